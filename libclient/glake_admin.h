@@ -1,0 +1,150 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * libglake-client, the looking and steering half: what glakectl is made of.
+ *
+ * Lists show one's own realm, or everything to an admin. Each list function calls back once per
+ * row; strings in a row are valid during the callback. A callback that returns nonzero ends the
+ * list, and that value is returned. The callback must not call the library on the same session.
+ * The words for numbers are those of docs/operations.md: physical, logical, live, reserved, warm.
+ * Threads, errors, blocking: as in glake.h.
+ */
+#ifndef GLAKE_ADMIN_H
+#define GLAKE_ADMIN_H
+
+#include "glake.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct glake_device_status {
+	uint32_t index;
+	const char *name;
+	uint8_t uuid[16];
+	uint64_t total_bytes;
+	uint64_t physical_bytes; /* chunks that exist: private + blocks + made ahead */
+	uint64_t private_bytes;
+	uint64_t block_bytes;
+	uint64_t used_block_bytes; /* of block_bytes: in a model that somebody has open */
+	uint64_t pool_bytes;	   /* made ahead */
+	uint64_t logical_bytes;	   /* sum over sessions of bytes mapped */
+	uint64_t logical_block_bytes;
+	uint64_t free_bytes; /* of the device as the daemon last saw it; 0 = not known */
+	const char *fabric;  /* "yes", or the reason why not */
+	int rdma;
+};
+
+struct glake_status {
+	const char *version;
+	const char *driver;
+	const char *config; /* path; "" = built-in defaults */
+	const char *mover;  /* "idle" or "running PID" */
+	uint64_t pid;
+	uint64_t uptime_ms;
+	uint64_t n_sessions;
+	uint64_t n_models;
+	uint64_t n_blocks;
+	uint64_t fds_used;
+	uint64_t fds_budget;
+	int draining;
+	uint32_t n_devices;
+	const struct glake_device_status *devices;
+};
+
+typedef int (*glake_status_fn)(void *user, const struct glake_status *status);
+GLAKE_API int glake_get_status(struct glake_session *session, glake_status_fn row, void *user);
+
+typedef int (*glake_metric_fn)(void *user, const char *name, uint64_t value, const char *help);
+GLAKE_API int glake_get_stats(struct glake_session *session, glake_metric_fn row, void *user);
+
+struct glake_session_row {
+	uint64_t session;
+	uint32_t pid;
+	uint32_t uid;
+	const char *program;
+	const char *tenant;
+	const char *realm;
+	uint64_t reserved_bytes;
+	uint64_t live_bytes;
+	uint64_t warm_bytes;
+	uint64_t shared_bytes;
+	uint32_t n_chunks;
+	uint32_t n_models;
+	uint64_t age_ms;
+	uint64_t n_requests;
+};
+
+typedef int (*glake_session_fn)(void *user, const struct glake_session_row *row);
+GLAKE_API int glake_list_sessions(struct glake_session *session, glake_session_fn row, void *user);
+
+struct glake_tenant_device {
+	uint32_t device;
+	uint64_t used_bytes;
+	uint64_t quota_bytes; /* 0 = none */
+	uint64_t peak_bytes;
+};
+
+struct glake_tenant_row {
+	const char *name;
+	uint32_t n_sessions;
+	uint32_t max_sessions; /* 0 = none */
+	uint64_t n_fds;
+	uint64_t max_fds; /* 0 = none */
+	int32_t priority;
+	uint32_t n_devices;
+	const struct glake_tenant_device *devices;
+};
+
+typedef int (*glake_tenant_fn)(void *user, const struct glake_tenant_row *row);
+GLAKE_API int glake_list_tenants(struct glake_session *session, glake_tenant_fn row, void *user);
+
+struct glake_model_row {
+	uint64_t id;
+	const char *name;
+	const char *realm;
+	const char *state; /* "loading", "ready" */
+	uint32_t device;
+	uint64_t span_bytes;
+	uint64_t content_bytes;
+	uint64_t unique_bytes; /* chunks that only this model holds */
+	uint64_t n_tensors;
+	uint64_t n_blocks;
+	uint32_t n_open;
+	int pinned;
+	uint64_t idle_ms;
+};
+
+typedef int (*glake_model_fn)(void *user, const struct glake_model_row *row);
+GLAKE_API int glake_list_models(struct glake_session *session, glake_model_fn row, void *user);
+
+struct glake_block_row {
+	uint64_t id;
+	struct glake_digest digest;
+	uint32_t device;
+	const char *realm;
+	uint64_t chunk_bytes;
+	uint64_t content_bytes;
+	uint32_t n_models;
+	uint32_t n_users;
+};
+
+typedef int (*glake_block_fn)(void *user, const struct glake_block_row *row);
+GLAKE_API int glake_list_blocks(struct glake_session *session, glake_block_fn row, void *user);
+
+/* Pin or unpin a model by name (own realm, or all as admin). GLAKE_E_NOT_FOUND. */
+GLAKE_API int glake_pin(struct glake_session *session, const char *model, int pin);
+
+/* Evict a model by name, or, with NULL, everything unused and unpinned. GLAKE_E_BUSY: in use. */
+GLAKE_API int glake_evict(struct glake_session *session, const char *model, uint64_t *n_models_out,
+			  uint64_t *freed_bytes_out);
+
+/* Admin. Until the daemon rereads its config. 0 = no limit. */
+GLAKE_API int glake_set_quota(struct glake_session *session, const char *tenant, uint32_t device,
+			      uint64_t quota_bytes);
+GLAKE_API int glake_set_max_sessions(struct glake_session *session, const char *tenant,
+				     uint32_t max_sessions);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

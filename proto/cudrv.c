@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "proto/cudrv.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+/* Two levels, so that cuda.h's renaming happens before the name becomes a string. */
+#define STRING_OF(name) #name
+#define SYMBOL_OF(name) STRING_OF(name)
+
+struct call {
+	const char *symbol;
+	size_t offset;
+};
+
+static const struct call calls[] = {
+#define CUDRV_CALL(name) {SYMBOL_OF(name), offsetof(struct cudrv, name)},
+#include "proto/cudrv.def"
+#undef CUDRV_CALL
+};
+
+static void say(char *error_out, size_t error_bytes, const char *what, const char *detail)
+{
+	if (error_out) {
+		snprintf(error_out, error_bytes, "%s: %s", what, detail);
+	}
+}
+
+int cudrv_open(struct cudrv *drv, const char *path, char *error_out, size_t error_bytes)
+{
+	if (!path) {
+		path = getenv("GLAKE_LIBCUDA");
+	}
+	if (!path || !*path) {
+		path = "libcuda.so.1";
+	}
+	void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+	if (!library) {
+		say(error_out, error_bytes, "cannot open the CUDA driver library", dlerror());
+		return -ENOENT;
+	}
+	for (size_t i = 0; i < sizeof(calls) / sizeof(calls[0]); i++) {
+		void *entry = dlsym(library, calls[i].symbol);
+		if (!entry) {
+			say(error_out, error_bytes, "the CUDA driver library has no call named",
+			    calls[i].symbol);
+			dlclose(library);
+			return -ENOSYS;
+		}
+		*(void **)((char *)drv + calls[i].offset) = entry;
+	}
+	drv->library = library;
+	return 0;
+}
+
+const char *cudrv_error(const struct cudrv *drv, CUresult result)
+{
+	const char *name = NULL;
+	if (drv->cuGetErrorName(result, &name) != CUDA_SUCCESS || !name) {
+		return "unknown driver error";
+	}
+	return name;
+}
+
+int cudrv_errno(CUresult result)
+{
+	switch (result) {
+	case CUDA_SUCCESS:
+		return 0;
+	case CUDA_ERROR_OUT_OF_MEMORY:
+		return -ENOMEM;
+	case CUDA_ERROR_NO_DEVICE:
+	case CUDA_ERROR_INVALID_DEVICE:
+	case CUDA_ERROR_NOT_INITIALIZED:
+		return -ENODEV;
+	case CUDA_ERROR_NOT_PERMITTED:
+		return -EPERM;
+	case CUDA_ERROR_INVALID_VALUE:
+		return -EINVAL;
+	default:
+		return -EIO;
+	}
+}
+
+CUmemAllocationProp cudrv_chunk_properties(CUdevice device, unsigned handle_types, int rdma)
+{
+	return (CUmemAllocationProp){
+		.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+		.requestedHandleTypes = (CUmemAllocationHandleType)handle_types,
+		.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device},
+		.allocFlags = {.gpuDirectRDMACapable = rdma ? 1 : 0},
+	};
+}

@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The driver library, opened by dlopen(): one table of the calls we make (cudrv.def), nothing
+ * linked. A call reads drv->cuMemMap(...), as it would in a linked program.
+ *
+ * Owner: whoever opened it; one table a process is enough, so it is usually static.
+ * Lifetime: the library is never closed: libcuda does not survive dlclose().
+ * Threads: read-only after cudrv_open(); the driver itself is thread-safe.
+ */
+#ifndef GLAKE_PROTO_CUDRV_H
+#define GLAKE_PROTO_CUDRV_H
+
+#include <cuda.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct cudrv {
+	void *library; /* of dlopen() */
+#define CUDRV_CALL(name) __typeof__(name) *name;
+#include "proto/cudrv.def"
+#undef CUDRV_CALL
+};
+
+/*
+ * Open @path, or $GLAKE_LIBCUDA when @path is NULL, or the loader's libcuda.so.1 when both are
+ * absent, and resolve every call. Does not call cuInit().
+ * Returns 0, -ENOENT (cannot be opened) or -ENOSYS (a call is missing: the driver is too old).
+ * On failure @error_out (may be NULL) holds one line without a newline.
+ */
+int cudrv_open(struct cudrv *drv, const char *path, char *error_out, size_t error_bytes);
+
+/* "CUDA_ERROR_OUT_OF_MEMORY", or "unknown driver error". Never NULL; static. */
+const char *cudrv_error(const struct cudrv *drv, CUresult result);
+
+/* -ENOMEM for out of memory, -ENODEV, -EPERM, -EINVAL; -EIO for anything else; 0 for success. */
+int cudrv_errno(CUresult result);
+
+/* The properties of every chunk glake makes on a device: pinned, exportable as @handle_types. */
+CUmemAllocationProp cudrv_chunk_properties(CUdevice device, unsigned handle_types, int rdma);
+
+#endif

@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Numbers that both ends of a socket agree on.
+ *
+ * Everything here is a bound that the receiver checks before it trusts a byte, so raising one is a
+ * protocol decision. The socket is SOCK_SEQPACKET: one packet is one message, and the kernel keeps
+ * a packet and its fds together.
+ */
+#ifndef GLAKE_PROTO_LIMITS_H
+#define GLAKE_PROTO_LIMITS_H
+
+#include <stdint.h>
+
+/* The version spoken by this tree. Hello carries it; glaked refuses another major version. */
+#define GLAKE_WIRE_VERSION 1u
+
+/* A packet larger than this is malformed. Far below the default socket buffer (208 KiB). */
+#define GLAKE_MAX_PACKET_BYTES (64u * 1024u)
+
+/* SCM_MAX_FD of the kernel: more in one sendmsg is EINVAL. */
+#define GLAKE_MAX_PACKET_FDS 253u
+
+/* Lists are answered in pages that leave room for the envelope. */
+#define GLAKE_PAGE_BYTES (56u * 1024u)
+
+/* The driver maps whole handles that are a multiple of this. The same on every part we know. */
+#define GLAKE_CHUNK_GRANULARITY (2ull * 1024 * 1024)
+
+/* One chunk may not be larger: a request beyond it is split by the client library. */
+#define GLAKE_MAX_CHUNK_BYTES (64ull * 1024 * 1024 * 1024)
+
+/* A tensor larger than this is cut into several blocks; every block but the last is this large. */
+#define GLAKE_MAX_BLOCK_BYTES (64ull * 1024 * 1024)
+
+/* Names of tensors, models, programs: longer ones are refused. */
+#define GLAKE_MAX_NAME_BYTES 1024u
+#define GLAKE_MAX_TENSORS 1000000u
+#define GLAKE_MAX_BLOCKS 1000000u
+#define GLAKE_MAX_DIMS 32u
+
+/* What the real safetensors library accepts at most. */
+#define GLAKE_MAX_SAFETENSORS_HEADER_BYTES 100000000ull
+
+#endif

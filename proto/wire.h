@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One packet in, one packet out, on a SOCK_SEQPACKET Unix socket, with the fds it carries.
+ *
+ * The only place in the tree that calls sendmsg() and recvmsg(). It knows nothing of the messages'
+ * content. A packet that was cut (MSG_TRUNC) or whose fds were cut (MSG_CTRUNC) is malformed: the
+ * kernel has already dropped fds then, so nothing after it on that connection can be trusted.
+ *
+ * Threads: any; calls on one socket must not overlap in one direction.
+ */
+#ifndef GLAKE_PROTO_WIRE_H
+#define GLAKE_PROTO_WIRE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "proto/fdlist.h"
+
+enum {
+	WIRE_E_EOF = 1,	  /* the peer closed its end, or is gone */
+	WIRE_E_MALFORMED, /* too long, empty, or fds lost: close the connection */
+};
+
+/*
+ * Send @n_bytes (1 .. GLAKE_MAX_PACKET_BYTES) and copies of @n_fds fds, which stay the caller's.
+ * @flags: 0 or MSG_DONTWAIT. Returns 0, WIRE_E_EOF, -EAGAIN, or another -errno.
+ */
+int wire_send(int socket, const void *bytes, size_t n_bytes, const int *fds, size_t n_fds,
+	      int flags);
+
+/*
+ * Receive one packet into @buffer (@capacity >= GLAKE_MAX_PACKET_BYTES) and its fds into @fds, an
+ * initialised list that must be empty. The fds arrive close-on-exec and belong to the list.
+ * Returns 0, WIRE_E_EOF, WIRE_E_MALFORMED (the list is then empty), -EAGAIN, or another -errno.
+ */
+int wire_recv(int socket, void *buffer, size_t capacity, size_t *n_bytes_out, struct fdlist *fds,
+	      int flags);
+
+#endif
