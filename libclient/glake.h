@@ -41,7 +41,7 @@ extern "C" {
 typedef uint64_t glake_ptr;
 
 enum glake_error_code {
-	GLAKE_E_GONE = -4000,	     /* the daemon is not there (any more) */
+	GLAKE_E_GONE = -4000,        /* the daemon is not there (any more) */
 	GLAKE_E_PROTOCOL = -4001,    /* the peer does not speak our protocol, or broke it */
 	GLAKE_E_VERSION = -4002,     /* the peer speaks another major version */
 	GLAKE_E_BAD_REQUEST = -4003, /* glaked refused it as senseless */
@@ -50,17 +50,17 @@ enum glake_error_code {
 	GLAKE_E_OVER_QUOTA = -4006, /* the tenant's limit */
 	GLAKE_E_NO_DEVICE_MEMORY = -4007,
 	GLAKE_E_NO_HOST_MEMORY = -4008,
-	GLAKE_E_NO_FDS = -4009,	      /* the daemon's, or this process's, fd limit */
+	GLAKE_E_NO_FDS = -4009,       /* the daemon's, or this process's, fd limit */
 	GLAKE_E_BAD_FILE = -4010,     /* not a valid safetensors file or index; see glake_error() */
 	GLAKE_E_FILE_CHANGED = -4011, /* changed or truncated while it was loaded */
-	GLAKE_E_READ = -4012,	      /* the disk reported an error */
-	GLAKE_E_MOVER = -4013,	      /* glake-mover died during the job; nothing of it remains */
+	GLAKE_E_READ = -4012,         /* the disk reported an error */
+	GLAKE_E_MOVER = -4013,        /* glake-mover died during the job; nothing of it remains */
 	GLAKE_E_SHUTTING_DOWN = -4014,
 	GLAKE_E_BUSY = -4015, /* in use, or too much under way in this session */
 	GLAKE_E_INTERNAL = -4016,
-	GLAKE_E_CUDA = -4017,	   /* a driver call failed; see glake_error() */
+	GLAKE_E_CUDA = -4017,      /* a driver call failed; see glake_error() */
 	GLAKE_E_NO_DRIVER = -4018, /* no usable libcuda */
-	GLAKE_E_FORKED = -4019,	   /* the session belongs to the parent process */
+	GLAKE_E_FORKED = -4019,    /* the session belongs to the parent process */
 };
 
 /* A short text for any code this library returns. Never NULL, static. */
@@ -77,11 +77,11 @@ GLAKE_API const char *glake_version(void);
 struct glake_session;
 
 struct glake_connect_options {
-	size_t size;		 /* sizeof(struct glake_connect_options) */
+	size_t size;             /* sizeof(struct glake_connect_options) */
 	const char *socket_path; /* NULL: $GLAKE_SOCKET, then /run/glake/glaked.sock */
-	const char *program;	 /* label for listings; NULL: the program's name */
-	const char *libcuda;	 /* NULL: $GLAKE_LIBCUDA, then libcuda.so.1 */
-	int no_cuda;		 /* nonzero: never open the driver; only requests without mapping */
+	const char *program;     /* label for listings; NULL: the program's name */
+	const char *libcuda;     /* NULL: $GLAKE_LIBCUDA, then libcuda.so.1 */
+	int no_cuda;             /* nonzero: never open the driver; only requests without mapping */
 };
 
 /*
@@ -90,7 +90,7 @@ struct glake_connect_options {
  * GLAKE_E_OVER_QUOTA (sessions), -ENOMEM.
  */
 GLAKE_API int glake_connect(const struct glake_connect_options *options,
-			    struct glake_session **session_out);
+                            struct glake_session **session_out);
 
 /*
  * Unmap and give back everything that came from @session, close it and free it. NULL is fine.
@@ -101,7 +101,7 @@ GLAKE_API void glake_disconnect(struct glake_session *session);
 
 struct glake_device {
 	uint32_t index; /* glaked's number, as every request takes it */
-	int ordinal;	/* the driver's in this process; -1 = not visible here, or no_cuda */
+	int ordinal;    /* the driver's in this process; -1 = not visible here, or no_cuda */
 	uint8_t uuid[16];
 	char name[64];
 	uint64_t total_bytes;
@@ -122,7 +122,7 @@ struct glake_session_info {
 GLAKE_API int glake_session_info(struct glake_session *session, struct glake_session_info *info);
 /* Local. -ENOENT past the last. @position counts from 0. */
 GLAKE_API int glake_device_at(struct glake_session *session, uint32_t position,
-			      struct glake_device *device_out);
+                              struct glake_device *device_out);
 /* Local. glaked's index of the driver's device @ordinal of this process, or -ENOENT. */
 GLAKE_API int glake_device_index(struct glake_session *session, int ordinal);
 
@@ -142,7 +142,7 @@ enum {
 	GLAKE_ZERO = 1, /* never warm memory: fresh chunks read zero */
 };
 GLAKE_API int glake_alloc(struct glake_session *session, uint32_t device, uint64_t bytes,
-			  unsigned flags, glake_ptr *ptr_out);
+                          unsigned flags, glake_ptr *ptr_out);
 
 /*
  * Give memory of glake_alloc() back. The caller has made sure that no kernel or copy uses it any
@@ -160,10 +160,10 @@ GLAKE_API int glake_trim(struct glake_session *session, uint32_t device, uint64_
  * fill it with chunks, empty it, drop it. @bytes and @offset are multiples of 2 MiB.
  */
 GLAKE_API int glake_reserve(struct glake_session *session, uint64_t bytes, uint64_t alignment,
-			    glake_ptr *ptr_out);
+                            glake_ptr *ptr_out);
 /* Back [ptr, ptr + bytes) of a reserved range, unbacked so far, with fresh chunks, read-write. */
 GLAKE_API int glake_map(struct glake_session *session, uint32_t device, glake_ptr ptr,
-			uint64_t bytes);
+                        uint64_t bytes);
 /* Take the backing away again; [ptr, ptr + bytes) is exactly what glake_map() calls filled. */
 GLAKE_API int glake_unmap(struct glake_session *session, glake_ptr ptr, uint64_t bytes);
 /* Drop a reserved range that has no backing (else -EBUSY). */
@@ -206,9 +206,9 @@ struct glake_model;
 typedef void (*glake_progress_fn)(void *user, uint64_t done_bytes, uint64_t total_bytes);
 
 struct glake_model_options {
-	size_t size;		    /* sizeof(struct glake_model_options) */
-	uint32_t device;	    /* glaked's index */
-	const char *name;	    /* for listings; NULL: the path */
+	size_t size;                /* sizeof(struct glake_model_options) */
+	uint32_t device;            /* glaked's index */
+	const char *name;           /* for listings; NULL: the path */
 	glake_progress_fn progress; /* may be NULL */
 	void *progress_user;
 	int no_map; /* nonzero: bring it into the store, map nothing (glakectl load) */
@@ -226,42 +226,42 @@ struct glake_model_options {
  * GLAKE_E_OVER_QUOTA, GLAKE_E_NO_DEVICE_MEMORY, GLAKE_E_MOVER, ...
  */
 GLAKE_API int glake_model_open(struct glake_session *session, const char *path,
-			       const struct glake_model_options *options,
-			       struct glake_model **model_out);
+                               const struct glake_model_options *options,
+                               struct glake_model **model_out);
 
 /* The same for a list of shards, each a path. 1 <= n_paths <= 252. */
 GLAKE_API int glake_model_open_shards(struct glake_session *session, const char *const *paths,
-				      size_t n_paths, const struct glake_model_options *options,
-				      struct glake_model **model_out);
+                                      size_t n_paths, const struct glake_model_options *options,
+                                      struct glake_model **model_out);
 
 /* The same for open files, which stay the caller's. @names may be NULL. */
 GLAKE_API int glake_model_open_fds(struct glake_session *session, const int *fds,
-				   const char *const *names, size_t n_fds,
-				   const struct glake_model_options *options,
-				   struct glake_model **model_out);
+                                   const char *const *names, size_t n_fds,
+                                   const struct glake_model_options *options,
+                                   struct glake_model **model_out);
 
 /* Unmap and let go. The caller has quiesced all use. NULL is fine. The store keeps it as cache. */
 GLAKE_API void glake_model_close(struct glake_model *model);
 
 struct glake_model_info {
-	size_t size;	  /* set by the caller */
+	size_t size;      /* set by the caller */
 	const char *name; /* owned by the model */
 	uint32_t device;
 	uint64_t n_tensors;
 	uint64_t n_blocks;
-	uint64_t content_bytes;	     /* sum over tensors */
-	uint64_t mapped_bytes;	     /* address range, a multiple of 2 MiB */
-	glake_ptr base;		     /* 0 with no_map */
-	int was_loaded;		     /* nonzero: it was in the store already */
+	uint64_t content_bytes;      /* sum over tensors */
+	uint64_t mapped_bytes;       /* address range, a multiple of 2 MiB */
+	glake_ptr base;              /* 0 with no_map */
+	int was_loaded;              /* nonzero: it was in the store already */
 	uint64_t deduplicated_bytes; /* of this load: bytes equal to blocks in the store */
-	uint64_t load_ns;	     /* the daemon's load; 0 when was_loaded */
-	uint64_t map_ns;	     /* this process's mapping */
+	uint64_t load_ns;            /* the daemon's load; 0 when was_loaded */
+	uint64_t map_ns;             /* this process's mapping */
 };
 
 GLAKE_API int glake_model_info(const struct glake_model *model, struct glake_model_info *info);
 
 struct glake_tensor {
-	size_t size;	  /* set by the caller: sizeof(struct glake_tensor) */
+	size_t size;      /* set by the caller: sizeof(struct glake_tensor) */
 	const char *name; /* owned by the model */
 	enum glake_dtype dtype;
 	uint32_t n_dims;
@@ -272,14 +272,14 @@ struct glake_tensor {
 
 /* By position, in name order. -ENOENT past the last. Local. */
 GLAKE_API int glake_model_tensor_at(const struct glake_model *model, uint64_t position,
-				    struct glake_tensor *tensor_out);
+                                    struct glake_tensor *tensor_out);
 /* By name. -ENOENT. Local, logarithmic. */
 GLAKE_API int glake_model_tensor(const struct glake_model *model, const char *name,
-				 struct glake_tensor *tensor_out);
+                                 struct glake_tensor *tensor_out);
 
 /* Copy @bytes at device pointer @from to host memory, with the device's primary context. Waits. */
 GLAKE_API int glake_read(struct glake_session *session, uint32_t device, void *to, glake_ptr from,
-			 uint64_t bytes);
+                         uint64_t bytes);
 
 /* ---- blocks that come from a program -------------------------------------------------------- */
 
@@ -297,11 +297,11 @@ struct glake_digest {
  * On failure the memory is as it was before, still of glake_alloc().
  */
 GLAKE_API int glake_block_publish(struct glake_session *session, glake_ptr ptr,
-				  uint64_t content_bytes, struct glake_block **block_out);
+                                  uint64_t content_bytes, struct glake_block **block_out);
 
 /* Find a block by digest and map it read-only. GLAKE_E_NOT_FOUND. */
 GLAKE_API int glake_block_lookup(struct glake_session *session, uint32_t device,
-				 const struct glake_digest *digest, struct glake_block **block_out);
+                                 const struct glake_digest *digest, struct glake_block **block_out);
 
 struct glake_block_info {
 	size_t size; /* set by the caller */
@@ -317,7 +317,7 @@ GLAKE_API int glake_block_info(const struct glake_block *block, struct glake_blo
 GLAKE_API void glake_block_release(struct glake_block *block);
 /* The digest that a block of these host bytes has. Local. */
 GLAKE_API void glake_digest_bytes(const void *bytes, uint64_t n_bytes,
-				  struct glake_digest *digest_out);
+                                  struct glake_digest *digest_out);
 
 /* ---- notices -------------------------------------------------------------------------------- */
 
@@ -325,7 +325,7 @@ enum glake_notice_kind {
 	GLAKE_NOTICE_RECLAIM = 1,   /* warm memory was wanted; the library has already trimmed it */
 	GLAKE_NOTICE_SHUTTING_DOWN, /* the daemon ends; what is mapped stays */
 	GLAKE_NOTICE_MODEL_EVICTED, /* name */
-	GLAKE_NOTICE_GONE,	    /* the daemon closed the connection */
+	GLAKE_NOTICE_GONE,          /* the daemon closed the connection */
 };
 
 struct glake_notice {
@@ -341,7 +341,7 @@ typedef void (*glake_notice_fn)(void *user, const struct glake_notice *notice);
 /* Notices that arrive during any call of the session are delivered by it, on its thread, after its
  * work, with no lock held: the callback may call the library. NULL switches it off. */
 GLAKE_API void glake_set_notice_handler(struct glake_session *session, glake_notice_fn handler,
-					void *user);
+                                        void *user);
 /* Readable when a notice waits: for poll(). Belongs to the session; never read from it. -1 = gone. */
 GLAKE_API int glake_fd(struct glake_session *session);
 /* Take what waits, without blocking, and deliver it. Returns the number of notices, or an error. */
@@ -350,12 +350,12 @@ GLAKE_API int glake_dispatch(struct glake_session *session);
 /* ---- statistics ----------------------------------------------------------------------------- */
 
 struct glake_usage {
-	size_t size;		 /* set by the caller */
-	uint64_t live_bytes;	 /* the program holds */
+	size_t size;             /* set by the caller */
+	uint64_t live_bytes;     /* the program holds */
 	uint64_t reserved_bytes; /* of private chunks this session has */
-	uint64_t warm_bytes;	 /* reserved and free for reuse */
-	uint64_t shared_bytes;	 /* of models and blocks mapped */
-	uint64_t n_warm_allocs;	 /* served without a round trip */
+	uint64_t warm_bytes;     /* reserved and free for reuse */
+	uint64_t shared_bytes;   /* of models and blocks mapped */
+	uint64_t n_warm_allocs;  /* served without a round trip */
 	uint64_t n_cold_allocs;
 };
 

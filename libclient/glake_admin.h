@@ -26,8 +26,8 @@ struct glake_device_status {
 	uint64_t private_bytes;
 	uint64_t block_bytes;
 	uint64_t used_block_bytes; /* of block_bytes: in a model that somebody has open */
-	uint64_t pool_bytes;	   /* made ahead */
-	uint64_t logical_bytes;	   /* sum over sessions of bytes mapped */
+	uint64_t pool_bytes;       /* made ahead */
+	uint64_t logical_bytes;    /* sum over sessions of bytes mapped */
 	uint64_t logical_block_bytes;
 	uint64_t free_bytes; /* of the device as the daemon last saw it; 0 = not known */
 	const char *fabric;  /* "yes", or the reason why not */
@@ -136,13 +136,13 @@ GLAKE_API int glake_pin(struct glake_session *session, const char *model, int pi
 
 /* Evict a model by name, or, with NULL, everything unused and unpinned. GLAKE_E_BUSY: in use. */
 GLAKE_API int glake_evict(struct glake_session *session, const char *model, uint64_t *n_models_out,
-			  uint64_t *freed_bytes_out);
+                          uint64_t *freed_bytes_out);
 
 /* Admin. Until the daemon rereads its config. 0 = no limit. */
 GLAKE_API int glake_set_quota(struct glake_session *session, const char *tenant, uint32_t device,
-			      uint64_t quota_bytes);
+                              uint64_t quota_bytes);
 GLAKE_API int glake_set_max_sessions(struct glake_session *session, const char *tenant,
-				     uint32_t max_sessions);
+                                     uint32_t max_sessions);
 
 #ifdef __cplusplus
 }

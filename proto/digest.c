@@ -75,8 +75,8 @@ struct digest digest_of(const void *content, uint64_t content_bytes)
 			}
 			uint64_t rest = content_bytes - offset;
 			leaves[i] = digest_leaf(bytes + offset, rest < DIGEST_LEAF_BYTES
-									? (size_t)rest
-									: DIGEST_LEAF_BYTES);
+			                                                ? (size_t)rest
+			                                                : DIGEST_LEAF_BYTES);
 		}
 		update_leaves(&state, leaves, LEAVES_PER_CHUNK);
 	}
@@ -99,7 +99,7 @@ struct digest digest_from_bytes(const uint8_t bytes[DIGEST_BYTES])
 void digest_to_text(const struct digest *digest, char text_out[DIGEST_TEXT_BYTES])
 {
 	snprintf(text_out, DIGEST_TEXT_BYTES, "%016" PRIx64 "%016" PRIx64, digest->high,
-		 digest->low);
+	         digest->low);
 }
 
 int digest_from_text(const char *text, struct digest *digest_out)

@@ -8,7 +8,7 @@ static const struct {
 	unsigned bits;
 } table[DTYPE_COUNT] = {[DTYPE_NONE] = {"?", 0},
 #define DTYPE_ROW(identifier, name, bits) [DTYPE_##identifier] = {name, bits},
-			DTYPE_LIST(DTYPE_ROW)
+                        DTYPE_LIST(DTYPE_ROW)
 #undef DTYPE_ROW
 };
 

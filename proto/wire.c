@@ -17,7 +17,7 @@ static int send_error(int error)
 }
 
 int wire_send(int socket, const void *bytes, size_t n_bytes, const int *fds, size_t n_fds,
-	      int flags)
+              int flags)
 {
 	if (n_bytes == 0 || n_bytes > GLAKE_MAX_PACKET_BYTES || n_fds > GLAKE_MAX_PACKET_FDS) {
 		return -EMSGSIZE;
@@ -62,7 +62,7 @@ static void collect_fds(struct msghdr *header, struct fdlist *fds)
 }
 
 int wire_recv(int socket, void *buffer, size_t capacity, size_t *n_bytes_out, struct fdlist *fds,
-	      int flags)
+              int flags)
 {
 	struct iovec iov = {.iov_base = buffer, .iov_len = capacity};
 	union control control;

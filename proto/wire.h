@@ -17,7 +17,7 @@
 #include "proto/fdlist.h"
 
 enum {
-	WIRE_E_EOF = 1,	  /* the peer closed its end, or is gone */
+	WIRE_E_EOF = 1,   /* the peer closed its end, or is gone */
 	WIRE_E_MALFORMED, /* too long, empty, or fds lost: close the connection */
 };
 
@@ -26,7 +26,7 @@ enum {
  * @flags: 0 or MSG_DONTWAIT. Returns 0, WIRE_E_EOF, -EAGAIN, or another -errno.
  */
 int wire_send(int socket, const void *bytes, size_t n_bytes, const int *fds, size_t n_fds,
-	      int flags);
+              int flags);
 
 /*
  * Receive one packet into @buffer (@capacity >= GLAKE_MAX_PACKET_BYTES) and its fds into @fds, an
@@ -34,6 +34,6 @@ int wire_send(int socket, const void *bytes, size_t n_bytes, const int *fds, siz
  * Returns 0, WIRE_E_EOF, WIRE_E_MALFORMED (the list is then empty), -EAGAIN, or another -errno.
  */
 int wire_recv(int socket, void *buffer, size_t capacity, size_t *n_bytes_out, struct fdlist *fds,
-	      int flags);
+              int flags);
 
 #endif
