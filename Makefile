@@ -8,12 +8,29 @@ say = $(if $(filter 1,$(V)),,@printf '  %-5s %s\n' $(1) $(2))
 
 VERSION := 0.1.0
 SOVERSION := 0
+PREFIX ?= /usr/local
+JOBS ?= $(shell nproc)
+FUZZ_SECONDS ?= 60
 
 # ---- toolchain ----------------------------------------------------------------------------------
 CC := gcc
-CUDA_HOME ?= $(patsubst %/bin/,%,$(dir $(realpath $(shell command -v nvcc 2>/dev/null))))
-NVCC ?= $(CUDA_HOME)/bin/nvcc
 SANITIZE ?=
+# What does not depend on B's flags (the fatbin, the Python environment) is shared by all builds.
+SHARED ?= $(B)
+
+ifeq ($(CUDA_HOME),)
+CUDA_HOME := $(or $(patsubst %/bin/,%,$(dir $(realpath $(shell command -v nvcc)))),/usr/local/cuda)
+endif
+NVCC := $(CUDA_HOME)/bin/nvcc
+CUDA_VERSION := $(and $(wildcard $(NVCC)),$(shell sed -n 's/^\#define CUDA_VERSION //p' \
+	$(CUDA_HOME)/include/cuda.h 2>/dev/null))
+without_cuda := help deps clean format format-check check-layers
+ifneq ($(filter-out $(without_cuda),$(or $(MAKECMDGOALS),all)),)
+ifneq ($(shell test 0$(CUDA_VERSION) -ge 12040 && echo yes),yes)
+$(error CUDA toolkit 12.4 or newer needed, $(if $(CUDA_VERSION),but \
+	$(CUDA_HOME) has version $(CUDA_VERSION),none in $(CUDA_HOME)): install one or set CUDA_HOME)
+endif
+endif
 
 WARN := -Wall -Wextra -Wmissing-prototypes -Wstrict-prototypes -Wundef -Wshadow -Wvla \
 	-Wpointer-arith -Wwrite-strings -Wold-style-definition -Wno-unused-parameter $(WERROR)
@@ -22,36 +39,101 @@ CPPFLAGS += -D_GNU_SOURCE -DGLAKE_VERSION='"$(VERSION)"' -I. -Ilibclient -I$(B)/
 CFLAGS ?= -O2 -g
 CFLAGS += -std=gnu11 $(WARN) -fPIC -fvisibility=hidden -fno-common -MMD -MP $(SANITIZE)
 LDFLAGS += $(SANITIZE)
+# DT_RPATH, not DT_RUNPATH: only the former finds what a library beside us needs in turn, and so
+# makes the tree of `make dist` self-sufficient.
+rpath = -Wl,--disable-new-dtags -Wl,-rpath,'$$ORIGIN/$(1)'
 
 CLIENT_LIBS = -lprotobuf-c -ljansson -lxxhash -ldl -lpthread
 DAEMON_LIBS = -luv -lprotobuf-c -lconfig -lsystemd -lxxhash -ldl -lpthread
 MOVER_LIBS = -lprotobuf-c -ljansson -lxxhash -ldl -lpthread
 CTL_LIBS = -ljansson
-TEST_LIBS = $(shell pkg-config --libs check 2>/dev/null)
+TEST_LIBS = $(shell pkg-config --libs check) -lm
 
 # ---- sources ------------------------------------------------------------------------------------
 objects = $(patsubst %.c,$(B)/obj/%.o,$(wildcard $(1)))
+programs = $(patsubst %.c,$(B)/%,$(wildcard $(1)))
 PB := $(B)/gen/proto/glake.pb-c.c $(B)/gen/proto/mover.pb-c.c
 PB_OBJ := $(PB:$(B)/gen/%.c=$(B)/obj/%.o)
 PROTO_OBJ := $(call objects,proto/*.c) $(PB_OBJ)
 DAEMON_OBJ := $(filter-out %/main.o,$(call objects,daemon/*.c))
-MOVER_OBJ := $(filter-out %/main.o,$(call objects,daemon/mover/*.c)) $(B)/obj/daemon/mover/digest_image.o
+MOVER_OBJ := $(filter-out %/main.o,$(call objects,daemon/mover/*.c)) \
+	$(B)/obj/daemon/mover/digest_image.o
 CLIENT_OBJ := $(call objects,libclient/*.c)
-CTL_OBJ := $(call objects,libclient/ctl/*.c)
+CTL_OBJ := $(filter-out %/main.o,$(call objects,libclient/ctl/*.c))
 HARNESS_OBJ := $(call objects,tests/harness/*.c)
 CUDASIM_OBJ := $(call objects,tests/cudasim/*.c)
-TESTS := $(patsubst tests/%.c,$(B)/tests/%,$(wildcard tests/unit/test_*.c tests/integration/test_*.c))
-BENCHES := $(patsubst tests/%.c,$(B)/tests/%,$(wildcard tests/bench/bench_*.c))
+TESTS := $(call programs,tests/unit/test_*.c tests/integration/test_*.c)
+PY_TESTS := $(wildcard tests/integration/test_*.py)
+GPU_TESTS := $(call programs,tests/gpu/test_*.c)
+BENCHES := $(call programs,tests/bench/bench_*.c)
+DEMO := $(call programs,tests/demo/*.c)
+FUZZERS := $(call programs,tests/fuzz/fuzz_*.c)
+FORMATTED := $(wildcard $(addsuffix /*.[ch],proto daemon daemon/mover libclient libclient/ctl \
+	tests/harness tests/unit tests/integration tests/gpu tests/bench tests/fuzz tests/demo \
+	tests/cudasim tests))
 
-.PHONY: all daemon lib ctl cudasim tests clean
-all: daemon lib ctl
-daemon: $(B)/bin/glaked $(B)/bin/glake-mover
-lib: $(B)/lib/libglake-client.so $(B)/lib/libglake-client.a
-ctl: $(B)/bin/glakectl
-cudasim: $(B)/cudasim/libcuda.so.1
-tests: all cudasim $(TESTS) $(BENCHES)
-clean:
-	rm -rf $(B)
+.PHONY: help all daemon lib ctl cudasim tests deps test check run-tests run-c-tests demo bench \
+	check-asan check-tsan check-gpu fuzz format format-check check-layers install dist clean ci
+.DEFAULT_GOAL := all
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' Makefile
+all: daemon lib ctl ## daemon, client library and glakectl (the default)
+daemon: $(B)/bin/glaked $(B)/bin/glake-mover ## glaked and glake-mover
+lib: $(B)/lib/libglake-client.so $(B)/lib/libglake-client.a ## the client library
+ctl: $(B)/bin/glakectl ## the command line tool
+cudasim: $(B)/cudasim/libcuda.so.1 ## a CUDA driver for machines without a GPU, for tests
+tests: all cudasim $(TESTS) $(GPU_TESTS) $(BENCHES) $(DEMO) ## all test programs, not run
+deps: ## install what is missing to build and test (apt-get)
+	@tests/deps build
+
+# ---- tests --------------------------------------------------------------------------------------
+# A sub-make, because what `deps` installs has to be there when the rest is looked at.
+submake = $(MAKE) --no-print-directory $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(JOBS))
+sanitized = $(submake) SHARED=$(SHARED) B=$(B)/$(1) SANITIZE="-fsanitize=$(2) \
+	-fno-sanitize-recover=all -fno-omit-frame-pointer" run-c-tests
+
+test: deps ## install what is missing, build, run all tests (no GPU needed)
+	@$(submake) run-tests
+check: test ## the same
+run-tests: tests $(SHARED)/venv/.done
+	@PYTHON=$(SHARED)/venv/bin/python tests/run $(B) $(TESTS) $(PY_TESTS)
+run-c-tests: all cudasim $(TESTS)
+	@tests/run $(B) $(TESTS)
+check-asan: deps ## the C tests under AddressSanitizer and UBSan
+	@$(call sanitized,asan,address$(,)undefined)
+check-tsan: deps ## the C tests under ThreadSanitizer
+	@$(call sanitized,tsan,thread)
+, := ,
+check-gpu: tests ## the tests that need a real GPU
+	@GLAKE_LIBCUDA= tests/run $(B) $(GPU_TESTS)
+demo: deps ## four model servers, one copy of the weights
+	@$(submake) all cudasim $(DEMO)
+	@tests/demo/run.sh $(B)
+bench: tests ## run all benchmarks
+	@for bench in $(BENCHES); do GLAKE_BUILD=$(B) $$bench || exit 1; done
+fuzz: deps ## fuzz what parses foreign bytes, FUZZ_SECONDS=60 in all
+	@tests/deps clang
+	@$(submake) SHARED=$(SHARED) B=$(B)/fuzz CC=clang WERROR= \
+		SANITIZE="-fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all" fuzzers
+	@tests/fuzz/run $(B)/fuzz $(FUZZ_SECONDS) $(FUZZERS:$(B)/%=$(B)/fuzz/%)
+.PHONY: fuzzers
+fuzzers: $(FUZZERS)
+ci: ## what the project's CI does
+	@bash .ci/run
+
+CLANG_FORMAT = $(firstword $(shell command -v clang-format-14 clang-format))
+format: ## clang-format 14 over all C sources
+	@$(CLANG_FORMAT) -i $(FORMATTED)
+format-check: ## fail where clang-format would change something
+	@$(CLANG_FORMAT) --dry-run --Werror $(FORMATTED)
+check-layers: ## the layering rules, by grep
+	@tests/check-layers
+
+$(SHARED)/venv/.done:
+	$(call say,VENV,$(@D))
+	$(Q)tests/deps venv $(@D)
+	@touch $@
 
 # ---- rules --------------------------------------------------------------------------------------
 $(B)/gen/proto/%.pb-c.c: proto/%.proto
@@ -70,14 +152,14 @@ $(B)/obj/%.o: %.c | $(PB)
 	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) -c -o $@ $<
 
 # The kernels travel inside glake-mover as one fatbin.
-$(B)/gen/digest.fatbin: daemon/mover/digest.cu
+$(SHARED)/gen/digest.fatbin: daemon/mover/digest.cu
 	$(call say,NVCC,$<)
 	@mkdir -p $(@D)
 	$(Q)$(NVCC) -std=c++17 -O3 -I. --fatbin \
 		-gencode arch=compute_75,code=sm_75 -gencode arch=compute_80,code=sm_80 \
 		-gencode arch=compute_90,code=sm_90 -gencode arch=compute_90,code=compute_90 -o $@ $<
 
-$(B)/obj/daemon/mover/digest_image.o: $(B)/gen/digest.fatbin
+$(B)/obj/daemon/mover/digest_image.o: $(SHARED)/gen/digest.fatbin
 	$(call say,EMBED,$<)
 	@mkdir -p $(@D)
 	$(Q)printf '.section .rodata\n.global digest_image\n.balign 16\ndigest_image:\n.incbin "%s"\n.section .note.GNU-stack,"",@progbits\n' $< | \
@@ -86,6 +168,7 @@ $(B)/obj/daemon/mover/digest_image.o: $(B)/gen/digest.fatbin
 $(B)/lib/proto.a: $(PROTO_OBJ)
 $(B)/lib/daemon.a: $(DAEMON_OBJ)
 $(B)/lib/mover.a: $(MOVER_OBJ)
+$(B)/lib/ctl.a: $(CTL_OBJ)
 $(B)/lib/harness.a: $(HARNESS_OBJ)
 $(B)/lib/libglake-client.a: $(CLIENT_OBJ) $(PROTO_OBJ)
 $(B)/lib/%.a:
@@ -96,36 +179,50 @@ $(B)/lib/%.a:
 $(B)/bin/glaked: $(B)/obj/daemon/main.o $(B)/lib/daemon.a $(B)/lib/proto.a
 	$(call say,LD,$@)
 	@mkdir -p $(@D)
-	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(DAEMON_LIBS)
+	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(DAEMON_LIBS) $(call rpath,../lib)
 
 $(B)/bin/glake-mover: $(B)/obj/daemon/mover/main.o $(B)/lib/mover.a $(B)/lib/proto.a
 	$(call say,LD,$@)
 	@mkdir -p $(@D)
-	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(MOVER_LIBS)
+	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(MOVER_LIBS) $(call rpath,../lib)
 
 $(B)/lib/libglake-client.so: $(CLIENT_OBJ) $(PROTO_OBJ) libclient/glake.map
 	$(call say,LD,$@)
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(LDFLAGS) -shared -Wl,-soname,libglake-client.so.$(SOVERSION) \
 		-Wl,--version-script,libclient/glake.map $(if $(SANITIZE),,-Wl,-z,defs) -o $@ \
-		$(CLIENT_OBJ) $(PROTO_OBJ) $(CLIENT_LIBS)
+		$(CLIENT_OBJ) $(PROTO_OBJ) $(CLIENT_LIBS) $(call rpath,.)
 	$(Q)ln -sf libglake-client.so $@.$(SOVERSION)
 
-$(B)/bin/glakectl: $(CTL_OBJ) $(B)/lib/libglake-client.so
+$(B)/bin/glakectl: $(B)/obj/libclient/ctl/main.o $(B)/lib/ctl.a $(B)/lib/libglake-client.so
 	$(call say,LD,$@)
 	@mkdir -p $(@D)
-	$(Q)$(CC) $(LDFLAGS) -o $@ $(CTL_OBJ) -L$(B)/lib -lglake-client $(CTL_LIBS) \
-		-Wl,-rpath,'$$ORIGIN/../lib'
+	$(Q)$(CC) $(LDFLAGS) -o $@ $< $(B)/lib/ctl.a -L$(B)/lib -lglake-client $(CTL_LIBS) \
+		$(call rpath,../lib)
 
 $(B)/cudasim/libcuda.so.1: $(CUDASIM_OBJ)
 	$(call say,LD,$@)
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(LDFLAGS) -shared -Wl,-soname,libcuda.so.1 -o $@ $^ -lxxhash -lpthread
 
-TEST_ARCHIVES = $(B)/lib/harness.a $(B)/lib/daemon.a $(B)/lib/mover.a $(B)/lib/libglake-client.a
+# Every test program may use every part: the linker takes what it needs.
+TEST_ARCHIVES = $(B)/lib/harness.a $(B)/lib/daemon.a $(B)/lib/mover.a $(B)/lib/ctl.a \
+	$(B)/lib/libglake-client.a
+$(FUZZERS): TEST_LIBS += -fsanitize=fuzzer
 $(B)/tests/%: $(B)/obj/tests/%.o $(TEST_ARCHIVES)
 	$(call say,LD,$@)
 	@mkdir -p $(@D)
-	$(Q)$(CC) $(LDFLAGS) -o $@ $< $(TEST_ARCHIVES) $(DAEMON_LIBS) -ljansson $(TEST_LIBS) -lm
+	$(Q)$(CC) $(LDFLAGS) -o $@ $< $(TEST_ARCHIVES) $(DAEMON_LIBS) -ljansson $(TEST_LIBS) \
+		$(call rpath,../../lib)
+
+# ---- install, dist ------------------------------------------------------------------------------
+install: all ## into DESTDIR and PREFIX (/usr/local)
+	$(Q)VERSION=$(VERSION) SOVERSION=$(SOVERSION) deploy/install $(B) "$(DESTDIR)" "$(PREFIX)"
+	$(call say,INST,"$(DESTDIR)$(PREFIX)")
+dist: tests ## dist/glake-VERSION-x86_64.tar.gz, runs from any folder
+	$(Q)VERSION=$(VERSION) SOVERSION=$(SOVERSION) deploy/dist $(B)
+clean: ## remove all that was built
+	rm -rf $(B) dist
 
 -include $(shell find $(B)/obj -name '*.d' 2>/dev/null)
+.SECONDARY:
