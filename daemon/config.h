@@ -1,0 +1,155 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The configuration: one libconfig file, read whole, checked whole, never written to.
+ *
+ * Every key is optional, and a missing file means the defaults. What is wrong (syntax, an unknown
+ * key, a wrong type, a value out of range, a name given twice, a user that does not exist) is
+ * refused with "FILE:LINE: text". docs/operations.md has the table of keys, and a test holds it
+ * against config_keys(). Files are not included: @include is refused.
+ *
+ * A reload loads a second config and drops the first; nothing changes inside one.
+ *
+ * Owner: the server. Lifetime: until the next reload or the end.
+ * Threads: read-only once loaded. config_load() may ask name services over a network: it blocks.
+ */
+#ifndef GLAKE_DAEMON_CONFIG_H
+#define GLAKE_DAEMON_CONFIG_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "daemon/log.h"
+
+/* Names of realms and tenants, with the NUL. Letters, digits, '.', '_' and '-'. */
+#define CONFIG_NAME_BYTES 64u
+
+/* The tenant for whoever matches no rule; always there. */
+#define CONFIG_DEFAULT_TENANT "default"
+
+/* The tenant that pays for what nobody uses; never in a config. */
+#define CONFIG_CACHE_TENANT "cache"
+
+/* GPU hosts have been seen that allow a process no more fds, hard limit or not. */
+#define CONFIG_MAX_FDS 20000u
+
+/* Of those, what glaked keeps for itself: the driver's files, pipes, packets under way. */
+#define CONFIG_RESERVED_FDS 512u
+
+enum config_pressure {
+	CONFIG_PRESSURE_REFUSE, /* a request that does not fit is refused at once */
+	CONFIG_PRESSURE_WAIT,   /* it waits for memory, wait_ms at most */
+};
+
+/* Chunks to keep made ahead, on each device. */
+struct config_pool {
+	uint64_t chunk_bytes; /* a multiple of GLAKE_CHUNK_GRANULARITY */
+	uint32_t n_chunks;
+};
+
+/* Somebody's uid is in uids, or one of his gids in gids. Users and groups are resolved. */
+struct config_members {
+	uid_t *uids; /* owned */
+	gid_t *gids; /* owned */
+	size_t n_uids;
+	size_t n_gids;
+};
+
+struct config_realm {
+	char name[CONFIG_NAME_BYTES];
+	struct config_members members;
+};
+
+/* Limits: 0 = none. */
+struct config_tenant {
+	char name[CONFIG_NAME_BYTES];
+	struct config_members members; /* nobody named: anybody, if the cgroup fits */
+	char *cgroup;                  /* owned; NULL = any. Matches itself and what is below it */
+	uint64_t *device_bytes;        /* owned; by device, see config_tenant_quota() */
+	size_t n_device_bytes;
+	uint64_t max_fds; /* chunks and blocks charged */
+	uint32_t max_sessions;
+	int32_t priority; /* higher ones keep their idle models longer */
+};
+
+/* All strings and arrays are owned. */
+struct config {
+	char *path;        /* NULL = built-in defaults */
+	char *socket_path; /* absolute; fits sockaddr_un */
+	char *mover_path;  /* absolute */
+	char *libcuda;     /* NULL = as cudrv_open() decides */
+	char *admin_group; /* NULL = only root is admin */
+	gid_t admin_gid;   /* of admin_group */
+	mode_t socket_mode;
+	enum log_level log_level;
+
+	uint32_t *devices; /* driver ordinals, in the order of glaked's numbering */
+	size_t n_devices;  /* 0 = every device there is */
+
+	uint64_t mover_idle_ms; /* 0 = the mover stays once started */
+	uint64_t drain_ms;
+	uint32_t max_sessions;
+	uint32_t max_requests_in_flight; /* per session */
+	uint32_t fd_budget;              /* as written; ask config_fd_budget() */
+
+	struct config_pool *pool;
+	size_t n_pool;
+	uint64_t warm_bytes; /* per session and device */
+	uint64_t load_window_bytes;
+	uint64_t reserve_bytes; /* per device, never given out */
+	enum config_pressure pressure;
+	uint64_t wait_ms; /* with CONFIG_PRESSURE_WAIT */
+
+	struct config_realm *realms;
+	size_t n_realms;
+	struct config_tenant *tenants; /* in the order of the rules; the default one is last */
+	size_t n_tenants;
+};
+
+/*
+ * Read @path, or take the defaults when it is NULL.
+ * Returns 0, -EINVAL (the file is wrong), -errno of opening it, or -ENOMEM. On failure @error_out
+ * holds one line: "FILE:LINE: text", or "FILE: text" where there is no line.
+ */
+int config_load(const char *path, struct config **config_out, char *error_out, size_t error_bytes);
+
+/* NULL is fine. */
+void config_free(struct config *config);
+
+/*
+ * Fds to spend on what clients cause: sessions, chunks, blocks. fd_budget if it is set, but never
+ * more than the hard RLIMIT_NOFILE and CONFIG_MAX_FDS leave after CONFIG_RESERVED_FDS.
+ */
+uint32_t config_fd_budget(const struct config *config);
+
+/* Root, or a member of admin_group. @gids: all of them, the primary one too; so below. */
+bool config_is_admin(const struct config *config, uid_t uid, const gid_t *gids, size_t n_gids);
+
+/* The first realm that names them, else "uid:1000". @name_out needs CONFIG_NAME_BYTES. */
+void config_realm_of(const struct config *config, uid_t uid, const gid_t *gids, size_t n_gids,
+                     char *name_out, size_t name_bytes);
+
+/*
+ * The first rule that matches, else the default tenant; never NULL, valid as long as the config.
+ * A rule with both members and a cgroup needs both. @cgroup: path in the unified hierarchy, or NULL
+ * when it is not known, which no rule with a cgroup matches.
+ */
+const struct config_tenant *config_tenant_of(const struct config *config, uid_t uid,
+                                             const gid_t *gids, size_t n_gids, const char *cgroup);
+
+/* The tenant's bytes on @device (glaked's numbering). The last number of a list holds for all
+ * further devices. 0 = no limit. */
+uint64_t config_tenant_quota(const struct config_tenant *tenant, uint32_t device);
+
+/* One key of the file, for documentation and its test. */
+struct config_key {
+	const char *section; /* "" for the top, else "pool", "realms", "tenants" */
+	const char *name;
+	const char *fallback; /* the default as one would write it; "" = none */
+};
+
+/* Every key there is. Static. */
+const struct config_key *config_keys(size_t *n_keys_out);
+
+#endif

@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What glaked has counted since it started. One list makes the struct, the names and the help.
+ *
+ * Every entry only grows. What is true now (sessions, bytes, fds) is not here: it is asked of the
+ * object that knows it, so that no number is kept twice.
+ *
+ * Owner: embedded in the server. Zeroed memory is ready.
+ * Threads: loop thread only; plain increments.
+ */
+#ifndef GLAKE_DAEMON_STATS_H
+#define GLAKE_DAEMON_STATS_H
+
+#include <stdint.h>
+
+/* X(name, help) */
+#define STATS_LIST(X) \
+	X(sessions_total, "connections that became sessions") \
+	X(sessions_refused, "connections turned away: limits, or draining") \
+	X(sessions_bad, "sessions closed for a malformed packet") \
+	X(requests_total, "requests answered, refusals included") \
+	X(requests_refused, "requests answered with a refusal") \
+	X(chunks_created, "chunks made by the driver") \
+	X(chunks_released, "chunks given back to the driver") \
+	X(pool_hits, "chunks granted from those made ahead") \
+	X(pool_misses, "chunks that had to be made on request") \
+	X(models_loaded, "model loads that finished") \
+	X(models_failed, "model loads that failed") \
+	X(models_hit, "model opens answered from the store") \
+	X(bytes_loaded, "bytes read from model files") \
+	X(bytes_direct, "of them past the page cache") \
+	X(bytes_deduplicated, "bytes whose block was in the store already") \
+	X(blocks_sealed, "chunks that became blocks") \
+	X(blocks_collapsed, "chunks given up for an equal block") \
+	X(blocks_evicted, "unreferenced blocks given back") \
+	X(models_evicted, "models dropped from the store") \
+	X(evicted_bytes, "bytes of evicted blocks") \
+	X(reclaims_sent, "notices asking clients for warm memory") \
+	X(quota_refusals, "requests refused by a tenant's limit") \
+	X(memory_refusals, "requests refused for lack of device memory") \
+	X(mover_starts, "times glake-mover was started") \
+	X(mover_deaths, "times glake-mover ended without being asked to") \
+	X(notices_dropped, "notices not sent to a client that does not read")
+
+struct stats {
+#define STATS_FIELD(name, help) uint64_t name;
+	STATS_LIST(STATS_FIELD)
+#undef STATS_FIELD
+};
+
+typedef void (*stats_fn)(void *user, const char *name, uint64_t value, const char *help);
+
+/* In the order of the list. Names and help texts are static. */
+void stats_for_each(const struct stats *stats, stats_fn fn, void *user);
+
+#endif
