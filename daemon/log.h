@@ -8,7 +8,8 @@
  * UTF-8 are written as \xHH, so that no client can forge a line or steer a terminal.
  *
  * When stderr is a pipe that nobody empties, a line waits LOG_WAIT_MS at most and is then dropped;
- * the next line that gets through says how many were. errno is kept by every function.
+ * the next line that gets through says how many were. When the pipe's reader is gone lines are
+ * lost, provided that the program ignores SIGPIPE. errno is kept by every function.
  *
  * Threads: any. A log_limit belongs to one thread at a time.
  */
@@ -56,8 +57,8 @@ struct log_limit {
 };
 
 /*
- * Like log_write(), but swallowed when the bucket is empty. The next line that is written ends with
- * the number of swallowed ones. A line above the log level spends nothing.
+ * Like log_write(), but swallowed when the bucket is empty. The next line that is written begins
+ * with the number of swallowed ones. A line above the log level spends nothing.
  */
 __attribute__((format(printf, 3, 4))) void
 log_limited(struct log_limit *limit, enum log_level level, const char *format, ...);
