@@ -100,8 +100,7 @@ void tenant_table_free(struct tenant_table *table)
 		return;
 	}
 	struct tenant *tenant, *spare;
-	list_for_each_safe(tenant, spare, &table->tenants, link)
-	{
+	list_for_each_safe (tenant, spare, &table->tenants, link) {
 		tenant_free(tenant);
 	}
 	free(table);
@@ -127,8 +126,7 @@ int tenant_table_apply(struct tenant_table *table, const struct config *config)
 	struct tenant *tenant, *spare;
 	struct list fresh = LIST_INIT(fresh);
 	int result = new_tenants(table, config, &fresh);
-	list_for_each_safe(tenant, spare, &fresh, link)
-	{
+	list_for_each_safe (tenant, spare, &fresh, link) {
 		list_remove(&tenant->link);
 		if (result < 0) {
 			tenant_free(tenant);
@@ -139,15 +137,13 @@ int tenant_table_apply(struct tenant_table *table, const struct config *config)
 	if (result < 0) {
 		return result;
 	}
-	list_for_each(tenant, &table->tenants, link)
-	{
+	list_for_each (tenant, &table->tenants, link) {
 		tenant->is_leaving = tenant != table->cache;
 	}
 	for (size_t i = 0; i < config->n_tenants; i++) {
 		tenant_configure(tenant_find(table, config->tenants[i].name), &config->tenants[i]);
 	}
-	list_for_each_safe(tenant, spare, &table->tenants, link)
-	{
+	list_for_each_safe (tenant, spare, &table->tenants, link) {
 		tenant_free_if_gone(tenant);
 	}
 	return 0;
@@ -161,8 +157,7 @@ struct tenant *tenant_table_cache(struct tenant_table *table)
 struct tenant *tenant_find(struct tenant_table *table, const char *name)
 {
 	struct tenant *tenant;
-	list_for_each(tenant, &table->tenants, link)
-	{
+	list_for_each (tenant, &table->tenants, link) {
 		if (strcmp(tenant->name, name) == 0) {
 			return tenant;
 		}
@@ -173,8 +168,7 @@ struct tenant *tenant_find(struct tenant_table *table, const char *name)
 struct tenant *tenant_next(struct tenant_table *table, uint64_t after)
 {
 	struct tenant *tenant;
-	list_for_each(tenant, &table->tenants, link)
-	{
+	list_for_each (tenant, &table->tenants, link) {
 		if (tenant->id > after) {
 			return tenant;
 		}
