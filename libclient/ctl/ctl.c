@@ -1,0 +1,291 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The command line: which command, with which options and operands; connect; run; report.
+ *
+ * Options that every command takes may stand before or behind its name.
+ */
+#include "ctl/ctl.h"
+
+#include <errno.h>
+#include <getopt.h>
+#include <string.h>
+
+#include "ctl/text.h"
+#include "glake.h"
+
+static const struct ctl_command *const commands[] = {
+	&ctl_status, &ctl_stats, &ctl_sessions, &ctl_fragmentation, &ctl_tenants, &ctl_models,
+	&ctl_blocks, &ctl_load,  &ctl_pin,      &ctl_unpin,         &ctl_evict,   &ctl_quota,
+};
+
+#define N_COMMANDS (sizeof(commands) / sizeof(commands[0]))
+
+/* Numbers of long options; those of commands follow with the numbers of enum ctl_option. */
+enum {
+	OPTION_HELP = 'h',
+	OPTION_VERSION = 'V',
+	OPTION_SOCKET = 's',
+	OPTION_JSON = 'j',
+	OPTION_OF_COMMAND = 256,
+};
+
+/* The result of reading options: go on, or end here with success (help was printed). */
+enum {
+	GO_ON = 0,
+	DONE = -1,
+};
+
+static const struct option common_options[] = {
+	{"help", no_argument, NULL, OPTION_HELP},
+	{"version", no_argument, NULL, OPTION_VERSION},
+	{"socket", required_argument, NULL, OPTION_SOCKET},
+	{"json", no_argument, NULL, OPTION_JSON},
+};
+
+#define N_COMMON (sizeof(common_options) / sizeof(common_options[0]))
+
+static const struct {
+	enum ctl_option bit;
+	const char *name;
+	const char *argument; /* NULL: takes none */
+	const char *help;
+} command_options[] = {
+	{CTL_OPTION_DEVICE, "device", "N",
+         "the GPU, by the number that `glakectl status` shows (0)"},
+	{CTL_OPTION_NAME, "name", "NAME", "what the model is called in listings (its path)"},
+	{CTL_OPTION_PIN, "pin", NULL, "never evict it, until it is unpinned"},
+	{CTL_OPTION_ALL, "all", NULL, "every model that nobody uses and nobody pinned"},
+	{CTL_OPTION_QUOTA_BYTES, "bytes", "SIZE", "limit on the device, like 24GiB, or none"},
+	{CTL_OPTION_SESSIONS, "sessions", "N", "limit of sessions at a time, or none"},
+	{CTL_OPTION_EXACT, "bytes", NULL, "sizes in bytes"},
+};
+
+#define N_OPTIONS (sizeof(command_options) / sizeof(command_options[0]))
+
+static void print_commands(FILE *out)
+{
+	fputs("Usage: glakectl [--socket PATH] [--json] [--bytes] COMMAND [...]\n"
+	      "Look at, and steer, the GPU memory that glaked owns.\n\nCommands:\n",
+	      out);
+	for (size_t i = 0; i < N_COMMANDS; i++) {
+		fprintf(out, "  %-14s %s\n", commands[i]->name, commands[i]->summary);
+	}
+	fputs("\nOptions:\n"
+	      "  --socket PATH  glaked's socket ($GLAKE_SOCKET, then /run/glake/glaked.sock)\n"
+	      "  --json         one JSON document instead of text\n"
+	      "  --bytes        sizes in bytes\n"
+	      "  --help         this text; `glakectl COMMAND --help` says more\n"
+	      "  --version      the version\n",
+	      out);
+}
+
+static void print_command(const struct ctl_command *command, FILE *out)
+{
+	fprintf(out, "Usage: glakectl %s%s%s%s\n%s.\n\nOptions:\n", command->name,
+	        command->options ? " [OPTION...]" : "", *command->operands ? " " : "",
+	        command->operands, command->summary);
+	for (size_t i = 0; i < N_OPTIONS; i++) {
+		if (command->options & command_options[i].bit) {
+			const char *argument = command_options[i].argument;
+			int width = 14 - (int)strlen(command_options[i].name) - 2;
+			fprintf(out, "  --%s %-*s %s\n", command_options[i].name, width - 1,
+			        argument ? argument : "", command_options[i].help);
+		}
+	}
+	fputs("  --socket, --json, --help: see glakectl --help\n", out);
+}
+
+static int set_count(struct ctl *ctl, const char *option, const char *text, uint32_t *count_out)
+{
+	uint64_t count;
+	if (text_parse_count(text, UINT32_MAX, &count) < 0) {
+		return ctl_usage(ctl, "--%s: not a number: %s", option, text);
+	}
+	*count_out = (uint32_t)count;
+	return GO_ON;
+}
+
+static int set_max_sessions(struct ctl *ctl, const char *text)
+{
+	ctl->values.max_sessions = 0;
+	if (strcmp(text, "none") == 0) {
+		return GO_ON;
+	}
+	int err = set_count(ctl, "sessions", text, &ctl->values.max_sessions);
+	if (err == GO_ON && ctl->values.max_sessions == 0) {
+		return ctl_usage(ctl, "--sessions: must be 1 or more, or none");
+	}
+	return err;
+}
+
+static int set_command_option(struct ctl *ctl, enum ctl_option bit, const char *argument)
+{
+	ctl->values.given |= bit;
+	switch (bit) {
+	case CTL_OPTION_DEVICE:
+		return set_count(ctl, "device", argument, &ctl->values.device);
+	case CTL_OPTION_NAME:
+		ctl->values.name = argument;
+		return GO_ON;
+	case CTL_OPTION_QUOTA_BYTES:
+		if (text_parse_size(argument, &ctl->values.quota_bytes) < 0) {
+			return ctl_usage(ctl, "--bytes: not a size like 24GiB, nor none: %s",
+			                 argument);
+		}
+		return GO_ON;
+	case CTL_OPTION_SESSIONS:
+		return set_max_sessions(ctl, argument);
+	case CTL_OPTION_EXACT:
+		ctl->exact = true;
+		return GO_ON;
+	case CTL_OPTION_PIN:
+	case CTL_OPTION_ALL:
+		return GO_ON;
+	}
+	return GO_ON;
+}
+
+static int set_option(struct ctl *ctl, int option, char **argv)
+{
+	switch (option) {
+	case OPTION_HELP:
+		if (ctl->command) {
+			print_command(ctl->command, ctl->out);
+		} else {
+			print_commands(ctl->out);
+		}
+		return DONE;
+	case OPTION_VERSION:
+		fprintf(ctl->out, "glakectl %s\n", glake_version());
+		return DONE;
+	case OPTION_SOCKET:
+		ctl->socket_path = optarg;
+		return GO_ON;
+	case OPTION_JSON:
+		ctl->json = true;
+		return GO_ON;
+	case ':':
+		return ctl_usage(ctl, "%s needs a value", argv[optind - 1]);
+	case '?':
+		return ctl_usage(ctl, "unknown option, or one that takes no value: %s",
+		                 argv[optind - 1]);
+	default:
+		return set_command_option(
+			ctl, (enum ctl_option)(1u << (option - OPTION_OF_COMMAND)), optarg);
+	}
+}
+
+/* Options up to the first operand ("+"), or, of a command, wherever they stand. */
+static int read_options(struct ctl *ctl, int argc, char **argv)
+{
+	struct option options[N_COMMON + N_OPTIONS + 1];
+	unsigned taken = ctl->command ? ctl->command->options : CTL_OPTION_EXACT;
+	size_t n_options = N_COMMON;
+	memcpy(options, common_options, sizeof(common_options));
+	for (size_t i = 0; i < N_OPTIONS; i++) {
+		if (taken & command_options[i].bit) {
+			options[n_options++] = (struct option){
+				.name = command_options[i].name,
+				.has_arg = command_options[i].argument ? required_argument
+			                                               : no_argument,
+				.val = OPTION_OF_COMMAND + __builtin_ctz(command_options[i].bit),
+			};
+		}
+	}
+	options[n_options] = (struct option){0};
+	/* 0, not 1: glibc then forgets all of an earlier run. */
+	optind = 0;
+	for (;;) {
+		int option = getopt_long(argc, argv, ctl->command ? ":hVs:" : "+:hVs:", options,
+		                         NULL);
+		if (option == -1) {
+			return GO_ON;
+		}
+		int err = set_option(ctl, option, argv);
+		if (err != GO_ON) {
+			return err;
+		}
+	}
+}
+
+static int read_command_line(struct ctl *ctl, int argc, char **argv)
+{
+	int err = read_options(ctl, argc, argv);
+	if (err != GO_ON) {
+		return err;
+	}
+	if (optind >= argc) {
+		return ctl_usage(ctl, "which command?");
+	}
+	argc -= optind;
+	argv += optind;
+	for (size_t i = 0; i < N_COMMANDS; i++) {
+		if (strcmp(commands[i]->name, argv[0]) == 0) {
+			ctl->command = commands[i];
+		}
+	}
+	if (!ctl->command) {
+		return ctl_usage(ctl, "no such command: %s", argv[0]);
+	}
+	err = read_options(ctl, argc, argv);
+	if (err != GO_ON) {
+		return err;
+	}
+	ctl->n_operands = argc - optind;
+	ctl->operands = argv + optind;
+	if (ctl->n_operands < ctl->command->min_operands) {
+		return ctl_usage(ctl, "needs %s", ctl->command->operands);
+	}
+	if (ctl->n_operands > ctl->command->max_operands) {
+		return ctl_usage(ctl, "too many operands, from '%s' on",
+		                 ctl->operands[ctl->command->max_operands]);
+	}
+	return ctl->command->check ? ctl->command->check(ctl) : GO_ON;
+}
+
+static int connect_and_run(struct ctl *ctl)
+{
+	struct glake_connect_options options = {
+		.size = sizeof(options),
+		.socket_path = ctl->socket_path,
+		.program = "glakectl",
+		.no_cuda = 1,
+	};
+	int err = glake_connect(&options, &ctl->session);
+	if (err == 0) {
+		err = ctl->command->run(ctl);
+	}
+	if (err < 0) {
+		ctl_report(ctl, err, glake_error());
+	}
+	glake_disconnect(ctl->session);
+	ctl->session = NULL;
+	return err;
+}
+
+static bool wants_json(int argc, char **argv)
+{
+	for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++) {
+		if (strcmp(argv[i], "--json") == 0) {
+			return true;
+		}
+	}
+	return false;
+}
+
+int ctl_run(int argc, char **argv, FILE *out, FILE *err)
+{
+	/* Looked for ahead, so that a bad command line is reported in the form asked for, too. */
+	struct ctl ctl = {.out = out, .err = err, .json = wants_json(argc, argv)};
+	int result = read_command_line(&ctl, argc, argv);
+	if (result == GO_ON) {
+		result = connect_and_run(&ctl);
+	} else if (result == DONE) {
+		result = 0;
+	}
+	if (fflush(out) != 0 || ferror(out) || result == CTL_E_OUTPUT) {
+		fprintf(err, "glakectl: cannot write the answer: %s\n", strerror(errno));
+		return CTL_FAILED;
+	}
+	return result == CTL_E_USAGE ? CTL_USAGE : ctl_exit_code(result);
+}

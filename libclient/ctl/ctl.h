@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * glakectl: one run is one command over one connection.
+ *
+ * A command first checks its operands (no connection yet), then runs and either prints what it
+ * found or returns an error, which ctl_run() reports in the form asked for. Its result is 0, a
+ * negative code of glake.h, CTL_E_USAGE (the cause is said already), or CTL_E_OUTPUT.
+ *
+ * Owner: main(), or a test; ctl_run() leaves nothing behind.
+ * Threads: one (getopt_long() has its state in globals).
+ */
+#ifndef GLAKE_CTL_CTL_H
+#define GLAKE_CTL_CTL_H
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+
+struct ctl;
+struct field;
+struct glake_session;
+
+/* Exit codes; glakectl.1 documents them. */
+enum ctl_exit {
+	CTL_OK = 0,
+	CTL_FAILED = 1,      /* refused, or failed */
+	CTL_USAGE = 2,       /* the command line makes no sense */
+	CTL_UNREACHABLE = 3, /* no daemon, or none that speaks our protocol */
+	CTL_NO_PERMISSION = 4,
+	CTL_NOT_FOUND = 5,
+	CTL_BUSY = 6,     /* in use; later it may work */
+	CTL_LIMIT = 7,    /* a quota, or memory or descriptors used up */
+	CTL_BAD_FILE = 8, /* not a valid model, or changed or unreadable while it was loaded */
+};
+
+enum {
+	CTL_E_USAGE = 1,
+	CTL_E_OUTPUT, /* nothing can be written, or no memory to say it */
+};
+
+/* Options of commands; a command lists those it takes. */
+enum ctl_option {
+	CTL_OPTION_DEVICE = 1 << 0,
+	CTL_OPTION_NAME = 1 << 1,
+	CTL_OPTION_PIN = 1 << 2,
+	CTL_OPTION_ALL = 1 << 3,
+	CTL_OPTION_QUOTA_BYTES = 1 << 4,
+	CTL_OPTION_SESSIONS = 1 << 5,
+	CTL_OPTION_EXACT = 1 << 6,
+};
+
+struct ctl_values {
+	unsigned given; /* enum ctl_option */
+	uint32_t device;
+	const char *name;
+	uint64_t quota_bytes;
+	uint32_t max_sessions;
+};
+
+struct ctl_command {
+	const char *name;
+	const char *operands; /* as usage shows them */
+	const char *summary;
+	unsigned options; /* enum ctl_option */
+	int min_operands;
+	int max_operands;
+	int (*check)(struct ctl *ctl); /* may be NULL: nothing more to check */
+	int (*run)(struct ctl *ctl);
+};
+
+struct ctl {
+	FILE *out; /* borrowed */
+	FILE *err; /* borrowed */
+	bool json;
+	bool exact;              /* bytes as plain numbers */
+	const char *socket_path; /* NULL: the library's choice */
+	const struct ctl_command *command;
+	struct ctl_values values;
+	int n_operands;
+	char **operands;               /* borrowed */
+	struct glake_session *session; /* owned; NULL until connected */
+};
+
+/* Everything between main()'s arguments and its exit code. */
+int ctl_run(int argc, char **argv, FILE *out, FILE *err);
+
+/* Report a command line that makes no sense. Returns CTL_E_USAGE. */
+int ctl_usage(struct ctl *ctl, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* Report @error, a code of glake.h; @cause may be NULL. */
+void ctl_report(struct ctl *ctl, int error, const char *cause);
+int ctl_exit_code(int error);
+/* "GLAKE_E_BUSY", "ENOENT"; "UNKNOWN" for a number that is neither. Static. */
+const char *ctl_error_name(int error);
+
+/* Print a document, which is released. NULL (no memory when it was made) is CTL_E_OUTPUT. */
+int ctl_print_json(struct ctl *ctl, json_t *document);
+
+/* ---- lists: rows that become a table, or {"KEY": [row, ...]} ---- */
+
+struct ctl_list;
+
+/* Run @fill over a new list and print it. @key is its name in JSON. */
+int ctl_print_list(struct ctl *ctl, const char *key, const struct field *fields, size_t n_fields,
+                   int (*fill)(struct ctl *ctl, struct ctl_list *list));
+/* As callback of glake_admin.h's lists: @list is a struct ctl_list, @row matches its fields. */
+int ctl_list_add(void *list, const void *row);
+
+/* ---- the commands, by file ---- */
+
+extern const struct ctl_command ctl_status, ctl_stats;           /* look.c */
+extern const struct ctl_command ctl_sessions, ctl_fragmentation; /* sessions.c */
+extern const struct ctl_command ctl_tenants, ctl_quota;          /* tenants.c */
+extern const struct ctl_command ctl_models, ctl_blocks, ctl_pin, ctl_unpin, ctl_evict; /* store.c */
+extern const struct ctl_command ctl_load;                                              /* load.c */
+
+#endif

@@ -1,0 +1,219 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The daemon as a whole: status, and its counters.
+ */
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdlib.h>
+
+#include "ctl/ctl.h"
+#include "ctl/field.h"
+#include "ctl/text.h"
+#include "glake_admin.h"
+
+#define ROW struct glake_status
+
+static const struct field status_fields[] = {
+	FIELD(ROW, version, TEXT, PLAIN, NULL),   FIELD(ROW, driver, TEXT, PLAIN, NULL),
+	FIELD(ROW, config, TEXT, PLAIN, NULL),    FIELD(ROW, mover, TEXT, PLAIN, NULL),
+	FIELD(ROW, pid, U64, PLAIN, NULL),        FIELD(ROW, uptime_ms, U64, MS, NULL),
+	FIELD(ROW, n_sessions, U64, PLAIN, NULL), FIELD(ROW, n_models, U64, PLAIN, NULL),
+	FIELD(ROW, n_blocks, U64, PLAIN, NULL),   FIELD(ROW, fds_used, U64, PLAIN, NULL),
+	FIELD(ROW, fds_budget, U64, PLAIN, NULL), FIELD(ROW, draining, BOOL, PLAIN, NULL),
+};
+
+#undef ROW
+#define ROW struct glake_device_status
+
+static const struct field device_fields[] = {
+	FIELD(ROW, index, U32, PLAIN, NULL),
+	FIELD(ROW, name, TEXT, PLAIN, NULL),
+	FIELD(ROW, uuid, UUID, PLAIN, NULL),
+	FIELD(ROW, total_bytes, U64, BYTES, NULL),
+	FIELD(ROW, physical_bytes, U64, BYTES, NULL),
+	FIELD(ROW, private_bytes, U64, BYTES, NULL),
+	FIELD(ROW, block_bytes, U64, BYTES, NULL),
+	FIELD(ROW, used_block_bytes, U64, BYTES, NULL),
+	FIELD(ROW, pool_bytes, U64, BYTES, NULL),
+	FIELD(ROW, logical_bytes, U64, BYTES, NULL),
+	FIELD(ROW, logical_block_bytes, U64, BYTES, NULL),
+	FIELD(ROW, free_bytes, U64, BYTES, NULL),
+	FIELD(ROW, fabric, TEXT, PLAIN, NULL),
+	FIELD(ROW, rdma, BOOL, PLAIN, NULL),
+};
+
+#undef ROW
+#define ROW struct metric
+
+struct metric {
+	const char *name;
+	uint64_t value;
+	const char *help;
+};
+
+static const struct field metric_fields[] = {
+	FIELD(ROW, name, TEXT, PLAIN, "NAME"),
+	FIELD(ROW, value, U64, PLAIN, "VALUE"),
+	FIELD(ROW, help, TEXT, PLAIN, "MEANING"),
+};
+
+#undef ROW
+
+/* Logical over physical, of blocks that somebody has open; -1 when nobody has any. */
+static double dedup_ratio(const struct glake_device_status *device)
+{
+	if (device->used_block_bytes == 0) {
+		return -1;
+	}
+	return (double)device->logical_block_bytes / (double)device->used_block_bytes;
+}
+
+/* What the device says is used and glake did not make: contexts, and memory of others. */
+static bool unaccounted(const struct glake_device_status *device, uint64_t *bytes_out)
+{
+	uint64_t known = device->free_bytes + device->physical_bytes;
+	if (device->free_bytes == 0) {
+		return false;
+	}
+	*bytes_out = known < device->total_bytes ? device->total_bytes - known : 0;
+	return true;
+}
+
+static json_t *device_object(const struct glake_device_status *device)
+{
+	json_t *object = field_object(device_fields, sizeof(device_fields) / sizeof(*device_fields),
+	                              device);
+	uint64_t rest;
+	double ratio = dedup_ratio(device);
+	json_object_set_new(object, "dedup_ratio", ratio < 0 ? json_null() : json_real(ratio));
+	json_object_set_new(object, "unaccounted_bytes",
+	                    unaccounted(device, &rest) ? json_integer((json_int_t)rest)
+	                                               : json_null());
+	return object;
+}
+
+static int print_status_json(struct ctl *ctl, const struct glake_status *status)
+{
+	json_t *devices = json_array();
+	for (uint32_t i = 0; i < status->n_devices; i++) {
+		json_array_append_new(devices, device_object(&status->devices[i]));
+	}
+	json_t *object = field_object(status_fields, sizeof(status_fields) / sizeof(*status_fields),
+	                              status);
+	json_object_set_new(object, "devices", devices);
+	return ctl_print_json(ctl, object);
+}
+
+static void __attribute__((format(printf, 3, 4)))
+line(struct ctl *ctl, const char *label, const char *format, ...)
+{
+	fprintf(ctl->out, "%-14s", label);
+	va_list arguments;
+	va_start(arguments, format);
+	vfprintf(ctl->out, format, arguments);
+	va_end(arguments);
+	fputc('\n', ctl->out);
+}
+
+static void text_line(struct ctl *ctl, const char *label, const char *text)
+{
+	char *escaped = text_escape(text ? text : "");
+	line(ctl, label, "%s", escaped ? escaped : "");
+	free(escaped);
+}
+
+static void print_device(struct ctl *ctl, const struct glake_device_status *device)
+{
+	enum { TOTAL, FREE, PHYSICAL, PRIVATE, BLOCKS, USED, POOL, LOGICAL, LOGICAL_BLOCKS, REST };
+	char size[REST + 1][TEXT_NUMBER_BYTES];
+	uint64_t rest = 0;
+	bool is_known = unaccounted(device, &rest);
+	const uint64_t bytes[] = {
+		device->total_bytes,         device->free_bytes,
+		device->physical_bytes,      device->private_bytes,
+		device->block_bytes,         device->used_block_bytes,
+		device->pool_bytes,          device->logical_bytes,
+		device->logical_block_bytes, rest,
+	};
+	for (int i = TOTAL; i <= REST; i++) {
+		field_bytes(bytes[i], ctl->exact, size[i], sizeof(size[i]));
+	}
+	char *name = text_escape(device->name ? device->name : "");
+	fprintf(ctl->out, "\ndevice %-7" PRIu32 "%s\n", device->index, name ? name : "");
+	free(name);
+	line(ctl, "  total", "%s, free %s", size[TOTAL], is_known ? size[FREE] : "?");
+	line(ctl, "  physical", "%s: private %s, blocks %s (in use %s), made ahead %s",
+	     size[PHYSICAL], size[PRIVATE], size[BLOCKS], size[USED], size[POOL]);
+	line(ctl, "  logical", "%s, of it blocks %s", size[LOGICAL], size[LOGICAL_BLOCKS]);
+	double ratio = dedup_ratio(device);
+	if (ratio < 0) {
+		line(ctl, "  dedup ratio", "-");
+	} else {
+		line(ctl, "  dedup ratio", "%.2f", ratio);
+	}
+	line(ctl, "  unaccounted", "%s", is_known ? size[REST] : "?");
+	text_line(ctl, "  fabric", device->fabric);
+	line(ctl, "  rdma", "%s", device->rdma ? "yes" : "no");
+}
+
+static int print_status(void *user, const struct glake_status *status)
+{
+	struct ctl *ctl = user;
+	if (ctl->json) {
+		return print_status_json(ctl, status);
+	}
+	char uptime[TEXT_NUMBER_BYTES];
+	text_duration(status->uptime_ms, uptime);
+	text_line(ctl, "glaked", status->version);
+	line(ctl, "pid", "%" PRIu64 ", up %s%s", status->pid, uptime,
+	     status->draining ? ", draining: takes no new sessions" : "");
+	text_line(ctl, "driver", status->driver);
+	text_line(ctl, "config",
+	          status->config && *status->config ? status->config : "built-in defaults");
+	text_line(ctl, "mover", status->mover);
+	line(ctl, "sessions", "%" PRIu64, status->n_sessions);
+	line(ctl, "store", "%" PRIu64 " models, %" PRIu64 " blocks", status->n_models,
+	     status->n_blocks);
+	line(ctl, "fds", "%" PRIu64 " of %" PRIu64, status->fds_used, status->fds_budget);
+	for (uint32_t i = 0; i < status->n_devices; i++) {
+		print_device(ctl, &status->devices[i]);
+	}
+	return 0;
+}
+
+static int run_status(struct ctl *ctl)
+{
+	return glake_get_status(ctl->session, print_status, ctl);
+}
+
+static int add_metric(void *list, const char *name, uint64_t value, const char *help)
+{
+	struct metric metric = {.name = name, .value = value, .help = help};
+	return ctl_list_add(list, &metric);
+}
+
+static int fill_metrics(struct ctl *ctl, struct ctl_list *list)
+{
+	return glake_get_stats(ctl->session, add_metric, list);
+}
+
+static int run_stats(struct ctl *ctl)
+{
+	return ctl_print_list(ctl, "metrics", metric_fields,
+	                      sizeof(metric_fields) / sizeof(metric_fields[0]), fill_metrics);
+}
+
+const struct ctl_command ctl_status = {
+	.name = "status",
+	.operands = "",
+	.summary = "The daemon, its devices, and what their memory is used for",
+	.options = CTL_OPTION_EXACT,
+	.run = run_status,
+};
+
+const struct ctl_command ctl_stats = {
+	.name = "stats",
+	.operands = "",
+	.summary = "The daemon's counters",
+	.run = run_stats,
+};

@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "ctl/table.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ctl/text.h"
+
+void table_init(struct table *table)
+{
+	*table = (struct table){0};
+}
+
+void table_deinit(struct table *table)
+{
+	for (size_t i = 0; i < table->n_cells; i++) {
+		free(table->cells[i]);
+	}
+	free(table->cells);
+	free(table->right);
+	table_init(table);
+}
+
+void table_cell(struct table *table, const char *text)
+{
+	if (table->n_cells == table->n_room) {
+		size_t n_room = table->n_room ? table->n_room * 2 : 64;
+		char **cells = reallocarray(table->cells, n_room, sizeof(*cells));
+		if (!cells) {
+			table->is_lost = true;
+			return;
+		}
+		table->cells = cells;
+		table->n_room = n_room;
+	}
+	char *copy = strdup(text);
+	if (!copy) {
+		table->is_lost = true;
+		return;
+	}
+	table->cells[table->n_cells++] = copy;
+}
+
+void table_column(struct table *table, const char *title, bool right)
+{
+	bool *grown = reallocarray(table->right, table->n_columns + 1, sizeof(*grown));
+	if (!grown) {
+		table->is_lost = true;
+		return;
+	}
+	table->right = grown;
+	table->right[table->n_columns++] = right;
+	table_cell(table, title);
+}
+
+static void measure(const struct table *table, size_t *widths)
+{
+	for (size_t i = 0; i < table->n_cells; i++) {
+		size_t width = text_width(table->cells[i]);
+		size_t *column = &widths[i % table->n_columns];
+		*column = width > *column ? width : *column;
+	}
+}
+
+static void print_cell(const char *text, size_t width, bool right, bool is_last, FILE *out)
+{
+	int padding = (int)(width - text_width(text));
+	if (right) {
+		fprintf(out, "%*s%s", padding, "", text);
+	} else {
+		/* No blanks at the end of a line. */
+		fprintf(out, "%s%*s", text, is_last ? 0 : padding, "");
+	}
+	fputs(is_last ? "\n" : "  ", out);
+}
+
+int table_print(struct table *table, FILE *out)
+{
+	while (!table->is_lost && table->n_columns && table->n_cells % table->n_columns) {
+		table_cell(table, "");
+	}
+	size_t *widths = calloc(table->n_columns + 1, sizeof(*widths));
+	if (!widths || table->is_lost) {
+		free(widths);
+		return -ENOMEM;
+	}
+	measure(table, widths);
+	for (size_t i = 0; i < table->n_cells; i++) {
+		size_t column = i % table->n_columns;
+		print_cell(table->cells[i], widths[column], table->right[column],
+		           column + 1 == table->n_columns, out);
+	}
+	free(widths);
+	return 0;
+}

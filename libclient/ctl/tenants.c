@@ -1,0 +1,173 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Tenants: who pays, how much, and up to which limit.
+ */
+#include <inttypes.h>
+
+#include "ctl/ctl.h"
+#include "ctl/field.h"
+#include "ctl/text.h"
+#include "glake_admin.h"
+
+#define ROW struct glake_tenant_row
+
+static const struct field tenant_fields[] = {
+	FIELD(ROW, name, TEXT, PLAIN, "TENANT"),
+	FIELD(ROW, n_sessions, U32, PLAIN, "SESSIONS"),
+	FIELD(ROW, max_sessions, U32, LIMIT, "LIMIT"),
+	FIELD(ROW, n_fds, U64, PLAIN, "FDS"),
+	FIELD(ROW, max_fds, U64, LIMIT, "LIMIT"),
+	FIELD(ROW, priority, I32, PLAIN, "PRIORITY"),
+};
+
+#undef ROW
+#define ROW struct glake_tenant_device
+
+static const struct field device_fields[] = {
+	FIELD(ROW, device, U32, PLAIN, "DEVICE"),
+	FIELD(ROW, used_bytes, U64, BYTES, "USED"),
+	FIELD(ROW, quota_bytes, U64, BYTES_LIMIT, "QUOTA"),
+	FIELD(ROW, peak_bytes, U64, BYTES, "PEAK"),
+};
+
+#undef ROW
+
+#define N_TENANT_FIELDS (sizeof(tenant_fields) / sizeof(tenant_fields[0]))
+#define N_DEVICE_FIELDS (sizeof(device_fields) / sizeof(device_fields[0]))
+
+/* One line per tenant and device; in JSON the devices are a list of the tenant. */
+struct tenants {
+	const struct ctl *ctl;
+	struct table table;
+	json_t *rows; /* owned until printed */
+};
+
+static int add_object(struct tenants *tenants, const struct glake_tenant_row *row)
+{
+	json_t *devices = json_array();
+	for (uint32_t i = 0; i < row->n_devices; i++) {
+		json_array_append_new(
+			devices, field_object(device_fields, N_DEVICE_FIELDS, &row->devices[i]));
+	}
+	json_t *tenant = field_object(tenant_fields, N_TENANT_FIELDS, row);
+	int err = json_object_set_new(tenant, "devices", devices);
+	return json_array_append_new(tenants->rows, tenant) < 0 || err < 0 ? CTL_E_OUTPUT : 0;
+}
+
+static int add_tenant(void *user, const struct glake_tenant_row *row)
+{
+	struct tenants *tenants = user;
+	bool exact = tenants->ctl->exact;
+	if (tenants->rows) {
+		return add_object(tenants, row);
+	}
+	for (uint32_t i = 0; i < row->n_devices; i++) {
+		field_cells(&tenants->table, tenant_fields, N_TENANT_FIELDS, row, exact);
+		field_cells(&tenants->table, device_fields, N_DEVICE_FIELDS, &row->devices[i],
+		            exact);
+	}
+	return 0;
+}
+
+static int print_tenants(struct ctl *ctl, struct tenants *tenants)
+{
+	if (!ctl->json) {
+		return table_print(&tenants->table, ctl->out) < 0 ? CTL_E_OUTPUT : 0;
+	}
+	json_t *rows = tenants->rows;
+	tenants->rows = NULL;
+	return ctl_print_json(ctl, json_pack("{s:o}", "tenants", rows));
+}
+
+static int run_tenants(struct ctl *ctl)
+{
+	struct tenants tenants = {.ctl = ctl, .rows = ctl->json ? json_array() : NULL};
+	table_init(&tenants.table);
+	field_columns(&tenants.table, tenant_fields, N_TENANT_FIELDS);
+	field_columns(&tenants.table, device_fields, N_DEVICE_FIELDS);
+	int err = glake_list_tenants(ctl->session, add_tenant, &tenants);
+	if (err == 0) {
+		err = print_tenants(ctl, &tenants);
+	}
+	json_decref(tenants.rows);
+	table_deinit(&tenants.table);
+	return err;
+}
+
+static int check_quota(struct ctl *ctl)
+{
+	unsigned given = ctl->values.given;
+	if (!(given & (CTL_OPTION_QUOTA_BYTES | CTL_OPTION_SESSIONS))) {
+		return ctl_usage(ctl, "needs --bytes or --sessions");
+	}
+	if ((given & CTL_OPTION_DEVICE) && !(given & CTL_OPTION_QUOTA_BYTES)) {
+		return ctl_usage(ctl, "--device goes with --bytes");
+	}
+	return 0;
+}
+
+static int print_quota(struct ctl *ctl)
+{
+	const struct ctl_values *values = &ctl->values;
+	bool has_bytes = values->given & CTL_OPTION_QUOTA_BYTES;
+	bool has_sessions = values->given & CTL_OPTION_SESSIONS;
+	if (ctl->json) {
+		json_t *answer = json_pack("{s:o}", "tenant", field_string(ctl->operands[0]));
+		if (has_bytes) {
+			json_object_set_new(answer, "device", json_integer(values->device));
+			json_object_set_new(answer, "quota_bytes",
+			                    json_integer((json_int_t)values->quota_bytes));
+		}
+		if (has_sessions) {
+			json_object_set_new(answer, "max_sessions",
+			                    json_integer(values->max_sessions));
+		}
+		return ctl_print_json(ctl, answer);
+	}
+	if (has_bytes) {
+		char size[TEXT_NUMBER_BYTES] = "none";
+		if (values->quota_bytes > 0) {
+			field_bytes(values->quota_bytes, ctl->exact, size, sizeof(size));
+		}
+		fprintf(ctl->out, "quota on device %" PRIu32 ": %s\n", values->device, size);
+	}
+	if (has_sessions && values->max_sessions > 0) {
+		fprintf(ctl->out, "sessions: at most %" PRIu32 "\n", values->max_sessions);
+	} else if (has_sessions) {
+		fprintf(ctl->out, "sessions: no limit\n");
+	}
+	return 0;
+}
+
+static int run_quota(struct ctl *ctl)
+{
+	const struct ctl_values *values = &ctl->values;
+	const char *tenant = ctl->operands[0];
+	int err = 0;
+	if (values->given & CTL_OPTION_QUOTA_BYTES) {
+		err = glake_set_quota(ctl->session, tenant, values->device, values->quota_bytes);
+	}
+	if (err == 0 && (values->given & CTL_OPTION_SESSIONS)) {
+		err = glake_set_max_sessions(ctl->session, tenant, values->max_sessions);
+	}
+	return err < 0 ? err : print_quota(ctl);
+}
+
+const struct ctl_command ctl_tenants = {
+	.name = "tenants",
+	.operands = "",
+	.summary = "Tenants with their use and limits, per device",
+	.options = CTL_OPTION_EXACT,
+	.run = run_tenants,
+};
+
+const struct ctl_command ctl_quota = {
+	.name = "quota",
+	.operands = "TENANT",
+	.summary = "Set a tenant's limits, until glaked reads its configuration again",
+	.options = CTL_OPTION_DEVICE | CTL_OPTION_QUOTA_BYTES | CTL_OPTION_SESSIONS,
+	.min_operands = 1,
+	.max_operands = 1,
+	.check = check_quota,
+	.run = run_quota,
+};

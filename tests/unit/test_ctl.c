@@ -1,0 +1,735 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * glakectl over a library that is made up here: every command line, every form of output, and what
+ * a daemon of ill will could put into names. The linker takes these functions and not the real ones.
+ */
+#include <check.h>
+#include <errno.h>
+#include <jansson.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ctl/ctl.h"
+#include "ctl/table.h"
+#include "ctl/text.h"
+#include "glake_admin.h"
+
+#define GIB (1024ull * 1024 * 1024)
+
+/* ---- the made-up library -------------------------------------------------------------------- */
+
+static struct {
+	int error; /* of the next call but glake_connect() */
+	int connect_error;
+	const char *cause;
+	int connected;
+	char socket_path[64];
+	char call[256]; /* the last steering call with its arguments */
+	const char *name;
+} fake;
+
+const char *glake_strerror(int error)
+{
+	return error == GLAKE_E_OVER_QUOTA ? "over quota" : "some error";
+}
+
+const char *glake_error(void)
+{
+	return fake.cause ? fake.cause : "";
+}
+
+const char *glake_version(void)
+{
+	return "0.1.0";
+}
+
+int glake_connect(const struct glake_connect_options *options, struct glake_session **session_out)
+{
+	ck_assert_uint_eq(options->size, sizeof(*options));
+	ck_assert_int_ne(options->no_cuda, 0);
+	snprintf(fake.socket_path, sizeof(fake.socket_path), "%s",
+	         options->socket_path ? options->socket_path : "(default)");
+	if (fake.connect_error) {
+		return fake.connect_error;
+	}
+	fake.connected++;
+	*session_out = (struct glake_session *)(void *)&fake;
+	return 0;
+}
+
+void glake_disconnect(struct glake_session *session)
+{
+	fake.connected -= session != NULL;
+}
+
+int glake_get_status(struct glake_session *session, glake_status_fn row, void *user)
+{
+	const struct glake_device_status devices[] = {
+		{
+			.index = 0,
+			.name = fake.name,
+			.uuid = {0xab, 0xcd},
+			.total_bytes = 24 * GIB,
+			.physical_bytes = 4 * GIB,
+			.private_bytes = 1 * GIB,
+			.block_bytes = 3 * GIB,
+			.used_block_bytes = 2 * GIB,
+			.logical_bytes = 7 * GIB,
+			.logical_block_bytes = 6 * GIB,
+			.free_bytes = 19 * GIB,
+			.fabric = "no: not permitted",
+			.rdma = 1,
+		},
+		{.index = 1, .name = "idle", .fabric = "yes", .total_bytes = 24 * GIB},
+	};
+	struct glake_status status = {
+		.version = "0.1.0",
+		.driver = "13.0",
+		.config = "",
+		.mover = "idle",
+		.pid = 42,
+		.uptime_ms = 61000,
+		.n_sessions = 3,
+		.fds_used = 7,
+		.fds_budget = 100,
+		.n_devices = 2,
+		.devices = devices,
+	};
+	return fake.error ? fake.error : row(user, &status);
+}
+
+int glake_get_stats(struct glake_session *session, glake_metric_fn row, void *user)
+{
+	return fake.error ? fake.error : row(user, "loads", 12, "models loaded");
+}
+
+int glake_list_sessions(struct glake_session *session, glake_session_fn row, void *user)
+{
+	struct glake_session_row rows[] = {
+		{
+			.session = 1,
+			.pid = 100,
+			.uid = 1000,
+			.program = fake.name,
+			.tenant = "default",
+			.realm = "uid:1000",
+			.reserved_bytes = 4 * GIB,
+			.live_bytes = 3 * GIB,
+			.warm_bytes = 1 * GIB,
+		},
+		{.session = 2,
+	         .pid = 101,
+	         .program = "glakectl",
+	         .tenant = "default",
+	         .realm = "r"},
+	};
+	int err = fake.error;
+	for (size_t i = 0; err == 0 && i < 2; i++) {
+		err = row(user, &rows[i]);
+	}
+	return err;
+}
+
+int glake_list_tenants(struct glake_session *session, glake_tenant_fn row, void *user)
+{
+	const struct glake_tenant_device devices[] = {
+		{.device = 0, .used_bytes = GIB, .quota_bytes = 2 * GIB, .peak_bytes = GIB},
+		{.device = 1},
+	};
+	struct glake_tenant_row tenant = {
+		.name = "default",
+		.n_sessions = 2,
+		.priority = -5,
+		.n_devices = 2,
+		.devices = devices,
+	};
+	return fake.error ? fake.error : row(user, &tenant);
+}
+
+int glake_list_models(struct glake_session *session, glake_model_fn row, void *user)
+{
+	struct glake_model_row model = {
+		.id = 9,
+		.name = fake.name,
+		.realm = "uid:0",
+		.state = "ready",
+		.pinned = 1,
+	};
+	return fake.error ? fake.error : row(user, &model);
+}
+
+int glake_list_blocks(struct glake_session *session, glake_block_fn row, void *user)
+{
+	struct glake_block_row block = {.id = 5, .realm = "uid:0", .chunk_bytes = 2 * 1024 * 1024};
+	block.digest.bytes[15] = 0xfe;
+	block.digest.bytes[0] = 0x01;
+	return fake.error ? fake.error : row(user, &block);
+}
+
+int glake_pin(struct glake_session *session, const char *model, int pin)
+{
+	snprintf(fake.call, sizeof(fake.call), "pin %s %d", model, pin);
+	return fake.error;
+}
+
+int glake_evict(struct glake_session *session, const char *model, uint64_t *n_models_out,
+                uint64_t *freed_bytes_out)
+{
+	snprintf(fake.call, sizeof(fake.call), "evict %s", model ? model : "(all)");
+	*n_models_out = 1;
+	*freed_bytes_out = 3 * GIB;
+	return fake.error;
+}
+
+int glake_set_quota(struct glake_session *session, const char *tenant, uint32_t device,
+                    uint64_t quota_bytes)
+{
+	snprintf(fake.call, sizeof(fake.call), "quota %s %u %llu", tenant, device,
+	         (unsigned long long)quota_bytes);
+	return fake.error;
+}
+
+int glake_set_max_sessions(struct glake_session *session, const char *tenant, uint32_t max_sessions)
+{
+	size_t used = strlen(fake.call);
+	snprintf(fake.call + used, sizeof(fake.call) - used, " sessions %s %u", tenant,
+	         max_sessions);
+	return fake.error;
+}
+
+int glake_model_open_shards(struct glake_session *session, const char *const *paths, size_t n_paths,
+                            const struct glake_model_options *options,
+                            struct glake_model **model_out)
+{
+	ck_assert_int_ne(options->no_map, 0);
+	snprintf(fake.call, sizeof(fake.call), "load %s +%zu device %u name %s pin %d", paths[0],
+	         n_paths - 1, options->device, options->name ? options->name : "-", options->pin);
+	for (uint64_t done = 0; done <= 1000; done += 5) {
+		options->progress(options->progress_user, done * GIB, 1000 * GIB);
+	}
+	*model_out = (struct glake_model *)(void *)&fake;
+	return fake.error;
+}
+
+int glake_model_open(struct glake_session *session, const char *path,
+                     const struct glake_model_options *options, struct glake_model **model_out)
+{
+	return glake_model_open_shards(session, &path, 1, options, model_out);
+}
+
+int glake_model_info(const struct glake_model *model, struct glake_model_info *info)
+{
+	ck_assert_uint_eq(info->size, sizeof(*info));
+	info->name = "m";
+	info->n_tensors = 10;
+	info->content_bytes = 2 * GIB;
+	info->load_ns = 500000000;
+	return 0;
+}
+
+void glake_model_close(struct glake_model *model)
+{
+	ck_assert_ptr_nonnull(model);
+}
+
+/* ---- running it ----------------------------------------------------------------------------- */
+
+#define MAX_ARGUMENTS 16
+
+static char *out_text; /* of the last run */
+static char *err_text;
+
+static int run(const char *line)
+{
+	char *words[MAX_ARGUMENTS] = {(char *)"glakectl"};
+	int n_words = 1;
+	char *copy = strdup(line);
+	for (char *word = strtok(copy, " "); word; word = strtok(NULL, " ")) {
+		words[n_words++] = word;
+	}
+	free(out_text);
+	free(err_text);
+	size_t n_out;
+	size_t n_err;
+	FILE *out = open_memstream(&out_text, &n_out);
+	FILE *err = open_memstream(&err_text, &n_err);
+	int code = ctl_run(n_words, words, out, err);
+	fclose(out);
+	fclose(err);
+	free(copy);
+	ck_assert_int_eq(fake.connected, 0);
+	return code;
+}
+
+/* Run with success, and read the answer as JSON. */
+static json_t *run_json(const char *line)
+{
+	ck_assert_int_eq(run(line), 0);
+	ck_assert_str_eq(err_text, "");
+	json_error_t error;
+	json_t *document = json_loads(out_text, 0, &error);
+	ck_assert_msg(document != NULL, "%s: %s", error.text, out_text);
+	return document;
+}
+
+static void setup(void)
+{
+	memset(&fake, 0, sizeof(fake));
+	fake.name = "plain";
+}
+
+static void teardown(void)
+{
+	free(out_text);
+	free(err_text);
+	out_text = NULL;
+	err_text = NULL;
+}
+
+#define assert_contains(text, part) \
+	ck_assert_msg(strstr((text), (part)) != NULL, "no '%s' in: %s", (part), (text))
+
+/* ---- tests ---------------------------------------------------------------------------------- */
+
+START_TEST(sizes_are_short_and_rounded)
+{
+	static const struct {
+		uint64_t bytes;
+		const char *text;
+	} cases[] = {
+		{0, "0"},
+		{1, "1 B"},
+		{1023, "1023 B"},
+		{1024, "1.0 KiB"},
+		{1536, "1.5 KiB"},
+		{1024 * 1024 - 1, "1.0 MiB"},
+		{24 * GIB, "24.0 GiB"},
+		{UINT64_MAX, "16.0 EiB"},
+	};
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		char text[TEXT_NUMBER_BYTES];
+		text_size(cases[i].bytes, text);
+		ck_assert_str_eq(text, cases[i].text);
+	}
+}
+END_TEST
+
+START_TEST(sizes_are_read_back)
+{
+	uint64_t bytes;
+	ck_assert_int_eq(text_parse_size("24GiB", &bytes), 0);
+	ck_assert_uint_eq(bytes, 24 * GIB);
+	ck_assert_int_eq(text_parse_size("1.5 MiB", &bytes), 0);
+	ck_assert_uint_eq(bytes, 3 * 512 * 1024);
+	ck_assert_int_eq(text_parse_size("4096", &bytes), 0);
+	ck_assert_uint_eq(bytes, 4096);
+	ck_assert_int_eq(text_parse_size("none", &bytes), 0);
+	ck_assert_uint_eq(bytes, 0);
+	static const char *const bad[] = {
+		"",    "0",   "-1",   "1.2.3GiB", "GiB",  "24GB",
+		"24G", "1e3", "0x10", "1GiBs",    "9EiB", "99999999999999999999",
+		" 1",  "inf", ".",
+	};
+	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+		bytes = 77;
+		ck_assert_msg(text_parse_size(bad[i], &bytes) == -EINVAL, "took '%s'", bad[i]);
+		ck_assert_uint_eq(bytes, 77);
+	}
+}
+END_TEST
+
+START_TEST(durations_have_two_parts)
+{
+	static const struct {
+		uint64_t ms;
+		const char *text;
+	} cases[] = {
+		{0, "0 ms"},       {999, "999 ms"},         {1250, "1.2 s"},
+		{61000, "1m 01s"}, {3 * 3600000, "3h 00m"}, {25 * 3600000ull, "1d 1h"},
+	};
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		char text[TEXT_NUMBER_BYTES];
+		text_duration(cases[i].ms, text);
+		ck_assert_str_eq(text, cases[i].text);
+	}
+}
+END_TEST
+
+START_TEST(names_cannot_steer_a_terminal)
+{
+	static const struct {
+		const char *from;
+		const char *to;
+	} cases[] = {
+		{"llama/8B é 漢", "llama/8B é 漢"},
+		{"\033[2J\a\n\r\t", "\\x1b[2J\\x07\\x0a\\x0d\\x09"},
+		{"\x7f \xc2\x9b", "\\x7f \\xc2\\x9b"},
+		{"back\\slash", "back\\x5cslash"},
+		{"\xe2\x80\xae"
+	         "evil",
+	         "\\xe2\\x80\\xae"
+	         "evil"},
+		{"cut \xe6\xbc", "cut \\xe6\\xbc"},
+		{"overlong \xc0\xaf", "overlong \\xc0\\xaf"},
+		{"surrogate \xed\xa0\x80", "surrogate \\xed\\xa0\\x80"},
+		{"\xff\xfe", "\\xff\\xfe"},
+	};
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		char *text = text_escape(cases[i].from);
+		ck_assert_str_eq(text, cases[i].to);
+		free(text);
+	}
+}
+END_TEST
+
+START_TEST(tables_are_aligned)
+{
+	struct table table;
+	char *text;
+	size_t n_bytes;
+	table_init(&table);
+	table_column(&table, "NAME", false);
+	table_column(&table, "SIZE", true);
+	table_column(&table, "LAST", false);
+	const char *cells[] = {"é", "1", "x", "longer", "12345", "y", "unfinished"};
+	for (size_t i = 0; i < 7; i++) {
+		table_cell(&table, cells[i]);
+	}
+	FILE *out = open_memstream(&text, &n_bytes);
+	ck_assert_int_eq(table_print(&table, out), 0);
+	fclose(out);
+	ck_assert_str_eq(text, "NAME         SIZE  LAST\n"
+	                       "é               1  x\n"
+	                       "longer      12345  y\n"
+	                       "unfinished         \n");
+	free(text);
+	table_deinit(&table);
+}
+END_TEST
+
+START_TEST(every_command_has_help_without_a_daemon)
+{
+	static const char *const names[] = {
+		"status", "stats", "sessions", "fragmentation", "tenants", "models",
+		"blocks", "load",  "pin",      "unpin",         "evict",   "quota",
+	};
+	fake.connect_error = GLAKE_E_GONE;
+	ck_assert_int_eq(run("--help"), 0);
+	char *all = strdup(out_text);
+	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+		char line[64];
+		assert_contains(all, names[i]);
+		snprintf(line, sizeof(line), "%s --help", names[i]);
+		ck_assert_int_eq(run(line), 0);
+		assert_contains(out_text, names[i]);
+	}
+	free(all);
+	ck_assert_int_eq(run("--version"), 0);
+	ck_assert_str_eq(out_text, "glakectl 0.1.0\n");
+}
+END_TEST
+
+START_TEST(bad_command_lines_are_usage_errors)
+{
+	static const char *const lines[] = {
+		"",
+		"nonsense",
+		"--nonsense",
+		"status extra",
+		"status --device 1",
+		"--socket",
+		"pin",
+		"pin a b",
+		"evict",
+		"evict a --all",
+		"quota t",
+		"quota t --device 1",
+		"quota t --device 1 --sessions 3",
+		"quota t --bytes 24GB",
+		"quota t --sessions 0",
+		"quota t --sessions many",
+		"load",
+		"load x --device -1",
+		"load x --device 4294967296",
+		"load x --pin=yes",
+	};
+	fake.connect_error = GLAKE_E_INTERNAL;
+	for (size_t i = 0; i < sizeof(lines) / sizeof(lines[0]); i++) {
+		ck_assert_msg(run(lines[i]) == CTL_USAGE, "not a usage error: %s", lines[i]);
+		ck_assert_str_eq(out_text, "");
+		assert_contains(err_text, "glakectl: ");
+	}
+	ck_assert_int_eq(run("quota t --json"), CTL_USAGE);
+	ck_assert_str_eq(err_text, "");
+	assert_contains(out_text, "\"code\": -22");
+}
+END_TEST
+
+START_TEST(errors_have_their_exit_codes)
+{
+	static const struct {
+		int error;
+		int code;
+	} cases[] = {
+		{GLAKE_E_GONE, 3},
+		{GLAKE_E_PROTOCOL, 3},
+		{GLAKE_E_VERSION, 3},
+		{GLAKE_E_SHUTTING_DOWN, 3},
+		{GLAKE_E_NO_PERMISSION, 4},
+		{-EACCES, 4},
+		{GLAKE_E_NOT_FOUND, 5},
+		{-ENOENT, 5},
+		{GLAKE_E_BUSY, 6},
+		{GLAKE_E_OVER_QUOTA, 7},
+		{GLAKE_E_NO_DEVICE_MEMORY, 7},
+		{GLAKE_E_NO_FDS, 7},
+		{GLAKE_E_BAD_FILE, 8},
+		{GLAKE_E_FILE_CHANGED, 8},
+		{GLAKE_E_READ, 8},
+		{GLAKE_E_BAD_REQUEST, 1},
+		{GLAKE_E_MOVER, 1},
+		{GLAKE_E_INTERNAL, 1},
+		{-EIO, 1},
+		{-99999, 1},
+	};
+	static const char *const lines[] = {
+		"status",
+		"stats",
+		"sessions",
+		"fragmentation",
+		"tenants",
+		"models",
+		"blocks",
+		"pin m",
+		"evict m",
+		"load m",
+		"quota t --sessions 1",
+	};
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		fake.connect_error = cases[i].error;
+		ck_assert_int_eq(run("status"), cases[i].code);
+		fake.connect_error = 0;
+		fake.error = cases[i].error;
+		ck_assert_int_eq(run(lines[i % 11]), cases[i].code);
+		ck_assert_str_eq(out_text, "");
+	}
+}
+END_TEST
+
+START_TEST(errors_are_told_once_with_their_cause)
+{
+	fake.error = GLAKE_E_OVER_QUOTA;
+	fake.cause = "tenant \033 is full";
+	ck_assert_int_eq(run("models"), CTL_LIMIT);
+	ck_assert_str_eq(err_text, "glakectl: models: over quota: tenant \\x1b is full\n");
+	ck_assert_int_eq(run("--json models"), CTL_LIMIT);
+	ck_assert_str_eq(err_text, "");
+	json_t *document = json_loads(out_text, 0, NULL);
+	int code = 0;
+	const char *name = "";
+	const char *text = "";
+	ck_assert_int_eq(json_unpack(document, "{s:{s:i, s:s, s:s}}", "error", "code", &code,
+	                             "name", &name, "text", &text),
+	                 0);
+	ck_assert_int_eq(code, -4006);
+	ck_assert_str_eq(name, "GLAKE_E_OVER_QUOTA");
+	ck_assert_str_eq(text, "over quota: tenant \033 is full");
+	json_decref(document);
+	/* As a terminal gets it. */
+	ck_assert_ptr_null(strchr(out_text, '\033'));
+	ck_assert_str_eq(ctl_error_name(-ENOENT), "ENOENT");
+	ck_assert_str_eq(ctl_error_name(-12345), "UNKNOWN");
+}
+END_TEST
+
+START_TEST(status_shows_all_words)
+{
+	ck_assert_int_eq(run("status"), 0);
+	assert_contains(out_text, "42, up 1m 01s");
+	assert_contains(out_text, "built-in defaults");
+	assert_contains(out_text,
+	                "physical    4.0 GiB: private 1.0 GiB, blocks 3.0 GiB (in use 2.0");
+	assert_contains(out_text, "dedup ratio 3.00");
+	assert_contains(out_text, "unaccounted 1.0 GiB");
+	assert_contains(out_text, "no: not permitted");
+	ck_assert_int_eq(run("--bytes status"), 0);
+	assert_contains(out_text, "physical    4294967296:");
+
+	json_t *document = run_json("status --json");
+	json_t *devices = json_object_get(document, "devices");
+	json_t *first = json_array_get(devices, 0);
+	json_t *second = json_array_get(devices, 1);
+	ck_assert_int_eq(json_integer_value(json_object_get(document, "n_sessions")), 3);
+	ck_assert(json_is_false(json_object_get(document, "draining")));
+	ck_assert_double_eq_tol(json_real_value(json_object_get(first, "dedup_ratio")), 3, 1e-9);
+	ck_assert_int_eq(json_integer_value(json_object_get(first, "unaccounted_bytes")), GIB);
+	ck_assert_int_eq(json_integer_value(json_object_get(first, "used_block_bytes")), 2 * GIB);
+	ck_assert_str_eq(json_string_value(json_object_get(first, "uuid")),
+	                 "GPU-abcd0000-0000-0000-0000-000000000000");
+	ck_assert(json_is_null(json_object_get(second, "dedup_ratio")));
+	ck_assert(json_is_null(json_object_get(second, "unaccounted_bytes")));
+	json_decref(document);
+}
+END_TEST
+
+START_TEST(lists_have_their_columns_and_keys)
+{
+	static const struct {
+		const char *command;
+		const char *key;
+		const char *column;
+		const char *member;
+	} cases[] = {
+		{"sessions", "sessions", "RESERVED", "reserved_bytes"},
+		{"models", "models", "UNIQUE", "unique_bytes"},
+		{"blocks", "blocks", "DIGEST", "digest"},
+		{"tenants", "tenants", "QUOTA", "devices"},
+		{"stats", "metrics", "MEANING", "help"},
+		{"fragmentation", "sessions", "FRAGMENTATION", "fragmentation"},
+	};
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		char line[64];
+		ck_assert_int_eq(run(cases[i].command), 0);
+		assert_contains(out_text, cases[i].column);
+		snprintf(line, sizeof(line), "%s --json", cases[i].command);
+		json_t *document = run_json(line);
+		json_t *row = json_array_get(json_object_get(document, cases[i].key), 0);
+		ck_assert_ptr_nonnull(json_object_get(row, cases[i].member));
+		json_decref(document);
+	}
+}
+END_TEST
+
+START_TEST(fragmentation_is_one_minus_utilization)
+{
+	ck_assert_int_eq(run("fragmentation"), 0);
+	assert_contains(out_text, "3.0 GiB   4.0 GiB  1.0 GiB       75.0 %         25.0 %");
+	json_t *document = run_json("fragmentation --json");
+	json_t *rows = json_object_get(document, "sessions");
+	json_t *busy = json_array_get(rows, 0);
+	json_t *empty = json_array_get(rows, 1);
+	ck_assert_double_eq_tol(json_real_value(json_object_get(busy, "utilization")), 0.75, 1e-9);
+	ck_assert_double_eq_tol(json_real_value(json_object_get(busy, "fragmentation")), 0.25,
+	                        1e-9);
+	ck_assert(json_is_null(json_object_get(empty, "utilization")));
+	json_decref(document);
+}
+END_TEST
+
+START_TEST(foreign_names_are_escaped_everywhere)
+{
+	static const char *const commands[] = {"status", "sessions", "fragmentation", "models"};
+	fake.name = "\033]0;owned\a\xff";
+	for (size_t i = 0; i < 4; i++) {
+		char line[64];
+		ck_assert_int_eq(run(commands[i]), 0);
+		assert_contains(out_text, "\\x1b]0;owned\\x07\\xff");
+		snprintf(line, sizeof(line), "%s --json", commands[i]);
+		json_decref(run_json(line));
+		ck_assert_ptr_null(strchr(out_text, '\033'));
+	}
+}
+END_TEST
+
+START_TEST(digests_read_as_in_the_logs)
+{
+	ck_assert_int_eq(run("blocks"), 0);
+	assert_contains(out_text, "fe000000000000000000000000000001");
+}
+END_TEST
+
+START_TEST(steering_passes_its_arguments)
+{
+	ck_assert_int_eq(run("pin m"), 0);
+	ck_assert_str_eq(fake.call, "pin m 1");
+	ck_assert_str_eq(out_text, "m: pinned\n");
+	ck_assert_int_eq(run("unpin m"), 0);
+	ck_assert_str_eq(fake.call, "pin m 0");
+	ck_assert_int_eq(run("evict m"), 0);
+	ck_assert_str_eq(fake.call, "evict m");
+	ck_assert_str_eq(out_text, "1 model evicted, 3.0 GiB freed\n");
+	json_decref(run_json("evict --all --json"));
+	ck_assert_str_eq(fake.call, "evict (all)");
+	ck_assert_int_eq(run("quota t --device 3 --bytes 24GiB"), 0);
+	ck_assert_str_eq(fake.call, "quota t 3 25769803776");
+	ck_assert_str_eq(out_text, "quota on device 3: 24.0 GiB\n");
+	ck_assert_int_eq(run("quota t --bytes none --sessions 5"), 0);
+	ck_assert_str_eq(fake.call, "quota t 0 0 sessions t 5");
+	ck_assert_str_eq(out_text, "quota on device 0: none\nsessions: at most 5\n");
+	fake.call[0] = '\0';
+	ck_assert_int_eq(run("quota --sessions none -- t"), 0);
+	ck_assert_str_eq(fake.call, " sessions t 0");
+	ck_assert_int_eq(run("--socket /a/b pin m"), 0);
+	ck_assert_str_eq(fake.socket_path, "/a/b");
+	ck_assert_int_eq(run("pin m --socket=/c"), 0);
+	ck_assert_str_eq(fake.socket_path, "/c");
+}
+END_TEST
+
+START_TEST(load_reports_progress_by_lines)
+{
+	ck_assert_int_eq(run("load a b c --device 2 --name big --pin"), 0);
+	ck_assert_str_eq(fake.call, "load a +2 device 2 name big pin 1");
+	assert_contains(err_text, "10 %: 100.0 GiB of 1000.0 GiB");
+	assert_contains(err_text, "100 %: ");
+	int n_lines = 0;
+	for (const char *at = err_text; *at; at++) {
+		n_lines += *at == '\n';
+	}
+	ck_assert_int_eq(n_lines, 10);
+	assert_contains(out_text, "loaded in 500 ms, 4.0 GiB/s");
+	json_t *document = run_json("load a --json");
+	ck_assert_str_eq(fake.call, "load a +0 device 0 name - pin 0");
+	ck_assert_int_eq(json_integer_value(json_object_get(document, "bytes_per_second")),
+	                 4 * GIB);
+	json_decref(document);
+}
+END_TEST
+
+START_TEST(an_answer_that_cannot_be_written_is_a_failure)
+{
+	char *arguments[] = {(char *)"glakectl", (char *)"status", NULL};
+	FILE *full = fopen("/dev/full", "w");
+	FILE *err = fopen("/dev/null", "w");
+	ck_assert_ptr_nonnull(full);
+	ck_assert_int_eq(ctl_run(2, arguments, full, err), CTL_FAILED);
+	fclose(full);
+	fclose(err);
+}
+END_TEST
+
+static Suite *ctl_suite(void)
+{
+	Suite *suite = suite_create("ctl");
+	TCase *tcase = tcase_create("ctl");
+	tcase_add_checked_fixture(tcase, setup, teardown);
+	tcase_add_test(tcase, sizes_are_short_and_rounded);
+	tcase_add_test(tcase, sizes_are_read_back);
+	tcase_add_test(tcase, durations_have_two_parts);
+	tcase_add_test(tcase, names_cannot_steer_a_terminal);
+	tcase_add_test(tcase, tables_are_aligned);
+	tcase_add_test(tcase, every_command_has_help_without_a_daemon);
+	tcase_add_test(tcase, bad_command_lines_are_usage_errors);
+	tcase_add_test(tcase, errors_have_their_exit_codes);
+	tcase_add_test(tcase, errors_are_told_once_with_their_cause);
+	tcase_add_test(tcase, status_shows_all_words);
+	tcase_add_test(tcase, lists_have_their_columns_and_keys);
+	tcase_add_test(tcase, fragmentation_is_one_minus_utilization);
+	tcase_add_test(tcase, foreign_names_are_escaped_everywhere);
+	tcase_add_test(tcase, digests_read_as_in_the_logs);
+	tcase_add_test(tcase, steering_passes_its_arguments);
+	tcase_add_test(tcase, load_reports_progress_by_lines);
+	tcase_add_test(tcase, an_answer_that_cannot_be_written_is_a_failure);
+	suite_add_tcase(suite, tcase);
+	return suite;
+}
+
+int main(void)
+{
+	SRunner *runner = srunner_create(ctl_suite());
+	srunner_run_all(runner, CK_NORMAL);
+	int n_failed = srunner_ntests_failed(runner);
+	srunner_free(runner);
+	return n_failed ? EXIT_FAILURE : EXIT_SUCCESS;
+}
