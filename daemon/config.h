@@ -31,7 +31,7 @@
 /* The tenant that pays for what nobody uses; never in a config. */
 #define CONFIG_CACHE_TENANT "cache"
 
-/* GPU hosts have been seen that allow a process no more fds, hard limit or not. */
+/* GPU hosts have been seen that allow a process no more fds. Only fd_budget goes beyond. */
 #define CONFIG_MAX_FDS 20000u
 
 /* Of those, what glaked keeps for itself: the driver's files, pipes, packets under way. */
@@ -118,8 +118,9 @@ int config_load(const char *path, struct config **config_out, char *error_out, s
 void config_free(struct config *config);
 
 /*
- * Fds to spend on what clients cause: sessions, chunks, blocks. fd_budget if it is set, but never
- * more than the hard RLIMIT_NOFILE and CONFIG_MAX_FDS leave after CONFIG_RESERVED_FDS.
+ * Fds to spend on what clients cause: sessions, chunks, blocks. fd_budget if it is set, else
+ * CONFIG_MAX_FDS less CONFIG_RESERVED_FDS; and never more than the hard RLIMIT_NOFILE leaves when
+ * the reserve is taken.
  */
 uint32_t config_fd_budget(const struct config *config);
 

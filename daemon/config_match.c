@@ -1,0 +1,106 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Who somebody is, as the config sees it: admin or not, realm, tenant; and what the tenant may have.
+ */
+#include "daemon/config.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <sys/resource.h>
+
+static bool has_gid(const gid_t *gids, size_t n_gids, gid_t gid)
+{
+	for (size_t i = 0; i < n_gids; i++) {
+		if (gids[i] == gid) {
+			return true;
+		}
+	}
+	return false;
+}
+
+static bool is_member(const struct config_members *members, uid_t uid, const gid_t *gids,
+                      size_t n_gids)
+{
+	for (size_t i = 0; i < members->n_uids; i++) {
+		if (members->uids[i] == uid) {
+			return true;
+		}
+	}
+	for (size_t i = 0; i < members->n_gids; i++) {
+		if (has_gid(gids, n_gids, members->gids[i])) {
+			return true;
+		}
+	}
+	return false;
+}
+
+/* /a/b holds /a/b and /a/b/c, not /a/bc. */
+static bool is_below(const char *cgroup, const char *prefix)
+{
+	size_t n_bytes = strlen(prefix);
+	return strncmp(cgroup, prefix, n_bytes) == 0 &&
+	       (cgroup[n_bytes] == '\0' || cgroup[n_bytes] == '/');
+}
+
+static bool rule_matches(const struct config_tenant *rule, uid_t uid, const gid_t *gids,
+                         size_t n_gids, const char *cgroup)
+{
+	bool names_somebody = rule->members.n_uids > 0 || rule->members.n_gids > 0;
+	if (names_somebody && !is_member(&rule->members, uid, gids, n_gids)) {
+		return false;
+	}
+	return !rule->cgroup || (cgroup && is_below(cgroup, rule->cgroup));
+}
+
+bool config_is_admin(const struct config *config, uid_t uid, const gid_t *gids, size_t n_gids)
+{
+	return uid == 0 || (config->admin_group && has_gid(gids, n_gids, config->admin_gid));
+}
+
+void config_realm_of(const struct config *config, uid_t uid, const gid_t *gids, size_t n_gids,
+                     char *name_out, size_t name_bytes)
+{
+	for (size_t i = 0; i < config->n_realms; i++) {
+		if (is_member(&config->realms[i].members, uid, gids, n_gids)) {
+			snprintf(name_out, name_bytes, "%s", config->realms[i].name);
+			return;
+		}
+	}
+	/* No name in the file has a colon, so this is nobody else's. */
+	snprintf(name_out, name_bytes, "uid:%u", (unsigned)uid);
+}
+
+const struct config_tenant *config_tenant_of(const struct config *config, uid_t uid,
+                                             const gid_t *gids, size_t n_gids, const char *cgroup)
+{
+	size_t i = 0;
+	while (!rule_matches(&config->tenants[i], uid, gids, n_gids, cgroup)) {
+		i++; /* The default tenant, the last one, matches everybody. */
+	}
+	return &config->tenants[i];
+}
+
+uint64_t config_tenant_quota(const struct config_tenant *tenant, uint32_t device)
+{
+	if (tenant->n_device_bytes == 0) {
+		return 0;
+	}
+	size_t last = tenant->n_device_bytes - 1;
+	return tenant->device_bytes[device < last ? device : last];
+}
+
+uint32_t config_fd_budget(const struct config *config)
+{
+	struct rlimit limit = {.rlim_max = CONFIG_MAX_FDS};
+	getrlimit(RLIMIT_NOFILE, &limit);
+	uint64_t max = limit.rlim_max;
+	if (config->fd_budget == 0 && max > CONFIG_MAX_FDS) {
+		max = CONFIG_MAX_FDS;
+	}
+	/* Under a limit this small nothing is right; half of it keeps glaked answering. */
+	uint64_t left = max > 2 * CONFIG_RESERVED_FDS ? max - CONFIG_RESERVED_FDS : max / 2;
+	if (config->fd_budget && config->fd_budget < left) {
+		return config->fd_budget;
+	}
+	return left < UINT32_MAX ? (uint32_t)left : UINT32_MAX;
+}
