@@ -1,0 +1,232 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# The demo: four model servers, two models, one copy of every weight.
+#   tests/demo/run.sh [BUILD]
+# On the first GPU if the machine has one, else on cudasim. DEMO_SCALE=N makes the models N times
+# deeper (300 MB each at 1), DEMO_PRIVATE_MIB is each server's private memory.
+set -euo pipefail
+
+build=$(realpath "${1:-$(dirname "$0")/../..}")
+tools=$build/tests/demo
+scale=${DEMO_SCALE:-1}
+private_mib=${DEMO_PRIVATE_MIB:-64}
+work=$(mktemp -d "${TMPDIR:-/tmp}/glake-demo.XXXXXX")
+export GLAKE_SOCKET=$work/glaked.sock
+declare -A pid_of=() input_of=()
+daemon=
+# The caller's stdout, for errors found inside $(...).
+exec 3>&1
+
+clean_up()
+{
+	trap - EXIT
+	local pid
+	for pid in "${pid_of[@]}" $daemon; do
+		kill -KILL "$pid" 2>/dev/null || true
+		wait "$pid" 2>/dev/null || true
+	done
+	rm -rf "$work"
+}
+trap clean_up EXIT
+trap 'exit 1' INT TERM HUP
+
+fail()
+{
+	echo "demo: $*" >&3
+	[ ! -s "$work/glaked.log" ] || sed 's/^/  glaked: /' "$work/glaked.log" | tail -n 15 >&3
+	exit 1
+}
+
+say()
+{
+	printf '\n== %s\n' "$*"
+}
+
+ctl()
+{
+	"$build/bin/glakectl" "$@"
+}
+
+# A number of the first device, or of the daemon.
+status_of()
+{
+	ctl --json status | sed -n "s/^ *\"$1\": \\([0-9]*\\),\\{0,1\\}\$/\\1/p" | head -n 1
+}
+
+# start NAME MODEL: a server that takes commands.
+start()
+{
+	local name=$1 fd
+	rm -f "$work/$name.in" "$work/$name.out"
+	mkfifo "$work/$name.in"
+	"$tools/server" "$name" "$work/$2.safetensors" "$private_mib" \
+		<"$work/$name.in" >"$work/$name.out" 2>"$work/$name.err" 3>&- &
+	pid_of[$name]=$!
+	exec {fd}>"$work/$name.in"
+	input_of[$name]=$fd
+}
+
+# answer NAME WORD: the server's next line that starts with WORD.
+answer()
+{
+	local name=$1 word=$2 line is_alive deadline=$((SECONDS + ${DEMO_SECONDS:-120}))
+	while [ "$SECONDS" -lt "$deadline" ]; do
+		# Asked first: what ends right behind its answer has still answered.
+		is_alive=yes
+		kill -0 "${pid_of[$name]}" 2>/dev/null || is_alive=no
+		line=$(grep -m 1 "^$word " "$work/$name.out" 2>/dev/null || true)
+		if [ -n "$line" ]; then
+			echo "$line"
+			return 0
+		fi
+		[ "$is_alive" = yes ] || fail "$name ended: $(tail -n 1 "$work/$name.err")"
+		sleep 0.05
+	done
+	fail "$name did not say '$word' in time"
+}
+
+# ask NAME COMMAND: and wait for the answer.
+ask()
+{
+	: >"$work/$1.out"
+	echo "$2" >&"${input_of[$1]}"
+	answer "$1" "$2"
+}
+
+# until_equal WHAT VALUE: a number of the status gets there within ten seconds.
+until_equal()
+{
+	local value=
+	for _ in $(seq 200); do
+		value=$(status_of "$1")
+		[ "$value" != "$2" ] || return 0
+		sleep 0.05
+	done
+	fail "$1 is $value, not $2"
+}
+
+field()
+{
+	sed -n "s/.*\\b$2=\\([0-9.]*\\).*/\\1/p" <<<"$1"
+}
+
+mib()
+{
+	awk -v n="$1" 'BEGIN { printf "%.1f MiB", n / 1048576 }'
+}
+
+# ---- which driver -------------------------------------------------------------------------------
+if gpu=$("$tools/server" --probe 2>/dev/null); then
+	backend=cuda
+	unset GLAKE_LIBCUDA
+	say "backend: cuda, $gpu"
+else
+	backend=cudasim
+	export GLAKE_LIBCUDA=$build/cudasim/libcuda.so.1 CUDASIM_STATE=$work/cudasim
+	say "backend: cudasim, since no CUDA device was found (a simulated driver: times mean little)"
+fi
+
+# ---- models and daemon --------------------------------------------------------------------------
+say "two models: a base, and a fine-tune that shares most tensors with it"
+sizes=$("$tools/make_models" "$work" "$scale")
+base_bytes=$(field "$sizes" base_bytes)
+shared_bytes=$(field "$sizes" shared_bytes)
+echo "each $(mib "$base_bytes"), equal in $(mib "$shared_bytes")"
+
+cat >"$work/glaked.conf" <<END
+socket_path = "$GLAKE_SOCKET";
+devices = [ 0 ];
+END
+setpriv --pdeathsig KILL "$build/bin/glaked" --config "$work/glaked.conf" \
+	>"$work/glaked.log" 2>&1 3>&- &
+daemon=$!
+for _ in $(seq 200); do
+	kill -0 "$daemon" 2>/dev/null || fail "glaked did not start"
+	! ctl status >/dev/null 2>&1 || break
+	sleep 0.05
+done
+ctl status >/dev/null || fail "glaked does not answer"
+
+# ---- four servers -------------------------------------------------------------------------------
+say "three servers on the base, one on the fine-tune; each compares every tensor with the file"
+servers="base-1 base-2 base-3 tuned-1"
+for name in $servers; do
+	start "$name" "${name%-*}"
+done
+for name in $servers; do
+	line=$(answer "$name" ready)
+	echo "$name: ${line#ready }"
+done
+
+say "who maps what"
+ctl sessions
+echo
+ctl models
+echo
+ctl status
+logical=$(status_of logical_block_bytes)
+physical=$(status_of used_block_bytes)
+ratio=$(awk -v l="$logical" -v p="$physical" 'BEGIN { if (p > 0) printf "%.2f", l / p }')
+# One copy of all that is equal: at most 2 % and some padding above what the files hold.
+distinct=$((2 * base_bytes - shared_bytes))
+[ "$physical" -gt 0 ] || fail "no block is in use"
+[ "$physical" -ge "$distinct" ] || fail "$physical bytes cannot hold $distinct distinct ones"
+[ "$physical" -le $((distinct + distinct / 50 + 16777216)) ] ||
+	fail "$physical bytes of blocks for $distinct distinct ones: something is there twice"
+[ "$logical" -ge $((4 * base_bytes)) ] || fail "four servers map only $logical bytes"
+
+# ---- a crash ------------------------------------------------------------------------------------
+private=$(status_of private_bytes)
+say "SIGKILL to base-2: its private memory comes back, the weights stay"
+kill -KILL "${pid_of[base-2]}"
+wait "${pid_of[base-2]}" 2>/dev/null || true
+unset "pid_of[base-2]"
+fd=${input_of[base-2]}
+exec {fd}>&-
+until_equal n_sessions 4
+until_equal private_bytes $((private - private_mib * 1048576))
+echo "private before $(mib "$private"), after $(mib "$(status_of private_bytes)")"
+[ "$(status_of used_block_bytes)" = "$physical" ] || fail "the weights did not stay"
+
+say "base-2 again: the weights are there, it only maps them"
+start base-2 base
+line=$(answer base-2 ready)
+echo "base-2: ${line#ready }"
+case $line in
+*was-loaded*) ;;
+*) fail "base-2 had to load the model again" ;;
+esac
+remap_ms=$(field "$line" open_ms)
+until_equal private_bytes "$private"
+
+# ---- a write ------------------------------------------------------------------------------------
+say "base-1 tries to overwrite a shared tensor"
+line=$(ask base-1 write)
+echo "base-1: $line"
+case $line in
+"write refused "*) ;;
+*) fail "a write to shared weights was not refused" ;;
+esac
+for name in $servers; do
+	line=$(ask "$name" verify)
+	echo "$name: $line"
+done
+
+# ---- the end ------------------------------------------------------------------------------------
+say "all servers leave"
+for name in $servers; do
+	ask "$name" quit >/dev/null
+	wait "${pid_of[$name]}" || fail "$name ended with an error: $(tail -n 1 "$work/$name.err")"
+	unset "pid_of[$name]"
+done
+until_equal private_bytes 0
+until_equal used_block_bytes 0
+kill -TERM "$daemon"
+wait "$daemon" || fail "glaked ended with an error"
+daemon=
+echo "private memory and mappings: all given back; glaked ended"
+
+printf '\n'
+echo "demo: servers=4 logical_bytes=$logical physical_bytes=$physical ratio=$ratio" \
+	"remap_ms=$remap_ms backend=$backend OK"
