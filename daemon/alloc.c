@@ -1,0 +1,362 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/alloc.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+
+#include "daemon/log.h"
+#include "proto/cleanup.h"
+
+/* How often a waiting request looks again. */
+#define WAIT_STEP_MS 10
+/* From this size on a chunk is worth an fd of the budget as long as there is any. */
+#define BIG_CHUNK_BYTES (64ull * 1024 * 1024)
+
+struct made {
+	int fd;
+	CUmemGenericAllocationHandle handle;
+};
+
+struct alloc {
+	struct work work;
+	struct list link; /* link: allocator.waiting, while parked */
+	struct allocator *allocator;
+	struct device *device;
+	enum chunk_use use;
+	alloc_done_fn done; /* NULL once cancelled */
+	void *user;
+	struct alloc **self; /* the caller's pointer, cleared before done; may be NULL */
+	uint64_t deadline_ms;
+	bool has_deadline;
+	bool keep_handles; /* the fd budget is short: hold by handle */
+	CUresult result;
+	uint64_t missing_bytes;
+	size_t n_chunks;
+	size_t n_missing; /* sizes[0 .. n_missing) are not there yet */
+	uint64_t *sizes;
+	struct charge *charges; /* of sizes[i], until chunks[i] takes it */
+	struct made *made;      /* worker's results for the missing ones */
+	struct chunk *chunks;   /* in the order of the request */
+	size_t *missing;        /* indexes into sizes */
+};
+
+static void alloc_free(struct alloc *alloc)
+{
+	if (!alloc) {
+		return;
+	}
+	if (alloc->charges) {
+		for (size_t i = 0; i < alloc->n_chunks; i++) {
+			charge_refund(&alloc->charges[i]);
+		}
+	}
+	if (alloc->chunks) {
+		chunk_release_all(alloc->chunks, alloc->n_chunks);
+	}
+	free(alloc->sizes);
+	free(alloc->charges);
+	free(alloc->made);
+	free(alloc->chunks);
+	free(alloc->missing);
+	free(alloc);
+}
+
+static struct alloc *alloc_new(const uint64_t *sizes, size_t n_chunks)
+{
+	struct alloc *alloc = calloc(1, sizeof(*alloc));
+	if (!alloc) {
+		return NULL;
+	}
+	alloc->n_chunks = n_chunks;
+	alloc->sizes = calloc(n_chunks, sizeof(alloc->sizes[0]));
+	alloc->charges = calloc(n_chunks, sizeof(alloc->charges[0]));
+	alloc->made = calloc(n_chunks, sizeof(alloc->made[0]));
+	alloc->chunks = calloc(n_chunks, sizeof(alloc->chunks[0]));
+	alloc->missing = calloc(n_chunks, sizeof(alloc->missing[0]));
+	if (!alloc->sizes || !alloc->charges || !alloc->made || !alloc->chunks || !alloc->missing) {
+		alloc_free(alloc);
+		return NULL;
+	}
+	for (size_t i = 0; i < n_chunks; i++) {
+		alloc->sizes[i] = sizes[i];
+	}
+	list_init(&alloc->link);
+	return alloc;
+}
+
+static int charge_all(struct alloc *alloc, struct tenant *tenant)
+{
+	for (size_t i = 0; i < alloc->n_chunks; i++) {
+		int r = tenant_charge(tenant, alloc->device->index, alloc->sizes[i], 1,
+		                      &alloc->charges[i]);
+		if (r != 0) {
+			alloc->allocator->stats->quota_refusals++;
+			return r == TENANT_E_FDS ? ALLOC_E_FDS : ALLOC_E_QUOTA;
+		}
+	}
+	return 0;
+}
+
+/* The budget keeps a reserve for blocks and big chunks: small private ones may use 3/4 of it. */
+static int check_budget(struct alloc *alloc)
+{
+	struct fd_budget *budget = &alloc->allocator->budget;
+	bool is_small = alloc->use == CHUNK_PRIVATE && alloc->sizes[0] < BIG_CHUNK_BYTES;
+	if (budget->n_used + alloc->n_chunks <=
+	    (is_small ? budget->n_limit / 4 * 3 : budget->n_limit)) {
+		return 0;
+	}
+	alloc->keep_handles = alloc->use == CHUNK_PRIVATE;
+	return alloc->keep_handles ? 0 : ALLOC_E_FDS;
+}
+
+static void adopt(struct alloc *alloc, size_t i, int fd, CUmemGenericAllocationHandle handle)
+{
+	chunk_init(&alloc->chunks[i], alloc->device, &alloc->allocator->budget, alloc->sizes[i], fd,
+	           handle, alloc->use, &alloc->charges[i]);
+}
+
+static void take_from_pool(struct alloc *alloc)
+{
+	struct pool *pool = &alloc->allocator->pools[alloc->device->index];
+	for (size_t i = 0; i < alloc->n_chunks; i++) {
+		struct chunk chunk;
+		if (!pool_take(pool, alloc->sizes[i], &chunk)) {
+			alloc->missing[alloc->n_missing++] = i;
+			alloc->missing_bytes += alloc->sizes[i];
+			alloc->allocator->stats->pool_misses++;
+			continue;
+		}
+		alloc->allocator->stats->pool_hits++;
+		chunk_set_use(&chunk, alloc->use);
+		chunk.charge = alloc->charges[i];
+		alloc->charges[i] = (struct charge){0};
+		chunk_move(&alloc->chunks[i], &chunk);
+	}
+	pool_refill(pool);
+}
+
+static void finish(struct alloc *alloc, int result)
+{
+	if (alloc->self) {
+		*alloc->self = NULL;
+	}
+	if (!alloc->done) {
+		alloc_free(alloc);
+		return;
+	}
+	if (result != 0) {
+		if (result == ALLOC_E_FULL) {
+			alloc->allocator->stats->memory_refusals++;
+		}
+		alloc->done(alloc->user, result, NULL, 0);
+	} else {
+		alloc->allocator->stats->chunks_created += alloc->n_chunks;
+		alloc->done(alloc->user, 0, alloc->chunks, alloc->n_chunks);
+	}
+	alloc_free(alloc);
+}
+
+/* Worker's thread: all that is missing, or nothing. */
+static void make_missing(struct work *work)
+{
+	struct alloc *alloc = container_of(work, struct alloc, work);
+	size_t n_made = 0;
+	alloc->result = CUDA_SUCCESS;
+	for (; n_made < alloc->n_missing; n_made++) {
+		struct made *made = &alloc->made[n_made];
+		alloc->result = device_make_chunk(alloc->device,
+		                                  alloc->sizes[alloc->missing[n_made]], &made->fd,
+		                                  alloc->keep_handles ? &made->handle : NULL);
+		if (alloc->result != CUDA_SUCCESS) {
+			break;
+		}
+	}
+	if (alloc->result == CUDA_SUCCESS) {
+		return;
+	}
+	for (size_t i = 0; i < n_made; i++) {
+		fd_close(&alloc->made[i].fd);
+		if (alloc->keep_handles) {
+			alloc->device->drv->cuMemRelease(alloc->made[i].handle);
+		}
+	}
+}
+
+static void try_driver(struct alloc *alloc);
+
+static void on_wait_timer(uv_timer_t *timer)
+{
+	struct allocator *allocator = container_of(timer, struct allocator, timer);
+	struct list again;
+	list_init(&again);
+	while (!list_is_empty(&allocator->waiting)) {
+		struct list *link = allocator->waiting.next;
+		list_remove(link);
+		list_insert(&again, link);
+	}
+	uv_timer_stop(timer);
+	while (!list_is_empty(&again)) {
+		struct alloc *alloc = container_of(again.next, struct alloc, link);
+		list_remove(&alloc->link);
+		try_driver(alloc);
+	}
+}
+
+static void park(struct alloc *alloc)
+{
+	struct allocator *allocator = alloc->allocator;
+	list_insert(&allocator->waiting, &alloc->link);
+	if (!uv_is_active((uv_handle_t *)&allocator->timer)) {
+		uv_timer_start(&allocator->timer, on_wait_timer, WAIT_STEP_MS, 0);
+	}
+}
+
+/* The device is full: take memory back and try again, wait, or give up. */
+static void make_room(struct alloc *alloc)
+{
+	struct allocator *allocator = alloc->allocator;
+	if (!alloc->done) {
+		finish(alloc, ALLOC_E_FULL);
+		return;
+	}
+	uint64_t freed_bytes = pool_drain(&allocator->pools[alloc->device->index]);
+	if (freed_bytes < alloc->missing_bytes) {
+		freed_bytes += allocator->hooks.evict(allocator->hooks.user, alloc->device,
+		                                      alloc->missing_bytes - freed_bytes);
+	}
+	if (freed_bytes > 0) {
+		try_driver(alloc);
+		return;
+	}
+	uint64_t now = uv_now(allocator->loop);
+	if (!alloc->has_deadline) {
+		alloc->has_deadline = true;
+		alloc->deadline_ms = now + allocator->wait_ms;
+		allocator->hooks.reclaim(allocator->hooks.user, alloc->device,
+		                         alloc->missing_bytes);
+	}
+	if (now < alloc->deadline_ms) {
+		park(alloc);
+		return;
+	}
+	finish(alloc, ALLOC_E_FULL);
+}
+
+static void on_made(struct work *work)
+{
+	struct alloc *alloc = container_of(work, struct alloc, work);
+	if (alloc->result == CUDA_ERROR_OUT_OF_MEMORY) {
+		make_room(alloc);
+		return;
+	}
+	if (alloc->result != CUDA_SUCCESS) {
+		log_error("device %u: cannot make a chunk: %s", alloc->device->index,
+		          cudrv_error(alloc->device->drv, alloc->result));
+		finish(alloc, ALLOC_E_DRIVER);
+		return;
+	}
+	for (size_t i = 0; i < alloc->n_missing; i++) {
+		adopt(alloc, alloc->missing[i], alloc->made[i].fd, alloc->made[i].handle);
+	}
+	finish(alloc, 0);
+}
+
+static void refuse_missing(struct work *work)
+{
+	container_of(work, struct alloc, work)->result = CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+/*
+ * Over the device's usable bytes we refuse in the driver's stead, but in its place: what was
+ * released before is free by then, and no caller is called back from inside alloc_start().
+ */
+static void try_driver(struct alloc *alloc)
+{
+	bool fits = device_physical_bytes(alloc->device) + alloc->missing_bytes <=
+	            alloc->device->usable_bytes;
+	worker_submit(&alloc->device->worker, &alloc->work, fits ? make_missing : refuse_missing,
+	              on_made);
+}
+
+int alloc_start(struct allocator *allocator, struct device *device, struct tenant *tenant,
+                enum chunk_use use, const uint64_t *sizes, size_t n_chunks, alloc_done_fn done,
+                void *user, struct alloc **alloc_out)
+{
+	assert(n_chunks > 0);
+	struct alloc *alloc = alloc_new(sizes, n_chunks);
+	if (!alloc) {
+		return -ENOMEM;
+	}
+	alloc->allocator = allocator;
+	alloc->device = device;
+	alloc->use = use;
+	alloc->done = done;
+	alloc->user = user;
+	int r = charge_all(alloc, tenant);
+	if (r == 0) {
+		r = check_budget(alloc);
+	}
+	if (r != 0) {
+		alloc_free(alloc);
+		return r;
+	}
+	alloc->self = alloc_out;
+	if (alloc_out) {
+		*alloc_out = alloc;
+	}
+	if (!alloc->keep_handles) {
+		take_from_pool(alloc);
+	} else {
+		for (size_t i = 0; i < n_chunks; i++) {
+			alloc->missing[alloc->n_missing++] = i;
+			alloc->missing_bytes += sizes[i];
+		}
+	}
+	if (alloc->n_missing == 0) {
+		finish(alloc, 0);
+	} else {
+		try_driver(alloc);
+	}
+	return 0;
+}
+
+void alloc_cancel(struct alloc *alloc)
+{
+	alloc->done = NULL;
+	alloc->self = NULL;
+	if (!list_is_empty(&alloc->link)) {
+		/* Parked, so the worker does not have it. */
+		list_remove(&alloc->link);
+		alloc_free(alloc);
+	}
+}
+
+int allocator_init(struct allocator *allocator, uv_loop_t *loop, struct device *devices,
+                   uint32_t n_devices, uint64_t fd_limit, struct tenant *pool_payer,
+                   struct stats *stats, const struct alloc_hooks *hooks)
+{
+	*allocator = (struct allocator){.loop = loop,
+	                                .hooks = *hooks,
+	                                .stats = stats,
+	                                .budget = {.n_limit = fd_limit},
+	                                .n_devices = n_devices};
+	list_init(&allocator->waiting);
+	allocator->pools = calloc(n_devices ? n_devices : 1, sizeof(allocator->pools[0]));
+	if (!allocator->pools) {
+		return -ENOMEM;
+	}
+	for (uint32_t i = 0; i < n_devices; i++) {
+		pool_init(&allocator->pools[i], &devices[i], &allocator->budget, pool_payer);
+	}
+	return uv_timer_init(loop, &allocator->timer);
+}
+
+void allocator_deinit(struct allocator *allocator)
+{
+	assert(list_is_empty(&allocator->waiting));
+	uv_close((uv_handle_t *)&allocator->timer, NULL);
+	free(allocator->pools);
+	allocator->pools = NULL;
+}

@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A block: a sealed chunk, immutable, found by its digest, shared by one realm on one device.
+ *
+ * Two counts say why it is there:
+ *   n_manifests  models that name it
+ *   n_users      models in use (see model.h) that name it, and sessions that hold it directly
+ * While n_users > 0 the tenant that brought it pays, until nobody uses it any more; after that the
+ * built-in tenant does, and the block is cache. A block that a program published may be cache with
+ * no manifest; one that came from a file goes with its last manifest.
+ *
+ * Owner: the store's table. Threads: loop thread.
+ */
+#ifndef GLAKE_DAEMON_BLOCK_H
+#define GLAKE_DAEMON_BLOCK_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <uthash.h>
+
+#include "daemon/chunk.h"
+#include "daemon/idle.h"
+#include "daemon/realm.h"
+#include "proto/digest.h"
+
+/* No padding: it is hashed and compared as bytes. */
+struct block_key {
+	uint64_t realm_id;
+	uint64_t device;
+	struct digest digest;
+};
+
+struct block {
+	UT_hash_handle hh; /* store.blocks, unless is_twin */
+	struct block_key key;
+	struct list link;    /* link: store.block_list, in the order of ids */
+	struct idle idle;    /* link: store.idle, while published, unused and in no manifest */
+	struct realm *realm; /* owned reference */
+	struct chunk chunk;
+	uint64_t id;
+	uint64_t content_bytes;
+	uint32_t n_manifests;
+	uint32_t n_users;
+	bool is_published;
+	bool is_twin; /* its digest is another content's: not in the table, never shared */
+};
+
+/*
+ * Count one more user, who pays if he is the first. Returns 0, or TENANT_E_*: nothing has changed.
+ */
+int block_use(struct block *block, struct tenant *tenant);
+
+#endif

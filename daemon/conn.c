@@ -1,0 +1,262 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/conn.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#include "proto/cleanup.h"
+#include "proto/wire.h"
+
+/* Packets taken from one connection before the others have their turn. */
+#define PACKETS_PER_TURN 16
+/* The kernel refuses fds in flight (ETOOMANYREFS) until some peer reads; nothing tells us when. */
+#define RETRY_MS 5
+
+struct packet {
+	struct list link; /* link: conn.queue */
+	size_t n_bytes;
+	size_t n_fds;
+	int *fds; /* owned, behind the bytes */
+	uint8_t bytes[];
+};
+
+static void packet_free(struct packet *packet)
+{
+	for (size_t i = 0; i < packet->n_fds; i++) {
+		fd_close(&packet->fds[i]);
+	}
+	free(packet);
+}
+
+static struct packet *packet_new(const void *bytes, size_t n_bytes, const int *fds, size_t n_fds)
+{
+	size_t fds_at = (n_bytes + sizeof(int) - 1) / sizeof(int) * sizeof(int);
+	struct packet *packet = malloc(sizeof(*packet) + fds_at + n_fds * sizeof(int));
+	if (!packet) {
+		errno = ENOMEM;
+		return NULL;
+	}
+	packet->n_bytes = n_bytes;
+	packet->n_fds = 0;
+	packet->fds = (int *)(void *)(packet->bytes + fds_at);
+	memcpy(packet->bytes, bytes, n_bytes);
+	for (size_t i = 0; i < n_fds; i++) {
+		int copy = fcntl(fds[i], F_DUPFD_CLOEXEC, 0);
+		if (copy < 0) {
+			int saved = errno;
+			packet_free(packet);
+			errno = saved;
+			return NULL;
+		}
+		packet->fds[packet->n_fds++] = copy;
+	}
+	return packet;
+}
+
+static void on_poll(uv_poll_t *poll, int status, int events);
+
+static void update_poll(struct conn *conn)
+{
+	if (conn->is_closing) {
+		return;
+	}
+	int events = 0;
+	if (conn->n_queued > 0) {
+		events = uv_is_active((uv_handle_t *)&conn->retry) ? 0 : UV_WRITABLE;
+	} else if (!conn->is_paused) {
+		events = UV_READABLE;
+	}
+	/* A peer that is gone must be noticed even while nothing is read from it. */
+	events |= UV_DISCONNECT;
+	if (events != conn->events) {
+		conn->events = events;
+		uv_poll_start(&conn->poll, events, on_poll);
+	}
+}
+
+static void end(struct conn *conn, enum conn_end how, int error)
+{
+	if (!conn->is_closing) {
+		conn->on_end(conn, how, error);
+	}
+}
+
+static void on_retry(uv_timer_t *timer)
+{
+	struct conn *conn = container_of(timer, struct conn, retry);
+	update_poll(conn);
+}
+
+/* What sending met: 0 sent, 1 try later, < 0 the socket is of no more use. */
+static int try_send(struct conn *conn, const void *bytes, size_t n_bytes, const int *fds,
+                    size_t n_fds)
+{
+	int r = wire_send(conn->fd, bytes, n_bytes, fds, n_fds, MSG_DONTWAIT);
+	if (r == 0) {
+		return 0;
+	}
+	if (r == -EAGAIN || r == -ENOBUFS) {
+		return 1;
+	}
+	if (r == -ETOOMANYREFS) {
+		uv_timer_start(&conn->retry, on_retry, RETRY_MS, 0);
+		return 1;
+	}
+	return r == WIRE_E_EOF ? -EPIPE : r;
+}
+
+static void flush(struct conn *conn)
+{
+	while (conn->n_queued > 0) {
+		struct packet *packet = container_of(conn->queue.next, struct packet, link);
+		int r = try_send(conn, packet->bytes, packet->n_bytes, packet->fds, packet->n_fds);
+		if (r > 0) {
+			return;
+		}
+		if (r < 0) {
+			end(conn, r == -EPIPE ? CONN_END_EOF : CONN_END_ERROR, r);
+			return;
+		}
+		list_remove(&packet->link);
+		conn->n_queued--;
+		packet_free(packet);
+	}
+}
+
+/* Returns whether to go on reading. */
+static bool receive(struct conn *conn)
+{
+	/* One buffer for all connections: the loop has one thread, and a packet is used up at once. */
+	static uint8_t buffer[GLAKE_MAX_PACKET_BYTES + 1];
+	static struct fdlist fds;
+	size_t n_bytes;
+
+	fdlist_init(&fds);
+	int r = wire_recv(conn->fd, buffer, sizeof(buffer), &n_bytes, &fds, MSG_DONTWAIT);
+	if (r == -EAGAIN) {
+		return false;
+	}
+	if (r != 0) {
+		enum conn_end how = r == WIRE_E_EOF         ? CONN_END_EOF
+		                    : r == WIRE_E_MALFORMED ? CONN_END_MALFORMED
+		                                            : CONN_END_ERROR;
+		end(conn, how, r);
+		return false;
+	}
+	conn->on_packet(conn, buffer, n_bytes, &fds);
+	fdlist_deinit(&fds);
+	return !conn->is_closing && !conn->is_paused && conn->n_queued == 0;
+}
+
+static void on_poll(uv_poll_t *poll, int status, int events)
+{
+	struct conn *conn = container_of(poll, struct conn, poll);
+	if (status < 0) {
+		/* libuv reports POLLERR so, and stops polling. */
+		conn->events = 0;
+		end(conn, CONN_END_EOF, status);
+		return;
+	}
+	if (events & UV_WRITABLE) {
+		flush(conn);
+	}
+	if (conn->is_closing) {
+		return;
+	}
+	if (events & UV_READABLE) {
+		for (int i = 0; i < PACKETS_PER_TURN && receive(conn); i++) {
+		}
+	} else if (events & UV_DISCONNECT) {
+		end(conn, CONN_END_EOF, 0);
+	}
+	update_poll(conn);
+}
+
+int conn_open(struct conn *conn, uv_loop_t *loop, int fd, conn_packet_fn on_packet,
+              conn_end_fn on_end)
+{
+	*conn = (struct conn){.loop = loop, .fd = fd, .on_packet = on_packet, .on_end = on_end};
+	list_init(&conn->queue);
+	/* Cannot fail; and closing it alone would need a callback, so the poll comes first. */
+	int r = uv_poll_init(loop, &conn->poll, fd);
+	if (r < 0) {
+		return r;
+	}
+	uv_timer_init(loop, &conn->retry);
+	update_poll(conn);
+	return 0;
+}
+
+int conn_send(struct conn *conn, const void *bytes, size_t n_bytes, const int *fds, size_t n_fds)
+{
+	if (conn->is_closing) {
+		return 0;
+	}
+	if (conn->n_queued == 0) {
+		int r = try_send(conn, bytes, n_bytes, fds, n_fds);
+		if (r <= 0) {
+			/* A dead peer is noticed by the poll; the packet is lost either way. */
+			return 0;
+		}
+	}
+	struct packet *packet = packet_new(bytes, n_bytes, fds, n_fds);
+	if (!packet) {
+		return -errno;
+	}
+	list_insert(&conn->queue, &packet->link);
+	conn->n_queued++;
+	update_poll(conn);
+	return 0;
+}
+
+size_t conn_n_queued(const struct conn *conn)
+{
+	return conn->n_queued;
+}
+
+void conn_pause(struct conn *conn, bool pause)
+{
+	conn->is_paused = pause;
+	update_poll(conn);
+}
+
+static void closed(struct conn *conn)
+{
+	if (--conn->n_closing == 0 && conn->on_closed) {
+		conn->on_closed(conn);
+	}
+}
+
+static void on_poll_closed(uv_handle_t *handle)
+{
+	closed(container_of(handle, struct conn, poll));
+}
+
+static void on_retry_closed(uv_handle_t *handle)
+{
+	closed(container_of(handle, struct conn, retry));
+}
+
+void conn_close(struct conn *conn, conn_closed_fn on_closed)
+{
+	if (conn->is_closing) {
+		return;
+	}
+	conn->is_closing = true;
+	conn->on_closed = on_closed;
+	conn->n_closing = 2;
+	uv_close((uv_handle_t *)&conn->poll, on_poll_closed);
+	uv_close((uv_handle_t *)&conn->retry, on_retry_closed);
+	/* After uv_close(), which takes the fd out of epoll. */
+	fd_close(&conn->fd);
+	while (!list_is_empty(&conn->queue)) {
+		struct packet *packet = container_of(conn->queue.next, struct packet, link);
+		list_remove(&packet->link);
+		packet_free(packet);
+	}
+	conn->n_queued = 0;
+}

@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A SEQPACKET connection on the loop: packets in by callback, packets out with a bounded queue.
+ *
+ * While packets wait to go out nothing is read, so a peer that does not read its answers stops
+ * being served and cannot make glaked hold more than what it had asked for before.
+ *
+ * libuv's pipes carry neither SEQPACKET nor foreign fds; this is a uv_poll_t over proto/wire.
+ *
+ * Owner: embedded in a session or in the mover link.
+ * Lifetime: conn_open() to the on_closed callback that follows conn_close().
+ * Threads: loop thread only.
+ */
+#ifndef GLAKE_DAEMON_CONN_H
+#define GLAKE_DAEMON_CONN_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <uv.h>
+
+#include "daemon/list.h"
+#include "proto/fdlist.h"
+
+struct conn;
+
+/*
+ * One packet has come. fds left in the list are closed afterwards. The callback may call
+ * conn_send() and conn_close(). @fds is valid during the call.
+ */
+typedef void (*conn_packet_fn)(struct conn *conn, const uint8_t *bytes, size_t n_bytes,
+                               struct fdlist *fds);
+
+enum conn_end {
+	CONN_END_EOF,       /* the peer went away */
+	CONN_END_MALFORMED, /* a packet that cannot be one */
+	CONN_END_ERROR,     /* the socket failed; errno-like value in the callback */
+};
+
+/* The connection is of no more use; the callback calls conn_close(). */
+typedef void (*conn_end_fn)(struct conn *conn, enum conn_end end, int error);
+
+/* The handle is closed and the memory may go. */
+typedef void (*conn_closed_fn)(struct conn *conn);
+
+struct conn {
+	uv_poll_t poll;
+	uv_timer_t retry; /* while the kernel refuses fds in flight */
+	uv_loop_t *loop;
+	int fd;             /* owned */
+	int events;         /* what poll waits for now */
+	unsigned n_closing; /* handles whose close callback is awaited */
+	bool is_closing;
+	bool is_paused;    /* by conn_pause() */
+	struct list queue; /* of struct packet */
+	size_t n_queued;
+	conn_packet_fn on_packet;
+	conn_end_fn on_end;
+	conn_closed_fn on_closed;
+};
+
+/* Takes @fd over on success. Returns 0 or -errno, after which @conn needs no close. */
+int conn_open(struct conn *conn, uv_loop_t *loop, int fd, conn_packet_fn on_packet,
+              conn_end_fn on_end);
+
+/*
+ * Send now or, when the socket is full, later. The fds stay the caller's; queued packets hold
+ * duplicates. A failure of the socket itself is reported later through on_end, so that the caller
+ * need not expect to be closed under its hands. Returns 0, or -ENOMEM / -EMFILE: not sent.
+ */
+int conn_send(struct conn *conn, const void *bytes, size_t n_bytes, const int *fds, size_t n_fds);
+
+/* Packets that wait because the peer does not read. */
+size_t conn_n_queued(const struct conn *conn);
+
+/* Stop or go on reading; a packet that was read already is still delivered. */
+void conn_pause(struct conn *conn, bool pause);
+
+/* Idempotent. No packet or end callback follows; on_closed does, from the loop. */
+void conn_close(struct conn *conn, conn_closed_fn on_closed);
+
+#endif

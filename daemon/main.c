@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* glaked: the owner of the GPU memory of one node. */
+#include <argp.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "daemon/config.h"
+#include "daemon/server.h"
+
+enum {
+	OPTION_CHECK_CONFIG = 0x100,
+};
+
+struct arguments {
+	struct server_options server;
+	int check_config;
+};
+
+const char *argp_program_version = "glaked " GLAKE_VERSION;
+
+static const struct argp_option options[] = {
+	{"config", 'c', "FILE", 0, "Read FILE ($GLAKE_CONFIG, else built-in defaults)", 0},
+	{"socket", 's', "PATH", 0, "Listen on PATH ($GLAKE_SOCKET, else the configuration's)", 0},
+	{"check-config", OPTION_CHECK_CONFIG, NULL, 0, "Check the configuration and exit", 0},
+	{0},
+};
+
+static error_t parse(int key, char *value, struct argp_state *state)
+{
+	struct arguments *arguments = state->input;
+	switch (key) {
+	case 'c':
+		arguments->server.config_path = value;
+		return 0;
+	case 's':
+		arguments->server.socket_path = value;
+		return 0;
+	case OPTION_CHECK_CONFIG:
+		arguments->check_config = 1;
+		return 0;
+	case ARGP_KEY_ARG:
+		argp_error(state, "there is nothing to say but options: '%s'", value);
+		return EINVAL;
+	default:
+		return ARGP_ERR_UNKNOWN;
+	}
+}
+
+static int check_config(const char *path)
+{
+	struct config *config;
+	char error[512];
+	if (config_load(path, &config, error, sizeof(error)) < 0) {
+		fprintf(stderr, "%s\n", error);
+		return 2;
+	}
+	config_free(config);
+	return 0;
+}
+
+/* An empty variable is an unset one. */
+static const char *from_environment(const char *name)
+{
+	const char *value = getenv(name);
+	return value && *value ? value : NULL;
+}
+
+int main(int argc, char **argv)
+{
+	static const struct argp argp = {
+		options,
+		parse,
+		NULL,
+		"The owner of the GPU memory of one node."
+		"\vRuns in the foreground. SIGTERM drains and ends, SIGHUP reads the limits again.",
+		NULL,
+		NULL,
+		NULL};
+	struct arguments arguments = {.server = {.config_path = from_environment("GLAKE_CONFIG"),
+	                                         .socket_path = from_environment("GLAKE_SOCKET")}};
+	argp_err_exit_status = 2;
+	argp_parse(&argp, argc, argv, 0, NULL, &arguments);
+	if (arguments.check_config) {
+		return check_config(arguments.server.config_path);
+	}
+	return server_run(&arguments.server);
+}

@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The link to glake-mover: starts it on demand, lets it go when idle, carries jobs to it and their
+ * news back. When it dies, every job under way fails with STATUS_MOVER_FAILED and the next job
+ * starts a new one: a GPU fault costs the jobs, not glaked.
+ *
+ * The only file of glaked that knows the messages of proto/mover.proto.
+ *
+ * No mover runs until the first job; orders wait in the socket while it starts. When it has been
+ * idle for idle_ms the link closes its end, and the mover exits on reading the end of the stream.
+ *
+ * Owner: the server. A job is embedded in what wants it (load, publish).
+ * Lifetime: a job belongs to the link from mover_*() until on_failed or its last news has been
+ *           delivered, or until mover_cancel().
+ * Threads: loop thread.
+ */
+#ifndef GLAKE_DAEMON_MOVER_LINK_H
+#define GLAKE_DAEMON_MOVER_LINK_H
+
+#include <stdbool.h>
+#include <uthash.h>
+
+#include "daemon/conn.h"
+#include "daemon/device.h"
+#include "daemon/stats.h"
+#include "daemon/status.h"
+#include "proto/digest.h"
+
+struct mover_job;
+
+/*
+ * News of one job. After on_load_done, on_digested, on_compared and on_failed the link does not
+ * know the job any more. The handlers of a plan return 0, or < 0 when the mover says what cannot
+ * be; it is killed then.
+ */
+struct mover_job_ops {
+	int (*on_plan_tensor)(struct mover_job *job, const char *name, uint32_t dtype,
+	                      const uint64_t *shape, size_t n_dims, uint64_t offset,
+	                      uint64_t bytes);
+	int (*on_plan_block)(struct mover_job *job, uint64_t content_bytes);
+	int (*on_plan_end)(struct mover_job *job);
+	int (*on_block_loaded)(struct mover_job *job, uint64_t block, const struct digest *digest);
+	void (*on_load_done)(struct mover_job *job, uint64_t read_bytes, uint64_t direct_bytes);
+	void (*on_digested)(struct mover_job *job, const struct digest *digest);
+	void (*on_compared)(struct mover_job *job, bool equal);
+	/* @error is one line, valid during the call. */
+	void (*on_failed)(struct mover_job *job, enum status status, const char *error);
+};
+
+struct mover_job {
+	UT_hash_handle hh; /* mover_link.jobs */
+	uint64_t id;       /* 0: the link does not know it */
+	const struct mover_job_ops *ops;
+};
+
+struct mover_link {
+	uv_loop_t *loop;     /* borrowed */
+	struct stats *stats; /* borrowed */
+	const char *path;    /* borrowed: the program */
+	uint64_t idle_ms;    /* 0 = stays */
+	uv_timer_t idle_timer;
+	struct mover_process *process; /* owned; NULL: none runs */
+	struct mover_job *jobs;        /* table by id */
+	uint64_t last_job;
+	bool is_closing;
+};
+
+/* Starts nothing. @path must stay. Returns 0 or -errno. */
+int mover_link_init(struct mover_link *link, uv_loop_t *loop, struct stats *stats, const char *path,
+                    uint64_t idle_ms);
+
+/* Ends the mover. No job may be under way, none may be started afterwards. */
+void mover_link_close(struct mover_link *link);
+
+/* The mover's pid, or 0 when none runs. */
+int mover_link_pid(const struct mover_link *link);
+
+/*
+ * Start a job. fds stay the caller's. @job->ops is set by the caller. Returns 0, or -errno when no
+ * mover can be started: then @job is not the link's.
+ */
+int mover_load(struct mover_link *link, struct mover_job *job, const struct device *device,
+               const char *const *names, const char *index, const int *fds, size_t n_fds,
+               bool may_direct);
+int mover_digest(struct mover_link *link, struct mover_job *job, const struct device *device,
+                 int fd, uint64_t chunk_bytes, uint64_t content_bytes);
+int mover_compare(struct mover_link *link, struct mover_job *job, const struct device *device,
+                  int fd, int other_fd, uint64_t chunk_bytes);
+
+/* Chunks for blocks @first and on of a load under way. What goes wrong ends in on_failed, later. */
+void mover_grant(struct mover_link *link, struct mover_job *job, uint64_t first, const int *fds,
+                 size_t n_fds);
+
+/* Forget @job: no news of it comes any more. Harmless for one the link does not know any more. */
+void mover_cancel(struct mover_link *link, struct mover_job *job);
+
+#endif

@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/peer.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#include "proto/cleanup.h"
+
+#ifndef SO_PEERGROUPS
+#define SO_PEERGROUPS 59
+#endif
+
+static int read_groups(struct peer *peer, int socket, gid_t primary)
+{
+	socklen_t bytes = 0;
+	if (getsockopt(socket, SOL_SOCKET, SO_PEERGROUPS, NULL, &bytes) < 0 && errno != ERANGE) {
+		bytes = 0;
+	}
+	peer->gids = malloc(sizeof(gid_t) + bytes);
+	if (!peer->gids) {
+		return -ENOMEM;
+	}
+	peer->gids[0] = primary;
+	if (bytes > 0 &&
+	    getsockopt(socket, SOL_SOCKET, SO_PEERGROUPS, peer->gids + 1, &bytes) < 0) {
+		bytes = 0;
+	}
+	peer->n_gids = 1 + bytes / sizeof(gid_t);
+	return 0;
+}
+
+/* The line "0::/path" of /proc/PID/cgroup. Absent on hosts without the unified hierarchy. */
+static char *read_cgroup(pid_t pid)
+{
+	char path[64];
+	char line[4096];
+	char *cgroup = NULL;
+	snprintf(path, sizeof(path), "/proc/%d/cgroup", (int)pid);
+	FILE *file = fopen(path, "re");
+	if (!file) {
+		return NULL;
+	}
+	while (!cgroup && fgets(line, sizeof(line), file)) {
+		if (strncmp(line, "0::", 3) == 0) {
+			line[strcspn(line, "\n")] = '\0';
+			cgroup = strdup(line + 3);
+		}
+	}
+	fclose(file);
+	return cgroup;
+}
+
+int peer_init(struct peer *peer, int socket)
+{
+	struct ucred credentials;
+	socklen_t bytes = sizeof(credentials);
+	*peer = (struct peer){0};
+	if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &bytes) < 0) {
+		return -errno;
+	}
+	peer->pid = credentials.pid;
+	peer->uid = credentials.uid;
+	int r = read_groups(peer, socket, credentials.gid);
+	if (r < 0) {
+		return r;
+	}
+	if (peer->pid > 0) {
+		peer->cgroup = read_cgroup(peer->pid);
+	}
+	return 0;
+}
+
+void peer_deinit(struct peer *peer)
+{
+	free(peer->gids);
+	free(peer->cgroup);
+	*peer = (struct peer){0};
+}

@@ -1,0 +1,94 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Requests that steer: pin and evict in one's own realm (an admin in all), quotas as admin. */
+#include <string.h>
+
+#include "daemon/rpc_handlers.h"
+
+/* The model of that name that the session may act on, or NULL after a refusal. */
+static struct model *find_named(struct session *session, uint64_t id, const char *name)
+{
+	struct store *store = &session->server->store;
+	struct model *model = store_find_model_named(store, session->realm, name);
+	if (!model && session->is_admin) {
+		model = store_find_model_named(store, NULL, name);
+	}
+	if (!model) {
+		rpc_refuse(session, id, STATUS_NOT_FOUND, "there is no model '%s'", name);
+	}
+	return model;
+}
+
+void rpc_pin(struct session *session, const request_t *request, struct fdlist *fds)
+{
+	struct model *model = find_named(session, request->id, request->pin->name);
+	if (!model) {
+		return;
+	}
+	store_set_pinned(&session->server->store, model, !request->pin->unpin);
+	rpc_answer_ok(session, request->id);
+}
+
+static void answer_evict(struct session *session, uint64_t id, uint64_t n_models,
+                         uint64_t freed_bytes)
+{
+	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
+	Glake__Wire__EvictAnswer body = GLAKE__WIRE__EVICT_ANSWER__INIT;
+	body.n_models = n_models;
+	body.freed_bytes = freed_bytes;
+	answer.body_case = GLAKE__WIRE__ANSWER__BODY_EVICT;
+	answer.evict = &body;
+	rpc_answer(session, id, &answer, NULL, 0);
+}
+
+void rpc_evict(struct session *session, const request_t *request, struct fdlist *fds)
+{
+	struct store *store = &session->server->store;
+	const char *name = request->evict->name;
+	if (!name[0]) {
+		uint64_t n_models;
+		uint64_t freed_bytes = store_evict_all(
+			store, session->is_admin ? NULL : session->realm, &n_models);
+		answer_evict(session, request->id, n_models, freed_bytes);
+		return;
+	}
+	struct model *model = find_named(session, request->id, name);
+	if (!model) {
+		return;
+	}
+	if (model->n_holders > 0 || model->is_pinned) {
+		rpc_refuse(session, request->id, STATUS_BUSY, "'%s' is %s", name,
+		           model->is_pinned ? "pinned" : "in use");
+		return;
+	}
+	answer_evict(session, request->id, 1, store_evict_model(store, model));
+}
+
+void rpc_quota_set(struct session *session, const request_t *request, struct fdlist *fds)
+{
+	const Glake__Wire__QuotaSet *body = request->quota_set;
+	if (!session->is_admin) {
+		rpc_refuse(session, request->id, STATUS_NO_PERMISSION,
+		           "quotas are set by root or the admin group");
+		return;
+	}
+	struct tenant *tenant = tenant_find(session->server->tenants, body->tenant);
+	if (!tenant || tenant == tenant_table_cache(session->server->tenants)) {
+		rpc_refuse(session, request->id, STATUS_NOT_FOUND, "there is no tenant '%.64s'",
+		           body->tenant);
+		return;
+	}
+	if (body->set_sessions) {
+		tenant_set_max_sessions(tenant, body->max_sessions);
+		log_info("tenant %s: at most %u sessions (0 = any), set by uid %u", tenant->name,
+		         body->max_sessions, (unsigned)session->peer.uid);
+	} else {
+		if (!rpc_device(session, request->id, body->device)) {
+			return;
+		}
+		tenant_set_quota(tenant, body->device, body->quota_bytes);
+		log_info("tenant %s: at most %llu bytes on device %u (0 = any), set by uid %u",
+		         tenant->name, (unsigned long long)body->quota_bytes, body->device,
+		         (unsigned)session->peer.uid);
+	}
+	rpc_answer_ok(session, request->id);
+}

@@ -1,0 +1,189 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Requests for private memory. */
+#include <inttypes.h>
+#include <stdlib.h>
+
+#include "daemon/rpc_handlers.h"
+#include "proto/cleanup.h"
+
+/* A ChunkAlloc on its way. */
+struct chunk_request {
+	struct pending pending;
+	struct alloc *alloc;
+	uint32_t device;
+	uint64_t chunk_bytes;
+};
+
+static void cancel_chunk_request(struct pending *pending)
+{
+	struct chunk_request *operation = container_of(pending, struct chunk_request, pending);
+	if (operation->alloc) {
+		alloc_cancel(operation->alloc);
+	}
+	free(operation);
+}
+
+static void refuse_alloc(struct session *session, uint64_t id, int result, uint32_t device,
+                         uint64_t bytes)
+{
+	switch (result) {
+	case ALLOC_E_QUOTA: {
+		const struct tenant_device *limits = &session->tenant->devices[device];
+		rpc_refuse(session, id, STATUS_OVER_QUOTA,
+		           "%" PRIu64 " bytes more on device %u: tenant %s uses %" PRIu64
+		           " of %" PRIu64,
+		           bytes, device, session->tenant->name, limits->used_bytes,
+		           limits->quota_bytes);
+		return;
+	}
+	case ALLOC_E_FDS:
+		rpc_refuse(session, id, STATUS_NO_FDS, "no fds left for more chunks (tenant %s)",
+		           session->tenant->name);
+		return;
+	case ALLOC_E_FULL:
+		rpc_refuse(session, id, STATUS_NO_DEVICE_MEMORY,
+		           "device %u has no %" PRIu64 " bytes left, and nothing can be evicted",
+		           device, bytes);
+		return;
+	case ALLOC_E_DRIVER:
+		rpc_refuse(session, id, STATUS_INTERNAL, "the driver cannot make a chunk");
+		return;
+	default:
+		rpc_refuse(session, id, STATUS_NO_HOST_MEMORY, "glaked has no host memory");
+	}
+}
+
+/* Takes the chunks into the session: all of them, or none. */
+static int adopt(struct session *session, struct chunk *chunks, size_t n_chunks,
+                 struct private_chunk **privates)
+{
+	for (size_t i = 0; i < n_chunks; i++) {
+		privates[i] = calloc(1, sizeof(*privates[i]));
+		if (!privates[i]) {
+			while (i-- > 0) {
+				free(privates[i]);
+			}
+			return -ENOMEM;
+		}
+	}
+	for (size_t i = 0; i < n_chunks; i++) {
+		struct private_chunk *private = privates[i];
+		private->id = server_next_id(session->server);
+		chunk_move(&private->chunk, &chunks[i]);
+		HASH_ADD(hh, session->chunks, id, sizeof(private->id), private);
+		session->reserved_bytes += private->chunk.bytes;
+	}
+	return 0;
+}
+
+static void on_chunks(void *user, int result, struct chunk *chunks, size_t n_chunks)
+{
+	struct chunk_request *operation = user;
+	struct session *session = operation->pending.session;
+	uint64_t id = operation->pending.request;
+	uint32_t device = operation->device;
+	uint64_t chunk_bytes = operation->chunk_bytes;
+	struct private_chunk *privates[GLAKE_MAX_PACKET_FDS];
+	uint64_t ids[GLAKE_MAX_PACKET_FDS];
+	int fds[GLAKE_MAX_PACKET_FDS];
+
+	session_end(&operation->pending);
+	free(operation);
+	if (result == 0 && adopt(session, chunks, n_chunks, privates) < 0) {
+		result = -ENOMEM;
+	}
+	if (result != 0) {
+		refuse_alloc(session, id, result, device, chunk_bytes);
+		return;
+	}
+	for (size_t i = 0; i < n_chunks; i++) {
+		ids[i] = privates[i]->id;
+		fds[i] = privates[i]->chunk.fd;
+	}
+	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
+	Glake__Wire__ChunkAllocAnswer body = GLAKE__WIRE__CHUNK_ALLOC_ANSWER__INIT;
+	body.ids = ids;
+	body.n_ids = n_chunks;
+	answer.body_case = GLAKE__WIRE__ANSWER__BODY_CHUNK_ALLOC;
+	answer.chunk_alloc = &body;
+	rpc_answer(session, id, &answer, fds, n_chunks);
+	if (session->state == SESSION_CLOSING) {
+		return;
+	}
+	for (size_t i = 0; i < n_chunks; i++) {
+		if (privates[i]->chunk.handle) {
+			chunk_drop_fd(&privates[i]->chunk);
+		}
+	}
+}
+
+void rpc_chunk_alloc(struct session *session, const request_t *request, struct fdlist *fds)
+{
+	const Glake__Wire__ChunkAlloc *body = request->chunk_alloc;
+	struct device *device = rpc_device(session, request->id, body->device);
+	uint64_t sizes[GLAKE_MAX_PACKET_FDS];
+
+	if (!device) {
+		return;
+	}
+	if (body->n_chunks == 0 || body->n_chunks > GLAKE_MAX_PACKET_FDS ||
+	    body->chunk_bytes == 0 || body->chunk_bytes % GLAKE_CHUNK_GRANULARITY != 0 ||
+	    body->chunk_bytes > GLAKE_MAX_CHUNK_BYTES) {
+		rpc_refuse(session, request->id, STATUS_BAD_REQUEST,
+		           "%u chunks of %" PRIu64 " bytes cannot be", body->n_chunks,
+		           body->chunk_bytes);
+		return;
+	}
+	struct chunk_request *operation = calloc(1, sizeof(*operation));
+	if (!operation) {
+		rpc_refuse(session, request->id, STATUS_NO_HOST_MEMORY,
+		           "glaked has no host memory");
+		return;
+	}
+	if (!session_begin(session, &operation->pending, request->id, cancel_chunk_request)) {
+		free(operation);
+		rpc_refuse(session, request->id, STATUS_BUSY, "too many requests under way");
+		return;
+	}
+	operation->device = device->index;
+	operation->chunk_bytes = body->chunk_bytes;
+	for (uint32_t i = 0; i < body->n_chunks; i++) {
+		sizes[i] = body->chunk_bytes;
+	}
+	int r = alloc_start(&session->server->allocator, device, session->tenant, CHUNK_PRIVATE,
+	                    sizes, body->n_chunks, on_chunks, operation, &operation->alloc);
+	if (r != 0) {
+		on_chunks(operation, r, NULL, 0);
+	}
+}
+
+void rpc_chunk_free(struct session *session, const request_t *request, struct fdlist *fds)
+{
+	const Glake__Wire__ChunkFree *body = request->chunk_free;
+	struct private_chunk *private;
+	/* All or none: look first. An id that stands there twice is found out on the way. */
+	for (size_t i = 0; i < body->n_ids; i++) {
+		HASH_FIND(hh, session->chunks, &body->ids[i], sizeof(body->ids[i]), private);
+		if (!private || private->is_busy) {
+			rpc_refuse(session, request->id, private ? STATUS_BUSY : STATUS_BAD_REQUEST,
+			           private ? "chunk %" PRIu64 " is being published"
+			                   : "there is no chunk %" PRIu64,
+			           body->ids[i]);
+			return;
+		}
+	}
+	for (size_t i = 0; i < body->n_ids; i++) {
+		HASH_FIND(hh, session->chunks, &body->ids[i], sizeof(body->ids[i]), private);
+		if (private) {
+			session_release_chunk(session, private);
+		}
+	}
+	rpc_answer_ok(session, request->id);
+}
+
+void rpc_usage_report(struct session *session, const request_t *request, struct fdlist *fds)
+{
+	session->live_bytes = request->usage_report->live_bytes;
+	session->warm_bytes = request->usage_report->warm_bytes;
+	rpc_answer_ok(session, request->id);
+}

@@ -1,0 +1,437 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/server.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+
+#include "daemon/listener.h"
+#include "daemon/notify.h"
+#include "daemon/rpc.h"
+#include "daemon/session.h"
+#include "proto/cleanup.h"
+
+#define TICK_MS 1000
+/* A connection that does not greet in this time is closed. */
+#define GREETING_MS 10000
+
+uint64_t server_next_id(struct server *server)
+{
+	return ++server->last_id;
+}
+
+/* ---- what the lower parts ask for ------------------------------------------------------------ */
+
+static uint64_t on_evict_wanted(void *user, struct device *device, uint64_t bytes)
+{
+	struct server *server = user;
+	return store_evict(&server->store, device, bytes);
+}
+
+static void on_reclaim_wanted(void *user, struct device *device, uint64_t bytes)
+{
+	struct server *server = user;
+	struct session *session;
+	list_for_each (session, &server->sessions, link) {
+		if (session->warm_bytes > 0) {
+			rpc_notify_reclaim(session, device, bytes);
+		}
+	}
+}
+
+static void on_model_evicted(void *user, const struct model *model)
+{
+	struct server *server = user;
+	struct session *session;
+	list_for_each (session, &server->sessions, link) {
+		if (session->realm == model->realm) {
+			rpc_notify_evicted(session, model->name);
+		}
+	}
+}
+
+static void on_connection(void *user, int fd)
+{
+	struct server *server = user;
+	int r = session_new(server, fd);
+	if (r < 0) {
+		log_warning("cannot take a connection: %s", strerror(-r));
+	}
+}
+
+/* ---- time ------------------------------------------------------------------------------------ */
+
+static uint64_t physical_bytes(const struct server *server)
+{
+	uint64_t bytes = 0;
+	for (uint32_t i = 0; i < server->n_devices; i++) {
+		bytes += device_physical_bytes(&server->devices[i]);
+	}
+	return bytes;
+}
+
+static void close_silent_sessions(struct server *server)
+{
+	struct session *session;
+	struct session *spare;
+	uint64_t now = uv_now(&server->loop);
+	list_for_each_safe (session, spare, &server->sessions, link) {
+		if (session->state == SESSION_NEW && now - session->since_ms > GREETING_MS) {
+			session_reject(session, "it did not say Hello");
+		}
+	}
+}
+
+static void on_tick(uv_timer_t *timer)
+{
+	struct server *server = container_of(timer, struct server, tick);
+	if (server->state != SERVER_RUNNING) {
+		return;
+	}
+	for (uint32_t i = 0; i < server->n_devices; i++) {
+		pool_resume(&server->allocator.pools[i]);
+	}
+	close_silent_sessions(server);
+	notify_status("%u sessions, %llu models, %.1f GiB", server->n_sessions,
+	              (unsigned long long)server->store.n_models,
+	              (double)physical_bytes(server) / (1 << 30));
+}
+
+static void on_watchdog(uv_timer_t *timer)
+{
+	notify_watchdog();
+}
+
+/* ---- the end --------------------------------------------------------------------------------- */
+
+static void stop(struct server *server)
+{
+	if (server->state == SERVER_STOPPED) {
+		return;
+	}
+	server->state = SERVER_STOPPED;
+	while (!list_is_empty(&server->sessions)) {
+		session_close(list_first(&server->sessions, struct session, link));
+	}
+	uv_stop(&server->loop);
+}
+
+static void on_drained(uv_timer_t *timer)
+{
+	struct server *server = container_of(timer, struct server, drain);
+	log_info("time is up for %u sessions", server->n_sessions);
+	stop(server);
+}
+
+void server_forget_session(struct server *server)
+{
+	if (server->state == SERVER_DRAINING && server->n_sessions == 0) {
+		stop(server);
+	}
+}
+
+static void drain(struct server *server, int signal)
+{
+	struct session *session;
+	if (server->state != SERVER_RUNNING) {
+		stop(server);
+		return;
+	}
+	log_info("%s: draining %u sessions", strsignal(signal), server->n_sessions);
+	notify_stopping();
+	server->state = SERVER_DRAINING;
+	listener_close(server->listener);
+	server->listener = NULL;
+	list_for_each (session, &server->sessions, link) {
+		rpc_notify_shutting_down(session, server->config->drain_ms);
+	}
+	if (server->n_sessions == 0) {
+		stop(server);
+		return;
+	}
+	uv_timer_start(&server->drain, on_drained, server->config->drain_ms, 0);
+}
+
+static void on_term_signal(uv_signal_t *handle, int signal)
+{
+	drain(container_of(handle, struct server, on_term), signal);
+}
+
+static void on_int_signal(uv_signal_t *handle, int signal)
+{
+	drain(container_of(handle, struct server, on_int), signal);
+}
+
+/* ---- reading the config again ---------------------------------------------------------------- */
+
+static void want_pools(struct server *server)
+{
+	for (uint32_t i = 0; i < server->n_devices; i++) {
+		for (size_t k = 0; k < server->config->n_pool; k++) {
+			pool_want(&server->allocator.pools[i], server->config->pool[k].chunk_bytes,
+			          server->config->pool[k].n_chunks);
+		}
+	}
+}
+
+static void apply_limits(struct server *server)
+{
+	const struct config *config = server->config;
+	log_set_level(config->log_level);
+	server->allocator.wait_ms = config->pressure == CONFIG_PRESSURE_WAIT ? config->wait_ms : 0;
+	server->load_context.window_bytes = config->load_window_bytes;
+	server->mover.idle_ms = config->mover_idle_ms;
+}
+
+/*
+ * Limits, tenants and realms of sessions to come. What a session is (its tenant, its realm) was
+ * decided when it came; sockets, devices and pools are as they were at the start.
+ */
+static void on_hup_signal(uv_signal_t *handle, int signal)
+{
+	struct server *server = container_of(handle, struct server, on_hup);
+	struct config *config;
+	char error[512];
+	notify_reloading();
+	int r = config_load(server->config->path, &config, error, sizeof(error));
+	if (r == 0) {
+		r = tenant_table_apply(server->tenants, config);
+		if (r < 0) {
+			config_free(config);
+			strcpy(error, "no host memory");
+		}
+	}
+	if (r < 0) {
+		log_error("the configuration stays as it was: %s", error);
+	} else {
+		struct config *old = server->config;
+		server->config = config;
+		/* The mover link holds the path it was given. */
+		server->mover.path = config->mover_path;
+		config_free(old);
+		apply_limits(server);
+		log_info("read the configuration again");
+	}
+	notify_ready(NULL);
+}
+
+/* ---- the beginning --------------------------------------------------------------------------- */
+
+/* fds are what chunks are made of here: take all that the system allows. */
+static void raise_fd_limit(void)
+{
+	struct rlimit limit;
+	if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < limit.rlim_max) {
+		limit.rlim_cur = limit.rlim_max;
+		setrlimit(RLIMIT_NOFILE, &limit);
+	}
+}
+
+static int open_driver(struct server *server)
+{
+	char error[512];
+	const struct config *config = server->config;
+	/* glake-mover inherits it. */
+	if (config->libcuda) {
+		setenv("GLAKE_LIBCUDA", config->libcuda, 1);
+	}
+	int r = cudrv_open(&server->drv, NULL, error, sizeof(error));
+	if (r < 0) {
+		log_error("%s", error);
+		return r;
+	}
+	CUresult result = server->drv.cuInit(0);
+	if (result == CUDA_SUCCESS) {
+		result = server->drv.cuDriverGetVersion(&server->driver_version);
+	}
+	if (result != CUDA_SUCCESS) {
+		log_error("the CUDA driver does not start: %s", cudrv_error(&server->drv, result));
+		return cudrv_errno(result);
+	}
+	return 0;
+}
+
+static void close_devices(struct server *server)
+{
+	for (uint32_t i = 0; i < server->n_devices; i++) {
+		device_close(&server->devices[i]);
+	}
+}
+
+static int open_devices(struct server *server)
+{
+	const struct config *config = server->config;
+	int n_ordinals = 0;
+	CUresult result = server->drv.cuDeviceGetCount(&n_ordinals);
+	if (result != CUDA_SUCCESS || n_ordinals == 0) {
+		log_error("there is no CUDA device: %s", cudrv_error(&server->drv, result));
+		return -ENODEV;
+	}
+	size_t n = config->n_devices ? config->n_devices : (size_t)n_ordinals;
+	server->devices = calloc(n, sizeof(server->devices[0]));
+	if (!server->devices) {
+		return -ENOMEM;
+	}
+	for (size_t i = 0; i < n; i++) {
+		int ordinal = config->n_devices ? (int)config->devices[i] : (int)i;
+		if (ordinal >= n_ordinals) {
+			log_error("the configuration names device %d; there are %d", ordinal,
+			          n_ordinals);
+			return -ENODEV;
+		}
+		int r = device_open(&server->devices[i], &server->loop, &server->drv, (uint32_t)i,
+		                    ordinal, config->reserve_bytes);
+		if (r < 0) {
+			return r;
+		}
+		server->n_devices++;
+	}
+	return 0;
+}
+
+static int open_parts(struct server *server)
+{
+	const struct config *config = server->config;
+	const struct alloc_hooks hooks = {
+		.evict = on_evict_wanted, .reclaim = on_reclaim_wanted, .user = server};
+	uint32_t budget = config_fd_budget(config);
+	int r = tenant_table_new(config, server->n_devices, &server->tenants);
+	if (r < 0) {
+		return r;
+	}
+	/* Every session is an fd as well. */
+	uint64_t n_chunk_fds = budget > 2 * config->max_sessions ? budget - config->max_sessions
+	                                                         : budget / 2;
+	struct tenant *cache = tenant_table_cache(server->tenants);
+	r = allocator_init(&server->allocator, &server->loop, server->devices, server->n_devices,
+	                   n_chunk_fds, cache, &server->stats, &hooks);
+	if (r < 0) {
+		tenant_table_free(server->tenants);
+		return r;
+	}
+	store_init(&server->store, &server->loop, cache, &server->stats);
+	server->store.on_evicted = on_model_evicted;
+	server->store.user = server;
+	mover_link_init(&server->mover, &server->loop, &server->stats, config->mover_path,
+	                config->mover_idle_ms);
+	server->load_context = (struct load_context){
+		.store = &server->store,
+		.allocator = &server->allocator,
+		.mover = &server->mover,
+		.stats = &server->stats,
+	};
+	apply_limits(server);
+	want_pools(server);
+	return 0;
+}
+
+static void open_handles(struct server *server)
+{
+	uv_timer_init(&server->loop, &server->tick);
+	uv_timer_init(&server->loop, &server->drain);
+	uv_timer_init(&server->loop, &server->watchdog);
+	uv_signal_init(&server->loop, &server->on_term);
+	uv_signal_init(&server->loop, &server->on_int);
+	uv_signal_init(&server->loop, &server->on_hup);
+	uv_signal_start(&server->on_term, on_term_signal, SIGTERM);
+	uv_signal_start(&server->on_int, on_int_signal, SIGINT);
+	uv_signal_start(&server->on_hup, on_hup_signal, SIGHUP);
+	uv_timer_start(&server->tick, on_tick, 0, TICK_MS);
+	uint64_t watchdog_ms = notify_watchdog_interval_ms();
+	if (watchdog_ms) {
+		uv_timer_start(&server->watchdog, on_watchdog, watchdog_ms, watchdog_ms);
+	}
+}
+
+static void close_handles(struct server *server)
+{
+	uv_close((uv_handle_t *)&server->tick, NULL);
+	uv_close((uv_handle_t *)&server->drain, NULL);
+	uv_close((uv_handle_t *)&server->watchdog, NULL);
+	uv_close((uv_handle_t *)&server->on_term, NULL);
+	uv_close((uv_handle_t *)&server->on_int, NULL);
+	uv_close((uv_handle_t *)&server->on_hup, NULL);
+}
+
+static bool workers_are_busy(const struct server *server)
+{
+	for (uint32_t i = 0; i < server->n_devices; i++) {
+		if (server->devices[i].worker.n_pending > 0) {
+			return true;
+		}
+	}
+	return false;
+}
+
+/* Everything goes back, in the order in which the parts lean on each other. */
+static void close_parts(struct server *server)
+{
+	store_deinit(&server->store);
+	for (uint32_t i = 0; i < server->n_devices; i++) {
+		pool_drain(&server->allocator.pools[i]);
+	}
+	mover_link_close(&server->mover);
+	while (workers_are_busy(server)) {
+		uv_run(&server->loop, UV_RUN_ONCE);
+	}
+	allocator_deinit(&server->allocator);
+	tenant_table_free(server->tenants);
+}
+
+static int serve(struct server *server, const char *socket_path)
+{
+	int r = open_parts(server);
+	if (r < 0) {
+		log_error("cannot start: %s", strerror(-r));
+		return r;
+	}
+	r = listener_open(&server->loop, socket_path ? socket_path : server->config->socket_path,
+	                  server->config->socket_mode, on_connection, server, &server->listener);
+	if (r == 0) {
+		open_handles(server);
+		server->started_ms = uv_now(&server->loop);
+		log_info("glaked %s is ready", GLAKE_VERSION);
+		notify_ready("ready");
+		uv_run(&server->loop, UV_RUN_DEFAULT);
+		close_handles(server);
+		log_info("glaked ends");
+	}
+	close_parts(server);
+	return r;
+}
+
+int server_run(const struct server_options *options)
+{
+	static struct server server; /* large, and one a process */
+	char error[512];
+	int r = config_load(options->config_path, &server.config, error, sizeof(error));
+	if (r < 0) {
+		log_error("%s", error);
+		return 2;
+	}
+	log_set_level(server.config->log_level);
+	raise_fd_limit();
+	list_init(&server.sessions);
+	list_init(&server.realms);
+	r = uv_loop_init(&server.loop);
+	if (r == 0) {
+		r = open_driver(&server);
+		if (r == 0) {
+			r = open_devices(&server);
+		}
+		if (r == 0) {
+			r = serve(&server, options->socket_path);
+		}
+		close_devices(&server);
+		while (uv_run(&server.loop, UV_RUN_DEFAULT) != 0) {
+		}
+		int closed = uv_loop_close(&server.loop);
+		assert(closed == 0);
+	}
+	free(server.devices);
+	config_free(server.config);
+	return r == 0 ? 0 : 1;
+}

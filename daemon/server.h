@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The server: the loop and everything that hangs on it. One a process.
+ *
+ *   RUNNING -- SIGTERM, SIGINT --> DRAINING -- no sessions, or time is up --> STOPPED
+ *
+ * While it drains, nobody new is let in and nothing new is granted; what sessions have they keep
+ * until they leave or the time is up.
+ *
+ * Owner: main. Threads: loop thread.
+ */
+#ifndef GLAKE_DAEMON_SERVER_H
+#define GLAKE_DAEMON_SERVER_H
+
+#include <stdbool.h>
+#include <uv.h>
+
+#include "daemon/alloc.h"
+#include "daemon/config.h"
+#include "daemon/load.h"
+#include "daemon/mover_link.h"
+#include "daemon/realm.h"
+#include "daemon/stats.h"
+#include "daemon/store.h"
+#include "daemon/tenant.h"
+#include "proto/cudrv.h"
+
+enum server_state {
+	SERVER_RUNNING,
+	SERVER_DRAINING,
+	SERVER_STOPPED,
+};
+
+struct server {
+	uv_loop_t loop;
+	enum server_state state;
+	struct config *config; /* owned */
+	struct cudrv drv;
+	int driver_version; /* 13000 = 13.0 */
+	uint32_t n_devices;
+	struct device *devices; /* owned */
+	struct stats stats;
+	struct tenant_table *tenants; /* owned */
+	struct list realms;
+	struct allocator allocator;
+	struct store store;
+	struct mover_link mover;
+	struct load_context load_context;
+
+	struct listener *listener; /* owned; NULL while draining */
+	struct list sessions;
+	uint32_t n_sessions;
+	uint32_t n_refused; /* of them: only there to be told that they are too many */
+	uint64_t last_id;   /* of sessions, chunks, and what sessions hold */
+	uint64_t started_ms;
+
+	uv_timer_t tick; /* once a second: pools, greetings that never came, the manager's status */
+	uv_timer_t drain;
+	uv_timer_t watchdog;
+	uv_signal_t on_term;
+	uv_signal_t on_int;
+	uv_signal_t on_hup;
+};
+
+struct server_options {
+	const char *config_path; /* NULL: defaults */
+	const char *socket_path; /* NULL: the config's */
+};
+
+/*
+ * Open the driver, the devices and the socket; tell the service manager; serve until a signal says
+ * to stop; take everything down again. Returns the exit status of the program: 0, 1, or 2 when the
+ * configuration is wrong.
+ */
+int server_run(const struct server_options *options);
+
+/* An id that was never used for a session or for anything that a session has. */
+uint64_t server_next_id(struct server *server);
+
+/* A session has closed its connection and may be forgotten. */
+void server_forget_session(struct server *server);
+
+#endif

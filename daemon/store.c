@@ -1,0 +1,408 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/store.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/log.h"
+
+void store_init(struct store *store, uv_loop_t *loop, struct tenant *cache, struct stats *stats)
+{
+	*store = (struct store){.loop = loop, .cache = cache, .stats = stats};
+	list_init(&store->block_list);
+	list_init(&store->model_list);
+	list_init(&store->idle);
+}
+
+void store_deinit(struct store *store)
+{
+	struct model *model;
+	list_for_each (model, &store->model_list, link) {
+		store_set_pinned(store, model, false);
+	}
+	store->on_evicted = NULL;
+	store_evict_all(store, NULL, NULL);
+	assert(list_is_empty(&store->model_list) && list_is_empty(&store->block_list));
+}
+
+static void fall_idle(struct store *store, struct idle *idle, int32_t priority)
+{
+	idle->priority = priority;
+	idle->since_ms = uv_now(store->loop);
+	list_insert(&store->idle, &idle->link);
+}
+
+/* ---- blocks ---------------------------------------------------------------------------------- */
+
+static struct block_key block_key(const struct realm *realm, const struct device *device,
+                                  const struct digest *digest)
+{
+	return (struct block_key){
+		.realm_id = realm->id, .device = device->index, .digest = *digest};
+}
+
+struct block *store_find_block(struct store *store, const struct realm *realm,
+                               const struct device *device, const struct digest *digest)
+{
+	struct block_key key = block_key(realm, device, digest);
+	struct block *block;
+	HASH_FIND(hh, store->blocks, &key, sizeof(key), block);
+	return block;
+}
+
+struct block *store_seal(struct store *store, struct realm *realm, const struct digest *digest,
+                         uint64_t content_bytes, struct chunk *chunk, bool is_twin)
+{
+	struct block *block = calloc(1, sizeof(*block));
+	if (!block) {
+		return NULL;
+	}
+	block->key = block_key(realm, chunk->device, digest);
+	block->realm = realm_ref(realm);
+	block->id = ++store->last_id;
+	block->content_bytes = content_bytes;
+	block->n_users = 1;
+	block->is_twin = is_twin;
+	block->idle.kind = IDLE_BLOCK;
+	list_init(&block->idle.link);
+	if (chunk->use != CHUNK_BLOCK) {
+		chunk_set_use(chunk, CHUNK_BLOCK);
+	}
+	chunk_move(&block->chunk, chunk);
+	block->chunk.device->used_block_bytes += block->chunk.bytes;
+	if (!is_twin) {
+		HASH_ADD(hh, store->blocks, key, sizeof(block->key), block);
+	}
+	list_insert(&store->block_list, &block->link);
+	store->n_blocks++;
+	store->stats->blocks_sealed++;
+	return block;
+}
+
+int block_use(struct block *block, struct tenant *tenant)
+{
+	if (block->n_users == 0) {
+		int r = charge_move(&block->chunk.charge, tenant);
+		if (r != 0) {
+			return r;
+		}
+		block->chunk.device->used_block_bytes += block->chunk.bytes;
+		list_remove(&block->idle.link);
+	}
+	block->n_users++;
+	return 0;
+}
+
+static uint64_t free_block(struct store *store, struct block *block)
+{
+	uint64_t freed_bytes = block->chunk.bytes;
+	assert(block->n_users == 0 && block->n_manifests == 0);
+	if (!block->is_twin) {
+		HASH_DEL(store->blocks, block);
+	}
+	list_remove(&block->link);
+	list_remove(&block->idle.link);
+	store->n_blocks--;
+	store->stats->chunks_released++;
+	chunk_release(&block->chunk);
+	realm_unref(block->realm);
+	free(block);
+	return freed_bytes;
+}
+
+void store_unuse_block(struct store *store, struct block *block, int32_t priority)
+{
+	assert(block->n_users > 0);
+	if (--block->n_users > 0) {
+		return;
+	}
+	block->chunk.device->used_block_bytes -= block->chunk.bytes;
+	if (block->n_manifests == 0 && !block->is_published) {
+		free_block(store, block);
+		return;
+	}
+	/* The built-in tenant has no limits, so this cannot be refused. */
+	charge_move(&block->chunk.charge, store->cache);
+	if (block->n_manifests == 0) {
+		fall_idle(store, &block->idle, priority);
+	}
+}
+
+/* ---- models ---------------------------------------------------------------------------------- */
+
+static struct model_key model_key(const struct realm *realm, const struct device *device,
+                                  const struct file_id *files, size_t n_files)
+{
+	return (struct model_key){.realm_id = realm->id,
+	                          .device = device->index,
+	                          .files = digest_of(files, n_files * sizeof(files[0]))};
+}
+
+struct model *store_find_model(struct store *store, const struct realm *realm,
+                               const struct device *device, const struct file_id *files,
+                               size_t n_files)
+{
+	struct model_key key = model_key(realm, device, files, n_files);
+	struct model *model;
+	HASH_FIND(hh, store->models, &key, sizeof(key), model);
+	if (model && (model->n_files != n_files ||
+	              memcmp(model->files, files, n_files * sizeof(files[0])) != 0)) {
+		return NULL;
+	}
+	return model;
+}
+
+struct model *store_find_model_named(struct store *store, const struct realm *realm,
+                                     const char *name)
+{
+	struct model *found = NULL;
+	struct model *model;
+	list_for_each (model, &store->model_list, link) {
+		if ((!realm || model->realm == realm) && strcmp(model->name, name) == 0) {
+			found = model;
+		}
+	}
+	return found;
+}
+
+static void free_model(struct model *model)
+{
+	for (size_t i = 0; i < model->n_tensors; i++) {
+		free(model->tensors[i]);
+	}
+	free(model->tensors);
+	free(model->blocks);
+	free(model->files);
+	free(model->name);
+	realm_unref(model->realm);
+	free(model);
+}
+
+struct model *store_add_model(struct store *store, struct realm *realm, struct device *device,
+                              const char *name, const struct file_id *files, size_t n_files)
+{
+	struct model *model = calloc(1, sizeof(*model));
+	if (!model) {
+		return NULL;
+	}
+	model->realm = realm_ref(realm);
+	model->device = device;
+	model->key = model_key(realm, device, files, n_files);
+	model->name = strdup(name);
+	model->files = calloc(n_files, sizeof(files[0]));
+	if (!model->name || !model->files) {
+		free_model(model);
+		return NULL;
+	}
+	memcpy(model->files, files, n_files * sizeof(files[0]));
+	model->n_files = n_files;
+	model->id = ++store->last_id;
+	model->n_holders = 1;
+	model->idle.kind = IDLE_MODEL;
+	list_init(&model->idle.link);
+	HASH_ADD(hh, store->models, key, sizeof(model->key), model);
+	list_insert(&store->model_list, &model->link);
+	store->n_models++;
+	return model;
+}
+
+void store_place_block(struct store *store, struct model *model, size_t i, struct block *block)
+{
+	assert(model->state == MODEL_LOADING && !model->blocks[i].block);
+	model->blocks[i].block = block;
+	block->n_manifests++;
+}
+
+int store_hold_model(struct store *store, struct model *model, struct tenant *tenant)
+{
+	assert(model->state == MODEL_READY);
+	if (model->n_holders == 0) {
+		for (size_t i = 0; i < model->n_blocks; i++) {
+			int r = block_use(model->blocks[i].block, tenant);
+			if (r != 0) {
+				while (i-- > 0) {
+					store_unuse_block(store, model->blocks[i].block, 0);
+				}
+				return r;
+			}
+		}
+		list_remove(&model->idle.link);
+	}
+	model->n_holders++;
+	return 0;
+}
+
+static void unuse_all(struct store *store, struct model *model, int32_t priority)
+{
+	for (size_t i = 0; i < model->n_blocks; i++) {
+		if (model->blocks[i].block) {
+			store_unuse_block(store, model->blocks[i].block, priority);
+		}
+	}
+}
+
+void store_unhold_model(struct store *store, struct model *model, int32_t priority)
+{
+	assert(model->n_holders > 0);
+	if (--model->n_holders > 0) {
+		return;
+	}
+	unuse_all(store, model, priority);
+	model->idle.priority = priority;
+	model->idle.since_ms = uv_now(store->loop);
+	if (!model->is_pinned) {
+		fall_idle(store, &model->idle, priority);
+	}
+}
+
+/* Takes the manifest's references away; nobody uses the model any more. */
+static uint64_t remove_model(struct store *store, struct model *model)
+{
+	uint64_t freed_bytes = 0;
+	HASH_DEL(store->models, model);
+	list_remove(&model->link);
+	list_remove(&model->idle.link);
+	store->n_models--;
+	for (size_t i = 0; i < model->n_blocks; i++) {
+		struct block *block = model->blocks[i].block;
+		if (!block || --block->n_manifests > 0 || block->n_users > 0) {
+			continue;
+		}
+		if (block->is_published) {
+			fall_idle(store, &block->idle, model->idle.priority);
+		} else {
+			freed_bytes += free_block(store, block);
+		}
+	}
+	free_model(model);
+	return freed_bytes;
+}
+
+void store_drop_model(struct store *store, struct model *model)
+{
+	assert(model->state == MODEL_LOADING && model->n_holders == 1);
+	unuse_all(store, model, 0);
+	remove_model(store, model);
+}
+
+void store_set_pinned(struct store *store, struct model *model, bool is_pinned)
+{
+	if (model->is_pinned == is_pinned) {
+		return;
+	}
+	model->is_pinned = is_pinned;
+	if (model->n_holders > 0) {
+		return;
+	}
+	if (is_pinned) {
+		list_remove(&model->idle.link);
+	} else {
+		fall_idle(store, &model->idle, model->idle.priority);
+	}
+}
+
+uint64_t store_unique_bytes(const struct model *model)
+{
+	uint64_t bytes = 0;
+	for (size_t i = 0; i < model->n_blocks; i++) {
+		const struct block *block = model->blocks[i].block;
+		if (block && block->n_manifests == 1) {
+			bytes += block->chunk.bytes;
+		}
+	}
+	return bytes;
+}
+
+/* ---- eviction -------------------------------------------------------------------------------- */
+
+uint64_t store_evict_model(struct store *store, struct model *model)
+{
+	assert(model->n_holders == 0);
+	log_info("evicted model '%s' of realm %s on device %u", model->name, model->realm->name,
+	         model->device->index);
+	if (store->on_evicted) {
+		store->on_evicted(store->user, model);
+	}
+	uint64_t n_blocks = store->n_blocks;
+	uint64_t freed_bytes = remove_model(store, model);
+	store->stats->models_evicted++;
+	store->stats->blocks_evicted += n_blocks - store->n_blocks;
+	store->stats->evicted_bytes += freed_bytes;
+	return freed_bytes;
+}
+
+static uint64_t evict_block(struct store *store, struct block *block)
+{
+	uint64_t freed_bytes = free_block(store, block);
+	store->stats->blocks_evicted++;
+	store->stats->evicted_bytes += freed_bytes;
+	return freed_bytes;
+}
+
+static const struct device *device_of(const struct idle *idle)
+{
+	return idle->kind == IDLE_MODEL ? container_of(idle, struct model, idle)->device
+	                                : container_of(idle, struct block, idle)->chunk.device;
+}
+
+static uint64_t evict_idle(struct store *store, struct idle *idle)
+{
+	return idle->kind == IDLE_MODEL
+	               ? store_evict_model(store, container_of(idle, struct model, idle))
+	               : evict_block(store, container_of(idle, struct block, idle));
+}
+
+/* The lowest priority and, within it, the longest idle. */
+static struct idle *first_to_go(struct store *store, const struct device *device)
+{
+	struct idle *first = NULL;
+	struct idle *idle;
+	list_for_each (idle, &store->idle, link) {
+		if (device_of(idle) == device && (!first || idle->priority < first->priority)) {
+			first = idle;
+		}
+	}
+	return first;
+}
+
+uint64_t store_evict(struct store *store, const struct device *device, uint64_t bytes)
+{
+	uint64_t freed_bytes = 0;
+	while (freed_bytes < bytes) {
+		struct idle *idle = first_to_go(store, device);
+		if (!idle) {
+			break;
+		}
+		freed_bytes += evict_idle(store, idle);
+	}
+	return freed_bytes;
+}
+
+static const struct realm *realm_of(const struct idle *idle)
+{
+	return idle->kind == IDLE_MODEL ? container_of(idle, struct model, idle)->realm
+	                                : container_of(idle, struct block, idle)->realm;
+}
+
+uint64_t store_evict_all(struct store *store, const struct realm *realm, uint64_t *n_models_out)
+{
+	uint64_t freed_bytes = 0;
+	uint64_t n_models = store->n_models;
+	struct list *link = store->idle.next;
+	while (link != &store->idle) {
+		struct idle *idle = container_of(link, struct idle, link);
+		if (realm && realm_of(idle) != realm) {
+			link = link->next;
+			continue;
+		}
+		/* Evicting a model may make its published blocks idle, at the tail: still ahead. */
+		struct list *prev = link->prev;
+		freed_bytes += evict_idle(store, idle);
+		link = prev->next;
+	}
+	if (n_models_out) {
+		*n_models_out = n_models - store->n_models;
+	}
+	return freed_bytes;
+}

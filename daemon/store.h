@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The store: every block and model glaked has, who uses them, and what goes first when memory is
+ * wanted.
+ *
+ * Nothing here calls the driver or the mover; chunks that go are released to their device's worker.
+ *
+ * Owner: the server. Threads: loop thread.
+ */
+#ifndef GLAKE_DAEMON_STORE_H
+#define GLAKE_DAEMON_STORE_H
+
+#include "daemon/model.h"
+#include "daemon/stats.h"
+
+struct store {
+	uv_loop_t *loop;      /* borrowed; for the time */
+	struct tenant *cache; /* borrowed; pays for what nobody uses */
+	struct stats *stats;  /* borrowed */
+	struct block *blocks; /* table by block_key */
+	struct model *models; /* table by model_key */
+	struct list block_list;
+	struct list model_list;
+	struct list idle;
+	uint64_t last_id;
+	uint64_t n_blocks;
+	uint64_t n_models;
+	/* A model left the store; for notices. */
+	void (*on_evicted)(void *user, const struct model *model);
+	void *user;
+};
+
+void store_init(struct store *store, uv_loop_t *loop, struct tenant *cache, struct stats *stats);
+/* Drops everything; nothing may be in use. */
+void store_deinit(struct store *store);
+
+/* ---- blocks ---- */
+
+struct block *store_find_block(struct store *store, const struct realm *realm,
+                               const struct device *device, const struct digest *digest);
+
+/*
+ * Make a block of @chunk, which the store owns on success: one user (the caller), whose charge the
+ * chunk carries already. With @is_twin the digest is taken by another content and the block is
+ * never found by it. NULL: no memory, the chunk stays the caller's.
+ */
+struct block *store_seal(struct store *store, struct realm *realm, const struct digest *digest,
+                         uint64_t content_bytes, struct chunk *chunk, bool is_twin);
+
+/* The counterpart of block_use() and of store_seal(). The block may be gone afterwards. */
+void store_unuse_block(struct store *store, struct block *block, int32_t priority);
+
+/* ---- models ---- */
+
+struct model *store_find_model(struct store *store, const struct realm *realm,
+                               const struct device *device, const struct file_id *files,
+                               size_t n_files);
+/* By the name of listings, in @realm, or in any if NULL: the newest. */
+struct model *store_find_model_named(struct store *store, const struct realm *realm,
+                                     const char *name);
+
+/* A new model, LOADING, held once (by the load). NULL: no memory. */
+struct model *store_add_model(struct store *store, struct realm *realm, struct device *device,
+                              const char *name, const struct file_id *files, size_t n_files);
+
+/*
+ * Put @block, which the caller uses (store_seal, block_use), in place @i of a model that is loading.
+ * That use becomes the model's.
+ */
+void store_place_block(struct store *store, struct model *model, size_t i, struct block *block);
+
+/* Hold a READY model for a session. Returns 0 or TENANT_E_*: nothing has changed. */
+int store_hold_model(struct store *store, struct model *model, struct tenant *tenant);
+/* Let go. When nobody holds it, it is cache. */
+void store_unhold_model(struct store *store, struct model *model, int32_t priority);
+
+/* The load failed: the model goes with every block that nobody else needs. */
+void store_drop_model(struct store *store, struct model *model);
+
+void store_set_pinned(struct store *store, struct model *model, bool is_pinned);
+
+/* Bytes of chunks that only this model keeps. */
+uint64_t store_unique_bytes(const struct model *model);
+
+/* ---- eviction ---- */
+
+/* Evict one idle model. Returns the bytes that become free. */
+uint64_t store_evict_model(struct store *store, struct model *model);
+
+/* Evict idle things of @device until @bytes become free or nothing is left. Returns the bytes. */
+uint64_t store_evict(struct store *store, const struct device *device, uint64_t bytes);
+
+/* Evict everything idle, of @realm or, if NULL, of all. Returns the bytes. */
+uint64_t store_evict_all(struct store *store, const struct realm *realm, uint64_t *n_models_out);
+
+#endif
