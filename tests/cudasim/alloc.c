@@ -1,0 +1,257 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* cuMemAlloc and its family, and how much is free. */
+#include "sim.h"
+
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#define PITCH_BYTES 512
+
+static uint64_t round_up(uint64_t bytes, uint64_t to)
+{
+	return (bytes + to - 1) / to * to;
+}
+
+void alloc_chunk_free(const struct alloc_chunk *chunk)
+{
+	munmap(chunk->host, chunk->phys->bytes);
+	space_unreserve(chunk->res);
+	phys_unref(chunk->phys);
+}
+
+CUresult alloc_chunk_new(unsigned device, uint64_t bytes, struct alloc_chunk *chunk_out)
+{
+	CUmemAllocationProp prop = {
+		.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+		.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = (int)device},
+	};
+	struct phys *phys;
+	struct reservation *res;
+
+	CUresult err = phys_new(&prop, bytes, &phys);
+	if (err != CUDA_SUCCESS) {
+		return err;
+	}
+	err = space_reserve(bytes, SIM_GRANULARITY, 0, &res);
+	if (err != CUDA_SUCCESS) {
+		phys_unref(phys);
+		return err;
+	}
+	res->is_internal = true;
+	uint8_t *host = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, phys->fd, 0);
+	if (host == MAP_FAILED) {
+		space_unreserve(res);
+		phys_unref(phys);
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	phys_drop_fd(phys);
+	*chunk_out = (struct alloc_chunk){.res = res, .phys = phys, .host = host};
+	return CUDA_SUCCESS;
+}
+
+/* Locked. Gives the memory back, not the mapping's place in the tree. */
+static void give_memory(struct mapping *m)
+{
+	if (m->slab) {
+		slab_give(m);
+	} else {
+		alloc_chunk_free(&(struct alloc_chunk){m->res, m->phys, m->host});
+	}
+	free(m);
+}
+
+static void free_locked(struct mapping *m)
+{
+	space_remove(m);
+	give_memory(m);
+}
+
+/* Locked. */
+static CUresult take_memory(struct mapping *m, uint64_t bytes)
+{
+	struct alloc_chunk chunk;
+
+	if (bytes < SIM_GRANULARITY) {
+		return slab_take(m->device, bytes, m);
+	}
+	/* Also catches what would wrap around when rounded up. */
+	if (bytes > device_total_bytes((CUdevice)m->device)) {
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	CUresult err = alloc_chunk_new(m->device, round_up(bytes, SIM_GRANULARITY), &chunk);
+	if (err == CUDA_SUCCESS) {
+		m->range = (struct range){.start = chunk.res->range.start, .bytes = bytes};
+		m->host = chunk.host;
+		m->res = chunk.res;
+		m->phys = chunk.phys;
+	}
+	return err;
+}
+
+static CUresult alloc_device(unsigned device, uint64_t bytes, bool is_async, CUdeviceptr *ptr_out)
+{
+	struct mapping *m = calloc(1, sizeof(*m));
+
+	if (!m) {
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	m->kind = SPACE_ALLOC;
+	m->device = device;
+	m->id = space_new_id();
+	m->is_async = is_async;
+	m->access[device] = SPACE_WRITE;
+	space_lock_write();
+	CUresult err = take_memory(m, bytes);
+	if (err != CUDA_SUCCESS) {
+		free(m);
+	} else if (space_add(m) != 0) {
+		give_memory(m);
+		err = CUDA_ERROR_OUT_OF_MEMORY;
+	} else {
+		*ptr_out = m->range.start;
+	}
+	space_unlock();
+	return err;
+}
+
+static bool is_freeable(const struct mapping *m, CUdeviceptr ptr)
+{
+	return m && m->kind == SPACE_ALLOC && m->range.start == ptr;
+}
+
+static CUresult free_device(CUdeviceptr ptr)
+{
+	space_lock_write();
+	struct mapping *m = space_find(ptr);
+	bool ok = is_freeable(m, ptr);
+	if (ok) {
+		free_locked(m);
+	}
+	space_unlock();
+	return ok ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+static bool is_alloc_of(const struct mapping *m, unsigned device)
+{
+	return m->kind == SPACE_ALLOC && m->device == device;
+}
+
+void alloc_free_all(unsigned device)
+{
+	struct mapping **list;
+
+	space_lock_write();
+	size_t n = space_gather(is_alloc_of, device, &list);
+	for (size_t i = 0; i < n; i++) {
+		free_locked(list[i]);
+	}
+	space_unlock();
+	free(list);
+}
+
+CUresult cuMemGetInfo_v2(size_t *free_out, size_t *total_out)
+{
+	ENTER(cuMemGetInfo_v2);
+	if (!free_out || !total_out) {
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+	CUdevice dev = (CUdevice)ctx_current()->device;
+	uint64_t used = registry_used_bytes(device_physical(dev));
+	*total_out = device_total_bytes(dev);
+	*free_out = used < *total_out ? *total_out - used : 0;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuMemAlloc_v2(CUdeviceptr *ptr_out, size_t bytes)
+{
+	ENTER(cuMemAlloc_v2);
+	if (!ptr_out || bytes == 0) {
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+	return alloc_device(ctx_current()->device, bytes, false, ptr_out);
+}
+
+CUresult cuMemAllocPitch_v2(CUdeviceptr *ptr_out, size_t *pitch_out, size_t width_bytes,
+                            size_t height, unsigned int element_bytes)
+{
+	ENTER(cuMemAllocPitch_v2);
+	if (!ptr_out || !pitch_out || width_bytes == 0 || height == 0 ||
+	    (element_bytes != 4 && element_bytes != 8 && element_bytes != 16)) {
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+	uint64_t pitch = round_up(width_bytes, PITCH_BYTES);
+	uint64_t bytes;
+	if (pitch < width_bytes || __builtin_mul_overflow(pitch, height, &bytes)) {
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	CUresult err = alloc_device(ctx_current()->device, bytes, false, ptr_out);
+	if (err == CUDA_SUCCESS) {
+		*pitch_out = pitch;
+	}
+	return err;
+}
+
+/* Waits for the device, as a driver does. Pinned host memory may be given back here, too. */
+CUresult cuMemFree_v2(CUdeviceptr ptr)
+{
+	ENTER(cuMemFree_v2);
+	if (ptr == 0) {
+		return CUDA_SUCCESS;
+	}
+	space_lock_read();
+	struct mapping *m = space_find(ptr);
+	bool is_device = is_freeable(m, ptr);
+	struct ctx *ctx = m ? ctx_of_device(m->device) : NULL;
+	space_unlock();
+	if (!is_device) {
+		return hostmem_free(ptr);
+	}
+	CUresult err = atomic_load(&ctx->poison);
+	if (err != CUDA_SUCCESS) {
+		return err;
+	}
+	stream_wait_ctx(ctx);
+	return free_device(ptr);
+}
+
+CUresult cuMemAllocAsync(CUdeviceptr *ptr_out, size_t bytes, CUstream handle)
+{
+	ENTER(cuMemAllocAsync);
+	struct stream *s = stream_from_handle(handle);
+
+	if (!ptr_out) {
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+	if (!s) {
+		return CUDA_ERROR_INVALID_HANDLE;
+	}
+	if (bytes == 0) {
+		*ptr_out = 0;
+		return CUDA_SUCCESS;
+	}
+	return alloc_device(stream_ctx(s)->device, bytes, true, ptr_out);
+}
+
+static CUresult run_free(struct ctx *ctx, void *arg)
+{
+	(void)ctx;
+	return free_device(*(CUdeviceptr *)arg) == CUDA_SUCCESS ? CUDA_SUCCESS
+	                                                        : CUDA_ERROR_ILLEGAL_ADDRESS;
+}
+
+CUresult cuMemFreeAsync(CUdeviceptr ptr, CUstream handle)
+{
+	ENTER(cuMemFreeAsync);
+	struct stream *s = stream_from_handle(handle);
+
+	if (!s) {
+		return CUDA_ERROR_INVALID_HANDLE;
+	}
+	if (ptr == 0) {
+		return CUDA_SUCCESS;
+	}
+	space_lock_read();
+	bool ok = is_freeable(space_find(ptr), ptr);
+	space_unlock();
+	return ok ? stream_submit(s, run_free, NULL, &ptr, sizeof(ptr)) : CUDA_ERROR_INVALID_VALUE;
+}

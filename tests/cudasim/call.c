@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What every exported function passes through, and cuInit. */
+#include "sim.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+
+enum init_state {
+	STATE_NEW,
+	STATE_READY,
+	STATE_FORKED, /* a child of a process that had called cuInit: unusable for good */
+};
+
+static atomic_int state = STATE_NEW;
+static pthread_mutex_t init_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static const struct {
+	const char *name;
+	enum call_need need;
+} calls[CALL_COUNT] = {
+#define CALL(NAME, VERSION, NEED) [CALL_##NAME] = {#NAME, NEED},
+#include "calls.def"
+#undef CALL
+};
+
+const char *call_name(enum call_id id)
+{
+	return calls[id].name;
+}
+
+CUresult call_enter(enum call_id id)
+{
+	CUresult err = fault_check(id);
+
+	if (err != CUDA_SUCCESS || calls[id].need == NEED_NOTHING) {
+		return err;
+	}
+	if (atomic_load(&state) != STATE_READY) {
+		return CUDA_ERROR_NOT_INITIALIZED;
+	}
+	return calls[id].need == NEED_CTX ? ctx_check(ctx_current()) : CUDA_SUCCESS;
+}
+
+/* Takes no lock: another thread of the parent may have held any of them. */
+static void after_fork_in_child(void)
+{
+	if (atomic_load(&state) == STATE_READY) {
+		atomic_store(&state, STATE_FORKED);
+	}
+}
+
+/* Threads of streams run our code, so dlclose must not unmap it. */
+static void stay_loaded(void)
+{
+	Dl_info info;
+
+	if (dladdr((void *)&state, &info) && info.dli_fname) {
+		void *self = dlopen(info.dli_fname, RTLD_NOW | RTLD_NOLOAD | RTLD_NODELETE);
+		if (self) {
+			dlclose(self);
+		}
+	}
+}
+
+static CUresult init_locked(void)
+{
+	static bool hooks_fork;
+
+	if (!fault_config_is_valid()) {
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+	CUresult err = device_init();
+	if (err != CUDA_SUCCESS) {
+		return err;
+	}
+	err = registry_open();
+	if (err != CUDA_SUCCESS) {
+		return err;
+	}
+	stay_loaded();
+	if (!hooks_fork) {
+		hooks_fork = pthread_atfork(NULL, NULL, after_fork_in_child) == 0;
+	}
+	atomic_store(&state, STATE_READY);
+	return CUDA_SUCCESS;
+}
+
+CUresult cuInit(unsigned int flags)
+{
+	ENTER(cuInit);
+	if (flags != 0) {
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+	if (atomic_load(&state) == STATE_FORKED) {
+		return CUDA_ERROR_NOT_INITIALIZED;
+	}
+	pthread_mutex_lock(&init_lock);
+	CUresult err = atomic_load(&state) == STATE_READY ? CUDA_SUCCESS : init_locked();
+	pthread_mutex_unlock(&init_lock);
+	return err;
+}
+
+CUresult cuDriverGetVersion(int *version_out)
+{
+	ENTER(cuDriverGetVersion);
+	if (!version_out) {
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+	*version_out = SIM_DRIVER_VERSION;
+	return CUDA_SUCCESS;
+}

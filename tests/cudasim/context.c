@@ -1,0 +1,331 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Primary contexts, one per device, and each thread's stack of current ones. */
+#include "sim.h"
+
+#include <pthread.h>
+
+#define MAX_STACK 64
+#define API_VERSION 3020 /* what a driver answers, whatever it is */
+
+static struct ctx contexts[SIM_MAX_DEVICES];
+/* Held over the making and the end of a context. */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+static _Thread_local struct ctx *stack[MAX_STACK];
+static _Thread_local unsigned depth;
+
+struct ctx *ctx_current(void)
+{
+	return depth > 0 ? stack[depth - 1] : NULL;
+}
+
+struct ctx *ctx_of_device(unsigned device)
+{
+	return &contexts[device];
+}
+
+struct ctx *ctx_from_handle(CUcontext handle)
+{
+	for (int i = 0; i < device_count(); i++) {
+		if (handle == (CUcontext)&contexts[i]) {
+			return &contexts[i];
+		}
+	}
+	return NULL;
+}
+
+CUresult ctx_check(const struct ctx *ctx)
+{
+	if (!ctx) {
+		return CUDA_ERROR_INVALID_CONTEXT;
+	}
+	if (!atomic_load(&ctx->active)) {
+		return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+	}
+	return atomic_load(&ctx->poison);
+}
+
+void ctx_poison(struct ctx *ctx, CUresult err)
+{
+	int clean = CUDA_SUCCESS;
+
+	atomic_compare_exchange_strong(&ctx->poison, &clean, err);
+}
+
+void ctx_poison_all(CUresult err)
+{
+	for (unsigned i = 0; i < SIM_MAX_DEVICES; i++) {
+		if (atomic_load(&contexts[i].active)) {
+			ctx_poison(&contexts[i], err);
+		}
+	}
+}
+
+static CUresult ctx_charge_overhead(struct ctx *ctx)
+{
+	CUmemAllocationProp prop = {
+		.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+		.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = (int)ctx->device},
+	};
+
+	if (device_context_bytes() == 0) {
+		return CUDA_SUCCESS;
+	}
+	return phys_new(&prop, device_context_bytes(), &ctx->overhead);
+}
+
+/* Locked. A poisoned context can never be made again in this process. */
+static CUresult ctx_open(struct ctx *ctx)
+{
+	if (atomic_load(&ctx->poison) != CUDA_SUCCESS) {
+		return atomic_load(&ctx->poison);
+	}
+	CUresult err = ctx_charge_overhead(ctx);
+	if (err != CUDA_SUCCESS) {
+		return err;
+	}
+	err = stream_new(ctx, CU_STREAM_DEFAULT, 0, &ctx->null_stream);
+	if (err != CUDA_SUCCESS) {
+		phys_unref(ctx->overhead);
+		ctx->overhead = NULL;
+		return err;
+	}
+	atomic_store(&ctx->peers, 0);
+	atomic_store(&ctx->active, true);
+	return CUDA_SUCCESS;
+}
+
+/* Locked. Frees all that was made in the context and is still there. */
+static void ctx_close(struct ctx *ctx)
+{
+	if (!atomic_load(&ctx->active)) {
+		return;
+	}
+	stream_wait_ctx(ctx);
+	atomic_store(&ctx->active, false);
+	stream_free_all(ctx);
+	ctx->null_stream = NULL;
+	alloc_free_all(ctx->device);
+	hostmem_free_all(ctx->device);
+	phys_unref(ctx->overhead);
+	ctx->overhead = NULL;
+	ctx->flags = 0;
+}
+
+CUresult cuDevicePrimaryCtxRetain(CUcontext *ctx_out, CUdevice dev)
+{
+	ENTER(cuDevicePrimaryCtxRetain);
+	if (!ctx_out) {
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+	if (!device_is_valid(dev)) {
+		return CUDA_ERROR_INVALID_DEVICE;
+	}
+	struct ctx *ctx = &contexts[dev];
+	pthread_mutex_lock(&lock);
+	ctx->device = (unsigned)dev;
+	CUresult err = atomic_load(&ctx->active) ? CUDA_SUCCESS : ctx_open(ctx);
+	if (err == CUDA_SUCCESS) {
+		ctx->n_retained++;
+		*ctx_out = (CUcontext)ctx;
+	}
+	pthread_mutex_unlock(&lock);
+	return err;
+}
+
+CUresult cuDevicePrimaryCtxRelease_v2(CUdevice dev)
+{
+	ENTER(cuDevicePrimaryCtxRelease_v2);
+	if (!device_is_valid(dev)) {
+		return CUDA_ERROR_INVALID_DEVICE;
+	}
+	struct ctx *ctx = &contexts[dev];
+	CUresult err = CUDA_SUCCESS;
+	pthread_mutex_lock(&lock);
+	if (ctx->n_retained == 0) {
+		err = CUDA_ERROR_INVALID_CONTEXT;
+	} else if (--ctx->n_retained == 0) {
+		ctx_close(ctx);
+	}
+	pthread_mutex_unlock(&lock);
+	return err;
+}
+
+CUresult cuDevicePrimaryCtxReset_v2(CUdevice dev)
+{
+	ENTER(cuDevicePrimaryCtxReset_v2);
+	if (!device_is_valid(dev)) {
+		return CUDA_ERROR_INVALID_DEVICE;
+	}
+	pthread_mutex_lock(&lock);
+	ctx_close(&contexts[dev]);
+	pthread_mutex_unlock(&lock);
+	return CUDA_SUCCESS;
+}
+
+CUresult cuDevicePrimaryCtxGetState(CUdevice dev, unsigned int *flags_out, int *active_out)
+{
+	ENTER(cuDevicePrimaryCtxGetState);
+	if (!flags_out || !active_out) {
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+	if (!device_is_valid(dev)) {
+		return CUDA_ERROR_INVALID_DEVICE;
+	}
+	pthread_mutex_lock(&lock);
+	*flags_out = contexts[dev].flags;
+	*active_out = atomic_load(&contexts[dev].active);
+	pthread_mutex_unlock(&lock);
+	return CUDA_SUCCESS;
+}
+
+CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice dev, unsigned int flags)
+{
+	ENTER(cuDevicePrimaryCtxSetFlags_v2);
+	if (flags & ~(unsigned)CU_CTX_FLAGS_MASK) {
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+	if (!device_is_valid(dev)) {
+		return CUDA_ERROR_INVALID_DEVICE;
+	}
+	pthread_mutex_lock(&lock);
+	contexts[dev].flags = flags;
+	pthread_mutex_unlock(&lock);
+	return CUDA_SUCCESS;
+}
+
+CUresult cuCtxGetCurrent(CUcontext *ctx_out)
+{
+	ENTER(cuCtxGetCurrent);
+	if (!ctx_out) {
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+	*ctx_out = (CUcontext)ctx_current();
+	return CUDA_SUCCESS;
+}
+
+CUresult cuCtxSetCurrent(CUcontext handle)
+{
+	ENTER(cuCtxSetCurrent);
+	struct ctx *ctx = ctx_from_handle(handle);
+
+	if (handle && !ctx) {
+		return CUDA_ERROR_INVALID_CONTEXT;
+	}
+	if (depth > 0) {
+		depth--;
+	}
+	if (ctx) {
+		stack[depth++] = ctx;
+	}
+	return CUDA_SUCCESS;
+}
+
+CUresult cuCtxPushCurrent_v2(CUcontext handle)
+{
+	ENTER(cuCtxPushCurrent_v2);
+	struct ctx *ctx = ctx_from_handle(handle);
+
+	if (!handle) {
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+	if (!ctx || depth == MAX_STACK) {
+		return CUDA_ERROR_INVALID_CONTEXT;
+	}
+	stack[depth++] = ctx;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuCtxPopCurrent_v2(CUcontext *ctx_out)
+{
+	ENTER(cuCtxPopCurrent_v2);
+	if (depth == 0) {
+		return CUDA_ERROR_INVALID_CONTEXT;
+	}
+	depth--;
+	if (ctx_out) {
+		*ctx_out = (CUcontext)stack[depth];
+	}
+	return CUDA_SUCCESS;
+}
+
+CUresult cuCtxGetDevice(CUdevice *dev_out)
+{
+	ENTER(cuCtxGetDevice);
+	if (!dev_out) {
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+	if (!ctx_current()) {
+		return CUDA_ERROR_INVALID_CONTEXT;
+	}
+	*dev_out = (CUdevice)ctx_current()->device;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuCtxGetApiVersion(CUcontext handle, unsigned int *version_out)
+{
+	ENTER(cuCtxGetApiVersion);
+	if (!version_out) {
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+	if (!(handle ? ctx_from_handle(handle) : ctx_current())) {
+		return CUDA_ERROR_INVALID_CONTEXT;
+	}
+	*version_out = API_VERSION;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuCtxGetStreamPriorityRange(int *least_out, int *greatest_out)
+{
+	ENTER(cuCtxGetStreamPriorityRange);
+	if (least_out) {
+		*least_out = 0;
+	}
+	if (greatest_out) {
+		*greatest_out = -5;
+	}
+	return CUDA_SUCCESS;
+}
+
+CUresult cuCtxSynchronize(void)
+{
+	ENTER(cuCtxSynchronize);
+	struct ctx *ctx = ctx_current();
+
+	stream_wait_ctx(ctx);
+	return atomic_load(&ctx->poison);
+}
+
+CUresult cuCtxEnablePeerAccess(CUcontext handle, unsigned int flags)
+{
+	ENTER(cuCtxEnablePeerAccess);
+	struct ctx *peer = ctx_from_handle(handle);
+
+	if (flags != 0) {
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+	if (!peer || !atomic_load(&peer->active)) {
+		return CUDA_ERROR_INVALID_CONTEXT;
+	}
+	if (peer == ctx_current()) {
+		return CUDA_ERROR_INVALID_DEVICE;
+	}
+	unsigned bit = 1U << peer->device;
+	return atomic_fetch_or(&ctx_current()->peers, bit) & bit
+	               ? CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED
+	               : CUDA_SUCCESS;
+}
+
+CUresult cuCtxDisablePeerAccess(CUcontext handle)
+{
+	ENTER(cuCtxDisablePeerAccess);
+	struct ctx *peer = ctx_from_handle(handle);
+
+	if (!peer) {
+		return CUDA_ERROR_INVALID_CONTEXT;
+	}
+	unsigned bit = 1U << peer->device;
+	return atomic_fetch_and(&ctx_current()->peers, ~bit) & bit
+	               ? CUDA_SUCCESS
+	               : CUDA_ERROR_PEER_ACCESS_NOT_ENABLED;
+}

@@ -1,0 +1,190 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "sim.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+
+#define EVENT_MAGIC 0x746e76655f6d6973ULL
+#define EVENT_FLAGS (CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS)
+
+struct event {
+	uint64_t magic;
+	struct ctx *ctx;
+	unsigned flags;
+	struct mark *mark; /* one reference, under the lock; NULL before the first record */
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+static struct event *event_from_handle(CUevent handle)
+{
+	struct event *e = (struct event *)handle;
+
+	return e && e->magic == EVENT_MAGIC ? e : NULL;
+}
+
+/* What was recorded last, with a reference for the caller, or NULL. */
+static struct mark *event_mark(struct event *e)
+{
+	pthread_mutex_lock(&lock);
+	struct mark *mark = e->mark;
+	if (mark) {
+		mark_ref(mark);
+	}
+	pthread_mutex_unlock(&lock);
+	return mark;
+}
+
+/* Takes the mark over. */
+static void event_set_mark(struct event *e, struct mark *mark)
+{
+	pthread_mutex_lock(&lock);
+	struct mark *before = e->mark;
+	e->mark = mark;
+	pthread_mutex_unlock(&lock);
+	mark_unref(before);
+}
+
+CUresult cuEventCreate(CUevent *event_out, unsigned int flags)
+{
+	ENTER(cuEventCreate);
+	if (!event_out || flags & ~(unsigned)EVENT_FLAGS) {
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+	struct event *e = calloc(1, sizeof(*e));
+	if (!e) {
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	e->magic = EVENT_MAGIC;
+	e->ctx = ctx_current();
+	e->flags = flags;
+	*event_out = (CUevent)e;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuEventDestroy_v2(CUevent handle)
+{
+	ENTER(cuEventDestroy_v2);
+	struct event *e = event_from_handle(handle);
+
+	if (!e) {
+		return CUDA_ERROR_INVALID_HANDLE;
+	}
+	event_set_mark(e, NULL);
+	e->magic = 0;
+	free(e);
+	return CUDA_SUCCESS;
+}
+
+CUresult cuEventRecord(CUevent handle, CUstream stream)
+{
+	ENTER(cuEventRecord);
+	struct event *e = event_from_handle(handle);
+	struct stream *s = stream_from_handle(stream);
+
+	if (!e || !s) {
+		return CUDA_ERROR_INVALID_HANDLE;
+	}
+	struct mark *mark = stream_mark(s);
+	if (!mark) {
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	event_set_mark(e, mark);
+	return CUDA_SUCCESS;
+}
+
+CUresult cuStreamWaitEvent(CUstream stream, CUevent handle, unsigned int flags)
+{
+	ENTER(cuStreamWaitEvent);
+	struct event *e = event_from_handle(handle);
+	struct stream *s = stream_from_handle(stream);
+	CUresult err = CUDA_SUCCESS;
+
+	(void)flags;
+	if (!e || !s) {
+		return CUDA_ERROR_INVALID_HANDLE;
+	}
+	struct mark *mark = event_mark(e);
+	if (mark) {
+		err = stream_wait_mark(s, mark);
+		mark_unref(mark);
+	}
+	return err;
+}
+
+CUresult cuEventQuery(CUevent handle)
+{
+	ENTER(cuEventQuery);
+	struct event *e = event_from_handle(handle);
+
+	if (!e) {
+		return CUDA_ERROR_INVALID_HANDLE;
+	}
+	struct mark *mark = event_mark(e);
+	bool is_reached = !mark || mark_is_reached(mark);
+	mark_unref(mark);
+	CUresult err = atomic_load(&e->ctx->poison);
+	if (err != CUDA_SUCCESS) {
+		return err;
+	}
+	return is_reached ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+}
+
+CUresult cuEventSynchronize(CUevent handle)
+{
+	ENTER(cuEventSynchronize);
+	struct event *e = event_from_handle(handle);
+
+	if (!e) {
+		return CUDA_ERROR_INVALID_HANDLE;
+	}
+	struct mark *mark = event_mark(e);
+	if (mark) {
+		mark_wait(mark);
+		mark_unref(mark);
+	}
+	return atomic_load(&e->ctx->poison);
+}
+
+static CUresult elapsed(const struct mark *start, const struct mark *end, float *ms_out)
+{
+	if (!start || !end) {
+		return CUDA_ERROR_INVALID_HANDLE;
+	}
+	if (!mark_is_reached(start) || !mark_is_reached(end)) {
+		return CUDA_ERROR_NOT_READY;
+	}
+	*ms_out = (float)((double)(int64_t)(mark_time_ns(end) - mark_time_ns(start)) / 1e6);
+	return CUDA_SUCCESS;
+}
+
+static CUresult elapsed_of_events(float *ms_out, CUevent start, CUevent end)
+{
+	struct event *a = event_from_handle(start);
+	struct event *b = event_from_handle(end);
+
+	if (!ms_out) {
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+	if (!a || !b || (a->flags | b->flags) & CU_EVENT_DISABLE_TIMING) {
+		return CUDA_ERROR_INVALID_HANDLE;
+	}
+	struct mark *mark_a = event_mark(a);
+	struct mark *mark_b = event_mark(b);
+	CUresult err = elapsed(mark_a, mark_b, ms_out);
+	mark_unref(mark_a);
+	mark_unref(mark_b);
+	return err;
+}
+
+CUresult cuEventElapsedTime(float *ms_out, CUevent start, CUevent end)
+{
+	ENTER(cuEventElapsedTime);
+	return elapsed_of_events(ms_out, start, end);
+}
+
+CUresult cuEventElapsedTime_v2(float *ms_out, CUevent start, CUevent end)
+{
+	ENTER(cuEventElapsedTime_v2);
+	return elapsed_of_events(ms_out, start, end);
+}

@@ -1,0 +1,172 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* cuMemset*: like on a GPU they do not wait for the device, not even the ones without Async. */
+#include "sim.h"
+
+#include <string.h>
+
+struct set {
+	uint64_t dst;
+	uint64_t pitch; /* bytes from row to row */
+	uint64_t n_rows;
+	uint64_t row_bytes;
+	uint32_t value;
+	uint32_t element_bytes; /* 1, 2 or 4 */
+};
+
+static void fill(uint8_t *host, uint64_t bytes, const struct set *set)
+{
+	if (set->element_bytes == 1) {
+		memset(host, (int)set->value, bytes);
+		return;
+	}
+	for (uint64_t i = 0; i + set->element_bytes <= bytes; i += set->element_bytes) {
+		memcpy(host + i, &set->value, set->element_bytes);
+	}
+}
+
+static bool set_row(struct ctx *ctx, const struct set *set, uint64_t dst)
+{
+	uint64_t left = set->row_bytes;
+
+	while (left > 0) {
+		uint64_t n = left < SIM_PIECE_BYTES ? left : SIM_PIECE_BYTES;
+		uint8_t *host;
+
+		space_lock_read();
+		bool ok = space_resolve(dst, n, SPACE_WRITE, SPACE_BY_API, ctx->device, &host, &n);
+		if (ok) {
+			fill(host, n, set);
+		}
+		space_unlock();
+		if (!ok) {
+			return false;
+		}
+		dst += n;
+		left -= n;
+	}
+	return true;
+}
+
+static CUresult run_set(struct ctx *ctx, void *arg)
+{
+	const struct set *set = arg;
+
+	for (uint64_t row = 0; row < set->n_rows; row++) {
+		if (!set_row(ctx, set, set->dst + row * set->pitch)) {
+			return CUDA_ERROR_ILLEGAL_ADDRESS;
+		}
+	}
+	return CUDA_SUCCESS;
+}
+
+static bool is_writable(const struct set *set)
+{
+	unsigned device = ctx_current()->device;
+
+	for (uint64_t row = 0; row < set->n_rows; row++) {
+		uint64_t dst = set->dst + row * set->pitch;
+		if (!space_is_known(dst) ||
+		    !space_check(dst, set->row_bytes, SPACE_WRITE, SPACE_BY_API, device)) {
+			return false;
+		}
+	}
+	return true;
+}
+
+static CUresult submit(struct set set, CUstream handle)
+{
+	struct stream *s = stream_from_handle(handle);
+
+	if (!s) {
+		return CUDA_ERROR_INVALID_HANDLE;
+	}
+	if (set.n_rows == 0 || set.row_bytes == 0) {
+		return CUDA_SUCCESS;
+	}
+	if (set.dst % set.element_bytes != 0 || (set.n_rows > 1 && set.pitch < set.row_bytes) ||
+	    !is_writable(&set)) {
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+	return stream_submit(s, run_set, NULL, &set, sizeof(set));
+}
+
+static CUresult set_1d(CUdeviceptr dst, uint32_t value, uint32_t element_bytes, size_t n,
+                       CUstream stream)
+{
+	struct set set = {
+		.dst = dst,
+		.n_rows = 1,
+		.value = value,
+		.element_bytes = element_bytes,
+	};
+
+	if (__builtin_mul_overflow(n, element_bytes, &set.row_bytes)) {
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+	return submit(set, stream);
+}
+
+static CUresult set_2d8(CUdeviceptr dst, size_t pitch, unsigned char value, size_t width,
+                        size_t height, CUstream stream)
+{
+	struct set set = {
+		.dst = dst,
+		.pitch = pitch,
+		.n_rows = height,
+		.row_bytes = width,
+		.value = value,
+		.element_bytes = 1,
+	};
+
+	return submit(set, stream);
+}
+
+CUresult cuMemsetD8_v2(CUdeviceptr dst, unsigned char value, size_t n)
+{
+	ENTER(cuMemsetD8_v2);
+	return set_1d(dst, value, 1, n, NULL);
+}
+
+CUresult cuMemsetD16_v2(CUdeviceptr dst, unsigned short value, size_t n)
+{
+	ENTER(cuMemsetD16_v2);
+	return set_1d(dst, value, 2, n, NULL);
+}
+
+CUresult cuMemsetD32_v2(CUdeviceptr dst, unsigned int value, size_t n)
+{
+	ENTER(cuMemsetD32_v2);
+	return set_1d(dst, value, 4, n, NULL);
+}
+
+CUresult cuMemsetD8Async(CUdeviceptr dst, unsigned char value, size_t n, CUstream stream)
+{
+	ENTER(cuMemsetD8Async);
+	return set_1d(dst, value, 1, n, stream);
+}
+
+CUresult cuMemsetD16Async(CUdeviceptr dst, unsigned short value, size_t n, CUstream stream)
+{
+	ENTER(cuMemsetD16Async);
+	return set_1d(dst, value, 2, n, stream);
+}
+
+CUresult cuMemsetD32Async(CUdeviceptr dst, unsigned int value, size_t n, CUstream stream)
+{
+	ENTER(cuMemsetD32Async);
+	return set_1d(dst, value, 4, n, stream);
+}
+
+CUresult cuMemsetD2D8_v2(CUdeviceptr dst, size_t pitch, unsigned char value, size_t width,
+                         size_t height)
+{
+	ENTER(cuMemsetD2D8_v2);
+	return set_2d8(dst, pitch, value, width, height, NULL);
+}
+
+CUresult cuMemsetD2D8Async(CUdeviceptr dst, size_t pitch, unsigned char value, size_t width,
+                           size_t height, CUstream stream)
+{
+	ENTER(cuMemsetD2D8Async);
+	return set_2d8(dst, pitch, value, width, height, stream);
+}

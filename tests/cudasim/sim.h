@@ -1,0 +1,354 @@
+/*
+ * cudasim: a libcuda.so.1 for machines without a GPU. This header is what its files agree on.
+ *
+ * Owner:    the process that opened the library; the registry is shared by all of them.
+ * Lifetime: from cuInit to the end of the process (the library cannot be unloaded).
+ * Threads:  every function may be called from any thread unless its comment says otherwise.
+ *
+ * Locks, outermost first: space (rwlock), handle table, registry (shared by all processes).
+ * The lock of the streams is taken alone. No lock is held while a host function runs.
+ */
+#ifndef CUDASIM_SIM_H
+#define CUDASIM_SIM_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h> /* before the pragma, as cuda.h includes it */
+
+/*
+ * Protected, not default: a preloaded shim has the same names, and our own table of addresses
+ * (cuGetProcAddress) must hold our functions and not the shim's.
+ */
+#pragma GCC visibility push(protected)
+#include <cuda.h>
+#undef cuGetProcAddress
+#undef cuDeviceGetUuid
+#undef cuEventElapsedTime
+CUresult cuGetProcAddress(const char *symbol, void **pfn_out, int version, cuuint64_t flags);
+CUresult cuDeviceGetUuid(CUuuid *uuid_out, CUdevice dev);
+CUresult cuEventElapsedTime(float *ms_out, CUevent start, CUevent end);
+#pragma GCC visibility pop
+
+#define SIM_MAX_DEVICES 16
+#define SIM_GRANULARITY (2ULL << 20)
+#define SIM_DRIVER_VERSION 13000
+/* Asynchronous work touches memory in pieces of this size and looks at the mappings anew for
+ * each, so an unmap or a change of access meets queued work as it does on hardware. */
+#define SIM_PIECE_BYTES (1ULL << 20)
+
+struct ctx;
+struct stream;
+
+/* --- call.c: what every exported function passes through --- */
+
+enum call_id {
+#define CALL(NAME, VERSION, NEED) CALL_##NAME,
+#include "calls.def"
+#undef CALL
+	CALL_COUNT
+};
+
+enum call_need {
+	NEED_NOTHING,
+	NEED_INIT,
+	NEED_CTX, /* a current context that is alive and not poisoned */
+};
+
+CUresult call_enter(enum call_id id);
+const char *call_name(enum call_id id);
+
+#define ENTER(NAME) \
+	do { \
+		CUresult enter_err = call_enter(CALL_##NAME); \
+		if (enter_err != CUDA_SUCCESS) { \
+			return enter_err; \
+		} \
+	} while (0)
+
+/* --- fault.c: CUDASIM_FAULT --- */
+
+/* Applies the rules that match this call; CUDA_SUCCESS lets it go on. */
+CUresult fault_check(enum call_id id);
+/* False if CUDASIM_FAULT (or its file) cannot be parsed; the reason went to stderr. */
+bool fault_config_is_valid(void);
+
+/* --- device.c: the devices of this process, numbered as the application sees them --- */
+
+/* Reads CUDASIM_DEVICES and CUDA_VISIBLE_DEVICES; called once, by cuInit. */
+CUresult device_init(void);
+int device_count(void);
+bool device_is_valid(CUdevice dev);
+/* The ordinal before CUDA_VISIBLE_DEVICES, which all processes agree on. */
+unsigned device_physical(CUdevice dev);
+/* The reverse: -1 if this process does not see that device. */
+int device_from_physical(unsigned physical);
+uint64_t device_total_bytes(CUdevice dev);
+uint64_t device_physical_bytes(unsigned physical);
+void device_uuid(unsigned physical, uint8_t uuid_out[16]);
+const char *device_spec(void);
+/* What a context takes of its device (CUDASIM_CONTEXT), in whole granules. */
+uint64_t device_context_bytes(void);
+enum device_fabric { FABRIC_NONE, FABRIC_DENIED, FABRIC_PERMITTED };
+enum device_fabric device_fabric(void);
+
+/* --- context.c --- */
+
+struct ctx {
+	unsigned device;
+	unsigned n_retained; /* under the contexts' lock */
+	unsigned flags;
+	atomic_bool active;
+	/* CUDA_SUCCESS, or the error that every later call on this context answers. */
+	atomic_int poison;
+	struct stream *null_stream; /* owned; made with the context, its thread on first use */
+	struct phys *overhead;      /* owned or NULL: what a context takes of the device */
+	atomic_uint peers;          /* bit per device whose allocations this context may reach */
+};
+
+CUresult ctx_check(const struct ctx *ctx);
+/* The calling thread's context or NULL. */
+struct ctx *ctx_current(void);
+struct ctx *ctx_of_device(unsigned device);
+struct ctx *ctx_from_handle(CUcontext handle);
+void ctx_poison(struct ctx *ctx, CUresult err);
+void ctx_poison_all(CUresult err);
+
+/* --- registry.c: how much memory of each device exists, over all processes --- */
+
+struct registry_slot {
+	uint32_t index;
+	uint64_t inode;
+};
+
+CUresult registry_open(void);
+/* A number that only processes sharing this registry know; part of each chunk's name. */
+uint64_t registry_id(void);
+/* Charges a chunk that already carries its lock. CUDA_ERROR_OUT_OF_MEMORY if it does not fit. */
+CUresult registry_charge(unsigned physical, uint64_t inode, uint64_t bytes,
+                         struct registry_slot *slot_out);
+/* For chunks that nobody else can hold. Others are found by a later sweep. */
+void registry_refund(const struct registry_slot *slot);
+/* Sweeps, then says what remains. */
+uint64_t registry_used_bytes(unsigned physical);
+
+/* --- proclocks.c --- */
+
+/* The inodes of all OFD locks on this machine, sorted; the caller frees the list. 0 or -errno. */
+int proclocks_read(uint64_t **inodes_out, size_t *n_out);
+bool proclocks_has(const uint64_t *inodes, size_t n, uint64_t inode);
+
+/* --- physical.c: chunks --- */
+
+/*
+ * One memfd as this process knows it. It lives while handles or mappings refer to it; the memory
+ * lives while any process holds a struct phys, an fd or a mapping.
+ */
+struct phys {
+	int fd;          /* owned; -1 for memory of cuMemAlloc, which nobody can export */
+	unsigned device; /* valid if !on_host */
+	unsigned n_refs; /* under the handle table's lock: handles + mappings */
+	unsigned n_handles;
+	unsigned handle_slot; /* valid while n_handles > 0 */
+	bool on_host;
+	bool rdma;      /* what an importer cannot see in prop */
+	bool is_shared; /* exported or imported: only a sweep can tell when it is gone */
+	uint64_t bytes;
+	uint64_t id; /* unique in this process */
+	struct registry_slot slot;
+	CUmemAllocationProp prop;
+};
+
+/* One reference for the caller, no handle. */
+CUresult phys_new(const CUmemAllocationProp *prop, uint64_t bytes, struct phys **phys_out);
+/* A reference for the caller; NULL if the handle is unknown. */
+struct phys *phys_ref_handle(CUmemGenericAllocationHandle handle);
+void phys_ref(struct phys *phys);
+void phys_unref(struct phys *phys);
+/* Gives up the fd of a chunk that is mapped and will never be exported. */
+void phys_drop_fd(struct phys *phys);
+/* Another handle to the chunk (the same number if it still has one). */
+CUresult phys_add_handle(struct phys *phys, CUmemGenericAllocationHandle *handle_out);
+/* Takes the fd over unless it answers NULL. One reference for the caller, no charge. */
+struct phys *phys_from_fd(int fd, const CUmemAllocationProp *prop, uint64_t bytes);
+/* From now on others may hold the memory. */
+void phys_mark_shared(struct phys *phys);
+
+/* --- chunkfd.c: the file behind a chunk and what its name says --- */
+
+struct chunk_label {
+	bool on_host;
+	unsigned device; /* physical ordinal */
+	unsigned location_type;
+	int location_id;
+	unsigned handle_types;
+	unsigned rdma;
+};
+
+/* Makes the memfd, its size and the lock that lives exactly as long as its memory. */
+int chunkfd_new(const struct chunk_label *label, uint64_t bytes, uint64_t *inode_out);
+/* False if fd is not a chunk of this registry. */
+bool chunkfd_read(int fd, struct chunk_label *label_out, uint64_t *bytes_out);
+/* Opens the chunk that another process offers by a fabric handle; -1 + errno. */
+int chunkfd_reopen(int pid, int fd, uint64_t inode);
+
+/* --- space.c: device addresses --- */
+
+enum space_kind {
+	SPACE_VMM,   /* cuMemMap */
+	SPACE_ALLOC, /* cuMemAlloc and friends */
+	SPACE_HOST,  /* pinned or registered host memory, at its own address */
+};
+
+enum space_access { SPACE_NONE = 0, SPACE_READ = 1, SPACE_WRITE = 3 };
+
+struct range {
+	uint64_t start;
+	uint64_t bytes;
+};
+
+/*
+ * Addresses handed out by cuMemAddressReserve. They stay inaccessible to the host, as device
+ * addresses are; what is mapped there is reached through mapping.host.
+ */
+struct reservation {
+	struct range range; /* must be first: the tree compares ranges */
+	bool is_internal;   /* of cuMemAlloc: not the application's */
+};
+
+struct slab;
+
+struct mapping {
+	struct range range; /* must be first */
+	enum space_kind kind;
+	uint8_t *host;           /* where the simulator reaches the bytes */
+	struct reservation *res; /* owned, SPACE_ALLOC with a chunk of its own */
+	struct phys *phys;       /* one reference; NULL for SPACE_HOST and pieces of a slab */
+	struct slab *slab;       /* borrowed; pieces of a slab only */
+	unsigned device;         /* of the memory; for host memory that of the context */
+	uint64_t id;             /* unique in this process */
+	bool on_host;
+	bool is_async;       /* of cuMemAllocAsync */
+	bool is_registered;  /* SPACE_HOST of cuMemHostRegister */
+	unsigned host_flags; /* SPACE_HOST: as given to cuMemHostAlloc */
+	uint8_t access[SIM_MAX_DEVICES];
+	uint8_t host_access; /* of the CPU at range.start; host chunks only */
+};
+
+void space_lock_read(void);
+void space_lock_write(void);
+void space_unlock(void);
+
+/* All below: the space is locked, for writing where it changes. */
+CUresult space_reserve(uint64_t bytes, uint64_t alignment, uint64_t hint,
+                       struct reservation **res_out);
+void space_unreserve(struct reservation *res);
+/* The reservation that contains the address, or NULL. */
+struct reservation *space_find_reservation(uint64_t addr);
+/* Is the range made of the application's reservations, without a gap? */
+bool space_is_reserved(uint64_t addr, uint64_t bytes);
+struct mapping *space_find(uint64_t addr);
+/* Any mapping that overlaps. */
+struct mapping *space_find_in(uint64_t addr, uint64_t bytes);
+/* Takes the mapping over; 0 or -ENOMEM. */
+int space_add(struct mapping *m);
+void space_remove(struct mapping *m);
+/* All mappings that `wants` accepts, in a list that the caller frees; returns how many. */
+size_t space_gather(bool (*wants)(const struct mapping *m, unsigned device), unsigned device,
+                    struct mapping ***list_out);
+
+enum space_view {
+	SPACE_BY_KERNEL, /* what the device itself can reach */
+	SPACE_BY_API,    /* copies and sets: the driver may use any device that has access */
+};
+
+/*
+ * Where the bytes at addr are and how many follow in one piece (at most `bytes`). Not device
+ * memory at all: with SPACE_BY_API the address itself is returned, as pageable host memory.
+ */
+bool space_resolve(uint64_t addr, uint64_t bytes, enum space_access want, enum space_view view,
+                   unsigned device, uint8_t **host_out, uint64_t *n_out);
+/* Is the whole range reachable? Takes the lock itself. */
+bool space_check(uint64_t addr, uint64_t bytes, enum space_access want, enum space_view view,
+                 unsigned device);
+
+/* Is there any mapping at the address? Takes the lock itself. */
+bool space_is_known(uint64_t addr);
+uint64_t space_new_id(void);
+
+/* --- slab.c: cuMemAlloc below 2 MiB shares chunks; the space is locked for writing --- */
+
+/* Fills in where the piece is: range, host and slab. The caller adds the mapping. */
+CUresult slab_take(unsigned device, uint64_t bytes, struct mapping *m);
+/* Gives the piece back and, with the last one, the chunk. */
+void slab_give(const struct mapping *m);
+struct reservation *slab_reservation(const struct slab *slab);
+
+/* --- alloc.c --- */
+
+/* A chunk without a handle, at an address of its own; the space is locked for writing. */
+struct alloc_chunk {
+	struct reservation *res;
+	struct phys *phys;
+	uint8_t *host;
+};
+CUresult alloc_chunk_new(unsigned device, uint64_t bytes, struct alloc_chunk *chunk_out);
+void alloc_chunk_free(const struct alloc_chunk *chunk);
+/* Frees what cuMemAlloc still holds when the context goes. */
+void alloc_free_all(unsigned device);
+
+/* --- hostmem.c --- */
+
+/* Frees what cuMemHostAlloc still holds and forgets what is registered, of one context. */
+void hostmem_free_all(unsigned device);
+/* Memory of cuMemHostAlloc; CUDA_ERROR_INVALID_VALUE if it is none. */
+CUresult hostmem_free(uint64_t addr);
+
+/* --- stream.c --- */
+
+/* Runs on a stream's thread, in order. An error poisons the context. */
+typedef CUresult (*op_fn)(struct ctx *ctx, void *arg);
+
+/* A moment on a stream; reached when the work submitted before it is done. */
+struct mark;
+
+CUresult stream_new(struct ctx *ctx, unsigned flags, int priority, struct stream **stream_out);
+/* Queued work still runs; the caller's pointer is dead. */
+void stream_free(struct stream *s);
+/* NULL if not a stream. Handles 0 and CU_STREAM_LEGACY are the current context's. */
+struct stream *stream_from_handle(CUstream handle);
+struct ctx *stream_ctx(const struct stream *s);
+/* Queues a copy of arg. `done` (or NULL) runs afterwards even in a poisoned context. */
+CUresult stream_submit(struct stream *s, op_fn run, void (*done)(void *arg), const void *arg,
+                       size_t arg_bytes);
+/* Waits for all that was submitted, then answers the context's poison. */
+CUresult stream_wait(struct stream *s);
+bool stream_is_idle(struct stream *s);
+/* Work that is to run in the caller, as the legacy default stream orders it: waits first. */
+void stream_wait_legacy(struct ctx *ctx);
+void stream_wait_ctx(struct ctx *ctx);
+void stream_free_all(struct ctx *ctx);
+struct mark *stream_mark(struct stream *s);
+CUresult stream_wait_mark(struct stream *s, struct mark *mark);
+void mark_ref(struct mark *mark);
+void mark_unref(struct mark *mark);
+bool mark_is_reached(const struct mark *mark);
+void mark_wait(struct mark *mark);
+uint64_t mark_time_ns(const struct mark *mark);
+
+/* --- kernels.c --- */
+
+#define KERNEL_MAX_PARAMS 8
+
+struct kernel {
+	const char *name;
+	CUresult (*run)(struct ctx *ctx, const uint64_t *params);
+	unsigned n_params;
+	uint8_t param_bytes[KERNEL_MAX_PARAMS];
+};
+
+const struct kernel *kernel_find(const char *name);
+const struct kernel *kernel_from_handle(CUfunction handle);
+
+#endif

@@ -1,0 +1,245 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Device addresses: which are reserved, what is mapped where, and who may reach it.
+ *
+ * Two trees (search.h), ordered by address; two ranges that overlap compare as equal, so looking
+ * up a range finds something that overlaps it.
+ */
+#include "sim.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <search.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+static pthread_rwlock_t lock = PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP;
+static void *reservations;
+static void *mappings;
+static atomic_ullong last_id;
+
+void space_lock_read(void)
+{
+	pthread_rwlock_rdlock(&lock);
+}
+
+void space_lock_write(void)
+{
+	pthread_rwlock_wrlock(&lock);
+}
+
+void space_unlock(void)
+{
+	pthread_rwlock_unlock(&lock);
+}
+
+uint64_t space_new_id(void)
+{
+	return atomic_fetch_add(&last_id, 1) + 1;
+}
+
+static int compare(const void *a, const void *b)
+{
+	const struct range *x = a;
+	const struct range *y = b;
+
+	if (x->start + x->bytes <= y->start) {
+		return -1;
+	}
+	return x->start >= y->start + y->bytes;
+}
+
+static void *find_in(void *const *tree, uint64_t addr, uint64_t bytes)
+{
+	struct range key = {.start = addr, .bytes = bytes};
+	void *node = tfind(&key, tree, compare);
+
+	return node ? *(void **)node : NULL;
+}
+
+struct reservation *space_find_reservation(uint64_t addr)
+{
+	return find_in(&reservations, addr, 1);
+}
+
+struct mapping *space_find(uint64_t addr)
+{
+	return find_in(&mappings, addr, 1);
+}
+
+struct mapping *space_find_in(uint64_t addr, uint64_t bytes)
+{
+	return find_in(&mappings, addr, bytes);
+}
+
+bool space_is_reserved(uint64_t addr, uint64_t bytes)
+{
+	uint64_t end = addr + bytes;
+
+	while (addr < end) {
+		struct reservation *res = space_find_reservation(addr);
+		if (!res || res->is_internal) {
+			return false;
+		}
+		addr = res->range.start + res->range.bytes;
+	}
+	return true;
+}
+
+/* Address space that nobody can touch. A taken or unusable hint means anywhere. */
+static void *reserve_addresses(uint64_t bytes, uint64_t alignment, uint64_t hint)
+{
+	int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+
+	if (hint != 0 && hint % alignment == 0) {
+		void *at = mmap((void *)hint, bytes, PROT_NONE, flags | MAP_FIXED_NOREPLACE, -1, 0);
+		if (at != MAP_FAILED) {
+			return at;
+		}
+	}
+	uint8_t *all = mmap(NULL, bytes + alignment, PROT_NONE, flags, -1, 0);
+	if (all == MAP_FAILED) {
+		return NULL;
+	}
+	uint64_t before = -(uintptr_t)all & (alignment - 1);
+	if (before > 0) {
+		munmap(all, before);
+	}
+	munmap(all + before + bytes, alignment - before);
+	return all + before;
+}
+
+CUresult space_reserve(uint64_t bytes, uint64_t alignment, uint64_t hint,
+                       struct reservation **res_out)
+{
+	struct reservation *res = calloc(1, sizeof(*res));
+
+	if (!res) {
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	void *at = reserve_addresses(bytes, alignment, hint);
+	if (!at) {
+		free(res);
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	res->range = (struct range){.start = (uintptr_t)at, .bytes = bytes};
+	if (!tsearch(res, &reservations, compare)) {
+		munmap(at, bytes);
+		free(res);
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	*res_out = res;
+	return CUDA_SUCCESS;
+}
+
+void space_unreserve(struct reservation *res)
+{
+	tdelete(res, &reservations, compare);
+	munmap((void *)res->range.start, res->range.bytes);
+	free(res);
+}
+
+int space_add(struct mapping *m)
+{
+	return tsearch(m, &mappings, compare) ? 0 : -ENOMEM;
+}
+
+void space_remove(struct mapping *m)
+{
+	tdelete(m, &mappings, compare);
+}
+
+struct gather {
+	bool (*wants)(const struct mapping *m, unsigned device);
+	unsigned device;
+	struct mapping **list;
+	size_t n;
+};
+
+static void gather_one(const void *node, VISIT visit, void *closure)
+{
+	struct gather *gather = closure;
+	struct mapping *m = *(struct mapping *const *)node;
+
+	if ((visit == postorder || visit == leaf) && gather->wants(m, gather->device)) {
+		if (gather->list) {
+			gather->list[gather->n] = m;
+		}
+		gather->n++;
+	}
+}
+
+size_t space_gather(bool (*wants)(const struct mapping *m, unsigned device), unsigned device,
+                    struct mapping ***list_out)
+{
+	struct gather gather = {.wants = wants, .device = device};
+
+	twalk_r(mappings, gather_one, &gather);
+	gather.list = calloc(gather.n + 1, sizeof(struct mapping *));
+	gather.n = 0;
+	if (gather.list) {
+		twalk_r(mappings, gather_one, &gather);
+	}
+	*list_out = gather.list;
+	return gather.n;
+}
+
+static bool has_access(const struct mapping *m, enum space_access want, enum space_view view,
+                       unsigned device)
+{
+	if (view == SPACE_BY_KERNEL) {
+		bool is_peer = m->kind == SPACE_ALLOC &&
+		               atomic_load(&ctx_of_device(device)->peers) & 1U << m->device;
+		return is_peer || (m->access[device] & want) == want;
+	}
+	for (unsigned i = 0; i < SIM_MAX_DEVICES; i++) {
+		if ((m->access[i] & want) == want) {
+			return true;
+		}
+	}
+	return false;
+}
+
+bool space_resolve(uint64_t addr, uint64_t bytes, enum space_access want, enum space_view view,
+                   unsigned device, uint8_t **host_out, uint64_t *n_out)
+{
+	struct mapping *m = space_find(addr);
+
+	if (m) {
+		uint64_t left = m->range.start + m->range.bytes - addr;
+		*host_out = m->host + (addr - m->range.start);
+		*n_out = left < bytes ? left : bytes;
+		return has_access(m, want, view, device);
+	}
+	if (view == SPACE_BY_KERNEL || addr == 0 || space_find_reservation(addr)) {
+		return false;
+	}
+	*host_out = (uint8_t *)addr;
+	*n_out = bytes;
+	return true;
+}
+
+bool space_check(uint64_t addr, uint64_t bytes, enum space_access want, enum space_view view,
+                 unsigned device)
+{
+	bool ok = true;
+
+	space_lock_read();
+	while (ok && bytes > 0) {
+		uint8_t *host;
+		uint64_t n = 0;
+		ok = space_resolve(addr, bytes, want, view, device, &host, &n);
+		addr += n;
+		bytes -= n;
+	}
+	space_unlock();
+	return ok;
+}
+
+bool space_is_known(uint64_t addr)
+{
+	space_lock_read();
+	bool is_known = space_find(addr) != NULL;
+	space_unlock();
+	return is_known;
+}

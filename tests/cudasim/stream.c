@@ -1,0 +1,476 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Streams: queues with one thread each, made with the first piece of work. Every operation has a
+ * ticket, in the order of submission over all streams. It waits for those before it on its own
+ * stream and, by the rules of the legacy default stream, for earlier tickets on others: work on
+ * that stream comes after all that is queued on the blocking streams of its context, and theirs
+ * after its. Waits only ever point at smaller tickets, so nothing can wait in a circle.
+ *
+ * One lock for all streams. A stream leaves the list when its handle is closed and its queue is
+ * empty.
+ */
+#include "sim.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define STREAM_MAGIC 0x6d7274735f6d6973ULL
+
+struct op {
+	struct op *next;
+	op_fn run;
+	void (*done)(void *arg);
+	uint64_t ticket;
+	_Alignas(max_align_t) unsigned char arg[];
+};
+
+struct stream {
+	uint64_t magic;
+	struct stream *next; /* link: streams */
+	struct ctx *ctx;
+	unsigned flags;
+	int priority;
+	unsigned n_refs; /* handle, thread, those who wait */
+	bool has_thread;
+	bool is_closed;   /* no handle any more */
+	struct op *first; /* stays here until it is done */
+	struct op **last;
+	pthread_cond_t has_work;
+};
+
+struct mark {
+	unsigned n_refs;
+	bool is_reached;
+	uint64_t time_ns;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t progress = PTHREAD_COND_INITIALIZER; /* something was done or reached */
+static struct stream *streams;                             /* with a handle or with work */
+static uint64_t last_ticket;
+
+static uint64_t now_ns(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
+}
+
+/* --- locked helpers --- */
+
+static void unref(struct stream *s)
+{
+	if (--s->n_refs == 0) {
+		s->magic = 0;
+		pthread_cond_destroy(&s->has_work);
+		free(s);
+	}
+}
+
+static void list_remove(struct stream *s)
+{
+	for (struct stream **at = &streams; *at; at = &(*at)->next) {
+		if (*at == s) {
+			*at = s->next;
+			return;
+		}
+	}
+}
+
+/* Is anything queued that was submitted up to this ticket? */
+static bool is_busy(const struct stream *s, uint64_t ticket)
+{
+	return s->first && s->first->ticket <= ticket;
+}
+
+/* Does the legacy default stream order a's work after what is already on b? */
+static bool orders_after(const struct stream *a, const struct stream *b)
+{
+	const struct stream *legacy = a->ctx->null_stream;
+
+	if (a == b || a->ctx != b->ctx) {
+		return false;
+	}
+	return (a == legacy && !(b->flags & CU_STREAM_NON_BLOCKING)) ||
+	       (b == legacy && !(a->flags & CU_STREAM_NON_BLOCKING));
+}
+
+/* Is there work on other streams, up to this ticket, that comes before work on this one? */
+static bool must_wait(const struct stream *s, uint64_t ticket)
+{
+	for (const struct stream *other = streams; other; other = other->next) {
+		if (orders_after(s, other) && is_busy(other, ticket)) {
+			return true;
+		}
+	}
+	return false;
+}
+
+/* --- the thread of a stream --- */
+
+static void op_run(struct stream *s, struct op *op)
+{
+	if (atomic_load(&s->ctx->poison) == CUDA_SUCCESS) {
+		CUresult err = op->run(s->ctx, op->arg);
+		if (err != CUDA_SUCCESS) {
+			ctx_poison(s->ctx, err);
+		}
+	}
+	if (op->done) {
+		op->done(op->arg);
+	}
+}
+
+static void *stream_main(void *arg)
+{
+	struct stream *s = arg;
+
+	pthread_mutex_lock(&lock);
+	for (;;) {
+		while (!s->first && !s->is_closed) {
+			pthread_cond_wait(&s->has_work, &lock);
+		}
+		struct op *op = s->first;
+		if (!op) {
+			break;
+		}
+		while (must_wait(s, op->ticket)) {
+			pthread_cond_wait(&progress, &lock);
+		}
+		pthread_mutex_unlock(&lock);
+		op_run(s, op);
+		pthread_mutex_lock(&lock);
+		s->first = op->next;
+		if (!s->first) {
+			s->last = &s->first;
+		}
+		free(op);
+		pthread_cond_broadcast(&progress);
+	}
+	list_remove(s);
+	unref(s);
+	pthread_mutex_unlock(&lock);
+	return NULL;
+}
+
+/* Locked. Signals are for the application's threads. */
+static bool start_thread(struct stream *s)
+{
+	sigset_t all;
+	sigset_t before;
+	pthread_attr_t attr;
+	pthread_t thread;
+
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &before);
+	pthread_attr_init(&attr);
+	pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
+	s->n_refs++;
+	s->has_thread = pthread_create(&thread, &attr, stream_main, s) == 0;
+	if (!s->has_thread) {
+		s->n_refs--;
+	}
+	pthread_attr_destroy(&attr);
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	return s->has_thread;
+}
+
+/* --- submitting --- */
+
+static struct op *op_new(op_fn run, void (*done)(void *arg), const void *arg, size_t arg_bytes)
+{
+	struct op *op = calloc(1, sizeof(*op) + arg_bytes);
+
+	if (op) {
+		op->run = run;
+		op->done = done;
+		memcpy(op->arg, arg, arg_bytes);
+	}
+	return op;
+}
+
+/* Locked. Takes the operation over if it succeeds. */
+static CUresult enqueue(struct stream *s, struct op *op)
+{
+	if (!s->has_thread && !start_thread(s)) {
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	op->ticket = ++last_ticket;
+	*s->last = op;
+	s->last = &op->next;
+	pthread_cond_signal(&s->has_work);
+	return CUDA_SUCCESS;
+}
+
+CUresult stream_submit(struct stream *s, op_fn run, void (*done)(void *arg), const void *arg,
+                       size_t arg_bytes)
+{
+	struct op *op = op_new(run, done, arg, arg_bytes);
+
+	if (!op) {
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	pthread_mutex_lock(&lock);
+	CUresult err = enqueue(s, op);
+	pthread_mutex_unlock(&lock);
+	if (err != CUDA_SUCCESS) {
+		free(op);
+	}
+	return err;
+}
+
+/* --- waiting --- */
+
+CUresult stream_wait(struct stream *s)
+{
+	struct ctx *ctx = s->ctx;
+
+	pthread_mutex_lock(&lock);
+	uint64_t ticket = last_ticket;
+	s->n_refs++;
+	/* For the legacy default stream that includes the blocking streams. */
+	while (is_busy(s, ticket) || (s == ctx->null_stream && must_wait(s, ticket))) {
+		pthread_cond_wait(&progress, &lock);
+	}
+	unref(s);
+	pthread_mutex_unlock(&lock);
+	return atomic_load(&ctx->poison);
+}
+
+void stream_wait_legacy(struct ctx *ctx)
+{
+	stream_wait(ctx->null_stream);
+}
+
+/* Locked. */
+static bool is_ctx_busy(const struct ctx *ctx, uint64_t ticket)
+{
+	for (const struct stream *s = streams; s; s = s->next) {
+		if (s->ctx == ctx && is_busy(s, ticket)) {
+			return true;
+		}
+	}
+	return false;
+}
+
+void stream_wait_ctx(struct ctx *ctx)
+{
+	pthread_mutex_lock(&lock);
+	uint64_t ticket = last_ticket;
+	while (is_ctx_busy(ctx, ticket)) {
+		pthread_cond_wait(&progress, &lock);
+	}
+	pthread_mutex_unlock(&lock);
+}
+
+/* Locked. */
+static bool is_idle(const struct stream *s)
+{
+	return !s->first && (s != s->ctx->null_stream || !must_wait(s, last_ticket));
+}
+
+bool stream_is_idle(struct stream *s)
+{
+	pthread_mutex_lock(&lock);
+	bool idle = is_idle(s);
+	pthread_mutex_unlock(&lock);
+	return idle;
+}
+
+/* --- life of a stream --- */
+
+CUresult stream_new(struct ctx *ctx, unsigned flags, int priority, struct stream **stream_out)
+{
+	struct stream *s = calloc(1, sizeof(*s));
+
+	if (!s) {
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	s->magic = STREAM_MAGIC;
+	s->ctx = ctx;
+	s->flags = flags;
+	s->priority = priority;
+	s->n_refs = 1;
+	s->last = &s->first;
+	pthread_cond_init(&s->has_work, NULL);
+	pthread_mutex_lock(&lock);
+	s->next = streams;
+	streams = s;
+	pthread_mutex_unlock(&lock);
+	*stream_out = s;
+	return CUDA_SUCCESS;
+}
+
+/* Locked. Its thread, if it has one, takes it off the list after the last operation. */
+static void close_stream(struct stream *s)
+{
+	s->is_closed = true;
+	if (s->has_thread) {
+		pthread_cond_signal(&s->has_work);
+	} else {
+		list_remove(s);
+	}
+	unref(s);
+}
+
+void stream_free(struct stream *s)
+{
+	pthread_mutex_lock(&lock);
+	close_stream(s);
+	pthread_mutex_unlock(&lock);
+}
+
+void stream_free_all(struct ctx *ctx)
+{
+	pthread_mutex_lock(&lock);
+	for (struct stream *s = streams, *next; s; s = next) {
+		next = s->next;
+		if (s->ctx == ctx && !s->is_closed) {
+			close_stream(s);
+		}
+	}
+	pthread_mutex_unlock(&lock);
+}
+
+struct stream *stream_from_handle(CUstream handle)
+{
+	struct stream *s = (struct stream *)handle;
+
+	if (!handle || handle == CU_STREAM_LEGACY || handle == CU_STREAM_PER_THREAD) {
+		return ctx_current()->null_stream;
+	}
+	return s->magic == STREAM_MAGIC ? s : NULL;
+}
+
+struct ctx *stream_ctx(const struct stream *s)
+{
+	return s->ctx;
+}
+
+/* --- marks --- */
+
+static void mark_reach(struct mark *mark)
+{
+	mark->time_ns = now_ns();
+	mark->is_reached = true;
+	pthread_cond_broadcast(&progress);
+}
+
+static void unref_locked(struct mark *mark)
+{
+	if (--mark->n_refs == 0) {
+		free(mark);
+	}
+}
+
+static CUresult run_nothing(struct ctx *ctx, void *arg)
+{
+	(void)ctx;
+	(void)arg;
+	return CUDA_SUCCESS;
+}
+
+/* Also reached in a poisoned context, or else somebody would wait for ever. */
+static void mark_done(void *arg)
+{
+	struct mark *mark = *(struct mark **)arg;
+
+	pthread_mutex_lock(&lock);
+	mark_reach(mark);
+	unref_locked(mark);
+	pthread_mutex_unlock(&lock);
+}
+
+struct mark *stream_mark(struct stream *s)
+{
+	struct mark *mark = calloc(1, sizeof(*mark));
+
+	if (!mark) {
+		return NULL;
+	}
+	mark->n_refs = 1;
+	pthread_mutex_lock(&lock);
+	if (!s->first && !must_wait(s, last_ticket)) {
+		mark_reach(mark);
+	} else {
+		struct op *op = op_new(run_nothing, mark_done, &mark, sizeof(struct mark *));
+		if (!op || enqueue(s, op) != CUDA_SUCCESS) {
+			free(op);
+			free(mark);
+			mark = NULL;
+		} else {
+			mark->n_refs++;
+		}
+	}
+	pthread_mutex_unlock(&lock);
+	return mark;
+}
+
+void mark_wait(struct mark *mark)
+{
+	pthread_mutex_lock(&lock);
+	mark->n_refs++;
+	while (!mark->is_reached) {
+		pthread_cond_wait(&progress, &lock);
+	}
+	unref_locked(mark);
+	pthread_mutex_unlock(&lock);
+}
+
+void mark_ref(struct mark *mark)
+{
+	pthread_mutex_lock(&lock);
+	mark->n_refs++;
+	pthread_mutex_unlock(&lock);
+}
+
+void mark_unref(struct mark *mark)
+{
+	if (mark) {
+		pthread_mutex_lock(&lock);
+		unref_locked(mark);
+		pthread_mutex_unlock(&lock);
+	}
+}
+
+static CUresult run_mark_wait(struct ctx *ctx, void *arg)
+{
+	(void)ctx;
+	mark_wait(*(struct mark **)arg);
+	return CUDA_SUCCESS;
+}
+
+static void drop_mark(void *arg)
+{
+	mark_unref(*(struct mark **)arg);
+}
+
+CUresult stream_wait_mark(struct stream *s, struct mark *mark)
+{
+	if (mark_is_reached(mark)) {
+		return CUDA_SUCCESS;
+	}
+	mark_ref(mark);
+	CUresult err = stream_submit(s, run_mark_wait, drop_mark, &mark, sizeof(struct mark *));
+	if (err != CUDA_SUCCESS) {
+		mark_unref(mark);
+	}
+	return err;
+}
+
+bool mark_is_reached(const struct mark *mark)
+{
+	pthread_mutex_lock(&lock);
+	bool is_reached = mark->is_reached;
+	pthread_mutex_unlock(&lock);
+	return is_reached;
+}
+
+uint64_t mark_time_ns(const struct mark *mark)
+{
+	return mark->time_ns; /* does not change any more once the mark is reached */
+}

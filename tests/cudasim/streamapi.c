@@ -1,0 +1,92 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The exported functions for streams, and host functions on them. */
+#include "sim.h"
+
+static CUresult create(CUstream *stream_out, unsigned flags, int priority)
+{
+	struct stream *s;
+
+	if (!stream_out || flags & ~(unsigned)CU_STREAM_NON_BLOCKING) {
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+	CUresult err = stream_new(ctx_current(), flags, priority, &s);
+	if (err == CUDA_SUCCESS) {
+		*stream_out = (CUstream)s;
+	}
+	return err;
+}
+
+CUresult cuStreamCreate(CUstream *stream_out, unsigned int flags)
+{
+	ENTER(cuStreamCreate);
+	return create(stream_out, flags, 0);
+}
+
+CUresult cuStreamCreateWithPriority(CUstream *stream_out, unsigned int flags, int priority)
+{
+	ENTER(cuStreamCreateWithPriority);
+	return create(stream_out, flags, priority);
+}
+
+CUresult cuStreamDestroy_v2(CUstream handle)
+{
+	ENTER(cuStreamDestroy_v2);
+	struct stream *s = stream_from_handle(handle);
+
+	if (!s || s == ctx_current()->null_stream) {
+		return CUDA_ERROR_INVALID_HANDLE;
+	}
+	stream_free(s);
+	return CUDA_SUCCESS;
+}
+
+CUresult cuStreamSynchronize(CUstream handle)
+{
+	ENTER(cuStreamSynchronize);
+	struct stream *s = stream_from_handle(handle);
+
+	return s ? stream_wait(s) : CUDA_ERROR_INVALID_HANDLE;
+}
+
+CUresult cuStreamQuery(CUstream handle)
+{
+	ENTER(cuStreamQuery);
+	struct stream *s = stream_from_handle(handle);
+
+	if (!s) {
+		return CUDA_ERROR_INVALID_HANDLE;
+	}
+	bool idle = stream_is_idle(s);
+	CUresult err = atomic_load(&stream_ctx(s)->poison);
+	if (err != CUDA_SUCCESS) {
+		return err;
+	}
+	return idle ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+}
+
+struct host_call {
+	CUhostFn fn;
+	void *data;
+};
+
+static CUresult run_host_call(struct ctx *ctx, void *arg)
+{
+	struct host_call *call = arg;
+
+	(void)ctx;
+	call->fn(call->data);
+	return CUDA_SUCCESS;
+}
+
+CUresult cuLaunchHostFunc(CUstream handle, CUhostFn fn, void *data)
+{
+	ENTER(cuLaunchHostFunc);
+	struct stream *s = stream_from_handle(handle);
+	struct host_call call = {.fn = fn, .data = data};
+
+	if (!fn) {
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+	return s ? stream_submit(s, run_host_call, NULL, &call, sizeof(call))
+	         : CUDA_ERROR_INVALID_HANDLE;
+}
