@@ -1,0 +1,238 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/mover/jobs.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "proto/mover.pb-c.h"
+
+static void load_ended(void *user, struct load *load)
+{
+	struct jobs *jobs = user;
+	pthread_mutex_lock(&jobs->lock);
+	for (struct load **link = &jobs->loads; *link; link = &(*link)->next) {
+		if (*link == load) {
+			*link = load->next;
+			break;
+		}
+	}
+	jobs->ended[jobs->n_ended++ % JOBS_ENDED] = load->job;
+	pthread_mutex_unlock(&jobs->lock);
+}
+
+static void load_freed(void *user)
+{
+	struct jobs *jobs = user;
+	pthread_mutex_lock(&jobs->lock);
+	jobs->n_loads--;
+	pthread_cond_signal(&jobs->freed);
+	pthread_mutex_unlock(&jobs->lock);
+}
+
+void jobs_init(struct jobs *jobs, const struct cudrv *drv, struct devices *devices,
+               struct pump *pump, struct prober *prober, struct report *report)
+{
+	*jobs = (struct jobs){
+		.report = report,
+		.prober = prober,
+		.host = {.drv = drv,
+	                 .devices = devices,
+	                 .pump = pump,
+	                 .report = report,
+	                 .ended = load_ended,
+	                 .freed = load_freed,
+	                 .user = jobs},
+	};
+	pthread_mutex_init(&jobs->lock, NULL);
+	pthread_cond_init(&jobs->freed, NULL);
+}
+
+void jobs_deinit(struct jobs *jobs)
+{
+	struct fault fault;
+	fault_set(&fault, FAULT_CANCELLED, "glaked is gone");
+	pthread_mutex_lock(&jobs->lock);
+	for (struct load *load = jobs->loads; load; load = load->next) {
+		load_fail(load, &fault);
+	}
+	while (jobs->n_loads > 0) {
+		pthread_cond_wait(&jobs->freed, &jobs->lock);
+	}
+	pthread_mutex_unlock(&jobs->lock);
+	pthread_cond_destroy(&jobs->freed);
+	pthread_mutex_destroy(&jobs->lock);
+}
+
+/* Under the lock. */
+static struct load *find_load(const struct jobs *jobs, uint64_t job)
+{
+	struct load *load = jobs->loads;
+	while (load && load->job != job) {
+		load = load->next;
+	}
+	return load;
+}
+
+/* Under the lock. */
+static bool has_ended(const struct jobs *jobs, uint64_t job)
+{
+	uint64_t n = jobs->n_ended < JOBS_ENDED ? jobs->n_ended : JOBS_ENDED;
+	for (uint64_t i = 0; i < n; i++) {
+		if (jobs->ended[i] == job) {
+			return true;
+		}
+	}
+	return false;
+}
+
+__attribute__((format(printf, 4, 5))) static void
+fail(struct jobs *jobs, uint64_t job, enum fault_kind kind, const char *format, ...)
+{
+	struct fault fault;
+	char cause[200];
+	va_list arguments;
+	va_start(arguments, format);
+	vsnprintf(cause, sizeof(cause), format, arguments);
+	va_end(arguments);
+	fault_set(&fault, kind, "%s", cause);
+	report_failed(jobs->report, job, &fault);
+}
+
+static void order_load(struct jobs *jobs, uint64_t job, const Glake__Mover__LoadStart *body,
+                       struct fdlist *fds)
+{
+	const struct load_order order = {
+		.job = job,
+		.device_uuid = body->device_uuid.data,
+		.n_uuid_bytes = body->device_uuid.len,
+		.names = body->files,
+		.n_files = body->n_files,
+		.index = body->index[0] ? body->index : NULL,
+		.may_direct = body->may_direct,
+	};
+	struct fault fault = {0};
+	pthread_mutex_lock(&jobs->lock);
+	struct load *load = find_load(jobs, job);
+	if (load) {
+		fault_set(&fault, FAULT_INTERNAL, "a second load was started under its number");
+		load_fail(load, &fault);
+		pthread_mutex_unlock(&jobs->lock);
+		return;
+	}
+	if (jobs->n_loads == JOBS_MAX_LOADS) {
+		fault_set(&fault, FAULT_BUSY, "%u loads are under way", JOBS_MAX_LOADS);
+	} else if (load_start(&jobs->host, &order, fds, &load, &fault) == 0) {
+		load->next = jobs->loads;
+		jobs->loads = load;
+		jobs->n_loads++;
+	}
+	pthread_mutex_unlock(&jobs->lock);
+	if (fault.kind != FAULT_NONE) {
+		report_failed(jobs->report, job, &fault);
+	}
+}
+
+static void order_grant(struct jobs *jobs, uint64_t job, uint64_t first, struct fdlist *fds)
+{
+	pthread_mutex_lock(&jobs->lock);
+	struct load *load = find_load(jobs, job);
+	bool is_late = has_ended(jobs, job);
+	if (load) {
+		load_grant(load, first, fds);
+	}
+	pthread_mutex_unlock(&jobs->lock);
+	if (!load && !is_late) {
+		fail(jobs, job, FAULT_INTERNAL, "chunks were granted to no load");
+	}
+}
+
+static void order_cancel(struct jobs *jobs, uint64_t job)
+{
+	struct fault fault;
+	fault_set(&fault, FAULT_CANCELLED, "cancelled");
+	pthread_mutex_lock(&jobs->lock);
+	struct load *load = find_load(jobs, job);
+	if (load) {
+		load_fail(load, &fault);
+	}
+	pthread_mutex_unlock(&jobs->lock);
+	if (!load) {
+		prober_cancel(jobs->prober, job);
+	}
+}
+
+static void put_uuid(struct probe *probe, unsigned which, const ProtobufCBinaryData *uuid)
+{
+	probe->n_uuid_bytes[which] = uuid->len;
+	if (uuid->len == sizeof(probe->uuids[which])) {
+		memcpy(probe->uuids[which], uuid->data, uuid->len);
+	}
+}
+
+static void submit(struct jobs *jobs, struct probe *probe, struct fdlist *fds, size_t n_fds)
+{
+	if (fds->n_fds != n_fds) {
+		fail(jobs, probe->job, FAULT_INTERNAL, "%zu chunks were sent, expected %zu",
+		     fds->n_fds, n_fds);
+		return;
+	}
+	probe->fds[0] = fdlist_take(fds, 0);
+	probe->fds[1] = n_fds > 1 ? fdlist_take(fds, 1) : -1;
+	prober_submit(jobs->prober, probe);
+}
+
+static void order_probe(struct jobs *jobs, const Glake__Mover__Order *order, struct fdlist *fds)
+{
+	struct probe probe = {.job = order->job, .fds = {-1, -1}};
+	if (order->body_case == GLAKE__MOVER__ORDER__BODY_DIGEST) {
+		probe.kind = PROBE_DIGEST;
+		probe.chunk_bytes = order->digest->chunk_bytes;
+		probe.content_bytes = order->digest->content_bytes;
+		put_uuid(&probe, 0, &order->digest->device_uuid);
+		submit(jobs, &probe, fds, 1);
+	} else if (order->body_case == GLAKE__MOVER__ORDER__BODY_COMPARE) {
+		probe.kind = PROBE_COMPARE;
+		probe.chunk_bytes = order->compare->chunk_bytes;
+		put_uuid(&probe, 0, &order->compare->device_uuid);
+		submit(jobs, &probe, fds, 2);
+	} else {
+		probe.kind = PROBE_COPY;
+		probe.chunk_bytes = order->copy->chunk_bytes;
+		put_uuid(&probe, 0, &order->copy->from_uuid);
+		put_uuid(&probe, 1, &order->copy->to_uuid);
+		submit(jobs, &probe, fds, 2);
+	}
+}
+
+int jobs_order(struct jobs *jobs, const uint8_t *packet, size_t n_bytes, struct fdlist *fds)
+{
+	Glake__Mover__Order *order = glake__mover__order__unpack(NULL, n_bytes, packet);
+	if (!order) {
+		fdlist_deinit(fds);
+		return JOBS_E_MALFORMED;
+	}
+	switch (order->body_case) {
+	case GLAKE__MOVER__ORDER__BODY_LOAD_START:
+		order_load(jobs, order->job, order->load_start, fds);
+		break;
+	case GLAKE__MOVER__ORDER__BODY_GRANT:
+		order_grant(jobs, order->job, order->grant->first, fds);
+		break;
+	case GLAKE__MOVER__ORDER__BODY_CANCEL:
+		order_cancel(jobs, order->job);
+		break;
+	case GLAKE__MOVER__ORDER__BODY_DIGEST:
+	case GLAKE__MOVER__ORDER__BODY_COMPARE:
+	case GLAKE__MOVER__ORDER__BODY_COPY:
+		order_probe(jobs, order, fds);
+		break;
+	case GLAKE__MOVER__ORDER__BODY__NOT_SET:
+	default:
+		fail(jobs, order->job, FAULT_INTERNAL, "an order that this mover does not know");
+		break;
+	}
+	glake__mover__order__free_unpacked(order, NULL);
+	fdlist_deinit(fds);
+	return 0;
+}

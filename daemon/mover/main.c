@@ -1,0 +1,160 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * glake-mover: the hands of glaked. Only glaked starts it, with a SOCK_SEQPACKET socket as fd 3
+ * (proto/mover.proto), and it ends when that socket does.
+ *
+ * Environment: GLAKE_LIBCUDA (the driver library), GLAKE_MOVER_READERS (reader threads) and
+ * GLAKE_MOVER_SLOT_KIB (staging slot; a multiple of 4), for measurements.
+ */
+#include <fcntl.h>
+#include <jansson.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "daemon/mover/jobs.h"
+#include "proto/cudrv.h"
+#include "proto/limits.h"
+#include "proto/wire.h"
+
+#define SOCKET_FD 3
+#define DEFAULT_READERS 8
+#define DEFAULT_SLOT_KIB 4096
+/* An orderly end that hangs, in a dead file system say, is cut short by SIGALRM. */
+#define END_SECONDS 10
+
+struct mover {
+	struct cudrv drv;
+	struct report report;
+	struct devices devices;
+	struct pump pump;
+	struct prober prober;
+	struct jobs jobs;
+};
+
+/* A number from the environment, within bounds, or @fallback. */
+static unsigned long setting(const char *name, unsigned long fallback, unsigned long most)
+{
+	const char *text = getenv(name);
+	if (!text || !*text) {
+		return fallback;
+	}
+	char *end;
+	unsigned long value = strtoul(text, &end, 10);
+	if (*end || value == 0 || value > most) {
+		say("%s is not a number from 1 to %lu: %lu is used", name, most, fallback);
+		return fallback;
+	}
+	return value;
+}
+
+static unsigned n_readers(void)
+{
+	long n_processors = sysconf(_SC_NPROCESSORS_ONLN);
+	long fallback = n_processors < 2                 ? 2
+	                : n_processors < DEFAULT_READERS ? n_processors
+	                                                 : DEFAULT_READERS;
+	return (unsigned)setting("GLAKE_MOVER_READERS", (unsigned long)fallback, PUMP_MAX_THREADS);
+}
+
+/* Grants bring fds by the hundred. */
+static void raise_fd_limit(void)
+{
+	struct rlimit limit;
+	if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {
+		limit.rlim_cur = limit.rlim_max;
+		setrlimit(RLIMIT_NOFILE, &limit);
+	}
+}
+
+static int check_socket(void)
+{
+	int type;
+	socklen_t length = sizeof(type);
+	if (getsockopt(SOCKET_FD, SOL_SOCKET, SO_TYPE, &type, &length) < 0 ||
+	    type != SOCK_SEQPACKET) {
+		say("fd %d is not glaked's socket: this program is started by glaked only",
+		    SOCKET_FD);
+		return MOVER_E_FAULT;
+	}
+	fcntl(SOCKET_FD, F_SETFD, FD_CLOEXEC);
+	return 0;
+}
+
+static int start_driver(struct mover *mover)
+{
+	char error[256];
+	struct fault fault;
+	if (cudrv_open(&mover->drv, NULL, error, sizeof(error)) < 0) {
+		say("%s", error);
+		return MOVER_E_FAULT;
+	}
+	CUresult result = mover->drv.cuInit(0);
+	if (result != CUDA_SUCCESS) {
+		say("cuInit: %s", cudrv_error(&mover->drv, result));
+		return MOVER_E_FAULT;
+	}
+	if (devices_init(&mover->devices, &mover->drv, &fault)) {
+		say("%s", fault.text);
+		return MOVER_E_FAULT;
+	}
+	return 0;
+}
+
+/* Until glaked closes its end. Returns the exit status. */
+static int serve(struct mover *mover)
+{
+	static uint8_t packet[GLAKE_MAX_PACKET_BYTES];
+	for (;;) {
+		struct fdlist fds;
+		size_t n_bytes;
+		fdlist_init(&fds);
+		int error = wire_recv(SOCKET_FD, packet, sizeof(packet), &n_bytes, &fds, 0);
+		if (error == WIRE_E_EOF) {
+			return EXIT_SUCCESS;
+		}
+		if (error < 0) {
+			say("receiving an order: %s", strerror(-error));
+			return EXIT_FAILURE;
+		}
+		if (error || jobs_order(&mover->jobs, packet, n_bytes, &fds)) {
+			say("glaked sent a packet that is not an order");
+			return EXIT_FAILURE;
+		}
+	}
+}
+
+int main(void)
+{
+	static struct mover mover;
+	signal(SIGPIPE, SIG_IGN);
+	raise_fd_limit();
+	json_object_seed(0);
+	if (check_socket() || start_driver(&mover)) {
+		return EXIT_FAILURE;
+	}
+	report_init(&mover.report, SOCKET_FD);
+	pump_init(&mover.pump, &mover.drv, n_readers(),
+	          setting("GLAKE_MOVER_SLOT_KIB", DEFAULT_SLOT_KIB, 65536) / 4 * 4096);
+	int error = prober_init(&mover.prober, &mover.devices, &mover.report);
+	if (error < 0) {
+		say("no thread: %s", strerror(-error));
+		return EXIT_FAILURE;
+	}
+	jobs_init(&mover.jobs, &mover.drv, &mover.devices, &mover.pump, &mover.prober,
+	          &mover.report);
+	report_ready(&mover.report);
+
+	int status = serve(&mover);
+
+	alarm(END_SECONDS);
+	jobs_deinit(&mover.jobs);
+	prober_deinit(&mover.prober);
+	pump_deinit(&mover.pump);
+	devices_deinit(&mover.devices);
+	report_deinit(&mover.report);
+	return status;
+}

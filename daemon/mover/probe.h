@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The small jobs: digest a chunk, compare two, copy one to another. They run one after the other on
+ * a thread and streams of their own, so that they never wait behind a load.
+ *
+ * Owner: the mover. Lifetime: prober_init() to prober_deinit(), which works off what is queued.
+ * Threads: prober_submit() and prober_cancel() from any.
+ */
+#ifndef GLAKE_MOVER_PROBE_H
+#define GLAKE_MOVER_PROBE_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "daemon/mover/device.h"
+#include "daemon/mover/pinned.h"
+#include "daemon/mover/report.h"
+
+/* More are refused as busy. */
+#define PROBER_MAX_QUEUED 1024u
+
+enum probe_kind { PROBE_DIGEST, PROBE_COMPARE, PROBE_COPY };
+
+struct probe {
+	struct probe *next; /* link: prober.first */
+	enum probe_kind kind;
+	uint64_t job;
+	int fds[2]; /* owned; -1 = none. Copy: from, to */
+	uint8_t uuids[2][16];
+	size_t n_uuid_bytes[2];
+	uint64_t chunk_bytes;
+	uint64_t content_bytes; /* digest */
+};
+
+/* What the probes need on one device, made on first use. */
+struct probe_lane {
+	CUstream stream; /* NULL = not made yet */
+	CUevent done;
+	CUdeviceptr words; /* struct probe_words */
+	CUdeviceptr leaves;
+	uint64_t leaves_bytes;
+	struct probe_words *host_words; /* pinned */
+	struct pinned staging; /* for copies between devices that cannot reach each other */
+};
+
+struct prober {
+	struct devices *devices;             /* borrowed */
+	struct report *report;               /* borrowed */
+	struct probe_lane lanes[DEVICE_MAX]; /* prober thread only */
+	pthread_t thread;
+	pthread_mutex_t lock;
+	pthread_cond_t changed;
+	struct probe *first; /* under lock, owned: oldest first */
+	struct probe *last;  /* under lock */
+	unsigned n_queued;   /* under lock */
+	bool is_stopping;    /* under lock */
+};
+
+/* 0 or -errno. */
+int prober_init(struct prober *prober, struct devices *devices, struct report *report);
+/* The devices are still open. */
+void prober_deinit(struct prober *prober);
+
+/* A copy of @probe is queued, whose fds are taken in any case; its report comes when it is done. */
+void prober_submit(struct prober *prober, const struct probe *probe);
+
+/* Drop the job if it has not begun; it is then reported as failed. */
+void prober_cancel(struct prober *prober, uint64_t job);
+
+#endif

@@ -1,0 +1,242 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/mover/report.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "proto/cleanup.h"
+#include "proto/glake.pb-c.h"
+#include "proto/limits.h"
+#include "proto/mover.pb-c.h"
+#include "proto/wire.h"
+
+/* Tag and length in front of a repeated message, and the envelope of a page. */
+#define FRAME_BYTES 8u
+#define TENSORS_PER_PAGE 1024u
+/* A packed uint64 is at most 10 bytes. */
+#define BLOCKS_PER_PAGE (GLAKE_PAGE_BYTES / 10)
+
+void report_init(struct report *report, int socket)
+{
+	report->socket = socket;
+	pthread_mutex_init(&report->lock, NULL);
+}
+
+void report_deinit(struct report *report)
+{
+	pthread_mutex_destroy(&report->lock);
+}
+
+static void send_report(struct report *report, const Glake__Mover__Report *message)
+{
+	static uint8_t packet[GLAKE_MAX_PACKET_BYTES]; /* under the lock */
+	size_t n_bytes = glake__mover__report__get_packed_size(message);
+	if (n_bytes > sizeof(packet)) {
+		say("a report of %zu bytes is too long", n_bytes);
+		return;
+	}
+	pthread_mutex_lock(&report->lock);
+	glake__mover__report__pack(message, packet);
+	int error = wire_send(report->socket, packet, n_bytes, NULL, 0, 0);
+	pthread_mutex_unlock(&report->lock);
+	if (error < 0) {
+		say("sending a report: %s", strerror(-error));
+	}
+}
+
+#define REPORT(job_, case_) \
+	{ \
+		.base = PROTOBUF_C_MESSAGE_INIT(&glake__mover__report__descriptor), .job = (job_), \
+		.body_case = GLAKE__MOVER__REPORT__BODY_##case_ \
+	}
+
+void report_ready(struct report *report)
+{
+	Glake__Mover__Ready body = GLAKE__MOVER__READY__INIT;
+	Glake__Mover__Report message = REPORT(0, READY);
+	message.ready = &body;
+	send_report(report, &message);
+}
+
+struct page {
+	Glake__Mover__PlanTensor tensors[TENSORS_PER_PAGE];
+	Glake__Mover__PlanTensor *pointers[TENSORS_PER_PAGE];
+	size_t n_tensors;
+	size_t n_bytes;
+};
+
+static void send_page(struct report *report, uint64_t job, struct page *page)
+{
+	Glake__Mover__PlanTensors body = GLAKE__MOVER__PLAN_TENSORS__INIT;
+	Glake__Mover__Report message = REPORT(job, PLAN_TENSORS);
+	if (page->n_tensors == 0) {
+		return;
+	}
+	body.n_tensors = page->n_tensors;
+	body.tensors = page->pointers;
+	message.plan_tensors = &body;
+	send_report(report, &message);
+	page->n_tensors = 0;
+	page->n_bytes = 0;
+}
+
+static void send_tensors(struct report *report, uint64_t job, const struct plan *plan,
+                         struct page *page)
+{
+	for (size_t i = 0; i < plan->catalog->n_tensors; i++) {
+		const struct tensor *tensor = &plan->catalog->tensors[i];
+		Glake__Mover__PlanTensor entry = GLAKE__MOVER__PLAN_TENSOR__INIT;
+		entry.name = (char *)tensor->name;
+		entry.dtype = tensor->dtype;
+		entry.n_shape = tensor->n_dims;
+		entry.shape = (uint64_t *)tensor->shape;
+		entry.offset = plan->offsets[i];
+		entry.bytes = tensor->bytes;
+		size_t n_bytes = glake__mover__plan_tensor__get_packed_size(&entry) + FRAME_BYTES;
+		if (page->n_tensors == TENSORS_PER_PAGE ||
+		    page->n_bytes + n_bytes > GLAKE_PAGE_BYTES) {
+			send_page(report, job, page);
+		}
+		page->pointers[page->n_tensors] = &page->tensors[page->n_tensors];
+		page->tensors[page->n_tensors++] = entry;
+		page->n_bytes += n_bytes;
+	}
+	send_page(report, job, page);
+}
+
+static void send_blocks(struct report *report, uint64_t job, const struct plan *plan)
+{
+	uint64_t contents[BLOCKS_PER_PAGE];
+	for (size_t first = 0; first < plan->n_blocks; first += BLOCKS_PER_PAGE) {
+		Glake__Mover__PlanBlocks body = GLAKE__MOVER__PLAN_BLOCKS__INIT;
+		Glake__Mover__Report message = REPORT(job, PLAN_BLOCKS);
+		size_t n = plan->n_blocks - first;
+		n = n < BLOCKS_PER_PAGE ? n : BLOCKS_PER_PAGE;
+		for (size_t i = 0; i < n; i++) {
+			contents[i] = plan->blocks[first + i].content_bytes;
+		}
+		body.n_content_bytes = n;
+		body.content_bytes = contents;
+		message.plan_blocks = &body;
+		send_report(report, &message);
+	}
+}
+
+int report_plan(struct report *report, uint64_t job, const struct plan *plan, struct fault *fault)
+{
+	cleanup_free struct page *page = calloc(1, sizeof(*page));
+	if (!page) {
+		return fault_no_memory(fault);
+	}
+	send_tensors(report, job, plan, page);
+	send_blocks(report, job, plan);
+	Glake__Mover__PlanEnd body = GLAKE__MOVER__PLAN_END__INIT;
+	Glake__Mover__Report message = REPORT(job, PLAN_END);
+	body.n_tensors = plan->catalog->n_tensors;
+	body.n_blocks = plan->n_blocks;
+	body.content_bytes = plan->content_bytes;
+	message.plan_end = &body;
+	send_report(report, &message);
+	return 0;
+}
+
+void report_block_loaded(struct report *report, uint64_t job, uint64_t block,
+                         const struct digest *digest)
+{
+	uint8_t bytes[DIGEST_BYTES];
+	Glake__Mover__BlockLoaded body = GLAKE__MOVER__BLOCK_LOADED__INIT;
+	Glake__Mover__Report message = REPORT(job, BLOCK_LOADED);
+	digest_to_bytes(digest, bytes);
+	body.block = block;
+	body.digest = (ProtobufCBinaryData){.len = sizeof(bytes), .data = bytes};
+	message.block_loaded = &body;
+	send_report(report, &message);
+}
+
+void report_load_done(struct report *report, uint64_t job, uint64_t read_bytes,
+                      uint64_t direct_bytes, uint64_t ns)
+{
+	Glake__Mover__LoadDone body = GLAKE__MOVER__LOAD_DONE__INIT;
+	Glake__Mover__Report message = REPORT(job, LOAD_DONE);
+	body.read_bytes = read_bytes;
+	body.direct_bytes = direct_bytes;
+	body.ns = ns;
+	message.load_done = &body;
+	send_report(report, &message);
+}
+
+void report_digested(struct report *report, uint64_t job, const struct digest *digest)
+{
+	uint8_t bytes[DIGEST_BYTES];
+	Glake__Mover__Digested body = GLAKE__MOVER__DIGESTED__INIT;
+	Glake__Mover__Report message = REPORT(job, DIGESTED);
+	digest_to_bytes(digest, bytes);
+	body.digest = (ProtobufCBinaryData){.len = sizeof(bytes), .data = bytes};
+	message.digested = &body;
+	send_report(report, &message);
+}
+
+void report_compared(struct report *report, uint64_t job, bool equal)
+{
+	Glake__Mover__Compared body = GLAKE__MOVER__COMPARED__INIT;
+	Glake__Mover__Report message = REPORT(job, COMPARED);
+	body.equal = equal;
+	message.compared = &body;
+	send_report(report, &message);
+}
+
+void report_copied(struct report *report, uint64_t job)
+{
+	Glake__Mover__Copied body = GLAKE__MOVER__COPIED__INIT;
+	Glake__Mover__Report message = REPORT(job, COPIED);
+	message.copied = &body;
+	send_report(report, &message);
+}
+
+/* wire.Status, which glaked passes on to the client. */
+static uint32_t status_of(enum fault_kind kind)
+{
+	switch (kind) {
+	case FAULT_BAD_REQUEST:
+		return GLAKE__WIRE__STATUS__BAD_REQUEST;
+	case FAULT_BAD_FILE:
+		return GLAKE__WIRE__STATUS__BAD_FILE;
+	case FAULT_FILE_CHANGED:
+		return GLAKE__WIRE__STATUS__FILE_CHANGED;
+	case FAULT_READ:
+		return GLAKE__WIRE__STATUS__READ_ERROR;
+	case FAULT_NO_DEVICE_MEMORY:
+		return GLAKE__WIRE__STATUS__NO_DEVICE_MEMORY;
+	case FAULT_NO_HOST_MEMORY:
+		return GLAKE__WIRE__STATUS__NO_HOST_MEMORY;
+	case FAULT_NO_FDS:
+		return GLAKE__WIRE__STATUS__NO_FDS;
+	case FAULT_BUSY:
+	case FAULT_CANCELLED:
+		return GLAKE__WIRE__STATUS__BUSY;
+	case FAULT_DEVICE_LOST:
+		return GLAKE__WIRE__STATUS__MOVER_FAILED;
+	case FAULT_NONE:
+	case FAULT_INTERNAL:
+		break;
+	}
+	return GLAKE__WIRE__STATUS__INTERNAL;
+}
+
+void report_failed(struct report *report, uint64_t job, const struct fault *fault)
+{
+	Glake__Mover__Failed body = GLAKE__MOVER__FAILED__INIT;
+	Glake__Mover__Report message = REPORT(job, FAILED);
+	body.status = status_of(fault->kind);
+	body.error = (char *)fault->text;
+	message.failed = &body;
+	if (fault->kind == FAULT_DEVICE_LOST || fault->kind == FAULT_INTERNAL) {
+		say("job %llu: %s", (unsigned long long)job, fault->text);
+	}
+	send_report(report, &message);
+	if (fault->kind == FAULT_DEVICE_LOST) {
+		say("the device is lost to this process, which ends");
+		_exit(EXIT_FAILURE);
+	}
+}
