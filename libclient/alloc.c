@@ -1,0 +1,243 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Requests are whole multiples of 2 MiB. What is freed stays mapped in its device's warm memory, so
+ * the usual allocation is a search in a small array under a mutex: no system call, no driver call.
+ * The rest goes to the daemon; when that has no memory for us, our own warm memory goes first.
+ */
+#include "libclient/alloc.h"
+
+#include <errno.h>
+
+#include "proto/limits.h"
+#include "libclient/backing.h"
+#include "libclient/map.h"
+#include "libclient/notice.h"
+
+uint64_t glake__round_up(uint64_t n_bytes)
+{
+	return (n_bytes + GLAKE_CHUNK_GRANULARITY - 1) & ~(GLAKE_CHUNK_GRANULARITY - 1);
+}
+
+/* ---- the books -------------------------------------------------------------------------------- */
+
+/* Called with the books lock held. */
+static int add_live_locked(struct glake__books *books, struct glake__backing *backing)
+{
+	int r = glake__ptr_table_add(&books->live, backing->ptr, backing);
+	if (r == 0) {
+		books->live_bytes += backing->n_bytes;
+	}
+	return r;
+}
+
+/* Called with the books lock held. */
+static struct glake__backing *remove_live_locked(struct glake__books *books, glake_ptr ptr)
+{
+	struct glake__backing *backing = glake__ptr_table_remove(&books->live, ptr);
+	if (backing) {
+		books->live_bytes -= backing->n_bytes;
+	}
+	return backing;
+}
+
+struct glake__backing *glake__alloc_take_live(struct glake_session *session, glake_ptr ptr)
+{
+	pthread_mutex_lock(&session->books.lock);
+	struct glake__backing *backing = remove_live_locked(&session->books, ptr);
+	pthread_mutex_unlock(&session->books.lock);
+	if (!backing) {
+		glake__fail(-EINVAL, "0x%llx is not memory of glake_alloc()",
+		            (unsigned long long)ptr);
+	}
+	return backing;
+}
+
+void glake__alloc_put_back(struct glake_session *session, struct glake__backing *backing)
+{
+	pthread_mutex_lock(&session->books.lock);
+	int r = add_live_locked(&session->books, backing);
+	pthread_mutex_unlock(&session->books.lock);
+	if (r < 0) {
+		/* Others may have filled the table meanwhile, with no memory left to grow it. */
+		glake__backing_give_back(session, backing);
+	}
+}
+
+/* ---- trimming --------------------------------------------------------------------------------- */
+
+static int trim(struct glake_session *session, struct glake__device *device, uint64_t keep_bytes)
+{
+	pthread_mutex_lock(&session->books.lock);
+	struct glake__backing *list = glake__warm_evict(&device->warm, keep_bytes);
+	pthread_mutex_unlock(&session->books.lock);
+	return glake__backing_give_back(session, list);
+}
+
+int glake_trim(struct glake_session *session, uint32_t device, uint64_t keep_bytes)
+{
+	int r = glake__session_check(session);
+	if (r < 0) {
+		return r;
+	}
+	struct glake__device *found = glake__session_mappable(session, device, &r);
+	if (!found) {
+		return r;
+	}
+	return glake__leave(session, trim(session, found, keep_bytes));
+}
+
+void glake__alloc_reclaim(struct glake_session *session, uint32_t device, uint64_t n_bytes)
+{
+	struct glake__device *found = glake__session_device(session, device);
+	if (!found) {
+		return;
+	}
+	pthread_mutex_lock(&session->books.lock);
+	uint64_t n_warm = found->warm.n_bytes;
+	pthread_mutex_unlock(&session->books.lock);
+	trim(session, found, n_warm > n_bytes ? n_warm - n_bytes : 0);
+}
+
+bool glake__alloc_make_room(struct glake_session *session, struct glake__device *device, int error)
+{
+	if (error != GLAKE_E_OVER_QUOTA && error != GLAKE_E_NO_DEVICE_MEMORY &&
+	    error != GLAKE_E_NO_FDS) {
+		return false;
+	}
+	pthread_mutex_lock(&session->books.lock);
+	bool has_warm = device->warm.n_bytes > 0;
+	pthread_mutex_unlock(&session->books.lock);
+	return has_warm && trim(session, device, 0) == 0 && !session->link.error;
+}
+
+/* ---- allocating ------------------------------------------------------------------------------- */
+
+static bool alloc_warm(struct glake_session *session, struct glake__device *device,
+                       uint64_t n_bytes, glake_ptr *ptr_out)
+{
+	struct glake__books *books = &session->books;
+	pthread_mutex_lock(&books->lock);
+	struct glake__backing *backing = glake__warm_take(&device->warm, n_bytes);
+	if (backing && add_live_locked(books, backing) < 0) {
+		/* Its bin may be gone, but the array has kept the place. */
+		glake__warm_give(&device->warm, backing);
+		backing = NULL;
+	}
+	if (backing) {
+		books->n_warm_allocs++;
+		*ptr_out = backing->ptr;
+	}
+	pthread_mutex_unlock(&books->lock);
+	return backing != NULL;
+}
+
+/* Reserve, fill, enter into the books; nothing remains of a failure. */
+static int alloc_cold(struct glake_session *session, struct glake__device *device, uint64_t n_bytes,
+                      glake_ptr *ptr_out)
+{
+	glake_ptr ptr;
+	int r = glake__map_reserve(session, n_bytes, 0, &ptr);
+	if (r < 0) {
+		return r;
+	}
+	struct glake__backing *backing = glake__backing_new(device, ptr, n_bytes);
+	r = backing ? glake__backing_fill(session, backing) : glake__fail(-ENOMEM, "out of memory");
+	if (r < 0) {
+		glake__map_unreserve(session, ptr, n_bytes);
+		glake__backing_free(backing);
+		return r;
+	}
+	pthread_mutex_lock(&session->books.lock);
+	r = add_live_locked(&session->books, backing);
+	session->books.n_cold_allocs += r == 0;
+	pthread_mutex_unlock(&session->books.lock);
+	if (r < 0) {
+		glake__backing_give_back(session, backing);
+		return glake__fail(r, "out of memory");
+	}
+	*ptr_out = ptr;
+	return 0;
+}
+
+int glake_alloc(struct glake_session *session, uint32_t device, uint64_t bytes, unsigned flags,
+                glake_ptr *ptr_out)
+{
+	int r = glake__session_check(session);
+	if (r < 0) {
+		return r;
+	}
+	uint64_t n_bytes = glake__round_up(bytes);
+	if (n_bytes == 0 || (flags & ~(unsigned)GLAKE_ZERO) || !ptr_out) {
+		return glake__fail(-EINVAL, "cannot allocate %llu bytes with flags 0x%x",
+		                   (unsigned long long)bytes, flags);
+	}
+	struct glake__device *found = glake__session_mappable(session, device, &r);
+	if (!found) {
+		return r;
+	}
+	if (!(flags & GLAKE_ZERO) && alloc_warm(session, found, n_bytes, ptr_out)) {
+		return 0;
+	}
+	r = alloc_cold(session, found, n_bytes, ptr_out);
+	if (r < 0 && glake__alloc_make_room(session, found, r)) {
+		r = alloc_cold(session, found, n_bytes, ptr_out);
+	}
+	return glake__leave(session, r);
+}
+
+/* ---- freeing ---------------------------------------------------------------------------------- */
+
+/*
+ * Make @backing warm. Returns what must be given back for it: the oldest of warm memory, @backing
+ * itself if it alone is over the limit, usually nothing. Called with the books lock held.
+ */
+static struct glake__backing *make_warm_locked(struct glake__backing *backing)
+{
+	struct glake__warm *warm = &backing->device->warm;
+	if (backing->n_bytes > warm->max_bytes || glake__warm_give(warm, backing) < 0) {
+		return backing;
+	}
+	return glake__warm_evict(warm, warm->max_bytes);
+}
+
+int glake_free(struct glake_session *session, glake_ptr ptr)
+{
+	int r = glake__session_check(session);
+	if (r < 0 || ptr == 0) {
+		return r;
+	}
+	struct glake__books *books = &session->books;
+	pthread_mutex_lock(&books->lock);
+	struct glake__backing *backing = remove_live_locked(books, ptr);
+	struct glake__backing *list = backing ? make_warm_locked(backing) : NULL;
+	pthread_mutex_unlock(&books->lock);
+	if (!backing) {
+		return glake__fail(-EINVAL, "0x%llx is not memory of glake_alloc()",
+		                   (unsigned long long)ptr);
+	}
+	if (!list) {
+		return 0;
+	}
+	return glake__leave(session, glake__backing_give_back(session, list));
+}
+
+/* ---- the end ---------------------------------------------------------------------------------- */
+
+void glake__alloc_deinit(struct glake_session *session)
+{
+	struct glake__books *books = &session->books;
+	struct glake__backing *backing;
+	while ((backing = glake__ptr_table_remove_any(&books->live))) {
+		glake__backing_drop(session, backing, true);
+	}
+	glake__ptr_table_deinit(&books->live);
+	for (uint32_t i = 0; i < session->n_devices; i++) {
+		struct glake__warm *warm = &session->devices[i].warm;
+		struct glake__backing *list = glake__warm_evict(warm, 0);
+		while ((backing = list)) {
+			list = backing->next;
+			glake__backing_drop(session, backing, true);
+		}
+		glake__warm_deinit(warm);
+	}
+}

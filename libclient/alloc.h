@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Private memory: glake_alloc() and glake_free() over backings, live by address or warm.
+ *
+ * Threads: any.
+ */
+#ifndef GLAKE_LIBCLIENT_ALLOC_H
+#define GLAKE_LIBCLIENT_ALLOC_H
+
+#include <stdint.h>
+
+#include "libclient/session.h"
+
+/* @n_bytes up to a multiple of the chunk granularity; 0 if that is 0 or does not fit 64 bits. */
+uint64_t glake__round_up(uint64_t n_bytes);
+
+/* The daemon wants @n_bytes of warm memory of a device back. Blocks; no lock is held. */
+void glake__alloc_reclaim(struct glake_session *session, uint32_t device, uint64_t n_bytes);
+
+/*
+ * Return warm memory of @device because a request failed with @error. True if that was a lack of
+ * memory and something was returned: the request is then worth another try.
+ */
+bool glake__alloc_make_room(struct glake_session *session, struct glake__device *device, int error);
+
+/*
+ * Take live memory out of the books, to make something else of it, and put it back.
+ * take: NULL with the error set (-EINVAL) if @ptr is not of glake_alloc(). put back cannot fail.
+ */
+struct glake__backing *glake__alloc_take_live(struct glake_session *session, glake_ptr ptr);
+void glake__alloc_put_back(struct glake_session *session, struct glake__backing *backing);
+
+/* Drop everything, live or warm: the session ends. */
+void glake__alloc_deinit(struct glake_session *session);
+
+#endif

@@ -1,0 +1,405 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "libclient/call.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#include "proto/cleanup.h"
+#include "proto/wire.h"
+#include "libclient/notice.h"
+#include "libclient/session.h"
+
+/* Set in ids of requests whose answers nobody waits for. */
+#define FORGOTTEN (1ull << 63)
+
+int glake__link_init(struct glake__link *link, int socket)
+{
+	*link = (struct glake__link){.socket = -1, .next_id = 1};
+	link->last_notice = &link->notices;
+	link->send_buffer = malloc(GLAKE_MAX_PACKET_BYTES);
+	link->receive_buffer = malloc(GLAKE_MAX_PACKET_BYTES);
+	if (!link->send_buffer || !link->receive_buffer) {
+		free(link->send_buffer);
+		free(link->receive_buffer);
+		return -ENOMEM;
+	}
+	fdlist_init(&link->receive_fds);
+	pthread_mutex_init(&link->send_lock, NULL);
+	pthread_mutex_init(&link->lock, NULL);
+	pthread_cond_init(&link->changed, NULL);
+	link->socket = socket;
+	return 0;
+}
+
+void glake__link_deinit(struct glake__link *link)
+{
+	fd_close(&link->socket);
+	free(link->send_buffer);
+	free(link->receive_buffer);
+	while (link->notices) {
+		struct glake__notice *notice = link->notices;
+		link->notices = notice->next;
+		glake__notice_free(notice);
+	}
+}
+
+/* ---- the end of a connection ------------------------------------------------------------------ */
+
+static const char *death_text(int error)
+{
+	switch (error) {
+	case GLAKE_E_GONE:
+		return "the daemon has closed the connection";
+	case GLAKE_E_NO_FDS:
+		return "an answer lost its file descriptors: this process is at its limit of open "
+		       "files";
+	case GLAKE_E_PROTOCOL:
+		return "the connection was given up because the daemon broke the protocol";
+	default:
+		return glake_strerror(error);
+	}
+}
+
+/* Called with link->lock held. Everybody who waits learns of it. */
+static void die_locked(struct glake__link *link, int error)
+{
+	if (link->error) {
+		return;
+	}
+	link->error = error;
+	shutdown(link->socket, SHUT_RDWR);
+	while (link->pending) {
+		struct glake__call *call = link->pending;
+		link->pending = call->next;
+		call->error = error;
+		call->is_done = true;
+	}
+	glake__notice_queue(link, GLAKE_NOTICE_GONE, 0, 0, NULL);
+	pthread_cond_broadcast(&link->changed);
+}
+
+int glake__link_kill(struct glake_session *session, int error, const char *why)
+{
+	pthread_mutex_lock(&session->link.lock);
+	die_locked(&session->link, error);
+	pthread_mutex_unlock(&session->link.lock);
+	return glake__fail(error, "%s", why);
+}
+
+/* ---- receiving -------------------------------------------------------------------------------- */
+
+static struct glake__call **find_pending(struct glake__link *link, uint64_t id)
+{
+	struct glake__call **at = &link->pending;
+	while (*at && (*at)->id != id) {
+		at = &(*at)->next;
+	}
+	return at;
+}
+
+static void take_progress(struct glake__link *link, const Glake__Wire__LoadProgress *progress)
+{
+	struct glake__call *call = *find_pending(link, progress->request);
+	/* Notices and answers may cross: news of a call that is over are no error. */
+	if (call) {
+		call->has_progress = true;
+		call->done_bytes = progress->done_bytes;
+		call->total_bytes = progress->total_bytes;
+	}
+}
+
+static void take_notice(struct glake__link *link, const Glake__Wire__Answer *answer)
+{
+	switch (answer->body_case) {
+	case GLAKE__WIRE__ANSWER__BODY_PROGRESS:
+		take_progress(link, answer->progress);
+		break;
+	case GLAKE__WIRE__ANSWER__BODY_RECLAIM:
+		glake__notice_queue(link, GLAKE_NOTICE_RECLAIM, answer->reclaim->device,
+		                    answer->reclaim->bytes, NULL);
+		break;
+	case GLAKE__WIRE__ANSWER__BODY_SHUTTING_DOWN:
+		glake__notice_queue(link, GLAKE_NOTICE_SHUTTING_DOWN, 0, 0, NULL);
+		break;
+	case GLAKE__WIRE__ANSWER__BODY_MODEL_EVICTED:
+		glake__notice_queue(link, GLAKE_NOTICE_MODEL_EVICTED, 0, 0,
+		                    answer->model_evicted->name);
+		break;
+	default:
+		/* A kind that a newer daemon knows. */
+		break;
+	}
+}
+
+/* Takes @answer over. Called with link->lock held. */
+static void take_answer(struct glake__link *link, Glake__Wire__Answer *answer)
+{
+	struct glake__call **at = find_pending(link, answer->id);
+	struct glake__call *call = *at;
+	if (!call) {
+		glake__wire__answer__free_unpacked(answer, NULL);
+		die_locked(link, GLAKE_E_PROTOCOL);
+		return;
+	}
+	*at = call->next;
+	call->answer = answer;
+	call->fds = link->receive_fds;
+	fdlist_init(&link->receive_fds);
+	call->is_done = true;
+}
+
+static void take_packet(struct glake__link *link, size_t n_bytes)
+{
+	Glake__Wire__Answer *answer = glake__wire__answer__unpack(NULL, n_bytes,
+	                                                          link->receive_buffer);
+	if (!answer) {
+		die_locked(link, GLAKE_E_PROTOCOL);
+	} else if (answer->id != 0 && !(answer->id & FORGOTTEN)) {
+		take_answer(link, answer);
+	} else {
+		if (answer->id == 0) {
+			take_notice(link, answer);
+		}
+		glake__wire__answer__free_unpacked(answer, NULL);
+	}
+	fdlist_deinit(&link->receive_fds);
+}
+
+static bool somebody_wants_fds(const struct glake__link *link)
+{
+	for (const struct glake__call *call = link->pending; call; call = call->next) {
+		if (call->wants_fds) {
+			return true;
+		}
+	}
+	return false;
+}
+
+static int receive(struct glake__link *link, int flags, size_t *n_bytes_out)
+{
+	int r = wire_recv(link->socket, link->receive_buffer, GLAKE_MAX_PACKET_BYTES, n_bytes_out,
+	                  &link->receive_fds, flags);
+	if (r == WIRE_E_EOF) {
+		/*
+		 * A peer that closes without having read all we sent makes ECONNRESET, which the
+		 * kernel reports once and before what is still in our queue: a refusal, perhaps.
+		 */
+		int again = wire_recv(link->socket, link->receive_buffer, GLAKE_MAX_PACKET_BYTES,
+		                      n_bytes_out, &link->receive_fds, MSG_DONTWAIT);
+		r = again == 0 ? 0 : r;
+	}
+	return r;
+}
+
+/*
+ * Read one packet and hand it on. Called with link->lock held, which is let go while the socket is
+ * read; link->is_reading keeps others away from the buffers meanwhile. Returns 0, -EAGAIN (only with
+ * MSG_DONTWAIT), or the connection's error.
+ */
+static int read_one(struct glake__link *link, int flags)
+{
+	link->is_reading = true;
+	pthread_mutex_unlock(&link->lock);
+	size_t n_bytes = 0;
+	int r = receive(link, flags, &n_bytes);
+	pthread_mutex_lock(&link->lock);
+	link->is_reading = false;
+	if (r == 0) {
+		take_packet(link, n_bytes);
+	} else if (r == WIRE_E_MALFORMED) {
+		/* The wire does not say what was cut; the fds are lost by our own limit only. */
+		die_locked(link, somebody_wants_fds(link) ? GLAKE_E_NO_FDS : GLAKE_E_PROTOCOL);
+	} else if (r != -EAGAIN) {
+		die_locked(link, GLAKE_E_GONE);
+	}
+	pthread_cond_broadcast(&link->changed);
+	return r == -EAGAIN ? r : link->error;
+}
+
+int glake__link_poll(struct glake_session *session)
+{
+	struct glake__link *link = &session->link;
+	int r = 0;
+	pthread_mutex_lock(&link->lock);
+	/* A thread that reads already takes in what waits. */
+	while (r == 0 && !link->error && !link->is_reading) {
+		r = read_one(link, MSG_DONTWAIT);
+	}
+	r = link->error;
+	pthread_mutex_unlock(&link->lock);
+	return r ? glake__fail(r, "%s", death_text(r)) : 0;
+}
+
+/* ---- calls ------------------------------------------------------------------------------------ */
+
+/* Called with link->send_lock held. Returns 0, or an error with its text set. */
+static int send_packed(struct glake__link *link, const Glake__Wire__Request *request,
+                       const int *fds, size_t n_fds)
+{
+	size_t n_bytes = glake__wire__request__get_packed_size(request);
+	if (n_bytes > GLAKE_MAX_PACKET_BYTES) {
+		return glake__fail(GLAKE_E_BAD_REQUEST, "the request takes %zu bytes, more than %u",
+		                   n_bytes, GLAKE_MAX_PACKET_BYTES);
+	}
+	glake__wire__request__pack(request, link->send_buffer);
+	int r = wire_send(link->socket, link->send_buffer, n_bytes, fds, n_fds, 0);
+	if (r == WIRE_E_EOF) {
+		return glake__fail(GLAKE_E_GONE, "%s", death_text(GLAKE_E_GONE));
+	}
+	if (r == -ETOOMANYREFS) {
+		return glake__fail(GLAKE_E_NO_FDS, "too many file descriptors of this user are in "
+		                                   "flight between processes");
+	}
+	return r ? glake__fail(r, "cannot send to the daemon: %s", glake_strerror(r)) : 0;
+}
+
+static int add_pending(struct glake__link *link, struct glake__call *call)
+{
+	pthread_mutex_lock(&link->lock);
+	int error = link->error;
+	call->id = link->next_id++;
+	if (!error) {
+		call->next = link->pending;
+		link->pending = call;
+	}
+	pthread_mutex_unlock(&link->lock);
+	return error ? glake__fail(error, "%s", death_text(error)) : 0;
+}
+
+static void remove_pending(struct glake__link *link, struct glake__call *call)
+{
+	pthread_mutex_lock(&link->lock);
+	struct glake__call **at = find_pending(link, call->id);
+	if (*at) {
+		*at = call->next;
+	}
+	pthread_mutex_unlock(&link->lock);
+}
+
+int glake__call_start(struct glake_session *session, struct glake__call *call,
+                      Glake__Wire__Request *request, Glake__Wire__Answer__BodyCase expected,
+                      const int *fds, size_t n_fds)
+{
+	struct glake__link *link = &session->link;
+	*call = (struct glake__call){.expected = expected};
+	fdlist_init(&call->fds);
+	call->wants_fds = expected == GLAKE__WIRE__ANSWER__BODY_CHUNK_ALLOC ||
+	                  expected == GLAKE__WIRE__ANSWER__BODY_MODEL_BLOCKS ||
+	                  expected == GLAKE__WIRE__ANSWER__BODY_BLOCK;
+	int r = add_pending(link, call);
+	if (r == 0) {
+		request->id = call->id;
+		pthread_mutex_lock(&link->send_lock);
+		r = send_packed(link, request, fds, n_fds);
+		pthread_mutex_unlock(&link->send_lock);
+		if (r == GLAKE_E_GONE) {
+			glake__link_kill(session, r, death_text(r));
+		}
+		if (r < 0) {
+			remove_pending(link, call);
+		}
+	}
+	if (r < 0) {
+		call->id = 0;
+	}
+	return r;
+}
+
+/* Called with link->lock held, until the call is done or has news. */
+static void wait_locked(struct glake__link *link, struct glake__call *call, bool for_progress)
+{
+	while (!call->is_done && !(for_progress && call->has_progress)) {
+		if (link->is_reading) {
+			pthread_cond_wait(&link->changed, &link->lock);
+		} else {
+			read_one(link, 0);
+		}
+	}
+}
+
+static int judge(struct glake_session *session, struct glake__call *call)
+{
+	if (call->error) {
+		return glake__fail(call->error, "%s", death_text(call->error));
+	}
+	const Glake__Wire__Answer *answer = call->answer;
+	if (answer->status != GLAKE__WIRE__STATUS__OK) {
+		int code = glake__code_of_status(answer->status);
+		const char *text = answer->error && *answer->error ? answer->error
+		                                                   : glake_strerror(code);
+		return glake__fail(code, "%s", text);
+	}
+	if (answer->body_case != call->expected) {
+		return glake__link_kill(session, GLAKE_E_PROTOCOL,
+		                        "the daemon's answer is not one to the request");
+	}
+	return 0;
+}
+
+int glake__call_wait(struct glake_session *session, struct glake__call *call,
+                     glake_progress_fn progress, void *progress_user)
+{
+	struct glake__link *link = &session->link;
+	pthread_mutex_lock(&link->lock);
+	for (;;) {
+		wait_locked(link, call, progress != NULL);
+		if (call->is_done) {
+			break;
+		}
+		call->has_progress = false;
+		uint64_t done_bytes = call->done_bytes;
+		uint64_t total_bytes = call->total_bytes;
+		pthread_mutex_unlock(&link->lock);
+		progress(progress_user, done_bytes, total_bytes);
+		pthread_mutex_lock(&link->lock);
+	}
+	pthread_mutex_unlock(&link->lock);
+	return judge(session, call);
+}
+
+void glake__call_end(struct glake_session *session, struct glake__call *call)
+{
+	if (call->id == 0) {
+		return;
+	}
+	pthread_mutex_lock(&session->link.lock);
+	wait_locked(&session->link, call, false);
+	pthread_mutex_unlock(&session->link.lock);
+	if (call->answer) {
+		glake__wire__answer__free_unpacked(call->answer, NULL);
+		call->answer = NULL;
+	}
+	fdlist_deinit(&call->fds);
+	call->id = 0;
+}
+
+int glake__call(struct glake_session *session, struct glake__call *call,
+                Glake__Wire__Request *request, Glake__Wire__Answer__BodyCase expected,
+                const int *fds, size_t n_fds)
+{
+	int r = glake__call_start(session, call, request, expected, fds, n_fds);
+	if (r < 0) {
+		return r;
+	}
+	r = glake__call_wait(session, call, NULL, NULL);
+	if (r < 0) {
+		glake__call_end(session, call);
+	}
+	return r;
+}
+
+void glake__call_forget(struct glake_session *session, Glake__Wire__Request *request)
+{
+	struct glake__link *link = &session->link;
+	pthread_mutex_lock(&link->lock);
+	request->id = link->next_id++ | FORGOTTEN;
+	int error = link->error;
+	pthread_mutex_unlock(&link->lock);
+	if (!error) {
+		pthread_mutex_lock(&link->send_lock);
+		send_packed(link, request, NULL, 0);
+		pthread_mutex_unlock(&link->send_lock);
+	}
+}

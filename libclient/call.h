@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Requests and their answers over one socket, from many threads.
+ *
+ * A call is started (sent) and waited for; several may be under way, in one thread or in many.
+ * Answers come back by id. Of the threads that wait, one at a time reads the socket and hands each
+ * answer to the call that it belongs to; when it has its own, another takes over. So a model that
+ * loads for a minute in one thread holds up nobody else, without a thread of ours.
+ *
+ * Notices are queued as they come in; notice.c delivers them when no lock is held.
+ *
+ * Owner: a call belongs to its caller, usually on the stack: glake__call_end() or cleanup_call. It
+ * must not be moved between start and end.
+ * Threads: any; a single call belongs to one thread.
+ */
+#ifndef GLAKE_LIBCLIENT_CALL_H
+#define GLAKE_LIBCLIENT_CALL_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "proto/fdlist.h"
+#include "proto/glake.pb-c.h"
+#include "libclient/glake.h"
+
+struct glake_session;
+struct glake__notice;
+
+struct glake__link {
+	/* Outermost: one packet at a time. Sending may block, so it is not the lock of the rest. */
+	pthread_mutex_t send_lock;
+	uint8_t *send_buffer; /* owned; under send_lock */
+
+	pthread_mutex_t lock; /* for what follows; never held while something blocks */
+	pthread_cond_t changed;
+	int socket;        /* owned; closed by glake__link_deinit() only */
+	_Atomic int error; /* not 0: the connection is dead, and this is why */
+	uint64_t next_id;
+	struct glake__call *pending; /* borrowed list of calls under way */
+	bool is_reading;             /* some thread reads the socket, into receive_buffer */
+	uint8_t *receive_buffer;     /* owned; of the reading thread */
+	struct fdlist receive_fds;   /* of the reading thread */
+
+	struct glake__notice *notices; /* owned list, oldest first */
+	struct glake__notice **last_notice;
+	_Atomic unsigned n_notices;
+	bool is_delivering;
+	pthread_t deliverer; /* valid while is_delivering */
+	glake_notice_fn handler;
+	void *handler_user;
+};
+
+struct glake__call {
+	uint64_t id;              /* 0: not started */
+	struct glake__call *next; /* link: link.pending; under link.lock until done */
+	Glake__Wire__Answer__BodyCase expected;
+	bool is_done;
+	int error;                   /* when done: 0, or why there is no answer */
+	Glake__Wire__Answer *answer; /* owned, when done without error */
+	struct fdlist fds;           /* owned, of the answer */
+	bool wants_fds;
+	/* A ModelOpen's news, not shown to its caller yet. */
+	bool has_progress;
+	uint64_t done_bytes;
+	uint64_t total_bytes;
+};
+
+/* Takes @socket over, on success only. Returns 0 or -ENOMEM. */
+int glake__link_init(struct glake__link *link, int socket);
+/* For a forked child too: touches neither the peer nor the locks. */
+void glake__link_deinit(struct glake__link *link);
+
+/*
+ * Send @request, whose id is filled in, with copies of @fds. @expected: the answer's body, or
+ * GLAKE__WIRE__ANSWER__BODY__NOT_SET. Returns 0 or an error (then the call needs no end).
+ */
+int glake__call_start(struct glake_session *session, struct glake__call *call,
+                      Glake__Wire__Request *request, Glake__Wire__Answer__BodyCase expected,
+                      const int *fds, size_t n_fds);
+
+/*
+ * Wait for the answer of a started call. @progress (may be NULL) is called as news come in, on this
+ * thread with no lock held. Returns 0 with call->answer and call->fds, or an error: a refusal's own
+ * code and text, or that of a dead connection.
+ */
+int glake__call_wait(struct glake_session *session, struct glake__call *call,
+                     glake_progress_fn progress, void *progress_user);
+
+/* Free the answer and its fds. A call still under way is waited for. Safe to repeat. */
+void glake__call_end(struct glake_session *session, struct glake__call *call);
+
+/* glake__call_start() and glake__call_wait(). */
+int glake__call(struct glake_session *session, struct glake__call *call,
+                Glake__Wire__Request *request, Glake__Wire__Answer__BodyCase expected,
+                const int *fds, size_t n_fds);
+
+/* Send @request and drop its answer when it comes. For what nobody depends on. */
+void glake__call_forget(struct glake_session *session, Glake__Wire__Request *request);
+
+/* Take in what waits in the socket, without blocking. Returns 0 or the connection's error. */
+int glake__link_poll(struct glake_session *session);
+
+/* The connection has broken the protocol: @error, and its text. Returns @error. */
+int glake__link_kill(struct glake_session *session, int error, const char *why);
+
+#endif

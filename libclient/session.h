@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * struct glake_session: what the modules of the library share.
+ *
+ * Two halves with a lock each, so that memory served from the warm cache never waits for somebody
+ * else's request:
+ *
+ *   link    the connection: requests under way, notices that wait. call.c says how it is locked
+ *   books   what this process has: memory, models, blocks, counters
+ *
+ * The books lock is innermost. No driver call, no request and no callback happens under it: a piece
+ * of memory is first taken out of the books (or marked busy), then worked on, then put back.
+ *
+ * Owner: the caller, from glake_connect() to glake_disconnect().
+ * Threads: any. Fields without a remark are written by glake_connect() alone.
+ */
+#ifndef GLAKE_LIBCLIENT_SESSION_H
+#define GLAKE_LIBCLIENT_SESSION_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "proto/cudrv.h"
+#include "libclient/call.h"
+#include "libclient/error.h"
+#include "libclient/glake.h"
+#include "libclient/ptr_table.h"
+#include "libclient/warm.h"
+
+struct glake__device {
+	struct glake_device public;
+	CUdevice handle;         /* valid if public.ordinal >= 0 */
+	struct glake__warm warm; /* under the books lock */
+};
+
+struct glake__books {
+	pthread_mutex_t lock;
+	struct glake__ptr_table live; /* glake_alloc(): address to struct glake__backing */
+	struct glake__placed *placed; /* owned list: glake_reserve() */
+	struct glake_model *models;   /* owned list */
+	struct glake_block *blocks;   /* owned list */
+	uint64_t live_bytes;
+	uint64_t reserved_bytes;
+	uint64_t shared_bytes;
+	uint64_t n_warm_allocs;
+	uint64_t n_cold_allocs;
+};
+
+struct glake_session {
+	uint64_t fork_generation; /* of the process that connected */
+	bool is_forked;           /* glake_disconnect() in a child: no driver call, no lock */
+	bool has_driver;          /* false: no_cuda */
+	struct cudrv drv;
+	uint64_t id;
+	bool is_admin;
+	char tenant[64];
+	char realm[64];
+	char daemon_version[32];
+	uint32_t n_devices;
+	struct glake__device *devices; /* owned */
+	struct glake__link link;
+	struct glake__books books;
+
+	pthread_mutex_t usage_lock; /* innermost, for the fields of usage.c below */
+	uint64_t usage_sent_ns;
+	uint64_t usage_sent[3];
+};
+
+/*
+ * The first line of every public function that takes a session: 0, -EINVAL for NULL, or
+ * GLAKE_E_FORKED.
+ */
+int glake__session_check(const struct glake_session *session);
+
+/* The device of glaked's number @index, mappable or not; NULL with the error set. */
+struct glake__device *glake__session_device(struct glake_session *session, uint32_t index);
+
+/* The same, or NULL with the error set unless memory of it can be mapped in this process. */
+struct glake__device *glake__session_mappable(struct glake_session *session, uint32_t index,
+                                              int *error_out);
+
+#endif
