@@ -131,7 +131,7 @@ static int open_list(struct config_file *file, const config_setting_t *at, size_
 {
 	unsigned n_entries = (unsigned)config_setting_length(at);
 	if (!config_setting_is_list(at)) {
-		return config_value_wrong_type(file, at, "a list of groups ( { ... }, ... )");
+		return config_value_wrong_type(file, at, "a list ( { ... }, ... )");
 	}
 	for (unsigned i = 0; i < n_entries; i++) {
 		const config_setting_t *entry = config_setting_get_elem(at, i);

@@ -30,6 +30,8 @@ static const char *kind_of(const config_setting_t *at)
 		return "a fraction";
 	case CONFIG_TYPE_STRING:
 		return "a text";
+	case CONFIG_TYPE_ARRAY:
+		return "an array [ ... ]";
 	case CONFIG_TYPE_BOOL:
 		return "true or false";
 	default:

@@ -71,9 +71,8 @@ void size_format(uint64_t bytes, char text_out[SIZE_TEXT_BYTES])
 	while (shift < 60 && bytes >> shift >= 1024) {
 		shift += 10;
 	}
-	uint64_t whole = bytes >> shift;
+	unsigned whole = (unsigned)(bytes >> shift);
 	/* Ten times a remainder below 2^60 stays below 2^64. */
-	uint64_t tenth = (bytes & ((1ull << shift) - 1)) * 10 >> shift;
-	snprintf(text_out, SIZE_TEXT_BYTES, "%llu.%llu %s", (unsigned long long)whole,
-	         (unsigned long long)tenth, names[shift / 10 - 1]);
+	unsigned tenth = (unsigned)((bytes & ((1ull << shift) - 1)) * 10 >> shift);
+	snprintf(text_out, SIZE_TEXT_BYTES, "%u.%u %s", whole, tenth, names[shift / 10 - 1]);
 }

@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What every test program needs of Check: one test case per test, so that one that hangs ends
+ * alone, and a main() that ends with Check's closing line.
+ *
+ *     START_TEST(a_thing_holds) { ... } END_TEST
+ *     int main(void)
+ *     {
+ *             Suite *suite = suite_create("thing");
+ *             suite_add(suite, a_thing_holds);
+ *             return suite_run(suite);
+ *     }
+ */
+#ifndef GLAKE_TESTS_CHECK_GLAKE_H
+#define GLAKE_TESTS_CHECK_GLAKE_H
+
+#include <check.h>
+#include <stdlib.h>
+
+#define TEST_TIMEOUT_S 30
+
+static inline void suite_add_timed(Suite *suite, const TTest *test, double timeout_s)
+{
+	TCase *tcase = tcase_create(test->name);
+	tcase_set_timeout(tcase, timeout_s);
+	tcase_add_test(tcase, test);
+	suite_add_tcase(suite, tcase);
+}
+
+static inline void suite_add(Suite *suite, const TTest *test)
+{
+	suite_add_timed(suite, test, TEST_TIMEOUT_S);
+}
+
+/* The test must die of @signal: for asserts. */
+static inline void suite_add_fatal(Suite *suite, const TTest *test, int signal)
+{
+	TCase *tcase = tcase_create(test->name);
+	tcase_add_test_raise_signal(tcase, test, signal);
+	suite_add_tcase(suite, tcase);
+}
+
+/* Runs and frees @suite. Returns what main() returns. */
+static inline int suite_run(Suite *suite)
+{
+	SRunner *runner = srunner_create(suite);
+	srunner_run_all(runner, CK_NORMAL);
+	int n_failed = srunner_ntests_failed(runner);
+	srunner_free(runner);
+	return n_failed ? EXIT_FAILURE : EXIT_SUCCESS;
+}
+
+#endif

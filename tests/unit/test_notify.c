@@ -1,0 +1,196 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the service manager is told, and which sockets are taken from it. */
+#include "daemon/notify.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "tests/check_glake.h"
+
+/* Becomes the manager: an abstract datagram socket in $NOTIFY_SOCKET. */
+static int manager(void)
+{
+	struct sockaddr_un address = {.sun_family = AF_UNIX};
+	int n_bytes = snprintf(address.sun_path + 1, sizeof(address.sun_path) - 1,
+	                       "glake-notify-%d", (int)getpid());
+	char name[128];
+	snprintf(name, sizeof(name), "@%s", address.sun_path + 1);
+	int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	socklen_t length = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 +
+	                               (size_t)n_bytes);
+	ck_assert_int_eq(bind(fd, (struct sockaddr *)&address, length), 0);
+	setenv("NOTIFY_SOCKET", name, 1);
+	return fd;
+}
+
+static const char *told(int fd)
+{
+	static char text[1024];
+	ssize_t n_bytes = recv(fd, text, sizeof(text) - 1, 0);
+	text[n_bytes > 0 ? n_bytes : 0] = '\0';
+	return text;
+}
+
+START_TEST(states_are_told)
+{
+	int fd = manager();
+	notify_ready("2 devices");
+	ck_assert_str_eq(told(fd), "READY=1\nSTATUS=2 devices");
+	notify_ready(NULL);
+	ck_assert_str_eq(told(fd), "READY=1");
+	notify_status("%d sessions", 3);
+	ck_assert_str_eq(told(fd), "STATUS=3 sessions");
+	notify_stopping();
+	ck_assert_str_eq(told(fd), "STOPPING=1");
+	notify_watchdog();
+	ck_assert_str_eq(told(fd), "WATCHDOG=1");
+	unsigned long long us = 0;
+	notify_reloading();
+	ck_assert_int_eq(sscanf(told(fd), "RELOADING=1\nMONOTONIC_USEC=%llu", &us), 1);
+	ck_assert_uint_gt(us, 0);
+}
+END_TEST
+
+START_TEST(status_is_one_line)
+{
+	int fd = manager();
+	notify_status("loading %s", "x\nMAINPID=1\rREADY=1");
+	ck_assert_str_eq(told(fd), "STATUS=loading x MAINPID=1 READY=1");
+	notify_ready("a\nb");
+	ck_assert_str_eq(told(fd), "READY=1\nSTATUS=a b");
+}
+END_TEST
+
+START_TEST(without_manager_nothing_happens)
+{
+	unsetenv("NOTIFY_SOCKET");
+	notify_ready("x");
+	notify_status("x");
+	notify_reloading();
+	notify_stopping();
+	notify_watchdog();
+	setenv("NOTIFY_SOCKET", "/nonexistent/socket", 1);
+	notify_ready("x");
+}
+END_TEST
+
+START_TEST(watchdog_interval_is_half_the_patience)
+{
+	unsetenv("WATCHDOG_USEC");
+	ck_assert_uint_eq(notify_watchdog_interval_ms(), 0);
+	setenv("WATCHDOG_USEC", "10000000", 1);
+	unsetenv("WATCHDOG_PID");
+	ck_assert_uint_eq(notify_watchdog_interval_ms(), 5000);
+	setenv("WATCHDOG_USEC", "1000", 1);
+	ck_assert_uint_eq(notify_watchdog_interval_ms(), 1);
+	setenv("WATCHDOG_PID", "1", 1);
+	ck_assert_uint_eq(notify_watchdog_interval_ms(), 0);
+}
+END_TEST
+
+/* Puts @fd at the first place of passed fds. */
+static void pass(int fd, int place)
+{
+	char number[16];
+	ck_assert_int_eq(dup2(fd, place), place);
+	snprintf(number, sizeof(number), "%d", (int)getpid());
+	setenv("LISTEN_PID", number, 1);
+	snprintf(number, sizeof(number), "%d", place - 2);
+	setenv("LISTEN_FDS", number, 1);
+}
+
+static int listener(int type, int listens)
+{
+	struct sockaddr_un address = {.sun_family = AF_UNIX};
+	int fd = fcntl(socket(AF_UNIX, type, 0), F_DUPFD, 20);
+	ck_assert_int_ge(fd, 20);
+	ck_assert_int_eq(bind(fd, (struct sockaddr *)&address, sizeof(sa_family_t)), 0);
+	if (listens) {
+		ck_assert_int_eq(listen(fd, 4), 0);
+	}
+	return fd;
+}
+
+START_TEST(no_passed_fd)
+{
+	unsetenv("LISTEN_FDS");
+	ck_assert_int_eq(notify_listen_fd(), -ENOENT);
+}
+END_TEST
+
+START_TEST(fds_of_another_process_are_not_ours)
+{
+	pass(listener(SOCK_SEQPACKET, 1), 3);
+	setenv("LISTEN_PID", "1", 1);
+	ck_assert_int_eq(notify_listen_fd(), -ENOENT);
+}
+END_TEST
+
+START_TEST(listening_seqpacket_is_taken)
+{
+	pass(listener(SOCK_SEQPACKET, 1), 3);
+	ck_assert_int_eq(notify_listen_fd(), 3);
+	ck_assert_int_eq(fcntl(3, F_GETFD), FD_CLOEXEC);
+	ck_assert_ptr_null(getenv("LISTEN_FDS"));
+	ck_assert_ptr_null(getenv("LISTEN_PID"));
+}
+END_TEST
+
+static void refused(int n_passed)
+{
+	ck_assert_int_eq(notify_listen_fd(), -EINVAL);
+	for (int fd = 3; fd < 3 + n_passed; fd++) {
+		ck_assert_int_eq(fcntl(fd, F_GETFD), -1);
+	}
+}
+
+START_TEST(stream_socket_is_refused)
+{
+	pass(listener(SOCK_STREAM, 1), 3);
+	refused(1);
+}
+END_TEST
+
+START_TEST(socket_that_does_not_listen_is_refused)
+{
+	pass(listener(SOCK_SEQPACKET, 0), 3);
+	refused(1);
+}
+END_TEST
+
+START_TEST(no_socket_is_refused)
+{
+	pass(open("/dev/null", O_RDONLY), 3);
+	refused(1);
+}
+END_TEST
+
+START_TEST(two_sockets_are_refused)
+{
+	pass(listener(SOCK_SEQPACKET, 1), 3);
+	pass(listener(SOCK_SEQPACKET, 1), 4);
+	refused(2);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("notify");
+	suite_add(suite, states_are_told);
+	suite_add(suite, status_is_one_line);
+	suite_add(suite, without_manager_nothing_happens);
+	suite_add(suite, watchdog_interval_is_half_the_patience);
+	suite_add(suite, no_passed_fd);
+	suite_add(suite, fds_of_another_process_are_not_ours);
+	suite_add(suite, listening_seqpacket_is_taken);
+	suite_add(suite, stream_socket_is_refused);
+	suite_add(suite, socket_that_does_not_listen_is_refused);
+	suite_add(suite, no_socket_is_refused);
+	suite_add(suite, two_sockets_are_refused);
+	return suite_run(suite);
+}

@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The counters: one list makes struct, names and help, and docs/operations.md has them all. */
+#include "daemon/stats.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "tests/check_glake.h"
+
+#define MAX_COUNTERS 256u
+
+struct seen {
+	const char *names[MAX_COUNTERS];
+	uint64_t values[MAX_COUNTERS];
+	size_t n;
+};
+
+static void note(void *user, const char *name, uint64_t value, const char *help)
+{
+	struct seen *seen = user;
+	ck_assert(seen->n < MAX_COUNTERS);
+	ck_assert(strlen(name) > 0);
+	ck_assert(strlen(help) > 0);
+	for (size_t i = 0; i < seen->n; i++) {
+		ck_assert_str_ne(seen->names[i], name);
+	}
+	seen->names[seen->n] = name;
+	seen->values[seen->n++] = value;
+}
+
+START_TEST(every_field_is_seen_once)
+{
+	struct stats stats;
+	struct seen seen = {0};
+	uint64_t *fields = (uint64_t *)&stats;
+	for (size_t i = 0; i < sizeof(stats) / sizeof(fields[0]); i++) {
+		fields[i] = 1000 + i;
+	}
+	stats_for_each(&stats, note, &seen);
+	ck_assert_uint_eq(seen.n, sizeof(stats) / sizeof(fields[0]));
+	for (size_t i = 0; i < seen.n; i++) {
+		ck_assert_uint_eq(seen.values[i], 1000 + i);
+	}
+}
+END_TEST
+
+START_TEST(name_is_the_fields)
+{
+	struct stats stats = {.models_failed = 7};
+	struct seen seen = {0};
+	stats_for_each(&stats, note, &seen);
+	for (size_t i = 0; i < seen.n; i++) {
+		ck_assert_uint_eq(seen.values[i], strcmp(seen.names[i], "models_failed") ? 0 : 7);
+	}
+}
+END_TEST
+
+static void find_in_docs(void *user, const char *name, uint64_t value, const char *help)
+{
+	char row[512];
+	snprintf(row, sizeof(row), "| `%s` | %s |", name, help);
+	ck_assert_msg(strstr(user, row), "docs/operations.md lacks the row\n%s", row);
+}
+
+START_TEST(docs_have_every_counter)
+{
+	static char docs[256 * 1024];
+	FILE *file = fopen("docs/operations.md", "r");
+	ck_assert_msg(file, "run from the top of the tree");
+	size_t n_bytes = fread(docs, 1, sizeof(docs) - 1, file);
+	fclose(file);
+	ck_assert_uint_lt(n_bytes, sizeof(docs) - 1);
+	struct stats stats = {0};
+	stats_for_each(&stats, find_in_docs, docs);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("stats");
+	suite_add(suite, every_field_is_seen_once);
+	suite_add(suite, name_is_the_fields);
+	suite_add(suite, docs_have_every_counter);
+	return suite_run(suite);
+}
