@@ -4,7 +4,6 @@
 #include <ctype.h>
 #include <errno.h>
 #include <inttypes.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -82,7 +81,7 @@ int text_parse_size(const char *text, uint64_t *bytes_out)
 		return -EINVAL;
 	}
 	end += strspn(end, " ");
-	value = round(value * unit_factor(end));
+	value *= unit_factor(end);
 	/* 2^63: far above any device, and exact as a double. */
 	if (value < 1 || value >= 9223372036854775808.0) {
 		return -EINVAL;

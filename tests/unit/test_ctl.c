@@ -6,7 +6,6 @@
 #include <check.h>
 #include <errno.h>
 #include <jansson.h>
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is deployed fits the programs: the example configuration, the units, the installed tree."""
+
+import os
+import re
+import subprocess
+import tempfile
+import unittest
+
+BUILD = os.environ["GLAKE_BUILD"]
+GLAKED = os.path.join(BUILD, "bin", "glaked")
+
+
+def read(path):
+    with open(path, encoding="utf-8") as file:
+        return file.read()
+
+
+def run(*words, **more):
+    return subprocess.run(words, capture_output=True, text=True, check=False, **more)
+
+
+class Example(unittest.TestCase):
+    def test_is_accepted(self):
+        done = run(GLAKED, "--check-config", "--config", "deploy/glaked.conf")
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+
+    def test_is_accepted_with_its_comments_taken_away(self):
+        """Each commented-out key, alone: what it shows must be right, too. (Names of groups and
+        users exist on no machine but the reader's, so those lines are left out.)"""
+        text = read("deploy/glaked.conf")
+        for line in re.findall(r"^# (\w+ = .*;)", text, re.M):
+            if line.startswith("admin_group"):
+                continue
+            with tempfile.NamedTemporaryFile("w", suffix=".conf") as file:
+                file.write(line + "\n")
+                file.flush()
+                done = run(GLAKED, "--check-config", "--config", file.name)
+                self.assertEqual((done.returncode, done.stderr), (0, ""), line)
+
+    def test_has_every_key(self):
+        text = read("deploy/glaked.conf")
+        keys = re.findall(r'KEY\("(\w*)", \w+, (\w+)', read("daemon/config.c"))
+        self.assertGreater(len(keys), 20)
+        for section, key in keys:
+            if section == "" or key in ("name", "cgroup", "device_bytes", "max_fds", "chunk_bytes"):
+                self.assertRegex(text, rf"\b{key} =", key)
+
+    def test_has_the_defaults(self):
+        text = read("deploy/glaked.conf")
+        pairs = re.findall(r'KEY\("", config, (\w+), "(?:\\")?([\w/.]+)(?:\\")?"', read("daemon/config.c"))
+        self.assertGreater(len(pairs), 10)
+        for key, value in pairs:
+            self.assertRegex(text, rf'(?m)^{key} = "?{re.escape(value)}"?;', key)
+
+
+class Install(unittest.TestCase):
+    """Of what is built: a build folder of other flags (sanitizers) does not run Python tests."""
+
+    def test_tree(self):
+        with tempfile.TemporaryDirectory() as root:
+            more = {"VERSION": "1.2.3", "SOVERSION": "0"}
+            done = run("deploy/install", BUILD, root, "/opt/glake", env={**os.environ, **more})
+            self.assertEqual(done.returncode, 0, done.stderr)
+            tree = root + "/opt/glake/"
+            for path in ("bin/glaked", "bin/glake-mover", "bin/glakectl", "include/glake.h",
+                         "lib/libglake-client.so.1.2.3", "share/man/man1/glakectl.1"):
+                self.assertTrue(os.path.isfile(tree + path), path)
+            self.assertEqual(os.readlink(tree + "lib/libglake-client.so"), "libglake-client.so.0")
+            self.assertIn("ExecStart=/opt/glake/bin/glaked ",
+                          read(tree + "lib/systemd/system/glaked.service"))
+            self.assertIn("prefix=/opt/glake\n", read(tree + "lib/pkgconfig/glake-client.pc"))
+            self.assertEqual(run(tree + "bin/glakectl", "--version").returncode, 0)
+            self.assert_compiles(tree)
+
+    def assert_compiles(self, tree):
+        """A program of somebody else: public headers and the shared library are enough."""
+        source = tree + "use.c"
+        with open(source, "w", encoding="utf-8") as file:
+            file.write("#include <glake_admin.h>\nint main(void) { return !glake_version(); }\n")
+        done = run("gcc", "-std=c99", "-pedantic-errors", "-Wall", "-Werror", "-o", tree + "use",
+                   source, f"-I{tree}include", f"-L{tree}lib", "-lglake-client")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        env = {**os.environ, "LD_LIBRARY_PATH": tree + "lib"}
+        self.assertEqual(run(tree + "use", env=env).returncode, 0)
+
+
+if __name__ == "__main__":
+    unittest.main()
