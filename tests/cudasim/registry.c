@@ -278,7 +278,9 @@ CUresult registry_open(void)
 	int fd = open_file(path);
 	int err = fd >= 0 ? map_file(fd) : -errno;
 	if (fd >= 0) {
-		close(fd); /* and with it the flock */
+		/* The mapping keeps the open file, and so its lock, alive: close() is not enough. */
+		flock(fd, LOCK_UN);
+		close(fd);
 	}
 	if (err != 0) {
 		fprintf(stderr, "cudasim: %s: %s\n", path,
