@@ -144,6 +144,8 @@ static int spawn(struct mover_link *link, struct mover_process *process, int the
 		.args = arguments,
 		.stdio = stdio,
 		.stdio_count = MOVER_FD + 1,
+		/* Signals of the terminal are for glaked, which drains while its mover works. */
+		.flags = UV_PROCESS_DETACHED,
 	};
 	return uv_spawn(link->loop, &process->process, &options);
 }
