@@ -18,7 +18,7 @@
 #include <string.h>
 
 #define HIDDEN 1024u
-#define MLP 2816u
+#define MLP 3072u
 #define VOCABULARY 32000u
 #define LAYERS_PER_SCALE 6u
 #define MAX_SCALE 1000u

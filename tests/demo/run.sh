@@ -61,7 +61,7 @@ start()
 	rm -f "$work/$name.in" "$work/$name.out"
 	mkfifo "$work/$name.in"
 	"$tools/server" "$name" "$work/$2.safetensors" "$private_mib" \
-		<"$work/$name.in" >"$work/$name.out" 2>"$work/$name.err" 3>&- &
+		<"$work/$name.in" >>"$work/$name.out" 2>"$work/$name.err" 3>&- &
 	pid_of[$name]=$!
 	exec {fd}>"$work/$name.in"
 	input_of[$name]=$fd
