@@ -60,7 +60,7 @@ MOVER_OBJ := $(filter-out %/main.o,$(call objects,daemon/mover/*.c)) \
 	$(B)/obj/daemon/mover/digest_image.o
 CLIENT_OBJ := $(call objects,libclient/*.c)
 CTL_OBJ := $(filter-out %/main.o,$(call objects,libclient/ctl/*.c))
-HARNESS_OBJ := $(call objects,tests/harness/*.c)
+HARNESS_OBJ := $(call objects,tests/harness/*.c tests/bench/bench.c tests/bench/raw.c)
 CUDASIM_OBJ := $(call objects,tests/cudasim/*.c)
 TESTS := $(call programs,tests/unit/test_*.c tests/integration/test_*.c)
 PY_TESTS := $(wildcard tests/integration/test_*.py)
