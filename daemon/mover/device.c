@@ -168,7 +168,12 @@ int chunk_map(const struct device *device, int fd, CUdeviceptr address, uint64_t
 	CUresult result = drv->cuMemImportFromShareableHandle(
 		&handle, (void *)(uintptr_t)fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
 	if (result != CUDA_SUCCESS) {
-		return device_fault(drv, result, "cuMemImportFromShareableHandle", fault);
+		device_fault(drv, result, "cuMemImportFromShareableHandle", fault);
+		/* The driver's answer to an fd that is no chunk. */
+		if (result == CUDA_ERROR_UNKNOWN) {
+			fault->kind = FAULT_INTERNAL;
+		}
+		return MOVER_E_FAULT;
 	}
 	result = drv->cuMemMap(address, bytes, 0, handle, 0);
 	drv->cuMemRelease(handle);

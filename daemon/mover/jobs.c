@@ -122,7 +122,7 @@ static void order_load(struct jobs *jobs, uint64_t job, const Glake__Mover__Load
 	}
 	if (jobs->n_loads == JOBS_MAX_LOADS) {
 		fault_set(&fault, FAULT_BUSY, "%u loads are under way", JOBS_MAX_LOADS);
-	} else if (load_start(&jobs->host, &order, fds, &load, &fault) == 0) {
+	} else if (load_launch(&jobs->host, &order, fds, &load, &fault) == 0) {
 		load->next = jobs->loads;
 		jobs->loads = load;
 		jobs->n_loads++;

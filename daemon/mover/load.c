@@ -394,8 +394,8 @@ static int start_thread(struct load *load)
 	return -error;
 }
 
-int load_start(const struct load_host *host, const struct load_order *order, struct fdlist *fds,
-               struct load **load_out, struct fault *fault)
+int load_launch(const struct load_host *host, const struct load_order *order, struct fdlist *fds,
+                struct load **load_out, struct fault *fault)
 {
 	size_t n_fds = order->n_files + (order->index ? 1 : 0);
 	if (order->n_files == 0 || fds->n_fds != n_fds) {

@@ -14,7 +14,7 @@
  *
  * Loads run beside each other and share readers and copy stream in turns; none waits for another.
  *
- * Owner: jobs.c. Lifetime: load_start() until the ended callback, after which the load reports and
+ * Owner: jobs.c. Lifetime: load_launch() until the ended callback, after which the load reports and
  * frees itself.
  * Threads: load_grant() and load_cancel() from any, until the ended callback has returned.
  */
@@ -96,7 +96,7 @@ struct load {
 	atomic_ullong direct_bytes;
 };
 
-/* What LoadStart says. Strings and fds are copied or taken by load_start(). */
+/* What LoadStart says. Strings and fds are copied or taken by load_launch(). */
 struct load_order {
 	uint64_t job;
 	const uint8_t *device_uuid;
@@ -108,8 +108,8 @@ struct load_order {
 };
 
 /* Takes the fds of @fds, on success only. */
-int load_start(const struct load_host *host, const struct load_order *order, struct fdlist *fds,
-               struct load **load_out, struct fault *fault);
+int load_launch(const struct load_host *host, const struct load_order *order, struct fdlist *fds,
+                struct load **load_out, struct fault *fault);
 
 /* Chunks for blocks @first and on; takes the fds. Fails the load if they make no sense. */
 void load_grant(struct load *load, uint64_t first, struct fdlist *fds);
