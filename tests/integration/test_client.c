@@ -1,0 +1,565 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The client library against the real daemon: sessions, private memory, blocks. */
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+
+#include "tests/integration/client_fixture.h"
+
+#define CONFIG \
+	"warm_bytes = \"64MiB\"; tenants = ({ name = \"default\"; device_bytes = \"8GiB\"; });"
+
+static struct cudrv drv;
+
+static void fill(glake_ptr ptr, uint8_t value, uint64_t n_bytes)
+{
+	CUcontext context;
+	ck_assert_int_eq(drv.cuDevicePrimaryCtxRetain(&context, 0), CUDA_SUCCESS);
+	ck_assert_int_eq(drv.cuCtxSetCurrent(context), CUDA_SUCCESS);
+	ck_assert_int_eq(drv.cuMemsetD8(ptr, value, n_bytes), CUDA_SUCCESS);
+	ck_assert_int_eq(drv.cuCtxSynchronize(), CUDA_SUCCESS);
+}
+
+static bool can_write(glake_ptr ptr)
+{
+	CUcontext context;
+	ck_assert_int_eq(drv.cuDevicePrimaryCtxRetain(&context, 0), CUDA_SUCCESS);
+	ck_assert_int_eq(drv.cuCtxSetCurrent(context), CUDA_SUCCESS);
+	return drv.cuMemsetD8(ptr, 1, 1) == CUDA_SUCCESS;
+}
+
+static bool is_all(struct glake_session *session, glake_ptr ptr, uint8_t value, uint64_t n_bytes)
+{
+	uint8_t *bytes = malloc(n_bytes);
+	assert_ok(glake_read(session, 0, bytes, ptr, n_bytes));
+	uint64_t i = 0;
+	while (i < n_bytes && bytes[i] == value) {
+		i++;
+	}
+	free(bytes);
+	return i == n_bytes;
+}
+
+static void begin(void)
+{
+	set_up();
+	start_daemon(CONFIG);
+	ck_assert_int_eq(cudrv_open(&drv, NULL, NULL, 0), 0);
+	ck_assert_int_eq(drv.cuInit(0), CUDA_SUCCESS);
+}
+
+START_TEST(a_session_knows_its_devices)
+{
+	struct glake_session *session = connect_new();
+	struct glake_session_info info = {.size = sizeof(info)};
+	assert_ok(glake_session_info(session, &info));
+	ck_assert_uint_eq(info.n_devices, 2);
+	ck_assert_str_eq(info.tenant, "default");
+	ck_assert_str_eq(info.daemon_version, glake_version());
+	struct glake_device device;
+	for (uint32_t i = 0; i < 2; i++) {
+		assert_ok(glake_device_at(session, i, &device));
+		ck_assert_int_eq(device.ordinal, (int)i);
+		ck_assert_int_eq(glake_device_index(session, device.ordinal), (int)device.index);
+		ck_assert_uint_eq(device.total_bytes, 16 * GIB);
+		ck_assert_uint_eq(device.quota_bytes, 8 * GIB);
+	}
+	ck_assert_int_eq(glake_device_at(session, 2, &device), -ENOENT);
+	ck_assert_int_eq(glake_device_index(session, 7), -ENOENT);
+	assert_ok(glake_ping(session));
+	glake_disconnect(session);
+}
+END_TEST
+
+START_TEST(devices_are_found_by_uuid)
+{
+	setenv("CUDA_VISIBLE_DEVICES", "1", 1);
+	/* The driver was initialised by begin(): the numbering is read in a process of its own. */
+	pid_t pid = fork();
+	if (pid == 0) {
+		execl("/proc/self/exe", "test_client", "--renumbered", (char *)NULL);
+		_exit(127);
+	}
+	int status;
+	ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+	ck_assert_int_eq(status, 0);
+}
+END_TEST
+
+/* In a process that sees only the daemon's second device. */
+static int renumbered(void)
+{
+	struct glake_session *session;
+	struct glake_device first;
+	struct glake_device second;
+	glake_ptr ptr = 0;
+	if (glake_connect(NULL, &session) < 0) {
+		return 2;
+	}
+	bool good = glake_device_at(session, 0, &first) == 0 && first.ordinal == -1 &&
+	            glake_device_at(session, 1, &second) == 0 && second.ordinal == 0 &&
+	            glake_device_index(session, 0) == 1 &&
+	            glake_alloc(session, 0, 1, 0, &ptr) == -ENODEV &&
+	            glake_alloc(session, 1, 1, 0, &ptr) == 0 && glake_free(session, ptr) == 0;
+	glake_disconnect(session);
+	return good ? 0 : 1;
+}
+
+START_TEST(memory_is_zero_then_warm_then_given_back)
+{
+	struct glake_session *session = connect_new();
+	size_t n_fds = count_fds();
+	glake_ptr first = 0;
+	assert_ok(glake_alloc(session, 0, 3 * MIB, 0, &first));
+	ck_assert(is_all(session, first, 0, 4 * MIB));
+	fill(first, 0x5a, 4 * MIB);
+	ck_assert(is_all(session, first, 0x5a, 4 * MIB));
+	ck_assert_uint_eq(usage_of(session).live_bytes, 4 * MIB);
+	ck_assert_uint_eq(row_of(session).reserved_bytes, 4 * MIB);
+	assert_ok(glake_free(session, first));
+	ck_assert_int_eq(glake_free(session, first), -EINVAL);
+	ck_assert_uint_eq(usage_of(session).warm_bytes, 4 * MIB);
+
+	glake_ptr second = 0;
+	assert_ok(glake_alloc(session, 0, 4 * MIB, 0, &second));
+	ck_assert_uint_eq(second, first);
+	ck_assert_uint_eq(usage_of(session).n_warm_allocs, 1);
+	assert_ok(glake_free(session, second));
+
+	glake_ptr zeroed = 0;
+	assert_ok(glake_alloc(session, 0, 4 * MIB, GLAKE_ZERO, &zeroed));
+	ck_assert_uint_ne(zeroed, first);
+	ck_assert(is_all(session, zeroed, 0, 4 * MIB));
+	assert_ok(glake_free(session, zeroed));
+	assert_ok(glake_trim(session, 0, 4 * MIB));
+	ck_assert_uint_eq(usage_of(session).warm_bytes, 4 * MIB);
+	assert_ok(glake_trim(session, 0, 0));
+	ck_assert_uint_eq(row_of(session).reserved_bytes, 0);
+	ck_assert_uint_eq(usage_of(session).reserved_bytes, 0);
+	ck_assert_uint_eq(count_fds(), n_fds);
+	glake_disconnect(session);
+}
+END_TEST
+
+START_TEST(large_requests_are_rows_of_chunks)
+{
+	struct glake_session *session = connect_new();
+	glake_ptr ptr = 0;
+	assert_ok(glake_alloc(session, 1, 2 * GIB + 6 * MIB, 0, &ptr));
+	ck_assert_uint_eq(row_of(session).n_chunks, 3);
+	ck_assert_uint_eq(row_of(session).reserved_bytes, 2 * GIB + 6 * MIB);
+	/* Larger than all warm memory may be: it goes back at once. */
+	assert_ok(glake_free(session, ptr));
+	ck_assert_uint_eq(usage_of(session).warm_bytes, 0);
+	ck_assert_uint_eq(row_of(session).n_chunks, 0);
+	glake_disconnect(session);
+}
+END_TEST
+
+START_TEST(warm_memory_has_a_limit)
+{
+	struct glake_session *session = connect_new();
+	glake_ptr ptrs[6];
+	for (int i = 0; i < 6; i++) {
+		assert_ok(glake_alloc(session, 0, 16 * MIB, 0, &ptrs[i]));
+	}
+	for (int i = 0; i < 6; i++) {
+		assert_ok(glake_free(session, ptrs[i]));
+	}
+	ck_assert_uint_eq(usage_of(session).warm_bytes, 64 * MIB);
+	ck_assert_uint_eq(row_of(session).reserved_bytes, 64 * MIB);
+	glake_disconnect(session);
+}
+END_TEST
+
+START_TEST(own_warm_memory_goes_before_a_refusal)
+{
+	struct glake_session *session = connect_new();
+	glake_ptr small = 0;
+	glake_ptr large = 0;
+	assert_ok(glake_alloc(session, 0, 64 * MIB, 0, &small));
+	assert_ok(glake_free(session, small));
+	assert_ok(glake_alloc(session, 0, 8 * GIB, 0, &large));
+	ck_assert_uint_eq(usage_of(session).warm_bytes, 0);
+	glake_ptr none = 0;
+	ck_assert_int_eq(glake_alloc(session, 0, 1, 0, &none), GLAKE_E_OVER_QUOTA);
+	ck_assert_ptr_nonnull(strstr(glake_error(), "default"));
+	ck_assert_uint_eq(none, 0);
+	/* All or nothing, over several requests to the daemon. */
+	assert_ok(glake_free(session, large));
+	ck_assert_int_eq(glake_alloc(session, 0, 8 * GIB + 2 * MIB, 0, &none), GLAKE_E_OVER_QUOTA);
+	ck_assert_uint_eq(row_of(session).reserved_bytes, 0);
+	ck_assert_uint_eq(usage_of(session).reserved_bytes, 0);
+	glake_disconnect(session);
+}
+END_TEST
+
+START_TEST(nothing_remains_of_a_failed_allocation)
+{
+	static const char *const calls[] = {
+		"cuMemAddressReserve:1:fail=2",
+		"cuMemImportFromShareableHandle:1:fail=1",
+		"cuMemImportFromShareableHandle:3:fail=1",
+		"cuMemMap:2:fail=1",
+		"cuMemSetAccess:1:fail=2",
+	};
+	struct glake_session *session = connect_new();
+	size_t n_fds = count_fds();
+	for (size_t i = 0; i < sizeof(calls) / sizeof(calls[0]); i++) {
+		set_faults(calls[i]);
+		glake_ptr ptr = 0;
+		ck_assert_msg(glake_alloc(session, 0, 3 * GIB + 2 * MIB, 0, &ptr) == GLAKE_E_CUDA,
+		              "%s", calls[i]);
+		ck_assert_ptr_nonnull(strstr(glake_error(), "CUDA_ERROR"));
+		ck_assert_uint_eq(row_of(session).n_chunks, 0);
+		ck_assert_uint_eq(usage_of(session).reserved_bytes, 0);
+		ck_assert_uint_eq(count_fds(), n_fds);
+	}
+	set_faults("");
+	glake_ptr ptr = 0;
+	assert_ok(glake_alloc(session, 0, 3 * GIB + 2 * MIB, 0, &ptr));
+	assert_ok(glake_free(session, ptr));
+	glake_disconnect(session);
+}
+END_TEST
+
+START_TEST(placed_memory_fills_and_empties_a_range)
+{
+	struct glake_session *session = connect_new();
+	glake_ptr base = 0;
+	assert_ok(glake_reserve(session, 64 * MIB, 0, &base));
+	ck_assert_int_eq(glake_map(session, 0, base, 3 * MIB), -EINVAL);
+	ck_assert_int_eq(glake_map(session, 0, base + 62 * MIB, 4 * MIB), -EINVAL);
+	assert_ok(glake_map(session, 0, base + 8 * MIB, 4 * MIB));
+	assert_ok(glake_map(session, 0, base + 12 * MIB, 2 * MIB));
+	assert_ok(glake_map(session, 0, base, 2 * MIB));
+	ck_assert_int_eq(glake_map(session, 0, base + 6 * MIB, 4 * MIB), -EINVAL);
+	fill(base + 8 * MIB, 7, 6 * MIB);
+	ck_assert(is_all(session, base + 8 * MIB, 7, 6 * MIB));
+	ck_assert_int_eq(glake_unreserve(session, base), -EBUSY);
+	ck_assert_int_eq(glake_unmap(session, base + 8 * MIB, 2 * MIB), -EINVAL);
+	ck_assert_int_eq(glake_unmap(session, base, 14 * MIB), -EINVAL);
+	ck_assert_int_eq(glake_free(session, base), -EINVAL);
+	assert_ok(glake_unmap(session, base + 8 * MIB, 6 * MIB));
+	ck_assert_uint_eq(row_of(session).reserved_bytes, 2 * MIB);
+	assert_ok(glake_map(session, 0, base + 8 * MIB, 2 * MIB));
+	ck_assert(is_all(session, base + 8 * MIB, 0, 2 * MIB));
+	assert_ok(glake_unmap(session, base + 8 * MIB, 2 * MIB));
+	assert_ok(glake_unmap(session, base, 2 * MIB));
+	assert_ok(glake_unreserve(session, base));
+	ck_assert_int_eq(glake_unreserve(session, base), -EINVAL);
+	ck_assert_uint_eq(usage_of(session).live_bytes, 0);
+	ck_assert_uint_eq(usage_of(session).reserved_bytes, 0);
+	glake_disconnect(session);
+}
+END_TEST
+
+START_TEST(equal_content_becomes_one_block)
+{
+	struct glake_session *one = connect_new();
+	struct glake_session *two = connect_new();
+	glake_ptr a = 0;
+	glake_ptr b = 0;
+	assert_ok(glake_alloc(one, 0, 4 * MIB, GLAKE_ZERO, &a));
+	assert_ok(glake_alloc(two, 0, 4 * MIB, GLAKE_ZERO, &b));
+	fill(a, 9, 3 * MIB);
+	fill(b, 9, 3 * MIB);
+	struct glake_block *block_a;
+	struct glake_block *block_b;
+	struct glake_block *block_c;
+	assert_ok(glake_block_publish(one, a, 3 * MIB, &block_a));
+	assert_ok(glake_block_publish(two, b, 3 * MIB, &block_b));
+	struct glake_block_info info_a = {.size = sizeof(info_a)};
+	struct glake_block_info info_b = {.size = sizeof(info_b)};
+	assert_ok(glake_block_info(block_a, &info_a));
+	assert_ok(glake_block_info(block_b, &info_b));
+	ck_assert_int_eq(info_a.was_known, 0);
+	ck_assert_int_eq(info_b.was_known, 1);
+	ck_assert_uint_eq(info_b.ptr, b);
+	ck_assert_mem_eq(&info_a.digest, &info_b.digest, sizeof(info_a.digest));
+	uint8_t *bytes = malloc(3 * MIB);
+	memset(bytes, 9, 3 * MIB);
+	struct glake_digest digest;
+	glake_digest_bytes(bytes, 3 * MIB, &digest);
+	free(bytes);
+	ck_assert_mem_eq(&info_a.digest, &digest, sizeof(digest));
+
+	ck_assert(is_all(one, a, 9, 3 * MIB));
+	ck_assert(is_all(two, b, 9, 3 * MIB));
+	ck_assert(!can_write(a));
+	ck_assert(!can_write(b));
+	ck_assert_int_eq(glake_free(two, b), -EINVAL);
+	ck_assert_uint_eq(row_of(two).reserved_bytes, 0);
+	ck_assert_uint_eq(usage_of(two).shared_bytes, 4 * MIB);
+
+	assert_ok(glake_block_lookup(two, 0, &digest, &block_c));
+	struct glake_block_info info_c = {.size = sizeof(info_c)};
+	assert_ok(glake_block_info(block_c, &info_c));
+	ck_assert(is_all(two, info_c.ptr, 9, 3 * MIB));
+	digest.bytes[0] ^= 1;
+	struct glake_block *none;
+	ck_assert_int_eq(glake_block_lookup(two, 0, &digest, &none), GLAKE_E_NOT_FOUND);
+
+	glake_disconnect(one);
+	ck_assert(is_all(two, b, 9, 3 * MIB));
+	glake_block_release(block_b);
+	ck_assert(is_all(two, info_c.ptr, 9, 3 * MIB));
+	glake_block_release(block_c);
+	ck_assert_uint_eq(usage_of(two).shared_bytes, 0);
+	glake_disconnect(two);
+}
+END_TEST
+
+START_TEST(a_refused_block_stays_writable_memory)
+{
+	struct glake_session *session = connect_new();
+	glake_ptr ptr = 0;
+	struct glake_block *block;
+	assert_ok(glake_alloc(session, 0, 2 * MIB, GLAKE_ZERO, &ptr));
+	/* Behind the content there are other bytes than zeros. */
+	fill(ptr, 3, 2 * MIB);
+	ck_assert_int_ne(glake_block_publish(session, ptr, MIB, &block), 0);
+	ck_assert(can_write(ptr));
+	ck_assert_int_eq(glake_block_publish(session, ptr, 0, &block), -EINVAL);
+	ck_assert_int_eq(glake_block_publish(session, ptr, 3 * MIB, &block), -EINVAL);
+	ck_assert_int_eq(glake_block_publish(session, ptr + 1, MIB, &block), -EINVAL);
+	set_faults("cuMemSetAccess:1:fail=1");
+	ck_assert_int_eq(glake_block_publish(session, ptr, 2 * MIB, &block), GLAKE_E_CUDA);
+	ck_assert(can_write(ptr));
+	ck_assert_uint_eq(usage_of(session).live_bytes, 2 * MIB);
+	/* The daemon dies with the request: the memory is ours to write again. */
+	kill(daemon_pid, SIGSTOP);
+	pid_t killer = fork();
+	if (killer == 0) {
+		usleep(200000);
+		kill(daemon_pid, SIGKILL);
+		_exit(0);
+	}
+	ck_assert_int_eq(glake_block_publish(session, ptr, 2 * MIB, &block), GLAKE_E_GONE);
+	waitpid(killer, NULL, 0);
+	fill(ptr, 4, 2 * MIB);
+	ck_assert(is_all(session, ptr, 4, 2 * MIB));
+	assert_ok(glake_free(session, ptr));
+	glake_disconnect(session);
+}
+END_TEST
+
+START_TEST(a_block_survives_a_failed_exchange)
+{
+	struct glake_session *session = connect_new();
+	glake_ptr ptrs[2];
+	struct glake_block *blocks[2];
+	for (int i = 0; i < 2; i++) {
+		assert_ok(glake_alloc(session, 0, 2 * MIB, GLAKE_ZERO, &ptrs[i]));
+		fill(ptrs[i], 5, 2 * MIB);
+	}
+	assert_ok(glake_block_publish(session, ptrs[0], 2 * MIB, &blocks[0]));
+	set_faults("cuMemImportFromShareableHandle:1:fail=1");
+	assert_ok(glake_block_publish(session, ptrs[1], 2 * MIB, &blocks[1]));
+	ck_assert(is_all(session, ptrs[1], 5, 2 * MIB));
+	ck_assert(!can_write(ptrs[1]));
+	glake_block_release(blocks[0]);
+	glake_block_release(blocks[1]);
+	ck_assert_uint_eq(usage_of(session).reserved_bytes, 0);
+	ck_assert_uint_eq(usage_of(session).live_bytes, 0);
+	glake_disconnect(session);
+}
+END_TEST
+
+START_TEST(memory_outlives_the_daemon)
+{
+	struct glake_session *session = connect_new();
+	glake_ptr ptr = 0;
+	glake_ptr other = 0;
+	assert_ok(glake_alloc(session, 0, 2 * MIB, 0, &ptr));
+	assert_ok(glake_alloc(session, 0, 128 * MIB, 0, &other));
+	fill(ptr, 8, 2 * MIB);
+	kill_daemon();
+	ck_assert_int_eq(glake_ping(session), GLAKE_E_GONE);
+	ck_assert_int_eq(glake_ping(session), GLAKE_E_GONE);
+	ck_assert_int_eq(glake_fd(session), -1);
+	ck_assert(is_all(session, ptr, 8, 2 * MIB));
+	assert_ok(glake_free(session, ptr));
+	assert_ok(glake_alloc(session, 0, 2 * MIB, 0, &ptr));
+	assert_ok(glake_free(session, other));
+	ck_assert_int_eq(glake_alloc(session, 0, 4 * MIB, 0, &other), GLAKE_E_GONE);
+	glake_disconnect(session);
+	struct glake_session *again;
+	ck_assert_int_eq(glake_connect(NULL, &again), GLAKE_E_GONE);
+}
+END_TEST
+
+START_TEST(a_forked_child_is_told_so)
+{
+	struct glake_session *session = connect_new();
+	glake_ptr ptr = 0;
+	assert_ok(glake_alloc(session, 0, 2 * MIB, 0, &ptr));
+	fill(ptr, 6, 2 * MIB);
+	pid_t pid = fork();
+	if (pid == 0) {
+		glake_ptr none;
+		bool good = glake_ping(session) == GLAKE_E_FORKED &&
+		            glake_alloc(session, 0, 1, 0, &none) == GLAKE_E_FORKED &&
+		            glake_free(session, ptr) == GLAKE_E_FORKED &&
+		            glake_dispatch(session) == GLAKE_E_FORKED && glake_fd(session) == -1;
+		glake_disconnect(session);
+		_exit(good ? 0 : 1);
+	}
+	int status;
+	ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+	ck_assert_int_eq(status, 0);
+	assert_ok(glake_ping(session));
+	ck_assert(is_all(session, ptr, 6, 2 * MIB));
+	assert_ok(glake_free(session, ptr));
+	glake_disconnect(session);
+}
+END_TEST
+
+START_TEST(a_session_ends_though_a_child_holds_the_socket)
+{
+	struct glake_session *session = connect_new();
+	struct glake_session *watcher = connect_new();
+	struct glake_session_info info = {.size = sizeof(info)};
+	assert_ok(glake_session_info(session, &info));
+	pid_t pid = fork();
+	if (pid == 0) {
+		pause();
+		_exit(0);
+	}
+	glake_disconnect(session);
+	struct glake_session_row row = {.session = info.session};
+	int r = 1;
+	for (int i = 0; i < 200 && r == 1; i++) {
+		usleep(10000);
+		r = glake_list_sessions(watcher, find_row, &row);
+	}
+	ck_assert_int_eq(r, 0);
+	kill(pid, SIGKILL);
+	waitpid(pid, NULL, 0);
+	glake_disconnect(watcher);
+}
+END_TEST
+
+struct worker {
+	struct glake_session *session;
+	unsigned seed;
+};
+
+static void *work(void *argument)
+{
+	struct worker *worker = argument;
+	glake_ptr held[8] = {0};
+	for (int i = 0; i < 400; i++) {
+		unsigned slot = rand_r(&worker->seed) % 8;
+		if (held[slot]) {
+			assert_ok(glake_free(worker->session, held[slot]));
+			held[slot] = 0;
+		} else {
+			uint64_t n_bytes = (1 + rand_r(&worker->seed) % 6) * 2 * MIB;
+			assert_ok(glake_alloc(worker->session, 0, n_bytes, 0, &held[slot]));
+		}
+		if (i % 50 == 0) {
+			assert_ok(glake_ping(worker->session));
+		}
+	}
+	for (int i = 0; i < 8; i++) {
+		assert_ok(glake_free(worker->session, held[i]));
+	}
+	return NULL;
+}
+
+START_TEST(threads_share_a_session)
+{
+	struct glake_session *session = connect_new();
+	struct worker workers[8];
+	pthread_t threads[8];
+	for (unsigned i = 0; i < 8; i++) {
+		workers[i] = (struct worker){session, i + 1};
+		ck_assert_int_eq(pthread_create(&threads[i], NULL, work, &workers[i]), 0);
+	}
+	for (unsigned i = 0; i < 8; i++) {
+		pthread_join(threads[i], NULL);
+	}
+	struct glake_usage usage = usage_of(session);
+	ck_assert_uint_eq(usage.live_bytes, 0);
+	ck_assert_uint_eq(usage.reserved_bytes, usage.warm_bytes);
+	ck_assert_uint_le(usage.warm_bytes, 64 * MIB);
+	ck_assert_uint_gt(usage.n_warm_allocs, 0);
+	assert_ok(glake_trim(session, 0, 0));
+	ck_assert_uint_eq(row_of(session).reserved_bytes, 0);
+	glake_disconnect(session);
+}
+END_TEST
+
+START_TEST(the_daemon_learns_of_usage)
+{
+	struct glake_session *session = connect_new();
+	glake_ptr ptr = 0;
+	assert_ok(glake_alloc(session, 0, 6 * MIB, 0, &ptr));
+	usleep(120000);
+	assert_ok(glake_ping(session));
+	ck_assert_uint_eq(row_of(session).live_bytes, 6 * MIB);
+	assert_ok(glake_free(session, ptr));
+	usleep(120000);
+	ck_assert_int_ge(glake_dispatch(session), 0);
+	struct glake_session_row row = row_of(session);
+	ck_assert_uint_eq(row.live_bytes, 0);
+	ck_assert_uint_eq(row.warm_bytes, 6 * MIB);
+	glake_disconnect(session);
+}
+END_TEST
+
+START_TEST(without_the_driver_only_requests_work)
+{
+	struct glake_connect_options options = {
+		.size = sizeof(options),
+		.libcuda = "/nonexistent/libcuda.so",
+	};
+	struct glake_session *session;
+	ck_assert_int_eq(glake_connect(&options, &session), GLAKE_E_NO_DRIVER);
+	ck_assert_ptr_nonnull(strstr(glake_error(), "/nonexistent/libcuda.so"));
+	options.no_cuda = 1;
+	assert_ok(glake_connect(&options, &session));
+	assert_ok(glake_ping(session));
+	glake_ptr ptr = 0;
+	ck_assert_int_eq(glake_alloc(session, 0, 1, 0, &ptr), GLAKE_E_NO_DRIVER);
+	ck_assert_int_eq(glake_reserve(session, 2 * MIB, 0, &ptr), GLAKE_E_NO_DRIVER);
+	ck_assert_int_eq(glake_alloc(session, 9, 1, 0, &ptr), -ENODEV);
+	glake_disconnect(session);
+}
+END_TEST
+
+int main(int argc, char **argv)
+{
+	if (argc > 1 && strcmp(argv[1], "--renumbered") == 0) {
+		return renumbered();
+	}
+	const TTest *const tests[] = {
+		a_session_knows_its_devices,
+		devices_are_found_by_uuid,
+		memory_is_zero_then_warm_then_given_back,
+		large_requests_are_rows_of_chunks,
+		warm_memory_has_a_limit,
+		own_warm_memory_goes_before_a_refusal,
+		nothing_remains_of_a_failed_allocation,
+		placed_memory_fills_and_empties_a_range,
+		equal_content_becomes_one_block,
+		a_refused_block_stays_writable_memory,
+		a_block_survives_a_failed_exchange,
+		memory_outlives_the_daemon,
+		a_forked_child_is_told_so,
+		a_session_ends_though_a_child_holds_the_socket,
+		threads_share_a_session,
+		the_daemon_learns_of_usage,
+		without_the_driver_only_requests_work,
+	};
+	Suite *suite = suite_create("client");
+	TCase *tcase = tcase_create("client");
+	tcase_set_timeout(tcase, TEST_TIMEOUT_S * 2);
+	tcase_add_checked_fixture(tcase, begin, tear_down);
+	for (size_t i = 0; i < sizeof(tests) / sizeof(tests[0]); i++) {
+		tcase_add_test(tcase, tests[i]);
+	}
+	suite_add_tcase(suite, tcase);
+	return suite_run(suite);
+}
