@@ -60,7 +60,8 @@ MOVER_OBJ := $(filter-out %/main.o,$(call objects,daemon/mover/*.c)) \
 	$(B)/obj/daemon/mover/digest_image.o
 CLIENT_OBJ := $(call objects,libclient/*.c)
 CTL_OBJ := $(filter-out %/main.o,$(call objects,libclient/ctl/*.c))
-HARNESS_OBJ := $(call objects,tests/harness/*.c tests/bench/bench.c tests/bench/raw.c)
+HARNESS_OBJ := $(call objects,tests/harness/*.c) \
+	$(filter-out %/bench_%,$(call objects,tests/bench/*.c))
 CUDASIM_OBJ := $(call objects,tests/cudasim/*.c)
 TESTS := $(call programs,tests/unit/test_*.c tests/integration/test_*.c)
 PY_TESTS := $(wildcard tests/integration/test_*.py)
@@ -152,10 +153,10 @@ $(B)/obj/%.o: %.c | $(PB)
 	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) -c -o $@ $<
 
 # The kernels travel inside glake-mover as one fatbin.
-$(SHARED)/gen/digest.fatbin: daemon/mover/digest.cu daemon/mover/xxh3_lanes.h daemon/mover/kernels.h
+$(SHARED)/gen/digest.fatbin: daemon/mover/digest.cu
 	$(call say,NVCC,$<)
 	@mkdir -p $(@D)
-	$(Q)$(NVCC) -std=c++17 -O3 -I. --fatbin \
+	$(Q)$(NVCC) -std=c++17 -O3 -I. --fatbin -MMD -MP -MF $(@:.fatbin=.d) -MT $@ \
 		-gencode arch=compute_75,code=sm_75 -gencode arch=compute_80,code=sm_80 \
 		-gencode arch=compute_90,code=sm_90 -gencode arch=compute_90,code=compute_90 -o $@ $<
 
@@ -224,5 +225,5 @@ dist: tests ## dist/glake-VERSION-x86_64.tar.gz, runs from any folder
 clean: ## remove all that was built
 	rm -rf $(B) dist
 
--include $(shell find $(B)/obj -name '*.d' 2>/dev/null)
+-include $(shell find $(B)/obj $(SHARED)/gen -name '*.d' 2>/dev/null)
 .SECONDARY:
