@@ -1,0 +1,592 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The client library against the real daemon: models, from file to mapped bytes. */
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+
+#include "tests/integration/client_fixture.h"
+
+#define CONFIG "max_requests_in_flight = 16;"
+
+/* ---- files ------------------------------------------------------------------------------------ */
+
+/* Deterministic bytes of a tensor: known from its name and length alone. */
+static void make_bytes(const char *name, uint8_t *bytes, size_t n_bytes)
+{
+	uint64_t state = 0x243F6A8885A308D3ull;
+	for (const char *at = name; *at; at++) {
+		state = (state ^ (uint8_t)*at) * 0x100000001B3ull;
+	}
+	for (size_t i = 0; i < n_bytes; i++) {
+		state = state * 6364136223846793005ull + 1442695040888963407ull;
+		bytes[i] = (uint8_t)(state >> 56);
+	}
+}
+
+struct entry {
+	const char *name;
+	const char *dtype;
+	const char *shape;
+	size_t n_bytes;
+};
+
+static void write_model(const char *file, const struct entry *entries, size_t n_entries)
+{
+	size_t n_total = 0;
+	size_t n_header = 0;
+	char *header = calloc(n_entries + 1, 256);
+	n_header += (size_t)sprintf(header, "{");
+	for (size_t i = 0; i < n_entries; i++) {
+		n_header += (size_t)sprintf(header + n_header,
+		                            "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[%s],"
+		                            "\"data_offsets\":[%zu,%zu]}",
+		                            i ? "," : "", entries[i].name, entries[i].dtype,
+		                            entries[i].shape, n_total,
+		                            n_total + entries[i].n_bytes);
+		n_total += entries[i].n_bytes;
+	}
+	n_header += (size_t)sprintf(header + n_header, "}");
+	while (n_header % 8) {
+		header[n_header++] = ' ';
+	}
+	uint8_t *bytes = malloc(8 + n_header + n_total);
+	uint64_t length = n_header;
+	memcpy(bytes, &length, 8);
+	memcpy(bytes + 8, header, n_header);
+	uint8_t *at = bytes + 8 + n_header;
+	for (size_t i = 0; i < n_entries; i++) {
+		make_bytes(entries[i].name, at, entries[i].n_bytes);
+		at += entries[i].n_bytes;
+	}
+	write_file(file, bytes, 8 + n_header + n_total);
+	free(bytes);
+	free(header);
+}
+
+static const struct entry small_model[] = {
+	{"z.weight", "F32", "16,4", 256},  {"a.bias", "BF16", "3", 6},
+	{"empty", "F16", "0,7", 0},        {"scalar", "I64", "", 8},
+	{"big", "U8", "3145729", 3145729}, {"fp8", "F8_E4M3", "5,5", 25},
+};
+#define N_SMALL (sizeof(small_model) / sizeof(small_model[0]))
+
+/* Every tensor is there, under its name, with the bytes that were written. */
+static void check_bytes(struct glake_session *session, struct glake_model *model,
+                        const struct entry *entries, size_t n_entries)
+{
+	for (size_t i = 0; i < n_entries; i++) {
+		struct glake_tensor tensor = {.size = sizeof(tensor)};
+		assert_ok(glake_model_tensor(model, entries[i].name, &tensor));
+		ck_assert_str_eq(tensor.name, entries[i].name);
+		ck_assert_str_eq(glake_dtype_name(tensor.dtype), entries[i].dtype);
+		ck_assert_uint_eq(tensor.bytes, entries[i].n_bytes);
+		if (entries[i].n_bytes == 0) {
+			ck_assert_uint_eq(tensor.ptr, 0);
+			continue;
+		}
+		uint8_t *expected = malloc(entries[i].n_bytes);
+		uint8_t *got = malloc(entries[i].n_bytes);
+		make_bytes(entries[i].name, expected, entries[i].n_bytes);
+		assert_ok(glake_read(session, 0, got, tensor.ptr, entries[i].n_bytes));
+		ck_assert_mem_eq(got, expected, entries[i].n_bytes);
+		free(expected);
+		free(got);
+	}
+}
+
+static struct glake_model_info info_of(const struct glake_model *model)
+{
+	struct glake_model_info info = {.size = sizeof(info)};
+	assert_ok(glake_model_info(model, &info));
+	return info;
+}
+
+static void begin(void)
+{
+	set_up();
+	start_daemon(CONFIG);
+}
+
+/* ---- opening ---------------------------------------------------------------------------------- */
+
+START_TEST(every_process_gets_the_same_bytes)
+{
+	write_model("m.safetensors", small_model, N_SMALL);
+	struct glake_session *one = connect_new();
+	struct glake_session *two = connect_new();
+	size_t n_fds = count_fds();
+	struct glake_model *first;
+	struct glake_model *second;
+	assert_ok(glake_model_open(one, path_of("m.safetensors"), NULL, &first));
+	assert_ok(glake_model_open(two, path_of("m.safetensors"), NULL, &second));
+	ck_assert_int_eq(info_of(first).was_loaded, 0);
+	ck_assert_int_eq(info_of(second).was_loaded, 1);
+	ck_assert_str_eq(info_of(first).name, path_of("m.safetensors"));
+	ck_assert_uint_eq(info_of(first).n_tensors, N_SMALL);
+	ck_assert_uint_eq(info_of(first).content_bytes, 256 + 6 + 8 + 3145729 + 25);
+	check_bytes(one, first, small_model, N_SMALL);
+	check_bytes(two, second, small_model, N_SMALL);
+	ck_assert_uint_eq(row_of(one).shared_bytes, info_of(first).mapped_bytes);
+	ck_assert_uint_eq(usage_of(one).shared_bytes, info_of(first).mapped_bytes);
+
+	struct glake_tensor tensor = {.size = sizeof(tensor)};
+	static const char *const in_order[] = {"a.bias", "big",    "empty",
+	                                       "fp8",    "scalar", "z.weight"};
+	for (uint64_t i = 0; i < N_SMALL; i++) {
+		assert_ok(glake_model_tensor_at(first, i, &tensor));
+		ck_assert_str_eq(tensor.name, in_order[i]);
+	}
+	ck_assert_int_eq(glake_model_tensor_at(first, N_SMALL, &tensor), -ENOENT);
+	ck_assert_int_eq(glake_model_tensor(first, "big ", &tensor), -ENOENT);
+	assert_ok(glake_model_tensor(first, "scalar", &tensor));
+	ck_assert_uint_eq(tensor.n_dims, 0);
+	assert_ok(glake_model_tensor(first, "empty", &tensor));
+	ck_assert_uint_eq(tensor.n_dims, 2);
+	ck_assert_uint_eq(tensor.shape[0], 0);
+	ck_assert_uint_eq(tensor.shape[1], 7);
+
+	glake_disconnect(one);
+	check_bytes(two, second, small_model, N_SMALL);
+	glake_model_close(second);
+	ck_assert_uint_eq(usage_of(two).shared_bytes, 0);
+	ck_assert_uint_eq(row_of(two).n_models, 0);
+	/* The simulated driver holds fds of its own for what is mapped; one socket is closed. */
+	ck_assert_uint_eq(count_fds(), n_fds - 1);
+	glake_disconnect(two);
+}
+END_TEST
+
+#define N_MANY 700
+
+/* More blocks than an answer carries fds, and more tensors than one page. */
+START_TEST(long_lists_come_in_pages)
+{
+	struct entry *entries = calloc(2 * N_MANY, sizeof(*entries));
+	char(*names)[128] = calloc(2 * N_MANY, sizeof(*names));
+	for (int i = 0; i < N_MANY; i++) {
+		sprintf(names[i], "layers.%d.a.rather.long.name.of.a.tensor.weight", i);
+		entries[i] = (struct entry){names[i], "U8", "2097152", 2097152};
+		sprintf(names[N_MANY + i], "layers.%d.a.rather.long.name.of.a.tensor.bias", i);
+		entries[N_MANY + i] = (struct entry){names[N_MANY + i], "U8", "64", 64};
+	}
+	write_model("many.safetensors", entries, 2 * N_MANY);
+	struct glake_session *session = connect_new();
+	size_t n_fds = count_fds();
+	struct glake_model *model;
+	assert_ok(glake_model_open(session, path_of("many.safetensors"), NULL, &model));
+	ck_assert_uint_ge(info_of(model).n_blocks, N_MANY);
+	ck_assert_uint_eq(info_of(model).n_tensors, 2 * N_MANY);
+	check_bytes(session, model, entries, 2 * N_MANY);
+	struct glake_tensor tensor = {.size = sizeof(tensor)};
+	const char *previous = "";
+	for (uint64_t i = 0; i < 2 * N_MANY; i++) {
+		assert_ok(glake_model_tensor_at(model, i, &tensor));
+		ck_assert_int_lt(strcmp(previous, tensor.name), 0);
+		previous = tensor.name;
+	}
+	glake_model_close(model);
+	ck_assert_uint_eq(count_fds(), n_fds);
+
+	/* The driver fails in the middle of the second page. */
+	set_faults("cuMemMap:300:fail=1");
+	ck_assert_int_eq(glake_model_open(session, path_of("many.safetensors"), NULL, &model),
+	                 GLAKE_E_CUDA);
+	ck_assert_ptr_nonnull(strstr(glake_error(), "cuMemMap"));
+	ck_assert_uint_eq(count_fds(), n_fds);
+	ck_assert_uint_eq(row_of(session).n_models, 0);
+	set_faults("");
+	assert_ok(glake_model_open(session, path_of("many.safetensors"), NULL, &model));
+	glake_disconnect(session);
+	free(entries);
+	free(names);
+}
+END_TEST
+
+static size_t count_maps(void)
+{
+	size_t n_lines = 0;
+	FILE *maps = fopen("/proc/self/maps", "re");
+	for (int c = fgetc(maps); c != EOF; c = fgetc(maps)) {
+		n_lines += c == '\n';
+	}
+	fclose(maps);
+	return n_lines;
+}
+
+START_TEST(nothing_remains_of_a_failed_mapping)
+{
+	static const char *const faults[] = {
+		"cuMemAddressReserve:1:fail=2",
+		"cuMemImportFromShareableHandle:1:fail=1",
+		"cuMemImportFromShareableHandle:2:fail=1",
+		"cuMemMap:1:fail=1",
+		"cuMemMap:2:fail=2",
+		"cuMemSetAccess:1:fail=2",
+	};
+	write_model("m.safetensors", small_model, N_SMALL);
+	struct glake_session *session = connect_new();
+	struct glake_model *model;
+	/* What the first time allocates once and for all. */
+	assert_ok(glake_model_open(session, path_of("m.safetensors"), NULL, &model));
+	glake_model_close(model);
+	size_t n_fds = count_fds();
+	size_t n_maps = count_maps();
+	for (size_t i = 0; i < sizeof(faults) / sizeof(faults[0]); i++) {
+		set_faults(faults[i]);
+		ck_assert_msg(glake_model_open(session, path_of("m.safetensors"), NULL, &model) ==
+		                      GLAKE_E_CUDA,
+		              "%s", faults[i]);
+		ck_assert_ptr_nonnull(strstr(glake_error(), "CUDA_ERROR"));
+		ck_assert_uint_eq(count_fds(), n_fds);
+		ck_assert_uint_eq(row_of(session).n_models, 0);
+		ck_assert_uint_eq(usage_of(session).shared_bytes, 0);
+	}
+	set_faults("");
+	assert_ok(glake_model_open(session, path_of("m.safetensors"), NULL, &model));
+	check_bytes(session, model, small_model, N_SMALL);
+	glake_model_close(model);
+	ck_assert_uint_le(count_maps(), n_maps + 2);
+	glake_disconnect(session);
+}
+END_TEST
+
+START_TEST(a_folder_is_its_index_or_its_one_file)
+{
+	struct glake_session *session = connect_new();
+	struct glake_model *model;
+	ck_assert_int_eq(glake_model_open(session, folder, NULL, &model), -ENOENT);
+	ck_assert_ptr_nonnull(strstr(glake_error(), "model.safetensors"));
+	write_model("model.safetensors", small_model, N_SMALL);
+	assert_ok(glake_model_open(session, folder, NULL, &model));
+	check_bytes(session, model, small_model, N_SMALL);
+	glake_model_close(model);
+
+	write_model("one.safetensors", small_model, 2);
+	write_model("two.safetensors", small_model + 2, N_SMALL - 2);
+	write_text("model.safetensors.index.json",
+	           "{\"metadata\": {\"total_size\": 1}, \"weight_map\": {"
+	           "\"z.weight\": \"one.safetensors\", \"a.bias\": \"one.safetensors\","
+	           "\"empty\": \"two.safetensors\", \"scalar\": \"two.safetensors\","
+	           "\"big\": \"two.safetensors\", \"fp8\": \"two.safetensors\"}}");
+	assert_ok(glake_model_open(session, folder, NULL, &model));
+	ck_assert_uint_eq(info_of(model).n_tensors, N_SMALL);
+	check_bytes(session, model, small_model, N_SMALL);
+	glake_model_close(model);
+	assert_ok(glake_model_open(session, path_of("model.safetensors.index.json"), NULL, &model));
+	ck_assert_uint_eq(info_of(model).n_tensors, N_SMALL);
+	glake_model_close(model);
+
+	const char *shards[] = {path_of("one.safetensors"), path_of("two.safetensors")};
+	assert_ok(glake_model_open_shards(session, shards, 2, NULL, &model));
+	check_bytes(session, model, small_model, N_SMALL);
+	glake_model_close(model);
+	int fds[2];
+	for (int i = 0; i < 2; i++) {
+		fds[i] = open(shards[i], O_RDONLY | O_CLOEXEC);
+	}
+	assert_ok(glake_model_open_fds(session, fds, NULL, 2, NULL, &model));
+	check_bytes(session, model, small_model, N_SMALL);
+	glake_model_close(model);
+	ck_assert_int_ge(fcntl(fds[0], F_GETFD), 0);
+	close(fds[0]);
+	close(fds[1]);
+	glake_disconnect(session);
+}
+END_TEST
+
+START_TEST(bad_files_are_named)
+{
+	struct glake_session *session = connect_new();
+	struct glake_model *model;
+	size_t n_fds = count_fds();
+	ck_assert_int_eq(glake_model_open(session, path_of("none"), NULL, &model), -ENOENT);
+	ck_assert_ptr_nonnull(strstr(glake_error(), "none"));
+	ck_assert_int_eq(mkfifo(path_of("fifo"), 0600), 0);
+	ck_assert_int_eq(glake_model_open(session, path_of("fifo"), NULL, &model),
+	                 GLAKE_E_BAD_FILE);
+	ck_assert_int_eq(glake_model_open(session, "/dev/null", NULL, &model), GLAKE_E_BAD_FILE);
+	write_text("text.safetensors", "this is no model, is it?");
+	ck_assert_int_eq(glake_model_open(session, path_of("text.safetensors"), NULL, &model),
+	                 GLAKE_E_BAD_FILE);
+	ck_assert_ptr_nonnull(strstr(glake_error(), "text.safetensors"));
+	const char *paths[] = {path_of("fifo")};
+	ck_assert_int_eq(glake_model_open_shards(session, paths, 1, NULL, &model),
+	                 GLAKE_E_BAD_FILE);
+	ck_assert_int_eq(glake_model_open_shards(session, paths, 0, NULL, &model), -EINVAL);
+	ck_assert_uint_eq(row_of(session).n_models, 0);
+	ck_assert_uint_eq(count_fds(), n_fds);
+	glake_disconnect(session);
+}
+END_TEST
+
+struct progress {
+	struct glake_session *session;
+	uint64_t n_calls;
+	uint64_t done_bytes;
+	uint64_t total_bytes;
+};
+
+static void on_progress(void *user, uint64_t done_bytes, uint64_t total_bytes)
+{
+	struct progress *progress = user;
+	progress->n_calls++;
+	ck_assert_uint_ge(done_bytes, progress->done_bytes);
+	ck_assert_uint_le(done_bytes, total_bytes);
+	progress->done_bytes = done_bytes;
+	progress->total_bytes = total_bytes;
+	/* No lock is held: the library may be called. */
+	assert_ok(glake_ping(progress->session));
+}
+
+START_TEST(a_load_tells_its_progress)
+{
+	struct entry entries[40];
+	char names[40][16];
+	for (int i = 0; i < 40; i++) {
+		sprintf(names[i], "t%d", i);
+		entries[i] = (struct entry){names[i], "U8", "2097152", 2097152};
+	}
+	write_model("m.safetensors", entries, 40);
+	struct glake_session *session = connect_new();
+	struct progress progress = {.session = session};
+	struct glake_model_options options = {
+		.size = sizeof(options),
+		.progress = on_progress,
+		.progress_user = &progress,
+		.name = "a name",
+	};
+	struct glake_model *model;
+	assert_ok(glake_model_open(session, path_of("m.safetensors"), &options, &model));
+	ck_assert_uint_gt(progress.n_calls, 0);
+	ck_assert_str_eq(info_of(model).name, "a name");
+	glake_disconnect(session);
+}
+END_TEST
+
+START_TEST(a_model_can_be_loaded_without_mapping)
+{
+	write_model("m.safetensors", small_model, N_SMALL);
+	struct glake_connect_options connect_options = {
+		.size = sizeof(connect_options),
+		.no_cuda = 1,
+	};
+	struct glake_session *session;
+	assert_ok(glake_connect(&connect_options, &session));
+	struct glake_model_options options = {.size = sizeof(options), .no_map = 1};
+	struct glake_model *model;
+	assert_ok(glake_model_open(session, path_of("m.safetensors"), &options, &model));
+	ck_assert_uint_eq(info_of(model).base, 0);
+	ck_assert_uint_eq(info_of(model).mapped_bytes, 0);
+	struct glake_tensor tensor = {.size = sizeof(tensor)};
+	assert_ok(glake_model_tensor(model, "big", &tensor));
+	ck_assert_uint_eq(tensor.ptr, 0);
+	ck_assert_uint_eq(tensor.bytes, 3145729);
+	glake_model_close(model);
+	glake_disconnect(session);
+}
+END_TEST
+
+struct opener {
+	struct glake_session *session;
+	int result;
+};
+
+static void *open_and_close(void *argument)
+{
+	struct opener *opener = argument;
+	for (int i = 0; i < 20 && opener->result == 0; i++) {
+		struct glake_model *model;
+		opener->result = glake_model_open(opener->session, path_of("m.safetensors"), NULL,
+		                                  &model);
+		if (opener->result == 0) {
+			check_bytes(opener->session, model, small_model, N_SMALL);
+			glake_model_close(model);
+		}
+	}
+	return NULL;
+}
+
+START_TEST(threads_open_models_through_one_session)
+{
+	write_model("m.safetensors", small_model, N_SMALL);
+	struct glake_session *session = connect_new();
+	struct opener openers[4];
+	pthread_t threads[4];
+	for (int i = 0; i < 4; i++) {
+		openers[i] = (struct opener){.session = session};
+		pthread_create(&threads[i], NULL, open_and_close, &openers[i]);
+	}
+	for (int i = 0; i < 4; i++) {
+		pthread_join(threads[i], NULL);
+		ck_assert_int_eq(openers[i].result, 0);
+	}
+	ck_assert_uint_eq(usage_of(session).shared_bytes, 0);
+	ck_assert_uint_eq(row_of(session).n_models, 0);
+	glake_disconnect(session);
+}
+END_TEST
+
+START_TEST(a_model_outlives_the_daemon)
+{
+	write_model("m.safetensors", small_model, N_SMALL);
+	struct glake_session *session = connect_new();
+	struct glake_model *model;
+	assert_ok(glake_model_open(session, path_of("m.safetensors"), NULL, &model));
+	kill_daemon();
+	check_bytes(session, model, small_model, N_SMALL);
+	struct glake_model *other;
+	ck_assert_int_eq(glake_model_open(session, path_of("m.safetensors"), NULL, &other),
+	                 GLAKE_E_GONE);
+	glake_model_close(model);
+	glake_disconnect(session);
+}
+END_TEST
+
+/* Killed at a random moment of an open: gone, or done, never stuck, nothing left. */
+START_TEST(the_daemon_may_die_at_any_time_of_an_open)
+{
+	struct entry entries[64];
+	char names[64][16];
+	for (int i = 0; i < 64; i++) {
+		sprintf(names[i], "t%d", i);
+		entries[i] = (struct entry){names[i], "U8", "2097152", 2097152};
+	}
+	write_model("m.safetensors", entries, 64);
+	for (int round = 0; round < 8; round++) {
+		struct glake_session *session = connect_new();
+		size_t n_fds = count_fds();
+		pid_t killer = fork();
+		if (killer == 0) {
+			usleep((useconds_t)(1000u << round) / 2);
+			kill(daemon_pid, SIGKILL);
+			_exit(0);
+		}
+		struct glake_model *model;
+		int r = 0;
+		while (r == 0) {
+			r = glake_model_open(session, path_of("m.safetensors"), NULL, &model);
+			if (r == 0) {
+				glake_model_close(model);
+			}
+		}
+		ck_assert_msg(r == GLAKE_E_GONE, "%d: %s", r, glake_error());
+		ck_assert_uint_eq(count_fds(), n_fds);
+		ck_assert_uint_eq(usage_of(session).shared_bytes, 0);
+		glake_disconnect(session);
+		waitpid(killer, NULL, 0);
+		kill_daemon();
+		unlink(path_of("socket"));
+		start_daemon(CONFIG);
+	}
+}
+END_TEST
+
+static int count_row(void *user, const struct glake_model_row *row)
+{
+	ck_assert_str_eq(row->state, "ready");
+	++*(int *)user;
+	return 0;
+}
+
+static int count_block(void *user, const struct glake_block_row *row)
+{
+	ck_assert_uint_gt(row->chunk_bytes, 0);
+	++*(int *)user;
+	return *(int *)user == 2 ? 42 : 0;
+}
+
+static int count_metric(void *user, const char *name, uint64_t value, const char *help)
+{
+	ck_assert_uint_gt(strlen(name), 0);
+	++*(int *)user;
+	return 0;
+}
+
+static int check_status(void *user, const struct glake_status *status)
+{
+	ck_assert_uint_eq(status->pid, (uint64_t)daemon_pid);
+	ck_assert_uint_eq(status->n_devices, 2);
+	ck_assert_uint_gt(status->devices[0].block_bytes, 0);
+	++*(int *)user;
+	return 0;
+}
+
+static int check_tenant(void *user, const struct glake_tenant_row *row)
+{
+	if (strcmp(row->name, "default") == 0) {
+		*(uint64_t *)user = row->devices[1].quota_bytes;
+	}
+	return 0;
+}
+
+START_TEST(the_store_can_be_seen_and_steered)
+{
+	write_model("m.safetensors", small_model, N_SMALL);
+	struct glake_session *session = connect_new();
+	struct glake_model *model;
+	assert_ok(glake_model_open(session, path_of("m.safetensors"), NULL, &model));
+	int n_seen = 0;
+	assert_ok(glake_get_status(session, check_status, &n_seen));
+	ck_assert_int_eq(n_seen, 1);
+	n_seen = 0;
+	assert_ok(glake_get_stats(session, count_metric, &n_seen));
+	ck_assert_int_gt(n_seen, 5);
+	n_seen = 0;
+	assert_ok(glake_list_models(session, count_row, &n_seen));
+	ck_assert_int_eq(n_seen, 1);
+	n_seen = 0;
+	ck_assert_int_eq(glake_list_blocks(session, count_block, &n_seen), 42);
+
+	uint64_t n_models = 0;
+	uint64_t n_bytes = 0;
+	const char *name = path_of("m.safetensors");
+	ck_assert_int_eq(glake_evict(session, name, &n_models, &n_bytes), GLAKE_E_BUSY);
+	ck_assert_int_eq(glake_evict(session, "nothing", NULL, NULL), GLAKE_E_NOT_FOUND);
+	assert_ok(glake_pin(session, name, 1));
+	ck_assert_int_eq(glake_pin(session, "nothing", 1), GLAKE_E_NOT_FOUND);
+	glake_model_close(model);
+	assert_ok(glake_evict(session, NULL, &n_models, &n_bytes));
+	ck_assert_uint_eq(n_models, 0);
+	assert_ok(glake_pin(session, name, 0));
+	assert_ok(glake_evict(session, NULL, &n_models, &n_bytes));
+	ck_assert_uint_eq(n_models, 1);
+	ck_assert_uint_gt(n_bytes, 0);
+
+	assert_ok(glake_set_quota(session, "default", 1, 4 * MIB));
+	uint64_t quota_bytes = 0;
+	assert_ok(glake_list_tenants(session, check_tenant, &quota_bytes));
+	ck_assert_uint_eq(quota_bytes, 4 * MIB);
+	glake_ptr ptr;
+	ck_assert_int_eq(glake_alloc(session, 1, 6 * MIB, 0, &ptr), GLAKE_E_OVER_QUOTA);
+	assert_ok(glake_set_max_sessions(session, "default", 1));
+	struct glake_session *refused;
+	ck_assert_int_eq(glake_connect(NULL, &refused), GLAKE_E_OVER_QUOTA);
+	glake_disconnect(session);
+}
+END_TEST
+
+int main(void)
+{
+	const TTest *const tests[] = {
+		every_process_gets_the_same_bytes,
+		long_lists_come_in_pages,
+		nothing_remains_of_a_failed_mapping,
+		a_folder_is_its_index_or_its_one_file,
+		bad_files_are_named,
+		a_load_tells_its_progress,
+		a_model_can_be_loaded_without_mapping,
+		threads_open_models_through_one_session,
+		a_model_outlives_the_daemon,
+		the_daemon_may_die_at_any_time_of_an_open,
+		the_store_can_be_seen_and_steered,
+	};
+	Suite *suite = suite_create("client_model");
+	TCase *tcase = tcase_create("client_model");
+	tcase_set_timeout(tcase, TEST_TIMEOUT_S * 4);
+	tcase_add_checked_fixture(tcase, begin, tear_down);
+	for (size_t i = 0; i < sizeof(tests) / sizeof(tests[0]); i++) {
+		tcase_add_test(tcase, tests[i]);
+	}
+	suite_add_tcase(suite, tcase);
+	return suite_run(suite);
+}
