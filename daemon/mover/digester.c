@@ -223,14 +223,14 @@ static void *harvest(void *argument)
 	drv->cuCtxSetCurrent(digester->context);
 	while ((ticket = next_submitted(digester))) {
 		CUresult result = drv->cuEventSynchronize(ticket->done);
-		if (ticket->result != CUDA_SUCCESS) {
+		result = ticket->result != CUDA_SUCCESS ? ticket->result : result;
+		if (result != CUDA_SUCCESS) {
 			/*
 			 * Queueing broke off somewhere, so `done` may be an older record. Nothing
 			 * of this block may run any more before its mapping goes.
 			 */
 			drv->cuStreamSynchronize(digester->copy_stream);
 			drv->cuStreamSynchronize(digester->stream);
-			result = ticket->result;
 		}
 		struct digest digest;
 		memcpy(&digest, ticket->host_item + 1, sizeof(digest));

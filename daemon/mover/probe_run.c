@@ -123,7 +123,8 @@ static int finish(struct probe_lane *lane, const struct cudrv *drv, CUresult res
 	}
 	if (result == CUDA_SUCCESS) {
 		result = drv->cuEventSynchronize(lane->done);
-	} else {
+	}
+	if (result != CUDA_SUCCESS) {
 		/* Part of it may run, on memory that is about to be unmapped. */
 		drv->cuStreamSynchronize(lane->stream);
 	}

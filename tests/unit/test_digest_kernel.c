@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The arithmetic of the digest kernels, lane by lane on the CPU, against libxxhash. */
-#include <check.h>
 #include <stdlib.h>
 
 #include "daemon/mover/xxh3_lanes.h"
 #include "proto/digest.h"
+#include "tests/check_glake.h"
 
 static uint64_t state = 88172645463325252ull;
 
@@ -121,15 +121,9 @@ END_TEST
 int main(void)
 {
 	Suite *suite = suite_create("digest_kernel");
-	TCase *tcase = tcase_create("lanes");
-	tcase_add_test(tcase, leaves_match);
-	tcase_add_test(tcase, every_bit_of_a_leaf_counts);
-	tcase_add_test(tcase, roots_match);
-	tcase_add_test(tcase, whole_content_matches);
-	suite_add_tcase(suite, tcase);
-	SRunner *runner = srunner_create(suite);
-	srunner_run_all(runner, CK_NORMAL);
-	int n_failed = srunner_ntests_failed(runner);
-	srunner_free(runner);
-	return n_failed ? EXIT_FAILURE : EXIT_SUCCESS;
+	suite_add(suite, leaves_match);
+	suite_add(suite, every_bit_of_a_leaf_counts);
+	suite_add(suite, roots_match);
+	suite_add(suite, whole_content_matches);
+	return suite_run(suite);
 }
