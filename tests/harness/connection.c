@@ -1,0 +1,187 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tests/harness/connection.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include "proto/cleanup.h"
+#include "proto/wire.h"
+#include "tests/check_glake.h"
+
+int connection_try_open(const struct harness *harness)
+{
+	struct sockaddr_un address = {.sun_family = AF_UNIX};
+	ck_assert_uint_lt(strlen(harness->socket_path), sizeof(address.sun_path));
+	strcpy(address.sun_path, harness->socket_path);
+	cleanup_fd int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+	if (fd < 0 || connect(fd, (struct sockaddr *)&address, sizeof(address)) < 0) {
+		return -errno;
+	}
+	return fd_steal(&fd);
+}
+
+int connection_open(const struct harness *harness)
+{
+	int fd = connection_try_open(harness);
+	ck_assert_msg(fd >= 0, "%s: %s", harness->socket_path, strerror(-fd));
+	return fd;
+}
+
+int connection_hello(const struct harness *harness)
+{
+	int connection = connection_open(harness);
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	Glake__Wire__Hello hello = GLAKE__WIRE__HELLO__INIT;
+	hello.version = GLAKE_WIRE_VERSION;
+	hello.program = (char *)"test";
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_HELLO;
+	request.hello = &hello;
+	ck_assert_int_eq(connection_status(connection, &request, NULL, 0), GLAKE__WIRE__STATUS__OK);
+	return connection;
+}
+
+void connection_close(int *connection)
+{
+	fd_close(connection);
+}
+
+int connection_send_bytes(int connection, const void *bytes, size_t n_bytes, const int *fds,
+                          size_t n_fds)
+{
+	return wire_send(connection, bytes, n_bytes, fds, n_fds, 0);
+}
+
+uint64_t connection_send(int connection, Glake__Wire__Request *request, const int *fds,
+                         size_t n_fds)
+{
+	static uint64_t last_id = 1000;
+	static uint8_t bytes[GLAKE_MAX_PACKET_BYTES];
+	if (request->id == 0) {
+		request->id = ++last_id;
+	}
+	size_t n_bytes = glake__wire__request__get_packed_size(request);
+	ck_assert_uint_le(n_bytes, sizeof(bytes));
+	glake__wire__request__pack(request, bytes);
+	int result = connection_send_bytes(connection, bytes, n_bytes, fds, n_fds);
+	ck_assert_msg(result == 0, "cannot send: %d", result);
+	return request->id;
+}
+
+Glake__Wire__Answer *connection_receive(int connection, struct fdlist *fds)
+{
+	static uint8_t bytes[GLAKE_MAX_PACKET_BYTES + 1];
+	struct fdlist unwanted;
+	size_t n_bytes;
+	struct pollfd ready = {.fd = connection, .events = POLLIN};
+	ck_assert_msg(poll(&ready, 1, HARNESS_TIMEOUT_MS) == 1, "glaked does not answer");
+	fdlist_init(&unwanted);
+	int result = wire_recv(connection, bytes, sizeof(bytes), &n_bytes, fds ? fds : &unwanted,
+	                       0);
+	fdlist_deinit(&unwanted);
+	if (result == WIRE_E_EOF) {
+		return NULL;
+	}
+	ck_assert_msg(result == 0, "a broken packet from glaked: %d", result);
+	Glake__Wire__Answer *answer = glake__wire__answer__unpack(NULL, n_bytes, bytes);
+	ck_assert_msg(answer, "%zu bytes from glaked that are no Answer", n_bytes);
+	return answer;
+}
+
+void connection_free(Glake__Wire__Answer *answer)
+{
+	if (answer) {
+		glake__wire__answer__free_unpacked(answer, NULL);
+	}
+}
+
+Glake__Wire__Answer *connection_receive_for(int connection, uint64_t id, struct fdlist *fds)
+{
+	for (;;) {
+		Glake__Wire__Answer *answer = connection_receive(connection, fds);
+		ck_assert_msg(answer, "glaked closed the connection");
+		if (answer->id == id) {
+			return answer;
+		}
+		ck_assert_uint_eq(answer->id, 0);
+		connection_free(answer);
+	}
+}
+
+Glake__Wire__Answer *connection_call(int connection, Glake__Wire__Request *request, const int *fds,
+                                     size_t n_fds, struct fdlist *fds_out)
+{
+	uint64_t id = connection_send(connection, request, fds, n_fds);
+	return connection_receive_for(connection, id, fds_out);
+}
+
+Glake__Wire__Status connection_status(int connection, Glake__Wire__Request *request, const int *fds,
+                                      size_t n_fds)
+{
+	Glake__Wire__Answer *answer = connection_call(connection, request, fds, n_fds, NULL);
+	Glake__Wire__Status status = answer->status;
+	connection_free(answer);
+	return status;
+}
+
+void connection_ping(int connection)
+{
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	Glake__Wire__Ping ping = GLAKE__WIRE__PING__INIT;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_PING;
+	request.ping = &ping;
+	ck_assert_int_eq(connection_status(connection, &request, NULL, 0), GLAKE__WIRE__STATUS__OK);
+}
+
+void connection_expect_closed(int connection)
+{
+	Glake__Wire__Answer *answer;
+	while ((answer = connection_receive(connection, NULL))) {
+		connection_free(answer);
+	}
+}
+
+Glake__Wire__Status connection_alloc(int connection, uint32_t device, uint64_t chunk_bytes,
+                                     uint32_t n_chunks, uint64_t *ids_out, struct fdlist *fds)
+{
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	Glake__Wire__ChunkAlloc body = GLAKE__WIRE__CHUNK_ALLOC__INIT;
+	body.device = device;
+	body.chunk_bytes = chunk_bytes;
+	body.n_chunks = n_chunks;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_CHUNK_ALLOC;
+	request.chunk_alloc = &body;
+	Glake__Wire__Answer *answer = connection_call(connection, &request, NULL, 0, fds);
+	Glake__Wire__Status status = answer->status;
+	if (status == GLAKE__WIRE__STATUS__OK) {
+		ck_assert_int_eq(answer->body_case, GLAKE__WIRE__ANSWER__BODY_CHUNK_ALLOC);
+		ck_assert_uint_eq(answer->chunk_alloc->n_ids, n_chunks);
+		memcpy(ids_out, answer->chunk_alloc->ids, n_chunks * sizeof(ids_out[0]));
+	} else {
+		ck_assert_int_eq(answer->body_case, GLAKE__WIRE__ANSWER__BODY__NOT_SET);
+		ck_assert_str_ne(answer->error, "");
+	}
+	connection_free(answer);
+	return status;
+}
+
+uint64_t connection_counter(int connection, const char *name)
+{
+	uint64_t value = UINT64_MAX;
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	Glake__Wire__StatsGet body = GLAKE__WIRE__STATS_GET__INIT;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_STATS_GET;
+	request.stats_get = &body;
+	Glake__Wire__Answer *answer = connection_call(connection, &request, NULL, 0, NULL);
+	ck_assert_int_eq(answer->body_case, GLAKE__WIRE__ANSWER__BODY_STATS_GET);
+	for (size_t i = 0; i < answer->stats_get->n_metrics; i++) {
+		if (strcmp(answer->stats_get->metrics[i]->name, name) == 0) {
+			value = answer->stats_get->metrics[i]->value;
+		}
+	}
+	connection_free(answer);
+	ck_assert_msg(value != UINT64_MAX, "there is no counter %s", name);
+	return value;
+}

@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A raw connection to glaked: packets as a client library would never send them, and answers as
+ * they come.
+ *
+ * Owner: the test. Threads: one. Failures are failed Check assertions, unless returned.
+ */
+#ifndef GLAKE_TESTS_HARNESS_CONNECTION_H
+#define GLAKE_TESTS_HARNESS_CONNECTION_H
+
+#include <stdint.h>
+
+#include "proto/fdlist.h"
+#include "proto/glake.pb-c.h"
+#include "tests/harness/harness.h"
+
+/* A connected socket, close-on-exec, the caller's. */
+int connection_open(const struct harness *harness);
+
+/* The same, -errno instead of an assertion. */
+int connection_try_open(const struct harness *harness);
+
+/* The same, and Hello said and answered. */
+int connection_hello(const struct harness *harness);
+
+/* Close it; NULL-safe on -1. */
+void connection_close(int *connection);
+
+/* Send bytes as one packet. Returns 0, WIRE_E_EOF or -errno. */
+int connection_send_bytes(int connection, const void *bytes, size_t n_bytes, const int *fds,
+                          size_t n_fds);
+
+/* Send a request. @request->id 0 is replaced by a number of its own. Returns the id. */
+uint64_t connection_send(int connection, Glake__Wire__Request *request, const int *fds,
+                         size_t n_fds);
+
+/*
+ * The next answer or notice, within HARNESS_TIMEOUT_MS; fds go to @fds (initialised, empty) or, with
+ * NULL, are closed. Free it with connection_free(). Returns NULL when glaked closed the connection.
+ */
+Glake__Wire__Answer *connection_receive(int connection, struct fdlist *fds);
+
+/* The answer to request @id; notices are passed over. Fails when the connection is closed. */
+Glake__Wire__Answer *connection_receive_for(int connection, uint64_t id, struct fdlist *fds);
+
+void connection_free(Glake__Wire__Answer *answer);
+
+/* Send and wait for the answer. */
+Glake__Wire__Answer *connection_call(int connection, Glake__Wire__Request *request, const int *fds,
+                                     size_t n_fds, struct fdlist *fds_out);
+
+/* Send, wait, and say the status; the answer's fds are closed. */
+Glake__Wire__Status connection_status(int connection, Glake__Wire__Request *request, const int *fds,
+                                      size_t n_fds);
+
+/* glaked is there and answers: a Ping on this session. */
+void connection_ping(int connection);
+
+/* glaked closes it, after at most some answers that were under way. */
+void connection_expect_closed(int connection);
+
+/* @n_chunks chunks on @device. Ids in @ids_out, fds (owned by the caller) in @fds. */
+Glake__Wire__Status connection_alloc(int connection, uint32_t device, uint64_t chunk_bytes,
+                                     uint32_t n_chunks, uint64_t *ids_out, struct fdlist *fds);
+
+/* One counter of StatsGet, by name. */
+uint64_t connection_counter(int connection, const char *name);
+
+#endif

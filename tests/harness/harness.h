@@ -1,0 +1,117 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A real glaked for one test: on cudasim, in a folder of its own, with its own socket and state.
+ *
+ *     struct harness harness;
+ *     harness_start(&harness, &(struct harness_options){.config = "drain_ms = 100;"});
+ *     ... connect to harness.socket_path ...
+ *     harness_stop(&harness);
+ *
+ * The programs are those of $GLAKE_BUILD (default "build"), the driver is $GLAKE_LIBCUDA (default:
+ * that build's cudasim). harness_start() returns when glaked has told its service manager, which
+ * the harness is, that it is ready. harness_stop() is a test by itself: glaked must end by SIGTERM
+ * with status 0, so every assert at its teardown has held and a sanitizer has found nothing.
+ *
+ * What goes wrong is a failed Check assertion, with the log of glaked behind it.
+ *
+ * Owner: the test, usually on the stack. Lifetime: start to stop; when the test's process dies,
+ * glaked dies with it. Threads: one.
+ */
+#ifndef GLAKE_TESTS_HARNESS_HARNESS_H
+#define GLAKE_TESTS_HARNESS_HARNESS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#define HARNESS_PATH_BYTES 256u
+#define HARNESS_TIMEOUT_MS 20000
+
+struct harness_options {
+	const char *config;     /* text of the file; NULL = no file */
+	const char *devices;    /* $CUDASIM_DEVICES; NULL = "2x256MiB" */
+	const char *faults;     /* $CUDASIM_FAULT; NULL = none */
+	bool is_activated;      /* pass the listening socket, as systemd does */
+	unsigned max_fds;       /* RLIMIT_NOFILE of glaked; 0 = inherited */
+	const char *const *env; /* more "NAME=value", ended by NULL; NULL = none */
+};
+
+struct harness {
+	pid_t pid; /* of glaked; 0 = ended and reaped */
+	int notify_fd;
+	int listen_fd; /* -1 unless activated */
+	char folder[HARNESS_PATH_BYTES];
+	char socket_path[HARNESS_PATH_BYTES];
+	char config_path[HARNESS_PATH_BYTES];
+	char log_path[HARNESS_PATH_BYTES];
+	char notify_path[HARNESS_PATH_BYTES];
+	struct harness_options options; /* strings borrowed */
+};
+
+/* @options NULL: a glaked with defaults. */
+void harness_start(struct harness *harness, const struct harness_options *options);
+
+/* SIGTERM, exit status 0, a log without failed asserts; then the folder goes. */
+void harness_stop(struct harness *harness);
+
+/* SIGKILL; the folder, the socket's file and the driver's state stay. */
+void harness_kill(struct harness *harness);
+
+/* Start glaked again in the same folder, after harness_kill() or harness_wait_exit(). */
+void harness_restart(struct harness *harness);
+
+/* What waitpid() says, once glaked has ended by itself or by a signal sent before. */
+int harness_wait_exit(struct harness *harness);
+
+/* A run that is not expected to become ready: returns what waitpid() says. Log and folder stay. */
+int harness_start_failing(struct harness *harness, const struct harness_options *options);
+
+/* Remove the folder, of a harness whose glaked has ended. */
+void harness_clean(struct harness *harness);
+
+void harness_signal(struct harness *harness, int signal);
+
+/* Replace the config (which there must have been), SIGHUP, and wait until it is read. */
+void harness_reload(struct harness *harness, const char *config);
+
+/* ---- looking at it ---- */
+
+/* Fds that glaked has open now. */
+size_t harness_n_fds(const struct harness *harness);
+
+/* Wait until it has that many; fails with the list of them after HARNESS_TIMEOUT_MS. */
+void harness_wait_n_fds(const struct harness *harness, size_t n_fds);
+
+/* Wait until the number does not change for a while: pools fill up behind READY. Returns it. */
+size_t harness_settle_n_fds(const struct harness *harness);
+
+uint64_t harness_rss_bytes(const struct harness *harness);
+
+/* Its whole log so far; valid until the next call. */
+const char *harness_log(const struct harness *harness);
+
+/* Wait until the log has @text. */
+void harness_wait_log(const struct harness *harness, const char *text);
+
+/* Lines of the log that have @text. */
+unsigned harness_n_log_lines(const struct harness *harness, const char *text);
+
+/* ---- being somebody else ---- */
+
+typedef void (*harness_fn)(struct harness *harness, void *user);
+
+/*
+ * Call @fn in a child process with those credentials and no supplementary groups; assertions count.
+ * Its working folder is the harness's, and the paths of @harness are relative to it there, since
+ * folders above need not let that user pass. Needs root: see harness_is_root().
+ */
+void harness_as(struct harness *harness, uid_t uid, gid_t gid, harness_fn fn, void *user);
+
+/* Says "SKIP" when not: a test then returns. */
+bool harness_is_root(void);
+
+uint64_t harness_now_ms(void);
+void harness_sleep_ms(unsigned ms);
+
+#endif

@@ -1,0 +1,727 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A client that sends what no client library would. Whatever it is, that session is answered or
+ * closed, another session does not notice, and glaked is afterwards as it was before: the same
+ * fds, the same chunks, and a clean end.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "proto/cleanup.h"
+#include "proto/wire.h"
+#include "tests/check_glake.h"
+#include "tests/harness/connection.h"
+#include "tests/harness/model_file.h"
+
+#define CHUNK_BYTES (2u * 1024 * 1024)
+
+/* No pool, and a mover that stays: then the number of fds is a matter of clients alone. */
+static const struct harness_options quiet = {
+	.config = "pool = (); mover_idle_ms = 0; drain_ms = 200;",
+};
+
+static struct harness harness;
+static int witness = -1; /* the session that must not notice */
+static size_t n_fds_before;
+
+static void start(void)
+{
+	harness_start(&harness, &quiet);
+	witness = connection_hello(&harness);
+	n_fds_before = harness_settle_n_fds(&harness);
+}
+
+static void stop(void)
+{
+	connection_ping(witness);
+	harness_wait_n_fds(&harness, n_fds_before);
+	connection_close(&witness);
+	harness_stop(&harness);
+}
+
+/* ---- bytes that are no request --------------------------------------------------------------- */
+
+/* A new session, greeted or not, sends that packet and is closed for it. */
+static void closed_for(const void *bytes, size_t n_bytes, bool greets)
+{
+	uint64_t n_bad = connection_counter(witness, "sessions_bad");
+	int connection = greets ? connection_hello(&harness) : connection_open(&harness);
+	/* Not by wire_send(), which has limits of its own. */
+	ck_assert_int_eq(send(connection, bytes, n_bytes, MSG_NOSIGNAL), (ssize_t)n_bytes);
+	connection_expect_closed(connection);
+	connection_close(&connection);
+	ck_assert_uint_eq(connection_counter(witness, "sessions_bad"), n_bad + 1);
+}
+
+START_TEST(garbage_closes_the_session)
+{
+	static uint8_t bytes[GLAKE_MAX_PACKET_BYTES];
+	static const size_t sizes[] = {1, 2, 7, 100, 4096, sizeof(bytes)};
+	start();
+	for (unsigned fill = 0; fill < 3; fill++) {
+		/* 0x00 is a tag with number 0, 0xff a number that never ends, 0x0a a text. */
+		memset(bytes, fill == 0 ? 0x00 : fill == 1 ? 0xff : 0x0a, sizeof(bytes));
+		for (size_t i = 0; i < n_elements(sizes); i++) {
+			closed_for(bytes, sizes[i], false);
+			closed_for(bytes, sizes[i], true);
+		}
+	}
+	ck_assert_uint_ge(harness_n_log_lines(&harness, "closed: "), 1);
+	stop();
+}
+END_TEST
+
+START_TEST(too_long_a_packet_closes_the_session)
+{
+	static uint8_t bytes[2 * GLAKE_MAX_PACKET_BYTES];
+	start();
+	closed_for(bytes, GLAKE_MAX_PACKET_BYTES + 1, true);
+	closed_for(bytes, GLAKE_MAX_PACKET_BYTES + 1, false);
+	closed_for(bytes, sizeof(bytes), true);
+	harness_wait_log(&harness, "too long");
+	stop();
+}
+END_TEST
+
+/* A packet of no bytes reads like the end of the connection. */
+START_TEST(empty_packet_ends_the_session)
+{
+	start();
+	int connection = connection_hello(&harness);
+	ck_assert_int_eq(send(connection, "", 0, MSG_NOSIGNAL), 0);
+	connection_expect_closed(connection);
+	connection_close(&connection);
+	stop();
+}
+END_TEST
+
+START_TEST(request_without_id_closes_the_session)
+{
+	uint8_t bytes[64];
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	Glake__Wire__Ping ping = GLAKE__WIRE__PING__INIT;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_PING;
+	request.ping = &ping;
+	size_t n_bytes = glake__wire__request__pack(&request, bytes);
+	start();
+	closed_for(bytes, n_bytes, true);
+	stop();
+}
+END_TEST
+
+/* The session still answers, or is closed. */
+static void answered_or_closed(int connection)
+{
+	static uint64_t id = 1ull << 40;
+	uint8_t bytes[64];
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	Glake__Wire__Ping ping = GLAKE__WIRE__PING__INIT;
+	request.id = ++id;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_PING;
+	request.ping = &ping;
+	size_t n_bytes = glake__wire__request__pack(&request, bytes);
+	if (wire_send(connection, bytes, n_bytes, NULL, 0, 0) != 0) {
+		return;
+	}
+	Glake__Wire__Answer *answer;
+	while ((answer = connection_receive(connection, NULL))) {
+		bool is_it = answer->id == request.id;
+		connection_free(answer);
+		if (is_it) {
+			return;
+		}
+	}
+}
+
+static size_t pack_model_open(uint8_t *bytes)
+{
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	Glake__Wire__ModelOpen body = GLAKE__WIRE__MODEL_OPEN__INIT;
+	char *files[] = {(char *)"a.safetensors", (char *)"b.safetensors"};
+	request.id = 77;
+	body.files = files;
+	body.n_files = 2;
+	body.name = (char *)"model";
+	body.index = (char *)"model.safetensors.index.json";
+	body.progress = true;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_MODEL_OPEN;
+	request.model_open = &body;
+	return glake__wire__request__pack(&request, bytes);
+}
+
+START_TEST(every_prefix_and_flipped_bit_is_survived)
+{
+	uint8_t bytes[256];
+	start();
+	size_t n_bytes = pack_model_open(bytes);
+	for (size_t n = 1; n < n_bytes; n++) {
+		int connection = connection_hello(&harness);
+		ck_assert_int_eq(connection_send_bytes(connection, bytes, n, NULL, 0), 0);
+		answered_or_closed(connection);
+		connection_close(&connection);
+	}
+	for (size_t bit = 0; bit < n_bytes * 8; bit++) {
+		int connection = connection_hello(&harness);
+		bytes[bit / 8] ^= (uint8_t)(1u << bit % 8);
+		ck_assert_int_eq(connection_send_bytes(connection, bytes, n_bytes, NULL, 0), 0);
+		bytes[bit / 8] ^= (uint8_t)(1u << bit % 8);
+		answered_or_closed(connection);
+		connection_close(&connection);
+	}
+	stop();
+}
+END_TEST
+
+START_TEST(names_of_bad_text_are_survived)
+{
+	static const char *const names[] = {
+		"\xff\xfe", "a\nb\x1b[31m<3>forged", "\xe2\x82", "\xc0\x80", "", "%s%n%s",
+	};
+	start();
+	for (size_t i = 0; i < n_elements(names); i++) {
+		int connection = connection_open(&harness);
+		Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+		Glake__Wire__Hello hello = GLAKE__WIRE__HELLO__INIT;
+		hello.version = GLAKE_WIRE_VERSION;
+		hello.program = (char *)names[i];
+		request.body_case = GLAKE__WIRE__REQUEST__BODY_HELLO;
+		request.hello = &hello;
+		ck_assert_int_eq(connection_status(connection, &request, NULL, 0),
+		                 GLAKE__WIRE__STATUS__OK);
+		request = (Glake__Wire__Request)GLAKE__WIRE__REQUEST__INIT;
+		Glake__Wire__Evict evict = GLAKE__WIRE__EVICT__INIT;
+		evict.name = (char *)names[i];
+		request.body_case = GLAKE__WIRE__REQUEST__BODY_EVICT;
+		request.evict = &evict;
+		Glake__Wire__Status status = connection_status(connection, &request, NULL, 0);
+		ck_assert_int_eq(status, names[i][0] ? GLAKE__WIRE__STATUS__NOT_FOUND
+		                                     : GLAKE__WIRE__STATUS__OK);
+		connection_close(&connection);
+	}
+	ck_assert_uint_eq(harness_n_log_lines(&harness, "\n<3>"), 0);
+	ck_assert_uint_eq(harness_n_log_lines(&harness, "\x1b"), 0);
+	stop();
+}
+END_TEST
+
+/* ---- requests in the wrong place ------------------------------------------------------------- */
+
+static Glake__Wire__Status say_hello(int connection, uint32_t version)
+{
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	Glake__Wire__Hello hello = GLAKE__WIRE__HELLO__INIT;
+	hello.version = version;
+	hello.program = (char *)"test";
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_HELLO;
+	request.hello = &hello;
+	return connection_status(connection, &request, NULL, 0);
+}
+
+START_TEST(wrong_version_is_told_and_closed)
+{
+	static const uint32_t versions[] = {0, GLAKE_WIRE_VERSION + 1, UINT32_MAX};
+	start();
+	for (size_t i = 0; i < n_elements(versions); i++) {
+		int connection = connection_open(&harness);
+		ck_assert_int_eq(say_hello(connection, versions[i]), GLAKE__WIRE__STATUS__VERSION);
+		connection_expect_closed(connection);
+		connection_close(&connection);
+	}
+	stop();
+}
+END_TEST
+
+START_TEST(requests_before_hello_are_refused)
+{
+	struct fdlist fds;
+	uint64_t id;
+	fdlist_init(&fds);
+	start();
+	int connection = connection_open(&harness);
+	ck_assert_int_eq(connection_alloc(connection, 0, CHUNK_BYTES, 1, &id, &fds),
+	                 GLAKE__WIRE__STATUS__BAD_REQUEST);
+	connection_expect_closed(connection);
+	connection_close(&connection);
+	stop();
+}
+END_TEST
+
+START_TEST(second_hello_is_refused)
+{
+	start();
+	int connection = connection_hello(&harness);
+	ck_assert_int_eq(say_hello(connection, GLAKE_WIRE_VERSION),
+	                 GLAKE__WIRE__STATUS__BAD_REQUEST);
+	connection_ping(connection);
+	connection_close(&connection);
+	stop();
+}
+END_TEST
+
+/* id 7, and a field that this glaked has never heard of. */
+START_TEST(unknown_request_is_refused_and_the_session_goes_on)
+{
+	static const uint8_t bytes[] = {0x08, 0x07, 0xfa, 0x3f, 0x02, 0x08, 0x01};
+	start();
+	int connection = connection_hello(&harness);
+	ck_assert_int_eq(connection_send_bytes(connection, bytes, sizeof(bytes), NULL, 0), 0);
+	Glake__Wire__Answer *answer = connection_receive_for(connection, 7, NULL);
+	ck_assert_int_eq(answer->status, GLAKE__WIRE__STATUS__BAD_REQUEST);
+	connection_free(answer);
+	connection_ping(connection);
+	connection_close(&connection);
+	stop();
+}
+END_TEST
+
+START_TEST(impossible_sizes_are_refused)
+{
+	static const struct {
+		uint32_t device;
+		uint64_t chunk_bytes;
+		uint32_t n_chunks;
+		Glake__Wire__Status status;
+	} cases[] = {
+		{2, CHUNK_BYTES, 1, GLAKE__WIRE__STATUS__BAD_REQUEST},
+		{UINT32_MAX, CHUNK_BYTES, 1, GLAKE__WIRE__STATUS__BAD_REQUEST},
+		{0, 0, 1, GLAKE__WIRE__STATUS__BAD_REQUEST},
+		{0, 1, 1, GLAKE__WIRE__STATUS__BAD_REQUEST},
+		{0, CHUNK_BYTES + 1, 1, GLAKE__WIRE__STATUS__BAD_REQUEST},
+		{0, UINT64_MAX, 1, GLAKE__WIRE__STATUS__BAD_REQUEST},
+		{0, 1ull << 63, 253, GLAKE__WIRE__STATUS__BAD_REQUEST},
+		{0, CHUNK_BYTES, 0, GLAKE__WIRE__STATUS__BAD_REQUEST},
+		{0, CHUNK_BYTES, 254, GLAKE__WIRE__STATUS__BAD_REQUEST},
+		{0, CHUNK_BYTES, UINT32_MAX, GLAKE__WIRE__STATUS__BAD_REQUEST},
+		{0, 512ull << 20, 1, GLAKE__WIRE__STATUS__NO_DEVICE_MEMORY},
+		{0, GLAKE_MAX_CHUNK_BYTES, 253, GLAKE__WIRE__STATUS__NO_DEVICE_MEMORY},
+		/* All or nothing: the device has room for 128. */
+		{1, CHUNK_BYTES, 253, GLAKE__WIRE__STATUS__NO_DEVICE_MEMORY},
+	};
+	struct fdlist fds;
+	uint64_t ids[256];
+	fdlist_init(&fds);
+	start();
+	int connection = connection_hello(&harness);
+	for (size_t i = 0; i < n_elements(cases); i++) {
+		Glake__Wire__Status status = connection_alloc(connection, cases[i].device,
+		                                              cases[i].chunk_bytes,
+		                                              cases[i].n_chunks, ids, &fds);
+		ck_assert_msg(status == cases[i].status, "case %zu: status %d", i, (int)status);
+	}
+	ck_assert_int_eq(connection_alloc(connection, 1, CHUNK_BYTES, 100, ids, &fds),
+	                 GLAKE__WIRE__STATUS__OK);
+	ck_assert_uint_eq(fds.n_fds, 100);
+	fdlist_deinit(&fds);
+	connection_close(&connection);
+	stop();
+}
+END_TEST
+
+/* ---- fds that should not be there, or should ------------------------------------------------- */
+
+static uint64_t send_model_open(int connection, size_t n_files, const int *fds, size_t n_fds)
+{
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	Glake__Wire__ModelOpen body = GLAKE__WIRE__MODEL_OPEN__INIT;
+	char *files[GLAKE_MAX_PACKET_FDS];
+	for (size_t i = 0; i < n_files; i++) {
+		files[i] = (char *)"x.safetensors";
+	}
+	body.files = files;
+	body.n_files = n_files;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_MODEL_OPEN;
+	request.model_open = &body;
+	return connection_send(connection, &request, fds, n_fds);
+}
+
+static Glake__Wire__Status open_model(int connection, size_t n_files, const int *fds, size_t n_fds)
+{
+	uint64_t id = send_model_open(connection, n_files, fds, n_fds);
+	Glake__Wire__Answer *answer = connection_receive_for(connection, id, NULL);
+	Glake__Wire__Status status = answer->status;
+	if (status != GLAKE__WIRE__STATUS__OK) {
+		ck_assert_str_ne(answer->error, "");
+	}
+	connection_free(answer);
+	return status;
+}
+
+START_TEST(fds_with_a_request_that_takes_none_are_closed)
+{
+	int fds[GLAKE_MAX_PACKET_FDS];
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	Glake__Wire__Ping ping = GLAKE__WIRE__PING__INIT;
+	cleanup_fd int null_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+	for (size_t i = 0; i < n_elements(fds); i++) {
+		fds[i] = null_fd;
+	}
+	start();
+	int connection = connection_hello(&harness);
+	for (unsigned i = 0; i < 20; i++) {
+		request.id = 0;
+		request.body_case = GLAKE__WIRE__REQUEST__BODY_PING;
+		request.ping = &ping;
+		ck_assert_int_eq(connection_status(connection, &request, fds, n_elements(fds)),
+		                 GLAKE__WIRE__STATUS__BAD_REQUEST);
+	}
+	connection_ping(connection);
+	harness_wait_n_fds(&harness, n_fds_before + 1);
+	connection_close(&connection);
+	stop();
+}
+END_TEST
+
+START_TEST(garbage_with_fds_leaks_none)
+{
+	uint8_t bytes[] = {0xff, 0xff, 0xff};
+	int fds[GLAKE_MAX_PACKET_FDS];
+	cleanup_fd int null_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+	for (size_t i = 0; i < n_elements(fds); i++) {
+		fds[i] = null_fd;
+	}
+	start();
+	for (unsigned i = 0; i < 20; i++) {
+		int connection = connection_hello(&harness);
+		ck_assert_int_eq(connection_send_bytes(connection, bytes, sizeof(bytes), fds,
+		                                       n_elements(fds)),
+		                 0);
+		connection_expect_closed(connection);
+		connection_close(&connection);
+	}
+	stop();
+}
+END_TEST
+
+START_TEST(too_few_and_too_many_files_are_refused)
+{
+	int fds[GLAKE_MAX_PACKET_FDS];
+	cleanup_fd int null_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+	for (size_t i = 0; i < n_elements(fds); i++) {
+		fds[i] = null_fd;
+	}
+	start();
+	int connection = connection_hello(&harness);
+	static const struct {
+		size_t n_files;
+		size_t n_fds;
+	} cases[] = {{1, 0}, {0, 0}, {0, 1}, {2, 1}, {1, 2}, {1, 253}, {253, 1}, {252, 253}};
+	for (size_t i = 0; i < n_elements(cases); i++) {
+		Glake__Wire__Status status = open_model(connection, cases[i].n_files, fds,
+		                                        cases[i].n_fds);
+		ck_assert_msg(status == GLAKE__WIRE__STATUS__BAD_REQUEST, "case %zu: %d", i,
+		              (int)status);
+	}
+	connection_ping(connection);
+	connection_close(&connection);
+	stop();
+}
+END_TEST
+
+static int write_only_file(void)
+{
+	char path[HARNESS_PATH_BYTES + 16];
+	snprintf(path, sizeof(path), "%s/write-only", harness.folder);
+	return open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+}
+
+START_TEST(fds_of_the_wrong_kind_are_refused)
+{
+	int pipe_ends[2];
+	int pair[2];
+	start();
+	ck_assert_int_eq(pipe2(pipe_ends, O_CLOEXEC), 0);
+	ck_assert_int_eq(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair), 0);
+	int connection = connection_hello(&harness);
+	int fds[] = {
+		open("/dev/null", O_RDONLY | O_CLOEXEC),
+		open("/dev/zero", O_RDONLY | O_CLOEXEC),
+		open("/", O_RDONLY | O_DIRECTORY | O_CLOEXEC),
+		open("/proc/self/exe", O_PATH | O_CLOEXEC),
+		write_only_file(),
+		pipe_ends[0],
+		pipe_ends[1],
+		pair[0],
+		epoll_create1(EPOLL_CLOEXEC),
+		/* Its own connection: the kernel's collector has to find that circle. */
+		fcntl(connection, F_DUPFD_CLOEXEC, 0),
+	};
+	for (size_t i = 0; i < n_elements(fds); i++) {
+		ck_assert_int_ge(fds[i], 0);
+		Glake__Wire__Status status = open_model(connection, 1, &fds[i], 1);
+		ck_assert_msg(status == GLAKE__WIRE__STATUS__BAD_FILE, "fd %zu: status %d", i,
+		              (int)status);
+		fd_close(&fds[i]);
+	}
+	fd_close(&pipe_ends[1]);
+	fd_close(&pair[1]);
+	connection_ping(connection);
+	connection_close(&connection);
+	stop();
+}
+END_TEST
+
+START_TEST(files_of_bad_content_are_refused)
+{
+	static const struct {
+		const char *bytes;
+		size_t n_bytes;
+	} contents[] = {
+		{"", 0},
+		{"x", 1},
+		{"\x08\0\0\0\0\0\0\0", 8},
+		{"\x08\0\0\0\0\0\0\0[]      ", 16},
+		{"\x08\0\0\0\0\0\0\0{}    ", 14},
+		{"\xff\xff\xff\xff\xff\xff\xff\xff{}", 10},
+	};
+	start();
+	int connection = connection_hello(&harness);
+	for (size_t i = 0; i < n_elements(contents); i++) {
+		cleanup_fd int fd = memfd_create("model", MFD_CLOEXEC);
+		ck_assert_int_eq(write(fd, contents[i].bytes, contents[i].n_bytes),
+		                 (ssize_t)contents[i].n_bytes);
+		Glake__Wire__Status status = open_model(connection, 1, &fd, 1);
+		ck_assert_msg(status == GLAKE__WIRE__STATUS__BAD_FILE, "content %zu: status %d", i,
+		              (int)status);
+	}
+	connection_ping(connection);
+	connection_close(&connection);
+	/* The mover was started: it and its socket are there to stay. */
+	n_fds_before = harness_settle_n_fds(&harness);
+	stop();
+}
+END_TEST
+
+/* ---- ids ------------------------------------------------------------------------------------- */
+
+static Glake__Wire__Status free_chunks(int connection, uint64_t *ids, size_t n_ids)
+{
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	Glake__Wire__ChunkFree body = GLAKE__WIRE__CHUNK_FREE__INIT;
+	body.ids = ids;
+	body.n_ids = n_ids;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_CHUNK_FREE;
+	request.chunk_free = &body;
+	return connection_status(connection, &request, NULL, 0);
+}
+
+static Glake__Wire__Status publish(int connection, uint64_t chunk, uint64_t content_bytes)
+{
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	Glake__Wire__BlockPublish body = GLAKE__WIRE__BLOCK_PUBLISH__INIT;
+	body.chunk = chunk;
+	body.content_bytes = content_bytes;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_BLOCK_PUBLISH;
+	request.block_publish = &body;
+	return connection_status(connection, &request, NULL, 0);
+}
+
+static Glake__Wire__Status release_block(int connection, uint64_t block)
+{
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	Glake__Wire__BlockRelease body = GLAKE__WIRE__BLOCK_RELEASE__INIT;
+	body.block = block;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_BLOCK_RELEASE;
+	request.block_release = &body;
+	return connection_status(connection, &request, NULL, 0);
+}
+
+/* The status of each of the three requests that name a model; they must agree. */
+static Glake__Wire__Status touch_model(int connection, uint64_t model)
+{
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	Glake__Wire__ModelTensors tensors = GLAKE__WIRE__MODEL_TENSORS__INIT;
+	Glake__Wire__ModelBlocks blocks = GLAKE__WIRE__MODEL_BLOCKS__INIT;
+	tensors.model = model;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_MODEL_TENSORS;
+	request.model_tensors = &tensors;
+	Glake__Wire__Status first = connection_status(connection, &request, NULL, 0);
+	request.id = 0;
+	blocks.model = model;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_MODEL_BLOCKS;
+	request.model_blocks = &blocks;
+	ck_assert_int_eq(connection_status(connection, &request, NULL, 0), first);
+	return first;
+}
+
+static Glake__Wire__Status close_model(int connection, uint64_t model)
+{
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	Glake__Wire__ModelClose body = GLAKE__WIRE__MODEL_CLOSE__INIT;
+	body.model = model;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_MODEL_CLOSE;
+	request.model_close = &body;
+	return connection_status(connection, &request, NULL, 0);
+}
+
+START_TEST(chunks_of_another_session_are_out_of_reach)
+{
+	struct fdlist fds;
+	uint64_t ids[4];
+	uint64_t mixed[2];
+	fdlist_init(&fds);
+	start();
+	int thief = connection_hello(&harness);
+	ck_assert_int_eq(connection_alloc(witness, 0, CHUNK_BYTES, 3, ids, &fds),
+	                 GLAKE__WIRE__STATUS__OK);
+	fdlist_deinit(&fds);
+	ck_assert_int_eq(connection_alloc(thief, 0, CHUNK_BYTES, 1, &ids[3], &fds),
+	                 GLAKE__WIRE__STATUS__OK);
+	fdlist_deinit(&fds);
+	for (size_t i = 0; i < 3; i++) {
+		ck_assert_int_eq(free_chunks(thief, &ids[i], 1), GLAKE__WIRE__STATUS__BAD_REQUEST);
+		ck_assert_int_eq(publish(thief, ids[i], CHUNK_BYTES),
+		                 GLAKE__WIRE__STATUS__BAD_REQUEST);
+	}
+	/* All or none: his own is not freed either, whichever comes first. */
+	mixed[0] = ids[3];
+	mixed[1] = ids[0];
+	ck_assert_int_eq(free_chunks(thief, mixed, 2), GLAKE__WIRE__STATUS__BAD_REQUEST);
+	mixed[0] = ids[0];
+	mixed[1] = ids[3];
+	ck_assert_int_eq(free_chunks(thief, mixed, 2), GLAKE__WIRE__STATUS__BAD_REQUEST);
+	ck_assert_int_eq(free_chunks(thief, &ids[3], 1), GLAKE__WIRE__STATUS__OK);
+	ck_assert_int_eq(free_chunks(thief, &ids[3], 1), GLAKE__WIRE__STATUS__BAD_REQUEST);
+	ck_assert_int_eq(free_chunks(witness, ids, 3), GLAKE__WIRE__STATUS__OK);
+	connection_close(&thief);
+	stop();
+}
+END_TEST
+
+START_TEST(ids_that_nobody_has_are_refused)
+{
+	static const uint64_t ids[] = {0, 1, 2, 3, UINT32_MAX, 1ull << 63, UINT64_MAX};
+	start();
+	int connection = connection_hello(&harness);
+	for (size_t i = 0; i < n_elements(ids); i++) {
+		uint64_t id = ids[i];
+		ck_assert_int_eq(free_chunks(connection, &id, 1), GLAKE__WIRE__STATUS__BAD_REQUEST);
+		ck_assert_int_eq(publish(connection, id, CHUNK_BYTES),
+		                 GLAKE__WIRE__STATUS__BAD_REQUEST);
+		ck_assert_int_eq(touch_model(connection, id), GLAKE__WIRE__STATUS__BAD_REQUEST);
+		ck_assert_int_eq(close_model(connection, id), GLAKE__WIRE__STATUS__BAD_REQUEST);
+		ck_assert_int_eq(release_block(connection, id), GLAKE__WIRE__STATUS__BAD_REQUEST);
+	}
+	connection_close(&connection);
+	stop();
+}
+END_TEST
+
+START_TEST(one_id_given_twice_is_freed_once)
+{
+	struct fdlist fds;
+	uint64_t ids[3];
+	fdlist_init(&fds);
+	start();
+	int connection = connection_hello(&harness);
+	ck_assert_int_eq(connection_alloc(connection, 0, CHUNK_BYTES, 2, ids, &fds),
+	                 GLAKE__WIRE__STATUS__OK);
+	fdlist_deinit(&fds);
+	ids[2] = ids[0];
+	Glake__Wire__Status status = free_chunks(connection, ids, 3);
+	ck_assert(status == GLAKE__WIRE__STATUS__OK || status == GLAKE__WIRE__STATUS__BAD_REQUEST);
+	connection_ping(connection);
+	connection_close(&connection);
+	stop();
+}
+END_TEST
+
+START_TEST(models_of_another_session_are_out_of_reach)
+{
+	static const struct model_tensor tensors[] = {
+		{.name = "w", .dtype = "F32", .n_dims = 2, .shape = {1024, 1024}, .seed = 5},
+	};
+	char path[HARNESS_PATH_BYTES + 16];
+	start();
+	snprintf(path, sizeof(path), "%s/m.safetensors", harness.folder);
+	model_file_write(path, tensors, n_elements(tensors));
+	cleanup_fd int fd = model_file_open(path);
+	uint64_t id = send_model_open(witness, 1, &fd, 1);
+	Glake__Wire__Answer *answer = connection_receive_for(witness, id, NULL);
+	ck_assert_msg(answer->status == GLAKE__WIRE__STATUS__OK, "%s", answer->error);
+	uint64_t model = answer->model_open->model;
+	ck_assert_uint_eq(answer->model_open->n_tensors, 1);
+	connection_free(answer);
+
+	int thief = connection_hello(&harness);
+	ck_assert_int_eq(touch_model(thief, model), GLAKE__WIRE__STATUS__BAD_REQUEST);
+	ck_assert_int_eq(close_model(thief, model), GLAKE__WIRE__STATUS__BAD_REQUEST);
+	ck_assert_int_eq(free_chunks(thief, &model, 1), GLAKE__WIRE__STATUS__BAD_REQUEST);
+	ck_assert_int_eq(release_block(thief, model), GLAKE__WIRE__STATUS__BAD_REQUEST);
+	connection_close(&thief);
+	/* An id names what it was given for, and nothing else. */
+	ck_assert_int_eq(free_chunks(witness, &model, 1), GLAKE__WIRE__STATUS__BAD_REQUEST);
+	ck_assert_int_eq(release_block(witness, model), GLAKE__WIRE__STATUS__BAD_REQUEST);
+	ck_assert_int_eq(touch_model(witness, model), GLAKE__WIRE__STATUS__OK);
+	ck_assert_int_eq(close_model(witness, model), GLAKE__WIRE__STATUS__OK);
+	ck_assert_int_eq(touch_model(witness, model), GLAKE__WIRE__STATUS__BAD_REQUEST);
+	n_fds_before = harness_settle_n_fds(&harness);
+	stop();
+}
+END_TEST
+
+START_TEST(pages_behind_the_end_are_empty)
+{
+	static const struct model_tensor tensors[] = {
+		{.name = "w", .dtype = "U8", .n_dims = 1, .shape = {64}, .seed = 5},
+	};
+	static const uint64_t firsts[] = {0, 1, 2, UINT32_MAX, UINT64_MAX};
+	char path[HARNESS_PATH_BYTES + 16];
+	start();
+	snprintf(path, sizeof(path), "%s/m.safetensors", harness.folder);
+	model_file_write(path, tensors, n_elements(tensors));
+	cleanup_fd int fd = model_file_open(path);
+	uint64_t id = send_model_open(witness, 1, &fd, 1);
+	Glake__Wire__Answer *answer = connection_receive_for(witness, id, NULL);
+	ck_assert_msg(answer->status == GLAKE__WIRE__STATUS__OK, "%s", answer->error);
+	uint64_t model = answer->model_open->model;
+	connection_free(answer);
+	for (size_t i = 0; i < n_elements(firsts); i++) {
+		Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+		Glake__Wire__ModelTensors body = GLAKE__WIRE__MODEL_TENSORS__INIT;
+		body.model = model;
+		body.first = firsts[i];
+		request.body_case = GLAKE__WIRE__REQUEST__BODY_MODEL_TENSORS;
+		request.model_tensors = &body;
+		answer = connection_call(witness, &request, NULL, 0, NULL);
+		ck_assert_int_eq(answer->status, GLAKE__WIRE__STATUS__OK);
+		ck_assert_uint_eq(answer->model_tensors->n_tensors, firsts[i] == 0 ? 1 : 0);
+		ck_assert_uint_eq(answer->model_tensors->next, 0);
+		connection_free(answer);
+	}
+	n_fds_before = harness_settle_n_fds(&harness);
+	stop();
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("wire_abuse");
+	suite_add_timed(suite, garbage_closes_the_session, 120);
+	suite_add_timed(suite, too_long_a_packet_closes_the_session, 120);
+	suite_add_timed(suite, empty_packet_ends_the_session, 120);
+	suite_add_timed(suite, request_without_id_closes_the_session, 120);
+	suite_add_timed(suite, every_prefix_and_flipped_bit_is_survived, 120);
+	suite_add_timed(suite, names_of_bad_text_are_survived, 120);
+	suite_add_timed(suite, wrong_version_is_told_and_closed, 120);
+	suite_add_timed(suite, requests_before_hello_are_refused, 120);
+	suite_add_timed(suite, second_hello_is_refused, 120);
+	suite_add_timed(suite, unknown_request_is_refused_and_the_session_goes_on, 120);
+	suite_add_timed(suite, impossible_sizes_are_refused, 120);
+	suite_add_timed(suite, fds_with_a_request_that_takes_none_are_closed, 120);
+	suite_add_timed(suite, garbage_with_fds_leaks_none, 120);
+	suite_add_timed(suite, too_few_and_too_many_files_are_refused, 120);
+	suite_add_timed(suite, fds_of_the_wrong_kind_are_refused, 120);
+	suite_add_timed(suite, files_of_bad_content_are_refused, 120);
+	suite_add_timed(suite, chunks_of_another_session_are_out_of_reach, 120);
+	suite_add_timed(suite, ids_that_nobody_has_are_refused, 120);
+	suite_add_timed(suite, one_id_given_twice_is_freed_once, 120);
+	suite_add_timed(suite, models_of_another_session_are_out_of_reach, 120);
+	suite_add_timed(suite, pages_behind_the_end_are_empty, 120);
+	return suite_run(suite);
+}
