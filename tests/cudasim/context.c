@@ -123,8 +123,12 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *ctx_out, CUdevice dev)
 	}
 	struct ctx *ctx = &contexts[dev];
 	pthread_mutex_lock(&lock);
-	ctx->device = (unsigned)dev;
-	CUresult err = atomic_load(&ctx->active) ? CUDA_SUCCESS : ctx_open(ctx);
+	CUresult err = CUDA_SUCCESS;
+	if (!atomic_load(&ctx->active)) {
+		/* Streams of an open context read it without the lock. */
+		ctx->device = (unsigned)dev;
+		err = ctx_open(ctx);
+	}
 	if (err == CUDA_SUCCESS) {
 		ctx->n_retained++;
 		*ctx_out = (CUcontext)ctx;
