@@ -177,9 +177,8 @@ START_TEST(what_is_not_json_is_refused)
 	refused("{" T("w", "U8", "[1]", "[0,1]") ",}", 1,
 	        INVALID "expected a string at byte 53 of the JSON text");
 	refused("{\"w\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]", 1,
-	        IN_W
-	        "the header is not valid: 'expected \\x27,\\x27 or \\x27}\\x27 near end of file' "
-	        "at byte 5 of the JSON text");
+	        IN_W "the header is not valid: '\\x27}\\x27 expected near end of file' "
+	             "at byte 5 of the JSON text");
 }
 END_TEST
 
