@@ -321,9 +321,11 @@ static int compare_places(const void *left, const void *right)
 	return a->bytes < b->bytes ? -1 : a->bytes > b->bytes;
 }
 
-/* The file's tensors, in the order of their places, must fill the data exactly. */
-static int check_places(const struct parser *parser, struct tensor *tensors, size_t n_tensors)
+/* The file's tensors, those from @first on, must fill the data exactly. They get sorted by place. */
+static int check_places(const struct parser *parser, size_t first)
 {
+	const size_t n_tensors = parser->catalog->n_tensors - first;
+	struct tensor *tensors = n_tensors > 0 ? parser->catalog->tensors + first : NULL;
 	const char *before = NULL;
 	uint64_t expected = parser->data_begin;
 	uint64_t end = parser->data_begin + parser->data_bytes;
@@ -371,5 +373,5 @@ int safetensors_parse(const struct safetensors_file *file, const char *header, s
 	if (error) {
 		return error;
 	}
-	return check_places(&parser, catalog->tensors + first, catalog->n_tensors - first);
+	return check_places(&parser, first);
 }
