@@ -107,8 +107,9 @@ check-asan: deps ## the C tests under AddressSanitizer and UBSan
 check-tsan: deps ## the C tests under ThreadSanitizer
 	@$(call sanitized,tsan,thread)
 , := ,
-check-gpu: tests ## the tests that need a real GPU
-	@GLAKE_LIBCUDA= tests/run $(B) $(GPU_TESTS)
+check-gpu: tests ## tests and benchmarks of a GPU host (needs PyTorch)
+	@$(if $(GPU_TESTS),GLAKE_LIBCUDA= tests/run $(B) $(GPU_TESTS))
+	@python3 tests/gpu/run.py --out $(B)/gpu
 demo: deps ## four model servers, one copy of the weights
 	@$(submake) all cudasim $(DEMO)
 	@tests/demo/run.sh $(B)
