@@ -4,13 +4,57 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 #include <sys/socket.h>
+#include <sys/time.h>
+#include <sys/un.h>
 #include <systemd/sd-daemon.h>
 #include <time.h>
 #include <unistd.h>
 
+#include "proto/cleanup.h"
+
 #define STATUS_BYTES 256u
+/* What the manager must hear waits so long for room in its queue. */
+#define PATIENCE_US 100000
+
+/* "/path" or "@abstract". Returns the length for sendto(), 0 when it is neither. */
+static socklen_t manager_address(const char *text, struct sockaddr_un *address_out)
+{
+	size_t n_bytes = strlen(text);
+	if ((text[0] != '/' && text[0] != '@') || n_bytes < 2 ||
+	    n_bytes >= sizeof(address_out->sun_path)) {
+		return 0;
+	}
+	*address_out = (struct sockaddr_un){.sun_family = AF_UNIX};
+	memcpy(address_out->sun_path, text, n_bytes);
+	if (text[0] == '@') {
+		address_out->sun_path[0] = '\0';
+	}
+	return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + n_bytes);
+}
+
+/* sd_notify() would block the loop for as long as the manager does not read. */
+static bool tell(const char *text, bool may_wait)
+{
+	struct sockaddr_un address;
+	const struct timeval patience = {.tv_usec = PATIENCE_US};
+	const char *manager = getenv("NOTIFY_SOCKET");
+	socklen_t length = manager ? manager_address(manager, &address) : 0;
+	if (length == 0) {
+		return false;
+	}
+	cleanup_fd int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+	if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience)) < 0) {
+		return false;
+	}
+	int flags = MSG_NOSIGNAL | (may_wait ? 0 : MSG_DONTWAIT);
+	return sendto(fd, text, strlen(text), flags, (struct sockaddr *)&address, length) >= 0;
+}
 
 static void one_line(char *text)
 {
@@ -23,38 +67,43 @@ static void one_line(char *text)
 
 void notify_ready(const char *status)
 {
-	if (!status) {
-		sd_notify(0, "READY=1");
-		return;
-	}
 	char text[STATUS_BYTES];
-	snprintf(text, sizeof(text), "%s", status);
-	one_line(text);
-	sd_notifyf(0, "READY=1\nSTATUS=%s", text);
+	int n_bytes = snprintf(text, sizeof(text), "READY=1");
+	if (status) {
+		snprintf(text + n_bytes, sizeof(text) - (size_t)n_bytes, "\nSTATUS=%s", status);
+		one_line(text + n_bytes + 1);
+	}
+	tell(text, true);
 }
 
 void notify_status(const char *format, ...)
 {
+	static char last[STATUS_BYTES];
 	char text[STATUS_BYTES];
 	va_list arguments;
+	int n_bytes = snprintf(text, sizeof(text), "STATUS=");
 	va_start(arguments, format);
-	vsnprintf(text, sizeof(text), format, arguments);
+	vsnprintf(text + n_bytes, sizeof(text) - (size_t)n_bytes, format, arguments);
 	va_end(arguments);
 	one_line(text);
-	sd_notifyf(0, "STATUS=%s", text);
+	if (strcmp(text, last) != 0 && tell(text, false)) {
+		strcpy(last, text);
+	}
 }
 
 void notify_reloading(void)
 {
 	struct timespec now;
+	char text[64];
 	clock_gettime(CLOCK_MONOTONIC, &now);
-	sd_notifyf(0, "RELOADING=1\nMONOTONIC_USEC=%" PRIu64,
-	           (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000);
+	snprintf(text, sizeof(text), "RELOADING=1\nMONOTONIC_USEC=%" PRIu64,
+	         (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000);
+	tell(text, true);
 }
 
 void notify_stopping(void)
 {
-	sd_notify(0, "STOPPING=1");
+	tell("STOPPING=1", true);
 }
 
 uint64_t notify_watchdog_interval_ms(void)
@@ -70,7 +119,7 @@ uint64_t notify_watchdog_interval_ms(void)
 
 void notify_watchdog(void)
 {
-	sd_notify(0, "WATCHDOG=1");
+	tell("WATCHDOG=1", false);
 }
 
 int notify_listen_fd(void)

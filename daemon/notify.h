@@ -3,7 +3,8 @@
  * What glaked tells the service manager, and what it gets from it: sd_notify(3), socket activation.
  *
  * Without a service manager ($NOTIFY_SOCKET is not set) every notify_* call does nothing. A message
- * that cannot be sent is lost: glaked works without its manager. Status text may come from a
+ * that cannot be sent is lost: glaked works without its manager, and does not wait for one that
+ * does not read, but for 100 ms where a change of state is to be told. Status text may come from a
  * client's request; line breaks in it become spaces, since a line is a command to the manager.
  *
  * Threads: the loop thread.
@@ -16,6 +17,7 @@
 /* Start-up, or a reload, is over. @status: one line for `systemctl status`; NULL = unchanged. */
 void notify_ready(const char *status);
 
+/* A status that was told already is not told again, so this may be called often. */
 __attribute__((format(printf, 1, 2))) void notify_status(const char *format, ...);
 
 /* A reload begins; notify_ready() ends it. Sends the time that Type=notify-reload asks for. */

@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "tests/check_glake.h"
@@ -66,6 +67,39 @@ START_TEST(status_is_one_line)
 }
 END_TEST
 
+START_TEST(same_status_is_told_once)
+{
+	int fd = manager();
+	notify_status("%d sessions", 3);
+	notify_status("%d sessions", 3);
+	notify_status("%d sessions", 4);
+	ck_assert_str_eq(told(fd), "STATUS=3 sessions");
+	ck_assert_str_eq(told(fd), "STATUS=4 sessions");
+	ck_assert_str_eq(told(fd), "");
+}
+END_TEST
+
+/* The queue of a datagram socket is short: one that is not read is soon full. */
+START_TEST(manager_that_does_not_read_does_not_block)
+{
+	struct timespec start, end;
+	int fd = manager();
+	clock_gettime(CLOCK_MONOTONIC, &start);
+	for (int i = 0; i < 10000; i++) {
+		notify_status("%d sessions", i);
+		notify_watchdog();
+	}
+	notify_stopping();
+	clock_gettime(CLOCK_MONOTONIC, &end);
+	ck_assert_int_le(end.tv_sec - start.tv_sec, 3);
+	while (*told(fd)) {
+	}
+	/* What was not told is told when it is said again. */
+	notify_status("%d sessions", 9999);
+	ck_assert_str_eq(told(fd), "STATUS=9999 sessions");
+}
+END_TEST
+
 START_TEST(without_manager_nothing_happens)
 {
 	unsetenv("NOTIFY_SOCKET");
@@ -75,6 +109,10 @@ START_TEST(without_manager_nothing_happens)
 	notify_stopping();
 	notify_watchdog();
 	setenv("NOTIFY_SOCKET", "/nonexistent/socket", 1);
+	notify_ready("x");
+	setenv("NOTIFY_SOCKET", "@", 1);
+	notify_ready("x");
+	setenv("NOTIFY_SOCKET", "relative", 1);
 	notify_ready("x");
 }
 END_TEST
@@ -183,6 +221,8 @@ int main(void)
 	Suite *suite = suite_create("notify");
 	suite_add(suite, states_are_told);
 	suite_add(suite, status_is_one_line);
+	suite_add(suite, same_status_is_told_once);
+	suite_add(suite, manager_that_does_not_read_does_not_block);
 	suite_add(suite, without_manager_nothing_happens);
 	suite_add(suite, watchdog_interval_is_half_the_patience);
 	suite_add(suite, no_passed_fd);
