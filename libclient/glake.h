@@ -240,7 +240,10 @@ GLAKE_API int glake_model_open_fds(struct glake_session *session, const int *fds
                                    const struct glake_model_options *options,
                                    struct glake_model **model_out);
 
-/* Unmap and let go. The caller has quiesced all use. NULL is fine. The store keeps it as cache. */
+/*
+ * Unmap and let go. The caller has quiesced all use. NULL is fine. The store keeps it as cache.
+ * While tensors of glake_model_dlpack() live, the model stays mapped, and its handle is invalid.
+ */
 GLAKE_API void glake_model_close(struct glake_model *model);
 
 struct glake_model_info {
@@ -276,6 +279,19 @@ GLAKE_API int glake_model_tensor_at(const struct glake_model *model, uint64_t po
 /* By name. -ENOENT. Local, logarithmic. */
 GLAKE_API int glake_model_tensor(const struct glake_model *model, const char *name,
                                  struct glake_tensor *tensor_out);
+
+struct DLManagedTensor; /* of dlpack.h, the unversioned one */
+
+/*
+ * The tensor at @position as a DLPack object, for other libraries to use without a copy. It is the
+ * caller's, to be ended by its deleter, on any thread, even after glake_disconnect(). As long as one
+ * lives the model stays mapped; with the last, when the model is closed, all work queued in the
+ * device's primary context is waited for, and then it is unmapped. Types that DLPack has no number
+ * for (8-bit and smaller floats) are shown as bytes: of the same shape for 8 bits, else flat.
+ * DLPack cannot say here that the memory is read-only: writing to it faults.
+ */
+GLAKE_API int glake_model_dlpack(struct glake_model *model, uint64_t position,
+                                 struct DLManagedTensor **managed_out);
 
 /* Copy @bytes at device pointer @from to host memory, with the device's primary context. Waits. */
 GLAKE_API int glake_read(struct glake_session *session, uint32_t device, void *to, glake_ptr from,

@@ -7,6 +7,8 @@
 
 #include "proto/limits.h"
 #include "libclient/clock.h"
+#include "libclient/context.h"
+#include "libclient/fork.h"
 #include "libclient/map.h"
 #include "libclient/model_fetch.h"
 #include "libclient/model_files.h"
@@ -104,6 +106,7 @@ static int open_model(struct glake_session *session, const struct glake__model_f
 		return glake__fail(-ENOMEM, "out of memory");
 	}
 	model->session = session;
+	model->n_refs = 1;
 	model->device = device;
 	model->no_map = options->no_map != 0;
 	int r = glake__model_request(model, files, options);
@@ -202,6 +205,45 @@ int glake_model_open_fds(struct glake_session *session, const int *fds, const ch
 
 /* ---- closing ---------------------------------------------------------------------------------- */
 
+void glake__model_ref(struct glake_model *model)
+{
+	model->n_refs++;
+}
+
+/* With the last reference gone, in the process that opened it. */
+static void finish(struct glake_model *model)
+{
+	struct glake_session *session = model->session;
+	if (model->is_exported) {
+		glake__context_quiesce(session, model->device);
+	}
+	unmap(model);
+	pthread_mutex_lock(&session->books.lock);
+	session->books.shared_bytes -= model->mapped_bytes;
+	pthread_mutex_unlock(&session->books.lock);
+	if (!session->is_closing) {
+		glake__rpc_model_close(session, model->id);
+	}
+}
+
+void glake__model_unref(struct glake_model *model)
+{
+	if (--model->n_refs > 0) {
+		return;
+	}
+	struct glake_session *session = model->session;
+	bool is_exported = model->is_exported;
+	if (session->fork_generation == glake__fork_generation()) {
+		char *text = glake__error_save();
+		finish(model);
+		glake__error_restore(text);
+	}
+	model_free(model);
+	if (is_exported) {
+		glake__session_unref(session);
+	}
+}
+
 void glake_model_close(struct glake_model *model)
 {
 	if (!model || glake__session_check(model->session) < 0) {
@@ -215,11 +257,8 @@ void glake_model_close(struct glake_model *model)
 		at = &(*at)->next;
 	}
 	*at = model->next;
-	books->shared_bytes -= model->mapped_bytes;
 	pthread_mutex_unlock(&books->lock);
-	unmap(model);
-	glake__rpc_model_close(session, model->id);
-	model_free(model);
+	glake__model_unref(model);
 	glake__leave(session, 0);
 }
 
@@ -228,10 +267,7 @@ void glake__models_deinit(struct glake_session *session)
 	while (session->books.models) {
 		struct glake_model *model = session->books.models;
 		session->books.models = model->next;
-		if (!session->is_forked) {
-			unmap(model);
-		}
-		model_free(model);
+		glake__model_unref(model);
 	}
 }
 

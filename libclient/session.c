@@ -119,8 +119,16 @@ static int open_driver(struct glake_session *session, const char *libcuda)
 
 /* ---- connecting ------------------------------------------------------------------------------- */
 
-static void session_free(struct glake_session *session)
+void glake__session_ref(struct glake_session *session)
 {
+	session->n_refs++;
+}
+
+void glake__session_unref(struct glake_session *session)
+{
+	if (--session->n_refs > 0) {
+		return;
+	}
 	glake__link_deinit(&session->link);
 	free(session->devices);
 	free(session);
@@ -134,6 +142,7 @@ static int session_new(int socket, struct glake_session **session_out)
 		return glake__fail(-ENOMEM, "out of memory");
 	}
 	session->fork_generation = glake__fork_generation();
+	session->n_refs = 1;
 	pthread_mutex_init(&session->books.lock, NULL);
 	pthread_mutex_init(&session->usage_lock, NULL);
 	*session_out = session;
@@ -172,7 +181,7 @@ int glake_connect(const struct glake_connect_options *options, struct glake_sess
 	fd_steal(&fd);
 	r = greet(session, &full);
 	if (r < 0) {
-		session_free(session);
+		glake__session_unref(session);
 		return r;
 	}
 	*session_out = session;
@@ -185,6 +194,7 @@ void glake_disconnect(struct glake_session *session)
 		return;
 	}
 	session->is_forked = session->fork_generation != glake__fork_generation();
+	session->is_closing = true;
 	glake__models_deinit(session);
 	glake__blocks_deinit(session);
 	glake__placed_deinit(session);
@@ -193,7 +203,7 @@ void glake_disconnect(struct glake_session *session)
 		/* A forked child may hold the socket as well: closing ours would not end it. */
 		shutdown(session->link.socket, SHUT_RDWR);
 	}
-	session_free(session);
+	glake__session_unref(session);
 }
 
 /* ---- looking ---------------------------------------------------------------------------------- */

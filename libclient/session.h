@@ -50,6 +50,8 @@ struct glake__books {
 
 struct glake_session {
 	uint64_t fork_generation; /* of the process that connected */
+	_Atomic uint32_t n_refs;  /* the caller's, and one per exported model */
+	_Atomic bool is_closing;  /* glake_disconnect(): the daemon is told nothing any more */
 	bool is_forked;           /* glake_disconnect() in a child: no driver call, no lock */
 	bool has_driver;          /* false: no_cuda */
 	struct cudrv drv;
@@ -73,6 +75,10 @@ struct glake_session {
  * GLAKE_E_FORKED.
  */
 int glake__session_check(const struct glake_session *session);
+
+/* The last one frees the struct. All else has ended by then. */
+void glake__session_ref(struct glake_session *session);
+void glake__session_unref(struct glake_session *session);
 
 /* The device of glaked's number @index, mappable or not; NULL with the error set. */
 struct glake__device *glake__session_device(struct glake_session *session, uint32_t index);

@@ -1,12 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Copying device memory to the host, the one thing here that needs a context. It is the primary one,
- * which a CUDA program has anyway, and only for the time of the call; the thread's own current
- * context is put back.
- */
-#include <errno.h>
+#include "libclient/context.h"
 
-#include "libclient/session.h"
+#include <errno.h>
 
 /* With @context current. */
 static CUresult copy(const struct cudrv *drv, CUcontext context, void *to, glake_ptr from,
@@ -54,4 +49,23 @@ int glake_read(struct glake_session *session, uint32_t device, void *to, glake_p
 		                   cudrv_error(drv, result));
 	}
 	return 0;
+}
+
+void glake__context_quiesce(struct glake_session *session, const struct glake__device *device)
+{
+	const struct cudrv *drv = &session->drv;
+	unsigned flags = 0;
+	int is_active = 0;
+	CUcontext context;
+	CUcontext previous = NULL;
+	if (drv->cuDevicePrimaryCtxGetState(device->handle, &flags, &is_active) != CUDA_SUCCESS ||
+	    !is_active || drv->cuDevicePrimaryCtxRetain(&context, device->handle) != CUDA_SUCCESS) {
+		return;
+	}
+	if (drv->cuCtxGetCurrent(&previous) == CUDA_SUCCESS &&
+	    drv->cuCtxSetCurrent(context) == CUDA_SUCCESS) {
+		drv->cuCtxSynchronize();
+		drv->cuCtxSetCurrent(previous);
+	}
+	drv->cuDevicePrimaryCtxRelease(device->handle);
 }
