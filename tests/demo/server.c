@@ -217,6 +217,8 @@ static void say_ready(struct server *server, uint64_t n_tensors)
 {
 	struct glake_model_info info = {.size = sizeof(info)};
 	check(glake_model_info(server->model, &info), "glake_model_info");
+	/* Takes what the daemon has to say, and tells it how much of our memory is in use. */
+	check(glake_dispatch(server->session), "glake_dispatch");
 	printf("ready tensors=%" PRIu64 " bytes=%" PRIu64 " open_ms=%.1f map_ms=%.1f %s\n",
 	       n_tensors, info.content_bytes, (double)server->opened_ns / 1e6,
 	       (double)info.map_ns / 1e6, info.was_loaded ? "was-loaded" : "loaded");
