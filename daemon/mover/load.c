@@ -164,7 +164,7 @@ static int prepare(struct load *load, struct fault *fault)
 	                         &load->device, fault);
 	if (!error) {
 		/* Early, so that threads get ready while the headers are parsed. */
-		error = pump_add(load->host->pump, &load->pump_job, fault);
+		error = pump_add(load->host->pump, &load->pump_job, load->device, fault);
 		load->is_pumped = !error;
 	}
 	if (!error) {

@@ -68,9 +68,10 @@ static int start_threads(struct pump *pump, struct fault *fault)
 	return 0;
 }
 
-int pump_add(struct pump *pump, struct pump_job *job, struct fault *fault)
+int pump_add(struct pump *pump, struct pump_job *job, struct device *device, struct fault *fault)
 {
 	pthread_mutex_lock(&pump->lock);
+	pump->first = pump->first ? pump->first : device;
 	int error = start_threads(pump, fault);
 	if (!error) {
 		if (pump->jobs) {
@@ -129,27 +130,6 @@ static struct pump_job *take_unit(struct pump *pump)
 	return NULL;
 }
 
-static void *worker_main(void *argument)
-{
-	struct pump_worker *worker = argument;
-	struct pump *pump = worker->pump;
-	pthread_mutex_lock(&pump->lock);
-	while (!pump->is_stopping) {
-		struct pump_job *job = take_unit(pump);
-		if (!job) {
-			pthread_cond_wait(&pump->posted, &pump->lock);
-			continue;
-		}
-		pthread_mutex_unlock(&pump->lock);
-		job->work(job, worker);
-		pthread_mutex_lock(&pump->lock);
-	}
-	pthread_mutex_unlock(&pump->lock);
-	/* Here, where a context is current if there is anything to free. */
-	free_worker(worker);
-	return NULL;
-}
-
 static int make_slots(struct pump_worker *worker, struct fault *fault)
 {
 	const struct pump *pump = worker->pump;
@@ -166,6 +146,35 @@ static int make_slots(struct pump_worker *worker, struct fault *fault)
 		worker->slots[i].memory = (char *)worker->pinned.memory + i * stride;
 	}
 	return 0;
+}
+
+static void *worker_main(void *argument)
+{
+	struct pump_worker *worker = argument;
+	struct pump *pump = worker->pump;
+	struct fault fault;
+	pthread_mutex_lock(&pump->lock);
+	struct device *first = pump->first;
+	pthread_mutex_unlock(&pump->lock);
+	/* What fails here is tried again, and told, when a slot is needed. */
+	if (device_enter(first, &fault) == 0) {
+		make_slots(worker, &fault);
+	}
+	pthread_mutex_lock(&pump->lock);
+	while (!pump->is_stopping) {
+		struct pump_job *job = take_unit(pump);
+		if (!job) {
+			pthread_cond_wait(&pump->posted, &pump->lock);
+			continue;
+		}
+		pthread_mutex_unlock(&pump->lock);
+		job->work(job, worker);
+		pthread_mutex_lock(&pump->lock);
+	}
+	pthread_mutex_unlock(&pump->lock);
+	/* Here, where a context is current if there is anything to free. */
+	free_worker(worker);
+	return NULL;
 }
 
 int pump_take_slot(struct pump_worker *worker, struct device *device, struct slot **slot_out,

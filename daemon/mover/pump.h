@@ -64,6 +64,7 @@ struct pump {
 	pthread_cond_t posted;
 	struct pump_job *jobs; /* under lock: whose turn it is; NULL = none */
 	unsigned n_workers;    /* under lock: started */
+	struct device *first;  /* under lock: of the first load */
 	bool is_stopping;      /* under lock */
 	struct pump_worker workers[PUMP_MAX_THREADS];
 };
@@ -73,8 +74,11 @@ void pump_init(struct pump *pump, const struct cudrv *drv, unsigned n_threads, u
 /* No job is left, and the devices are still open. */
 void pump_deinit(struct pump *pump);
 
-/* Take part. Starts the threads if there are none yet: 0, or a fault. */
-int pump_add(struct pump *pump, struct pump_job *job, struct fault *fault);
+/*
+ * Take part. Starts the threads if there are none yet, which then pin their slots at once, in
+ * @device's context and beside whatever the load does before its first unit. 0, or a fault.
+ */
+int pump_add(struct pump *pump, struct pump_job *job, struct device *device, struct fault *fault);
 void pump_post(struct pump *pump, struct pump_job *job, uint64_t n_units);
 /* All units posted have been worked off. */
 void pump_remove(struct pump *pump, struct pump_job *job);

@@ -10,6 +10,8 @@
 #include "proto/cleanup.h"
 
 #define N_SAMPLES 64
+/* A client that keeps setting O_DIRECT on its description only fails its own load. */
+#define MAX_REFUSALS 16
 
 int source_open(struct source *source, int fd, const char *name, struct fault *fault)
 {
@@ -75,10 +77,16 @@ void source_choose(struct source *source, bool may_direct)
 	posix_fadvise(source->fd, 0, 0, POSIX_FADV_SEQUENTIAL);
 }
 
-/* The file or its device cannot do it after all. Reads under way are not hurt by the change. */
+/*
+ * The file or its device cannot do it after all, or somebody else set the flag: the description is
+ * shared. Reads under way are not hurt by the change.
+ */
 static void stop_direct(struct source *source)
 {
-	fcntl(source->fd, F_SETFL, source->flags & ~O_DIRECT);
+	int flags = fcntl(source->fd, F_GETFL);
+	if (flags >= 0 && flags & O_DIRECT) {
+		fcntl(source->fd, F_SETFL, flags & ~O_DIRECT);
+	}
 	atomic_store(&source->is_direct, false);
 }
 
@@ -87,6 +95,7 @@ static int read_some(struct source *source, uint64_t offset, uint64_t least, uin
                      void *to)
 {
 	uint64_t done = 0;
+	unsigned n_refusals = 0;
 	while (done < least) {
 		ssize_t n = pread(source->fd, (char *)to + done, most - done,
 		                  (off_t)(offset + done));
@@ -94,7 +103,8 @@ static int read_some(struct source *source, uint64_t offset, uint64_t least, uin
 			done += (uint64_t)n;
 		} else if (n == 0) {
 			return SOURCE_E_SHORT;
-		} else if (errno == EINVAL && atomic_load(&source->is_direct)) {
+		} else if (errno == EINVAL && n_refusals++ < MAX_REFUSALS) {
+			/* Also where the flag is gone already: another reader was faster. */
 			stop_direct(source);
 		} else if (errno != EINTR) {
 			return -errno;

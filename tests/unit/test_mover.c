@@ -325,6 +325,60 @@ START_TEST(empty_models_need_no_chunk)
 }
 END_TEST
 
+/* Many windows a block and more readers than slots of work. */
+START_TEST(small_slots_do)
+{
+	struct peer peer;
+	struct made_model model = {0};
+	struct result result;
+	const char *name = "model.safetensors";
+	setenv("GLAKE_MOVER_SLOT_KIB", "68", 1);
+	setenv("GLAKE_MOVER_READERS", "7", 1);
+	peer_start(&peer, NULL);
+	add_mixed(&model);
+	made_write(&model, peer.folder, name);
+	load_and_check(&peer, &name, 1, NULL, false, &model, 1, &result);
+	made_free(&model);
+	peer_end(&peer);
+}
+END_TEST
+
+/* Another holder of the description may switch O_DIRECT on under our reads. */
+START_TEST(a_shared_description_does_no_harm)
+{
+	struct peer peer;
+	struct made_model model = {0};
+	struct known_plan plan;
+	struct result result;
+	Glake__Mover__LoadStart body = GLAKE__MOVER__LOAD_START__INIT;
+	Glake__Mover__Order order = ORDER(5, LOAD_START);
+	char path[512];
+	char name[] = "m";
+	char *names[] = {name};
+	peer_start(&peer, NULL);
+	made_add(&model, "w", 9 * MIB + 13);
+	made_add(&model, "x", 9 * MIB);
+	made_write(&model, peer.folder, name);
+	snprintf(path, sizeof(path), "%s/m", peer.folder);
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+	body.device_uuid = peer_uuid(&peer, 0);
+	body.n_files = 1;
+	body.files = names;
+	order.load_start = &body;
+	peer_send(&peer, &order, &fd, 1);
+	take_plan(&peer, 5, &plan);
+	fcntl(fd, F_SETFL, O_DIRECT);
+	make_chunks(&peer, &plan);
+	load_all(&peer, 5, &plan, 4, &result);
+	read_span(&peer, &plan);
+	check_tensors(&plan, &model);
+	drop_plan(&peer, &plan);
+	close(fd);
+	made_free(&model);
+	peer_end(&peer);
+}
+END_TEST
+
 /* The plan depends on names and sizes alone: order in the file makes no difference. */
 START_TEST(equal_tensors_are_equal_blocks)
 {
@@ -469,6 +523,38 @@ START_TEST(a_waiting_load_can_be_cancelled)
 	begin(&peer, &model, &plan);
 	peer_cancel(&peer, 7);
 	peer_expect_failed(&peer, 7, GLAKE__WIRE__STATUS__BUSY, "cancelled");
+	end_failed(&peer, &model, &plan);
+}
+END_TEST
+
+/* At any moment, with other loads beside it. */
+START_TEST(cancelling_at_any_moment_is_fine)
+{
+	enum { N_LOADS = 40 };
+	struct peer peer;
+	struct made_model model = {0};
+	struct known_plan plan;
+	unsigned n_ended = 0;
+	peer_start(&peer, NULL);
+	begin(&peer, &model, &plan);
+	for (unsigned i = 0; i < N_LOADS; i++) {
+		peer_load(&peer, 100 + i, "m");
+		usleep((useconds_t)(made_random() % 3000));
+		if (i % 2) {
+			/* Before its plan that is a mistake, after it right: both end the load. */
+			grant(&peer, 100 + i, &plan, 0, 10);
+		}
+		usleep((useconds_t)(made_random() % 3000));
+		peer_cancel(&peer, 100 + i);
+	}
+	peer_cancel(&peer, 7);
+	while (n_ended < N_LOADS + 1) {
+		Glake__Mover__Report *report = peer_next(&peer);
+		ck_assert_ptr_nonnull(report);
+		n_ended += report->body_case == GLAKE__MOVER__REPORT__BODY_FAILED ||
+		           report->body_case == GLAKE__MOVER__REPORT__BODY_LOAD_DONE;
+		peer_free_report(report);
+	}
 	end_failed(&peer, &model, &plan);
 }
 END_TEST
@@ -715,6 +801,9 @@ int main(void)
 	suite_add(suite, many_small_tensors_share_blocks);
 	suite_add(suite, shards_with_an_index_are_loaded);
 	suite_add(suite, a_cold_file_is_read_directly);
+	suite_add(suite, small_slots_do);
+	suite_add(suite, a_shared_description_does_no_harm);
+	suite_add(suite, cancelling_at_any_moment_is_fine);
 	suite_add(suite, empty_models_need_no_chunk);
 	suite_add(suite, equal_tensors_are_equal_blocks);
 	suite_add(suite, two_loads_run_beside_each_other);
