@@ -27,6 +27,8 @@
 
 #define START_MS 60000
 #define STOP_MS 60000
+#define CALM_US 300000
+#define CALM_TRIES 20
 #define LABEL_COLUMNS 44
 
 static char folder[PATH_MAX];
@@ -374,6 +376,20 @@ struct bench_process bench_process_now(pid_t pid)
 	}
 	fclose(file);
 	return process;
+}
+
+struct bench_process bench_process_calm(pid_t pid)
+{
+	struct bench_process last = bench_process_now(pid);
+	for (int i = 0; i < CALM_TRIES; i++) {
+		usleep(CALM_US);
+		struct bench_process now = bench_process_now(pid);
+		if (now.n_fds == last.n_fds && now.private_bytes == last.private_bytes) {
+			return now;
+		}
+		last = now;
+	}
+	return last;
 }
 
 /* ---- numbers --------------------------------------------------------------------------------- */

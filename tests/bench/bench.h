@@ -79,6 +79,9 @@ struct bench_process {
 
 struct bench_process bench_process_now(pid_t pid);
 
+/* The same once fds and pages have stopped moving: after its start glaked fills its pool. */
+struct bench_process bench_process_calm(pid_t pid);
+
 /* ---- numbers --------------------------------------------------------------------------------- */
 
 /* Times, or anything else to be counted in parts of a whole. {0} is empty. */

@@ -40,7 +40,7 @@ static void print_process(const char *label, const struct bench_process *process
 static void run(const struct bench_daemon *daemon, int *sockets, unsigned n, unsigned round)
 {
 	char label[64];
-	struct bench_process before = bench_process_now(daemon->pid);
+	struct bench_process before = bench_process_calm(daemon->pid);
 	uint64_t begin_ns = bench_now_ns();
 	for (unsigned i = 0; i < n; i++) {
 		sockets[i] = raw_connect(daemon->socket_path, "bench_sessions");

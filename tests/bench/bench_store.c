@@ -236,7 +236,7 @@ static void run_daemon(unsigned n)
 	for (unsigned i = 0; i < PUBLISH_WARMUP; i++) {
 		publish(session, &drv, i + 1);
 	}
-	struct bench_process before = bench_process_now(daemon.pid);
+	struct bench_process before = bench_process_calm(daemon.pid);
 	uint64_t begin_ns = bench_now_ns();
 	for (unsigned i = 0; i < n; i++) {
 		publish(session, &drv, PUBLISH_WARMUP + i + 1);
