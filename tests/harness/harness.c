@@ -100,8 +100,11 @@ static void make_folder(struct harness *harness)
 	snprintf(harness->folder, sizeof(harness->folder), "%s/glaked.XXXXXX",
 	         parent && *parent ? parent : "/tmp");
 	ck_assert_ptr_nonnull(mkdtemp(harness->folder));
-	/* For harness_as(). */
+	/* For harness_as(), and for a glaked that is somebody else. */
 	ck_assert_int_eq(chmod(harness->folder, 0755), 0);
+	if (harness->options.uid) {
+		ck_assert_int_eq(chown(harness->folder, harness->options.uid, (gid_t)-1), 0);
+	}
 	in_folder(harness, "glaked.sock", harness->socket_path);
 	in_folder(harness, "glaked.conf", harness->config_path);
 	in_folder(harness, "log", harness->log_path);
@@ -149,6 +152,15 @@ static void set_environment(const struct harness *harness)
 	}
 }
 
+static void become_user(uid_t uid, gid_t gid)
+{
+	if (setgroups(0, NULL) < 0 || setresgid(gid, gid, gid) < 0 ||
+	    setresuid(uid, uid, uid) < 0) {
+		fprintf(stderr, "cannot become uid %u: %s\n", (unsigned)uid, strerror(errno));
+		_exit(125);
+	}
+}
+
 /* In the child, between fork and exec. */
 static void become_glaked(const struct harness *harness)
 {
@@ -158,7 +170,8 @@ static void become_glaked(const struct harness *harness)
 	int log_fd = open(harness->log_path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
 	int null_fd = open("/dev/null", O_RDWR | O_CLOEXEC);
 	if (log_fd < 0 || dup2(null_fd, STDIN_FILENO) < 0 || dup2(log_fd, STDOUT_FILENO) < 0 ||
-	    dup2(log_fd, STDERR_FILENO) < 0) {
+	    dup2(harness->options.stderr_fd ? harness->options.stderr_fd : log_fd, STDERR_FILENO) <
+	            0) {
 		_exit(126);
 	}
 	set_environment(harness);
@@ -171,6 +184,9 @@ static void become_glaked(const struct harness *harness)
 	if (harness->options.max_fds) {
 		struct rlimit limit = {harness->options.max_fds, harness->options.max_fds};
 		setrlimit(RLIMIT_NOFILE, &limit);
+	}
+	if (harness->options.uid) {
+		become_user(harness->options.uid, harness->options.uid);
 	}
 	snprintf(program, sizeof(program), "%s/bin/glaked", build_folder());
 	const char *arguments[] = {program, "--socket", harness->socket_path, NULL, NULL, NULL};
@@ -239,6 +255,7 @@ static void prepare(struct harness *harness, const struct harness_options *optio
 		write_config(harness, harness->options.config);
 	}
 	harness->notify_fd = bind_to(SOCK_DGRAM, harness->notify_path);
+	ck_assert_int_eq(chmod(harness->notify_path, 0777), 0);
 	if (harness->options.is_activated) {
 		harness->listen_fd = bind_to(SOCK_SEQPACKET, harness->socket_path);
 		ck_assert_int_eq(listen(harness->listen_fd, 64), 0);
@@ -416,9 +433,7 @@ static void become(struct harness *harness, uid_t uid, gid_t gid)
 	strcpy(harness->config_path, "glaked.conf");
 	strcpy(harness->log_path, "log");
 	strcpy(harness->notify_path, "notify");
-	ck_assert_int_eq(setgroups(0, NULL), 0);
-	ck_assert_int_eq(setresgid(gid, gid, gid), 0);
-	ck_assert_int_eq(setresuid(uid, uid, uid), 0);
+	become_user(uid, gid);
 }
 
 void harness_as(struct harness *harness, uid_t uid, gid_t gid, harness_fn fn, void *user)

@@ -34,6 +34,8 @@ struct harness_options {
 	const char *faults;     /* $CUDASIM_FAULT; NULL = none */
 	bool is_activated;      /* pass the listening socket, as systemd does */
 	unsigned max_fds;       /* RLIMIT_NOFILE of glaked; 0 = inherited */
+	uid_t uid;              /* of glaked, and its gid; 0 = as the test. Needs root */
+	int stderr_fd;          /* of glaked; 0 = into the log file */
 	const char *const *env; /* more "NAME=value", ended by NULL; NULL = none */
 };
 
