@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""libglake-client by ctypes: where it is, and what its functions and structs look like."""
+from __future__ import annotations
+
+import ctypes
+import os
+from ctypes import (CFUNCTYPE, POINTER, Structure, c_char, c_char_p, c_int, c_int32, c_size_t,
+                    c_uint, c_uint8, c_uint32, c_uint64, c_void_p)
+from typing import Any, Iterator, List, Optional, Tuple
+
+from . import errors
+
+SONAME = "libglake-client.so.0"
+
+
+# ---- structs of glake.h ----
+
+class ConnectOptions(Structure):
+    _fields_ = [("size", c_size_t), ("socket_path", c_char_p), ("program", c_char_p),
+                ("libcuda", c_char_p), ("no_cuda", c_int)]
+
+
+class Device(Structure):
+    _fields_ = [("index", c_uint32), ("ordinal", c_int), ("uuid", c_uint8 * 16),
+                ("name", c_char * 64), ("total_bytes", c_uint64), ("quota_bytes", c_uint64)]
+
+
+class SessionInfo(Structure):
+    _fields_ = [("size", c_size_t), ("session", c_uint64), ("is_admin", c_int),
+                ("n_devices", c_uint32), ("tenant", c_char * 64), ("realm", c_char * 64),
+                ("daemon_version", c_char * 32)]
+
+
+PROGRESS = CFUNCTYPE(None, c_void_p, c_uint64, c_uint64)
+
+
+class ModelOptions(Structure):
+    _fields_ = [("size", c_size_t), ("device", c_uint32), ("name", c_char_p),
+                ("progress", PROGRESS), ("progress_user", c_void_p), ("no_map", c_int),
+                ("pin", c_int)]
+
+
+class ModelInfo(Structure):
+    _fields_ = [("size", c_size_t), ("name", c_char_p), ("device", c_uint32),
+                ("n_tensors", c_uint64), ("n_blocks", c_uint64), ("content_bytes", c_uint64),
+                ("mapped_bytes", c_uint64), ("base", c_uint64), ("was_loaded", c_int),
+                ("deduplicated_bytes", c_uint64), ("load_ns", c_uint64), ("map_ns", c_uint64)]
+
+
+class TensorInfo(Structure):
+    _fields_ = [("size", c_size_t), ("name", c_char_p), ("dtype", c_int), ("n_dims", c_uint32),
+                ("shape", POINTER(c_uint64)), ("bytes", c_uint64), ("ptr", c_uint64)]
+
+
+class Usage(Structure):
+    _fields_ = [("size", c_size_t), ("live_bytes", c_uint64), ("reserved_bytes", c_uint64),
+                ("warm_bytes", c_uint64), ("shared_bytes", c_uint64), ("n_warm_allocs", c_uint64),
+                ("n_cold_allocs", c_uint64)]
+
+
+# ---- structs of glake_admin.h ----
+
+class DeviceStatus(Structure):
+    _fields_ = [("index", c_uint32), ("name", c_char_p), ("uuid", c_uint8 * 16),
+                ("total_bytes", c_uint64), ("physical_bytes", c_uint64),
+                ("private_bytes", c_uint64), ("block_bytes", c_uint64),
+                ("used_block_bytes", c_uint64), ("pool_bytes", c_uint64),
+                ("logical_bytes", c_uint64), ("logical_block_bytes", c_uint64),
+                ("free_bytes", c_uint64), ("fabric", c_char_p), ("rdma", c_int)]
+
+
+class Status(Structure):
+    _fields_ = [("version", c_char_p), ("driver", c_char_p), ("config", c_char_p),
+                ("mover", c_char_p), ("pid", c_uint64), ("uptime_ms", c_uint64),
+                ("n_sessions", c_uint64), ("n_models", c_uint64), ("n_blocks", c_uint64),
+                ("fds_used", c_uint64), ("fds_budget", c_uint64), ("draining", c_int),
+                ("n_devices", c_uint32), ("devices", POINTER(DeviceStatus))]
+
+
+class SessionRow(Structure):
+    _fields_ = [("session", c_uint64), ("pid", c_uint32), ("uid", c_uint32),
+                ("program", c_char_p), ("tenant", c_char_p), ("realm", c_char_p),
+                ("reserved_bytes", c_uint64), ("live_bytes", c_uint64), ("warm_bytes", c_uint64),
+                ("shared_bytes", c_uint64), ("n_chunks", c_uint32), ("n_models", c_uint32),
+                ("age_ms", c_uint64), ("n_requests", c_uint64)]
+
+
+class TenantDevice(Structure):
+    _fields_ = [("device", c_uint32), ("used_bytes", c_uint64), ("quota_bytes", c_uint64),
+                ("peak_bytes", c_uint64)]
+
+
+class TenantRow(Structure):
+    _fields_ = [("name", c_char_p), ("n_sessions", c_uint32), ("max_sessions", c_uint32),
+                ("n_fds", c_uint64), ("max_fds", c_uint64), ("priority", c_int32),
+                ("n_devices", c_uint32), ("devices", POINTER(TenantDevice))]
+
+
+class ModelRow(Structure):
+    _fields_ = [("id", c_uint64), ("name", c_char_p), ("realm", c_char_p), ("state", c_char_p),
+                ("device", c_uint32), ("span_bytes", c_uint64), ("content_bytes", c_uint64),
+                ("unique_bytes", c_uint64), ("n_tensors", c_uint64), ("n_blocks", c_uint64),
+                ("n_open", c_uint32), ("pinned", c_int), ("idle_ms", c_uint64)]
+
+
+class BlockRow(Structure):
+    _fields_ = [("id", c_uint64), ("digest", c_uint8 * 16), ("device", c_uint32),
+                ("realm", c_char_p), ("chunk_bytes", c_uint64), ("content_bytes", c_uint64),
+                ("n_models", c_uint32), ("n_users", c_uint32)]
+
+
+STATUS_ROW = CFUNCTYPE(c_int, c_void_p, POINTER(Status))
+METRIC_ROW = CFUNCTYPE(c_int, c_void_p, c_char_p, c_uint64, c_char_p)
+SESSION_ROW = CFUNCTYPE(c_int, c_void_p, POINTER(SessionRow))
+TENANT_ROW = CFUNCTYPE(c_int, c_void_p, POINTER(TenantRow))
+MODEL_ROW = CFUNCTYPE(c_int, c_void_p, POINTER(ModelRow))
+BLOCK_ROW = CFUNCTYPE(c_int, c_void_p, POINTER(BlockRow))
+
+# ---- functions: name, result, arguments ----
+
+_FUNCTIONS: List[Tuple[str, Any, List[Any]]] = [
+    ("glake_strerror", c_char_p, [c_int]),
+    ("glake_error", c_char_p, []),
+    ("glake_version", c_char_p, []),
+    ("glake_connect", c_int, [POINTER(ConnectOptions), POINTER(c_void_p)]),
+    ("glake_disconnect", None, [c_void_p]),
+    ("glake_session_info", c_int, [c_void_p, POINTER(SessionInfo)]),
+    ("glake_device_at", c_int, [c_void_p, c_uint32, POINTER(Device)]),
+    ("glake_device_index", c_int, [c_void_p, c_int]),
+    ("glake_ping", c_int, [c_void_p]),
+    ("glake_alloc", c_int, [c_void_p, c_uint32, c_uint64, c_uint, POINTER(c_uint64)]),
+    ("glake_free", c_int, [c_void_p, c_uint64]),
+    ("glake_trim", c_int, [c_void_p, c_uint32, c_uint64]),
+    ("glake_dtype_name", c_char_p, [c_int]),
+    ("glake_dtype_bits", c_uint, [c_int]),
+    ("glake_model_open", c_int, [c_void_p, c_char_p, POINTER(ModelOptions), POINTER(c_void_p)]),
+    ("glake_model_open_shards", c_int, [c_void_p, POINTER(c_char_p), c_size_t,
+                                        POINTER(ModelOptions), POINTER(c_void_p)]),
+    ("glake_model_close", None, [c_void_p]),
+    ("glake_model_info", c_int, [c_void_p, POINTER(ModelInfo)]),
+    ("glake_model_tensor_at", c_int, [c_void_p, c_uint64, POINTER(TensorInfo)]),
+    ("glake_model_dlpack", c_int, [c_void_p, c_uint64, POINTER(c_void_p)]),
+    ("glake_read", c_int, [c_void_p, c_uint32, c_void_p, c_uint64, c_uint64]),
+    ("glake_fd", c_int, [c_void_p]),
+    ("glake_dispatch", c_int, [c_void_p]),
+    ("glake_usage", c_int, [c_void_p, POINTER(Usage)]),
+    ("glake_get_status", c_int, [c_void_p, STATUS_ROW, c_void_p]),
+    ("glake_get_stats", c_int, [c_void_p, METRIC_ROW, c_void_p]),
+    ("glake_list_sessions", c_int, [c_void_p, SESSION_ROW, c_void_p]),
+    ("glake_list_tenants", c_int, [c_void_p, TENANT_ROW, c_void_p]),
+    ("glake_list_models", c_int, [c_void_p, MODEL_ROW, c_void_p]),
+    ("glake_list_blocks", c_int, [c_void_p, BLOCK_ROW, c_void_p]),
+    ("glake_pin", c_int, [c_void_p, c_char_p, c_int]),
+    ("glake_evict", c_int, [c_void_p, c_char_p, POINTER(c_uint64), POINTER(c_uint64)]),
+    ("glake_set_quota", c_int, [c_void_p, c_char_p, c_uint32, c_uint64]),
+    ("glake_set_max_sessions", c_int, [c_void_p, c_char_p, c_uint32]),
+]
+
+
+def _candidates() -> Iterator[str]:
+    chosen = os.environ.get("GLAKE_CLIENT_LIB")
+    if chosen:
+        # Whoever says which one wants no other.
+        yield chosen
+        return
+    package = os.path.dirname(os.path.abspath(__file__))
+    build = os.environ.get("GLAKE_BUILD")
+    folders = [
+        os.path.join(package, "..", "..", "lib"),                         # an unpacked tarball
+        os.path.join(build, "lib") if build else None,
+        os.path.join(package, "..", "..", "..", "build", "lib"),          # a source tree
+    ]
+    for folder in folders:
+        path = os.path.join(folder, SONAME) if folder else None
+        if path and os.path.exists(path):
+            yield os.path.normpath(path)
+    yield SONAME
+
+
+def _load() -> ctypes.CDLL:
+    reasons = []
+    for path in _candidates():
+        try:
+            library = ctypes.CDLL(path)
+        except OSError as error:
+            reasons.append(str(error))
+            continue
+        for name, result, arguments in _FUNCTIONS:
+            function = getattr(library, name)
+            function.restype = result
+            function.argtypes = arguments
+        return library
+    raise ImportError("cannot load libglake-client: " + "; ".join(reasons))
+
+
+_library: Optional[ctypes.CDLL] = None
+
+
+def library() -> ctypes.CDLL:
+    """The library, loaded on first use: importing the package alone needs none."""
+    global _library
+    if _library is None:
+        _library = _load()
+    return _library
+
+
+def text(value: Optional[bytes]) -> str:
+    return value.decode("utf-8", "replace") if value else ""
+
+
+def check(result: int) -> int:
+    """Raise what a negative result means, on the thread that got it."""
+    if result >= 0:
+        return result
+    lib = library()
+    raise errors.make(result, text(lib.glake_error()) or text(lib.glake_strerror(result)))

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Looking and steering: glake_admin.h. One's own realm, or everything for an admin.
+
+Without a session these open one of their own for the call, which does not touch the driver.
+"""
+from __future__ import annotations
+
+import ctypes
+from contextlib import contextmanager
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+
+from . import _lib
+from .session import Session
+
+Row = Dict[str, Any]
+
+
+@contextmanager
+def _session(session: Optional[Session]) -> Iterator[Session]:
+    if session is not None:
+        yield session
+    else:
+        with Session(cuda=False) as own:
+            yield own
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return _lib.text(value)
+    if isinstance(value, ctypes.Array):
+        return bytes(value).hex()
+    return value
+
+
+def _row(struct: ctypes.Structure, flags: Tuple[str, ...] = ()) -> Row:
+    """A struct as a dict: texts decoded, None for none, the lists (devices) put in as lists."""
+    row: Row = {}
+    for field in struct._fields_:
+        name = field[0]
+        value = getattr(struct, name)
+        if name in flags:
+            row[name] = bool(value)
+        elif isinstance(value, ctypes._Pointer):
+            row[name] = [_row(value[i], ("rdma",)) for i in range(struct.n_devices)]
+        elif name != "n_devices":
+            row[name] = "" if value is None else _plain(value)
+    return row
+
+
+def _collect(function: str, callback: Any, session: Optional[Session],
+             flags: Tuple[str, ...] = ()) -> List[Row]:
+    rows: List[Row] = []
+    failures: List[BaseException] = []
+
+    def take(_user: Any, struct: Any) -> int:
+        # An exception cannot cross the library.
+        try:
+            rows.append(_row(struct.contents, flags))
+            return 0
+        except BaseException as error:  # noqa: B036
+            failures.append(error)
+            return 1
+
+    with _session(session) as open_session:
+        _lib.check(getattr(_lib.library(), function)(open_session.handle, callback(take), None))
+    if failures:
+        raise failures[0]
+    return rows
+
+
+def status(session: Optional[Session] = None) -> Row:
+    """The daemon and its devices."""
+    return _collect("glake_get_status", _lib.STATUS_ROW, session, ("draining",))[0]
+
+
+def stats(session: Optional[Session] = None) -> Dict[str, int]:
+    """The daemon's counters and gauges, by name."""
+    values: Dict[str, int] = {}
+
+    def take(_user: Any, name: bytes, value: int, _help: bytes) -> int:
+        values[_lib.text(name)] = value
+        return 0
+
+    with _session(session) as open_session:
+        _lib.check(_lib.library().glake_get_stats(open_session.handle, _lib.METRIC_ROW(take),
+                                                  None))
+    return values
+
+
+def sessions(session: Optional[Session] = None) -> List[Row]:
+    return _collect("glake_list_sessions", _lib.SESSION_ROW, session)
+
+
+def tenants(session: Optional[Session] = None) -> List[Row]:
+    return _collect("glake_list_tenants", _lib.TENANT_ROW, session)
+
+
+def models(session: Optional[Session] = None) -> List[Row]:
+    return _collect("glake_list_models", _lib.MODEL_ROW, session, ("pinned",))
+
+
+def blocks(session: Optional[Session] = None) -> List[Row]:
+    return _collect("glake_list_blocks", _lib.BLOCK_ROW, session)
+
+
+def _act(call: Callable[[Session], int], session: Optional[Session]) -> None:
+    with _session(session) as open_session:
+        _lib.check(call(open_session))
+
+
+def pin(model: str, session: Optional[Session] = None) -> None:
+    """Never evict ``model`` (a name of models()) until it is unpinned."""
+    _act(lambda s: _lib.library().glake_pin(s.handle, model.encode(), 1), session)
+
+
+def unpin(model: str, session: Optional[Session] = None) -> None:
+    _act(lambda s: _lib.library().glake_pin(s.handle, model.encode(), 0), session)
+
+
+def evict(model: Optional[str] = None, session: Optional[Session] = None) -> Tuple[int, int]:
+    """Evict one model, or everything unused. Returns (models, bytes)."""
+    n_models = ctypes.c_uint64()
+    n_bytes = ctypes.c_uint64()
+    name = model.encode() if model is not None else None
+    _act(lambda s: _lib.library().glake_evict(s.handle, name, ctypes.byref(n_models),
+                                              ctypes.byref(n_bytes)), session)
+    return n_models.value, n_bytes.value
+
+
+def set_quota(tenant: str, device: int, quota_bytes: int,
+              session: Optional[Session] = None) -> None:
+    """Admin. ``device`` is glaked's number; 0 bytes = no limit."""
+    _act(lambda s: _lib.library().glake_set_quota(s.handle, tenant.encode(), device,
+                                                  quota_bytes), session)
+
+
+def set_max_sessions(tenant: str, max_sessions: int, session: Optional[Session] = None) -> None:
+    """Admin. 0 = no limit."""
+    _act(lambda s: _lib.library().glake_set_max_sessions(s.handle, tenant.encode(),
+                                                         max_sessions), session)

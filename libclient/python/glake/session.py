@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sessions: one connection to the daemon each, and the process's own default one."""
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+import weakref
+from typing import Any, Dict, List, Optional, Union
+
+from . import _lib
+
+DeviceLike = Union[int, str, Any]
+
+
+class Session:
+    """One connection. Threads may share it. Closing it ends all that came from it but tensors that
+    were exported without a copy (DLPack): these stay mapped as long as they live."""
+
+    def __init__(self, socket: Optional[str] = None, program: Optional[str] = None,
+                 cuda: bool = True, libcuda: Optional[str] = None) -> None:
+        self._handle = ctypes.c_void_p()
+        options = _lib.ConnectOptions(
+            ctypes.sizeof(_lib.ConnectOptions), os.fsencode(socket) if socket else None,
+            program.encode() if program else None, os.fsencode(libcuda) if libcuda else None,
+            0 if cuda else 1)
+        handle = ctypes.c_void_p()
+        _lib.check(_lib.library().glake_connect(ctypes.byref(options), ctypes.byref(handle)))
+        self._handle = handle
+        # Models hold their session, so nobody can use the memory of one that is garbage. The end of
+        # the process is the daemon's to see: other threads may still be at work.
+        self._finalizer = weakref.finalize(self, _lib.library().glake_disconnect, handle)
+        self._finalizer.atexit = False
+
+    @property
+    def handle(self) -> ctypes.c_void_p:
+        """For calls of the C library."""
+        if not self._handle:
+            raise ValueError("the session is closed")
+        return self._handle
+
+    def close(self) -> None:
+        """Everything that uses memory of this session on the GPU has to be done."""
+        if self._handle:
+            self._handle = ctypes.c_void_p()
+            self._finalizer()
+
+    def __enter__(self) -> "Session":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    @property
+    def is_alive(self) -> bool:
+        """Open, of this process, and the daemon was there when last asked."""
+        return bool(self._handle) and _lib.library().glake_fd(self._handle) >= 0
+
+    def info(self) -> Dict[str, Any]:
+        info = _lib.SessionInfo(ctypes.sizeof(_lib.SessionInfo))
+        _lib.check(_lib.library().glake_session_info(self.handle, ctypes.byref(info)))
+        return {"session": info.session, "is_admin": bool(info.is_admin),
+                "tenant": _lib.text(info.tenant), "realm": _lib.text(info.realm),
+                "daemon_version": _lib.text(info.daemon_version)}
+
+    def devices(self) -> List[Dict[str, Any]]:
+        """glaked's devices; ``ordinal`` is CUDA's number in this process, None if not visible."""
+        info = _lib.SessionInfo(ctypes.sizeof(_lib.SessionInfo))
+        _lib.check(_lib.library().glake_session_info(self.handle, ctypes.byref(info)))
+        devices = []
+        for position in range(info.n_devices):
+            device = _lib.Device()
+            _lib.check(_lib.library().glake_device_at(self.handle, position,
+                                                      ctypes.byref(device)))
+            devices.append({"index": device.index,
+                            "ordinal": device.ordinal if device.ordinal >= 0 else None,
+                            "uuid": bytes(device.uuid).hex(), "name": _lib.text(device.name),
+                            "total_bytes": device.total_bytes,
+                            "quota_bytes": device.quota_bytes})
+        return devices
+
+    def device_index(self, ordinal: int) -> int:
+        """glaked's number for CUDA's device ``ordinal`` of this process, matched by UUID."""
+        return _lib.check(_lib.library().glake_device_index(self.handle, ordinal))
+
+    def usage(self) -> Dict[str, int]:
+        """This session's own counters."""
+        usage = _lib.Usage(ctypes.sizeof(_lib.Usage))
+        _lib.check(_lib.library().glake_usage(self.handle, ctypes.byref(usage)))
+        return {name: getattr(usage, name) for name, _ in usage._fields_ if name != "size"}
+
+    def ping(self) -> None:
+        _lib.check(_lib.library().glake_ping(self.handle))
+
+
+_lock = threading.Lock()
+_default: Optional[Session] = None
+
+
+def _after_fork() -> None:
+    """In a child: another thread of the parent may have held the lock."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def default_session() -> Session:
+    """The process's session, made on first use, and anew after a fork or when the daemon is gone."""
+    global _default
+    with _lock:
+        if _default is None or not _default.is_alive:
+            _default = Session()
+        return _default
+
+
+def connect(socket: Optional[str] = None, program: Optional[str] = None, cuda: bool = True,
+            libcuda: Optional[str] = None) -> Session:
+    """A new session. ``cuda=False`` never opens the driver: enough to look and steer."""
+    return Session(socket, program, cuda, libcuda)
+
+
+def parse_ordinal(device: DeviceLike) -> int:
+    """0, "cuda", "cuda:1" or a torch.device, as CUDA's number of a device in this process."""
+    if isinstance(device, int) and not isinstance(device, bool):
+        ordinal: Any = device
+    else:
+        kind, _, number = str(device).partition(":")
+        if kind != "cuda":
+            raise ValueError(f"{device}: glake maps GPU memory; the device is cuda or cuda:N")
+        ordinal = number or None
+        if ordinal is None:
+            ordinal = _current_ordinal()
+        elif not number.isdigit():
+            raise ValueError(f"{device}: not a device")
+    ordinal = int(ordinal)
+    if ordinal < 0:
+        raise ValueError(f"{device}: not a device")
+    return ordinal
+
+
+def _current_ordinal() -> int:
+    """"cuda" alone is torch's current device, where torch is in use."""
+    import sys
+    torch = sys.modules.get("torch")
+    return torch.cuda.current_device() if torch is not None else 0

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One tensor of a mapped model: where it is, and how other libraries get at it."""
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any, Dict, Optional, Tuple
+
+from . import _lib
+
+if TYPE_CHECKING:
+    import numpy
+
+    from .model import Model
+
+# safetensors name: numpy's type string; what numpy has no type for is in _ML_DTYPES.
+_TYPESTR = {"BOOL": "|b1", "U8": "|u1", "I8": "|i1", "I16": "<i2", "U16": "<u2", "F16": "<f2",
+            "I32": "<i4", "U32": "<u4", "F32": "<f4", "C64": "<c8", "F64": "<f8", "I64": "<i8",
+            "U64": "<u8"}
+# name in ml_dtypes, and the raw type without it
+_ML_DTYPES = {"BF16": ("bfloat16", "<u2"), "F8_E4M3": ("float8_e4m3fn", "|u1"),
+              "F8_E5M2": ("float8_e5m2", "|u1"), "F8_E8M0": ("float8_e8m0fnu", "|u1")}
+
+_KDL_CUDA = 2
+_CAPSULE_NAME = b"dltensor"
+
+# Prototypes of our own: the attributes of ctypes.pythonapi are shared with whoever else uses it.
+_capsule_new = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p,
+                                 ctypes.c_void_p)(("PyCapsule_New", ctypes.pythonapi))
+_capsule_is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(
+    ("PyCapsule_IsValid", ctypes.pythonapi))
+_capsule_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi))
+_inc_ref = ctypes.PYFUNCTYPE(None, ctypes.py_object)(("Py_IncRef", ctypes.pythonapi))
+
+
+class _DLTensor(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), ("device_type", ctypes.c_int32),
+                ("device_id", ctypes.c_int32), ("n_dims", ctypes.c_int32),
+                ("type_code", ctypes.c_uint8), ("type_bits", ctypes.c_uint8),
+                ("type_lanes", ctypes.c_uint16), ("shape", ctypes.POINTER(ctypes.c_int64)),
+                ("strides", ctypes.POINTER(ctypes.c_int64)), ("byte_offset", ctypes.c_uint64)]
+
+
+class DLManagedTensor(_DLTensor):
+    _fields_ = [("context", ctypes.c_void_p),
+                ("deleter", ctypes.CFUNCTYPE(None, ctypes.c_void_p))]
+
+
+def delete_managed(address: int) -> None:
+    """Call the C deleter of a DLManagedTensor that nobody took."""
+    DLManagedTensor.from_address(address).deleter(address)
+
+
+@ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
+def _drop_capsule(capsule: int) -> None:
+    # A consumer renames what it took.
+    if _capsule_is_valid(capsule, _CAPSULE_NAME):
+        delete_managed(_capsule_pointer(capsule, _CAPSULE_NAME))
+
+
+# A capsule may be the last thing to go when the interpreter ends: its destructor must outlive it.
+_inc_ref(_drop_capsule)
+_drop_capsule_address = ctypes.cast(_drop_capsule, ctypes.c_void_p)
+
+
+class Tensor:
+    """A tensor in GPU memory, read-only. It holds its Model."""
+
+    __slots__ = ("_model", "_position", "name", "dtype", "shape", "nbytes", "ptr")
+
+    def __init__(self, model: "Model", position: int, info: _lib.TensorInfo) -> None:
+        self._model = model
+        self._position = position
+        self.name: str = _lib.text(info.name)
+        #: safetensors' name of the element type, "BF16"
+        self.dtype: str = _lib.text(_lib.library().glake_dtype_name(info.dtype))
+        self.shape: Tuple[int, ...] = tuple(info.shape[:info.n_dims])
+        self.nbytes: int = info.bytes
+        #: the device address; 0 for a tensor of no bytes
+        self.ptr: int = info.ptr
+
+    def __repr__(self) -> str:
+        return f"<glake.Tensor {self.name} {self.dtype}{list(self.shape)} at 0x{self.ptr:x}>"
+
+    @property
+    def model(self) -> "Model":
+        return self._model
+
+    @property
+    def device(self) -> int:
+        """CUDA's number of the device in this process."""
+        return self._model.ordinal
+
+    # ---- copies ----
+
+    def tobytes(self) -> bytes:
+        buffer = bytearray(self.nbytes)
+        self._model.read_into(buffer, self.ptr)
+        return bytes(buffer)
+
+    def numpy(self) -> "numpy.ndarray":
+        """A copy on the host. What numpy has no type for: see README.md."""
+        import numpy
+        raw = numpy.empty(self.nbytes, numpy.uint8)
+        self._model.read_into(raw, self.ptr)
+        dtype = self._numpy_dtype()
+        return raw if dtype is None else raw.view(dtype).reshape(self.shape)
+
+    def _numpy_dtype(self) -> Any:
+        """None for types smaller than a byte."""
+        import numpy
+        if self.dtype in _TYPESTR:
+            return numpy.dtype(_TYPESTR[self.dtype])
+        if self.dtype not in _ML_DTYPES:
+            return None
+        name, raw = _ML_DTYPES[self.dtype]
+        try:
+            import ml_dtypes
+            return numpy.dtype(getattr(ml_dtypes, name))
+        except (ImportError, AttributeError):
+            return numpy.dtype(raw)
+
+    # ---- without a copy ----
+
+    def __dlpack__(self, *, stream: Optional[Any] = None, max_version: Optional[Any] = None,
+                   dl_device: Optional[Tuple[int, int]] = None,
+                   copy: Optional[bool] = None) -> Any:
+        """A classic (unversioned) capsule. The weights were there before any stream of ours, so
+        there is nothing to wait for. Bytes of 8-bit floats come as uint8."""
+        if dl_device is not None and tuple(dl_device) != self.__dlpack_device__():
+            raise BufferError("the tensor is on another device")
+        if copy:
+            raise BufferError("clone the tensor in the library that takes it")
+        managed = self._model.export(self._position)
+        try:
+            return _capsule_new(managed, _CAPSULE_NAME, _drop_capsule_address)
+        except BaseException:
+            delete_managed(managed)
+            raise
+
+    def __dlpack_device__(self) -> Tuple[int, int]:
+        return (_KDL_CUDA, self._model.ordinal)
+
+    @property
+    def __cuda_array_interface__(self) -> Dict[str, Any]:
+        if self.dtype not in _TYPESTR:
+            raise AttributeError(f"{self.dtype} has no type string of numpy")
+        self._model.mark_exported()
+        return {"shape": self.shape, "typestr": _TYPESTR[self.dtype], "data": (self.ptr, True),
+                "version": 3, "strides": None}

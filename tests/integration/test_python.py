@@ -1,0 +1,436 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Python binding against the real daemon on the simulated driver.
+
+Files are written by the real safetensors library and compared byte by byte. Nothing here knows that
+the simulator's device memory is host memory: bytes come through Tensor.numpy().
+"""
+import ctypes
+import gc
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+import time
+import unittest
+
+import numpy
+from safetensors.numpy import save, save_file
+
+import glake
+from glake import _lib
+from glake.tensor import DLManagedTensor, delete_managed
+
+BUILD = os.environ.get("GLAKE_BUILD", "build")
+
+DTYPES = ["bool", "uint8", "int8", "int16", "uint16", "float16", "int32", "uint32", "float32",
+          "float64", "int64", "uint64", "complex64"]
+
+
+def make(seed, dtype, shape):
+    """Any bit pattern but for bool, where there are two."""
+    generator = numpy.random.default_rng(seed)
+    n_elements = int(numpy.prod(shape, dtype=numpy.int64))
+    if dtype == "bool":
+        return generator.integers(0, 2, n_elements).astype("bool").reshape(shape)
+    raw = generator.integers(0, 256, n_elements * numpy.dtype(dtype).itemsize, dtype="uint8")
+    return raw.view(dtype).reshape(shape)
+
+
+def raw_file(path, entries):
+    """A safetensors file by hand, for types that numpy lacks: name -> (dtype, shape, bytes)."""
+    header, data = {}, b""
+    for name, (dtype, shape, content) in entries.items():
+        header[name] = {"dtype": dtype, "shape": list(shape),
+                        "data_offsets": [len(data), len(data) + len(content)]}
+        data += content
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text + data)
+
+
+class Case(unittest.TestCase):
+    CONFIG = ""
+
+    def setUp(self):
+        self.folder = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, self.folder)
+        os.environ["GLAKE_SOCKET"] = self.path("socket")
+        os.environ.setdefault("CUDASIM_DEVICES", "2x8GiB")
+        os.environ.setdefault("GLAKE_LIBCUDA", os.path.join(BUILD, "cudasim", "libcuda.so.1"))
+        self.addCleanup(self.forget_session)
+        self.start_daemon()
+
+    def forget_session(self):
+        glake.session._default = None
+        gc.collect()
+
+    def path(self, name):
+        return os.path.join(self.folder, name)
+
+    def start_daemon(self):
+        with open(self.path("glaked.conf"), "w") as file:
+            file.write(self.CONFIG)
+        with open(self.path("log"), "ab") as log:
+            self.daemon = subprocess.Popen(
+                [os.path.join(BUILD, "bin", "glaked"), "-c", self.path("glaked.conf")],
+                stdout=log, stderr=log)
+        self.addCleanup(self.stop_daemon, self.daemon)
+        deadline = time.monotonic() + 10
+        while True:
+            try:
+                glake.connect(cuda=False).close()
+                return
+            except glake.GoneError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.01)
+
+    @staticmethod
+    def stop_daemon(daemon):
+        daemon.kill()
+        daemon.wait()
+
+    def save(self, name="model.safetensors"):
+        tensors = {f"t.{dtype}.{i}": make(i + 1, dtype, shape) for dtype in DTYPES
+                   for i, shape in enumerate([(3, 5), (), (7,), (0, 4), (2, 3, 4, 5)])}
+        tensors["large"] = make(99, "float32", (1024, 1100))
+        save_file(tensors, self.path(name))
+        return tensors
+
+
+class Models(Case):
+    def check(self, model, tensors):
+        self.assertEqual(set(model), set(tensors))
+        self.assertEqual(len(model), len(tensors))
+        for name, expected in tensors.items():
+            tensor = model[name]
+            self.assertEqual(tensor.shape, expected.shape, name)
+            self.assertEqual(tensor.nbytes, expected.nbytes, name)
+            got = tensor.numpy()
+            self.assertEqual(got.dtype, expected.dtype, name)
+            self.assertEqual(got.shape, expected.shape, name)
+            self.assertEqual(got.tobytes(), expected.tobytes(), name)
+
+    def test_every_type_comes_back_bit_by_bit(self):
+        tensors = self.save()
+        with glake.Model(self.path("model.safetensors")) as model:
+            self.check(model, tensors)
+            self.assertFalse(model.was_loaded)
+            self.assertEqual(model.content_bytes, sum(t.nbytes for t in tensors.values()))
+            self.assertIn("large", model)
+            self.assertNotIn("small", model)
+            with self.assertRaises(KeyError):
+                model.tensor("small")
+        with glake.Model(self.folder) as again:
+            self.check(again, tensors)
+        with self.assertRaises(ValueError):
+            again["large"]
+
+    def test_types_that_numpy_lacks(self):
+        entries = {"bf16": ("BF16", (3, 5), os.urandom(30)), "e4": ("F8_E4M3", (7,), os.urandom(7)),
+                   "e5": ("F8_E5M2", (7,), os.urandom(7)), "e8": ("F8_E8M0", (2, 2), os.urandom(4)),
+                   "f4": ("F4", (2, 8), os.urandom(8))}
+        raw_file(self.path("m.safetensors"), entries)
+        try:
+            import ml_dtypes
+        except ImportError:
+            ml_dtypes = None
+        names = {"bf16": ("bfloat16", "uint16"), "e4": ("float8_e4m3fn", "uint8"),
+                 "e5": ("float8_e5m2", "uint8"), "e8": ("float8_e8m0fnu", "uint8")}
+        with glake.Model(self.path("m.safetensors")) as model:
+            for name, (dtype, shape, content) in entries.items():
+                tensor = model[name]
+                self.assertEqual(tensor.dtype, dtype)
+                self.assertEqual(tensor.shape, shape)
+                self.assertEqual(tensor.tobytes(), content)
+                self.assertEqual(tensor.numpy().tobytes(), content)
+                if name in names:
+                    kind, raw = names[name]
+                    wanted = getattr(ml_dtypes, kind) if ml_dtypes else raw
+                    self.assertEqual(tensor.numpy().dtype, numpy.dtype(wanted))
+                    self.assertEqual(tensor.numpy().shape, shape)
+            self.assertEqual(model["f4"].numpy().shape, (8,))
+
+    def test_shards_and_folders(self):
+        tensors = self.save("all.safetensors")
+        names = sorted(tensors)
+        shards = ["a.safetensors", "b.safetensors"]
+        for i, shard in enumerate(shards):
+            save_file({name: tensors[name] for name in names[i::2]}, self.path(shard))
+        index = {"weight_map": {name: shards[i % 2] for i, name in enumerate(names)}}
+        with open(self.path("model.safetensors.index.json"), "w") as file:
+            json.dump(index, file)
+        with glake.Model(self.folder) as model:
+            self.check(model, tensors)
+        with glake.Model([self.path(shard) for shard in shards]) as model:
+            self.check(model, tensors)
+        os.unlink(self.path("b.safetensors"))
+        with self.assertRaises(glake.BadFileError) as caught:
+            glake.Model(self.folder)
+        for part in ("model.safetensors.index.json", names[1], "b.safetensors"):
+            self.assertIn(part, str(caught.exception))
+
+    def test_errors_are_what_python_expects(self):
+        with self.assertRaises(FileNotFoundError):
+            glake.Model(self.path("none"))
+        with open(self.path("bad.safetensors"), "wb") as file:
+            file.write(b"x" * 100)
+        with self.assertRaises(glake.BadFileError) as caught:
+            glake.Model(self.path("bad.safetensors"))
+        self.assertEqual(caught.exception.code, -4010)
+        self.assertIn("bad.safetensors", caught.exception.text)
+        with self.assertRaises(FileNotFoundError):
+            glake.Model(self.path("bad.safetensors"), device=7)
+        with self.assertRaises(ValueError):
+            glake.Model(self.path("bad.safetensors"), device="cpu")
+        with self.assertRaises(glake.GoneError):
+            glake.connect(self.path("nobody"))
+
+    def test_progress_and_its_exceptions(self):
+        save_file({f"t{i}": make(i, "uint8", (2 << 20,)) for i in range(24)},
+                  self.path("m.safetensors"))
+        seen = []
+        with glake.Model(self.path("m.safetensors"), name="named",
+                         progress=lambda done, total: seen.append((done, total))) as model:
+            self.assertEqual(model.name, "named")
+        self.assertTrue(seen)
+        self.assertEqual(seen, sorted(seen))
+        glake.evict()
+
+        def fail(_done, _total):
+            raise ZeroDivisionError
+
+        with self.assertRaises(ZeroDivisionError):
+            glake.Model(self.path("m.safetensors"), progress=fail)
+
+    def test_the_second_device(self):
+        tensors = self.save()
+        with glake.Model(self.path("model.safetensors"), device="cuda:1") as model:
+            self.check(model, tensors)
+            self.assertEqual(model["large"].__dlpack_device__(), (2, 1))
+
+    def test_threads(self):
+        tensors = self.save()
+        failures = []
+
+        def work():
+            try:
+                for _ in range(5):
+                    with glake.Model(self.path("model.safetensors")) as model:
+                        self.check(model, tensors)
+            except BaseException as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=work) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(failures, [])
+        self.assertEqual(glake.default_session().usage()["shared_bytes"], 0)
+
+    def test_the_daemon_dies_and_comes_back(self):
+        tensors = self.save()
+        model = glake.Model(self.path("model.safetensors"))
+        self.stop_daemon(self.daemon)
+        self.check(model, tensors)
+        with self.assertRaises(glake.GoneError):
+            glake.default_session().ping()
+        with self.assertRaises(glake.GoneError):
+            glake.Model(self.path("model.safetensors"))
+        self.start_daemon()
+        with glake.Model(self.path("model.safetensors")) as again:
+            self.check(again, tensors)
+        self.check(model, tensors)
+
+
+class Export(Case):
+    def managed(self, tensor):
+        get = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+            ("PyCapsule_GetPointer", ctypes.pythonapi))
+        capsule = tensor.__dlpack__()
+        return capsule, DLManagedTensor.from_address(get(capsule, b"dltensor"))
+
+    def test_capsules_say_what_is_there(self):
+        entries = {"bf16": ("BF16", (3, 5), os.urandom(30)), "e4": ("F8_E4M3", (7, 2), os.urandom(14)),
+                   "f4": ("F4", (2, 8), os.urandom(8)), "b": ("BOOL", (2,), b"\0\1"),
+                   "s": ("I64", (), os.urandom(8)), "c": ("C64", (1,), os.urandom(8)),
+                   "none": ("F32", (0, 3), b"")}
+        raw_file(self.path("m.safetensors"), entries)
+        expected = {"bf16": (4, 16, (3, 5)), "e4": (1, 8, (7, 2)), "f4": (1, 8, (8,)),
+                    "b": (6, 8, (2,)), "s": (0, 64, ()), "c": (5, 64, (1,)), "none": (2, 32, (0, 3))}
+        with glake.Model(self.path("m.safetensors")) as model:
+            for name, (code, bits, shape) in expected.items():
+                capsule, managed = self.managed(model[name])
+                self.assertEqual(managed.data or 0, model[name].ptr)
+                self.assertEqual((managed.device_type, managed.device_id), (2, 0))
+                self.assertEqual((managed.type_code, managed.type_bits, managed.type_lanes),
+                                 (code, bits, 1))
+                self.assertEqual(tuple(managed.shape[:managed.n_dims]), shape)
+                self.assertFalse(managed.strides)
+                self.assertEqual(managed.byte_offset, 0)
+                del capsule
+            with self.assertRaises(BufferError):
+                model["s"].__dlpack__(copy=True)
+
+    def test_an_unused_capsule_lets_go(self):
+        self.save()
+        model = glake.Model(self.path("model.safetensors"))
+        capsule, _ = self.managed(model["large"])
+        mapped = model.mapped_bytes
+        usage = glake.default_session().usage
+        model.close()
+        self.assertEqual(usage()["shared_bytes"], mapped)
+        del capsule, _
+        self.assertEqual(usage()["shared_bytes"], 0)
+        self.assertEqual(glake.sessions(glake.default_session())[0]["n_models"], 0)
+
+    def test_a_capsule_dropped_by_an_exception_is_quiet(self):
+        self.save()
+        program = f"""
+            import glake
+            def use():
+                capsule = glake.Model({self.path("model.safetensors")!r})["large"].__dlpack__()
+                raise KeyError("mine")
+            for _ in range(3):
+                try:
+                    use()
+                except KeyError as error:
+                    pass
+            print(glake.default_session().usage()["shared_bytes"])
+        """
+        self.assertEqual(self.run_python(program), "0\n")
+
+    def run_python(self, program):
+        result = subprocess.run([sys.executable, "-c", textwrap.dedent(program)],
+                                capture_output=True, text=True, timeout=60)
+        self.assertEqual((result.returncode, result.stderr), (0, ""))
+        return result.stdout
+
+    def test_the_mapping_lives_as_long_as_a_tensor_of_it(self):
+        tensors = self.save()
+        session = glake.connect()
+        model = glake.Model(self.path("model.safetensors"), session=session)
+        address = model.export(list(model).index("large"))
+        managed = DLManagedTensor.from_address(address)
+        expected = tensors["large"].tobytes()
+        model.close()
+        session.close()
+        del model, session
+        gc.collect()
+        # Through another session: it is the same address space.
+        got = bytearray(len(expected))
+        memory = (ctypes.c_char * len(got)).from_buffer(got)
+        other = glake.default_session()
+        _lib.check(_lib.library().glake_read(other.handle, 0, memory, managed.data, len(got)))
+        self.assertEqual(bytes(got), expected)
+        device_address = managed.data
+        # Dropped by a thread that Python does not know, as a library might.
+        thread = threading.Thread(target=delete_managed, args=(address,))
+        thread.start()
+        thread.join()
+        with self.assertRaises(glake.DriverError):
+            _lib.check(_lib.library().glake_read(other.handle, 0, memory, device_address, 1))
+
+    def test_the_end_of_the_interpreter_is_quiet(self):
+        self.save()
+        program = f"""
+            import glake, threading
+            model = glake.Model({self.path("model.safetensors")!r})
+            kept = [model[name].__dlpack__() for name in model]
+            leaked = [model.export(0) for _ in range(3)]
+            import ctypes, atexit
+            cycle = [kept]; cycle.append(cycle)
+            print("end")
+        """
+        self.assertEqual(self.run_python(program), "end\n")
+
+    def test_array_interface(self):
+        tensors = self.save()
+        with glake.Model(self.path("model.safetensors")) as model:
+            interface = model["large"].__cuda_array_interface__
+            self.assertEqual(interface["shape"], tensors["large"].shape)
+            self.assertEqual(interface["typestr"], tensors["large"].dtype.str)
+            self.assertEqual(interface["data"], (model["large"].ptr, True))
+            self.assertEqual(interface["version"], 3)
+
+
+class Forks(Case):
+    def test_a_child_gets_a_session_of_its_own(self):
+        self.save()
+        program = f"""
+            import os, sys, glake
+            looking = glake.connect(cuda=False)
+            first = looking.info()["session"]
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    looking.ping()
+                    os._exit(1)
+                except glake.ForkedError:
+                    pass
+                del looking
+                second = glake.connect(cuda=False).info()["session"]
+                os._exit(0 if second != first else 2)
+            status = os.waitpid(pid, 0)[1]
+            looking.ping()
+            print(status)
+        """
+        result = subprocess.run([sys.executable, "-c", textwrap.dedent(program)],
+                                capture_output=True, text=True, timeout=60)
+        self.assertEqual((result.stdout, result.stderr), ("0\n", ""))
+
+
+class Admin(Case):
+    CONFIG = 'tenants = ({ name = "default"; device_bytes = "1GiB"; });'
+
+    def test_lists(self):
+        self.save()
+        path = self.path("model.safetensors")
+        with glake.Model(path, pin=True) as model:
+            status = glake.status()
+            self.assertEqual(status["pid"], self.daemon.pid)
+            self.assertEqual(len(status["devices"]), 2)
+            self.assertGreaterEqual(status["devices"][0]["block_bytes"], model.mapped_bytes)
+            self.assertFalse(status["draining"])
+            self.assertGreater(len(glake.stats()), 5)
+            rows = glake.models()
+            self.assertEqual([(row["name"], row["n_open"], row["pinned"]) for row in rows],
+                             [(path, 1, True)])
+            mine = [row for row in glake.sessions() if row["pid"] == os.getpid()]
+            self.assertIn(model.mapped_bytes, [row["shared_bytes"] for row in mine])
+            self.assertTrue(glake.blocks())
+            self.assertEqual(len(glake.blocks()[0]["digest"]), 32)
+            tenant = {row["name"]: row for row in glake.tenants()}["default"]
+            self.assertEqual(tenant["devices"][1]["quota_bytes"], 1 << 30)
+            with self.assertRaises(glake.BusyError):
+                glake.evict(path)
+        glake.unpin(path)
+        self.assertEqual(glake.evict()[0], 1)
+        self.assertEqual(glake.models(), [])
+        with self.assertRaises(glake.NotFoundError):
+            glake.pin("nothing")
+
+    def test_quotas(self):
+        glake.set_quota("default", 0, 2 << 20)
+        with open(self.path("m.safetensors"), "wb") as file:
+            file.write(save({"t": make(1, "uint8", (5 << 20,))}))
+        with self.assertRaises(glake.QuotaError) as caught:
+            glake.Model(self.path("m.safetensors"))
+        self.assertIn("quota", str(caught.exception))
+        # The default session is one.
+        glake.set_max_sessions("default", 2)
+        keep = glake.connect(cuda=False)
+        with self.assertRaises(glake.QuotaError):
+            glake.connect(cuda=False)
+        keep.close()
+
+
+if __name__ == "__main__":
+    unittest.main()
