@@ -62,6 +62,7 @@ CUresult cuEventCreate(CUevent *event_out, unsigned int flags)
 	return CUDA_SUCCESS;
 }
 
+/* Frees also in a poisoned context, and then says what is wrong: nobody can try again. */
 CUresult cuEventDestroy_v2(CUevent handle)
 {
 	ENTER(cuEventDestroy_v2);
@@ -70,10 +71,11 @@ CUresult cuEventDestroy_v2(CUevent handle)
 	if (!e) {
 		return CUDA_ERROR_INVALID_HANDLE;
 	}
+	struct ctx *ctx = e->ctx;
 	event_set_mark(e, NULL);
 	e->magic = 0;
 	free(e);
-	return CUDA_SUCCESS;
+	return ctx_check(ctx);
 }
 
 CUresult cuEventRecord(CUevent handle, CUstream stream)

@@ -13,6 +13,7 @@
 
 struct module {
 	uint64_t magic;
+	struct ctx *ctx;
 };
 
 static bool is_image(const void *image)
@@ -41,6 +42,7 @@ static CUresult load(CUmodule *module_out, const void *image)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
 	module->magic = MODULE_MAGIC;
+	module->ctx = ctx_current();
 	*module_out = (CUmodule)module;
 	return CUDA_SUCCESS;
 }
@@ -68,6 +70,7 @@ static struct module *module_from_handle(CUmodule handle)
 	return module && module->magic == MODULE_MAGIC ? module : NULL;
 }
 
+/* Frees also in a poisoned context, and then says what is wrong: nobody can try again. */
 CUresult cuModuleUnload(CUmodule handle)
 {
 	ENTER(cuModuleUnload);
@@ -76,10 +79,11 @@ CUresult cuModuleUnload(CUmodule handle)
 	if (!module) {
 		return CUDA_ERROR_INVALID_HANDLE;
 	}
-	stream_wait_ctx(ctx_current());
+	struct ctx *ctx = module->ctx;
+	stream_wait_ctx(ctx);
 	module->magic = 0;
 	free(module);
-	return CUDA_SUCCESS;
+	return ctx_check(ctx);
 }
 
 CUresult cuModuleGetFunction(CUfunction *function_out, CUmodule handle, const char *name)

@@ -70,9 +70,14 @@ static void recount(void)
 
 static void lock(void)
 {
-	if (pthread_mutex_lock(&registry->lock) == EOWNERDEAD) {
+	int err = pthread_mutex_lock(&registry->lock);
+
+	if (err == EOWNERDEAD) {
 		pthread_mutex_consistent(&registry->lock);
 		recount();
+	} else if (err != 0) {
+		fprintf(stderr, "cudasim: the books cannot be locked: error %d\n", err);
+		abort();
 	}
 }
 

@@ -28,16 +28,20 @@ CUresult cuStreamCreateWithPriority(CUstream *stream_out, unsigned int flags, in
 	return create(stream_out, flags, priority);
 }
 
+/* Frees also in a poisoned context, and then says what is wrong: nobody can try again. */
 CUresult cuStreamDestroy_v2(CUstream handle)
 {
 	ENTER(cuStreamDestroy_v2);
-	struct stream *s = stream_from_handle(handle);
-
-	if (!s || s == ctx_current()->null_stream) {
+	if (!handle || handle == CU_STREAM_LEGACY || handle == CU_STREAM_PER_THREAD) {
 		return CUDA_ERROR_INVALID_HANDLE;
 	}
+	struct stream *s = stream_from_handle(handle);
+	if (!s) {
+		return CUDA_ERROR_INVALID_HANDLE;
+	}
+	struct ctx *ctx = stream_ctx(s);
 	stream_free(s);
-	return CUDA_SUCCESS;
+	return ctx_check(ctx);
 }
 
 CUresult cuStreamSynchronize(CUstream handle)
