@@ -1,0 +1,367 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A real glake-mover on the simulator: loads that are cancelled, or fail in any of many ways. */
+#include "tests/unit/mover_loads.h"
+
+/* A model of ten blocks whose load waits for grants after the first two. */
+static void begin(struct peer *peer, struct made_model *model, struct known_plan *plan)
+{
+	for (unsigned i = 0; i < 10; i++) {
+		char name[64];
+		snprintf(name, sizeof(name), "t%u", i);
+		made_add(model, name, 9 * MIB);
+	}
+	made_write(model, peer->folder, "m");
+	peer_load(peer, 7, "m");
+	take_plan(peer, 7, plan);
+	ck_assert_uint_eq(plan->n_blocks, 10);
+	make_chunks(peer, plan);
+	grant(peer, 7, plan, 0, 2);
+	for (unsigned i = 0; i < 2; i++) {
+		peer_free_report(peer_expect(peer, 7, GLAKE__MOVER__REPORT__BODY_BLOCK_LOADED));
+	}
+}
+
+/* After a failure the mover holds nothing of the load and works on. */
+static void still_works(struct peer *peer)
+{
+	struct made_model model = {0};
+	struct result result;
+	const char *name = "after";
+	made_add(&model, "w", 5 * MIB);
+	made_write(&model, peer->folder, name);
+	load_and_check(peer, &name, 1, NULL, false, &model, 4, &result);
+	made_free(&model);
+}
+
+static void end_failed(struct peer *peer, struct made_model *model, struct known_plan *plan)
+{
+	drop_plan(peer, plan);
+	made_free(model);
+	still_works(peer);
+	peer_end(peer);
+}
+
+START_TEST(a_load_can_be_cancelled)
+{
+	struct peer peer;
+	struct made_model model = {0};
+	struct known_plan plan;
+	peer_start(&peer, NULL);
+	begin(&peer, &model, &plan);
+	unsigned n_fds = peer_mover_fds(&peer);
+	grant(&peer, 7, &plan, 2, 8);
+	peer_cancel(&peer, 7);
+	peer_expect_failed(&peer, 7, GLAKE__WIRE__STATUS__BUSY, "cancelled");
+	/* The file's is gone, and all of the chunks'. */
+	ck_assert_uint_lt(peer_mover_fds(&peer), n_fds);
+	/* Late orders for it are no bugs. */
+	grant(&peer, 7, &plan, 0, 1);
+	peer_cancel(&peer, 7);
+	end_failed(&peer, &model, &plan);
+}
+END_TEST
+
+START_TEST(a_waiting_load_can_be_cancelled)
+{
+	struct peer peer;
+	struct made_model model = {0};
+	struct known_plan plan;
+	peer_start(&peer, NULL);
+	begin(&peer, &model, &plan);
+	peer_cancel(&peer, 7);
+	peer_expect_failed(&peer, 7, GLAKE__WIRE__STATUS__BUSY, "cancelled");
+	end_failed(&peer, &model, &plan);
+}
+END_TEST
+
+/* At any moment, with other loads beside it. */
+START_TEST(cancelling_at_any_moment_is_fine)
+{
+	enum { N_LOADS = 40 };
+	struct peer peer;
+	struct made_model model = {0};
+	struct known_plan plan;
+	unsigned n_ended = 0;
+	peer_start(&peer, NULL);
+	begin(&peer, &model, &plan);
+	for (unsigned i = 0; i < N_LOADS; i++) {
+		peer_load(&peer, 100 + i, "m");
+		usleep((useconds_t)(made_random() % 3000));
+		if (i % 2) {
+			/* Before its plan that is a mistake, after it right: both end the load. */
+			grant(&peer, 100 + i, &plan, 0, 10);
+		}
+		usleep((useconds_t)(made_random() % 3000));
+		peer_cancel(&peer, 100 + i);
+	}
+	peer_cancel(&peer, 7);
+	while (n_ended < N_LOADS + 1) {
+		Glake__Mover__Report *report = peer_next(&peer);
+		ck_assert_ptr_nonnull(report);
+		n_ended += report->body_case == GLAKE__MOVER__REPORT__BODY_FAILED ||
+		           report->body_case == GLAKE__MOVER__REPORT__BODY_LOAD_DONE;
+		peer_free_report(report);
+	}
+	end_failed(&peer, &model, &plan);
+}
+END_TEST
+
+START_TEST(truncation_is_noticed)
+{
+	struct peer peer;
+	struct made_model model = {0};
+	struct known_plan plan;
+	char path[512];
+	peer_start(&peer, NULL);
+	begin(&peer, &model, &plan);
+	snprintf(path, sizeof(path), "%s/m", peer.folder);
+	ck_assert_int_eq(truncate(path, (off_t)(model.data_begin + 30 * MIB)), 0);
+	grant(&peer, 7, &plan, 2, 8);
+	peer_expect_failed(&peer, 7, GLAKE__WIRE__STATUS__FILE_CHANGED, "'m': tensor 't");
+	end_failed(&peer, &model, &plan);
+}
+END_TEST
+
+START_TEST(a_change_is_noticed_at_the_end)
+{
+	struct peer peer;
+	struct made_model model = {0};
+	struct known_plan plan;
+	char path[512];
+	peer_start(&peer, NULL);
+	begin(&peer, &model, &plan);
+	snprintf(path, sizeof(path), "%s/m", peer.folder);
+	FILE *file = fopen(path, "r+e");
+	ck_assert_ptr_nonnull(file);
+	fseek(file, 1000000, SEEK_SET);
+	fputc('!', file);
+	fclose(file);
+	grant(&peer, 7, &plan, 2, 8);
+	peer_expect_failed(&peer, 7, GLAKE__WIRE__STATUS__FILE_CHANGED,
+	                   "'m': changed while it was loaded");
+	end_failed(&peer, &model, &plan);
+}
+END_TEST
+
+START_TEST(senseless_grants_fail_the_load)
+{
+	struct peer peer;
+	struct made_model model = {0};
+	struct known_plan plan;
+	peer_start(&peer, NULL);
+	begin(&peer, &model, &plan);
+	grant(&peer, 7, &plan, 4, 1);
+	peer_expect_failed(&peer, 7, GLAKE__WIRE__STATUS__INTERNAL, "block 4");
+	end_failed(&peer, &model, &plan);
+}
+END_TEST
+
+START_TEST(too_many_grants_fail_the_load)
+{
+	struct peer peer;
+	struct made_model model = {0};
+	struct known_plan plan;
+	peer_start(&peer, NULL);
+	begin(&peer, &model, &plan);
+	int fds[9];
+	for (unsigned i = 0; i < 9; i++) {
+		fds[i] = plan.chunks[1].fd;
+	}
+	peer_grant(&peer, 7, 2, fds, 9);
+	peer_expect_failed(&peer, 7, GLAKE__WIRE__STATUS__INTERNAL, "9 chunks from block 2");
+	end_failed(&peer, &model, &plan);
+}
+END_TEST
+
+/* A chunk that is none, or is too small, is glaked's bug and ends this load only. */
+START_TEST(a_wrong_chunk_fails_the_load)
+{
+	struct peer peer;
+	struct made_model model = {0};
+	struct known_plan plan;
+	peer_start(&peer, NULL);
+	begin(&peer, &model, &plan);
+	int file = open("/dev/null", O_RDONLY | O_CLOEXEC);
+	peer_grant(&peer, 7, 2, &file, 1);
+	close(file);
+	peer_expect_failed(&peer, 7, GLAKE__WIRE__STATUS__INTERNAL, "cuMem");
+	end_failed(&peer, &model, &plan);
+}
+END_TEST
+
+START_TEST(files_that_are_none_are_refused)
+{
+	struct peer peer;
+	char path[512];
+	peer_start(&peer, NULL);
+	snprintf(path, sizeof(path), "%s/pipe", peer.folder);
+	ck_assert_int_eq(mkfifo(path, 0600), 0);
+	peer_load(&peer, 1, "pipe");
+	peer_expect_failed(&peer, 1, GLAKE__WIRE__STATUS__BAD_REQUEST,
+	                   "'pipe': is a FIFO, not a regular file");
+	snprintf(path, sizeof(path), "%s/dir", peer.folder);
+	ck_assert_int_eq(mkdir(path, 0700), 0);
+	peer_load(&peer, 2, "dir");
+	peer_expect_failed(&peer, 2, GLAKE__WIRE__STATUS__BAD_REQUEST, "'dir': is a directory");
+	snprintf(path, sizeof(path), "%s/short", peer.folder);
+	FILE *file = fopen(path, "we");
+	ck_assert_ptr_nonnull(file);
+	fputs("short", file);
+	fclose(file);
+	peer_load(&peer, 3, "short");
+	peer_expect_failed(&peer, 3, GLAKE__WIRE__STATUS__BAD_FILE, "'short': only 5 bytes long");
+	still_works(&peer);
+	peer_end(&peer);
+}
+END_TEST
+
+START_TEST(a_mover_that_is_killed_is_just_gone)
+{
+	struct peer peer;
+	struct made_model model = {0};
+	struct known_plan plan;
+	peer_start(&peer, NULL);
+	begin(&peer, &model, &plan);
+	grant(&peer, 7, &plan, 2, 8);
+	kill(peer.pid, SIGKILL);
+	ck_assert(WIFSIGNALED(peer_wait(&peer)));
+	Glake__Mover__Report *report;
+	while ((report = peer_next(&peer))) {
+		ck_assert_int_eq(report->body_case, GLAKE__MOVER__REPORT__BODY_BLOCK_LOADED);
+		peer_free_report(report);
+	}
+	/* What it was filling is still a chunk, and readable. */
+	read_span(&peer, &plan);
+	drop_plan(&peer, &plan);
+	made_free(&model);
+	peer_remove_folder(&peer);
+}
+END_TEST
+
+START_TEST(the_end_of_the_socket_ends_a_load)
+{
+	struct peer peer;
+	struct made_model model = {0};
+	struct known_plan plan;
+	peer_start(&peer, NULL);
+	begin(&peer, &model, &plan);
+	grant(&peer, 7, &plan, 2, 5);
+	drop_plan(&peer, &plan);
+	made_free(&model);
+	peer_end(&peer);
+}
+END_TEST
+
+/* ---- injected faults ------------------------------------------------------------------------ */
+
+static const struct {
+	const char *rule;
+	uint32_t status;
+	const char *text;
+} faults[] = {
+	{"glake-mover/cuMemImportFromShareableHandle:3:fail=2",
+         GLAKE__WIRE__STATUS__NO_DEVICE_MEMORY, "cuMemImportFromShareableHandle"},
+	{"glake-mover/cuMemMap:4:fail=1", GLAKE__WIRE__STATUS__INTERNAL, "cuMemMap"},
+	{"glake-mover/cuMemSetAccess:5:fail=1", GLAKE__WIRE__STATUS__INTERNAL, "cuMemSetAccess"},
+	{"glake-mover/cuMemcpyHtoDAsync:12:fail=1", GLAKE__WIRE__STATUS__INTERNAL, "CUDA_ERROR"},
+	{"glake-mover/cuLaunchKernel:7:fail=701", GLAKE__WIRE__STATUS__INTERNAL, "digesting"},
+	{"glake-mover/cuMemUnmap:4:fail=1", GLAKE__WIRE__STATUS__INTERNAL, "cuMemUnmap"},
+	{"glake-mover/cuMemcpyDtoHAsync:3:fail=1", GLAKE__WIRE__STATUS__INTERNAL, "digesting"},
+	{"glake-mover/cuEventRecord:20:fail=1", GLAKE__WIRE__STATUS__INTERNAL, "CUDA_ERROR"},
+	{"glake-mover/cuStreamWaitEvent:3:fail=1", GLAKE__WIRE__STATUS__INTERNAL, "digesting"},
+};
+
+START_TEST(a_driver_fault_fails_one_load)
+{
+	struct peer peer;
+	struct made_model model = {0};
+	struct known_plan plan;
+	peer_start(&peer, faults[_i].rule);
+	begin(&peer, &model, &plan);
+	grant(&peer, 7, &plan, 2, 8);
+	peer_expect_failed(&peer, 7, faults[_i].status, faults[_i].text);
+	end_failed(&peer, &model, &plan);
+}
+END_TEST
+
+static const char *const early_faults[] = {
+	"glake-mover/cuDevicePrimaryCtxRetain:1:fail=2",
+	"glake-mover/cuStreamCreate:1:fail=2",
+	"glake-mover/cuModuleLoadData:1:fail=209",
+	"glake-mover/cuMemAlloc:2:fail=2",
+	"glake-mover/cuEventCreate:5:fail=2",
+	"glake-mover/cuMemAddressReserve:1:fail=2",
+};
+
+START_TEST(a_fault_before_the_plan_fails_one_load)
+{
+	struct peer peer;
+	struct made_model model = {0};
+	peer_start(&peer, early_faults[_i]);
+	made_add(&model, "w", 100);
+	made_write(&model, peer.folder, "m");
+	peer_load(&peer, 1, "m");
+	peer_expect_failed(&peer, 1,
+	                   strstr(early_faults[_i], "fail=2,") || strstr(early_faults[_i], "=209")
+	                           ? GLAKE__WIRE__STATUS__INTERNAL
+	                           : GLAKE__WIRE__STATUS__NO_DEVICE_MEMORY,
+	                   "CUDA_ERROR");
+	still_works(&peer);
+	made_free(&model);
+	peer_end(&peer);
+}
+END_TEST
+
+/* Pinning by registration is refused: the driver's own pinned memory does. */
+START_TEST(pinned_memory_has_a_second_way)
+{
+	struct peer peer;
+	peer_start(&peer, "glake-mover/cuMemHostRegister:*:fail=1");
+	still_works(&peer);
+	peer_end(&peer);
+}
+END_TEST
+
+/* A lost context cannot be mended: the job's cause is told, then the process ends. */
+START_TEST(a_lost_device_ends_the_mover)
+{
+	struct peer peer;
+	struct made_model model = {0};
+	struct known_plan plan;
+	peer_start(&peer, "glake-mover/cuLaunchKernel:6:killctx");
+	begin(&peer, &model, &plan);
+	grant(&peer, 7, &plan, 2, 8);
+	peer_expect_failed(&peer, 7, GLAKE__WIRE__STATUS__MOVER_FAILED,
+	                   "CUDA_ERROR_ILLEGAL_ADDRESS");
+	int status = peer_wait(&peer);
+	ck_assert(WIFEXITED(status) && WEXITSTATUS(status) != 0);
+	drop_plan(&peer, &plan);
+	made_free(&model);
+	peer_remove_folder(&peer);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("mover_faults");
+	suite_add(suite, cancelling_at_any_moment_is_fine);
+	suite_add(suite, a_load_can_be_cancelled);
+	suite_add(suite, a_waiting_load_can_be_cancelled);
+	suite_add(suite, truncation_is_noticed);
+	suite_add(suite, a_change_is_noticed_at_the_end);
+	suite_add(suite, senseless_grants_fail_the_load);
+	suite_add(suite, too_many_grants_fail_the_load);
+	suite_add(suite, a_wrong_chunk_fails_the_load);
+	suite_add(suite, files_that_are_none_are_refused);
+	suite_add(suite, a_mover_that_is_killed_is_just_gone);
+	suite_add(suite, the_end_of_the_socket_ends_a_load);
+	suite_add(suite, pinned_memory_has_a_second_way);
+	suite_add(suite, a_lost_device_ends_the_mover);
+	TCase *tcase = tcase_create("faults");
+	tcase_set_timeout(tcase, TEST_TIMEOUT_S);
+	tcase_add_loop_test(tcase, a_driver_fault_fails_one_load, 0, n_elements(faults));
+	tcase_add_loop_test(tcase, a_fault_before_the_plan_fails_one_load, 0,
+	                    n_elements(early_faults));
+	suite_add_tcase(suite, tcase);
+	return suite_run(suite);
+}
