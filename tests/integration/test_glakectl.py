@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""glakectl against a real glaked on simulated GPUs: each command does what it says."""
+
+import json
+import os
+import shutil
+import struct
+import subprocess
+import tempfile
+import time
+import unittest
+
+BUILD = os.environ["GLAKE_BUILD"]
+MIB = 1024 * 1024
+NOBODY = 65534
+
+
+def write_model(path, seed, n_tensors=3, tensor_bytes=2 * MIB):
+    header, data = {}, b""
+    for i in range(n_tensors):
+        header[f"t{i}"] = {"dtype": "U8", "shape": [tensor_bytes],
+                           "data_offsets": [len(data), len(data) + tensor_bytes]}
+        data += bytes([seed + i]) * tensor_bytes
+    text = json.dumps(header).encode()
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text + data)
+
+
+class Glakectl(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, self.folder)
+        os.chmod(self.folder, 0o755)
+        self.socket = os.path.join(self.folder, "glaked.sock")
+        self.config = os.path.join(self.folder, "glaked.conf")
+        self.start_daemon()
+
+    def start_daemon(self):
+        with open(self.config, "w", encoding="utf-8") as file:
+            file.write(f'socket_path = "{self.socket}";\nmover_idle_ms = 500;\n')
+        self.log = open(os.path.join(self.folder, "log"), "w", encoding="utf-8")
+        self.addCleanup(self.log.close)
+        self.daemon = subprocess.Popen([os.path.join(BUILD, "bin", "glaked"), "-c", self.config],
+                                       stderr=self.log)
+        self.addCleanup(self.stop_daemon)
+        for _ in range(200):
+            if self.ctl("status").returncode == 0:
+                return
+            time.sleep(0.05)
+        self.fail("glaked did not start: " + open(self.log.name, encoding="utf-8").read())
+
+    def stop_daemon(self):
+        if self.daemon.poll() is None:
+            self.daemon.terminate()
+            self.assertEqual(self.daemon.wait(30), 0)
+
+    def ctl(self, *words, uid=None):
+        command = [os.path.join(BUILD, "bin", "glakectl"), "--socket", self.socket, *words]
+        if uid is not None:
+            command = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", *command]
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+    def ask(self, *words):
+        done = self.ctl("--json", *words)
+        self.assertEqual((done.returncode, done.stderr), (0, ""), done.stdout)
+        return json.loads(done.stdout)
+
+    def refused(self, code, name, *words, uid=None):
+        done = self.ctl("--json", *words, uid=uid)
+        error = json.loads(done.stdout)["error"]
+        self.assertEqual((done.returncode, error["name"]), (code, name), error)
+        text = self.ctl(*words, uid=uid)
+        self.assertEqual((text.returncode, text.stdout), (code, ""))
+        self.assertRegex(text.stderr, r"(?m)^glakectl: .+$")
+        return error["text"]
+
+    def model(self, name, **more):
+        path = os.path.join(self.folder, name)
+        write_model(path, **more)
+        return path
+
+    def test_a_model_comes_and_goes(self):
+        path = self.model("m.safetensors", seed=1)
+        loaded = self.ask("load", path, "--name", "first")
+        self.assertEqual((loaded["n_tensors"], loaded["content_bytes"]), (3, 6 * MIB))
+        self.assertFalse(loaded["was_loaded"])
+        self.assertTrue(self.ask("load", path)["was_loaded"])
+        (model,) = self.ask("models")["models"]
+        self.assertEqual((model["state"], model["n_open"], model["pinned"]), ("ready", 0, False))
+        self.assertEqual(len(self.ask("blocks")["blocks"]), model["n_blocks"])
+        self.assertEqual(self.ask("status")["n_models"], 1)
+        gone = self.ask("evict", model["name"])
+        self.assertEqual((gone["n_models"], gone["freed_bytes"]), (1, 6 * MIB))
+        self.assertEqual(self.ask("models")["models"], [])
+
+    def test_equal_tensors_are_one_block(self):
+        self.ask("load", self.model("a.safetensors", seed=1))
+        second = self.ask("load", self.model("b.safetensors", seed=2))
+        self.assertEqual(second["deduplicated_bytes"], 4 * MIB)
+        (device,) = self.ask("status")["devices"]
+        self.assertEqual(device["block_bytes"], 8 * MIB)
+        self.assertIsNone(device["dedup_ratio"])
+        self.assertEqual([m["unique_bytes"] for m in self.ask("models")["models"]],
+                         [2 * MIB, 2 * MIB])
+
+    def test_several_shards_are_one_model(self):
+        first, second = self.model("1.safetensors", seed=1), os.path.join(self.folder, "2.safetensors")
+        header = b'{"other":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}'
+        with open(second, "wb") as file:
+            file.write(struct.pack("<Q", len(header)) + header + b"abcd")
+        self.assertEqual(self.ask("load", first, second)["n_tensors"], 4)
+
+    def test_pins_hold(self):
+        self.ask("load", self.model("p.safetensors", seed=1), "--pin")
+        self.ask("load", self.model("q.safetensors", seed=9))
+        models = {m["name"]: m["pinned"] for m in self.ask("models")["models"]}
+        pinned = next(name for name, is_pinned in models.items() if is_pinned)
+        self.assertTrue(pinned.endswith("p.safetensors"))
+        self.assertEqual(self.ask("evict", "--all")["n_models"], 1)
+        self.assertEqual(self.ask("unpin", pinned), {"model": pinned, "pinned": False})
+        self.assertEqual(self.ask("evict", "--all")["n_models"], 1)
+        self.refused(5, "GLAKE_E_NOT_FOUND", "pin", pinned)
+        self.refused(5, "GLAKE_E_NOT_FOUND", "evict", pinned)
+
+    def test_quotas_refuse(self):
+        path = self.model("m.safetensors", seed=1)
+        self.ask("quota", "default", "--bytes", "4MiB", "--sessions", "7")
+        tenants = {t["name"]: t for t in self.ask("tenants")["tenants"]}
+        self.assertEqual(tenants["default"]["devices"][0]["quota_bytes"], 4 * MIB)
+        self.assertEqual(tenants["default"]["max_sessions"], 7)
+        self.refused(7, "GLAKE_E_OVER_QUOTA", "load", path)
+        self.assertEqual(self.ask("models")["models"], [])
+        self.ask("quota", "default", "--bytes", "none", "--sessions", "none")
+        self.ask("load", path)
+        self.refused(5, "GLAKE_E_NOT_FOUND", "quota", "nosuch", "--sessions", "1")
+
+    def test_bad_files_are_told_from_absent_ones(self):
+        bad = os.path.join(self.folder, "bad.safetensors")
+        with open(bad, "wb") as file:
+            file.write(struct.pack("<Q", 1 << 60) + b"{}")
+        self.assertIn("bad.safetensors", self.refused(8, "GLAKE_E_BAD_FILE", "load", bad))
+        self.refused(5, "ENOENT", "load", os.path.join(self.folder, "absent.safetensors"))
+
+    @unittest.skipUnless(os.getuid() == 0, "needs root, to be somebody else")
+    def test_others_see_and_steer_nothing(self):
+        self.ask("load", self.model("m.safetensors", seed=1))
+        (model,) = self.ask("models")["models"]
+        done = self.ctl("--json", "models", uid=NOBODY)
+        self.assertEqual(json.loads(done.stdout), {"models": []})
+        self.assertEqual(self.ctl("evict", model["name"], uid=NOBODY).returncode, 5)
+        self.refused(4, "GLAKE_E_NO_PERMISSION", "quota", "default", "--sessions", "1", uid=NOBODY)
+
+    def test_lists_say_who_is_there(self):
+        (row,) = self.ask("sessions")["sessions"]
+        self.assertEqual((row["program"], row["uid"], row["tenant"]),
+                         ("glakectl", os.getuid(), "default"))
+        (row,) = self.ask("fragmentation")["sessions"]
+        self.assertIsNone(row["fragmentation"])
+        metrics = {m["name"]: m["value"] for m in self.ask("stats")["metrics"]}
+        self.assertGreater(metrics["sessions_total"], 1)
+
+    def test_without_a_daemon(self):
+        self.stop_daemon()
+        self.refused(3, "GLAKE_E_GONE", "status")
+        self.refused(3, "GLAKE_E_GONE", "--socket", "/nowhere/sock", "models")
+
+
+if __name__ == "__main__":
+    unittest.main()
