@@ -369,9 +369,8 @@ struct bench_process bench_process_now(pid_t pid)
 			process.rss_bytes = kib * KIB;
 		} else if (sscanf(line, "Pss: %llu", &kib) == 1) {
 			process.pss_bytes = kib * KIB;
-		} else if (sscanf(line, "Private_Clean: %llu", &kib) == 1 ||
-		           sscanf(line, "Private_Dirty: %llu", &kib) == 1) {
-			process.private_bytes += kib * KIB;
+		} else if (sscanf(line, "Private_Dirty: %llu", &kib) == 1) {
+			process.private_bytes = kib * KIB;
 		}
 	}
 	fclose(file);

@@ -73,7 +73,8 @@ void bench_daemon_stop(struct bench_daemon *daemon);
 struct bench_process {
 	uint64_t rss_bytes;
 	uint64_t pss_bytes;
-	uint64_t private_bytes; /* clean and dirty */
+	/* Dirty ones only: a clean page of a file is private or not as other processes have it. */
+	uint64_t private_bytes;
 	uint64_t n_fds;
 };
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Allocating and freeing from many sessions while their processes are killed at random; at the end
- * everything must be as it was. The only benchmark that judges: exit status 1 if something is not.
+ * everything must be as it was, and on the way the budget of fds must hold. The only benchmark that
+ * judges: exit status 1 if something is wrong.
  *
  * SESSIONS raw sessions in PROCESSES processes keep DEPTH requests each under way, ChunkAlloc of
  * 1 to 4 chunks of 2 MiB and ChunkFree, in equal parts once a session holds some. Nothing is
@@ -191,6 +192,7 @@ struct level {
 	uint64_t pool_bytes;
 	uint64_t logical_bytes;
 	uint64_t fds_used; /* of the daemon's budget */
+	uint64_t fds_budget;
 	uint64_t tenant_bytes;
 	uint64_t tenant_fds;
 	uint64_t tenant_sessions;
@@ -222,6 +224,7 @@ static int take_status(void *user, const struct glake_status *status)
 	struct level *level = user;
 	level->n_sessions = status->n_sessions;
 	level->fds_used = status->fds_used;
+	level->fds_budget = status->fds_budget;
 	for (uint32_t i = 0; i < status->n_devices; i++) {
 		level->private_bytes += status->devices[i].private_bytes;
 		level->block_bytes += status->devices[i].block_bytes;
@@ -445,10 +448,10 @@ static bool run(const char *what, const char *config, uint64_t n_allocs, struct 
 	            (uint64_t)atomic_load(&shared->n_chunks), n_frees,
 	            (uint64_t)atomic_load(&shared->n_refused));
 	bench_print("halfway",
-	            "%" PRIu64 " sessions, %" PRIu64 " MiB in chunks, %" PRIu64
+	            "%" PRIu64 " sessions, %" PRIu64 " MiB in chunks, %" PRIu64 " of %" PRIu64
 	            " fds of the budget, %" PRIu64 " of the process",
 	            churn.halfway.n_sessions, (uint64_t)(churn.halfway.private_bytes / MIB),
-	            churn.halfway.fds_used, churn.halfway.process_fds);
+	            churn.halfway.fds_used, churn.halfway.fds_budget, churn.halfway.process_fds);
 	bench_print("processes killed on the way", "%" PRIu64, churn.n_kills);
 	bench_print("allocations and frees", "%.0f /s, in %.1f s",
 	            (double)(n_granted + n_frees) * 1e9 / (double)ns, (double)ns / 1e9);
@@ -456,6 +459,10 @@ static bool run(const char *what, const char *config, uint64_t n_allocs, struct 
 	            (unsigned long long)(process_before.private_bytes / KIB),
 	            (unsigned long long)(process_after.private_bytes / KIB));
 	bool is_level = judge_level(&before, &after);
+	if (churn.halfway.fds_used > churn.halfway.fds_budget) {
+		bench_print("fds of the budget", "MORE THAN THERE ARE, halfway");
+		is_level = false;
+	}
 	glake_disconnect(session);
 	bench_daemon_stop(&daemon);
 	return is_level;

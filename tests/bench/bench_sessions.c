@@ -58,8 +58,7 @@ static void run(const struct bench_daemon *daemon, int *sockets, unsigned n, uns
 	print_process(label, &open);
 	print_process("  after closing", &after);
 	if (round == 0) {
-		bench_print("per session (target 20)", "pss %.2f KiB  private %.2f KiB",
-		            (double)(open.pss_bytes - before.pss_bytes) / (double)KIB / n,
+		bench_print("private pages per session (target 20)", "%.2f KiB",
 		            (double)(open.private_bytes - before.private_bytes) / (double)KIB / n);
 	}
 	bench_print("  connect and Hello, one after the other", "%.1f us each",
