@@ -155,7 +155,7 @@ $(B)/obj/%.o: %.c | $(PB)
 	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) -c -o $@ $<
 
 # The kernels travel inside glake-mover as one fatbin.
-$(SHARED)/gen/digest.fatbin: daemon/mover/digest.cu daemon/mover/xxh3_lanes.h daemon/mover/kernels.h
+$(SHARED)/gen/digest.fatbin: daemon/mover/digest.cu
 	$(call say,NVCC,$<)
 	@mkdir -p $(@D)
 	$(Q)$(NVCC) -std=c++17 -O3 -I. --fatbin -MMD -MP -MF $(@:.fatbin=.d) -MT $@ \
