@@ -1,0 +1,260 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The simulated driver: streams, events, and threads of the application. */
+#include "tests/cudasim/test_work.h"
+
+#include <dirent.h>
+#include <pthread.h>
+
+static int count_threads(void)
+{
+	DIR *dir = opendir("/proc/self/task");
+	int n = 0;
+
+	for (struct dirent *entry = readdir(dir); entry; entry = readdir(dir)) {
+		n += entry->d_name[0] != '.';
+	}
+	closedir(dir);
+	return n;
+}
+
+START_TEST(threads_appear_with_the_first_work)
+{
+	driver_setup("1x64MiB");
+	int n_before = count_threads();
+	driver_start();
+	CUstream stream = stream_new(0);
+	CUevent event;
+	CUdeviceptr ptr = alloc(GRANULE);
+	int value = 7;
+
+	ck_ok(cu.MemcpyHtoD_v2(ptr, &value, sizeof(value)));
+	ck_assert_uint_eq(read_u32(ptr), 7);
+	ck_ok(cu.EventCreate(&event, 0));
+	ck_ok(cu.EventRecord(event, stream));
+	ck_ok(cu.EventSynchronize(event));
+	ck_ok(cu.StreamSynchronize(stream));
+	ck_assert_int_eq(count_threads(), n_before);
+	ck_ok(cu.MemsetD8Async(ptr, 1, 1, stream));
+	ck_assert_int_gt(count_threads(), n_before); /* a sanitizer may add one of its own */
+	ck_ok(cu.EventDestroy_v2(event));
+	ck_ok(cu.StreamDestroy_v2(stream));
+}
+END_TEST
+
+START_TEST(streams_run_later_and_in_order)
+{
+	driver_begin("1x64MiB");
+	struct gate gate;
+	CUstream stream = stream_new(CU_STREAM_NON_BLOCKING);
+	CUdeviceptr ptr = alloc(64);
+	uint32_t *pinned;
+
+	ck_ok(cu.MemHostAlloc((void **)&pinned, 64, 0));
+	*pinned = 1;
+	gate_close(&gate, stream);
+	ck_ok(cu.MemcpyHtoDAsync_v2(ptr, pinned, 4, stream));
+	ck_ok(cu.MemcpyDtoDAsync_v2(ptr + 4, ptr, 4, stream));
+	ck_ok(cu.MemcpyDtoHAsync_v2(pinned + 1, ptr + 4, 4, stream));
+	ck_cu(cu.StreamQuery(stream), CUDA_ERROR_NOT_READY);
+	*pinned = 2; /* read when its turn comes, as by a copy engine */
+	gate_open(&gate);
+	ck_ok(cu.StreamSynchronize(stream));
+	ck_ok(cu.StreamQuery(stream));
+	ck_assert_uint_eq(pinned[1], 2);
+	ck_ok(cu.StreamDestroy_v2(stream));
+	ck_cu(cu.StreamDestroy_v2(NULL), CUDA_ERROR_INVALID_HANDLE);
+	ck_cu(cu.StreamCreate(&stream, 77), CUDA_ERROR_INVALID_VALUE);
+	ck_ok(cu.MemFreeHost(pinned));
+}
+END_TEST
+
+START_TEST(pageable_memory_is_copied_before_the_call_returns)
+{
+	driver_begin("1x64MiB");
+	CUstream stream = stream_new(0);
+	CUdeviceptr ptr = alloc(4);
+	uint32_t value = 11;
+
+	ck_ok(cu.MemcpyHtoDAsync_v2(ptr, &value, 4, stream));
+	value = 12;
+	ck_ok(cu.MemcpyDtoHAsync_v2(&value, ptr, 4, stream));
+	ck_assert_uint_eq(value, 11);
+	ck_ok(cu.StreamDestroy_v2(stream));
+}
+END_TEST
+
+START_TEST(events_order_streams)
+{
+	driver_begin("1x64MiB");
+	struct gate gate;
+	CUstream a = stream_new(CU_STREAM_NON_BLOCKING), b = stream_new(CU_STREAM_NON_BLOCKING);
+	CUdeviceptr ptr = alloc(4);
+	CUevent event, end, plain;
+	float ms = -1;
+
+	ck_ok(cu.EventCreate(&event, 0));
+	ck_ok(cu.EventCreate(&end, 0));
+	ck_ok(cu.EventCreate(&plain, CU_EVENT_DISABLE_TIMING));
+	ck_cu(cu.EventCreate(&plain, 64), CUDA_ERROR_INVALID_VALUE);
+	ck_ok(cu.EventQuery(event));
+	ck_ok(cu.StreamWaitEvent(b, event, 0)); /* never recorded: nothing to wait for */
+	ck_cu(cu.EventElapsedTime_v2(&ms, event, end), CUDA_ERROR_INVALID_HANDLE);
+	gate_close(&gate, a);
+	ck_ok(cu.MemsetD32_v2(ptr, 0, 1));
+	ck_ok(cu.MemsetD8Async(ptr, 1, 4, a));
+	ck_ok(cu.EventRecord(event, a));
+	ck_ok(cu.StreamWaitEvent(b, event, 0));
+	ck_ok(cu.MemsetD8Async(ptr, 2, 4, b));
+	ck_ok(cu.EventRecord(end, b));
+	ck_cu(cu.EventQuery(event), CUDA_ERROR_NOT_READY);
+	ck_cu(cu.StreamQuery(b), CUDA_ERROR_NOT_READY);
+	ck_cu(cu.EventElapsedTime_v2(&ms, event, end), CUDA_ERROR_NOT_READY);
+	usleep(20000);
+	gate_open(&gate);
+	ck_ok(cu.EventSynchronize(end));
+	ck_ok(cu.EventQuery(event));
+	ck_ok(cu.EventElapsedTime_v2(&ms, event, end));
+	ck_assert(ms >= 0 && ms < 10000);
+	ck_assert_uint_eq(read_u32(ptr), 0x02020202);
+	ck_cu(cu.EventElapsedTime_v2(&ms, plain, end), CUDA_ERROR_INVALID_HANDLE);
+	ck_ok(cu.EventDestroy_v2(event));
+	ck_ok(cu.EventDestroy_v2(end));
+	ck_ok(cu.EventDestroy_v2(plain));
+	ck_ok(cu.StreamDestroy_v2(a));
+	ck_ok(cu.StreamDestroy_v2(b));
+}
+END_TEST
+
+START_TEST(the_default_stream_orders_blocking_streams_only)
+{
+	driver_begin("1x64MiB");
+	struct gate gate;
+	CUstream blocking = stream_new(0), other = stream_new(0);
+	CUstream free_one = stream_new(CU_STREAM_NON_BLOCKING);
+	CUdeviceptr ptr = alloc(4), elsewhere = alloc(4);
+
+	gate_close(&gate, blocking);
+	ck_ok(cu.MemsetD8Async(ptr, 1, 4, blocking));
+	ck_ok(cu.MemsetD8_v2(ptr, 2, 4));          /* after the work on `blocking` */
+	ck_ok(cu.MemsetD8Async(ptr, 3, 4, other)); /* after the default stream */
+	ck_ok(cu.MemsetD8Async(elsewhere, 4, 4, free_one));
+	ck_ok(cu.StreamSynchronize(free_one));
+	ck_cu(cu.StreamQuery(other), CUDA_ERROR_NOT_READY);
+	ck_cu(cu.StreamQuery(NULL), CUDA_ERROR_NOT_READY);
+	gate_open(&gate);
+	ck_ok(cu.StreamSynchronize(NULL));
+	ck_ok(cu.StreamQuery(blocking));
+	ck_ok(cu.StreamSynchronize(other));
+	ck_assert_uint_eq(read_u32(ptr), 0x03030303);
+	/* A copy of the caller's waits for blocking streams as well. */
+	ck_ok(cu.MemsetD8Async(ptr, 9, 4, blocking));
+	ck_assert_uint_eq(read_u32(ptr), 0x09090909);
+	ck_ok(cu.StreamDestroy_v2(blocking));
+	ck_ok(cu.StreamDestroy_v2(other));
+	ck_ok(cu.StreamDestroy_v2(free_one));
+}
+END_TEST
+
+START_TEST(destroyed_streams_finish_their_work)
+{
+	driver_begin("1x64MiB");
+	struct gate gate;
+	CUstream stream = stream_new(CU_STREAM_NON_BLOCKING);
+	CUdeviceptr ptr = alloc(4);
+
+	gate_close(&gate, stream);
+	ck_ok(cu.MemsetD8Async(ptr, 6, 4, stream));
+	ck_ok(cu.StreamDestroy_v2(stream));
+	gate_open(&gate);
+	ck_ok(cu.CtxSynchronize());
+	ck_assert_uint_eq(read_u32(ptr), 0x06060606);
+}
+END_TEST
+
+START_TEST(stream_ordered_memory_is_freed_in_order)
+{
+	driver_begin("1x64MiB");
+	struct gate gate;
+	CUstream stream = stream_new(CU_STREAM_NON_BLOCKING);
+	CUdeviceptr ptr;
+
+	ck_ok(cu.MemAllocAsync(&ptr, 2 * GRANULE, stream));
+	gate_close(&gate, stream);
+	ck_ok(cu.MemsetD8Async(ptr, 6, 4, stream));
+	ck_ok(cu.MemFreeAsync(ptr, stream));
+	ck_assert_uint_eq(used_bytes(), 2 * GRANULE);
+	gate_open(&gate);
+	ck_ok(cu.StreamSynchronize(stream));
+	ck_assert_uint_eq(used_bytes(), 0);
+	ck_cu(cu.MemFreeAsync(ptr, stream), CUDA_ERROR_INVALID_VALUE);
+	ck_ok(cu.StreamDestroy_v2(stream));
+}
+END_TEST
+
+/* --- many threads --- */
+
+static void *work(void *arg)
+{
+	CUcontext ctx = arg;
+	CUstream stream;
+	CUevent event;
+	CUdeviceptr small;
+
+	must_ok(cu.CtxSetCurrent(ctx));
+	must_ok(cu.StreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+	must_ok(cu.EventCreate(&event, 0));
+	for (int i = 0; i < 50; i++) {
+		CUmemGenericAllocationHandle handle = chunk_new(GRANULE), imported;
+		CUdeviceptr addr = chunk_map(handle, GRANULE, READ_WRITE);
+		int fd = chunk_export(handle);
+		uint32_t value = 0;
+		must_ok(chunk_import(fd, &imported));
+		close(fd);
+		must_ok(cu.MemAlloc_v2(&small, 100));
+		must_ok(cu.MemsetD8Async(addr, (unsigned char)i, 4096, stream));
+		must_ok(cu.MemcpyDtoDAsync_v2(small, addr, 4, stream));
+		must_ok(cu.EventRecord(event, stream));
+		must_ok(cu.EventSynchronize(event));
+		must_ok(cu.MemcpyDtoH_v2(&value, small, 4));
+		must(value == (uint32_t)i * 0x01010101);
+		must_ok(cu.MemFree_v2(small));
+		must_ok(cu.MemUnmap(addr, GRANULE));
+		must_ok(cu.MemAddressFree(addr, GRANULE));
+		must_ok(cu.MemRelease(imported));
+		must_ok(cu.MemRelease(handle));
+	}
+	must_ok(cu.EventDestroy_v2(event));
+	must_ok(cu.StreamDestroy_v2(stream));
+	return NULL;
+}
+
+START_TEST(threads_do_not_disturb_each_other)
+{
+	CUcontext ctx = driver_begin("1x256MiB");
+	pthread_t threads[4];
+
+	for (int i = 0; i < 4; i++) {
+		ck_assert_int_eq(pthread_create(&threads[i], NULL, work, ctx), 0);
+	}
+	for (int i = 0; i < 4; i++) {
+		pthread_join(threads[i], NULL);
+	}
+	ck_assert_uint_eq(used_bytes(), 0);
+	ck_ok(cu.DevicePrimaryCtxRelease_v2(0));
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("cudasim_streams");
+
+	suite_add(suite, threads_appear_with_the_first_work);
+	suite_add(suite, streams_run_later_and_in_order);
+	suite_add(suite, pageable_memory_is_copied_before_the_call_returns);
+	suite_add(suite, events_order_streams);
+	suite_add(suite, the_default_stream_orders_blocking_streams_only);
+	suite_add(suite, destroyed_streams_finish_their_work);
+	suite_add(suite, stream_ordered_memory_is_freed_in_order);
+	suite_add(suite, threads_do_not_disturb_each_other);
+	return suite_run(suite);
+}
