@@ -48,18 +48,21 @@ void text_duration(uint64_t ms, char text_out[TEXT_NUMBER_BYTES])
 	}
 }
 
-/* The factor of a unit, 0 for none that we know. */
+/* The factor of a unit, 0 for none that we know: the same ones as in glaked's configuration. */
 static double unit_factor(const char *unit)
 {
-	if (*unit == '\0') {
-		return 1;
-	}
-	double factor = 1;
-	for (size_t i = 0; i < N_UNITS; i++) {
+	static const char *const decimal[] = {"", "kB", "MB", "GB", "TB"};
+	double binary_factor = 1;
+	double decimal_factor = 1;
+	for (size_t i = 0; i < sizeof(decimal) / sizeof(decimal[0]); i++) {
 		if (strcmp(unit, units[i]) == 0) {
-			return factor;
+			return binary_factor;
 		}
-		factor *= 1024;
+		if (strcmp(unit, decimal[i]) == 0) {
+			return decimal_factor;
+		}
+		binary_factor *= 1024;
+		decimal_factor *= 1000;
 	}
 	return 0;
 }

@@ -321,12 +321,14 @@ START_TEST(sizes_are_read_back)
 	ck_assert_uint_eq(bytes, 24 * GIB);
 	ck_assert_int_eq(text_parse_size("1.5 MiB", &bytes), 0);
 	ck_assert_uint_eq(bytes, 3 * 512 * 1024);
+	ck_assert_int_eq(text_parse_size("2GB", &bytes), 0);
+	ck_assert_uint_eq(bytes, 2000000000);
 	ck_assert_int_eq(text_parse_size("4096", &bytes), 0);
 	ck_assert_uint_eq(bytes, 4096);
 	ck_assert_int_eq(text_parse_size("none", &bytes), 0);
 	ck_assert_uint_eq(bytes, 0);
 	static const char *const bad[] = {
-		"",    "0",   "-1",   "1.2.3GiB", "GiB",  "24GB",
+		"",    "0",   "-1",   "1.2.3GiB", "GiB",  "24gb",
 		"24G", "1e3", "0x10", "1GiBs",    "9EiB", "99999999999999999999",
 		" 1",  "inf", ".",
 	};
@@ -445,7 +447,7 @@ START_TEST(bad_command_lines_are_usage_errors)
 		"quota t",
 		"quota t --device 1",
 		"quota t --device 1 --sessions 3",
-		"quota t --bytes 24GB",
+		"quota t --bytes 24gb",
 		"quota t --sessions 0",
 		"quota t --sessions many",
 		"load",
