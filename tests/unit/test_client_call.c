@@ -1,0 +1,578 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Calls, notices and broken peers: what the client makes of anything a daemon may say. */
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/resource.h>
+
+#include "libclient/call.h"
+#include "libclient/glake.h"
+#include "libclient/glake_admin.h"
+#include "tests/unit/fake_daemon.h"
+
+#define assert_ok(call) \
+	do { \
+		int assert_ok_r = (call); \
+		ck_assert_msg(assert_ok_r == 0, #call " = %d: %s", assert_ok_r, glake_error()); \
+	} while (0)
+
+static int try_connect(struct glake_session **session_out)
+{
+	struct glake_connect_options options = {.size = sizeof(options), .no_cuda = 1};
+	return glake_connect(&options, session_out);
+}
+
+static struct glake_session *connect_new(void)
+{
+	struct glake_session *session = NULL;
+	assert_ok(try_connect(&session));
+	return session;
+}
+
+static int n_open_fds(void)
+{
+	int n_fds = 0;
+	for (int fd = 0; fd < 1024; fd++) {
+		n_fds += fcntl(fd, F_GETFD) >= 0;
+	}
+	return n_fds;
+}
+
+/* ---- greeting --------------------------------------------------------------------------------- */
+
+static bool refuse_hello(struct fake_daemon *fake, const Glake__Wire__Request *request)
+{
+	fake_refuse(fake, request->id, *(Glake__Wire__Status *)fake->user, "because");
+	fake_hang_up(fake);
+	return true;
+}
+
+START_TEST(a_refused_greeting_says_why)
+{
+	static const struct {
+		Glake__Wire__Status status;
+		int code;
+	} refusals[] = {
+		{GLAKE__WIRE__STATUS__VERSION, GLAKE_E_VERSION},
+		{GLAKE__WIRE__STATUS__OVER_QUOTA, GLAKE_E_OVER_QUOTA},
+		{GLAKE__WIRE__STATUS__SHUTTING_DOWN, GLAKE_E_SHUTTING_DOWN},
+		{(Glake__Wire__Status)77, GLAKE_E_INTERNAL},
+	};
+	int n_fds = n_open_fds();
+	for (size_t i = 0; i < n_elements(refusals); i++) {
+		struct fake_daemon fake = {.script = refuse_hello,
+		                           .user = (void *)&refusals[i].status};
+		fake_start(&fake);
+		struct glake_session *session = NULL;
+		ck_assert_int_eq(try_connect(&session), refusals[i].code);
+		ck_assert_str_eq(glake_error(), "because");
+		ck_assert_ptr_null(session);
+		fake_stop(&fake);
+		ck_assert_int_eq(n_open_fds(), n_fds);
+	}
+}
+END_TEST
+
+static bool hang_up(struct fake_daemon *fake, const Glake__Wire__Request *request)
+{
+	fake_hang_up(fake);
+	return true;
+}
+
+static bool talk_garbage(struct fake_daemon *fake, const Glake__Wire__Request *request)
+{
+	wire_send(fake->socket, "\xff\xff\xff garbage", 11, NULL, 0, 0);
+	return true;
+}
+
+START_TEST(no_daemon_or_a_strange_one)
+{
+	struct glake_session *session = NULL;
+	setenv("GLAKE_SOCKET", "/nonexistent/socket", 1);
+	ck_assert_int_eq(try_connect(&session), GLAKE_E_GONE);
+	ck_assert_ptr_nonnull(strstr(glake_error(), "/nonexistent/socket"));
+	char path[200];
+	memset(path, 'x', sizeof(path) - 1);
+	path[sizeof(path) - 1] = '\0';
+	setenv("GLAKE_SOCKET", path, 1);
+	ck_assert_int_eq(try_connect(&session), -ENAMETOOLONG);
+	struct {
+		fake_script_fn script;
+		bool is_bad_hello;
+		int code;
+	} strange[] = {
+		{hang_up, false, GLAKE_E_GONE},
+		{talk_garbage, false, GLAKE_E_PROTOCOL},
+		{NULL, true, GLAKE_E_VERSION},
+	};
+	for (size_t i = 0; i < n_elements(strange); i++) {
+		struct fake_daemon fake = {.script = strange[i].script,
+		                           .is_bad_hello = strange[i].is_bad_hello};
+		fake_start(&fake);
+		ck_assert_int_eq(try_connect(&session), strange[i].code);
+		fake_stop(&fake);
+	}
+}
+END_TEST
+
+/* ---- calls ------------------------------------------------------------------------------------ */
+
+/* The first ping is answered after the second: see two_threads(). */
+static bool answer_backwards(struct fake_daemon *fake, const Glake__Wire__Request *request)
+{
+	static uint64_t kept;
+	if (request->body_case != GLAKE__WIRE__REQUEST__BODY_PING) {
+		return false;
+	}
+	if (kept == 0) {
+		kept = request->id;
+		return true;
+	}
+	fake_answer_ok(fake, request->id);
+	usleep(50000);
+	fake_refuse(fake, kept, GLAKE__WIRE__STATUS__BUSY, "late");
+	kept = 0;
+	return true;
+}
+
+static void *ping(void *argument)
+{
+	return (void *)(intptr_t)glake_ping(argument);
+}
+
+START_TEST(answers_find_their_calls_in_any_order)
+{
+	struct fake_daemon fake = {.script = answer_backwards};
+	fake_start(&fake);
+	struct glake_session *session = connect_new();
+	for (int round = 0; round < 5; round++) {
+		pthread_t thread;
+		void *result;
+		pthread_create(&thread, NULL, ping, session);
+		while (fake.n_requests[GLAKE__WIRE__REQUEST__BODY_PING] <
+		       2u * (unsigned)round + 1) {
+			usleep(1000);
+		}
+		/* The other thread reads the socket, for both of us. */
+		ck_assert_int_eq(glake_ping(session), 0);
+		pthread_join(thread, &result);
+		ck_assert_int_eq((int)(intptr_t)result, GLAKE_E_BUSY);
+	}
+	glake_disconnect(session);
+	fake_stop(&fake);
+}
+END_TEST
+
+static bool answer_another_id(struct fake_daemon *fake, const Glake__Wire__Request *request)
+{
+	if (request->body_case == GLAKE__WIRE__REQUEST__BODY_PING) {
+		fake_answer_ok(fake, request->id + 1000);
+	}
+	return request->body_case == GLAKE__WIRE__REQUEST__BODY_PING;
+}
+
+static bool answer_another_body(struct fake_daemon *fake, const Glake__Wire__Request *request)
+{
+	if (request->body_case == GLAKE__WIRE__REQUEST__BODY_PING) {
+		fake_hello(fake, request->id);
+	}
+	return request->body_case == GLAKE__WIRE__REQUEST__BODY_PING;
+}
+
+static bool hang_up_on_ping(struct fake_daemon *fake, const Glake__Wire__Request *request)
+{
+	return request->body_case == GLAKE__WIRE__REQUEST__BODY_PING && hang_up(fake, request);
+}
+
+static bool garble_ping(struct fake_daemon *fake, const Glake__Wire__Request *request)
+{
+	return request->body_case == GLAKE__WIRE__REQUEST__BODY_PING && talk_garbage(fake, request);
+}
+
+static void count_gone(void *user, const struct glake_notice *notice)
+{
+	*(int *)user += notice->kind == GLAKE_NOTICE_GONE ? 1 : 1000;
+}
+
+START_TEST(a_broken_connection_stays_broken)
+{
+	struct {
+		fake_script_fn script;
+		int code;
+	} breaks[] = {
+		{answer_another_id, GLAKE_E_PROTOCOL},
+		{answer_another_body, GLAKE_E_PROTOCOL},
+		{garble_ping, GLAKE_E_PROTOCOL},
+		{hang_up_on_ping, GLAKE_E_GONE},
+	};
+	int n_fds = n_open_fds();
+	for (size_t i = 0; i < n_elements(breaks); i++) {
+		struct fake_daemon fake = {.script = breaks[i].script};
+		fake_start(&fake);
+		struct glake_session *session = connect_new();
+		int n_gone = 0;
+		glake_set_notice_handler(session, count_gone, &n_gone);
+		ck_assert_int_eq(glake_ping(session), breaks[i].code);
+		ck_assert_uint_gt(strlen(glake_error()), 0);
+		ck_assert_int_eq(n_gone, 1);
+		ck_assert_int_eq(glake_ping(session), breaks[i].code);
+		ck_assert_int_eq(glake_dispatch(session), breaks[i].code);
+		ck_assert_int_eq(glake_fd(session), -1);
+		ck_assert_int_eq(n_gone, 1);
+		glake_disconnect(session);
+		fake_stop(&fake);
+		ck_assert_int_eq(n_open_fds(), n_fds);
+	}
+}
+END_TEST
+
+#define N_WAITERS 6
+
+static bool hang_up_when_all_wait(struct fake_daemon *fake, const Glake__Wire__Request *request)
+{
+	if (request->body_case != GLAKE__WIRE__REQUEST__BODY_PING) {
+		return false;
+	}
+	if (fake->n_requests[GLAKE__WIRE__REQUEST__BODY_PING] == N_WAITERS) {
+		fake_hang_up(fake);
+	}
+	return true;
+}
+
+START_TEST(everybody_who_waits_learns_of_the_end)
+{
+	struct fake_daemon fake = {.script = hang_up_when_all_wait};
+	fake_start(&fake);
+	struct glake_session *session = connect_new();
+	pthread_t threads[N_WAITERS];
+	for (int i = 0; i < N_WAITERS; i++) {
+		pthread_create(&threads[i], NULL, ping, session);
+	}
+	for (int i = 0; i < N_WAITERS; i++) {
+		void *result;
+		pthread_join(threads[i], &result);
+		ck_assert_int_eq((int)(intptr_t)result, GLAKE_E_GONE);
+	}
+	glake_disconnect(session);
+	fake_stop(&fake);
+}
+END_TEST
+
+/* ---- notices ---------------------------------------------------------------------------------- */
+
+static bool notify_on_ping(struct fake_daemon *fake, const Glake__Wire__Request *request)
+{
+	if (request->body_case != GLAKE__WIRE__REQUEST__BODY_PING) {
+		return false;
+	}
+	/* Once: the handler pings, too. */
+	if (fake->n_requests[GLAKE__WIRE__REQUEST__BODY_PING] == 1) {
+		Glake__Wire__Answer answer = GLAKE__WIRE__ANSWER__INIT;
+		Glake__Wire__ShuttingDown shutting_down = GLAKE__WIRE__SHUTTING_DOWN__INIT;
+		Glake__Wire__ModelEvicted evicted = GLAKE__WIRE__MODEL_EVICTED__INIT;
+		fake_reclaim(fake, 1234);
+		evicted.name = (char *)"a model";
+		answer.body_case = GLAKE__WIRE__ANSWER__BODY_MODEL_EVICTED;
+		answer.model_evicted = &evicted;
+		fake_send(fake, &answer, NULL, 0);
+		answer.body_case = GLAKE__WIRE__ANSWER__BODY_SHUTTING_DOWN;
+		answer.shutting_down = &shutting_down;
+		fake_send(fake, &answer, NULL, 0);
+	}
+	fake_answer_ok(fake, request->id);
+	if (fake->n_requests[GLAKE__WIRE__REQUEST__BODY_PING] == 1) {
+		/* Behind the answer: for glake_dispatch(). */
+		fake_reclaim(fake, 99);
+	}
+	return true;
+}
+
+struct heard {
+	struct glake_session *session;
+	int depth;
+	size_t n_notices;
+	struct glake_notice notices[8];
+	char names[8][32];
+};
+
+static void hear(void *user, const struct glake_notice *notice)
+{
+	struct heard *heard = user;
+	ck_assert_int_eq(heard->depth, 0);
+	heard->depth++;
+	heard->notices[heard->n_notices] = *notice;
+	strcpy(heard->names[heard->n_notices++], notice->name ? notice->name : "");
+	if (heard->n_notices == 1) {
+		assert_ok(glake_ping(heard->session));
+	}
+	heard->depth--;
+}
+
+START_TEST(notices_are_delivered_in_order_after_the_call)
+{
+	struct fake_daemon fake = {.script = notify_on_ping};
+	fake_start(&fake);
+	struct heard heard = {.session = connect_new()};
+	glake_set_notice_handler(heard.session, hear, &heard);
+	assert_ok(glake_ping(heard.session));
+	/* The handler's own ping may have read the one behind the answer. */
+	struct pollfd waiting = {.fd = glake_fd(heard.session), .events = POLLIN};
+	if (heard.n_notices == 3) {
+		ck_assert_int_eq(poll(&waiting, 1, 2000), 1);
+		ck_assert_int_eq(glake_dispatch(heard.session), 1);
+	}
+	ck_assert_uint_eq(heard.n_notices, 4);
+	ck_assert_int_eq(heard.notices[0].kind, GLAKE_NOTICE_RECLAIM);
+	ck_assert_uint_eq(heard.notices[0].bytes, 1234);
+	ck_assert_int_eq(heard.notices[1].kind, GLAKE_NOTICE_MODEL_EVICTED);
+	ck_assert_str_eq(heard.names[1], "a model");
+	ck_assert_int_eq(heard.notices[2].kind, GLAKE_NOTICE_SHUTTING_DOWN);
+	ck_assert_int_eq(heard.notices[3].kind, GLAKE_NOTICE_RECLAIM);
+	ck_assert_uint_eq(heard.notices[3].bytes, 99);
+	ck_assert_int_eq(glake_dispatch(heard.session), 0);
+	ck_assert_int_eq(poll(&waiting, 1, 0), 0);
+	glake_disconnect(heard.session);
+	fake_stop(&fake);
+}
+END_TEST
+
+static bool refuse_and_notify(struct fake_daemon *fake, const Glake__Wire__Request *request)
+{
+	if (request->body_case != GLAKE__WIRE__REQUEST__BODY_EVICT) {
+		return false;
+	}
+	fake_reclaim(fake, 1);
+	fake_refuse(fake, request->id, GLAKE__WIRE__STATUS__BUSY, "the cause");
+	return true;
+}
+
+static void fail_inside(void *user, const struct glake_notice *notice)
+{
+	struct glake_device device;
+	ck_assert_int_eq(glake_device_at(user, 77, &device), -ENOENT);
+}
+
+START_TEST(a_handler_does_not_change_the_callers_error)
+{
+	struct fake_daemon fake = {.script = refuse_and_notify};
+	fake_start(&fake);
+	struct glake_session *session = connect_new();
+	glake_set_notice_handler(session, fail_inside, session);
+	ck_assert_int_eq(glake_evict(session, "m", NULL, NULL), GLAKE_E_BUSY);
+	ck_assert_str_eq(glake_error(), "the cause");
+	glake_disconnect(session);
+	fake_stop(&fake);
+}
+END_TEST
+
+/* ---- models, with nothing mapped -------------------------------------------------------------- */
+
+enum model_flaw { SOUND, SHORT_LIST, TWINS, ENDLESS, OUTSIDE, TOO_MANY };
+
+static void answer_opened(struct fake_daemon *fake, uint64_t id)
+{
+	Glake__Wire__ModelOpenAnswer opened = GLAKE__WIRE__MODEL_OPEN_ANSWER__INIT;
+	Glake__Wire__Answer answer = GLAKE__WIRE__ANSWER__INIT;
+	for (uint64_t done = 25; done <= 75; done += 25) {
+		fake_progress(fake, id, done);
+	}
+	fake_progress(fake, id + 50, 1);
+	opened.model = 3;
+	opened.span_bytes = GLAKE_CHUNK_GRANULARITY;
+	opened.n_tensors = 5;
+	opened.n_blocks = 1;
+	opened.name = (char *)"name";
+	answer.id = id;
+	answer.body_case = GLAKE__WIRE__ANSWER__BODY_MODEL_OPEN;
+	answer.model_open = &opened;
+	fake_send(fake, &answer, NULL, 0);
+}
+
+static void answer_tensors(struct fake_daemon *fake, uint64_t id, uint64_t first)
+{
+	enum model_flaw flaw = *(enum model_flaw *)fake->user;
+	static const char *const names[] = {"e", "d", "c", "b", "a", "f"};
+	uint64_t shape[] = {2, 3};
+	Glake__Wire__Tensor tensors[2];
+	Glake__Wire__Tensor *list[2];
+	Glake__Wire__ModelTensorsAnswer page = GLAKE__WIRE__MODEL_TENSORS_ANSWER__INIT;
+	Glake__Wire__Answer answer = GLAKE__WIRE__ANSWER__INIT;
+	uint64_t n_all = flaw == TOO_MANY ? 6 : flaw == SHORT_LIST ? 4 : 5;
+	for (uint64_t i = first; i < n_all && page.n_tensors < 2; i++) {
+		Glake__Wire__Tensor *tensor = &tensors[page.n_tensors];
+		glake__wire__tensor__init(tensor);
+		tensor->name = (char *)(flaw == TWINS ? "twin" : names[i]);
+		tensor->dtype = GLAKE_F32;
+		tensor->shape = shape;
+		tensor->n_shape = 2;
+		tensor->offset = flaw == OUTSIDE ? UINT64_MAX - 8 : i * 24;
+		tensor->bytes = 24;
+		list[page.n_tensors++] = tensor;
+	}
+	page.tensors = list;
+	page.next = first + page.n_tensors < n_all ? first + page.n_tensors : 0;
+	if (flaw == ENDLESS && first > 0) {
+		page.n_tensors = 0;
+		page.next = first;
+	}
+	answer.id = id;
+	answer.body_case = GLAKE__WIRE__ANSWER__BODY_MODEL_TENSORS;
+	answer.model_tensors = &page;
+	fake_send(fake, &answer, NULL, 0);
+}
+
+static bool serve_model(struct fake_daemon *fake, const Glake__Wire__Request *request)
+{
+	switch (request->body_case) {
+	case GLAKE__WIRE__REQUEST__BODY_MODEL_OPEN:
+		answer_opened(fake, request->id);
+		return true;
+	case GLAKE__WIRE__REQUEST__BODY_MODEL_TENSORS:
+		answer_tensors(fake, request->id, request->model_tensors->first);
+		return true;
+	default:
+		return false;
+	}
+}
+
+static void count_progress(void *user, uint64_t done_bytes, uint64_t total_bytes)
+{
+	*(uint64_t *)user = done_bytes;
+	ck_assert_uint_eq(total_bytes, 100);
+}
+
+static int open_no_map(struct glake_session *session, struct glake_model **model_out,
+                       uint64_t *done_bytes)
+{
+	struct glake_model_options options = {
+		.size = sizeof(options),
+		.no_map = 1,
+		.progress = done_bytes ? count_progress : NULL,
+		.progress_user = done_bytes,
+	};
+	return glake_model_open(session, "/proc/self/exe", &options, model_out);
+}
+
+START_TEST(tensor_lists_are_paged_and_sorted)
+{
+	enum model_flaw flaw = SOUND;
+	struct fake_daemon fake = {.script = serve_model, .user = &flaw};
+	fake_start(&fake);
+	struct glake_session *session = connect_new();
+	struct glake_model *model;
+	uint64_t done_bytes = 0;
+	assert_ok(open_no_map(session, &model, &done_bytes));
+	ck_assert_uint_gt(done_bytes, 0);
+	ck_assert_uint_le(done_bytes, 75);
+	struct glake_tensor tensor = {.size = sizeof(tensor)};
+	static const char *const in_order[] = {"a", "b", "c", "d", "e"};
+	for (uint64_t i = 0; i < 5; i++) {
+		assert_ok(glake_model_tensor_at(model, i, &tensor));
+		ck_assert_str_eq(tensor.name, in_order[i]);
+		ck_assert_uint_eq(tensor.n_dims, 2);
+		ck_assert_uint_eq(tensor.shape[1], 3);
+		ck_assert_uint_eq(tensor.ptr, 0);
+	}
+	ck_assert_uint_eq(fake.n_requests[GLAKE__WIRE__REQUEST__BODY_MODEL_BLOCKS], 0);
+	glake_model_close(model);
+	ck_assert_uint_eq(fake.n_requests[GLAKE__WIRE__REQUEST__BODY_MODEL_CLOSE], 1);
+	glake_disconnect(session);
+	fake_stop(&fake);
+}
+END_TEST
+
+START_TEST(flawed_lists_end_the_session)
+{
+	for (enum model_flaw flaw = SHORT_LIST; flaw <= TOO_MANY; flaw++) {
+		struct fake_daemon fake = {.script = serve_model, .user = &flaw};
+		fake_start(&fake);
+		struct glake_session *session = connect_new();
+		struct glake_model *model;
+		ck_assert_msg(open_no_map(session, &model, NULL) == GLAKE_E_PROTOCOL, "flaw %d",
+		              flaw);
+		ck_assert_int_eq(glake_ping(session), GLAKE_E_PROTOCOL);
+		glake_disconnect(session);
+		fake_stop(&fake);
+	}
+}
+END_TEST
+
+/* ---- fds -------------------------------------------------------------------------------------- */
+
+static bool send_many_fds(struct fake_daemon *fake, const Glake__Wire__Request *request)
+{
+	if (request->body_case != GLAKE__WIRE__REQUEST__BODY_BLOCK_LOOKUP) {
+		return false;
+	}
+	int fds[GLAKE_MAX_PACKET_FDS];
+	for (size_t i = 0; i < n_elements(fds); i++) {
+		fds[i] = 0;
+	}
+	Glake__Wire__BlockAnswer block = GLAKE__WIRE__BLOCK_ANSWER__INIT;
+	Glake__Wire__Answer answer = GLAKE__WIRE__ANSWER__INIT;
+	answer.id = request->id;
+	answer.body_case = GLAKE__WIRE__ANSWER__BODY_BLOCK;
+	answer.block = &block;
+	fake_send(fake, &answer, fds, n_elements(fds));
+	return true;
+}
+
+/* The call itself, since a session without a driver maps nothing. */
+static int look_up(struct glake_session *session)
+{
+	Glake__Wire__BlockLookup lookup = GLAKE__WIRE__BLOCK_LOOKUP__INIT;
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_BLOCK_LOOKUP;
+	request.block_lookup = &lookup;
+	struct glake__call call;
+	int r = glake__call(session, &call, &request, GLAKE__WIRE__ANSWER__BODY_BLOCK, NULL, 0);
+	if (r == 0) {
+		r = (int)call.fds.n_fds;
+		glake__call_end(session, &call);
+	}
+	return r;
+}
+
+START_TEST(fds_lost_to_our_own_limit_are_told)
+{
+	struct fake_daemon fake = {.script = send_many_fds};
+	fake_start(&fake);
+	struct glake_session *session = connect_new();
+	int n_fds = n_open_fds();
+	ck_assert_int_eq(look_up(session), GLAKE_MAX_PACKET_FDS);
+	ck_assert_int_eq(n_open_fds(), n_fds);
+	/* No room for all of them. */
+	int fillers[1024];
+	size_t n_fillers = 0;
+	struct rlimit limit = {.rlim_cur = 300, .rlim_max = 1024};
+	ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &limit), 0);
+	for (int fd = dup(0); fd >= 0 && n_fillers < 100; fd = dup(0)) {
+		fillers[n_fillers++] = fd;
+	}
+	n_fds = n_open_fds();
+	ck_assert_int_eq(look_up(session), GLAKE_E_NO_FDS);
+	ck_assert_int_eq(n_open_fds(), n_fds);
+	while (n_fillers > 0) {
+		close(fillers[--n_fillers]);
+	}
+	ck_assert_int_eq(glake_ping(session), GLAKE_E_NO_FDS);
+	glake_disconnect(session);
+	fake_stop(&fake);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("client_call");
+	suite_add(suite, a_refused_greeting_says_why);
+	suite_add(suite, no_daemon_or_a_strange_one);
+	suite_add(suite, answers_find_their_calls_in_any_order);
+	suite_add(suite, a_broken_connection_stays_broken);
+	suite_add(suite, everybody_who_waits_learns_of_the_end);
+	suite_add(suite, notices_are_delivered_in_order_after_the_call);
+	suite_add(suite, a_handler_does_not_change_the_callers_error);
+	suite_add(suite, tensor_lists_are_paged_and_sorted);
+	suite_add(suite, flawed_lists_end_the_session);
+	suite_add(suite, fds_lost_to_our_own_limit_are_told);
+	return suite_run(suite);
+}
