@@ -9,6 +9,7 @@ say = $(if $(filter 1,$(V)),,@printf '  %-5s %s\n' $(1) $(2))
 VERSION := 0.1.0
 SOVERSION := 0
 PREFIX ?= /usr/local
+SYSCONFDIR ?= /etc
 JOBS ?= $(shell nproc)
 FUZZ_SECONDS ?= 60
 
@@ -219,8 +220,9 @@ $(B)/tests/%: $(B)/obj/tests/%.o $(TEST_ARCHIVES)
 		$(call rpath,../../lib)
 
 # ---- install, dist ------------------------------------------------------------------------------
-install: all ## into DESTDIR and PREFIX (/usr/local)
-	$(Q)VERSION=$(VERSION) SOVERSION=$(SOVERSION) deploy/install $(B) "$(DESTDIR)" "$(PREFIX)"
+install: all ## into DESTDIR and PREFIX (/usr/local); an absent configuration into /etc
+	$(Q)VERSION=$(VERSION) SOVERSION=$(SOVERSION) SYSCONFDIR=$(SYSCONFDIR) \
+		deploy/install $(B) "$(DESTDIR)" "$(PREFIX)"
 	$(call say,INST,"$(DESTDIR)$(PREFIX)")
 dist: tests ## dist/glake-VERSION-x86_64.tar.gz, runs from any folder
 	$(Q)VERSION=$(VERSION) SOVERSION=$(SOVERSION) deploy/dist $(B)

@@ -23,7 +23,7 @@ class Install(unittest.TestCase):
 
     def test_tree(self):
         with tempfile.TemporaryDirectory() as root:
-            more = {"VERSION": "1.2.3", "SOVERSION": "0"}
+            more = {"VERSION": "1.2.3", "SOVERSION": "0", "SYSCONFDIR": "/etc"}
             done = run("deploy/install", BUILD, root, "/opt/glake", env={**os.environ, **more})
             self.assertEqual(done.returncode, 0, done.stderr)
             tree = root + "/opt/glake/"
@@ -33,6 +33,7 @@ class Install(unittest.TestCase):
             self.assertEqual(os.readlink(tree + "lib/libglake-client.so"), "libglake-client.so.0")
             self.assertIn("ExecStart=/opt/glake/bin/glaked ",
                           read(tree + "lib/systemd/system/glaked.service"))
+            self.assertEqual(read(root + "/etc/glake/glaked.conf"), read("deploy/glaked.conf"))
             self.assertIn("prefix=/opt/glake\n", read(tree + "lib/pkgconfig/glake-client.pc"))
             self.assertEqual(run(tree + "bin/glakectl", "--version").returncode, 0)
             self.assert_compiles(tree)
