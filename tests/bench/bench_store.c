@@ -26,7 +26,7 @@
 
 #define BLOCKS_OF_MODEL 500u
 /* Fds that this process needs for itself, the driver's among them. */
-#define SPARE_FDS 256u
+#define SPARE_FDS 1000u
 /* Pages that the daemon touches for the first time are not the blocks'. */
 #define PUBLISH_WARMUP 200u
 
