@@ -35,8 +35,8 @@ static pid_t daemon_pid;
 
 static inline const char *path_of(const char *name)
 {
-	static char paths[8][512];
-	static unsigned next;
+	static _Thread_local char paths[8][512];
+	static _Thread_local unsigned next;
 	char *path = paths[next++ % 8];
 	snprintf(path, sizeof(paths[0]), "%s/%s", folder, name);
 	return path;
