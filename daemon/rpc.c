@@ -225,6 +225,13 @@ static void handle_hello(struct session *session, const request_t *request, stru
 		session_close(session);
 		return;
 	}
+	if (strlen(request->hello->program) > GLAKE_MAX_NAME_BYTES) {
+		/* A row of a listing has to fit a page. */
+		rpc_refuse(session, request->id, STATUS_BAD_REQUEST,
+		           "the program's name is longer than %u bytes", GLAKE_MAX_NAME_BYTES);
+		session_close(session);
+		return;
+	}
 	session->program = rpc_clean_text(request->hello->program);
 	session->state = SESSION_OPEN;
 	greet(session, request->id);
