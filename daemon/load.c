@@ -104,16 +104,16 @@ static void fail(struct load *load, enum status status, const char *error)
 	stop(load);
 	model->load = NULL;
 	store_drop_model(load->context->store, model);
-	/* From here on the waiters only see their own link. */
+	/* From here on the waiters only see their own link: one's answer may make another leave. */
 	while (!list_is_empty(&load->waiters)) {
-		struct list *link = load->waiters.next;
-		list_remove(link);
-		list_insert(&waiters, link);
+		struct load_waiter *waiter = list_first(&load->waiters, struct load_waiter, link);
+		list_remove(&waiter->link);
+		waiter->load = NULL;
+		list_insert(&waiters, &waiter->link);
 	}
 	while (!list_is_empty(&waiters)) {
 		struct load_waiter *waiter = list_first(&waiters, struct load_waiter, link);
 		list_remove(&waiter->link);
-		waiter->load = NULL;
 		waiter->done(waiter, status, error);
 	}
 	load_free(load);
@@ -446,10 +446,10 @@ void load_join(struct load *load, struct load_waiter *waiter)
 void load_leave(struct load_waiter *waiter)
 {
 	struct load *load = waiter->load;
+	list_remove(&waiter->link);
 	if (!load) {
 		return;
 	}
-	list_remove(&waiter->link);
 	waiter->load = NULL;
 	if (load->model->state == MODEL_LOADING && list_is_empty(&load->waiters)) {
 		fail(load, STATUS_BUSY, "everybody who waited for it has gone");

@@ -42,7 +42,7 @@ typedef void (*load_progress_fn)(struct load_waiter *waiter, uint64_t done_bytes
 
 /* Embedded in a pending request. */
 struct load_waiter {
-	struct list link; /* link: load.waiters */
+	struct list link; /* link: load.waiters; initialised by whoever embeds it */
 	struct load *load;
 	struct tenant *tenant; /* borrowed; stays as long as the waiter */
 	load_done_fn done;
