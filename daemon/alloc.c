@@ -10,6 +10,11 @@
 
 /* How often a waiting request looks again. */
 #define WAIT_STEP_MS 10
+/*
+ * For so long a request is not refused while the books have room and only the driver says no: what
+ * was released is then still mapped by a process that is about to end, or by a load being cancelled.
+ */
+#define LATE_MS 1000
 /* From this size on a chunk is worth an fd of the budget as long as there is any. */
 #define BIG_CHUNK_BYTES (64ull * 1024 * 1024)
 
@@ -31,6 +36,8 @@ struct alloc {
 	bool has_deadline;
 	bool keep_handles; /* the fd budget is short: hold by handle */
 	CUresult result;
+	size_t n_reserved;     /* fds of the budget, for the missing ones */
+	uint64_t coming_bytes; /* of device.coming_bytes, while the worker makes them */
 	uint64_t missing_bytes;
 	size_t n_chunks;
 	size_t n_missing; /* sizes[0 .. n_missing) are not there yet */
@@ -41,11 +48,27 @@ struct alloc {
 	size_t *missing;        /* indexes into sizes */
 };
 
+/* So that requests under way cannot spend the same fds twice. */
+static void reserve_fds(struct alloc *alloc)
+{
+	alloc->n_reserved = alloc->n_missing;
+	alloc->allocator->budget.n_used += alloc->n_reserved;
+}
+
+static void unreserve_fds(struct alloc *alloc)
+{
+	if (alloc->n_reserved > 0) {
+		alloc->allocator->budget.n_used -= alloc->n_reserved;
+		alloc->n_reserved = 0;
+	}
+}
+
 static void alloc_free(struct alloc *alloc)
 {
 	if (!alloc) {
 		return;
 	}
+	unreserve_fds(alloc);
 	if (alloc->charges) {
 		for (size_t i = 0; i < alloc->n_chunks; i++) {
 			charge_refund(&alloc->charges[i]);
@@ -232,8 +255,11 @@ static void make_room(struct alloc *alloc)
 	}
 	uint64_t now = uv_now(allocator->loop);
 	if (!alloc->has_deadline) {
+		uint64_t late_ms = device_has_room(alloc->device, alloc->missing_bytes) ? LATE_MS
+		                                                                        : 0;
 		alloc->has_deadline = true;
-		alloc->deadline_ms = now + allocator->wait_ms;
+		alloc->deadline_ms = now +
+		                     (late_ms > allocator->wait_ms ? late_ms : allocator->wait_ms);
 		allocator->hooks.reclaim(allocator->hooks.user, alloc->device,
 		                         alloc->missing_bytes);
 	}
@@ -247,6 +273,8 @@ static void make_room(struct alloc *alloc)
 static void on_made(struct work *work)
 {
 	struct alloc *alloc = container_of(work, struct alloc, work);
+	alloc->device->coming_bytes -= alloc->coming_bytes;
+	alloc->coming_bytes = 0;
 	if (alloc->result == CUDA_ERROR_OUT_OF_MEMORY) {
 		make_room(alloc);
 		return;
@@ -257,6 +285,7 @@ static void on_made(struct work *work)
 		finish(alloc, ALLOC_E_DRIVER);
 		return;
 	}
+	unreserve_fds(alloc);
 	for (size_t i = 0; i < alloc->n_missing; i++) {
 		adopt(alloc, alloc->missing[i], alloc->made[i].fd, alloc->made[i].handle);
 	}
@@ -274,8 +303,11 @@ static void refuse_missing(struct work *work)
  */
 static void try_driver(struct alloc *alloc)
 {
-	bool fits = device_physical_bytes(alloc->device) + alloc->missing_bytes <=
-	            alloc->device->usable_bytes;
+	bool fits = device_has_room(alloc->device, alloc->missing_bytes);
+	if (fits) {
+		alloc->coming_bytes = alloc->missing_bytes;
+		alloc->device->coming_bytes += alloc->coming_bytes;
+	}
 	worker_submit(&alloc->device->worker, &alloc->work, fits ? make_missing : refuse_missing,
 	              on_made);
 }
@@ -308,6 +340,7 @@ int alloc_start(struct allocator *allocator, struct device *device, struct tenan
 	}
 	if (!alloc->keep_handles) {
 		take_from_pool(alloc);
+		reserve_fds(alloc);
 	} else {
 		for (size_t i = 0; i < n_chunks; i++) {
 			alloc->missing[alloc->n_missing++] = i;

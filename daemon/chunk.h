@@ -24,7 +24,7 @@
 
 /* How many fds glaked may hold for chunks. Shared by all devices. */
 struct fd_budget {
-	uint64_t n_used;
+	uint64_t n_used; /* of chunks that exist, and reserved for those being made */
 	uint64_t n_limit;
 };
 

@@ -2,6 +2,7 @@
 #include "daemon/device.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -125,6 +126,11 @@ uint64_t device_physical_bytes(const struct device *device)
 	return sum;
 }
 
+bool device_has_room(const struct device *device, uint64_t bytes)
+{
+	return device_physical_bytes(device) + device->coming_bytes + bytes <= device->usable_bytes;
+}
+
 CUresult device_make_chunk(const struct device *device, uint64_t bytes, int *fd_out,
                            CUmemGenericAllocationHandle *handle_out)
 {
@@ -143,6 +149,8 @@ CUresult device_make_chunk(const struct device *device, uint64_t bytes, int *fd_
 		drv->cuMemRelease(handle);
 		return result;
 	}
+	/* The driver does not promise it, and a chunk that glake-mover inherits outlives its end. */
+	fcntl(fd, F_SETFD, FD_CLOEXEC);
 	if (handle_out) {
 		*handle_out = handle;
 	} else {

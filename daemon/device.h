@@ -41,6 +41,7 @@ struct device {
 
 	struct worker worker;
 	uint64_t use_bytes[CHUNK_N_USES];
+	uint64_t coming_bytes;        /* being made by the worker, in no use_bytes yet */
 	uint64_t used_block_bytes;    /* of CHUNK_BLOCK: blocks somebody has open */
 	uint64_t logical_block_bytes; /* sum over sessions of block bytes they have open */
 };
@@ -57,6 +58,9 @@ void device_close(struct device *device);
 
 /* Bytes of chunks that exist: the word `physical` of the docs. */
 uint64_t device_physical_bytes(const struct device *device);
+
+/* Whether @bytes more may be made, beside what exists and what is being made. */
+bool device_has_room(const struct device *device, uint64_t bytes);
 
 /*
  * Worker's thread (or start-up): make a chunk of @bytes and export it. The fd is the caller's.

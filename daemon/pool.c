@@ -46,6 +46,8 @@ static void keep(struct work *work)
 	struct pool *pool = order->pool;
 	struct pool_size *size = order->size;
 	size->n_coming--;
+	pool->device->coming_bytes -= size->chunk_bytes;
+	pool->budget->n_used--;
 	if (order->result != CUDA_SUCCESS) {
 		/* Not an error: the pool is a convenience, and the GPU may simply be full. */
 		pool->is_paused = true;
@@ -77,6 +79,8 @@ static bool order_one(struct pool *pool, struct pool_size *size)
 		return false;
 	}
 	size->n_coming++;
+	pool->device->coming_bytes += size->chunk_bytes;
+	pool->budget->n_used++;
 	worker_submit(&pool->device->worker, &order->work, make, keep);
 	return true;
 }
@@ -89,11 +93,9 @@ void pool_refill(struct pool *pool)
 	for (unsigned i = 0; i < pool->n_sizes; i++) {
 		struct pool_size *size = &pool->sizes[i];
 		while (size->n_chunks + size->n_coming < size->n_wanted) {
-			if (device_physical_bytes(pool->device) + size->chunk_bytes >
-			    pool->device->usable_bytes) {
-				break;
-			}
-			if (!order_one(pool, size)) {
+			if (!device_has_room(pool->device, size->chunk_bytes) ||
+			    pool->budget->n_used >= pool->budget->n_limit / 4 * 3 ||
+			    !order_one(pool, size)) {
 				break;
 			}
 		}
