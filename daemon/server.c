@@ -413,6 +413,8 @@ int server_run(const struct server_options *options)
 		return 2;
 	}
 	log_set_level(server.config->log_level);
+	/* Whoever reads our log may go; glake-mover sets its own. */
+	signal(SIGPIPE, SIG_IGN);
 	raise_fd_limit();
 	list_init(&server.sessions);
 	list_init(&server.realms);
