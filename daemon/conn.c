@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/socket.h>
 
+#include "daemon/closer.h"
 #include "proto/cleanup.h"
 #include "proto/wire.h"
 
@@ -24,15 +25,14 @@ struct packet {
 	uint8_t bytes[];
 };
 
-static void packet_free(struct packet *packet)
+static void packet_free(struct packet *packet, uv_loop_t *loop)
 {
-	for (size_t i = 0; i < packet->n_fds; i++) {
-		fd_close(&packet->fds[i]);
-	}
+	closer_close(loop, packet->fds, packet->n_fds);
 	free(packet);
 }
 
-static struct packet *packet_new(const void *bytes, size_t n_bytes, const int *fds, size_t n_fds)
+static struct packet *packet_new(uv_loop_t *loop, const void *bytes, size_t n_bytes, const int *fds,
+                                 size_t n_fds)
 {
 	size_t fds_at = (n_bytes + sizeof(int) - 1) / sizeof(int) * sizeof(int);
 	struct packet *packet = malloc(sizeof(*packet) + fds_at + n_fds * sizeof(int));
@@ -48,7 +48,7 @@ static struct packet *packet_new(const void *bytes, size_t n_bytes, const int *f
 		int copy = fcntl(fds[i], F_DUPFD_CLOEXEC, 0);
 		if (copy < 0) {
 			int saved = errno;
-			packet_free(packet);
+			packet_free(packet, loop);
 			errno = saved;
 			return NULL;
 		}
@@ -123,7 +123,7 @@ static void flush(struct conn *conn)
 		}
 		list_remove(&packet->link);
 		conn->n_queued--;
-		packet_free(packet);
+		packet_free(packet, conn->loop);
 	}
 }
 
@@ -141,6 +141,7 @@ static bool receive(struct conn *conn)
 		return false;
 	}
 	if (r != 0) {
+		closer_close(conn->loop, fds.fds, fds.n_fds);
 		enum conn_end how = r == WIRE_E_EOF         ? CONN_END_EOF
 		                    : r == WIRE_E_MALFORMED ? CONN_END_MALFORMED
 		                                            : CONN_END_ERROR;
@@ -148,7 +149,7 @@ static bool receive(struct conn *conn)
 		return false;
 	}
 	conn->on_packet(conn, buffer, n_bytes, &fds);
-	fdlist_deinit(&fds);
+	closer_close(conn->loop, fds.fds, fds.n_fds);
 	return !conn->is_closing && !conn->is_paused && conn->n_queued == 0;
 }
 
@@ -199,11 +200,11 @@ int conn_send(struct conn *conn, const void *bytes, size_t n_bytes, const int *f
 	if (conn->n_queued == 0) {
 		int r = try_send(conn, bytes, n_bytes, fds, n_fds);
 		if (r <= 0) {
-			/* A dead peer is noticed by the poll; the packet is lost either way. */
-			return 0;
+			/* A dead peer is noticed by the poll; nothing else that went wrong is. */
+			return r == -EPIPE ? 0 : r;
 		}
 	}
-	struct packet *packet = packet_new(bytes, n_bytes, fds, n_fds);
+	struct packet *packet = packet_new(conn->loop, bytes, n_bytes, fds, n_fds);
 	if (!packet) {
 		return -errno;
 	}
@@ -256,7 +257,7 @@ void conn_close(struct conn *conn, conn_closed_fn on_closed)
 	while (!list_is_empty(&conn->queue)) {
 		struct packet *packet = container_of(conn->queue.next, struct packet, link);
 		list_remove(&packet->link);
-		packet_free(packet);
+		packet_free(packet, conn->loop);
 	}
 	conn->n_queued = 0;
 }

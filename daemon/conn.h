@@ -65,8 +65,8 @@ int conn_open(struct conn *conn, uv_loop_t *loop, int fd, conn_packet_fn on_pack
 
 /*
  * Send now or, when the socket is full, later. The fds stay the caller's; queued packets hold
- * duplicates. A failure of the socket itself is reported later through on_end, so that the caller
- * need not expect to be closed under its hands. Returns 0, or -ENOMEM / -EMFILE: not sent.
+ * duplicates. That the peer is gone is reported later through on_end, so that the caller need not
+ * expect to be closed under its hands. Returns 0, or -errno (-ENOMEM, -EMFILE): not sent.
  */
 int conn_send(struct conn *conn, const void *bytes, size_t n_bytes, const int *fds, size_t n_fds);
 

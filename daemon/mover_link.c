@@ -9,18 +9,24 @@
 #include <string.h>
 #include <sys/socket.h>
 
+#include "daemon/closer.h"
 #include "daemon/log.h"
 #include "proto/cleanup.h"
 #include "proto/mover.pb-c.h"
 
 /* The fd on which the mover expects us. */
 #define MOVER_FD 3
+/* How often to look whether the files of clients are closed, and how long. */
+#define START_STEP_MS 2
+#define START_MS 2000
 
 /* One run of the program; freed when the process and the connection are both gone. */
 struct mover_process {
 	uv_process_t process;
 	struct conn conn;
 	struct mover_link *link; /* NULL: we let it go, its end is no news */
+	int their_fd;            /* owned; -1 once the process is started */
+	uint64_t since_ms;       /* wanted */
 	int n_handles;           /* of process and conn still open */
 	bool was_killed;         /* by us, for what it said */
 };
@@ -121,10 +127,17 @@ static void on_conn_end(struct conn *conn, enum conn_end end, int error)
 	conn_close(conn, on_conn_closed);
 }
 
+static bool is_started(const struct mover_process *process)
+{
+	return process->their_fd < 0;
+}
+
 static void kill_mover(struct mover_process *process)
 {
 	process->was_killed = true;
-	uv_process_kill(&process->process, SIGKILL);
+	if (is_started(process)) {
+		uv_process_kill(&process->process, SIGKILL);
+	}
 }
 
 static void on_packet(struct conn *conn, const uint8_t *bytes, size_t n_bytes, struct fdlist *fds);
@@ -150,9 +163,46 @@ static int spawn(struct mover_link *link, struct mover_process *process, int the
 	return uv_spawn(link->loop, &process->process, &options);
 }
 
-static void on_spawn_failed(uv_handle_t *handle)
+/* It never came to life: what was meant for it fails. */
+static void give_up(struct mover_link *link, const char *error)
 {
-	free(container_of(handle, struct mover_process, process));
+	struct mover_process *process = link->process;
+	log_error("%s, %u jobs under way", error, HASH_COUNT(link->jobs));
+	link->process = NULL;
+	process->link = NULL;
+	fd_close(&process->their_fd);
+	conn_close(&process->conn, on_conn_closed);
+	fail_all(link, error);
+}
+
+static void on_start(uv_timer_t *timer)
+{
+	struct mover_link *link = container_of(timer, struct mover_link, start_timer);
+	struct mover_process *process = link->process;
+	char error[256];
+	if (process->was_killed) {
+		give_up(link, "glake-mover was ended before it was started, see the log");
+		return;
+	}
+	if (closer_n_pending() > 0) {
+		if (uv_now(link->loop) - process->since_ms < START_MS) {
+			uv_timer_start(timer, on_start, START_STEP_MS, 0);
+			return;
+		}
+		give_up(link, "cannot start glake-mover: a client's file does not close");
+		return;
+	}
+	int r = spawn(link, process, process->their_fd);
+	process->n_handles++;
+	if (r < 0) {
+		uv_close((uv_handle_t *)&process->process, on_process_closed);
+		snprintf(error, sizeof(error), "cannot start %s: %s", link->path, uv_strerror(r));
+		give_up(link, error);
+		return;
+	}
+	fd_close(&process->their_fd);
+	link->stats->mover_starts++;
+	log_info("started glake-mover, pid %d", uv_process_get_pid(&process->process));
 }
 
 static int start(struct mover_link *link)
@@ -167,25 +217,18 @@ static int start(struct mover_link *link)
 	if (!process) {
 		return -ENOMEM;
 	}
-	int r = spawn(link, process, their_fd);
+	int r = conn_open(&process->conn, link->loop, our_fd, on_packet, on_conn_end);
 	if (r < 0) {
-		log_error("cannot start %s: %s", link->path, uv_strerror(r));
-		uv_close((uv_handle_t *)&process->process, on_spawn_failed);
-		return r;
-	}
-	process->n_handles = 1;
-	r = conn_open(&process->conn, link->loop, our_fd, on_packet, on_conn_end);
-	if (r < 0) {
-		process->conn.is_closing = true;
-		uv_process_kill(&process->process, SIGKILL);
+		free(process);
 		return r;
 	}
 	fd_steal(&our_fd);
-	process->n_handles = 2;
+	process->their_fd = fd_steal(&their_fd);
+	process->n_handles = 1;
+	process->since_ms = uv_now(link->loop);
 	process->link = link;
 	link->process = process;
-	link->stats->mover_starts++;
-	log_info("started glake-mover, pid %d", uv_process_get_pid(&process->process));
+	uv_timer_start(&link->start_timer, on_start, 0, 0);
 	return 0;
 }
 
@@ -198,6 +241,8 @@ static void let_go(struct mover_link *link)
 	}
 	link->process = NULL;
 	process->link = NULL;
+	uv_timer_stop(&link->start_timer);
+	fd_close(&process->their_fd);
 	conn_close(&process->conn, on_conn_closed);
 }
 
@@ -227,6 +272,10 @@ static int begin(struct mover_link *link, struct mover_job *job, order_t *order,
 		if (r < 0) {
 			return r;
 		}
+	}
+	/* What waits in our own queue would be open here when the mover is started. */
+	if (!is_started(link->process) && conn_n_queued(&link->process->conn) > 0) {
+		return -EBUSY;
 	}
 	uv_timer_stop(&link->idle_timer);
 	job->id = ++link->last_job;
@@ -441,13 +490,16 @@ static void on_packet(struct conn *conn, const uint8_t *bytes, size_t n_bytes, s
 
 int mover_link_pid(const struct mover_link *link)
 {
-	return link->process ? uv_process_get_pid(&link->process->process) : 0;
+	return link->process && is_started(link->process)
+	               ? uv_process_get_pid(&link->process->process)
+	               : 0;
 }
 
 int mover_link_init(struct mover_link *link, uv_loop_t *loop, struct stats *stats, const char *path,
                     uint64_t idle_ms)
 {
 	*link = (struct mover_link){.loop = loop, .stats = stats, .path = path, .idle_ms = idle_ms};
+	uv_timer_init(loop, &link->start_timer);
 	return uv_timer_init(loop, &link->idle_timer);
 }
 
@@ -457,4 +509,5 @@ void mover_link_close(struct mover_link *link)
 	link->is_closing = true;
 	let_go(link);
 	uv_close((uv_handle_t *)&link->idle_timer, NULL);
+	uv_close((uv_handle_t *)&link->start_timer, NULL);
 }

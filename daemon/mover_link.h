@@ -6,8 +6,10 @@
  *
  * The only file of glaked that knows the messages of proto/mover.proto.
  *
- * No mover runs until the first job; orders wait in the socket while it starts. When it has been
- * idle for idle_ms the link closes its end, and the mover exits on reading the end of the stream.
+ * No mover runs until the first job; orders wait in the socket while it starts. It is started when
+ * no file of a client is open here, since the new process closes its copies of those before it is
+ * the mover, and a file system can make that last (daemon/closer.h). When it has been idle for
+ * idle_ms the link closes its end, and the mover exits on reading the end of the stream.
  *
  * Owner: the server. A job is embedded in what wants it (load, publish).
  * Lifetime: a job belongs to the link from mover_*() until on_failed or its last news has been
@@ -59,6 +61,7 @@ struct mover_link {
 	const char *path;    /* borrowed: the program */
 	uint64_t idle_ms;    /* 0 = stays */
 	uv_timer_t idle_timer;
+	uv_timer_t start_timer;        /* while the process is to be started */
 	struct mover_process *process; /* owned; NULL: none runs */
 	struct mover_job *jobs;        /* table by id */
 	uint64_t last_job;
@@ -76,8 +79,9 @@ void mover_link_close(struct mover_link *link);
 int mover_link_pid(const struct mover_link *link);
 
 /*
- * Start a job. fds stay the caller's. @job->ops is set by the caller. Returns 0, or -errno when no
- * mover can be started: then @job is not the link's.
+ * Start a job. fds stay the caller's. @job->ops is set by the caller. Returns 0, or -errno when it
+ * cannot be passed on: then @job is not the link's. That no mover can be started is told later, by
+ * on_failed.
  */
 int mover_load(struct mover_link *link, struct mover_job *job, const struct device *device,
                const char *const *names, const char *index, const int *fds, size_t n_fds,

@@ -173,7 +173,9 @@ static struct model *start_load(struct session *session, const request_t *reques
 	                   body->may_direct, waiter);
 	if (r < 0) {
 		rpc_refuse(session, request->id,
-		           r == -EMSGSIZE ? STATUS_BAD_REQUEST : STATUS_MOVER_FAILED,
+		           r == -EMSGSIZE ? STATUS_BAD_REQUEST
+		           : r == -EBUSY  ? STATUS_BUSY
+		                          : STATUS_MOVER_FAILED,
 		           "cannot start loading: %s",
 		           r == -EMSGSIZE ? "the names are too long" : strerror(-r));
 		return NULL;
@@ -202,6 +204,7 @@ static void wait_for_load(struct session *session, const request_t *request, str
 		.done = on_loaded,
 		.progress = request->model_open->progress ? on_progress : NULL,
 	};
+	list_init(&operation->waiter.link);
 	if (model) {
 		load_join(model->load, &operation->waiter);
 	} else {

@@ -209,6 +209,7 @@ static int read_one(struct glake__link *link, int flags)
 	if (r == 0) {
 		take_packet(link, n_bytes);
 	} else if (r == WIRE_E_MALFORMED) {
+		fdlist_deinit(&link->receive_fds);
 		/* The wire does not say what was cut; the fds are lost by our own limit only. */
 		die_locked(link, somebody_wants_fds(link) ? GLAKE_E_NO_FDS : GLAKE_E_PROTOCOL);
 	} else if (r != -EAGAIN) {

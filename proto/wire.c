@@ -89,7 +89,6 @@ int wire_recv(int socket, void *buffer, size_t capacity, size_t *n_bytes_out, st
 	}
 	if (n_bytes == 0 || n_bytes > GLAKE_MAX_PACKET_BYTES ||
 	    (header.msg_flags & (MSG_TRUNC | MSG_CTRUNC))) {
-		fdlist_deinit(fds);
 		return WIRE_E_MALFORMED;
 	}
 	*n_bytes_out = (size_t)n_bytes;

@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A file on a file system that is a program (FUSE) and misbehaves: it fails to read from some byte
+ * on, or never answers the flush that every close() waits for.
+ *
+ * The mount lives in a mount namespace of the test's process and what it starts, so nothing of it
+ * can stay behind.
+ *
+ * Owner: the test. Lifetime: start to stop, or the end of the test's process. Threads: one.
+ */
+#ifndef GLAKE_TESTS_HARNESS_FUSE_FILE_H
+#define GLAKE_TESTS_HARNESS_FUSE_FILE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+struct fuse_file {
+	pid_t pid; /* of the program that serves it */
+	char folder[256];
+	char path[300]; /* of the file */
+};
+
+struct fuse_file_faults {
+	uint64_t bad_from;     /* EIO when a read reaches this byte; 0 = never */
+	bool is_flush_endless; /* close() waits until the file system is gone */
+};
+
+/*
+ * Mount a copy of the file @content on @folder, which is made. Returns false, having said "SKIP",
+ * where mounting is not possible.
+ */
+bool fuse_file_start(struct fuse_file *file, const char *folder, const char *content,
+                     const struct fuse_file_faults *faults);
+
+/* End the program, which ends whatever waits for it, and unmount. */
+void fuse_file_stop(struct fuse_file *file);
+
+#endif

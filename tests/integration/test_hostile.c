@@ -1,0 +1,259 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Clients that keep to the protocol and mean harm: what one of them asks for may cost the others
+ * neither glaked's life, nor its time, nor what the configuration keeps back.
+ */
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "proto/cleanup.h"
+#include "proto/wire.h"
+#include "tests/check_glake.h"
+#include "tests/harness/connection.h"
+#include "tests/harness/fuse_file.h"
+#include "tests/harness/model_file.h"
+
+#define MIB (1024ull * 1024)
+
+static struct harness harness;
+
+/* The answer of StatusGet; connection_free() it. */
+static Glake__Wire__Answer *status_of(int connection)
+{
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	Glake__Wire__StatusGet body = GLAKE__WIRE__STATUS_GET__INIT;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_STATUS_GET;
+	request.status_get = &body;
+	Glake__Wire__Answer *answer = connection_call(connection, &request, NULL, 0, NULL);
+	ck_assert_int_eq(answer->body_case, GLAKE__WIRE__ANSWER__BODY_STATUS_GET);
+	return answer;
+}
+
+/* A row of a list must fit a page, whatever a client calls itself. */
+START_TEST(a_name_too_long_for_a_listing_is_refused)
+{
+	static char program[60000];
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	Glake__Wire__Hello hello = GLAKE__WIRE__HELLO__INIT;
+	memset(program, 'x', sizeof(program) - 1);
+	hello.version = GLAKE_WIRE_VERSION;
+	hello.program = program;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_HELLO;
+	request.hello = &hello;
+	harness_start(&harness, NULL);
+	int witness = connection_hello(&harness);
+	int connection = connection_open(&harness);
+	Glake__Wire__Answer *answer = connection_call(connection, &request, NULL, 0, NULL);
+	bool is_refused = answer->status == GLAKE__WIRE__STATUS__BAD_REQUEST;
+	connection_free(answer);
+
+	Glake__Wire__Request list = GLAKE__WIRE__REQUEST__INIT;
+	Glake__Wire__SessionList body = GLAKE__WIRE__SESSION_LIST__INIT;
+	list.body_case = GLAKE__WIRE__REQUEST__BODY_SESSION_LIST;
+	list.session_list = &body;
+	answer = connection_call(witness, &list, NULL, 0, NULL);
+	ck_assert_uint_eq(answer->session_list->n_sessions, 1);
+	connection_free(answer);
+	ck_assert(is_refused);
+	connection_expect_closed(connection);
+	connection_close(&connection);
+	connection_close(&witness);
+	harness_stop(&harness);
+}
+END_TEST
+
+/* Sends @n_requests at once; counts the granted ones. */
+static unsigned pour(int connection, unsigned n_requests, uint64_t chunk_bytes, uint32_t n_chunks)
+{
+	unsigned n_granted = 0;
+	for (unsigned i = 0; i < n_requests; i++) {
+		Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+		Glake__Wire__ChunkAlloc alloc = GLAKE__WIRE__CHUNK_ALLOC__INIT;
+		alloc.chunk_bytes = chunk_bytes;
+		alloc.n_chunks = n_chunks;
+		request.body_case = GLAKE__WIRE__REQUEST__BODY_CHUNK_ALLOC;
+		request.chunk_alloc = &alloc;
+		connection_send(connection, &request, NULL, 0);
+	}
+	for (unsigned i = 0; i < n_requests; i++) {
+		Glake__Wire__Answer *answer = connection_receive(connection, NULL);
+		ck_assert_ptr_nonnull(answer);
+		n_granted += answer->status == GLAKE__WIRE__STATUS__OK;
+		connection_free(answer);
+	}
+	return n_granted;
+}
+
+START_TEST(requests_at_once_do_not_spend_the_same_fds)
+{
+	harness_start(&harness, &(struct harness_options){
+					.config = "pool = (); fd_budget = 64;",
+					.faults = "glaked/cuMemCreate:*:slow=2",
+				});
+	int connection = connection_hello(&harness);
+	ck_assert_uint_eq(pour(connection, 8, 2 * MIB, 8), 8);
+	Glake__Wire__Answer *answer = status_of(connection);
+	ck_assert_uint_eq(answer->status_get->devices[0]->private_bytes, 8 * 8 * 2 * MIB);
+	ck_assert_uint_gt(answer->status_get->fds_used, 0);
+	ck_assert_uint_le(answer->status_get->fds_used, answer->status_get->fds_budget);
+	connection_free(answer);
+	connection_close(&connection);
+	harness_stop(&harness);
+}
+END_TEST
+
+START_TEST(requests_at_once_do_not_eat_the_reserve)
+{
+	harness_start(&harness, &(struct harness_options){
+					.config = "pool = (); reserve_bytes = \"96MiB\";",
+					.devices = "1x256MiB",
+					.faults = "glaked/cuMemCreate:*:slow=20",
+				});
+	int connection = connection_hello(&harness);
+	/* 160 MiB may be given out, 2 of which glaked needs itself. */
+	ck_assert_uint_eq(pour(connection, 8, 32 * MIB, 1), 4);
+	Glake__Wire__Answer *answer = status_of(connection);
+	ck_assert_uint_eq(answer->status_get->devices[0]->physical_bytes, (2 + 4 * 32) * MIB);
+	connection_free(answer);
+	connection_close(&connection);
+	harness_stop(&harness);
+}
+END_TEST
+
+START_TEST(a_lost_reader_of_the_log_is_survived)
+{
+	harness_start(&harness, NULL);
+	int connection = connection_hello(&harness);
+	harness_signal(&harness, SIGPIPE);
+	harness_sleep_ms(50);
+	connection_ping(connection);
+	connection_close(&connection);
+	harness_stop(&harness);
+}
+END_TEST
+
+static uint64_t send_open(int connection, const char *path)
+{
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	Glake__Wire__ModelOpen body = GLAKE__WIRE__MODEL_OPEN__INIT;
+	char *files[] = {(char *)"a.safetensors"};
+	int fd = model_file_open(path);
+	body.files = files;
+	body.n_files = 1;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_MODEL_OPEN;
+	request.model_open = &body;
+	uint64_t id = connection_send(connection, &request, &fd, 1);
+	close(fd);
+	return id;
+}
+
+static Glake__Wire__Status load(int connection, const char *path)
+{
+	uint64_t id = send_open(connection, path);
+	Glake__Wire__Answer *answer = connection_receive_for(connection, id, NULL);
+	Glake__Wire__Status status = answer->status;
+	connection_free(answer);
+	return status;
+}
+
+/* A packet that is too long, with the file. */
+static void send_broken(int connection, const char *path)
+{
+	static uint8_t bytes[GLAKE_MAX_PACKET_BYTES + 1];
+	int fd = model_file_open(path);
+	struct iovec part = {bytes, sizeof(bytes)};
+	union {
+		struct cmsghdr header;
+		char space[CMSG_SPACE(sizeof(int))];
+	} control = {.header = {.cmsg_len = CMSG_LEN(sizeof(int)),
+	                        .cmsg_level = SOL_SOCKET,
+	                        .cmsg_type = SCM_RIGHTS}};
+	memcpy(CMSG_DATA(&control.header), &fd, sizeof(fd));
+	struct msghdr message = {.msg_iov = &part,
+	                         .msg_iovlen = 1,
+	                         .msg_control = &control,
+	                         .msg_controllen = sizeof(control)};
+	ck_assert_int_gt(sendmsg(connection, &message, 0), 0);
+}
+
+/* A client that hands in a file whose close() never ends: neither its own, nor anybody's. */
+static pid_t start_villain(const char *path, bool is_broken)
+{
+	fflush(NULL);
+	pid_t villain = fork();
+	ck_assert_int_ge(villain, 0);
+	if (villain == 0) {
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		int connection = connection_hello(&harness);
+		if (is_broken) {
+			send_broken(connection, path);
+		} else {
+			send_open(connection, path);
+		}
+		pause();
+	}
+	return villain;
+}
+
+enum villainy { BEFORE_THE_MOVER, BESIDE_THE_MOVER, WITH_A_BROKEN_PACKET, N_VILLAINIES };
+
+START_TEST(a_file_that_cannot_be_closed_stops_nobody)
+{
+	static const struct model_tensor tensor = {"a", "U8", 1, {1000}, 1};
+	static const struct fuse_file_faults faults = {.is_flush_endless = true};
+	struct fuse_file file;
+	char content[HARNESS_PATH_BYTES + 32];
+	char folder[HARNESS_PATH_BYTES + 32];
+	harness_start(&harness, &(struct harness_options){.config = "drain_ms = 100;"});
+	snprintf(content, sizeof(content), "%s/a.safetensors", harness.folder);
+	snprintf(folder, sizeof(folder), "%s/fuse", harness.folder);
+	model_file_write(content, &tensor, 1);
+	if (!fuse_file_start(&file, folder, content, &faults)) {
+		harness_stop(&harness);
+		return;
+	}
+	int witness = connection_hello(&harness);
+	if (_i == BESIDE_THE_MOVER) {
+		ck_assert_int_eq(load(witness, content), GLAKE__WIRE__STATUS__OK);
+	}
+	pid_t villain = start_villain(file.path, _i == WITH_A_BROKEN_PACKET);
+	for (int i = 0; i < 10; i++) {
+		harness_sleep_ms(30);
+		uint64_t before_ms = harness_now_ms();
+		connection_ping(witness);
+		ck_assert_uint_lt(harness_now_ms() - before_ms, 1000);
+	}
+	/* A mover cannot be started then, for which glaked waits a while, but no longer. */
+	ck_assert_int_eq(load(witness, content), _i == BESIDE_THE_MOVER
+	                                                 ? GLAKE__WIRE__STATUS__OK
+	                                                 : GLAKE__WIRE__STATUS__MOVER_FAILED);
+	kill(villain, SIGKILL);
+	fuse_file_stop(&file);
+	ck_assert_int_eq(waitpid(villain, NULL, 0), villain);
+	harness_sleep_ms(100);
+	ck_assert_int_eq(load(witness, content), GLAKE__WIRE__STATUS__OK);
+	connection_close(&witness);
+	harness_stop(&harness);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("hostile");
+	suite_add(suite, a_name_too_long_for_a_listing_is_refused);
+	suite_add(suite, requests_at_once_do_not_spend_the_same_fds);
+	suite_add(suite, requests_at_once_do_not_eat_the_reserve);
+	suite_add(suite, a_lost_reader_of_the_log_is_survived);
+	TCase *tcase = tcase_create("a_file_that_cannot_be_closed_stops_nobody");
+	tcase_set_timeout(tcase, TEST_TIMEOUT_S);
+	tcase_add_loop_test(tcase, a_file_that_cannot_be_closed_stops_nobody, 0, N_VILLAINIES);
+	suite_add_tcase(suite, tcase);
+	return suite_run(suite);
+}
