@@ -388,6 +388,7 @@ END_TEST
 
 struct opener {
 	struct glake_session *session;
+	const char *path;
 	int result;
 };
 
@@ -396,8 +397,7 @@ static void *open_and_close(void *argument)
 	struct opener *opener = argument;
 	for (int i = 0; i < 20 && opener->result == 0; i++) {
 		struct glake_model *model;
-		opener->result = glake_model_open(opener->session, path_of("m.safetensors"), NULL,
-		                                  &model);
+		opener->result = glake_model_open(opener->session, opener->path, NULL, &model);
 		if (opener->result == 0) {
 			check_bytes(opener->session, model, small_model, N_SMALL);
 			glake_model_close(model);
@@ -410,10 +410,11 @@ START_TEST(threads_open_models_through_one_session)
 {
 	write_model("m.safetensors", small_model, N_SMALL);
 	struct glake_session *session = connect_new();
+	const char *path = path_of("m.safetensors");
 	struct opener openers[4];
 	pthread_t threads[4];
 	for (int i = 0; i < 4; i++) {
-		openers[i] = (struct opener){.session = session};
+		openers[i] = (struct opener){.session = session, .path = path};
 		pthread_create(&threads[i], NULL, open_and_close, &openers[i]);
 	}
 	for (int i = 0; i < 4; i++) {

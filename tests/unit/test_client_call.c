@@ -551,7 +551,8 @@ START_TEST(fds_lost_to_our_own_limit_are_told)
 	}
 	n_fds = n_open_fds();
 	ck_assert_int_eq(look_up(session), GLAKE_E_NO_FDS);
-	ck_assert_int_eq(n_open_fds(), n_fds);
+	/* The daemon, a thread of ours, may have closed its end already. */
+	ck_assert_int_le(n_open_fds(), n_fds);
 	while (n_fillers > 0) {
 		close(fillers[--n_fillers]);
 	}
