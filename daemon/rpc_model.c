@@ -294,8 +294,8 @@ void rpc_model_tensors(struct session *session, const request_t *request, struct
 
 void rpc_model_blocks(struct session *session, const request_t *request, struct fdlist *fds)
 {
-	uint64_t chunk_bytes[GLAKE_MAX_PACKET_FDS];
-	int chunk_fds[GLAKE_MAX_PACKET_FDS];
+	uint64_t chunk_bytes[GLAKE_PAGE_FDS];
+	int chunk_fds[GLAKE_PAGE_FDS];
 	struct open_model *open = find_open(session, request->id, request->model_blocks->model);
 	if (!open) {
 		return;
@@ -304,7 +304,7 @@ void rpc_model_blocks(struct session *session, const request_t *request, struct 
 	Glake__Wire__ModelBlocksAnswer body = GLAKE__WIRE__MODEL_BLOCKS_ANSWER__INIT;
 	const struct model *model = open->model;
 	uint64_t next = request->model_blocks->first;
-	for (; next < model->n_blocks && body.n_chunk_bytes < GLAKE_MAX_PACKET_FDS; next++) {
+	for (; next < model->n_blocks && body.n_chunk_bytes < GLAKE_PAGE_FDS; next++) {
 		const struct block *block = model->blocks[next].block;
 		chunk_bytes[body.n_chunk_bytes] = block->chunk.bytes;
 		chunk_fds[body.n_chunk_bytes++] = block->chunk.fd;

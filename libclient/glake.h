@@ -307,7 +307,7 @@ struct glake_digest {
 
 /*
  * Make a block of private memory: @ptr is of glake_alloc() and holds @content_bytes, with only zeros
- * behind them up to its end (GLAKE_ZERO helps), in one chunk (at most 64 MiB). The caller has
+ * behind them up to its end (GLAKE_ZERO helps), in one chunk (at most 128 MiB). The caller has
  * quiesced everything that may write to it. Afterwards the same address is mapped read-only, backed
  * by the realm's one copy of these bytes, and belongs to the block.
  * On failure the memory is as it was before, still of glake_alloc().

@@ -2,6 +2,7 @@
 #include "libclient/session.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -17,6 +18,8 @@
 #include "libclient/sized.h"
 
 #define DEFAULT_SOCKET_PATH "/run/glake/glaked.sock"
+/* Fds to have room for: two pages of blocks (GLAKE_PAGE_FDS) and the program's own. */
+#define FD_TABLE 512
 
 int glake__session_check(const struct glake_session *session)
 {
@@ -117,6 +120,17 @@ static int open_driver(struct glake_session *session, const char *libcuda)
 	return 0;
 }
 
+/*
+ * Make room for the fds of two pages of blocks at once. Left to itself the kernel doubles the table
+ * of fds whenever it is full, and in a process with threads each doubling waits for an RCU grace
+ * period, some 10 ms. Here it costs nothing while the driver's threads are not there yet.
+ */
+static void widen_fd_table(int socket)
+{
+	cleanup_fd int fd = fcntl(socket, F_DUPFD_CLOEXEC, FD_TABLE - 1);
+	/* A limit below that is no error: it is only slower. */
+}
+
 /* ---- connecting ------------------------------------------------------------------------------- */
 
 void glake__session_ref(struct glake_session *session)
@@ -157,6 +171,7 @@ static int greet(struct glake_session *session, const struct glake_connect_optio
 	if (r < 0 || options->no_cuda) {
 		return r;
 	}
+	widen_fd_table(session->link.socket);
 	r = open_driver(session, options->libcuda);
 	return r < 0 ? r : find_ordinals(session);
 }

@@ -23,14 +23,24 @@
 /* Lists are answered in pages that leave room for the envelope. */
 #define GLAKE_PAGE_BYTES (56u * 1024u)
 
+/*
+ * Fds in one page of blocks. A client has two pages under way, and both should fit a table of 512
+ * fds beside its own: each time the kernel enlarges the table of a process with threads, it waits
+ * for all processors, which takes as long as mapping a hundred blocks.
+ */
+#define GLAKE_PAGE_FDS 128u
+
 /* The driver maps whole handles that are a multiple of this. The same on every part we know. */
 #define GLAKE_CHUNK_GRANULARITY (2ull * 1024 * 1024)
 
 /* One chunk may not be larger: a request beyond it is split by the client library. */
 #define GLAKE_MAX_CHUNK_BYTES (64ull * 1024 * 1024 * 1024)
 
-/* A tensor larger than this is cut into several blocks; every block but the last is this large. */
-#define GLAKE_MAX_BLOCK_BYTES (64ull * 1024 * 1024)
+/*
+ * A tensor larger than this is cut into several blocks; every block but the last is this large.
+ * docs/decisions/005 has the measurements.
+ */
+#define GLAKE_MAX_BLOCK_BYTES (128ull * 1024 * 1024)
 
 /* Names of tensors, models, programs: longer ones are refused. */
 #define GLAKE_MAX_NAME_BYTES 1024u

@@ -4,7 +4,7 @@
  *
  * A block's digest waits on the GPU for the copies queued so far, runs on the digester's stream, and
  * is told by a callback on the digester's thread, which sleeps until the GPU is done. Digests run
- * one after the other, so that one buffer of leaves is enough: 64 MiB take far less than their copy.
+ * one after the other, so that one buffer of leaves is enough: a block takes far less than their copy.
  *
  * Owner: the device. Lifetime: that of the context. Each digest needs a ticket: take, submit, and
  * give it back after the callback.

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * How fast the digest kernels read device memory: bench_digest [GiB, or MiB with an M behind].
- * One launch over all leaves and one over the roots of its 64 MiB blocks, as the mover does it; the
+ * One launch over all leaves and one over the roots of its blocks, as the mover does it; the
  * median of ten rounds. Without an argument 16 GiB, 64 MiB on the simulator.
  */
 #include <stdio.h>

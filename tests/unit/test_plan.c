@@ -119,12 +119,12 @@ START_TEST(packed_tensors_stay_whole)
 	}
 	add("large", 0, begin, 5 * MIB);
 	make();
-	/* 32 of them and no byte more fit into 64 MiB. */
-	ck_assert_uint_eq(plan.n_blocks, 1 + 4);
+	/* 64 of them and no byte more fit into 128 MiB. */
+	ck_assert_uint_eq(plan.n_blocks, 1 + 2);
 	ck_assert_uint_eq(offset_of("large"), 0);
 	ck_assert_uint_eq(offset_of("t000"), 6 * MIB);
-	ck_assert_uint_eq(offset_of("t031"), 6 * MIB + 31 * 2 * MIB);
-	ck_assert_uint_eq(offset_of("t032"), 6 * MIB + 64 * MIB);
+	ck_assert_uint_eq(offset_of("t063"), 6 * MIB + 63 * 2 * MIB);
+	ck_assert_uint_eq(offset_of("t064"), 6 * MIB + 128 * MIB);
 	drop();
 }
 END_TEST
