@@ -21,7 +21,8 @@
  * by glake_connect(). No context is needed and none is made: mapping is per process. Device
  * pointers are plain 64-bit numbers, valid in every context of the device.
  *
- * fork(). A session does not cross it: in the child, calls return GLAKE_E_FORKED.
+ * fork(). A session does not cross it: in the child, calls return GLAKE_E_FORKED, and
+ * glake_disconnect() frees host memory only. Device addresses mean nothing there.
  *
  * Output parameters are written on success only.
  */
@@ -95,7 +96,7 @@ GLAKE_API int glake_connect(const struct glake_connect_options *options,
 /*
  * Unmap and give back everything that came from @session, close it and free it. NULL is fine.
  * The caller has quiesced every kernel and copy that uses the memory. All pointers and handles of
- * the session are invalid afterwards, models and memory included.
+ * the session are invalid afterwards, models and memory included. Not from a callback of the session.
  */
 GLAKE_API void glake_disconnect(struct glake_session *session);
 
@@ -202,7 +203,10 @@ GLAKE_API unsigned glake_dtype_bits(enum glake_dtype dtype);
 
 struct glake_model;
 
-/* Called on the thread inside glake_model_open*(), between its start and its end. */
+/*
+ * Called on the thread inside glake_model_open*(), between its start and its end, with no lock held:
+ * it may call the library, but not end the session. Not every step need be told.
+ */
 typedef void (*glake_progress_fn)(void *user, uint64_t done_bytes, uint64_t total_bytes);
 
 struct glake_model_options {
@@ -310,7 +314,9 @@ struct glake_digest {
  * behind them up to its end (GLAKE_ZERO helps), in one chunk (at most 128 MiB). The caller has
  * quiesced everything that may write to it. Afterwards the same address is mapped read-only, backed
  * by the realm's one copy of these bytes, and belongs to the block.
- * On failure the memory is as it was before, still of glake_alloc().
+ * On failure the memory is as it was before, still of glake_alloc(). One exception: when the realm
+ * had an equal block, and the driver takes ours away but does not map that one (GLAKE_E_CUDA), the
+ * address is empty and given up, and glake_free() of it is -EINVAL.
  */
 GLAKE_API int glake_block_publish(struct glake_session *session, glake_ptr ptr,
                                   uint64_t content_bytes, struct glake_block **block_out);
@@ -355,7 +361,8 @@ struct glake_notice {
 typedef void (*glake_notice_fn)(void *user, const struct glake_notice *notice);
 
 /* Notices that arrive during any call of the session are delivered by it, on its thread, after its
- * work, with no lock held: the callback may call the library. NULL switches it off. */
+ * work, with no lock held: the callback may call the library, but not end the session. NULL switches
+ * it off; when this returns, the old handler runs no more, unless it is the caller. */
 GLAKE_API void glake_set_notice_handler(struct glake_session *session, glake_notice_fn handler,
                                         void *user);
 /* Readable when a notice waits: for poll(). Belongs to the session; never read from it. -1 = gone. */
