@@ -76,8 +76,9 @@ static void repeated_without_growth(void (*round)(void))
 		harness_wait_n_fds(&harness, n_fds_before);
 	}
 	uint64_t after = harness_rss_bytes(&harness);
-	ck_assert_msg(TEST_SANITIZED || after <= before + RSS_SLACK_BYTES, "resident %llu KiB, then %llu KiB",
-	              (unsigned long long)before / 1024, (unsigned long long)after / 1024);
+	ck_assert_msg(TEST_SANITIZED || after <= before + RSS_SLACK_BYTES,
+	              "resident %llu KiB, then %llu KiB", (unsigned long long)before / 1024,
+	              (unsigned long long)after / 1024);
 }
 
 static uint64_t send_alloc(int connection, uint32_t n_chunks)
