@@ -236,6 +236,18 @@ static void park(struct alloc *alloc)
 	}
 }
 
+/* How much has to go: what is missing less what is free, by the books unless they are wrong. */
+static uint64_t shortfall(const struct alloc *alloc)
+{
+	const struct device *device = alloc->device;
+	uint64_t taken_bytes = device_physical_bytes(device) + device->coming_bytes;
+	uint64_t free_bytes = taken_bytes < device->usable_bytes
+	                              ? device->usable_bytes - taken_bytes
+	                              : 0;
+	return alloc->missing_bytes > free_bytes ? alloc->missing_bytes - free_bytes
+	                                         : alloc->missing_bytes;
+}
+
 /* The device is full: take memory back and try again, wait, or give up. */
 static void make_room(struct alloc *alloc)
 {
@@ -244,10 +256,11 @@ static void make_room(struct alloc *alloc)
 		finish(alloc, ALLOC_E_FULL);
 		return;
 	}
+	uint64_t wanted_bytes = shortfall(alloc);
 	uint64_t freed_bytes = pool_drain(&allocator->pools[alloc->device->index]);
-	if (freed_bytes < alloc->missing_bytes) {
+	if (freed_bytes < wanted_bytes) {
 		freed_bytes += allocator->hooks.evict(allocator->hooks.user, alloc->device,
-		                                      alloc->missing_bytes - freed_bytes);
+		                                      wanted_bytes - freed_bytes);
 	}
 	if (freed_bytes > 0) {
 		try_driver(alloc);

@@ -237,6 +237,7 @@ void rpc_block_lookup(struct session *session, const request_t *request, struct 
 		return;
 	}
 	if (block_use(block, session->tenant) != 0) {
+		session->server->stats.quota_refusals++;
 		rpc_refuse(session, request->id, STATUS_OVER_QUOTA,
 		           "the block does not fit the limits of tenant %s", session->tenant->name);
 		return;

@@ -52,6 +52,7 @@ static void open_ready(struct session *session, uint64_t id, struct model *model
 	struct store *store = &session->server->store;
 	int r = store_hold_model(store, model, session->tenant);
 	if (r != 0) {
+		session->server->stats.quota_refusals++;
 		rpc_refuse(session, id, r == TENANT_E_FDS ? STATUS_NO_FDS : STATUS_OVER_QUOTA,
 		           "'%s' (%" PRIu64 " bytes) does not fit the limits of tenant %s",
 		           model->name, model->span_bytes, session->tenant->name);

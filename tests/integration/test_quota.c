@@ -1,0 +1,480 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * When there is not enough: the tenant's limits, the device's memory, file descriptors, and what
+ * is given up, in which order, before somebody is refused.
+ */
+#include <stdlib.h>
+#include <sys/resource.h>
+
+#include "tests/integration/bad_day.h"
+
+#define TENANT(bytes) "tenants = ({ name = \"default\"; device_bytes = \"" bytes "\"; });"
+
+/* ---- the tenant's limits --------------------------------------------------------------------- */
+
+START_TEST(private_memory_over_the_quota_is_refused_whole)
+{
+	glake_ptr first = 0;
+	glake_ptr second = 0;
+	day_begin(&(struct harness_options){.config = DAY_CONFIG TENANT("64MiB"),
+	                                    .devices = "1x512MiB"});
+	struct glake_session *session = day_connect();
+	assert_ok(glake_alloc(session, 0, 40 * MIB, 0, &first));
+	struct books before = day_books();
+	assert_fails(GLAKE_E_OVER_QUOTA, "tenant default",
+	             glake_alloc(session, 0, 40 * MIB, 0, &second));
+	ck_assert_ptr_nonnull(strstr(glake_error(), "67108864"));
+	day_wait_books(&before);
+	ck_assert_uint_ge(day_metric("quota_refusals"), 1);
+	assert_ok(glake_alloc(session, 0, 24 * MIB, 0, &second));
+	assert_ok(glake_free(session, first));
+	assert_ok(glake_free(session, second));
+	glake_disconnect(session);
+	day_end();
+}
+END_TEST
+
+START_TEST(a_model_over_the_quota_leaves_nothing)
+{
+	struct glake_model *model;
+	glake_ptr ptr = 0;
+	day_begin(&(struct harness_options){.config = DAY_CONFIG TENANT("64MiB"),
+	                                    .devices = "1x512MiB"});
+	const char *path = day_write_model("m.safetensors", 100 * MIB, 1);
+	struct glake_session *session = day_connect();
+	assert_fails(GLAKE_E_OVER_QUOTA, "quota", glake_model_open(session, path, NULL, &model));
+	ck_assert_uint_eq(day_books().n_models, 0);
+	ck_assert_uint_eq(day_metric("models_failed"), 1);
+	/* Nothing of it is charged. */
+	assert_ok(glake_alloc(session, 0, 64 * MIB, 0, &ptr));
+	glake_disconnect(session);
+	day_end();
+}
+END_TEST
+
+START_TEST(a_cached_model_counts_when_it_is_opened_again)
+{
+	struct glake_model *model;
+	glake_ptr ptr = 0;
+	day_begin(&(struct harness_options){.config = DAY_CONFIG TENANT("64MiB"),
+	                                    .devices = "1x512MiB"});
+	const char *path = day_write_model("m.safetensors", 40 * MIB, 1);
+	struct glake_session *session = day_connect();
+	assert_ok(glake_model_open(session, path, NULL, &model));
+	assert_fails(GLAKE_E_OVER_QUOTA, "", glake_alloc(session, 0, 40 * MIB, 0, &ptr));
+	glake_model_close(model);
+	/* As cache it is nobody's. */
+	assert_ok(glake_alloc(session, 0, 40 * MIB, 0, &ptr));
+	uint64_t n_refused = day_metric("quota_refusals");
+	assert_fails(GLAKE_E_OVER_QUOTA, "m.safetensors",
+	             glake_model_open(session, path, NULL, &model));
+	ck_assert_uint_eq(day_metric("quota_refusals"), n_refused + 1);
+	assert_ok(glake_free(session, ptr));
+	assert_ok(glake_trim(session, 0, 0));
+	assert_ok(glake_model_open(session, path, NULL, &model));
+	ck_assert_int_ne(day_info(model).was_loaded, 0);
+	ck_assert_uint_eq(day_metric("models_loaded"), 2);
+	glake_disconnect(session);
+	day_end();
+}
+END_TEST
+
+/* ---- a full device --------------------------------------------------------------------------- */
+
+static const struct harness_options small_device = {.config = DAY_CONFIG, .devices = "1x256MiB"};
+
+static void load_and_close(const char *path)
+{
+	struct glake_session *session = day_connect_blind();
+	struct glake_model *model;
+	assert_ok(day_open_unmapped(session, path, &model));
+	glake_model_close(model);
+	glake_disconnect(session);
+}
+
+static int find_model(void *user, const struct glake_model_row *row)
+{
+	return strcmp(row->name, user) == 0;
+}
+
+static bool is_there(const char *path)
+{
+	return glake_list_models(eye, find_model, (void *)path) == 1;
+}
+
+START_TEST(the_longest_idle_model_goes_first_and_pinned_ones_stay)
+{
+	glake_ptr ptr = 0;
+	glake_ptr more = 0;
+	char paths[3][512];
+	day_begin(&small_device);
+	for (unsigned i = 0; i < 3; i++) {
+		char name[32];
+		snprintf(name, sizeof(name), "m%u.safetensors", i);
+		strcpy(paths[i], day_write_model(name, 60 * MIB, i + 1));
+		load_and_close(paths[i]);
+		harness_sleep_ms(10);
+	}
+	/* The first has been idle longest, and is pinned. One more is enough. */
+	assert_ok(glake_pin(eye, paths[0], 1));
+	struct glake_session *session = day_connect();
+	assert_ok(glake_alloc(session, 0, 100 * MIB, 0, &ptr));
+	ck_assert(is_there(paths[0]) && !is_there(paths[1]) && is_there(paths[2]));
+	ck_assert_uint_eq(day_metric("models_evicted"), 2);
+	assert_ok(glake_alloc(session, 0, 60 * MIB, 0, &more));
+	ck_assert(is_there(paths[0]) && !is_there(paths[2]));
+	ck_assert_uint_eq(day_metric("models_evicted"), 3);
+	/* What is pinned stays, whoever wants memory; what is in use as well. */
+	assert_fails(GLAKE_E_NO_DEVICE_MEMORY, "device 0",
+	             glake_alloc(session, 0, 60 * MIB, 0, &more));
+	ck_assert(is_there(paths[0]));
+	ck_assert_uint_eq(day_metric("memory_refusals"), 1);
+	assert_fails(GLAKE_E_BUSY, "pinned", glake_evict(eye, paths[0], NULL, NULL));
+	assert_ok(glake_pin(eye, paths[0], 0));
+	assert_ok(glake_alloc(session, 0, 60 * MIB, 0, &more));
+	glake_disconnect(session);
+	day_end();
+}
+END_TEST
+
+static void load_in_folder(struct harness *where, void *user)
+{
+	setenv("GLAKE_SOCKET", where->socket_path, 1);
+	load_and_close(user);
+}
+
+START_TEST(the_lower_priority_goes_first)
+{
+	if (!harness_is_root()) {
+		return;
+	}
+	day_begin(&(struct harness_options){
+		.config = DAY_CONFIG
+		"tenants = ({ name = \"low\"; uids = [12345]; priority = -5; });",
+		.devices = "1x256MiB",
+	});
+	char high[512];
+	strcpy(high, day_write_model("high.safetensors", 100 * MIB, 1));
+	load_and_close(high);
+	harness_sleep_ms(10);
+	day_write_model("low.safetensors", 100 * MIB, 2);
+	harness_as(&harness, 12345, 12345, load_in_folder, (void *)"./low.safetensors");
+	ck_assert(is_there(day_path("low.safetensors")));
+	struct glake_session *session = day_connect();
+	glake_ptr ptr = 0;
+	assert_ok(glake_alloc(session, 0, 100 * MIB, 0, &ptr));
+	ck_assert(!is_there(day_path("low.safetensors")) && is_there(high));
+	glake_disconnect(session);
+	day_end();
+}
+END_TEST
+
+START_TEST(a_model_in_use_is_not_evicted_for_another)
+{
+	struct glake_model *model;
+	struct glake_model *other;
+	day_begin(&small_device);
+	const char *path = day_write_model("used.safetensors", 150 * MIB, 1);
+	const char *second = day_write_model("other.safetensors", 150 * MIB, 2);
+	struct glake_session *session = day_connect();
+	assert_ok(glake_model_open(session, path, NULL, &model));
+	assert_fails(GLAKE_E_NO_DEVICE_MEMORY, "memory",
+	             glake_model_open(session, second, NULL, &other));
+	ck_assert_uint_eq(day_books().n_models, 1);
+	ck_assert(day_is_content(session, day_tensor(model, "w").ptr, 150 * MIB, 1, 0));
+	glake_model_close(model);
+	assert_ok(glake_model_open(session, second, NULL, &other));
+	ck_assert(!is_there(path));
+	glake_disconnect(session);
+	day_end();
+}
+END_TEST
+
+static void hold_and_free(void *user)
+{
+	glake_ptr ptr = 0;
+	struct glake_session *session = day_connect();
+	assert_ok(glake_alloc(session, 0, 200 * MIB, 0, &ptr));
+	day_reach(1);
+	harness_sleep_ms(300);
+	assert_ok(glake_free(session, ptr));
+	assert_ok(glake_trim(session, 0, 0));
+	day_await(2);
+	glake_disconnect(session);
+}
+
+START_TEST(who_waits_gets_what_another_frees)
+{
+	glake_ptr ptr = 0;
+	day_begin(&(struct harness_options){
+		.config = DAY_CONFIG "pressure = \"wait\"; wait_ms = 5000;",
+		.devices = "1x256MiB",
+	});
+	pid_t client = day_client(hold_and_free, NULL);
+	day_await(1);
+	struct glake_session *session = day_connect();
+	uint64_t since_ms = harness_now_ms();
+	assert_ok(glake_alloc(session, 0, 200 * MIB, 0, &ptr));
+	ck_assert_uint_ge(harness_now_ms() - since_ms, 100);
+	day_reach(2);
+	day_join(client);
+	glake_disconnect(session);
+	day_end();
+}
+END_TEST
+
+START_TEST(who_waits_in_vain_is_refused_in_time)
+{
+	glake_ptr ptr = 0;
+	glake_ptr more = 0;
+	day_begin(&(struct harness_options){
+		.config = DAY_CONFIG "pressure = \"wait\"; wait_ms = 400;",
+		.devices = "1x256MiB",
+	});
+	struct glake_session *session = day_connect();
+	assert_ok(glake_alloc(session, 0, 200 * MIB, 0, &ptr));
+	struct books before = day_books();
+	uint64_t since_ms = harness_now_ms();
+	assert_fails(GLAKE_E_NO_DEVICE_MEMORY, "device 0",
+	             glake_alloc(session, 0, 200 * MIB, 0, &more));
+	uint64_t ms = harness_now_ms() - since_ms;
+	ck_assert_msg(ms >= 390 && ms < 3000, "%llu ms", (unsigned long long)ms);
+	day_wait_books(&before);
+	glake_disconnect(session);
+	day_end();
+}
+END_TEST
+
+/* Warm memory of one session is asked back for another. */
+static void keep_warm(void *user)
+{
+	glake_ptr ptr = 0;
+	struct glake_session *session = day_connect();
+	assert_ok(glake_alloc(session, 0, 200 * MIB, 0, &ptr));
+	assert_ok(glake_free(session, ptr));
+	assert_ok(glake_ping(session));
+	day_reach(1);
+	while (atomic_load(day_stage) < 2) {
+		ck_assert_int_ge(glake_dispatch(session), 0);
+		harness_sleep_ms(10);
+	}
+	glake_disconnect(session);
+}
+
+START_TEST(warm_memory_is_reclaimed_for_who_waits)
+{
+	glake_ptr ptr = 0;
+	day_begin(&(struct harness_options){
+		.config = DAY_CONFIG "pressure = \"wait\"; wait_ms = 5000;",
+		.devices = "1x256MiB",
+	});
+	pid_t client = day_client(keep_warm, NULL);
+	day_await(1);
+	ck_assert_uint_eq(day_books().private_bytes, 200 * MIB);
+	struct glake_session *session = day_connect();
+	assert_ok(glake_alloc(session, 0, 200 * MIB, 0, &ptr));
+	ck_assert_uint_ge(day_metric("reclaims_sent"), 1);
+	day_reach(2);
+	day_join(client);
+	glake_disconnect(session);
+	day_end();
+}
+END_TEST
+
+/* ---- other things that run out --------------------------------------------------------------- */
+
+START_TEST(without_fds_private_memory_works_and_models_are_refused)
+{
+	enum { N = 60 };
+	glake_ptr ptrs[N];
+	day_begin(&(struct harness_options){.config = DAY_CONFIG "fd_budget = 64;",
+	                                    .devices = "1x512MiB"});
+	struct glake_session *session = day_connect();
+	for (unsigned i = 0; i < N; i++) {
+		assert_ok(glake_alloc(session, 0, 2 * MIB, 0, &ptrs[i]));
+	}
+	struct books books = day_books();
+	ck_assert_uint_eq(books.private_bytes, N * 2 * MIB);
+	ck_assert_uint_lt(books.fds_used, N);
+	/* Memory that is held by a handle is memory like other memory. */
+	char got[32] = {1};
+	assert_ok(glake_read(session, 0, got, ptrs[N - 1], sizeof(got)));
+	ck_assert_int_eq(got[0], 0);
+
+	/* Big pieces and blocks have what the small ones may not take, but no more. */
+	glake_ptr big[16];
+	unsigned n_big = 0;
+	while (n_big < 16 && glake_alloc(session, 0, 64 * MIB, 0, &big[n_big]) == 0) {
+		n_big++;
+	}
+	for (unsigned i = 0; i < n_big; i++) {
+		assert_ok(glake_free(session, big[i]));
+	}
+	assert_ok(glake_trim(session, 0, 0));
+	ck_assert_uint_ge(n_big, 3);
+	for (unsigned i = 0; i < N; i++) {
+		assert_ok(glake_free(session, ptrs[i]));
+	}
+	glake_disconnect(session);
+	day_end();
+}
+END_TEST
+
+/* A model of many blocks, each of them an fd. */
+START_TEST(a_model_beyond_the_fds_is_refused)
+{
+	enum { N = 50 };
+	struct model_tensor tensors[N];
+	char names[N][16];
+	struct glake_model *model;
+	day_begin(&(struct harness_options){.config = DAY_CONFIG "fd_budget = 64;",
+	                                    .devices = "1x512MiB"});
+	for (unsigned i = 0; i < N; i++) {
+		snprintf(names[i], sizeof(names[i]), "t%02u", i);
+		tensors[i] = (struct model_tensor){names[i], "U8", 1, {2 * MIB}, i + 1};
+	}
+	model_file_write(day_path("many.safetensors"), tensors, N);
+	model_file_write(day_path("few.safetensors"), tensors, 10);
+	struct glake_session *session = day_connect_blind();
+	assert_fails(GLAKE_E_NO_FDS, "fds",
+	             day_open_unmapped(session, day_path("many.safetensors"), &model));
+	ck_assert_uint_eq(day_books().block_bytes, 0);
+	assert_ok(day_open_unmapped(session, day_path("few.safetensors"), &model));
+	glake_disconnect(session);
+	day_end();
+}
+END_TEST
+
+START_TEST(a_tenants_fds_are_a_limit)
+{
+	glake_ptr ptrs[4];
+	day_begin(&(struct harness_options){
+		.config = DAY_CONFIG "tenants = ({ name = \"default\"; max_fds = 3; });",
+		.devices = "1x512MiB",
+	});
+	struct glake_session *session = day_connect();
+	for (unsigned i = 0; i < 3; i++) {
+		assert_ok(glake_alloc(session, 0, 2 * MIB, 0, &ptrs[i]));
+	}
+	assert_fails(GLAKE_E_NO_FDS, "default", glake_alloc(session, 0, 2 * MIB, 0, &ptrs[3]));
+	assert_ok(glake_free(session, ptrs[0]));
+	assert_ok(glake_trim(session, 0, 0));
+	assert_ok(glake_alloc(session, 0, 2 * MIB, 0, &ptrs[3]));
+	glake_disconnect(session);
+	day_end();
+}
+END_TEST
+
+/* ---- the driver fails ------------------------------------------------------------------------ */
+
+/* The n-th call fails: whichever it is, the request is refused whole or granted whole. */
+START_TEST(a_failing_driver_is_refused_cleanly)
+{
+	static const struct {
+		const char *call;
+		int code;
+		int driver_code;
+	} faults[] = {
+		{"cuMemCreate", GLAKE_E_NO_DEVICE_MEMORY, 2},
+		{"cuMemCreate", GLAKE_E_INTERNAL, 999},
+		{"cuMemExportToShareableHandle", GLAKE_E_INTERNAL, 304},
+		{"cuMemExportToShareableHandle", GLAKE_E_NO_DEVICE_MEMORY, 2},
+	};
+	char rules[256];
+	char fault_file[64];
+	snprintf(fault_file, sizeof(fault_file), "CUDASIM_FAULT_FILE=%s/faults.%d",
+	         getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp", (int)getpid());
+	const char *env[] = {fault_file, NULL};
+	day_begin(
+		&(struct harness_options){.config = DAY_CONFIG, .devices = "1x512MiB", .env = env});
+	const char *path = strchr(fault_file, '=') + 1;
+	const char *file = day_write_model("m.safetensors", 100 * MIB, 1);
+	struct glake_session *session = day_connect();
+	for (unsigned nth = 1; nth <= 3; nth++) {
+		glake_ptr ptr = 0;
+		struct glake_model *model;
+		int n = snprintf(rules, sizeof(rules), "glaked/%s:%u%s:fail=%d", faults[_i].call,
+		                 nth, faults[_i].driver_code == 2 ? "+" : "",
+		                 faults[_i].driver_code);
+		for (int what = 0; what < 2; what++) {
+			struct books before = day_books();
+			harness_sleep_ms(5);
+			int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+			ck_assert_int_eq(write(fd, rules, (size_t)n), n);
+			close(fd);
+			int r = what == 0 ? glake_alloc(session, 0, 300 * MIB, 0, &ptr)
+			                  : glake_model_open(session, file, NULL, &model);
+			ck_assert_msg(r == faults[_i].code || (r == 0 && nth > 1), "%s: %d %s",
+			              rules, r, glake_error());
+			if (r == 0 && what == 0) {
+				assert_ok(glake_free(session, ptr));
+				assert_ok(glake_trim(session, 0, 0));
+			} else if (r == 0) {
+				glake_model_close(model);
+				assert_ok(glake_evict(eye, NULL, NULL, NULL));
+			}
+			day_wait_books(&before);
+		}
+	}
+	unlink(path);
+	glake_disconnect(session);
+	day_end();
+}
+END_TEST
+
+/* glake-mover without memory for the headers: it says so, and lives. */
+START_TEST(a_mover_without_host_memory_says_so)
+{
+	struct glake_model *model;
+	day_begin(&small_device);
+	pid_t mover = day_mover();
+	ck_assert_int_gt(mover, 0);
+	const uint64_t n_header = 90000000;
+	const char *path = day_path("long.safetensors");
+	int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+	ck_assert_int_eq(write(fd, &n_header, 8), 8);
+	ck_assert_int_eq(ftruncate(fd, 100000000), 0);
+	close(fd);
+	char statm[64];
+	unsigned long long pages;
+	snprintf(statm, sizeof(statm), "/proc/%d/statm", (int)mover);
+	FILE *file = fopen(statm, "re");
+	ck_assert_int_eq(fscanf(file, "%llu", &pages), 1);
+	fclose(file);
+	struct rlimit limit = {pages * (uint64_t)sysconf(_SC_PAGESIZE) + 40 * MIB, RLIM_INFINITY};
+	ck_assert_int_eq(prlimit(mover, RLIMIT_AS, &limit, NULL), 0);
+	struct glake_session *session = day_connect_blind();
+	assert_fails(GLAKE_E_NO_HOST_MEMORY, "host memory",
+	             day_open_unmapped(session, path, &model));
+	ck_assert_int_eq(day_mover(), mover);
+	limit.rlim_cur = RLIM_INFINITY;
+	ck_assert_int_eq(prlimit(mover, RLIMIT_AS, &limit, NULL), 0);
+	assert_fails(GLAKE_E_BAD_FILE, "long.safetensors",
+	             day_open_unmapped(session, path, &model));
+	glake_disconnect(session);
+	day_end();
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("quota");
+	suite_add(suite, private_memory_over_the_quota_is_refused_whole);
+	suite_add(suite, a_model_over_the_quota_leaves_nothing);
+	suite_add(suite, a_cached_model_counts_when_it_is_opened_again);
+	suite_add(suite, the_longest_idle_model_goes_first_and_pinned_ones_stay);
+	suite_add(suite, the_lower_priority_goes_first);
+	suite_add(suite, a_model_in_use_is_not_evicted_for_another);
+	suite_add(suite, who_waits_gets_what_another_frees);
+	suite_add(suite, who_waits_in_vain_is_refused_in_time);
+	suite_add(suite, warm_memory_is_reclaimed_for_who_waits);
+	suite_add(suite, without_fds_private_memory_works_and_models_are_refused);
+	suite_add(suite, a_model_beyond_the_fds_is_refused);
+	suite_add(suite, a_tenants_fds_are_a_limit);
+	TCase *tcase = tcase_create("a_failing_driver_is_refused_cleanly");
+	tcase_set_timeout(tcase, TEST_TIMEOUT_S);
+	tcase_add_loop_test(tcase, a_failing_driver_is_refused_cleanly, 0, 4);
+	suite_add_tcase(suite, tcase);
+	suite_add(suite, a_mover_without_host_memory_says_so);
+	return suite_run(suite);
+}
