@@ -181,6 +181,18 @@ static void finish(struct alloc *alloc, int result)
 	alloc_free(alloc);
 }
 
+/* Worker's thread. What was released before this request counts as free, done or not. */
+static CUresult make_one(const struct alloc *alloc, uint64_t bytes, struct made *made)
+{
+	CUmemGenericAllocationHandle *handle = alloc->keep_handles ? &made->handle : NULL;
+	CUresult result = device_make_chunk(alloc->device, bytes, &made->fd, handle);
+	if (result == CUDA_ERROR_OUT_OF_MEMORY) {
+		worker_catch_up(&alloc->device->worker);
+		result = device_make_chunk(alloc->device, bytes, &made->fd, handle);
+	}
+	return result;
+}
+
 /* Worker's thread: all that is missing, or nothing. */
 static void make_missing(struct work *work)
 {
@@ -188,10 +200,8 @@ static void make_missing(struct work *work)
 	size_t n_made = 0;
 	alloc->result = CUDA_SUCCESS;
 	for (; n_made < alloc->n_missing; n_made++) {
-		struct made *made = &alloc->made[n_made];
-		alloc->result = device_make_chunk(alloc->device,
-		                                  alloc->sizes[alloc->missing[n_made]], &made->fd,
-		                                  alloc->keep_handles ? &made->handle : NULL);
+		alloc->result = make_one(alloc, alloc->sizes[alloc->missing[n_made]],
+		                         &alloc->made[n_made]);
 		if (alloc->result != CUDA_SUCCESS) {
 			break;
 		}

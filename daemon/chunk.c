@@ -6,6 +6,9 @@
 
 #include "proto/cleanup.h"
 
+/* With WORKER_MAX_LAZY jobs of them, fewer fds than what CONFIG_RESERVED_FDS keeps back. */
+#define MAX_LAZY_HOLDS 4
+
 struct hold {
 	int fd;
 	CUmemGenericAllocationHandle handle;
@@ -100,7 +103,12 @@ static void submit(struct device *device, const struct hold *holds, size_t n_hol
 	for (size_t i = 0; i < n_holds; i++) {
 		release->holds[i] = holds[i];
 	}
-	worker_submit(&device->worker, &release->work, run_release, free_release);
+	/* Many at once are worth an own turn; they would also keep many closed fds waiting. */
+	if (n_holds > MAX_LAZY_HOLDS) {
+		worker_submit(&device->worker, &release->work, run_release, free_release);
+	} else {
+		worker_submit_lazy(&device->worker, &release->work, run_release, free_release);
+	}
 }
 
 void chunk_drop_fd(struct chunk *chunk)
