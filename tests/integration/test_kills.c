@@ -1,0 +1,297 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * SIGKILL, in the middle of things, of each of the three: the mover, a client, glaked. Who is left
+ * is told, goes on, and has what he had; what the dead one had is back.
+ */
+#include "tests/integration/bad_day.h"
+
+#define N_MODEL_BYTES (160 * MIB)
+#define SEED 9
+
+/* A load takes half a second or more. */
+static const struct harness_options slow = {
+	.config = DAY_CONFIG,
+	.devices = "1x256MiB",
+	.faults = "glake-mover/cuMemcpyHtoDAsync_v2:*:slow=20",
+};
+
+static void on_progress(void *user, uint64_t done_bytes, uint64_t total_bytes)
+{
+	if (done_bytes > 0 && atomic_load(day_stage) == 0) {
+		day_reach(1);
+	}
+}
+
+static int open_with_progress(struct glake_session *session, const char *path, int no_map,
+                              struct glake_model **model_out)
+{
+	struct glake_model_options options = {
+		.size = sizeof(options), .no_map = no_map, .progress = on_progress};
+	return glake_model_open(session, path, &options, model_out);
+}
+
+static void load_without_mover(void *user)
+{
+	struct glake_model *model;
+	struct glake_session *session = day_connect_blind();
+	assert_fails(GLAKE_E_MOVER, "signal 9", open_with_progress(session, user, 1, &model));
+	assert_ok(glake_ping(session));
+	glake_disconnect(session);
+}
+
+static void load_mapped(void *user)
+{
+	struct glake_model *model;
+	struct glake_session *session = day_connect();
+	int r = open_with_progress(session, user, 0, &model);
+	ck_assert_msg(r == 0, "%s", glake_error());
+	ck_assert(day_is_content(session, day_tensor(model, "w").ptr, N_MODEL_BYTES, SEED, 0));
+	glake_disconnect(session);
+}
+
+/* ---- the mover ------------------------------------------------------------------------------- */
+
+START_TEST(the_mover_is_killed_in_a_load)
+{
+	day_begin(&slow);
+	const char *path = day_write_model("m.safetensors", N_MODEL_BYTES, SEED);
+	pid_t mover = day_mover();
+	pid_t client = day_client(load_without_mover, (void *)path);
+	day_await(1);
+	ck_assert_int_eq(kill(mover, SIGKILL), 0);
+	day_join(client);
+	ck_assert_uint_eq(day_metric("mover_deaths"), 1);
+	ck_assert_uint_eq(day_metric("models_failed"), 1);
+	struct books books = day_books();
+	ck_assert_uint_eq(books.n_models, 0);
+	ck_assert_uint_eq(books.physical_bytes, books_before.physical_bytes);
+	/* A new one comes when it is wanted; there is room for it only if the memory is back. */
+	day_join(day_client(load_mapped, (void *)path));
+	ck_assert_int_ne(day_mover(), mover);
+	ck_assert_uint_eq(day_metric("mover_starts"), 2);
+	day_end();
+}
+END_TEST
+
+/* By itself, at whatever call of the driver. */
+START_TEST(the_mover_dies_anywhere)
+{
+	static const char *const calls[] = {
+		"cuInit:1",           "cuDevicePrimaryCtxRetain:1",
+		"cuMemHostAlloc:1",   "cuMemImportFromShareableHandle:2",
+		"cuMemMap:2",         "cuMemSetAccess:3",
+		"cuLaunchKernel:2",   "cuMemcpyHtoDAsync_v2:5",
+		"cuEventRecord:1",    "cuMemUnmap:1",
+		"cuMemAddressFree:1", "cuMemcpyDtoHAsync_v2:1",
+	};
+	char faults[128];
+	char fault_file[HARNESS_PATH_BYTES];
+	snprintf(fault_file, sizeof(fault_file), "CUDASIM_FAULT_FILE=%s/kill.%d",
+	         getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp", (int)getpid());
+	const char *env[] = {fault_file, NULL};
+	const char *file = strchr(fault_file, '=') + 1;
+	day_begin(
+		&(struct harness_options){.config = DAY_CONFIG, .devices = "1x256MiB", .env = env});
+	const char *path = day_write_model("m.safetensors", 20 * MIB, SEED);
+	struct glake_session *session = day_connect_blind();
+	unsigned n_deaths = 0;
+	for (size_t i = 0; i < n_elements(calls); i++) {
+		struct glake_model *model;
+		/* So that it is the new one that dies. */
+		kill(day_mover(), SIGKILL);
+		day_wait_metric("mover_deaths", 2 * n_deaths + 1 + (i - n_deaths));
+		int n = snprintf(faults, sizeof(faults), "glake-mover/%s:die", calls[i]);
+		int fd = open(file, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+		ck_assert_int_eq(write(fd, faults, (size_t)n), n);
+		close(fd);
+		int r = day_open_unmapped(session, path, &model);
+		ck_assert_msg(r == 0 || r == GLAKE_E_MOVER, "%s: %d %s", faults, r, glake_error());
+		unlink(file);
+		if (r == GLAKE_E_MOVER) {
+			n_deaths++;
+			assert_ok(day_open_unmapped(session, path, &model));
+		}
+		glake_model_close(model);
+		assert_ok(glake_evict(eye, NULL, NULL, NULL));
+		ck_assert_uint_eq(day_books().block_bytes, 0);
+	}
+	ck_assert_uint_ge(n_deaths, 6);
+	glake_disconnect(session);
+	day_end();
+}
+END_TEST
+
+/* ---- a client -------------------------------------------------------------------------------- */
+
+START_TEST(a_client_is_killed_in_its_load)
+{
+	day_begin(&slow);
+	const char *path = day_write_model("m.safetensors", N_MODEL_BYTES, SEED);
+	const char *other = day_write_model("o.safetensors", N_MODEL_BYTES, SEED + 1);
+	pid_t mover = day_mover();
+	pid_t client = day_client(load_mapped, (void *)path);
+	day_await(1);
+	day_kill(client);
+	/* At once, and of another model: the device has room for one of them only. */
+	struct glake_session *session = day_connect_blind();
+	struct glake_model *model;
+	assert_ok(day_open_unmapped(session, other, &model));
+	glake_disconnect(session);
+	assert_ok(glake_evict(eye, NULL, NULL, NULL));
+	ck_assert_uint_eq(day_metric("models_failed"), 1);
+	ck_assert_uint_eq(day_metric("mover_deaths"), 0);
+	ck_assert_int_eq(day_mover(), mover);
+	day_join(day_client(load_mapped, (void *)path));
+	day_end();
+}
+END_TEST
+
+START_TEST(two_clients_want_the_same_model)
+{
+	day_begin(&slow);
+	const char *path = day_write_model("m.safetensors", N_MODEL_BYTES, SEED);
+	uint64_t n_loaded = day_metric("models_loaded");
+	pid_t first = day_client(load_mapped, (void *)path);
+	pid_t second = day_client(load_mapped, (void *)path);
+	day_join(first);
+	day_join(second);
+	ck_assert_uint_eq(day_metric("models_loaded"), n_loaded + 1);
+	ck_assert_uint_eq(day_books().block_bytes, N_MODEL_BYTES);
+	day_end();
+}
+END_TEST
+
+/* The one who came first, and pays, or the other: who remains gets the model. */
+START_TEST(one_of_two_who_wait_is_killed)
+{
+	day_begin(&slow);
+	const char *path = day_write_model("m.safetensors", N_MODEL_BYTES, SEED);
+	uint64_t n_loaded = day_metric("models_loaded");
+	pid_t clients[2];
+	clients[0] = day_client(load_mapped, (void *)path);
+	day_await(1);
+	clients[1] = day_client(load_mapped, (void *)path);
+	harness_sleep_ms(100);
+	day_kill(clients[_i]);
+	day_join(clients[1 - _i]);
+	ck_assert_uint_eq(day_metric("models_loaded"), n_loaded + 1);
+	ck_assert_uint_eq(day_metric("models_failed"), 0);
+	day_end();
+}
+END_TEST
+
+/* A client that dies with all it can have, at any time. */
+static void have_everything(void *user)
+{
+	struct glake_session *session = day_connect();
+	struct glake_model *model;
+	struct glake_block *block;
+	glake_ptr ptr = 0;
+	for (int round = 1; round <= 3; round++) {
+		assert_ok(glake_alloc(session, 0, 20 * MIB, GLAKE_ZERO, &ptr));
+		assert_ok(glake_alloc(session, 0, 4 * MIB, GLAKE_ZERO, &ptr));
+		assert_ok(glake_block_publish(session, ptr, 3 * MIB, &block));
+		assert_ok(glake_model_open(session, user, NULL, &model));
+		day_reach(round);
+		if (round < 3) {
+			glake_model_close(model);
+			glake_block_release(block);
+			assert_ok(glake_trim(session, 0, 0));
+		}
+	}
+	pause();
+}
+
+START_TEST(a_client_is_killed_with_all_it_has)
+{
+	day_begin(&(struct harness_options){.config = DAY_CONFIG, .devices = "1x512MiB"});
+	const char *path = day_write_model("m.safetensors", 30 * MIB, SEED);
+	for (unsigned i = 0; i < 8; i++) {
+		day_reach(0);
+		pid_t client = day_client(have_everything, (void *)path);
+		harness_sleep_ms(7 * i);
+		day_kill(client);
+		day_assert_level();
+	}
+	day_reach(0);
+	pid_t client = day_client(have_everything, (void *)path);
+	day_await(3);
+	day_kill(client);
+	day_end();
+}
+END_TEST
+
+/* ---- glaked ---------------------------------------------------------------------------------- */
+
+static bool is_alive(pid_t pid)
+{
+	char path[64];
+	char state = 'Z';
+	snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
+	FILE *file = fopen(path, "re");
+	if (!file) {
+		return false;
+	}
+	if (fscanf(file, "%*d (%*[^)]) %c", &state) != 1) {
+		state = 'Z';
+	}
+	fclose(file);
+	return state != 'Z';
+}
+
+static void lose_the_daemon(void *user)
+{
+	struct glake_model *model;
+	struct glake_model *other;
+	struct glake_session *session = day_connect();
+	assert_ok(glake_model_open(session, day_path("open.safetensors"), NULL, &model));
+	assert_fails(GLAKE_E_GONE, "", open_with_progress(session, user, 0, &other));
+	/* What it has, it keeps. */
+	ck_assert(day_is_content(session, day_tensor(model, "w").ptr, 20 * MIB, SEED + 1, 0));
+	assert_fails(GLAKE_E_GONE, "", glake_ping(session));
+	ck_assert(day_is_content(session, day_tensor(model, "w").ptr, 20 * MIB, SEED + 1, 0));
+	glake_disconnect(session);
+	struct glake_session *again;
+	assert_fails(GLAKE_E_GONE, "glaked.sock", glake_connect(NULL, &again));
+}
+
+START_TEST(glaked_is_killed_in_a_load)
+{
+	day_begin(&slow);
+	const char *path = day_write_model("m.safetensors", N_MODEL_BYTES, SEED);
+	day_write_model("open.safetensors", 20 * MIB, SEED + 1);
+	pid_t mover = day_mover();
+	pid_t client = day_client(lose_the_daemon, (void *)path);
+	day_await(1);
+	harness_kill(&harness);
+	day_join(client);
+	uint64_t end_ms = harness_now_ms() + 5000;
+	while (is_alive(mover)) {
+		ck_assert_msg(harness_now_ms() < end_ms, "the mover lives on");
+		harness_sleep_ms(10);
+	}
+	glake_disconnect(eye);
+	/* The next one finds a device that is empty. */
+	harness_restart(&harness);
+	eye = day_connect_blind();
+	day_join(day_client(load_mapped, (void *)path));
+	glake_disconnect(eye);
+	harness_stop(&harness);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("kills");
+	suite_add(suite, the_mover_is_killed_in_a_load);
+	suite_add(suite, the_mover_dies_anywhere);
+	suite_add(suite, a_client_is_killed_in_its_load);
+	suite_add(suite, two_clients_want_the_same_model);
+	TCase *tcase = tcase_create("one_of_two_who_wait_is_killed");
+	tcase_set_timeout(tcase, TEST_TIMEOUT_S);
+	tcase_add_loop_test(tcase, one_of_two_who_wait_is_killed, 0, 2);
+	suite_add_tcase(suite, tcase);
+	suite_add(suite, a_client_is_killed_with_all_it_has);
+	suite_add(suite, glaked_is_killed_in_a_load);
+	return suite_run(suite);
+}
