@@ -1,0 +1,372 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Other users of the machine: what they see, what they share, what they may do. As root, which then
+ * becomes somebody else.
+ */
+#include <grp.h>
+
+#include "tests/integration/bad_day.h"
+
+#define ALICE 12345
+#define BOB 12346
+
+/* What a user sees in the lists. */
+struct view {
+	unsigned n_sessions;
+	unsigned n_models;
+	unsigned n_blocks;
+	unsigned n_tenants;
+};
+
+static int count_session(void *user, const struct glake_session_row *row)
+{
+	((struct view *)user)->n_sessions++;
+	return 0;
+}
+
+static int count_model(void *user, const struct glake_model_row *row)
+{
+	((struct view *)user)->n_models++;
+	return 0;
+}
+
+static int count_block(void *user, const struct glake_block_row *row)
+{
+	((struct view *)user)->n_blocks++;
+	return 0;
+}
+
+static int count_tenant(void *user, const struct glake_tenant_row *row)
+{
+	((struct view *)user)->n_tenants++;
+	return 0;
+}
+
+static struct view look(struct glake_session *session)
+{
+	struct view view = {0};
+	assert_ok(glake_list_sessions(session, count_session, &view));
+	assert_ok(glake_list_models(session, count_model, &view));
+	assert_ok(glake_list_blocks(session, count_block, &view));
+	assert_ok(glake_list_tenants(session, count_tenant, &view));
+	return view;
+}
+
+/* ---- a process of a user, that holds what it has until it is told -------------------------- */
+
+struct person {
+	uid_t uid;
+	gid_t gid;
+	gid_t group; /* a supplementary one; 0 = none */
+	day_fn live;
+	void *user;
+};
+
+static void become(const struct person *person)
+{
+	ck_assert_int_eq(chdir(harness.folder), 0);
+	setenv("GLAKE_SOCKET", "glaked.sock", 1);
+	setenv("CUDASIM_STATE", "cudasim", 1);
+	setenv("GLAKE_LIBCUDA", "./libcuda.so.1", 1);
+	ck_assert_int_eq(setgroups(person->group ? 1 : 0, &person->group), 0);
+	ck_assert_int_eq(setresgid(person->gid, person->gid, person->gid), 0);
+	ck_assert_int_eq(setresuid(person->uid, person->uid, person->uid), 0);
+}
+
+static void live_as(void *user)
+{
+	const struct person *person = user;
+	become(person);
+	person->live(person->user);
+}
+
+/* The driver is copied to where everybody may read it. */
+static void begin(const char *config)
+{
+	char command[1500];
+	day_begin(&(struct harness_options){.config = config, .devices = "1x512MiB"});
+	snprintf(command, sizeof(command), "cp '%s' '%s' && chmod 644 '%s'",
+	         getenv("GLAKE_LIBCUDA"), day_path("libcuda.so.1"), day_path("libcuda.so.1"));
+	ck_assert_int_eq(system(command), 0);
+}
+
+static void as(uid_t uid, gid_t group, day_fn live)
+{
+	struct person person = {.uid = uid, .gid = uid, .group = group, .live = live};
+	day_join(day_client(live_as, &person));
+}
+
+#define FILE_NAME "m.safetensors"
+#define FILE_BYTES (10 * MIB)
+#define FILE_SEED 3
+
+static glake_ptr map_model(struct glake_session *session)
+{
+	struct glake_model *model;
+	assert_ok(glake_model_open(session, FILE_NAME, NULL, &model));
+	glake_ptr ptr = day_tensor(model, "w").ptr;
+	ck_assert(day_is_content(session, ptr, FILE_BYTES, FILE_SEED, 0));
+	return ptr;
+}
+
+/* ---- strangers ------------------------------------------------------------------------------- */
+
+static void publish_some(struct glake_session *session, struct glake_block **block_out)
+{
+	glake_ptr ptr = 0;
+	assert_ok(glake_alloc(session, 0, 2 * MIB, GLAKE_ZERO, &ptr));
+	assert_ok(glake_block_publish(session, ptr, 100, block_out));
+}
+
+static void live_and_stay(void *user)
+{
+	struct glake_session *session = day_connect();
+	struct glake_block *block;
+	map_model(session);
+	publish_some(session, &block);
+	day_reach(1);
+	day_await(4);
+	glake_disconnect(session);
+}
+
+static void map_and_leave(void *user)
+{
+	struct glake_session *session = day_connect();
+	map_model(session);
+	glake_disconnect(session);
+}
+
+static void look_around(void *user)
+{
+	struct glake_session *session = day_connect();
+	struct glake_block *block;
+	struct glake_digest digest;
+	uint8_t zeros[100] = {0};
+	uint64_t n_models = 1;
+	uint64_t freed_bytes = 1;
+
+	struct view view = look(session);
+	ck_assert_uint_eq(view.n_sessions, 1);
+	ck_assert_uint_eq(view.n_models, 0);
+	ck_assert_uint_eq(view.n_blocks, 0);
+	ck_assert_uint_eq(view.n_tenants, 1);
+
+	/* What is there, by its exact name or digest, is not there for him. */
+	char name[600];
+	ck_assert_ptr_nonnull(realpath(FILE_NAME, name));
+	assert_fails(GLAKE_E_NOT_FOUND, FILE_NAME, glake_pin(session, name, 1));
+	assert_fails(GLAKE_E_NOT_FOUND, FILE_NAME, glake_evict(session, name, NULL, NULL));
+	assert_ok(glake_evict(session, NULL, &n_models, &freed_bytes));
+	ck_assert_uint_eq(n_models, 0);
+	ck_assert_uint_eq(freed_bytes, 0);
+	glake_digest_bytes(zeros, sizeof(zeros), &digest);
+	assert_fails(GLAKE_E_NOT_FOUND, "realm", glake_block_lookup(session, 0, &digest, &block));
+	assert_fails(GLAKE_E_NO_PERMISSION, "admin", glake_set_quota(session, "default", 0, 1));
+	assert_fails(GLAKE_E_NO_PERMISSION, "admin", glake_set_max_sessions(session, "default", 1));
+
+	/* The same file, the same bytes: a copy of his own. */
+	map_model(session);
+	publish_some(session, &block);
+	struct glake_block_info info = {.size = sizeof(info)};
+	assert_ok(glake_block_info(block, &info));
+	ck_assert_int_eq(info.was_known, 0);
+	view = look(session);
+	ck_assert_uint_eq(view.n_models, 1);
+	ck_assert_uint_eq(view.n_blocks, 2);
+	day_reach(3);
+	day_await(4);
+	glake_disconnect(session);
+}
+
+START_TEST(strangers_share_and_see_nothing)
+{
+	if (!harness_is_root()) {
+		return;
+	}
+	begin(DAY_CONFIG);
+	day_write_model(FILE_NAME, FILE_BYTES, FILE_SEED);
+	struct person alice = {.uid = ALICE, .gid = ALICE, .live = live_and_stay};
+	struct person bob = {.uid = BOB, .gid = BOB, .live = look_around};
+	pid_t first = day_client(live_as, &alice);
+	day_await(1);
+	ck_assert_uint_eq(day_books().block_bytes, FILE_BYTES + 2 * MIB);
+	pid_t second = day_client(live_as, &bob);
+	day_await(3);
+	/* Nothing became one, and root sees it all. */
+	ck_assert_uint_eq(day_books().block_bytes, 2 * (FILE_BYTES + 2 * MIB));
+	ck_assert_uint_eq(day_metric("blocks_collapsed"), 0);
+	struct view view = look(eye);
+	ck_assert_uint_eq(view.n_sessions, 3);
+	ck_assert_uint_eq(view.n_models, 2);
+	ck_assert_uint_eq(view.n_blocks, 4);
+	day_reach(4);
+	day_join(second);
+	day_join(first);
+	/* The same person finds them again. */
+	as(ALICE, 0, map_and_leave);
+	ck_assert_uint_eq(day_metric("models_hit"), 1);
+	day_end();
+}
+END_TEST
+
+/* ---- friends --------------------------------------------------------------------------------- */
+
+static void find_it_there(void *user)
+{
+	struct glake_session *session = day_connect();
+	struct glake_session_info info = {.size = sizeof(info)};
+	struct glake_block *block;
+	struct glake_block_info block_info = {.size = sizeof(block_info)};
+	struct glake_digest digest;
+	uint8_t zeros[100] = {0};
+	assert_ok(glake_session_info(session, &info));
+	ck_assert_str_eq(info.realm, "friends");
+	struct view view = look(session);
+	ck_assert_uint_eq(view.n_sessions, 2);
+	ck_assert_uint_eq(view.n_models, 1);
+	ck_assert_uint_eq(view.n_blocks, 2);
+	map_model(session);
+	glake_digest_bytes(zeros, sizeof(zeros), &digest);
+	assert_ok(glake_block_lookup(session, 0, &digest, &block));
+	glake_block_release(block);
+	publish_some(session, &block);
+	assert_ok(glake_block_info(block, &block_info));
+	ck_assert_int_ne(block_info.was_known, 0);
+	glake_disconnect(session);
+}
+
+START_TEST(a_named_realm_shares)
+{
+	if (!harness_is_root()) {
+		return;
+	}
+	begin(DAY_CONFIG "realms = ({ name = \"friends\"; uids = [12345]; gids = [12346]; });");
+	day_write_model(FILE_NAME, FILE_BYTES, FILE_SEED);
+	struct person alice = {.uid = ALICE, .gid = ALICE, .live = live_and_stay};
+	pid_t first = day_client(live_as, &alice);
+	day_await(1);
+	struct person bob = {.uid = BOB, .gid = BOB, .live = find_it_there};
+	pid_t second = day_client(live_as, &bob);
+	day_join(second);
+	ck_assert_uint_eq(day_books().block_bytes, FILE_BYTES + 2 * MIB);
+	day_reach(4);
+	day_join(first);
+	ck_assert_uint_eq(day_metric("models_hit"), 1);
+	day_end();
+}
+END_TEST
+
+/* ---- admins ---------------------------------------------------------------------------------- */
+
+static void administer(void *user)
+{
+	struct glake_session *session = day_connect_blind();
+	struct glake_session_info info = {.size = sizeof(info)};
+	assert_ok(glake_session_info(session, &info));
+	ck_assert_int_ne(info.is_admin, 0);
+	char name[600];
+	ck_assert_ptr_nonnull(realpath(FILE_NAME, name));
+	ck_assert_uint_eq(look(session).n_models, 1);
+	assert_ok(glake_pin(session, name, 1));
+	assert_fails(GLAKE_E_BUSY, "pinned", glake_evict(session, name, NULL, NULL));
+	assert_ok(glake_pin(session, name, 0));
+	assert_ok(glake_evict(session, name, NULL, NULL));
+	assert_ok(glake_set_quota(session, "default", 0, 100 * MIB));
+	assert_ok(glake_set_max_sessions(session, "default", 10));
+	assert_fails(GLAKE_E_NOT_FOUND, "tenant", glake_set_quota(session, "nobody", 0, 1));
+	assert_fails(GLAKE_E_NOT_FOUND, "tenant", glake_set_quota(session, "cache", 0, 1));
+	assert_fails(GLAKE_E_BAD_REQUEST, "device", glake_set_quota(session, "default", 9, 1));
+	glake_disconnect(session);
+}
+
+static void load_and_leave(void *user)
+{
+	struct glake_model *model;
+	struct glake_session *session = day_connect_blind();
+	assert_ok(day_open_unmapped(session, FILE_NAME, &model));
+	glake_disconnect(session);
+}
+
+START_TEST(the_admin_group_may_steer_all)
+{
+	struct group *group = getgrnam("users");
+	if (!harness_is_root()) {
+		return;
+	}
+	if (!group) {
+		printf("SKIP: there is no group users\n");
+		return;
+	}
+	begin(DAY_CONFIG "admin_group = \"users\";");
+	day_write_model(FILE_NAME, FILE_BYTES, FILE_SEED);
+	as(ALICE, 0, load_and_leave);
+	as(BOB, group->gr_gid, administer);
+	ck_assert_uint_eq(day_books().n_models, 0);
+	day_end();
+}
+END_TEST
+
+/* ---- tenants --------------------------------------------------------------------------------- */
+
+static void have_less(void *user)
+{
+	glake_ptr ptr = 0;
+	struct glake_session *session = day_connect();
+	struct glake_device device;
+	assert_ok(glake_device_at(session, 0, &device));
+	ck_assert_uint_eq(device.quota_bytes, 32 * MIB);
+	assert_fails(GLAKE_E_OVER_QUOTA, "tenant small",
+	             glake_alloc(session, 0, 40 * MIB, 0, &ptr));
+	assert_ok(glake_alloc(session, 0, 30 * MIB, 0, &ptr));
+	struct glake_session *second;
+	assert_fails(GLAKE_E_OVER_QUOTA, "sessions", glake_connect(NULL, &second));
+	ck_assert_uint_eq(look(session).n_tenants, 1);
+	glake_disconnect(session);
+}
+
+START_TEST(each_has_the_limits_of_his_tenant)
+{
+	if (!harness_is_root()) {
+		return;
+	}
+	begin(DAY_CONFIG "tenants = ({ name = \"small\"; uids = [12346]; device_bytes = \"32MiB\";"
+	                 "max_sessions = 1; });");
+	struct person bob = {.uid = BOB, .gid = BOB, .live = have_less};
+	pid_t client = day_client(live_as, &bob);
+	struct glake_session *session = day_connect_blind();
+	ck_assert_uint_eq(look(session).n_tenants, 3);
+	day_join(client);
+	glake_disconnect(session);
+	day_end();
+}
+END_TEST
+
+/* The socket's mode keeps out whom the configuration keeps out. */
+static void stay_outside(void *user)
+{
+	struct glake_session *session;
+	struct glake_connect_options options = {.size = sizeof(options), .no_cuda = 1};
+	assert_fails(-EACCES, "glaked.sock", glake_connect(&options, &session));
+}
+
+START_TEST(the_mode_of_the_socket_holds)
+{
+	if (!harness_is_root()) {
+		return;
+	}
+	begin(DAY_CONFIG "socket_mode = \"0600\";");
+	as(BOB, 0, stay_outside);
+	day_end();
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("realms");
+	suite_add(suite, strangers_share_and_see_nothing);
+	suite_add(suite, a_named_realm_shares);
+	suite_add(suite, the_admin_group_may_steer_all);
+	suite_add(suite, each_has_the_limits_of_his_tenant);
+	suite_add(suite, the_mode_of_the_socket_holds);
+	return suite_run(suite);
+}
