@@ -4,10 +4,12 @@
  *
  *   warm       glake_alloc() and glake_free() of a piece that stays mapped, as a pair
  *   cold       glake_alloc() with GLAKE_ZERO and no warm memory: a chunk from glaked, mapped here;
- *              once with the default pool, which makes chunks ahead, asked for PAUSE_US apart, and
- *              once without a pool
+ *              with the default pool, which makes chunks ahead, and without one
  *   trim       the way back: unmapped, returned, answered
- *   driver     cuMemAlloc() and cuMemFree(), each, in the primary context, with the same pauses
+ *   driver     cuMemAlloc() and cuMemFree(), each, in the primary context
+ *
+ * All but the warm ones are measured back to back, and PAUSE_US apart: an idle processor that must
+ * wake up makes every driver call several times slower, the driver's own too.
  *
  *   bench_alloc [RUNS] [MiB]
  */
@@ -27,7 +29,15 @@ struct run {
 	struct cudrv *drv;
 	uint64_t n_bytes;
 	unsigned n_runs;
+	unsigned pause_us;
 };
+
+static void rest(const struct run *run)
+{
+	if (run->pause_us > 0) {
+		usleep(run->pause_us);
+	}
+}
 
 static glake_ptr alloc(const struct run *run, unsigned flags)
 {
@@ -60,7 +70,7 @@ static void run_cold(const struct run *run, const char *label)
 	struct bench_samples allocs = {0};
 	struct bench_samples trims = {0};
 	for (unsigned i = 0; i < run->n_runs + WARMUP; i++) {
-		usleep(PAUSE_US);
+		rest(run);
 		uint64_t begin_ns = bench_now_ns();
 		glake_ptr ptr = alloc(run, GLAKE_ZERO);
 		uint64_t alloc_ns = bench_now_ns() - begin_ns;
@@ -85,7 +95,7 @@ static void run_driver(const struct run *run)
 	const struct cudrv *drv = run->drv;
 	for (unsigned i = 0; i < run->n_runs + WARMUP; i++) {
 		CUdeviceptr ptr;
-		usleep(PAUSE_US);
+		rest(run);
 		uint64_t begin_ns = bench_now_ns();
 		CUresult result = drv->cuMemAlloc(&ptr, run->n_bytes);
 		uint64_t alloc_ns = bench_now_ns() - begin_ns;
@@ -105,16 +115,29 @@ static void run_driver(const struct run *run)
 	bench_samples_deinit(&frees);
 }
 
-static void run_with(struct run *run, const char *config, const char *cold_label, bool all)
+static void run_paced(struct run *run, unsigned pause_us, const char *pool, bool with_driver)
+{
+	char label[64];
+	const char *pace = pause_us ? "paced" : "back to back";
+	run->pause_us = pause_us;
+	if (with_driver) {
+		bench_print(pace, "%u us apart", pause_us);
+		run_driver(run);
+	}
+	snprintf(label, sizeof(label), "cold, %s, %s", pool, pace);
+	run_cold(run, label);
+}
+
+static void run_with(struct run *run, const char *config, const char *pool, bool is_first)
 {
 	struct bench_daemon daemon;
 	bench_daemon_start(&daemon, config);
 	bench_check(glake_connect(NULL, &run->session), "glake_connect");
-	if (all) {
-		run_driver(run);
+	if (is_first) {
 		run_warm(run);
 	}
-	run_cold(run, cold_label);
+	run_paced(run, 0, pool, is_first);
+	run_paced(run, PAUSE_US, pool, is_first);
 	glake_disconnect(run->session);
 	bench_daemon_stop(&daemon);
 }
@@ -132,7 +155,7 @@ int main(int argc, char **argv)
 	bench_begin("bench_alloc", NULL);
 	bench_print("size", "%llu MiB", (unsigned long long)(run.n_bytes / MIB));
 	bench_open_cuda(&drv);
-	run_with(&run, "", "cold, default pool (target p50 120)", true);
-	run_with(&run, "pool = ();\n", "cold, no pool", false);
+	run_with(&run, "", "default pool", true);
+	run_with(&run, "pool = ();\n", "no pool", false);
 	return 0;
 }
