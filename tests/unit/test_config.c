@@ -314,7 +314,7 @@ START_TEST(mistakes_are_refused_with_their_line)
 	         ":1: warm_bytes is 9223372036854775808 bytes, must be 0 to 9223372036854775807"},
 		{"warm_bytes = -1;", ":1: warm_bytes is -1, must be 0 to 9223372036854775807"},
 		{"load_window_bytes = \"32MiB\";", ":1: load_window_bytes is 33554432 bytes, must "
-	                                           "be 67108864 to 9223372036854775807"},
+	                                           "be 134217728 to 9223372036854775807"},
 		{"\nwait_ms = 5;", ":2: wait_ms needs pressure = \"wait\""},
 		{"\npressure = \"wait\";", ":2: pressure \"wait\" needs a wait_ms above 0"},
 		{"pressure = \"wait\";\nwait_ms = 0;",
