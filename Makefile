@@ -61,6 +61,7 @@ MOVER_OBJ := $(filter-out %/main.o,$(call objects,daemon/mover/*.c)) \
 	$(B)/obj/daemon/mover/digest_image.o
 CLIENT_OBJ := $(call objects,libclient/*.c)
 CTL_OBJ := $(filter-out %/main.o,$(call objects,libclient/ctl/*.c))
+SHIM_OBJ := $(call objects,shim/*.c) $(B)/obj/shim/trampolines.o
 HARNESS_OBJ := $(call objects,tests/harness/*.c) \
 	$(filter-out %/bench_%,$(call objects,tests/bench/*.c))
 CUDASIM_OBJ := $(call objects,tests/cudasim/*.c)
@@ -69,23 +70,25 @@ PY_TESTS := $(wildcard tests/integration/test_*.py)
 GPU_TESTS := $(call programs,tests/gpu/test_*.c)
 BENCHES := $(call programs,tests/bench/bench_*.c)
 DEMO := $(call programs,tests/demo/*.c)
+SHIM_PROGRAMS := $(B)/tests/shim/program $(B)/tests/shim/linked
 FUZZERS := $(call programs,tests/fuzz/fuzz_*.c)
 FORMATTED := $(wildcard $(addsuffix /*.[ch],proto daemon daemon/mover libclient libclient/ctl \
 	tests/harness tests/unit tests/integration tests/gpu tests/bench tests/fuzz tests/demo \
-	tests/cudasim tests))
+	tests/cudasim tests shim shim/run tests/shim))
 
-.PHONY: help all daemon lib ctl cudasim tests deps test check run-tests run-c-tests demo bench \
+.PHONY: help all daemon lib shim ctl cudasim tests deps test check run-tests run-c-tests demo bench \
 	check-asan check-tsan check-gpu fuzz format format-check check-layers install dist clean ci
 .DEFAULT_GOAL := all
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' Makefile
-all: daemon lib ctl ## daemon, client library and glakectl (the default)
+all: daemon lib shim ctl ## daemon, client library, shim and glakectl (the default)
 daemon: $(B)/bin/glaked $(B)/bin/glake-mover ## glaked and glake-mover
 lib: $(B)/lib/libglake-client.so $(B)/lib/libglake-client.a ## the client library
+shim: $(B)/lib/glake/libglake-shim.so $(B)/bin/glake ## the preload library and `glake run`
 ctl: $(B)/bin/glakectl ## the command line tool
 cudasim: $(B)/cudasim/libcuda.so.1 ## a CUDA driver for machines without a GPU, for tests
-tests: all cudasim $(TESTS) $(GPU_TESTS) $(BENCHES) $(DEMO) ## all test programs, not run
+tests: all cudasim $(TESTS) $(SHIM_PROGRAMS) $(GPU_TESTS) $(BENCHES) $(DEMO) ## all test programs, not run
 deps: ## install what is missing to build and test (apt-get)
 	@tests/deps build
 
@@ -101,7 +104,7 @@ test: deps ## install what is missing, build, run all tests (no GPU needed)
 check: test ## the same
 run-tests: tests $(SHARED)/venv/.done
 	@PYTHON=$(SHARED)/venv/bin/python tests/run $(B) $(TESTS) $(PY_TESTS)
-run-c-tests: all cudasim $(TESTS)
+run-c-tests: all cudasim $(TESTS) $(SHIM_PROGRAMS)
 	@tests/run $(B) $(TESTS)
 check-asan: deps ## the C tests under AddressSanitizer and UBSan
 	@$(call sanitized,asan,address$(,)undefined)
@@ -174,6 +177,7 @@ $(B)/lib/daemon.a: $(DAEMON_OBJ)
 $(B)/lib/mover.a: $(MOVER_OBJ)
 $(B)/lib/ctl.a: $(CTL_OBJ)
 $(B)/lib/harness.a: $(HARNESS_OBJ)
+$(B)/lib/shim.a: $(addprefix $(B)/obj/shim/,slab.o library.o run/program.o)
 $(B)/lib/libglake-client.a: $(CLIENT_OBJ) $(PROTO_OBJ)
 $(B)/lib/%.a:
 	$(call say,AR,$@)
@@ -209,15 +213,54 @@ $(B)/cudasim/libcuda.so.1: $(CUDASIM_OBJ)
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(LDFLAGS) -shared -Wl,-soname,libcuda.so.1 -o $@ $^ -lxxhash -lpthread
 
+# ---- shim: has the driver's SONAME and entries, and needs nothing but libc --------------------
+# A preloaded library that needs another one would end every program of a tree where that is absent.
+# In a folder of its own, for ldconfig must not take it for the driver.
+SHIM_LIBS = -Wl,-Bstatic -lprotobuf-c -lxxhash -Wl,-Bdynamic -ldl -lpthread
+$(B)/gen/shim/names.def: shim/gen/names.sh $(CUDA_HOME)/lib64/stubs/libcuda.so
+	$(call say,GEN,$@)
+	@mkdir -p $(@D)
+	$(Q)shim/gen/names.sh $(CUDA_HOME)/lib64/stubs/libcuda.so >$@.tmp && mv $@.tmp $@
+
+$(call objects,shim/*.c): $(B)/gen/shim/names.def
+$(B)/obj/shim/trampolines.o: shim/trampolines.S $(B)/gen/shim/names.def
+	$(call say,AS,$<)
+	@mkdir -p $(@D)
+	$(Q)$(CC) -I$(B)/gen -c -o $@ $<
+
+$(B)/lib/glake/libglake-shim.so: $(SHIM_OBJ) $(B)/lib/libglake-client.a shim/shim.map
+	$(call say,LD,$@)
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(LDFLAGS) -shared -Wl,-soname,libcuda.so.1 -Wl,-Bsymbolic -Wl,--exclude-libs,ALL \
+		-Wl,--version-script,shim/shim.map $(if $(SANITIZE),,-Wl,-z,defs) -o $@ $(SHIM_OBJ) \
+		$(B)/lib/libglake-client.a $(SHIM_LIBS)
+
+$(B)/bin/glake: $(call objects,shim/run/*.c) $(B)/obj/shim/library.o $(B)/lib/libglake-client.so
+	$(call say,LD,$@)
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(LDFLAGS) -o $@ $(filter %.o,$^) -L$(B)/lib -lglake-client $(call rpath,../lib)
+
 # Every test program may use every part: the linker takes what it needs.
 TEST_ARCHIVES = $(B)/lib/harness.a $(B)/lib/daemon.a $(B)/lib/mover.a $(B)/lib/ctl.a \
-	$(B)/lib/libglake-client.a
+	$(B)/lib/shim.a $(B)/lib/libglake-client.a
 $(FUZZERS): TEST_LIBS += -fsanitize=fuzzer
 $(B)/tests/%: $(B)/obj/tests/%.o $(TEST_ARCHIVES)
 	$(call say,LD,$@)
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(LDFLAGS) -o $@ $< $(TEST_ARCHIVES) $(DAEMON_LIBS) -ljansson $(TEST_LIBS) \
 		$(call rpath,../../lib)
+
+# Programs of others, that the shim is preloaded into: they get nothing of ours.
+$(B)/obj/tests/shim/linked.o: CPPFLAGS += -DLINKED
+$(B)/obj/tests/shim/linked.o: tests/shim/program.c
+	$(call say,CC,$@)
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) -c -o $@ $<
+$(B)/tests/shim/linked: STUB = -L$(CUDA_HOME)/lib64/stubs -lcuda
+$(B)/tests/shim/%: $(B)/obj/tests/shim/%.o
+	$(call say,LD,$@)
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(LDFLAGS) -o $@ $< $(STUB) -ldl -lpthread
 
 # ---- install, dist ------------------------------------------------------------------------------
 install: all ## into DESTDIR and PREFIX (/usr/local); an absent configuration into /etc

@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <stdatomic.h>
+#include <string.h>
+
+#include "shim/shim.h"
+
+static _Atomic int64_t counts[SHIM_N_COUNTS];
+
+static const char *const names[] = {
+#define COUNT(name) #name,
+#include "shim/counts.def"
+};
+
+void shim_count_add(enum shim_count count, int64_t n)
+{
+	atomic_fetch_add_explicit(&counts[count], n, memory_order_relaxed);
+}
+
+void shim_count(enum shim_count count)
+{
+	shim_count_add(count, 1);
+}
+
+__attribute__((visibility("default"))) uint64_t glake_shim_count(const char *name)
+{
+	for (size_t i = 0; i < SHIM_N_COUNTS; i++) {
+		if (strcmp(names[i], name) == 0) {
+			return (uint64_t)atomic_load_explicit(&counts[i], memory_order_relaxed);
+		}
+	}
+	return 0;
+}

@@ -1,0 +1,472 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "shim/heap.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "shim/owner.h"
+#include "shim/slab.h"
+
+/* Ids that the driver does not give to its own buffers: registration caches key on them. */
+#define FIRST_ID (1ull << 62)
+
+struct allocation {
+	CUdeviceptr address;
+	uint64_t n_bytes;
+	uint64_t id;
+	CUcontext ctx;
+	struct region *region;    /* borrowed */
+	struct slab_block *block; /* borrowed; NULL: the whole region */
+	bool is_claimed;
+	struct allocation *next; /* link: a list of claimed ones */
+};
+
+struct region {
+	CUdeviceptr base;
+	uint64_t n_bytes;
+	uint64_t id;
+	CUdevice device;
+	uint32_t index;        /* the device's number with glaked */
+	struct owner *owner;   /* a reference */
+	struct slab *slab;     /* owned; NULL: one allocation */
+	struct allocation *of; /* borrowed; NULL: a slab */
+};
+
+struct slot {
+	CUdeviceptr base;
+	struct region *region;
+};
+
+struct heap_device {
+	struct slab_bins bins;
+	unsigned n_empty_slabs;
+	uint64_t readers; /* bit per device that may access this one's memory */
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct slot *slots; /* owned; by base */
+static size_t n_slots;
+static size_t capacity;
+static uint64_t next_id = FIRST_ID;
+static struct heap_device devices[SHIM_MAX_DEVICES];
+
+/* ---- the index: all of it with the lock held -------------------------------------------------- */
+
+/* How many regions start at or below @address. */
+static size_t count_below(CUdeviceptr address)
+{
+	size_t low = 0;
+	size_t high = n_slots;
+	while (low < high) {
+		size_t middle = low + (high - low) / 2;
+		if (slots[middle].base <= address) {
+			low = middle + 1;
+		} else {
+			high = middle;
+		}
+	}
+	return low;
+}
+
+static struct region *find_region(CUdeviceptr address)
+{
+	size_t n_below = count_below(address);
+	struct region *region = n_below ? slots[n_below - 1].region : NULL;
+	return region && address - region->base < region->n_bytes ? region : NULL;
+}
+
+static bool add_region(struct region *region)
+{
+	if (n_slots == capacity) {
+		size_t more = capacity ? capacity * 2 : 256;
+		struct slot *grown = reallocarray(slots, more, sizeof(*grown));
+		if (!grown) {
+			return false;
+		}
+		slots = grown;
+		capacity = more;
+	}
+	size_t at = count_below(region->base);
+	memmove(&slots[at + 1], &slots[at], (n_slots - at) * sizeof(slots[0]));
+	slots[at] = (struct slot){.base = region->base, .region = region};
+	n_slots++;
+	region->id = next_id++;
+	return true;
+}
+
+static void remove_region(const struct region *region)
+{
+	size_t at = count_below(region->base) - 1;
+	n_slots--;
+	memmove(&slots[at], &slots[at + 1], (n_slots - at) * sizeof(slots[0]));
+}
+
+static struct allocation *find_allocation(CUdeviceptr address)
+{
+	struct region *region = find_region(address);
+	if (!region) {
+		return NULL;
+	}
+	struct allocation *found = region->slab ? slab_find(region->slab, address)->owner
+	                                        : region->of;
+	return found && !found->is_claimed && address - found->address < found->n_bytes ? found
+	                                                                                : NULL;
+}
+
+/* ---- regions ---------------------------------------------------------------------------------- */
+
+static int judge(int error)
+{
+	switch (error) {
+	case GLAKE_E_OVER_QUOTA:
+	case GLAKE_E_NO_DEVICE_MEMORY:
+	case GLAKE_E_NO_HOST_MEMORY:
+	case GLAKE_E_NO_FDS:
+	case GLAKE_E_BAD_REQUEST: /* larger than glaked would ever give */
+	case -ENOMEM:
+	case -EINVAL: /* does not even round up */
+		return HEAP_E_FULL;
+	default:
+		return HEAP_E_ABSENT;
+	}
+}
+
+static bool find_device(struct owner *owner, CUdevice ordinal, struct glake_device *device_out)
+{
+	for (uint32_t i = 0; glake_device_at(owner->session, i, device_out) == 0; i++) {
+		if (device_out->ordinal == ordinal) {
+			return true;
+		}
+	}
+	return false;
+}
+
+/* Ask @owner; region->owner stays to be set. */
+static int fill_region(struct owner *owner, struct region *region)
+{
+	struct glake_device device;
+	if (!find_device(owner, region->device, &device)) {
+		return HEAP_E_FOREIGN;
+	}
+	if (region->n_bytes > device.total_bytes) {
+		/* There may not even be an address range of this size to be reserved. */
+		return HEAP_E_FULL;
+	}
+	region->index = device.index;
+	glake_ptr base = 0;
+	owner_enter(owner);
+	int r = glake_alloc(owner->session, region->index, region->n_bytes, 0, &base);
+	owner_leave(owner);
+	if (r == 0) {
+		region->base = base;
+		return 0;
+	}
+	return owner_is_gone(owner, r) ? HEAP_E_ABSENT : judge(r);
+}
+
+/* What a new region of @device has to let others read, that have asked before. */
+static CUresult open_to(const struct region *region, uint64_t readers)
+{
+	CUresult result = CUDA_SUCCESS;
+	for (int reader = 0; readers && result == CUDA_SUCCESS; reader++, readers >>= 1) {
+		if (readers & 1) {
+			CUmemAccessDesc access = {
+				.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = reader},
+				.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+			};
+			result = real(cuMemSetAccess)(region->base, region->n_bytes, &access, 1);
+		}
+	}
+	return result;
+}
+
+static uint64_t readers_of(CUdevice device)
+{
+	pthread_mutex_lock(&lock);
+	uint64_t readers = devices[device].readers;
+	pthread_mutex_unlock(&lock);
+	return readers;
+}
+
+/* Give @region's memory back, and forget it. It is in no index. */
+static void region_free(struct region *region)
+{
+	struct owner *owner = region->owner;
+	if (owner) {
+		owner_enter(owner);
+		glake_free(owner->session, region->base);
+		if (owner->is_dead) {
+			/* Nobody would take it from its warm memory again. */
+			glake_trim(owner->session, region->index, 0);
+		}
+		owner_leave(owner);
+		owner_unref(owner);
+	}
+	free(region);
+}
+
+static int region_new(CUdevice device, uint64_t n_bytes, struct region **region_out)
+{
+	struct region *region = calloc(1, sizeof(*region));
+	if (!region) {
+		return HEAP_E_FULL;
+	}
+	region->device = device;
+	region->n_bytes = (n_bytes + SLAB_BYTES - 1) & ~(SLAB_BYTES - 1);
+	int r = region->n_bytes < n_bytes ? HEAP_E_FULL : HEAP_E_ABSENT;
+	/* Twice: a session may turn out to be dead, and a new one be had. */
+	for (int attempt = 0; attempt < 2 && r == HEAP_E_ABSENT; attempt++) {
+		bool is_refused;
+		struct owner *owner = owner_get(&is_refused);
+		if (!owner) {
+			r = is_refused ? HEAP_E_FULL : HEAP_E_ABSENT;
+			break;
+		}
+		r = fill_region(owner, region);
+		if (r == 0) {
+			region->owner = owner;
+		} else {
+			owner_unref(owner);
+		}
+	}
+	if (r == 0 && open_to(region, readers_of(device)) != CUDA_SUCCESS) {
+		r = HEAP_E_FULL;
+	}
+	if (r != 0) {
+		region_free(region);
+		return r;
+	}
+	*region_out = region;
+	return 0;
+}
+
+/* ---- allocating ------------------------------------------------------------------------------- */
+
+static int add_slab(CUdevice device)
+{
+	struct region *region;
+	int r = region_new(device, SLAB_BYTES, &region);
+	if (r != 0) {
+		return r;
+	}
+	struct heap_device *on = &devices[device];
+	pthread_mutex_lock(&lock);
+	region->slab = slab_new(&on->bins, region->base, region);
+	bool is_in = region->slab && add_region(region);
+	on->n_empty_slabs += is_in;
+	if (!is_in && region->slab) {
+		slab_free(&on->bins, region->slab);
+	}
+	pthread_mutex_unlock(&lock);
+	if (!is_in) {
+		region_free(region);
+		return HEAP_E_FULL;
+	}
+	return 0;
+}
+
+static bool take_small(struct allocation *allocation, CUdevice device)
+{
+	struct heap_device *on = &devices[device];
+	pthread_mutex_lock(&lock);
+	struct slab_block *block = slab_take(&on->bins, allocation->n_bytes);
+	if (block) {
+		block->owner = allocation;
+		allocation->block = block;
+		allocation->region = block->slab->owner;
+		allocation->address = slab_block_address(block);
+		allocation->id = next_id++;
+		on->n_empty_slabs -= block->slab->n_used == 1;
+	}
+	pthread_mutex_unlock(&lock);
+	return block != NULL;
+}
+
+static int alloc_small(struct allocation *allocation, CUdevice device)
+{
+	int r = 0;
+	while (r == 0 && !take_small(allocation, device)) {
+		/* Another thread may be faster than we and fill the slab that we add. */
+		r = add_slab(device);
+	}
+	return r;
+}
+
+static int alloc_large(struct allocation *allocation, CUdevice device)
+{
+	struct region *region;
+	int r = region_new(device, allocation->n_bytes, &region);
+	if (r != 0) {
+		return r;
+	}
+	region->of = allocation;
+	allocation->region = region;
+	allocation->address = region->base;
+	pthread_mutex_lock(&lock);
+	bool is_in = add_region(region);
+	allocation->id = next_id++;
+	pthread_mutex_unlock(&lock);
+	if (!is_in) {
+		region_free(region);
+		return HEAP_E_FULL;
+	}
+	return 0;
+}
+
+int heap_alloc(const struct heap_place *place, uint64_t n_bytes, CUdeviceptr *address_out)
+{
+	if (place->device < 0 || place->device >= SHIM_MAX_DEVICES) {
+		return HEAP_E_FOREIGN;
+	}
+	struct allocation *allocation = calloc(1, sizeof(*allocation));
+	if (!allocation) {
+		return HEAP_E_FULL;
+	}
+	allocation->n_bytes = n_bytes;
+	allocation->ctx = place->ctx;
+	int r = n_bytes < SLAB_BYTES ? alloc_small(allocation, place->device)
+	                             : alloc_large(allocation, place->device);
+	if (r != 0) {
+		free(allocation);
+		return r;
+	}
+	shim_count_add(SHIM_COUNT_live_bytes, (int64_t)n_bytes);
+	*address_out = allocation->address;
+	return 0;
+}
+
+/* ---- looking ---------------------------------------------------------------------------------- */
+
+bool heap_find(CUdeviceptr address, struct heap_facts *facts_out)
+{
+	pthread_mutex_lock(&lock);
+	const struct allocation *found = find_allocation(address);
+	if (found && facts_out) {
+		*facts_out = (struct heap_facts){
+			.address = found->address,
+			.n_bytes = found->n_bytes,
+			.region_address = found->region->base,
+			.region_bytes = found->region->n_bytes,
+			.id = found->id,
+			.region_id = found->region->id,
+			.place = {.device = found->region->device, .ctx = found->ctx},
+		};
+	}
+	pthread_mutex_unlock(&lock);
+	return found != NULL;
+}
+
+/* ---- freeing ---------------------------------------------------------------------------------- */
+
+struct allocation *heap_claim(CUdeviceptr address)
+{
+	pthread_mutex_lock(&lock);
+	struct allocation *found = find_allocation(address);
+	if (found && found->address == address) {
+		found->is_claimed = true;
+	} else {
+		found = NULL;
+	}
+	pthread_mutex_unlock(&lock);
+	return found;
+}
+
+CUcontext heap_ctx_of(const struct allocation *allocation)
+{
+	return allocation->ctx;
+}
+
+void heap_unclaim(struct allocation *allocation)
+{
+	pthread_mutex_lock(&lock);
+	allocation->is_claimed = false;
+	pthread_mutex_unlock(&lock);
+}
+
+/* Called with the lock held. The region, if it is of no more use, out of the index. */
+static struct region *release_locked(struct allocation *allocation)
+{
+	struct region *region = allocation->region;
+	if (region->slab) {
+		struct heap_device *on = &devices[region->device];
+		slab_give(&on->bins, allocation->block);
+		/* One empty slab stays, for a program that allocates and frees in turn. */
+		if (region->slab->n_used > 0 || on->n_empty_slabs++ == 0) {
+			return NULL;
+		}
+		on->n_empty_slabs--;
+		slab_free(&on->bins, region->slab);
+	}
+	remove_region(region);
+	return region;
+}
+
+void heap_release(struct allocation *allocation)
+{
+	pthread_mutex_lock(&lock);
+	struct region *region = release_locked(allocation);
+	pthread_mutex_unlock(&lock);
+	shim_count_add(SHIM_COUNT_live_bytes, -(int64_t)allocation->n_bytes);
+	free(allocation);
+	if (region) {
+		region_free(region);
+	}
+}
+
+/* Called with the lock held: claim what @ctx has of @region, onto @list. */
+static void claim_of(struct region *region, CUcontext ctx, struct allocation **list)
+{
+	CUdeviceptr address = region->base;
+	while (address < region->base + region->n_bytes) {
+		struct allocation *found = region->of;
+		CUdeviceptr end = region->base + region->n_bytes;
+		if (region->slab) {
+			const struct slab_block *block = slab_find(region->slab, address);
+			found = block->owner;
+			end = address + (uint64_t)block->n_units * SLAB_UNIT_BYTES;
+		}
+		if (found && !found->is_claimed && found->ctx == ctx) {
+			found->is_claimed = true;
+			found->next = *list;
+			*list = found;
+		}
+		address = end;
+	}
+}
+
+void heap_release_ctx(CUcontext ctx)
+{
+	struct allocation *list = NULL;
+	pthread_mutex_lock(&lock);
+	for (size_t i = 0; i < n_slots; i++) {
+		claim_of(slots[i].region, ctx, &list);
+	}
+	pthread_mutex_unlock(&lock);
+	while (list) {
+		struct allocation *allocation = list;
+		list = allocation->next;
+		heap_release(allocation);
+	}
+}
+
+/* ---- peers ------------------------------------------------------------------------------------ */
+
+CUresult heap_add_peer(CUdevice device, CUdevice reader)
+{
+	if (device < 0 || device >= SHIM_MAX_DEVICES || reader < 0 || reader >= SHIM_MAX_DEVICES) {
+		return CUDA_SUCCESS;
+	}
+	CUresult result = CUDA_SUCCESS;
+	pthread_mutex_lock(&lock);
+	devices[device].readers |= 1ull << reader;
+	/* Under the lock after all: a region that goes away meanwhile must not be touched. */
+	for (size_t i = 0; result == CUDA_SUCCESS && i < n_slots; i++) {
+		if (slots[i].region->device == device) {
+			result = open_to(slots[i].region, 1ull << reader);
+		}
+	}
+	pthread_mutex_unlock(&lock);
+	return result;
+}

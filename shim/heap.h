@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The device memory that the program has of us, by address.
+ *
+ * A region is one piece of glake_alloc(): either one allocation of the program, or a slab that holds
+ * many small ones. Regions stand in an array sorted by address, so that any address in them is found
+ * by binary search. The array is dense, so putting one in costs a memmove of 16 bytes for each
+ * region above it; there can be no more regions than the device has 2 MiB pieces.
+ *
+ * To free memory: claim it, so that nobody else does; see to it that nothing uses it; release it.
+ *
+ * One lock for all. No request to glaked and no wait happens under it, and no driver call but that of
+ * heap_add_peer().
+ *
+ * Owner: the process. Threads: any.
+ */
+#ifndef GLAKE_SHIM_HEAP_H
+#define GLAKE_SHIM_HEAP_H
+
+#include "shim/shim.h"
+
+enum {
+	HEAP_E_FULL = 1, /* no memory: the tenant's, the device's, or this process's */
+	HEAP_E_ABSENT,   /* glaked is not there, or cannot serve this process */
+	HEAP_E_FOREIGN,  /* the device is not glaked's */
+};
+
+struct heap_place {
+	CUdevice device;
+	CUcontext ctx; /* which allocates: it dies with it */
+};
+
+/* Memory that is not initialised, at least 512-byte aligned; @n_bytes is not 0. 0 or HEAP_E_*. */
+int heap_alloc(const struct heap_place *place, uint64_t n_bytes, CUdeviceptr *address_out);
+
+/* What there is to know of an allocation. */
+struct heap_facts {
+	CUdeviceptr address;
+	uint64_t n_bytes; /* as asked for */
+	CUdeviceptr region_address;
+	uint64_t region_bytes;
+	uint64_t id;        /* of the allocation; never used again */
+	uint64_t region_id; /* of the region */
+	struct heap_place place;
+};
+
+/* Is @address anywhere in memory that the program has of us? Then @facts_out (may be NULL). */
+bool heap_find(CUdeviceptr address, struct heap_facts *facts_out);
+
+struct allocation;
+
+/* The allocation that starts at @address, now nobody else's to free; NULL if there is none. */
+struct allocation *heap_claim(CUdeviceptr address);
+CUcontext heap_ctx_of(const struct allocation *allocation);
+/* The program has it after all. */
+void heap_unclaim(struct allocation *allocation);
+/* Nothing uses it any more. */
+void heap_release(struct allocation *allocation);
+
+/* A context is gone, and with it all that it has allocated. */
+void heap_release_ctx(CUcontext ctx);
+
+/* From now on, @reader may access what we have and will have on @device. */
+CUresult heap_add_peer(CUdevice device, CUdevice reader);
+
+#endif

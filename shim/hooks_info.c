@@ -1,0 +1,123 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Questions about memory. Ours is made of the driver's virtual memory management, and would answer
+ * as such: with the mapping or the reservation where a program expects its allocation. So whatever
+ * differs from memory of cuMemAlloc() is answered from our own books.
+ */
+#include <string.h>
+
+#include "shim/heap.h"
+#include "shim/view.h"
+
+static bool asks_us(void)
+{
+	return shim_policy()->owns_alloc && shim_can_own() && !shim_is_forked();
+}
+
+CUresult shim_cuMemGetInfo_v2(size_t *free_out, size_t *total_out)
+{
+	size_t free_bytes = 0;
+	size_t total_bytes = 0;
+	CUdevice device;
+	if (!free_out || !total_out || !asks_us() ||
+	    real(cuCtxGetDevice)(&device) != CUDA_SUCCESS) {
+		return real(cuMemGetInfo_v2)(free_out, total_out);
+	}
+	CUresult result = real(cuMemGetInfo_v2)(&free_bytes, &total_bytes);
+	if (result != CUDA_SUCCESS) {
+		return result;
+	}
+	struct view view = {.free_bytes = free_bytes, .total_bytes = total_bytes};
+	view_apply(device, &view);
+	*free_out = view.free_bytes;
+	*total_out = view.total_bytes;
+	return CUDA_SUCCESS;
+}
+
+CUresult shim_cuDeviceTotalMem_v2(size_t *total_out, CUdevice device)
+{
+	CUresult result = real(cuDeviceTotalMem_v2)(total_out, device);
+	if (result == CUDA_SUCCESS && asks_us()) {
+		struct view view = {.total_bytes = *total_out};
+		view_apply(device, &view);
+		*total_out = view.total_bytes;
+	}
+	return result;
+}
+
+CUresult shim_cuMemGetAddressRange_v2(CUdeviceptr *base_out, size_t *n_bytes_out,
+                                      CUdeviceptr address)
+{
+	/* The driver's opinion of the context, and of two NULLs, is the driver's. */
+	CUresult result = real(cuMemGetAddressRange_v2)(base_out, n_bytes_out, address);
+	struct heap_facts facts;
+	if (result != CUDA_SUCCESS || shim_is_forked() || !heap_find(address, &facts)) {
+		return result;
+	}
+	if (base_out) {
+		*base_out = facts.address;
+	}
+	if (n_bytes_out) {
+		*n_bytes_out = facts.n_bytes;
+	}
+	return CUDA_SUCCESS;
+}
+
+/* Our answer, into @data, if the driver's would be another one than for memory of cuMemAlloc(). */
+static bool answer(const struct heap_facts *facts, CUpointer_attribute attribute, void *data)
+{
+	uint64_t word = 0;
+	switch (attribute) {
+	case CU_POINTER_ATTRIBUTE_CONTEXT:
+		word = (uintptr_t)facts->place.ctx;
+		break;
+	case CU_POINTER_ATTRIBUTE_BUFFER_ID:
+		word = facts->id;
+		break;
+	case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
+		word = facts->address;
+		break;
+	case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
+		word = facts->n_bytes;
+		break;
+	case CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR:
+		word = facts->region_address;
+		break;
+	case CU_POINTER_ATTRIBUTE_MAPPING_SIZE:
+		word = facts->region_bytes;
+		break;
+	case CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID:
+		word = facts->region_id;
+		break;
+	case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
+	case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
+		break;
+	default:
+		return false;
+	}
+	memcpy(data, &word, sizeof(word));
+	return true;
+}
+
+CUresult shim_cuPointerGetAttribute(void *data, CUpointer_attribute attribute, CUdeviceptr address)
+{
+	struct heap_facts facts;
+	if (data && !shim_is_forked() && heap_find(address, &facts) &&
+	    answer(&facts, attribute, data)) {
+		return CUDA_SUCCESS;
+	}
+	return real(cuPointerGetAttribute)(data, attribute, address);
+}
+
+CUresult shim_cuPointerGetAttributes(unsigned n_attributes, CUpointer_attribute *attributes,
+                                     void **data, CUdeviceptr address)
+{
+	CUresult result = real(cuPointerGetAttributes)(n_attributes, attributes, data, address);
+	struct heap_facts facts;
+	if (result == CUDA_SUCCESS && !shim_is_forked() && heap_find(address, &facts)) {
+		for (unsigned i = 0; i < n_attributes; i++) {
+			answer(&facts, attributes[i], data[i]);
+		}
+	}
+	return result;
+}

@@ -1,0 +1,221 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Synchronous memory: cuMemAlloc, cuMemAllocPitch, cuMemFree. */
+#include <stdatomic.h>
+
+#include "shim/heap.h"
+#include "shim/quiesce.h"
+
+static bool owns_alloc(void)
+{
+	return shim_policy()->owns_alloc && shim_can_own() && !shim_is_forked();
+}
+
+static bool find_place(struct heap_place *place_out)
+{
+	return real(cuCtxGetCurrent)(&place_out->ctx) == CUDA_SUCCESS && place_out->ctx &&
+	       real(cuCtxGetDevice)(&place_out->device) == CUDA_SUCCESS;
+}
+
+enum verdict {
+	ANSWERED,
+	LEFT_TO_DRIVER,
+};
+
+/* Allocate of ours, if it is ours to do. *result_out is the answer then. */
+static enum verdict alloc_ours(CUdeviceptr *address_out, uint64_t n_bytes, CUresult *result_out)
+{
+	struct heap_place place;
+	if (!find_place(&place)) {
+		return LEFT_TO_DRIVER;
+	}
+	*result_out = quiesce_ask_alloc();
+	if (*result_out != CUDA_SUCCESS) {
+		return ANSWERED;
+	}
+	switch (heap_alloc(&place, n_bytes, address_out)) {
+	case 0:
+		shim_count(SHIM_COUNT_owned);
+		*result_out = CUDA_SUCCESS;
+		return ANSWERED;
+	case HEAP_E_FOREIGN:
+		return LEFT_TO_DRIVER;
+	case HEAP_E_ABSENT:
+		if (!shim_policy()->refuses_absent) {
+			shim_count(SHIM_COUNT_passed);
+			return LEFT_TO_DRIVER;
+		}
+		break;
+	default:
+		break;
+	}
+	shim_count(SHIM_COUNT_refused);
+	*result_out = CUDA_ERROR_OUT_OF_MEMORY;
+	return ANSWERED;
+}
+
+CUresult shim_cuMemAlloc_v2(CUdeviceptr *address_out, size_t n_bytes)
+{
+	CUresult result;
+	if (owns_alloc() && address_out && n_bytes > 0 &&
+	    alloc_ours(address_out, n_bytes, &result) == ANSWERED) {
+		return result;
+	}
+	return real(cuMemAlloc_v2)(address_out, n_bytes);
+}
+
+/* ---- pitch ------------------------------------------------------------------------------------ */
+
+/* Have the driver choose the pitch of rows of @width bytes. */
+static CUresult ask_pitch(size_t width, unsigned element_bytes, size_t *pitch_out)
+{
+	CUdeviceptr probe = 0;
+	CUresult result = real(cuMemAllocPitch_v2)(&probe, pitch_out, width, 1, element_bytes);
+	return result == CUDA_SUCCESS ? real(cuMemFree_v2)(probe) : result;
+}
+
+/*
+ * Every driver seen so far rounds rows up to a multiple of one number. The first call asks for it
+ * with a row of one byte and a row of one byte more than that; where the answers do not fit the
+ * rule, every call asks. Returns 0 if it has to.
+ */
+static CUresult pitch_rule(unsigned element_bytes, size_t *multiple_out)
+{
+	static atomic_size_t known; /* 0 = not asked yet, 1 = there is no rule */
+	size_t multiple = known;
+	if (multiple == 0) {
+		size_t second = 0;
+		CUresult result = ask_pitch(1, element_bytes, &multiple);
+		if (result == CUDA_SUCCESS) {
+			result = ask_pitch(multiple + 1, element_bytes, &second);
+		}
+		if (result != CUDA_SUCCESS) {
+			return result;
+		}
+		bool is_rule = multiple > 1 && second == 2 * multiple;
+		multiple = is_rule ? multiple : 1;
+		known = multiple;
+	}
+	*multiple_out = multiple == 1 ? 0 : multiple;
+	return CUDA_SUCCESS;
+}
+
+static CUresult choose_pitch(size_t width, unsigned element_bytes, size_t *pitch_out)
+{
+	size_t multiple;
+	CUresult result = pitch_rule(element_bytes, &multiple);
+	if (result != CUDA_SUCCESS) {
+		return result;
+	}
+	if (multiple == 0) {
+		return ask_pitch(width, element_bytes, pitch_out);
+	}
+	*pitch_out = (width + multiple - 1) / multiple * multiple;
+	return *pitch_out < width ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+}
+
+static bool is_pitch_request(const CUdeviceptr *address_out, const size_t *pitch_out, size_t width,
+                             size_t height, unsigned element_bytes)
+{
+	return address_out && pitch_out && width > 0 && height > 0 &&
+	       (element_bytes == 4 || element_bytes == 8 || element_bytes == 16);
+}
+
+CUresult shim_cuMemAllocPitch_v2(CUdeviceptr *address_out, size_t *pitch_out, size_t width,
+                                 size_t height, unsigned element_bytes)
+{
+	size_t pitch;
+	size_t n_bytes;
+	CUresult result;
+	if (owns_alloc() &&
+	    is_pitch_request(address_out, pitch_out, width, height, element_bytes) &&
+	    choose_pitch(width, element_bytes, &pitch) == CUDA_SUCCESS &&
+	    !__builtin_mul_overflow(pitch, height, &n_bytes) &&
+	    alloc_ours(address_out, n_bytes, &result) == ANSWERED) {
+		if (result == CUDA_SUCCESS) {
+			*pitch_out = pitch;
+		}
+		return result;
+	}
+	return real(cuMemAllocPitch_v2)(address_out, pitch_out, width, height, element_bytes);
+}
+
+/* ---- freeing ---------------------------------------------------------------------------------- */
+
+/*
+ * As the driver does, wait for what may use the memory before anybody else gets it. What is not the
+ * start of an allocation of ours is the driver's to free, or to find fault with.
+ */
+CUresult shim_cuMemFree_v2(CUdeviceptr address)
+{
+	struct allocation *allocation = address && !shim_is_forked() ? heap_claim(address) : NULL;
+	if (!allocation) {
+		return real(cuMemFree_v2)(address);
+	}
+	CUresult result = quiesce_ctx(heap_ctx_of(allocation));
+	if (result != CUDA_SUCCESS) {
+		heap_unclaim(allocation);
+		return result;
+	}
+	shim_count(SHIM_COUNT_freed);
+	heap_release(allocation);
+	return CUDA_SUCCESS;
+}
+
+struct stream_calls {
+	CUresult (*is_capturing)(CUstream, CUstreamCaptureStatus *);
+	CUresult (*synchronize)(CUstream);
+	CUresult (*free_async)(CUdeviceptr, CUstream);
+};
+
+static bool is_captured(const struct stream_calls *calls, CUstream stream)
+{
+	CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+	return calls->is_capturing && (calls->is_capturing(stream, &status) != CUDA_SUCCESS ||
+	                               status != CU_STREAM_CAPTURE_STATUS_NONE);
+}
+
+/*
+ * A program may free memory of cuMemAlloc() in stream order: when the stream gets there. We wait for
+ * it to get there. In a capture it is no node of the graph, and the driver says what it thinks.
+ */
+static CUresult free_in_order(const struct stream_calls *calls, CUdeviceptr address,
+                              CUstream stream)
+{
+	struct allocation *allocation = NULL;
+	if (address && !shim_is_forked() && heap_find(address, NULL) &&
+	    !is_captured(calls, stream)) {
+		allocation = heap_claim(address);
+	}
+	if (!allocation) {
+		return calls->free_async(address, stream);
+	}
+	CUresult result = calls->synchronize(stream);
+	if (result != CUDA_SUCCESS) {
+		heap_unclaim(allocation);
+		return result;
+	}
+	shim_count(SHIM_COUNT_freed);
+	heap_release(allocation);
+	return CUDA_SUCCESS;
+}
+
+CUresult shim_cuMemFreeAsync(CUdeviceptr address, CUstream stream)
+{
+	struct stream_calls calls = {
+		.is_capturing = real(cuStreamIsCapturing),
+		.synchronize = real(cuStreamSynchronize),
+		.free_async = real(cuMemFreeAsync),
+	};
+	return free_in_order(&calls, address, stream);
+}
+
+CUresult shim_cuMemFreeAsync_ptsz(CUdeviceptr address, CUstream stream)
+{
+	struct stream_calls calls = {
+		.is_capturing = real(cuStreamIsCapturing_ptsz),
+		.synchronize = real(cuStreamSynchronize_ptsz) ? real(cuStreamSynchronize_ptsz)
+	                                                      : real(cuStreamSynchronize),
+		.free_async = real(cuMemFreeAsync_ptsz),
+	};
+	return free_in_order(&calls, address, stream);
+}

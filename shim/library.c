@@ -1,0 +1,150 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "shim/library.h"
+
+#include <fcntl.h>
+#include <limits.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "proto/cleanup.h"
+
+#define SONAME "libcuda.so.1"
+#define CACHE_PATH "/etc/ld.so.cache"
+
+static const char *const standard_folders[] = {
+	"/lib/x86_64-linux-gnu",
+	"/usr/lib/x86_64-linux-gnu",
+	"/lib64",
+	"/usr/lib64",
+	"/lib",
+	"/usr/lib",
+	"/usr/lib/wsl/lib",
+};
+
+struct search {
+	shim_library_fn accept;
+	void *user;
+};
+
+static bool offer(const struct search *search, const char *path)
+{
+	return access(path, R_OK) == 0 && search->accept(search->user, path);
+}
+
+static bool offer_in(const struct search *search, const char *folder, size_t n_bytes)
+{
+	char path[PATH_MAX];
+	/* An empty element means the working folder, to the loader. */
+	int n = snprintf(path, sizeof(path), "%.*s%s" SONAME, (int)n_bytes, folder,
+	                 n_bytes ? "/" : "./");
+	return n > 0 && (size_t)n < sizeof(path) && offer(search, path);
+}
+
+static bool search_list(const struct search *search, const char *list)
+{
+	while (list && *list) {
+		size_t n_bytes = strcspn(list, ":;");
+		if (offer_in(search, list, n_bytes)) {
+			return true;
+		}
+		list += n_bytes;
+		list += *list != '\0';
+	}
+	return false;
+}
+
+/* ---- the loader's cache: glibc's elf/cache.c and dl-cache.h --------------------------------- */
+
+#define CACHE_MAGIC "glibc-ld.so.cache1.1"
+#define CACHE_FLAGS_X86_64 0x0303 /* FLAG_X8664_LIB64 | FLAG_ELF_LIBC6 */
+
+struct cache_header {
+	char magic[sizeof(CACHE_MAGIC) - 1];
+	uint32_t n_entries;
+	uint32_t n_string_bytes;
+	uint8_t rest[20];
+};
+
+struct cache_entry {
+	int32_t flags;
+	uint32_t key; /* of strings, from the start of the header */
+	uint32_t value;
+	uint32_t os_version;
+	uint64_t hwcap;
+};
+
+/* The string at @offset of the cache, or "" if it does not end in it. */
+static const char *cache_string(const char *cache, size_t n_bytes, uint32_t offset)
+{
+	bool is_whole = offset < n_bytes && memchr(cache + offset, '\0', n_bytes - offset);
+	return is_whole ? cache + offset : "";
+}
+
+static bool search_entries(const struct search *search, const char *cache, size_t n_bytes)
+{
+	struct cache_header header;
+	if (n_bytes < sizeof(header)) {
+		return false;
+	}
+	memcpy(&header, cache, sizeof(header));
+	size_t n_entries = (n_bytes - sizeof(header)) / sizeof(struct cache_entry);
+	if (header.n_entries < n_entries) {
+		n_entries = header.n_entries;
+	}
+	for (size_t i = 0; i < n_entries; i++) {
+		struct cache_entry entry;
+		memcpy(&entry, cache + sizeof(header) + i * sizeof(entry), sizeof(entry));
+		if (entry.flags == CACHE_FLAGS_X86_64 &&
+		    strcmp(cache_string(cache, n_bytes, entry.key), SONAME) == 0 &&
+		    offer(search, cache_string(cache, n_bytes, entry.value))) {
+			return true;
+		}
+	}
+	return false;
+}
+
+static bool search_cache(const struct search *search)
+{
+	cleanup_fd int fd = open(CACHE_PATH, O_RDONLY | O_CLOEXEC);
+	struct stat status;
+	if (fd < 0 || fstat(fd, &status) < 0 || status.st_size <= 0) {
+		return false;
+	}
+	size_t n_bytes = (size_t)status.st_size;
+	void *cache = mmap(NULL, n_bytes, PROT_READ, MAP_PRIVATE, fd, 0);
+	if (cache == MAP_FAILED) {
+		return false;
+	}
+	/* A cache of the older kind may come first, with this one behind it. */
+	const char *start = memmem(cache, n_bytes, CACHE_MAGIC, sizeof(CACHE_MAGIC) - 1);
+	bool is_found = false;
+	if (start) {
+		is_found = search_entries(search, start,
+		                          n_bytes - (size_t)(start - (const char *)cache));
+	}
+	munmap(cache, n_bytes);
+	return is_found;
+}
+
+bool shim_library_find(shim_library_fn accept, void *user)
+{
+	struct search search = {.accept = accept, .user = user};
+	const char *given = getenv("GLAKE_LIBCUDA");
+	if (given && strchr(given, '/')) {
+		return offer(&search, given);
+	}
+	if (search_list(&search, getenv("LD_LIBRARY_PATH")) || search_cache(&search)) {
+		return true;
+	}
+	for (size_t i = 0; i < n_elements(standard_folders); i++) {
+		if (offer_in(&search, standard_folders[i], strlen(standard_folders[i]))) {
+			return true;
+		}
+	}
+	return false;
+}

@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The session with glaked, over its comings and goings.
+ *
+ * There is one current session, made when memory is first wanted. When glaked dies, its session is
+ * marked dead and later calls make a new one, not more often than once a second. Memory of a dead
+ * session stays valid, since the mappings hold it; it keeps its session until it is freed.
+ *
+ * Owner: references, counted: the current one, one per region, one per call under way.
+ * Threads: any.
+ */
+#ifndef GLAKE_SHIM_OWNER_H
+#define GLAKE_SHIM_OWNER_H
+
+#include <semaphore.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#include "glake.h"
+
+struct owner {
+	struct glake_session *session; /* owned */
+	atomic_uint n_refs;
+	atomic_bool is_dead;
+	sem_t room; /* for calls under way */
+};
+
+/*
+ * A reference to the current session, made now if there is none. NULL when glaked is not there, or,
+ * with *is_refused_out set, does not let us in: that is its answer, and no reason to go without it.
+ */
+struct owner *owner_get(bool *is_refused_out);
+struct owner *owner_ref(struct owner *owner);
+/* NULL is fine. The last one disconnects: all its memory has been freed by then. */
+void owner_unref(struct owner *owner);
+
+/*
+ * Around every call of the session that may ask glaked: it refuses a session that has too many
+ * requests under way, and a program may have any number of threads.
+ */
+void owner_enter(struct owner *owner);
+void owner_leave(struct owner *owner);
+
+/*
+ * A call of @owner's session has failed with @error: is glaked gone? Then the next owner_get() makes
+ * a new session.
+ */
+bool owner_is_gone(struct owner *owner, int error);
+
+#endif

@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The environment, read once: docs/compatibility.md has the table. A word that we do not know
+ * changes nothing, since there is nobody to tell.
+ */
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "shim/shim.h"
+
+static struct shim_policy policy;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+static bool is_set_to(const char *name, const char *value)
+{
+	const char *found = getenv(name);
+	return found && strcmp(found, value) == 0;
+}
+
+/* Is @word in the comma-separated @list? */
+static bool has_word(const char *list, const char *word)
+{
+	size_t n = strlen(word);
+	for (const char *at = list; at; at = strchr(at, ',')) {
+		at += *at == ',';
+		if (strncmp(at, word, n) == 0 && (at[n] == ',' || at[n] == '\0')) {
+			return true;
+		}
+	}
+	return false;
+}
+
+static void read_environment(void)
+{
+	const char *owned = getenv("GLAKE_SHIM_OWN");
+	policy = (struct shim_policy){
+		.is_off = is_set_to("GLAKE_SHIM", "off") || is_set_to("GLAKE_SHIM", "0"),
+		.refuses_absent = is_set_to("GLAKE_SHIM_ABSENT", "refuse"),
+		.owns_alloc = !owned || has_word(owned, "alloc"),
+	};
+}
+
+const struct shim_policy *shim_policy(void)
+{
+	pthread_once(&once, read_environment);
+	return &policy;
+}

@@ -1,0 +1,297 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * From names to addresses: of the real driver for shim_table, of ours for whoever asks the driver's
+ * own resolver.
+ *
+ * cuGetProcAddress() is where cudart gets nearly all it calls. The real one is asked first, and only
+ * the address it returned is looked up: if that is the address of a call we hook, our entry is
+ * returned instead. Versions and per-thread variants are so the driver's business, and its resolver
+ * asked for itself yields our wrapper of the right arity.
+ */
+#include <dlfcn.h>
+#include <limits.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "proto/cleanup.h"
+#include "shim/library.h"
+#include "shim/shim.h"
+
+static const char *const names[] = {
+#define NAME(symbol, number) #symbol,
+#include "shim/names.def"
+#undef NAME
+};
+#define N_NAMES n_elements(names)
+
+/* trampolines.S: in the order of names. */
+extern _Atomic(void *) shim_table[N_NAMES];
+extern void *const shim_entries[N_NAMES];
+
+struct hook {
+	const char *symbol;
+	void *body;
+	size_t real_offset;
+	int version;
+	int flags;
+};
+
+static const struct hook hooks[] = {
+#define HOOK(symbol, prototype, class, version, flags) \
+	{#symbol, (void *)shim_##symbol, offsetof(struct shim_real, real_##symbol), version, flags},
+#include "shim/hooks.def"
+};
+#define N_HOOKS n_elements(hooks)
+
+struct need {
+	const char *symbol;
+	size_t real_offset;
+	bool is_vital;
+};
+
+static const struct need needs[] = {
+#define NEED(symbol) {#symbol, offsetof(struct shim_real, real_##symbol), true},
+#define WANT(symbol, prototype) {#symbol, offsetof(struct shim_real, real_##symbol), false},
+#include "shim/hooks.def"
+};
+
+/* From an address of the real driver to our entry. Twice, for aliases found by its resolver. */
+struct route {
+	uintptr_t real;
+	void *entry;
+};
+
+struct shim_real shim_real;
+static struct route routes[2 * N_HOOKS];
+static size_t n_routes;
+static char libcuda[PATH_MAX];
+static bool can_own;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+/* ---- answers where there is nothing to call --------------------------------------------------- */
+
+static CUresult no_driver(void)
+{
+	return CUDA_ERROR_NO_DEVICE;
+}
+
+static CUresult no_call(void)
+{
+	return CUDA_ERROR_NOT_SUPPORTED;
+}
+
+/* ---- the real library ------------------------------------------------------------------------- */
+
+static bool is_same_file(const char *left, const char *right)
+{
+	struct stat a;
+	struct stat b;
+	return stat(left, &a) == 0 && stat(right, &b) == 0 && a.st_dev == b.st_dev &&
+	       a.st_ino == b.st_ino;
+}
+
+static bool open_library(void *user, const char *path)
+{
+	Dl_info self;
+	if (dladdr((void *)shim_entries, &self) && self.dli_fname &&
+	    is_same_file(self.dli_fname, path)) {
+		return false;
+	}
+	void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+	if (!library) {
+		return false;
+	}
+	/* Another copy of this library would only look for another one. */
+	if (dlsym(library, "glake_shim_count") || !dlsym(library, "cuInit")) {
+		dlclose(library);
+		return false;
+	}
+	*(void **)user = library;
+	snprintf(libcuda, sizeof(libcuda), "%s", path);
+	return true;
+}
+
+/* ---- tables ----------------------------------------------------------------------------------- */
+
+static int compare_names(const void *name, const void *element)
+{
+	return strcmp(name, *(const char *const *)element);
+}
+
+/* -1 if the toolkit we were built with did not know it. */
+static ssize_t number_of(const char *symbol)
+{
+	const char *const *at = bsearch(symbol, names, N_NAMES, sizeof(names[0]), compare_names);
+	return at ? at - names : -1;
+}
+
+static void **real_slot(size_t offset)
+{
+	return (void **)(void *)((char *)&shim_real + offset);
+}
+
+static int compare_routes(const void *left, const void *right)
+{
+	uintptr_t a = ((const struct route *)left)->real;
+	uintptr_t b = ((const struct route *)right)->real;
+	return (a > b) - (a < b);
+}
+
+static void *entry_for(void *real)
+{
+	struct route key = {.real = (uintptr_t)real};
+	const struct route *route = bsearch(&key, routes, n_routes, sizeof(routes[0]),
+	                                    compare_routes);
+	return route ? route->entry : NULL;
+}
+
+static void add_route(void *real, void *entry)
+{
+	routes[n_routes++] = (struct route){.real = (uintptr_t)real, .entry = entry};
+}
+
+/* cuMemAlloc_v2 and cuStreamBeginCapture_v2_ptsz to cuMemAlloc and cuStreamBeginCapture. */
+static void base_name(const char *symbol, char *base_out, size_t capacity)
+{
+	snprintf(base_out, capacity, "%s", symbol);
+	char *suffix = strstr(base_out, "_ptsz");
+	if (suffix) {
+		*suffix = '\0';
+	}
+	size_t n = strlen(base_out);
+	if (n > 3 && base_out[n - 3] == '_' && base_out[n - 2] == 'v') {
+		base_out[n - 3] = '\0';
+	}
+}
+
+/* Is it an address that some name of the real driver has? Then we know whose it is. */
+static bool is_exported(void *const reals[N_NAMES], const void *address)
+{
+	for (size_t i = 0; i < N_NAMES; i++) {
+		if (reals[i] == address) {
+			return true;
+		}
+	}
+	return false;
+}
+
+static void add_aliases(void *const reals[N_NAMES])
+{
+	if (!real(cuGetProcAddress_v2)) {
+		return;
+	}
+	size_t n_direct = n_routes;
+	for (size_t i = 0; i < N_HOOKS; i++) {
+		char base[128];
+		void *found = NULL;
+		base_name(hooks[i].symbol, base, sizeof(base));
+		CUresult result = real(cuGetProcAddress_v2)(base, &found, hooks[i].version,
+		                                            (cuuint64_t)hooks[i].flags, NULL);
+		if (result == CUDA_SUCCESS && found && *real_slot(hooks[i].real_offset) &&
+		    !is_exported(reals, found)) {
+			add_route(found, shim_entries[number_of(hooks[i].symbol)]);
+		}
+	}
+	if (n_routes > n_direct) {
+		qsort(routes, n_routes, sizeof(routes[0]), compare_routes);
+	}
+}
+
+static void install_hooks(void *library, void *const reals[N_NAMES], void *slots[N_NAMES])
+{
+	for (size_t i = 0; i < n_elements(needs); i++) {
+		void *real = dlsym(library, needs[i].symbol);
+		*real_slot(needs[i].real_offset) = real;
+		can_own = can_own && (real || !needs[i].is_vital);
+	}
+	for (size_t i = 0; i < N_HOOKS; i++) {
+		ssize_t number = number_of(hooks[i].symbol);
+		void *real = number < 0 ? NULL : reals[number];
+		*real_slot(hooks[i].real_offset) = real;
+		if (real) {
+			slots[number] = hooks[i].body;
+			add_route(real, shim_entries[number]);
+		}
+	}
+	qsort(routes, n_routes, sizeof(routes[0]), compare_routes);
+	add_aliases(reals);
+}
+
+static void fill_table(void *library)
+{
+	void *reals[N_NAMES];
+	void *slots[N_NAMES];
+	for (size_t i = 0; i < N_NAMES; i++) {
+		reals[i] = library ? dlsym(library, names[i]) : (void *)no_driver;
+		slots[i] = reals[i] ? reals[i] : (void *)no_call;
+	}
+	if (library && !shim_policy()->is_off) {
+		can_own = true;
+		install_hooks(library, reals, slots);
+	}
+	for (size_t i = 0; i < N_NAMES; i++) {
+		atomic_store_explicit(&shim_table[i], slots[i], memory_order_release);
+	}
+}
+
+static void resolve(void)
+{
+	void *library = NULL;
+	n_routes = 0;
+	shim_library_find(open_library, &library);
+	shim_fork_init();
+	fill_table(library);
+}
+
+__attribute__((visibility("hidden"))) void shim_resolve(void)
+{
+	pthread_once(&once, resolve);
+}
+
+const char *shim_libcuda(void)
+{
+	return libcuda;
+}
+
+bool shim_can_own(void)
+{
+	return can_own;
+}
+
+/* ---- the driver's resolver -------------------------------------------------------------------- */
+
+static void reroute(CUresult result, void **entry)
+{
+	void *ours = result == CUDA_SUCCESS && entry && *entry ? entry_for(*entry) : NULL;
+	if (ours) {
+		*entry = ours;
+	}
+}
+
+CUresult shim_cuGetProcAddress(const char *symbol, void **entry, int version, cuuint64_t flags)
+{
+	CUresult result = real(cuGetProcAddress)(symbol, entry, version, flags);
+	reroute(result, entry);
+	return result;
+}
+
+CUresult shim_cuGetProcAddress_v2(const char *symbol, void **entry, int version, cuuint64_t flags,
+                                  CUdriverProcAddressQueryResult *status)
+{
+	CUresult result = real(cuGetProcAddress_v2)(symbol, entry, version, flags, status);
+	reroute(result, entry);
+	return result;
+}
+
+CUresult shim_cuInit(unsigned flags)
+{
+	CUresult result = real(cuInit)(flags);
+	if (result == CUDA_SUCCESS) {
+		shim_note_init();
+	}
+	return result;
+}

@@ -1,0 +1,256 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * glake run: start an unmodified CUDA program with its memory from glaked.
+ *
+ * All it does is to set LD_PRELOAD and the shim's variables and to exec() the program; before that
+ * it looks for what would make this silently useless. Exit codes are those of env(1): 125 for our
+ * own refusals, 126 for a program that cannot be run, 127 for one that is not there.
+ */
+#include <errno.h>
+#include <getopt.h>
+#include <limits.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "glake.h"
+#include "proto/cleanup.h"
+#include "shim/library.h"
+#include "shim/run/program.h"
+
+enum {
+	EXIT_REFUSED = 125,
+	EXIT_NOT_RUN = 126,
+	EXIT_NOT_FOUND = 127,
+};
+
+static const char usage_text[] =
+	"usage: glake run [OPTION]... [--] PROGRAM [ARGUMENT]...\n"
+	"Run a CUDA program with its GPU memory from glaked.\n"
+	"\n"
+	"  --socket=PATH   glaked's socket ($GLAKE_SOCKET, /run/glake/glaked.sock)\n"
+	"  --strict        no memory without glaked, also when it goes away later\n"
+	"  --optional      start even if glaked is not there\n"
+	"  --own=LIST      what comes from glaked: alloc (cuMemAlloc and its family), none\n"
+	"  --libcuda=PATH  the real driver library, instead of the loader's\n"
+	"  --shim=PATH     the preload library, instead of the installed one\n"
+	"  --help, --version\n";
+
+struct options {
+	const char *socket_path;
+	const char *libcuda;
+	const char *own;
+	const char *shim_path;
+	bool is_strict;
+	bool is_optional;
+};
+
+static int refuse(int status, const char *subject, const char *reason)
+{
+	fprintf(stderr, "glake: %s: %s\n", subject, reason);
+	return status;
+}
+
+/* ---- looking before ------------------------------------------------------------------------- */
+
+/* ../lib/glake beside our own program, as built, installed and packed. */
+static bool find_shim(char path_out[PATH_MAX])
+{
+	char self[PATH_MAX];
+	ssize_t n = readlink("/proc/self/exe", self, sizeof(self) - 1);
+	if (n < 0) {
+		return false;
+	}
+	self[n] = '\0';
+	for (int i = 0; i < 2; i++) {
+		char *slash = strrchr(self, '/');
+		if (!slash) {
+			return false;
+		}
+		*slash = '\0';
+	}
+	n = snprintf(path_out, PATH_MAX, "%s/lib/glake/libglake-shim.so", self);
+	return n < PATH_MAX && access(path_out, R_OK) == 0;
+}
+
+static bool is_other_file(void *user, const char *path)
+{
+	struct stat shim;
+	struct stat other;
+	return stat(user, &shim) < 0 || stat(path, &other) < 0 || shim.st_ino != other.st_ino ||
+	       shim.st_dev != other.st_dev;
+}
+
+static int check_daemon(void)
+{
+	struct glake_connect_options options = {.size = sizeof(options), .no_cuda = 1};
+	struct glake_session *session;
+	int r = glake_connect(&options, &session);
+	if (r < 0) {
+		return refuse(EXIT_REFUSED, "glaked", glake_error());
+	}
+	glake_disconnect(session);
+	return 0;
+}
+
+static int check_program(const char *name)
+{
+	char path[PATH_MAX];
+	const char *why = NULL;
+	int r = program_find(name, path);
+	if (r < 0) {
+		return refuse(r == -ENOENT ? EXIT_NOT_FOUND : EXIT_NOT_RUN, name, strerror(-r));
+	}
+	if (!program_takes_preload(path, &why)) {
+		return refuse(EXIT_REFUSED, path, why);
+	}
+	return 0;
+}
+
+/* ---- running ---------------------------------------------------------------------------------- */
+
+/* Behind what the program's user preloads himself. */
+static int set_preload(const char *shim_path)
+{
+	const char *before = getenv("LD_PRELOAD");
+	cleanup_free char *list = NULL;
+	if (strpbrk(shim_path, " :")) {
+		return refuse(EXIT_REFUSED, shim_path,
+		              "LD_PRELOAD cannot name a path with a space or a colon");
+	}
+	int n = asprintf(&list, "%s%s%s", before ? before : "", before && *before ? ":" : "",
+	                 shim_path);
+	if (n < 0 || setenv("LD_PRELOAD", list, 1) < 0) {
+		return refuse(EXIT_REFUSED, "LD_PRELOAD", strerror(ENOMEM));
+	}
+	return 0;
+}
+
+static void set_environment(const struct options *options)
+{
+	if (options->socket_path) {
+		setenv("GLAKE_SOCKET", options->socket_path, 1);
+	}
+	if (options->libcuda) {
+		setenv("GLAKE_LIBCUDA", options->libcuda, 1);
+	}
+	if (options->own) {
+		setenv("GLAKE_SHIM_OWN", options->own, 1);
+	}
+	if (options->is_strict) {
+		setenv("GLAKE_SHIM_ABSENT", "refuse", 1);
+	}
+	unsetenv("GLAKE_SHIM");
+}
+
+static int run(const struct options *options, char **arguments)
+{
+	char shim_path[PATH_MAX];
+	if (options->shim_path ? !realpath(options->shim_path, shim_path) : !find_shim(shim_path)) {
+		return refuse(EXIT_REFUSED, "libglake-shim.so", "not found");
+	}
+	set_environment(options);
+	int status = check_program(arguments[0]);
+	if (status == 0 && !shim_library_find(is_other_file, shim_path)) {
+		status = refuse(EXIT_REFUSED, "libcuda.so.1", "no CUDA driver library found");
+	}
+	if (status == 0 && !options->is_optional) {
+		status = check_daemon();
+	}
+	if (status == 0) {
+		status = set_preload(shim_path);
+	}
+	if (status != 0) {
+		return status;
+	}
+	execvp(arguments[0], arguments);
+	int error = errno;
+	return refuse(error == ENOENT ? EXIT_NOT_FOUND : EXIT_NOT_RUN, arguments[0],
+	              strerror(error));
+}
+
+static int complain(void)
+{
+	fputs("Try 'glake --help'.\n", stderr);
+	return EXIT_REFUSED;
+}
+
+/* Returns the index of the program, or 0 to end with *status_out. */
+static int parse(int argc, char **argv, struct options *options, int *status_out)
+{
+	static const struct option table[] = {
+		{"socket", required_argument, NULL, 's'},
+		{"strict", no_argument, NULL, 'S'},
+		{"optional", no_argument, NULL, 'o'},
+		{"own", required_argument, NULL, 'O'},
+		{"libcuda", required_argument, NULL, 'l'},
+		{"shim", required_argument, NULL, 'p'},
+		{"help", no_argument, NULL, 'h'},
+		{"version", no_argument, NULL, 'v'},
+		{NULL, 0, NULL, 0},
+	};
+	int option;
+	*status_out = 0;
+	while ((option = getopt_long(argc, argv, "+h", table, NULL)) != -1) {
+		switch (option) {
+		case 's':
+			options->socket_path = optarg;
+			break;
+		case 'S':
+			options->is_strict = true;
+			break;
+		case 'o':
+			options->is_optional = true;
+			break;
+		case 'O':
+			options->own = optarg;
+			break;
+		case 'l':
+			options->libcuda = optarg;
+			break;
+		case 'p':
+			options->shim_path = optarg;
+			break;
+		case 'h':
+			fputs(usage_text, stdout);
+			return 0;
+		case 'v':
+			printf("glake %s\n", glake_version());
+			return 0;
+		default:
+			*status_out = complain();
+			return 0;
+		}
+	}
+	return optind;
+}
+
+int main(int argc, char **argv)
+{
+	struct options options = {0};
+	int status;
+	/* Options may stand before the verb too: `glake --help`. */
+	int at = parse(argc, argv, &options, &status);
+	if (at == 0) {
+		return status;
+	}
+	if (at >= argc || strcmp(argv[at], "run") != 0) {
+		fprintf(stderr, "glake: %s\n", at < argc ? "there is only `run`" : "what to do?");
+		return complain();
+	}
+	argc -= at;
+	argv += at;
+	optind = 1;
+	at = parse(argc, argv, &options, &status);
+	if (at == 0) {
+		return status;
+	}
+	if (at >= argc) {
+		fputs("glake: run what?\n", stderr);
+		return complain();
+	}
+	return run(&options, argv + at);
+}

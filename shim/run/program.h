@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Will the loader preload a library into a program?
+ *
+ * Threads: one.
+ */
+#ifndef GLAKE_SHIM_RUN_PROGRAM_H
+#define GLAKE_SHIM_RUN_PROGRAM_H
+
+#include <limits.h>
+#include <stdbool.h>
+
+/* What execvp() would run for @name. Returns 0, -ENOENT, -EACCES, -ENAMETOOLONG. */
+int program_find(const char *name, char path_out[PATH_MAX]);
+
+/*
+ * False, with the reason in *why_out (static), for programs that are linked statically or gain
+ * privileges. Scripts are judged by their interpreter.
+ */
+bool program_takes_preload(const char *path, const char **why_out);
+
+#endif

@@ -1,0 +1,117 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One exported entry per call of the driver: a jump through shim_table, nothing else. Each has its
+ * own address and 16 bytes, so that somebody who patches entries (UCX does) meets no neighbour.
+ *
+ * A slot first leads to its lazy stub, which resolves all slots, keeps the arguments, and jumps
+ * again. So nothing happens before the first call, and no call pays for the question whether it is
+ * the first.
+ */
+#ifndef __x86_64__
+#error "the shim's entries are written for x86-64 only"
+#endif
+
+	.text
+#define NAME(symbol, number) \
+	.globl symbol; \
+	.type symbol, @function; \
+	.balign 16, 0xcc; \
+symbol: \
+.Lentry_##number: \
+	jmp *shim_table+8*number(%rip); \
+	.size symbol, . - symbol;
+#include "shim/names.def"
+#undef NAME
+
+	.balign 16, 0xcc
+#define NAME(symbol, number) \
+.Llazy_##number: \
+	push $number; \
+	jmp lazy_common;
+#include "shim/names.def"
+#undef NAME
+
+/*
+ * On entry: (%rsp) the number, 8(%rsp) the caller. The stack is 16-byte aligned here. No driver
+ * call takes more than 8 floating point arguments, none takes a vector wider than 16 bytes.
+ */
+	.balign 16, 0xcc
+	.type lazy_common, @function
+lazy_common:
+	.cfi_startproc
+	.cfi_def_cfa_offset 16
+	push %rax
+	push %rdi
+	push %rsi
+	push %rdx
+	push %rcx
+	push %r8
+	push %r9
+	push %r10
+	.cfi_adjust_cfa_offset 64
+	sub $128, %rsp
+	.cfi_adjust_cfa_offset 128
+	movups %xmm0, (%rsp)
+	movups %xmm1, 16(%rsp)
+	movups %xmm2, 32(%rsp)
+	movups %xmm3, 48(%rsp)
+	movups %xmm4, 64(%rsp)
+	movups %xmm5, 80(%rsp)
+	movups %xmm6, 96(%rsp)
+	movups %xmm7, 112(%rsp)
+	call shim_resolve
+	movups (%rsp), %xmm0
+	movups 16(%rsp), %xmm1
+	movups 32(%rsp), %xmm2
+	movups 48(%rsp), %xmm3
+	movups 64(%rsp), %xmm4
+	movups 80(%rsp), %xmm5
+	movups 96(%rsp), %xmm6
+	movups 112(%rsp), %xmm7
+	add $128, %rsp
+	.cfi_adjust_cfa_offset -128
+	pop %r10
+	pop %r9
+	pop %r8
+	pop %rcx
+	pop %rdx
+	pop %rsi
+	pop %rdi
+	pop %rax
+	.cfi_adjust_cfa_offset -64
+	pop %r11
+	.cfi_adjust_cfa_offset -8
+	push %r10
+	.cfi_adjust_cfa_offset 8
+	lea shim_table(%rip), %r10
+	mov (%r10,%r11,8), %r11
+	pop %r10
+	.cfi_adjust_cfa_offset -8
+	jmp *%r11
+	.cfi_endproc
+	.size lazy_common, . - lazy_common
+
+	.section .data.rel, "aw", @progbits
+	.hidden shim_table
+	.globl shim_table
+	.type shim_table, @object
+	.balign 64
+shim_table:
+#define NAME(symbol, number) .quad .Llazy_##number;
+#include "shim/names.def"
+#undef NAME
+	.size shim_table, . - shim_table
+
+/* Our own entries, even where another library's symbol comes first. */
+	.section .data.rel.ro, "aw", @progbits
+	.hidden shim_entries
+	.globl shim_entries
+	.type shim_entries, @object
+	.balign 8
+shim_entries:
+#define NAME(symbol, number) .quad .Lentry_##number;
+#include "shim/names.def"
+#undef NAME
+	.size shim_entries, . - shim_entries
+
+	.section .note.GNU-stack, "", @progbits
