@@ -1,0 +1,532 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The shim, from outside: programs of tests/shim that know nothing of glake, run with it preloaded
+ * beside a real glaked, and a driver that is the simulator.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "tests/check_glake.h"
+#include "tests/harness/connection.h"
+#include "tests/harness/harness.h"
+
+#define MAX_ARGUMENTS 16
+#define OUTPUT_BYTES 65536u
+
+static struct harness harness;
+static char state_path[PATH_MAX];
+
+/* A program under the shim, its output and its complaints. */
+struct run {
+	pid_t pid;
+	int input;
+	int output;
+	char text[OUTPUT_BYTES];
+};
+
+static const char *in_build(const char *name)
+{
+	static char paths[4][PATH_MAX];
+	static unsigned next;
+	char *path = paths[next++ % 4];
+	const char *folder = getenv("GLAKE_BUILD");
+	snprintf(path, PATH_MAX, "%s/%s", folder && *folder ? folder : "build", name);
+	char *full = realpath(path, NULL);
+	if (full) {
+		snprintf(path, PATH_MAX, "%s", full);
+		free(full);
+	}
+	return path;
+}
+
+/* What the programs find: the daemon, the simulated devices that it has too, the shim. */
+static void set_environment(void)
+{
+	char value[PATH_MAX * 2];
+	const char *preload = getenv("LD_PRELOAD");
+	setenv("GLAKE_SOCKET", harness.socket_path, 1);
+	setenv("CUDASIM_STATE", state_path, 1);
+	setenv("CUDASIM_DEVICES", "2x256MiB", 1);
+	setenv("GLAKE_LIBCUDA", in_build("cudasim/libcuda.so.1"), 1);
+	snprintf(value, sizeof(value), "%s%s%s", preload ? preload : "", preload ? ":" : "",
+	         in_build("lib/glake/libglake-shim.so"));
+	setenv("LD_PRELOAD", value, 1);
+	/* The shim comes before the sanitizer's library, and does not mind. */
+	snprintf(value, sizeof(value), "%s:verify_asan_link_order=0",
+	         getenv("ASAN_OPTIONS") ? getenv("ASAN_OPTIONS") : "");
+	setenv("ASAN_OPTIONS", value, 1);
+}
+
+/* @extra: "NAME=value" or NULL; then the arguments, ended by NULL. */
+static void run_start(struct run *run, const char *extra, ...)
+{
+	char *arguments[MAX_ARGUMENTS + 1] = {NULL};
+	va_list list;
+	int to_child[2];
+	int from_child[2];
+	va_start(list, extra);
+	for (int i = 0; i < MAX_ARGUMENTS; i++) {
+		arguments[i] = va_arg(list, char *);
+		if (!arguments[i]) {
+			break;
+		}
+	}
+	va_end(list);
+	ck_assert_int_eq(pipe2(to_child, O_CLOEXEC), 0);
+	ck_assert_int_eq(pipe2(from_child, O_CLOEXEC), 0);
+	*run = (struct run){.input = to_child[1], .output = from_child[0]};
+	fflush(NULL);
+	run->pid = fork();
+	ck_assert_int_ge(run->pid, 0);
+	if (run->pid == 0) {
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		dup2(to_child[0], STDIN_FILENO);
+		dup2(from_child[1], STDOUT_FILENO);
+		dup2(from_child[1], STDERR_FILENO);
+		set_environment();
+		if (extra) {
+			putenv((char *)extra);
+		}
+		execv(arguments[0], arguments);
+		_exit(127);
+	}
+	close(to_child[0]);
+	close(from_child[1]);
+}
+
+/* Read until @want has come, or with NULL until the end. */
+static void run_read(struct run *run, const char *want)
+{
+	uint64_t end_ms = harness_now_ms() + HARNESS_TIMEOUT_MS;
+	size_t n_bytes = strlen(run->text);
+	while (!want || !strstr(run->text, want)) {
+		struct pollfd ready = {.fd = run->output, .events = POLLIN};
+		ck_assert_msg(harness_now_ms() < end_ms, "too slow, after:\n%s", run->text);
+		if (poll(&ready, 1, 100) < 1) {
+			continue;
+		}
+		ssize_t n = read(run->output, run->text + n_bytes, OUTPUT_BYTES - 1 - n_bytes);
+		ck_assert_int_ge(n, 0);
+		if (n == 0) {
+			ck_assert_msg(!want, "no \"%s\" in:\n%s", want, run->text);
+			return;
+		}
+		n_bytes += (size_t)n;
+		run->text[n_bytes] = '\0';
+	}
+}
+
+/* Let a program that waits go on; its output so far is forgotten. */
+static void run_continue(struct run *run)
+{
+	run->text[0] = '\0';
+	ck_assert_int_eq(write(run->input, "\n", 1), 1);
+}
+
+/* What waitpid() says; all of the output is in run->text. */
+static int run_end(struct run *run)
+{
+	int status;
+	close(run->input);
+	run_read(run, NULL);
+	close(run->output);
+	ck_assert_int_eq(waitpid(run->pid, &status, 0), run->pid);
+	return status;
+}
+
+static void run_end_well(struct run *run)
+{
+	int status = run_end(run);
+	ck_assert_msg(status == 0, "status 0x%x, after:\n%s", status, run->text);
+}
+
+static void expect(const struct run *run, const char *text)
+{
+	ck_assert_msg(strstr(run->text, text), "no \"%s\" in:\n%s", text, run->text);
+}
+
+static void begin(const char *config)
+{
+	harness_start(&harness, &(struct harness_options){.config = config});
+	snprintf(state_path, sizeof(state_path), "%s/cudasim", harness.folder);
+}
+
+/* What sessions have, over all devices. */
+static uint64_t private_bytes(int connection)
+{
+	Glake__Wire__StatusGet get = GLAKE__WIRE__STATUS_GET__INIT;
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_STATUS_GET;
+	request.status_get = &get;
+	Glake__Wire__Answer *answer = connection_call(connection, &request, NULL, 0, NULL);
+	ck_assert_int_eq(answer->body_case, GLAKE__WIRE__ANSWER__BODY_STATUS_GET);
+	uint64_t n_bytes = 0;
+	for (size_t i = 0; i < answer->status_get->n_devices; i++) {
+		n_bytes += answer->status_get->devices[i]->private_bytes;
+	}
+	connection_free(answer);
+	return n_bytes;
+}
+
+/* All sessions are over and all their memory is back: only what is made ahead remains. */
+static void finish(void)
+{
+	int connection = connection_hello(&harness);
+	uint64_t end_ms = harness_now_ms() + HARNESS_TIMEOUT_MS;
+	while (private_bytes(connection) > 0) {
+		ck_assert_uint_lt(harness_now_ms(), end_ms);
+		harness_sleep_ms(10);
+	}
+	connection_close(&connection);
+	harness_stop(&harness);
+}
+
+static void run_scenario(const char *program, const char *way, const char *scenario,
+                         const char *argument, const char *want)
+{
+	struct run run;
+	run_start(&run, NULL, in_build(program), way, scenario, argument, NULL);
+	run_end_well(&run);
+	if (want) {
+		expect(&run, want);
+	}
+}
+
+#define PROGRAM "tests/shim/program"
+#define LINKED "tests/shim/linked"
+
+/* ---- ways in ---------------------------------------------------------------------------------- */
+
+START_TEST(all_ways_in_are_owned)
+{
+	begin(NULL);
+	run_scenario(PROGRAM, "dlsym", "basic", NULL,
+	             "owned 17 passed 0 refused 0 connects 1 live 0");
+	run_scenario(PROGRAM, "proc1", "basic", NULL,
+	             "owned 17 passed 0 refused 0 connects 1 live 0");
+	run_scenario(PROGRAM, "proc2", "basic", NULL,
+	             "owned 17 passed 0 refused 0 connects 1 live 0");
+	run_scenario(LINKED, "linked", "basic", NULL,
+	             "owned 17 passed 0 refused 0 connects 1 live 0");
+	finish();
+}
+END_TEST
+
+START_TEST(off_is_off)
+{
+	struct run run;
+	begin(NULL);
+	run_start(&run, "GLAKE_SHIM=off", in_build(PROGRAM), "proc2", "basic", NULL);
+	run_end_well(&run);
+	expect(&run, "owned 0 passed 0 refused 0 connects 0 live 0");
+	run_start(&run, "GLAKE_SHIM_OWN=none", in_build(PROGRAM), "dlsym", "basic", NULL);
+	run_end_well(&run);
+	expect(&run, "owned 0 passed 0 refused 0 connects 0 live 0");
+	finish();
+}
+END_TEST
+
+START_TEST(without_a_driver_there_is_no_device)
+{
+	struct run run;
+	begin(NULL);
+	run_start(&run, "GLAKE_LIBCUDA=/nowhere/libcuda.so.1", in_build(PROGRAM), "dlsym",
+	          "nothing", NULL);
+	run_end_well(&run);
+	expect(&run, "init 100");
+	/* Pointed at itself, it does not go round in circles. */
+	char itself[PATH_MAX];
+	snprintf(itself, sizeof(itself), "GLAKE_LIBCUDA=%s", in_build("lib/glake/libglake-shim.so"));
+	run_start(&run, itself, in_build(PROGRAM), "dlsym", "nothing", NULL);
+	run_end_well(&run);
+	expect(&run, "init 100");
+	finish();
+}
+END_TEST
+
+/* A process tree in which nothing uses CUDA: nothing is opened, nothing is said. */
+START_TEST(programs_without_cuda_notice_nothing)
+{
+	static const char command[] =
+		"/bin/true && ls /proc/self/fd && (cat /proc/self/maps | grep -c cudasim)";
+	struct run with;
+	struct run without;
+	begin(NULL);
+	run_start(&without, "LD_PRELOAD=", "/bin/sh", "-c", command, NULL);
+	run_end(&without);
+	run_start(&with, NULL, "/bin/sh", "-c", command, NULL);
+	run_end(&with);
+	ck_assert_str_eq(with.text, without.text);
+	expect(&with, "\n0\n");
+	finish();
+}
+END_TEST
+
+/* ---- what programs do ------------------------------------------------------------------------- */
+
+START_TEST(errors_are_the_drivers)
+{
+	begin(NULL);
+	run_scenario(PROGRAM, "dlsym", "errors", NULL, "owned 3 passed 0");
+	finish();
+}
+END_TEST
+
+START_TEST(threads_share_it)
+{
+	begin(NULL);
+	run_scenario(PROGRAM, "dlsym", "threads", NULL, "passed 0 refused 0 connects 1 live 0");
+	finish();
+}
+END_TEST
+
+START_TEST(children_start_afresh)
+{
+	begin(NULL);
+	run_scenario(PROGRAM, "dlsym", "forks", NULL,
+	             "owned 1 passed 0 refused 0 connects 1 live 0");
+	run_scenario(PROGRAM, "dlsym", "storm", NULL, "passed 0 refused 0 connects 1 live 0");
+	finish();
+}
+END_TEST
+
+START_TEST(a_free_waits_for_the_gpu)
+{
+	begin(NULL);
+	run_scenario(PROGRAM, "dlsym", "waits", NULL, NULL);
+	finish();
+}
+END_TEST
+
+START_TEST(memory_goes_with_its_context)
+{
+	begin(NULL);
+	run_scenario(PROGRAM, "dlsym", "resets", NULL,
+	             "owned 6 passed 0 refused 0 connects 1 live 0");
+	finish();
+}
+END_TEST
+
+START_TEST(peers_reach_it)
+{
+	begin(NULL);
+	run_scenario(PROGRAM, "dlsym", "peers", NULL, NULL);
+	finish();
+}
+END_TEST
+
+/* ---- quota ------------------------------------------------------------------------------------ */
+
+#define TENANT(bytes) \
+	"tenants = ( { name = \"us\"; gids = [ 0 ]; device_bytes = \"" bytes "\"; } );"
+
+START_TEST(the_quota_is_the_device)
+{
+	begin(TENANT("64MiB"));
+	/* 64 MiB = 6 * 10 MiB + 4 MiB */
+	run_scenario(PROGRAM, "dlsym", "greedy", "10485760",
+	             "free 67108864 total 67108864 device 67108864\n"
+	             "got 62914560 free 4194304\n");
+	run_scenario(PROGRAM, "dlsym", "greedy", "1048576", "got 67108864 free 0\n");
+	finish();
+}
+END_TEST
+
+START_TEST(without_a_quota_the_device_is)
+{
+	begin("pool = ();");
+	run_scenario(PROGRAM, "dlsym", "greedy", "20971520",
+	             "free 268435456 total 268435456 device 268435456\n"
+	             "got 251658240 free 16777216\n");
+	finish();
+}
+END_TEST
+
+START_TEST(a_session_too_many_gets_nothing)
+{
+	struct run first;
+	struct run second;
+	begin("tenants = ( { name = \"us\"; gids = [ 0 ]; max_sessions = 1; } );");
+	run_start(&first, NULL, in_build(PROGRAM), "dlsym", "steps", "1", NULL);
+	run_read(&first, "ready");
+	run_start(&second, NULL, in_build(PROGRAM), "dlsym", "steps", "1", NULL);
+	run_read(&second, "ready");
+	expect(&first, "result 0 owned 1 passed 0");
+	expect(&second, "result 2 owned 0 passed 0 refused 1");
+	run_continue(&first);
+	run_continue(&second);
+	run_end_well(&first);
+	run_end_well(&second);
+	finish();
+}
+END_TEST
+
+/* ---- glaked comes and goes -------------------------------------------------------------------- */
+
+START_TEST(without_glaked_the_driver_serves)
+{
+	struct run run;
+	begin(NULL);
+	run_start(&run, "GLAKE_SOCKET=/nowhere", in_build(PROGRAM), "proc2", "basic", NULL);
+	run_end_well(&run);
+	expect(&run, "owned 0 passed 17 refused 0 connects 0");
+	run_start(&run, "GLAKE_SHIM_ABSENT=refuse", in_build(PROGRAM), "dlsym", "basic", NULL);
+	run_end_well(&run);
+	expect(&run, "owned 17");
+	finish();
+}
+END_TEST
+
+START_TEST(strictly_nothing_without_glaked)
+{
+	struct run run;
+	begin(NULL);
+	harness_kill(&harness);
+	run_start(&run, "GLAKE_SHIM_ABSENT=refuse", in_build(PROGRAM), "dlsym", "steps", "1", NULL);
+	run_read(&run, "ready");
+	expect(&run, "result 2 owned 0 passed 0 refused 1");
+	run_continue(&run);
+	run_end_well(&run);
+	harness_clean(&harness);
+}
+END_TEST
+
+START_TEST(glaked_dies_and_comes_back)
+{
+	struct run run;
+	begin(NULL);
+	run_start(&run, NULL, in_build(PROGRAM), "dlsym", "steps", "4", NULL);
+	run_read(&run, "ready");
+	expect(&run, "result 0 owned 1 passed 0 refused 0 connects 1");
+	harness_kill(&harness);
+	run_continue(&run);
+	run_read(&run, "ready");
+	expect(&run, "result 0 owned 1 passed 1 refused 0 connects 1");
+	harness_restart(&harness);
+	harness_sleep_ms(1100);
+	run_continue(&run);
+	run_read(&run, "ready");
+	expect(&run, "result 0 owned 2 passed 1 refused 0 connects 2");
+	run_continue(&run);
+	run_read(&run, "ready");
+	expect(&run, "result 0 owned 3 passed 1 refused 0 connects 2");
+	run_continue(&run);
+	/* All contents are checked at its end. */
+	run_end_well(&run);
+	expect(&run, "live 0");
+	finish();
+}
+END_TEST
+
+START_TEST(what_a_killed_program_held_comes_back)
+{
+	struct run run;
+	begin(NULL);
+	run_start(&run, NULL, in_build(PROGRAM), "dlsym", "steps", "2", NULL);
+	run_read(&run, "ready");
+	int connection = connection_hello(&harness);
+	ck_assert_uint_ge(private_bytes(connection), 6u << 20);
+	kill(run.pid, SIGKILL);
+	ck_assert_int_eq(WTERMSIG(run_end(&run)), SIGKILL);
+	connection_close(&connection);
+	finish();
+}
+END_TEST
+
+/* ---- glake run -------------------------------------------------------------------------------- */
+
+static void run_refused(struct run *run, int status, const char *why)
+{
+	int ended = run_end(run);
+	ck_assert_msg(WIFEXITED(ended) && WEXITSTATUS(ended) == status, "status 0x%x, after:\n%s",
+	              ended, run->text);
+	expect(run, why);
+	/* One line. */
+	ck_assert_ptr_eq(strchr(run->text, '\n'), run->text + strlen(run->text) - 1);
+}
+
+START_TEST(glake_run_runs)
+{
+	struct run run;
+	begin(NULL);
+	run_start(&run, "LD_PRELOAD=", in_build("bin/glake"), "run", "--strict", "--",
+	          in_build(PROGRAM), "proc2", "basic", NULL);
+	run_end_well(&run);
+	expect(&run, "owned 17 passed 0");
+	run_start(&run, "LD_PRELOAD=", in_build("bin/glake"), "run", "sh", "-c", "exit 42", NULL);
+	ck_assert_int_eq(WEXITSTATUS(run_end(&run)), 42);
+	run_start(&run, "LD_PRELOAD=libm.so.6", in_build("bin/glake"), "run", "sh", "-c",
+	          "echo $LD_PRELOAD", NULL);
+	run_end_well(&run);
+	ck_assert_int_eq(strncmp(run.text, "libm.so.6:/", 11), 0);
+	finish();
+}
+END_TEST
+
+START_TEST(glake_run_says_why_not)
+{
+	struct run run;
+	char path[HARNESS_PATH_BYTES + 16];
+	begin(NULL);
+	run_start(&run, "LD_PRELOAD=", in_build("bin/glake"), "run", "no-such-program", NULL);
+	run_refused(&run, 127, "no-such-program: No such file or directory");
+	run_start(&run, "LD_PRELOAD=", in_build("bin/glake"), "run", "/etc/passwd", NULL);
+	run_refused(&run, 126, "Permission denied");
+	run_start(&run, "LD_PRELOAD=", in_build("bin/glake"), "run", "--socket=/nowhere", "sh",
+	          NULL);
+	run_refused(&run, 125, "cannot connect to glaked at /nowhere");
+	run_start(&run, "LD_PRELOAD=", in_build("bin/glake"), "run", "--libcuda=/nowhere/x", "sh",
+	          NULL);
+	run_refused(&run, 125, "no CUDA driver library");
+
+	snprintf(path, sizeof(path), "%s/privileged", harness.folder);
+	char copy[PATH_MAX];
+	snprintf(copy, sizeof(copy), "cp /bin/true %s && chmod 4755 %s", path, path);
+	ck_assert_int_eq(system(copy), 0);
+	run_start(&run, "LD_PRELOAD=", in_build("bin/glake"), "run", path, NULL);
+	run_refused(&run, 125, "gains privileges");
+
+	snprintf(path, sizeof(path), "%s/static", harness.folder);
+	snprintf(copy, sizeof(copy), "echo 'int main(void){return 0;}' | gcc -x c -static -o %s -",
+	         path);
+	if (system(copy) == 0) {
+		run_start(&run, "LD_PRELOAD=", in_build("bin/glake"), "run", path, NULL);
+		run_refused(&run, 125, "statically linked");
+	}
+	finish();
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("shim");
+	suite_add(suite, all_ways_in_are_owned);
+	suite_add(suite, off_is_off);
+	suite_add(suite, without_a_driver_there_is_no_device);
+	suite_add(suite, programs_without_cuda_notice_nothing);
+	suite_add(suite, errors_are_the_drivers);
+	suite_add(suite, threads_share_it);
+	suite_add(suite, children_start_afresh);
+	suite_add(suite, a_free_waits_for_the_gpu);
+	suite_add(suite, memory_goes_with_its_context);
+	suite_add(suite, peers_reach_it);
+	suite_add(suite, the_quota_is_the_device);
+	suite_add(suite, without_a_quota_the_device_is);
+	suite_add(suite, a_session_too_many_gets_nothing);
+	suite_add(suite, without_glaked_the_driver_serves);
+	suite_add(suite, strictly_nothing_without_glaked);
+	suite_add(suite, glaked_dies_and_comes_back);
+	suite_add(suite, what_a_killed_program_held_comes_back);
+	suite_add(suite, glake_run_runs);
+	suite_add(suite, glake_run_says_why_not);
+	return suite_run(suite);
+}

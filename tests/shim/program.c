@@ -1,0 +1,545 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A program that uses the CUDA driver as others do and knows nothing of glake.
+ *
+ *   program WAY SCENARIO [ARGUMENT]
+ *
+ * WAY: how it gets at the driver: dlsym, proc1 (cuGetProcAddress of CUDA 11), proc2 (of CUDA 12,
+ * itself asked for by name), linked (only in the program built for it). It prints its findings, one
+ * line each, and ends with 0, or with 1 and a line on stderr. "wait" in a scenario: it prints
+ * "ready" and reads a line.
+ */
+#include <cuda.h>
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define MIB (1ull << 20)
+
+#define must(condition) \
+	do { \
+		if (!(condition)) { \
+			fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition); \
+			_exit(1); \
+		} \
+	} while (0)
+#define must_be(call, expected) \
+	do { \
+		int got_ = (int)(call); \
+		if (got_ != (int)(expected)) { \
+			fprintf(stderr, "%s:%d: %s gave %d\n", __FILE__, __LINE__, #call, got_); \
+			_exit(1); \
+		} \
+	} while (0)
+#define must_ok(call) must_be(call, CUDA_SUCCESS)
+
+static struct {
+#define CALL(symbol, name, version) __typeof__(symbol) *call_##symbol;
+#include "tests/shim/calls.def"
+} calls;
+#define cu(symbol) (calls.call_##symbol)
+
+/* ---- the ways in ---- */
+
+typedef CUresult proc1_fn(const char *, void **, int, cuuint64_t);
+typedef CUresult proc2_fn(const char *, void **, int, cuuint64_t, CUdriverProcAddressQueryResult *);
+
+static void *open_driver(void)
+{
+	void *library = dlopen("libcuda.so.1", RTLD_NOW);
+	if (!library) {
+		fprintf(stderr, "%s\n", dlerror());
+		_exit(1);
+	}
+	return library;
+}
+
+static void load_dlsym(void)
+{
+	void *library = open_driver();
+#define CALL(symbol, name, version) calls.call_##symbol = dlsym(library, #symbol);
+#include "tests/shim/calls.def"
+}
+
+static void load_proc1(void)
+{
+	proc1_fn *resolver = (proc1_fn *)dlsym(open_driver(), "cuGetProcAddress");
+	proc1_fn *again = NULL;
+	must_ok(resolver("cuGetProcAddress", (void **)&again, 11030, 0));
+#define CALL(symbol, name, version) must_ok(again(name, (void **)&calls.call_##symbol, version, 0));
+#include "tests/shim/calls.def"
+}
+
+/* As cudart does: one dlsym, an empty name, the resolver by itself, no status. */
+static void load_proc2(void)
+{
+	proc2_fn *resolver = (proc2_fn *)dlsym(open_driver(), "cuGetProcAddress_v2");
+	void *nothing = NULL;
+	proc2_fn *again = NULL;
+	proc1_fn *old = NULL;
+	resolver("", &nothing, 0, 0, NULL);
+	must_ok(resolver("cuGetProcAddress", (void **)&old, 11030, 0, NULL));
+	must_ok(resolver("cuGetProcAddress", (void **)&again, 12000, 0, NULL));
+	must((void *)old != (void *)again);
+	must(resolver("cuInit", NULL, 12000, 0, NULL) != CUDA_SUCCESS);
+#define CALL(symbol, name, version) \
+	must_ok(again(name, (void **)&calls.call_##symbol, version, 0, NULL));
+#include "tests/shim/calls.def"
+}
+
+static void load(const char *way)
+{
+	if (strcmp(way, "dlsym") == 0) {
+		load_dlsym();
+	} else if (strcmp(way, "proc1") == 0) {
+		load_proc1();
+	} else if (strcmp(way, "proc2") == 0) {
+		load_proc2();
+	} else {
+#ifdef LINKED
+#define CALL(symbol, name, version) calls.call_##symbol = symbol;
+#include "tests/shim/calls.def"
+#else
+		must(!"a way in");
+#endif
+	}
+#define CALL(symbol, name, version) must(calls.call_##symbol);
+#include "tests/shim/calls.def"
+}
+
+/* ---- help ---- */
+
+/* 0 without the shim. */
+static uint64_t shim_count(const char *name)
+{
+	uint64_t (*count)(const char *) = dlsym(RTLD_DEFAULT, "glake_shim_count");
+	return count ? count(name) : 0;
+}
+
+static CUcontext start(void)
+{
+	CUcontext ctx = NULL;
+	must_ok(cu(cuInit)(0));
+	must_ok(cu(cuDevicePrimaryCtxRetain)(&ctx, 0));
+	must_ok(cu(cuCtxSetCurrent)(ctx));
+	return ctx;
+}
+
+static void print_counts(void)
+{
+	printf("owned %llu passed %llu refused %llu connects %llu live %lld\n",
+	       (unsigned long long)shim_count("owned"), (unsigned long long)shim_count("passed"),
+	       (unsigned long long)shim_count("refused"),
+	       (unsigned long long)shim_count("connects"), (long long)shim_count("live_bytes"));
+	fflush(stdout);
+}
+
+static void wait_for_line(void)
+{
+	char line[64];
+	puts("ready");
+	fflush(stdout);
+	must(fgets(line, sizeof(line), stdin));
+}
+
+static CUdeviceptr alloc(size_t n_bytes)
+{
+	CUdeviceptr ptr = 0;
+	must_ok(cu(cuMemAlloc_v2)(&ptr, n_bytes));
+	must(ptr % 512 == 0);
+	return ptr;
+}
+
+static void fill(CUdeviceptr ptr, size_t n_bytes, unsigned seed)
+{
+	uint8_t *bytes = malloc(n_bytes);
+	for (size_t i = 0; i < n_bytes; i++) {
+		bytes[i] = (uint8_t)(seed * 31 + i * 7 + (i >> 8));
+	}
+	must_ok(cu(cuMemcpyHtoD_v2)(ptr, bytes, n_bytes));
+	free(bytes);
+}
+
+static void check(CUdeviceptr ptr, size_t n_bytes, unsigned seed)
+{
+	uint8_t *bytes = malloc(n_bytes);
+	must_ok(cu(cuMemcpyDtoH_v2)(bytes, ptr, n_bytes));
+	for (size_t i = 0; i < n_bytes; i++) {
+		must(bytes[i] == (uint8_t)(seed * 31 + i * 7 + (i >> 8)));
+	}
+	free(bytes);
+}
+
+static uint64_t attribute(CUpointer_attribute which, CUdeviceptr ptr)
+{
+	uint64_t value = 0;
+	must_ok(cu(cuPointerGetAttribute)(&value, which, ptr));
+	return value;
+}
+
+/* ---- scenarios ---- */
+
+static const size_t sizes[] = {1,         511,           512,         513,     4096,    100000,
+                               MIB - 512, MIB,           2 * MIB - 1, 2 * MIB, 3 * MIB, 5 * MIB + 1,
+                               20 * MIB,  2 * MIB - 512, 7,           12345};
+#define N_SIZES (sizeof(sizes) / sizeof(sizes[0]))
+
+static void check_facts(CUcontext ctx, CUdeviceptr ptr, size_t n_bytes)
+{
+	CUdeviceptr base = 0;
+	size_t range = 0;
+	must_ok(cu(cuMemGetAddressRange_v2)(&base, &range, ptr + n_bytes - 1));
+	must(base == ptr && range == n_bytes);
+	must_ok(cu(cuMemGetAddressRange_v2)(&base, NULL, ptr));
+	must(attribute(CU_POINTER_ATTRIBUTE_CONTEXT, ptr) == (uintptr_t)ctx);
+	must(attribute(CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, ptr + n_bytes / 2) == ptr);
+	must(attribute(CU_POINTER_ATTRIBUTE_RANGE_SIZE, ptr) == n_bytes);
+	must(attribute(CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES, ptr) == 0);
+	must(attribute(CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, ptr) == 0);
+	must((unsigned)attribute(CU_POINTER_ATTRIBUTE_MEMORY_TYPE, ptr) == CU_MEMORYTYPE_DEVICE);
+	must((unsigned)attribute(CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, ptr) == 0);
+	must(attribute(CU_POINTER_ATTRIBUTE_DEVICE_POINTER, ptr) == ptr);
+	must((unsigned)attribute(CU_POINTER_ATTRIBUTE_IS_MANAGED, ptr) == 0);
+
+	CUpointer_attribute which[] = {
+		CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_RANGE_SIZE,
+		CU_POINTER_ATTRIBUTE_CONTEXT, CU_POINTER_ATTRIBUTE_BUFFER_ID};
+	unsigned type = 0;
+	uint64_t size = 0;
+	CUcontext owner = NULL;
+	uint64_t id = 0;
+	void *data[] = {&type, &size, &owner, &id};
+	must_ok(cu(cuPointerGetAttributes)(4, which, data, ptr));
+	must(type == CU_MEMORYTYPE_DEVICE && size == n_bytes && owner == ctx);
+	must(id == attribute(CU_POINTER_ATTRIBUTE_BUFFER_ID, ptr) && id != 0);
+}
+
+static void basic(const char *argument)
+{
+	CUcontext ctx = start();
+	CUdeviceptr ptrs[N_SIZES];
+	uint64_t last_id = 0;
+	for (size_t i = 0; i < N_SIZES; i++) {
+		ptrs[i] = alloc(sizes[i]);
+		fill(ptrs[i], sizes[i], (unsigned)i);
+		check_facts(ctx, ptrs[i], sizes[i]);
+		uint64_t id = attribute(CU_POINTER_ATTRIBUTE_BUFFER_ID, ptrs[i]);
+		must(id != last_id);
+		last_id = id;
+	}
+	for (size_t i = 0; i < N_SIZES; i++) {
+		check(ptrs[i], sizes[i], (unsigned)i);
+	}
+	print_counts();
+	for (size_t i = 0; i < N_SIZES; i++) {
+		must_ok(cu(cuMemFree_v2)(ptrs[(i * 7) % N_SIZES]));
+	}
+	CUdeviceptr pitched = 0;
+	size_t pitch = 0;
+	must_ok(cu(cuMemAllocPitch_v2)(&pitched, &pitch, 1000, 10, 4));
+	must(pitch == 1024);
+	fill(pitched, pitch * 10, 3);
+	check(pitched, pitch * 10, 3);
+	must_ok(cu(cuMemFree_v2)(pitched));
+	must_ok(cu(cuMemFree_v2)(0));
+	print_counts();
+}
+
+/* What is wrong is wrong in the driver's words. */
+static void errors(const char *argument)
+{
+	CUdeviceptr ptr = 0;
+	size_t n_bytes = 0;
+	must(cu(cuMemAlloc_v2)(&ptr, 100) == CUDA_ERROR_NOT_INITIALIZED);
+	must_ok(cu(cuInit)(0));
+	must(cu(cuMemAlloc_v2)(&ptr, 100) == CUDA_ERROR_INVALID_CONTEXT);
+	start();
+	must_be(cu(cuMemAlloc_v2)(NULL, 100), CUDA_ERROR_INVALID_VALUE);
+	must_be(cu(cuMemAlloc_v2)(&ptr, 0), CUDA_ERROR_INVALID_VALUE);
+	must_be(cu(cuMemAlloc_v2)(&ptr, 1ull << 50), CUDA_ERROR_OUT_OF_MEMORY);
+	must_be(cu(cuMemAlloc_v2)(&ptr, ~(size_t)0), CUDA_ERROR_OUT_OF_MEMORY);
+	must(ptr == 0);
+	must_be(cu(cuMemAllocPitch_v2)(&ptr, &n_bytes, 0, 1, 4), CUDA_ERROR_INVALID_VALUE);
+	must_be(cu(cuMemAllocPitch_v2)(&ptr, &n_bytes, 8, 1, 5), CUDA_ERROR_INVALID_VALUE);
+	must_be(cu(cuMemAllocPitch_v2)(&ptr, &n_bytes, ~(size_t)0, 2, 4), CUDA_ERROR_OUT_OF_MEMORY);
+
+	CUdeviceptr small = alloc(1000);
+	CUdeviceptr large = alloc(4 * MIB);
+	must_be(cu(cuMemFree_v2)(small + 512), CUDA_ERROR_INVALID_VALUE);
+	must_be(cu(cuMemFree_v2)(large + 512), CUDA_ERROR_INVALID_VALUE);
+	must_be(cu(cuMemFree_v2)(large + 2 * MIB), CUDA_ERROR_INVALID_VALUE);
+	must_be(cu(cuMemFree_v2)(0x1234000), CUDA_ERROR_INVALID_VALUE);
+	fill(small, 1000, 1);
+	fill(large, 4 * MIB, 2);
+	check(small, 1000, 1);
+	check(large, 4 * MIB, 2);
+	must_ok(cu(cuMemFree_v2)(small));
+	must_ok(cu(cuMemFree_v2)(large));
+	must_be(cu(cuMemFree_v2)(small), CUDA_ERROR_INVALID_VALUE);
+	must_be(cu(cuMemFree_v2)(large), CUDA_ERROR_INVALID_VALUE);
+	must(cu(cuMemGetAddressRange_v2)(&ptr, &n_bytes, 0x1234000) != CUDA_SUCCESS);
+
+	/* The program's own cudaMalloc memory, freed in stream order. */
+	CUstream stream;
+	must_ok(cu(cuStreamCreate)(&stream, 0));
+	large = alloc(4 * MIB);
+	must_ok(cu(cuMemsetD8Async)(large, 1, 4 * MIB, stream));
+	must_ok(cu(cuMemFreeAsync)(large, stream));
+	must_ok(cu(cuStreamSynchronize)(stream));
+	must_be(cu(cuMemFree_v2)(large), CUDA_ERROR_INVALID_VALUE);
+	print_counts();
+}
+
+static void *churn_thread(void *argument)
+{
+	enum { N_LIVE = 24 };
+	uint64_t random = (uintptr_t)argument * 0x9e3779b97f4a7c15ull + 1;
+	CUdeviceptr ptrs[N_LIVE] = {0};
+	uint8_t marks[N_LIVE];
+	size_t n_bytes[N_LIVE];
+	CUcontext ctx = NULL;
+	CUstream stream;
+	must_ok(cu(cuDevicePrimaryCtxRetain)(&ctx, 0));
+	must_ok(cu(cuCtxSetCurrent)(ctx));
+	must_ok(cu(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING));
+	for (int round = 0; round < 300; round++) {
+		random = random * 6364136223846793005ull + 1442695040888963407ull;
+		unsigned at = (unsigned)(random >> 33) % N_LIVE;
+		if (ptrs[at]) {
+			uint8_t ends[2];
+			must_ok(cu(cuMemcpyDtoHAsync_v2)(&ends[0], ptrs[at], 1, stream));
+			must_ok(cu(cuMemcpyDtoHAsync_v2)(&ends[1], ptrs[at] + n_bytes[at] - 1, 1,
+			                                 stream));
+			must_ok(cu(cuStreamSynchronize)(stream));
+			must(ends[0] == marks[at] && ends[1] == marks[at]);
+			must_ok(cu(cuMemFree_v2)(ptrs[at]));
+			ptrs[at] = 0;
+		} else {
+			n_bytes[at] = random >> 60 ? 1 + (random >> 20) % 60000
+			                           : 2 * MIB + (random >> 20) % (2 * MIB);
+			marks[at] = (uint8_t)(random >> 50);
+			must_ok(cu(cuMemAlloc_v2)(&ptrs[at], n_bytes[at]));
+			must_ok(cu(cuMemsetD8Async)(ptrs[at], marks[at], n_bytes[at], stream));
+			must_ok(cu(cuStreamSynchronize)(stream));
+		}
+	}
+	for (int at = 0; at < N_LIVE; at++) {
+		must_ok(cu(cuMemFree_v2)(ptrs[at]));
+	}
+	return NULL;
+}
+
+static void threads(const char *argument)
+{
+	pthread_t ids[12];
+	start();
+	for (uintptr_t i = 0; i < 12; i++) {
+		must(pthread_create(&ids[i], NULL, churn_thread, (void *)i) == 0);
+	}
+	for (int i = 0; i < 12; i++) {
+		pthread_join(ids[i], NULL);
+	}
+	print_counts();
+}
+
+/* 20 MiB of the device at a time until it says no. Prints what it got and what it was told. */
+static void greedy(const char *argument)
+{
+	size_t step = (size_t)atoll(argument);
+	size_t free_bytes, total_bytes;
+	size_t got = 0;
+	CUdeviceptr ptr;
+	start();
+	must_ok(cu(cuMemGetInfo_v2)(&free_bytes, &total_bytes));
+	size_t told = 0;
+	must_ok(cu(cuDeviceTotalMem_v2)(&told, 0));
+	printf("free %zu total %zu device %zu\n", free_bytes, total_bytes, told);
+	CUresult result;
+	while ((result = cu(cuMemAlloc_v2)(&ptr, step)) == CUDA_SUCCESS) {
+		got += step;
+	}
+	must_be(result, CUDA_ERROR_OUT_OF_MEMORY);
+	must_ok(cu(cuMemGetInfo_v2)(&free_bytes, &total_bytes));
+	printf("got %zu free %zu\n", got, free_bytes);
+	print_counts();
+}
+
+/* The child of a process without CUDA may use it; that of one with CUDA may not, but lives. */
+static void forks(const char *argument)
+{
+	int status;
+	pid_t pid = fork();
+	if (pid == 0) {
+		basic(NULL);
+		fflush(stdout);
+		_exit(0);
+	}
+	must(waitpid(pid, &status, 0) == pid && status == 0);
+	start();
+	CUdeviceptr mine = alloc(3 * MIB);
+	fill(mine, 3 * MIB, 5);
+	pid = fork();
+	if (pid == 0) {
+		CUdeviceptr ptr = 0;
+		must(cu(cuMemAlloc_v2)(&ptr, 100) != CUDA_SUCCESS);
+		must(cu(cuMemFree_v2)(mine) != CUDA_SUCCESS);
+		_exit(0);
+	}
+	must(waitpid(pid, &status, 0) == pid && status == 0);
+	check(mine, 3 * MIB, 5);
+	must_ok(cu(cuMemFree_v2)(mine));
+	print_counts();
+}
+
+/* Others fork while threads allocate. */
+static void storm(const char *argument)
+{
+	pthread_t ids[6];
+	start();
+	for (uintptr_t i = 0; i < 6; i++) {
+		must(pthread_create(&ids[i], NULL, churn_thread, (void *)i) == 0);
+	}
+	for (int i = 0; i < 20; i++) {
+		int status;
+		pid_t pid = fork();
+		if (pid == 0) {
+			CUdeviceptr ptr = 0;
+			must(cu(cuMemAlloc_v2)(&ptr, 100) != CUDA_SUCCESS);
+			_exit(0);
+		}
+		must(pid > 0 && waitpid(pid, &status, 0) == pid && status == 0);
+	}
+	for (int i = 0; i < 6; i++) {
+		pthread_join(ids[i], NULL);
+	}
+	print_counts();
+}
+
+/* Allocates at each line; the test does things to glaked meanwhile. */
+static void steps(const char *argument)
+{
+	CUdeviceptr ptrs[8];
+	int n = atoi(argument);
+	start();
+	for (int i = 0; i < n; i++) {
+		CUresult result = cu(cuMemAlloc_v2)(&ptrs[i], 6 * MIB);
+		printf("result %d ", (int)result);
+		if (result == CUDA_SUCCESS) {
+			fill(ptrs[i], 6 * MIB, (unsigned)i);
+		} else {
+			ptrs[i] = 0;
+		}
+		print_counts();
+		wait_for_line();
+	}
+	for (int i = 0; i < n; i++) {
+		if (ptrs[i]) {
+			check(ptrs[i], 6 * MIB, (unsigned)i);
+			must_ok(cu(cuMemFree_v2)(ptrs[i]));
+		}
+	}
+	print_counts();
+}
+
+static int slow_ran;
+
+static void CUDA_CB run_slowly(void *user)
+{
+	usleep(100000);
+	__atomic_store_n(&slow_ran, 1, __ATOMIC_SEQ_CST);
+}
+
+/* cuMemFree() waits for what runs. */
+static void waits(const char *argument)
+{
+	CUstream stream;
+	start();
+	must_ok(cu(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING));
+	for (int i = 0; i < 2; i++) {
+		CUdeviceptr ptr = alloc(i ? 1000 : 4 * MIB);
+		__atomic_store_n(&slow_ran, 0, __ATOMIC_SEQ_CST);
+		must_ok(cu(cuLaunchHostFunc)(stream, run_slowly, NULL));
+		must_ok(cu(cuMemsetD8Async)(ptr, 1, 1000, stream));
+		must_ok(cu(cuMemFree_v2)(ptr));
+		must(__atomic_load_n(&slow_ran, __ATOMIC_SEQ_CST));
+	}
+}
+
+/* Memory of a context goes with it. */
+static void resets(const char *argument)
+{
+	start();
+	for (int i = 0; i < 3; i++) {
+		CUdeviceptr large = alloc(30 * MIB);
+		CUdeviceptr small = alloc(1000);
+		must_ok(cu(cuDevicePrimaryCtxReset_v2)(0));
+		start();
+		must(cu(cuMemFree_v2)(large) != CUDA_SUCCESS);
+		must(cu(cuMemFree_v2)(small) != CUDA_SUCCESS);
+	}
+	print_counts();
+}
+
+/* Device 1 reads and writes what device 0 has and will have. */
+static void peers(const char *argument)
+{
+	CUcontext zero = start();
+	CUcontext one = NULL;
+	CUdeviceptr before = alloc(4 * MIB);
+	must_ok(cu(cuDevicePrimaryCtxRetain)(&one, 1));
+	must_ok(cu(cuCtxSetCurrent)(one));
+	must_ok(cu(cuCtxEnablePeerAccess)(zero, 0));
+	must_be(cu(cuCtxEnablePeerAccess)(zero, 0), CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED);
+	must_ok(cu(cuCtxSetCurrent)(zero));
+	CUdeviceptr after = alloc(4 * MIB);
+	fill(after, 4 * MIB, 1);
+	must_ok(cu(cuCtxSetCurrent)(one));
+	CUstream stream;
+	must_ok(cu(cuStreamCreate)(&stream, 0));
+	must_ok(cu(cuMemcpyDtoDAsync_v2)(before, after, 4 * MIB, stream));
+	must_ok(cu(cuStreamSynchronize)(stream));
+	unsigned flags = 0;
+	must_ok(cu(cuPointerGetAttribute)(&flags, CU_POINTER_ATTRIBUTE_ACCESS_FLAGS, after));
+	must(flags == CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE);
+	must_ok(cu(cuPointerGetAttribute)(&flags, CU_POINTER_ATTRIBUTE_ACCESS_FLAGS, before));
+	must(flags == CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE);
+	must_ok(cu(cuCtxSetCurrent)(zero));
+	check(before, 4 * MIB, 1);
+	must_ok(cu(cuMemFree_v2)(before));
+	must_ok(cu(cuMemFree_v2)(after));
+}
+
+/* No GPU, no driver: what a program without CUDA's driver expects. */
+static void nothing(const char *argument)
+{
+	printf("init %d\n", (int)cu(cuInit)(0));
+}
+
+static const struct {
+	const char *name;
+	void (*run)(const char *argument);
+} scenarios[] = {
+	{"basic", basic},   {"errors", errors}, {"threads", threads}, {"greedy", greedy},
+	{"forks", forks},   {"storm", storm},   {"steps", steps},     {"waits", waits},
+	{"resets", resets}, {"peers", peers},   {"nothing", nothing},
+};
+
+int main(int argc, char **argv)
+{
+	must(argc >= 3);
+	load(argv[1]);
+	for (size_t i = 0; i < sizeof(scenarios) / sizeof(scenarios[0]); i++) {
+		if (strcmp(scenarios[i].name, argv[2]) == 0) {
+			scenarios[i].run(argc > 3 ? argv[3] : "");
+			return 0;
+		}
+	}
+	fprintf(stderr, "no scenario %s\n", argv[2]);
+	return 1;
+}

@@ -1,0 +1,186 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The shim's parts that stand alone: the list of hooks, small allocations, which programs to run. */
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "proto/cleanup.h"
+#include "shim/run/program.h"
+#include "shim/slab.h"
+#include "tests/check_glake.h"
+
+/* ---- coverage --------------------------------------------------------------------------------- */
+
+static const char *const names[] = {
+#define NAME(symbol, number) #symbol,
+#include "shim/names.def"
+#undef NAME
+};
+
+static const char *const classified[] = {
+#define HOOK(symbol, prototype, class, version, flags) #symbol,
+#define PASS(symbol, class) #symbol,
+#include "shim/hooks.def"
+};
+
+static bool is_in(const char *name, const char *const *list, size_t n)
+{
+	for (size_t i = 0; i < n; i++) {
+		if (strcmp(name, list[i]) == 0) {
+			return true;
+		}
+	}
+	return false;
+}
+
+/* By its name: does it make, free, name, map or pass on memory? Copies and sets do not. */
+static bool is_about_memory(const char *name)
+{
+	static const char *const not [] = {"Memcpy",         "Memset",    "cuStreamBatchMemOp",
+	                                   "BatchMemOpNode", "SharedMem", "MemAdviseNode",
+	                                   "DynamicSMem"};
+	static const char *const about[] = {
+		"Mem",           "Alloc",       "Pool",          "Ipc",
+		"PointerGet",    "PointerSet",  "Multicast",     "MappedBuffer",
+		"MappedPointer", "ArrayCreate", "Array3DCreate", "ArrayDestroy",
+		"StreamAttach",  "ModuleLoad",  "LibraryLoad",   "TotalMem"};
+	static const char *const neither[] = {"cuLogsDumpToMemory"};
+	for (size_t i = 0; i < n_elements(not ); i++) {
+		if (strstr(name, not [i]) && !strstr(name, "MemAlloc")) {
+			return false;
+		}
+	}
+	for (size_t i = 0; i < n_elements(about); i++) {
+		if (strstr(name, about[i]) && !is_in(name, neither, n_elements(neither))) {
+			return true;
+		}
+	}
+	return false;
+}
+
+/* A new toolkit may bring calls: each has to be thought about, and put into hooks.def. */
+START_TEST(every_memory_call_is_classified)
+{
+	unsigned n_about = 0;
+	for (size_t i = 0; i < n_elements(names); i++) {
+		bool is_about = is_about_memory(names[i]);
+		n_about += is_about;
+		ck_assert_msg(!is_about || is_in(names[i], classified, n_elements(classified)),
+		              "%s is not in shim/hooks.def", names[i]);
+	}
+	ck_assert_uint_gt(n_about, 80);
+}
+END_TEST
+
+START_TEST(nothing_is_classified_twice_or_unknown)
+{
+	for (size_t i = 0; i < n_elements(classified); i++) {
+		ck_assert_msg(
+			!is_in(classified[i], classified + i + 1, n_elements(classified) - i - 1),
+			"%s is twice in shim/hooks.def", classified[i]);
+	}
+}
+END_TEST
+
+/* ---- slabs ------------------------------------------------------------------------------------ */
+
+START_TEST(a_slab_is_cut_and_healed)
+{
+	struct slab_bins bins = {0};
+	struct slab *slab = slab_new(&bins, 0x200000, NULL);
+	ck_assert_ptr_nonnull(slab);
+	struct slab_block *a = slab_take(&bins, 1);
+	struct slab_block *b = slab_take(&bins, 513);
+	struct slab_block *c = slab_take(&bins, 1 << 20);
+	ck_assert_uint_eq(slab_block_address(a), 0x200000);
+	ck_assert_uint_eq(slab_block_address(b), 0x200200);
+	ck_assert_uint_eq(slab_block_address(c), 0x200600);
+	ck_assert_ptr_null(slab_take(&bins, 1 << 20));
+	ck_assert(slab_is_valid(slab));
+	ck_assert_ptr_eq(slab_find(slab, 0x2005ff), b);
+	ck_assert_ptr_eq(slab_find(slab, 0x200600), c);
+	ck_assert_ptr_eq(slab_find(slab, 0x200600 + (1 << 20) - 1), c);
+	slab_give(&bins, b);
+	ck_assert(slab_is_valid(slab));
+	slab_give(&bins, a);
+	ck_assert(slab_is_valid(slab));
+	slab_give(&bins, c);
+	ck_assert(slab_is_valid(slab));
+	ck_assert_uint_eq(slab->n_used, 0);
+	/* All of it in one piece again. */
+	c = slab_take(&bins, SLAB_BYTES);
+	ck_assert_ptr_nonnull(c);
+	ck_assert_ptr_eq(slab_find(slab, 0x200000 + SLAB_BYTES - 1), c);
+	slab_free(&bins, slab);
+	ck_assert_uint_eq(bins.filled, 0);
+}
+END_TEST
+
+START_TEST(slabs_hold_under_churn)
+{
+	enum { N_SLABS = 3, N_LIVE = 400 };
+	struct slab_bins bins = {0};
+	struct slab *slabs[N_SLABS];
+	struct slab_block *live[N_LIVE] = {0};
+	uint64_t random = 1;
+	for (int i = 0; i < N_SLABS; i++) {
+		slabs[i] = slab_new(&bins, (uint64_t)(i + 1) * 0x10000000, NULL);
+	}
+	for (int round = 0; round < 20000; round++) {
+		random = random * 6364136223846793005ull + 1442695040888963407ull;
+		struct slab_block **at = &live[(random >> 33) % N_LIVE];
+		if (*at) {
+			slab_give(&bins, *at);
+			*at = NULL;
+		} else {
+			uint64_t n_bytes = 1 + (random >> 20) % (1u << ((random >> 50) % 20));
+			*at = slab_take(&bins, n_bytes);
+			ck_assert(!*at || (uint64_t)(*at)->n_units * SLAB_UNIT_BYTES >= n_bytes);
+		}
+		if (round % 100 == 0) {
+			for (int i = 0; i < N_SLABS; i++) {
+				ck_assert(slab_is_valid(slabs[i]));
+			}
+		}
+	}
+	for (int i = 0; i < N_LIVE; i++) {
+		if (live[i]) {
+			slab_give(&bins, live[i]);
+		}
+	}
+	for (int i = 0; i < N_SLABS; i++) {
+		ck_assert(slab_is_valid(slabs[i]));
+		ck_assert_uint_eq(slabs[i]->n_used, 0);
+		slab_free(&bins, slabs[i]);
+	}
+	ck_assert_uint_eq(bins.filled, 0);
+}
+END_TEST
+
+/* ---- programs to run -------------------------------------------------------------------------- */
+
+START_TEST(programs_are_found_as_execvp_does)
+{
+	char path[PATH_MAX];
+	const char *why = NULL;
+	setenv("PATH", "/nowhere:/bin:/usr/bin", 1);
+	ck_assert_int_eq(program_find("sh", path), 0);
+	ck_assert_str_eq(path, "/bin/sh");
+	ck_assert(program_takes_preload(path, &why));
+	ck_assert_int_eq(program_find("no-such-program", path), -ENOENT);
+	ck_assert_int_eq(program_find("/etc/passwd", path), -EACCES);
+	ck_assert_int_eq(program_find("/etc", path), -EACCES);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("shim parts");
+	suite_add(suite, every_memory_call_is_classified);
+	suite_add(suite, nothing_is_classified_twice_or_unknown);
+	suite_add(suite, a_slab_is_cut_and_healed);
+	suite_add(suite, slabs_hold_under_churn);
+	suite_add(suite, programs_are_found_as_execvp_does);
+	return suite_run(suite);
+}
