@@ -27,7 +27,8 @@ class Install(unittest.TestCase):
             done = run("deploy/install", BUILD, root, "/opt/glake", env={**os.environ, **more})
             self.assertEqual(done.returncode, 0, done.stderr)
             tree = root + "/opt/glake/"
-            for path in ("bin/glaked", "bin/glake-mover", "bin/glakectl", "include/glake.h",
+            for path in ("bin/glaked", "bin/glake-mover", "bin/glakectl", "bin/glake",
+                         "lib/glake/libglake-shim.so", "include/glake.h",
                          "lib/libglake-client.so.1.2.3", "share/man/man1/glakectl.1"):
                 self.assertTrue(os.path.isfile(tree + path), path)
             self.assertEqual(os.readlink(tree + "lib/libglake-client.so"), "libglake-client.so.0")
