@@ -14,6 +14,8 @@ static struct {
 	int names[MAX_NOTES];
 } ran;
 
+/* The gated work has begun: what is submitted from here on queues up behind it. */
+static atomic_bool is_at_gate;
 static unsigned n_done;
 static uv_loop_t loop;
 static struct worker worker;
@@ -31,6 +33,7 @@ static void run_note(struct work *work)
 {
 	struct note *note = container_of(work, struct note, work);
 	if (note->gate) {
+		atomic_store(&is_at_gate, true);
 		uv_sem_wait(note->gate);
 	}
 	if (note->catches_up) {
@@ -49,6 +52,17 @@ static void submit(int name, bool is_lazy)
 	notes[name].name = name;
 	(is_lazy ? worker_submit_lazy : worker_submit)(&worker, &notes[name].work, run_note,
 	                                               count_done);
+}
+
+/* Number 0 keeps the worker busy until @gate opens. */
+static void submit_gated(uv_sem_t *gate)
+{
+	uv_sem_init(gate, 0);
+	notes[0].gate = gate;
+	submit(0, false);
+	while (!atomic_load(&is_at_gate)) {
+		uv_sleep(1);
+	}
 }
 
 static void begin(void)
@@ -86,10 +100,8 @@ END_TEST
 START_TEST(lazy_work_lets_the_other_pass)
 {
 	uv_sem_t gate;
-	uv_sem_init(&gate, 0);
 	begin();
-	notes[0].gate = &gate;
-	submit(0, false);
+	submit_gated(&gate);
 	submit(1, true);
 	submit(2, true);
 	submit(3, false);
@@ -114,10 +126,8 @@ END_TEST
 START_TEST(who_needs_it_catches_up)
 {
 	uv_sem_t gate;
-	uv_sem_init(&gate, 0);
 	begin();
-	notes[0].gate = &gate;
-	submit(0, false);
+	submit_gated(&gate);
 	submit(1, true);
 	submit(2, true);
 	notes[3].catches_up = true;
@@ -135,10 +145,8 @@ END_TEST
 START_TEST(lazy_work_does_not_pile_up)
 {
 	uv_sem_t gate;
-	uv_sem_init(&gate, 0);
 	begin();
-	notes[0].gate = &gate;
-	submit(0, false);
+	submit_gated(&gate);
 	for (unsigned i = 1; i <= WORKER_MAX_LAZY + 2; i++) {
 		submit((int)i, true);
 	}
