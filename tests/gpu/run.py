@@ -95,10 +95,12 @@ class Daemon:
         return text
 
 
-def script(daemon, name, *arguments):
-    out = subprocess.run([sys.executable, os.path.join(HERE, name), *arguments],
-                         env=daemon.environment if daemon else None, capture_output=True,
-                         text=True, check=False)
+def script(daemon, name, *arguments, visible=None):
+    environment = dict(daemon.environment if daemon else os.environ)
+    if visible is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = str(visible)
+    out = subprocess.run([sys.executable, os.path.join(HERE, name), *arguments], env=environment,
+                         capture_output=True, text=True, check=False)
     lines = [line for line in out.stdout.splitlines() if line.startswith("{")]
     if not lines:
         print(out.stdout[-2000:], out.stderr[-3000:], flush=True)
@@ -216,13 +218,26 @@ def llama(folder):
     daemon.stop()
 
 
+def devices(base):
+    """Every GPU has its own copy, and programs that see only one of them call it number 0."""
+    daemon = Daemon()
+    count = len(daemon.ctl("status")["devices"])
+    for number in range(count):
+        result = script(daemon, "load.py", "glake", base, "--check", visible=number)
+        expect(result and result["equal"], f"tensors on device {number} differ")
+    held = [device["block_bytes"] for device in daemon.ctl("status")["devices"]]
+    expect(all(held) and len(set(held)) == 1, f"block bytes per device: {held}")
+    row("devices, each with its copy, renumbered", count)
+    daemon.stop()
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", default=os.path.join(tempfile.gettempdir(), "glake-models"))
     parser.add_argument("--out")
     parser.add_argument("--layers", default="32")
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--skip", default="", help="comma list: peers,load,sharing,llama,bench")
+    parser.add_argument("--skip", default="", help="comma list: llama,load,devices,sharing,bench,peers")
     options = parser.parse_args()
     skip = set(options.skip.split(","))
     base = os.path.join(options.models, "base.safetensors")
@@ -234,6 +249,7 @@ def main():
         print(f"# models written in {time.perf_counter() - start:.0f} s", flush=True)
     steps = [("llama", lambda: llama(options.models)), ("load", lambda: first_loads(base,
                                                                                     options.runs)),
+             ("devices", lambda: devices(base)),
              ("sharing", lambda: sharing(base, tune, options.runs)),
              ("bench", lambda: [bench_program(None, "bench_digest"),
                                 bench_program(None, "bench_alloc")]),
