@@ -472,6 +472,10 @@ static void on_packet(struct conn *conn, const uint8_t *bytes, size_t n_bytes, s
 {
 	struct mover_process *process = container_of(conn, struct mover_process, conn);
 	struct mover_link *link = process->link;
+	if (process->was_killed) {
+		/* Nothing more of what it says is believed. */
+		return;
+	}
 	report_t *report = glake__mover__report__unpack(NULL, n_bytes, bytes);
 	int r = -EPROTO;
 	if (report) {

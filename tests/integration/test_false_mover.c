@@ -1,0 +1,342 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A glake-mover that is not one: it says what it must not say, or claims what no honest one can
+ * bring about, like two contents of one digest. glaked ends it, or keeps apart what is not equal.
+ *
+ * This program is that mover too, when it is started as one; $FALSE_MOVER says what it does.
+ */
+#include "proto/mover.pb-c.h"
+#include "proto/wire.h"
+#include "tests/integration/bad_day.h"
+
+#define TENSOR_BYTES 1000u
+
+typedef Glake__Mover__Report report_t;
+
+/* ---- the mover ------------------------------------------------------------------------------- */
+
+static const char *deed;
+
+static bool does(const char *what)
+{
+	return strcmp(deed, what) == 0;
+}
+
+static void say(uint64_t job, report_t *report)
+{
+	uint8_t bytes[4096];
+	report->job = job;
+	size_t n_bytes = glake__mover__report__pack(report, bytes);
+	if (wire_send(3, bytes, n_bytes, NULL, 0, 0) != 0) {
+		_exit(0);
+	}
+}
+
+static void say_tensor(uint64_t job, uint64_t offset, uint64_t n_bytes)
+{
+	report_t report = GLAKE__MOVER__REPORT__INIT;
+	Glake__Mover__PlanTensors page = GLAKE__MOVER__PLAN_TENSORS__INIT;
+	Glake__Mover__PlanTensor tensor = GLAKE__MOVER__PLAN_TENSOR__INIT;
+	Glake__Mover__PlanTensor *list[] = {&tensor};
+	tensor.name = (char *)"w";
+	tensor.dtype = GLAKE_U8;
+	tensor.shape = &n_bytes;
+	tensor.n_shape = 1;
+	tensor.offset = offset;
+	tensor.bytes = n_bytes;
+	page.tensors = list;
+	page.n_tensors = 1;
+	report.body_case = GLAKE__MOVER__REPORT__BODY_PLAN_TENSORS;
+	report.plan_tensors = &page;
+	say(job, &report);
+}
+
+static void say_block(uint64_t job, uint64_t n_bytes)
+{
+	report_t report = GLAKE__MOVER__REPORT__INIT;
+	Glake__Mover__PlanBlocks page = GLAKE__MOVER__PLAN_BLOCKS__INIT;
+	page.content_bytes = &n_bytes;
+	page.n_content_bytes = 1;
+	report.body_case = GLAKE__MOVER__REPORT__BODY_PLAN_BLOCKS;
+	report.plan_blocks = &page;
+	say(job, &report);
+}
+
+static void say_plan_end(uint64_t job)
+{
+	report_t report = GLAKE__MOVER__REPORT__INIT;
+	Glake__Mover__PlanEnd end = GLAKE__MOVER__PLAN_END__INIT;
+	report.body_case = GLAKE__MOVER__REPORT__BODY_PLAN_END;
+	report.plan_end = &end;
+	say(job, &report);
+}
+
+/* Of the same digest, whatever it is. */
+static void say_loaded(uint64_t job, uint64_t block, size_t n_digest_bytes)
+{
+	static uint8_t digest[16] = "sixteen letters";
+	report_t report = GLAKE__MOVER__REPORT__INIT;
+	Glake__Mover__BlockLoaded loaded = GLAKE__MOVER__BLOCK_LOADED__INIT;
+	loaded.block = block;
+	loaded.digest.data = digest;
+	loaded.digest.len = n_digest_bytes;
+	report.body_case = GLAKE__MOVER__REPORT__BODY_BLOCK_LOADED;
+	report.block_loaded = &loaded;
+	say(job, &report);
+}
+
+static void say_done(uint64_t job)
+{
+	report_t report = GLAKE__MOVER__REPORT__INIT;
+	Glake__Mover__LoadDone done = GLAKE__MOVER__LOAD_DONE__INIT;
+	report.body_case = GLAKE__MOVER__REPORT__BODY_LOAD_DONE;
+	report.load_done = &done;
+	say(job, &report);
+}
+
+static void say_failed(uint64_t job, uint32_t status)
+{
+	report_t report = GLAKE__MOVER__REPORT__INIT;
+	Glake__Mover__Failed failed = GLAKE__MOVER__FAILED__INIT;
+	failed.status = status;
+	failed.error = (char *)"for no reason";
+	report.body_case = GLAKE__MOVER__REPORT__BODY_FAILED;
+	report.failed = &failed;
+	say(job, &report);
+}
+
+static void say_compared(uint64_t job, bool equal)
+{
+	report_t report = GLAKE__MOVER__REPORT__INIT;
+	Glake__Mover__Compared compared = GLAKE__MOVER__COMPARED__INIT;
+	compared.equal = equal;
+	report.body_case = GLAKE__MOVER__REPORT__BODY_COMPARED;
+	report.compared = &compared;
+	say(job, &report);
+}
+
+static void on_load_start(uint64_t job)
+{
+	if (does("says nothing understandable")) {
+		wire_send(3, "\xff\xff\xff\xff", 4, NULL, 0, 0);
+		return;
+	}
+	if (does("exits")) {
+		_exit(0);
+	}
+	if (does("fails with success")) {
+		say_failed(job, 0);
+		return;
+	}
+	if (does("fails with what is no status")) {
+		say_failed(job, 4000000000u);
+		return;
+	}
+	if (does("is done before the plan")) {
+		say_done(job);
+		return;
+	}
+	if (does("compares a load")) {
+		say_compared(job, true);
+		return;
+	}
+	if (does("speaks of other jobs")) {
+		say_done(job + 1000);
+		say_failed(job + 1001, 3);
+	}
+	say_tensor(job, does("puts a tensor outside") ? UINT64_MAX - 10 : 0, TENSOR_BYTES);
+	say_block(job, does("makes a block too large") ? UINT64_MAX : TENSOR_BYTES);
+	if (does("makes an empty block")) {
+		say_block(job, 0);
+	}
+	say_plan_end(job);
+	if (does("plans twice")) {
+		say_plan_end(job);
+	}
+	if (does("plans afterwards")) {
+		say_tensor(job, 0, 1);
+	}
+	if (does("loads before it is granted")) {
+		say_loaded(job, 0, 16);
+	}
+}
+
+static void on_grant(uint64_t job)
+{
+	if (does("exits with chunks")) {
+		_exit(1);
+	}
+	if (does("is done too early")) {
+		say_done(job);
+		return;
+	}
+	say_loaded(job, does("loads what is not there") ? 1 : 0, does("cuts a digest") ? 15 : 16);
+	if (does("loads twice")) {
+		say_loaded(job, 0, 16);
+	}
+	say_done(job);
+}
+
+static void mover_main(void)
+{
+	static uint8_t bytes[GLAKE_MAX_PACKET_BYTES];
+	struct fdlist fds;
+	size_t n_bytes;
+	deed = getenv("FALSE_MOVER");
+	fdlist_init(&fds);
+	while (wire_recv(3, bytes, sizeof(bytes), &n_bytes, &fds, 0) == 0) {
+		Glake__Mover__Order *order = glake__mover__order__unpack(NULL, n_bytes, bytes);
+		fdlist_deinit(&fds);
+		switch (order->body_case) {
+		case GLAKE__MOVER__ORDER__BODY_LOAD_START:
+			on_load_start(order->job);
+			break;
+		case GLAKE__MOVER__ORDER__BODY_GRANT:
+			on_grant(order->job);
+			break;
+		case GLAKE__MOVER__ORDER__BODY_COMPARE:
+			say_compared(order->job, false);
+			break;
+		default:
+			break;
+		}
+		glake__mover__order__free_unpacked(order, NULL);
+	}
+	_exit(0);
+}
+
+/* ---- the tests ------------------------------------------------------------------------------- */
+
+static char mover_deed[128];
+
+static void begin(const char *what)
+{
+	static char config[600];
+	static const char *env[] = {mover_deed, NULL};
+	char self[400];
+	ssize_t n = readlink("/proc/self/exe", self, sizeof(self) - 1);
+	ck_assert_int_gt(n, 0);
+	self[n] = '\0';
+	snprintf(config, sizeof(config), DAY_CONFIG "mover_path = \"%s\";", self);
+	snprintf(mover_deed, sizeof(mover_deed), "FALSE_MOVER=%s", what);
+	harness_start(&harness, &(struct harness_options){
+					.config = config, .devices = "1x64MiB", .env = env});
+	day_set_environment();
+	eye = day_connect_blind();
+	books_before = day_books();
+}
+
+static void end(void)
+{
+	glake_disconnect(eye);
+	harness_stop(&harness);
+}
+
+START_TEST(nonsense_ends_the_load_and_nothing_else)
+{
+	static const struct {
+		const char *deed;
+		int code;
+	} deeds[] = {
+		{"says nothing understandable", GLAKE_E_MOVER},
+		{"exits", GLAKE_E_MOVER},
+		{"exits with chunks", GLAKE_E_MOVER},
+		{"fails with success", GLAKE_E_INTERNAL},
+		{"fails with what is no status", GLAKE_E_INTERNAL},
+		{"is done before the plan", GLAKE_E_INTERNAL},
+		{"is done too early", GLAKE_E_INTERNAL},
+		{"compares a load", GLAKE_E_MOVER},
+		{"puts a tensor outside", GLAKE_E_MOVER},
+		{"makes a block too large", GLAKE_E_MOVER},
+		{"makes an empty block", GLAKE_E_MOVER},
+		{"plans twice", GLAKE_E_MOVER},
+		{"plans afterwards", GLAKE_E_MOVER},
+		{"loads before it is granted", GLAKE_E_MOVER},
+		{"loads what is not there", GLAKE_E_MOVER},
+		{"cuts a digest", GLAKE_E_MOVER},
+		{"loads twice", GLAKE_E_MOVER},
+		{"speaks of other jobs", 0},
+	};
+	ck_assert_uint_eq(n_elements(deeds), 18);
+	struct glake_model *model;
+	begin(deeds[_i].deed);
+	const char *path = day_write_model("m.safetensors", TENSOR_BYTES, 1);
+	struct glake_session *session = day_connect_blind();
+	/* More often than the device has room for, were it lost each time. */
+	for (int i = 0; i < 40; i++) {
+		int r = day_open_unmapped(session, path, &model);
+		ck_assert_msg(r == deeds[_i].code, "%s: %d %s", deeds[_i].deed, r, glake_error());
+	}
+	assert_ok(glake_ping(session));
+	glake_disconnect(session);
+	uint64_t since_ms = harness_now_ms();
+	do {
+		assert_ok(glake_evict(eye, NULL, NULL, NULL));
+	} while (!day_books_are(&books_before, since_ms));
+	end();
+}
+END_TEST
+
+struct twins {
+	unsigned n;
+	struct glake_digest digests[8];
+	uint64_t ids[8];
+};
+
+static int note_twin(void *user, const struct glake_block_row *row)
+{
+	struct twins *twins = user;
+	twins->digests[twins->n] = row->digest;
+	twins->ids[twins->n++] = row->id;
+	return 0;
+}
+
+/* The digest alone is never believed: contents that compare unequal stay two. */
+START_TEST(twins_of_one_digest_are_kept_apart)
+{
+	struct glake_model *models[3];
+	struct twins twins = {0};
+	struct glake_block *block;
+	begin("claims one digest for all");
+	struct glake_session *session = day_connect();
+	for (unsigned i = 0; i < 3; i++) {
+		char name[32];
+		snprintf(name, sizeof(name), "m%u.safetensors", i);
+		assert_ok(day_open_unmapped(session, day_write_model(name, TENSOR_BYTES, i),
+		                            &models[i]));
+		ck_assert_uint_eq(day_info(models[i]).deduplicated_bytes, 0);
+	}
+	ck_assert_uint_eq(day_books().block_bytes, 3 * 2 * MIB);
+	ck_assert_uint_eq(day_metric("blocks_collapsed"), 0);
+	assert_ok(glake_list_blocks(eye, note_twin, &twins));
+	ck_assert_uint_eq(twins.n, 3);
+	ck_assert_mem_eq(&twins.digests[0], &twins.digests[2], sizeof(twins.digests[0]));
+	ck_assert_uint_ne(twins.ids[0], twins.ids[1]);
+	ck_assert_uint_eq(harness_n_log_lines(&harness, "two different contents"), 2);
+	/* The first goes: nobody takes the digest over, and everybody can go. */
+	glake_model_close(models[0]);
+	assert_ok(glake_evict(session, NULL, NULL, NULL));
+	assert_fails(GLAKE_E_NOT_FOUND, "",
+	             glake_block_lookup(session, 0, &twins.digests[0], &block));
+	glake_disconnect(session);
+	uint64_t since_ms = harness_now_ms();
+	do {
+		assert_ok(glake_evict(eye, NULL, NULL, NULL));
+	} while (!day_books_are(&books_before, since_ms));
+	end();
+}
+END_TEST
+
+int main(int argc, char **argv)
+{
+	if (strcmp(argv[0], "glake-mover") == 0) {
+		mover_main();
+	}
+	Suite *suite = suite_create("false_mover");
+	TCase *tcase = tcase_create("nonsense_ends_the_load_and_nothing_else");
+	tcase_set_timeout(tcase, TEST_TIMEOUT_S);
+	tcase_add_loop_test(tcase, nonsense_ends_the_load_and_nothing_else, 0, 18);
+	suite_add_tcase(suite, tcase);
+	suite_add(suite, twins_of_one_digest_are_kept_apart);
+	return suite_run(suite);
+}
