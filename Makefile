@@ -125,7 +125,7 @@ fuzz: deps ## fuzz what parses foreign bytes, FUZZ_SECONDS=60 in all
 		SANITIZE="-fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all" fuzzers
 	@tests/fuzz/run $(B)/fuzz $(FUZZ_SECONDS) $(FUZZERS:$(B)/%=$(B)/fuzz/%)
 .PHONY: fuzzers
-fuzzers: $(FUZZERS)
+fuzzers: $(FUZZERS) cudasim
 ci: ## what the project's CI does
 	@bash .ci/run
 

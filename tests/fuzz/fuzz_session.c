@@ -1,0 +1,522 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A session with a real glaked, which runs on a thread of this process so that the fuzzer sees what
+ * its input reaches.
+ *
+ * The input is a program: each byte chooses a request, the next ones its values. Values are chosen
+ * from what matters (ids that were given out, sizes at the edges), or are raw; one choice sends the
+ * rest of the input as a raw packet. Each request must be answered, or the connection closed, in
+ * time; afterwards a second session must still be served.
+ *
+ * The driver is the simulator of the same build. There is no glake-mover: a process with a
+ * sanitizer's threads must not fork (its child may wait for ever for a lock that a thread held), so
+ * uv_spawn() fails here before it would, and with it every load.
+ */
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <ftw.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "daemon/server.h"
+#include "proto/cleanup.h"
+#include "proto/glake.pb-c.h"
+#include "proto/wire.h"
+
+#define TIMEOUT_S 8
+#define MAX_IDS 16u
+#define MAX_REQUESTS 64u
+
+int LLVMFuzzerInitialize(int *argc, char ***argv);
+int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n_bytes);
+
+typedef Glake__Wire__Request request_t;
+typedef Glake__Wire__Answer answer_t;
+
+struct input {
+	const uint8_t *at;
+	const uint8_t *end;
+};
+
+struct client {
+	int socket;
+	uint64_t last_request;
+	int last_kind;
+	uint64_t ids[MAX_IDS]; /* that answers brought */
+	unsigned n_ids;
+};
+
+static char folder[] = "/tmp/glake-fuzz.XXXXXX";
+static char socket_path[108];
+static struct client witness = {.socket = -1};
+
+static void must_(int holds, int line)
+{
+	if (!holds) {
+		fprintf(stderr, "%s:%d does not hold\n", __FILE__, line);
+		abort();
+	}
+}
+#define must(holds) must_(holds, __LINE__)
+
+/* ---- glaked ---------------------------------------------------------------------------------- */
+
+/* Fds are what this daemon is about: closing one twice may close somebody else's. */
+int close(int fd)
+{
+	int result = (int)syscall(SYS_close, fd);
+	must(result == 0 || errno != EBADF);
+	return result;
+}
+
+/* The real one fails at an fd that is none, and leaves the handle as its contract says. */
+int uv_spawn(uv_loop_t *loop, uv_process_t *process, const uv_process_options_t *options)
+{
+	int (*real)(uv_loop_t *, uv_process_t *, const uv_process_options_t *);
+	uv_stdio_container_t none = {.flags = UV_INHERIT_FD, .data.fd = -1};
+	uv_process_options_t failing = *options;
+	*(void **)&real = dlsym(RTLD_NEXT, "uv_spawn");
+	must(real != NULL);
+	failing.stdio = &none;
+	failing.stdio_count = 1;
+	int result = real(loop, process, &failing);
+	must(result < 0);
+	return result;
+}
+
+static void *run_glaked(void *user)
+{
+	server_run(user);
+	abort(); /* Nobody told it to end. */
+}
+
+static void write_config(const char *path)
+{
+	FILE *file = fopen(path, "w");
+	must(file && fputs("pool = ( { chunk_bytes = \"2MiB\"; n_chunks = 2; } );"
+	                   "log_level = \"error\"; fd_budget = 400;",
+	                   file) >= 0);
+	fclose(file);
+}
+
+static int try_connect(void)
+{
+	struct sockaddr_un address = {.sun_family = AF_UNIX};
+	strcpy(address.sun_path, socket_path);
+	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+	if (connect(fd, (struct sockaddr *)&address, sizeof(address)) < 0) {
+		fd_close(&fd);
+	}
+	return fd;
+}
+
+static int remove_entry(const char *path, const struct stat *stat, int type, struct FTW *ftw)
+{
+	return remove(path);
+}
+
+static void clean_up(void)
+{
+	nftw(folder, remove_entry, 8, FTW_DEPTH | FTW_PHYS);
+}
+
+int LLVMFuzzerInitialize(int *argc, char ***argv)
+{
+	static struct server_options options;
+	static char config_path[128];
+	char library[4096];
+	char state[128];
+	pthread_t thread;
+	ssize_t n = readlink("/proc/self/exe", library, sizeof(library) - 64);
+	must(n > 0 && mkdtemp(folder));
+	atexit(clean_up);
+	library[n] = '\0';
+	strcpy(strrchr(library, '/'), "/../../cudasim/libcuda.so.1");
+	snprintf(state, sizeof(state), "%s/cudasim", folder);
+	snprintf(config_path, sizeof(config_path), "%s/glaked.conf", folder);
+	snprintf(socket_path, sizeof(socket_path), "%s/glaked.sock", folder);
+	setenv("GLAKE_LIBCUDA", library, 0);
+	setenv("CUDASIM_STATE", state, 1);
+	setenv("CUDASIM_DEVICES", "2x64MiB", 1);
+	write_config(config_path);
+	options.config_path = config_path;
+	options.socket_path = socket_path;
+	must(pthread_create(&thread, NULL, run_glaked, &options) == 0);
+	for (int i = 0; i < 500 && witness.socket < 0; i++) {
+		usleep(20000);
+		witness.socket = try_connect();
+	}
+	must(witness.socket >= 0);
+	return 0;
+}
+
+/* ---- talking to it --------------------------------------------------------------------------- */
+
+static void learn_ids(struct client *client, const answer_t *answer)
+{
+	uint64_t id = 0;
+	if (answer->body_case == GLAKE__WIRE__ANSWER__BODY_CHUNK_ALLOC) {
+		id = answer->chunk_alloc->n_ids ? answer->chunk_alloc->ids[0] : 0;
+	} else if (answer->body_case == GLAKE__WIRE__ANSWER__BODY_MODEL_OPEN) {
+		id = answer->model_open->model;
+	} else if (answer->body_case == GLAKE__WIRE__ANSWER__BODY_BLOCK) {
+		id = answer->block->block;
+	}
+	if (id) {
+		client->ids[client->n_ids++ % MAX_IDS] = id;
+	}
+}
+
+/* Returns whether the answer to the last request came; false: the connection is closed. */
+static bool wait_answer(struct client *client)
+{
+	static uint8_t bytes[GLAKE_MAX_PACKET_BYTES + 1];
+	for (;;) {
+		struct pollfd ready = {.fd = client->socket, .events = POLLIN};
+		struct fdlist fds;
+		size_t n_bytes;
+		fdlist_init(&fds);
+		/* In slices: some virtual machines wake a thread late that sleeps long. */
+		int is_ready = 0;
+		for (int i = 0; i < TIMEOUT_S && is_ready != 1; i++) {
+			is_ready = poll(&ready, 1, 1000);
+		}
+		if (is_ready != 1) {
+			fprintf(stderr, "no answer to request %llu, of kind %d%s\n",
+			        (unsigned long long)client->last_request, client->last_kind,
+			        client == &witness ? ", of the witness" : "");
+			abort();
+		}
+		int result = wire_recv(client->socket, bytes, sizeof(bytes), &n_bytes, &fds, 0);
+		fdlist_deinit(&fds);
+		if (result == WIRE_E_EOF) {
+			return false;
+		}
+		must(result == 0);
+		answer_t *answer = glake__wire__answer__unpack(NULL, n_bytes, bytes);
+		must(answer != NULL);
+		must(answer->status == GLAKE__WIRE__STATUS__OK || answer->error[0]);
+		learn_ids(client, answer);
+		bool is_it = answer->id == client->last_request;
+		glake__wire__answer__free_unpacked(answer, NULL);
+		if (is_it) {
+			return true;
+		}
+	}
+}
+
+static bool call(struct client *client, request_t *request, const int *fds, size_t n_fds)
+{
+	static uint8_t bytes[GLAKE_MAX_PACKET_BYTES];
+	request->id = ++client->last_request;
+	client->last_kind = (int)request->body_case;
+	size_t n_bytes = glake__wire__request__get_packed_size(request);
+	if (n_bytes > sizeof(bytes)) {
+		return true;
+	}
+	glake__wire__request__pack(request, bytes);
+	return wire_send(client->socket, bytes, n_bytes, fds, n_fds, 0) == 0 && wait_answer(client);
+}
+
+static bool ping(struct client *client)
+{
+	request_t request = GLAKE__WIRE__REQUEST__INIT;
+	Glake__Wire__Ping body = GLAKE__WIRE__PING__INIT;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_PING;
+	request.ping = &body;
+	return call(client, &request, NULL, 0);
+}
+
+static bool hello(struct client *client, uint32_t version, char *program)
+{
+	request_t request = GLAKE__WIRE__REQUEST__INIT;
+	Glake__Wire__Hello body = GLAKE__WIRE__HELLO__INIT;
+	body.version = version;
+	body.program = program;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_HELLO;
+	request.hello = &body;
+	return call(client, &request, NULL, 0);
+}
+
+/* ---- values ---------------------------------------------------------------------------------- */
+
+static uint8_t take_byte(struct input *input)
+{
+	return input->at < input->end ? *input->at++ : 0;
+}
+
+static uint64_t take_raw(struct input *input)
+{
+	uint64_t value = 0;
+	for (unsigned i = 0; i < 8; i++) {
+		value = value << 8 | take_byte(input);
+	}
+	return value;
+}
+
+static uint64_t take_size(struct input *input)
+{
+	static const uint64_t sizes[] = {
+		0,           1,           4096,        2ull << 20,   (2ull << 20) + 1, 4ull << 20,
+		32ull << 20, 64ull << 20, 64ull << 30, 128ull << 30, UINT64_MAX};
+	uint8_t choice = take_byte(input);
+	return choice < 200 ? sizes[choice % n_elements(sizes)] : take_raw(input);
+}
+
+static uint64_t take_id(struct client *client, struct input *input)
+{
+	uint8_t choice = take_byte(input);
+	return choice < 220 ? client->ids[choice % MAX_IDS] : take_raw(input);
+}
+
+/* Up to 31 bytes, of static storage that the next call but three uses again. */
+static char *take_text(struct input *input)
+{
+	static char texts[4][32];
+	static unsigned next;
+	char *text = texts[next++ % n_elements(texts)];
+	size_t n = take_byte(input) % sizeof(texts[0]);
+	for (size_t i = 0; i < n; i++) {
+		text[i] = (char)take_byte(input);
+	}
+	text[n] = '\0';
+	return text;
+}
+
+static int open_some_fd(uint8_t choice)
+{
+	static const char safetensors[] = "\x08\0\0\0\0\0\0\0{}      ";
+	int fd;
+	switch (choice % 5) {
+	case 0:
+		return open("/dev/null", O_RDONLY | O_CLOEXEC);
+	case 1:
+		return open("/", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	case 2:
+		return open("/proc/self/exe", O_PATH | O_CLOEXEC);
+	case 3:
+		return socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	default:
+		fd = memfd_create("model", MFD_CLOEXEC);
+		must(write(fd, safetensors, sizeof(safetensors) - 1) > 0);
+		return fd;
+	}
+}
+
+/* ---- requests -------------------------------------------------------------------------------- */
+
+#define SEND(client, case_, member, body) \
+	(request.body_case = GLAKE__WIRE__REQUEST__BODY_##case_, request.member = (body), \
+	 call(client, &request, NULL, 0))
+
+static bool memory_request(struct client *client, struct input *input, unsigned choice)
+{
+	request_t request = GLAKE__WIRE__REQUEST__INIT;
+	Glake__Wire__ChunkAlloc alloc = GLAKE__WIRE__CHUNK_ALLOC__INIT;
+	Glake__Wire__ChunkFree free_ = GLAKE__WIRE__CHUNK_FREE__INIT;
+	Glake__Wire__UsageReport usage = GLAKE__WIRE__USAGE_REPORT__INIT;
+	uint64_t ids[4];
+	switch (choice) {
+	case 0:
+		alloc.device = take_byte(input) % 3;
+		alloc.chunk_bytes = take_size(input);
+		alloc.n_chunks = take_byte(input);
+		return SEND(client, CHUNK_ALLOC, chunk_alloc, &alloc);
+	case 1:
+		free_.n_ids = take_byte(input) % (n_elements(ids) + 1);
+		for (size_t i = 0; i < free_.n_ids; i++) {
+			ids[i] = take_id(client, input);
+		}
+		free_.ids = ids;
+		return SEND(client, CHUNK_FREE, chunk_free, &free_);
+	default:
+		usage.live_bytes = take_size(input);
+		usage.warm_bytes = take_size(input);
+		return SEND(client, USAGE_REPORT, usage_report, &usage);
+	}
+}
+
+static bool open_request(struct client *client, struct input *input)
+{
+	request_t request = GLAKE__WIRE__REQUEST__INIT;
+	Glake__Wire__ModelOpen body = GLAKE__WIRE__MODEL_OPEN__INIT;
+	char *files[3];
+	int fds[4];
+	size_t n_fds = take_byte(input) % (n_elements(fds) + 1);
+	body.device = take_byte(input) % 3;
+	body.n_files = take_byte(input) % (n_elements(files) + 1);
+	for (size_t i = 0; i < body.n_files; i++) {
+		files[i] = take_text(input);
+	}
+	body.files = files;
+	body.progress = true;
+	body.pin = take_byte(input) & 1;
+	body.name = take_text(input);
+	for (size_t i = 0; i < n_fds; i++) {
+		fds[i] = open_some_fd(take_byte(input));
+	}
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_MODEL_OPEN;
+	request.model_open = &body;
+	bool goes_on = call(client, &request, fds, n_fds);
+	for (size_t i = 0; i < n_fds; i++) {
+		fd_close(&fds[i]);
+	}
+	return goes_on;
+}
+
+static bool store_request(struct client *client, struct input *input, unsigned choice)
+{
+	request_t request = GLAKE__WIRE__REQUEST__INIT;
+	Glake__Wire__ModelTensors tensors = GLAKE__WIRE__MODEL_TENSORS__INIT;
+	Glake__Wire__ModelBlocks blocks = GLAKE__WIRE__MODEL_BLOCKS__INIT;
+	Glake__Wire__ModelClose close_ = GLAKE__WIRE__MODEL_CLOSE__INIT;
+	Glake__Wire__BlockPublish publish = GLAKE__WIRE__BLOCK_PUBLISH__INIT;
+	Glake__Wire__BlockLookup lookup = GLAKE__WIRE__BLOCK_LOOKUP__INIT;
+	Glake__Wire__BlockRelease release = GLAKE__WIRE__BLOCK_RELEASE__INIT;
+	switch (choice) {
+	case 0:
+		tensors.model = take_id(client, input);
+		tensors.first = take_size(input);
+		return SEND(client, MODEL_TENSORS, model_tensors, &tensors);
+	case 1:
+		blocks.model = take_id(client, input);
+		blocks.first = take_size(input);
+		return SEND(client, MODEL_BLOCKS, model_blocks, &blocks);
+	case 2:
+		close_.model = take_id(client, input);
+		return SEND(client, MODEL_CLOSE, model_close, &close_);
+	case 3:
+		publish.chunk = take_id(client, input);
+		publish.content_bytes = take_size(input);
+		return SEND(client, BLOCK_PUBLISH, block_publish, &publish);
+	case 4:
+		lookup.device = take_byte(input) % 3;
+		lookup.digest.data = (uint8_t *)take_text(input);
+		lookup.digest.len = take_byte(input) % 32;
+		return SEND(client, BLOCK_LOOKUP, block_lookup, &lookup);
+	default:
+		release.block = take_id(client, input);
+		return SEND(client, BLOCK_RELEASE, block_release, &release);
+	}
+}
+
+static bool look_request(struct client *client, struct input *input, unsigned choice)
+{
+	request_t request = GLAKE__WIRE__REQUEST__INIT;
+	Glake__Wire__StatusGet status = GLAKE__WIRE__STATUS_GET__INIT;
+	Glake__Wire__StatsGet stats = GLAKE__WIRE__STATS_GET__INIT;
+	Glake__Wire__SessionList sessions = GLAKE__WIRE__SESSION_LIST__INIT;
+	Glake__Wire__TenantList tenants = GLAKE__WIRE__TENANT_LIST__INIT;
+	Glake__Wire__ModelList models = GLAKE__WIRE__MODEL_LIST__INIT;
+	Glake__Wire__BlockList blocks = GLAKE__WIRE__BLOCK_LIST__INIT;
+	uint64_t after = take_byte(input) & 1 ? take_raw(input) : 0;
+	sessions.after = tenants.after = models.after = blocks.after = after;
+	switch (choice) {
+	case 0:
+		return SEND(client, STATUS_GET, status_get, &status);
+	case 1:
+		return SEND(client, STATS_GET, stats_get, &stats);
+	case 2:
+		return SEND(client, SESSION_LIST, session_list, &sessions);
+	case 3:
+		return SEND(client, TENANT_LIST, tenant_list, &tenants);
+	case 4:
+		return SEND(client, MODEL_LIST, model_list, &models);
+	default:
+		return SEND(client, BLOCK_LIST, block_list, &blocks);
+	}
+}
+
+static bool act_request(struct client *client, struct input *input, unsigned choice)
+{
+	request_t request = GLAKE__WIRE__REQUEST__INIT;
+	Glake__Wire__Pin pin = GLAKE__WIRE__PIN__INIT;
+	Glake__Wire__Evict evict = GLAKE__WIRE__EVICT__INIT;
+	Glake__Wire__QuotaSet quota = GLAKE__WIRE__QUOTA_SET__INIT;
+	switch (choice) {
+	case 0:
+		pin.name = take_text(input);
+		pin.unpin = take_byte(input) & 1;
+		return SEND(client, PIN, pin, &pin);
+	case 1:
+		evict.name = take_text(input);
+		return SEND(client, EVICT, evict, &evict);
+	case 2:
+		quota.tenant = take_byte(input) & 1 ? (char *)"default" : take_text(input);
+		quota.device = take_byte(input) % 3;
+		quota.quota_bytes = take_size(input);
+		/* Not the sessions: the fuzzer would lock itself out. */
+		return SEND(client, QUOTA_SET, quota_set, &quota);
+	default:
+		return hello(client, take_byte(input), take_text(input));
+	}
+}
+
+/* Whatever it is, and whether it is answered cannot be known: a Ping behind it tells. */
+static bool raw_packet(struct client *client, struct input *input)
+{
+	int fds[4];
+	size_t n_fds = take_byte(input) % (n_elements(fds) + 1);
+	for (size_t i = 0; i < n_fds; i++) {
+		fds[i] = open_some_fd(take_byte(input));
+	}
+	size_t n_bytes = (size_t)(input->end - input->at);
+	ssize_t sent = -1;
+	if (n_bytes > 0) {
+		sent = wire_send(client->socket, input->at, n_bytes, fds, n_fds, 0);
+	}
+	input->at = input->end;
+	for (size_t i = 0; i < n_fds; i++) {
+		fd_close(&fds[i]);
+	}
+	return sent == 0 && ping(client);
+}
+
+static bool one_request(struct client *client, struct input *input)
+{
+	unsigned choice = take_byte(input) % 24;
+	if (choice < 3) {
+		return memory_request(client, input, choice);
+	}
+	if (choice < 5) {
+		return open_request(client, input);
+	}
+	if (choice < 11) {
+		return store_request(client, input, choice - 5);
+	}
+	if (choice < 17) {
+		return look_request(client, input, choice - 11);
+	}
+	if (choice < 21) {
+		return act_request(client, input, choice - 17);
+	}
+	return choice < 23 ? raw_packet(client, input) : ping(client);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n_bytes)
+{
+	struct input input = {.at = bytes, .end = bytes + n_bytes};
+	struct client client = {.socket = try_connect()};
+	must(client.socket >= 0);
+	if (witness.last_request == 0) {
+		must(hello(&witness, GLAKE_WIRE_VERSION, (char *)"witness"));
+	}
+	bool goes_on = take_byte(&input) % 16 == 0 ||
+	               hello(&client, GLAKE_WIRE_VERSION, (char *)"x");
+	for (unsigned i = 0; goes_on && input.at < input.end && i < MAX_REQUESTS; i++) {
+		goes_on = one_request(&client, &input);
+	}
+	fd_close(&client.socket);
+	must(ping(&witness));
+	return 0;
+}
