@@ -82,10 +82,12 @@ static unsigned pour(int connection, unsigned n_requests, uint64_t chunk_bytes, 
 		request.chunk_alloc = &alloc;
 		connection_send(connection, &request, NULL, 0);
 	}
-	for (unsigned i = 0; i < n_requests; i++) {
+	for (unsigned n_answers = 0; n_answers < n_requests;) {
 		Glake__Wire__Answer *answer = connection_receive(connection, NULL);
 		ck_assert_ptr_nonnull(answer);
-		n_granted += answer->status == GLAKE__WIRE__STATUS__OK;
+		/* Or a notice. */
+		n_answers += answer->id != 0;
+		n_granted += answer->id != 0 && answer->status == GLAKE__WIRE__STATUS__OK;
 		connection_free(answer);
 	}
 	return n_granted;
