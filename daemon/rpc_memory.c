@@ -181,6 +181,90 @@ void rpc_chunk_free(struct session *session, const request_t *request, struct fd
 	rpc_answer_ok(session, request->id);
 }
 
+/* ---- once more -------------------------------------------------------------------------------- */
+
+/* The session of that number, if it is of the asker's realm. */
+static struct session *find_owner(struct session *session, uint64_t id)
+{
+	struct session *other;
+	if (id == 0) {
+		return session;
+	}
+	list_for_each (other, &session->server->sessions, link) {
+		if (other->id == id && other->state == SESSION_OPEN &&
+		    other->realm == session->realm) {
+			return other;
+		}
+	}
+	return NULL;
+}
+
+/* Returns the chunk, or NULL after a refusal. */
+static const struct chunk *find_open_chunk(struct session *session, uint64_t request,
+                                           struct session *owner, uint64_t id)
+{
+	struct private_chunk *private;
+	HASH_FIND(hh, owner->chunks, &id, sizeof(id), private);
+	if (!private) {
+		rpc_refuse(session, request, STATUS_NOT_FOUND, "there is no chunk %" PRIu64, id);
+		return NULL;
+	}
+	if (private->is_busy) {
+		rpc_refuse(session, request, STATUS_BUSY, "chunk %" PRIu64 " is being published",
+		           id);
+		return NULL;
+	}
+	if (private->chunk.fd < 0) {
+		rpc_refuse(session, request, STATUS_NO_FDS,
+		           "chunk %" PRIu64 " was made beyond the budget of fds", id);
+		return NULL;
+	}
+	return &private->chunk;
+}
+
+void rpc_chunk_open(struct session *session, const request_t *request, struct fdlist *fds)
+{
+	const Glake__Wire__ChunkOpen *body = request->chunk_open;
+	uint64_t sizes[GLAKE_MAX_PACKET_FDS];
+	int opened[GLAKE_MAX_PACKET_FDS];
+	const struct device *device = NULL;
+	struct session *owner = find_owner(session, body->session);
+
+	if (!owner) {
+		rpc_refuse(session, request->id, STATUS_NOT_FOUND,
+		           "there is no session %" PRIu64 " of this realm", body->session);
+		return;
+	}
+	if (body->n_ids == 0 || body->n_ids > GLAKE_MAX_PACKET_FDS) {
+		rpc_refuse(session, request->id, STATUS_BAD_REQUEST, "%zu chunks at once",
+		           body->n_ids);
+		return;
+	}
+	for (size_t i = 0; i < body->n_ids; i++) {
+		const struct chunk *chunk = find_open_chunk(session, request->id, owner,
+		                                            body->ids[i]);
+		if (!chunk) {
+			return;
+		}
+		if (device && chunk->device != device) {
+			rpc_refuse(session, request->id, STATUS_BAD_REQUEST,
+			           "chunks of several devices");
+			return;
+		}
+		device = chunk->device;
+		sizes[i] = chunk->bytes;
+		opened[i] = chunk->fd;
+	}
+	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
+	Glake__Wire__ChunkOpenAnswer opens = GLAKE__WIRE__CHUNK_OPEN_ANSWER__INIT;
+	opens.chunk_bytes = sizes;
+	opens.n_chunk_bytes = body->n_ids;
+	opens.device = device->index;
+	answer.body_case = GLAKE__WIRE__ANSWER__BODY_CHUNK_OPEN;
+	answer.chunk_open = &opens;
+	rpc_answer(session, request->id, &answer, opened, body->n_ids);
+}
+
 void rpc_usage_report(struct session *session, const request_t *request, struct fdlist *fds)
 {
 	session->live_bytes = request->usage_report->live_bytes;

@@ -287,6 +287,7 @@ int glake__call_start(struct glake_session *session, struct glake__call *call,
 	*call = (struct glake__call){.expected = expected};
 	fdlist_init(&call->fds);
 	call->wants_fds = expected == GLAKE__WIRE__ANSWER__BODY_CHUNK_ALLOC ||
+	                  expected == GLAKE__WIRE__ANSWER__BODY_CHUNK_OPEN ||
 	                  expected == GLAKE__WIRE__ANSWER__BODY_MODEL_BLOCKS ||
 	                  expected == GLAKE__WIRE__ANSWER__BODY_BLOCK;
 	int r = add_pending(link, call);

@@ -157,6 +157,33 @@ GLAKE_API int glake_free(struct glake_session *session, glake_ptr ptr);
 GLAKE_API int glake_trim(struct glake_session *session, uint32_t device, uint64_t keep_bytes);
 
 /*
+ * What another process of the realm needs to know to open memory of glake_alloc(): plain bytes, to
+ * be passed on in any way. Good for as long as the memory is not freed and its session lives.
+ */
+struct glake_share {
+	uint64_t session;
+	uint64_t first_chunk; /* all but the last count up from here */
+	uint64_t last_chunk;
+	uint64_t bytes; /* of all, a multiple of 2 MiB */
+	uint32_t n_chunks;
+};
+
+/* Name memory: @ptr is exactly what glake_alloc() gave. Local. -EINVAL, or -ENOTSUP (too large). */
+GLAKE_API int glake_share(struct glake_session *session, glake_ptr ptr,
+                          struct glake_share *share_out);
+
+/*
+ * Map memory that another session has named, read-write for its own device and for CUDA device
+ * @ordinal (-1 = none) of this process. It is charged to the one who has it only.
+ * The caller closes it before glake_disconnect(), with the same @share, and has quiesced all use.
+ * Errors: GLAKE_E_NOT_FOUND (freed, ended, or of another realm), GLAKE_E_NO_FDS, ...
+ */
+GLAKE_API int glake_share_open(struct glake_session *session, const struct glake_share *share,
+                               int ordinal, glake_ptr *ptr_out);
+GLAKE_API int glake_share_close(struct glake_session *session, const struct glake_share *share,
+                                glake_ptr ptr);
+
+/*
  * The parts of glake_alloc(), for callers that place memory themselves: reserve an address range,
  * fill it with chunks, empty it, drop it. @bytes and @offset are multiples of 2 MiB.
  */

@@ -107,6 +107,50 @@ int glake__rpc_chunk_alloc(struct glake_session *session, uint32_t device, uint6
 	return r;
 }
 
+/* As many sizes as fds, each of a chunk that there can be. */
+static bool is_open_answer(const struct glake__call *call, size_t n_ids)
+{
+	const Glake__Wire__ChunkOpenAnswer *answer = call->answer->chunk_open;
+	bool is_sound = answer->n_chunk_bytes == n_ids && call->fds.n_fds == n_ids;
+	for (size_t i = 0; is_sound && i < n_ids; i++) {
+		uint64_t n_bytes = answer->chunk_bytes[i];
+		is_sound = n_bytes > 0 && n_bytes <= GLAKE_MAX_CHUNK_BYTES &&
+		           n_bytes % GLAKE_CHUNK_GRANULARITY == 0;
+	}
+	return is_sound;
+}
+
+int glake__rpc_chunk_open(struct glake_session *session, uint64_t owner, const uint64_t *ids,
+                          size_t n_ids, uint64_t *sizes_out, uint32_t *device_out,
+                          struct fdlist *fds)
+{
+	Glake__Wire__ChunkOpen open_ = GLAKE__WIRE__CHUNK_OPEN__INIT;
+	open_.session = owner;
+	open_.ids = (uint64_t *)ids;
+	open_.n_ids = n_ids;
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_CHUNK_OPEN;
+	request.chunk_open = &open_;
+	struct glake__call call;
+	int r = glake__call(session, &call, &request, GLAKE__WIRE__ANSWER__BODY_CHUNK_OPEN, NULL,
+	                    0);
+	if (r < 0) {
+		return r;
+	}
+	if (is_open_answer(&call, n_ids)) {
+		const Glake__Wire__ChunkOpenAnswer *answer = call.answer->chunk_open;
+		memcpy(sizes_out, answer->chunk_bytes, n_ids * sizeof(*sizes_out));
+		*device_out = answer->device;
+		*fds = call.fds;
+		fdlist_init(&call.fds);
+	} else {
+		r = glake__link_kill(session, GLAKE_E_PROTOCOL,
+		                     "the daemon's answer about chunks makes no sense");
+	}
+	glake__call_end(session, &call);
+	return r;
+}
+
 /* A request whose answer is only its status. */
 static int call_plain(struct glake_session *session, Glake__Wire__Request *request)
 {
