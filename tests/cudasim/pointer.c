@@ -220,7 +220,7 @@ CUresult cuMemGetAddressRange_v2(CUdeviceptr *base_out, size_t *bytes_out, CUdev
 	return err;
 }
 
-/* The handle can be had, but there is nobody to open it: cuIpcOpenMemHandle does not exist here. */
+/* The handle can be had, but it opens nothing. */
 CUresult cuIpcGetMemHandle(CUipcMemHandle *handle_out, CUdeviceptr addr)
 {
 	ENTER(cuIpcGetMemHandle);
@@ -236,4 +236,19 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle *handle_out, CUdeviceptr addr)
 	}
 	space_unlock();
 	return ok ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *ptr_out, CUipcMemHandle handle, unsigned int flags)
+{
+	ENTER(cuIpcOpenMemHandle_v2);
+	(void)handle;
+	return ptr_out && flags == CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS ? CUDA_ERROR_INVALID_HANDLE
+	                                                              : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuIpcCloseMemHandle(CUdeviceptr addr)
+{
+	ENTER(cuIpcCloseMemHandle);
+	(void)addr;
+	return CUDA_ERROR_INVALID_VALUE;
 }
