@@ -358,6 +358,23 @@ bool heap_find(CUdeviceptr address, struct heap_facts *facts_out)
 	return found != NULL;
 }
 
+bool heap_share(const struct heap_facts *facts, struct glake_share *share_out)
+{
+	struct owner *owner = NULL;
+	pthread_mutex_lock(&lock);
+	const struct region *region = find_region(facts->region_address);
+	if (region && region->id == facts->region_id && !region->owner->is_dead) {
+		owner = owner_ref(region->owner);
+	}
+	pthread_mutex_unlock(&lock);
+	if (!owner) {
+		return false;
+	}
+	bool is_named = glake_share(owner->session, facts->region_address, share_out) == 0;
+	owner_unref(owner);
+	return is_named;
+}
+
 /* ---- freeing ---------------------------------------------------------------------------------- */
 
 struct allocation *heap_claim(CUdeviceptr address)

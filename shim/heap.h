@@ -17,6 +17,7 @@
 #ifndef GLAKE_SHIM_HEAP_H
 #define GLAKE_SHIM_HEAP_H
 
+#include "glake.h"
 #include "shim/shim.h"
 
 enum {
@@ -46,6 +47,9 @@ struct heap_facts {
 
 /* Is @address anywhere in memory that the program has of us? Then @facts_out (may be NULL). */
 bool heap_find(CUdeviceptr address, struct heap_facts *facts_out);
+
+/* Name the region for other processes. False if glaked, or the one that gave it, is gone. */
+bool heap_share(const struct heap_facts *facts, struct glake_share *share_out);
 
 struct allocation;
 

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Contexts that end, peers, and captures. */
 #include "shim/heap.h"
+#include "shim/ipc.h"
 #include "shim/quiesce.h"
 
 static void forget_ctx(CUcontext ctx)
 {
 	quiesce_drop_ctx(ctx);
+	ipc_release_ctx(ctx);
 	heap_release_ctx(ctx);
 }
 

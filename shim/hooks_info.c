@@ -6,12 +6,17 @@
  */
 #include <string.h>
 
-#include "shim/heap.h"
+#include "shim/ipc.h"
 #include "shim/view.h"
 
 static bool asks_us(void)
 {
 	return shim_policy()->owns_alloc && shim_can_own() && !shim_is_forked();
+}
+
+static bool find_facts(CUdeviceptr address, struct heap_facts *facts_out)
+{
+	return !shim_is_forked() && (heap_find(address, facts_out) || ipc_find(address, facts_out));
 }
 
 CUresult shim_cuMemGetInfo_v2(size_t *free_out, size_t *total_out)
@@ -51,7 +56,7 @@ CUresult shim_cuMemGetAddressRange_v2(CUdeviceptr *base_out, size_t *n_bytes_out
 	/* The driver's opinion of the context, and of two NULLs, is the driver's. */
 	CUresult result = real(cuMemGetAddressRange_v2)(base_out, n_bytes_out, address);
 	struct heap_facts facts;
-	if (result != CUDA_SUCCESS || shim_is_forked() || !heap_find(address, &facts)) {
+	if (result != CUDA_SUCCESS || !find_facts(address, &facts)) {
 		return result;
 	}
 	if (base_out) {
@@ -66,8 +71,12 @@ CUresult shim_cuMemGetAddressRange_v2(CUdeviceptr *base_out, size_t *n_bytes_out
 /* Our answer, into @data, if the driver's would be another one than for memory of cuMemAlloc(). */
 static bool answer(const struct heap_facts *facts, CUpointer_attribute attribute, void *data)
 {
+	static const unsigned yes = 1;
 	uint64_t word = 0;
 	switch (attribute) {
+	case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
+		memcpy(data, &yes, sizeof(yes));
+		return true;
 	case CU_POINTER_ATTRIBUTE_CONTEXT:
 		word = (uintptr_t)facts->place.ctx;
 		break;
@@ -102,8 +111,7 @@ static bool answer(const struct heap_facts *facts, CUpointer_attribute attribute
 CUresult shim_cuPointerGetAttribute(void *data, CUpointer_attribute attribute, CUdeviceptr address)
 {
 	struct heap_facts facts;
-	if (data && !shim_is_forked() && heap_find(address, &facts) &&
-	    answer(&facts, attribute, data)) {
+	if (data && find_facts(address, &facts) && answer(&facts, attribute, data)) {
 		return CUDA_SUCCESS;
 	}
 	return real(cuPointerGetAttribute)(data, attribute, address);
@@ -114,7 +122,7 @@ CUresult shim_cuPointerGetAttributes(unsigned n_attributes, CUpointer_attribute 
 {
 	CUresult result = real(cuPointerGetAttributes)(n_attributes, attributes, data, address);
 	struct heap_facts facts;
-	if (result == CUDA_SUCCESS && !shim_is_forked() && heap_find(address, &facts)) {
+	if (result == CUDA_SUCCESS && find_facts(address, &facts)) {
 		for (unsigned i = 0; i < n_attributes; i++) {
 			answer(&facts, attributes[i], data[i]);
 		}

@@ -515,6 +515,94 @@ static void peers(const char *argument)
 	must_ok(cu(cuMemFree_v2)(after));
 }
 
+static void print_handle(const CUipcMemHandle *handle)
+{
+	for (size_t i = 0; i < sizeof(handle->reserved); i++) {
+		printf("%02x", (unsigned char)handle->reserved[i]);
+	}
+	putchar('\n');
+}
+
+/* Names a small and a large allocation, and waits; what the other one wrote has to be there. */
+static void ipc_give(const char *argument)
+{
+	static const size_t given[] = {1000, 5 * MIB};
+	CUdeviceptr ptrs[2];
+	start();
+	alloc(3000);
+	for (int i = 0; i < 2; i++) {
+		CUipcMemHandle handle;
+		CUdeviceptr opened;
+		ptrs[i] = alloc(given[i]);
+		fill(ptrs[i], given[i], (unsigned)i);
+		must(attribute(CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, ptrs[i]) & 1);
+		must_ok(cu(cuIpcGetMemHandle)(&handle, ptrs[i]));
+		must(cu(cuIpcOpenMemHandle_v2)(&opened, handle,
+		                               CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS) != CUDA_SUCCESS);
+		print_handle(&handle);
+	}
+	wait_for_line();
+	for (int i = 0; i < 2; i++) {
+		if (*argument) {
+			check(ptrs[i], given[i], 7);
+		}
+		must_ok(cu(cuMemFree_v2)(ptrs[i]));
+	}
+	wait_for_line();
+}
+
+static CUipcMemHandle parse_handle(const char *text)
+{
+	CUipcMemHandle handle;
+	for (size_t i = 0; i < sizeof(handle.reserved); i++) {
+		unsigned byte = 0;
+		must(sscanf(text + 2 * i, "%2x", &byte) == 1);
+		handle.reserved[i] = (char)byte;
+	}
+	return handle;
+}
+
+static CUresult open_handle(const CUipcMemHandle *handle, CUdeviceptr *ptr_out)
+{
+	return cu(cuIpcOpenMemHandle_v2)(ptr_out, *handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
+}
+
+/* Two handles in one argument, side by side. */
+static void ipc_take(const char *argument)
+{
+	static const size_t given[] = {1000, 5 * MIB};
+	CUdeviceptr ptrs[2];
+	CUdeviceptr again;
+	start();
+	for (int i = 0; i < 2; i++) {
+		CUipcMemHandle handle = parse_handle(argument + i * 128);
+		must_ok(open_handle(&handle, &ptrs[i]));
+		must_ok(open_handle(&handle, &again));
+		must(again == ptrs[i]);
+		check(ptrs[i], given[i], (unsigned)i);
+		fill(ptrs[i], given[i], 7);
+	}
+	for (int i = 0; i < 2; i++) {
+		must_ok(cu(cuIpcCloseMemHandle)(ptrs[i]));
+		check(ptrs[i], given[i], 7);
+		must_ok(cu(cuIpcCloseMemHandle)(ptrs[i]));
+		must(cu(cuIpcCloseMemHandle)(ptrs[i]) != CUDA_SUCCESS);
+	}
+	must(cu(cuMemFree_v2)(ptrs[0]) != CUDA_SUCCESS);
+}
+
+/* A handle that nothing is behind any more, and one that never was ours. */
+static void ipc_dead(const char *argument)
+{
+	CUdeviceptr ptr = 0;
+	CUipcMemHandle handle = parse_handle(argument);
+	start();
+	must_be(open_handle(&handle, &ptr), CUDA_ERROR_INVALID_HANDLE);
+	handle.reserved[0] = 'x';
+	must_be(open_handle(&handle, &ptr), CUDA_ERROR_INVALID_HANDLE);
+	must(ptr == 0);
+}
+
 /* No GPU, no driver: what a program without CUDA's driver expects. */
 static void nothing(const char *argument)
 {
@@ -525,9 +613,11 @@ static const struct {
 	const char *name;
 	void (*run)(const char *argument);
 } scenarios[] = {
-	{"basic", basic},   {"errors", errors}, {"threads", threads}, {"greedy", greedy},
-	{"forks", forks},   {"storm", storm},   {"steps", steps},     {"waits", waits},
-	{"resets", resets}, {"peers", peers},   {"nothing", nothing},
+	{"basic", basic},       {"errors", errors},     {"threads", threads},
+	{"greedy", greedy},     {"forks", forks},       {"storm", storm},
+	{"steps", steps},       {"waits", waits},       {"resets", resets},
+	{"peers", peers},       {"ipc_give", ipc_give}, {"ipc_take", ipc_take},
+	{"ipc_dead", ipc_dead}, {"nothing", nothing},
 };
 
 int main(int argc, char **argv)

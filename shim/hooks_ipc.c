@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Legacy IPC: see ipc.h. What is not ours, handles and addresses alike, is the driver's. */
+#include "shim/ipc.h"
+
+CUresult shim_cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr address)
+{
+	CUresult result;
+	if (handle && !shim_is_forked() && ipc_name(address, handle, &result)) {
+		return result;
+	}
+	return real(cuIpcGetMemHandle)(handle, address);
+}
+
+static bool find_place(struct heap_place *place_out)
+{
+	return real(cuCtxGetCurrent)(&place_out->ctx) == CUDA_SUCCESS && place_out->ctx &&
+	       real(cuCtxGetDevice)(&place_out->device) == CUDA_SUCCESS;
+}
+
+static CUresult open_handle(CUdeviceptr *address, CUipcMemHandle handle, unsigned flags,
+                            __typeof__(cuIpcOpenMemHandle_v2) *leave)
+{
+	struct heap_place place;
+	if (address && !shim_is_forked() && shim_can_own() && ipc_is_ours(&handle) &&
+	    find_place(&place)) {
+		return ipc_open(&handle, &place, address);
+	}
+	return leave(address, handle, flags);
+}
+
+CUresult shim_cuIpcOpenMemHandle(CUdeviceptr *address, CUipcMemHandle handle, unsigned flags)
+{
+	return open_handle(address, handle, flags, real(cuIpcOpenMemHandle));
+}
+
+CUresult shim_cuIpcOpenMemHandle_v2(CUdeviceptr *address, CUipcMemHandle handle, unsigned flags)
+{
+	return open_handle(address, handle, flags, real(cuIpcOpenMemHandle_v2));
+}
+
+CUresult shim_cuIpcCloseMemHandle(CUdeviceptr address)
+{
+	CUresult result;
+	if (!shim_is_forked() && ipc_close(address, &result)) {
+		return result;
+	}
+	return real(cuIpcCloseMemHandle)(address);
+}
