@@ -74,7 +74,7 @@ SHIM_PROGRAMS := $(B)/tests/shim/program $(B)/tests/shim/linked
 FUZZERS := $(call programs,tests/fuzz/fuzz_*.c)
 FORMATTED := $(wildcard $(addsuffix /*.[ch],proto daemon daemon/mover libclient libclient/ctl \
 	tests/harness tests/unit tests/integration tests/gpu tests/bench tests/fuzz tests/demo \
-	tests/cudasim tests shim shim/run tests/shim))
+	tests/cudasim tests/nvmlsim tests shim shim/run tests/shim))
 
 .PHONY: help all daemon lib shim ctl cudasim tests deps test check run-tests run-c-tests demo bench \
 	check-asan check-tsan check-gpu fuzz format format-check check-layers install dist clean ci
@@ -212,6 +212,13 @@ $(B)/cudasim/libcuda.so.1: $(CUDASIM_OBJ)
 	$(call say,LD,$@)
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(LDFLAGS) -shared -Wl,-soname,libcuda.so.1 -o $@ $^ -lxxhash -lpthread
+
+# What the device's own books say, for the one test that is about them.
+$(B)/nvmlsim/libnvidia-ml.so.1: $(B)/obj/tests/nvmlsim/nvmlsim.o
+	$(call say,LD,$@)
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(LDFLAGS) -shared -Wl,-soname,libnvidia-ml.so.1 -o $@ $^
+$(B)/tests/integration/test_nvml: | $(B)/nvmlsim/libnvidia-ml.so.1
 
 # ---- shim: has the driver's SONAME and entries, and needs nothing but libc --------------------
 # A preloaded library that needs another one would end every program of a tree where that is absent.

@@ -44,6 +44,7 @@ struct device {
 	uint64_t coming_bytes;        /* being made by the worker, in no use_bytes yet */
 	uint64_t used_block_bytes;    /* of CHUNK_BLOCK: blocks somebody has open */
 	uint64_t logical_block_bytes; /* sum over sessions of block bytes they have open */
+	uint64_t free_bytes;          /* as NVML sees it, whoever uses the rest; 0 = unknown */
 };
 
 /*

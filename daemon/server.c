@@ -15,6 +15,8 @@
 #include "proto/cleanup.h"
 
 #define TICK_MS 1000
+/* How often NVML is asked. */
+#define NVML_TICKS 5
 /* A connection that does not greet in this time is closed. */
 #define GREETING_MS 10000
 
@@ -96,6 +98,9 @@ static void on_tick(uv_timer_t *timer)
 		pool_resume(&server->allocator.pools[i]);
 	}
 	close_silent_sessions(server);
+	if (server->n_ticks++ % NVML_TICKS == 0) {
+		nvml_ask(server->nvml);
+	}
 	notify_status("%u sessions, %llu models, %.1f GiB", server->n_sessions,
 	              (unsigned long long)server->store.n_models,
 	              (double)physical_bytes(server) / (1 << 30));
@@ -324,6 +329,7 @@ static int open_parts(struct server *server)
 		.mover = &server->mover,
 		.stats = &server->stats,
 	};
+	server->nvml = nvml_new(&server->loop, server->devices, server->n_devices);
 	apply_limits(server);
 	want_pools(server);
 	return 0;
@@ -434,6 +440,7 @@ int server_run(const struct server_options *options)
 		int closed = uv_loop_close(&server.loop);
 		assert(closed == 0);
 	}
+	nvml_free(server.nvml);
 	free(server.devices);
 	config_free(server.config);
 	return r == 0 ? 0 : 1;

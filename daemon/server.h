@@ -19,6 +19,7 @@
 #include "daemon/config.h"
 #include "daemon/load.h"
 #include "daemon/mover_link.h"
+#include "daemon/nvml.h"
 #include "daemon/realm.h"
 #include "daemon/stats.h"
 #include "daemon/store.h"
@@ -46,6 +47,7 @@ struct server {
 	struct store store;
 	struct mover_link mover;
 	struct load_context load_context;
+	struct nvml *nvml; /* owned; NULL: no memory for it */
 
 	struct listener *listener; /* owned; NULL while draining */
 	struct list sessions;
@@ -54,7 +56,9 @@ struct server {
 	uint64_t last_id;   /* of sessions, chunks, and what sessions hold */
 	uint64_t started_ms;
 
-	uv_timer_t tick; /* once a second: pools, greetings that never came, the manager's status */
+	uv_timer_t
+		tick; /* once a second: pools, greetings that never came, NVML, the status line */
+	unsigned n_ticks;
 	uv_timer_t drain;
 	uv_timer_t watchdog;
 	uv_signal_t on_term;
