@@ -50,7 +50,6 @@ struct load {
 	uint64_t started_ns;
 	uint64_t ended_ns;
 	struct alloc *alloc; /* under way, or NULL */
-	size_t n_alloc;      /* blocks it is for */
 };
 
 static struct load *load_of(struct mover_job *job)

@@ -2,7 +2,6 @@
 #include "daemon/size.h"
 
 #include <errno.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "proto/cleanup.h"
@@ -58,21 +57,4 @@ int size_parse(const char *text, uint64_t *bytes_out)
 	}
 	*bytes_out = number;
 	return 0;
-}
-
-void size_format(uint64_t bytes, char text_out[SIZE_TEXT_BYTES])
-{
-	static const char *const names[] = {"KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
-	if (bytes < 1024) {
-		snprintf(text_out, SIZE_TEXT_BYTES, "%llu B", (unsigned long long)bytes);
-		return;
-	}
-	unsigned shift = 10;
-	while (shift < 60 && bytes >> shift >= 1024) {
-		shift += 10;
-	}
-	unsigned whole = (unsigned)(bytes >> shift);
-	/* Ten times a remainder below 2^60 stays below 2^64. */
-	unsigned tenth = (unsigned)((bytes & ((1ull << shift) - 1)) * 10 >> shift);
-	snprintf(text_out, SIZE_TEXT_BYTES, "%u.%u %s", whole, tenth, names[shift / 10 - 1]);
 }

@@ -4,7 +4,6 @@
 /* The state of a streaming hash lives on the stack here. */
 #define XXH_STATIC_LINKING_ONLY
 #include <endian.h>
-#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -100,18 +99,4 @@ void digest_to_text(const struct digest *digest, char text_out[DIGEST_TEXT_BYTES
 {
 	snprintf(text_out, DIGEST_TEXT_BYTES, "%016" PRIx64 "%016" PRIx64, digest->high,
 	         digest->low);
-}
-
-int digest_from_text(const char *text, struct digest *digest_out)
-{
-	if (strlen(text) != DIGEST_TEXT_BYTES - 1 ||
-	    strspn(text, "0123456789abcdefABCDEF") != DIGEST_TEXT_BYTES - 1) {
-		return -EINVAL;
-	}
-	struct digest digest;
-	if (sscanf(text, "%16" SCNx64 "%16" SCNx64, &digest.high, &digest.low) != 2) {
-		return -EINVAL;
-	}
-	*digest_out = digest;
-	return 0;
 }

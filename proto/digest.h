@@ -62,7 +62,4 @@ struct digest digest_from_bytes(const uint8_t bytes[DIGEST_BYTES]);
 
 void digest_to_text(const struct digest *digest, char text_out[DIGEST_TEXT_BYTES]);
 
-/* Returns 0, or -EINVAL when @text is not 32 hexadecimal digits. */
-int digest_from_text(const char *text, struct digest *digest_out);
-
 #endif

@@ -2,7 +2,6 @@
 #include "proto/fdlist.h"
 
 #include <errno.h>
-#include <fcntl.h>
 
 #include "proto/cleanup.h"
 
@@ -26,18 +25,6 @@ int fdlist_add(struct fdlist *list, int fd)
 	}
 	list->fds[list->n_fds++] = fd;
 	return 0;
-}
-
-int fdlist_add_dup(struct fdlist *list, int fd)
-{
-	if (list->n_fds == GLAKE_MAX_PACKET_FDS) {
-		return -ENOSPC;
-	}
-	int copy = fcntl(fd, F_DUPFD_CLOEXEC, 0);
-	if (copy < 0) {
-		return -errno;
-	}
-	return fdlist_add(list, copy);
 }
 
 int fdlist_take(struct fdlist *list, size_t index)

@@ -26,9 +26,6 @@ void fdlist_deinit(struct fdlist *list);
 /* Append @fd, which the list then owns. Returns 0, or -ENOSPC (fd stays the caller's). */
 int fdlist_add(struct fdlist *list, int fd);
 
-/* Append a close-on-exec duplicate of @fd. Returns 0, -ENOSPC, or -errno of fcntl(). */
-int fdlist_add_dup(struct fdlist *list, int fd);
-
 /* Move fd number @index out to the caller. Returns -1 when there is none (any more). */
 int fdlist_take(struct fdlist *list, size_t index);
 

@@ -68,37 +68,11 @@ START_TEST(overflow_is_told)
 }
 END_TEST
 
-START_TEST(sizes_are_written)
-{
-	static const struct {
-		uint64_t bytes;
-		const char *text;
-	} cases[] = {
-		{0, "0 B"},
-		{1023, "1023 B"},
-		{1024, "1.0 KiB"},
-		{1536, "1.5 KiB"},
-		{(1u << 20) - 1, "1023.9 KiB"},
-		{24ull << 30, "24.0 GiB"},
-		{(24ull << 30) - 1, "23.9 GiB"},
-		{3ull << 40, "3.0 TiB"},
-		{1ull << 60, "1.0 EiB"},
-		{UINT64_MAX, "15.9 EiB"},
-	};
-	for (size_t i = 0; i < n_elements(cases); i++) {
-		char text[SIZE_TEXT_BYTES];
-		size_format(cases[i].bytes, text);
-		ck_assert_str_eq(text, cases[i].text);
-	}
-}
-END_TEST
-
 int main(void)
 {
 	Suite *suite = suite_create("size");
 	suite_add(suite, sizes_are_read);
 	suite_add(suite, other_texts_are_refused);
 	suite_add(suite, overflow_is_told);
-	suite_add(suite, sizes_are_written);
 	return suite_run(suite);
 }
