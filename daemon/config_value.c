@@ -39,9 +39,14 @@ static const char *kind_of(const config_setting_t *at)
 	}
 }
 
-struct config_label config_label_of(const config_setting_t *at)
+struct label {
+	char text[96];
+};
+
+/* "drain_ms", or "an entry of devices". */
+static struct label label_of(const config_setting_t *at)
 {
-	struct config_label label;
+	struct label label;
 	if (config_setting_name(at)) {
 		snprintf(label.text, sizeof(label.text), "%s", config_setting_name(at));
 	} else {
@@ -54,8 +59,8 @@ struct config_label config_label_of(const config_setting_t *at)
 int config_value_wrong_type(struct config_file *file, const config_setting_t *at,
                             const char *expected)
 {
-	return config_file_wrong(file, at, "%s must be %s, not %s", config_label_of(at).text,
-	                         expected, kind_of(at));
+	return config_file_wrong(file, at, "%s must be %s, not %s", label_of(at).text, expected,
+	                         kind_of(at));
 }
 
 static int no_memory(struct config_file *file)
@@ -73,7 +78,7 @@ static int read_text(struct config_file *file, const config_setting_t *at, const
 	}
 	const char *text = config_setting_get_string(at);
 	if (!*text) {
-		return config_file_wrong(file, at, "%s is empty", config_label_of(at).text);
+		return config_file_wrong(file, at, "%s is empty", label_of(at).text);
 	}
 	*text_out = text;
 	return 0;
@@ -102,8 +107,7 @@ static int read_path(struct config_file *file, const config_setting_t *at, const
 {
 	int result = read_text(file, at, path_out);
 	if (result == 0 && (*path_out)[0] != '/') {
-		return config_file_wrong(file, at, "%s must begin with a slash",
-		                         config_label_of(at).text);
+		return config_file_wrong(file, at, "%s must begin with a slash", label_of(at).text);
 	}
 	return result;
 }
@@ -124,8 +128,8 @@ CONFIG_VALUE(socket_path)
 		return result;
 	}
 	if (strlen(path) > room) {
-		return config_file_wrong(file, at, "%s is longer than %zu bytes",
-		                         config_label_of(at).text, room);
+		return config_file_wrong(file, at, "%s is longer than %zu bytes", label_of(at).text,
+		                         room);
 	}
 	return replace_text(file, field, path, strlen(path));
 }
@@ -176,7 +180,7 @@ CONFIG_VALUE(mode)
 	unsigned long mode = strtoul(text, &end, 8);
 	if (text[0] != '0' || *end || mode > 0777) {
 		return config_file_wrong(file, at, "%s must be an octal text like \"0660\"",
-		                         config_label_of(at).text);
+		                         label_of(at).text);
 	}
 	*(mode_t *)field = (mode_t)mode;
 	return 0;
@@ -189,7 +193,7 @@ CONFIG_VALUE(log_level)
 	if (result == 0 && log_level_from_name(name, field) < 0) {
 		return config_file_wrong(file, at,
 		                         "%s must be error, warning, info or debug, not \"%s\"",
-		                         config_label_of(at).text, name);
+		                         label_of(at).text, name);
 	}
 	return result;
 }
@@ -208,7 +212,7 @@ CONFIG_VALUE(pressure)
 		*pressure = CONFIG_PRESSURE_WAIT;
 	} else {
 		return config_file_wrong(file, at, "%s must be refuse or wait, not \"%s\"",
-		                         config_label_of(at).text, name);
+		                         label_of(at).text, name);
 	}
 	return 0;
 }
@@ -231,7 +235,7 @@ static int read_number(struct config_file *file, const config_setting_t *at, int
 	if (number < min || number > max) {
 		return config_file_wrong(file, at,
 		                         "%s is %" PRId64 ", must be %" PRId64 " to %" PRId64,
-		                         config_label_of(at).text, number, min, max);
+		                         label_of(at).text, number, min, max);
 	}
 	*number_out = number;
 	return 0;
@@ -281,10 +285,10 @@ static int read_size(struct config_file *file, const config_setting_t *at, uint6
 		return 0;
 	case -ERANGE:
 		return config_file_wrong(file, at, "%s: \"%s\" does not fit 64 bits",
-		                         config_label_of(at).text, text);
+		                         label_of(at).text, text);
 	default:
 		return config_file_wrong(file, at, "%s must be a size like \"24GiB\", not \"%s\"",
-		                         config_label_of(at).text, text);
+		                         label_of(at).text, text);
 	}
 }
 
@@ -298,7 +302,7 @@ CONFIG_VALUE(size)
 	if (bytes < min || bytes > max) {
 		return config_file_wrong(file, at,
 		                         "%s is %" PRIu64 " bytes, must be %" PRIu64 " to %" PRIu64,
-		                         config_label_of(at).text, bytes, min, max);
+		                         label_of(at).text, bytes, min, max);
 	}
 	*(uint64_t *)field = bytes;
 	return 0;
@@ -313,7 +317,7 @@ CONFIG_VALUE(chunk_size)
 	}
 	if (bytes % GLAKE_CHUNK_GRANULARITY) {
 		return config_file_wrong(file, at, "%s is not a multiple of 2 MiB",
-		                         config_label_of(at).text);
+		                         label_of(at).text);
 	}
 	*(uint64_t *)field = bytes;
 	return 0;
@@ -355,7 +359,7 @@ static int add_all(struct config_file *file, const config_setting_t *at, void *f
 	}
 	unsigned n_entries = (unsigned)config_setting_length(at);
 	if (n_entries == 0) {
-		return config_file_wrong(file, at, "%s is empty", config_label_of(at).text);
+		return config_file_wrong(file, at, "%s is empty", label_of(at).text);
 	}
 	int result = 0;
 	for (unsigned i = 0; i < n_entries && result == 0; i++) {

@@ -47,12 +47,6 @@ CONFIG_VALUE(groups);        /* struct config_members: adds */
 int config_value_find_group(struct config_file *file, const config_setting_t *at, const char *name,
                             gid_t *gid_out);
 
-/* "drain_ms", or "an entry of devices". For error texts. */
-struct config_label {
-	char text[96];
-};
-struct config_label config_label_of(const config_setting_t *at);
-
 /* Error text "LABEL must be EXPECTED, not a KIND". Always -EINVAL. */
 int config_value_wrong_type(struct config_file *file, const config_setting_t *at,
                             const char *expected);

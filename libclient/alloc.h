@@ -11,9 +11,6 @@
 
 #include "libclient/session.h"
 
-/* @n_bytes up to a multiple of the chunk granularity; 0 if that is 0 or does not fit 64 bits. */
-uint64_t glake__round_up(uint64_t n_bytes);
-
 /* The daemon wants @n_bytes of warm memory of a device back. Blocks; no lock is held. */
 void glake__alloc_reclaim(struct glake_session *session, uint32_t device, uint64_t n_bytes);
 

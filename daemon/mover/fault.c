@@ -24,13 +24,13 @@ int fault_no_memory(struct fault *fault)
 	return fault_set(fault, FAULT_NO_HOST_MEMORY, "out of host memory");
 }
 
-struct quoted quote_bytes(const char *name, size_t n_bytes)
+struct quoted quote(const char *name)
 {
 	struct quoted out;
 	size_t at = 0;
 	out.text[at++] = '\'';
-	for (size_t i = 0; i < n_bytes; i++) {
-		unsigned char byte = (unsigned char)name[i];
+	for (; *name; name++) {
+		unsigned char byte = (unsigned char)*name;
 		/* Room for this one, escaped, and for what ends a cut name. */
 		if (at + 4 + sizeof("...'") > sizeof(out.text)) {
 			memcpy(out.text + at, "...", 3);
@@ -46,11 +46,6 @@ struct quoted quote_bytes(const char *name, size_t n_bytes)
 	out.text[at++] = '\'';
 	out.text[at] = '\0';
 	return out;
-}
-
-struct quoted quote(const char *name)
-{
-	return quote_bytes(name, strlen(name));
 }
 
 #define LINES_PER_SECOND 20

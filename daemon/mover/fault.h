@@ -51,7 +51,6 @@ struct quoted {
 	char text[160];
 };
 
-struct quoted quote_bytes(const char *name, size_t n_bytes);
 struct quoted quote(const char *name);
 
 /* Write one line to stderr. At most a few per second get through, the rest is counted. */

@@ -28,7 +28,8 @@ char json_cursor_peek(struct json_cursor *cursor)
 	return '\0';
 }
 
-bool json_cursor_take(struct json_cursor *cursor, char byte)
+/* Step over @byte if it is next. */
+static bool take(struct json_cursor *cursor, char byte)
 {
 	if (json_cursor_peek(cursor) != byte || cursor->at == cursor->n_bytes) {
 		return false;
@@ -75,14 +76,14 @@ int json_cursor_string(struct json_cursor *cursor, size_t max_bytes, json_t **st
 
 int json_cursor_key(struct json_cursor *cursor, size_t *n_keys, json_t **key_out)
 {
-	if (*n_keys == 0 && !json_cursor_take(cursor, '{')) {
+	if (*n_keys == 0 && !take(cursor, '{')) {
 		return bad(cursor, "expected an object");
 	}
-	if (json_cursor_take(cursor, '}')) {
+	if (take(cursor, '}')) {
 		*key_out = NULL;
 		return 0;
 	}
-	if (*n_keys > 0 && !json_cursor_take(cursor, ',')) {
+	if (*n_keys > 0 && !take(cursor, ',')) {
 		return bad(cursor, json_cursor_peek(cursor) ? "expected ',' or '}'"
 		                                            : "the text ends within an object");
 	}
@@ -91,7 +92,7 @@ int json_cursor_key(struct json_cursor *cursor, size_t *n_keys, json_t **key_out
 	if (error) {
 		return error;
 	}
-	if (!json_cursor_take(cursor, ':')) {
+	if (!take(cursor, ':')) {
 		json_decref(key);
 		return bad(cursor, "expected ':'");
 	}

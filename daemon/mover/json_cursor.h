@@ -30,9 +30,6 @@ void json_cursor_init(struct json_cursor *cursor, const char *text, size_t n_byt
 /* The next byte that is no white space, or '\0' at the end. */
 char json_cursor_peek(struct json_cursor *cursor);
 
-/* Step over @byte if it is next. */
-bool json_cursor_take(struct json_cursor *cursor, char byte);
-
 /* Parse one value of at most @max_bytes of text. *value_out is the caller's: json_decref(). */
 int json_cursor_value(struct json_cursor *cursor, size_t max_bytes, json_t **value_out);
 
