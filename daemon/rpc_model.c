@@ -224,7 +224,7 @@ static void wait_for_load(struct session *session, const request_t *request, str
 
 void rpc_model_open(struct session *session, const request_t *request, struct fdlist *fds)
 {
-	/* Some 12 KiB: not on the stack of a thread that recurses nowhere, but once. */
+	/* Some 11 KiB, and used by one request at a time: not on the stack. */
 	static struct file_set files;
 	struct device *device = rpc_device(session, request->id, request->model_open->device);
 	if (!device || !check_names(session, request, fds) ||

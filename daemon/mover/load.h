@@ -16,7 +16,7 @@
  *
  * Owner: jobs.c. Lifetime: load_launch() until the ended callback, after which the load reports and
  * frees itself.
- * Threads: load_grant() and load_cancel() from any, until the ended callback has returned.
+ * Threads: load_grant() and load_fail() from any, until the ended callback has returned.
  */
 #ifndef GLAKE_MOVER_LOAD_H
 #define GLAKE_MOVER_LOAD_H
