@@ -157,6 +157,18 @@ GLAKE_API int glake_free(struct glake_session *session, glake_ptr ptr);
 GLAKE_API int glake_trim(struct glake_session *session, uint32_t device, uint64_t keep_bytes);
 
 /*
+ * One chunk of @bytes (a multiple of 2 MiB, at most 64 GiB) for callers that import and map it by
+ * themselves: *fd_out is the caller's, and may be closed once imported. Zeroed. Ends with
+ * glake_chunk_free(), after the caller has unmapped it and released the import.
+ */
+GLAKE_API int glake_chunk_new(struct glake_session *session, uint32_t device, uint64_t bytes,
+                              uint64_t *chunk_out, int *fd_out);
+/* Its fd once more, to be passed on: the caller's. GLAKE_E_NO_FDS: glaked has none of it left. */
+GLAKE_API int glake_chunk_fd(struct glake_session *session, uint64_t chunk, int *fd_out);
+/* @bytes as given to glake_chunk_new(). */
+GLAKE_API int glake_chunk_free(struct glake_session *session, uint64_t chunk, uint64_t bytes);
+
+/*
  * What another process of the realm needs to know to open memory of glake_alloc(): plain bytes, to
  * be passed on in any way. Good for as long as the memory is not freed and its session lives.
  */
