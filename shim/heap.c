@@ -4,8 +4,8 @@
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
-#include <string.h>
 
+#include "shim/index.h"
 #include "shim/owner.h"
 #include "shim/slab.h"
 
@@ -34,11 +34,6 @@ struct region {
 	struct allocation *of; /* borrowed; NULL: a slab */
 };
 
-struct slot {
-	CUdeviceptr base;
-	struct region *region;
-};
-
 struct heap_device {
 	struct slab_bins bins;
 	unsigned n_empty_slabs;
@@ -46,61 +41,22 @@ struct heap_device {
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct slot *slots; /* owned; by base */
-static size_t n_slots;
-static size_t capacity;
+static struct index regions; /* by base */
 static uint64_t next_id = FIRST_ID;
 static struct heap_device devices[SHIM_MAX_DEVICES];
 
 /* ---- the index: all of it with the lock held -------------------------------------------------- */
 
-/* How many regions start at or below @address. */
-static size_t count_below(CUdeviceptr address)
-{
-	size_t low = 0;
-	size_t high = n_slots;
-	while (low < high) {
-		size_t middle = low + (high - low) / 2;
-		if (slots[middle].base <= address) {
-			low = middle + 1;
-		} else {
-			high = middle;
-		}
-	}
-	return low;
-}
-
 static struct region *find_region(CUdeviceptr address)
 {
-	size_t n_below = count_below(address);
-	struct region *region = n_below ? slots[n_below - 1].region : NULL;
+	struct region *region = index_below(&regions, address);
 	return region && address - region->base < region->n_bytes ? region : NULL;
 }
 
 static bool add_region(struct region *region)
 {
-	if (n_slots == capacity) {
-		size_t more = capacity ? capacity * 2 : 256;
-		struct slot *grown = reallocarray(slots, more, sizeof(*grown));
-		if (!grown) {
-			return false;
-		}
-		slots = grown;
-		capacity = more;
-	}
-	size_t at = count_below(region->base);
-	memmove(&slots[at + 1], &slots[at], (n_slots - at) * sizeof(slots[0]));
-	slots[at] = (struct slot){.base = region->base, .region = region};
-	n_slots++;
 	region->id = next_id++;
-	return true;
-}
-
-static void remove_region(const struct region *region)
-{
-	size_t at = count_below(region->base) - 1;
-	n_slots--;
-	memmove(&slots[at], &slots[at + 1], (n_slots - at) * sizeof(slots[0]));
+	return index_add(&regions, region->base, region);
 }
 
 static struct allocation *find_allocation(CUdeviceptr address)
@@ -117,42 +73,16 @@ static struct allocation *find_allocation(CUdeviceptr address)
 
 /* ---- regions ---------------------------------------------------------------------------------- */
 
-static int judge(int error)
-{
-	switch (error) {
-	case GLAKE_E_OVER_QUOTA:
-	case GLAKE_E_NO_DEVICE_MEMORY:
-	case GLAKE_E_NO_HOST_MEMORY:
-	case GLAKE_E_NO_FDS:
-	case GLAKE_E_BAD_REQUEST: /* larger than glaked would ever give */
-	case -ENOMEM:
-	case -EINVAL: /* does not even round up */
-		return HEAP_E_FULL;
-	default:
-		return HEAP_E_ABSENT;
-	}
-}
-
-static bool find_device(struct owner *owner, CUdevice ordinal, struct glake_device *device_out)
-{
-	for (uint32_t i = 0; glake_device_at(owner->session, i, device_out) == 0; i++) {
-		if (device_out->ordinal == ordinal) {
-			return true;
-		}
-	}
-	return false;
-}
-
 /* Ask @owner; region->owner stays to be set. */
 static int fill_region(struct owner *owner, struct region *region)
 {
 	struct glake_device device;
-	if (!find_device(owner, region->device, &device)) {
-		return HEAP_E_FOREIGN;
+	if (!owner_device(owner, region->device, &device)) {
+		return OWNER_E_FOREIGN;
 	}
 	if (region->n_bytes > device.total_bytes) {
 		/* There may not even be an address range of this size to be reserved. */
-		return HEAP_E_FULL;
+		return OWNER_E_FULL;
 	}
 	region->index = device.index;
 	glake_ptr base = 0;
@@ -163,7 +93,7 @@ static int fill_region(struct owner *owner, struct region *region)
 		region->base = base;
 		return 0;
 	}
-	return owner_is_gone(owner, r) ? HEAP_E_ABSENT : judge(r);
+	return owner_judge(owner, r);
 }
 
 /* What a new region of @device has to let others read, that have asked before. */
@@ -211,17 +141,17 @@ static int region_new(CUdevice device, uint64_t n_bytes, struct region **region_
 {
 	struct region *region = calloc(1, sizeof(*region));
 	if (!region) {
-		return HEAP_E_FULL;
+		return OWNER_E_FULL;
 	}
 	region->device = device;
 	region->n_bytes = (n_bytes + SLAB_BYTES - 1) & ~(SLAB_BYTES - 1);
-	int r = region->n_bytes < n_bytes ? HEAP_E_FULL : HEAP_E_ABSENT;
+	int r = region->n_bytes < n_bytes ? OWNER_E_FULL : OWNER_E_ABSENT;
 	/* Twice: a session may turn out to be dead, and a new one be had. */
-	for (int attempt = 0; attempt < 2 && r == HEAP_E_ABSENT; attempt++) {
+	for (int attempt = 0; attempt < 2 && r == OWNER_E_ABSENT; attempt++) {
 		bool is_refused;
 		struct owner *owner = owner_get(&is_refused);
 		if (!owner) {
-			r = is_refused ? HEAP_E_FULL : HEAP_E_ABSENT;
+			r = is_refused ? OWNER_E_FULL : OWNER_E_ABSENT;
 			break;
 		}
 		r = fill_region(owner, region);
@@ -232,7 +162,7 @@ static int region_new(CUdevice device, uint64_t n_bytes, struct region **region_
 		}
 	}
 	if (r == 0 && open_to(region, readers_of(device)) != CUDA_SUCCESS) {
-		r = HEAP_E_FULL;
+		r = OWNER_E_FULL;
 	}
 	if (r != 0) {
 		region_free(region);
@@ -262,7 +192,7 @@ static int add_slab(CUdevice device)
 	pthread_mutex_unlock(&lock);
 	if (!is_in) {
 		region_free(region);
-		return HEAP_E_FULL;
+		return OWNER_E_FULL;
 	}
 	return 0;
 }
@@ -310,7 +240,7 @@ static int alloc_large(struct allocation *allocation, CUdevice device)
 	pthread_mutex_unlock(&lock);
 	if (!is_in) {
 		region_free(region);
-		return HEAP_E_FULL;
+		return OWNER_E_FULL;
 	}
 	return 0;
 }
@@ -318,11 +248,11 @@ static int alloc_large(struct allocation *allocation, CUdevice device)
 int heap_alloc(const struct heap_place *place, uint64_t n_bytes, CUdeviceptr *address_out)
 {
 	if (place->device < 0 || place->device >= SHIM_MAX_DEVICES) {
-		return HEAP_E_FOREIGN;
+		return OWNER_E_FOREIGN;
 	}
 	struct allocation *allocation = calloc(1, sizeof(*allocation));
 	if (!allocation) {
-		return HEAP_E_FULL;
+		return OWNER_E_FULL;
 	}
 	allocation->n_bytes = n_bytes;
 	allocation->ctx = place->ctx;
@@ -416,7 +346,7 @@ static struct region *release_locked(struct allocation *allocation)
 		on->n_empty_slabs--;
 		slab_free(&on->bins, region->slab);
 	}
-	remove_region(region);
+	index_remove(&regions, region->base);
 	return region;
 }
 
@@ -457,8 +387,8 @@ void heap_release_ctx(CUcontext ctx)
 {
 	struct allocation *list = NULL;
 	pthread_mutex_lock(&lock);
-	for (size_t i = 0; i < n_slots; i++) {
-		claim_of(slots[i].region, ctx, &list);
+	for (size_t i = 0; i < regions.n; i++) {
+		claim_of(regions.entries[i].value, ctx, &list);
 	}
 	pthread_mutex_unlock(&lock);
 	while (list) {
@@ -479,9 +409,10 @@ CUresult heap_add_peer(CUdevice device, CUdevice reader)
 	pthread_mutex_lock(&lock);
 	devices[device].readers |= 1ull << reader;
 	/* Under the lock after all: a region that goes away meanwhile must not be touched. */
-	for (size_t i = 0; result == CUDA_SUCCESS && i < n_slots; i++) {
-		if (slots[i].region->device == device) {
-			result = open_to(slots[i].region, 1ull << reader);
+	for (size_t i = 0; result == CUDA_SUCCESS && i < regions.n; i++) {
+		const struct region *region = regions.entries[i].value;
+		if (region->device == device) {
+			result = open_to(region, 1ull << reader);
 		}
 	}
 	pthread_mutex_unlock(&lock);

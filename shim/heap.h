@@ -3,9 +3,7 @@
  * The device memory that the program has of us, by address.
  *
  * A region is one piece of glake_alloc(): either one allocation of the program, or a slab that holds
- * many small ones. Regions stand in an array sorted by address, so that any address in them is found
- * by binary search. The array is dense, so putting one in costs a memmove of 16 bytes for each
- * region above it; there can be no more regions than the device has 2 MiB pieces.
+ * many small ones. Any address in it is found by way of its start.
  *
  * To free memory: claim it, so that nobody else does; see to it that nothing uses it; release it.
  *
@@ -20,18 +18,12 @@
 #include "glake.h"
 #include "shim/shim.h"
 
-enum {
-	HEAP_E_FULL = 1, /* no memory: the tenant's, the device's, or this process's */
-	HEAP_E_ABSENT,   /* glaked is not there, or cannot serve this process */
-	HEAP_E_FOREIGN,  /* the device is not glaked's */
-};
-
 struct heap_place {
 	CUdevice device;
 	CUcontext ctx; /* which allocates: it dies with it */
 };
 
-/* Memory that is not initialised, at least 512-byte aligned; @n_bytes is not 0. 0 or HEAP_E_*. */
+/* Memory that is not initialised, at least 512-byte aligned; @n_bytes is not 0. 0 or OWNER_E_*. */
 int heap_alloc(const struct heap_place *place, uint64_t n_bytes, CUdeviceptr *address_out);
 
 /* What there is to know of an allocation. */

@@ -3,6 +3,7 @@
 #include <stdatomic.h>
 
 #include "shim/heap.h"
+#include "shim/owner.h"
 #include "shim/quiesce.h"
 
 static bool owns_alloc(void)
@@ -37,9 +38,9 @@ static enum verdict alloc_ours(CUdeviceptr *address_out, uint64_t n_bytes, CUres
 		shim_count(SHIM_COUNT_owned);
 		*result_out = CUDA_SUCCESS;
 		return ANSWERED;
-	case HEAP_E_FOREIGN:
+	case OWNER_E_FOREIGN:
 		return LEFT_TO_DRIVER;
-	case HEAP_E_ABSENT:
+	case OWNER_E_ABSENT:
 		if (!shim_policy()->refuses_absent) {
 			shim_count(SHIM_COUNT_passed);
 			return LEFT_TO_DRIVER;

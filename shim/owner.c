@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "shim/owner.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <time.h>
@@ -112,4 +113,33 @@ bool owner_is_gone(struct owner *owner, int error)
 	default:
 		return false;
 	}
+}
+
+int owner_judge(struct owner *owner, int error)
+{
+	if (owner_is_gone(owner, error)) {
+		return OWNER_E_ABSENT;
+	}
+	switch (error) {
+	case GLAKE_E_OVER_QUOTA:
+	case GLAKE_E_NO_DEVICE_MEMORY:
+	case GLAKE_E_NO_HOST_MEMORY:
+	case GLAKE_E_NO_FDS:
+	case GLAKE_E_BAD_REQUEST: /* larger than glaked would ever give */
+	case -ENOMEM:
+	case -EINVAL: /* does not even round up */
+		return OWNER_E_FULL;
+	default:
+		return OWNER_E_ABSENT;
+	}
+}
+
+bool owner_device(struct owner *owner, int ordinal, struct glake_device *device_out)
+{
+	for (uint32_t i = 0; glake_device_at(owner->session, i, device_out) == 0; i++) {
+		if (device_out->ordinal == ordinal) {
+			return true;
+		}
+	}
+	return false;
 }

@@ -18,6 +18,12 @@
 
 #include "glake.h"
 
+enum {
+	OWNER_E_FULL = 1, /* no memory: the tenant's, the device's, or this process's */
+	OWNER_E_ABSENT,   /* glaked is not there, or cannot serve this process */
+	OWNER_E_FOREIGN,  /* the device is not glaked's */
+};
+
 struct owner {
 	struct glake_session *session; /* owned */
 	atomic_uint n_refs;
@@ -46,5 +52,11 @@ void owner_leave(struct owner *owner);
  * a new session.
  */
 bool owner_is_gone(struct owner *owner, int error);
+
+/* What a failed request for memory means: OWNER_E_*. Notes when glaked is gone. */
+int owner_judge(struct owner *owner, int error);
+
+/* glaked's device that is CUDA device @ordinal here; false if it has none. Local. */
+bool owner_device(struct owner *owner, int ordinal, struct glake_device *device_out);
 
 #endif

@@ -64,6 +64,7 @@ struct shim_policy {
 	bool is_off;         /* GLAKE_SHIM=off: every call goes to the driver */
 	bool refuses_absent; /* GLAKE_SHIM_ABSENT=refuse: no memory without glaked */
 	bool owns_alloc;     /* GLAKE_SHIM_OWN: cuMemAlloc and its family */
+	bool owns_vmm;       /* GLAKE_SHIM_OWN: cuMemCreate and its family */
 };
 
 /* Read once, by shim_resolve(). */

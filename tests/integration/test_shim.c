@@ -325,6 +325,44 @@ START_TEST(peers_reach_it)
 }
 END_TEST
 
+/* ---- the program's own virtual memory management ---------------------------------------------- */
+
+START_TEST(chunks_go_with_their_last_use)
+{
+	struct run run;
+	begin(NULL);
+	run_start(&run, NULL, in_build(PROGRAM), "dlsym", "vmm", NULL);
+	run_read(&run, "ready");
+	expect(&run, "owned 5 passed 0");
+	int connection = connection_hello(&harness);
+	/* All are unmapped and released but one, which is mapped. */
+	ck_assert_uint_eq(private_bytes(connection), 4u << 20);
+	run_continue(&run);
+	run_read(&run, "ready");
+	ck_assert_uint_eq(private_bytes(connection), 0);
+	connection_close(&connection);
+	run_continue(&run);
+	run_end_well(&run);
+	finish();
+	begin(NULL);
+	/* Without the shim it says the same. */
+	run_start(&run, "GLAKE_SHIM=off", in_build(PROGRAM), "dlsym", "vmm", NULL);
+	run_read(&run, "ready");
+	run_continue(&run);
+	run_read(&run, "ready");
+	run_continue(&run);
+	run_end_well(&run);
+	run_start(&run, "GLAKE_SOCKET=/nowhere", in_build(PROGRAM), "proc2", "vmm", NULL);
+	run_read(&run, "ready");
+	expect(&run, "owned 0 passed 5");
+	run_continue(&run);
+	run_read(&run, "ready");
+	run_continue(&run);
+	run_end_well(&run);
+	finish();
+}
+END_TEST
+
 /* ---- between processes ------------------------------------------------------------------------ */
 
 /* The two handles that ipc_give prints, side by side. */
@@ -619,6 +657,7 @@ int main(void)
 	suite_add(suite, a_free_waits_for_the_gpu);
 	suite_add(suite, memory_goes_with_its_context);
 	suite_add(suite, peers_reach_it);
+	suite_add(suite, chunks_go_with_their_last_use);
 	suite_add(suite, ipc_shares_it);
 	suite_add(suite, chunks_open_within_a_realm);
 	suite_add(suite, the_quota_is_the_device);

@@ -603,6 +603,92 @@ static void ipc_dead(const char *argument)
 	must(ptr == 0);
 }
 
+static CUmemAllocationProp chunk_properties(unsigned handle_types)
+{
+	return (CUmemAllocationProp){
+		.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+		.requestedHandleTypes = (CUmemAllocationHandleType)handle_types,
+		.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0},
+	};
+}
+
+static void open_to_device(CUdeviceptr ptr, size_t n_bytes)
+{
+	CUmemAccessDesc access = {
+		.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0},
+		.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+	};
+	must_ok(cu(cuMemSetAccess)(ptr, n_bytes, &access, 1));
+}
+
+/* As PyTorch's expandable segments: grow, shrink, export, import, retain. */
+static void vmm(const char *argument)
+{
+	enum { N = 5 };
+	const size_t each = 4 * MIB;
+	CUmemAllocationProp shared = chunk_properties(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+	CUmemAllocationProp plain = chunk_properties(0);
+	CUmemAllocationProp got;
+	CUmemGenericAllocationHandle handles[N];
+	CUmemGenericAllocationHandle handle;
+	CUdeviceptr base = 0;
+	int fd = -1;
+	start();
+	must_ok(cu(cuMemAddressReserve)(&base, 16 * each, 0, 0, 0));
+	for (int i = 0; i < N; i++) {
+		must_ok(cu(cuMemCreate)(&handles[i], each, i ? &shared : &plain, 0));
+		must_ok(cu(cuMemMap)(base + i * each, each, 0, handles[i], 0));
+	}
+	open_to_device(base, N * each);
+	fill(base, N * each, 9);
+	check(base, N * each, 9);
+	print_counts();
+
+	must(cu(cuMemExportToShareableHandle)(
+		     &fd, handles[0], CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0) != CUDA_SUCCESS);
+	must_ok(cu(cuMemGetAllocationPropertiesFromHandle)(&got, handles[0]));
+	must(got.requestedHandleTypes == 0 && got.location.id == 0);
+	must_ok(cu(cuMemExportToShareableHandle)(&fd, handles[1],
+	                                         CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+	must_ok(cu(cuMemImportFromShareableHandle)(&handle, (void *)(intptr_t)fd,
+	                                           CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
+	close(fd);
+	/* The same memory at a second address. */
+	must_ok(cu(cuMemMap)(base + 8 * each, each, 0, handle, 0));
+	open_to_device(base + 8 * each, each);
+	fill(base + 8 * each, each, 4);
+	check(base + each, each, 4);
+	must_ok(cu(cuMemUnmap)(base + 8 * each, each));
+	must_ok(cu(cuMemRelease)(handle));
+
+	/* The mapping holds it; a handle can be had again from the address. */
+	for (int i = 0; i < N; i++) {
+		must_ok(cu(cuMemRelease)(handles[i]));
+	}
+	check(base + each, each, 4);
+	must_ok(cu(cuMemRetainAllocationHandle)(&handle, (void *)(uintptr_t)(base + each)));
+	must_ok(cu(cuMemGetAllocationPropertiesFromHandle)(&got, handle));
+	must(got.requestedHandleTypes == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+	must_ok(cu(cuMemUnmap)(base, N * each));
+	must_ok(cu(cuMemMap)(base, each, 0, handle, 0));
+	open_to_device(base, each);
+	check(base, each, 4);
+	must_ok(cu(cuMemRelease)(handle));
+	must(cu(cuMemRelease)(handle) != CUDA_SUCCESS);
+	wait_for_line();
+	must_ok(cu(cuMemUnmap)(base, each));
+	must_ok(cu(cuMemAddressFree)(base, 16 * each));
+
+	/* What cannot be a chunk is the driver's, errors included. */
+	must(cu(cuMemCreate)(&handle, 12345, &plain, 0) != CUDA_SUCCESS);
+	must_be(cu(cuMemCreate)(&handle, 1ull << 35, &plain, 0), CUDA_ERROR_OUT_OF_MEMORY);
+	plain.location = (CUmemLocation){.type = CU_MEM_LOCATION_TYPE_HOST_NUMA, .id = 0};
+	must_ok(cu(cuMemCreate)(&handle, 2 * MIB, &plain, 0));
+	must_ok(cu(cuMemRelease)(handle));
+	print_counts();
+	wait_for_line();
+}
+
 /* No GPU, no driver: what a program without CUDA's driver expects. */
 static void nothing(const char *argument)
 {
@@ -613,11 +699,10 @@ static const struct {
 	const char *name;
 	void (*run)(const char *argument);
 } scenarios[] = {
-	{"basic", basic},       {"errors", errors},     {"threads", threads},
-	{"greedy", greedy},     {"forks", forks},       {"storm", storm},
-	{"steps", steps},       {"waits", waits},       {"resets", resets},
-	{"peers", peers},       {"ipc_give", ipc_give}, {"ipc_take", ipc_take},
-	{"ipc_dead", ipc_dead}, {"nothing", nothing},
+	{"basic", basic},       {"errors", errors}, {"threads", threads},   {"greedy", greedy},
+	{"forks", forks},       {"storm", storm},   {"steps", steps},       {"waits", waits},
+	{"resets", resets},     {"peers", peers},   {"ipc_give", ipc_give}, {"ipc_take", ipc_take},
+	{"ipc_dead", ipc_dead}, {"vmm", vmm},       {"nothing", nothing},
 };
 
 int main(int argc, char **argv)
