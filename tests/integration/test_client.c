@@ -25,7 +25,8 @@ static bool can_write(glake_ptr ptr)
 	CUcontext context;
 	ck_assert_int_eq(drv.cuDevicePrimaryCtxRetain(&context, 0), CUDA_SUCCESS);
 	ck_assert_int_eq(drv.cuCtxSetCurrent(context), CUDA_SUCCESS);
-	return drv.cuMemsetD8(ptr, 1, 1) == CUDA_SUCCESS;
+	/* A memset that is still queued when the access changes is a fault. */
+	return drv.cuMemsetD8(ptr, 1, 1) == CUDA_SUCCESS && drv.cuCtxSynchronize() == CUDA_SUCCESS;
 }
 
 static bool is_all(struct glake_session *session, glake_ptr ptr, uint8_t value, uint64_t n_bytes)
