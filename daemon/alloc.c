@@ -10,6 +10,8 @@
 
 /* How often a waiting request looks again. */
 #define WAIT_STEP_MS 10
+/* A burst of requests does not compete with the making of chunks for the next one. */
+#define REFILL_MS 1
 /*
  * For so long a request is not refused while the books have room and only the driver says no: what
  * was released is then still mapped by a process that is about to end, or by a load being cancelled.
@@ -140,6 +142,15 @@ static void adopt(struct alloc *alloc, size_t i, int fd, CUmemGenericAllocationH
 	           handle, alloc->use, &alloc->charges[i]);
 }
 
+/* Nobody took from a pool for a while: making chunks ahead is in nobody's way now. */
+static void on_refill(uv_timer_t *timer)
+{
+	struct allocator *allocator = container_of(timer, struct allocator, refill);
+	for (uint32_t i = 0; i < allocator->n_devices; i++) {
+		pool_refill(&allocator->pools[i]);
+	}
+}
+
 static void take_from_pool(struct alloc *alloc)
 {
 	struct pool *pool = &alloc->allocator->pools[alloc->device->index];
@@ -157,7 +168,7 @@ static void take_from_pool(struct alloc *alloc)
 		alloc->charges[i] = (struct charge){0};
 		chunk_move(&alloc->chunks[i], &chunk);
 	}
-	pool_refill(pool);
+	uv_timer_start(&alloc->allocator->refill, on_refill, REFILL_MS, 0);
 }
 
 static void finish(struct alloc *alloc, int result)
@@ -406,6 +417,7 @@ int allocator_init(struct allocator *allocator, uv_loop_t *loop, struct device *
 	for (uint32_t i = 0; i < n_devices; i++) {
 		pool_init(&allocator->pools[i], &devices[i], &allocator->budget, pool_payer);
 	}
+	uv_timer_init(loop, &allocator->refill);
 	return uv_timer_init(loop, &allocator->timer);
 }
 
@@ -413,6 +425,7 @@ void allocator_deinit(struct allocator *allocator)
 {
 	assert(list_is_empty(&allocator->waiting));
 	uv_close((uv_handle_t *)&allocator->timer, NULL);
+	uv_close((uv_handle_t *)&allocator->refill, NULL);
 	free(allocator->pools);
 	allocator->pools = NULL;
 }

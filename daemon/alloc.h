@@ -54,6 +54,7 @@ struct allocator {
 	uint32_t n_devices;
 	uint64_t wait_ms;    /* 0: refuse at once */
 	struct list waiting; /* of struct alloc: parked until memory may be free again */
+	uv_timer_t refill;   /* runs while a pool may lack chunks */
 	uv_timer_t timer;    /* runs while somebody waits */
 };
 

@@ -81,7 +81,7 @@ static bool order_one(struct pool *pool, struct pool_size *size)
 	size->n_coming++;
 	pool->device->coming_bytes += size->chunk_bytes;
 	pool->budget->n_used++;
-	worker_submit_lazy(&pool->device->worker, &order->work, make, keep);
+	worker_submit(&pool->device->worker, &order->work, make, keep);
 	return true;
 }
 

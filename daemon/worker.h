@@ -3,7 +3,7 @@
  * One thread that does blocking work (driver calls) for the loop, in the order it was asked.
  *
  * Work comes in two kinds. What somebody waits for (worker_submit) runs at once, in order. What nobody
- * waits for (worker_submit_lazy: giving memory back, making it ahead) runs when the worker has had
+ * waits for (worker_submit_lazy: giving memory back) runs when the worker has had
  * nothing else to do for WORKER_LAZY_US, because driver calls of two processes slow each other down
  * many times over, and the one that just got an answer is mapping its memory now.
  *
