@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <sys/resource.h>
 
+#include "tests/harness/connection.h"
 #include "tests/integration/bad_day.h"
 
 #define TENANT(bytes) "tenants = ({ name = \"default\"; device_bytes = \"" bytes "\"; });"
@@ -281,6 +282,50 @@ START_TEST(warm_memory_is_reclaimed_for_who_waits)
 }
 END_TEST
 
+/*
+ * Freed, and out of the books, but still held: as by a process on its way out, or by the mover when
+ * its load is cancelled. Who wants the memory then waits a moment.
+ */
+START_TEST(memory_that_is_late_is_waited_for)
+{
+	struct fdlist held;
+	uint64_t id;
+	day_begin(&small_device);
+	int one = connection_hello(&harness);
+	int two = connection_hello(&harness);
+	fdlist_init(&held);
+	ck_assert_int_eq(connection_alloc(one, 0, 200 * MIB, 1, &id, &held),
+	                 GLAKE__WIRE__STATUS__OK);
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	Glake__Wire__ChunkFree body = GLAKE__WIRE__CHUNK_FREE__INIT;
+	body.ids = &id;
+	body.n_ids = 1;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_CHUNK_FREE;
+	request.chunk_free = &body;
+	ck_assert_int_eq(connection_status(one, &request, NULL, 0), GLAKE__WIRE__STATUS__OK);
+
+	Glake__Wire__Request wanted = GLAKE__WIRE__REQUEST__INIT;
+	Glake__Wire__ChunkAlloc alloc = GLAKE__WIRE__CHUNK_ALLOC__INIT;
+	alloc.chunk_bytes = 200 * MIB;
+	alloc.n_chunks = 1;
+	wanted.body_case = GLAKE__WIRE__REQUEST__BODY_CHUNK_ALLOC;
+	wanted.chunk_alloc = &alloc;
+	uint64_t request_id = connection_send(two, &wanted, NULL, 0);
+	harness_sleep_ms(200);
+	if (_i == 0) {
+		fdlist_deinit(&held);
+	}
+	Glake__Wire__Answer *answer = connection_receive_for(two, request_id, NULL);
+	ck_assert_int_eq(answer->status,
+	                 _i == 0 ? GLAKE__WIRE__STATUS__OK : GLAKE__WIRE__STATUS__NO_DEVICE_MEMORY);
+	connection_free(answer);
+	fdlist_deinit(&held);
+	connection_close(&one);
+	connection_close(&two);
+	day_end();
+}
+END_TEST
+
 /* ---- other things that run out --------------------------------------------------------------- */
 
 START_TEST(without_fds_private_memory_works_and_models_are_refused)
@@ -472,6 +517,10 @@ int main(void)
 	suite_add(suite, who_waits_gets_what_another_frees);
 	suite_add(suite, who_waits_in_vain_is_refused_in_time);
 	suite_add(suite, warm_memory_is_reclaimed_for_who_waits);
+	TCase *late = tcase_create("memory_that_is_late_is_waited_for");
+	tcase_set_timeout(late, TEST_TIMEOUT_S);
+	tcase_add_loop_test(late, memory_that_is_late_is_waited_for, 0, 2);
+	suite_add_tcase(suite, late);
 	suite_add(suite, without_fds_private_memory_works_and_models_are_refused);
 	suite_add(suite, a_model_beyond_the_fds_is_refused);
 	suite_add(suite, a_tenants_fds_are_a_limit);
