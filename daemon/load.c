@@ -91,6 +91,19 @@ static void load_free(struct load *load)
 	free(load);
 }
 
+/* At the cost of whoever waits for it: a client may try for ever. */
+static void log_failure(const struct load *load, const char *error)
+{
+	const struct model *model = load->model;
+	if (list_is_empty(&load->waiters)) {
+		log_debug("loading '%s' for realm %s: %s", model->name, model->realm->name, error);
+		return;
+	}
+	struct load_waiter *waiter = list_first(&load->waiters, struct load_waiter, link);
+	log_limited(waiter->log_limit, LOG_LEVEL_WARNING, "loading '%s' for realm %s failed: %s",
+	            model->name, model->realm->name, error);
+}
+
 /* The load ends without a model: nothing of it stays. */
 static void fail(struct load *load, enum status status, const char *error)
 {
@@ -98,7 +111,7 @@ static void fail(struct load *load, enum status status, const char *error)
 	struct list waiters;
 	list_init(&waiters);
 
-	log_warning("loading '%s' for realm %s failed: %s", model->name, model->realm->name, error);
+	log_failure(load, error);
 	load->context->stats->models_failed++;
 	stop(load);
 	model->load = NULL;

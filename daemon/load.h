@@ -17,6 +17,7 @@
 #define GLAKE_DAEMON_LOAD_H
 
 #include "daemon/alloc.h"
+#include "daemon/log.h"
 #include "daemon/mover_link.h"
 #include "daemon/store.h"
 
@@ -44,7 +45,8 @@ typedef void (*load_progress_fn)(struct load_waiter *waiter, uint64_t done_bytes
 struct load_waiter {
 	struct list link; /* link: load.waiters; initialised by whoever embeds it */
 	struct load *load;
-	struct tenant *tenant; /* borrowed; stays as long as the waiter */
+	struct tenant *tenant;       /* borrowed; stays as long as the waiter */
+	struct log_limit *log_limit; /* borrowed, likewise */
 	load_done_fn done;
 	load_progress_fn progress; /* NULL: not wanted */
 };

@@ -246,6 +246,25 @@ START_TEST(a_file_that_cannot_be_closed_stops_nobody)
 }
 END_TEST
 
+START_TEST(who_fails_again_and_again_does_not_fill_the_log)
+{
+	char path[HARNESS_PATH_BYTES + 32];
+	harness_start(&harness, &(struct harness_options){.config = "drain_ms = 100;"});
+	snprintf(path, sizeof(path), "%s/bad.safetensors", harness.folder);
+	FILE *file = fopen(path, "we");
+	fputs("nothing of the kind", file);
+	fclose(file);
+	int connection = connection_hello(&harness);
+	for (int i = 0; i < 300; i++) {
+		ck_assert_int_eq(load(connection, path), GLAKE__WIRE__STATUS__BAD_FILE);
+	}
+	unsigned n_lines = harness_n_log_lines(&harness, "a.safetensors");
+	ck_assert_msg(n_lines >= 1 && n_lines <= 10, "%u lines", n_lines);
+	connection_close(&connection);
+	harness_stop(&harness);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("hostile");
@@ -257,5 +276,6 @@ int main(void)
 	tcase_set_timeout(tcase, TEST_TIMEOUT_S);
 	tcase_add_loop_test(tcase, a_file_that_cannot_be_closed_stops_nobody, 0, N_VILLAINIES);
 	suite_add_tcase(suite, tcase);
+	suite_add(suite, who_fails_again_and_again_does_not_fill_the_log);
 	return suite_run(suite);
 }
