@@ -28,6 +28,7 @@ struct region {
 	uint64_t n_bytes;
 	uint64_t id;
 	CUdevice device;
+	uint64_t readers;      /* bit per device that it has been opened to */
 	uint32_t index;        /* the device's number with glaked */
 	struct owner *owner;   /* a reference */
 	struct slab *slab;     /* owned; NULL: one allocation */
@@ -45,6 +46,22 @@ static struct index regions; /* by base */
 static uint64_t next_id = FIRST_ID;
 static struct heap_device devices[SHIM_MAX_DEVICES];
 
+/* Let other devices read and write @region. */
+static CUresult open_to(const struct region *region, uint64_t readers)
+{
+	CUresult result = CUDA_SUCCESS;
+	for (int reader = 0; readers && result == CUDA_SUCCESS; reader++, readers >>= 1) {
+		if (readers & 1) {
+			CUmemAccessDesc access = {
+				.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = reader},
+				.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+			};
+			result = real(cuMemSetAccess)(region->base, region->n_bytes, &access, 1);
+		}
+	}
+	return result;
+}
+
 /* ---- the index: all of it with the lock held -------------------------------------------------- */
 
 static struct region *find_region(CUdeviceptr address)
@@ -53,10 +70,13 @@ static struct region *find_region(CUdeviceptr address)
 	return region && address - region->base < region->n_bytes ? region : NULL;
 }
 
+/* With the readers that were added since the region was made. */
 static bool add_region(struct region *region)
 {
+	uint64_t missing = devices[region->device].readers & ~region->readers;
 	region->id = next_id++;
-	return index_add(&regions, region->base, region);
+	return open_to(region, missing) == CUDA_SUCCESS &&
+	       index_add(&regions, region->base, region);
 }
 
 static struct allocation *find_allocation(CUdeviceptr address)
@@ -94,22 +114,6 @@ static int fill_region(struct owner *owner, struct region *region)
 		return 0;
 	}
 	return owner_judge(owner, r);
-}
-
-/* What a new region of @device has to let others read, that have asked before. */
-static CUresult open_to(const struct region *region, uint64_t readers)
-{
-	CUresult result = CUDA_SUCCESS;
-	for (int reader = 0; readers && result == CUDA_SUCCESS; reader++, readers >>= 1) {
-		if (readers & 1) {
-			CUmemAccessDesc access = {
-				.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = reader},
-				.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
-			};
-			result = real(cuMemSetAccess)(region->base, region->n_bytes, &access, 1);
-		}
-	}
-	return result;
 }
 
 static uint64_t readers_of(CUdevice device)
@@ -161,7 +165,8 @@ static int region_new(CUdevice device, uint64_t n_bytes, struct region **region_
 			owner_unref(owner);
 		}
 	}
-	if (r == 0 && open_to(region, readers_of(device)) != CUDA_SUCCESS) {
+	region->readers = readers_of(device);
+	if (r == 0 && open_to(region, region->readers) != CUDA_SUCCESS) {
 		r = OWNER_E_FULL;
 	}
 	if (r != 0) {

@@ -8,7 +8,7 @@
  * To free memory: claim it, so that nobody else does; see to it that nothing uses it; release it.
  *
  * One lock for all. No request to glaked and no wait happens under it, and no driver call but that of
- * heap_add_peer().
+ * giving access to peers.
  *
  * Owner: the process. Threads: any.
  */

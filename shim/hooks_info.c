@@ -53,11 +53,9 @@ CUresult shim_cuDeviceTotalMem_v2(size_t *total_out, CUdevice device)
 CUresult shim_cuMemGetAddressRange_v2(CUdeviceptr *base_out, size_t *n_bytes_out,
                                       CUdeviceptr address)
 {
-	/* The driver's opinion of the context, and of two NULLs, is the driver's. */
-	CUresult result = real(cuMemGetAddressRange_v2)(base_out, n_bytes_out, address);
 	struct heap_facts facts;
-	if (result != CUDA_SUCCESS || !find_facts(address, &facts)) {
-		return result;
+	if ((!base_out && !n_bytes_out) || !find_facts(address, &facts)) {
+		return real(cuMemGetAddressRange_v2)(base_out, n_bytes_out, address);
 	}
 	if (base_out) {
 		*base_out = facts.address;
@@ -69,7 +67,8 @@ CUresult shim_cuMemGetAddressRange_v2(CUdeviceptr *base_out, size_t *n_bytes_out
 }
 
 /* Our answer, into @data, if the driver's would be another one than for memory of cuMemAlloc(). */
-static bool answer(const struct heap_facts *facts, CUpointer_attribute attribute, void *data)
+static bool answer(const struct heap_facts *facts, CUdeviceptr address,
+                   CUpointer_attribute attribute, void *data)
 {
 	static const unsigned yes = 1;
 	uint64_t word = 0;
@@ -79,6 +78,10 @@ static bool answer(const struct heap_facts *facts, CUpointer_attribute attribute
 		return true;
 	case CU_POINTER_ATTRIBUTE_CONTEXT:
 		word = (uintptr_t)facts->place.ctx;
+		break;
+	case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
+		/* The driver has one only where the current context may access it. */
+		word = address;
 		break;
 	case CU_POINTER_ATTRIBUTE_BUFFER_ID:
 		word = facts->id;
@@ -111,7 +114,7 @@ static bool answer(const struct heap_facts *facts, CUpointer_attribute attribute
 CUresult shim_cuPointerGetAttribute(void *data, CUpointer_attribute attribute, CUdeviceptr address)
 {
 	struct heap_facts facts;
-	if (data && find_facts(address, &facts) && answer(&facts, attribute, data)) {
+	if (data && find_facts(address, &facts) && answer(&facts, address, attribute, data)) {
 		return CUDA_SUCCESS;
 	}
 	return real(cuPointerGetAttribute)(data, attribute, address);
@@ -124,7 +127,7 @@ CUresult shim_cuPointerGetAttributes(unsigned n_attributes, CUpointer_attribute 
 	struct heap_facts facts;
 	if (result == CUDA_SUCCESS && find_facts(address, &facts)) {
 		for (unsigned i = 0; i < n_attributes; i++) {
-			answer(&facts, attributes[i], data[i]);
+			answer(&facts, address, attributes[i], data[i]);
 		}
 	}
 	return result;

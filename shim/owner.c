@@ -7,6 +7,7 @@
 #include <time.h>
 
 #include "shim/fork.h"
+#include "shim/service.h"
 #include "shim/shim.h"
 
 #define RETRY_NS 1000000000ull
@@ -73,6 +74,7 @@ static struct owner *owner_new(void)
 	shim_note_init();
 	shim_fork_watch(glake_fd(owner->session));
 	shim_count(SHIM_COUNT_connects);
+	service_start(owner);
 	return owner;
 }
 

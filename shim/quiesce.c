@@ -27,6 +27,11 @@ void quiesce_note_capture(int change)
 	n_captures += change;
 }
 
+bool quiesce_is_capturing(void)
+{
+	return atomic_load_explicit(&n_captures, memory_order_relaxed) > 0;
+}
+
 static CUresult ask_driver(void)
 {
 	CUdeviceptr probe = 0;
@@ -36,8 +41,7 @@ static CUresult ask_driver(void)
 
 CUresult quiesce_ask_alloc(void)
 {
-	bool is_capturing = atomic_load_explicit(&n_captures, memory_order_relaxed) > 0;
-	return is_capturing ? ask_driver() : CUDA_SUCCESS;
+	return quiesce_is_capturing() ? ask_driver() : CUDA_SUCCESS;
 }
 
 static CUresult wait_for(CUcontext ctx)
@@ -79,7 +83,7 @@ static CUresult wait_for_readers(CUcontext ctx)
 
 CUresult quiesce_ctx(CUcontext ctx)
 {
-	if (atomic_load_explicit(&n_captures, memory_order_relaxed) > 0) {
+	if (quiesce_is_capturing()) {
 		return ask_driver();
 	}
 	CUresult result = wait_for(ctx);

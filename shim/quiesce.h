@@ -27,6 +27,8 @@ void quiesce_add_reader(CUcontext owner, CUcontext reader);
 /* @ctx is gone. */
 void quiesce_drop_ctx(CUcontext ctx);
 
+bool quiesce_is_capturing(void);
+
 /* Captures that have begun and not ended, +1 or -1. */
 void quiesce_note_capture(int change);
 

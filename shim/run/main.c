@@ -35,7 +35,7 @@ static const char usage_text[] =
 	"  --strict        no memory without glaked, also when it goes away later\n"
 	"  --optional      start even if glaked is not there\n"
 	"  --own=LIST      what comes from glaked: alloc (cuMemAlloc and its family), vmm "
-        "(cuMemCreate\n"
+	"(cuMemCreate\n"
 	"                  and its family), none; default: all\n"
 	"  --libcuda=PATH  the real driver library, instead of the loader's\n"
 	"  --shim=PATH     the preload library, instead of the installed one\n"

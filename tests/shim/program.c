@@ -689,6 +689,14 @@ static void vmm(const char *argument)
 	wait_for_line();
 }
 
+/* Has memory once, gives it back, and does nothing more. */
+static void idle(const char *argument)
+{
+	start();
+	must_ok(cu(cuMemFree_v2)(alloc((size_t)atoll(argument))));
+	wait_for_line();
+}
+
 /* No GPU, no driver: what a program without CUDA's driver expects. */
 static void nothing(const char *argument)
 {
@@ -702,7 +710,7 @@ static const struct {
 	{"basic", basic},       {"errors", errors}, {"threads", threads},   {"greedy", greedy},
 	{"forks", forks},       {"storm", storm},   {"steps", steps},       {"waits", waits},
 	{"resets", resets},     {"peers", peers},   {"ipc_give", ipc_give}, {"ipc_take", ipc_take},
-	{"ipc_dead", ipc_dead}, {"vmm", vmm},       {"nothing", nothing},
+	{"ipc_dead", ipc_dead}, {"vmm", vmm},       {"idle", idle},         {"nothing", nothing},
 };
 
 int main(int argc, char **argv)

@@ -1,0 +1,17 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The shim's only thread: it answers glaked's wish for warm memory while the program computes, or
+ * sleeps, and reports what the program holds.
+ *
+ * It starts with a session and ends with it. All signals are blocked in it. During stream captures it
+ * keeps still: unmapping is among the calls that may end a capture.
+ */
+#ifndef GLAKE_SHIM_SERVICE_H
+#define GLAKE_SHIM_SERVICE_H
+
+#include "shim/owner.h"
+
+/* Takes a reference of its own. Without a thread, wishes wait for the program's next allocation. */
+void service_start(struct owner *owner);
+
+#endif
