@@ -5,6 +5,7 @@
 #undef NDEBUG
 #include <assert.h>
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -22,7 +23,7 @@ static struct tenant *tenant_new(const char *name, uint32_t n_devices)
 	struct tenant *tenant = calloc(1, sizeof(*tenant) + n_devices * sizeof(tenant->devices[0]));
 	if (tenant) {
 		list_init(&tenant->link);
-		strncpy(tenant->name, name, sizeof(tenant->name) - 1);
+		snprintf(tenant->name, sizeof(tenant->name), "%s", name);
 		tenant->n_devices = n_devices;
 	}
 	return tenant;
