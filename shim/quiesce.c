@@ -4,10 +4,12 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stddef.h>
+#include <string.h>
 
 #include "proto/cleanup.h"
 
 #define PROBE_BYTES 512
+#define MAX_PROBES 256u
 #define MAX_PAIRS 4096u /* of contexts of 64 devices: more than there are */
 
 struct pair {
@@ -32,17 +34,66 @@ bool quiesce_is_capturing(void)
 	return atomic_load_explicit(&n_captures, memory_order_relaxed) > 0;
 }
 
-static CUresult ask_driver(void)
+/* ---- asking the driver ------------------------------------------------------------------------ */
+
+/*
+ * Freeing waits, and may be forbidden where allocating is not. So what was allocated to ask is kept
+ * until no stream is captured any more.
+ */
+static CUdeviceptr probes[MAX_PROBES];
+static size_t n_probes;
+static atomic_bool has_probes;
+
+static CUresult free_probes(void)
+{
+	CUdeviceptr taken[MAX_PROBES];
+	pthread_mutex_lock(&lock);
+	size_t n_taken = n_probes;
+	memcpy(taken, probes, n_taken * sizeof(taken[0]));
+	n_probes = 0;
+	has_probes = false;
+	pthread_mutex_unlock(&lock);
+	CUresult result = CUDA_SUCCESS;
+	for (size_t i = 0; i < n_taken; i++) {
+		CUresult freed = real(cuMemFree_v2)(taken[i]);
+		result = result == CUDA_SUCCESS ? freed : result;
+	}
+	return result;
+}
+
+static CUresult keep_probe(CUdeviceptr probe)
+{
+	pthread_mutex_lock(&lock);
+	bool is_kept = n_probes < MAX_PROBES;
+	if (is_kept) {
+		probes[n_probes++] = probe;
+		has_probes = true;
+	}
+	pthread_mutex_unlock(&lock);
+	return is_kept ? CUDA_SUCCESS : real(cuMemFree_v2)(probe);
+}
+
+CUresult quiesce_ask_alloc(void)
+{
+	CUdeviceptr probe = 0;
+	if (!quiesce_is_capturing()) {
+		if (has_probes) {
+			free_probes();
+		}
+		return CUDA_SUCCESS;
+	}
+	CUresult result = real(cuMemAlloc_v2)(&probe, PROBE_BYTES);
+	return result == CUDA_SUCCESS ? keep_probe(probe) : result;
+}
+
+static CUresult ask_free(void)
 {
 	CUdeviceptr probe = 0;
 	CUresult result = real(cuMemAlloc_v2)(&probe, PROBE_BYTES);
 	return result == CUDA_SUCCESS ? real(cuMemFree_v2)(probe) : result;
 }
 
-CUresult quiesce_ask_alloc(void)
-{
-	return quiesce_is_capturing() ? ask_driver() : CUDA_SUCCESS;
-}
+/* ---- waiting ---------------------------------------------------------------------------------- */
 
 static CUresult wait_for(CUcontext ctx)
 {
@@ -84,7 +135,7 @@ static CUresult wait_for_readers(CUcontext ctx)
 CUresult quiesce_ctx(CUcontext ctx)
 {
 	if (quiesce_is_capturing()) {
-		return ask_driver();
+		return ask_free();
 	}
 	CUresult result = wait_for(ctx);
 	return result == CUDA_SUCCESS && has_pairs ? wait_for_readers(ctx) : result;

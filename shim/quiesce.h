@@ -5,7 +5,7 @@
  * While any stream of the process is captured, most calls that wait are forbidden: they fail, and
  * end the capture. Whether cuMemAlloc() and cuMemFree() are depends on the capture and on the mode
  * of the calling thread, and only the driver knows both. So then we ask it: a tiny allocation of its
- * own, freed again, succeeds, fails and waits exactly as the program's would.
+ * own succeeds, fails, and waits when freed, exactly as the program's would.
  *
  * Threads: any.
  */
