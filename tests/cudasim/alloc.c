@@ -168,6 +168,10 @@ CUresult cuMemAlloc_v2(CUdeviceptr *ptr_out, size_t bytes)
 	if (!ptr_out || bytes == 0) {
 		return CUDA_ERROR_INVALID_VALUE;
 	}
+	CUresult err = capture_check(CAPTURE_MEMORY);
+	if (err != CUDA_SUCCESS) {
+		return err;
+	}
 	return alloc_device(ctx_current()->device, bytes, false, ptr_out);
 }
 
@@ -197,6 +201,10 @@ CUresult cuMemFree_v2(CUdeviceptr ptr)
 	ENTER(cuMemFree_v2);
 	if (ptr == 0) {
 		return CUDA_SUCCESS;
+	}
+	CUresult forbidden = capture_check(CAPTURE_MEMORY);
+	if (forbidden != CUDA_SUCCESS) {
+		return forbidden;
 	}
 	space_lock_read();
 	struct mapping *m = space_find(ptr);

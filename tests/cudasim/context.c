@@ -295,7 +295,11 @@ CUresult cuCtxSynchronize(void)
 {
 	ENTER(cuCtxSynchronize);
 	struct ctx *ctx = ctx_current();
+	CUresult err = capture_check(CAPTURE_WAIT);
 
+	if (err != CUDA_SUCCESS) {
+		return err;
+	}
 	stream_wait_ctx(ctx);
 	return atomic_load(&ctx->poison);
 }

@@ -337,6 +337,16 @@ bool mark_is_reached(const struct mark *mark);
 void mark_wait(struct mark *mark);
 uint64_t mark_time_ns(const struct mark *mark);
 
+/* --- capture.c --- */
+
+enum capture_call {
+	CAPTURE_MEMORY, /* allocates or frees */
+	CAPTURE_WAIT,   /* waits for a context */
+};
+
+/* What a call that a capture may forbid answers; forbidden, it has ended the capture. */
+CUresult capture_check(enum capture_call call);
+
 /* --- kernels.c --- */
 
 #define KERNEL_MAX_PARAMS 8
