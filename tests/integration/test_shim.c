@@ -308,6 +308,17 @@ START_TEST(a_free_waits_for_the_gpu)
 }
 END_TEST
 
+START_TEST(captures_forbid_what_they_do)
+{
+	struct run run;
+	begin(NULL);
+	run_scenario(PROGRAM, "dlsym", "captures", NULL, "owned 8 passed 0 refused 0");
+	run_start(&run, "GLAKE_SHIM=off", in_build(PROGRAM), "proc2", "captures", NULL);
+	run_end_well(&run);
+	finish();
+}
+END_TEST
+
 START_TEST(memory_goes_with_its_context)
 {
 	begin(NULL);
@@ -669,6 +680,7 @@ int main(void)
 	suite_add(suite, threads_share_it);
 	suite_add(suite, children_start_afresh);
 	suite_add(suite, a_free_waits_for_the_gpu);
+	suite_add(suite, captures_forbid_what_they_do);
 	suite_add(suite, memory_goes_with_its_context);
 	suite_add(suite, peers_reach_it);
 	suite_add(suite, chunks_go_with_their_last_use);

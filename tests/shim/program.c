@@ -689,6 +689,38 @@ static void vmm(const char *argument)
 	wait_for_line();
 }
 
+/*
+ * In a relaxed capture memory may be had and given back; in another it may not, and the attempt ends
+ * the capture, as it does without the shim.
+ */
+static void captures(const char *argument)
+{
+	CUstream stream;
+	CUgraph graph;
+	CUdeviceptr ptr = 0;
+	start();
+	must_ok(cu(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING));
+	CUdeviceptr before = alloc(4 * MIB);
+	for (int round = 0; round < 3; round++) {
+		must_ok(cu(cuStreamBeginCapture_v2)(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+		ptr = alloc(4 * MIB);
+		CUdeviceptr small = alloc(1000);
+		must_ok(cu(cuMemFree_v2)(small));
+		must_ok(cu(cuStreamEndCapture)(stream, &graph));
+		must_ok(cu(cuMemFree_v2)(ptr));
+	}
+	must_ok(cu(cuStreamBeginCapture_v2)(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+	must_be(cu(cuMemAlloc_v2)(&ptr, 4 * MIB), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+	must_be(cu(cuStreamEndCapture)(stream, &graph), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+	must_ok(cu(cuStreamBeginCapture_v2)(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+	must_be(cu(cuMemFree_v2)(before), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+	must_be(cu(cuStreamEndCapture)(stream, &graph), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+	must(cu(cuStreamEndCapture)(stream, &graph) != CUDA_SUCCESS);
+	must_ok(cu(cuMemFree_v2)(before));
+	must_ok(cu(cuMemFree_v2)(alloc(100)));
+	print_counts();
+}
+
 /* Has memory once, gives it back, and does nothing more. */
 static void idle(const char *argument)
 {
@@ -710,7 +742,8 @@ static const struct {
 	{"basic", basic},       {"errors", errors}, {"threads", threads},   {"greedy", greedy},
 	{"forks", forks},       {"storm", storm},   {"steps", steps},       {"waits", waits},
 	{"resets", resets},     {"peers", peers},   {"ipc_give", ipc_give}, {"ipc_take", ipc_take},
-	{"ipc_dead", ipc_dead}, {"vmm", vmm},       {"idle", idle},         {"nothing", nothing},
+	{"ipc_dead", ipc_dead}, {"vmm", vmm},       {"idle", idle},         {"captures", captures},
+	{"nothing", nothing},
 };
 
 int main(int argc, char **argv)
