@@ -78,6 +78,8 @@ int main(int argc, char **argv)
 		NULL};
 	struct arguments arguments = {.server = {.config_path = from_environment("GLAKE_CONFIG"),
 	                                         .socket_path = from_environment("GLAKE_SOCKET")}};
+	/* Where the shim is preloaded into everything, glaked and its mover must not ask themselves. */
+	setenv("GLAKE_SHIM", "off", 1);
 	argp_err_exit_status = 2;
 	argp_parse(&argp, argc, argv, 0, NULL, &arguments);
 	if (arguments.check_config) {

@@ -603,6 +603,19 @@ START_TEST(what_a_killed_program_held_comes_back)
 }
 END_TEST
 
+/* The shim in /etc/ld.so.preload, say: glaked and its mover are programs like any other then. */
+START_TEST(glaked_does_not_serve_itself)
+{
+	char preload[PATH_MAX + 16];
+	snprintf(preload, sizeof(preload), "LD_PRELOAD=%s", in_build("lib/glake/libglake-shim.so"));
+	const char *env[] = {preload, "ASAN_OPTIONS=verify_asan_link_order=0", NULL};
+	harness_start(&harness, &(struct harness_options){.env = env});
+	snprintf(state_path, sizeof(state_path), "%s/cudasim", harness.folder);
+	run_scenario(PROGRAM, "dlsym", "basic", NULL, "owned 17 passed 0");
+	finish();
+}
+END_TEST
+
 /* ---- glake run -------------------------------------------------------------------------------- */
 
 static void run_refused(struct run *run, int status, const char *why)
@@ -694,6 +707,7 @@ int main(void)
 	suite_add(suite, strictly_nothing_without_glaked);
 	suite_add(suite, glaked_dies_and_comes_back);
 	suite_add(suite, what_a_killed_program_held_comes_back);
+	suite_add(suite, glaked_does_not_serve_itself);
 	suite_add(suite, glake_run_runs);
 	suite_add(suite, glake_run_says_why_not);
 	return suite_run(suite);
