@@ -45,9 +45,4 @@ struct block {
 	bool is_twin; /* its digest is another content's: not in the table, never shared */
 };
 
-/*
- * Count one more user, who pays if he is the first. Returns 0, or TENANT_E_*: nothing has changed.
- */
-int block_use(struct block *block, struct tenant *tenant);
-
 #endif

@@ -353,7 +353,7 @@ static const struct mover_job_ops compare_ops = {
 static bool start_compare(struct load *load, struct place *place, struct block *candidate)
 {
 	struct tenant *payer = list_first(&load->waiters, struct load_waiter, link)->tenant;
-	if (block_use(candidate, payer) != 0) {
+	if (store_use_block(candidate, payer) != 0) {
 		fail(load, STATUS_OVER_QUOTA, "the model does not fit the tenant's quota");
 		return false;
 	}

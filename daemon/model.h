@@ -23,17 +23,9 @@
 #include <uthash.h>
 
 #include "daemon/block.h"
+#include "daemon/files.h"
 
 struct load;
-
-/* What tells a file from another and from its own past. */
-struct file_id {
-	uint64_t device;
-	uint64_t inode;
-	uint64_t size_bytes;
-	int64_t mtime_ns;
-	int64_t ctime_ns;
-};
 
 struct tensor {
 	uint64_t offset; /* in the span */

@@ -129,7 +129,7 @@ static void on_digested(struct mover_job *job, const struct digest *digest)
 		seal(publish, candidate != NULL);
 		return;
 	}
-	if (block_use(candidate, session->tenant) != 0) {
+	if (store_use_block(candidate, session->tenant) != 0) {
 		fail_publish(publish, STATUS_OVER_QUOTA, "the tenant's limits leave no room");
 		return;
 	}
@@ -236,7 +236,7 @@ void rpc_block_lookup(struct session *session, const request_t *request, struct 
 		           device->index);
 		return;
 	}
-	if (block_use(block, session->tenant) != 0) {
+	if (store_use_block(block, session->tenant) != 0) {
 		session->server->stats.quota_refusals++;
 		rpc_refuse(session, request->id, STATUS_OVER_QUOTA,
 		           "the block does not fit the limits of tenant %s", session->tenant->name);

@@ -80,7 +80,7 @@ struct block *store_seal(struct store *store, struct realm *realm, const struct 
 	return block;
 }
 
-int block_use(struct block *block, struct tenant *tenant)
+int store_use_block(struct block *block, struct tenant *tenant)
 {
 	if (block->n_users == 0) {
 		int r = charge_move(&block->chunk.charge, tenant);
@@ -219,7 +219,7 @@ int store_hold_model(struct store *store, struct model *model, struct tenant *te
 	assert(model->state == MODEL_READY);
 	if (model->n_holders == 0) {
 		for (size_t i = 0; i < model->n_blocks; i++) {
-			int r = block_use(model->blocks[i].block, tenant);
+			int r = store_use_block(model->blocks[i].block, tenant);
 			if (r != 0) {
 				while (i-- > 0) {
 					store_unuse_block(store, model->blocks[i].block, 0);

@@ -47,7 +47,10 @@ struct block *store_find_block(struct store *store, const struct realm *realm,
 struct block *store_seal(struct store *store, struct realm *realm, const struct digest *digest,
                          uint64_t content_bytes, struct chunk *chunk, bool is_twin);
 
-/* The counterpart of block_use() and of store_seal(). The block may be gone afterwards. */
+/* One more user, who pays if he is the first. Returns 0 or TENANT_E_*: nothing has changed. */
+int store_use_block(struct block *block, struct tenant *tenant);
+
+/* The counterpart of store_use_block() and of store_seal(). The block may be gone afterwards. */
 void store_unuse_block(struct store *store, struct block *block, int32_t priority);
 
 /* ---- models ---- */
@@ -64,7 +67,7 @@ struct model *store_add_model(struct store *store, struct realm *realm, struct d
                               const char *name, const struct file_id *files, size_t n_files);
 
 /*
- * Put @block, which the caller uses (store_seal, block_use), in place @i of a model that is loading.
+ * Put @block, which the caller uses (store_seal, store_use_block), in place @i of a model that is loading.
  * That use becomes the model's.
  */
 void store_place_block(struct store *store, struct model *model, size_t i, struct block *block);
