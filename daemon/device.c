@@ -104,6 +104,7 @@ int device_open(struct device *device, uv_loop_t *loop, const struct cudrv *drv,
 		fd_close(&device->anchor_fd);
 		return r;
 	}
+	/* The anchor is counted as made ahead, and never granted. */
 	device->use_bytes[CHUNK_POOL] = GLAKE_CHUNK_GRANULARITY;
 	log_info("device %u: %s, %.1f GiB, fabric handles %s, RDMA %s", index, device->name,
 	         (double)device->total_bytes / (1 << 30), device->fabric,
@@ -124,6 +125,23 @@ uint64_t device_physical_bytes(const struct device *device)
 		sum += device->use_bytes[use];
 	}
 	return sum;
+}
+
+void device_see_free(struct device *device, uint64_t free_bytes)
+{
+	device->seen_free_bytes = free_bytes;
+	device->seen_physical_bytes = device_physical_bytes(device);
+}
+
+uint64_t device_free_bytes(const struct device *device)
+{
+	uint64_t was_bytes = device->seen_free_bytes + device->seen_physical_bytes;
+	uint64_t physical_bytes = device_physical_bytes(device);
+	if (device->seen_free_bytes == 0) {
+		return 0;
+	}
+	/* 0 means something else. */
+	return was_bytes > physical_bytes ? was_bytes - physical_bytes : 1;
 }
 
 bool device_has_room(const struct device *device, uint64_t bytes)

@@ -44,7 +44,8 @@ struct device {
 	uint64_t coming_bytes;        /* being made by the worker, in no use_bytes yet */
 	uint64_t used_block_bytes;    /* of CHUNK_BLOCK: blocks somebody has open */
 	uint64_t logical_block_bytes; /* sum over sessions of block bytes they have open */
-	uint64_t free_bytes;          /* as NVML sees it, whoever uses the rest; 0 = unknown */
+	uint64_t seen_free_bytes;     /* by NVML, whoever uses the rest; 0 = unknown */
+	uint64_t seen_physical_bytes; /* device_physical_bytes() then */
 };
 
 /*
@@ -59,6 +60,12 @@ void device_close(struct device *device);
 
 /* Bytes of chunks that exist: the word `physical` of the docs. */
 uint64_t device_physical_bytes(const struct device *device);
+
+/* NVML saw @free_bytes free just now; 0 = it cannot tell. */
+void device_see_free(struct device *device, uint64_t free_bytes);
+
+/* What NVML saw, corrected for what glaked made and released since then. 0 = unknown. */
+uint64_t device_free_bytes(const struct device *device);
 
 /* Whether @bytes more may be made, beside what exists and what is being made. */
 bool device_has_room(const struct device *device, uint64_t bytes);

@@ -151,7 +151,7 @@ static void on_answer(uv_work_t *work, int status)
 	struct nvml *nvml = container_of(work, struct nvml, work);
 	nvml->is_asking = false;
 	for (uint32_t i = 0; i < nvml->n_devices; i++) {
-		nvml->devices[i].free_bytes = nvml->free_bytes[i];
+		device_see_free(&nvml->devices[i], nvml->free_bytes[i]);
 	}
 	if (nvml->error[0] && !nvml->was_told) {
 		nvml->was_told = true;

@@ -4,7 +4,7 @@
  * only what glaked gave out: for listings, no decision hangs on it.
  *
  * NVML is libnvidia-ml.so.1, opened by dlopen() ($GLAKE_LIBNVML names another). Without it, or for a
- * device it does not know (a MIG instance is none), device.free_bytes stays 0, which means unknown;
+ * device it does not know (a MIG instance is none), device_free_bytes() is 0, which means unknown;
  * one line in the log says why. Its calls may take long: they are made on libuv's pool, by one
  * asking at a time.
  *
@@ -25,7 +25,7 @@ struct nvml;
 /* Opens nothing yet. @devices must stay until nvml_free(). NULL: no memory. */
 struct nvml *nvml_new(uv_loop_t *loop, struct device *devices, uint32_t n_devices);
 
-/* Ask for free_bytes of every device, unless that is under way. NULL is fine. */
+/* Ask what is free on every device, unless that is under way. NULL is fine. */
 void nvml_ask(struct nvml *nvml);
 
 /* Blocks for the library's end. NULL is fine. */

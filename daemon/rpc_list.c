@@ -59,7 +59,7 @@ static void describe_device(const struct device *device, Glake__Wire__DeviceStat
 	row->logical_bytes = device->logical_block_bytes + device->use_bytes[CHUNK_PRIVATE];
 	row->fabric = (char *)device->fabric;
 	row->rdma = device->rdma;
-	row->free_bytes = device->free_bytes;
+	row->free_bytes = device_free_bytes(device);
 }
 
 void rpc_status_get(struct session *session, const request_t *request, struct fdlist *fds)

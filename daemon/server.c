@@ -98,7 +98,8 @@ static void on_tick(uv_timer_t *timer)
 		pool_resume(&server->allocator.pools[i]);
 	}
 	close_silent_sessions(server);
-	if (server->n_ticks++ % NVML_TICKS == 0) {
+	/* Not at once: what is made ahead is on its way then. */
+	if (server->n_ticks++ % NVML_TICKS == 1) {
 		nvml_ask(server->nvml);
 	}
 	notify_status("%u sessions, %llu models, %.1f GiB", server->n_sessions,
