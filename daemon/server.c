@@ -405,9 +405,9 @@ static int serve(struct server *server, const char *socket_path)
 		notify_ready("ready");
 		uv_run(&server->loop, UV_RUN_DEFAULT);
 		close_handles(server);
-		log_info("glaked ends");
 	}
 	close_parts(server);
+	log_info("glaked ends");
 	return r;
 }
 
