@@ -11,7 +11,7 @@ struct chunk_request {
 	struct pending pending;
 	struct alloc *alloc;
 	uint32_t device;
-	uint64_t chunk_bytes;
+	uint64_t bytes; /* of all its chunks */
 };
 
 static void cancel_chunk_request(struct pending *pending)
@@ -82,7 +82,7 @@ static void on_chunks(void *user, int result, struct chunk *chunks, size_t n_chu
 	struct session *session = operation->pending.session;
 	uint64_t id = operation->pending.request;
 	uint32_t device = operation->device;
-	uint64_t chunk_bytes = operation->chunk_bytes;
+	uint64_t bytes = operation->bytes;
 	struct private_chunk *privates[GLAKE_MAX_PACKET_FDS];
 	uint64_t ids[GLAKE_MAX_PACKET_FDS];
 	int fds[GLAKE_MAX_PACKET_FDS];
@@ -93,7 +93,7 @@ static void on_chunks(void *user, int result, struct chunk *chunks, size_t n_chu
 		result = -ENOMEM;
 	}
 	if (result != 0) {
-		refuse_alloc(session, id, result, device, chunk_bytes);
+		refuse_alloc(session, id, result, device, bytes);
 		return;
 	}
 	for (size_t i = 0; i < n_chunks; i++) {
@@ -146,7 +146,7 @@ void rpc_chunk_alloc(struct session *session, const request_t *request, struct f
 		return;
 	}
 	operation->device = device->index;
-	operation->chunk_bytes = body->chunk_bytes;
+	operation->bytes = body->n_chunks * body->chunk_bytes;
 	for (uint32_t i = 0; i < body->n_chunks; i++) {
 		sizes[i] = body->chunk_bytes;
 	}

@@ -323,6 +323,24 @@ START_TEST(impossible_sizes_are_refused)
 }
 END_TEST
 
+START_TEST(a_refusal_names_the_bytes_of_the_whole_request)
+{
+	start();
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	Glake__Wire__ChunkAlloc body = GLAKE__WIRE__CHUNK_ALLOC__INIT;
+	body.device = 1;
+	body.chunk_bytes = CHUNK_BYTES;
+	body.n_chunks = 253;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_CHUNK_ALLOC;
+	request.chunk_alloc = &body;
+	Glake__Wire__Answer *answer = connection_call(witness, &request, NULL, 0, NULL);
+	ck_assert_int_eq(answer->status, GLAKE__WIRE__STATUS__NO_DEVICE_MEMORY);
+	ck_assert_msg(strstr(answer->error, " 530579456 bytes"), "%s", answer->error);
+	connection_free(answer);
+	stop();
+}
+END_TEST
+
 /* ---- fds that should not be there, or should ------------------------------------------------- */
 
 static uint64_t send_model_open(int connection, size_t n_files, const int *fds, size_t n_fds)
@@ -713,6 +731,7 @@ int main(void)
 	suite_add_timed(suite, second_hello_is_refused, 120);
 	suite_add_timed(suite, unknown_request_is_refused_and_the_session_goes_on, 120);
 	suite_add_timed(suite, impossible_sizes_are_refused, 120);
+	suite_add_timed(suite, a_refusal_names_the_bytes_of_the_whole_request, 120);
 	suite_add_timed(suite, fds_with_a_request_that_takes_none_are_closed, 120);
 	suite_add_timed(suite, garbage_with_fds_leaks_none, 120);
 	suite_add_timed(suite, too_few_and_too_many_files_are_refused, 120);
