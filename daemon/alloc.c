@@ -54,13 +54,13 @@ struct alloc {
 static void reserve_fds(struct alloc *alloc)
 {
 	alloc->n_reserved = alloc->n_missing;
-	alloc->allocator->budget.n_used += alloc->n_reserved;
+	alloc->allocator->books.n_fds += alloc->n_reserved;
 }
 
 static void unreserve_fds(struct alloc *alloc)
 {
 	if (alloc->n_reserved > 0) {
-		alloc->allocator->budget.n_used -= alloc->n_reserved;
+		alloc->allocator->books.n_fds -= alloc->n_reserved;
 		alloc->n_reserved = 0;
 	}
 }
@@ -126,10 +126,10 @@ static int charge_all(struct alloc *alloc, struct tenant *tenant)
 /* The budget keeps a reserve for blocks and big chunks: small private ones may use 3/4 of it. */
 static int check_budget(struct alloc *alloc)
 {
-	struct fd_budget *budget = &alloc->allocator->budget;
+	struct chunk_books *books = &alloc->allocator->books;
 	bool is_small = alloc->use == CHUNK_PRIVATE && alloc->sizes[0] < BIG_CHUNK_BYTES;
-	if (budget->n_used + alloc->n_chunks <=
-	    (is_small ? budget->n_limit / 4 * 3 : budget->n_limit)) {
+	if (books->n_fds + alloc->n_chunks <=
+	    (is_small ? books->max_fds / 4 * 3 : books->max_fds)) {
 		return 0;
 	}
 	alloc->keep_handles = alloc->use == CHUNK_PRIVATE;
@@ -138,7 +138,7 @@ static int check_budget(struct alloc *alloc)
 
 static void adopt(struct alloc *alloc, size_t i, int fd, CUmemGenericAllocationHandle handle)
 {
-	chunk_init(&alloc->chunks[i], alloc->device, &alloc->allocator->budget, alloc->sizes[i], fd,
+	chunk_init(&alloc->chunks[i], alloc->device, &alloc->allocator->books, alloc->sizes[i], fd,
 	           handle, alloc->use, &alloc->charges[i]);
 }
 
@@ -186,7 +186,6 @@ static void finish(struct alloc *alloc, int result)
 		}
 		alloc->done(alloc->user, result, NULL, 0);
 	} else {
-		alloc->allocator->stats->chunks_created += alloc->n_chunks;
 		alloc->done(alloc->user, 0, alloc->chunks, alloc->n_chunks);
 	}
 	alloc_free(alloc);
@@ -407,7 +406,7 @@ int allocator_init(struct allocator *allocator, uv_loop_t *loop, struct device *
 	*allocator = (struct allocator){.loop = loop,
 	                                .hooks = *hooks,
 	                                .stats = stats,
-	                                .budget = {.n_limit = fd_limit},
+	                                .books = {.max_fds = fd_limit, .stats = stats},
 	                                .n_devices = n_devices};
 	list_init(&allocator->waiting);
 	allocator->pools = calloc(n_devices ? n_devices : 1, sizeof(allocator->pools[0]));
@@ -415,7 +414,7 @@ int allocator_init(struct allocator *allocator, uv_loop_t *loop, struct device *
 		return -ENOMEM;
 	}
 	for (uint32_t i = 0; i < n_devices; i++) {
-		pool_init(&allocator->pools[i], &devices[i], &allocator->budget, pool_payer);
+		pool_init(&allocator->pools[i], &devices[i], &allocator->books, pool_payer);
 	}
 	uv_timer_init(loop, &allocator->refill);
 	return uv_timer_init(loop, &allocator->timer);

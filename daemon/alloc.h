@@ -49,7 +49,7 @@ struct allocator {
 	uv_loop_t *loop; /* borrowed */
 	struct alloc_hooks hooks;
 	struct stats *stats; /* borrowed */
-	struct fd_budget budget;
+	struct chunk_books books;
 	struct pool *pools; /* owned, one per device */
 	uint32_t n_devices;
 	uint64_t wait_ms;    /* 0: refuse at once */

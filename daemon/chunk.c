@@ -21,12 +21,12 @@ struct release {
 	struct hold holds[];
 };
 
-void chunk_init(struct chunk *chunk, struct device *device, struct fd_budget *budget,
+void chunk_init(struct chunk *chunk, struct device *device, struct chunk_books *books,
                 uint64_t bytes, int fd, CUmemGenericAllocationHandle handle, enum chunk_use use,
                 struct charge *charge)
 {
 	*chunk = (struct chunk){.device = device,
-	                        .budget = budget,
+	                        .books = books,
 	                        .bytes = bytes,
 	                        .fd = fd,
 	                        .handle = handle,
@@ -34,8 +34,9 @@ void chunk_init(struct chunk *chunk, struct device *device, struct fd_budget *bu
 	                        .charge = *charge};
 	*charge = (struct charge){0};
 	device->use_bytes[use] += bytes;
+	books->stats->chunks_created++;
 	if (!handle) {
-		budget->n_used++;
+		books->n_fds++;
 	}
 }
 
@@ -76,8 +77,9 @@ static struct hold forget(struct chunk *chunk)
 	struct hold hold = {.fd = fd_steal(&chunk->fd), .handle = chunk->handle};
 	assert(device->use_bytes[chunk->use] >= chunk->bytes);
 	device->use_bytes[chunk->use] -= chunk->bytes;
+	chunk->books->stats->chunks_released++;
 	if (!hold.handle) {
-		chunk->budget->n_used--;
+		chunk->books->n_fds--;
 	}
 	charge_refund(&chunk->charge);
 	*chunk = (struct chunk){.fd = -1};

@@ -20,17 +20,19 @@
 #include <stddef.h>
 
 #include "daemon/device.h"
+#include "daemon/stats.h"
 #include "daemon/tenant.h"
 
-/* How many fds glaked may hold for chunks. Shared by all devices. */
-struct fd_budget {
-	uint64_t n_used; /* of chunks that exist, and reserved for those being made */
-	uint64_t n_limit;
+/* What the chunks of all devices share: how many fds they may hold, and where they are counted. */
+struct chunk_books {
+	uint64_t n_fds; /* of chunks that exist, and reserved for those being made */
+	uint64_t max_fds;
+	struct stats *stats; /* borrowed */
 };
 
 struct chunk {
-	struct device *device;    /* borrowed; NULL: no chunk here */
-	struct fd_budget *budget; /* borrowed */
+	struct device *device;     /* borrowed; NULL: no chunk here */
+	struct chunk_books *books; /* borrowed */
 	uint64_t bytes;
 	int fd;                              /* owned; -1 when only the handle holds it */
 	CUmemGenericAllocationHandle handle; /* owned; 0 when the fd alone holds it */
@@ -39,7 +41,7 @@ struct chunk {
 };
 
 /* Count a freshly made chunk in the books. @charge is taken over. */
-void chunk_init(struct chunk *chunk, struct device *device, struct fd_budget *budget,
+void chunk_init(struct chunk *chunk, struct device *device, struct chunk_books *books,
                 uint64_t bytes, int fd, CUmemGenericAllocationHandle handle, enum chunk_use use,
                 struct charge *charge);
 

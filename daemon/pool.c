@@ -16,10 +16,10 @@ struct order {
 	struct charge charge;
 };
 
-void pool_init(struct pool *pool, struct device *device, struct fd_budget *budget,
+void pool_init(struct pool *pool, struct device *device, struct chunk_books *books,
                struct tenant *payer)
 {
-	*pool = (struct pool){.device = device, .budget = budget, .payer = payer};
+	*pool = (struct pool){.device = device, .books = books, .payer = payer};
 }
 
 void pool_want(struct pool *pool, uint64_t chunk_bytes, unsigned n_wanted)
@@ -47,7 +47,7 @@ static void keep(struct work *work)
 	struct pool_size *size = order->size;
 	size->n_coming--;
 	pool->device->coming_bytes -= size->chunk_bytes;
-	pool->budget->n_used--;
+	pool->books->n_fds--;
 	if (order->result != CUDA_SUCCESS) {
 		/* Not an error: the pool is a convenience, and the GPU may simply be full. */
 		pool->is_paused = true;
@@ -56,7 +56,7 @@ static void keep(struct work *work)
 		return;
 	}
 	struct chunk chunk;
-	chunk_init(&chunk, pool->device, pool->budget, size->chunk_bytes, order->fd, 0, CHUNK_POOL,
+	chunk_init(&chunk, pool->device, pool->books, size->chunk_bytes, order->fd, 0, CHUNK_POOL,
 	           &order->charge);
 	free(order);
 	if (pool->is_paused) {
@@ -80,7 +80,7 @@ static bool order_one(struct pool *pool, struct pool_size *size)
 	}
 	size->n_coming++;
 	pool->device->coming_bytes += size->chunk_bytes;
-	pool->budget->n_used++;
+	pool->books->n_fds++;
 	worker_submit(&pool->device->worker, &order->work, make, keep);
 	return true;
 }
@@ -94,7 +94,7 @@ void pool_refill(struct pool *pool)
 		struct pool_size *size = &pool->sizes[i];
 		while (size->n_chunks + size->n_coming < size->n_wanted) {
 			if (!device_has_room(pool->device, size->chunk_bytes) ||
-			    pool->budget->n_used >= pool->budget->n_limit / 4 * 3 ||
+			    pool->books->n_fds >= pool->books->max_fds / 4 * 3 ||
 			    !order_one(pool, size)) {
 				break;
 			}

@@ -31,15 +31,15 @@ struct pool_size {
 };
 
 struct pool {
-	struct device *device;    /* borrowed */
-	struct fd_budget *budget; /* borrowed */
-	struct tenant *payer;     /* borrowed: the built-in tenant */
+	struct device *device;     /* borrowed */
+	struct chunk_books *books; /* borrowed */
+	struct tenant *payer;      /* borrowed: the built-in tenant */
 	bool is_paused;
 	unsigned n_sizes;
 	struct pool_size sizes[POOL_MAX_SIZES];
 };
 
-void pool_init(struct pool *pool, struct device *device, struct fd_budget *budget,
+void pool_init(struct pool *pool, struct device *device, struct chunk_books *books,
                struct tenant *payer);
 
 /* Keep @n_wanted chunks of @chunk_bytes ready; both are cut to what the pool can hold. */

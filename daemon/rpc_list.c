@@ -86,8 +86,8 @@ void rpc_status_get(struct session *session, const request_t *request, struct fd
 	body.n_models = server->store.n_models;
 	body.n_blocks = server->store.n_blocks;
 	body.mover = mover;
-	body.fds_used = server->allocator.budget.n_used;
-	body.fds_budget = server->allocator.budget.n_limit;
+	body.fds_used = server->allocator.books.n_fds;
+	body.fds_budget = server->allocator.books.max_fds;
 	body.draining = server->state != SERVER_RUNNING;
 	body.driver = driver;
 	body.config = server->config->path ? server->config->path : (char *)"";

@@ -129,7 +129,6 @@ static void release_all_chunks(struct session *session)
 			}
 			HASH_DEL(session->chunks, private);
 			session->reserved_bytes -= private->chunk.bytes;
-			session->server->stats.chunks_released++;
 			chunk_move(&chunks[n++], &private->chunk);
 			free(private);
 			if (n == BATCH) {
@@ -222,7 +221,6 @@ void session_release_chunk(struct session *session, struct private_chunk *privat
 {
 	HASH_DEL(session->chunks, private);
 	session->reserved_bytes -= private->chunk.bytes;
-	session->server->stats.chunks_released++;
 	chunk_release(&private->chunk);
 	free(private);
 }

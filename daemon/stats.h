@@ -16,9 +16,10 @@
 /* X(name, help) */
 #define STATS_LIST(X) \
 	X(sessions_total, "connections that became sessions") \
-	X(sessions_refused, "connections turned away: limits, or draining") \
-	X(sessions_bad, "sessions closed for a malformed packet") \
-	X(requests_total, "requests answered, refusals included") \
+	X(sessions_refused, "connections turned away by a limit") \
+	X(sessions_bad, \
+	  "sessions closed for what the peer did: bytes that are no request, silence") \
+	X(requests_total, "requests that came, refused ones included") \
 	X(requests_refused, "requests answered with a refusal") \
 	X(chunks_created, "chunks made by the driver") \
 	X(chunks_released, "chunks given back to the driver") \

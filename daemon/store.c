@@ -104,7 +104,6 @@ static uint64_t free_block(struct store *store, struct block *block)
 	list_remove(&block->link);
 	list_remove(&block->idle.link);
 	store->n_blocks--;
-	store->stats->chunks_released++;
 	chunk_release(&block->chunk);
 	realm_unref(block->realm);
 	free(block);

@@ -43,7 +43,7 @@ struct parts {
 	struct realm *realm;
 	struct stats stats;
 	struct store store;
-	struct fd_budget budget;
+	struct chunk_books books;
 };
 
 static void open_parts(struct parts *parts)
@@ -57,7 +57,7 @@ static void open_parts(struct parts *parts)
 	log_set_level(LOG_LEVEL_WARNING);
 	list_init(&parts->realms);
 	parts->realm = realm_get(&parts->realms, "bench");
-	parts->budget.n_limit = UINT64_MAX;
+	parts->books = (struct chunk_books){.max_fds = UINT64_MAX, .stats = &parts->stats};
 	if (uv_loop_init(&parts->loop) < 0 ||
 	    device_open(&parts->device, &parts->loop, &parts->drv, 0, 0, 0) < 0 ||
 	    tenant_table_new(parts->config, 1, &parts->tenants) < 0 || !parts->realm) {
@@ -108,7 +108,7 @@ static unsigned make_chunks(struct parts *parts, struct chunk *chunks, unsigned 
 		if (tenant_charge(parts->payer, 0, GLAKE_CHUNK_GRANULARITY, 1, &charge) != 0) {
 			bench_fail("the tenant cannot pay");
 		}
-		chunk_init(&chunks[i], &parts->device, &parts->budget, GLAKE_CHUNK_GRANULARITY, fd,
+		chunk_init(&chunks[i], &parts->device, &parts->books, GLAKE_CHUNK_GRANULARITY, fd,
 		           0, CHUNK_BLOCK, &charge);
 	}
 	return n_fds;

@@ -78,6 +78,7 @@ static struct harness harness;
 static struct glake_session *eye;
 static struct books books_before;
 static size_t n_fds_before;
+static uint64_t n_chunks_before;
 
 static int day_add_status(void *user, const struct glake_status *status)
 {
@@ -152,17 +153,6 @@ DAY_UNUSED static void day_wait_books(const struct books *want)
 	}
 }
 
-/* Everybody but the eye has gone, or holds nothing: what is left is as it was at the beginning. */
-DAY_UNUSED static void day_assert_level(void)
-{
-	uint64_t since_ms = harness_now_ms();
-	do {
-		/* More than once: glaked may not know yet that a session has ended. */
-		assert_ok(glake_evict(eye, NULL, NULL, NULL));
-	} while (!day_books_are(&books_before, since_ms));
-	harness_wait_n_fds(&harness, n_fds_before);
-}
-
 static int day_find_metric(void *user, const char *name, uint64_t value, const char *help)
 {
 	struct {
@@ -184,6 +174,24 @@ DAY_UNUSED static uint64_t day_metric(const char *name)
 	} wanted = {name, 0};
 	ck_assert_int_eq(glake_get_stats(eye, day_find_metric, &wanted), 1);
 	return wanted.value;
+}
+
+/* By the counters, which must agree with what there is. */
+DAY_UNUSED static uint64_t day_n_chunks(void)
+{
+	return day_metric("chunks_created") - day_metric("chunks_released");
+}
+
+/* Everybody but the eye has gone, or holds nothing: what is left is as it was at the beginning. */
+DAY_UNUSED static void day_assert_level(void)
+{
+	uint64_t since_ms = harness_now_ms();
+	do {
+		/* More than once: glaked may not know yet that a session has ended. */
+		assert_ok(glake_evict(eye, NULL, NULL, NULL));
+	} while (!day_books_are(&books_before, since_ms));
+	harness_wait_n_fds(&harness, n_fds_before);
+	ck_assert_uint_eq(day_n_chunks(), n_chunks_before);
 }
 
 static int day_copy_mover(void *user, const struct glake_status *status)
@@ -371,6 +379,7 @@ DAY_UNUSED static void day_begin(const struct harness_options *options)
 	assert_ok(glake_evict(eye, NULL, NULL, NULL));
 	n_fds_before = harness_settle_n_fds(&harness);
 	books_before = day_books();
+	n_chunks_before = day_n_chunks();
 	ck_assert_uint_eq(books_before.n_models, 0);
 }
 
