@@ -11,7 +11,8 @@
 
 static bool asks_us(void)
 {
-	return shim_policy()->owns_alloc && shim_can_own() && !shim_is_forked();
+	const struct shim_policy *policy = shim_policy();
+	return (policy->owns_alloc || policy->owns_vmm) && shim_can_own() && !shim_is_forked();
 }
 
 static bool find_facts(CUdeviceptr address, struct heap_facts *facts_out)
