@@ -55,6 +55,7 @@ struct server {
 	uint32_t n_refused; /* of them: only there to be told that they are too many */
 	uint64_t last_id;   /* of sessions, chunks, and what sessions hold */
 	uint64_t started_ms;
+	struct log_limit log_limit; /* of lines about sessions without a tenant */
 
 	uv_timer_t
 		tick; /* once a second: pools, greetings that never came, NVML, the status line */

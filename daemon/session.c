@@ -184,6 +184,12 @@ void session_close(struct session *session)
 	conn_close(&session->conn, on_conn_closed);
 }
 
+/* Of all sessions of a tenant: who is closed comes again. */
+static struct log_limit *limit_of_rejects(struct session *session)
+{
+	return session->tenant ? &session->tenant->log_limit : &session->server->log_limit;
+}
+
 void session_reject(struct session *session, const char *format, ...)
 {
 	char text[256];
@@ -191,7 +197,8 @@ void session_reject(struct session *session, const char *format, ...)
 	va_start(arguments, format);
 	vsnprintf(text, sizeof(text), format, arguments);
 	va_end(arguments);
-	log_warning("session %llu (pid %d, uid %u) closed: %s", (unsigned long long)session->id,
+	log_limited(limit_of_rejects(session), LOG_LEVEL_WARNING,
+	            "session %llu (pid %d, uid %u) closed: %s", (unsigned long long)session->id,
 	            (int)session->peer.pid, (unsigned)session->peer.uid, text);
 	session->server->stats.sessions_bad++;
 	session_close(session);

@@ -72,7 +72,7 @@ struct session {
 	char *program;   /* owned; what the client calls itself; NULL before Hello */
 	uint64_t since_ms;
 	uint64_t n_requests;
-	struct log_limit log_limit;
+	struct log_limit log_limit; /* of lines that its requests cause */
 
 	struct list pending;
 	unsigned n_pending;
@@ -91,7 +91,7 @@ int session_new(struct server *server, int fd);
 /* Idempotent. @session stays valid until the loop turns. */
 void session_close(struct session *session);
 
-/* Close for what the peer did, with one line in the log. */
+/* Close for what the peer did, with one line in the log unless its tenant has spent its lines. */
 __attribute__((format(printf, 2, 3))) void session_reject(struct session *session,
                                                           const char *format, ...);
 

@@ -49,7 +49,7 @@ struct tenant {
 	uint64_t n_fds;
 	uint64_t max_fds; /* 0 = no limit */
 	uint64_t n_charges;
-	struct log_limit log_limit; /* of lines that its sessions cause, all together */
+	struct log_limit log_limit; /* of lines about sessions that were closed */
 	uint32_t n_devices;
 	struct tenant_device devices[];
 };
