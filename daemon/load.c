@@ -354,6 +354,7 @@ static bool start_compare(struct load *load, struct place *place, struct block *
 {
 	struct tenant *payer = list_first(&load->waiters, struct load_waiter, link)->tenant;
 	if (store_use_block(candidate, payer) != 0) {
+		load->context->stats->quota_refusals++;
 		fail(load, STATUS_OVER_QUOTA, "the model does not fit the tenant's quota");
 		return false;
 	}

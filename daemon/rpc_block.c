@@ -130,6 +130,7 @@ static void on_digested(struct mover_job *job, const struct digest *digest)
 		return;
 	}
 	if (store_use_block(candidate, session->tenant) != 0) {
+		server->stats.quota_refusals++;
 		fail_publish(publish, STATUS_OVER_QUOTA, "the tenant's limits leave no room");
 		return;
 	}
