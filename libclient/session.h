@@ -67,7 +67,7 @@ struct glake_session {
 
 	pthread_mutex_t usage_lock; /* innermost, for the fields of usage.c below */
 	uint64_t usage_sent_ns;
-	uint64_t usage_sent[3];
+	uint64_t usage_sent[2];
 };
 
 /*

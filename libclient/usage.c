@@ -16,18 +16,17 @@ static uint64_t warm_bytes_locked(const struct glake_session *session)
 	return n_bytes;
 }
 
-static void measure(struct glake_session *session, uint64_t numbers_out[3])
+static void measure(struct glake_session *session, uint64_t numbers_out[2])
 {
 	struct glake__books *books = &session->books;
 	pthread_mutex_lock(&books->lock);
 	numbers_out[0] = books->live_bytes;
 	numbers_out[1] = warm_bytes_locked(session);
-	numbers_out[2] = books->reserved_bytes + books->shared_bytes;
 	pthread_mutex_unlock(&books->lock);
 }
 
 /* True if a report is due; it is then taken as sent. */
-static bool is_due(struct glake_session *session, const uint64_t numbers[3])
+static bool is_due(struct glake_session *session, const uint64_t numbers[2])
 {
 	pthread_mutex_lock(&session->usage_lock);
 	uint64_t now_ns = glake__clock_ns();
@@ -43,7 +42,7 @@ static bool is_due(struct glake_session *session, const uint64_t numbers[3])
 
 void glake__usage_report(struct glake_session *session)
 {
-	uint64_t numbers[3];
+	uint64_t numbers[2];
 	measure(session, numbers);
 	if (!is_due(session, numbers)) {
 		return;
@@ -51,7 +50,6 @@ void glake__usage_report(struct glake_session *session)
 	Glake__Wire__UsageReport report = GLAKE__WIRE__USAGE_REPORT__INIT;
 	report.live_bytes = numbers[0];
 	report.warm_bytes = numbers[1];
-	report.mapped_bytes = numbers[2];
 	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
 	request.body_case = GLAKE__WIRE__REQUEST__BODY_USAGE_REPORT;
 	request.usage_report = &report;
