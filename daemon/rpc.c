@@ -182,7 +182,7 @@ static void greet(struct session *session, uint64_t id)
 	struct server *server = session->server;
 	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
 	Glake__Wire__HelloAnswer hello = GLAKE__WIRE__HELLO_ANSWER__INIT;
-	Glake__Wire__Device devices[64];
+	Glake__Wire__Device devices[RPC_MAX_DEVICES];
 	Glake__Wire__Device *list[n_elements(devices)];
 
 	hello.version = GLAKE_WIRE_VERSION;

@@ -14,6 +14,9 @@
 typedef Glake__Wire__Request request_t;
 typedef Glake__Wire__Answer answer_t;
 
+/* Of one answer; further ones are not told of. No host has as many. */
+#define RPC_MAX_DEVICES 64u
+
 typedef void (*rpc_handler_fn)(struct session *session, const request_t *request,
                                struct fdlist *fds);
 

@@ -64,12 +64,11 @@ static void describe_device(const struct device *device, Glake__Wire__DeviceStat
 
 void rpc_status_get(struct session *session, const request_t *request, struct fdlist *fds)
 {
-	enum { MAX_DEVICES = 64 };
 	struct server *server = session->server;
 	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
 	Glake__Wire__StatusAnswer body = GLAKE__WIRE__STATUS_ANSWER__INIT;
-	Glake__Wire__DeviceStatus rows[MAX_DEVICES];
-	Glake__Wire__DeviceStatus *list[MAX_DEVICES];
+	Glake__Wire__DeviceStatus rows[RPC_MAX_DEVICES];
+	Glake__Wire__DeviceStatus *list[RPC_MAX_DEVICES];
 	char mover[32] = "idle";
 	char driver[16];
 
@@ -91,7 +90,7 @@ void rpc_status_get(struct session *session, const request_t *request, struct fd
 	body.draining = server->state != SERVER_RUNNING;
 	body.driver = driver;
 	body.config = server->config->path ? server->config->path : (char *)"";
-	for (uint32_t i = 0; i < server->n_devices && i < MAX_DEVICES; i++) {
+	for (uint32_t i = 0; i < server->n_devices && i < RPC_MAX_DEVICES; i++) {
 		describe_device(&server->devices[i], &rows[i]);
 		list[i] = &rows[i];
 		body.n_devices++;
@@ -189,13 +188,12 @@ void rpc_session_list(struct session *session, const request_t *request, struct 
 /* One tenant a page: few there are, and each has a row of its own per device. */
 void rpc_tenant_list(struct session *session, const request_t *request, struct fdlist *fds)
 {
-	enum { MAX_DEVICES = 64 };
 	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
 	Glake__Wire__TenantListAnswer body = GLAKE__WIRE__TENANT_LIST_ANSWER__INIT;
 	Glake__Wire__TenantInfo row = GLAKE__WIRE__TENANT_INFO__INIT;
 	Glake__Wire__TenantInfo *list[] = {&row};
-	Glake__Wire__TenantDevice devices[MAX_DEVICES];
-	Glake__Wire__TenantDevice *device_list[MAX_DEVICES];
+	Glake__Wire__TenantDevice devices[RPC_MAX_DEVICES];
+	Glake__Wire__TenantDevice *device_list[RPC_MAX_DEVICES];
 
 	struct tenant *tenant = tenant_next(session->server->tenants, request->tenant_list->after);
 	while (tenant && !session->is_admin && tenant != session->tenant) {
@@ -208,7 +206,7 @@ void rpc_tenant_list(struct session *session, const request_t *request, struct f
 		row.n_fds = tenant->n_fds;
 		row.max_fds = tenant->max_fds;
 		row.priority = tenant->priority;
-		for (uint32_t i = 0; i < tenant->n_devices && i < MAX_DEVICES; i++) {
+		for (uint32_t i = 0; i < tenant->n_devices && i < RPC_MAX_DEVICES; i++) {
 			glake__wire__tenant_device__init(&devices[i]);
 			devices[i].device = i;
 			devices[i].used_bytes = tenant->devices[i].used_bytes;
