@@ -4,8 +4,10 @@
 #include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/sockios.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 #include "daemon/closer.h"
@@ -14,7 +16,7 @@
 
 /* Packets taken from one connection before the others have their turn. */
 #define PACKETS_PER_TURN 16
-/* The kernel refuses fds in flight (ETOOMANYREFS) until some peer reads; nothing tells us when. */
+/* Fds in flight are refused (ETOOMANYREFS) until a peer reads; nothing tells us when. */
 #define RETRY_MS 5
 
 struct packet {
@@ -91,12 +93,33 @@ static void on_retry(uv_timer_t *timer)
 	update_poll(conn);
 }
 
+/*
+ * The kernel bounds the fds that one user has under way in sockets, over all connections, and then
+ * refuses more to every one of them. So a peer that does not read may hold up a packet's worth.
+ */
+static bool may_send_fds(struct conn *conn, size_t n_fds)
+{
+	int n_unread_bytes = 0;
+	if (conn->n_fds_unread + n_fds <= GLAKE_MAX_PACKET_FDS) {
+		return true;
+	}
+	if (ioctl(conn->fd, SIOCOUTQ, &n_unread_bytes) < 0 || n_unread_bytes > 0) {
+		return false;
+	}
+	conn->n_fds_unread = 0;
+	return true;
+}
+
 /* What sending met: 0 sent, 1 try later, < 0 the socket is of no more use. */
 static int try_send(struct conn *conn, const void *bytes, size_t n_bytes, const int *fds,
                     size_t n_fds)
 {
-	int r = wire_send(conn->fd, bytes, n_bytes, fds, n_fds, MSG_DONTWAIT);
+	int r = -ETOOMANYREFS;
+	if (n_fds == 0 || may_send_fds(conn, n_fds)) {
+		r = wire_send(conn->fd, bytes, n_bytes, fds, n_fds, MSG_DONTWAIT);
+	}
 	if (r == 0) {
+		conn->n_fds_unread += n_fds;
 		return 0;
 	}
 	if (r == -EAGAIN || r == -ENOBUFS) {

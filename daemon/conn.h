@@ -54,6 +54,7 @@ struct conn {
 	bool is_paused;    /* by conn_pause() */
 	struct list queue; /* of struct packet */
 	size_t n_queued;
+	size_t n_fds_unread; /* sent since the peer was last seen to have read everything */
 	conn_packet_fn on_packet;
 	conn_end_fn on_end;
 	conn_closed_fn on_closed;
