@@ -31,6 +31,7 @@ struct listener {
 	char *path; /* owned; NULL with a socket that was passed */
 	listener_fn on_connection;
 	void *user;
+	struct log_limit log_limit;
 };
 
 static void on_readable(uv_poll_t *poll, int status, int events);
@@ -164,7 +165,8 @@ static void on_readable(uv_poll_t *poll, int status, int events)
 			continue;
 		}
 		if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
-			log_warning("cannot accept connections: %s", strerror(errno));
+			log_limited(&listener->log_limit, LOG_LEVEL_WARNING,
+			            "cannot accept connections: %s", strerror(errno));
 			uv_poll_stop(&listener->poll);
 			uv_timer_start(&listener->pause, on_pause_over, PAUSE_MS, 0);
 		}

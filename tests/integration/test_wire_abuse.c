@@ -79,6 +79,20 @@ START_TEST(garbage_closes_the_session)
 }
 END_TEST
 
+/* A peer that comes again and again is one line per 10 seconds, once its first ones are written. */
+START_TEST(the_log_is_bounded)
+{
+	static const uint8_t bytes[] = {0xff, 0xff, 0xff};
+	start();
+	for (unsigned i = 0; i < 200; i++) {
+		closed_for(bytes, sizeof(bytes), i % 2);
+	}
+	ck_assert_uint_ge(harness_n_log_lines(&harness, "closed: "), 1);
+	ck_assert_uint_le(harness_n_log_lines(&harness, "closed: "), 10);
+	stop();
+}
+END_TEST
+
 START_TEST(too_long_a_packet_closes_the_session)
 {
 	static uint8_t bytes[2 * GLAKE_MAX_PACKET_BYTES];
@@ -723,6 +737,7 @@ int main(void)
 {
 	Suite *suite = suite_create("wire_abuse");
 	suite_add_timed(suite, garbage_closes_the_session, 120);
+	suite_add_timed(suite, the_log_is_bounded, 120);
 	suite_add_timed(suite, too_long_a_packet_closes_the_session, 120);
 	suite_add_timed(suite, empty_packet_ends_the_session, 120);
 	suite_add_timed(suite, request_without_id_closes_the_session, 120);
