@@ -16,7 +16,8 @@ struct arguments {
 	int check_config;
 };
 
-const char *argp_program_version = "glaked " GLAKE_VERSION;
+/* libc looks it up by name, and we hide our names. */
+__attribute__((visibility("default"))) const char *argp_program_version = "glaked " GLAKE_VERSION;
 
 static const struct argp_option options[] = {
 	{"config", 'c', "FILE", 0, "Read FILE ($GLAKE_CONFIG, else built-in defaults)", 0},

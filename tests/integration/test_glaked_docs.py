@@ -30,6 +30,18 @@ class Docs(unittest.TestCase):
         for option in options:
             self.assertIn(option, manual())
 
+    def test_every_option_of_the_manual_exists(self):
+        text = run("--help").stdout
+        section = manual().split(".SH OPTIONS")[1].split(".SH ")[0]
+        for option in re.findall(r"^\.BR? (?:-. \", \" )?(--[a-z-]+)", section, re.M):
+            self.assertIn(option, text)
+
+    def test_version(self):
+        done = run("--version")
+        self.assertEqual(done.returncode, 0)
+        self.assertRegex(done.stdout, r"^glaked \d+\.\d+\.\d+\n$")
+        self.assertIn(done.stdout.replace("glaked", "glake").strip(), manual())
+
     def test_wrong_usage_is_2(self):
         self.assertEqual(run("--no-such-option").returncode, 2)
         self.assertEqual(run("operand").returncode, 2)
