@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `make install` puts into place is complete and works there."""
 
+import glob
 import os
 import subprocess
 import tempfile
@@ -39,6 +40,7 @@ class Install(unittest.TestCase):
             self.assertIn("prefix=/opt/glake\n", read(tree + "lib/pkgconfig/glake-client.pc"))
             self.assertEqual(run(tree + "bin/glakectl", "--version").returncode, 0)
             self.assert_compiles(tree)
+            self.assert_imports(tree)
 
     def assert_compiles(self, tree):
         """A program of somebody else: public headers and the shared library are enough."""
@@ -50,6 +52,16 @@ class Install(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         env = {**os.environ, "LD_LIBRARY_PATH": tree + "lib"}
         self.assertEqual(run(tree + "use", env=env).returncode, 0)
+
+
+    def assert_imports(self, tree):
+        """By the system's Python, which finds the library without being told where."""
+        packages = glob.glob(tree + "lib/python3.*/dist-packages")
+        self.assertEqual(len(packages), 1)
+        env = {"PATH": os.environ["PATH"], "PYTHONPATH": packages[0]}
+        done = run("/usr/bin/python3", "-c",
+                   "import glake._lib; print(glake._lib.library()._name)", env=env, cwd="/")
+        self.assertEqual(done.stdout.strip(), tree + "lib/libglake-client.so.0", done.stderr)
 
 
 if __name__ == "__main__":

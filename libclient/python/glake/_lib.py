@@ -167,6 +167,7 @@ def _candidates() -> Iterator[str]:
     build = os.environ.get("GLAKE_BUILD")
     folders = [
         os.path.join(package, "..", "..", "lib"),                         # an unpacked tarball
+        os.path.join(package, "..", "..", ".."),                          # PREFIX/lib
         os.path.join(build, "lib") if build else None,
         os.path.join(package, "..", "..", "..", "build", "lib"),          # a source tree
     ]
