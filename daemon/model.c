@@ -7,12 +7,6 @@
 
 #include "proto/limits.h"
 
-static uint64_t round_up_to_chunk(uint64_t bytes)
-{
-	return (bytes + GLAKE_CHUNK_GRANULARITY - 1) / GLAKE_CHUNK_GRANULARITY *
-	       GLAKE_CHUNK_GRANULARITY;
-}
-
 /* Grow by doubling, at counts that are powers of two: no capacity needs to be stored. */
 static int grow(void **array, size_t n, size_t element_bytes)
 {
@@ -29,7 +23,7 @@ static int grow(void **array, size_t n, size_t element_bytes)
 
 uint64_t model_chunk_bytes(const struct model *model, size_t i)
 {
-	return round_up_to_chunk(model->blocks[i].content_bytes);
+	return glake_chunk_bytes(model->blocks[i].content_bytes);
 }
 
 int model_add_tensor(struct model *model, const char *name, uint32_t dtype, const uint64_t *shape,
@@ -70,7 +64,7 @@ int model_add_block(struct model *model, uint64_t content_bytes)
 		return -ENOMEM;
 	}
 	model->blocks[model->n_blocks++] = (struct model_block){.content_bytes = content_bytes};
-	model->span_bytes += round_up_to_chunk(content_bytes);
+	model->span_bytes += glake_chunk_bytes(content_bytes);
 	return 0;
 }
 

@@ -13,12 +13,6 @@
 #include "libclient/map.h"
 #include "libclient/notice.h"
 
-/* Up to a multiple of the chunk granularity; 0 if that is 0 or does not fit 64 bits. */
-static uint64_t round_up(uint64_t n_bytes)
-{
-	return (n_bytes + GLAKE_CHUNK_GRANULARITY - 1) & ~(GLAKE_CHUNK_GRANULARITY - 1);
-}
-
 /* ---- the books -------------------------------------------------------------------------------- */
 
 /* Called with the books lock held. */
@@ -167,7 +161,7 @@ int glake_alloc(struct glake_session *session, uint32_t device, uint64_t bytes, 
 	if (r < 0) {
 		return r;
 	}
-	uint64_t n_bytes = round_up(bytes);
+	uint64_t n_bytes = glake_chunk_bytes(bytes);
 	if (n_bytes == 0 || (flags & ~(unsigned)GLAKE_ZERO) || !ptr_out) {
 		return glake__fail(-EINVAL, "cannot allocate %llu bytes with flags 0x%x",
 		                   (unsigned long long)bytes, flags);

@@ -33,6 +33,12 @@
 /* The driver maps whole handles that are a multiple of this. The same on every part we know. */
 #define GLAKE_CHUNK_GRANULARITY (2ull * 1024 * 1024)
 
+/* The chunk that so much content needs; 0 for none, and for what does not fit 64 bits. */
+static inline uint64_t glake_chunk_bytes(uint64_t content_bytes)
+{
+	return (content_bytes + GLAKE_CHUNK_GRANULARITY - 1) & ~(GLAKE_CHUNK_GRANULARITY - 1);
+}
+
 /* One chunk may not be larger: a request beyond it is split by the client library. */
 #define GLAKE_MAX_CHUNK_BYTES (64ull * 1024 * 1024 * 1024)
 

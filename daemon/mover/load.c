@@ -245,7 +245,7 @@ static int map_block(struct load *load, size_t number, int fd, struct fault *fau
 	atomic_init(&block->n_windows, (unsigned)n_windows);
 	block->ticket = digester_take(&load->device->digester);
 	int error = chunk_map(load->device, fd, load->span + plan->span_offset,
-	                      load_chunk_bytes(plan), CHUNK_WRITE, fault);
+	                      glake_chunk_bytes(plan->content_bytes), CHUNK_WRITE, fault);
 	fd_close(&fd);
 	if (error) {
 		digester_give(&load->device->digester, block->ticket);

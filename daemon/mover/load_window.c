@@ -19,12 +19,6 @@ uint64_t load_window_count(const struct load *load, const struct plan_block *pla
 	return (plan->content_bytes + slot_bytes - 1) / slot_bytes;
 }
 
-uint64_t load_chunk_bytes(const struct plan_block *plan)
-{
-	return (plan->content_bytes + GLAKE_CHUNK_GRANULARITY - 1) / GLAKE_CHUNK_GRANULARITY *
-	       GLAKE_CHUNK_GRANULARITY;
-}
-
 /* ---- filling a slot ------------------------------------------------------------------------- */
 
 static const char *tensor_at(const struct load *load, uint32_t file, uint64_t offset)
@@ -198,8 +192,8 @@ static void block_done(void *user, CUresult result, const struct digest *digest)
 		device_fault(load->host->drv, result, "copying and digesting a block", &fault);
 		load_fail(load, &fault);
 	}
-	if (chunk_unmap(load->host->drv, load->span + plan->span_offset, load_chunk_bytes(plan),
-	                &fault)) {
+	if (chunk_unmap(load->host->drv, load->span + plan->span_offset,
+	                glake_chunk_bytes(plan->content_bytes), &fault)) {
 		load_fail(load, &fault);
 	}
 	digester_give(&load->device->digester, block->ticket);

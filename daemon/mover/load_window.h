@@ -12,9 +12,6 @@
 /* Windows of a block. */
 uint64_t load_window_count(const struct load *load, const struct plan_block *plan);
 
-/* Bytes of the chunk behind a block. */
-uint64_t load_chunk_bytes(const struct plan_block *plan);
-
 /* Work on the load's next window; a pump_work_fn. */
 void load_work(struct pump_job *job, struct pump_worker *worker);
 

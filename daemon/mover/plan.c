@@ -56,7 +56,7 @@ static int add_block(struct maker *maker)
 static void end_block(struct plan *plan)
 {
 	const struct plan_block *block = &plan->blocks[plan->n_blocks - 1];
-	plan->span_bytes += round_up(block->content_bytes, GLAKE_CHUNK_GRANULARITY);
+	plan->span_bytes += glake_chunk_bytes(block->content_bytes);
 	plan->content_bytes += block->content_bytes;
 }
 
@@ -237,7 +237,7 @@ bool plan_is_valid(const struct plan *plan)
 		if (block->span_offset != span_bytes || !block_is_valid(plan, block)) {
 			return false;
 		}
-		span_bytes += round_up(block->content_bytes, GLAKE_CHUNK_GRANULARITY);
+		span_bytes += glake_chunk_bytes(block->content_bytes);
 	}
 	for (size_t i = 0; i < plan->n_pieces; i++) {
 		piece_bytes += plan->pieces[i].bytes;
