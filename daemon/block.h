@@ -16,9 +16,9 @@
 
 #include <stdbool.h>
 #include <stdint.h>
-#include <uthash.h>
 
 #include "daemon/chunk.h"
+#include "daemon/hash.h"
 #include "daemon/idle.h"
 #include "daemon/realm.h"
 #include "proto/digest.h"

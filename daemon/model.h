@@ -20,9 +20,9 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <uthash.h>
 
 #include "daemon/block.h"
+#include "daemon/hash.h"
 #include "daemon/files.h"
 
 struct load;

@@ -279,14 +279,19 @@ static int begin(struct mover_link *link, struct mover_job *job, order_t *order,
 	}
 	uv_timer_stop(&link->idle_timer);
 	job->id = ++link->last_job;
-	int r = send_order(link, job->id, order, fds, n_fds);
+	HASH_ADD(hh, link->jobs, id, sizeof(job->id), job);
+	int r = hash_has(job) ? 0 : -ENOMEM;
+	if (r == 0) {
+		r = send_order(link, job->id, order, fds, n_fds);
+		if (r < 0) {
+			HASH_DEL(link->jobs, job);
+		}
+	}
 	if (r < 0) {
 		job->id = 0;
 		start_idle_timer(link);
-		return r;
 	}
-	HASH_ADD(hh, link->jobs, id, sizeof(job->id), job);
-	return 0;
+	return r;
 }
 
 static ProtobufCBinaryData uuid_of(const struct device *device)

@@ -20,10 +20,10 @@
 #define GLAKE_DAEMON_MOVER_LINK_H
 
 #include <stdbool.h>
-#include <uthash.h>
 
 #include "daemon/conn.h"
 #include "daemon/device.h"
+#include "daemon/hash.h"
 #include "daemon/stats.h"
 #include "daemon/status.h"
 #include "proto/digest.h"

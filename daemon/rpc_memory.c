@@ -53,25 +53,39 @@ static void refuse_alloc(struct session *session, uint64_t id, int result, uint3
 	}
 }
 
+/* In the session's table, and without a chunk yet. NULL: no memory. */
+static struct private_chunk *new_private(struct session *session)
+{
+	struct private_chunk *private = calloc(1, sizeof(*private));
+	if (!private) {
+		return NULL;
+	}
+	private->id = server_next_id(session->server);
+	HASH_ADD(hh, session->chunks, id, sizeof(private->id), private);
+	if (!hash_has(private)) {
+		free(private);
+		return NULL;
+	}
+	return private;
+}
+
 /* Takes the chunks into the session: all of them, or none. */
 static int adopt(struct session *session, struct chunk *chunks, size_t n_chunks,
                  struct private_chunk **privates)
 {
 	for (size_t i = 0; i < n_chunks; i++) {
-		privates[i] = calloc(1, sizeof(*privates[i]));
+		privates[i] = new_private(session);
 		if (!privates[i]) {
 			while (i-- > 0) {
+				HASH_DEL(session->chunks, privates[i]);
 				free(privates[i]);
 			}
 			return -ENOMEM;
 		}
 	}
 	for (size_t i = 0; i < n_chunks; i++) {
-		struct private_chunk *private = privates[i];
-		private->id = server_next_id(session->server);
-		chunk_move(&private->chunk, &chunks[i]);
-		HASH_ADD(hh, session->chunks, id, sizeof(private->id), private);
-		session->reserved_bytes += private->chunk.bytes;
+		chunk_move(&privates[i]->chunk, &chunks[i]);
+		session->reserved_bytes += privates[i]->chunk.bytes;
 	}
 	return 0;
 }

@@ -241,6 +241,10 @@ uint64_t session_add_model(struct session *session, struct model *model)
 	open->id = server_next_id(session->server);
 	open->model = model;
 	HASH_ADD(hh, session->models, id, sizeof(open->id), open);
+	if (!hash_has(open)) {
+		free(open);
+		return 0;
+	}
 	session->shared_bytes += model->span_bytes;
 	model->device->logical_block_bytes += model->span_bytes;
 	return open->id;
@@ -265,6 +269,10 @@ uint64_t session_add_block(struct session *session, struct block *block)
 	held->id = server_next_id(session->server);
 	held->block = block;
 	HASH_ADD(hh, session->blocks, id, sizeof(held->id), held);
+	if (!hash_has(held)) {
+		free(held);
+		return 0;
+	}
 	session->shared_bytes += block->chunk.bytes;
 	block->chunk.device->logical_block_bytes += block->chunk.bytes;
 	return held->id;

@@ -16,9 +16,9 @@
 #define GLAKE_DAEMON_SESSION_H
 
 #include <stdbool.h>
-#include <uthash.h>
 
 #include "daemon/conn.h"
+#include "daemon/hash.h"
 #include "daemon/log.h"
 #include "daemon/peer.h"
 #include "daemon/server.h"

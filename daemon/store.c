@@ -66,14 +66,19 @@ struct block *store_seal(struct store *store, struct realm *realm, const struct 
 	block->is_twin = is_twin;
 	block->idle.kind = IDLE_BLOCK;
 	list_init(&block->idle.link);
+	if (!is_twin) {
+		HASH_ADD(hh, store->blocks, key, sizeof(block->key), block);
+		if (!hash_has(block)) {
+			realm_unref(block->realm);
+			free(block);
+			return NULL;
+		}
+	}
 	if (chunk->use != CHUNK_BLOCK) {
 		chunk_set_use(chunk, CHUNK_BLOCK);
 	}
 	chunk_move(&block->chunk, chunk);
 	block->chunk.device->used_block_bytes += block->chunk.bytes;
-	if (!is_twin) {
-		HASH_ADD(hh, store->blocks, key, sizeof(block->key), block);
-	}
 	list_insert(&store->block_list, &block->link);
 	store->n_blocks++;
 	store->stats->blocks_sealed++;
@@ -201,6 +206,10 @@ struct model *store_add_model(struct store *store, struct realm *realm, struct d
 	model->idle.kind = IDLE_MODEL;
 	list_init(&model->idle.link);
 	HASH_ADD(hh, store->models, key, sizeof(model->key), model);
+	if (!hash_has(model)) {
+		free_model(model);
+		return NULL;
+	}
 	list_insert(&store->model_list, &model->link);
 	store->n_models++;
 	return model;
