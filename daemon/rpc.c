@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "daemon/rpc_handlers.h"
+#include "daemon/text.h"
 #include "proto/cleanup.h"
 
 _Static_assert((int)STATUS_COUNT == GLAKE__WIRE__STATUS__INTERNAL + 1 &&
@@ -53,6 +54,8 @@ void rpc_refuse(struct session *session, uint64_t id, enum status status, const 
 	va_start(arguments, format);
 	vsnprintf(text, sizeof(text), format, arguments);
 	va_end(arguments);
+	/* It may quote the client, and may have been cut inside a character. */
+	text_clean(text);
 	log_limited(&session->log_limit, LOG_LEVEL_DEBUG, "session %llu (pid %d): refused: %s",
 	            (unsigned long long)session->id, (int)session->peer.pid, text);
 	session->server->stats.requests_refused++;
@@ -112,49 +115,6 @@ struct device *rpc_device(struct session *session, uint64_t id, uint32_t index)
 		return NULL;
 	}
 	return &session->server->devices[index];
-}
-
-/* Bytes of the valid UTF-8 character at @text, 0 if it is none. RFC 3629. */
-static size_t character_bytes(const unsigned char *text)
-{
-	static const struct {
-		unsigned char mask, lead;
-		uint32_t first;
-	} forms[] = {
-		{0x80, 0x00, 0}, {0xe0, 0xc0, 0x80}, {0xf0, 0xe0, 0x800}, {0xf8, 0xf0, 0x10000}};
-	for (size_t n = 1; n <= n_elements(forms); n++) {
-		if ((text[0] & forms[n - 1].mask) != forms[n - 1].lead) {
-			continue;
-		}
-		uint32_t point = text[0] & (unsigned char)~forms[n - 1].mask;
-		for (size_t i = 1; i < n; i++) {
-			if ((text[i] & 0xc0) != 0x80) {
-				return 0;
-			}
-			point = point << 6 | (text[i] & 0x3f);
-		}
-		bool is_valid = point >= forms[n - 1].first && point <= 0x10ffff &&
-		                (point < 0xd800 || point > 0xdfff);
-		return is_valid ? n : 0;
-	}
-	return 0;
-}
-
-char *rpc_clean_text(const char *text)
-{
-	char *clean = strdup(text);
-	if (!clean) {
-		return NULL;
-	}
-	for (unsigned char *at = (unsigned char *)clean; *at;) {
-		size_t n = character_bytes(at);
-		if (n == 0 || *at < 0x20 || *at == 0x7f) {
-			*at = '?';
-			n = 1;
-		}
-		at += n;
-	}
-	return clean;
 }
 
 bool rpc_may_act(const struct session *session, const struct realm *realm)
@@ -232,7 +192,7 @@ static void handle_hello(struct session *session, const request_t *request, stru
 		session_close(session);
 		return;
 	}
-	session->program = rpc_clean_text(request->hello->program);
+	session->program = text_clean_copy(request->hello->program);
 	session->state = SESSION_OPEN;
 	greet(session, request->id);
 }

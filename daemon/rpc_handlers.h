@@ -32,9 +32,6 @@ void rpc_notify(struct session *session, answer_t *notice);
 /* The device of that number, or NULL after a refusal. */
 struct device *rpc_device(struct session *session, uint64_t id, uint32_t index);
 
-/* A copy that is valid UTF-8 without control characters, others becoming '?'. NULL: no memory. */
-char *rpc_clean_text(const char *text);
-
 /* Whether the session may act on what belongs to @realm. */
 bool rpc_may_act(const struct session *session, const struct realm *realm);
 

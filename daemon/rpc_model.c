@@ -6,6 +6,7 @@
 
 #include "daemon/files.h"
 #include "daemon/rpc_handlers.h"
+#include "daemon/text.h"
 #include "proto/cleanup.h"
 
 /* Progress is told when it has grown by 1/100 of the whole. */
@@ -160,7 +161,7 @@ static struct model *start_load(struct session *session, const request_t *reques
 {
 	const Glake__Wire__ModelOpen *body = request->model_open;
 	struct server *server = session->server;
-	cleanup_free char *name = rpc_clean_text(body->name[0] ? body->name : body->files[0]);
+	cleanup_free char *name = text_clean_copy(body->name[0] ? body->name : body->files[0]);
 	struct model *model = name ? store_add_model(&server->store, session->realm, device, name,
 	                                             files->ids, files->n_files)
 	                           : NULL;
