@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <check.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 
 #include "daemon/worker.h"
 #include "proto/cleanup.h"
+#include "tests/check_glake.h"
 
 enum { MAX_NOTES = 256 };
 
@@ -166,16 +166,10 @@ END_TEST
 int main(void)
 {
 	Suite *suite = suite_create("worker");
-	TCase *tcase = tcase_create("worker");
-	tcase_add_test(tcase, work_runs_in_order_and_is_told_on_the_loop);
-	tcase_add_test(tcase, lazy_work_lets_the_other_pass);
-	tcase_add_test(tcase, lazy_work_runs_by_itself);
-	tcase_add_test(tcase, who_needs_it_catches_up);
-	tcase_add_test(tcase, lazy_work_does_not_pile_up);
-	suite_add_tcase(suite, tcase);
-	SRunner *runner = srunner_create(suite);
-	srunner_run_all(runner, CK_NORMAL);
-	int n_failed = srunner_ntests_failed(runner);
-	srunner_free(runner);
-	return n_failed ? EXIT_FAILURE : EXIT_SUCCESS;
+	suite_add(suite, work_runs_in_order_and_is_told_on_the_loop);
+	suite_add(suite, lazy_work_lets_the_other_pass);
+	suite_add(suite, lazy_work_runs_by_itself);
+	suite_add(suite, who_needs_it_catches_up);
+	suite_add(suite, lazy_work_does_not_pile_up);
+	return suite_run(suite);
 }
