@@ -193,36 +193,89 @@ static void apply_limits(struct server *server)
 	server->mover.idle_ms = config->mover_idle_ms;
 }
 
+static void start_reload(struct server *server);
+
+/* A config being read, on a thread of libuv's pool: names of users may be asked of a network. */
+struct reload {
+	uv_work_t work;
+	struct server *server;
+	char *path; /* owned; NULL = defaults */
+	struct config *config;
+	int result;
+	char error[512];
+};
+
+static void read_config(uv_work_t *work)
+{
+	struct reload *reload = container_of(work, struct reload, work);
+	reload->result = config_load(reload->path, &reload->config, reload->error,
+	                             sizeof(reload->error));
+}
+
 /*
  * Limits, tenants and realms of sessions to come. What a session is (its tenant, its realm) was
  * decided when it came; sockets, devices and pools are as they were at the start.
  */
-static void on_hup_signal(uv_signal_t *handle, int signal)
+static void take_config(struct server *server, struct config *config)
 {
-	struct server *server = container_of(handle, struct server, on_hup);
-	struct config *config;
-	char error[512];
-	notify_reloading();
-	int r = config_load(server->config->path, &config, error, sizeof(error));
-	if (r == 0) {
-		r = tenant_table_apply(server->tenants, config);
-		if (r < 0) {
-			config_free(config);
-			strcpy(error, "no host memory");
-		}
+	struct config *old = server->config;
+	server->config = config;
+	/* The mover link holds the path it was given. */
+	server->mover.path = config->mover_path;
+	config_free(old);
+	apply_limits(server);
+	log_info("read the configuration again");
+}
+
+static void on_config_read(uv_work_t *work, int status)
+{
+	struct reload *reload = container_of(work, struct reload, work);
+	struct server *server = reload->server;
+	const char *error = reload->result < 0 ? reload->error : NULL;
+	if (!error && tenant_table_apply(server->tenants, reload->config) < 0) {
+		config_free(reload->config);
+		error = "no host memory";
 	}
-	if (r < 0) {
+	if (error) {
 		log_error("the configuration stays as it was: %s", error);
 	} else {
-		struct config *old = server->config;
-		server->config = config;
-		/* The mover link holds the path it was given. */
-		server->mover.path = config->mover_path;
-		config_free(old);
-		apply_limits(server);
-		log_info("read the configuration again");
+		take_config(server, reload->config);
 	}
+	server->is_reloading = false;
+	free(reload->path);
+	free(reload);
 	notify_ready(NULL);
+	if (server->reload_again) {
+		server->reload_again = false;
+		start_reload(server);
+	}
+}
+
+/* One at a time; a signal that comes meanwhile may mean a file that was changed meanwhile. */
+static void start_reload(struct server *server)
+{
+	if (server->is_reloading) {
+		server->reload_again = true;
+		return;
+	}
+	struct reload *reload = calloc(1, sizeof(*reload));
+	char *path = server->config->path ? strdup(server->config->path) : NULL;
+	if (!reload || (server->config->path && !path)) {
+		log_error("the configuration stays as it was: no host memory");
+		free(reload);
+		free(path);
+		return;
+	}
+	notify_reloading();
+	reload->server = server;
+	reload->path = path;
+	server->is_reloading = true;
+	uv_queue_work(&server->loop, &reload->work, read_config, on_config_read);
+}
+
+static void on_hup_signal(uv_signal_t *handle, int signal)
+{
+	start_reload(container_of(handle, struct server, on_hup));
 }
 
 /* ---- the beginning --------------------------------------------------------------------------- */
@@ -382,7 +435,7 @@ static void close_parts(struct server *server)
 		pool_drain(&server->allocator.pools[i]);
 	}
 	mover_link_close(&server->mover);
-	while (workers_are_busy(server)) {
+	while (workers_are_busy(server) || server->is_reloading) {
 		uv_run(&server->loop, UV_RUN_ONCE);
 	}
 	allocator_deinit(&server->allocator);

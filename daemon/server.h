@@ -55,6 +55,8 @@ struct server {
 	uint32_t n_refused; /* of them: only there to be told that they are too many */
 	uint64_t last_id;   /* of sessions, chunks, and what sessions hold */
 	uint64_t started_ms;
+	bool is_reloading;          /* the config is being read again */
+	bool reload_again;          /* and has to be once more after that */
 	struct log_limit log_limit; /* of lines about sessions without a tenant */
 
 	uv_timer_t
