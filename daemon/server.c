@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <time.h>
 
 #include "daemon/listener.h"
 #include "daemon/notify.h"
@@ -327,7 +328,9 @@ static int open_devices(struct server *server)
 	int n_ordinals = 0;
 	CUresult result = server->drv.cuDeviceGetCount(&n_ordinals);
 	if (result != CUDA_SUCCESS || n_ordinals == 0) {
-		log_error("there is no CUDA device: %s", cudrv_error(&server->drv, result));
+		log_error("there is no CUDA device: %s",
+		          result == CUDA_SUCCESS ? "the driver sees none"
+		                                 : cudrv_error(&server->drv, result));
 		return -ENODEV;
 	}
 	size_t n = config->n_devices ? config->n_devices : (size_t)n_ordinals;
@@ -442,6 +445,17 @@ static void close_parts(struct server *server)
 	tenant_table_free(server->tenants);
 }
 
+/*
+ * Ids outlive us in what clients have told each other (the shim's IPC handles), so no later glaked
+ * may use one again: they begin at the clock, in units of 1024 ns, which no JSON reader rounds.
+ */
+static uint64_t first_id(void)
+{
+	struct timespec now;
+	clock_gettime(CLOCK_REALTIME, &now);
+	return ((uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec) / 1024u;
+}
+
 static int serve(struct server *server, const char *socket_path)
 {
 	int r = open_parts(server);
@@ -454,6 +468,7 @@ static int serve(struct server *server, const char *socket_path)
 	if (r == 0) {
 		open_handles(server);
 		server->started_ms = uv_now(&server->loop);
+		server->last_id = first_id();
 		log_info("glaked %s is ready", GLAKE_VERSION);
 		notify_ready("ready");
 		uv_run(&server->loop, UV_RUN_DEFAULT);

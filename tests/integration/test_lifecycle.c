@@ -116,6 +116,25 @@ START_TEST(the_socket_of_a_dead_glaked_is_replaced)
 }
 END_TEST
 
+/* A name that clients have told each other must mean nothing to the next glaked. */
+START_TEST(no_id_comes_again)
+{
+	struct glake_session_info before = {.size = sizeof(before)};
+	struct glake_session_info after = {.size = sizeof(after)};
+	harness_start(&harness, NULL);
+	eye = day_connect_blind();
+	ck_assert_int_eq(glake_session_info(eye, &before), 0);
+	harness_kill(&harness);
+	glake_disconnect(eye);
+	harness_restart(&harness);
+	eye = day_connect_blind();
+	ck_assert_int_eq(glake_session_info(eye, &after), 0);
+	ck_assert_uint_gt(after.session, before.session);
+	glake_disconnect(eye);
+	harness_stop(&harness);
+}
+END_TEST
+
 START_TEST(the_socket_goes_with_its_glaked)
 {
 	char path[HARNESS_PATH_BYTES];
@@ -478,6 +497,7 @@ int main(void)
 	suite_add(suite, a_driver_that_does_not_start_is_told);
 	suite_add(suite, a_mover_that_is_not_there_fails_the_load_alone);
 	suite_add(suite, the_socket_of_a_dead_glaked_is_replaced);
+	suite_add(suite, no_id_comes_again);
 	suite_add(suite, the_socket_goes_with_its_glaked);
 	suite_add(suite, a_second_glaked_is_refused);
 	add_loop(suite, a_path_that_is_somebody_elses_is_left_alone, N_SQUATTERS);
