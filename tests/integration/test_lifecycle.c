@@ -122,6 +122,7 @@ START_TEST(no_id_comes_again)
 	struct glake_session_info before = {.size = sizeof(before)};
 	struct glake_session_info after = {.size = sizeof(after)};
 	harness_start(&harness, NULL);
+	day_set_environment();
 	eye = day_connect_blind();
 	ck_assert_int_eq(glake_session_info(eye, &before), 0);
 	harness_kill(&harness);
