@@ -63,6 +63,7 @@ static void give_memory(struct mapping *m)
 static void free_locked(struct mapping *m)
 {
 	space_remove(m);
+	pool_note(m->pool, -(int64_t)m->range.bytes);
 	give_memory(m);
 }
 
@@ -88,7 +89,7 @@ static CUresult take_memory(struct mapping *m, uint64_t bytes)
 	return err;
 }
 
-static CUresult alloc_device(unsigned device, uint64_t bytes, bool is_async, CUdeviceptr *ptr_out)
+CUresult alloc_device(unsigned device, uint64_t bytes, CUmemoryPool pool, CUdeviceptr *ptr_out)
 {
 	struct mapping *m = calloc(1, sizeof(*m));
 
@@ -98,7 +99,7 @@ static CUresult alloc_device(unsigned device, uint64_t bytes, bool is_async, CUd
 	m->kind = SPACE_ALLOC;
 	m->device = device;
 	m->id = space_new_id();
-	m->is_async = is_async;
+	m->pool = pool;
 	m->access[device] = SPACE_WRITE;
 	space_lock_write();
 	CUresult err = take_memory(m, bytes);
@@ -109,6 +110,7 @@ static CUresult alloc_device(unsigned device, uint64_t bytes, bool is_async, CUd
 		err = CUDA_ERROR_OUT_OF_MEMORY;
 	} else {
 		*ptr_out = m->range.start;
+		pool_note(pool, (int64_t)m->range.bytes);
 	}
 	space_unlock();
 	return err;
@@ -172,7 +174,7 @@ CUresult cuMemAlloc_v2(CUdeviceptr *ptr_out, size_t bytes)
 	if (err != CUDA_SUCCESS) {
 		return err;
 	}
-	return alloc_device(ctx_current()->device, bytes, false, ptr_out);
+	return alloc_device(ctx_current()->device, bytes, NULL, ptr_out);
 }
 
 CUresult cuMemAllocPitch_v2(CUdeviceptr *ptr_out, size_t *pitch_out, size_t width_bytes,
@@ -188,7 +190,7 @@ CUresult cuMemAllocPitch_v2(CUdeviceptr *ptr_out, size_t *pitch_out, size_t widt
 	if (pitch < width_bytes || __builtin_mul_overflow(pitch, height, &bytes)) {
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
-	CUresult err = alloc_device(ctx_current()->device, bytes, false, ptr_out);
+	CUresult err = alloc_device(ctx_current()->device, bytes, NULL, ptr_out);
 	if (err == CUDA_SUCCESS) {
 		*pitch_out = pitch;
 	}
@@ -222,9 +224,8 @@ CUresult cuMemFree_v2(CUdeviceptr ptr)
 	return free_device(ptr);
 }
 
-CUresult cuMemAllocAsync(CUdeviceptr *ptr_out, size_t bytes, CUstream handle)
+static CUresult alloc_async(CUdeviceptr *ptr_out, size_t bytes, CUmemoryPool pool, CUstream handle)
 {
-	ENTER(cuMemAllocAsync);
 	struct stream *s = stream_from_handle(handle);
 
 	if (!ptr_out) {
@@ -237,7 +238,21 @@ CUresult cuMemAllocAsync(CUdeviceptr *ptr_out, size_t bytes, CUstream handle)
 		*ptr_out = 0;
 		return CUDA_SUCCESS;
 	}
-	return alloc_device(stream_ctx(s)->device, bytes, true, ptr_out);
+	unsigned device = stream_ctx(s)->device;
+	return alloc_device(device, bytes, pool ? pool : pool_current(device), ptr_out);
+}
+
+CUresult cuMemAllocAsync(CUdeviceptr *ptr_out, size_t bytes, CUstream handle)
+{
+	ENTER(cuMemAllocAsync);
+	return alloc_async(ptr_out, bytes, NULL, handle);
+}
+
+CUresult cuMemAllocFromPoolAsync(CUdeviceptr *ptr_out, size_t bytes, CUmemoryPool pool,
+                                 CUstream handle)
+{
+	ENTER(cuMemAllocFromPoolAsync);
+	return pool ? alloc_async(ptr_out, bytes, pool, handle) : CUDA_ERROR_INVALID_VALUE;
 }
 
 static CUresult run_free(struct ctx *ctx, void *arg)

@@ -11,10 +11,14 @@ struct event {
 	uint64_t magic;
 	struct ctx *ctx;
 	unsigned flags;
-	struct mark *mark; /* one reference, under the lock; NULL before the first record */
+	struct mark *mark;  /* one reference, under the lock; NULL before the first record */
+	struct event *next; /* link: events */
+	struct event *previous;
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+/* All there are: those of a context that ended are nobody's, and no leak. */
+static struct event *events;
 
 static struct event *event_from_handle(CUevent handle)
 {
@@ -58,6 +62,13 @@ CUresult cuEventCreate(CUevent *event_out, unsigned int flags)
 	e->magic = EVENT_MAGIC;
 	e->ctx = ctx_current();
 	e->flags = flags;
+	pthread_mutex_lock(&lock);
+	e->next = events;
+	if (events) {
+		events->previous = e;
+	}
+	events = e;
+	pthread_mutex_unlock(&lock);
 	*event_out = (CUevent)e;
 	return CUDA_SUCCESS;
 }
@@ -73,6 +84,16 @@ CUresult cuEventDestroy_v2(CUevent handle)
 	}
 	struct ctx *ctx = e->ctx;
 	event_set_mark(e, NULL);
+	pthread_mutex_lock(&lock);
+	if (e->previous) {
+		e->previous->next = e->next;
+	} else {
+		events = e->next;
+	}
+	if (e->next) {
+		e->next->previous = e->previous;
+	}
+	pthread_mutex_unlock(&lock);
 	e->magic = 0;
 	free(e);
 	return ctx_check(ctx);

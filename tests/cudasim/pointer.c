@@ -69,7 +69,7 @@ static struct range range_mapped(const struct mapping *m)
 /* The space is locked. */
 static struct answer ask(const struct mapping *m, CUpointer_attribute attribute, uint64_t addr)
 {
-	bool is_plain = m->kind == SPACE_ALLOC && !m->is_async;
+	bool is_plain = m->kind == SPACE_ALLOC && !m->pool;
 
 	switch (attribute) {
 	case CU_POINTER_ATTRIBUTE_CONTEXT:
@@ -108,7 +108,7 @@ static struct answer ask(const struct mapping *m, CUpointer_attribute attribute,
 	case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS:
 		return answer_half(access_now(m));
 	case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
-		return answer_word(m->is_async ? (uintptr_t)ctx_of_device(m->device) : 0);
+		return answer_word((uintptr_t)m->pool);
 	case CU_POINTER_ATTRIBUTE_MAPPING_SIZE:
 		return answer_word(range_mapped(m).bytes);
 	case CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR:
@@ -229,7 +229,7 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle *handle_out, CUdeviceptr addr)
 	}
 	space_lock_read();
 	struct mapping *m = space_find(addr);
-	bool ok = m && m->kind == SPACE_ALLOC && !m->is_async;
+	bool ok = m && m->kind == SPACE_ALLOC && !m->pool;
 	if (ok) {
 		memset(handle_out, 0, sizeof(*handle_out));
 		memcpy(handle_out, &m->id, sizeof(m->id));

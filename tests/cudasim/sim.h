@@ -229,7 +229,7 @@ struct mapping {
 	unsigned device;         /* of the memory; for host memory that of the context */
 	uint64_t id;             /* unique in this process */
 	bool on_host;
-	bool is_async;       /* of cuMemAllocAsync */
+	CUmemoryPool pool;   /* of cuMemAllocAsync, else NULL */
 	bool is_registered;  /* SPACE_HOST of cuMemHostRegister */
 	unsigned host_flags; /* SPACE_HOST: as given to cuMemHostAlloc */
 	uint8_t access[SIM_MAX_DEVICES];
@@ -295,8 +295,16 @@ struct alloc_chunk {
 };
 CUresult alloc_chunk_new(unsigned device, uint64_t bytes, struct alloc_chunk *chunk_out);
 void alloc_chunk_free(const struct alloc_chunk *chunk);
+CUresult alloc_device(unsigned device, uint64_t bytes, CUmemoryPool pool, CUdeviceptr *ptr_out);
 /* Frees what cuMemAlloc still holds when the context goes. */
 void alloc_free_all(unsigned device);
+
+/* --- pool.c --- */
+
+/* The one that cuMemAllocAsync takes from. */
+CUmemoryPool pool_current(unsigned device);
+/* So many bytes of it are in use, more or less than before. */
+void pool_note(CUmemoryPool pool, int64_t bytes);
 
 /* --- hostmem.c --- */
 
@@ -318,6 +326,8 @@ CUresult stream_new(struct ctx *ctx, unsigned flags, int priority, struct stream
 void stream_free(struct stream *s);
 /* NULL if not a stream. Handles 0 and CU_STREAM_LEGACY are the current context's. */
 struct stream *stream_from_handle(CUstream handle);
+/* Never used again. */
+uint64_t stream_id(const struct stream *s);
 struct ctx *stream_ctx(const struct stream *s);
 /* Queues a copy of arg. `done` (or NULL) runs afterwards even in a poisoned context. */
 CUresult stream_submit(struct stream *s, op_fn run, void (*done)(void *arg), const void *arg,

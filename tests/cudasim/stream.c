@@ -29,6 +29,7 @@ struct op {
 
 struct stream {
 	uint64_t magic;
+	uint64_t id;
 	struct stream *next; /* link: streams */
 	struct ctx *ctx;
 	unsigned flags;
@@ -51,6 +52,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t progress = PTHREAD_COND_INITIALIZER; /* something was done or reached */
 static struct stream *streams;                             /* with a handle or with work */
 static uint64_t last_ticket;
+static uint64_t last_id;
 
 static uint64_t now_ns(void)
 {
@@ -298,6 +300,7 @@ CUresult stream_new(struct ctx *ctx, unsigned flags, int priority, struct stream
 	s->last = &s->first;
 	pthread_cond_init(&s->has_work, NULL);
 	pthread_mutex_lock(&lock);
+	s->id = ++last_id;
 	s->next = streams;
 	streams = s;
 	pthread_mutex_unlock(&lock);
@@ -344,6 +347,11 @@ struct stream *stream_from_handle(CUstream handle)
 		return ctx_current()->null_stream;
 	}
 	return s->magic == STREAM_MAGIC ? s : NULL;
+}
+
+uint64_t stream_id(const struct stream *s)
+{
+	return s->id;
 }
 
 struct ctx *stream_ctx(const struct stream *s)

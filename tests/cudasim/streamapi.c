@@ -68,6 +68,30 @@ CUresult cuStreamQuery(CUstream handle)
 	return idle ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
+CUresult cuStreamGetId(CUstream handle, unsigned long long *id_out)
+{
+	ENTER(cuStreamGetId);
+	struct stream *s = stream_from_handle(handle);
+
+	if (!s || !id_out) {
+		return s ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;
+	}
+	*id_out = stream_id(s);
+	return CUDA_SUCCESS;
+}
+
+CUresult cuStreamGetCtx(CUstream handle, CUcontext *ctx_out)
+{
+	ENTER(cuStreamGetCtx);
+	struct stream *s = stream_from_handle(handle);
+
+	if (!s || !ctx_out) {
+		return s ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;
+	}
+	*ctx_out = (CUcontext)stream_ctx(s);
+	return CUDA_SUCCESS;
+}
+
 struct host_call {
 	CUhostFn fn;
 	void *data;
