@@ -6,7 +6,6 @@
 #include <stdlib.h>
 
 #include "shim/index.h"
-#include "shim/owner.h"
 #include "shim/slab.h"
 
 /* Ids that the driver does not give to its own buffers: registration caches key on them. */
@@ -17,9 +16,11 @@ struct allocation {
 	uint64_t n_bytes;
 	uint64_t id;
 	CUcontext ctx;
+	struct pool *pool;        /* borrowed; NULL: of cuMemAlloc() */
 	struct region *region;    /* borrowed */
 	struct slab_block *block; /* borrowed; NULL: the whole region */
 	bool is_claimed;
+	bool is_parked;          /* and claimed */
 	struct allocation *next; /* link: a list of claimed ones */
 };
 
@@ -261,6 +262,7 @@ int heap_alloc(const struct heap_place *place, uint64_t n_bytes, CUdeviceptr *ad
 	}
 	allocation->n_bytes = n_bytes;
 	allocation->ctx = place->ctx;
+	allocation->pool = place->pool;
 	int r = n_bytes < SLAB_BYTES ? alloc_small(allocation, place->device)
 	                             : alloc_large(allocation, place->device);
 	if (r != 0) {
@@ -268,6 +270,8 @@ int heap_alloc(const struct heap_place *place, uint64_t n_bytes, CUdeviceptr *ad
 		return r;
 	}
 	shim_count_add(SHIM_COUNT_live_bytes, (int64_t)n_bytes);
+	int64_t n_taken = (int64_t)heap_capacity(allocation);
+	pool_note(allocation->pool, n_taken, n_taken);
 	*address_out = allocation->address;
 	return 0;
 }
@@ -286,7 +290,9 @@ bool heap_find(CUdeviceptr address, struct heap_facts *facts_out)
 			.region_bytes = found->region->n_bytes,
 			.id = found->id,
 			.region_id = found->region->id,
-			.place = {.device = found->region->device, .ctx = found->ctx},
+			.place = {.device = found->region->device,
+		                  .ctx = found->ctx,
+		                  .pool = found->pool},
 		};
 	}
 	pthread_mutex_unlock(&lock);
@@ -330,6 +336,11 @@ CUcontext heap_ctx_of(const struct allocation *allocation)
 	return allocation->ctx;
 }
 
+CUdevice heap_device_of(const struct allocation *allocation)
+{
+	return allocation->region->device;
+}
+
 void heap_unclaim(struct allocation *allocation)
 {
 	pthread_mutex_lock(&lock);
@@ -357,14 +368,72 @@ static struct region *release_locked(struct allocation *allocation)
 
 void heap_release(struct allocation *allocation)
 {
+	int64_t n_taken = (int64_t)heap_capacity(allocation);
 	pthread_mutex_lock(&lock);
 	struct region *region = release_locked(allocation);
 	pthread_mutex_unlock(&lock);
-	shim_count_add(SHIM_COUNT_live_bytes, -(int64_t)allocation->n_bytes);
+	if (!allocation->is_parked) {
+		shim_count_add(SHIM_COUNT_live_bytes, -(int64_t)allocation->n_bytes);
+	}
+	pool_note(allocation->pool, allocation->is_parked ? 0 : -n_taken, -n_taken);
 	free(allocation);
 	if (region) {
 		region_free(region);
 	}
+}
+
+/* ---- in stream order -------------------------------------------------------------------------- */
+
+uint64_t heap_capacity(const struct allocation *allocation)
+{
+	return allocation->block ? (uint64_t)allocation->block->n_units * SLAB_UNIT_BYTES
+	                         : allocation->region->n_bytes;
+}
+
+uint64_t heap_round(uint64_t n_bytes)
+{
+	uint64_t step = n_bytes < SLAB_BYTES ? SLAB_UNIT_BYTES : SLAB_BYTES;
+	uint64_t rounded = (n_bytes + step - 1) / step * step;
+	return rounded < n_bytes ? n_bytes : rounded;
+}
+
+void heap_park(struct allocation *allocation)
+{
+	allocation->is_parked = true;
+	shim_count_add(SHIM_COUNT_live_bytes, -(int64_t)allocation->n_bytes);
+	pool_note(allocation->pool, -(int64_t)heap_capacity(allocation), 0);
+}
+
+CUdeviceptr heap_reuse(struct allocation *allocation, const struct heap_place *place,
+                       uint64_t n_bytes)
+{
+	int64_t n_taken = (int64_t)heap_capacity(allocation);
+	CUdeviceptr address = allocation->address;
+	pool_note(allocation->pool, 0, -n_taken);
+	pool_note(place->pool, n_taken, n_taken);
+	shim_count_add(SHIM_COUNT_live_bytes, (int64_t)n_bytes);
+	pthread_mutex_lock(&lock);
+	allocation->n_bytes = n_bytes;
+	allocation->ctx = place->ctx;
+	allocation->pool = place->pool;
+	allocation->id = next_id++;
+	allocation->is_parked = false;
+	allocation->is_claimed = false;
+	pthread_mutex_unlock(&lock);
+	return address;
+}
+
+void heap_trim(CUdevice device, uint64_t keep_bytes)
+{
+	bool is_refused;
+	struct glake_device found;
+	struct owner *owner = owner_get(&is_refused);
+	if (owner && owner_device(owner, device, &found)) {
+		owner_enter(owner);
+		owner_is_gone(owner, glake_trim(owner->session, found.index, keep_bytes));
+		owner_leave(owner);
+	}
+	owner_unref(owner);
 }
 
 /* Called with the lock held: claim what @ctx has of @region, onto @list. */

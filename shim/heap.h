@@ -16,11 +16,13 @@
 #define GLAKE_SHIM_HEAP_H
 
 #include "glake.h"
-#include "shim/shim.h"
+#include "shim/owner.h"
+#include "shim/pool.h"
 
 struct heap_place {
 	CUdevice device;
-	CUcontext ctx; /* which allocates: it dies with it */
+	CUcontext ctx;     /* which allocates: it dies with it */
+	struct pool *pool; /* of cuMemAllocAsync(); NULL: of cuMemAlloc() */
 };
 
 /* Memory that is not initialised, at least 512-byte aligned; @n_bytes is not 0. 0 or OWNER_E_*. */
@@ -48,10 +50,25 @@ struct allocation;
 /* The allocation that starts at @address, now nobody else's to free; NULL if there is none. */
 struct allocation *heap_claim(CUdeviceptr address);
 CUcontext heap_ctx_of(const struct allocation *allocation);
+CUdevice heap_device_of(const struct allocation *allocation);
 /* The program has it after all. */
 void heap_unclaim(struct allocation *allocation);
-/* Nothing uses it any more. */
+/* Nothing uses it any more; parked or not. */
 void heap_release(struct allocation *allocation);
+
+/*
+ * What is freed in stream order is parked, while work may use it: it is not the program's any more,
+ * and still claimed. It is released, or becomes another allocation.
+ */
+void heap_park(struct allocation *allocation);
+CUdeviceptr heap_reuse(struct allocation *allocation, const struct heap_place *place,
+                       uint64_t n_bytes);
+/* The bytes that it takes, and that one of @n_bytes would. */
+uint64_t heap_capacity(const struct allocation *allocation);
+uint64_t heap_round(uint64_t n_bytes);
+
+/* Of the free memory kept for @device, @keep_bytes remain. */
+void heap_trim(CUdevice device, uint64_t keep_bytes);
 
 /* A context is gone, and with it all that it has allocated. */
 void heap_release_ctx(CUcontext ctx);

@@ -2,21 +2,28 @@
 /* Contexts that end, peers, and captures. */
 #include "shim/heap.h"
 #include "shim/ipc.h"
+#include "shim/order.h"
 #include "shim/quiesce.h"
 
 static void forget_ctx(CUcontext ctx)
 {
 	quiesce_drop_ctx(ctx);
 	ipc_release_ctx(ctx);
+	order_release_ctx(ctx);
 	heap_release_ctx(ctx);
 }
 
 static CUresult destroy_ctx(CUcontext ctx, shim_ctx_fn *destroy)
 {
+	if (shim_is_forked()) {
+		return destroy(ctx);
+	}
+	order_hold_contexts();
 	CUresult result = destroy(ctx);
-	if (result == CUDA_SUCCESS && !shim_is_forked()) {
+	if (result == CUDA_SUCCESS) {
 		forget_ctx(ctx);
 	}
+	order_let_contexts();
 	return result;
 }
 
@@ -53,11 +60,13 @@ static CUresult end_primary(CUdevice device, shim_device_fn *end, bool is_reset)
 	if (shim_is_forked() || !real(cuDevicePrimaryCtxRelease_v2)) {
 		return end(device);
 	}
+	order_hold_contexts();
 	CUcontext ctx = primary_ctx(device);
 	CUresult result = end(device);
 	if (result == CUDA_SUCCESS && ctx && (is_reset || !is_active(device))) {
 		forget_ctx(ctx);
 	}
+	order_let_contexts();
 	return result;
 }
 

@@ -12,7 +12,8 @@
 static bool asks_us(void)
 {
 	const struct shim_policy *policy = shim_policy();
-	return (policy->owns_alloc || policy->owns_vmm) && shim_can_own() && !shim_is_forked();
+	return (policy->owns_alloc || policy->owns_vmm || policy->owns_async) && shim_can_own() &&
+	       !shim_is_forked();
 }
 
 static bool find_facts(CUdeviceptr address, struct heap_facts *facts_out)
@@ -71,14 +72,15 @@ CUresult shim_cuMemGetAddressRange_v2(CUdeviceptr *base_out, size_t *n_bytes_out
 static bool answer(const struct heap_facts *facts, CUdeviceptr address,
                    CUpointer_attribute attribute, void *data)
 {
-	static const unsigned yes = 1;
+	unsigned is_capable = !facts->place.pool;
 	uint64_t word = 0;
 	switch (attribute) {
 	case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
-		memcpy(data, &yes, sizeof(yes));
+		memcpy(data, &is_capable, sizeof(is_capable));
 		return true;
 	case CU_POINTER_ATTRIBUTE_CONTEXT:
-		word = (uintptr_t)facts->place.ctx;
+		/* Memory of pools has none. */
+		word = facts->place.pool ? 0 : (uintptr_t)facts->place.ctx;
 		break;
 	case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
 		/* The driver has one only where the current context may access it. */
@@ -102,8 +104,10 @@ static bool answer(const struct heap_facts *facts, CUdeviceptr address,
 	case CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID:
 		word = facts->region_id;
 		break;
-	case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
 	case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
+		word = facts->place.pool ? (uintptr_t)pool_handle(facts->place.pool) : 0;
+		break;
+	case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
 		break;
 	default:
 		return false;

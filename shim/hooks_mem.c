@@ -2,9 +2,9 @@
 /* Synchronous memory: cuMemAlloc, cuMemAllocPitch, cuMemFree. */
 #include <stdatomic.h>
 
-#include "shim/heap.h"
-#include "shim/owner.h"
+#include "shim/order.h"
 #include "shim/quiesce.h"
+#include "shim/verdict.h"
 
 static bool owns_alloc(void)
 {
@@ -13,14 +13,10 @@ static bool owns_alloc(void)
 
 static bool find_place(struct heap_place *place_out)
 {
+	place_out->pool = NULL;
 	return real(cuCtxGetCurrent)(&place_out->ctx) == CUDA_SUCCESS && place_out->ctx &&
 	       real(cuCtxGetDevice)(&place_out->device) == CUDA_SUCCESS;
 }
-
-enum verdict {
-	ANSWERED,
-	LEFT_TO_DRIVER,
-};
 
 /* Allocate of ours, if it is ours to do. *result_out is the answer then. */
 static enum verdict alloc_ours(CUdeviceptr *address_out, uint64_t n_bytes, CUresult *result_out)
@@ -33,25 +29,12 @@ static enum verdict alloc_ours(CUdeviceptr *address_out, uint64_t n_bytes, CUres
 	if (*result_out != CUDA_SUCCESS) {
 		return ANSWERED;
 	}
-	switch (heap_alloc(&place, n_bytes, address_out)) {
-	case 0:
-		shim_count(SHIM_COUNT_owned);
-		*result_out = CUDA_SUCCESS;
-		return ANSWERED;
-	case OWNER_E_FOREIGN:
-		return LEFT_TO_DRIVER;
-	case OWNER_E_ABSENT:
-		if (!shim_policy()->refuses_absent) {
-			shim_count(SHIM_COUNT_passed);
-			return LEFT_TO_DRIVER;
-		}
-		break;
-	default:
-		break;
+	order_collect(place.ctx, false);
+	int r = heap_alloc(&place, n_bytes, address_out);
+	if (r == OWNER_E_FULL && order_collect(place.ctx, true)) {
+		r = heap_alloc(&place, n_bytes, address_out);
 	}
-	shim_count(SHIM_COUNT_refused);
-	*result_out = CUDA_ERROR_OUT_OF_MEMORY;
-	return ANSWERED;
+	return verdict_of(r, result_out);
 }
 
 CUresult shim_cuMemAlloc_v2(CUdeviceptr *address_out, size_t n_bytes)
@@ -160,63 +143,4 @@ CUresult shim_cuMemFree_v2(CUdeviceptr address)
 	shim_count(SHIM_COUNT_freed);
 	heap_release(allocation);
 	return CUDA_SUCCESS;
-}
-
-struct stream_calls {
-	CUresult (*is_capturing)(CUstream, CUstreamCaptureStatus *);
-	CUresult (*synchronize)(CUstream);
-	CUresult (*free_async)(CUdeviceptr, CUstream);
-};
-
-static bool is_captured(const struct stream_calls *calls, CUstream stream)
-{
-	CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-	return calls->is_capturing && (calls->is_capturing(stream, &status) != CUDA_SUCCESS ||
-	                               status != CU_STREAM_CAPTURE_STATUS_NONE);
-}
-
-/*
- * A program may free memory of cuMemAlloc() in stream order: when the stream gets there. We wait for
- * it to get there. In a capture it is no node of the graph, and the driver says what it thinks.
- */
-static CUresult free_in_order(const struct stream_calls *calls, CUdeviceptr address,
-                              CUstream stream)
-{
-	struct allocation *allocation = NULL;
-	if (address && !shim_is_forked() && heap_find(address, NULL) &&
-	    !is_captured(calls, stream)) {
-		allocation = heap_claim(address);
-	}
-	if (!allocation) {
-		return calls->free_async(address, stream);
-	}
-	CUresult result = calls->synchronize(stream);
-	if (result != CUDA_SUCCESS) {
-		heap_unclaim(allocation);
-		return result;
-	}
-	shim_count(SHIM_COUNT_freed);
-	heap_release(allocation);
-	return CUDA_SUCCESS;
-}
-
-CUresult shim_cuMemFreeAsync(CUdeviceptr address, CUstream stream)
-{
-	struct stream_calls calls = {
-		.is_capturing = real(cuStreamIsCapturing),
-		.synchronize = real(cuStreamSynchronize),
-		.free_async = real(cuMemFreeAsync),
-	};
-	return free_in_order(&calls, address, stream);
-}
-
-CUresult shim_cuMemFreeAsync_ptsz(CUdeviceptr address, CUstream stream)
-{
-	struct stream_calls calls = {
-		.is_capturing = real(cuStreamIsCapturing_ptsz),
-		.synchronize = real(cuStreamSynchronize_ptsz) ? real(cuStreamSynchronize_ptsz)
-	                                                      : real(cuStreamSynchronize),
-		.free_async = real(cuMemFreeAsync_ptsz),
-	};
-	return free_in_order(&calls, address, stream);
 }

@@ -51,7 +51,8 @@ bool ipc_name(CUdeviceptr address, CUipcMemHandle *handle_out, CUresult *result_
 {
 	struct ipc_name name = {.magic = MAGIC};
 	struct heap_facts facts;
-	if (!heap_find(address, &facts)) {
+	/* Memory of pools has no legacy handles. */
+	if (!heap_find(address, &facts) || facts.place.pool) {
 		return false;
 	}
 	*result_out = CUDA_ERROR_INVALID_VALUE;

@@ -38,6 +38,7 @@ static void read_environment(void)
 		.is_off = is_set_to("GLAKE_SHIM", "off") || is_set_to("GLAKE_SHIM", "0"),
 		.refuses_absent = is_set_to("GLAKE_SHIM_ABSENT", "refuse"),
 		.owns_alloc = !owned || has_word(owned, "alloc"),
+		.owns_async = !owned || has_word(owned, "async"),
 		.owns_vmm = !owned || has_word(owned, "vmm"),
 	};
 }

@@ -6,6 +6,7 @@
 #include <signal.h>
 #include <time.h>
 
+#include "shim/order.h"
 #include "shim/quiesce.h"
 
 #define STACK_BYTES (256u * 1024)
@@ -27,6 +28,7 @@ static void *serve(void *user)
 			nanosleep(&rest, NULL);
 		}
 		if (!quiesce_is_capturing()) {
+			order_collect_all();
 			owner_enter(owner);
 			int r = glake_dispatch(owner->session);
 			owner_leave(owner);

@@ -30,6 +30,10 @@ typedef CUresult shim_proc_v2_fn(const char *symbol, void **entry, int version, 
 typedef CUresult shim_ctx_fn(CUcontext ctx);
 typedef CUresult shim_device_fn(CUdevice device);
 typedef CUresult shim_stream_fn(CUstream stream);
+typedef CUresult shim_stream_ctx_fn(CUstream stream, CUcontext *ctx);
+/* New in CUDA 13. */
+typedef CUresult shim_set_pool_fn(CUmemLocation *location, CUmemAllocationType type,
+                                  CUmemoryPool pool);
 
 /* The real calls. Pasted names, because cuda.h renames plain ones by macro. */
 struct shim_real {
@@ -64,6 +68,7 @@ struct shim_policy {
 	bool is_off;         /* GLAKE_SHIM=off: every call goes to the driver */
 	bool refuses_absent; /* GLAKE_SHIM_ABSENT=refuse: no memory without glaked */
 	bool owns_alloc;     /* GLAKE_SHIM_OWN: cuMemAlloc and its family */
+	bool owns_async;     /* GLAKE_SHIM_OWN: cuMemAllocAsync and its family */
 	bool owns_vmm;       /* GLAKE_SHIM_OWN: cuMemCreate and its family */
 };
 

@@ -374,6 +374,131 @@ START_TEST(chunks_go_with_their_last_use)
 }
 END_TEST
 
+/* ---- in stream order -------------------------------------------------------------------------- */
+
+static void await_private_bytes(uint64_t n_bytes)
+{
+	int connection = connection_hello(&harness);
+	uint64_t end_ms = harness_now_ms() + HARNESS_TIMEOUT_MS;
+	while (private_bytes(connection) != n_bytes) {
+		ck_assert_uint_lt(harness_now_ms(), end_ms);
+		harness_sleep_ms(10);
+	}
+	connection_close(&connection);
+}
+
+START_TEST(a_stream_has_its_own_memory_again)
+{
+	begin(NULL);
+	run_scenario(PROGRAM, "dlsym", "async", NULL,
+	             "owned 14 passed 0 refused 0 connects 1 live 0");
+	run_scenario(PROGRAM, "proc2", "async", NULL, "owned 14 passed 0");
+	finish();
+}
+END_TEST
+
+START_TEST(streams_may_go)
+{
+	struct run run;
+	begin("warm_bytes = \"0\";");
+	run_start(&run, NULL, in_build(PROGRAM), "dlsym", "async_streams", NULL);
+	run_read(&run, "ready");
+	expect(&run, "owned 200 passed 0 refused 0 connects 1 live 0");
+	/* Nobody asks for more: what was parked comes back all the same, but for an empty slab. */
+	await_private_bytes(2u << 20);
+	run_continue(&run);
+	run_end_well(&run);
+	finish();
+}
+END_TEST
+
+START_TEST(errors_in_stream_order_are_the_drivers)
+{
+	struct run run;
+	begin(NULL);
+	run_scenario(PROGRAM, "proc1", "async_errors", NULL, "owned 4 passed 0 refused 2");
+	run_start(&run, "GLAKE_SHIM=off", in_build(PROGRAM), "dlsym", "async_errors", NULL);
+	run_end_well(&run);
+	run_start(&run, "GLAKE_SHIM_OWN=alloc", in_build(PROGRAM), "dlsym", "async_errors", NULL);
+	run_end_well(&run);
+	expect(&run, "owned 2 passed 0 refused 0");
+	finish();
+}
+END_TEST
+
+START_TEST(captured_streams_are_the_drivers)
+{
+	struct run run;
+	begin(NULL);
+	run_scenario(PROGRAM, "dlsym", "async_captures", NULL,
+	             "owned 2 passed 0 refused 0 connects 1 live 0");
+	run_start(&run, "GLAKE_SHIM=off", in_build(PROGRAM), "dlsym", "async_captures", "off",
+	          NULL);
+	run_end_well(&run);
+	finish();
+}
+END_TEST
+
+START_TEST(pools_count_what_is_ours)
+{
+	struct run run;
+	begin(NULL);
+	run_start(&run, NULL, in_build(PROGRAM), "dlsym", "async_pools", NULL);
+	run_read(&run, "ready");
+	expect(&run, "owned 1 passed 0");
+	await_private_bytes(0);
+	run_continue(&run);
+	run_end_well(&run);
+	expect(&run, "owned 3 passed 0 refused 0 connects 1 live 0\n"
+	             "owned 3 passed 0 refused 0 connects 1 live 0\n"
+	             "owned 4 passed 0 refused 0 connects 1 live 0\n");
+	finish();
+}
+END_TEST
+
+START_TEST(threads_have_streams)
+{
+	begin(NULL);
+	run_scenario(PROGRAM, "dlsym", "async_threads", NULL,
+	             "passed 0 refused 0 connects 1 live 0");
+	finish();
+}
+END_TEST
+
+START_TEST(contexts_take_what_is_parked)
+{
+	struct run run;
+	begin("warm_bytes = \"0\";");
+	run_start(&run, NULL, in_build(PROGRAM), "dlsym", "async_resets", NULL);
+	run_read(&run, "ready");
+	expect(&run, "owned 9 passed 0 refused 0 connects 1 live 0");
+	await_private_bytes(2u << 20);
+	run_continue(&run);
+	run_end_well(&run);
+	finish();
+}
+END_TEST
+
+START_TEST(streams_outlive_glaked)
+{
+	struct run run;
+	begin(NULL);
+	run_start(&run, NULL, in_build(PROGRAM), "dlsym", "async_steps", NULL);
+	run_read(&run, "ready");
+	expect(&run, "owned 2 passed 0 refused 0 connects 1");
+	harness_kill(&harness);
+	run_continue(&run);
+	run_read(&run, "ready");
+	expect(&run, "owned 2 passed 1 refused 0 connects 1");
+	harness_restart(&harness);
+	harness_sleep_ms(1100);
+	run_continue(&run);
+	run_end_well(&run);
+	expect(&run, "owned 3 passed 1 refused 0 connects 2 live 0");
+	finish();
+}
+END_TEST
+
 /* ---- between processes ------------------------------------------------------------------------ */
 
 /* The two handles that ipc_give prints, side by side. */
@@ -484,6 +609,15 @@ START_TEST(the_quota_is_the_device)
 	             "free 67108864 total 67108864 device 67108864\n"
 	             "got 62914560 free 4194304\n");
 	run_scenario(PROGRAM, "dlsym", "greedy", "1048576", "got 67108864 free 0\n");
+	finish();
+}
+END_TEST
+
+START_TEST(the_quota_waits_for_streams)
+{
+	begin(TENANT("64MiB"));
+	run_scenario(PROGRAM, "dlsym", "async_greedy", "10485760",
+	             "got 62914560\nowned 7 passed 0 refused 1 connects 1 live 0\n");
 	finish();
 }
 END_TEST
@@ -697,9 +831,18 @@ int main(void)
 	suite_add(suite, memory_goes_with_its_context);
 	suite_add(suite, peers_reach_it);
 	suite_add(suite, chunks_go_with_their_last_use);
+	suite_add(suite, a_stream_has_its_own_memory_again);
+	suite_add(suite, streams_may_go);
+	suite_add(suite, errors_in_stream_order_are_the_drivers);
+	suite_add(suite, captured_streams_are_the_drivers);
+	suite_add(suite, pools_count_what_is_ours);
+	suite_add(suite, threads_have_streams);
+	suite_add(suite, contexts_take_what_is_parked);
+	suite_add(suite, streams_outlive_glaked);
 	suite_add(suite, ipc_shares_it);
 	suite_add(suite, chunks_open_within_a_realm);
 	suite_add(suite, the_quota_is_the_device);
+	suite_add(suite, the_quota_waits_for_streams);
 	suite_add(suite, without_a_quota_the_device_is);
 	suite_add(suite, warm_memory_comes_back_on_demand);
 	suite_add(suite, a_session_too_many_gets_nothing);

@@ -721,6 +721,377 @@ static void captures(const char *argument)
 	print_counts();
 }
 
+/* ---- in stream order ---- */
+
+static CUstream new_stream(void)
+{
+	CUstream stream;
+	must_ok(cu(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING));
+	return stream;
+}
+
+static CUdeviceptr alloc_on(CUstream stream, size_t n_bytes)
+{
+	CUdeviceptr ptr = 0;
+	must_ok(cu(cuMemAllocAsync)(&ptr, n_bytes, stream));
+	return ptr;
+}
+
+static int gate_is_open;
+
+static void CUDA_CB wait_at_gate(void *user)
+{
+	while (!__atomic_load_n(&gate_is_open, __ATOMIC_SEQ_CST)) {
+		usleep(1000);
+	}
+}
+
+/* The stream's work stops here. */
+static void close_gate(CUstream stream)
+{
+	__atomic_store_n(&gate_is_open, 0, __ATOMIC_SEQ_CST);
+	must_ok(cu(cuLaunchHostFunc)(stream, wait_at_gate, NULL));
+}
+
+static void open_gate(void)
+{
+	__atomic_store_n(&gate_is_open, 1, __ATOMIC_SEQ_CST);
+}
+
+/* Freed memory is the same stream's at once, and another's when the work before it is done. */
+static void async_reuse(size_t n_bytes)
+{
+	CUstream one = new_stream();
+	CUstream two = new_stream();
+	CUdeviceptr ptr = alloc_on(one, n_bytes);
+	close_gate(one);
+	must_ok(cu(cuMemsetD8Async)(ptr, 1, n_bytes, one));
+	must_ok(cu(cuMemFreeAsync)(ptr, one));
+	must_be(cu(cuMemFreeAsync)(ptr, one), CUDA_ERROR_INVALID_VALUE);
+	must(alloc_on(one, n_bytes) == ptr);
+	must_ok(cu(cuMemsetD8Async)(ptr, 2, n_bytes, one));
+	must_ok(cu(cuMemFreeAsync)(ptr, one));
+	CUdeviceptr other = alloc_on(two, n_bytes);
+	must(other + n_bytes <= ptr || ptr + n_bytes <= other);
+	must_ok(cu(cuMemsetD8Async)(other, 3, n_bytes, two));
+	must_ok(cu(cuStreamSynchronize)(two));
+	open_gate();
+	must_ok(cu(cuStreamSynchronize)(one));
+	CUdeviceptr again = alloc_on(two, n_bytes);
+	must(again == ptr);
+	must_ok(cu(cuMemsetD8Async)(again, 4, n_bytes, two));
+	must_ok(cu(cuStreamSynchronize)(two));
+	uint8_t last = 0;
+	must_ok(cu(cuMemcpyDtoH_v2)(&last, other + n_bytes - 1, 1));
+	must(last == 3);
+	must_ok(cu(cuMemFreeAsync)(again, one));
+	must_ok(cu(cuMemFree_v2)(other));
+	must_ok(cu(cuStreamDestroy_v2)(one));
+	must_ok(cu(cuStreamDestroy_v2)(two));
+}
+
+/* What is freed on a stream of another device stays memory of its own. */
+static void async_devices(CUcontext zero)
+{
+	CUcontext one = NULL;
+	CUstream here = new_stream();
+	must_ok(cu(cuDevicePrimaryCtxRetain)(&one, 1));
+	must_ok(cu(cuCtxSetCurrent)(one));
+	CUstream there = new_stream();
+	must_ok(cu(cuCtxSetCurrent)(zero));
+	/* The stream decides, not the current context. */
+	CUdeviceptr ptr = alloc_on(there, 4 * MIB);
+	must((unsigned)attribute(CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, ptr) == 1);
+	must_ok(cu(cuMemFreeAsync)(ptr, here));
+	CUdeviceptr mine = alloc_on(here, 4 * MIB);
+	must((unsigned)attribute(CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, mine) == 0);
+	must_ok(cu(cuMemFreeAsync)(mine, here));
+}
+
+static void async(const char *argument)
+{
+	async_devices(start());
+	async_reuse(4 * MIB);
+	async_reuse(1000);
+	async_reuse(2 * MIB - 512);
+	print_counts();
+}
+
+/* A stream may go before the memory is freed, or before its work is done. */
+static void async_streams(const char *argument)
+{
+	start();
+	for (int i = 0; i < 100; i++) {
+		CUstream stream;
+		/* Ordered with the default stream. */
+		must_ok(cu(cuStreamCreate)(&stream, 0));
+		CUdeviceptr before = alloc_on(stream, i % 2 ? 1000 : 3 * MIB);
+		CUdeviceptr after = alloc_on(stream, i % 2 ? 3 * MIB : 1000);
+		close_gate(stream);
+		must_ok(cu(cuMemsetD8Async)(before, 1, 1000, stream));
+		must_ok(cu(cuMemsetD8Async)(after, 1, 1000, stream));
+		must_ok(cu(cuMemFreeAsync)(before, stream));
+		must_ok(cu(cuStreamDestroy_v2)(stream));
+		open_gate();
+		must_ok(cu(cuMemFreeAsync)(after, 0));
+	}
+	must_ok(cu(cuCtxSynchronize)());
+	print_counts();
+	wait_for_line();
+}
+
+/* The codes are the same with the shim and without. */
+static void async_errors(const char *argument)
+{
+	CUdeviceptr ptr = 0;
+	start();
+	CUstream stream = new_stream();
+	must_be(cu(cuMemAllocAsync)(NULL, 100, stream), CUDA_ERROR_INVALID_VALUE);
+	must_ok(cu(cuMemAllocAsync)(&ptr, 0, stream));
+	must(ptr == 0);
+	must_be(cu(cuMemAllocAsync)(&ptr, 1ull << 50, stream), CUDA_ERROR_OUT_OF_MEMORY);
+	must_be(cu(cuMemAllocAsync)(&ptr, ~(size_t)0, stream), CUDA_ERROR_OUT_OF_MEMORY);
+	must_be(cu(cuMemAllocFromPoolAsync)(&ptr, 100, NULL, stream), CUDA_ERROR_INVALID_VALUE);
+	must(ptr == 0);
+	must_ok(cu(cuMemFreeAsync)(0, stream));
+	for (int i = 0; i < 2; i++) {
+		size_t n_bytes = i ? 4 * MIB : 1500;
+		ptr = alloc_on(stream, n_bytes);
+		must_be(cu(cuMemFreeAsync)(ptr + 512, stream), CUDA_ERROR_INVALID_VALUE);
+		must_be(cu(cuMemFree_v2)(ptr + 512), CUDA_ERROR_INVALID_VALUE);
+		must_be(cu(cuMemFreeAsync)(0x1234000, stream), CUDA_ERROR_INVALID_VALUE);
+		must(attribute(CU_POINTER_ATTRIBUTE_CONTEXT, ptr) == 0);
+		must((unsigned)attribute(CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, ptr) ==
+		     0);
+		CUmemoryPool pool = NULL;
+		must_ok(cu(cuDeviceGetDefaultMemPool)(&pool, 0));
+		must(attribute(CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, ptr) == (uintptr_t)pool);
+		CUipcMemHandle handle;
+		must_be(cu(cuIpcGetMemHandle)(&handle, ptr), CUDA_ERROR_INVALID_VALUE);
+		fill(ptr, n_bytes, 1);
+		check(ptr, n_bytes, 1);
+		must_ok(cu(cuMemFree_v2)(ptr));
+		must_be(cu(cuMemFreeAsync)(ptr, stream), CUDA_ERROR_INVALID_VALUE);
+		must_be(cu(cuMemFree_v2)(ptr), CUDA_ERROR_INVALID_VALUE);
+		/* And the other way round. */
+		ptr = alloc(n_bytes);
+		must_ok(cu(cuMemFreeAsync)(ptr, stream));
+		must_ok(cu(cuStreamSynchronize)(stream));
+		must(cu(cuMemFree_v2)(ptr) != CUDA_SUCCESS);
+	}
+	print_counts();
+}
+
+/* On a captured stream the driver makes nodes; on others it may, too. */
+static void async_captures(const char *argument)
+{
+	CUgraph graph;
+	start();
+	CUstream captured = new_stream();
+	CUstream other = new_stream();
+	CUdeviceptr before = alloc_on(other, 4 * MIB);
+	for (int round = 0; round < 3; round++) {
+		must_ok(cu(cuStreamBeginCapture_v2)(captured, CU_STREAM_CAPTURE_MODE_GLOBAL));
+		CUdeviceptr node = alloc_on(captured, 4 * MIB);
+		must_ok(cu(cuMemFreeAsync)(node, captured));
+		/* Our memory is no node of this graph. */
+		must_be(cu(cuMemFreeAsync)(before, captured),
+		        argument[0] ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE);
+		must_ok(cu(cuStreamEndCapture)(captured, &graph));
+		if (argument[0]) {
+			before = alloc_on(other, 4 * MIB);
+		}
+	}
+	must_ok(cu(cuStreamBeginCapture_v2)(captured, CU_STREAM_CAPTURE_MODE_GLOBAL));
+	must_ok(cu(cuMemFreeAsync)(before, other));
+	must_ok(cu(cuStreamEndCapture)(captured, &graph));
+	before = alloc_on(other, 4 * MIB);
+	must_ok(cu(cuMemFreeAsync)(before, other));
+	print_counts();
+}
+
+static uint64_t pool_attribute(CUmemoryPool pool, CUmemPool_attribute which)
+{
+	cuuint64_t value = 0;
+	must_ok(cu(cuMemPoolGetAttribute)(pool, which, &value));
+	return value;
+}
+
+static void async_pools(const char *argument)
+{
+	CUmemoryPool standard = NULL;
+	CUmemoryPool plain = NULL;
+	CUmemoryPool shared = NULL;
+	cuuint64_t zero = 0;
+	start();
+	CUstream stream = new_stream();
+	CUmemPoolProps properties = {
+		.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+		.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0},
+	};
+	must_ok(cu(cuDeviceGetDefaultMemPool)(&standard, 0));
+	must_ok(cu(cuMemPoolCreate)(&plain, &properties));
+	properties.handleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+	must_ok(cu(cuMemPoolCreate)(&shared, &properties));
+
+	CUdeviceptr ptr = alloc_on(stream, 4 * MIB);
+	must(pool_attribute(standard, CU_MEMPOOL_ATTR_USED_MEM_CURRENT) == 4 * MIB);
+	must_ok(cu(cuMemFreeAsync)(ptr, stream));
+	must(pool_attribute(standard, CU_MEMPOOL_ATTR_USED_MEM_CURRENT) == 0);
+	must(pool_attribute(standard, CU_MEMPOOL_ATTR_USED_MEM_HIGH) == 4 * MIB);
+	must(pool_attribute(standard, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH) == 4 * MIB);
+	must_ok(cu(cuMemPoolSetAttribute)(standard, CU_MEMPOOL_ATTR_USED_MEM_HIGH, &zero));
+	must(pool_attribute(standard, CU_MEMPOOL_ATTR_USED_MEM_HIGH) == 0);
+	must_ok(cu(cuStreamSynchronize)(stream));
+	must_ok(cu(cuMemPoolTrimTo)(standard, 0));
+	must(pool_attribute(standard, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) == 0);
+	print_counts();
+	wait_for_line();
+
+	/* By name; as the current pool; of a kind that only the driver has. */
+	must_ok(cu(cuMemAllocFromPoolAsync)(&ptr, 3 * MIB, plain, stream));
+	must(pool_attribute(plain, CU_MEMPOOL_ATTR_USED_MEM_CURRENT) >= 3 * MIB);
+	must(pool_attribute(standard, CU_MEMPOOL_ATTR_USED_MEM_CURRENT) == 0);
+	must_ok(cu(cuMemFreeAsync)(ptr, stream));
+	must_ok(cu(cuDeviceSetMemPool)(0, plain));
+	ptr = alloc_on(stream, 3 * MIB);
+	must(attribute(CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, ptr) == (uintptr_t)plain);
+	must_ok(cu(cuMemFreeAsync)(ptr, stream));
+	print_counts();
+	must_ok(cu(cuMemAllocFromPoolAsync)(&ptr, 3 * MIB, shared, stream));
+	must_ok(cu(cuMemFreeAsync)(ptr, stream));
+	must_ok(cu(cuDeviceSetMemPool)(0, shared));
+	must_ok(cu(cuMemFreeAsync)(alloc_on(stream, 3 * MIB), stream));
+	print_counts();
+	must_ok(cu(cuStreamSynchronize)(stream));
+	must_ok(cu(cuMemPoolDestroy)(shared));
+	must_ok(cu(cuMemPoolDestroy)(plain));
+	must_ok(cu(cuMemFreeAsync)(alloc_on(stream, 3 * MIB), stream));
+	print_counts();
+}
+
+/* Until it says no; then all that is parked behind work that ends serves. */
+static void async_greedy(const char *argument)
+{
+	enum { MAX = 64 };
+	CUdeviceptr ptrs[MAX];
+	size_t step = (size_t)atoll(argument);
+	unsigned n = 0;
+	start();
+	CUstream one = new_stream();
+	CUstream two = new_stream();
+	CUdeviceptr ptr;
+	CUresult result;
+	while ((result = cu(cuMemAllocAsync)(&ptr, step, one)) == CUDA_SUCCESS) {
+		must(n < MAX);
+		ptrs[n++] = ptr;
+	}
+	must_be(result, CUDA_ERROR_OUT_OF_MEMORY);
+	printf("got %zu\n", n * step);
+	must_ok(cu(cuLaunchHostFunc)(one, run_slowly, NULL));
+	while (n > 0) {
+		must_ok(cu(cuMemFreeAsync)(ptrs[--n], one));
+	}
+	ptr = alloc_on(two, 2 * step);
+	must(__atomic_load_n(&slow_ran, __ATOMIC_SEQ_CST));
+	must_ok(cu(cuMemFreeAsync)(ptr, two));
+	print_counts();
+}
+
+static void *async_thread(void *argument)
+{
+	enum { N_LIVE = 16 };
+	uint64_t random = (uintptr_t)argument * 0x9e3779b97f4a7c15ull + 1;
+	CUdeviceptr ptrs[N_LIVE] = {0};
+	uint8_t marks[N_LIVE];
+	size_t n_bytes[N_LIVE];
+	CUcontext ctx = NULL;
+	must_ok(cu(cuDevicePrimaryCtxRetain)(&ctx, 0));
+	must_ok(cu(cuCtxSetCurrent)(ctx));
+	CUstream stream = new_stream();
+	for (int round = 0; round < 300; round++) {
+		random = random * 6364136223846793005ull + 1442695040888963407ull;
+		unsigned at = (unsigned)(random >> 33) % N_LIVE;
+		if (ptrs[at]) {
+			uint8_t ends[2];
+			must_ok(cu(cuMemcpyDtoHAsync_v2)(&ends[0], ptrs[at], 1, stream));
+			must_ok(cu(cuMemcpyDtoHAsync_v2)(&ends[1], ptrs[at] + n_bytes[at] - 1, 1,
+			                                 stream));
+			must_ok(cu(cuMemFreeAsync)(ptrs[at], stream));
+			must_ok(cu(cuStreamSynchronize)(stream));
+			must(ends[0] == marks[at] && ends[1] == marks[at]);
+			ptrs[at] = 0;
+		} else {
+			n_bytes[at] = random >> 60 ? 1 + (random >> 20) % 60000
+			                           : 2 * MIB + (random >> 20) % (2 * MIB);
+			marks[at] = (uint8_t)(random >> 50);
+			ptrs[at] = alloc_on(stream, n_bytes[at]);
+			must_ok(cu(cuMemsetD8Async)(ptrs[at], marks[at], n_bytes[at], stream));
+			/* And what is gone before its work has begun. */
+			CUdeviceptr brief = alloc_on(stream, n_bytes[at]);
+			must_ok(cu(cuMemsetD8Async)(brief, (uint8_t)~marks[at], n_bytes[at],
+			                            stream));
+			must_ok(cu(cuMemFreeAsync)(brief, stream));
+		}
+	}
+	for (int at = 0; at < N_LIVE; at++) {
+		must_ok(cu(cuMemFreeAsync)(ptrs[at], stream));
+	}
+	must_ok(cu(cuStreamDestroy_v2)(stream));
+	return NULL;
+}
+
+static void async_threads(const char *argument)
+{
+	pthread_t ids[8];
+	start();
+	for (uintptr_t i = 0; i < 8; i++) {
+		must(pthread_create(&ids[i], NULL, async_thread, (void *)i) == 0);
+	}
+	for (int i = 0; i < 8; i++) {
+		pthread_join(ids[i], NULL);
+	}
+	print_counts();
+}
+
+/* glaked comes and goes between the lines. */
+static void async_steps(const char *argument)
+{
+	start();
+	CUstream stream = new_stream();
+	CUdeviceptr kept = alloc_on(stream, 6 * MIB);
+	CUdeviceptr parked = alloc_on(stream, 4 * MIB);
+	must_ok(cu(cuMemFreeAsync)(parked, stream));
+	fill(kept, 6 * MIB, 1);
+	print_counts();
+	wait_for_line();
+	check(kept, 6 * MIB, 1);
+	CUdeviceptr passed = alloc_on(stream, 8 * MIB);
+	must_ok(cu(cuMemFreeAsync)(passed, stream));
+	must_ok(cu(cuMemFreeAsync)(kept, stream));
+	print_counts();
+	wait_for_line();
+	must_ok(cu(cuMemFreeAsync)(alloc_on(stream, 8 * MIB), stream));
+	print_counts();
+}
+
+/* A context takes with it what is parked in it. */
+static void async_resets(const char *argument)
+{
+	for (int i = 0; i < 3; i++) {
+		start();
+		CUstream stream = new_stream();
+		CUdeviceptr ptr = alloc_on(stream, 30 * MIB);
+		must_ok(cu(cuMemFreeAsync)(alloc_on(stream, 1000), stream));
+		must_ok(cu(cuMemFreeAsync)(alloc_on(stream, 6 * MIB), stream));
+		must_ok(cu(cuDevicePrimaryCtxReset_v2)(0));
+		start();
+		must(cu(cuMemFree_v2)(ptr) != CUDA_SUCCESS);
+	}
+	print_counts();
+	wait_for_line();
+}
+
 /* Has memory once, gives it back, and does nothing more. */
 static void idle(const char *argument)
 {
@@ -739,11 +1110,32 @@ static const struct {
 	const char *name;
 	void (*run)(const char *argument);
 } scenarios[] = {
-	{"basic", basic},       {"errors", errors}, {"threads", threads},   {"greedy", greedy},
-	{"forks", forks},       {"storm", storm},   {"steps", steps},       {"waits", waits},
-	{"resets", resets},     {"peers", peers},   {"ipc_give", ipc_give}, {"ipc_take", ipc_take},
-	{"ipc_dead", ipc_dead}, {"vmm", vmm},       {"idle", idle},         {"captures", captures},
+	{"basic", basic},
+	{"errors", errors},
+	{"threads", threads},
+	{"greedy", greedy},
+	{"forks", forks},
+	{"storm", storm},
+	{"steps", steps},
+	{"waits", waits},
+	{"resets", resets},
+	{"peers", peers},
+	{"ipc_give", ipc_give},
+	{"ipc_take", ipc_take},
+	{"ipc_dead", ipc_dead},
+	{"vmm", vmm},
+	{"idle", idle},
+	{"captures", captures},
 	{"nothing", nothing},
+	{"async", async},
+	{"async_streams", async_streams},
+	{"async_errors", async_errors},
+	{"async_captures", async_captures},
+	{"async_pools", async_pools},
+	{"async_greedy", async_greedy},
+	{"async_threads", async_threads},
+	{"async_steps", async_steps},
+	{"async_resets", async_resets},
 };
 
 int main(int argc, char **argv)

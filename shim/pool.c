@@ -1,0 +1,234 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "shim/pool.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#define MAX_POOLS 256u /* a pool too many is the driver's */
+
+struct pool {
+	CUmemoryPool handle; /* NULL: destroyed, or a free place */
+	CUdevice device;
+	atomic_int_fast64_t used_bytes;
+	atomic_int_fast64_t used_high;
+	atomic_int_fast64_t reserved_bytes; /* used and parked */
+	atomic_int_fast64_t reserved_high;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct pool pools[MAX_POOLS]; /* places once taken stay below n_pools */
+static size_t n_pools;
+
+/* Of each device, asked for when it is first wanted. */
+static struct {
+	atomic_bool is_known;
+	struct pool *standard;          /* borrowed */
+	_Atomic(struct pool *) current; /* borrowed; NULL: the driver's */
+	CUmemoryPool current_handle;    /* under the lock */
+} devices[SHIM_MAX_DEVICES];
+
+/* ---- with the lock held ----------------------------------------------------------------------- */
+
+static struct pool *find_locked(CUmemoryPool handle)
+{
+	for (size_t i = 0; handle && i < n_pools; i++) {
+		if (pools[i].handle == handle) {
+			return &pools[i];
+		}
+	}
+	return NULL;
+}
+
+static struct pool *add_locked(CUmemoryPool handle, CUdevice device)
+{
+	size_t at = 0;
+	while (at < n_pools && (pools[at].handle || pools[at].reserved_bytes != 0)) {
+		at++;
+	}
+	if (at == MAX_POOLS) {
+		return NULL;
+	}
+	struct pool *pool = &pools[at];
+	n_pools += at == n_pools;
+	pool->handle = handle;
+	pool->device = device;
+	pool->used_high = 0;
+	pool->reserved_high = 0;
+	return pool;
+}
+
+static void set_current_locked(CUdevice device, CUmemoryPool handle)
+{
+	struct pool *pool = find_locked(handle);
+	devices[device].current = pool && pool->device == device ? pool : NULL;
+	devices[device].current_handle = handle;
+}
+
+/* ---- pools ------------------------------------------------------------------------------------ */
+
+/* The driver is asked for the default pool of a device once, and without the lock. */
+static void learn(CUdevice device)
+{
+	CUmemoryPool standard = NULL;
+	CUmemoryPool now = NULL;
+	bool is_there = real(cuDeviceGetDefaultMemPool) && real(cuDeviceGetMemPool) &&
+	                real(cuDeviceGetDefaultMemPool)(&standard, device) == CUDA_SUCCESS &&
+	                real(cuDeviceGetMemPool)(&now, device) == CUDA_SUCCESS;
+	pthread_mutex_lock(&lock);
+	if (is_there && !devices[device].is_known) {
+		devices[device].standard = add_locked(standard, device);
+		set_current_locked(device, now);
+	}
+	devices[device].is_known = true;
+	pthread_mutex_unlock(&lock);
+}
+
+static bool is_device(CUdevice device)
+{
+	return device >= 0 && device < SHIM_MAX_DEVICES;
+}
+
+struct pool *pool_current(CUdevice device)
+{
+	if (!is_device(device)) {
+		return NULL;
+	}
+	if (!devices[device].is_known) {
+		learn(device);
+	}
+	return devices[device].current;
+}
+
+struct pool *pool_find(CUmemoryPool handle)
+{
+	CUdevice device;
+	/* A handle that is nowhere may be the default pool of a device that was not asked yet. */
+	if (real(cuCtxGetDevice)(&device) == CUDA_SUCCESS) {
+		pool_current(device);
+	}
+	pthread_mutex_lock(&lock);
+	struct pool *pool = find_locked(handle);
+	pthread_mutex_unlock(&lock);
+	return pool;
+}
+
+void pool_set_current(CUdevice device, CUmemoryPool handle)
+{
+	if (!is_device(device)) {
+		return;
+	}
+	pool_current(device);
+	pthread_mutex_lock(&lock);
+	set_current_locked(device, handle);
+	pthread_mutex_unlock(&lock);
+}
+
+/* What later drivers may ask for, in what is reserved in our toolkit's structure. */
+static bool asks_more(const CUmemPoolProps *properties)
+{
+	const unsigned char *bytes = (const void *)properties;
+	size_t at = offsetof(CUmemPoolProps, maxSize) + sizeof(properties->maxSize);
+	while (at < sizeof(*properties) && bytes[at] == 0) {
+		at++;
+	}
+	return at < sizeof(*properties);
+}
+
+static bool is_plain(const CUmemPoolProps *properties)
+{
+	return properties->allocType == CU_MEM_ALLOCATION_TYPE_PINNED &&
+	       properties->handleTypes == CU_MEM_HANDLE_TYPE_NONE &&
+	       properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
+	       is_device(properties->location.id) && properties->maxSize == 0 &&
+	       !asks_more(properties);
+}
+
+void pool_created(CUmemoryPool handle, const CUmemPoolProps *properties)
+{
+	if (is_plain(properties)) {
+		pthread_mutex_lock(&lock);
+		add_locked(handle, properties->location.id);
+		pthread_mutex_unlock(&lock);
+	}
+}
+
+/*
+ * A current pool that is destroyed makes the default one current again. That one itself cannot be
+ * destroyed, though a program may try.
+ */
+void pool_destroyed(CUmemoryPool handle)
+{
+	pthread_mutex_lock(&lock);
+	struct pool *pool = find_locked(handle);
+	if (pool && devices[pool->device].standard == pool) {
+		pthread_mutex_unlock(&lock);
+		return;
+	}
+	if (pool) {
+		pool->handle = NULL;
+	}
+	for (CUdevice i = 0; i < SHIM_MAX_DEVICES; i++) {
+		if (devices[i].standard && devices[i].current_handle == handle) {
+			set_current_locked(i, devices[i].standard->handle);
+		}
+	}
+	pthread_mutex_unlock(&lock);
+}
+
+CUmemoryPool pool_handle(const struct pool *pool)
+{
+	return pool->handle;
+}
+
+CUdevice pool_device(const struct pool *pool)
+{
+	return pool->device;
+}
+
+/* ---- how much --------------------------------------------------------------------------------- */
+
+static void grow(atomic_int_fast64_t *value, atomic_int_fast64_t *high, int64_t n_bytes)
+{
+	int64_t now = atomic_fetch_add(value, n_bytes) + n_bytes;
+	int64_t before = *high;
+	while (now > before && !atomic_compare_exchange_weak(high, &before, now)) {
+	}
+}
+
+void pool_note(struct pool *pool, int64_t used_bytes, int64_t reserved_bytes)
+{
+	if (pool) {
+		grow(&pool->used_bytes, &pool->used_high, used_bytes);
+		grow(&pool->reserved_bytes, &pool->reserved_high, reserved_bytes);
+	}
+}
+
+uint64_t pool_reserved_bytes(const struct pool *pool)
+{
+	return (uint64_t)pool->reserved_bytes;
+}
+
+uint64_t pool_attribute(const struct pool *pool, CUmemPool_attribute attribute)
+{
+	switch (attribute) {
+	case CU_MEMPOOL_ATTR_USED_MEM_CURRENT:
+		return (uint64_t)pool->used_bytes;
+	case CU_MEMPOOL_ATTR_USED_MEM_HIGH:
+		return (uint64_t)pool->used_high;
+	case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT:
+		return (uint64_t)pool->reserved_bytes;
+	case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH:
+		return (uint64_t)pool->reserved_high;
+	default:
+		return 0;
+	}
+}
+
+void pool_reset(struct pool *pool, CUmemPool_attribute attribute)
+{
+	if (attribute == CU_MEMPOOL_ATTR_USED_MEM_HIGH) {
+		pool->used_high = pool->used_bytes;
+	} else if (attribute == CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH) {
+		pool->reserved_high = pool->reserved_bytes;
+	}
+}
