@@ -6,6 +6,8 @@
  *   call       cuCtxGetCurrent(): what an entry adds to a call that is not hooked
  *   launch     an empty kernel; no hook either
  *   alloc      cuMemAlloc() and cuMemFree() as a pair, nothing running, by size
+ *   async      cuMemAllocAsync() and cuMemFreeAsync() as a pair, on a stream of its own, nothing
+ *              running, from a pool that keeps what is freed
  *   cold       the first cuMemAlloc() of 1 GiB
  *   info       cuMemGetInfo()
  *
@@ -37,6 +39,7 @@ static const struct {
 	{"start", "ms", "+30 at most"},    {"call", "ns", "+10 at most"},
 	{"launch", "ns", "+10 at most"},   {"alloc 64 KiB", "us", ""},
 	{"alloc 2 MiB", "us", "2"},        {"alloc 64 MiB", "us", "2"},
+	{"async 64 KiB", "us", "driver"},  {"async 64 MiB", "us", "driver"},
 	{"cold 1 GiB alloc", "us", "150"}, {"info", "us", ""},
 };
 #define N_NUMBERS (sizeof(numbers) / sizeof(numbers[0]))
@@ -53,6 +56,11 @@ struct cu {
 	__typeof__(cuMemAlloc) *alloc;
 	__typeof__(cuMemFree) *free;
 	__typeof__(cuMemGetInfo) *info;
+	__typeof__(cuStreamCreate) *new_stream;
+	__typeof__(cuMemAllocAsync) *alloc_async;
+	__typeof__(cuMemFreeAsync) *free_async;
+	__typeof__(cuDeviceGetDefaultMemPool) *default_pool;
+	__typeof__(cuMemPoolSetAttribute) *set_pool;
 	__typeof__(cuModuleLoadData) *load;
 	__typeof__(cuModuleGetFunction) *get_function;
 	__typeof__(cuLaunchKernel) *launch;
@@ -90,6 +98,11 @@ static void open_driver(struct cu *cu, bool is_shimmed)
 	cu->alloc = find(cu, "cuMemAlloc_v2");
 	cu->free = find(cu, "cuMemFree_v2");
 	cu->info = find(cu, "cuMemGetInfo_v2");
+	cu->new_stream = find(cu, "cuStreamCreate");
+	cu->alloc_async = find(cu, "cuMemAllocAsync");
+	cu->free_async = find(cu, "cuMemFreeAsync");
+	cu->default_pool = find(cu, "cuDeviceGetDefaultMemPool");
+	cu->set_pool = find(cu, "cuMemPoolSetAttribute");
 	cu->load = find(cu, "cuModuleLoadData");
 	cu->get_function = find(cu, "cuModuleGetFunction");
 	cu->launch = find(cu, "cuLaunchKernel");
@@ -157,6 +170,30 @@ static void measure_pairs(const struct cu *cu, uint64_t n_bytes)
 	bench_samples_deinit(&samples);
 }
 
+static void measure_async(const struct cu *cu, uint64_t n_bytes)
+{
+	CUstream stream;
+	CUmemoryPool pool;
+	cuuint64_t keep_bytes = UINT64_MAX;
+	must(cu->new_stream(&stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
+	must(cu->default_pool(&pool, 0), "cuDeviceGetDefaultMemPool");
+	must(cu->set_pool(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep_bytes),
+	     "cuMemPoolSetAttribute");
+	struct bench_samples samples = {0};
+	for (unsigned i = 0; i < N_PAIRS; i++) {
+		CUdeviceptr ptr;
+		uint64_t begin_ns = bench_now_ns();
+		must(cu->alloc_async(&ptr, n_bytes, stream), "cuMemAllocAsync");
+		must(cu->free_async(ptr, stream), "cuMemFreeAsync");
+		bench_samples_add(&samples, bench_now_ns() - begin_ns);
+		if (i % 100 == 99) {
+			must(cu->synchronize(), "cuCtxSynchronize");
+		}
+	}
+	print((double)bench_percentile(&samples, 50) / 1e3);
+	bench_samples_deinit(&samples);
+}
+
 static void measure_cold(const struct cu *cu)
 {
 	CUdeviceptr ptr;
@@ -192,6 +229,8 @@ static int measure(bool is_shimmed)
 	measure_pairs(&cu, 64 * KIB);
 	measure_pairs(&cu, 2 * MIB);
 	measure_pairs(&cu, 64 * MIB);
+	measure_async(&cu, 64 * KIB);
+	measure_async(&cu, 64 * MIB);
 	measure_cold(&cu);
 	measure_info(&cu);
 	fflush(stdout);
