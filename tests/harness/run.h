@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Programs that know nothing of glake, run beside a real glaked with the shim preloaded: what they
+ * are told, print and end with.
+ *
+ *     harness_start(&harness, NULL);
+ *     run_environment(&harness);
+ *     run_start(&run, NULL, run_in_build("tests/shim/program"), "dlsym", "steps", NULL);
+ *     run_read(&run, "ready");
+ *     run_continue(&run);
+ *     run_end_well(&run);
+ *
+ * What goes wrong is a failed Check assertion, with the program's output behind it.
+ *
+ * Owner: the test, usually on the stack. Lifetime: start to end; when the test's process dies, the
+ * program dies with it. Threads: one.
+ */
+#ifndef GLAKE_TESTS_HARNESS_RUN_H
+#define GLAKE_TESTS_HARNESS_RUN_H
+
+#include <sys/types.h>
+
+#include "tests/harness/harness.h"
+
+#define RUN_OUTPUT_BYTES 65536u
+
+struct run {
+	pid_t pid;
+	int input;
+	int output;
+	char text[RUN_OUTPUT_BYTES]; /* output and complaints, read so far */
+};
+
+/* The full path of a file of $GLAKE_BUILD (default "build"). Static, until four calls later. */
+const char *run_in_build(const char *name);
+
+/* Let the programs of this test find @harness's glaked and its devices, by the environment. */
+void run_environment(const struct harness *harness);
+
+/* Start a program under the shim. @extra: "NAME=value" or NULL; then the arguments, ended by NULL. */
+void run_start(struct run *run, const char *extra, ...);
+
+/* Read until @want has come, or with NULL until the end. */
+void run_read(struct run *run, const char *want);
+
+/* Let a program that waits go on; its output so far is forgotten. */
+void run_continue(struct run *run);
+
+/* What waitpid() says; all of the output is in run->text. */
+int run_end(struct run *run);
+
+/* The same, and it is 0. */
+void run_end_well(struct run *run);
+
+/* The output has @text. */
+void run_expect(const struct run *run, const char *text);
+
+#endif
