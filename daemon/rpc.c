@@ -224,6 +224,7 @@ static const struct {
 	[GLAKE__WIRE__REQUEST__BODY_BLOCK_LOOKUP] = {rpc_block_lookup, .grants = true},
 	[GLAKE__WIRE__REQUEST__BODY_BLOCK_RELEASE] = {rpc_block_release},
 	[GLAKE__WIRE__REQUEST__BODY_STATUS_GET] = {rpc_status_get},
+	[GLAKE__WIRE__REQUEST__BODY_DEVICE_GET] = {rpc_device_get},
 	[GLAKE__WIRE__REQUEST__BODY_STATS_GET] = {rpc_stats_get},
 	[GLAKE__WIRE__REQUEST__BODY_SESSION_LIST] = {rpc_session_list},
 	[GLAKE__WIRE__REQUEST__BODY_TENANT_LIST] = {rpc_tenant_list},

@@ -68,6 +68,7 @@ static void seal(struct publish *publish, bool is_twin)
 	uint64_t id = publish->pending.request;
 	struct private_chunk *private = publish->private;
 	uint64_t bytes = private->chunk.bytes;
+	uint32_t device = private->chunk.device->index;
 	struct block *block = store_seal(&session->server->store, session->realm, &publish->digest,
 	                                 publish->content_bytes, &private->chunk, is_twin);
 	if (!block) {
@@ -75,7 +76,7 @@ static void seal(struct publish *publish, bool is_twin)
 		return;
 	}
 	block->is_published = !is_twin;
-	session->reserved_bytes -= bytes;
+	session->devices[device].reserved_bytes -= bytes;
 	HASH_DEL(session->chunks, private);
 	free(private);
 	end_publish(publish);

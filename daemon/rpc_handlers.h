@@ -50,6 +50,7 @@ void rpc_block_lookup(struct session *session, const request_t *request, struct 
 void rpc_block_release(struct session *session, const request_t *request, struct fdlist *fds);
 
 void rpc_status_get(struct session *session, const request_t *request, struct fdlist *fds);
+void rpc_device_get(struct session *session, const request_t *request, struct fdlist *fds);
 void rpc_stats_get(struct session *session, const request_t *request, struct fdlist *fds);
 void rpc_session_list(struct session *session, const request_t *request, struct fdlist *fds);
 void rpc_tenant_list(struct session *session, const request_t *request, struct fdlist *fds);

@@ -101,6 +101,33 @@ void rpc_status_get(struct session *session, const request_t *request, struct fd
 	rpc_answer(session, request->id, &answer, NULL, 0);
 }
 
+static uint64_t less(uint64_t bytes, uint64_t taken)
+{
+	return bytes > taken ? bytes - taken : 0;
+}
+
+void rpc_device_get(struct session *session, const request_t *request, struct fdlist *fds)
+{
+	const struct device *device = rpc_device(session, request->id, request->device_get->device);
+	if (!device) {
+		return;
+	}
+	const struct tenant_device *tenant = &session->tenant->devices[device->index];
+	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
+	Glake__Wire__DeviceGetAnswer body = GLAKE__WIRE__DEVICE_GET_ANSWER__INIT;
+	body.quota_bytes = tenant->quota_bytes;
+	body.used_bytes = tenant->used_bytes;
+	body.reserved_bytes = session->devices[device->index].reserved_bytes;
+	/* Without the device's anchor. */
+	body.idle_bytes = less(device->use_bytes[CHUNK_POOL], GLAKE_CHUNK_GRANULARITY) +
+	                  less(device->use_bytes[CHUNK_BLOCK], device->used_block_bytes);
+	body.room_bytes = less(device->usable_bytes,
+	                       device_physical_bytes(device) + device->coming_bytes);
+	answer.body_case = GLAKE__WIRE__ANSWER__BODY_DEVICE_GET;
+	answer.device_get = &body;
+	rpc_answer(session, request->id, &answer, NULL, 0);
+}
+
 #define COUNT_STAT(name, help) +1
 enum { N_STATS = 0 STATS_LIST(COUNT_STAT) };
 #undef COUNT_STAT
@@ -146,14 +173,16 @@ static void describe_session(const struct session *session, Glake__Wire__Session
 	row->program = session->program;
 	row->tenant = session->tenant->name;
 	row->realm = session->realm->name;
-	row->reserved_bytes = session->reserved_bytes;
 	row->live_bytes = session->live_bytes;
 	row->warm_bytes = session->warm_bytes;
-	row->shared_bytes = session->shared_bytes;
 	row->n_chunks = HASH_COUNT(session->chunks);
 	row->n_models = HASH_COUNT(session->models);
 	row->age_ms = age_ms(session, session->since_ms);
 	row->n_requests = session->n_requests;
+	for (uint32_t i = 0; i < session->server->n_devices; i++) {
+		row->reserved_bytes += session->devices[i].reserved_bytes;
+		row->shared_bytes += session->devices[i].shared_bytes;
+	}
 }
 
 void rpc_session_list(struct session *session, const request_t *request, struct fdlist *fds)

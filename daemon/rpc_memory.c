@@ -84,8 +84,8 @@ static int adopt(struct session *session, struct chunk *chunks, size_t n_chunks,
 		}
 	}
 	for (size_t i = 0; i < n_chunks; i++) {
+		session->devices[chunks[i].device->index].reserved_bytes += chunks[i].bytes;
 		chunk_move(&privates[i]->chunk, &chunks[i]);
-		session->reserved_bytes += privates[i]->chunk.bytes;
 	}
 	return 0;
 }

@@ -40,7 +40,7 @@ static void on_reclaim_wanted(void *user, struct device *device, uint64_t bytes)
 	struct session *session;
 	list_for_each (session, &server->sessions, link) {
 		/* What it told of its warm memory may be old: it reports now and then. */
-		if (session->reserved_bytes > 0) {
+		if (session->devices[device->index].reserved_bytes > 0) {
 			rpc_notify_reclaim(session, device, bytes);
 		}
 	}

@@ -80,7 +80,8 @@ static int identify(struct session *session)
 
 int session_new(struct server *server, int fd)
 {
-	struct session *session = calloc(1, sizeof(*session));
+	struct session *session = calloc(1, sizeof(*session) + server->n_devices *
+	                                                               sizeof(session->devices[0]));
 	int r = -ENOMEM;
 	if (session) {
 		session->server = server;
@@ -128,7 +129,7 @@ static void release_all_chunks(struct session *session)
 				continue;
 			}
 			HASH_DEL(session->chunks, private);
-			session->reserved_bytes -= private->chunk.bytes;
+			session->devices[i].reserved_bytes -= private->chunk.bytes;
 			chunk_move(&chunks[n++], &private->chunk);
 			free(private);
 			if (n == BATCH) {
@@ -161,8 +162,11 @@ static void release_all(struct session *session)
 	{
 		session_remove_block(session, held);
 	}
-	assert(session->reserved_bytes == 0 && session->shared_bytes == 0 &&
-	       session->n_pending == 0);
+	assert(session->n_pending == 0);
+	for (uint32_t i = 0; i < session->server->n_devices; i++) {
+		assert(session->devices[i].reserved_bytes == 0 &&
+		       session->devices[i].shared_bytes == 0);
+	}
 }
 
 void session_close(struct session *session)
@@ -227,7 +231,7 @@ void session_end(struct pending *pending)
 void session_release_chunk(struct session *session, struct private_chunk *private)
 {
 	HASH_DEL(session->chunks, private);
-	session->reserved_bytes -= private->chunk.bytes;
+	session->devices[private->chunk.device->index].reserved_bytes -= private->chunk.bytes;
 	chunk_release(&private->chunk);
 	free(private);
 }
@@ -245,7 +249,7 @@ uint64_t session_add_model(struct session *session, struct model *model)
 		free(open);
 		return 0;
 	}
-	session->shared_bytes += model->span_bytes;
+	session->devices[model->device->index].shared_bytes += model->span_bytes;
 	model->device->logical_block_bytes += model->span_bytes;
 	return open->id;
 }
@@ -255,7 +259,7 @@ void session_remove_model(struct session *session, struct open_model *open)
 	struct model *model = open->model;
 	HASH_DEL(session->models, open);
 	free(open);
-	session->shared_bytes -= model->span_bytes;
+	session->devices[model->device->index].shared_bytes -= model->span_bytes;
 	model->device->logical_block_bytes -= model->span_bytes;
 	store_unhold_model(&session->server->store, model, session->tenant->priority);
 }
@@ -273,8 +277,9 @@ uint64_t session_add_block(struct session *session, struct block *block)
 		free(held);
 		return 0;
 	}
-	session->shared_bytes += block->chunk.bytes;
-	block->chunk.device->logical_block_bytes += block->chunk.bytes;
+	struct device *device = block->chunk.device;
+	session->devices[device->index].shared_bytes += block->chunk.bytes;
+	device->logical_block_bytes += block->chunk.bytes;
 	return held->id;
 }
 
@@ -283,7 +288,8 @@ void session_remove_block(struct session *session, struct held_block *held)
 	struct block *block = held->block;
 	HASH_DEL(session->blocks, held);
 	free(held);
-	session->shared_bytes -= block->chunk.bytes;
-	block->chunk.device->logical_block_bytes -= block->chunk.bytes;
+	struct device *device = block->chunk.device;
+	session->devices[device->index].shared_bytes -= block->chunk.bytes;
+	device->logical_block_bytes -= block->chunk.bytes;
 	store_unuse_block(&session->server->store, block, session->tenant->priority);
 }

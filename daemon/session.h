@@ -58,6 +58,11 @@ struct pending {
 	void (*cancel)(struct pending *pending);
 };
 
+struct session_device {
+	uint64_t reserved_bytes; /* of chunks */
+	uint64_t shared_bytes;   /* of models and blocks */
+};
+
 struct session {
 	struct list link; /* link: server.sessions */
 	struct server *server;
@@ -79,10 +84,9 @@ struct session {
 	struct private_chunk *chunks;
 	struct open_model *models;
 	struct held_block *blocks;
-	uint64_t reserved_bytes; /* of chunks */
-	uint64_t shared_bytes;   /* of models and blocks */
-	uint64_t live_bytes;     /* as the client reports, and so the next */
+	uint64_t live_bytes; /* as the client reports, and so the next */
 	uint64_t warm_bytes;
+	struct session_device devices[]; /* by index */
 };
 
 /* A session for an accepted connection; takes @fd over in any case. Returns 0 or -errno. */

@@ -127,6 +127,19 @@ GLAKE_API int glake_device_at(struct glake_session *session, uint32_t position,
 /* Local. glaked's index of the driver's device @ordinal of this process, or -ENOENT. */
 GLAKE_API int glake_device_index(struct glake_session *session, int ordinal);
 
+struct glake_device_view {
+	size_t size;             /* set by the caller */
+	uint64_t quota_bytes;    /* the tenant's limit; 0 = none */
+	uint64_t used_bytes;     /* what the tenant is charged for */
+	uint64_t reserved_bytes; /* of used_bytes: private chunks of this session, warm ones too */
+	uint64_t idle_bytes;     /* made ahead, or of blocks that nobody uses: given to who asks */
+	uint64_t room_bytes; /* more chunks that glaked may make here, if the device has as much */
+};
+
+/* What is left for the tenant on glaked's device @index, in one round trip. GLAKE_E_BAD_REQUEST. */
+GLAKE_API int glake_device_view(struct glake_session *session, uint32_t index,
+                                struct glake_device_view *view);
+
 /* One round trip that does nothing. */
 GLAKE_API int glake_ping(struct glake_session *session);
 

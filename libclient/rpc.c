@@ -8,6 +8,7 @@
 #include "proto/cleanup.h"
 #include "libclient/call.h"
 #include "libclient/notice.h"
+#include "libclient/sized.h"
 
 /* ---- hello ------------------------------------------------------------------------------------ */
 
@@ -184,6 +185,34 @@ int glake_ping(struct glake_session *session)
 	request.body_case = GLAKE__WIRE__REQUEST__BODY_PING;
 	request.ping = &ping;
 	return glake__leave(session, call_plain(session, &request));
+}
+
+int glake_device_view(struct glake_session *session, uint32_t index, struct glake_device_view *view)
+{
+	int r = glake__session_check(session);
+	if (r < 0) {
+		return r;
+	}
+	Glake__Wire__DeviceGet get = GLAKE__WIRE__DEVICE_GET__INIT;
+	get.device = index;
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_DEVICE_GET;
+	request.device_get = &get;
+	struct glake__call call;
+	r = glake__call(session, &call, &request, GLAKE__WIRE__ANSWER__BODY_DEVICE_GET, NULL, 0);
+	if (r == 0) {
+		const Glake__Wire__DeviceGetAnswer *answer = call.answer->device_get;
+		struct glake_device_view full = {
+			.quota_bytes = answer->quota_bytes,
+			.used_bytes = answer->used_bytes,
+			.reserved_bytes = answer->reserved_bytes,
+			.idle_bytes = answer->idle_bytes,
+			.room_bytes = answer->room_bytes,
+		};
+		r = glake__sized_out(view, &full, sizeof(full));
+		glake__call_end(session, &call);
+	}
+	return glake__leave(session, r);
 }
 
 int glake__rpc_model_close(struct glake_session *session, uint64_t model)

@@ -414,6 +414,7 @@ static bool look_request(struct client *client, struct input *input, unsigned ch
 {
 	request_t request = GLAKE__WIRE__REQUEST__INIT;
 	Glake__Wire__StatusGet status = GLAKE__WIRE__STATUS_GET__INIT;
+	Glake__Wire__DeviceGet device = GLAKE__WIRE__DEVICE_GET__INIT;
 	Glake__Wire__StatsGet stats = GLAKE__WIRE__STATS_GET__INIT;
 	Glake__Wire__SessionList sessions = GLAKE__WIRE__SESSION_LIST__INIT;
 	Glake__Wire__TenantList tenants = GLAKE__WIRE__TENANT_LIST__INIT;
@@ -432,8 +433,11 @@ static bool look_request(struct client *client, struct input *input, unsigned ch
 		return SEND(client, TENANT_LIST, tenant_list, &tenants);
 	case 4:
 		return SEND(client, MODEL_LIST, model_list, &models);
-	default:
+	case 5:
 		return SEND(client, BLOCK_LIST, block_list, &blocks);
+	default:
+		device.device = take_byte(input) % 3;
+		return SEND(client, DEVICE_GET, device_get, &device);
 	}
 }
 
@@ -484,7 +488,7 @@ static bool raw_packet(struct client *client, struct input *input)
 
 static bool one_request(struct client *client, struct input *input)
 {
-	unsigned choice = take_byte(input) % 24;
+	unsigned choice = take_byte(input) % 25;
 	if (choice < 3) {
 		return memory_request(client, input, choice);
 	}
@@ -494,13 +498,13 @@ static bool one_request(struct client *client, struct input *input)
 	if (choice < 11) {
 		return store_request(client, input, choice - 5);
 	}
-	if (choice < 17) {
+	if (choice < 18) {
 		return look_request(client, input, choice - 11);
 	}
-	if (choice < 21) {
-		return act_request(client, input, choice - 17);
+	if (choice < 22) {
+		return act_request(client, input, choice - 18);
 	}
-	return choice < 23 ? raw_packet(client, input) : ping(client);
+	return choice < 24 ? raw_packet(client, input) : ping(client);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n_bytes)

@@ -510,6 +510,57 @@ START_TEST(the_daemon_learns_of_usage)
 }
 END_TEST
 
+static struct glake_device_view view_of(struct glake_session *session, uint32_t index)
+{
+	struct glake_device_view view = {.size = sizeof(view)};
+	assert_ok(glake_device_view(session, index, &view));
+	return view;
+}
+
+START_TEST(what_is_left_of_a_device_is_one_question)
+{
+	kill_daemon();
+	start_daemon(CONFIG "pool = (); reserve_bytes = \"2GiB\";");
+	struct glake_session *one = connect_new();
+	struct glake_session *two = connect_new();
+	struct glake_block *block;
+	glake_ptr ptr = 0;
+	/* Of the room, 2 MiB are the device's anchor. */
+	struct glake_device_view empty = view_of(one, 0);
+	ck_assert_uint_eq(empty.quota_bytes, 8 * GIB);
+	ck_assert_uint_eq(empty.used_bytes, 0);
+	ck_assert_uint_eq(empty.reserved_bytes, 0);
+	ck_assert_uint_eq(empty.idle_bytes, 0);
+	ck_assert_uint_eq(empty.room_bytes, 14 * GIB - 2 * MIB);
+
+	assert_ok(glake_alloc(one, 0, 6 * MIB, 0, &ptr));
+	struct glake_device_view own = view_of(one, 0);
+	ck_assert_uint_eq(own.used_bytes, 6 * MIB);
+	ck_assert_uint_eq(own.reserved_bytes, 6 * MIB);
+	ck_assert_uint_eq(own.room_bytes, 14 * GIB - 8 * MIB);
+	struct glake_device_view other = view_of(two, 0);
+	ck_assert_uint_eq(other.used_bytes, 6 * MIB);
+	ck_assert_uint_eq(other.reserved_bytes, 0);
+	ck_assert_uint_eq(view_of(one, 1).used_bytes, 0);
+
+	/* A block in use is not to be had; one that nobody uses is, and nobody pays for it. */
+	assert_ok(glake_block_publish(one, ptr, 6 * MIB, &block));
+	ck_assert_uint_eq(view_of(one, 0).idle_bytes, 0);
+	ck_assert_uint_eq(view_of(one, 0).used_bytes, 6 * MIB);
+	ck_assert_uint_eq(view_of(one, 0).reserved_bytes, 0);
+	glake_block_release(block);
+	ck_assert_uint_eq(view_of(one, 0).idle_bytes, 6 * MIB);
+	ck_assert_uint_eq(view_of(one, 0).used_bytes, 0);
+	ck_assert_uint_eq(view_of(one, 0).room_bytes, 14 * GIB - 8 * MIB);
+
+	struct glake_device_view view = {.size = sizeof(view)};
+	ck_assert_int_eq(glake_device_view(one, 2, &view), GLAKE_E_BAD_REQUEST);
+	ck_assert_int_eq(glake_device_view(one, 0, NULL), -EINVAL);
+	glake_disconnect(one);
+	glake_disconnect(two);
+}
+END_TEST
+
 START_TEST(without_the_driver_only_requests_work)
 {
 	struct glake_connect_options options = {
@@ -552,6 +603,7 @@ int main(int argc, char **argv)
 		a_session_ends_though_a_child_holds_the_socket,
 		threads_share_a_session,
 		the_daemon_learns_of_usage,
+		what_is_left_of_a_device_is_one_question,
 		without_the_driver_only_requests_work,
 	};
 	Suite *suite = suite_create("client");
