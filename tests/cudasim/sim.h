@@ -29,6 +29,8 @@
 CUresult cuGetProcAddress(const char *symbol, void **pfn_out, int version, cuuint64_t flags);
 CUresult cuDeviceGetUuid(CUuuid *uuid_out, CUdevice dev);
 CUresult cuEventElapsedTime(float *ms_out, CUevent start, CUevent end);
+#define SAME(symbol, as) __typeof__(as) symbol;
+#include "perthread.def"
 #pragma GCC visibility pop
 
 #define SIM_MAX_DEVICES 16
@@ -324,7 +326,10 @@ struct mark;
 CUresult stream_new(struct ctx *ctx, unsigned flags, int priority, struct stream **stream_out);
 /* Queued work still runs; the caller's pointer is dead. */
 void stream_free(struct stream *s);
-/* NULL if not a stream. Handles 0 and CU_STREAM_LEGACY are the current context's. */
+/*
+ * NULL if not a stream. Handles 0 and CU_STREAM_LEGACY are the current context's,
+ * CU_STREAM_PER_THREAD is the calling thread's own there.
+ */
 struct stream *stream_from_handle(CUstream handle);
 /* Never used again. */
 uint64_t stream_id(const struct stream *s);

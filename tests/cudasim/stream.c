@@ -34,6 +34,7 @@ struct stream {
 	struct ctx *ctx;
 	unsigned flags;
 	int priority;
+	uint64_t thread; /* whose default stream it is; 0: nobody's */
 	unsigned n_refs; /* handle, thread, those who wait */
 	bool has_thread;
 	bool is_closed;   /* no handle any more */
@@ -339,12 +340,45 @@ void stream_free_all(struct ctx *ctx)
 	pthread_mutex_unlock(&lock);
 }
 
+/* Never used again, as ids of threads are. */
+static uint64_t this_thread(void)
+{
+	static atomic_uint_fast64_t last_thread;
+	static _Thread_local uint64_t number;
+
+	if (number == 0) {
+		number = atomic_fetch_add(&last_thread, 1) + 1;
+	}
+	return number;
+}
+
+/* The default stream of this thread in a context; it stays until the context goes. */
+static struct stream *stream_of_thread(struct ctx *ctx)
+{
+	uint64_t thread = this_thread();
+	struct stream *found = NULL;
+
+	pthread_mutex_lock(&lock);
+	for (struct stream *s = streams; !found && s; s = s->next) {
+		found = s->ctx == ctx && s->thread == thread && !s->is_closed ? s : NULL;
+	}
+	pthread_mutex_unlock(&lock);
+	/* Only this thread makes one for itself. */
+	if (!found && stream_new(ctx, 0, 0, &found) == CUDA_SUCCESS) {
+		found->thread = thread;
+	}
+	return found;
+}
+
 struct stream *stream_from_handle(CUstream handle)
 {
 	struct stream *s = (struct stream *)handle;
 
-	if (!handle || handle == CU_STREAM_LEGACY || handle == CU_STREAM_PER_THREAD) {
+	if (!handle || handle == CU_STREAM_LEGACY) {
 		return ctx_current()->null_stream;
+	}
+	if (handle == CU_STREAM_PER_THREAD) {
+		return stream_of_thread(ctx_current());
 	}
 	return s->magic == STREAM_MAGIC ? s : NULL;
 }

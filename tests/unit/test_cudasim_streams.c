@@ -228,6 +228,65 @@ static void *work(void *arg)
 	return NULL;
 }
 
+/* As programs get it that are built for default streams by thread. */
+static void *per_thread(const char *name)
+{
+	void *call = NULL;
+
+	ck_ok(cu.GetProcAddress_v2(name, &call, 13000,
+	                           CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM, NULL));
+	ck_assert_ptr_nonnull(call);
+	return call;
+}
+
+static unsigned long long id_of(CUstream stream)
+{
+	unsigned long long id = 0;
+
+	ck_ok(cu.StreamGetId(stream, &id));
+	return id;
+}
+
+static void *own_id(void *ctx)
+{
+	static unsigned long long id;
+
+	ck_ok(cu.CtxSetCurrent(ctx));
+	id = id_of(CU_STREAM_PER_THREAD);
+	return &id;
+}
+
+START_TEST(threads_have_default_streams)
+{
+	CUcontext ctx = driver_begin("1x64MiB");
+	CUdeviceptr ptr = alloc(64);
+	unsigned long long own = id_of(CU_STREAM_PER_THREAD);
+	unsigned long long id = 0;
+	struct gate gate;
+	pthread_t thread;
+	void *other;
+	__typeof__(cuStreamGetId) *get_id = per_thread("cuStreamGetId");
+	__typeof__(cuMemsetD8) *memset_d8 = per_thread("cuMemsetD8");
+
+	ck_assert_uint_ne(own, id_of(NULL));
+	ck_assert_uint_eq(own, id_of(CU_STREAM_PER_THREAD));
+	ck_ok(get_id(NULL, &id));
+	ck_assert_uint_eq(id, own);
+	pthread_create(&thread, NULL, own_id, ctx);
+	pthread_join(thread, &other);
+	ck_assert_uint_ne(*(unsigned long long *)other, own);
+	/* Work on it is on nobody else's stream. */
+	gate_close(&gate, CU_STREAM_PER_THREAD);
+	ck_ok(memset_d8(ptr, 1, 4));
+	ck_cu(cu.StreamQuery(CU_STREAM_PER_THREAD), CUDA_ERROR_NOT_READY);
+	CUstream stream = stream_new(CU_STREAM_NON_BLOCKING);
+	ck_ok(cu.MemsetD8Async(ptr + 4, 1, 4, stream));
+	ck_ok(cu.StreamSynchronize(stream));
+	gate_open(&gate);
+	ck_ok(cu.StreamSynchronize(CU_STREAM_PER_THREAD));
+}
+END_TEST
+
 START_TEST(threads_do_not_disturb_each_other)
 {
 	CUcontext ctx = driver_begin("1x256MiB");
@@ -255,6 +314,7 @@ int main(void)
 	suite_add(suite, the_default_stream_orders_blocking_streams_only);
 	suite_add(suite, destroyed_streams_finish_their_work);
 	suite_add(suite, stream_ordered_memory_is_freed_in_order);
+	suite_add(suite, threads_have_default_streams);
 	suite_add(suite, threads_do_not_disturb_each_other);
 	return suite_run(suite);
 }
