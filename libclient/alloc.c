@@ -9,6 +9,7 @@
 #include <errno.h>
 
 #include "proto/limits.h"
+#include "libclient/async.h"
 #include "libclient/backing.h"
 #include "libclient/map.h"
 #include "libclient/notice.h"
@@ -25,14 +26,36 @@ static int add_live_locked(struct glake__books *books, struct glake__backing *ba
 	return r;
 }
 
+struct glake__backing *glake__alloc_find_locked(const struct glake__books *books, glake_ptr ptr)
+{
+	struct glake__backing *backing = glake__ptr_table_get(&books->live, ptr);
+	return backing && !backing->is_parked ? backing : NULL;
+}
+
+/* Called with the books lock held. */
+static void remove_locked(struct glake__books *books, struct glake__backing *backing)
+{
+	glake__ptr_table_remove(&books->live, backing->ptr);
+	if (!backing->is_parked) {
+		books->live_bytes -= backing->n_bytes;
+	}
+	backing->is_parked = false;
+}
+
 /* Called with the books lock held. */
 static struct glake__backing *remove_live_locked(struct glake__books *books, glake_ptr ptr)
 {
-	struct glake__backing *backing = glake__ptr_table_remove(&books->live, ptr);
+	struct glake__backing *backing = glake__alloc_find_locked(books, ptr);
 	if (backing) {
-		books->live_bytes -= backing->n_bytes;
+		remove_locked(books, backing);
 	}
 	return backing;
+}
+
+int glake__alloc_unknown(glake_ptr ptr)
+{
+	return glake__fail(-EINVAL, "0x%llx is not memory of glake_alloc()",
+	                   (unsigned long long)ptr);
 }
 
 struct glake__backing *glake__alloc_take_live(struct glake_session *session, glake_ptr ptr)
@@ -41,8 +64,7 @@ struct glake__backing *glake__alloc_take_live(struct glake_session *session, gla
 	struct glake__backing *backing = remove_live_locked(&session->books, ptr);
 	pthread_mutex_unlock(&session->books.lock);
 	if (!backing) {
-		glake__fail(-EINVAL, "0x%llx is not memory of glake_alloc()",
-		            (unsigned long long)ptr);
+		glake__alloc_unknown(ptr);
 	}
 	return backing;
 }
@@ -78,6 +100,7 @@ int glake_trim(struct glake_session *session, uint32_t device, uint64_t keep_byt
 	if (!found) {
 		return r;
 	}
+	glake__async_collect(session, false);
 	return glake__leave(session, trim(session, found, keep_bytes));
 }
 
@@ -87,6 +110,7 @@ void glake__alloc_reclaim(struct glake_session *session, uint32_t device, uint64
 	if (!found) {
 		return;
 	}
+	glake__async_collect(session, false);
 	pthread_mutex_lock(&session->books.lock);
 	uint64_t n_warm = found->warm.n_bytes;
 	pthread_mutex_unlock(&session->books.lock);
@@ -99,10 +123,11 @@ bool glake__alloc_make_room(struct glake_session *session, struct glake__device 
 	    error != GLAKE_E_NO_FDS) {
 		return false;
 	}
+	bool has_any = glake__async_collect(session, true);
 	pthread_mutex_lock(&session->books.lock);
-	bool has_warm = device->warm.n_bytes > 0;
+	has_any |= device->warm.n_bytes > 0;
 	pthread_mutex_unlock(&session->books.lock);
-	return has_warm && trim(session, device, 0) == 0 && !session->link.error;
+	return has_any && trim(session, device, 0) == 0 && !session->link.error;
 }
 
 /* ---- allocating ------------------------------------------------------------------------------- */
@@ -154,30 +179,48 @@ static int alloc_cold(struct glake_session *session, struct glake__device *devic
 	return 0;
 }
 
+int glake__alloc_round(uint64_t bytes, unsigned flags, unsigned known_flags, uint64_t *n_bytes_out)
+{
+	*n_bytes_out = glake_chunk_bytes(bytes);
+	if (*n_bytes_out == 0 || (flags & ~known_flags)) {
+		return glake__fail(-EINVAL, "cannot allocate %llu bytes with flags 0x%x",
+		                   (unsigned long long)bytes, flags);
+	}
+	return 0;
+}
+
+int glake__alloc_get(struct glake_session *session, struct glake__device *device, uint64_t n_bytes,
+                     bool is_zeroed, glake_ptr *ptr_out)
+{
+	if (!is_zeroed && alloc_warm(session, device, n_bytes, ptr_out)) {
+		return 0;
+	}
+	int r = alloc_cold(session, device, n_bytes, ptr_out);
+	if (r < 0 && glake__alloc_make_room(session, device, r)) {
+		r = alloc_cold(session, device, n_bytes, ptr_out);
+	}
+	return glake__leave(session, r);
+}
+
 int glake_alloc(struct glake_session *session, uint32_t device, uint64_t bytes, unsigned flags,
                 glake_ptr *ptr_out)
 {
+	uint64_t n_bytes = 0;
 	int r = glake__session_check(session);
+	if (r == 0 && !ptr_out) {
+		r = glake__fail(-EINVAL, "no place for the pointer");
+	}
+	if (r == 0) {
+		r = glake__alloc_round(bytes, flags, GLAKE_ZERO, &n_bytes);
+	}
 	if (r < 0) {
 		return r;
-	}
-	uint64_t n_bytes = glake_chunk_bytes(bytes);
-	if (n_bytes == 0 || (flags & ~(unsigned)GLAKE_ZERO) || !ptr_out) {
-		return glake__fail(-EINVAL, "cannot allocate %llu bytes with flags 0x%x",
-		                   (unsigned long long)bytes, flags);
 	}
 	struct glake__device *found = glake__session_mappable(session, device, &r);
 	if (!found) {
 		return r;
 	}
-	if (!(flags & GLAKE_ZERO) && alloc_warm(session, found, n_bytes, ptr_out)) {
-		return 0;
-	}
-	r = alloc_cold(session, found, n_bytes, ptr_out);
-	if (r < 0 && glake__alloc_make_room(session, found, r)) {
-		r = alloc_cold(session, found, n_bytes, ptr_out);
-	}
-	return glake__leave(session, r);
+	return glake__alloc_get(session, found, n_bytes, flags & GLAKE_ZERO, ptr_out);
 }
 
 /* ---- freeing ---------------------------------------------------------------------------------- */
@@ -195,6 +238,15 @@ static struct glake__backing *make_warm_locked(struct glake__backing *backing)
 	return glake__warm_evict(warm, warm->max_bytes);
 }
 
+void glake__alloc_end(struct glake_session *session, struct glake__backing *backing)
+{
+	pthread_mutex_lock(&session->books.lock);
+	remove_locked(&session->books, backing);
+	struct glake__backing *list = make_warm_locked(backing);
+	pthread_mutex_unlock(&session->books.lock);
+	glake__backing_give_back(session, list);
+}
+
 int glake_free(struct glake_session *session, glake_ptr ptr)
 {
 	int r = glake__session_check(session);
@@ -207,8 +259,7 @@ int glake_free(struct glake_session *session, glake_ptr ptr)
 	struct glake__backing *list = backing ? make_warm_locked(backing) : NULL;
 	pthread_mutex_unlock(&books->lock);
 	if (!backing) {
-		return glake__fail(-EINVAL, "0x%llx is not memory of glake_alloc()",
-		                   (unsigned long long)ptr);
+		return glake__alloc_unknown(ptr);
 	}
 	if (!list) {
 		return 0;

@@ -30,6 +30,7 @@ struct glake__backing {
 	uint64_t n_bytes;
 	struct glake__device *device; /* borrowed from the session */
 	bool is_busy;                 /* placed.c: some thread maps or unmaps it */
+	bool is_parked;               /* async.c: freed, and still in use by a stream */
 
 	/* Links of whichever list has it: a warm bin, a placed range, a batch on its way out. */
 	struct glake__backing *next;

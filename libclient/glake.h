@@ -166,6 +166,22 @@ GLAKE_API int glake_alloc(struct glake_session *session, uint32_t device, uint64
  */
 GLAKE_API int glake_free(struct glake_session *session, glake_ptr ptr);
 
+/*
+ * The same in the order of a CUstream, of whose device the memory is. What was freed on a stream serves
+ * the next glake_alloc_async() on it at once, and everybody else when the stream has got there. Either
+ * call takes memory of either kind: glake_free() wants it quiesced, glake_free_async() on a stream
+ * that is ordered behind all use of it. Nothing waits for the stream, but an allocation that would
+ * fail otherwise. The stream's context stays until glake_disconnect(). @flags: GLAKE_PER_THREAD or 0.
+ * Errors: as glake_alloc(); -EBUSY (the stream is being captured), -ENOSYS (a driver before CUDA 12.0).
+ */
+enum {
+	GLAKE_PER_THREAD = 2, /* stream 0 is the thread's default stream, not the legacy one */
+};
+GLAKE_API int glake_alloc_async(struct glake_session *session, void *stream, uint64_t bytes,
+                                unsigned flags, glake_ptr *ptr_out);
+GLAKE_API int glake_free_async(struct glake_session *session, void *stream, glake_ptr ptr,
+                               unsigned flags);
+
 /* Unmap and return warm memory of @device until at most @keep_bytes remain. */
 GLAKE_API int glake_trim(struct glake_session *session, uint32_t device, uint64_t keep_bytes);
 

@@ -10,6 +10,7 @@
 
 #include "proto/cleanup.h"
 #include "libclient/alloc.h"
+#include "libclient/async.h"
 #include "libclient/block.h"
 #include "libclient/fork.h"
 #include "libclient/model.h"
@@ -213,6 +214,7 @@ void glake_disconnect(struct glake_session *session)
 	glake__models_deinit(session);
 	glake__blocks_deinit(session);
 	glake__placed_deinit(session);
+	glake__async_deinit(session);
 	glake__alloc_deinit(session);
 	if (!session->is_forked) {
 		/* A forked child may hold the socket as well: closing ours would not end it. */

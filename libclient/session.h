@@ -26,6 +26,7 @@
 #include "libclient/call.h"
 #include "libclient/error.h"
 #include "libclient/glake.h"
+#include "libclient/glake_order.h"
 #include "libclient/ptr_table.h"
 #include "libclient/warm.h"
 
@@ -64,6 +65,8 @@ struct glake_session {
 	struct glake__device *devices; /* owned */
 	struct glake__link link;
 	struct glake__books books;
+	/* async.c: owned; made by the first call that wants it. */
+	_Atomic(struct glake_order *) order;
 
 	pthread_mutex_t usage_lock; /* innermost, for the fields of usage.c below */
 	uint64_t usage_sent_ns;

@@ -37,7 +37,7 @@ int glake_share(struct glake_session *session, glake_ptr ptr, struct glake_share
 		return r;
 	}
 	pthread_mutex_lock(&session->books.lock);
-	const struct glake__backing *backing = glake__ptr_table_get(&session->books.live, ptr);
+	const struct glake__backing *backing = glake__alloc_find_locked(&session->books, ptr);
 	struct glake_share share = {0};
 	bool is_short = backing && backing->n_chunks <= GLAKE_MAX_PACKET_FDS;
 	if (is_short) {
@@ -52,8 +52,7 @@ int glake_share(struct glake_session *session, glake_ptr ptr, struct glake_share
 	bool is_named = is_short && is_named_by(&share, backing);
 	pthread_mutex_unlock(&session->books.lock);
 	if (!backing) {
-		return glake__fail(-EINVAL, "0x%llx is not memory of glake_alloc()",
-		                   (unsigned long long)ptr);
+		return glake__alloc_unknown(ptr);
 	}
 	if (!is_named) {
 		return glake__fail(-ENOTSUP, "memory at 0x%llx is in too many pieces",

@@ -397,11 +397,22 @@ uint64_t heap_round(uint64_t n_bytes)
 	return rounded < n_bytes ? n_bytes : rounded;
 }
 
+static void set_parked(struct allocation *allocation, bool is_parked)
+{
+	int sign = is_parked ? -1 : 1;
+	allocation->is_parked = is_parked;
+	shim_count_add(SHIM_COUNT_live_bytes, sign * (int64_t)allocation->n_bytes);
+	pool_note(allocation->pool, sign * (int64_t)heap_capacity(allocation), 0);
+}
+
 void heap_park(struct allocation *allocation)
 {
-	allocation->is_parked = true;
-	shim_count_add(SHIM_COUNT_live_bytes, -(int64_t)allocation->n_bytes);
-	pool_note(allocation->pool, -(int64_t)heap_capacity(allocation), 0);
+	set_parked(allocation, true);
+}
+
+void heap_unpark(struct allocation *allocation)
+{
+	set_parked(allocation, false);
 }
 
 CUdeviceptr heap_reuse(struct allocation *allocation, const struct heap_place *place,

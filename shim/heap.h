@@ -61,6 +61,7 @@ void heap_release(struct allocation *allocation);
  * and still claimed. It is released, or becomes another allocation.
  */
 void heap_park(struct allocation *allocation);
+void heap_unpark(struct allocation *allocation);
 CUdeviceptr heap_reuse(struct allocation *allocation, const struct heap_place *place,
                        uint64_t n_bytes);
 /* The bytes that it takes, and that one of @n_bytes would. */

@@ -14,60 +14,65 @@ static bool owns_async(void)
 	return shim_policy()->owns_async && shim_can_own() && !shim_is_forked();
 }
 
-static struct order_calls calls_of_legacy(void)
+/* The calls that there are two of, for the two meanings of the default stream. Some may be NULL. */
+struct calls {
+	unsigned flags; /* of glake_order.h */
+	__typeof__(cuMemAllocAsync) *alloc;
+	__typeof__(cuMemAllocFromPoolAsync) *alloc_from_pool;
+	__typeof__(cuMemFreeAsync) *free;
+	__typeof__(cuStreamIsCapturing) *is_capturing;
+	__typeof__(cuStreamSynchronize) *synchronize;
+};
+
+static struct calls calls_of_legacy(void)
 {
-	return (struct order_calls){
+	return (struct calls){
 		.alloc = real(cuMemAllocAsync),
 		.alloc_from_pool = real(cuMemAllocFromPoolAsync),
 		.free = real(cuMemFreeAsync),
 		.is_capturing = real(cuStreamIsCapturing),
 		.synchronize = real(cuStreamSynchronize),
-		.get_id = real(cuStreamGetId),
-		.get_ctx = real(cuStreamGetCtx),
-		.record = real(cuEventRecord),
 	};
 }
 
-static struct order_calls calls_of_per_thread(void)
+static struct calls calls_of_per_thread(void)
 {
-	return (struct order_calls){
+	return (struct calls){
+		.flags = GLAKE_PER_THREAD,
 		.alloc = real(cuMemAllocAsync_ptsz),
 		.alloc_from_pool = real(cuMemAllocFromPoolAsync_ptsz),
 		.free = real(cuMemFreeAsync_ptsz),
 		.is_capturing = real(cuStreamIsCapturing_ptsz),
 		.synchronize = real(cuStreamSynchronize_ptsz) ? real(cuStreamSynchronize_ptsz)
 	                                                      : real(cuStreamSynchronize),
-		.get_id = real(cuStreamGetId_ptsz),
-		.get_ctx = real(cuStreamGetCtx_ptsz),
-		.record = real(cuEventRecord_ptsz),
 	};
 }
 
 /* ---- allocating ------------------------------------------------------------------------------- */
 
 /* @from: NULL is the current pool of the stream's device. */
-static enum verdict alloc_in_order(const struct order_calls *calls, CUdeviceptr *address_out,
+static enum verdict alloc_in_order(const struct calls *calls, CUdeviceptr *address_out,
                                    size_t n_bytes, CUmemoryPool from, CUstream handle,
                                    CUresult *result_out)
 {
-	struct order_stream stream;
+	struct glake_stream stream;
 	if (!owns_async() || !address_out || n_bytes == 0 || quiesce_is_capturing() ||
-	    !order_find_stream(calls, handle, &stream)) {
+	    !order_find_stream(handle, calls->flags, &stream)) {
 		return LEFT_TO_DRIVER;
 	}
-	struct pool *pool = pool_current(stream.place.device);
+	struct pool *pool = pool_current(stream.ordinal);
 	if (from) {
 		pool = pool_find(from);
 	}
 	/* A pool may be of another device than the stream. */
-	if (!pool || pool_device(pool) != stream.place.device) {
+	if (!pool || pool_device(pool) != stream.ordinal) {
 		return LEFT_TO_DRIVER;
 	}
 	return verdict_of(order_alloc(&stream, pool, n_bytes, address_out), result_out);
 }
 
-static CUresult alloc_async(const struct order_calls *calls, CUdeviceptr *address_out,
-                            size_t n_bytes, CUstream stream)
+static CUresult alloc_async(const struct calls *calls, CUdeviceptr *address_out, size_t n_bytes,
+                            CUstream stream)
 {
 	CUresult result;
 	if (alloc_in_order(calls, address_out, n_bytes, NULL, stream, &result) == ANSWERED) {
@@ -76,8 +81,8 @@ static CUresult alloc_async(const struct order_calls *calls, CUdeviceptr *addres
 	return calls->alloc(address_out, n_bytes, stream);
 }
 
-static CUresult alloc_from_pool(const struct order_calls *calls, CUdeviceptr *address_out,
-                                size_t n_bytes, CUmemoryPool pool, CUstream stream)
+static CUresult alloc_from_pool(const struct calls *calls, CUdeviceptr *address_out, size_t n_bytes,
+                                CUmemoryPool pool, CUstream stream)
 {
 	CUresult result;
 	if (pool &&
@@ -89,33 +94,33 @@ static CUresult alloc_from_pool(const struct order_calls *calls, CUdeviceptr *ad
 
 CUresult shim_cuMemAllocAsync(CUdeviceptr *address_out, size_t n_bytes, CUstream stream)
 {
-	struct order_calls calls = calls_of_legacy();
+	struct calls calls = calls_of_legacy();
 	return alloc_async(&calls, address_out, n_bytes, stream);
 }
 
 CUresult shim_cuMemAllocAsync_ptsz(CUdeviceptr *address_out, size_t n_bytes, CUstream stream)
 {
-	struct order_calls calls = calls_of_per_thread();
+	struct calls calls = calls_of_per_thread();
 	return alloc_async(&calls, address_out, n_bytes, stream);
 }
 
 CUresult shim_cuMemAllocFromPoolAsync(CUdeviceptr *address_out, size_t n_bytes, CUmemoryPool pool,
                                       CUstream stream)
 {
-	struct order_calls calls = calls_of_legacy();
+	struct calls calls = calls_of_legacy();
 	return alloc_from_pool(&calls, address_out, n_bytes, pool, stream);
 }
 
 CUresult shim_cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *address_out, size_t n_bytes,
                                            CUmemoryPool pool, CUstream stream)
 {
-	struct order_calls calls = calls_of_per_thread();
+	struct calls calls = calls_of_per_thread();
 	return alloc_from_pool(&calls, address_out, n_bytes, pool, stream);
 }
 
 /* ---- freeing ---------------------------------------------------------------------------------- */
 
-static bool is_captured(const struct order_calls *calls, CUstream stream)
+static bool is_captured(const struct calls *calls, CUstream stream)
 {
 	CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
 	return calls->is_capturing && (calls->is_capturing(stream, &status) != CUDA_SUCCESS ||
@@ -123,12 +128,13 @@ static bool is_captured(const struct order_calls *calls, CUstream stream)
 }
 
 /* Where there is no way to be told when the stream gets here, wait for it to get here. */
-static CUresult free_claimed(const struct order_calls *calls, struct allocation *allocation,
+static CUresult free_claimed(const struct calls *calls, struct allocation *allocation,
                              CUstream handle)
 {
-	struct order_stream stream;
-	if (owns_async() && order_find_stream(calls, handle, &stream)) {
-		return order_free(calls, handle, &stream, allocation);
+	struct glake_stream stream;
+	if (owns_async() && order_find_stream(handle, calls->flags, &stream) &&
+	    order_free(handle, calls->flags, &stream, allocation)) {
+		return CUDA_SUCCESS;
 	}
 	CUresult result = calls->synchronize(handle);
 	if (result == CUDA_SUCCESS) {
@@ -141,7 +147,7 @@ static CUresult free_claimed(const struct order_calls *calls, struct allocation 
  * Memory of cuMemAlloc() may be freed in stream order as well. In a capture it is no node of the
  * graph, and the driver says what it thinks.
  */
-static CUresult free_async(const struct order_calls *calls, CUdeviceptr address, CUstream stream)
+static CUresult free_async(const struct calls *calls, CUdeviceptr address, CUstream stream)
 {
 	struct allocation *allocation = NULL;
 	if (address && !shim_is_forked() &&
@@ -162,12 +168,12 @@ static CUresult free_async(const struct order_calls *calls, CUdeviceptr address,
 
 CUresult shim_cuMemFreeAsync(CUdeviceptr address, CUstream stream)
 {
-	struct order_calls calls = calls_of_legacy();
+	struct calls calls = calls_of_legacy();
 	return free_async(&calls, address, stream);
 }
 
 CUresult shim_cuMemFreeAsync_ptsz(CUdeviceptr address, CUstream stream)
 {
-	struct order_calls calls = calls_of_per_thread();
+	struct calls calls = calls_of_per_thread();
 	return free_async(&calls, address, stream);
 }

@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * glake_order.h, for the library itself.
+ *
+ * Owner, lifetime, threads: as there.
+ */
+#ifndef GLAKE_LIBCLIENT_ORDER_H
+#define GLAKE_LIBCLIENT_ORDER_H
+
+#include <stdbool.h>
+
+#include "proto/cudrv.h"
+#include "libclient/glake_order.h"
+
+/* glake_order_new(), over a driver that is open. @options are complete. */
+int glake__order_over(const struct cudrv *drv, const struct glake_order_options *options,
+                      struct glake_order **order_out);
+
+bool glake__order_is_captured(const struct glake_order *order, CUstream handle, unsigned flags);
+
+#endif

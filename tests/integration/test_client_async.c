@@ -1,0 +1,306 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Private memory in the order of streams: the client library against the real daemon. */
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdlib.h>
+
+#include "libclient/glake_order.h"
+#include "tests/integration/client_fixture.h"
+
+#define CONFIG \
+	"warm_bytes = \"64MiB\"; tenants = ({ name = \"default\"; device_bytes = \"256MiB\"; });"
+
+static struct cudrv drv;
+static struct glake_session *session;
+static CUcontext context;
+
+static void begin(void)
+{
+	set_up();
+	start_daemon(CONFIG);
+	ck_assert_int_eq(cudrv_open(&drv, NULL, NULL, 0), 0);
+	ck_assert_int_eq(drv.cuInit(0), CUDA_SUCCESS);
+	ck_assert_int_eq(drv.cuDevicePrimaryCtxRetain(&context, 0), CUDA_SUCCESS);
+	ck_assert_int_eq(drv.cuCtxSetCurrent(context), CUDA_SUCCESS);
+	session = connect_new();
+}
+
+static CUstream stream_new(void)
+{
+	CUstream stream;
+	ck_assert_int_eq(drv.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+	return stream;
+}
+
+static glake_ptr alloc_on(CUstream stream, uint64_t n_bytes)
+{
+	glake_ptr ptr = 0;
+	assert_ok(glake_alloc_async(session, stream, n_bytes, 0, &ptr));
+	return ptr;
+}
+
+/* The simulator's streams do nothing before they are waited for. */
+static void queue_write(CUstream stream, glake_ptr ptr, uint64_t n_bytes)
+{
+	ck_assert_int_eq(drv.cuMemsetD8Async(ptr, 7, n_bytes, stream), CUDA_SUCCESS);
+}
+
+static struct glake_usage usage(void)
+{
+	struct glake_usage usage = {.size = sizeof(usage)};
+	assert_ok(glake_usage(session, &usage));
+	return usage;
+}
+
+START_TEST(a_stream_has_its_memory_again_at_once)
+{
+	CUstream stream = stream_new();
+	glake_ptr first = alloc_on(stream, 8 * MIB);
+	queue_write(stream, first, 8 * MIB);
+	assert_ok(glake_free_async(session, stream, first, 0));
+	ck_assert_uint_eq(usage().live_bytes, 0);
+	glake_ptr second = alloc_on(stream, 8 * MIB);
+	ck_assert_uint_eq(second, first);
+	ck_assert_uint_eq(usage().live_bytes, 8 * MIB);
+	ck_assert_uint_eq(usage().n_cold_allocs, 1);
+	assert_ok(glake_free(session, second));
+}
+END_TEST
+
+START_TEST(others_have_it_when_the_stream_got_there)
+{
+	CUstream stream = stream_new();
+	CUstream other = stream_new();
+	glake_ptr first = alloc_on(stream, 8 * MIB);
+	queue_write(stream, first, 8 * MIB);
+	assert_ok(glake_free_async(session, stream, first, 0));
+	glake_ptr second = alloc_on(other, 8 * MIB);
+	ck_assert_uint_ne(second, first);
+	ck_assert_uint_eq(usage().warm_bytes, 0);
+	ck_assert_int_eq(drv.cuStreamSynchronize(stream), CUDA_SUCCESS);
+	ck_assert_uint_eq(alloc_on(other, 8 * MIB), first);
+}
+END_TEST
+
+START_TEST(memory_goes_between_the_two_ways)
+{
+	CUstream stream = stream_new();
+	glake_ptr ptr;
+	assert_ok(glake_alloc(session, 0, 4 * MIB, 0, &ptr));
+	assert_ok(glake_free_async(session, stream, ptr, 0));
+	ck_assert_uint_eq(alloc_on(stream, 4 * MIB), ptr);
+	assert_ok(glake_free(session, ptr));
+	ck_assert_uint_eq(usage().warm_bytes, 4 * MIB);
+	ck_assert_uint_eq(alloc_on(stream, 4 * MIB), ptr);
+}
+END_TEST
+
+START_TEST(what_would_fail_waits_for_streams)
+{
+	CUstream stream = stream_new();
+	CUstream other = stream_new();
+	glake_ptr first = alloc_on(stream, 200 * MIB);
+	queue_write(stream, first, 200 * MIB);
+	assert_ok(glake_free_async(session, stream, first, 0));
+	/* 256 MiB is all there is: the first has to go, and its stream to be waited for. */
+	glake_ptr second = alloc_on(other, 100 * MIB);
+	ck_assert_uint_ne(second, 0);
+	ck_assert_uint_eq(usage().reserved_bytes, 100 * MIB);
+	assert_ok(glake_free_async(session, other, second, 0));
+	glake_ptr third;
+	assert_ok(glake_alloc(session, 0, 200 * MIB, 0, &third));
+}
+END_TEST
+
+START_TEST(trim_takes_what_streams_are_done_with)
+{
+	CUstream stream = stream_new();
+	glake_ptr ptr = alloc_on(stream, 8 * MIB);
+	queue_write(stream, ptr, 8 * MIB);
+	assert_ok(glake_free_async(session, stream, ptr, 0));
+	assert_ok(glake_trim(session, 0, 0));
+	ck_assert_uint_eq(usage().reserved_bytes, 8 * MIB);
+	ck_assert_int_eq(drv.cuStreamSynchronize(stream), CUDA_SUCCESS);
+	assert_ok(glake_trim(session, 0, 0));
+	ck_assert_uint_eq(usage().reserved_bytes, 0);
+}
+END_TEST
+
+START_TEST(what_is_parked_is_nobodys)
+{
+	CUstream stream = stream_new();
+	glake_ptr ptr = alloc_on(stream, 4 * MIB);
+	struct glake_share share;
+	assert_ok(glake_free_async(session, stream, ptr, 0));
+	ck_assert_int_eq(glake_free_async(session, stream, ptr, 0), -EINVAL);
+	ck_assert_int_eq(glake_free(session, ptr), -EINVAL);
+	ck_assert_int_eq(glake_share(session, ptr, &share), -EINVAL);
+	ck_assert_str_ne(glake_error(), "");
+}
+END_TEST
+
+START_TEST(bad_requests_change_nothing)
+{
+	CUstream stream = stream_new();
+	glake_ptr ptr = 1;
+	ck_assert_int_eq(glake_alloc_async(session, stream, 0, 0, &ptr), -EINVAL);
+	ck_assert_int_eq(glake_alloc_async(session, stream, MIB, 1, &ptr), -EINVAL);
+	ck_assert_int_eq(glake_alloc_async(session, stream, MIB, 0, NULL), -EINVAL);
+	ck_assert_int_eq(glake_alloc_async(session, stream, GIB, 0, &ptr), GLAKE_E_OVER_QUOTA);
+	ck_assert_int_eq(glake_alloc_async(NULL, stream, MIB, 0, &ptr), -EINVAL);
+	ck_assert_int_eq(glake_free_async(session, stream, 0x1000, 0), -EINVAL);
+	ck_assert_int_eq(glake_free_async(session, stream, 0, 0), 0);
+	ck_assert_uint_eq(ptr, 1);
+	ck_assert_uint_eq(usage().reserved_bytes, 0);
+}
+END_TEST
+
+START_TEST(a_captured_stream_is_busy)
+{
+	CUstream stream = stream_new();
+	CUgraph graph;
+	__typeof__(cuStreamBeginCapture) *capture = (__typeof__(cuStreamBeginCapture) *)dlsym(
+		drv.library, "cuStreamBeginCapture_v2");
+	__typeof__(cuStreamEndCapture) *end = (__typeof__(cuStreamEndCapture) *)dlsym(
+		drv.library, "cuStreamEndCapture");
+	glake_ptr ptr = alloc_on(stream, 4 * MIB);
+	glake_ptr other;
+	ck_assert_int_eq(capture(stream, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
+	ck_assert_int_eq(glake_alloc_async(session, stream, MIB, 0, &other), -EBUSY);
+	ck_assert_int_eq(glake_free_async(session, stream, ptr, 0), -EBUSY);
+	ck_assert_int_eq(end(stream, &graph), CUDA_SUCCESS);
+	assert_ok(glake_free_async(session, stream, ptr, 0));
+}
+END_TEST
+
+START_TEST(threads_have_default_streams_of_their_own)
+{
+	glake_ptr ptr;
+	glake_ptr again;
+	assert_ok(glake_alloc_async(session, NULL, 4 * MIB, GLAKE_PER_THREAD, &ptr));
+	queue_write((CUstream)2 /* CU_STREAM_PER_THREAD */, ptr, 4 * MIB);
+	assert_ok(glake_free_async(session, NULL, ptr, GLAKE_PER_THREAD));
+	/* The legacy default stream is another one. */
+	assert_ok(glake_alloc_async(session, NULL, 4 * MIB, 0, &again));
+	ck_assert_uint_ne(again, ptr);
+	assert_ok(glake_alloc_async(session, NULL, 4 * MIB, GLAKE_PER_THREAD, &again));
+	ck_assert_uint_eq(again, ptr);
+}
+END_TEST
+
+START_TEST(disconnecting_gives_back_what_is_parked)
+{
+	CUstream stream = stream_new();
+	glake_ptr ptr = alloc_on(stream, 64 * MIB);
+	assert_ok(glake_free_async(session, stream, ptr, 0));
+	glake_disconnect(session);
+	session = connect_new();
+	glake_ptr all;
+	assert_ok(glake_alloc(session, 0, 256 * MIB, 0, &all));
+}
+END_TEST
+
+START_TEST(a_child_frees_host_memory_only)
+{
+	CUstream stream = stream_new();
+	glake_ptr ptr = alloc_on(stream, 8 * MIB);
+	assert_ok(glake_free_async(session, stream, ptr, 0));
+	pid_t pid = fork();
+	if (pid == 0) {
+		int r = glake_alloc_async(session, stream, MIB, 0, &ptr);
+		glake_disconnect(session);
+		_exit(r == GLAKE_E_FORKED ? 0 : 1);
+	}
+	int status;
+	ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+	ck_assert_int_eq(status, 0);
+	ck_assert_uint_eq(alloc_on(stream, 8 * MIB), ptr);
+}
+END_TEST
+
+static unsigned n_released;
+
+static void count_release(void *user, void *allocation)
+{
+	(void)user;
+	(void)allocation;
+	n_released++;
+}
+
+START_TEST(an_order_gives_up_with_its_context)
+{
+	const struct glake_order_options options = {
+		.size = sizeof(options),
+		.release = count_release,
+	};
+	struct glake_order *order;
+	struct glake_stream known;
+	CUstream stream = stream_new();
+	int first;
+	int second;
+	assert_ok(glake_order_new(&options, &order));
+	assert_ok(glake_order_stream(order, stream, 0, &known));
+	ck_assert_ptr_eq(known.context, context);
+	ck_assert_int_eq(known.ordinal, 0);
+	glake_ptr ptr = alloc_on(stream, 2 * MIB);
+	queue_write(stream, ptr, 2 * MIB);
+	assert_ok(glake_order_park(order, stream, 0, &known, &first, 0, 1024));
+	assert_ok(glake_order_park(order, stream, 0, &known, &second, 1, 1024));
+	/* The newest that fits, of the stream's device, and no more than an eighth too large. */
+	ck_assert_ptr_null(glake_order_take(order, &known, 512));
+	ck_assert_ptr_null(glake_order_take(order, &known, 1025));
+	ck_assert_ptr_eq(glake_order_take(order, &known, 1000), &first);
+	ck_assert_ptr_null(glake_order_take(order, &known, 1000));
+	ck_assert_int_eq(glake_order_collect(order, context, 0), 0);
+	ck_assert_uint_eq(n_released, 0);
+	glake_order_hold_contexts(order);
+	glake_order_drop_context(order, context);
+	glake_order_let_contexts(order);
+	ck_assert_uint_eq(n_released, 1);
+	assert_ok(glake_order_stream(order, stream, 0, &known));
+	assert_ok(glake_order_park(order, stream, 0, &known, &first, 0, 1024));
+	ck_assert_int_eq(glake_order_collect_all(order, 1), 1);
+	ck_assert_uint_eq(n_released, 2);
+	assert_ok(glake_order_park(order, stream, 0, &known, &first, 0, 1024));
+	glake_order_free(order);
+	ck_assert_uint_eq(n_released, 3);
+	glake_order_free(NULL);
+}
+END_TEST
+
+START_TEST(an_order_has_to_be_told_how_to_release)
+{
+	const struct glake_order_options options = {.size = sizeof(options)};
+	struct glake_order *order;
+	ck_assert_int_eq(glake_order_new(&options, &order), -EINVAL);
+	ck_assert_int_eq(glake_order_new(NULL, &order), -EINVAL);
+}
+END_TEST
+
+int main(void)
+{
+	const TTest *const tests[] = {
+		a_stream_has_its_memory_again_at_once,
+		others_have_it_when_the_stream_got_there,
+		memory_goes_between_the_two_ways,
+		what_would_fail_waits_for_streams,
+		trim_takes_what_streams_are_done_with,
+		what_is_parked_is_nobodys,
+		bad_requests_change_nothing,
+		a_captured_stream_is_busy,
+		threads_have_default_streams_of_their_own,
+		disconnecting_gives_back_what_is_parked,
+		a_child_frees_host_memory_only,
+		an_order_gives_up_with_its_context,
+		an_order_has_to_be_told_how_to_release,
+	};
+	Suite *suite = suite_create("client_async");
+	TCase *tcase = tcase_create("client_async");
+	tcase_set_timeout(tcase, TEST_TIMEOUT_S * 2);
+	tcase_add_checked_fixture(tcase, begin, tear_down);
+	for (size_t i = 0; i < sizeof(tests) / sizeof(tests[0]); i++) {
+		tcase_add_test(tcase, tests[i]);
+	}
+	suite_add_tcase(suite, tcase);
+	return suite_run(suite);
+}
