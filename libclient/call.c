@@ -76,7 +76,7 @@ static void die_locked(struct glake__link *link, int error)
 		call->error = error;
 		call->is_done = true;
 	}
-	glake__notice_queue(link, GLAKE_NOTICE_GONE, 0, 0, NULL);
+	glake__notice_queue(link, GLAKE_NOTICE_GONE, NULL);
 	pthread_cond_broadcast(&link->changed);
 }
 
@@ -117,15 +117,14 @@ static void take_notice(struct glake__link *link, const Glake__Wire__Answer *ans
 		take_progress(link, answer->progress);
 		break;
 	case GLAKE__WIRE__ANSWER__BODY_RECLAIM:
-		glake__notice_queue(link, GLAKE_NOTICE_RECLAIM, answer->reclaim->device,
-		                    answer->reclaim->bytes, NULL);
+		glake__notice_queue_reclaim(link, answer->reclaim->device, answer->reclaim->bytes,
+		                            answer->reclaim->id);
 		break;
 	case GLAKE__WIRE__ANSWER__BODY_SHUTTING_DOWN:
-		glake__notice_queue(link, GLAKE_NOTICE_SHUTTING_DOWN, 0, 0, NULL);
+		glake__notice_queue(link, GLAKE_NOTICE_SHUTTING_DOWN, NULL);
 		break;
 	case GLAKE__WIRE__ANSWER__BODY_MODEL_EVICTED:
-		glake__notice_queue(link, GLAKE_NOTICE_MODEL_EVICTED, 0, 0,
-		                    answer->model_evicted->name);
+		glake__notice_queue(link, GLAKE_NOTICE_MODEL_EVICTED, answer->model_evicted->name);
 		break;
 	default:
 		/* A kind that a newer daemon knows. */
@@ -290,6 +289,8 @@ int glake__call_start(struct glake_session *session, struct glake__call *call,
 	                  expected == GLAKE__WIRE__ANSWER__BODY_CHUNK_OPEN ||
 	                  expected == GLAKE__WIRE__ANSWER__BODY_MODEL_BLOCKS ||
 	                  expected == GLAKE__WIRE__ANSWER__BODY_BLOCK;
+	call->wants_memory = expected == GLAKE__WIRE__ANSWER__BODY_CHUNK_ALLOC ||
+	                     expected == GLAKE__WIRE__ANSWER__BODY_MODEL_OPEN;
 	int r = add_pending(link, call);
 	if (r == 0) {
 		request->id = call->id;
@@ -309,10 +310,20 @@ int glake__call_start(struct glake_session *session, struct glake__call *call,
 	return r;
 }
 
-/* Called with link->lock held, until the call is done or has news. */
-static void wait_locked(struct glake__link *link, struct glake__call *call, bool for_progress)
+/*
+ * What the waiting thread has to see to. Who waits for memory gives its own back when that is wanted:
+ * it may be what it waits for, or others may wait for each other's.
+ */
+static bool has_news(const struct glake__link *link, const struct glake__call *call)
 {
-	while (!call->is_done && !(for_progress && call->has_progress)) {
+	return (call->wants_progress && call->has_progress) ||
+	       (call->wants_memory && link->notices && !link->is_delivering);
+}
+
+/* Called with link->lock held, until the call is done or, if asked, has news. */
+static void wait_locked(struct glake__link *link, struct glake__call *call, bool for_news)
+{
+	while (!call->is_done && !(for_news && has_news(link, call))) {
 		if (link->is_reading) {
 			pthread_cond_wait(&link->changed, &link->lock);
 		} else {
@@ -344,17 +355,22 @@ int glake__call_wait(struct glake_session *session, struct glake__call *call,
                      glake_progress_fn progress, void *progress_user)
 {
 	struct glake__link *link = &session->link;
+	call->wants_progress = progress != NULL;
 	pthread_mutex_lock(&link->lock);
 	for (;;) {
-		wait_locked(link, call, progress != NULL);
+		wait_locked(link, call, true);
 		if (call->is_done) {
 			break;
 		}
-		call->has_progress = false;
+		bool has_progress = progress && call->has_progress;
 		uint64_t done_bytes = call->done_bytes;
 		uint64_t total_bytes = call->total_bytes;
+		call->has_progress = false;
 		pthread_mutex_unlock(&link->lock);
-		progress(progress_user, done_bytes, total_bytes);
+		if (has_progress) {
+			progress(progress_user, done_bytes, total_bytes);
+		}
+		glake__notice_deliver(session);
 		pthread_mutex_lock(&link->lock);
 	}
 	pthread_mutex_unlock(&link->lock);

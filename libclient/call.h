@@ -62,7 +62,8 @@ struct glake__call {
 	Glake__Wire__Answer *answer; /* owned, when done without error */
 	struct fdlist fds;           /* owned, of the answer */
 	bool wants_fds;
-	/* A ModelOpen's news, not shown to its caller yet. */
+	bool wants_memory;   /* glaked may let it wait for some */
+	bool wants_progress; /* of a ModelOpen, whose news are: */
 	bool has_progress;
 	uint64_t done_bytes;
 	uint64_t total_bytes;
@@ -83,7 +84,7 @@ int glake__call_start(struct glake_session *session, struct glake__call *call,
 
 /*
  * Wait for the answer of a started call. @progress (may be NULL) is called as news come in, on this
- * thread with no lock held. Returns 0 with call->answer and call->fds, or an error: a refusal's own
+ * thread with no lock held; so are notices delivered while the call waits for memory. Returns 0 with call->answer and call->fds, or an error: a refusal's own
  * code and text, or that of a dead connection.
  */
 int glake__call_wait(struct glake_session *session, struct glake__call *call,

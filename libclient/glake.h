@@ -429,7 +429,7 @@ struct glake_notice {
 typedef void (*glake_notice_fn)(void *user, const struct glake_notice *notice);
 
 /* Notices that arrive during any call of the session are delivered by it, on its thread, after its
- * work, with no lock held: the callback may call the library, but not end the session. NULL switches
+ * work or while it waits for memory, with no lock held: the callback may call the library, but not end the session. NULL switches
  * it off; when this returns, the old handler runs no more, unless it is the caller. */
 GLAKE_API void glake_set_notice_handler(struct glake_session *session, glake_notice_fn handler,
                                         void *user);

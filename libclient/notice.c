@@ -14,23 +14,37 @@ void glake__notice_free(struct glake__notice *notice)
 	free(notice);
 }
 
-void glake__notice_queue(struct glake__link *link, enum glake_notice_kind kind, uint32_t device,
-                         uint64_t bytes, const char *name)
+/* Called with link->lock held. NULL: no memory. */
+static struct glake__notice *queue_new(struct glake__link *link, enum glake_notice_kind kind)
 {
 	struct glake__notice *notice = calloc(1, sizeof(*notice));
-	if (!notice) {
-		return;
+	if (notice) {
+		notice->public.size = sizeof(notice->public);
+		notice->public.kind = kind;
+		*link->last_notice = notice;
+		link->last_notice = &notice->next;
+		link->n_notices++;
 	}
-	notice->public = (struct glake_notice){
-		.size = sizeof(notice->public),
-		.kind = kind,
-		.device = device,
-		.bytes = bytes,
-		.name = name ? strdup(name) : NULL,
-	};
-	*link->last_notice = notice;
-	link->last_notice = &notice->next;
-	link->n_notices++;
+	return notice;
+}
+
+void glake__notice_queue(struct glake__link *link, enum glake_notice_kind kind, const char *name)
+{
+	struct glake__notice *notice = queue_new(link, kind);
+	if (notice && name) {
+		notice->public.name = strdup(name);
+	}
+}
+
+void glake__notice_queue_reclaim(struct glake__link *link, uint32_t device, uint64_t bytes,
+                                 uint64_t id)
+{
+	struct glake__notice *notice = queue_new(link, GLAKE_NOTICE_RECLAIM);
+	if (notice) {
+		notice->public.device = device;
+		notice->public.bytes = bytes;
+		notice->reclaim = id;
+	}
 }
 
 /* Called with link->lock held. */
@@ -59,6 +73,7 @@ static int deliver_locked(struct glake_session *session)
 		pthread_mutex_unlock(&link->lock);
 		if (notice->public.kind == GLAKE_NOTICE_RECLAIM) {
 			glake__alloc_reclaim(session, notice->public.device, notice->public.bytes);
+			glake__usage_answer(session, notice->reclaim);
 		}
 		if (handler) {
 			handler(user, &notice->public);
@@ -70,8 +85,7 @@ static int deliver_locked(struct glake_session *session)
 	return n_delivered;
 }
 
-/* Keeps errno and this thread's error text: what it does is not what the caller asked for. */
-static int deliver(struct glake_session *session)
+int glake__notice_deliver(struct glake_session *session)
 {
 	struct glake__link *link = &session->link;
 	if (link->n_notices == 0) {
@@ -97,7 +111,7 @@ static int deliver(struct glake_session *session)
 int glake__leave(struct glake_session *session, int result)
 {
 	glake__usage_report(session);
-	deliver(session);
+	glake__notice_deliver(session);
 	return result;
 }
 
@@ -133,6 +147,6 @@ int glake_dispatch(struct glake_session *session)
 	}
 	r = glake__link_poll(session);
 	glake__usage_report(session);
-	int n_delivered = deliver(session);
+	int n_delivered = glake__notice_deliver(session);
 	return n_delivered > 0 ? n_delivered : r;
 }

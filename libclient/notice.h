@@ -14,13 +14,22 @@
 struct glake__notice {
 	struct glake__notice *next; /* link: link.notices */
 	struct glake_notice public; /* public.name is owned */
+	uint64_t reclaim;           /* its id with the daemon; 0 = another kind */
 };
 
 /* Queue a notice; @name is copied, may be NULL. Called with link.lock held. Dropped without memory. */
-void glake__notice_queue(struct glake__link *link, enum glake_notice_kind kind, uint32_t device,
-                         uint64_t bytes, const char *name);
+void glake__notice_queue(struct glake__link *link, enum glake_notice_kind kind, const char *name);
+/* The same, for GLAKE_NOTICE_RECLAIM. */
+void glake__notice_queue_reclaim(struct glake__link *link, uint32_t device, uint64_t bytes,
+                                 uint64_t id);
 
 void glake__notice_free(struct glake__notice *notice);
+
+/*
+ * Deliver what came in, unless another thread is at it. No lock is held. Keeps errno and the error
+ * text: what it does is not what the caller was asked for.
+ */
+int glake__notice_deliver(struct glake_session *session);
 
 /*
  * The last step of every public function that talked to the daemon, with no lock held: deliver what

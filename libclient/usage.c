@@ -25,13 +25,14 @@ static void measure(struct glake_session *session, uint64_t numbers_out[2])
 	pthread_mutex_unlock(&books->lock);
 }
 
-/* True if a report is due; it is then taken as sent. */
-static bool is_due(struct glake_session *session, const uint64_t numbers[2])
+/* True if a report is due, or wanted now; it is then taken as sent. */
+static bool is_due(struct glake_session *session, const uint64_t numbers[2], bool is_wanted)
 {
 	pthread_mutex_lock(&session->usage_lock);
 	uint64_t now_ns = glake__clock_ns();
-	bool due = now_ns - session->usage_sent_ns >= USAGE_PERIOD_NS &&
-	           memcmp(numbers, session->usage_sent, sizeof(session->usage_sent)) != 0;
+	bool due = is_wanted ||
+	           (now_ns - session->usage_sent_ns >= USAGE_PERIOD_NS &&
+	            memcmp(numbers, session->usage_sent, sizeof(session->usage_sent)) != 0);
 	if (due) {
 		session->usage_sent_ns = now_ns;
 		memcpy(session->usage_sent, numbers, sizeof(session->usage_sent));
@@ -40,20 +41,32 @@ static bool is_due(struct glake_session *session, const uint64_t numbers[2])
 	return due;
 }
 
-void glake__usage_report(struct glake_session *session)
+/* @reclaim: the id of what it answers; 0 = nothing. */
+static void report(struct glake_session *session, uint64_t reclaim)
 {
 	uint64_t numbers[2];
 	measure(session, numbers);
-	if (!is_due(session, numbers)) {
+	if (!is_due(session, numbers, reclaim != 0)) {
 		return;
 	}
-	Glake__Wire__UsageReport report = GLAKE__WIRE__USAGE_REPORT__INIT;
-	report.live_bytes = numbers[0];
-	report.warm_bytes = numbers[1];
+	Glake__Wire__UsageReport usage = GLAKE__WIRE__USAGE_REPORT__INIT;
+	usage.live_bytes = numbers[0];
+	usage.warm_bytes = numbers[1];
+	usage.reclaim = reclaim;
 	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
 	request.body_case = GLAKE__WIRE__REQUEST__BODY_USAGE_REPORT;
-	request.usage_report = &report;
+	request.usage_report = &usage;
 	glake__call_forget(session, &request);
+}
+
+void glake__usage_report(struct glake_session *session)
+{
+	report(session, 0);
+}
+
+void glake__usage_answer(struct glake_session *session, uint64_t id)
+{
+	report(session, id);
 }
 
 int glake_usage(struct glake_session *session, struct glake_usage *usage)

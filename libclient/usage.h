@@ -3,7 +3,8 @@
  * Telling the daemon what only this process knows: bytes in use, warm and mapped. For listings.
  *
  * Lazy: after some other request, or at glake_dispatch(), when the numbers have changed and the
- * last report is USAGE_PERIOD_NS old. The warm path never comes here.
+ * last report is USAGE_PERIOD_NS old. The warm path never comes here. At once as the answer to a
+ * Reclaim: the daemon lets somebody wait for it.
  */
 #ifndef GLAKE_LIBCLIENT_USAGE_H
 #define GLAKE_LIBCLIENT_USAGE_H
@@ -14,5 +15,8 @@
 
 /* Never blocks for an answer; failures are the next request's news. No lock is held. */
 void glake__usage_report(struct glake_session *session);
+
+/* The same, at once: the daemon's Reclaim of that @id (0 = it has none) has been followed. */
+void glake__usage_answer(struct glake_session *session, uint64_t id);
 
 #endif

@@ -87,11 +87,12 @@ static inline void fake_hello(struct fake_daemon *fake, uint64_t id)
 	fake_send(fake, &answer, NULL, 0);
 }
 
-static inline void fake_reclaim(struct fake_daemon *fake, uint64_t n_bytes)
+static inline void fake_reclaim(struct fake_daemon *fake, uint64_t n_bytes, uint64_t id)
 {
 	Glake__Wire__Reclaim reclaim = GLAKE__WIRE__RECLAIM__INIT;
 	Glake__Wire__Answer answer = GLAKE__WIRE__ANSWER__INIT;
 	reclaim.bytes = n_bytes;
+	reclaim.id = id;
 	answer.body_case = GLAKE__WIRE__ANSWER__BODY_RECLAIM;
 	answer.reclaim = &reclaim;
 	fake_send(fake, &answer, NULL, 0);

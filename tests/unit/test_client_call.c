@@ -270,7 +270,7 @@ static bool notify_on_ping(struct fake_daemon *fake, const Glake__Wire__Request 
 		Glake__Wire__Answer answer = GLAKE__WIRE__ANSWER__INIT;
 		Glake__Wire__ShuttingDown shutting_down = GLAKE__WIRE__SHUTTING_DOWN__INIT;
 		Glake__Wire__ModelEvicted evicted = GLAKE__WIRE__MODEL_EVICTED__INIT;
-		fake_reclaim(fake, 1234);
+		fake_reclaim(fake, 1234, 1);
 		evicted.name = (char *)"a model";
 		answer.body_case = GLAKE__WIRE__ANSWER__BODY_MODEL_EVICTED;
 		answer.model_evicted = &evicted;
@@ -282,7 +282,7 @@ static bool notify_on_ping(struct fake_daemon *fake, const Glake__Wire__Request 
 	fake_answer_ok(fake, request->id);
 	if (fake->n_requests[GLAKE__WIRE__REQUEST__BODY_PING] == 1) {
 		/* Behind the answer: for glake_dispatch(). */
-		fake_reclaim(fake, 99);
+		fake_reclaim(fake, 99, 2);
 	}
 	return true;
 }
@@ -341,7 +341,7 @@ static bool refuse_and_notify(struct fake_daemon *fake, const Glake__Wire__Reque
 	if (request->body_case != GLAKE__WIRE__REQUEST__BODY_EVICT) {
 		return false;
 	}
-	fake_reclaim(fake, 1);
+	fake_reclaim(fake, 1, 1);
 	fake_refuse(fake, request->id, GLAKE__WIRE__STATUS__BUSY, "the cause");
 	return true;
 }
@@ -497,6 +497,54 @@ START_TEST(flawed_lists_end_the_session)
 }
 END_TEST
 
+/* Each Reclaim is answered by its id, the second one only when the first has been. */
+static bool reclaim_from_who_waits(struct fake_daemon *fake, const Glake__Wire__Request *request)
+{
+	uint64_t *open_request = fake->user;
+	if (request->body_case == GLAKE__WIRE__REQUEST__BODY_MODEL_OPEN) {
+		*open_request = request->id;
+		fake_progress(fake, request->id, 25);
+		fake_reclaim(fake, 1234, 7);
+		return true;
+	}
+	if (request->body_case == GLAKE__WIRE__REQUEST__BODY_USAGE_REPORT) {
+		if (request->usage_report->reclaim == 7) {
+			fake_reclaim(fake, 99, 8);
+		} else if (request->usage_report->reclaim == 8) {
+			fake_refuse(fake, *open_request, GLAKE__WIRE__STATUS__OVER_QUOTA, "full");
+		}
+	}
+	return false;
+}
+
+static void count_notice(void *user, const struct glake_notice *notice)
+{
+	ck_assert_int_eq(notice->kind, GLAKE_NOTICE_RECLAIM);
+	++*(unsigned *)user;
+}
+
+START_TEST(who_waits_for_memory_gives_his_own_back)
+{
+	for (int with_progress = 0; with_progress < 2; with_progress++) {
+		uint64_t open_request = 0;
+		uint64_t done_bytes = 0;
+		unsigned n_notices = 0;
+		struct glake_model *model;
+		struct fake_daemon fake = {.script = reclaim_from_who_waits, .user = &open_request};
+		fake_start(&fake);
+		struct glake_session *session = connect_new();
+		glake_set_notice_handler(session, count_notice, &n_notices);
+		ck_assert_int_eq(open_no_map(session, &model, with_progress ? &done_bytes : NULL),
+		                 GLAKE_E_OVER_QUOTA);
+		ck_assert_str_eq(glake_error(), "full");
+		ck_assert_uint_eq(n_notices, 2);
+		ck_assert_uint_eq(done_bytes, with_progress ? 25 : 0);
+		glake_disconnect(session);
+		fake_stop(&fake);
+	}
+}
+END_TEST
+
 /* ---- fds -------------------------------------------------------------------------------------- */
 
 static bool send_many_fds(struct fake_daemon *fake, const Glake__Wire__Request *request)
@@ -574,6 +622,7 @@ int main(void)
 	suite_add(suite, a_handler_does_not_change_the_callers_error);
 	suite_add(suite, tensor_lists_are_paged_and_sorted);
 	suite_add(suite, flawed_lists_end_the_session);
+	suite_add(suite, who_waits_for_memory_gives_his_own_back);
 	suite_add(suite, fds_lost_to_our_own_limit_are_told);
 	return suite_run(suite);
 }
