@@ -10,13 +10,10 @@
 
 /* How often a waiting request looks again. */
 #define WAIT_STEP_MS 10
+/* How often clients are asked again for those that wait: what is freed meanwhile becomes warm. */
+#define ASK_AGAIN_MS 100
 /* A burst of requests does not compete with the making of chunks for the next one. */
 #define REFILL_MS 1
-/*
- * For so long a request is not refused while the books have room and only the driver says no: what
- * was released is then still mapped by a process that is about to end, or by a load being cancelled.
- */
-#define LATE_MS 1000
 /* From this size on a chunk is worth an fd of the budget as long as there is any. */
 #define BIG_CHUNK_BYTES (64ull * 1024 * 1024)
 
@@ -30,16 +27,22 @@ struct alloc {
 	struct list link; /* link: allocator.waiting, while parked */
 	struct allocator *allocator;
 	struct device *device;
+	struct tenant *tenant; /* borrowed: while it has charges of it, or a place in its queue */
+	struct list place;     /* link: the tenant's queue on the device, until charged */
 	enum chunk_use use;
 	alloc_done_fn done; /* NULL once cancelled */
 	void *user;
 	struct alloc **self; /* the caller's pointer, cleared before done; may be NULL */
-	uint64_t deadline_ms;
-	bool has_deadline;
-	bool keep_handles; /* the fd budget is short: hold by handle */
+	uint64_t since_ms;
+	bool has_waited; /* since since_ms */
+	bool is_charged;
+	bool has_asked;     /* for the room that it lacks now */
+	struct asked asked; /* of the tenant's clients */
+	bool keep_handles;  /* the fd budget is short: hold by handle */
 	CUresult result;
 	size_t n_reserved;     /* fds of the budget, for the missing ones */
 	uint64_t coming_bytes; /* of device.coming_bytes, while the worker makes them */
+	uint64_t bytes;
 	uint64_t missing_bytes;
 	size_t n_chunks;
 	size_t n_missing; /* sizes[0 .. n_missing) are not there yet */
@@ -65,6 +68,13 @@ static void unreserve_fds(struct alloc *alloc)
 	}
 }
 
+static void refund_all(struct alloc *alloc)
+{
+	for (size_t i = 0; i < alloc->n_chunks; i++) {
+		charge_refund(&alloc->charges[i]);
+	}
+}
+
 static void alloc_free(struct alloc *alloc)
 {
 	if (!alloc) {
@@ -72,9 +82,7 @@ static void alloc_free(struct alloc *alloc)
 	}
 	unreserve_fds(alloc);
 	if (alloc->charges) {
-		for (size_t i = 0; i < alloc->n_chunks; i++) {
-			charge_refund(&alloc->charges[i]);
-		}
+		refund_all(alloc);
 	}
 	if (alloc->chunks) {
 		chunk_release_all(alloc->chunks, alloc->n_chunks);
@@ -84,6 +92,7 @@ static void alloc_free(struct alloc *alloc)
 	free(alloc->made);
 	free(alloc->chunks);
 	free(alloc->missing);
+	tenant_queue_leave(alloc->tenant, &alloc->place);
 	free(alloc);
 }
 
@@ -93,6 +102,8 @@ static struct alloc *alloc_new(const uint64_t *sizes, size_t n_chunks)
 	if (!alloc) {
 		return NULL;
 	}
+	list_init(&alloc->link);
+	list_init(&alloc->place);
 	alloc->n_chunks = n_chunks;
 	alloc->sizes = calloc(n_chunks, sizeof(alloc->sizes[0]));
 	alloc->charges = calloc(n_chunks, sizeof(alloc->charges[0]));
@@ -105,22 +116,74 @@ static struct alloc *alloc_new(const uint64_t *sizes, size_t n_chunks)
 	}
 	for (size_t i = 0; i < n_chunks; i++) {
 		alloc->sizes[i] = sizes[i];
+		alloc->bytes += sizes[i];
 	}
-	list_init(&alloc->link);
 	return alloc;
 }
 
-static int charge_all(struct alloc *alloc, struct tenant *tenant)
+/* All, or nothing. Returns 0 or TENANT_E_*. */
+static int charge_all(struct alloc *alloc)
 {
 	for (size_t i = 0; i < alloc->n_chunks; i++) {
-		int r = tenant_charge(tenant, alloc->device->index, alloc->sizes[i], 1,
+		int r = tenant_charge(alloc->tenant, alloc->device->index, alloc->sizes[i], 1,
 		                      &alloc->charges[i]);
 		if (r != 0) {
-			alloc->allocator->stats->quota_refusals++;
-			return r == TENANT_E_FDS ? ALLOC_E_FDS : ALLOC_E_QUOTA;
+			refund_all(alloc);
+			return r;
 		}
 	}
 	return 0;
+}
+
+/*
+ * Have clients asked, of @tenant or of all with NULL: once for each request, and now and then for
+ * those that wait long. Returns whether some may still answer.
+ */
+static bool ask(struct alloc *alloc, struct asked *asked, const struct tenant *tenant,
+                uint64_t bytes)
+{
+	struct allocator *allocator = alloc->allocator;
+	uint64_t now = uv_now(allocator->loop);
+	bool is_time = !alloc->has_asked ||
+	               (allocator->wait_ms > 0 && now - asked->asked_ms >= ASK_AGAIN_MS);
+	if (is_time || asked->n_looks != allocator->n_looks) {
+		asked->is_awaited = allocator->hooks.reclaim(allocator->hooks.user, alloc->device,
+		                                             tenant, is_time ? bytes : 0);
+		asked->n_looks = allocator->n_looks;
+	}
+	if (is_time) {
+		alloc->has_asked = true;
+		asked->asked_ms = now;
+	}
+	return asked->is_awaited;
+}
+
+/* Whether it still has time; more of it with @is_late: memory may be on its way. */
+static bool may_wait(struct alloc *alloc, bool is_late)
+{
+	const struct allocator *allocator = alloc->allocator;
+	uint64_t now = uv_now(allocator->loop);
+	uint64_t patience_ms = allocator->wait_ms;
+	if (is_late && patience_ms < ALLOC_LATE_MS) {
+		patience_ms = ALLOC_LATE_MS;
+	}
+	if (!alloc->has_waited) {
+		alloc->has_waited = true;
+		alloc->since_ms = now;
+	}
+	return now - alloc->since_ms < patience_ms;
+}
+
+/* The tenant has no room. Whoever stands behind others is heard when it is his turn. */
+static bool may_wait_for_tenant(struct alloc *alloc, bool is_next)
+{
+	const struct tenant_device *limits = &alloc->tenant->devices[alloc->device->index];
+	if (limits->quota_bytes > 0 && alloc->bytes > limits->quota_bytes) {
+		return false;
+	}
+	bool is_awaited = (is_next || !alloc->has_asked) &&
+	                  ask(alloc, &alloc->asked, alloc->tenant, alloc->bytes);
+	return may_wait(alloc, is_awaited || !is_next);
 }
 
 /* The budget keeps a reserve for blocks and big chunks: small private ones may use 3/4 of it. */
@@ -227,7 +290,7 @@ static void make_missing(struct work *work)
 	}
 }
 
-static void try_driver(struct alloc *alloc);
+static void try_again(struct alloc *alloc);
 
 static void on_wait_timer(uv_timer_t *timer)
 {
@@ -240,10 +303,11 @@ static void on_wait_timer(uv_timer_t *timer)
 		list_insert(&again, link);
 	}
 	uv_timer_stop(timer);
+	allocator->n_looks++;
 	while (!list_is_empty(&again)) {
 		struct alloc *alloc = container_of(again.next, struct alloc, link);
 		list_remove(&alloc->link);
-		try_driver(alloc);
+		try_again(alloc);
 	}
 }
 
@@ -255,6 +319,15 @@ static void park(struct alloc *alloc)
 		uv_timer_start(&allocator->timer, on_wait_timer, WAIT_STEP_MS, 0);
 	}
 }
+
+void allocator_look_again(struct allocator *allocator)
+{
+	if (!list_is_empty(&allocator->waiting)) {
+		uv_timer_start(&allocator->timer, on_wait_timer, 0, 0);
+	}
+}
+
+static void try_driver(struct alloc *alloc);
 
 /* How much has to go: what is missing less what is free, by the books unless they are wrong. */
 static uint64_t shortfall(const struct alloc *alloc)
@@ -286,17 +359,9 @@ static void make_room(struct alloc *alloc)
 		try_driver(alloc);
 		return;
 	}
-	uint64_t now = uv_now(allocator->loop);
-	if (!alloc->has_deadline) {
-		uint64_t late_ms = device_has_room(alloc->device, alloc->missing_bytes) ? LATE_MS
-		                                                                        : 0;
-		alloc->has_deadline = true;
-		alloc->deadline_ms = now +
-		                     (late_ms > allocator->wait_ms ? late_ms : allocator->wait_ms);
-		allocator->hooks.reclaim(allocator->hooks.user, alloc->device,
-		                         alloc->missing_bytes);
-	}
-	if (now < alloc->deadline_ms) {
+	bool is_awaited = ask(alloc, &allocator->asked[alloc->device->index], NULL,
+	                      alloc->missing_bytes);
+	if (may_wait(alloc, is_awaited || device_has_room(alloc->device, alloc->missing_bytes))) {
 		park(alloc);
 		return;
 	}
@@ -345,6 +410,65 @@ static void try_driver(struct alloc *alloc)
 	              on_made);
 }
 
+/* It is charged: get its chunks. */
+static void make(struct alloc *alloc)
+{
+	if (!alloc->keep_handles) {
+		take_from_pool(alloc);
+		reserve_fds(alloc);
+	} else {
+		for (size_t i = 0; i < alloc->n_chunks; i++) {
+			alloc->missing[alloc->n_missing++] = i;
+			alloc->missing_bytes += alloc->sizes[i];
+		}
+	}
+	if (alloc->n_missing == 0) {
+		finish(alloc, 0);
+	} else {
+		try_driver(alloc);
+	}
+}
+
+/* Have it charged, if it is its turn. Returns 0, an ALLOC_E_*, or -EAGAIN: it has to wait. */
+static int admit(struct alloc *alloc)
+{
+	uint32_t device = alloc->device->index;
+	bool is_next = tenant_queue_is_next(alloc->tenant, device, &alloc->place);
+	int r = is_next ? charge_all(alloc) : TENANT_E_BYTES;
+	if (r == 0) {
+		alloc->is_charged = true;
+		alloc->has_asked = false;
+		tenant_queue_leave(alloc->tenant, &alloc->place);
+		return check_budget(alloc);
+	}
+	if (r == TENANT_E_BYTES && may_wait_for_tenant(alloc, is_next)) {
+		if (list_is_empty(&alloc->place)) {
+			tenant_queue_enter(alloc->tenant, device, &alloc->place);
+			alloc->allocator->stats->quota_waits++;
+		}
+		return -EAGAIN;
+	}
+	alloc->allocator->stats->quota_refusals++;
+	return r == TENANT_E_FDS ? ALLOC_E_FDS : ALLOC_E_QUOTA;
+}
+
+/* Its turn to look whether there is room now. */
+static void try_again(struct alloc *alloc)
+{
+	if (alloc->is_charged) {
+		try_driver(alloc);
+		return;
+	}
+	int r = admit(alloc);
+	if (r == 0) {
+		make(alloc);
+	} else if (r > 0) {
+		finish(alloc, r);
+	} else {
+		park(alloc);
+	}
+}
+
 int alloc_start(struct allocator *allocator, struct device *device, struct tenant *tenant,
                 enum chunk_use use, const uint64_t *sizes, size_t n_chunks, alloc_done_fn done,
                 void *user, struct alloc **alloc_out)
@@ -356,14 +480,12 @@ int alloc_start(struct allocator *allocator, struct device *device, struct tenan
 	}
 	alloc->allocator = allocator;
 	alloc->device = device;
+	alloc->tenant = tenant;
 	alloc->use = use;
 	alloc->done = done;
 	alloc->user = user;
-	int r = charge_all(alloc, tenant);
-	if (r == 0) {
-		r = check_budget(alloc);
-	}
-	if (r != 0) {
+	int r = admit(alloc);
+	if (r > 0) {
 		alloc_free(alloc);
 		return r;
 	}
@@ -371,19 +493,10 @@ int alloc_start(struct allocator *allocator, struct device *device, struct tenan
 	if (alloc_out) {
 		*alloc_out = alloc;
 	}
-	if (!alloc->keep_handles) {
-		take_from_pool(alloc);
-		reserve_fds(alloc);
+	if (r == 0) {
+		make(alloc);
 	} else {
-		for (size_t i = 0; i < n_chunks; i++) {
-			alloc->missing[alloc->n_missing++] = i;
-			alloc->missing_bytes += sizes[i];
-		}
-	}
-	if (alloc->n_missing == 0) {
-		finish(alloc, 0);
-	} else {
-		try_driver(alloc);
+		park(alloc);
 	}
 	return 0;
 }
@@ -410,7 +523,10 @@ int allocator_init(struct allocator *allocator, uv_loop_t *loop, struct device *
 	                                .n_devices = n_devices};
 	list_init(&allocator->waiting);
 	allocator->pools = calloc(n_devices ? n_devices : 1, sizeof(allocator->pools[0]));
-	if (!allocator->pools) {
+	allocator->asked = calloc(n_devices ? n_devices : 1, sizeof(allocator->asked[0]));
+	if (!allocator->pools || !allocator->asked) {
+		free(allocator->pools);
+		free(allocator->asked);
 		return -ENOMEM;
 	}
 	for (uint32_t i = 0; i < n_devices; i++) {
@@ -426,5 +542,7 @@ void allocator_deinit(struct allocator *allocator)
 	uv_close((uv_handle_t *)&allocator->timer, NULL);
 	uv_close((uv_handle_t *)&allocator->refill, NULL);
 	free(allocator->pools);
+	free(allocator->asked);
 	allocator->pools = NULL;
+	allocator->asked = NULL;
 }

@@ -38,7 +38,7 @@
 #define CONFIG_RESERVED_FDS 512u
 
 enum config_pressure {
-	CONFIG_PRESSURE_REFUSE, /* a request that does not fit is refused at once */
+	CONFIG_PRESSURE_REFUSE, /* a request that does not fit is refused: see alloc.h */
 	CONFIG_PRESSURE_WAIT,   /* it waits for memory, wait_ms at most */
 };
 

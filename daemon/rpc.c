@@ -74,12 +74,14 @@ void rpc_notify(struct session *session, answer_t *notice)
 	}
 }
 
-void rpc_notify_reclaim(struct session *session, const struct device *device, uint64_t bytes)
+void rpc_notify_reclaim(struct session *session, const struct device *device, uint64_t bytes,
+                        uint64_t id)
 {
 	answer_t notice = GLAKE__WIRE__ANSWER__INIT;
 	Glake__Wire__Reclaim reclaim = GLAKE__WIRE__RECLAIM__INIT;
 	reclaim.device = device->index;
 	reclaim.bytes = bytes;
+	reclaim.id = id;
 	notice.body_case = GLAKE__WIRE__ANSWER__BODY_RECLAIM;
 	notice.reclaim = &reclaim;
 	session->server->stats.reclaims_sent++;

@@ -34,16 +34,20 @@ static uint64_t on_evict_wanted(void *user, struct device *device, uint64_t byte
 	return store_evict(&server->store, device, bytes);
 }
 
-static void on_reclaim_wanted(void *user, struct device *device, uint64_t bytes)
+static bool on_reclaim_wanted(void *user, struct device *device, const struct tenant *tenant,
+                              uint64_t bytes)
 {
 	struct server *server = user;
 	struct session *session;
+	bool is_awaited = false;
 	list_for_each (session, &server->sessions, link) {
-		/* What it told of its warm memory may be old: it reports now and then. */
-		if (session->devices[device->index].reserved_bytes > 0) {
-			rpc_notify_reclaim(session, device, bytes);
+		if (session->devices[device->index].reserved_bytes > 0 &&
+		    (!tenant || session->tenant == tenant) &&
+		    session_reclaim(session, device, bytes)) {
+			is_awaited = true;
 		}
 	}
+	return is_awaited;
 }
 
 static void on_model_evicted(void *user, const struct model *model)

@@ -228,6 +228,19 @@ void session_end(struct pending *pending)
 	pending->session->n_pending--;
 }
 
+bool session_reclaim(struct session *session, const struct device *device, uint64_t bytes)
+{
+	uint64_t now = uv_now(&session->server->loop);
+	if (bytes > 0) {
+		if (session->followed_reclaim == session->last_reclaim) {
+			session->reclaim_ms = now;
+		}
+		rpc_notify_reclaim(session, device, bytes, ++session->last_reclaim);
+	}
+	return session->followed_reclaim != session->last_reclaim &&
+	       now - session->reclaim_ms < ALLOC_LATE_MS;
+}
+
 void session_release_chunk(struct session *session, struct private_chunk *private)
 {
 	HASH_DEL(session->chunks, private);

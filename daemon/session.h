@@ -86,6 +86,10 @@ struct session {
 	struct held_block *blocks;
 	uint64_t live_bytes; /* as the client reports, and so the next */
 	uint64_t warm_bytes;
+
+	uint64_t last_reclaim;           /* id of the last Reclaim that it was sent; 0 = none yet */
+	uint64_t followed_reclaim;       /* of the last that it answered */
+	uint64_t reclaim_ms;             /* since when it owes an answer */
 	struct session_device devices[]; /* by index */
 };
 
@@ -104,6 +108,12 @@ bool session_begin(struct session *session, struct pending *pending, uint64_t re
                    void (*cancel)(struct pending *pending));
 /* The operation is over and will be answered by the caller. */
 void session_end(struct pending *pending);
+
+/*
+ * Ask for @bytes of warm memory of @device; 0 = do not ask. Returns whether the session owes an answer
+ * and may still give one in time. What it said of its warm memory does not count: it may be old.
+ */
+bool session_reclaim(struct session *session, const struct device *device, uint64_t bytes);
 
 /* Give a chunk back. @private is freed. */
 void session_release_chunk(struct session *session, struct private_chunk *private);

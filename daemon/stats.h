@@ -37,6 +37,7 @@
 	X(models_evicted, "models dropped from the store") \
 	X(evicted_bytes, "bytes of evicted blocks") \
 	X(reclaims_sent, "notices asking clients for warm memory") \
+	X(quota_waits, "requests that waited for room in a tenant's limit") \
 	X(quota_refusals, "requests refused by a tenant's limit") \
 	X(memory_refusals, "requests refused for lack of device memory") \
 	X(mover_starts, "times glake-mover was started") \

@@ -25,12 +25,20 @@ static struct tenant *tenant_new(const char *name, uint32_t n_devices)
 		list_init(&tenant->link);
 		snprintf(tenant->name, sizeof(tenant->name), "%s", name);
 		tenant->n_devices = n_devices;
+		for (uint32_t i = 0; i < n_devices; i++) {
+			list_init(&tenant->devices[i].queue);
+		}
 	}
 	return tenant;
 }
 
 static bool tenant_is_unused(const struct tenant *tenant)
 {
+	for (uint32_t i = 0; i < tenant->n_devices; i++) {
+		if (!list_is_empty(&tenant->devices[i].queue)) {
+			return false;
+		}
+	}
 	return tenant->n_sessions == 0 && tenant->n_charges == 0;
 }
 
@@ -278,4 +286,26 @@ int charge_move(struct charge *charge, struct tenant *to)
 	charge_refund(charge);
 	*charge = moved;
 	return 0;
+}
+
+/* ---- waiting ---- */
+
+void tenant_queue_enter(struct tenant *tenant, uint32_t device, struct list *place)
+{
+	assert(device < tenant->n_devices);
+	list_insert(&tenant->devices[device].queue, place);
+}
+
+void tenant_queue_leave(struct tenant *tenant, struct list *place)
+{
+	if (!list_is_empty(place)) {
+		list_remove(place);
+		tenant_free_if_gone(tenant);
+	}
+}
+
+bool tenant_queue_is_next(const struct tenant *tenant, uint32_t device, const struct list *place)
+{
+	const struct list *queue = &tenant->devices[device].queue;
+	return list_is_empty(queue) || queue->next == place;
 }

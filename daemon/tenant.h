@@ -12,8 +12,8 @@
  * nothing is taken away, and further charges are refused until use has sunk.
  *
  * Owner: the table owns its tenants; sessions and charges borrow them.
- * Lifetime: a tenant that is no longer in the config lives until its last session left and its last
- * charge is refunded. tenant_table_free() asserts that every counter of every tenant is zero.
+ * Lifetime: a tenant that is no longer in the config lives until its last session left, its last
+ * charge is refunded and nobody waits for it. tenant_table_free() asserts that every counter of every tenant is zero.
  * Threads: loop thread only.
  */
 #ifndef GLAKE_DAEMON_TENANT_H
@@ -35,6 +35,7 @@ struct tenant_device {
 	uint64_t used_bytes;
 	uint64_t quota_bytes; /* 0 = no limit */
 	uint64_t peak_bytes;  /* the highest used_bytes since the tenant is here */
+	struct list queue;    /* of who waits for room here, in the order of their coming */
 };
 
 /* To be read by anyone; written by tenant.c. */
@@ -105,6 +106,16 @@ void tenant_session_leave(struct tenant *tenant);
  */
 int tenant_charge(struct tenant *tenant, uint32_t device, uint64_t bytes, uint32_t n_fds,
                   struct charge *charge_out);
+
+/*
+ * Who waits until @device has room stands in line: @place hangs on its queue, and keeps the tenant.
+ * Nobody is told of room; the first in line comes and tries.
+ */
+void tenant_queue_enter(struct tenant *tenant, uint32_t device, struct list *place);
+/* Nothing to do when @place hangs nowhere; else the tenant may be gone when this returns. */
+void tenant_queue_leave(struct tenant *tenant, struct list *place);
+/* Nobody stands before @place, which may hang nowhere yet. */
+bool tenant_queue_is_next(const struct tenant *tenant, uint32_t device, const struct list *place);
 
 /* Pays back and zeroes @charge; nothing to do when it is zero already. The tenant may be gone. */
 void charge_refund(struct charge *charge);

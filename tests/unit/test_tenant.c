@@ -297,6 +297,33 @@ START_TEST(vanished_tenant_stays_until_its_last_charge)
 }
 END_TEST
 
+START_TEST(who_waits_stands_in_line_and_keeps_the_tenant)
+{
+	struct tenant_table *table = table_of(two_rules);
+	struct tenant *alice = tenant_find(table, "alice");
+	struct list first = LIST_INIT(first);
+	struct list second = LIST_INIT(second);
+	struct list other = LIST_INIT(other);
+	ck_assert(tenant_queue_is_next(alice, 0, &second));
+	tenant_queue_enter(alice, 0, &first);
+	ck_assert(tenant_queue_is_next(alice, 0, &first));
+	ck_assert(!tenant_queue_is_next(alice, 0, &second));
+	ck_assert(tenant_queue_is_next(alice, 1, &other));
+	tenant_queue_enter(alice, 0, &second);
+	tenant_queue_enter(alice, 1, &other);
+	ck_assert(!tenant_queue_is_next(alice, 0, &second));
+	apply(table, "");
+	tenant_queue_leave(alice, &first);
+	tenant_queue_leave(alice, &first);
+	ck_assert(tenant_queue_is_next(alice, 0, &second));
+	tenant_queue_leave(alice, &second);
+	ck_assert_ptr_eq(tenant_find(table, "alice"), alice);
+	tenant_queue_leave(alice, &other);
+	ck_assert_ptr_null(tenant_find(table, "alice"));
+	tenant_table_free(table);
+}
+END_TEST
+
 START_TEST(vanished_tenant_may_come_back)
 {
 	struct tenant_table *table = table_of(two_rules);
@@ -357,6 +384,7 @@ int main(void)
 	suite_add(suite, sessions_are_counted_and_limited);
 	suite_add(suite, reload_changes_limits_and_keeps_counters);
 	suite_add(suite, vanished_tenant_stays_until_its_last_charge);
+	suite_add(suite, who_waits_stands_in_line_and_keeps_the_tenant);
 	suite_add(suite, vanished_tenant_may_come_back);
 	suite_add(suite, cache_survives_reloads_without_limits);
 	suite_add_fatal(suite, table_asserts_that_charges_are_back, SIGABRT);

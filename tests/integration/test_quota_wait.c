@@ -1,0 +1,457 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * When a tenant's bytes are spent: whose warm memory is asked for, who waits for it, for how long,
+ * and in which order.
+ */
+#include "tests/harness/connection.h"
+#include "tests/integration/bad_day.h"
+
+#define TENANT(bytes) "tenants = ({ name = \"default\"; device_bytes = \"" bytes "\"; });"
+/* Longer than any test may last: what is answered was not refused for its time. */
+#define WAIT "pressure = \"wait\"; wait_ms = 3600000; "
+#define OK GLAKE__WIRE__STATUS__OK
+#define OVER_QUOTA GLAKE__WIRE__STATUS__OVER_QUOTA
+
+static void begin(const char *config)
+{
+	day_begin(&(struct harness_options){.config = config, .devices = "2x512MiB"});
+}
+
+/* ---- clients of the library ------------------------------------------------------------------ */
+
+/* Has memory, live or warm, and follows notices until stage 2. */
+static void hold(uint64_t live_bytes, uint64_t warm_bytes)
+{
+	glake_ptr live = 0;
+	glake_ptr warm = 0;
+	struct glake_session *session = day_connect();
+	if (live_bytes > 0) {
+		assert_ok(glake_alloc(session, 0, live_bytes, 0, &live));
+	}
+	if (warm_bytes > 0) {
+		assert_ok(glake_alloc(session, 0, warm_bytes, 0, &warm));
+		/* Warm at once, and no word about it to glaked. */
+		assert_ok(glake_free(session, warm));
+	}
+	day_reach(1);
+	while (atomic_load(day_stage) < 2) {
+		ck_assert_int_ge(glake_dispatch(session), 0);
+		harness_sleep_ms(2);
+	}
+	glake_disconnect(session);
+}
+
+static void hold_warm(void *user)
+{
+	hold(0, *(const uint64_t *)user);
+}
+
+static void hold_live(void *user)
+{
+	hold(*(const uint64_t *)user, 0);
+}
+
+static const struct {
+	const char *config;
+	uint64_t held_bytes;
+	uint64_t wanted_bytes;
+} warm_cases[] = {
+	{DAY_CONFIG TENANT("256MiB"), 200 * MIB, 200 * MIB},
+	{DAY_CONFIG TENANT("256MiB"), 200 * MIB, 58 * MIB},
+	{DAY_CONFIG WAIT TENANT("256MiB"), 256 * MIB, 256 * MIB},
+	/* The same for a device that is full. */
+	{DAY_CONFIG "reserve_bytes = \"256MiB\";", 200 * MIB, 200 * MIB},
+	{DAY_CONFIG WAIT "reserve_bytes = \"256MiB\";", 200 * MIB, 200 * MIB},
+};
+
+START_TEST(warm_memory_of_another_session_goes_first)
+{
+	uint64_t held_bytes = warm_cases[_i].held_bytes;
+	glake_ptr ptr = 0;
+	begin(warm_cases[_i].config);
+	pid_t client = day_client(hold_warm, &held_bytes);
+	day_await(1);
+	ck_assert_uint_eq(day_books().private_bytes, held_bytes);
+	struct glake_session *session = day_connect();
+	assert_ok(glake_alloc(session, 0, warm_cases[_i].wanted_bytes, 0, &ptr));
+	ck_assert_uint_ge(day_metric("reclaims_sent"), 1);
+	ck_assert_uint_eq(day_metric("quota_refusals"), 0);
+	ck_assert_uint_eq(day_metric("memory_refusals"), 0);
+	day_reach(2);
+	day_join(client);
+	glake_disconnect(session);
+	day_end();
+}
+END_TEST
+
+START_TEST(a_model_is_loaded_into_what_was_warm)
+{
+	uint64_t held_bytes = 200 * MIB;
+	struct glake_model *model;
+	begin(DAY_CONFIG TENANT("256MiB"));
+	const char *path = day_write_model("m.safetensors", 100 * MIB, 1);
+	pid_t client = day_client(hold_warm, &held_bytes);
+	day_await(1);
+	struct glake_session *session = day_connect_blind();
+	assert_ok(day_open_unmapped(session, path, &model));
+	day_reach(2);
+	day_join(client);
+	glake_disconnect(session);
+	day_end();
+}
+END_TEST
+
+/* One's own warm memory does not fit the request, and is in its way. */
+START_TEST(own_warm_memory_goes_as_well)
+{
+	glake_ptr ptr = 0;
+	begin(_i == 0 ? DAY_CONFIG TENANT("256MiB") : DAY_CONFIG WAIT TENANT("256MiB"));
+	struct glake_session *session = day_connect();
+	for (unsigned i = 0; i < 3; i++) {
+		assert_ok(glake_alloc(session, 0, (i + 1) * 40 * MIB, 0, &ptr));
+		assert_ok(glake_free(session, ptr));
+	}
+	assert_ok(glake_alloc(session, 0, 200 * MIB, 0, &ptr));
+	glake_disconnect(session);
+	day_end();
+}
+END_TEST
+
+START_TEST(live_memory_is_nobodys_to_take)
+{
+	uint64_t held_bytes = 200 * MIB;
+	glake_ptr ptr = 0;
+	begin(DAY_CONFIG TENANT("256MiB"));
+	pid_t client = day_client(hold_live, &held_bytes);
+	day_await(1);
+	struct books before = day_books();
+	struct glake_session *session = day_connect();
+	assert_fails(GLAKE_E_OVER_QUOTA, "tenant default",
+	             glake_alloc(session, 0, 100 * MIB, 0, &ptr));
+	ck_assert_uint_eq(day_metric("quota_refusals"), 1);
+	glake_disconnect(session);
+	day_wait_books(&before);
+	day_reach(2);
+	day_join(client);
+	day_end();
+}
+END_TEST
+
+START_TEST(who_waits_in_vain_is_refused_in_time)
+{
+	glake_ptr ptr = 0;
+	begin(DAY_CONFIG "pressure = \"wait\"; wait_ms = 1400;" TENANT("64MiB"));
+	struct glake_session *session = day_connect();
+	assert_ok(glake_alloc(session, 0, 40 * MIB, 0, &ptr));
+	struct books before = day_books();
+	uint64_t since_ms = harness_now_ms();
+	assert_fails(GLAKE_E_OVER_QUOTA, "tenant default",
+	             glake_alloc(session, 0, 40 * MIB, 0, &ptr));
+	uint64_t ms = harness_now_ms() - since_ms;
+	ck_assert_msg(ms >= 1390, "%llu ms", (unsigned long long)ms);
+	ck_assert_uint_eq(day_metric("quota_waits"), 1);
+	ck_assert_uint_eq(day_metric("quota_refusals"), 1);
+	day_wait_books(&before);
+	glake_disconnect(session);
+	day_end();
+}
+END_TEST
+
+START_TEST(what_can_never_fit_does_not_wait)
+{
+	glake_ptr ptr = 0;
+	begin(DAY_CONFIG WAIT TENANT("64MiB"));
+	struct glake_session *session = day_connect();
+	assert_fails(GLAKE_E_OVER_QUOTA, "67108864", glake_alloc(session, 0, 66 * MIB, 0, &ptr));
+	ck_assert_uint_eq(day_metric("quota_waits"), 0);
+	ck_assert_uint_eq(day_metric("quota_refusals"), 1);
+	ck_assert_uint_eq(day_metric("reclaims_sent"), 0);
+	assert_ok(glake_alloc(session, 0, 64 * MIB, 0, &ptr));
+	glake_disconnect(session);
+	day_end();
+}
+END_TEST
+
+/* ---- at the wire: nobody answers but when the test says so ----------------------------------- */
+
+static uint64_t send_alloc(int connection, uint32_t device, uint64_t n_bytes)
+{
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	Glake__Wire__ChunkAlloc body = GLAKE__WIRE__CHUNK_ALLOC__INIT;
+	body.device = device;
+	body.chunk_bytes = n_bytes;
+	body.n_chunks = 1;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_CHUNK_ALLOC;
+	request.chunk_alloc = &body;
+	return connection_send(connection, &request, NULL, 0);
+}
+
+static void expect_status(int connection, uint64_t request, Glake__Wire__Status status)
+{
+	Glake__Wire__Answer *answer = connection_receive_for(connection, request, NULL);
+	ck_assert_int_eq(answer->status, status);
+	connection_free(answer);
+}
+
+/* Chunk of @n_bytes on device 0, at once. */
+static uint64_t take(int connection, uint64_t n_bytes)
+{
+	struct fdlist fds;
+	uint64_t id;
+	fdlist_init(&fds);
+	ck_assert_int_eq(connection_alloc(connection, 0, n_bytes, 1, &id, &fds), OK);
+	fdlist_deinit(&fds);
+	return id;
+}
+
+static void give(int connection, uint64_t id)
+{
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	Glake__Wire__ChunkFree body = GLAKE__WIRE__CHUNK_FREE__INIT;
+	body.ids = &id;
+	body.n_ids = 1;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_CHUNK_FREE;
+	request.chunk_free = &body;
+	ck_assert_int_eq(connection_status(connection, &request, NULL, 0), OK);
+}
+
+/* No answer has come to what waits: one would be in the way of the Ping's. */
+static void expect_waiting(int connection)
+{
+	connection_ping(connection);
+	harness_sleep_ms(50);
+	connection_ping(connection);
+}
+
+/* The id of the next Reclaim, which is all that may come. */
+static uint64_t expect_reclaim(int connection)
+{
+	Glake__Wire__Answer *answer = connection_receive(connection, NULL);
+	ck_assert(answer && answer->id == 0);
+	ck_assert_int_eq(answer->body_case, GLAKE__WIRE__ANSWER__BODY_RECLAIM);
+	uint64_t id = answer->reclaim->id;
+	ck_assert_uint_gt(id, 0);
+	connection_free(answer);
+	return id;
+}
+
+static void report(int connection, uint64_t reclaim)
+{
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	Glake__Wire__UsageReport body = GLAKE__WIRE__USAGE_REPORT__INIT;
+	body.reclaim = reclaim;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_USAGE_REPORT;
+	request.usage_report = &body;
+	ck_assert_int_eq(connection_status(connection, &request, NULL, 0), OK);
+}
+
+START_TEST(an_answer_ends_the_wait)
+{
+	begin(DAY_CONFIG TENANT("64MiB"));
+	int holder = connection_hello(&harness);
+	int asker = connection_hello(&harness);
+	uint64_t held = take(holder, 40 * MIB);
+	for (int gives = 0; gives < 2; gives++) {
+		uint64_t request = send_alloc(asker, 0, 40 * MIB);
+		uint64_t id = expect_reclaim(holder);
+		/* Answers to what was never asked, or long ago, are none. */
+		report(holder, id + 1);
+		report(holder, id - 1);
+		if (gives) {
+			give(holder, held);
+		}
+		report(holder, id);
+		expect_status(asker, request, gives ? OK : OVER_QUOTA);
+	}
+	connection_close(&holder);
+	connection_close(&asker);
+	day_end();
+}
+END_TEST
+
+/* One that never answers costs everybody a moment, and nobody more. */
+START_TEST(who_does_not_answer_is_not_waited_for_again)
+{
+	uint64_t request;
+	begin(DAY_CONFIG TENANT("64MiB"));
+	int mute = connection_hello(&harness);
+	int asker = connection_hello(&harness);
+	take(mute, 40 * MIB);
+	request = send_alloc(asker, 0, 40 * MIB);
+	expect_status(asker, request, OVER_QUOTA);
+	ck_assert_uint_eq(day_metric("quota_waits"), 1);
+	for (unsigned i = 0; i < 20; i++) {
+		request = send_alloc(asker, 0, 40 * MIB);
+		expect_status(asker, request, OVER_QUOTA);
+	}
+	ck_assert_uint_eq(day_metric("quota_waits"), 1);
+	ck_assert_uint_eq(day_metric("quota_refusals"), 21);
+	connection_close(&mute);
+	connection_close(&asker);
+	day_end();
+}
+END_TEST
+
+START_TEST(who_came_first_is_served_first)
+{
+	begin(DAY_CONFIG WAIT TENANT("64MiB"));
+	int holder = connection_hello(&harness);
+	int big = connection_hello(&harness);
+	int small = connection_hello(&harness);
+	uint64_t first = take(holder, 24 * MIB);
+	uint64_t second = take(holder, 30 * MIB);
+	uint64_t big_request = send_alloc(big, 0, 40 * MIB);
+	expect_waiting(big);
+	/* There would be room for it, and for more of it for ever. */
+	uint64_t small_request = send_alloc(small, 0, 2 * MIB);
+	expect_waiting(small);
+	give(holder, first);
+	expect_waiting(small);
+	expect_waiting(big);
+	/* Another device is another queue. */
+	expect_status(holder, send_alloc(holder, 1, 64 * MIB), OK);
+	give(holder, second);
+	expect_status(big, big_request, OK);
+	expect_status(small, small_request, OK);
+	ck_assert_uint_eq(day_metric("quota_waits"), 2);
+	connection_close(&holder);
+	connection_close(&big);
+	connection_close(&small);
+	day_end();
+}
+END_TEST
+
+START_TEST(who_dies_in_line_is_passed)
+{
+	begin(DAY_CONFIG WAIT TENANT("64MiB"));
+	int holder = connection_hello(&harness);
+	int first = connection_hello(&harness);
+	int second = connection_hello(&harness);
+	take(holder, 40 * MIB);
+	send_alloc(first, 0, 60 * MIB);
+	send_alloc(first, 0, 50 * MIB);
+	expect_waiting(first);
+	uint64_t request = send_alloc(second, 0, 20 * MIB);
+	expect_waiting(second);
+	connection_close(&first);
+	expect_status(second, request, OK);
+	/* And so does everybody, with glaked: the books are level at the end. */
+	send_alloc(second, 0, 60 * MIB);
+	expect_waiting(second);
+	connection_close(&holder);
+	connection_close(&second);
+	day_end();
+}
+END_TEST
+
+/* As many as may be under way: what frees memory is not among them. */
+START_TEST(a_session_that_waits_can_free)
+{
+	enum { N = 16 };
+	uint64_t requests[N];
+	begin(DAY_CONFIG WAIT TENANT("64MiB"));
+	int connection = connection_hello(&harness);
+	uint64_t held = take(connection, 40 * MIB);
+	for (unsigned i = 0; i < N; i++) {
+		requests[i] = send_alloc(connection, 0, i == 0 ? 30 * MIB : 2 * MIB);
+	}
+	expect_waiting(connection);
+	expect_status(connection, send_alloc(connection, 0, 2 * MIB), GLAKE__WIRE__STATUS__BUSY);
+	give(connection, held);
+	for (unsigned i = 0; i < N; i++) {
+		expect_status(connection, requests[i], OK);
+	}
+	connection_close(&connection);
+	day_end();
+}
+END_TEST
+
+START_TEST(a_changed_quota_is_noticed)
+{
+	begin(DAY_CONFIG WAIT TENANT("64MiB"));
+	int holder = connection_hello(&harness);
+	int asker = connection_hello(&harness);
+	take(holder, 40 * MIB);
+	uint64_t request = send_alloc(asker, 0, 40 * MIB);
+	expect_waiting(asker);
+	assert_ok(glake_set_quota(eye, "default", 0, 80 * MIB));
+	expect_status(asker, request, OK);
+	/* No limit at all, and one below what is asked for. */
+	request = send_alloc(asker, 0, 20 * MIB);
+	expect_waiting(asker);
+	assert_ok(glake_set_quota(eye, "default", 0, 0));
+	expect_status(asker, request, OK);
+	assert_ok(glake_set_quota(eye, "default", 0, 64 * MIB));
+	request = send_alloc(asker, 0, 40 * MIB);
+	expect_waiting(asker);
+	assert_ok(glake_set_quota(eye, "default", 0, 30 * MIB));
+	expect_status(asker, request, OVER_QUOTA);
+	connection_close(&holder);
+	connection_close(&asker);
+	day_end();
+}
+END_TEST
+
+/* The tenant leaves the configuration while somebody stands in its line. */
+START_TEST(a_tenant_stays_for_who_waits)
+{
+	begin(DAY_CONFIG WAIT
+	      "tenants = ({ name = \"gone\"; gids = [0]; device_bytes = \"64MiB\"; });");
+	int holder = connection_hello(&harness);
+	int asker = connection_hello(&harness);
+	uint64_t held = take(holder, 40 * MIB);
+	uint64_t request = send_alloc(asker, 0, 40 * MIB);
+	expect_waiting(asker);
+	harness_reload(&harness, DAY_CONFIG WAIT);
+	expect_waiting(asker);
+	give(holder, held);
+	expect_status(asker, request, OK);
+	connection_close(&holder);
+	connection_close(&asker);
+	day_end();
+}
+END_TEST
+
+/* Reading the configuration again lets go whoever waits. */
+START_TEST(a_shorter_wait_holds_at_once)
+{
+	begin(DAY_CONFIG WAIT TENANT("64MiB"));
+	int holder = connection_hello(&harness);
+	int asker = connection_hello(&harness);
+	take(holder, 40 * MIB);
+	uint64_t request = send_alloc(asker, 0, 40 * MIB);
+	expect_waiting(asker);
+	harness_reload(&harness, DAY_CONFIG TENANT("64MiB"));
+	expect_status(asker, request, OVER_QUOTA);
+	connection_close(&holder);
+	connection_close(&asker);
+	day_end();
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("quota_wait");
+	TCase *warm = tcase_create("warm_memory_of_another_session_goes_first");
+	tcase_set_timeout(warm, TEST_TIMEOUT_S);
+	tcase_add_loop_test(warm, warm_memory_of_another_session_goes_first, 0,
+	                    n_elements(warm_cases));
+	suite_add_tcase(suite, warm);
+	suite_add(suite, a_model_is_loaded_into_what_was_warm);
+	TCase *own = tcase_create("own_warm_memory_goes_as_well");
+	tcase_set_timeout(own, TEST_TIMEOUT_S);
+	tcase_add_loop_test(own, own_warm_memory_goes_as_well, 0, 2);
+	suite_add_tcase(suite, own);
+	suite_add(suite, live_memory_is_nobodys_to_take);
+	suite_add(suite, who_waits_in_vain_is_refused_in_time);
+	suite_add(suite, what_can_never_fit_does_not_wait);
+	suite_add(suite, an_answer_ends_the_wait);
+	suite_add(suite, who_does_not_answer_is_not_waited_for_again);
+	suite_add(suite, who_came_first_is_served_first);
+	suite_add(suite, who_dies_in_line_is_passed);
+	suite_add(suite, a_session_that_waits_can_free);
+	suite_add(suite, a_changed_quota_is_noticed);
+	suite_add(suite, a_tenant_stays_for_who_waits);
+	suite_add(suite, a_shorter_wait_holds_at_once);
+	return suite_run(suite);
+}
