@@ -70,7 +70,7 @@ PY_TESTS := $(wildcard tests/integration/test_*.py)
 GPU_TESTS := $(call programs,tests/gpu/test_*.c)
 BENCHES := $(call programs,tests/bench/bench_*.c)
 DEMO := $(call programs,tests/demo/*.c)
-SHIM_PROGRAMS := $(B)/tests/shim/program $(B)/tests/shim/linked
+SHIM_PROGRAMS := $(addprefix $(B)/tests/shim/,program linked driver_api driver_api_per_thread)
 FUZZERS := $(call programs,tests/fuzz/fuzz_*.c)
 FORMATTED := $(wildcard $(addsuffix /*.[ch],proto daemon daemon/mover libclient libclient/ctl \
 	tests/harness tests/unit tests/integration tests/gpu tests/bench tests/fuzz tests/demo \
@@ -263,7 +263,13 @@ $(B)/obj/tests/shim/linked.o: tests/shim/program.c
 	$(call say,CC,$@)
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) -c -o $@ $<
-$(B)/tests/shim/linked: STUB = -L$(CUDA_HOME)/lib64/stubs -lcuda
+$(B)/obj/tests/shim/driver_api_per_thread.o: CPPFLAGS += -DCUDA_API_PER_THREAD_DEFAULT_STREAM
+$(B)/obj/tests/shim/driver_api_per_thread.o: tests/shim/driver_api.c
+	$(call say,CC,$@)
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) -c -o $@ $<
+$(B)/tests/shim/linked $(B)/tests/shim/driver_api $(B)/tests/shim/driver_api_per_thread: \
+	STUB = -L$(CUDA_HOME)/lib64/stubs -lcuda
 $(B)/tests/shim/%: $(B)/obj/tests/shim/%.o
 	$(call say,LD,$@)
 	@mkdir -p $(@D)

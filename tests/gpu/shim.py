@@ -1,19 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """Real programs with and without the shim: the same bits, and whose memory it was.
 
-    python3 tests/gpu/shim.py [--only NAME,...] [--out FILE.json]
+    python3 tests/gpu/shim.py [--only NAME,...] [--skip NAME,...] [--jobs 4] [--out FILE.json]
 
 Each program runs twice, in processes of its own: without the shim, and with `glake run`. It prints
-what it computed, as a digest; both have to be equal. What is not installed is skipped. The last lines are a table.
-Exit 1 when a digest differs or a program fails under the shim but not without it.
+what it computed, as a digest; both have to be equal. Some rows run at a time. `crowd` is eight of
+the programs at once, under a quota that holds three of them: each starts over when it is short of
+memory. What is not installed is skipped. The last lines are a table, with what the shim counted in
+all processes of a program. Exit 1 when a digest differs, a program fails under the shim but not
+without it, or glaked does not have all memory back at the end.
 
     python3 tests/gpu/shim.py --program NAME      one of the programs, in this process
 """
 import argparse
+import concurrent.futures
 import ctypes
+import gc
 import hashlib
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -21,7 +27,17 @@ import tempfile
 import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+GIB = 1 << 30
+COUNTS = ("owned", "passed", "refused", "connects")
 programs = {}
+
+# Eight at once: what each holds beside its work, and what they may have together.
+CROWD = ("torch_inference", "torch_training", "torch_lora", "torch_expandable_segments",
+         "torch_malloc_async", "torch_without_cache", "cupy_arrays", "jax_arrays")
+CROWD_HOLD_BYTES = 3 * GIB
+CROWD_QUOTA_BYTES = 12 * GIB
+CROWD_PIECE_BYTES = 256 << 20
+CROWD_PATIENCE_SECONDS = 240
 
 
 def program(needs=(), env=None, gpus=1):
@@ -47,11 +63,11 @@ def deterministic():
 
 # ---- PyTorch ------------------------------------------------------------------------------------
 
-def _small_llama(torch, layers=4):
+def _small_llama(torch, layers=4, **more):
     from transformers import LlamaConfig, LlamaForCausalLM
     config = LlamaConfig(vocab_size=8000, hidden_size=1024, intermediate_size=2816,
                          num_hidden_layers=layers, num_attention_heads=16, num_key_value_heads=4,
-                         torch_dtype=torch.bfloat16)
+                         torch_dtype=torch.bfloat16, **more)
     return config, LlamaForCausalLM(config).to("cuda", torch.bfloat16)
 
 
@@ -81,6 +97,47 @@ def _training():
         if step % 7 == 0:
             torch.cuda.empty_cache()
     yield from (bits(p) for p in model.parameters())
+
+
+def _lora():
+    """peft's adapters, dropout, and gradient checkpointing, with sequences of changing length."""
+    torch = deterministic()
+    from peft import LoraConfig, get_peft_model
+    # The backward passes of the fused kernels are not deterministic.
+    config, model = _small_llama(torch, attn_implementation="eager", use_cache=False)
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    model.enable_input_require_grads()
+    model = get_peft_model(model, LoraConfig(
+        r=8, lora_alpha=16, lora_dropout=0.05, task_type="CAUSAL_LM",
+        target_modules=["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]))
+    model.train()
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=1e-3)
+    for step in range(12):
+        tokens = torch.randint(0, config.vocab_size, (2, 128 + 64 * (step % 4)), device="cuda")
+        loss = model(input_ids=tokens, labels=tokens).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        yield bits(loss)
+    yield from (bits(p) for p in trained)
+
+
+@program(needs=("torch", "transformers", "peft"))
+def torch_lora():
+    yield from _lora()
+
+
+@program(needs=("torch", "transformers", "peft"),
+         env={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"})
+def torch_lora_expandable_segments():
+    yield from _lora()
+
+
+@program(needs=("torch", "transformers", "peft"),
+         env={"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"})
+def torch_lora_malloc_async():
+    yield from _lora()
 
 
 @program(needs=("torch", "transformers"))
@@ -159,6 +216,7 @@ def _sharing_child(queue, answers):
         torch.cuda.synchronize()
         answers.put(None)
         del tensor
+    note_counts()
 
 
 @program(needs=("torch",))
@@ -219,6 +277,7 @@ def torch_fork():
     if pid == 0:
         torch = deterministic()
         os.write(write, hashlib.sha256(bits(torch.randn(1 << 20, device="cuda") * 3)).digest())
+        note_counts()
         os._exit(0)
     os.close(write)
     yield os.read(read, 64)
@@ -246,6 +305,7 @@ def _nccl_child(rank, path, answers):
     torch.cuda.synchronize()
     answers.put((rank, hashlib.sha256(bits(x)).digest()))
     dist.destroy_process_group()
+    note_counts()
 
 
 @program(needs=("torch",), gpus=2)
@@ -295,7 +355,8 @@ def cupy_arrays():
         yield cupy.sort(x * 3).get().tobytes()
 
 
-@program(needs=("jax",))
+# A fifth of the GPU: others run beside it.
+@program(needs=("jax",), env={"XLA_PYTHON_CLIENT_MEM_FRACTION": ".2"})
 def jax_arrays():
     import jax
     import jax.numpy as jnp
@@ -307,7 +368,9 @@ def jax_arrays():
 
 STATIC_PROGRAM = r"""
 #include <cstdio>
+#include <cstdlib>
 #include <cuda_runtime.h>
+#include <dlfcn.h>
 __global__ void square(float *x, int n) { int i = blockIdx.x * blockDim.x + threadIdx.x; if (i < n) x[i] = x[i] * x[i] + i; }
 int main() {
 	const int n = 3000000; float *x, *y; static float host[n];
@@ -328,44 +391,151 @@ int main() {
 	if (cudaFree((void *)0x1234000) == cudaSuccess) return 8;
 	printf("%zu\n", pitch);
 	fwrite(host, sizeof(float), n, stdout);
+	unsigned long long (*count)(const char *) = (unsigned long long (*)(const char *))dlsym(RTLD_DEFAULT, "glake_shim_count");
+	FILE *file = count && getenv("SHIM_COUNTS") ? fopen(getenv("SHIM_COUNTS"), "a") : NULL;
+	if (file) {
+		fprintf(file, "{\"owned\": %llu, \"passed\": %llu, \"refused\": %llu, \"connects\": %llu}\n",
+			count("owned"), count("passed"), count("refused"), count("connects"));
+		fclose(file);
+	}
 	return cudaDeviceReset();
 }
 """
 
 
+def _compiled(source, *options):
+    """What a program prints that is compiled here."""
+    path = os.path.join(tempfile.mkdtemp(prefix="glake-program-"), "program")
+    clean = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD"}
+    subprocess.run(["nvcc", "-O2", *options, "-o", path, source], check=True, env=clean)
+    yield subprocess.run([path], check=True, stdout=subprocess.PIPE).stdout
+
+
 @program(needs=("nvcc",))
 def static_cudart():
     """A program linked statically with the runtime, as nvcc does it by default."""
-    folder = tempfile.mkdtemp(prefix="glake-static-")
-    source = os.path.join(folder, "program.cu")
+    source = os.path.join(tempfile.mkdtemp(prefix="glake-static-"), "program.cu")
     with open(source, "w", encoding="ascii") as file:
         file.write(STATIC_PROGRAM)
-    clean = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD"}
-    subprocess.run(["nvcc", "-O2", "-arch=native", "-cudart", "static", "-o", folder + "/program",
-                    source], check=True, env=clean)
-    yield subprocess.run([folder + "/program"], check=True, stdout=subprocess.PIPE).stdout
+    yield from _compiled(source, "-arch=native", "-cudart", "static")
+
+
+@program(needs=("nvcc",))
+def driver_api():
+    yield from _compiled(os.path.join(HERE, "..", "shim", "driver_api.c"), "-lcuda")
+
+
+@program(needs=("nvcc",))
+def driver_api_per_thread():
+    """The _ptsz and _ptds entries of the driver."""
+    yield from _compiled(os.path.join(HERE, "..", "shim", "driver_api.c"), "-lcuda",
+                         "-DCUDA_API_PER_THREAD_DEFAULT_STREAM")
 
 
 # ---- running ------------------------------------------------------------------------------------
 
-def counts():
-    """What the shim counted in this process; {} without it."""
+def note_counts():
+    """What the shim counted in this process goes to the file that the parent named."""
+    path = os.environ.get("SHIM_COUNTS")
     try:
         function = ctypes.CDLL(None).glake_shim_count
     except AttributeError:
-        return {}
+        return
     function.restype = ctypes.c_uint64
-    return {name: function(name.encode()) for name in ("owned", "passed", "refused", "connects")}
+    if path:
+        with open(path, "a", encoding="ascii") as file:
+            file.write(json.dumps({name: function(name.encode()) for name in COUNTS}) + "\n")
+
+
+def add_counts(path):
+    """The sums over all processes; {} without the shim."""
+    with open(path, encoding="ascii") as file:
+        rows = [json.loads(line) for line in file]
+    sums = {name: sum(row[name] for row in rows) for name in COUNTS} if rows else {}
+    return {**sums, "processes": len(rows)} if rows else {}
+
+
+def digest_of(name):
+    digest = hashlib.sha256()
+    for part in programs[name][0]():
+        digest.update(part if isinstance(part, bytes) else bytes(part))
+    return digest.hexdigest()
 
 
 def run_here(name):
-    digest = hashlib.sha256()
     begin = time.perf_counter()
-    for part in programs[name][0]():
-        digest.update(part if isinstance(part, bytes) else bytes(part))
-    print(json.dumps({"digest": digest.hexdigest(), "seconds": time.perf_counter() - begin,
-                      "counts": counts()}), flush=True)
+    result = {"digest": digest_of(name)}
+    note_counts()
+    print(json.dumps({**result, "seconds": time.perf_counter() - begin}), flush=True)
 
+
+# ---- one of a crowd -----------------------------------------------------------------------------
+
+def array_library(name):
+    """By the name of the program: arrays of 32-bit integers, and their exact sum."""
+    if name.startswith("cupy"):
+        import cupy
+        return (lambda n, i: cupy.arange(n, dtype=cupy.int32) * i,
+                lambda array: int(array.sum(dtype=cupy.int64)),
+                lambda: cupy.get_default_memory_pool().free_all_blocks())
+    if name.startswith("jax"):
+        import jax.numpy as jnp
+        return (lambda n, i: (jnp.arange(n, dtype=jnp.int32) * i).block_until_ready(),
+                lambda array: int(array.sum(dtype=jnp.int32)), lambda: None)
+    import torch
+    return (lambda n, i: torch.arange(n, dtype=torch.int32, device="cuda") * i,
+            lambda array: int(array.sum(dtype=torch.int64)), torch.cuda.empty_cache)
+
+
+def is_short_of_memory(error):
+    text = f"{type(error).__name__} {error}".lower()
+    return any(sign in text for sign in ("outofmemory", "out of memory", "resource_exhausted",
+                                         "cublas_status_alloc_failed",
+                                         "cublas_status_not_initialized"))
+
+
+def compute_holding(name, make, total):
+    """The program's digest while the held arrays are there, and then what is in them."""
+    pieces = [make(CROWD_PIECE_BYTES // 4, i + 1)
+              for i in range(CROWD_HOLD_BYTES // CROWD_PIECE_BYTES)]
+    digest = hashlib.sha256(digest_of(name).encode())
+    for piece in pieces:
+        digest.update(str(total(piece)).encode())
+    return digest.hexdigest()
+
+
+def try_to_compute(*arguments):
+    """None when memory ran out. What the exception holds is free on return."""
+    try:
+        return compute_holding(*arguments)
+    except Exception as error:  # each library has its own
+        if not is_short_of_memory(error):
+            raise
+        return None
+
+
+def run_in_crowd(name, folder):
+    make, total, give_back = array_library(name)
+    make(1, 1)
+    open(os.path.join(folder, f"ready-{name}"), "w", encoding="ascii").close()
+    while not os.path.exists(os.path.join(folder, "go")):
+        time.sleep(0.01)
+    begin = time.perf_counter()
+    attempts = 0
+    digest = None
+    while digest is None and time.perf_counter() - begin < CROWD_PATIENCE_SECONDS:
+        if attempts:
+            gc.collect()
+            give_back()
+            time.sleep(random.uniform(0.1, 1.0))
+        attempts += 1
+        digest = try_to_compute(name, make, total)
+    note_counts()
+    print(json.dumps({"digest": digest, "attempts": attempts,
+                      "seconds": time.perf_counter() - begin}), flush=True)
+
+
+# ---- running ------------------------------------------------------------------------------------
 
 def is_there(need):
     if need == "nvcc":
@@ -374,66 +544,198 @@ def is_there(need):
     return importlib.util.find_spec(need) is not None
 
 
-def run_child(name, prefix, environment):
-    _, _, extra, _ = programs[name]
-    environment = {**environment, **extra, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-    done = subprocess.run([*prefix, sys.executable, os.path.abspath(__file__), "--program", name],
-                          env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                          timeout=600, check=False)
-    lines = done.stdout.decode(errors="replace").strip().splitlines()
-    try:
-        result = json.loads(lines[-1])
-    except (IndexError, ValueError):
-        result = {"digest": None, "seconds": 0.0, "counts": {}}
-    result["status"] = done.returncode
-    result["stderr"] = done.stderr.decode(errors="replace")[-2000:]
-    return result
+class Child:
+    """A program in a process of its own."""
+
+    def __init__(self, name, prefix, environment, *options):
+        self.folder = tempfile.mkdtemp(prefix="glake-shim-")
+        self.counts = self.path("counts")
+        open(self.counts, "w", encoding="ascii").close()
+        self.out, self.err = open(self.path("out"), "w+b"), open(self.path("err"), "w+b")
+        self.process = subprocess.Popen(
+            [*prefix, sys.executable, os.path.abspath(__file__), "--program", name, *options],
+            env={**environment, **programs[name][2], "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+                 "SHIM_COUNTS": self.counts},
+            stdout=self.out, stderr=self.err)
+
+    def path(self, name):
+        return os.path.join(self.folder, name)
+
+    def result(self):
+        try:
+            status = self.process.wait(timeout=300)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            status = "too slow"
+        self.out.seek(0)
+        self.err.seek(0)
+        lines = self.out.read().decode(errors="replace").strip().splitlines()
+        try:
+            result = json.loads(lines[-1])
+        except (IndexError, ValueError):
+            result = {"digest": None, "seconds": 0.0}
+        result["counts"] = add_counts(self.counts)
+        result["status"] = status
+        result["stderr"] = self.err.read().decode(errors="replace")[-3000:]
+        self.out.close()
+        self.err.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        return result
 
 
 def judge(plain, shimmed):
-    if plain["status"] != 0:
+    if plain["status"] != 0 or not plain["digest"]:
         return "fails without the shim"
-    if shimmed["status"] != 0:
+    if shimmed["status"] != 0 or not shimmed["digest"]:
         return "FAILS"
     return "same" if plain["digest"] == shimmed["digest"] else "DIFFERS"
+
+
+def glake_run(daemon):
+    from run import ROOT
+    return [os.path.join(ROOT, "bin", "glake"), "run", "--socket", daemon.socket, "--"]
+
+
+def run_both(name, daemon):
+    plain = Child(name, [], dict(os.environ)).result()
+    shimmed = Child(name, glake_run(daemon), daemon.environment).result()
+    verdict = judge(plain, shimmed)
+    if verdict != "same":
+        print((shimmed if plain["status"] == 0 else plain)["stderr"], flush=True)
+    print(f"# {name}: {verdict}", flush=True)
+    return name, verdict, plain, shimmed
+
+
+def private_bytes(daemon):
+    return sum(device["private_bytes"] for device in daemon.ctl("status")["devices"])
+
+
+def is_all_back(daemon):
+    """Sessions end a moment after their processes."""
+    end = time.monotonic() + 20
+    while private_bytes(daemon) > 0 and time.monotonic() < end:
+        time.sleep(0.05)
+    return private_bytes(daemon) == 0
+
+
+# ---- the crowd ----------------------------------------------------------------------------------
+
+def run_crowd(names, prefix, environment, watch):
+    folder = tempfile.mkdtemp(prefix="glake-crowd-")
+    environment = {**environment, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    children = [Child(name, prefix, environment, "--crowd", folder) for name in names]
+    go = os.path.join(folder, "go")
+    while any(child.process.poll() is None for child in children):
+        # One that ended before the start is told by its status.
+        if not os.path.exists(go) and (len(os.listdir(folder)) == len(names) or
+                                       any(child.process.poll() for child in children)):
+            open(go, "w", encoding="ascii").close()
+        watch()
+        time.sleep(0.05)
+    shutil.rmtree(folder, ignore_errors=True)
+    return [child.result() for child in children]
+
+
+def crowd_failures(names, plain, shimmed, peak_bytes):
+    for name, one, other in zip(names, plain, shimmed):
+        verdict = judge(one, other)
+        if verdict != "same":
+            yield f"{name}: {verdict}: {other['stderr'][-1000:]}"
+    if peak_bytes > CROWD_QUOTA_BYTES:
+        yield f"{peak_bytes} bytes of a quota of {CROWD_QUOTA_BYTES}"
+    if peak_bytes + CROWD_HOLD_BYTES <= CROWD_QUOTA_BYTES:
+        yield f"there was always room for one more: {peak_bytes} bytes at most"
+
+
+def crowd():
+    """Eight of the programs at once, under a quota for three."""
+    from run import Daemon
+    names = [name for name in CROWD if all(map(is_there, programs[name][1]))]
+    plain = run_crowd(names, [], dict(os.environ), lambda: None)
+    daemon = Daemon(f'pressure = "wait"; wait_ms = 1000;\n'
+                    f'tenants = ( {{ name = "default"; device_bytes = {CROWD_QUOTA_BYTES}L; }} );\n')
+    peaks = [0]
+    shimmed = run_crowd(names, glake_run(daemon), daemon.environment,
+                        lambda: peaks.append(private_bytes(daemon)))
+    failures = list(crowd_failures(names, plain, shimmed, max(peaks)))
+    if not is_all_back(daemon):
+        failures.append(f"{private_bytes(daemon)} bytes are not back")
+    stats = {row["name"]: row["value"] for row in daemon.ctl("stats")["metrics"]}
+    daemon.stop()
+    for failure in failures:
+        print(f"# crowd: {failure}", flush=True)
+    for name, one in zip(names, shimmed):
+        print(f"# crowd: {name}: {one.get('attempts')} attempts, {one['seconds']:.1f} s, "
+              f"refused {one['counts'].get('refused')}", flush=True)
+    pressed = ", ".join(f"{name} {value}" for name, value in stats.items()
+                        if name.startswith("quota_") or name == "reclaims_sent")
+    print(f"# crowd: at most {max(peaks) / GIB:.2f} of {CROWD_QUOTA_BYTES / GIB:.0f} GiB; {pressed}",
+          flush=True)
+    counts = {name: sum(one["counts"].get(name, 0) for one in shimmed)
+              for name in (*COUNTS, "processes")}
+    return (f"crowd of {len(names)}", "FAILS" if failures else "same",
+            {"seconds": max(one["seconds"] for one in plain), "each": plain},
+            {"seconds": max(one["seconds"] for one in shimmed), "each": shimmed, "counts": counts,
+             "peak_bytes": max(peaks), "stats": stats, "failures": failures})
+
+
+# ---- all ----------------------------------------------------------------------------------------
+
+def print_table(rows):
+    print(f"\n{'program':32} {'result':24} {'without':>9} {'with':>9}  "
+          f"{'owned':>6} {'passed':>6} {'refused':>7} {'processes':>9}")
+    for name, verdict, plain, shimmed in rows:
+        counted = shimmed.get("counts", {})
+        print(f"{name:32} {verdict:24} {plain.get('seconds', 0):8.2f}s "
+              f"{shimmed.get('seconds', 0):8.2f}s  {counted.get('owned', '-'):>6} "
+              f"{counted.get('passed', '-'):>6} {counted.get('refused', '-'):>7} "
+              f"{counted.get('processes', '-'):>9}")
+
+
+def run_rows(names, jobs):
+    from run import Daemon
+    daemon = Daemon()
+    n_gpus = len(daemon.ctl("status")["devices"])
+    rows = {}
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        for name in names:
+            _, needs, _, gpus = programs[name]
+            missing = [need for need in needs if not is_there(need)]
+            if missing or gpus > n_gpus:
+                why = ", ".join(missing) or f"{gpus} GPUs"
+                rows[name] = (name, f"skipped: {why}", {}, {})
+            else:
+                rows[name] = pool.submit(run_both, name, daemon)
+    rows = [row if isinstance(row, tuple) else row.result() for row in rows.values()]
+    if not is_all_back(daemon):
+        rows.append((f"{private_bytes(daemon)} bytes not back", "FAILS", {}, {}))
+    daemon.stop()
+    return rows
 
 
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--program")
+    parser.add_argument("--crowd")
     parser.add_argument("--only", default="")
+    parser.add_argument("--skip", default="")
+    parser.add_argument("--jobs", type=int, default=4)
     parser.add_argument("--out")
     arguments = parser.parse_args()
+    if arguments.program and arguments.crowd:
+        run_in_crowd(arguments.program, arguments.crowd)
+        return 0
     if arguments.program:
         run_here(arguments.program)
         return 0
     sys.path.insert(0, HERE)
-    from run import ROOT, Daemon
-    daemon = Daemon()
-    n_gpus = len(daemon.ctl("status")["devices"])
-    prefix = [os.path.join(ROOT, "bin", "glake"), "run", "--socket", daemon.socket, "--"]
-    rows = []
-    for name, (_, needs, _, gpus) in programs.items():
-        missing = [need for need in needs if not is_there(need)]
-        if arguments.only and name not in arguments.only.split(","):
-            continue
-        if missing or gpus > n_gpus:
-            rows.append((name, "skipped: " + (", ".join(missing) or f"{gpus} GPUs"), {}, {}))
-            continue
-        plain = run_child(name, [], dict(os.environ))
-        shimmed = run_child(name, prefix, daemon.environment)
-        verdict = judge(plain, shimmed)
-        rows.append((name, verdict, plain, shimmed))
-        print(f"# {name}: {verdict}", flush=True)
-        if verdict in ("FAILS", "DIFFERS", "fails without the shim"):
-            print((shimmed if plain["status"] == 0 else plain)["stderr"], flush=True)
-    daemon.stop()
-    print(f"\n{'program':28} {'result':24} {'without':>9} {'with':>9}  owned passed refused")
-    for name, verdict, plain, shimmed in rows:
-        counted = shimmed.get("counts", {}) if shimmed else {}
-        print(f"{name:28} {verdict:24} {plain.get('seconds', 0):8.2f}s "
-              f"{shimmed.get('seconds', 0):8.2f}s  {counted.get('owned', '-'):>5} "
-              f"{counted.get('passed', '-'):>6} {counted.get('refused', '-'):>7}")
+    chosen = arguments.only.split(",") if arguments.only else [*programs, "crowd"]
+    chosen = [name for name in chosen if name not in arguments.skip.split(",")]
+    rows = run_rows([name for name in chosen if name != "crowd"], arguments.jobs)
+    if "crowd" in chosen:
+        rows.append(crowd())
+    print_table(rows)
     if arguments.out:
         with open(arguments.out, "w", encoding="ascii") as file:
             json.dump([{"program": n, "result": v, "without": p, "with": s}

@@ -1,0 +1,477 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A program of the driver API, linked against the driver as such programs are: every family of
+ * calls that makes memory, kernels from PTX, a second process.
+ *
+ *   driver_api [PART...]     memory, async, pools, vmm, peers, ipc; without a PART, all of them
+ *   driver_api open HANDLE   the second process: what it gets from the first
+ *
+ * It prints what it computed, and what the driver answered to what is wrong: the same with the shim
+ * and without. Built with CUDA_API_PER_THREAD_DEFAULT_STREAM it uses the other entries of the
+ * driver, _ptsz and _ptds. What the shim counted, if it is there, is added to the file that
+ * $SHIM_COUNTS names.
+ */
+#include <cuda.h>
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define MIB (1ull << 20)
+#define N_THREADS 4
+
+#define must(condition) \
+	do { \
+		if (!(condition)) { \
+			fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition); \
+			_exit(1); \
+		} \
+	} while (0)
+#define must_ok(call) \
+	do { \
+		int got_ = (int)(call); \
+		if (got_ != CUDA_SUCCESS) { \
+			fprintf(stderr, "%s:%d: %s gave %d\n", __FILE__, __LINE__, #call, got_); \
+			_exit(1); \
+		} \
+	} while (0)
+
+/* The simulator has these two by name, and does what they do. */
+static const char ptx[] =
+	".version 7.0\n.target sm_50\n.address_size 64\n"
+	/* All bytes of a range to one value. */
+	".visible .entry cudasim_fill(.param .u64 base, .param .u64 n_bytes, .param .u32 value)\n"
+	"{\n"
+	"	.reg .pred %p;\n	.reg .b32 %r<6>;\n	.reg .b64 %d<6>;\n"
+	"	ld.param.u64 %d0, [base];\n"
+	"	cvta.to.global.u64 %d0, %d0;\n"
+	"	ld.param.u64 %d1, [n_bytes];\n"
+	"	ld.param.u32 %r0, [value];\n"
+	"	mov.u32 %r1, %ctaid.x;\n	mov.u32 %r2, %ntid.x;\n	mov.u32 %r3, %tid.x;\n"
+	"	mov.u32 %r4, %nctaid.x;\n"
+	"	mul.wide.u32 %d2, %r1, %r2;\n"
+	"	cvt.u64.u32 %d3, %r3;\n"
+	"	add.u64 %d2, %d2, %d3;\n"
+	"	mul.wide.u32 %d4, %r4, %r2;\n"
+	"next:\n"
+	"	setp.ge.u64 %p, %d2, %d1;\n"
+	"	@%p ret;\n"
+	"	add.u64 %d5, %d0, %d2;\n"
+	"	st.global.u8 [%d5], %r0;\n"
+	"	add.u64 %d2, %d2, %d4;\n"
+	"	bra next;\n"
+	"}\n"
+	/* The sum of all bytes of a range, added to *out. */
+	".visible .entry cudasim_sum(.param .u64 base, .param .u64 n_bytes, .param .u64 out)\n"
+	"{\n"
+	"	.reg .pred %p;\n	.reg .b32 %r<6>;\n	.reg .b64 %d<8>;\n"
+	"	ld.param.u64 %d0, [base];\n"
+	"	cvta.to.global.u64 %d0, %d0;\n"
+	"	ld.param.u64 %d1, [n_bytes];\n"
+	"	ld.param.u64 %d6, [out];\n"
+	"	cvta.to.global.u64 %d6, %d6;\n"
+	"	mov.u32 %r1, %ctaid.x;\n	mov.u32 %r2, %ntid.x;\n	mov.u32 %r3, %tid.x;\n"
+	"	mov.u32 %r4, %nctaid.x;\n"
+	"	mul.wide.u32 %d2, %r1, %r2;\n"
+	"	cvt.u64.u32 %d3, %r3;\n"
+	"	add.u64 %d2, %d2, %d3;\n"
+	"	mul.wide.u32 %d4, %r4, %r2;\n"
+	"	mov.u64 %d7, 0;\n"
+	"next:\n"
+	"	setp.ge.u64 %p, %d2, %d1;\n"
+	"	@%p bra done;\n"
+	"	add.u64 %d5, %d0, %d2;\n"
+	"	ld.global.u8 %d3, [%d5];\n"
+	"	add.u64 %d7, %d7, %d3;\n"
+	"	add.u64 %d2, %d2, %d4;\n"
+	"	bra next;\n"
+	"done:\n"
+	"	red.global.add.u64 [%d6], %d7;\n"
+	"	ret;\n"
+	"}\n";
+
+static CUcontext contexts[2];
+static CUmodule modules[2];
+static CUfunction fills[2];
+static CUfunction sums[2];
+
+/* ---- help ---- */
+
+static void start_device(int device)
+{
+	must_ok(cuDevicePrimaryCtxRetain(&contexts[device], device));
+	must_ok(cuCtxSetCurrent(contexts[device]));
+	must_ok(cuModuleLoadData(&modules[device], ptx));
+	must_ok(cuModuleGetFunction(&fills[device], modules[device], "cudasim_fill"));
+	must_ok(cuModuleGetFunction(&sums[device], modules[device], "cudasim_sum"));
+}
+
+static void stop_device(int device)
+{
+	if (modules[device]) {
+		must_ok(cuCtxSetCurrent(contexts[device]));
+		must_ok(cuModuleUnload(modules[device]));
+		must_ok(cuDevicePrimaryCtxRelease(device));
+	}
+}
+
+static void launch(CUfunction function, CUstream stream, void **parameters)
+{
+	must_ok(cuLaunchKernel(function, 64, 1, 1, 256, 1, 1, 0, stream, parameters, NULL));
+}
+
+static void fill_on(int device, CUstream stream, CUdeviceptr ptr, uint64_t n_bytes, unsigned value)
+{
+	launch(fills[device], stream, (void *[]){&ptr, &n_bytes, &value});
+}
+
+/* Waits for the stream. */
+static uint64_t sum_on(int device, CUstream stream, CUdeviceptr ptr, uint64_t n_bytes)
+{
+	CUdeviceptr out;
+	uint64_t sum = 0;
+	must_ok(cuMemAllocAsync(&out, sizeof(sum), stream));
+	must_ok(cuMemsetD8Async(out, 0, sizeof(sum), stream));
+	launch(sums[device], stream, (void *[]){&ptr, &n_bytes, &out});
+	must_ok(cuMemcpyDtoHAsync(&sum, out, sizeof(sum), stream));
+	must_ok(cuMemFreeAsync(out, stream));
+	must_ok(cuStreamSynchronize(stream));
+	return sum;
+}
+
+static void write_pattern(CUdeviceptr ptr, size_t n_bytes, uint64_t seed)
+{
+	uint8_t *bytes = malloc(n_bytes);
+	must(bytes);
+	for (size_t i = 0; i < n_bytes; i++) {
+		seed = seed * 6364136223846793005ull + 1442695040888963407ull;
+		bytes[i] = (uint8_t)(seed >> 56);
+	}
+	must_ok(cuMemcpyHtoD(ptr, bytes, n_bytes));
+	free(bytes);
+}
+
+/* FNV-1a over what is there. */
+static uint64_t digest(CUdeviceptr ptr, size_t n_bytes)
+{
+	uint64_t hash = 14695981039346656037ull;
+	uint8_t *bytes = malloc(n_bytes);
+	must(bytes);
+	must_ok(cuMemcpyDtoH(bytes, ptr, n_bytes));
+	for (size_t i = 0; i < n_bytes; i++) {
+		hash = (hash ^ bytes[i]) * 1099511628211ull;
+	}
+	free(bytes);
+	return hash;
+}
+
+static void print(const char *what, uint64_t value)
+{
+	printf("%s %016llx\n", what, (unsigned long long)value);
+}
+
+static void note_counts(void)
+{
+	const char *path = getenv("SHIM_COUNTS");
+	uint64_t (*count)(const char *) = dlsym(RTLD_DEFAULT, "glake_shim_count");
+	FILE *file = path && count ? fopen(path, "ae") : NULL;
+	if (file) {
+		fprintf(file,
+		        "{\"owned\": %llu, \"passed\": %llu, \"refused\": %llu, \"connects\": "
+		        "%llu}\n",
+		        (unsigned long long)count("owned"), (unsigned long long)count("passed"),
+		        (unsigned long long)count("refused"),
+		        (unsigned long long)count("connects"));
+		fclose(file);
+	}
+}
+
+/* ---- parts ---- */
+
+static void use_memory(void)
+{
+	static const size_t sizes[] = {4,       1000,        100000,  2 * MIB - 1,
+	                               2 * MIB, 5 * MIB + 3, 20 * MIB};
+	enum { N = sizeof(sizes) / sizeof(sizes[0]) };
+	CUdeviceptr ptrs[N];
+	for (int round = 0; round < 3; round++) {
+		for (int i = 0; i < N; i++) {
+			must_ok(cuMemAlloc(&ptrs[i], sizes[i]));
+			write_pattern(ptrs[i], sizes[i], (uint64_t)(round * N + i));
+		}
+		for (int i = 0; i < N; i++) {
+			CUdeviceptr base;
+			size_t n_bytes;
+			must_ok(cuMemGetAddressRange(&base, &n_bytes, ptrs[i] + sizes[i] / 2));
+			must(base == ptrs[i] && n_bytes == sizes[i]);
+			print("memory", digest(ptrs[i], sizes[i]));
+			print("sum", sum_on(0, 0, ptrs[i], sizes[i]));
+		}
+		for (int i = 0; i < N; i++) {
+			must_ok(cuMemFree(ptrs[(i * 3 + round) % N]));
+		}
+	}
+	size_t pitch;
+	must_ok(cuMemAllocPitch(ptrs, &pitch, 1000, 77, 8));
+	print("pitch", pitch);
+	fill_on(0, 0, ptrs[0], pitch * 77, 0x5a);
+	must_ok(cuStreamSynchronize(0));
+	print("pitched", digest(ptrs[0], pitch * 77));
+	print("interior", (uint64_t)cuMemFree(ptrs[0] + 512));
+	must_ok(cuMemFree(ptrs[0]));
+	print("twice", (uint64_t)cuMemFree(ptrs[0]));
+	print("foreign", (uint64_t)cuMemFree(0x1234000));
+	print("null", (uint64_t)cuMemFree(0));
+	print("none", (uint64_t)cuMemAlloc(ptrs, 0));
+	print("too much", (uint64_t)cuMemAlloc(ptrs, 1ull << 50));
+	print("nowhere", (uint64_t)cuMemAlloc(NULL, 100));
+}
+
+/* On its default stream, which may be its own, and on another. */
+static void *use_streams(void *argument)
+{
+	unsigned number = (unsigned)(uintptr_t)argument;
+	static uint64_t sums_out[N_THREADS];
+	CUstream other;
+	CUevent event;
+	must_ok(cuCtxSetCurrent(contexts[0]));
+	must_ok(cuStreamCreate(&other, CU_STREAM_NON_BLOCKING));
+	must_ok(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
+	sums_out[number] = 0;
+	for (unsigned i = 0; i < 40; i++) {
+		CUstream stream = i % 3 == 2 ? other : 0;
+		size_t n_bytes = (i * 7919 + number * 104729) % 100 * 65536 + 1 + i;
+		CUdeviceptr ptr;
+		CUdeviceptr brief;
+		must_ok(cuMemAllocAsync(&ptr, n_bytes, stream));
+		fill_on(0, stream, ptr, n_bytes, (number + 1) * (i + 1) % 251);
+		/* Gone before its work has begun; the next one may have its place. */
+		must_ok(cuMemAllocAsync(&brief, n_bytes, stream));
+		fill_on(0, stream, brief, n_bytes, 0xff);
+		must_ok(cuMemFreeAsync(brief, stream));
+		must_ok(cuEventRecord(event, stream));
+		must_ok(cuStreamWaitEvent(other, event, 0));
+		sums_out[number] = sums_out[number] * 31 + sum_on(0, other, ptr, n_bytes);
+		must_ok(cuMemFreeAsync(ptr, other));
+	}
+	must_ok(cuEventDestroy(event));
+	must_ok(cuStreamDestroy(other));
+	return &sums_out[number];
+}
+
+static void use_async(void)
+{
+	pthread_t threads[N_THREADS];
+	for (uintptr_t i = 0; i < N_THREADS; i++) {
+		must(pthread_create(&threads[i], NULL, use_streams, (void *)i) == 0);
+	}
+	for (int i = 0; i < N_THREADS; i++) {
+		void *sum;
+		must(pthread_join(threads[i], &sum) == 0);
+		print("async", *(uint64_t *)sum);
+	}
+}
+
+static CUmemoryPool new_pool(void)
+{
+	CUmemPoolProps properties = {
+		.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+		.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0},
+	};
+	cuuint64_t keep_bytes = UINT64_MAX;
+	CUmemoryPool pool;
+	must_ok(cuMemPoolCreate(&pool, &properties));
+	must_ok(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep_bytes));
+	return pool;
+}
+
+static CUmemAccessDesc access_of(int device)
+{
+	return (CUmemAccessDesc){
+		.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device},
+		.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+	};
+}
+
+static void use_pools(void)
+{
+	CUmemAccessDesc own = access_of(0);
+	CUmemoryPool pool = new_pool();
+	cuuint64_t used_bytes;
+	print("access", (uint64_t)cuMemPoolSetAccess(pool, &own, 1));
+	for (unsigned i = 0; i < 20; i++) {
+		CUdeviceptr ptr;
+		size_t n_bytes = (i * 37 % 20 + 1) * MIB;
+		must_ok(cuMemAllocFromPoolAsync(&ptr, n_bytes, pool, 0));
+		fill_on(0, 0, ptr, n_bytes, i);
+		print("pool", sum_on(0, 0, ptr, n_bytes));
+		must_ok(cuMemPoolGetAttribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used_bytes));
+		must(used_bytes >= n_bytes);
+		must_ok(cuMemFreeAsync(ptr, 0));
+		must_ok(cuStreamSynchronize(0));
+	}
+	must_ok(cuMemPoolTrimTo(pool, 0));
+	must_ok(cuMemPoolGetAttribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &used_bytes));
+	print("reserved", used_bytes);
+	must_ok(cuMemPoolDestroy(pool));
+}
+
+static void use_vmm(void)
+{
+	enum { N = 6 };
+	const size_t each = 6 * MIB;
+	CUmemAllocationProp properties = {
+		.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+		.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+		.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0},
+	};
+	CUmemAccessDesc own = access_of(0);
+	CUmemGenericAllocationHandle handles[N];
+	CUmemGenericAllocationHandle imported;
+	CUdeviceptr base;
+	int fd = -1;
+	must_ok(cuMemAddressReserve(&base, 2 * N * each, 0, 0, 0));
+	for (unsigned i = 0; i < N; i++) {
+		must_ok(cuMemCreate(&handles[i], each, &properties, 0));
+		must_ok(cuMemMap(base + i * each, each, 0, handles[i], 0));
+	}
+	must_ok(cuMemSetAccess(base, N * each, &own, 1));
+	for (unsigned i = 0; i < N; i++) {
+		fill_on(0, 0, base + i * each, each, 17 * i + 3);
+	}
+	print("vmm", sum_on(0, 0, base, N * each));
+	/* The same memory at another address, in another order. */
+	for (unsigned i = 0; i < N; i++) {
+		CUdeviceptr at = base + (2 * N - 1 - i) * each;
+		must_ok(cuMemExportToShareableHandle(&fd, handles[i],
+		                                     CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+		must_ok(cuMemImportFromShareableHandle(&imported, (void *)(intptr_t)fd,
+		                                       CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
+		close(fd);
+		must_ok(cuMemMap(at, each, 0, imported, 0));
+		must_ok(cuMemRelease(imported));
+		must_ok(cuMemRelease(handles[i]));
+	}
+	must_ok(cuMemSetAccess(base + N * each, N * each, &own, 1));
+	print("turned", digest(base + N * each, N * each));
+	must_ok(cuMemUnmap(base, N * each));
+	print("still", digest(base + N * each, N * each));
+	must_ok(cuMemUnmap(base + N * each, N * each));
+	must_ok(cuMemAddressFree(base, 2 * N * each));
+	print("odd", (uint64_t)cuMemCreate(&imported, 12345, &properties, 0));
+}
+
+/* Kernels of device 1 in memory of device 0, by each way to permit it. */
+static void use_peers(void)
+{
+	int n_devices;
+	int can_reach = 0;
+	CUdeviceptr plain;
+	CUdeviceptr pooled;
+	must_ok(cuDeviceGetCount(&n_devices));
+	if (n_devices > 1) {
+		must_ok(cuDeviceCanAccessPeer(&can_reach, 1, 0));
+	}
+	if (!can_reach) {
+		return;
+	}
+	CUmemoryPool pool = new_pool();
+	CUmemAccessDesc other = access_of(1);
+	must_ok(cuMemAlloc(&plain, 4 * MIB));
+	must_ok(cuMemAllocFromPoolAsync(&pooled, 4 * MIB, pool, 0));
+	must_ok(cuStreamSynchronize(0));
+	must_ok(cuMemPoolSetAccess(pool, &other, 1));
+	start_device(1);
+	must_ok(cuCtxEnablePeerAccess(contexts[0], 0));
+	fill_on(1, 0, plain, 4 * MIB, 5);
+	fill_on(1, 0, pooled, 4 * MIB, 7);
+	print("peer", sum_on(1, 0, plain, 4 * MIB));
+	print("peer", sum_on(1, 0, pooled, 4 * MIB));
+	must_ok(cuCtxSetCurrent(contexts[0]));
+	print("back", digest(plain, 4 * MIB) ^ digest(pooled, 4 * MIB) << 1);
+	must_ok(cuMemFree(plain));
+	must_ok(cuMemFreeAsync(pooled, 0));
+	must_ok(cuStreamSynchronize(0));
+	must_ok(cuMemPoolDestroy(pool));
+}
+
+static void use_ipc(void)
+{
+	CUipcMemHandle handle;
+	CUdeviceptr ptr;
+	char text[2 * sizeof(handle) + 1];
+	int status;
+	must_ok(cuMemAlloc(&ptr, 3 * MIB));
+	write_pattern(ptr, 3 * MIB, 99);
+	must_ok(cuIpcGetMemHandle(&handle, ptr));
+	for (size_t i = 0; i < sizeof(handle); i++) {
+		sprintf(text + 2 * i, "%02x", ((unsigned char *)&handle)[i]);
+	}
+	fflush(stdout);
+	pid_t pid = fork();
+	if (pid == 0) {
+		execl("/proc/self/exe", "driver_api", "open", text, NULL);
+		_exit(127);
+	}
+	must(pid > 0 && waitpid(pid, &status, 0) == pid && status == 0);
+	print("answered", digest(ptr, 3 * MIB));
+	must_ok(cuMemFree(ptr));
+}
+
+/* In the second process. */
+static void open_handle(const char *text)
+{
+	CUipcMemHandle handle;
+	CUdeviceptr ptr;
+	for (size_t i = 0; i < sizeof(handle); i++) {
+		unsigned byte;
+		must(sscanf(text + 2 * i, "%2x", &byte) == 1);
+		((unsigned char *)&handle)[i] = (unsigned char)byte;
+	}
+	must_ok(cuIpcOpenMemHandle(&ptr, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS));
+	print("given", digest(ptr, 3 * MIB));
+	fill_on(0, 0, ptr + MIB, MIB, 0x42);
+	must_ok(cuCtxSynchronize());
+	must_ok(cuIpcCloseMemHandle(ptr));
+}
+
+static const struct {
+	const char *name;
+	void (*run)(void);
+} parts[] = {
+	{"memory", use_memory}, {"async", use_async}, {"pools", use_pools},
+	{"vmm", use_vmm},       {"peers", use_peers}, {"ipc", use_ipc},
+};
+
+static int is_asked(int argc, char **argv, const char *name)
+{
+	for (int i = 1; i < argc; i++) {
+		if (strcmp(argv[i], name) == 0) {
+			return 1;
+		}
+	}
+	return argc == 1;
+}
+
+int main(int argc, char **argv)
+{
+	must_ok(cuInit(0));
+	start_device(0);
+	if (argc == 3 && strcmp(argv[1], "open") == 0) {
+		open_handle(argv[2]);
+	} else {
+		for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++) {
+			if (is_asked(argc, argv, parts[i].name)) {
+				parts[i].run();
+			}
+		}
+	}
+	stop_device(1);
+	stop_device(0);
+	note_counts();
+	return 0;
+}
