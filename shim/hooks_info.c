@@ -7,18 +7,36 @@
 #include <string.h>
 
 #include "shim/ipc.h"
+#include "shim/owner.h"
 #include "shim/view.h"
 
 static bool asks_us(void)
 {
-	const struct shim_policy *policy = shim_policy();
-	return (policy->owns_alloc || policy->owns_vmm || policy->owns_async) && shim_can_own() &&
-	       !shim_is_forked();
+	return shim_policy_owns_any() && shim_can_own() && !shim_is_forked();
 }
 
 static bool find_facts(CUdeviceptr address, struct heap_facts *facts_out)
 {
 	return !shim_is_forked() && (heap_find(address, facts_out) || ipc_find(address, facts_out));
+}
+
+/* Unchanged where glaked cannot be asked. */
+static void apply_view(CUdevice device, struct view *view)
+{
+	bool is_refused;
+	struct owner *owner = owner_get(&is_refused);
+	if (!owner) {
+		return;
+	}
+	struct glake_usage usage = {.size = sizeof(usage)};
+	int index = glake_device_index(owner->session, device);
+	if (index >= 0 && glake_usage(owner->session, &usage) == 0) {
+		owner_enter(owner);
+		int r = view_apply(owner->session, (uint32_t)index, usage.warm_bytes, view);
+		owner_leave(owner);
+		owner_is_gone(owner, r);
+	}
+	owner_unref(owner);
 }
 
 CUresult shim_cuMemGetInfo_v2(size_t *free_out, size_t *total_out)
@@ -35,7 +53,7 @@ CUresult shim_cuMemGetInfo_v2(size_t *free_out, size_t *total_out)
 		return result;
 	}
 	struct view view = {.free_bytes = free_bytes, .total_bytes = total_bytes};
-	view_apply(device, &view);
+	apply_view(device, &view);
 	*free_out = view.free_bytes;
 	*total_out = view.total_bytes;
 	return CUDA_SUCCESS;
@@ -46,7 +64,7 @@ CUresult shim_cuDeviceTotalMem_v2(size_t *total_out, CUdevice device)
 	CUresult result = real(cuDeviceTotalMem_v2)(total_out, device);
 	if (result == CUDA_SUCCESS && asks_us()) {
 		struct view view = {.total_bytes = *total_out};
-		view_apply(device, &view);
+		apply_view(device, &view);
 		*total_out = view.total_bytes;
 	}
 	return result;

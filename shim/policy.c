@@ -1,13 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The environment, read once: docs/compatibility.md has the table. A word that we do not know
- * changes nothing, since there is nobody to tell.
- */
+/* A word that we do not know changes nothing, since there is nobody to tell. */
+#include "shim/policy.h"
+
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include "shim/shim.h"
 
 static struct shim_policy policy;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -47,4 +44,10 @@ const struct shim_policy *shim_policy(void)
 {
 	pthread_once(&once, read_environment);
 	return &policy;
+}
+
+bool shim_policy_owns_any(void)
+{
+	const struct shim_policy *now = shim_policy();
+	return !now->is_off && (now->owns_alloc || now->owns_async || now->owns_vmm);
 }

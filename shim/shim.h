@@ -20,6 +20,7 @@
 #include <stdint.h>
 
 #include "proto/cudrv.h"
+#include "shim/policy.h"
 
 /* More devices than any host has; what lies beyond is the driver's. */
 #define SHIM_MAX_DEVICES 64
@@ -60,19 +61,6 @@ const char *shim_libcuda(void);
 
 /* False where the real driver lacks a call that we need to own memory: then nothing is owned. */
 bool shim_can_own(void);
-
-/* ---- policy.c --------------------------------------------------------------------------------- */
-
-struct shim_policy {
-	bool is_off;         /* GLAKE_SHIM=off: every call goes to the driver */
-	bool refuses_absent; /* GLAKE_SHIM_ABSENT=refuse: no memory without glaked */
-	bool owns_alloc;     /* GLAKE_SHIM_OWN: cuMemAlloc and its family */
-	bool owns_async;     /* GLAKE_SHIM_OWN: cuMemAllocAsync and its family */
-	bool owns_vmm;       /* GLAKE_SHIM_OWN: cuMemCreate and its family */
-};
-
-/* Read once, by shim_resolve(). */
-const struct shim_policy *shim_policy(void);
 
 /* ---- fork.c ----------------------------------------------------------------------------------- */
 

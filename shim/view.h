@@ -1,21 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How much memory there is, as the program's tenant sees it: its quota instead of the device, what
+ * How much memory there is, as a program's tenant sees it: its quota instead of the device, what
  * glaked would give it instead of what the driver has left.
  *
- * Threads: any. Asks glaked: two round trips.
+ * Threads: any. Asks glaked: one round trip.
  */
 #ifndef GLAKE_SHIM_VIEW_H
 #define GLAKE_SHIM_VIEW_H
 
-#include "shim/shim.h"
+#include <stdint.h>
+
+#include "glake.h"
 
 struct view {
 	uint64_t free_bytes;
 	uint64_t total_bytes;
 };
 
-/* Turn the driver's numbers of @device into the tenant's. Unchanged where glaked cannot be asked. */
-void view_apply(CUdevice device, struct view *view);
+/*
+ * Turn the driver's numbers of glaked's device @index into those of @session's tenant. @warm_bytes
+ * are the program's own, to be had again for the asking.
+ * Returns 0, or the error of the session; then nothing has changed.
+ */
+int view_apply(struct glake_session *session, uint32_t index, uint64_t warm_bytes,
+               struct view *view);
 
 #endif

@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the environment says, read once: docs/compatibility.md has the table.
+ *
+ * Threads: any.
+ */
+#ifndef GLAKE_SHIM_POLICY_H
+#define GLAKE_SHIM_POLICY_H
+
+#include <stdbool.h>
+
+struct shim_policy {
+	bool is_off;         /* GLAKE_SHIM=off: every call goes to the driver */
+	bool refuses_absent; /* GLAKE_SHIM_ABSENT=refuse: no memory without glaked */
+	bool owns_alloc;     /* GLAKE_SHIM_OWN: cuMemAlloc and its family */
+	bool owns_async;     /* GLAKE_SHIM_OWN: cuMemAllocAsync and its family */
+	bool owns_vmm;       /* GLAKE_SHIM_OWN: cuMemCreate and its family */
+};
+
+const struct shim_policy *shim_policy(void);
+
+/* Does any memory come from glaked? Else the driver's view of it is right. */
+bool shim_policy_owns_any(void);
+
+#endif
