@@ -62,6 +62,8 @@ MOVER_OBJ := $(filter-out %/main.o,$(call objects,daemon/mover/*.c)) \
 CLIENT_OBJ := $(call objects,libclient/*.c)
 CTL_OBJ := $(filter-out %/main.o,$(call objects,libclient/ctl/*.c))
 SHIM_OBJ := $(call objects,shim/*.c) $(B)/obj/shim/trampolines.o
+NVML_OBJ := $(call objects,shim/nvml/*.c) $(B)/obj/shim/nvml/trampolines.o \
+	$(addprefix $(B)/obj/shim/,library.o no_models.o policy.o view.o)
 HARNESS_OBJ := $(call objects,tests/harness/*.c) \
 	$(filter-out %/bench_%,$(call objects,tests/bench/*.c))
 CUDASIM_OBJ := $(call objects,tests/cudasim/*.c)
@@ -70,11 +72,11 @@ PY_TESTS := $(wildcard tests/integration/test_*.py)
 GPU_TESTS := $(call programs,tests/gpu/test_*.c)
 BENCHES := $(call programs,tests/bench/bench_*.c)
 DEMO := $(call programs,tests/demo/*.c)
-SHIM_PROGRAMS := $(addprefix $(B)/tests/shim/,program linked driver_api driver_api_per_thread)
+SHIM_PROGRAMS := $(addprefix $(B)/tests/shim/,program linked driver_api driver_api_per_thread nvml)
 FUZZERS := $(call programs,tests/fuzz/fuzz_*.c)
 FORMATTED := $(wildcard $(addsuffix /*.[ch],proto daemon daemon/mover libclient libclient/ctl \
 	tests/harness tests/unit tests/integration tests/gpu tests/bench tests/fuzz tests/demo \
-	tests/cudasim tests/nvmlsim tests shim shim/run tests/shim))
+	tests/cudasim tests/nvmlsim tests shim shim/nvml shim/run tests/shim))
 
 .PHONY: help all daemon lib shim ctl cudasim tests deps test check run-tests run-c-tests demo bench \
 	check-asan check-tsan check-gpu fuzz format format-check check-layers install dist clean ci
@@ -85,7 +87,7 @@ help: ## list the targets
 all: daemon lib shim ctl ## daemon, client library, shim and glakectl (the default)
 daemon: $(B)/bin/glaked $(B)/bin/glake-mover ## glaked and glake-mover
 lib: $(B)/lib/libglake-client.so $(B)/lib/libglake-client.a ## the client library
-shim: $(B)/lib/glake/libglake-shim.so $(B)/bin/glake ## the preload library and `glake run`
+shim: $(addprefix $(B)/lib/glake/,libglake-shim.so libglake-nvml.so) $(B)/bin/glake ## the preload libraries and `glake run`
 ctl: $(B)/bin/glakectl ## the command line tool
 cudasim: $(B)/cudasim/libcuda.so.1 ## a CUDA driver for machines without a GPU, for tests
 tests: all cudasim $(TESTS) $(SHIM_PROGRAMS) $(GPU_TESTS) $(BENCHES) $(DEMO) ## all test programs, not run
@@ -213,34 +215,46 @@ $(B)/cudasim/libcuda.so.1: $(CUDASIM_OBJ)
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(LDFLAGS) -shared -Wl,-soname,libcuda.so.1 -o $@ $^ -lxxhash -lpthread
 
-# What the device's own books say, for the one test that is about them.
+# What the device's own books say, for the tests that are about them.
 $(B)/nvmlsim/libnvidia-ml.so.1: $(B)/obj/tests/nvmlsim/nvmlsim.o
 	$(call say,LD,$@)
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(LDFLAGS) -shared -Wl,-soname,libnvidia-ml.so.1 -o $@ $^
-$(B)/tests/integration/test_nvml: | $(B)/nvmlsim/libnvidia-ml.so.1
+$(addprefix $(B)/tests/integration/,test_nvml test_shim_nvml): | $(B)/nvmlsim/libnvidia-ml.so.1
 
-# ---- shim: has the driver's SONAME and entries, and needs nothing but libc --------------------
+# ---- shim: has the SONAMEs and entries of the driver and of NVML, and needs nothing but libc ---
 # A preloaded library that needs another one would end every program of a tree where that is absent.
 # In a folder of its own, for ldconfig must not take it for the driver.
 SHIM_LIBS = -Wl,-Bstatic -lprotobuf-c -lxxhash -Wl,-Bdynamic -ldl -lpthread
 $(B)/gen/shim/names.def: shim/gen/names.sh $(CUDA_HOME)/lib64/stubs/libcuda.so
 	$(call say,GEN,$@)
 	@mkdir -p $(@D)
-	$(Q)shim/gen/names.sh $(CUDA_HOME)/lib64/stubs/libcuda.so >$@.tmp && mv $@.tmp $@
+	$(Q)nm -D --defined-only $(CUDA_HOME)/lib64/stubs/libcuda.so | \
+		awk '$$2 == "T" && $$3 ~ /^cu[A-Z]/ { print $$3 }' | $< >$@.tmp && mv $@.tmp $@
+$(B)/gen/shim/nvml/names.def: shim/gen/names.sh shim/nvml/names.txt
+	$(call say,GEN,$@)
+	@mkdir -p $(@D)
+	$(Q)$< <shim/nvml/names.txt >$@.tmp && mv $@.tmp $@
 
 $(call objects,shim/*.c): $(B)/gen/shim/names.def
-$(B)/obj/shim/trampolines.o: shim/trampolines.S $(B)/gen/shim/names.def
-	$(call say,AS,$<)
+$(call objects,shim/nvml/*.c): $(B)/gen/shim/nvml/names.def
+$(B)/obj/tests/unit/test_shim.o: $(B)/gen/shim/names.def $(B)/gen/shim/nvml/names.def
+$(addsuffix /trampolines.o,$(B)/obj/shim $(B)/obj/shim/nvml): $(B)/obj/%/trampolines.o: \
+		shim/trampolines.S $(B)/gen/%/names.def
+	$(call say,AS,$@)
 	@mkdir -p $(@D)
-	$(Q)$(CC) -I$(B)/gen -c -o $@ $<
+	$(Q)$(CC) -I$(B)/gen -DNAMES='"$*/names.def"' -c -o $@ $<
 
+$(B)/lib/glake/libglake-shim.so: SONAME = libcuda.so.1
 $(B)/lib/glake/libglake-shim.so: $(SHIM_OBJ) $(B)/lib/libglake-client.a shim/shim.map
+$(B)/lib/glake/libglake-nvml.so: SONAME = libnvidia-ml.so.1
+$(B)/lib/glake/libglake-nvml.so: $(NVML_OBJ) $(B)/lib/libglake-client.a shim/nvml/nvml.map
+$(B)/lib/glake/%.so:
 	$(call say,LD,$@)
 	@mkdir -p $(@D)
-	$(Q)$(CC) $(LDFLAGS) -shared -Wl,-soname,libcuda.so.1 -Wl,-Bsymbolic -Wl,--exclude-libs,ALL \
-		-Wl,--version-script,shim/shim.map $(if $(SANITIZE),,-Wl,-z,defs) -o $@ $(SHIM_OBJ) \
-		$(B)/lib/libglake-client.a $(SHIM_LIBS)
+	$(Q)$(CC) $(LDFLAGS) -shared -Wl,-soname,$(SONAME) -Wl,-Bsymbolic -Wl,--exclude-libs,ALL \
+		-Wl,--version-script,$(filter %.map,$^) $(if $(SANITIZE),,-Wl,-z,defs) -o $@ \
+		$(filter %.o %.a,$^) $(SHIM_LIBS)
 
 $(B)/bin/glake: $(call objects,shim/run/*.c) $(B)/obj/shim/library.o $(B)/lib/libglake-client.so
 	$(call say,LD,$@)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "shim/library.h"
 
+#include <dlfcn.h>
 #include <fcntl.h>
-#include <limits.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,8 +13,21 @@
 
 #include "proto/cleanup.h"
 
-#define SONAME "libcuda.so.1"
 #define CACHE_PATH "/etc/ld.so.cache"
+
+const struct shim_library shim_library_cuda = {
+	.soname = "libcuda.so.1",
+	.variable = "GLAKE_LIBCUDA",
+	.symbol = "cuInit",
+	.ours = "glake_shim_count",
+};
+
+const struct shim_library shim_library_nvml = {
+	.soname = "libnvidia-ml.so.1",
+	.variable = "GLAKE_LIBNVML",
+	.symbol = "nvmlInit_v2",
+	.ours = "glake_nvml_connects",
+};
 
 static const char *const standard_folders[] = {
 	"/lib/x86_64-linux-gnu",
@@ -27,6 +40,7 @@ static const char *const standard_folders[] = {
 };
 
 struct search {
+	const struct shim_library *library;
 	shim_library_fn accept;
 	void *user;
 };
@@ -40,8 +54,8 @@ static bool offer_in(const struct search *search, const char *folder, size_t n_b
 {
 	char path[PATH_MAX];
 	/* An empty element means the working folder, to the loader. */
-	int n = snprintf(path, sizeof(path), "%.*s%s" SONAME, (int)n_bytes, folder,
-	                 n_bytes ? "/" : "./");
+	int n = snprintf(path, sizeof(path), "%.*s%s%s", (int)n_bytes, folder, n_bytes ? "/" : "./",
+	                 search->library->soname);
 	return n > 0 && (size_t)n < sizeof(path) && offer(search, path);
 }
 
@@ -100,7 +114,7 @@ static bool search_entries(const struct search *search, const char *cache, size_
 		struct cache_entry entry;
 		memcpy(&entry, cache + sizeof(header) + i * sizeof(entry), sizeof(entry));
 		if (entry.flags == CACHE_FLAGS_X86_64 &&
-		    strcmp(cache_string(cache, n_bytes, entry.key), SONAME) == 0 &&
+		    strcmp(cache_string(cache, n_bytes, entry.key), search->library->soname) == 0 &&
 		    offer(search, cache_string(cache, n_bytes, entry.value))) {
 			return true;
 		}
@@ -131,10 +145,10 @@ static bool search_cache(const struct search *search)
 	return is_found;
 }
 
-bool shim_library_find(shim_library_fn accept, void *user)
+bool shim_library_find(const struct shim_library *library, shim_library_fn accept, void *user)
 {
-	struct search search = {.accept = accept, .user = user};
-	const char *given = getenv("GLAKE_LIBCUDA");
+	struct search search = {.library = library, .accept = accept, .user = user};
+	const char *given = getenv(library->variable);
 	if (given && strchr(given, '/')) {
 		return offer(&search, given);
 	}
@@ -147,4 +161,51 @@ bool shim_library_find(shim_library_fn accept, void *user)
 		}
 	}
 	return false;
+}
+
+/* ---- opening it ------------------------------------------------------------------------------- */
+
+struct opening {
+	const struct shim_library *library;
+	const void *self;
+	char *path_out;
+	void *handle;
+};
+
+static bool is_same_file(const char *left, const char *right)
+{
+	struct stat a;
+	struct stat b;
+	return stat(left, &a) == 0 && stat(right, &b) == 0 && a.st_dev == b.st_dev &&
+	       a.st_ino == b.st_ino;
+}
+
+static bool open_library(void *user, const char *path)
+{
+	struct opening *opening = user;
+	Dl_info self;
+	if (dladdr(opening->self, &self) && self.dli_fname && is_same_file(self.dli_fname, path)) {
+		return false;
+	}
+	void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+	if (!handle) {
+		return false;
+	}
+	/* Another copy of this library would only look for another one. */
+	if (dlsym(handle, opening->library->ours) || !dlsym(handle, opening->library->symbol)) {
+		dlclose(handle);
+		return false;
+	}
+	opening->handle = handle;
+	snprintf(opening->path_out, PATH_MAX, "%s", path);
+	return true;
+}
+
+void *shim_library_open(const struct shim_library *library, const void *self,
+                        char path_out[PATH_MAX])
+{
+	struct opening opening = {.library = library, .self = self, .path_out = path_out};
+	path_out[0] = '\0';
+	shim_library_find(library, open_library, &opening);
+	return opening.handle;
 }

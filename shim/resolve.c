@@ -15,7 +15,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include "proto/cleanup.h"
 #include "shim/library.h"
@@ -82,37 +81,6 @@ static CUresult no_driver(void)
 static CUresult no_call(void)
 {
 	return CUDA_ERROR_NOT_SUPPORTED;
-}
-
-/* ---- the real library ------------------------------------------------------------------------- */
-
-static bool is_same_file(const char *left, const char *right)
-{
-	struct stat a;
-	struct stat b;
-	return stat(left, &a) == 0 && stat(right, &b) == 0 && a.st_dev == b.st_dev &&
-	       a.st_ino == b.st_ino;
-}
-
-static bool open_library(void *user, const char *path)
-{
-	Dl_info self;
-	if (dladdr((void *)shim_entries, &self) && self.dli_fname &&
-	    is_same_file(self.dli_fname, path)) {
-		return false;
-	}
-	void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-	if (!library) {
-		return false;
-	}
-	/* Another copy of this library would only look for another one. */
-	if (dlsym(library, "glake_shim_count") || !dlsym(library, "cuInit")) {
-		dlclose(library);
-		return false;
-	}
-	*(void **)user = library;
-	snprintf(libcuda, sizeof(libcuda), "%s", path);
-	return true;
 }
 
 /* ---- tables ----------------------------------------------------------------------------------- */
@@ -240,9 +208,8 @@ static void fill_table(void *library)
 
 static void resolve(void)
 {
-	void *library = NULL;
+	void *library = shim_library_open(&shim_library_cuda, shim_entries, libcuda);
 	n_routes = 0;
-	shim_library_find(open_library, &library);
 	shim_fork_init();
 	fill_table(library);
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One exported entry per call of the driver: a jump through shim_table, nothing else. Each has its
- * own address and 16 bytes, so that somebody who patches entries (UCX does) meets no neighbour.
+ * One exported entry per call of the real library: a jump through shim_table, nothing else. Each has
+ * its own address and 16 bytes, so that somebody who patches entries (UCX does) meets no neighbour.
+ * NAMES is the list, given when it is assembled: once per library.
  *
  * A slot first leads to its lazy stub, which resolves all slots, keeps the arguments, and jumps
  * again. So nothing happens before the first call, and no call pays for the question whether it is
@@ -20,7 +21,7 @@ symbol: \
 .Lentry_##number: \
 	jmp *shim_table+8*number(%rip); \
 	.size symbol, . - symbol;
-#include "shim/names.def"
+#include NAMES
 #undef NAME
 
 	.balign 16, 0xcc
@@ -28,11 +29,11 @@ symbol: \
 .Llazy_##number: \
 	push $number; \
 	jmp lazy_common;
-#include "shim/names.def"
+#include NAMES
 #undef NAME
 
 /*
- * On entry: (%rsp) the number, 8(%rsp) the caller. The stack is 16-byte aligned here. No driver
+ * On entry: (%rsp) the number, 8(%rsp) the caller. The stack is 16-byte aligned here. No
  * call takes more than 8 floating point arguments, none takes a vector wider than 16 bytes.
  */
 	.balign 16, 0xcc
@@ -98,7 +99,7 @@ lazy_common:
 	.balign 64
 shim_table:
 #define NAME(symbol, number) .quad .Llazy_##number;
-#include "shim/names.def"
+#include NAMES
 #undef NAME
 	.size shim_table, . - shim_table
 
@@ -110,7 +111,7 @@ shim_table:
 	.balign 8
 shim_entries:
 #define NAME(symbol, number) .quad .Lentry_##number;
-#include "shim/names.def"
+#include NAMES
 #undef NAME
 	.size shim_entries, . - shim_entries
 

@@ -80,10 +80,19 @@ static bool find_shim(char path_out[PATH_MAX])
 
 static bool is_other_file(void *user, const char *path)
 {
-	struct stat shim;
+	struct stat ours;
 	struct stat other;
-	return stat(user, &shim) < 0 || stat(path, &other) < 0 || shim.st_ino != other.st_ino ||
-	       shim.st_dev != other.st_dev;
+	return stat(user, &ours) < 0 || stat(path, &other) < 0 || ours.st_ino != other.st_ino ||
+	       ours.st_dev != other.st_dev;
+}
+
+/* Beside the shim. A host without NVML gets none: its programs are to find that it is not there. */
+static bool find_nvml(const char *shim_path, char path_out[PATH_MAX])
+{
+	int n_bytes = (int)(strrchr(shim_path, '/') - shim_path);
+	int n = snprintf(path_out, PATH_MAX, "%.*s/libglake-nvml.so", n_bytes, shim_path);
+	return n < PATH_MAX && access(path_out, R_OK) == 0 &&
+	       shim_library_find(&shim_library_nvml, is_other_file, path_out);
 }
 
 static int check_daemon(void)
@@ -118,13 +127,15 @@ static int check_program(const char *name)
 static int set_preload(const char *shim_path)
 {
 	const char *before = getenv("LD_PRELOAD");
+	char nvml_path[PATH_MAX];
+	bool has_nvml = find_nvml(shim_path, nvml_path);
 	cleanup_free char *list = NULL;
 	if (strpbrk(shim_path, " :")) {
 		return refuse(EXIT_REFUSED, shim_path,
 		              "LD_PRELOAD cannot name a path with a space or a colon");
 	}
-	int n = asprintf(&list, "%s%s%s", before ? before : "", before && *before ? ":" : "",
-	                 shim_path);
+	int n = asprintf(&list, "%s%s%s%s%s", before ? before : "", before && *before ? ":" : "",
+	                 shim_path, has_nvml ? ":" : "", has_nvml ? nvml_path : "");
 	if (n < 0 || setenv("LD_PRELOAD", list, 1) < 0) {
 		return refuse(EXIT_REFUSED, "LD_PRELOAD", strerror(ENOMEM));
 	}
@@ -156,7 +167,7 @@ static int run(const struct options *options, char **arguments)
 	}
 	set_environment(options);
 	int status = check_program(arguments[0]);
-	if (status == 0 && !shim_library_find(is_other_file, shim_path)) {
+	if (status == 0 && !shim_library_find(&shim_library_cuda, is_other_file, shim_path)) {
 		status = refuse(EXIT_REFUSED, "libcuda.so.1", "no CUDA driver library found");
 	}
 	if (status == 0 && !options->is_optional) {

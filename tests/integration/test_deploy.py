@@ -29,9 +29,9 @@ class Install(unittest.TestCase):
             self.assertEqual(done.returncode, 0, done.stderr)
             tree = root + "/opt/glake/"
             for path in ("bin/glaked", "bin/glake-mover", "bin/glakectl", "bin/glake",
-                         "lib/glake/libglake-shim.so", "include/glake.h",
-                         "lib/libglake-client.so.1.2.3", "share/man/man1/glakectl.1",
-                         "share/man/man8/glaked.8"):
+                         "lib/glake/libglake-shim.so", "lib/glake/libglake-nvml.so",
+                         "include/glake.h", "lib/libglake-client.so.1.2.3",
+                         "share/man/man1/glakectl.1", "share/man/man8/glaked.8"):
                 self.assertTrue(os.path.isfile(tree + path), path)
             self.assertEqual(os.readlink(tree + "lib/libglake-client.so"), "libglake-client.so.0")
             self.assertIn("ExecStart=/opt/glake/bin/glaked ",

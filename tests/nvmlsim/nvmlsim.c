@@ -5,7 +5,7 @@
  *   NVMLSIM_DEVICES    "UUID=FREE_BYTES ...": what there is, by index; another UUID is not found.
  *                      Each has four times that in all, and half of it is reserved
  *   NVMLSIM_PROCESSES  "UUID:PID=BYTES ...": what runs there, of all kinds, with a context that has
- *                      BYTES; "-" is not known
+ *                      BYTES; "-" is not known, and "self" is who asks
  *   NVMLSIM_INIT_FAILS anything: nvmlInit_v2() fails
  *   NVMLSIM_SLOW_MS    how long nvmlInit_v2() takes
  *   NVMLSIM_LOG        a file that gets one line for each call of init, shutdown and memory,
@@ -237,10 +237,11 @@ static bool process_at(const char *device, unsigned position, struct process_v1 
 		if (strncmp(at, device, n) != 0 || at[n] != ':' || position-- > 0) {
 			continue;
 		}
-		char *end;
-		process_out->pid = (uint32_t)strtoul(at + n + 1, &end, 10);
-		process_out->used_bytes = end[1] == '-' ? NOT_AVAILABLE
-		                                        : strtoull(end + 1, NULL, 10);
+		const char *pid = at + n + 1;
+		const char *used = strchr(pid, '=') + 1;
+		bool is_self = strncmp(pid, "self", 4) == 0;
+		process_out->pid = is_self ? (uint32_t)getpid() : (uint32_t)strtoul(pid, NULL, 10);
+		process_out->used_bytes = *used == '-' ? NOT_AVAILABLE : strtoull(used, NULL, 10);
 		return true;
 	}
 	return false;

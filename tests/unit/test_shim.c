@@ -83,6 +83,35 @@ START_TEST(nothing_is_classified_twice_or_unknown)
 }
 END_TEST
 
+static const char *const nvml_names[] = {
+#define NAME(symbol, number) #symbol,
+#include "shim/nvml/names.def"
+#undef NAME
+};
+
+static const char *const nvml_classified[] = {
+#define HOOK(symbol, prototype) #symbol,
+#define PASS(symbol) #symbol,
+#include "shim/nvml/hooks.def"
+};
+
+/* A newer driver's list of names may bring calls as well. */
+START_TEST(every_call_of_nvml_about_memory_is_classified)
+{
+	unsigned n_about = 0;
+	for (size_t i = 0; i < n_elements(nvml_names); i++) {
+		bool is_about = strstr(nvml_names[i], "Memory") ||
+		                strstr(nvml_names[i], "MemSize") ||
+		                strstr(nvml_names[i], "Process");
+		n_about += is_about;
+		ck_assert_msg(!is_about || is_in(nvml_names[i], nvml_classified,
+		                                 n_elements(nvml_classified)),
+		              "%s is not in shim/nvml/hooks.def", nvml_names[i]);
+	}
+	ck_assert_uint_eq(n_about, n_elements(nvml_classified));
+}
+END_TEST
+
 /* ---- slabs ------------------------------------------------------------------------------------ */
 
 START_TEST(a_slab_is_cut_and_healed)
@@ -179,6 +208,7 @@ int main(void)
 	Suite *suite = suite_create("shim parts");
 	suite_add(suite, every_memory_call_is_classified);
 	suite_add(suite, nothing_is_classified_twice_or_unknown);
+	suite_add(suite, every_call_of_nvml_about_memory_is_classified);
 	suite_add(suite, a_slab_is_cut_and_healed);
 	suite_add(suite, slabs_hold_under_churn);
 	suite_add(suite, programs_are_found_as_execvp_does);

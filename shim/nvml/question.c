@@ -1,0 +1,176 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "shim/nvml/question.h"
+
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "glake_admin.h"
+#include "shim/nvml/nvml.h"
+
+struct question {
+	struct glake_session *session; /* owned */
+	uint32_t index;                /* of the device, with glaked */
+	uint64_t own_session;
+	uint32_t own_pid;    /* as glaked sees us; 0 = it does not */
+	uint64_t warm_bytes; /* of this process */
+
+	/* of question_add() */
+	char *rows; /* borrowed */
+	unsigned n_rows;
+	size_t row_bytes;
+	uint64_t mapped_bytes; /* of all sessions, on the device */
+};
+
+static _Atomic uint64_t n_connects;
+
+__attribute__((visibility("default"))) uint64_t glake_nvml_connects(void)
+{
+	return n_connects;
+}
+
+/* ---- connecting ------------------------------------------------------------------------------- */
+
+/* As NVML writes the UUID of a whole GPU. */
+static bool is_named(const struct glake_device *device, const char *name)
+{
+	char text[NVML_UUID_BYTES];
+	char *at = text + sprintf(text, "GPU");
+	for (size_t i = 0; i < sizeof(device->uuid); i++) {
+		bool begins_group = i == 0 || i == 4 || i == 6 || i == 8 || i == 10;
+		at += sprintf(at, "%s%02x", begins_group ? "-" : "", device->uuid[i]);
+	}
+	return strcmp(text, name) == 0;
+}
+
+static bool find_device(struct question *question, const char *name)
+{
+	struct glake_device device;
+	for (uint32_t i = 0; glake_device_at(question->session, i, &device) == 0; i++) {
+		if (is_named(&device, name)) {
+			question->index = device.index;
+			return true;
+		}
+	}
+	return false;
+}
+
+static int find_own_pid(void *user, const struct glake_session_row *row)
+{
+	struct question *question = user;
+	if (row->session == question->own_session) {
+		question->own_pid = row->pid;
+	}
+	return 0;
+}
+
+/* Who we are to glaked: it may see us under another pid. */
+static bool find_self(struct question *question)
+{
+	struct glake_session_info info = {.size = sizeof(info)};
+	if (glake_session_info(question->session, &info) < 0) {
+		return false;
+	}
+	question->own_session = info.session;
+	return glake_list_sessions(question->session, find_own_pid, question) == 0;
+}
+
+static bool question_begin(struct question *question, void *device)
+{
+	char name[NVML_UUID_BYTES];
+	struct glake_connect_options options = {.size = sizeof(options), .no_cuda = 1};
+	if (nvml_real.nvmlDeviceGetUUID(device, name, sizeof(name)) != NVML_SUCCESS ||
+	    glake_connect(&options, &question->session) < 0) {
+		return false;
+	}
+	n_connects++;
+	if (!find_device(question, name) || !find_self(question)) {
+		glake_disconnect(question->session);
+		return false;
+	}
+	return true;
+}
+
+/* ---- how much there is ------------------------------------------------------------------------ */
+
+static int add_warm(void *user, const struct glake_session_row *row)
+{
+	struct question *question = user;
+	if (row->pid == question->own_pid && row->pid != 0) {
+		question->warm_bytes += row->warm_bytes;
+	}
+	return 0;
+}
+
+bool question_view(void *device, struct view *view)
+{
+	struct question question = {0};
+	if (!question_begin(&question, device)) {
+		return false;
+	}
+	bool is_answered = glake_list_sessions(question.session, add_warm, &question) == 0 &&
+	                   view_apply(question.session, question.index, question.warm_bytes,
+	                              view) == 0;
+	glake_disconnect(question.session);
+	return is_answered;
+}
+
+/* ---- who has it ------------------------------------------------------------------------------- */
+
+/*
+ * In a pid namespace that is not glaked's we know only which process is ourselves, by whichever of
+ * the two numbers NVML gives it.
+ */
+static bool is_same(const struct question *question, uint32_t nvml_pid, uint32_t glaked_pid)
+{
+	uint32_t here = (uint32_t)getpid();
+	if (question->own_pid == here) {
+		return nvml_pid == glaked_pid;
+	}
+	return question->own_pid != 0 && glaked_pid == question->own_pid &&
+	       (nvml_pid == here || nvml_pid == glaked_pid);
+}
+
+static int take_mapped(void *user, const struct glake_status *status)
+{
+	struct question *question = user;
+	for (uint32_t i = 0; i < status->n_devices; i++) {
+		if (status->devices[i].index == question->index) {
+			question->mapped_bytes = status->devices[i].logical_bytes;
+		}
+	}
+	return 0;
+}
+
+static int add_session(void *user, const struct glake_session_row *row)
+{
+	struct question *question = user;
+	/* Its devices taken together; on this one it has no more than all sessions have. */
+	uint64_t n_bytes = row->reserved_bytes + row->shared_bytes;
+	if (n_bytes > question->mapped_bytes) {
+		n_bytes = question->mapped_bytes;
+	}
+	for (unsigned i = 0; i < question->n_rows; i++) {
+		void *at = question->rows + i * question->row_bytes;
+		struct nvml_process *process = at;
+		if (is_same(question, process->pid, row->pid) &&
+		    process->used_bytes != NVML_UNKNOWN_BYTES) {
+			process->used_bytes += n_bytes;
+		}
+	}
+	return 0;
+}
+
+void question_add(void *device, void *rows, unsigned n, size_t row_bytes)
+{
+	struct question question = {.rows = rows, .n_rows = n, .row_bytes = row_bytes};
+	if (n == 0 || !question_begin(&question, device)) {
+		return;
+	}
+	if (glake_get_status(question.session, take_mapped, &question) == 0) {
+		glake_list_sessions(question.session, add_session, &question);
+	}
+	glake_disconnect(question.session);
+}
