@@ -156,7 +156,6 @@ static void set_environment(const struct options *options)
 	if (options->is_strict) {
 		setenv("GLAKE_SHIM_ABSENT", "refuse", 1);
 	}
-	unsetenv("GLAKE_SHIM");
 }
 
 static int run(const struct options *options, char **arguments)

@@ -173,6 +173,13 @@ START_TEST(it_can_be_switched_off)
 	must_say("GLAKE_SHIM=off", "memory", "connects", MEMORY_1 "wrong version 25\nconnects 0\n");
 	must_say("GLAKE_SHIM_OWN=none", "memory", "connects",
 	         MEMORY_1 "wrong version 25\nconnects 0\n");
+	/* As it is set before `glake run`, for everything. */
+	setenv("GLAKE_SHIM", "off", 1);
+	must_say("A=B", "memory", "connects", MEMORY_1 "wrong version 25\nconnects 0\n");
+	struct run run;
+	run_glake(&run, "A=B", run_in_build("tests/shim/program"), "dlsym", "basic", NULL);
+	run_end_well(&run);
+	run_expect(&run, "owned 0 passed 0 refused 0 connects 0 live 0");
 	harness_stop(&harness);
 }
 END_TEST
