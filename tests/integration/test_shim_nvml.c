@@ -115,6 +115,17 @@ START_TEST(what_glaked_keeps_ready_is_free)
 }
 END_TEST
 
+/* 256 MiB, of which 200 are others' and 2 its own. */
+START_TEST(what_glaked_leaves_to_others_is_not_free)
+{
+	begin("pool = (); reserve_bytes = \"200MiB\";");
+	must_say("A=B", "memory", NULL,
+	         "memory 0 total 268435456 free 56623104 used 211812352 "
+	         "reserved 33554432 free 56623104 used 178257920\n");
+	harness_stop(&harness);
+}
+END_TEST
+
 START_TEST(the_driver_is_told_the_same)
 {
 	begin(QUOTA);
@@ -317,6 +328,7 @@ int main(void)
 	suite_add(suite, the_quota_is_the_device);
 	suite_add(suite, without_a_quota_the_device_is);
 	suite_add(suite, what_glaked_keeps_ready_is_free);
+	suite_add(suite, what_glaked_leaves_to_others_is_not_free);
 	suite_add(suite, the_driver_is_told_the_same);
 	suite_add(suite, a_row_has_what_its_process_has);
 	suite_add(suite, a_row_of_another_process_too);
