@@ -5,7 +5,8 @@
  *   NVMLSIM_DEVICES    "UUID=FREE_BYTES ...": what there is, by index; another UUID is not found.
  *                      Each has four times that in all, and half of it is reserved
  *   NVMLSIM_PROCESSES  "UUID:PID=BYTES ...": what runs there, of all kinds, with a context that has
- *                      BYTES; "-" is not known, and "self" is who asks
+ *                      BYTES; "-" is not known, and "self" is who asks. Or a path: a file with
+ *                      such words, read each time
  *   NVMLSIM_INIT_FAILS anything: nvmlInit_v2() fails
  *   NVMLSIM_SLOW_MS    how long nvmlInit_v2() takes
  *   NVMLSIM_LOG        a file that gets one line for each call of init, shutdown and memory,
@@ -228,11 +229,28 @@ EXPORT int nvmlDeviceGetMemoryInfo_v2(void *device, struct memory_v2 *memory)
 
 /* ---- processes -------------------------------------------------------------------------------- */
 
+/* Valid until the next call. */
+static const char *processes(void)
+{
+	static _Thread_local char text[4096];
+	const char *value = getenv("NVMLSIM_PROCESSES");
+	if (!value || *value != '/') {
+		return value;
+	}
+	int fd = open(value, O_RDONLY | O_CLOEXEC);
+	ssize_t n = fd >= 0 ? read(fd, text, sizeof(text) - 1) : 0;
+	text[n > 0 ? n : 0] = '\0';
+	if (fd >= 0) {
+		close(fd);
+	}
+	return text;
+}
+
 /* The @position'th process of @device. */
 static bool process_at(const char *device, unsigned position, struct process_v1 *process_out)
 {
 	size_t n = strcspn(device, "=");
-	const char *at = getenv("NVMLSIM_PROCESSES");
+	const char *at = processes();
 	for (; at && *at; at = next_word(at)) {
 		if (strncmp(at, device, n) != 0 || at[n] != ':' || position-- > 0) {
 			continue;
