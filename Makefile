@@ -220,7 +220,8 @@ $(B)/nvmlsim/libnvidia-ml.so.1: $(B)/obj/tests/nvmlsim/nvmlsim.o
 	$(call say,LD,$@)
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(LDFLAGS) -shared -Wl,-soname,libnvidia-ml.so.1 -o $@ $^
-$(addprefix $(B)/tests/integration/,test_nvml test_shim_nvml): | $(B)/nvmlsim/libnvidia-ml.so.1
+$(addprefix $(B)/tests/integration/,test_account test_nvml test_shim_nvml): | \
+	$(B)/nvmlsim/libnvidia-ml.so.1
 
 # ---- shim: has the SONAMEs and entries of the driver and of NVML, and needs nothing but libc ---
 # A preloaded library that needs another one would end every program of a tree where that is absent.

@@ -10,6 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "daemon/account.h"
 #include "daemon/rpc_handlers.h"
 #include "proto/cleanup.h"
 
@@ -42,7 +43,21 @@ static uint64_t age_ms(const struct session *session, uint64_t since_ms)
 
 /* ---- status ---------------------------------------------------------------------------------- */
 
-static void describe_device(const struct device *device, Glake__Wire__DeviceStatus *row)
+static void describe_account(const struct account *account, Glake__Wire__DeviceStatus *row)
+{
+	row->context_bytes = account->context_bytes;
+	row->managed_bytes = account->driver.managed_bytes;
+	row->array_bytes = account->driver.array_bytes;
+	row->graph_bytes = account->driver.graph_bytes;
+	row->other_bytes = account->driver.other_bytes;
+	row->mover_bytes = account->mover_bytes;
+	row->foreign_bytes = account->foreign_bytes;
+	row->n_foreign = account->n_foreign;
+	row->unaccounted_bytes = account->unaccounted_bytes;
+}
+
+static void describe_device(const struct server *server, const struct device *device,
+                            Glake__Wire__DeviceStatus *row)
 {
 	glake__wire__device_status__init(row);
 	row->index = device->index;
@@ -60,6 +75,9 @@ static void describe_device(const struct device *device, Glake__Wire__DeviceStat
 	row->fabric = (char *)device->fabric;
 	row->rdma = device->rdma;
 	row->free_bytes = device_free_bytes(device);
+	struct account account;
+	account_device(server, device, &account);
+	describe_account(&account, row);
 }
 
 void rpc_status_get(struct session *session, const request_t *request, struct fdlist *fds)
@@ -91,7 +109,7 @@ void rpc_status_get(struct session *session, const request_t *request, struct fd
 	body.driver = driver;
 	body.config = server->config->path ? server->config->path : (char *)"";
 	for (uint32_t i = 0; i < server->n_devices && i < RPC_MAX_DEVICES; i++) {
-		describe_device(&server->devices[i], &rows[i]);
+		describe_device(server, &server->devices[i], &rows[i]);
 		list[i] = &rows[i];
 		body.n_devices++;
 	}
@@ -164,7 +182,36 @@ void rpc_stats_get(struct session *session, const request_t *request, struct fdl
 
 /* ---- lists ----------------------------------------------------------------------------------- */
 
-static void describe_session(const struct session *session, Glake__Wire__SessionInfo *row)
+/* Devices of the rows of one page. */
+#define PAGE_DEVICES 2048
+
+/* Where a row's devices go: room for RPC_MAX_DEVICES. */
+struct device_place {
+	Glake__Wire__SessionDevice *devices;
+	Glake__Wire__SessionDevice **list;
+};
+
+/* Returns whether the session, or its process, has anything there. */
+static bool describe_share(const struct session *session, uint32_t index,
+                           Glake__Wire__SessionDevice *row)
+{
+	const struct session_device *device = &session->devices[index];
+	const struct driver_memory *driver = &device->driver;
+	glake__wire__session_device__init(row);
+	row->device = index;
+	row->reserved_bytes = device->reserved_bytes;
+	row->shared_bytes = device->shared_bytes;
+	row->managed_bytes = driver->managed_bytes;
+	row->array_bytes = driver->array_bytes;
+	row->graph_bytes = driver->graph_bytes;
+	row->other_bytes = driver->other_bytes;
+	row->process_bytes = account_process_bytes(session, &session->server->devices[index]);
+	return row->reserved_bytes || row->shared_bytes || row->managed_bytes || row->array_bytes ||
+	       row->graph_bytes || row->other_bytes || row->process_bytes;
+}
+
+static void describe_session(const struct session *session, const struct device_place *place,
+                             Glake__Wire__SessionInfo *row)
 {
 	glake__wire__session_info__init(row);
 	row->session = session->id;
@@ -179,9 +226,17 @@ static void describe_session(const struct session *session, Glake__Wire__Session
 	row->n_models = HASH_COUNT(session->models);
 	row->age_ms = age_ms(session, session->since_ms);
 	row->n_requests = session->n_requests;
+	row->peak_bytes = session->peak_bytes;
+	row->n_owned = session->n_owned;
+	row->n_passed = session->n_passed;
+	row->devices = place->list;
 	for (uint32_t i = 0; i < session->server->n_devices; i++) {
+		Glake__Wire__SessionDevice *device = &place->devices[row->n_devices];
 		row->reserved_bytes += session->devices[i].reserved_bytes;
 		row->shared_bytes += session->devices[i].shared_bytes;
+		if (row->n_devices < RPC_MAX_DEVICES && describe_share(session, i, device)) {
+			place->list[row->n_devices++] = device;
+		}
 	}
 }
 
@@ -189,6 +244,9 @@ void rpc_session_list(struct session *session, const request_t *request, struct 
 {
 	static Glake__Wire__SessionInfo rows[PAGE_ROWS];
 	static Glake__Wire__SessionInfo *list[PAGE_ROWS];
+	static Glake__Wire__SessionDevice devices[PAGE_DEVICES];
+	static Glake__Wire__SessionDevice *device_list[PAGE_DEVICES];
+	size_t n_devices = 0;
 	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
 	Glake__Wire__SessionListAnswer body = GLAKE__WIRE__SESSION_LIST_ANSWER__INIT;
 	struct page page = {0};
@@ -199,11 +257,17 @@ void rpc_session_list(struct session *session, const request_t *request, struct 
 			continue;
 		}
 		Glake__Wire__SessionInfo next;
-		describe_session(other, &next);
+		const struct device_place place = {&devices[n_devices], &device_list[n_devices]};
+		if (n_devices + RPC_MAX_DEVICES > PAGE_DEVICES) {
+			body.next = list[page.n_rows - 1]->session;
+			break;
+		}
+		describe_session(other, &place, &next);
 		if (!page_has_room(&page, glake__wire__session_info__get_packed_size(&next))) {
 			body.next = list[page.n_rows - 1]->session;
 			break;
 		}
+		n_devices += next.n_devices;
 		rows[page.n_rows - 1] = next;
 		list[page.n_rows - 1] = &rows[page.n_rows - 1];
 	}

@@ -278,22 +278,3 @@ void rpc_chunk_open(struct session *session, const request_t *request, struct fd
 	answer.chunk_open = &opens;
 	rpc_answer(session, request->id, &answer, opened, body->n_ids);
 }
-
-/* An answer to all that it was asked up to @id; what it gave back came before. */
-static void follow_reclaim(struct session *session, uint64_t id)
-{
-	if (id <= session->followed_reclaim || id > session->last_reclaim) {
-		return;
-	}
-	session->followed_reclaim = id;
-	session->reclaim_ms = uv_now(&session->server->loop);
-	allocator_look_again(&session->server->allocator);
-}
-
-void rpc_usage_report(struct session *session, const request_t *request, struct fdlist *fds)
-{
-	session->live_bytes = request->usage_report->live_bytes;
-	session->warm_bytes = request->usage_report->warm_bytes;
-	follow_reclaim(session, request->usage_report->reclaim);
-	rpc_answer_ok(session, request->id);
-}

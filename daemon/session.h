@@ -58,9 +58,18 @@ struct pending {
 	void (*cancel)(struct pending *pending);
 };
 
+/* What a process has of the driver itself on a device, as it reports; bounded, and never trusted. */
+struct driver_memory {
+	uint64_t managed_bytes; /* as asked for */
+	uint64_t array_bytes;
+	uint64_t graph_bytes;
+	uint64_t other_bytes;
+};
+
 struct session_device {
 	uint64_t reserved_bytes; /* of chunks */
 	uint64_t shared_bytes;   /* of models and blocks */
+	struct driver_memory driver;
 };
 
 struct session {
@@ -86,6 +95,9 @@ struct session {
 	struct held_block *blocks;
 	uint64_t live_bytes; /* as the client reports, and so the next */
 	uint64_t warm_bytes;
+	uint64_t peak_bytes;
+	uint64_t n_owned;
+	uint64_t n_passed;
 
 	uint64_t last_reclaim;           /* id of the last Reclaim that it was sent; 0 = none yet */
 	uint64_t followed_reclaim;       /* of the last that it answered */

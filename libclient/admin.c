@@ -32,6 +32,15 @@ static void take_device(struct glake_device_status *to, const Glake__Wire__Devic
 		.logical_bytes = from->logical_bytes,
 		.logical_block_bytes = from->logical_block_bytes,
 		.free_bytes = from->free_bytes,
+		.context_bytes = from->context_bytes,
+		.managed_bytes = from->managed_bytes,
+		.array_bytes = from->array_bytes,
+		.graph_bytes = from->graph_bytes,
+		.other_bytes = from->other_bytes,
+		.mover_bytes = from->mover_bytes,
+		.foreign_bytes = from->foreign_bytes,
+		.unaccounted_bytes = from->unaccounted_bytes,
+		.n_foreign = from->n_foreign,
 		.fabric = TEXT(from->fabric),
 		.rdma = from->rdma,
 	};
@@ -175,30 +184,56 @@ static void ask_sessions(Glake__Wire__Request *request, void *body, uint64_t aft
 	request->session_list = sessions;
 }
 
+static int show_session(const Glake__Wire__SessionInfo *from, const struct list *list)
+{
+	cleanup_free struct glake_session_device *devices = calloc(from->n_devices + 1,
+	                                                           sizeof(*devices));
+	if (!devices) {
+		return glake__fail(-ENOMEM, "out of memory");
+	}
+	for (size_t i = 0; i < from->n_devices; i++) {
+		devices[i] = (struct glake_session_device){
+			.device = from->devices[i]->device,
+			.reserved_bytes = from->devices[i]->reserved_bytes,
+			.shared_bytes = from->devices[i]->shared_bytes,
+			.managed_bytes = from->devices[i]->managed_bytes,
+			.array_bytes = from->devices[i]->array_bytes,
+			.graph_bytes = from->devices[i]->graph_bytes,
+			.other_bytes = from->devices[i]->other_bytes,
+			.process_bytes = from->devices[i]->process_bytes,
+		};
+	}
+	struct glake_session_row row = {
+		.session = from->session,
+		.pid = from->pid,
+		.uid = from->uid,
+		.program = TEXT(from->program),
+		.tenant = TEXT(from->tenant),
+		.realm = TEXT(from->realm),
+		.reserved_bytes = from->reserved_bytes,
+		.live_bytes = from->live_bytes,
+		.warm_bytes = from->warm_bytes,
+		.shared_bytes = from->shared_bytes,
+		.n_chunks = from->n_chunks,
+		.n_models = from->n_models,
+		.age_ms = from->age_ms,
+		.n_requests = from->n_requests,
+		.peak_bytes = from->peak_bytes,
+		.n_owned = from->n_owned,
+		.n_passed = from->n_passed,
+		.n_devices = (uint32_t)from->n_devices,
+		.devices = devices,
+	};
+	return list->row.session(list->user, &row);
+}
+
 static int show_sessions(const Glake__Wire__Answer *answer, const struct list *list,
                          uint64_t *next_out)
 {
 	const Glake__Wire__SessionListAnswer *page = answer->session_list;
 	int r = 0;
 	for (size_t i = 0; r == 0 && i < page->n_sessions; i++) {
-		const Glake__Wire__SessionInfo *from = page->sessions[i];
-		struct glake_session_row row = {
-			.session = from->session,
-			.pid = from->pid,
-			.uid = from->uid,
-			.program = TEXT(from->program),
-			.tenant = TEXT(from->tenant),
-			.realm = TEXT(from->realm),
-			.reserved_bytes = from->reserved_bytes,
-			.live_bytes = from->live_bytes,
-			.warm_bytes = from->warm_bytes,
-			.shared_bytes = from->shared_bytes,
-			.n_chunks = from->n_chunks,
-			.n_models = from->n_models,
-			.age_ms = from->age_ms,
-			.n_requests = from->n_requests,
-		};
-		r = list->row.session(list->user, &row);
+		r = show_session(page->sessions[i], list);
 	}
 	*next_out = page->next;
 	return r;

@@ -21,7 +21,7 @@ static int add_live_locked(struct glake__books *books, struct glake__backing *ba
 {
 	int r = glake__ptr_table_add(&books->live, backing->ptr, backing);
 	if (r == 0) {
-		books->live_bytes += backing->n_bytes;
+		glake__books_add_live(books, backing->n_bytes);
 	}
 	return r;
 }

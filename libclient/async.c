@@ -65,7 +65,7 @@ static glake_ptr unpark(struct glake_session *session, struct glake__backing *ba
 {
 	pthread_mutex_lock(&session->books.lock);
 	backing->is_parked = false;
-	session->books.live_bytes += backing->n_bytes;
+	glake__books_add_live(&session->books, backing->n_bytes);
 	pthread_mutex_unlock(&session->books.lock);
 	return backing->ptr;
 }

@@ -7,11 +7,19 @@
 #include "libclient/rpc.h"
 #include "proto/limits.h"
 
-static void count(struct glake_session *session, int64_t n_bytes)
+static void count_new(struct glake_session *session, uint64_t n_bytes)
 {
 	pthread_mutex_lock(&session->books.lock);
-	session->books.live_bytes += (uint64_t)n_bytes;
-	session->books.reserved_bytes += (uint64_t)n_bytes;
+	glake__books_add_live(&session->books, n_bytes);
+	session->books.reserved_bytes += n_bytes;
+	pthread_mutex_unlock(&session->books.lock);
+}
+
+static void count_gone(struct glake_session *session, uint64_t n_bytes)
+{
+	pthread_mutex_lock(&session->books.lock);
+	session->books.live_bytes -= n_bytes;
+	session->books.reserved_bytes -= n_bytes;
 	pthread_mutex_unlock(&session->books.lock);
 }
 
@@ -38,7 +46,7 @@ int glake_chunk_new(struct glake_session *session, uint32_t device, uint64_t byt
 		r = glake__rpc_chunk_alloc(session, device, bytes, 1, &chunk, &fds);
 	}
 	if (r == 0) {
-		count(session, (int64_t)bytes);
+		count_new(session, bytes);
 		*chunk_out = chunk;
 		*fd_out = fdlist_take(&fds, 0);
 	}
@@ -70,7 +78,7 @@ int glake_chunk_free(struct glake_session *session, uint64_t chunk, uint64_t byt
 	}
 	r = glake__rpc_chunk_free(session, &chunk, 1);
 	if (r == 0 || session->link.error) {
-		count(session, -(int64_t)bytes);
+		count_gone(session, bytes);
 	}
 	return glake__leave(session, r);
 }

@@ -448,10 +448,36 @@ struct glake_usage {
 	uint64_t shared_bytes;   /* of models and blocks mapped */
 	uint64_t n_warm_allocs;  /* served without a round trip */
 	uint64_t n_cold_allocs;
+	uint64_t peak_bytes; /* the highest live_bytes */
 };
 
 /* This session's own counters. Local. */
 GLAKE_API int glake_usage(struct glake_session *session, struct glake_usage *usage);
+
+/* What a program has of the driver itself on one device, beside its contexts and code. */
+struct glake_driver_memory {
+	uint32_t device;        /* glaked's index */
+	uint64_t managed_bytes; /* as asked for: how much of it is on the device is not known */
+	uint64_t array_bytes;
+	uint64_t graph_bytes; /* kept for the allocations of graphs */
+	uint64_t other_bytes; /* allocations and pools */
+};
+
+struct glake_program_usage {
+	size_t size;       /* set by the caller */
+	uint64_t n_owned;  /* allocations served with memory of glaked */
+	uint64_t n_passed; /* allocations left to the driver that glaked should have served */
+	const struct glake_driver_memory *driver; /* borrowed; each device at most once */
+	size_t n_driver;
+};
+
+/*
+ * What the library cannot know of the program that it works for: told to glaked with the next report,
+ * for listings. It replaces what was set before. Local. -ENODEV: no such device, -EINVAL: one that is
+ * there twice; nothing is changed then.
+ */
+GLAKE_API int glake_set_program_usage(struct glake_session *session,
+                                      const struct glake_program_usage *usage);
 
 #ifdef __cplusplus
 }

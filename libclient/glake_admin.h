@@ -30,7 +30,20 @@ struct glake_device_status {
 	uint64_t logical_bytes;    /* sum over sessions of bytes mapped */
 	uint64_t logical_block_bytes;
 	uint64_t free_bytes; /* of the device as the daemon last saw it; 0 = not known */
-	const char *fabric;  /* "yes", or the reason why not */
+	/*
+	 * What is used of the device and not physical, by NVML: memory that the processes of
+	 * sessions have of the driver itself,
+	 */
+	uint64_t context_bytes; /* contexts and code: all that they do not report */
+	uint64_t managed_bytes; /* as they report, no more than NVML says; and so the next */
+	uint64_t array_bytes;
+	uint64_t graph_bytes;
+	uint64_t other_bytes;
+	uint64_t mover_bytes;       /* glake-mover's, */
+	uint64_t foreign_bytes;     /* that of processes without a session, */
+	uint64_t unaccounted_bytes; /* and the rest; 0 while free_bytes is not known */
+	uint32_t n_foreign;         /* processes without a session */
+	const char *fabric;         /* "yes", or the reason why not */
 	int rdma;
 };
 
@@ -57,6 +70,18 @@ GLAKE_API int glake_get_status(struct glake_session *session, glake_status_fn ro
 typedef int (*glake_metric_fn)(void *user, const char *name, uint64_t value, const char *help);
 GLAKE_API int glake_get_stats(struct glake_session *session, glake_metric_fn row, void *user);
 
+/* What a session, and the process that it is of, has on one device. */
+struct glake_session_device {
+	uint32_t device;
+	uint64_t reserved_bytes;
+	uint64_t shared_bytes;
+	uint64_t managed_bytes; /* of the driver itself, as the program reports; and so the next */
+	uint64_t array_bytes;
+	uint64_t graph_bytes;
+	uint64_t other_bytes;
+	uint64_t process_bytes; /* all that the process has of the driver, by NVML; 0 = not known */
+};
+
 struct glake_session_row {
 	uint64_t session;
 	uint32_t pid;
@@ -72,6 +97,11 @@ struct glake_session_row {
 	uint32_t n_models;
 	uint64_t age_ms;
 	uint64_t n_requests;
+	uint64_t peak_bytes; /* the highest live_bytes; it and the next as the program reports */
+	uint64_t n_owned;    /* allocations served with memory of glaked */
+	uint64_t n_passed;   /* allocations left to the driver that glaked should have served */
+	uint32_t n_devices;  /* where it has anything */
+	const struct glake_session_device *devices;
 };
 
 typedef int (*glake_session_fn)(void *user, const struct glake_session_row *row);

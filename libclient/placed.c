@@ -142,7 +142,7 @@ static void settle(struct glake_session *session, struct glake__backing *backing
 	pthread_mutex_lock(&books->lock);
 	backing->is_busy = false;
 	if (keep) {
-		books->live_bytes += backing->n_bytes;
+		glake__books_add_live(books, backing->n_bytes);
 	} else {
 		struct glake__placed *placed = find_locked(books, backing->ptr, backing->n_bytes);
 		*link_at(placed, backing->ptr) = backing->next;

@@ -145,6 +145,7 @@ void glake__session_unref(struct glake_session *session)
 		return;
 	}
 	glake__link_deinit(&session->link);
+	free(session->program.driver);
 	free(session->devices);
 	free(session);
 }

@@ -43,10 +43,35 @@ struct glake__books {
 	struct glake_model *models;   /* owned list */
 	struct glake_block *blocks;   /* owned list */
 	uint64_t live_bytes;
+	uint64_t peak_bytes; /* the highest live_bytes */
 	uint64_t reserved_bytes;
 	uint64_t shared_bytes;
 	uint64_t n_warm_allocs;
 	uint64_t n_cold_allocs;
+};
+
+/* The program holds @n_bytes more. Called with the books lock held. */
+static inline void glake__books_add_live(struct glake__books *books, uint64_t n_bytes)
+{
+	books->live_bytes += n_bytes;
+	if (books->live_bytes > books->peak_bytes) {
+		books->peak_bytes = books->live_bytes;
+	}
+}
+
+/* What the last report said; of the program, only which of its numbers those were. */
+struct glake__usage {
+	uint64_t live_bytes;
+	uint64_t warm_bytes;
+	uint64_t peak_bytes;
+	uint64_t program_version;
+};
+
+struct glake__program {
+	uint64_t version; /* counts the changes of what follows */
+	uint64_t n_owned;
+	uint64_t n_passed;
+	struct glake_driver_memory *driver; /* owned; by position in devices, NULL until set */
 };
 
 struct glake_session {
@@ -70,7 +95,8 @@ struct glake_session {
 
 	pthread_mutex_t usage_lock; /* innermost, for the fields of usage.c below */
 	uint64_t usage_sent_ns;
-	uint64_t usage_sent[2];
+	struct glake__usage usage_sent;
+	struct glake__program program; /* of glake_set_program_usage() */
 };
 
 /*

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Telling the daemon what only this process knows: bytes in use, warm and mapped. For listings.
+ * Telling the daemon what only this process knows: bytes in use, warm and at most in use, and what
+ * the program says of itself. For listings.
  *
  * Lazy: after some other request, or at glake_dispatch(), when the numbers have changed and the
  * last report is USAGE_PERIOD_NS old. The warm path never comes here. At once as the answer to a

@@ -48,6 +48,9 @@ static inline uint64_t glake_chunk_bytes(uint64_t content_bytes)
  */
 #define GLAKE_MAX_BLOCK_BYTES (128ull * 1024 * 1024)
 
+/* Numbers that a client reports about itself are cut to this: so many can be added up. 1 PiB. */
+#define GLAKE_MAX_REPORTED_BYTES (1ull << 50)
+
 /* Names of tensors, models, programs: longer ones are refused. */
 #define GLAKE_MAX_NAME_BYTES 1024u
 #define GLAKE_MAX_TENSORS 1000000u

@@ -324,6 +324,8 @@ static bool memory_request(struct client *client, struct input *input, unsigned 
 	request_t request = GLAKE__WIRE__REQUEST__INIT;
 	Glake__Wire__ChunkAlloc alloc = GLAKE__WIRE__CHUNK_ALLOC__INIT;
 	Glake__Wire__ChunkFree free_ = GLAKE__WIRE__CHUNK_FREE__INIT;
+	Glake__Wire__DriverMemory driver[4];
+	Glake__Wire__DriverMemory *list[n_elements(driver)];
 	Glake__Wire__UsageReport usage = GLAKE__WIRE__USAGE_REPORT__INIT;
 	uint64_t ids[4];
 	switch (choice) {
@@ -342,6 +344,15 @@ static bool memory_request(struct client *client, struct input *input, unsigned 
 	default:
 		usage.live_bytes = take_size(input);
 		usage.warm_bytes = take_size(input);
+		usage.n_driver = take_byte(input) % (n_elements(driver) + 1);
+		for (size_t i = 0; i < usage.n_driver; i++) {
+			glake__wire__driver_memory__init(&driver[i]);
+			driver[i].device = take_byte(input) % 3;
+			driver[i].managed_bytes = take_raw(input);
+			driver[i].other_bytes = take_raw(input);
+			list[i] = &driver[i];
+		}
+		usage.driver = list;
 		return SEND(client, USAGE_REPORT, usage_report, &usage);
 	}
 }

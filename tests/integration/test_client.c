@@ -510,6 +510,89 @@ START_TEST(the_daemon_learns_of_usage)
 }
 END_TEST
 
+static int find_driver(void *user, const struct glake_session_row *row)
+{
+	struct glake_session_device *device = user;
+	if (row->pid != (uint32_t)getpid()) {
+		return 0;
+	}
+	*device = row->n_devices ? row->devices[row->n_devices - 1] : *device;
+	return 1;
+}
+
+START_TEST(what_the_program_says_of_itself_is_passed_on)
+{
+	struct glake_session *session = connect_new();
+	struct glake_session_device device = {0};
+	struct glake_driver_memory driver[] = {
+		{.device = 1,
+	         .managed_bytes = 5,
+	         .array_bytes = 6,
+	         .graph_bytes = 7,
+	         .other_bytes = 8},
+		{.device = 1},
+	};
+	struct glake_program_usage usage = {
+		.size = sizeof(usage),
+		.n_owned = 11,
+		.n_passed = 3,
+		.driver = driver,
+		.n_driver = 1,
+	};
+	assert_ok(glake_set_program_usage(session, &usage));
+	usleep(120000);
+	ck_assert_int_ge(glake_dispatch(session), 0);
+	ck_assert_uint_eq(row_of(session).n_owned, 11);
+	ck_assert_uint_eq(row_of(session).n_passed, 3);
+	ck_assert_int_eq(glake_list_sessions(session, find_driver, &device), 1);
+	ck_assert_uint_eq(device.device, 1);
+	ck_assert_uint_eq(device.managed_bytes, 5);
+	ck_assert_uint_eq(device.array_bytes, 6);
+	ck_assert_uint_eq(device.graph_bytes, 7);
+	ck_assert_uint_eq(device.other_bytes, 8);
+
+	/* The same once more is no news; what makes no sense changes nothing. */
+	uint64_t n_requests = row_of(session).n_requests;
+	assert_ok(glake_set_program_usage(session, &usage));
+	usleep(120000);
+	ck_assert_int_ge(glake_dispatch(session), 0);
+	ck_assert_uint_eq(row_of(session).n_requests, n_requests + 1);
+	usage.n_driver = 2;
+	usage.n_owned = 99;
+	ck_assert_int_eq(glake_set_program_usage(session, &usage), -EINVAL);
+	driver[0].device = 2;
+	usage.n_driver = 1;
+	ck_assert_int_eq(glake_set_program_usage(session, &usage), -ENODEV);
+	usleep(120000);
+	ck_assert_int_ge(glake_dispatch(session), 0);
+	ck_assert_uint_eq(row_of(session).n_owned, 11);
+	glake_disconnect(session);
+}
+END_TEST
+
+START_TEST(the_highest_that_was_live_is_kept)
+{
+	struct glake_session *session = connect_new();
+	glake_ptr one;
+	glake_ptr two;
+	uint64_t chunk;
+	int fd;
+	assert_ok(glake_alloc(session, 0, 6 * MIB, 0, &one));
+	assert_ok(glake_alloc(session, 1, 4 * MIB, 0, &two));
+	assert_ok(glake_chunk_new(session, 0, 2 * MIB, &chunk, &fd));
+	close(fd);
+	assert_ok(glake_free(session, one));
+	assert_ok(glake_chunk_free(session, chunk, 2 * MIB));
+	assert_ok(glake_alloc(session, 0, 6 * MIB, 0, &one));
+	ck_assert_uint_eq(usage_of(session).live_bytes, 10 * MIB);
+	ck_assert_uint_eq(usage_of(session).peak_bytes, 12 * MIB);
+	usleep(120000);
+	assert_ok(glake_ping(session));
+	ck_assert_uint_eq(row_of(session).peak_bytes, 12 * MIB);
+	glake_disconnect(session);
+}
+END_TEST
+
 static struct glake_device_view view_of(struct glake_session *session, uint32_t index)
 {
 	struct glake_device_view view = {.size = sizeof(view)};
@@ -603,6 +686,8 @@ int main(int argc, char **argv)
 		a_session_ends_though_a_child_holds_the_socket,
 		threads_share_a_session,
 		the_daemon_learns_of_usage,
+		what_the_program_says_of_itself_is_passed_on,
+		the_highest_that_was_live_is_kept,
 		what_is_left_of_a_device_is_one_question,
 		without_the_driver_only_requests_work,
 	};

@@ -646,6 +646,91 @@ START_TEST(ids_that_nobody_has_are_refused)
 }
 END_TEST
 
+static Glake__Wire__Status send_report(int connection, Glake__Wire__UsageReport *report)
+{
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_USAGE_REPORT;
+	request.usage_report = report;
+	return connection_status(connection, &request, NULL, 0);
+}
+
+/* What the list of sessions has of the youngest one; the caller's. */
+static Glake__Wire__Answer *list_sessions(const Glake__Wire__SessionInfo **last_out)
+{
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	Glake__Wire__SessionList body = GLAKE__WIRE__SESSION_LIST__INIT;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_SESSION_LIST;
+	request.session_list = &body;
+	Glake__Wire__Answer *answer = connection_call(witness, &request, NULL, 0, NULL);
+	const Glake__Wire__SessionListAnswer *list = answer->session_list;
+	ck_assert_int_eq(answer->body_case, GLAKE__WIRE__ANSWER__BODY_SESSION_LIST);
+	ck_assert_uint_eq(list->n_sessions, 2);
+	*last_out = list->sessions[1];
+	return answer;
+}
+
+START_TEST(reports_are_cut_or_refused)
+{
+	enum { MANY = 1000 };
+	static Glake__Wire__DriverMemory rows[MANY];
+	static Glake__Wire__DriverMemory *list[MANY];
+	const Glake__Wire__SessionInfo *info;
+	Glake__Wire__UsageReport report = GLAKE__WIRE__USAGE_REPORT__INIT;
+	start();
+	int connection = connection_hello(&harness);
+	for (uint32_t i = 0; i < MANY; i++) {
+		glake__wire__driver_memory__init(&rows[i]);
+		rows[i].device = i;
+		rows[i].managed_bytes = UINT64_MAX;
+		rows[i].array_bytes = UINT64_MAX;
+		rows[i].graph_bytes = UINT64_MAX;
+		rows[i].other_bytes = UINT64_MAX;
+		list[i] = &rows[i];
+	}
+	report.live_bytes = report.warm_bytes = report.peak_bytes = UINT64_MAX;
+	report.n_owned = report.n_passed = UINT64_MAX;
+	report.driver = list;
+	report.n_driver = 2;
+	ck_assert_int_eq(send_report(connection, &report), GLAKE__WIRE__STATUS__OK);
+	Glake__Wire__Answer *answer = list_sessions(&info);
+	ck_assert_uint_eq(info->live_bytes, GLAKE_MAX_REPORTED_BYTES);
+	ck_assert_uint_eq(info->warm_bytes, GLAKE_MAX_REPORTED_BYTES);
+	ck_assert_uint_eq(info->peak_bytes, GLAKE_MAX_REPORTED_BYTES);
+	ck_assert_uint_eq(info->n_passed, UINT64_MAX);
+	ck_assert_uint_eq(info->n_devices, 2);
+	ck_assert_uint_eq(info->devices[1]->device, 1);
+	ck_assert_uint_eq(info->devices[1]->managed_bytes, GLAKE_MAX_REPORTED_BYTES);
+	ck_assert_uint_eq(info->devices[1]->array_bytes, 256ull << 20);
+	ck_assert_uint_eq(info->devices[1]->graph_bytes, 256ull << 20);
+	ck_assert_uint_eq(info->devices[1]->other_bytes, 256ull << 20);
+	connection_free(answer);
+
+	/* Refused whole: what was reported before stays. */
+	report.live_bytes = 1;
+	report.n_driver = MANY;
+	ck_assert_int_eq(send_report(connection, &report), GLAKE__WIRE__STATUS__BAD_REQUEST);
+	report.n_driver = 2;
+	rows[1].device = 0;
+	ck_assert_int_eq(send_report(connection, &report), GLAKE__WIRE__STATUS__BAD_REQUEST);
+	rows[1].device = UINT32_MAX;
+	ck_assert_int_eq(send_report(connection, &report), GLAKE__WIRE__STATUS__BAD_REQUEST);
+	answer = list_sessions(&info);
+	ck_assert_uint_eq(info->live_bytes, GLAKE_MAX_REPORTED_BYTES);
+	ck_assert_uint_eq(info->n_devices, 2);
+	connection_free(answer);
+
+	/* A report is all there is: what it does not name is gone. */
+	report.n_driver = 0;
+	ck_assert_int_eq(send_report(connection, &report), GLAKE__WIRE__STATUS__OK);
+	answer = list_sessions(&info);
+	ck_assert_uint_eq(info->live_bytes, 1);
+	ck_assert_uint_eq(info->n_devices, 0);
+	connection_free(answer);
+	connection_close(&connection);
+	stop();
+}
+END_TEST
+
 START_TEST(one_id_given_twice_is_freed_once)
 {
 	struct fdlist fds;
@@ -756,6 +841,7 @@ int main(void)
 	suite_add_timed(suite, files_of_bad_content_are_refused, 120);
 	suite_add_timed(suite, chunks_of_another_session_are_out_of_reach, 120);
 	suite_add_timed(suite, ids_that_nobody_has_are_refused, 120);
+	suite_add(suite, reports_are_cut_or_refused);
 	suite_add_timed(suite, one_id_given_twice_is_freed_once, 120);
 	suite_add_timed(suite, models_of_another_session_are_out_of_reach, 120);
 	suite_add_timed(suite, pages_behind_the_end_are_empty, 120);

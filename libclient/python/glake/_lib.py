@@ -55,7 +55,7 @@ class TensorInfo(Structure):
 class Usage(Structure):
     _fields_ = [("size", c_size_t), ("live_bytes", c_uint64), ("reserved_bytes", c_uint64),
                 ("warm_bytes", c_uint64), ("shared_bytes", c_uint64), ("n_warm_allocs", c_uint64),
-                ("n_cold_allocs", c_uint64)]
+                ("n_cold_allocs", c_uint64), ("peak_bytes", c_uint64)]
 
 
 # ---- structs of glake_admin.h ----
@@ -66,7 +66,12 @@ class DeviceStatus(Structure):
                 ("private_bytes", c_uint64), ("block_bytes", c_uint64),
                 ("used_block_bytes", c_uint64), ("pool_bytes", c_uint64),
                 ("logical_bytes", c_uint64), ("logical_block_bytes", c_uint64),
-                ("free_bytes", c_uint64), ("fabric", c_char_p), ("rdma", c_int)]
+                ("free_bytes", c_uint64), ("context_bytes", c_uint64),
+                ("managed_bytes", c_uint64), ("array_bytes", c_uint64),
+                ("graph_bytes", c_uint64), ("other_bytes", c_uint64),
+                ("mover_bytes", c_uint64), ("foreign_bytes", c_uint64),
+                ("unaccounted_bytes", c_uint64), ("n_foreign", c_uint32),
+                ("fabric", c_char_p), ("rdma", c_int)]
 
 
 class Status(Structure):
@@ -77,12 +82,21 @@ class Status(Structure):
                 ("n_devices", c_uint32), ("devices", POINTER(DeviceStatus))]
 
 
+class SessionDevice(Structure):
+    _fields_ = [("device", c_uint32), ("reserved_bytes", c_uint64), ("shared_bytes", c_uint64),
+                ("managed_bytes", c_uint64), ("array_bytes", c_uint64),
+                ("graph_bytes", c_uint64), ("other_bytes", c_uint64),
+                ("process_bytes", c_uint64)]
+
+
 class SessionRow(Structure):
     _fields_ = [("session", c_uint64), ("pid", c_uint32), ("uid", c_uint32),
                 ("program", c_char_p), ("tenant", c_char_p), ("realm", c_char_p),
                 ("reserved_bytes", c_uint64), ("live_bytes", c_uint64), ("warm_bytes", c_uint64),
                 ("shared_bytes", c_uint64), ("n_chunks", c_uint32), ("n_models", c_uint32),
-                ("age_ms", c_uint64), ("n_requests", c_uint64)]
+                ("age_ms", c_uint64), ("n_requests", c_uint64), ("peak_bytes", c_uint64),
+                ("n_owned", c_uint64), ("n_passed", c_uint64), ("n_devices", c_uint32),
+                ("devices", POINTER(SessionDevice))]
 
 
 class TenantDevice(Structure):
