@@ -106,6 +106,8 @@ int ctl_print_list(struct ctl *ctl, const char *key, const struct field *fields,
                    int (*fill)(struct ctl *ctl, struct ctl_list *list));
 /* As callback of glake_admin.h's lists: @list is a struct ctl_list, @row matches its fields. */
 int ctl_list_add(void *list, const void *row);
+/* The same; in JSON the row has a member @key besides, @more, which is taken over. */
+int ctl_list_add_more(void *list, const void *row, const char *key, json_t *more);
 
 /* ---- the commands, by file ---- */
 

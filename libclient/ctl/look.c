@@ -38,6 +38,14 @@ static const struct field device_fields[] = {
 	FIELD(ROW, logical_bytes, U64, BYTES, NULL),
 	FIELD(ROW, logical_block_bytes, U64, BYTES, NULL),
 	FIELD(ROW, free_bytes, U64, BYTES, NULL),
+	FIELD(ROW, context_bytes, U64, BYTES, NULL),
+	FIELD(ROW, managed_bytes, U64, BYTES, NULL),
+	FIELD(ROW, array_bytes, U64, BYTES, NULL),
+	FIELD(ROW, graph_bytes, U64, BYTES, NULL),
+	FIELD(ROW, other_bytes, U64, BYTES, NULL),
+	FIELD(ROW, mover_bytes, U64, BYTES, NULL),
+	FIELD(ROW, foreign_bytes, U64, BYTES, NULL),
+	FIELD(ROW, n_foreign, U32, PLAIN, NULL),
 	FIELD(ROW, fabric, TEXT, PLAIN, NULL),
 	FIELD(ROW, rdma, BOOL, PLAIN, NULL),
 };
@@ -68,27 +76,16 @@ static double dedup_ratio(const struct glake_device_status *device)
 	return (double)device->logical_block_bytes / (double)device->used_block_bytes;
 }
 
-/* What the device says is used and glake did not make: contexts, and memory of others. */
-static bool unaccounted(const struct glake_device_status *device, uint64_t *bytes_out)
-{
-	uint64_t known = device->free_bytes + device->physical_bytes;
-	if (device->free_bytes == 0) {
-		return false;
-	}
-	*bytes_out = known < device->total_bytes ? device->total_bytes - known : 0;
-	return true;
-}
-
 static json_t *device_object(const struct glake_device_status *device)
 {
 	json_t *object = field_object(device_fields, sizeof(device_fields) / sizeof(*device_fields),
 	                              device);
-	uint64_t rest;
 	double ratio = dedup_ratio(device);
 	json_object_set_new(object, "dedup_ratio", ratio < 0 ? json_null() : json_real(ratio));
 	json_object_set_new(object, "unaccounted_bytes",
-	                    unaccounted(device, &rest) ? json_integer((json_int_t)rest)
-	                                               : json_null());
+	                    device->free_bytes > 0
+	                            ? json_integer((json_int_t)device->unaccounted_bytes)
+	                            : json_null());
 	return object;
 }
 
@@ -122,36 +119,52 @@ static void text_line(struct ctl *ctl, const char *label, const char *text)
 	free(escaped);
 }
 
+/* A number as `status` shows it, in one of several buffers that take turns. */
+static const char *size(const struct ctl *ctl, uint64_t n_bytes)
+{
+	static char texts[8][TEXT_NUMBER_BYTES];
+	static unsigned next;
+	char *text = texts[next++ % 8];
+	field_bytes(n_bytes, ctl->exact, text, TEXT_NUMBER_BYTES);
+	return text;
+}
+
+/* What the device says is used, and glaked did not make. */
+static void print_account(struct ctl *ctl, const struct glake_device_status *device)
+{
+	uint64_t sessions_bytes = device->context_bytes + device->managed_bytes +
+	                          device->array_bytes + device->graph_bytes + device->other_bytes;
+	line(ctl, "  driver", "%s of sessions: contexts and code %s, managed %s, arrays %s,",
+	     size(ctl, sessions_bytes), size(ctl, device->context_bytes),
+	     size(ctl, device->managed_bytes), size(ctl, device->array_bytes));
+	line(ctl, "", "graphs %s, other %s; of the mover %s", size(ctl, device->graph_bytes),
+	     size(ctl, device->other_bytes), size(ctl, device->mover_bytes));
+	line(ctl, "  others", "%s in %" PRIu32 " processes without a session",
+	     size(ctl, device->foreign_bytes), device->n_foreign);
+	line(ctl, "  unaccounted", "%s",
+	     device->free_bytes > 0 ? size(ctl, device->unaccounted_bytes) : "?");
+}
+
 static void print_device(struct ctl *ctl, const struct glake_device_status *device)
 {
-	enum { TOTAL, FREE, PHYSICAL, PRIVATE, BLOCKS, USED, POOL, LOGICAL, LOGICAL_BLOCKS, REST };
-	char size[REST + 1][TEXT_NUMBER_BYTES];
-	uint64_t rest = 0;
-	bool is_known = unaccounted(device, &rest);
-	const uint64_t bytes[] = {
-		device->total_bytes,         device->free_bytes,
-		device->physical_bytes,      device->private_bytes,
-		device->block_bytes,         device->used_block_bytes,
-		device->pool_bytes,          device->logical_bytes,
-		device->logical_block_bytes, rest,
-	};
-	for (int i = TOTAL; i <= REST; i++) {
-		field_bytes(bytes[i], ctl->exact, size[i], sizeof(size[i]));
-	}
 	char *name = text_escape(device->name ? device->name : "");
 	fprintf(ctl->out, "\ndevice %-7" PRIu32 "%s\n", device->index, name ? name : "");
 	free(name);
-	line(ctl, "  total", "%s, free %s", size[TOTAL], is_known ? size[FREE] : "?");
+	line(ctl, "  total", "%s, free %s", size(ctl, device->total_bytes),
+	     device->free_bytes > 0 ? size(ctl, device->free_bytes) : "?");
 	line(ctl, "  physical", "%s: private %s, blocks %s (in use %s), made ahead %s",
-	     size[PHYSICAL], size[PRIVATE], size[BLOCKS], size[USED], size[POOL]);
-	line(ctl, "  logical", "%s, of it blocks %s", size[LOGICAL], size[LOGICAL_BLOCKS]);
+	     size(ctl, device->physical_bytes), size(ctl, device->private_bytes),
+	     size(ctl, device->block_bytes), size(ctl, device->used_block_bytes),
+	     size(ctl, device->pool_bytes));
+	line(ctl, "  logical", "%s, of it blocks %s", size(ctl, device->logical_bytes),
+	     size(ctl, device->logical_block_bytes));
 	double ratio = dedup_ratio(device);
 	if (ratio < 0) {
 		line(ctl, "  dedup ratio", "-");
 	} else {
 		line(ctl, "  dedup ratio", "%.2f", ratio);
 	}
-	line(ctl, "  unaccounted", "%s", is_known ? size[REST] : "?");
+	print_account(ctl, device);
 	text_line(ctl, "  fabric", device->fabric);
 	line(ctl, "  rdma", "%s", device->rdma ? "yes" : "no");
 }

@@ -6,23 +6,51 @@
 #include "ctl/field.h"
 #include "glake_admin.h"
 
-#define ROW struct glake_session_row
+#define ROW struct shown
+
+/* A session as `sessions` shows it. */
+struct shown {
+	struct glake_session_row row; /* its texts and devices borrowed */
+	double utilization;           /* live / reserved; -1 with nothing reserved */
+	uint64_t driver_bytes;        /* that its process has of the driver, on all devices */
+};
+
+#define OF_ROW(member, type_, style_, title_) \
+	{ \
+		.key = #member, .offset = offsetof(ROW, row.member), .type = FIELD_##type_, \
+		.style = FIELD_##style_, .title = title_ \
+	}
 
 static const struct field session_fields[] = {
-	FIELD(ROW, session, U64, PLAIN, "SESSION"),
-	FIELD(ROW, pid, U32, PLAIN, "PID"),
-	FIELD(ROW, uid, U32, PLAIN, "UID"),
-	FIELD(ROW, program, TEXT, PLAIN, "PROGRAM"),
-	FIELD(ROW, tenant, TEXT, PLAIN, "TENANT"),
-	FIELD(ROW, realm, TEXT, PLAIN, "REALM"),
-	FIELD(ROW, reserved_bytes, U64, BYTES, "RESERVED"),
-	FIELD(ROW, live_bytes, U64, BYTES, "LIVE"),
-	FIELD(ROW, warm_bytes, U64, BYTES, "WARM"),
-	FIELD(ROW, shared_bytes, U64, BYTES, "SHARED"),
-	FIELD(ROW, n_chunks, U32, PLAIN, "CHUNKS"),
-	FIELD(ROW, n_models, U32, PLAIN, "MODELS"),
-	FIELD(ROW, age_ms, U64, MS, "AGE"),
-	FIELD(ROW, n_requests, U64, PLAIN, "REQUESTS"),
+	OF_ROW(session, U64, PLAIN, "SESSION"),
+	OF_ROW(pid, U32, PLAIN, "PID"),
+	OF_ROW(uid, U32, PLAIN, "UID"),
+	OF_ROW(program, TEXT, PLAIN, "PROGRAM"),
+	OF_ROW(tenant, TEXT, PLAIN, "TENANT"),
+	OF_ROW(realm, TEXT, PLAIN, "REALM"),
+	OF_ROW(reserved_bytes, U64, BYTES, "RESERVED"),
+	OF_ROW(live_bytes, U64, BYTES, "LIVE"),
+	OF_ROW(peak_bytes, U64, BYTES, "PEAK"),
+	OF_ROW(warm_bytes, U64, BYTES, "WARM"),
+	FIELD(ROW, utilization, RATIO, PERCENT, "UTIL"),
+	OF_ROW(shared_bytes, U64, BYTES, "SHARED"),
+	FIELD(ROW, driver_bytes, U64, BYTES, "DRIVER"),
+	OF_ROW(n_owned, U64, PLAIN, "OWNED"),
+	OF_ROW(n_passed, U64, PLAIN, "PASSED"),
+	OF_ROW(n_chunks, U32, PLAIN, NULL),
+	OF_ROW(n_models, U32, PLAIN, NULL),
+	OF_ROW(age_ms, U64, MS, "AGE"),
+	OF_ROW(n_requests, U64, PLAIN, NULL),
+};
+
+#undef ROW
+#define ROW struct glake_session_device
+
+static const struct field device_fields[] = {
+	FIELD(ROW, device, U32, PLAIN, NULL),       FIELD(ROW, reserved_bytes, U64, BYTES, NULL),
+	FIELD(ROW, shared_bytes, U64, BYTES, NULL), FIELD(ROW, managed_bytes, U64, BYTES, NULL),
+	FIELD(ROW, array_bytes, U64, BYTES, NULL),  FIELD(ROW, graph_bytes, U64, BYTES, NULL),
+	FIELD(ROW, other_bytes, U64, BYTES, NULL),  FIELD(ROW, process_bytes, U64, BYTES, NULL),
 };
 
 #undef ROW
@@ -53,9 +81,48 @@ static const struct field usage_fields[] = {
 
 #undef ROW
 
+/* Live bytes are what the client says; more than it has would be nonsense. */
+static double utilization(const struct glake_session_row *row)
+{
+	uint64_t live = row->live_bytes < row->reserved_bytes ? row->live_bytes
+	                                                      : row->reserved_bytes;
+	return row->reserved_bytes > 0 ? (double)live / (double)row->reserved_bytes : -1;
+}
+
+/* By NVML; where that does not know the process, as it says itself. */
+static uint64_t driver_bytes(const struct glake_session_row *row)
+{
+	uint64_t n_bytes = 0;
+	for (uint32_t i = 0; i < row->n_devices; i++) {
+		const struct glake_session_device *device = &row->devices[i];
+		n_bytes += device->process_bytes > 0
+		                   ? device->process_bytes
+		                   : device->managed_bytes + device->array_bytes +
+		                             device->graph_bytes + device->other_bytes;
+	}
+	return n_bytes;
+}
+
+static json_t *device_list(const struct glake_session_row *row)
+{
+	json_t *devices = json_array();
+	for (uint32_t i = 0; i < row->n_devices; i++) {
+		json_array_append_new(devices,
+		                      field_object(device_fields,
+		                                   sizeof(device_fields) / sizeof(*device_fields),
+		                                   &row->devices[i]));
+	}
+	return devices;
+}
+
 static int add_session(void *list, const struct glake_session_row *row)
 {
-	return ctl_list_add(list, row);
+	struct shown shown = {
+		.row = *row,
+		.utilization = utilization(row),
+		.driver_bytes = driver_bytes(row),
+	};
+	return ctl_list_add_more(list, &shown, "devices", device_list(row));
 }
 
 static int fill_sessions(struct ctl *ctl, struct ctl_list *list)
@@ -78,14 +145,10 @@ static int add_usage(void *list, const struct glake_session_row *row)
 		.live_bytes = row->live_bytes,
 		.reserved_bytes = row->reserved_bytes,
 		.warm_bytes = row->warm_bytes,
-		.utilization = -1,
+		.utilization = utilization(row),
 		.fragmentation = -1,
 	};
-	if (row->reserved_bytes > 0) {
-		/* Live bytes are what the client says; more than it has would be nonsense. */
-		uint64_t live = row->live_bytes < row->reserved_bytes ? row->live_bytes
-		                                                      : row->reserved_bytes;
-		usage.utilization = (double)live / (double)row->reserved_bytes;
+	if (usage.utilization >= 0) {
 		usage.fragmentation = 1 - usage.utilization;
 	}
 	return ctl_list_add(list, &usage);

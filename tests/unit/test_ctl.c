@@ -76,7 +76,16 @@ int glake_get_status(struct glake_session *session, glake_status_fn row, void *u
 			.used_block_bytes = 2 * GIB,
 			.logical_bytes = 7 * GIB,
 			.logical_block_bytes = 6 * GIB,
-			.free_bytes = 19 * GIB,
+			.free_bytes = 12 * GIB,
+			.context_bytes = 1 * GIB,
+			.managed_bytes = GIB / 2,
+			.array_bytes = GIB / 4,
+			.graph_bytes = GIB / 8,
+			.other_bytes = GIB / 16,
+			.mover_bytes = GIB / 2,
+			.foreign_bytes = 5 * GIB,
+			.n_foreign = 2,
+			.unaccounted_bytes = GIB,
 			.fabric = "no: not permitted",
 			.rdma = 1,
 		},
@@ -105,6 +114,13 @@ int glake_get_stats(struct glake_session *session, glake_metric_fn row, void *us
 
 int glake_list_sessions(struct glake_session *session, glake_session_fn row, void *user)
 {
+	const struct glake_session_device devices[] = {
+		{.device = 0,
+	         .reserved_bytes = 4 * GIB,
+	         .managed_bytes = GIB,
+	         .process_bytes = 2 * GIB},
+		{.device = 3, .array_bytes = GIB / 4, .graph_bytes = GIB / 4},
+	};
 	struct glake_session_row rows[] = {
 		{
 			.session = 1,
@@ -116,6 +132,11 @@ int glake_list_sessions(struct glake_session *session, glake_session_fn row, voi
 			.reserved_bytes = 4 * GIB,
 			.live_bytes = 3 * GIB,
 			.warm_bytes = 1 * GIB,
+			.peak_bytes = 7 * GIB / 2,
+			.n_owned = 12345,
+			.n_passed = 67,
+			.n_devices = 2,
+			.devices = devices,
 		},
 		{.session = 2,
 	         .pid = 101,
@@ -552,7 +573,13 @@ START_TEST(status_shows_all_words)
 	assert_contains(out_text,
 	                "physical    4.0 GiB: private 1.0 GiB, blocks 3.0 GiB (in use 2.0");
 	assert_contains(out_text, "dedup ratio 3.00");
+	assert_contains(out_text, "free 12.0 GiB");
+	assert_contains(out_text, "driver      1.9 GiB of sessions: contexts and code 1.0 GiB, "
+	                          "managed 512.0 MiB, arrays 256.0 MiB,");
+	assert_contains(out_text, "graphs 128.0 MiB, other 64.0 MiB; of the mover 512.0 MiB");
+	assert_contains(out_text, "others      5.0 GiB in 2 processes without a session");
 	assert_contains(out_text, "unaccounted 1.0 GiB");
+	assert_contains(out_text, "unaccounted ?");
 	assert_contains(out_text, "no: not permitted");
 	ck_assert_int_eq(run("--bytes status"), 0);
 	assert_contains(out_text, "physical    4294967296:");
@@ -566,6 +593,9 @@ START_TEST(status_shows_all_words)
 	ck_assert_double_eq_tol(json_real_value(json_object_get(first, "dedup_ratio")), 3, 1e-9);
 	ck_assert_int_eq(json_integer_value(json_object_get(first, "unaccounted_bytes")), GIB);
 	ck_assert_int_eq(json_integer_value(json_object_get(first, "used_block_bytes")), 2 * GIB);
+	ck_assert_int_eq(json_integer_value(json_object_get(first, "context_bytes")), GIB);
+	ck_assert_int_eq(json_integer_value(json_object_get(first, "foreign_bytes")), 5 * GIB);
+	ck_assert_int_eq(json_integer_value(json_object_get(first, "n_foreign")), 2);
 	ck_assert_str_eq(json_string_value(json_object_get(first, "uuid")),
 	                 "GPU-abcd0000-0000-0000-0000-000000000000");
 	ck_assert(json_is_null(json_object_get(second, "dedup_ratio")));
@@ -599,6 +629,34 @@ START_TEST(lists_have_their_columns_and_keys)
 		ck_assert_ptr_nonnull(json_object_get(row, cases[i].member));
 		json_decref(document);
 	}
+}
+END_TEST
+
+START_TEST(sessions_show_what_each_process_has)
+{
+	ck_assert_int_eq(run("sessions"), 0);
+	assert_contains(out_text, "RESERVED     LIVE     PEAK     WARM    UTIL  SHARED   DRIVER  "
+	                          "OWNED  PASSED   AGE");
+	/* By NVML on one device, by its own word on the other. */
+	assert_contains(
+		out_text,
+		" 4.0 GiB  3.0 GiB  3.5 GiB  1.0 GiB  75.0 %       0  2.5 GiB  12345      67");
+	json_t *document = run_json("sessions --json");
+	json_t *row = json_array_get(json_object_get(document, "sessions"), 0);
+	json_t *none = json_array_get(json_object_get(document, "sessions"), 1);
+	json_t *devices = json_object_get(row, "devices");
+	ck_assert_int_eq(json_integer_value(json_object_get(row, "peak_bytes")), 7 * GIB / 2);
+	ck_assert_int_eq(json_integer_value(json_object_get(row, "n_passed")), 67);
+	ck_assert_double_eq_tol(json_real_value(json_object_get(row, "utilization")), 0.75, 1e-9);
+	ck_assert_uint_eq(json_array_size(devices), 2);
+	json_t *first = json_array_get(devices, 0);
+	ck_assert_int_eq(json_integer_value(json_object_get(first, "process_bytes")), 2 * GIB);
+	ck_assert_int_eq(json_integer_value(json_object_get(first, "managed_bytes")), GIB);
+	ck_assert_int_eq(json_integer_value(json_object_get(json_array_get(devices, 1), "device")),
+	                 3);
+	ck_assert(json_is_null(json_object_get(none, "utilization")));
+	ck_assert_uint_eq(json_array_size(json_object_get(none, "devices")), 0);
+	json_decref(document);
 }
 END_TEST
 
@@ -716,6 +774,7 @@ static Suite *ctl_suite(void)
 	tcase_add_test(tcase, errors_are_told_once_with_their_cause);
 	tcase_add_test(tcase, status_shows_all_words);
 	tcase_add_test(tcase, lists_have_their_columns_and_keys);
+	tcase_add_test(tcase, sessions_show_what_each_process_has);
 	tcase_add_test(tcase, fragmentation_is_one_minus_utilization);
 	tcase_add_test(tcase, foreign_names_are_escaped_everywhere);
 	tcase_add_test(tcase, digests_read_as_in_the_logs);
