@@ -3,330 +3,405 @@
  * What the shim costs: the same calls in a process without it, with it, and with it switched off.
  *
  *   start      cuInit(), a context and the first cuMemAlloc(), from the first call on
- *   call       cuCtxGetCurrent(): what an entry adds to a call that is not hooked
- *   launch     an empty kernel; no hook either
  *   alloc      cuMemAlloc() and cuMemFree() as a pair, nothing running, by size
  *   async      cuMemAllocAsync() and cuMemFreeAsync() as a pair, on a stream of its own, nothing
  *              running, from a pool that keeps what is freed
- *   cold       the first cuMemAlloc() of 1 GiB
+ *   cold       cuMemAlloc() of 1 GiB, which is more than is kept warm
  *   info       cuMemGetInfo()
  *
- *   bench_shim [RUNS]
+ * And what an entry adds to a call that is not hooked. These are differences of a few ns, so the
+ * same process calls the shim's entry and the driver's own by turns, in batches; each pair of
+ * batches is one difference.
+ *
+ *   launch     an empty kernel
+ *   current    cuCtxGetCurrent()
+ *   version    cuDriverGetVersion()
+ *
+ *   bench_shim [--out FILE.json] [RUNS]
  */
-#include <dlfcn.h>
-#include <limits.h>
-#include <stdio.h>
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include "tests/bench/bench.h"
+#include "tests/bench/shimmed.h"
 
-#define N_CALLS 2000000u
-#define N_LAUNCHES 100000u
-#define N_PAIRS 2000u
-#define N_INFOS 100u
+#define N_WARM 1000u
+#define N_COLD 5u
+#define N_INFOS 50u
+#define N_BATCHES 1000u /* pairs of them */
+#define N_LAUNCHES 500u /* a batch; fewer than the driver queues before it waits */
+#define N_CALLS 20000u
+#define N_RESAMPLES 2000u
 
 static const char empty_kernel[] = ".version 7.0\n.target sm_50\n.address_size 64\n"
 				   ".visible .entry empty()\n{\n\tret;\n}\n";
 
+/* All in ns. */
+enum number {
+	START,
+	ALLOC_64_KIB,
+	ALLOC_2_MIB,
+	ALLOC_64_MIB,
+	ASYNC_64_KIB,
+	ASYNC_64_MIB,
+	COLD_1_GIB,
+	INFO,
+	N_NUMBERS
+};
+
 static const struct {
 	const char *name;
-	const char *unit;
 	const char *target;
-} numbers[] = {
-	{"start", "ms", "+30 at most"},    {"call", "ns", "+10 at most"},
-	{"launch", "ns", "+10 at most"},   {"alloc 64 KiB", "us", ""},
-	{"alloc 2 MiB", "us", "2"},        {"alloc 64 MiB", "us", "2"},
-	{"async 64 KiB", "us", "driver"},  {"async 64 MiB", "us", "driver"},
-	{"cold 1 GiB alloc", "us", "150"}, {"info", "us", ""},
-};
-#define N_NUMBERS (sizeof(numbers) / sizeof(numbers[0]))
-
-/* ---- in the child: measure, print one number a line -------------------------------------------- */
-
-struct cu {
-	void *library;
-	__typeof__(cuInit) *init;
-	__typeof__(cuDevicePrimaryCtxRetain) *retain;
-	__typeof__(cuCtxSetCurrent) *set_current;
-	__typeof__(cuCtxGetCurrent) *get_current;
-	__typeof__(cuCtxSynchronize) *synchronize;
-	__typeof__(cuMemAlloc) *alloc;
-	__typeof__(cuMemFree) *free;
-	__typeof__(cuMemGetInfo) *info;
-	__typeof__(cuStreamCreate) *new_stream;
-	__typeof__(cuMemAllocAsync) *alloc_async;
-	__typeof__(cuMemFreeAsync) *free_async;
-	__typeof__(cuDeviceGetDefaultMemPool) *default_pool;
-	__typeof__(cuMemPoolSetAttribute) *set_pool;
-	__typeof__(cuModuleLoadData) *load;
-	__typeof__(cuModuleGetFunction) *get_function;
-	__typeof__(cuLaunchKernel) *launch;
+} numbers[N_NUMBERS] = {
+	[START] = {"start", "30 ms more than the driver"},
+	[ALLOC_64_KIB] = {"alloc + free 64 KiB", ""},
+	[ALLOC_2_MIB] = {"alloc + free 2 MiB", "2 us"},
+	[ALLOC_64_MIB] = {"alloc + free 64 MiB", "2 us"},
+	[ASYNC_64_KIB] = {"async alloc + free 64 KiB", "the driver"},
+	[ASYNC_64_MIB] = {"async alloc + free 64 MiB", "the driver"},
+	[COLD_1_GIB] = {"cold alloc 1 GiB", "150 us"},
+	[INFO] = {"info", ""},
 };
 
-static void *find(const struct cu *cu, const char *name)
-{
-	void *found = dlsym(cu->library, name);
-	if (!found) {
-		bench_fail("the driver has no %s", name);
-	}
-	return found;
-}
+/* In batches, by turns: through the shim, and past it. In ns a batch. */
+enum turn { LAUNCH, CURRENT, VERSION, N_TURNS };
 
-static void must(CUresult result, const char *what)
-{
-	if (result != CUDA_SUCCESS) {
-		bench_fail("%s: error %d", what, (int)result);
-	}
-}
+static const struct {
+	const char *name;
+	unsigned n_calls;
+} turns[N_TURNS] = {
+	[LAUNCH] = {"launch", N_LAUNCHES},
+	[CURRENT] = {"cuCtxGetCurrent", N_CALLS},
+	[VERSION] = {"cuDriverGetVersion", N_CALLS},
+};
 
-static void open_driver(struct cu *cu, bool is_shimmed)
-{
-	const char *path = getenv("GLAKE_LIBCUDA");
-	/* By name it is the shim, whose SONAME that is. */
-	cu->library = dlopen(is_shimmed || !path ? "libcuda.so.1" : path, RTLD_NOW);
-	if (!cu->library) {
-		bench_fail("%s", dlerror());
-	}
-	cu->init = find(cu, "cuInit");
-	cu->retain = find(cu, "cuDevicePrimaryCtxRetain");
-	cu->set_current = find(cu, "cuCtxSetCurrent");
-	cu->get_current = find(cu, "cuCtxGetCurrent");
-	cu->synchronize = find(cu, "cuCtxSynchronize");
-	cu->alloc = find(cu, "cuMemAlloc_v2");
-	cu->free = find(cu, "cuMemFree_v2");
-	cu->info = find(cu, "cuMemGetInfo_v2");
-	cu->new_stream = find(cu, "cuStreamCreate");
-	cu->alloc_async = find(cu, "cuMemAllocAsync");
-	cu->free_async = find(cu, "cuMemFreeAsync");
-	cu->default_pool = find(cu, "cuDeviceGetDefaultMemPool");
-	cu->set_pool = find(cu, "cuMemPoolSetAttribute");
-	cu->load = find(cu, "cuModuleLoadData");
-	cu->get_function = find(cu, "cuModuleGetFunction");
-	cu->launch = find(cu, "cuLaunchKernel");
-}
-
-static void print(double value)
-{
-	printf("%.6f\n", value);
-}
+/* ---- in the child: by itself ------------------------------------------------------------------ */
 
 static void measure_start(const struct cu *cu)
 {
-	CUcontext ctx;
 	CUdeviceptr ptr;
 	uint64_t begin_ns = bench_now_ns();
-	must(cu->init(0), "cuInit");
-	must(cu->retain(&ctx, 0), "cuDevicePrimaryCtxRetain");
-	must(cu->set_current(ctx), "cuCtxSetCurrent");
-	must(cu->alloc(&ptr, 1024), "cuMemAlloc");
-	print((double)(bench_now_ns() - begin_ns) / 1e6);
+	shimmed_start_cuda(cu);
+	shimmed_must(cu->alloc(&ptr, 1024), "cuMemAlloc");
+	shimmed_send(START, bench_now_ns() - begin_ns);
 }
 
-static void measure_call(const struct cu *cu)
+static void measure_pairs(const struct cu *cu, enum number number, uint64_t n_bytes)
 {
-	CUcontext ctx;
-	uint64_t begin_ns = bench_now_ns();
-	for (unsigned i = 0; i < N_CALLS; i++) {
-		cu->get_current(&ctx);
-	}
-	print((double)(bench_now_ns() - begin_ns) / N_CALLS);
-}
-
-static void measure_launch(const struct cu *cu)
-{
-	CUmodule module;
-	CUfunction function;
-	if (cu->load(&module, empty_kernel) != CUDA_SUCCESS ||
-	    cu->get_function(&function, module, "empty") != CUDA_SUCCESS) {
-		print(0);
-		return;
-	}
-	uint64_t spent_ns = 0;
-	for (unsigned i = 0; i < N_LAUNCHES / 500; i++) {
-		uint64_t begin_ns = bench_now_ns();
-		for (unsigned j = 0; j < 500; j++) {
-			must(cu->launch(function, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL), "launch");
-		}
-		spent_ns += bench_now_ns() - begin_ns;
-		must(cu->synchronize(), "cuCtxSynchronize");
-	}
-	print((double)spent_ns / N_LAUNCHES);
-}
-
-static void measure_pairs(const struct cu *cu, uint64_t n_bytes)
-{
-	struct bench_samples samples = {0};
-	for (unsigned i = 0; i < N_PAIRS; i++) {
+	for (unsigned i = 0; i < N_WARM; i++) {
 		CUdeviceptr ptr;
 		uint64_t begin_ns = bench_now_ns();
-		must(cu->alloc(&ptr, n_bytes), "cuMemAlloc");
-		must(cu->free(ptr), "cuMemFree");
-		bench_samples_add(&samples, bench_now_ns() - begin_ns);
+		shimmed_must(cu->alloc(&ptr, n_bytes), "cuMemAlloc");
+		shimmed_must(cu->free(ptr), "cuMemFree");
+		shimmed_send(number, bench_now_ns() - begin_ns);
 	}
-	print((double)bench_percentile(&samples, 50) / 1e3);
-	bench_samples_deinit(&samples);
 }
 
-static void measure_async(const struct cu *cu, uint64_t n_bytes)
+static void measure_async(const struct cu *cu, enum number number, uint64_t n_bytes)
 {
 	CUstream stream;
 	CUmemoryPool pool;
 	cuuint64_t keep_bytes = UINT64_MAX;
-	must(cu->new_stream(&stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
-	must(cu->default_pool(&pool, 0), "cuDeviceGetDefaultMemPool");
-	must(cu->set_pool(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep_bytes),
-	     "cuMemPoolSetAttribute");
-	struct bench_samples samples = {0};
-	for (unsigned i = 0; i < N_PAIRS; i++) {
+	shimmed_must(cu->new_stream(&stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
+	shimmed_must(cu->default_pool(&pool, 0), "cuDeviceGetDefaultMemPool");
+	shimmed_must(cu->set_pool(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep_bytes),
+	             "cuMemPoolSetAttribute");
+	for (unsigned i = 0; i < N_WARM; i++) {
 		CUdeviceptr ptr;
 		uint64_t begin_ns = bench_now_ns();
-		must(cu->alloc_async(&ptr, n_bytes, stream), "cuMemAllocAsync");
-		must(cu->free_async(ptr, stream), "cuMemFreeAsync");
-		bench_samples_add(&samples, bench_now_ns() - begin_ns);
-		if (i % 100 == 99) {
-			must(cu->synchronize(), "cuCtxSynchronize");
+		shimmed_must(cu->alloc_async(&ptr, n_bytes, stream), "cuMemAllocAsync");
+		shimmed_must(cu->free_async(ptr, stream), "cuMemFreeAsync");
+		shimmed_send(number, bench_now_ns() - begin_ns);
+		if (i % 16 == 15) {
+			shimmed_must(cu->synchronize(), "cuCtxSynchronize");
 		}
 	}
-	print((double)bench_percentile(&samples, 50) / 1e3);
-	bench_samples_deinit(&samples);
 }
 
 static void measure_cold(const struct cu *cu)
 {
-	CUdeviceptr ptr;
-	uint64_t begin_ns = bench_now_ns();
-	CUresult result = cu->alloc(&ptr, GIB);
-	uint64_t spent_ns = bench_now_ns() - begin_ns;
-	if (result != CUDA_SUCCESS) {
-		print(0);
-		return;
+	for (unsigned i = 0; i < N_COLD; i++) {
+		CUdeviceptr ptr;
+		uint64_t begin_ns = bench_now_ns();
+		shimmed_must(cu->alloc(&ptr, GIB), "cuMemAlloc of 1 GiB");
+		shimmed_send(COLD_1_GIB, bench_now_ns() - begin_ns);
+		shimmed_must(cu->free(ptr), "cuMemFree");
 	}
-	must(cu->free(ptr), "cuMemFree");
-	print((double)spent_ns / 1e3);
 }
 
 static void measure_info(const struct cu *cu)
 {
-	size_t free_bytes;
-	size_t total_bytes;
-	uint64_t begin_ns = bench_now_ns();
 	for (unsigned i = 0; i < N_INFOS; i++) {
-		must(cu->info(&free_bytes, &total_bytes), "cuMemGetInfo");
+		size_t free_bytes;
+		size_t total_bytes;
+		uint64_t begin_ns = bench_now_ns();
+		shimmed_must(cu->info(&free_bytes, &total_bytes), "cuMemGetInfo");
+		shimmed_send(INFO, bench_now_ns() - begin_ns);
 	}
-	print((double)(bench_now_ns() - begin_ns) / N_INFOS / 1e3);
 }
 
-static int measure(bool is_shimmed)
+static void measure_numbers(const struct cu *cu)
 {
-	struct cu cu;
-	open_driver(&cu, is_shimmed);
-	measure_start(&cu);
-	measure_call(&cu);
-	measure_launch(&cu);
-	measure_pairs(&cu, 64 * KIB);
-	measure_pairs(&cu, 2 * MIB);
-	measure_pairs(&cu, 64 * MIB);
-	measure_async(&cu, 64 * KIB);
-	measure_async(&cu, 64 * MIB);
-	measure_cold(&cu);
-	measure_info(&cu);
-	fflush(stdout);
-	/* Without the driver's own farewell. */
-	_exit(0);
+	measure_start(cu);
+	measure_pairs(cu, ALLOC_64_KIB, 64 * KIB);
+	measure_pairs(cu, ALLOC_2_MIB, 2 * MIB);
+	measure_pairs(cu, ALLOC_64_MIB, 64 * MIB);
+	measure_async(cu, ASYNC_64_KIB, 64 * KIB);
+	measure_async(cu, ASYNC_64_MIB, 64 * MIB);
+	measure_cold(cu);
+	measure_info(cu);
+}
+
+/* ---- in the child: by turns ------------------------------------------------------------------- */
+
+static uint64_t run_batch(const struct cu *cu, enum turn turn, CUfunction function)
+{
+	CUcontext ctx;
+	int version;
+	uint64_t begin_ns = bench_now_ns();
+	for (unsigned i = 0; i < turns[turn].n_calls; i++) {
+		if (turn == LAUNCH) {
+			cu->launch(function, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL);
+		} else if (turn == CURRENT) {
+			cu->get_current(&ctx);
+		} else {
+			cu->get_version(&version);
+		}
+	}
+	uint64_t spent_ns = bench_now_ns() - begin_ns;
+	/* Also where a launch that failed is told. */
+	shimmed_must(cu->synchronize(), "cuCtxSynchronize");
+	return spent_ns;
+}
+
+/* Sends two batches a pair: the shim's at 2 * turn, the driver's at 2 * turn + 1. */
+static void measure_turn(const struct cu *shim, const struct cu *driver, enum turn turn,
+                         CUfunction function)
+{
+	run_batch(shim, turn, function);
+	run_batch(driver, turn, function);
+	for (unsigned i = 0; i < N_BATCHES; i++) {
+		/* Who begins changes: a drift of the clock rate is nobody's. */
+		bool is_shim_first = i % 2 == 0;
+		uint64_t first_ns = run_batch(is_shim_first ? shim : driver, turn, function);
+		uint64_t second_ns = run_batch(is_shim_first ? driver : shim, turn, function);
+		shimmed_send(2 * turn, is_shim_first ? first_ns : second_ns);
+		shimmed_send(2 * turn + 1, is_shim_first ? second_ns : first_ns);
+	}
+}
+
+static void measure_turns(const struct cu *shim)
+{
+	struct cu driver;
+	CUmodule module;
+	CUfunction function = NULL;
+	shimmed_start_cuda(shim);
+	shimmed_open_real(&driver);
+	if (shim->launch == driver.launch) {
+		bench_fail("the entry of the shim is the driver's");
+	}
+	/* The simulator has no such kernel. */
+	if (shim->load(&module, empty_kernel) == CUDA_SUCCESS &&
+	    shim->get_function(&function, module, "empty") == CUDA_SUCCESS) {
+		shimmed_must(shim->launch(function, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL),
+		             "cuLaunchKernel");
+		measure_turn(shim, &driver, LAUNCH, function);
+	}
+	measure_turn(shim, &driver, CURRENT, NULL);
+	measure_turn(shim, &driver, VERSION, NULL);
 }
 
 /* ---- in the parent ---------------------------------------------------------------------------- */
 
-static void find_shim(char path_out[PATH_MAX])
+struct results {
+	struct bench_samples numbers[SHIMMED_N_WAYS][N_NUMBERS];
+	struct bench_samples batches[2 * N_TURNS];
+};
+
+/* What the shim adds to a call, in ns. */
+struct added {
+	double median_ns;
+	double low_ns; /* of the interval that has the median with 95 % */
+	double high_ns;
+	double driver_ns; /* a call of the driver's */
+	size_t n;
+};
+
+static int compare_doubles(const void *a, const void *b)
 {
-	char self[PATH_MAX] = "";
-	if (readlink("/proc/self/exe", self, sizeof(self) - 1) < 0) {
-		bench_fail("/proc/self/exe cannot be read");
+	double left = *(const double *)a;
+	double right = *(const double *)b;
+	return (left > right) - (left < right);
+}
+
+static double median_of(double *values, size_t n)
+{
+	qsort(values, n, sizeof(values[0]), compare_doubles);
+	return (values[(n - 1) / 2] + values[n / 2]) / 2;
+}
+
+/* The medians of samples of the differences, drawn with replacement. */
+static void bootstrap(const double *differences, size_t n, struct added *added)
+{
+	uint64_t random = 1;
+	double *drawn = calloc(n, sizeof(drawn[0]));
+	double medians[N_RESAMPLES];
+	for (unsigned i = 0; drawn && i < N_RESAMPLES; i++) {
+		for (size_t j = 0; j < n; j++) {
+			drawn[j] = differences[bench_random(&random) % n];
+		}
+		medians[i] = median_of(drawn, n);
 	}
-	for (int i = 0; i < 3; i++) {
-		char *slash = strrchr(self, '/');
-		if (slash) {
-			*slash = '\0';
+	if (!drawn) {
+		bench_fail("no memory");
+	}
+	qsort(medians, N_RESAMPLES, sizeof(medians[0]), compare_doubles);
+	added->low_ns = medians[N_RESAMPLES / 40];
+	added->high_ns = medians[N_RESAMPLES - 1 - N_RESAMPLES / 40];
+	free(drawn);
+}
+
+/* False if there is nothing of it. */
+static bool add_up(struct bench_samples *batches, enum turn turn, struct added *added_out)
+{
+	struct bench_samples *shim = &batches[2 * turn];
+	struct bench_samples *driver = &batches[2 * turn + 1];
+	size_t n = shim->n;
+	double *differences = calloc(n ? n : 1, sizeof(differences[0]));
+	if (!differences || n == 0) {
+		free(differences);
+		return false;
+	}
+	for (size_t i = 0; i < n; i++) {
+		differences[i] = ((double)shim->values[i] - (double)driver->values[i]) /
+		                 turns[turn].n_calls;
+	}
+	*added_out = (struct added){.n = n};
+	bootstrap(differences, n, added_out);
+	added_out->median_ns = median_of(differences, n);
+	added_out->driver_ns = (double)bench_percentile(driver, 50) / turns[turn].n_calls;
+	free(differences);
+	return true;
+}
+
+static double us(struct bench_samples *samples, double percent)
+{
+	return (double)bench_percentile(samples, percent) / 1e3;
+}
+
+static void write_samples(FILE *out, const char *name, struct bench_samples *samples,
+                          const char *after)
+{
+	fprintf(out, "\"%s\": {\"p50_us\": %.3f, \"p90_us\": %.3f, \"p99_us\": %.3f, \"n\": %zu}%s",
+	        name, us(samples, 50), us(samples, 90), us(samples, 99), samples->n, after);
+}
+
+static void write_json(const char *path, struct results *results, const struct added *added)
+{
+	FILE *out = fopen(path, "we");
+	if (!out) {
+		bench_fail("%s cannot be written", path);
+	}
+	fputs("{\n", out);
+	for (size_t i = 0; i < N_NUMBERS; i++) {
+		fprintf(out, " \"%s\": {", numbers[i].name);
+		for (int way = 0; way < SHIMMED_N_WAYS; way++) {
+			write_samples(out, shimmed_ways[way], &results->numbers[way][i],
+			              way + 1 < SHIMMED_N_WAYS ? ", " : "},\n");
 		}
 	}
-	snprintf(path_out, PATH_MAX, "%.*s/lib/glake/libglake-shim.so", PATH_MAX - 64, self);
-	if (access(path_out, R_OK) < 0) {
-		bench_fail("there is no %s", path_out);
+	for (size_t i = 0; i < N_TURNS; i++) {
+		fprintf(out,
+		        " \"%s added\": {\"median_ns\": %.2f, \"low_ns\": %.2f, \"high_ns\": %.2f, "
+		        "\"driver_ns\": %.2f, \"n\": %zu}%s\n",
+		        turns[i].name, added[i].median_ns, added[i].low_ns, added[i].high_ns,
+		        added[i].driver_ns, added[i].n, i + 1 < N_TURNS ? "," : "");
+	}
+	fputs("}\n", out);
+	fclose(out);
+}
+
+static void print_results(struct results *results, const struct added *added)
+{
+	for (size_t i = 0; i < N_NUMBERS; i++) {
+		struct bench_samples *driver = &results->numbers[SHIMMED_NOT][i];
+		struct bench_samples *shim = &results->numbers[SHIMMED_ON][i];
+		struct bench_samples *off = &results->numbers[SHIMMED_OFF][i];
+		bench_print(numbers[i].name,
+		            "p50, p90: driver %.2f, %.2f  shim %.2f, %.2f  off %.2f, %.2f us%s%s%s",
+		            us(driver, 50), us(driver, 90), us(shim, 50), us(shim, 90), us(off, 50),
+		            us(off, 90), *numbers[i].target ? "  (target " : "", numbers[i].target,
+		            *numbers[i].target ? ")" : "");
+	}
+	for (size_t i = 0; i < N_TURNS; i++) {
+		if (added[i].n > 0) {
+			bench_print(turns[i].name,
+			            "driver %.1f ns, the shim adds %.2f (%.2f .. %.2f with 95 %%, "
+			            "%zu pairs)  (target 10)",
+			            added[i].driver_ns, added[i].median_ns, added[i].low_ns,
+			            added[i].high_ns, added[i].n);
+		}
 	}
 }
 
-/* One child; its numbers are added to the samples. */
-static void run_child(const char *shim, const char *variable, struct bench_samples *samples)
+static void free_results(struct results *results)
 {
-	int ends[2];
-	if (pipe(ends) < 0) {
-		bench_fail("no pipe");
-	}
-	pid_t pid = fork();
-	if (pid == 0) {
-		dup2(ends[1], STDOUT_FILENO);
-		if (shim) {
-			setenv("LD_PRELOAD", shim, 1);
+	for (int way = 0; way < SHIMMED_N_WAYS; way++) {
+		for (size_t i = 0; i < N_NUMBERS; i++) {
+			bench_samples_deinit(&results->numbers[way][i]);
 		}
-		if (variable) {
-			setenv(variable, "off", 1);
-		}
-		execl("/proc/self/exe", "bench_shim", shim ? "--shimmed" : "--plain", NULL);
-		_exit(127);
 	}
-	close(ends[1]);
-	FILE *output = fdopen(ends[0], "r");
-	double value;
-	size_t n = 0;
-	while (output && n < N_NUMBERS && fscanf(output, "%lf", &value) == 1) {
-		bench_samples_add(&samples[n++], (uint64_t)(value * 1000));
-	}
-	int status;
-	if (output) {
-		fclose(output);
-	}
-	waitpid(pid, &status, 0);
-	if (n != N_NUMBERS || status != 0) {
-		bench_fail("the measuring process ended with status 0x%x", (unsigned)status);
+	for (size_t i = 0; i < 2 * N_TURNS; i++) {
+		bench_samples_deinit(&results->batches[i]);
 	}
 }
 
-static double median(struct bench_samples *samples)
+static void measure(const char *what, int argc, char **argv)
 {
-	return (double)bench_percentile(samples, 50) / 1000;
+	struct cu cu;
+	shimmed_open(&cu, argc, argv);
+	if (strcmp(what, "numbers") == 0) {
+		measure_numbers(&cu);
+	} else {
+		measure_turns(&cu);
+	}
+	shimmed_done();
 }
 
 int main(int argc, char **argv)
 {
-	struct bench_samples plain[N_NUMBERS] = {0};
-	struct bench_samples shimmed[N_NUMBERS] = {0};
-	struct bench_samples off[N_NUMBERS] = {0};
+	struct results results = {0};
+	struct added added[N_TURNS] = {0};
 	struct bench_daemon daemon;
-	char shim[PATH_MAX];
-	if (argc > 1 && strncmp(argv[1], "--", 2) == 0) {
-		return measure(strcmp(argv[1], "--shimmed") == 0);
+	struct shimmed child;
+	const char *out = NULL;
+	if (shimmed_what(argc, argv)) {
+		measure(shimmed_what(argc, argv), argc, argv);
 	}
-	unsigned n_runs = argc > 1 ? (unsigned)atoi(argv[1]) : 3;
+	if (argc > 2 && strcmp(argv[1], "--out") == 0) {
+		out = argv[2];
+		argc -= 2;
+		argv += 2;
+	}
+	unsigned n_runs = argc > 1 ? (unsigned)atoi(argv[1]) : 7;
 	bench_begin("shim", "1x2GiB");
-	find_shim(shim);
 	bench_daemon_start(&daemon, "");
 	for (unsigned i = 0; i < n_runs; i++) {
-		run_child(NULL, NULL, plain);
-		run_child(shim, NULL, shimmed);
-		run_child(shim, "GLAKE_SHIM", off);
+		for (int way = 0; way < SHIMMED_N_WAYS; way++) {
+			shimmed_start(&child, way, "numbers");
+			shimmed_collect(&child, results.numbers[way], N_NUMBERS);
+		}
 	}
-	for (size_t i = 0; i < N_NUMBERS; i++) {
-		bench_print(numbers[i].name, "driver %.2f  shim %.2f  off %.2f %s%s%s%s",
-		            median(&plain[i]), median(&shimmed[i]), median(&off[i]),
-		            numbers[i].unit, *numbers[i].target ? "  (target " : "",
-		            numbers[i].target, *numbers[i].target ? ")" : "");
-		bench_samples_deinit(&plain[i]);
-		bench_samples_deinit(&shimmed[i]);
-		bench_samples_deinit(&off[i]);
+	shimmed_start(&child, SHIMMED_ON, "turns");
+	shimmed_collect(&child, results.batches, 2 * N_TURNS);
+	for (size_t i = 0; i < N_TURNS; i++) {
+		add_up(results.batches, i, &added[i]);
 	}
+	print_results(&results, added);
+	if (out) {
+		write_json(out, &results, added);
+	}
+	free_results(&results);
 	bench_daemon_stop(&daemon);
 	return 0;
 }
