@@ -131,6 +131,11 @@ static void on_chunks(void *user, int result, struct chunk *chunks, size_t n_chu
 	}
 }
 
+static bool is_chunk_size(uint64_t bytes)
+{
+	return bytes > 0 && bytes % GLAKE_CHUNK_GRANULARITY == 0 && bytes <= GLAKE_MAX_CHUNK_BYTES;
+}
+
 void rpc_chunk_alloc(struct session *session, const request_t *request, struct fdlist *fds)
 {
 	const Glake__Wire__ChunkAlloc *body = request->chunk_alloc;
@@ -140,12 +145,12 @@ void rpc_chunk_alloc(struct session *session, const request_t *request, struct f
 	if (!device) {
 		return;
 	}
+	uint64_t last_bytes = body->last_bytes ? body->last_bytes : body->chunk_bytes;
 	if (body->n_chunks == 0 || body->n_chunks > GLAKE_MAX_PACKET_FDS ||
-	    body->chunk_bytes == 0 || body->chunk_bytes % GLAKE_CHUNK_GRANULARITY != 0 ||
-	    body->chunk_bytes > GLAKE_MAX_CHUNK_BYTES) {
+	    !is_chunk_size(body->chunk_bytes) || !is_chunk_size(last_bytes)) {
 		rpc_refuse(session, request->id, STATUS_BAD_REQUEST,
-		           "%u chunks of %" PRIu64 " bytes cannot be", body->n_chunks,
-		           body->chunk_bytes);
+		           "%u chunks of %" PRIu64 " bytes, the last of %" PRIu64 ", cannot be",
+		           body->n_chunks, body->chunk_bytes, last_bytes);
 		return;
 	}
 	struct chunk_request *operation = calloc(1, sizeof(*operation));
@@ -160,9 +165,9 @@ void rpc_chunk_alloc(struct session *session, const request_t *request, struct f
 		return;
 	}
 	operation->device = device->index;
-	operation->bytes = body->n_chunks * body->chunk_bytes;
+	operation->bytes = (body->n_chunks - 1) * body->chunk_bytes + last_bytes;
 	for (uint32_t i = 0; i < body->n_chunks; i++) {
-		sizes[i] = body->chunk_bytes;
+		sizes[i] = i + 1 < body->n_chunks ? body->chunk_bytes : last_bytes;
 	}
 	int r = alloc_start(&session->server->allocator, device, session->tenant, CHUNK_PRIVATE,
 	                    sizes, body->n_chunks, on_chunks, operation, &operation->alloc);

@@ -61,29 +61,30 @@ static int unmap_chunks(struct glake_session *session, const struct glake__backi
 }
 
 /*
- * Ask for the next chunks, as many of equal size as one answer carries, and map them. The ids count
+ * Ask for the next chunks, as many as one answer carries, and map them. The ids count
  * (n_chunks) as soon as they are ours, so that a failure gives them back; *n_mapped follows.
  */
 static int fill_some(struct glake_session *session, struct glake__backing *backing,
                      uint32_t *n_mapped)
 {
 	uint32_t first = backing->n_chunks;
-	uint64_t n_each = chunk_bytes(backing, first);
-	uint64_t n_full = (backing->n_bytes - first * BACKING_CHUNK_BYTES) / BACKING_CHUNK_BYTES;
-	uint32_t n_chunks = n_full == 0 ? 1 : (uint32_t)n_full;
+	uint32_t n_chunks = count_chunks(backing->n_bytes) - first;
 	if (n_chunks > GLAKE_MAX_PACKET_FDS) {
 		n_chunks = GLAKE_MAX_PACKET_FDS;
 	}
+	uint64_t last_bytes = chunk_bytes(backing, first + n_chunks - 1);
 	cleanup_fdlist struct fdlist fds;
 	fdlist_init(&fds);
-	int r = glake__rpc_chunk_alloc(session, backing->device->public.index, n_each, n_chunks,
+	int r = glake__rpc_chunk_alloc(session, backing->device->public.index,
+	                               chunk_bytes(backing, first), n_chunks, last_bytes,
 	                               &backing->chunk_ids[first], &fds);
 	if (r < 0) {
 		return r;
 	}
 	backing->n_chunks += n_chunks;
 	for (uint32_t i = 0; r == 0 && i < n_chunks; i++) {
-		r = glake__map_fd(session, chunk_ptr(backing, first + i), n_each, fds.fds[i]);
+		r = glake__map_fd(session, chunk_ptr(backing, first + i),
+		                  chunk_bytes(backing, first + i), fds.fds[i]);
 		*n_mapped += r == 0;
 	}
 	return r;

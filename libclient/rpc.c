@@ -80,12 +80,14 @@ int glake__rpc_hello(struct glake_session *session, const char *program)
 /* ---- chunks ----------------------------------------------------------------------------------- */
 
 int glake__rpc_chunk_alloc(struct glake_session *session, uint32_t device, uint64_t chunk_bytes,
-                           uint32_t n_chunks, uint64_t *ids_out, struct fdlist *fds)
+                           uint32_t n_chunks, uint64_t last_bytes, uint64_t *ids_out,
+                           struct fdlist *fds)
 {
 	Glake__Wire__ChunkAlloc alloc = GLAKE__WIRE__CHUNK_ALLOC__INIT;
 	alloc.device = device;
 	alloc.chunk_bytes = chunk_bytes;
 	alloc.n_chunks = n_chunks;
+	alloc.last_bytes = last_bytes;
 	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
 	request.body_case = GLAKE__WIRE__REQUEST__BODY_CHUNK_ALLOC;
 	request.chunk_alloc = &alloc;

@@ -19,9 +19,13 @@
 /* Fills in what HelloAnswer says: identity, devices (without ordinals), limits. */
 int glake__rpc_hello(struct glake_session *session, const char *program);
 
-/* @n_chunks (1 .. 253) chunks of @chunk_bytes each: as many ids, and as many fds into @fds. */
+/*
+ * @n_chunks (1 .. 253) chunks of @chunk_bytes each but the last, of @last_bytes: as many ids, and as
+ * many fds into @fds.
+ */
 int glake__rpc_chunk_alloc(struct glake_session *session, uint32_t device, uint64_t chunk_bytes,
-                           uint32_t n_chunks, uint64_t *ids_out, struct fdlist *fds);
+                           uint32_t n_chunks, uint64_t last_bytes, uint64_t *ids_out,
+                           struct fdlist *fds);
 int glake__rpc_chunk_free(struct glake_session *session, const uint64_t *ids, size_t n_ids);
 /*
  * The fds of @n_ids (1 .. 253) chunks once more, into @fds: of session

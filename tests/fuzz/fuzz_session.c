@@ -333,6 +333,7 @@ static bool memory_request(struct client *client, struct input *input, unsigned 
 		alloc.device = take_byte(input) % 3;
 		alloc.chunk_bytes = take_size(input);
 		alloc.n_chunks = take_byte(input);
+		alloc.last_bytes = alloc.n_chunks % 2 ? take_size(input) : 0;
 		return SEND(client, CHUNK_ALLOC, chunk_alloc, &alloc);
 	case 1:
 		free_.n_ids = take_byte(input) % (n_elements(ids) + 1);

@@ -357,6 +357,68 @@ START_TEST(a_refusal_names_the_bytes_of_the_whole_request)
 }
 END_TEST
 
+/* What glaked says that they have. */
+static void expect_sizes(int connection, uint64_t *ids, size_t n_ids, uint64_t last_bytes)
+{
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	Glake__Wire__ChunkOpen body = GLAKE__WIRE__CHUNK_OPEN__INIT;
+	body.ids = ids;
+	body.n_ids = n_ids;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_CHUNK_OPEN;
+	request.chunk_open = &body;
+	Glake__Wire__Answer *answer = connection_call(connection, &request, NULL, 0, NULL);
+	ck_assert_int_eq(answer->status, GLAKE__WIRE__STATUS__OK);
+	ck_assert_uint_eq(answer->chunk_open->n_chunk_bytes, n_ids);
+	for (size_t i = 0; i < n_ids; i++) {
+		ck_assert_uint_eq(answer->chunk_open->chunk_bytes[i],
+		                  i + 1 < n_ids ? CHUNK_BYTES : last_bytes);
+	}
+	connection_free(answer);
+}
+
+START_TEST(the_last_chunk_may_be_another_size)
+{
+	static const struct {
+		uint64_t last_bytes;
+		uint32_t n_chunks;
+		Glake__Wire__Status status;
+	} cases[] = {
+		{1, 2, GLAKE__WIRE__STATUS__BAD_REQUEST},
+		{UINT64_MAX, 2, GLAKE__WIRE__STATUS__BAD_REQUEST},
+		{GLAKE_MAX_CHUNK_BYTES + CHUNK_BYTES, 1, GLAKE__WIRE__STATUS__BAD_REQUEST},
+		{GLAKE_MAX_CHUNK_BYTES, 2, GLAKE__WIRE__STATUS__NO_DEVICE_MEMORY},
+		{3 * CHUNK_BYTES, 1, GLAKE__WIRE__STATUS__OK},
+		{3 * CHUNK_BYTES, 3, GLAKE__WIRE__STATUS__OK},
+	};
+	start();
+	int connection = connection_hello(&harness);
+	for (size_t i = 0; i < n_elements(cases); i++) {
+		struct fdlist fds;
+		Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+		Glake__Wire__ChunkAlloc body = GLAKE__WIRE__CHUNK_ALLOC__INIT;
+		body.chunk_bytes = CHUNK_BYTES;
+		body.n_chunks = cases[i].n_chunks;
+		body.last_bytes = cases[i].last_bytes;
+		request.body_case = GLAKE__WIRE__REQUEST__BODY_CHUNK_ALLOC;
+		request.chunk_alloc = &body;
+		fdlist_init(&fds);
+		Glake__Wire__Answer *answer = connection_call(connection, &request, NULL, 0, &fds);
+		ck_assert_msg(answer->status == cases[i].status, "case %zu: status %d", i,
+		              (int)answer->status);
+		if (answer->status == GLAKE__WIRE__STATUS__OK) {
+			ck_assert_uint_eq(answer->chunk_alloc->n_ids, cases[i].n_chunks);
+			ck_assert_uint_eq(fds.n_fds, cases[i].n_chunks);
+			expect_sizes(connection, answer->chunk_alloc->ids, cases[i].n_chunks,
+			             cases[i].last_bytes);
+		}
+		fdlist_deinit(&fds);
+		connection_free(answer);
+	}
+	connection_close(&connection);
+	stop();
+}
+END_TEST
+
 /* ---- fds that should not be there, or should ------------------------------------------------- */
 
 static uint64_t send_model_open(int connection, size_t n_files, const int *fds, size_t n_fds)
@@ -834,6 +896,7 @@ int main(void)
 	suite_add_timed(suite, unknown_request_is_refused_and_the_session_goes_on, 120);
 	suite_add_timed(suite, impossible_sizes_are_refused, 120);
 	suite_add_timed(suite, a_refusal_names_the_bytes_of_the_whole_request, 120);
+	suite_add_timed(suite, the_last_chunk_may_be_another_size, 120);
 	suite_add_timed(suite, fds_with_a_request_that_takes_none_are_closed, 120);
 	suite_add_timed(suite, garbage_with_fds_leaks_none, 120);
 	suite_add_timed(suite, too_few_and_too_many_files_are_refused, 120);
