@@ -130,13 +130,11 @@ static void region_free(struct region *region)
 {
 	struct owner *owner = region->owner;
 	if (owner) {
-		owner_enter(owner);
 		glake_free(owner->session, region->base);
 		if (owner->is_dead) {
 			/* Nobody would take it from its warm memory again. */
 			glake_trim(owner->session, region->index, 0);
 		}
-		owner_leave(owner);
 		owner_unref(owner);
 	}
 	free(region);
@@ -440,9 +438,7 @@ void heap_trim(CUdevice device, uint64_t keep_bytes)
 	struct glake_device found;
 	struct owner *owner = owner_get(&is_refused);
 	if (owner && owner_device(owner, device, &found)) {
-		owner_enter(owner);
 		owner_is_gone(owner, glake_trim(owner->session, found.index, keep_bytes));
-		owner_leave(owner);
 	}
 	owner_unref(owner);
 }

@@ -101,9 +101,7 @@ static int open_share(const struct ipc_name *name, const struct heap_place *plac
 		return -ENOMEM;
 	}
 	glake_ptr base = 0;
-	owner_enter(owner);
 	int r = glake_share_open(owner->session, &name->share, place->device, &base);
-	owner_leave(owner);
 	if (r < 0) {
 		owner_is_gone(owner, r);
 		free(opened);
@@ -157,9 +155,7 @@ CUresult ipc_open(const CUipcMemHandle *handle, const struct heap_place *place,
 
 static void opened_free(struct opened *opened)
 {
-	owner_enter(opened->owner);
 	glake_share_close(opened->owner->session, &opened->share, opened->base);
-	owner_leave(opened->owner);
 	owner_unref(opened->owner);
 	free(opened);
 }

@@ -41,8 +41,9 @@ struct owner *owner_ref(struct owner *owner);
 void owner_unref(struct owner *owner);
 
 /*
- * Around every call of the session that may ask glaked: it refuses a session that has too many
- * requests under way, and a program may have any number of threads.
+ * Around every call that asks glaked for memory: it may let it wait, and refuses a session that has
+ * too many waiting, while a program may have any number of threads. Not around others, which it
+ * answers at once: a free may be what those wait for.
  */
 void owner_enter(struct owner *owner);
 void owner_leave(struct owner *owner);

@@ -29,10 +29,7 @@ static void *serve(void *user)
 		}
 		if (!quiesce_is_capturing()) {
 			order_collect_all();
-			owner_enter(owner);
-			int r = glake_dispatch(owner->session);
-			owner_leave(owner);
-			owner_is_gone(owner, r);
+			owner_is_gone(owner, glake_dispatch(owner->session));
 		}
 	}
 	owner_unref(owner);

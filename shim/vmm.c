@@ -49,9 +49,7 @@ bool vmm_is_plain(size_t n_bytes, const CUmemAllocationProp *properties, unsigne
 
 static void chunk_free(struct vmm_chunk *chunk)
 {
-	owner_enter(chunk->owner);
 	glake_chunk_free(chunk->owner->session, chunk->id, chunk->n_bytes);
-	owner_leave(chunk->owner);
 	owner_unref(chunk->owner);
 	free(chunk);
 }
@@ -267,9 +265,7 @@ const CUmemAllocationProp *vmm_properties(const struct vmm_chunk *chunk)
 CUresult vmm_export(const struct vmm_chunk *chunk, int *fd_out)
 {
 	int fd = -1;
-	owner_enter(chunk->owner);
 	int r = glake_chunk_fd(chunk->owner->session, chunk->id, &fd);
-	owner_leave(chunk->owner);
 	if (r < 0) {
 		owner_is_gone(chunk->owner, r);
 		return CUDA_ERROR_OUT_OF_MEMORY;
