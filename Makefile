@@ -72,7 +72,8 @@ PY_TESTS := $(wildcard tests/integration/test_*.py)
 GPU_TESTS := $(call programs,tests/gpu/test_*.c)
 BENCHES := $(call programs,tests/bench/bench_*.c)
 DEMO := $(call programs,tests/demo/*.c)
-SHIM_PROGRAMS := $(addprefix $(B)/tests/shim/,program linked driver_api driver_api_per_thread nvml)
+SHIM_PROGRAMS := $(addprefix $(B)/tests/shim/,program linked driver_api driver_api_per_thread nvml \
+	quota)
 FUZZERS := $(call programs,tests/fuzz/fuzz_*.c)
 FORMATTED := $(wildcard $(addsuffix /*.[ch],proto daemon daemon/mover libclient libclient/ctl \
 	tests/harness tests/unit tests/integration tests/gpu tests/bench tests/fuzz tests/demo \

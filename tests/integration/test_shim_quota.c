@@ -1,0 +1,310 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Unmodified programs under one quota: what one keeps warm another gets, whatever the first one
+ * does; who has to wait gets what is freed; and when it is not enough for all, each is served or
+ * refused, and nothing hangs or stays behind.
+ */
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "proto/cleanup.h"
+#include "tests/check_glake.h"
+#include "tests/harness/connection.h"
+#include "tests/harness/run.h"
+
+#define PROGRAM "tests/shim/quota"
+#define MIB (1ull << 20)
+#define DEVICES "1x2GiB"
+#define TENANT(bytes) \
+	"warm_bytes = \"1GiB\"; pool = ();" \
+	"tenants = ({ name = \"default\"; device_bytes = \"" bytes "\"; });"
+/* Longer than any test may last: who is refused was not refused for its time. */
+#define WAIT "pressure = \"wait\"; wait_ms = 3600000; "
+
+static struct harness harness;
+static int eye; /* a connection that only looks */
+
+static void begin(const char *config)
+{
+	harness_start(&harness, &(struct harness_options){.config = config, .devices = DEVICES});
+	run_environment(&harness);
+	setenv("CUDASIM_DEVICES", DEVICES, 1);
+	eye = connection_hello(&harness);
+}
+
+static uint64_t private_bytes(void)
+{
+	Glake__Wire__StatusGet get = GLAKE__WIRE__STATUS_GET__INIT;
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_STATUS_GET;
+	request.status_get = &get;
+	Glake__Wire__Answer *answer = connection_call(eye, &request, NULL, 0, NULL);
+	ck_assert_int_eq(answer->body_case, GLAKE__WIRE__ANSWER__BODY_STATUS_GET);
+	uint64_t n_bytes = answer->status_get->devices[0]->private_bytes;
+	connection_free(answer);
+	return n_bytes;
+}
+
+static void await(bool (*is_so)(uint64_t), uint64_t wanted)
+{
+	uint64_t end_ms = harness_now_ms() + HARNESS_TIMEOUT_MS;
+	while (!is_so(wanted)) {
+		ck_assert_msg(harness_now_ms() < end_ms, "it does not come about\n%s",
+		              harness_log(&harness));
+		harness_sleep_ms(5);
+	}
+}
+
+static bool have_waited(uint64_t n_requests)
+{
+	return connection_counter(eye, "quota_waits") >= n_requests;
+}
+
+static bool is_private(uint64_t n_bytes)
+{
+	return private_bytes() == n_bytes;
+}
+
+/* All programs have gone, and what they had is back; glaked's own asserts say the rest. */
+static void finish(void)
+{
+	await(is_private, 0);
+	connection_close(&eye);
+	harness_stop(&harness);
+}
+
+static void say(struct run *run, const char *line)
+{
+	run->text[0] = '\0';
+	ck_assert_int_eq(write(run->input, line, strlen(line)), (ssize_t)strlen(line));
+}
+
+/* Say it, and have it answered. */
+static void ask(struct run *run, const char *line, const char *want)
+{
+	say(run, line);
+	run_read(run, want);
+}
+
+static void run_program(struct run *run)
+{
+	run_start(run, NULL, run_in_build(PROGRAM), NULL);
+}
+
+/* ---- two programs ----------------------------------------------------------------------------- */
+
+static const struct {
+	const char *alloc;
+	const char *allocated;
+	const char *free;
+	const char *freed;
+	const char *doing; /* NULL: it sleeps */
+} firsts[] = {
+	{"alloc 1073741824\n", "alloc 0\n", "free\n", "free 0\n", NULL},
+	{"alloc 1073741824\n", "alloc 0\n", "free\n", "free 0\n", "spin"},
+	{"alloc 1073741824\n", "alloc 0\n", "free\n", "free 0\n", "compute"},
+	{"alloc_async 1073741824\n", "alloc_async 0\n", "free_async\n", "free_async 0\n", NULL},
+};
+
+START_TEST(warm_memory_goes_to_who_needs_it)
+{
+	static struct run first;
+	static struct run second;
+	begin(TENANT("1536MiB"));
+	run_program(&first);
+	ask(&first, firsts[_i].alloc, firsts[_i].allocated);
+	ask(&first, firsts[_i].free, firsts[_i].freed);
+	if (firsts[_i].doing) {
+		char line[16];
+		snprintf(line, sizeof(line), "%s\n", firsts[_i].doing);
+		ask(&first, line, line);
+	}
+	run_program(&second);
+	ask(&second, "alloc 1073741824\n", "alloc 0\n");
+	ck_assert_uint_eq(connection_counter(eye, "quota_refusals"), 0);
+	/* What is live stays, and the first one is as it was. */
+	ask(&first, "alloc 1073741824\n", "alloc 2\n");
+	ask(&first, "alloc 268435456\n", "alloc 0\n");
+	run_end_well(&second);
+	run_end_well(&first);
+	finish();
+}
+END_TEST
+
+START_TEST(who_waits_gets_what_is_freed)
+{
+	static struct run first;
+	static struct run second;
+	begin(WAIT TENANT("1536MiB"));
+	int how = _i == 0 ? 0 : (int)n_elements(firsts) - 1;
+	run_program(&first);
+	ask(&first, firsts[how].alloc, firsts[how].allocated);
+	run_program(&second);
+	say(&second, "alloc 1073741824\n");
+	await(have_waited, 1);
+	/* It stays with the first one, warm. */
+	ask(&first, firsts[how].free, firsts[how].freed);
+	run_read(&second, "alloc 0\n");
+	run_end_well(&second);
+	run_end_well(&first);
+	finish();
+}
+END_TEST
+
+START_TEST(who_waits_in_vain_is_out_of_memory)
+{
+	static struct run first;
+	static struct run second;
+	begin("pressure = \"wait\"; wait_ms = 1400;" TENANT("1536MiB"));
+	run_program(&first);
+	ask(&first, "alloc 1073741824\n", "alloc 0\n");
+	run_program(&second);
+	uint64_t since_ms = harness_now_ms();
+	ask(&second, "alloc 1073741824\n", "alloc 2\n");
+	ck_assert_uint_ge(harness_now_ms() - since_ms, 1390);
+	/* It would never fit: nobody waits for that. */
+	ask(&second, "alloc 1610612737\n", "alloc 2\n");
+	ck_assert_uint_eq(connection_counter(eye, "quota_waits"), 1);
+	ask(&second, "alloc 268435456\n", "alloc 0\n");
+	run_end_well(&second);
+	run_end_well(&first);
+	finish();
+}
+END_TEST
+
+/* More threads than may ask at a time, and the memory that they wait for is the program's own. */
+START_TEST(a_free_does_not_wait_behind_allocations)
+{
+	static struct run run;
+	begin(WAIT TENANT("256MiB"));
+	run_program(&run);
+	ask(&run, "alloc 268435456\n", "alloc 0\n");
+	ask(&run, "threads 12 20971520\n", "threads\n");
+	await(have_waited, 8);
+	ask(&run, "free\n", "free 0\n");
+	ask(&run, "join\n", "join 12 0\n");
+	run_end_well(&run);
+	finish();
+}
+END_TEST
+
+/* ---- eight programs --------------------------------------------------------------------------- */
+
+#define N_PROGRAMS 8
+
+static struct run runs[N_PROGRAMS];
+
+static void start_all(const char *n, const char *n_bytes, const char *n_rounds)
+{
+	for (unsigned i = 0; i < N_PROGRAMS; i++) {
+		run_start(&runs[i], NULL, run_in_build(PROGRAM), "work", n, n_bytes, n_rounds,
+		          i % 2 ? "async" : NULL, NULL);
+	}
+}
+
+/* They are done, and keep what they have warm. */
+static void await_all(void)
+{
+	for (unsigned i = 0; i < N_PROGRAMS; i++) {
+		run_read(&runs[i], " refused ");
+	}
+}
+
+/* Of all of them, by their last lines. */
+static void end_all(unsigned *n_done_out, unsigned *n_refused_out)
+{
+	*n_done_out = *n_refused_out = 0;
+	for (unsigned i = 0; i < N_PROGRAMS; i++) {
+		unsigned n_done;
+		unsigned n_refused;
+		run_end_well(&runs[i]);
+		const char *line = strstr(runs[i].text, "done ");
+		ck_assert_msg(line && sscanf(line, "done %u refused %u", &n_done, &n_refused) == 2,
+		              "program %u said:\n%s", i, runs[i].text);
+		*n_done_out += n_done;
+		*n_refused_out += n_refused;
+	}
+}
+
+/* Room for three of them: five wait, with nothing in their hands, until all are served. */
+START_TEST(eight_take_turns)
+{
+	unsigned n_done;
+	unsigned n_refused;
+	begin(WAIT TENANT("200MiB"));
+	start_all("1", "62914560", "10");
+	await_all();
+	end_all(&n_done, &n_refused);
+	ck_assert_uint_eq(n_done, N_PROGRAMS * 10);
+	ck_assert_uint_eq(n_refused, 0);
+	ck_assert_uint_gt(connection_counter(eye, "reclaims_sent"), 0);
+	finish();
+}
+END_TEST
+
+/* Each wants three pieces while it holds some: at worst nobody has all. Then it is one's alone. */
+START_TEST(eight_that_do_not_fit_are_served_or_refused)
+{
+	static struct run late;
+	unsigned n_done;
+	unsigned n_refused;
+	begin(_i == 0 ? TENANT("200MiB") : "pressure = \"wait\"; wait_ms = 100; " TENANT("200MiB"));
+	start_all("3", "31457280", "10");
+	await_all();
+	run_program(&late);
+	ask(&late, "alloc 209715200\n", "alloc 0\n");
+	run_end_well(&late);
+	end_all(&n_done, &n_refused);
+	ck_assert_uint_eq(n_done + n_refused, N_PROGRAMS * 10);
+	/* What was refused was refused for the quota, and the driver gave nothing in its place. */
+	ck_assert_uint_ge(connection_counter(eye, "quota_refusals"), n_refused);
+	ck_assert_uint_eq(connection_counter(eye, "memory_refusals"), 0);
+	finish();
+}
+END_TEST
+
+/* Half of them are killed, whatever they are at: the others go on, with what those had. */
+START_TEST(the_dead_are_not_waited_for)
+{
+	begin(WAIT TENANT("200MiB"));
+	start_all("1", "62914560", "100000");
+	run_read(&runs[0], "working");
+	for (unsigned i = 1; i < N_PROGRAMS; i++) {
+		kill(runs[i].pid, SIGKILL);
+		ck_assert_int_eq(WTERMSIG(run_end(&runs[i])), SIGKILL);
+		if (i == N_PROGRAMS / 2) {
+			static struct run late;
+			run_program(&late);
+			ask(&late, "alloc 62914560\n", "alloc 0\n");
+			run_end_well(&late);
+		}
+	}
+	kill(runs[0].pid, SIGKILL);
+	ck_assert_int_eq(WTERMSIG(run_end(&runs[0])), SIGKILL);
+	finish();
+}
+END_TEST
+
+static void add_loop(Suite *suite, const TTest *test, int n)
+{
+	TCase *tcase = tcase_create(test->name);
+	tcase_set_timeout(tcase, TEST_TIMEOUT_S * 2);
+	tcase_add_loop_test(tcase, test, 0, n);
+	suite_add_tcase(suite, tcase);
+}
+
+int main(void)
+{
+	Suite *suite = suite_create("shim_quota");
+	add_loop(suite, warm_memory_goes_to_who_needs_it, n_elements(firsts));
+	add_loop(suite, who_waits_gets_what_is_freed, 2);
+	suite_add(suite, who_waits_in_vain_is_out_of_memory);
+	suite_add(suite, a_free_does_not_wait_behind_allocations);
+	suite_add_timed(suite, eight_take_turns, TEST_TIMEOUT_S * 2);
+	add_loop(suite, eight_that_do_not_fit_are_served_or_refused, 2);
+	suite_add_timed(suite, the_dead_are_not_waited_for, TEST_TIMEOUT_S * 2);
+	return suite_run(suite);
+}
