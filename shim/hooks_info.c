@@ -31,10 +31,8 @@ static void apply_view(CUdevice device, struct view *view)
 	struct glake_usage usage = {.size = sizeof(usage)};
 	int index = glake_device_index(owner->session, device);
 	if (index >= 0 && glake_usage(owner->session, &usage) == 0) {
-		owner_enter(owner);
-		int r = view_apply(owner->session, (uint32_t)index, usage.warm_bytes, view);
-		owner_leave(owner);
-		owner_is_gone(owner, r);
+		owner_is_gone(owner,
+		              view_apply(owner->session, (uint32_t)index, usage.warm_bytes, view));
 	}
 	owner_unref(owner);
 }

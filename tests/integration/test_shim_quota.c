@@ -176,7 +176,7 @@ START_TEST(who_waits_in_vain_is_out_of_memory)
 END_TEST
 
 /* More threads than may ask at a time, and the memory that they wait for is the program's own. */
-START_TEST(a_free_does_not_wait_behind_allocations)
+START_TEST(others_do_not_wait_behind_allocations)
 {
 	static struct run run;
 	begin(WAIT TENANT("256MiB"));
@@ -184,6 +184,7 @@ START_TEST(a_free_does_not_wait_behind_allocations)
 	ask(&run, "alloc 268435456\n", "alloc 0\n");
 	ask(&run, "threads 12 20971520\n", "threads\n");
 	await(have_waited, 8);
+	ask(&run, "info\n", "info 268435456\n");
 	ask(&run, "free\n", "free 0\n");
 	ask(&run, "join\n", "join 12 0\n");
 	run_end_well(&run);
@@ -302,7 +303,7 @@ int main(void)
 	add_loop(suite, warm_memory_goes_to_who_needs_it, n_elements(firsts));
 	add_loop(suite, who_waits_gets_what_is_freed, 2);
 	suite_add(suite, who_waits_in_vain_is_out_of_memory);
-	suite_add(suite, a_free_does_not_wait_behind_allocations);
+	suite_add(suite, others_do_not_wait_behind_allocations);
 	suite_add_timed(suite, eight_take_turns, TEST_TIMEOUT_S * 2);
 	add_loop(suite, eight_that_do_not_fit_are_served_or_refused, 2);
 	suite_add_timed(suite, the_dead_are_not_waited_for, TEST_TIMEOUT_S * 2);

@@ -5,6 +5,7 @@
  *   quota            does what the lines on stdin say, and answers each with a line:
  *     alloc BYTES, alloc_async BYTES    the result; then it is the newest that it has
  *     free, free_async                  the newest, and the result
+ *     info                              what cuMemGetInfo() says is all there is
  *     spin, compute                     be busy, on the CPU or the GPU, until the next line comes
  *     threads N BYTES                   N threads want that much each
  *     join                              how many of them got it, then freed, and how many did not
@@ -43,6 +44,7 @@
 	X(cuStreamCreate) \
 	X(cuStreamSynchronize) \
 	X(cuLaunchHostFunc) \
+	X(cuMemGetInfo_v2) \
 	X(cuMemAlloc_v2) \
 	X(cuMemFree_v2) \
 	X(cuMemAllocAsync) \
@@ -147,6 +149,10 @@ static void follow(const char *word, size_t number, size_t n_bytes)
 			must(pthread_create(&threads[n_threads], NULL, want, NULL) == 0);
 		}
 		puts("threads");
+	} else if (strcmp(word, "info") == 0) {
+		size_t free_bytes, total_bytes;
+		must_ok(cu(cuMemGetInfo_v2)(&free_bytes, &total_bytes));
+		printf("info %zu\n", total_bytes);
 	} else if (strcmp(word, "join") == 0) {
 		join();
 	} else {
