@@ -21,7 +21,6 @@ struct question {
 	char *rows; /* borrowed */
 	unsigned n_rows;
 	size_t row_bytes;
-	uint64_t mapped_bytes; /* of all sessions, on the device */
 };
 
 static _Atomic uint64_t n_connects;
@@ -133,12 +132,12 @@ static bool is_same(const struct question *question, uint32_t nvml_pid, uint32_t
 	       (nvml_pid == here || nvml_pid == glaked_pid);
 }
 
-static int take_mapped(void *user, const struct glake_status *status)
+/* Of a session, on the device of the question. */
+static uint64_t bytes_of(const struct question *question, const struct glake_session_row *row)
 {
-	struct question *question = user;
-	for (uint32_t i = 0; i < status->n_devices; i++) {
-		if (status->devices[i].index == question->index) {
-			question->mapped_bytes = status->devices[i].logical_bytes;
+	for (uint32_t i = 0; i < row->n_devices; i++) {
+		if (row->devices[i].device == question->index) {
+			return row->devices[i].reserved_bytes + row->devices[i].shared_bytes;
 		}
 	}
 	return 0;
@@ -147,17 +146,12 @@ static int take_mapped(void *user, const struct glake_status *status)
 static int add_session(void *user, const struct glake_session_row *row)
 {
 	struct question *question = user;
-	/* Its devices taken together; on this one it has no more than all sessions have. */
-	uint64_t n_bytes = row->reserved_bytes + row->shared_bytes;
-	if (n_bytes > question->mapped_bytes) {
-		n_bytes = question->mapped_bytes;
-	}
 	for (unsigned i = 0; i < question->n_rows; i++) {
 		void *at = question->rows + i * question->row_bytes;
 		struct nvml_process *process = at;
 		if (is_same(question, process->pid, row->pid) &&
 		    process->used_bytes != NVML_UNKNOWN_BYTES) {
-			process->used_bytes += n_bytes;
+			process->used_bytes += bytes_of(question, row);
 		}
 	}
 	return 0;
@@ -169,8 +163,6 @@ void question_add(void *device, void *rows, unsigned n, size_t row_bytes)
 	if (n == 0 || !question_begin(&question, device)) {
 		return;
 	}
-	if (glake_get_status(question.session, take_mapped, &question) == 0) {
-		glake_list_sessions(question.session, add_session, &question);
-	}
+	glake_list_sessions(question.session, add_session, &question);
 	glake_disconnect(question.session);
 }

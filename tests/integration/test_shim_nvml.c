@@ -159,17 +159,23 @@ START_TEST(a_row_has_what_its_process_has)
 }
 END_TEST
 
-START_TEST(a_row_of_another_process_too)
+START_TEST(rows_of_processes_and_devices_are_their_own)
 {
 	struct run other;
-	char rows[128];
+	struct run run;
+	char rows[160];
 	begin(QUOTA);
 	run_glake(&other, "A=B", PROGRAM, "allocates", "wait", NULL);
 	run_read(&other, "ready");
-	snprintf(rows, sizeof(rows), GPU_0 ":%d=1000 " GPU_0 ":1=7", (int)other.pid);
+	snprintf(rows, sizeof(rows), GPU_0 ":%d=1000 " GPU_0 ":self=7 " GPU_1 ":self=9",
+	         (int)other.pid);
 	setenv("NVMLSIM_PROCESSES", rows, 1);
-	snprintf(rows, sizeof(rows), "details 0: %d 10486760 1 7\n", (int)other.pid);
-	must_say("A=B", "processes", NULL, rows);
+	/* Each device's memory is in its own rows. */
+	run_glake(&run, "A=B", PROGRAM, "init", "allocates", "elsewhere", "processes", NULL);
+	run_end_well(&run);
+	snprintf(rows, sizeof(rows), "details 0: %d 10486760 self 10485767\n", (int)other.pid);
+	run_expect(&run, rows);
+	run_expect(&run, ALL_ROWS(" self 6291465"));
 	run_continue(&other);
 	run_end_well(&other);
 	harness_stop(&harness);
@@ -331,7 +337,7 @@ int main(void)
 	suite_add(suite, what_glaked_leaves_to_others_is_not_free);
 	suite_add(suite, the_driver_is_told_the_same);
 	suite_add(suite, a_row_has_what_its_process_has);
-	suite_add(suite, a_row_of_another_process_too);
+	suite_add(suite, rows_of_processes_and_devices_are_their_own);
 	suite_add(suite, it_can_be_switched_off);
 	suite_add(suite, without_glaked_it_is_nvmls);
 	suite_add(suite, a_session_too_many_is_told_what_nvml_says);

@@ -244,12 +244,12 @@ static void connects(void)
 	printf("connects %llu\n", count ? (unsigned long long)count() : 0);
 }
 
-static CUdeviceptr allocate(uint64_t n_bytes)
+static CUdeviceptr allocate(CUdevice gpu, uint64_t n_bytes)
 {
 	CUcontext ctx;
 	CUdeviceptr address;
 	must_cuda(cuInit, 0);
-	must_cuda(cuDevicePrimaryCtxRetain, &ctx, 0);
+	must_cuda(cuDevicePrimaryCtxRetain, &ctx, gpu);
 	must_cuda(cuCtxSetCurrent, ctx);
 	must_cuda(cuMemAlloc_v2, &address, n_bytes);
 	return address;
@@ -257,7 +257,12 @@ static CUdeviceptr allocate(uint64_t n_bytes)
 
 static void allocates(void)
 {
-	allocate(10 * MIB);
+	allocate(0, 10 * MIB);
+}
+
+static void allocates_elsewhere(void)
+{
+	allocate(1, 6 * MIB);
 }
 
 /* Both say the same, also of memory that was freed and is warm, as soon as glaked was told of it. */
@@ -266,8 +271,8 @@ static void agrees(void)
 	size_t free_bytes = 0;
 	size_t total_bytes = 0;
 	struct memory info = {0};
-	CUdeviceptr address = allocate(20 * MIB);
-	allocate(10 * MIB);
+	CUdeviceptr address = allocate(0, 20 * MIB);
+	allocate(0, 10 * MIB);
 	must_cuda(cuMemFree_v2, address);
 	do {
 		usleep(10000);
@@ -336,10 +341,18 @@ int main(int argc, char **argv)
 		const char *name;
 		void (*run)(void);
 	} scenarios[] = {
-		{"init", init},           {"absent", absent},         {"memory", memory},
-		{"processes", processes}, {"leaves", leaves_nothing}, {"connects", connects},
-		{"allocates", allocates}, {"agrees", agrees},         {"forks", forks},
-		{"threads", threads},     {"wait", wait_for_line},
+		{"init", init},
+		{"absent", absent},
+		{"memory", memory},
+		{"processes", processes},
+		{"leaves", leaves_nothing},
+		{"connects", connects},
+		{"allocates", allocates},
+		{"elsewhere", allocates_elsewhere},
+		{"agrees", agrees},
+		{"forks", forks},
+		{"threads", threads},
+		{"wait", wait_for_line},
 	};
 	for (int i = 1; i < argc; i++) {
 		for (size_t j = 0; j < sizeof(scenarios) / sizeof(scenarios[0]); j++) {
