@@ -3,7 +3,7 @@
  * A libnvidia-ml.so.1 that says what it is told to, for the calls about devices, memory and processes.
  *
  *   NVMLSIM_DEVICES    "UUID=FREE_BYTES ...": what there is, by index; another UUID is not found.
- *                      Each has four times that in all, and half of it is reserved
+ *                      Each has four times as much in all, and half as much is reserved
  *   NVMLSIM_PROCESSES  "UUID:PID=BYTES ...": what runs there, of all kinds, with a context that has
  *                      BYTES; "-" is not known, and "self" is who asks. Or a path: a file with
  *                      such words, read each time
