@@ -84,11 +84,10 @@ static void flip(struct slab *slab, unsigned first, unsigned n)
 static struct slab *find_with_run(unsigned device, unsigned n, int *first_out)
 {
 	for (struct slab *slab = with_room[device]; slab; slab = slab->next) {
-		if (slab->n_free >= n) {
-			*first_out = find_run(slab, n);
-			if (*first_out >= 0) {
-				return slab;
-			}
+		int first = slab->n_free >= n ? find_run(slab, n) : -1;
+		if (first >= 0) {
+			*first_out = first;
+			return slab;
 		}
 	}
 	return NULL;

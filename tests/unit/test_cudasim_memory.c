@@ -54,6 +54,32 @@ START_TEST(slabs_fill_up_and_empty)
 }
 END_TEST
 
+/* Half of the granule is free, and no place in it is large enough. */
+START_TEST(torn_slabs_are_left_alone)
+{
+	enum { N = 8 };
+	driver_begin("1x64MiB");
+	CUdeviceptr ptrs[N];
+
+	for (int i = 0; i < N; i++) {
+		ptrs[i] = alloc(GRANULE / N);
+	}
+	for (int i = 0; i < N; i += 2) {
+		ck_ok(cu.MemFree_v2(ptrs[i]));
+	}
+	CUdeviceptr large = alloc(GRANULE / 4);
+	ck_assert_uint_eq(large % GRANULE, 0);
+	ck_assert_uint_eq(used_bytes(), 2 * GRANULE);
+	ck_ok(cu.MemsetD8_v2(large, 1, GRANULE / 4));
+	ck_ok(cu.CtxSynchronize());
+	ck_ok(cu.MemFree_v2(large));
+	for (int i = 1; i < N; i += 2) {
+		ck_ok(cu.MemFree_v2(ptrs[i]));
+	}
+	ck_assert_uint_eq(used_bytes(), 0);
+}
+END_TEST
+
 START_TEST(allocations_are_not_chunks)
 {
 	driver_begin("1x64MiB");
@@ -283,6 +309,7 @@ int main(void)
 
 	suite_add(suite, small_allocations_share_a_granule);
 	suite_add(suite, slabs_fill_up_and_empty);
+	suite_add(suite, torn_slabs_are_left_alone);
 	suite_add(suite, allocations_are_not_chunks);
 	suite_add(suite, pitches_are_multiples_of_512);
 	suite_add(suite, pointers_are_known_by_what_they_point_to);
