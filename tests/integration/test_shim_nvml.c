@@ -182,6 +182,35 @@ START_TEST(rows_of_processes_and_devices_are_their_own)
 }
 END_TEST
 
+/* glaked knows it by another number, and the others' numbers mean nothing to it. */
+START_TEST(in_a_container_a_process_finds_itself)
+{
+	struct run other;
+	struct run run;
+	char rows[160];
+	if (!harness_is_root()) {
+		return;
+	}
+	if (system("unshare --pid --fork true") != 0) {
+		puts("SKIP: no namespaces here");
+		return;
+	}
+	begin(QUOTA);
+	run_glake(&other, "A=B", PROGRAM, "allocates", "wait", NULL);
+	run_read(&other, "ready");
+	snprintf(rows, sizeof(rows), GPU_0 ":%d=1000 " GPU_0 ":self=7", (int)other.pid);
+	setenv("NVMLSIM_PROCESSES", rows, 1);
+	run_glake(&run, "A=B", "unshare", "--pid", "--fork", PROGRAM, "init", "allocates",
+	          "processes", NULL);
+	run_end_well(&run);
+	snprintf(rows, sizeof(rows), "details 0: %d 1000 self 10485767\n", (int)other.pid);
+	run_expect(&run, rows);
+	run_continue(&other);
+	run_end_well(&other);
+	harness_stop(&harness);
+}
+END_TEST
+
 /* ---- where NVML's own answer stands ----------------------------------------------------------- */
 
 START_TEST(it_can_be_switched_off)
@@ -338,6 +367,7 @@ int main(void)
 	suite_add(suite, the_driver_is_told_the_same);
 	suite_add(suite, a_row_has_what_its_process_has);
 	suite_add(suite, rows_of_processes_and_devices_are_their_own);
+	suite_add(suite, in_a_container_a_process_finds_itself);
 	suite_add(suite, it_can_be_switched_off);
 	suite_add(suite, without_glaked_it_is_nvmls);
 	suite_add(suite, a_session_too_many_is_told_what_nvml_says);
