@@ -9,6 +9,7 @@ struct pool {
 	uint64_t threshold;
 	atomic_int_fast64_t used;
 	atomic_int_fast64_t high;
+	atomic_uint peers; /* bit per device that may reach what is in it */
 };
 
 static struct pool standard[SIM_MAX_DEVICES];
@@ -120,10 +121,36 @@ CUresult cuMemPoolGetAttribute(CUmemoryPool handle, CUmemPool_attribute attribut
 	}
 }
 
+bool pool_is_open_to(CUmemoryPool handle, unsigned device)
+{
+	struct pool *pool = (struct pool *)handle;
+
+	return atomic_load(&pool->peers) & 1U << device;
+}
+
 CUresult cuMemPoolSetAccess(CUmemoryPool handle, const CUmemAccessDesc *access, size_t n)
 {
 	ENTER(cuMemPoolSetAccess);
-	return handle && (access || n == 0) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+	struct pool *pool = (struct pool *)handle;
+
+	if (!pool || (!access && n > 0)) {
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+	for (size_t i = 0; i < n; i++) {
+		if (access[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
+		    !device_is_valid(access[i].location.id)) {
+			return CUDA_ERROR_INVALID_DEVICE;
+		}
+	}
+	for (size_t i = 0; i < n; i++) {
+		unsigned bit = 1U << access[i].location.id;
+		if (access[i].flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE) {
+			atomic_fetch_or(&pool->peers, bit);
+		} else {
+			atomic_fetch_and(&pool->peers, ~bit);
+		}
+	}
+	return CUDA_SUCCESS;
 }
 
 CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *pool_out, CUdevice dev)

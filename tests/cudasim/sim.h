@@ -307,6 +307,7 @@ void alloc_free_all(unsigned device);
 CUmemoryPool pool_current(unsigned device);
 /* So many bytes of it are in use, more or less than before. */
 void pool_note(CUmemoryPool pool, int64_t bytes);
+bool pool_is_open_to(CUmemoryPool pool, unsigned device);
 
 /* --- hostmem.c --- */
 

@@ -184,13 +184,21 @@ size_t space_gather(bool (*wants)(const struct mapping *m, unsigned device), uns
 	return gather.n;
 }
 
+/* Memory of a pool is opened by the pool, and other memory by contexts. */
+static bool is_peer(const struct mapping *m, unsigned device)
+{
+	if (m->kind != SPACE_ALLOC) {
+		return false;
+	}
+	return m->pool ? pool_is_open_to(m->pool, device)
+	               : atomic_load(&ctx_of_device(device)->peers) & 1U << m->device;
+}
+
 static bool has_access(const struct mapping *m, enum space_access want, enum space_view view,
                        unsigned device)
 {
 	if (view == SPACE_BY_KERNEL) {
-		bool is_peer = m->kind == SPACE_ALLOC &&
-		               atomic_load(&ctx_of_device(device)->peers) & 1U << m->device;
-		return is_peer || (m->access[device] & want) == want;
+		return is_peer(m, device) || (m->access[device] & want) == want;
 	}
 	for (unsigned i = 0; i < SIM_MAX_DEVICES; i++) {
 		if ((m->access[i] & want) == want) {
