@@ -365,13 +365,34 @@ static void use_vmm(void)
 	print("odd", (uint64_t)cuMemCreate(&imported, 12345, &properties, 0));
 }
 
-/* Kernels of device 1 in memory of device 0, by each way to permit it. */
+/* Kernels of device 1 in memory of device 0: a pool opens what it has and will have. */
+static void use_peer_pool(void)
+{
+	CUmemoryPool pool = new_pool();
+	CUmemAccessDesc other = access_of(1);
+	CUdeviceptr before;
+	CUdeviceptr after;
+	must_ok(cuMemAllocFromPoolAsync(&before, 4 * MIB, pool, 0));
+	must_ok(cuMemPoolSetAccess(pool, &other, 1));
+	must_ok(cuMemAllocFromPoolAsync(&after, 1000, pool, 0));
+	must_ok(cuStreamSynchronize(0));
+	must_ok(cuCtxSetCurrent(contexts[1]));
+	fill_on(1, 0, before, 4 * MIB, 7);
+	fill_on(1, 0, after, 1000, 9);
+	print("pooled", sum_on(1, 0, before, 4 * MIB) + sum_on(1, 0, after, 1000));
+	must_ok(cuCtxSetCurrent(contexts[0]));
+	print("back", digest(before, 4 * MIB) ^ digest(after, 1000) << 1);
+	must_ok(cuMemFreeAsync(before, 0));
+	must_ok(cuMemFreeAsync(after, 0));
+	must_ok(cuStreamSynchronize(0));
+	must_ok(cuMemPoolDestroy(pool));
+}
+
 static void use_peers(void)
 {
 	int n_devices;
 	int can_reach = 0;
-	CUdeviceptr plain;
-	CUdeviceptr pooled;
+	CUdeviceptr ptr;
 	must_ok(cuDeviceGetCount(&n_devices));
 	if (n_devices > 1) {
 		must_ok(cuDeviceCanAccessPeer(&can_reach, 1, 0));
@@ -379,24 +400,17 @@ static void use_peers(void)
 	if (!can_reach) {
 		return;
 	}
-	CUmemoryPool pool = new_pool();
-	CUmemAccessDesc other = access_of(1);
-	must_ok(cuMemAlloc(&plain, 4 * MIB));
-	must_ok(cuMemAllocFromPoolAsync(&pooled, 4 * MIB, pool, 0));
-	must_ok(cuStreamSynchronize(0));
-	must_ok(cuMemPoolSetAccess(pool, &other, 1));
 	start_device(1);
-	must_ok(cuCtxEnablePeerAccess(contexts[0], 0));
-	fill_on(1, 0, plain, 4 * MIB, 5);
-	fill_on(1, 0, pooled, 4 * MIB, 7);
-	print("peer", sum_on(1, 0, plain, 4 * MIB));
-	print("peer", sum_on(1, 0, pooled, 4 * MIB));
 	must_ok(cuCtxSetCurrent(contexts[0]));
-	print("back", digest(plain, 4 * MIB) ^ digest(pooled, 4 * MIB) << 1);
-	must_ok(cuMemFree(plain));
-	must_ok(cuMemFreeAsync(pooled, 0));
-	must_ok(cuStreamSynchronize(0));
-	must_ok(cuMemPoolDestroy(pool));
+	use_peer_pool();
+	must_ok(cuMemAlloc(&ptr, 4 * MIB));
+	must_ok(cuCtxSetCurrent(contexts[1]));
+	must_ok(cuCtxEnablePeerAccess(contexts[0], 0));
+	fill_on(1, 0, ptr, 4 * MIB, 5);
+	print("peer", sum_on(1, 0, ptr, 4 * MIB));
+	must_ok(cuCtxSetCurrent(contexts[0]));
+	print("back", digest(ptr, 4 * MIB));
+	must_ok(cuMemFree(ptr));
 }
 
 static void use_ipc(void)

@@ -1092,6 +1092,29 @@ static void async_resets(const char *argument)
 	wait_for_line();
 }
 
+/* Memory of every kind, and work on it that never ends. */
+static void busy(const char *argument)
+{
+	CUmemAllocationProp plain = chunk_properties(0);
+	CUmemGenericAllocationHandle handle;
+	CUdeviceptr mapped = 0;
+	start();
+	CUstream stream = new_stream();
+	alloc(1000);
+	CUdeviceptr large = alloc(6 * MIB);
+	CUdeviceptr ordered = alloc_on(stream, 4 * MIB);
+	must_ok(cu(cuMemAddressReserve)(&mapped, 2 * MIB, 0, 0, 0));
+	must_ok(cu(cuMemCreate)(&handle, 2 * MIB, &plain, 0));
+	must_ok(cu(cuMemMap)(mapped, 2 * MIB, 0, handle, 0));
+	open_to_device(mapped, 2 * MIB);
+	close_gate(stream);
+	must_ok(cu(cuMemsetD8Async)(large, 1, 6 * MIB, stream));
+	must_ok(cu(cuMemcpyDtoDAsync_v2)(mapped, ordered, 2 * MIB, stream));
+	must_ok(cu(cuMemFreeAsync)(alloc_on(stream, 8 * MIB), stream));
+	print_counts();
+	wait_for_line();
+}
+
 /* Has memory once, gives it back, and does nothing more. */
 static void idle(const char *argument)
 {
@@ -1125,6 +1148,7 @@ static const struct {
 	{"ipc_dead", ipc_dead},
 	{"vmm", vmm},
 	{"idle", idle},
+	{"busy", busy},
 	{"captures", captures},
 	{"nothing", nothing},
 	{"async", async},

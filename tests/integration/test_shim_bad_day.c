@@ -1,0 +1,354 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Bad days of programs under the shim: ends without a word, others in the same process, a glaked
+ * that does not answer yet, and what nothing may be done for.
+ */
+#include <errno.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/inotify.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "tests/check_glake.h"
+#include "tests/harness/connection.h"
+#include "tests/harness/harness.h"
+#include "tests/harness/run.h"
+
+#define PROGRAM "tests/shim/program"
+#define LINKED "tests/shim/linked"
+#define DRIVER_API "tests/shim/driver_api"
+#define PER_THREAD "tests/shim/driver_api_per_thread"
+#define SECOND "tests/shim/second.so"
+#define SHIM "lib/glake/libglake-shim.so"
+#define MIB (1ull << 20)
+#define MAX_QUEUED 8192
+
+static struct harness harness;
+
+static void begin(const char *config)
+{
+	harness_start(&harness, &(struct harness_options){.config = config});
+	run_environment(&harness);
+}
+
+static uint64_t private_bytes(int connection)
+{
+	Glake__Wire__StatusGet get = GLAKE__WIRE__STATUS_GET__INIT;
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_STATUS_GET;
+	request.status_get = &get;
+	Glake__Wire__Answer *answer = connection_call(connection, &request, NULL, 0, NULL);
+	ck_assert_int_eq(answer->body_case, GLAKE__WIRE__ANSWER__BODY_STATUS_GET);
+	uint64_t n_bytes = 0;
+	for (size_t i = 0; i < answer->status_get->n_devices; i++) {
+		n_bytes += answer->status_get->devices[i]->private_bytes;
+	}
+	connection_free(answer);
+	return n_bytes;
+}
+
+/* Nobody has anything any more. */
+static void await_nothing_private(void)
+{
+	int connection = connection_hello(&harness);
+	uint64_t end_ms = harness_now_ms() + HARNESS_TIMEOUT_MS;
+	while (private_bytes(connection) > 0) {
+		ck_assert_uint_lt(harness_now_ms(), end_ms);
+		harness_sleep_ms(5);
+	}
+	connection_close(&connection);
+}
+
+static void finish(void)
+{
+	await_nothing_private();
+	harness_stop(&harness);
+}
+
+/* ---- ends without a word ---------------------------------------------------------------------- */
+
+/* A program that has memory of every kind and work on it. */
+static void start_busy(struct run *run)
+{
+	run_start(run, NULL, run_in_build(PROGRAM), "dlsym", "busy", NULL);
+	run_read(run, "ready");
+	run_expect(run, "owned 5 passed 0 refused 0 connects 1");
+	int connection = connection_hello(&harness);
+	ck_assert_uint_ge(private_bytes(connection), 22 * MIB);
+	connection_close(&connection);
+}
+
+START_TEST(killed_while_the_gpu_works)
+{
+	struct run run;
+	begin(NULL);
+	start_busy(&run);
+	kill(run.pid, SIGKILL);
+	ck_assert_int_eq(WTERMSIG(run_end(&run)), SIGKILL);
+	finish();
+}
+END_TEST
+
+START_TEST(gone_without_giving_back)
+{
+	struct run run;
+	begin(NULL);
+	start_busy(&run);
+	run_continue(&run);
+	run_end_well(&run);
+	finish();
+}
+END_TEST
+
+START_TEST(an_ipc_handle_of_the_killed_opens_nothing)
+{
+	struct run giver;
+	struct run taker;
+	char handles[257] = "";
+	begin(NULL);
+	run_start(&giver, NULL, run_in_build(PROGRAM), "dlsym", "ipc_give", NULL);
+	run_read(&giver, "ready");
+	ck_assert_int_eq(sscanf(giver.text, "%128s %128s", handles, handles + 128), 2);
+	kill(giver.pid, SIGKILL);
+	ck_assert_int_eq(WTERMSIG(run_end(&giver)), SIGKILL);
+	/* Its session ends a moment after it. */
+	await_nothing_private();
+	for (int i = 0; i < 2; i++) {
+		run_start(&taker, NULL, run_in_build(PROGRAM), "proc2", "ipc_dead",
+		          handles + i * 128, NULL);
+		run_end_well(&taker);
+	}
+	finish();
+}
+END_TEST
+
+/* ---- a glaked that gives nothing, or not yet -------------------------------------------------- */
+
+/* No quota is written 0; this one is less than the smallest piece of memory. */
+START_TEST(a_quota_of_next_to_nothing_is_out_of_memory)
+{
+	struct run run;
+	begin("tenants = ( { name = \"default\"; device_bytes = 1; } );");
+	run_start(&run, NULL, run_in_build(PROGRAM), "dlsym", "greedy", "1048576", NULL);
+	run_end_well(&run);
+	run_expect(&run, "got 0 free");
+	run_expect(&run, "owned 0 passed 0 refused 1 connects 1 live 0");
+	run_start(&run, NULL, run_in_build(PROGRAM), "proc2", "steps", "1", NULL);
+	run_read(&run, "ready");
+	run_expect(&run, "result 2 owned 0 passed 0 refused 1");
+	run_continue(&run);
+	run_end_well(&run);
+	finish();
+}
+END_TEST
+
+/* Connect until one more would have to wait. Returns how many. */
+static unsigned fill_queue(int fds_out[MAX_QUEUED])
+{
+	struct sockaddr_un address = {.sun_family = AF_UNIX};
+	unsigned n = 0;
+	ck_assert_uint_lt(strlen(harness.socket_path), sizeof(address.sun_path));
+	strcpy(address.sun_path, harness.socket_path);
+	for (;;) {
+		ck_assert_uint_lt(n, MAX_QUEUED);
+		int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+		ck_assert_int_ge(fd, 0);
+		if (connect(fd, (struct sockaddr *)&address, sizeof(address)) < 0) {
+			ck_assert_int_eq(errno, EAGAIN);
+			close(fd);
+			return n;
+		}
+		fds_out[n++] = fd;
+	}
+}
+
+/* The kernel says where a process waits. */
+static void await_connect(pid_t pid)
+{
+	uint64_t end_ms = harness_now_ms() + HARNESS_TIMEOUT_MS;
+	char path[64];
+	int number = -1;
+	snprintf(path, sizeof(path), "/proc/%d/syscall", (int)pid);
+	while (number != SYS_connect) {
+		ck_assert_uint_lt(harness_now_ms(), end_ms);
+		FILE *file = fopen(path, "re");
+		ck_assert_ptr_nonnull(file);
+		if (fscanf(file, "%d", &number) != 1) {
+			number = -1;
+		}
+		fclose(file);
+		harness_sleep_ms(1);
+	}
+}
+
+/* glaked accepts nobody and its queue is full: who comes then is served when it goes on. */
+START_TEST(a_full_socket_is_waited_for)
+{
+	static int fds[MAX_QUEUED];
+	struct run run;
+	begin(NULL);
+	harness_signal(&harness, SIGSTOP);
+	unsigned n = fill_queue(fds);
+	ck_assert_uint_gt(n, 0);
+	run_start(&run, NULL, run_in_build(PROGRAM), "dlsym", "basic", NULL);
+	await_connect(run.pid);
+	harness_signal(&harness, SIGCONT);
+	run_end_well(&run);
+	run_expect(&run, "owned 17 passed 0 refused 0 connects 1 live 0");
+	while (n > 0) {
+		close(fds[--n]);
+	}
+	finish();
+}
+END_TEST
+
+/* ---- others in the process, and processes without any of it ----------------------------------- */
+
+static void run_with_preload(struct run *run, const char *first, const char *second)
+{
+	char preload[2 * PATH_MAX + 16];
+	snprintf(preload, sizeof(preload), "LD_PRELOAD=%s:%s", run_in_build(first),
+	         run_in_build(second));
+	run_start(run, preload, run_in_build(LINKED), "linked", "basic", NULL);
+	run_end_well(run);
+	run_expect(run, "owned 17 passed 0 refused 0 connects 1 live 0");
+}
+
+START_TEST(a_second_preload_library_goes_with_it)
+{
+	struct run run;
+	begin(NULL);
+	/* It calls the driver before us, and sees all that it would see without us. */
+	run_with_preload(&run, SECOND, SHIM);
+	run_expect(&run, "seen 16");
+	run_with_preload(&run, SHIM, SECOND);
+	run_expect(&run, "seen 0");
+	ck_assert_ptr_null(strstr(run.text, "no version"));
+	finish();
+}
+END_TEST
+
+/* How often something below was opened since the last time. */
+static unsigned count_opens(int watch)
+{
+	char events[16384] __attribute__((aligned(__alignof__(struct inotify_event))));
+	unsigned n = 0;
+	ssize_t n_bytes;
+	while ((n_bytes = read(watch, events, sizeof(events))) > 0) {
+		for (ssize_t at = 0; at < n_bytes; n++) {
+			const struct inotify_event *event = (void *)(events + at);
+			at += (ssize_t)(sizeof(*event) + event->len);
+		}
+	}
+	return n;
+}
+
+/* Neither the driver nor glaked hears of programs without CUDA, be they ever so many. */
+START_TEST(programs_without_cuda_open_nothing)
+{
+	struct run run;
+	char driver[PATH_MAX];
+	begin(NULL);
+	snprintf(driver, sizeof(driver), "%s", run_in_build("cudasim/libcuda.so.1"));
+	*strrchr(driver, '/') = '\0';
+	int watch = inotify_init1(IN_NONBLOCK | IN_CLOEXEC);
+	ck_assert_int_ge(watch, 0);
+	ck_assert_int_ge(inotify_add_watch(watch, driver, IN_OPEN), 0);
+	ck_assert_int_ge(inotify_add_watch(watch, harness.folder, IN_OPEN), 0);
+	int connection = connection_hello(&harness);
+	uint64_t n_sessions = connection_counter(connection, "sessions_total");
+	count_opens(watch);
+
+	run_start(&run, NULL, "/bin/sh", "-c",
+	          "for i in 1 2 3 4 5; do (/bin/true; ls /proc/self/fd; env) | sort; done", NULL);
+	run_end_well(&run);
+	ck_assert_uint_eq(count_opens(watch), 0);
+	ck_assert_uint_eq(connection_counter(connection, "sessions_total"), n_sessions);
+
+	run_start(&run, NULL, run_in_build(PROGRAM), "dlsym", "basic", NULL);
+	run_end_well(&run);
+	ck_assert_uint_gt(count_opens(watch), 0);
+	ck_assert_uint_eq(connection_counter(connection, "sessions_total"), n_sessions + 1);
+	connection_close(&connection);
+	close(watch);
+	finish();
+}
+END_TEST
+
+/* ---- programs of the driver API --------------------------------------------------------------- */
+
+static void run_parts(struct run *run, const char *extra, const char *program)
+{
+	run_start(run, extra, run_in_build(program), "memory", "async", "pools", "vmm", NULL);
+	run_end_well(run);
+}
+
+/* Default streams of threads are the driver's _ptsz and _ptds entries. */
+START_TEST(the_driver_api_computes_the_same)
+{
+	static const char *const programs[] = {DRIVER_API, PER_THREAD};
+	static struct run with;
+	static struct run without;
+	char counts[PATH_MAX];
+	char variable[PATH_MAX + 16];
+	begin(NULL);
+	for (int i = 0; i < 2; i++) {
+		unsigned n_owned = 0;
+		unsigned n_passed = 1;
+		snprintf(counts, sizeof(counts), "%s/counts%d", harness.folder, i);
+		snprintf(variable, sizeof(variable), "SHIM_COUNTS=%s", counts);
+		run_parts(&without, "GLAKE_SHIM=off", programs[i]);
+		run_parts(&with, variable, programs[i]);
+		ck_assert_str_eq(with.text, without.text);
+		FILE *file = fopen(counts, "re");
+		ck_assert_ptr_nonnull(file);
+		ck_assert_int_eq(
+			fscanf(file, "{\"owned\": %u, \"passed\": %u", &n_owned, &n_passed), 2);
+		fclose(file);
+		ck_assert_uint_gt(n_owned, 500);
+		ck_assert_uint_eq(n_passed, 0);
+		/* The simulator's own handles between processes open nothing. */
+		run_start(&with, NULL, run_in_build(programs[i]), "ipc", NULL);
+		run_end_well(&with);
+		run_expect(&with, "given c3141a40981401d1\nanswered ");
+	}
+	finish();
+}
+END_TEST
+
+/* Kernels of another device in what a pool had and will have, when cuMemPoolSetAccess() says so. */
+START_TEST(pools_open_to_other_devices)
+{
+	struct run with;
+	struct run without;
+	begin(NULL);
+	run_start(&without, "GLAKE_SHIM=off", run_in_build(DRIVER_API), "peers", NULL);
+	run_end_well(&without);
+	run_start(&with, NULL, run_in_build(DRIVER_API), "peers", NULL);
+	run_end_well(&with);
+	run_expect(&with, "pooled ");
+	ck_assert_str_eq(with.text, without.text);
+	finish();
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("shim_bad_day");
+	suite_add(suite, killed_while_the_gpu_works);
+	suite_add(suite, gone_without_giving_back);
+	suite_add(suite, an_ipc_handle_of_the_killed_opens_nothing);
+	suite_add(suite, a_quota_of_next_to_nothing_is_out_of_memory);
+	suite_add(suite, a_full_socket_is_waited_for);
+	suite_add(suite, a_second_preload_library_goes_with_it);
+	suite_add(suite, programs_without_cuda_open_nothing);
+	suite_add(suite, the_driver_api_computes_the_same);
+	suite_add(suite, pools_open_to_other_devices);
+	return suite_run(suite);
+}
