@@ -3,161 +3,24 @@
  * The shim, from outside: programs of tests/shim that know nothing of glake, run with it preloaded
  * beside a real glaked, and a driver that is the simulator.
  */
-#include <errno.h>
-#include <fcntl.h>
 #include <limits.h>
-#include <poll.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "tests/check_glake.h"
 #include "tests/harness/connection.h"
 #include "tests/harness/harness.h"
-
-#define MAX_ARGUMENTS 16
-#define OUTPUT_BYTES 65536u
+#include "tests/harness/run.h"
 
 static struct harness harness;
-static char state_path[PATH_MAX];
-
-/* A program under the shim, its output and its complaints. */
-struct run {
-	pid_t pid;
-	int input;
-	int output;
-	char text[OUTPUT_BYTES];
-};
-
-static const char *in_build(const char *name)
-{
-	static char paths[4][PATH_MAX];
-	static unsigned next;
-	char *path = paths[next++ % 4];
-	const char *folder = getenv("GLAKE_BUILD");
-	snprintf(path, PATH_MAX, "%s/%s", folder && *folder ? folder : "build", name);
-	char *full = realpath(path, NULL);
-	if (full) {
-		snprintf(path, PATH_MAX, "%s", full);
-		free(full);
-	}
-	return path;
-}
-
-/* What the programs find: the daemon, the simulated devices that it has too, the shim. */
-static void set_environment(void)
-{
-	char value[PATH_MAX * 2];
-	const char *preload = getenv("LD_PRELOAD");
-	setenv("GLAKE_SOCKET", harness.socket_path, 1);
-	setenv("CUDASIM_STATE", state_path, 1);
-	setenv("CUDASIM_DEVICES", "2x256MiB", 1);
-	setenv("GLAKE_LIBCUDA", in_build("cudasim/libcuda.so.1"), 1);
-	snprintf(value, sizeof(value), "%s%s%s", preload ? preload : "", preload ? ":" : "",
-	         in_build("lib/glake/libglake-shim.so"));
-	setenv("LD_PRELOAD", value, 1);
-	/* The shim comes before the sanitizer's library, and does not mind. */
-	snprintf(value, sizeof(value), "%s:verify_asan_link_order=0",
-	         getenv("ASAN_OPTIONS") ? getenv("ASAN_OPTIONS") : "");
-	setenv("ASAN_OPTIONS", value, 1);
-}
-
-/* @extra: "NAME=value" or NULL; then the arguments, ended by NULL. */
-static void run_start(struct run *run, const char *extra, ...)
-{
-	char *arguments[MAX_ARGUMENTS + 1] = {NULL};
-	va_list list;
-	int to_child[2];
-	int from_child[2];
-	va_start(list, extra);
-	for (int i = 0; i < MAX_ARGUMENTS; i++) {
-		arguments[i] = va_arg(list, char *);
-		if (!arguments[i]) {
-			break;
-		}
-	}
-	va_end(list);
-	ck_assert_int_eq(pipe2(to_child, O_CLOEXEC), 0);
-	ck_assert_int_eq(pipe2(from_child, O_CLOEXEC), 0);
-	*run = (struct run){.input = to_child[1], .output = from_child[0]};
-	fflush(NULL);
-	run->pid = fork();
-	ck_assert_int_ge(run->pid, 0);
-	if (run->pid == 0) {
-		prctl(PR_SET_PDEATHSIG, SIGKILL);
-		dup2(to_child[0], STDIN_FILENO);
-		dup2(from_child[1], STDOUT_FILENO);
-		dup2(from_child[1], STDERR_FILENO);
-		set_environment();
-		if (extra) {
-			putenv((char *)extra);
-		}
-		execv(arguments[0], arguments);
-		_exit(127);
-	}
-	close(to_child[0]);
-	close(from_child[1]);
-}
-
-/* Read until @want has come, or with NULL until the end. */
-static void run_read(struct run *run, const char *want)
-{
-	uint64_t end_ms = harness_now_ms() + HARNESS_TIMEOUT_MS;
-	size_t n_bytes = strlen(run->text);
-	while (!want || !strstr(run->text, want)) {
-		struct pollfd ready = {.fd = run->output, .events = POLLIN};
-		ck_assert_msg(harness_now_ms() < end_ms, "too slow, after:\n%s", run->text);
-		if (poll(&ready, 1, 100) < 1) {
-			continue;
-		}
-		ssize_t n = read(run->output, run->text + n_bytes, OUTPUT_BYTES - 1 - n_bytes);
-		ck_assert_int_ge(n, 0);
-		if (n == 0) {
-			ck_assert_msg(!want, "no \"%s\" in:\n%s", want, run->text);
-			return;
-		}
-		n_bytes += (size_t)n;
-		run->text[n_bytes] = '\0';
-	}
-}
-
-/* Let a program that waits go on; its output so far is forgotten. */
-static void run_continue(struct run *run)
-{
-	run->text[0] = '\0';
-	ck_assert_int_eq(write(run->input, "\n", 1), 1);
-}
-
-/* What waitpid() says; all of the output is in run->text. */
-static int run_end(struct run *run)
-{
-	int status;
-	close(run->input);
-	run_read(run, NULL);
-	close(run->output);
-	ck_assert_int_eq(waitpid(run->pid, &status, 0), run->pid);
-	return status;
-}
-
-static void run_end_well(struct run *run)
-{
-	int status = run_end(run);
-	ck_assert_msg(status == 0, "status 0x%x, after:\n%s", status, run->text);
-}
-
-static void expect(const struct run *run, const char *text)
-{
-	ck_assert_msg(strstr(run->text, text), "no \"%s\" in:\n%s", text, run->text);
-}
 
 static void begin(const char *config)
 {
 	harness_start(&harness, &(struct harness_options){.config = config});
-	snprintf(state_path, sizeof(state_path), "%s/cudasim", harness.folder);
+	run_environment(&harness);
 }
 
 /* What sessions have, over all devices. */
@@ -194,10 +57,10 @@ static void run_scenario(const char *program, const char *way, const char *scena
                          const char *argument, const char *want)
 {
 	struct run run;
-	run_start(&run, NULL, in_build(program), way, scenario, argument, NULL);
+	run_start(&run, NULL, run_in_build(program), way, scenario, argument, NULL);
 	run_end_well(&run);
 	if (want) {
-		expect(&run, want);
+		run_expect(&run, want);
 	}
 }
 
@@ -225,12 +88,12 @@ START_TEST(off_is_off)
 {
 	struct run run;
 	begin(NULL);
-	run_start(&run, "GLAKE_SHIM=off", in_build(PROGRAM), "proc2", "basic", NULL);
+	run_start(&run, "GLAKE_SHIM=off", run_in_build(PROGRAM), "proc2", "basic", NULL);
 	run_end_well(&run);
-	expect(&run, "owned 0 passed 0 refused 0 connects 0 live 0");
-	run_start(&run, "GLAKE_SHIM_OWN=none", in_build(PROGRAM), "dlsym", "basic", NULL);
+	run_expect(&run, "owned 0 passed 0 refused 0 connects 0 live 0");
+	run_start(&run, "GLAKE_SHIM_OWN=none", run_in_build(PROGRAM), "dlsym", "basic", NULL);
 	run_end_well(&run);
-	expect(&run, "owned 0 passed 0 refused 0 connects 0 live 0");
+	run_expect(&run, "owned 0 passed 0 refused 0 connects 0 live 0");
 	finish();
 }
 END_TEST
@@ -239,17 +102,17 @@ START_TEST(without_a_driver_there_is_no_device)
 {
 	struct run run;
 	begin(NULL);
-	run_start(&run, "GLAKE_LIBCUDA=/nowhere/libcuda.so.1", in_build(PROGRAM), "dlsym",
+	run_start(&run, "GLAKE_LIBCUDA=/nowhere/libcuda.so.1", run_in_build(PROGRAM), "dlsym",
 	          "nothing", NULL);
 	run_end_well(&run);
-	expect(&run, "init 100");
+	run_expect(&run, "init 100");
 	/* Pointed at itself, it does not go round in circles. */
 	char itself[PATH_MAX];
 	snprintf(itself, sizeof(itself), "GLAKE_LIBCUDA=%s",
-	         in_build("lib/glake/libglake-shim.so"));
-	run_start(&run, itself, in_build(PROGRAM), "dlsym", "nothing", NULL);
+	         run_in_build("lib/glake/libglake-shim.so"));
+	run_start(&run, itself, run_in_build(PROGRAM), "dlsym", "nothing", NULL);
 	run_end_well(&run);
-	expect(&run, "init 100");
+	run_expect(&run, "init 100");
 	finish();
 }
 END_TEST
@@ -267,7 +130,7 @@ START_TEST(programs_without_cuda_notice_nothing)
 	run_start(&with, NULL, "/bin/sh", "-c", command, NULL);
 	run_end(&with);
 	ck_assert_str_eq(with.text, without.text);
-	expect(&with, "\n0\n");
+	run_expect(&with, "\n0\n");
 	finish();
 }
 END_TEST
@@ -313,7 +176,7 @@ START_TEST(captures_forbid_what_they_do)
 	struct run run;
 	begin(NULL);
 	run_scenario(PROGRAM, "dlsym", "captures", NULL, "owned 8 passed 0 refused 0");
-	run_start(&run, "GLAKE_SHIM=off", in_build(PROGRAM), "proc2", "captures", NULL);
+	run_start(&run, "GLAKE_SHIM=off", run_in_build(PROGRAM), "proc2", "captures", NULL);
 	run_end_well(&run);
 	finish();
 }
@@ -342,9 +205,9 @@ START_TEST(chunks_go_with_their_last_use)
 {
 	struct run run;
 	begin(NULL);
-	run_start(&run, NULL, in_build(PROGRAM), "dlsym", "vmm", NULL);
+	run_start(&run, NULL, run_in_build(PROGRAM), "dlsym", "vmm", NULL);
 	run_read(&run, "ready");
-	expect(&run, "owned 5 passed 0");
+	run_expect(&run, "owned 5 passed 0");
 	int connection = connection_hello(&harness);
 	/* All are unmapped and released but one, which is mapped. */
 	ck_assert_uint_eq(private_bytes(connection), 4u << 20);
@@ -357,15 +220,15 @@ START_TEST(chunks_go_with_their_last_use)
 	finish();
 	begin(NULL);
 	/* Without the shim it says the same. */
-	run_start(&run, "GLAKE_SHIM=off", in_build(PROGRAM), "dlsym", "vmm", NULL);
+	run_start(&run, "GLAKE_SHIM=off", run_in_build(PROGRAM), "dlsym", "vmm", NULL);
 	run_read(&run, "ready");
 	run_continue(&run);
 	run_read(&run, "ready");
 	run_continue(&run);
 	run_end_well(&run);
-	run_start(&run, "GLAKE_SOCKET=/nowhere", in_build(PROGRAM), "proc2", "vmm", NULL);
+	run_start(&run, "GLAKE_SOCKET=/nowhere", run_in_build(PROGRAM), "proc2", "vmm", NULL);
 	run_read(&run, "ready");
-	expect(&run, "owned 0 passed 5");
+	run_expect(&run, "owned 0 passed 5");
 	run_continue(&run);
 	run_read(&run, "ready");
 	run_continue(&run);
@@ -401,9 +264,9 @@ START_TEST(streams_may_go)
 {
 	struct run run;
 	begin("warm_bytes = \"0\";");
-	run_start(&run, NULL, in_build(PROGRAM), "dlsym", "async_streams", NULL);
+	run_start(&run, NULL, run_in_build(PROGRAM), "dlsym", "async_streams", NULL);
 	run_read(&run, "ready");
-	expect(&run, "owned 200 passed 0 refused 0 connects 1 live 0");
+	run_expect(&run, "owned 200 passed 0 refused 0 connects 1 live 0");
 	/* Nobody asks for more: what was parked comes back all the same, but for an empty slab. */
 	await_private_bytes(2u << 20);
 	run_continue(&run);
@@ -417,11 +280,12 @@ START_TEST(errors_in_stream_order_are_the_drivers)
 	struct run run;
 	begin(NULL);
 	run_scenario(PROGRAM, "proc1", "async_errors", NULL, "owned 4 passed 0 refused 2");
-	run_start(&run, "GLAKE_SHIM=off", in_build(PROGRAM), "dlsym", "async_errors", NULL);
+	run_start(&run, "GLAKE_SHIM=off", run_in_build(PROGRAM), "dlsym", "async_errors", NULL);
 	run_end_well(&run);
-	run_start(&run, "GLAKE_SHIM_OWN=alloc", in_build(PROGRAM), "dlsym", "async_errors", NULL);
+	run_start(&run, "GLAKE_SHIM_OWN=alloc", run_in_build(PROGRAM), "dlsym", "async_errors",
+	          NULL);
 	run_end_well(&run);
-	expect(&run, "owned 2 passed 0 refused 0");
+	run_expect(&run, "owned 2 passed 0 refused 0");
 	finish();
 }
 END_TEST
@@ -432,7 +296,7 @@ START_TEST(captured_streams_are_the_drivers)
 	begin(NULL);
 	run_scenario(PROGRAM, "dlsym", "async_captures", NULL,
 	             "owned 2 passed 0 refused 0 connects 1 live 0");
-	run_start(&run, "GLAKE_SHIM=off", in_build(PROGRAM), "dlsym", "async_captures", "off",
+	run_start(&run, "GLAKE_SHIM=off", run_in_build(PROGRAM), "dlsym", "async_captures", "off",
 	          NULL);
 	run_end_well(&run);
 	finish();
@@ -443,15 +307,15 @@ START_TEST(pools_count_what_is_ours)
 {
 	struct run run;
 	begin(NULL);
-	run_start(&run, NULL, in_build(PROGRAM), "dlsym", "async_pools", NULL);
+	run_start(&run, NULL, run_in_build(PROGRAM), "dlsym", "async_pools", NULL);
 	run_read(&run, "ready");
-	expect(&run, "owned 1 passed 0");
+	run_expect(&run, "owned 1 passed 0");
 	await_private_bytes(0);
 	run_continue(&run);
 	run_end_well(&run);
-	expect(&run, "owned 3 passed 0 refused 0 connects 1 live 0\n"
-	             "owned 3 passed 0 refused 0 connects 1 live 0\n"
-	             "owned 4 passed 0 refused 0 connects 1 live 0\n");
+	run_expect(&run, "owned 3 passed 0 refused 0 connects 1 live 0\n"
+	                 "owned 3 passed 0 refused 0 connects 1 live 0\n"
+	                 "owned 4 passed 0 refused 0 connects 1 live 0\n");
 	finish();
 }
 END_TEST
@@ -469,9 +333,9 @@ START_TEST(contexts_take_what_is_parked)
 {
 	struct run run;
 	begin("warm_bytes = \"0\";");
-	run_start(&run, NULL, in_build(PROGRAM), "dlsym", "async_resets", NULL);
+	run_start(&run, NULL, run_in_build(PROGRAM), "dlsym", "async_resets", NULL);
 	run_read(&run, "ready");
-	expect(&run, "owned 9 passed 0 refused 0 connects 1 live 0");
+	run_expect(&run, "owned 9 passed 0 refused 0 connects 1 live 0");
 	await_private_bytes(2u << 20);
 	run_continue(&run);
 	run_end_well(&run);
@@ -483,18 +347,18 @@ START_TEST(streams_outlive_glaked)
 {
 	struct run run;
 	begin(NULL);
-	run_start(&run, NULL, in_build(PROGRAM), "dlsym", "async_steps", NULL);
+	run_start(&run, NULL, run_in_build(PROGRAM), "dlsym", "async_steps", NULL);
 	run_read(&run, "ready");
-	expect(&run, "owned 2 passed 0 refused 0 connects 1");
+	run_expect(&run, "owned 2 passed 0 refused 0 connects 1");
 	harness_kill(&harness);
 	run_continue(&run);
 	run_read(&run, "ready");
-	expect(&run, "owned 2 passed 1 refused 0 connects 1");
+	run_expect(&run, "owned 2 passed 1 refused 0 connects 1");
 	harness_restart(&harness);
 	harness_sleep_ms(1100);
 	run_continue(&run);
 	run_end_well(&run);
-	expect(&run, "owned 3 passed 1 refused 0 connects 2 live 0");
+	run_expect(&run, "owned 3 passed 1 refused 0 connects 2 live 0");
 	finish();
 }
 END_TEST
@@ -516,17 +380,17 @@ START_TEST(ipc_shares_it)
 	struct run taker;
 	char handles[257];
 	begin(NULL);
-	run_start(&giver, NULL, in_build(PROGRAM), "dlsym", "ipc_give", "written", NULL);
+	run_start(&giver, NULL, run_in_build(PROGRAM), "dlsym", "ipc_give", "written", NULL);
 	run_read(&giver, "ready");
 	take_handles(&giver, handles);
-	run_start(&taker, NULL, in_build(PROGRAM), "proc2", "ipc_take", handles, NULL);
+	run_start(&taker, NULL, run_in_build(PROGRAM), "proc2", "ipc_take", handles, NULL);
 	run_end_well(&taker);
 	run_continue(&giver);
 	run_read(&giver, "ready");
 	/* Freed, but still warm: the name may still hold; once the process is gone it must not. */
 	run_continue(&giver);
 	run_end_well(&giver);
-	run_start(&taker, NULL, in_build(PROGRAM), "dlsym", "ipc_dead", handles, NULL);
+	run_start(&taker, NULL, run_in_build(PROGRAM), "dlsym", "ipc_dead", handles, NULL);
 	run_end_well(&taker);
 	finish();
 }
@@ -638,12 +502,12 @@ START_TEST(a_session_too_many_gets_nothing)
 	struct run first;
 	struct run second;
 	begin("tenants = ( { name = \"us\"; gids = [ 0 ]; max_sessions = 1; } );");
-	run_start(&first, NULL, in_build(PROGRAM), "dlsym", "steps", "1", NULL);
+	run_start(&first, NULL, run_in_build(PROGRAM), "dlsym", "steps", "1", NULL);
 	run_read(&first, "ready");
-	run_start(&second, NULL, in_build(PROGRAM), "dlsym", "steps", "1", NULL);
+	run_start(&second, NULL, run_in_build(PROGRAM), "dlsym", "steps", "1", NULL);
 	run_read(&second, "ready");
-	expect(&first, "result 0 owned 1 passed 0");
-	expect(&second, "result 2 owned 0 passed 0 refused 1");
+	run_expect(&first, "result 0 owned 1 passed 0");
+	run_expect(&second, "result 2 owned 0 passed 0 refused 1");
 	run_continue(&first);
 	run_continue(&second);
 	run_end_well(&first);
@@ -657,7 +521,7 @@ START_TEST(warm_memory_comes_back_on_demand)
 {
 	struct run sleeper;
 	begin("pool = (); pressure = \"wait\"; wait_ms = 3000;");
-	run_start(&sleeper, NULL, in_build(PROGRAM), "dlsym", "idle", "104857600", NULL);
+	run_start(&sleeper, NULL, run_in_build(PROGRAM), "dlsym", "idle", "104857600", NULL);
 	run_read(&sleeper, "ready");
 	run_scenario(PROGRAM, "dlsym", "greedy", "20971520", "got 251658240 ");
 	run_continue(&sleeper);
@@ -672,12 +536,12 @@ START_TEST(without_glaked_the_driver_serves)
 {
 	struct run run;
 	begin(NULL);
-	run_start(&run, "GLAKE_SOCKET=/nowhere", in_build(PROGRAM), "proc2", "basic", NULL);
+	run_start(&run, "GLAKE_SOCKET=/nowhere", run_in_build(PROGRAM), "proc2", "basic", NULL);
 	run_end_well(&run);
-	expect(&run, "owned 0 passed 17 refused 0 connects 0");
-	run_start(&run, "GLAKE_SHIM_ABSENT=refuse", in_build(PROGRAM), "dlsym", "basic", NULL);
+	run_expect(&run, "owned 0 passed 17 refused 0 connects 0");
+	run_start(&run, "GLAKE_SHIM_ABSENT=refuse", run_in_build(PROGRAM), "dlsym", "basic", NULL);
 	run_end_well(&run);
-	expect(&run, "owned 17");
+	run_expect(&run, "owned 17");
 	finish();
 }
 END_TEST
@@ -687,9 +551,10 @@ START_TEST(strictly_nothing_without_glaked)
 	struct run run;
 	begin(NULL);
 	harness_kill(&harness);
-	run_start(&run, "GLAKE_SHIM_ABSENT=refuse", in_build(PROGRAM), "dlsym", "steps", "1", NULL);
+	run_start(&run, "GLAKE_SHIM_ABSENT=refuse", run_in_build(PROGRAM), "dlsym", "steps", "1",
+	          NULL);
 	run_read(&run, "ready");
-	expect(&run, "result 2 owned 0 passed 0 refused 1");
+	run_expect(&run, "result 2 owned 0 passed 0 refused 1");
 	run_continue(&run);
 	run_end_well(&run);
 	harness_clean(&harness);
@@ -700,25 +565,25 @@ START_TEST(glaked_dies_and_comes_back)
 {
 	struct run run;
 	begin(NULL);
-	run_start(&run, NULL, in_build(PROGRAM), "dlsym", "steps", "4", NULL);
+	run_start(&run, NULL, run_in_build(PROGRAM), "dlsym", "steps", "4", NULL);
 	run_read(&run, "ready");
-	expect(&run, "result 0 owned 1 passed 0 refused 0 connects 1");
+	run_expect(&run, "result 0 owned 1 passed 0 refused 0 connects 1");
 	harness_kill(&harness);
 	run_continue(&run);
 	run_read(&run, "ready");
-	expect(&run, "result 0 owned 1 passed 1 refused 0 connects 1");
+	run_expect(&run, "result 0 owned 1 passed 1 refused 0 connects 1");
 	harness_restart(&harness);
 	harness_sleep_ms(1100);
 	run_continue(&run);
 	run_read(&run, "ready");
-	expect(&run, "result 0 owned 2 passed 1 refused 0 connects 2");
+	run_expect(&run, "result 0 owned 2 passed 1 refused 0 connects 2");
 	run_continue(&run);
 	run_read(&run, "ready");
-	expect(&run, "result 0 owned 3 passed 1 refused 0 connects 2");
+	run_expect(&run, "result 0 owned 3 passed 1 refused 0 connects 2");
 	run_continue(&run);
 	/* All contents are checked at its end. */
 	run_end_well(&run);
-	expect(&run, "live 0");
+	run_expect(&run, "live 0");
 	finish();
 }
 END_TEST
@@ -727,7 +592,7 @@ START_TEST(what_a_killed_program_held_comes_back)
 {
 	struct run run;
 	begin(NULL);
-	run_start(&run, NULL, in_build(PROGRAM), "dlsym", "steps", "2", NULL);
+	run_start(&run, NULL, run_in_build(PROGRAM), "dlsym", "steps", "2", NULL);
 	run_read(&run, "ready");
 	int connection = connection_hello(&harness);
 	ck_assert_uint_ge(private_bytes(connection), 6u << 20);
@@ -742,10 +607,11 @@ END_TEST
 START_TEST(glaked_does_not_serve_itself)
 {
 	char preload[PATH_MAX + 16];
-	snprintf(preload, sizeof(preload), "LD_PRELOAD=%s", in_build("lib/glake/libglake-shim.so"));
+	snprintf(preload, sizeof(preload), "LD_PRELOAD=%s",
+	         run_in_build("lib/glake/libglake-shim.so"));
 	const char *env[] = {preload, "ASAN_OPTIONS=verify_asan_link_order=0", NULL};
 	harness_start(&harness, &(struct harness_options){.env = env});
-	snprintf(state_path, sizeof(state_path), "%s/cudasim", harness.folder);
+	run_environment(&harness);
 	run_scenario(PROGRAM, "dlsym", "basic", NULL, "owned 17 passed 0");
 	finish();
 }
@@ -758,7 +624,7 @@ static void run_refused(struct run *run, int status, const char *why)
 	int ended = run_end(run);
 	ck_assert_msg(WIFEXITED(ended) && WEXITSTATUS(ended) == status, "status 0x%x, after:\n%s",
 	              ended, run->text);
-	expect(run, why);
+	run_expect(run, why);
 	/* One line. */
 	ck_assert_ptr_eq(strchr(run->text, '\n'), run->text + strlen(run->text) - 1);
 }
@@ -767,14 +633,15 @@ START_TEST(glake_run_runs)
 {
 	struct run run;
 	begin(NULL);
-	run_start(&run, "LD_PRELOAD=", in_build("bin/glake"), "run", "--strict", "--",
-	          in_build(PROGRAM), "proc2", "basic", NULL);
+	run_start(&run, "LD_PRELOAD=", run_in_build("bin/glake"), "run", "--strict", "--",
+	          run_in_build(PROGRAM), "proc2", "basic", NULL);
 	run_end_well(&run);
-	expect(&run, "owned 17 passed 0");
-	run_start(&run, "LD_PRELOAD=", in_build("bin/glake"), "run", "sh", "-c", "exit 42", NULL);
+	run_expect(&run, "owned 17 passed 0");
+	run_start(&run, "LD_PRELOAD=", run_in_build("bin/glake"), "run", "sh", "-c", "exit 42",
+	          NULL);
 	ck_assert_int_eq(WEXITSTATUS(run_end(&run)), 42);
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-	run_start(&run, "LD_PRELOAD=libm.so.6", in_build("bin/glake"), "run", "sh", "-c",
+	run_start(&run, "LD_PRELOAD=libm.so.6", run_in_build("bin/glake"), "run", "sh", "-c",
 	          "echo $LD_PRELOAD", NULL);
 	run_end_well(&run);
 	ck_assert_int_eq(strncmp(run.text, "libm.so.6:/", 11), 0);
@@ -788,29 +655,29 @@ START_TEST(glake_run_says_why_not)
 	struct run run;
 	char path[HARNESS_PATH_BYTES + 16];
 	begin(NULL);
-	run_start(&run, "LD_PRELOAD=", in_build("bin/glake"), "run", "no-such-program", NULL);
+	run_start(&run, "LD_PRELOAD=", run_in_build("bin/glake"), "run", "no-such-program", NULL);
 	run_refused(&run, 127, "no-such-program: No such file or directory");
-	run_start(&run, "LD_PRELOAD=", in_build("bin/glake"), "run", "/etc/passwd", NULL);
+	run_start(&run, "LD_PRELOAD=", run_in_build("bin/glake"), "run", "/etc/passwd", NULL);
 	run_refused(&run, 126, "Permission denied");
-	run_start(&run, "LD_PRELOAD=", in_build("bin/glake"), "run", "--socket=/nowhere", "sh",
+	run_start(&run, "LD_PRELOAD=", run_in_build("bin/glake"), "run", "--socket=/nowhere", "sh",
 	          NULL);
 	run_refused(&run, 125, "cannot connect to glaked at /nowhere");
-	run_start(&run, "LD_PRELOAD=", in_build("bin/glake"), "run", "--libcuda=/nowhere/x", "sh",
-	          NULL);
+	run_start(&run, "LD_PRELOAD=", run_in_build("bin/glake"), "run", "--libcuda=/nowhere/x",
+	          "sh", NULL);
 	run_refused(&run, 125, "no CUDA driver library");
 
 	snprintf(path, sizeof(path), "%s/privileged", harness.folder);
 	char copy[PATH_MAX];
 	snprintf(copy, sizeof(copy), "cp /bin/true %s && chmod 4755 %s", path, path);
 	ck_assert_int_eq(system(copy), 0);
-	run_start(&run, "LD_PRELOAD=", in_build("bin/glake"), "run", path, NULL);
+	run_start(&run, "LD_PRELOAD=", run_in_build("bin/glake"), "run", path, NULL);
 	run_refused(&run, 125, "gains privileges");
 
 	snprintf(path, sizeof(path), "%s/static", harness.folder);
 	snprintf(copy, sizeof(copy), "echo 'int main(void){return 0;}' | gcc -x c -static -o %s -",
 	         path);
 	if (system(copy) == 0) {
-		run_start(&run, "LD_PRELOAD=", in_build("bin/glake"), "run", path, NULL);
+		run_start(&run, "LD_PRELOAD=", run_in_build("bin/glake"), "run", path, NULL);
 		run_refused(&run, 125, "statically linked");
 	}
 	finish();
