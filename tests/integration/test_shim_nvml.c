@@ -191,7 +191,7 @@ START_TEST(in_a_container_a_process_finds_itself)
 	if (!harness_is_root()) {
 		return;
 	}
-	if (system("unshare --pid --fork true") != 0) {
+	if (system("unshare --pid --fork --mount-proc true") != 0) {
 		puts("SKIP: no namespaces here");
 		return;
 	}
@@ -200,8 +200,8 @@ START_TEST(in_a_container_a_process_finds_itself)
 	run_read(&other, "ready");
 	snprintf(rows, sizeof(rows), GPU_0 ":%d=1000 " GPU_0 ":self=7", (int)other.pid);
 	setenv("NVMLSIM_PROCESSES", rows, 1);
-	run_glake(&run, "A=B", "unshare", "--pid", "--fork", PROGRAM, "init", "allocates",
-	          "processes", NULL);
+	run_glake(&run, "A=B", "unshare", "--pid", "--fork", "--mount-proc", PROGRAM, "init",
+	          "allocates", "processes", NULL);
 	run_end_well(&run);
 	snprintf(rows, sizeof(rows), "details 0: %d 1000 self 10485767\n", (int)other.pid);
 	run_expect(&run, rows);
