@@ -239,7 +239,9 @@ static CUresult alloc_async(CUdeviceptr *ptr_out, size_t bytes, CUmemoryPool poo
 		return CUDA_SUCCESS;
 	}
 	unsigned device = stream_ctx(s)->device;
-	return alloc_device(device, bytes, pool ? pool : pool_current(device), ptr_out);
+	pool = pool ? pool : pool_current(device);
+	return alloc_device(device, bytes, capture_is_of(s) ? pool_of_graphs(device) : pool,
+	                    ptr_out);
 }
 
 CUresult cuMemAllocAsync(CUdeviceptr *ptr_out, size_t bytes, CUstream handle)

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Stream capture, as far as it concerns memory: which calls it forbids, and that a forbidden call
- * ends it. Nothing is recorded: work on a capturing stream runs at once, and the graph is NULL.
+ * ends it. Nothing is recorded: work on a capturing stream runs at once, and the graph is NULL; what
+ * is allocated on one counts as memory of graphs.
  *
  * While any stream is captured, waiting for a context is forbidden. Allocating and freeing is, unless
  * every capture was begun in relaxed mode. (A real driver also looks at the calling thread.)
@@ -31,6 +32,17 @@ static struct capture *find(const struct stream *stream)
 		}
 	}
 	return NULL;
+}
+
+bool capture_is_of(const struct stream *s)
+{
+	if (atomic_load(&n_captures) == 0) {
+		return false;
+	}
+	pthread_mutex_lock(&lock);
+	bool is_of = find(s) != NULL;
+	pthread_mutex_unlock(&lock);
+	return is_of;
 }
 
 CUresult capture_check(enum capture_call call)

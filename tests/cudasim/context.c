@@ -107,6 +107,7 @@ static void ctx_close(struct ctx *ctx)
 	ctx->null_stream = NULL;
 	alloc_free_all(ctx->device);
 	hostmem_free_all(ctx->device);
+	array_free_all(ctx->device);
 	phys_unref(ctx->overhead);
 	ctx->overhead = NULL;
 	ctx->flags = 0;

@@ -68,7 +68,8 @@ CUresult hostmem_free(uint64_t addr)
 	return err;
 }
 
-static CUresult hostmem_add(void *host, uint64_t bytes, unsigned flags, bool is_registered)
+static CUresult hostmem_add(void *host, uint64_t bytes, unsigned flags, bool is_registered,
+                            bool is_managed)
 {
 	struct mapping *m = calloc(1, sizeof(*m));
 
@@ -82,6 +83,7 @@ static CUresult hostmem_add(void *host, uint64_t bytes, unsigned flags, bool is_
 	m->id = space_new_id();
 	m->on_host = true;
 	m->is_registered = is_registered;
+	m->is_managed = is_managed;
 	m->host_flags = flags;
 	memset(m->access, SPACE_WRITE, sizeof(m->access));
 	CUresult err = CUDA_SUCCESS;
@@ -98,6 +100,21 @@ static CUresult hostmem_add(void *host, uint64_t bytes, unsigned flags, bool is_
 	return err;
 }
 
+static CUresult new_pages(void **host_out, size_t bytes, unsigned flags, bool is_managed)
+{
+	void *host = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (host == MAP_FAILED) {
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	CUresult err = hostmem_add(host, bytes, flags, false, is_managed);
+	if (err != CUDA_SUCCESS) {
+		munmap(host, bytes);
+		return err;
+	}
+	*host_out = host;
+	return CUDA_SUCCESS;
+}
+
 static CUresult host_alloc(void **host_out, size_t bytes, unsigned flags)
 {
 	if (!host_out || flags & ~(unsigned)ALLOC_FLAGS) {
@@ -107,17 +124,23 @@ static CUresult host_alloc(void **host_out, size_t bytes, unsigned flags)
 		*host_out = NULL;
 		return CUDA_SUCCESS;
 	}
-	void *host = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	if (host == MAP_FAILED) {
-		return CUDA_ERROR_OUT_OF_MEMORY;
+	return new_pages(host_out, bytes, flags, false);
+}
+
+/* Never on the device: there it is only what a kernel has touched, and nobody can tell how much. */
+CUresult cuMemAllocManaged(CUdeviceptr *ptr_out, size_t bytes, unsigned int flags)
+{
+	ENTER(cuMemAllocManaged);
+	if (!ptr_out || bytes == 0 ||
+	    (flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST)) {
+		return CUDA_ERROR_INVALID_VALUE;
 	}
-	CUresult err = hostmem_add(host, bytes, flags, false);
-	if (err != CUDA_SUCCESS) {
-		munmap(host, bytes);
-		return err;
+	void *host;
+	CUresult err = new_pages(&host, bytes, 0, true);
+	if (err == CUDA_SUCCESS) {
+		*ptr_out = (uintptr_t)host;
 	}
-	*host_out = host;
-	return CUDA_SUCCESS;
+	return err;
 }
 
 CUresult cuMemHostAlloc(void **host_out, size_t bytes, unsigned int flags)
@@ -144,7 +167,7 @@ CUresult cuMemHostRegister_v2(void *host, size_t bytes, unsigned int flags)
 	if (!host || bytes == 0 || flags & ~(unsigned)REGISTER_FLAGS) {
 		return CUDA_ERROR_INVALID_VALUE;
 	}
-	return hostmem_add(host, bytes, flags, true);
+	return hostmem_add(host, bytes, flags, true, false);
 }
 
 CUresult cuMemHostUnregister(void *host)

@@ -90,7 +90,7 @@ static struct answer ask(const struct mapping *m, CUpointer_attribute attribute,
 	case CU_POINTER_ATTRIBUTE_BUFFER_ID:
 		return answer_word(m->id);
 	case CU_POINTER_ATTRIBUTE_IS_MANAGED:
-		return answer_half(0);
+		return answer_half(m->is_managed);
 	case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
 		return answer_half(m->device);
 	case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:

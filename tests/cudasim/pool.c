@@ -13,6 +13,7 @@ struct pool {
 };
 
 static struct pool standard[SIM_MAX_DEVICES];
+static struct pool of_graphs[SIM_MAX_DEVICES];
 static _Atomic(struct pool *) current[SIM_MAX_DEVICES]; /* NULL: the standard one */
 
 CUmemoryPool pool_current(unsigned device)
@@ -20,6 +21,11 @@ CUmemoryPool pool_current(unsigned device)
 	struct pool *pool = atomic_load(&current[device]);
 
 	return (CUmemoryPool)(pool ? pool : &standard[device]);
+}
+
+CUmemoryPool pool_of_graphs(unsigned device)
+{
+	return (CUmemoryPool)&of_graphs[device];
 }
 
 void pool_note(CUmemoryPool handle, int64_t bytes)
@@ -126,6 +132,27 @@ bool pool_is_open_to(CUmemoryPool handle, unsigned device)
 	struct pool *pool = (struct pool *)handle;
 
 	return atomic_load(&pool->peers) & 1U << device;
+}
+
+CUresult cuDeviceGetGraphMemAttribute(CUdevice dev, CUgraphMem_attribute attribute, void *value)
+{
+	ENTER(cuDeviceGetGraphMemAttribute);
+	if (!value || !device_is_valid(dev)) {
+		return value ? CUDA_ERROR_INVALID_DEVICE : CUDA_ERROR_INVALID_VALUE;
+	}
+	const struct pool *pool = &of_graphs[dev];
+	switch (attribute) {
+	case CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT:
+	case CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT:
+		*(cuuint64_t *)value = (cuuint64_t)atomic_load(&pool->used);
+		return CUDA_SUCCESS;
+	case CU_GRAPH_MEM_ATTR_USED_MEM_HIGH:
+	case CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH:
+		*(cuuint64_t *)value = (cuuint64_t)atomic_load(&pool->high);
+		return CUDA_SUCCESS;
+	default:
+		return CUDA_ERROR_INVALID_VALUE;
+	}
 }
 
 CUresult cuMemPoolSetAccess(CUmemoryPool handle, const CUmemAccessDesc *access, size_t n)

@@ -233,6 +233,7 @@ struct mapping {
 	bool on_host;
 	CUmemoryPool pool;   /* of cuMemAllocAsync, else NULL */
 	bool is_registered;  /* SPACE_HOST of cuMemHostRegister */
+	bool is_managed;     /* SPACE_HOST of cuMemAllocManaged */
 	unsigned host_flags; /* SPACE_HOST: as given to cuMemHostAlloc */
 	uint8_t access[SIM_MAX_DEVICES];
 	uint8_t host_access; /* of the CPU at range.start; host chunks only */
@@ -305,9 +306,16 @@ void alloc_free_all(unsigned device);
 
 /* The one that cuMemAllocAsync takes from. */
 CUmemoryPool pool_current(unsigned device);
+/* That graphs of the device allocate from. */
+CUmemoryPool pool_of_graphs(unsigned device);
 /* So many bytes of it are in use, more or less than before. */
 void pool_note(CUmemoryPool pool, int64_t bytes);
 bool pool_is_open_to(CUmemoryPool pool, unsigned device);
+
+/* --- array.c --- */
+
+/* Destroys the arrays of a context. */
+void array_free_all(unsigned device);
 
 /* --- hostmem.c --- */
 
@@ -362,6 +370,7 @@ enum capture_call {
 
 /* What a call that a capture may forbid answers; forbidden, it has ended the capture. */
 CUresult capture_check(enum capture_call call);
+bool capture_is_of(const struct stream *s);
 
 /* --- kernels.c --- */
 
