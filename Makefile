@@ -72,8 +72,8 @@ PY_TESTS := $(wildcard tests/integration/test_*.py)
 GPU_TESTS := $(call programs,tests/gpu/test_*.c)
 BENCHES := $(call programs,tests/bench/bench_*.c)
 DEMO := $(call programs,tests/demo/*.c)
-SHIM_PROGRAMS := $(addprefix $(B)/tests/shim/,program linked driver_api driver_api_per_thread nvml \
-	quota second.so)
+SHIM_PROGRAMS := $(addprefix $(B)/tests/shim/,program linked account driver_api \
+	driver_api_per_thread nvml quota second.so)
 FUZZERS := $(call programs,tests/fuzz/fuzz_*.c)
 FORMATTED := $(wildcard $(addsuffix /*.[ch],proto daemon daemon/mover libclient libclient/ctl \
 	tests/harness tests/unit tests/integration tests/gpu tests/bench tests/fuzz tests/demo \
@@ -180,7 +180,8 @@ $(B)/lib/daemon.a: $(DAEMON_OBJ)
 $(B)/lib/mover.a: $(MOVER_OBJ)
 $(B)/lib/ctl.a: $(CTL_OBJ)
 $(B)/lib/harness.a: $(HARNESS_OBJ)
-$(B)/lib/shim.a: $(addprefix $(B)/obj/shim/,slab.o library.o run/program.o)
+$(B)/lib/shim.a: $(addprefix $(B)/obj/shim/,account.o array_size.o index.o slab.o library.o \
+	run/program.o)
 $(B)/lib/libglake-client.a: $(CLIENT_OBJ) $(PROTO_OBJ)
 $(B)/lib/%.a:
 	$(call say,AR,$@)
@@ -284,7 +285,7 @@ $(B)/obj/tests/shim/driver_api_per_thread.o: tests/shim/driver_api.c
 	$(call say,CC,$@)
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) -c -o $@ $<
-$(B)/tests/shim/linked $(B)/tests/shim/driver_api $(B)/tests/shim/driver_api_per_thread: \
+$(addprefix $(B)/tests/shim/,linked account driver_api driver_api_per_thread): \
 	STUB = -L$(CUDA_HOME)/lib64/stubs -lcuda
 $(B)/tests/shim/second.so: $(B)/obj/tests/shim/second.o
 	$(call say,LD,$@)

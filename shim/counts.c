@@ -21,11 +21,16 @@ void shim_count(enum shim_count count)
 	shim_count_add(count, 1);
 }
 
+uint64_t shim_count_of(enum shim_count count)
+{
+	return (uint64_t)atomic_load_explicit(&counts[count], memory_order_relaxed);
+}
+
 __attribute__((visibility("default"))) uint64_t glake_shim_count(const char *name)
 {
 	for (size_t i = 0; i < SHIM_N_COUNTS; i++) {
 		if (strcmp(names[i], name) == 0) {
-			return (uint64_t)atomic_load_explicit(&counts[i], memory_order_relaxed);
+			return shim_count_of((enum shim_count)i);
 		}
 	}
 	return 0;

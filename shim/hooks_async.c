@@ -5,6 +5,7 @@
  * During captures all of this is the driver's: on a captured stream it makes nodes of a graph, and on
  * others we could not get memory without calls that may end the capture.
  */
+#include "shim/account.h"
 #include "shim/order.h"
 #include "shim/quiesce.h"
 #include "shim/verdict.h"
@@ -143,6 +144,16 @@ static CUresult free_claimed(const struct calls *calls, struct allocation *alloc
 	return result;
 }
 
+/* What the driver's cuMemAlloc() made. What its pools have, it is asked for. */
+static CUresult free_by_driver(const struct calls *calls, CUdeviceptr address, CUstream stream)
+{
+	struct account_entry *entry = shim_is_forked() ? NULL
+	                                               : account_take(ACCOUNT_ADDRESS, address);
+	CUresult result = calls->free(address, stream);
+	account_settle(entry, result == CUDA_SUCCESS);
+	return result;
+}
+
 /*
  * Memory of cuMemAlloc() may be freed in stream order as well. In a capture it is no node of the
  * graph, and the driver says what it thinks.
@@ -155,7 +166,7 @@ static CUresult free_async(const struct calls *calls, CUdeviceptr address, CUstr
 		allocation = heap_claim(address);
 	}
 	if (!allocation) {
-		return calls->free(address, stream);
+		return free_by_driver(calls, address, stream);
 	}
 	CUresult result = free_claimed(calls, allocation, stream);
 	if (result != CUDA_SUCCESS) {

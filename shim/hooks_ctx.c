@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Contexts that end, peers, and captures. */
+#include "shim/account.h"
 #include "shim/heap.h"
 #include "shim/ipc.h"
 #include "shim/order.h"
@@ -11,6 +12,7 @@ static void forget_ctx(CUcontext ctx)
 	ipc_release_ctx(ctx);
 	order_release_ctx(ctx);
 	heap_release_ctx(ctx);
+	account_release_ctx(ctx);
 }
 
 static CUresult destroy_ctx(CUcontext ctx, shim_ctx_fn *destroy)

@@ -2,6 +2,7 @@
 /* Synchronous memory: cuMemAlloc, cuMemAllocPitch, cuMemFree. */
 #include <stdatomic.h>
 
+#include "shim/account.h"
 #include "shim/order.h"
 #include "shim/quiesce.h"
 #include "shim/verdict.h"
@@ -37,6 +38,14 @@ static enum verdict alloc_ours(CUdeviceptr *address_out, uint64_t n_bytes, CUres
 	return verdict_of(r, result_out);
 }
 
+static CUresult made_by_driver(CUdeviceptr address, uint64_t n_bytes)
+{
+	if (!shim_is_forked()) {
+		account_add(ACCOUNT_ADDRESS, address, ACCOUNT_OTHER, n_bytes);
+	}
+	return CUDA_SUCCESS;
+}
+
 CUresult shim_cuMemAlloc_v2(CUdeviceptr *address_out, size_t n_bytes)
 {
 	CUresult result;
@@ -44,7 +53,8 @@ CUresult shim_cuMemAlloc_v2(CUdeviceptr *address_out, size_t n_bytes)
 	    alloc_ours(address_out, n_bytes, &result) == ANSWERED) {
 		return result;
 	}
-	return real(cuMemAlloc_v2)(address_out, n_bytes);
+	result = real(cuMemAlloc_v2)(address_out, n_bytes);
+	return result == CUDA_SUCCESS ? made_by_driver(*address_out, n_bytes) : result;
 }
 
 /* ---- pitch ------------------------------------------------------------------------------------ */
@@ -120,10 +130,20 @@ CUresult shim_cuMemAllocPitch_v2(CUdeviceptr *address_out, size_t *pitch_out, si
 		}
 		return result;
 	}
-	return real(cuMemAllocPitch_v2)(address_out, pitch_out, width, height, element_bytes);
+	result = real(cuMemAllocPitch_v2)(address_out, pitch_out, width, height, element_bytes);
+	return result == CUDA_SUCCESS ? made_by_driver(*address_out, *pitch_out * height) : result;
 }
 
 /* ---- freeing ---------------------------------------------------------------------------------- */
+
+static CUresult free_by_driver(CUdeviceptr address)
+{
+	struct account_entry *entry = shim_is_forked() ? NULL
+	                                               : account_take(ACCOUNT_ADDRESS, address);
+	CUresult result = real(cuMemFree_v2)(address);
+	account_settle(entry, result == CUDA_SUCCESS);
+	return result;
+}
 
 /*
  * As the driver does, wait for what may use the memory before anybody else gets it. What is not the
@@ -133,7 +153,7 @@ CUresult shim_cuMemFree_v2(CUdeviceptr address)
 {
 	struct allocation *allocation = address && !shim_is_forked() ? heap_claim(address) : NULL;
 	if (!allocation) {
-		return real(cuMemFree_v2)(address);
+		return free_by_driver(address);
 	}
 	CUresult result = quiesce_ctx(heap_ctx_of(allocation));
 	if (result != CUDA_SUCCESS) {

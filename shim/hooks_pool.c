@@ -11,7 +11,7 @@ static bool owns_pools(void)
 CUresult shim_cuMemPoolCreate(CUmemoryPool *pool_out, const CUmemPoolProps *properties)
 {
 	CUresult result = real(cuMemPoolCreate)(pool_out, properties);
-	if (result == CUDA_SUCCESS && owns_pools()) {
+	if (result == CUDA_SUCCESS && !shim_is_forked()) {
 		pool_created(*pool_out, properties);
 	}
 	return result;
@@ -20,7 +20,7 @@ CUresult shim_cuMemPoolCreate(CUmemoryPool *pool_out, const CUmemPoolProps *prop
 /* Forgotten first: the handle may be another pool's as soon as the driver has destroyed it. */
 CUresult shim_cuMemPoolDestroy(CUmemoryPool pool)
 {
-	if (owns_pools()) {
+	if (!shim_is_forked()) {
 		pool_destroyed(pool);
 	}
 	return real(cuMemPoolDestroy)(pool);

@@ -8,11 +8,21 @@ static bool owns_vmm(void)
 	return shim_policy()->owns_vmm && shim_can_own() && !shim_is_forked();
 }
 
+static CUresult create_by_driver(vmm_handle *handle_out, size_t n_bytes,
+                                 const CUmemAllocationProp *properties, unsigned long long flags)
+{
+	CUresult result = real(cuMemCreate)(handle_out, n_bytes, properties, flags);
+	if (result == CUDA_SUCCESS && !shim_is_forked()) {
+		vmm_made_by_driver(*handle_out, n_bytes, properties);
+	}
+	return result;
+}
+
 CUresult shim_cuMemCreate(vmm_handle *handle_out, size_t n_bytes,
                           const CUmemAllocationProp *properties, unsigned long long flags)
 {
 	if (!handle_out || !owns_vmm() || !vmm_is_plain(n_bytes, properties, flags)) {
-		return real(cuMemCreate)(handle_out, n_bytes, properties, flags);
+		return create_by_driver(handle_out, n_bytes, properties, flags);
 	}
 	int r = vmm_create(n_bytes, properties, handle_out);
 	if (r == 0) {
@@ -26,7 +36,7 @@ CUresult shim_cuMemCreate(vmm_handle *handle_out, size_t n_bytes,
 	if (r == OWNER_E_ABSENT) {
 		shim_count(SHIM_COUNT_passed);
 	}
-	return real(cuMemCreate)(handle_out, n_bytes, properties, flags);
+	return create_by_driver(handle_out, n_bytes, properties, flags);
 }
 
 /* Before the driver may give the number to somebody else, it is off our books. */
@@ -69,7 +79,7 @@ CUresult shim_cuMemUnmap(CUdeviceptr address, size_t n_bytes)
 CUresult shim_cuMemExportToShareableHandle(void *shareable_out, vmm_handle handle,
                                            CUmemAllocationHandleType type, unsigned long long flags)
 {
-	struct vmm_chunk *chunk = shim_is_forked() ? NULL : vmm_take(handle);
+	struct vmm_chunk *chunk = shim_is_forked() ? NULL : vmm_take_ours(handle);
 	if (!chunk) {
 		return real(cuMemExportToShareableHandle)(shareable_out, handle, type, flags);
 	}
@@ -97,7 +107,7 @@ CUresult shim_cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *proper
 	CUresult result = real(cuMemGetAllocationPropertiesFromHandle)(properties_out, handle);
 	struct vmm_chunk *chunk = NULL;
 	if (result == CUDA_SUCCESS && !shim_is_forked()) {
-		chunk = vmm_take(handle);
+		chunk = vmm_take_ours(handle);
 	}
 	if (chunk) {
 		*properties_out = *vmm_properties(chunk);

@@ -9,6 +9,7 @@
 struct pool {
 	CUmemoryPool handle; /* NULL: destroyed, or a free place */
 	CUdevice device;
+	bool is_foreign; /* its memory is all the driver's */
 	atomic_int_fast64_t used_bytes;
 	atomic_int_fast64_t used_high;
 	atomic_int_fast64_t reserved_bytes; /* used and parked */
@@ -39,7 +40,7 @@ static struct pool *find_locked(CUmemoryPool handle)
 	return NULL;
 }
 
-static struct pool *add_locked(CUmemoryPool handle, CUdevice device)
+static struct pool *add_locked(CUmemoryPool handle, CUdevice device, bool is_foreign)
 {
 	size_t at = 0;
 	while (at < n_pools && (pools[at].handle || pools[at].reserved_bytes != 0)) {
@@ -52,6 +53,7 @@ static struct pool *add_locked(CUmemoryPool handle, CUdevice device)
 	n_pools += at == n_pools;
 	pool->handle = handle;
 	pool->device = device;
+	pool->is_foreign = is_foreign;
 	pool->used_high = 0;
 	pool->reserved_high = 0;
 	return pool;
@@ -60,7 +62,8 @@ static struct pool *add_locked(CUmemoryPool handle, CUdevice device)
 static void set_current_locked(CUdevice device, CUmemoryPool handle)
 {
 	struct pool *pool = find_locked(handle);
-	devices[device].current = pool && pool->device == device ? pool : NULL;
+	bool is_ours = pool && !pool->is_foreign && pool->device == device;
+	devices[device].current = is_ours ? pool : NULL;
 	devices[device].current_handle = handle;
 }
 
@@ -76,7 +79,7 @@ static void learn(CUdevice device)
 	                real(cuDeviceGetMemPool)(&now, device) == CUDA_SUCCESS;
 	pthread_mutex_lock(&lock);
 	if (is_there && !devices[device].is_known) {
-		devices[device].standard = add_locked(standard, device);
+		devices[device].standard = add_locked(standard, device, false);
 		set_current_locked(device, now);
 	}
 	devices[device].is_known = true;
@@ -108,8 +111,9 @@ struct pool *pool_find(CUmemoryPool handle)
 	}
 	pthread_mutex_lock(&lock);
 	struct pool *pool = find_locked(handle);
+	bool is_ours = pool && !pool->is_foreign;
 	pthread_mutex_unlock(&lock);
-	return pool;
+	return is_ours ? pool : NULL;
 }
 
 void pool_set_current(CUdevice device, CUmemoryPool handle)
@@ -145,9 +149,10 @@ static bool is_plain(const CUmemPoolProps *properties)
 
 void pool_created(CUmemoryPool handle, const CUmemPoolProps *properties)
 {
-	if (is_plain(properties)) {
+	if (properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
+	    is_device(properties->location.id)) {
 		pthread_mutex_lock(&lock);
-		add_locked(handle, properties->location.id);
+		add_locked(handle, properties->location.id, !is_plain(properties));
 		pthread_mutex_unlock(&lock);
 	}
 }
@@ -206,6 +211,25 @@ void pool_note(struct pool *pool, int64_t used_bytes, int64_t reserved_bytes)
 uint64_t pool_reserved_bytes(const struct pool *pool)
 {
 	return (uint64_t)pool->reserved_bytes;
+}
+
+uint64_t pool_driver_bytes(CUdevice device)
+{
+	uint64_t total = 0;
+	pool_current(device);
+	/* Under the lock no pool is destroyed. */
+	pthread_mutex_lock(&lock);
+	for (size_t i = 0; real(cuMemPoolGetAttribute) && i < n_pools; i++) {
+		cuuint64_t n_bytes = 0;
+		if (pools[i].handle && pools[i].device == device &&
+		    real(cuMemPoolGetAttribute)(pools[i].handle,
+		                                CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT,
+		                                &n_bytes) == CUDA_SUCCESS) {
+			total += n_bytes;
+		}
+	}
+	pthread_mutex_unlock(&lock);
+	return total;
 }
 
 uint64_t pool_attribute(const struct pool *pool, CUmemPool_attribute attribute)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The driver's memory pools, as far as allocations from them are ours: the default pool of each
- * device, and the program's own ones of plain device memory. The pools stay the driver's; here is
- * what the program has of us in them.
+ * The driver's memory pools. Allocations from some are ours: from the default pool of each device, and
+ * from the program's own ones of plain device memory. The pools stay the driver's; here is what the
+ * program has of us in them, and what it has of the driver.
  *
  * Owner: the process. Lifetime: a pool that was destroyed keeps its place while memory of it is in
  * use. Threads: any.
@@ -30,6 +30,8 @@ CUdevice pool_device(const struct pool *pool);
 /* What the program has, and what is kept for it besides, has grown by so much. NULL is fine. */
 void pool_note(struct pool *pool, int64_t used_bytes, int64_t reserved_bytes);
 uint64_t pool_reserved_bytes(const struct pool *pool);
+/* What the driver itself keeps for all pools of @device. Asks it. */
+uint64_t pool_driver_bytes(CUdevice device);
 /* Our part of the attribute; 0 if we have none in it. */
 uint64_t pool_attribute(const struct pool *pool, CUmemPool_attribute attribute);
 /* A high mark starts anew. */

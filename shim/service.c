@@ -8,16 +8,25 @@
 
 #include "shim/order.h"
 #include "shim/quiesce.h"
+#include "shim/report.h"
 
 #define STACK_BYTES (256u * 1024)
 #define REPORT_MS 2000
 /* Another thread may be reading what we were woken for: let it. */
 #define REST_NS 5000000
 
+static uint64_t now_ms(void)
+{
+	struct timespec now;
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+}
+
 static void *serve(void *user)
 {
 	struct owner *owner = user;
 	const struct timespec rest = {.tv_nsec = REST_NS};
+	uint64_t reported_ms = now_ms();
 	while (!owner->is_dead) {
 		struct pollfd ready = {.fd = glake_fd(owner->session), .events = POLLIN};
 		if (ready.fd < 0) {
@@ -29,6 +38,10 @@ static void *serve(void *user)
 		}
 		if (!quiesce_is_capturing()) {
 			order_collect_all();
+			if (now_ms() - reported_ms >= REPORT_MS) {
+				reported_ms = now_ms();
+				report_program(owner);
+			}
 			owner_is_gone(owner, glake_dispatch(owner->session));
 		}
 	}

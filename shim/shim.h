@@ -86,6 +86,7 @@ enum shim_count {
 
 void shim_count(enum shim_count count);
 void shim_count_add(enum shim_count count, int64_t n);
+uint64_t shim_count_of(enum shim_count count);
 
 /* Exported, for tests and the curious: a count by its name in counts.def; 0 for an unknown name. */
 uint64_t glake_shim_count(const char *name);

@@ -6,6 +6,7 @@
 
 #include "proto/cleanup.h"
 #include "proto/limits.h"
+#include "shim/account.h"
 #include "shim/index.h"
 #include "shim/owner.h"
 
@@ -13,7 +14,7 @@ struct vmm_chunk {
 	uint64_t id; /* with glaked */
 	uint64_t n_bytes;
 	CUmemAllocationProp properties;
-	struct owner *owner; /* a reference */
+	struct owner *owner; /* a reference; NULL: the driver's own, only accounted */
 	unsigned n_uses;     /* handles, mappings, calls under way; under the lock */
 };
 
@@ -49,6 +50,12 @@ bool vmm_is_plain(size_t n_bytes, const CUmemAllocationProp *properties, unsigne
 
 static void chunk_free(struct vmm_chunk *chunk)
 {
+	if (!chunk->owner) {
+		account_grow(chunk->properties.location.id, ACCOUNT_OTHER,
+		             -(int64_t)chunk->n_bytes);
+		free(chunk);
+		return;
+	}
 	glake_chunk_free(chunk->owner->session, chunk->id, chunk->n_bytes);
 	owner_unref(chunk->owner);
 	free(chunk);
@@ -136,6 +143,23 @@ int vmm_create(size_t n_bytes, const CUmemAllocationProp *properties, vmm_handle
 	return 0;
 }
 
+void vmm_made_by_driver(vmm_handle handle, size_t n_bytes, const CUmemAllocationProp *properties)
+{
+	struct vmm_chunk *chunk = NULL;
+	if (properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE) {
+		chunk = calloc(1, sizeof(*chunk));
+	}
+	if (!chunk) {
+		return;
+	}
+	*chunk = (struct vmm_chunk){.n_bytes = n_bytes, .properties = *properties, .n_uses = 1};
+	if (!add_name(handle, chunk)) {
+		free(chunk);
+		return;
+	}
+	account_grow(properties->location.id, ACCOUNT_OTHER, (int64_t)n_bytes);
+}
+
 /* ---- handles ---------------------------------------------------------------------------------- */
 
 struct vmm_chunk *vmm_take(vmm_handle handle)
@@ -147,6 +171,16 @@ struct vmm_chunk *vmm_take(vmm_handle handle)
 		chunk->n_uses++;
 	}
 	pthread_mutex_unlock(&lock);
+	return chunk;
+}
+
+struct vmm_chunk *vmm_take_ours(vmm_handle handle)
+{
+	struct vmm_chunk *chunk = vmm_take(handle);
+	if (chunk && !chunk->owner) {
+		vmm_give(chunk);
+		return NULL;
+	}
 	return chunk;
 }
 

@@ -22,13 +22,18 @@ bool vmm_is_plain(size_t n_bytes, const CUmemAllocationProp *properties, unsigne
 /* 0 or OWNER_E_*. */
 int vmm_create(size_t n_bytes, const CUmemAllocationProp *properties, vmm_handle *handle_out);
 
+/* The driver has made @handle, where we did not: it is accounted until it is gone. */
+void vmm_made_by_driver(vmm_handle handle, size_t n_bytes, const CUmemAllocationProp *properties);
+
 struct vmm_chunk;
 
 /*
- * The chunk of a handle, which lives until vmm_give(); NULL if it is not ours. Around each call of
+ * The chunk of a handle, which lives until vmm_give(); NULL if it is not known. Around each call of
  * the driver that takes or gives up a handle or a mapping.
  */
 struct vmm_chunk *vmm_take(vmm_handle handle);
+/* The same, and NULL if it is the driver's own. */
+struct vmm_chunk *vmm_take_ours(vmm_handle handle);
 void vmm_give(struct vmm_chunk *chunk);
 
 /* The driver has released @handle once. */

@@ -1,0 +1,127 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "shim/account.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#include "shim/index.h"
+
+struct account_entry {
+	enum account_space space;
+	uint64_t number;
+	enum account_kind kind;
+	uint64_t n_bytes;
+	CUdevice device;
+	CUcontext ctx;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct index entries[ACCOUNT_N_SPACES]; /* owned struct account_entry, by number */
+static _Atomic int64_t totals[SHIM_MAX_DEVICES][ACCOUNT_N_KINDS];
+
+void account_grow(CUdevice device, enum account_kind kind, int64_t n_bytes)
+{
+	if (device >= 0 && device < SHIM_MAX_DEVICES) {
+		totals[device][kind] += n_bytes;
+	}
+}
+
+uint64_t account_bytes(CUdevice device, enum account_kind kind)
+{
+	return (uint64_t)totals[device][kind];
+}
+
+static void drop(struct account_entry *entry)
+{
+	if (entry) {
+		account_grow(entry->device, entry->kind, -(int64_t)entry->n_bytes);
+		free(entry);
+	}
+}
+
+/* Called with the lock held. */
+static struct account_entry *take_locked(enum account_space space, uint64_t number)
+{
+	struct account_entry *entry = index_get(&entries[space], number);
+	if (entry) {
+		index_remove(&entries[space], number);
+	}
+	return entry;
+}
+
+/* A number that is there already is of something that has gone unseen. */
+static void put(struct account_entry *entry)
+{
+	pthread_mutex_lock(&lock);
+	struct account_entry *before = take_locked(entry->space, entry->number);
+	bool is_in = index_add(&entries[entry->space], entry->number, entry);
+	pthread_mutex_unlock(&lock);
+	drop(before);
+	if (!is_in) {
+		drop(entry);
+	}
+}
+
+void account_add(enum account_space space, uint64_t number, enum account_kind kind,
+                 uint64_t n_bytes)
+{
+	struct account_entry *entry = n_bytes ? calloc(1, sizeof(*entry)) : NULL;
+	if (!entry) {
+		return;
+	}
+	*entry = (struct account_entry){
+		.space = space,
+		.number = number,
+		.kind = kind,
+		.n_bytes = n_bytes,
+	};
+	if (real(cuCtxGetCurrent)(&entry->ctx) != CUDA_SUCCESS ||
+	    real(cuCtxGetDevice)(&entry->device) != CUDA_SUCCESS) {
+		free(entry);
+		return;
+	}
+	account_grow(entry->device, kind, (int64_t)n_bytes);
+	put(entry);
+}
+
+struct account_entry *account_take(enum account_space space, uint64_t number)
+{
+	pthread_mutex_lock(&lock);
+	struct account_entry *entry = take_locked(space, number);
+	pthread_mutex_unlock(&lock);
+	return entry;
+}
+
+void account_settle(struct account_entry *entry, bool is_gone)
+{
+	if (is_gone) {
+		drop(entry);
+	} else if (entry) {
+		put(entry);
+	}
+}
+
+/* Called with the lock held: those of @ctx are dropped, the others move up. */
+static void release_locked(struct index *index, CUcontext ctx)
+{
+	size_t n_kept = 0;
+	for (size_t i = 0; i < index->n; i++) {
+		struct account_entry *entry = index->entries[i].value;
+		if (entry->ctx == ctx) {
+			drop(entry);
+		} else {
+			index->entries[n_kept++] = index->entries[i];
+		}
+	}
+	index->n = n_kept;
+}
+
+void account_release_ctx(CUcontext ctx)
+{
+	pthread_mutex_lock(&lock);
+	for (enum account_space space = 0; space < ACCOUNT_N_SPACES; space++) {
+		release_locked(&entries[space], ctx);
+	}
+	pthread_mutex_unlock(&lock);
+}

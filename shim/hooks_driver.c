@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Memory that is the driver's and stays it: managed memory and arrays. It is accounted. */
+#include "shim/account.h"
+#include "shim/array_size.h"
+#include "shim/owner.h"
+#include "shim/quiesce.h"
+
+/* glaked shall see a program that has nothing else, too. Not in captures: connecting takes calls. */
+static void be_seen(void)
+{
+	bool is_refused;
+	if (shim_can_own() && !quiesce_is_capturing()) {
+		owner_unref(owner_get(&is_refused));
+	}
+}
+
+static CUresult made(CUresult result, enum account_space space, uint64_t number,
+                     enum account_kind kind, uint64_t n_bytes)
+{
+	if (result == CUDA_SUCCESS && !shim_is_forked()) {
+		account_add(space, number, kind, n_bytes);
+		be_seen();
+	}
+	return result;
+}
+
+CUresult shim_cuMemAllocManaged(CUdeviceptr *address_out, size_t n_bytes, unsigned flags)
+{
+	CUresult result = real(cuMemAllocManaged)(address_out, n_bytes, flags);
+	return result == CUDA_SUCCESS
+	               ? made(result, ACCOUNT_ADDRESS, *address_out, ACCOUNT_MANAGED, n_bytes)
+	               : result;
+}
+
+/* ---- arrays ----------------------------------------------------------------------------------- */
+
+static CUresult made_array(CUresult result, enum account_space space, const void *array,
+                           const CUDA_ARRAY3D_DESCRIPTOR *descriptor, unsigned n_levels)
+{
+	return made(result, space, (uintptr_t)array, ACCOUNT_ARRAYS,
+	            array_size(descriptor, n_levels));
+}
+
+CUresult shim_cuArrayCreate_v2(CUarray *array_out, const CUDA_ARRAY_DESCRIPTOR *descriptor)
+{
+	CUresult result = real(cuArrayCreate_v2)(array_out, descriptor);
+	if (result != CUDA_SUCCESS) {
+		return result;
+	}
+	const CUDA_ARRAY3D_DESCRIPTOR full = {
+		.Width = descriptor->Width,
+		.Height = descriptor->Height,
+		.Format = descriptor->Format,
+		.NumChannels = descriptor->NumChannels,
+	};
+	return made_array(result, ACCOUNT_ARRAY, *array_out, &full, 1);
+}
+
+CUresult shim_cuArray3DCreate_v2(CUarray *array_out, const CUDA_ARRAY3D_DESCRIPTOR *descriptor)
+{
+	CUresult result = real(cuArray3DCreate_v2)(array_out, descriptor);
+	return result == CUDA_SUCCESS ? made_array(result, ACCOUNT_ARRAY, *array_out, descriptor, 1)
+	                              : result;
+}
+
+CUresult shim_cuMipmappedArrayCreate(CUmipmappedArray *array_out,
+                                     const CUDA_ARRAY3D_DESCRIPTOR *descriptor, unsigned n_levels)
+{
+	CUresult result = real(cuMipmappedArrayCreate)(array_out, descriptor, n_levels);
+	return result == CUDA_SUCCESS
+	               ? made_array(result, ACCOUNT_MIPMAPPED, *array_out, descriptor, n_levels)
+	               : result;
+}
+
+CUresult shim_cuArrayDestroy(CUarray array)
+{
+	struct account_entry *entry = shim_is_forked()
+	                                      ? NULL
+	                                      : account_take(ACCOUNT_ARRAY, (uintptr_t)array);
+	CUresult result = real(cuArrayDestroy)(array);
+	account_settle(entry, result == CUDA_SUCCESS);
+	return result;
+}
+
+CUresult shim_cuMipmappedArrayDestroy(CUmipmappedArray array)
+{
+	struct account_entry *entry = shim_is_forked()
+	                                      ? NULL
+	                                      : account_take(ACCOUNT_MIPMAPPED, (uintptr_t)array);
+	CUresult result = real(cuMipmappedArrayDestroy)(array);
+	account_settle(entry, result == CUDA_SUCCESS);
+	return result;
+}

@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "shim/report.h"
+
+#include "shim/account.h"
+#include "shim/order.h"
+#include "shim/pool.h"
+
+static bool has_context(CUdevice device)
+{
+	unsigned flags;
+	int is_active = 0;
+	return real(cuDevicePrimaryCtxGetState)(device, &flags, &is_active) == CUDA_SUCCESS &&
+	       is_active;
+}
+
+static uint64_t graph_bytes(CUdevice device)
+{
+	cuuint64_t n_bytes = 0;
+	if (!real(cuDeviceGetGraphMemAttribute) ||
+	    real(cuDeviceGetGraphMemAttribute)(device, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT,
+	                                       &n_bytes) != CUDA_SUCCESS) {
+		return 0;
+	}
+	return n_bytes;
+}
+
+/* To ask the driver about a device without a context could make one: nobody may end it meanwhile. */
+static struct glake_driver_memory describe(CUdevice device, uint32_t index)
+{
+	struct glake_driver_memory memory = {
+		.device = index,
+		.managed_bytes = account_bytes(device, ACCOUNT_MANAGED),
+		.array_bytes = account_bytes(device, ACCOUNT_ARRAYS),
+		.other_bytes = account_bytes(device, ACCOUNT_OTHER),
+	};
+	order_hold_contexts();
+	if (has_context(device)) {
+		memory.graph_bytes = graph_bytes(device);
+		memory.other_bytes += pool_driver_bytes(device);
+	}
+	order_let_contexts();
+	return memory;
+}
+
+void report_program(struct owner *owner)
+{
+	struct glake_driver_memory memory[SHIM_MAX_DEVICES];
+	struct glake_device device;
+	struct glake_program_usage usage = {
+		.size = sizeof(usage),
+		.n_owned = shim_count_of(SHIM_COUNT_owned),
+		.n_passed = shim_count_of(SHIM_COUNT_passed),
+		.driver = memory,
+	};
+	for (uint32_t i = 0;
+	     glake_device_at(owner->session, i, &device) == 0 && usage.n_driver < SHIM_MAX_DEVICES;
+	     i++) {
+		if (device.ordinal >= 0 && device.ordinal < SHIM_MAX_DEVICES) {
+			memory[usage.n_driver++] = describe(device.ordinal, device.index);
+		}
+	}
+	glake_set_program_usage(owner->session, &usage);
+}
