@@ -200,8 +200,9 @@ START_TEST(in_a_container_a_process_finds_itself)
 	run_read(&other, "ready");
 	snprintf(rows, sizeof(rows), GPU_0 ":%d=1000 " GPU_0 ":self=7", (int)other.pid);
 	setenv("NVMLSIM_PROCESSES", rows, 1);
-	run_glake(&run, "A=B", "unshare", "--pid", "--fork", "--mount-proc", PROGRAM, "init",
-	          "allocates", "processes", NULL);
+	run_start(&run, "LD_PRELOAD=", "/usr/bin/env", "unshare", "--pid", "--fork", "--mount-proc",
+	          run_in_build("bin/glake"), "run", "--optional", PROGRAM, "init", "allocates",
+	          "processes", NULL);
 	run_end_well(&run);
 	snprintf(rows, sizeof(rows), "details 0: %d 1000 self 10485767\n", (int)other.pid);
 	run_expect(&run, rows);
