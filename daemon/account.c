@@ -38,14 +38,12 @@ static void take(uint64_t *bytes, uint64_t *left)
 	*left -= *bytes;
 }
 
-/* Managed memory comes last: it counts as asked for, and may be elsewhere. */
 static void settle(struct account *account, struct driver_memory driver, uint64_t process_bytes)
 {
 	uint64_t left = process_bytes;
 	take(&driver.array_bytes, &left);
 	take(&driver.graph_bytes, &left);
 	take(&driver.other_bytes, &left);
-	take(&driver.managed_bytes, &left);
 	add_driver(&account->driver, &driver);
 	account->context_bytes = sum(account->context_bytes, left);
 }
@@ -72,20 +70,29 @@ static void settle_all(const struct server *server, const struct nvml_process *p
 	}
 }
 
-static uint64_t unaccounted(const struct device *device, const struct account *account)
+/* What NVML says is used of @device beside physical; false if it does not say. */
+static bool find_left(const struct device *device, uint64_t *left_out)
 {
 	uint64_t free_bytes = device_free_bytes(device);
-	if (free_bytes == 0) {
-		return 0;
+	*left_out = less(device->total_bytes, sum(free_bytes, device_physical_bytes(device)));
+	return free_bytes > 0;
+}
+
+/* Managed memory comes last: it counts as asked for, and may be elsewhere. */
+static void settle_rest(const struct device *device, struct account *account)
+{
+	uint64_t left;
+	if (!find_left(device, &left)) {
+		return;
 	}
-	uint64_t known = sum(free_bytes, device_physical_bytes(device));
-	known = sum(known, account->context_bytes);
-	known = sum(known, account->driver.managed_bytes);
-	known = sum(known, account->driver.array_bytes);
-	known = sum(known, account->driver.graph_bytes);
-	known = sum(known, account->driver.other_bytes);
-	known = sum(known, account->mover_bytes);
-	return less(device->total_bytes, sum(known, account->foreign_bytes));
+	left = less(left, account->context_bytes);
+	left = less(left, account->driver.array_bytes);
+	left = less(left, account->driver.graph_bytes);
+	left = less(left, account->driver.other_bytes);
+	left = less(left, account->mover_bytes);
+	left = less(left, account->foreign_bytes);
+	take(&account->driver.managed_bytes, &left);
+	account->unaccounted_bytes = left;
 }
 
 void account_device(const struct server *server, const struct device *device,
@@ -112,7 +119,7 @@ void account_device(const struct server *server, const struct device *device,
 		           driver);
 	}
 	settle_all(server, processes, shares, n, account_out);
-	account_out->unaccounted_bytes = unaccounted(device, account_out);
+	settle_rest(device, account_out);
 }
 
 uint64_t account_process_bytes(const struct session *session, const struct device *device)

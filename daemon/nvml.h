@@ -27,8 +27,9 @@ struct nvml;
 struct nvml *nvml_new(uv_loop_t *loop, struct device *devices, uint32_t n_devices);
 
 struct nvml_process {
-	uint32_t pid;   /* in our pid namespace */
-	uint64_t bytes; /* that it has of the driver, nothing imported among them; 0 = unknown */
+	uint32_t pid; /* in our pid namespace */
+	uint64_t
+		bytes; /* that it has of the driver, no managed or imported ones among them; 0 = unknown */
 };
 
 /*

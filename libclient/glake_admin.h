@@ -35,8 +35,8 @@ struct glake_device_status {
 	 * sessions have of the driver itself,
 	 */
 	uint64_t context_bytes; /* contexts and code: all that they do not report */
-	uint64_t managed_bytes; /* as they report, no more than NVML says; and so the next */
-	uint64_t array_bytes;
+	uint64_t managed_bytes; /* as they report, up to what nobody else has */
+	uint64_t array_bytes;   /* as they report, no more than NVML says; and so the next */
 	uint64_t graph_bytes;
 	uint64_t other_bytes;
 	uint64_t mover_bytes;       /* glake-mover's, */
@@ -79,7 +79,7 @@ struct glake_session_device {
 	uint64_t array_bytes;
 	uint64_t graph_bytes;
 	uint64_t other_bytes;
-	uint64_t process_bytes; /* all that the process has of the driver, by NVML; 0 = not known */
+	uint64_t process_bytes; /* of the driver beside managed, by NVML; 0 = not known */
 };
 
 struct glake_session_row {

@@ -12,7 +12,7 @@
 struct shown {
 	struct glake_session_row row; /* its texts and devices borrowed */
 	double utilization;           /* live / reserved; -1 with nothing reserved */
-	uint64_t driver_bytes;        /* that its process has of the driver, on all devices */
+	uint64_t driver_bytes;        /* of its process beside managed memory, on all devices */
 };
 
 #define OF_ROW(member, type_, style_, title_) \
@@ -89,16 +89,15 @@ static double utilization(const struct glake_session_row *row)
 	return row->reserved_bytes > 0 ? (double)live / (double)row->reserved_bytes : -1;
 }
 
-/* By NVML; where that does not know the process, as it says itself. */
+/* By NVML; where that does not know the process, as it says itself. Of managed memory neither knows. */
 static uint64_t driver_bytes(const struct glake_session_row *row)
 {
 	uint64_t n_bytes = 0;
 	for (uint32_t i = 0; i < row->n_devices; i++) {
 		const struct glake_session_device *device = &row->devices[i];
-		n_bytes += device->process_bytes > 0
-		                   ? device->process_bytes
-		                   : device->managed_bytes + device->array_bytes +
-		                             device->graph_bytes + device->other_bytes;
+		n_bytes += device->process_bytes > 0 ? device->process_bytes
+		                                     : device->array_bytes + device->graph_bytes +
+		                                               device->other_bytes;
 	}
 	return n_bytes;
 }
