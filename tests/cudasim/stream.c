@@ -365,7 +365,9 @@ static struct stream *stream_of_thread(struct ctx *ctx)
 	pthread_mutex_unlock(&lock);
 	/* Only this thread makes one for itself. */
 	if (!found && stream_new(ctx, 0, 0, &found) == CUDA_SUCCESS) {
+		pthread_mutex_lock(&lock);
 		found->thread = thread;
+		pthread_mutex_unlock(&lock);
 	}
 	return found;
 }
