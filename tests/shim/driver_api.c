@@ -194,11 +194,10 @@ static void note_counts(void)
 
 static void use_memory(void)
 {
-	static const size_t sizes[] = {4,       1000,        100000,  2 * MIB - 1,
-	                               2 * MIB, 5 * MIB + 3, 20 * MIB};
+	static const size_t sizes[] = {4, 1000, 100000, 2 * MIB - 1, 2 * MIB, 5 * MIB + 3};
 	enum { N = sizeof(sizes) / sizeof(sizes[0]) };
 	CUdeviceptr ptrs[N];
-	for (int round = 0; round < 3; round++) {
+	for (int round = 0; round < 2; round++) {
 		for (int i = 0; i < N; i++) {
 			must_ok(cuMemAlloc(&ptrs[i], sizes[i]));
 			write_pattern(ptrs[i], sizes[i], (uint64_t)(round * N + i));
@@ -212,7 +211,7 @@ static void use_memory(void)
 			print("sum", sum_on(0, 0, ptrs[i], sizes[i]));
 		}
 		for (int i = 0; i < N; i++) {
-			must_ok(cuMemFree(ptrs[(i * 3 + round) % N]));
+			must_ok(cuMemFree(ptrs[(i * 5 + round) % N]));
 		}
 	}
 	size_t pitch;
@@ -242,9 +241,9 @@ static void *use_streams(void *argument)
 	must_ok(cuStreamCreate(&other, CU_STREAM_NON_BLOCKING));
 	must_ok(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
 	sums_out[number] = 0;
-	for (unsigned i = 0; i < 40; i++) {
+	for (unsigned i = 0; i < 12; i++) {
 		CUstream stream = i % 3 == 2 ? other : 0;
-		size_t n_bytes = (i * 7919 + number * 104729) % 100 * 65536 + 1 + i;
+		size_t n_bytes = (i * 7919 + number * 104729) % 100 * 32768 + 1 + i;
 		CUdeviceptr ptr;
 		CUdeviceptr brief;
 		must_ok(cuMemAllocAsync(&ptr, n_bytes, stream));
@@ -303,9 +302,9 @@ static void use_pools(void)
 	CUmemoryPool pool = new_pool();
 	cuuint64_t used_bytes;
 	print("access", (uint64_t)cuMemPoolSetAccess(pool, &own, 1));
-	for (unsigned i = 0; i < 20; i++) {
+	for (unsigned i = 0; i < 10; i++) {
 		CUdeviceptr ptr;
-		size_t n_bytes = (i * 37 % 20 + 1) * MIB;
+		size_t n_bytes = (i * 37 % 5 + 1) * MIB;
 		must_ok(cuMemAllocFromPoolAsync(&ptr, n_bytes, pool, 0));
 		fill_on(0, 0, ptr, n_bytes, i);
 		print("pool", sum_on(0, 0, ptr, n_bytes));
@@ -323,7 +322,7 @@ static void use_pools(void)
 static void use_vmm(void)
 {
 	enum { N = 6 };
-	const size_t each = 6 * MIB;
+	const size_t each = 2 * MIB;
 	CUmemAllocationProp properties = {
 		.type = CU_MEM_ALLOCATION_TYPE_PINNED,
 		.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
