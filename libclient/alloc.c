@@ -113,6 +113,7 @@ void glake__alloc_reclaim(struct glake_session *session, uint32_t device, uint64
 	glake__async_collect(session, false);
 	pthread_mutex_lock(&session->books.lock);
 	uint64_t n_warm = found->warm.n_bytes;
+	found->owed_bytes = n_bytes > n_warm ? n_bytes - n_warm : 0;
 	pthread_mutex_unlock(&session->books.lock);
 	trim(session, found, n_warm > n_bytes ? n_warm - n_bytes : 0);
 }
@@ -227,11 +228,17 @@ int glake_alloc(struct glake_session *session, uint32_t device, uint64_t bytes, 
 
 /*
  * Make @backing warm. Returns what must be given back for it: the oldest of warm memory, @backing
- * itself if it alone is over the limit, usually nothing. Called with the books lock held.
+ * itself if it is owed or alone over the limit, usually nothing. Called with the books lock held.
  */
 static struct glake__backing *make_warm_locked(struct glake__backing *backing)
 {
-	struct glake__warm *warm = &backing->device->warm;
+	struct glake__device *device = backing->device;
+	struct glake__warm *warm = &device->warm;
+	if (device->owed_bytes > 0) {
+		device->owed_bytes -= backing->n_bytes < device->owed_bytes ? backing->n_bytes
+		                                                            : device->owed_bytes;
+		return backing;
+	}
 	if (backing->n_bytes > warm->max_bytes || glake__warm_give(warm, backing) < 0) {
 		return backing;
 	}

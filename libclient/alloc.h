@@ -11,7 +11,10 @@
 
 #include "libclient/session.h"
 
-/* The daemon wants @n_bytes of warm memory of a device back. Blocks; no lock is held. */
+/*
+ * The daemon wants @n_bytes of warm memory of a device back. What is not there is owed: a program that
+ * takes again at once what it has freed would keep it from others for ever. Blocks; no lock is held.
+ */
 void glake__alloc_reclaim(struct glake_session *session, uint32_t device, uint64_t n_bytes);
 
 /*

@@ -33,7 +33,8 @@
 struct glake__device {
 	struct glake_device public;
 	CUdevice handle;         /* valid if public.ordinal >= 0 */
-	struct glake__warm warm; /* under the books lock */
+	struct glake__warm warm; /* under the books lock, as is the next */
+	uint64_t owed_bytes;     /* wanted back when there was less warm: what is freed next goes */
 };
 
 struct glake__books {

@@ -245,6 +245,34 @@ static void report(int connection, uint64_t reclaim)
 	ck_assert_int_eq(connection_status(connection, &request, NULL, 0), OK);
 }
 
+/* It is live when it is wanted, and freed when nobody asks: it does not become warm. */
+START_TEST(what_is_owed_goes_when_it_is_freed)
+{
+	glake_ptr ptr = 0;
+	begin(DAY_CONFIG WAIT TENANT("256MiB"));
+	struct glake_session *session = day_connect();
+	int asker = connection_hello(&harness);
+	assert_ok(glake_alloc(session, 0, 200 * MIB, 0, &ptr));
+	uint64_t request = send_alloc(asker, 0, 100 * MIB);
+	expect_waiting(asker);
+	while (glake_dispatch(session) == 0) {
+		harness_sleep_ms(2);
+	}
+	assert_ok(glake_free(session, ptr));
+	expect_status(asker, request, OK);
+	/* Then the debt is paid, though it may have been asked twice meanwhile. */
+	struct glake_usage usage = {.size = sizeof(usage)};
+	while (usage.warm_bytes != 100 * MIB) {
+		assert_ok(glake_alloc(session, 0, 100 * MIB, 0, &ptr));
+		assert_ok(glake_free(session, ptr));
+		assert_ok(glake_usage(session, &usage));
+	}
+	glake_disconnect(session);
+	connection_close(&asker);
+	day_end();
+}
+END_TEST
+
 START_TEST(an_answer_ends_the_wait)
 {
 	begin(DAY_CONFIG TENANT("64MiB"));
@@ -445,6 +473,7 @@ int main(void)
 	suite_add(suite, live_memory_is_nobodys_to_take);
 	suite_add(suite, who_waits_in_vain_is_refused_in_time);
 	suite_add(suite, what_can_never_fit_does_not_wait);
+	suite_add(suite, what_is_owed_goes_when_it_is_freed);
 	suite_add(suite, an_answer_ends_the_wait);
 	suite_add(suite, who_does_not_answer_is_not_waited_for_again);
 	suite_add(suite, who_came_first_is_served_first);
