@@ -70,14 +70,15 @@ static uint64_t chunk_bytes(const struct glake_share *share, uint32_t i_chunk)
 	return n_left < BACKING_CHUNK_BYTES ? n_left : BACKING_CHUNK_BYTES;
 }
 
-/* It may have come from anywhere. */
+/* It may have come from anywhere. Of two names, at most one is of the same memory. */
 static bool is_possible(const struct glake_share *share)
 {
 	uint64_t n_full = share->n_chunks * BACKING_CHUNK_BYTES;
 	return share->session != 0 && share->n_chunks > 0 &&
-	       share->n_chunks <= GLAKE_MAX_PACKET_FDS && share->bytes > 0 &&
-	       share->bytes % GLAKE_CHUNK_GRANULARITY == 0 && share->bytes <= n_full &&
-	       share->bytes > n_full - BACKING_CHUNK_BYTES;
+	       share->n_chunks <= GLAKE_MAX_PACKET_FDS &&
+	       (share->n_chunks > 1 || share->first_chunk == share->last_chunk) &&
+	       share->bytes > 0 && share->bytes % GLAKE_CHUNK_GRANULARITY == 0 &&
+	       share->bytes <= n_full && share->bytes > n_full - BACKING_CHUNK_BYTES;
 }
 
 static int unmap(struct glake_session *session, const struct glake_share *share, glake_ptr ptr,

@@ -176,6 +176,13 @@ static int region_new(CUdevice device, uint64_t n_bytes, struct region **region_
 	return 0;
 }
 
+bool heap_place_here(struct heap_place *place_out)
+{
+	place_out->pool = NULL;
+	return real(cuCtxGetCurrent)(&place_out->ctx) == CUDA_SUCCESS && place_out->ctx &&
+	       real(cuCtxGetDevice)(&place_out->device) == CUDA_SUCCESS;
+}
+
 /* ---- allocating ------------------------------------------------------------------------------- */
 
 static int add_slab(CUdevice device)

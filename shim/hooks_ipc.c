@@ -11,18 +11,12 @@ CUresult shim_cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr address)
 	return real(cuIpcGetMemHandle)(handle, address);
 }
 
-static bool find_place(struct heap_place *place_out)
-{
-	return real(cuCtxGetCurrent)(&place_out->ctx) == CUDA_SUCCESS && place_out->ctx &&
-	       real(cuCtxGetDevice)(&place_out->device) == CUDA_SUCCESS;
-}
-
 static CUresult open_handle(CUdeviceptr *address, CUipcMemHandle handle, unsigned flags,
                             __typeof__(cuIpcOpenMemHandle_v2) *leave)
 {
 	struct heap_place place;
 	if (address && !shim_is_forked() && shim_can_own() && ipc_is_ours(&handle) &&
-	    find_place(&place)) {
+	    heap_place_here(&place)) {
 		return ipc_open(&handle, &place, address);
 	}
 	return leave(address, handle, flags);

@@ -12,18 +12,11 @@ static bool owns_alloc(void)
 	return shim_policy()->owns_alloc && shim_can_own() && !shim_is_forked();
 }
 
-static bool find_place(struct heap_place *place_out)
-{
-	place_out->pool = NULL;
-	return real(cuCtxGetCurrent)(&place_out->ctx) == CUDA_SUCCESS && place_out->ctx &&
-	       real(cuCtxGetDevice)(&place_out->device) == CUDA_SUCCESS;
-}
-
 /* Allocate of ours, if it is ours to do. *result_out is the answer then. */
 static enum verdict alloc_ours(CUdeviceptr *address_out, uint64_t n_bytes, CUresult *result_out)
 {
 	struct heap_place place;
-	if (!find_place(&place)) {
+	if (!heap_place_here(&place)) {
 		return LEFT_TO_DRIVER;
 	}
 	*result_out = quiesce_ask_alloc();

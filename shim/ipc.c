@@ -81,12 +81,19 @@ static CUresult judge(int error)
 	}
 }
 
+/* All of it: a name may come from anybody, and only glaked says which one is true. */
+static bool is_same(const struct glake_share *one, const struct glake_share *other)
+{
+	return one->session == other->session && one->first_chunk == other->first_chunk &&
+	       one->last_chunk == other->last_chunk && one->bytes == other->bytes &&
+	       one->n_chunks == other->n_chunks;
+}
+
 /* Called with the lock held. */
 static struct opened *find_share(const struct glake_share *share)
 {
 	struct opened *opened = list;
-	while (opened && (opened->share.session != share->session ||
-	                  opened->share.first_chunk != share->first_chunk)) {
+	while (opened && !is_same(&opened->share, share)) {
 		opened = opened->next;
 	}
 	return opened;
@@ -224,7 +231,7 @@ bool ipc_find(CUdeviceptr address, struct heap_facts *facts_out)
 {
 	pthread_mutex_lock(&lock);
 	const struct opened *opened = *link_of(address);
-	if (opened) {
+	if (opened && facts_out) {
 		*facts_out = (struct heap_facts){
 			.address = opened->base,
 			.n_bytes = opened->share.bytes,

@@ -26,7 +26,7 @@ CUresult ipc_open(const CUipcMemHandle *handle, const struct heap_place *place,
 /* False if @address is nothing that ipc_open() gave. */
 bool ipc_close(CUdeviceptr address, CUresult *result_out);
 
-/* Is @address anywhere in what has been opened? */
+/* Is @address anywhere in what has been opened? Then @facts_out (may be NULL). */
 bool ipc_find(CUdeviceptr address, struct heap_facts *facts_out);
 
 /* What a context has opened goes with it. */

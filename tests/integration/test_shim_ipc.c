@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Legacy IPC between two programs under the shim: tests/shim/ipc.c, beside a real glaked. */
+#include "tests/check_glake.h"
+#include "tests/harness/run.h"
+
+static struct harness harness;
+
+static void run_scenario(const char *scenario)
+{
+	struct run run;
+	harness_start(&harness, NULL);
+	run_environment(&harness);
+	run_start(&run, NULL, run_in_build("tests/shim/ipc"), scenario, NULL);
+	run_end_well(&run);
+	harness_stop(&harness);
+}
+
+START_TEST(opened_memory_has_its_facts)
+{
+	run_scenario("facts");
+}
+END_TEST
+
+START_TEST(a_forged_handle_leads_nowhere_else)
+{
+	run_scenario("forged");
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("shim_ipc");
+	suite_add(suite, opened_memory_has_its_facts);
+	suite_add(suite, a_forged_handle_leads_nowhere_else);
+	return suite_run(suite);
+}
