@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The program's own virtual memory management: see vmm.h. */
+#include "shim/ipc.h"
 #include "shim/owner.h"
 #include "shim/vmm.h"
 
@@ -92,11 +93,16 @@ CUresult shim_cuMemExportToShareableHandle(void *shareable_out, vmm_handle handl
 	return result;
 }
 
+/* Memory of cuMemAlloc(), and such as was opened by IPC, has no handle. */
 CUresult shim_cuMemRetainAllocationHandle(vmm_handle *handle_out, void *address)
 {
+	CUdeviceptr ptr = (CUdeviceptr)(uintptr_t)address;
+	if (!shim_is_forked() && (heap_find(ptr, NULL) || ipc_find(ptr, NULL))) {
+		return CUDA_ERROR_INVALID_VALUE;
+	}
 	CUresult result = real(cuMemRetainAllocationHandle)(handle_out, address);
 	if (result == CUDA_SUCCESS && !shim_is_forked()) {
-		vmm_retained(*handle_out, (CUdeviceptr)(uintptr_t)address);
+		vmm_retained(*handle_out, ptr);
 	}
 	return result;
 }

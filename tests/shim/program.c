@@ -275,6 +275,11 @@ static void errors(const char *argument)
 	must_be(cu(cuMemFree_v2)(large + 512), CUDA_ERROR_INVALID_VALUE);
 	must_be(cu(cuMemFree_v2)(large + 2 * MIB), CUDA_ERROR_INVALID_VALUE);
 	must_be(cu(cuMemFree_v2)(0x1234000), CUDA_ERROR_INVALID_VALUE);
+	CUmemGenericAllocationHandle handle;
+	must_be(cu(cuMemRetainAllocationHandle)(&handle, (void *)(uintptr_t)small),
+	        CUDA_ERROR_INVALID_VALUE);
+	must_be(cu(cuMemRetainAllocationHandle)(&handle, (void *)(uintptr_t)large),
+	        CUDA_ERROR_INVALID_VALUE);
 	fill(small, 1000, 1);
 	fill(large, 4 * MIB, 2);
 	check(small, 1000, 1);
