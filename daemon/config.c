@@ -46,7 +46,7 @@ static CONFIG_VALUE(tenants);
 	KEY("", config, fd_budget, "0", u32, fd_budget, 0, 1000000000) \
 	KEY("", config, pool, "( { chunk_bytes = \"2MiB\"; n_chunks = 16; }, " \
 	    "{ chunk_bytes = \"64MiB\"; n_chunks = 2; } )", pool, pool, 0, 0) \
-	KEY("", config, warm_bytes, "\"256MiB\"", size, warm_bytes, 0, MAX_BYTES) \
+	KEY("", config, warm_bytes, "\"1GiB\"", size, warm_bytes, 0, MAX_BYTES) \
 	KEY("", config, load_window_bytes, "\"1GiB\"", \
 	    size, load_window_bytes, GLAKE_MAX_BLOCK_BYTES, MAX_BYTES) \
 	KEY("", config, reserve_bytes, "0", size, reserve_bytes, 0, MAX_BYTES) \

@@ -83,7 +83,7 @@ static void check_defaults(const struct config *config)
 	ck_assert_uint_eq(config->pool[0].n_chunks, 16);
 	ck_assert_uint_eq(config->pool[1].chunk_bytes, 64 * MIB);
 	ck_assert_uint_eq(config->pool[1].n_chunks, 2);
-	ck_assert_uint_eq(config->warm_bytes, 256 * MIB);
+	ck_assert_uint_eq(config->warm_bytes, 1024 * MIB);
 	ck_assert_uint_eq(config->load_window_bytes, GIB);
 	ck_assert_uint_eq(config->reserve_bytes, 0);
 	ck_assert_int_eq(config->pressure, CONFIG_PRESSURE_REFUSE);
