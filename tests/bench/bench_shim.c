@@ -6,7 +6,7 @@
  *   alloc      cuMemAlloc() and cuMemFree() as a pair, nothing running, by size
  *   async      cuMemAllocAsync() and cuMemFreeAsync() as a pair, on a stream of its own, nothing
  *              running, from a pool that keeps what is freed
- *   cold       cuMemAlloc() of 1 GiB, which is more than is kept warm
+ *   cold       cuMemAlloc() of 1 GiB, while all that came before is held
  *   info       cuMemGetInfo()
  *
  * And what an entry adds to a call that is not hooked. These are differences of a few ns, so the
@@ -122,12 +122,14 @@ static void measure_async(const struct cu *cu, enum number number, uint64_t n_by
 
 static void measure_cold(const struct cu *cu)
 {
+	CUdeviceptr ptrs[N_COLD];
 	for (unsigned i = 0; i < N_COLD; i++) {
-		CUdeviceptr ptr;
 		uint64_t begin_ns = bench_now_ns();
-		shimmed_must(cu->alloc(&ptr, GIB), "cuMemAlloc of 1 GiB");
+		shimmed_must(cu->alloc(&ptrs[i], GIB), "cuMemAlloc of 1 GiB");
 		shimmed_send(COLD_1_GIB, bench_now_ns() - begin_ns);
-		shimmed_must(cu->free(ptr), "cuMemFree");
+	}
+	for (unsigned i = 0; i < N_COLD; i++) {
+		shimmed_must(cu->free(ptrs[i]), "cuMemFree");
 	}
 }
 
@@ -386,7 +388,7 @@ int main(int argc, char **argv)
 		argv += 2;
 	}
 	unsigned n_runs = argc > 1 ? (unsigned)atoi(argv[1]) : 7;
-	bench_begin("shim", "1x2GiB");
+	bench_begin("shim", "1x8GiB");
 	bench_daemon_start(&daemon, CONFIG);
 	for (unsigned i = 0; i < n_runs; i++) {
 		for (int way = 0; way < SHIMMED_N_WAYS; way++) {

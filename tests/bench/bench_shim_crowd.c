@@ -5,7 +5,8 @@
  *
  *   churn      sizes of 2 to 256 MiB from a set of sixteen, four held at a time, so that some of
  *              what was freed serves again
- *   grow       the same sizes until 4 GiB are held, then all freed: nearly nothing serves again
+ *   grow       the same sizes until 4 GiB are held, then all freed: more than is kept warm, so that
+ *              most of it does not serve again
  *
  *   bench_shim_crowd [--out FILE.json] [RUNS]
  */
