@@ -25,8 +25,6 @@
 
 #include "tests/bench/shimmed.h"
 
-/* The cold allocations are larger than what is kept warm. */
-#define CONFIG "warm_bytes = \"512MiB\";\n"
 #define N_WARM 1000u
 #define N_COLD 5u
 #define N_INFOS 50u
@@ -389,7 +387,7 @@ int main(int argc, char **argv)
 	}
 	unsigned n_runs = argc > 1 ? (unsigned)atoi(argv[1]) : 7;
 	bench_begin("shim", "1x8GiB");
-	bench_daemon_start(&daemon, CONFIG);
+	bench_daemon_start(&daemon, "");
 	for (unsigned i = 0; i < n_runs; i++) {
 		for (int way = 0; way < SHIMMED_N_WAYS; way++) {
 			shimmed_start(&child, way, "numbers");
