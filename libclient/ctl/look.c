@@ -139,8 +139,9 @@ static void print_account(struct ctl *ctl, const struct glake_device_status *dev
 	     size(ctl, device->managed_bytes), size(ctl, device->array_bytes));
 	line(ctl, "", "graphs %s, other %s; of the mover %s", size(ctl, device->graph_bytes),
 	     size(ctl, device->other_bytes), size(ctl, device->mover_bytes));
-	line(ctl, "  others", "%s in %" PRIu32 " processes without a session",
-	     size(ctl, device->foreign_bytes), device->n_foreign);
+	line(ctl, "  others", "%s in %" PRIu32 " process%s without a session",
+	     size(ctl, device->foreign_bytes), device->n_foreign,
+	     device->n_foreign == 1 ? "" : "es");
 	line(ctl, "  unaccounted", "%s",
 	     device->free_bytes > 0 ? size(ctl, device->unaccounted_bytes) : "?");
 }
