@@ -22,11 +22,24 @@ static uint64_t now_ms(void)
 	return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
 }
 
+/*
+ * A capture may begin at any time, and what this thread asks of the driver would then end it, had the
+ * thread not said that it knows what it does: nothing of it is about a stream that is captured.
+ */
+static void stand_aside(void)
+{
+	CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+	if (real(cuThreadExchangeStreamCaptureMode)) {
+		real(cuThreadExchangeStreamCaptureMode)(&mode);
+	}
+}
+
 static void *serve(void *user)
 {
 	struct owner *owner = user;
 	const struct timespec rest = {.tv_nsec = REST_NS};
 	uint64_t reported_ms = now_ms();
+	stand_aside();
 	while (!owner->is_dead) {
 		struct pollfd ready = {.fd = glake_fd(owner->session), .events = POLLIN};
 		if (ready.fd < 0) {

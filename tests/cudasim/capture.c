@@ -5,7 +5,8 @@
  * is allocated on one counts as memory of graphs.
  *
  * While any stream is captured, waiting for a context is forbidden. Allocating and freeing is, unless
- * every capture was begun in relaxed mode. (A real driver also looks at the calling thread.)
+ * every capture was begun in relaxed mode, or the calling thread is in it. (A real driver also looks at
+ * which thread has begun the capture.)
  */
 #include "sim.h"
 
@@ -22,6 +23,7 @@ struct capture {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct capture captures[MAX_CAPTURES];
 static atomic_uint n_captures;
+static _Thread_local CUstreamCaptureMode thread_mode;
 
 /* Called with the lock held; NULL finds a free place. */
 static struct capture *find(const struct stream *stream)
@@ -49,7 +51,8 @@ CUresult capture_check(enum capture_call call)
 {
 	CUresult err = CUDA_SUCCESS;
 
-	if (atomic_load(&n_captures) == 0) {
+	if (atomic_load(&n_captures) == 0 ||
+	    (call == CAPTURE_MEMORY && thread_mode == CU_STREAM_CAPTURE_MODE_RELAXED)) {
 		return err;
 	}
 	pthread_mutex_lock(&lock);
@@ -120,5 +123,17 @@ CUresult cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus *status_out)
 	              : capture->is_broken ? CU_STREAM_CAPTURE_STATUS_INVALIDATED
 	                                   : CU_STREAM_CAPTURE_STATUS_ACTIVE;
 	pthread_mutex_unlock(&lock);
+	return CUDA_SUCCESS;
+}
+
+CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode)
+{
+	ENTER(cuThreadExchangeStreamCaptureMode);
+	if (!mode || (unsigned)*mode > CU_STREAM_CAPTURE_MODE_RELAXED) {
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+	CUstreamCaptureMode before = thread_mode;
+	thread_mode = *mode;
+	*mode = before;
 	return CUDA_SUCCESS;
 }

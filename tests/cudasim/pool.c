@@ -110,6 +110,10 @@ CUresult cuMemPoolGetAttribute(CUmemoryPool handle, CUmemPool_attribute attribut
 	if (!pool || !value) {
 		return CUDA_ERROR_INVALID_VALUE;
 	}
+	CUresult err = capture_check(CAPTURE_MEMORY);
+	if (err != CUDA_SUCCESS) {
+		return err;
+	}
 	switch (attribute) {
 	case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD:
 		*(cuuint64_t *)value = pool->threshold;

@@ -364,7 +364,7 @@ uint64_t mark_time_ns(const struct mark *mark);
 /* --- capture.c --- */
 
 enum capture_call {
-	CAPTURE_MEMORY, /* allocates or frees */
+	CAPTURE_MEMORY, /* allocates, frees, or asks a pool */
 	CAPTURE_WAIT,   /* waits for a context */
 };
 

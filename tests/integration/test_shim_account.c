@@ -191,6 +191,21 @@ START_TEST(without_glaked_all_works_as_before)
 }
 END_TEST
 
+/* The shim's thread has begun to ask the driver, which takes long, when a capture begins. */
+START_TEST(asking_the_driver_ends_no_capture)
+{
+	struct run run;
+	begin();
+	run_start(&run, "CUDASIM_FAULT=cuDeviceGetGraphMemAttribute:*:slow=3000", PROGRAM, "pool",
+	          "managed", "capture", "wait", NULL);
+	run_read(&run, "ready");
+	wait_report(run.pid, 3 * MIB, 0, 0, 6 * MIB);
+	run_continue(&run);
+	run_end_well(&run);
+	end();
+}
+END_TEST
+
 /* The same by way of glakectl, which is what people see. */
 START_TEST(glakectl_shows_it)
 {
@@ -239,6 +254,7 @@ int main(void)
 	suite_add(suite, what_is_left_to_the_driver_is_told);
 	suite_add(suite, what_goes_with_its_context_is_gone);
 	suite_add(suite, without_glaked_all_works_as_before);
+	suite_add(suite, asking_the_driver_ends_no_capture);
 	suite_add(suite, glakectl_shows_it);
 	return suite_run(suite);
 }

@@ -109,6 +109,16 @@ static void take_graph(void)
 	must_ok(cuStreamEndCapture(stream, &graph));
 }
 
+/* A capture of the strict kind, which begins after a while and lasts as long. */
+static void capture(void)
+{
+	CUgraph graph;
+	usleep(3500000);
+	must_ok(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+	usleep(3500000);
+	must_ok(cuStreamEndCapture(stream, &graph));
+}
+
 /* A pool that is made to be shared is not for glaked. */
 static void take_pool(void)
 {
@@ -175,7 +185,7 @@ int main(int argc, char **argv)
 		{"-arrays", free_arrays},  {"plain", take_plain},      {"-plain", free_plain},
 		{"graph", take_graph},     {"pool", take_pool},        {"-pool", free_pool},
 		{"vmm", take_vmm},         {"-vmm", free_vmm},         {"reset", reset},
-		{"wait", wait_for_line},
+		{"capture", capture},      {"wait", wait_for_line},
 	};
 	init();
 	for (int i = 1; i < argc; i++) {
