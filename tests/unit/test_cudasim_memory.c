@@ -54,6 +54,57 @@ START_TEST(slabs_fill_up_and_empty)
 }
 END_TEST
 
+START_TEST(arrays_take_whole_granules)
+{
+	CUarray small, large;
+	CUmipmappedArray levels;
+	const CUDA_ARRAY_DESCRIPTOR hundred = {100, 100, CU_AD_FORMAT_FLOAT, 4};
+	const CUDA_ARRAY_DESCRIPTOR thousand = {1024, 1024, CU_AD_FORMAT_FLOAT, 4};
+	const CUDA_ARRAY3D_DESCRIPTOR cube = {128, 128, 128, CU_AD_FORMAT_HALF, 1, 0};
+	const CUDA_ARRAY_DESCRIPTOR none = {0, 1, CU_AD_FORMAT_FLOAT, 4};
+
+	driver_begin("1x64MiB");
+	ck_ok(cu.ArrayCreate_v2(&small, &hundred));
+	ck_assert_uint_eq(used_bytes(), GRANULE);
+	ck_ok(cu.ArrayCreate_v2(&large, &thousand));
+	ck_assert_uint_eq(used_bytes(), 9 * GRANULE);
+	/* 4 MiB, and an eighth of that. */
+	ck_ok(cu.MipmappedArrayCreate(&levels, &cube, 2));
+	ck_assert_uint_eq(used_bytes(), 12 * GRANULE);
+	ck_cu(cu.ArrayCreate_v2(&small, &none), CUDA_ERROR_INVALID_VALUE);
+	ck_cu(cu.ArrayDestroy((CUarray)levels), CUDA_ERROR_INVALID_HANDLE);
+	ck_ok(cu.ArrayDestroy(large));
+	ck_ok(cu.MipmappedArrayDestroy(levels));
+	ck_assert_uint_eq(used_bytes(), GRANULE);
+	/* The rest goes with the context. */
+	ck_ok(cu.DevicePrimaryCtxReset_v2(0));
+	driver_start();
+	ck_assert_uint_eq(used_bytes(), 0);
+}
+END_TEST
+
+START_TEST(managed_memory_is_on_the_host)
+{
+	CUdeviceptr ptr;
+	unsigned is_managed = 0;
+	cuuint64_t kept = 1;
+
+	driver_begin("1x64MiB");
+	/* More than the device has. */
+	ck_ok(cu.MemAllocManaged(&ptr, 128 * MIB, CU_MEM_ATTACH_GLOBAL));
+	*(volatile char *)ptr = 1;
+	ck_assert_uint_eq(used_bytes(), 0);
+	ck_ok(cu.PointerGetAttribute(&is_managed, CU_POINTER_ATTRIBUTE_IS_MANAGED, ptr));
+	ck_assert_uint_eq(is_managed, 1);
+	ck_ok(cu.MemFree_v2(ptr));
+	ck_cu(cu.MemFree_v2(ptr), CUDA_ERROR_INVALID_VALUE);
+	ck_cu(cu.MemAllocManaged(&ptr, 0, CU_MEM_ATTACH_GLOBAL), CUDA_ERROR_INVALID_VALUE);
+	ck_cu(cu.MemAllocManaged(&ptr, 1, 0), CUDA_ERROR_INVALID_VALUE);
+	ck_ok(cu.DeviceGetGraphMemAttribute(0, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, &kept));
+	ck_assert_uint_eq(kept, 0);
+}
+END_TEST
+
 /* Half of the granule is free, and no place in it is large enough. */
 START_TEST(torn_slabs_are_left_alone)
 {
@@ -309,6 +360,8 @@ int main(void)
 
 	suite_add(suite, small_allocations_share_a_granule);
 	suite_add(suite, slabs_fill_up_and_empty);
+	suite_add(suite, arrays_take_whole_granules);
+	suite_add(suite, managed_memory_is_on_the_host);
 	suite_add(suite, torn_slabs_are_left_alone);
 	suite_add(suite, allocations_are_not_chunks);
 	suite_add(suite, pitches_are_multiples_of_512);
