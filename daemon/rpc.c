@@ -215,6 +215,7 @@ static const struct {
 	[GLAKE__WIRE__REQUEST__BODY_PING] = {handle_ping},
 	[GLAKE__WIRE__REQUEST__BODY_CHUNK_ALLOC] = {rpc_chunk_alloc, .grants = true},
 	[GLAKE__WIRE__REQUEST__BODY_CHUNK_FREE] = {rpc_chunk_free},
+	[GLAKE__WIRE__REQUEST__BODY_CHUNK_SHARE] = {rpc_chunk_share, .grants = true},
 	[GLAKE__WIRE__REQUEST__BODY_CHUNK_OPEN] = {rpc_chunk_open, .grants = true},
 	[GLAKE__WIRE__REQUEST__BODY_USAGE_REPORT] = {rpc_usage_report},
 	[GLAKE__WIRE__REQUEST__BODY_MODEL_OPEN] = {rpc_model_open, .takes_fds = true,

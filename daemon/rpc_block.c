@@ -177,6 +177,9 @@ static const char *why_not(const struct private_chunk *private, uint64_t content
 	if (private->chunk.bytes > GLAKE_MAX_BLOCK_BYTES) {
 		return "is larger than a block can be";
 	}
+	if (private->ticket != 0) {
+		return "may be mapped by other sessions, which could write to it";
+	}
 	if (private->chunk.fd < 0) {
 		return "has no fd: glaked's fd budget was spent when it was made";
 	}

@@ -37,6 +37,7 @@ bool rpc_may_act(const struct session *session, const struct realm *realm);
 
 void rpc_chunk_alloc(struct session *session, const request_t *request, struct fdlist *fds);
 void rpc_chunk_free(struct session *session, const request_t *request, struct fdlist *fds);
+void rpc_chunk_share(struct session *session, const request_t *request, struct fdlist *fds);
 void rpc_chunk_open(struct session *session, const request_t *request, struct fdlist *fds);
 void rpc_usage_report(struct session *session, const request_t *request, struct fdlist *fds);
 

@@ -2,6 +2,7 @@
 /* Requests for private memory. */
 #include <inttypes.h>
 #include <stdlib.h>
+#include <sys/random.h>
 
 #include "daemon/rpc_handlers.h"
 #include "proto/cleanup.h"
@@ -200,7 +201,65 @@ void rpc_chunk_free(struct session *session, const request_t *request, struct fd
 	rpc_answer_ok(session, request->id);
 }
 
-/* ---- once more -------------------------------------------------------------------------------- */
+/* ---- for others ------------------------------------------------------------------------------- */
+
+/* Random, not 0; 0 if the kernel has none. */
+static uint64_t new_ticket(void)
+{
+	uint64_t ticket = 0;
+	ssize_t n_bytes;
+	do {
+		n_bytes = getrandom(&ticket, sizeof(ticket), GRND_NONBLOCK);
+	} while (n_bytes == (ssize_t)sizeof(ticket) && ticket == 0);
+	return n_bytes == (ssize_t)sizeof(ticket) ? ticket : 0;
+}
+
+static bool is_chunk_count(struct session *session, uint64_t request, size_t n_ids)
+{
+	bool is_good = n_ids > 0 && n_ids <= GLAKE_MAX_PACKET_FDS;
+	if (!is_good) {
+		rpc_refuse(session, request, STATUS_BAD_REQUEST, "%zu chunks at once", n_ids);
+	}
+	return is_good;
+}
+
+void rpc_chunk_share(struct session *session, const request_t *request, struct fdlist *fds)
+{
+	const Glake__Wire__ChunkShare *body = request->chunk_share;
+	struct private_chunk *privates[GLAKE_MAX_PACKET_FDS];
+	if (!is_chunk_count(session, request->id, body->n_ids)) {
+		return;
+	}
+	for (size_t i = 0; i < body->n_ids; i++) {
+		HASH_FIND(hh, session->chunks, &body->ids[i], sizeof(body->ids[i]), privates[i]);
+		if (!privates[i] || privates[i]->ticket != privates[0]->ticket) {
+			rpc_refuse(session, request->id, STATUS_BAD_REQUEST,
+			           privates[i] ? "chunk %" PRIu64 " has another ticket"
+			                       : "there is no chunk %" PRIu64,
+			           body->ids[i]);
+			return;
+		}
+		if (privates[i]->is_busy) {
+			rpc_refuse(session, request->id, STATUS_BUSY,
+			           "chunk %" PRIu64 " is being published", body->ids[i]);
+			return;
+		}
+	}
+	uint64_t ticket = privates[0]->ticket ? privates[0]->ticket : new_ticket();
+	if (ticket == 0) {
+		rpc_refuse(session, request->id, STATUS_INTERNAL, "no random numbers");
+		return;
+	}
+	for (size_t i = 0; i < body->n_ids; i++) {
+		privates[i]->ticket = ticket;
+	}
+	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
+	Glake__Wire__ChunkShareAnswer share = GLAKE__WIRE__CHUNK_SHARE_ANSWER__INIT;
+	share.ticket = ticket;
+	answer.body_case = GLAKE__WIRE__ANSWER__BODY_CHUNK_SHARE;
+	answer.chunk_share = &share;
+	rpc_answer(session, request->id, &answer, NULL, 0);
+}
 
 /* The session of that number, if it is of the asker's realm. */
 static struct session *find_owner(struct session *session, uint64_t id)
@@ -218,23 +277,37 @@ static struct session *find_owner(struct session *session, uint64_t id)
 	return NULL;
 }
 
+/* One's own, or one that somebody else gave the ticket of. */
+static struct private_chunk *find_opened(struct session *session, struct session *owner,
+                                         uint64_t id, uint64_t ticket)
+{
+	struct private_chunk *private = NULL;
+	if (owner) {
+		HASH_FIND(hh, owner->chunks, &id, sizeof(id), private);
+	}
+	bool may = private && (owner == session || (ticket != 0 && private->ticket == ticket));
+	return may ? private : NULL;
+}
+
 /* Returns the chunk, or NULL after a refusal. */
-static const struct chunk *find_open_chunk(struct session *session, uint64_t request,
+static const struct chunk *find_open_chunk(struct session *session, const request_t *request,
                                            struct session *owner, uint64_t id)
 {
-	struct private_chunk *private;
-	HASH_FIND(hh, owner->chunks, &id, sizeof(id), private);
+	const struct private_chunk *private = find_opened(session, owner, id,
+	                                                  request->chunk_open->ticket);
 	if (!private) {
-		rpc_refuse(session, request, STATUS_NOT_FOUND, "there is no chunk %" PRIu64, id);
+		/* One answer for all that may be wrong: it helps nobody who guesses. */
+		rpc_refuse(session, request->id, STATUS_NOT_FOUND,
+		           "there is no such chunk %" PRIu64 " in this realm", id);
 		return NULL;
 	}
 	if (private->is_busy) {
-		rpc_refuse(session, request, STATUS_BUSY, "chunk %" PRIu64 " is being published",
-		           id);
+		rpc_refuse(session, request->id, STATUS_BUSY,
+		           "chunk %" PRIu64 " is being published", id);
 		return NULL;
 	}
 	if (private->chunk.fd < 0) {
-		rpc_refuse(session, request, STATUS_NO_FDS,
+		rpc_refuse(session, request->id, STATUS_NO_FDS,
 		           "chunk %" PRIu64 " was made beyond the budget of fds", id);
 		return NULL;
 	}
@@ -247,21 +320,12 @@ void rpc_chunk_open(struct session *session, const request_t *request, struct fd
 	uint64_t sizes[GLAKE_MAX_PACKET_FDS];
 	int opened[GLAKE_MAX_PACKET_FDS];
 	const struct device *device = NULL;
+	if (!is_chunk_count(session, request->id, body->n_ids)) {
+		return;
+	}
 	struct session *owner = find_owner(session, body->session);
-
-	if (!owner) {
-		rpc_refuse(session, request->id, STATUS_NOT_FOUND,
-		           "there is no session %" PRIu64 " of this realm", body->session);
-		return;
-	}
-	if (body->n_ids == 0 || body->n_ids > GLAKE_MAX_PACKET_FDS) {
-		rpc_refuse(session, request->id, STATUS_BAD_REQUEST, "%zu chunks at once",
-		           body->n_ids);
-		return;
-	}
 	for (size_t i = 0; i < body->n_ids; i++) {
-		const struct chunk *chunk = find_open_chunk(session, request->id, owner,
-		                                            body->ids[i]);
+		const struct chunk *chunk = find_open_chunk(session, request, owner, body->ids[i]);
 		if (!chunk) {
 			return;
 		}

@@ -33,7 +33,8 @@ enum session_state {
 struct private_chunk {
 	UT_hash_handle hh; /* session.chunks, by id */
 	uint64_t id;
-	bool is_busy; /* being published */
+	uint64_t ticket; /* who knows it may open the chunk; 0: nobody else may */
+	bool is_busy;    /* being published */
 	struct chunk chunk;
 };
 

@@ -228,7 +228,8 @@ int glake_alloc(struct glake_session *session, uint32_t device, uint64_t bytes, 
 
 /*
  * Make @backing warm. Returns what must be given back for it: the oldest of warm memory, @backing
- * itself if it is owed or alone over the limit, usually nothing. Called with the books lock held.
+ * itself if it is owed, alone over the limit, or mapped by others perhaps, usually nothing. Called with
+ * the books lock held.
  */
 static struct glake__backing *make_warm_locked(struct glake__backing *backing)
 {
@@ -239,7 +240,8 @@ static struct glake__backing *make_warm_locked(struct glake__backing *backing)
 		                                                            : device->owed_bytes;
 		return backing;
 	}
-	if (backing->n_bytes > warm->max_bytes || glake__warm_give(warm, backing) < 0) {
+	if (backing->ticket || backing->n_bytes > warm->max_bytes ||
+	    glake__warm_give(warm, backing) < 0) {
 		return backing;
 	}
 	return glake__warm_evict(warm, warm->max_bytes);

@@ -131,8 +131,10 @@ int glake_free_async(struct glake_session *session, void *stream, glake_ptr ptr,
 	if (!backing) {
 		return -EINVAL;
 	}
+	/* Others may have it mapped that has a ticket: it fits nobody's wishes, and is given back. */
 	r = glake_order_park(place.order, stream, flags, &place.stream, backing,
-	                     backing->device->public.ordinal, backing->n_bytes);
+	                     backing->device->public.ordinal,
+	                     backing->ticket ? 0 : backing->n_bytes);
 	if (r < 0) {
 		unpark(session, backing);
 	}

@@ -39,6 +39,7 @@ struct glake__backing {
 	struct glake__backing *older;
 	struct glake__backing *newer;
 
+	uint64_t ticket; /* of its chunks, which others may have; 0: nobody was told of them */
 	uint32_t n_chunks;
 	uint64_t chunk_ids[];
 };

@@ -63,7 +63,8 @@ int glake_chunk_fd(struct glake_session *session, uint64_t chunk, int *fd_out)
 	fdlist_init(&fds);
 	uint64_t n_bytes;
 	uint32_t device;
-	r = glake__rpc_chunk_open(session, 0, &chunk, 1, &n_bytes, &device, &fds);
+	const struct glake__chunk_names names = {.ids = &chunk, .n_ids = 1};
+	r = glake__rpc_chunk_open(session, &names, &n_bytes, &device, &fds);
 	if (r == 0) {
 		*fd_out = fdlist_take(&fds, 0);
 	}

@@ -199,23 +199,29 @@ GLAKE_API int glake_chunk_free(struct glake_session *session, uint64_t chunk, ui
 
 /*
  * What another process of the realm needs to know to open memory of glake_alloc(): plain bytes, to
- * be passed on in any way. Good for as long as the memory is not freed and its session lives.
+ * be passed on in any way, but not to everybody: who has them may write to the memory. Good for as
+ * long as the memory is not freed and its session lives.
  */
 struct glake_share {
 	uint64_t session;
 	uint64_t first_chunk; /* all but the last count up from here */
 	uint64_t last_chunk;
-	uint64_t bytes; /* of all, a multiple of 2 MiB */
+	uint64_t bytes;  /* of all, a multiple of 2 MiB */
+	uint64_t ticket; /* random: nobody guesses it */
 	uint32_t n_chunks;
 };
 
-/* Name memory: @ptr is exactly what glake_alloc() gave. Local. -EINVAL, or -ENOTSUP (too large). */
+/*
+ * Name memory: @ptr is exactly what glake_alloc() gave. Asks glaked the first time; the name stays
+ * the same. Named memory is given back when it is freed, not kept warm.
+ * Errors: -EINVAL, -ENOTSUP (too large), GLAKE_E_GONE, ...
+ */
 GLAKE_API int glake_share(struct glake_session *session, glake_ptr ptr,
                           struct glake_share *share_out);
 
 /*
  * Map memory that another session has named, read-write for its own device and for CUDA device
- * @ordinal (-1 = none) of this process. It is charged to the one who has it only.
+ * @ordinal (-1 = none) of this process. It is charged to the one who has it only, while he has it.
  * The caller closes it before glake_disconnect(), with the same @share, and has quiesced all use.
  * Errors: GLAKE_E_NOT_FOUND (freed, ended, or of another realm), GLAKE_E_NO_FDS, ...
  */

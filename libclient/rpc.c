@@ -110,6 +110,29 @@ int glake__rpc_chunk_alloc(struct glake_session *session, uint32_t device, uint6
 	return r;
 }
 
+int glake__rpc_chunk_share(struct glake_session *session, const uint64_t *ids, size_t n_ids,
+                           uint64_t *ticket_out)
+{
+	Glake__Wire__ChunkShare share = GLAKE__WIRE__CHUNK_SHARE__INIT;
+	share.ids = (uint64_t *)ids;
+	share.n_ids = n_ids;
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_CHUNK_SHARE;
+	request.chunk_share = &share;
+	struct glake__call call;
+	int r = glake__call(session, &call, &request, GLAKE__WIRE__ANSWER__BODY_CHUNK_SHARE, NULL,
+	                    0);
+	if (r < 0) {
+		return r;
+	}
+	*ticket_out = call.answer->chunk_share->ticket;
+	if (*ticket_out == 0) {
+		r = glake__link_kill(session, GLAKE_E_PROTOCOL, "the daemon gave no ticket");
+	}
+	glake__call_end(session, &call);
+	return r;
+}
+
 /* As many sizes as fds, each of a chunk that there can be. */
 static bool is_open_answer(const struct glake__call *call, size_t n_ids)
 {
@@ -123,13 +146,14 @@ static bool is_open_answer(const struct glake__call *call, size_t n_ids)
 	return is_sound;
 }
 
-int glake__rpc_chunk_open(struct glake_session *session, uint64_t owner, const uint64_t *ids,
-                          size_t n_ids, uint64_t *sizes_out, uint32_t *device_out,
-                          struct fdlist *fds)
+int glake__rpc_chunk_open(struct glake_session *session, const struct glake__chunk_names *names,
+                          uint64_t *sizes_out, uint32_t *device_out, struct fdlist *fds)
 {
 	Glake__Wire__ChunkOpen open_ = GLAKE__WIRE__CHUNK_OPEN__INIT;
-	open_.session = owner;
-	open_.ids = (uint64_t *)ids;
+	size_t n_ids = names->n_ids;
+	open_.session = names->owner;
+	open_.ticket = names->ticket;
+	open_.ids = (uint64_t *)names->ids;
 	open_.n_ids = n_ids;
 	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
 	request.body_case = GLAKE__WIRE__REQUEST__BODY_CHUNK_OPEN;

@@ -27,13 +27,21 @@ int glake__rpc_chunk_alloc(struct glake_session *session, uint32_t device, uint6
                            uint32_t n_chunks, uint64_t last_bytes, uint64_t *ids_out,
                            struct fdlist *fds);
 int glake__rpc_chunk_free(struct glake_session *session, const uint64_t *ids, size_t n_ids);
-/*
- * The fds of @n_ids (1 .. 253) chunks once more, into @fds: of session
- * @owner, or of our own (0). Their sizes, all of whole chunks, into @sizes_out.
- */
-int glake__rpc_chunk_open(struct glake_session *session, uint64_t owner, const uint64_t *ids,
-                          size_t n_ids, uint64_t *sizes_out, uint32_t *device_out,
-                          struct fdlist *fds);
+/* The ticket, not 0, of @n_ids (1 .. 253) chunks of ours. */
+int glake__rpc_chunk_share(struct glake_session *session, const uint64_t *ids, size_t n_ids,
+                           uint64_t *ticket_out);
+
+/* Chunks: of session @owner, with their ticket, or of our own (0, and no ticket). */
+struct glake__chunk_names {
+	uint64_t owner;
+	uint64_t ticket;
+	const uint64_t *ids;
+	size_t n_ids; /* 1 .. 253 */
+};
+
+/* Their fds once more, into @fds. Their sizes, all of whole chunks, into @sizes_out. */
+int glake__rpc_chunk_open(struct glake_session *session, const struct glake__chunk_names *names,
+                          uint64_t *sizes_out, uint32_t *device_out, struct fdlist *fds);
 
 int glake__rpc_model_close(struct glake_session *session, uint64_t model);
 

@@ -2,9 +2,12 @@
 /*
  * Private memory that another process of the realm may map too.
  *
- * Nothing is passed but ids: whoever wants the memory asks glaked for the fds, which knows the realm
- * of both. The chunks of one request have ids that count up, so a name needs the first of the whole
- * chunks and the last, which may be smaller and so of another request.
+ * Nothing is passed but ids, and the ticket that glaked gives for them: whoever wants the memory asks
+ * glaked for the fds, which knows the realm of both. The chunks of one request have ids that count
+ * up, so a name needs the first of the whole chunks and the last, which may be smaller and so of
+ * another request.
+ *
+ * Named memory never becomes warm: others may have it mapped.
  */
 #include <errno.h>
 
@@ -30,12 +33,9 @@ static bool is_named_by(const struct glake_share *share, const struct glake__bac
 	return true;
 }
 
-int glake_share(struct glake_session *session, glake_ptr ptr, struct glake_share *share_out)
+/* The name of live memory, with the ticket that it may have already. */
+static int find_name(struct glake_session *session, glake_ptr ptr, struct glake_share *share_out)
 {
-	int r = glake__session_check(session);
-	if (r < 0) {
-		return r;
-	}
 	pthread_mutex_lock(&session->books.lock);
 	const struct glake__backing *backing = glake__alloc_find_locked(&session->books, ptr);
 	struct glake_share share = {0};
@@ -46,6 +46,7 @@ int glake_share(struct glake_session *session, glake_ptr ptr, struct glake_share
 			.first_chunk = backing->chunk_ids[0],
 			.last_chunk = backing->chunk_ids[backing->n_chunks - 1],
 			.bytes = backing->n_bytes,
+			.ticket = backing->ticket,
 			.n_chunks = backing->n_chunks,
 		};
 	}
@@ -62,6 +63,48 @@ int glake_share(struct glake_session *session, glake_ptr ptr, struct glake_share
 	return 0;
 }
 
+/* Chunks have one ticket for life: the next time nobody has to be asked. */
+static void keep_ticket(struct glake_session *session, glake_ptr ptr,
+                        const struct glake_share *share)
+{
+	pthread_mutex_lock(&session->books.lock);
+	struct glake__backing *backing = glake__alloc_find_locked(&session->books, ptr);
+	if (backing && backing->chunk_ids[0] == share->first_chunk) {
+		backing->ticket = share->ticket;
+	}
+	pthread_mutex_unlock(&session->books.lock);
+}
+
+static void list_ids(const struct glake_share *share, uint64_t ids[GLAKE_MAX_PACKET_FDS])
+{
+	for (uint32_t i = 0; i < share->n_chunks; i++) {
+		ids[i] = chunk_id(share, i);
+	}
+}
+
+int glake_share(struct glake_session *session, glake_ptr ptr, struct glake_share *share_out)
+{
+	uint64_t ids[GLAKE_MAX_PACKET_FDS];
+	struct glake_share share;
+	int r = glake__session_check(session);
+	if (r == 0) {
+		r = find_name(session, ptr, &share);
+	}
+	if (r < 0) {
+		return r;
+	}
+	if (share.ticket == 0) {
+		list_ids(&share, ids);
+		r = glake__rpc_chunk_share(session, ids, share.n_chunks, &share.ticket);
+		if (r < 0) {
+			return glake__leave(session, r);
+		}
+		keep_ticket(session, ptr, &share);
+	}
+	*share_out = share;
+	return glake__leave(session, 0);
+}
+
 /* ---- the other side --------------------------------------------------------------------------- */
 
 static uint64_t chunk_bytes(const struct glake_share *share, uint32_t i_chunk)
@@ -74,7 +117,7 @@ static uint64_t chunk_bytes(const struct glake_share *share, uint32_t i_chunk)
 static bool is_possible(const struct glake_share *share)
 {
 	uint64_t n_full = share->n_chunks * BACKING_CHUNK_BYTES;
-	return share->session != 0 && share->n_chunks > 0 &&
+	return share->session != 0 && share->ticket != 0 && share->n_chunks > 0 &&
 	       share->n_chunks <= GLAKE_MAX_PACKET_FDS &&
 	       (share->n_chunks > 1 || share->first_chunk == share->last_chunk) &&
 	       share->bytes > 0 && share->bytes % GLAKE_CHUNK_GRANULARITY == 0 &&
@@ -135,13 +178,16 @@ int glake_share_open(struct glake_session *session, const struct glake_share *sh
 	uint64_t ids[GLAKE_MAX_PACKET_FDS];
 	uint64_t sizes[GLAKE_MAX_PACKET_FDS];
 	uint32_t index = 0;
-	for (uint32_t i = 0; i < share->n_chunks; i++) {
-		ids[i] = chunk_id(share, i);
-	}
+	list_ids(share, ids);
+	const struct glake__chunk_names names = {
+		.owner = share->session,
+		.ticket = share->ticket,
+		.ids = ids,
+		.n_ids = share->n_chunks,
+	};
 	cleanup_fdlist struct fdlist fds;
 	fdlist_init(&fds);
-	r = glake__rpc_chunk_open(session, share->session, ids, share->n_chunks, sizes, &index,
-	                          &fds);
+	r = glake__rpc_chunk_open(session, &names, sizes, &index, &fds);
 	for (uint32_t i = 0; r == 0 && i < share->n_chunks; i++) {
 		if (sizes[i] != chunk_bytes(share, i)) {
 			r = glake__fail(-EINVAL, "the shared memory has another size");

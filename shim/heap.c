@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 
 #include "shim/index.h"
@@ -31,6 +32,7 @@ struct region {
 	CUdevice device;
 	uint64_t readers;      /* bit per device that it has been opened to */
 	uint32_t index;        /* the device's number with glaked */
+	atomic_bool is_named;  /* another process may have it mapped */
 	struct owner *owner;   /* a reference */
 	struct slab *slab;     /* owned; NULL: one allocation */
 	struct allocation *of; /* borrowed; NULL: a slab */
@@ -298,27 +300,38 @@ bool heap_find(CUdeviceptr address, struct heap_facts *facts_out)
 			.place = {.device = found->region->device,
 		                  .ctx = found->ctx,
 		                  .pool = found->pool},
+			.has_ipc = !found->pool, /* memory of pools has none */
 		};
 	}
 	pthread_mutex_unlock(&lock);
 	return found != NULL;
 }
 
+bool heap_has(CUdeviceptr address)
+{
+	pthread_mutex_lock(&lock);
+	bool has = find_region(address) != NULL;
+	pthread_mutex_unlock(&lock);
+	return has;
+}
+
 bool heap_share(const struct heap_facts *facts, struct glake_share *share_out)
 {
 	struct owner *owner = NULL;
 	pthread_mutex_lock(&lock);
-	const struct region *region = find_region(facts->region_address);
+	struct region *region = find_region(facts->region_address);
 	if (region && region->id == facts->region_id && !region->owner->is_dead) {
 		owner = owner_ref(region->owner);
+		region->is_named = true;
 	}
 	pthread_mutex_unlock(&lock);
 	if (!owner) {
 		return false;
 	}
-	bool is_named = glake_share(owner->session, facts->region_address, share_out) == 0;
+	int r = glake_share(owner->session, facts->region_address, share_out);
+	owner_is_gone(owner, r);
 	owner_unref(owner);
-	return is_named;
+	return r == 0;
 }
 
 /* ---- freeing ---------------------------------------------------------------------------------- */
@@ -393,6 +406,12 @@ uint64_t heap_capacity(const struct allocation *allocation)
 {
 	return allocation->block ? (uint64_t)allocation->block->n_units * SLAB_UNIT_BYTES
 	                         : allocation->region->n_bytes;
+}
+
+/* What is named is given back. A slab lives on with all that is in it, as the driver's does. */
+uint64_t heap_reusable(const struct allocation *allocation)
+{
+	return !allocation->block && allocation->region->is_named ? 0 : heap_capacity(allocation);
 }
 
 uint64_t heap_round(uint64_t n_bytes)

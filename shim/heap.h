@@ -40,10 +40,14 @@ struct heap_facts {
 	uint64_t id;        /* of the allocation; never used again */
 	uint64_t region_id; /* of the region */
 	struct heap_place place;
+	bool has_ipc; /* legacy IPC can name it */
 };
 
 /* Is @address anywhere in memory that the program has of us? Then @facts_out (may be NULL). */
 bool heap_find(CUdeviceptr address, struct heap_facts *facts_out);
+
+/* Or at least in memory that is kept for its next allocations? */
+bool heap_has(CUdeviceptr address);
 
 /* Name the region for other processes. False if glaked, or the one that gave it, is gone. */
 bool heap_share(const struct heap_facts *facts, struct glake_share *share_out);
@@ -67,9 +71,10 @@ void heap_park(struct allocation *allocation);
 void heap_unpark(struct allocation *allocation);
 CUdeviceptr heap_reuse(struct allocation *allocation, const struct heap_place *place,
                        uint64_t n_bytes);
-/* The bytes that it takes, and that one of @n_bytes would. */
+/* The bytes that it takes, that one of @n_bytes would, and that one may have that it becomes. */
 uint64_t heap_capacity(const struct allocation *allocation);
 uint64_t heap_round(uint64_t n_bytes);
+uint64_t heap_reusable(const struct allocation *allocation);
 
 /* Of the free memory kept for @device, @keep_bytes remain. */
 void heap_trim(CUdevice device, uint64_t keep_bytes);

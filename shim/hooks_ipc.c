@@ -17,7 +17,9 @@ static CUresult open_handle(CUdeviceptr *address, CUipcMemHandle handle, unsigne
 	struct heap_place place;
 	if (address && !shim_is_forked() && shim_can_own() && ipc_is_ours(&handle) &&
 	    heap_place_here(&place)) {
-		return ipc_open(&handle, &place, address);
+		return flags == CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
+		               ? ipc_open(&handle, &place, address)
+		               : CUDA_ERROR_INVALID_VALUE;
 	}
 	return leave(address, handle, flags);
 }

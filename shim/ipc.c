@@ -9,25 +9,41 @@
 #include "shim/owner.h"
 #include "shim/quiesce.h"
 
-#define MAGIC 0x314350494b4c4744ull /* "DGLKIPC1" as bytes */
+/* Whatever the driver puts there begins otherwise. */
+static const char magic[7] = {'G', 'L', 'K', 'I', 'P', 'C', '2'};
 
+/* What is behind a handle: a region, and an allocation in it. Anybody may have written it. */
 struct ipc_name {
-	uint64_t magic;
-	struct glake_share share; /* of the whole region */
-	uint64_t offset;          /* of the allocation in it */
+	char magic[sizeof(magic)];
+	uint8_t n_chunks; /* GLAKE_MAX_PACKET_FDS fits */
+	uint64_t session;
+	uint64_t first_chunk;
+	uint64_t last_chunk;
+	uint64_t region_bytes;
+	uint64_t ticket;
+	uint64_t offset;
 	uint64_t n_bytes;
 };
-_Static_assert(sizeof(struct ipc_name) <= sizeof(CUipcMemHandle), "a name fits a handle");
+_Static_assert(sizeof(struct ipc_name) == sizeof(CUipcMemHandle), "a name fills a handle");
 
-/* A region of another process, mapped here. */
+/* An allocation of another process, as the program here knows it. */
+struct opening {
+	struct opening *next; /* link: opened.openings */
+	uint64_t offset;
+	uint64_t n_bytes;
+	uint64_t id;
+	unsigned n_opens;
+};
+
+/* A region of another process, mapped here for one context: its device may access it, and waits for it. */
 struct opened {
 	struct opened *next; /* link: list */
 	struct glake_share share;
 	CUdeviceptr base;
 	uint64_t id;
-	unsigned n_opens;
-	struct heap_place place; /* of the first who opened it */
-	struct owner *owner;     /* a reference */
+	struct heap_place place;
+	struct opening *openings; /* owned; not empty */
+	struct owner *owner;      /* a reference */
 };
 
 /* Held while glaked is asked, so that two threads that open one handle get one mapping. */
@@ -42,132 +58,69 @@ static struct ipc_name read_name(const CUipcMemHandle *handle)
 	return name;
 }
 
+static struct glake_share share_of(const struct ipc_name *name)
+{
+	return (struct glake_share){
+		.session = name->session,
+		.first_chunk = name->first_chunk,
+		.last_chunk = name->last_chunk,
+		.bytes = name->region_bytes,
+		.ticket = name->ticket,
+		.n_chunks = name->n_chunks,
+	};
+}
+
 bool ipc_is_ours(const CUipcMemHandle *handle)
 {
-	return read_name(handle).magic == MAGIC;
+	return memcmp(handle->reserved, magic, sizeof(magic)) == 0;
 }
 
 bool ipc_name(CUdeviceptr address, CUipcMemHandle *handle_out, CUresult *result_out)
 {
-	struct ipc_name name = {.magic = MAGIC};
+	struct glake_share share;
 	struct heap_facts facts;
-	/* Memory of pools has no legacy handles. */
-	if (!heap_find(address, &facts) || facts.place.pool) {
+	if (!heap_find(address, &facts) || !facts.has_ipc) {
 		return false;
 	}
 	*result_out = CUDA_ERROR_INVALID_VALUE;
-	if (heap_share(&facts, &name.share)) {
-		name.offset = facts.address - facts.region_address;
-		name.n_bytes = facts.n_bytes;
-		memset(handle_out, 0, sizeof(*handle_out));
+	if (heap_share(&facts, &share)) {
+		struct ipc_name name = {
+			.n_chunks = (uint8_t)share.n_chunks,
+			.session = share.session,
+			.first_chunk = share.first_chunk,
+			.last_chunk = share.last_chunk,
+			.region_bytes = share.bytes,
+			.ticket = share.ticket,
+			.offset = facts.address - facts.region_address,
+			.n_bytes = facts.n_bytes,
+		};
+		memcpy(name.magic, magic, sizeof(magic));
 		memcpy(handle_out->reserved, &name, sizeof(name));
 		*result_out = CUDA_SUCCESS;
 	}
 	return true;
 }
 
-/* ---- opening ---------------------------------------------------------------------------------- */
+/* ---- the list: all of it with the lock held --------------------------------------------------- */
 
-static CUresult judge(int error)
-{
-	switch (error) {
-	case 0:
-		return CUDA_SUCCESS;
-	case GLAKE_E_NOT_FOUND: /* freed, or its process is gone */
-	case -EINVAL:
-		return CUDA_ERROR_INVALID_HANDLE;
-	default:
-		return CUDA_ERROR_MAP_FAILED;
-	}
-}
-
-/* All of it: a name may come from anybody, and only glaked says which one is true. */
+/* All of a name counts: it may come from anybody, and only glaked says which one is true. */
 static bool is_same(const struct glake_share *one, const struct glake_share *other)
 {
 	return one->session == other->session && one->first_chunk == other->first_chunk &&
 	       one->last_chunk == other->last_chunk && one->bytes == other->bytes &&
-	       one->n_chunks == other->n_chunks;
+	       one->ticket == other->ticket && one->n_chunks == other->n_chunks;
 }
 
-/* Called with the lock held. */
-static struct opened *find_share(const struct glake_share *share)
+static struct opened *find_share(const struct glake_share *share, CUcontext ctx)
 {
 	struct opened *opened = list;
-	while (opened && !is_same(&opened->share, share)) {
+	while (opened && (opened->place.ctx != ctx || !is_same(&opened->share, share))) {
 		opened = opened->next;
 	}
 	return opened;
 }
 
-/* Called with the lock held. */
-static int open_share(const struct ipc_name *name, const struct heap_place *place,
-                      struct owner *owner)
-{
-	struct opened *opened = calloc(1, sizeof(*opened));
-	if (!opened) {
-		return -ENOMEM;
-	}
-	glake_ptr base = 0;
-	int r = glake_share_open(owner->session, &name->share, place->device, &base);
-	if (r < 0) {
-		owner_is_gone(owner, r);
-		free(opened);
-		return r;
-	}
-	opened->share = name->share;
-	opened->base = base;
-	opened->id = next_id++;
-	opened->place = *place;
-	opened->owner = owner_ref(owner);
-	opened->next = list;
-	list = opened;
-	return 0;
-}
-
-/* The driver does not let a process open what is its own. */
-static bool is_own(struct owner *owner, const struct glake_share *share)
-{
-	struct glake_session_info info = {.size = sizeof(info)};
-	return glake_session_info(owner->session, &info) == 0 && info.session == share->session;
-}
-
-CUresult ipc_open(const CUipcMemHandle *handle, const struct heap_place *place,
-                  CUdeviceptr *address_out)
-{
-	struct ipc_name name = read_name(handle);
-	bool is_refused;
-	struct owner *owner = owner_get(&is_refused);
-	if (!owner) {
-		return CUDA_ERROR_MAP_FAILED;
-	}
-	if (name.offset >= name.share.bytes || is_own(owner, &name.share)) {
-		owner_unref(owner);
-		return name.offset >= name.share.bytes ? CUDA_ERROR_INVALID_HANDLE
-		                                       : CUDA_ERROR_INVALID_CONTEXT;
-	}
-	pthread_mutex_lock(&lock);
-	struct opened *opened = find_share(&name.share);
-	int r = opened ? 0 : open_share(&name, place, owner);
-	if (r == 0) {
-		opened = find_share(&name.share);
-		opened->n_opens++;
-		*address_out = opened->base + name.offset;
-	}
-	pthread_mutex_unlock(&lock);
-	owner_unref(owner);
-	return judge(r);
-}
-
-/* ---- closing ---------------------------------------------------------------------------------- */
-
-static void opened_free(struct opened *opened)
-{
-	glake_share_close(opened->owner->session, &opened->share, opened->base);
-	owner_unref(opened->owner);
-	free(opened);
-}
-
-/* Called with the lock held: the link to what holds @address. */
+/* The link to what holds @address. */
 static struct opened **link_of(CUdeviceptr address)
 {
 	struct opened **at = &list;
@@ -177,31 +130,188 @@ static struct opened **link_of(CUdeviceptr address)
 	return at;
 }
 
+/* The link to the allocation that starts at @offset. */
+static struct opening **opening_at(struct opened *opened, uint64_t offset)
+{
+	struct opening **at = &opened->openings;
+	while (*at && (*at)->offset != offset) {
+		at = &(*at)->next;
+	}
+	return at;
+}
+
+/* @n_bytes may be new: its process has freed it, and allocated there again. */
+static int add_opening(struct opened *opened, uint64_t offset, uint64_t n_bytes)
+{
+	struct opening *opening = *opening_at(opened, offset);
+	if (!opening) {
+		opening = calloc(1, sizeof(*opening));
+		if (!opening) {
+			return -ENOMEM;
+		}
+		opening->offset = offset;
+		opening->id = next_id++;
+		opening->next = opened->openings;
+		opened->openings = opening;
+	}
+	opening->n_bytes = n_bytes;
+	opening->n_opens++;
+	return 0;
+}
+
+/* ---- opening ---------------------------------------------------------------------------------- */
+
+static CUresult judge(int error)
+{
+	switch (error) {
+	case 0:
+		return CUDA_SUCCESS;
+	case GLAKE_E_NOT_FOUND: /* freed, or its process is gone, or it was never given */
+	case -EINVAL:
+		return CUDA_ERROR_INVALID_HANDLE;
+	default:
+		return CUDA_ERROR_MAP_FAILED;
+	}
+}
+
+static void opened_free(struct opened *opened)
+{
+	glake_share_close(opened->owner->session, &opened->share, opened->base);
+	owner_unref(opened->owner);
+	while (opened->openings) {
+		struct opening *opening = opened->openings;
+		opened->openings = opening->next;
+		free(opening);
+	}
+	free(opened);
+}
+
+static int open_share(const struct glake_share *share, const struct heap_place *place,
+                      struct owner *owner, struct opened **opened_out)
+{
+	struct opened *opened = calloc(1, sizeof(*opened));
+	if (!opened) {
+		return -ENOMEM;
+	}
+	glake_ptr base = 0;
+	int r = glake_share_open(owner->session, share, place->device, &base);
+	if (r < 0) {
+		owner_is_gone(owner, r);
+		free(opened);
+		return r;
+	}
+	opened->share = *share;
+	opened->base = base;
+	opened->place = *place;
+	opened->owner = owner_ref(owner);
+	*opened_out = opened;
+	return 0;
+}
+
+/* Called with the lock held. */
+static int open_locked(const struct ipc_name *name, const struct heap_place *place,
+                       struct owner *owner, CUdeviceptr *address_out)
+{
+	struct glake_share share = share_of(name);
+	struct opened *opened = find_share(&share, place->ctx);
+	bool is_new = !opened;
+	int r = is_new ? open_share(&share, place, owner, &opened) : 0;
+	if (r < 0) {
+		return r;
+	}
+	r = add_opening(opened, name->offset, name->n_bytes);
+	if (r < 0) {
+		if (is_new) {
+			opened_free(opened);
+		}
+		return r;
+	}
+	if (is_new) {
+		opened->id = next_id++;
+		opened->next = list;
+		list = opened;
+	}
+	*address_out = opened->base + name->offset;
+	return 0;
+}
+
+/* The driver does not let a process open what is its own. */
+static bool is_own(struct owner *owner, const struct ipc_name *name)
+{
+	struct glake_session_info info = {.size = sizeof(info)};
+	return glake_session_info(owner->session, &info) == 0 && info.session == name->session;
+}
+
+CUresult ipc_open(const CUipcMemHandle *handle, const struct heap_place *place,
+                  CUdeviceptr *address_out)
+{
+	struct ipc_name name = read_name(handle);
+	if (name.offset >= name.region_bytes || name.n_bytes == 0 ||
+	    name.n_bytes > name.region_bytes - name.offset) {
+		return CUDA_ERROR_INVALID_HANDLE;
+	}
+	bool is_refused;
+	struct owner *owner = owner_get(&is_refused);
+	if (!owner) {
+		return CUDA_ERROR_MAP_FAILED;
+	}
+	CUresult result = CUDA_ERROR_INVALID_CONTEXT;
+	if (!is_own(owner, &name)) {
+		pthread_mutex_lock(&lock);
+		result = judge(open_locked(&name, place, owner, address_out));
+		pthread_mutex_unlock(&lock);
+	}
+	owner_unref(owner);
+	return result;
+}
+
+/* ---- closing ---------------------------------------------------------------------------------- */
+
+/*
+ * Called with the lock held: one open less of what starts at @address, if there is one. The region if
+ * that was all of it, for opened_free().
+ */
+static struct opened *close_locked(CUdeviceptr address, bool *is_closed_out)
+{
+	struct opened **at = link_of(address);
+	struct opened *opened = *at;
+	struct opening **opening_link = opened ? opening_at(opened, address - opened->base) : NULL;
+	struct opening *opening = opening_link ? *opening_link : NULL;
+	*is_closed_out = opening != NULL;
+	if (!opening || --opening->n_opens > 0) {
+		return NULL;
+	}
+	*opening_link = opening->next;
+	free(opening);
+	if (opened->openings) {
+		return NULL;
+	}
+	*at = opened->next;
+	return opened;
+}
+
 bool ipc_close(CUdeviceptr address, CUresult *result_out)
 {
 	pthread_mutex_lock(&lock);
 	struct opened *opened = *link_of(address);
+	bool is_start = opened && *opening_at(opened, address - opened->base);
 	CUcontext ctx = opened ? opened->place.ctx : NULL;
 	pthread_mutex_unlock(&lock);
 	if (!opened) {
 		return false;
 	}
-	*result_out = quiesce_ctx(ctx);
+	*result_out = is_start ? quiesce_ctx(ctx) : CUDA_ERROR_INVALID_VALUE;
 	if (*result_out != CUDA_SUCCESS) {
 		return true;
 	}
+	bool is_closed;
 	pthread_mutex_lock(&lock);
-	struct opened **at = link_of(address);
-	opened = *at;
-	bool is_last = opened && --opened->n_opens == 0;
-	if (is_last) {
-		*at = opened->next;
-	}
+	struct opened *gone = close_locked(address, &is_closed);
 	pthread_mutex_unlock(&lock);
-	if (is_last) {
-		opened_free(opened);
+	if (gone) {
+		opened_free(gone);
 	}
-	*result_out = opened ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+	*result_out = is_closed ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 	return true;
 }
 
@@ -231,17 +341,29 @@ bool ipc_find(CUdeviceptr address, struct heap_facts *facts_out)
 {
 	pthread_mutex_lock(&lock);
 	const struct opened *opened = *link_of(address);
-	if (opened && facts_out) {
+	const struct opening *opening = opened ? opened->openings : NULL;
+	while (opening && address - opened->base - opening->offset >= opening->n_bytes) {
+		opening = opening->next;
+	}
+	if (opening && facts_out) {
 		*facts_out = (struct heap_facts){
-			.address = opened->base,
-			.n_bytes = opened->share.bytes,
+			.address = opened->base + opening->offset,
+			.n_bytes = opening->n_bytes,
 			.region_address = opened->base,
 			.region_bytes = opened->share.bytes,
-			.id = opened->id,
+			.id = opening->id,
 			.region_id = opened->id,
 			.place = opened->place,
 		};
 	}
 	pthread_mutex_unlock(&lock);
-	return opened != NULL;
+	return opening != NULL;
+}
+
+bool ipc_has(CUdeviceptr address)
+{
+	pthread_mutex_lock(&lock);
+	bool has = *link_of(address) != NULL;
+	pthread_mutex_unlock(&lock);
+	return has;
 }

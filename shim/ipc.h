@@ -3,8 +3,8 @@
  * Legacy IPC for memory of ours, which the driver refuses to name.
  *
  * A handle of ours is a name that glaked understands (glake_share) in the driver's 64 bytes, and
- * good for every process of the realm that runs under the shim. As with the driver, memory opened
- * twice is one mapping that has to be closed twice.
+ * good for every process of the realm that runs under the shim and was told it. As with the driver,
+ * memory opened twice in a context is one mapping that has to be closed twice; each context has its own.
  *
  * Threads: any.
  */
@@ -23,11 +23,14 @@ bool ipc_name(CUdeviceptr address, CUipcMemHandle *handle_out, CUresult *result_
 CUresult ipc_open(const CUipcMemHandle *handle, const struct heap_place *place,
                   CUdeviceptr *address_out);
 
-/* False if @address is nothing that ipc_open() gave. */
+/* False if @address is in nothing that is mapped for ipc_open(). */
 bool ipc_close(CUdeviceptr address, CUresult *result_out);
 
-/* Is @address anywhere in what has been opened? Then @facts_out (may be NULL). */
+/* Is @address anywhere in memory that has been opened? Then @facts_out (may be NULL). */
 bool ipc_find(CUdeviceptr address, struct heap_facts *facts_out);
+
+/* Or at least in what is mapped for it? */
+bool ipc_has(CUdeviceptr address);
 
 /* What a context has opened goes with it. */
 void ipc_release_ctx(CUcontext ctx);

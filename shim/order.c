@@ -70,7 +70,7 @@ bool order_free(CUstream handle, unsigned flags, const struct glake_stream *stre
 {
 	heap_park(allocation);
 	if (glake_order_park(order, handle, flags, stream, allocation, heap_device_of(allocation),
-	                     heap_capacity(allocation)) < 0) {
+	                     heap_reusable(allocation)) < 0) {
 		heap_unpark(allocation);
 		return false;
 	}

@@ -165,7 +165,11 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
 static void learn_ids(struct client *client, const answer_t *answer)
 {
 	uint64_t id = 0;
-	if (answer->body_case == GLAKE__WIRE__ANSWER__BODY_CHUNK_ALLOC) {
+	if (answer->body_case == GLAKE__WIRE__ANSWER__BODY_HELLO) {
+		id = answer->hello->session;
+	} else if (answer->body_case == GLAKE__WIRE__ANSWER__BODY_CHUNK_SHARE) {
+		id = answer->chunk_share->ticket;
+	} else if (answer->body_case == GLAKE__WIRE__ANSWER__BODY_CHUNK_ALLOC) {
 		id = answer->chunk_alloc->n_ids ? answer->chunk_alloc->ids[0] : 0;
 	} else if (answer->body_case == GLAKE__WIRE__ANSWER__BODY_MODEL_OPEN) {
 		id = answer->model_open->model;
@@ -248,6 +252,26 @@ static bool hello(struct client *client, uint32_t version, char *program)
 	return call(client, &request, NULL, 0);
 }
 
+/* Then its ids are its session, a chunk, and what others need to open it. */
+static bool name_chunk(struct client *client)
+{
+	request_t request = GLAKE__WIRE__REQUEST__INIT;
+	Glake__Wire__ChunkAlloc alloc = GLAKE__WIRE__CHUNK_ALLOC__INIT;
+	Glake__Wire__ChunkShare share = GLAKE__WIRE__CHUNK_SHARE__INIT;
+	alloc.chunk_bytes = 2u << 20;
+	alloc.n_chunks = 1;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_CHUNK_ALLOC;
+	request.chunk_alloc = &alloc;
+	if (!call(client, &request, NULL, 0)) {
+		return false;
+	}
+	share.ids = &client->ids[client->n_ids - 1];
+	share.n_ids = 1;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_CHUNK_SHARE;
+	request.chunk_share = &share;
+	return call(client, &request, NULL, 0);
+}
+
 /* ---- values ---------------------------------------------------------------------------------- */
 
 static uint8_t take_byte(struct input *input)
@@ -277,6 +301,18 @@ static uint64_t take_id(struct client *client, struct input *input)
 {
 	uint8_t choice = take_byte(input);
 	return choice < 220 ? client->ids[choice % MAX_IDS] : take_raw(input);
+}
+
+#define N_TAKEN 4u
+
+/* Returns how many. */
+static size_t take_ids(struct client *client, struct input *input, uint64_t ids_out[N_TAKEN])
+{
+	size_t n = take_byte(input) % (N_TAKEN + 1);
+	for (size_t i = 0; i < n; i++) {
+		ids_out[i] = take_id(client, input);
+	}
+	return n;
 }
 
 /* Up to 31 bytes, of static storage that the next call but three uses again. */
@@ -324,10 +360,12 @@ static bool memory_request(struct client *client, struct input *input, unsigned 
 	request_t request = GLAKE__WIRE__REQUEST__INIT;
 	Glake__Wire__ChunkAlloc alloc = GLAKE__WIRE__CHUNK_ALLOC__INIT;
 	Glake__Wire__ChunkFree free_ = GLAKE__WIRE__CHUNK_FREE__INIT;
+	Glake__Wire__ChunkShare share = GLAKE__WIRE__CHUNK_SHARE__INIT;
+	Glake__Wire__ChunkOpen open_ = GLAKE__WIRE__CHUNK_OPEN__INIT;
 	Glake__Wire__DriverMemory driver[4];
 	Glake__Wire__DriverMemory *list[n_elements(driver)];
 	Glake__Wire__UsageReport usage = GLAKE__WIRE__USAGE_REPORT__INIT;
-	uint64_t ids[4];
+	uint64_t ids[N_TAKEN];
 	switch (choice) {
 	case 0:
 		alloc.device = take_byte(input) % 3;
@@ -336,12 +374,19 @@ static bool memory_request(struct client *client, struct input *input, unsigned 
 		alloc.last_bytes = alloc.n_chunks % 2 ? take_size(input) : 0;
 		return SEND(client, CHUNK_ALLOC, chunk_alloc, &alloc);
 	case 1:
-		free_.n_ids = take_byte(input) % (n_elements(ids) + 1);
-		for (size_t i = 0; i < free_.n_ids; i++) {
-			ids[i] = take_id(client, input);
-		}
+		free_.n_ids = take_ids(client, input, ids);
 		free_.ids = ids;
 		return SEND(client, CHUNK_FREE, chunk_free, &free_);
+	case 2:
+		share.n_ids = take_ids(client, input, ids);
+		share.ids = ids;
+		return SEND(client, CHUNK_SHARE, chunk_share, &share);
+	case 3:
+		open_.session = take_byte(input) & 1 ? take_id(client, input) : 0;
+		open_.ticket = take_id(client, input);
+		open_.n_ids = take_ids(client, input, ids);
+		open_.ids = ids;
+		return SEND(client, CHUNK_OPEN, chunk_open, &open_);
 	default:
 		usage.live_bytes = take_size(input);
 		usage.warm_bytes = take_size(input);
@@ -500,23 +545,23 @@ static bool raw_packet(struct client *client, struct input *input)
 
 static bool one_request(struct client *client, struct input *input)
 {
-	unsigned choice = take_byte(input) % 25;
-	if (choice < 3) {
+	unsigned choice = take_byte(input) % 27;
+	if (choice < 5) {
 		return memory_request(client, input, choice);
 	}
-	if (choice < 5) {
+	if (choice < 7) {
 		return open_request(client, input);
 	}
-	if (choice < 11) {
-		return store_request(client, input, choice - 5);
+	if (choice < 13) {
+		return store_request(client, input, choice - 7);
 	}
-	if (choice < 18) {
-		return look_request(client, input, choice - 11);
+	if (choice < 20) {
+		return look_request(client, input, choice - 13);
 	}
-	if (choice < 22) {
-		return act_request(client, input, choice - 18);
+	if (choice < 24) {
+		return act_request(client, input, choice - 20);
 	}
-	return choice < 24 ? raw_packet(client, input) : ping(client);
+	return choice < 26 ? raw_packet(client, input) : ping(client);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n_bytes)
@@ -526,7 +571,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n_bytes)
 	must(client.socket >= 0);
 	if (witness.last_request == 0) {
 		must(hello(&witness, GLAKE_WIRE_VERSION, (char *)"witness"));
+		must(name_chunk(&witness));
 	}
+	memcpy(client.ids, witness.ids, sizeof(client.ids));
+	client.n_ids = witness.n_ids;
 	bool goes_on = take_byte(&input) % 16 == 0 ||
 	               hello(&client, GLAKE_WIRE_VERSION, (char *)"x");
 	for (unsigned i = 0; goes_on && input.at < input.end && i < MAX_REQUESTS; i++) {

@@ -367,6 +367,55 @@ START_TEST(a_block_survives_a_failed_exchange)
 }
 END_TEST
 
+/* Who has a name has the memory, and who has it still is not surprised by somebody else's. */
+START_TEST(named_memory_is_opened_and_never_warm)
+{
+	struct glake_session *session = connect_new();
+	struct glake_session *other = connect_new();
+	struct glake_share share;
+	struct glake_share again;
+	glake_ptr ptr;
+	glake_ptr opened = 0;
+	assert_ok(glake_alloc(session, 0, 4 * MIB, 0, &ptr));
+	ck_assert_int_eq(glake_share(session, ptr + 2 * MIB, &share), -EINVAL);
+	assert_ok(glake_share(session, ptr, &share));
+	uint64_t n_requests = row_of(session).n_requests;
+	assert_ok(glake_share(session, ptr, &again));
+	/* The list is a request itself. */
+	ck_assert_uint_eq(row_of(session).n_requests, n_requests + 1);
+	ck_assert_mem_eq(&again, &share, sizeof(share));
+
+	again.ticket ^= 1;
+	ck_assert_int_eq(glake_share_open(other, &again, 0, &opened), GLAKE_E_NOT_FOUND);
+	again = share;
+	again.session = 0;
+	ck_assert_int_eq(glake_share_open(other, &again, 0, &opened), -EINVAL);
+	again = share;
+	again.ticket = 0;
+	ck_assert_int_eq(glake_share_open(other, &again, 0, &opened), -EINVAL);
+	again = share;
+	again.bytes += 2 * MIB;
+	ck_assert_int_eq(glake_share_open(other, &again, 0, &opened), -EINVAL);
+	ck_assert_uint_eq(opened, 0);
+	assert_ok(glake_share_open(other, &share, 0, &opened));
+	fill(ptr, 0x77, 4 * MIB);
+	ck_assert(is_all(other, opened, 0x77, 4 * MIB));
+	ck_assert_uint_eq(row_of(other).reserved_bytes, 0);
+
+	assert_ok(glake_free(session, ptr));
+	ck_assert_uint_eq(usage_of(session).warm_bytes, 0);
+	ck_assert_uint_eq(row_of(session).reserved_bytes, 0);
+	assert_ok(glake_alloc(session, 0, 4 * MIB, 0, &ptr));
+	fill(ptr, 0x11, 4 * MIB);
+	ck_assert(is_all(other, opened, 0x77, 4 * MIB));
+	glake_ptr second = 0;
+	ck_assert_int_eq(glake_share_open(other, &share, 0, &second), GLAKE_E_NOT_FOUND);
+	assert_ok(glake_share_close(other, &share, opened));
+	glake_disconnect(other);
+	glake_disconnect(session);
+}
+END_TEST
+
 START_TEST(memory_outlives_the_daemon)
 {
 	struct glake_session *session = connect_new();
@@ -681,6 +730,7 @@ int main(int argc, char **argv)
 		equal_content_becomes_one_block,
 		a_refused_block_stays_writable_memory,
 		a_block_survives_a_failed_exchange,
+		named_memory_is_opened_and_never_warm,
 		memory_outlives_the_daemon,
 		a_forked_child_is_told_so,
 		a_session_ends_though_a_child_holds_the_socket,

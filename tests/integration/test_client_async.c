@@ -95,6 +95,22 @@ START_TEST(memory_goes_between_the_two_ways)
 }
 END_TEST
 
+START_TEST(named_memory_is_not_had_again)
+{
+	CUstream stream = stream_new();
+	glake_ptr ptr = alloc_on(stream, 4 * MIB);
+	struct glake_share share;
+	assert_ok(glake_share(session, ptr, &share));
+	queue_write(stream, ptr, 4 * MIB);
+	assert_ok(glake_free_async(session, stream, ptr, 0));
+	ck_assert_uint_ne(alloc_on(stream, 4 * MIB), ptr);
+	ck_assert_int_eq(drv.cuStreamSynchronize(stream), CUDA_SUCCESS);
+	assert_ok(glake_trim(session, 0, 4 * MIB));
+	ck_assert_uint_eq(usage().warm_bytes, 0);
+	ck_assert_uint_eq(usage().reserved_bytes, 4 * MIB);
+}
+END_TEST
+
 START_TEST(what_would_fail_waits_for_streams)
 {
 	CUstream stream = stream_new();
@@ -283,6 +299,7 @@ int main(void)
 		a_stream_has_its_memory_again_at_once,
 		others_have_it_when_the_stream_got_there,
 		memory_goes_between_the_two_ways,
+		named_memory_is_not_had_again,
 		what_would_fail_waits_for_streams,
 		trim_takes_what_streams_are_done_with,
 		what_is_parked_is_nobodys,

@@ -387,7 +387,9 @@ START_TEST(ipc_shares_it)
 	run_end_well(&taker);
 	run_continue(&giver);
 	run_read(&giver, "ready");
-	/* Freed, but still warm: the name may still hold; once the process is gone it must not. */
+	/* Freed, the large one is nobody's to open, though its process lives; then all are. */
+	run_start(&taker, NULL, run_in_build(PROGRAM), "dlsym", "ipc_dead", handles + 128, NULL);
+	run_end_well(&taker);
 	run_continue(&giver);
 	run_end_well(&giver);
 	run_start(&taker, NULL, run_in_build(PROGRAM), "dlsym", "ipc_dead", handles, NULL);
@@ -396,66 +398,96 @@ START_TEST(ipc_shares_it)
 }
 END_TEST
 
-/* Another realm, and so another user, gets nothing by a name. */
-static void take_elsewhere(struct harness *there, void *user)
-{
-	int connection = connection_hello(there);
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	Glake__Wire__ChunkOpen body = GLAKE__WIRE__CHUNK_OPEN__INIT;
-	uint64_t *ids = user;
-	body.session = ids[0];
-	body.ids = &ids[1];
-	body.n_ids = 1;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_CHUNK_OPEN;
-	request.chunk_open = &body;
-	ck_assert_int_eq(connection_status(connection, &request, NULL, 0),
-	                 GLAKE__WIRE__STATUS__NOT_FOUND);
-	connection_close(&connection);
-}
+/* A chunk of another session, as ChunkOpen names it. */
+struct chunk_name {
+	uint64_t session;
+	uint64_t id;
+	uint64_t ticket;
+};
 
-static Glake__Wire__Status open_chunks(int connection, uint64_t session, uint64_t *ids,
-                                       size_t n_ids)
+static Glake__Wire__Status open_chunk(int connection, const struct chunk_name *name)
 {
 	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
 	Glake__Wire__ChunkOpen body = GLAKE__WIRE__CHUNK_OPEN__INIT;
-	body.session = session;
-	body.ids = ids;
-	body.n_ids = n_ids;
+	uint64_t id = name->id;
+	body.session = name->session;
+	body.ids = &id;
+	body.n_ids = 1;
+	body.ticket = name->ticket;
 	request.body_case = GLAKE__WIRE__REQUEST__BODY_CHUNK_OPEN;
 	request.chunk_open = &body;
 	return connection_status(connection, &request, NULL, 0);
 }
 
-START_TEST(chunks_open_within_a_realm)
+/* Another realm, and so another user, gets nothing by a name. */
+static void take_elsewhere(struct harness *there, void *user)
+{
+	int connection = connection_hello(there);
+	ck_assert_int_eq(open_chunk(connection, user), GLAKE__WIRE__STATUS__NOT_FOUND);
+	connection_close(&connection);
+}
+
+static uint64_t session_of(int connection)
+{
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	Glake__Wire__SessionList body = GLAKE__WIRE__SESSION_LIST__INIT;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_SESSION_LIST;
+	request.session_list = &body;
+	Glake__Wire__Answer *answer = connection_call(connection, &request, NULL, 0, NULL);
+	ck_assert_uint_ge(answer->session_list->n_sessions, 1);
+	uint64_t session = answer->session_list->sessions[0]->session;
+	connection_free(answer);
+	return session;
+}
+
+static uint64_t share_chunk(int connection, uint64_t id)
+{
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	Glake__Wire__ChunkShare body = GLAKE__WIRE__CHUNK_SHARE__INIT;
+	body.ids = &id;
+	body.n_ids = 1;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_CHUNK_SHARE;
+	request.chunk_share = &body;
+	Glake__Wire__Answer *answer = connection_call(connection, &request, NULL, 0, NULL);
+	ck_assert_int_eq(answer->status, GLAKE__WIRE__STATUS__OK);
+	uint64_t ticket = answer->chunk_share->ticket;
+	connection_free(answer);
+	return ticket;
+}
+
+/* What the sessions of a realm know of each other's memory is what they tell each other. */
+START_TEST(chunks_open_with_their_ticket)
 {
 	struct fdlist fds;
-	uint64_t names[3] = {0};
+	uint64_t ids[2];
 	begin(NULL);
 	int connection = connection_hello(&harness);
 	fdlist_init(&fds);
-	ck_assert_int_eq(connection_alloc(connection, 0, 2u << 20, 2, &names[1], &fds),
+	ck_assert_int_eq(connection_alloc(connection, 0, 2u << 20, 2, ids, &fds),
 	                 GLAKE__WIRE__STATUS__OK);
 	fdlist_deinit(&fds);
-	ck_assert_int_eq(open_chunks(connection, 0, &names[1], 2), GLAKE__WIRE__STATUS__OK);
-	ck_assert_int_eq(open_chunks(connection, 0, &names[1], 0),
-	                 GLAKE__WIRE__STATUS__BAD_REQUEST);
-	uint64_t unknown = 123456789;
-	ck_assert_int_eq(open_chunks(connection, 0, &unknown, 1), GLAKE__WIRE__STATUS__NOT_FOUND);
-	ck_assert_int_eq(open_chunks(connection, unknown, &names[1], 1),
-	                 GLAKE__WIRE__STATUS__NOT_FOUND);
-	/* The only other session there is: its id is a little below those of its chunks. */
+	struct chunk_name name = {.session = session_of(connection), .id = ids[0]};
 	int other = connection_hello(&harness);
-	bool is_found = false;
-	for (names[0] = names[1]; !is_found && names[0] > names[1] - 100;) {
-		names[0]--;
-		is_found = open_chunks(other, names[0], &names[1], 1) == GLAKE__WIRE__STATUS__OK;
-	}
-	ck_assert(is_found);
+	ck_assert_int_eq(open_chunk(other, &name), GLAKE__WIRE__STATUS__NOT_FOUND);
+	name.ticket = share_chunk(connection, ids[0]);
+	ck_assert_uint_ne(name.ticket, 0);
+	ck_assert_int_eq(open_chunk(other, &name), GLAKE__WIRE__STATUS__OK);
 	if (harness_is_root()) {
-		harness_as(&harness, 4711, 4711, take_elsewhere, names);
+		harness_as(&harness, 4711, 4711, take_elsewhere, &name);
+	}
+	/* Its neighbour was not named, or has another ticket. */
+	const struct chunk_name neighbour = {name.session, ids[1], name.ticket};
+	ck_assert_int_eq(open_chunk(other, &neighbour), GLAKE__WIRE__STATUS__NOT_FOUND);
+	ck_assert_uint_ne(share_chunk(connection, ids[1]), name.ticket);
+	ck_assert_int_eq(open_chunk(other, &neighbour), GLAKE__WIRE__STATUS__NOT_FOUND);
+	connection_close(&connection);
+	/* It ends with the session that had it. */
+	uint64_t end_ms = harness_now_ms() + HARNESS_TIMEOUT_MS;
+	while (open_chunk(other, &name) != GLAKE__WIRE__STATUS__NOT_FOUND) {
+		ck_assert_uint_lt(harness_now_ms(), end_ms);
+		harness_sleep_ms(10);
 	}
 	connection_close(&other);
-	connection_close(&connection);
 	finish();
 }
 END_TEST
@@ -708,7 +740,7 @@ int main(void)
 	suite_add(suite, contexts_take_what_is_parked);
 	suite_add(suite, streams_outlive_glaked);
 	suite_add(suite, ipc_shares_it);
-	suite_add(suite, chunks_open_within_a_realm);
+	suite_add(suite, chunks_open_with_their_ticket);
 	suite_add(suite, the_quota_is_the_device);
 	suite_add(suite, the_quota_waits_for_streams);
 	suite_add(suite, without_a_quota_the_device_is);

@@ -21,6 +21,25 @@ START_TEST(opened_memory_has_its_facts)
 }
 END_TEST
 
+START_TEST(what_is_opened_is_what_was_given)
+{
+	run_scenario("pieces");
+	run_scenario("neighbours");
+}
+END_TEST
+
+START_TEST(what_is_opened_is_nobody_elses_again)
+{
+	run_scenario("freed");
+}
+END_TEST
+
+START_TEST(each_device_has_its_own)
+{
+	run_scenario("devices");
+}
+END_TEST
+
 START_TEST(a_forged_handle_leads_nowhere_else)
 {
 	run_scenario("forged");
@@ -31,6 +50,9 @@ int main(void)
 {
 	Suite *suite = suite_create("shim_ipc");
 	suite_add(suite, opened_memory_has_its_facts);
+	suite_add(suite, what_is_opened_is_what_was_given);
+	suite_add(suite, what_is_opened_is_nobody_elses_again);
+	suite_add(suite, each_device_has_its_own);
 	suite_add(suite, a_forged_handle_leads_nowhere_else);
 	return suite_run(suite);
 }

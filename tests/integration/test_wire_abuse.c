@@ -689,6 +689,155 @@ START_TEST(chunks_of_another_session_are_out_of_reach)
 }
 END_TEST
 
+/* The ticket on success, which may be NULL. */
+static Glake__Wire__Status share_chunks(int connection, uint64_t *ids, size_t n_ids,
+                                        uint64_t *ticket_out)
+{
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	Glake__Wire__ChunkShare body = GLAKE__WIRE__CHUNK_SHARE__INIT;
+	body.ids = ids;
+	body.n_ids = n_ids;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_CHUNK_SHARE;
+	request.chunk_share = &body;
+	Glake__Wire__Answer *answer = connection_call(connection, &request, NULL, 0, NULL);
+	Glake__Wire__Status status = answer->status;
+	if (status == GLAKE__WIRE__STATUS__OK && ticket_out) {
+		*ticket_out = answer->chunk_share->ticket;
+	}
+	connection_free(answer);
+	return status;
+}
+
+/* What it is told, without the number that it asked for: the same for all that cannot be had. */
+static Glake__Wire__Status open_chunks(int connection, const Glake__Wire__ChunkOpen *body,
+                                       char text_out[256])
+{
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_CHUNK_OPEN;
+	request.chunk_open = (Glake__Wire__ChunkOpen *)body;
+	Glake__Wire__Answer *answer = connection_call(connection, &request, NULL, 0, NULL);
+	Glake__Wire__Status status = answer->status;
+	size_t n_kept = 0;
+	for (const char *at = answer->error; *at && n_kept < 255; at++) {
+		if (*at < '0' || *at > '9') {
+			text_out[n_kept++] = *at;
+		}
+	}
+	text_out[n_kept] = '\0';
+	connection_free(answer);
+	return status;
+}
+
+START_TEST(a_ticket_is_for_what_was_named)
+{
+	uint64_t ids[GLAKE_MAX_PACKET_FDS + 1] = {0};
+	uint64_t ticket = 0;
+	uint64_t again = 0;
+	struct fdlist fds;
+	fdlist_init(&fds);
+	start();
+	int thief = connection_hello(&harness);
+	ck_assert_int_eq(connection_alloc(witness, 0, CHUNK_BYTES, 3, ids, &fds),
+	                 GLAKE__WIRE__STATUS__OK);
+	fdlist_deinit(&fds);
+	ck_assert_int_eq(share_chunks(witness, ids, 0, NULL), GLAKE__WIRE__STATUS__BAD_REQUEST);
+	ck_assert_int_eq(share_chunks(witness, ids, n_elements(ids), NULL),
+	                 GLAKE__WIRE__STATUS__BAD_REQUEST);
+	/* Others do not name it; nor is a part named of what cannot be named whole. */
+	ck_assert_int_eq(share_chunks(thief, ids, 1, NULL), GLAKE__WIRE__STATUS__BAD_REQUEST);
+	ck_assert_int_eq(share_chunks(witness, ids, 4, NULL), GLAKE__WIRE__STATUS__BAD_REQUEST);
+	ck_assert_int_eq(share_chunks(witness, ids, 2, &ticket), GLAKE__WIRE__STATUS__OK);
+	ck_assert_int_eq(share_chunks(witness, ids, 2, &again), GLAKE__WIRE__STATUS__OK);
+	ck_assert_uint_eq(ticket, again);
+	ck_assert_int_eq(share_chunks(witness, ids, 1, &again), GLAKE__WIRE__STATUS__OK);
+	ck_assert_uint_eq(ticket, again);
+	/* A block that others could write to must not be. */
+	ck_assert_int_eq(publish(witness, ids[0], CHUNK_BYTES), GLAKE__WIRE__STATUS__BAD_REQUEST);
+	ck_assert_int_eq(share_chunks(witness, &ids[1], 2, NULL), GLAKE__WIRE__STATUS__BAD_REQUEST);
+	ck_assert_int_eq(free_chunks(witness, ids, 3), GLAKE__WIRE__STATUS__OK);
+	connection_close(&thief);
+	stop();
+}
+END_TEST
+
+/* What the list of sessions has of the youngest one; the caller's. */
+static Glake__Wire__Answer *list_sessions(const Glake__Wire__SessionInfo **last_out)
+{
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	Glake__Wire__SessionList body = GLAKE__WIRE__SESSION_LIST__INIT;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_SESSION_LIST;
+	request.session_list = &body;
+	Glake__Wire__Answer *answer = connection_call(witness, &request, NULL, 0, NULL);
+	const Glake__Wire__SessionListAnswer *list = answer->session_list;
+	ck_assert_int_eq(answer->body_case, GLAKE__WIRE__ANSWER__BODY_SESSION_LIST);
+	ck_assert_uint_eq(list->n_sessions, 2);
+	*last_out = list->sessions[1];
+	return answer;
+}
+
+/* Whatever is wrong with a name, the answer is the same. */
+START_TEST(a_wrong_name_tells_nothing)
+{
+	uint64_t ids[3];
+	uint64_t ticket = 0;
+	char first[256];
+	char text[256];
+	struct fdlist fds;
+	fdlist_init(&fds);
+	start();
+	const Glake__Wire__SessionInfo *info;
+	int thief = connection_hello(&harness);
+	Glake__Wire__Answer *list = list_sessions(&info);
+	uint64_t owner = list->session_list->sessions[0]->session;
+	connection_free(list);
+	ck_assert_int_eq(connection_alloc(witness, 0, CHUNK_BYTES, 2, ids, &fds),
+	                 GLAKE__WIRE__STATUS__OK);
+	fdlist_deinit(&fds);
+	ids[2] = ids[1] + 1000;
+	ck_assert_int_eq(share_chunks(witness, ids, 1, &ticket), GLAKE__WIRE__STATUS__OK);
+
+	Glake__Wire__ChunkOpen body = GLAKE__WIRE__CHUNK_OPEN__INIT;
+	body.session = owner;
+	body.ids = ids;
+	body.n_ids = 1;
+	body.ticket = ticket;
+	ck_assert_int_eq(open_chunks(thief, &body, first), GLAKE__WIRE__STATUS__OK);
+	const struct {
+		uint64_t session;
+		uint64_t *ids;
+		size_t n_ids;
+		uint64_t ticket;
+	} cases[] = {
+		{owner, ids, 1, 0},           {owner, ids, 1, ticket ^ 1},
+		{owner, &ids[1], 1, ticket},  {owner, &ids[1], 1, 0},
+		{owner, &ids[2], 1, ticket},  {owner, &ids[2], 1, 0},
+		{owner + 1000, ids, 1, 0},    {owner + 1000, ids, 1, ticket},
+		{0, ids, 1, ticket},          {owner, ids, 2, ticket},
+		{UINT64_MAX, ids, 1, ticket},
+	};
+	for (size_t i = 0; i < n_elements(cases); i++) {
+		body.session = cases[i].session;
+		body.ids = cases[i].ids;
+		body.n_ids = cases[i].n_ids;
+		body.ticket = cases[i].ticket;
+		ck_assert_int_eq(open_chunks(thief, &body, text), GLAKE__WIRE__STATUS__NOT_FOUND);
+		if (i == 0) {
+			strcpy(first, text);
+		}
+		ck_assert_str_eq(text, first);
+	}
+	ck_assert_int_eq(free_chunks(witness, ids, 2), GLAKE__WIRE__STATUS__OK);
+	/* Nor does it say who is there to those who ask for nothing, or for too much. */
+	for (size_t i = 0; i < 2; i++) {
+		body.session = i ? owner : owner + 1000;
+		body.n_ids = 0;
+		ck_assert_int_eq(open_chunks(thief, &body, text), GLAKE__WIRE__STATUS__BAD_REQUEST);
+	}
+	connection_close(&thief);
+	stop();
+}
+END_TEST
+
 START_TEST(ids_that_nobody_has_are_refused)
 {
 	static const uint64_t ids[] = {0, 1, 2, 3, UINT32_MAX, 1ull << 63, UINT64_MAX};
@@ -714,21 +863,6 @@ static Glake__Wire__Status send_report(int connection, Glake__Wire__UsageReport 
 	request.body_case = GLAKE__WIRE__REQUEST__BODY_USAGE_REPORT;
 	request.usage_report = report;
 	return connection_status(connection, &request, NULL, 0);
-}
-
-/* What the list of sessions has of the youngest one; the caller's. */
-static Glake__Wire__Answer *list_sessions(const Glake__Wire__SessionInfo **last_out)
-{
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	Glake__Wire__SessionList body = GLAKE__WIRE__SESSION_LIST__INIT;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_SESSION_LIST;
-	request.session_list = &body;
-	Glake__Wire__Answer *answer = connection_call(witness, &request, NULL, 0, NULL);
-	const Glake__Wire__SessionListAnswer *list = answer->session_list;
-	ck_assert_int_eq(answer->body_case, GLAKE__WIRE__ANSWER__BODY_SESSION_LIST);
-	ck_assert_uint_eq(list->n_sessions, 2);
-	*last_out = list->sessions[1];
-	return answer;
 }
 
 START_TEST(reports_are_cut_or_refused)
@@ -903,6 +1037,8 @@ int main(void)
 	suite_add_timed(suite, fds_of_the_wrong_kind_are_refused, 120);
 	suite_add_timed(suite, files_of_bad_content_are_refused, 120);
 	suite_add_timed(suite, chunks_of_another_session_are_out_of_reach, 120);
+	suite_add_timed(suite, a_ticket_is_for_what_was_named, 120);
+	suite_add_timed(suite, a_wrong_name_tells_nothing, 120);
 	suite_add_timed(suite, ids_that_nobody_has_are_refused, 120);
 	suite_add(suite, reports_are_cut_or_refused);
 	suite_add_timed(suite, one_id_given_twice_is_freed_once, 120);

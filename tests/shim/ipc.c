@@ -123,7 +123,7 @@ static void give_two(void)
 {
 	char byte;
 	start(0);
-	alloc(3000);
+	alloc(3000); /* so that the next one does not begin its piece of 2 MiB */
 	CUdeviceptr small = alloc(SMALL_BYTES);
 	CUdeviceptr large = alloc(LARGE_BYTES);
 	fill(small, SMALL_BYTES, 1);
@@ -155,11 +155,146 @@ static void facts(void)
 	CUdeviceptr ptr = open_handle(&small);
 	must(attribute(CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, ptr) == 0);
 	must(attribute(CU_POINTER_ATTRIBUTE_CONTEXT, ptr) == (uintptr_t)ctx);
-	must((unsigned)attribute(CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, ptr) == 1);
+	must((unsigned)attribute(CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, ptr) == 0);
 	CUmemGenericAllocationHandle handle;
 	must_be(cuMemRetainAllocationHandle(&handle, (void *)(uintptr_t)ptr),
 	        CUDA_ERROR_INVALID_VALUE);
 	must_ok(cuIpcCloseMemHandle(ptr));
+}
+
+/* Opened is what was given, not the piece that it lies in, and it is closed as it was opened. */
+static void pieces(void)
+{
+	static const size_t given[] = {SMALL_BYTES, LARGE_BYTES};
+	start(0);
+	for (int i = 0; i < 2; i++) {
+		CUipcMemHandle handle = take();
+		CUdeviceptr ptr = 0;
+		CUdeviceptr base = 0;
+		size_t n_bytes = 0;
+		must_be(cuIpcOpenMemHandle(&ptr, handle, 0), CUDA_ERROR_INVALID_VALUE);
+		must_be(cuIpcOpenMemHandle(&ptr, handle, 2), CUDA_ERROR_INVALID_VALUE);
+		ptr = open_handle(&handle);
+		must(open_handle(&handle) == ptr);
+		must_ok(cuMemGetAddressRange(&base, &n_bytes, ptr + given[i] - 1));
+		must(base == ptr && n_bytes == given[i]);
+		must(attribute(CU_POINTER_ATTRIBUTE_RANGE_SIZE, ptr) == given[i]);
+		must_be(cuIpcGetMemHandle(&handle, ptr), CUDA_ERROR_INVALID_VALUE);
+		must_be(cuMemFree(ptr), CUDA_ERROR_INVALID_VALUE);
+		must_be(cuIpcCloseMemHandle(ptr + 512), CUDA_ERROR_INVALID_VALUE);
+		must_ok(cuIpcCloseMemHandle(ptr));
+		check(ptr, given[i], (uint8_t)(i + 1));
+		must_ok(cuIpcCloseMemHandle(ptr));
+		must_be(cuIpcCloseMemHandle(ptr), CUDA_ERROR_INVALID_VALUE);
+		must_be(cuMemGetAddressRange(&base, &n_bytes, ptr), CUDA_ERROR_NOT_FOUND);
+	}
+}
+
+/* Two small pieces of one region: each has its own number, and one holds what the other needs. */
+static void give_neighbours(void)
+{
+	char byte;
+	start(0);
+	for (int i = 0; i < 2; i++) {
+		CUdeviceptr ptr = alloc(SMALL_BYTES);
+		fill(ptr, SMALL_BYTES, (uint8_t)(i + 1));
+		give(ptr);
+	}
+	hear(to_child, &byte, 1);
+}
+
+static void neighbours(void)
+{
+	start(0);
+	CUipcMemHandle first = take();
+	CUipcMemHandle second = take();
+	CUdeviceptr one = open_handle(&first);
+	CUdeviceptr two = open_handle(&second);
+	must(attribute(CU_POINTER_ATTRIBUTE_BUFFER_ID, one) !=
+	     attribute(CU_POINTER_ATTRIBUTE_BUFFER_ID, two));
+	must(attribute(CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID, one) ==
+	     attribute(CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID, two));
+	must_ok(cuIpcCloseMemHandle(one));
+	uint64_t value;
+	must_be(cuPointerGetAttribute(&value, CU_POINTER_ATTRIBUTE_BUFFER_ID, one),
+	        CUDA_ERROR_INVALID_VALUE);
+	check(two, SMALL_BYTES, 2);
+	must_ok(cuIpcCloseMemHandle(two));
+}
+
+/*
+ * What the parent has open stays what it was: the child does not have it again. The first is freed in
+ * stream order, the second is not.
+ */
+static void give_and_free(void)
+{
+	char byte;
+	CUdeviceptr ptrs[2];
+	start(0);
+	for (int i = 0; i < 2; i++) {
+		ptrs[i] = alloc(LARGE_BYTES);
+		fill(ptrs[i], LARGE_BYTES, (uint8_t)(i + 1));
+		give(ptrs[i]);
+	}
+	hear(to_child, &byte, 1);
+	must_ok(cuMemFreeAsync(ptrs[0], NULL));
+	must_ok(cuMemFree(ptrs[1]));
+	for (int i = 0; i < 4; i++) {
+		CUdeviceptr ptr = 0;
+		must_ok(i % 2 ? cuMemAlloc(&ptr, LARGE_BYTES)
+		              : cuMemAllocAsync(&ptr, LARGE_BYTES, NULL));
+		fill(ptr, LARGE_BYTES, 9);
+	}
+	tell(to_parent, "", 1);
+	hear(to_child, &byte, 1);
+}
+
+static void freed(void)
+{
+	char byte;
+	CUipcMemHandle handles[2];
+	CUdeviceptr ptrs[2];
+	CUdeviceptr again;
+	start(0);
+	for (int i = 0; i < 2; i++) {
+		handles[i] = take();
+		ptrs[i] = open_handle(&handles[i]);
+	}
+	tell(to_child, "", 1);
+	hear(to_parent, &byte, 1);
+	for (int i = 0; i < 2; i++) {
+		check(ptrs[i], LARGE_BYTES, (uint8_t)(i + 1));
+		must_ok(cuIpcCloseMemHandle(ptrs[i]));
+		must_be(try_open(&handles[i], &again), CUDA_ERROR_INVALID_HANDLE);
+	}
+}
+
+/* On two devices, each has access; what one closes, or loses with its context, the other has. */
+static void devices(void)
+{
+	take();
+	CUcontext zero = start(0);
+	CUcontext one = start(1);
+	CUipcMemHandle large = take();
+	CUdeviceptr ptrs[2];
+	for (int round = 0; round < 2; round++) {
+		must_ok(cuCtxSetCurrent(zero));
+		ptrs[0] = open_handle(&large);
+		must_ok(cuCtxSetCurrent(one));
+		ptrs[1] = open_handle(&large);
+		unsigned flags = 0;
+		must_ok(cuPointerGetAttribute(&flags, CU_POINTER_ATTRIBUTE_ACCESS_FLAGS, ptrs[1]));
+		must(flags == CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE);
+		fill(ptrs[1], LARGE_BYTES, (uint8_t)(round + 5));
+		must(attribute(CU_POINTER_ATTRIBUTE_CONTEXT, ptrs[1]) == (uintptr_t)one);
+		if (round == 0) {
+			must_ok(cuIpcCloseMemHandle(ptrs[0]));
+		} else {
+			must_ok(cuDevicePrimaryCtxReset(0));
+		}
+		check(ptrs[1], LARGE_BYTES, (uint8_t)(round + 5));
+		must_ok(cuIpcCloseMemHandle(ptrs[1]));
+	}
 }
 
 /*
@@ -199,6 +334,10 @@ static const struct {
 	void (*take)(void);
 } scenarios[] = {
 	{"facts", give_two, facts},
+	{"pieces", give_two, pieces},
+	{"neighbours", give_neighbours, neighbours},
+	{"devices", give_two, devices},
+	{"freed", give_and_free, freed},
 	{"forged", give_two, forged},
 };
 
