@@ -90,6 +90,17 @@ static int trim(struct glake_session *session, struct glake__device *device, uin
 	return glake__backing_give_back(session, list);
 }
 
+int glake_is_warm(struct glake_session *session, glake_ptr ptr)
+{
+	bool is_warm = false;
+	pthread_mutex_lock(&session->books.lock);
+	for (uint32_t i = 0; i < session->n_devices && !is_warm; i++) {
+		is_warm = glake__warm_has(&session->devices[i].warm, ptr);
+	}
+	pthread_mutex_unlock(&session->books.lock);
+	return is_warm;
+}
+
 int glake_trim(struct glake_session *session, uint32_t device, uint64_t keep_bytes)
 {
 	int r = glake__session_check(session);

@@ -182,6 +182,9 @@ GLAKE_API int glake_alloc_async(struct glake_session *session, void *stream, uin
 GLAKE_API int glake_free_async(struct glake_session *session, void *stream, glake_ptr ptr,
                                unsigned flags);
 
+/* Is @ptr anywhere in warm memory, which is mapped and nobody's? 1 or 0. Local. */
+GLAKE_API int glake_is_warm(struct glake_session *session, glake_ptr ptr);
+
 /* Unmap and return warm memory of @device until at most @keep_bytes remain. */
 GLAKE_API int glake_trim(struct glake_session *session, uint32_t device, uint64_t keep_bytes);
 

@@ -56,6 +56,15 @@ static void link_newest(struct glake__warm *warm, struct glake__backing *backing
 	warm->n_bytes += backing->n_bytes;
 }
 
+bool glake__warm_has(const struct glake__warm *warm, glake_ptr ptr)
+{
+	const struct glake__backing *backing = warm->newest;
+	while (backing && ptr - backing->ptr >= backing->n_bytes) {
+		backing = backing->older;
+	}
+	return backing != NULL;
+}
+
 static void unlink_age(struct glake__warm *warm, struct glake__backing *backing)
 {
 	if (backing->older) {

@@ -14,6 +14,7 @@
 #ifndef GLAKE_LIBCLIENT_WARM_H
 #define GLAKE_LIBCLIENT_WARM_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -42,6 +43,9 @@ int glake__warm_give(struct glake__warm *warm, struct glake__backing *backing);
 
 /* The best fit for @n_bytes, which is then the caller's, or NULL. */
 struct glake__backing *glake__warm_take(struct glake__warm *warm, uint64_t n_bytes);
+
+/* Is @ptr anywhere in it? */
+bool glake__warm_has(const struct glake__warm *warm, glake_ptr ptr);
 
 /* Take out the oldest until at most @keep_bytes remain. Returns them as a list by next. */
 struct glake__backing *glake__warm_evict(struct glake__warm *warm, uint64_t keep_bytes);

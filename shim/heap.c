@@ -312,6 +312,11 @@ bool heap_has(CUdeviceptr address)
 	pthread_mutex_lock(&lock);
 	bool has = find_region(address) != NULL;
 	pthread_mutex_unlock(&lock);
+	if (!has) {
+		struct owner *owner = owner_peek();
+		has = owner && glake_is_warm(owner->session, address);
+		owner_unref(owner);
+	}
 	return has;
 }
 

@@ -46,7 +46,7 @@ struct heap_facts {
 /* Is @address anywhere in memory that the program has of us? Then @facts_out (may be NULL). */
 bool heap_find(CUdeviceptr address, struct heap_facts *facts_out);
 
-/* Or at least in memory that is kept for its next allocations? */
+/* Or at least in memory that is mapped for its next allocations? */
 bool heap_has(CUdeviceptr address);
 
 /* Name the region for other processes. False if glaked, or the one that gave it, is gone. */

@@ -20,6 +20,21 @@ static bool find_facts(CUdeviceptr address, struct heap_facts *facts_out)
 	return !shim_is_forked() && (heap_find(address, facts_out) || ipc_find(address, facts_out));
 }
 
+/*
+ * What the program does not have of us may still be mapped for the next allocation, and the driver
+ * would say so. It is asked about the first page then, which is nobody's.
+ */
+static CUdeviceptr unless_freed(CUdeviceptr address)
+{
+	const CUdeviceptr nobodys = 0x1000;
+	unsigned type = 0;
+	bool is_mapped = !shim_is_forked() &&
+	                 real(cuPointerGetAttribute)(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+	                                             address) == CUDA_SUCCESS &&
+	                 type == CU_MEMORYTYPE_DEVICE;
+	return is_mapped && (heap_has(address) || ipc_has(address)) ? nobodys : address;
+}
+
 /* Unchanged where glaked cannot be asked. */
 static void apply_view(CUdevice device, struct view *view)
 {
@@ -73,7 +88,7 @@ CUresult shim_cuMemGetAddressRange_v2(CUdeviceptr *base_out, size_t *n_bytes_out
 {
 	struct heap_facts facts;
 	if ((!base_out && !n_bytes_out) || !find_facts(address, &facts)) {
-		return real(cuMemGetAddressRange_v2)(base_out, n_bytes_out, address);
+		return real(cuMemGetAddressRange_v2)(base_out, n_bytes_out, unless_freed(address));
 	}
 	if (base_out) {
 		*base_out = facts.address;
@@ -88,7 +103,7 @@ CUresult shim_cuMemGetAddressRange_v2(CUdeviceptr *base_out, size_t *n_bytes_out
 static bool answer(const struct heap_facts *facts, CUdeviceptr address,
                    CUpointer_attribute attribute, void *data)
 {
-	unsigned is_capable = !facts->place.pool;
+	unsigned is_capable = facts->has_ipc;
 	uint64_t word = 0;
 	switch (attribute) {
 	case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
@@ -135,18 +150,22 @@ static bool answer(const struct heap_facts *facts, CUdeviceptr address,
 CUresult shim_cuPointerGetAttribute(void *data, CUpointer_attribute attribute, CUdeviceptr address)
 {
 	struct heap_facts facts;
-	if (data && find_facts(address, &facts) && answer(&facts, address, attribute, data)) {
-		return CUDA_SUCCESS;
+	if (!data || !find_facts(address, &facts)) {
+		return real(cuPointerGetAttribute)(data, attribute, unless_freed(address));
 	}
-	return real(cuPointerGetAttribute)(data, attribute, address);
+	return answer(&facts, address, attribute, data)
+	               ? CUDA_SUCCESS
+	               : real(cuPointerGetAttribute)(data, attribute, address);
 }
 
 CUresult shim_cuPointerGetAttributes(unsigned n_attributes, CUpointer_attribute *attributes,
                                      void **data, CUdeviceptr address)
 {
-	CUresult result = real(cuPointerGetAttributes)(n_attributes, attributes, data, address);
 	struct heap_facts facts;
-	if (result == CUDA_SUCCESS && find_facts(address, &facts)) {
+	bool is_found = find_facts(address, &facts);
+	CUresult result = real(cuPointerGetAttributes)(n_attributes, attributes, data,
+	                                               is_found ? address : unless_freed(address));
+	if (result == CUDA_SUCCESS && is_found) {
 		for (unsigned i = 0; i < n_attributes; i++) {
 			answer(&facts, address, attributes[i], data[i]);
 		}

@@ -27,6 +27,14 @@ static uint64_t now_ns(void)
 	return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
+struct owner *owner_peek(void)
+{
+	pthread_mutex_lock(&lock);
+	struct owner *owner = current ? owner_ref(current) : NULL;
+	pthread_mutex_unlock(&lock);
+	return owner;
+}
+
 struct owner *owner_ref(struct owner *owner)
 {
 	owner->n_refs++;

@@ -36,6 +36,8 @@ struct owner {
  * with *is_refused_out set, does not let us in: that is its answer, and no reason to go without it.
  */
 struct owner *owner_get(bool *is_refused_out);
+/* The same if there is one already, else NULL. */
+struct owner *owner_peek(void);
 struct owner *owner_ref(struct owner *owner);
 /* NULL is fine. The last one disconnects: all its memory has been freed by then. */
 void owner_unref(struct owner *owner);

@@ -120,10 +120,14 @@ START_TEST(memory_is_zero_then_warm_then_given_back)
 	assert_ok(glake_free(session, first));
 	ck_assert_int_eq(glake_free(session, first), -EINVAL);
 	ck_assert_uint_eq(usage_of(session).warm_bytes, 4 * MIB);
+	ck_assert_int_eq(glake_is_warm(session, first), 1);
+	ck_assert_int_eq(glake_is_warm(session, first + 4 * MIB - 1), 1);
+	ck_assert_int_eq(glake_is_warm(session, first + 4 * MIB), 0);
 
 	glake_ptr second = 0;
 	assert_ok(glake_alloc(session, 0, 4 * MIB, 0, &second));
 	ck_assert_uint_eq(second, first);
+	ck_assert_int_eq(glake_is_warm(session, first), 0);
 	ck_assert_uint_eq(usage_of(session).n_warm_allocs, 1);
 	assert_ok(glake_free(session, second));
 

@@ -251,6 +251,26 @@ static void basic(const char *argument)
 	print_counts();
 }
 
+/* Nobody has it, or had it and freed it. */
+static void check_unknown(CUdeviceptr ptr)
+{
+	CUdeviceptr base = 0;
+	size_t range = 0;
+	uint64_t value;
+	must_be(cu(cuMemGetAddressRange_v2)(&base, &range, ptr), CUDA_ERROR_NOT_FOUND);
+	must_be(cu(cuPointerGetAttribute)(&value, CU_POINTER_ATTRIBUTE_DEVICE_POINTER, ptr),
+	        CUDA_ERROR_INVALID_VALUE);
+	CUpointer_attribute which[] = {CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+	                               CU_POINTER_ATTRIBUTE_RANGE_SIZE,
+	                               CU_POINTER_ATTRIBUTE_BUFFER_ID};
+	unsigned type = 7;
+	uint64_t size = 0;
+	uint64_t id = 7;
+	void *data[] = {&type, &size, &id};
+	must_ok(cu(cuPointerGetAttributes)(3, which, data, ptr));
+	must(type == 0 && size == 0 && id == 0);
+}
+
 /* What is wrong is wrong in the driver's words. */
 static void errors(const char *argument)
 {
@@ -288,7 +308,9 @@ static void errors(const char *argument)
 	must_ok(cu(cuMemFree_v2)(large));
 	must_be(cu(cuMemFree_v2)(small), CUDA_ERROR_INVALID_VALUE);
 	must_be(cu(cuMemFree_v2)(large), CUDA_ERROR_INVALID_VALUE);
-	must(cu(cuMemGetAddressRange_v2)(&ptr, &n_bytes, 0x1234000) != CUDA_SUCCESS);
+	check_unknown(small);
+	check_unknown(large + 4 * MIB - 1);
+	check_unknown(0x1234000);
 
 	/* The program's own cudaMalloc memory, freed in stream order. */
 	CUstream stream;
