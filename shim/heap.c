@@ -88,7 +88,7 @@ static struct allocation *find_allocation(CUdeviceptr address)
 	if (!region) {
 		return NULL;
 	}
-	struct allocation *found = region->slab ? slab_find(region->slab, address)->owner
+	struct allocation *found = region->slab ? slab_find(region->slab, address)->user
 	                                        : region->of;
 	return found && !found->is_claimed && address - found->address < found->n_bytes ? found
 	                                                                                : NULL;
@@ -216,9 +216,9 @@ static bool take_small(struct allocation *allocation, CUdevice device)
 	pthread_mutex_lock(&lock);
 	struct slab_block *block = slab_take(&on->bins, allocation->n_bytes);
 	if (block) {
-		block->owner = allocation;
+		block->user = allocation;
 		allocation->block = block;
-		allocation->region = block->slab->owner;
+		allocation->region = block->slab->user;
 		allocation->address = slab_block_address(block);
 		allocation->id = next_id++;
 		on->n_empty_slabs -= block->slab->n_used == 1;
@@ -483,7 +483,7 @@ static void claim_of(struct region *region, CUcontext ctx, struct allocation **l
 		CUdeviceptr end = region->base + region->n_bytes;
 		if (region->slab) {
 			const struct slab_block *block = slab_find(region->slab, address);
-			found = block->owner;
+			found = block->user;
 			end = address + (uint64_t)block->n_units * SLAB_UNIT_BYTES;
 		}
 		if (found && !found->is_claimed && found->ctx == ctx) {

@@ -6,7 +6,8 @@
  * marked dead and later calls make a new one, not more often than once a second. Memory of a dead
  * session stays valid, since the mappings hold it; it keeps its session until it is freed.
  *
- * Owner: references, counted: the current one, its thread's, one per region, one per call under way.
+ * Owner: references, counted: the current one, its thread's, one per region of heap.c, per chunk of vmm.c
+ * and per region that ipc.c has opened, one per call under way.
  * Threads: any.
  */
 #ifndef GLAKE_SHIM_OWNER_H

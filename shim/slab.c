@@ -133,7 +133,7 @@ void slab_give(struct slab_bins *bins, struct slab_block *block)
 	struct slab_block *next = end < SLAB_UNITS ? slab->blocks[end] : NULL;
 	struct slab_block *previous = block->first ? block_at(slab, block->first - 1u) : NULL;
 	block->is_used = false;
-	block->owner = NULL;
+	block->user = NULL;
 	slab->n_used--;
 	if (next && !next->is_used) {
 		unhang(bins, next);
@@ -153,14 +153,14 @@ void slab_give(struct slab_bins *bins, struct slab_block *block)
 
 /* ---- slabs ------------------------------------------------------------------------------------ */
 
-struct slab *slab_new(struct slab_bins *bins, uint64_t base, void *owner)
+struct slab *slab_new(struct slab_bins *bins, uint64_t base, void *user)
 {
 	struct slab *slab = calloc(1, sizeof(*slab));
 	if (!slab) {
 		return NULL;
 	}
 	slab->base = base;
-	slab->owner = owner;
+	slab->user = user;
 	struct slab_block *block = block_new(slab, 0, SLAB_UNITS);
 	if (!block) {
 		free(slab);

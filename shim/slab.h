@@ -32,7 +32,7 @@ struct slab_block {
 	bool is_used;
 	struct slab_block *next; /* link: a bin; free blocks only */
 	struct slab_block *previous;
-	void *owner; /* the caller's, of a used block */
+	void *user; /* the caller's, of a used block */
 };
 
 struct slab_bins {
@@ -41,7 +41,7 @@ struct slab_bins {
 };
 
 struct slab {
-	void *owner; /* the caller's */
+	void *user; /* the caller's */
 	uint64_t base;
 	uint32_t n_used; /* blocks */
 	uint64_t starts[SLAB_UNITS / 64];
@@ -49,7 +49,7 @@ struct slab {
 };
 
 /* One free block, which hangs in @bins. NULL without memory. */
-struct slab *slab_new(struct slab_bins *bins, uint64_t base, void *owner);
+struct slab *slab_new(struct slab_bins *bins, uint64_t base, void *user);
 /* Its blocks leave @bins. Used blocks are forgotten. */
 void slab_free(struct slab_bins *bins, struct slab *slab);
 
