@@ -34,9 +34,9 @@ static const char usage_text[] =
 	"  --socket=PATH   glaked's socket ($GLAKE_SOCKET, /run/glake/glaked.sock)\n"
 	"  --strict        no memory without glaked, also when it goes away later\n"
 	"  --optional      start even if glaked is not there\n"
-	"  --own=LIST      what comes from glaked: alloc (cuMemAlloc and its family), vmm "
-	"(cuMemCreate\n"
-	"                  and its family), none; default: all\n"
+	"  --own=LIST      what comes from glaked: alloc, async, vmm (cuMemAlloc,\n"
+	"                  cuMemAllocAsync, cuMemCreate, and their families), none;\n"
+	"                  default: all\n"
 	"  --libcuda=PATH  the real driver library, instead of the loader's\n"
 	"  --shim=PATH     the preload library, instead of the installed one\n"
 	"  --help, --version\n";
