@@ -157,19 +157,18 @@ END_TEST
 START_TEST(a_slow_nvml_holds_nobody_up)
 {
 	uint64_t free_bytes[2] = {1, 1};
-	begin(UUID_1 "=201326592", "NVMLSIM_SLOW_MS=1500");
+	begin(UUID_1 "=201326592", "NVMLSIM_SLOW_MS=4000");
 	struct glake_session *session = connect_blind();
-	while (!*calls()) {
+	while (access(calls_path, F_OK) < 0) {
 		harness_sleep_ms(5);
 	}
-	uint64_t before_ms = harness_now_ms();
 	look(session, free_bytes);
-	ck_assert_uint_lt(harness_now_ms() - before_ms, 1000);
-	ck_assert_uint_eq(free_bytes[1], 0);
+	/* Answered before NVML has. */
+	ck_assert_uint_eq(free_bytes[0], 0);
 	glake_disconnect(session);
 	/* And the end waits for it. */
 	harness_stop(&harness);
-	ck_assert_str_eq(calls(), "memory\nshutdown on the main thread\n");
+	ck_assert_str_eq(calls(), "init\nmemory\nshutdown on the main thread\n");
 }
 END_TEST
 
