@@ -203,7 +203,7 @@ GLAKE_API int glake_chunk_free(struct glake_session *session, uint64_t chunk, ui
 /*
  * What another process of the realm needs to know to open memory of glake_alloc(): plain bytes, to
  * be passed on in any way, but not to everybody: who has them may write to the memory. Good for as
- * long as the memory is not freed and its session lives.
+ * long as the memory is not freed and its session lives. Names of the same memory are equal bytes.
  */
 struct glake_share {
 	uint64_t session;
@@ -211,7 +211,7 @@ struct glake_share {
 	uint64_t last_chunk;
 	uint64_t bytes;  /* of all, a multiple of 2 MiB */
 	uint64_t ticket; /* random: nobody guesses it */
-	uint32_t n_chunks;
+	uint64_t n_chunks;
 };
 
 /*

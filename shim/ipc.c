@@ -104,17 +104,11 @@ bool ipc_name(CUdeviceptr address, CUipcMemHandle *handle_out, CUresult *result_
 /* ---- the list: all of it with the lock held --------------------------------------------------- */
 
 /* All of a name counts: it may come from anybody, and only glaked says which one is true. */
-static bool is_same(const struct glake_share *one, const struct glake_share *other)
-{
-	return one->session == other->session && one->first_chunk == other->first_chunk &&
-	       one->last_chunk == other->last_chunk && one->bytes == other->bytes &&
-	       one->ticket == other->ticket && one->n_chunks == other->n_chunks;
-}
-
 static struct opened *find_share(const struct glake_share *share, CUcontext ctx)
 {
 	struct opened *opened = list;
-	while (opened && (opened->place.ctx != ctx || !is_same(&opened->share, share))) {
+	while (opened &&
+	       (opened->place.ctx != ctx || memcmp(&opened->share, share, sizeof(*share)) != 0)) {
 		opened = opened->next;
 	}
 	return opened;
