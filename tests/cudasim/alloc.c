@@ -170,7 +170,7 @@ CUresult cuMemAlloc_v2(CUdeviceptr *ptr_out, size_t bytes)
 	if (!ptr_out || bytes == 0) {
 		return CUDA_ERROR_INVALID_VALUE;
 	}
-	CUresult err = capture_check(CAPTURE_MEMORY);
+	CUresult err = capture_check_unsafe();
 	if (err != CUDA_SUCCESS) {
 		return err;
 	}
@@ -190,7 +190,11 @@ CUresult cuMemAllocPitch_v2(CUdeviceptr *ptr_out, size_t *pitch_out, size_t widt
 	if (pitch < width_bytes || __builtin_mul_overflow(pitch, height, &bytes)) {
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
-	CUresult err = alloc_device(ctx_current()->device, bytes, NULL, ptr_out);
+	CUresult err = capture_check_unsafe();
+	if (err != CUDA_SUCCESS) {
+		return err;
+	}
+	err = alloc_device(ctx_current()->device, bytes, NULL, ptr_out);
 	if (err == CUDA_SUCCESS) {
 		*pitch_out = pitch;
 	}
@@ -204,7 +208,7 @@ CUresult cuMemFree_v2(CUdeviceptr ptr)
 	if (ptr == 0) {
 		return CUDA_SUCCESS;
 	}
-	CUresult forbidden = capture_check(CAPTURE_MEMORY);
+	CUresult forbidden = capture_check_unsafe();
 	if (forbidden != CUDA_SUCCESS) {
 		return forbidden;
 	}
@@ -239,9 +243,14 @@ static CUresult alloc_async(CUdeviceptr *ptr_out, size_t bytes, CUmemoryPool poo
 		return CUDA_SUCCESS;
 	}
 	unsigned device = stream_ctx(s)->device;
-	pool = pool ? pool : pool_current(device);
-	return alloc_device(device, bytes, capture_is_of(s) ? pool_of_graphs(device) : pool,
-	                    ptr_out);
+	if (capture_is_of(s)) {
+		return alloc_device(device, bytes, pool_of_graphs(device), ptr_out);
+	}
+	CUresult err = capture_check_unsafe();
+	if (err != CUDA_SUCCESS) {
+		return err;
+	}
+	return alloc_device(device, bytes, pool ? pool : pool_current(device), ptr_out);
 }
 
 CUresult cuMemAllocAsync(CUdeviceptr *ptr_out, size_t bytes, CUstream handle)
@@ -274,6 +283,10 @@ CUresult cuMemFreeAsync(CUdeviceptr ptr, CUstream handle)
 	}
 	if (ptr == 0) {
 		return CUDA_SUCCESS;
+	}
+	CUresult err = capture_is_of(s) ? CUDA_SUCCESS : capture_check_unsafe();
+	if (err != CUDA_SUCCESS) {
+		return err;
 	}
 	space_lock_read();
 	bool ok = is_freeable(space_find(ptr), ptr);

@@ -4,9 +4,11 @@
  * ends it. Nothing is recorded: work on a capturing stream runs at once, and the graph is NULL; what
  * is allocated on one counts as memory of graphs.
  *
- * While any stream is captured, waiting for a context is forbidden. Allocating and freeing is, unless
- * every capture was begun in relaxed mode, or the calling thread is in it. (A real driver also looks at
- * which thread has begun the capture.)
+ * Waiting for a context is forbidden while a stream of it is captured, and so is asking a captured
+ * stream for its id. What is "potentially unsafe" depends on the mode of the calling thread: see
+ * cuThreadExchangeStreamCaptureMode() in cuda.h. On an H200 with driver 580 such are cuMemAlloc() and
+ * cuMemFree(), the same on streams that are not captured, queries of and waits for events and streams,
+ * and cuMemPoolGetAttribute(), but none of the calls about virtual memory.
  */
 #include "sim.h"
 
@@ -17,13 +19,14 @@
 struct capture {
 	struct stream *stream; /* NULL: a free place */
 	CUstreamCaptureMode mode;
+	pthread_t thread;
 	bool is_broken;
 };
 
+static _Thread_local CUstreamCaptureMode thread_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct capture captures[MAX_CAPTURES];
 static atomic_uint n_captures;
-static _Thread_local CUstreamCaptureMode thread_mode;
 
 /* Called with the lock held; NULL finds a free place. */
 static struct capture *find(const struct stream *stream)
@@ -47,25 +50,107 @@ bool capture_is_of(const struct stream *s)
 	return is_of;
 }
 
-CUresult capture_check(enum capture_call call)
+static bool is_unsafe(const struct capture *capture)
+{
+	bool is_own = pthread_equal(capture->thread, pthread_self());
+
+	if (thread_mode == CU_STREAM_CAPTURE_MODE_RELAXED) {
+		return false;
+	}
+	return is_own ? capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED
+	              : capture->mode == CU_STREAM_CAPTURE_MODE_GLOBAL &&
+	                        thread_mode == CU_STREAM_CAPTURE_MODE_GLOBAL;
+}
+
+static bool is_of_stream(const struct capture *capture, const void *stream)
+{
+	return capture->stream == stream;
+}
+
+static bool is_of_ctx(const struct capture *capture, const void *ctx)
+{
+	return stream_ctx(capture->stream) == ctx;
+}
+
+static bool is_forbidding(const struct capture *capture, const void *unused)
+{
+	(void)unused;
+	return is_unsafe(capture);
+}
+
+/* All captures that @forbids break. */
+static CUresult break_those(bool (*forbids)(const struct capture *capture, const void *of),
+                            const void *of)
 {
 	CUresult err = CUDA_SUCCESS;
 
-	if (atomic_load(&n_captures) == 0 ||
-	    (call == CAPTURE_MEMORY && thread_mode == CU_STREAM_CAPTURE_MODE_RELAXED)) {
+	if (atomic_load(&n_captures) == 0) {
 		return err;
 	}
 	pthread_mutex_lock(&lock);
 	for (size_t i = 0; i < MAX_CAPTURES; i++) {
-		struct capture *capture = &captures[i];
-		if (capture->stream &&
-		    (call == CAPTURE_WAIT || capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED)) {
-			capture->is_broken = true;
+		if (captures[i].stream && forbids(&captures[i], of)) {
+			captures[i].is_broken = true;
 			err = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 		}
 	}
 	pthread_mutex_unlock(&lock);
 	return err;
+}
+
+CUresult capture_check_unsafe(void)
+{
+	return break_those(is_forbidding, NULL);
+}
+
+CUresult capture_check_stream(const struct stream *s)
+{
+	return break_those(is_of_stream, s);
+}
+
+CUresult capture_check_ctx(const struct ctx *ctx)
+{
+	return break_those(is_of_ctx, ctx);
+}
+
+/* Called with the lock held. */
+static void end(struct capture *capture)
+{
+	capture->stream = NULL;
+	atomic_fetch_sub(&n_captures, 1);
+}
+
+void capture_end_of_stream(const struct stream *s)
+{
+	pthread_mutex_lock(&lock);
+	struct capture *capture = find(s);
+	if (capture) {
+		end(capture);
+	}
+	pthread_mutex_unlock(&lock);
+}
+
+void capture_end_of_ctx(const struct ctx *ctx)
+{
+	pthread_mutex_lock(&lock);
+	for (size_t i = 0; i < MAX_CAPTURES; i++) {
+		if (captures[i].stream && is_of_ctx(&captures[i], ctx)) {
+			end(&captures[i]);
+		}
+	}
+	pthread_mutex_unlock(&lock);
+}
+
+CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode)
+{
+	ENTER(cuThreadExchangeStreamCaptureMode);
+	if (!mode || (unsigned)*mode > CU_STREAM_CAPTURE_MODE_RELAXED) {
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+	CUstreamCaptureMode before = thread_mode;
+	thread_mode = *mode;
+	*mode = before;
+	return CUDA_SUCCESS;
 }
 
 CUresult cuStreamBeginCapture_v2(CUstream handle, CUstreamCaptureMode mode)
@@ -80,7 +165,7 @@ CUresult cuStreamBeginCapture_v2(CUstream handle, CUstreamCaptureMode mode)
 	pthread_mutex_lock(&lock);
 	struct capture *capture = find(s) ? NULL : find(NULL);
 	if (capture) {
-		*capture = (struct capture){.stream = s, .mode = mode};
+		*capture = (struct capture){.stream = s, .mode = mode, .thread = pthread_self()};
 		atomic_fetch_add(&n_captures, 1);
 		err = CUDA_SUCCESS;
 	}
@@ -99,10 +184,12 @@ CUresult cuStreamEndCapture(CUstream handle, CUgraph *graph_out)
 	}
 	pthread_mutex_lock(&lock);
 	struct capture *capture = find(s);
-	if (capture) {
+	if (capture && capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED &&
+	    !pthread_equal(capture->thread, pthread_self())) {
+		err = CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
+	} else if (capture) {
 		err = capture->is_broken ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_SUCCESS;
-		capture->stream = NULL;
-		atomic_fetch_sub(&n_captures, 1);
+		end(capture);
 		*graph_out = NULL;
 	}
 	pthread_mutex_unlock(&lock);
@@ -123,17 +210,5 @@ CUresult cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus *status_out)
 	              : capture->is_broken ? CU_STREAM_CAPTURE_STATUS_INVALIDATED
 	                                   : CU_STREAM_CAPTURE_STATUS_ACTIVE;
 	pthread_mutex_unlock(&lock);
-	return CUDA_SUCCESS;
-}
-
-CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode)
-{
-	ENTER(cuThreadExchangeStreamCaptureMode);
-	if (!mode || (unsigned)*mode > CU_STREAM_CAPTURE_MODE_RELAXED) {
-		return CUDA_ERROR_INVALID_VALUE;
-	}
-	CUstreamCaptureMode before = thread_mode;
-	thread_mode = *mode;
-	*mode = before;
 	return CUDA_SUCCESS;
 }

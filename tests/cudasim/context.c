@@ -11,6 +11,8 @@ static struct ctx contexts[SIM_MAX_DEVICES];
 /* Held over the making and the end of a context. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
+static uint64_t last_id; /* under the lock */
+
 static _Thread_local struct ctx *stack[MAX_STACK];
 static _Thread_local unsigned depth;
 
@@ -91,6 +93,7 @@ static CUresult ctx_open(struct ctx *ctx)
 		return err;
 	}
 	atomic_store(&ctx->peers, 0);
+	ctx->id = ++last_id;
 	atomic_store(&ctx->active, true);
 	return CUDA_SUCCESS;
 }
@@ -103,6 +106,7 @@ static void ctx_close(struct ctx *ctx)
 	}
 	stream_wait_ctx(ctx);
 	atomic_store(&ctx->active, false);
+	capture_end_of_ctx(ctx);
 	stream_free_all(ctx);
 	ctx->null_stream = NULL;
 	alloc_free_all(ctx->device);
@@ -267,6 +271,23 @@ CUresult cuCtxGetDevice(CUdevice *dev_out)
 	return CUDA_SUCCESS;
 }
 
+CUresult cuCtxGetId(CUcontext handle, unsigned long long *id_out)
+{
+	ENTER(cuCtxGetId);
+	const struct ctx *ctx = handle ? ctx_from_handle(handle) : ctx_current();
+
+	if (!id_out) {
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+	if (!ctx || !atomic_load(&ctx->active)) {
+		return CUDA_ERROR_INVALID_CONTEXT;
+	}
+	pthread_mutex_lock(&lock);
+	*id_out = ctx->id;
+	pthread_mutex_unlock(&lock);
+	return CUDA_SUCCESS;
+}
+
 CUresult cuCtxGetApiVersion(CUcontext handle, unsigned int *version_out)
 {
 	ENTER(cuCtxGetApiVersion);
@@ -296,7 +317,7 @@ CUresult cuCtxSynchronize(void)
 {
 	ENTER(cuCtxSynchronize);
 	struct ctx *ctx = ctx_current();
-	CUresult err = capture_check(CAPTURE_WAIT);
+	CUresult err = capture_check_ctx(ctx);
 
 	if (err != CUDA_SUCCESS) {
 		return err;

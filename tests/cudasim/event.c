@@ -143,6 +143,10 @@ CUresult cuEventQuery(CUevent handle)
 	if (!e) {
 		return CUDA_ERROR_INVALID_HANDLE;
 	}
+	CUresult forbidden = capture_check_unsafe();
+	if (forbidden != CUDA_SUCCESS) {
+		return forbidden;
+	}
 	struct mark *mark = event_mark(e);
 	bool is_reached = !mark || mark_is_reached(mark);
 	mark_unref(mark);
@@ -160,6 +164,10 @@ CUresult cuEventSynchronize(CUevent handle)
 
 	if (!e) {
 		return CUDA_ERROR_INVALID_HANDLE;
+	}
+	CUresult forbidden = capture_check_unsafe();
+	if (forbidden != CUDA_SUCCESS) {
+		return forbidden;
 	}
 	struct mark *mark = event_mark(e);
 	if (mark) {

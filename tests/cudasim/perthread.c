@@ -73,6 +73,11 @@ CUresult cuStreamGetCtx_ptsz(CUstream handle, CUcontext *ctx_out)
 	return cuStreamGetCtx(own(handle), ctx_out);
 }
 
+CUresult cuStreamGetCtx_v2_ptsz(CUstream handle, CUcontext *ctx_out, CUgreenCtx *green_out)
+{
+	return cuStreamGetCtx_v2(own(handle), ctx_out, green_out);
+}
+
 CUresult cuLaunchHostFunc_ptsz(CUstream handle, CUhostFn fn, void *data)
 {
 	return cuLaunchHostFunc(own(handle), fn, data);

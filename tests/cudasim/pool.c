@@ -105,14 +105,14 @@ CUresult cuMemPoolSetAttribute(CUmemoryPool handle, CUmemPool_attribute attribut
 CUresult cuMemPoolGetAttribute(CUmemoryPool handle, CUmemPool_attribute attribute, void *value)
 {
 	ENTER(cuMemPoolGetAttribute);
+	CUresult forbidden = capture_check_unsafe();
+	if (forbidden != CUDA_SUCCESS) {
+		return forbidden;
+	}
 	struct pool *pool = (struct pool *)handle;
 
 	if (!pool || !value) {
 		return CUDA_ERROR_INVALID_VALUE;
-	}
-	CUresult err = capture_check(CAPTURE_MEMORY);
-	if (err != CUDA_SUCCESS) {
-		return err;
 	}
 	switch (attribute) {
 	case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD:

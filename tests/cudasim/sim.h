@@ -101,6 +101,7 @@ struct ctx {
 	unsigned device;
 	unsigned n_retained; /* under the contexts' lock */
 	unsigned flags;
+	uint64_t id; /* of this life; under the contexts' lock */
 	atomic_bool active;
 	/* CUDA_SUCCESS, or the error that every later call on this context answers. */
 	atomic_int poison;
@@ -363,14 +364,17 @@ uint64_t mark_time_ns(const struct mark *mark);
 
 /* --- capture.c --- */
 
-enum capture_call {
-	CAPTURE_MEMORY, /* allocates, frees, or asks a pool */
-	CAPTURE_WAIT,   /* waits for a context */
-};
-
-/* What a call that a capture may forbid answers; forbidden, it has ended the capture. */
-CUresult capture_check(enum capture_call call);
+/*
+ * What a call answers that captures forbid, depending on the thread, always on the captured stream, or
+ * always in its context. Forbidden, it has ended the capture.
+ */
+CUresult capture_check_unsafe(void);
+CUresult capture_check_stream(const struct stream *s);
+CUresult capture_check_ctx(const struct ctx *ctx);
 bool capture_is_of(const struct stream *s);
+/* The stream goes, or all of the context. */
+void capture_end_of_stream(const struct stream *s);
+void capture_end_of_ctx(const struct ctx *ctx);
 
 /* --- kernels.c --- */
 

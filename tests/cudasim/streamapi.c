@@ -40,6 +40,7 @@ CUresult cuStreamDestroy_v2(CUstream handle)
 		return CUDA_ERROR_INVALID_HANDLE;
 	}
 	struct ctx *ctx = stream_ctx(s);
+	capture_end_of_stream(s);
 	stream_free(s);
 	return ctx_check(ctx);
 }
@@ -49,7 +50,11 @@ CUresult cuStreamSynchronize(CUstream handle)
 	ENTER(cuStreamSynchronize);
 	struct stream *s = stream_from_handle(handle);
 
-	return s ? stream_wait(s) : CUDA_ERROR_INVALID_HANDLE;
+	if (!s) {
+		return CUDA_ERROR_INVALID_HANDLE;
+	}
+	CUresult err = capture_is_of(s) ? capture_check_stream(s) : capture_check_unsafe();
+	return err == CUDA_SUCCESS ? stream_wait(s) : err;
 }
 
 CUresult cuStreamQuery(CUstream handle)
@@ -76,8 +81,11 @@ CUresult cuStreamGetId(CUstream handle, unsigned long long *id_out)
 	if (!s || !id_out) {
 		return s ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;
 	}
-	*id_out = stream_id(s);
-	return CUDA_SUCCESS;
+	CUresult err = capture_check_stream(s);
+	if (err == CUDA_SUCCESS) {
+		*id_out = stream_id(s);
+	}
+	return err;
 }
 
 CUresult cuStreamGetCtx(CUstream handle, CUcontext *ctx_out)
@@ -89,6 +97,19 @@ CUresult cuStreamGetCtx(CUstream handle, CUcontext *ctx_out)
 		return s ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;
 	}
 	*ctx_out = (CUcontext)stream_ctx(s);
+	return CUDA_SUCCESS;
+}
+
+CUresult cuStreamGetCtx_v2(CUstream handle, CUcontext *ctx_out, CUgreenCtx *green_out)
+{
+	ENTER(cuStreamGetCtx_v2);
+	struct stream *s = stream_from_handle(handle);
+
+	if (!s || !ctx_out || !green_out) {
+		return s ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;
+	}
+	*ctx_out = (CUcontext)stream_ctx(s);
+	*green_out = NULL;
 	return CUDA_SUCCESS;
 }
 

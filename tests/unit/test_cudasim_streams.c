@@ -303,6 +303,133 @@ START_TEST(threads_do_not_disturb_each_other)
 }
 END_TEST
 
+/* ---- captures: as seen on an H200 with driver 580 ---- */
+
+struct asking {
+	CUcontext ctx;
+	CUstreamCaptureMode mode; /* of the thread */
+	CUevent event;
+	CUresult result;
+};
+
+static void *ask_event(void *argument)
+{
+	struct asking *asking = argument;
+
+	ck_ok(cu.CtxSetCurrent(asking->ctx));
+	ck_ok(cu.ThreadExchangeStreamCaptureMode(&asking->mode));
+	asking->result = cu.EventQuery(asking->event);
+	return NULL;
+}
+
+static CUresult ask_elsewhere(CUcontext ctx, CUstreamCaptureMode mode, CUevent event)
+{
+	struct asking asking = {.ctx = ctx, .mode = mode, .event = event};
+	pthread_t thread;
+
+	ck_assert_int_eq(pthread_create(&thread, NULL, ask_event, &asking), 0);
+	pthread_join(thread, NULL);
+	ck_assert_int_eq((int)asking.mode, CU_STREAM_CAPTURE_MODE_GLOBAL);
+	return asking.result;
+}
+
+#define FORBIDDEN CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
+#define BROKEN CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
+
+START_TEST(captures_forbid_by_modes)
+{
+	const CUstreamCaptureMode global = CU_STREAM_CAPTURE_MODE_GLOBAL;
+	const CUstreamCaptureMode local = CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+	const CUstreamCaptureMode relaxed = CU_STREAM_CAPTURE_MODE_RELAXED;
+	const struct {
+		CUstreamCaptureMode capture;
+		CUstreamCaptureMode thread;
+		bool is_own;
+		CUresult result;
+	} cases[] = {
+		{global, global, true, FORBIDDEN},      {global, relaxed, true, CUDA_SUCCESS},
+		{local, global, true, FORBIDDEN},       {relaxed, global, true, CUDA_SUCCESS},
+		{global, global, false, FORBIDDEN},     {global, local, false, CUDA_SUCCESS},
+		{global, relaxed, false, CUDA_SUCCESS}, {local, global, false, CUDA_SUCCESS},
+		{relaxed, global, false, CUDA_SUCCESS},
+	};
+	CUcontext ctx = driver_begin("1x64MiB");
+	CUstream stream = stream_new(CU_STREAM_NON_BLOCKING);
+	CUevent event;
+	CUgraph graph;
+
+	ck_ok(cu.EventCreate(&event, 0));
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		CUstreamCaptureMode mode = cases[i].thread;
+		CUresult result;
+		ck_ok(cu.StreamBeginCapture_v2(stream, cases[i].capture));
+		if (cases[i].is_own) {
+			ck_ok(cu.ThreadExchangeStreamCaptureMode(&mode));
+			result = cu.EventQuery(event);
+			ck_ok(cu.ThreadExchangeStreamCaptureMode(&mode));
+		} else {
+			result = ask_elsewhere(ctx, mode, event);
+		}
+		ck_assert_msg(result == cases[i].result, "case %zu gave %d", i, result);
+		ck_cu(cu.StreamEndCapture(stream, &graph),
+		      result == CUDA_SUCCESS ? CUDA_SUCCESS : BROKEN);
+	}
+}
+END_TEST
+
+START_TEST(captures_forbid_in_any_mode)
+{
+	CUcontext ctx = driver_begin("2x64MiB");
+	CUcontext second;
+	CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+	CUstream stream = stream_new(CU_STREAM_NON_BLOCKING);
+	CUstream other = stream_new(CU_STREAM_NON_BLOCKING);
+	CUgraph graph;
+	unsigned long long id;
+
+	ck_ok(cu.ThreadExchangeStreamCaptureMode(&mode));
+	ck_ok(cu.StreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+	ck_cu(cu.CtxSynchronize(), FORBIDDEN);
+	ck_cu(cu.StreamEndCapture(stream, &graph), BROKEN);
+	ck_ok(cu.StreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+	ck_cu(cu.StreamGetId(stream, &id), FORBIDDEN);
+	ck_cu(cu.StreamEndCapture(stream, &graph), BROKEN);
+	/* But not for others than these. */
+	ck_ok(cu.DevicePrimaryCtxRetain(&second, 1));
+	ck_ok(cu.StreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+	ck_ok(cu.StreamGetId(other, &id));
+	ck_ok(cu.StreamSynchronize(other));
+	ck_ok(cu.CtxSetCurrent(second));
+	ck_ok(cu.CtxSynchronize());
+	ck_ok(cu.CtxSetCurrent(ctx));
+	ck_ok(cu.StreamEndCapture(stream, &graph));
+}
+END_TEST
+
+START_TEST(captures_end_with_their_stream_and_context)
+{
+	CUcontext ctx = driver_begin("1x64MiB");
+	CUstream stream = stream_new(CU_STREAM_NON_BLOCKING);
+	CUcontext again;
+	unsigned long long first = 0;
+	unsigned long long next = 0;
+
+	ck_ok(cu.StreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+	ck_ok(cu.StreamDestroy_v2(stream));
+	alloc(GRANULE);
+	stream = stream_new(CU_STREAM_NON_BLOCKING);
+	ck_ok(cu.StreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+	ck_ok(cu.CtxGetId(ctx, &first));
+	ck_ok(cu.DevicePrimaryCtxReset_v2(0));
+	ck_ok(cu.DevicePrimaryCtxRetain(&again, 0));
+	ck_ok(cu.CtxGetId(again, &next));
+	ck_assert_ptr_eq(again, ctx);
+	ck_assert_uint_ne(next, first);
+	ck_ok(cu.CtxSetCurrent(again));
+	alloc(GRANULE);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("cudasim_streams");
@@ -316,5 +443,8 @@ int main(void)
 	suite_add(suite, stream_ordered_memory_is_freed_in_order);
 	suite_add(suite, threads_have_default_streams);
 	suite_add(suite, threads_do_not_disturb_each_other);
+	suite_add(suite, captures_forbid_by_modes);
+	suite_add(suite, captures_forbid_in_any_mode);
+	suite_add(suite, captures_end_with_their_stream_and_context);
 	return suite_run(suite);
 }
