@@ -72,7 +72,7 @@ PY_TESTS := $(wildcard tests/integration/test_*.py)
 GPU_TESTS := $(call programs,tests/gpu/test_*.c)
 BENCHES := $(call programs,tests/bench/bench_*.c)
 DEMO := $(call programs,tests/demo/*.c)
-SHIM_PROGRAMS := $(addprefix $(B)/tests/shim/,program linked account driver_api \
+SHIM_PROGRAMS := $(addprefix $(B)/tests/shim/,program linked account contexts driver_api \
 	driver_api_per_thread ipc nvml quota second.so)
 FUZZERS := $(call programs,tests/fuzz/fuzz_*.c)
 FORMATTED := $(wildcard $(addsuffix /*.[ch],proto daemon daemon/mover libclient libclient/ctl \
@@ -285,7 +285,7 @@ $(B)/obj/tests/shim/driver_api_per_thread.o: tests/shim/driver_api.c
 	$(call say,CC,$@)
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) -c -o $@ $<
-$(addprefix $(B)/tests/shim/,linked account driver_api driver_api_per_thread ipc): \
+$(addprefix $(B)/tests/shim/,linked account contexts driver_api driver_api_per_thread ipc): \
 	STUB = -L$(CUDA_HOME)/lib64/stubs -lcuda
 $(B)/tests/shim/second.so: $(B)/obj/tests/shim/second.o
 	$(call say,LD,$@)

@@ -111,7 +111,7 @@ int glake_trim(struct glake_session *session, uint32_t device, uint64_t keep_byt
 	if (!found) {
 		return r;
 	}
-	glake__async_collect(session, false);
+	glake__async_collect(session, -1);
 	return glake__leave(session, trim(session, found, keep_bytes));
 }
 
@@ -121,7 +121,7 @@ void glake__alloc_reclaim(struct glake_session *session, uint32_t device, uint64
 	if (!found) {
 		return;
 	}
-	glake__async_collect(session, false);
+	glake__async_collect(session, -1);
 	pthread_mutex_lock(&session->books.lock);
 	uint64_t n_warm = found->warm.n_bytes;
 	found->owed_bytes = n_bytes > n_warm ? n_bytes - n_warm : 0;
@@ -135,7 +135,7 @@ bool glake__alloc_make_room(struct glake_session *session, struct glake__device 
 	    error != GLAKE_E_NO_FDS) {
 		return false;
 	}
-	bool has_any = glake__async_collect(session, true);
+	bool has_any = glake__async_collect(session, device->public.ordinal);
 	pthread_mutex_lock(&session->books.lock);
 	has_any |= device->warm.n_bytes > 0;
 	pthread_mutex_unlock(&session->books.lock);

@@ -47,14 +47,16 @@ static int find_place(struct glake_session *session, void *handle, unsigned flag
 		return glake__fail(GLAKE_E_NO_DRIVER, "the session was made without the driver");
 	}
 	int r = find_order(session, &place_out->order);
-	if (r == 0) {
-		r = glake_order_stream(place_out->order, handle, flags, &place_out->stream);
-	}
 	if (r < 0) {
 		return r;
 	}
+	/* First of all: to ask for more would end the capture. */
 	if (glake__order_is_captured(place_out->order, handle, flags)) {
 		return glake__fail(-EBUSY, "the stream is being captured");
+	}
+	r = glake_order_stream(place_out->order, handle, flags, &place_out->stream);
+	if (r < 0) {
+		return r;
 	}
 	r = glake_device_index(session, place_out->stream.ordinal);
 	place_out->device = r < 0 ? NULL : glake__session_device(session, (uint32_t)r);
@@ -141,9 +143,9 @@ int glake_free_async(struct glake_session *session, void *stream, glake_ptr ptr,
 	return r;
 }
 
-bool glake__async_collect(struct glake_session *session, bool waits)
+bool glake__async_collect(struct glake_session *session, int ordinal)
 {
-	return session->order && glake_order_collect_all(session->order, waits);
+	return session->order && glake_order_collect_all(session->order, ordinal);
 }
 
 void glake__async_deinit(struct glake_session *session)

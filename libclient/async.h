@@ -13,10 +13,10 @@
 #include "libclient/session.h"
 
 /*
- * Make warm, or give back, what streams are done with; with @waits, all that is parked. Whether there
- * was any. No lock is held.
+ * Make warm, or give back, what streams are done with; all that is parked of CUDA device @ordinal is
+ * waited for, -1: nothing is. Whether there was any. No lock is held.
  */
-bool glake__async_collect(struct glake_session *session, bool waits);
+bool glake__async_collect(struct glake_session *session, int ordinal);
 
 /* The session ends: what is parked is live once more, to be dropped with the rest. */
 void glake__async_deinit(struct glake_session *session);

@@ -8,7 +8,8 @@
  * released when the event has completed. What an allocation is, its allocator knows: here it is a
  * pointer, a device and a size.
  *
- * Nothing here waits, but for glake_order_collect() when asked to. Streams are known by the driver's
+ * Nothing here waits, but for collecting when asked to. Nor does anything here disturb the captures of
+ * the program, whenever one begins, but for glake_order_stream() of a stream that is captured. Streams are known by the driver's
  * ids, which unlike handles are never used again, and which tell the threads' default streams apart
  * (cuStreamGetId(), CUDA 12.0).
  *
@@ -31,15 +32,10 @@ struct glake_order_options {
 	size_t size;         /* sizeof(struct glake_order_options) */
 	const char *libcuda; /* NULL: $GLAKE_LIBCUDA, then libcuda.so.1 */
 	/*
-	 * Nothing uses @allocation any more. Called in a thread that parks, collects or drops a context;
-	 * it must not call the order.
+	 * Nothing uses @allocation any more. Called in a thread that parks, collects or drops a context,
+	 * there between hold and let; it must not call the order.
 	 */
 	void (*release)(void *user, void *allocation);
-	/*
-	 * Is any stream of the process being captured? Then many calls are forbidden, and nothing is
-	 * collected. NULL: never.
-	 */
-	int (*is_capturing)(void *user);
 	void *user;
 };
 
@@ -60,7 +56,8 @@ struct glake_stream {
 
 /*
  * What the driver knows of a CUstream; for the default stream, of the current context's. @flags:
- * GLAKE_PER_THREAD or 0, which is the meaning of the default stream, as the _ptsz calls have it.
+ * GLAKE_PER_THREAD or 0, which is the meaning of the default stream, as the _ptsz calls have it. A
+ * stream of a green context is one of the primary context. A capture of the stream would fail.
  * GLAKE_E_CUDA if there is no such stream.
  */
 GLAKE_API int glake_order_stream(struct glake_order *order, void *stream, unsigned flags,
@@ -87,16 +84,23 @@ GLAKE_API int glake_order_park(struct glake_order *order, void *handle, unsigned
  */
 GLAKE_API int glake_order_collect(struct glake_order *order, void *context, int waits);
 
-/* The same for all contexts, in a thread that has any current context or none. */
-GLAKE_API int glake_order_collect_all(struct glake_order *order, int waits);
+/*
+ * The same for all contexts, in a thread that has any current context or none. What is parked of
+ * device @ordinal is waited for; -1: nothing is.
+ */
+GLAKE_API int glake_order_collect_all(struct glake_order *order, int ordinal);
 
 /*
- * A context ends: around the call that ends it, so that nobody makes use of it meanwhile; and after
- * it, since its work uses nothing any more and its events went with it: what is parked is released.
+ * A context may end: around the call that may end it, so that nobody else makes use of it meanwhile.
+ * Its handle may be another's before that call has returned, so what there is of it is hidden first.
+ * Then it has ended, its work uses nothing any more, and its events went with it: drop what is hidden,
+ * and all that was parked is released. Or it has not: show it again.
  */
 GLAKE_API void glake_order_hold_contexts(struct glake_order *order);
 GLAKE_API void glake_order_let_contexts(struct glake_order *order);
-GLAKE_API void glake_order_drop_context(struct glake_order *order, void *context);
+GLAKE_API void glake_order_hide_context(struct glake_order *order, void *context);
+GLAKE_API void glake_order_show_context(struct glake_order *order, void *context);
+GLAKE_API void glake_order_drop_context(struct glake_order *order);
 
 #ifdef __cplusplus
 }

@@ -20,13 +20,14 @@
 #define MANY_STREAMS 64u
 /* How many are looked at for one that fits: the newest, as they are the likeliest. */
 #define MAX_LOOKS 256u
-/* More contexts than these wait for the next time. */
-#define MAX_CONTEXTS 64u
+/* So many are released at a time, without the lock. */
+#define MAX_DONE 64u
 
 /* The calls that older drivers lack, and that there are two of, for the two default streams. */
 struct calls {
 	__typeof__(cuStreamGetId) *get_id;
 	CUresult (*get_ctx)(CUstream stream, CUcontext *ctx); /* before its _v2 */
+	CUresult (*get_ctx_v2)(CUstream stream, CUcontext *ctx, CUgreenCtx *green); /* CUDA 12.5 */
 	__typeof__(cuEventRecord) *record;
 	__typeof__(cuStreamIsCapturing) *is_capturing;
 };
@@ -37,23 +38,32 @@ struct parked {
 	uint64_t n_bytes;
 	int ordinal;
 	CUevent event;           /* owned; it dies with its context */
-	struct parked *next;     /* link: a stream's, from old to new; spares; a list in passing */
+	struct parked *next;     /* link: a stream's, from old to new; spares */
 	struct parked *previous; /* link: a stream's */
+};
+
+/* Of one life of a context: the handle may be another's as soon as the driver has ended it. */
+struct context {
+	CUcontext ctx;
+	bool is_hidden;        /* it may be ending: its events must not be touched */
+	uint64_t round;        /* the last one in which it was collected from */
+	struct parked *spares; /* owned; events to be used again */
+	struct context *next;  /* link: order.contexts */
 };
 
 struct line {
 	struct glake_stream stream;
+	struct context *of;    /* borrowed */
 	struct parked *oldest; /* owned */
 	struct parked *newest;
 	unsigned n_parked;
 	struct line *next; /* link: order.lines */
 };
 
-/* The spare events of a context. */
-struct spares {
-	CUcontext ctx;
-	struct parked *first; /* owned */
-	struct spares *next;  /* link: order.spares */
+/* Allocations that nothing uses any more, and that are out of the order. */
+struct done {
+	size_t n;
+	void *allocations[MAX_DONE];
 };
 
 struct glake_order {
@@ -66,13 +76,14 @@ struct glake_order {
 	struct calls calls[2]; /* [1]: GLAKE_PER_THREAD */
 	atomic_uint n_parked;  /* over all streams: spares others the lock */
 
-	/* Taken before the other one. Held while a context ends, or is entered to collect. */
+	/* Taken before the other one. Held while a context may end, or is entered to collect. */
 	pthread_mutex_t context_lock;
 	pthread_mutex_t lock; /* for what follows */
 	struct line *lines;   /* owned list */
 	unsigned n_lines;
 	struct glake__ptr_table by_id; /* lines, by key_of() */
-	struct spares *spares;         /* owned list */
+	struct context *contexts;      /* owned list */
+	uint64_t n_rounds;
 };
 
 /* ---- with the lock held ----------------------------------------------------------------------- */
@@ -113,18 +124,26 @@ static void take_out(struct glake_order *order, struct line *line, struct parked
 	order->n_parked--;
 }
 
-static struct spares *spares_of(struct glake_order *order, CUcontext ctx)
+/* The life of @ctx that is not at its end; NULL without memory. */
+static struct context *context_of(struct glake_order *order, CUcontext ctx)
 {
-	struct spares *spares = order->spares;
-	while (spares && spares->ctx != ctx) {
-		spares = spares->next;
+	struct context *context = order->contexts;
+	while (context && (context->ctx != ctx || context->is_hidden)) {
+		context = context->next;
 	}
-	if (!spares && (spares = calloc(1, sizeof(*spares)))) {
-		spares->ctx = ctx;
-		spares->next = order->spares;
-		order->spares = spares;
+	if (!context && (context = calloc(1, sizeof(*context)))) {
+		context->ctx = ctx;
+		context->next = order->contexts;
+		order->contexts = context;
 	}
-	return spares;
+	return context;
+}
+
+static void keep_spare(struct context *context, struct parked *parked)
+{
+	parked->allocation = NULL;
+	parked->next = context->spares;
+	context->spares = parked;
 }
 
 /* Drop the line that @link points to. Nothing is parked on it. */
@@ -163,12 +182,14 @@ static struct line *line_of(struct glake_order *order, const struct glake_stream
 	if (order->n_lines >= MANY_STREAMS) {
 		forget_idle_lines(order);
 	}
-	line = calloc(1, sizeof(*line));
+	struct context *context = context_of(order, stream->context);
+	line = context ? calloc(1, sizeof(*line)) : NULL;
 	if (!line || glake__ptr_table_add(&order->by_id, key_of(stream->id), line) < 0) {
 		free(line);
 		return NULL;
 	}
 	line->stream = *stream;
+	line->of = context;
 	line->next = order->lines;
 	order->lines = line;
 	order->n_lines++;
@@ -188,64 +209,51 @@ static struct parked *find_fit(const struct line *line, uint64_t n_bytes)
 	return NULL;
 }
 
-/*
- * Onto @list: what is done with on a stream. The queries happen with the lock held; they do not wait,
- * and the first one that says "not yet" is the last.
- */
-static void take_done(struct glake_order *order, struct line *line, struct parked **list)
+/* Its event is a spare one again; returns the allocation. */
+static void *take_allocation(struct glake_order *order, struct line *line, struct parked *parked)
 {
-	struct parked *parked;
-	while ((parked = line->oldest) && order->drv.cuEventQuery(parked->event) == CUDA_SUCCESS) {
-		take_out(order, line, parked);
-		parked->next = *list;
-		*list = parked;
-	}
+	void *allocation = parked->allocation;
+	take_out(order, line, parked);
+	keep_spare(line->of, parked);
+	return allocation;
 }
 
-/* Onto @list: all that is parked on a stream. */
-static void take_all(struct glake_order *order, struct line *line, struct parked **list)
+/*
+ * What is done with on a stream. The queries happen with the lock held; they do not wait, and the
+ * first one that says "not yet" is the last.
+ */
+static void take_done(struct glake_order *order, struct line *line, struct done *done)
 {
-	while (line->oldest) {
-		struct parked *parked = line->oldest;
-		take_out(order, line, parked);
-		parked->next = *list;
-		*list = parked;
+	while (line->oldest && done->n < MAX_DONE &&
+	       order->drv.cuEventQuery(line->oldest->event) == CUDA_SUCCESS) {
+		done->allocations[done->n++] = take_allocation(order, line, line->oldest);
 	}
 }
 
 /* ---- without it ------------------------------------------------------------------------------- */
 
-static bool is_capturing(const struct glake_order *order)
+/*
+ * While any stream of the process is captured, other threads than ours must not ask for events, or
+ * the capture fails: it may begin at any moment. In relaxed mode they may, since our events are
+ * recorded in no capture.
+ */
+static CUstreamCaptureMode relax(const struct glake_order *order)
 {
-	return order->options.is_capturing && order->options.is_capturing(order->options.user);
+	CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+	order->drv.cuThreadExchangeStreamCaptureMode(&mode);
+	return mode;
 }
 
-static void keep_spare(struct glake_order *order, CUcontext ctx, struct parked *parked)
+static void restore(const struct glake_order *order, CUstreamCaptureMode mode)
 {
-	parked->allocation = NULL;
-	pthread_mutex_lock(&order->lock);
-	struct spares *spares = spares_of(order, ctx);
-	if (spares) {
-		parked->next = spares->first;
-		spares->first = parked;
-	}
-	pthread_mutex_unlock(&order->lock);
-	if (!spares) {
-		order->drv.cuEventDestroy(parked->event);
-		free(parked);
-	}
+	order->drv.cuThreadExchangeStreamCaptureMode(&mode);
 }
 
-static bool release_list(struct glake_order *order, CUcontext ctx, struct parked *list)
+static void release_done(struct glake_order *order, const struct done *done)
 {
-	bool is_any = list != NULL;
-	while (list) {
-		struct parked *parked = list;
-		list = parked->next;
-		order->options.release(order->options.user, parked->allocation);
-		keep_spare(order, ctx, parked);
+	for (size_t i = 0; i < done->n; i++) {
+		order->options.release(order->options.user, done->allocations[i]);
 	}
-	return is_any;
 }
 
 static CUresult make_event(struct glake_order *order, CUcontext ctx, CUevent *event_out)
@@ -262,10 +270,10 @@ static CUresult make_event(struct glake_order *order, CUcontext ctx, CUevent *ev
 static int take_spare(struct glake_order *order, CUcontext ctx, struct parked **parked_out)
 {
 	pthread_mutex_lock(&order->lock);
-	struct spares *spares = spares_of(order, ctx);
-	struct parked *parked = spares ? spares->first : NULL;
+	struct context *context = context_of(order, ctx);
+	struct parked *parked = context ? context->spares : NULL;
 	if (parked) {
-		spares->first = parked->next;
+		context->spares = parked->next;
 	}
 	pthread_mutex_unlock(&order->lock);
 	if (!parked) {
@@ -282,6 +290,20 @@ static int take_spare(struct glake_order *order, CUcontext ctx, struct parked **
 	return 0;
 }
 
+static void give_spare(struct glake_order *order, CUcontext ctx, struct parked *parked)
+{
+	pthread_mutex_lock(&order->lock);
+	struct context *context = context_of(order, ctx);
+	if (context) {
+		keep_spare(context, parked);
+	}
+	pthread_mutex_unlock(&order->lock);
+	if (!context) {
+		order->drv.cuEventDestroy(parked->event);
+		free(parked);
+	}
+}
+
 /* ---- streams ---------------------------------------------------------------------------------- */
 
 static CUresult ask_place(struct glake_order *order, const struct calls *calls, CUstream handle,
@@ -290,7 +312,9 @@ static CUresult ask_place(struct glake_order *order, const struct calls *calls, 
 	CUcontext ctx = NULL;
 	CUcontext popped;
 	CUdevice device;
-	CUresult result = calls->get_ctx(handle, &ctx);
+	CUgreenCtx green;
+	CUresult result = calls->get_ctx_v2 ? calls->get_ctx_v2(handle, &ctx, &green)
+	                                    : calls->get_ctx(handle, &ctx);
 	if (result != CUDA_SUCCESS || !ctx) {
 		return result == CUDA_SUCCESS ? CUDA_ERROR_INVALID_CONTEXT : result;
 	}
@@ -350,7 +374,8 @@ int glake_order_stream(struct glake_order *order, void *handle, unsigned flags,
 bool glake__order_is_captured(const struct glake_order *order, CUstream handle, unsigned flags)
 {
 	CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-	return calls_of(order, flags)->is_capturing(handle, &status) == CUDA_SUCCESS &&
+	const struct calls *calls = calls_of(order, flags);
+	return calls->is_capturing && calls->is_capturing(handle, &status) == CUDA_SUCCESS &&
 	       status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
@@ -363,24 +388,27 @@ void *glake_order_take(struct glake_order *order, const struct glake_stream *str
 	}
 	pthread_mutex_lock(&order->lock);
 	struct line *line = find_line(order, stream->id);
-	struct parked *parked = line && line->n_parked ? find_fit(line, bytes) : NULL;
-	if (parked) {
-		take_out(order, line, parked);
-	}
+	struct parked *parked = line && !line->of->is_hidden ? find_fit(line, bytes) : NULL;
+	void *allocation = parked ? take_allocation(order, line, parked) : NULL;
 	pthread_mutex_unlock(&order->lock);
-	if (!parked) {
-		return NULL;
-	}
-	void *allocation = parked->allocation;
-	keep_spare(order, stream->context, parked);
 	return allocation;
+}
+
+/* What is done with on a stream with much that is parked. */
+static void take_some(struct glake_order *order, struct line *line, struct done *done)
+{
+	if (line->n_parked > MANY_PARKED && !line->of->is_hidden) {
+		CUstreamCaptureMode mode = relax(order);
+		take_done(order, line, done);
+		restore(order, mode);
+	}
 }
 
 int glake_order_park(struct glake_order *order, void *handle, unsigned flags,
                      const struct glake_stream *stream, void *allocation, int ordinal,
                      uint64_t bytes)
 {
-	struct parked *list = NULL;
+	struct done done = {.n = 0};
 	struct parked *parked = NULL;
 	int r = take_spare(order, stream->context, &parked);
 	if (r < 0) {
@@ -388,7 +416,7 @@ int glake_order_park(struct glake_order *order, void *handle, unsigned flags,
 	}
 	CUresult result = calls_of(order, flags)->record(parked->event, handle);
 	if (result != CUDA_SUCCESS) {
-		keep_spare(order, stream->context, parked);
+		give_spare(order, stream->context, parked);
 		return glake__fail(GLAKE_E_CUDA, "cuEventRecord: %s",
 		                   cudrv_error(&order->drv, result));
 	}
@@ -399,105 +427,150 @@ int glake_order_park(struct glake_order *order, void *handle, unsigned flags,
 	struct line *line = line_of(order, stream);
 	if (line) {
 		append(order, line, parked);
-		if (line->n_parked > MANY_PARKED && !is_capturing(order)) {
-			take_done(order, line, &list);
-		}
+		take_some(order, line, &done);
 	}
 	pthread_mutex_unlock(&order->lock);
 	if (!line) {
-		keep_spare(order, stream->context, parked);
+		give_spare(order, stream->context, parked);
 		return glake__fail(-ENOMEM, "out of memory");
 	}
-	release_list(order, stream->context, list);
+	release_done(order, &done);
 	return 0;
 }
 
 /* ---- collecting ------------------------------------------------------------------------------- */
 
-static struct parked *take_done_of(struct glake_order *order, CUcontext ctx)
+#define ANY_ORDINAL (-1)
+
+static void take_done_of(struct glake_order *order, CUcontext ctx, struct done *done)
 {
-	struct parked *list = NULL;
+	done->n = 0;
 	pthread_mutex_lock(&order->lock);
 	for (struct line *line = order->lines; line; line = line->next) {
-		if (line->stream.context == ctx) {
-			take_done(order, line, &list);
+		if (line->of->ctx == ctx && !line->of->is_hidden) {
+			take_done(order, line, done);
 		}
 	}
 	pthread_mutex_unlock(&order->lock);
-	return list;
 }
 
-/* Some parked allocation of @ctx, with its stream; NULL if there is none. */
-static struct parked *take_any_of(struct glake_order *order, CUcontext ctx,
-                                  struct glake_stream *stream_out)
+static bool collect_done(struct glake_order *order, CUcontext ctx)
 {
-	struct parked *parked = NULL;
+	struct done done;
+	bool is_any = false;
+	do {
+		take_done_of(order, ctx, &done);
+		release_done(order, &done);
+		is_any |= done.n > 0;
+	} while (done.n == MAX_DONE);
+	return is_any;
+}
+
+static CUevent oldest_on(const struct line *line, int ordinal)
+{
+	const struct parked *parked = line->oldest;
+	while (parked && ordinal != ANY_ORDINAL && parked->ordinal != ordinal) {
+		parked = parked->next;
+	}
+	return parked ? parked->event : NULL;
+}
+
+/*
+ * Wait for something that is parked in @ctx. It stays parked: another thread may have it meanwhile,
+ * and its event be recorded anew, or be a spare one. False: there is nothing, or the context is lost,
+ * and what its work still touches nobody knows.
+ */
+static bool wait_for_one(struct glake_order *order, CUcontext ctx, int ordinal)
+{
+	CUevent event = NULL;
 	pthread_mutex_lock(&order->lock);
-	for (struct line *line = order->lines; !parked && line; line = line->next) {
-		if (line->stream.context == ctx && line->oldest) {
-			parked = line->oldest;
-			*stream_out = line->stream;
-			take_out(order, line, parked);
+	for (const struct line *line = order->lines; !event && line; line = line->next) {
+		if (line->of->ctx == ctx && !line->of->is_hidden) {
+			event = oldest_on(line, ordinal);
 		}
 	}
 	pthread_mutex_unlock(&order->lock);
-	return parked;
+	return event && order->drv.cuEventSynchronize(event) == CUDA_SUCCESS;
 }
 
-static void put_back(struct glake_order *order, const struct glake_stream *stream,
-                     struct parked *parked)
+/* The end of a context hides what is parked in it, also one that comes to nothing. */
+static void await_ends(struct glake_order *order)
 {
-	pthread_mutex_lock(&order->lock);
-	struct line *line = line_of(order, stream);
-	if (line) {
-		append(order, line, parked);
-	}
-	pthread_mutex_unlock(&order->lock);
+	pthread_mutex_lock(&order->context_lock);
+	pthread_mutex_unlock(&order->context_lock);
 }
 
 int glake_order_collect(struct glake_order *order, void *context, int waits)
 {
-	if (order->n_parked == 0 || is_capturing(order)) {
+	if (order->n_parked == 0) {
 		return false;
 	}
-	bool is_any = release_list(order, context, take_done_of(order, context));
-	struct glake_stream stream;
-	struct parked *parked;
-	while (waits && (parked = take_any_of(order, context, &stream))) {
-		if (order->drv.cuEventSynchronize(parked->event) != CUDA_SUCCESS) {
-			/* The context is lost, and what its work still touches nobody knows. */
-			put_back(order, &stream, parked);
-			break;
-		}
-		parked->next = NULL;
-		is_any = release_list(order, context, parked);
+	if (waits) {
+		await_ends(order);
 	}
+	CUstreamCaptureMode mode = relax(order);
+	bool is_any = collect_done(order, context);
+	while (waits && wait_for_one(order, context, ANY_ORDINAL)) {
+		is_any |= collect_done(order, context);
+	}
+	restore(order, mode);
 	return is_any;
 }
 
-int glake_order_collect_all(struct glake_order *order, int waits)
+/* With the lock of contexts held. One that was not collected from in this round, or NULL. */
+static struct context *next_context(struct glake_order *order, uint64_t round)
 {
-	CUcontext contexts[MAX_CONTEXTS];
-	size_t n_contexts = 0;
+	pthread_mutex_lock(&order->lock);
+	struct context *context = order->contexts;
+	while (context && context->round >= round) {
+		context = context->next;
+	}
+	pthread_mutex_unlock(&order->lock);
+	return context;
+}
+
+/* With the lock of contexts held. */
+static void take_done_in(struct glake_order *order, CUcontext ctx, int ordinal, struct done *done)
+{
 	CUcontext popped;
+	if (order->push(ctx) != CUDA_SUCCESS) {
+		return;
+	}
+	take_done_of(order, ctx, done);
+	if (done->n == 0 && ordinal >= 0 && wait_for_one(order, ctx, ordinal)) {
+		take_done_of(order, ctx, done);
+	}
+	order->pop(&popped);
+}
+
+/* In a context until there is nothing more: to release may take long, and contexts may end then. */
+int glake_order_collect_all(struct glake_order *order, int ordinal)
+{
+	struct context *context;
+	struct done done;
 	bool is_any = false;
 	if (order->n_parked == 0) {
 		return false;
 	}
-	pthread_mutex_lock(&order->context_lock);
 	pthread_mutex_lock(&order->lock);
-	for (const struct spares *at = order->spares; at && n_contexts < MAX_CONTEXTS;
-	     at = at->next) {
-		contexts[n_contexts++] = at->ctx;
-	}
+	uint64_t round = ++order->n_rounds;
 	pthread_mutex_unlock(&order->lock);
-	for (size_t i = 0; i < n_contexts; i++) {
-		if (order->push(contexts[i]) == CUDA_SUCCESS) {
-			is_any |= glake_order_collect(order, contexts[i], waits);
-			order->pop(&popped);
+	CUstreamCaptureMode mode = relax(order);
+	do {
+		done.n = 0;
+		pthread_mutex_lock(&order->context_lock);
+		context = next_context(order, round);
+		if (context) {
+			take_done_in(order, context->ctx, ordinal, &done);
+			if (done.n == 0) {
+				context->round = round;
+			}
 		}
-	}
-	pthread_mutex_unlock(&order->context_lock);
+		pthread_mutex_unlock(&order->context_lock);
+		release_done(order, &done);
+		is_any |= done.n > 0;
+	} while (context);
+	restore(order, mode);
 	return is_any;
 }
 
@@ -513,47 +586,78 @@ void glake_order_let_contexts(struct glake_order *order)
 	pthread_mutex_unlock(&order->context_lock);
 }
 
-/* Called with the lock held. Their events are gone. */
-static void drop_spares(struct glake_order *order, CUcontext ctx)
+static void set_hidden(struct glake_order *order, CUcontext ctx, bool is_hidden)
 {
-	struct spares **link = &order->spares;
-	while (*link && (*link)->ctx != ctx) {
-		link = &(*link)->next;
-	}
-	struct spares *spares = *link;
-	if (!spares) {
-		return;
-	}
-	*link = spares->next;
-	while (spares->first) {
-		struct parked *parked = spares->first;
-		spares->first = parked->next;
-		free(parked);
-	}
-	free(spares);
-}
-
-void glake_order_drop_context(struct glake_order *order, void *context)
-{
-	struct parked *list = NULL;
 	pthread_mutex_lock(&order->lock);
-	drop_spares(order, context);
-	struct line **link = &order->lines;
-	while (*link) {
-		if ((*link)->stream.context == context) {
-			take_all(order, *link, &list);
-			forget_line(order, link);
-		} else {
-			link = &(*link)->next;
+	for (struct context *context = order->contexts; context; context = context->next) {
+		if (context->ctx == ctx) {
+			context->is_hidden = is_hidden;
 		}
 	}
 	pthread_mutex_unlock(&order->lock);
+}
+
+void glake_order_hide_context(struct glake_order *order, void *context)
+{
+	set_hidden(order, context, true);
+}
+
+void glake_order_show_context(struct glake_order *order, void *context)
+{
+	set_hidden(order, context, false);
+}
+
+static void free_nodes(struct parked *list)
+{
 	while (list) {
 		struct parked *parked = list;
 		list = parked->next;
-		order->options.release(order->options.user, parked->allocation);
 		free(parked);
 	}
+}
+
+/* Called with the lock held, when no line is of them. Their events are gone. */
+static void drop_hidden(struct glake_order *order)
+{
+	struct context **link = &order->contexts;
+	while (*link) {
+		struct context *context = *link;
+		if (context->is_hidden) {
+			*link = context->next;
+			free_nodes(context->spares);
+			free(context);
+		} else {
+			link = &context->next;
+		}
+	}
+}
+
+/* What was parked goes the way of all events, and then is released: its nodes keep it so long. */
+void glake_order_drop_context(struct glake_order *order)
+{
+	struct parked *list = NULL;
+	pthread_mutex_lock(&order->lock);
+	struct line **link = &order->lines;
+	while (*link) {
+		struct line *line = *link;
+		if (!line->of->is_hidden) {
+			link = &line->next;
+			continue;
+		}
+		while (line->oldest) {
+			struct parked *parked = line->oldest;
+			take_out(order, line, parked);
+			parked->next = list;
+			list = parked;
+		}
+		forget_line(order, link);
+	}
+	drop_hidden(order);
+	pthread_mutex_unlock(&order->lock);
+	for (const struct parked *parked = list; parked; parked = parked->next) {
+		order->options.release(order->options.user, parked->allocation);
+	}
+	free_nodes(list);
 }
 
 /* ---- making and ending ------------------------------------------------------------------------ */
@@ -563,17 +667,19 @@ static bool find_calls(struct glake_order *order)
 	const struct {
 		const char *symbol;
 		void **entry;
-		bool is_vital; /* programs without default streams by thread do without the others */
+		bool is_vital; /* programs without default streams by thread, and green contexts, do without */
 	} wanted[] = {
 		{"cuCtxPushCurrent_v2", (void **)&order->push, true},
 		{"cuCtxPopCurrent_v2", (void **)&order->pop, true},
 		{"cuCtxGetDevice", (void **)&order->get_device, true},
 		{"cuStreamGetId", (void **)&order->calls[0].get_id, true},
 		{"cuStreamGetCtx", (void **)&order->calls[0].get_ctx, true},
+		{"cuStreamGetCtx_v2", (void **)&order->calls[0].get_ctx_v2, false},
 		{"cuEventRecord", (void **)&order->calls[0].record, true},
 		{"cuStreamIsCapturing", (void **)&order->calls[0].is_capturing, true},
 		{"cuStreamGetId_ptsz", (void **)&order->calls[1].get_id, false},
 		{"cuStreamGetCtx_ptsz", (void **)&order->calls[1].get_ctx, false},
+		{"cuStreamGetCtx_v2_ptsz", (void **)&order->calls[1].get_ctx_v2, false},
 		{"cuEventRecord_ptsz", (void **)&order->calls[1].record, false},
 		{"cuStreamIsCapturing_ptsz", (void **)&order->calls[1].is_capturing, false},
 	};
@@ -659,11 +765,11 @@ void glake_order_free(struct glake_order *order)
 		end_parked(order, line->stream.context, line->oldest);
 		forget_line(order, &order->lines);
 	}
-	while (order->spares) {
-		struct spares *spares = order->spares;
-		order->spares = spares->next;
-		end_parked(order, spares->ctx, spares->first);
-		free(spares);
+	while (order->contexts) {
+		struct context *context = order->contexts;
+		order->contexts = context->next;
+		end_parked(order, context->ctx, context->spares);
+		free(context);
 	}
 	glake__ptr_table_deinit(&order->by_id);
 	free(order);

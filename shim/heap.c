@@ -6,6 +6,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
+#include "shim/context.h"
 #include "shim/index.h"
 #include "shim/slab.h"
 
@@ -17,6 +18,7 @@ struct allocation {
 	uint64_t n_bytes;
 	uint64_t id;
 	CUcontext ctx;
+	uint64_t era;             /* of ctx */
 	struct pool *pool;        /* borrowed; NULL: of cuMemAlloc() */
 	struct region *region;    /* borrowed */
 	struct slab_block *block; /* borrowed; NULL: the whole region */
@@ -180,9 +182,15 @@ static int region_new(CUdevice device, uint64_t n_bytes, struct region **region_
 
 bool heap_place_here(struct heap_place *place_out)
 {
+	CUcontext current = NULL;
 	place_out->pool = NULL;
-	return real(cuCtxGetCurrent)(&place_out->ctx) == CUDA_SUCCESS && place_out->ctx &&
-	       real(cuCtxGetDevice)(&place_out->device) == CUDA_SUCCESS;
+	if (real(cuCtxGetCurrent)(&current) != CUDA_SUCCESS || !current ||
+	    real(cuCtxGetDevice)(&place_out->device) != CUDA_SUCCESS) {
+		return false;
+	}
+	place_out->ctx = context_primary(current);
+	place_out->era = context_era();
+	return true;
 }
 
 /* ---- allocating ------------------------------------------------------------------------------- */
@@ -269,6 +277,7 @@ int heap_alloc(const struct heap_place *place, uint64_t n_bytes, CUdeviceptr *ad
 	}
 	allocation->n_bytes = n_bytes;
 	allocation->ctx = place->ctx;
+	allocation->era = place->era;
 	allocation->pool = place->pool;
 	int r = n_bytes < SLAB_BYTES ? alloc_small(allocation, place->device)
 	                             : alloc_large(allocation, place->device);
@@ -299,6 +308,7 @@ bool heap_find(CUdeviceptr address, struct heap_facts *facts_out)
 			.region_id = found->region->id,
 			.place = {.device = found->region->device,
 		                  .ctx = found->ctx,
+		                  .era = found->era,
 		                  .pool = found->pool},
 			.has_ipc = !found->pool, /* memory of pools has none */
 		};
@@ -455,6 +465,7 @@ CUdeviceptr heap_reuse(struct allocation *allocation, const struct heap_place *p
 	pthread_mutex_lock(&lock);
 	allocation->n_bytes = n_bytes;
 	allocation->ctx = place->ctx;
+	allocation->era = place->era;
 	allocation->pool = place->pool;
 	allocation->id = next_id++;
 	allocation->is_parked = false;
@@ -474,8 +485,8 @@ void heap_trim(CUdevice device, uint64_t keep_bytes)
 	owner_unref(owner);
 }
 
-/* Called with the lock held: claim what @ctx has of @region, onto @list. */
-static void claim_of(struct region *region, CUcontext ctx, struct allocation **list)
+/* Called with the lock held: claim what @ctx had of @region before @era, onto @list. */
+static void claim_of(struct region *region, CUcontext ctx, uint64_t era, struct allocation **list)
 {
 	CUdeviceptr address = region->base;
 	while (address < region->base + region->n_bytes) {
@@ -486,7 +497,7 @@ static void claim_of(struct region *region, CUcontext ctx, struct allocation **l
 			found = block->user;
 			end = address + (uint64_t)block->n_units * SLAB_UNIT_BYTES;
 		}
-		if (found && !found->is_claimed && found->ctx == ctx) {
+		if (found && !found->is_claimed && found->ctx == ctx && found->era < era) {
 			found->is_claimed = true;
 			found->next = *list;
 			*list = found;
@@ -495,12 +506,12 @@ static void claim_of(struct region *region, CUcontext ctx, struct allocation **l
 	}
 }
 
-void heap_release_ctx(CUcontext ctx)
+void heap_release_ctx(CUcontext ctx, uint64_t era)
 {
 	struct allocation *list = NULL;
 	pthread_mutex_lock(&lock);
 	for (size_t i = 0; i < regions.n; i++) {
-		claim_of(regions.entries[i].value, ctx, &list);
+		claim_of(regions.entries[i].value, ctx, era, &list);
 	}
 	pthread_mutex_unlock(&lock);
 	while (list) {

@@ -22,6 +22,7 @@
 struct heap_place {
 	CUdevice device;
 	CUcontext ctx;     /* which allocates: it dies with it */
+	uint64_t era;      /* of ctx (context.h) */
 	struct pool *pool; /* of cuMemAllocAsync(); NULL: of cuMemAlloc() */
 };
 
@@ -79,8 +80,8 @@ uint64_t heap_reusable(const struct allocation *allocation);
 /* Of the free memory kept for @device, @keep_bytes remain. */
 void heap_trim(CUdevice device, uint64_t keep_bytes);
 
-/* A context is gone, and with it all that it has allocated. */
-void heap_release_ctx(CUcontext ctx);
+/* The life of @ctx before @era (context.h) is over, and with it all that it has allocated. */
+void heap_release_ctx(CUcontext ctx, uint64_t era);
 
 /* From now on, @reader may access what we have and will have on @device. */
 CUresult heap_add_peer(CUdevice device, CUdevice reader);

@@ -6,8 +6,8 @@
  * others we could not get memory without calls that may end the capture.
  */
 #include "shim/account.h"
+#include "shim/capture.h"
 #include "shim/order.h"
-#include "shim/quiesce.h"
 #include "shim/verdict.h"
 
 static bool owns_async(void)
@@ -57,7 +57,7 @@ static enum verdict alloc_in_order(const struct calls *calls, CUdeviceptr *addre
                                    CUresult *result_out)
 {
 	struct glake_stream stream;
-	if (!owns_async() || !address_out || n_bytes == 0 || quiesce_is_capturing() ||
+	if (!owns_async() || !address_out || n_bytes == 0 || capture_is_any() ||
 	    !order_find_stream(handle, calls->flags, &stream)) {
 		return LEFT_TO_DRIVER;
 	}
@@ -162,7 +162,7 @@ static CUresult free_async(const struct calls *calls, CUdeviceptr address, CUstr
 {
 	struct allocation *allocation = NULL;
 	if (address && !shim_is_forked() &&
-	    !(quiesce_is_capturing() && heap_find(address, NULL) && is_captured(calls, stream))) {
+	    !(capture_is_any() && heap_find(address, NULL) && is_captured(calls, stream))) {
 		allocation = heap_claim(address);
 	}
 	if (!allocation) {

@@ -1,31 +1,57 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Contexts that end, peers, and captures. */
+#include "glake_order.h"
 #include "shim/account.h"
+#include "shim/capture.h"
+#include "shim/context.h"
 #include "shim/heap.h"
 #include "shim/ipc.h"
 #include "shim/order.h"
 #include "shim/quiesce.h"
 
-static void forget_ctx(CUcontext ctx)
+/* ---- contexts that end ------------------------------------------------------------------------ */
+
+/* A context that may be about to end. */
+struct ending {
+	CUcontext ctx; /* NULL: nothing is known of one */
+	unsigned long long id;
+	uint64_t era; /* that begins with it */
+};
+
+/* Until ending_settle() no other context of the process ends. */
+static void ending_prepare(struct ending *ending)
 {
-	quiesce_drop_ctx(ctx);
-	ipc_release_ctx(ctx);
-	order_release_ctx(ctx);
-	heap_release_ctx(ctx);
-	account_release_ctx(ctx);
+	ending->era = context_next_era();
+	order_hide_ctx(ending->ctx);
+}
+
+/* What has to ask glaked does not keep other contexts from ending. */
+static void ending_settle(const struct ending *ending, bool is_gone)
+{
+	if (!is_gone) {
+		order_show_ctx(ending->ctx);
+		order_let_contexts();
+		return;
+	}
+	capture_drop_ctx(ending->ctx, ending->era);
+	quiesce_drop_ctx(ending->ctx, ending->era);
+	order_drop_ctx();
+	order_let_contexts();
+	ipc_release_ctx(ending->ctx, ending->era);
+	heap_release_ctx(ending->ctx, ending->era);
+	account_release_ctx(ending->ctx);
 }
 
 static CUresult destroy_ctx(CUcontext ctx, shim_ctx_fn *destroy)
 {
+	struct ending ending = {.ctx = ctx};
 	if (shim_is_forked()) {
 		return destroy(ctx);
 	}
 	order_hold_contexts();
+	ending_prepare(&ending);
 	CUresult result = destroy(ctx);
-	if (result == CUDA_SUCCESS) {
-		forget_ctx(ctx);
-	}
-	order_let_contexts();
+	ending_settle(&ending, result == CUDA_SUCCESS);
 	return result;
 }
 
@@ -39,6 +65,25 @@ CUresult shim_cuCtxDestroy_v2(CUcontext ctx)
 	return destroy_ctx(ctx, real(cuCtxDestroy_v2));
 }
 
+/* It has to be the current one, and is no more if that was its last use. */
+CUresult shim_cuCtxDetach(CUcontext ctx)
+{
+	struct ending ending = {.ctx = ctx};
+	CUcontext current = ctx;
+	if (shim_is_forked()) {
+		return real(cuCtxDetach)(ctx);
+	}
+	order_hold_contexts();
+	ending_prepare(&ending);
+	CUresult result = real(cuCtxDetach)(ctx);
+	ending_settle(&ending, result == CUDA_SUCCESS &&
+	                               real(cuCtxGetCurrent)(&current) == CUDA_SUCCESS &&
+	                               current != ctx);
+	return result;
+}
+
+/* ---- primary contexts ------------------------------------------------------------------------- */
+
 static bool is_active(CUdevice device)
 {
 	unsigned flags;
@@ -46,50 +91,108 @@ static bool is_active(CUdevice device)
 	return real(cuDevicePrimaryCtxGetState)(device, &flags, &active) == CUDA_SUCCESS && active;
 }
 
-/* The primary context, if there is one. cudart retains it behind our back, so we have to ask. */
-static CUcontext primary_ctx(CUdevice device)
+/*
+ * The primary context, if there is one. cudart retains it behind our back, so we have to ask. Its handle
+ * is the same in all its lives; its id is not, where the driver has ids (CUDA 12.0).
+ */
+static struct ending primary_of(CUdevice device)
 {
-	CUcontext ctx = NULL;
-	if (!is_active(device) || real(cuDevicePrimaryCtxRetain)(&ctx, device) != CUDA_SUCCESS) {
-		return NULL;
+	struct ending primary = {.ctx = NULL};
+	if (is_active(device) &&
+	    real(cuDevicePrimaryCtxRetain)(&primary.ctx, device) == CUDA_SUCCESS) {
+		if (real(cuCtxGetId)) {
+			real(cuCtxGetId)(primary.ctx, &primary.id);
+		}
+		real(cuDevicePrimaryCtxRelease_v2)(device);
 	}
-	real(cuDevicePrimaryCtxRelease_v2)(device);
-	return ctx;
+	return primary;
 }
 
-static CUresult end_primary(CUdevice device, shim_device_fn *end, bool is_reset)
+/* Another thread may have made it anew already. */
+static bool is_primary_gone(CUdevice device, const struct ending *ending)
+{
+	if (!ending->ctx || !is_active(device)) {
+		return ending->ctx != NULL;
+	}
+	struct ending now = primary_of(device);
+	return now.ctx && now.id != ending->id;
+}
+
+static struct ending hold_primary(CUdevice device)
+{
+	order_hold_contexts();
+	struct ending ending = primary_of(device);
+	ending_prepare(&ending);
+	return ending;
+}
+
+static CUresult end_primary(CUdevice device, shim_device_fn *end)
 {
 	if (shim_is_forked() || !real(cuDevicePrimaryCtxRelease_v2)) {
 		return end(device);
 	}
-	order_hold_contexts();
-	CUcontext ctx = primary_ctx(device);
+	struct ending ending = hold_primary(device);
 	CUresult result = end(device);
-	if (result == CUDA_SUCCESS && ctx && (is_reset || !is_active(device))) {
-		forget_ctx(ctx);
-	}
-	order_let_contexts();
+	ending_settle(&ending, is_primary_gone(device, &ending));
 	return result;
 }
 
 CUresult shim_cuDevicePrimaryCtxRelease(CUdevice device)
 {
-	return end_primary(device, real(cuDevicePrimaryCtxRelease), false);
+	return end_primary(device, real(cuDevicePrimaryCtxRelease));
 }
 
 CUresult shim_cuDevicePrimaryCtxRelease_v2(CUdevice device)
 {
-	return end_primary(device, real(cuDevicePrimaryCtxRelease_v2), false);
+	return end_primary(device, real(cuDevicePrimaryCtxRelease_v2));
 }
 
 CUresult shim_cuDevicePrimaryCtxReset(CUdevice device)
 {
-	return end_primary(device, real(cuDevicePrimaryCtxReset), true);
+	return end_primary(device, real(cuDevicePrimaryCtxReset));
 }
 
 CUresult shim_cuDevicePrimaryCtxReset_v2(CUdevice device)
 {
-	return end_primary(device, real(cuDevicePrimaryCtxReset_v2), true);
+	return end_primary(device, real(cuDevicePrimaryCtxReset_v2));
+}
+
+/* ---- green contexts, each of which retains the primary one ------------------------------------ */
+
+CUresult shim_cuGreenCtxCreate(CUgreenCtx *green_out, CUdevResourceDesc resources, CUdevice device,
+                               unsigned flags)
+{
+	CUresult result = real(cuGreenCtxCreate)(green_out, resources, device, flags);
+	CUcontext ctx = NULL;
+	if (result != CUDA_SUCCESS || shim_is_forked() || !real(cuDevicePrimaryCtxRelease_v2) ||
+	    !real(cuCtxFromGreenCtx) || real(cuCtxFromGreenCtx)(&ctx, *green_out) != CUDA_SUCCESS) {
+		return result;
+	}
+	order_hold_contexts();
+	struct ending primary = primary_of(device);
+	order_let_contexts();
+	if (primary.ctx) {
+		context_add_green(ctx, primary.ctx, device);
+	}
+	return result;
+}
+
+CUresult shim_cuGreenCtxDestroy(CUgreenCtx green)
+{
+	CUcontext ctx = NULL;
+	CUdevice device;
+	if (shim_is_forked() || !real(cuCtxFromGreenCtx) ||
+	    real(cuCtxFromGreenCtx)(&ctx, green) != CUDA_SUCCESS ||
+	    !context_remove_green(ctx, &device)) {
+		return real(cuGreenCtxDestroy)(green);
+	}
+	struct ending ending = hold_primary(device);
+	CUresult result = real(cuGreenCtxDestroy)(green);
+	if (result != CUDA_SUCCESS && ending.ctx) {
+		context_add_green(ctx, ending.ctx, device);
+	}
+	ending_settle(&ending, is_primary_gone(device, &ending));
+	return result;
 }
 
 /* ---- peers ------------------------------------------------------------------------------------ */
@@ -105,7 +208,10 @@ static CUresult device_of(CUcontext ctx, CUdevice *device_out)
 	return result;
 }
 
-/* The driver opens its own memory of @peer to the current context; ours has to be opened by us. */
+/*
+ * The driver opens its own memory of @peer to the current context; ours has to be opened by us. Where
+ * that fails the driver closes its own again: the program may try once more.
+ */
 CUresult shim_cuCtxEnablePeerAccess(CUcontext peer, unsigned flags)
 {
 	CUresult result = real(cuCtxEnablePeerAccess)(peer, flags);
@@ -118,45 +224,64 @@ CUresult shim_cuCtxEnablePeerAccess(CUcontext peer, unsigned flags)
 	    device_of(peer, &device) != CUDA_SUCCESS || device == reader) {
 		return result;
 	}
-	quiesce_add_reader(peer, current);
-	return heap_add_peer(device, reader);
-}
-
-/* ---- captures --------------------------------------------------------------------------------- */
-
-static CUresult note_begin(CUresult result)
-{
-	if (result == CUDA_SUCCESS) {
-		quiesce_note_capture(1);
+	current = context_primary(current);
+	result = CUDA_ERROR_OUT_OF_MEMORY;
+	if (quiesce_add_reader(context_primary(peer), current)) {
+		result = heap_add_peer(device, reader);
+	}
+	if (result != CUDA_SUCCESS) {
+		quiesce_drop_reader(context_primary(peer), current);
+		real(cuCtxDisablePeerAccess)(peer);
 	}
 	return result;
 }
 
+CUresult shim_cuCtxDisablePeerAccess(CUcontext peer)
+{
+	CUresult result = real(cuCtxDisablePeerAccess)(peer);
+	CUcontext current = NULL;
+	if (result == CUDA_SUCCESS && !shim_is_forked() &&
+	    real(cuCtxGetCurrent)(&current) == CUDA_SUCCESS) {
+		quiesce_drop_reader(context_primary(peer), context_primary(current));
+	}
+	return result;
+}
+
+/* ---- captures --------------------------------------------------------------------------------- */
+
 CUresult shim_cuStreamBeginCapture(CUstream stream)
 {
-	return note_begin(real(cuStreamBeginCapture)(stream));
+	bool is_new = capture_begins(stream, 0);
+	return capture_begun(stream, 0, is_new, real(cuStreamBeginCapture)(stream));
 }
 
 CUresult shim_cuStreamBeginCapture_ptsz(CUstream stream)
 {
-	return note_begin(real(cuStreamBeginCapture_ptsz)(stream));
+	bool is_new = capture_begins(stream, GLAKE_PER_THREAD);
+	return capture_begun(stream, GLAKE_PER_THREAD, is_new,
+	                     real(cuStreamBeginCapture_ptsz)(stream));
 }
 
 CUresult shim_cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode mode)
 {
-	return note_begin(real(cuStreamBeginCapture_v2)(stream, mode));
+	bool is_new = capture_begins(stream, 0);
+	return capture_begun(stream, 0, is_new, real(cuStreamBeginCapture_v2)(stream, mode));
 }
 
 CUresult shim_cuStreamBeginCapture_v2_ptsz(CUstream stream, CUstreamCaptureMode mode)
 {
-	return note_begin(real(cuStreamBeginCapture_v2_ptsz)(stream, mode));
+	bool is_new = capture_begins(stream, GLAKE_PER_THREAD);
+	return capture_begun(stream, GLAKE_PER_THREAD, is_new,
+	                     real(cuStreamBeginCapture_v2_ptsz)(stream, mode));
 }
 
 CUresult shim_cuStreamBeginCaptureToGraph(CUstream stream, CUgraph graph, const CUgraphNode *nodes,
                                           const CUgraphEdgeData *edges, size_t n_nodes,
                                           CUstreamCaptureMode mode)
 {
-	return note_begin(
+	bool is_new = capture_begins(stream, 0);
+	return capture_begun(
+		stream, 0, is_new,
 		real(cuStreamBeginCaptureToGraph)(stream, graph, nodes, edges, n_nodes, mode));
 }
 
@@ -165,31 +290,29 @@ CUresult shim_cuStreamBeginCaptureToGraph_ptsz(CUstream stream, CUgraph graph,
                                                const CUgraphEdgeData *edges, size_t n_nodes,
                                                CUstreamCaptureMode mode)
 {
-	return note_begin(
+	bool is_new = capture_begins(stream, GLAKE_PER_THREAD);
+	return capture_begun(
+		stream, GLAKE_PER_THREAD, is_new,
 		real(cuStreamBeginCaptureToGraph_ptsz)(stream, graph, nodes, edges, n_nodes, mode));
-}
-
-/*
- * A capture that was invalidated has to be ended as well, which reports that. Only where there was
- * none to end does the count stay.
- */
-static CUresult note_end(CUresult result)
-{
-	if (result != CUDA_ERROR_ILLEGAL_STATE && result != CUDA_ERROR_INVALID_VALUE &&
-	    result != CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD &&
-	    result != CUDA_ERROR_NOT_INITIALIZED && result != CUDA_ERROR_INVALID_HANDLE &&
-	    result != CUDA_ERROR_STREAM_CAPTURE_UNMATCHED) {
-		quiesce_note_capture(-1);
-	}
-	return result;
 }
 
 CUresult shim_cuStreamEndCapture(CUstream stream, CUgraph *graph)
 {
-	return note_end(real(cuStreamEndCapture)(stream, graph));
+	return capture_ended(stream, 0, real(cuStreamEndCapture)(stream, graph));
 }
 
 CUresult shim_cuStreamEndCapture_ptsz(CUstream stream, CUgraph *graph)
 {
-	return note_end(real(cuStreamEndCapture_ptsz)(stream, graph));
+	return capture_ended(stream, GLAKE_PER_THREAD,
+	                     real(cuStreamEndCapture_ptsz)(stream, graph));
+}
+
+CUresult shim_cuStreamDestroy(CUstream stream)
+{
+	return capture_stream_destroyed(stream, real(cuStreamDestroy)(stream));
+}
+
+CUresult shim_cuStreamDestroy_v2(CUstream stream)
+{
+	return capture_stream_destroyed(stream, real(cuStreamDestroy_v2)(stream));
 }

@@ -3,13 +3,13 @@
 #include "shim/account.h"
 #include "shim/array_size.h"
 #include "shim/owner.h"
-#include "shim/quiesce.h"
+#include "shim/capture.h"
 
 /* glaked shall see a program that has nothing else, too. Not in captures: connecting takes calls. */
 static void be_seen(void)
 {
 	bool is_refused;
-	if (shim_can_own() && !quiesce_is_capturing()) {
+	if (shim_can_own() && !capture_is_any()) {
 		owner_unref(owner_get(&is_refused));
 	}
 }

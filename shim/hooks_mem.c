@@ -3,6 +3,7 @@
 #include <stdatomic.h>
 
 #include "shim/account.h"
+#include "shim/capture.h"
 #include "shim/order.h"
 #include "shim/quiesce.h"
 #include "shim/verdict.h"
@@ -19,7 +20,7 @@ static enum verdict alloc_ours(CUdeviceptr *address_out, uint64_t n_bytes, CUres
 	if (!heap_place_here(&place)) {
 		return LEFT_TO_DRIVER;
 	}
-	*result_out = quiesce_ask_alloc();
+	*result_out = capture_ask_alloc();
 	if (*result_out != CUDA_SUCCESS) {
 		return ANSWERED;
 	}

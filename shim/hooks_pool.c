@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The pools themselves, which are the driver's: what of theirs is ours is added. */
 #include "shim/order.h"
-#include "shim/quiesce.h"
 
 static bool owns_pools(void)
 {
@@ -78,7 +77,7 @@ CUresult shim_cuMemPoolTrimTo(CUmemoryPool handle, size_t keep_bytes)
 {
 	CUresult result = real(cuMemPoolTrimTo)(handle, keep_bytes);
 	const struct pool *pool = result == CUDA_SUCCESS ? find(handle) : NULL;
-	if (pool && !quiesce_is_capturing()) {
+	if (pool) {
 		order_collect_all();
 		uint64_t reserved_bytes = pool_reserved_bytes(pool);
 		heap_trim(pool_device(pool),

@@ -309,13 +309,13 @@ bool ipc_close(CUdeviceptr address, CUresult *result_out)
 	return true;
 }
 
-void ipc_release_ctx(CUcontext ctx)
+void ipc_release_ctx(CUcontext ctx, uint64_t era)
 {
 	struct opened *gone = NULL;
 	pthread_mutex_lock(&lock);
 	for (struct opened **at = &list; *at;) {
 		struct opened *opened = *at;
-		if (opened->place.ctx == ctx) {
+		if (opened->place.ctx == ctx && opened->place.era < era) {
 			*at = opened->next;
 			opened->next = gone;
 			gone = opened;

@@ -32,7 +32,7 @@ bool ipc_find(CUdeviceptr address, struct heap_facts *facts_out);
 /* Or at least in what is mapped for it? */
 bool ipc_has(CUdeviceptr address);
 
-/* What a context has opened goes with it. */
-void ipc_release_ctx(CUcontext ctx);
+/* The life of @ctx before @era (context.h) is over, and what it has opened goes with it. */
+void ipc_release_ctx(CUcontext ctx, uint64_t era);
 
 #endif

@@ -3,7 +3,7 @@
 
 #include <pthread.h>
 
-#include "shim/quiesce.h"
+#include "shim/context.h"
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static struct glake_order *order; /* NULL: the driver is too old for one */
@@ -14,19 +14,12 @@ static void release(void *user, void *allocation)
 	heap_release(allocation);
 }
 
-static int is_capturing(void *user)
-{
-	(void)user;
-	return quiesce_is_capturing();
-}
-
 static void make_order(void)
 {
 	const struct glake_order_options options = {
 		.size = sizeof(options),
 		.libcuda = shim_libcuda(),
 		.release = release,
-		.is_capturing = is_capturing,
 	};
 	if (glake_order_new(&options, &order) < 0) {
 		order = NULL;
@@ -51,6 +44,7 @@ int order_alloc(const struct glake_stream *stream, struct pool *pool, uint64_t n
 		.device = stream->ordinal,
 		.ctx = stream->context,
 		.pool = pool,
+		.era = context_era(),
 	};
 	struct allocation *parked = glake_order_take(order, stream, heap_round(n_bytes));
 	if (parked) {
@@ -85,7 +79,7 @@ bool order_collect(CUcontext ctx, bool waits)
 void order_collect_all(void)
 {
 	if (get_order()) {
-		glake_order_collect_all(order, false);
+		glake_order_collect_all(order, -1);
 	}
 }
 
@@ -103,9 +97,23 @@ void order_let_contexts(void)
 	}
 }
 
-void order_release_ctx(CUcontext ctx)
+void order_hide_ctx(CUcontext ctx)
 {
 	if (order) {
-		glake_order_drop_context(order, ctx);
+		glake_order_hide_context(order, ctx);
+	}
+}
+
+void order_show_ctx(CUcontext ctx)
+{
+	if (order) {
+		glake_order_show_context(order, ctx);
+	}
+}
+
+void order_drop_ctx(void)
+{
+	if (order) {
+		glake_order_drop_context(order);
 	}
 }

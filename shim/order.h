@@ -34,11 +34,15 @@ bool order_collect(CUcontext ctx, bool waits);
 /* The same for all contexts, without waiting, in a thread that has any context or none. */
 void order_collect_all(void);
 
-/* Around calls that may end a context: nobody else makes use of it meanwhile. */
+/*
+ * Around calls that may end a context: nobody else makes use of it meanwhile. What is parked in @ctx is
+ * hidden before, since its handle may be another's at once; and dropped if it is gone, as no work uses
+ * it any more and its events went with it, or shown again.
+ */
 void order_hold_contexts(void);
 void order_let_contexts(void);
-
-/* @ctx is gone: no work uses its memory any more, and its events went with it. */
-void order_release_ctx(CUcontext ctx);
+void order_hide_ctx(CUcontext ctx);
+void order_show_ctx(CUcontext ctx);
+void order_drop_ctx(void);
 
 #endif

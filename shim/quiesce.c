@@ -4,96 +4,29 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stddef.h>
-#include <string.h>
+#include <stdlib.h>
 
-#include "proto/cleanup.h"
-
-#define PROBE_BYTES 512
-#define MAX_PROBES 256u
-#define MAX_PAIRS 4096u /* of contexts of 64 devices: more than there are */
+#include "shim/capture.h"
+#include "shim/context.h"
 
 struct pair {
-	CUcontext owner;
+	CUcontext maker;
 	CUcontext reader;
+	uint64_t era;      /* of both */
+	struct pair *next; /* link: pairs */
 };
 
-static atomic_int n_captures;
-
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct pair pairs[MAX_PAIRS];
-static size_t n_pairs;
+static struct pair *pairs;    /* owned list; no two are the same */
 static atomic_bool has_pairs; /* stays set: peers are rare, and this spares all others the lock */
 
-void quiesce_note_capture(int change)
-{
-	n_captures += change;
-}
-
-bool quiesce_is_capturing(void)
-{
-	return atomic_load_explicit(&n_captures, memory_order_relaxed) > 0;
-}
-
-/* ---- asking the driver ------------------------------------------------------------------------ */
-
-/*
- * Freeing waits, and may be forbidden where allocating is not. So what was allocated to ask is kept
- * until no stream is captured any more.
- */
-static CUdeviceptr probes[MAX_PROBES];
-static size_t n_probes;
-static atomic_bool has_probes;
-
-static CUresult free_probes(void)
-{
-	CUdeviceptr taken[MAX_PROBES];
-	pthread_mutex_lock(&lock);
-	size_t n_taken = n_probes;
-	memcpy(taken, probes, n_taken * sizeof(taken[0]));
-	n_probes = 0;
-	has_probes = false;
-	pthread_mutex_unlock(&lock);
-	CUresult result = CUDA_SUCCESS;
-	for (size_t i = 0; i < n_taken; i++) {
-		CUresult freed = real(cuMemFree_v2)(taken[i]);
-		result = result == CUDA_SUCCESS ? freed : result;
-	}
-	return result;
-}
-
-static CUresult keep_probe(CUdeviceptr probe)
-{
-	pthread_mutex_lock(&lock);
-	bool is_kept = n_probes < MAX_PROBES;
-	if (is_kept) {
-		probes[n_probes++] = probe;
-		has_probes = true;
-	}
-	pthread_mutex_unlock(&lock);
-	return is_kept ? CUDA_SUCCESS : real(cuMemFree_v2)(probe);
-}
-
-CUresult quiesce_ask_alloc(void)
-{
-	CUdeviceptr probe = 0;
-	if (!quiesce_is_capturing()) {
-		if (has_probes) {
-			free_probes();
-		}
-		return CUDA_SUCCESS;
-	}
-	CUresult result = real(cuMemAlloc_v2)(&probe, PROBE_BYTES);
-	return result == CUDA_SUCCESS ? keep_probe(probe) : result;
-}
-
-static CUresult ask_free(void)
-{
-	CUdeviceptr probe = 0;
-	CUresult result = real(cuMemAlloc_v2)(&probe, PROBE_BYTES);
-	return result == CUDA_SUCCESS ? real(cuMemFree_v2)(probe) : result;
-}
-
 /* ---- waiting ---------------------------------------------------------------------------------- */
+
+/* In the current context. A free waits as it would, where captures forbid all other ways. */
+static CUresult wait_here(void)
+{
+	return capture_is_any() ? capture_ask_free() : real(cuCtxSynchronize)();
+}
 
 static CUresult wait_for(CUcontext ctx)
 {
@@ -103,63 +36,107 @@ static CUresult wait_for(CUcontext ctx)
 		return result;
 	}
 	if (current == ctx) {
-		return real(cuCtxSynchronize)();
+		return wait_here();
 	}
 	result = real(cuCtxPushCurrent_v2)(ctx);
 	if (result != CUDA_SUCCESS) {
 		return result;
 	}
-	result = real(cuCtxSynchronize)();
+	result = wait_here();
 	real(cuCtxPopCurrent_v2)(&current);
 	return result;
 }
 
-static CUresult wait_for_readers(CUcontext ctx)
+/* Of the readers of @maker the one that follows @last, by their handles; NULL: there is none. */
+static CUcontext next_reader(CUcontext maker, CUcontext last)
 {
-	CUcontext readers[SHIM_MAX_DEVICES];
-	size_t n_readers = 0;
+	CUcontext next = NULL;
 	pthread_mutex_lock(&lock);
-	for (size_t i = 0; i < n_pairs && n_readers < n_elements(readers); i++) {
-		if (pairs[i].owner == ctx) {
-			readers[n_readers++] = pairs[i].reader;
+	for (const struct pair *pair = pairs; pair; pair = pair->next) {
+		if (pair->maker == maker && pair->reader > last && (!next || pair->reader < next)) {
+			next = pair->reader;
 		}
 	}
 	pthread_mutex_unlock(&lock);
+	return next;
+}
+
+static CUresult wait_for_readers(CUcontext maker)
+{
 	CUresult result = CUDA_SUCCESS;
-	for (size_t i = 0; result == CUDA_SUCCESS && i < n_readers; i++) {
-		result = wait_for(readers[i]);
+	CUcontext reader = NULL;
+	while (result != CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED &&
+	       (reader = next_reader(maker, reader))) {
+		result = wait_for(reader);
 	}
-	return result;
+	return result == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED ? result : CUDA_SUCCESS;
 }
 
 CUresult quiesce_ctx(CUcontext ctx)
 {
-	if (quiesce_is_capturing()) {
-		return ask_free();
-	}
 	CUresult result = wait_for(ctx);
 	return result == CUDA_SUCCESS && has_pairs ? wait_for_readers(ctx) : result;
 }
 
-void quiesce_add_reader(CUcontext owner, CUcontext reader)
+/* ---- peers ------------------------------------------------------------------------------------ */
+
+/* Called with the lock held. */
+static struct pair **link_of(CUcontext maker, CUcontext reader)
+{
+	struct pair **link = &pairs;
+	while (*link && ((*link)->maker != maker || (*link)->reader != reader)) {
+		link = &(*link)->next;
+	}
+	return link;
+}
+
+static void drop(struct pair **link)
+{
+	struct pair *pair = *link;
+	*link = pair->next;
+	free(pair);
+}
+
+bool quiesce_add_reader(CUcontext maker, CUcontext reader)
+{
+	struct pair *pair = calloc(1, sizeof(*pair));
+	if (!pair) {
+		return false;
+	}
+	*pair = (struct pair){.maker = maker, .reader = reader, .era = context_era()};
+	pthread_mutex_lock(&lock);
+	struct pair **link = link_of(maker, reader);
+	if (*link) {
+		/* Of lives that have ended and are about to be dropped, or given access again. */
+		drop(link);
+	}
+	pair->next = pairs;
+	pairs = pair;
+	has_pairs = true;
+	pthread_mutex_unlock(&lock);
+	return true;
+}
+
+void quiesce_drop_reader(CUcontext maker, CUcontext reader)
 {
 	pthread_mutex_lock(&lock);
-	if (n_pairs < MAX_PAIRS) {
-		pairs[n_pairs++] = (struct pair){.owner = owner, .reader = reader};
+	struct pair **link = link_of(maker, reader);
+	if (*link) {
+		drop(link);
 	}
-	has_pairs = true;
 	pthread_mutex_unlock(&lock);
 }
 
-void quiesce_drop_ctx(CUcontext ctx)
+void quiesce_drop_ctx(CUcontext ctx, uint64_t era)
 {
 	pthread_mutex_lock(&lock);
-	size_t n_kept = 0;
-	for (size_t i = 0; i < n_pairs; i++) {
-		if (pairs[i].owner != ctx && pairs[i].reader != ctx) {
-			pairs[n_kept++] = pairs[i];
+	for (struct pair **link = &pairs; *link;) {
+		const struct pair *pair = *link;
+		if ((pair->maker == ctx || pair->reader == ctx) && pair->era < era) {
+			drop(link);
+		} else {
+			link = &(*link)->next;
 		}
 	}
-	n_pairs = n_kept;
 	pthread_mutex_unlock(&lock);
 }

@@ -1,11 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Waiting for the GPU, as the driver's own cuMemFree() does, and what stream capture makes of that.
- *
- * While any stream of the process is captured, most calls that wait are forbidden: they fail, and
- * end the capture. Whether cuMemAlloc() and cuMemFree() are depends on the capture and on the mode
- * of the calling thread, and only the driver knows both. So then we ask it: a tiny allocation of its
- * own succeeds, fails, and waits when freed, exactly as the program's would.
+ * Waiting for the GPU, as the driver's own cuMemFree() does: for a context, and for those that may
+ * access its memory.
  *
  * Threads: any.
  */
@@ -16,20 +12,16 @@
 
 #include "shim/shim.h"
 
-/* May memory be allocated now? The driver's error if not. Costs nothing outside captures. */
-CUresult quiesce_ask_alloc(void);
-
-/* Wait for all work of @ctx, and of contexts that may access its memory. The driver's error. */
+/*
+ * Wait for all work of @ctx, and of contexts that may access its memory. The driver's error: of @ctx,
+ * or if a capture forbids to wait. A reader that is lost has no work any more.
+ */
 CUresult quiesce_ctx(CUcontext ctx);
 
-/* @reader was given access to memory that @owner allocates. */
-void quiesce_add_reader(CUcontext owner, CUcontext reader);
-/* @ctx is gone. */
-void quiesce_drop_ctx(CUcontext ctx);
-
-bool quiesce_is_capturing(void);
-
-/* Captures that have begun and not ended, +1 or -1. */
-void quiesce_note_capture(int change);
+/* @reader was given access to memory that @maker allocates. False without memory. */
+bool quiesce_add_reader(CUcontext maker, CUcontext reader);
+void quiesce_drop_reader(CUcontext maker, CUcontext reader);
+/* The life of @ctx before @era (context.h) is over. */
+void quiesce_drop_ctx(CUcontext ctx, uint64_t era);
 
 #endif

@@ -6,8 +6,8 @@
 #include <signal.h>
 #include <time.h>
 
+#include "shim/capture.h"
 #include "shim/order.h"
-#include "shim/quiesce.h"
 #include "shim/report.h"
 
 #define STACK_BYTES (256u * 1024)
@@ -22,24 +22,12 @@ static uint64_t now_ms(void)
 	return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
 }
 
-/*
- * A capture may begin at any time, and what this thread asks of the driver would then end it, had the
- * thread not said that it knows what it does: nothing of it is about a stream that is captured.
- */
-static void stand_aside(void)
-{
-	CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-	if (real(cuThreadExchangeStreamCaptureMode)) {
-		real(cuThreadExchangeStreamCaptureMode)(&mode);
-	}
-}
-
 static void *serve(void *user)
 {
 	struct owner *owner = user;
 	const struct timespec rest = {.tv_nsec = REST_NS};
 	uint64_t reported_ms = now_ms();
-	stand_aside();
+	capture_relax();
 	while (!owner->is_dead) {
 		struct pollfd ready = {.fd = glake_fd(owner->session), .events = POLLIN};
 		if (ready.fd < 0) {
@@ -49,14 +37,12 @@ static void *serve(void *user)
 		if (poll(&ready, 1, REPORT_MS) != 0) {
 			nanosleep(&rest, NULL);
 		}
-		if (!quiesce_is_capturing()) {
-			order_collect_all();
-			if (now_ms() - reported_ms >= REPORT_MS) {
-				reported_ms = now_ms();
-				report_program(owner);
-			}
-			owner_is_gone(owner, glake_dispatch(owner->session));
+		order_collect_all();
+		if (now_ms() - reported_ms >= REPORT_MS) {
+			reported_ms = now_ms();
+			report_program(owner);
 		}
+		owner_is_gone(owner, glake_dispatch(owner->session));
 	}
 	owner_unref(owner);
 	return NULL;

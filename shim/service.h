@@ -3,8 +3,8 @@
  * The shim's only thread: it answers glaked's wish for warm memory while the program computes, or
  * sleeps, and reports what the program holds.
  *
- * It starts with a session and ends with it. All signals are blocked in it. During stream captures it
- * keeps still: unmapping is among the calls that may end a capture.
+ * It starts with a session and ends with it. All signals are blocked in it. Stream captures of the
+ * program do not mind it: its own mode is relaxed.
  */
 #ifndef GLAKE_SHIM_SERVICE_H
 #define GLAKE_SHIM_SERVICE_H

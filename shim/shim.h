@@ -31,6 +31,8 @@ typedef CUresult shim_proc_v2_fn(const char *symbol, void **entry, int version, 
 typedef CUresult shim_ctx_fn(CUcontext ctx);
 typedef CUresult shim_device_fn(CUdevice device);
 typedef CUresult shim_stream_fn(CUstream stream);
+/* As before its _v2. */
+typedef CUresult shim_stream_ctx_fn(CUstream stream, CUcontext *ctx);
 /* New in CUDA 13. */
 typedef CUresult shim_set_pool_fn(CUmemLocation *location, CUmemAllocationType type,
                                   CUmemoryPool pool);

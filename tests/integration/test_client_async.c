@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "libclient/glake_order.h"
 #include "tests/integration/client_fixture.h"
@@ -189,6 +190,34 @@ START_TEST(a_captured_stream_is_busy)
 }
 END_TEST
 
+/* Neither of this thread, which looks for what is done with, and may have to wait for it. */
+START_TEST(captures_go_on)
+{
+	CUstream stream = stream_new();
+	CUstream other = stream_new();
+	CUgraph graph;
+	__typeof__(cuStreamBeginCapture) *capture = (__typeof__(cuStreamBeginCapture) *)dlsym(
+		drv.library, "cuStreamBeginCapture_v2");
+	__typeof__(cuStreamEndCapture) *end = (__typeof__(cuStreamEndCapture) *)dlsym(
+		drv.library, "cuStreamEndCapture");
+	glake_ptr ptrs[20];
+	for (size_t i = 0; i < 20; i++) {
+		ptrs[i] = alloc_on(other, 4 * MIB);
+	}
+	ck_assert_int_eq(capture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL), CUDA_SUCCESS);
+	for (size_t i = 0; i < 20; i++) {
+		queue_write(other, ptrs[i], 4 * MIB);
+		assert_ok(glake_free_async(session, other, ptrs[i], 0));
+	}
+	/* 256 MiB is all there is. */
+	glake_ptr ptr = alloc_on(other, 200 * MIB);
+	assert_ok(glake_free_async(session, other, ptr, 0));
+	assert_ok(glake_alloc(session, 0, 220 * MIB, 0, &ptr));
+	assert_ok(glake_trim(session, 0, 0));
+	ck_assert_int_eq(end(stream, &graph), CUDA_SUCCESS);
+}
+END_TEST
+
 START_TEST(threads_have_default_streams_of_their_own)
 {
 	glake_ptr ptr;
@@ -251,7 +280,9 @@ START_TEST(an_order_gives_up_with_its_context)
 	};
 	struct glake_order *order;
 	struct glake_stream known;
+	struct glake_stream later;
 	CUstream stream = stream_new();
+	CUstream next = stream_new();
 	int first;
 	int second;
 	assert_ok(glake_order_new(&options, &order));
@@ -268,19 +299,74 @@ START_TEST(an_order_gives_up_with_its_context)
 	ck_assert_ptr_eq(glake_order_take(order, &known, 1000), &first);
 	ck_assert_ptr_null(glake_order_take(order, &known, 1000));
 	ck_assert_int_eq(glake_order_collect(order, context, 0), 0);
-	ck_assert_uint_eq(n_released, 0);
+	assert_ok(glake_order_park(order, stream, 0, &known, &first, 0, 1024));
+	/* An end that comes to nothing. */
 	glake_order_hold_contexts(order);
-	glake_order_drop_context(order, context);
+	glake_order_hide_context(order, context);
+	ck_assert_ptr_null(glake_order_take(order, &known, 1024));
+	ck_assert_int_eq(glake_order_collect(order, context, 0), 0);
+	glake_order_show_context(order, context);
+	glake_order_let_contexts(order);
+	ck_assert_ptr_eq(glake_order_take(order, &known, 1024), &first);
+	ck_assert_uint_eq(n_released, 0);
+	/* And one while the next context is here already: what is of that one stays. */
+	glake_order_hold_contexts(order);
+	glake_order_hide_context(order, context);
+	assert_ok(glake_order_stream(order, next, 0, &later));
+	assert_ok(glake_order_park(order, next, 0, &later, &first, 0, 1024));
+	glake_order_drop_context(order);
 	glake_order_let_contexts(order);
 	ck_assert_uint_eq(n_released, 1);
+	ck_assert_ptr_eq(glake_order_take(order, &later, 1024), &first);
 	assert_ok(glake_order_stream(order, stream, 0, &known));
 	assert_ok(glake_order_park(order, stream, 0, &known, &first, 0, 1024));
-	ck_assert_int_eq(glake_order_collect_all(order, 1), 1);
+	ck_assert_int_eq(glake_order_collect_all(order, 0), 1);
 	ck_assert_uint_eq(n_released, 2);
 	assert_ok(glake_order_park(order, stream, 0, &known, &first, 0, 1024));
 	glake_order_free(order);
 	ck_assert_uint_eq(n_released, 3);
 	glake_order_free(NULL);
+}
+END_TEST
+
+static int gate_is_open;
+
+static void CUDA_CB wait_at_gate(void *user)
+{
+	(void)user;
+	while (!__atomic_load_n(&gate_is_open, __ATOMIC_SEQ_CST)) {
+		usleep(1000);
+	}
+}
+
+START_TEST(an_order_waits_for_one_device)
+{
+	const struct glake_order_options options = {
+		.size = sizeof(options),
+		.release = count_release,
+	};
+	__typeof__(cuLaunchHostFunc) *launch = (__typeof__(cuLaunchHostFunc) *)dlsym(
+		drv.library, "cuLaunchHostFunc");
+	struct glake_order *order;
+	struct glake_stream here;
+	struct glake_stream there;
+	CUcontext second;
+	CUstream stream = stream_new();
+	ck_assert_int_eq(drv.cuDevicePrimaryCtxRetain(&second, 1), CUDA_SUCCESS);
+	ck_assert_int_eq(drv.cuCtxSetCurrent(second), CUDA_SUCCESS);
+	CUstream other = stream_new();
+	assert_ok(glake_order_new(&options, &order));
+	assert_ok(glake_order_stream(order, stream, 0, &here));
+	assert_ok(glake_order_stream(order, other, 0, &there));
+	ck_assert_int_eq(launch(stream, wait_at_gate, NULL), CUDA_SUCCESS);
+	assert_ok(glake_order_park(order, stream, 0, &here, &here, 0, 1024));
+	assert_ok(glake_order_park(order, other, 0, &there, &there, 1, 1024));
+	ck_assert_int_eq(glake_order_collect_all(order, 1), 1);
+	ck_assert_uint_eq(n_released, 1);
+	__atomic_store_n(&gate_is_open, 1, __ATOMIC_SEQ_CST);
+	ck_assert_int_eq(glake_order_collect_all(order, 0), 1);
+	ck_assert_uint_eq(n_released, 2);
+	glake_order_free(order);
 }
 END_TEST
 
@@ -305,10 +391,12 @@ int main(void)
 		what_is_parked_is_nobodys,
 		bad_requests_change_nothing,
 		a_captured_stream_is_busy,
+		captures_go_on,
 		threads_have_default_streams_of_their_own,
 		disconnecting_gives_back_what_is_parked,
 		a_child_frees_host_memory_only,
 		an_order_gives_up_with_its_context,
+		an_order_waits_for_one_device,
 		an_order_has_to_be_told_how_to_release,
 	};
 	Suite *suite = suite_create("client_async");

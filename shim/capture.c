@@ -1,0 +1,276 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "shim/capture.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "glake_order.h"
+#include "shim/context.h"
+#include "shim/order.h"
+
+#define PROBE_BYTES 512
+#define MAX_PROBES 256u
+
+/*
+ * A stream by its handle: to ask a captured one for its id would end the capture. The default stream
+ * of a thread has the same handle in all threads and contexts.
+ */
+struct capture {
+	CUstream stream;
+	pthread_t thread; /* whose default stream it is */
+	CUcontext ctx;
+	uint64_t era;         /* of ctx */
+	struct capture *next; /* link: captures */
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct capture *captures; /* owned list */
+static atomic_uint n_captures;
+
+bool capture_is_any(void)
+{
+	return atomic_load_explicit(&n_captures, memory_order_relaxed) > 0;
+}
+
+/* ---- asking the driver ------------------------------------------------------------------------ */
+
+CUstreamCaptureMode capture_relax(void)
+{
+	CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+	real(cuThreadExchangeStreamCaptureMode)(&mode);
+	return mode;
+}
+
+void capture_restore(CUstreamCaptureMode mode)
+{
+	real(cuThreadExchangeStreamCaptureMode)(&mode);
+}
+
+/*
+ * Freeing waits, which allocating does not. So what was allocated to ask is kept until no stream is
+ * captured any more, and forgotten with its context.
+ */
+struct probe {
+	CUdeviceptr address;
+	CUcontext ctx;
+	uint64_t era; /* of ctx */
+};
+
+static struct probe probes[MAX_PROBES]; /* under the lock */
+static size_t n_probes;
+static atomic_bool has_probes;
+
+/* No context may end meanwhile, or the address could be somebody else's. */
+static void free_probes(void)
+{
+	struct probe taken[MAX_PROBES];
+	order_hold_contexts();
+	pthread_mutex_lock(&lock);
+	size_t n_taken = n_probes;
+	memcpy(taken, probes, n_taken * sizeof(taken[0]));
+	n_probes = 0;
+	has_probes = false;
+	pthread_mutex_unlock(&lock);
+	CUstreamCaptureMode mode = capture_relax();
+	for (size_t i = 0; i < n_taken; i++) {
+		real(cuMemFree_v2)(taken[i].address);
+	}
+	capture_restore(mode);
+	order_let_contexts();
+}
+
+static void keep_probe(CUdeviceptr address)
+{
+	struct probe probe = {.address = address, .era = context_era()};
+	real(cuCtxGetCurrent)(&probe.ctx);
+	probe.ctx = context_primary(probe.ctx);
+	pthread_mutex_lock(&lock);
+	bool is_kept = n_probes < MAX_PROBES;
+	if (is_kept) {
+		probes[n_probes++] = probe;
+		has_probes = true;
+	}
+	pthread_mutex_unlock(&lock);
+	if (!is_kept) {
+		real(cuMemFree_v2)(address);
+	}
+}
+
+CUresult capture_ask_alloc(void)
+{
+	CUdeviceptr probe = 0;
+	if (!capture_is_any()) {
+		if (has_probes) {
+			free_probes();
+		}
+		return CUDA_SUCCESS;
+	}
+	CUresult result = real(cuMemAlloc_v2)(&probe, PROBE_BYTES);
+	if (result == CUDA_SUCCESS) {
+		keep_probe(probe);
+	}
+	return result;
+}
+
+CUresult capture_ask_free(void)
+{
+	CUdeviceptr probe = 0;
+	CUresult result = real(cuMemAlloc_v2)(&probe, PROBE_BYTES);
+	return result == CUDA_SUCCESS ? real(cuMemFree_v2)(probe) : result;
+}
+
+/* ---- captures --------------------------------------------------------------------------------- */
+
+static bool is_per_thread(CUstream stream, unsigned flags)
+{
+	return stream == CU_STREAM_PER_THREAD || (!stream && flags & GLAKE_PER_THREAD);
+}
+
+/* What tells the stream from all others, without asking it. */
+static struct capture describe(CUstream stream, unsigned flags)
+{
+	struct capture capture = {.stream = stream};
+	if (is_per_thread(stream, flags)) {
+		capture.stream = CU_STREAM_PER_THREAD;
+		capture.thread = pthread_self();
+		real(cuCtxGetCurrent)(&capture.ctx);
+	}
+	return capture;
+}
+
+static bool is_of(const struct capture *capture, const struct capture *stream)
+{
+	return capture->stream == stream->stream &&
+	       (stream->stream != CU_STREAM_PER_THREAD ||
+	        (pthread_equal(capture->thread, stream->thread) && capture->ctx == stream->ctx));
+}
+
+/* Called with the lock held. The link to it, or to where it would be. */
+static struct capture **link_of(const struct capture *stream)
+{
+	struct capture **link = &captures;
+	while (*link && !is_of(*link, stream)) {
+		link = &(*link)->next;
+	}
+	return link;
+}
+
+/* Called with the lock held. */
+static void drop(struct capture **link)
+{
+	struct capture *capture = *link;
+	*link = capture->next;
+	n_captures--;
+	free(capture);
+}
+
+static void remove_stream(const struct capture *stream)
+{
+	pthread_mutex_lock(&lock);
+	struct capture **link = link_of(stream);
+	if (*link) {
+		drop(link);
+	}
+	pthread_mutex_unlock(&lock);
+}
+
+/* Which context it is of, to go with it. */
+static CUcontext ctx_of(CUstream stream)
+{
+	CUcontext ctx = NULL;
+	if (!real(cuStreamGetCtx) || real(cuStreamGetCtx)(stream, &ctx) != CUDA_SUCCESS) {
+		real(cuCtxGetCurrent)(&ctx);
+	}
+	return context_primary(ctx);
+}
+
+/* Before the driver begins, so that no thread takes the beginning for no capture. */
+bool capture_begins(CUstream stream, unsigned flags)
+{
+	struct capture *capture = shim_is_forked() ? NULL : calloc(1, sizeof(*capture));
+	if (!capture) {
+		return false;
+	}
+	*capture = describe(stream, flags);
+	capture->era = context_era();
+	if (capture->stream != CU_STREAM_PER_THREAD) {
+		capture->ctx = ctx_of(stream);
+	}
+	pthread_mutex_lock(&lock);
+	bool is_new = !*link_of(capture);
+	if (is_new) {
+		capture->next = captures;
+		captures = capture;
+		n_captures++;
+	}
+	pthread_mutex_unlock(&lock);
+	if (!is_new) {
+		free(capture);
+	}
+	return is_new;
+}
+
+CUresult capture_begun(CUstream stream, unsigned flags, bool is_new, CUresult result)
+{
+	if (is_new && result != CUDA_SUCCESS) {
+		struct capture failed = describe(stream, flags);
+		remove_stream(&failed);
+	}
+	return result;
+}
+
+static bool has_any(void)
+{
+	return capture_is_any() && !shim_is_forked();
+}
+
+/* Whether a call that failed has ended it, only the driver knows. */
+static bool is_captured(CUstream stream, unsigned flags)
+{
+	CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+	__typeof__(cuStreamIsCapturing) *ask = flags & GLAKE_PER_THREAD
+	                                               ? real(cuStreamIsCapturing_ptsz)
+	                                               : real(cuStreamIsCapturing);
+	return !ask || ask(stream, &status) != CUDA_SUCCESS ||
+	       status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+CUresult capture_ended(CUstream stream, unsigned flags, CUresult result)
+{
+	if (has_any() && (result == CUDA_SUCCESS || !is_captured(stream, flags))) {
+		struct capture ended = describe(stream, flags);
+		remove_stream(&ended);
+	}
+	return result;
+}
+
+CUresult capture_stream_destroyed(CUstream stream, CUresult result)
+{
+	if (has_any() && result == CUDA_SUCCESS) {
+		struct capture gone = {.stream = stream};
+		remove_stream(&gone);
+	}
+	return result;
+}
+
+void capture_drop_ctx(CUcontext ctx, uint64_t era)
+{
+	size_t n_kept = 0;
+	pthread_mutex_lock(&lock);
+	for (struct capture **link = &captures; *link;) {
+		if ((*link)->ctx == ctx && (*link)->era < era) {
+			drop(link);
+		} else {
+			link = &(*link)->next;
+		}
+	}
+	for (size_t i = 0; i < n_probes; i++) {
+		if (probes[i].ctx != ctx || probes[i].era >= era) {
+			probes[n_kept++] = probes[i];
+		}
+	}
+	n_probes = n_kept;
+	pthread_mutex_unlock(&lock);
+}

@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Contexts, as what a program has in them is known by: a handle and an era.
+ *
+ * The handle of a context that has ended may be the next one's at once, in another thread, before we
+ * know of the end. So whatever is noted of a context is noted with the era, and an end, which begins a
+ * new one, concerns what was noted before.
+ *
+ * Green contexts are of the primary context of their device: memory that is allocated in one is the
+ * primary's, stays when the green one goes, and may be in use in all of them.
+ *
+ * Threads: any.
+ */
+#ifndef GLAKE_SHIM_CONTEXT_H
+#define GLAKE_SHIM_CONTEXT_H
+
+#include "shim/shim.h"
+
+uint64_t context_era(void);
+
+/* Some context may be about to end: what is noted from now on is of no context that ends by that. */
+uint64_t context_next_era(void);
+
+/* @ctx, or the primary context if it is a green one. */
+CUcontext context_primary(CUcontext ctx);
+
+/* The program has made a green context of @device, or has it once more, and is about to end it. */
+void context_add_green(CUcontext green, CUcontext primary, CUdevice device);
+/* False if it is not known. */
+bool context_remove_green(CUcontext green, CUdevice *device_out);
+
+#endif

@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Contexts, captures and peers under the shim: tests/shim/contexts.c, beside a real glaked. */
+#include <stdlib.h>
+
+#include "tests/check_glake.h"
+#include "tests/harness/connection.h"
+#include "tests/harness/run.h"
+
+#define DEVICES "3x256MiB"
+
+static struct harness harness;
+
+static void begin(void)
+{
+	harness_start(&harness, &(struct harness_options){.devices = DEVICES,
+	                                                  .config = "warm_bytes = \"0\";"});
+	run_environment(&harness);
+	setenv("CUDASIM_DEVICES", DEVICES, 1);
+}
+
+static void run_scenario(const char *environment, const char *scenario)
+{
+	struct run run;
+	begin();
+	run_start(&run, environment, run_in_build("tests/shim/contexts"), scenario, NULL);
+	run_end_well(&run);
+	harness_stop(&harness);
+}
+
+START_TEST(captures_end_with_streams_and_contexts)
+{
+	run_scenario(NULL, "captures_end");
+}
+END_TEST
+
+START_TEST(calls_that_fail_end_no_capture)
+{
+	run_scenario(NULL, "captures_stay");
+}
+END_TEST
+
+START_TEST(a_free_during_captures_waits_for_its_context)
+{
+	run_scenario(NULL, "captures_wait");
+}
+END_TEST
+
+/* All memory is the driver's, so the next of it has the place of what asked. */
+START_TEST(what_asked_the_driver_goes_with_its_context)
+{
+	run_scenario("GLAKE_SOCKET=/nowhere", "captures_forget");
+}
+END_TEST
+
+/* What sessions have of the first device. */
+static uint64_t private_bytes(int connection)
+{
+	Glake__Wire__StatusGet get = GLAKE__WIRE__STATUS_GET__INIT;
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_STATUS_GET;
+	request.status_get = &get;
+	Glake__Wire__Answer *answer = connection_call(connection, &request, NULL, 0, NULL);
+	ck_assert_int_eq(answer->body_case, GLAKE__WIRE__ANSWER__BODY_STATUS_GET);
+	uint64_t n_bytes = answer->status_get->devices[0]->private_bytes;
+	connection_free(answer);
+	return n_bytes;
+}
+
+START_TEST(memory_comes_back_during_captures)
+{
+	struct run run;
+	begin();
+	run_start(&run, NULL, run_in_build("tests/shim/contexts"), "captures_go_on", NULL);
+	run_read(&run, "ready");
+	int connection = connection_hello(&harness);
+	uint64_t end_ms = harness_now_ms() + HARNESS_TIMEOUT_MS;
+	while (private_bytes(connection) > 0) {
+		ck_assert_uint_lt(harness_now_ms(), end_ms);
+		harness_sleep_ms(10);
+	}
+	connection_close(&connection);
+	run_continue(&run);
+	run_end_well(&run);
+	harness_stop(&harness);
+}
+END_TEST
+
+START_TEST(all_readers_are_waited_for)
+{
+	run_scenario(NULL, "readers_count");
+}
+END_TEST
+
+/* The thread that ends a context learns of it late. */
+START_TEST(what_is_of_the_next_context_stays)
+{
+	run_scenario("CUDASIM_FAULT=cuDevicePrimaryCtxGetState:*:slow=500", "lives_follow");
+}
+END_TEST
+
+START_TEST(a_context_that_stays_is_used_on)
+{
+	run_scenario(NULL, "uses_go");
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("shim_contexts");
+	suite_add(suite, captures_end_with_streams_and_contexts);
+	suite_add(suite, calls_that_fail_end_no_capture);
+	suite_add(suite, a_free_during_captures_waits_for_its_context);
+	suite_add(suite, what_asked_the_driver_goes_with_its_context);
+	suite_add(suite, memory_comes_back_during_captures);
+	suite_add(suite, all_readers_are_waited_for);
+	suite_add(suite, what_is_of_the_next_context_stays);
+	suite_add(suite, a_context_that_stays_is_used_on);
+	return suite_run(suite);
+}

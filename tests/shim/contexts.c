@@ -1,0 +1,343 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A program whose contexts end, whose streams are captured, and whose devices read each other's
+ * memory, linked against the driver as such programs are.
+ *
+ *   contexts SCENARIO
+ *
+ * It ends with 0, or with 1 and a line on stderr. Where it waits, it prints "ready" and reads a line.
+ */
+#include <cuda.h>
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define MIB (1ull << 20)
+
+#define must(condition) \
+	do { \
+		if (!(condition)) { \
+			fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition); \
+			_exit(1); \
+		} \
+	} while (0)
+#define must_be(call, expected) \
+	do { \
+		int got_ = (int)(call); \
+		if (got_ != (int)(expected)) { \
+			fprintf(stderr, "%s:%d: %s gave %d\n", __FILE__, __LINE__, #call, got_); \
+			_exit(1); \
+		} \
+	} while (0)
+#define must_ok(call) must_be(call, CUDA_SUCCESS)
+
+/* ---- help ---- */
+
+static uint64_t shim_count(const char *name)
+{
+	uint64_t (*count)(const char *) = dlsym(RTLD_DEFAULT, "glake_shim_count");
+	must(count);
+	return count(name);
+}
+
+static void wait_for_line(void)
+{
+	char line[64];
+	puts("ready");
+	fflush(stdout);
+	must(fgets(line, sizeof(line), stdin));
+}
+
+static CUcontext start(int device)
+{
+	CUcontext ctx = NULL;
+	must_ok(cuInit(0));
+	must_ok(cuDevicePrimaryCtxRetain(&ctx, device));
+	must_ok(cuCtxSetCurrent(ctx));
+	return ctx;
+}
+
+static CUstream new_stream(void)
+{
+	CUstream stream;
+	must_ok(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+	return stream;
+}
+
+static CUdeviceptr alloc(size_t n_bytes)
+{
+	CUdeviceptr ptr = 0;
+	must_ok(cuMemAlloc(&ptr, n_bytes));
+	return ptr;
+}
+
+static CUdeviceptr alloc_on(CUstream stream, size_t n_bytes)
+{
+	CUdeviceptr ptr = 0;
+	must_ok(cuMemAllocAsync(&ptr, n_bytes, stream));
+	return ptr;
+}
+
+static int slow_ran;
+
+static void CUDA_CB run_slowly(void *user)
+{
+	usleep(100000);
+	__atomic_store_n(&slow_ran, 1, __ATOMIC_SEQ_CST);
+}
+
+static void be_slow(CUstream stream)
+{
+	__atomic_store_n(&slow_ran, 0, __ATOMIC_SEQ_CST);
+	must_ok(cuLaunchHostFunc(stream, run_slowly, NULL));
+}
+
+static int gate_is_open;
+
+static void CUDA_CB wait_at_gate(void *user)
+{
+	while (!__atomic_load_n(&gate_is_open, __ATOMIC_SEQ_CST)) {
+		usleep(1000);
+	}
+}
+
+/* Memory in stream order is ours, so nothing is taken for captured. */
+static void must_own(CUstream stream)
+{
+	uint64_t n_owned = shim_count("owned");
+	must_ok(cuMemFreeAsync(alloc_on(stream, MIB), stream));
+	must(shim_count("owned") == n_owned + 1);
+}
+
+/* ---- captures ---- */
+
+/* A capture ends with its stream, and with its context. */
+static void captures_end(void)
+{
+	start(0);
+	CUstream stream = new_stream();
+	must_ok(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+	must_ok(cuStreamDestroy(stream));
+	must_own(new_stream());
+	stream = new_stream();
+	must_ok(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+	must_ok(cuDevicePrimaryCtxReset(0));
+	start(0);
+	must_own(new_stream());
+	/* That of a thread's default stream, too. */
+	must_ok(cuStreamBeginCapture(CU_STREAM_PER_THREAD, CU_STREAM_CAPTURE_MODE_GLOBAL));
+	must_ok(cuDevicePrimaryCtxReset(0));
+	start(0);
+	must_own(new_stream());
+}
+
+/* A call that fails neither begins a capture nor ends one. */
+static void captures_stay(void)
+{
+	CUgraph graph;
+	CUcontext ctx = start(0);
+	CUstream stream = new_stream();
+	CUstream other = new_stream();
+	must_own(stream);
+	must(cuStreamEndCapture(stream, &graph) != CUDA_SUCCESS);
+	must(cuStreamBeginCapture(NULL, CU_STREAM_CAPTURE_MODE_GLOBAL) != CUDA_SUCCESS);
+	must_own(stream);
+	for (int i = 0; i < 2; i++) {
+		CUdeviceptr ptr = alloc(MIB);
+		/* Without a context the driver may refuse to end what there is, or is not. */
+		if (i == 0) {
+			must_ok(cuCtxSetCurrent(NULL));
+			cuStreamEndCapture(stream, &graph);
+			must_ok(cuCtxSetCurrent(ctx));
+		}
+		must_ok(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+		must(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED) != CUDA_SUCCESS);
+		must(cuStreamEndCapture(other, &graph) != CUDA_SUCCESS);
+		must_ok(cuMemFree(ptr));
+		must_ok(cuStreamEndCapture(stream, &graph));
+	}
+	must_own(stream);
+}
+
+/* What is freed during a capture is waited for where it was allocated. */
+static void captures_wait(void)
+{
+	CUgraph graph;
+	CUcontext zero = start(0);
+	CUstream stream = new_stream();
+	CUstream busy = new_stream();
+	CUdeviceptr ptr = alloc(4 * MIB);
+	CUcontext one = start(1);
+	must_ok(cuCtxSetCurrent(zero));
+	must_ok(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+	be_slow(busy);
+	must_ok(cuMemsetD8Async(ptr, 1, 4 * MIB, busy));
+	must_ok(cuCtxSetCurrent(one));
+	must_ok(cuMemFree(ptr));
+	must(__atomic_load_n(&slow_ran, __ATOMIC_SEQ_CST));
+	must_ok(cuStreamEndCapture(stream, &graph));
+}
+
+/* Without glaked: what the shim had of the driver to ask it went with the context. */
+static void captures_forget(void)
+{
+	CUgraph graph;
+	start(0);
+	CUstream stream = new_stream();
+	must_ok(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+	alloc(1000);
+	must_ok(cuStreamEndCapture(stream, &graph));
+	must_ok(cuDevicePrimaryCtxReset(0));
+	start(0);
+	stream = new_stream();
+	CUdeviceptr theirs = alloc_on(stream, 512);
+	CUdeviceptr ours = alloc(1000);
+	must_ok(cuMemsetD8Async(theirs, 1, 512, stream));
+	must_ok(cuMemFreeAsync(theirs, stream));
+	must_ok(cuStreamSynchronize(stream));
+	must_ok(cuMemFree(ours));
+}
+
+/* What is parked goes back during a capture, and the capture goes on. */
+static void captures_go_on(void)
+{
+	CUgraph graph;
+	start(0);
+	CUstream stream = new_stream();
+	CUstream other = new_stream();
+	CUdeviceptr ptr = alloc_on(other, 8 * MIB);
+	must_ok(cuLaunchHostFunc(other, wait_at_gate, NULL));
+	must_ok(cuMemFreeAsync(ptr, other));
+	must_ok(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+	__atomic_store_n(&gate_is_open, 1, __ATOMIC_SEQ_CST);
+	wait_for_line();
+	must_ok(cuStreamEndCapture(stream, &graph));
+}
+
+/* ---- peers ---- */
+
+/* Of three devices: the other two read what the first has. */
+static void readers_count(void)
+{
+	CUcontext zero = start(0);
+	CUdeviceptr ptr = alloc(4 * MIB);
+	CUcontext last = start(2);
+	start(1);
+	for (int i = 0; i < 100; i++) {
+		must_ok(cuCtxEnablePeerAccess(zero, 0));
+		must_ok(cuCtxDisablePeerAccess(zero));
+	}
+	must_ok(cuCtxSetCurrent(last));
+	must_ok(cuCtxEnablePeerAccess(zero, 0));
+	CUstream stream = new_stream();
+	be_slow(stream);
+	must_ok(cuMemsetD8Async(ptr, 1, 4 * MIB, stream));
+	must_ok(cuCtxSetCurrent(zero));
+	must_ok(cuMemFree(ptr));
+	must(__atomic_load_n(&slow_ran, __ATOMIC_SEQ_CST));
+	/* Who reads no more is not waited for. */
+	ptr = alloc(4 * MIB);
+	must_ok(cuCtxSetCurrent(last));
+	must_ok(cuCtxDisablePeerAccess(zero));
+	__atomic_store_n(&gate_is_open, 0, __ATOMIC_SEQ_CST);
+	must_ok(cuLaunchHostFunc(stream, wait_at_gate, NULL));
+	must_ok(cuCtxSetCurrent(zero));
+	must_ok(cuMemFree(ptr));
+	__atomic_store_n(&gate_is_open, 1, __ATOMIC_SEQ_CST);
+}
+
+/* ---- contexts that end ---- */
+
+static CUdeviceptr later;
+
+/* As soon as the context has ended it makes the next one, which has the same handle. */
+static void *succeed(void *user)
+{
+	CUresult result;
+	must_ok(cuCtxSetCurrent(user));
+	while ((result = cuCtxSynchronize()) == CUDA_SUCCESS) {
+		usleep(1000);
+	}
+	must_be(result, CUDA_ERROR_CONTEXT_IS_DESTROYED);
+	must(start(0) == user);
+	CUstream stream = new_stream();
+	must_own(stream);
+	later = alloc_on(stream, 4 * MIB);
+	return NULL;
+}
+
+/* While the first thread has not yet seen that it has ended one. */
+static void lives_follow(void)
+{
+	pthread_t thread;
+	CUcontext ctx = start(0);
+	CUstream stream = new_stream();
+	CUdeviceptr ptr = alloc(30 * MIB);
+	must_own(stream);
+	must(pthread_create(&thread, NULL, succeed, ctx) == 0);
+	must_ok(cuDevicePrimaryCtxRelease(0));
+	must(pthread_join(thread, NULL) == 0);
+	must(shim_count("live_bytes") == 4 * MIB);
+	must(cuMemFree(ptr) != CUDA_SUCCESS);
+	must_ok(cuMemFree(later));
+	must_own(new_stream());
+	must(shim_count("live_bytes") == 0);
+}
+
+/* Others go on with a context while it is held once less. */
+static void *go_on(void *user)
+{
+	CUcontext ctx = user;
+	must_ok(cuCtxSetCurrent(ctx));
+	CUstream stream = new_stream();
+	for (int i = 0; i < 2000; i++) {
+		CUdeviceptr ptr = alloc(1000 + (size_t)i);
+		must_own(stream);
+		must_ok(cuMemFree(ptr));
+	}
+	return NULL;
+}
+
+static void uses_go(void)
+{
+	pthread_t thread;
+	CUcontext ctx = start(0);
+	CUdeviceptr ptr = alloc(6 * MIB);
+	must(pthread_create(&thread, NULL, go_on, ctx) == 0);
+	for (int i = 0; i < 2000; i++) {
+		CUcontext again;
+		must_ok(cuDevicePrimaryCtxRetain(&again, 0));
+		must_ok(cuDevicePrimaryCtxRelease(0));
+	}
+	must(pthread_join(thread, NULL) == 0);
+	must_ok(cuMemFree(ptr));
+	must(shim_count("live_bytes") == 0);
+}
+
+static const struct {
+	const char *name;
+	void (*run)(void);
+} scenarios[] = {
+	{"captures_end", captures_end},     {"captures_stay", captures_stay},
+	{"captures_wait", captures_wait},   {"captures_forget", captures_forget},
+	{"captures_go_on", captures_go_on}, {"readers_count", readers_count},
+	{"lives_follow", lives_follow},     {"uses_go", uses_go},
+};
+
+int main(int argc, char **argv)
+{
+	must(argc == 2);
+	for (size_t i = 0; i < sizeof(scenarios) / sizeof(scenarios[0]); i++) {
+		if (strcmp(scenarios[i].name, argv[1]) == 0) {
+			scenarios[i].run();
+			return 0;
+		}
+	}
+	fprintf(stderr, "no scenario %s\n", argv[1]);
+	return 1;
+}
