@@ -530,6 +530,7 @@ CUresult heap_add_peer(CUdevice device, CUdevice reader)
 	}
 	CUresult result = CUDA_SUCCESS;
 	pthread_mutex_lock(&lock);
+	uint64_t readers = devices[device].readers;
 	devices[device].readers |= 1ull << reader;
 	/* Under the lock after all: a region that goes away meanwhile must not be touched. */
 	for (size_t i = 0; result == CUDA_SUCCESS && i < regions.n; i++) {
@@ -537,6 +538,9 @@ CUresult heap_add_peer(CUdevice device, CUdevice reader)
 		if (region->device == device) {
 			result = open_to(region, 1ull << reader);
 		}
+	}
+	if (result != CUDA_SUCCESS) {
+		devices[device].readers = readers;
 	}
 	pthread_mutex_unlock(&lock);
 	return result;

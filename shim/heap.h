@@ -83,7 +83,10 @@ void heap_trim(CUdevice device, uint64_t keep_bytes);
 /* The life of @ctx before @era (context.h) is over, and with it all that it has allocated. */
 void heap_release_ctx(CUcontext ctx, uint64_t era);
 
-/* From now on, @reader may access what we have and will have on @device. */
+/*
+ * From now on, @reader may access what we have and will have on @device. The driver's error if it
+ * may not; then what we will have is not opened.
+ */
 CUresult heap_add_peer(CUdevice device, CUdevice reader);
 
 #endif

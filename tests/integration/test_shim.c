@@ -199,6 +199,18 @@ START_TEST(peers_reach_it)
 }
 END_TEST
 
+START_TEST(peers_that_fail_may_try_again)
+{
+	struct run run;
+	begin(NULL);
+	/* The first call is the allocation's own. */
+	run_start(&run, "CUDASIM_FAULT=program/cuMemSetAccess:2:fail=2", run_in_build(PROGRAM),
+	          "dlsym", "peers_again", NULL);
+	run_end_well(&run);
+	finish();
+}
+END_TEST
+
 /* ---- the program's own virtual memory management ---------------------------------------------- */
 
 START_TEST(chunks_go_with_their_last_use)
@@ -730,6 +742,7 @@ int main(void)
 	suite_add(suite, captures_forbid_what_they_do);
 	suite_add(suite, memory_goes_with_its_context);
 	suite_add(suite, peers_reach_it);
+	suite_add(suite, peers_that_fail_may_try_again);
 	suite_add(suite, chunks_go_with_their_last_use);
 	suite_add(suite, a_stream_has_its_own_memory_again);
 	suite_add(suite, streams_may_go);

@@ -542,6 +542,31 @@ static void peers(const char *argument)
 	must_ok(cu(cuMemFree_v2)(after));
 }
 
+static unsigned access_of(CUdeviceptr ptr)
+{
+	unsigned flags = 0;
+	must_ok(cu(cuPointerGetAttribute)(&flags, CU_POINTER_ATTRIBUTE_ACCESS_FLAGS, ptr));
+	return flags;
+}
+
+/* The first attempt fails, for our memory alone: then the driver has not enabled it either. */
+static void peers_again(const char *argument)
+{
+	CUcontext zero = start();
+	CUcontext one = NULL;
+	CUdeviceptr before = alloc(4 * MIB);
+	must_ok(cu(cuDevicePrimaryCtxRetain)(&one, 1));
+	must_ok(cu(cuCtxSetCurrent)(one));
+	must_be(cu(cuCtxEnablePeerAccess)(zero, 0), CUDA_ERROR_OUT_OF_MEMORY);
+	must_ok(cu(cuCtxSetCurrent)(zero));
+	CUdeviceptr after = alloc(4 * MIB);
+	must_ok(cu(cuCtxSetCurrent)(one));
+	must(access_of(after) == 0);
+	must_ok(cu(cuCtxEnablePeerAccess)(zero, 0));
+	must(access_of(before) == CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE);
+	must(access_of(after) == CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE);
+}
+
 static void print_handle(const CUipcMemHandle *handle)
 {
 	for (size_t i = 0; i < sizeof(handle->reserved); i++) {
@@ -1170,6 +1195,7 @@ static const struct {
 	{"waits", waits},
 	{"resets", resets},
 	{"peers", peers},
+	{"peers_again", peers_again},
 	{"ipc_give", ipc_give},
 	{"ipc_take", ipc_take},
 	{"ipc_dead", ipc_dead},
