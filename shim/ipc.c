@@ -213,6 +213,7 @@ static int open_locked(const struct ipc_name *name, const struct heap_place *pla
 	if (r < 0) {
 		return r;
 	}
+	opened->place.era = place->era;
 	r = add_opening(opened, name->offset, name->n_bytes);
 	if (r < 0) {
 		if (is_new) {
