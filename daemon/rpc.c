@@ -255,6 +255,11 @@ static void dispatch(struct session *session, const request_t *request, struct f
 		           "fds with a request that takes none");
 		return;
 	}
+	if (fds->is_cut) {
+		rpc_refuse(session, request->id, STATUS_NO_FDS,
+		           "glaked has no fds left for those of the request");
+		return;
+	}
 	if (handlers[body].grants && session->server->state != SERVER_RUNNING) {
 		rpc_refuse(session, request->id, STATUS_SHUTTING_DOWN, "glaked is shutting down");
 		return;

@@ -41,7 +41,7 @@ static void on_conn_end(struct conn *conn, enum conn_end end, int error)
 {
 	struct session *session = container_of(conn, struct session, conn);
 	if (end == CONN_END_MALFORMED) {
-		session_reject(session, "a packet that is too long or lost its fds");
+		session_reject(session, "a packet that is too long, or empty");
 		return;
 	}
 	if (end == CONN_END_ERROR) {

@@ -8,6 +8,7 @@
 void fdlist_init(struct fdlist *list)
 {
 	list->n_fds = 0;
+	list->is_cut = false;
 }
 
 void fdlist_deinit(struct fdlist *list)
@@ -15,7 +16,7 @@ void fdlist_deinit(struct fdlist *list)
 	for (size_t i = 0; i < list->n_fds; i++) {
 		fd_close(&list->fds[i]);
 	}
-	list->n_fds = 0;
+	fdlist_init(list);
 }
 
 int fdlist_add(struct fdlist *list, int fd)

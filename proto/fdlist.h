@@ -9,18 +9,20 @@
 #ifndef GLAKE_PROTO_FDLIST_H
 #define GLAKE_PROTO_FDLIST_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 #include "proto/limits.h"
 
 struct fdlist {
 	size_t n_fds;
+	bool is_cut; /* the packet had more, which the receiver's own limit did not let in */
 	int fds[GLAKE_MAX_PACKET_FDS]; /* owned; -1 once taken */
 };
 
 void fdlist_init(struct fdlist *list);
 
-/* Close what is still in the list. Safe to call twice. */
+/* Close what is still in the list; it is as after fdlist_init(). Safe to call twice. */
 void fdlist_deinit(struct fdlist *list);
 
 /* Append @fd, which the list then owns. Returns 0, or -ENOSPC (fd stays the caller's). */

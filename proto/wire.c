@@ -80,15 +80,15 @@ int wire_recv(int socket, void *buffer, size_t capacity, size_t *n_bytes_out, st
 		return errno == ECONNRESET ? WIRE_E_EOF : -errno;
 	}
 	collect_fds(&header, fds);
+	fds->is_cut = header.msg_flags & MSG_CTRUNC;
 	/*
 	 * An empty SEQPACKET message and the end of the stream read alike, so an empty message is
 	 * an end too; with fds it can only be a broken peer.
 	 */
-	if (n_bytes == 0 && fds->n_fds == 0 && !(header.msg_flags & MSG_CTRUNC)) {
+	if (n_bytes == 0 && fds->n_fds == 0 && !fds->is_cut) {
 		return WIRE_E_EOF;
 	}
-	if (n_bytes == 0 || n_bytes > GLAKE_MAX_PACKET_BYTES ||
-	    (header.msg_flags & (MSG_TRUNC | MSG_CTRUNC))) {
+	if (n_bytes == 0 || n_bytes > GLAKE_MAX_PACKET_BYTES || (header.msg_flags & MSG_TRUNC)) {
 		return WIRE_E_MALFORMED;
 	}
 	*n_bytes_out = (size_t)n_bytes;

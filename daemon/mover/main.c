@@ -129,7 +129,7 @@ static int serve(struct mover *mover)
 			say("receiving an order: %s", strerror(-error));
 			return EXIT_FAILURE;
 		}
-		if (error || jobs_order(&mover->jobs, packet, n_bytes, &fds)) {
+		if (error || fds.is_cut || jobs_order(&mover->jobs, packet, n_bytes, &fds)) {
 			say("glaked sent a packet that is not an order");
 			return EXIT_FAILURE;
 		}

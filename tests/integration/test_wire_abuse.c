@@ -473,6 +473,29 @@ START_TEST(fds_with_a_request_that_takes_none_are_closed)
 }
 END_TEST
 
+/* It is glaked that is at its limit of open files: an answer, not the end of who asked. */
+START_TEST(fds_that_glaked_has_no_room_for_are_refused)
+{
+	enum { N = 200 };
+	int fds[N];
+	struct harness_options options = quiet;
+	cleanup_fd int null_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+	for (size_t i = 0; i < N; i++) {
+		fds[i] = null_fd;
+	}
+	options.max_fds = 100;
+	harness_start(&harness, &options);
+	witness = connection_hello(&harness);
+	n_fds_before = harness_settle_n_fds(&harness);
+	for (unsigned i = 0; i < 3; i++) {
+		ck_assert_int_eq(open_model(witness, N, fds, N), GLAKE__WIRE__STATUS__NO_FDS);
+		connection_ping(witness);
+		harness_wait_n_fds(&harness, n_fds_before);
+	}
+	stop();
+}
+END_TEST
+
 START_TEST(garbage_with_fds_leaks_none)
 {
 	uint8_t bytes[] = {0xff, 0xff, 0xff};
@@ -1032,6 +1055,7 @@ int main(void)
 	suite_add_timed(suite, a_refusal_names_the_bytes_of_the_whole_request, 120);
 	suite_add_timed(suite, the_last_chunk_may_be_another_size, 120);
 	suite_add_timed(suite, fds_with_a_request_that_takes_none_are_closed, 120);
+	suite_add(suite, fds_that_glaked_has_no_room_for_are_refused);
 	suite_add_timed(suite, garbage_with_fds_leaks_none, 120);
 	suite_add_timed(suite, too_few_and_too_many_files_are_refused, 120);
 	suite_add_timed(suite, fds_of_the_wrong_kind_are_refused, 120);
