@@ -8,6 +8,7 @@
 
 #include <errno.h>
 
+#include "proto/cleanup.h"
 #include "proto/limits.h"
 #include "libclient/async.h"
 #include "libclient/backing.h"
@@ -167,6 +168,7 @@ static bool alloc_warm(struct glake_session *session, struct glake__device *devi
 static int alloc_cold(struct glake_session *session, struct glake__device *device, uint64_t n_bytes,
                       glake_ptr *ptr_out)
 {
+	cleanup_cancel int cancel = cancel_disable();
 	glake_ptr ptr;
 	int r = glake__map_reserve(session, n_bytes, 0, &ptr);
 	if (r < 0) {

@@ -5,7 +5,7 @@
  *   access to read-only    nothing can change the bytes while they are digested; undone below
  *   BlockPublish           refused, or the daemon is gone: access back to read-write
  *   the chunk is now the block. If the realm had no equal one we are done: what is mapped is it.
- *   import the equal one   fails: we keep what is mapped. The bytes are the same; only the memory
+ *   import the equal one   fails, or its fd is lost: we keep what is mapped. The bytes are the same; only the memory
  *                          that sharing would have saved is not saved until the block is released
  *   unmap ours             fails: the same
  *   map, access            fail: the address is empty. Only here are the bytes lost to the caller
@@ -113,7 +113,7 @@ static int publish(struct glake_session *session, struct glake__backing *backing
 		r = glake__link_kill(session, GLAKE_E_PROTOCOL,
 		                     "the daemon's block has another size than the chunk");
 		glake__map_unmap(session, backing->ptr, backing->n_bytes);
-	} else if (answer.was_known) {
+	} else if (answer.was_known && fd >= 0) {
 		r = exchange(session, backing, fd);
 	}
 	if (r == 0) {
@@ -221,8 +221,8 @@ static int lookup(struct glake_session *session, const struct glake__device *dev
 		return r;
 	}
 	cleanup_fd int fd = answer.fd;
-	glake_ptr ptr;
-	r = map_answer(session, device, &answer, &ptr);
+	glake_ptr ptr = 0;
+	r = fd < 0 ? glake__call_cut() : map_answer(session, device, &answer, &ptr);
 	if (r < 0) {
 		char *text = glake__error_save();
 		glake__rpc_block_release(session, answer.block);

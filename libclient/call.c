@@ -2,21 +2,37 @@
 #include "libclient/call.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 
 #include "proto/cleanup.h"
 #include "proto/wire.h"
+#include "libclient/clock.h"
 #include "libclient/notice.h"
 #include "libclient/session.h"
 
 /* Set in ids of requests whose answers nobody waits for. */
 #define FORGOTTEN (1ull << 63)
 
+#define CLOSED "the daemon has closed the connection"
+#define TAKEN "the program has closed the connection's descriptor"
+#define SILENT "the daemon does not answer"
+#define BROKEN "the connection was given up because the daemon broke the protocol"
+
 int glake__link_init(struct glake__link *link, int socket)
 {
-	*link = (struct glake__link){.socket = -1, .next_id = 1};
+	struct stat status;
+	if (fstat(socket, &status) < 0) {
+		return -errno;
+	}
+	*link = (struct glake__link){
+		.socket = -1,
+		.socket_device = status.st_dev,
+		.socket_inode = status.st_ino,
+		.next_id = 1,
+	};
 	link->last_notice = &link->notices;
 	link->send_buffer = malloc(GLAKE_MAX_PACKET_BYTES);
 	link->receive_buffer = malloc(GLAKE_MAX_PACKET_BYTES);
@@ -35,7 +51,9 @@ int glake__link_init(struct glake__link *link, int socket)
 
 void glake__link_deinit(struct glake__link *link)
 {
-	fd_close(&link->socket);
+	if (glake__link_has_socket(link)) {
+		fd_close(&link->socket);
+	}
 	free(link->send_buffer);
 	free(link->receive_buffer);
 	while (link->notices) {
@@ -45,31 +63,47 @@ void glake__link_deinit(struct glake__link *link)
 	}
 }
 
-/* ---- the end of a connection ------------------------------------------------------------------ */
+/* ---- the socket ------------------------------------------------------------------------------- */
 
-static const char *death_text(int error)
+bool glake__link_has_socket(const struct glake__link *link)
 {
-	switch (error) {
-	case GLAKE_E_GONE:
-		return "the daemon has closed the connection";
-	case GLAKE_E_NO_FDS:
-		return "an answer lost its file descriptors: this process is at its limit of open "
-		       "files";
-	case GLAKE_E_PROTOCOL:
-		return "the connection was given up because the daemon broke the protocol";
-	default:
-		return glake_strerror(error);
+	struct stat status;
+	return fstat(link->socket, &status) == 0 && status.st_dev == link->socket_device &&
+	       status.st_ino == link->socket_inode;
+}
+
+void glake__link_shut_down(struct glake__link *link)
+{
+	if (glake__link_has_socket(link)) {
+		shutdown(link->socket, SHUT_RDWR);
 	}
 }
 
-/* Called with link->lock held. Everybody who waits learns of it. */
-static void die_locked(struct glake__link *link, int error)
+/* Wait until @events can be, or for something that the next use will meet. False: in vain. */
+static bool await(const struct glake__link *link, short events, unsigned timeout_ms)
+{
+	uint64_t end_ns = glake__clock_ns() + timeout_ms * 1000000ull;
+	struct pollfd ready = {.fd = link->socket, .events = events};
+	int n;
+	do {
+		uint64_t now_ns = glake__clock_ns();
+		uint64_t left_ns = now_ns < end_ns ? end_ns - now_ns : 0;
+		n = poll(&ready, 1, (int)((left_ns + 999999) / 1000000));
+	} while (n < 0 && errno == EINTR);
+	return n != 0;
+}
+
+/* ---- the end of a connection ------------------------------------------------------------------ */
+
+/* Called with link->lock held. Everybody who waits learns of it. @why: static. */
+static void die_locked(struct glake__link *link, int error, const char *why)
 {
 	if (link->error) {
 		return;
 	}
+	link->why = why;
 	link->error = error;
-	shutdown(link->socket, SHUT_RDWR);
+	glake__link_shut_down(link);
 	while (link->pending) {
 		struct glake__call *call = link->pending;
 		link->pending = call->next;
@@ -83,7 +117,7 @@ static void die_locked(struct glake__link *link, int error)
 int glake__link_kill(struct glake_session *session, int error, const char *why)
 {
 	pthread_mutex_lock(&session->link.lock);
-	die_locked(&session->link, error);
+	die_locked(&session->link, error, why);
 	pthread_mutex_unlock(&session->link.lock);
 	return glake__fail(error, "%s", why);
 }
@@ -139,7 +173,7 @@ static void take_answer(struct glake__link *link, Glake__Wire__Answer *answer)
 	struct glake__call *call = *at;
 	if (!call) {
 		glake__wire__answer__free_unpacked(answer, NULL);
-		die_locked(link, GLAKE_E_PROTOCOL);
+		die_locked(link, GLAKE_E_PROTOCOL, BROKEN);
 		return;
 	}
 	*at = call->next;
@@ -154,7 +188,7 @@ static void take_packet(struct glake__link *link, size_t n_bytes)
 	Glake__Wire__Answer *answer = glake__wire__answer__unpack(NULL, n_bytes,
 	                                                          link->receive_buffer);
 	if (!answer) {
-		die_locked(link, GLAKE_E_PROTOCOL);
+		die_locked(link, GLAKE_E_PROTOCOL, BROKEN);
 	} else if (answer->id != 0 && !(answer->id & FORGOTTEN)) {
 		take_answer(link, answer);
 	} else {
@@ -166,20 +200,15 @@ static void take_packet(struct glake__link *link, size_t n_bytes)
 	fdlist_deinit(&link->receive_fds);
 }
 
-static bool somebody_wants_fds(const struct glake__link *link)
+/* Returns 0, -EAGAIN when none is there, or what else wire_recv() says; WIRE_E_EOF: *why_out. */
+static int receive(struct glake__link *link, size_t *n_bytes_out, const char **why_out)
 {
-	for (const struct glake__call *call = link->pending; call; call = call->next) {
-		if (call->wants_fds) {
-			return true;
-		}
+	if (!glake__link_has_socket(link)) {
+		*why_out = TAKEN;
+		return WIRE_E_EOF;
 	}
-	return false;
-}
-
-static int receive(struct glake__link *link, int flags, size_t *n_bytes_out)
-{
 	int r = wire_recv(link->socket, link->receive_buffer, GLAKE_MAX_PACKET_BYTES, n_bytes_out,
-	                  &link->receive_fds, flags);
+	                  &link->receive_fds, MSG_DONTWAIT);
 	if (r == WIRE_E_EOF) {
 		/*
 		 * A peer that closes without having read all we sent makes ECONNRESET, which the
@@ -188,31 +217,57 @@ static int receive(struct glake__link *link, int flags, size_t *n_bytes_out)
 		int again = wire_recv(link->socket, link->receive_buffer, GLAKE_MAX_PACKET_BYTES,
 		                      n_bytes_out, &link->receive_fds, MSG_DONTWAIT);
 		r = again == 0 ? 0 : r;
+		*why_out = CLOSED;
 	}
 	return r;
 }
 
+static int forget(struct glake__link *link, Glake__Wire__Request *request);
+
+/* The same, but waits. */
+static int receive_next(struct glake__link *link, size_t *n_bytes_out, const char **why_out)
+{
+	unsigned timeout_ms = link->is_greeted ? CALL_SILENCE_MS : CALL_HELLO_MS;
+	bool is_asked = !link->is_greeted;
+	int r;
+	do {
+		if (!await(link, POLLIN, timeout_ms)) {
+			Glake__Wire__Ping ping = GLAKE__WIRE__PING__INIT;
+			Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+			request.body_case = GLAKE__WIRE__REQUEST__BODY_PING;
+			request.ping = &ping;
+			if (is_asked || forget(link, &request) < 0) {
+				*why_out = SILENT;
+				return WIRE_E_EOF;
+			}
+			is_asked = true;
+		}
+		r = receive(link, n_bytes_out, why_out);
+	} while (r == -EAGAIN);
+	return r;
+}
+
 /*
- * Read one packet and hand it on. Called with link->lock held, which is let go while the socket is
- * read; link->is_reading keeps others away from the buffers meanwhile. Returns 0, -EAGAIN (only with
- * MSG_DONTWAIT), or the connection's error.
+ * Read one packet, if @waits one that is still to come, and hand it on. Called with link->lock held,
+ * which is let go while the socket is read; link->is_reading keeps others away from the buffers
+ * meanwhile. Returns 0, -EAGAIN (only without @waits), or the connection's error.
  */
-static int read_one(struct glake__link *link, int flags)
+static int read_one(struct glake__link *link, bool waits)
 {
 	link->is_reading = true;
 	pthread_mutex_unlock(&link->lock);
 	size_t n_bytes = 0;
-	int r = receive(link, flags, &n_bytes);
+	const char *why = CLOSED;
+	int r = waits ? receive_next(link, &n_bytes, &why) : receive(link, &n_bytes, &why);
 	pthread_mutex_lock(&link->lock);
 	link->is_reading = false;
 	if (r == 0) {
 		take_packet(link, n_bytes);
 	} else if (r == WIRE_E_MALFORMED) {
 		fdlist_deinit(&link->receive_fds);
-		/* The wire does not say what was cut; the fds are lost by our own limit only. */
-		die_locked(link, somebody_wants_fds(link) ? GLAKE_E_NO_FDS : GLAKE_E_PROTOCOL);
+		die_locked(link, GLAKE_E_PROTOCOL, BROKEN);
 	} else if (r != -EAGAIN) {
-		die_locked(link, GLAKE_E_GONE);
+		die_locked(link, GLAKE_E_GONE, why);
 	}
 	pthread_cond_broadcast(&link->changed);
 	return r == -EAGAIN ? r : link->error;
@@ -220,23 +275,40 @@ static int read_one(struct glake__link *link, int flags)
 
 int glake__link_poll(struct glake_session *session)
 {
+	cleanup_cancel int cancel = cancel_disable();
 	struct glake__link *link = &session->link;
 	int r = 0;
 	pthread_mutex_lock(&link->lock);
 	/* A thread that reads already takes in what waits. */
 	while (r == 0 && !link->error && !link->is_reading) {
-		r = read_one(link, MSG_DONTWAIT);
+		r = read_one(link, false);
 	}
 	r = link->error;
 	pthread_mutex_unlock(&link->lock);
-	return r ? glake__fail(r, "%s", death_text(r)) : 0;
+	return r ? glake__fail(r, "%s", link->why) : 0;
 }
 
 /* ---- calls ------------------------------------------------------------------------------------ */
 
-/* Called with link->send_lock held. Returns 0, or an error with its text set. */
+/* Returns 0 or what wire_send() says, but waits; WIRE_E_EOF: *why_out. */
+static int send_bytes(struct glake__link *link, size_t n_bytes, const int *fds, size_t n_fds,
+                      const char **why_out)
+{
+	int r;
+	do {
+		if (!glake__link_has_socket(link)) {
+			*why_out = TAKEN;
+			return WIRE_E_EOF;
+		}
+		r = wire_send(link->socket, link->send_buffer, n_bytes, fds, n_fds, MSG_DONTWAIT);
+	} while (r == -EAGAIN && await(link, POLLOUT, CALL_SILENCE_MS));
+	*why_out = r == -EAGAIN ? SILENT : CLOSED;
+	return r == -EAGAIN ? WIRE_E_EOF : r;
+}
+
+/* Called with link->send_lock held. Returns 0, or an error with its text set; GONE: *why_out. */
 static int send_packed(struct glake__link *link, const Glake__Wire__Request *request,
-                       const int *fds, size_t n_fds)
+                       const int *fds, size_t n_fds, const char **why_out)
 {
 	size_t n_bytes = glake__wire__request__get_packed_size(request);
 	if (n_bytes > GLAKE_MAX_PACKET_BYTES) {
@@ -244,15 +316,31 @@ static int send_packed(struct glake__link *link, const Glake__Wire__Request *req
 		                   n_bytes, GLAKE_MAX_PACKET_BYTES);
 	}
 	glake__wire__request__pack(request, link->send_buffer);
-	int r = wire_send(link->socket, link->send_buffer, n_bytes, fds, n_fds, 0);
+	int r = send_bytes(link, n_bytes, fds, n_fds, why_out);
 	if (r == WIRE_E_EOF) {
-		return glake__fail(GLAKE_E_GONE, "%s", death_text(GLAKE_E_GONE));
+		return glake__fail(GLAKE_E_GONE, "%s", *why_out);
 	}
 	if (r == -ETOOMANYREFS) {
 		return glake__fail(GLAKE_E_NO_FDS, "too many file descriptors of this user are in "
 		                                   "flight between processes");
 	}
 	return r ? glake__fail(r, "cannot send to the daemon: %s", glake_strerror(r)) : 0;
+}
+
+/* The same, one at a time; that the connection is gone is noted. */
+static int send_one(struct glake__link *link, const Glake__Wire__Request *request, const int *fds,
+                    size_t n_fds)
+{
+	const char *why = CLOSED;
+	pthread_mutex_lock(&link->send_lock);
+	int r = send_packed(link, request, fds, n_fds, &why);
+	pthread_mutex_unlock(&link->send_lock);
+	if (r == GLAKE_E_GONE) {
+		pthread_mutex_lock(&link->lock);
+		die_locked(link, r, why);
+		pthread_mutex_unlock(&link->lock);
+	}
+	return r;
 }
 
 static int add_pending(struct glake__link *link, struct glake__call *call)
@@ -265,7 +353,7 @@ static int add_pending(struct glake__link *link, struct glake__call *call)
 		link->pending = call;
 	}
 	pthread_mutex_unlock(&link->lock);
-	return error ? glake__fail(error, "%s", death_text(error)) : 0;
+	return error ? glake__fail(error, "%s", link->why) : 0;
 }
 
 static void remove_pending(struct glake__link *link, struct glake__call *call)
@@ -285,21 +373,12 @@ int glake__call_start(struct glake_session *session, struct glake__call *call,
 	struct glake__link *link = &session->link;
 	*call = (struct glake__call){.expected = expected};
 	fdlist_init(&call->fds);
-	call->wants_fds = expected == GLAKE__WIRE__ANSWER__BODY_CHUNK_ALLOC ||
-	                  expected == GLAKE__WIRE__ANSWER__BODY_CHUNK_OPEN ||
-	                  expected == GLAKE__WIRE__ANSWER__BODY_MODEL_BLOCKS ||
-	                  expected == GLAKE__WIRE__ANSWER__BODY_BLOCK;
 	call->wants_memory = expected == GLAKE__WIRE__ANSWER__BODY_CHUNK_ALLOC ||
 	                     expected == GLAKE__WIRE__ANSWER__BODY_MODEL_OPEN;
 	int r = add_pending(link, call);
 	if (r == 0) {
 		request->id = call->id;
-		pthread_mutex_lock(&link->send_lock);
-		r = send_packed(link, request, fds, n_fds);
-		pthread_mutex_unlock(&link->send_lock);
-		if (r == GLAKE_E_GONE) {
-			glake__link_kill(session, r, death_text(r));
-		}
+		r = send_one(link, request, fds, n_fds);
 		if (r < 0) {
 			remove_pending(link, call);
 		}
@@ -327,7 +406,7 @@ static void wait_locked(struct glake__link *link, struct glake__call *call, bool
 		if (link->is_reading) {
 			pthread_cond_wait(&link->changed, &link->lock);
 		} else {
-			read_one(link, 0);
+			read_one(link, true);
 		}
 	}
 }
@@ -335,7 +414,7 @@ static void wait_locked(struct glake__link *link, struct glake__call *call, bool
 static int judge(struct glake_session *session, struct glake__call *call)
 {
 	if (call->error) {
-		return glake__fail(call->error, "%s", death_text(call->error));
+		return glake__fail(call->error, "%s", session->link.why);
 	}
 	const Glake__Wire__Answer *answer = call->answer;
 	if (answer->status != GLAKE__WIRE__STATUS__OK) {
@@ -397,6 +476,7 @@ int glake__call(struct glake_session *session, struct glake__call *call,
                 Glake__Wire__Request *request, Glake__Wire__Answer__BodyCase expected,
                 const int *fds, size_t n_fds)
 {
+	cleanup_cancel int cancel = cancel_disable();
 	int r = glake__call_start(session, call, request, expected, fds, n_fds);
 	if (r < 0) {
 		return r;
@@ -408,16 +488,23 @@ int glake__call(struct glake_session *session, struct glake__call *call,
 	return r;
 }
 
-void glake__call_forget(struct glake_session *session, Glake__Wire__Request *request)
+int glake__call_cut(void)
 {
-	struct glake__link *link = &session->link;
+	return glake__fail(-EMFILE, "an answer lost its file descriptors: this process is at its "
+	                            "limit of open files");
+}
+
+static int forget(struct glake__link *link, Glake__Wire__Request *request)
+{
 	pthread_mutex_lock(&link->lock);
 	request->id = link->next_id++ | FORGOTTEN;
 	int error = link->error;
 	pthread_mutex_unlock(&link->lock);
-	if (!error) {
-		pthread_mutex_lock(&link->send_lock);
-		send_packed(link, request, NULL, 0);
-		pthread_mutex_unlock(&link->send_lock);
-	}
+	return error ? error : send_one(link, request, NULL, 0);
+}
+
+void glake__call_forget(struct glake_session *session, Glake__Wire__Request *request)
+{
+	cleanup_cancel int cancel = cancel_disable();
+	forget(&session->link, request);
 }

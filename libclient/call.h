@@ -9,8 +9,16 @@
  *
  * Notices are queued as they come in; notice.c delivers them when no lock is held.
  *
- * Owner: a call belongs to its caller, usually on the stack: glake__call_end() or cleanup_call. It
- * must not be moved between start and end.
+ * The socket is a number in a table that is the program's as well, which may close it, or put another
+ * file there, by mistake or to close all it has. So before each use it is looked at: it is the socket
+ * that we opened, or the connection is gone and the number nobody's business of ours.
+ *
+ * Nobody waits for ever on a daemon that is stopped. glaked answers a Ping at once, whatever else it
+ * has to do or lets wait; so after a silence of CALL_SILENCE_MS while an answer is awaited it is asked
+ * for one, and after another the connection is gone. Its Hello is awaited for CALL_HELLO_MS.
+ *
+ * Owner: a call belongs to its caller, usually on the stack: glake__call_end(). It must not be moved
+ * between start and end, and its thread not be cancelled: cleanup_cancel. glake__call() sees to that.
  * Threads: any; a single call belongs to one thread.
  */
 #ifndef GLAKE_LIBCLIENT_CALL_H
@@ -21,10 +29,15 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/stat.h>
 
 #include "proto/fdlist.h"
 #include "proto/glake.pb-c.h"
 #include "libclient/glake.h"
+
+/* glaked needs microseconds for either. This much is for hosts that have no time for it. */
+#define CALL_HELLO_MS 5000u
+#define CALL_SILENCE_MS 10000u
 
 struct glake_session;
 struct glake__notice;
@@ -36,8 +49,12 @@ struct glake__link {
 
 	pthread_mutex_t lock; /* for what follows; never held while something blocks */
 	pthread_cond_t changed;
-	int socket;        /* owned; closed by glake__link_deinit() only */
-	_Atomic int error; /* not 0: the connection is dead, and this is why */
+	int socket; /* owned while it is this file; closed by glake__link_deinit() only */
+	dev_t socket_device;
+	ino_t socket_inode;
+	bool is_greeted;   /* Hello was answered; until then, one thread */
+	_Atomic int error; /* not 0: the connection is dead, and this is why: */
+	const char *why;   /* static; set before error */
 	uint64_t next_id;
 	struct glake__call *pending; /* borrowed list of calls under way */
 	bool is_reading;             /* some thread reads the socket, into receive_buffer */
@@ -60,19 +77,24 @@ struct glake__call {
 	bool is_done;
 	int error;                   /* when done: 0, or why there is no answer */
 	Glake__Wire__Answer *answer; /* owned, when done without error */
-	struct fdlist fds;           /* owned, of the answer */
-	bool wants_fds;
-	bool wants_memory;   /* glaked may let it wait for some */
-	bool wants_progress; /* of a ModelOpen, whose news are: */
+	struct fdlist fds;           /* owned, of the answer: may be cut */
+	bool wants_memory;           /* glaked may let it wait for some */
+	bool wants_progress;         /* of a ModelOpen, whose news are: */
 	bool has_progress;
 	uint64_t done_bytes;
 	uint64_t total_bytes;
 };
 
-/* Takes @socket over, on success only. Returns 0 or -ENOMEM. */
+/* Takes @socket over, on success only. Returns 0 or -errno. */
 int glake__link_init(struct glake__link *link, int socket);
 /* For a forked child too: touches neither the peer nor the locks. */
 void glake__link_deinit(struct glake__link *link);
+
+/* Is the socket's number still our socket? A system call. */
+bool glake__link_has_socket(const struct glake__link *link);
+
+/* Let the peer see the end, though others may hold the socket too. */
+void glake__link_shut_down(struct glake__link *link);
 
 /*
  * Send @request, whose id is filled in, with copies of @fds. @expected: the answer's body, or
@@ -97,6 +119,9 @@ void glake__call_end(struct glake_session *session, struct glake__call *call);
 int glake__call(struct glake_session *session, struct glake__call *call,
                 Glake__Wire__Request *request, Glake__Wire__Answer__BodyCase expected,
                 const int *fds, size_t n_fds);
+
+/* The error of a call whose fds are cut: -EMFILE, and its text. What was granted is the caller's. */
+int glake__call_cut(void);
 
 /* Send @request and drop its answer when it comes. For what nobody depends on. */
 void glake__call_forget(struct glake_session *session, Glake__Wire__Request *request);

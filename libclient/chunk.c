@@ -5,6 +5,7 @@
 #include "libclient/alloc.h"
 #include "libclient/notice.h"
 #include "libclient/rpc.h"
+#include "proto/cleanup.h"
 #include "proto/limits.h"
 
 static void count_new(struct glake_session *session, uint64_t n_bytes)
@@ -38,6 +39,7 @@ int glake_chunk_new(struct glake_session *session, uint32_t device, uint64_t byt
 	if (!found) {
 		return -ENODEV;
 	}
+	cleanup_cancel int cancel = cancel_disable();
 	cleanup_fdlist struct fdlist fds;
 	fdlist_init(&fds);
 	uint64_t chunk;

@@ -11,11 +11,16 @@
  * of this thread's last failure, one line, as the daemon or the library worded it.
  *
  * Threads. A session and all that came from it may be used from any thread; calls lock inside and
- * wait for each other. The library starts no thread, prints nothing and never exits.
+ * wait for each other. A thread is not cancelled while it waits for the daemon. The library starts no
+ * thread, prints nothing and never exits.
  *
  * Blocking. Calls wait for the daemon's answer unless said otherwise. When glaked dies, calls end
- * with GLAKE_E_GONE; what is mapped stays mapped and readable, since the mappings themselves hold
- * the memory.
+ * with GLAKE_E_GONE, and so they do when it is stopped: after some 20 seconds without a sign of life.
+ * What is mapped stays mapped and readable, since the mappings themselves hold the memory.
+ *
+ * Descriptors. The session's is the library's own. When the program closes it, or puts a file of its
+ * own on its number, that file is left alone and the session is as if glaked had died. A process at its
+ * limit of open files gets -EMFILE for what comes with descriptors, and keeps its session.
  *
  * CUDA. The driver library is opened by dlopen() ($GLAKE_LIBCUDA or libcuda.so.1) and initialised
  * by glake_connect(). No context is needed and none is made: mapping is per process. Device
@@ -51,7 +56,7 @@ enum glake_error_code {
 	GLAKE_E_OVER_QUOTA = -4006, /* the tenant's limit */
 	GLAKE_E_NO_DEVICE_MEMORY = -4007,
 	GLAKE_E_NO_HOST_MEMORY = -4008,
-	GLAKE_E_NO_FDS = -4009,       /* the daemon's, or this process's, fd limit */
+	GLAKE_E_NO_FDS = -4009,       /* the daemon's, or the tenant's, limit of fds */
 	GLAKE_E_BAD_FILE = -4010,     /* not a valid safetensors file or index; see glake_error() */
 	GLAKE_E_FILE_CHANGED = -4011, /* changed or truncated while it was loaded */
 	GLAKE_E_READ = -4012,         /* the disk reported an error */
@@ -87,7 +92,7 @@ struct glake_connect_options {
 
 /*
  * Connect. @options may be NULL. The session is the caller's: glake_disconnect().
- * Errors: GLAKE_E_GONE (nobody listens), GLAKE_E_VERSION, GLAKE_E_NO_DRIVER, GLAKE_E_CUDA,
+ * Errors: GLAKE_E_GONE (nobody listens, or answers in 5 seconds), GLAKE_E_VERSION, GLAKE_E_NO_DRIVER, GLAKE_E_CUDA,
  * GLAKE_E_OVER_QUOTA (sessions), -ENOMEM.
  */
 GLAKE_API int glake_connect(const struct glake_connect_options *options,

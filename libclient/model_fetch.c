@@ -54,6 +54,7 @@ int glake__model_request(struct glake_model *model, const struct glake__model_fi
 	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
 	request.body_case = GLAKE__WIRE__REQUEST__BODY_MODEL_OPEN;
 	request.model_open = &open;
+	cleanup_cancel int cancel = cancel_disable();
 	struct glake__call call;
 	int r = glake__call_start(model->session, &call, &request,
 	                          GLAKE__WIRE__ANSWER__BODY_MODEL_OPEN, files->fds,
@@ -132,6 +133,9 @@ static int take_tensors(struct glake_model *model, const Glake__Wire__ModelTenso
 static int take_blocks(struct glake_model *model, const Glake__Wire__ModelBlocksAnswer *page,
                        struct fdlist *fds)
 {
+	if (fds->is_cut) {
+		return glake__call_cut();
+	}
 	if (fds->n_fds != page->n_chunk_bytes) {
 		return protocol_error(model, "the daemon's list of blocks lacks fds");
 	}
@@ -192,6 +196,7 @@ static int check_complete(struct glake_model *model)
 
 int glake__model_fetch(struct glake_model *model)
 {
+	cleanup_cancel int cancel = cancel_disable();
 	struct pager blocks = {.model = model, .kind = GLAKE__WIRE__ANSWER__BODY_MODEL_BLOCKS};
 	struct pager tensors = {.model = model, .kind = GLAKE__WIRE__ANSWER__BODY_MODEL_TENSORS};
 	int r = 0;

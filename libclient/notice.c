@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/cleanup.h"
 #include "libclient/alloc.h"
 #include "libclient/usage.h"
 
@@ -91,6 +92,7 @@ int glake__notice_deliver(struct glake_session *session)
 	if (link->n_notices == 0) {
 		return 0;
 	}
+	cleanup_cancel int cancel = cancel_disable();
 	int saved = errno;
 	int n_delivered = 0;
 	char *text = glake__error_save();
@@ -120,6 +122,7 @@ void glake_set_notice_handler(struct glake_session *session, glake_notice_fn han
 	if (glake__session_check(session) < 0) {
 		return;
 	}
+	cleanup_cancel int cancel = cancel_disable();
 	struct glake__link *link = &session->link;
 	pthread_mutex_lock(&link->lock);
 	link->handler = handler;
@@ -136,7 +139,8 @@ int glake_fd(struct glake_session *session)
 	if (glake__session_check(session) < 0) {
 		return -1;
 	}
-	return session->link.error ? -1 : session->link.socket;
+	const struct glake__link *link = &session->link;
+	return link->error || !glake__link_has_socket(link) ? -1 : link->socket;
 }
 
 int glake_dispatch(struct glake_session *session)

@@ -72,6 +72,7 @@ int glake__rpc_hello(struct glake_session *session, const char *program)
 	if (r < 0) {
 		return r;
 	}
+	session->link.is_greeted = true;
 	r = take_hello(session, call.answer->hello);
 	glake__call_end(session, &call);
 	return r;
@@ -98,7 +99,10 @@ int glake__rpc_chunk_alloc(struct glake_session *session, uint32_t device, uint6
 		return r;
 	}
 	const Glake__Wire__ChunkAllocAnswer *answer = call.answer->chunk_alloc;
-	if (answer->n_ids == n_chunks && call.fds.n_fds == n_chunks) {
+	if (answer->n_ids == n_chunks && call.fds.is_cut) {
+		glake__rpc_chunk_free(session, answer->ids, n_chunks);
+		r = glake__call_cut();
+	} else if (answer->n_ids == n_chunks && call.fds.n_fds == n_chunks) {
 		memcpy(ids_out, answer->ids, n_chunks * sizeof(*ids_out));
 		*fds = call.fds;
 		fdlist_init(&call.fds);
@@ -164,7 +168,9 @@ int glake__rpc_chunk_open(struct glake_session *session, const struct glake__chu
 	if (r < 0) {
 		return r;
 	}
-	if (is_open_answer(&call, n_ids)) {
+	if (call.fds.is_cut) {
+		r = glake__call_cut();
+	} else if (is_open_answer(&call, n_ids)) {
 		const Glake__Wire__ChunkOpenAnswer *answer = call.answer->chunk_open;
 		memcpy(sizes_out, answer->chunk_bytes, n_ids * sizeof(*sizes_out));
 		*device_out = answer->device;
@@ -253,12 +259,13 @@ int glake__rpc_model_close(struct glake_session *session, uint64_t model)
 
 /* ---- blocks ----------------------------------------------------------------------------------- */
 
-/* One fd, a whole digest, sizes that can be mapped: else the daemon has broken the protocol. */
+/* One fd, if we could take it, a whole digest, sizes that can be mapped: else the daemon has broken the protocol. */
 static bool is_sound(const struct glake__call *call)
 {
 	const Glake__Wire__BlockAnswer *block = call->answer->block;
-	return call->fds.n_fds == 1 && block->digest.len == sizeof(struct glake_digest) &&
-	       block->chunk_bytes > 0 && block->chunk_bytes <= GLAKE_MAX_CHUNK_BYTES &&
+	return (call->fds.n_fds == 1 || call->fds.is_cut) &&
+	       block->digest.len == sizeof(struct glake_digest) && block->chunk_bytes > 0 &&
+	       block->chunk_bytes <= GLAKE_MAX_CHUNK_BYTES &&
 	       block->chunk_bytes % GLAKE_CHUNK_GRANULARITY == 0 &&
 	       block->content_bytes <= block->chunk_bytes;
 }

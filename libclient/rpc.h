@@ -3,7 +3,8 @@
  * The requests about chunks, blocks and the session itself, as plain C functions: one request, one
  * answer, checked. Those about models are in model_fetch.c, those of glake_admin.h in admin.c.
  *
- * Owner: what comes out is the caller's: fds in a list he initialised, ids until he frees them.
+ * Owner: what comes out is the caller's: fds in a list he initialised, ids until he frees them. Fds
+ * that are lost to this process's own limit are -EMFILE, and nothing is out then.
  * Threads: any; all block.
  */
 #ifndef GLAKE_LIBCLIENT_RPC_H
@@ -51,7 +52,7 @@ struct glake__block_answer {
 	uint64_t chunk_bytes;
 	uint64_t content_bytes;
 	bool was_known;
-	int fd; /* owned by the receiver; close-on-exec */
+	int fd; /* owned by the receiver; close-on-exec. -1: lost to this process's own limit */
 };
 
 int glake__rpc_block_publish(struct glake_session *session, uint64_t chunk, uint64_t content_bytes,

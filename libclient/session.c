@@ -12,6 +12,7 @@
 #include "libclient/alloc.h"
 #include "libclient/async.h"
 #include "libclient/block.h"
+#include "libclient/clock.h"
 #include "libclient/fork.h"
 #include "libclient/model.h"
 #include "libclient/placed.h"
@@ -47,9 +48,28 @@ static const char *socket_path(const struct glake_connect_options *options)
 
 static int connect_error(const char *path, int error)
 {
-	int code = error == ENOENT || error == ECONNREFUSED ? GLAKE_E_GONE : -error;
+	/* Its queue is full, and it takes nobody from there. */
+	bool is_stopped = error == EAGAIN || error == EINTR;
+	int code = is_stopped || error == ENOENT || error == ECONNREFUSED ? GLAKE_E_GONE : -error;
 	return glake__fail(code, "cannot connect to glaked at %s: %s", path,
-	                   strerrordesc_np(error));
+	                   is_stopped ? "it does not answer" : strerrordesc_np(error));
+}
+
+/* As connect(), for CALL_HELLO_MS at most: while the listener's queue is full, it waits. */
+static int connect_in_time(int fd, const struct sockaddr_un *address)
+{
+	uint64_t end_ns = glake__clock_ns() + CALL_HELLO_MS * 1000000ull;
+	uint64_t now_ns;
+	int r = -1;
+	errno = EINTR;
+	while (r < 0 && errno == EINTR && (now_ns = glake__clock_ns()) < end_ns) {
+		uint64_t left_us = (end_ns - now_ns) / 1000 + 1;
+		struct timeval left = {.tv_sec = (time_t)(left_us / 1000000),
+		                       .tv_usec = (suseconds_t)(left_us % 1000000)};
+		setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &left, sizeof(left));
+		r = connect(fd, (const struct sockaddr *)address, sizeof(*address));
+	}
+	return r;
 }
 
 static int open_socket(const char *path, int *socket_out)
@@ -63,11 +83,7 @@ static int open_socket(const char *path, int *socket_out)
 	if (fd < 0) {
 		return connect_error(path, errno);
 	}
-	int r;
-	do {
-		r = connect(fd, (const struct sockaddr *)&address, sizeof(address));
-	} while (r < 0 && errno == EINTR);
-	if (r < 0) {
+	if (connect_in_time(fd, &address) < 0) {
 		return connect_error(path, errno);
 	}
 	*socket_out = fd_steal(&fd);
@@ -122,14 +138,21 @@ static int open_driver(struct glake_session *session, const char *libcuda)
 }
 
 /*
- * Make room for the fds of two pages of blocks at once. Left to itself the kernel doubles the table
- * of fds whenever it is full, and in a process with threads each doubling waits for an RCU grace
+ * Give the socket a high number: it is low ones that programs close once too often, or put their
+ * files on.
+ *
+ * It also makes room for the fds of two pages of blocks at once. Left to itself the kernel doubles the
+ * table of fds whenever it is full, and in a process with threads each doubling waits for an RCU grace
  * period, some 10 ms. Here it costs nothing while the driver's threads are not there yet.
  */
-static void widen_fd_table(int socket)
+static void move_up(int *socket)
 {
-	cleanup_fd int fd = fcntl(socket, F_DUPFD_CLOEXEC, FD_TABLE - 1);
-	/* A limit below that is no error: it is only slower. */
+	int fd = fcntl(*socket, F_DUPFD_CLOEXEC, FD_TABLE - 1);
+	/* A limit below that is no error. */
+	if (fd >= 0) {
+		fd_close(socket);
+		*socket = fd;
+	}
 }
 
 /* ---- connecting ------------------------------------------------------------------------------- */
@@ -152,16 +175,16 @@ void glake__session_unref(struct glake_session *session)
 
 static int session_new(int socket, struct glake_session **session_out)
 {
-	struct glake_session *session = calloc(1, sizeof(*session));
-	if (!session || glake__link_init(&session->link, socket) < 0) {
-		free(session);
-		return glake__fail(-ENOMEM, "out of memory");
+	cleanup_free struct glake_session *session = calloc(1, sizeof(*session));
+	int r = session ? glake__link_init(&session->link, socket) : -ENOMEM;
+	if (r < 0) {
+		return glake__fail(r, "cannot begin a session: %s", glake_strerror(r));
 	}
 	session->fork_generation = glake__fork_generation();
 	session->n_refs = 1;
 	pthread_mutex_init(&session->books.lock, NULL);
 	pthread_mutex_init(&session->usage_lock, NULL);
-	*session_out = session;
+	*session_out = ptr_steal(session);
 	return 0;
 }
 
@@ -173,7 +196,6 @@ static int greet(struct glake_session *session, const struct glake_connect_optio
 	if (r < 0 || options->no_cuda) {
 		return r;
 	}
-	widen_fd_table(session->link.socket);
 	r = open_driver(session, options->libcuda);
 	return r < 0 ? r : find_ordinals(session);
 }
@@ -185,10 +207,14 @@ int glake_connect(const struct glake_connect_options *options, struct glake_sess
 	if (r < 0) {
 		return r;
 	}
+	cleanup_cancel int cancel = cancel_disable();
 	cleanup_fd int fd = -1;
 	r = open_socket(socket_path(&full), &fd);
 	if (r < 0) {
 		return r;
+	}
+	if (!full.no_cuda) {
+		move_up(&fd);
 	}
 	struct glake_session *session = NULL;
 	r = session_new(fd, &session);
@@ -219,7 +245,7 @@ void glake_disconnect(struct glake_session *session)
 	glake__alloc_deinit(session);
 	if (!session->is_forked) {
 		/* A forked child may hold the socket as well: closing ours would not end it. */
-		shutdown(session->link.socket, SHUT_RDWR);
+		glake__link_shut_down(&session->link);
 	}
 	glake__session_unref(session);
 }

@@ -3,11 +3,15 @@
  * Cleanup attributes for locals, and the two macros every C project needs.
  *
  * Owner: the enclosing scope. A value that leaves the scope is stolen: fd_steal(), ptr_steal().
+ *
+ * A thread that holds what others wait for, be it a lock or its turn, must not be cancelled: it says
+ * `cleanup_cancel int cancel = cancel_disable();` first.
  */
 #ifndef GLAKE_PROTO_CLEANUP_H
 #define GLAKE_PROTO_CLEANUP_H
 
 #include <errno.h>
+#include <pthread.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -46,8 +50,22 @@ static inline void free_cleanup_(void *ptr)
 	free(*(void **)ptr);
 }
 
+static inline int cancel_disable(void)
+{
+	int before;
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before);
+	return before;
+}
+
+static inline void cancel_restore_(const int *before)
+{
+	int disabled;
+	pthread_setcancelstate(*before, &disabled);
+}
+
 #define ptr_steal(ptr) ((__typeof__(ptr))ptr_steal_((void **)&(ptr)))
 #define cleanup_fd __attribute__((cleanup(fd_close)))
 #define cleanup_free __attribute__((cleanup(free_cleanup_)))
+#define cleanup_cancel __attribute__((cleanup(cancel_restore_), unused))
 
 #endif
