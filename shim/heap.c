@@ -98,6 +98,15 @@ static struct allocation *find_allocation(CUdeviceptr address)
 
 /* ---- regions ---------------------------------------------------------------------------------- */
 
+static int request_region(struct owner *owner, void *user)
+{
+	struct region *region = user;
+	glake_ptr base = 0;
+	int r = glake_alloc(owner->session, region->index, region->n_bytes, 0, &base);
+	region->base = base;
+	return r;
+}
+
 /* Ask @owner; region->owner stays to be set. */
 static int fill_region(struct owner *owner, struct region *region)
 {
@@ -110,15 +119,7 @@ static int fill_region(struct owner *owner, struct region *region)
 		return OWNER_E_FULL;
 	}
 	region->index = device.index;
-	glake_ptr base = 0;
-	owner_enter(owner);
-	int r = glake_alloc(owner->session, region->index, region->n_bytes, 0, &base);
-	owner_leave(owner);
-	if (r == 0) {
-		region->base = base;
-		return 0;
-	}
-	return owner_judge(owner, r);
+	return owner_ask(owner, request_region, region);
 }
 
 static uint64_t readers_of(CUdevice device)

@@ -6,18 +6,20 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "proto/cleanup.h"
 #include "shim/fork.h"
 #include "shim/service.h"
 #include "shim/shim.h"
 
 #define RETRY_NS 1000000000ull
-/* Half of glaked's default limit: a call may be followed by another before it returns. */
-#define MAX_CALLS 8
+#define RETRY_SHARE 10 /* times what the last attempt took */
+/* Half of glaked's default limit: a request may be followed by another before it returns. */
+#define MAX_REQUESTS 8
 
 /* Held while connecting: whoever wants memory then has to wait for the answer anyway. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct owner *current; /* owned */
-static uint64_t failed_ns;    /* when connecting last failed; 0 = never */
+static uint64_t retry_ns;     /* when connecting has failed: not before */
 static bool was_refused;      /* and why */
 
 static uint64_t now_ns(void)
@@ -49,18 +51,6 @@ void owner_unref(struct owner *owner)
 	}
 }
 
-void owner_enter(struct owner *owner)
-{
-	while (sem_wait(&owner->room) < 0) {
-		/* EINTR is the only reason. */
-	}
-}
-
-void owner_leave(struct owner *owner)
-{
-	sem_post(&owner->room);
-}
-
 static struct owner *owner_new(void)
 {
 	struct owner *owner = calloc(1, sizeof(*owner));
@@ -78,7 +68,8 @@ static struct owner *owner_new(void)
 		return NULL;
 	}
 	owner->n_refs = 1;
-	sem_init(&owner->room, 0, MAX_CALLS);
+	owner->n_room = MAX_REQUESTS;
+	sem_init(&owner->room, 0, MAX_REQUESTS);
 	shim_note_init();
 	shim_fork_watch(glake_fd(owner->session));
 	shim_count(SHIM_COUNT_connects);
@@ -97,13 +88,25 @@ static struct owner *drop_dead_locked(void)
 	return dead;
 }
 
+/* Called with the lock held. */
+static void connect_locked(void)
+{
+	uint64_t began_ns = now_ns();
+	if (began_ns < retry_ns) {
+		return;
+	}
+	current = owner_new();
+	uint64_t pause_ns = (now_ns() - began_ns) * RETRY_SHARE;
+	retry_ns = current ? 0 : now_ns() + (pause_ns > RETRY_NS ? pause_ns : RETRY_NS);
+}
+
 struct owner *owner_get(bool *is_refused_out)
 {
+	cleanup_cancel int cancel = cancel_disable();
 	pthread_mutex_lock(&lock);
 	struct owner *dead = drop_dead_locked();
-	if (!current && (failed_ns == 0 || now_ns() - failed_ns >= RETRY_NS)) {
-		current = owner_new();
-		failed_ns = current ? 0 : now_ns();
+	if (!current) {
+		connect_locked();
 	}
 	struct owner *owner = current ? owner_ref(current) : NULL;
 	*is_refused_out = !owner && was_refused;
@@ -114,34 +117,48 @@ struct owner *owner_get(bool *is_refused_out)
 
 bool owner_is_gone(struct owner *owner, int error)
 {
-	switch (error) {
-	case GLAKE_E_GONE:
-	case GLAKE_E_PROTOCOL:
-	case GLAKE_E_SHUTTING_DOWN:
+	if (error == GLAKE_E_SHUTTING_DOWN || glake_fd(owner->session) < 0) {
 		owner->is_dead = true;
-		return true;
-	default:
-		return false;
+	}
+	return owner->is_dead;
+}
+
+/* ---- asking ----------------------------------------------------------------------------------- */
+
+static void enter(struct owner *owner)
+{
+	while (sem_wait(&owner->room) < 0) {
+		/* EINTR is the only reason. */
 	}
 }
 
-int owner_judge(struct owner *owner, int error)
+/* Keep this request's room from later ones. False: there is no other. */
+static bool shrink(struct owner *owner)
 {
-	if (owner_is_gone(owner, error)) {
-		return OWNER_E_ABSENT;
+	int n_room = owner->n_room;
+	while (n_room > 1) {
+		if (atomic_compare_exchange_weak(&owner->n_room, &n_room, n_room - 1)) {
+			return true;
+		}
 	}
-	switch (error) {
-	case GLAKE_E_OVER_QUOTA:
-	case GLAKE_E_NO_DEVICE_MEMORY:
-	case GLAKE_E_NO_HOST_MEMORY:
-	case GLAKE_E_NO_FDS:
-	case GLAKE_E_BAD_REQUEST: /* larger than glaked would ever give */
-	case -ENOMEM:
-	case -EINVAL: /* does not even round up */
-		return OWNER_E_FULL;
-	default:
-		return OWNER_E_ABSENT;
+	return false;
+}
+
+int owner_ask(struct owner *owner, owner_request_fn *request, void *user)
+{
+	cleanup_cancel int cancel = cancel_disable();
+	enter(owner);
+	int r = request(owner, user);
+	while (r == GLAKE_E_BUSY && shrink(owner)) {
+		enter(owner);
+		r = request(owner, user);
 	}
+	sem_post(&owner->room);
+	if (r == 0) {
+		return 0;
+	}
+	/* At its limit of open files a process can still have memory of the driver's. */
+	return owner_is_gone(owner, r) || r == -EMFILE ? OWNER_E_ABSENT : OWNER_E_FULL;
 }
 
 bool owner_device(struct owner *owner, int ordinal, struct glake_device *device_out)

@@ -3,8 +3,9 @@
  * The session with glaked, over its comings and goings.
  *
  * There is one current session, made when memory is first wanted. When glaked dies, its session is
- * marked dead and later calls make a new one, not more often than once a second. Memory of a dead
- * session stays valid, since the mappings hold it; it keeps its session until it is freed.
+ * marked dead and later calls make a new one, not more often than once a second, and so that no more
+ * than a tenth of the program's time goes to a glaked that does not answer. Memory of a dead session
+ * stays valid, since the mappings hold it; it keeps its session until it is freed.
  *
  * Owner: references, counted: the current one, its thread's, one per region of heap.c, per chunk of vmm.c
  * and per region that ipc.c has opened, one per call under way.
@@ -20,8 +21,8 @@
 #include "glake.h"
 
 enum {
-	OWNER_E_FULL = 1, /* no memory: the tenant's, the device's, or this process's */
-	OWNER_E_ABSENT,   /* glaked is not there, or cannot serve this process */
+	OWNER_E_FULL = 1, /* glaked's answer is no, whatever for */
+	OWNER_E_ABSENT,   /* glaked is not there, or this process cannot take what it gives */
 	OWNER_E_FOREIGN,  /* the device is not glaked's */
 };
 
@@ -29,7 +30,8 @@ struct owner {
 	struct glake_session *session; /* owned */
 	atomic_uint n_refs;
 	atomic_bool is_dead;
-	sem_t room; /* for calls under way */
+	sem_t room; /* for requests under way: */
+	atomic_int n_room;
 };
 
 /*
@@ -43,22 +45,22 @@ struct owner *owner_ref(struct owner *owner);
 /* NULL is fine. The last one disconnects: all its memory has been freed by then. */
 void owner_unref(struct owner *owner);
 
-/*
- * Around every call that asks glaked for memory: it may let it wait, and refuses a session that has
- * too many waiting, while a program may have any number of threads. Not around others, which it
- * answers at once: a free may be what those wait for.
- */
-void owner_enter(struct owner *owner);
-void owner_leave(struct owner *owner);
+/* One request for memory: 0, or the library's error. */
+typedef int owner_request_fn(struct owner *owner, void *user);
 
 /*
- * A call of @owner's session has failed with @error: is glaked gone? Then the next owner_get() makes
- * a new session.
+ * Ask glaked for memory: 0 or OWNER_E_*. It may let the request wait, and refuses a session that has
+ * too many waiting, while a program may have any number of threads: so there is room for some at a
+ * time, less once glaked has said that it is too much. Not for others, which it answers at once: a free
+ * may be what those wait for. The thread is not cancelled meanwhile.
+ */
+int owner_ask(struct owner *owner, owner_request_fn *request, void *user);
+
+/*
+ * A call of @owner's session has ended with @error: is glaked gone? Then the next owner_get() makes a
+ * new session.
  */
 bool owner_is_gone(struct owner *owner, int error);
-
-/* What a failed request for memory means: OWNER_E_*. Notes when glaked is gone. */
-int owner_judge(struct owner *owner, int error);
 
 /* glaked's device that is CUDA device @ordinal here; false if it has none. Local. */
 bool owner_device(struct owner *owner, int ordinal, struct glake_device *device_out);

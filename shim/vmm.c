@@ -68,6 +68,19 @@ static struct vmm_chunk *drop_locked(struct vmm_chunk *chunk, unsigned n)
 	return chunk->n_uses == 0 ? chunk : NULL;
 }
 
+struct chunk_request {
+	struct vmm_chunk *chunk;
+	uint32_t device; /* glaked's number of it */
+	int *fd_out;
+};
+
+static int request_chunk(struct owner *owner, void *user)
+{
+	struct chunk_request *request = user;
+	return glake_chunk_new(owner->session, request->device, request->chunk->n_bytes,
+	                       &request->chunk->id, request->fd_out);
+}
+
 /* Fills in id and owner. */
 static int ask(struct vmm_chunk *chunk, int *fd_out)
 {
@@ -84,16 +97,13 @@ static int ask(struct vmm_chunk *chunk, int *fd_out)
 			owner_unref(owner);
 			return OWNER_E_FOREIGN;
 		}
-		owner_enter(owner);
-		int error = glake_chunk_new(owner->session, device.index, chunk->n_bytes,
-		                            &chunk->id, fd_out);
-		owner_leave(owner);
-		if (error == 0) {
+		struct chunk_request request = {chunk, device.index, fd_out};
+		r = owner_ask(owner, request_chunk, &request);
+		if (r == 0) {
 			chunk->owner = owner;
-			return 0;
+		} else {
+			owner_unref(owner);
 		}
-		r = owner_judge(owner, error);
-		owner_unref(owner);
 	}
 	return r;
 }
