@@ -4,16 +4,25 @@
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdlib.h>
 #include <time.h>
 
 #include "shim/capture.h"
 #include "shim/order.h"
 #include "shim/report.h"
+#include "shim/shim.h"
 
 #define STACK_BYTES (256u * 1024)
 #define REPORT_MS 2000
 /* Another thread may be reading what we were woken for: let it. */
 #define REST_NS 5000000
+/* A turn takes milliseconds, unless it waits for who waits for it. */
+#define EXIT_S 2
+
+/* Held by a service for its turn: whatever it has to do with the driver. */
+static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER;
+static atomic_bool is_ending; /* no turn begins any more */
+static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static uint64_t now_ms(void)
 {
@@ -22,29 +31,98 @@ static uint64_t now_ms(void)
 	return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
 }
 
+/* ---- the program's end ------------------------------------------------------------------------ */
+
+/* A child of the program has the handler too, but nobody who would end the turn. */
+static void at_exit(void)
+{
+	struct timespec end;
+	if (shim_is_forked()) {
+		return;
+	}
+	is_ending = true;
+	clock_gettime(CLOCK_REALTIME, &end);
+	end.tv_sec += EXIT_S;
+	if (pthread_mutex_timedlock(&turn, &end) == 0) {
+		pthread_mutex_unlock(&turn);
+	}
+}
+
+/* The driver's own handlers are there since cuInit(), and the last to come is the first to run. */
+static void watch_exit(void)
+{
+	atexit(at_exit);
+}
+
+/* False: the program is ending. */
+static bool begin_turn(void)
+{
+	pthread_mutex_lock(&turn);
+	if (is_ending) {
+		pthread_mutex_unlock(&turn);
+		return false;
+	}
+	return true;
+}
+
+static void end_turn(void)
+{
+	pthread_mutex_unlock(&turn);
+}
+
+/* ---- the thread ------------------------------------------------------------------------------- */
+
+static void take_turn(struct owner *owner, uint64_t *reported_ms)
+{
+	order_collect_all();
+	if (now_ms() - *reported_ms >= REPORT_MS) {
+		*reported_ms = now_ms();
+		report_program(owner);
+	}
+	owner_is_gone(owner, glake_dispatch(owner->session));
+}
+
+/* Nobody will ask for the warm memory of a session whose glaked is gone. */
+static void give_up_warm(struct owner *owner)
+{
+	struct glake_device device;
+	order_collect_all();
+	for (uint32_t i = 0; glake_device_at(owner->session, i, &device) == 0; i++) {
+		glake_trim(owner->session, device.index, 0);
+	}
+}
+
 static void *serve(void *user)
 {
 	struct owner *owner = user;
 	const struct timespec rest = {.tv_nsec = REST_NS};
 	uint64_t reported_ms = now_ms();
+	bool is_over = false;
+	if (!begin_turn()) {
+		return NULL;
+	}
 	capture_relax();
-	while (!owner->is_dead) {
+	end_turn();
+	while (!is_over) {
 		struct pollfd ready = {.fd = glake_fd(owner->session), .events = POLLIN};
 		if (ready.fd < 0) {
 			owner->is_dead = true;
-			break;
 		}
-		if (poll(&ready, 1, REPORT_MS) != 0) {
+		if (!owner->is_dead && poll(&ready, 1, REPORT_MS) != 0) {
 			nanosleep(&rest, NULL);
 		}
-		order_collect_all();
-		if (now_ms() - reported_ms >= REPORT_MS) {
-			reported_ms = now_ms();
-			report_program(owner);
+		if (!begin_turn()) {
+			return NULL;
 		}
-		owner_is_gone(owner, glake_dispatch(owner->session));
+		is_over = owner->is_dead;
+		if (is_over) {
+			give_up_warm(owner);
+			owner_unref(owner);
+		} else {
+			take_turn(owner, &reported_ms);
+		}
+		end_turn();
 	}
-	owner_unref(owner);
 	return NULL;
 }
 
@@ -57,6 +135,7 @@ void service_start(struct owner *owner)
 	if (pthread_attr_init(&attributes) != 0) {
 		return;
 	}
+	pthread_once(&once, watch_exit);
 	pthread_attr_setstacksize(&attributes, STACK_BYTES);
 	pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
 	sigfillset(&all);

@@ -4,11 +4,14 @@
 
 #include <dlfcn.h>
 #include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
 
 enum init_state {
 	STATE_NEW,
 	STATE_READY,
 	STATE_FORKED, /* a child of a process that had called cuInit: unusable for good */
+	STATE_ENDED,  /* exit() has come to us */
 };
 
 static atomic_int state = STATE_NEW;
@@ -30,10 +33,19 @@ const char *call_name(enum call_id id)
 
 CUresult call_enter(enum call_id id)
 {
+	bool is_early = atomic_load(&state) != STATE_ENDED;
 	CUresult err = fault_check(id);
 
+	if (is_early && atomic_load(&state) == STATE_ENDED) {
+		/* A driver crashes here, if it is unlucky. */
+		fprintf(stderr, "cudasim: exit() has torn down what %s works on\n", call_name(id));
+		abort();
+	}
 	if (err != CUDA_SUCCESS || calls[id].need == NEED_NOTHING) {
 		return err;
+	}
+	if (atomic_load(&state) == STATE_ENDED) {
+		return CUDA_ERROR_DEINITIALIZED;
 	}
 	if (atomic_load(&state) != STATE_READY) {
 		return CUDA_ERROR_NOT_INITIALIZED;
@@ -47,6 +59,12 @@ static void after_fork_in_child(void)
 	if (atomic_load(&state) == STATE_READY) {
 		atomic_store(&state, STATE_FORKED);
 	}
+}
+
+static void at_exit(void)
+{
+	int ready = STATE_READY;
+	atomic_compare_exchange_strong(&state, &ready, STATE_ENDED);
 }
 
 /* Threads of streams run our code, so dlclose must not unmap it. */
@@ -64,7 +82,7 @@ static void stay_loaded(void)
 
 static CUresult init_locked(void)
 {
-	static bool hooks_fork;
+	static bool has_hooks;
 
 	if (!fault_config_is_valid()) {
 		return CUDA_ERROR_INVALID_VALUE;
@@ -78,8 +96,9 @@ static CUresult init_locked(void)
 		return err;
 	}
 	stay_loaded();
-	if (!hooks_fork) {
-		hooks_fork = pthread_atfork(NULL, NULL, after_fork_in_child) == 0;
+	if (!has_hooks) {
+		has_hooks = pthread_atfork(NULL, NULL, after_fork_in_child) == 0 &&
+		            atexit(at_exit) == 0;
 	}
 	atomic_store(&state, STATE_READY);
 	return CUDA_SUCCESS;
@@ -93,6 +112,9 @@ CUresult cuInit(unsigned int flags)
 	}
 	if (atomic_load(&state) == STATE_FORKED) {
 		return CUDA_ERROR_NOT_INITIALIZED;
+	}
+	if (atomic_load(&state) == STATE_ENDED) {
+		return CUDA_ERROR_DEINITIALIZED;
 	}
 	pthread_mutex_lock(&init_lock);
 	CUresult err = atomic_load(&state) == STATE_READY ? CUDA_SUCCESS : init_locked();

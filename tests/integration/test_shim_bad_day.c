@@ -53,16 +53,22 @@ static uint64_t private_bytes(int connection)
 	return n_bytes;
 }
 
-/* Nobody has anything any more. */
-static void await_nothing_private(void)
+/* All there is has so many bytes, warm ones too. */
+static void await_private(uint64_t n_bytes)
 {
 	int connection = connection_hello(&harness);
 	uint64_t end_ms = harness_now_ms() + HARNESS_TIMEOUT_MS;
-	while (private_bytes(connection) > 0) {
+	while (private_bytes(connection) != n_bytes) {
 		ck_assert_uint_lt(harness_now_ms(), end_ms);
 		harness_sleep_ms(5);
 	}
 	connection_close(&connection);
+}
+
+/* Nobody has anything any more. */
+static void await_nothing_private(void)
+{
+	await_private(0);
 }
 
 static void finish(void)
@@ -205,6 +211,152 @@ START_TEST(a_full_socket_is_waited_for)
 		close(fds[--n]);
 	}
 	finish();
+}
+END_TEST
+
+/* It is stopped for good: the driver serves, and glaked when it goes on. */
+START_TEST(a_stopped_glaked_is_done_without)
+{
+	struct run run;
+	begin(NULL);
+	harness_signal(&harness, SIGSTOP);
+	run_start(&run, NULL, run_in_build(PROGRAM), "dlsym", "steps", "1", NULL);
+	run_read(&run, "ready");
+	run_expect(&run, "result 0 owned 0 passed 1 refused 0 connects 0");
+	harness_signal(&harness, SIGCONT);
+	run_continue(&run);
+	run_end_well(&run);
+	run_start(&run, NULL, run_in_build(PROGRAM), "dlsym", "basic", NULL);
+	run_end_well(&run);
+	run_expect(&run, "owned 17 passed 0");
+	finish();
+}
+END_TEST
+
+/* More threads than glaked takes requests of. */
+START_TEST(a_busy_session_is_no_reason_to_go_without)
+{
+	struct run run;
+	begin("pool = (); max_requests_in_flight = 1;");
+	run_start(&run, NULL, run_in_build(PROGRAM), "dlsym", "threads", NULL);
+	run_end_well(&run);
+	run_expect(&run, "passed 0 refused 0 connects 1");
+	finish();
+}
+END_TEST
+
+/* What glaked has given and cannot be mapped is not had of the driver, beside the quota. */
+START_TEST(a_failure_of_ours_is_out_of_memory)
+{
+	struct run run;
+	begin(NULL);
+	run_start(&run, "CUDASIM_FAULT=cuMemMap:1:fail=999", run_in_build(PROGRAM), "dlsym",
+	          "steps", "2", NULL);
+	run_read(&run, "ready");
+	run_expect(&run, "result 2 owned 0 passed 0 refused 1 connects 1");
+	run_continue(&run);
+	run_read(&run, "ready");
+	run_expect(&run, "result 0 owned 1 passed 0 refused 1 connects 1");
+	run_continue(&run);
+	run_end_well(&run);
+	finish();
+}
+END_TEST
+
+/* Who sleeps on warm memory of a glaked that is gone does not keep it from others. */
+START_TEST(warm_memory_goes_with_glaked)
+{
+	static struct run sleeper;
+	static struct run other;
+	begin("pool = ();");
+	run_start(&sleeper, NULL, run_in_build(PROGRAM), "dlsym", "idle", "104857600", NULL);
+	run_read(&sleeper, "ready");
+	harness_kill(&harness);
+	uint64_t end_ms = harness_now_ms() + HARNESS_TIMEOUT_MS;
+	do {
+		ck_assert_uint_lt(harness_now_ms(), end_ms);
+		run_start(&other, NULL, run_in_build(PROGRAM), "dlsym", "greedy", "104857600",
+		          NULL);
+		run_end_well(&other);
+	} while (!strstr(other.text, "got 209715200"));
+	run_continue(&sleeper);
+	run_end_well(&sleeper);
+	harness_clean(&harness);
+}
+END_TEST
+
+/* ---- what a process does to itself ------------------------------------------------------------ */
+
+START_TEST(the_programs_files_are_left_alone)
+{
+	struct run run;
+	begin(NULL);
+	run_start(&run, NULL, run_in_build(PROGRAM), "dlsym", "usurp", NULL);
+	run_read(&run, "ready");
+	run_expect(&run, "owned 2 passed 0 refused 0 connects 2 live 0");
+	/* glaked has seen the end of the first session. */
+	await_private(6 * MIB);
+	run_continue(&run);
+	run_end_well(&run);
+	finish();
+}
+END_TEST
+
+/* It can take nothing of glaked for that long, but what it has stays charged. */
+START_TEST(a_full_table_of_files_ends_no_session)
+{
+	static const struct {
+		const char *extra;
+		const char *counts;
+	} policies[] = {
+		{"GLAKE_SHIM_ABSENT=pass", "owned 1 passed 1 refused 0 connects 1"},
+		{"GLAKE_SHIM_ABSENT=refuse", "owned 1 passed 0 refused 1 connects 1"},
+	};
+	struct run run;
+	begin(NULL);
+	int connection = connection_hello(&harness);
+	for (int i = 0; i < 2; i++) {
+		run_start(&run, policies[i].extra, run_in_build(PROGRAM), "dlsym", "no_fds", NULL);
+		run_read(&run, "ready");
+		ck_assert_uint_eq(private_bytes(connection), 6 * MIB);
+		run_continue(&run);
+		run_read(&run, "ready");
+		run_expect(&run, policies[i].counts);
+		ck_assert_uint_eq(private_bytes(connection), 6 * MIB);
+		run_continue(&run);
+		run_end_well(&run);
+		run_expect(&run, "owned 2 ");
+		await_nothing_private();
+	}
+	connection_close(&connection);
+	finish();
+}
+END_TEST
+
+START_TEST(cancelled_threads_hold_up_nobody)
+{
+	struct run run;
+	begin(NULL);
+	run_start(&run, NULL, run_in_build(PROGRAM), "dlsym", "cancels", NULL);
+	run_end_well(&run);
+	run_expect(&run, "owned 11 passed 0 refused 0 connects 1");
+	finish();
+}
+END_TEST
+
+/* Our thread is unmapping, and slow at it, when exit() comes to the driver's own end. */
+START_TEST(the_driver_ends_when_we_have)
+{
+	struct run run;
+	begin(NULL);
+	run_start(&run, "CUDASIM_FAULT=cuMemUnmap:*:slow=1000", run_in_build(PROGRAM), "dlsym",
+	          "exits", "6291456", NULL);
+	run_read(&run, "ready");
+	harness_kill(&harness);
+	harness_sleep_ms(300);
+	run_continue(&run);
+	run_end_well(&run);
+	harness_clean(&harness);
 }
 END_TEST
 
@@ -353,6 +505,14 @@ int main(void)
 	suite_add(suite, an_ipc_handle_of_the_killed_opens_nothing);
 	suite_add(suite, a_quota_of_next_to_nothing_is_out_of_memory);
 	suite_add(suite, a_full_socket_is_waited_for);
+	suite_add(suite, a_stopped_glaked_is_done_without);
+	suite_add(suite, a_busy_session_is_no_reason_to_go_without);
+	suite_add(suite, a_failure_of_ours_is_out_of_memory);
+	suite_add(suite, the_programs_files_are_left_alone);
+	suite_add(suite, a_full_table_of_files_ends_no_session);
+	suite_add(suite, cancelled_threads_hold_up_nobody);
+	suite_add(suite, the_driver_ends_when_we_have);
+	suite_add(suite, warm_memory_goes_with_glaked);
 	suite_add(suite, a_second_preload_library_goes_with_it);
 	suite_add(suite, programs_without_cuda_open_nothing);
 	suite_add(suite, the_driver_api_computes_the_same);

@@ -11,12 +11,16 @@
  */
 #include <cuda.h>
 #include <dlfcn.h>
+#include <errno.h>
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -1175,6 +1179,95 @@ static void idle(const char *argument)
 	wait_for_line();
 }
 
+/* Puts a file of its own on the number of a socket that it has not opened. */
+static void usurp(const char *argument)
+{
+	int ends[2];
+	int fd = 3;
+	struct stat status;
+	char bytes[8];
+	start();
+	CUdeviceptr first = alloc(6 * MIB);
+	while (fstat(fd, &status) < 0 || !S_ISSOCK(status.st_mode)) {
+		must(++fd < 1024);
+	}
+	must(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0);
+	must(dup2(ends[0], fd) == fd);
+	must(write(ends[1], "mine", 4) == 4);
+	CUdeviceptr second = alloc(6 * MIB);
+	must_ok(cu(cuMemFree_v2)(first));
+	must_ok(cu(cuMemFree_v2)(second));
+	print_counts();
+	wait_for_line();
+	/* Nobody has read it, written to it, shut it down or closed it. */
+	must(recv(fd, bytes, sizeof(bytes), MSG_DONTWAIT) == 4 && memcmp(bytes, "mine", 4) == 0);
+	must(recv(ends[1], bytes, sizeof(bytes), MSG_DONTWAIT) < 0 && errno == EAGAIN);
+	must(write(fd, "mine", 4) == 4);
+}
+
+/* Allocates while it can open no more files, and then again. */
+static void no_fds(const char *argument)
+{
+	struct rlimit before;
+	struct rlimit none;
+	CUdeviceptr ptr = 0;
+	start();
+	alloc(6 * MIB);
+	wait_for_line();
+	must(getrlimit(RLIMIT_NOFILE, &before) == 0);
+	none = before;
+	int lowest = dup(0);
+	close(lowest);
+	none.rlim_cur = (rlim_t)lowest;
+	must(setrlimit(RLIMIT_NOFILE, &none) == 0);
+	cu(cuMemAlloc_v2)(&ptr, 8 * MIB);
+	must(setrlimit(RLIMIT_NOFILE, &before) == 0);
+	print_counts();
+	wait_for_line();
+	alloc(10 * MIB);
+	print_counts();
+}
+
+static int is_cancelled;
+
+/* To be cancelled at the first call that can be. */
+static void *cancelled_thread(void *argument)
+{
+	CUdeviceptr ptr = 0;
+	while (!__atomic_load_n(&is_cancelled, __ATOMIC_SEQ_CST)) {
+	}
+	must_ok(cu(cuCtxSetCurrent)(argument));
+	must_ok(cu(cuMemAlloc_v2)(&ptr, 6 * MIB));
+	return NULL;
+}
+
+static void cancels(const char *argument)
+{
+	CUcontext ctx = start();
+	for (int i = 0; i < 10; i++) {
+		pthread_t id;
+		__atomic_store_n(&is_cancelled, 0, __ATOMIC_SEQ_CST);
+		must(pthread_create(&id, NULL, cancelled_thread, ctx) == 0);
+		must(pthread_cancel(id) == 0);
+		__atomic_store_n(&is_cancelled, 1, __ATOMIC_SEQ_CST);
+		pthread_join(id, NULL);
+	}
+	alloc(6 * MIB);
+	print_counts();
+}
+
+static void linger(void)
+{
+	usleep(1500000);
+}
+
+/* Ends by exit(), whose last handler takes its time, with warm memory that goes meanwhile. */
+static void exits(const char *argument)
+{
+	must(atexit(linger) == 0);
+	idle(argument);
+}
+
 /* No GPU, no driver: what a program without CUDA's driver expects. */
 static void nothing(const char *argument)
 {
@@ -1201,6 +1294,10 @@ static const struct {
 	{"ipc_dead", ipc_dead},
 	{"vmm", vmm},
 	{"idle", idle},
+	{"usurp", usurp},
+	{"no_fds", no_fds},
+	{"cancels", cancels},
+	{"exits", exits},
 	{"busy", busy},
 	{"captures", captures},
 	{"nothing", nothing},
