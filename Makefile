@@ -181,7 +181,7 @@ $(B)/lib/mover.a: $(MOVER_OBJ)
 $(B)/lib/ctl.a: $(CTL_OBJ)
 $(B)/lib/harness.a: $(HARNESS_OBJ)
 $(B)/lib/shim.a: $(addprefix $(B)/obj/shim/,account.o array_size.o index.o slab.o library.o \
-	run/program.o)
+	policy.o run/program.o)
 $(B)/lib/libglake-client.a: $(CLIENT_OBJ) $(PROTO_OBJ)
 $(B)/lib/%.a:
 	$(call say,AR,$@)

@@ -31,7 +31,7 @@ static void say(char *error_out, size_t error_bytes, const char *what, const cha
 int cudrv_open(struct cudrv *drv, const char *path, char *error_out, size_t error_bytes)
 {
 	if (!path) {
-		path = getenv("GLAKE_LIBCUDA");
+		path = secure_getenv("GLAKE_LIBCUDA");
 	}
 	if (!path || !*path) {
 		path = "libcuda.so.1";

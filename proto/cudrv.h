@@ -23,7 +23,8 @@ struct cudrv {
 
 /*
  * Open @path, or $GLAKE_LIBCUDA when @path is NULL, or the loader's libcuda.so.1 when both are
- * absent, and resolve every call. Does not call cuInit().
+ * absent, and resolve every call. Does not call cuInit(). A program that gains privileges from its file
+ * does not take libraries from the environment of who started it.
  * Returns 0, -ENOENT (cannot be opened) or -ENOSYS (a call is missing: the driver is too old).
  * On failure @error_out (may be NULL) holds one line without a newline.
  */

@@ -148,11 +148,11 @@ static bool search_cache(const struct search *search)
 bool shim_library_find(const struct shim_library *library, shim_library_fn accept, void *user)
 {
 	struct search search = {.library = library, .accept = accept, .user = user};
-	const char *given = getenv(library->variable);
+	const char *given = secure_getenv(library->variable);
 	if (given && strchr(given, '/')) {
 		return offer(&search, given);
 	}
-	if (search_list(&search, getenv("LD_LIBRARY_PATH")) || search_cache(&search)) {
+	if (search_list(&search, secure_getenv("LD_LIBRARY_PATH")) || search_cache(&search)) {
 		return true;
 	}
 	for (size_t i = 0; i < n_elements(standard_folders); i++) {

@@ -3,7 +3,8 @@
  * Where the real library is, behind one of ours that has its SONAME: opening it by name would find
  * ourselves, so it has to be found by path, as the loader would.
  *
- * Shared by the shim's libraries and by `glake run`, so it knows nothing of them.
+ * Shared by the shim's libraries and by `glake run`, so it knows nothing of them. In a program that
+ * gains privileges from its file the environment counts for nothing, as with the loader.
  *
  * Threads: any.
  */

@@ -11,7 +11,7 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static bool is_set_to(const char *name, const char *value)
 {
-	const char *found = getenv(name);
+	const char *found = secure_getenv(name);
 	return found && strcmp(found, value) == 0;
 }
 
@@ -30,7 +30,7 @@ static bool has_word(const char *list, const char *word)
 
 static void read_environment(void)
 {
-	const char *owned = getenv("GLAKE_SHIM_OWN");
+	const char *owned = secure_getenv("GLAKE_SHIM_OWN");
 	policy = (struct shim_policy){
 		.is_off = is_set_to("GLAKE_SHIM", "off") || is_set_to("GLAKE_SHIM", "0"),
 		.refuses_absent = is_set_to("GLAKE_SHIM_ABSENT", "refuse"),

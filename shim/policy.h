@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the environment says, read once: docs/compatibility.md has the table.
+ * What the environment says, read once: docs/compatibility.md has the table. In a program that gains
+ * privileges from its file it says nothing.
  *
  * Threads: any.
  */

@@ -1,14 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The shim's parts that stand alone: the list of hooks, small allocations, which programs to run. */
+/*
+ * The shim's parts that stand alone: the list of hooks, small allocations, which programs to run, what
+ * the environment may say.
+ */
+#include <dlfcn.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/auxv.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "proto/cleanup.h"
+#include "proto/cudrv.h"
+#include "shim/library.h"
+#include "shim/policy.h"
 #include "shim/run/program.h"
 #include "shim/slab.h"
 #include "tests/check_glake.h"
+#include "tests/harness/harness.h"
 
 /* ---- coverage --------------------------------------------------------------------------------- */
 
@@ -203,8 +214,87 @@ START_TEST(programs_are_found_as_execvp_does)
 }
 END_TEST
 
-int main(void)
+/* ---- the environment -------------------------------------------------------------------------- */
+
+enum {
+	OBEYED_BY_CUDRV = 1,
+	OBEYED_BY_LIBRARY = 2,
+	OBEYED_BY_POLICY = 4,
+	OBEYED_BY_ALL = 7,
+	NOT_PRIVILEGED = 8,
+};
+
+static bool is_given(void *user, const char *path)
 {
+	return strcmp(path, getenv("GLAKE_LIBCUDA")) == 0;
+}
+
+/* Run as `test_shim --environment`: what obeys the variables. */
+static int environment(void)
+{
+	static struct cudrv drv;
+	Dl_info driver;
+	int obeyed = getauxval(AT_SECURE) ? 0 : NOT_PRIVILEGED;
+	if (cudrv_open(&drv, NULL, NULL, 0) == 0 && dladdr((void *)drv.cuInit, &driver) &&
+	    is_given(NULL, driver.dli_fname)) {
+		obeyed |= OBEYED_BY_CUDRV;
+	}
+	if (shim_library_find(&shim_library_cuda, is_given, NULL)) {
+		obeyed |= OBEYED_BY_LIBRARY;
+	}
+	return shim_policy()->is_off ? obeyed | OBEYED_BY_POLICY : obeyed;
+}
+
+static int run_environment_of(const char *program)
+{
+	int status;
+	fflush(NULL);
+	pid_t pid = fork();
+	ck_assert_int_ge(pid, 0);
+	if (pid == 0) {
+		execl(program, program, "--environment", (char *)NULL);
+		_exit(127);
+	}
+	ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+	ck_assert_int_eq(WIFEXITED(status), 1);
+	return WEXITSTATUS(status);
+}
+
+/* Who starts a program of somebody else's, with his rights, does not choose its libraries. */
+START_TEST(a_privileged_program_obeys_no_environment)
+{
+	const char *base = getenv("TMPDIR");
+	const char *build = getenv("GLAKE_BUILD");
+	char libcuda[PATH_MAX];
+	char program[200];
+	char command[800];
+	snprintf(libcuda, sizeof(libcuda), "%s/cudasim/libcuda.so.1", build ? build : "build");
+	setenv("GLAKE_LIBCUDA", libcuda, 1);
+	setenv("GLAKE_SHIM", "off", 1);
+	ck_assert_int_eq(run_environment_of("/proc/self/exe"), NOT_PRIVILEGED | OBEYED_BY_ALL);
+	if (!harness_is_root()) {
+		return;
+	}
+	snprintf(program, sizeof(program), "%s/privileged.%d", base ? base : "/tmp", getpid());
+	snprintf(command, sizeof(command), "cp /proc/%d/exe %s && chown 65534 %s && chmod 4755 %s",
+	         getpid(), program, program, program);
+	ck_assert_int_eq(system(command), 0);
+	int obeyed = run_environment_of(program);
+	unlink(program);
+	if (obeyed & NOT_PRIVILEGED) {
+		printf("SKIP: programs in %s gain no privileges\n", base ? base : "/tmp");
+		return;
+	}
+	ck_assert_int_eq(obeyed, 0);
+}
+END_TEST
+
+int main(int argc, char **argv)
+{
+	if (argc > 1 && strcmp(argv[1], "--environment") == 0) {
+		/* A leak sanitizer cannot look at a privileged process, and says so by its status. */
+		_exit(environment());
+	}
 	Suite *suite = suite_create("shim parts");
 	suite_add(suite, every_memory_call_is_classified);
 	suite_add(suite, nothing_is_classified_twice_or_unknown);
@@ -212,5 +302,6 @@ int main(void)
 	suite_add(suite, a_slab_is_cut_and_healed);
 	suite_add(suite, slabs_hold_under_churn);
 	suite_add(suite, programs_are_found_as_execvp_does);
+	suite_add(suite, a_privileged_program_obeys_no_environment);
 	return suite_run(suite);
 }
