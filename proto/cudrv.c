@@ -3,8 +3,11 @@
 
 #include <dlfcn.h>
 #include <errno.h>
+#include <stdatomic.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 /* Two levels, so that cuda.h's renaming happens before the name becomes a string. */
 #define STRING_OF(name) #name
@@ -21,6 +24,42 @@ static const struct call calls[] = {
 #undef CUDRV_CALL
 };
 
+/* One that was opened, for those who come after. Never freed. */
+struct opened {
+	struct opened *next;
+	struct cudrv drv;
+	char path[];
+};
+
+static _Atomic(struct opened *) all_opened;
+
+static bool find_opened(const char *path, struct cudrv *drv_out)
+{
+	const struct opened *opened = all_opened;
+	while (opened && strcmp(opened->path, path) != 0) {
+		opened = opened->next;
+	}
+	if (opened) {
+		*drv_out = opened->drv;
+	}
+	return opened;
+}
+
+/* Without memory the loader is asked again. */
+static void add_opened(const char *path, const struct cudrv *drv)
+{
+	size_t n_bytes = strlen(path) + 1;
+	struct opened *opened = malloc(sizeof(*opened) + n_bytes);
+	if (!opened) {
+		return;
+	}
+	opened->drv = *drv;
+	memcpy(opened->path, path, n_bytes);
+	opened->next = all_opened;
+	while (!atomic_compare_exchange_weak(&all_opened, &opened->next, opened)) {
+	}
+}
+
 static void say(char *error_out, size_t error_bytes, const char *what, const char *detail)
 {
 	if (error_out) {
@@ -35,6 +74,9 @@ int cudrv_open(struct cudrv *drv, const char *path, char *error_out, size_t erro
 	}
 	if (!path || !*path) {
 		path = "libcuda.so.1";
+	}
+	if (find_opened(path, drv)) {
+		return 0;
 	}
 	void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
 	if (!library) {
@@ -52,6 +94,7 @@ int cudrv_open(struct cudrv *drv, const char *path, char *error_out, size_t erro
 		*(void **)((char *)drv + calls[i].offset) = entry;
 	}
 	drv->library = library;
+	add_opened(path, drv);
 	return 0;
 }
 

@@ -212,6 +212,11 @@ static void resolve(void)
 	n_routes = 0;
 	shim_fork_init();
 	fill_table(library);
+	if (can_own) {
+		/* Sessions find it open then, and ask nothing of the loader with locks held. */
+		struct cudrv drv;
+		cudrv_open(&drv, libcuda, NULL, 0);
+	}
 }
 
 __attribute__((visibility("hidden"))) void shim_resolve(void)

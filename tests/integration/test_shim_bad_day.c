@@ -25,6 +25,7 @@
 #define DRIVER_API "tests/shim/driver_api"
 #define PER_THREAD "tests/shim/driver_api_per_thread"
 #define SECOND "tests/shim/second.so"
+#define CONSTRUCTOR "tests/shim/constructor.so"
 #define SHIM "lib/glake/libglake-shim.so"
 #define MIB (1ull << 20)
 #define MAX_QUEUED 8192
@@ -360,6 +361,26 @@ START_TEST(the_driver_ends_when_we_have)
 }
 END_TEST
 
+/* Who loads it has the loader's lock and wants ours; who connects, ours. Not the loader's as well. */
+START_TEST(libraries_allocate_while_they_are_loaded)
+{
+	struct run run;
+	begin(NULL);
+	harness_signal(&harness, SIGSTOP);
+	run_start(&run, NULL, run_in_build(PROGRAM), "dlsym", "loads", run_in_build(CONSTRUCTOR),
+	          NULL);
+	run_read(&run, "ready");
+	harness_sleep_ms(300);
+	run_continue(&run);
+	run_read(&run, "loading");
+	harness_sleep_ms(300);
+	harness_signal(&harness, SIGCONT);
+	run_end_well(&run);
+	ck_assert_ptr_null(strstr(run.text, "no memory"));
+	finish();
+}
+END_TEST
+
 /* ---- others in the process, and processes without any of it ----------------------------------- */
 
 static void run_with_preload(struct run *run, const char *first, const char *second)
@@ -513,6 +534,7 @@ int main(void)
 	suite_add(suite, cancelled_threads_hold_up_nobody);
 	suite_add(suite, the_driver_ends_when_we_have);
 	suite_add(suite, warm_memory_goes_with_glaked);
+	suite_add(suite, libraries_allocate_while_they_are_loaded);
 	suite_add(suite, a_second_preload_library_goes_with_it);
 	suite_add(suite, programs_without_cuda_open_nothing);
 	suite_add(suite, the_driver_api_computes_the_same);

@@ -1268,6 +1268,27 @@ static void exits(const char *argument)
 	idle(argument);
 }
 
+static void *alloc_thread(void *argument)
+{
+	must_ok(cu(cuCtxSetCurrent)(argument));
+	alloc(6 * MIB);
+	return NULL;
+}
+
+/* One thread connects to glaked, another one loads a library that allocates meanwhile. */
+static void loads(const char *argument)
+{
+	pthread_t id;
+	CUcontext ctx = start();
+	must(pthread_create(&id, NULL, alloc_thread, ctx) == 0);
+	wait_for_line();
+	puts("loading");
+	fflush(stdout);
+	must(dlopen(argument, RTLD_NOW));
+	pthread_join(id, NULL);
+	print_counts();
+}
+
 /* No GPU, no driver: what a program without CUDA's driver expects. */
 static void nothing(const char *argument)
 {
@@ -1298,6 +1319,7 @@ static const struct {
 	{"no_fds", no_fds},
 	{"cancels", cancels},
 	{"exits", exits},
+	{"loads", loads},
 	{"busy", busy},
 	{"captures", captures},
 	{"nothing", nothing},
