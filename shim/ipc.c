@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/cleanup.h"
 #include "shim/owner.h"
 #include "shim/quiesce.h"
 
@@ -240,6 +241,7 @@ static bool is_own(struct owner *owner, const struct ipc_name *name)
 CUresult ipc_open(const CUipcMemHandle *handle, const struct heap_place *place,
                   CUdeviceptr *address_out)
 {
+	cleanup_cancel int cancel = cancel_disable();
 	struct ipc_name name = read_name(handle);
 	if (name.offset >= name.region_bytes || name.n_bytes == 0 ||
 	    name.n_bytes > name.region_bytes - name.offset) {

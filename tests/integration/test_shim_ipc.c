@@ -46,6 +46,12 @@ START_TEST(a_forged_handle_leads_nowhere_else)
 }
 END_TEST
 
+START_TEST(cancelled_threads_hold_up_no_handles)
+{
+	run_scenario("cancelled");
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("shim_ipc");
@@ -54,5 +60,6 @@ int main(void)
 	suite_add(suite, what_is_opened_is_nobody_elses_again);
 	suite_add(suite, each_device_has_its_own);
 	suite_add(suite, a_forged_handle_leads_nowhere_else);
+	suite_add(suite, cancelled_threads_hold_up_no_handles);
 	return suite_run(suite);
 }

@@ -9,6 +9,7 @@
  * It ends with 0, or with 1 and a line on stderr.
  */
 #include <cuda.h>
+#include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -328,6 +329,36 @@ static void forged(void)
 	must_ok(cuIpcCloseMemHandle(ptr));
 }
 
+static CUcontext cancelled_ctx;
+static CUipcMemHandle cancelled_handle;
+static int is_cancelled;
+
+/* To be cancelled at the first call that can be. */
+static void *open_cancelled(void *argument)
+{
+	while (!__atomic_load_n(&is_cancelled, __ATOMIC_SEQ_CST)) {
+	}
+	must_ok(cuCtxSetCurrent(cancelled_ctx));
+	open_handle(&cancelled_handle);
+	return NULL;
+}
+
+/* Who is cancelled while opening holds up nobody. */
+static void cancelled(void)
+{
+	pthread_t id;
+	cancelled_ctx = start(0);
+	cancelled_handle = take();
+	must(pthread_create(&id, NULL, open_cancelled, NULL) == 0);
+	must(pthread_cancel(id) == 0);
+	__atomic_store_n(&is_cancelled, 1, __ATOMIC_SEQ_CST);
+	pthread_join(id, NULL);
+	CUdeviceptr ptr = open_handle(&cancelled_handle);
+	check(ptr, SMALL_BYTES, 1);
+	must_ok(cuIpcCloseMemHandle(ptr));
+	must_ok(cuIpcCloseMemHandle(ptr));
+}
+
 static const struct {
 	const char *name;
 	void (*give)(void);
@@ -339,6 +370,7 @@ static const struct {
 	{"devices", give_two, devices},
 	{"freed", give_and_free, freed},
 	{"forged", give_two, forged},
+	{"cancelled", give_two, cancelled},
 };
 
 static int run(void (*child)(void), void (*parent)(void))
