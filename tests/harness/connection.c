@@ -185,3 +185,28 @@ uint64_t connection_counter(int connection, const char *name)
 	ck_assert_msg(value != UINT64_MAX, "there is no counter %s", name);
 	return value;
 }
+
+uint64_t connection_private_bytes(int connection)
+{
+	Glake__Wire__StatusGet get = GLAKE__WIRE__STATUS_GET__INIT;
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_STATUS_GET;
+	request.status_get = &get;
+	Glake__Wire__Answer *answer = connection_call(connection, &request, NULL, 0, NULL);
+	ck_assert_int_eq(answer->body_case, GLAKE__WIRE__ANSWER__BODY_STATUS_GET);
+	uint64_t n_bytes = 0;
+	for (size_t i = 0; i < answer->status_get->n_devices; i++) {
+		n_bytes += answer->status_get->devices[i]->private_bytes;
+	}
+	connection_free(answer);
+	return n_bytes;
+}
+
+void connection_await_private(int connection, uint64_t n_bytes)
+{
+	uint64_t end_ms = harness_now_ms() + HARNESS_TIMEOUT_MS;
+	while (connection_private_bytes(connection) != n_bytes) {
+		ck_assert_uint_lt(harness_now_ms(), end_ms);
+		harness_sleep_ms(5);
+	}
+}

@@ -63,6 +63,12 @@ void connection_expect_closed(int connection);
 Glake__Wire__Status connection_alloc(int connection, uint32_t device, uint64_t chunk_bytes,
                                      uint32_t n_chunks, uint64_t *ids_out, struct fdlist *fds);
 
+/* What all sessions have, over all devices. */
+uint64_t connection_private_bytes(int connection);
+
+/* They have come to so much. */
+void connection_await_private(int connection, uint64_t n_bytes);
+
 /* One counter of StatsGet, by name. */
 uint64_t connection_counter(int connection, const char *name);
 

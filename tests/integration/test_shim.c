@@ -23,32 +23,11 @@ static void begin(const char *config)
 	run_environment(&harness);
 }
 
-/* What sessions have, over all devices. */
-static uint64_t private_bytes(int connection)
-{
-	Glake__Wire__StatusGet get = GLAKE__WIRE__STATUS_GET__INIT;
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_STATUS_GET;
-	request.status_get = &get;
-	Glake__Wire__Answer *answer = connection_call(connection, &request, NULL, 0, NULL);
-	ck_assert_int_eq(answer->body_case, GLAKE__WIRE__ANSWER__BODY_STATUS_GET);
-	uint64_t n_bytes = 0;
-	for (size_t i = 0; i < answer->status_get->n_devices; i++) {
-		n_bytes += answer->status_get->devices[i]->private_bytes;
-	}
-	connection_free(answer);
-	return n_bytes;
-}
-
 /* All sessions are over and all their memory is back: only what is made ahead remains. */
 static void finish(void)
 {
 	int connection = connection_hello(&harness);
-	uint64_t end_ms = harness_now_ms() + HARNESS_TIMEOUT_MS;
-	while (private_bytes(connection) > 0) {
-		ck_assert_uint_lt(harness_now_ms(), end_ms);
-		harness_sleep_ms(10);
-	}
+	connection_await_private(connection, 0);
 	connection_close(&connection);
 	harness_stop(&harness);
 }
@@ -222,10 +201,10 @@ START_TEST(chunks_go_with_their_last_use)
 	run_expect(&run, "owned 5 passed 0");
 	int connection = connection_hello(&harness);
 	/* All are unmapped and released but one, which is mapped. */
-	ck_assert_uint_eq(private_bytes(connection), 4u << 20);
+	ck_assert_uint_eq(connection_private_bytes(connection), 4u << 20);
 	run_continue(&run);
 	run_read(&run, "ready");
-	ck_assert_uint_eq(private_bytes(connection), 0);
+	ck_assert_uint_eq(connection_private_bytes(connection), 0);
 	connection_close(&connection);
 	run_continue(&run);
 	run_end_well(&run);
@@ -254,11 +233,7 @@ END_TEST
 static void await_private_bytes(uint64_t n_bytes)
 {
 	int connection = connection_hello(&harness);
-	uint64_t end_ms = harness_now_ms() + HARNESS_TIMEOUT_MS;
-	while (private_bytes(connection) != n_bytes) {
-		ck_assert_uint_lt(harness_now_ms(), end_ms);
-		harness_sleep_ms(10);
-	}
+	connection_await_private(connection, n_bytes);
 	connection_close(&connection);
 }
 
@@ -639,7 +614,7 @@ START_TEST(what_a_killed_program_held_comes_back)
 	run_start(&run, NULL, run_in_build(PROGRAM), "dlsym", "steps", "2", NULL);
 	run_read(&run, "ready");
 	int connection = connection_hello(&harness);
-	ck_assert_uint_ge(private_bytes(connection), 6u << 20);
+	ck_assert_uint_ge(connection_private_bytes(connection), 6u << 20);
 	kill(run.pid, SIGKILL);
 	ck_assert_int_eq(WTERMSIG(run_end(&run)), SIGKILL);
 	connection_close(&connection);

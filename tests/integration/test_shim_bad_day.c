@@ -38,31 +38,11 @@ static void begin(const char *config)
 	run_environment(&harness);
 }
 
-static uint64_t private_bytes(int connection)
-{
-	Glake__Wire__StatusGet get = GLAKE__WIRE__STATUS_GET__INIT;
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_STATUS_GET;
-	request.status_get = &get;
-	Glake__Wire__Answer *answer = connection_call(connection, &request, NULL, 0, NULL);
-	ck_assert_int_eq(answer->body_case, GLAKE__WIRE__ANSWER__BODY_STATUS_GET);
-	uint64_t n_bytes = 0;
-	for (size_t i = 0; i < answer->status_get->n_devices; i++) {
-		n_bytes += answer->status_get->devices[i]->private_bytes;
-	}
-	connection_free(answer);
-	return n_bytes;
-}
-
 /* All there is has so many bytes, warm ones too. */
 static void await_private(uint64_t n_bytes)
 {
 	int connection = connection_hello(&harness);
-	uint64_t end_ms = harness_now_ms() + HARNESS_TIMEOUT_MS;
-	while (private_bytes(connection) != n_bytes) {
-		ck_assert_uint_lt(harness_now_ms(), end_ms);
-		harness_sleep_ms(5);
-	}
+	connection_await_private(connection, n_bytes);
 	connection_close(&connection);
 }
 
@@ -87,7 +67,7 @@ static void start_busy(struct run *run)
 	run_read(run, "ready");
 	run_expect(run, "owned 5 passed 0 refused 0 connects 1");
 	int connection = connection_hello(&harness);
-	ck_assert_uint_ge(private_bytes(connection), 22 * MIB);
+	ck_assert_uint_ge(connection_private_bytes(connection), 22 * MIB);
 	connection_close(&connection);
 }
 
@@ -319,11 +299,11 @@ START_TEST(a_full_table_of_files_ends_no_session)
 	for (int i = 0; i < 2; i++) {
 		run_start(&run, policies[i].extra, run_in_build(PROGRAM), "dlsym", "no_fds", NULL);
 		run_read(&run, "ready");
-		ck_assert_uint_eq(private_bytes(connection), 6 * MIB);
+		ck_assert_uint_eq(connection_private_bytes(connection), 6 * MIB);
 		run_continue(&run);
 		run_read(&run, "ready");
 		run_expect(&run, policies[i].counts);
-		ck_assert_uint_eq(private_bytes(connection), 6 * MIB);
+		ck_assert_uint_eq(connection_private_bytes(connection), 6 * MIB);
 		run_continue(&run);
 		run_end_well(&run);
 		run_expect(&run, "owned 2 ");

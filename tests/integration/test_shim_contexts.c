@@ -52,20 +52,6 @@ START_TEST(what_asked_the_driver_goes_with_its_context)
 }
 END_TEST
 
-/* What sessions have of the first device. */
-static uint64_t private_bytes(int connection)
-{
-	Glake__Wire__StatusGet get = GLAKE__WIRE__STATUS_GET__INIT;
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_STATUS_GET;
-	request.status_get = &get;
-	Glake__Wire__Answer *answer = connection_call(connection, &request, NULL, 0, NULL);
-	ck_assert_int_eq(answer->body_case, GLAKE__WIRE__ANSWER__BODY_STATUS_GET);
-	uint64_t n_bytes = answer->status_get->devices[0]->private_bytes;
-	connection_free(answer);
-	return n_bytes;
-}
-
 START_TEST(memory_comes_back_during_captures)
 {
 	struct run run;
@@ -73,11 +59,7 @@ START_TEST(memory_comes_back_during_captures)
 	run_start(&run, NULL, run_in_build("tests/shim/contexts"), "captures_go_on", NULL);
 	run_read(&run, "ready");
 	int connection = connection_hello(&harness);
-	uint64_t end_ms = harness_now_ms() + HARNESS_TIMEOUT_MS;
-	while (private_bytes(connection) > 0) {
-		ck_assert_uint_lt(harness_now_ms(), end_ms);
-		harness_sleep_ms(10);
-	}
+	connection_await_private(connection, 0);
 	connection_close(&connection);
 	run_continue(&run);
 	run_end_well(&run);

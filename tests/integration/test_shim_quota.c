@@ -35,19 +35,6 @@ static void begin(const char *config)
 	eye = connection_hello(&harness);
 }
 
-static uint64_t private_bytes(void)
-{
-	Glake__Wire__StatusGet get = GLAKE__WIRE__STATUS_GET__INIT;
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_STATUS_GET;
-	request.status_get = &get;
-	Glake__Wire__Answer *answer = connection_call(eye, &request, NULL, 0, NULL);
-	ck_assert_int_eq(answer->body_case, GLAKE__WIRE__ANSWER__BODY_STATUS_GET);
-	uint64_t n_bytes = answer->status_get->devices[0]->private_bytes;
-	connection_free(answer);
-	return n_bytes;
-}
-
 static void await(bool (*is_so)(uint64_t), uint64_t wanted)
 {
 	uint64_t end_ms = harness_now_ms() + HARNESS_TIMEOUT_MS;
@@ -65,7 +52,7 @@ static bool have_waited(uint64_t n_requests)
 
 static bool is_private(uint64_t n_bytes)
 {
-	return private_bytes() == n_bytes;
+	return connection_private_bytes(eye) == n_bytes;
 }
 
 /* All programs have gone, and what they had is back; glaked's own asserts say the rest. */

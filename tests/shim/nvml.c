@@ -19,16 +19,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "tests/shim/must.h"
+
 #define MIB (1ull << 20)
 #define N_THREADS 8
-
-#define must(condition) \
-	do { \
-		if (!(condition)) { \
-			fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition); \
-			_exit(1); \
-		} \
-	} while (0)
 
 /* Of nvml.h. */
 struct memory {

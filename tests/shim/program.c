@@ -24,24 +24,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define MIB (1ull << 20)
+#include "tests/shim/must.h"
 
-#define must(condition) \
-	do { \
-		if (!(condition)) { \
-			fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition); \
-			_exit(1); \
-		} \
-	} while (0)
-#define must_be(call, expected) \
-	do { \
-		int got_ = (int)(call); \
-		if (got_ != (int)(expected)) { \
-			fprintf(stderr, "%s:%d: %s gave %d\n", __FILE__, __LINE__, #call, got_); \
-			_exit(1); \
-		} \
-	} while (0)
-#define must_ok(call) must_be(call, CUDA_SUCCESS)
+#define MIB (1ull << 20)
 
 static struct {
 #define CALL(symbol, name, version) __typeof__(symbol) *call_##symbol;

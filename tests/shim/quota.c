@@ -26,16 +26,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#define MAX_HELD 64
+#include "tests/shim/must.h"
 
-#define must(condition) \
-	do { \
-		if (!(condition)) { \
-			fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition); \
-			_exit(1); \
-		} \
-	} while (0)
-#define must_ok(call) must((call) == CUDA_SUCCESS)
+#define MAX_HELD 64
 
 #define CALLS(X) \
 	X(cuInit) \
