@@ -16,8 +16,8 @@
  *   3. all clients are asked for their warm memory, and the request waits, see below.
  *
  * Who waits tries again, until `wait_ms` are over where the config says `pressure = "wait"`. In any
- * case it waits for clients that were asked and have not answered, ALLOC_LATE_MS at most. Then it
- * is refused.
+ * case it waits for clients that were asked and have not answered, ALLOC_LATE_MS at most, and
+ * ALLOC_AFTER_MS longer for what they give back behind their answer. Then it is refused.
  *
  * Fairness: a tenant's requests for one device are charged in the order of their coming. However
  * small, none passes one that waits, so a big one gets its turn; however big, none waits longer than
@@ -49,6 +49,12 @@ enum {
  * is then still mapped by a process that is about to end, or by a load being cancelled.
  */
 #define ALLOC_LATE_MS 1000
+
+/*
+ * So long after its answer a client may still be giving back: memory that streams were done with goes
+ * piece by piece, and what was in use just then follows when it is freed.
+ */
+#define ALLOC_AFTER_MS 30
 
 struct alloc;
 

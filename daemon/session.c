@@ -237,8 +237,8 @@ bool session_reclaim(struct session *session, const struct device *device, uint6
 		}
 		rpc_notify_reclaim(session, device, bytes, ++session->last_reclaim);
 	}
-	return session->followed_reclaim != session->last_reclaim &&
-	       now - session->reclaim_ms < ALLOC_LATE_MS;
+	bool is_owed = session->followed_reclaim != session->last_reclaim;
+	return now - session->reclaim_ms < (is_owed ? ALLOC_LATE_MS : ALLOC_AFTER_MS);
 }
 
 void session_release_chunk(struct session *session, struct private_chunk *private)

@@ -216,6 +216,8 @@ static void work(unsigned n, size_t n_bytes, unsigned n_rounds, bool in_order)
 			fflush(stdout);
 		}
 	}
+	/* What is freed in order is to be had again when the stream got there. */
+	must_ok(cu(cuStreamSynchronize)(stream));
 	printf("done %u refused %u\n", n_rounds - n_refused, n_refused);
 	fflush(stdout);
 	must(getchar() == EOF);
