@@ -100,9 +100,9 @@ struct session {
 	uint64_t n_owned;
 	uint64_t n_passed;
 
-	uint64_t last_reclaim;           /* id of the last Reclaim that it was sent; 0 = none yet */
-	uint64_t followed_reclaim;       /* of the last that it answered */
-	uint64_t reclaim_ms;             /* since when it owes an answer, or when it gave the last */
+	uint64_t last_reclaim;     /* id of the last Reclaim that it was sent; 0 = none yet */
+	uint64_t followed_reclaim; /* of the last that it answered */
+	uint64_t reclaim_ms;       /* since when it owes an answer, or when it gave the last */
 	struct session_device devices[]; /* by index */
 };
 
