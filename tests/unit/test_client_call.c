@@ -469,8 +469,11 @@ START_TEST(notices_are_delivered_in_order_after_the_call)
 	ck_assert_int_eq(heard.notices[2].kind, GLAKE_NOTICE_SHUTTING_DOWN);
 	ck_assert_int_eq(heard.notices[3].kind, GLAKE_NOTICE_RECLAIM);
 	ck_assert_uint_eq(heard.notices[3].bytes, 99);
-	ck_assert_int_eq(glake_dispatch(heard.session), 0);
-	ck_assert_int_eq(poll(&waiting, 1, 0), 0);
+	/* What still comes are answers to the reports that a Reclaim is answered with. */
+	do {
+		ck_assert_int_eq(glake_dispatch(heard.session), 0);
+	} while (poll(&waiting, 1, 50) > 0);
+	ck_assert_uint_eq(heard.n_notices, 4);
 	glake_disconnect(heard.session);
 	fake_stop(&fake);
 }
