@@ -178,11 +178,10 @@ static size_t merge(struct nvml_process *processes, size_t n)
 	size_t n_merged = 0;
 	qsort(processes, n, sizeof(*processes), compare_pids);
 	for (size_t i = 0; i < n; i++) {
-		struct nvml_process *last = &processes[n_merged - 1];
-		if (n_merged == 0 || last->pid != processes[i].pid) {
-			processes[n_merged++] = processes[i];
+		if (n_merged > 0 && processes[n_merged - 1].pid == processes[i].pid) {
+			processes[n_merged - 1].bytes += processes[i].bytes;
 		} else {
-			last->bytes += processes[i].bytes;
+			processes[n_merged++] = processes[i];
 		}
 	}
 	return n_merged;

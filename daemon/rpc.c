@@ -64,17 +64,19 @@ void rpc_refuse(struct session *session, uint64_t id, enum status status, const 
 	rpc_answer(session, id, &answer, NULL, 0);
 }
 
-void rpc_notify(struct session *session, answer_t *notice)
+bool rpc_notify(struct session *session, answer_t *notice)
 {
 	if (session->state != SESSION_OPEN) {
-		return;
+		return false;
 	}
 	if (conn_n_queued(&session->conn) > 0 || send_packed(session, notice, NULL, 0) < 0) {
 		session->server->stats.notices_dropped++;
+		return false;
 	}
+	return true;
 }
 
-void rpc_notify_reclaim(struct session *session, const struct device *device, uint64_t bytes,
+bool rpc_notify_reclaim(struct session *session, const struct device *device, uint64_t bytes,
                         uint64_t id)
 {
 	answer_t notice = GLAKE__WIRE__ANSWER__INIT;
@@ -84,8 +86,9 @@ void rpc_notify_reclaim(struct session *session, const struct device *device, ui
 	reclaim.id = id;
 	notice.body_case = GLAKE__WIRE__ANSWER__BODY_RECLAIM;
 	notice.reclaim = &reclaim;
-	session->server->stats.reclaims_sent++;
-	rpc_notify(session, &notice);
+	bool is_sent = rpc_notify(session, &notice);
+	session->server->stats.reclaims_sent += is_sent;
+	return is_sent;
 }
 
 void rpc_notify_shutting_down(struct session *session, uint64_t grace_ms)

@@ -16,8 +16,8 @@
  */
 void rpc_handle(struct session *session, const uint8_t *bytes, size_t n_bytes, struct fdlist *fds);
 
-/* Notices. One that would have to wait behind an unread answer is dropped and counted. */
-void rpc_notify_reclaim(struct session *session, const struct device *device, uint64_t bytes,
+/* Notices. One that would have to wait behind an unread answer is dropped, counted, and false. */
+bool rpc_notify_reclaim(struct session *session, const struct device *device, uint64_t bytes,
                         uint64_t id);
 void rpc_notify_shutting_down(struct session *session, uint64_t grace_ms);
 void rpc_notify_evicted(struct session *session, const char *name);

@@ -27,7 +27,7 @@ void rpc_answer(struct session *session, uint64_t id, answer_t *answer, const in
 void rpc_answer_ok(struct session *session, uint64_t id);
 __attribute__((format(printf, 4, 5))) void rpc_refuse(struct session *session, uint64_t id,
                                                       enum status status, const char *format, ...);
-void rpc_notify(struct session *session, answer_t *notice);
+bool rpc_notify(struct session *session, answer_t *notice);
 
 /* The device of that number, or NULL after a refusal. */
 struct device *rpc_device(struct session *session, uint64_t id, uint32_t index);

@@ -231,11 +231,11 @@ void session_end(struct pending *pending)
 bool session_reclaim(struct session *session, const struct device *device, uint64_t bytes)
 {
 	uint64_t now = uv_now(&session->server->loop);
-	if (bytes > 0) {
-		if (session->followed_reclaim == session->last_reclaim) {
-			session->reclaim_ms = now;
-		}
-		rpc_notify_reclaim(session, device, bytes, ++session->last_reclaim);
+	bool has_followed = session->followed_reclaim == session->last_reclaim;
+	/* Who does not read what he is sent is not asked, and not waited for. */
+	if (bytes > 0 && rpc_notify_reclaim(session, device, bytes, session->last_reclaim + 1)) {
+		session->last_reclaim++;
+		session->reclaim_ms = has_followed ? now : session->reclaim_ms;
 	}
 	bool is_owed = session->followed_reclaim != session->last_reclaim;
 	return now - session->reclaim_ms < (is_owed ? ALLOC_LATE_MS : ALLOC_AFTER_MS);

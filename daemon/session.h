@@ -124,7 +124,8 @@ void session_end(struct pending *pending);
 
 /*
  * Ask for @bytes of warm memory of @device; 0 = do not ask. Returns whether the session owes an answer
- * and may still give one in time. What it said of its warm memory does not count: it may be old.
+ * and may still give one in time, or gave it just now (ALLOC_AFTER_MS). What it said of its warm memory
+ * does not count: it may be old.
  */
 bool session_reclaim(struct session *session, const struct device *device, uint64_t bytes);
 

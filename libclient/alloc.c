@@ -94,6 +94,9 @@ static int trim(struct glake_session *session, struct glake__device *device, uin
 int glake_is_warm(struct glake_session *session, glake_ptr ptr)
 {
 	bool is_warm = false;
+	if (glake__session_check(session) < 0) {
+		return false;
+	}
 	pthread_mutex_lock(&session->books.lock);
 	for (uint32_t i = 0; i < session->n_devices && !is_warm; i++) {
 		is_warm = glake__warm_has(&session->devices[i].warm, ptr);
@@ -122,12 +125,13 @@ void glake__alloc_reclaim(struct glake_session *session, uint32_t device, uint64
 	if (!found) {
 		return;
 	}
-	glake__async_collect(session, -1);
 	pthread_mutex_lock(&session->books.lock);
 	uint64_t n_warm = found->warm.n_bytes;
 	found->owed_bytes = n_bytes > n_warm ? n_bytes - n_warm : 0;
 	pthread_mutex_unlock(&session->books.lock);
 	trim(session, found, n_warm > n_bytes ? n_warm - n_bytes : 0);
+	/* What is owed goes back as it is released. */
+	glake__async_collect(session, -1);
 }
 
 bool glake__alloc_make_room(struct glake_session *session, struct glake__device *device, int error)

@@ -4,6 +4,7 @@
 #include <errno.h>
 
 #include "libclient/alloc.h"
+#include "libclient/notice.h"
 #include "libclient/order.h"
 
 static void release(void *user, void *allocation)
@@ -140,7 +141,8 @@ int glake_free_async(struct glake_session *session, void *stream, glake_ptr ptr,
 	if (r < 0) {
 		unpark(session, backing);
 	}
-	return r;
+	/* To park may be to release what others are done with. */
+	return glake__leave(session, r);
 }
 
 bool glake__async_collect(struct glake_session *session, int ordinal)

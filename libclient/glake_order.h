@@ -32,8 +32,9 @@ struct glake_order_options {
 	size_t size;         /* sizeof(struct glake_order_options) */
 	const char *libcuda; /* NULL: $GLAKE_LIBCUDA, then libcuda.so.1 */
 	/*
-	 * Nothing uses @allocation any more. Called in a thread that parks, collects or drops a context,
-	 * there between hold and let; it must not call the order.
+	 * Nothing uses @allocation any more. Called in a thread that parks, collects, drops a context (there
+	 * between hold and let) or frees the order. Of the order it may call glake_order_collect_all()
+	 * with -1 and nothing else.
 	 */
 	void (*release)(void *user, void *allocation);
 	void *user;
@@ -58,7 +59,7 @@ struct glake_stream {
  * What the driver knows of a CUstream; for the default stream, of the current context's. @flags:
  * GLAKE_PER_THREAD or 0, which is the meaning of the default stream, as the _ptsz calls have it. A
  * stream of a green context is one of the primary context. A capture of the stream would fail.
- * GLAKE_E_CUDA if there is no such stream.
+ * GLAKE_E_CUDA if there is no such stream; -ENOSYS: no default streams by thread; -ENOMEM.
  */
 GLAKE_API int glake_order_stream(struct glake_order *order, void *stream, unsigned flags,
                                  struct glake_stream *stream_out);
@@ -72,21 +73,21 @@ GLAKE_API void *glake_order_take(struct glake_order *order, const struct glake_s
 
 /*
  * Park @allocation, of @bytes on device @ordinal, until CUstream @handle, which is @stream, gets here.
- * On failure it is still the caller's.
+ * On failure it is still the caller's: GLAKE_E_CUDA, -ENOMEM.
  */
 GLAKE_API int glake_order_park(struct glake_order *order, void *handle, unsigned flags,
                                const struct glake_stream *stream, void *allocation, int ordinal,
                                uint64_t bytes);
 
 /*
- * Release what is parked on streams of @context, the current one, and done with; if @waits is not 0,
- * all that is parked. Returns whether there was any.
+ * Release what is parked on streams of @context and done with; if @waits is not 0, wait for all that
+ * was parked when the call began: not between hold and let. Returns whether there was any.
  */
 GLAKE_API int glake_order_collect(struct glake_order *order, void *context, int waits);
 
 /*
  * The same for all contexts, in a thread that has any current context or none. What is parked of
- * device @ordinal is waited for; -1: nothing is.
+ * device @ordinal is waited for; -1: nothing is, and while a context may be ending nothing is done.
  */
 GLAKE_API int glake_order_collect_all(struct glake_order *order, int ordinal);
 

@@ -32,8 +32,8 @@ void glake__notice_free(struct glake__notice *notice);
 int glake__notice_deliver(struct glake_session *session);
 
 /*
- * The last step of every public function that talked to the daemon, with no lock held: deliver what
- * came in, report usage if that is due. Returns @result; keeps errno and the error text.
+ * The last step of every public function that talked to the daemon, with no lock held: report usage
+ * if that is due, deliver what came in. Returns @result; keeps errno and the error text.
  */
 int glake__leave(struct glake_session *session, int result);
 

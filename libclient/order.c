@@ -510,7 +510,9 @@ int glake_order_collect(struct glake_order *order, void *context, int waits)
 	}
 	CUstreamCaptureMode mode = relax(order);
 	bool is_any = collect_done(order, context);
-	while (waits && wait_for_one(order, context, ANY_ORDINAL)) {
+	/* As often as would do if nobody parked anything meanwhile. */
+	unsigned n_left = waits ? order->n_parked : 0;
+	while (n_left-- > 0 && wait_for_one(order, context, ANY_ORDINAL)) {
 		is_any |= collect_done(order, context);
 	}
 	restore(order, mode);
@@ -529,18 +531,27 @@ static struct context *next_context(struct glake_order *order, uint64_t round)
 	return context;
 }
 
-/* With the lock of contexts held. */
-static void take_done_in(struct glake_order *order, CUcontext ctx, int ordinal, struct done *done)
+/* With the lock of contexts held. Waits *n_left times at most. */
+static void take_done_in(struct glake_order *order, CUcontext ctx, int ordinal, unsigned *n_left,
+                         struct done *done)
 {
 	CUcontext popped;
 	if (order->push(ctx) != CUDA_SUCCESS) {
 		return;
 	}
 	take_done_of(order, ctx, done);
-	if (done->n == 0 && ordinal >= 0 && wait_for_one(order, ctx, ordinal)) {
+	if (done->n == 0 && ordinal >= 0 && *n_left > 0 && wait_for_one(order, ctx, ordinal)) {
+		--*n_left;
 		take_done_of(order, ctx, done);
 	}
 	order->pop(&popped);
+}
+
+/* Who waits for nothing does not wait for a context to end either, or for who waits in one. */
+static bool lock_contexts(struct glake_order *order, bool waits)
+{
+	return waits ? pthread_mutex_lock(&order->context_lock) == 0
+	             : pthread_mutex_trylock(&order->context_lock) == 0;
 }
 
 /* In a context until there is nothing more: to release may take long, and contexts may end then. */
@@ -556,12 +567,15 @@ int glake_order_collect_all(struct glake_order *order, int ordinal)
 	uint64_t round = ++order->n_rounds;
 	pthread_mutex_unlock(&order->lock);
 	CUstreamCaptureMode mode = relax(order);
+	unsigned n_left = order->n_parked;
 	do {
 		done.n = 0;
-		pthread_mutex_lock(&order->context_lock);
+		if (!lock_contexts(order, ordinal >= 0)) {
+			break;
+		}
 		context = next_context(order, round);
 		if (context) {
-			take_done_in(order, context->ctx, ordinal, &done);
+			take_done_in(order, context->ctx, ordinal, &n_left, &done);
 			if (done.n == 0) {
 				context->round = round;
 			}

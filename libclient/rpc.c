@@ -219,6 +219,15 @@ int glake_ping(struct glake_session *session)
 	return glake__leave(session, call_plain(session, &request));
 }
 
+static uint64_t warm_bytes(struct glake_session *session, uint32_t index)
+{
+	const struct glake__device *device = glake__session_device(session, index);
+	pthread_mutex_lock(&session->books.lock);
+	uint64_t n_bytes = device ? device->warm.n_bytes : 0;
+	pthread_mutex_unlock(&session->books.lock);
+	return n_bytes;
+}
+
 int glake_device_view(struct glake_session *session, uint32_t index, struct glake_device_view *view)
 {
 	int r = glake__session_check(session);
@@ -240,6 +249,7 @@ int glake_device_view(struct glake_session *session, uint32_t index, struct glak
 			.reserved_bytes = answer->reserved_bytes,
 			.idle_bytes = answer->idle_bytes,
 			.room_bytes = answer->room_bytes,
+			.warm_bytes = warm_bytes(session, index),
 		};
 		r = glake__sized_out(view, &full, sizeof(full));
 		glake__call_end(session, &call);

@@ -140,7 +140,12 @@ static int place(const struct glake_session *session, const struct glake_program
 			return glake__fail(-EINVAL, "device %u is there twice", driver->device);
 		}
 		is_taken[at] = true;
-		driver_out[at] = *driver;
+		/* Field by field: they are compared as bytes, padding and all. */
+		driver_out[at].device = driver->device;
+		driver_out[at].managed_bytes = driver->managed_bytes;
+		driver_out[at].array_bytes = driver->array_bytes;
+		driver_out[at].graph_bytes = driver->graph_bytes;
+		driver_out[at].other_bytes = driver->other_bytes;
 	}
 	return 0;
 }

@@ -25,7 +25,7 @@ static void ending_prepare(struct ending *ending)
 	order_hide_ctx(ending->ctx);
 }
 
-/* What has to ask glaked does not keep other contexts from ending. */
+/* What has to ask glaked does not keep other contexts from ending, but for what is parked. */
 static void ending_settle(const struct ending *ending, bool is_gone)
 {
 	if (!is_gone) {

@@ -43,11 +43,9 @@ static void apply_view(CUdevice device, struct view *view)
 	if (!owner) {
 		return;
 	}
-	struct glake_usage usage = {.size = sizeof(usage)};
 	int index = glake_device_index(owner->session, device);
-	if (index >= 0 && glake_usage(owner->session, &usage) == 0) {
-		owner_is_gone(owner,
-		              view_apply(owner->session, (uint32_t)index, usage.warm_bytes, view));
+	if (index >= 0) {
+		owner_is_gone(owner, view_apply(owner->session, (uint32_t)index, 0, view));
 	}
 	owner_unref(owner);
 }

@@ -126,6 +126,18 @@ static void *serve(void *user)
 	return NULL;
 }
 
+/*
+ * Any thread of the program may be the one that reads of a Reclaim and answers it, with what is warm. What
+ * its streams are done with is owed, and follows.
+ */
+static void on_notice(void *user, const struct glake_notice *notice)
+{
+	(void)user;
+	if (notice->kind == GLAKE_NOTICE_RECLAIM) {
+		order_collect_all();
+	}
+}
+
 void service_start(struct owner *owner)
 {
 	pthread_attr_t attributes;
@@ -136,6 +148,7 @@ void service_start(struct owner *owner)
 		return;
 	}
 	pthread_once(&once, watch_exit);
+	glake_set_notice_handler(owner->session, on_notice, NULL);
 	pthread_attr_setstacksize(&attributes, STACK_BYTES);
 	pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
 	sigfillset(&all);

@@ -14,6 +14,7 @@ int view_apply(struct glake_session *session, uint32_t index, uint64_t warm_byte
 	if (r < 0) {
 		return r;
 	}
+	warm_bytes += left.warm_bytes;
 	uint64_t free_bytes = at_most(view->free_bytes, left.room_bytes) + left.idle_bytes +
 	                      warm_bytes;
 	if (left.quota_bytes > 0) {

@@ -18,8 +18,8 @@ struct view {
 };
 
 /*
- * Turn the driver's numbers of glaked's device @index into those of @session's tenant. @warm_bytes
- * are the program's own, to be had again for the asking.
+ * Turn the driver's numbers of glaked's device @index into those of @session's tenant. What the session
+ * keeps warm is the program's for the asking; so are @warm_bytes, of other sessions of the program.
  * Returns 0, or the error of the session; then nothing has changed.
  */
 int view_apply(struct glake_session *session, uint32_t index, uint64_t warm_bytes,

@@ -5,10 +5,15 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "glake_admin.h"
 #include "shim/nvml/nvml.h"
+
+/* A connection that failed so slowly was not refused. */
+#define HUNG_NS 1000000000u
+#define RETRY_SHARE 10u
 
 struct question {
 	struct glake_session *session; /* owned */
@@ -76,12 +81,35 @@ static bool find_self(struct question *question)
 	return glake_list_sessions(question->session, find_own_pid, question) == 0;
 }
 
+static uint64_t now_ns(void)
+{
+	struct timespec now;
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+/* Who waited for a glaked that does not answer does not ask again before ten times as long. */
+static bool connect_unless_hung(struct glake_session **session_out)
+{
+	static _Atomic uint64_t retry_ns;
+	struct glake_connect_options options = {.size = sizeof(options), .no_cuda = 1};
+	uint64_t began_ns = now_ns();
+	if (began_ns < retry_ns) {
+		return false;
+	}
+	int r = glake_connect(&options, session_out);
+	uint64_t took_ns = now_ns() - began_ns;
+	if (r < 0 && took_ns >= HUNG_NS) {
+		retry_ns = now_ns() + took_ns * RETRY_SHARE;
+	}
+	return r == 0;
+}
+
 static bool question_begin(struct question *question, void *device)
 {
 	char name[NVML_UUID_BYTES];
-	struct glake_connect_options options = {.size = sizeof(options), .no_cuda = 1};
 	if (nvml_real.nvmlDeviceGetUUID(device, name, sizeof(name)) != NVML_SUCCESS ||
-	    glake_connect(&options, &question->session) < 0) {
+	    !connect_unless_hung(&question->session)) {
 		return false;
 	}
 	n_connects++;
@@ -97,8 +125,16 @@ static bool question_begin(struct question *question, void *device)
 static int add_warm(void *user, const struct glake_session_row *row)
 {
 	struct question *question = user;
-	if (row->pid == question->own_pid && row->pid != 0) {
-		question->warm_bytes += row->warm_bytes;
+	if (row->pid != question->own_pid || row->pid == 0) {
+		return 0;
+	}
+	/* What is warm is reported over all devices, and cannot be more than is reserved on this one. */
+	for (uint32_t i = 0; i < row->n_devices; i++) {
+		if (row->devices[i].device == question->index) {
+			uint64_t reserved_bytes = row->devices[i].reserved_bytes;
+			question->warm_bytes += row->warm_bytes < reserved_bytes ? row->warm_bytes
+			                                                         : reserved_bytes;
+		}
 	}
 	return 0;
 }
