@@ -679,6 +679,17 @@ START_TEST(what_is_left_of_a_device_is_one_question)
 	ck_assert_uint_eq(other.reserved_bytes, 0);
 	ck_assert_uint_eq(view_of(one, 1).used_bytes, 0);
 
+	/* What is warm is so on its own device, for its own session. */
+	glake_ptr warm = 0;
+	assert_ok(glake_alloc(one, 1, 4 * MIB, 0, &warm));
+	assert_ok(glake_free(one, warm));
+	ck_assert_uint_eq(view_of(one, 1).warm_bytes, 4 * MIB);
+	ck_assert_uint_eq(view_of(one, 1).reserved_bytes, 4 * MIB);
+	ck_assert_uint_eq(view_of(one, 0).warm_bytes, 0);
+	ck_assert_uint_eq(view_of(two, 1).warm_bytes, 0);
+	ck_assert_int_eq(glake_is_warm(one, warm), 1);
+	ck_assert_int_eq(glake_is_warm(NULL, warm), 0);
+
 	/* A block in use is not to be had; one that nobody uses is, and nobody pays for it. */
 	assert_ok(glake_block_publish(one, ptr, 6 * MIB, &block));
 	ck_assert_uint_eq(view_of(one, 0).idle_bytes, 0);

@@ -3,6 +3,7 @@
  * NVML under `glake run`, from outside: a program that knows nothing of glake, a real glaked, and a
  * libnvidia-ml.so.1 and a driver that are simulators.
  */
+#include <signal.h>
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
@@ -308,6 +309,34 @@ START_TEST(without_nvml_there_is_none)
 }
 END_TEST
 
+/* One that does not answer is waited for once: what is asked next is NVML's to answer. */
+START_TEST(a_hung_glaked_is_left_alone)
+{
+	struct run run;
+	begin(QUOTA);
+	int eye = connection_hello(&harness);
+	setenv("NVMLSIM_PROCESSES", GPU_0 ":self=1000", 1);
+	run_glake(&run, "A=B", PROGRAM, "init", "wait", "memory", NULL);
+	run_read(&run, "ready");
+	uint64_t n_sessions = connection_counter(eye, "sessions_total");
+	harness_signal(&harness, SIGSTOP);
+	run_continue(&run);
+	run_end_well(&run);
+	run_expect(&run, MEMORY_0);
+	run_expect(&run, MEMORY_1);
+	harness_signal(&harness, SIGCONT);
+	uint64_t end_ms = harness_now_ms() + HARNESS_TIMEOUT_MS;
+	while (connection_counter(eye, "sessions_total") == n_sessions) {
+		ck_assert_uint_lt(harness_now_ms(), end_ms);
+		harness_sleep_ms(5);
+	}
+	connection_ping(eye);
+	ck_assert_uint_eq(connection_counter(eye, "sessions_total"), n_sessions + 1);
+	connection_close(&eye);
+	harness_stop(&harness);
+}
+END_TEST
+
 /* A process tree in which nobody asks NVML: nothing is opened, nothing is said. */
 START_TEST(programs_without_nvml_notice_nothing)
 {
@@ -374,6 +403,7 @@ int main(void)
 	suite_add(suite, a_session_too_many_is_told_what_nvml_says);
 	suite_add(suite, devices_that_glaked_does_not_have_are_nvmls);
 	suite_add(suite, without_nvml_there_is_none);
+	suite_add(suite, a_hung_glaked_is_left_alone);
 	suite_add(suite, programs_without_nvml_notice_nothing);
 	suite_add(suite, it_leaves_nothing_open_and_cuda_alone);
 	suite_add(suite, children_may_ask_and_use_cuda);
