@@ -180,7 +180,7 @@ $(B)/lib/daemon.a: $(DAEMON_OBJ)
 $(B)/lib/mover.a: $(MOVER_OBJ)
 $(B)/lib/ctl.a: $(CTL_OBJ)
 $(B)/lib/harness.a: $(HARNESS_OBJ)
-$(B)/lib/shim.a: $(addprefix $(B)/obj/shim/,account.o array_size.o index.o slab.o library.o \
+$(B)/lib/shim.a: $(addprefix $(B)/obj/shim/,account.o array_size.o context.o index.o slab.o library.o \
 	policy.o run/program.o)
 $(B)/lib/libglake-client.a: $(CLIENT_OBJ) $(PROTO_OBJ)
 $(B)/lib/%.a:

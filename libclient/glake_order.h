@@ -32,9 +32,9 @@ struct glake_order_options {
 	size_t size;         /* sizeof(struct glake_order_options) */
 	const char *libcuda; /* NULL: $GLAKE_LIBCUDA, then libcuda.so.1 */
 	/*
-	 * Nothing uses @allocation any more. Called in a thread that parks, collects, drops a context (there
-	 * between hold and let) or frees the order. Of the order it may call glake_order_collect_all()
-	 * with -1 and nothing else.
+	 * Nothing uses @allocation any more. Called with no lock held, in a thread that parks, collects,
+	 * lets contexts or frees the order. Of the order it may call glake_order_collect_all() with -1
+	 * and nothing else.
 	 */
 	void (*release)(void *user, void *allocation);
 	void *user;
@@ -95,7 +95,7 @@ GLAKE_API int glake_order_collect_all(struct glake_order *order, int ordinal);
  * A context may end: around the call that may end it, so that nobody else makes use of it meanwhile.
  * Its handle may be another's before that call has returned, so what there is of it is hidden first.
  * Then it has ended, its work uses nothing any more, and its events went with it: drop what is hidden,
- * and all that was parked is released. Or it has not: show it again.
+ * and all that was parked is released when contexts are let. Or it has not: show it again.
  */
 GLAKE_API void glake_order_hold_contexts(struct glake_order *order);
 GLAKE_API void glake_order_let_contexts(struct glake_order *order);

@@ -78,8 +78,9 @@ struct glake_order {
 
 	/* Taken before the other one. Held while a context may end, or is entered to collect. */
 	pthread_mutex_t context_lock;
-	pthread_mutex_t lock; /* for what follows */
-	struct line *lines;   /* owned list */
+	struct parked *dropped; /* owned; under it: of contexts that ended, to be released */
+	pthread_mutex_t lock;   /* for what follows */
+	struct line *lines;     /* owned list */
 	unsigned n_lines;
 	struct glake__ptr_table by_id; /* lines, by key_of() */
 	struct context *contexts;      /* owned list */
@@ -595,11 +596,6 @@ void glake_order_hold_contexts(struct glake_order *order)
 	pthread_mutex_lock(&order->context_lock);
 }
 
-void glake_order_let_contexts(struct glake_order *order)
-{
-	pthread_mutex_unlock(&order->context_lock);
-}
-
 static void set_hidden(struct glake_order *order, CUcontext ctx, bool is_hidden)
 {
 	pthread_mutex_lock(&order->lock);
@@ -646,7 +642,7 @@ static void drop_hidden(struct glake_order *order)
 	}
 }
 
-/* What was parked goes the way of all events, and then is released: its nodes keep it so long. */
+/* What was parked goes the way of all events; its nodes keep it until it is released. */
 void glake_order_drop_context(struct glake_order *order)
 {
 	struct parked *list = NULL;
@@ -668,6 +664,20 @@ void glake_order_drop_context(struct glake_order *order)
 	}
 	drop_hidden(order);
 	pthread_mutex_unlock(&order->lock);
+	while (list) {
+		struct parked *parked = list;
+		list = parked->next;
+		parked->next = order->dropped;
+		order->dropped = parked;
+	}
+}
+
+/* To release may take long: other contexts may end then. */
+void glake_order_let_contexts(struct glake_order *order)
+{
+	struct parked *list = order->dropped;
+	order->dropped = NULL;
+	pthread_mutex_unlock(&order->context_lock);
 	for (const struct parked *parked = list; parked; parked = parked->next) {
 		order->options.release(order->options.user, parked->allocation);
 	}

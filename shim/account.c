@@ -5,6 +5,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
+#include "shim/context.h"
 #include "shim/index.h"
 
 struct account_entry {
@@ -14,6 +15,7 @@ struct account_entry {
 	uint64_t n_bytes;
 	CUdevice device;
 	CUcontext ctx;
+	uint64_t era; /* of ctx */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -81,6 +83,8 @@ void account_add(enum account_space space, uint64_t number, enum account_kind ki
 		free(entry);
 		return;
 	}
+	entry->ctx = context_primary(entry->ctx);
+	entry->era = context_era();
 	account_grow(entry->device, kind, (int64_t)n_bytes);
 	put(entry);
 }
@@ -103,12 +107,12 @@ void account_settle(struct account_entry *entry, bool is_gone)
 }
 
 /* Called with the lock held: those of @ctx are dropped, the others move up. */
-static void release_locked(struct index *index, CUcontext ctx)
+static void release_locked(struct index *index, CUcontext ctx, uint64_t era)
 {
 	size_t n_kept = 0;
 	for (size_t i = 0; i < index->n; i++) {
 		struct account_entry *entry = index->entries[i].value;
-		if (entry->ctx == ctx) {
+		if (entry->ctx == ctx && entry->era < era) {
 			drop(entry);
 		} else {
 			index->entries[n_kept++] = index->entries[i];
@@ -117,11 +121,11 @@ static void release_locked(struct index *index, CUcontext ctx)
 	index->n = n_kept;
 }
 
-void account_release_ctx(CUcontext ctx)
+void account_release_ctx(CUcontext ctx, uint64_t era)
 {
 	pthread_mutex_lock(&lock);
 	for (enum account_space space = 0; space < ACCOUNT_N_SPACES; space++) {
-		release_locked(&entries[space], ctx);
+		release_locked(&entries[space], ctx, era);
 	}
 	pthread_mutex_unlock(&lock);
 }

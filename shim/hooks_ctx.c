@@ -25,7 +25,7 @@ static void ending_prepare(struct ending *ending)
 	order_hide_ctx(ending->ctx);
 }
 
-/* What has to ask glaked does not keep other contexts from ending, but for what is parked. */
+/* What has to ask glaked does not keep other contexts from ending. */
 static void ending_settle(const struct ending *ending, bool is_gone)
 {
 	if (!is_gone) {
@@ -39,7 +39,7 @@ static void ending_settle(const struct ending *ending, bool is_gone)
 	order_let_contexts();
 	ipc_release_ctx(ending->ctx, ending->era);
 	heap_release_ctx(ending->ctx, ending->era);
-	account_release_ctx(ending->ctx);
+	account_release_ctx(ending->ctx, ending->era);
 }
 
 static CUresult destroy_ctx(CUcontext ctx, shim_ctx_fn *destroy)

@@ -4,6 +4,7 @@
 
 #include "shim/account.h"
 #include "shim/array_size.h"
+#include "shim/context.h"
 #include "tests/check_glake.h"
 
 #define MIB (1024ull * 1024)
@@ -82,16 +83,21 @@ START_TEST(a_context_takes_its_own_along)
 		account_add(ACCOUNT_MIPMAPPED, 0x1000 + i, ACCOUNT_ARRAYS, 2);
 	}
 	account_grow(0, ACCOUNT_OTHER, 3);
-	account_release_ctx((CUcontext)0x10);
+	uint64_t era = context_next_era();
+	/* The handle is another context's already. */
+	current = (CUcontext)0x10;
+	current_device = 0;
+	account_add(ACCOUNT_ADDRESS, 0x9000, ACCOUNT_OTHER, 4);
+	account_release_ctx((CUcontext)0x10, era);
 	ck_assert_uint_eq(account_bytes(0, ACCOUNT_MANAGED), 0);
 	ck_assert_uint_eq(account_bytes(0, ACCOUNT_ARRAYS), 0);
-	ck_assert_uint_eq(account_bytes(0, ACCOUNT_OTHER), 3);
+	ck_assert_uint_eq(account_bytes(0, ACCOUNT_OTHER), 3 + 4);
 	ck_assert_uint_eq(account_bytes(1, ACCOUNT_MANAGED), 500);
 	ck_assert_uint_eq(account_bytes(1, ACCOUNT_ARRAYS), 1000);
 	ck_assert_ptr_null(account_take(ACCOUNT_MIPMAPPED, 0x1000));
 	account_settle(account_take(ACCOUNT_MIPMAPPED, 0x1001), true);
 	ck_assert_uint_eq(account_bytes(1, ACCOUNT_ARRAYS), 998);
-	account_release_ctx((CUcontext)0x11);
+	account_release_ctx((CUcontext)0x11, context_next_era());
 	ck_assert_uint_eq(account_bytes(1, ACCOUNT_MANAGED), 0);
 	ck_assert_uint_eq(account_bytes(1, ACCOUNT_ARRAYS), 0);
 }
