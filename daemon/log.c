@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "proto/cleanup.h"
+#include "proto/clock.h"
 
 enum sink { SINK_UNKNOWN, SINK_PLAIN, SINK_JOURNAL };
 
@@ -250,11 +251,8 @@ void log_limited(struct log_limit *limit, enum log_level level, const char *form
 		return;
 	}
 	int saved = errno;
-	struct timespec now;
 	uint64_t n_swallowed;
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	uint64_t now_ms = (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
-	if (log_limit_take(limit, now_ms, &n_swallowed)) {
+	if (log_limit_take(limit, clock_now_ns() / 1000000, &n_swallowed)) {
 		va_list arguments;
 		va_start(arguments, format);
 		write_formatted(level, n_swallowed, format, arguments);

@@ -13,10 +13,10 @@
 #include <sys/time.h>
 #include <sys/un.h>
 #include <systemd/sd-daemon.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "proto/cleanup.h"
+#include "proto/clock.h"
 
 #define STATUS_BYTES 256u
 /* What the manager must hear waits so long for room in its queue. */
@@ -93,11 +93,8 @@ void notify_status(const char *format, ...)
 
 void notify_reloading(void)
 {
-	struct timespec now;
 	char text[64];
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	snprintf(text, sizeof(text), "RELOADING=1\nMONOTONIC_USEC=%" PRIu64,
-	         (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000);
+	snprintf(text, sizeof(text), "RELOADING=1\nMONOTONIC_USEC=%" PRIu64, clock_now_ns() / 1000);
 	tell(text, true);
 }
 

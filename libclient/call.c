@@ -8,8 +8,8 @@
 #include <sys/socket.h>
 
 #include "proto/cleanup.h"
+#include "proto/clock.h"
 #include "proto/wire.h"
-#include "libclient/clock.h"
 #include "libclient/notice.h"
 #include "libclient/session.h"
 
@@ -82,11 +82,11 @@ void glake__link_shut_down(struct glake__link *link)
 /* Wait until @events can be, or for something that the next use will meet. False: in vain. */
 static bool await(const struct glake__link *link, short events, unsigned timeout_ms)
 {
-	uint64_t end_ns = glake__clock_ns() + timeout_ms * 1000000ull;
+	uint64_t end_ns = clock_now_ns() + timeout_ms * 1000000ull;
 	struct pollfd ready = {.fd = link->socket, .events = events};
 	int n;
 	do {
-		uint64_t now_ns = glake__clock_ns();
+		uint64_t now_ns = clock_now_ns();
 		uint64_t left_ns = now_ns < end_ns ? end_ns - now_ns : 0;
 		n = poll(&ready, 1, (int)((left_ns + 999999) / 1000000));
 	} while (n < 0 && errno == EINTR);

@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/clock.h"
 #include "proto/limits.h"
-#include "libclient/clock.h"
 #include "libclient/context.h"
 #include "libclient/fork.h"
 #include "libclient/map.h"
@@ -74,7 +74,7 @@ static void model_free(struct glake_model *model)
 
 static int bring_in(struct glake_model *model)
 {
-	uint64_t start_ns = glake__clock_ns();
+	uint64_t start_ns = clock_now_ns();
 	int r = reserve(model);
 	if (r == 0) {
 		r = glake__model_fetch(model);
@@ -83,7 +83,7 @@ static int bring_in(struct glake_model *model)
 		r = glake__map_access(model->session, model->device, model->base,
 		                      model->mapped_bytes, false);
 	}
-	model->map_ns = model->no_map ? 0 : glake__clock_ns() - start_ns;
+	model->map_ns = model->no_map ? 0 : clock_now_ns() - start_ns;
 	return r;
 }
 

@@ -269,7 +269,10 @@ int glake__rpc_model_close(struct glake_session *session, uint64_t model)
 
 /* ---- blocks ----------------------------------------------------------------------------------- */
 
-/* One fd, if we could take it, a whole digest, sizes that can be mapped: else the daemon has broken the protocol. */
+/*
+ * One fd, if we could take it, a whole digest, sizes that can be mapped: else the daemon has broken
+ * the protocol.
+ */
 static bool is_sound(const struct glake__call *call)
 {
 	const Glake__Wire__BlockAnswer *block = call->answer->block;

@@ -9,10 +9,10 @@
 #include <sys/un.h>
 
 #include "proto/cleanup.h"
+#include "proto/clock.h"
 #include "libclient/alloc.h"
 #include "libclient/async.h"
 #include "libclient/block.h"
-#include "libclient/clock.h"
 #include "libclient/fork.h"
 #include "libclient/model.h"
 #include "libclient/placed.h"
@@ -58,11 +58,11 @@ static int connect_error(const char *path, int error)
 /* As connect(), for CALL_HELLO_MS at most: while the listener's queue is full, it waits. */
 static int connect_in_time(int fd, const struct sockaddr_un *address)
 {
-	uint64_t end_ns = glake__clock_ns() + CALL_HELLO_MS * 1000000ull;
+	uint64_t end_ns = clock_now_ns() + CALL_HELLO_MS * 1000000ull;
 	uint64_t now_ns;
 	int r = -1;
 	errno = EINTR;
-	while (r < 0 && errno == EINTR && (now_ns = glake__clock_ns()) < end_ns) {
+	while (r < 0 && errno == EINTR && (now_ns = clock_now_ns()) < end_ns) {
 		uint64_t left_us = (end_ns - now_ns) / 1000 + 1;
 		struct timeval left = {.tv_sec = (time_t)(left_us / 1000000),
 		                       .tv_usec = (suseconds_t)(left_us % 1000000)};

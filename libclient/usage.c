@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "proto/cleanup.h"
-#include "libclient/clock.h"
+#include "proto/clock.h"
 #include "libclient/sized.h"
 
 /* glaked takes no more of one report. */
@@ -78,7 +78,7 @@ static bool take_due(struct glake_session *session, struct glake__usage usage, b
                      struct report *report)
 {
 	pthread_mutex_lock(&session->usage_lock);
-	uint64_t now_ns = glake__clock_ns();
+	uint64_t now_ns = clock_now_ns();
 	usage.program_version = session->program.version;
 	bool due = is_wanted || (now_ns - session->usage_sent_ns >= USAGE_PERIOD_NS &&
 	                         memcmp(&usage, &session->usage_sent, sizeof(usage)) != 0);

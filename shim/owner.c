@@ -4,9 +4,9 @@
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
-#include <time.h>
 
 #include "proto/cleanup.h"
+#include "proto/clock.h"
 #include "shim/fork.h"
 #include "shim/service.h"
 #include "shim/shim.h"
@@ -21,13 +21,6 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct owner *current; /* owned */
 static uint64_t retry_ns;     /* when connecting has failed: not before */
 static bool was_refused;      /* and why */
-
-static uint64_t now_ns(void)
-{
-	struct timespec now;
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
 
 struct owner *owner_peek(void)
 {
@@ -91,13 +84,13 @@ static struct owner *drop_dead_locked(void)
 /* Called with the lock held. */
 static void connect_locked(void)
 {
-	uint64_t began_ns = now_ns();
+	uint64_t began_ns = clock_now_ns();
 	if (began_ns < retry_ns) {
 		return;
 	}
 	current = owner_new();
-	uint64_t pause_ns = (now_ns() - began_ns) * RETRY_SHARE;
-	retry_ns = current ? 0 : now_ns() + (pause_ns > RETRY_NS ? pause_ns : RETRY_NS);
+	uint64_t pause_ns = (clock_now_ns() - began_ns) * RETRY_SHARE;
+	retry_ns = current ? 0 : clock_now_ns() + (pause_ns > RETRY_NS ? pause_ns : RETRY_NS);
 }
 
 struct owner *owner_get(bool *is_refused_out)

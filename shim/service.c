@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "proto/clock.h"
 #include "shim/capture.h"
 #include "shim/order.h"
 #include "shim/report.h"
@@ -23,13 +24,6 @@
 static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER;
 static atomic_bool is_ending; /* no turn begins any more */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
-
-static uint64_t now_ms(void)
-{
-	struct timespec now;
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
-}
 
 /* ---- the program's end ------------------------------------------------------------------------ */
 
@@ -72,11 +66,11 @@ static void end_turn(void)
 
 /* ---- the thread ------------------------------------------------------------------------------- */
 
-static void take_turn(struct owner *owner, uint64_t *reported_ms)
+static void take_turn(struct owner *owner, uint64_t *reported_ns)
 {
 	order_collect_all();
-	if (now_ms() - *reported_ms >= REPORT_MS) {
-		*reported_ms = now_ms();
+	if (clock_now_ns() - *reported_ns >= REPORT_MS * 1000000ull) {
+		*reported_ns = clock_now_ns();
 		report_program(owner);
 	}
 	owner_is_gone(owner, glake_dispatch(owner->session));
@@ -96,7 +90,7 @@ static void *serve(void *user)
 {
 	struct owner *owner = user;
 	const struct timespec rest = {.tv_nsec = REST_NS};
-	uint64_t reported_ms = now_ms();
+	uint64_t reported_ns = clock_now_ns();
 	bool is_over = false;
 	if (!begin_turn()) {
 		return NULL;
@@ -119,7 +113,7 @@ static void *serve(void *user)
 			give_up_warm(owner);
 			owner_unref(owner);
 		} else {
-			take_turn(owner, &reported_ms);
+			take_turn(owner, &reported_ns);
 		}
 		end_turn();
 	}

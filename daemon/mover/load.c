@@ -4,23 +4,16 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "daemon/mover/load_window.h"
 #include "daemon/mover/safetensors.h"
 #include "daemon/mover/weight_index.h"
 #include "proto/cleanup.h"
+#include "proto/clock.h"
 #include "proto/limits.h"
 
 /* All headers of a model together: a bound on what one load can make us remember. */
 #define MAX_HEADERS_BYTES (4 * GLAKE_MAX_SAFETENSORS_HEADER_BYTES)
-
-static uint64_t now_ns(void)
-{
-	struct timespec now;
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
 
 void load_fail(struct load *load, const struct fault *fault)
 {
@@ -346,7 +339,7 @@ static void *load_main(void *argument)
 	fault = load->fault;
 	uint64_t read_bytes = atomic_load(&load->read_bytes);
 	uint64_t direct_bytes = atomic_load(&load->direct_bytes);
-	uint64_t ns = now_ns() - load->started_ns;
+	uint64_t ns = clock_now_ns() - load->started_ns;
 	load_free(load);
 	if (fault.kind == FAULT_NONE) {
 		report_load_done(host->report, job, read_bytes, direct_bytes, ns);
@@ -410,7 +403,7 @@ int load_launch(const struct load_host *host, const struct load_order *order, st
 	load->host = host;
 	load->job = order->job;
 	load->may_direct = order->may_direct;
-	load->started_ns = now_ns();
+	load->started_ns = clock_now_ns();
 	pthread_mutex_init(&load->lock, NULL);
 	pthread_cond_init(&load->changed, NULL);
 	catalog_init(&load->catalog);

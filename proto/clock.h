@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The one clock of the library: monotonic, in nanoseconds, without a system call. */
-#ifndef GLAKE_LIBCLIENT_CLOCK_H
-#define GLAKE_LIBCLIENT_CLOCK_H
+/* The clock that durations are measured by: monotonic, in nanoseconds, without a system call. */
+#ifndef GLAKE_PROTO_CLOCK_H
+#define GLAKE_PROTO_CLOCK_H
 
 #include <stdint.h>
 #include <time.h>
 
-static inline uint64_t glake__clock_ns(void)
+static inline uint64_t clock_now_ns(void)
 {
 	struct timespec now;
 	clock_gettime(CLOCK_MONOTONIC, &now);
