@@ -10,9 +10,7 @@
 
 #include "daemon/log.h"
 #include "proto/cleanup.h"
-
-/* "GPU-", 32 digits, 4 dashes, NUL. */
-#define UUID_TEXT_BYTES 41
+#include "proto/uuid.h"
 
 /* More than a host can run with a context each. */
 #define MAX_PROCESSES 65536u
@@ -131,16 +129,6 @@ static enum library_state open_library(struct nvml *nvml)
 	return LIBRARY_OPEN;
 }
 
-/* As NVML names a whole GPU: GPU-8-4-4-4-12 digits. */
-static void name_device(const struct device *device, char text_out[UUID_TEXT_BYTES])
-{
-	char *at = text_out + sprintf(text_out, "GPU");
-	for (size_t i = 0; i < sizeof(device->uuid); i++) {
-		bool begins_group = i == 0 || i == 4 || i == 6 || i == 8 || i == 10;
-		at += sprintf(at, "%s%02x", begins_group ? "-" : "", device->uuid[i]);
-	}
-}
-
 /* What @device has, in a list that is the caller's; NULL when it cannot tell, or without memory. */
 static struct process_info *list_processes(const struct nvml *nvml, void *device, unsigned *n_out)
 {
@@ -208,7 +196,7 @@ static void ask_one(struct nvml *nvml, const struct device *device, struct answe
 	char uuid[UUID_TEXT_BYTES];
 	void *handle;
 	struct memory memory;
-	name_device(device, uuid);
+	uuid_name_gpu(device->uuid, uuid);
 	int r = nvml->calls.device_by_uuid(uuid, &handle);
 	if (r == 0) {
 		r = nvml->calls.memory_info(handle, &memory);

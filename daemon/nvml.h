@@ -5,8 +5,8 @@
  *
  * NVML is libnvidia-ml.so.1, opened by dlopen() ($GLAKE_LIBNVML names another). Without it, or for a
  * device it does not know (a MIG instance is none), device_free_bytes() is 0, which means unknown;
- * one line in the log says why. Where it does not list processes, there are none. Its calls may take long: they are made on libuv's pool, by one
- * asking at a time.
+ * one line in the log says why. Where it does not list processes, there are none. Its calls may take
+ * long: they are made on libuv's pool, by one asking at a time.
  *
  * Owner: the server.
  * Lifetime: nvml_new() to nvml_free(), which comes when the loop has run dry.
@@ -28,8 +28,8 @@ struct nvml *nvml_new(uv_loop_t *loop, struct device *devices, uint32_t n_device
 
 struct nvml_process {
 	uint32_t pid; /* in our pid namespace */
-	uint64_t
-		bytes; /* that it has of the driver, no managed or imported ones among them; 0 = unknown */
+	/* That it has of the driver, no managed or imported ones among them; 0 = unknown. */
+	uint64_t bytes;
 };
 
 /*

@@ -5,10 +5,11 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "glake_admin.h"
+#include "proto/clock.h"
+#include "proto/uuid.h"
 #include "shim/nvml/nvml.h"
 
 /* A connection that failed so slowly was not refused. */
@@ -37,15 +38,10 @@ __attribute__((visibility("default"))) uint64_t glake_nvml_connects(void)
 
 /* ---- connecting ------------------------------------------------------------------------------- */
 
-/* As NVML writes the UUID of a whole GPU. */
 static bool is_named(const struct glake_device *device, const char *name)
 {
-	char text[NVML_UUID_BYTES];
-	char *at = text + sprintf(text, "GPU");
-	for (size_t i = 0; i < sizeof(device->uuid); i++) {
-		bool begins_group = i == 0 || i == 4 || i == 6 || i == 8 || i == 10;
-		at += sprintf(at, "%s%02x", begins_group ? "-" : "", device->uuid[i]);
-	}
+	char text[UUID_TEXT_BYTES];
+	uuid_name_gpu(device->uuid, text);
 	return strcmp(text, name) == 0;
 }
 
@@ -81,26 +77,19 @@ static bool find_self(struct question *question)
 	return glake_list_sessions(question->session, find_own_pid, question) == 0;
 }
 
-static uint64_t now_ns(void)
-{
-	struct timespec now;
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
-
 /* Who waited for a glaked that does not answer does not ask again before ten times as long. */
 static bool connect_unless_hung(struct glake_session **session_out)
 {
 	static _Atomic uint64_t retry_ns;
 	struct glake_connect_options options = {.size = sizeof(options), .no_cuda = 1};
-	uint64_t began_ns = now_ns();
+	uint64_t began_ns = clock_now_ns();
 	if (began_ns < retry_ns) {
 		return false;
 	}
 	int r = glake_connect(&options, session_out);
-	uint64_t took_ns = now_ns() - began_ns;
+	uint64_t took_ns = clock_now_ns() - began_ns;
 	if (r < 0 && took_ns >= HUNG_NS) {
-		retry_ns = now_ns() + took_ns * RETRY_SHARE;
+		retry_ns = clock_now_ns() + took_ns * RETRY_SHARE;
 	}
 	return r == 0;
 }
@@ -120,6 +109,18 @@ static bool question_begin(struct question *question, void *device)
 	return true;
 }
 
+/* What a session has on the device of the question: zeros, if nothing. */
+static struct glake_session_device share_of(const struct question *question,
+                                            const struct glake_session_row *row)
+{
+	for (uint32_t i = 0; i < row->n_devices; i++) {
+		if (row->devices[i].device == question->index) {
+			return row->devices[i];
+		}
+	}
+	return (struct glake_session_device){0};
+}
+
 /* ---- how much there is ------------------------------------------------------------------------ */
 
 static int add_warm(void *user, const struct glake_session_row *row)
@@ -129,13 +130,8 @@ static int add_warm(void *user, const struct glake_session_row *row)
 		return 0;
 	}
 	/* What is warm is reported over all devices, and cannot be more than is reserved on this one. */
-	for (uint32_t i = 0; i < row->n_devices; i++) {
-		if (row->devices[i].device == question->index) {
-			uint64_t reserved_bytes = row->devices[i].reserved_bytes;
-			question->warm_bytes += row->warm_bytes < reserved_bytes ? row->warm_bytes
-			                                                         : reserved_bytes;
-		}
-	}
+	uint64_t reserved_bytes = share_of(question, row).reserved_bytes;
+	question->warm_bytes += row->warm_bytes < reserved_bytes ? row->warm_bytes : reserved_bytes;
 	return 0;
 }
 
@@ -168,26 +164,16 @@ static bool is_same(const struct question *question, uint32_t nvml_pid, uint32_t
 	       (nvml_pid == here || nvml_pid == glaked_pid);
 }
 
-/* Of a session, on the device of the question. */
-static uint64_t bytes_of(const struct question *question, const struct glake_session_row *row)
-{
-	for (uint32_t i = 0; i < row->n_devices; i++) {
-		if (row->devices[i].device == question->index) {
-			return row->devices[i].reserved_bytes + row->devices[i].shared_bytes;
-		}
-	}
-	return 0;
-}
-
 static int add_session(void *user, const struct glake_session_row *row)
 {
 	struct question *question = user;
+	struct glake_session_device share = share_of(question, row);
 	for (unsigned i = 0; i < question->n_rows; i++) {
 		void *at = question->rows + i * question->row_bytes;
 		struct nvml_process *process = at;
 		if (is_same(question, process->pid, row->pid) &&
 		    process->used_bytes != NVML_UNKNOWN_BYTES) {
-			process->used_bytes += bytes_of(question, row);
+			process->used_bytes += share.reserved_bytes + share.shared_bytes;
 		}
 	}
 	return 0;
