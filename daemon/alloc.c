@@ -332,11 +332,7 @@ static void try_driver(struct alloc *alloc);
 /* How much has to go: what is missing less what is free, by the books unless they are wrong. */
 static uint64_t shortfall(const struct alloc *alloc)
 {
-	const struct device *device = alloc->device;
-	uint64_t taken_bytes = device_physical_bytes(device) + device->coming_bytes;
-	uint64_t free_bytes = taken_bytes < device->usable_bytes
-	                              ? device->usable_bytes - taken_bytes
-	                              : 0;
+	uint64_t free_bytes = device_room_bytes(alloc->device);
 	return alloc->missing_bytes > free_bytes ? alloc->missing_bytes - free_bytes
 	                                         : alloc->missing_bytes;
 }

@@ -144,9 +144,15 @@ uint64_t device_free_bytes(const struct device *device)
 	return was_bytes > physical_bytes ? was_bytes - physical_bytes : 1;
 }
 
+uint64_t device_room_bytes(const struct device *device)
+{
+	uint64_t taken_bytes = device_physical_bytes(device) + device->coming_bytes;
+	return taken_bytes < device->usable_bytes ? device->usable_bytes - taken_bytes : 0;
+}
+
 bool device_has_room(const struct device *device, uint64_t bytes)
 {
-	return device_physical_bytes(device) + device->coming_bytes + bytes <= device->usable_bytes;
+	return bytes <= device_room_bytes(device);
 }
 
 CUresult device_make_chunk(const struct device *device, uint64_t bytes, int *fd_out,

@@ -139,8 +139,7 @@ void rpc_device_get(struct session *session, const request_t *request, struct fd
 	/* Without the device's anchor. */
 	body.idle_bytes = less(device->use_bytes[CHUNK_POOL], GLAKE_CHUNK_GRANULARITY) +
 	                  less(device->use_bytes[CHUNK_BLOCK], device->used_block_bytes);
-	body.room_bytes = less(device->usable_bytes,
-	                       device_physical_bytes(device) + device->coming_bytes);
+	body.room_bytes = device_room_bytes(device);
 	answer.body_case = GLAKE__WIRE__ANSWER__BODY_DEVICE_GET;
 	answer.device_get = &body;
 	rpc_answer(session, request->id, &answer, NULL, 0);
