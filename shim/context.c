@@ -18,6 +18,14 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct green *greens;   /* owned list */
 static atomic_bool has_greens; /* stays set: they are rare, and this spares all others the lock */
 
+bool context_is_active(CUdevice device)
+{
+	unsigned flags;
+	int is_active = 0;
+	return real(cuDevicePrimaryCtxGetState)(device, &flags, &is_active) == CUDA_SUCCESS &&
+	       is_active;
+}
+
 uint64_t context_era(void)
 {
 	return atomic_load_explicit(&era, memory_order_acquire);

@@ -16,6 +16,9 @@
 
 #include "shim/shim.h"
 
+/* Has @device a primary context in this process? To ask for it otherwise could make one. */
+bool context_is_active(CUdevice device);
+
 uint64_t context_era(void);
 
 /* Some context may be about to end: what is noted from now on is of no context that ends by that. */

@@ -84,13 +84,6 @@ CUresult shim_cuCtxDetach(CUcontext ctx)
 
 /* ---- primary contexts ------------------------------------------------------------------------- */
 
-static bool is_active(CUdevice device)
-{
-	unsigned flags;
-	int active = 0;
-	return real(cuDevicePrimaryCtxGetState)(device, &flags, &active) == CUDA_SUCCESS && active;
-}
-
 /*
  * The primary context, if there is one. cudart retains it behind our back, so we have to ask. Its handle
  * is the same in all its lives; its id is not, where the driver has ids (CUDA 12.0).
@@ -98,7 +91,7 @@ static bool is_active(CUdevice device)
 static struct ending primary_of(CUdevice device)
 {
 	struct ending primary = {.ctx = NULL};
-	if (is_active(device) &&
+	if (context_is_active(device) &&
 	    real(cuDevicePrimaryCtxRetain)(&primary.ctx, device) == CUDA_SUCCESS) {
 		if (real(cuCtxGetId)) {
 			real(cuCtxGetId)(primary.ctx, &primary.id);
@@ -111,7 +104,7 @@ static struct ending primary_of(CUdevice device)
 /* Another thread may have made it anew already. */
 static bool is_primary_gone(CUdevice device, const struct ending *ending)
 {
-	if (!ending->ctx || !is_active(device)) {
+	if (!ending->ctx || !context_is_active(device)) {
 		return ending->ctx != NULL;
 	}
 	struct ending now = primary_of(device);

@@ -2,8 +2,8 @@
 /* Memory that is the driver's and stays it: managed memory and arrays. It is accounted. */
 #include "shim/account.h"
 #include "shim/array_size.h"
-#include "shim/owner.h"
 #include "shim/capture.h"
+#include "shim/owner.h"
 
 /* glaked shall see a program that has nothing else, too. Not in captures: connecting takes calls. */
 static void be_seen(void)
@@ -72,11 +72,15 @@ CUresult shim_cuMipmappedArrayCreate(CUmipmappedArray *array_out,
 	               : result;
 }
 
+/* Off the books before the driver may give the handle to another one. */
+static struct account_entry *take_array(enum account_space space, const void *array)
+{
+	return shim_is_forked() ? NULL : account_take(space, (uintptr_t)array);
+}
+
 CUresult shim_cuArrayDestroy(CUarray array)
 {
-	struct account_entry *entry = shim_is_forked()
-	                                      ? NULL
-	                                      : account_take(ACCOUNT_ARRAY, (uintptr_t)array);
+	struct account_entry *entry = take_array(ACCOUNT_ARRAY, array);
 	CUresult result = real(cuArrayDestroy)(array);
 	account_settle(entry, result == CUDA_SUCCESS);
 	return result;
@@ -84,9 +88,7 @@ CUresult shim_cuArrayDestroy(CUarray array)
 
 CUresult shim_cuMipmappedArrayDestroy(CUmipmappedArray array)
 {
-	struct account_entry *entry = shim_is_forked()
-	                                      ? NULL
-	                                      : account_take(ACCOUNT_MIPMAPPED, (uintptr_t)array);
+	struct account_entry *entry = take_array(ACCOUNT_MIPMAPPED, array);
 	CUresult result = real(cuMipmappedArrayDestroy)(array);
 	account_settle(entry, result == CUDA_SUCCESS);
 	return result;

@@ -2,16 +2,9 @@
 #include "shim/report.h"
 
 #include "shim/account.h"
+#include "shim/context.h"
 #include "shim/order.h"
 #include "shim/pool.h"
-
-static bool has_context(CUdevice device)
-{
-	unsigned flags;
-	int is_active = 0;
-	return real(cuDevicePrimaryCtxGetState)(device, &flags, &is_active) == CUDA_SUCCESS &&
-	       is_active;
-}
 
 static uint64_t graph_bytes(CUdevice device)
 {
@@ -34,7 +27,7 @@ static struct glake_driver_memory describe(CUdevice device, uint32_t index)
 		.other_bytes = account_bytes(device, ACCOUNT_OTHER),
 	};
 	order_hold_contexts();
-	if (has_context(device)) {
+	if (context_is_active(device)) {
 		memory.graph_bytes = graph_bytes(device);
 		memory.other_bytes += pool_driver_bytes(device);
 	}
