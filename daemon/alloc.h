@@ -107,7 +107,8 @@ int allocator_init(struct allocator *allocator, uv_loop_t *loop, struct device *
 void allocator_deinit(struct allocator *allocator);
 
 /*
- * Ask for @n_chunks chunks of @sizes bytes each on one device, paid by @tenant. @done is called before this returns when the pool has it all, and only then.
+ * Ask for @n_chunks chunks of @sizes bytes each on one device, paid by @tenant. @done is called before
+ * this returns when the pool has it all, and only then.
  * Returns 0, or an ALLOC_E_* / -ENOMEM at once, and then @done is not called.
  * *alloc_out (may be NULL) is for alloc_cancel() and is set to NULL when done was called already.
  */

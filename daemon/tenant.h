@@ -13,7 +13,8 @@
  *
  * Owner: the table owns its tenants; sessions and charges borrow them.
  * Lifetime: a tenant that is no longer in the config lives until its last session left, its last
- * charge is refunded and nobody waits for it. tenant_table_free() asserts that every counter of every tenant is zero.
+ * charge is refunded and nobody waits for it. tenant_table_free() asserts that every counter of every
+ * tenant is zero.
  * Threads: loop thread only.
  */
 #ifndef GLAKE_DAEMON_TENANT_H

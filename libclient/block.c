@@ -5,8 +5,9 @@
  *   access to read-only    nothing can change the bytes while they are digested; undone below
  *   BlockPublish           refused, or the daemon is gone: access back to read-write
  *   the chunk is now the block. If the realm had no equal one we are done: what is mapped is it.
- *   import the equal one   fails, or its fd is lost: we keep what is mapped. The bytes are the same; only the memory
- *                          that sharing would have saved is not saved until the block is released
+ *   import the equal one   fails, or its fd is lost: we keep what is mapped. The bytes are the same;
+ *                          only the memory that sharing would have saved is not saved until the
+ *                          block is released
  *   unmap ours             fails: the same
  *   map, access            fail: the address is empty. Only here are the bytes lost to the caller
  */

@@ -106,8 +106,8 @@ int glake__call_start(struct glake_session *session, struct glake__call *call,
 
 /*
  * Wait for the answer of a started call. @progress (may be NULL) is called as news come in, on this
- * thread with no lock held; so are notices delivered while the call waits for memory. Returns 0 with call->answer and call->fds, or an error: a refusal's own
- * code and text, or that of a dead connection.
+ * thread with no lock held; so are notices delivered while the call waits for memory. Returns 0 with
+ * call->answer and call->fds, or an error: a refusal's own code and text, or that of a dead connection.
  */
 int glake__call_wait(struct glake_session *session, struct glake__call *call,
                      glake_progress_fn progress, void *progress_user);

@@ -92,8 +92,8 @@ struct glake_connect_options {
 
 /*
  * Connect. @options may be NULL. The session is the caller's: glake_disconnect().
- * Errors: GLAKE_E_GONE (nobody listens, or answers in 5 seconds), GLAKE_E_VERSION, GLAKE_E_NO_DRIVER, GLAKE_E_CUDA,
- * GLAKE_E_OVER_QUOTA (sessions), -ENOMEM.
+ * Errors: GLAKE_E_GONE (nobody listens, or answers in 5 seconds), GLAKE_E_VERSION, GLAKE_E_NO_DRIVER,
+ * GLAKE_E_CUDA, GLAKE_E_OVER_QUOTA (sessions), -ENOMEM.
  */
 GLAKE_API int glake_connect(const struct glake_connect_options *options,
                             struct glake_session **session_out);
@@ -444,8 +444,9 @@ struct glake_notice {
 typedef void (*glake_notice_fn)(void *user, const struct glake_notice *notice);
 
 /* Notices that arrive during any call of the session are delivered by it, on its thread, after its
- * work or while it waits for memory, with no lock held: the callback may call the library, but not end the session. NULL switches
- * it off; when this returns, the old handler runs no more, unless it is the caller. */
+ * work or while it waits for memory, with no lock held: the callback may call the library, but not
+ * end the session. NULL switches it off; when this returns, the old handler runs no more, unless it
+ * is the caller. */
 GLAKE_API void glake_set_notice_handler(struct glake_session *session, glake_notice_fn handler,
                                         void *user);
 /* Readable when a notice waits: for poll(). Belongs to the session; never read from it. -1 = gone. */

@@ -9,9 +9,9 @@
  * pointer, a device and a size.
  *
  * Nothing here waits, but for collecting when asked to. Nor does anything here disturb the captures of
- * the program, whenever one begins, but for glake_order_stream() of a stream that is captured. Streams are known by the driver's
- * ids, which unlike handles are never used again, and which tell the threads' default streams apart
- * (cuStreamGetId(), CUDA 12.0).
+ * the program, whenever one begins, but for glake_order_stream() of a stream that is captured. Streams
+ * are known by the driver's ids, which unlike handles are never used again, and which tell the threads'
+ * default streams apart (cuStreamGetId(), CUDA 12.0).
  *
  * Streams and contexts are passed as the driver's own CUstream and CUcontext, which are pointers.
  *
