@@ -49,6 +49,19 @@ void bench_fail(const char *format, ...)
 	exit(1);
 }
 
+double bench_number(int argc, char **argv, int i, double fallback)
+{
+	if (i >= argc) {
+		return fallback;
+	}
+	char *end;
+	double number = strtod(argv[i], &end);
+	if (end == argv[i] || *end != '\0' || !(number > 0)) {
+		bench_fail("%s is not a number greater than 0", argv[i]);
+	}
+	return number;
+}
+
 void bench_check(int err, const char *what)
 {
 	if (err < 0) {

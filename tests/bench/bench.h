@@ -40,6 +40,9 @@ const char *bench_folder(void);
 
 void __attribute__((noreturn, format(printf, 1, 2))) bench_fail(const char *format, ...);
 
+/* Argument @i, a number greater than 0, or @fallback if there is none. Anything else ends us. */
+double bench_number(int argc, char **argv, int i, double fallback);
+
 /* Ends with glake_error() when @err is an error of the client library. */
 void bench_check(int err, const char *what);
 

@@ -145,13 +145,11 @@ static void run_with(struct run *run, const char *config, const char *pool, bool
 int main(int argc, char **argv)
 {
 	static struct cudrv drv;
-	struct run run = {.drv = &drv, .n_runs = 500, .n_bytes = 64 * MIB};
-	if (argc > 1) {
-		run.n_runs = (unsigned)atoi(argv[1]);
-	}
-	if (argc > 2) {
-		run.n_bytes = strtoull(argv[2], NULL, 10) * MIB;
-	}
+	struct run run = {
+		.drv = &drv,
+		.n_runs = (unsigned)bench_number(argc, argv, 1, 500),
+		.n_bytes = (uint64_t)bench_number(argc, argv, 2, 64) * MIB,
+	};
 	bench_begin("bench_alloc", NULL);
 	bench_print("size", "%llu MiB", (unsigned long long)(run.n_bytes / MIB));
 	bench_open_cuda(&drv);

@@ -470,7 +470,7 @@ static bool run(const char *what, const char *config, uint64_t n_allocs, struct 
 
 int main(int argc, char **argv)
 {
-	uint64_t n_allocs = argc > 1 ? strtoull(argv[1], NULL, 10) : 1000000;
+	uint64_t n_allocs = (uint64_t)bench_number(argc, argv, 1, 1000000);
 	bench_begin("bench_churn", "64GiB");
 	struct shared *shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE,
 	                             MAP_SHARED | MAP_ANONYMOUS, -1, 0);

@@ -267,7 +267,7 @@ static void run_processes(uint64_t ns)
 
 int main(int argc, char **argv)
 {
-	double seconds = argc > 1 ? atof(argv[1]) : 2;
+	double seconds = bench_number(argc, argv, 1, 2);
 	uint64_t ns = (uint64_t)(seconds * 1e9);
 	struct bench_daemon daemon;
 	bench_begin("bench_requests", NULL);

@@ -67,7 +67,7 @@ static void run(const struct bench_daemon *daemon, int *sockets, unsigned n, uns
 
 int main(int argc, char **argv)
 {
-	unsigned n = argc > 1 ? (unsigned)atoi(argv[1]) : 2000;
+	unsigned n = (unsigned)bench_number(argc, argv, 1, 2000);
 	struct bench_daemon daemon;
 	bench_begin("bench_sessions", NULL);
 	int *sockets = calloc(n, sizeof(*sockets));

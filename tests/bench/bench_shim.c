@@ -385,7 +385,7 @@ int main(int argc, char **argv)
 		argc -= 2;
 		argv += 2;
 	}
-	unsigned n_runs = argc > 1 ? (unsigned)atoi(argv[1]) : 7;
+	unsigned n_runs = (unsigned)bench_number(argc, argv, 1, 7);
 	bench_begin("shim", "1x8GiB");
 	bench_daemon_start(&daemon, "");
 	for (unsigned i = 0; i < n_runs; i++) {

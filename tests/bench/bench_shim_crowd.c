@@ -189,7 +189,7 @@ int main(int argc, char **argv)
 		argc -= 2;
 		argv += 2;
 	}
-	unsigned n_runs = argc > 1 ? (unsigned)atoi(argv[1]) : 3;
+	unsigned n_runs = (unsigned)bench_number(argc, argv, 1, 3);
 	bench_begin("shim crowd", "1x4GiB");
 	if (bench_is_simulated()) {
 		setenv("BENCH_SMALL", "1", 1);

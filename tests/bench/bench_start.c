@@ -12,7 +12,7 @@
 int main(int argc, char **argv)
 {
 	struct bench_samples samples = {0};
-	unsigned n_runs = argc > 1 ? (unsigned)atoi(argv[1]) : 10;
+	unsigned n_runs = (unsigned)bench_number(argc, argv, 1, 10);
 	bench_begin("bench_start", NULL);
 	for (unsigned i = 0; i < n_runs; i++) {
 		struct bench_daemon daemon;

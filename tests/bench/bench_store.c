@@ -255,8 +255,8 @@ static void run_daemon(unsigned n)
 int main(int argc, char **argv)
 {
 	static struct parts parts;
-	unsigned n_blocks = argc > 1 ? (unsigned)atoi(argv[1]) : 50000;
-	unsigned n_published = argc > 2 ? (unsigned)atoi(argv[2]) : 1000;
+	unsigned n_blocks = (unsigned)bench_number(argc, argv, 1, 50000);
+	unsigned n_published = (unsigned)bench_number(argc, argv, 2, 1000);
 	bench_begin("bench_store", "256GiB");
 	if (n_blocks > 0) {
 		open_parts(&parts);
