@@ -1,19 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs with and without the shim: how fast they start and run.
 
-    python3 tests/gpu/shim_speed.py [--only start,generate,lora] [--pairs 2] [--out FILE.json]
+    python3 tests/gpu/shim_speed.py [--only start,generate,lora] [--out FILE.json]
 
-    start     python -c "import torch; torch.zeros(1).cuda()", from exec to exit
+    start     python -c "import torch; torch.zeros(1).cuda()", from exec to exit, and the parts of it
     generate  tokens a second of transformers' generate, a Llama of 1.1 B parameters, random weights
     lora      time of a training step of peft's adapters on it, with gradient checkpointing
 
-Two processes, one without the shim and one with it, are there together and take turns: a round of
-the one, a round of the other, so that a drift of the machine is nobody's. Rounds are short, and
-many: what other tenants of a machine do to one changes within seconds. Who begins changes. Of
-`start`, each round is a process of its own. Printed are the medians over rounds, and between which
-bounds the median of what two neighbours differ by lies, with 95 %. Numbers are not judged. Exit 1 when a process fails.
+Three ways: `driver`, `shim`, and `again`, which is the driver once more: what it differs by from
+the driver is what this measurement makes of nothing. A set is a process of each way. In a turn of a
+set each process does its work once, so that a drift of the machine is nobody's: all at once where
+the CPU is what it takes time of, one after the other, in a changing order, where it is the GPU. Of
+`start`, each set has one turn. Processes of one way differ among themselves by more than their turns
+do, so there are several sets. Printed is the median over sets of the median over turns of what a way
+differs by from the driver; its bounds, with 95 %, are found by drawing sets, then turns of them.
+Numbers are not judged. Exit 1 when a process fails.
 
-    python3 tests/gpu/shim_speed.py --measure NAME    a round for each line of the input
+    python3 tests/gpu/shim_speed.py --measure NAME    a turn for each line of the input
 """
 import argparse
 import itertools
@@ -26,8 +29,11 @@ import sys
 import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-START_ROUNDS = 11
-ROUNDS = {"generate": 60, "lora": 20}
+WAYS = ("driver", "again", "shim")
+START_SETS = 12
+SETS = {"generate": 6, "lora": 2}
+TURNS = {"generate": 40, "lora": 20}
+AT_ONCE = ("generate",)
 BATCH = 4
 # A step that the GPU takes longer for than the CPU: its time says what the memory is like.
 LORA_BATCH = 16
@@ -35,7 +41,8 @@ PROMPT_TOKENS = 64
 NEW_TOKENS = 16
 LORA_LENGTHS = (512, 768)
 N_RESAMPLES = 2000
-WAYS = ("driver", "shim")
+SHOWN_AS = {"start": ("ms", "[+30 ms at most]"), "generate": ("tokens/s", "[x 0.995 at least]"),
+            "lora": ("ms/step", "[x 1.005 at most]")}
 
 # ---- in the measuring process -------------------------------------------------------------------
 
@@ -73,7 +80,7 @@ def generate():
 
 
 def lora():
-    """A function that returns the milliseconds of a step; the next one has another length."""
+    """A function that returns the milliseconds of a step, over steps of all lengths."""
     torch, model = llama()
     from peft import LoraConfig, get_peft_model
     model.config.use_cache = False
@@ -84,24 +91,25 @@ def lora():
     model.train()
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
 
-    lengths = itertools.cycle(LORA_LENGTHS)
-
-    def run():
-        tokens = torch.randint(0, 32000, (LORA_BATCH, next(lengths)), device="cuda")
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
+    def step(length):
+        tokens = torch.randint(0, 32000, (LORA_BATCH, length), device="cuda")
         model(input_ids=tokens, labels=tokens).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+
+    def run():
         torch.cuda.synchronize()
-        return (time.perf_counter() - begin) * 1e3
+        begin = time.perf_counter()
+        for length in LORA_LENGTHS:
+            step(length)
+        torch.cuda.synchronize()
+        return (time.perf_counter() - begin) * 1e3 / len(LORA_LENGTHS)
     return run
 
 
 def measure_here(name):
     run = {"generate": generate, "lora": lora}[name]()
-    for _ in LORA_LENGTHS:
-        run()
+    run()
     for _ in sys.stdin:
         print(json.dumps(run()), flush=True)
 
@@ -109,16 +117,18 @@ def measure_here(name):
 # ---- in the parent ------------------------------------------------------------------------------
 
 class Measuring:
-    """A process that does a round when it is asked."""
+    """A process that does its work when it is asked."""
 
     def __init__(self, name, prefix, environment):
         self.process = subprocess.Popen(
             [*prefix, sys.executable, os.path.abspath(__file__), "--measure", name],
             env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
-    def round(self):
+    def begin(self):
         self.process.stdin.write("go\n")
         self.process.stdin.flush()
+
+    def value(self):
         return json.loads(self.process.stdout.readline())
 
     def end(self):
@@ -127,72 +137,102 @@ class Measuring:
             sys.exit(f"a measuring process ended with {self.process.returncode}")
 
 
-def take_turns(rounds, n_rounds):
-    """Pairs of what the two functions return, by way; who begins changes."""
-    values = {way: [] for way in WAYS}
-    for number in range(n_rounds):
-        for way in WAYS if number % 2 == 0 else reversed(WAYS):
-            values[way].append(rounds[way]())
-    return values
+def shuffled(values):
+    return random.sample(values, len(values))
+
+
+START_PROGRAM = """import time; at = [time.time()]
+import torch; at.append(time.time())
+torch.zeros(1).cuda(); at.append(time.time())
+print(at)"""
+START_PARTS = ("exec", "import", "first tensor", "exit")
 
 
 def time_start(prefix, environment):
-    begin = time.perf_counter()
-    subprocess.run([*prefix, sys.executable, "-c", "import torch; torch.zeros(1).cuda()"],
-                   env=environment, check=True)
-    return (time.perf_counter() - begin) * 1e3
+    """The milliseconds of its parts."""
+    begin = time.time()
+    out = subprocess.run([*prefix, sys.executable, "-c", START_PROGRAM], env=environment, check=True,
+                         stdout=subprocess.PIPE, text=True).stdout
+    at = [begin, *json.loads(out), time.time()]
+    return [(after - before) * 1e3 for before, after in itertools.pairwise(at)]
 
 
-def starts(ways):
-    rounds = {way: lambda way=way: time_start(*ways[way]) for way in WAYS}
-    # What both need from the disk is there from the first one on.
-    take_turns(rounds, 1)
-    return take_turns(rounds, START_ROUNDS)
+def run_starts(ways):
+    """By part: sets of turns."""
+    # What all need from the disk is there from the first one on.
+    time_start(*ways["driver"])
+    sets = [{way: time_start(*ways[way]) for way in shuffled(WAYS)} for _ in range(START_SETS)]
+    whole = [{way: sum(times) for way, times in turn.items()} for turn in sets]
+    return {"start": [[turn] for turn in whole],
+            **{part: [[{way: times[i] for way, times in turn.items()}] for turn in sets]
+               for i, part in enumerate(START_PARTS)}}
 
 
-def run_pairs(name, ways, n_pairs):
-    values = {way: [] for way in WAYS}
-    for _ in range(n_pairs):
-        processes = {way: Measuring(name, *ways[way]) for way in WAYS}
-        # One that was idle for long, or has just started, is slower.
-        take_turns({way: processes[way].round for way in WAYS}, 1)
-        got = take_turns({way: processes[way].round for way in WAYS}, ROUNDS[name])
-        for way in WAYS:
-            values[way] += got[way]
-            processes[way].end()
-    return values
+def take_turn(processes, at_once):
+    """The values by way."""
+    order = shuffled(WAYS)
+    if not at_once:
+        values = {}
+        for way in order:
+            processes[way].begin()
+            values[way] = processes[way].value()
+        return values
+    for way in order:
+        processes[way].begin()
+    return {way: processes[way].value() for way in order}
 
 
-def bounds(values):
-    """The median, between what it lies with 95 %: by drawing from the values again and again."""
+def run_turns(name, ways):
+    """Sets of turns."""
+    sets = [{way: Measuring(name, *ways[way]) for way in WAYS} for _ in range(SETS[name])]
+    at_once = name in AT_ONCE
+    for processes in sets:
+        take_turn(processes, at_once)
+    turns = [[] for _ in sets]
+    for _ in range(TURNS[name]):
+        for processes, values in zip(sets, turns):
+            values.append(take_turn(processes, at_once))
+    for processes in sets:
+        for process in processes.values():
+            process.end()
+    return turns
+
+
+def median_of_medians(sets):
+    return statistics.median(statistics.median(values) for values in sets)
+
+
+def draw(drawing, sets):
+    return [drawing.choices(values, k=len(values)) for values in drawing.choices(sets, k=len(sets))]
+
+
+def compare(sets):
+    """What the ways are, and between what bounds they differ from the driver."""
     drawing = random.Random(1)
-    medians = sorted(statistics.median(drawing.choices(values, k=len(values)))
-                     for _ in range(N_RESAMPLES))
-    return [medians[N_RESAMPLES // 40], statistics.median(values), medians[-N_RESAMPLES // 40]]
-
-
-def compare(values):
-    pairs = list(zip(values["driver"], values["shim"]))
-    return {**values,
-            "driver_median": statistics.median(values["driver"]),
-            "shim_median": statistics.median(values["shim"]),
-            "difference": bounds([shim - driver for driver, shim in pairs]),
-            "ratio": bounds([shim / driver for driver, shim in pairs])}
+    result = {"sets": sets, "difference": {},
+              "driver": median_of_medians([[turn["driver"] for turn in turns] for turns in sets])}
+    for way in WAYS[1:]:
+        differences = [[turn[way] - turn["driver"] for turn in turns] for turns in sets]
+        drawn = sorted(median_of_medians(draw(drawing, differences)) for _ in range(N_RESAMPLES))
+        result["difference"][way] = [drawn[N_RESAMPLES // 40], median_of_medians(differences),
+                                     drawn[-N_RESAMPLES // 40]]
+    return result
 
 
 def show(name, unit, target, result):
-    low, middle, high = result["difference"]
-    print(f"{name:9} {unit:9} driver {result['driver_median']:9.2f}  shim "
-          f"{result['shim_median']:9.2f}  difference {middle:+.2f} ({low:+.2f} .. {high:+.2f})  "
-          "ratio {1:.4f} ({0:.4f} .. {2:.4f})".format(*result["ratio"]) +
-          f"  {len(result['shim'])} rounds  [{target}]", flush=True)
+    driver = result["driver"]
+    print(f"{name:12} driver {driver:.2f} {unit}, {len(result['sets'])} sets, "
+          f"{sum(map(len, result['sets']))} turns  {target}")
+    for way, (low, middle, high) in result["difference"].items():
+        print(f"{'':12} {way:6} {middle:+8.2f} ({low:+.2f} .. {high:+.2f})  "
+              f"x {1 + middle / driver:.4f} ({1 + low / driver:.4f} .. {1 + high / driver:.4f})",
+              flush=True)
 
 
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--measure")
     parser.add_argument("--only", default="start,generate,lora")
-    parser.add_argument("--pairs", type=int, default=2)
     parser.add_argument("--out")
     arguments = parser.parse_args()
     if arguments.measure:
@@ -201,23 +241,22 @@ def main():
     sys.path.insert(0, HERE)
     from run import ROOT, Daemon
     daemon = Daemon()
-    ways = {"driver": ([], dict(os.environ)),
+    plain = ([], dict(os.environ))
+    ways = {"driver": plain, "again": plain,
             "shim": ([os.path.join(ROOT, "bin", "glake"), "run", "--socket", daemon.socket, "--"],
                      daemon.environment)}
     chosen = arguments.only.split(",")
     results = {}
     if "start" in chosen:
-        results["start"] = compare(starts(ways))
+        results.update((part, compare(values)) for part, values in run_starts(ways).items())
     for name in ("generate", "lora"):
         if name in chosen:
-            results[name] = compare(run_pairs(name, ways, arguments.pairs))
+            results[name] = compare(run_turns(name, ways))
     daemon.stop()
     print()
-    for name, unit, target in (("start", "ms", "+30 ms at most"),
-                               ("generate", "tokens/s", "x 0.995 at least"),
-                               ("lora", "ms/step", "x 1.005 at most")):
-        if name in results:
-            show(name, unit, target, results[name])
+    for name, result in results.items():
+        unit, target = SHOWN_AS.get(name, ("ms", ""))
+        show(name, unit, target, result)
     if arguments.out:
         with open(arguments.out, "w", encoding="ascii") as file:
             json.dump(results, file, indent=1)
