@@ -50,7 +50,7 @@ CUresult call_enter(enum call_id id)
 	if (atomic_load(&state) != STATE_READY) {
 		return CUDA_ERROR_NOT_INITIALIZED;
 	}
-	return calls[id].need == NEED_CTX ? ctx_check(ctx_current()) : CUDA_SUCCESS;
+	return calls[id].need == NEED_CTX ? ctx_check_current() : CUDA_SUCCESS;
 }
 
 /* Takes no lock: another thread of the parent may have held any of them. */

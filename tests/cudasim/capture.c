@@ -72,6 +72,11 @@ static bool is_of_ctx(const struct capture *capture, const void *ctx)
 	return stream_ctx(capture->stream) == ctx;
 }
 
+static bool is_of_green(const struct capture *capture, const void *green)
+{
+	return stream_green(capture->stream) == green;
+}
+
 static bool is_forbidding(const struct capture *capture, const void *unused)
 {
 	(void)unused;
@@ -130,15 +135,26 @@ void capture_end_of_stream(const struct stream *s)
 	pthread_mutex_unlock(&lock);
 }
 
-void capture_end_of_ctx(const struct ctx *ctx)
+static void end_those(bool (*is_among)(const struct capture *capture, const void *of),
+                      const void *of)
 {
 	pthread_mutex_lock(&lock);
 	for (size_t i = 0; i < MAX_CAPTURES; i++) {
-		if (captures[i].stream && is_of_ctx(&captures[i], ctx)) {
+		if (captures[i].stream && is_among(&captures[i], of)) {
 			end(&captures[i]);
 		}
 	}
 	pthread_mutex_unlock(&lock);
+}
+
+void capture_end_of_ctx(const struct ctx *ctx)
+{
+	end_those(is_of_ctx, ctx);
+}
+
+void capture_end_of_green(const struct green *green)
+{
+	end_those(is_of_green, green);
 }
 
 CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Primary contexts, one per device, and each thread's stack of current ones. */
+/* Primary contexts, one per device, and each thread's stack of current ones, green ones too. */
 #include "sim.h"
 
 #include <pthread.h>
@@ -11,14 +11,34 @@ static struct ctx contexts[SIM_MAX_DEVICES];
 /* Held over the making and the end of a context. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-static uint64_t last_id; /* under the lock */
+struct place {
+	struct ctx *ctx;     /* NULL: nowhere */
+	struct green *green; /* NULL: in the primary one itself */
+};
 
-static _Thread_local struct ctx *stack[MAX_STACK];
+static _Thread_local struct place stack[MAX_STACK];
 static _Thread_local unsigned depth;
+
+uint64_t ctx_new_id(void)
+{
+	static atomic_uint_fast64_t last_id;
+
+	return atomic_fetch_add(&last_id, 1) + 1;
+}
+
+static struct place current(void)
+{
+	return depth > 0 ? stack[depth - 1] : (struct place){NULL, NULL};
+}
 
 struct ctx *ctx_current(void)
 {
-	return depth > 0 ? stack[depth - 1] : NULL;
+	return current().ctx;
+}
+
+struct green *ctx_current_green(void)
+{
+	return current().green;
 }
 
 struct ctx *ctx_of_device(unsigned device)
@@ -26,14 +46,25 @@ struct ctx *ctx_of_device(unsigned device)
 	return &contexts[device];
 }
 
-struct ctx *ctx_from_handle(CUcontext handle)
+static struct place place_from_handle(CUcontext handle)
 {
 	for (int i = 0; i < device_count(); i++) {
 		if (handle == (CUcontext)&contexts[i]) {
-			return &contexts[i];
+			return (struct place){&contexts[i], NULL};
 		}
 	}
-	return NULL;
+	struct green *green = green_from_context(handle);
+	return (struct place){green ? green->ctx : NULL, green};
+}
+
+static CUcontext handle_of(struct place place)
+{
+	return place.green ? (CUcontext)place.green : (CUcontext)place.ctx;
+}
+
+struct ctx *ctx_from_handle(CUcontext handle)
+{
+	return place_from_handle(handle).ctx;
 }
 
 CUresult ctx_check(const struct ctx *ctx)
@@ -45,6 +76,16 @@ CUresult ctx_check(const struct ctx *ctx)
 		return CUDA_ERROR_CONTEXT_IS_DESTROYED;
 	}
 	return atomic_load(&ctx->poison);
+}
+
+CUresult ctx_check_current(void)
+{
+	struct place place = current();
+
+	if (place.green && !atomic_load(&place.green->active)) {
+		return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+	}
+	return ctx_check(place.ctx);
 }
 
 void ctx_poison(struct ctx *ctx, CUresult err)
@@ -86,14 +127,14 @@ static CUresult ctx_open(struct ctx *ctx)
 	if (err != CUDA_SUCCESS) {
 		return err;
 	}
-	err = stream_new(ctx, CU_STREAM_DEFAULT, 0, &ctx->null_stream);
+	err = stream_new(ctx, NULL, CU_STREAM_DEFAULT, 0, &ctx->null_stream);
 	if (err != CUDA_SUCCESS) {
 		phys_unref(ctx->overhead);
 		ctx->overhead = NULL;
 		return err;
 	}
 	atomic_store(&ctx->peers, 0);
-	ctx->id = ++last_id;
+	ctx->id = ctx_new_id();
 	atomic_store(&ctx->active, true);
 	return CUDA_SUCCESS;
 }
@@ -107,6 +148,7 @@ static void ctx_close(struct ctx *ctx)
 	stream_wait_ctx(ctx);
 	atomic_store(&ctx->active, false);
 	capture_end_of_ctx(ctx);
+	green_end_all(ctx);
 	stream_free_all(ctx);
 	ctx->null_stream = NULL;
 	alloc_free_all(ctx->device);
@@ -117,18 +159,12 @@ static void ctx_close(struct ctx *ctx)
 	ctx->flags = 0;
 }
 
-CUresult cuDevicePrimaryCtxRetain(CUcontext *ctx_out, CUdevice dev)
+CUresult ctx_retain(CUdevice dev, struct ctx **ctx_out)
 {
-	ENTER(cuDevicePrimaryCtxRetain);
-	if (!ctx_out) {
-		return CUDA_ERROR_INVALID_VALUE;
-	}
-	if (!device_is_valid(dev)) {
-		return CUDA_ERROR_INVALID_DEVICE;
-	}
 	struct ctx *ctx = &contexts[dev];
-	pthread_mutex_lock(&lock);
 	CUresult err = CUDA_SUCCESS;
+
+	pthread_mutex_lock(&lock);
 	if (!atomic_load(&ctx->active)) {
 		/* Streams of an open context read it without the lock. */
 		ctx->device = (unsigned)dev;
@@ -136,20 +172,16 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *ctx_out, CUdevice dev)
 	}
 	if (err == CUDA_SUCCESS) {
 		ctx->n_retained++;
-		*ctx_out = (CUcontext)ctx;
+		*ctx_out = ctx;
 	}
 	pthread_mutex_unlock(&lock);
 	return err;
 }
 
-CUresult cuDevicePrimaryCtxRelease_v2(CUdevice dev)
+CUresult ctx_release(struct ctx *ctx)
 {
-	ENTER(cuDevicePrimaryCtxRelease_v2);
-	if (!device_is_valid(dev)) {
-		return CUDA_ERROR_INVALID_DEVICE;
-	}
-	struct ctx *ctx = &contexts[dev];
 	CUresult err = CUDA_SUCCESS;
+
 	pthread_mutex_lock(&lock);
 	if (ctx->n_retained == 0) {
 		err = CUDA_ERROR_INVALID_CONTEXT;
@@ -158,6 +190,30 @@ CUresult cuDevicePrimaryCtxRelease_v2(CUdevice dev)
 	}
 	pthread_mutex_unlock(&lock);
 	return err;
+}
+
+CUresult cuDevicePrimaryCtxRetain(CUcontext *ctx_out, CUdevice dev)
+{
+	ENTER(cuDevicePrimaryCtxRetain);
+	struct ctx *ctx;
+
+	if (!ctx_out) {
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+	if (!device_is_valid(dev)) {
+		return CUDA_ERROR_INVALID_DEVICE;
+	}
+	CUresult err = ctx_retain(dev, &ctx);
+	if (err == CUDA_SUCCESS) {
+		*ctx_out = (CUcontext)ctx;
+	}
+	return err;
+}
+
+CUresult cuDevicePrimaryCtxRelease_v2(CUdevice dev)
+{
+	ENTER(cuDevicePrimaryCtxRelease_v2);
+	return device_is_valid(dev) ? ctx_release(&contexts[dev]) : CUDA_ERROR_INVALID_DEVICE;
 }
 
 CUresult cuDevicePrimaryCtxReset_v2(CUdevice dev)
@@ -209,23 +265,23 @@ CUresult cuCtxGetCurrent(CUcontext *ctx_out)
 	if (!ctx_out) {
 		return CUDA_ERROR_INVALID_VALUE;
 	}
-	*ctx_out = (CUcontext)ctx_current();
+	*ctx_out = handle_of(current());
 	return CUDA_SUCCESS;
 }
 
 CUresult cuCtxSetCurrent(CUcontext handle)
 {
 	ENTER(cuCtxSetCurrent);
-	struct ctx *ctx = ctx_from_handle(handle);
+	struct place place = place_from_handle(handle);
 
-	if (handle && !ctx) {
+	if (handle && !place.ctx) {
 		return CUDA_ERROR_INVALID_CONTEXT;
 	}
 	if (depth > 0) {
 		depth--;
 	}
-	if (ctx) {
-		stack[depth++] = ctx;
+	if (place.ctx) {
+		stack[depth++] = place;
 	}
 	return CUDA_SUCCESS;
 }
@@ -233,15 +289,15 @@ CUresult cuCtxSetCurrent(CUcontext handle)
 CUresult cuCtxPushCurrent_v2(CUcontext handle)
 {
 	ENTER(cuCtxPushCurrent_v2);
-	struct ctx *ctx = ctx_from_handle(handle);
+	struct place place = place_from_handle(handle);
 
 	if (!handle) {
 		return CUDA_ERROR_INVALID_VALUE;
 	}
-	if (!ctx || depth == MAX_STACK) {
+	if (!place.ctx || depth == MAX_STACK) {
 		return CUDA_ERROR_INVALID_CONTEXT;
 	}
-	stack[depth++] = ctx;
+	stack[depth++] = place;
 	return CUDA_SUCCESS;
 }
 
@@ -253,7 +309,7 @@ CUresult cuCtxPopCurrent_v2(CUcontext *ctx_out)
 	}
 	depth--;
 	if (ctx_out) {
-		*ctx_out = (CUcontext)stack[depth];
+		*ctx_out = handle_of(stack[depth]);
 	}
 	return CUDA_SUCCESS;
 }
@@ -274,16 +330,16 @@ CUresult cuCtxGetDevice(CUdevice *dev_out)
 CUresult cuCtxGetId(CUcontext handle, unsigned long long *id_out)
 {
 	ENTER(cuCtxGetId);
-	const struct ctx *ctx = handle ? ctx_from_handle(handle) : ctx_current();
+	struct place place = handle ? place_from_handle(handle) : current();
 
 	if (!id_out) {
 		return CUDA_ERROR_INVALID_VALUE;
 	}
-	if (!ctx || !atomic_load(&ctx->active)) {
+	if (!place.ctx || !atomic_load(&place.ctx->active)) {
 		return CUDA_ERROR_INVALID_CONTEXT;
 	}
 	pthread_mutex_lock(&lock);
-	*id_out = ctx->id;
+	*id_out = place.green ? place.green->id : place.ctx->id;
 	pthread_mutex_unlock(&lock);
 	return CUDA_SUCCESS;
 }
@@ -322,7 +378,11 @@ CUresult cuCtxSynchronize(void)
 	if (err != CUDA_SUCCESS) {
 		return err;
 	}
-	stream_wait_ctx(ctx);
+	if (ctx_current_green()) {
+		stream_wait_green(ctx_current_green());
+	} else {
+		stream_wait_ctx(ctx);
+	}
 	return atomic_load(&ctx->poison);
 }
 

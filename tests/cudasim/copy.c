@@ -76,8 +76,7 @@ static CUresult copy_here(const struct copy *c)
 {
 	struct ctx *ctx = ctx_current();
 
-	stream_wait_legacy(ctx);
-	CUresult err = atomic_load(&ctx->poison);
+	CUresult err = stream_wait(stream_from_handle(NULL));
 	if (err == CUDA_SUCCESS) {
 		err = run_copy(ctx, (void *)c);
 		if (err != CUDA_SUCCESS) {
@@ -98,7 +97,7 @@ static CUresult copy_sync(struct copy c, enum copy_side dst, enum copy_side src)
 	}
 	if (!is_on_host(c.dst) && !is_on_host(c.src)) {
 		/* Not synchronous with the host: neither is a driver's. */
-		return stream_submit(ctx_current()->null_stream, run_copy, NULL, &c, sizeof(c));
+		return stream_submit(stream_from_handle(NULL), run_copy, NULL, &c, sizeof(c));
 	}
 	return copy_here(&c);
 }

@@ -41,6 +41,7 @@ CUresult cuEventElapsedTime(float *ms_out, CUevent start, CUevent end);
 #define SIM_PIECE_BYTES (1ULL << 20)
 
 struct ctx;
+struct green;
 struct stream;
 
 /* --- call.c: what every exported function passes through --- */
@@ -111,12 +112,39 @@ struct ctx {
 };
 
 CUresult ctx_check(const struct ctx *ctx);
-/* The calling thread's context or NULL. */
+/* The same of the calling thread's, with the green one that it may be. */
+CUresult ctx_check_current(void);
+/* The calling thread's context or NULL. Of a green one, the primary that it is of. */
 struct ctx *ctx_current(void);
+struct green *ctx_current_green(void);
 struct ctx *ctx_of_device(unsigned device);
 struct ctx *ctx_from_handle(CUcontext handle);
+CUresult ctx_retain(CUdevice dev, struct ctx **ctx_out);
+CUresult ctx_release(struct ctx *ctx);
+uint64_t ctx_new_id(void);
 void ctx_poison(struct ctx *ctx, CUresult err);
 void ctx_poison_all(CUresult err);
+
+/* --- resource.c: multiprocessors, and what can be made of them --- */
+
+/* The device that they are of, or -1. */
+int resource_device(CUdevResourceDesc desc);
+
+/* --- green.c --- */
+
+/* A place for one. Its address is the CUcontext. */
+struct green {
+	struct ctx *ctx;            /* the primary, retained; NULL: a free place */
+	uint64_t id;                /* of this life */
+	struct stream *null_stream; /* owned */
+	atomic_bool active;
+	char handle; /* its address is the CUgreenCtx */
+};
+
+/* NULL if there is none such, or no more. */
+struct green *green_from_context(CUcontext handle);
+/* Of a primary context that ends, whoever retains it. */
+void green_end_all(const struct ctx *ctx);
 
 /* --- registry.c: how much memory of each device exists, over all processes --- */
 
@@ -333,7 +361,9 @@ typedef CUresult (*op_fn)(struct ctx *ctx, void *arg);
 /* A moment on a stream; reached when the work submitted before it is done. */
 struct mark;
 
-CUresult stream_new(struct ctx *ctx, unsigned flags, int priority, struct stream **stream_out);
+/* @green: NULL, or of @ctx. */
+CUresult stream_new(struct ctx *ctx, struct green *green, unsigned flags, int priority,
+                    struct stream **stream_out);
 /* Queued work still runs; the caller's pointer is dead. */
 void stream_free(struct stream *s);
 /*
@@ -344,16 +374,19 @@ struct stream *stream_from_handle(CUstream handle);
 /* Never used again. */
 uint64_t stream_id(const struct stream *s);
 struct ctx *stream_ctx(const struct stream *s);
+struct green *stream_green(const struct stream *s);
 /* Queues a copy of arg. `done` (or NULL) runs afterwards even in a poisoned context. */
 CUresult stream_submit(struct stream *s, op_fn run, void (*done)(void *arg), const void *arg,
                        size_t arg_bytes);
 /* Waits for all that was submitted, then answers the context's poison. */
 CUresult stream_wait(struct stream *s);
 bool stream_is_idle(struct stream *s);
-/* Work that is to run in the caller, as the legacy default stream orders it: waits first. */
-void stream_wait_legacy(struct ctx *ctx);
+/* With the green contexts that are of it. */
 void stream_wait_ctx(struct ctx *ctx);
+void stream_wait_green(const struct green *green);
 void stream_free_all(struct ctx *ctx);
+/* The green context is no more: nobody can use its streams, nor destroy them. */
+void stream_detach_all(const struct green *green);
 struct mark *stream_mark(struct stream *s);
 CUresult stream_wait_mark(struct stream *s, struct mark *mark);
 void mark_ref(struct mark *mark);
@@ -372,9 +405,10 @@ CUresult capture_check_unsafe(void);
 CUresult capture_check_stream(const struct stream *s);
 CUresult capture_check_ctx(const struct ctx *ctx);
 bool capture_is_of(const struct stream *s);
-/* The stream goes, or all of the context. */
+/* The stream goes, or all of the context, or of the green one. */
 void capture_end_of_stream(const struct stream *s);
 void capture_end_of_ctx(const struct ctx *ctx);
+void capture_end_of_green(const struct green *green);
 
 /* --- kernels.c --- */
 

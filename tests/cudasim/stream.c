@@ -32,12 +32,14 @@ struct stream {
 	uint64_t id;
 	struct stream *next; /* link: streams */
 	struct ctx *ctx;
+	struct green *green; /* NULL: of none, or of one that is gone */
 	unsigned flags;
 	int priority;
 	uint64_t thread; /* whose default stream it is; 0: nobody's */
 	unsigned n_refs; /* handle, thread, those who wait */
 	bool has_thread;
 	bool is_closed;   /* no handle any more */
+	bool is_detached; /* its green context is gone */
 	struct op *first; /* stays here until it is done */
 	struct op **last;
 	pthread_cond_t has_work;
@@ -90,12 +92,18 @@ static bool is_busy(const struct stream *s, uint64_t ticket)
 	return s->first && s->first->ticket <= ticket;
 }
 
+/* A green context has its own. */
+static const struct stream *legacy_of(const struct stream *s)
+{
+	return s->green ? s->green->null_stream : s->ctx->null_stream;
+}
+
 /* Does the legacy default stream order a's work after what is already on b? */
 static bool orders_after(const struct stream *a, const struct stream *b)
 {
-	const struct stream *legacy = a->ctx->null_stream;
+	const struct stream *legacy = legacy_of(a);
 
-	if (a == b || a->ctx != b->ctx) {
+	if (a == b || a->ctx != b->ctx || a->green != b->green) {
 		return false;
 	}
 	return (a == legacy && !(b->flags & CU_STREAM_NON_BLOCKING)) ||
@@ -236,7 +244,7 @@ CUresult stream_wait(struct stream *s)
 	uint64_t ticket = last_ticket;
 	s->n_refs++;
 	/* For the legacy default stream that includes the blocking streams. */
-	while (is_busy(s, ticket) || (s == ctx->null_stream && must_wait(s, ticket))) {
+	while (is_busy(s, ticket) || (s == legacy_of(s) && must_wait(s, ticket))) {
 		pthread_cond_wait(&progress, &lock);
 	}
 	unref(s);
@@ -244,36 +252,41 @@ CUresult stream_wait(struct stream *s)
 	return atomic_load(&ctx->poison);
 }
 
-void stream_wait_legacy(struct ctx *ctx)
-{
-	stream_wait(ctx->null_stream);
-}
-
 /* Locked. */
-static bool is_ctx_busy(const struct ctx *ctx, uint64_t ticket)
+static bool is_any_busy(const struct ctx *ctx, const struct green *green, uint64_t ticket)
 {
 	for (const struct stream *s = streams; s; s = s->next) {
-		if (s->ctx == ctx && is_busy(s, ticket)) {
+		if (s->ctx == ctx && (!green || s->green == green) && is_busy(s, ticket)) {
 			return true;
 		}
 	}
 	return false;
 }
 
-void stream_wait_ctx(struct ctx *ctx)
+static void wait_all(const struct ctx *ctx, const struct green *green)
 {
 	pthread_mutex_lock(&lock);
 	uint64_t ticket = last_ticket;
-	while (is_ctx_busy(ctx, ticket)) {
+	while (is_any_busy(ctx, green, ticket)) {
 		pthread_cond_wait(&progress, &lock);
 	}
 	pthread_mutex_unlock(&lock);
 }
 
+void stream_wait_ctx(struct ctx *ctx)
+{
+	wait_all(ctx, NULL);
+}
+
+void stream_wait_green(const struct green *green)
+{
+	wait_all(green->ctx, green);
+}
+
 /* Locked. */
 static bool is_idle(const struct stream *s)
 {
-	return !s->first && (s != s->ctx->null_stream || !must_wait(s, last_ticket));
+	return !s->first && (s != legacy_of(s) || !must_wait(s, last_ticket));
 }
 
 bool stream_is_idle(struct stream *s)
@@ -286,7 +299,8 @@ bool stream_is_idle(struct stream *s)
 
 /* --- life of a stream --- */
 
-CUresult stream_new(struct ctx *ctx, unsigned flags, int priority, struct stream **stream_out)
+CUresult stream_new(struct ctx *ctx, struct green *green, unsigned flags, int priority,
+                    struct stream **stream_out)
 {
 	struct stream *s = calloc(1, sizeof(*s));
 
@@ -295,6 +309,7 @@ CUresult stream_new(struct ctx *ctx, unsigned flags, int priority, struct stream
 	}
 	s->magic = STREAM_MAGIC;
 	s->ctx = ctx;
+	s->green = green;
 	s->flags = flags;
 	s->priority = priority;
 	s->n_refs = 1;
@@ -340,6 +355,20 @@ void stream_free_all(struct ctx *ctx)
 	pthread_mutex_unlock(&lock);
 }
 
+/* They are leaked, as by a driver, until the primary context ends. */
+void stream_detach_all(const struct green *green)
+{
+	pthread_mutex_lock(&lock);
+	for (struct stream *s = streams; s; s = s->next) {
+		if (s->green == green) {
+			s->green = NULL;
+			s->flags |= CU_STREAM_NON_BLOCKING;
+			s->is_detached = true;
+		}
+	}
+	pthread_mutex_unlock(&lock);
+}
+
 /* Never used again, as ids of threads are. */
 static uint64_t this_thread(void)
 {
@@ -364,7 +393,7 @@ static struct stream *stream_of_thread(struct ctx *ctx)
 	}
 	pthread_mutex_unlock(&lock);
 	/* Only this thread makes one for itself. */
-	if (!found && stream_new(ctx, 0, 0, &found) == CUDA_SUCCESS) {
+	if (!found && stream_new(ctx, NULL, 0, 0, &found) == CUDA_SUCCESS) {
 		pthread_mutex_lock(&lock);
 		found->thread = thread;
 		pthread_mutex_unlock(&lock);
@@ -377,12 +406,13 @@ struct stream *stream_from_handle(CUstream handle)
 	struct stream *s = (struct stream *)handle;
 
 	if (!handle || handle == CU_STREAM_LEGACY) {
-		return ctx_current()->null_stream;
+		const struct green *green = ctx_current_green();
+		return green ? green->null_stream : ctx_current()->null_stream;
 	}
 	if (handle == CU_STREAM_PER_THREAD) {
-		return stream_of_thread(ctx_current());
+		return ctx_current_green() ? NULL : stream_of_thread(ctx_current());
 	}
-	return s->magic == STREAM_MAGIC ? s : NULL;
+	return s->magic == STREAM_MAGIC && !s->is_detached ? s : NULL;
 }
 
 uint64_t stream_id(const struct stream *s)
@@ -393,6 +423,11 @@ uint64_t stream_id(const struct stream *s)
 struct ctx *stream_ctx(const struct stream *s)
 {
 	return s->ctx;
+}
+
+struct green *stream_green(const struct stream *s)
+{
+	return s->green;
 }
 
 /* --- marks --- */

@@ -9,7 +9,7 @@ static CUresult create(CUstream *stream_out, unsigned flags, int priority)
 	if (!stream_out || flags & ~(unsigned)CU_STREAM_NON_BLOCKING) {
 		return CUDA_ERROR_INVALID_VALUE;
 	}
-	CUresult err = stream_new(ctx_current(), flags, priority, &s);
+	CUresult err = stream_new(ctx_current(), ctx_current_green(), flags, priority, &s);
 	if (err == CUDA_SUCCESS) {
 		*stream_out = (CUstream)s;
 	}
@@ -96,8 +96,14 @@ CUresult cuStreamGetCtx(CUstream handle, CUcontext *ctx_out)
 	if (!s || !ctx_out) {
 		return s ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;
 	}
-	*ctx_out = (CUcontext)stream_ctx(s);
+	*ctx_out = stream_green(s) ? (CUcontext)stream_green(s) : (CUcontext)stream_ctx(s);
 	return CUDA_SUCCESS;
+}
+
+static CUgreenCtx green_of(const struct stream *s)
+{
+	struct green *green = stream_green(s);
+	return green ? (CUgreenCtx)&green->handle : NULL;
 }
 
 CUresult cuStreamGetCtx_v2(CUstream handle, CUcontext *ctx_out, CUgreenCtx *green_out)
@@ -109,7 +115,19 @@ CUresult cuStreamGetCtx_v2(CUstream handle, CUcontext *ctx_out, CUgreenCtx *gree
 		return s ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;
 	}
 	*ctx_out = (CUcontext)stream_ctx(s);
-	*green_out = NULL;
+	*green_out = green_of(s);
+	return CUDA_SUCCESS;
+}
+
+CUresult cuStreamGetGreenCtx(CUstream handle, CUgreenCtx *green_out)
+{
+	ENTER(cuStreamGetGreenCtx);
+	struct stream *s = stream_from_handle(handle);
+
+	if (!s || !green_out) {
+		return s ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;
+	}
+	*green_out = green_of(s);
 	return CUDA_SUCCESS;
 }
 
