@@ -73,7 +73,7 @@ GPU_TESTS := $(call programs,tests/gpu/test_*.c)
 BENCHES := $(call programs,tests/bench/bench_*.c)
 DEMO := $(call programs,tests/demo/*.c)
 SHIM_PROGRAMS := $(addprefix $(B)/tests/shim/,program linked account contexts driver_api \
-	driver_api_per_thread ipc nvml quota constructor.so second.so)
+	driver_api_per_thread green_contexts ipc nvml quota constructor.so second.so)
 FUZZERS := $(call programs,tests/fuzz/fuzz_*.c)
 FORMATTED := $(wildcard $(addsuffix /*.[ch],proto daemon daemon/mover libclient libclient/ctl \
 	tests/harness tests/unit tests/integration tests/gpu tests/bench tests/fuzz tests/demo \
@@ -285,7 +285,8 @@ $(B)/obj/tests/shim/driver_api_per_thread.o: tests/shim/driver_api.c
 	$(call say,CC,$@)
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) -c -o $@ $<
-$(addprefix $(B)/tests/shim/,linked account contexts driver_api driver_api_per_thread ipc): \
+$(addprefix $(B)/tests/shim/,linked account contexts driver_api driver_api_per_thread \
+		green_contexts ipc): \
 	STUB = -L$(CUDA_HOME)/lib64/stubs -lcuda
 $(addprefix $(B)/tests/shim/,constructor.so second.so): $(B)/tests/shim/%.so: \
 		$(B)/obj/tests/shim/%.o

@@ -435,6 +435,12 @@ def driver_api_per_thread():
                          "-DCUDA_API_PER_THREAD_DEFAULT_STREAM")
 
 
+@program(needs=("nvcc", "cuGreenCtxStreamCreate"))
+def green_contexts():
+    yield from _compiled(os.path.join(HERE, "..", "shim", "green_contexts.c"), "-lcuda",
+                         "-I" + os.path.join(HERE, "..", ".."))
+
+
 # ---- running ------------------------------------------------------------------------------------
 
 def note_counts():
@@ -541,9 +547,18 @@ def run_in_crowd(name, folder):
 
 # ---- running ------------------------------------------------------------------------------------
 
+def driver_has(symbol):
+    try:
+        return hasattr(ctypes.CDLL("libcuda.so.1"), symbol)
+    except OSError:
+        return False
+
+
 def is_there(need):
     if need == "nvcc":
         return shutil.which("nvcc") is not None
+    if need.startswith("cu") and need[2:3].isupper():
+        return driver_has(need)
     import importlib.util
     return importlib.util.find_spec(need) is not None
 
