@@ -160,12 +160,12 @@ START_TEST(what_is_left_to_the_driver_is_told)
 }
 END_TEST
 
-START_TEST(what_goes_with_its_context_is_gone)
+static void go_with_context(const char *step)
 {
 	struct run run;
 	begin();
-	run_start(&run, "GLAKE_SHIM_OWN=none", PROGRAM, "managed", "arrays", "plain", "vmm", "wait",
-	          "reset", "wait", NULL);
+	run_start(&run, "GLAKE_SHIM_OWN=none", PROGRAM, step, "managed", "arrays", "plain", "vmm",
+	          "wait", "reset", "wait", NULL);
 	run_read(&run, "ready");
 	wait_report(run.pid, 3 * MIB, ARRAYS, 0, 7 * MIB);
 	run_continue(&run);
@@ -175,6 +175,18 @@ START_TEST(what_goes_with_its_context_is_gone)
 	run_continue(&run);
 	run_end_well(&run);
 	end();
+}
+
+START_TEST(what_goes_with_its_context_is_gone)
+{
+	go_with_context("nothing");
+}
+END_TEST
+
+/* It is the primary context's. */
+START_TEST(what_a_green_context_made_goes_with_the_primary)
+{
+	go_with_context("green");
 }
 END_TEST
 
@@ -253,6 +265,7 @@ int main(void)
 	suite_add(suite, graphs_and_pools_are_asked_for);
 	suite_add(suite, what_is_left_to_the_driver_is_told);
 	suite_add(suite, what_goes_with_its_context_is_gone);
+	suite_add(suite, what_a_green_context_made_goes_with_the_primary);
 	suite_add(suite, without_glaked_all_works_as_before);
 	suite_add(suite, asking_the_driver_ends_no_capture);
 	suite_add(suite, glakectl_shows_it);

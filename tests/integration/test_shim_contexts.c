@@ -1,5 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Contexts, captures and peers under the shim: tests/shim/contexts.c, beside a real glaked. */
+/*
+ * Contexts, captures and peers under the shim: tests/shim/contexts.c and green_contexts.c, beside a
+ * real glaked.
+ */
+#include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "tests/check_glake.h"
@@ -7,6 +12,7 @@
 #include "tests/harness/run.h"
 
 #define DEVICES "3x256MiB"
+#define GREEN "tests/shim/green_contexts"
 
 static struct harness harness;
 
@@ -86,6 +92,76 @@ START_TEST(a_context_that_stays_is_used_on)
 }
 END_TEST
 
+static void await_nothing_private(void)
+{
+	int connection = connection_hello(&harness);
+	connection_await_private(connection, 0);
+	connection_close(&connection);
+}
+
+START_TEST(green_contexts_compute_the_same)
+{
+	static struct run with;
+	static struct run without;
+	char counts[PATH_MAX];
+	char variable[PATH_MAX + 16];
+	unsigned n_owned = 0;
+	unsigned n_passed = 1;
+	begin();
+	snprintf(counts, sizeof(counts), "%s/counts", harness.folder);
+	snprintf(variable, sizeof(variable), "SHIM_COUNTS=%s", counts);
+	run_start(&without, "GLAKE_SHIM=off", run_in_build(GREEN), NULL);
+	run_end_well(&without);
+	run_expect(&without, "outlived ");
+	run_start(&with, variable, run_in_build(GREEN), NULL);
+	run_end_well(&with);
+	ck_assert_str_eq(with.text, without.text);
+	FILE *file = fopen(counts, "re");
+	ck_assert_ptr_nonnull(file);
+	ck_assert_int_eq(fscanf(file, "{\"owned\": %u, \"passed\": %u", &n_owned, &n_passed), 2);
+	fclose(file);
+	ck_assert_uint_ge(n_owned, 80);
+	ck_assert_uint_eq(n_passed, 0);
+	await_nothing_private();
+	harness_stop(&harness);
+}
+END_TEST
+
+START_TEST(memory_of_green_contexts_that_end_comes_back)
+{
+	struct run run;
+	begin();
+	run_start(&run, NULL, run_in_build(GREEN), "rounds", NULL);
+	run_end_well(&run);
+	await_nothing_private();
+	harness_stop(&harness);
+}
+END_TEST
+
+START_TEST(a_free_waits_for_all_green_contexts)
+{
+	run_scenario(NULL, "green_waits");
+}
+END_TEST
+
+START_TEST(memory_goes_with_the_last_context)
+{
+	run_scenario(NULL, "green_last");
+}
+END_TEST
+
+START_TEST(captures_end_with_green_contexts)
+{
+	run_scenario(NULL, "green_captures");
+}
+END_TEST
+
+START_TEST(peers_read_memory_of_green_contexts)
+{
+	run_scenario(NULL, "green_peers");
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("shim_contexts");
@@ -97,5 +173,11 @@ int main(void)
 	suite_add(suite, all_readers_are_waited_for);
 	suite_add(suite, what_is_of_the_next_context_stays);
 	suite_add(suite, a_context_that_stays_is_used_on);
+	suite_add(suite, green_contexts_compute_the_same);
+	suite_add(suite, memory_of_green_contexts_that_end_comes_back);
+	suite_add(suite, a_free_waits_for_all_green_contexts);
+	suite_add(suite, memory_goes_with_the_last_context);
+	suite_add(suite, captures_end_with_green_contexts);
+	suite_add(suite, peers_read_memory_of_green_contexts);
 	return suite_run(suite);
 }

@@ -13,6 +13,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "tests/shim/green.h"
 #include "tests/shim/must.h"
 
 #define MIB (1ull << 20)
@@ -37,6 +38,13 @@ static void init(void)
 	must_ok(cuDevicePrimaryCtxRetain(&ctx, 0));
 	must_ok(cuCtxSetCurrent(ctx));
 	must_ok(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+}
+
+/* From here on all is made in a green context. */
+static void enter_green(void)
+{
+	must(green_split());
+	must_ok(cuCtxSetCurrent(green_new(0).ctx));
 }
 
 static void take_managed(void)
@@ -177,7 +185,7 @@ int main(int argc, char **argv)
 		{"-arrays", free_arrays},  {"plain", take_plain},      {"-plain", free_plain},
 		{"graph", take_graph},     {"pool", take_pool},        {"-pool", free_pool},
 		{"vmm", take_vmm},         {"-vmm", free_vmm},         {"reset", reset},
-		{"capture", capture},      {"wait", wait_for_line},
+		{"capture", capture},      {"green", enter_green},     {"wait", wait_for_line},
 	};
 	init();
 	for (int i = 1; i < argc; i++) {

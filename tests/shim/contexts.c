@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A program whose contexts end, whose streams are captured, and whose devices read each other's
- * memory, linked against the driver as such programs are.
+ * A program whose contexts end, green ones too, whose streams are captured, and whose devices read each
+ * other's memory, linked against the driver as such programs are.
  *
  *   contexts SCENARIO
  *
@@ -17,6 +17,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "tests/shim/green.h"
 #include "tests/shim/must.h"
 
 #define MIB (1ull << 20)
@@ -304,6 +305,145 @@ static void uses_go(void)
 	must(shim_count("live_bytes") == 0);
 }
 
+/* ---- green contexts --------------------------------------------------------------------------- */
+
+static CUcontext start_green(void)
+{
+	CUcontext primary = start(0);
+	must(green_split());
+	return primary;
+}
+
+static bool is_active(int device)
+{
+	unsigned flags;
+	int active;
+	must_ok(cuDevicePrimaryCtxGetState(device, &flags, &active));
+	return active;
+}
+
+/* Work of @stream on memory that is freed in the current context meanwhile. */
+static void must_await(CUstream stream, CUdeviceptr ptr)
+{
+	be_slow(stream);
+	must_ok(cuMemsetD8Async(ptr, 1, 4 * MIB, stream));
+	must_ok(cuMemFree(ptr));
+	must(__atomic_load_n(&slow_ran, __ATOMIC_SEQ_CST));
+}
+
+/* A free waits for all contexts of the device, whichever the memory was allocated in. */
+static void green_waits(void)
+{
+	CUcontext primary = start_green();
+	struct green a = green_new(0);
+	struct green b = green_new(1);
+	CUstream plain;
+	must_ok(cuStreamCreate(&plain, CU_STREAM_NON_BLOCKING));
+	must_ok(cuCtxSetCurrent(a.ctx));
+	must_await(b.stream, alloc(4 * MIB));
+	must_await(plain, alloc(4 * MIB));
+	CUdeviceptr ptr = alloc(4 * MIB);
+	must_ok(cuCtxSetCurrent(b.ctx));
+	must_await(a.stream, ptr);
+	ptr = alloc(4 * MIB);
+	must_ok(cuCtxSetCurrent(primary));
+	must_await(a.stream, ptr);
+	ptr = alloc(4 * MIB);
+	must_ok(cuCtxSetCurrent(b.ctx));
+	must_await(a.stream, ptr);
+	must_ok(cuCtxSetCurrent(a.ctx));
+	ptr = alloc(4 * MIB);
+	must_ok(cuCtxSetCurrent(primary));
+	green_end(&a);
+	must_await(b.stream, ptr);
+	green_end(&b);
+}
+
+/* The memory is the primary context's, so it goes with the last who retains that. */
+static void green_last(void)
+{
+	start_green();
+	for (int i = 0; i < 3; i++) {
+		struct green a = green_new(0);
+		struct green b = green_new(1);
+		must_ok(cuDevicePrimaryCtxRelease(0));
+		must_ok(cuCtxSetCurrent(a.ctx));
+		alloc(5 * MIB);
+		alloc_on(b.stream, 3 * MIB);
+		must_ok(cuCtxSetCurrent(b.ctx));
+		alloc(1000);
+		alloc_on(NULL, 2000);
+		/* Parked at the end of its stream. */
+		must_ok(cuMemFreeAsync(alloc_on(a.stream, 7 * MIB), a.stream));
+		green_end(&a);
+		must(shim_count("live_bytes") == 8 * MIB + 3000);
+		must_ok(cuMemFree(alloc(6 * MIB)));
+		must_own(b.stream);
+		must_ok(cuStreamDestroy(b.stream));
+		must_ok(cuCtxSetCurrent(NULL));
+		must_ok(cuGreenCtxDestroy(b.handle));
+		must(!is_active(0));
+		must(shim_count("live_bytes") == 0);
+		start(0);
+		must_own(NULL);
+	}
+	must(shim_count("passed") == 0);
+}
+
+/* Captures on its streams end with them, and with the contexts. */
+static void green_captures(void)
+{
+	CUgraph graph;
+	start_green();
+	struct green a = green_new(0);
+	must_ok(cuStreamBeginCapture(a.stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+	must_ok(cuStreamEndCapture(a.stream, &graph));
+	must_own(a.stream);
+	must_ok(cuStreamBeginCapture(a.stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+	green_end(&a);
+	must_own(NULL);
+	/* With the last who retains the primary one. */
+	a = green_new(0);
+	must_ok(cuStreamBeginCapture(a.stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+	must_ok(cuDevicePrimaryCtxRelease(0));
+	must_ok(cuCtxSetCurrent(NULL));
+	must_ok(cuGreenCtxDestroy(a.handle));
+	start(0);
+	must_own(NULL);
+	/* Under it, by a reset. */
+	a = green_new(0);
+	must_ok(cuStreamBeginCapture(a.stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+	must_ok(cuDevicePrimaryCtxReset(0));
+	start(0);
+	must_own(NULL);
+}
+
+/* Devices read each other's memory, whichever context says so. */
+static void green_peers(void)
+{
+	CUcontext other;
+	CUstream stream;
+	CUcontext primary = start_green();
+	struct green a = green_new(0);
+	must_ok(cuDevicePrimaryCtxRetain(&other, 1));
+	must_ok(cuCtxSetCurrent(a.ctx));
+	CUdeviceptr ptr = alloc(4 * MIB);
+	CUdeviceptr own = alloc(4 * MIB);
+	must_ok(cuCtxSetCurrent(other));
+	must_ok(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+	must_ok(cuCtxEnablePeerAccess(a.ctx, 0));
+	be_slow(stream);
+	must_ok(cuMemsetD8Async(ptr, 1, 4 * MIB, stream));
+	must_ok(cuCtxSetCurrent(a.ctx));
+	must_ok(cuMemFree(ptr));
+	must(__atomic_load_n(&slow_ran, __ATOMIC_SEQ_CST));
+	must_ok(cuCtxSetCurrent(primary));
+	green_end(&a);
+	/* The same is what the primary one says. */
+	must_await(stream, own);
+	must_ok(cuDevicePrimaryCtxRelease(1));
+}
+
 static const struct {
 	const char *name;
 	void (*run)(void);
@@ -312,6 +452,8 @@ static const struct {
 	{"captures_wait", captures_wait},   {"captures_forget", captures_forget},
 	{"captures_go_on", captures_go_on}, {"readers_count", readers_count},
 	{"lives_follow", lives_follow},     {"uses_go", uses_go},
+	{"green_waits", green_waits},       {"green_last", green_last},
+	{"green_captures", green_captures}, {"green_peers", green_peers},
 };
 
 int main(int argc, char **argv)
