@@ -6,9 +6,7 @@
 #include <stdlib.h>
 
 struct green {
-	CUcontext ctx;
-	CUcontext primary;
-	CUdevice device;
+	struct context_green is;
 	struct green *next; /* link: greens */
 };
 
@@ -36,53 +34,49 @@ uint64_t context_next_era(void)
 	return atomic_fetch_add(&era, 1) + 1;
 }
 
-/* Called with the lock held. */
-static struct green **link_of(CUcontext ctx)
-{
-	struct green **link = &greens;
-	while (*link && (*link)->ctx != ctx) {
-		link = &(*link)->next;
-	}
-	return link;
-}
-
 CUcontext context_primary(CUcontext ctx)
 {
 	if (!has_greens) {
 		return ctx;
 	}
 	pthread_mutex_lock(&lock);
-	const struct green *green = *link_of(ctx);
-	CUcontext primary = green ? green->primary : ctx;
+	const struct green *green = greens;
+	while (green && green->is.ctx != ctx) {
+		green = green->next;
+	}
+	CUcontext primary = green ? green->is.primary : ctx;
 	pthread_mutex_unlock(&lock);
 	return primary;
 }
 
-void context_add_green(CUcontext ctx, CUcontext primary, CUdevice device)
+void context_add_green(const struct context_green *green)
 {
-	struct green *green = malloc(sizeof(*green));
-	if (!green) {
+	struct green *added = malloc(sizeof(*added));
+	if (!added) {
 		return;
 	}
-	*green = (struct green){.ctx = ctx, .primary = primary, .device = device};
+	added->is = *green;
 	pthread_mutex_lock(&lock);
-	green->next = greens;
-	greens = green;
+	added->next = greens;
+	greens = added;
 	has_greens = true;
 	pthread_mutex_unlock(&lock);
 }
 
-bool context_remove_green(CUcontext ctx, CUdevice *device_out)
+bool context_remove_green(CUgreenCtx handle, struct context_green *green_out)
 {
+	struct green **link = &greens;
 	pthread_mutex_lock(&lock);
-	struct green **link = link_of(ctx);
-	struct green *green = *link;
-	if (green) {
-		*link = green->next;
-		*device_out = green->device;
+	while (*link && (*link)->is.handle != handle) {
+		link = &(*link)->next;
+	}
+	struct green *removed = *link;
+	if (removed) {
+		*link = removed->next;
+		*green_out = removed->is;
 	}
 	pthread_mutex_unlock(&lock);
-	bool is_known = green != NULL;
-	free(green);
+	bool is_known = removed != NULL;
+	free(removed);
 	return is_known;
 }

@@ -27,9 +27,17 @@ uint64_t context_next_era(void);
 /* @ctx, or the primary context if it is a green one. */
 CUcontext context_primary(CUcontext ctx);
 
-/* The program has made a green context of @device, or has it once more, and is about to end it. */
-void context_add_green(CUcontext green, CUcontext primary, CUdevice device);
+/* A green context by its two handles. */
+struct context_green {
+	CUgreenCtx handle;
+	CUcontext ctx;
+	CUcontext primary;
+	CUdevice device;
+};
+
+/* The program has made one, or has it once more, and is about to end it. */
+void context_add_green(const struct context_green *green);
 /* False if it is not known. */
-bool context_remove_green(CUcontext green, CUdevice *device_out);
+bool context_remove_green(CUgreenCtx handle, struct context_green *green_out);
 
 #endif

@@ -156,35 +156,36 @@ CUresult shim_cuGreenCtxCreate(CUgreenCtx *green_out, CUdevResourceDesc resource
                                unsigned flags)
 {
 	CUresult result = real(cuGreenCtxCreate)(green_out, resources, device, flags);
-	CUcontext ctx = NULL;
+	struct context_green green = {.device = device};
 	if (result != CUDA_SUCCESS || shim_is_forked() || !real(cuDevicePrimaryCtxRelease_v2) ||
-	    !real(cuCtxFromGreenCtx) || real(cuCtxFromGreenCtx)(&ctx, *green_out) != CUDA_SUCCESS) {
+	    !real(cuCtxFromGreenCtx) ||
+	    real(cuCtxFromGreenCtx)(&green.ctx, *green_out) != CUDA_SUCCESS) {
 		return result;
 	}
+	green.handle = *green_out;
 	order_hold_contexts();
-	struct ending primary = primary_of(device);
+	green.primary = primary_of(device).ctx;
 	order_let_contexts();
-	if (primary.ctx) {
-		context_add_green(ctx, primary.ctx, device);
+	if (green.primary) {
+		context_add_green(&green);
 	}
 	return result;
 }
 
-CUresult shim_cuGreenCtxDestroy(CUgreenCtx green)
+/* Of one whose primary context was reset the driver may know no more than what is to be released. */
+CUresult shim_cuGreenCtxDestroy(CUgreenCtx handle)
 {
-	CUcontext ctx = NULL;
-	CUdevice device;
-	if (shim_is_forked() || !real(cuCtxFromGreenCtx) ||
-	    real(cuCtxFromGreenCtx)(&ctx, green) != CUDA_SUCCESS ||
-	    !context_remove_green(ctx, &device)) {
-		return real(cuGreenCtxDestroy)(green);
+	struct context_green green;
+	CUcontext ctx;
+	if (shim_is_forked() || !context_remove_green(handle, &green)) {
+		return real(cuGreenCtxDestroy)(handle);
 	}
-	struct ending ending = hold_primary(device);
-	CUresult result = real(cuGreenCtxDestroy)(green);
-	if (result != CUDA_SUCCESS && ending.ctx) {
-		context_add_green(ctx, ending.ctx, device);
+	struct ending ending = hold_primary(green.device);
+	CUresult result = real(cuGreenCtxDestroy)(handle);
+	if (result != CUDA_SUCCESS && real(cuCtxFromGreenCtx)(&ctx, handle) == CUDA_SUCCESS) {
+		context_add_green(&green);
 	}
-	ending_settle(&ending, is_primary_gone(device, &ending));
+	ending_settle(&ending, is_primary_gone(green.device, &ending));
 	return result;
 }
 

@@ -390,6 +390,24 @@ static void green_last(void)
 	must(shim_count("passed") == 0);
 }
 
+/* One that is reset away retains the primary context until it is destroyed. */
+static void green_stale(void)
+{
+	start_green();
+	struct green a = green_new(0);
+	must_ok(cuDevicePrimaryCtxReset(0));
+	must_ok(cuDevicePrimaryCtxRelease(0));
+	start(0);
+	alloc(5 * MIB);
+	must_ok(cuDevicePrimaryCtxRelease(0));
+	must(is_active(0));
+	must(shim_count("live_bytes") == 5 * MIB);
+	cuGreenCtxDestroy(a.handle);
+	must(!is_active(0));
+	must(shim_count("live_bytes") == 0);
+	start(0);
+}
+
 /* Captures on its streams end with them, and with the contexts. */
 static void green_captures(void)
 {
@@ -453,7 +471,8 @@ static const struct {
 	{"captures_go_on", captures_go_on}, {"readers_count", readers_count},
 	{"lives_follow", lives_follow},     {"uses_go", uses_go},
 	{"green_waits", green_waits},       {"green_last", green_last},
-	{"green_captures", green_captures}, {"green_peers", green_peers},
+	{"green_stale", green_stale},       {"green_captures", green_captures},
+	{"green_peers", green_peers},
 };
 
 int main(int argc, char **argv)
