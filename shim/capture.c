@@ -19,9 +19,10 @@
  */
 struct capture {
 	CUstream stream;
-	pthread_t thread; /* whose default stream it is */
-	CUcontext ctx;
-	uint64_t era;         /* of ctx */
+	pthread_t thread;     /* whose default stream it is */
+	CUcontext ctx;        /* its own, which may be a green one */
+	CUcontext primary;    /* the one that memory is of */
+	uint64_t era;         /* of both */
 	struct capture *next; /* link: captures */
 };
 
@@ -183,7 +184,7 @@ static CUcontext ctx_of(CUstream stream)
 	if (!real(cuStreamGetCtx) || real(cuStreamGetCtx)(stream, &ctx) != CUDA_SUCCESS) {
 		real(cuCtxGetCurrent)(&ctx);
 	}
-	return context_primary(ctx);
+	return ctx;
 }
 
 /* Before the driver begins, so that no thread takes the beginning for no capture. */
@@ -198,6 +199,7 @@ bool capture_begins(CUstream stream, unsigned flags)
 	if (capture->stream != CU_STREAM_PER_THREAD) {
 		capture->ctx = ctx_of(stream);
 	}
+	capture->primary = context_primary(capture->ctx);
 	pthread_mutex_lock(&lock);
 	bool is_new = !*link_of(capture);
 	if (is_new) {
@@ -260,7 +262,8 @@ void capture_drop_ctx(CUcontext ctx, uint64_t era)
 	size_t n_kept = 0;
 	pthread_mutex_lock(&lock);
 	for (struct capture **link = &captures; *link;) {
-		if ((*link)->ctx == ctx && (*link)->era < era) {
+		const struct capture *capture = *link;
+		if ((capture->ctx == ctx || capture->primary == ctx) && capture->era < era) {
 			drop(link);
 		} else {
 			link = &(*link)->next;

@@ -182,7 +182,9 @@ CUresult shim_cuGreenCtxDestroy(CUgreenCtx handle)
 	}
 	struct ending ending = hold_primary(green.device);
 	CUresult result = real(cuGreenCtxDestroy)(handle);
-	if (result != CUDA_SUCCESS && real(cuCtxFromGreenCtx)(&ctx, handle) == CUDA_SUCCESS) {
+	if (result == CUDA_SUCCESS) {
+		capture_drop_ctx(green.ctx, ending.era);
+	} else if (real(cuCtxFromGreenCtx)(&ctx, handle) == CUDA_SUCCESS) {
 		context_add_green(&green);
 	}
 	ending_settle(&ending, is_primary_gone(green.device, &ending));

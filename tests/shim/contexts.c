@@ -420,6 +420,11 @@ static void green_captures(void)
 	must_ok(cuStreamBeginCapture(a.stream, CU_STREAM_CAPTURE_MODE_RELAXED));
 	green_end(&a);
 	must_own(NULL);
+	/* Its stream stays behind. */
+	a = green_new(0);
+	must_ok(cuStreamBeginCapture(a.stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+	must_ok(cuGreenCtxDestroy(a.handle));
+	must_own(NULL);
 	/* With the last who retains the primary one. */
 	a = green_new(0);
 	must_ok(cuStreamBeginCapture(a.stream, CU_STREAM_CAPTURE_MODE_RELAXED));
