@@ -236,7 +236,7 @@ static CUresult alloc_async(CUdeviceptr *ptr_out, size_t bytes, CUmemoryPool poo
 		return CUDA_ERROR_INVALID_VALUE;
 	}
 	if (!s) {
-		return CUDA_ERROR_INVALID_HANDLE;
+		return stream_missing(handle);
 	}
 	if (bytes == 0) {
 		*ptr_out = 0;
@@ -279,7 +279,7 @@ CUresult cuMemFreeAsync(CUdeviceptr ptr, CUstream handle)
 	struct stream *s = stream_from_handle(handle);
 
 	if (!s) {
-		return CUDA_ERROR_INVALID_HANDLE;
+		return stream_missing(handle);
 	}
 	if (ptr == 0) {
 		return CUDA_SUCCESS;

@@ -53,7 +53,7 @@ static struct place place_from_handle(CUcontext handle)
 			return (struct place){&contexts[i], NULL};
 		}
 	}
-	struct green *green = green_from_context(handle);
+	struct green *green = green_from_handle(handle);
 	return (struct place){green ? green->ctx : NULL, green};
 }
 
@@ -127,7 +127,7 @@ static CUresult ctx_open(struct ctx *ctx)
 	if (err != CUDA_SUCCESS) {
 		return err;
 	}
-	err = stream_new(ctx, NULL, CU_STREAM_DEFAULT, 0, &ctx->null_stream);
+	err = stream_new(ctx, NULL, STREAM_IS_LEGACY, 0, &ctx->null_stream);
 	if (err != CUDA_SUCCESS) {
 		phys_unref(ctx->overhead);
 		ctx->overhead = NULL;
@@ -148,7 +148,6 @@ static void ctx_close(struct ctx *ctx)
 	stream_wait_ctx(ctx);
 	atomic_store(&ctx->active, false);
 	capture_end_of_ctx(ctx);
-	green_end_all(ctx);
 	stream_free_all(ctx);
 	ctx->null_stream = NULL;
 	alloc_free_all(ctx->device);
@@ -159,7 +158,13 @@ static void ctx_close(struct ctx *ctx)
 	ctx->flags = 0;
 }
 
-CUresult ctx_retain(CUdevice dev, struct ctx **ctx_out)
+/* Locked. */
+static unsigned *count_of(struct ctx *ctx, bool is_for_green)
+{
+	return is_for_green ? &ctx->n_greens : &ctx->n_retained;
+}
+
+CUresult ctx_retain(CUdevice dev, bool is_for_green, struct ctx **ctx_out)
 {
 	struct ctx *ctx = &contexts[dev];
 	CUresult err = CUDA_SUCCESS;
@@ -171,22 +176,26 @@ CUresult ctx_retain(CUdevice dev, struct ctx **ctx_out)
 		err = ctx_open(ctx);
 	}
 	if (err == CUDA_SUCCESS) {
-		ctx->n_retained++;
+		++*count_of(ctx, is_for_green);
 		*ctx_out = ctx;
 	}
 	pthread_mutex_unlock(&lock);
 	return err;
 }
 
-CUresult ctx_release(struct ctx *ctx)
+CUresult ctx_release(struct ctx *ctx, bool is_for_green)
 {
 	CUresult err = CUDA_SUCCESS;
 
 	pthread_mutex_lock(&lock);
-	if (ctx->n_retained == 0) {
+	unsigned *count = count_of(ctx, is_for_green);
+	if (*count == 0) {
 		err = CUDA_ERROR_INVALID_CONTEXT;
-	} else if (--ctx->n_retained == 0) {
-		ctx_close(ctx);
+	} else {
+		--*count;
+		if (ctx->n_retained == 0 && ctx->n_greens == 0) {
+			ctx_close(ctx);
+		}
 	}
 	pthread_mutex_unlock(&lock);
 	return err;
@@ -203,7 +212,7 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *ctx_out, CUdevice dev)
 	if (!device_is_valid(dev)) {
 		return CUDA_ERROR_INVALID_DEVICE;
 	}
-	CUresult err = ctx_retain(dev, &ctx);
+	CUresult err = ctx_retain(dev, false, &ctx);
 	if (err == CUDA_SUCCESS) {
 		*ctx_out = (CUcontext)ctx;
 	}
@@ -213,19 +222,26 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *ctx_out, CUdevice dev)
 CUresult cuDevicePrimaryCtxRelease_v2(CUdevice dev)
 {
 	ENTER(cuDevicePrimaryCtxRelease_v2);
-	return device_is_valid(dev) ? ctx_release(&contexts[dev]) : CUDA_ERROR_INVALID_DEVICE;
+	return device_is_valid(dev) ? ctx_release(&contexts[dev], false)
+	                            : CUDA_ERROR_INVALID_DEVICE;
 }
 
 CUresult cuDevicePrimaryCtxReset_v2(CUdevice dev)
 {
 	ENTER(cuDevicePrimaryCtxReset_v2);
+	CUresult err = CUDA_SUCCESS;
+
 	if (!device_is_valid(dev)) {
 		return CUDA_ERROR_INVALID_DEVICE;
 	}
 	pthread_mutex_lock(&lock);
-	ctx_close(&contexts[dev]);
+	if (contexts[dev].n_greens > 0) {
+		err = CUDA_ERROR_NOT_PERMITTED;
+	} else {
+		ctx_close(&contexts[dev]);
+	}
 	pthread_mutex_unlock(&lock);
-	return CUDA_SUCCESS;
+	return err;
 }
 
 CUresult cuDevicePrimaryCtxGetState(CUdevice dev, unsigned int *flags_out, int *active_out)
@@ -335,7 +351,8 @@ CUresult cuCtxGetId(CUcontext handle, unsigned long long *id_out)
 	if (!id_out) {
 		return CUDA_ERROR_INVALID_VALUE;
 	}
-	if (!place.ctx || !atomic_load(&place.ctx->active)) {
+	if (!place.ctx || !atomic_load(&place.ctx->active) ||
+	    (place.green && !atomic_load(&place.green->active))) {
 		return CUDA_ERROR_INVALID_CONTEXT;
 	}
 	pthread_mutex_lock(&lock);

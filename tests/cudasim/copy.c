@@ -107,7 +107,7 @@ static CUresult copy_async(struct copy c, enum copy_side dst, enum copy_side src
 	struct stream *s = stream_from_handle(handle);
 
 	if (!s) {
-		return CUDA_ERROR_INVALID_HANDLE;
+		return stream_missing(handle);
 	}
 	if (c.bytes == 0) {
 		return CUDA_SUCCESS;

@@ -106,7 +106,7 @@ CUresult cuEventRecord(CUevent handle, CUstream stream)
 	struct stream *s = stream_from_handle(stream);
 
 	if (!e || !s) {
-		return CUDA_ERROR_INVALID_HANDLE;
+		return e ? stream_missing(stream) : CUDA_ERROR_INVALID_HANDLE;
 	}
 	struct mark *mark = stream_mark(s);
 	if (!mark) {
@@ -125,7 +125,7 @@ CUresult cuStreamWaitEvent(CUstream stream, CUevent handle, unsigned int flags)
 
 	(void)flags;
 	if (!e || !s) {
-		return CUDA_ERROR_INVALID_HANDLE;
+		return e ? stream_missing(stream) : CUDA_ERROR_INVALID_HANDLE;
 	}
 	struct mark *mark = event_mark(e);
 	if (mark) {

@@ -3,8 +3,10 @@
  * Green contexts: streams of their own in the primary context of their device, which each of them
  * retains. All else, memory, events and modules, is the primary's, whoever made it.
  *
- * What cuda.h does not say: the default stream of one is in no order with that of the primary; the end
- * waits for its work; the reset of the primary ends it, and then it still has to be destroyed.
+ * What cuda.h does not say, of an H200 with driver 580: the default stream of one is in no order with
+ * that of the primary; to end one waits for nothing, and what is queued still runs; where it was
+ * current it stays so, and is of no use; the primary cannot be reset as long as there is one. That the
+ * program cannot release what green contexts retain is taken for granted.
  */
 #include "sim.h"
 
@@ -12,26 +14,16 @@
 
 #define MAX_GREENS 64
 
-/* The first free one is taken, so a handle is soon used again. */
+/* Taken in turn: a handle is not used again at once. */
 static struct green greens[MAX_GREENS];
-/* For all but the `active` of those there are. Taken inside the lock of the contexts. */
+static size_t next_green;
+/* For all but the `active` of those there are. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-struct green *green_from_context(CUcontext handle)
+struct green *green_from_handle(const void *handle)
 {
 	for (size_t i = 0; handle && i < MAX_GREENS; i++) {
-		if (handle == (CUcontext)&greens[i] && atomic_load(&greens[i].active)) {
-			return &greens[i];
-		}
-	}
-	return NULL;
-}
-
-/* Also one that has ended, and is not destroyed yet. */
-static struct green *from_handle(CUgreenCtx handle)
-{
-	for (size_t i = 0; handle && i < MAX_GREENS; i++) {
-		if (handle == (CUgreenCtx)&greens[i].handle && greens[i].ctx) {
+		if (handle == &greens[i] && atomic_load(&greens[i].active)) {
 			return &greens[i];
 		}
 	}
@@ -45,10 +37,12 @@ static struct green *take(struct ctx *ctx)
 
 	pthread_mutex_lock(&lock);
 	for (size_t i = 0; !found && i < MAX_GREENS; i++) {
-		found = greens[i].ctx ? NULL : &greens[i];
+		struct green *green = &greens[next_green++ % MAX_GREENS];
+		found = green->ctx ? NULL : green;
 	}
 	if (found) {
 		found->ctx = ctx;
+		found->id = ctx_new_id();
 	}
 	pthread_mutex_unlock(&lock);
 	return found;
@@ -68,14 +62,13 @@ static CUresult open_in(struct ctx *ctx, CUgreenCtx *green_out)
 	if (!green) {
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
-	CUresult err = stream_new(ctx, green, CU_STREAM_DEFAULT, 0, &green->null_stream);
+	CUresult err = stream_new(ctx, green, STREAM_IS_LEGACY, 0, &green->null_stream);
 	if (err != CUDA_SUCCESS) {
 		give(green);
 		return err;
 	}
-	green->id = ctx_new_id();
 	atomic_store(&green->active, true);
-	*green_out = (CUgreenCtx)&green->handle;
+	*green_out = (CUgreenCtx)green;
 	return CUDA_SUCCESS;
 }
 
@@ -94,67 +87,45 @@ CUresult cuGreenCtxCreate(CUgreenCtx *green_out, CUdevResourceDesc desc, CUdevic
 	if (resource_device(desc) != dev) {
 		return CUDA_ERROR_INVALID_VALUE;
 	}
-	CUresult err = ctx_retain(dev, &ctx);
+	CUresult err = ctx_retain(dev, true, &ctx);
 	if (err != CUDA_SUCCESS) {
 		return err;
 	}
 	err = open_in(ctx, green_out);
 	if (err != CUDA_SUCCESS) {
-		ctx_release(ctx);
+		ctx_release(ctx, true);
 	}
 	return err;
-}
-
-/* False: it has ended before. */
-static bool end(struct green *green)
-{
-	bool is_first = atomic_exchange(&green->active, false);
-
-	if (is_first) {
-		stream_wait_green(green);
-		capture_end_of_green(green);
-		stream_free(green->null_stream);
-		stream_detach_all(green);
-		green->null_stream = NULL;
-	}
-	return is_first;
-}
-
-void green_end_all(const struct ctx *ctx)
-{
-	pthread_mutex_lock(&lock);
-	for (size_t i = 0; i < MAX_GREENS; i++) {
-		if (greens[i].ctx == ctx) {
-			end(&greens[i]);
-		}
-	}
-	pthread_mutex_unlock(&lock);
 }
 
 CUresult cuGreenCtxDestroy(CUgreenCtx handle)
 {
 	ENTER(cuGreenCtxDestroy);
-	struct green *green = from_handle(handle);
+	struct green *green = green_from_handle(handle);
 
-	if (!green) {
+	/* Of two threads one destroys it. */
+	if (!green || !atomic_exchange(&green->active, false)) {
 		return CUDA_ERROR_INVALID_CONTEXT;
 	}
 	struct ctx *ctx = green->ctx;
-	bool is_first = end(green);
+	capture_end_of_green(green);
+	stream_free(green->null_stream);
+	stream_detach_all(green);
+	green->null_stream = NULL;
 	give(green);
-	ctx_release(ctx);
-	return is_first ? CUDA_SUCCESS : CUDA_ERROR_CONTEXT_IS_DESTROYED;
+	ctx_release(ctx, true);
+	return CUDA_SUCCESS;
 }
 
 CUresult cuCtxFromGreenCtx(CUcontext *ctx_out, CUgreenCtx handle)
 {
 	ENTER(cuCtxFromGreenCtx);
-	struct green *green = from_handle(handle);
+	struct green *green = green_from_handle(handle);
 
 	if (!ctx_out) {
 		return CUDA_ERROR_INVALID_VALUE;
 	}
-	if (!green || !atomic_load(&green->active)) {
+	if (!green) {
 		return CUDA_ERROR_INVALID_CONTEXT;
 	}
 	*ctx_out = (CUcontext)green;
@@ -166,13 +137,13 @@ CUresult cuGreenCtxStreamCreate(CUstream *stream_out, CUgreenCtx handle, unsigne
                                 int priority)
 {
 	ENTER(cuGreenCtxStreamCreate);
-	struct green *green = from_handle(handle);
+	struct green *green = green_from_handle(handle);
 	struct stream *s;
 
 	if (!stream_out || flags != CU_STREAM_NON_BLOCKING) {
 		return CUDA_ERROR_INVALID_VALUE;
 	}
-	if (!green || !atomic_load(&green->active)) {
+	if (!green) {
 		return CUDA_ERROR_INVALID_CONTEXT;
 	}
 	CUresult err = stream_new(green->ctx, green, flags, priority, &s);

@@ -232,7 +232,7 @@ CUresult cuLaunchKernel(CUfunction function, unsigned int gx, unsigned int gy, u
 
 	(void)shared_bytes;
 	if (!launch.kernel || !s) {
-		return CUDA_ERROR_INVALID_HANDLE;
+		return launch.kernel ? stream_missing(handle) : CUDA_ERROR_INVALID_HANDLE;
 	}
 	if (!is_good_shape(gx, gy, gz, bx, by, bz) || !read_params(&launch, params, extra)) {
 		return CUDA_ERROR_INVALID_VALUE;

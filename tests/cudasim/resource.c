@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Multiprocessors of a device, split for green contexts. The sizes are those of compute capability 9.0;
- * of an H200's clusters, which make for fewer groups, nothing is known here. Nobody is kept from
- * what another context has: green contexts may overlap.
+ * Multiprocessors of a device, split for green contexts. The sizes are those of compute capability 9.0.
+ * Of 132 an H200 makes 15 of the smallest groups, as its clusters are not all of one size; of larger
+ * groups nothing is known. Nobody is kept from what another context has: green contexts may overlap.
  */
 #include "sim.h"
 
@@ -93,8 +93,12 @@ CUresult cuDevSmResourceSplitByCount(CUdevResource *groups_out, unsigned int *n_
 	}
 	unsigned n_left = input->sm.smCount;
 	unsigned n_each = min_sms < MIN_SMS ? MIN_SMS : (min_sms + MIN_SMS - 1) / MIN_SMS * MIN_SMS;
-	if (!groups_out || n_left / n_each < *n_groups) {
-		*n_groups = n_left / n_each;
+	unsigned n_most = n_left / n_each;
+	if (n_each == MIN_SMS && n_most > 1) {
+		n_most--;
+	}
+	if (!groups_out || n_most < *n_groups) {
+		*n_groups = n_most;
 	}
 	if (!groups_out) {
 		return CUDA_SUCCESS;

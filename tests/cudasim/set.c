@@ -78,7 +78,7 @@ static CUresult submit(struct set set, CUstream handle)
 	struct stream *s = stream_from_handle(handle);
 
 	if (!s) {
-		return CUDA_ERROR_INVALID_HANDLE;
+		return stream_missing(handle);
 	}
 	if (set.n_rows == 0 || set.row_bytes == 0) {
 		return CUDA_SUCCESS;

@@ -100,7 +100,8 @@ enum device_fabric device_fabric(void);
 
 struct ctx {
 	unsigned device;
-	unsigned n_retained; /* under the contexts' lock */
+	unsigned n_retained; /* by the program; under the contexts' lock */
+	unsigned n_greens;   /* that retain it too; under the contexts' lock */
 	unsigned flags;
 	uint64_t id; /* of this life; under the contexts' lock */
 	atomic_bool active;
@@ -119,8 +120,9 @@ struct ctx *ctx_current(void);
 struct green *ctx_current_green(void);
 struct ctx *ctx_of_device(unsigned device);
 struct ctx *ctx_from_handle(CUcontext handle);
-CUresult ctx_retain(CUdevice dev, struct ctx **ctx_out);
-CUresult ctx_release(struct ctx *ctx);
+/* For a green context, or for the program, which cannot release what the others retain. */
+CUresult ctx_retain(CUdevice dev, bool is_for_green, struct ctx **ctx_out);
+CUresult ctx_release(struct ctx *ctx, bool is_for_green);
 uint64_t ctx_new_id(void);
 void ctx_poison(struct ctx *ctx, CUresult err);
 void ctx_poison_all(CUresult err);
@@ -132,19 +134,16 @@ int resource_device(CUdevResourceDesc desc);
 
 /* --- green.c --- */
 
-/* A place for one. Its address is the CUcontext. */
+/* A place for one. Its address is the CUgreenCtx and the CUcontext. */
 struct green {
 	struct ctx *ctx;            /* the primary, retained; NULL: a free place */
 	uint64_t id;                /* of this life */
 	struct stream *null_stream; /* owned */
 	atomic_bool active;
-	char handle; /* its address is the CUgreenCtx */
 };
 
 /* NULL if there is none such, or no more. */
-struct green *green_from_context(CUcontext handle);
-/* Of a primary context that ends, whoever retains it. */
-void green_end_all(const struct ctx *ctx);
+struct green *green_from_handle(const void *handle);
 
 /* --- registry.c: how much memory of each device exists, over all processes --- */
 
@@ -361,6 +360,9 @@ typedef CUresult (*op_fn)(struct ctx *ctx, void *arg);
 /* A moment on a stream; reached when the work submitted before it is done. */
 struct mark;
 
+/* Beside CU_STREAM_*: it is the legacy default stream of its context. */
+#define STREAM_IS_LEGACY 0x10000U
+
 /* @green: NULL, or of @ctx. */
 CUresult stream_new(struct ctx *ctx, struct green *green, unsigned flags, int priority,
                     struct stream **stream_out);
@@ -371,6 +373,8 @@ void stream_free(struct stream *s);
  * CU_STREAM_PER_THREAD is the calling thread's own there.
  */
 struct stream *stream_from_handle(CUstream handle);
+/* What to answer then. */
+CUresult stream_missing(CUstream handle);
 /* Never used again. */
 uint64_t stream_id(const struct stream *s);
 struct ctx *stream_ctx(const struct stream *s);
@@ -385,7 +389,7 @@ bool stream_is_idle(struct stream *s);
 void stream_wait_ctx(struct ctx *ctx);
 void stream_wait_green(const struct green *green);
 void stream_free_all(struct ctx *ctx);
-/* The green context is no more: nobody can use its streams, nor destroy them. */
+/* The green context is no more: nobody can use its streams, nor destroy them. Queued work runs. */
 void stream_detach_all(const struct green *green);
 struct mark *stream_mark(struct stream *s);
 CUresult stream_wait_mark(struct stream *s, struct mark *mark);

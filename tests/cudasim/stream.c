@@ -33,7 +33,8 @@ struct stream {
 	struct stream *next; /* link: streams */
 	struct ctx *ctx;
 	struct green *green; /* NULL: of none, or of one that is gone */
-	unsigned flags;
+	uint64_t green_id;   /* of that life, also when it is gone; 0: of none */
+	unsigned flags;      /* CU_STREAM_*, STREAM_IS_LEGACY */
 	int priority;
 	uint64_t thread; /* whose default stream it is; 0: nobody's */
 	unsigned n_refs; /* handle, thread, those who wait */
@@ -92,22 +93,17 @@ static bool is_busy(const struct stream *s, uint64_t ticket)
 	return s->first && s->first->ticket <= ticket;
 }
 
-/* A green context has its own. */
-static const struct stream *legacy_of(const struct stream *s)
-{
-	return s->green ? s->green->null_stream : s->ctx->null_stream;
-}
-
-/* Does the legacy default stream order a's work after what is already on b? */
+/*
+ * Does the legacy default stream order a's work after what is already on b? Each green context has its
+ * own, whose order lasts longer than the context.
+ */
 static bool orders_after(const struct stream *a, const struct stream *b)
 {
-	const struct stream *legacy = legacy_of(a);
-
-	if (a == b || a->ctx != b->ctx || a->green != b->green) {
+	if (a == b || a->ctx != b->ctx || a->green_id != b->green_id) {
 		return false;
 	}
-	return (a == legacy && !(b->flags & CU_STREAM_NON_BLOCKING)) ||
-	       (b == legacy && !(a->flags & CU_STREAM_NON_BLOCKING));
+	return (a->flags & STREAM_IS_LEGACY && !(b->flags & CU_STREAM_NON_BLOCKING)) ||
+	       (b->flags & STREAM_IS_LEGACY && !(a->flags & CU_STREAM_NON_BLOCKING));
 }
 
 /* Is there work on other streams, up to this ticket, that comes before work on this one? */
@@ -244,7 +240,7 @@ CUresult stream_wait(struct stream *s)
 	uint64_t ticket = last_ticket;
 	s->n_refs++;
 	/* For the legacy default stream that includes the blocking streams. */
-	while (is_busy(s, ticket) || (s == legacy_of(s) && must_wait(s, ticket))) {
+	while (is_busy(s, ticket) || (s->flags & STREAM_IS_LEGACY && must_wait(s, ticket))) {
 		pthread_cond_wait(&progress, &lock);
 	}
 	unref(s);
@@ -286,7 +282,7 @@ void stream_wait_green(const struct green *green)
 /* Locked. */
 static bool is_idle(const struct stream *s)
 {
-	return !s->first && (s != legacy_of(s) || !must_wait(s, last_ticket));
+	return !s->first && (!(s->flags & STREAM_IS_LEGACY) || !must_wait(s, last_ticket));
 }
 
 bool stream_is_idle(struct stream *s)
@@ -310,6 +306,7 @@ CUresult stream_new(struct ctx *ctx, struct green *green, unsigned flags, int pr
 	s->magic = STREAM_MAGIC;
 	s->ctx = ctx;
 	s->green = green;
+	s->green_id = green ? green->id : 0;
 	s->flags = flags;
 	s->priority = priority;
 	s->n_refs = 1;
@@ -362,7 +359,6 @@ void stream_detach_all(const struct green *green)
 	for (struct stream *s = streams; s; s = s->next) {
 		if (s->green == green) {
 			s->green = NULL;
-			s->flags |= CU_STREAM_NON_BLOCKING;
 			s->is_detached = true;
 		}
 	}
@@ -413,6 +409,16 @@ struct stream *stream_from_handle(CUstream handle)
 		return ctx_current_green() ? NULL : stream_of_thread(ctx_current());
 	}
 	return s->magic == STREAM_MAGIC && !s->is_detached ? s : NULL;
+}
+
+CUresult stream_missing(CUstream handle)
+{
+	const struct stream *s = (const struct stream *)handle;
+
+	return handle && handle != CU_STREAM_LEGACY && handle != CU_STREAM_PER_THREAD &&
+	                       s->magic == STREAM_MAGIC && s->is_detached
+	               ? CUDA_ERROR_CONTEXT_IS_DESTROYED
+	               : CUDA_ERROR_INVALID_HANDLE;
 }
 
 uint64_t stream_id(const struct stream *s)

@@ -37,7 +37,7 @@ CUresult cuStreamDestroy_v2(CUstream handle)
 	}
 	struct stream *s = stream_from_handle(handle);
 	if (!s) {
-		return CUDA_ERROR_INVALID_HANDLE;
+		return stream_missing(handle);
 	}
 	struct ctx *ctx = stream_ctx(s);
 	capture_end_of_stream(s);
@@ -51,7 +51,7 @@ CUresult cuStreamSynchronize(CUstream handle)
 	struct stream *s = stream_from_handle(handle);
 
 	if (!s) {
-		return CUDA_ERROR_INVALID_HANDLE;
+		return stream_missing(handle);
 	}
 	CUresult err = capture_is_of(s) ? capture_check_stream(s) : capture_check_unsafe();
 	return err == CUDA_SUCCESS ? stream_wait(s) : err;
@@ -63,7 +63,7 @@ CUresult cuStreamQuery(CUstream handle)
 	struct stream *s = stream_from_handle(handle);
 
 	if (!s) {
-		return CUDA_ERROR_INVALID_HANDLE;
+		return stream_missing(handle);
 	}
 	bool idle = stream_is_idle(s);
 	CUresult err = atomic_load(&stream_ctx(s)->poison);
@@ -79,7 +79,7 @@ CUresult cuStreamGetId(CUstream handle, unsigned long long *id_out)
 	struct stream *s = stream_from_handle(handle);
 
 	if (!s || !id_out) {
-		return s ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;
+		return s ? CUDA_ERROR_INVALID_VALUE : stream_missing(handle);
 	}
 	CUresult err = capture_check_stream(s);
 	if (err == CUDA_SUCCESS) {
@@ -94,16 +94,10 @@ CUresult cuStreamGetCtx(CUstream handle, CUcontext *ctx_out)
 	struct stream *s = stream_from_handle(handle);
 
 	if (!s || !ctx_out) {
-		return s ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;
+		return s ? CUDA_ERROR_INVALID_VALUE : stream_missing(handle);
 	}
 	*ctx_out = stream_green(s) ? (CUcontext)stream_green(s) : (CUcontext)stream_ctx(s);
 	return CUDA_SUCCESS;
-}
-
-static CUgreenCtx green_of(const struct stream *s)
-{
-	struct green *green = stream_green(s);
-	return green ? (CUgreenCtx)&green->handle : NULL;
 }
 
 CUresult cuStreamGetCtx_v2(CUstream handle, CUcontext *ctx_out, CUgreenCtx *green_out)
@@ -112,10 +106,10 @@ CUresult cuStreamGetCtx_v2(CUstream handle, CUcontext *ctx_out, CUgreenCtx *gree
 	struct stream *s = stream_from_handle(handle);
 
 	if (!s || !ctx_out || !green_out) {
-		return s ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;
+		return s ? CUDA_ERROR_INVALID_VALUE : stream_missing(handle);
 	}
 	*ctx_out = (CUcontext)stream_ctx(s);
-	*green_out = green_of(s);
+	*green_out = (CUgreenCtx)stream_green(s);
 	return CUDA_SUCCESS;
 }
 
@@ -125,9 +119,9 @@ CUresult cuStreamGetGreenCtx(CUstream handle, CUgreenCtx *green_out)
 	struct stream *s = stream_from_handle(handle);
 
 	if (!s || !green_out) {
-		return s ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;
+		return s ? CUDA_ERROR_INVALID_VALUE : stream_missing(handle);
 	}
-	*green_out = green_of(s);
+	*green_out = (CUgreenCtx)stream_green(s);
 	return CUDA_SUCCESS;
 }
 
@@ -155,5 +149,5 @@ CUresult cuLaunchHostFunc(CUstream handle, CUhostFn fn, void *data)
 		return CUDA_ERROR_INVALID_VALUE;
 	}
 	return s ? stream_submit(s, run_host_call, NULL, &call, sizeof(call))
-	         : CUDA_ERROR_INVALID_HANDLE;
+	         : stream_missing(handle);
 }

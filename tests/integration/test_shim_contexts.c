@@ -150,9 +150,9 @@ START_TEST(memory_goes_with_the_last_context)
 }
 END_TEST
 
-START_TEST(green_contexts_that_were_reset_are_destroyed)
+START_TEST(a_reset_under_a_green_context_changes_nothing)
 {
-	run_scenario(NULL, "green_stale");
+	run_scenario(NULL, "green_reset");
 }
 END_TEST
 
@@ -183,7 +183,7 @@ int main(void)
 	suite_add(suite, memory_of_green_contexts_that_end_comes_back);
 	suite_add(suite, a_free_waits_for_all_green_contexts);
 	suite_add(suite, memory_goes_with_the_last_context);
-	suite_add(suite, green_contexts_that_were_reset_are_destroyed);
+	suite_add(suite, a_reset_under_a_green_context_changes_nothing);
 	suite_add(suite, captures_end_with_green_contexts);
 	suite_add(suite, peers_read_memory_of_green_contexts);
 	return suite_run(suite);

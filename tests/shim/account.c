@@ -30,6 +30,7 @@ static CUdeviceptr of_pool;
 static CUmemoryPool pool;
 static CUmemGenericAllocationHandle handle;
 static CUdeviceptr range;
+static struct green green;
 
 static void init(void)
 {
@@ -44,7 +45,8 @@ static void init(void)
 static void enter_green(void)
 {
 	must(green_split());
-	must_ok(cuCtxSetCurrent(green_new(0).ctx));
+	green = green_new(0);
+	must_ok(cuCtxSetCurrent(green.ctx));
 }
 
 static void take_managed(void)
@@ -161,8 +163,12 @@ static void free_vmm(void)
 	must_ok(cuMemAddressFree(range, 2 * MIB));
 }
 
+/* The primary context of a green one cannot be reset. */
 static void reset(void)
 {
+	if (green.handle) {
+		green_end(&green);
+	}
 	must_ok(cuDevicePrimaryCtxReset(0));
 	init();
 }

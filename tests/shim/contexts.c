@@ -390,22 +390,24 @@ static void green_last(void)
 	must(shim_count("passed") == 0);
 }
 
-/* One that is reset away retains the primary context until it is destroyed. */
-static void green_stale(void)
+/* The driver refuses to reset the primary context of one, and all stays as it is. */
+static void green_reset(void)
 {
 	start_green();
 	struct green a = green_new(0);
-	must_ok(cuDevicePrimaryCtxReset(0));
-	must_ok(cuDevicePrimaryCtxRelease(0));
-	start(0);
-	alloc(5 * MIB);
-	must_ok(cuDevicePrimaryCtxRelease(0));
-	must(is_active(0));
+	must_ok(cuCtxSetCurrent(a.ctx));
+	CUdeviceptr ptr = alloc(5 * MIB);
+	CUdeviceptr parked = alloc_on(a.stream, 7 * MIB);
+	must_ok(cuMemFreeAsync(parked, a.stream));
+	must(cuDevicePrimaryCtxReset(0) == CUDA_ERROR_NOT_PERMITTED);
 	must(shim_count("live_bytes") == 5 * MIB);
-	cuGreenCtxDestroy(a.handle);
+	must(alloc_on(a.stream, 7 * MIB) == parked);
+	must_ok(cuMemFree(ptr));
+	must_ok(cuMemFreeAsync(parked, a.stream));
+	must_own(NULL);
+	green_end(&a);
+	must_ok(cuDevicePrimaryCtxReset(0));
 	must(!is_active(0));
-	must(shim_count("live_bytes") == 0);
-	start(0);
 }
 
 /* Captures on its streams end with them, and with the contexts. */
@@ -431,12 +433,6 @@ static void green_captures(void)
 	must_ok(cuDevicePrimaryCtxRelease(0));
 	must_ok(cuCtxSetCurrent(NULL));
 	must_ok(cuGreenCtxDestroy(a.handle));
-	start(0);
-	must_own(NULL);
-	/* Under it, by a reset. */
-	a = green_new(0);
-	must_ok(cuStreamBeginCapture(a.stream, CU_STREAM_CAPTURE_MODE_RELAXED));
-	must_ok(cuDevicePrimaryCtxReset(0));
 	start(0);
 	must_own(NULL);
 }
@@ -476,7 +472,7 @@ static const struct {
 	{"captures_go_on", captures_go_on}, {"readers_count", readers_count},
 	{"lives_follow", lives_follow},     {"uses_go", uses_go},
 	{"green_waits", green_waits},       {"green_last", green_last},
-	{"green_stale", green_stale},       {"green_captures", green_captures},
+	{"green_reset", green_reset},       {"green_captures", green_captures},
 	{"green_peers", green_peers},
 };
 

@@ -65,7 +65,7 @@ START_TEST(multiprocessors_are_split_by_rule)
 	ck_assert_uint_eq(groups[3].sm.smCount, 24);
 	ck_assert_uint_eq(rest.sm.smCount, 36);
 	ck_ok(cu.DevSmResourceSplitByCount(NULL, &n, &all, NULL, 0, 0));
-	ck_assert_uint_eq(n, 16);
+	ck_assert_uint_eq(n, 15);
 	ck_cu(cu.DevSmResourceSplitByCount(NULL, &n, &all, NULL, 0, 133), CUDA_ERROR_INVALID_VALUE);
 	/* What came of a split is not split again, and goes together with its like only. */
 	ck_cu(cu.DevSmResourceSplitByCount(NULL, &n, groups, NULL, 0, 0),
@@ -98,12 +98,12 @@ START_TEST(what_is_required_is_asked_for)
 	green = green_new(0);
 	ck_cu(cu.GreenCtxStreamCreate(&stream, green, CU_STREAM_DEFAULT, 0),
 	      CUDA_ERROR_INVALID_VALUE);
-	/* A green context is no CUcontext itself. */
-	ck_cu(cu.CtxSetCurrent((CUcontext)green), CUDA_ERROR_INVALID_CONTEXT);
+	ck_assert_ptr_eq(context_of(green), (CUcontext)green);
 	ck_cu(cu.CtxFromGreenCtx(&ctx, NULL), CUDA_ERROR_INVALID_CONTEXT);
 	ck_cu(cu.GreenCtxDestroy((CUgreenCtx)&green), CUDA_ERROR_INVALID_CONTEXT);
 	ck_ok(cu.GreenCtxDestroy(green));
 	ck_cu(cu.GreenCtxDestroy(green), CUDA_ERROR_INVALID_CONTEXT);
+	ck_assert_ptr_ne(green_new(0), green);
 }
 END_TEST
 
@@ -167,8 +167,10 @@ START_TEST(streams_are_of_one)
 	ck_ok(cu.StreamDestroy_v2(made));
 	/* Nobody can use or destroy the other any more. */
 	ck_ok(cu.GreenCtxDestroy(green));
-	ck_cu(cu.StreamSynchronize(streams[1]), CUDA_ERROR_INVALID_HANDLE);
-	ck_cu(cu.StreamDestroy_v2(streams[1]), CUDA_ERROR_INVALID_HANDLE);
+	ck_cu(cu.StreamSynchronize(streams[1]), CUDA_ERROR_CONTEXT_IS_DESTROYED);
+	ck_cu(cu.StreamGetId(streams[1], &ids[0]), CUDA_ERROR_CONTEXT_IS_DESTROYED);
+	ck_cu(cu.StreamDestroy_v2(streams[1]), CUDA_ERROR_CONTEXT_IS_DESTROYED);
+	ck_cu(cu.StreamDestroy_v2(streams[1]), CUDA_ERROR_CONTEXT_IS_DESTROYED);
 }
 END_TEST
 
@@ -216,29 +218,90 @@ START_TEST(the_primary_waits_for_all_and_one_for_itself)
 	be_slow(stream);
 	ck_ok(cu.CtxSynchronize());
 	ck_assert_uint_eq(n_done(), 3);
-	be_slow(stream);
-	ck_ok(cu.GreenCtxDestroy(b));
-	ck_assert_uint_eq(n_done(), 4);
 	ck_ok(cu.GreenCtxDestroy(a));
+	ck_ok(cu.GreenCtxDestroy(b));
 }
 END_TEST
 
-START_TEST(a_reset_ends_them_and_they_still_retain)
+/* Of two streams of it, one waits for the other. */
+START_TEST(its_end_waits_for_nothing)
 {
-	size_t free_bytes;
-	size_t total_bytes;
+	struct gate gate;
+	CUevent events[2];
+	CUstream blocking = NULL;
+	CUcontext primary = driver_begin("1x64MiB");
+	CUgreenCtx green = green_new(0);
+	ck_ok(cu.EventCreate(&events[0], CU_EVENT_DISABLE_TIMING));
+	ck_ok(cu.CtxSetCurrent(context_of(green)));
+	ck_ok(cu.EventCreate(&events[1], CU_EVENT_DISABLE_TIMING));
+	ck_ok(cu.StreamCreate(&blocking, CU_STREAM_DEFAULT));
+	gate_close(&gate, NULL);
+	be_slow(NULL);
+	be_slow(blocking);
+	ck_ok(cu.EventRecord(events[0], blocking));
+	ck_ok(cu.EventRecord(events[1], NULL));
+	ck_ok(cu.CtxSetCurrent(primary));
+	ck_ok(cu.GreenCtxDestroy(green));
+	ck_cu(cu.EventQuery(events[0]), CUDA_ERROR_NOT_READY);
+	ck_cu(cu.EventQuery(events[1]), CUDA_ERROR_NOT_READY);
+	usleep(200000);
+	ck_assert_uint_eq(n_done(), 0);
+	gate_open(&gate);
+	ck_ok(cu.EventSynchronize(events[0]));
+	ck_assert_uint_eq(n_done(), 2);
+	ck_ok(cu.CtxSynchronize());
+	for (int i = 0; i < 2; i++) {
+		ck_ok(cu.EventQuery(events[i]));
+		ck_ok(cu.EventRecord(events[i], NULL));
+		ck_ok(cu.EventDestroy_v2(events[i]));
+	}
+}
+END_TEST
+
+/* Where it is current, too. */
+START_TEST(one_that_has_ended_is_of_no_use)
+{
 	CUcontext ctx;
-	driver_begin("1x64MiB");
+	CUdevice device;
+	CUdeviceptr ptr;
+	driver_begin("2x64MiB");
+	CUgreenCtx green = green_new(1);
+	ck_ok(cu.CtxSetCurrent(context_of(green)));
+	ck_ok(cu.GreenCtxDestroy(green));
+	ck_ok(cu.CtxGetCurrent(&ctx));
+	ck_assert_ptr_eq(ctx, (CUcontext)green);
+	ck_ok(cu.CtxGetDevice(&device));
+	ck_assert_int_eq(device, 1);
+	ck_cu(cu.CtxSynchronize(), CUDA_ERROR_CONTEXT_IS_DESTROYED);
+	ck_cu(cu.MemAlloc_v2(&ptr, 1000), CUDA_ERROR_CONTEXT_IS_DESTROYED);
+	ck_cu(cu.MemAllocAsync(&ptr, 1000, NULL), CUDA_ERROR_CONTEXT_IS_DESTROYED);
+	ck_cu(cu.CtxFromGreenCtx(&ctx, green), CUDA_ERROR_INVALID_CONTEXT);
+	ck_cu(cu.CtxSetCurrent((CUcontext)green), CUDA_ERROR_INVALID_CONTEXT);
+	ck_ok(cu.CtxPopCurrent_v2(&ctx));
+	ck_assert_ptr_eq(ctx, (CUcontext)green);
+}
+END_TEST
+
+START_TEST(the_primary_of_one_is_not_reset)
+{
+	CUcontext primary = driver_begin("1x64MiB");
 	CUgreenCtx green = green_new(0);
 	ck_ok(cu.CtxSetCurrent(context_of(green)));
-	ck_ok(cu.DevicePrimaryCtxReset_v2(0));
-	ck_cu(cu.MemGetInfo_v2(&free_bytes, &total_bytes), CUDA_ERROR_CONTEXT_IS_DESTROYED);
-	ck_cu(cu.CtxFromGreenCtx(&ctx, green), CUDA_ERROR_INVALID_CONTEXT);
-	driver_start();
-	ck_ok(cu.DevicePrimaryCtxRelease_v2(0));
-	ck_ok(cu.DevicePrimaryCtxRelease_v2(0));
+	CUdeviceptr ptr = alloc(GRANULE);
+	ck_cu(cu.DevicePrimaryCtxReset_v2(0), CUDA_ERROR_NOT_PERMITTED);
 	ck_assert(is_active(0));
-	ck_cu(cu.GreenCtxDestroy(green), CUDA_ERROR_CONTEXT_IS_DESTROYED);
+	ck_ok(cu.MemFree_v2(ptr));
+	ck_ok(cu.MemFree_v2(alloc(GRANULE)));
+	ck_ok(cu.CtxSetCurrent(primary));
+	ck_ok(cu.MemFree_v2(alloc(GRANULE)));
+	/* What it retains, it alone releases. */
+	ck_ok(cu.DevicePrimaryCtxRelease_v2(0));
+	ck_cu(cu.DevicePrimaryCtxRelease_v2(0), CUDA_ERROR_INVALID_CONTEXT);
+	ck_assert(is_active(0));
+	ck_ok(cu.GreenCtxDestroy(green));
+	ck_assert(!is_active(0));
+	driver_start();
+	ck_ok(cu.DevicePrimaryCtxReset_v2(0));
 	ck_assert(!is_active(0));
 }
 END_TEST
@@ -251,6 +314,8 @@ int main(void)
 	suite_add(suite, one_retains_the_primary_context);
 	suite_add(suite, streams_are_of_one);
 	suite_add(suite, the_primary_waits_for_all_and_one_for_itself);
-	suite_add(suite, a_reset_ends_them_and_they_still_retain);
+	suite_add(suite, its_end_waits_for_nothing);
+	suite_add(suite, one_that_has_ended_is_of_no_use);
+	suite_add(suite, the_primary_of_one_is_not_reset);
 	return suite_run(suite);
 }
