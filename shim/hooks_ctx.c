@@ -172,11 +172,9 @@ CUresult shim_cuGreenCtxCreate(CUgreenCtx *green_out, CUdevResourceDesc resource
 	return result;
 }
 
-/* Of one whose primary context was reset the driver may know no more than what is to be released. */
 CUresult shim_cuGreenCtxDestroy(CUgreenCtx handle)
 {
 	struct context_green green;
-	CUcontext ctx;
 	if (shim_is_forked() || !context_remove_green(handle, &green)) {
 		return real(cuGreenCtxDestroy)(handle);
 	}
@@ -184,7 +182,7 @@ CUresult shim_cuGreenCtxDestroy(CUgreenCtx handle)
 	CUresult result = real(cuGreenCtxDestroy)(handle);
 	if (result == CUDA_SUCCESS) {
 		capture_drop_ctx(green.ctx, ending.era);
-	} else if (real(cuCtxFromGreenCtx)(&ctx, handle) == CUDA_SUCCESS) {
+	} else {
 		context_add_green(&green);
 	}
 	ending_settle(&ending, is_primary_gone(green.device, &ending));
