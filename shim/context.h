@@ -38,6 +38,12 @@ struct context_green {
 /* The program has made one, or has it once more, and is about to end it. */
 void context_add_green(const struct context_green *green);
 /* False if it is not known. */
-bool context_remove_green(CUgreenCtx handle, struct context_green *green_out);
+bool context_end_green(CUgreenCtx handle, struct context_green *green_out);
+
+/*
+ * Is @current a green context that has ended? It stays current where it was, still has a device, and
+ * nothing can be allocated in it.
+ */
+bool context_has_ended(CUcontext current);
 
 #endif

@@ -186,7 +186,8 @@ bool heap_place_here(struct heap_place *place_out)
 	CUcontext current = NULL;
 	place_out->pool = NULL;
 	if (real(cuCtxGetCurrent)(&current) != CUDA_SUCCESS || !current ||
-	    real(cuCtxGetDevice)(&place_out->device) != CUDA_SUCCESS) {
+	    real(cuCtxGetDevice)(&place_out->device) != CUDA_SUCCESS ||
+	    context_has_ended(current)) {
 		return false;
 	}
 	place_out->ctx = context_primary(current);

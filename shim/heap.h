@@ -26,7 +26,7 @@ struct heap_place {
 	struct pool *pool; /* of cuMemAllocAsync(); NULL: of cuMemAlloc() */
 };
 
-/* Of cuMemAlloc(), now, on this thread. False without a current context. */
+/* Of cuMemAlloc(), now, on this thread. False without a current context that is any good. */
 bool heap_place_here(struct heap_place *place_out);
 
 /* Memory that is not initialised, at least 512-byte aligned; @n_bytes is not 0. 0 or OWNER_E_*. */

@@ -175,7 +175,7 @@ CUresult shim_cuGreenCtxCreate(CUgreenCtx *green_out, CUdevResourceDesc resource
 CUresult shim_cuGreenCtxDestroy(CUgreenCtx handle)
 {
 	struct context_green green;
-	if (shim_is_forked() || !context_remove_green(handle, &green)) {
+	if (shim_is_forked() || !context_end_green(handle, &green)) {
 		return real(cuGreenCtxDestroy)(handle);
 	}
 	struct ending ending = hold_primary(green.device);

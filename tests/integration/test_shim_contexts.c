@@ -150,6 +150,12 @@ START_TEST(memory_goes_with_the_last_context)
 }
 END_TEST
 
+START_TEST(nothing_is_allocated_in_an_ended_green_context)
+{
+	run_scenario(NULL, "green_ended");
+}
+END_TEST
+
 START_TEST(a_reset_under_a_green_context_changes_nothing)
 {
 	run_scenario(NULL, "green_reset");
@@ -183,6 +189,7 @@ int main(void)
 	suite_add(suite, memory_of_green_contexts_that_end_comes_back);
 	suite_add(suite, a_free_waits_for_all_green_contexts);
 	suite_add(suite, memory_goes_with_the_last_context);
+	suite_add(suite, nothing_is_allocated_in_an_ended_green_context);
 	suite_add(suite, a_reset_under_a_green_context_changes_nothing);
 	suite_add(suite, captures_end_with_green_contexts);
 	suite_add(suite, peers_read_memory_of_green_contexts);

@@ -390,6 +390,41 @@ static void green_last(void)
 	must(shim_count("passed") == 0);
 }
 
+static void must_be_destroyed(CUresult result)
+{
+	must(result == CUDA_ERROR_CONTEXT_IS_DESTROYED);
+}
+
+/* Nothing is allocated in one that has ended, until it is another that has its handle. */
+static void green_ended(void)
+{
+	CUdeviceptr ptr;
+	CUmemoryPool pool;
+	size_t pitch;
+	start_green();
+	must_ok(cuDeviceGetMemPool(&pool, 0));
+	struct green a = green_new(0);
+	must_ok(cuCtxSetCurrent(a.ctx));
+	must_ok(cuMemFree(alloc(MIB)));
+	must_ok(cuGreenCtxDestroy(a.handle));
+	uint64_t n_owned = shim_count("owned");
+	must_be_destroyed(cuMemAlloc(&ptr, MIB));
+	must_be_destroyed(cuMemAllocPitch(&ptr, &pitch, 100, 100, 4));
+	must_be_destroyed(cuMemAllocAsync(&ptr, MIB, NULL));
+	must_be_destroyed(cuMemAllocAsync(&ptr, MIB, a.stream));
+	must_be_destroyed(cuMemAllocFromPoolAsync(&ptr, MIB, pool, NULL));
+	must(shim_count("owned") == n_owned && shim_count("passed") == 0);
+	struct green next = green_new(0);
+	for (int i = 0; i < 200 && next.ctx != a.ctx; i++) {
+		green_end(&next);
+		next = green_new(0);
+	}
+	must_ok(cuCtxSetCurrent(next.ctx));
+	must_ok(cuMemFree(alloc(MIB)));
+	must_own(NULL);
+	must(shim_count("owned") == n_owned + 2 && shim_count("passed") == 0);
+}
+
 /* The driver refuses to reset the primary context of one, and all stays as it is. */
 static void green_reset(void)
 {
@@ -472,8 +507,8 @@ static const struct {
 	{"captures_go_on", captures_go_on}, {"readers_count", readers_count},
 	{"lives_follow", lives_follow},     {"uses_go", uses_go},
 	{"green_waits", green_waits},       {"green_last", green_last},
-	{"green_reset", green_reset},       {"green_captures", green_captures},
-	{"green_peers", green_peers},
+	{"green_ended", green_ended},       {"green_reset", green_reset},
+	{"green_captures", green_captures}, {"green_peers", green_peers},
 };
 
 int main(int argc, char **argv)

@@ -1,0 +1,126 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the shim knows of green contexts. */
+#include "shim/context.h"
+#include "tests/check_glake.h"
+
+/* ---- a driver in whose current context one can allocate, or not ------------------------------- */
+
+struct shim_real shim_real;
+static CUresult answer;
+static unsigned n_asked;
+static unsigned n_freed;
+
+static CUresult alloc(CUdeviceptr *address_out, size_t n_bytes)
+{
+	(void)n_bytes;
+	n_asked++;
+	*address_out = 0x1000;
+	return answer;
+}
+
+static CUresult free_it(CUdeviceptr address)
+{
+	ck_assert_uint_eq(address, 0x1000);
+	n_freed++;
+	return CUDA_SUCCESS;
+}
+
+static CUcontext ctx_of(unsigned i)
+{
+	return (CUcontext)(uintptr_t)(0x100 + i * 16);
+}
+
+/* With a handle of its own. */
+static CUgreenCtx handle_of(unsigned i)
+{
+	return (CUgreenCtx)(uintptr_t)(0x108 + i * 16);
+}
+
+static void begin(unsigned i)
+{
+	context_add_green(&(struct context_green){
+		.handle = handle_of(i), .ctx = ctx_of(i), .primary = (CUcontext)0x10});
+}
+
+static void end(unsigned i)
+{
+	struct context_green green;
+	ck_assert(context_end_green(handle_of(i), &green));
+	ck_assert_ptr_eq(green.ctx, ctx_of(i));
+	ck_assert(!context_end_green(handle_of(i), &green));
+}
+
+static void set_up(void)
+{
+	shim_real.real_cuMemAlloc_v2 = alloc;
+	shim_real.real_cuMemFree_v2 = free_it;
+	answer = CUDA_ERROR_CONTEXT_IS_DESTROYED;
+}
+
+START_TEST(a_green_context_is_of_its_primary)
+{
+	begin(0);
+	ck_assert_ptr_eq(context_primary(ctx_of(0)), (CUcontext)0x10);
+	ck_assert_ptr_eq(context_primary(ctx_of(1)), ctx_of(1));
+	end(0);
+	ck_assert_ptr_eq(context_primary(ctx_of(0)), ctx_of(0));
+}
+END_TEST
+
+START_TEST(one_that_has_ended_is_remembered)
+{
+	ck_assert(!context_has_ended(ctx_of(0)));
+	begin(0);
+	begin(1);
+	ck_assert(!context_has_ended(ctx_of(0)));
+	end(0);
+	ck_assert(!context_has_ended(NULL));
+	ck_assert(!context_has_ended(ctx_of(1)));
+	ck_assert_uint_eq(n_asked, 0);
+	ck_assert(context_has_ended(ctx_of(0)));
+	ck_assert(context_has_ended(ctx_of(0)));
+	/* The handle is used again. */
+	begin(0);
+	ck_assert(!context_has_ended(ctx_of(0)));
+	ck_assert_uint_eq(n_asked, 2);
+}
+END_TEST
+
+/* Of a kind that we are not told of. */
+START_TEST(another_may_have_its_handle)
+{
+	begin(0);
+	end(0);
+	answer = CUDA_ERROR_OUT_OF_MEMORY;
+	ck_assert(!context_has_ended(ctx_of(0)));
+	ck_assert_uint_eq(n_freed, 0);
+	answer = CUDA_SUCCESS;
+	ck_assert(!context_has_ended(ctx_of(0)));
+	ck_assert_uint_eq(n_freed, 1);
+	ck_assert(!context_has_ended(ctx_of(0)));
+	ck_assert_uint_eq(n_asked, 2);
+}
+END_TEST
+
+START_TEST(only_the_last_are_remembered)
+{
+	for (unsigned i = 0; i < 1000; i++) {
+		begin(i);
+		end(i);
+	}
+	ck_assert(context_has_ended(ctx_of(999)));
+	ck_assert(context_has_ended(ctx_of(940)));
+	ck_assert(!context_has_ended(ctx_of(0)));
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("shim_context");
+	set_up();
+	suite_add(suite, a_green_context_is_of_its_primary);
+	suite_add(suite, one_that_has_ended_is_remembered);
+	suite_add(suite, another_may_have_its_handle);
+	suite_add(suite, only_the_last_are_remembered);
+	return suite_run(suite);
+}
