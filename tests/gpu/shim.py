@@ -27,6 +27,8 @@ import tempfile
 import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+SOURCES = os.path.dirname(os.path.dirname(HERE))
+SHIM_PROGRAMS = os.path.join(SOURCES, "tests", "shim")
 GIB = 1 << 30
 COUNTS = ("owned", "passed", "refused", "connects")
 programs = {}
@@ -410,7 +412,7 @@ def _compiled(source, *options):
     """What a program prints that is compiled here."""
     path = os.path.join(tempfile.mkdtemp(prefix="glake-program-"), "program")
     clean = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD"}
-    subprocess.run(["nvcc", "-O2", *options, "-o", path, source], check=True, env=clean)
+    subprocess.run(["nvcc", "-O2", "-I", SOURCES, *options, "-o", path, source], check=True, env=clean)
     yield subprocess.run([path], check=True, stdout=subprocess.PIPE).stdout
 
 
@@ -425,20 +427,19 @@ def static_cudart():
 
 @program(needs=("nvcc",))
 def driver_api():
-    yield from _compiled(os.path.join(HERE, "..", "shim", "driver_api.c"), "-lcuda")
+    yield from _compiled(os.path.join(SHIM_PROGRAMS, "driver_api.c"), "-lcuda")
 
 
 @program(needs=("nvcc",))
 def driver_api_per_thread():
     """The _ptsz and _ptds entries of the driver."""
-    yield from _compiled(os.path.join(HERE, "..", "shim", "driver_api.c"), "-lcuda",
+    yield from _compiled(os.path.join(SHIM_PROGRAMS, "driver_api.c"), "-lcuda",
                          "-DCUDA_API_PER_THREAD_DEFAULT_STREAM")
 
 
 @program(needs=("nvcc", "cuGreenCtxStreamCreate"))
 def green_contexts():
-    yield from _compiled(os.path.join(HERE, "..", "shim", "green_contexts.c"), "-lcuda",
-                         "-I" + os.path.join(HERE, "..", ".."))
+    yield from _compiled(os.path.join(SHIM_PROGRAMS, "green_contexts.c"), "-lcuda")
 
 
 # ---- running ------------------------------------------------------------------------------------

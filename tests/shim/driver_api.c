@@ -12,7 +12,6 @@
  * $SHIM_COUNTS names.
  */
 #include <cuda.h>
-#include <dlfcn.h>
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -21,24 +20,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define MIB (1ull << 20)
-#define N_THREADS 4
+#include "tests/shim/compared.h"
 
-#define must(condition) \
-	do { \
-		if (!(condition)) { \
-			fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition); \
-			_exit(1); \
-		} \
-	} while (0)
-#define must_ok(call) \
-	do { \
-		int got_ = (int)(call); \
-		if (got_ != CUDA_SUCCESS) { \
-			fprintf(stderr, "%s:%d: %s gave %d\n", __FILE__, __LINE__, #call, got_); \
-			_exit(1); \
-		} \
-	} while (0)
+#define N_THREADS 4
 
 /* The simulator has these two by name, and does what they do. */
 static const char ptx[] =
@@ -141,53 +125,6 @@ static uint64_t sum_on(int device, CUstream stream, CUdeviceptr ptr, uint64_t n_
 	must_ok(cuMemFreeAsync(out, stream));
 	must_ok(cuStreamSynchronize(stream));
 	return sum;
-}
-
-static void write_pattern(CUdeviceptr ptr, size_t n_bytes, uint64_t seed)
-{
-	uint8_t *bytes = malloc(n_bytes);
-	must(bytes);
-	for (size_t i = 0; i < n_bytes; i++) {
-		seed = seed * 6364136223846793005ull + 1442695040888963407ull;
-		bytes[i] = (uint8_t)(seed >> 56);
-	}
-	must_ok(cuMemcpyHtoD(ptr, bytes, n_bytes));
-	free(bytes);
-}
-
-/* FNV-1a over what is there. */
-static uint64_t digest(CUdeviceptr ptr, size_t n_bytes)
-{
-	uint64_t hash = 14695981039346656037ull;
-	uint8_t *bytes = malloc(n_bytes);
-	must(bytes);
-	must_ok(cuMemcpyDtoH(bytes, ptr, n_bytes));
-	for (size_t i = 0; i < n_bytes; i++) {
-		hash = (hash ^ bytes[i]) * 1099511628211ull;
-	}
-	free(bytes);
-	return hash;
-}
-
-static void print(const char *what, uint64_t value)
-{
-	printf("%s %016llx\n", what, (unsigned long long)value);
-}
-
-static void note_counts(void)
-{
-	const char *path = getenv("SHIM_COUNTS");
-	uint64_t (*count)(const char *) = dlsym(RTLD_DEFAULT, "glake_shim_count");
-	FILE *file = path && count ? fopen(path, "ae") : NULL;
-	if (file) {
-		fprintf(file,
-		        "{\"owned\": %llu, \"passed\": %llu, \"refused\": %llu, \"connects\": "
-		        "%llu}\n",
-		        (unsigned long long)count("owned"), (unsigned long long)count("passed"),
-		        (unsigned long long)count("refused"),
-		        (unsigned long long)count("connects"));
-		fclose(file);
-	}
 }
 
 /* ---- parts ---- */

@@ -13,24 +13,16 @@
  *            580.159 answered as cudasim does
  */
 #include <cuda.h>
-#include <dlfcn.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "tests/shim/compared.h"
 #include "tests/shim/green.h"
-#include "tests/shim/must.h"
-
-#define MIB (1ull << 20)
 
 static CUcontext primary;
 
 /* ---- help ---- */
-
-static void print(const char *what, uint64_t value)
-{
-	printf("%s %016llx\n", what, (unsigned long long)value);
-}
 
 static void enter(CUcontext ctx)
 {
@@ -58,31 +50,10 @@ static CUdeviceptr alloc_on(CUstream stream, size_t n_bytes)
 }
 
 /* After all that was asked for in the current context. */
-static uint64_t digest(CUdeviceptr ptr, size_t n_bytes)
+static uint64_t settled_digest(CUdeviceptr ptr, size_t n_bytes)
 {
-	uint64_t hash = 14695981039346656037ull;
-	uint8_t *bytes = malloc(n_bytes);
-	must(bytes);
 	must_ok(cuCtxSynchronize());
-	must_ok(cuMemcpyDtoH(bytes, ptr, n_bytes));
-	for (size_t i = 0; i < n_bytes; i++) {
-		hash = (hash ^ bytes[i]) * 1099511628211ull;
-	}
-	free(bytes);
-	return hash;
-}
-
-/* Different in all places. */
-static void write_pattern(CUdeviceptr ptr, size_t n_bytes, uint64_t seed)
-{
-	uint8_t *bytes = malloc(n_bytes);
-	must(bytes);
-	for (size_t i = 0; i < n_bytes; i++) {
-		seed = seed * 6364136223846793005ull + 1442695040888963407ull;
-		bytes[i] = (uint8_t)(seed >> 56);
-	}
-	must_ok(cuMemcpyHtoD(ptr, bytes, n_bytes));
-	free(bytes);
+	return digest(ptr, n_bytes);
 }
 
 /* Whose the driver says it is: 1 the primary context's, 2 the green one's, 0 nobody's. */
@@ -105,22 +76,6 @@ static uint64_t is_known(CUdeviceptr ptr)
 {
 	CUmemorytype type;
 	return cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, ptr) == CUDA_SUCCESS;
-}
-
-static void note_counts(void)
-{
-	const char *path = getenv("SHIM_COUNTS");
-	uint64_t (*count)(const char *) = dlsym(RTLD_DEFAULT, "glake_shim_count");
-	FILE *file = path && count ? fopen(path, "ae") : NULL;
-	if (file) {
-		fprintf(file,
-		        "{\"owned\": %llu, \"passed\": %llu, \"refused\": %llu, \"connects\": "
-		        "%llu}\n",
-		        (unsigned long long)count("owned"), (unsigned long long)count("passed"),
-		        (unsigned long long)count("refused"),
-		        (unsigned long long)count("connects"));
-		fclose(file);
-	}
 }
 
 /* ---- parts ---- */
@@ -146,7 +101,7 @@ static void use_memory(void)
 			size_t n_bytes;
 			must_ok(cuMemGetAddressRange(&base, &n_bytes, ptrs[i] + sizes[i] / 2));
 			must(base == ptrs[i] && n_bytes == sizes[i]);
-			print("memory", digest(ptrs[i], sizes[i]));
+			print("memory", settled_digest(ptrs[i], sizes[i]));
 			print("owner", owner_of(ptrs[i], &green));
 		}
 		for (int i = 0; i < N; i++) {
@@ -188,7 +143,7 @@ static void use_async(void)
 		must_ok(cuStreamWaitEvent(other->stream, event, 0));
 		must_ok(cuMemsetD8Async(ptr, 0x33, n_bytes / 4, other->stream));
 		enter(other->ctx);
-		print("async", digest(ptr, n_bytes));
+		print("async", settled_digest(ptr, n_bytes));
 		print("owner", owner_of(ptr, green));
 		must_ok(cuMemFreeAsync(ptr, other->stream));
 	}
@@ -219,7 +174,7 @@ static void use_mixed(void)
 			must_ok(cuCtxSynchronize());
 			must_ok(cuMemFree(ptr));
 			enter(places[from]);
-			print("mixed", digest(copy, n_bytes));
+			print("mixed", settled_digest(copy, n_bytes));
 			if (to % 2 == 0) {
 				must_ok(cuMemFree(copy));
 			} else {
@@ -266,8 +221,8 @@ static void use_lives(void)
 	}
 	for (unsigned i = 0; i < N; i++) {
 		enter(i % 2 ? primary : stays.ctx);
-		print("outlived", digest(plain[i], (i + 1) * 500000));
-		print("outlived", digest(ordered[i], (i + 1) * 300000));
+		print("outlived", settled_digest(plain[i], (i + 1) * 500000));
+		print("outlived", settled_digest(ordered[i], (i + 1) * 300000));
 		print("owner", owner_of(plain[i], &stays));
 		must_ok(cuMemsetD8Async(ordered[i], 1, 300000, stays.stream));
 		must_ok(cuMemFreeAsync(ordered[i], stays.stream));
@@ -288,7 +243,7 @@ static void use_ends(void)
 	CUdeviceptr ptr = alloc(3 * MIB);
 	CUdeviceptr small = alloc(1000);
 	write_pattern(ptr, 3 * MIB, 5);
-	print("held", digest(ptr, 3 * MIB));
+	print("held", settled_digest(ptr, 3 * MIB));
 	enter(NULL);
 	green_end(&green);
 	print("active", is_active());
@@ -299,7 +254,7 @@ static void use_ends(void)
 	ptr = alloc(3 * MIB);
 	small = alloc(1000);
 	write_pattern(ptr, 3 * MIB, 6);
-	print("held", digest(ptr, 3 * MIB));
+	print("held", settled_digest(ptr, 3 * MIB));
 	enter(primary);
 	green_end(&green);
 	print("active", is_active());
