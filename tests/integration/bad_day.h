@@ -361,6 +361,32 @@ static void day_set_environment(void)
 	unsetenv("CUDASIM_FAULT_FILE");
 }
 
+static const char *day_faults_path(void)
+{
+	static char path[HARNESS_PATH_BYTES];
+	const char *parent = getenv("TMPDIR");
+	if (!path[0]) {
+		snprintf(path, sizeof(path), "%s/faults.%d", parent ? parent : "/tmp",
+		         (int)getpid());
+	}
+	return path;
+}
+
+/* What the driver of glaked and its mover does wrong from now on; NULL = nothing. */
+DAY_UNUSED static void day_set_faults(const char *faults)
+{
+	char path[HARNESS_PATH_BYTES + 8];
+	if (!faults) {
+		unlink(day_faults_path());
+		return;
+	}
+	snprintf(path, sizeof(path), "%s.new", day_faults_path());
+	FILE *file = fopen(path, "we");
+	ck_assert_msg(file && fputs(faults, file) >= 0 && fclose(file) == 0, "%s: %s", path,
+	              strerror(errno));
+	ck_assert_int_eq(rename(path, day_faults_path()), 0);
+}
+
 /* The mover stays once it is started, so that the number of fds does not depend on when we look. */
 #define DAY_CONFIG "pool = (); mover_idle_ms = 0; drain_ms = 300; "
 
@@ -368,6 +394,7 @@ static void day_set_environment(void)
 DAY_UNUSED static void day_begin(const struct harness_options *options)
 {
 	struct glake_model *model;
+	setenv("CUDASIM_FAULT_FILE", day_faults_path(), 1);
 	harness_start(&harness, options);
 	day_set_environment();
 	day_stage = mmap(NULL, sizeof(*day_stage), PROT_READ | PROT_WRITE,
@@ -385,6 +412,7 @@ DAY_UNUSED static void day_begin(const struct harness_options *options)
 
 DAY_UNUSED static void day_end(void)
 {
+	day_set_faults(NULL);
 	day_assert_level();
 	glake_disconnect(eye);
 	eye = NULL;

@@ -85,13 +85,7 @@ START_TEST(the_mover_dies_anywhere)
 		"cuMemAddressFree:1", "cuMemcpyDtoHAsync_v2:1",
 	};
 	char faults[128];
-	char fault_file[HARNESS_PATH_BYTES];
-	snprintf(fault_file, sizeof(fault_file), "CUDASIM_FAULT_FILE=%s/kill.%d",
-	         getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp", (int)getpid());
-	const char *env[] = {fault_file, NULL};
-	const char *file = strchr(fault_file, '=') + 1;
-	day_begin(
-		&(struct harness_options){.config = DAY_CONFIG, .devices = "1x256MiB", .env = env});
+	day_begin(&(struct harness_options){.config = DAY_CONFIG, .devices = "1x256MiB"});
 	const char *path = day_write_model("m.safetensors", 20 * MIB, SEED);
 	struct glake_session *session = day_connect_blind();
 	unsigned n_deaths = 0;
@@ -100,13 +94,11 @@ START_TEST(the_mover_dies_anywhere)
 		/* So that it is the new one that dies. */
 		kill(day_mover(), SIGKILL);
 		day_wait_metric("mover_deaths", 2 * n_deaths + 1 + (i - n_deaths));
-		int n = snprintf(faults, sizeof(faults), "glake-mover/%s:die", calls[i]);
-		int fd = open(file, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-		ck_assert_int_eq(write(fd, faults, (size_t)n), n);
-		close(fd);
+		snprintf(faults, sizeof(faults), "glake-mover/%s:die", calls[i]);
+		day_set_faults(faults);
 		int r = day_open_unmapped(session, path, &model);
 		ck_assert_msg(r == 0 || r == GLAKE_E_MOVER, "%s: %d %s", faults, r, glake_error());
-		unlink(file);
+		day_set_faults(NULL);
 		if (r == GLAKE_E_MOVER) {
 			n_deaths++;
 			assert_ok(day_open_unmapped(session, path, &model));

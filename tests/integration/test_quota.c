@@ -426,27 +426,18 @@ START_TEST(a_failing_driver_is_refused_cleanly)
 		{"cuMemExportToShareableHandle", GLAKE_E_NO_DEVICE_MEMORY, 2},
 	};
 	char rules[256];
-	char fault_file[64];
-	snprintf(fault_file, sizeof(fault_file), "CUDASIM_FAULT_FILE=%s/faults.%d",
-	         getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp", (int)getpid());
-	const char *env[] = {fault_file, NULL};
-	day_begin(
-		&(struct harness_options){.config = DAY_CONFIG, .devices = "1x512MiB", .env = env});
-	const char *path = strchr(fault_file, '=') + 1;
+	day_begin(&(struct harness_options){.config = DAY_CONFIG, .devices = "1x512MiB"});
 	const char *file = day_write_model("m.safetensors", 100 * MIB, 1);
 	struct glake_session *session = day_connect();
 	for (unsigned nth = 1; nth <= 3; nth++) {
 		glake_ptr ptr = 0;
 		struct glake_model *model;
-		int n = snprintf(rules, sizeof(rules), "glaked/%s:%u%s:fail=%d", faults[_i].call,
-		                 nth, faults[_i].driver_code == 2 ? "+" : "",
-		                 faults[_i].driver_code);
+		snprintf(rules, sizeof(rules), "glaked/%s:%u%s:fail=%d", faults[_i].call, nth,
+		         faults[_i].driver_code == 2 ? "+" : "", faults[_i].driver_code);
 		for (int what = 0; what < 2; what++) {
 			struct books before = day_books();
 			harness_sleep_ms(5);
-			int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-			ck_assert_int_eq(write(fd, rules, (size_t)n), n);
-			close(fd);
+			day_set_faults(rules);
 			int r = what == 0 ? glake_alloc(session, 0, 300 * MIB, 0, &ptr)
 			                  : glake_model_open(session, file, NULL, &model);
 			ck_assert_msg(r == faults[_i].code || (r == 0 && nth > 1), "%s: %d %s",
@@ -461,7 +452,6 @@ START_TEST(a_failing_driver_is_refused_cleanly)
 			day_wait_books(&before);
 		}
 	}
-	unlink(path);
 	glake_disconnect(session);
 	day_end();
 }

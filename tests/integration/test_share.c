@@ -347,13 +347,8 @@ END_TEST
 START_TEST(a_publication_without_mover_leaves_the_memory)
 {
 	static const char *const calls[] = {"cuMemMap", "cuLaunchKernel", "cuMemSetAccess"};
-	char fault_file[HARNESS_PATH_BYTES];
-	snprintf(fault_file, sizeof(fault_file), "CUDASIM_FAULT_FILE=%s/publish.%d",
-	         getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp", (int)getpid());
-	const char *env[] = {fault_file, NULL};
-	const char *faults = strchr(fault_file, '=') + 1;
-	day_begin(
-		&(struct harness_options){.config = DAY_CONFIG, .devices = "1x512MiB", .env = env});
+	char faults[64];
+	day_begin(&defaults);
 	struct glake_session *session = day_connect();
 	struct glake_block *known;
 	struct glake_block *block;
@@ -369,11 +364,10 @@ START_TEST(a_publication_without_mover_leaves_the_memory)
 		fill(ptr, 5, 3000);
 		struct books before = day_books();
 		pid_t mover = day_mover();
-		FILE *file = fopen(faults, "we");
-		fprintf(file, "glake-mover/%s:%u:die", calls[i / 3], i % 3 + 1);
-		fclose(file);
+		snprintf(faults, sizeof(faults), "glake-mover/%s:%u:die", calls[i / 3], i % 3 + 1);
+		day_set_faults(faults);
 		int r = glake_block_publish(session, ptr, 3000, &block);
-		unlink(faults);
+		day_set_faults(NULL);
 		if (r == 0) {
 			ck_assert_int_ne(block_info(block).was_known, 0);
 			glake_block_release(block);
