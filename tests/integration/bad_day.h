@@ -345,6 +345,55 @@ DAY_UNUSED static void day_await(int stage)
 	}
 }
 
+/* ---- loads that last ------------------------------------------------------------------------- */
+
+/*
+ * So that something can happen in the middle of a load, however late: with DAY_SMALL_STEPS as
+ * glaked's environment and DAY_STOP_AND_GO as the driver's faults, a model of day_write_layers()
+ * has its first block at once, one more each second, and the last later than any test waits
+ * (HARNESS_TIMEOUT_MS). As soon as the faults are gone, the rest comes at once.
+ */
+#define DAY_SMALL_STEPS \
+	((const char *const[]){"GLAKE_MOVER_READERS=1", "GLAKE_MOVER_SLOT_KIB=256", NULL})
+#define DAY_STOP_AND_GO "glake-mover/cuMemcpyHtoDAsync_v2:10+:slow=120"
+#define DAY_N_LAYERS 20
+#define DAY_LAYER_BYTES (2 * MIB)
+#define DAY_MODEL_BYTES (DAY_N_LAYERS * DAY_LAYER_BYTES)
+
+static struct model_tensor *day_layers(uint64_t seed)
+{
+	static char names[DAY_N_LAYERS][8];
+	static struct model_tensor layers[DAY_N_LAYERS];
+	for (unsigned i = 0; i < DAY_N_LAYERS; i++) {
+		snprintf(names[i], sizeof(names[i]), "w%02u", i);
+		layers[i] = (struct model_tensor){
+			names[i], "U8", 1, {DAY_LAYER_BYTES}, seed * DAY_N_LAYERS + i};
+	}
+	return layers;
+}
+
+/* A model of many blocks, whose content follows from @seed. */
+DAY_UNUSED static const char *day_write_layers(const char *name, uint64_t seed)
+{
+	const char *path = day_path(name);
+	model_file_write(path, day_layers(seed), DAY_N_LAYERS);
+	return path;
+}
+
+/* @model, mapped, is the one of @seed. */
+DAY_UNUSED static bool day_has_layers(struct glake_session *session,
+                                      const struct glake_model *model, uint64_t seed)
+{
+	const struct model_tensor *layers = day_layers(seed);
+	bool is_equal = true;
+	for (unsigned i = 0; i < DAY_N_LAYERS; i++) {
+		is_equal = is_equal &&
+		           day_is_content(session, day_tensor(model, layers[i].name).ptr,
+		                          DAY_LAYER_BYTES, layers[i].seed, 0);
+	}
+	return is_equal;
+}
+
 /* ---- a day ----------------------------------------------------------------------------------- */
 
 /* The driver of this process and its children is the simulation that glaked is on. */

@@ -285,12 +285,6 @@ END_TEST
 
 /* ---- while it is loaded ---------------------------------------------------------------------- */
 
-static const struct harness_options slow = {
-	.config = DAY_CONFIG,
-	.devices = "1x512MiB",
-	.faults = "glake-mover/cuMemcpyHtoDAsync_v2:*:slow=30",
-};
-
 struct opening {
 	const char *path;
 	int code;
@@ -322,9 +316,11 @@ enum change { TRUNCATED, TOUCHED, WRITTEN_TO, N_CHANGES };
 
 START_TEST(a_file_that_changes_while_it_is_loaded_is_refused)
 {
-	day_begin(&slow);
-	const char *path = day_write_model("big.safetensors", 160 * MIB, 3);
+	day_begin(&(struct harness_options){
+		.config = DAY_CONFIG, .devices = "1x512MiB", .env = DAY_SMALL_STEPS});
+	const char *path = day_write_layers("big.safetensors", 3);
 	struct opening opening = {path, GLAKE_E_FILE_CHANGED, ""};
+	day_set_faults(DAY_STOP_AND_GO);
 	pid_t client = day_client(open_slowly, &opening);
 	day_await(1);
 	if (_i == TRUNCATED) {
@@ -333,9 +329,10 @@ START_TEST(a_file_that_changes_while_it_is_loaded_is_refused)
 		ck_assert_int_eq(utimensat(AT_FDCWD, path, NULL, 0), 0);
 	} else {
 		int fd = open(path, O_WRONLY | O_CLOEXEC);
-		ck_assert_int_eq(pwrite(fd, "changed", 7, 100 * MIB), 7);
+		ck_assert_int_eq(pwrite(fd, "changed", 7, 30 * MIB), 7);
 		close(fd);
 	}
+	day_set_faults(NULL);
 	day_join(client);
 	ck_assert_uint_eq(day_books().n_models, 0);
 	day_end();

@@ -5,20 +5,22 @@
  */
 #include "tests/integration/bad_day.h"
 
-#define N_MODEL_BYTES (160 * MIB)
 #define SEED 9
 
-/* A load takes half a second or more. */
-static const struct harness_options slow = {
+/* Room for one of our models, and not for two. */
+static const struct harness_options one_model = {
 	.config = DAY_CONFIG,
-	.devices = "1x256MiB",
-	.faults = "glake-mover/cuMemcpyHtoDAsync_v2:*:slow=20",
+	.devices = "1x72MiB",
+	.env = DAY_SMALL_STEPS,
 };
 
+/* The stage is how many clients are in the middle of a load. */
 static void on_progress(void *user, uint64_t done_bytes, uint64_t total_bytes)
 {
-	if (done_bytes > 0 && atomic_load(day_stage) == 0) {
-		day_reach(1);
+	static bool is_counted;
+	if (done_bytes > 0 && !is_counted) {
+		is_counted = true;
+		atomic_fetch_add(day_stage, 1);
 	}
 }
 
@@ -45,7 +47,7 @@ static void load_mapped(void *user)
 	struct glake_session *session = day_connect();
 	int r = open_with_progress(session, user, 0, &model);
 	ck_assert_msg(r == 0, "%s", glake_error());
-	ck_assert(day_is_content(session, day_tensor(model, "w").ptr, N_MODEL_BYTES, SEED, 0));
+	ck_assert(day_has_layers(session, model, SEED));
 	glake_disconnect(session);
 }
 
@@ -53,12 +55,14 @@ static void load_mapped(void *user)
 
 START_TEST(the_mover_is_killed_in_a_load)
 {
-	day_begin(&slow);
-	const char *path = day_write_model("m.safetensors", N_MODEL_BYTES, SEED);
+	day_begin(&one_model);
+	const char *path = day_write_layers("m.safetensors", SEED);
 	pid_t mover = day_mover();
+	day_set_faults(DAY_STOP_AND_GO);
 	pid_t client = day_client(load_without_mover, (void *)path);
 	day_await(1);
 	ck_assert_int_eq(kill(mover, SIGKILL), 0);
+	day_set_faults(NULL);
 	day_join(client);
 	ck_assert_uint_eq(day_metric("mover_deaths"), 1);
 	ck_assert_uint_eq(day_metric("models_failed"), 1);
@@ -115,20 +119,29 @@ END_TEST
 
 /* ---- a client -------------------------------------------------------------------------------- */
 
+static void load_unmapped(void *user)
+{
+	struct glake_model *model;
+	struct glake_session *session = day_connect_blind();
+	assert_ok(day_open_unmapped(session, user, &model));
+	glake_disconnect(session);
+}
+
 START_TEST(a_client_is_killed_in_its_load)
 {
-	day_begin(&slow);
-	const char *path = day_write_model("m.safetensors", N_MODEL_BYTES, SEED);
-	const char *other = day_write_model("o.safetensors", N_MODEL_BYTES, SEED + 1);
+	day_begin(&one_model);
+	const char *path = day_write_layers("m.safetensors", SEED);
+	const char *other = day_write_layers("o.safetensors", SEED + 1);
 	pid_t mover = day_mover();
+	day_set_faults(DAY_STOP_AND_GO);
 	pid_t client = day_client(load_mapped, (void *)path);
 	day_await(1);
 	day_kill(client);
 	/* At once, and of another model: the device has room for one of them only. */
-	struct glake_session *session = day_connect_blind();
-	struct glake_model *model;
-	assert_ok(day_open_unmapped(session, other, &model));
-	glake_disconnect(session);
+	client = day_client(load_unmapped, (void *)other);
+	day_wait_metric("models_failed", 1);
+	day_set_faults(NULL);
+	day_join(client);
 	assert_ok(glake_evict(eye, NULL, NULL, NULL));
 	ck_assert_uint_eq(day_metric("models_failed"), 1);
 	ck_assert_uint_eq(day_metric("mover_deaths"), 0);
@@ -140,15 +153,18 @@ END_TEST
 
 START_TEST(two_clients_want_the_same_model)
 {
-	day_begin(&slow);
-	const char *path = day_write_model("m.safetensors", N_MODEL_BYTES, SEED);
+	day_begin(&one_model);
+	const char *path = day_write_layers("m.safetensors", SEED);
 	uint64_t n_loaded = day_metric("models_loaded");
+	day_set_faults(DAY_STOP_AND_GO);
 	pid_t first = day_client(load_mapped, (void *)path);
 	pid_t second = day_client(load_mapped, (void *)path);
+	day_await(2);
+	day_set_faults(NULL);
 	day_join(first);
 	day_join(second);
 	ck_assert_uint_eq(day_metric("models_loaded"), n_loaded + 1);
-	ck_assert_uint_eq(day_books().block_bytes, N_MODEL_BYTES);
+	ck_assert_uint_eq(day_books().block_bytes, DAY_MODEL_BYTES);
 	day_end();
 }
 END_TEST
@@ -156,15 +172,17 @@ END_TEST
 /* The one who came first, and pays, or the other: who remains gets the model. */
 START_TEST(one_of_two_who_wait_is_killed)
 {
-	day_begin(&slow);
-	const char *path = day_write_model("m.safetensors", N_MODEL_BYTES, SEED);
+	day_begin(&one_model);
+	const char *path = day_write_layers("m.safetensors", SEED);
 	uint64_t n_loaded = day_metric("models_loaded");
 	pid_t clients[2];
+	day_set_faults(DAY_STOP_AND_GO);
 	clients[0] = day_client(load_mapped, (void *)path);
 	day_await(1);
 	clients[1] = day_client(load_mapped, (void *)path);
-	harness_sleep_ms(100);
+	day_await(2);
 	day_kill(clients[_i]);
+	day_set_faults(NULL);
 	day_join(clients[1 - _i]);
 	ck_assert_uint_eq(day_metric("models_loaded"), n_loaded + 1);
 	ck_assert_uint_eq(day_metric("models_failed"), 0);
@@ -239,9 +257,9 @@ static void lose_the_daemon(void *user)
 	assert_ok(glake_model_open(session, day_path("open.safetensors"), NULL, &model));
 	assert_fails(GLAKE_E_GONE, "", open_with_progress(session, user, 0, &other));
 	/* What it has, it keeps. */
-	ck_assert(day_is_content(session, day_tensor(model, "w").ptr, 20 * MIB, SEED + 1, 0));
+	ck_assert(day_is_content(session, day_tensor(model, "w").ptr, MIB, SEED, 0));
 	assert_fails(GLAKE_E_GONE, "", glake_ping(session));
-	ck_assert(day_is_content(session, day_tensor(model, "w").ptr, 20 * MIB, SEED + 1, 0));
+	ck_assert(day_is_content(session, day_tensor(model, "w").ptr, MIB, SEED, 0));
 	glake_disconnect(session);
 	struct glake_session *again;
 	assert_fails(GLAKE_E_GONE, "glaked.sock", glake_connect(NULL, &again));
@@ -249,13 +267,15 @@ static void lose_the_daemon(void *user)
 
 START_TEST(glaked_is_killed_in_a_load)
 {
-	day_begin(&slow);
-	const char *path = day_write_model("m.safetensors", N_MODEL_BYTES, SEED);
-	day_write_model("open.safetensors", 20 * MIB, SEED + 1);
+	day_begin(&one_model);
+	const char *path = day_write_layers("m.safetensors", SEED);
+	day_write_model("open.safetensors", MIB, SEED);
 	pid_t mover = day_mover();
+	day_set_faults(DAY_STOP_AND_GO);
 	pid_t client = day_client(lose_the_daemon, (void *)path);
 	day_await(1);
 	harness_kill(&harness);
+	day_set_faults(NULL);
 	day_join(client);
 	uint64_t end_ms = harness_now_ms() + 5000;
 	while (is_alive(mover)) {
