@@ -334,7 +334,7 @@ START_TEST(a_lost_device_ends_the_mover)
 	peer_expect_failed(&peer, 7, GLAKE__WIRE__STATUS__MOVER_FAILED,
 	                   "CUDA_ERROR_ILLEGAL_ADDRESS");
 	int status = peer_wait(&peer);
-	ck_assert(WIFEXITED(status) && WEXITSTATUS(status) != 0);
+	ck_assert_msg(WIFEXITED(status) && WEXITSTATUS(status) != 0, "status 0x%x", status);
 	drop_plan(&peer, &plan);
 	made_free(&model);
 	peer_remove_folder(&peer);
