@@ -102,7 +102,7 @@ submake = $(MAKE) --no-print-directory $(if $(findstring jobserver,$(MAKEFLAGS))
 sanitized = $(submake) SHARED=$(SHARED) B=$(B)/$(1) WERROR= SANITIZE="-fsanitize=$(2) \
 	-fno-sanitize-recover=all -fno-omit-frame-pointer" run-c-tests
 
-test: deps ## install what is missing, build, run all tests (no GPU needed)
+test: deps ## install what is missing, build, run all tests, TEST_JOBS at a time (no GPU needed)
 	@$(submake) run-tests
 check: test ## the same
 run-tests: tests $(SHARED)/venv/.done
@@ -115,7 +115,7 @@ check-tsan: deps ## the C tests under ThreadSanitizer
 	@$(call sanitized,tsan,thread)
 , := ,
 check-gpu: tests ## tests and benchmarks of a GPU host (needs PyTorch)
-	@$(if $(GPU_TESTS),GLAKE_LIBCUDA= tests/run $(B) $(GPU_TESTS))
+	@$(if $(GPU_TESTS),GLAKE_LIBCUDA= TEST_JOBS=1 tests/run $(B) $(GPU_TESTS))
 	@python3 tests/gpu/run.py --out $(B)/gpu
 demo: deps ## four model servers, one copy of the weights
 	@$(submake) all cudasim $(DEMO)
