@@ -48,6 +48,9 @@ struct opened {
 };
 
 /* Held while glaked is asked, so that two threads that open one handle get one mapping. */
+static pthread_mutex_t opening_lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* Never held for long: questions about pointers come this way. Taken after opening_lock. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct opened *list; /* owned */
 static uint64_t next_id = 1ull << 61;
@@ -203,29 +206,47 @@ static int open_share(const struct glake_share *share, const struct heap_place *
 	return 0;
 }
 
-/* Called with the lock held. */
-static int open_locked(const struct ipc_name *name, const struct heap_place *place,
-                       struct owner *owner, CUdeviceptr *address_out)
+/* Is it open already? Then once more, and *error_out says how that went. */
+static bool open_again(const struct ipc_name *name, const struct heap_place *place,
+                       CUdeviceptr *address_out, int *error_out)
 {
 	struct glake_share share = share_of(name);
+	pthread_mutex_lock(&lock);
 	struct opened *opened = find_share(&share, place->ctx);
-	bool is_new = !opened;
-	int r = is_new ? open_share(&share, place, owner, &opened) : 0;
+	if (opened) {
+		opened->place.era = place->era;
+		*error_out = add_opening(opened, name->offset, name->n_bytes);
+		*address_out = opened->base + name->offset;
+	}
+	pthread_mutex_unlock(&lock);
+	return opened != NULL;
+}
+
+/* Called with the opening lock held. */
+static int open_one(const struct ipc_name *name, const struct heap_place *place,
+                    struct owner *owner, CUdeviceptr *address_out)
+{
+	struct glake_share share = share_of(name);
+	struct opened *opened;
+	int r;
+	if (open_again(name, place, address_out, &r)) {
+		return r;
+	}
+	r = open_share(&share, place, owner, &opened);
 	if (r < 0) {
 		return r;
 	}
-	opened->place.era = place->era;
+	pthread_mutex_lock(&lock);
 	r = add_opening(opened, name->offset, name->n_bytes);
-	if (r < 0) {
-		if (is_new) {
-			opened_free(opened);
-		}
-		return r;
-	}
-	if (is_new) {
+	if (r == 0) {
 		opened->id = next_id++;
 		opened->next = list;
 		list = opened;
+	}
+	pthread_mutex_unlock(&lock);
+	if (r < 0) {
+		opened_free(opened);
+		return r;
 	}
 	*address_out = opened->base + name->offset;
 	return 0;
@@ -254,9 +275,9 @@ CUresult ipc_open(const CUipcMemHandle *handle, const struct heap_place *place,
 	}
 	CUresult result = CUDA_ERROR_INVALID_CONTEXT;
 	if (!is_own(owner, &name)) {
-		pthread_mutex_lock(&lock);
-		result = judge(open_locked(&name, place, owner, address_out));
-		pthread_mutex_unlock(&lock);
+		pthread_mutex_lock(&opening_lock);
+		result = judge(open_one(&name, place, owner, address_out));
+		pthread_mutex_unlock(&opening_lock);
 	}
 	owner_unref(owner);
 	return result;
@@ -315,6 +336,8 @@ bool ipc_close(CUdeviceptr address, CUresult *result_out)
 void ipc_release_ctx(CUcontext ctx, uint64_t era)
 {
 	struct opened *gone = NULL;
+	/* What is being opened for @ctx is there, or comes for one that knows that it has ended. */
+	pthread_mutex_lock(&opening_lock);
 	pthread_mutex_lock(&lock);
 	for (struct opened **at = &list; *at;) {
 		struct opened *opened = *at;
@@ -327,6 +350,7 @@ void ipc_release_ctx(CUcontext ctx, uint64_t era)
 		}
 	}
 	pthread_mutex_unlock(&lock);
+	pthread_mutex_unlock(&opening_lock);
 	while (gone) {
 		struct opened *opened = gone;
 		gone = opened->next;

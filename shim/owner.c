@@ -16,11 +16,14 @@
 /* Half of glaked's default limit: a request may be followed by another before it returns. */
 #define MAX_REQUESTS 8
 
-/* Held while connecting: whoever wants memory then has to wait for the answer anyway. */
+/* Never held for long: questions about pointers come this way. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct owner *current; /* owned */
-static uint64_t retry_ns;     /* when connecting has failed: not before */
-static bool was_refused;      /* and why */
+
+/* Held while connecting: whoever wants memory then has to wait for the answer anyway. */
+static pthread_mutex_t connecting = PTHREAD_MUTEX_INITIALIZER;
+static uint64_t retry_ns; /* when it has failed: not before */
+static bool was_refused;  /* and why */
 
 struct owner *owner_peek(void)
 {
@@ -70,41 +73,55 @@ static struct owner *owner_new(void)
 	return owner;
 }
 
-/* Called with the lock held. The reference that was current's, or NULL. */
-static struct owner *drop_dead_locked(void)
+/* Returns what was current, with its reference. */
+static struct owner *replace(struct owner *owner)
 {
-	struct owner *dead = NULL;
-	if (current && current->is_dead) {
-		dead = current;
-		current = NULL;
-	}
-	return dead;
+	pthread_mutex_lock(&lock);
+	struct owner *was = current;
+	current = owner;
+	pthread_mutex_unlock(&lock);
+	return was;
 }
 
-/* Called with the lock held. */
-static void connect_locked(void)
+static struct owner *peek_alive(void)
+{
+	struct owner *owner = owner_peek();
+	if (owner && owner->is_dead) {
+		owner_unref(owner);
+		owner = NULL;
+	}
+	return owner;
+}
+
+/* Called while connecting. */
+static void connect_current(void)
 {
 	uint64_t began_ns = clock_now_ns();
-	if (began_ns < retry_ns) {
-		return;
+	struct owner *owner = NULL;
+	if (began_ns >= retry_ns) {
+		owner = owner_new();
+		uint64_t pause_ns = (clock_now_ns() - began_ns) * RETRY_SHARE;
+		retry_ns = owner ? 0 : clock_now_ns() + (pause_ns > RETRY_NS ? pause_ns : RETRY_NS);
 	}
-	current = owner_new();
-	uint64_t pause_ns = (clock_now_ns() - began_ns) * RETRY_SHARE;
-	retry_ns = current ? 0 : clock_now_ns() + (pause_ns > RETRY_NS ? pause_ns : RETRY_NS);
+	owner_unref(replace(owner));
 }
 
 struct owner *owner_get(bool *is_refused_out)
 {
 	cleanup_cancel int cancel = cancel_disable();
-	pthread_mutex_lock(&lock);
-	struct owner *dead = drop_dead_locked();
-	if (!current) {
-		connect_locked();
+	*is_refused_out = false;
+	struct owner *owner = peek_alive();
+	if (owner) {
+		return owner;
 	}
-	struct owner *owner = current ? owner_ref(current) : NULL;
-	*is_refused_out = !owner && was_refused;
-	pthread_mutex_unlock(&lock);
-	owner_unref(dead);
+	pthread_mutex_lock(&connecting);
+	owner = peek_alive();
+	if (!owner) {
+		connect_current();
+		owner = peek_alive();
+		*is_refused_out = !owner && was_refused;
+	}
+	pthread_mutex_unlock(&connecting);
 	return owner;
 }
 

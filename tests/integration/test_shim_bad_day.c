@@ -195,6 +195,19 @@ START_TEST(a_full_socket_is_waited_for)
 }
 END_TEST
 
+START_TEST(questions_do_not_wait_for_a_stopped_glaked)
+{
+	struct run run;
+	char path[PATH_MAX];
+	begin(NULL);
+	snprintf(path, sizeof(path), "%s/mute", harness.folder);
+	run_start(&run, "GLAKE_SHIM_OWN=alloc", run_in_build(PROGRAM), "dlsym", "asks", path, NULL);
+	run_end_well(&run);
+	run_expect(&run, "owned 0 passed 1 refused 0 connects 0");
+	finish();
+}
+END_TEST
+
 /* It is stopped for good: the driver serves, and glaked when it goes on. */
 START_TEST(a_stopped_glaked_is_done_without)
 {
@@ -514,6 +527,7 @@ int main(void)
 	suite_add(suite, an_ipc_handle_of_the_killed_opens_nothing);
 	suite_add(suite, a_quota_of_next_to_nothing_is_out_of_memory);
 	suite_add(suite, a_full_socket_is_waited_for);
+	suite_add(suite, questions_do_not_wait_for_a_stopped_glaked);
 	suite_add(suite, a_stopped_glaked_is_done_without);
 	suite_add(suite, a_busy_session_is_no_reason_to_go_without);
 	suite_add(suite, a_failure_of_ours_is_out_of_memory);

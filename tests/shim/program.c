@@ -12,6 +12,7 @@
 #include <cuda.h>
 #include <dlfcn.h>
 #include <errno.h>
+#include <poll.h>
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -21,6 +22,7 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -1274,6 +1276,41 @@ static void loads(const char *argument)
 	print_counts();
 }
 
+/* glaked, as it is when it is stopped: it listens and does not answer. */
+static int listen_at(const char *path)
+{
+	struct sockaddr_un address = {.sun_family = AF_UNIX};
+	int listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+	must(listener >= 0 && strlen(path) < sizeof(address.sun_path));
+	strcpy(address.sun_path, path);
+	must(bind(listener, (struct sockaddr *)&address, sizeof(address)) == 0);
+	must(listen(listener, 1) == 0);
+	return listener;
+}
+
+/* One thread waits for glaked to let it in; another one asks about the driver's memory meanwhile. */
+static void asks(const char *argument)
+{
+	pthread_t id;
+	CUdeviceptr ptr;
+	unsigned type;
+	CUcontext ctx = start();
+	must_ok(cu(cuMemAllocAsync)(&ptr, MIB, NULL));
+	int listener = listen_at(argument);
+	setenv("GLAKE_SOCKET", argument, 1);
+	must(pthread_create(&id, NULL, alloc_thread, ctx) == 0);
+	struct pollfd waiting = {.fd = accept(listener, NULL, NULL), .events = POLLRDHUP};
+	must(waiting.fd >= 0);
+	must_ok(cu(cuPointerGetAttribute)(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, ptr));
+	must(type == CU_MEMORYTYPE_DEVICE);
+	/* Had we waited for it, it would have given up. */
+	must(poll(&waiting, 1, 0) == 0);
+	close(listener);
+	close(waiting.fd);
+	pthread_join(id, NULL);
+	print_counts();
+}
+
 /* No GPU, no driver: what a program without CUDA's driver expects. */
 static void nothing(const char *argument)
 {
@@ -1305,6 +1342,7 @@ static const struct {
 	{"cancels", cancels},
 	{"exits", exits},
 	{"loads", loads},
+	{"asks", asks},
 	{"busy", busy},
 	{"captures", captures},
 	{"nothing", nothing},
