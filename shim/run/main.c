@@ -121,6 +121,36 @@ static int check_program(const char *name)
 	return 0;
 }
 
+/* What the shim does not know it takes for nothing, and has nobody to tell. */
+static int check_own(const char *list)
+{
+	static const char *const words[] = {"alloc", "async", "vmm", "none"};
+	for (const char *word = list;; word++) {
+		size_t n_bytes = strcspn(word, ",");
+		bool is_known = false;
+		for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++) {
+			is_known |= strlen(words[i]) == n_bytes &&
+			            strncmp(word, words[i], n_bytes) == 0;
+		}
+		if (!is_known) {
+			return refuse(EXIT_REFUSED, list,
+			              "is not made of alloc, async, vmm and none");
+		}
+		word += n_bytes;
+		if (*word == '\0') {
+			return 0;
+		}
+	}
+}
+
+/* By the environment, which is nobody's mistake unless glaked is a must. */
+static int check_on(bool is_strict)
+{
+	const char *value = getenv("GLAKE_SHIM");
+	bool is_off = value && (strcmp(value, "off") == 0 || strcmp(value, "0") == 0);
+	return is_strict && is_off ? refuse(EXIT_REFUSED, "--strict", "GLAKE_SHIM=off is set") : 0;
+}
+
 /* ---- running ---------------------------------------------------------------------------------- */
 
 /* Behind what the program's user preloads himself. */
@@ -165,7 +195,14 @@ static int run(const struct options *options, char **arguments)
 		return refuse(EXIT_REFUSED, "libglake-shim.so", "not found");
 	}
 	set_environment(options);
-	int status = check_program(arguments[0]);
+	const char *own = getenv("GLAKE_SHIM_OWN");
+	int status = own ? check_own(own) : 0;
+	if (status == 0) {
+		status = check_on(options->is_strict);
+	}
+	if (status == 0) {
+		status = check_program(arguments[0]);
+	}
 	if (status == 0 && !shim_library_find(&shim_library_cuda, is_other_file, shim_path)) {
 		status = refuse(EXIT_REFUSED, "libcuda.so.1", "no CUDA driver library found");
 	}

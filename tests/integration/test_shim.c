@@ -684,6 +684,11 @@ START_TEST(glake_run_says_why_not)
 	run_start(&run, "LD_PRELOAD=", run_in_build("bin/glake"), "run", "--libcuda=/nowhere/x",
 	          "sh", NULL);
 	run_refused(&run, 125, "no CUDA driver library");
+	run_start(&run, "LD_PRELOAD=", run_in_build("bin/glake"), "run", "--own=vmm,aloc", "sh",
+	          NULL);
+	run_refused(&run, 125, "vmm,aloc: is not made of alloc, async, vmm and none");
+	run_start(&run, "GLAKE_SHIM=off", run_in_build("bin/glake"), "run", "--strict", "sh", NULL);
+	run_refused(&run, 125, "--strict: GLAKE_SHIM=off is set");
 
 	snprintf(path, sizeof(path), "%s/privileged", harness.folder);
 	char copy[PATH_MAX];
