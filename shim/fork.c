@@ -18,10 +18,17 @@
 static atomic_bool is_initialised;
 static atomic_bool is_forked;
 
+/*
+ * One is the rule. While glaked ends, or when it is gone, memory keeps sessions that came before.
+ * Slots are taken, filled and emptied so that a child finds them whole whenever the fork comes.
+ */
+#define MAX_WATCHED 16
+enum { SLOT_TAKEN = -1, SLOT_FREE = 0 };
+
 static struct {
-	atomic_int fd;
+	atomic_int fd_plus_1;
 	_Atomic uint64_t inode;
-} watched = {.fd = -1};
+} watched[MAX_WATCHED];
 
 static bool inode_of(int fd, uint64_t *inode_out)
 {
@@ -39,13 +46,15 @@ static void in_child(void)
 		return;
 	}
 	is_forked = true;
-	int fd = watched.fd;
-	uint64_t inode;
-	/* The program may have closed all fds, and opened others, without asking whose they are. */
-	if (inode_of(fd, &inode) && inode == watched.inode) {
-		close(fd);
+	for (int i = 0; i < MAX_WATCHED; i++) {
+		int fd = watched[i].fd_plus_1 - 1;
+		uint64_t inode;
+		/* The program may have closed all fds, and opened others, without asking whose they are. */
+		if (inode_of(fd, &inode) && inode == watched[i].inode) {
+			close(fd);
+		}
+		watched[i].fd_plus_1 = SLOT_FREE;
 	}
-	watched.fd = -1;
 }
 
 void shim_fork_init(void)
@@ -63,13 +72,26 @@ bool shim_is_forked(void)
 	return atomic_load_explicit(&is_forked, memory_order_relaxed);
 }
 
-void shim_fork_watch(int fd)
+int shim_fork_watch(int fd)
 {
 	uint64_t inode;
-	if (inode_of(fd, &inode)) {
-		watched.inode = inode;
-		watched.fd = fd;
-	} else {
-		watched.fd = -1;
+	if (!inode_of(fd, &inode)) {
+		return -1;
+	}
+	for (int i = 0; i < MAX_WATCHED; i++) {
+		int expected = SLOT_FREE;
+		if (atomic_compare_exchange_strong(&watched[i].fd_plus_1, &expected, SLOT_TAKEN)) {
+			watched[i].inode = inode;
+			watched[i].fd_plus_1 = fd + 1;
+			return i;
+		}
+	}
+	return -1;
+}
+
+void shim_fork_forget(int watch)
+{
+	if (watch >= 0) {
+		watched[watch].fd_plus_1 = SLOT_FREE;
 	}
 }

@@ -42,6 +42,7 @@ struct owner *owner_ref(struct owner *owner)
 void owner_unref(struct owner *owner)
 {
 	if (owner && --owner->n_refs == 0) {
+		shim_fork_forget(owner->watch);
 		glake_disconnect(owner->session);
 		free(owner);
 	}
@@ -67,7 +68,7 @@ static struct owner *owner_new(void)
 	owner->n_room = MAX_REQUESTS;
 	sem_init(&owner->room, 0, MAX_REQUESTS);
 	shim_note_init();
-	shim_fork_watch(glake_fd(owner->session));
+	owner->watch = shim_fork_watch(glake_fd(owner->session));
 	shim_count(SHIM_COUNT_connects);
 	service_start(owner);
 	return owner;

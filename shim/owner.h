@@ -32,6 +32,7 @@ struct owner {
 	atomic_bool is_dead;
 	sem_t room; /* for requests under way: */
 	atomic_int n_room;
+	int watch; /* see fork.h */
 };
 
 /*

@@ -195,6 +195,32 @@ START_TEST(a_full_socket_is_waited_for)
 }
 END_TEST
 
+/* A child has no use for the sessions of its parent, and glaked waits for their ends. */
+START_TEST(a_child_does_not_keep_a_glaked_that_ends)
+{
+	struct run run;
+	struct harness other;
+	char state[PATH_MAX + 16];
+	int child = 0;
+	begin("drain_ms = 3600000;");
+	snprintf(state, sizeof(state), "CUDASIM_STATE=%s", getenv("CUDASIM_STATE"));
+	harness_start(&other, &(struct harness_options){.env = (const char *const[]){state, NULL}});
+	run_start(&run, NULL, run_in_build(PROGRAM), "dlsym", "moves", other.socket_path, NULL);
+	run_read(&run, "ready");
+	harness_signal(&harness, SIGTERM);
+	harness_wait_log(&harness, "draining 1 sessions");
+	run_continue(&run);
+	run_end_well(&run);
+	const char *line = strstr(run.text, "child ");
+	ck_assert(line && sscanf(line, "child %d", &child) == 1 && child > 1);
+	int status = harness_wait_exit(&harness);
+	kill(child, SIGKILL);
+	ck_assert_int_eq(status, 0);
+	harness_clean(&harness);
+	harness_stop(&other);
+}
+END_TEST
+
 START_TEST(questions_do_not_wait_for_a_stopped_glaked)
 {
 	struct run run;
@@ -527,6 +553,7 @@ int main(void)
 	suite_add(suite, an_ipc_handle_of_the_killed_opens_nothing);
 	suite_add(suite, a_quota_of_next_to_nothing_is_out_of_memory);
 	suite_add(suite, a_full_socket_is_waited_for);
+	suite_add(suite, a_child_does_not_keep_a_glaked_that_ends);
 	suite_add(suite, questions_do_not_wait_for_a_stopped_glaked);
 	suite_add(suite, a_stopped_glaked_is_done_without);
 	suite_add(suite, a_busy_session_is_no_reason_to_go_without);

@@ -1311,6 +1311,27 @@ static void asks(const char *argument)
 	print_counts();
 }
 
+/* What has memory of a glaked that ends, and has found another one, leaves a child behind. */
+static void moves(const char *argument)
+{
+	start();
+	alloc(6 * MIB);
+	wait_for_line();
+	setenv("GLAKE_SOCKET", argument, 1);
+	while (shim_count("connects") < 2) {
+		alloc(512);
+		usleep(1000);
+	}
+	pid_t pid = fork();
+	must(pid >= 0);
+	if (pid == 0) {
+		close(STDOUT_FILENO);
+		close(STDERR_FILENO);
+		pause();
+	}
+	printf("child %d\n", (int)pid);
+}
+
 /* No GPU, no driver: what a program without CUDA's driver expects. */
 static void nothing(const char *argument)
 {
@@ -1343,6 +1364,7 @@ static const struct {
 	{"exits", exits},
 	{"loads", loads},
 	{"asks", asks},
+	{"moves", moves},
 	{"busy", busy},
 	{"captures", captures},
 	{"nothing", nothing},
