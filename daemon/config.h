@@ -131,6 +131,9 @@ bool config_is_admin(const struct config *config, uid_t uid, const gid_t *gids, 
 void config_realm_of(const struct config *config, uid_t uid, const gid_t *gids, size_t n_gids,
                      char *name_out, size_t name_bytes);
 
+/* Does a tenant's rule? */
+bool config_names_cgroups(const struct config *config);
+
 /*
  * The first rule that matches, else the default tenant; never NULL, valid as long as the config.
  * A rule with both members and a cgroup needs both. @cgroup: path in the unified hierarchy, or NULL

@@ -70,6 +70,16 @@ void config_realm_of(const struct config *config, uid_t uid, const gid_t *gids, 
 	snprintf(name_out, name_bytes, "uid:%u", (unsigned)uid);
 }
 
+bool config_names_cgroups(const struct config *config)
+{
+	for (size_t i = 0; i < config->n_tenants; i++) {
+		if (config->tenants[i].cgroup) {
+			return true;
+		}
+	}
+	return false;
+}
+
 const struct config_tenant *config_tenant_of(const struct config *config, uid_t uid,
                                              const gid_t *gids, size_t n_gids, const char *cgroup)
 {

@@ -2,15 +2,21 @@
 #include "daemon/peer.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/pidfd.h>
 #include <sys/socket.h>
 
 #include "proto/cleanup.h"
 
 #ifndef SO_PEERGROUPS
 #define SO_PEERGROUPS 59
+#endif
+/* Linux 6.5 */
+#ifndef SO_PEERPIDFD
+#define SO_PEERPIDFD 77
 #endif
 
 static int read_groups(struct peer *peer, int socket, gid_t primary)
@@ -53,7 +59,34 @@ static char *read_cgroup(pid_t pid)
 	return cgroup;
 }
 
-int peer_init(struct peer *peer, int socket)
+/* A pid names a process only while that lives. Returns a pidfd or -errno. */
+static int open_process(int socket, pid_t pid)
+{
+	int fd = -1;
+	socklen_t bytes = sizeof(fd);
+	if (getsockopt(socket, SOL_SOCKET, SO_PEERPIDFD, &fd, &bytes) < 0) {
+		fd = errno == ENOPROTOOPT ? pidfd_open(pid, 0) : -1;
+	}
+	return fd < 0 ? -errno : fd;
+}
+
+static bool has_ended(int pidfd)
+{
+	struct pollfd process = {.fd = pidfd, .events = POLLIN};
+	return poll(&process, 1, 0) != 0;
+}
+
+static int find_cgroup(struct peer *peer, int socket)
+{
+	cleanup_fd int pidfd = open_process(socket, peer->pid);
+	if (pidfd < 0) {
+		return pidfd;
+	}
+	peer->cgroup = read_cgroup(peer->pid);
+	return has_ended(pidfd) ? -ESRCH : 0;
+}
+
+int peer_init(struct peer *peer, int socket, bool needs_cgroup)
 {
 	struct ucred credentials;
 	socklen_t bytes = sizeof(credentials);
@@ -67,10 +100,11 @@ int peer_init(struct peer *peer, int socket)
 	if (r < 0) {
 		return r;
 	}
-	if (peer->pid > 0) {
-		peer->cgroup = read_cgroup(peer->pid);
+	/* Without a pid it is in no namespace below ours, and in no cgroup of ours. */
+	if (needs_cgroup && peer->pid > 0) {
+		r = find_cgroup(peer, socket);
 	}
-	return 0;
+	return r;
 }
 
 void peer_deinit(struct peer *peer)

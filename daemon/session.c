@@ -57,7 +57,7 @@ static int identify(struct session *session)
 	struct server *server = session->server;
 	const struct peer *peer = &session->peer;
 	char realm[CONFIG_NAME_BYTES];
-	int r = peer_init(&session->peer, session->conn.fd);
+	int r = peer_init(&session->peer, session->conn.fd, config_names_cgroups(server->config));
 	if (r < 0) {
 		return r;
 	}

@@ -10,6 +10,7 @@
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -246,6 +247,31 @@ START_TEST(a_file_that_cannot_be_closed_stops_nobody)
 }
 END_TEST
 
+/* Rules that name cgroups are not got round by a child that connects and ends. */
+START_TEST(the_socket_of_who_has_ended_is_nobodys)
+{
+	const char *config =
+		"tenants = ( { name = \"all\"; cgroup = \"/\"; device_bytes = \"4MiB\"; } );";
+	int status;
+	harness_start(&harness, &(struct harness_options){.config = config});
+	struct sockaddr_un address = {.sun_family = AF_UNIX};
+	strcpy(address.sun_path, harness.socket_path);
+	cleanup_fd int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+	harness_signal(&harness, SIGSTOP);
+	pid_t pid = fork();
+	if (pid == 0) {
+		_exit(connect(fd, (struct sockaddr *)&address, sizeof(address)) != 0);
+	}
+	ck_assert(waitpid(pid, &status, 0) == pid && status == 0);
+	harness_signal(&harness, SIGCONT);
+	harness_wait_log(&harness, "cannot tell who it is: No such process");
+	connection_expect_closed(fd);
+	int connection = connection_hello(&harness);
+	connection_close(&connection);
+	harness_stop(&harness);
+}
+END_TEST
+
 START_TEST(who_fails_again_and_again_does_not_fill_the_log)
 {
 	char path[HARNESS_PATH_BYTES + 32];
@@ -276,6 +302,7 @@ int main(void)
 	tcase_set_timeout(tcase, TEST_TIMEOUT_S);
 	tcase_add_loop_test(tcase, a_file_that_cannot_be_closed_stops_nobody, 0, N_VILLAINIES);
 	suite_add_tcase(suite, tcase);
+	suite_add(suite, the_socket_of_who_has_ended_is_nobodys);
 	suite_add(suite, who_fails_again_and_again_does_not_fill_the_log);
 	return suite_run(suite);
 }
