@@ -174,11 +174,17 @@ static bool may_wait(struct alloc *alloc, bool is_late)
 	return now - alloc->since_ms < patience_ms;
 }
 
+/* Larger than all that the tenant may have on the device. */
+static bool exceeds_tenant(const struct alloc *alloc)
+{
+	const struct tenant_device *limits = &alloc->tenant->devices[alloc->device->index];
+	return limits->quota_bytes > 0 && alloc->bytes > limits->quota_bytes;
+}
+
 /* The tenant has no room. Whoever stands behind others is heard when it is his turn. */
 static bool may_wait_for_tenant(struct alloc *alloc, bool is_next)
 {
-	const struct tenant_device *limits = &alloc->tenant->devices[alloc->device->index];
-	if (limits->quota_bytes > 0 && alloc->bytes > limits->quota_bytes) {
+	if (exceeds_tenant(alloc)) {
 		return false;
 	}
 	bool is_awaited = (is_next || !alloc->has_asked) &&
@@ -337,12 +343,40 @@ static uint64_t shortfall(const struct alloc *alloc)
 	                                         : alloc->missing_bytes;
 }
 
+/*
+ * Whether what is missing could come together: as if everybody gave back all his private memory.
+ * If not, blocks in use are in the way, and to take from others what they keep would help nobody.
+ */
+static bool can_make_room(const struct alloc *alloc)
+{
+	const struct device *device = alloc->device;
+	const struct tenant *cache = alloc->allocator->pools[device->index].payer;
+	uint64_t most_bytes = device_room_bytes(device);
+	most_bytes += cache->devices[device->index].used_bytes;
+	most_bytes += device->use_bytes[CHUNK_PRIVATE];
+	return alloc->missing_bytes <= most_bytes;
+}
+
+/* In vain so far. */
+static void wait_or_refuse(struct alloc *alloc, bool is_late)
+{
+	if (may_wait(alloc, is_late)) {
+		park(alloc);
+	} else {
+		finish(alloc, ALLOC_E_FULL);
+	}
+}
+
 /* The device is full: take memory back and try again, wait, or give up. */
 static void make_room(struct alloc *alloc)
 {
 	struct allocator *allocator = alloc->allocator;
 	if (!alloc->done) {
 		finish(alloc, ALLOC_E_FULL);
+		return;
+	}
+	if (!can_make_room(alloc)) {
+		wait_or_refuse(alloc, false);
 		return;
 	}
 	uint64_t wanted_bytes = shortfall(alloc);
@@ -357,11 +391,7 @@ static void make_room(struct alloc *alloc)
 	}
 	bool is_awaited = ask(alloc, &allocator->asked[alloc->device->index], NULL,
 	                      alloc->missing_bytes);
-	if (may_wait(alloc, is_awaited || device_has_room(alloc->device, alloc->missing_bytes))) {
-		park(alloc);
-		return;
-	}
-	finish(alloc, ALLOC_E_FULL);
+	wait_or_refuse(alloc, is_awaited || device_has_room(alloc->device, alloc->missing_bytes));
 }
 
 static void on_made(struct work *work)
@@ -429,6 +459,10 @@ static void make(struct alloc *alloc)
 static int admit(struct alloc *alloc)
 {
 	uint32_t device = alloc->device->index;
+	if (alloc->bytes > device_most_bytes(alloc->device) && !exceeds_tenant(alloc)) {
+		alloc->allocator->stats->memory_refusals++;
+		return ALLOC_E_FULL;
+	}
 	bool is_next = tenant_queue_is_next(alloc->tenant, device, &alloc->place);
 	int r = is_next ? charge_all(alloc) : TENANT_E_BYTES;
 	if (r == 0) {

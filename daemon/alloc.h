@@ -3,14 +3,16 @@
  * Giving out chunks: the tenant's quota, the pool, the driver, and the order in which memory is
  * taken back when the GPU is full.
  *
- * A request is granted whole or not at all. First it is charged. When the tenant's bytes on the
+ * A request is granted whole or not at all, and refused at once if it is larger than the device.
+ * First it is charged. When the tenant's bytes on the
  * device do not allow that:
  *   1. it is refused if it is larger than all the tenant may have there,
  *   2. the tenant's clients are asked for their warm memory (alloc_hooks.reclaim), and the request
  *      stands in line until there is room, see below.
  * Nothing is evicted for it: what nobody uses is not the tenant's.
  *
- * Then it gets chunks. When the driver (or the configured reserve) says no:
+ * Then it gets chunks. When the driver (or the configured reserve) says no, and blocks in use leave
+ * so much that it could be granted if everybody else gave back what he has:
  *   1. the pool is drained,
  *   2. the owner of evictable memory is asked to evict (alloc_hooks.evict), as often as it can,
  *   3. all clients are asked for their warm memory, and the request waits, see below.
@@ -69,9 +71,9 @@ struct alloc_hooks {
 	/* Free at least @bytes on @device if possible; returns what will be free. */
 	uint64_t (*evict)(void *user, struct device *device, uint64_t bytes);
 	/*
-	 * Ask the clients of @tenant, or of all with NULL, for @bytes of warm memory each; 0: nobody
-	 * is asked. Returns whether some that were asked may still answer. When one has:
-	 * allocator_look_again().
+	 * Ask the clients of @tenant, or of all with NULL, for @bytes of warm memory each, but for
+	 * no more than each has; 0: nobody is asked. Returns whether some that were asked may
+	 * still answer. When one has: allocator_look_again().
 	 */
 	bool (*reclaim)(void *user, struct device *device, const struct tenant *tenant,
 	                uint64_t bytes);

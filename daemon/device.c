@@ -144,6 +144,14 @@ uint64_t device_free_bytes(const struct device *device)
 	return was_bytes > physical_bytes ? was_bytes - physical_bytes : 1;
 }
 
+uint64_t device_most_bytes(const struct device *device)
+{
+	/* The anchor is never granted. */
+	return device->usable_bytes > GLAKE_CHUNK_GRANULARITY
+	               ? device->usable_bytes - GLAKE_CHUNK_GRANULARITY
+	               : 0;
+}
+
 uint64_t device_room_bytes(const struct device *device)
 {
 	uint64_t taken_bytes = device_physical_bytes(device) + device->coming_bytes;

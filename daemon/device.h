@@ -67,6 +67,9 @@ void device_see_free(struct device *device, uint64_t free_bytes);
 /* What NVML saw, corrected for what glaked made and released since then. 0 = unknown. */
 uint64_t device_free_bytes(const struct device *device);
 
+/* What all chunks may come to that are ever given out at a time. */
+uint64_t device_most_bytes(const struct device *device);
+
 /* What more may be made, beside what exists and what is being made. */
 uint64_t device_room_bytes(const struct device *device);
 bool device_has_room(const struct device *device, uint64_t bytes);

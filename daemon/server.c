@@ -41,9 +41,9 @@ static bool on_reclaim_wanted(void *user, struct device *device, const struct te
 	struct session *session;
 	bool is_awaited = false;
 	list_for_each (session, &server->sessions, link) {
-		if (session->devices[device->index].reserved_bytes > 0 &&
-		    (!tenant || session->tenant == tenant) &&
-		    session_reclaim(session, device, bytes)) {
+		uint64_t has_bytes = session->devices[device->index].reserved_bytes;
+		if (has_bytes > 0 && (!tenant || session->tenant == tenant) &&
+		    session_reclaim(session, device, bytes < has_bytes ? bytes : has_bytes)) {
 			is_awaited = true;
 		}
 	}

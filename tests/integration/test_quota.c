@@ -191,6 +191,84 @@ START_TEST(a_model_in_use_is_not_evicted_for_another)
 }
 END_TEST
 
+/* Freed, and warm; until stage 2. */
+static void keep_40_warm(void *user)
+{
+	glake_ptr ptr = 0;
+	struct glake_session *session = day_connect();
+	assert_ok(glake_alloc(session, 0, 40 * MIB, 0, &ptr));
+	assert_ok(glake_free(session, ptr));
+	day_reach(1);
+	while (atomic_load(day_stage) < 2) {
+		ck_assert_int_ge(glake_dispatch(session), 0);
+		harness_sleep_ms(2);
+	}
+	glake_disconnect(session);
+}
+
+/* Nobody pays for what cannot be: neither the store, nor the pool, nor who has warm memory. */
+START_TEST(more_than_the_device_is_refused_and_costs_nobody)
+{
+	static const char *const configs[] = {
+		DAY_CONFIG,
+		DAY_CONFIG "pressure = \"wait\"; wait_ms = 3600000;",
+	};
+	glake_ptr ptr = 0;
+	day_begin(&(struct harness_options){.config = configs[_i], .devices = "1x256MiB"});
+	const char *path = day_write_model("m.safetensors", 60 * MIB, 1);
+	load_and_close(path);
+	pid_t client = day_client(keep_40_warm, NULL);
+	day_await(1);
+	struct glake_session *session = day_connect();
+	struct books before = day_books();
+	uint64_t n_evicted = day_metric("models_evicted");
+	/* All but what glaked keeps for itself is the most there can be. */
+	assert_fails(GLAKE_E_NO_DEVICE_MEMORY, "device 0",
+	             glake_alloc(session, 0, 256 * MIB, 0, &ptr));
+	assert_fails(GLAKE_E_NO_DEVICE_MEMORY, "device 0",
+	             glake_alloc(session, 0, 8192 * MIB, 0, &ptr));
+	ck_assert(is_there(path));
+	day_wait_books(&before);
+	ck_assert_uint_eq(day_metric("reclaims_sent"), 0);
+	ck_assert_uint_eq(day_metric("models_evicted"), n_evicted);
+	ck_assert_uint_eq(day_metric("memory_refusals"), 2);
+	/* glake-mover has some as well. */
+	assert_ok(glake_alloc(session, 0, 220 * MIB, 0, &ptr));
+	ck_assert(!is_there(path));
+	day_reach(2);
+	day_join(client);
+	glake_disconnect(session);
+	day_end();
+}
+END_TEST
+
+START_TEST(nothing_goes_for_what_blocks_in_use_are_in_the_way_of)
+{
+	struct glake_model *model;
+	glake_ptr ptr = 0;
+	day_begin(&small_device);
+	const char *used = day_write_model("used.safetensors", 100 * MIB, 1);
+	const char *idle = day_write_model("idle.safetensors", 60 * MIB, 2);
+	load_and_close(idle);
+	pid_t client = day_client(keep_40_warm, NULL);
+	day_await(1);
+	struct glake_session *session = day_connect();
+	assert_ok(glake_model_open(session, used, NULL, &model));
+	uint64_t rest = 256 * MIB - 2 * MIB - day_books().used_block_bytes;
+	assert_fails(GLAKE_E_NO_DEVICE_MEMORY, "device 0",
+	             glake_alloc(session, 0, rest + 2 * MIB, 0, &ptr));
+	ck_assert(is_there(idle));
+	ck_assert_uint_eq(day_metric("reclaims_sent"), 0);
+	/* glake-mover has some as well. */
+	assert_ok(glake_alloc(session, 0, rest - 32 * MIB, 0, &ptr));
+	ck_assert(!is_there(idle));
+	day_reach(2);
+	day_join(client);
+	glake_disconnect(session);
+	day_end();
+}
+END_TEST
+
 static void hold_and_free(void *user)
 {
 	glake_ptr ptr = 0;
@@ -504,6 +582,11 @@ int main(void)
 	suite_add(suite, the_longest_idle_model_goes_first_and_pinned_ones_stay);
 	suite_add(suite, the_lower_priority_goes_first);
 	suite_add(suite, a_model_in_use_is_not_evicted_for_another);
+	TCase *more = tcase_create("more_than_the_device_is_refused_and_costs_nobody");
+	tcase_set_timeout(more, TEST_TIMEOUT_S);
+	tcase_add_loop_test(more, more_than_the_device_is_refused_and_costs_nobody, 0, 2);
+	suite_add_tcase(suite, more);
+	suite_add(suite, nothing_goes_for_what_blocks_in_use_are_in_the_way_of);
 	suite_add(suite, who_waits_gets_what_another_frees);
 	suite_add(suite, who_waits_in_vain_is_refused_in_time);
 	suite_add(suite, warm_memory_is_reclaimed_for_who_waits);

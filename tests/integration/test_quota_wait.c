@@ -223,16 +223,24 @@ static void expect_waiting(int connection)
 	connection_ping(connection);
 }
 
-/* The id of the next Reclaim, which is all that may come. */
-static uint64_t expect_reclaim(int connection)
+/* The id of the next Reclaim, which is all that may come. It asks for @n_bytes, or any number with 0. */
+static uint64_t expect_reclaim_of(int connection, uint64_t n_bytes)
 {
 	Glake__Wire__Answer *answer = connection_receive(connection, NULL);
 	ck_assert(answer && answer->id == 0);
 	ck_assert_int_eq(answer->body_case, GLAKE__WIRE__ANSWER__BODY_RECLAIM);
 	uint64_t id = answer->reclaim->id;
 	ck_assert_uint_gt(id, 0);
+	if (n_bytes > 0) {
+		ck_assert_uint_eq(answer->reclaim->bytes, n_bytes);
+	}
 	connection_free(answer);
 	return id;
+}
+
+static uint64_t expect_reclaim(int connection)
+{
+	return expect_reclaim_of(connection, 0);
 }
 
 static void report(int connection, uint64_t reclaim)
@@ -292,6 +300,28 @@ START_TEST(an_answer_ends_the_wait)
 		expect_status(asker, request, gives ? OK : OVER_QUOTA);
 	}
 	connection_close(&holder);
+	connection_close(&asker);
+	day_end();
+}
+END_TEST
+
+/* Else it would owe, and give back as it frees, what it never had. */
+START_TEST(nobody_is_asked_for_more_than_he_has)
+{
+	begin(_i == 0 ? DAY_CONFIG TENANT("64MiB") : DAY_CONFIG "reserve_bytes = \"446MiB\";");
+	int small = connection_hello(&harness);
+	int big = connection_hello(&harness);
+	int asker = connection_hello(&harness);
+	take(small, 10 * MIB);
+	take(big, 40 * MIB);
+	uint64_t request = send_alloc(asker, 0, 24 * MIB);
+	uint64_t id = expect_reclaim_of(small, 10 * MIB);
+	report(small, id);
+	id = expect_reclaim_of(big, 24 * MIB);
+	report(big, id);
+	expect_status(asker, request, _i == 0 ? OVER_QUOTA : GLAKE__WIRE__STATUS__NO_DEVICE_MEMORY);
+	connection_close(&small);
+	connection_close(&big);
 	connection_close(&asker);
 	day_end();
 }
@@ -475,6 +505,10 @@ int main(void)
 	suite_add(suite, what_can_never_fit_does_not_wait);
 	suite_add(suite, what_is_owed_goes_when_it_is_freed);
 	suite_add(suite, an_answer_ends_the_wait);
+	TCase *asked = tcase_create("nobody_is_asked_for_more_than_he_has");
+	tcase_set_timeout(asked, TEST_TIMEOUT_S);
+	tcase_add_loop_test(asked, nobody_is_asked_for_more_than_he_has, 0, 2);
+	suite_add_tcase(suite, asked);
 	suite_add(suite, who_does_not_answer_is_not_waited_for_again);
 	suite_add(suite, who_came_first_is_served_first);
 	suite_add(suite, who_dies_in_line_is_passed);
