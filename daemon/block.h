@@ -2,10 +2,11 @@
 /*
  * A block: a sealed chunk, immutable, found by its digest, shared by one realm on one device.
  *
- * Two counts say why it is there:
+ * Three counts say why it is there:
  *   n_manifests  models that name it
  *   n_users      models in use (see model.h) that name it, and sessions that hold it directly
- * While n_users > 0 the tenant that brought it pays, until nobody uses it any more; after that the
+ *   n_pins       places that pinned models have for it
+ * While n_users > 0 or n_pins > 0 the tenant that brought it pays, or who pinned it; after that the
  * built-in tenant does, and the block is cache. A block that a program published may be cache with
  * no manifest; one that came from a file goes with its last manifest.
  *
@@ -41,6 +42,7 @@ struct block {
 	uint64_t content_bytes;
 	uint32_t n_manifests;
 	uint32_t n_users;
+	uint64_t n_pins;
 	bool is_published;
 	bool is_twin; /* its digest is another content's: not in the table, never shared */
 };

@@ -24,7 +24,21 @@ void rpc_pin(struct session *session, const request_t *request, struct fdlist *f
 	if (!model) {
 		return;
 	}
-	store_set_pinned(&session->server->store, model, !request->pin->unpin);
+	struct store *store = &session->server->store;
+	if (request->pin->unpin) {
+		store_unpin_model(store, model);
+		rpc_answer_ok(session, request->id);
+		return;
+	}
+	if (model->state != MODEL_READY) {
+		rpc_refuse(session, request->id, STATUS_BUSY, "'%s' is being loaded", model->name);
+		return;
+	}
+	int r = store_pin_model(store, model, session->tenant);
+	if (r != 0) {
+		rpc_refuse_model(session, request->id, model, r);
+		return;
+	}
 	rpc_answer_ok(session, request->id);
 }
 

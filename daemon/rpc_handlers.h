@@ -32,6 +32,9 @@ bool rpc_notify(struct session *session, answer_t *notice);
 /* The device of that number, or NULL after a refusal. */
 struct device *rpc_device(struct session *session, uint64_t id, uint32_t index);
 
+/* @error of store_hold_model() or store_pin_model() is the session's answer. */
+void rpc_refuse_model(struct session *session, uint64_t id, const struct model *model, int error);
+
 /* Whether the session may act on what belongs to @realm. */
 bool rpc_may_act(const struct session *session, const struct realm *realm);
 

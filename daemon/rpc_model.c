@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Requests for models: open, page through the manifest, close. */
+#include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,6 +23,18 @@ struct model_request {
 };
 
 /* ---- opening --------------------------------------------------------------------------------- */
+
+void rpc_refuse_model(struct session *session, uint64_t id, const struct model *model, int error)
+{
+	if (error == -ENOMEM) {
+		rpc_refuse(session, id, STATUS_NO_HOST_MEMORY, "glaked has no host memory");
+		return;
+	}
+	session->server->stats.quota_refusals++;
+	rpc_refuse(session, id, error == TENANT_E_FDS ? STATUS_NO_FDS : STATUS_OVER_QUOTA,
+	           "'%s' (%" PRIu64 " bytes) does not fit the limits of tenant %s", model->name,
+	           model->span_bytes, session->tenant->name);
+}
 
 static void answer_open(struct session *session, uint64_t id, struct model *model, bool was_loaded,
                         struct load_result result)
@@ -52,15 +65,15 @@ static void open_ready(struct session *session, uint64_t id, struct model *model
 {
 	struct store *store = &session->server->store;
 	int r = store_hold_model(store, model, session->tenant);
-	if (r != 0) {
-		session->server->stats.quota_refusals++;
-		rpc_refuse(session, id, r == TENANT_E_FDS ? STATUS_NO_FDS : STATUS_OVER_QUOTA,
-		           "'%s' (%" PRIu64 " bytes) does not fit the limits of tenant %s",
-		           model->name, model->span_bytes, session->tenant->name);
-		return;
+	if (r == 0 && pin) {
+		r = store_pin_model(store, model, session->tenant);
+		if (r != 0) {
+			store_unhold_model(store, model, session->tenant->priority);
+		}
 	}
-	if (pin) {
-		store_set_pinned(store, model, true);
+	if (r != 0) {
+		rpc_refuse_model(session, id, model, r);
+		return;
 	}
 	answer_open(session, id, model, was_loaded, result);
 }

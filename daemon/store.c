@@ -2,10 +2,12 @@
 #include "daemon/store.h"
 
 #include <assert.h>
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "daemon/log.h"
+#include "proto/cleanup.h"
 
 void store_init(struct store *store, uv_loop_t *loop, struct tenant *cache, struct stats *stats)
 {
@@ -19,7 +21,7 @@ void store_deinit(struct store *store)
 {
 	struct model *model;
 	list_for_each (model, &store->model_list, link) {
-		store_set_pinned(store, model, false);
+		store_unpin_model(store, model);
 	}
 	store->on_evicted = NULL;
 	store_evict_all(store, NULL, NULL);
@@ -88,7 +90,7 @@ struct block *store_seal(struct store *store, struct realm *realm, const struct 
 int store_use_block(struct block *block, struct tenant *tenant)
 {
 	if (block->n_users == 0) {
-		int r = charge_move(&block->chunk.charge, tenant);
+		int r = block->n_pins > 0 ? 0 : charge_move(&block->chunk.charge, tenant);
 		if (r != 0) {
 			return r;
 		}
@@ -102,7 +104,7 @@ int store_use_block(struct block *block, struct tenant *tenant)
 static uint64_t free_block(struct store *store, struct block *block)
 {
 	uint64_t freed_bytes = block->chunk.bytes;
-	assert(block->n_users == 0 && block->n_manifests == 0);
+	assert(block->n_users == 0 && block->n_manifests == 0 && block->n_pins == 0);
 	if (!block->is_twin) {
 		HASH_DEL(store->blocks, block);
 	}
@@ -113,6 +115,15 @@ static uint64_t free_block(struct store *store, struct block *block)
 	realm_unref(block->realm);
 	free(block);
 	return freed_bytes;
+}
+
+/* Nobody is left who should pay. */
+static void pay_from_cache(struct store *store, struct block *block)
+{
+	if (block->n_users == 0 && block->n_pins == 0) {
+		/* The built-in tenant has no limits, so this cannot be refused. */
+		charge_move(&block->chunk.charge, store->cache);
+	}
 }
 
 void store_unuse_block(struct store *store, struct block *block, int32_t priority)
@@ -126,8 +137,7 @@ void store_unuse_block(struct store *store, struct block *block, int32_t priorit
 		free_block(store, block);
 		return;
 	}
-	/* The built-in tenant has no limits, so this cannot be refused. */
-	charge_move(&block->chunk.charge, store->cache);
+	pay_from_cache(store, block);
 	if (block->n_manifests == 0) {
 		fall_idle(store, &block->idle, priority);
 	}
@@ -294,18 +304,64 @@ void store_drop_model(struct store *store, struct model *model)
 	remove_model(store, model);
 }
 
-void store_set_pinned(struct store *store, struct model *model, bool is_pinned)
+/* Have @tenant pay for the blocks that nobody has pinned yet: all of them, or none. */
+static int charge_for_pin(struct model *model, struct tenant *tenant, struct charge *charges)
 {
-	if (model->is_pinned == is_pinned) {
-		return;
+	size_t n = 0;
+	int r = 0;
+	while (n < model->n_blocks && r == 0) {
+		struct block *block = model->blocks[n].block;
+		const struct charge *paid = &block->chunk.charge;
+		/* A block may have several places in one model: it is charged for the first. */
+		if (block->n_pins++ == 0 && paid->tenant != tenant) {
+			r = tenant_charge(tenant, paid->device, paid->bytes, paid->n_fds,
+			                  &charges[n]);
+		}
+		n++;
 	}
-	model->is_pinned = is_pinned;
-	if (model->n_holders > 0) {
-		return;
+	for (size_t i = 0; i < n; i++) {
+		struct block *block = model->blocks[i].block;
+		if (r != 0) {
+			block->n_pins--;
+			charge_refund(&charges[i]);
+		} else if (charges[i].tenant) {
+			charge_refund(&block->chunk.charge);
+			block->chunk.charge = charges[i];
+		}
 	}
-	if (is_pinned) {
+	return r;
+}
+
+int store_pin_model(struct store *store, struct model *model, struct tenant *tenant)
+{
+	assert(model->state == MODEL_READY);
+	if (model->is_pinned) {
+		return 0;
+	}
+	cleanup_free struct charge *charges = calloc(model->n_blocks + 1, sizeof(charges[0]));
+	int r = charges ? charge_for_pin(model, tenant, charges) : -ENOMEM;
+	if (r != 0) {
+		return r;
+	}
+	model->is_pinned = true;
+	if (model->n_holders == 0) {
 		list_remove(&model->idle.link);
-	} else {
+	}
+	return 0;
+}
+
+void store_unpin_model(struct store *store, struct model *model)
+{
+	if (!model->is_pinned) {
+		return;
+	}
+	model->is_pinned = false;
+	for (size_t i = 0; i < model->n_blocks; i++) {
+		struct block *block = model->blocks[i].block;
+		block->n_pins--;
+		pay_from_cache(store, block);
+	}
+	if (model->n_holders == 0) {
 		fall_idle(store, &model->idle, model->idle.priority);
 	}
 }

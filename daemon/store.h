@@ -47,7 +47,7 @@ struct block *store_find_block(struct store *store, const struct realm *realm,
 struct block *store_seal(struct store *store, struct realm *realm, const struct digest *digest,
                          uint64_t content_bytes, struct chunk *chunk, bool is_twin);
 
-/* One more user, who pays if he is the first. Returns 0 or TENANT_E_*: nothing has changed. */
+/* One more user, who pays if he is the first of a block that is not pinned. Returns 0 or TENANT_E_*: nothing has changed. */
 int store_use_block(struct block *block, struct tenant *tenant);
 
 /* The counterpart of store_use_block() and of store_seal(). The block may be gone afterwards. */
@@ -80,7 +80,14 @@ void store_unhold_model(struct store *store, struct model *model, int32_t priori
 /* The load failed: the model goes with every block that nobody else needs. */
 void store_drop_model(struct store *store, struct model *model);
 
-void store_set_pinned(struct store *store, struct model *model, bool is_pinned);
+/*
+ * Keep a READY model, at the cost of @tenant: it pays for all of its blocks that are not pinned yet, in
+ * place of whoever did, used or not, for as long as the block is used or pinned. Nothing to do for what
+ * is pinned already. Returns 0, TENANT_E_* or -ENOMEM: nothing has changed.
+ */
+int store_pin_model(struct store *store, struct model *model, struct tenant *tenant);
+/* When nobody holds it, it is cache again. */
+void store_unpin_model(struct store *store, struct model *model);
 
 /* Bytes of chunks that only this model keeps. */
 uint64_t store_unique_bytes(const struct model *model);

@@ -82,7 +82,7 @@ void tenant_table_free(struct tenant_table *table);
  */
 int tenant_table_apply(struct tenant_table *table, const struct config *config);
 
-/* Pays for the pool and for blocks that nobody uses. Never NULL. */
+/* Pays for the pool and for blocks that nobody uses and nobody pinned. Never NULL. */
 struct tenant *tenant_table_cache(struct tenant_table *table);
 
 /* NULL when there is none of that name. */

@@ -299,7 +299,7 @@ struct glake_model_options {
 	glake_progress_fn progress; /* may be NULL */
 	void *progress_user;
 	int no_map; /* nonzero: bring it into the store, map nothing (glakectl load) */
-	int pin;    /* nonzero: never evicted until unpinned */
+	int pin;    /* nonzero: never evicted, and paid for by the tenant, until unpinned */
 };
 
 /*

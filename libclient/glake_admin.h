@@ -161,7 +161,10 @@ struct glake_block_row {
 typedef int (*glake_block_fn)(void *user, const struct glake_block_row *row);
 GLAKE_API int glake_list_blocks(struct glake_session *session, glake_block_fn row, void *user);
 
-/* Pin or unpin a model by name (own realm, or all as admin). GLAKE_E_NOT_FOUND. */
+/*
+ * Pin or unpin a model by name (own realm, or all as admin). A pinned model is charged to the tenant
+ * that pins it. GLAKE_E_NOT_FOUND, GLAKE_E_OVER_QUOTA, GLAKE_E_NO_FDS, GLAKE_E_BUSY: being loaded.
+ */
 GLAKE_API int glake_pin(struct glake_session *session, const char *model, int pin);
 
 /* Evict a model by name, or, with NULL, everything unused and unpinned. GLAKE_E_BUSY: in use. */

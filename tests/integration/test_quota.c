@@ -80,18 +80,7 @@ START_TEST(a_cached_model_counts_when_it_is_opened_again)
 }
 END_TEST
 
-/* ---- a full device --------------------------------------------------------------------------- */
-
-static const struct harness_options small_device = {.config = DAY_CONFIG, .devices = "1x256MiB"};
-
-static void load_and_close(const char *path)
-{
-	struct glake_session *session = day_connect_blind();
-	struct glake_model *model;
-	assert_ok(day_open_unmapped(session, path, &model));
-	glake_model_close(model);
-	glake_disconnect(session);
-}
+/* ---- pins ------------------------------------------------------------------------------------ */
 
 static int find_model(void *user, const struct glake_model_row *row)
 {
@@ -101,6 +90,183 @@ static int find_model(void *user, const struct glake_model_row *row)
 static bool is_there(const char *path)
 {
 	return glake_list_models(eye, find_model, (void *)path) == 1;
+}
+
+struct tenant_use {
+	const char *name;
+	uint64_t used_bytes;
+};
+
+static int find_tenant(void *user, const struct glake_tenant_row *row)
+{
+	struct tenant_use *wanted = user;
+	if (strcmp(row->name, wanted->name) != 0) {
+		return 0;
+	}
+	wanted->used_bytes = row->devices[0].used_bytes;
+	return 1;
+}
+
+static uint64_t used_by(const char *tenant)
+{
+	struct tenant_use wanted = {tenant, 0};
+	ck_assert_int_eq(glake_list_tenants(eye, find_tenant, &wanted), 1);
+	return wanted.used_bytes;
+}
+
+static void load(const char *path, bool pin)
+{
+	struct glake_session *session = day_connect_blind();
+	struct glake_model *model;
+	struct glake_model_options options = {.size = sizeof(options), .no_map = 1, .pin = pin};
+	assert_ok(glake_model_open(session, path, &options, &model));
+	glake_model_close(model);
+	glake_disconnect(session);
+}
+
+/* Nobody's session lasts as long as a pin does. */
+START_TEST(a_pinned_model_counts_when_nobody_has_it_open)
+{
+	struct glake_model *model;
+	struct glake_model_options pinned = {.size = sizeof(pinned), .no_map = 1, .pin = 1};
+	glake_ptr ptr = 0;
+	day_begin(&(struct harness_options){.config = DAY_CONFIG TENANT("128MiB"),
+	                                    .devices = "1x512MiB"});
+	const char *first = day_write_model("first.safetensors", 100 * MIB, 1);
+	const char *second = day_write_model("second.safetensors", 100 * MIB, 2);
+	load(first, true);
+	ck_assert_uint_eq(used_by("default"), 100 * MIB);
+	struct books before = day_books();
+	struct glake_session *session = day_connect();
+	assert_fails(GLAKE_E_OVER_QUOTA, "quota",
+	             glake_model_open(session, second, &pinned, &model));
+	assert_fails(GLAKE_E_OVER_QUOTA, "tenant default",
+	             glake_alloc(session, 0, 40 * MIB, 0, &ptr));
+	/* Who opens it pays nothing more. */
+	assert_ok(glake_model_open(session, first, NULL, &model));
+	ck_assert_uint_eq(used_by("default"), 100 * MIB);
+	glake_model_close(model);
+	glake_disconnect(session);
+	day_wait_books(&before);
+	assert_ok(glake_pin(eye, first, 0));
+	ck_assert_uint_eq(used_by("default"), 0);
+	load(second, true);
+	assert_ok(glake_pin(eye, second, 0));
+	day_end();
+}
+END_TEST
+
+START_TEST(an_idle_model_is_pinned_by_who_can_pay)
+{
+	day_begin(&(struct harness_options){.config = DAY_CONFIG TENANT("128MiB"),
+	                                    .devices = "1x512MiB"});
+	const char *first = day_write_model("first.safetensors", 100 * MIB, 1);
+	const char *second = day_write_model("second.safetensors", 100 * MIB, 2);
+	load(first, false);
+	load(second, false);
+	ck_assert_uint_eq(used_by("default"), 0);
+	assert_ok(glake_pin(eye, first, 1));
+	assert_ok(glake_pin(eye, first, 1));
+	ck_assert_uint_eq(used_by("default"), 100 * MIB);
+	uint64_t n_refused = day_metric("quota_refusals");
+	assert_fails(GLAKE_E_OVER_QUOTA, "second.safetensors", glake_pin(eye, second, 1));
+	ck_assert_uint_eq(day_metric("quota_refusals"), n_refused + 1);
+	ck_assert_uint_eq(used_by("default"), 100 * MIB);
+	/* What was refused is cache as before. */
+	assert_ok(glake_evict(eye, NULL, NULL, NULL));
+	ck_assert(is_there(first) && !is_there(second));
+	assert_ok(glake_pin(eye, first, 0));
+	ck_assert_uint_eq(used_by("default"), 0);
+	day_end();
+}
+END_TEST
+
+/* A block is paid for once: with two places in a model, and in two pinned models. */
+START_TEST(what_pinned_models_share_is_paid_for_once)
+{
+	static const struct model_tensor tensors[] = {
+		{"a", "U8", 1, {4 * MIB}, 1},
+		{"b", "U8", 1, {4 * MIB}, 1},
+		{"c", "U8", 1, {6 * MIB}, 2},
+	};
+	day_begin(&(struct harness_options){.config = DAY_CONFIG TENANT("10MiB"),
+	                                    .devices = "1x512MiB"});
+	const char *twice = day_path("twice.safetensors");
+	const char *once = day_path("once.safetensors");
+	/* The whole does not fit while it is loaded, before what is equal is found. */
+	assert_ok(glake_set_quota(eye, "default", 0, 0));
+	model_file_write(twice, tensors, 3);
+	model_file_write(once, tensors, 1);
+	load(twice, false);
+	load(once, false);
+	assert_ok(glake_set_quota(eye, "default", 0, 10 * MIB));
+	assert_ok(glake_pin(eye, twice, 1));
+	assert_ok(glake_pin(eye, once, 1));
+	ck_assert_uint_eq(used_by("default"), 10 * MIB);
+	assert_ok(glake_pin(eye, twice, 0));
+	ck_assert_uint_eq(used_by("default"), 4 * MIB);
+	assert_ok(glake_pin(eye, once, 0));
+	ck_assert_uint_eq(used_by("default"), 0);
+	day_end();
+}
+END_TEST
+
+struct stranger {
+	const char *path;
+	int result;
+};
+
+static void pin_as_other(struct harness *where, void *user)
+{
+	const struct stranger *stranger = user;
+	setenv("GLAKE_SOCKET", where->socket_path, 1);
+	struct glake_session *session = day_connect_blind();
+	int r = glake_pin(session, stranger->path, 1);
+	ck_assert_msg(r == stranger->result, "%d: %s", r, glake_error());
+	glake_disconnect(session);
+}
+
+/* Who opened it first goes some day, and cannot pay for what another one keeps. */
+START_TEST(who_pins_pays_in_place_of_who_uses)
+{
+	struct glake_model *model;
+	if (!harness_is_root()) {
+		return;
+	}
+	day_begin(&(struct harness_options){
+		.config = DAY_CONFIG
+		"realms = ({ name = \"both\"; uids = [0, 12345]; });"
+		"tenants = ({ name = \"other\"; uids = [12345]; device_bytes = \"32MiB\"; });",
+		.devices = "1x512MiB",
+	});
+	const char *path = day_write_model("m.safetensors", 60 * MIB, 1);
+	struct glake_session *session = day_connect_blind();
+	assert_ok(day_open_unmapped(session, path, &model));
+	struct stranger stranger = {path, GLAKE_E_OVER_QUOTA};
+	harness_as(&harness, 12345, 12345, pin_as_other, &stranger);
+	ck_assert_uint_eq(used_by("default"), 60 * MIB);
+	ck_assert_uint_eq(used_by("other"), 0);
+	assert_ok(glake_set_quota(eye, "other", 0, 64 * MIB));
+	stranger.result = 0;
+	harness_as(&harness, 12345, 12345, pin_as_other, &stranger);
+	ck_assert_uint_eq(used_by("default"), 0);
+	ck_assert_uint_eq(used_by("other"), 60 * MIB);
+	glake_model_close(model);
+	ck_assert_uint_eq(used_by("other"), 60 * MIB);
+	assert_ok(glake_pin(eye, path, 0));
+	ck_assert_uint_eq(used_by("other"), 0);
+	glake_disconnect(session);
+	day_end();
+}
+END_TEST
+
+/* ---- a full device --------------------------------------------------------------------------- */
+
+static const struct harness_options small_device = {.config = DAY_CONFIG, .devices = "1x256MiB"};
+
+static void load_and_close(const char *path)
+{
+	load(path, false);
 }
 
 START_TEST(the_longest_idle_model_goes_first_and_pinned_ones_stay)
@@ -579,6 +745,10 @@ int main(void)
 	suite_add(suite, private_memory_over_the_quota_is_refused_whole);
 	suite_add(suite, a_model_over_the_quota_leaves_nothing);
 	suite_add(suite, a_cached_model_counts_when_it_is_opened_again);
+	suite_add(suite, a_pinned_model_counts_when_nobody_has_it_open);
+	suite_add(suite, an_idle_model_is_pinned_by_who_can_pay);
+	suite_add(suite, what_pinned_models_share_is_paid_for_once);
+	suite_add(suite, who_pins_pays_in_place_of_who_uses);
 	suite_add(suite, the_longest_idle_model_goes_first_and_pinned_ones_stay);
 	suite_add(suite, the_lower_priority_goes_first);
 	suite_add(suite, a_model_in_use_is_not_evicted_for_another);
