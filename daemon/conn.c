@@ -18,6 +18,8 @@
 #define PACKETS_PER_TURN 16
 /* Fds in flight are refused (ETOOMANYREFS) until a peer reads; nothing tells us when. */
 #define RETRY_MS 5
+/* Nor when fds of this user have been closed that others of his have to wait for. */
+#define FULL_RETRY_MS 50
 
 struct packet {
 	struct list link; /* link: conn.queue */
@@ -27,13 +29,13 @@ struct packet {
 	uint8_t bytes[];
 };
 
-static void packet_free(struct packet *packet, uv_loop_t *loop)
+static void packet_free(struct packet *packet, uid_t uid)
 {
-	closer_close(loop, packet->fds, packet->n_fds);
+	closer_close(uid, CLOSER_QUEUED, packet->fds, packet->n_fds);
 	free(packet);
 }
 
-static struct packet *packet_new(uv_loop_t *loop, const void *bytes, size_t n_bytes, const int *fds,
+static struct packet *packet_new(uid_t uid, const void *bytes, size_t n_bytes, const int *fds,
                                  size_t n_fds)
 {
 	size_t fds_at = (n_bytes + sizeof(int) - 1) / sizeof(int) * sizeof(int);
@@ -50,7 +52,7 @@ static struct packet *packet_new(uv_loop_t *loop, const void *bytes, size_t n_by
 		int copy = fcntl(fds[i], F_DUPFD_CLOEXEC, 0);
 		if (copy < 0) {
 			int saved = errno;
-			packet_free(packet, loop);
+			packet_free(packet, uid);
 			errno = saved;
 			return NULL;
 		}
@@ -69,7 +71,7 @@ static void update_poll(struct conn *conn)
 	int events = 0;
 	if (conn->n_queued > 0) {
 		events = uv_is_active((uv_handle_t *)&conn->retry) ? 0 : UV_WRITABLE;
-	} else if (!conn->is_paused) {
+	} else if (!conn->is_paused && !conn->is_full) {
 		events = UV_READABLE;
 	}
 	/* A peer that is gone must be noticed even while nothing is read from it. */
@@ -87,9 +89,22 @@ static void end(struct conn *conn, enum conn_end how, int error)
 	}
 }
 
+static void on_retry(uv_timer_t *timer);
+
+/* Who hands in what does not close is not read from until it is closed. */
+static void check_full(struct conn *conn)
+{
+	conn->is_full = closer_is_full(conn->uid);
+	if (conn->is_full && !uv_is_active((uv_handle_t *)&conn->retry)) {
+		uv_timer_start(&conn->retry, on_retry, FULL_RETRY_MS, 0);
+	}
+}
+
 static void on_retry(uv_timer_t *timer)
 {
 	struct conn *conn = container_of(timer, struct conn, retry);
+	/* If it still is, receiving will find out. */
+	conn->is_full = false;
 	update_poll(conn);
 }
 
@@ -146,7 +161,7 @@ static void flush(struct conn *conn)
 		}
 		list_remove(&packet->link);
 		conn->n_queued--;
-		packet_free(packet, conn->loop);
+		packet_free(packet, conn->uid);
 	}
 }
 
@@ -158,13 +173,17 @@ static bool receive(struct conn *conn)
 	static struct fdlist fds;
 	size_t n_bytes;
 
+	check_full(conn);
+	if (conn->is_full) {
+		return false;
+	}
 	fdlist_init(&fds);
 	int r = wire_recv(conn->fd, buffer, sizeof(buffer), &n_bytes, &fds, MSG_DONTWAIT);
 	if (r == -EAGAIN) {
 		return false;
 	}
 	if (r != 0) {
-		closer_close(conn->loop, fds.fds, fds.n_fds);
+		closer_close(conn->uid, CLOSER_RECEIVED, fds.fds, fds.n_fds);
 		enum conn_end how = r == WIRE_E_EOF         ? CONN_END_EOF
 		                    : r == WIRE_E_MALFORMED ? CONN_END_MALFORMED
 		                                            : CONN_END_ERROR;
@@ -172,7 +191,7 @@ static bool receive(struct conn *conn)
 		return false;
 	}
 	conn->on_packet(conn, buffer, n_bytes, &fds);
-	closer_close(conn->loop, fds.fds, fds.n_fds);
+	closer_close(conn->uid, CLOSER_RECEIVED, fds.fds, fds.n_fds);
 	return !conn->is_closing && !conn->is_paused && conn->n_queued == 0;
 }
 
@@ -203,7 +222,11 @@ static void on_poll(uv_poll_t *poll, int status, int events)
 int conn_open(struct conn *conn, uv_loop_t *loop, int fd, conn_packet_fn on_packet,
               conn_end_fn on_end)
 {
-	*conn = (struct conn){.loop = loop, .fd = fd, .on_packet = on_packet, .on_end = on_end};
+	*conn = (struct conn){.loop = loop,
+	                      .fd = fd,
+	                      .uid = CLOSER_NOBODY,
+	                      .on_packet = on_packet,
+	                      .on_end = on_end};
 	list_init(&conn->queue);
 	/* Cannot fail; and closing it alone would need a callback, so the poll comes first. */
 	int r = uv_poll_init(loop, &conn->poll, fd);
@@ -227,7 +250,7 @@ int conn_send(struct conn *conn, const void *bytes, size_t n_bytes, const int *f
 			return r == -EPIPE ? 0 : r;
 		}
 	}
-	struct packet *packet = packet_new(conn->loop, bytes, n_bytes, fds, n_fds);
+	struct packet *packet = packet_new(conn->uid, bytes, n_bytes, fds, n_fds);
 	if (!packet) {
 		return -errno;
 	}
@@ -240,6 +263,11 @@ int conn_send(struct conn *conn, const void *bytes, size_t n_bytes, const int *f
 size_t conn_n_queued(const struct conn *conn)
 {
 	return conn->n_queued;
+}
+
+void conn_set_uid(struct conn *conn, uid_t uid)
+{
+	conn->uid = uid;
 }
 
 void conn_pause(struct conn *conn, bool pause)
@@ -275,12 +303,15 @@ void conn_close(struct conn *conn, conn_closed_fn on_closed)
 	conn->n_closing = 2;
 	uv_close((uv_handle_t *)&conn->poll, on_poll_closed);
 	uv_close((uv_handle_t *)&conn->retry, on_retry_closed);
+	/* So that nothing more gets into it while it waits to be closed, and the peer knows at once. */
+	shutdown(conn->fd, SHUT_RDWR);
 	/* After uv_close(), which takes the fd out of epoll. */
-	fd_close(&conn->fd);
+	closer_close(conn->uid, CLOSER_CONNECTION, &conn->fd, 1);
+	conn->fd = -1;
 	while (!list_is_empty(&conn->queue)) {
 		struct packet *packet = container_of(conn->queue.next, struct packet, link);
 		list_remove(&packet->link);
-		packet_free(packet, conn->loop);
+		packet_free(packet, conn->uid);
 	}
 	conn->n_queued = 0;
 }

@@ -17,6 +17,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/types.h>
 #include <uv.h>
 
 #include "daemon/list.h"
@@ -45,13 +46,15 @@ typedef void (*conn_closed_fn)(struct conn *conn);
 
 struct conn {
 	uv_poll_t poll;
-	uv_timer_t retry; /* while the kernel refuses fds in flight */
+	uv_timer_t retry; /* while the kernel refuses fds in flight, or we do */
 	uv_loop_t *loop;
 	int fd;             /* owned */
+	uid_t uid;          /* whose fds come and go here; CLOSER_NOBODY = our own */
 	int events;         /* what poll waits for now */
 	unsigned n_closing; /* handles whose close callback is awaited */
 	bool is_closing;
 	bool is_paused;    /* by conn_pause() */
+	bool is_full;      /* too many of the user's fds wait to be closed, so none are taken */
 	struct list queue; /* of struct packet */
 	size_t n_queued;
 	size_t n_fds_unread; /* sent since the peer was last seen to have read everything */
@@ -73,6 +76,9 @@ int conn_send(struct conn *conn, const void *bytes, size_t n_bytes, const int *f
 
 /* Packets that wait because the peer does not read. */
 size_t conn_n_queued(const struct conn *conn);
+
+/* Whose connection it is, once that is known; see closer.h. */
+void conn_set_uid(struct conn *conn, uid_t uid);
 
 /* Stop or go on reading; a packet that was read already is still delivered. */
 void conn_pause(struct conn *conn, bool pause);

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/closer.h"
 #include "daemon/rpc.h"
 #include "proto/cleanup.h"
 
@@ -58,6 +59,8 @@ static int identify(struct session *session)
 	const struct peer *peer = &session->peer;
 	char realm[CONFIG_NAME_BYTES];
 	int r = peer_init(&session->peer, session->conn.fd, config_names_cgroups(server->config));
+	/* Of who is turned away as well. */
+	conn_set_uid(&session->conn, peer->uid);
 	if (r < 0) {
 		return r;
 	}
@@ -90,7 +93,7 @@ int session_new(struct server *server, int fd)
 	}
 	if (r < 0) {
 		free(session);
-		fd_close(&fd);
+		closer_close(CLOSER_NOBODY, CLOSER_CONNECTION, &fd, 1);
 		return r;
 	}
 	session->id = server_next_id(server);

@@ -4,6 +4,7 @@
  * neither glaked's life, nor its time, nor what the configuration keeps back.
  */
 #include <fcntl.h>
+#include <netinet/in.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -272,6 +273,98 @@ START_TEST(the_socket_of_who_has_ended_is_nobodys)
 }
 END_TEST
 
+/* ---- sockets that linger --------------------------------------------------------------------- */
+
+/*
+ * A TCP socket whose last close() waits for its peer, @peer_fds_out, for longer than any test.
+ */
+static int open_lingering(int peer_fds_out[2])
+{
+	static const uint8_t bytes[64 * 1024];
+	static const struct linger linger = {.l_onoff = 1, .l_linger = 600};
+	struct sockaddr_in address = {.sin_family = AF_INET,
+	                              .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	socklen_t n_bytes = sizeof(address);
+	int listening = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	ck_assert_int_eq(bind(listening, (struct sockaddr *)&address, n_bytes), 0);
+	ck_assert_int_eq(listen(listening, 1), 0);
+	ck_assert_int_eq(getsockname(listening, (struct sockaddr *)&address, &n_bytes), 0);
+	ck_assert_int_eq(connect(fd, (struct sockaddr *)&address, n_bytes), 0);
+	peer_fds_out[0] = listening;
+	peer_fds_out[1] = accept4(listening, NULL, NULL, SOCK_CLOEXEC);
+	ck_assert_int_ge(peer_fds_out[1], 0);
+	while (send(fd, bytes, sizeof(bytes), MSG_DONTWAIT) > 0) {
+	}
+	ck_assert_int_eq(setsockopt(fd, SOL_SOCKET, SO_LINGER, &linger, sizeof(linger)), 0);
+	return fd;
+}
+
+/* In a Unix socket that nobody reads from: for the fds in it, its last close is theirs. */
+static int put_into_socket(int fd)
+{
+	int ends[2];
+	ck_assert_int_eq(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);
+	ck_assert_int_eq(wire_send(ends[0], "x", 1, &fd, 1, 0), 0);
+	close(fd);
+	close(ends[0]);
+	return ends[1];
+}
+
+enum lingering { UNREAD, IN_A_PACKET, INSIDE_ANOTHER, N_LINGERINGS };
+
+/* A connection that closes for its first packet, with the socket in the first or the next one. */
+static int send_lingering(enum lingering how, int peer_fds_out[2])
+{
+	/* A Ping; fds do not belong to it, nor it before Hello. */
+	static const uint8_t ping[] = {0x08, 0x01, 0x62, 0x00};
+	int connection = connection_open(&harness);
+	int fd = open_lingering(peer_fds_out);
+	fd = how == INSIDE_ANOTHER ? put_into_socket(fd) : fd;
+	/* Until it finds both packets, and has the last close. */
+	harness_signal(&harness, SIGSTOP);
+	if (how == UNREAD) {
+		ck_assert_int_eq(connection_send_bytes(connection, "\xff\xff", 2, NULL, 0), 0);
+	}
+	ck_assert_int_eq(connection_send_bytes(connection, ping, sizeof(ping), &fd, 1), 0);
+	close(fd);
+	harness_signal(&harness, SIGCONT);
+	return connection;
+}
+
+START_TEST(a_socket_that_lingers_stops_nobody)
+{
+	enum { N = 8 };
+	static const struct model_tensor tensor = {"a", "U8", 1, {1000}, 1};
+	char path[HARNESS_PATH_BYTES + 32];
+	int connections[N];
+	int peers[N][2];
+	harness_start(&harness, &(struct harness_options){
+					.config = "pool = (); mover_idle_ms = 0; drain_ms = 100;"});
+	snprintf(path, sizeof(path), "%s/a.safetensors", harness.folder);
+	model_file_write(path, &tensor, 1);
+	int witness = connection_hello(&harness);
+	size_t n_fds = harness_settle_n_fds(&harness);
+	for (int i = 0; i < N; i++) {
+		connections[i] = send_lingering((enum lingering)_i, peers[i]);
+		connection_expect_closed(connections[i]);
+		connection_ping(witness);
+	}
+	ck_assert_int_eq(load(witness, path), GLAKE__WIRE__STATUS__OK);
+	for (int i = 0; i < N; i++) {
+		connection_close(&connections[i]);
+	}
+	/* The mover's, and the block's. */
+	harness_wait_n_fds(&harness, n_fds + 2);
+	for (int i = 0; i < N; i++) {
+		close(peers[i][0]);
+		close(peers[i][1]);
+	}
+	connection_close(&witness);
+	harness_stop(&harness);
+}
+END_TEST
+
 START_TEST(who_fails_again_and_again_does_not_fill_the_log)
 {
 	char path[HARNESS_PATH_BYTES + 32];
@@ -303,6 +396,10 @@ int main(void)
 	tcase_add_loop_test(tcase, a_file_that_cannot_be_closed_stops_nobody, 0, N_VILLAINIES);
 	suite_add_tcase(suite, tcase);
 	suite_add(suite, the_socket_of_who_has_ended_is_nobodys);
+	tcase = tcase_create("a_socket_that_lingers_stops_nobody");
+	tcase_set_timeout(tcase, TEST_TIMEOUT_S);
+	tcase_add_loop_test(tcase, a_socket_that_lingers_stops_nobody, 0, N_LINGERINGS);
+	suite_add_tcase(suite, tcase);
 	suite_add(suite, who_fails_again_and_again_does_not_fill_the_log);
 	return suite_run(suite);
 }
