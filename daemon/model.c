@@ -7,6 +7,9 @@
 
 #include "proto/limits.h"
 
+/* What a tensor's allocation costs beside its bytes: the allocator's header, and our pointer. */
+#define ENTRY_BYTES 16
+
 /* Grow by doubling, at counts that are powers of two: no capacity needs to be stored. */
 static int grow(void **array, size_t n, size_t element_bytes)
 {
@@ -37,8 +40,8 @@ int model_add_tensor(struct model *model, const char *name, uint32_t dtype, cons
 	if (grow((void **)&model->tensors, model->n_tensors, sizeof(model->tensors[0])) < 0) {
 		return -ENOMEM;
 	}
-	struct tensor *tensor = malloc(sizeof(*tensor) + n_dims * sizeof(tensor->shape[0]) +
-	                               name_bytes);
+	size_t tensor_bytes = sizeof(struct tensor) + n_dims * sizeof(shape[0]) + name_bytes;
+	struct tensor *tensor = malloc(tensor_bytes);
 	if (!tensor) {
 		return -ENOMEM;
 	}
@@ -51,6 +54,7 @@ int model_add_tensor(struct model *model, const char *name, uint32_t dtype, cons
 	memcpy(tensor->name, name, name_bytes);
 	model->tensors[model->n_tensors++] = tensor;
 	model->content_bytes += bytes;
+	model->manifest_bytes += tensor_bytes + ENTRY_BYTES;
 	return 0;
 }
 
@@ -64,6 +68,7 @@ int model_add_block(struct model *model, uint64_t content_bytes)
 		return -ENOMEM;
 	}
 	model->blocks[model->n_blocks++] = (struct model_block){.content_bytes = content_bytes};
+	model->manifest_bytes += sizeof(model->blocks[0]);
 	model->span_bytes += glake_chunk_bytes(content_bytes);
 	return 0;
 }

@@ -68,7 +68,8 @@ struct model {
 	uint32_t n_holders;
 	struct load *load; /* borrowed; while MODEL_LOADING */
 	uint64_t span_bytes;
-	uint64_t content_bytes; /* of tensors */
+	uint64_t content_bytes;  /* of tensors */
+	uint64_t manifest_bytes; /* of host memory: tensors and blocks as listed */
 	size_t n_tensors;
 	size_t n_blocks;
 	struct tensor **tensors;    /* owned */

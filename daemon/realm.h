@@ -17,6 +17,7 @@ struct realm {
 	struct list link; /* link: the head given to realm_get() */
 	uint64_t id;
 	unsigned n_refs;
+	uint64_t idle_manifest_bytes; /* of its models that nobody uses; the store's to count */
 	char name[CONFIG_NAME_BYTES];
 };
 

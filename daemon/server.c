@@ -103,6 +103,7 @@ static void on_tick(uv_timer_t *timer)
 		pool_resume(&server->allocator.pools[i]);
 	}
 	close_silent_sessions(server);
+	store_trim(&server->store);
 	/* Not at once: what is made ahead is on its way then. */
 	if (server->n_ticks++ % NVML_TICKS == 1) {
 		nvml_ask(server->nvml);

@@ -180,6 +180,22 @@ struct model *store_find_model_named(struct store *store, const struct realm *re
 	return found;
 }
 
+static void model_fall_idle(struct store *store, struct model *model)
+{
+	store->idle_manifest_bytes += model->manifest_bytes;
+	model->realm->idle_manifest_bytes += model->manifest_bytes;
+	list_insert(&store->idle, &model->idle.link);
+}
+
+static void model_leave_idle(struct store *store, struct model *model)
+{
+	if (!list_is_empty(&model->idle.link)) {
+		store->idle_manifest_bytes -= model->manifest_bytes;
+		model->realm->idle_manifest_bytes -= model->manifest_bytes;
+		list_remove(&model->idle.link);
+	}
+}
+
 static void free_model(struct model *model)
 {
 	for (size_t i = 0; i < model->n_tensors; i++) {
@@ -245,7 +261,7 @@ int store_hold_model(struct store *store, struct model *model, struct tenant *te
 				return r;
 			}
 		}
-		list_remove(&model->idle.link);
+		model_leave_idle(store, model);
 	}
 	model->n_holders++;
 	return 0;
@@ -270,7 +286,7 @@ void store_unhold_model(struct store *store, struct model *model, int32_t priori
 	model->idle.priority = priority;
 	model->idle.since_ms = uv_now(store->loop);
 	if (!model->is_pinned) {
-		fall_idle(store, &model->idle, priority);
+		model_fall_idle(store, model);
 	}
 }
 
@@ -280,7 +296,7 @@ static uint64_t remove_model(struct store *store, struct model *model)
 	uint64_t freed_bytes = 0;
 	HASH_DEL(store->models, model);
 	list_remove(&model->link);
-	list_remove(&model->idle.link);
+	model_leave_idle(store, model);
 	store->n_models--;
 	for (size_t i = 0; i < model->n_blocks; i++) {
 		struct block *block = model->blocks[i].block;
@@ -345,7 +361,7 @@ int store_pin_model(struct store *store, struct model *model, struct tenant *ten
 	}
 	model->is_pinned = true;
 	if (model->n_holders == 0) {
-		list_remove(&model->idle.link);
+		model_leave_idle(store, model);
 	}
 	return 0;
 }
@@ -362,7 +378,8 @@ void store_unpin_model(struct store *store, struct model *model)
 		pay_from_cache(store, block);
 	}
 	if (model->n_holders == 0) {
-		fall_idle(store, &model->idle, model->idle.priority);
+		model->idle.since_ms = uv_now(store->loop);
+		model_fall_idle(store, model);
 	}
 }
 
@@ -441,6 +458,33 @@ uint64_t store_evict(struct store *store, const struct device *device, uint64_t 
 		freed_bytes += evict_idle(store, idle);
 	}
 	return freed_bytes;
+}
+
+/* In the fullest realm the lowest priority and, within it, the longest idle. NULL: no model is idle. */
+static struct model *first_to_trim(struct store *store)
+{
+	struct model *first = NULL;
+	struct idle *idle;
+	list_for_each (idle, &store->idle, link) {
+		if (idle->kind != IDLE_MODEL) {
+			continue;
+		}
+		struct model *model = container_of(idle, struct model, idle);
+		uint64_t bytes = model->realm->idle_manifest_bytes;
+		uint64_t most_bytes = first ? first->realm->idle_manifest_bytes : 0;
+		if (!first || bytes > most_bytes ||
+		    (bytes == most_bytes && idle->priority < first->idle.priority)) {
+			first = model;
+		}
+	}
+	return first;
+}
+
+void store_trim(struct store *store)
+{
+	while (store->idle_manifest_bytes > STORE_IDLE_MANIFEST_BYTES) {
+		store_evict_model(store, first_to_trim(store));
+	}
 }
 
 static const struct realm *realm_of(const struct idle *idle)

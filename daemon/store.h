@@ -13,6 +13,9 @@
 #include "daemon/model.h"
 #include "daemon/stats.h"
 
+/* So much host memory the manifests of models may have that nobody uses: see store_trim(). */
+#define STORE_IDLE_MANIFEST_BYTES (128ull * 1024 * 1024)
+
 struct store {
 	uv_loop_t *loop;      /* borrowed; for the time */
 	struct tenant *cache; /* borrowed; pays for what nobody uses */
@@ -25,6 +28,7 @@ struct store {
 	uint64_t last_id;
 	uint64_t n_blocks;
 	uint64_t n_models;
+	uint64_t idle_manifest_bytes;
 	/* A model left the store; for notices. */
 	void (*on_evicted)(void *user, const struct model *model);
 	void *user;
@@ -99,6 +103,12 @@ uint64_t store_evict_model(struct store *store, struct model *model);
 
 /* Evict idle things of @device until @bytes become free or nothing is left. Returns the bytes. */
 uint64_t store_evict(struct store *store, const struct device *device, uint64_t bytes);
+
+/*
+ * Evict idle models until their manifests have no more than STORE_IDLE_MANIFEST_BYTES: of the realm that
+ * has most, in the order of store_evict(). So a realm's caches go for its own manifests.
+ */
+void store_trim(struct store *store);
 
 /* Evict everything idle, of @realm or, if NULL, of all. Returns the bytes. */
 uint64_t store_evict_all(struct store *store, const struct realm *realm, uint64_t *n_models_out);
