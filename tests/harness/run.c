@@ -15,6 +15,8 @@
 #include "tests/check_glake.h"
 
 #define MAX_ARGUMENTS 16
+/* A whole program, that may be under a sanitizer and beside others. */
+#define PROGRAM_TIMEOUT_MS 90000
 
 const char *run_in_build(const char *name)
 {
@@ -92,7 +94,7 @@ void run_start(struct run *run, const char *extra, ...)
 
 void run_read(struct run *run, const char *want)
 {
-	uint64_t end_ms = harness_now_ms() + HARNESS_TIMEOUT_MS;
+	uint64_t end_ms = harness_now_ms() + PROGRAM_TIMEOUT_MS;
 	size_t n_bytes = strlen(run->text);
 	while (!want || !strstr(run->text, want)) {
 		struct pollfd ready = {.fd = run->output, .events = POLLIN};
