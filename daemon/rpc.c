@@ -244,13 +244,13 @@ static const struct {
 static void dispatch(struct session *session, const request_t *request, struct fdlist *fds)
 {
 	size_t body = (size_t)request->body_case;
-	if (body >= n_elements(handlers) || !handlers[body].handle) {
-		rpc_refuse(session, request->id, STATUS_BAD_REQUEST, "no such request");
-		return;
-	}
-	if (session->state == SESSION_NEW && handlers[body].handle != handle_hello) {
+	if (session->state == SESSION_NEW && body != GLAKE__WIRE__REQUEST__BODY_HELLO) {
 		rpc_refuse(session, request->id, STATUS_BAD_REQUEST, "Hello comes first");
 		session_close(session);
+		return;
+	}
+	if (body >= n_elements(handlers) || !handlers[body].handle) {
+		rpc_refuse(session, request->id, STATUS_BAD_REQUEST, "no such request");
 		return;
 	}
 	if (fds->n_fds > 0 && !handlers[body].takes_fds) {

@@ -280,16 +280,36 @@ START_TEST(second_hello_is_refused)
 }
 END_TEST
 
-/* id 7, and a field that this glaked has never heard of. */
-START_TEST(unknown_request_is_refused_and_the_session_goes_on)
+/* Of a field that this glaked has never heard of. */
+static void expect_unknown_refused(int connection)
 {
+	/* id 7 comes before it. */
 	static const uint8_t bytes[] = {0x08, 0x07, 0xfa, 0x3f, 0x02, 0x08, 0x01};
-	start();
-	int connection = connection_hello(&harness);
 	ck_assert_int_eq(connection_send_bytes(connection, bytes, sizeof(bytes), NULL, 0), 0);
 	Glake__Wire__Answer *answer = connection_receive_for(connection, 7, NULL);
 	ck_assert_int_eq(answer->status, GLAKE__WIRE__STATUS__BAD_REQUEST);
 	connection_free(answer);
+}
+
+START_TEST(unknown_request_before_hello_closes_too)
+{
+	start();
+	uint64_t n_bad = connection_counter(witness, "sessions_bad");
+	int connection = connection_open(&harness);
+	expect_unknown_refused(connection);
+	connection_expect_closed(connection);
+	connection_close(&connection);
+	/* At once, and not because no Hello came in time. */
+	ck_assert_uint_eq(connection_counter(witness, "sessions_bad"), n_bad);
+	stop();
+}
+END_TEST
+
+START_TEST(unknown_request_is_refused_and_the_session_goes_on)
+{
+	start();
+	int connection = connection_hello(&harness);
+	expect_unknown_refused(connection);
 	connection_ping(connection);
 	connection_close(&connection);
 	stop();
@@ -1050,6 +1070,7 @@ int main(void)
 	suite_add_timed(suite, wrong_version_is_told_and_closed, 120);
 	suite_add_timed(suite, requests_before_hello_are_refused, 120);
 	suite_add_timed(suite, second_hello_is_refused, 120);
+	suite_add(suite, unknown_request_before_hello_closes_too);
 	suite_add_timed(suite, unknown_request_is_refused_and_the_session_goes_on, 120);
 	suite_add_timed(suite, impossible_sizes_are_refused, 120);
 	suite_add_timed(suite, a_refusal_names_the_bytes_of_the_whole_request, 120);
