@@ -16,12 +16,13 @@ struct peer {
 	uid_t uid;
 	gid_t *gids; /* owned: the primary group first, then the supplementary ones */
 	size_t n_gids;
-	char *cgroup; /* owned; path in the unified hierarchy, NULL when there is none or it was not asked for */
+	char *cgroup; /* owned; path in the unified hierarchy; NULL: none, or not asked for */
 };
 
 /*
- * Returns 0 or -errno, and peer_deinit() is due in any case. A cgroup is that of a living process: with @needs_cgroup a
- * socket whose process has ended since it connected, and may have handed it on, is nobody's (-ESRCH).
+ * Returns 0 or -errno, and peer_deinit() is due in any case. A cgroup is that of a living process:
+ * with @needs_cgroup a socket whose process has ended since it connected, and may have handed it on,
+ * is nobody's (-ESRCH).
  */
 int peer_init(struct peer *peer, int socket, bool needs_cgroup);
 void peer_deinit(struct peer *peer);

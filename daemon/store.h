@@ -51,7 +51,10 @@ struct block *store_find_block(struct store *store, const struct realm *realm,
 struct block *store_seal(struct store *store, struct realm *realm, const struct digest *digest,
                          uint64_t content_bytes, struct chunk *chunk, bool is_twin);
 
-/* One more user, who pays if he is the first of a block that is not pinned. Returns 0 or TENANT_E_*: nothing has changed. */
+/*
+ * One more user, who pays if he is the first of a block that is not pinned. Returns 0, or TENANT_E_*:
+ * nothing has changed then.
+ */
 int store_use_block(struct block *block, struct tenant *tenant);
 
 /* The counterpart of store_use_block() and of store_seal(). The block may be gone afterwards. */
@@ -71,8 +74,8 @@ struct model *store_add_model(struct store *store, struct realm *realm, struct d
                               const char *name, const struct file_id *files, size_t n_files);
 
 /*
- * Put @block, which the caller uses (store_seal, store_use_block), in place @i of a model that is loading.
- * That use becomes the model's.
+ * Put @block, which the caller uses (store_seal, store_use_block), in place @i of a model that is
+ * loading. That use becomes the model's.
  */
 void store_place_block(struct store *store, struct model *model, size_t i, struct block *block);
 
@@ -105,8 +108,8 @@ uint64_t store_evict_model(struct store *store, struct model *model);
 uint64_t store_evict(struct store *store, const struct device *device, uint64_t bytes);
 
 /*
- * Evict idle models until their manifests have no more than STORE_IDLE_MANIFEST_BYTES: of the realm that
- * has most, in the order of store_evict(). So a realm's caches go for its own manifests.
+ * Evict idle models until their manifests have no more than STORE_IDLE_MANIFEST_BYTES: of the realm
+ * that has most, in the order of store_evict(). So a realm's caches go for its own manifests.
  */
 void store_trim(struct store *store);
 

@@ -5,8 +5,8 @@
  *
  * Owner: whoever opened it; one table a process is enough, so it is usually static.
  * Lifetime: the library is never closed: libcuda does not survive dlclose(). What is opened once is
- * known by its path: to open it again asks nothing of the loader, whose lock a thread may hold that waits
- * for one of the caller's.
+ * known by its path: to open it again asks nothing of the loader, whose lock a thread may hold that
+ * waits for one of the caller's.
  * Threads: read-only after cudrv_open(); the driver itself is thread-safe.
  */
 #ifndef GLAKE_PROTO_CUDRV_H

@@ -8,8 +8,8 @@
 #define GLAKE_SHIM_FORK_H
 
 /*
- * A forked child closes @fd, if it is still the same file by then, until the number that this returns is
- * forgotten. -1: not watched, because too many are; to be forgotten all the same.
+ * A forked child closes @fd, if it is still the same file by then, until the number that this returns
+ * is forgotten. -1: not watched, because too many are; to be forgotten all the same.
  */
 int shim_fork_watch(int fd);
 void shim_fork_forget(int watch);

@@ -85,8 +85,8 @@ CUresult shim_cuCtxDetach(CUcontext ctx)
 /* ---- primary contexts ------------------------------------------------------------------------- */
 
 /*
- * The primary context, if there is one. cudart retains it behind our back, so we have to ask. Its handle
- * is the same in all its lives; its id is not, where the driver has ids (CUDA 12.0).
+ * The primary context, if there is one. cudart retains it behind our back, so we have to ask. Its
+ * handle is the same in all its lives; its id is not, where the driver has ids (CUDA 12.0).
  */
 static struct ending primary_of(CUdevice device)
 {

@@ -4,7 +4,8 @@
  *
  * A handle of ours is a name that glaked understands (glake_share) in the driver's 64 bytes, and
  * good for every process of the realm that runs under the shim and was told it. As with the driver,
- * memory opened twice in a context is one mapping that has to be closed twice; each context has its own.
+ * memory opened twice in a context is one mapping that has to be closed twice; each context has its
+ * own.
  *
  * Threads: any.
  */

@@ -7,8 +7,8 @@
  * than a tenth of the program's time goes to a glaked that does not answer. Memory of a dead session
  * stays valid, since the mappings hold it; it keeps its session until it is freed.
  *
- * Owner: references, counted: the current one, its thread's, one per region of heap.c, per chunk of vmm.c
- * and per region that ipc.c has opened, one per call under way.
+ * Owner: references, counted: the current one, its thread's, one per region of heap.c, per chunk of
+ * vmm.c and per region that ipc.c has opened, one per call under way.
  * Threads: any.
  */
 #ifndef GLAKE_SHIM_OWNER_H

@@ -121,8 +121,8 @@ static void *serve(void *user)
 }
 
 /*
- * Any thread of the program may be the one that reads of a Reclaim and answers it, with what is warm. What
- * its streams are done with is owed, and follows.
+ * Any thread of the program may be the one that reads of a Reclaim and answers it, with what is warm.
+ * What its streams are done with is owed, and follows.
  */
 static void on_notice(void *user, const struct glake_notice *notice)
 {
