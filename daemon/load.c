@@ -57,12 +57,15 @@ static struct load *load_of(struct mover_job *job)
 	return container_of(job, struct load, job);
 }
 
+/* There is one while it goes on: it is cancelled with the last waiter. */
+struct tenant *load_payer(const struct load *load)
+{
+	return list_first(&load->waiters, struct load_waiter, link)->tenant;
+}
+
 static int32_t priority_of(const struct load *load)
 {
-	if (list_is_empty(&load->waiters)) {
-		return 0;
-	}
-	return list_first(&load->waiters, struct load_waiter, link)->tenant->priority;
+	return list_is_empty(&load->waiters) ? 0 : load_payer(load)->priority;
 }
 
 /* Stop whatever is under way for this load; the model still has what was placed. */
@@ -99,9 +102,21 @@ static void log_failure(const struct load *load, const char *error)
 		log_debug("loading '%s' for realm %s: %s", model->name, model->realm->name, error);
 		return;
 	}
-	struct load_waiter *waiter = list_first(&load->waiters, struct load_waiter, link);
-	log_limited(waiter->log_limit, LOG_LEVEL_WARNING, "loading '%s' for realm %s failed: %s",
-	            model->name, model->realm->name, error);
+	log_limited(&load_payer(load)->log_limit, LOG_LEVEL_WARNING,
+	            "loading '%s' for realm %s failed: %s", model->name, model->realm->name, error);
+}
+
+static void log_success(const struct load *load)
+{
+	struct model *model = load->model;
+	double seconds = (double)(load->ended_ns - load->started_ns) / 1e9;
+	model->is_in_log = log_limited(
+		&load_payer(load)->loads_limit, LOG_LEVEL_INFO,
+		"loaded '%s' for realm %s on device %u: %" PRIu64 " bytes in %.3f s (%.1f GB/s), "
+		"%" PRIu64 " already in the store",
+		model->name, model->realm->name, model->device->index, model->content_bytes,
+		seconds, seconds > 0 ? (double)model->content_bytes / seconds / 1e9 : 0.0,
+		load->deduplicated_bytes);
 }
 
 /* The load ends without a model: nothing of it stays. */
@@ -142,12 +157,7 @@ static void succeed(struct load *load)
 	stats->bytes_loaded += load->read_bytes;
 	stats->bytes_direct += load->direct_bytes;
 	stats->bytes_deduplicated += load->deduplicated_bytes;
-	double seconds = (double)(load->ended_ns - load->started_ns) / 1e9;
-	log_info("loaded '%s' for realm %s on device %u: %" PRIu64 " bytes in %.3f s (%.1f GB/s), "
-	         "%" PRIu64 " already in the store",
-	         model->name, model->realm->name, model->device->index, model->content_bytes,
-	         seconds, seconds > 0 ? (double)model->content_bytes / seconds / 1e9 : 0.0,
-	         load->deduplicated_bytes);
+	log_success(load);
 	model->state = MODEL_READY;
 	while (!list_is_empty(&load->waiters)) {
 		struct load_waiter *waiter = list_first(&load->waiters, struct load_waiter, link);
@@ -240,7 +250,7 @@ static void grant_more(struct load *load)
 			return;
 		}
 		load->window_used_bytes = window;
-		struct tenant *payer = list_first(&load->waiters, struct load_waiter, link)->tenant;
+		struct tenant *payer = load_payer(load);
 		load->is_granting = true;
 		int r = alloc_start(load->context->allocator, model->device, payer, CHUNK_BLOCK,
 		                    sizes, n, on_chunks, load, &load->alloc);
@@ -352,7 +362,7 @@ static const struct mover_job_ops compare_ops = {
 /* An equal digest: have the bytes compared before the two become one. */
 static bool start_compare(struct load *load, struct place *place, struct block *candidate)
 {
-	struct tenant *payer = list_first(&load->waiters, struct load_waiter, link)->tenant;
+	struct tenant *payer = load_payer(load);
 	if (store_use_block(candidate, payer) != 0) {
 		load->context->stats->quota_refusals++;
 		fail(load, STATUS_OVER_QUOTA, "the model does not fit the tenant's quota");

@@ -17,7 +17,6 @@
 #define GLAKE_DAEMON_LOAD_H
 
 #include "daemon/alloc.h"
-#include "daemon/log.h"
 #include "daemon/mover_link.h"
 #include "daemon/store.h"
 
@@ -45,8 +44,7 @@ typedef void (*load_progress_fn)(struct load_waiter *waiter, uint64_t done_bytes
 struct load_waiter {
 	struct list link; /* link: load.waiters; initialised by whoever embeds it */
 	struct load *load;
-	struct tenant *tenant;       /* borrowed; stays as long as the waiter */
-	struct log_limit *log_limit; /* borrowed, likewise */
+	struct tenant *tenant; /* borrowed; stays as long as the waiter */
 	load_done_fn done;
 	load_progress_fn progress; /* NULL: not wanted */
 };
@@ -70,6 +68,9 @@ void load_join(struct load *load, struct load_waiter *waiter);
 
 /* Wait no more; may cancel the load. */
 void load_leave(struct load_waiter *waiter);
+
+/* Who pays for what it loads: the first that waits for it. Not after its end. */
+struct tenant *load_payer(const struct load *load);
 
 struct load_result load_result(const struct load *load);
 

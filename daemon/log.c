@@ -235,7 +235,7 @@ bool log_limit_take(struct log_limit *limit, uint64_t now_ms, uint64_t *n_swallo
 	uint64_t n_back = (now_ms - limit->refilled_ms) / LOG_LIMIT_REFILL_MS;
 	limit->refilled_ms += n_back * LOG_LIMIT_REFILL_MS;
 	limit->n_spent -= n_back < limit->n_spent ? (uint32_t)n_back : limit->n_spent;
-	if (limit->n_spent == LOG_LIMIT_BURST) {
+	if (limit->n_spent == (limit->n_burst ? limit->n_burst : LOG_LIMIT_BURST)) {
 		limit->n_swallowed++;
 		return false;
 	}
@@ -245,18 +245,20 @@ bool log_limit_take(struct log_limit *limit, uint64_t now_ms, uint64_t *n_swallo
 	return true;
 }
 
-void log_limited(struct log_limit *limit, enum log_level level, const char *format, ...)
+bool log_limited(struct log_limit *limit, enum log_level level, const char *format, ...)
 {
 	if ((int)level > atomic_load(&max_level)) {
-		return;
+		return true;
 	}
 	int saved = errno;
 	uint64_t n_swallowed;
-	if (log_limit_take(limit, clock_now_ns() / 1000000, &n_swallowed)) {
+	bool is_written = log_limit_take(limit, clock_now_ns() / 1000000, &n_swallowed);
+	if (is_written) {
 		va_list arguments;
 		va_start(arguments, format);
 		write_formatted(level, n_swallowed, format, arguments);
 		va_end(arguments);
 	}
 	errno = saved;
+	return is_written;
 }

@@ -53,14 +53,16 @@ __attribute__((format(printf, 2, 3))) void log_write(enum log_level level, const
 struct log_limit {
 	uint64_t refilled_ms; /* monotonic; when the last token came back */
 	uint64_t n_swallowed; /* lines since the last one written */
-	uint32_t n_spent;     /* tokens; 0 .. LOG_LIMIT_BURST */
+	uint32_t n_spent;     /* tokens; 0 .. n_burst */
+	uint32_t n_burst;     /* 0 = LOG_LIMIT_BURST */
 };
 
 /*
  * Like log_write(), but swallowed when the bucket is empty. The next line that is written begins
- * with the number of swallowed ones. A line above the log level spends nothing.
+ * with the number of swallowed ones. A line above the log level spends nothing. Returns false when
+ * the line was swallowed.
  */
-__attribute__((format(printf, 3, 4))) void
+__attribute__((format(printf, 3, 4))) bool
 log_limited(struct log_limit *limit, enum log_level level, const char *format, ...);
 
 /*

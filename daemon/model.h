@@ -65,6 +65,7 @@ struct model {
 	struct device *device; /* borrowed */
 	enum model_state state;
 	bool is_pinned;
+	bool is_in_log; /* that it was loaded, so its eviction will be too */
 	uint32_t n_holders;
 	struct load *load; /* borrowed; while MODEL_LOADING */
 	uint64_t span_bytes;

@@ -400,8 +400,10 @@ uint64_t store_unique_bytes(const struct model *model)
 uint64_t store_evict_model(struct store *store, struct model *model)
 {
 	assert(model->n_holders == 0);
-	log_info("evicted model '%s' of realm %s on device %u", model->name, model->realm->name,
-	         model->device->index);
+	if (model->is_in_log) {
+		log_info("evicted model '%s' of realm %s on device %u", model->name,
+		         model->realm->name, model->device->index);
+	}
 	if (store->on_evicted) {
 		store->on_evicted(store->user, model);
 	}

@@ -9,6 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* A node's models may all be loaded at once, and each is a line that its operator looks for. */
+#define LOADS_IN_LOG 100
+
 struct tenant_table {
 	struct list tenants; /* of tenant.link, ids rising */
 	struct tenant *cache;
@@ -25,6 +28,7 @@ static struct tenant *tenant_new(const char *name, uint32_t n_devices)
 		list_init(&tenant->link);
 		snprintf(tenant->name, sizeof(tenant->name), "%s", name);
 		tenant->n_devices = n_devices;
+		tenant->loads_limit.n_burst = LOADS_IN_LOG;
 		for (uint32_t i = 0; i < n_devices; i++) {
 			list_init(&tenant->devices[i].queue);
 		}

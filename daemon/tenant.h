@@ -51,7 +51,8 @@ struct tenant {
 	uint64_t n_fds;
 	uint64_t max_fds; /* 0 = no limit */
 	uint64_t n_charges;
-	struct log_limit log_limit; /* of lines about sessions that were closed */
+	struct log_limit log_limit;   /* of lines about sessions that were closed */
+	struct log_limit loads_limit; /* of lines about models that it loaded */
 	uint32_t n_devices;
 	struct tenant_device devices[];
 };

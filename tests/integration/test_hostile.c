@@ -384,6 +384,46 @@ START_TEST(who_fails_again_and_again_does_not_fill_the_log)
 }
 END_TEST
 
+static void load_and_evict(int connection, const char *path)
+{
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	Glake__Wire__ModelClose close = GLAKE__WIRE__MODEL_CLOSE__INIT;
+	Glake__Wire__Evict evict = GLAKE__WIRE__EVICT__INIT;
+	Glake__Wire__Answer *answer = connection_receive_for(connection,
+	                                                     send_open(connection, path), NULL);
+	ck_assert_int_eq(answer->body_case, GLAKE__WIRE__ANSWER__BODY_MODEL_OPEN);
+	close.model = answer->model_open->model;
+	connection_free(answer);
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_MODEL_CLOSE;
+	request.model_close = &close;
+	ck_assert_int_eq(connection_status(connection, &request, NULL, 0), GLAKE__WIRE__STATUS__OK);
+	evict.name = (char *)"a.safetensors";
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_EVICT;
+	request.evict = &evict;
+	ck_assert_int_eq(connection_status(connection, &request, NULL, 0), GLAKE__WIRE__STATUS__OK);
+}
+
+/* Enough lines for the models of a node, and no more, however often they come and go. */
+START_TEST(who_loads_and_evicts_without_end_does_not_fill_the_log)
+{
+	static const struct model_tensor tensor = {"a", "U8", 1, {1000}, 1};
+	char path[HARNESS_PATH_BYTES + 32];
+	harness_start(&harness, &(struct harness_options){.config = "drain_ms = 100;"});
+	snprintf(path, sizeof(path), "%s/a.safetensors", harness.folder);
+	model_file_write(path, &tensor, 1);
+	for (int i = 0; i < 150; i++) {
+		int connection = connection_hello(&harness);
+		load_and_evict(connection, path);
+		connection_close(&connection);
+	}
+	unsigned n_loaded = harness_n_log_lines(&harness, "loaded 'a.safetensors'");
+	unsigned n_evicted = harness_n_log_lines(&harness, "evicted model 'a.safetensors'");
+	ck_assert_msg(n_loaded >= 100 && n_loaded <= 120, "%u loaded", n_loaded);
+	ck_assert_uint_eq(n_evicted, n_loaded);
+	harness_stop(&harness);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("hostile");
@@ -401,5 +441,6 @@ int main(void)
 	tcase_add_loop_test(tcase, a_socket_that_lingers_stops_nobody, 0, N_LINGERINGS);
 	suite_add_tcase(suite, tcase);
 	suite_add(suite, who_fails_again_and_again_does_not_fill_the_log);
+	suite_add(suite, who_loads_and_evicts_without_end_does_not_fill_the_log);
 	return suite_run(suite);
 }
