@@ -10,6 +10,10 @@
 #include "daemon/text.h"
 #include "proto/cleanup.h"
 
+/* When no more places for loads are left, the rest is for tenants with fewer loads than that. */
+#define RESERVED_LOADS (GLAKE_MAX_LOADS / 4)
+#define FEW_LOADS 4
+
 /* Progress is told when it has grown by 1/100 of the whole. */
 #define PROGRESS_STEPS 100
 
@@ -168,12 +172,35 @@ static bool check_files(struct session *session, const request_t *request, const
 	return true;
 }
 
+/* One tenant cannot have all the places; otherwise the request was answered. */
+static bool check_loads(struct session *session, uint64_t id)
+{
+	size_t n_loads = 0;
+	size_t n_own = 0;
+	struct model *model;
+	list_for_each (model, &session->server->store.model_list, link) {
+		if (model->state == MODEL_LOADING && model->load) {
+			n_loads++;
+			n_own += load_payer(model->load) == session->tenant;
+		}
+	}
+	if (n_loads < GLAKE_MAX_LOADS - RESERVED_LOADS || n_own < FEW_LOADS) {
+		return true;
+	}
+	rpc_refuse(session, id, STATUS_BUSY, "tenant %s has %zu loads under way, of %zu in all",
+	           session->tenant->name, n_own, n_loads);
+	return false;
+}
+
 static struct model *start_load(struct session *session, const request_t *request,
                                 struct device *device, const struct file_set *files,
                                 struct load_waiter *waiter)
 {
 	const Glake__Wire__ModelOpen *body = request->model_open;
 	struct server *server = session->server;
+	if (!check_loads(session, request->id)) {
+		return NULL;
+	}
 	cleanup_free char *name = text_clean_copy(body->name[0] ? body->name : body->files[0]);
 	struct model *model = name ? store_add_model(&server->store, session->realm, device, name,
 	                                             files->ids, files->n_files)

@@ -57,6 +57,9 @@ static inline uint64_t glake_chunk_bytes(uint64_t content_bytes)
 #define GLAKE_MAX_BLOCKS 1000000u
 #define GLAKE_MAX_DIMS 32u
 
+/* Loads that glake-mover has at the same time; each is a thread there. More are refused as busy. */
+#define GLAKE_MAX_LOADS 64u
+
 /* What the real safetensors library accepts at most. */
 #define GLAKE_MAX_SAFETENSORS_HEADER_BYTES 100000000ull
 

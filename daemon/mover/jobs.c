@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "proto/limits.h"
 #include "proto/mover.pb-c.h"
 
 static void load_ended(void *user, struct load *load)
@@ -120,8 +121,8 @@ static void order_load(struct jobs *jobs, uint64_t job, const Glake__Mover__Load
 		pthread_mutex_unlock(&jobs->lock);
 		return;
 	}
-	if (jobs->n_loads == JOBS_MAX_LOADS) {
-		fault_set(&fault, FAULT_BUSY, "%u loads are under way", JOBS_MAX_LOADS);
+	if (jobs->n_loads == GLAKE_MAX_LOADS) {
+		fault_set(&fault, FAULT_BUSY, "%u loads are under way", GLAKE_MAX_LOADS);
 	} else if (load_launch(&jobs->host, &order, fds, &load, &fault) == 0) {
 		load->next = jobs->loads;
 		jobs->loads = load;

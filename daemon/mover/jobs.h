@@ -20,8 +20,6 @@
 #include "daemon/mover/report.h"
 #include "proto/fdlist.h"
 
-/* Loads at the same time; each is a thread. More are refused as busy. */
-#define JOBS_MAX_LOADS 64u
 /* Loads whose end is remembered. */
 #define JOBS_ENDED 256u
 
