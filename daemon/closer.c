@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/closer.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -12,6 +14,7 @@
 
 #include "daemon/list.h"
 #include "proto/cleanup.h"
+#include "proto/limits.h"
 
 /* Of one user. Closing lags behind receiving by a few at most, unless something does not close. */
 #define MAX_RECEIVED 64
@@ -19,11 +22,20 @@
 #define INTERRUPT_MS 100
 /* close() and little else runs on it. */
 #define STACK_BYTES (256u * 1024)
+/* Of a lane, in a hurry: as many as a user can have received. */
+#define MAX_THREADS (MAX_RECEIVED + GLAKE_MAX_PACKET_FDS)
 
 struct batch {
 	struct list link; /* link: lane.batches */
 	size_t n_fds;
-	int fds[]; /* owned */
+	size_t n_taken; /* of them, by a thread */
+	int fds[];      /* owned */
+};
+
+/* What one thread is about: on its stack. */
+struct closing {
+	struct list link; /* link: lane.closing */
+	int fd;
 };
 
 struct lane {
@@ -31,14 +43,16 @@ struct lane {
 	uid_t uid;
 	enum closer_kind kind;
 	struct list batches;
-	size_t n_fds;    /* of the batches, and of the one that its thread has */
-	bool has_thread; /* which ends when there are no batches, and the lane with it */
+	struct list closing;
+	size_t n_fds;     /* of the batches that nobody has taken, and of @closing */
+	size_t n_threads; /* which end when there are no batches, and the lane with the last */
 };
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 /* Under the mutex. */
 static struct list lanes = LIST_INIT(lanes);
-static size_t n_pending;
+/* An O_PATH fd, whose close() does nothing. */
+static int nothing = -1;
 
 /* ---- the threads ----------------------------------------------------------------------------- */
 
@@ -55,10 +69,12 @@ static void on_interrupt(int signal)
 {
 }
 
-static void install_interrupt(void)
+int closer_init(void)
 {
-	struct sigaction action = {.sa_handler = on_interrupt};
+	const struct sigaction action = {.sa_handler = on_interrupt};
 	sigaction(interrupt_signal(), &action, NULL);
+	nothing = nothing < 0 ? open("/", O_PATH | O_CLOEXEC) : nothing;
+	return nothing < 0 ? -errno : 0;
 }
 
 /* A timer that sends the signal to this very thread. Returns whether there is one. */
@@ -78,78 +94,95 @@ static bool start_interrupts(timer_t *timer_out)
 	       timer_settime(*timer_out, 0, &times, NULL) == 0;
 }
 
-static void close_one(int fd, enum closer_kind kind)
+static void do_not_linger(int fd)
 {
 	static const struct linger linger_off = {0};
-	if (kind == CLOSER_RECEIVED && fd >= 0) {
-		/* Not a socket, or one that cannot linger: all the same. */
-		setsockopt(fd, SOL_SOCKET, SO_LINGER, &linger_off, sizeof(linger_off));
-	}
-	fd_close(&fd);
+	/* Not a socket, or one that cannot linger: all the same. */
+	setsockopt(fd, SOL_SOCKET, SO_LINGER, &linger_off, sizeof(linger_off));
 }
 
-/* Under the mutex. NULL: there is none, and the lane is gone. */
-static struct batch *next_batch(struct lane *lane)
+/*
+ * Closes the file as close() does. But the number stays, and from the beginning it means @nothing: the
+ * kernel puts that into its place before it closes the file.
+ */
+static void close_file(int fd, enum closer_kind kind)
+{
+	if (kind == CLOSER_RECEIVED) {
+		do_not_linger(fd);
+	}
+	dup3(nothing, fd, O_CLOEXEC);
+}
+
+static bool is_nothing(int fd)
+{
+	return (fcntl(fd, F_GETFL) & O_PATH) != 0;
+}
+
+/* Under the mutex. -1: there is none. */
+static int take_fd(struct lane *lane)
 {
 	if (list_is_empty(&lane->batches)) {
-		list_remove(&lane->link);
-		free(lane);
-		return NULL;
+		return -1;
 	}
 	struct batch *batch = list_first(&lane->batches, struct batch, link);
-	list_remove(&batch->link);
-	return batch;
+	int fd = batch->fds[batch->n_taken++];
+	if (batch->n_taken == batch->n_fds) {
+		list_remove(&batch->link);
+		free(batch);
+	}
+	return fd;
 }
 
-static void close_batch(struct lane *lane, struct batch *batch)
+/* Under the mutex, but for the closing. Returns whether there was one. */
+static bool close_next(struct lane *lane)
 {
-	for (size_t i = 0; i < batch->n_fds; i++) {
-		close_one(batch->fds[i], lane->kind);
-		pthread_mutex_lock(&mutex);
-		lane->n_fds--;
-		n_pending--;
-		pthread_mutex_unlock(&mutex);
+	struct closing closing = {.fd = take_fd(lane)};
+	if (closing.fd < 0) {
+		return false;
 	}
-	free(batch);
+	list_insert(&lane->closing, &closing.link);
+	pthread_mutex_unlock(&mutex);
+	close_file(closing.fd, lane->kind);
+	pthread_mutex_lock(&mutex);
+	list_remove(&closing.link);
+	lane->n_fds--;
+	pthread_mutex_unlock(&mutex);
+	fd_close(&closing.fd);
+	pthread_mutex_lock(&mutex);
+	return true;
 }
 
 static void *lane_main(void *user)
 {
 	struct lane *lane = user;
-	struct batch *batch;
 	timer_t timer;
 	bool has_timer = start_interrupts(&timer);
-	for (;;) {
-		pthread_mutex_lock(&mutex);
-		batch = next_batch(lane);
-		pthread_mutex_unlock(&mutex);
-		if (!batch) {
-			break;
-		}
-		close_batch(lane, batch);
+	pthread_mutex_lock(&mutex);
+	while (close_next(lane)) {
 	}
+	if (--lane->n_threads == 0) {
+		list_remove(&lane->link);
+		free(lane);
+	}
+	pthread_mutex_unlock(&mutex);
 	if (has_timer) {
 		timer_delete(timer);
 	}
 	return NULL;
 }
 
-/* Returns whether @lane has a thread now. */
+/* Under the mutex. Returns whether @lane has one more. */
 static bool start_thread(struct lane *lane)
 {
-	static bool is_installed;
 	pthread_attr_t attributes;
 	pthread_t thread;
-	if (!is_installed) {
-		install_interrupt();
-		is_installed = true;
-	}
 	pthread_attr_init(&attributes);
 	pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
 	pthread_attr_setstacksize(&attributes, STACK_BYTES);
-	bool has_thread = pthread_create(&thread, &attributes, lane_main, lane) == 0;
+	bool is_started = pthread_create(&thread, &attributes, lane_main, lane) == 0;
 	pthread_attr_destroy(&attributes);
-	return has_thread;
+	lane->n_threads += is_started;
+	return is_started;
 }
 
 /* ---- the lanes ------------------------------------------------------------------------------- */
@@ -180,6 +213,7 @@ static struct lane *get_lane(uid_t uid, enum closer_kind kind)
 	lane->uid = uid;
 	lane->kind = kind;
 	list_init(&lane->batches);
+	list_init(&lane->closing);
 	list_insert(&lanes, &lane->link);
 	return lane;
 }
@@ -201,6 +235,7 @@ static struct batch *batch_new(const int *fds, size_t n_fds)
 		return NULL;
 	}
 	batch->n_fds = 0;
+	batch->n_taken = 0;
 	for (size_t i = 0; i < n_fds; i++) {
 		if (fds[i] >= 0) {
 			batch->fds[batch->n_fds++] = fds[i];
@@ -217,9 +252,10 @@ static bool submit(uid_t uid, enum closer_kind kind, struct batch *batch)
 	if (lane) {
 		list_insert(&lane->batches, &batch->link);
 		lane->n_fds += batch->n_fds;
-		n_pending += batch->n_fds;
 		/* Without one they wait for the next call. */
-		lane->has_thread = lane->has_thread || start_thread(lane);
+		if (lane->n_threads == 0) {
+			start_thread(lane);
+		}
 	}
 	pthread_mutex_unlock(&mutex);
 	return lane != NULL;
@@ -237,7 +273,11 @@ void closer_close(uid_t uid, enum closer_kind kind, const int *fds, size_t n_fds
 	free(batch);
 	/* Slow beats leaked. */
 	for (size_t i = 0; i < n_fds; i++) {
-		close_one(fds[i], kind);
+		if (kind == CLOSER_RECEIVED && fds[i] >= 0) {
+			do_not_linger(fds[i]);
+		}
+		int fd = fds[i];
+		fd_close(&fd);
 	}
 }
 
@@ -253,10 +293,28 @@ bool closer_is_full(uid_t uid)
 	return is_full;
 }
 
-size_t closer_n_pending(void)
+/* Under the mutex. */
+static size_t count_inherited(const struct lane *lane)
 {
+	const struct closing *closing;
+	size_t n = lane->n_fds;
+	list_for_each (closing, &lane->closing, link) {
+		n -= is_nothing(closing->fd);
+	}
+	return n;
+}
+
+size_t closer_hurry(void)
+{
+	struct lane *lane;
+	size_t n = 0;
 	pthread_mutex_lock(&mutex);
-	size_t n = n_pending;
+	list_for_each (lane, &lanes, link) {
+		while (lane->n_threads < lane->n_fds && lane->n_threads < MAX_THREADS &&
+		       start_thread(lane)) {
+		}
+		n += count_inherited(lane);
+	}
 	pthread_mutex_unlock(&mutex);
 	return n;
 }

@@ -12,6 +12,9 @@
  * told not to linger; what else waits for a peer is interrupted (see the .c). What is left (FUSE) keeps
  * its lane, and closer_is_full() says not to take more fds from that user.
  *
+ * A child process closes what it has inherited on its way to the program, and its parent waits for it.
+ * So before one is started nothing of clients may be left among our fds: closer_hurry().
+ *
  * Owner: the process. Lifetime: no end; the process may end while something does not close.
  * Threads: called on the loop thread; the closing is done on threads of its own.
  */
@@ -32,6 +35,9 @@ enum closer_kind {
 	CLOSER_CONNECTION, /* his connections, with what is unread in them */
 };
 
+/* Before all else; again is fine. Returns 0 or -errno. */
+int closer_init(void);
+
 /* Takes @fds over; entries of -1 are fine. The array itself stays the caller's. */
 void closer_close(uid_t uid, enum closer_kind kind, const int *fds, size_t n_fds);
 
@@ -39,9 +45,9 @@ void closer_close(uid_t uid, enum closer_kind kind, const int *fds, size_t n_fds
 bool closer_is_full(uid_t uid);
 
 /*
- * Fds that may still be open. A child process that is started meanwhile closes them as well, on its
- * way to the program, and its parent waits for it.
+ * Begin to close all that waits behind something else. Returns how many fds a child process would
+ * inherit now: of them are not those that are being closed, however long that takes.
  */
-size_t closer_n_pending(void);
+size_t closer_hurry(void);
 
 #endif

@@ -16,7 +16,7 @@
 
 /* The fd on which the mover expects us. */
 #define MOVER_FD 3
-/* How often to look whether the files of clients are closed, and how long. */
+/* How often to look whether it would inherit files of clients, and how long. */
 #define START_STEP_MS 2
 #define START_MS 2000
 
@@ -184,7 +184,7 @@ static void on_start(uv_timer_t *timer)
 		give_up(link, "glake-mover was ended before it was started, see the log");
 		return;
 	}
-	if (closer_n_pending() > 0) {
+	if (closer_hurry() > 0) {
 		if (uv_now(link->loop) - process->since_ms < START_MS) {
 			uv_timer_start(timer, on_start, START_STEP_MS, 0);
 			return;

@@ -7,8 +7,8 @@
  * The only file of glaked that knows the messages of proto/mover.proto.
  *
  * No mover runs until the first job; orders wait in the socket while it starts. It is started when
- * no file of a client is open here, since the new process closes its copies of those before it is
- * the mover, and a file system can make that last (daemon/closer.h). When it has been idle for
+ * it would inherit no file of a client, since the new process closes its copies of those before it
+ * is the mover, and a file system can make that last (daemon/closer.h). When it has been idle for
  * idle_ms the link closes its end, and the mover exits on reading the end of the stream.
  *
  * Owner: the server. A job is embedded in what wants it (load, publish).

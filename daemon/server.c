@@ -9,6 +9,7 @@
 #include <sys/resource.h>
 #include <time.h>
 
+#include "daemon/closer.h"
 #include "daemon/listener.h"
 #include "daemon/notify.h"
 #include "daemon/rpc.h"
@@ -366,7 +367,11 @@ static int open_parts(struct server *server)
 	const struct alloc_hooks hooks = {
 		.evict = on_evict_wanted, .reclaim = on_reclaim_wanted, .user = server};
 	uint32_t budget = config_fd_budget(config);
-	int r = tenant_table_new(config, server->n_devices, &server->tenants);
+	int r = closer_init();
+	if (r < 0) {
+		return r;
+	}
+	r = tenant_table_new(config, server->n_devices, &server->tenants);
 	if (r < 0) {
 		return r;
 	}
