@@ -19,6 +19,9 @@
 /* How often to look whether it would inherit files of clients, and how long. */
 #define START_STEP_MS 2
 #define START_MS 2000
+/* How often to look whether it is dying, and how many times before it is given up. */
+#define LOOK_MS 1000
+#define MAX_DYING_LOOKS 3
 
 /* One run of the program; freed when the process and the connection are both gone. */
 struct mover_process {
@@ -28,7 +31,8 @@ struct mover_process {
 	int their_fd;            /* owned; -1 once the process is started */
 	uint64_t since_ms;       /* wanted */
 	int n_handles;           /* of process and conn still open */
-	bool was_killed;         /* by us, for what it said */
+	int n_dying_looks;
+	bool was_killed; /* by us, for what it said */
 };
 
 typedef Glake__Mover__Order order_t;
@@ -90,17 +94,26 @@ static void fail_all(struct mover_link *link, const char *error)
 	}
 }
 
+/* It is of no more use: what it was doing fails, and the next job starts another. */
+static void lose(struct mover_process *process, const char *error)
+{
+	struct mover_link *link = process->link;
+	uv_timer_stop(&link->process_timer);
+	process->link = NULL;
+	link->process = NULL;
+	link->stats->mover_deaths++;
+	log_error("%s, %u jobs under way", error, HASH_COUNT(link->jobs));
+	fail_all(link, error);
+}
+
 static void on_process_exit(uv_process_t *handle, int64_t exit_status, int signal)
 {
 	struct mover_process *process = container_of(handle, struct mover_process, process);
-	struct mover_link *link = process->link;
 	uv_close((uv_handle_t *)handle, on_process_closed);
 	conn_close(&process->conn, on_conn_closed);
-	if (!link) {
+	if (!process->link) {
 		return;
 	}
-	link->process = NULL;
-	link->stats->mover_deaths++;
 	char error[128];
 	if (process->was_killed) {
 		snprintf(error, sizeof(error), "glake-mover was ended, see the log");
@@ -111,8 +124,43 @@ static void on_process_exit(uv_process_t *handle, int64_t exit_status, int signa
 		snprintf(error, sizeof(error), "glake-mover ended with status %d",
 		         (int)exit_status);
 	}
-	log_error("%s, %u jobs under way", error, HASH_COUNT(link->jobs));
-	fail_all(link, error);
+	lose(process, error);
+}
+
+/* Its first thread has ended. */
+static bool is_zombie(int pid)
+{
+	char path[64];
+	char text[128] = "";
+	snprintf(path, sizeof(path), "/proc/%d/stat", pid);
+	FILE *file = fopen(path, "re");
+	if (!file) {
+		return false;
+	}
+	bool is_read = fgets(text, sizeof(text), file) != NULL;
+	fclose(file);
+	/* The name in parentheses may be anything. */
+	const char *state = is_read ? strrchr(text, ')') : NULL;
+	return state && strncmp(state, ") Z", 3) == 0;
+}
+
+/*
+ * A process ends with the last of its threads, and only then are we told. A file system can keep one of
+ * them in close() for ever: a mover that nobody hears of any more.
+ */
+static void on_look(uv_timer_t *timer)
+{
+	struct mover_link *link = container_of(timer, struct mover_link, process_timer);
+	struct mover_process *process = link->process;
+	bool is_dying = process->conn.is_closing ||
+	                is_zombie(uv_process_get_pid(&process->process));
+	process->n_dying_looks = is_dying ? process->n_dying_looks + 1 : 0;
+	if (process->n_dying_looks == MAX_DYING_LOOKS) {
+		conn_close(&process->conn, on_conn_closed);
+		/* Whenever it does, init has to bury it: glaked's own end does not wait. */
+		uv_close((uv_handle_t *)&process->process, on_process_closed);
+		lose(process, "glake-mover died, and does not end");
+	}
 }
 
 static void on_conn_end(struct conn *conn, enum conn_end end, int error)
@@ -177,7 +225,7 @@ static void give_up(struct mover_link *link, const char *error)
 
 static void on_start(uv_timer_t *timer)
 {
-	struct mover_link *link = container_of(timer, struct mover_link, start_timer);
+	struct mover_link *link = container_of(timer, struct mover_link, process_timer);
 	struct mover_process *process = link->process;
 	char error[256];
 	if (process->was_killed) {
@@ -201,6 +249,7 @@ static void on_start(uv_timer_t *timer)
 		return;
 	}
 	fd_close(&process->their_fd);
+	uv_timer_start(timer, on_look, LOOK_MS, LOOK_MS);
 	link->stats->mover_starts++;
 	log_info("started glake-mover, pid %d", uv_process_get_pid(&process->process));
 }
@@ -228,7 +277,7 @@ static int start(struct mover_link *link)
 	process->since_ms = uv_now(link->loop);
 	process->link = link;
 	link->process = process;
-	uv_timer_start(&link->start_timer, on_start, 0, 0);
+	uv_timer_start(&link->process_timer, on_start, 0, 0);
 	return 0;
 }
 
@@ -241,7 +290,7 @@ static void let_go(struct mover_link *link)
 	}
 	link->process = NULL;
 	process->link = NULL;
-	uv_timer_stop(&link->start_timer);
+	uv_timer_stop(&link->process_timer);
 	fd_close(&process->their_fd);
 	conn_close(&process->conn, on_conn_closed);
 }
@@ -508,7 +557,7 @@ int mover_link_init(struct mover_link *link, uv_loop_t *loop, struct stats *stat
                     uint64_t idle_ms)
 {
 	*link = (struct mover_link){.loop = loop, .stats = stats, .path = path, .idle_ms = idle_ms};
-	uv_timer_init(loop, &link->start_timer);
+	uv_timer_init(loop, &link->process_timer);
 	return uv_timer_init(loop, &link->idle_timer);
 }
 
@@ -518,5 +567,5 @@ void mover_link_close(struct mover_link *link)
 	link->is_closing = true;
 	let_go(link);
 	uv_close((uv_handle_t *)&link->idle_timer, NULL);
-	uv_close((uv_handle_t *)&link->start_timer, NULL);
+	uv_close((uv_handle_t *)&link->process_timer, NULL);
 }

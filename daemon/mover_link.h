@@ -61,7 +61,7 @@ struct mover_link {
 	const char *path;    /* borrowed: the program */
 	uint64_t idle_ms;    /* 0 = stays */
 	uv_timer_t idle_timer;
-	uv_timer_t start_timer;        /* while the process is to be started */
+	uv_timer_t process_timer;      /* while it is to be started; then, to look after it */
 	struct mover_process *process; /* owned; NULL: none runs */
 	struct mover_job *jobs;        /* table by id */
 	uint64_t last_job;

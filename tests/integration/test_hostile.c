@@ -210,9 +210,23 @@ static pid_t start_villain(const char *path, bool is_broken)
 	return villain;
 }
 
+static pid_t mover_pid(int connection)
+{
+	unsigned pid = 0;
+	uint64_t end_ms = harness_now_ms() + HARNESS_TIMEOUT_MS;
+	while (pid == 0) {
+		Glake__Wire__Answer *answer = status_of(connection);
+		sscanf(answer->status_get->mover, "running %u", &pid);
+		connection_free(answer);
+		ck_assert_msg(harness_now_ms() < end_ms, "no mover");
+	}
+	return (pid_t)pid;
+}
+
 enum villainy {
 	BEFORE_THE_MOVER,
 	BESIDE_THE_MOVER,
+	IN_A_MOVER_THAT_DIES,
 	WITH_A_BROKEN_PACKET,
 	N_VILLAINIES
 };
@@ -242,6 +256,13 @@ START_TEST(a_file_that_cannot_be_closed_stops_nobody)
 		uint64_t before_ms = harness_now_ms();
 		connection_ping(witness);
 		ck_assert_uint_lt(harness_now_ms() - before_ms, 1000);
+	}
+	if (_i == IN_A_MOVER_THAT_DIES) {
+		kill(mover_pid(witness), SIGKILL);
+		/* Unless its death is known already. */
+		Glake__Wire__Status status = load(witness, content);
+		ck_assert(status == GLAKE__WIRE__STATUS__MOVER_FAILED ||
+		          status == GLAKE__WIRE__STATUS__OK);
 	}
 	ck_assert_int_eq(load(witness, content), GLAKE__WIRE__STATUS__OK);
 	kill(villain, SIGKILL);
