@@ -56,7 +56,7 @@ static CONFIG_VALUE(tenants);
 	KEY("", config, tenants, "()", tenants, tenants, 0, 0) \
 	KEY("pool", config_pool, chunk_bytes, "", chunk_size, chunk_bytes, \
 	    GLAKE_CHUNK_GRANULARITY, GLAKE_MAX_CHUNK_BYTES) \
-	KEY("pool", config_pool, n_chunks, "", u32, n_chunks, 1, 100000) \
+	KEY("pool", config_pool, n_chunks, "", u32, n_chunks, 1, CONFIG_MAX_POOL_CHUNKS) \
 	KEY("realms", config_realm, name, "", name, name, 0, 0) \
 	KEY("realms", config_realm, uids, "", uids, members, 0, 0) \
 	KEY("realms", config_realm, users, "", users, members, 0, 0) \
@@ -207,6 +207,11 @@ static CONFIG_VALUE(pool)
 	int result = open_list(file, at, sizeof(*pool), &pool);
 	if (result < 0) {
 		return result;
+	}
+	if (config_setting_length(at) > (int)CONFIG_MAX_POOL_SIZES) {
+		free(pool);
+		return config_file_wrong(file, at, "pool has more than %u entries",
+		                         CONFIG_MAX_POOL_SIZES);
 	}
 	free(config->pool);
 	config->pool = pool;

@@ -31,6 +31,10 @@
 /* The tenant that pays for what nobody uses; never in a config. */
 #define CONFIG_CACHE_TENANT "cache"
 
+/* What a pool holds on each device: sizes, and chunks of each. */
+#define CONFIG_MAX_POOL_SIZES 8u
+#define CONFIG_MAX_POOL_CHUNKS 64u
+
 /* GPU hosts have been seen that allow a process no more fds. Only fd_budget goes beyond. */
 #define CONFIG_MAX_FDS 20000u
 

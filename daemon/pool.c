@@ -24,12 +24,10 @@ void pool_init(struct pool *pool, struct device *device, struct chunk_books *boo
 
 void pool_want(struct pool *pool, uint64_t chunk_bytes, unsigned n_wanted)
 {
-	if (pool->n_sizes == POOL_MAX_SIZES) {
-		return;
-	}
+	assert(pool->n_sizes < CONFIG_MAX_POOL_SIZES && n_wanted <= CONFIG_MAX_POOL_CHUNKS);
 	pool->sizes[pool->n_sizes++] = (struct pool_size){
 		.chunk_bytes = chunk_bytes,
-		.n_wanted = n_wanted < POOL_MAX_CHUNKS ? n_wanted : POOL_MAX_CHUNKS,
+		.n_wanted = n_wanted,
 	};
 }
 

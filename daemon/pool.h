@@ -16,18 +16,14 @@
 #include <stdbool.h>
 
 #include "daemon/chunk.h"
-
-enum {
-	POOL_MAX_SIZES = 8,
-	POOL_MAX_CHUNKS = 64, /* per size */
-};
+#include "daemon/config.h"
 
 struct pool_size {
 	uint64_t chunk_bytes;
 	unsigned n_wanted;
 	unsigned n_coming; /* being made by the worker */
 	unsigned n_chunks;
-	struct chunk chunks[POOL_MAX_CHUNKS];
+	struct chunk chunks[CONFIG_MAX_POOL_CHUNKS];
 };
 
 struct pool {
@@ -36,13 +32,13 @@ struct pool {
 	struct tenant *payer;      /* borrowed: the built-in tenant */
 	bool is_paused;
 	unsigned n_sizes;
-	struct pool_size sizes[POOL_MAX_SIZES];
+	struct pool_size sizes[CONFIG_MAX_POOL_SIZES];
 };
 
 void pool_init(struct pool *pool, struct device *device, struct chunk_books *books,
                struct tenant *payer);
 
-/* Keep @n_wanted chunks of @chunk_bytes ready; both are cut to what the pool can hold. */
+/* Keep @n_wanted chunks of @chunk_bytes ready: 1 .. CONFIG_MAX_POOL_CHUNKS, of so many sizes at most. */
 void pool_want(struct pool *pool, uint64_t chunk_bytes, unsigned n_wanted);
 
 /* Order what is missing. Cheap when nothing is. */

@@ -256,6 +256,20 @@ START_TEST(mistakes_are_refused_with_their_line)
 		{"tenants = ( { name = \"x\"; uids = [1];\n uids = [2]; } );",
 	         ":2: duplicate setting name"},
 
+		/* what a pool holds */
+		{"pool = (\n{ chunk_bytes = \"2MiB\"; n_chunks = 65; } );",
+	         ":2: n_chunks is 65, must be 1 to 64"},
+		{"pool = ( { chunk_bytes = \"2MiB\"; n_chunks = 1; },"
+	         "{ chunk_bytes = \"4MiB\"; n_chunks = 1; },"
+	         "{ chunk_bytes = \"6MiB\"; n_chunks = 1; },"
+	         "{ chunk_bytes = \"8MiB\"; n_chunks = 1; },"
+	         "{ chunk_bytes = \"10MiB\"; n_chunks = 1; },"
+	         "{ chunk_bytes = \"12MiB\"; n_chunks = 1; },"
+	         "{ chunk_bytes = \"14MiB\"; n_chunks = 1; },"
+	         "{ chunk_bytes = \"16MiB\"; n_chunks = 1; },"
+	         "{ chunk_bytes = \"18MiB\"; n_chunks = 1; } );",
+	         ":1: pool has more than 8 entries"},
+
 		/* types */
 		{"\nsocket_path = 5;", ":2: socket_path must be a text, not a number"},
 		{"socket_path = [\"/a\"];", ":1: socket_path must be a text, not an array [ ... ]"},
@@ -330,7 +344,7 @@ START_TEST(mistakes_are_refused_with_their_line)
 		{"pool = ( { chunk_bytes = \"1MiB\"; n_chunks = 1; } );",
 	         ":1: chunk_bytes is 1048576 bytes, must be 2097152 to 68719476736"},
 		{"pool = ( { chunk_bytes = \"2MiB\"; n_chunks = 0; } );",
-	         ":1: n_chunks is 0, must be 1 to 100000"},
+	         ":1: n_chunks is 0, must be 1 to 64"},
 		{"pool = ( { chunk_bytes = \"2MiB\"; n_chunks = 1; },\n"
 	         "{ n_chunks = 1;\n chunk_bytes = 2097152; } );",
 	         ":3: two entries of pool have the same chunk_bytes"},
