@@ -346,7 +346,7 @@ bool heap_share(const struct heap_facts *facts, struct glake_share *share_out)
 		return false;
 	}
 	int r = glake_share(owner->session, facts->region_address, share_out);
-	owner_is_gone(owner, r);
+	owner_note_error(owner, r);
 	owner_unref(owner);
 	return r == 0;
 }
@@ -478,11 +478,10 @@ CUdeviceptr heap_reuse(struct allocation *allocation, const struct heap_place *p
 
 void heap_trim(CUdevice device, uint64_t keep_bytes)
 {
-	bool is_refused;
 	struct glake_device found;
-	struct owner *owner = owner_get(&is_refused);
+	struct owner *owner = owner_peek();
 	if (owner && owner_device(owner, device, &found)) {
-		owner_is_gone(owner, glake_trim(owner->session, found.index, keep_bytes));
+		owner_note_error(owner, glake_trim(owner->session, found.index, keep_bytes));
 	}
 	owner_unref(owner);
 }

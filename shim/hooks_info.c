@@ -45,7 +45,7 @@ static void apply_view(CUdevice device, struct view *view)
 	}
 	int index = glake_device_index(owner->session, device);
 	if (index >= 0) {
-		owner_is_gone(owner, view_apply(owner->session, (uint32_t)index, 0, view));
+		owner_note_error(owner, view_apply(owner->session, (uint32_t)index, 0, view));
 	}
 	owner_unref(owner);
 }

@@ -194,7 +194,7 @@ static int open_share(const struct glake_share *share, const struct heap_place *
 	glake_ptr base = 0;
 	int r = glake_share_open(owner->session, share, place->device, &base);
 	if (r < 0) {
-		owner_is_gone(owner, r);
+		owner_note_error(owner, r);
 		free(opened);
 		return r;
 	}

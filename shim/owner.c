@@ -59,7 +59,7 @@ static struct owner *owner_new(void)
 		.libcuda = shim_libcuda(),
 	};
 	int r = glake_connect(&options, &owner->session);
-	was_refused = r == GLAKE_E_OVER_QUOTA || r == GLAKE_E_NO_PERMISSION;
+	was_refused = r == GLAKE_E_OVER_QUOTA || r == GLAKE_E_VERSION;
 	if (r < 0) {
 		free(owner);
 		return NULL;
@@ -126,7 +126,7 @@ struct owner *owner_get(bool *is_refused_out)
 	return owner;
 }
 
-bool owner_is_gone(struct owner *owner, int error)
+bool owner_note_error(struct owner *owner, int error)
 {
 	if (error == GLAKE_E_SHUTTING_DOWN || glake_fd(owner->session) < 0) {
 		owner->is_dead = true;
@@ -169,7 +169,7 @@ int owner_ask(struct owner *owner, owner_request_fn *request, void *user)
 		return 0;
 	}
 	/* At its limit of open files a process can still have memory of the driver's. */
-	return owner_is_gone(owner, r) || r == -EMFILE ? OWNER_E_ABSENT : OWNER_E_FULL;
+	return owner_note_error(owner, r) || r == -EMFILE ? OWNER_E_ABSENT : OWNER_E_FULL;
 }
 
 bool owner_device(struct owner *owner, int ordinal, struct glake_device *device_out)

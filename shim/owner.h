@@ -61,7 +61,7 @@ int owner_ask(struct owner *owner, owner_request_fn *request, void *user);
  * A call of @owner's session has ended with @error: is glaked gone? Then the next owner_get() makes a
  * new session.
  */
-bool owner_is_gone(struct owner *owner, int error);
+bool owner_note_error(struct owner *owner, int error);
 
 /* glaked's device that is CUDA device @ordinal here; false if it has none. Local. */
 bool owner_device(struct owner *owner, int ordinal, struct glake_device *device_out);

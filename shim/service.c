@@ -73,7 +73,7 @@ static void take_turn(struct owner *owner, uint64_t *reported_ns)
 		*reported_ns = clock_now_ns();
 		report_program(owner);
 	}
-	owner_is_gone(owner, glake_dispatch(owner->session));
+	owner_note_error(owner, glake_dispatch(owner->session));
 }
 
 /* Nobody will ask for the warm memory of a session whose glaked is gone. */

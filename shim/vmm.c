@@ -311,7 +311,7 @@ CUresult vmm_export(const struct vmm_chunk *chunk, int *fd_out)
 	int fd = -1;
 	int r = glake_chunk_fd(chunk->owner->session, chunk->id, &fd);
 	if (r < 0) {
-		owner_is_gone(chunk->owner, r);
+		owner_note_error(chunk->owner, r);
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
 	*fd_out = fd;

@@ -135,6 +135,52 @@ START_TEST(a_quota_of_next_to_nothing_is_out_of_memory)
 }
 END_TEST
 
+/* A glaked of another release, on a socket of its own. */
+static pid_t start_stranger(const char *socket_path)
+{
+	struct sockaddr_un address = {.sun_family = AF_UNIX};
+	ck_assert_uint_lt(strlen(socket_path), sizeof(address.sun_path));
+	strcpy(address.sun_path, socket_path);
+	int listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+	ck_assert_int_eq(bind(listener, (struct sockaddr *)&address, sizeof(address)), 0);
+	ck_assert_int_eq(listen(listener, 8), 0);
+	fflush(NULL);
+	pid_t pid = fork();
+	ck_assert_int_ge(pid, 0);
+	for (int connection; pid == 0 && (connection = accept(listener, NULL, NULL)) >= 0;) {
+		uint8_t bytes[1000];
+		Glake__Wire__Answer answer = GLAKE__WIRE__ANSWER__INIT;
+		recv(connection, bytes, sizeof(bytes), 0);
+		answer.id = 1;
+		answer.status = GLAKE__WIRE__STATUS__VERSION;
+		answer.error = (char *)"glaked speaks version 7 of the protocol";
+		size_t n_bytes = glake__wire__answer__pack(&answer, bytes);
+		send(connection, bytes, n_bytes, MSG_NOSIGNAL);
+		close(connection);
+	}
+	close(listener);
+	return pid;
+}
+
+/* After an upgrade of glaked alone, a program does not leave its quota without a word. */
+START_TEST(a_glaked_of_another_version_is_no_reason_to_go_without)
+{
+	struct run run;
+	char variable[PATH_MAX];
+	begin(NULL);
+	snprintf(variable, sizeof(variable), "GLAKE_SOCKET=%s/stranger", harness.folder);
+	pid_t stranger = start_stranger(strchr(variable, '=') + 1);
+	run_start(&run, variable, run_in_build(PROGRAM), "dlsym", "steps", "1", NULL);
+	run_read(&run, "ready");
+	run_expect(&run, "result 2 owned 0 passed 0 refused 1 connects 0");
+	run_continue(&run);
+	run_end_well(&run);
+	kill(stranger, SIGKILL);
+	ck_assert_int_eq(waitpid(stranger, NULL, 0), stranger);
+	finish();
+}
+END_TEST
+
 /* Connect until one more would have to wait. Returns how many. */
 static unsigned fill_queue(int fds_out[MAX_QUEUED])
 {
@@ -552,6 +598,7 @@ int main(void)
 	suite_add(suite, gone_without_giving_back);
 	suite_add(suite, an_ipc_handle_of_the_killed_opens_nothing);
 	suite_add(suite, a_quota_of_next_to_nothing_is_out_of_memory);
+	suite_add(suite, a_glaked_of_another_version_is_no_reason_to_go_without);
 	suite_add(suite, a_full_socket_is_waited_for);
 	suite_add(suite, a_child_does_not_keep_a_glaked_that_ends);
 	suite_add(suite, questions_do_not_wait_for_a_stopped_glaked);
