@@ -78,12 +78,23 @@ static bool find_shim(char path_out[PATH_MAX])
 	return n < PATH_MAX && access(path_out, R_OK) == 0;
 }
 
-static bool is_other_file(void *user, const char *path)
+static bool is_other_file(const char *path, const char *other_path)
 {
-	struct stat ours;
+	struct stat one;
 	struct stat other;
-	return stat(user, &ours) < 0 || stat(path, &other) < 0 || ours.st_ino != other.st_ino ||
-	       ours.st_dev != other.st_dev;
+	return stat(path, &one) < 0 || stat(other_path, &other) < 0 || one.st_ino != other.st_ino ||
+	       one.st_dev != other.st_dev;
+}
+
+/* The real one. @user is the path of ours. */
+static bool is_real_cuda(void *user, const char *path)
+{
+	return is_other_file(user, path) && program_names(path, shim_library_cuda.symbol);
+}
+
+static bool is_real_nvml(void *user, const char *path)
+{
+	return is_other_file(user, path) && program_names(path, shim_library_nvml.symbol);
 }
 
 /* Beside the shim. A host without NVML gets none: its programs are to find that it is not there. */
@@ -92,7 +103,7 @@ static bool find_nvml(const char *shim_path, char path_out[PATH_MAX])
 	int n_bytes = (int)(strrchr(shim_path, '/') - shim_path);
 	int n = snprintf(path_out, PATH_MAX, "%.*s/libglake-nvml.so", n_bytes, shim_path);
 	return n < PATH_MAX && access(path_out, R_OK) == 0 &&
-	       shim_library_find(&shim_library_nvml, is_other_file, path_out);
+	       shim_library_find(&shim_library_nvml, is_real_nvml, path_out);
 }
 
 static int check_daemon(void)
@@ -192,7 +203,9 @@ static int run(const struct options *options, char **arguments)
 {
 	char shim_path[PATH_MAX];
 	if (options->shim_path ? !realpath(options->shim_path, shim_path) : !find_shim(shim_path)) {
-		return refuse(EXIT_REFUSED, "libglake-shim.so", "not found");
+		return refuse(EXIT_REFUSED,
+		              options->shim_path ? options->shim_path : "libglake-shim.so",
+		              "not found");
 	}
 	set_environment(options);
 	const char *own = getenv("GLAKE_SHIM_OWN");
@@ -203,8 +216,13 @@ static int run(const struct options *options, char **arguments)
 	if (status == 0) {
 		status = check_program(arguments[0]);
 	}
-	if (status == 0 && !shim_library_find(&shim_library_cuda, is_other_file, shim_path)) {
-		status = refuse(EXIT_REFUSED, "libcuda.so.1", "no CUDA driver library found");
+	if (status == 0 && !program_names(shim_path, shim_library_cuda.ours)) {
+		status = refuse(EXIT_REFUSED, shim_path, "not glake's preload library");
+	}
+	if (status == 0 && !shim_library_find(&shim_library_cuda, is_real_cuda, shim_path)) {
+		const char *path = getenv(shim_library_cuda.variable);
+		status = refuse(EXIT_REFUSED, path ? path : shim_library_cuda.soname,
+		                "no CUDA driver library found");
 	}
 	if (status == 0 && !options->is_optional) {
 		status = check_daemon();
@@ -243,6 +261,8 @@ static int parse(int argc, char **argv, struct options *options, int *status_out
 	};
 	int option;
 	*status_out = 0;
+	/* In front of what getopt says: behind the verb it would be "run". */
+	argv[0] = program_invocation_short_name;
 	while ((option = getopt_long(argc, argv, "+h", table, NULL)) != -1) {
 		switch (option) {
 		case 's':

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/xattr.h>
 #include <unistd.h>
@@ -132,4 +133,22 @@ bool program_takes_preload(const char *path, const char **why_out)
 	}
 	*why_out = "a script whose interpreter cannot be found";
 	return false;
+}
+
+bool program_names(const char *path, const char *symbol)
+{
+	cleanup_fd int fd = open(path, O_RDONLY | O_CLOEXEC);
+	struct stat status;
+	if (fd < 0 || fstat(fd, &status) < 0 || status.st_size < SELFMAG) {
+		return false;
+	}
+	size_t n_bytes = (size_t)status.st_size;
+	void *file = mmap(NULL, n_bytes, PROT_READ, MAP_PRIVATE, fd, 0);
+	if (file == MAP_FAILED) {
+		return false;
+	}
+	bool is_found = memcmp(file, ELFMAG, SELFMAG) == 0 &&
+	                memmem(file, n_bytes, symbol, strlen(symbol) + 1);
+	munmap(file, n_bytes);
+	return is_found;
 }

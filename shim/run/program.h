@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Will the loader preload a library into a program?
+ * What a file is, before the loader gets it: a program that can be preloaded, a library that should be.
  *
  * Threads: one.
  */
@@ -18,5 +18,8 @@ int program_find(const char *name, char path_out[PATH_MAX]);
  * privileges. Scripts are judged by their interpreter.
  */
 bool program_takes_preload(const char *path, const char **why_out);
+
+/* The file is of ELF, and @symbol is among the texts in it: does it look like that library? */
+bool program_names(const char *path, const char *symbol);
 
 #endif

@@ -683,7 +683,19 @@ START_TEST(glake_run_says_why_not)
 	run_refused(&run, 125, "cannot connect to glaked at /nowhere");
 	run_start(&run, "LD_PRELOAD=", run_in_build("bin/glake"), "run", "--libcuda=/nowhere/x",
 	          "sh", NULL);
-	run_refused(&run, 125, "no CUDA driver library");
+	run_refused(&run, 125, "/nowhere/x: no CUDA driver library");
+	run_start(&run, "LD_PRELOAD=", run_in_build("bin/glake"), "run", "--libcuda=/bin/true",
+	          "sh", NULL);
+	run_refused(&run, 125, "/bin/true: no CUDA driver library");
+	run_start(&run, "LD_PRELOAD=", run_in_build("bin/glake"), "run", "--shim=/nowhere/x", "sh",
+	          NULL);
+	run_refused(&run, 125, "/nowhere/x: not found");
+	run_start(&run, "LD_PRELOAD=", run_in_build("bin/glake"), "run", "--shim=/etc/passwd", "sh",
+	          NULL);
+	run_refused(&run, 125, "/etc/passwd: not glake's preload library");
+	run_start(&run, "LD_PRELOAD=", run_in_build("bin/glake"), "run", "--nope", "sh", NULL);
+	ck_assert_int_eq(WEXITSTATUS(run_end(&run)), 125);
+	run_expect(&run, "glake: unrecognized option '--nope'\n");
 	run_start(&run, "LD_PRELOAD=", run_in_build("bin/glake"), "run", "--own=vmm,aloc", "sh",
 	          NULL);
 	run_refused(&run, 125, "vmm,aloc: is not made of alloc, async, vmm and none");
