@@ -78,14 +78,18 @@ static double dedup_ratio(const struct glake_device_status *device)
 
 static json_t *device_object(const struct glake_device_status *device)
 {
+	static const char *const unknown[] = {"free_bytes", "unaccounted_bytes", "foreign_bytes",
+	                                      "n_foreign"};
 	json_t *object = field_object(device_fields, sizeof(device_fields) / sizeof(*device_fields),
 	                              device);
 	double ratio = dedup_ratio(device);
 	json_object_set_new(object, "dedup_ratio", ratio < 0 ? json_null() : json_real(ratio));
 	json_object_set_new(object, "unaccounted_bytes",
-	                    device->free_bytes > 0
-	                            ? json_integer((json_int_t)device->unaccounted_bytes)
-	                            : json_null());
+	                    json_integer((json_int_t)device->unaccounted_bytes));
+	/* What only the device says, when nobody asks it. */
+	for (size_t i = 0; device->free_bytes == 0 && i < sizeof(unknown) / sizeof(*unknown); i++) {
+		json_object_set_new(object, unknown[i], json_null());
+	}
 	return object;
 }
 
@@ -132,6 +136,7 @@ static const char *size(const struct ctl *ctl, uint64_t n_bytes)
 /* What the device says is used, and glaked did not make. */
 static void print_account(struct ctl *ctl, const struct glake_device_status *device)
 {
+	bool is_known = device->free_bytes > 0;
 	uint64_t sessions_bytes = device->context_bytes + device->managed_bytes +
 	                          device->array_bytes + device->graph_bytes + device->other_bytes;
 	line(ctl, "  driver", "%s of sessions: contexts and code %s, managed %s, arrays %s,",
@@ -139,11 +144,14 @@ static void print_account(struct ctl *ctl, const struct glake_device_status *dev
 	     size(ctl, device->managed_bytes), size(ctl, device->array_bytes));
 	line(ctl, "", "graphs %s, other %s; of the mover %s", size(ctl, device->graph_bytes),
 	     size(ctl, device->other_bytes), size(ctl, device->mover_bytes));
-	line(ctl, "  others", "%s in %" PRIu32 " process%s without a session",
-	     size(ctl, device->foreign_bytes), device->n_foreign,
-	     device->n_foreign == 1 ? "" : "es");
-	line(ctl, "  unaccounted", "%s",
-	     device->free_bytes > 0 ? size(ctl, device->unaccounted_bytes) : "?");
+	if (is_known) {
+		line(ctl, "  others", "%s in %" PRIu32 " process%s without a session",
+		     size(ctl, device->foreign_bytes), device->n_foreign,
+		     device->n_foreign == 1 ? "" : "es");
+	} else {
+		line(ctl, "  others", "?");
+	}
+	line(ctl, "  unaccounted", "%s", is_known ? size(ctl, device->unaccounted_bytes) : "?");
 }
 
 static void print_device(struct ctl *ctl, const struct glake_device_status *device)

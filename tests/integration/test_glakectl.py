@@ -159,6 +159,16 @@ class Glakectl(unittest.TestCase):
         metrics = {m["name"]: m["value"] for m in self.ask("stats")["metrics"]}
         self.assertGreater(metrics["sessions_total"], 1)
 
+    def test_what_nobody_asks_the_device_is_not_0(self):
+        """This glaked has no NVML."""
+        (device,) = self.ask("status")["devices"]
+        for key in ("free_bytes", "unaccounted_bytes", "foreign_bytes", "n_foreign"):
+            self.assertIsNone(device[key], key)
+        text = self.ctl("status").stdout
+        self.assertRegex(text, r"free \?\n")
+        self.assertRegex(text, r"\n  others +\?\n")
+        self.assertRegex(text, r"\n  unaccounted +\?\n")
+
     def test_without_a_daemon(self):
         self.stop_daemon()
         self.refused(3, "GLAKE_E_GONE", "status")
