@@ -45,12 +45,12 @@ struct alloc {
 	uint64_t bytes;
 	uint64_t missing_bytes;
 	size_t n_chunks;
-	size_t n_missing; /* sizes[0 .. n_missing) are not there yet */
+	size_t n_missing; /* entries of missing[], below */
 	uint64_t *sizes;
 	struct charge *charges; /* of sizes[i], until chunks[i] takes it */
 	struct made *made;      /* worker's results for the missing ones */
 	struct chunk *chunks;   /* in the order of the request */
-	size_t *missing;        /* indexes into sizes */
+	size_t *missing;        /* indexes into sizes, of what is not there yet */
 };
 
 /* So that requests under way cannot spend the same fds twice. */
@@ -423,7 +423,7 @@ static void refuse_missing(struct work *work)
 
 /*
  * Over the device's usable bytes we refuse in the driver's stead, but in its place: what was
- * released before is free by then, and no caller is called back from inside alloc_start().
+ * released before is free by then, and no caller is refused in a callback inside alloc_start().
  */
 static void try_driver(struct alloc *alloc)
 {

@@ -4,8 +4,7 @@
  * taken back when the GPU is full.
  *
  * A request is granted whole or not at all, and refused at once if it is larger than the device.
- * First it is charged. When the tenant's bytes on the
- * device do not allow that:
+ * First it is charged. When the tenant's bytes on the device do not allow that:
  *   1. it is refused if it is larger than all the tenant may have there,
  *   2. the tenant's clients are asked for their warm memory (alloc_hooks.reclaim), and the request
  *      stands in line until there is room, see below.

@@ -2,9 +2,9 @@
 /*
  * A chunk: one physical allocation, which in the daemon *is* its exported fd.
  *
- * The fd alone keeps the memory alive, survives glaked and can be passed on. fds are finite, though,
- * so beyond the budget small private chunks are held as driver handles (`handle`) instead, and
- * their fd is closed once the client has it. Such a chunk does not survive a restart of glaked.
+ * The fd alone keeps the memory alive and can be passed on. fds are finite, though, so beyond the
+ * budget small private chunks are held as driver handles (`handle`) instead, and their fd is closed
+ * once the client has it.
  *
  * Invariants: a chunk is made at zero and never changes hands between realms, it is released and
  * made anew; it has exactly one charge from the moment it is given out; its bytes are counted in

@@ -6,7 +6,7 @@
  * tenant's quota, mapped into its own address space) and models (the weights of safetensors files,
  * one physical copy for all processes of a realm, mapped read-only).
  *
- * Errors. Every int function returns 0 or a negative code: -errno where POSIX has the right one,
+ * Errors. An int function returns 0 or a negative code, unless it says otherwise: -errno where POSIX has the right one,
  * else a GLAKE_E_* from -4000 down. glake_strerror() names both. glake_error() has the exact cause
  * of this thread's last failure, one line, as the daemon or the library worded it.
  *
@@ -93,7 +93,8 @@ struct glake_connect_options {
 /*
  * Connect. @options may be NULL. The session is the caller's: glake_disconnect().
  * Errors: GLAKE_E_GONE (nobody listens, or answers in 5 seconds), GLAKE_E_VERSION, GLAKE_E_NO_DRIVER,
- * GLAKE_E_CUDA, GLAKE_E_OVER_QUOTA (sessions), -ENOMEM.
+ * GLAKE_E_CUDA, GLAKE_E_OVER_QUOTA (sessions), GLAKE_E_SHUTTING_DOWN; -EACCES (the socket's mode),
+ * -ENAMETOOLONG (its path), -EINVAL, -ENOMEM.
  */
 GLAKE_API int glake_connect(const struct glake_connect_options *options,
                             struct glake_session **session_out);
@@ -152,10 +153,10 @@ GLAKE_API int glake_ping(struct glake_session *session);
 /* ---- private memory ------------------------------------------------------------------------- */
 
 /*
- * Get @bytes (rounded up to 2 MiB) of zeroed device memory, mapped read-write at *ptr_out, from
- * the session's warm memory if a fitting piece is there (no driver call, no round trip; warm
- * memory is NOT zeroed: pass GLAKE_ZERO to insist) else from glaked. Large requests are rows of
- * chunks behind one address range. All or nothing.
+ * Get @bytes (rounded up to 2 MiB) of device memory, mapped read-write at *ptr_out: from the
+ * session's warm memory if a fitting piece is there (no driver call, no round trip), else from
+ * glaked. It holds anything unless GLAKE_ZERO is given. Large requests are rows of chunks behind one
+ * address range. All or nothing.
  * Errors: GLAKE_E_OVER_QUOTA, GLAKE_E_NO_DEVICE_MEMORY, GLAKE_E_NO_FDS, GLAKE_E_CUDA, ...
  */
 enum {

@@ -6,7 +6,7 @@
  * keeps the memory from then on, so a process holds neither fds nor handles for what it has mapped.
  *
  * Owner: addresses are the caller's: reserve/unreserve, chunk/unmap.
- * Threads: any; the driver locks. All functions set the error text.
+ * Threads: any; the driver locks. All that return int return 0 or GLAKE_E_CUDA, and set the error text.
  */
 #ifndef GLAKE_LIBCLIENT_MAP_H
 #define GLAKE_LIBCLIENT_MAP_H
@@ -16,7 +16,7 @@
 
 #include "libclient/session.h"
 
-/* @alignment: 0 = the driver's choice, else a power of two. Returns 0, -ENOMEM or GLAKE_E_CUDA. */
+/* @alignment: 0 = the driver's choice, else a power of two. */
 int glake__map_reserve(struct glake_session *session, uint64_t n_bytes, uint64_t alignment,
                        glake_ptr *ptr_out);
 int glake__map_unreserve(struct glake_session *session, glake_ptr ptr, uint64_t n_bytes);

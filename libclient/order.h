@@ -2,7 +2,7 @@
 /*
  * glake_order.h, for the library itself.
  *
- * Owner, lifetime, threads: as there.
+ * Owner, lifetime and threads: as there.
  */
 #ifndef GLAKE_LIBCLIENT_ORDER_H
 #define GLAKE_LIBCLIENT_ORDER_H

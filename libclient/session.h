@@ -2,13 +2,13 @@
 /*
  * struct glake_session: what the modules of the library share.
  *
- * Two halves with a lock each, so that memory served from the warm cache never waits for somebody
- * else's request:
+ * Two halves that are locked apart, so that memory served from the warm cache never waits for
+ * somebody else's request:
  *
  *   link    the connection: requests under way, notices that wait. call.c says how it is locked
- *   books   what this process has: memory, models, blocks, counters
+ *   books   what this process has: memory, models, blocks, counters; one lock
  *
- * The books lock is innermost. No driver call, no request and no callback happens under it: a piece
+ * The locks of the books and of the usage report are innermost, neither inside the other. No driver call, no request and no callback happens under it: a piece
  * of memory is first taken out of the books (or marked busy), then worked on, then put back.
  *
  * Owner: the caller, from glake_connect() to glake_disconnect().
@@ -94,7 +94,7 @@ struct glake_session {
 	/* async.c: owned; made by the first call that wants it. */
 	_Atomic(struct glake_order *) order;
 
-	pthread_mutex_t usage_lock; /* innermost, for the fields of usage.c below */
+	pthread_mutex_t usage_lock; /* for the fields of usage.c below */
 	uint64_t usage_sent_ns;
 	struct glake__usage usage_sent;
 	struct glake__program program; /* of glake_set_program_usage() */

@@ -6,6 +6,8 @@
  * Lazy: after some other request, or at glake_dispatch(), when the numbers have changed and the
  * last report is USAGE_PERIOD_NS old. The warm path never comes here. At once as the answer to a
  * Reclaim: the daemon lets somebody wait for it.
+ *
+ * Threads: any.
  */
 #ifndef GLAKE_LIBCLIENT_USAGE_H
 #define GLAKE_LIBCLIENT_USAGE_H

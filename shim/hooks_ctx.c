@@ -18,7 +18,7 @@ struct ending {
 	uint64_t era; /* that begins with it */
 };
 
-/* Until ending_settle() no other context of the process ends. */
+/* Between order_hold_contexts() and ending_settle(), which lets them: no other context ends meanwhile. */
 static void ending_prepare(struct ending *ending)
 {
 	ending->era = context_next_era();

@@ -9,6 +9,8 @@
  *
  * Once the program has begun to exit() it makes no driver call: the driver's own teardown comes next.
  * exit() waits for one that is under way, for two seconds at most.
+ *
+ * Threads: called by whoever makes a session.
  */
 #ifndef GLAKE_SHIM_SERVICE_H
 #define GLAKE_SHIM_SERVICE_H
