@@ -212,6 +212,99 @@ def torch_compile():
     yield bits(step(x[:100], y[:100]))
 
 
+@program(needs=("torch", "triton"))
+def torch_compile_graphs():
+    """torch.compile that captures its graphs by itself, into a pool of theirs."""
+    torch = deterministic()
+    model = torch.nn.Sequential(torch.nn.Linear(512, 1024), torch.nn.GELU(),
+                                torch.nn.Linear(1024, 512)).cuda()
+    step = torch.compile(model, mode="reduce-overhead")
+    with torch.no_grad():
+        for n in (64, 64, 64, 96, 96, 96, 64):
+            torch.compiler.cudagraph_mark_step_begin()
+            yield bits(step(torch.full((n, 512), n / 100, device="cuda")))
+
+
+@program(needs=("torch", "transformers", "triton"))
+def torch_generate_compiled():
+    """A static cache, and a decoding step that is compiled and captured."""
+    torch = deterministic()
+    config, model = _small_llama(torch, layers=2)
+    model.eval()
+    tokens = torch.randint(0, config.vocab_size, (2, 16), device="cuda")
+    with torch.no_grad():
+        for _ in range(2):
+            yield bits(model.generate(tokens, max_new_tokens=16, do_sample=False, pad_token_id=0,
+                                      cache_implementation="static"))
+
+
+@program(needs=("torch",))
+def torch_convolution():
+    """cuDNN and its workspaces."""
+    torch = deterministic()
+    net = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 64, 3, padding=1), torch.nn.BatchNorm2d(64), torch.nn.ReLU(),
+        torch.nn.Conv2d(64, 128, 5, stride=2), torch.nn.ReLU(), torch.nn.Conv2d(128, 10, 1)).cuda()
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-2)
+    for step in range(8):
+        out = net(torch.randn(4 + step % 3, 3, 96 + 16 * (step % 4), 96, device="cuda"))
+        out.square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    yield from (bits(p) for p in net.parameters())
+
+
+@program(needs=("torch",))
+def torch_pools():
+    """Private pools of PyTorch, its statistics, and memory that is given back in between."""
+    torch = deterministic()
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        x = torch.randn(3 << 20, device="cuda")
+        y = torch.randn(100, device="cuda")
+    yield bits(x.sort().values[:1000] * y[0])
+    assert torch.cuda.memory_stats()["reserved_bytes.all.current"] >= 12 << 20
+    free, total = torch.cuda.mem_get_info()
+    assert 0 < free <= total
+    assert torch.cuda.memory_snapshot()
+    del x
+    torch.cuda.empty_cache()
+    yield bits(torch.full((5 << 20,), 3.0, device="cuda") + y[1])
+    del pool
+
+
+def _event_child(handle, queue, answers):
+    import torch
+    event = torch.cuda.Event.from_ipc_handle(torch.device("cuda", 0), handle)
+    tensor = queue.get()
+    event.wait()
+    answers.put(hashlib.sha256(bits(tensor)).digest())
+    del tensor
+    queue.get()
+    note_counts()
+
+
+@program(needs=("torch",))
+def torch_events_between_processes():
+    """Another process waits, on the GPU, for what this one is still computing."""
+    torch = deterministic()
+    import torch.multiprocessing as mp
+    ctx = mp.get_context("spawn")
+    queue, answers = ctx.Queue(), ctx.Queue()
+    event = torch.cuda.Event(interprocess=True)
+    x = torch.randn(2048, 2048, device="cuda")
+    event.record()
+    child = ctx.Process(target=_event_child, args=(event.ipc_handle(), queue, answers))
+    child.start()
+    for _ in range(50):
+        x = (x @ x).tanh()
+    event.record()
+    queue.put(x)
+    yield answers.get(timeout=120)
+    queue.put(None)
+    child.join()
+
+
 def _sharing_child(queue, answers):
     for tensor in iter(queue.get, None):
         answers.put(hashlib.sha256(bits(tensor)).digest())
@@ -312,20 +405,81 @@ def _nccl_child(rank, path, answers):
     note_counts()
 
 
-@program(needs=("torch",), gpus=2)
-def torch_nccl():
+def _nccl_pool_child(rank, path, answers):
+    import torch
+    import torch.distributed as dist
+    device = torch.device("cuda", rank)
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl", init_method=f"file://{path}", rank=rank, world_size=2,
+                            device_id=device)
+    dist.all_reduce(torch.ones(1, device=device))
+    backend = dist.group.WORLD._get_backend(device)  # as PyTorch's own tests get it
+    pool = torch.cuda.MemPool(backend.mem_allocator)
+    torch.manual_seed(rank)
+    with torch.cuda.use_mem_pool(pool):
+        x = torch.randn(1 << 22, device=device)
+    backend.register_mem_pool(pool)
+    dist.all_reduce(x)
+    torch.cuda.synchronize()
+    answers.put((rank, hashlib.sha256(bits(x)).digest()))
+    backend.deregister_mem_pool(pool)
+    del x, pool
+    dist.destroy_process_group()
+    note_counts()
+
+
+def _symmetric_child(rank, path, answers):
+    import torch
+    import torch.distributed as dist
+    import torch.distributed._symmetric_memory as symmetric
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl", init_method=f"file://{path}", rank=rank, world_size=2,
+                            device_id=torch.device("cuda", rank))
+    mine = symmetric.empty(1 << 20, dtype=torch.float32, device=torch.device("cuda", rank))
+    handle = symmetric.rendezvous(mine, dist.group.WORLD)
+    torch.manual_seed(rank)
+    mine.copy_(torch.randn(1 << 20, device=mine.device))
+    handle.barrier()
+    total = mine + handle.get_buffer(1 - rank, (1 << 20,), torch.float32)
+    handle.barrier()
+    torch.cuda.synchronize()
+    answers.put((rank, hashlib.sha256(bits(total)).digest()))
+    dist.barrier()
+    dist.destroy_process_group()
+    note_counts()
+
+
+def _two_ranks(child):
     import torch.multiprocessing as mp
     ctx = mp.get_context("spawn")
     answers = ctx.Queue()
     path = tempfile.mktemp(prefix="glake-nccl-")
-    children = [ctx.Process(target=_nccl_child, args=(rank, path, answers)) for rank in range(2)]
-    for child in children:
-        child.start()
+    children = [ctx.Process(target=child, args=(rank, path, answers)) for rank in range(2)]
+    for one in children:
+        one.start()
     got = dict(answers.get(timeout=240) for _ in children)
-    for child in children:
-        child.join()
+    for one in children:
+        one.join()
     yield got[0]
     yield got[1]
+
+
+@program(needs=("torch",), gpus=2)
+def torch_nccl():
+    yield from _two_ranks(_nccl_child)
+
+
+@program(needs=("torch",), gpus=2, env={"NCCL_NVLS_ENABLE": "0"})
+def torch_nccl_registered():
+    """Tensors in memory of NCCL's own allocator, registered with it."""
+    yield from _two_ranks(_nccl_pool_child)
+
+
+@program(needs=("torch",), gpus=2,
+         env={"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"})
+def torch_symmetric_memory():
+    """Each rank maps the other's memory (cuMemCreate, handles by fd) and reads it in a kernel."""
+    yield from _two_ranks(_symmetric_child)
 
 
 # ---- others -------------------------------------------------------------------------------------
@@ -359,16 +513,43 @@ def cupy_arrays():
         yield cupy.sort(x * 3).get().tobytes()
 
 
-# A fifth of the GPU, because others run beside it; and no choice of kernels by their time.
-@program(needs=("jax",), env={"XLA_PYTHON_CLIENT_MEM_FRACTION": ".2",
-                              "XLA_FLAGS": "--xla_gpu_autotune_level=0"})
-def jax_arrays():
+@program(needs=("cupy",))
+def cupy_managed():
+    """Managed memory is the driver's: counted, and left alone."""
+    import cupy
+    with cupy.cuda.using_allocator(cupy.cuda.malloc_managed):
+        x = cupy.arange(1 << 20, dtype=cupy.float32)
+        yield cupy.sort(cupy.sqrt(x[::-1] + 1)).get().tobytes()
+
+
+def _jax():
     import jax
     import jax.numpy as jnp
     import numpy
     x = jax.random.normal(jax.random.PRNGKey(1), (1024, 1024))
     y = jax.jit(lambda a: jnp.tanh(a @ a.T / 32).sum(0))(x)
     yield numpy.asarray(y).tobytes()
+
+
+# A fifth of the GPU, because others run beside it; and no choice of kernels by their time.
+@program(needs=("jax",), env={"XLA_PYTHON_CLIENT_MEM_FRACTION": ".2",
+                              "XLA_FLAGS": "--xla_gpu_autotune_level=0"})
+def jax_arrays():
+    yield from _jax()
+
+
+@program(needs=("jax",), env={"XLA_PYTHON_CLIENT_ALLOCATOR": "platform",
+                              "XLA_FLAGS": "--xla_gpu_autotune_level=0"})
+def jax_without_cache():
+    """Every array is a cuMemAlloc."""
+    yield from _jax()
+
+
+@program(needs=("jax",), env={"XLA_PYTHON_CLIENT_ALLOCATOR": "cuda_async",
+                              "XLA_PYTHON_CLIENT_MEM_FRACTION": ".1",
+                              "XLA_FLAGS": "--xla_gpu_autotune_level=0"})
+def jax_cuda_async():
+    yield from _jax()
 
 
 STATIC_PROGRAM = r"""
