@@ -15,6 +15,7 @@
 #include "daemon/list.h"
 #include "proto/cleanup.h"
 #include "proto/limits.h"
+#include "proto/wire.h"
 
 /* Of one user. Closing lags behind receiving by a few at most, unless something does not close. */
 #define MAX_RECEIVED 64
@@ -101,15 +102,23 @@ static void do_not_linger(int fd)
 	setsockopt(fd, SOL_SOCKET, SO_LINGER, &linger_off, sizeof(linger_off));
 }
 
+static void prepare(int fd, enum closer_kind kind)
+{
+	if (kind == CLOSER_RECEIVED) {
+		do_not_linger(fd);
+	} else if (kind == CLOSER_CONNECTION) {
+		/* It may be open elsewhere: what lies in it goes all the same. */
+		wire_discard(fd);
+	}
+}
+
 /*
  * Closes the file as close() does. But the number stays, and from the beginning it means @nothing: the
  * kernel puts that into its place before it closes the file.
  */
 static void close_file(int fd, enum closer_kind kind)
 {
-	if (kind == CLOSER_RECEIVED) {
-		do_not_linger(fd);
-	}
+	prepare(fd, kind);
 	dup3(nothing, fd, O_CLOEXEC);
 }
 
@@ -273,11 +282,11 @@ void closer_close(uid_t uid, enum closer_kind kind, const int *fds, size_t n_fds
 	free(batch);
 	/* Slow beats leaked. */
 	for (size_t i = 0; i < n_fds; i++) {
-		if (kind == CLOSER_RECEIVED && fds[i] >= 0) {
-			do_not_linger(fds[i]);
-		}
 		int fd = fds[i];
-		fd_close(&fd);
+		if (fd >= 0) {
+			prepare(fd, kind);
+			fd_close(&fd);
+		}
 	}
 }
 
@@ -310,6 +319,10 @@ size_t closer_hurry(void)
 	size_t n = 0;
 	pthread_mutex_lock(&mutex);
 	list_for_each (lane, &lanes, link) {
+		/* Of these only the last close() can last, and that is ours: they are emptied first. */
+		if (lane->kind == CLOSER_CONNECTION) {
+			continue;
+		}
 		while (lane->n_threads < lane->n_fds && lane->n_threads < MAX_THREADS &&
 		       start_thread(lane)) {
 		}

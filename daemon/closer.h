@@ -45,8 +45,8 @@ void closer_close(uid_t uid, enum closer_kind kind, const int *fds, size_t n_fds
 bool closer_is_full(uid_t uid);
 
 /*
- * Begin to close all that waits behind something else. Returns how many fds a child process would
- * inherit now: of them are not those that are being closed, however long that takes.
+ * Begin to close all files that wait behind something else. Returns how many of them a child process
+ * would inherit now: not those that are being closed, however long that takes, nor connections.
  */
 size_t closer_hurry(void);
 

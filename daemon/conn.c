@@ -4,10 +4,8 @@
 #include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/sockios.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 #include "daemon/closer.h"
@@ -16,10 +14,12 @@
 
 /* Packets taken from one connection before the others have their turn. */
 #define PACKETS_PER_TURN 16
-/* Fds in flight are refused (ETOOMANYREFS) until a peer reads; nothing tells us when. */
-#define RETRY_MS 5
-/* Nor when fds of this user have been closed that others of his have to wait for. */
-#define FULL_RETRY_MS 50
+/*
+ * Nothing tells when a peer reads, so that he may be sent fds again, or when fds of his user were
+ * closed that others have to wait for. Whoever waits long is looked after less often.
+ */
+#define MIN_RETRY_MS 5
+#define MAX_RETRY_MS 500
 
 struct packet {
 	struct list link; /* link: conn.queue */
@@ -91,38 +91,32 @@ static void end(struct conn *conn, enum conn_end how, int error)
 
 static void on_retry(uv_timer_t *timer);
 
-/* Who hands in what does not close is not read from until it is closed. */
+static void start_retry(struct conn *conn)
+{
+	uv_timer_start(&conn->retry, on_retry, conn->retry_ms, 0);
+	conn->retry_ms = conn->retry_ms * 2 < MAX_RETRY_MS ? conn->retry_ms * 2 : MAX_RETRY_MS;
+}
+
+/* Who hands in what does not close, or does not read what he asked for, is not read from. */
 static void check_full(struct conn *conn)
 {
-	conn->is_full = closer_is_full(conn->uid);
-	if (conn->is_full && !uv_is_active((uv_handle_t *)&conn->retry)) {
-		uv_timer_start(&conn->retry, on_retry, FULL_RETRY_MS, 0);
+	conn->is_full = closer_is_full(conn->transit.uid) ||
+	                transit_is_full(&conn->transit, uv_now(conn->loop));
+	if (!conn->is_full) {
+		conn->retry_ms = MIN_RETRY_MS;
+	} else if (!uv_is_active((uv_handle_t *)&conn->retry)) {
+		start_retry(conn);
 	}
 }
 
 static void on_retry(uv_timer_t *timer)
 {
 	struct conn *conn = container_of(timer, struct conn, retry);
-	/* If it still is, receiving will find out. */
 	conn->is_full = false;
+	if (conn->n_queued == 0) {
+		check_full(conn);
+	}
 	update_poll(conn);
-}
-
-/*
- * The kernel bounds the fds that one user has under way in sockets, over all connections, and then
- * refuses more to every one of them. So a peer that does not read may hold up a packet's worth.
- */
-static bool may_send_fds(struct conn *conn, size_t n_fds)
-{
-	int n_unread_bytes = 0;
-	if (conn->n_fds_unread + n_fds <= GLAKE_MAX_PACKET_FDS) {
-		return true;
-	}
-	if (ioctl(conn->fd, SIOCOUTQ, &n_unread_bytes) < 0 || n_unread_bytes > 0) {
-		return false;
-	}
-	conn->n_fds_unread = 0;
-	return true;
 }
 
 /* What sending met: 0 sent, 1 try later, < 0 the socket is of no more use. */
@@ -130,27 +124,37 @@ static int try_send(struct conn *conn, const void *bytes, size_t n_bytes, const 
                     size_t n_fds)
 {
 	int r = -ETOOMANYREFS;
-	if (n_fds == 0 || may_send_fds(conn, n_fds)) {
+	if (n_fds == 0 || transit_may_send(&conn->transit, n_fds, uv_now(conn->loop))) {
 		r = wire_send(conn->fd, bytes, n_bytes, fds, n_fds, MSG_DONTWAIT);
 	}
 	if (r == 0) {
-		conn->n_fds_unread += n_fds;
+		transit_sent(&conn->transit, n_fds);
+		conn->retry_ms = MIN_RETRY_MS;
 		return 0;
 	}
 	if (r == -EAGAIN || r == -ENOBUFS) {
 		return 1;
 	}
 	if (r == -ETOOMANYREFS) {
-		uv_timer_start(&conn->retry, on_retry, RETRY_MS, 0);
+		start_retry(conn);
 		return 1;
 	}
 	return r == WIRE_E_EOF ? -EPIPE : r;
 }
 
+static void drop_first(struct conn *conn)
+{
+	struct packet *packet = list_first(&conn->queue, struct packet, link);
+	list_remove(&packet->link);
+	conn->n_queued--;
+	transit_unqueue(&conn->transit, packet->n_fds);
+	packet_free(packet, conn->transit.uid);
+}
+
 static void flush(struct conn *conn)
 {
 	while (conn->n_queued > 0) {
-		struct packet *packet = container_of(conn->queue.next, struct packet, link);
+		struct packet *packet = list_first(&conn->queue, struct packet, link);
 		int r = try_send(conn, packet->bytes, packet->n_bytes, packet->fds, packet->n_fds);
 		if (r > 0) {
 			return;
@@ -159,9 +163,7 @@ static void flush(struct conn *conn)
 			end(conn, r == -EPIPE ? CONN_END_EOF : CONN_END_ERROR, r);
 			return;
 		}
-		list_remove(&packet->link);
-		conn->n_queued--;
-		packet_free(packet, conn->uid);
+		drop_first(conn);
 	}
 }
 
@@ -183,7 +185,7 @@ static bool receive(struct conn *conn)
 		return false;
 	}
 	if (r != 0) {
-		closer_close(conn->uid, CLOSER_RECEIVED, fds.fds, fds.n_fds);
+		closer_close(conn->transit.uid, CLOSER_RECEIVED, fds.fds, fds.n_fds);
 		enum conn_end how = r == WIRE_E_EOF         ? CONN_END_EOF
 		                    : r == WIRE_E_MALFORMED ? CONN_END_MALFORMED
 		                                            : CONN_END_ERROR;
@@ -191,7 +193,7 @@ static bool receive(struct conn *conn)
 		return false;
 	}
 	conn->on_packet(conn, buffer, n_bytes, &fds);
-	closer_close(conn->uid, CLOSER_RECEIVED, fds.fds, fds.n_fds);
+	closer_close(conn->transit.uid, CLOSER_RECEIVED, fds.fds, fds.n_fds);
 	return !conn->is_closing && !conn->is_paused && conn->n_queued == 0;
 }
 
@@ -224,10 +226,11 @@ int conn_open(struct conn *conn, uv_loop_t *loop, int fd, conn_packet_fn on_pack
 {
 	*conn = (struct conn){.loop = loop,
 	                      .fd = fd,
-	                      .uid = CLOSER_NOBODY,
+	                      .retry_ms = MIN_RETRY_MS,
 	                      .on_packet = on_packet,
 	                      .on_end = on_end};
 	list_init(&conn->queue);
+	transit_init(&conn->transit, fd);
 	/* Cannot fail; and closing it alone would need a callback, so the poll comes first. */
 	int r = uv_poll_init(loop, &conn->poll, fd);
 	if (r < 0) {
@@ -244,14 +247,19 @@ int conn_send(struct conn *conn, const void *bytes, size_t n_bytes, const int *f
 		return 0;
 	}
 	if (conn->n_queued == 0) {
-		int r = try_send(conn, bytes, n_bytes, fds, n_fds);
-		if (r <= 0) {
+		int sent = try_send(conn, bytes, n_bytes, fds, n_fds);
+		if (sent <= 0) {
 			/* A dead peer is noticed by the poll; nothing else that went wrong is. */
-			return r == -EPIPE ? 0 : r;
+			return sent == -EPIPE ? 0 : sent;
 		}
 	}
-	struct packet *packet = packet_new(conn->uid, bytes, n_bytes, fds, n_fds);
+	int r = transit_queue(&conn->transit, n_fds);
+	if (r < 0) {
+		return r;
+	}
+	struct packet *packet = packet_new(conn->transit.uid, bytes, n_bytes, fds, n_fds);
 	if (!packet) {
+		transit_unqueue(&conn->transit, n_fds);
 		return -errno;
 	}
 	list_insert(&conn->queue, &packet->link);
@@ -265,9 +273,9 @@ size_t conn_n_queued(const struct conn *conn)
 	return conn->n_queued;
 }
 
-void conn_set_uid(struct conn *conn, uid_t uid)
+int conn_set_uid(struct conn *conn, uid_t uid)
 {
-	conn->uid = uid;
+	return transit_enter(&conn->transit, uid);
 }
 
 void conn_pause(struct conn *conn, bool pause)
@@ -305,13 +313,10 @@ void conn_close(struct conn *conn, conn_closed_fn on_closed)
 	uv_close((uv_handle_t *)&conn->retry, on_retry_closed);
 	/* So that nothing more gets into it while it waits to be closed, and the peer knows at once. */
 	shutdown(conn->fd, SHUT_RDWR);
-	/* After uv_close(), which takes the fd out of epoll. */
-	closer_close(conn->uid, CLOSER_CONNECTION, &conn->fd, 1);
-	conn->fd = -1;
-	while (!list_is_empty(&conn->queue)) {
-		struct packet *packet = container_of(conn->queue.next, struct packet, link);
-		list_remove(&packet->link);
-		packet_free(packet, conn->uid);
+	while (conn->n_queued > 0) {
+		drop_first(conn);
 	}
-	conn->n_queued = 0;
+	/* After uv_close(), which takes the fd out of epoll. */
+	transit_close(&conn->transit);
+	conn->fd = -1;
 }

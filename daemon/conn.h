@@ -3,7 +3,8 @@
  * A SEQPACKET connection on the loop: packets in by callback, packets out with a bounded queue.
  *
  * While packets wait to go out nothing is read, so a peer that does not read its answers stops
- * being served and cannot make glaked hold more than what it had asked for before.
+ * being served and cannot make glaked hold more than what it had asked for before. Fds on their way
+ * are bounded for all connections of a user (transit.h).
  *
  * libuv's pipes carry neither SEQPACKET nor foreign fds; this is a uv_poll_t over proto/wire.
  *
@@ -21,6 +22,7 @@
 #include <uv.h>
 
 #include "daemon/list.h"
+#include "daemon/transit.h"
 #include "proto/fdlist.h"
 
 struct conn;
@@ -46,18 +48,18 @@ typedef void (*conn_closed_fn)(struct conn *conn);
 
 struct conn {
 	uv_poll_t poll;
-	uv_timer_t retry; /* while the kernel refuses fds in flight, or we do */
+	uv_timer_t retry; /* while the kernel refuses fds in flight, or we do, or it is full */
 	uv_loop_t *loop;
-	int fd;             /* owned */
-	uid_t uid;          /* whose fds come and go here; CLOSER_NOBODY = our own */
+	int fd;             /* owned, until transit has it */
 	int events;         /* what poll waits for now */
 	unsigned n_closing; /* handles whose close callback is awaited */
+	unsigned retry_ms;  /* how long to wait next time */
 	bool is_closing;
 	bool is_paused;    /* by conn_pause() */
-	bool is_full;      /* too many of the user's fds wait to be closed, so none are taken */
+	bool is_full;      /* too many of the user's fds wait, so nothing is taken from him */
 	struct list queue; /* of struct packet */
 	size_t n_queued;
-	size_t n_fds_unread; /* sent since the peer was last seen to have read everything */
+	struct transit transit; /* whose fds come and go here */
 	conn_packet_fn on_packet;
 	conn_end_fn on_end;
 	conn_closed_fn on_closed;
@@ -70,15 +72,19 @@ int conn_open(struct conn *conn, uv_loop_t *loop, int fd, conn_packet_fn on_pack
 /*
  * Send now or, when the socket is full, later. The fds stay the caller's; queued packets hold
  * duplicates. That the peer is gone is reported later through on_end, so that the caller need not
- * expect to be closed under its hands. Returns 0, or -errno (-ENOMEM, -EMFILE): not sent.
+ * expect to be closed under its hands. Returns 0, or -errno: not sent (-ENOMEM, -EMFILE; -ENOBUFS:
+ * too many of the user's fds wait already).
  */
 int conn_send(struct conn *conn, const void *bytes, size_t n_bytes, const int *fds, size_t n_fds);
 
 /* Packets that wait because the peer does not read. */
 size_t conn_n_queued(const struct conn *conn);
 
-/* Whose connection it is, once that is known; see closer.h. */
-void conn_set_uid(struct conn *conn, uid_t uid);
+/*
+ * Whose connection it is, once that is known and before anything is sent; see closer.h and transit.h.
+ * Until then it counts as our own. Returns 0 or -ENOMEM.
+ */
+int conn_set_uid(struct conn *conn, uid_t uid);
 
 /* Stop or go on reading; a packet that was read already is still delivered. */
 void conn_pause(struct conn *conn, bool pause);

@@ -14,6 +14,7 @@
 #include "daemon/notify.h"
 #include "daemon/rpc.h"
 #include "daemon/session.h"
+#include "daemon/transit.h"
 #include "proto/cleanup.h"
 
 #define TICK_MS 1000
@@ -104,6 +105,7 @@ static void on_tick(uv_timer_t *timer)
 		pool_resume(&server->allocator.pools[i]);
 	}
 	close_silent_sessions(server);
+	transit_tick();
 	store_trim(&server->store);
 	/* Not at once: what is made ahead is on its way then. */
 	if (server->n_ticks++ % NVML_TICKS == 1) {
@@ -453,6 +455,7 @@ static void close_parts(struct server *server)
 	}
 	allocator_deinit(&server->allocator);
 	tenant_table_free(server->tenants);
+	transit_end();
 }
 
 /*

@@ -60,9 +60,9 @@ static int identify(struct session *session)
 	char realm[CONFIG_NAME_BYTES];
 	int r = peer_init(&session->peer, session->conn.fd, config_names_cgroups(server->config));
 	/* Of who is turned away as well. */
-	conn_set_uid(&session->conn, peer->uid);
-	if (r < 0) {
-		return r;
+	int entered = conn_set_uid(&session->conn, peer->uid);
+	if (r < 0 || entered < 0) {
+		return r < 0 ? r : entered;
 	}
 	config_realm_of(server->config, peer->uid, peer->gids, peer->n_gids, realm, sizeof(realm));
 	session->realm = realm_get(&server->realms, realm);
@@ -74,7 +74,9 @@ static int identify(struct session *session)
 	                                                    peer->n_gids, peer->cgroup);
 	struct tenant *tenant = tenant_find(server->tenants, rule->name);
 	/* An admin must get in to look when everything is full. */
-	if ((server->n_sessions < server->config->max_sessions || session->is_admin) &&
+	if ((server->n_sessions + transit_n_left() < server->config->max_sessions ||
+	     session->is_admin) &&
+	    !transit_has_left_too_many(&session->conn.transit, session->since_ms) &&
 	    tenant_session_enter(tenant) == 0) {
 		session->tenant = tenant;
 	}

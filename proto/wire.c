@@ -94,3 +94,17 @@ int wire_recv(int socket, void *buffer, size_t capacity, size_t *n_bytes_out, st
 	*n_bytes_out = (size_t)n_bytes;
 	return 0;
 }
+
+void wire_discard(int socket)
+{
+	/* Without room for control data any packet is a cut one then, empty ones too; the end is not. */
+	static const int on = 1;
+	struct msghdr header;
+	ssize_t n_bytes;
+	shutdown(socket, SHUT_RD);
+	setsockopt(socket, SOL_SOCKET, SO_PASSCRED, &on, sizeof(on));
+	do {
+		header = (struct msghdr){0};
+		n_bytes = recvmsg(socket, &header, MSG_DONTWAIT);
+	} while (n_bytes >= 0 && (header.msg_flags & MSG_CTRUNC));
+}

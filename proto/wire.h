@@ -38,4 +38,10 @@ int wire_send(int socket, const void *bytes, size_t n_bytes, const int *fds, siz
 int wire_recv(int socket, void *buffer, size_t capacity, size_t *n_bytes_out, struct fdlist *fds,
               int flags);
 
+/*
+ * Let nothing more into the socket, and throw away what lies unread in it. The fds there are closed
+ * by this thread, which may take as long as close().
+ */
+void wire_discard(int socket);
+
 #endif

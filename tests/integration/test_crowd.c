@@ -6,6 +6,7 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -136,6 +137,20 @@ static Glake__Wire__Status hello_status(int connection)
 	return connection_status(connection, &request, NULL, 0);
 }
 
+static void hello_until_accepted(struct harness *h)
+{
+	uint64_t end_ms = harness_now_ms() + HARNESS_TIMEOUT_MS;
+	for (;;) {
+		int again = connection_open(h);
+		Glake__Wire__Status status = hello_status(again);
+		connection_close(&again);
+		if (status == GLAKE__WIRE__STATUS__OK) {
+			return;
+		}
+		ck_assert_uint_lt(harness_now_ms(), end_ms);
+	}
+}
+
 /* As somebody who is no admin: with one session beside the witness all is full. */
 static void session_too_many(struct harness *h, void *user)
 {
@@ -148,16 +163,7 @@ static void session_too_many(struct harness *h, void *user)
 	}
 	connection_ping(first);
 	connection_close(&first);
-	uint64_t end_ms = harness_now_ms() + HARNESS_TIMEOUT_MS;
-	for (;;) {
-		int again = connection_open(h);
-		Glake__Wire__Status status = hello_status(again);
-		connection_close(&again);
-		if (status == GLAKE__WIRE__STATUS__OK) {
-			return;
-		}
-		ck_assert_uint_lt(harness_now_ms(), end_ms);
-	}
+	hello_until_accepted(h);
 }
 
 START_TEST(session_beyond_the_limit_is_told_so)
@@ -517,6 +523,223 @@ START_TEST(unread_fds_do_not_starve_others)
 }
 END_TEST
 
+/* A session that has one chunk. */
+static int hello_with_chunk(const struct harness *h, uint64_t *id_out)
+{
+	struct fdlist fds;
+	int connection = connection_hello(h);
+	fdlist_init(&fds);
+	ck_assert_int_eq(connection_alloc(connection, 0, CHUNK_BYTES, 1, id_out, &fds),
+	                 GLAKE__WIRE__STATUS__OK);
+	fdlist_deinit(&fds);
+	return connection;
+}
+
+/* For the same chunk so many times. */
+static void ask_for_fds(int connection, uint64_t id, size_t n_fds)
+{
+	uint64_t ids[GLAKE_MAX_PACKET_FDS];
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	Glake__Wire__ChunkOpen body = GLAKE__WIRE__CHUNK_OPEN__INIT;
+	for (size_t i = 0; i < n_fds; i++) {
+		ids[i] = id;
+	}
+	body.ids = ids;
+	body.n_ids = n_fds;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_CHUNK_OPEN;
+	request.chunk_open = &body;
+	connection_send(connection, &request, NULL, 0);
+}
+
+static void send_garbage(int connection)
+{
+	ck_assert_int_eq(connection_send_bytes(connection, "\xff\xff", 2, NULL, 0), 0);
+}
+
+/* glaked has closed it; what it had sent before stays unread. */
+static void await_hangup(int connection)
+{
+	struct pollfd hangup = {.fd = connection};
+	ck_assert_int_eq(poll(&hangup, 1, HARNESS_TIMEOUT_MS), 1);
+}
+
+/* A connection that glaked has closed, with an fd unread in it. */
+static int leave_unread(const struct harness *h)
+{
+	uint64_t id;
+	int connection = hello_with_chunk(h, &id);
+	ask_for_fds(connection, id, 1);
+	send_garbage(connection);
+	await_hangup(connection);
+	return connection;
+}
+
+/* Reads @n_answers with a full packet's fds each, in whatever order they come. */
+static void read_late(const int *connections, size_t n_connections, unsigned n_answers)
+{
+	static struct pollfd ready[CROWD];
+	struct fdlist fds;
+	fdlist_init(&fds);
+	for (size_t i = 0; i < n_connections; i++) {
+		ready[i] = (struct pollfd){.fd = connections[i], .events = POLLIN};
+	}
+	while (n_answers > 0) {
+		int n_ready = poll(ready, n_connections, HARNESS_TIMEOUT_MS);
+		ck_assert_msg(n_ready > 0, "%u answers do not come", n_answers);
+		for (size_t i = 0; i < n_connections; i++) {
+			if (!ready[i].revents) {
+				continue;
+			}
+			Glake__Wire__Answer *answer = connection_receive(connections[i], &fds);
+			ck_assert(answer && answer->status == GLAKE__WIRE__STATUS__OK);
+			ck_assert_uint_eq(fds.n_fds, GLAKE_MAX_PACKET_FDS);
+			connection_free(answer);
+			fdlist_deinit(&fds);
+			n_answers--;
+		}
+	}
+}
+
+/* However many connections a user has: what waits for him in glaked is a few packets. */
+START_TEST(unread_fds_do_not_fill_glakeds_table)
+{
+	enum { N = 24, N_ASKS = 3 };
+	int connections[N];
+	uint64_t ids[N];
+	start_with(&quiet);
+	for (unsigned i = 0; i < N; i++) {
+		connections[i] = hello_with_chunk(&harness, &ids[i]);
+	}
+	size_t n_fds = harness_settle_n_fds(&harness);
+	for (unsigned i = 0; i < N; i++) {
+		for (unsigned k = 0; k < N_ASKS; k++) {
+			ask_for_fds(connections[i], ids[i], GLAKE_MAX_PACKET_FDS);
+		}
+	}
+	ck_assert_uint_le(harness_settle_n_fds(&harness), n_fds + 3 * GLAKE_MAX_PACKET_FDS);
+	read_late(connections, N, N * N_ASKS);
+	harness_wait_n_fds(&harness, n_fds);
+	for (unsigned i = 0; i < N; i++) {
+		connection_ping(connections[i]);
+		connection_close(&connections[i]);
+	}
+	stop();
+}
+END_TEST
+
+static void gets_fds(struct harness *h, void *user)
+{
+	enum { N_CHUNKS = 8 };
+	uint64_t ids[N_CHUNKS];
+	struct fdlist fds;
+	int connection = connection_hello(h);
+	fdlist_init(&fds);
+	ck_assert_int_eq(connection_alloc(connection, 0, CHUNK_BYTES, N_CHUNKS, ids, &fds),
+	                 GLAKE__WIRE__STATUS__OK);
+	ck_assert_uint_eq(fds.n_fds, N_CHUNKS);
+	fdlist_deinit(&fds);
+	connection_close(&connection);
+}
+
+enum unread { OPEN, CLOSED, N_UNREADS };
+
+/* Nor does he use up what glaked may have in sockets, with connections that are closed neither. */
+START_TEST(many_unread_connections_do_not_starve_others)
+{
+	enum { N = 8 };
+	int connections[N];
+	uint64_t ids[N];
+	struct harness_options options = quiet;
+	if (!harness_is_root()) {
+		return;
+	}
+	options.max_fds = 1200;
+	options.uid = 4321;
+	start_with(&options);
+	for (unsigned i = 0; i < N; i++) {
+		connections[i] = hello_with_chunk(&harness, &ids[i]);
+	}
+	for (unsigned i = 0; i < N; i++) {
+		ask_for_fds(connections[i], ids[i], GLAKE_MAX_PACKET_FDS);
+		if (_i == CLOSED) {
+			send_garbage(connections[i]);
+		}
+	}
+	if (_i == CLOSED) {
+		await_hangup(connections[0]);
+	}
+	harness_as(&harness, 1234, 1234, gets_fds, NULL);
+	connection_close(&witness);
+	/* Before they are closed: what glaked had left goes when it ends. */
+	harness_stop(&harness);
+	for (unsigned i = 0; i < N; i++) {
+		connection_close(&connections[i]);
+	}
+}
+END_TEST
+
+START_TEST(who_leaves_connections_unread_gets_no_more)
+{
+	enum { N = 65 };
+	int connections[N];
+	start_with(&quiet);
+	for (unsigned i = 0; i < N; i++) {
+		connections[i] = leave_unread(&harness);
+	}
+	int another = connection_open(&harness);
+	ck_assert_int_eq(hello_status(another), GLAKE__WIRE__STATUS__OVER_QUOTA);
+	connection_close(&another);
+	connection_ping(witness);
+	/* One of them is read, the others are closed. */
+	connection_expect_closed(connections[0]);
+	for (unsigned i = 1; i < N; i++) {
+		connection_close(&connections[i]);
+	}
+	harness_wait_n_fds(&harness, n_fds_before);
+	another = connection_hello(&harness);
+	connection_close(&another);
+	connection_close(&connections[0]);
+	stop();
+}
+END_TEST
+
+static void leaves_one_and_comes_again(struct harness *h, void *user)
+{
+	int connection = leave_unread(h);
+	int another = connection_open(h);
+	ck_assert_int_eq(hello_status(another), GLAKE__WIRE__STATUS__OVER_QUOTA);
+	connection_close(&another);
+	connection_close(&connection);
+	hello_until_accepted(h);
+}
+
+START_TEST(connection_left_unread_counts_as_a_session)
+{
+	if (!harness_is_root()) {
+		return;
+	}
+	start_with(&(struct harness_options){.config = "pool = (); max_sessions = 2;"});
+	harness_as(&harness, 1234, 1234, leaves_one_and_comes_again, NULL);
+	stop();
+}
+END_TEST
+
+/* The peer's end lies unread in glaked's own: nobody will ever read from it. */
+START_TEST(connection_that_holds_its_other_end_is_closed)
+{
+	uint64_t id;
+	start_with(&quiet);
+	int connection = hello_with_chunk(&harness, &id);
+	harness_signal(&harness, SIGSTOP);
+	ask_for_fds(connection, id, 1);
+	send_garbage(connection);
+	ck_assert_int_eq(connection_send_bytes(connection, "x", 1, &connection, 1), 0);
+	connection_close(&connection);
+	harness_signal(&harness, SIGCONT);
+	stop();
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("crowd");
@@ -533,5 +756,13 @@ int main(void)
 	suite_add_timed(suite, client_that_reads_late_gets_everything, 120);
 	suite_add_timed(suite, unread_chunks_are_charged_and_come_back, 120);
 	suite_add_timed(suite, unread_fds_do_not_starve_others, 120);
+	suite_add_timed(suite, unread_fds_do_not_fill_glakeds_table, 120);
+	TCase *tcase = tcase_create("many_unread_connections_do_not_starve_others");
+	tcase_set_timeout(tcase, 120);
+	tcase_add_loop_test(tcase, many_unread_connections_do_not_starve_others, 0, N_UNREADS);
+	suite_add_tcase(suite, tcase);
+	suite_add_timed(suite, who_leaves_connections_unread_gets_no_more, 120);
+	suite_add_timed(suite, connection_left_unread_counts_as_a_session, 120);
+	suite_add_timed(suite, connection_that_holds_its_other_end_is_closed, 120);
 	return suite_run(suite);
 }
