@@ -262,7 +262,8 @@ static void lose_the_daemon(void *user)
 	ck_assert(day_is_content(session, day_tensor(model, "w").ptr, MIB, SEED, 0));
 	glake_disconnect(session);
 	struct glake_session *again;
-	assert_fails(GLAKE_E_GONE, "glaked.sock", glake_connect(NULL, &again));
+	/* It may not be dead to the last of its fds yet, and take the connection. */
+	assert_fails(GLAKE_E_GONE, "", glake_connect(NULL, &again));
 }
 
 START_TEST(glaked_is_killed_in_a_load)
