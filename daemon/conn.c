@@ -273,6 +273,11 @@ size_t conn_n_queued(const struct conn *conn)
 	return conn->n_queued;
 }
 
+bool conn_is_held_up(const struct conn *conn)
+{
+	return conn->n_queued > 0 || conn->is_full;
+}
+
 int conn_set_uid(struct conn *conn, uid_t uid)
 {
 	return transit_enter(&conn->transit, uid);

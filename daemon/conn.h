@@ -80,6 +80,9 @@ int conn_send(struct conn *conn, const void *bytes, size_t n_bytes, const int *f
 /* Packets that wait because the peer does not read. */
 size_t conn_n_queued(const struct conn *conn);
 
+/* Nothing is read from it for now, so that its end would not be noticed if it has both ends. */
+bool conn_is_held_up(const struct conn *conn);
+
 /*
  * Whose connection it is, once that is known and before anything is sent; see closer.h and transit.h.
  * Until then it counts as our own. Returns 0 or -ENOMEM.

@@ -70,7 +70,7 @@ static int open_process(int socket, pid_t pid)
 	return fd < 0 ? -errno : fd;
 }
 
-static bool has_ended(int pidfd)
+static bool is_over(int pidfd)
 {
 	struct pollfd process = {.fd = pidfd, .events = POLLIN};
 	return poll(&process, 1, 0) != 0;
@@ -83,7 +83,7 @@ static int find_cgroup(struct peer *peer, int socket)
 		return pidfd;
 	}
 	peer->cgroup = read_cgroup(peer->pid);
-	return has_ended(pidfd) ? -ESRCH : 0;
+	return is_over(pidfd) ? -ESRCH : 0;
 }
 
 int peer_init(struct peer *peer, int socket, bool needs_cgroup)
@@ -105,6 +105,12 @@ int peer_init(struct peer *peer, int socket, bool needs_cgroup)
 		r = find_cgroup(peer, socket);
 	}
 	return r;
+}
+
+bool peer_has_ended(const struct peer *peer, int socket)
+{
+	cleanup_fd int pidfd = open_process(socket, peer->pid);
+	return pidfd == -ESRCH || (pidfd >= 0 && is_over(pidfd));
 }
 
 void peer_deinit(struct peer *peer)

@@ -27,4 +27,7 @@ struct peer {
 int peer_init(struct peer *peer, int socket, bool needs_cgroup);
 void peer_deinit(struct peer *peer);
 
+/* The process that connected @socket has ended, whoever has its end of it now. */
+bool peer_has_ended(const struct peer *peer, int socket);
+
 #endif

@@ -83,6 +83,15 @@ static uint64_t physical_bytes(const struct server *server)
 	return bytes;
 }
 
+/*
+ * The end of a connection tells of a client's, but not while the client's end lies unread in ours:
+ * so of whom nothing is read we ask the kernel.
+ */
+static bool has_left(const struct session *session)
+{
+	return conn_is_held_up(&session->conn) && peer_has_ended(&session->peer, session->conn.fd);
+}
+
 static void close_silent_sessions(struct server *server)
 {
 	struct session *session;
@@ -91,6 +100,8 @@ static void close_silent_sessions(struct server *server)
 	list_for_each_safe (session, spare, &server->sessions, link) {
 		if (session->state == SESSION_NEW && now - session->since_ms > GREETING_MS) {
 			session_reject(session, "it did not say Hello");
+		} else if (has_left(session)) {
+			session_close(session);
 		}
 	}
 }

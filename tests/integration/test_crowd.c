@@ -740,6 +740,34 @@ START_TEST(connection_that_holds_its_other_end_is_closed)
 }
 END_TEST
 
+/* The same behind answers that nobody reads, and then the process ends. */
+static void end_holding_both_ends(void)
+{
+	uint64_t id;
+	int connection = hello_with_chunk(&harness, &id);
+	for (unsigned i = 0; i < 3; i++) {
+		ask_for_fds(connection, id, GLAKE_MAX_PACKET_FDS);
+	}
+	ck_assert_int_eq(connection_send_bytes(connection, "x", 1, &connection, 1), 0);
+	_exit(0);
+}
+
+START_TEST(session_of_a_process_that_has_ended_ends)
+{
+	start_with(&quiet);
+	fflush(NULL);
+	pid_t pid = fork();
+	if (pid == 0) {
+		end_holding_both_ends();
+	}
+	int status;
+	ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+	ck_assert_int_eq(status, 0);
+	connection_await_private(witness, 0);
+	stop();
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("crowd");
@@ -764,5 +792,6 @@ int main(void)
 	suite_add_timed(suite, who_leaves_connections_unread_gets_no_more, 120);
 	suite_add_timed(suite, connection_left_unread_counts_as_a_session, 120);
 	suite_add_timed(suite, connection_that_holds_its_other_end_is_closed, 120);
+	suite_add_timed(suite, session_of_a_process_that_has_ended_ends, 120);
 	return suite_run(suite);
 }
