@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Captures of streams, which begin, end, and go with their stream. */
+#include "glake_order.h"
+#include "shim/capture.h"
+
+CUresult shim_cuStreamBeginCapture(CUstream stream)
+{
+	bool is_new = capture_begins(stream, 0);
+	return capture_begun(stream, 0, is_new, real(cuStreamBeginCapture)(stream));
+}
+
+CUresult shim_cuStreamBeginCapture_ptsz(CUstream stream)
+{
+	bool is_new = capture_begins(stream, GLAKE_PER_THREAD);
+	return capture_begun(stream, GLAKE_PER_THREAD, is_new,
+	                     real(cuStreamBeginCapture_ptsz)(stream));
+}
+
+CUresult shim_cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode mode)
+{
+	bool is_new = capture_begins(stream, 0);
+	return capture_begun(stream, 0, is_new, real(cuStreamBeginCapture_v2)(stream, mode));
+}
+
+CUresult shim_cuStreamBeginCapture_v2_ptsz(CUstream stream, CUstreamCaptureMode mode)
+{
+	bool is_new = capture_begins(stream, GLAKE_PER_THREAD);
+	return capture_begun(stream, GLAKE_PER_THREAD, is_new,
+	                     real(cuStreamBeginCapture_v2_ptsz)(stream, mode));
+}
+
+CUresult shim_cuStreamBeginCaptureToGraph(CUstream stream, CUgraph graph, const CUgraphNode *nodes,
+                                          const CUgraphEdgeData *edges, size_t n_nodes,
+                                          CUstreamCaptureMode mode)
+{
+	bool is_new = capture_begins(stream, 0);
+	return capture_begun(
+		stream, 0, is_new,
+		real(cuStreamBeginCaptureToGraph)(stream, graph, nodes, edges, n_nodes, mode));
+}
+
+CUresult shim_cuStreamBeginCaptureToGraph_ptsz(CUstream stream, CUgraph graph,
+                                               const CUgraphNode *nodes,
+                                               const CUgraphEdgeData *edges, size_t n_nodes,
+                                               CUstreamCaptureMode mode)
+{
+	bool is_new = capture_begins(stream, GLAKE_PER_THREAD);
+	return capture_begun(
+		stream, GLAKE_PER_THREAD, is_new,
+		real(cuStreamBeginCaptureToGraph_ptsz)(stream, graph, nodes, edges, n_nodes, mode));
+}
+
+CUresult shim_cuStreamEndCapture(CUstream stream, CUgraph *graph)
+{
+	return capture_ended(stream, 0, real(cuStreamEndCapture)(stream, graph));
+}
+
+CUresult shim_cuStreamEndCapture_ptsz(CUstream stream, CUgraph *graph)
+{
+	return capture_ended(stream, GLAKE_PER_THREAD,
+	                     real(cuStreamEndCapture_ptsz)(stream, graph));
+}
+
+CUresult shim_cuStreamDestroy(CUstream stream)
+{
+	return capture_stream_destroyed(stream, real(cuStreamDestroy)(stream));
+}
+
+CUresult shim_cuStreamDestroy_v2(CUstream stream)
+{
+	return capture_stream_destroyed(stream, real(cuStreamDestroy_v2)(stream));
+}
