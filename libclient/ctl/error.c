@@ -101,8 +101,13 @@ static void report(struct ctl *ctl, int code, const char *name, const char *text
 void ctl_report(struct ctl *ctl, int error, const char *cause)
 {
 	const char *text = glake_strerror(error);
-	if (!cause || !*cause || strcmp(cause, text) == 0) {
+	if (!cause || !*cause) {
 		report(ctl, error, ctl_error_name(error), text);
+		return;
+	}
+	if (strstr(cause, text)) {
+		/* The cause says it already: "/some/file: No such file or directory". */
+		report(ctl, error, ctl_error_name(error), cause);
 		return;
 	}
 	char *both = NULL;

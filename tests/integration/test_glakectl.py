@@ -139,7 +139,9 @@ class Glakectl(unittest.TestCase):
         with open(bad, "wb") as file:
             file.write(struct.pack("<Q", 1 << 60) + b"{}")
         self.assertIn("bad.safetensors", self.refused(8, "GLAKE_E_BAD_FILE", "load", bad))
-        self.refused(5, "ENOENT", "load", os.path.join(self.folder, "absent.safetensors"))
+        absent = os.path.join(self.folder, "absent.safetensors")
+        self.assertEqual(self.refused(5, "ENOENT", "load", absent),
+                         absent + ": No such file or directory")
 
     @unittest.skipUnless(os.getuid() == 0, "needs root, to be somebody else")
     def test_others_see_and_steer_nothing(self):
