@@ -30,17 +30,36 @@ int connection_open(const struct harness *harness)
 	return fd;
 }
 
-int connection_hello(const struct harness *harness)
+Glake__Wire__Status connection_greet(int connection)
 {
-	int connection = connection_open(harness);
 	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
 	Glake__Wire__Hello hello = GLAKE__WIRE__HELLO__INIT;
 	hello.version = GLAKE_WIRE_VERSION;
 	hello.program = (char *)"test";
 	request.body_case = GLAKE__WIRE__REQUEST__BODY_HELLO;
 	request.hello = &hello;
-	ck_assert_int_eq(connection_status(connection, &request, NULL, 0), GLAKE__WIRE__STATUS__OK);
+	return connection_status(connection, &request, NULL, 0);
+}
+
+int connection_hello(const struct harness *harness)
+{
+	int connection = connection_open(harness);
+	ck_assert_int_eq(connection_greet(connection), GLAKE__WIRE__STATUS__OK);
 	return connection;
+}
+
+void connection_await_hello(const struct harness *harness)
+{
+	uint64_t end_ms = harness_now_ms() + HARNESS_TIMEOUT_MS;
+	for (;;) {
+		int again = connection_open(harness);
+		Glake__Wire__Status status = connection_greet(again);
+		connection_close(&again);
+		if (status == GLAKE__WIRE__STATUS__OK) {
+			return;
+		}
+		ck_assert_uint_lt(harness_now_ms(), end_ms);
+	}
 }
 
 void connection_close(int *connection)

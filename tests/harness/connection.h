@@ -20,8 +20,14 @@ int connection_open(const struct harness *harness);
 /* The same, -errno instead of an assertion. */
 int connection_try_open(const struct harness *harness);
 
-/* The same, and Hello said and answered. */
+/* Say Hello on a connection; the answer's status. */
+Glake__Wire__Status connection_greet(int connection);
+
+/* A connection that has said Hello and been accepted. */
 int connection_hello(const struct harness *harness);
+
+/* Connect and say Hello, again and again, until one is accepted; that one is closed, too. */
+void connection_await_hello(const struct harness *harness);
 
 /* Close it; NULL-safe on -1. */
 void connection_close(int *connection);
