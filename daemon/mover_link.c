@@ -3,37 +3,11 @@
 
 #include <assert.h>
 #include <errno.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
 
-#include "daemon/closer.h"
 #include "daemon/log.h"
 #include "proto/cleanup.h"
 #include "proto/mover.pb-c.h"
-
-/* The fd on which the mover expects us. */
-#define MOVER_FD 3
-/* How often to look whether it would inherit files of clients, and how long. */
-#define START_STEP_MS 2
-#define START_MS 2000
-/* How often to look whether it is dying, and how many times before it is given up. */
-#define LOOK_MS 1000
-#define MAX_DYING_LOOKS 3
-
-/* One run of the program; freed when the process and the connection are both gone. */
-struct mover_process {
-	uv_process_t process;
-	struct conn conn;
-	struct mover_link *link; /* NULL: we let it go, its end is no news */
-	int their_fd;            /* owned; -1 once the process is started */
-	uint64_t since_ms;       /* wanted */
-	int n_handles;           /* of process and conn still open */
-	int n_dying_looks;
-	bool was_killed; /* by us, for what it said */
-};
 
 typedef Glake__Mover__Order order_t;
 typedef Glake__Mover__Report report_t;
@@ -48,27 +22,10 @@ static int send_order(struct mover_link *link, uint64_t job, order_t *order, con
 	}
 	uint8_t bytes[GLAKE_MAX_PACKET_BYTES];
 	glake__mover__order__pack(order, bytes);
-	return conn_send(&link->process->conn, bytes, n_bytes, fds, n_fds);
+	return mover_process_send(link->process, bytes, n_bytes, fds, n_fds);
 }
 
-/* ---- the process ----------------------------------------------------------------------------- */
-
-static void put_process(struct mover_process *process)
-{
-	if (--process->n_handles == 0) {
-		free(process);
-	}
-}
-
-static void on_conn_closed(struct conn *conn)
-{
-	put_process(container_of(conn, struct mover_process, conn));
-}
-
-static void on_process_closed(uv_handle_t *handle)
-{
-	put_process(container_of(handle, struct mover_process, process));
-}
+/* ---- jobs that end --------------------------------------------------------------------------- */
 
 /* The link does not know @job any more. */
 static void remove_job(struct mover_link *link, struct mover_job *job)
@@ -94,205 +51,21 @@ static void fail_all(struct mover_link *link, const char *error)
 	}
 }
 
-/* It is of no more use: what it was doing fails, and the next job starts another. */
-static void lose(struct mover_process *process, const char *error)
+static void on_process_end(void *user, const char *error)
 {
-	struct mover_link *link = process->link;
-	uv_timer_stop(&link->process_timer);
-	process->link = NULL;
+	struct mover_link *link = user;
 	link->process = NULL;
-	link->stats->mover_deaths++;
 	log_error("%s, %u jobs under way", error, HASH_COUNT(link->jobs));
 	fail_all(link, error);
 }
 
-static void on_process_exit(uv_process_t *handle, int64_t exit_status, int signal)
-{
-	struct mover_process *process = container_of(handle, struct mover_process, process);
-	uv_close((uv_handle_t *)handle, on_process_closed);
-	conn_close(&process->conn, on_conn_closed);
-	if (!process->link) {
-		return;
-	}
-	char error[128];
-	if (process->was_killed) {
-		snprintf(error, sizeof(error), "glake-mover was ended, see the log");
-	} else if (signal) {
-		snprintf(error, sizeof(error), "glake-mover died: signal %d (%s)", signal,
-		         strsignal(signal));
-	} else {
-		snprintf(error, sizeof(error), "glake-mover ended with status %d",
-		         (int)exit_status);
-	}
-	lose(process, error);
-}
-
-/* Its first thread has ended. */
-static bool is_zombie(int pid)
-{
-	char path[64];
-	char text[128] = "";
-	snprintf(path, sizeof(path), "/proc/%d/stat", pid);
-	FILE *file = fopen(path, "re");
-	if (!file) {
-		return false;
-	}
-	bool is_read = fgets(text, sizeof(text), file) != NULL;
-	fclose(file);
-	/* The name in parentheses may be anything. */
-	const char *state = is_read ? strrchr(text, ')') : NULL;
-	return state && strncmp(state, ") Z", 3) == 0;
-}
-
-/*
- * A process ends with the last of its threads, and only then are we told. A file system can keep one of
- * them in close() for ever: a mover that nobody hears of any more.
- */
-static void on_look(uv_timer_t *timer)
-{
-	struct mover_link *link = container_of(timer, struct mover_link, process_timer);
-	struct mover_process *process = link->process;
-	bool is_dying = process->conn.is_closing ||
-	                is_zombie(uv_process_get_pid(&process->process));
-	process->n_dying_looks = is_dying ? process->n_dying_looks + 1 : 0;
-	if (process->n_dying_looks == MAX_DYING_LOOKS) {
-		conn_close(&process->conn, on_conn_closed);
-		/* Whenever it does, init has to bury it: glaked's own end does not wait. */
-		uv_close((uv_handle_t *)&process->process, on_process_closed);
-		lose(process, "glake-mover died, and does not end");
-	}
-}
-
-static void on_conn_end(struct conn *conn, enum conn_end end, int error)
-{
-	struct mover_process *process = container_of(conn, struct mover_process, conn);
-	/* Its exit brings the news; make sure that there is one. */
-	if (end != CONN_END_EOF) {
-		process->was_killed = true;
-	}
-	conn_pause(conn, true);
-	uv_process_kill(&process->process, SIGKILL);
-	conn_close(conn, on_conn_closed);
-}
-
-static bool is_started(const struct mover_process *process)
-{
-	return process->their_fd < 0;
-}
-
-static void kill_mover(struct mover_process *process)
-{
-	process->was_killed = true;
-	if (is_started(process)) {
-		uv_process_kill(&process->process, SIGKILL);
-	}
-}
-
-static void on_packet(struct conn *conn, const uint8_t *bytes, size_t n_bytes, struct fdlist *fds);
-
-static int spawn(struct mover_link *link, struct mover_process *process, int their_fd)
-{
-	char *arguments[] = {(char *)"glake-mover", NULL};
-	uv_stdio_container_t stdio[] = {
-		{.flags = UV_IGNORE},
-		{.flags = UV_INHERIT_FD, .data.fd = 2},
-		{.flags = UV_INHERIT_FD, .data.fd = 2},
-		{.flags = UV_INHERIT_FD, .data.fd = their_fd},
-	};
-	uv_process_options_t options = {
-		.exit_cb = on_process_exit,
-		.file = link->path,
-		.args = arguments,
-		.stdio = stdio,
-		.stdio_count = MOVER_FD + 1,
-		/* Signals of the terminal are for glaked, which drains while its mover works. */
-		.flags = UV_PROCESS_DETACHED,
-	};
-	return uv_spawn(link->loop, &process->process, &options);
-}
-
-/* It never came to life: what was meant for it fails. */
-static void give_up(struct mover_link *link, const char *error)
-{
-	struct mover_process *process = link->process;
-	log_error("%s, %u jobs under way", error, HASH_COUNT(link->jobs));
-	link->process = NULL;
-	process->link = NULL;
-	fd_close(&process->their_fd);
-	conn_close(&process->conn, on_conn_closed);
-	fail_all(link, error);
-}
-
-static void on_start(uv_timer_t *timer)
-{
-	struct mover_link *link = container_of(timer, struct mover_link, process_timer);
-	struct mover_process *process = link->process;
-	char error[256];
-	if (process->was_killed) {
-		give_up(link, "glake-mover was ended before it was started, see the log");
-		return;
-	}
-	if (closer_hurry() > 0) {
-		if (uv_now(link->loop) - process->since_ms < START_MS) {
-			uv_timer_start(timer, on_start, START_STEP_MS, 0);
-			return;
-		}
-		give_up(link, "cannot start glake-mover: a client's file does not close");
-		return;
-	}
-	int r = spawn(link, process, process->their_fd);
-	process->n_handles++;
-	if (r < 0) {
-		uv_close((uv_handle_t *)&process->process, on_process_closed);
-		snprintf(error, sizeof(error), "cannot start %s: %s", link->path, uv_strerror(r));
-		give_up(link, error);
-		return;
-	}
-	fd_close(&process->their_fd);
-	uv_timer_start(timer, on_look, LOOK_MS, LOOK_MS);
-	link->stats->mover_starts++;
-	log_info("started glake-mover, pid %d", uv_process_get_pid(&process->process));
-}
-
-static int start(struct mover_link *link)
-{
-	int sockets[2];
-	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, sockets) < 0) {
-		return -errno;
-	}
-	cleanup_fd int our_fd = sockets[0];
-	cleanup_fd int their_fd = sockets[1];
-	struct mover_process *process = calloc(1, sizeof(*process));
-	if (!process) {
-		return -ENOMEM;
-	}
-	int r = conn_open(&process->conn, link->loop, our_fd, on_packet, on_conn_end);
-	if (r < 0) {
-		free(process);
-		return r;
-	}
-	fd_steal(&our_fd);
-	process->their_fd = fd_steal(&their_fd);
-	process->n_handles = 1;
-	process->since_ms = uv_now(link->loop);
-	process->link = link;
-	link->process = process;
-	uv_timer_start(&link->process_timer, on_start, 0, 0);
-	return 0;
-}
-
-/* It reads the end of the stream and exits by itself. */
+/* When nothing is left to do for it. */
 static void let_go(struct mover_link *link)
 {
-	struct mover_process *process = link->process;
-	if (!process) {
-		return;
+	if (link->process) {
+		mover_process_leave(link->process);
+		link->process = NULL;
 	}
-	link->process = NULL;
-	process->link = NULL;
-	uv_timer_stop(&link->process_timer);
-	fd_close(&process->their_fd);
-	conn_close(&process->conn, on_conn_closed);
 }
 
 static void on_idle(uv_timer_t *timer)
@@ -313,17 +86,25 @@ static void start_idle_timer(struct mover_link *link)
 
 /* ---- jobs ------------------------------------------------------------------------------------ */
 
+static void on_packet(void *user, const uint8_t *bytes, size_t n_bytes, struct fdlist *fds);
+
+static const struct mover_process_ops process_ops = {
+	.on_packet = on_packet,
+	.on_end = on_process_end,
+};
+
 static int begin(struct mover_link *link, struct mover_job *job, order_t *order, const int *fds,
                  size_t n_fds)
 {
 	if (!link->process) {
-		int r = start(link);
+		int r = mover_process_new(link->loop, link->path, link->stats, &process_ops, link,
+		                          &link->process);
 		if (r < 0) {
 			return r;
 		}
 	}
 	/* What waits in our own queue would be open here when the mover is started. */
-	if (!is_started(link->process) && conn_n_queued(&link->process->conn) > 0) {
+	if (!mover_process_is_started(link->process) && mover_process_n_queued(link->process) > 0) {
 		return -EBUSY;
 	}
 	uv_timer_stop(&link->idle_timer);
@@ -406,7 +187,7 @@ void mover_grant(struct mover_link *link, struct mover_job *job, uint64_t first,
 	if (r < 0) {
 		/* A load that waits for chunks it cannot get would wait for ever. */
 		log_error("cannot pass chunks to glake-mover: %s", strerror(-r));
-		kill_mover(link->process);
+		mover_process_kill(link->process);
 	}
 }
 
@@ -522,14 +303,9 @@ static int deliver(struct mover_link *link, struct mover_job *job, const report_
 	}
 }
 
-static void on_packet(struct conn *conn, const uint8_t *bytes, size_t n_bytes, struct fdlist *fds)
+static void on_packet(void *user, const uint8_t *bytes, size_t n_bytes, struct fdlist *fds)
 {
-	struct mover_process *process = container_of(conn, struct mover_process, conn);
-	struct mover_link *link = process->link;
-	if (process->was_killed) {
-		/* Nothing more of what it says is believed. */
-		return;
-	}
+	struct mover_link *link = user;
 	report_t *report = glake__mover__report__unpack(NULL, n_bytes, bytes);
 	int r = -EPROTO;
 	if (report) {
@@ -541,23 +317,20 @@ static void on_packet(struct conn *conn, const uint8_t *bytes, size_t n_bytes, s
 	}
 	if (r < 0) {
 		log_error("glake-mover sent what it must not send: %s", strerror(-r));
-		kill_mover(process);
+		mover_process_kill(link->process);
 	}
 	start_idle_timer(link);
 }
 
 int mover_link_pid(const struct mover_link *link)
 {
-	return link->process && is_started(link->process)
-	               ? uv_process_get_pid(&link->process->process)
-	               : 0;
+	return link->process ? mover_process_pid(link->process) : 0;
 }
 
 int mover_link_init(struct mover_link *link, uv_loop_t *loop, struct stats *stats, const char *path,
                     uint64_t idle_ms)
 {
 	*link = (struct mover_link){.loop = loop, .stats = stats, .path = path, .idle_ms = idle_ms};
-	uv_timer_init(loop, &link->process_timer);
 	return uv_timer_init(loop, &link->idle_timer);
 }
 
@@ -567,5 +340,4 @@ void mover_link_close(struct mover_link *link)
 	link->is_closing = true;
 	let_go(link);
 	uv_close((uv_handle_t *)&link->idle_timer, NULL);
-	uv_close((uv_handle_t *)&link->process_timer, NULL);
 }

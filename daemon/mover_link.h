@@ -6,10 +6,9 @@
  *
  * The only file of glaked that knows the messages of proto/mover.proto.
  *
- * No mover runs until the first job; orders wait in the socket while it starts. It is started when
- * it would inherit no file of a client, since the new process closes its copies of those before it
- * is the mover, and a file system can make that last (daemon/closer.h). When it has been idle for
- * idle_ms the link closes its end, and the mover exits on reading the end of the stream.
+ * No mover runs until the first job; orders wait in the socket while it starts (mover_process.h).
+ * When it has been idle for idle_ms the link closes its end, and the mover exits on reading the end of
+ * the stream.
  *
  * Owner: the server. A job is embedded in what wants it (load, publish).
  * Lifetime: a job belongs to the link from mover_*() until on_failed or its last news has been
@@ -21,9 +20,9 @@
 
 #include <stdbool.h>
 
-#include "daemon/conn.h"
 #include "daemon/device.h"
 #include "daemon/hash.h"
+#include "daemon/mover_process.h"
 #include "daemon/stats.h"
 #include "daemon/status.h"
 #include "proto/digest.h"
@@ -61,7 +60,6 @@ struct mover_link {
 	const char *path;    /* borrowed: the program */
 	uint64_t idle_ms;    /* 0 = stays */
 	uv_timer_t idle_timer;
-	uv_timer_t process_timer;      /* while it is to be started; then, to look after it */
 	struct mover_process *process; /* owned; NULL: none runs */
 	struct mover_job *jobs;        /* table by id */
 	uint64_t last_job;
