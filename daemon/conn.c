@@ -241,17 +241,22 @@ int conn_open(struct conn *conn, uv_loop_t *loop, int fd, conn_packet_fn on_pack
 	return 0;
 }
 
-int conn_send(struct conn *conn, const void *bytes, size_t n_bytes, const int *fds, size_t n_fds)
+int conn_send_now(struct conn *conn, const void *bytes, size_t n_bytes, const int *fds,
+                  size_t n_fds)
 {
 	if (conn->is_closing) {
 		return 0;
 	}
-	if (conn->n_queued == 0) {
-		int sent = try_send(conn, bytes, n_bytes, fds, n_fds);
-		if (sent <= 0) {
-			/* A dead peer is noticed by the poll; nothing else that went wrong is. */
-			return sent == -EPIPE ? 0 : sent;
-		}
+	int sent = conn->n_queued == 0 ? try_send(conn, bytes, n_bytes, fds, n_fds) : 1;
+	/* A dead peer is noticed by the poll; nothing else that went wrong is. */
+	return sent > 0 ? -EAGAIN : sent == -EPIPE ? 0 : sent;
+}
+
+int conn_send(struct conn *conn, const void *bytes, size_t n_bytes, const int *fds, size_t n_fds)
+{
+	int sent = conn_send_now(conn, bytes, n_bytes, fds, n_fds);
+	if (sent != -EAGAIN) {
+		return sent;
 	}
 	int r = transit_queue(&conn->transit, n_fds);
 	if (r < 0) {

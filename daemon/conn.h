@@ -77,6 +77,10 @@ int conn_open(struct conn *conn, uv_loop_t *loop, int fd, conn_packet_fn on_pack
  */
 int conn_send(struct conn *conn, const void *bytes, size_t n_bytes, const int *fds, size_t n_fds);
 
+/* The same, but -EAGAIN instead of later. */
+int conn_send_now(struct conn *conn, const void *bytes, size_t n_bytes, const int *fds,
+                  size_t n_fds);
+
 /* Packets that wait because the peer does not read. */
 size_t conn_n_queued(const struct conn *conn);
 

@@ -103,10 +103,6 @@ static int begin(struct mover_link *link, struct mover_job *job, order_t *order,
 			return r;
 		}
 	}
-	/* What waits in our own queue would be open here when the mover is started. */
-	if (!mover_process_is_started(link->process) && mover_process_n_queued(link->process) > 0) {
-		return -EBUSY;
-	}
 	uv_timer_stop(&link->idle_timer);
 	job->id = ++link->last_job;
 	HASH_ADD(hh, link->jobs, id, sizeof(job->id), job);
@@ -116,6 +112,7 @@ static int begin(struct mover_link *link, struct mover_job *job, order_t *order,
 		if (r < 0) {
 			HASH_DEL(link->jobs, job);
 		}
+		r = r == -EAGAIN ? -EBUSY : r;
 	}
 	if (r < 0) {
 		job->id = 0;

@@ -272,10 +272,8 @@ int mover_process_pid(const struct mover_process *process)
 int mover_process_send(struct mover_process *process, const void *bytes, size_t n_bytes,
                        const int *fds, size_t n_fds)
 {
-	return conn_send(&process->conn, bytes, n_bytes, fds, n_fds);
-}
-
-size_t mover_process_n_queued(const struct mover_process *process)
-{
-	return conn_n_queued(&process->conn);
+	/* Fds that waited in our own queue would be open here when it is started. */
+	return n_fds > 0 && !mover_process_is_started(process)
+	               ? conn_send_now(&process->conn, bytes, n_bytes, fds, n_fds)
+	               : conn_send(&process->conn, bytes, n_bytes, fds, n_fds);
 }

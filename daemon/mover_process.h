@@ -44,10 +44,9 @@ bool mover_process_is_started(const struct mover_process *process);
 /* 0 until it is started. */
 int mover_process_pid(const struct mover_process *process);
 
-/* As conn_send() and conn_n_queued(). */
+/* As conn_send(); or -EAGAIN: for now there are too many fds under way. */
 int mover_process_send(struct mover_process *process, const void *bytes, size_t n_bytes,
                        const int *fds, size_t n_fds);
-size_t mover_process_n_queued(const struct mover_process *process);
 
 /* For what it said: on_end follows. */
 void mover_process_kill(struct mover_process *process);

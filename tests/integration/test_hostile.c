@@ -275,6 +275,69 @@ START_TEST(a_file_that_cannot_be_closed_stops_nobody)
 }
 END_TEST
 
+/* Has @n_files files loaded, all of them @path but the last. */
+static void send_open_many(int connection, const char *path, const char *last_path, size_t n_files)
+{
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	Glake__Wire__ModelOpen body = GLAKE__WIRE__MODEL_OPEN__INIT;
+	char *names[GLAKE_MAX_PACKET_FDS];
+	int fds[GLAKE_MAX_PACKET_FDS];
+	for (size_t i = 0; i < n_files; i++) {
+		names[i] = (char *)"a.safetensors";
+		fds[i] = model_file_open(i + 1 < n_files ? path : last_path);
+	}
+	body.files = names;
+	body.n_files = n_files;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_MODEL_OPEN;
+	request.model_open = &body;
+	connection_send(connection, &request, fds, n_files);
+}
+
+/* What waits for a mover that is to be started is no file that it would inherit. */
+START_TEST(a_file_that_waits_for_the_mover_stops_nobody)
+{
+	static const struct model_tensor tensor = {"a", "U8", 1, {1000}, 1};
+	static const struct fuse_file_faults faults = {.is_flush_endless = true};
+	struct fuse_file file;
+	char content[HARNESS_PATH_BYTES + 32];
+	char folder[HARNESS_PATH_BYTES + 32];
+	harness_start(&harness, &(struct harness_options){.config = "drain_ms = 100;"});
+	snprintf(content, sizeof(content), "%s/a.safetensors", harness.folder);
+	snprintf(folder, sizeof(folder), "%s/fuse", harness.folder);
+	model_file_write(content, &tensor, 1);
+	if (!fuse_file_start(&file, folder, content, &faults)) {
+		harness_stop(&harness);
+		return;
+	}
+	int witness = connection_hello(&harness);
+	fflush(NULL);
+	pid_t villain = fork();
+	ck_assert_int_ge(villain, 0);
+	if (villain == 0) {
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		int connection = connection_hello(&harness);
+		/* Both before the mover is started; unread, they are more than a packet may have. */
+		harness_signal(&harness, SIGSTOP);
+		send_open_many(connection, content, content, 60);
+		send_open_many(connection, content, file.path, 200);
+		harness_signal(&harness, SIGCONT);
+		pause();
+	}
+	for (int i = 0; i < 10; i++) {
+		harness_sleep_ms(50);
+		uint64_t before_ms = harness_now_ms();
+		connection_ping(witness);
+		ck_assert_uint_lt(harness_now_ms() - before_ms, 1000);
+	}
+	ck_assert_int_eq(load(witness, content), GLAKE__WIRE__STATUS__OK);
+	kill(villain, SIGKILL);
+	fuse_file_stop(&file);
+	ck_assert_int_eq(waitpid(villain, NULL, 0), villain);
+	connection_close(&witness);
+	harness_stop(&harness);
+}
+END_TEST
+
 /* Rules that name cgroups are not got round by a child that connects and ends. */
 START_TEST(the_socket_of_who_has_ended_is_nobodys)
 {
@@ -462,6 +525,7 @@ int main(void)
 	tcase_set_timeout(tcase, TEST_TIMEOUT_S);
 	tcase_add_loop_test(tcase, a_file_that_cannot_be_closed_stops_nobody, 0, N_VILLAINIES);
 	suite_add_tcase(suite, tcase);
+	suite_add(suite, a_file_that_waits_for_the_mover_stops_nobody);
 	suite_add(suite, the_socket_of_who_has_ended_is_nobodys);
 	tcase = tcase_create("a_socket_that_lingers_stops_nobody");
 	tcase_set_timeout(tcase, TEST_TIMEOUT_S);
