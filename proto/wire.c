@@ -106,5 +106,6 @@ void wire_discard(int socket)
 	do {
 		header = (struct msghdr){0};
 		n_bytes = recvmsg(socket, &header, MSG_DONTWAIT);
-	} while (n_bytes >= 0 && (header.msg_flags & MSG_CTRUNC));
+		/* The peer's end is told of once, in front of what he has sent. */
+	} while (n_bytes < 0 ? errno == ECONNRESET : header.msg_flags & MSG_CTRUNC);
 }

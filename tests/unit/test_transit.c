@@ -195,6 +195,25 @@ START_TEST(what_lies_in_a_closed_connection_is_closed)
 }
 END_TEST
 
+/* The end of a peer who has left something unread is an error first, and what he sent is there still. */
+START_TEST(what_lies_behind_a_reset_is_closed)
+{
+	int sockets[2];
+	int ends[2];
+	char byte;
+	ck_assert_int_eq(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, sockets), 0);
+	ck_assert_int_eq(pipe2(ends, O_CLOEXEC | O_NONBLOCK), 0);
+	ck_assert_int_eq(wire_send(sockets[0], "x", 1, NULL, 0, 0), 0);
+	ck_assert_int_eq(wire_send(sockets[1], "x", 1, &ends[1], 1, 0), 0);
+	fd_close(&ends[1]);
+	fd_close(&sockets[1]);
+	wire_discard(sockets[0]);
+	ck_assert_int_eq(read(ends[0], &byte, 1), 0);
+	fd_close(&sockets[0]);
+	fd_close(&ends[0]);
+}
+END_TEST
+
 START_TEST(too_many_are_left)
 {
 	struct transit another;
@@ -230,6 +249,7 @@ int main(void)
 	suite_add(suite, what_is_queued_is_bounded);
 	suite_add(suite, a_closed_connection_counts_until_it_is_read);
 	suite_add(suite, what_lies_in_a_closed_connection_is_closed);
+	suite_add(suite, what_lies_behind_a_reset_is_closed);
 	suite_add(suite, too_many_are_left);
 	return suite_run(suite);
 }
