@@ -94,6 +94,17 @@ static void look(struct transit *transit)
 	}
 }
 
+/*
+ * The socket is left open, but not what lies in it: that is closed now. It might be the peer's end
+ * itself, which then nobody could read from, and nothing would ever end.
+ */
+static void discard_packets(struct transit *left)
+{
+	int copy = fcntl(left->fd, F_DUPFD_CLOEXEC, 0);
+	closer_close(left->uid, CLOSER_CONNECTION, &copy, 1);
+	left->has_packets = copy < 0;
+}
+
 static void close_left(struct transit *transit)
 {
 	forget_unread(transit);
@@ -116,6 +127,8 @@ static size_t look_at_all(struct transit_user *user)
 		look(transit);
 		if (transit->is_left && transit->n_unread == 0) {
 			close_left(transit);
+		} else if (transit->has_packets) {
+			discard_packets(transit);
 		}
 	}
 	unref_user(user);
@@ -219,10 +232,6 @@ int transit_enter(struct transit *transit, uid_t uid)
 	return 0;
 }
 
-/*
- * The socket is left open, but not what lies in it: that is closed now. It might be the peer's end
- * itself, which then nobody could read from, and nothing would ever end.
- */
 static bool leave(struct transit *transit)
 {
 	struct transit *left = malloc(sizeof(*left));
@@ -236,8 +245,7 @@ static bool leave(struct transit *transit)
 	list_init(&left->link);
 	list_insert(&transit->link, &left->link);
 	list_remove(&transit->link);
-	int copy = fcntl(transit->fd, F_DUPFD_CLOEXEC, 0);
-	closer_close(transit->uid, CLOSER_CONNECTION, &copy, 1);
+	discard_packets(left);
 	return true;
 }
 

@@ -39,6 +39,7 @@ struct transit {
 	int fd;                    /* borrowed from the conn; owned once it is left */
 	size_t n_unread;           /* sent since it was last seen to be read empty */
 	bool is_left;              /* closed, and on the heap */
+	bool has_packets;          /* left, with what the peer has sent */
 };
 
 /* Of a connection of our own, which is bounded by itself alone, until transit_enter(). */

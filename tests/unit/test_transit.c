@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -195,6 +196,32 @@ START_TEST(what_lies_in_a_closed_connection_is_closed)
 }
 END_TEST
 
+/* With no fd left at that moment: later. */
+START_TEST(what_lies_in_it_is_closed_when_that_is_possible)
+{
+	struct transit transit;
+	int ends[2];
+	char byte;
+	begin(512);
+	int peer = open_pair(&transit, UID);
+	ck_assert_int_eq(pipe2(ends, O_CLOEXEC), 0);
+	send_fds(&transit, 1);
+	ck_assert_int_eq(wire_send(peer, "x", 1, &ends[1], 1, 0), 0);
+	fd_close(&ends[1]);
+	begin(0);
+	transit_close(&transit);
+	begin(512);
+	transit_tick();
+	struct pollfd closed = {.fd = ends[0]};
+	ck_assert_int_eq(poll(&closed, 1, LATER_MS), 1);
+	ck_assert_int_eq(read(ends[0], &byte, 1), 0);
+	read_one(peer);
+	transit_tick();
+	fd_close(&ends[0]);
+	fd_close(&peer);
+}
+END_TEST
+
 /* The end of a peer who has left something unread is an error first, and what he sent is there still. */
 START_TEST(what_lies_behind_a_reset_is_closed)
 {
@@ -249,6 +276,7 @@ int main(void)
 	suite_add(suite, what_is_queued_is_bounded);
 	suite_add(suite, a_closed_connection_counts_until_it_is_read);
 	suite_add(suite, what_lies_in_a_closed_connection_is_closed);
+	suite_add(suite, what_lies_in_it_is_closed_when_that_is_possible);
 	suite_add(suite, what_lies_behind_a_reset_is_closed);
 	suite_add(suite, too_many_are_left);
 	return suite_run(suite);
