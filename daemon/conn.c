@@ -26,17 +26,19 @@ struct packet {
 	size_t n_bytes;
 	size_t n_fds;
 	int *fds; /* owned, behind the bytes */
+	uid_t uid; /* of whoever has them closed, and as what */
+	enum closer_kind kind;
 	uint8_t bytes[];
 };
 
-static void packet_free(struct packet *packet, uid_t uid)
+static void packet_free(struct packet *packet)
 {
-	closer_close(uid, CLOSER_QUEUED, packet->fds, packet->n_fds);
+	closer_close(packet->uid, packet->kind, packet->fds, packet->n_fds);
 	free(packet);
 }
 
-static struct packet *packet_new(uid_t uid, const void *bytes, size_t n_bytes, const int *fds,
-                                 size_t n_fds)
+static struct packet *packet_new(uid_t uid, enum closer_kind kind, const void *bytes,
+                                 size_t n_bytes, const int *fds, size_t n_fds)
 {
 	size_t fds_at = (n_bytes + sizeof(int) - 1) / sizeof(int) * sizeof(int);
 	struct packet *packet = malloc(sizeof(*packet) + fds_at + n_fds * sizeof(int));
@@ -44,6 +46,8 @@ static struct packet *packet_new(uid_t uid, const void *bytes, size_t n_bytes, c
 		errno = ENOMEM;
 		return NULL;
 	}
+	packet->uid = uid;
+	packet->kind = kind;
 	packet->n_bytes = n_bytes;
 	packet->n_fds = 0;
 	packet->fds = (int *)(void *)(packet->bytes + fds_at);
@@ -52,7 +56,7 @@ static struct packet *packet_new(uid_t uid, const void *bytes, size_t n_bytes, c
 		int copy = fcntl(fds[i], F_DUPFD_CLOEXEC, 0);
 		if (copy < 0) {
 			int saved = errno;
-			packet_free(packet, uid);
+			packet_free(packet);
 			errno = saved;
 			return NULL;
 		}
@@ -148,7 +152,7 @@ static void drop_first(struct conn *conn)
 	list_remove(&packet->link);
 	conn->n_queued--;
 	transit_unqueue(&conn->transit, packet->n_fds);
-	packet_free(packet, conn->transit.uid);
+	packet_free(packet);
 }
 
 static void flush(struct conn *conn)
@@ -252,7 +256,8 @@ int conn_send_now(struct conn *conn, const void *bytes, size_t n_bytes, const in
 	return sent > 0 ? -EAGAIN : sent == -EPIPE ? 0 : sent;
 }
 
-int conn_send(struct conn *conn, const void *bytes, size_t n_bytes, const int *fds, size_t n_fds)
+static int send_or_queue(struct conn *conn, uid_t uid, enum closer_kind kind, const void *bytes,
+                         size_t n_bytes, const int *fds, size_t n_fds)
 {
 	int sent = conn_send_now(conn, bytes, n_bytes, fds, n_fds);
 	if (sent != -EAGAIN) {
@@ -262,7 +267,7 @@ int conn_send(struct conn *conn, const void *bytes, size_t n_bytes, const int *f
 	if (r < 0) {
 		return r;
 	}
-	struct packet *packet = packet_new(conn->transit.uid, bytes, n_bytes, fds, n_fds);
+	struct packet *packet = packet_new(uid, kind, bytes, n_bytes, fds, n_fds);
 	if (!packet) {
 		transit_unqueue(&conn->transit, n_fds);
 		return -errno;
@@ -271,6 +276,17 @@ int conn_send(struct conn *conn, const void *bytes, size_t n_bytes, const int *f
 	conn->n_queued++;
 	update_poll(conn);
 	return 0;
+}
+
+int conn_send(struct conn *conn, const void *bytes, size_t n_bytes, const int *fds, size_t n_fds)
+{
+	return send_or_queue(conn, conn->transit.uid, CLOSER_QUEUED, bytes, n_bytes, fds, n_fds);
+}
+
+int conn_send_files(struct conn *conn, uid_t uid, const void *bytes, size_t n_bytes, const int *fds,
+                    size_t n_fds)
+{
+	return send_or_queue(conn, uid, CLOSER_RECEIVED, bytes, n_bytes, fds, n_fds);
 }
 
 size_t conn_n_queued(const struct conn *conn)

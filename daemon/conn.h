@@ -81,6 +81,10 @@ int conn_send(struct conn *conn, const void *bytes, size_t n_bytes, const int *f
 int conn_send_now(struct conn *conn, const void *bytes, size_t n_bytes, const int *fds,
                   size_t n_fds);
 
+/* The same as conn_send(), with fds that were received from @uid. */
+int conn_send_files(struct conn *conn, uid_t uid, const void *bytes, size_t n_bytes, const int *fds,
+                    size_t n_fds);
+
 /* Packets that wait because the peer does not read. */
 size_t conn_n_queued(const struct conn *conn);
 

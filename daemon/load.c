@@ -445,6 +445,7 @@ int load_start(const struct load_context *context, struct model *model, const ch
 		load->context = context;
 		load->model = model;
 		load->job.ops = &load_ops;
+		load->job.uid = waiter->uid;
 		load->started_ns = uv_hrtime();
 		list_init(&load->waiters);
 		r = mover_load(context->mover, &load->job, model->device, names, index, fds, n_fds,

@@ -45,6 +45,7 @@ struct load_waiter {
 	struct list link; /* link: load.waiters; initialised by whoever embeds it */
 	struct load *load;
 	struct tenant *tenant; /* borrowed; stays as long as the waiter */
+	uid_t uid;             /* whose files a load begins with */
 	load_done_fn done;
 	load_progress_fn progress; /* NULL: not wanted */
 };

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "daemon/closer.h"
 #include "daemon/log.h"
 #include "proto/cleanup.h"
 #include "proto/mover.pb-c.h"
@@ -12,8 +13,9 @@
 typedef Glake__Mover__Order order_t;
 typedef Glake__Mover__Report report_t;
 
-static int send_order(struct mover_link *link, uint64_t job, order_t *order, const int *fds,
-                      size_t n_fds)
+/* @uid: whose files the fds are; CLOSER_NOBODY: our own. */
+static int send_order(struct mover_link *link, uint64_t job, order_t *order, uid_t uid,
+                      const int *fds, size_t n_fds)
 {
 	order->job = job;
 	size_t n_bytes = glake__mover__order__get_packed_size(order);
@@ -22,7 +24,7 @@ static int send_order(struct mover_link *link, uint64_t job, order_t *order, con
 	}
 	uint8_t bytes[GLAKE_MAX_PACKET_BYTES];
 	glake__mover__order__pack(order, bytes);
-	return mover_process_send(link->process, bytes, n_bytes, fds, n_fds);
+	return mover_process_send(link->process, uid, bytes, n_bytes, fds, n_fds);
 }
 
 /* ---- jobs that end --------------------------------------------------------------------------- */
@@ -93,8 +95,8 @@ static const struct mover_process_ops process_ops = {
 	.on_end = on_process_end,
 };
 
-static int begin(struct mover_link *link, struct mover_job *job, order_t *order, const int *fds,
-                 size_t n_fds)
+static int begin(struct mover_link *link, struct mover_job *job, order_t *order, uid_t uid,
+                 const int *fds, size_t n_fds)
 {
 	if (!link->process) {
 		int r = mover_process_new(link->loop, link->path, link->stats, &process_ops, link,
@@ -108,7 +110,7 @@ static int begin(struct mover_link *link, struct mover_job *job, order_t *order,
 	HASH_ADD(hh, link->jobs, id, sizeof(job->id), job);
 	int r = hash_has(job) ? 0 : -ENOMEM;
 	if (r == 0) {
-		r = send_order(link, job->id, order, fds, n_fds);
+		r = send_order(link, job->id, order, uid, fds, n_fds);
 		if (r < 0) {
 			HASH_DEL(link->jobs, job);
 		}
@@ -139,7 +141,7 @@ int mover_load(struct mover_link *link, struct mover_job *job, const struct devi
 	load.may_direct = may_direct;
 	order.body_case = GLAKE__MOVER__ORDER__BODY_LOAD_START;
 	order.load_start = &load;
-	return begin(link, job, &order, fds, n_fds);
+	return begin(link, job, &order, job->uid, fds, n_fds);
 }
 
 int mover_digest(struct mover_link *link, struct mover_job *job, const struct device *device,
@@ -152,7 +154,7 @@ int mover_digest(struct mover_link *link, struct mover_job *job, const struct de
 	digest.content_bytes = content_bytes;
 	order.body_case = GLAKE__MOVER__ORDER__BODY_DIGEST;
 	order.digest = &digest;
-	return begin(link, job, &order, &fd, 1);
+	return begin(link, job, &order, CLOSER_NOBODY, &fd, 1);
 }
 
 int mover_compare(struct mover_link *link, struct mover_job *job, const struct device *device,
@@ -165,7 +167,7 @@ int mover_compare(struct mover_link *link, struct mover_job *job, const struct d
 	order.body_case = GLAKE__MOVER__ORDER__BODY_COMPARE;
 	order.compare = &compare;
 	const int fds[] = {fd, other_fd};
-	return begin(link, job, &order, fds, 2);
+	return begin(link, job, &order, CLOSER_NOBODY, fds, 2);
 }
 
 void mover_grant(struct mover_link *link, struct mover_job *job, uint64_t first, const int *fds,
@@ -180,7 +182,7 @@ void mover_grant(struct mover_link *link, struct mover_job *job, uint64_t first,
 	grant.first = first;
 	order.body_case = GLAKE__MOVER__ORDER__BODY_GRANT;
 	order.grant = &grant;
-	int r = send_order(link, job->id, &order, fds, n_fds);
+	int r = send_order(link, job->id, &order, CLOSER_NOBODY, fds, n_fds);
 	if (r < 0) {
 		/* A load that waits for chunks it cannot get would wait for ever. */
 		log_error("cannot pass chunks to glake-mover: %s", strerror(-r));
@@ -200,7 +202,7 @@ void mover_cancel(struct mover_link *link, struct mover_job *job)
 	if (link->process) {
 		order.body_case = GLAKE__MOVER__ORDER__BODY_CANCEL;
 		order.cancel = &cancel;
-		send_order(link, id, &order, NULL, 0);
+		send_order(link, id, &order, CLOSER_NOBODY, NULL, 0);
 	}
 	start_idle_timer(link);
 }

@@ -51,6 +51,7 @@ struct mover_job_ops {
 struct mover_job {
 	UT_hash_handle hh; /* mover_link.jobs */
 	uint64_t id;       /* 0: the link does not know it */
+	uid_t uid;         /* of a load: whose files they are */
 	const struct mover_job_ops *ops;
 };
 

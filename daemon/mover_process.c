@@ -15,6 +15,8 @@
 
 /* The fd on which the mover expects us. */
 #define MOVER_FD 3
+/* Packets that wait until it reads, beyond which nobody's files are taken (closer.c: MAX_THREADS). */
+#define MAX_WAITING 8
 /* How often to look whether it would inherit files of clients, and how long. */
 #define START_STEP_MS 2
 #define START_MS 2000
@@ -269,11 +271,18 @@ int mover_process_pid(const struct mover_process *process)
 	return mover_process_is_started(process) ? uv_process_get_pid(&process->process) : 0;
 }
 
-int mover_process_send(struct mover_process *process, const void *bytes, size_t n_bytes,
+int mover_process_send(struct mover_process *process, uid_t uid, const void *bytes, size_t n_bytes,
                        const int *fds, size_t n_fds)
 {
+	struct conn *conn = &process->conn;
 	/* Fds that waited in our own queue would be open here when it is started. */
-	return n_fds > 0 && !mover_process_is_started(process)
-	               ? conn_send_now(&process->conn, bytes, n_bytes, fds, n_fds)
-	               : conn_send(&process->conn, bytes, n_bytes, fds, n_fds);
+	if (n_fds > 0 && !mover_process_is_started(process)) {
+		return conn_send_now(conn, bytes, n_bytes, fds, n_fds);
+	}
+	if (uid == CLOSER_NOBODY) {
+		return conn_send(conn, bytes, n_bytes, fds, n_fds);
+	}
+	return conn_n_queued(conn) < MAX_WAITING
+	               ? conn_send_files(conn, uid, bytes, n_bytes, fds, n_fds)
+	               : -EAGAIN;
 }

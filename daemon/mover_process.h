@@ -16,6 +16,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/types.h>
 #include <uv.h>
 
 #include "daemon/stats.h"
@@ -44,8 +45,11 @@ bool mover_process_is_started(const struct mover_process *process);
 /* 0 until it is started. */
 int mover_process_pid(const struct mover_process *process);
 
-/* As conn_send(); or -EAGAIN: for now there are too many fds under way. */
-int mover_process_send(struct mover_process *process, const void *bytes, size_t n_bytes,
+/*
+ * As conn_send(), with files of @uid or (CLOSER_NOBODY) fds of our own. -EAGAIN: for now there are too
+ * many under way.
+ */
+int mover_process_send(struct mover_process *process, uid_t uid, const void *bytes, size_t n_bytes,
                        const int *fds, size_t n_fds);
 
 /* For what it said: on_end follows. */

@@ -243,6 +243,7 @@ static void wait_for_load(struct session *session, const request_t *request, str
 	operation->pin = request->model_open->pin;
 	operation->waiter = (struct load_waiter){
 		.tenant = session->tenant,
+		.uid = session->peer.uid,
 		.done = on_loaded,
 		.progress = request->model_open->progress ? on_progress : NULL,
 	};

@@ -338,6 +338,73 @@ START_TEST(a_file_that_waits_for_the_mover_stops_nobody)
 }
 END_TEST
 
+/* Two loads while the mover does not read; @eye: somebody who is served meanwhile. */
+static void send_two(int connection, int eye, pid_t mover, const char *path, const char *last_path)
+{
+	kill(mover, SIGSTOP);
+	send_open_many(connection, path, path, 60);
+	/* Unread, they are more than a packet may have: these wait in glaked. */
+	send_open_many(connection, path, last_path, 200);
+	connection_ping(eye);
+	harness_sleep_ms(50);
+	kill(mover, SIGCONT);
+}
+
+/* Nor, once it runs, are others' files kept open behind it. */
+START_TEST(a_file_that_waits_for_the_mover_keeps_nobodys_open)
+{
+	enum { N = 5 };
+	static const struct model_tensor tensor = {"a", "U8", 1, {1000}, 1};
+	static const struct fuse_file_faults faults = {.is_flush_endless = true};
+	struct fuse_file file;
+	char content[HARNESS_PATH_BYTES + 32];
+	char folder[HARNESS_PATH_BYTES + 32];
+	if (!harness_is_root()) {
+		return;
+	}
+	harness_start(&harness, &(struct harness_options){.config = "drain_ms = 100;"});
+	snprintf(content, sizeof(content), "%s/a.safetensors", harness.folder);
+	snprintf(folder, sizeof(folder), "%s/fuse", harness.folder);
+	model_file_write(content, &tensor, 1);
+	if (!fuse_file_start(&file, folder, content, &faults)) {
+		harness_stop(&harness);
+		return;
+	}
+	int witness = connection_hello(&harness);
+	ck_assert_int_eq(load(witness, content), GLAKE__WIRE__STATUS__OK);
+	pid_t mover = mover_pid(witness);
+	fflush(NULL);
+	pid_t villain = fork();
+	ck_assert_int_ge(villain, 0);
+	if (villain == 0) {
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		ck_assert_int_eq(seteuid(1234), 0);
+		int connection = connection_hello(&harness);
+		ck_assert_int_eq(seteuid(0), 0);
+		send_two(connection, witness, mover, content, file.path);
+		pause();
+	}
+	harness_sleep_ms(500);
+	size_t n_fds = harness_settle_n_fds(&harness);
+	int connection = connection_hello(&harness);
+	for (int i = 0; i < N; i++) {
+		send_two(connection, witness, mover, content, content);
+		for (int k = 0; k < 2; k++) {
+			Glake__Wire__Answer *answer = connection_receive(connection, NULL);
+			ck_assert_int_eq(answer->status, GLAKE__WIRE__STATUS__BAD_FILE);
+			connection_free(answer);
+		}
+	}
+	ck_assert_uint_le(harness_settle_n_fds(&harness), n_fds + 1);
+	connection_close(&connection);
+	kill(villain, SIGKILL);
+	fuse_file_stop(&file);
+	ck_assert_int_eq(waitpid(villain, NULL, 0), villain);
+	connection_close(&witness);
+	harness_stop(&harness);
+}
+END_TEST
+
 /* Rules that name cgroups are not got round by a child that connects and ends. */
 START_TEST(the_socket_of_who_has_ended_is_nobodys)
 {
@@ -526,6 +593,7 @@ int main(void)
 	tcase_add_loop_test(tcase, a_file_that_cannot_be_closed_stops_nobody, 0, N_VILLAINIES);
 	suite_add_tcase(suite, tcase);
 	suite_add(suite, a_file_that_waits_for_the_mover_stops_nobody);
+	suite_add(suite, a_file_that_waits_for_the_mover_keeps_nobodys_open);
 	suite_add(suite, the_socket_of_who_has_ended_is_nobodys);
 	tcase = tcase_create("a_socket_that_lingers_stops_nobody");
 	tcase_set_timeout(tcase, TEST_TIMEOUT_S);
