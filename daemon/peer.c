@@ -65,6 +65,10 @@ static int open_process(int socket, pid_t pid)
 	int fd = -1;
 	socklen_t bytes = sizeof(fd);
 	if (getsockopt(socket, SOL_SOCKET, SO_PEERPIDFD, &fd, &bytes) < 0) {
+		if (errno == EINVAL) {
+			/* What kernels say at first of a process that was waited for. */
+			return -ESRCH;
+		}
 		fd = errno == ENOPROTOOPT ? pidfd_open(pid, 0) : -1;
 	}
 	return fd < 0 ? -errno : fd;
