@@ -137,7 +137,8 @@ bool program_takes_preload(const char *path, const char **why_out)
 
 bool program_names(const char *path, const char *symbol)
 {
-	cleanup_fd int fd = open(path, O_RDONLY | O_CLOEXEC);
+	/* A pipe of that name would wait for its other end. */
+	cleanup_fd int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
 	struct stat status;
 	if (fd < 0 || fstat(fd, &status) < 0 || status.st_size < SELFMAG) {
 		return false;
