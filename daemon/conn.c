@@ -25,7 +25,7 @@ struct packet {
 	struct list link; /* link: conn.queue */
 	size_t n_bytes;
 	size_t n_fds;
-	int *fds; /* owned, behind the bytes */
+	int *fds;  /* owned, behind the bytes */
 	uid_t uid; /* of whoever has them closed, and as what */
 	enum closer_kind kind;
 	uint8_t bytes[];

@@ -38,7 +38,7 @@ struct pool {
 void pool_init(struct pool *pool, struct device *device, struct chunk_books *books,
                struct tenant *payer);
 
-/* Keep @n_wanted chunks of @chunk_bytes ready: 1 .. CONFIG_MAX_POOL_CHUNKS, of so many sizes at most. */
+/* Keep 1 .. CONFIG_MAX_POOL_CHUNKS of @chunk_bytes ready. For CONFIG_MAX_POOL_SIZES sizes at most. */
 void pool_want(struct pool *pool, uint64_t chunk_bytes, unsigned n_wanted);
 
 /* Order what is missing. Cheap when nothing is. */

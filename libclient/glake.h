@@ -6,9 +6,9 @@
  * tenant's quota, mapped into its own address space) and models (the weights of safetensors files,
  * one physical copy for all processes of a realm, mapped read-only).
  *
- * Errors. An int function returns 0 or a negative code, unless it says otherwise: -errno where POSIX has the right one,
- * else a GLAKE_E_* from -4000 down. glake_strerror() names both. glake_error() has the exact cause
- * of this thread's last failure, one line, as the daemon or the library worded it.
+ * Errors. An int function returns 0 or a negative code, unless it says otherwise: -errno where POSIX
+ * has the right one, else a GLAKE_E_* from -4000 down. glake_strerror() names both. glake_error() has
+ * the exact cause of this thread's last failure, one line, as the daemon or the library worded it.
  *
  * Threads. A session and all that came from it may be used from any thread; calls lock inside and
  * wait for each other. A thread is not cancelled while it waits for the daemon. The library starts no

@@ -8,8 +8,9 @@
  *   link    the connection: requests under way, notices that wait. call.c says how it is locked
  *   books   what this process has: memory, models, blocks, counters; one lock
  *
- * The locks of the books and of the usage report are innermost, neither inside the other. No driver call, no request and no callback happens under it: a piece
- * of memory is first taken out of the books (or marked busy), then worked on, then put back.
+ * The locks of the books and of the usage report are innermost, neither inside the other. No driver
+ * call, no request and no callback happens under them: a piece of memory is first taken out of the
+ * books (or marked busy), then worked on, then put back.
  *
  * Owner: the caller, from glake_connect() to glake_disconnect().
  * Threads: any. Fields without a remark are written by glake_connect() alone.

@@ -17,7 +17,7 @@ struct ending {
 	uint64_t era; /* that begins with it */
 };
 
-/* Between order_hold_contexts() and ending_settle(), which lets them: no other context ends meanwhile. */
+/* Between order_hold_contexts() and ending_settle(), which lets them, no other context ends. */
 static void ending_prepare(struct ending *ending)
 {
 	ending->era = context_next_era();

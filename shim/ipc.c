@@ -36,7 +36,7 @@ struct opening {
 	unsigned n_opens;
 };
 
-/* A region of another process, mapped here for one context, whose device may access it and waits for it. */
+/* A region of another process, mapped here for one context: its device may access it, and waits. */
 struct opened {
 	struct opened *next; /* link: list */
 	struct glake_share share;
