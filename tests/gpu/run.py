@@ -269,6 +269,7 @@ def main():
     table.append("OK" if not failures else f"{len(failures)} FAILED")
     print("\n".join(["", *table]), flush=True)
     if options.out:
+        os.makedirs(options.out, exist_ok=True)
         with open(os.path.join(options.out, "gpu-results.txt"), "w", encoding="utf-8") as file:
             file.write("\n".join(table) + "\n")
     sys.exit(1 if failures else 0)
