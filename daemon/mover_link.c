@@ -3,6 +3,7 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "daemon/closer.h"
@@ -53,10 +54,55 @@ static void fail_all(struct mover_link *link, const char *error)
 	}
 }
 
+/* ---- loads that were cancelled ---------------------------------------------------------------- */
+
+struct abandoned {
+	struct list link; /* link: mover_link.abandoned */
+	uint64_t job;
+	uid_t uid;
+};
+
+static void abandon(struct mover_link *link, uint64_t id, uid_t uid)
+{
+	struct abandoned *abandoned = malloc(sizeof(*abandoned));
+	if (abandoned) {
+		*abandoned = (struct abandoned){.job = id, .uid = uid};
+		list_insert(&link->abandoned, &abandoned->link);
+	}
+}
+
+/* All of them for id 0. */
+static void forget_abandoned(struct mover_link *link, uint64_t id)
+{
+	struct abandoned *abandoned;
+	struct abandoned *spare;
+	list_for_each_safe (abandoned, spare, &link->abandoned, link) {
+		if (id == 0 || abandoned->job == id) {
+			list_remove(&abandoned->link);
+			free(abandoned);
+		}
+	}
+}
+
+size_t mover_n_abandoned(const struct mover_link *link, uid_t uid, size_t *n_own_out)
+{
+	const struct abandoned *abandoned;
+	size_t n = 0;
+	*n_own_out = 0;
+	list_for_each (abandoned, &link->abandoned, link) {
+		n++;
+		*n_own_out += abandoned->uid == uid;
+	}
+	return n;
+}
+
+/* ---- the process ----------------------------------------------------------------------------- */
+
 static void on_process_end(void *user, const char *error)
 {
 	struct mover_link *link = user;
 	link->process = NULL;
+	forget_abandoned(link, 0);
 	log_error("%s, %u jobs under way", error, HASH_COUNT(link->jobs));
 	fail_all(link, error);
 }
@@ -67,6 +113,7 @@ static void let_go(struct mover_link *link)
 	if (link->process) {
 		mover_process_leave(link->process);
 		link->process = NULL;
+		forget_abandoned(link, 0);
 	}
 }
 
@@ -200,6 +247,9 @@ void mover_cancel(struct mover_link *link, struct mover_job *job)
 	uint64_t id = job->id;
 	remove_job(link, job);
 	if (link->process) {
+		if (job->ops->on_plan_tensor) {
+			abandon(link, id, job->uid);
+		}
 		order.body_case = GLAKE__MOVER__ORDER__BODY_CANCEL;
 		order.cancel = &cancel;
 		send_order(link, id, &order, CLOSER_NOBODY, NULL, 0);
@@ -302,6 +352,13 @@ static int deliver(struct mover_link *link, struct mover_job *job, const report_
 	}
 }
 
+/* Of a load. */
+static bool is_end(const report_t *report)
+{
+	return report->body_case == GLAKE__MOVER__REPORT__BODY_FAILED ||
+	       report->body_case == GLAKE__MOVER__REPORT__BODY_LOAD_DONE;
+}
+
 static void on_packet(void *user, const uint8_t *bytes, size_t n_bytes, struct fdlist *fds)
 {
 	struct mover_link *link = user;
@@ -312,6 +369,9 @@ static void on_packet(void *user, const uint8_t *bytes, size_t n_bytes, struct f
 		HASH_FIND(hh, link->jobs, &report->job, sizeof(report->job), job);
 		/* News of a cancelled job may still be under way. */
 		r = job ? deliver(link, job, report) : 0;
+		if (!job && is_end(report)) {
+			forget_abandoned(link, report->job);
+		}
 		glake__mover__report__free_unpacked(report, NULL);
 	}
 	if (r < 0) {
@@ -330,6 +390,7 @@ int mover_link_init(struct mover_link *link, uv_loop_t *loop, struct stats *stat
                     uint64_t idle_ms)
 {
 	*link = (struct mover_link){.loop = loop, .stats = stats, .path = path, .idle_ms = idle_ms};
+	list_init(&link->abandoned);
 	return uv_timer_init(loop, &link->idle_timer);
 }
 

@@ -22,6 +22,7 @@
 
 #include "daemon/device.h"
 #include "daemon/hash.h"
+#include "daemon/list.h"
 #include "daemon/mover_process.h"
 #include "daemon/stats.h"
 #include "daemon/status.h"
@@ -63,6 +64,7 @@ struct mover_link {
 	uv_timer_t idle_timer;
 	struct mover_process *process; /* owned; NULL: none runs */
 	struct mover_job *jobs;        /* table by id */
+	struct list abandoned;         /* of loads that were cancelled and have not ended yet */
 	uint64_t last_job;
 	bool is_closing;
 };
@@ -96,5 +98,11 @@ void mover_grant(struct mover_link *link, struct mover_job *job, uint64_t first,
 
 /* Forget @job: no news of it comes any more. Harmless for one the link does not know any more. */
 void mover_cancel(struct mover_link *link, struct mover_job *job);
+
+/*
+ * Loads that were cancelled, and keep a place in the mover until they end: a file system may not let
+ * them. *n_own_out: those of @uid.
+ */
+size_t mover_n_abandoned(const struct mover_link *link, uid_t uid, size_t *n_own_out);
 
 #endif

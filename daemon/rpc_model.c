@@ -175,8 +175,8 @@ static bool check_files(struct session *session, const request_t *request, const
 /* One tenant cannot have all the places; otherwise the request was answered. */
 static bool check_loads(struct session *session, uint64_t id)
 {
-	size_t n_loads = 0;
-	size_t n_own = 0;
+	size_t n_own;
+	size_t n_loads = mover_n_abandoned(&session->server->mover, session->peer.uid, &n_own);
 	struct model *model;
 	list_for_each (model, &session->server->store.model_list, link) {
 		if (model->state == MODEL_LOADING && model->load) {
@@ -219,7 +219,9 @@ static struct model *start_load(struct session *session, const request_t *reques
 		           : r == -EBUSY  ? STATUS_BUSY
 		                          : STATUS_MOVER_FAILED,
 		           "cannot start loading: %s",
-		           r == -EMSGSIZE ? "the names are too long" : strerror(-r));
+		           r == -EMSGSIZE ? "the names are too long"
+		           : r == -EBUSY  ? "too many files wait for glake-mover already"
+		                          : strerror(-r));
 		return NULL;
 	}
 	return model;

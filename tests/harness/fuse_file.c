@@ -102,6 +102,9 @@ static void serve_one(const struct served *served, const struct fuse_in_header *
 		answer(served, request, 0, &open, sizeof(open));
 		return;
 	case FUSE_READ:
+		if (served->faults.is_read_endless) {
+			return;
+		}
 		serve_read(served, request, body);
 		return;
 	case FUSE_FLUSH:

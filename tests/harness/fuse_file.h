@@ -23,6 +23,7 @@ struct fuse_file {
 
 struct fuse_file_faults {
 	uint64_t bad_from;     /* EIO when a read reaches this byte; 0 = never */
+	bool is_read_endless;  /* no read is answered */
 	bool is_flush_endless; /* close() waits until the file system is gone */
 };
 

@@ -143,17 +143,22 @@ START_TEST(a_lost_reader_of_the_log_is_survived)
 }
 END_TEST
 
-static uint64_t send_open(int connection, const char *path)
+static uint64_t send_open_fd(int connection, int fd)
 {
 	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
 	Glake__Wire__ModelOpen body = GLAKE__WIRE__MODEL_OPEN__INIT;
 	char *files[] = {(char *)"a.safetensors"};
-	int fd = model_file_open(path);
 	body.files = files;
 	body.n_files = 1;
 	request.body_case = GLAKE__WIRE__REQUEST__BODY_MODEL_OPEN;
 	request.model_open = &body;
-	uint64_t id = connection_send(connection, &request, &fd, 1);
+	return connection_send(connection, &request, &fd, 1);
+}
+
+static uint64_t send_open(int connection, const char *path)
+{
+	int fd = model_file_open(path);
+	uint64_t id = send_open_fd(connection, fd);
 	close(fd);
 	return id;
 }
@@ -405,6 +410,48 @@ START_TEST(a_file_that_waits_for_the_mover_keeps_nobodys_open)
 }
 END_TEST
 
+/* Loads that nobody waits for any more, and that do not end, take the places of others no more. */
+START_TEST(cancelled_loads_leave_room_for_others)
+{
+	static const struct model_tensor tensor = {"a", "U8", 1, {1000}, 1};
+	static const struct fuse_file_faults faults = {.is_read_endless = true};
+	static const char *const config =
+		"drain_ms = 100; tenants = ({ name = \"other\"; uids = [1234]; });";
+	struct fuse_file file;
+	char paths[2][HARNESS_PATH_BYTES + 32];
+	char folder[HARNESS_PATH_BYTES + 32];
+	if (!harness_is_root()) {
+		return;
+	}
+	harness_start(&harness, &(struct harness_options){.config = config});
+	for (int i = 0; i < 2; i++) {
+		snprintf(paths[i], sizeof(paths[i]), "%s/%d.safetensors", harness.folder, i);
+		model_file_write(paths[i], &tensor, 1);
+	}
+	snprintf(folder, sizeof(folder), "%s/fuse", harness.folder);
+	if (!fuse_file_start(&file, folder, paths[0], &faults)) {
+		harness_stop(&harness);
+		return;
+	}
+	int witness = connection_hello(&harness);
+	ck_assert_int_eq(load(witness, paths[0]), GLAKE__WIRE__STATUS__OK);
+	cleanup_fd int fd = model_file_open(file.path);
+	for (int i = 0; i < 70; i++) {
+		ck_assert_int_eq(seteuid(1234), 0);
+		int connection = connection_hello(&harness);
+		ck_assert_int_eq(seteuid(0), 0);
+		send_open_fd(connection, fd);
+		/* Until the mover has begun, which tells nobody. */
+		harness_sleep_ms(10);
+		connection_close(&connection);
+	}
+	ck_assert_int_eq(load(witness, paths[1]), GLAKE__WIRE__STATUS__OK);
+	fuse_file_stop(&file);
+	connection_close(&witness);
+	harness_stop(&harness);
+}
+END_TEST
+
 /* Rules that name cgroups are not got round by a child that connects and ends. */
 START_TEST(the_socket_of_who_has_ended_is_nobodys)
 {
@@ -594,6 +641,7 @@ int main(void)
 	suite_add_tcase(suite, tcase);
 	suite_add(suite, a_file_that_waits_for_the_mover_stops_nobody);
 	suite_add(suite, a_file_that_waits_for_the_mover_keeps_nobodys_open);
+	suite_add(suite, cancelled_loads_leave_room_for_others);
 	suite_add(suite, the_socket_of_who_has_ended_is_nobodys);
 	tcase = tcase_create("a_socket_that_lingers_stops_nobody");
 	tcase_set_timeout(tcase, TEST_TIMEOUT_S);
