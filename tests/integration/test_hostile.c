@@ -23,6 +23,7 @@
 #include "tests/harness/model_file.h"
 
 #define MIB (1024ull * 1024)
+#define CONTENT_BYTES (HARNESS_PATH_BYTES + 32)
 
 static struct harness harness;
 
@@ -236,19 +237,32 @@ enum villainy {
 	N_VILLAINIES
 };
 
-START_TEST(a_file_that_cannot_be_closed_stops_nobody)
+/*
+ * A glaked, a model's file at @content, and the same on a file system that is hostile as @faults say.
+ * False, with nothing started, where mounting is not possible.
+ */
+static bool begin_with_fuse(const char *config, const struct fuse_file_faults *faults,
+                            struct fuse_file *file, char content[CONTENT_BYTES])
 {
 	static const struct model_tensor tensor = {"a", "U8", 1, {1000}, 1};
-	static const struct fuse_file_faults faults = {.is_flush_endless = true};
-	struct fuse_file file;
-	char content[HARNESS_PATH_BYTES + 32];
-	char folder[HARNESS_PATH_BYTES + 32];
-	harness_start(&harness, &(struct harness_options){.config = "drain_ms = 100;"});
-	snprintf(content, sizeof(content), "%s/a.safetensors", harness.folder);
+	char folder[CONTENT_BYTES];
+	harness_start(&harness, &(struct harness_options){.config = config});
+	snprintf(content, CONTENT_BYTES, "%s/a.safetensors", harness.folder);
 	snprintf(folder, sizeof(folder), "%s/fuse", harness.folder);
 	model_file_write(content, &tensor, 1);
-	if (!fuse_file_start(&file, folder, content, &faults)) {
+	bool is_mounted = fuse_file_start(file, folder, content, faults);
+	if (!is_mounted) {
 		harness_stop(&harness);
+	}
+	return is_mounted;
+}
+
+START_TEST(a_file_that_cannot_be_closed_stops_nobody)
+{
+	static const struct fuse_file_faults faults = {.is_flush_endless = true};
+	struct fuse_file file;
+	char content[CONTENT_BYTES];
+	if (!begin_with_fuse("drain_ms = 100;", &faults, &file, content)) {
 		return;
 	}
 	int witness = connection_hello(&harness);
@@ -301,17 +315,10 @@ static void send_open_many(int connection, const char *path, const char *last_pa
 /* What waits for a mover that is to be started is no file that it would inherit. */
 START_TEST(a_file_that_waits_for_the_mover_stops_nobody)
 {
-	static const struct model_tensor tensor = {"a", "U8", 1, {1000}, 1};
 	static const struct fuse_file_faults faults = {.is_flush_endless = true};
 	struct fuse_file file;
-	char content[HARNESS_PATH_BYTES + 32];
-	char folder[HARNESS_PATH_BYTES + 32];
-	harness_start(&harness, &(struct harness_options){.config = "drain_ms = 100;"});
-	snprintf(content, sizeof(content), "%s/a.safetensors", harness.folder);
-	snprintf(folder, sizeof(folder), "%s/fuse", harness.folder);
-	model_file_write(content, &tensor, 1);
-	if (!fuse_file_start(&file, folder, content, &faults)) {
-		harness_stop(&harness);
+	char content[CONTENT_BYTES];
+	if (!begin_with_fuse("drain_ms = 100;", &faults, &file, content)) {
 		return;
 	}
 	int witness = connection_hello(&harness);
@@ -359,20 +366,13 @@ static void send_two(int connection, int eye, pid_t mover, const char *path, con
 START_TEST(a_file_that_waits_for_the_mover_keeps_nobodys_open)
 {
 	enum { N = 5 };
-	static const struct model_tensor tensor = {"a", "U8", 1, {1000}, 1};
 	static const struct fuse_file_faults faults = {.is_flush_endless = true};
 	struct fuse_file file;
-	char content[HARNESS_PATH_BYTES + 32];
-	char folder[HARNESS_PATH_BYTES + 32];
+	char content[CONTENT_BYTES];
 	if (!harness_is_root()) {
 		return;
 	}
-	harness_start(&harness, &(struct harness_options){.config = "drain_ms = 100;"});
-	snprintf(content, sizeof(content), "%s/a.safetensors", harness.folder);
-	snprintf(folder, sizeof(folder), "%s/fuse", harness.folder);
-	model_file_write(content, &tensor, 1);
-	if (!fuse_file_start(&file, folder, content, &faults)) {
-		harness_stop(&harness);
+	if (!begin_with_fuse("drain_ms = 100;", &faults, &file, content)) {
 		return;
 	}
 	int witness = connection_hello(&harness);
@@ -418,23 +418,15 @@ START_TEST(cancelled_loads_leave_room_for_others)
 	static const char *const config =
 		"drain_ms = 100; tenants = ({ name = \"other\"; uids = [1234]; });";
 	struct fuse_file file;
-	char paths[2][HARNESS_PATH_BYTES + 32];
-	char folder[HARNESS_PATH_BYTES + 32];
-	if (!harness_is_root()) {
+	char content[CONTENT_BYTES];
+	char another[CONTENT_BYTES];
+	if (!harness_is_root() || !begin_with_fuse(config, &faults, &file, content)) {
 		return;
 	}
-	harness_start(&harness, &(struct harness_options){.config = config});
-	for (int i = 0; i < 2; i++) {
-		snprintf(paths[i], sizeof(paths[i]), "%s/%d.safetensors", harness.folder, i);
-		model_file_write(paths[i], &tensor, 1);
-	}
-	snprintf(folder, sizeof(folder), "%s/fuse", harness.folder);
-	if (!fuse_file_start(&file, folder, paths[0], &faults)) {
-		harness_stop(&harness);
-		return;
-	}
+	snprintf(another, sizeof(another), "%s/b.safetensors", harness.folder);
+	model_file_write(another, &tensor, 1);
 	int witness = connection_hello(&harness);
-	ck_assert_int_eq(load(witness, paths[0]), GLAKE__WIRE__STATUS__OK);
+	ck_assert_int_eq(load(witness, content), GLAKE__WIRE__STATUS__OK);
 	cleanup_fd int fd = model_file_open(file.path);
 	for (int i = 0; i < 70; i++) {
 		ck_assert_int_eq(seteuid(1234), 0);
@@ -445,7 +437,7 @@ START_TEST(cancelled_loads_leave_room_for_others)
 		harness_sleep_ms(10);
 		connection_close(&connection);
 	}
-	ck_assert_int_eq(load(witness, paths[1]), GLAKE__WIRE__STATUS__OK);
+	ck_assert_int_eq(load(witness, another), GLAKE__WIRE__STATUS__OK);
 	fuse_file_stop(&file);
 	connection_close(&witness);
 	harness_stop(&harness);
