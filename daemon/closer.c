@@ -23,8 +23,8 @@
 #define INTERRUPT_MS 100
 /* close() and little else runs on it. */
 #define STACK_BYTES (256u * 1024)
-/* Of a lane, in a hurry: as many as a user can have received, and have waiting for the mover. */
-#define MAX_THREADS (MAX_RECEIVED + 9 * GLAKE_MAX_PACKET_FDS)
+/* Of a lane, in a hurry: as many as a user can have received, the last packet on top, and passed on. */
+#define MAX_THREADS (MAX_RECEIVED + (1 + CLOSER_MAX_PASSED_ON) * GLAKE_MAX_PACKET_FDS)
 
 struct batch {
 	struct list link; /* link: lane.batches */

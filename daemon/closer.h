@@ -28,6 +28,9 @@
 /* glaked itself, as the user of fds. */
 #define CLOSER_NOBODY ((uid_t)-1)
 
+/* Packets of received files that may wait to be passed on, of all users. */
+#define CLOSER_MAX_PASSED_ON 8u
+
 /* A lane is one user's fds of one kind. */
 enum closer_kind {
 	CLOSER_RECEIVED,   /* from the user */

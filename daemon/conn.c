@@ -75,7 +75,7 @@ static void update_poll(struct conn *conn)
 	int events = 0;
 	if (conn->n_queued > 0) {
 		events = uv_is_active((uv_handle_t *)&conn->retry) ? 0 : UV_WRITABLE;
-	} else if (!conn->is_paused && !conn->is_full) {
+	} else if (!conn->is_full) {
 		events = UV_READABLE;
 	}
 	/* A peer that is gone must be noticed even while nothing is read from it. */
@@ -198,7 +198,7 @@ static bool receive(struct conn *conn)
 	}
 	conn->on_packet(conn, buffer, n_bytes, &fds);
 	closer_close(conn->transit.uid, CLOSER_RECEIVED, fds.fds, fds.n_fds);
-	return !conn->is_closing && !conn->is_paused && conn->n_queued == 0;
+	return !conn->is_closing && conn->n_queued == 0;
 }
 
 static void on_poll(uv_poll_t *poll, int status, int events)
@@ -302,12 +302,6 @@ bool conn_is_held_up(const struct conn *conn)
 int conn_set_uid(struct conn *conn, uid_t uid)
 {
 	return transit_enter(&conn->transit, uid);
-}
-
-void conn_pause(struct conn *conn, bool pause)
-{
-	conn->is_paused = pause;
-	update_poll(conn);
 }
 
 static void closed(struct conn *conn)

@@ -55,7 +55,6 @@ struct conn {
 	unsigned n_closing; /* handles whose close callback is awaited */
 	unsigned retry_ms;  /* how long to wait next time */
 	bool is_closing;
-	bool is_paused;    /* by conn_pause() */
 	bool is_full;      /* too many of the user's fds wait, so nothing is taken from him */
 	struct list queue; /* of struct packet */
 	size_t n_queued;
@@ -96,9 +95,6 @@ bool conn_is_held_up(const struct conn *conn);
  * Until then it counts as our own. Returns 0 or -ENOMEM.
  */
 int conn_set_uid(struct conn *conn, uid_t uid);
-
-/* Stop or go on reading; a packet that was read already is still delivered. */
-void conn_pause(struct conn *conn, bool pause);
 
 /* Idempotent. No packet or end callback follows; on_closed does, from the loop. */
 void conn_close(struct conn *conn, conn_closed_fn on_closed);

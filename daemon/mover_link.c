@@ -8,7 +8,6 @@
 
 #include "daemon/closer.h"
 #include "daemon/log.h"
-#include "proto/cleanup.h"
 #include "proto/mover.pb-c.h"
 
 typedef Glake__Mover__Order order_t;

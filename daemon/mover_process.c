@@ -15,8 +15,6 @@
 
 /* The fd on which the mover expects us. */
 #define MOVER_FD 3
-/* Packets that wait until it reads, beyond which nobody's files are taken (closer.c: MAX_THREADS). */
-#define MAX_WAITING 8
 /* How often to look whether it would inherit files of clients, and how long. */
 #define START_STEP_MS 2
 #define START_MS 2000
@@ -64,7 +62,7 @@ static void on_process_closed(uv_handle_t *handle)
 }
 
 /* No callback of ours follows, but that of the process's exit. */
-static void close_all(struct mover_process *process)
+void mover_process_leave(struct mover_process *process)
 {
 	process->ops = NULL;
 	fd_close(&process->their_fd);
@@ -78,7 +76,7 @@ static void end(struct mover_process *process, const char *error)
 {
 	const struct mover_process_ops *ops = process->ops;
 	void *user = process->user;
-	close_all(process);
+	mover_process_leave(process);
 	if (ops) {
 		ops->on_end(user, error);
 	}
@@ -137,6 +135,13 @@ static void on_look(uv_timer_t *timer)
 	}
 }
 
+static void kill_started(struct mover_process *process)
+{
+	if (mover_process_is_started(process)) {
+		uv_process_kill(&process->process, SIGKILL);
+	}
+}
+
 static void on_conn_end(struct conn *conn, enum conn_end how, int error)
 {
 	struct mover_process *process = container_of(conn, struct mover_process, conn);
@@ -144,23 +149,14 @@ static void on_conn_end(struct conn *conn, enum conn_end how, int error)
 	if (how != CONN_END_EOF) {
 		process->was_killed = true;
 	}
-	if (mover_process_is_started(process)) {
-		uv_process_kill(&process->process, SIGKILL);
-	}
+	kill_started(process);
 	conn_close(conn, on_conn_closed);
 }
 
 void mover_process_kill(struct mover_process *process)
 {
 	process->was_killed = true;
-	if (mover_process_is_started(process)) {
-		uv_process_kill(&process->process, SIGKILL);
-	}
-}
-
-void mover_process_leave(struct mover_process *process)
-{
-	close_all(process);
+	kill_started(process);
 }
 
 /* ---- its beginning --------------------------------------------------------------------------- */
@@ -282,7 +278,7 @@ int mover_process_send(struct mover_process *process, uid_t uid, const void *byt
 	if (uid == CLOSER_NOBODY) {
 		return conn_send(conn, bytes, n_bytes, fds, n_fds);
 	}
-	return conn_n_queued(conn) < MAX_WAITING
+	return conn_n_queued(conn) < CLOSER_MAX_PASSED_ON
 	               ? conn_send_files(conn, uid, bytes, n_bytes, fds, n_fds)
 	               : -EAGAIN;
 }

@@ -172,7 +172,10 @@ static bool check_files(struct session *session, const request_t *request, const
 	return true;
 }
 
-/* One tenant cannot have all the places; otherwise the request was answered. */
+/*
+ * One tenant cannot have all the places; otherwise the request was answered. Those of cancelled loads are
+ * his who began them: tenants come and go.
+ */
 static bool check_loads(struct session *session, uint64_t id)
 {
 	size_t n_own;
