@@ -101,12 +101,9 @@ static void report(struct ctl *ctl, int code, const char *name, const char *text
 void ctl_report(struct ctl *ctl, int error, const char *cause)
 {
 	const char *text = glake_strerror(error);
-	if (!cause || !*cause) {
-		report(ctl, error, ctl_error_name(error), text);
-		return;
-	}
+	cause = cause && *cause ? cause : text;
 	if (strstr(cause, text)) {
-		/* The cause says it already: "/some/file: No such file or directory". */
+		/* It says it already: "/some/file: No such file or directory". */
 		report(ctl, error, ctl_error_name(error), cause);
 		return;
 	}

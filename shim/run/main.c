@@ -86,15 +86,22 @@ static bool is_other_file(const char *path, const char *other_path)
 	       one.st_dev != other.st_dev;
 }
 
-/* The real one. @user is the path of ours. */
-static bool is_real_cuda(void *user, const char *path)
+struct real {
+	const struct shim_library *library;
+	const char *our_path;
+};
+
+static bool is_real(void *user, const char *path)
 {
-	return is_other_file(user, path) && program_names(path, shim_library_cuda.symbol);
+	const struct real *real = user;
+	return is_other_file(real->our_path, path) && program_names(path, real->library->symbol);
 }
 
-static bool is_real_nvml(void *user, const char *path)
+/* Is there the library that ours stands in for? */
+static bool has_real(const struct shim_library *library, const char *our_path)
 {
-	return is_other_file(user, path) && program_names(path, shim_library_nvml.symbol);
+	struct real real = {.library = library, .our_path = our_path};
+	return shim_library_find(library, is_real, &real);
 }
 
 /* Beside the shim. A host without NVML gets none: its programs are to find that it is not there. */
@@ -103,7 +110,7 @@ static bool find_nvml(const char *shim_path, char path_out[PATH_MAX])
 	int n_bytes = (int)(strrchr(shim_path, '/') - shim_path);
 	int n = snprintf(path_out, PATH_MAX, "%.*s/libglake-nvml.so", n_bytes, shim_path);
 	return n < PATH_MAX && access(path_out, R_OK) == 0 &&
-	       shim_library_find(&shim_library_nvml, is_real_nvml, path_out);
+	       has_real(&shim_library_nvml, path_out);
 }
 
 static int check_daemon(void)
@@ -219,7 +226,7 @@ static int run(const struct options *options, char **arguments)
 	if (status == 0 && !program_names(shim_path, shim_library_cuda.ours)) {
 		status = refuse(EXIT_REFUSED, shim_path, "not glake's preload library");
 	}
-	if (status == 0 && !shim_library_find(&shim_library_cuda, is_real_cuda, shim_path)) {
+	if (status == 0 && !has_real(&shim_library_cuda, shim_path)) {
 		const char *path = getenv(shim_library_cuda.variable);
 		status = refuse(EXIT_REFUSED, path ? path : shim_library_cuda.soname,
 		                "no CUDA driver library found");
