@@ -30,11 +30,11 @@ int connection_open(const struct harness *harness)
 	return fd;
 }
 
-Glake__Wire__Status connection_greet(int connection)
+Glake__Wire__Status connection_greet(int connection, uint32_t version)
 {
 	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
 	Glake__Wire__Hello hello = GLAKE__WIRE__HELLO__INIT;
-	hello.version = GLAKE_WIRE_VERSION;
+	hello.version = version;
 	hello.program = (char *)"test";
 	request.body_case = GLAKE__WIRE__REQUEST__BODY_HELLO;
 	request.hello = &hello;
@@ -44,7 +44,7 @@ Glake__Wire__Status connection_greet(int connection)
 int connection_hello(const struct harness *harness)
 {
 	int connection = connection_open(harness);
-	ck_assert_int_eq(connection_greet(connection), GLAKE__WIRE__STATUS__OK);
+	ck_assert_int_eq(connection_greet(connection, GLAKE_WIRE_VERSION), GLAKE__WIRE__STATUS__OK);
 	return connection;
 }
 
@@ -53,7 +53,7 @@ void connection_await_hello(const struct harness *harness)
 	uint64_t end_ms = harness_now_ms() + HARNESS_TIMEOUT_MS;
 	for (;;) {
 		int again = connection_open(harness);
-		Glake__Wire__Status status = connection_greet(again);
+		Glake__Wire__Status status = connection_greet(again, GLAKE_WIRE_VERSION);
 		connection_close(&again);
 		if (status == GLAKE__WIRE__STATUS__OK) {
 			return;

@@ -20,8 +20,8 @@ int connection_open(const struct harness *harness);
 /* The same, -errno instead of an assertion. */
 int connection_try_open(const struct harness *harness);
 
-/* Say Hello on a connection; the answer's status. */
-Glake__Wire__Status connection_greet(int connection);
+/* Say Hello on a connection, in the protocol's @version; the answer's status. */
+Glake__Wire__Status connection_greet(int connection, uint32_t version);
 
 /* A connection that has said Hello and been accepted. */
 int connection_hello(const struct harness *harness);

@@ -218,8 +218,7 @@ static void check_alive(struct harness *harness)
 	}
 }
 
-/* Reads what glaked tells its manager until a message has the line @want. */
-static void wait_notified(struct harness *harness, const char *want)
+void harness_wait_notified(struct harness *harness, const char *want)
 {
 	uint64_t end_ms = harness_now_ms() + HARNESS_TIMEOUT_MS;
 	for (;;) {
@@ -266,7 +265,7 @@ void harness_start(struct harness *harness, const struct harness_options *option
 {
 	prepare(harness, options);
 	spawn(harness);
-	wait_notified(harness, "\nREADY=1\n");
+	harness_wait_notified(harness, "\nREADY=1\n");
 }
 
 int harness_start_failing(struct harness *harness, const struct harness_options *options)
@@ -280,7 +279,7 @@ void harness_restart(struct harness *harness)
 {
 	ck_assert_int_eq(harness->pid, 0);
 	spawn(harness);
-	wait_notified(harness, "\nREADY=1\n");
+	harness_wait_notified(harness, "\nREADY=1\n");
 }
 
 /* ---- ending ---------------------------------------------------------------------------------- */
@@ -342,8 +341,8 @@ void harness_reload(struct harness *harness, const char *config)
 	ck_assert_ptr_nonnull(harness->options.config);
 	write_config(harness, config);
 	harness_signal(harness, SIGHUP);
-	wait_notified(harness, "\nRELOADING=1\n");
-	wait_notified(harness, "\nREADY=1\n");
+	harness_wait_notified(harness, "\nRELOADING=1\n");
+	harness_wait_notified(harness, "\nREADY=1\n");
 }
 
 /* ---- looking --------------------------------------------------------------------------------- */

@@ -82,6 +82,9 @@ void harness_reload(struct harness *harness, const char *config);
 /* Fds that glaked has open now. */
 size_t harness_n_fds(const struct harness *harness);
 
+/* Reads what glaked tells its manager until a message has @want, which begins with the "\n" of a line. */
+void harness_wait_notified(struct harness *harness, const char *want);
+
 /* Wait until it has that many; fails with the list of them after HARNESS_TIMEOUT_MS. */
 void harness_wait_n_fds(const struct harness *harness, size_t n_fds);
 

@@ -66,7 +66,8 @@ static void session_too_many(struct harness *h, void *user)
 	int first = connection_hello(h);
 	for (unsigned i = 0; i < 3; i++) {
 		int second = connection_open(h);
-		ck_assert_int_eq(connection_greet(second), GLAKE__WIRE__STATUS__OVER_QUOTA);
+		ck_assert_int_eq(connection_greet(second, GLAKE_WIRE_VERSION),
+		                 GLAKE__WIRE__STATUS__OVER_QUOTA);
 		connection_expect_closed(second);
 		connection_close(&second);
 	}

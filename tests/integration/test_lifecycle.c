@@ -452,21 +452,13 @@ static unsigned count_notified(const char *words, unsigned ms)
 	return n;
 }
 
-static void await_notified(const char *words, unsigned n)
-{
-	uint64_t end_ms = harness_now_ms() + HARNESS_TIMEOUT_MS;
-	while (n > 0) {
-		unsigned n_now = count_notified(words, 10);
-		n -= n_now < n ? n_now : n;
-		ck_assert_msg(harness_now_ms() < end_ms, "%u more of '%s'", n, words);
-	}
-}
-
 START_TEST(the_watchdog_is_fed)
 {
 	static const char *const env[] = {"WATCHDOG_USEC=400000", NULL};
 	harness_start(&harness, &(struct harness_options){.env = env});
-	await_notified("WATCHDOG=1", 3);
+	for (int i = 0; i < 3; i++) {
+		harness_wait_notified(&harness, "\nWATCHDOG=1\n");
+	}
 	/* In half of the time, not all the time. */
 	ck_assert_uint_le(count_notified("WATCHDOG=1", 1000), 7);
 	/* Not by a loop that does not turn. */
@@ -474,7 +466,7 @@ START_TEST(the_watchdog_is_fed)
 	count_notified("WATCHDOG=1", 50);
 	ck_assert_uint_eq(count_notified("WATCHDOG=1", 500), 0);
 	harness_signal(&harness, SIGCONT);
-	await_notified("WATCHDOG=1", 1);
+	harness_wait_notified(&harness, "\nWATCHDOG=1\n");
 	harness_stop(&harness);
 }
 END_TEST
@@ -485,9 +477,9 @@ START_TEST(the_manager_is_told_of_the_end)
 	eye = NULL;
 	day_set_environment();
 	eye = day_connect_blind();
-	await_notified("STATUS=1 sessions", 1);
+	harness_wait_notified(&harness, "\nSTATUS=1 sessions");
 	harness_signal(&harness, SIGTERM);
-	await_notified("STOPPING=1", 1);
+	harness_wait_notified(&harness, "\nSTOPPING=1\n");
 	glake_disconnect(eye);
 	ck_assert_int_eq(harness_wait_exit(&harness), 0);
 	harness_clean(&harness);

@@ -353,7 +353,8 @@ START_TEST(who_leaves_connections_unread_gets_no_more)
 		connections[i] = leave_unread(&harness);
 	}
 	int another = connection_open(&harness);
-	ck_assert_int_eq(connection_greet(another), GLAKE__WIRE__STATUS__OVER_QUOTA);
+	ck_assert_int_eq(connection_greet(another, GLAKE_WIRE_VERSION),
+	                 GLAKE__WIRE__STATUS__OVER_QUOTA);
 	connection_close(&another);
 	connection_ping(witness);
 	/* One of them is read, the others are closed. */
@@ -373,7 +374,8 @@ static void leaves_one_and_comes_again(struct harness *h, void *user)
 {
 	int connection = leave_unread(h);
 	int another = connection_open(h);
-	ck_assert_int_eq(connection_greet(another), GLAKE__WIRE__STATUS__OVER_QUOTA);
+	ck_assert_int_eq(connection_greet(another, GLAKE_WIRE_VERSION),
+	                 GLAKE__WIRE__STATUS__OVER_QUOTA);
 	connection_close(&another);
 	connection_close(&connection);
 	connection_await_hello(h);

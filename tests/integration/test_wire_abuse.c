@@ -228,24 +228,14 @@ END_TEST
 
 /* ---- requests in the wrong place ------------------------------------------------------------- */
 
-static Glake__Wire__Status say_hello(int connection, uint32_t version)
-{
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	Glake__Wire__Hello hello = GLAKE__WIRE__HELLO__INIT;
-	hello.version = version;
-	hello.program = (char *)"test";
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_HELLO;
-	request.hello = &hello;
-	return connection_status(connection, &request, NULL, 0);
-}
-
 START_TEST(wrong_version_is_told_and_closed)
 {
 	static const uint32_t versions[] = {0, GLAKE_WIRE_VERSION + 1, UINT32_MAX};
 	start();
 	for (size_t i = 0; i < n_elements(versions); i++) {
 		int connection = connection_open(&harness);
-		ck_assert_int_eq(say_hello(connection, versions[i]), GLAKE__WIRE__STATUS__VERSION);
+		ck_assert_int_eq(connection_greet(connection, versions[i]),
+		                 GLAKE__WIRE__STATUS__VERSION);
 		connection_expect_closed(connection);
 		connection_close(&connection);
 	}
@@ -272,7 +262,7 @@ START_TEST(second_hello_is_refused)
 {
 	start();
 	int connection = connection_hello(&harness);
-	ck_assert_int_eq(say_hello(connection, GLAKE_WIRE_VERSION),
+	ck_assert_int_eq(connection_greet(connection, GLAKE_WIRE_VERSION),
 	                 GLAKE__WIRE__STATUS__BAD_REQUEST);
 	connection_ping(connection);
 	connection_close(&connection);

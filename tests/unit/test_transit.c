@@ -53,6 +53,23 @@ static void read_one(int peer)
 	ck_assert_int_eq(recv(peer, &byte, 1, 0), 1);
 }
 
+/* The end that writes of a pipe lies unread behind @socket. Returns the other one. */
+static int send_pipe_end(int socket)
+{
+	int ends[2];
+	ck_assert_int_eq(pipe2(ends, O_CLOEXEC), 0);
+	ck_assert_int_eq(wire_send(socket, "x", 1, &ends[1], 1, 0), 0);
+	fd_close(&ends[1]);
+	return ends[0];
+}
+
+static void expect_other_end_closed(int *end)
+{
+	char byte;
+	ck_assert_int_eq(read(*end, &byte, 1), 0);
+	fd_close(end);
+}
+
 static void close_pair(struct transit *transit, int *peer)
 {
 	fd_close(peer);
@@ -177,21 +194,16 @@ END_TEST
 START_TEST(what_lies_in_a_closed_connection_is_closed)
 {
 	struct transit transit;
-	int ends[2];
-	char byte;
 	begin(512);
 	int peer = open_pair(&transit, UID);
-	ck_assert_int_eq(pipe2(ends, O_CLOEXEC), 0);
 	send_fds(&transit, 1);
 	ck_assert_int_eq(send(peer, "", 0, 0), 0);
-	ck_assert_int_eq(wire_send(peer, "x", 1, &ends[1], 1, 0), 0);
-	fd_close(&ends[1]);
+	int other_end = send_pipe_end(peer);
 	shutdown(transit.fd, SHUT_RDWR);
 	transit_close(&transit);
-	ck_assert_int_eq(read(ends[0], &byte, 1), 0);
+	expect_other_end_closed(&other_end);
 	read_one(peer);
 	transit_tick();
-	fd_close(&ends[0]);
 	fd_close(&peer);
 }
 END_TEST
@@ -200,24 +212,19 @@ END_TEST
 START_TEST(what_lies_in_it_is_closed_when_that_is_possible)
 {
 	struct transit transit;
-	int ends[2];
-	char byte;
 	begin(512);
 	int peer = open_pair(&transit, UID);
-	ck_assert_int_eq(pipe2(ends, O_CLOEXEC), 0);
 	send_fds(&transit, 1);
-	ck_assert_int_eq(wire_send(peer, "x", 1, &ends[1], 1, 0), 0);
-	fd_close(&ends[1]);
+	int other_end = send_pipe_end(peer);
 	begin(0);
 	transit_close(&transit);
 	begin(512);
 	transit_tick();
-	struct pollfd closed = {.fd = ends[0]};
+	struct pollfd closed = {.fd = other_end};
 	ck_assert_int_eq(poll(&closed, 1, LATER_MS), 1);
-	ck_assert_int_eq(read(ends[0], &byte, 1), 0);
+	expect_other_end_closed(&other_end);
 	read_one(peer);
 	transit_tick();
-	fd_close(&ends[0]);
 	fd_close(&peer);
 }
 END_TEST
@@ -226,18 +233,13 @@ END_TEST
 START_TEST(what_lies_behind_a_reset_is_closed)
 {
 	int sockets[2];
-	int ends[2];
-	char byte;
 	ck_assert_int_eq(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, sockets), 0);
-	ck_assert_int_eq(pipe2(ends, O_CLOEXEC | O_NONBLOCK), 0);
 	ck_assert_int_eq(wire_send(sockets[0], "x", 1, NULL, 0, 0), 0);
-	ck_assert_int_eq(wire_send(sockets[1], "x", 1, &ends[1], 1, 0), 0);
-	fd_close(&ends[1]);
+	int other_end = send_pipe_end(sockets[1]);
 	fd_close(&sockets[1]);
 	wire_discard(sockets[0]);
-	ck_assert_int_eq(read(ends[0], &byte, 1), 0);
+	expect_other_end_closed(&other_end);
 	fd_close(&sockets[0]);
-	fd_close(&ends[0]);
 }
 END_TEST
 
