@@ -391,95 +391,87 @@ def torch_two_gpus():
     yield bits(b.to("cuda:0") + a)
 
 
-def _nccl_child(rank, path, answers):
-    import torch
-    import torch.distributed as dist
-    dist.init_process_group("nccl", init_method=f"file://{path}", rank=rank, world_size=2,
-                            device_id=torch.device("cuda", rank))
-    torch.manual_seed(rank)
-    x = torch.randn(1 << 22, device=f"cuda:{rank}")
-    dist.all_reduce(x)
-    torch.cuda.synchronize()
-    answers.put((rank, hashlib.sha256(bits(x)).digest()))
-    dist.destroy_process_group()
-    note_counts()
-
-
-def _nccl_pool_child(rank, path, answers):
+def _rank(compute, rank, path, answers):
+    """One of two processes, each with a GPU of its own: the digest of what @compute returns."""
     import torch
     import torch.distributed as dist
     device = torch.device("cuda", rank)
     torch.cuda.set_device(rank)
     dist.init_process_group("nccl", init_method=f"file://{path}", rank=rank, world_size=2,
                             device_id=device)
-    dist.all_reduce(torch.ones(1, device=device))
-    backend = dist.group.WORLD._get_backend(device)  # as PyTorch's own tests get it
-    pool = torch.cuda.MemPool(backend.mem_allocator)
     torch.manual_seed(rank)
-    with torch.cuda.use_mem_pool(pool):
-        x = torch.randn(1 << 22, device=device)
-    backend.register_mem_pool(pool)
-    dist.all_reduce(x)
+    result = compute(torch, dist, device)
     torch.cuda.synchronize()
-    answers.put((rank, hashlib.sha256(bits(x)).digest()))
-    backend.deregister_mem_pool(pool)
-    del x, pool
-    dist.destroy_process_group()
-    note_counts()
-
-
-def _symmetric_child(rank, path, answers):
-    import torch
-    import torch.distributed as dist
-    import torch.distributed._symmetric_memory as symmetric
-    torch.cuda.set_device(rank)
-    dist.init_process_group("nccl", init_method=f"file://{path}", rank=rank, world_size=2,
-                            device_id=torch.device("cuda", rank))
-    mine = symmetric.empty(1 << 20, dtype=torch.float32, device=torch.device("cuda", rank))
-    handle = symmetric.rendezvous(mine, dist.group.WORLD)
-    torch.manual_seed(rank)
-    mine.copy_(torch.randn(1 << 20, device=mine.device))
-    handle.barrier()
-    total = mine + handle.get_buffer(1 - rank, (1 << 20,), torch.float32)
-    handle.barrier()
-    torch.cuda.synchronize()
-    answers.put((rank, hashlib.sha256(bits(total)).digest()))
+    answers.put((rank, hashlib.sha256(bits(result)).digest()))
+    del result
     dist.barrier()
     dist.destroy_process_group()
     note_counts()
 
 
-def _two_ranks(child):
+def _two_ranks(compute):
     import torch.multiprocessing as mp
     ctx = mp.get_context("spawn")
     answers = ctx.Queue()
     path = tempfile.mktemp(prefix="glake-nccl-")
-    children = [ctx.Process(target=child, args=(rank, path, answers)) for rank in range(2)]
-    for one in children:
-        one.start()
+    children = [ctx.Process(target=_rank, args=(compute, rank, path, answers)) for rank in range(2)]
+    for child in children:
+        child.start()
     got = dict(answers.get(timeout=240) for _ in children)
-    for one in children:
-        one.join()
+    for child in children:
+        child.join()
     yield got[0]
     yield got[1]
 
 
+def _reduced(torch, dist, device):
+    x = torch.randn(1 << 22, device=device)
+    dist.all_reduce(x)
+    return x
+
+
+def _reduced_in_pool(torch, dist, device):
+    # The communicator has to be there before memory is registered with it.
+    dist.all_reduce(torch.ones(1, device=device))
+    backend = dist.group.WORLD._get_backend(device)  # as PyTorch's own tests get it
+    pool = torch.cuda.MemPool(backend.mem_allocator)
+    with torch.cuda.use_mem_pool(pool):
+        x = torch.randn(1 << 22, device=device)
+    backend.register_mem_pool(pool)
+    dist.all_reduce(x)
+    result = x.clone()
+    torch.cuda.synchronize()
+    backend.deregister_mem_pool(pool)
+    return result
+
+
+def _read_from_peer(torch, dist, device):
+    import torch.distributed._symmetric_memory as symmetric
+    mine = symmetric.empty(1 << 20, dtype=torch.float32, device=device)
+    handle = symmetric.rendezvous(mine, dist.group.WORLD)
+    mine.copy_(torch.randn(1 << 20, device=device))
+    handle.barrier()
+    total = mine + handle.get_buffer(1 - device.index, (1 << 20,), torch.float32)
+    handle.barrier()
+    return total
+
+
 @program(needs=("torch",), gpus=2)
 def torch_nccl():
-    yield from _two_ranks(_nccl_child)
+    yield from _two_ranks(_reduced)
 
 
 @program(needs=("torch",), gpus=2, env={"NCCL_NVLS_ENABLE": "0"})
 def torch_nccl_registered():
     """Tensors in memory of NCCL's own allocator, registered with it."""
-    yield from _two_ranks(_nccl_pool_child)
+    yield from _two_ranks(_reduced_in_pool)
 
 
 @program(needs=("torch",), gpus=2,
          env={"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"})
 def torch_symmetric_memory():
     """Each rank maps the other's memory (cuMemCreate, handles by fd) and reads it in a kernel."""
-    yield from _two_ranks(_symmetric_child)
+    yield from _two_ranks(_read_from_peer)
 
 
 # ---- others -------------------------------------------------------------------------------------
