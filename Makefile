@@ -59,7 +59,8 @@ PROTO_OBJ := $(call objects,proto/*.c) $(PB_OBJ)
 DAEMON_OBJ := $(filter-out %/main.o,$(call objects,daemon/*.c))
 MOVER_OBJ := $(filter-out %/main.o,$(call objects,daemon/mover/*.c)) \
 	$(B)/obj/daemon/mover/digest_image.o
-CLIENT_OBJ := $(call objects,libclient/*.c)
+CLIENT_FOLDERS := $(addprefix libclient/,link memory model admin)
+CLIENT_OBJ := $(call objects,$(CLIENT_FOLDERS:%=%/*.c))
 CTL_OBJ := $(filter-out %/main.o,$(call objects,libclient/ctl/*.c))
 SHIM_OBJ := $(call objects,shim/*.c) $(B)/obj/shim/trampolines.o
 NVML_OBJ := $(call objects,shim/nvml/*.c) $(B)/obj/shim/nvml/trampolines.o \
@@ -75,7 +76,8 @@ DEMO := $(call programs,tests/demo/*.c)
 SHIM_PROGRAMS := $(addprefix $(B)/tests/shim/,program linked account contexts driver_api \
 	driver_api_per_thread green_contexts ipc nvml quota constructor.so second.so)
 FUZZERS := $(call programs,tests/fuzz/fuzz_*.c)
-FORMATTED := $(wildcard $(addsuffix /*.[ch],proto daemon daemon/mover libclient libclient/ctl \
+FORMATTED := $(wildcard $(addsuffix /*.[ch],proto daemon daemon/mover libclient $(CLIENT_FOLDERS) \
+	libclient/ctl \
 	tests/harness tests/unit tests/integration tests/gpu tests/bench tests/fuzz tests/demo \
 	tests/cudasim tests/nvmlsim tests shim shim/nvml shim/run tests/shim))
 

@@ -4,7 +4,7 @@
  * a JSON parser, which Debian does not build for use in shared libraries. So here is the end of what
  * never begins, found by the linker before the archive's.
  */
-#include "libclient/model.h"
+#include "libclient/model/model.h"
 
 void glake__models_deinit(struct glake_session *session)
 {

@@ -6,7 +6,7 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 
-#include "libclient/call.h"
+#include "libclient/link/call.h"
 #include "libclient/glake.h"
 #include "libclient/glake_admin.h"
 #include "tests/unit/fake_daemon.h"

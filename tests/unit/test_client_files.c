@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "libclient/glake.h"
-#include "libclient/model_files.h"
+#include "libclient/model/model_files.h"
 #include "tests/check_glake.h"
 
 static char folder[200];

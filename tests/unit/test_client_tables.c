@@ -7,10 +7,10 @@
 #include <string.h>
 
 #include "libclient/glake.h"
-#include "libclient/ptr_table.h"
-#include "libclient/sized.h"
-#include "libclient/tensor_table.h"
-#include "libclient/warm.h"
+#include "libclient/memory/ptr_table.h"
+#include "libclient/link/sized.h"
+#include "libclient/model/tensor_table.h"
+#include "libclient/memory/warm.h"
 #include "tests/check_glake.h"
 
 #define MIB (1024ull * 1024)

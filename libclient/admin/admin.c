@@ -1,0 +1,487 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * glake_admin.h: requests whose answers are rows for a callback. Rows point into the answer, so
+ * nothing is copied, and no lock is held while a callback runs.
+ */
+#include "libclient/glake_admin.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/cleanup.h"
+#include "libclient/link/call.h"
+#include "libclient/link/notice.h"
+#include "libclient/link/session.h"
+
+#define TEXT(string) ((string) ? (string) : "")
+
+/* ---- one request, one answer ------------------------------------------------------------------ */
+
+static void take_device(struct glake_device_status *to, const Glake__Wire__DeviceStatus *from)
+{
+	*to = (struct glake_device_status){
+		.index = from->index,
+		.name = TEXT(from->name),
+		.total_bytes = from->total_bytes,
+		.physical_bytes = from->physical_bytes,
+		.private_bytes = from->private_bytes,
+		.block_bytes = from->block_bytes,
+		.used_block_bytes = from->used_block_bytes,
+		.pool_bytes = from->pool_bytes,
+		.logical_bytes = from->logical_bytes,
+		.logical_block_bytes = from->logical_block_bytes,
+		.free_bytes = from->free_bytes,
+		.context_bytes = from->context_bytes,
+		.managed_bytes = from->managed_bytes,
+		.array_bytes = from->array_bytes,
+		.graph_bytes = from->graph_bytes,
+		.other_bytes = from->other_bytes,
+		.mover_bytes = from->mover_bytes,
+		.foreign_bytes = from->foreign_bytes,
+		.unaccounted_bytes = from->unaccounted_bytes,
+		.n_foreign = from->n_foreign,
+		.fabric = TEXT(from->fabric),
+		.rdma = from->rdma,
+	};
+	if (from->uuid.len == sizeof(to->uuid)) {
+		memcpy(to->uuid, from->uuid.data, sizeof(to->uuid));
+	}
+}
+
+static int show_status(const Glake__Wire__StatusAnswer *from, glake_status_fn row, void *user)
+{
+	cleanup_free struct glake_device_status *devices = calloc(from->n_devices + 1,
+	                                                          sizeof(*devices));
+	if (!devices) {
+		return glake__fail(-ENOMEM, "out of memory");
+	}
+	for (size_t i = 0; i < from->n_devices; i++) {
+		take_device(&devices[i], from->devices[i]);
+	}
+	struct glake_status status = {
+		.version = TEXT(from->version),
+		.driver = TEXT(from->driver),
+		.config = TEXT(from->config),
+		.mover = TEXT(from->mover),
+		.pid = from->pid,
+		.uptime_ms = from->uptime_ms,
+		.n_sessions = from->n_sessions,
+		.n_models = from->n_models,
+		.n_blocks = from->n_blocks,
+		.fds_used = from->fds_used,
+		.fds_budget = from->fds_budget,
+		.draining = from->draining,
+		.n_devices = (uint32_t)from->n_devices,
+		.devices = devices,
+	};
+	return row(user, &status);
+}
+
+int glake_get_status(struct glake_session *session, glake_status_fn row, void *user)
+{
+	int r = glake__session_check(session);
+	if (r < 0) {
+		return r;
+	}
+	Glake__Wire__StatusGet get = GLAKE__WIRE__STATUS_GET__INIT;
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_STATUS_GET;
+	request.status_get = &get;
+	struct glake__call call;
+	r = glake__call(session, &call, &request, GLAKE__WIRE__ANSWER__BODY_STATUS_GET, NULL, 0);
+	if (r == 0) {
+		r = show_status(call.answer->status_get, row, user);
+		glake__call_end(session, &call);
+	}
+	return glake__leave(session, r);
+}
+
+int glake_get_stats(struct glake_session *session, glake_metric_fn row, void *user)
+{
+	int r = glake__session_check(session);
+	if (r < 0) {
+		return r;
+	}
+	Glake__Wire__StatsGet get = GLAKE__WIRE__STATS_GET__INIT;
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_STATS_GET;
+	request.stats_get = &get;
+	struct glake__call call;
+	r = glake__call(session, &call, &request, GLAKE__WIRE__ANSWER__BODY_STATS_GET, NULL, 0);
+	if (r == 0) {
+		const Glake__Wire__StatsAnswer *stats = call.answer->stats_get;
+		for (size_t i = 0; r == 0 && i < stats->n_metrics; i++) {
+			const Glake__Wire__Metric *metric = stats->metrics[i];
+			r = row(user, TEXT(metric->name), metric->value, TEXT(metric->help));
+		}
+		glake__call_end(session, &call);
+	}
+	return glake__leave(session, r);
+}
+
+/* ---- paged lists ------------------------------------------------------------------------------ */
+
+/* One list: how to ask for the page behind @after, and how to show one. */
+struct list {
+	Glake__Wire__Answer__BodyCase kind;
+	void (*ask)(Glake__Wire__Request *request, void *body, uint64_t after);
+	/* Returns what the callback returned; *next_out: the next page's cursor. */
+	int (*show)(const Glake__Wire__Answer *answer, const struct list *list, uint64_t *next_out);
+	union {
+		glake_session_fn session;
+		glake_tenant_fn tenant;
+		glake_model_fn model;
+		glake_block_fn block;
+	} row;
+	void *user;
+};
+
+union list_body {
+	Glake__Wire__SessionList sessions;
+	Glake__Wire__TenantList tenants;
+	Glake__Wire__ModelList models;
+	Glake__Wire__BlockList blocks;
+};
+
+static int walk_pages(struct glake_session *session, const struct list *list)
+{
+	int r = 0;
+	uint64_t after = 0;
+	do {
+		union list_body body;
+		Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+		list->ask(&request, &body, after);
+		struct glake__call call;
+		r = glake__call(session, &call, &request, list->kind, NULL, 0);
+		if (r < 0) {
+			return r;
+		}
+		uint64_t next = 0;
+		r = list->show(call.answer, list, &next);
+		glake__call_end(session, &call);
+		if (r == 0 && next != 0 && next <= after) {
+			return glake__link_kill(session, GLAKE_E_PROTOCOL,
+			                        "the daemon's list does not come to an end");
+		}
+		after = next;
+	} while (r == 0 && after != 0);
+	return r;
+}
+
+static int walk(struct glake_session *session, const struct list *list)
+{
+	int r = glake__session_check(session);
+	return r < 0 ? r : glake__leave(session, walk_pages(session, list));
+}
+
+static void ask_sessions(Glake__Wire__Request *request, void *body, uint64_t after)
+{
+	Glake__Wire__SessionList *sessions = body;
+	glake__wire__session_list__init(sessions);
+	sessions->after = after;
+	request->body_case = GLAKE__WIRE__REQUEST__BODY_SESSION_LIST;
+	request->session_list = sessions;
+}
+
+static int show_session(const Glake__Wire__SessionInfo *from, const struct list *list)
+{
+	cleanup_free struct glake_session_device *devices = calloc(from->n_devices + 1,
+	                                                           sizeof(*devices));
+	if (!devices) {
+		return glake__fail(-ENOMEM, "out of memory");
+	}
+	for (size_t i = 0; i < from->n_devices; i++) {
+		devices[i] = (struct glake_session_device){
+			.device = from->devices[i]->device,
+			.reserved_bytes = from->devices[i]->reserved_bytes,
+			.shared_bytes = from->devices[i]->shared_bytes,
+			.managed_bytes = from->devices[i]->managed_bytes,
+			.array_bytes = from->devices[i]->array_bytes,
+			.graph_bytes = from->devices[i]->graph_bytes,
+			.other_bytes = from->devices[i]->other_bytes,
+			.process_bytes = from->devices[i]->process_bytes,
+		};
+	}
+	struct glake_session_row row = {
+		.session = from->session,
+		.pid = from->pid,
+		.uid = from->uid,
+		.program = TEXT(from->program),
+		.tenant = TEXT(from->tenant),
+		.realm = TEXT(from->realm),
+		.reserved_bytes = from->reserved_bytes,
+		.live_bytes = from->live_bytes,
+		.warm_bytes = from->warm_bytes,
+		.shared_bytes = from->shared_bytes,
+		.n_chunks = from->n_chunks,
+		.n_models = from->n_models,
+		.age_ms = from->age_ms,
+		.n_requests = from->n_requests,
+		.peak_bytes = from->peak_bytes,
+		.n_owned = from->n_owned,
+		.n_passed = from->n_passed,
+		.n_devices = (uint32_t)from->n_devices,
+		.devices = devices,
+	};
+	return list->row.session(list->user, &row);
+}
+
+static int show_sessions(const Glake__Wire__Answer *answer, const struct list *list,
+                         uint64_t *next_out)
+{
+	const Glake__Wire__SessionListAnswer *page = answer->session_list;
+	int r = 0;
+	for (size_t i = 0; r == 0 && i < page->n_sessions; i++) {
+		r = show_session(page->sessions[i], list);
+	}
+	*next_out = page->next;
+	return r;
+}
+
+int glake_list_sessions(struct glake_session *session, glake_session_fn row, void *user)
+{
+	struct list list = {
+		.kind = GLAKE__WIRE__ANSWER__BODY_SESSION_LIST,
+		.ask = ask_sessions,
+		.show = show_sessions,
+		.row.session = row,
+		.user = user,
+	};
+	return walk(session, &list);
+}
+
+static void ask_tenants(Glake__Wire__Request *request, void *body, uint64_t after)
+{
+	Glake__Wire__TenantList *tenants = body;
+	glake__wire__tenant_list__init(tenants);
+	tenants->after = after;
+	request->body_case = GLAKE__WIRE__REQUEST__BODY_TENANT_LIST;
+	request->tenant_list = tenants;
+}
+
+static int show_tenant(const Glake__Wire__TenantInfo *from, const struct list *list)
+{
+	cleanup_free struct glake_tenant_device *devices = calloc(from->n_devices + 1,
+	                                                          sizeof(*devices));
+	if (!devices) {
+		return glake__fail(-ENOMEM, "out of memory");
+	}
+	for (size_t i = 0; i < from->n_devices; i++) {
+		devices[i] = (struct glake_tenant_device){
+			.device = from->devices[i]->device,
+			.used_bytes = from->devices[i]->used_bytes,
+			.quota_bytes = from->devices[i]->quota_bytes,
+			.peak_bytes = from->devices[i]->peak_bytes,
+		};
+	}
+	struct glake_tenant_row row = {
+		.name = TEXT(from->name),
+		.n_sessions = from->n_sessions,
+		.max_sessions = from->max_sessions,
+		.n_fds = from->n_fds,
+		.max_fds = from->max_fds,
+		.priority = from->priority,
+		.n_devices = (uint32_t)from->n_devices,
+		.devices = devices,
+	};
+	return list->row.tenant(list->user, &row);
+}
+
+static int show_tenants(const Glake__Wire__Answer *answer, const struct list *list,
+                        uint64_t *next_out)
+{
+	const Glake__Wire__TenantListAnswer *page = answer->tenant_list;
+	int r = 0;
+	for (size_t i = 0; r == 0 && i < page->n_tenants; i++) {
+		r = show_tenant(page->tenants[i], list);
+	}
+	*next_out = page->next;
+	return r;
+}
+
+int glake_list_tenants(struct glake_session *session, glake_tenant_fn row, void *user)
+{
+	struct list list = {
+		.kind = GLAKE__WIRE__ANSWER__BODY_TENANT_LIST,
+		.ask = ask_tenants,
+		.show = show_tenants,
+		.row.tenant = row,
+		.user = user,
+	};
+	return walk(session, &list);
+}
+
+static void ask_models(Glake__Wire__Request *request, void *body, uint64_t after)
+{
+	Glake__Wire__ModelList *models = body;
+	glake__wire__model_list__init(models);
+	models->after = after;
+	request->body_case = GLAKE__WIRE__REQUEST__BODY_MODEL_LIST;
+	request->model_list = models;
+}
+
+static int show_models(const Glake__Wire__Answer *answer, const struct list *list,
+                       uint64_t *next_out)
+{
+	const Glake__Wire__ModelListAnswer *page = answer->model_list;
+	int r = 0;
+	for (size_t i = 0; r == 0 && i < page->n_models; i++) {
+		const Glake__Wire__ModelInfo *from = page->models[i];
+		struct glake_model_row row = {
+			.id = from->id,
+			.name = TEXT(from->name),
+			.realm = TEXT(from->realm),
+			.state = TEXT(from->state),
+			.device = from->device,
+			.span_bytes = from->span_bytes,
+			.content_bytes = from->content_bytes,
+			.unique_bytes = from->unique_bytes,
+			.n_tensors = from->n_tensors,
+			.n_blocks = from->n_blocks,
+			.n_open = from->n_open,
+			.pinned = from->pinned,
+			.idle_ms = from->idle_ms,
+		};
+		r = list->row.model(list->user, &row);
+	}
+	*next_out = page->next;
+	return r;
+}
+
+int glake_list_models(struct glake_session *session, glake_model_fn row, void *user)
+{
+	struct list list = {
+		.kind = GLAKE__WIRE__ANSWER__BODY_MODEL_LIST,
+		.ask = ask_models,
+		.show = show_models,
+		.row.model = row,
+		.user = user,
+	};
+	return walk(session, &list);
+}
+
+static void ask_blocks(Glake__Wire__Request *request, void *body, uint64_t after)
+{
+	Glake__Wire__BlockList *blocks = body;
+	glake__wire__block_list__init(blocks);
+	blocks->after = after;
+	request->body_case = GLAKE__WIRE__REQUEST__BODY_BLOCK_LIST;
+	request->block_list = blocks;
+}
+
+static int show_blocks(const Glake__Wire__Answer *answer, const struct list *list,
+                       uint64_t *next_out)
+{
+	const Glake__Wire__BlockListAnswer *page = answer->block_list;
+	int r = 0;
+	for (size_t i = 0; r == 0 && i < page->n_blocks; i++) {
+		const Glake__Wire__BlockInfo *from = page->blocks[i];
+		struct glake_block_row row = {
+			.id = from->id,
+			.device = from->device,
+			.realm = TEXT(from->realm),
+			.chunk_bytes = from->chunk_bytes,
+			.content_bytes = from->content_bytes,
+			.n_models = from->n_models,
+			.n_users = from->n_users,
+		};
+		if (from->digest.len == sizeof(row.digest.bytes)) {
+			memcpy(row.digest.bytes, from->digest.data, sizeof(row.digest.bytes));
+		}
+		r = list->row.block(list->user, &row);
+	}
+	*next_out = page->next;
+	return r;
+}
+
+int glake_list_blocks(struct glake_session *session, glake_block_fn row, void *user)
+{
+	struct list list = {
+		.kind = GLAKE__WIRE__ANSWER__BODY_BLOCK_LIST,
+		.ask = ask_blocks,
+		.show = show_blocks,
+		.row.block = row,
+		.user = user,
+	};
+	return walk(session, &list);
+}
+
+/* ---- acting ----------------------------------------------------------------------------------- */
+
+static int act(struct glake_session *session, Glake__Wire__Request *request)
+{
+	int r = glake__session_check(session);
+	if (r < 0) {
+		return r;
+	}
+	struct glake__call call;
+	r = glake__call(session, &call, request, GLAKE__WIRE__ANSWER__BODY__NOT_SET, NULL, 0);
+	if (r == 0) {
+		glake__call_end(session, &call);
+	}
+	return glake__leave(session, r);
+}
+
+int glake_pin(struct glake_session *session, const char *model, int pin)
+{
+	Glake__Wire__Pin body = GLAKE__WIRE__PIN__INIT;
+	body.name = model ? (char *)model : body.name;
+	body.unpin = !pin;
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_PIN;
+	request.pin = &body;
+	return act(session, &request);
+}
+
+int glake_evict(struct glake_session *session, const char *model, uint64_t *n_models_out,
+                uint64_t *freed_bytes_out)
+{
+	int r = glake__session_check(session);
+	if (r < 0) {
+		return r;
+	}
+	Glake__Wire__Evict body = GLAKE__WIRE__EVICT__INIT;
+	body.name = model ? (char *)model : body.name;
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_EVICT;
+	request.evict = &body;
+	struct glake__call call;
+	r = glake__call(session, &call, &request, GLAKE__WIRE__ANSWER__BODY_EVICT, NULL, 0);
+	if (r == 0) {
+		if (n_models_out) {
+			*n_models_out = call.answer->evict->n_models;
+		}
+		if (freed_bytes_out) {
+			*freed_bytes_out = call.answer->evict->freed_bytes;
+		}
+		glake__call_end(session, &call);
+	}
+	return glake__leave(session, r);
+}
+
+static int set_quota(struct glake_session *session, Glake__Wire__QuotaSet *body, const char *tenant)
+{
+	body->tenant = tenant ? (char *)tenant : body->tenant;
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_QUOTA_SET;
+	request.quota_set = body;
+	return act(session, &request);
+}
+
+int glake_set_quota(struct glake_session *session, const char *tenant, uint32_t device,
+                    uint64_t quota_bytes)
+{
+	Glake__Wire__QuotaSet body = GLAKE__WIRE__QUOTA_SET__INIT;
+	body.device = device;
+	body.quota_bytes = quota_bytes;
+	return set_quota(session, &body, tenant);
+}
+
+int glake_set_max_sessions(struct glake_session *session, const char *tenant, uint32_t max_sessions)
+{
+	Glake__Wire__QuotaSet body = GLAKE__WIRE__QUOTA_SET__INIT;
+	body.set_sessions = true;
+	body.max_sessions = max_sessions;
+	return set_quota(session, &body, tenant);
+}

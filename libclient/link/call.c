@@ -1,0 +1,510 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "libclient/link/call.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#include "proto/cleanup.h"
+#include "proto/clock.h"
+#include "proto/wire.h"
+#include "libclient/link/notice.h"
+#include "libclient/link/session.h"
+
+/* Set in ids of requests whose answers nobody waits for. */
+#define FORGOTTEN (1ull << 63)
+
+#define CLOSED "the daemon has closed the connection"
+#define TAKEN "the program has closed the connection's descriptor"
+#define SILENT "the daemon does not answer"
+#define BROKEN "the connection was given up because the daemon broke the protocol"
+
+int glake__link_init(struct glake__link *link, int socket)
+{
+	struct stat status;
+	if (fstat(socket, &status) < 0) {
+		return -errno;
+	}
+	*link = (struct glake__link){
+		.socket = -1,
+		.socket_device = status.st_dev,
+		.socket_inode = status.st_ino,
+		.next_id = 1,
+	};
+	link->last_notice = &link->notices;
+	link->send_buffer = malloc(GLAKE_MAX_PACKET_BYTES);
+	link->receive_buffer = malloc(GLAKE_MAX_PACKET_BYTES);
+	if (!link->send_buffer || !link->receive_buffer) {
+		free(link->send_buffer);
+		free(link->receive_buffer);
+		return -ENOMEM;
+	}
+	fdlist_init(&link->receive_fds);
+	pthread_mutex_init(&link->send_lock, NULL);
+	pthread_mutex_init(&link->lock, NULL);
+	pthread_cond_init(&link->changed, NULL);
+	link->socket = socket;
+	return 0;
+}
+
+void glake__link_deinit(struct glake__link *link)
+{
+	if (glake__link_has_socket(link)) {
+		fd_close(&link->socket);
+	}
+	free(link->send_buffer);
+	free(link->receive_buffer);
+	while (link->notices) {
+		struct glake__notice *notice = link->notices;
+		link->notices = notice->next;
+		glake__notice_free(notice);
+	}
+}
+
+/* ---- the socket ------------------------------------------------------------------------------- */
+
+bool glake__link_has_socket(const struct glake__link *link)
+{
+	struct stat status;
+	return fstat(link->socket, &status) == 0 && status.st_dev == link->socket_device &&
+	       status.st_ino == link->socket_inode;
+}
+
+void glake__link_shut_down(struct glake__link *link)
+{
+	if (glake__link_has_socket(link)) {
+		shutdown(link->socket, SHUT_RDWR);
+	}
+}
+
+/* Wait until @events can be, or for something that the next use will meet. False: in vain. */
+static bool await(const struct glake__link *link, short events, unsigned timeout_ms)
+{
+	uint64_t end_ns = clock_now_ns() + timeout_ms * 1000000ull;
+	struct pollfd ready = {.fd = link->socket, .events = events};
+	int n;
+	do {
+		uint64_t now_ns = clock_now_ns();
+		uint64_t left_ns = now_ns < end_ns ? end_ns - now_ns : 0;
+		n = poll(&ready, 1, (int)((left_ns + 999999) / 1000000));
+	} while (n < 0 && errno == EINTR);
+	return n != 0;
+}
+
+/* ---- the end of a connection ------------------------------------------------------------------ */
+
+/* Called with link->lock held. Everybody who waits learns of it. @why: static. */
+static void die_locked(struct glake__link *link, int error, const char *why)
+{
+	if (link->error) {
+		return;
+	}
+	link->why = why;
+	link->error = error;
+	glake__link_shut_down(link);
+	while (link->pending) {
+		struct glake__call *call = link->pending;
+		link->pending = call->next;
+		call->error = error;
+		call->is_done = true;
+	}
+	glake__notice_queue(link, GLAKE_NOTICE_GONE, NULL);
+	pthread_cond_broadcast(&link->changed);
+}
+
+int glake__link_kill(struct glake_session *session, int error, const char *why)
+{
+	pthread_mutex_lock(&session->link.lock);
+	die_locked(&session->link, error, why);
+	pthread_mutex_unlock(&session->link.lock);
+	return glake__fail(error, "%s", why);
+}
+
+/* ---- receiving -------------------------------------------------------------------------------- */
+
+static struct glake__call **find_pending(struct glake__link *link, uint64_t id)
+{
+	struct glake__call **at = &link->pending;
+	while (*at && (*at)->id != id) {
+		at = &(*at)->next;
+	}
+	return at;
+}
+
+static void take_progress(struct glake__link *link, const Glake__Wire__LoadProgress *progress)
+{
+	struct glake__call *call = *find_pending(link, progress->request);
+	/* Notices and answers may cross: news of a call that is over are no error. */
+	if (call) {
+		call->has_progress = true;
+		call->done_bytes = progress->done_bytes;
+		call->total_bytes = progress->total_bytes;
+	}
+}
+
+static void take_notice(struct glake__link *link, const Glake__Wire__Answer *answer)
+{
+	switch (answer->body_case) {
+	case GLAKE__WIRE__ANSWER__BODY_PROGRESS:
+		take_progress(link, answer->progress);
+		break;
+	case GLAKE__WIRE__ANSWER__BODY_RECLAIM:
+		glake__notice_queue_reclaim(link, answer->reclaim->device, answer->reclaim->bytes,
+		                            answer->reclaim->id);
+		break;
+	case GLAKE__WIRE__ANSWER__BODY_SHUTTING_DOWN:
+		glake__notice_queue(link, GLAKE_NOTICE_SHUTTING_DOWN, NULL);
+		break;
+	case GLAKE__WIRE__ANSWER__BODY_MODEL_EVICTED:
+		glake__notice_queue(link, GLAKE_NOTICE_MODEL_EVICTED, answer->model_evicted->name);
+		break;
+	default:
+		/* A kind that a newer daemon knows. */
+		break;
+	}
+}
+
+/* Takes @answer over. Called with link->lock held. */
+static void take_answer(struct glake__link *link, Glake__Wire__Answer *answer)
+{
+	struct glake__call **at = find_pending(link, answer->id);
+	struct glake__call *call = *at;
+	if (!call) {
+		glake__wire__answer__free_unpacked(answer, NULL);
+		die_locked(link, GLAKE_E_PROTOCOL, BROKEN);
+		return;
+	}
+	*at = call->next;
+	call->answer = answer;
+	call->fds = link->receive_fds;
+	fdlist_init(&link->receive_fds);
+	call->is_done = true;
+}
+
+static void take_packet(struct glake__link *link, size_t n_bytes)
+{
+	Glake__Wire__Answer *answer = glake__wire__answer__unpack(NULL, n_bytes,
+	                                                          link->receive_buffer);
+	if (!answer) {
+		die_locked(link, GLAKE_E_PROTOCOL, BROKEN);
+	} else if (answer->id != 0 && !(answer->id & FORGOTTEN)) {
+		take_answer(link, answer);
+	} else {
+		if (answer->id == 0) {
+			take_notice(link, answer);
+		}
+		glake__wire__answer__free_unpacked(answer, NULL);
+	}
+	fdlist_deinit(&link->receive_fds);
+}
+
+/* Returns 0, -EAGAIN when none is there, or what else wire_recv() says; WIRE_E_EOF: *why_out. */
+static int receive(struct glake__link *link, size_t *n_bytes_out, const char **why_out)
+{
+	if (!glake__link_has_socket(link)) {
+		*why_out = TAKEN;
+		return WIRE_E_EOF;
+	}
+	int r = wire_recv(link->socket, link->receive_buffer, GLAKE_MAX_PACKET_BYTES, n_bytes_out,
+	                  &link->receive_fds, MSG_DONTWAIT);
+	if (r == WIRE_E_EOF) {
+		/*
+		 * A peer that closes without having read all we sent makes ECONNRESET, which the
+		 * kernel reports once and before what is still in our queue: a refusal, perhaps.
+		 */
+		int again = wire_recv(link->socket, link->receive_buffer, GLAKE_MAX_PACKET_BYTES,
+		                      n_bytes_out, &link->receive_fds, MSG_DONTWAIT);
+		r = again == 0 ? 0 : r;
+		*why_out = CLOSED;
+	}
+	return r;
+}
+
+static int forget(struct glake__link *link, Glake__Wire__Request *request);
+
+/* The same, but waits. */
+static int receive_next(struct glake__link *link, size_t *n_bytes_out, const char **why_out)
+{
+	unsigned timeout_ms = link->is_greeted ? CALL_SILENCE_MS : CALL_HELLO_MS;
+	bool is_asked = !link->is_greeted;
+	int r;
+	do {
+		if (!await(link, POLLIN, timeout_ms)) {
+			Glake__Wire__Ping ping = GLAKE__WIRE__PING__INIT;
+			Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+			request.body_case = GLAKE__WIRE__REQUEST__BODY_PING;
+			request.ping = &ping;
+			if (is_asked || forget(link, &request) < 0) {
+				*why_out = SILENT;
+				return WIRE_E_EOF;
+			}
+			is_asked = true;
+		}
+		r = receive(link, n_bytes_out, why_out);
+	} while (r == -EAGAIN);
+	return r;
+}
+
+/*
+ * Read one packet, if @waits one that is still to come, and hand it on. Called with link->lock held,
+ * which is let go while the socket is read; link->is_reading keeps others away from the buffers
+ * meanwhile. Returns 0, -EAGAIN (only without @waits), or the connection's error.
+ */
+static int read_one(struct glake__link *link, bool waits)
+{
+	link->is_reading = true;
+	pthread_mutex_unlock(&link->lock);
+	size_t n_bytes = 0;
+	const char *why = CLOSED;
+	int r = waits ? receive_next(link, &n_bytes, &why) : receive(link, &n_bytes, &why);
+	pthread_mutex_lock(&link->lock);
+	link->is_reading = false;
+	if (r == 0) {
+		take_packet(link, n_bytes);
+	} else if (r == WIRE_E_MALFORMED) {
+		fdlist_deinit(&link->receive_fds);
+		die_locked(link, GLAKE_E_PROTOCOL, BROKEN);
+	} else if (r != -EAGAIN) {
+		die_locked(link, GLAKE_E_GONE, why);
+	}
+	pthread_cond_broadcast(&link->changed);
+	return r == -EAGAIN ? r : link->error;
+}
+
+int glake__link_poll(struct glake_session *session)
+{
+	cleanup_cancel int cancel = cancel_disable();
+	struct glake__link *link = &session->link;
+	int r = 0;
+	pthread_mutex_lock(&link->lock);
+	/* A thread that reads already takes in what waits. */
+	while (r == 0 && !link->error && !link->is_reading) {
+		r = read_one(link, false);
+	}
+	r = link->error;
+	pthread_mutex_unlock(&link->lock);
+	return r ? glake__fail(r, "%s", link->why) : 0;
+}
+
+/* ---- calls ------------------------------------------------------------------------------------ */
+
+/* Returns 0 or what wire_send() says, but waits; WIRE_E_EOF: *why_out. */
+static int send_bytes(struct glake__link *link, size_t n_bytes, const int *fds, size_t n_fds,
+                      const char **why_out)
+{
+	int r;
+	do {
+		if (!glake__link_has_socket(link)) {
+			*why_out = TAKEN;
+			return WIRE_E_EOF;
+		}
+		r = wire_send(link->socket, link->send_buffer, n_bytes, fds, n_fds, MSG_DONTWAIT);
+	} while (r == -EAGAIN && await(link, POLLOUT, CALL_SILENCE_MS));
+	*why_out = r == -EAGAIN ? SILENT : CLOSED;
+	return r == -EAGAIN ? WIRE_E_EOF : r;
+}
+
+/* Called with link->send_lock held. Returns 0, or an error with its text set; GONE: *why_out. */
+static int send_packed(struct glake__link *link, const Glake__Wire__Request *request,
+                       const int *fds, size_t n_fds, const char **why_out)
+{
+	size_t n_bytes = glake__wire__request__get_packed_size(request);
+	if (n_bytes > GLAKE_MAX_PACKET_BYTES) {
+		return glake__fail(GLAKE_E_BAD_REQUEST, "the request takes %zu bytes, more than %u",
+		                   n_bytes, GLAKE_MAX_PACKET_BYTES);
+	}
+	glake__wire__request__pack(request, link->send_buffer);
+	int r = send_bytes(link, n_bytes, fds, n_fds, why_out);
+	if (r == WIRE_E_EOF) {
+		return glake__fail(GLAKE_E_GONE, "%s", *why_out);
+	}
+	if (r == -ETOOMANYREFS) {
+		return glake__fail(GLAKE_E_NO_FDS, "too many file descriptors of this user are in "
+		                                   "flight between processes");
+	}
+	return r ? glake__fail(r, "cannot send to the daemon: %s", glake_strerror(r)) : 0;
+}
+
+/* The same, one at a time; that the connection is gone is noted. */
+static int send_one(struct glake__link *link, const Glake__Wire__Request *request, const int *fds,
+                    size_t n_fds)
+{
+	const char *why = CLOSED;
+	pthread_mutex_lock(&link->send_lock);
+	int r = send_packed(link, request, fds, n_fds, &why);
+	pthread_mutex_unlock(&link->send_lock);
+	if (r == GLAKE_E_GONE) {
+		pthread_mutex_lock(&link->lock);
+		die_locked(link, r, why);
+		pthread_mutex_unlock(&link->lock);
+	}
+	return r;
+}
+
+static int add_pending(struct glake__link *link, struct glake__call *call)
+{
+	pthread_mutex_lock(&link->lock);
+	int error = link->error;
+	call->id = link->next_id++;
+	if (!error) {
+		call->next = link->pending;
+		link->pending = call;
+	}
+	pthread_mutex_unlock(&link->lock);
+	return error ? glake__fail(error, "%s", link->why) : 0;
+}
+
+static void remove_pending(struct glake__link *link, struct glake__call *call)
+{
+	pthread_mutex_lock(&link->lock);
+	struct glake__call **at = find_pending(link, call->id);
+	if (*at) {
+		*at = call->next;
+	}
+	pthread_mutex_unlock(&link->lock);
+}
+
+int glake__call_start(struct glake_session *session, struct glake__call *call,
+                      Glake__Wire__Request *request, Glake__Wire__Answer__BodyCase expected,
+                      const int *fds, size_t n_fds)
+{
+	struct glake__link *link = &session->link;
+	*call = (struct glake__call){.expected = expected};
+	fdlist_init(&call->fds);
+	call->wants_memory = expected == GLAKE__WIRE__ANSWER__BODY_CHUNK_ALLOC ||
+	                     expected == GLAKE__WIRE__ANSWER__BODY_MODEL_OPEN;
+	int r = add_pending(link, call);
+	if (r == 0) {
+		request->id = call->id;
+		r = send_one(link, request, fds, n_fds);
+		if (r < 0) {
+			remove_pending(link, call);
+		}
+	}
+	if (r < 0) {
+		call->id = 0;
+	}
+	return r;
+}
+
+/*
+ * What the waiting thread has to see to. Who waits for memory gives its own back when that is wanted:
+ * it may be what it waits for, or others may wait for each other's.
+ */
+static bool has_news(const struct glake__link *link, const struct glake__call *call)
+{
+	return (call->wants_progress && call->has_progress) ||
+	       (call->wants_memory && link->notices && !link->is_delivering);
+}
+
+/* Called with link->lock held, until the call is done or, if asked, has news. */
+static void wait_locked(struct glake__link *link, struct glake__call *call, bool for_news)
+{
+	while (!call->is_done && !(for_news && has_news(link, call))) {
+		if (link->is_reading) {
+			pthread_cond_wait(&link->changed, &link->lock);
+		} else {
+			read_one(link, true);
+		}
+	}
+}
+
+static int judge(struct glake_session *session, struct glake__call *call)
+{
+	if (call->error) {
+		return glake__fail(call->error, "%s", session->link.why);
+	}
+	const Glake__Wire__Answer *answer = call->answer;
+	if (answer->status != GLAKE__WIRE__STATUS__OK) {
+		int code = glake__code_of_status(answer->status);
+		const char *text = answer->error && *answer->error ? answer->error
+		                                                   : glake_strerror(code);
+		return glake__fail(code, "%s", text);
+	}
+	if (answer->body_case != call->expected) {
+		return glake__link_kill(session, GLAKE_E_PROTOCOL,
+		                        "the daemon's answer is not one to the request");
+	}
+	return 0;
+}
+
+int glake__call_wait(struct glake_session *session, struct glake__call *call,
+                     glake_progress_fn progress, void *progress_user)
+{
+	struct glake__link *link = &session->link;
+	call->wants_progress = progress != NULL;
+	pthread_mutex_lock(&link->lock);
+	for (;;) {
+		wait_locked(link, call, true);
+		if (call->is_done) {
+			break;
+		}
+		bool has_progress = progress && call->has_progress;
+		uint64_t done_bytes = call->done_bytes;
+		uint64_t total_bytes = call->total_bytes;
+		call->has_progress = false;
+		pthread_mutex_unlock(&link->lock);
+		if (has_progress) {
+			progress(progress_user, done_bytes, total_bytes);
+		}
+		glake__notice_deliver(session);
+		pthread_mutex_lock(&link->lock);
+	}
+	pthread_mutex_unlock(&link->lock);
+	return judge(session, call);
+}
+
+void glake__call_end(struct glake_session *session, struct glake__call *call)
+{
+	if (call->id == 0) {
+		return;
+	}
+	pthread_mutex_lock(&session->link.lock);
+	wait_locked(&session->link, call, false);
+	pthread_mutex_unlock(&session->link.lock);
+	if (call->answer) {
+		glake__wire__answer__free_unpacked(call->answer, NULL);
+		call->answer = NULL;
+	}
+	fdlist_deinit(&call->fds);
+	call->id = 0;
+}
+
+int glake__call(struct glake_session *session, struct glake__call *call,
+                Glake__Wire__Request *request, Glake__Wire__Answer__BodyCase expected,
+                const int *fds, size_t n_fds)
+{
+	cleanup_cancel int cancel = cancel_disable();
+	int r = glake__call_start(session, call, request, expected, fds, n_fds);
+	if (r < 0) {
+		return r;
+	}
+	r = glake__call_wait(session, call, NULL, NULL);
+	if (r < 0) {
+		glake__call_end(session, call);
+	}
+	return r;
+}
+
+int glake__call_cut(void)
+{
+	return glake__fail(-EMFILE, "an answer lost its file descriptors: this process is at its "
+	                            "limit of open files");
+}
+
+static int forget(struct glake__link *link, Glake__Wire__Request *request)
+{
+	pthread_mutex_lock(&link->lock);
+	request->id = link->next_id++ | FORGOTTEN;
+	int error = link->error;
+	pthread_mutex_unlock(&link->lock);
+	return error ? error : send_one(link, request, NULL, 0);
+}
+
+void glake__call_forget(struct glake_session *session, Glake__Wire__Request *request)
+{
+	cleanup_cancel int cancel = cancel_disable();
+	forget(&session->link, request);
+}

@@ -1,0 +1,348 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "libclient/link/rpc.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/cleanup.h"
+#include "libclient/link/call.h"
+#include "libclient/link/notice.h"
+#include "libclient/link/sized.h"
+
+/* ---- hello ------------------------------------------------------------------------------------ */
+
+static void copy_text(char *to, size_t capacity, const char *from)
+{
+	size_t n_bytes = strnlen(from ? from : "", capacity - 1);
+	memcpy(to, from ? from : "", n_bytes);
+	to[n_bytes] = '\0';
+}
+
+static int take_devices(struct glake_session *session, const Glake__Wire__HelloAnswer *hello)
+{
+	struct glake__device *devices = calloc(hello->n_devices + 1, sizeof(*devices));
+	if (!devices) {
+		return glake__fail(-ENOMEM, "out of memory");
+	}
+	for (size_t i = 0; i < hello->n_devices; i++) {
+		const Glake__Wire__Device *from = hello->devices[i];
+		struct glake_device *to = &devices[i].public;
+		to->index = from->index;
+		to->ordinal = -1;
+		to->total_bytes = from->total_bytes;
+		to->quota_bytes = from->quota_bytes;
+		copy_text(to->name, sizeof(to->name), from->name);
+		if (from->uuid.len == sizeof(to->uuid)) {
+			memcpy(to->uuid, from->uuid.data, sizeof(to->uuid));
+		}
+		devices[i].warm.max_bytes = hello->warm_bytes;
+	}
+	session->devices = devices;
+	session->n_devices = (uint32_t)hello->n_devices;
+	return 0;
+}
+
+static int take_hello(struct glake_session *session, const Glake__Wire__HelloAnswer *hello)
+{
+	if (hello->version != GLAKE_WIRE_VERSION) {
+		return glake__fail(GLAKE_E_VERSION, "the daemon speaks protocol %u, we speak %u",
+		                   hello->version, GLAKE_WIRE_VERSION);
+	}
+	session->id = hello->session;
+	session->is_admin = hello->admin;
+	copy_text(session->tenant, sizeof(session->tenant), hello->tenant);
+	copy_text(session->realm, sizeof(session->realm), hello->realm);
+	copy_text(session->daemon_version, sizeof(session->daemon_version), hello->daemon_version);
+	return take_devices(session, hello);
+}
+
+int glake__rpc_hello(struct glake_session *session, const char *program)
+{
+	char label[GLAKE_MAX_NAME_BYTES];
+	copy_text(label, sizeof(label), program);
+	Glake__Wire__Hello hello = GLAKE__WIRE__HELLO__INIT;
+	hello.version = GLAKE_WIRE_VERSION;
+	hello.program = label;
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_HELLO;
+	request.hello = &hello;
+	struct glake__call call;
+	int r = glake__call(session, &call, &request, GLAKE__WIRE__ANSWER__BODY_HELLO, NULL, 0);
+	if (r < 0) {
+		return r;
+	}
+	session->link.is_greeted = true;
+	r = take_hello(session, call.answer->hello);
+	glake__call_end(session, &call);
+	return r;
+}
+
+/* ---- chunks ----------------------------------------------------------------------------------- */
+
+int glake__rpc_chunk_alloc(struct glake_session *session, uint32_t device, uint64_t chunk_bytes,
+                           uint32_t n_chunks, uint64_t last_bytes, uint64_t *ids_out,
+                           struct fdlist *fds)
+{
+	Glake__Wire__ChunkAlloc alloc = GLAKE__WIRE__CHUNK_ALLOC__INIT;
+	alloc.device = device;
+	alloc.chunk_bytes = chunk_bytes;
+	alloc.n_chunks = n_chunks;
+	alloc.last_bytes = last_bytes;
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_CHUNK_ALLOC;
+	request.chunk_alloc = &alloc;
+	struct glake__call call;
+	int r = glake__call(session, &call, &request, GLAKE__WIRE__ANSWER__BODY_CHUNK_ALLOC, NULL,
+	                    0);
+	if (r < 0) {
+		return r;
+	}
+	const Glake__Wire__ChunkAllocAnswer *answer = call.answer->chunk_alloc;
+	if (answer->n_ids == n_chunks && call.fds.is_cut) {
+		glake__rpc_chunk_free(session, answer->ids, n_chunks);
+		r = glake__call_cut();
+	} else if (answer->n_ids == n_chunks && call.fds.n_fds == n_chunks) {
+		memcpy(ids_out, answer->ids, n_chunks * sizeof(*ids_out));
+		*fds = call.fds;
+		fdlist_init(&call.fds);
+	} else {
+		r = glake__link_kill(session, GLAKE_E_PROTOCOL,
+		                     "the daemon gave another number of chunks than asked for");
+	}
+	glake__call_end(session, &call);
+	return r;
+}
+
+int glake__rpc_chunk_share(struct glake_session *session, const uint64_t *ids, size_t n_ids,
+                           uint64_t *ticket_out)
+{
+	Glake__Wire__ChunkShare share = GLAKE__WIRE__CHUNK_SHARE__INIT;
+	share.ids = (uint64_t *)ids;
+	share.n_ids = n_ids;
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_CHUNK_SHARE;
+	request.chunk_share = &share;
+	struct glake__call call;
+	int r = glake__call(session, &call, &request, GLAKE__WIRE__ANSWER__BODY_CHUNK_SHARE, NULL,
+	                    0);
+	if (r < 0) {
+		return r;
+	}
+	*ticket_out = call.answer->chunk_share->ticket;
+	if (*ticket_out == 0) {
+		r = glake__link_kill(session, GLAKE_E_PROTOCOL, "the daemon gave no ticket");
+	}
+	glake__call_end(session, &call);
+	return r;
+}
+
+/* As many sizes as fds, each of a chunk that there can be. */
+static bool is_open_answer(const struct glake__call *call, size_t n_ids)
+{
+	const Glake__Wire__ChunkOpenAnswer *answer = call->answer->chunk_open;
+	bool is_sound = answer->n_chunk_bytes == n_ids && call->fds.n_fds == n_ids;
+	for (size_t i = 0; is_sound && i < n_ids; i++) {
+		uint64_t n_bytes = answer->chunk_bytes[i];
+		is_sound = n_bytes > 0 && n_bytes <= GLAKE_MAX_CHUNK_BYTES &&
+		           n_bytes % GLAKE_CHUNK_GRANULARITY == 0;
+	}
+	return is_sound;
+}
+
+int glake__rpc_chunk_open(struct glake_session *session, const struct glake__chunk_names *names,
+                          uint64_t *sizes_out, uint32_t *device_out, struct fdlist *fds)
+{
+	Glake__Wire__ChunkOpen open_ = GLAKE__WIRE__CHUNK_OPEN__INIT;
+	size_t n_ids = names->n_ids;
+	open_.session = names->owner;
+	open_.ticket = names->ticket;
+	open_.ids = (uint64_t *)names->ids;
+	open_.n_ids = n_ids;
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_CHUNK_OPEN;
+	request.chunk_open = &open_;
+	struct glake__call call;
+	int r = glake__call(session, &call, &request, GLAKE__WIRE__ANSWER__BODY_CHUNK_OPEN, NULL,
+	                    0);
+	if (r < 0) {
+		return r;
+	}
+	if (call.fds.is_cut) {
+		r = glake__call_cut();
+	} else if (is_open_answer(&call, n_ids)) {
+		const Glake__Wire__ChunkOpenAnswer *answer = call.answer->chunk_open;
+		memcpy(sizes_out, answer->chunk_bytes, n_ids * sizeof(*sizes_out));
+		*device_out = answer->device;
+		*fds = call.fds;
+		fdlist_init(&call.fds);
+	} else {
+		r = glake__link_kill(session, GLAKE_E_PROTOCOL,
+		                     "the daemon's answer about chunks makes no sense");
+	}
+	glake__call_end(session, &call);
+	return r;
+}
+
+/* A request whose answer is only its status. */
+static int call_plain(struct glake_session *session, Glake__Wire__Request *request)
+{
+	struct glake__call call;
+	int r = glake__call(session, &call, request, GLAKE__WIRE__ANSWER__BODY__NOT_SET, NULL, 0);
+	if (r == 0) {
+		glake__call_end(session, &call);
+	}
+	return r;
+}
+
+int glake__rpc_chunk_free(struct glake_session *session, const uint64_t *ids, size_t n_ids)
+{
+	Glake__Wire__ChunkFree chunk_free = GLAKE__WIRE__CHUNK_FREE__INIT;
+	chunk_free.ids = (uint64_t *)ids;
+	chunk_free.n_ids = n_ids;
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_CHUNK_FREE;
+	request.chunk_free = &chunk_free;
+	return call_plain(session, &request);
+}
+
+int glake_ping(struct glake_session *session)
+{
+	int r = glake__session_check(session);
+	if (r < 0) {
+		return r;
+	}
+	Glake__Wire__Ping ping = GLAKE__WIRE__PING__INIT;
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_PING;
+	request.ping = &ping;
+	return glake__leave(session, call_plain(session, &request));
+}
+
+static uint64_t warm_bytes(struct glake_session *session, uint32_t index)
+{
+	const struct glake__device *device = glake__session_device(session, index);
+	pthread_mutex_lock(&session->books.lock);
+	uint64_t n_bytes = device ? device->warm.n_bytes : 0;
+	pthread_mutex_unlock(&session->books.lock);
+	return n_bytes;
+}
+
+int glake_device_view(struct glake_session *session, uint32_t index, struct glake_device_view *view)
+{
+	int r = glake__session_check(session);
+	if (r < 0) {
+		return r;
+	}
+	Glake__Wire__DeviceGet get = GLAKE__WIRE__DEVICE_GET__INIT;
+	get.device = index;
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_DEVICE_GET;
+	request.device_get = &get;
+	struct glake__call call;
+	r = glake__call(session, &call, &request, GLAKE__WIRE__ANSWER__BODY_DEVICE_GET, NULL, 0);
+	if (r == 0) {
+		const Glake__Wire__DeviceGetAnswer *answer = call.answer->device_get;
+		struct glake_device_view full = {
+			.quota_bytes = answer->quota_bytes,
+			.used_bytes = answer->used_bytes,
+			.reserved_bytes = answer->reserved_bytes,
+			.idle_bytes = answer->idle_bytes,
+			.room_bytes = answer->room_bytes,
+			.warm_bytes = warm_bytes(session, index),
+		};
+		r = glake__sized_out(view, &full, sizeof(full));
+		glake__call_end(session, &call);
+	}
+	return glake__leave(session, r);
+}
+
+int glake__rpc_model_close(struct glake_session *session, uint64_t model)
+{
+	Glake__Wire__ModelClose close_ = GLAKE__WIRE__MODEL_CLOSE__INIT;
+	close_.model = model;
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_MODEL_CLOSE;
+	request.model_close = &close_;
+	return call_plain(session, &request);
+}
+
+/* ---- blocks ----------------------------------------------------------------------------------- */
+
+/*
+ * One fd, if we could take it, a whole digest, sizes that can be mapped: else the daemon has broken
+ * the protocol.
+ */
+static bool is_sound(const struct glake__call *call)
+{
+	const Glake__Wire__BlockAnswer *block = call->answer->block;
+	return (call->fds.n_fds == 1 || call->fds.is_cut) &&
+	       block->digest.len == sizeof(struct glake_digest) && block->chunk_bytes > 0 &&
+	       block->chunk_bytes <= GLAKE_MAX_CHUNK_BYTES &&
+	       block->chunk_bytes % GLAKE_CHUNK_GRANULARITY == 0 &&
+	       block->content_bytes <= block->chunk_bytes;
+}
+
+static int call_block(struct glake_session *session, Glake__Wire__Request *request,
+                      struct glake__block_answer *answer_out)
+{
+	struct glake__call call;
+	int r = glake__call(session, &call, request, GLAKE__WIRE__ANSWER__BODY_BLOCK, NULL, 0);
+	if (r < 0) {
+		return r;
+	}
+	if (is_sound(&call)) {
+		const Glake__Wire__BlockAnswer *block = call.answer->block;
+		*answer_out = (struct glake__block_answer){
+			.block = block->block,
+			.chunk_bytes = block->chunk_bytes,
+			.content_bytes = block->content_bytes,
+			.was_known = block->was_known,
+			.fd = fdlist_take(&call.fds, 0),
+		};
+		memcpy(answer_out->digest.bytes, block->digest.data, block->digest.len);
+	} else {
+		r = glake__link_kill(session, GLAKE_E_PROTOCOL,
+		                     "the daemon's answer about a block makes no sense");
+	}
+	glake__call_end(session, &call);
+	return r;
+}
+
+int glake__rpc_block_publish(struct glake_session *session, uint64_t chunk, uint64_t content_bytes,
+                             struct glake__block_answer *answer_out)
+{
+	Glake__Wire__BlockPublish publish = GLAKE__WIRE__BLOCK_PUBLISH__INIT;
+	publish.chunk = chunk;
+	publish.content_bytes = content_bytes;
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_BLOCK_PUBLISH;
+	request.block_publish = &publish;
+	return call_block(session, &request, answer_out);
+}
+
+int glake__rpc_block_lookup(struct glake_session *session, uint32_t device,
+                            const struct glake_digest *digest,
+                            struct glake__block_answer *answer_out)
+{
+	Glake__Wire__BlockLookup lookup = GLAKE__WIRE__BLOCK_LOOKUP__INIT;
+	lookup.device = device;
+	lookup.digest = (ProtobufCBinaryData){
+		.len = sizeof(digest->bytes),
+		.data = (uint8_t *)digest->bytes,
+	};
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_BLOCK_LOOKUP;
+	request.block_lookup = &lookup;
+	return call_block(session, &request, answer_out);
+}
+
+int glake__rpc_block_release(struct glake_session *session, uint64_t block)
+{
+	Glake__Wire__BlockRelease release = GLAKE__WIRE__BLOCK_RELEASE__INIT;
+	release.block = block;
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_BLOCK_RELEASE;
+	request.block_release = &release;
+	return call_plain(session, &request);
+}

@@ -1,0 +1,121 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * struct glake_session: what the modules of the library share.
+ *
+ * Two halves that are locked apart, so that memory served from the warm cache never waits for
+ * somebody else's request:
+ *
+ *   link    the connection: requests under way, notices that wait. call.c says how it is locked
+ *   books   what this process has: memory, models, blocks, counters; one lock
+ *
+ * The locks of the books and of the usage report are innermost, neither inside the other. No driver
+ * call, no request and no callback happens under them: a piece of memory is first taken out of the
+ * books (or marked busy), then worked on, then put back.
+ *
+ * Owner: the caller, from glake_connect() to glake_disconnect().
+ * Threads: any. Fields without a remark are written by glake_connect() alone.
+ */
+#ifndef GLAKE_LIBCLIENT_SESSION_H
+#define GLAKE_LIBCLIENT_SESSION_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "proto/cudrv.h"
+#include "libclient/link/call.h"
+#include "libclient/link/error.h"
+#include "libclient/glake.h"
+#include "libclient/glake_order.h"
+#include "libclient/memory/ptr_table.h"
+#include "libclient/memory/warm.h"
+
+struct glake__device {
+	struct glake_device public;
+	CUdevice handle;         /* valid if public.ordinal >= 0 */
+	struct glake__warm warm; /* under the books lock, as is the next */
+	uint64_t owed_bytes;     /* wanted back when there was less warm: what is freed next goes */
+};
+
+struct glake__books {
+	pthread_mutex_t lock;
+	struct glake__ptr_table live; /* glake_alloc(): address to struct glake__backing */
+	struct glake__placed *placed; /* owned list: glake_reserve() */
+	struct glake_model *models;   /* owned list */
+	struct glake_block *blocks;   /* owned list */
+	uint64_t live_bytes;
+	uint64_t peak_bytes; /* the highest live_bytes */
+	uint64_t reserved_bytes;
+	uint64_t shared_bytes;
+	uint64_t n_warm_allocs;
+	uint64_t n_cold_allocs;
+};
+
+/* The program holds @n_bytes more. Called with the books lock held. */
+static inline void glake__books_add_live(struct glake__books *books, uint64_t n_bytes)
+{
+	books->live_bytes += n_bytes;
+	if (books->live_bytes > books->peak_bytes) {
+		books->peak_bytes = books->live_bytes;
+	}
+}
+
+/* What the last report said; of the program, only which of its numbers those were. */
+struct glake__usage {
+	uint64_t live_bytes;
+	uint64_t warm_bytes;
+	uint64_t peak_bytes;
+	uint64_t program_version;
+};
+
+struct glake__program {
+	uint64_t version; /* counts the changes of what follows */
+	uint64_t n_owned;
+	uint64_t n_passed;
+	struct glake_driver_memory *driver; /* owned; by position in devices, NULL until set */
+};
+
+struct glake_session {
+	uint64_t fork_generation; /* of the process that connected */
+	_Atomic uint32_t n_refs;  /* the caller's, and one per exported model */
+	_Atomic bool is_closing;  /* glake_disconnect(): the daemon is told nothing any more */
+	bool is_forked;           /* glake_disconnect() in a child: no driver call, no lock */
+	bool has_driver;          /* false: no_cuda */
+	struct cudrv drv;
+	uint64_t id;
+	bool is_admin;
+	char tenant[64];
+	char realm[64];
+	char daemon_version[32];
+	uint32_t n_devices;
+	struct glake__device *devices; /* owned */
+	struct glake__link link;
+	struct glake__books books;
+	/* async.c: owned; made by the first call that wants it. */
+	_Atomic(struct glake_order *) order;
+
+	pthread_mutex_t usage_lock; /* for the fields of usage.c below */
+	uint64_t usage_sent_ns;
+	struct glake__usage usage_sent;
+	struct glake__program program; /* of glake_set_program_usage() */
+};
+
+/*
+ * The first line of every public function that takes a session: 0, -EINVAL for NULL, or
+ * GLAKE_E_FORKED.
+ */
+int glake__session_check(const struct glake_session *session);
+
+/* The last one frees the struct. All else has ended by then. */
+void glake__session_ref(struct glake_session *session);
+void glake__session_unref(struct glake_session *session);
+
+/* The device of glaked's number @index, mappable or not; NULL with the error set. */
+struct glake__device *glake__session_device(struct glake_session *session, uint32_t index);
+
+/* The same, or NULL with the error set unless memory of it can be mapped in this process. */
+struct glake__device *glake__session_mappable(struct glake_session *session, uint32_t index,
+                                              int *error_out);
+
+#endif

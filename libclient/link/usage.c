@@ -1,0 +1,215 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "libclient/link/usage.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/cleanup.h"
+#include "proto/clock.h"
+#include "libclient/link/sized.h"
+
+/* glaked takes no more of one report. */
+#define MAX_DEVICES 64u
+
+/* Called with the books lock held. */
+static uint64_t warm_bytes_locked(const struct glake_session *session)
+{
+	uint64_t n_bytes = 0;
+	for (uint32_t i = 0; i < session->n_devices; i++) {
+		n_bytes += session->devices[i].warm.n_bytes;
+	}
+	return n_bytes;
+}
+
+static struct glake__usage measure(struct glake_session *session)
+{
+	struct glake__books *books = &session->books;
+	pthread_mutex_lock(&books->lock);
+	struct glake__usage usage = {
+		.live_bytes = books->live_bytes,
+		.warm_bytes = warm_bytes_locked(session),
+		.peak_bytes = books->peak_bytes,
+	};
+	pthread_mutex_unlock(&books->lock);
+	return usage;
+}
+
+/* ---- reporting -------------------------------------------------------------------------------- */
+
+/* A UsageReport and what it points to. */
+struct report {
+	Glake__Wire__UsageReport body;
+	Glake__Wire__DriverMemory rows[MAX_DEVICES];
+	Glake__Wire__DriverMemory *list[MAX_DEVICES];
+};
+
+static bool has_any(const struct glake_driver_memory *driver)
+{
+	return driver->managed_bytes || driver->array_bytes || driver->graph_bytes ||
+	       driver->other_bytes;
+}
+
+/* Called with the usage lock held. */
+static void add_program_locked(const struct glake_session *session, struct report *report)
+{
+	const struct glake__program *program = &session->program;
+	report->body.n_owned = program->n_owned;
+	report->body.n_passed = program->n_passed;
+	report->body.driver = report->list;
+	for (uint32_t i = 0; program->driver && i < session->n_devices; i++) {
+		const struct glake_driver_memory *driver = &program->driver[i];
+		if (!has_any(driver) || report->body.n_driver == MAX_DEVICES) {
+			continue;
+		}
+		Glake__Wire__DriverMemory *row = &report->rows[report->body.n_driver];
+		glake__wire__driver_memory__init(row);
+		row->device = session->devices[i].public.index;
+		row->managed_bytes = driver->managed_bytes;
+		row->array_bytes = driver->array_bytes;
+		row->graph_bytes = driver->graph_bytes;
+		row->other_bytes = driver->other_bytes;
+		report->list[report->body.n_driver++] = row;
+	}
+}
+
+/* True if a report is due, or wanted now; it is then taken as sent. */
+static bool take_due(struct glake_session *session, struct glake__usage usage, bool is_wanted,
+                     struct report *report)
+{
+	pthread_mutex_lock(&session->usage_lock);
+	uint64_t now_ns = clock_now_ns();
+	usage.program_version = session->program.version;
+	bool due = is_wanted || (now_ns - session->usage_sent_ns >= USAGE_PERIOD_NS &&
+	                         memcmp(&usage, &session->usage_sent, sizeof(usage)) != 0);
+	if (due) {
+		session->usage_sent_ns = now_ns;
+		session->usage_sent = usage;
+		add_program_locked(session, report);
+	}
+	pthread_mutex_unlock(&session->usage_lock);
+	return due;
+}
+
+/* @reclaim: the id of what it answers; 0 = nothing. */
+static void send_report(struct glake_session *session, uint64_t reclaim)
+{
+	struct glake__usage usage = measure(session);
+	struct report report;
+	glake__wire__usage_report__init(&report.body);
+	if (!take_due(session, usage, reclaim != 0, &report)) {
+		return;
+	}
+	report.body.live_bytes = usage.live_bytes;
+	report.body.warm_bytes = usage.warm_bytes;
+	report.body.peak_bytes = usage.peak_bytes;
+	report.body.reclaim = reclaim;
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_USAGE_REPORT;
+	request.usage_report = &report.body;
+	glake__call_forget(session, &request);
+}
+
+void glake__usage_report(struct glake_session *session)
+{
+	send_report(session, 0);
+}
+
+void glake__usage_answer(struct glake_session *session, uint64_t id)
+{
+	send_report(session, id);
+}
+
+/* ---- of the program --------------------------------------------------------------------------- */
+
+/* Sort the entries of @usage by position into @driver_out, zeroed, of n_devices. */
+static int place(const struct glake_session *session, const struct glake_program_usage *usage,
+                 struct glake_driver_memory *driver_out, bool *is_taken)
+{
+	for (size_t i = 0; i < usage->n_driver; i++) {
+		const struct glake_driver_memory *driver = &usage->driver[i];
+		uint32_t at = 0;
+		while (at < session->n_devices &&
+		       session->devices[at].public.index != driver->device) {
+			at++;
+		}
+		if (at == session->n_devices) {
+			return glake__fail(-ENODEV, "the daemon has no device %u", driver->device);
+		}
+		if (is_taken[at]) {
+			return glake__fail(-EINVAL, "device %u is there twice", driver->device);
+		}
+		is_taken[at] = true;
+		/* Field by field: they are compared as bytes, padding and all. */
+		driver_out[at].device = driver->device;
+		driver_out[at].managed_bytes = driver->managed_bytes;
+		driver_out[at].array_bytes = driver->array_bytes;
+		driver_out[at].graph_bytes = driver->graph_bytes;
+		driver_out[at].other_bytes = driver->other_bytes;
+	}
+	return 0;
+}
+
+/* Takes what *driver holds, and leaves there what is to be freed. */
+static void set_program(struct glake_session *session, const struct glake_program_usage *usage,
+                        struct glake_driver_memory **driver)
+{
+	struct glake__program *program = &session->program;
+	size_t n_bytes = session->n_devices * sizeof(**driver);
+	pthread_mutex_lock(&session->usage_lock);
+	if (!program->driver || program->n_owned != usage->n_owned ||
+	    program->n_passed != usage->n_passed ||
+	    memcmp(program->driver, *driver, n_bytes) != 0) {
+		struct glake_driver_memory *before = program->driver;
+		program->version++;
+		program->n_owned = usage->n_owned;
+		program->n_passed = usage->n_passed;
+		program->driver = *driver;
+		*driver = before;
+	}
+	pthread_mutex_unlock(&session->usage_lock);
+}
+
+int glake_set_program_usage(struct glake_session *session, const struct glake_program_usage *usage)
+{
+	struct glake_program_usage full;
+	int r = glake__session_check(session);
+	if (r == 0) {
+		r = glake__sized_in(usage, &full, sizeof(full));
+	}
+	if (r < 0) {
+		return r;
+	}
+	cleanup_free struct glake_driver_memory *driver = calloc(session->n_devices + 1,
+	                                                         sizeof(*driver));
+	cleanup_free bool *is_taken = calloc(session->n_devices + 1, sizeof(*is_taken));
+	if (!driver || !is_taken) {
+		return glake__fail(-ENOMEM, "out of memory");
+	}
+	r = place(session, &full, driver, is_taken);
+	if (r == 0) {
+		set_program(session, &full, &driver);
+	}
+	return r;
+}
+
+int glake_usage(struct glake_session *session, struct glake_usage *usage)
+{
+	int r = glake__session_check(session);
+	if (r < 0) {
+		return r;
+	}
+	struct glake__books *books = &session->books;
+	pthread_mutex_lock(&books->lock);
+	struct glake_usage full = {
+		.live_bytes = books->live_bytes,
+		.reserved_bytes = books->reserved_bytes,
+		.warm_bytes = warm_bytes_locked(session),
+		.shared_bytes = books->shared_bytes,
+		.n_warm_allocs = books->n_warm_allocs,
+		.n_cold_allocs = books->n_cold_allocs,
+		.peak_bytes = books->peak_bytes,
+	};
+	pthread_mutex_unlock(&books->lock);
+	return glake__sized_out(usage, &full, sizeof(full));
+}

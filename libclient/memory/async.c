@@ -1,0 +1,156 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "libclient/memory/async.h"
+
+#include <errno.h>
+
+#include "libclient/memory/alloc.h"
+#include "libclient/link/notice.h"
+#include "libclient/memory/order.h"
+
+static void release(void *user, void *allocation)
+{
+	struct glake_session *session = user;
+	/* What glake_disconnect() has in hand it drops by itself. */
+	if (!session->is_closing) {
+		glake__alloc_end(session, allocation);
+	}
+}
+
+static int find_order(struct glake_session *session, struct glake_order **order_out)
+{
+	struct glake_order *order = session->order;
+	if (!order) {
+		const struct glake_order_options options = {.release = release, .user = session};
+		struct glake_order *first = NULL;
+		int r = glake__order_over(&session->drv, &options, &order);
+		if (r < 0) {
+			return r;
+		}
+		if (!atomic_compare_exchange_strong(&session->order, &first, order)) {
+			glake_order_free(order);
+			order = first;
+		}
+	}
+	*order_out = order;
+	return 0;
+}
+
+struct place {
+	struct glake_order *order;
+	struct glake_stream stream;
+	struct glake__device *device; /* of the stream */
+};
+
+static int find_place(struct glake_session *session, void *handle, unsigned flags,
+                      struct place *place_out)
+{
+	if (!session->has_driver) {
+		return glake__fail(GLAKE_E_NO_DRIVER, "the session was made without the driver");
+	}
+	int r = find_order(session, &place_out->order);
+	if (r < 0) {
+		return r;
+	}
+	/* First of all: to ask for more would end the capture. */
+	if (glake__order_is_captured(place_out->order, handle, flags)) {
+		return glake__fail(-EBUSY, "the stream is being captured");
+	}
+	r = glake_order_stream(place_out->order, handle, flags, &place_out->stream);
+	if (r < 0) {
+		return r;
+	}
+	r = glake_device_index(session, place_out->stream.ordinal);
+	place_out->device = r < 0 ? NULL : glake__session_device(session, (uint32_t)r);
+	return r < 0 ? r : 0;
+}
+
+static glake_ptr unpark(struct glake_session *session, struct glake__backing *backing)
+{
+	pthread_mutex_lock(&session->books.lock);
+	backing->is_parked = false;
+	glake__books_add_live(&session->books, backing->n_bytes);
+	pthread_mutex_unlock(&session->books.lock);
+	return backing->ptr;
+}
+
+int glake_alloc_async(struct glake_session *session, void *stream, uint64_t bytes, unsigned flags,
+                      glake_ptr *ptr_out)
+{
+	struct place place;
+	uint64_t n_bytes = 0;
+	int r = glake__session_check(session);
+	if (r == 0 && !ptr_out) {
+		r = glake__fail(-EINVAL, "no place for the pointer");
+	}
+	if (r == 0) {
+		r = glake__alloc_round(bytes, flags, GLAKE_PER_THREAD, &n_bytes);
+	}
+	if (r == 0) {
+		r = find_place(session, stream, flags, &place);
+	}
+	if (r < 0) {
+		return r;
+	}
+	struct glake__backing *backing = glake_order_take(place.order, &place.stream, n_bytes);
+	if (backing) {
+		*ptr_out = unpark(session, backing);
+		return 0;
+	}
+	glake_order_collect(place.order, place.stream.context, false);
+	return glake__alloc_get(session, place.device, n_bytes, false, ptr_out);
+}
+
+/* Out of the program's hands. NULL, with the error set, if it is not there. */
+static struct glake__backing *park(struct glake_session *session, glake_ptr ptr)
+{
+	pthread_mutex_lock(&session->books.lock);
+	struct glake__backing *backing = glake__alloc_find_locked(&session->books, ptr);
+	if (backing) {
+		backing->is_parked = true;
+		session->books.live_bytes -= backing->n_bytes;
+	}
+	pthread_mutex_unlock(&session->books.lock);
+	if (!backing) {
+		glake__alloc_unknown(ptr);
+	}
+	return backing;
+}
+
+int glake_free_async(struct glake_session *session, void *stream, glake_ptr ptr, unsigned flags)
+{
+	struct place place;
+	int r = glake__session_check(session);
+	if (r < 0 || ptr == 0) {
+		return r;
+	}
+	if (flags & ~(unsigned)GLAKE_PER_THREAD) {
+		return glake__fail(-EINVAL, "cannot free with flags 0x%x", flags);
+	}
+	r = find_place(session, stream, flags, &place);
+	if (r < 0) {
+		return r;
+	}
+	struct glake__backing *backing = park(session, ptr);
+	if (!backing) {
+		return -EINVAL;
+	}
+	/* Others may have it mapped that has a ticket: it fits nobody's wishes, and is given back. */
+	r = glake_order_park(place.order, stream, flags, &place.stream, backing,
+	                     backing->device->public.ordinal,
+	                     backing->ticket ? 0 : backing->n_bytes);
+	if (r < 0) {
+		unpark(session, backing);
+	}
+	/* To park may be to release what others are done with. */
+	return glake__leave(session, r);
+}
+
+bool glake__async_collect(struct glake_session *session, int ordinal)
+{
+	return session->order && glake_order_collect_all(session->order, ordinal);
+}
+
+void glake__async_deinit(struct glake_session *session)
+{
+	glake_order_free(session->order);
+}

@@ -1,0 +1,800 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "libclient/memory/order.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdlib.h>
+
+#include "proto/cleanup.h"
+#include "libclient/link/error.h"
+#include "libclient/link/fork.h"
+#include "libclient/memory/ptr_table.h"
+#include "libclient/link/sized.h"
+
+/* So many may be parked on a stream before a free looks for those that are done. */
+#define MANY_PARKED 16u
+/* A stream without parked memory may be forgotten when there are more. */
+#define MANY_STREAMS 64u
+/* How many are looked at for one that fits: the newest, as they are the likeliest. */
+#define MAX_LOOKS 256u
+/* So many are released at a time, without the lock. */
+#define MAX_DONE 64u
+
+/* The calls that older drivers lack, and that there are two of, for the two default streams. */
+struct calls {
+	__typeof__(cuStreamGetId) *get_id;
+	CUresult (*get_ctx)(CUstream stream, CUcontext *ctx); /* before its _v2 */
+	CUresult (*get_ctx_v2)(CUstream stream, CUcontext *ctx, CUgreenCtx *green); /* CUDA 12.5 */
+	__typeof__(cuEventRecord) *record;
+	__typeof__(cuStreamIsCapturing) *is_capturing;
+};
+
+/* One event, and the allocation that waits for it; or a spare one. */
+struct parked {
+	void *allocation; /* while parked */
+	uint64_t n_bytes;
+	int ordinal;
+	CUevent event;           /* owned; it dies with its context */
+	struct parked *next;     /* link: a stream's, from old to new; spares */
+	struct parked *previous; /* link: a stream's */
+};
+
+/* Of one life of a context: the handle may be another's as soon as the driver has ended it. */
+struct context {
+	CUcontext ctx;
+	bool is_hidden;        /* it may be ending: its events must not be touched */
+	uint64_t round;        /* the last one in which it was collected from */
+	struct parked *spares; /* owned; events to be used again */
+	struct context *next;  /* link: order.contexts */
+};
+
+struct line {
+	struct glake_stream stream;
+	struct context *of;    /* borrowed */
+	struct parked *oldest; /* owned */
+	struct parked *newest;
+	unsigned n_parked;
+	struct line *next; /* link: order.lines */
+};
+
+/* Allocations that nothing uses any more, and that are out of the order. */
+struct done {
+	size_t n;
+	void *allocations[MAX_DONE];
+};
+
+struct glake_order {
+	struct glake_order_options options;
+	uint64_t fork_generation; /* of the process that made it */
+	struct cudrv drv;
+	__typeof__(cuCtxPushCurrent) *push;
+	__typeof__(cuCtxPopCurrent) *pop;
+	__typeof__(cuCtxGetDevice) *get_device;
+	struct calls calls[2]; /* [1]: GLAKE_PER_THREAD */
+	atomic_uint n_parked;  /* over all streams: spares others the lock */
+
+	/* Taken before the other one. Held while a context may end, or is entered to collect. */
+	pthread_mutex_t context_lock;
+	struct parked *dropped; /* owned; under it: of contexts that ended, to be released */
+	pthread_mutex_t lock;   /* for what follows */
+	struct line *lines;     /* owned list */
+	unsigned n_lines;
+	struct glake__ptr_table by_id; /* lines, by key_of() */
+	struct context *contexts;      /* owned list */
+	uint64_t n_rounds;
+};
+
+/* ---- with the lock held ----------------------------------------------------------------------- */
+
+/* 0 is no key, and may be an id. */
+static uint64_t key_of(uint64_t id)
+{
+	return id + 1;
+}
+
+static void append(struct glake_order *order, struct line *line, struct parked *parked)
+{
+	parked->next = NULL;
+	parked->previous = line->newest;
+	if (line->newest) {
+		line->newest->next = parked;
+	} else {
+		line->oldest = parked;
+	}
+	line->newest = parked;
+	line->n_parked++;
+	order->n_parked++;
+}
+
+static void take_out(struct glake_order *order, struct line *line, struct parked *parked)
+{
+	if (parked->previous) {
+		parked->previous->next = parked->next;
+	} else {
+		line->oldest = parked->next;
+	}
+	if (parked->next) {
+		parked->next->previous = parked->previous;
+	} else {
+		line->newest = parked->previous;
+	}
+	line->n_parked--;
+	order->n_parked--;
+}
+
+/* The life of @ctx that is not at its end; NULL without memory. */
+static struct context *context_of(struct glake_order *order, CUcontext ctx)
+{
+	struct context *context = order->contexts;
+	while (context && (context->ctx != ctx || context->is_hidden)) {
+		context = context->next;
+	}
+	if (!context && (context = calloc(1, sizeof(*context)))) {
+		context->ctx = ctx;
+		context->next = order->contexts;
+		order->contexts = context;
+	}
+	return context;
+}
+
+static void keep_spare(struct context *context, struct parked *parked)
+{
+	parked->allocation = NULL;
+	parked->next = context->spares;
+	context->spares = parked;
+}
+
+/* Drop the line that @link points to. Nothing is parked on it. */
+static void forget_line(struct glake_order *order, struct line **link)
+{
+	struct line *line = *link;
+	*link = line->next;
+	order->n_lines--;
+	glake__ptr_table_remove(&order->by_id, key_of(line->stream.id));
+	free(line);
+}
+
+static void forget_idle_lines(struct glake_order *order)
+{
+	struct line **link = &order->lines;
+	while (*link) {
+		if ((*link)->n_parked == 0) {
+			forget_line(order, link);
+		} else {
+			link = &(*link)->next;
+		}
+	}
+}
+
+static struct line *find_line(const struct glake_order *order, uint64_t id)
+{
+	return glake__ptr_table_get(&order->by_id, key_of(id));
+}
+
+static struct line *line_of(struct glake_order *order, const struct glake_stream *stream)
+{
+	struct line *line = find_line(order, stream->id);
+	if (line) {
+		return line;
+	}
+	if (order->n_lines >= MANY_STREAMS) {
+		forget_idle_lines(order);
+	}
+	struct context *context = context_of(order, stream->context);
+	line = context ? calloc(1, sizeof(*line)) : NULL;
+	if (!line || glake__ptr_table_add(&order->by_id, key_of(stream->id), line) < 0) {
+		free(line);
+		return NULL;
+	}
+	line->stream = *stream;
+	line->of = context;
+	line->next = order->lines;
+	order->lines = line;
+	order->n_lines++;
+	return line;
+}
+
+/* Memory may be freed on a stream of another device. */
+static struct parked *find_fit(const struct line *line, uint64_t n_bytes)
+{
+	struct parked *parked = line->newest;
+	for (unsigned i = 0; parked && i < MAX_LOOKS; i++, parked = parked->previous) {
+		if (parked->n_bytes >= n_bytes && parked->n_bytes - n_bytes <= n_bytes / 8 &&
+		    parked->ordinal == line->stream.ordinal) {
+			return parked;
+		}
+	}
+	return NULL;
+}
+
+/* Its event is a spare one again; returns the allocation. */
+static void *take_allocation(struct glake_order *order, struct line *line, struct parked *parked)
+{
+	void *allocation = parked->allocation;
+	take_out(order, line, parked);
+	keep_spare(line->of, parked);
+	return allocation;
+}
+
+/*
+ * What is done with on a stream. The queries happen with the lock held; they do not wait, and the
+ * first one that says "not yet" is the last.
+ */
+static void take_done(struct glake_order *order, struct line *line, struct done *done)
+{
+	while (line->oldest && done->n < MAX_DONE &&
+	       order->drv.cuEventQuery(line->oldest->event) == CUDA_SUCCESS) {
+		done->allocations[done->n++] = take_allocation(order, line, line->oldest);
+	}
+}
+
+/* ---- without it ------------------------------------------------------------------------------- */
+
+/*
+ * While any stream of the process is captured, other threads than ours must not ask for events, or
+ * the capture fails: it may begin at any moment. In relaxed mode they may, since our events are
+ * recorded in no capture.
+ */
+static CUstreamCaptureMode relax(const struct glake_order *order)
+{
+	CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+	order->drv.cuThreadExchangeStreamCaptureMode(&mode);
+	return mode;
+}
+
+static void restore(const struct glake_order *order, CUstreamCaptureMode mode)
+{
+	order->drv.cuThreadExchangeStreamCaptureMode(&mode);
+}
+
+static void release_done(struct glake_order *order, const struct done *done)
+{
+	for (size_t i = 0; i < done->n; i++) {
+		order->options.release(order->options.user, done->allocations[i]);
+	}
+}
+
+static CUresult make_event(struct glake_order *order, CUcontext ctx, CUevent *event_out)
+{
+	CUcontext popped;
+	CUresult result = order->push(ctx);
+	if (result == CUDA_SUCCESS) {
+		result = order->drv.cuEventCreate(event_out, CU_EVENT_DISABLE_TIMING);
+		order->pop(&popped);
+	}
+	return result;
+}
+
+static int take_spare(struct glake_order *order, CUcontext ctx, struct parked **parked_out)
+{
+	pthread_mutex_lock(&order->lock);
+	struct context *context = context_of(order, ctx);
+	struct parked *parked = context ? context->spares : NULL;
+	if (parked) {
+		context->spares = parked->next;
+	}
+	pthread_mutex_unlock(&order->lock);
+	if (!parked) {
+		parked = calloc(1, sizeof(*parked));
+		CUresult result = parked ? make_event(order, ctx, &parked->event) : CUDA_SUCCESS;
+		if (!parked || result != CUDA_SUCCESS) {
+			free(parked);
+			return parked ? glake__fail(GLAKE_E_CUDA, "cuEventCreate: %s",
+			                            cudrv_error(&order->drv, result))
+			              : glake__fail(-ENOMEM, "out of memory");
+		}
+	}
+	*parked_out = parked;
+	return 0;
+}
+
+static void give_spare(struct glake_order *order, CUcontext ctx, struct parked *parked)
+{
+	pthread_mutex_lock(&order->lock);
+	struct context *context = context_of(order, ctx);
+	if (context) {
+		keep_spare(context, parked);
+	}
+	pthread_mutex_unlock(&order->lock);
+	if (!context) {
+		order->drv.cuEventDestroy(parked->event);
+		free(parked);
+	}
+}
+
+/* ---- streams ---------------------------------------------------------------------------------- */
+
+static CUresult ask_place(struct glake_order *order, const struct calls *calls, CUstream handle,
+                          struct glake_stream *stream)
+{
+	CUcontext ctx = NULL;
+	CUcontext popped;
+	CUdevice device;
+	CUgreenCtx green;
+	CUresult result = calls->get_ctx_v2 ? calls->get_ctx_v2(handle, &ctx, &green)
+	                                    : calls->get_ctx(handle, &ctx);
+	if (result != CUDA_SUCCESS || !ctx) {
+		return result == CUDA_SUCCESS ? CUDA_ERROR_INVALID_CONTEXT : result;
+	}
+	result = order->push(ctx);
+	if (result == CUDA_SUCCESS) {
+		result = order->get_device(&device);
+		order->pop(&popped);
+		stream->context = ctx;
+		stream->ordinal = device;
+	}
+	return result;
+}
+
+static const struct calls *calls_of(const struct glake_order *order, unsigned flags)
+{
+	return &order->calls[(flags & GLAKE_PER_THREAD) != 0];
+}
+
+int glake_order_stream(struct glake_order *order, void *handle, unsigned flags,
+                       struct glake_stream *stream_out)
+{
+	const struct calls *calls = calls_of(order, flags);
+	unsigned long long id = 0;
+	if (!calls->get_id || !calls->get_ctx || !calls->record || !calls->is_capturing) {
+		return glake__fail(-ENOSYS, "the driver has no default streams by thread");
+	}
+	CUresult result = calls->get_id(handle, &id);
+	if (result == CUDA_SUCCESS) {
+		pthread_mutex_lock(&order->lock);
+		const struct line *line = find_line(order, id);
+		if (line) {
+			*stream_out = line->stream;
+		}
+		pthread_mutex_unlock(&order->lock);
+		if (line) {
+			return 0;
+		}
+	}
+	struct glake_stream stream = {.id = id};
+	if (result == CUDA_SUCCESS) {
+		result = ask_place(order, calls, handle, &stream);
+	}
+	if (result != CUDA_SUCCESS) {
+		return glake__fail(GLAKE_E_CUDA, "the driver knows no such stream: %s",
+		                   cudrv_error(&order->drv, result));
+	}
+	pthread_mutex_lock(&order->lock);
+	bool is_known = line_of(order, &stream) != NULL;
+	pthread_mutex_unlock(&order->lock);
+	if (!is_known) {
+		return glake__fail(-ENOMEM, "out of memory");
+	}
+	*stream_out = stream;
+	return 0;
+}
+
+bool glake__order_is_captured(const struct glake_order *order, CUstream handle, unsigned flags)
+{
+	CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+	const struct calls *calls = calls_of(order, flags);
+	return calls->is_capturing && calls->is_capturing(handle, &status) == CUDA_SUCCESS &&
+	       status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+/* ---- parking ---------------------------------------------------------------------------------- */
+
+void *glake_order_take(struct glake_order *order, const struct glake_stream *stream, uint64_t bytes)
+{
+	if (order->n_parked == 0) {
+		return NULL;
+	}
+	pthread_mutex_lock(&order->lock);
+	struct line *line = find_line(order, stream->id);
+	struct parked *parked = line && !line->of->is_hidden ? find_fit(line, bytes) : NULL;
+	void *allocation = parked ? take_allocation(order, line, parked) : NULL;
+	pthread_mutex_unlock(&order->lock);
+	return allocation;
+}
+
+/* What is done with on a stream with much that is parked. */
+static void take_some(struct glake_order *order, struct line *line, struct done *done)
+{
+	if (line->n_parked > MANY_PARKED && !line->of->is_hidden) {
+		CUstreamCaptureMode mode = relax(order);
+		take_done(order, line, done);
+		restore(order, mode);
+	}
+}
+
+int glake_order_park(struct glake_order *order, void *handle, unsigned flags,
+                     const struct glake_stream *stream, void *allocation, int ordinal,
+                     uint64_t bytes)
+{
+	struct done done = {.n = 0};
+	struct parked *parked = NULL;
+	int r = take_spare(order, stream->context, &parked);
+	if (r < 0) {
+		return r;
+	}
+	CUresult result = calls_of(order, flags)->record(parked->event, handle);
+	if (result != CUDA_SUCCESS) {
+		give_spare(order, stream->context, parked);
+		return glake__fail(GLAKE_E_CUDA, "cuEventRecord: %s",
+		                   cudrv_error(&order->drv, result));
+	}
+	parked->allocation = allocation;
+	parked->n_bytes = bytes;
+	parked->ordinal = ordinal;
+	pthread_mutex_lock(&order->lock);
+	struct line *line = line_of(order, stream);
+	if (line) {
+		append(order, line, parked);
+		take_some(order, line, &done);
+	}
+	pthread_mutex_unlock(&order->lock);
+	if (!line) {
+		give_spare(order, stream->context, parked);
+		return glake__fail(-ENOMEM, "out of memory");
+	}
+	release_done(order, &done);
+	return 0;
+}
+
+/* ---- collecting ------------------------------------------------------------------------------- */
+
+#define ANY_ORDINAL (-1)
+
+static void take_done_of(struct glake_order *order, CUcontext ctx, struct done *done)
+{
+	done->n = 0;
+	pthread_mutex_lock(&order->lock);
+	for (struct line *line = order->lines; line; line = line->next) {
+		if (line->of->ctx == ctx && !line->of->is_hidden) {
+			take_done(order, line, done);
+		}
+	}
+	pthread_mutex_unlock(&order->lock);
+}
+
+static bool collect_done(struct glake_order *order, CUcontext ctx)
+{
+	struct done done;
+	bool is_any = false;
+	do {
+		take_done_of(order, ctx, &done);
+		release_done(order, &done);
+		is_any |= done.n > 0;
+	} while (done.n == MAX_DONE);
+	return is_any;
+}
+
+static CUevent oldest_on(const struct line *line, int ordinal)
+{
+	const struct parked *parked = line->oldest;
+	while (parked && ordinal != ANY_ORDINAL && parked->ordinal != ordinal) {
+		parked = parked->next;
+	}
+	return parked ? parked->event : NULL;
+}
+
+/*
+ * Wait for something that is parked in @ctx. It stays parked: another thread may have it meanwhile,
+ * and its event be recorded anew, or be a spare one. False: there is nothing, or the context is lost,
+ * and what its work still touches nobody knows.
+ */
+static bool wait_for_one(struct glake_order *order, CUcontext ctx, int ordinal)
+{
+	CUevent event = NULL;
+	pthread_mutex_lock(&order->lock);
+	for (const struct line *line = order->lines; !event && line; line = line->next) {
+		if (line->of->ctx == ctx && !line->of->is_hidden) {
+			event = oldest_on(line, ordinal);
+		}
+	}
+	pthread_mutex_unlock(&order->lock);
+	return event && order->drv.cuEventSynchronize(event) == CUDA_SUCCESS;
+}
+
+/* The end of a context hides what is parked in it, also one that comes to nothing. */
+static void await_ends(struct glake_order *order)
+{
+	pthread_mutex_lock(&order->context_lock);
+	pthread_mutex_unlock(&order->context_lock);
+}
+
+int glake_order_collect(struct glake_order *order, void *context, int waits)
+{
+	if (order->n_parked == 0) {
+		return false;
+	}
+	if (waits) {
+		await_ends(order);
+	}
+	CUstreamCaptureMode mode = relax(order);
+	bool is_any = collect_done(order, context);
+	/* As often as would do if nobody parked anything meanwhile. */
+	unsigned n_left = waits ? order->n_parked : 0;
+	while (n_left-- > 0 && wait_for_one(order, context, ANY_ORDINAL)) {
+		is_any |= collect_done(order, context);
+	}
+	restore(order, mode);
+	return is_any;
+}
+
+/* With the lock of contexts held. One that was not collected from in this round, or NULL. */
+static struct context *next_context(struct glake_order *order, uint64_t round)
+{
+	pthread_mutex_lock(&order->lock);
+	struct context *context = order->contexts;
+	while (context && context->round >= round) {
+		context = context->next;
+	}
+	pthread_mutex_unlock(&order->lock);
+	return context;
+}
+
+/* With the lock of contexts held. Waits *n_left times at most. */
+static void take_done_in(struct glake_order *order, CUcontext ctx, int ordinal, unsigned *n_left,
+                         struct done *done)
+{
+	CUcontext popped;
+	if (order->push(ctx) != CUDA_SUCCESS) {
+		return;
+	}
+	take_done_of(order, ctx, done);
+	if (done->n == 0 && ordinal >= 0 && *n_left > 0 && wait_for_one(order, ctx, ordinal)) {
+		--*n_left;
+		take_done_of(order, ctx, done);
+	}
+	order->pop(&popped);
+}
+
+/* Who waits for nothing does not wait for a context to end either, or for who waits in one. */
+static bool lock_contexts(struct glake_order *order, bool waits)
+{
+	return waits ? pthread_mutex_lock(&order->context_lock) == 0
+	             : pthread_mutex_trylock(&order->context_lock) == 0;
+}
+
+/* In a context until there is nothing more: to release may take long, and contexts may end then. */
+int glake_order_collect_all(struct glake_order *order, int ordinal)
+{
+	struct context *context;
+	struct done done;
+	bool is_any = false;
+	if (order->n_parked == 0) {
+		return false;
+	}
+	pthread_mutex_lock(&order->lock);
+	uint64_t round = ++order->n_rounds;
+	pthread_mutex_unlock(&order->lock);
+	CUstreamCaptureMode mode = relax(order);
+	unsigned n_left = order->n_parked;
+	do {
+		done.n = 0;
+		if (!lock_contexts(order, ordinal >= 0)) {
+			break;
+		}
+		context = next_context(order, round);
+		if (context) {
+			take_done_in(order, context->ctx, ordinal, &n_left, &done);
+			if (done.n == 0) {
+				context->round = round;
+			}
+		}
+		pthread_mutex_unlock(&order->context_lock);
+		release_done(order, &done);
+		is_any |= done.n > 0;
+	} while (context);
+	restore(order, mode);
+	return is_any;
+}
+
+/* ---- contexts that end ------------------------------------------------------------------------ */
+
+void glake_order_hold_contexts(struct glake_order *order)
+{
+	pthread_mutex_lock(&order->context_lock);
+}
+
+static void set_hidden(struct glake_order *order, CUcontext ctx, bool is_hidden)
+{
+	pthread_mutex_lock(&order->lock);
+	for (struct context *context = order->contexts; context; context = context->next) {
+		if (context->ctx == ctx) {
+			context->is_hidden = is_hidden;
+		}
+	}
+	pthread_mutex_unlock(&order->lock);
+}
+
+void glake_order_hide_context(struct glake_order *order, void *context)
+{
+	set_hidden(order, context, true);
+}
+
+void glake_order_show_context(struct glake_order *order, void *context)
+{
+	set_hidden(order, context, false);
+}
+
+static void free_nodes(struct parked *list)
+{
+	while (list) {
+		struct parked *parked = list;
+		list = parked->next;
+		free(parked);
+	}
+}
+
+/* Called with the lock held, when no line is of them. Their events are gone. */
+static void drop_hidden(struct glake_order *order)
+{
+	struct context **link = &order->contexts;
+	while (*link) {
+		struct context *context = *link;
+		if (context->is_hidden) {
+			*link = context->next;
+			free_nodes(context->spares);
+			free(context);
+		} else {
+			link = &context->next;
+		}
+	}
+}
+
+/* What was parked goes the way of all events; its nodes keep it until it is released. */
+void glake_order_drop_context(struct glake_order *order)
+{
+	struct parked *list = NULL;
+	pthread_mutex_lock(&order->lock);
+	struct line **link = &order->lines;
+	while (*link) {
+		struct line *line = *link;
+		if (!line->of->is_hidden) {
+			link = &line->next;
+			continue;
+		}
+		while (line->oldest) {
+			struct parked *parked = line->oldest;
+			take_out(order, line, parked);
+			parked->next = list;
+			list = parked;
+		}
+		forget_line(order, link);
+	}
+	drop_hidden(order);
+	pthread_mutex_unlock(&order->lock);
+	while (list) {
+		struct parked *parked = list;
+		list = parked->next;
+		parked->next = order->dropped;
+		order->dropped = parked;
+	}
+}
+
+/* To release may take long: other contexts may end then. */
+void glake_order_let_contexts(struct glake_order *order)
+{
+	struct parked *list = order->dropped;
+	order->dropped = NULL;
+	pthread_mutex_unlock(&order->context_lock);
+	for (const struct parked *parked = list; parked; parked = parked->next) {
+		order->options.release(order->options.user, parked->allocation);
+	}
+	free_nodes(list);
+}
+
+/* ---- making and ending ------------------------------------------------------------------------ */
+
+static bool find_calls(struct glake_order *order)
+{
+	const struct {
+		const char *symbol;
+		void **entry;
+		bool is_vital; /* programs without default streams by thread, and green contexts, do without */
+	} wanted[] = {
+		{"cuCtxPushCurrent_v2", (void **)&order->push, true},
+		{"cuCtxPopCurrent_v2", (void **)&order->pop, true},
+		{"cuCtxGetDevice", (void **)&order->get_device, true},
+		{"cuStreamGetId", (void **)&order->calls[0].get_id, true},
+		{"cuStreamGetCtx", (void **)&order->calls[0].get_ctx, true},
+		{"cuStreamGetCtx_v2", (void **)&order->calls[0].get_ctx_v2, false},
+		{"cuEventRecord", (void **)&order->calls[0].record, true},
+		{"cuStreamIsCapturing", (void **)&order->calls[0].is_capturing, true},
+		{"cuStreamGetId_ptsz", (void **)&order->calls[1].get_id, false},
+		{"cuStreamGetCtx_ptsz", (void **)&order->calls[1].get_ctx, false},
+		{"cuStreamGetCtx_v2_ptsz", (void **)&order->calls[1].get_ctx_v2, false},
+		{"cuEventRecord_ptsz", (void **)&order->calls[1].record, false},
+		{"cuStreamIsCapturing_ptsz", (void **)&order->calls[1].is_capturing, false},
+	};
+	for (size_t i = 0; i < n_elements(wanted); i++) {
+		*wanted[i].entry = dlsym(order->drv.library, wanted[i].symbol);
+		if (!*wanted[i].entry && wanted[i].is_vital) {
+			glake__fail(-ENOSYS, "the CUDA driver library has no call named %s",
+			            wanted[i].symbol);
+			return false;
+		}
+	}
+	return true;
+}
+
+int glake__order_over(const struct cudrv *drv, const struct glake_order_options *options,
+                      struct glake_order **order_out)
+{
+	struct glake_order *order = calloc(1, sizeof(*order));
+	if (!order) {
+		return glake__fail(-ENOMEM, "out of memory");
+	}
+	order->options = *options;
+	order->fork_generation = glake__fork_generation();
+	order->drv = *drv;
+	if (!find_calls(order)) {
+		free(order);
+		return -ENOSYS;
+	}
+	pthread_mutex_init(&order->context_lock, NULL);
+	pthread_mutex_init(&order->lock, NULL);
+	*order_out = order;
+	return 0;
+}
+
+int glake_order_new(const struct glake_order_options *options, struct glake_order **order_out)
+{
+	struct glake_order_options full;
+	struct cudrv drv;
+	char text[512] = "";
+	int r = glake__sized_in(options, &full, sizeof(full));
+	if (r < 0) {
+		return r;
+	}
+	if (!full.release) {
+		return glake__fail(-EINVAL, "an order needs to be told how to release");
+	}
+	r = cudrv_open(&drv, full.libcuda, text, sizeof(text));
+	if (r < 0) {
+		return glake__fail(r == -ENOSYS ? r : GLAKE_E_NO_DRIVER, "%s", text);
+	}
+	return glake__order_over(&drv, &full, order_out);
+}
+
+/* A context that cannot be entered has ended and taken its events along. In a child all have. */
+static void end_parked(struct glake_order *order, CUcontext ctx, struct parked *list)
+{
+	CUcontext popped;
+	bool is_alive = order->fork_generation == glake__fork_generation() && list &&
+	                order->push(ctx) == CUDA_SUCCESS;
+	while (list) {
+		struct parked *parked = list;
+		list = parked->next;
+		if (parked->allocation) {
+			order->options.release(order->options.user, parked->allocation);
+		}
+		if (is_alive) {
+			order->drv.cuEventDestroy(parked->event);
+		}
+		free(parked);
+	}
+	if (is_alive) {
+		order->pop(&popped);
+	}
+}
+
+void glake_order_free(struct glake_order *order)
+{
+	if (!order) {
+		return;
+	}
+	while (order->lines) {
+		struct line *line = order->lines;
+		end_parked(order, line->stream.context, line->oldest);
+		forget_line(order, &order->lines);
+	}
+	while (order->contexts) {
+		struct context *context = order->contexts;
+		order->contexts = context->next;
+		end_parked(order, context->ctx, context->spares);
+		free(context);
+	}
+	glake__ptr_table_deinit(&order->by_id);
+	free(order);
+}

@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A model of this session: the blocks mapped read-only side by side, and its tensors.
+ *
+ * Owner: the caller of glake_model_open*(); the books list it, so that the session's end ends it.
+ * Lifetime: glake_model_open*() .. glake_model_close() or glake_disconnect(), and as long as others
+ * hold references: the tensors of glake_model_dlpack(). These hold the session's struct as well.
+ * Threads: unchanging between open and close, so read without a lock.
+ */
+#ifndef GLAKE_LIBCLIENT_MODEL_H
+#define GLAKE_LIBCLIENT_MODEL_H
+
+#include "libclient/link/session.h"
+#include "libclient/model/tensor_table.h"
+
+struct glake_model {
+	struct glake_model *next;      /* link: books.models */
+	struct glake_session *session; /* with a reference to it if is_exported */
+	_Atomic uint32_t n_refs;
+	bool is_exported; /* under the books lock: somebody else may have queued work on it */
+	struct glake__device *device;
+	uint64_t id;
+	char *name; /* owned */
+	bool no_map;
+	uint64_t n_tensors; /* as announced; the table must come to have as many */
+	uint64_t n_blocks;
+	uint64_t content_bytes;
+	uint64_t span_bytes;
+	bool was_loaded;
+	uint64_t deduplicated_bytes;
+	uint64_t load_ns;
+	uint64_t map_ns;
+
+	glake_ptr base;        /* of the reserved range, 0 = none */
+	uint64_t *block_bytes; /* owned; of each block mapped so far, side by side from base */
+	uint64_t n_mapped;     /* blocks */
+	uint64_t mapped_bytes;
+	struct glake__tensor_table tensors;
+};
+
+/* Map @fd, the next block, of @n_bytes, behind those mapped so far. The fd stays the caller's. */
+int glake__model_map_block(struct glake_model *model, uint64_t n_bytes, int fd);
+
+/* The last one unmaps. Any thread, also after the session's end, also in a forked child. */
+void glake__model_ref(struct glake_model *model);
+void glake__model_unref(struct glake_model *model);
+
+/* Drop all models: the session ends. */
+void glake__models_deinit(struct glake_session *session);
+
+#endif
