@@ -9,7 +9,8 @@
  *
  * A reload loads a second config and drops the first; nothing changes inside one.
  *
- * Owner: the server. Lifetime: until the next reload or the end.
+ * Owner: the server. Lifetime: until the next reload or the end: who needs something of it for longer
+ * than a turn of the loop keeps a copy.
  * Threads: read-only once loaded. config_load() may ask name services over a network: it blocks.
  */
 #ifndef GLAKE_DAEMON_CONFIG_H

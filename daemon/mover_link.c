@@ -388,9 +388,19 @@ int mover_link_pid(const struct mover_link *link)
 int mover_link_init(struct mover_link *link, uv_loop_t *loop, struct stats *stats, const char *path,
                     uint64_t idle_ms)
 {
-	*link = (struct mover_link){.loop = loop, .stats = stats, .path = path, .idle_ms = idle_ms};
+	*link = (struct mover_link){.loop = loop, .stats = stats, .idle_ms = idle_ms};
 	list_init(&link->abandoned);
+	link->path = strdup(path);
+	if (!link->path) {
+		return -ENOMEM;
+	}
 	return uv_timer_init(loop, &link->idle_timer);
+}
+
+void mover_link_take_path(struct mover_link *link, char *path)
+{
+	free(link->path);
+	link->path = path;
 }
 
 void mover_link_close(struct mover_link *link)
@@ -398,5 +408,6 @@ void mover_link_close(struct mover_link *link)
 	assert(!link->jobs);
 	link->is_closing = true;
 	let_go(link);
+	mover_link_take_path(link, NULL);
 	uv_close((uv_handle_t *)&link->idle_timer, NULL);
 }

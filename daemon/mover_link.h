@@ -59,7 +59,7 @@ struct mover_job {
 struct mover_link {
 	uv_loop_t *loop;     /* borrowed */
 	struct stats *stats; /* borrowed */
-	const char *path;    /* borrowed: the program */
+	char *path;          /* owned: the program */
 	uint64_t idle_ms;    /* 0 = stays */
 	uv_timer_t idle_timer;
 	struct mover_process *process; /* owned; NULL: none runs */
@@ -69,9 +69,15 @@ struct mover_link {
 	bool is_closing;
 };
 
-/* Starts nothing. @path must stay. Returns 0 or -errno. */
+/* Starts nothing. Keeps a copy of @path. Returns 0 or -errno: there is nothing to close then. */
 int mover_link_init(struct mover_link *link, uv_loop_t *loop, struct stats *stats, const char *path,
                     uint64_t idle_ms);
+
+/*
+ * The program of movers wanted from now on; one that is wanted or runs already stays what it is. Takes
+ * @path, which was allocated, over.
+ */
+void mover_link_take_path(struct mover_link *link, char *path);
 
 /* Ends the mover. No job may be under way, none may be started afterwards. */
 void mover_link_close(struct mover_link *link);

@@ -26,7 +26,7 @@ struct mover_process {
 	uv_process_t process;
 	uv_timer_t timer; /* while it is to be started; then, to look after it */
 	struct conn conn;
-	const char *path;                    /* borrowed */
+	char *path;                          /* owned */
 	struct stats *stats;                 /* borrowed */
 	const struct mover_process_ops *ops; /* NULL: let go, nobody wants to know */
 	void *user;
@@ -42,6 +42,7 @@ struct mover_process {
 static void put(struct mover_process *process)
 {
 	if (--process->n_handles == 0) {
+		free(process->path);
 		free(process);
 	}
 }
@@ -233,7 +234,9 @@ int mover_process_new(uv_loop_t *loop, const char *path, struct stats *stats,
 	cleanup_fd int our_fd = sockets[0];
 	cleanup_fd int their_fd = sockets[1];
 	struct mover_process *process = calloc(1, sizeof(*process));
-	if (!process) {
+	cleanup_free char *own_path = strdup(path);
+	if (!process || !own_path) {
+		free(process);
 		return -ENOMEM;
 	}
 	int r = conn_open(&process->conn, loop, our_fd, on_packet, on_conn_end);
@@ -242,7 +245,8 @@ int mover_process_new(uv_loop_t *loop, const char *path, struct stats *stats,
 		return r;
 	}
 	fd_steal(&our_fd);
-	process->path = path;
+	process->path = own_path;
+	own_path = NULL;
 	process->stats = stats;
 	process->ops = ops;
 	process->user = user;

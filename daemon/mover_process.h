@@ -32,8 +32,8 @@ struct mover_process_ops {
 };
 
 /*
- * Want one. @path, @ops and @stats must stay; starts and deaths are counted there. Nothing is called
- * back from in here. Returns 0 or -errno.
+ * Want one: the program @path, of which a copy is kept. @ops and @stats must stay; starts and deaths
+ * are counted there. Nothing is called back from in here. Returns 0 or -errno.
  */
 int mover_process_new(uv_loop_t *loop, const char *path, struct stats *stats,
                       const struct mover_process_ops *ops, void *user,

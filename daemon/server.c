@@ -234,15 +234,14 @@ static void read_config(uv_work_t *work)
 
 /*
  * Limits, tenants and realms of sessions to come. What a session is (its tenant, its realm) was
- * decided when it came; sockets, devices and pools are as they were at the start.
+ * decided when it came; sockets, devices and pools are as they were at the start. What outlives a
+ * config has its own copies of what it took from it: @mover_path is one.
  */
-static void take_config(struct server *server, struct config *config)
+static void take_config(struct server *server, struct config *config, char *mover_path)
 {
-	struct config *old = server->config;
+	mover_link_take_path(&server->mover, mover_path);
+	config_free(server->config);
 	server->config = config;
-	/* The mover link holds the path it was given. */
-	server->mover.path = config->mover_path;
-	config_free(old);
 	apply_limits(server);
 	log_info("read the configuration again");
 }
@@ -252,14 +251,16 @@ static void on_config_read(uv_work_t *work, int status)
 	struct reload *reload = container_of(work, struct reload, work);
 	struct server *server = reload->server;
 	const char *error = reload->result < 0 ? reload->error : NULL;
-	if (!error && tenant_table_apply(server->tenants, reload->config) < 0) {
+	char *mover_path = error ? NULL : strdup(reload->config->mover_path);
+	if (!error && (!mover_path || tenant_table_apply(server->tenants, reload->config) < 0)) {
 		config_free(reload->config);
+		free(mover_path);
 		error = "no host memory";
 	}
 	if (error) {
 		log_error("the configuration stays as it was: %s", error);
 	} else {
-		take_config(server, reload->config);
+		take_config(server, reload->config, mover_path);
 	}
 	server->is_reloading = false;
 	free(reload->path);
@@ -388,6 +389,12 @@ static int open_parts(struct server *server)
 	if (r < 0) {
 		return r;
 	}
+	r = mover_link_init(&server->mover, &server->loop, &server->stats, config->mover_path,
+	                    config->mover_idle_ms);
+	if (r < 0) {
+		tenant_table_free(server->tenants);
+		return r;
+	}
 	/* Every session is an fd as well. */
 	uint64_t n_chunk_fds = budget > 2 * config->max_sessions ? budget - config->max_sessions
 	                                                         : budget / 2;
@@ -395,14 +402,13 @@ static int open_parts(struct server *server)
 	r = allocator_init(&server->allocator, &server->loop, server->devices, server->n_devices,
 	                   n_chunk_fds, cache, &server->stats, &hooks);
 	if (r < 0) {
+		mover_link_close(&server->mover);
 		tenant_table_free(server->tenants);
 		return r;
 	}
 	store_init(&server->store, &server->loop, cache, &server->stats);
 	server->store.on_evicted = on_model_evicted;
 	server->store.user = server;
-	mover_link_init(&server->mover, &server->loop, &server->stats, config->mover_path,
-	                config->mover_idle_ms);
 	server->load_context = (struct load_context){
 		.store = &server->store,
 		.allocator = &server->allocator,

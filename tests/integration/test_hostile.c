@@ -21,6 +21,7 @@
 #include "tests/harness/connection.h"
 #include "tests/harness/fuse_file.h"
 #include "tests/harness/model_file.h"
+#include "tests/harness/run.h"
 
 #define MIB (1024ull * 1024)
 #define CONTENT_BYTES (HARNESS_PATH_BYTES + 32)
@@ -287,6 +288,64 @@ START_TEST(a_file_that_cannot_be_closed_stops_nobody)
 	ck_assert_int_eq(waitpid(villain, NULL, 0), villain);
 	harness_sleep_ms(100);
 	ck_assert_int_eq(load(witness, content), GLAKE__WIRE__STATUS__OK);
+	connection_close(&witness);
+	harness_stop(&harness);
+}
+END_TEST
+
+/* A copy of the mover of that name, and a configuration that has it. */
+static void reload_with_mover(const char *name)
+{
+	char command[1024];
+	char config[HARNESS_PATH_BYTES + 128];
+	snprintf(command, sizeof(command), "cp '%s' '%s/%s'", run_in_build("bin/glake-mover"),
+	         harness.folder, name);
+	ck_assert_int_eq(system(command), 0);
+	snprintf(config, sizeof(config), "drain_ms = 100; mover_path = \"%s/%s\";", harness.folder,
+	         name);
+	harness_reload(&harness, config);
+}
+
+static void assert_mover_is(int connection, const char *name)
+{
+	char link[64];
+	char path[HARNESS_PATH_BYTES + 64] = "";
+	snprintf(link, sizeof(link), "/proc/%d/exe", (int)mover_pid(connection));
+	ck_assert_int_gt(readlink(link, path, sizeof(path) - 1), 0);
+	ck_assert_str_eq(strrchr(path, '/') + 1, name);
+}
+
+/* It waits for a client's file; meanwhile another configuration has come, and names another one. */
+START_TEST(a_mover_that_is_wanted_outlives_the_configuration)
+{
+	static const struct fuse_file_faults faults = {.is_flush_endless = true};
+	static const struct model_tensor other = {"b", "U8", 1, {1000}, 2};
+	struct fuse_file file;
+	char content[CONTENT_BYTES];
+	if (!begin_with_fuse("drain_ms = 100;", &faults, &file, content)) {
+		return;
+	}
+	reload_with_mover("first-mover");
+	int witness = connection_hello(&harness);
+	pid_t villain = start_villain(file.path, true);
+	connection_ping(witness);
+	harness_wait_log(&harness, "closed: a packet that is too long");
+	uint64_t id = send_open(witness, content);
+	connection_ping(witness);
+	reload_with_mover("second-mover");
+	kill(villain, SIGKILL);
+	fuse_file_stop(&file);
+	ck_assert_int_eq(waitpid(villain, NULL, 0), villain);
+	Glake__Wire__Answer *answer = connection_receive_for(witness, id, NULL);
+	ck_assert_msg(answer->status == GLAKE__WIRE__STATUS__OK, "%s", answer->error);
+	connection_free(answer);
+	assert_mover_is(witness, "first-mover");
+	/* The next one is the second. */
+	kill(mover_pid(witness), SIGKILL);
+	harness_wait_log(&harness, "glake-mover died: signal 9");
+	model_file_write(content, &other, 1);
+	ck_assert_int_eq(load(witness, content), GLAKE__WIRE__STATUS__OK);
+	assert_mover_is(witness, "second-mover");
 	connection_close(&witness);
 	harness_stop(&harness);
 }
@@ -627,6 +686,7 @@ int main(void)
 	tcase_set_timeout(tcase, TEST_TIMEOUT_S);
 	tcase_add_loop_test(tcase, a_file_that_cannot_be_closed_stops_nobody, 0, N_VILLAINIES);
 	suite_add_tcase(suite, tcase);
+	suite_add(suite, a_mover_that_is_wanted_outlives_the_configuration);
 	suite_add(suite, a_file_that_waits_for_the_mover_stops_nobody);
 	suite_add(suite, a_file_that_waits_for_the_mover_keeps_nobodys_open);
 	suite_add(suite, cancelled_loads_leave_room_for_others);
