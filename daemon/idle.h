@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What may be evicted, in the order in which it fell idle.
+ * What may be evicted, in the order of eviction: the lowest priority first and, within one, what has
+ * been idle longest.
  *
- * Embedded in models and in published blocks. Eviction takes the lowest priority first and, within
- * one, who has been idle longest: the list is kept in the order of time and searched by priority.
+ * Embedded in models and in published blocks.
  *
  * Threads: loop thread.
  */

@@ -28,11 +28,22 @@ void store_deinit(struct store *store)
 	assert(list_is_empty(&store->model_list) && list_is_empty(&store->block_list));
 }
 
+/* Keeps the list in the order of eviction. Priorities are few, so the place is near the tail. */
+static void enter_idle(struct store *store, struct idle *idle)
+{
+	struct list *next = &store->idle;
+	while (next->prev != &store->idle &&
+	       container_of(next->prev, struct idle, link)->priority > idle->priority) {
+		next = next->prev;
+	}
+	list_insert(next, &idle->link);
+}
+
 static void fall_idle(struct store *store, struct idle *idle, int32_t priority)
 {
 	idle->priority = priority;
 	idle->since_ms = uv_now(store->loop);
-	list_insert(&store->idle, &idle->link);
+	enter_idle(store, idle);
 }
 
 /* ---- blocks ---------------------------------------------------------------------------------- */
@@ -184,7 +195,7 @@ static void model_fall_idle(struct store *store, struct model *model)
 {
 	store->idle_manifest_bytes += model->manifest_bytes;
 	model->realm->idle_manifest_bytes += model->manifest_bytes;
-	list_insert(&store->idle, &model->idle.link);
+	enter_idle(store, &model->idle);
 }
 
 static void model_leave_idle(struct store *store, struct model *model)
@@ -436,33 +447,48 @@ static uint64_t evict_idle(struct store *store, struct idle *idle)
 	               : evict_block(store, container_of(idle, struct block, idle));
 }
 
-/* The lowest priority and, within it, the longest idle. */
-static struct idle *first_to_go(struct store *store, const struct device *device)
+static const struct realm *realm_of(const struct idle *idle)
 {
-	struct idle *first = NULL;
-	struct idle *idle;
-	list_for_each (idle, &store->idle, link) {
-		if (device_of(idle) == device && (!first || idle->priority < first->priority)) {
-			first = idle;
-		}
-	}
-	return first;
+	return idle->kind == IDLE_MODEL ? container_of(idle, struct model, idle)->realm
+	                                : container_of(idle, struct block, idle)->realm;
 }
 
-uint64_t store_evict(struct store *store, const struct device *device, uint64_t bytes)
+/* Of what to evict, in the order of the list, and how much of it is enough. */
+struct sweep {
+	const struct device *device; /* NULL: of any */
+	const struct realm *realm;   /* NULL: of any */
+	uint64_t bytes;
+	uint64_t n_blocks;
+};
+
+static uint64_t evict(struct store *store, const struct sweep *sweep)
 {
 	uint64_t freed_bytes = 0;
-	while (freed_bytes < bytes) {
-		struct idle *idle = first_to_go(store, device);
-		if (!idle) {
-			break;
+	uint64_t n_blocks = store->n_blocks;
+	struct list *link = store->idle.next;
+	while (link != &store->idle && freed_bytes < sweep->bytes &&
+	       n_blocks - store->n_blocks < sweep->n_blocks) {
+		struct idle *idle = container_of(link, struct idle, link);
+		if ((sweep->device && device_of(idle) != sweep->device) ||
+		    (sweep->realm && realm_of(idle) != sweep->realm)) {
+			link = link->next;
+			continue;
 		}
+		/* Published blocks of an evicted model fall idle with its priority: still ahead. */
+		struct list *prev = link->prev;
 		freed_bytes += evict_idle(store, idle);
+		link = prev->next;
 	}
 	return freed_bytes;
 }
 
-/* In the fullest realm the lowest priority and, within it, the longest idle. NULL: no model is idle. */
+uint64_t store_evict(struct store *store, const struct device *device, uint64_t bytes)
+{
+	return evict(store,
+	             &(struct sweep){.device = device, .bytes = bytes, .n_blocks = UINT64_MAX});
+}
+
+/* In the fullest realm the first in the order of eviction. NULL: no model is idle. */
 static struct model *first_to_trim(struct store *store)
 {
 	struct model *first = NULL;
@@ -474,8 +500,7 @@ static struct model *first_to_trim(struct store *store)
 		struct model *model = container_of(idle, struct model, idle);
 		uint64_t bytes = model->realm->idle_manifest_bytes;
 		uint64_t most_bytes = first ? first->realm->idle_manifest_bytes : 0;
-		if (!first || bytes > most_bytes ||
-		    (bytes == most_bytes && idle->priority < first->idle.priority)) {
+		if (!first || bytes > most_bytes) {
 			first = model;
 		}
 	}
@@ -489,28 +514,12 @@ void store_trim(struct store *store)
 	}
 }
 
-static const struct realm *realm_of(const struct idle *idle)
-{
-	return idle->kind == IDLE_MODEL ? container_of(idle, struct model, idle)->realm
-	                                : container_of(idle, struct block, idle)->realm;
-}
-
 uint64_t store_evict_all(struct store *store, const struct realm *realm, uint64_t *n_models_out)
 {
-	uint64_t freed_bytes = 0;
 	uint64_t n_models = store->n_models;
-	struct list *link = store->idle.next;
-	while (link != &store->idle) {
-		struct idle *idle = container_of(link, struct idle, link);
-		if (realm && realm_of(idle) != realm) {
-			link = link->next;
-			continue;
-		}
-		/* Evicting a model may make its published blocks idle, at the tail: still ahead. */
-		struct list *prev = link->prev;
-		freed_bytes += evict_idle(store, idle);
-		link = prev->next;
-	}
+	uint64_t freed_bytes = evict(
+		store,
+		&(struct sweep){.realm = realm, .bytes = UINT64_MAX, .n_blocks = UINT64_MAX});
 	if (n_models_out) {
 		*n_models_out = n_models - store->n_models;
 	}

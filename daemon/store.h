@@ -24,7 +24,7 @@ struct store {
 	struct model *models; /* table by model_key */
 	struct list block_list;
 	struct list model_list;
-	struct list idle;
+	struct list idle; /* of what may be evicted, in that order */
 	uint64_t last_id;
 	uint64_t n_blocks;
 	uint64_t n_models;

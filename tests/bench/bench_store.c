@@ -4,7 +4,8 @@
  *
  * In this process, with the daemon's own objects: BLOCKS chunks of 2 MiB are made and exported as
  * far as the limit on fds goes (the rest have no fd), sealed by store_seal(), and the growth of
- * the heap is read with mallinfo2(). Then once more as models, each block with its place in a
+ * the heap is read with mallinfo2(). They become cache, half of them of a higher priority, and
+ * are evicted for as many bytes. Then once more as models, each block with its place in a
  * manifest and one tensor that has a name of 64 bytes and two dimensions. What the kernel and the
  * driver keep for an fd is not in it.
  *
@@ -147,8 +148,13 @@ static void run_blocks(struct parts *parts, unsigned n)
 	            "%.1f bytes; struct block %zu, sealed in %.2f us", (double)(after - before) / n,
 	            sizeof(struct block), (double)ns / 1e3 / n);
 	for (unsigned i = 0; i < n; i++) {
-		store_unuse_block(&parts->store, blocks[i], 0);
+		blocks[i]->is_published = true;
+		store_unuse_block(&parts->store, blocks[i], i % 2);
 	}
+	begin_ns = bench_now_ns();
+	store_evict(&parts->store, &parts->device, n * GLAKE_CHUNK_GRANULARITY);
+	ns = bench_now_ns() - begin_ns;
+	bench_print("evicted for as many bytes", "in %.1f ms", (double)ns / 1e6);
 	finish_work(parts);
 	bench_print("left in the heap without blocks", "%lld bytes",
 	            (long long)(heap_bytes() - before));
