@@ -74,7 +74,7 @@ GPU_TESTS := $(call programs,tests/gpu/test_*.c)
 BENCHES := $(call programs,tests/bench/bench_*.c)
 DEMO := $(call programs,tests/demo/*.c)
 SHIM_PROGRAMS := $(addprefix $(B)/tests/shim/,program linked account contexts driver_api \
-	driver_api_per_thread green_contexts ipc nvml quota constructor.so second.so)
+	driver_api_per_thread green_contexts ipc nvml patcher quota constructor.so second.so)
 FUZZERS := $(call programs,tests/fuzz/fuzz_*.c)
 FORMATTED := $(wildcard $(addsuffix /*.[ch],proto daemon daemon/mover libclient $(CLIENT_FOLDERS) \
 	libclient/ctl \
@@ -260,6 +260,7 @@ $(B)/lib/glake/%.so:
 	$(Q)$(CC) $(LDFLAGS) -shared -Wl,-soname,$(SONAME) -Wl,-Bsymbolic -Wl,--exclude-libs,ALL \
 		-Wl,--version-script,$(filter %.map,$^) $(if $(SANITIZE),,-Wl,-z,defs) -o $@ \
 		$(filter %.o %.a,$^) $(SHIM_LIBS)
+	$(Q)ln -sf $(@F) $(@D)/$(SONAME)
 
 $(B)/bin/glake: $(call objects,shim/run/*.c) $(B)/obj/shim/library.o $(B)/lib/libglake-client.so
 	$(call say,LD,$@)

@@ -1,12 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One exported entry per call of the real library: a jump through shim_table, nothing else. Each has
- * its own address and 16 bytes, so that somebody who patches entries (UCX does) meets no neighbour.
- * NAMES is the list, given when it is assembled: once per library.
+ * One exported entry per call of the real library: a jump through shim_table, nothing else. NAMES is
+ * the list, given when it is assembled: once per library.
  *
- * A slot first leads to its lazy stub, which resolves all slots, keeps the arguments, and jumps
- * again. So nothing happens before the first call, and no call pays for the question whether it is
- * the first.
+ * Programs patch entries in place (funchook in comfy-aimdo, UCX, Frida): they write a jump of 5 to 14
+ * bytes over the first instructions, and run those elsewhere to call the original. UCX knows few
+ * instructions, and others cannot move one that is relative to its address. So each entry has its own
+ * 32 bytes, and begins with 15 bytes of what they all can move: the number of the call, for
+ * lazy_common, in a register that no call takes. Twice more than that needs.
+ *
+ * A slot first leads to lazy_common, which resolves all slots, keeps the arguments, and jumps again.
+ * So nothing happens before the first call, and no call pays for the question whether it is the
+ * first.
  */
 #ifndef __x86_64__
 #error "the shim's entries are written for x86-64 only"
@@ -16,31 +21,25 @@
 #define NAME(symbol, number) \
 	.globl symbol; \
 	.type symbol, @function; \
-	.balign 16, 0xcc; \
+	.balign 32, 0xcc; \
 symbol: \
 .Lentry_##number: \
+	mov $number, %eax; \
+	mov $number, %eax; \
+	mov $number, %eax; \
 	jmp *shim_table+8*number(%rip); \
 	.size symbol, . - symbol;
 #include NAMES
 #undef NAME
 
-	.balign 16, 0xcc
-#define NAME(symbol, number) \
-.Llazy_##number: \
-	push $number; \
-	jmp lazy_common;
-#include NAMES
-#undef NAME
-
 /*
- * On entry: (%rsp) the number, 8(%rsp) the caller. The stack is 16-byte aligned here. No
- * call takes more than 8 floating point arguments, none takes a vector wider than 16 bytes.
+ * On entry: (%rsp) the caller, %eax the number. Seven pushes align the stack to 16 bytes. No call
+ * takes more than 8 floating point arguments, none takes a vector wider than 16 bytes.
  */
 	.balign 16, 0xcc
 	.type lazy_common, @function
 lazy_common:
 	.cfi_startproc
-	.cfi_def_cfa_offset 16
 	push %rax
 	push %rdi
 	push %rsi
@@ -48,8 +47,7 @@ lazy_common:
 	push %rcx
 	push %r8
 	push %r9
-	push %r10
-	.cfi_adjust_cfa_offset 64
+	.cfi_adjust_cfa_offset 56
 	sub $128, %rsp
 	.cfi_adjust_cfa_offset 128
 	movups %xmm0, (%rsp)
@@ -71,7 +69,6 @@ lazy_common:
 	movups 112(%rsp), %xmm7
 	add $128, %rsp
 	.cfi_adjust_cfa_offset -128
-	pop %r10
 	pop %r9
 	pop %r8
 	pop %rcx
@@ -79,16 +76,9 @@ lazy_common:
 	pop %rsi
 	pop %rdi
 	pop %rax
-	.cfi_adjust_cfa_offset -64
-	pop %r11
-	.cfi_adjust_cfa_offset -8
-	push %r10
-	.cfi_adjust_cfa_offset 8
-	lea shim_table(%rip), %r10
-	mov (%r10,%r11,8), %r11
-	pop %r10
-	.cfi_adjust_cfa_offset -8
-	jmp *%r11
+	.cfi_adjust_cfa_offset -56
+	lea shim_table(%rip), %r11
+	jmp *(%r11,%rax,8)
 	.cfi_endproc
 	.size lazy_common, . - lazy_common
 
@@ -98,7 +88,7 @@ lazy_common:
 	.type shim_table, @object
 	.balign 64
 shim_table:
-#define NAME(symbol, number) .quad .Llazy_##number;
+#define NAME(symbol, number) .quad lazy_common;
 #include NAMES
 #undef NAME
 	.size shim_table, . - shim_table

@@ -171,12 +171,30 @@ static int check_on(bool is_strict)
 
 /* ---- running ---------------------------------------------------------------------------------- */
 
+/*
+ * The link beside one of our libraries that has the real one's name, if there is one: programs look
+ * through what is loaded by file name too, and must find ours first.
+ */
+static void use_link(char path[PATH_MAX], const struct shim_library *library)
+{
+	char link[PATH_MAX];
+	int n_bytes = (int)(strrchr(path, '/') - path);
+	int n = snprintf(link, PATH_MAX, "%.*s/%s", n_bytes, path, library->soname);
+	if (n < PATH_MAX && !is_other_file(link, path)) {
+		strcpy(path, link);
+	}
+}
+
 /* Behind what the program's user preloads himself. */
-static int set_preload(const char *shim_path)
+static int set_preload(char shim_path[PATH_MAX])
 {
 	const char *before = getenv("LD_PRELOAD");
 	char nvml_path[PATH_MAX];
 	bool has_nvml = find_nvml(shim_path, nvml_path);
+	use_link(shim_path, &shim_library_cuda);
+	if (has_nvml) {
+		use_link(nvml_path, &shim_library_nvml);
+	}
 	cleanup_free char *list = NULL;
 	if (strpbrk(shim_path, " :")) {
 		return refuse(EXIT_REFUSED, shim_path,

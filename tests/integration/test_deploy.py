@@ -30,6 +30,7 @@ class Install(unittest.TestCase):
             tree = root + "/opt/glake/"
             for path in ("bin/glaked", "bin/glake-mover", "bin/glakectl", "bin/glake",
                          "lib/glake/libglake-shim.so", "lib/glake/libglake-nvml.so",
+                         "lib/glake/libcuda.so.1", "lib/glake/libnvidia-ml.so.1",
                          "include/glake.h", "lib/libglake-client.so.1.2.3",
                          "share/man/man1/glakectl.1", "share/man/man8/glaked.8"):
                 self.assertTrue(os.path.isfile(tree + path), path)

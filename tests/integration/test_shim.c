@@ -10,6 +10,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "proto/cleanup.h"
 #include "tests/check_glake.h"
 #include "tests/harness/connection.h"
 #include "tests/harness/harness.h"
@@ -92,6 +93,49 @@ START_TEST(without_a_driver_there_is_no_device)
 	run_start(&run, itself, run_in_build(PROGRAM), "dlsym", "nothing", NULL);
 	run_end_well(&run);
 	run_expect(&run, "init 100");
+	finish();
+}
+END_TEST
+
+#define PATCHER "tests/shim/patcher"
+
+static const struct patcher {
+	const char *find;
+	const char *jump;
+	const char *when; /* NULL: after the first calls */
+	const char *counts;
+} patchers[] = {
+	{"soname", "near", NULL, "owned 14 freed 13\n"},
+	{"soname", "far", NULL, "owned 14 freed 13\n"},
+	{"soname", "far", "early", "owned 11 freed 10\n"},
+	{"name", "near", NULL, "owned 14 freed 13\n"},
+};
+
+static void run_patcher(const struct patcher *patcher)
+{
+	struct run with;
+	run_start(&with, "LD_PRELOAD=", run_in_build("bin/glake"), "run", run_in_build(PATCHER),
+	          patcher->find, patcher->jump, patcher->when, NULL);
+	run_end_well(&with);
+	run_expect(&with, patcher->counts);
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+	/* A sanitizer's calls stand first in the simulator's functions, and cannot be moved. */
+	struct run without;
+	run_start(&without, "LD_PRELOAD=", run_in_build(PATCHER), patcher->find, patcher->jump,
+	          patcher->when, NULL);
+	run_end_well(&without);
+	ck_assert_int_eq(strncmp(with.text, without.text, strlen(without.text)), 0);
+#endif
+}
+
+/* Who patches the driver in place sees all calls of the program, and the program is served. */
+START_TEST(entries_are_patched_as_the_drivers)
+{
+	begin(NULL);
+	setenv("LD_LIBRARY_PATH", run_in_build("cudasim"), 1);
+	for (size_t i = 0; i < n_elements(patchers); i++) {
+		run_patcher(&patchers[i]);
+	}
 	finish();
 }
 END_TEST
@@ -726,6 +770,7 @@ int main(void)
 	suite_add(suite, all_ways_in_are_owned);
 	suite_add(suite, off_is_off);
 	suite_add(suite, without_a_driver_there_is_no_device);
+	suite_add(suite, entries_are_patched_as_the_drivers);
 	suite_add(suite, programs_without_cuda_notice_nothing);
 	suite_add(suite, errors_are_the_drivers);
 	suite_add(suite, threads_share_it);

@@ -341,7 +341,7 @@ END_TEST
 START_TEST(programs_without_nvml_notice_nothing)
 {
 	static const char command[] = "ls /proc/self/fd && grep -c -e nvmlsim -e cudasim "
-				      "/proc/self/maps; echo $LD_PRELOAD | grep -c libglake-nvml";
+				      "/proc/self/maps; echo $LD_PRELOAD | grep -c libnvidia-ml";
 	struct run with;
 	struct run without;
 	begin(NULL);
