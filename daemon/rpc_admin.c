@@ -1,21 +1,55 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Requests that steer: pin and evict in one's own realm (an admin in all), quotas as admin. */
+#include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "daemon/rpc_handlers.h"
 
-/* The model of that name that the session may act on, or NULL after a refusal. */
-static struct model *find_named(struct session *session, uint64_t id, const char *name)
+/* A text of digits alone is an id, as listings have it, and never a name. */
+static bool is_meant(const struct model *model, const char *text)
 {
-	struct store *store = &session->server->store;
-	struct model *model = store_find_model_named(store, session->realm, name);
-	if (!model && session->is_admin) {
-		model = store_find_model_named(store, NULL, name);
+	char id[24];
+	if (text[strspn(text, "0123456789")] != '\0') {
+		return strcmp(model->name, text) == 0;
 	}
-	if (!model) {
-		rpc_refuse(session, id, STATUS_NOT_FOUND, "there is no model '%s'", name);
+	snprintf(id, sizeof(id), "%" PRIu64, model->id);
+	return strcmp(id, text) == 0;
+}
+
+/*
+ * The one model that is meant of those that the session may act on, or NULL after a refusal. Several
+ * may have a name: those of other realms or devices, and of a file that has changed since.
+ */
+static struct model *find_named(struct session *session, uint64_t id, const char *text)
+{
+	char ids[400];
+	size_t n_bytes = 0;
+	uint64_t n_found = 0;
+	struct model *found = NULL;
+	struct model *model;
+	list_for_each (model, &session->server->store.model_list, link) {
+		if (!rpc_may_act(session, model->realm) || !is_meant(model, text)) {
+			continue;
+		}
+		found = model;
+		/* Whoever is cut off is in the listing. */
+		n_bytes += n_bytes < sizeof(ids)
+		                   ? (size_t)snprintf(ids + n_bytes, sizeof(ids) - n_bytes,
+		                                      "%s%" PRIu64 " (realm %s, device %u)",
+		                                      n_found ? ", " : "", model->id,
+		                                      model->realm->name, model->device->index)
+		                   : 0;
+		n_found++;
 	}
-	return model;
+	if (n_found == 0) {
+		rpc_refuse(session, id, STATUS_NOT_FOUND, "there is no model '%s'", text);
+	} else if (n_found > 1) {
+		rpc_refuse(session, id, STATUS_BAD_REQUEST,
+		           "%" PRIu64 " models have that name, say which by its id: %s", n_found,
+		           ids);
+	}
+	return n_found == 1 ? found : NULL;
 }
 
 void rpc_pin(struct session *session, const request_t *request, struct fdlist *fds)
@@ -70,7 +104,7 @@ void rpc_evict(struct session *session, const request_t *request, struct fdlist 
 		return;
 	}
 	if (model->n_holders > 0 || model->is_pinned) {
-		rpc_refuse(session, request->id, STATUS_BUSY, "'%s' is %s", name,
+		rpc_refuse(session, request->id, STATUS_BUSY, "'%s' is %s", model->name,
 		           model->is_pinned ? "pinned" : "in use");
 		return;
 	}

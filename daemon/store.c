@@ -178,19 +178,6 @@ struct model *store_find_model(struct store *store, const struct realm *realm,
 	return model;
 }
 
-struct model *store_find_model_named(struct store *store, const struct realm *realm,
-                                     const char *name)
-{
-	struct model *found = NULL;
-	struct model *model;
-	list_for_each (model, &store->model_list, link) {
-		if ((!realm || model->realm == realm) && strcmp(model->name, name) == 0) {
-			found = model;
-		}
-	}
-	return found;
-}
-
 static void model_fall_idle(struct store *store, struct model *model)
 {
 	store->idle_manifest_bytes += model->manifest_bytes;

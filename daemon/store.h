@@ -65,9 +65,6 @@ void store_unuse_block(struct store *store, struct block *block, int32_t priorit
 struct model *store_find_model(struct store *store, const struct realm *realm,
                                const struct device *device, const struct file_id *files,
                                size_t n_files);
-/* By the name of listings, in @realm, or in any if NULL: the newest. */
-struct model *store_find_model_named(struct store *store, const struct realm *realm,
-                                     const char *name);
 
 /* A new model, LOADING, held once (by the load). NULL: no memory. */
 struct model *store_add_model(struct store *store, struct realm *realm, struct device *device,

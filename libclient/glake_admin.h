@@ -162,12 +162,17 @@ typedef int (*glake_block_fn)(void *user, const struct glake_block_row *row);
 GLAKE_API int glake_list_blocks(struct glake_session *session, glake_block_fn row, void *user);
 
 /*
- * Pin or unpin a model by name (own realm, or all as admin). A pinned model is charged to the tenant
- * that pins it. GLAKE_E_NOT_FOUND, GLAKE_E_OVER_QUOTA, GLAKE_E_NO_FDS, GLAKE_E_BUSY: being loaded.
+ * Pin or unpin a model (own realm, or all as admin), by its name, or by its id (glake_model_row) in
+ * decimal digits: a text of digits alone is never a name. A pinned model is charged to the tenant
+ * that pins it. GLAKE_E_NOT_FOUND, GLAKE_E_BAD_REQUEST: several have the name, glake_error() has their
+ * ids; GLAKE_E_OVER_QUOTA, GLAKE_E_NO_FDS, GLAKE_E_BUSY: being loaded.
  */
 GLAKE_API int glake_pin(struct glake_session *session, const char *model, int pin);
 
-/* Evict a model by name, or, with NULL, everything unused and unpinned. GLAKE_E_BUSY: in use. */
+/*
+ * Evict a model, by name or id as glake_pin(), or, with NULL, everything unused and unpinned.
+ * GLAKE_E_NOT_FOUND, GLAKE_E_BAD_REQUEST: several have the name; GLAKE_E_BUSY: in use or pinned.
+ */
 GLAKE_API int glake_evict(struct glake_session *session, const char *model, uint64_t *n_models_out,
                           uint64_t *freed_bytes_out);
 

@@ -13,7 +13,7 @@
 #define ROW struct glake_model_row
 
 static const struct field model_fields[] = {
-	FIELD(ROW, id, U64, PLAIN, NULL),
+	FIELD(ROW, id, U64, PLAIN, "ID"),
 	FIELD(ROW, name, TEXT, PLAIN, "MODEL"),
 	FIELD(ROW, realm, TEXT, PLAIN, "REALM"),
 	FIELD(ROW, state, TEXT, PLAIN, "STATE"),
@@ -107,7 +107,7 @@ static int check_evict(struct ctl *ctl)
 {
 	bool all = ctl->values.given & CTL_OPTION_ALL;
 	if (all == (ctl->n_operands == 1)) {
-		return ctl_usage(ctl, "needs a NAME, or --all");
+		return ctl_usage(ctl, "needs a NAME or an ID, or --all");
 	}
 	return 0;
 }
@@ -150,7 +150,7 @@ const struct ctl_command ctl_blocks = {
 
 const struct ctl_command ctl_pin = {
 	.name = "pin",
-	.operands = "NAME",
+	.operands = "NAME | ID",
 	.summary = "Keep a model in GPU memory, used or not",
 	.min_operands = 1,
 	.max_operands = 1,
@@ -159,7 +159,7 @@ const struct ctl_command ctl_pin = {
 
 const struct ctl_command ctl_unpin = {
 	.name = "unpin",
-	.operands = "NAME",
+	.operands = "NAME | ID",
 	.summary = "Let a pinned model be evicted again",
 	.min_operands = 1,
 	.max_operands = 1,
@@ -168,7 +168,7 @@ const struct ctl_command ctl_unpin = {
 
 const struct ctl_command ctl_evict = {
 	.name = "evict",
-	.operands = "NAME | --all",
+	.operands = "NAME | ID | --all",
 	.summary = "Drop models that nobody uses from GPU memory",
 	.options = CTL_OPTION_ALL | CTL_OPTION_EXACT,
 	.max_operands = 1,

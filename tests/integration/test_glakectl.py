@@ -152,6 +152,43 @@ class Glakectl(unittest.TestCase):
         self.assertEqual(self.ctl("evict", model["name"], uid=NOBODY).returncode, 5)
         self.refused(4, "GLAKE_E_NO_PERMISSION", "quota", "default", "--sessions", "1", uid=NOBODY)
 
+    @unittest.skipUnless(os.getuid() == 0, "needs root, to be somebody else")
+    def test_a_name_of_several_is_refused_with_their_ids(self):
+        path = self.model("m.safetensors", seed=1)
+        self.ask("load", path, "--name", "m")
+        self.assertEqual(self.ctl("load", path, "--name", "m", uid=NOBODY).returncode, 0)
+        ids = {m["realm"]: str(m["id"]) for m in self.ask("models")["models"]}
+        for command in ("pin", "unpin", "evict"):
+            text = self.refused(1, "GLAKE_E_BAD_REQUEST", command, "m")
+            for realm, model in ids.items():
+                self.assertIn(f"{model} (realm {realm}, device 0)", text)
+        # His is the only one for him, and hers is not there for him.
+        self.assertEqual(self.ctl("pin", "m", uid=NOBODY).returncode, 0)
+        pinned = {m["realm"]: m["pinned"] for m in self.ask("models")["models"]}
+        self.assertEqual(pinned, {"uid:0": False, f"uid:{NOBODY}": True})
+        self.refused(5, "GLAKE_E_NOT_FOUND", "evict", ids["uid:0"], uid=NOBODY)
+        # An admin names them by id; and what is left has its name to itself.
+        self.ask("pin", ids["uid:0"])
+        self.ask("unpin", ids[f"uid:{NOBODY}"])
+        self.assertEqual(self.ask("evict", ids[f"uid:{NOBODY}"])["n_models"], 1)
+        self.ask("unpin", "m")
+        self.assertEqual(self.ask("evict", "m")["n_models"], 1)
+        self.refused(5, "GLAKE_E_NOT_FOUND", "evict", ids["uid:0"])
+
+    def test_a_changed_file_is_another_model(self):
+        path = self.model("m.safetensors", seed=1)
+        self.ask("load", path)
+        os.remove(path)
+        self.ask("load", self.model("m.safetensors", seed=2))
+        first, second = self.ask("models")["models"]
+        text = self.refused(1, "GLAKE_E_BAD_REQUEST", "evict", first["name"])
+        self.assertIn(f"{first['id']} (", text)
+        self.assertIn(f"{second['id']} (", text)
+        self.assertRegex(self.ctl("models").stdout, rf"(?m)^ *{first['id']} ")
+        self.ask("evict", str(first["id"]))
+        (left,) = self.ask("models")["models"]
+        self.assertEqual(left["id"], second["id"])
+
     def test_lists_say_who_is_there(self):
         (row,) = self.ask("sessions")["sessions"]
         self.assertEqual((row["program"], row["uid"], row["tenant"]),

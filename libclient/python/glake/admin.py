@@ -109,7 +109,10 @@ def _act(call: Callable[[Session], int], session: Optional[Session]) -> None:
 
 
 def pin(model: str, session: Optional[Session] = None) -> None:
-    """Never evict ``model`` (a name of models()) until it is unpinned."""
+    """Never evict ``model`` until it is unpinned.
+
+    It is a name of models(), or, since several may have that, an id in digits: ``str(row["id"])``.
+    """
     _act(lambda s: _lib.library().glake_pin(s.handle, model.encode(), 1), session)
 
 
@@ -118,7 +121,7 @@ def unpin(model: str, session: Optional[Session] = None) -> None:
 
 
 def evict(model: Optional[str] = None, session: Optional[Session] = None) -> Tuple[int, int]:
-    """Evict one model, or everything unused. Returns (models, bytes)."""
+    """Evict one model (as for pin()), or everything unused. Returns (models, bytes)."""
     n_models = ctypes.c_uint64()
     n_bytes = ctypes.c_uint64()
     name = model.encode() if model is not None else None
