@@ -231,11 +231,13 @@ $(addprefix $(B)/tests/integration/,test_account test_nvml test_shim_nvml): | \
 # A preloaded library that needs another one would end every program of a tree where that is absent.
 # In a folder of its own, for ldconfig must not take it for the driver.
 SHIM_LIBS = -Wl,-Bstatic -lprotobuf-c -lxxhash -Wl,-Bdynamic -ldl -lpthread
-$(B)/gen/shim/names.def: shim/gen/names.sh $(CUDA_HOME)/lib64/stubs/libcuda.so
+# The toolkit's stub library lacks the calls for graphics, which every driver has.
+$(B)/gen/shim/names.def: shim/gen/names.sh shim/gen/graphics.txt $(CUDA_HOME)/lib64/stubs/libcuda.so
 	$(call say,GEN,$@)
 	@mkdir -p $(@D)
 	$(Q)nm -D --defined-only $(CUDA_HOME)/lib64/stubs/libcuda.so | \
-		awk '$$2 == "T" && $$3 ~ /^cu[A-Z]/ { print $$3 }' | $< >$@.tmp && mv $@.tmp $@
+		awk '$$2 == "T" && $$3 ~ /^cu[A-Z]/ { print $$3 }' | \
+		cat - shim/gen/graphics.txt | $< >$@.tmp && mv $@.tmp $@
 $(B)/gen/shim/nvml/names.def: shim/gen/names.sh shim/nvml/names.txt
 	$(call say,GEN,$@)
 	@mkdir -p $(@D)
