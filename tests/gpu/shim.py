@@ -615,6 +615,38 @@ def green_contexts():
     yield from _compiled(os.path.join(SHIM_PROGRAMS, "green_contexts.c"), "-lcuda")
 
 
+@program(needs=("nvcc",))
+def names_of_calls():
+    """Every call that this driver exports can be looked up, as libnvcuvid and others do it."""
+    library = ctypes.CDLL("libcuda.so.1")
+    library.cuInit(0)
+    with open("/proc/self/maps", encoding="ascii") as file:
+        driver = next(line.split()[-1] for line in file if "/libcuda.so" in line)
+    listing = subprocess.run(["nm", "-D", "--defined-only", driver], check=True,
+                             stdout=subprocess.PIPE).stdout.decode()
+    names = {line.split()[-1].split("@")[0] for line in listing.splitlines()}
+    calls = sorted(name for name in names if name[:2] == "cu" and name[2:3].isupper())
+    print(*(name for name in calls if not hasattr(library, name)), file=sys.stderr)
+    yield from (name.encode() for name in calls if hasattr(library, name))
+
+
+# The libraries of the toolkit, each used by a program of its own.
+TOOLKIT = {"cufft": ("-lcufft",), "curand": ("-lcurand",), "cusolver": ("-lcusolver",),
+           "cusparse": ("-lcusparse",), "nvjitlink": ("-lnvJitLink",), "nvjpeg": ("-lnvjpeg",),
+           "npp": ("-lnppig", "-lnppif", "-lnppist", "-lnppisu", "-lnpps", "-lnppc")}
+
+
+def _toolkit(name, libraries):
+    def use():
+        yield from _compiled(os.path.join(SHIM_PROGRAMS, f"toolkit_{name}.c"), *libraries, "-lcuda")
+    use.__name__ = f"toolkit_{name}"
+    program(needs=("nvcc", *libraries))(use)
+
+
+for _name, _libraries in TOOLKIT.items():
+    _toolkit(_name, _libraries)
+
+
 # ---- running ------------------------------------------------------------------------------------
 
 def note_counts():
@@ -731,6 +763,9 @@ def driver_has(symbol):
 def is_there(need):
     if need == "nvcc":
         return shutil.which("nvcc") is not None
+    if need.startswith("-l"):
+        folder = os.path.join(os.path.dirname(os.path.realpath(shutil.which("nvcc") or "")), "..")
+        return os.path.exists(os.path.join(folder, "lib64", f"lib{need[2:]}.so"))
     if need.startswith("cu") and need[2:3].isupper():
         return driver_has(need)
     import importlib.util
