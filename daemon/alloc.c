@@ -192,19 +192,6 @@ static bool may_wait_for_tenant(struct alloc *alloc, bool is_next)
 	return may_wait(alloc, is_awaited || !is_next);
 }
 
-/* The budget keeps a reserve for blocks and big chunks: small private ones may use 3/4 of it. */
-static int check_budget(struct alloc *alloc)
-{
-	struct chunk_books *books = &alloc->allocator->books;
-	bool is_small = alloc->use == CHUNK_PRIVATE && alloc->sizes[0] < BIG_CHUNK_BYTES;
-	if (books->n_fds + alloc->n_chunks <=
-	    (is_small ? books->max_fds / 4 * 3 : books->max_fds)) {
-		return 0;
-	}
-	alloc->keep_handles = alloc->use == CHUNK_PRIVATE;
-	return alloc->keep_handles ? 0 : ALLOC_E_FDS;
-}
-
 static void adopt(struct alloc *alloc, size_t i, int fd, CUmemGenericAllocationHandle handle)
 {
 	chunk_init(&alloc->chunks[i], alloc->device, &alloc->allocator->books, alloc->sizes[i], fd,
@@ -357,6 +344,45 @@ static bool can_make_room(const struct alloc *alloc)
 	return alloc->missing_bytes <= most_bytes;
 }
 
+/* Take fds from what nobody uses, if that is enough. */
+static void make_fd_room(struct alloc *alloc, uint64_t n_fds)
+{
+	struct allocator *allocator = alloc->allocator;
+	const struct chunk_books *books = &allocator->books;
+	const struct tenant *cache = allocator->pools[alloc->device->index].payer;
+	if (n_fds > cache->n_fds || !can_make_room(alloc)) {
+		return;
+	}
+	uint64_t target = books->n_fds - n_fds;
+	for (uint32_t i = 0; i < allocator->n_devices; i++) {
+		pool_drain(&allocator->pools[i]);
+	}
+	if (books->n_fds > target) {
+		allocator->hooks.evict_fds(allocator->hooks.user, books->n_fds - target);
+	}
+}
+
+/*
+ * Fds for what is missing. The budget keeps a reserve for blocks and big chunks: small private ones
+ * may use 3/4 of it. Returns 0 or ALLOC_E_FDS.
+ */
+static int get_fds(struct alloc *alloc)
+{
+	const struct chunk_books *books = &alloc->allocator->books;
+	bool is_small = alloc->use == CHUNK_PRIVATE && alloc->sizes[0] < BIG_CHUNK_BYTES;
+	uint64_t limit = is_small ? books->max_fds / 4 * 3 : books->max_fds;
+	uint64_t wanted = books->n_fds + alloc->n_missing;
+	if (alloc->n_missing > 0 && wanted > limit && !is_small) {
+		make_fd_room(alloc, wanted - limit);
+	}
+	if (alloc->n_missing == 0 || books->n_fds + alloc->n_missing <= limit) {
+		reserve_fds(alloc);
+		return 0;
+	}
+	alloc->keep_handles = alloc->use == CHUNK_PRIVATE;
+	return alloc->keep_handles ? 0 : ALLOC_E_FDS;
+}
+
 /* In vain so far. */
 static void wait_or_refuse(struct alloc *alloc, bool is_late)
 {
@@ -436,18 +462,9 @@ static void try_driver(struct alloc *alloc)
 	              on_made);
 }
 
-/* It is charged: get its chunks. */
+/* It is admitted: get what the pool did not have. */
 static void make(struct alloc *alloc)
 {
-	if (!alloc->keep_handles) {
-		take_from_pool(alloc);
-		reserve_fds(alloc);
-	} else {
-		for (size_t i = 0; i < alloc->n_chunks; i++) {
-			alloc->missing[alloc->n_missing++] = i;
-			alloc->missing_bytes += alloc->sizes[i];
-		}
-	}
 	if (alloc->n_missing == 0) {
 		finish(alloc, 0);
 	} else {
@@ -455,7 +472,10 @@ static void make(struct alloc *alloc)
 	}
 }
 
-/* Have it charged, if it is its turn. Returns 0, an ALLOC_E_*, or -EAGAIN: it has to wait. */
+/*
+ * Have it charged, if it is its turn, and what the pool has. Returns 0, an ALLOC_E_*, or -EAGAIN: it has
+ * to wait.
+ */
 static int admit(struct alloc *alloc)
 {
 	uint32_t device = alloc->device->index;
@@ -469,7 +489,8 @@ static int admit(struct alloc *alloc)
 		alloc->is_charged = true;
 		alloc->has_asked = false;
 		tenant_queue_leave(alloc->tenant, &alloc->place);
-		return check_budget(alloc);
+		take_from_pool(alloc);
+		return get_fds(alloc);
 	}
 	if (r == TENANT_E_BYTES && may_wait_for_tenant(alloc, is_next)) {
 		if (list_is_empty(&alloc->place)) {

@@ -16,6 +16,10 @@
  *   2. the owner of evictable memory is asked to evict (alloc_hooks.evict), as often as it can,
  *   3. all clients are asked for their warm memory, and the request waits, see below.
  *
+ * For fds of the budget the pools are drained, and what nobody uses is evicted, as far as it takes and
+ * on any device: only for blocks and big chunks, and only if that gives all that the request lacks.
+ * Private chunks are held by handle else, and blocks are refused.
+ *
  * Who waits tries again, until `wait_ms` are over where the config says `pressure = "wait"`. In any
  * case it waits for clients that were asked and have not answered, ALLOC_LATE_MS at most, and
  * ALLOC_AFTER_MS longer for what they give back behind their answer. Then it is refused.
@@ -69,6 +73,8 @@ typedef void (*alloc_done_fn)(void *user, int result, struct chunk *chunks, size
 struct alloc_hooks {
 	/* Free at least @bytes on @device if possible; returns what will be free. */
 	uint64_t (*evict)(void *user, struct device *device, uint64_t bytes);
+	/* The same for fds, which all devices share. */
+	void (*evict_fds)(void *user, uint64_t n_fds);
 	/*
 	 * Ask the clients of @tenant, or of all with NULL, for @bytes of warm memory each, but for
 	 * no more than each has; 0: nobody is asked. Returns whether some that were asked may

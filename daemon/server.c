@@ -36,6 +36,12 @@ static uint64_t on_evict_wanted(void *user, struct device *device, uint64_t byte
 	return store_evict(&server->store, device, bytes);
 }
 
+static void on_fds_wanted(void *user, uint64_t n_fds)
+{
+	struct server *server = user;
+	store_evict_fds(&server->store, n_fds);
+}
+
 static bool on_reclaim_wanted(void *user, struct device *device, const struct tenant *tenant,
                               uint64_t bytes)
 {
@@ -378,8 +384,10 @@ static int open_devices(struct server *server)
 static int open_parts(struct server *server)
 {
 	const struct config *config = server->config;
-	const struct alloc_hooks hooks = {
-		.evict = on_evict_wanted, .reclaim = on_reclaim_wanted, .user = server};
+	const struct alloc_hooks hooks = {.evict = on_evict_wanted,
+	                                  .evict_fds = on_fds_wanted,
+	                                  .reclaim = on_reclaim_wanted,
+	                                  .user = server};
 	uint32_t budget = config_fd_budget(config);
 	int r = closer_init();
 	if (r < 0) {

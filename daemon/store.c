@@ -475,6 +475,11 @@ uint64_t store_evict(struct store *store, const struct device *device, uint64_t 
 	             &(struct sweep){.device = device, .bytes = bytes, .n_blocks = UINT64_MAX});
 }
 
+void store_evict_fds(struct store *store, uint64_t n_fds)
+{
+	evict(store, &(struct sweep){.bytes = UINT64_MAX, .n_blocks = n_fds});
+}
+
 /* In the fullest realm the first in the order of eviction. NULL: no model is idle. */
 static struct model *first_to_trim(struct store *store)
 {

@@ -104,6 +104,9 @@ uint64_t store_evict_model(struct store *store, struct model *model);
 /* Evict idle things of @device until @bytes become free or nothing is left. Returns the bytes. */
 uint64_t store_evict(struct store *store, const struct device *device, uint64_t bytes);
 
+/* Evict idle things of any device until @n_fds blocks, each of them an fd, are gone or nothing is left. */
+void store_evict_fds(struct store *store, uint64_t n_fds);
+
 /*
  * Evict idle models until their manifests have no more than STORE_IDLE_MANIFEST_BYTES: of the realm
  * that has most, in the order of store_evict(). So a realm's caches go for its own manifests.

@@ -657,26 +657,116 @@ START_TEST(manifests_that_nobody_uses_are_bounded)
 }
 END_TEST
 
-/* A model of many blocks, each of them an fd. */
-START_TEST(a_model_beyond_the_fds_is_refused)
+/* A model of @n_blocks blocks of @block_bytes, each of them an fd; no two @seeds have one in common. */
+static const char *write_blocks(const char *name, unsigned n_blocks, uint64_t block_bytes,
+                                unsigned seed)
 {
-	enum { N = 50 };
+	enum { N = 64 };
 	struct model_tensor tensors[N];
 	char names[N][16];
-	struct glake_model *model;
-	day_begin(&(struct harness_options){.config = DAY_CONFIG "fd_budget = 64;",
-	                                    .devices = "1x512MiB"});
-	for (unsigned i = 0; i < N; i++) {
+	const char *path = day_path(name);
+	for (unsigned i = 0; i < n_blocks; i++) {
 		snprintf(names[i], sizeof(names[i]), "t%02u", i);
-		tensors[i] = (struct model_tensor){names[i], "U8", 1, {2 * MIB}, i + 1};
+		tensors[i] = (struct model_tensor){
+			names[i], "U8", 1, {block_bytes}, seed * N + i + 1};
 	}
-	model_file_write(day_path("many.safetensors"), tensors, N);
-	model_file_write(day_path("few.safetensors"), tensors, 10);
+	model_file_write(path, tensors, n_blocks);
+	return path;
+}
+
+/* Glaked has 32 fds for chunks with it. */
+#define FEW_FDS "fd_budget = 64;"
+
+START_TEST(a_model_beyond_the_fds_is_refused)
+{
+	struct glake_model *model;
+	day_begin(&(struct harness_options){.config = DAY_CONFIG FEW_FDS, .devices = "1x512MiB"});
+	const char *many = write_blocks("many.safetensors", 50, 2 * MIB, 1);
+	const char *few = write_blocks("few.safetensors", 10, 2 * MIB, 1);
 	struct glake_session *session = day_connect_blind();
-	assert_fails(GLAKE_E_NO_FDS, "fds",
-	             day_open_unmapped(session, day_path("many.safetensors"), &model));
+	assert_fails(GLAKE_E_NO_FDS, "fds", day_open_unmapped(session, many, &model));
 	ck_assert_uint_eq(day_books().block_bytes, 0);
-	assert_ok(day_open_unmapped(session, day_path("few.safetensors"), &model));
+	assert_ok(day_open_unmapped(session, few, &model));
+	glake_disconnect(session);
+	day_end();
+}
+END_TEST
+
+/* As for bytes: the longest idle goes, and no more than it takes. */
+START_TEST(what_nobody_uses_gives_its_fds_to_who_needs_them)
+{
+	struct glake_model *model;
+	struct glake_model *again;
+	day_begin(&(struct harness_options){.config = DAY_CONFIG FEW_FDS, .devices = "2x512MiB"});
+	const char *first = write_blocks("first.safetensors", 10, 2 * MIB, 1);
+	const char *second = write_blocks("second.safetensors", 10, 2 * MIB, 2);
+	const char *wanted = write_blocks("wanted.safetensors", 15, 2 * MIB, 3);
+	const char *more = write_blocks("more.safetensors", 15, 2 * MIB, 4);
+	const char *last = write_blocks("last.safetensors", 15, 2 * MIB, 5);
+	struct glake_model_options other = {.size = sizeof(other), .device = 1, .no_map = 1};
+	struct glake_session *session = day_connect_blind();
+	assert_ok(glake_model_open(session, first, &other, &model));
+	glake_model_close(model);
+	assert_ok(day_open_unmapped(session, second, &model));
+	glake_model_close(model);
+	assert_ok(day_open_unmapped(session, wanted, &model));
+	ck_assert(!is_there(first) && is_there(second));
+	assert_ok(day_open_unmapped(session, more, &again));
+	ck_assert(!is_there(second) && is_there(wanted));
+	assert_fails(GLAKE_E_NO_FDS, "fds", day_open_unmapped(session, last, &model));
+	glake_disconnect(session);
+	day_end();
+}
+END_TEST
+
+/* Chunks of another size, made ahead. */
+START_TEST(the_pool_gives_its_fds_to_who_needs_them)
+{
+	struct glake_model *model;
+	day_begin(&(struct harness_options){
+		.config = "mover_idle_ms = 0; drain_ms = 300; " FEW_FDS
+			  "pool = ( { chunk_bytes = \"2MiB\"; n_chunks = 16; } );",
+		.devices = "1x512MiB",
+	});
+	const char *path = write_blocks("m.safetensors", 30, 4 * MIB, 1);
+	struct glake_session *session = day_connect_blind();
+	assert_ok(day_open_unmapped(session, path, &model));
+	glake_disconnect(session);
+	day_end();
+}
+END_TEST
+
+START_TEST(big_chunks_get_the_fds_of_what_nobody_uses)
+{
+	uint64_t ids[2];
+	day_begin(&(struct harness_options){.config = DAY_CONFIG FEW_FDS, .devices = "1x512MiB"});
+	load_and_close(write_blocks("m.safetensors", 32, 2 * MIB, 1));
+	ck_assert_uint_eq(day_books().fds_used, 32);
+	int client = connection_hello(&harness);
+	ck_assert_int_eq(connection_alloc(client, 0, 64 * MIB, 2, ids, NULL),
+	                 GLAKE__WIRE__STATUS__OK);
+	ck_assert_uint_eq(day_books().fds_used, 2);
+	connection_close(&client);
+	day_end();
+}
+END_TEST
+
+/* His own limit is no reason to take from others. */
+START_TEST(nothing_goes_for_who_is_at_his_own_limit_of_fds)
+{
+	struct glake_model *model;
+	day_begin(&(struct harness_options){
+		.config = DAY_CONFIG FEW_FDS "tenants = ({ name = \"default\"; max_fds = 15; });",
+		.devices = "1x512MiB",
+	});
+	const char *idle = write_blocks("idle.safetensors", 15, 2 * MIB, 1);
+	const char *also = write_blocks("also.safetensors", 15, 2 * MIB, 2);
+	const char *many = write_blocks("many.safetensors", 16, 2 * MIB, 3);
+	struct glake_session *session = day_connect_blind();
+	load_and_close(idle);
+	load_and_close(also);
+	assert_fails(GLAKE_E_NO_FDS, "fds", day_open_unmapped(session, many, &model));
+	ck_assert(is_there(idle) && is_there(also));
 	glake_disconnect(session);
 	day_end();
 }
@@ -815,6 +905,10 @@ int main(void)
 	suite_add(suite, without_fds_private_memory_works_and_models_are_refused);
 	suite_add(suite, manifests_that_nobody_uses_are_bounded);
 	suite_add(suite, a_model_beyond_the_fds_is_refused);
+	suite_add(suite, what_nobody_uses_gives_its_fds_to_who_needs_them);
+	suite_add(suite, the_pool_gives_its_fds_to_who_needs_them);
+	suite_add(suite, big_chunks_get_the_fds_of_what_nobody_uses);
+	suite_add(suite, nothing_goes_for_who_is_at_his_own_limit_of_fds);
 	suite_add(suite, a_tenants_fds_are_a_limit);
 	TCase *tcase = tcase_create("a_failing_driver_is_refused_cleanly");
 	tcase_set_timeout(tcase, TEST_TIMEOUT_S);

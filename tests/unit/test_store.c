@@ -119,10 +119,29 @@ START_TEST(only_as_much_as_is_wanted_goes_and_only_of_the_device)
 }
 END_TEST
 
+START_TEST(for_fds_as_many_go_as_are_wanted_of_any_device)
+{
+	begin();
+	struct block *used = add_block(0, 1);
+	for (unsigned name = 2; name <= 6; name++) {
+		cache_block(name % 2, name, 0);
+	}
+	store_evict_fds(&store, 3);
+	ck_assert(!is_there(0, 2) && !is_there(1, 3) && !is_there(0, 4));
+	ck_assert(is_there(1, 5) && is_there(0, 6));
+	ck_assert_uint_eq(books.n_fds, 3);
+	store_evict_fds(&store, 3);
+	ck_assert_uint_eq(books.n_fds, 1);
+	store_unuse_block(&store, used, 0);
+	end();
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("store");
 	suite_add(suite, the_lowest_priority_goes_first_and_then_the_longest_idle);
 	suite_add(suite, only_as_much_as_is_wanted_goes_and_only_of_the_device);
+	suite_add(suite, for_fds_as_many_go_as_are_wanted_of_any_device);
 	return suite_run(suite);
 }
