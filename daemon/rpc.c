@@ -8,6 +8,7 @@
 
 #include "daemon/rpc_handlers.h"
 #include "daemon/text.h"
+#include "proto/bounds.h"
 #include "proto/cleanup.h"
 
 _Static_assert((int)STATUS_COUNT == GLAKE__WIRE__STATUS__INTERNAL + 1 &&
@@ -273,6 +274,11 @@ static void dispatch(struct session *session, const request_t *request, struct f
 void rpc_handle(struct session *session, const uint8_t *bytes, size_t n_bytes, struct fdlist *fds)
 {
 	session->server->stats.requests_total++;
+	const char *error = bounds_check_request(bytes, n_bytes);
+	if (error) {
+		session_reject(session, "a packet of %zu bytes: %s", n_bytes, error);
+		return;
+	}
 	request_t *request = glake__wire__request__unpack(NULL, n_bytes, bytes);
 	if (!request || request->id == 0) {
 		session_reject(session, "%zu bytes that are no request", n_bytes);

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/socket.h>
 
+#include "proto/bounds.h"
 #include "proto/cleanup.h"
 #include "proto/clock.h"
 #include "proto/wire.h"
@@ -316,6 +317,12 @@ static int send_packed(struct glake__link *link, const Glake__Wire__Request *req
 		                   n_bytes, GLAKE_MAX_PACKET_BYTES);
 	}
 	glake__wire__request__pack(request, link->send_buffer);
+	/* glaked would close the session for it. */
+	const char *error = bounds_check_request(link->send_buffer, n_bytes);
+	if (error) {
+		return glake__fail(GLAKE_E_BAD_REQUEST, "a request of %zu bytes: %s", n_bytes,
+		                   error);
+	}
 	int r = send_bytes(link, n_bytes, fds, n_fds, why_out);
 	if (r == WIRE_E_EOF) {
 		return glake__fail(GLAKE_E_GONE, "%s", *why_out);

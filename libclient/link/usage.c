@@ -7,10 +7,8 @@
 
 #include "proto/cleanup.h"
 #include "proto/clock.h"
+#include "proto/limits.h"
 #include "libclient/link/sized.h"
-
-/* glaked takes no more of one report. */
-#define MAX_DEVICES 64u
 
 /* Called with the books lock held. */
 static uint64_t warm_bytes_locked(const struct glake_session *session)
@@ -40,8 +38,8 @@ static struct glake__usage measure(struct glake_session *session)
 /* A UsageReport and what it points to. */
 struct report {
 	Glake__Wire__UsageReport body;
-	Glake__Wire__DriverMemory rows[MAX_DEVICES];
-	Glake__Wire__DriverMemory *list[MAX_DEVICES];
+	Glake__Wire__DriverMemory rows[GLAKE_MAX_REPORTED_DEVICES];
+	Glake__Wire__DriverMemory *list[GLAKE_MAX_REPORTED_DEVICES];
 };
 
 static bool has_any(const struct glake_driver_memory *driver)
@@ -59,7 +57,7 @@ static void add_program_locked(const struct glake_session *session, struct repor
 	report->body.driver = report->list;
 	for (uint32_t i = 0; program->driver && i < session->n_devices; i++) {
 		const struct glake_driver_memory *driver = &program->driver[i];
-		if (!has_any(driver) || report->body.n_driver == MAX_DEVICES) {
+		if (!has_any(driver) || report->body.n_driver == GLAKE_MAX_REPORTED_DEVICES) {
 			continue;
 		}
 		Glake__Wire__DriverMemory *row = &report->rows[report->body.n_driver];

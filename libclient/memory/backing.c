@@ -5,12 +5,10 @@
 #include <stdlib.h>
 
 #include "proto/cleanup.h"
+#include "proto/limits.h"
 #include "libclient/memory/map.h"
 #include "libclient/link/rpc.h"
 #include "libclient/link/session.h"
-
-/* Ids in one ChunkFree: far below what a packet holds (10 bytes each). */
-#define BATCH_IDS 2048u
 
 static uint64_t chunk_bytes(const struct glake__backing *backing, uint32_t i_chunk)
 {
@@ -122,7 +120,7 @@ int glake__backing_fill(struct glake_session *session, struct glake__backing *ba
 struct batch {
 	size_t n_ids;
 	uint64_t n_bytes;
-	uint64_t ids[BATCH_IDS];
+	uint64_t ids[GLAKE_MAX_FREED_CHUNKS];
 };
 
 /* The daemon's refusal would be our mistake or its end: the memory is unmapped either way. */
@@ -142,7 +140,7 @@ static void add_to_batch(struct glake_session *session, struct batch *batch,
                          const struct glake__backing *backing)
 {
 	for (uint32_t i = 0; i < backing->n_chunks; i++) {
-		if (batch->n_ids == BATCH_IDS) {
+		if (batch->n_ids == GLAKE_MAX_FREED_CHUNKS) {
 			flush(session, batch);
 		}
 		batch->ids[batch->n_ids++] = backing->chunk_ids[i];

@@ -543,9 +543,39 @@ static bool raw_packet(struct client *client, struct input *input)
 	return sent == 0 && ping(client);
 }
 
+static size_t put_counted(uint8_t *bytes, size_t at, unsigned number, size_t n_bytes)
+{
+	for (size_t value = number << 3 | 2; value > 0; value >>= 7) {
+		bytes[at++] = (uint8_t)(value | (value >= 0x80 ? 0x80 : 0));
+	}
+	bytes[at++] = (uint8_t)(n_bytes | 0x80);
+	bytes[at++] = (uint8_t)(n_bytes >> 7 | 0x80);
+	bytes[at++] = (uint8_t)(n_bytes >> 14);
+	return at;
+}
+
+/* Fields by the thousand, around the limits of the type and far above; in a row of them, or not. */
+static bool crowded_packet(struct client *client, struct input *input)
+{
+	static uint8_t bytes[GLAKE_MAX_PACKET_BYTES];
+	uint8_t tag = (uint8_t)((take_byte(input) % 16) << 3 | 2);
+	unsigned number = take_byte(input) % 32 + 1;
+	bool is_deep = take_byte(input) & 1;
+	size_t n_fields = take_raw(input) % 32000;
+	size_t at = put_counted(bytes, 0, number, 2 * n_fields + (is_deep ? 4 : 0));
+	if (is_deep) {
+		at = put_counted(bytes, at, 6, 2 * n_fields);
+	}
+	for (size_t i = 0; i < n_fields; i++) {
+		bytes[at++] = tag;
+		bytes[at++] = 0;
+	}
+	return wire_send(client->socket, bytes, at, NULL, 0, 0) == 0 && ping(client);
+}
+
 static bool one_request(struct client *client, struct input *input)
 {
-	unsigned choice = take_byte(input) % 27;
+	unsigned choice = take_byte(input) % 28;
 	if (choice < 5) {
 		return memory_request(client, input, choice);
 	}
@@ -561,7 +591,10 @@ static bool one_request(struct client *client, struct input *input)
 	if (choice < 24) {
 		return act_request(client, input, choice - 20);
 	}
-	return choice < 26 ? raw_packet(client, input) : ping(client);
+	if (choice < 26) {
+		return raw_packet(client, input);
+	}
+	return choice < 27 ? crowded_packet(client, input) : ping(client);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n_bytes)

@@ -3,8 +3,9 @@
  * One packet, with fds, over a socket pair and through both decoders, as either end would get it.
  *
  * The first byte is the number of fds, the second the one that is taken out; the rest is the
- * packet. What arrives must be what was sent, no fd may be left behind, and a message that was
- * decoded must be as long as it says when it is encoded again.
+ * packet. What arrives must be what was sent, no fd may be left behind, a message that was decoded
+ * must be as long as it says when it is encoded again, and a request that is within its bounds must
+ * be decoded with few allocations.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -14,6 +15,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "proto/bounds.h"
 #include "proto/cleanup.h"
 #include "proto/glake.pb-c.h"
 #include "proto/mover.pb-c.h"
@@ -39,17 +41,38 @@ static void open_all(void)
 	}
 }
 
+/* One for a field and one for what it points to, or a slab of those that are not parsed yet. */
+#define MAX_ALLOCATIONS (2 * (GLAKE_MAX_FREED_CHUNKS + 64))
+
+static size_t n_allocations;
+
+static void *count_alloc(void *user, size_t n_bytes)
+{
+	n_allocations++;
+	return malloc(n_bytes);
+}
+
+static void count_free(void *user, void *pointer)
+{
+	free(pointer);
+}
+
 static void through_decoder(const ProtobufCMessageDescriptor *type, const uint8_t *bytes,
                             size_t n_bytes)
 {
-	ProtobufCMessage *message = protobuf_c_message_unpack(type, NULL, n_bytes, bytes);
+	static ProtobufCAllocator counting = {.alloc = count_alloc, .free = count_free};
+	bool is_bounded = type == &glake__wire__request__descriptor &&
+	                  !bounds_check_request(bytes, n_bytes);
+	n_allocations = 0;
+	ProtobufCMessage *message = protobuf_c_message_unpack(type, &counting, n_bytes, bytes);
+	must(!is_bounded || n_allocations <= MAX_ALLOCATIONS);
 	if (!message) {
 		return;
 	}
 	size_t n_packed = protobuf_c_message_get_packed_size(message);
 	uint8_t *packed = malloc(n_packed + 1);
 	must(protobuf_c_message_pack(message, packed) == n_packed);
-	protobuf_c_message_free_unpacked(message, NULL);
+	protobuf_c_message_free_unpacked(message, &counting);
 	free(packed);
 }
 

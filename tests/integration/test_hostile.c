@@ -43,7 +43,7 @@ static Glake__Wire__Answer *status_of(int connection)
 /* A row of a list must fit a page, whatever a client calls itself. */
 START_TEST(a_name_too_long_for_a_listing_is_refused)
 {
-	static char program[60000];
+	static char program[GLAKE_MAX_NAME_BYTES + 2];
 	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
 	Glake__Wire__Hello hello = GLAKE__WIRE__HELLO__INIT;
 	memset(program, 'x', sizeof(program) - 1);

@@ -117,6 +117,42 @@ START_TEST(empty_packet_ends_the_session)
 }
 END_TEST
 
+/* Decoded, each of these would take milliseconds of everybody's. */
+START_TEST(crowd_of_fields_closes_the_session)
+{
+	static const struct {
+		uint8_t body;
+		uint8_t field;
+	} cases[] = {
+		{GLAKE__WIRE__REQUEST__BODY_USAGE_REPORT, 6},
+		{GLAKE__WIRE__REQUEST__BODY_MODEL_OPEN, 2},
+		{GLAKE__WIRE__REQUEST__BODY_PING, 1},
+	};
+	enum { N = 30000 };
+	static uint8_t bytes[GLAKE_MAX_PACKET_BYTES];
+	start();
+	for (size_t i = 0; i < n_elements(cases); i++) {
+		size_t n_bytes = 0;
+		/* Its id, the tag of the body in two bytes as it may be, and the length in three. */
+		bytes[n_bytes++] = 0x08;
+		bytes[n_bytes++] = 7;
+		bytes[n_bytes++] = (uint8_t)(cases[i].body << 3 | 2 | 0x80);
+		bytes[n_bytes++] = (uint8_t)(cases[i].body >> 4);
+		bytes[n_bytes++] = (2 * N & 0x7f) | 0x80;
+		bytes[n_bytes++] = (2 * N >> 7 & 0x7f) | 0x80;
+		bytes[n_bytes++] = 2 * N >> 14;
+		for (unsigned k = 0; k < N; k++) {
+			bytes[n_bytes++] = (uint8_t)(cases[i].field << 3 | 2);
+			bytes[n_bytes++] = 0;
+		}
+		closed_for(bytes, n_bytes, true);
+	}
+	harness_wait_log(&harness, "fields");
+	ck_assert_uint_eq(harness_n_log_lines(&harness, "closed: "), n_elements(cases));
+	stop();
+}
+END_TEST
+
 START_TEST(request_without_id_closes_the_session)
 {
 	uint8_t bytes[64];
@@ -900,7 +936,7 @@ static Glake__Wire__Status send_report(int connection, Glake__Wire__UsageReport 
 
 START_TEST(reports_are_cut_or_refused)
 {
-	enum { MANY = 1000 };
+	enum { MANY = GLAKE_MAX_REPORTED_DEVICES + 1 };
 	static Glake__Wire__DriverMemory rows[MANY];
 	static Glake__Wire__DriverMemory *list[MANY];
 	const Glake__Wire__SessionInfo *info;
@@ -1054,6 +1090,7 @@ int main(void)
 	suite_add_timed(suite, the_log_is_bounded, 120);
 	suite_add_timed(suite, too_long_a_packet_closes_the_session, 120);
 	suite_add_timed(suite, empty_packet_ends_the_session, 120);
+	suite_add_timed(suite, crowd_of_fields_closes_the_session, 120);
 	suite_add_timed(suite, request_without_id_closes_the_session, 120);
 	suite_add_timed(suite, every_prefix_and_flipped_bit_is_survived, 120);
 	suite_add_timed(suite, names_of_bad_text_are_survived, 120);
