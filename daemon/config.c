@@ -41,6 +41,8 @@ static CONFIG_VALUE(tenants);
 	KEY("", config, log_level, "\"info\"", log_level, log_level, 0, 0) \
 	KEY("", config, drain_ms, "5000", u64, drain_ms, 0, DAY_MS) \
 	KEY("", config, max_sessions, "4096", u32, max_sessions, 1, 1000000) \
+	KEY("", config, max_sessions_per_user, "0", \
+	    u32, max_sessions_per_user, 0, 1000000) \
 	KEY("", config, max_requests_in_flight, "16", \
 	    u32, max_requests_in_flight, 1, 65536) \
 	KEY("", config, fd_budget, "0", u32, fd_budget, 0, 1000000000) \

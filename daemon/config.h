@@ -95,6 +95,7 @@ struct config {
 	uint64_t mover_idle_ms; /* 0 = the mover stays once started */
 	uint64_t drain_ms;
 	uint32_t max_sessions;
+	uint32_t max_sessions_per_user;  /* as written; ask config_user_sessions() */
 	uint32_t max_requests_in_flight; /* per session */
 	uint32_t fd_budget;              /* as written; ask config_fd_budget() */
 
@@ -128,6 +129,9 @@ void config_free(struct config *config);
  * the reserve is taken.
  */
 uint32_t config_fd_budget(const struct config *config);
+
+/* What one user may have of max_sessions: max_sessions_per_user, else a quarter, 16 at least. */
+uint32_t config_user_sessions(const struct config *config);
 
 /* Root, or a member of admin_group. @gids: all of them, the primary one too; so below. */
 bool config_is_admin(const struct config *config, uid_t uid, const gid_t *gids, size_t n_gids);

@@ -99,6 +99,15 @@ uint64_t config_tenant_quota(const struct config_tenant *tenant, uint32_t device
 	return tenant->device_bytes[device < last ? device : last];
 }
 
+uint32_t config_user_sessions(const struct config *config)
+{
+	uint32_t quarter = config->max_sessions / 4;
+	if (config->max_sessions_per_user) {
+		return config->max_sessions_per_user;
+	}
+	return quarter > 16 ? quarter : 16;
+}
+
 uint32_t config_fd_budget(const struct config *config)
 {
 	struct rlimit limit = {.rlim_max = CONFIG_MAX_FDS};

@@ -183,11 +183,11 @@ static void handle_hello(struct session *session, const request_t *request, stru
 		session_close(session);
 		return;
 	}
-	if (session->is_refused || session->server->state != SERVER_RUNNING) {
+	if (session->refusal || session->server->state != SERVER_RUNNING) {
 		bool is_draining = session->server->state != SERVER_RUNNING;
 		rpc_refuse(session, request->id,
 		           is_draining ? STATUS_SHUTTING_DOWN : STATUS_OVER_QUOTA,
-		           is_draining ? "glaked is shutting down" : "too many sessions");
+		           is_draining ? "glaked is shutting down" : session->refusal);
 		session_close(session);
 		return;
 	}

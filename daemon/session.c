@@ -52,6 +52,30 @@ static void on_conn_end(struct conn *conn, enum conn_end end, int error)
 	session_close(session);
 }
 
+/* Enters the tenant if it may. Returns what there is too much of, or NULL. */
+static const char *enter(struct session *session, struct tenant *tenant)
+{
+	struct server *server = session->server;
+	const struct config *config = server->config;
+	/* An admin must get in to look when everything is full. */
+	if (!session->is_admin) {
+		if (server->n_sessions + transit_n_left() >= config->max_sessions) {
+			return "too many sessions";
+		}
+		if (transit_n_of_user(&session->conn.transit) > config_user_sessions(config)) {
+			return "too many sessions of this user";
+		}
+	}
+	if (transit_has_left_too_many(&session->conn.transit, session->since_ms)) {
+		return "too many sessions of this user have ended with answers unread";
+	}
+	if (tenant_session_enter(tenant) != 0) {
+		return "too many sessions of the tenant";
+	}
+	session->tenant = tenant;
+	return NULL;
+}
+
 /* Who it is decides, once, what it may. */
 static int identify(struct session *session)
 {
@@ -72,14 +96,7 @@ static int identify(struct session *session)
 	session->is_admin = config_is_admin(server->config, peer->uid, peer->gids, peer->n_gids);
 	const struct config_tenant *rule = config_tenant_of(server->config, peer->uid, peer->gids,
 	                                                    peer->n_gids, peer->cgroup);
-	struct tenant *tenant = tenant_find(server->tenants, rule->name);
-	/* An admin must get in to look when everything is full. */
-	if ((server->n_sessions + transit_n_left() < server->config->max_sessions ||
-	     session->is_admin) &&
-	    !transit_has_left_too_many(&session->conn.transit, session->since_ms) &&
-	    tenant_session_enter(tenant) == 0) {
-		session->tenant = tenant;
-	}
+	session->refusal = enter(session, tenant_find(server->tenants, rule->name));
 	return 0;
 }
 
@@ -107,8 +124,7 @@ int session_new(struct server *server, int fd)
 		session_reject(session, "cannot tell who it is: %s", strerror(-r));
 		return r;
 	}
-	if (!session->tenant) {
-		session->is_refused = true;
+	if (session->refusal) {
 		server->stats.sessions_refused++;
 		if (++server->n_refused > MAX_REFUSED) {
 			session_close(session);
@@ -187,7 +203,7 @@ void session_close(struct session *session)
 		tenant_session_leave(session->tenant);
 		session->tenant = NULL;
 	}
-	if (session->is_refused) {
+	if (session->refusal) {
 		session->server->n_refused--;
 	}
 	conn_close(&session->conn, on_conn_closed);

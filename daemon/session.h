@@ -80,11 +80,11 @@ struct session {
 	enum session_state state;
 	uint64_t id;
 	struct peer peer;
-	struct tenant *tenant; /* entered; NULL with is_refused */
+	struct tenant *tenant; /* entered; NULL with a refusal */
 	struct realm *realm;   /* owned reference */
 	bool is_admin;
-	bool is_refused; /* over a limit: only there to be told so; no tenant */
-	char *program;   /* owned; what the client calls itself; NULL before Hello */
+	const char *refusal; /* static: over that limit, only there to be told so; NULL: let in */
+	char *program;       /* owned; what the client calls itself; NULL before Hello */
 	uint64_t since_ms;
 	uint64_t n_requests;
 	struct log_limit log_limit; /* of lines that its requests cause */

@@ -275,6 +275,11 @@ bool transit_has_left_too_many(struct transit *transit, uint64_t now_ms)
 	return user->n_left > MAX_LEFT;
 }
 
+size_t transit_n_of_user(const struct transit *transit)
+{
+	return transit->user ? transit->user->n_transits : 1;
+}
+
 size_t transit_n_left(void)
 {
 	return n_left_of_all;

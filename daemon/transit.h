@@ -65,6 +65,9 @@ bool transit_is_full(struct transit *transit, uint64_t now_ms);
 /* Whoever it is has left so many connections unread that he should have no more. */
 bool transit_has_left_too_many(struct transit *transit, uint64_t now_ms);
 
+/* Connections of its user: this one, the others, and those that he has left. */
+size_t transit_n_of_user(const struct transit *transit);
+
 /* Connections that all users together have left. */
 size_t transit_n_left(void);
 

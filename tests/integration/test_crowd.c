@@ -102,6 +102,47 @@ START_TEST(session_beyond_the_tenants_limit_is_told_so)
 }
 END_TEST
 
+/* A connection of somebody else, and whether it was let in. */
+static Glake__Wire__Status greet_as(uid_t uid, int *connection_out)
+{
+	ck_assert_int_eq(seteuid(uid), 0);
+	*connection_out = connection_open(&harness);
+	ck_assert_int_eq(seteuid(0), 0);
+	return connection_greet(*connection_out, GLAKE_WIRE_VERSION);
+}
+
+START_TEST(one_user_cannot_have_all_sessions)
+{
+	enum { SHARE = 25 };
+	static int connections[SHARE];
+	int connection;
+	if (!harness_is_root()) {
+		return;
+	}
+	start_with(&(struct harness_options){.config = "pool = (); max_sessions = 100;"});
+	for (unsigned i = 0; i < SHARE; i++) {
+		ck_assert_int_eq(greet_as(1234, &connections[i]), GLAKE__WIRE__STATUS__OK);
+	}
+	ck_assert_int_eq(greet_as(1234, &connection), GLAKE__WIRE__STATUS__OVER_QUOTA);
+	connection_expect_closed(connection);
+	connection_close(&connection);
+	/* Everybody else is let in, and he too when he has one less. */
+	ck_assert_int_eq(greet_as(1235, &connection), GLAKE__WIRE__STATUS__OK);
+	connection_close(&connection);
+	for (unsigned i = 0; i < SHARE; i++) {
+		connection_ping(connections[i]);
+		connection_close(&connections[i]);
+	}
+	uint64_t end_ms = harness_now_ms() + HARNESS_TIMEOUT_MS;
+	while (greet_as(1234, &connection) != GLAKE__WIRE__STATUS__OK) {
+		connection_close(&connection);
+		ck_assert(harness_now_ms() < end_ms);
+	}
+	connection_close(&connection);
+	stop();
+}
+END_TEST
+
 /* More connections than glaked has fds: the rest waits in the backlog, and gets its turn. */
 START_TEST(no_fds_left_is_survived)
 {
@@ -270,6 +311,7 @@ int main(void)
 	suite_add_timed(suite, two_thousand_sessions_are_served, 300);
 	suite_add_timed(suite, session_beyond_the_limit_is_told_so, 120);
 	suite_add_timed(suite, session_beyond_the_tenants_limit_is_told_so, 120);
+	suite_add_timed(suite, one_user_cannot_have_all_sessions, 120);
 	suite_add_timed(suite, no_fds_left_is_survived, 120);
 	suite_add_timed(suite, storm_of_connections_leaves_nothing, 300);
 	suite_add_timed(suite, clients_killed_in_the_middle_leave_nothing, 300);

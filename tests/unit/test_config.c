@@ -76,6 +76,7 @@ static void check_defaults(const struct config *config)
 	ck_assert_uint_eq(config->n_devices, 0);
 	ck_assert_uint_eq(config->drain_ms, 5000);
 	ck_assert_uint_eq(config->max_sessions, 4096);
+	ck_assert_uint_eq(config_user_sessions(config), 1024);
 	ck_assert_uint_eq(config->max_requests_in_flight, 16);
 	ck_assert_uint_eq(config->fd_budget, 0);
 	ck_assert_uint_eq(config->n_pool, 2);
@@ -147,6 +148,7 @@ START_TEST(every_scalar_arrives)
 	                             "log_level = \"debug\";\n"
 	                             "drain_ms = 1;\n"
 	                             "max_sessions = 2;\n"
+	                             "max_sessions_per_user = 1;\n"
 	                             "max_requests_in_flight = 3;\n"
 	                             "fd_budget = 100;\n"
 	                             "pool = ( { n_chunks = 5; chunk_bytes = 4194304; } );\n"
@@ -168,6 +170,7 @@ START_TEST(every_scalar_arrives)
 	ck_assert_int_eq(config->log_level, LOG_LEVEL_DEBUG);
 	ck_assert_uint_eq(config->drain_ms, 1);
 	ck_assert_uint_eq(config->max_sessions, 2);
+	ck_assert_uint_eq(config_user_sessions(config), 1);
 	ck_assert_uint_eq(config->max_requests_in_flight, 3);
 	ck_assert_uint_eq(config->fd_budget, 100);
 	ck_assert_uint_eq(config->n_pool, 1);
