@@ -22,7 +22,8 @@
 enum chunk_use {
 	CHUNK_POOL,    /* made ahead, nobody's */
 	CHUNK_PRIVATE, /* one session's */
-	CHUNK_BLOCK,   /* of the store, or about to be */
+	CHUNK_LOADING, /* granted to a load, or left of one that the mover has not done with */
+	CHUNK_BLOCK,   /* of the store */
 	CHUNK_N_USES,
 };
 

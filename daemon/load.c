@@ -17,6 +17,7 @@
 enum place_state {
 	PLACE_PLANNED,
 	PLACE_GRANTED,
+	PLACE_LOADED, /* and nothing decided; the mover has dropped the chunk */
 	PLACE_COMPARING,
 	PLACE_DONE,
 };
@@ -26,14 +27,14 @@ struct place {
 	struct mover_job compare; /* while COMPARING */
 	struct load *load;
 	enum place_state state;
-	struct chunk chunk;      /* GRANTED, COMPARING */
-	struct block *candidate; /* COMPARING: used by us */
+	struct chunk chunk;      /* GRANTED, LOADED, COMPARING */
+	struct block *candidate; /* COMPARING: used by us; else NULL */
 	struct digest digest;
 };
 
 struct load {
 	const struct load_context *context;
-	struct model *model;
+	struct model *model; /* NULL: it is over, and waits for the mover to have done with it */
 	struct mover_job job;
 	bool is_planned;
 	bool is_done; /* the mover has nothing more to say */
@@ -42,6 +43,7 @@ struct load {
 	struct place *places; /* owned, one per block */
 	size_t n_granted;     /* blocks granted so far: a prefix of the plan */
 	size_t n_done;
+	size_t n_comparing;
 	uint64_t window_used_bytes; /* granted and not yet loaded */
 	uint64_t done_bytes;
 	uint64_t deduplicated_bytes;
@@ -68,30 +70,45 @@ static int32_t priority_of(const struct load *load)
 	return list_is_empty(&load->waiters) ? 0 : load_payer(load)->priority;
 }
 
-/* Stop whatever is under way for this load; the model still has what was placed. */
-static void stop(struct load *load)
-{
-	mover_cancel(load->context->mover, &load->job);
-	if (load->alloc) {
-		alloc_cancel(load->alloc);
-		load->alloc = NULL;
-	}
-	for (size_t i = 0; load->places && i < load->n_granted; i++) {
-		struct place *place = &load->places[i];
-		if (place->state == PLACE_COMPARING) {
-			mover_cancel(load->context->mover, &place->compare);
-			store_unuse_block(load->context->store, place->candidate, 0);
-		}
-		if (place->chunk.device) {
-			chunk_release(&place->chunk);
-		}
-	}
-}
-
 static void load_free(struct load *load)
 {
 	free(load->places);
 	free(load);
+}
+
+/* ---- the end of a load without a model ------------------------------------------------------- */
+
+/* The mover has nothing of it any more. */
+static void drop_place(struct load *load, struct place *place)
+{
+	if (place->candidate) {
+		store_unuse_block(load->context->store, place->candidate, 0);
+		place->candidate = NULL;
+	}
+	chunk_release(&place->chunk);
+	place->state = PLACE_DONE;
+}
+
+/* Of a load that is over. */
+static void free_if_gone(struct load *load)
+{
+	if (!load->job.id && load->n_comparing == 0) {
+		load_free(load);
+	}
+}
+
+/* Drop what the mover does not have, of a load that is over. The load may be gone afterwards. */
+static void drop_places(struct load *load)
+{
+	for (size_t i = 0; i < load->n_granted; i++) {
+		struct place *place = &load->places[i];
+		bool is_in_mover = place->state == PLACE_GRANTED ? load->job.id != 0
+		                                                 : place->compare.id != 0;
+		if (!is_in_mover) {
+			drop_place(load, place);
+		}
+	}
+	free_if_gone(load);
 }
 
 /* At the cost of whoever waits for it: a client may try for ever. */
@@ -119,7 +136,7 @@ static void log_success(const struct load *load)
 		load->deduplicated_bytes);
 }
 
-/* The load ends without a model: nothing of it stays. */
+/* No model comes of it. The load may be gone afterwards. */
 static void fail(struct load *load, enum status status, const char *error)
 {
 	struct model *model = load->model;
@@ -128,7 +145,12 @@ static void fail(struct load *load, enum status status, const char *error)
 
 	log_failure(load, error);
 	load->context->stats->models_failed++;
-	stop(load);
+	if (load->alloc) {
+		alloc_cancel(load->alloc);
+		load->alloc = NULL;
+	}
+	mover_cancel(load->context->mover, &load->job);
+	load->model = NULL;
 	model->load = NULL;
 	store_drop_model(load->context->store, model);
 	/* From here on the waiters only see their own link: one's answer may make another leave. */
@@ -138,12 +160,12 @@ static void fail(struct load *load, enum status status, const char *error)
 		waiter->load = NULL;
 		list_insert(&waiters, &waiter->link);
 	}
+	drop_places(load);
 	while (!list_is_empty(&waiters)) {
 		struct load_waiter *waiter = list_first(&waiters, struct load_waiter, link);
 		list_remove(&waiter->link);
 		waiter->done(waiter, status, error);
 	}
-	load_free(load);
 }
 
 static void succeed(struct load *load)
@@ -252,7 +274,7 @@ static void grant_more(struct load *load)
 		load->window_used_bytes = window;
 		struct tenant *payer = load_payer(load);
 		load->is_granting = true;
-		int r = alloc_start(load->context->allocator, model->device, payer, CHUNK_BLOCK,
+		int r = alloc_start(load->context->allocator, model->device, payer, CHUNK_LOADING,
 		                    sizes, n, on_chunks, load, &load->alloc);
 		load->is_granting = false;
 		if (r != 0) {
@@ -271,23 +293,32 @@ static int on_plan_tensor(struct mover_job *job, const char *name, uint32_t dtyp
 	if (load->is_planned) {
 		return -EPROTO;
 	}
+	if (!load->model) {
+		return 0;
+	}
 	return model_add_tensor(load->model, name, dtype, shape, n_dims, offset, bytes);
 }
 
 static int on_plan_block(struct mover_job *job, uint64_t content_bytes)
 {
 	struct load *load = load_of(job);
-	return load->is_planned ? -EPROTO : model_add_block(load->model, content_bytes);
+	if (load->is_planned) {
+		return -EPROTO;
+	}
+	return load->model ? model_add_block(load->model, content_bytes) : 0;
 }
 
 static int on_plan_end(struct mover_job *job)
 {
 	struct load *load = load_of(job);
 	struct model *model = load->model;
-	if (load->is_planned || model_check_plan(model) < 0) {
+	if (load->is_planned || (model && model_check_plan(model) < 0)) {
 		return -EPROTO;
 	}
 	load->is_planned = true;
+	if (!model) {
+		return 0;
+	}
 	load->places = calloc(model->n_blocks ? model->n_blocks : 1, sizeof(load->places[0]));
 	if (!load->places) {
 		fail(load, STATUS_NO_HOST_MEMORY, "glaked has no memory for the plan");
@@ -326,19 +357,25 @@ static void on_compared(struct mover_job *job, bool equal)
 {
 	struct place *place = container_of(job, struct place, compare);
 	struct load *load = place->load;
+	load->n_comparing--;
+	if (!load->model) {
+		drop_place(load, place);
+		free_if_gone(load);
+		return;
+	}
+	struct block *candidate = place->candidate;
+	place->candidate = NULL;
 	if (equal) {
 		load->context->stats->blocks_collapsed++;
 		load->deduplicated_bytes += place->chunk.bytes;
 		chunk_release(&place->chunk);
-		place_block(load, place, place->candidate);
+		place_block(load, place, candidate);
 	} else {
 		char text[DIGEST_TEXT_BYTES];
 		digest_to_text(&place->digest, text);
 		log_error("two different contents have the digest %s; the second is not shared",
 		          text);
-		store_unuse_block(load->context->store, place->candidate, 0);
-		place->candidate = NULL;
-		place->state = PLACE_GRANTED;
+		store_unuse_block(load->context->store, candidate, 0);
 		if (!seal(load, place, true)) {
 			return;
 		}
@@ -351,7 +388,14 @@ static void on_compared(struct mover_job *job, bool equal)
 static void on_compare_failed(struct mover_job *job, enum status status, const char *error)
 {
 	struct place *place = container_of(job, struct place, compare);
-	fail(place->load, status, error);
+	struct load *load = place->load;
+	load->n_comparing--;
+	drop_place(load, place);
+	if (load->model) {
+		fail(load, status, error);
+	} else {
+		free_if_gone(load);
+	}
 }
 
 static const struct mover_job_ops compare_ops = {
@@ -377,6 +421,7 @@ static bool start_compare(struct load *load, struct place *place, struct block *
 		fail(load, STATUS_MOVER_FAILED, "cannot ask glake-mover to compare");
 		return false;
 	}
+	load->n_comparing++;
 	return true;
 }
 
@@ -387,6 +432,11 @@ static int on_block_loaded(struct mover_job *job, uint64_t i, const struct diges
 		return -EPROTO;
 	}
 	struct place *place = &load->places[i];
+	if (!load->model) {
+		drop_place(load, place);
+		return 0;
+	}
+	place->state = PLACE_LOADED;
 	place->digest = *digest;
 	load->window_used_bytes -= place->chunk.bytes;
 	struct block *candidate = store_find_block(load->context->store, load->model->realm,
@@ -403,6 +453,10 @@ static int on_block_loaded(struct mover_job *job, uint64_t i, const struct diges
 static void on_load_done(struct mover_job *job, uint64_t read_bytes, uint64_t direct_bytes)
 {
 	struct load *load = load_of(job);
+	if (!load->model) {
+		drop_places(load);
+		return;
+	}
 	load->read_bytes = read_bytes;
 	load->direct_bytes = direct_bytes;
 	load->is_done = true;
@@ -421,7 +475,12 @@ static void on_load_done(struct mover_job *job, uint64_t read_bytes, uint64_t di
 
 static void on_failed(struct mover_job *job, enum status status, const char *error)
 {
-	fail(load_of(job), status, error);
+	struct load *load = load_of(job);
+	if (load->model) {
+		fail(load, status, error);
+	} else {
+		drop_places(load);
+	}
 }
 
 static const struct mover_job_ops load_ops = {

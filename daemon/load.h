@@ -8,9 +8,13 @@
  * Bytes are compared before two contents become one; the digest alone is never trusted.
  *
  * Whoever wants the model waits on the load. The first waiter's tenant pays for what is loaded;
- * when the last waiter goes the load is cancelled. A load that fails leaves nothing.
+ * when the last waiter goes the load is cancelled. A load that fails leaves no model.
  *
- * Owner: itself; it is freed when the model is ready, failed or cancelled.
+ * But the memory of a chunk lasts as long as the mover has it, and a file that does not answer can
+ * keep the mover from ending a load. So what the mover has of a load that is over stays in the books,
+ * charged to whoever paid for it, until the mover has done with it or is gone.
+ *
+ * Owner: itself; it is freed when the model is ready, or has failed and the mover has done with it.
  * Threads: loop thread.
  */
 #ifndef GLAKE_DAEMON_LOAD_H

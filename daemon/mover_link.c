@@ -53,55 +53,12 @@ static void fail_all(struct mover_link *link, const char *error)
 	}
 }
 
-/* ---- loads that were cancelled ---------------------------------------------------------------- */
-
-struct abandoned {
-	struct list link; /* link: mover_link.abandoned */
-	uint64_t job;
-	uid_t uid;
-};
-
-static void abandon(struct mover_link *link, uint64_t id, uid_t uid)
-{
-	struct abandoned *abandoned = malloc(sizeof(*abandoned));
-	if (abandoned) {
-		*abandoned = (struct abandoned){.job = id, .uid = uid};
-		list_insert(&link->abandoned, &abandoned->link);
-	}
-}
-
-/* All of them for id 0. */
-static void forget_abandoned(struct mover_link *link, uint64_t id)
-{
-	struct abandoned *abandoned;
-	struct abandoned *spare;
-	list_for_each_safe (abandoned, spare, &link->abandoned, link) {
-		if (id == 0 || abandoned->job == id) {
-			list_remove(&abandoned->link);
-			free(abandoned);
-		}
-	}
-}
-
-size_t mover_n_abandoned(const struct mover_link *link, uid_t uid, size_t *n_own_out)
-{
-	const struct abandoned *abandoned;
-	size_t n = 0;
-	*n_own_out = 0;
-	list_for_each (abandoned, &link->abandoned, link) {
-		n++;
-		*n_own_out += abandoned->uid == uid;
-	}
-	return n;
-}
-
 /* ---- the process ----------------------------------------------------------------------------- */
 
 static void on_process_end(void *user, const char *error)
 {
 	struct mover_link *link = user;
 	link->process = NULL;
-	forget_abandoned(link, 0);
 	log_error("%s, %u jobs under way", error, HASH_COUNT(link->jobs));
 	fail_all(link, error);
 }
@@ -112,7 +69,6 @@ static void let_go(struct mover_link *link)
 	if (link->process) {
 		mover_process_leave(link->process);
 		link->process = NULL;
-		forget_abandoned(link, 0);
 	}
 }
 
@@ -236,24 +192,44 @@ void mover_grant(struct mover_link *link, struct mover_job *job, uint64_t first,
 	}
 }
 
-void mover_cancel(struct mover_link *link, struct mover_job *job)
+static void send_cancel(struct mover_link *link, uint64_t id)
 {
 	Glake__Mover__Cancel cancel = GLAKE__MOVER__CANCEL__INIT;
 	order_t order = GLAKE__MOVER__ORDER__INIT;
-	if (!job->id) {
-		return;
-	}
-	uint64_t id = job->id;
-	remove_job(link, job);
+	order.body_case = GLAKE__MOVER__ORDER__BODY_CANCEL;
+	order.cancel = &cancel;
 	if (link->process) {
-		if (job->ops->on_plan_tensor) {
-			abandon(link, id, job->uid);
-		}
-		order.body_case = GLAKE__MOVER__ORDER__BODY_CANCEL;
-		order.cancel = &cancel;
 		send_order(link, id, &order, CLOSER_NOBODY, NULL, 0);
 	}
-	start_idle_timer(link);
+}
+
+void mover_cancel(struct mover_link *link, struct mover_job *job)
+{
+	if (job->id && !job->is_cancelled) {
+		job->is_cancelled = true;
+		send_cancel(link, job->id);
+	}
+}
+
+void mover_forget(struct mover_link *link, struct mover_job *job)
+{
+	uint64_t id = job->id;
+	if (id) {
+		remove_job(link, job);
+		send_cancel(link, id);
+		start_idle_timer(link);
+	}
+}
+
+size_t mover_n_cancelled(const struct mover_link *link, uid_t uid, size_t *n_own_out)
+{
+	size_t n = 0;
+	*n_own_out = 0;
+	for (const struct mover_job *job = link->jobs; job; job = job->hh.next) {
+		n += job->is_cancelled;
+		*n_own_out += job->is_cancelled && job->uid == uid;
+	}
+	return n;
 }
 
 /* ---- news ------------------------------------------------------------------------------------ */
@@ -351,13 +327,6 @@ static int deliver(struct mover_link *link, struct mover_job *job, const report_
 	}
 }
 
-/* Of a load. */
-static bool is_end(const report_t *report)
-{
-	return report->body_case == GLAKE__MOVER__REPORT__BODY_FAILED ||
-	       report->body_case == GLAKE__MOVER__REPORT__BODY_LOAD_DONE;
-}
-
 static void on_packet(void *user, const uint8_t *bytes, size_t n_bytes, struct fdlist *fds)
 {
 	struct mover_link *link = user;
@@ -366,11 +335,8 @@ static void on_packet(void *user, const uint8_t *bytes, size_t n_bytes, struct f
 	if (report) {
 		struct mover_job *job;
 		HASH_FIND(hh, link->jobs, &report->job, sizeof(report->job), job);
-		/* News of a cancelled job may still be under way. */
+		/* News of a forgotten job may still be under way. */
 		r = job ? deliver(link, job, report) : 0;
-		if (!job && is_end(report)) {
-			forget_abandoned(link, report->job);
-		}
 		glake__mover__report__free_unpacked(report, NULL);
 	}
 	if (r < 0) {
@@ -389,7 +355,6 @@ int mover_link_init(struct mover_link *link, uv_loop_t *loop, struct stats *stat
                     uint64_t idle_ms)
 {
 	*link = (struct mover_link){.loop = loop, .stats = stats, .idle_ms = idle_ms};
-	list_init(&link->abandoned);
 	link->path = strdup(path);
 	if (!link->path) {
 		return -ENOMEM;
@@ -405,9 +370,10 @@ void mover_link_take_path(struct mover_link *link, char *path)
 
 void mover_link_close(struct mover_link *link)
 {
-	assert(!link->jobs);
 	link->is_closing = true;
 	let_go(link);
+	fail_all(link, "glaked ends");
+	assert(!link->jobs);
 	mover_link_take_path(link, NULL);
 	uv_close((uv_handle_t *)&link->idle_timer, NULL);
 }

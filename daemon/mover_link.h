@@ -12,7 +12,7 @@
  *
  * Owner: the server. A job is embedded in what wants it (load, publish).
  * Lifetime: a job belongs to the link from mover_*() until on_failed or its last news has been
- *           delivered, or until mover_cancel().
+ *           delivered, or until mover_forget().
  * Threads: loop thread.
  */
 #ifndef GLAKE_DAEMON_MOVER_LINK_H
@@ -53,6 +53,7 @@ struct mover_job {
 	UT_hash_handle hh; /* mover_link.jobs */
 	uint64_t id;       /* 0: the link does not know it */
 	uid_t uid;         /* of a load: whose files they are */
+	bool is_cancelled;
 	const struct mover_job_ops *ops;
 };
 
@@ -64,7 +65,6 @@ struct mover_link {
 	uv_timer_t idle_timer;
 	struct mover_process *process; /* owned; NULL: none runs */
 	struct mover_job *jobs;        /* table by id */
-	struct list abandoned;         /* of loads that were cancelled and have not ended yet */
 	uint64_t last_job;
 	bool is_closing;
 };
@@ -79,7 +79,10 @@ int mover_link_init(struct mover_link *link, uv_loop_t *loop, struct stats *stat
  */
 void mover_link_take_path(struct mover_link *link, char *path);
 
-/* Ends the mover. No job may be under way, none may be started afterwards. */
+/*
+ * Ends the mover. No jobs may be under way but cancelled ones, which fail; none may be started
+ * afterwards.
+ */
 void mover_link_close(struct mover_link *link);
 
 /* The mover's pid, or 0 when none runs. */
@@ -102,13 +105,19 @@ int mover_compare(struct mover_link *link, struct mover_job *job, const struct d
 void mover_grant(struct mover_link *link, struct mover_job *job, uint64_t first, const int *fds,
                  size_t n_fds);
 
-/* Forget @job: no news of it comes any more. Harmless for one the link does not know any more. */
+/*
+ * Have a load ended soon. Its news go on, and the last says that the mover has nothing of it any more; a
+ * file system that does not answer can put that off for ever. Harmless for one that has ended.
+ */
 void mover_cancel(struct mover_link *link, struct mover_job *job);
+
+/* No news of @job, which is no load, come any more. Harmless for one that has ended. */
+void mover_forget(struct mover_link *link, struct mover_job *job);
 
 /*
  * Loads that were cancelled, and keep a place in the mover until they end: a file system may not let
  * them. *n_own_out: those of @uid.
  */
-size_t mover_n_abandoned(const struct mover_link *link, uid_t uid, size_t *n_own_out);
+size_t mover_n_cancelled(const struct mover_link *link, uid_t uid, size_t *n_own_out);
 
 #endif

@@ -158,8 +158,8 @@ static void cancel_publish(struct pending *pending)
 {
 	struct publish *publish = container_of(pending, struct publish, pending);
 	struct server *server = pending->session->server;
-	mover_cancel(&server->mover, &publish->digest_job);
-	mover_cancel(&server->mover, &publish->compare_job);
+	mover_forget(&server->mover, &publish->digest_job);
+	mover_forget(&server->mover, &publish->compare_job);
 	if (publish->candidate) {
 		store_unuse_block(&server->store, publish->candidate, 0);
 	}

@@ -67,8 +67,9 @@ static void describe_device(const struct server *server, const struct device *de
 	row->total_bytes = device->total_bytes;
 	row->physical_bytes = device_physical_bytes(device);
 	row->private_bytes = device->use_bytes[CHUNK_PRIVATE];
-	row->block_bytes = device->use_bytes[CHUNK_BLOCK];
-	row->used_block_bytes = device->used_block_bytes;
+	row->block_bytes = device->use_bytes[CHUNK_BLOCK] + device->use_bytes[CHUNK_LOADING];
+	/* Nobody has these open yet, and nobody can have them evicted. */
+	row->used_block_bytes = device->used_block_bytes + device->use_bytes[CHUNK_LOADING];
 	row->pool_bytes = device->use_bytes[CHUNK_POOL];
 	row->logical_block_bytes = device->logical_block_bytes;
 	row->logical_bytes = device->logical_block_bytes + device->use_bytes[CHUNK_PRIVATE];

@@ -470,11 +470,11 @@ static bool workers_are_busy(const struct server *server)
 /* Everything goes back, in the order in which the parts lean on each other. */
 static void close_parts(struct server *server)
 {
+	mover_link_close(&server->mover);
 	store_deinit(&server->store);
 	for (uint32_t i = 0; i < server->n_devices; i++) {
 		pool_drain(&server->allocator.pools[i]);
 	}
-	mover_link_close(&server->mover);
 	while (workers_are_busy(server) || server->is_reloading) {
 		uv_run(&server->loop, UV_RUN_ONCE);
 	}

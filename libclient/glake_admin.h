@@ -25,7 +25,7 @@ struct glake_device_status {
 	uint64_t physical_bytes; /* chunks that exist: private + blocks + made ahead */
 	uint64_t private_bytes;
 	uint64_t block_bytes;
-	uint64_t used_block_bytes; /* of block_bytes: in a model that somebody has open */
+	uint64_t used_block_bytes; /* of block_bytes: somebody has it open, or it is being loaded */
 	uint64_t pool_bytes;       /* made ahead */
 	uint64_t logical_bytes;    /* sum over sessions of bytes mapped */
 	uint64_t logical_block_bytes;

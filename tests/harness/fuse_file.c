@@ -8,6 +8,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
@@ -20,12 +21,14 @@
 
 #define FILE_NODE 2
 #define MAX_READ_BYTES (128u * 1024)
+#define HELD_WAIT_MS 30000
 
 struct served {
 	int device;  /* of FUSE */
 	int content; /* the file that is shown */
 	struct stat stat;
 	struct fuse_file_faults faults;
+	atomic_uint *n_held;
 };
 
 static void answer(const struct served *served, const struct fuse_in_header *request, int error,
@@ -60,6 +63,10 @@ static void serve_read(const struct served *served, const struct fuse_in_header 
 {
 	static uint8_t bytes[MAX_READ_BYTES];
 	size_t n = read->size < sizeof(bytes) ? read->size : sizeof(bytes);
+	if (served->faults.endless_from && read->offset + n > served->faults.endless_from) {
+		atomic_fetch_add(served->n_held, 1);
+		return;
+	}
 	if (served->faults.bad_from && read->offset + n > served->faults.bad_from) {
 		answer(served, request, -EIO, NULL, 0);
 		return;
@@ -102,13 +109,12 @@ static void serve_one(const struct served *served, const struct fuse_in_header *
 		answer(served, request, 0, &open, sizeof(open));
 		return;
 	case FUSE_READ:
-		if (served->faults.is_read_endless) {
-			return;
-		}
 		serve_read(served, request, body);
 		return;
 	case FUSE_FLUSH:
-		if (!served->faults.is_flush_endless) {
+		if (served->faults.is_flush_endless) {
+			atomic_fetch_add(served->n_held, 1);
+		} else {
 			answer(served, request, 0, NULL, 0);
 		}
 		return;
@@ -165,7 +171,10 @@ bool fuse_file_start(struct fuse_file *file, const char *folder, const char *con
                      const struct fuse_file_faults *faults)
 {
 	*file = (struct fuse_file){.pid = 0};
-	struct served served = {.faults = *faults};
+	file->n_held = mmap(NULL, sizeof(*file->n_held), PROT_READ | PROT_WRITE,
+	                    MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	ck_assert_ptr_ne(file->n_held, MAP_FAILED);
+	struct served served = {.faults = *faults, .n_held = file->n_held};
 	served.device = open("/dev/fuse", O_RDWR | O_CLOEXEC);
 	if (served.device < 0) {
 		return skip("/dev/fuse");
@@ -190,10 +199,19 @@ bool fuse_file_start(struct fuse_file *file, const char *folder, const char *con
 	return is_mounted;
 }
 
+void fuse_file_await_held(const struct fuse_file *file)
+{
+	for (unsigned i = 0; atomic_load(file->n_held) == 0; i++) {
+		ck_assert_msg(i < HELD_WAIT_MS, "nobody waits for the file system");
+		usleep(1000);
+	}
+}
+
 void fuse_file_stop(struct fuse_file *file)
 {
 	ck_assert_int_eq(kill(file->pid, SIGKILL), 0);
 	ck_assert_int_eq(waitpid(file->pid, NULL, 0), file->pid);
 	ck_assert_int_eq(umount2(file->folder, MNT_DETACH), 0);
+	munmap(file->n_held, sizeof(*file->n_held));
 	file->pid = 0;
 }

@@ -11,6 +11,7 @@
 #ifndef GLAKE_TESTS_HARNESS_FUSE_FILE_H
 #define GLAKE_TESTS_HARNESS_FUSE_FILE_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <sys/types.h>
@@ -18,12 +19,13 @@
 struct fuse_file {
 	pid_t pid; /* of the program that serves it */
 	char folder[256];
-	char path[300]; /* of the file */
+	char path[300];      /* of the file */
+	atomic_uint *n_held; /* requests that it does not answer; shared with the program */
 };
 
 struct fuse_file_faults {
 	uint64_t bad_from;     /* EIO when a read reaches this byte; 0 = never */
-	bool is_read_endless;  /* no read is answered */
+	uint64_t endless_from; /* no read that reaches this byte is answered; 0 = all are */
 	bool is_flush_endless; /* close() waits until the file system is gone */
 };
 
@@ -33,6 +35,9 @@ struct fuse_file_faults {
  */
 bool fuse_file_start(struct fuse_file *file, const char *folder, const char *content,
                      const struct fuse_file_faults *faults);
+
+/* Wait until somebody waits for it. */
+void fuse_file_await_held(const struct fuse_file *file);
 
 /* End the program, which ends whatever waits for it, and unmount. */
 void fuse_file_stop(struct fuse_file *file);

@@ -379,6 +379,50 @@ START_TEST(a_disk_that_fails_is_told)
 }
 END_TEST
 
+/* ---- that does not answer -------------------------------------------------------------------- */
+
+static void open_for_ever(void *user)
+{
+	struct glake_model *model;
+	struct glake_session *session = day_connect_blind();
+	day_open_unmapped(session, user, &model);
+	ck_abort_msg("the file has been read: %s", glake_error());
+}
+
+/*
+ * The mover keeps the memory of a load for as long as it is stuck in it, and so do the books: at the cost
+ * of the tenant, though his session has ended, and though the mover has nothing else to do.
+ */
+START_TEST(what_a_stuck_load_has_is_charged)
+{
+	static const struct fuse_file_faults faults = {.endless_from = 20 * MIB};
+	struct fuse_file file;
+	day_begin(&(struct harness_options){
+		.config = "pool = (); mover_idle_ms = 50; drain_ms = 300;", .devices = "1x512MiB"});
+	const char *content = day_write_model("content", 40 * MIB, 5);
+	if (!fuse_file_start(&file, day_path("mount"), content, &faults)) {
+		day_end();
+		return;
+	}
+	pid_t client = day_client(open_for_ever, file.path);
+	struct books stuck = books_before;
+	stuck.physical_bytes += 40 * MIB;
+	stuck.block_bytes += 40 * MIB;
+	stuck.used_block_bytes += 40 * MIB;
+	stuck.charged_bytes += 40 * MIB;
+	stuck.charged_fds++;
+	stuck.fds_used++;
+	fuse_file_await_held(&file);
+	day_kill(client);
+	day_wait_books(&stuck);
+	harness_sleep_ms(200);
+	day_wait_books(&stuck);
+	fuse_file_stop(&file);
+	day_wait_books(&books_before);
+	day_end();
+}
+END_TEST
+
 static void add_loop(Suite *suite, const TTest *test, int n)
 {
 	TCase *tcase = tcase_create(test->name);
@@ -401,5 +445,6 @@ int main(void)
 	add_loop(suite, a_file_that_changes_while_it_is_loaded_is_refused, N_CHANGES);
 	suite_add(suite, a_file_replaced_while_it_is_loaded_is_not_noticed);
 	add_loop(suite, a_disk_that_fails_is_told, 3);
+	suite_add(suite, what_a_stuck_load_has_is_charged);
 	return suite_run(suite);
 }

@@ -469,7 +469,7 @@ END_TEST
 START_TEST(cancelled_loads_leave_room_for_others)
 {
 	static const struct model_tensor tensor = {"a", "U8", 1, {1000}, 1};
-	static const struct fuse_file_faults faults = {.is_read_endless = true};
+	static const struct fuse_file_faults faults = {.endless_from = 1};
 	static const char *const config =
 		"drain_ms = 100; tenants = ({ name = \"other\"; uids = [1234]; });";
 	struct fuse_file file;
