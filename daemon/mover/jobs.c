@@ -32,11 +32,12 @@ static void load_freed(void *user)
 }
 
 void jobs_init(struct jobs *jobs, const struct cudrv *drv, struct devices *devices,
-               struct pump *pump, struct prober *prober, struct report *report)
+               struct pump *pump, struct prober *prober, struct refuser *refuser,
+               struct report *report)
 {
 	*jobs = (struct jobs){
-		.report = report,
 		.prober = prober,
+		.refuser = refuser,
 		.host = {.drv = drv,
 	                 .devices = devices,
 	                 .pump = pump,
@@ -87,8 +88,9 @@ static bool has_ended(const struct jobs *jobs, uint64_t job)
 	return false;
 }
 
-__attribute__((format(printf, 4, 5))) static void
-fail(struct jobs *jobs, uint64_t job, enum fault_kind kind, const char *format, ...)
+__attribute__((format(printf, 5, 6))) static void refuse(struct jobs *jobs, uint64_t job,
+                                                         struct fdlist *fds, enum fault_kind kind,
+                                                         const char *format, ...)
 {
 	struct fault fault;
 	char cause[200];
@@ -97,7 +99,7 @@ fail(struct jobs *jobs, uint64_t job, enum fault_kind kind, const char *format, 
 	vsnprintf(cause, sizeof(cause), format, arguments);
 	va_end(arguments);
 	fault_set(&fault, kind, "%s", cause);
-	report_failed(jobs->report, job, &fault);
+	refuser_refuse(jobs->refuser, job, &fault, fds);
 }
 
 static void order_load(struct jobs *jobs, uint64_t job, const Glake__Mover__LoadStart *body,
@@ -113,24 +115,24 @@ static void order_load(struct jobs *jobs, uint64_t job, const Glake__Mover__Load
 		.may_direct = body->may_direct,
 	};
 	struct fault fault = {0};
+	struct fault twice;
+	fault_set(&twice, FAULT_INTERNAL, "a second load was started under its number");
 	pthread_mutex_lock(&jobs->lock);
 	struct load *load = find_load(jobs, job);
+	bool is_taken = false;
 	if (load) {
-		fault_set(&fault, FAULT_INTERNAL, "a second load was started under its number");
-		load_fail(load, &fault);
-		pthread_mutex_unlock(&jobs->lock);
-		return;
-	}
-	if (jobs->n_loads == GLAKE_MAX_LOADS) {
+		load_fail(load, &twice);
+	} else if (jobs->n_loads == GLAKE_MAX_LOADS) {
 		fault_set(&fault, FAULT_BUSY, "%u loads are under way", GLAKE_MAX_LOADS);
 	} else if (load_launch(&jobs->host, &order, fds, &load, &fault) == 0) {
+		is_taken = true;
 		load->next = jobs->loads;
 		jobs->loads = load;
 		jobs->n_loads++;
 	}
 	pthread_mutex_unlock(&jobs->lock);
-	if (fault.kind != FAULT_NONE) {
-		report_failed(jobs->report, job, &fault);
+	if (!is_taken) {
+		refuser_refuse(jobs->refuser, job, &fault, fds);
 	}
 }
 
@@ -144,7 +146,7 @@ static void order_grant(struct jobs *jobs, uint64_t job, uint64_t first, struct 
 	}
 	pthread_mutex_unlock(&jobs->lock);
 	if (!load && !is_late) {
-		fail(jobs, job, FAULT_INTERNAL, "chunks were granted to no load");
+		refuse(jobs, job, fds, FAULT_INTERNAL, "chunks were granted to no load");
 	}
 }
 
@@ -174,8 +176,8 @@ static void put_uuid(struct probe *probe, unsigned which, const ProtobufCBinaryD
 static void submit(struct jobs *jobs, struct probe *probe, struct fdlist *fds, size_t n_fds)
 {
 	if (fds->n_fds != n_fds) {
-		fail(jobs, probe->job, FAULT_INTERNAL, "%zu chunks were sent, expected %zu",
-		     fds->n_fds, n_fds);
+		refuse(jobs, probe->job, fds, FAULT_INTERNAL, "%zu chunks were sent, expected %zu",
+		       fds->n_fds, n_fds);
 		return;
 	}
 	probe->fds[0] = fdlist_take(fds, 0);
@@ -206,13 +208,25 @@ static void order_probe(struct jobs *jobs, const Glake__Mover__Order *order, str
 	}
 }
 
-int jobs_order(struct jobs *jobs, const uint8_t *packet, size_t n_bytes, struct fdlist *fds)
+/* Not all of its fds had room here. */
+static void order_cut(struct jobs *jobs, uint64_t job, struct fdlist *fds)
 {
-	Glake__Mover__Order *order = glake__mover__order__unpack(NULL, n_bytes, packet);
-	if (!order) {
-		fdlist_deinit(fds);
-		return JOBS_E_MALFORMED;
+	struct fault fault;
+	fault_set(&fault, FAULT_NO_FDS, "glake-mover has as many files open as it may");
+	pthread_mutex_lock(&jobs->lock);
+	struct load *load = find_load(jobs, job);
+	bool is_late = has_ended(jobs, job);
+	if (load) {
+		load_fail(load, &fault);
 	}
+	pthread_mutex_unlock(&jobs->lock);
+	if (!load && !is_late) {
+		refuser_refuse(jobs->refuser, job, &fault, fds);
+	}
+}
+
+static void take_order(struct jobs *jobs, const Glake__Mover__Order *order, struct fdlist *fds)
+{
 	switch (order->body_case) {
 	case GLAKE__MOVER__ORDER__BODY_LOAD_START:
 		order_load(jobs, order->job, order->load_start, fds);
@@ -230,10 +244,25 @@ int jobs_order(struct jobs *jobs, const uint8_t *packet, size_t n_bytes, struct 
 		break;
 	case GLAKE__MOVER__ORDER__BODY__NOT_SET:
 	default:
-		fail(jobs, order->job, FAULT_INTERNAL, "an order that this mover does not know");
+		refuse(jobs, order->job, fds, FAULT_INTERNAL,
+		       "an order that this mover does not know");
 		break;
 	}
+}
+
+int jobs_order(struct jobs *jobs, const uint8_t *packet, size_t n_bytes, struct fdlist *fds)
+{
+	Glake__Mover__Order *order = glake__mover__order__unpack(NULL, n_bytes, packet);
+	if (!order) {
+		return JOBS_E_MALFORMED;
+	}
+	if (fds->is_cut) {
+		order_cut(jobs, order->job, fds);
+	} else {
+		take_order(jobs, order, fds);
+	}
 	glake__mover__order__free_unpacked(order, NULL);
+	/* Only chunks are left. */
 	fdlist_deinit(fds);
 	return 0;
 }

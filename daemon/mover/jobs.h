@@ -3,7 +3,8 @@
  * Takes glaked's orders apart and gives each to whom it concerns.
  *
  * glaked is trusted, but its bugs are told from races: a grant or a cancel that crosses the end of
- * its load is dropped, one for a load that never was is answered with Failed.
+ * its load is dropped, one for a load that never was is answered with Failed. So is any whose fds did not
+ * all arrive, since this process has no room for them.
  *
  * Owner: main. Lifetime: jobs_init() to jobs_deinit(), which waits for the loads it has cancelled.
  * Threads: jobs_order() from one.
@@ -17,6 +18,7 @@
 #include "daemon/mover/load.h"
 #include "daemon/mover/probe.h"
 #include "daemon/mover/pump.h"
+#include "daemon/mover/refuser.h"
 #include "daemon/mover/report.h"
 #include "proto/fdlist.h"
 
@@ -28,8 +30,8 @@ enum {
 };
 
 struct jobs {
-	struct report *report; /* borrowed */
-	struct prober *prober; /* borrowed */
+	struct prober *prober;   /* borrowed */
+	struct refuser *refuser; /* borrowed */
 	struct load_host host;
 	pthread_mutex_t lock;
 	pthread_cond_t freed;
@@ -40,10 +42,11 @@ struct jobs {
 };
 
 void jobs_init(struct jobs *jobs, const struct cudrv *drv, struct devices *devices,
-               struct pump *pump, struct prober *prober, struct report *report);
+               struct pump *pump, struct prober *prober, struct refuser *refuser,
+               struct report *report);
 void jobs_deinit(struct jobs *jobs);
 
-/* One packet; its fds are taken. Returns 0 or JOBS_E_MALFORMED. */
+/* One packet; its fds are taken. Closes no file of a client's. Returns 0 or JOBS_E_MALFORMED. */
 int jobs_order(struct jobs *jobs, const uint8_t *packet, size_t n_bytes, struct fdlist *fds);
 
 #endif

@@ -419,6 +419,9 @@ int load_launch(const struct load_host *host, const struct load_order *order, st
 	int error = start_thread(load);
 	if (error < 0) {
 		*load_out = NULL;
+		for (size_t i = 0; i < n_fds; i++) {
+			fds->fds[i] = fd_steal(&load->fds[i]);
+		}
 		load_free(load);
 		return fault_set(fault, FAULT_NO_HOST_MEMORY, "no thread for a load: %s",
 		                 strerror(-error));

@@ -32,6 +32,7 @@ struct mover {
 	struct devices devices;
 	struct pump pump;
 	struct prober prober;
+	struct refuser refuser;
 	struct jobs jobs;
 };
 
@@ -129,7 +130,7 @@ static int serve(struct mover *mover)
 			say("receiving an order: %s", strerror(-error));
 			return EXIT_FAILURE;
 		}
-		if (error || fds.is_cut || jobs_order(&mover->jobs, packet, n_bytes, &fds)) {
+		if (error || jobs_order(&mover->jobs, packet, n_bytes, &fds)) {
 			say("glaked sent a packet that is not an order");
 			return EXIT_FAILURE;
 		}
@@ -150,18 +151,22 @@ int main(void)
 	pump_init(&mover.pump, &mover.drv, n_readers(),
 	          setting("GLAKE_MOVER_SLOT_KIB", DEFAULT_SLOT_KIB, 65536) / 4 * 4096);
 	int error = prober_init(&mover.prober, &mover.devices, &mover.report);
+	if (!error) {
+		error = refuser_init(&mover.refuser, &mover.report);
+	}
 	if (error < 0) {
 		say("no thread: %s", strerror(-error));
 		return EXIT_FAILURE;
 	}
 	jobs_init(&mover.jobs, &mover.drv, &mover.devices, &mover.pump, &mover.prober,
-	          &mover.report);
+	          &mover.refuser, &mover.report);
 	report_ready(&mover.report);
 
 	int status = serve(&mover);
 
 	alarm(END_SECONDS);
 	jobs_deinit(&mover.jobs);
+	refuser_deinit(&mover.refuser);
 	prober_deinit(&mover.prober);
 	pump_deinit(&mover.pump);
 	devices_deinit(&mover.devices);

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A real glake-mover on the simulator: loads that are cancelled, or fail in any of many ways. */
+#include <sys/resource.h>
+
+#include "tests/harness/fuse_file.h"
 #include "tests/unit/mover_loads.h"
 
 /* A model of ten blocks whose load waits for grants after the first two. */
@@ -215,6 +218,121 @@ START_TEST(files_that_are_none_are_refused)
 }
 END_TEST
 
+/* ---- what the mover has no room for --------------------------------------------------------- */
+
+static void send_fds(struct peer *peer, uint64_t job, const int *fds, size_t n_fds)
+{
+	static char *names[GLAKE_MAX_PACKET_FDS];
+	Glake__Mover__LoadStart body = GLAKE__MOVER__LOAD_START__INIT;
+	Glake__Mover__Order order = ORDER(job, LOAD_START);
+	for (size_t i = 0; i < n_fds; i++) {
+		names[i] = (char *)"m";
+	}
+	body.device_uuid = peer_uuid(peer, 0);
+	body.n_files = n_fds;
+	body.files = names;
+	order.load_start = &body;
+	peer_send(peer, &order, fds, n_fds);
+}
+
+/* Files that do not close keep nobody waiting but those whose they are. */
+START_TEST(files_that_are_refused_stop_no_other_orders)
+{
+	static const struct fuse_file_faults endless = {.is_flush_endless = true};
+	enum { N_REFUSED = 3 };
+	struct peer peer;
+	struct fuse_file file;
+	struct made_model model = {0};
+	struct known_plan plan;
+	char folder[512];
+	char path[512];
+	peer_start(&peer, NULL);
+	made_add(&model, "w", 5 * MIB);
+	made_write(&model, peer.folder, "m");
+	snprintf(path, sizeof(path), "%s/m", peer.folder);
+	snprintf(folder, sizeof(folder), "%s/fuse", peer.folder);
+	if (!fuse_file_start(&file, folder, path, &endless)) {
+		peer_end(&peer);
+		return;
+	}
+	for (unsigned i = 0; i < GLAKE_MAX_LOADS; i++) {
+		peer_load(&peer, i, "m");
+		take_plan(&peer, i, &plan);
+	}
+	int fd = open(file.path, O_RDONLY | O_CLOEXEC);
+	ck_assert_int_ge(fd, 0);
+	for (unsigned i = 0; i < N_REFUSED; i++) {
+		send_fds(&peer, 1000 + i, &fd, 1);
+	}
+	make_chunks(&peer, &plan);
+	for (unsigned i = 0; i < GLAKE_MAX_LOADS; i++) {
+		grant(&peer, i, &plan, 0, 1);
+		peer_free_report(peer_expect(&peer, i, GLAKE__MOVER__REPORT__BODY_BLOCK_LOADED));
+		peer_free_report(peer_expect(&peer, i, GLAKE__MOVER__REPORT__BODY_LOAD_DONE));
+	}
+	fuse_file_await_held(&file);
+	fuse_file_stop(&file);
+	close(fd);
+	for (unsigned i = 0; i < N_REFUSED; i++) {
+		Glake__Mover__Report *report = peer_next(&peer);
+		ck_assert_ptr_nonnull(report);
+		ck_assert_int_eq(report->body_case, GLAKE__MOVER__REPORT__BODY_FAILED);
+		ck_assert_uint_ge(report->job, 1000);
+		ck_assert_uint_eq(report->failed->status, GLAKE__WIRE__STATUS__BUSY);
+		peer_free_report(report);
+	}
+	end_failed(&peer, &model, &plan);
+}
+END_TEST
+
+static bool has_fd(const struct peer *peer, rlim_t fd)
+{
+	char path[64];
+	snprintf(path, sizeof(path), "/proc/%d/fd/%u", (int)peer->pid, (unsigned)fd);
+	struct stat stat;
+	return lstat(path, &stat) == 0;
+}
+
+/* From now on it may have so many more open than it has. The limit is one of their numbers. */
+static void limit_fds(const struct peer *peer, unsigned n_more)
+{
+	struct rlimit limit;
+	ck_assert_int_eq(prlimit(peer->pid, RLIMIT_NOFILE, NULL, &limit), 0);
+	for (limit.rlim_cur = 0; limit.rlim_cur < limit.rlim_max && n_more > 0; limit.rlim_cur++) {
+		n_more -= !has_fd(peer, limit.rlim_cur);
+	}
+	ck_assert_int_eq(prlimit(peer->pid, RLIMIT_NOFILE, &limit, NULL), 0);
+}
+
+START_TEST(what_has_no_room_in_the_fd_table_is_refused)
+{
+	struct peer peer;
+	struct made_model model = {0};
+	struct known_plan plan;
+	int fds[20];
+	peer_start(&peer, NULL);
+	begin(&peer, &model, &plan);
+	unsigned n_before = peer_mover_fds(&peer);
+	limit_fds(&peer, 4);
+	for (unsigned i = 0; i < 20; i++) {
+		fds[i] = plan.chunks[0].fd;
+	}
+	send_fds(&peer, 8, fds, 20);
+	peer_expect_failed(&peer, 8, GLAKE__WIRE__STATUS__NO_FDS, "files open");
+	ck_assert_uint_eq(peer_mover_fds(&peer), n_before);
+	limit_fds(&peer, 1);
+	peer_compare(&peer, 9, &plan.chunks[0], &plan.chunks[1]);
+	peer_expect_failed(&peer, 9, GLAKE__WIRE__STATUS__NO_FDS, "files open");
+	/* A load that gets its chunks in part would wait for the others for ever. */
+	limit_fds(&peer, 4);
+	grant(&peer, 7, &plan, 2, 8);
+	peer_expect_failed(&peer, 7, GLAKE__WIRE__STATUS__NO_FDS, "files open");
+	grant(&peer, 7, &plan, 2, 8);
+	limit_fds(&peer, UINT_MAX);
+	end_failed(&peer, &model, &plan);
+}
+END_TEST
+
 START_TEST(a_mover_that_is_killed_is_just_gone)
 {
 	struct peer peer;
@@ -353,6 +471,8 @@ int main(void)
 	suite_add(suite, too_many_grants_fail_the_load);
 	suite_add(suite, a_wrong_chunk_fails_the_load);
 	suite_add(suite, files_that_are_none_are_refused);
+	suite_add(suite, files_that_are_refused_stop_no_other_orders);
+	suite_add(suite, what_has_no_room_in_the_fd_table_is_refused);
 	suite_add(suite, a_mover_that_is_killed_is_just_gone);
 	suite_add(suite, the_end_of_the_socket_ends_a_load);
 	suite_add(suite, pinned_memory_has_a_second_way);
