@@ -182,7 +182,8 @@ $(B)/lib/daemon.a: $(DAEMON_OBJ)
 $(B)/lib/mover.a: $(MOVER_OBJ)
 $(B)/lib/ctl.a: $(CTL_OBJ)
 $(B)/lib/harness.a: $(HARNESS_OBJ)
-$(B)/lib/shim.a: $(addprefix $(B)/obj/shim/,account.o array_size.o context.o index.o slab.o library.o \
+$(B)/lib/shim.a: $(addprefix $(B)/obj/shim/,account.o array_size.o context.o gate.o gates.o index.o slab.o \
+	library.o \
 	policy.o run/program.o)
 $(B)/lib/libglake-client.a: $(CLIENT_OBJ) $(PROTO_OBJ)
 $(B)/lib/%.a:
@@ -238,14 +239,20 @@ $(B)/gen/shim/names.def: shim/gen/names.sh shim/gen/graphics.txt $(CUDA_HOME)/li
 	$(Q)nm -D --defined-only $(CUDA_HOME)/lib64/stubs/libcuda.so | \
 		awk '$$2 == "T" && $$3 ~ /^cu[A-Z]/ { print $$3 }' | \
 		cat - shim/gen/graphics.txt | $< >$@.tmp && mv $@.tmp $@
+$(B)/gen/shim/gates.def: shim/gen/gates.awk shim/gen/gates.txt $(CUDA_HOME)/include/cuda.h
+	$(call say,GEN,$@)
+	@mkdir -p $(@D)
+	$(Q)$(CC) -E -P -D__CUDA_API_VERSION_INTERNAL -x c $(CUDA_HOME)/include/cuda.h | \
+		awk -f shim/gen/gates.awk shim/gen/gates.txt - >$@.tmp && mv $@.tmp $@
 $(B)/gen/shim/nvml/names.def: shim/gen/names.sh shim/nvml/names.txt
 	$(call say,GEN,$@)
 	@mkdir -p $(@D)
 	$(Q)$< <shim/nvml/names.txt >$@.tmp && mv $@.tmp $@
 
-$(call objects,shim/*.c): $(B)/gen/shim/names.def
+$(call objects,shim/*.c): $(B)/gen/shim/names.def $(B)/gen/shim/gates.def
 $(call objects,shim/nvml/*.c): $(B)/gen/shim/nvml/names.def
-$(B)/obj/tests/unit/test_shim.o: $(B)/gen/shim/names.def $(B)/gen/shim/nvml/names.def
+$(addprefix $(B)/obj/tests/unit/,test_shim.o test_shim_gate.o): $(B)/gen/shim/names.def \
+	$(B)/gen/shim/gates.def $(B)/gen/shim/nvml/names.def
 $(addsuffix /trampolines.o,$(B)/obj/shim $(B)/obj/shim/nvml): $(B)/obj/%/trampolines.o: \
 		shim/trampolines.S $(B)/gen/%/names.def
 	$(call say,AS,$@)

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "shim/fork.h"
+#include "shim/gate.h"
 #include "shim/shim.h"
 
 static atomic_bool is_initialised;
@@ -42,6 +43,7 @@ static bool inode_of(int fd, uint64_t *inode_out)
 
 static void in_child(void)
 {
+	gate_forked();
 	if (!is_initialised) {
 		return;
 	}

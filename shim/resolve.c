@@ -17,6 +17,8 @@
 #include <string.h>
 
 #include "proto/cleanup.h"
+#include "shim/gate.h"
+#include "shim/gates.h"
 #include "shim/library.h"
 #include "shim/shim.h"
 
@@ -65,7 +67,7 @@ struct route {
 };
 
 struct shim_real shim_real;
-static struct route routes[2 * N_HOOKS];
+static struct route routes[2 * N_HOOKS + N_NAMES];
 static size_t n_routes;
 static char libcuda[PATH_MAX];
 static bool can_own;
@@ -152,7 +154,6 @@ static void add_aliases(void *const reals[N_NAMES])
 	if (!real(cuGetProcAddress_v2)) {
 		return;
 	}
-	size_t n_direct = n_routes;
 	for (size_t i = 0; i < N_HOOKS; i++) {
 		char base[128];
 		void *found = NULL;
@@ -164,9 +165,16 @@ static void add_aliases(void *const reals[N_NAMES])
 			add_route(found, shim_entries[number_of(hooks[i].symbol)]);
 		}
 	}
-	if (n_routes > n_direct) {
-		qsort(routes, n_routes, sizeof(routes[0]), compare_routes);
+}
+
+static const struct hook *hook_of(const char *symbol)
+{
+	for (size_t i = 0; i < N_HOOKS; i++) {
+		if (strcmp(hooks[i].symbol, symbol) == 0) {
+			return &hooks[i];
+		}
 	}
+	return NULL;
 }
 
 static void install_hooks(void *library, void *const reals[N_NAMES], void *slots[N_NAMES])
@@ -185,8 +193,27 @@ static void install_hooks(void *library, void *const reals[N_NAMES], void *slots
 			add_route(real, shim_entries[number]);
 		}
 	}
-	qsort(routes, n_routes, sizeof(routes[0]), compare_routes);
 	add_aliases(reals);
+}
+
+/* A hook of such a call passes the gate where it makes the driver's. */
+static void install_gates(void *const reals[N_NAMES], void *slots[N_NAMES])
+{
+	for (size_t i = 0; i < n_gated_calls; i++) {
+		const struct gated_call *call = &gated_calls[i];
+		ssize_t number = number_of(call->symbol);
+		if (number < 0 || !reals[number]) {
+			continue;
+		}
+		*call->real = reals[number];
+		const struct hook *hook = hook_of(call->symbol);
+		if (hook) {
+			*real_slot(hook->real_offset) = call->body;
+		} else {
+			slots[number] = call->body;
+			add_route(reals[number], shim_entries[number]);
+		}
+	}
 }
 
 static void fill_table(void *library)
@@ -200,6 +227,10 @@ static void fill_table(void *library)
 	if (library && !shim_policy()->is_off) {
 		can_own = true;
 		install_hooks(library, reals, slots);
+		if (gate_init() == 0) {
+			install_gates(reals, slots);
+		}
+		qsort(routes, n_routes, sizeof(routes[0]), compare_routes);
 	}
 	for (size_t i = 0; i < N_NAMES; i++) {
 		atomic_store_explicit(&shim_table[i], slots[i], memory_order_release);

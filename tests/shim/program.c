@@ -1338,6 +1338,34 @@ static void nothing(const char *argument)
 	printf("init %d\n", (int)cu(cuInit)(0));
 }
 
+/* Which library the address lies in. */
+static const char *library_of(const void *address)
+{
+	Dl_info info;
+	must(address && dladdr(address, &info));
+	const char *slash = strrchr(info.dli_fname, '/');
+	return slash ? slash + 1 : info.dli_fname;
+}
+
+/* Addresses of calls, which others look up as well: by dlsym(), and of the driver's own resolver. */
+static void look_ups(const char *argument)
+{
+	static const char *const names[] = {"cuLaunchKernel", "cuMemcpyHtoD_v2", "cuMemAlloc_v2",
+	                                    "cuGLGetDevices_v2", "cuGraphicsGLRegisterImage"};
+	static const char *const asked[] = {"cuLaunchKernel", "cuMemcpyHtoD", "cuCtxGetCurrent"};
+	void *library = open_driver();
+	proc1_fn *resolver = (proc1_fn *)dlsym(library, "cuGetProcAddress");
+	must_ok(cu(cuInit)(0));
+	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+		printf("%s %s\n", names[i], library_of(dlsym(library, names[i])));
+	}
+	for (size_t i = 0; i < sizeof(asked) / sizeof(asked[0]); i++) {
+		void *address = NULL;
+		must_ok(resolver(asked[i], &address, 12000, 0));
+		printf("asked %s %s\n", asked[i], library_of(address));
+	}
+}
+
 static const struct {
 	const char *name;
 	void (*run)(const char *argument);
@@ -1368,6 +1396,7 @@ static const struct {
 	{"busy", busy},
 	{"captures", captures},
 	{"nothing", nothing},
+	{"look_ups", look_ups},
 	{"async", async},
 	{"async_streams", async_streams},
 	{"async_errors", async_errors},

@@ -4,11 +4,9 @@
  * the environment may say.
  */
 #include <dlfcn.h>
-#include <limits.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/auxv.h>
 #include <sys/wait.h>
@@ -93,22 +91,6 @@ START_TEST(nothing_is_classified_twice_or_unknown)
 			!is_in(classified[i], classified + i + 1, n_elements(classified) - i - 1),
 			"%s is twice in shim/hooks.def", classified[i]);
 	}
-}
-END_TEST
-
-/*
- * The toolkit's stub library lacks the calls for graphics. libnvcuvid asks for these two by dlsym() and
- * spins for ever when one is missing: nvJPEG hung in nvjpegCreateEx().
- */
-START_TEST(calls_for_graphics_are_found)
-{
-	char path[PATH_MAX];
-	snprintf(path, sizeof(path), "%s/lib/glake/libglake-shim.so", getenv("GLAKE_BUILD"));
-	void *shim = dlopen(path, RTLD_LAZY | RTLD_LOCAL);
-	ck_assert_msg(shim, "%s", dlerror());
-	ck_assert_ptr_nonnull(dlsym(shim, "cuGLGetDevices_v2"));
-	ck_assert_ptr_nonnull(dlsym(shim, "cuGraphicsGLRegisterImage"));
-	dlclose(shim);
 }
 END_TEST
 
@@ -315,7 +297,6 @@ int main(int argc, char **argv)
 	}
 	Suite *suite = suite_create("shim parts");
 	suite_add(suite, every_memory_call_is_classified);
-	suite_add(suite, calls_for_graphics_are_found);
 	suite_add(suite, nothing_is_classified_twice_or_unknown);
 	suite_add(suite, every_call_of_nvml_about_memory_is_classified);
 	suite_add(suite, a_slab_is_cut_and_healed);

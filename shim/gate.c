@@ -1,0 +1,235 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Threads, and closing. The reasoning is in the header. */
+#include "shim/gate.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <linux/membarrier.h>
+#include <pthread.h>
+#include <sched.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "proto/clock.h"
+
+/* Records are made by the page. */
+#define RECORD_PAGE_BYTES 4096u
+
+/* A closer spins for so many rounds before it sleeps: most calls are out within a microsecond. */
+#define N_SPINS 2000u
+#define SLEEP_NS 20000u
+
+struct gate gate;
+_Thread_local struct gate_thread *gate_me;
+
+static _Atomic(struct gate_thread *) all;
+static atomic_bool is_blind; /* a thread passed without a record */
+static pthread_key_t key;
+static pthread_mutex_t closing = PTHREAD_MUTEX_INITIALIZER;
+static _Atomic(pid_t) closer; /* the thread that closes or has closed it; 0: nobody */
+
+/* ---- threads ---------------------------------------------------------------------------------- */
+
+static void leave_for_good(void *record)
+{
+	struct gate_thread *me = record;
+	gate_me = NULL;
+	atomic_store_explicit(&me->depth, 0, memory_order_release);
+	atomic_store_explicit(&me->is_used, 0, memory_order_release);
+}
+
+static bool take(struct gate_thread *record)
+{
+	uint32_t expected = 0;
+	return atomic_compare_exchange_strong(&record->is_used, &expected, 1);
+}
+
+static struct gate_thread *take_free(void)
+{
+	for (struct gate_thread *record = atomic_load(&all); record; record = record->next) {
+		if (take(record)) {
+			return record;
+		}
+	}
+	return NULL;
+}
+
+/* A page of records, all but the first of them free. */
+static struct gate_thread *take_new(void)
+{
+	struct gate_thread *page = mmap(NULL, RECORD_PAGE_BYTES, PROT_READ | PROT_WRITE,
+	                                MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (page == MAP_FAILED) {
+		return NULL;
+	}
+	const size_t n = RECORD_PAGE_BYTES / sizeof(*page);
+	page[0].is_used = 1;
+	for (size_t i = 0; i + 1 < n; i++) {
+		page[i].next = &page[i + 1];
+	}
+	struct gate_thread *head = atomic_load(&all);
+	do {
+		page[n - 1].next = head;
+	} while (!atomic_compare_exchange_weak(&all, &head, page));
+	return page;
+}
+
+struct gate_thread *gate_join(void)
+{
+	const int saved = errno;
+	struct gate_thread *me = take_free();
+	if (!me) {
+		me = take_new();
+	}
+	if (!me) {
+		/* Its work goes on; but from now on nobody can be sure that everybody is out. */
+		is_blind = true;
+	} else {
+		/* Without the destructor the record is lost when the thread ends: 64 bytes. */
+		pthread_setspecific(key, me);
+		gate_me = me;
+		/* In the closer's list before its flag is read. */
+		atomic_thread_fence(memory_order_seq_cst);
+	}
+	errno = saved;
+	return me;
+}
+
+void gate_wait(struct gate_thread *me)
+{
+	if (atomic_load(&closer) == gettid()) {
+		return; /* What the closer submits is part of the change. */
+	}
+	const int saved = errno;
+	do {
+		atomic_store_explicit(&me->depth, 0, memory_order_release);
+		while (atomic_load_explicit(&gate.is_closed, memory_order_acquire)) {
+			syscall(SYS_futex, &gate.is_closed, FUTEX_WAIT_PRIVATE, 1, NULL, NULL, 0);
+		}
+		atomic_store_explicit(&me->depth, 1, memory_order_relaxed);
+		atomic_thread_fence(memory_order_seq_cst);
+	} while (atomic_load_explicit(&gate.is_closed, memory_order_acquire));
+	errno = saved;
+}
+
+/* ---- closing ---------------------------------------------------------------------------------- */
+
+static bool register_membarrier(void)
+{
+	return syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED, 0, 0) == 0;
+}
+
+int gate_init(void)
+{
+	if (!register_membarrier()) {
+		atomic_store(&gate.is_fenced, 1);
+	}
+	return -pthread_key_create(&key, leave_for_good);
+}
+
+/*
+ * What every thread stored before is seen from here on; what it loads after, it loads after the flag.
+ * A program that forbids itself the call later, in a sandbox, passes with fences from then on. Those
+ * that did not yet are through when closing is tried again.
+ */
+static int barrier_everywhere(void)
+{
+	if (atomic_load(&gate.is_fenced)) {
+		atomic_thread_fence(memory_order_seq_cst);
+		return 0;
+	}
+	if (syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0) == 0) {
+		return 0;
+	}
+	atomic_store(&gate.is_fenced, 1);
+	return -EAGAIN;
+}
+
+static void open_it(void)
+{
+	atomic_store_explicit(&gate.is_closed, 0, memory_order_release);
+	syscall(SYS_futex, &gate.is_closed, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+}
+
+static bool is_out(const struct gate_thread *record, uint64_t deadline)
+{
+	for (unsigned i = 0; atomic_load_explicit(&record->depth, memory_order_acquire); i++) {
+		if (i < N_SPINS) {
+			__builtin_ia32_pause();
+		} else if (clock_now_ns() >= deadline) {
+			return false;
+		} else {
+			nanosleep(&(struct timespec){.tv_nsec = SLEEP_NS}, NULL);
+		}
+	}
+	return true;
+}
+
+static bool is_everybody_out(uint64_t deadline)
+{
+	for (struct gate_thread *record = atomic_load(&all); record; record = record->next) {
+		if (!is_out(record, deadline)) {
+			return false;
+		}
+	}
+	return true;
+}
+
+static int take_turn(uint64_t timeout_ns)
+{
+	struct timespec until;
+	clock_gettime(CLOCK_MONOTONIC, &until);
+	const uint64_t ns = (uint64_t)until.tv_nsec + timeout_ns;
+	until.tv_sec += (time_t)(ns / 1000000000u);
+	until.tv_nsec = (long)(ns % 1000000000u);
+	return -pthread_mutex_clocklock(&closing, CLOCK_MONOTONIC, &until);
+}
+
+int gate_close(uint64_t timeout_ns)
+{
+	const uint64_t deadline = clock_now_ns() + timeout_ns;
+	const struct gate_thread *me = gate_me;
+	if (atomic_load(&closer) == gettid() || (me && atomic_load(&me->depth) > 0)) {
+		return -EDEADLK;
+	}
+	int result = take_turn(timeout_ns);
+	if (result < 0) {
+		return result;
+	}
+	atomic_store(&closer, gettid());
+	atomic_store(&gate.is_closed, 1);
+	result = is_blind ? -ENOMEM : barrier_everywhere();
+	if (result == 0 && !is_everybody_out(deadline)) {
+		result = -ETIMEDOUT;
+	}
+	if (result < 0) {
+		gate_open();
+	}
+	return result;
+}
+
+void gate_open(void)
+{
+	open_it();
+	atomic_store(&closer, 0);
+	pthread_mutex_unlock(&closing);
+}
+
+void gate_forked(void)
+{
+	for (struct gate_thread *record = atomic_load(&all); record; record = record->next) {
+		if (record != gate_me) {
+			record->depth = 0;
+			record->is_used = 0;
+		}
+	}
+	atomic_store(&gate.is_closed, 0);
+	atomic_store(&closer, 0);
+	closing = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+	if (!atomic_load(&gate.is_fenced) && !register_membarrier()) {
+		atomic_store(&gate.is_fenced, 1);
+	}
+}

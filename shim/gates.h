@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The calls that pass the gate: a body for each, which enters, makes the driver's call, and leaves.
+ * Made from the toolkit's prototypes and the list shim/gen/gates.txt.
+ *
+ * Owner: resolve.c, which gives each body the driver's function before anybody can call it.
+ */
+#ifndef GLAKE_SHIM_GATES_H
+#define GLAKE_SHIM_GATES_H
+
+#include <stddef.h>
+
+struct gated_call {
+	const char *symbol;
+	void *body;  /* of the prototype of the symbol */
+	void **real; /* the driver's function, which the body calls */
+};
+
+extern const struct gated_call gated_calls[] __attribute__((visibility("hidden")));
+extern const size_t n_gated_calls __attribute__((visibility("hidden")));
+
+#endif

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# The calls of the toolkit that touch device memory, streams or graphs, from its prototypes and the
+# list of which of them pass the gate:
+#   GATE(symbol, (parameters), (arguments))    it passes the gate
+#   EXCUSED(symbol)                            it does not, and the list says why
+#   UNKNOWN(symbol)                            the list does not have it
+#
+#   awk -f gates.awk gates.txt PREPROCESSED
+
+BEGIN {
+	print "/* Made by shim/gen/gates.awk. */"
+	touches = "CUdeviceptr|CUstream[^A-Za-z]|CUgraphExec|CUDA_MEMCPY|CUDA_LAUNCH_PARAMS|" \
+		"CUlaunchConfig|NODE_PARAMS|CUgraphNodeParams"
+}
+
+FNR == NR {
+	if ($1 == "gate" || $1 == "excuse") {
+		class[$2] = $1
+	}
+	next
+}
+
+{ text = text " " $0 }
+
+# The last word of a parameter is its name, maybe with [].
+function name_of(parameter)
+{
+	sub(/\[[^]]*\] *$/, "", parameter)
+	match(parameter, /[A-Za-z_][A-Za-z0-9_]* *$/)
+	return substr(parameter, RSTART, RLENGTH)
+}
+
+function arguments_of(parameters,   list, n, i, arguments)
+{
+	n = split(parameters, list, ",")
+	for (i = 1; i <= n; i++) {
+		arguments = arguments (i > 1 ? ", " : "") name_of(list[i])
+	}
+	return parameters ~ /^ *(void)? *$/ ? "" : arguments
+}
+
+function judge(symbol, parameters,   base)
+{
+	base = symbol
+	sub(/_pt[sd][sz]$/, "", base)
+	sub(/_v[0-9]+$/, "", base)
+	if (class[base] == "gate") {
+		printf "GATE(%s, (%s), (%s))\n", symbol, parameters, arguments_of(parameters)
+	} else if (class[base] == "excuse") {
+		printf "EXCUSED(%s)\n", symbol
+	} else if (parameters ~ touches) {
+		printf "UNKNOWN(%s)\n", symbol
+	}
+}
+
+END {
+	gsub(/[ \t]+/, " ", text)
+	n = split(text, statements, ";")
+	for (i = 1; i <= n; i++) {
+		if (match(statements[i], /CUresult cu[A-Z][A-Za-z0-9_]* ?\(/)) {
+			head = substr(statements[i], RSTART + 9, RLENGTH - 9)
+			parameters = substr(statements[i], RSTART + RLENGTH)
+			sub(/\)[^)]*$/, "", parameters)
+			sub(/ ?\($/, "", head)
+			if (!is_done[head]++) {
+				judge(head, parameters)
+			}
+		}
+	}
+}

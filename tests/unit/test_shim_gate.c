@@ -1,0 +1,346 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The shim's gate: nobody is inside while it is closed, whatever threads do. */
+#include <errno.h>
+#include <linux/audit.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "proto/clock.h"
+#include "shim/gate.h"
+#include "shim/gates.h"
+#include "tests/check_glake.h"
+
+#define SOON_NS 2000000u     /* a close that is to fail fails after this */
+#define LONG_NS 60000000000u /* only what hangs takes so long */
+#define STRESS_NS 300000000u /* how long threads pass and a closer closes */
+#define N_THREADS 4
+
+/* ---- a thread that does as it is told --------------------------------------------------------- */
+
+struct submitter {
+	pthread_t thread;
+	atomic_int wanted; /* calls to be inside of; -1: end as it is */
+	atomic_int inside;
+};
+
+static void *submit(void *argument)
+{
+	struct submitter *submitter = argument;
+	int inside = 0;
+	for (;;) {
+		int wanted = atomic_load(&submitter->wanted);
+		if (wanted < 0) {
+			return NULL;
+		}
+		if (wanted > inside) {
+			gate_enter();
+			inside++;
+		} else if (wanted < inside) {
+			gate_leave();
+			inside--;
+		} else {
+			usleep(100);
+		}
+		atomic_store(&submitter->inside, inside);
+	}
+}
+
+static void submitter_start(struct submitter *submitter)
+{
+	*submitter = (struct submitter){0};
+	ck_assert_int_eq(pthread_create(&submitter->thread, NULL, submit, submitter), 0);
+}
+
+static void submitter_go(struct submitter *submitter, int wanted)
+{
+	atomic_store(&submitter->wanted, wanted);
+	while (atomic_load(&submitter->inside) != wanted) {
+		usleep(100);
+	}
+}
+
+static void submitter_end(struct submitter *submitter)
+{
+	atomic_store(&submitter->wanted, -1);
+	pthread_join(submitter->thread, NULL);
+}
+
+/* ---- one by one ------------------------------------------------------------------------------- */
+
+START_TEST(closing_waits_for_those_inside)
+{
+	struct submitter submitter;
+	submitter_start(&submitter);
+	submitter_go(&submitter, 1);
+	ck_assert_int_eq(gate_close(SOON_NS), -ETIMEDOUT);
+	/* It is open again. */
+	submitter_go(&submitter, 0);
+	submitter_go(&submitter, 1);
+	submitter_go(&submitter, 0);
+	ck_assert_int_eq(gate_close(LONG_NS), 0);
+	gate_open();
+	submitter_end(&submitter);
+}
+END_TEST
+
+START_TEST(nobody_enters_a_closed_gate)
+{
+	struct submitter submitter;
+	submitter_start(&submitter);
+	ck_assert_int_eq(gate_close(LONG_NS), 0);
+	atomic_store(&submitter.wanted, 1);
+	usleep(20000);
+	ck_assert_int_eq(atomic_load(&submitter.inside), 0);
+	gate_open();
+	submitter_go(&submitter, 1);
+	submitter_go(&submitter, 0);
+	submitter_end(&submitter);
+}
+END_TEST
+
+/* A call that calls: the inner one would wait for ever for the outer one to leave. */
+START_TEST(calls_inside_pass)
+{
+	struct submitter submitter;
+	submitter_start(&submitter);
+	submitter_go(&submitter, 1);
+	ck_assert_int_eq(gate_close(SOON_NS), -ETIMEDOUT);
+	submitter_go(&submitter, 3);
+	submitter_go(&submitter, 1);
+	ck_assert_int_eq(gate_close(SOON_NS), -ETIMEDOUT);
+	submitter_go(&submitter, 0);
+	ck_assert_int_eq(gate_close(LONG_NS), 0);
+	gate_open();
+	submitter_end(&submitter);
+}
+END_TEST
+
+START_TEST(threads_that_end_inside_have_left)
+{
+	struct submitter submitter;
+	submitter_start(&submitter);
+	submitter_go(&submitter, 2);
+	submitter_end(&submitter);
+	ck_assert_int_eq(gate_close(LONG_NS), 0);
+	gate_open();
+	/* Another thread gets the same record, with nobody inside. */
+	submitter_start(&submitter);
+	submitter_go(&submitter, 1);
+	submitter_go(&submitter, 0);
+	ck_assert_int_eq(gate_close(LONG_NS), 0);
+	gate_open();
+	submitter_end(&submitter);
+}
+END_TEST
+
+START_TEST(who_closes_is_told_what_cannot_be)
+{
+	gate_enter();
+	ck_assert_int_eq(gate_close(SOON_NS), -EDEADLK);
+	gate_leave();
+	ck_assert_int_eq(gate_close(LONG_NS), 0);
+	ck_assert_int_eq(gate_close(SOON_NS), -EDEADLK);
+	/* Its own submissions are part of what it does. */
+	gate_enter();
+	gate_leave();
+	gate_open();
+}
+END_TEST
+
+static void *close_soon(void *result)
+{
+	*(int *)result = gate_close(SOON_NS);
+	return NULL;
+}
+
+START_TEST(closers_take_turns)
+{
+	int result = 0;
+	pthread_t thread;
+	ck_assert_int_eq(gate_close(LONG_NS), 0);
+	ck_assert_int_eq(pthread_create(&thread, NULL, close_soon, &result), 0);
+	pthread_join(thread, NULL);
+	ck_assert_int_eq(result, -ETIMEDOUT);
+	gate_open();
+}
+END_TEST
+
+START_TEST(a_child_begins_open)
+{
+	struct submitter submitter;
+	submitter_start(&submitter);
+	submitter_go(&submitter, 1);
+	int status;
+	pid_t child = fork();
+	ck_assert_int_ge(child, 0);
+	if (child == 0) {
+		gate_forked();
+		gate_enter();
+		gate_leave();
+		int result = gate_close(SOON_NS);
+		_exit(result == 0 ? 0 : 1);
+	}
+	ck_assert_int_eq(waitpid(child, &status, 0), child);
+	ck_assert_int_eq(status, 0);
+	submitter_go(&submitter, 0);
+	submitter_end(&submitter);
+}
+END_TEST
+
+/* ---- all at once ------------------------------------------------------------------------------ */
+
+struct stress {
+	atomic_bool is_over;
+	atomic_int n_inside;
+	atomic_ullong n_passed;
+};
+
+static void *pass_on_and_on(void *argument)
+{
+	struct stress *stress = argument;
+	while (!atomic_load_explicit(&stress->is_over, memory_order_relaxed)) {
+		gate_enter();
+		/* Plain enough not to order anything by itself. */
+		atomic_fetch_add_explicit(&stress->n_inside, 1, memory_order_relaxed);
+		atomic_fetch_sub_explicit(&stress->n_inside, 1, memory_order_relaxed);
+		gate_leave();
+		atomic_fetch_add_explicit(&stress->n_passed, 1, memory_order_relaxed);
+	}
+	return NULL;
+}
+
+static void stress_gate(void)
+{
+	struct stress stress = {0};
+	pthread_t threads[N_THREADS];
+	for (int i = 0; i < N_THREADS; i++) {
+		ck_assert_int_eq(pthread_create(&threads[i], NULL, pass_on_and_on, &stress), 0);
+	}
+	const uint64_t end = clock_now_ns() + STRESS_NS;
+	unsigned n_closed = 0;
+	while (clock_now_ns() < end || n_closed < 10) {
+		ck_assert_int_eq(gate_close(LONG_NS), 0);
+		for (int i = 0; i < 100; i++) {
+			ck_assert_int_eq(atomic_load(&stress.n_inside), 0);
+		}
+		n_closed++;
+		gate_open();
+		usleep(50);
+	}
+	atomic_store(&stress.is_over, true);
+	for (int i = 0; i < N_THREADS; i++) {
+		pthread_join(threads[i], NULL);
+	}
+	ck_assert_uint_gt(atomic_load(&stress.n_passed), n_closed);
+}
+
+START_TEST(nobody_is_inside_while_it_is_closed)
+{
+	ck_assert_uint_eq(gate.is_fenced, 0);
+	stress_gate();
+}
+END_TEST
+
+/* As in containers whose profile is older than the call. */
+static void forbid_membarrier(void)
+{
+	struct sock_filter program[] = {
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_membarrier, 0, 1),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+	};
+	struct sock_fprog filter = {.len = sizeof(program) / sizeof(program[0]), .filter = program};
+	ck_assert_int_eq(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+	ck_assert_int_eq(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter), 0);
+}
+
+START_TEST(without_membarrier_as_well)
+{
+	forbid_membarrier();
+	ck_assert_int_eq(gate_init(), 0);
+	ck_assert_uint_eq(gate.is_fenced, 1);
+	stress_gate();
+}
+END_TEST
+
+START_TEST(membarrier_may_be_forbidden_later)
+{
+	ck_assert_uint_eq(gate.is_fenced, 0);
+	forbid_membarrier();
+	ck_assert_int_eq(gate_close(LONG_NS), -EAGAIN);
+	ck_assert_uint_eq(gate.is_closed, 0);
+	stress_gate();
+}
+END_TEST
+
+/* ---- the calls -------------------------------------------------------------------------------- */
+
+static unsigned depth_seen;
+
+static int real_call(void)
+{
+	depth_seen = gate_me ? gate_me->depth : 0;
+	return 77;
+}
+
+/* With more arguments than any takes: what is too many is not looked at. */
+typedef int any_call_fn(void *, void *, void *, void *, void *, void *, void *, void *, void *,
+                        void *, void *, void *);
+
+START_TEST(gated_calls_are_made_inside)
+{
+	ck_assert_uint_gt(n_gated_calls, 100);
+	for (size_t i = 0; i < n_gated_calls; i++) {
+		*gated_calls[i].real = (void *)real_call;
+		any_call_fn *body = (any_call_fn *)gated_calls[i].body;
+		depth_seen = 0;
+		ck_assert_int_eq(body(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0), 77);
+		ck_assert_msg(depth_seen == 1, "%s", gated_calls[i].symbol);
+		ck_assert_uint_eq(gate_me->depth, 0);
+	}
+}
+END_TEST
+
+/* A new toolkit may bring calls: each has to be thought about, and put into shim/gen/gates.txt. */
+START_TEST(every_call_is_gated_or_excused)
+{
+	static const char *const unknown[] = {
+#define GATE(symbol, parameters, arguments)
+#define EXCUSED(symbol)
+#define UNKNOWN(symbol) #symbol,
+#include "shim/gates.def"
+		NULL};
+	ck_assert_msg(!unknown[0], "%s is not in shim/gen/gates.txt", unknown[0]);
+}
+END_TEST
+
+int main(void)
+{
+	if (gate_init() < 0) {
+		return EXIT_FAILURE;
+	}
+	Suite *suite = suite_create("shim gate");
+	suite_add(suite, closing_waits_for_those_inside);
+	suite_add(suite, nobody_enters_a_closed_gate);
+	suite_add(suite, calls_inside_pass);
+	suite_add(suite, threads_that_end_inside_have_left);
+	suite_add(suite, who_closes_is_told_what_cannot_be);
+	suite_add(suite, closers_take_turns);
+	suite_add(suite, a_child_begins_open);
+	suite_add(suite, nobody_is_inside_while_it_is_closed);
+	suite_add(suite, without_membarrier_as_well);
+	suite_add(suite, membarrier_may_be_forbidden_later);
+	suite_add(suite, gated_calls_are_made_inside);
+	suite_add(suite, every_call_is_gated_or_excused);
+	return suite_run(suite);
+}
