@@ -117,23 +117,22 @@ void gate_wait(struct gate_thread *me)
 
 /* ---- closing ---------------------------------------------------------------------------------- */
 
-static bool register_membarrier(void)
-{
-	return syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED, 0, 0) == 0;
-}
-
 int gate_init(void)
 {
-	if (!register_membarrier()) {
-		atomic_store(&gate.is_fenced, 1);
-	}
 	return -pthread_key_create(&key, leave_for_good);
+}
+
+static bool membarrier(int command)
+{
+	return syscall(SYS_membarrier, command, 0, 0) == 0;
 }
 
 /*
  * What every thread stored before is seen from here on; what it loads after, it loads after the flag.
- * A program that forbids itself the call later, in a sandbox, passes with fences from then on. Those
- * that did not yet are through when closing is tried again.
+ *
+ * The process registers when it first closes, since that can take milliseconds in a process with
+ * threads. Without membarrier all pass with fences from then on, and those that did not yet are
+ * through when closing is tried again.
  */
 static int barrier_everywhere(void)
 {
@@ -141,7 +140,9 @@ static int barrier_everywhere(void)
 		atomic_thread_fence(memory_order_seq_cst);
 		return 0;
 	}
-	if (syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0) == 0) {
+	if (membarrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED) ||
+	    (membarrier(MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED) &&
+	     membarrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED))) {
 		return 0;
 	}
 	atomic_store(&gate.is_fenced, 1);
@@ -229,7 +230,4 @@ void gate_forked(void)
 	atomic_store(&gate.is_closed, 0);
 	atomic_store(&closer, 0);
 	closing = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
-	if (!atomic_load(&gate.is_fenced) && !register_membarrier()) {
-		atomic_store(&gate.is_fenced, 1);
-	}
 }

@@ -6,8 +6,8 @@
  *
  * Passing is two plain stores to a word of the thread and one load. Closing pays for them: it sets a
  * flag, has the kernel run a memory barrier on every core that runs a thread of this process
- * (membarrier(2), PRIVATE_EXPEDITED), and waits until every thread is out. Where membarrier is not
- * permitted or not known, passing takes a full fence instead.
+ * (membarrier(2), PRIVATE_EXPEDITED), and waits until every thread is out. Once membarrier was found
+ * not permitted, or not known, passing takes a full fence instead.
  *
  *   submitter: depth = 1; [compiler barrier]; read is_closed   -> out again and wait, if set
  *   closer:    is_closed = 1; membarrier;     read every depth -> wait while one is not 0
@@ -36,7 +36,7 @@ struct gate_thread {
 
 struct gate {
 	_Atomic uint32_t is_closed; /* a futex: who waits at the gate waits for 0 */
-	_Atomic uint32_t is_fenced; /* passing takes a full fence: no membarrier */
+	_Atomic uint32_t is_fenced; /* there is no membarrier: passing takes a full fence */
 };
 
 extern struct gate gate __attribute__((visibility("hidden")));
@@ -87,8 +87,7 @@ static inline void gate_leave(void)
 /*
  * Close it, and wait until everybody is out. One closer at a time; others wait for their turn.
  * 0: it is closed, until gate_open() by the same thread. -ETIMEDOUT: not within @timeout_ns; it is open.
- * -EAGAIN: membarrier has become forbidden; the next try will do without it. -EDEADLK: the caller is
- * inside, or has closed it. -ENOMEM: for want of memory a thread once passed unseen; the gate cannot be
+ * -EAGAIN: there is no membarrier; the next try will do without it. -EDEADLK: the caller is inside, or has closed it. -ENOMEM: for want of memory a thread once passed unseen; the gate cannot be
  * closed any more.
  */
 int gate_close(uint64_t timeout_ns);

@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the shim's gate costs: passing it, alone and behind fences (without membarrier), and closing it
+ * while threads pass it without a pause.
+ *
+ *   bench_gate [ROUNDS]
+ *
+ * Needs no GPU. More busy threads than cores say more of the scheduler than of the gate.
+ */
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "shim/gate.h"
+#include "tests/bench/bench.h"
+
+#define N_PASSES 1000000u /* a batch */
+#define N_BATCHES 25u
+#define CLOSE_TIMEOUT_NS 10000000000u
+#define MAX_BUSY 12
+
+static atomic_bool is_over;
+
+static int compare(const void *left, const void *right)
+{
+	double a = *(const double *)left;
+	double b = *(const double *)right;
+	return (a > b) - (a < b);
+}
+
+static void print_spread(const char *what, const char *unit, double *values, size_t n)
+{
+	qsort(values, n, sizeof(*values), compare);
+	printf("%-34s %8.2f %s  (%.2f .. %.2f, p99 %.2f)\n", what, values[n / 2], unit, values[0],
+	       values[n - 1], values[n * 99 / 100]);
+}
+
+static void pass(unsigned n)
+{
+	for (unsigned i = 0; i < n; i++) {
+		gate_enter();
+		gate_leave();
+	}
+}
+
+static void measure_passing(const char *what)
+{
+	double ns[N_BATCHES];
+	pass(N_PASSES);
+	for (unsigned i = 0; i < N_BATCHES; i++) {
+		uint64_t begin = bench_now_ns();
+		pass(N_PASSES);
+		ns[i] = (double)(bench_now_ns() - begin) / N_PASSES;
+	}
+	print_spread(what, "ns", ns, N_BATCHES);
+}
+
+static void *be_busy(void *argument)
+{
+	while (!atomic_load_explicit(&is_over, memory_order_relaxed)) {
+		pass(100);
+	}
+	return NULL;
+}
+
+static void measure_closing(int n_busy, unsigned n_rounds)
+{
+	pthread_t threads[MAX_BUSY];
+	char what[64];
+	double *us = calloc(n_rounds, sizeof(*us));
+	atomic_store(&is_over, false);
+	for (int i = 0; i < n_busy; i++) {
+		if (pthread_create(&threads[i], NULL, be_busy, NULL) != 0) {
+			bench_fail("no thread");
+		}
+	}
+	usleep(10000);
+	for (unsigned i = 0; us && i < n_rounds; i++) {
+		uint64_t begin = bench_now_ns();
+		if (gate_close(CLOSE_TIMEOUT_NS) < 0) {
+			bench_fail("the gate does not close");
+		}
+		us[i] = (double)(bench_now_ns() - begin) / 1000;
+		gate_open();
+		usleep(200);
+	}
+	atomic_store(&is_over, true);
+	for (int i = 0; i < n_busy; i++) {
+		pthread_join(threads[i], NULL);
+	}
+	snprintf(what, sizeof(what), "close, %d busy threads", n_busy);
+	print_spread(what, "us", us, n_rounds);
+	free(us);
+}
+
+int main(int argc, char **argv)
+{
+	const unsigned n_rounds = argc > 1 ? (unsigned)strtoul(argv[1], NULL, 10) : 1000;
+	if (n_rounds == 0) {
+		fprintf(stderr, "usage: bench_gate [ROUNDS]\n");
+		return EXIT_FAILURE;
+	}
+	if (gate_init() < 0) {
+		bench_fail("the gate does not begin");
+	}
+	printf("gate, %ld cores%s\n", sysconf(_SC_NPROCESSORS_ONLN),
+	       gate.is_fenced ? ", no membarrier" : "");
+	measure_passing("enter and leave");
+	measure_closing(0, n_rounds);
+	measure_closing(1, n_rounds);
+	measure_closing(4, n_rounds);
+	measure_closing(MAX_BUSY, n_rounds);
+	atomic_store(&gate.is_fenced, 1);
+	measure_passing("enter and leave, with fences");
+	return EXIT_SUCCESS;
+}
