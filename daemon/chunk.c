@@ -12,6 +12,7 @@
 struct hold {
 	int fd;
 	CUmemGenericAllocationHandle handle;
+	uint64_t bytes; /* of leaving_bytes; 0: the chunk stays */
 };
 
 struct release {
@@ -54,15 +55,22 @@ void chunk_set_use(struct chunk *chunk, enum chunk_use use)
 	chunk->use = use;
 }
 
+static void close_holds(struct device *device, const struct hold *holds, size_t n_holds)
+{
+	for (size_t i = 0; i < n_holds; i++) {
+		int fd = holds[i].fd;
+		fd_close(&fd);
+		if (holds[i].handle) {
+			device->drv->cuMemRelease(holds[i].handle);
+		}
+		device->leaving_bytes -= holds[i].bytes;
+	}
+}
+
 static void run_release(struct work *work)
 {
 	struct release *release = container_of(work, struct release, work);
-	for (size_t i = 0; i < release->n_holds; i++) {
-		fd_close(&release->holds[i].fd);
-		if (release->holds[i].handle) {
-			release->device->drv->cuMemRelease(release->holds[i].handle);
-		}
-	}
+	close_holds(release->device, release->holds, release->n_holds);
 }
 
 static void free_release(struct work *work)
@@ -74,9 +82,11 @@ static void free_release(struct work *work)
 static struct hold forget(struct chunk *chunk)
 {
 	struct device *device = chunk->device;
-	struct hold hold = {.fd = fd_steal(&chunk->fd), .handle = chunk->handle};
+	struct hold hold = {
+		.fd = fd_steal(&chunk->fd), .handle = chunk->handle, .bytes = chunk->bytes};
 	assert(device->use_bytes[chunk->use] >= chunk->bytes);
 	device->use_bytes[chunk->use] -= chunk->bytes;
+	device->leaving_bytes += chunk->bytes;
 	chunk->books->stats->chunks_released++;
 	if (!hold.handle) {
 		chunk->books->n_fds--;
@@ -91,13 +101,7 @@ static void submit(struct device *device, const struct hold *holds, size_t n_hol
 	struct release *release = malloc(sizeof(*release) + n_holds * sizeof(holds[0]));
 	if (!release) {
 		/* Slow beats leaked: do here what the worker would have done. */
-		for (size_t i = 0; i < n_holds; i++) {
-			int fd = holds[i].fd;
-			fd_close(&fd);
-			if (holds[i].handle) {
-				device->drv->cuMemRelease(holds[i].handle);
-			}
-		}
+		close_holds(device, holds, n_holds);
 		return;
 	}
 	release->device = device;

@@ -42,11 +42,12 @@ struct device {
 
 	struct worker worker;
 	uint64_t use_bytes[CHUNK_N_USES];
-	uint64_t coming_bytes;        /* being made by the worker, in no use_bytes yet */
-	uint64_t used_block_bytes;    /* of CHUNK_BLOCK: blocks somebody has open */
-	uint64_t logical_block_bytes; /* sum over sessions of block bytes they have open */
-	uint64_t seen_free_bytes;     /* by NVML, whoever uses the rest; 0 = unknown */
-	uint64_t seen_physical_bytes; /* device_physical_bytes() then */
+	uint64_t coming_bytes;          /* being made by the worker, in no use_bytes yet */
+	_Atomic uint64_t leaving_bytes; /* to be closed by the worker, in no use_bytes any more */
+	uint64_t used_block_bytes;      /* of CHUNK_BLOCK: blocks somebody has open */
+	uint64_t logical_block_bytes;   /* sum over sessions of block bytes they have open */
+	uint64_t seen_free_bytes;       /* by NVML, whoever uses the rest; 0 = unknown */
+	uint64_t seen_physical_bytes;   /* device_physical_bytes() then */
 };
 
 /*

@@ -137,10 +137,13 @@ void rpc_device_get(struct session *session, const request_t *request, struct fd
 	body.quota_bytes = tenant->quota_bytes;
 	body.used_bytes = tenant->used_bytes;
 	body.reserved_bytes = session->devices[device->index].reserved_bytes;
+	/* The driver does not yet count it as free; who asks for memory gets it. */
+	uint64_t leaving_bytes = device->leaving_bytes;
 	/* Without the device's anchor. */
 	body.idle_bytes = less(device->use_bytes[CHUNK_POOL], GLAKE_CHUNK_GRANULARITY) +
-	                  less(device->use_bytes[CHUNK_BLOCK], device->used_block_bytes);
-	body.room_bytes = device_room_bytes(device);
+	                  less(device->use_bytes[CHUNK_BLOCK], device->used_block_bytes) +
+	                  leaving_bytes;
+	body.room_bytes = less(device_room_bytes(device), leaving_bytes);
 	answer.body_case = GLAKE__WIRE__ANSWER__BODY_DEVICE_GET;
 	answer.device_get = &body;
 	rpc_answer(session, request->id, &answer, NULL, 0);

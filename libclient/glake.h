@@ -138,7 +138,7 @@ struct glake_device_view {
 	uint64_t quota_bytes;    /* the tenant's limit; 0 = none */
 	uint64_t used_bytes;     /* what the tenant is charged for */
 	uint64_t reserved_bytes; /* of used_bytes: private chunks of this session, warm ones too */
-	uint64_t idle_bytes;     /* made ahead, or of blocks that nobody uses: given to who asks */
+	uint64_t idle_bytes;     /* made ahead, of unused blocks, just freed: given to who asks */
 	uint64_t room_bytes; /* more chunks that glaked may make here, if the device has as much */
 	uint64_t warm_bytes; /* of reserved_bytes: kept warm by this session, to be had at once */
 };

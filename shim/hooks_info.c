@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "shim/ipc.h"
+#include "shim/order.h"
 #include "shim/owner.h"
 #include "shim/view.h"
 
@@ -55,9 +56,14 @@ CUresult shim_cuMemGetInfo_v2(size_t *free_out, size_t *total_out)
 	size_t free_bytes = 0;
 	size_t total_bytes = 0;
 	CUdevice device;
+	struct heap_place place;
 	if (!free_out || !total_out || !asks_us() ||
 	    real(cuCtxGetDevice)(&device) != CUDA_SUCCESS) {
 		return real(cuMemGetInfo_v2)(free_out, total_out);
+	}
+	/* What streams are done with becomes warm, and counts. */
+	if (heap_place_here(&place)) {
+		order_collect(place.ctx, false);
 	}
 	CUresult result = real(cuMemGetInfo_v2)(&free_bytes, &total_bytes);
 	if (result != CUDA_SUCCESS) {

@@ -2,7 +2,7 @@
 /*
  * Unmodified programs under one quota: what one keeps warm another gets, whatever the first one
  * does; who has to wait gets what is freed; and when it is not enough for all, each is served or
- * refused, and nothing hangs or stays behind.
+ * refused, and nothing hangs or stays behind. And what is left is said rightly.
  */
 #include <signal.h>
 #include <stdio.h>
@@ -179,6 +179,84 @@ START_TEST(others_do_not_wait_behind_allocations)
 }
 END_TEST
 
+/* ---- what is said to be left ------------------------------------------------------------------ */
+
+static uint64_t left(struct run *run)
+{
+	ask(run, "left\n", "\n");
+	ck_assert_int_eq(strncmp(run->text, "left ", 5), 0);
+	return strtoull(run->text + 5, NULL, 10);
+}
+
+/* With and without a quota. */
+START_TEST(what_was_freed_is_left)
+{
+	static struct run run;
+	begin(_i == 0 ? "pool = ();" : TENANT("1GiB"));
+	run_program(&run);
+	ask(&run, "alloc 2097152\n", "alloc 0\n");
+	uint64_t before = left(&run);
+	ask(&run, "alloc 402653184\n", "alloc 0\n");
+	ck_assert_uint_eq(left(&run), before - 384 * MIB);
+	ask(&run, "alloc_async 134217728\n", "alloc_async 0\n");
+	ck_assert_uint_eq(left(&run), before - 512 * MIB);
+	ask(&run, "free_async\n", "free_async 0\n");
+	ask(&run, "sync\n", "sync\n");
+	ck_assert_uint_eq(left(&run), before - 384 * MIB);
+	ask(&run, "free\n", "free 0\n");
+	ck_assert_uint_eq(left(&run), before);
+	run_end_well(&run);
+	finish();
+}
+END_TEST
+
+static void set_faults(const char *path, const char *rules)
+{
+	FILE *file = fopen(path, "w");
+	ck_assert_ptr_nonnull(file);
+	fputs(rules, file);
+	fclose(file);
+}
+
+/* glaked makes memory for another program, slowly, and comes to no closing meanwhile. */
+START_TEST(what_glaked_has_yet_to_close_is_left)
+{
+	static struct run first;
+	static struct run second;
+	char path[HARNESS_PATH_BYTES];
+	char variable[HARNESS_PATH_BYTES + 32];
+	const char *env[] = {variable, NULL};
+	snprintf(path, sizeof(path), "%s/faults", getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp");
+	snprintf(variable, sizeof(variable), "CUDASIM_FAULT_FILE=%s", path);
+	set_faults(path, "");
+	const struct harness_options options = {
+		.config = "pool = (); warm_bytes = \"0\";", .devices = DEVICES, .env = env};
+	harness_start(&harness, &options);
+	run_environment(&harness);
+	setenv("CUDASIM_DEVICES", DEVICES, 1);
+	eye = connection_hello(&harness);
+
+	run_program(&first);
+	ask(&first, "alloc 536870912\n", "alloc 0\n");
+	uint64_t before = left(&first);
+	set_faults(path, "glaked/cuMemCreate:*:slow=2000");
+	run_program(&second);
+	say(&second, "alloc 33554432\n");
+	/* However long that takes: the sum is the same when all is done. */
+	while (left(&first) > before - 32 * MIB) {
+		harness_sleep_ms(5);
+	}
+	ask(&first, "free\n", "free 0\n");
+	ck_assert_uint_eq(left(&first), before + 480 * MIB);
+	set_faults(path, "");
+	run_read(&second, "alloc 0\n");
+	run_end_well(&second);
+	run_end_well(&first);
+	unlink(path);
+	finish();
+}
+END_TEST
+
 /* ---- eight programs --------------------------------------------------------------------------- */
 
 #define N_PROGRAMS 8
@@ -291,6 +369,8 @@ int main(void)
 	add_loop(suite, who_waits_gets_what_is_freed, 2);
 	suite_add(suite, who_waits_in_vain_is_out_of_memory);
 	suite_add(suite, others_do_not_wait_behind_allocations);
+	add_loop(suite, what_was_freed_is_left, 2);
+	suite_add(suite, what_glaked_has_yet_to_close_is_left);
 	suite_add_timed(suite, eight_take_turns, TEST_TIMEOUT_S * 2);
 	add_loop(suite, eight_that_do_not_fit_are_served_or_refused, 2);
 	suite_add_timed(suite, the_dead_are_not_waited_for, TEST_TIMEOUT_S * 2);

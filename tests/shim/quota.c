@@ -6,6 +6,8 @@
  *     alloc BYTES, alloc_async BYTES    the result; then it is the newest that it has
  *     free, free_async                  the newest, and the result
  *     info                              what cuMemGetInfo() says is all there is
+ *     left                              and what of it is free
+ *     sync                              wait for the stream
  *     spin, compute                     be busy, on the CPU or the GPU, until the next line comes
  *     threads N BYTES                   N threads want that much each
  *     join                              how many of them got it, then freed, and how many did not
@@ -142,10 +144,14 @@ static void follow(const char *word, size_t number, size_t n_bytes)
 			must(pthread_create(&threads[n_threads], NULL, want, NULL) == 0);
 		}
 		puts("threads");
-	} else if (strcmp(word, "info") == 0) {
+	} else if (strcmp(word, "info") == 0 || strcmp(word, "left") == 0) {
 		size_t free_bytes, total_bytes;
 		must_ok(cu(cuMemGetInfo_v2)(&free_bytes, &total_bytes));
-		printf("info %zu\n", total_bytes);
+		must(free_bytes <= total_bytes);
+		printf("%s %zu\n", word, *word == 'i' ? total_bytes : free_bytes);
+	} else if (strcmp(word, "sync") == 0) {
+		must_ok(cu(cuStreamSynchronize)(stream));
+		puts("sync");
 	} else if (strcmp(word, "join") == 0) {
 		join();
 	} else {
