@@ -330,18 +330,27 @@ static uint64_t shortfall(const struct alloc *alloc)
 	                                         : alloc->missing_bytes;
 }
 
+uint64_t allocator_most_bytes(const struct allocator *allocator, const struct device *device)
+{
+	const struct tenant *cache = allocator->pools[device->index].payer;
+	return device_room_bytes(device) + cache->devices[device->index].used_bytes +
+	       device->use_bytes[CHUNK_PRIVATE];
+}
+
+uint64_t allocator_most_fds(const struct allocator *allocator)
+{
+	const struct chunk_books *books = &allocator->books;
+	uint64_t n_kept = books->n_fds - allocator->pools[0].payer->n_fds;
+	return books->max_fds > n_kept ? books->max_fds - n_kept : 0;
+}
+
 /*
- * Whether what is missing could come together: as if everybody gave back all his private memory.
- * If not, blocks in use are in the way, and to take from others what they keep would help nobody.
+ * Whether what is missing could come together. If not, blocks in use are in the way, and to take from
+ * others what they keep would help nobody.
  */
 static bool can_make_room(const struct alloc *alloc)
 {
-	const struct device *device = alloc->device;
-	const struct tenant *cache = alloc->allocator->pools[device->index].payer;
-	uint64_t most_bytes = device_room_bytes(device);
-	most_bytes += cache->devices[device->index].used_bytes;
-	most_bytes += device->use_bytes[CHUNK_PRIVATE];
-	return alloc->missing_bytes <= most_bytes;
+	return alloc->missing_bytes <= allocator_most_bytes(alloc->allocator, alloc->device);
 }
 
 /* Take fds from what nobody uses, if that is enough. */
@@ -349,8 +358,7 @@ static void make_fd_room(struct alloc *alloc, uint64_t n_fds)
 {
 	struct allocator *allocator = alloc->allocator;
 	const struct chunk_books *books = &allocator->books;
-	const struct tenant *cache = allocator->pools[alloc->device->index].payer;
-	if (n_fds > cache->n_fds || !can_make_room(alloc)) {
+	if (alloc->n_missing > allocator_most_fds(allocator) || !can_make_room(alloc)) {
 		return;
 	}
 	uint64_t target = books->n_fds - n_fds;
@@ -372,10 +380,10 @@ static int get_fds(struct alloc *alloc)
 	bool is_small = alloc->use == CHUNK_PRIVATE && alloc->sizes[0] < BIG_CHUNK_BYTES;
 	uint64_t limit = is_small ? books->max_fds / 4 * 3 : books->max_fds;
 	uint64_t wanted = books->n_fds + alloc->n_missing;
-	if (alloc->n_missing > 0 && wanted > limit && !is_small) {
+	if (wanted > limit && !is_small) {
 		make_fd_room(alloc, wanted - limit);
 	}
-	if (alloc->n_missing == 0 || books->n_fds + alloc->n_missing <= limit) {
+	if (books->n_fds + alloc->n_missing <= limit) {
 		reserve_fds(alloc);
 		return 0;
 	}

@@ -123,6 +123,13 @@ int alloc_start(struct allocator *allocator, struct device *device, struct tenan
                 enum chunk_use use, const uint64_t *sizes, size_t n_chunks, alloc_done_fn done,
                 void *user, struct alloc **alloc_out);
 
+/*
+ * What could come together if everybody gave back all his private memory and nothing were kept that
+ * nobody uses: bytes on @device, and fds, for which private memory is not asked.
+ */
+uint64_t allocator_most_bytes(const struct allocator *allocator, const struct device *device);
+uint64_t allocator_most_fds(const struct allocator *allocator);
+
 /* A client has answered a reclaim: who waits need not wait for the next turn. */
 void allocator_look_again(struct allocator *allocator);
 

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "daemon/load_room.h"
 #include "daemon/log.h"
 #include "proto/cleanup.h"
 #include "proto/limits.h"
@@ -317,6 +318,18 @@ static int on_plan_end(struct mover_job *job)
 	}
 	load->is_planned = true;
 	if (!model) {
+		return 0;
+	}
+	char error[256];
+	enum status status = load_check_room(load->context->store, load->context->allocator, model,
+	                                     load_payer(load), error, sizeof(error));
+	if (status != STATUS_OK) {
+		if (status == STATUS_NO_DEVICE_MEMORY) {
+			load->context->stats->memory_refusals++;
+		} else {
+			load->context->stats->quota_refusals++;
+		}
+		fail(load, status, error);
 		return 0;
 	}
 	load->places = calloc(model->n_blocks ? model->n_blocks : 1, sizeof(load->places[0]));

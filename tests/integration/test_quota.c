@@ -756,17 +756,16 @@ START_TEST(nothing_goes_for_who_is_at_his_own_limit_of_fds)
 {
 	struct glake_model *model;
 	day_begin(&(struct harness_options){
-		.config = DAY_CONFIG FEW_FDS "tenants = ({ name = \"default\"; max_fds = 15; });",
+		.config = DAY_CONFIG FEW_FDS "tenants = ({ name = \"default\"; max_fds = 30; });",
 		.devices = "1x512MiB",
 	});
-	const char *idle = write_blocks("idle.safetensors", 15, 2 * MIB, 1);
-	const char *also = write_blocks("also.safetensors", 15, 2 * MIB, 2);
-	const char *many = write_blocks("many.safetensors", 16, 2 * MIB, 3);
+	const char *idle = write_blocks("idle.safetensors", 20, 2 * MIB, 1);
+	const char *many = write_blocks("many.safetensors", 31, 2 * MIB, 2);
 	struct glake_session *session = day_connect_blind();
 	load_and_close(idle);
-	load_and_close(also);
-	assert_fails(GLAKE_E_NO_FDS, "fds", day_open_unmapped(session, many, &model));
-	ck_assert(is_there(idle) && is_there(also));
+	assert_fails(GLAKE_E_NO_FDS, "needs 31 more, and default has 0 of 30",
+	             day_open_unmapped(session, many, &model));
+	ck_assert(is_there(idle));
 	glake_disconnect(session);
 	day_end();
 }
@@ -787,6 +786,57 @@ START_TEST(a_tenants_fds_are_a_limit)
 	assert_ok(glake_free(session, ptrs[0]));
 	assert_ok(glake_trim(session, 0, 0));
 	assert_ok(glake_alloc(session, 0, 2 * MIB, 0, &ptrs[3]));
+	glake_disconnect(session);
+	day_end();
+}
+END_TEST
+
+/* ---- models that can never fit --------------------------------------------------------------- */
+
+/* Each would fit as far as some batches of chunks, and nothing goes for those. */
+START_TEST(nothing_goes_for_a_model_that_cannot_fit)
+{
+	static const struct {
+		const char *config;
+		uint64_t used_bytes; /* of a model that is open meanwhile */
+		unsigned n_blocks;
+		uint64_t block_bytes;
+		int code;
+		const char *words;
+	} cases[] = {
+		{DAY_CONFIG, 0, 60, 6 * MIB, GLAKE_E_NO_DEVICE_MEMORY,
+	         "needs 377487360 bytes more on device 0, and 266338304 can be had at most"},
+		{DAY_CONFIG "pressure = \"wait\"; wait_ms = 3600000;", 0, 60, 6 * MIB,
+	         GLAKE_E_NO_DEVICE_MEMORY, "needs 377487360 bytes more on device 0"},
+		{DAY_CONFIG, 100 * MIB, 40, 4 * MIB, GLAKE_E_NO_DEVICE_MEMORY,
+	         "needs 167772160 bytes more on device 0, and 161480704 can be had at most"},
+		{DAY_CONFIG TENANT("230MiB"), 0, 60, 4 * MIB, GLAKE_E_OVER_QUOTA,
+	         "needs 251658240 bytes more on device 0, and default may have 241172480"},
+		{DAY_CONFIG TENANT("230MiB"), 100 * MIB, 34, 4 * MIB, GLAKE_E_OVER_QUOTA,
+	         "and default may have 136314880 of 241172480"},
+		{DAY_CONFIG FEW_FDS, 0, 33, 2 * MIB, GLAKE_E_NO_FDS,
+	         "needs 33 more, and 32 of glaked's 32 can be had at most"},
+		{DAY_CONFIG FEW_FDS, 100 * MIB, 32, 2 * MIB, GLAKE_E_NO_FDS,
+	         "needs 32 more, and 31 of glaked's 32 can be had at most"},
+	};
+	struct glake_model *used;
+	struct glake_model *model;
+	day_begin(&(struct harness_options){.config = cases[_i].config, .devices = "1x256MiB"});
+	const char *idle = write_blocks("idle.safetensors", 20, 2 * MIB, 1);
+	const char *large = write_blocks("large.safetensors", cases[_i].n_blocks,
+	                                 cases[_i].block_bytes, 2);
+	struct glake_session *session = day_connect_blind();
+	load_and_close(idle);
+	if (cases[_i].used_bytes > 0) {
+		assert_ok(day_open_unmapped(
+			session, day_write_model("used.safetensors", cases[_i].used_bytes, 7),
+			&used));
+	}
+	struct books before = day_books();
+	assert_fails(cases[_i].code, cases[_i].words, day_open_unmapped(session, large, &model));
+	ck_assert(is_there(idle));
+	day_wait_books(&before);
+	ck_assert_uint_eq(day_metric("memory_refusals") + day_metric("quota_refusals"), 1);
 	glake_disconnect(session);
 	day_end();
 }
@@ -909,6 +959,10 @@ int main(void)
 	suite_add(suite, the_pool_gives_its_fds_to_who_needs_them);
 	suite_add(suite, big_chunks_get_the_fds_of_what_nobody_uses);
 	suite_add(suite, nothing_goes_for_who_is_at_his_own_limit_of_fds);
+	TCase *never = tcase_create("nothing_goes_for_a_model_that_cannot_fit");
+	tcase_set_timeout(never, TEST_TIMEOUT_S);
+	tcase_add_loop_test(never, nothing_goes_for_a_model_that_cannot_fit, 0, 7);
+	suite_add_tcase(suite, never);
 	suite_add(suite, a_tenants_fds_are_a_limit);
 	TCase *tcase = tcase_create("a_failing_driver_is_refused_cleanly");
 	tcase_set_timeout(tcase, TEST_TIMEOUT_S);

@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The store by itself, with chunks that have no memory. */
+#ifndef GLAKE_TESTS_MADE_STORE_H
+#define GLAKE_TESTS_MADE_STORE_H
+
+#include "daemon/store.h"
+#include "proto/limits.h"
+#include "tests/check_glake.h"
+
+#define MADE_UNUSED __attribute__((unused))
+#define MIB (1024ull * 1024)
+#define N_DEVICES 2u
+
+static uv_loop_t loop;
+static struct device devices[N_DEVICES];
+static struct tenant_table *tenants;
+static struct tenant *payer;
+static struct list realms = LIST_INIT(realms);
+static struct realm *realm;
+static struct stats stats;
+static struct chunk_books books = {.max_fds = UINT64_MAX, .stats = &stats};
+static struct store store;
+
+MADE_UNUSED static void store_begin(void)
+{
+	char error[256];
+	struct config *config;
+	ck_assert_int_eq(config_load(NULL, &config, error, sizeof(error)), 0);
+	ck_assert_int_eq(tenant_table_new(config, N_DEVICES, &tenants), 0);
+	config_free(config);
+	ck_assert_int_eq(uv_loop_init(&loop), 0);
+	for (uint32_t i = 0; i < N_DEVICES; i++) {
+		devices[i].index = i;
+		ck_assert_int_eq(worker_init(&devices[i].worker, &loop), 0);
+	}
+	payer = tenant_find(tenants, CONFIG_DEFAULT_TENANT);
+	realm = realm_get(&realms, "one");
+	store_init(&store, &loop, tenant_table_cache(tenants), &stats);
+}
+
+MADE_UNUSED static void store_end(void)
+{
+	store_deinit(&store);
+	tenant_table_free(tenants);
+	realm_unref(realm);
+	for (uint32_t i = 0; i < N_DEVICES; i++) {
+		while (devices[i].worker.n_pending > 0) {
+			uv_run(&loop, UV_RUN_ONCE);
+		}
+		worker_deinit(&devices[i].worker);
+	}
+	uv_run(&loop, UV_RUN_DEFAULT);
+	ck_assert_int_eq(uv_loop_close(&loop), 0);
+}
+
+MADE_UNUSED static struct digest digest(unsigned name)
+{
+	return (struct digest){.low = name};
+}
+
+/* A block that a program published; in use. */
+MADE_UNUSED static struct block *add_sized_block(struct realm *owner, uint32_t device,
+                                                 unsigned name, uint64_t bytes)
+{
+	struct charge charge;
+	struct chunk chunk;
+	struct digest of_name = digest(name);
+	ck_assert_int_eq(tenant_charge(payer, device, bytes, 1, &charge), 0);
+	chunk_init(&chunk, &devices[device], &books, bytes, -1, 0, CHUNK_BLOCK, &charge);
+	struct block *block = store_seal(&store, owner, &of_name, bytes, &chunk, false);
+	ck_assert_ptr_nonnull(block);
+	block->is_published = true;
+	return block;
+}
+
+MADE_UNUSED static struct block *add_block(uint32_t device, unsigned name)
+{
+	return add_sized_block(realm, device, name, 2 * MIB);
+}
+
+/* The same, and nobody uses it any more. */
+MADE_UNUSED static void cache_block(uint32_t device, unsigned name, int32_t priority)
+{
+	store_unuse_block(&store, add_block(device, name), priority);
+}
+
+#endif
