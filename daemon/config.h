@@ -130,6 +130,9 @@ void config_free(struct config *config);
  */
 uint32_t config_fd_budget(const struct config *config);
 
+/* Fds that glake-mover can have at a time, which inherits the hard RLIMIT_NOFILE: so reckoned, too. */
+uint32_t config_mover_fds(const struct config *config);
+
 /* What one user may have of max_sessions: max_sessions_per_user, else a quarter, 16 at least. */
 uint32_t config_user_sessions(const struct config *config);
 

@@ -108,18 +108,25 @@ uint32_t config_user_sessions(const struct config *config)
 	return quarter > 16 ? quarter : 16;
 }
 
-uint32_t config_fd_budget(const struct config *config)
+/* What the limit leaves of @most when the reserve is taken. */
+static uint32_t fds_left(uint64_t most)
 {
 	struct rlimit limit = {.rlim_max = CONFIG_MAX_FDS};
 	getrlimit(RLIMIT_NOFILE, &limit);
-	uint64_t max = limit.rlim_max;
-	if (config->fd_budget == 0 && max > CONFIG_MAX_FDS) {
-		max = CONFIG_MAX_FDS;
-	}
+	uint64_t max = limit.rlim_max < most ? limit.rlim_max : most;
 	/* Under a limit this small nothing is right; half of it keeps glaked answering. */
 	uint64_t left = max > 2 * CONFIG_RESERVED_FDS ? max - CONFIG_RESERVED_FDS : max / 2;
-	if (config->fd_budget && config->fd_budget < left) {
-		return config->fd_budget;
-	}
 	return left < UINT32_MAX ? (uint32_t)left : UINT32_MAX;
+}
+
+uint32_t config_fd_budget(const struct config *config)
+{
+	uint32_t left = fds_left(config->fd_budget ? UINT64_MAX : CONFIG_MAX_FDS);
+	return config->fd_budget && config->fd_budget < left ? config->fd_budget : left;
+}
+
+uint32_t config_mover_fds(const struct config *config)
+{
+	/* Whoever sets more knows that the host allows it. */
+	return fds_left(config->fd_budget > CONFIG_MAX_FDS ? config->fd_budget : CONFIG_MAX_FDS);
 }

@@ -269,10 +269,13 @@ static void grant_more(struct load *load)
 			window += bytes;
 			sizes[n++] = bytes;
 		}
+		n = mover_reserve(load->context->mover, &load->job, n);
 		if (n == 0) {
 			return;
 		}
-		load->window_used_bytes = window;
+		for (size_t i = 0; i < n; i++) {
+			load->window_used_bytes += sizes[i];
+		}
 		struct tenant *payer = load_payer(load);
 		load->is_granting = true;
 		int r = alloc_start(load->context->allocator, model->device, payer, CHUNK_LOADING,
@@ -431,7 +434,8 @@ static bool start_compare(struct load *load, struct place *place, struct block *
 	int r = mover_compare(load->context->mover, &place->compare, load->model->device,
 	                      place->chunk.fd, candidate->chunk.fd, place->chunk.bytes);
 	if (r < 0) {
-		fail(load, STATUS_MOVER_FAILED, "cannot ask glake-mover to compare");
+		fail(load, r == -EBUSY ? STATUS_BUSY : STATUS_MOVER_FAILED,
+		     "cannot ask glake-mover to compare");
 		return false;
 	}
 	load->n_comparing++;

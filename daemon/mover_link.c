@@ -10,6 +10,11 @@
 #include "daemon/log.h"
 #include "proto/mover.pb-c.h"
 
+/* Chunks that every load may have, whatever others do. */
+#define MIN_CHUNKS 8
+/* Of what others leave of the fds for loads, a user may have one in so many. */
+#define USER_SHARE 2
+
 typedef Glake__Mover__Order order_t;
 typedef Glake__Mover__Report report_t;
 
@@ -29,9 +34,16 @@ static int send_order(struct mover_link *link, uint64_t job, order_t *order, uid
 
 /* ---- jobs that end --------------------------------------------------------------------------- */
 
+static void count_fds(struct mover_link *link, struct mover_job *job, size_t n_fds)
+{
+	link->n_fds += n_fds - job->n_fds;
+	job->n_fds = n_fds;
+}
+
 /* The link does not know @job any more. */
 static void remove_job(struct mover_link *link, struct mover_job *job)
 {
+	count_fds(link, job, 0);
 	HASH_DEL(link->jobs, job);
 	job->id = 0;
 }
@@ -51,6 +63,53 @@ static void fail_all(struct mover_link *link, const char *error)
 	while (link->jobs && link->jobs->id <= last_job) {
 		fail_job(link, link->jobs, STATUS_MOVER_FAILED, error);
 	}
+}
+
+/* ---- what the mover can hold ------------------------------------------------------------------ */
+
+/* Of its fds; the others are there for comparisons, which end by themselves. */
+static size_t max_load_fds(const struct mover_link *link)
+{
+	return link->max_fds / 4 * 3;
+}
+
+static bool is_load(const struct mover_job *job)
+{
+	return job->ops->on_plan_tensor != NULL;
+}
+
+/* For so many more of a load of @uid. */
+static bool has_room(const struct mover_link *link, uid_t uid, size_t n_more)
+{
+	size_t n_own = 0;
+	size_t n_others = 0;
+	for (const struct mover_job *job = link->jobs; job; job = job->hh.next) {
+		if (is_load(job)) {
+			*(job->uid == uid ? &n_own : &n_others) += job->n_fds;
+		}
+	}
+	size_t max = max_load_fds(link);
+	size_t n_left = max > n_others ? max - n_others : 0;
+	return n_own + n_more <= (n_own > 0 ? n_left / USER_SHARE : n_left);
+}
+
+/* What a load counts for with so many chunks. */
+static size_t load_fds(const struct mover_job *job, size_t n_chunks)
+{
+	return job->n_files + (n_chunks > MIN_CHUNKS ? n_chunks : MIN_CHUNKS);
+}
+
+size_t mover_reserve(struct mover_link *link, struct mover_job *job, size_t n)
+{
+	size_t n_chunks = job->n_chunks + n;
+	if (n_chunks > MIN_CHUNKS &&
+	    !has_room(link, job->uid, load_fds(job, n_chunks) - job->n_fds)) {
+		n_chunks = job->n_chunks > MIN_CHUNKS ? job->n_chunks : MIN_CHUNKS;
+	}
+	n = n_chunks - job->n_chunks;
+	job->n_chunks = n_chunks;
+	count_fds(link, job, load_fds(job, n_chunks));
+	return n;
 }
 
 /* ---- the process ----------------------------------------------------------------------------- */
@@ -100,6 +159,9 @@ static const struct mover_process_ops process_ops = {
 static int begin(struct mover_link *link, struct mover_job *job, order_t *order, uid_t uid,
                  const int *fds, size_t n_fds)
 {
+	if (!is_load(job) && link->n_fds + n_fds > link->max_fds) {
+		return -EBUSY;
+	}
 	if (!link->process) {
 		int r = mover_process_new(link->loop, link->path, link->stats, &process_ops, link,
 		                          &link->process);
@@ -112,9 +174,10 @@ static int begin(struct mover_link *link, struct mover_job *job, order_t *order,
 	HASH_ADD(hh, link->jobs, id, sizeof(job->id), job);
 	int r = hash_has(job) ? 0 : -ENOMEM;
 	if (r == 0) {
+		count_fds(link, job, is_load(job) ? load_fds(job, 0) : n_fds);
 		r = send_order(link, job->id, order, uid, fds, n_fds);
 		if (r < 0) {
-			HASH_DEL(link->jobs, job);
+			remove_job(link, job);
 		}
 		r = r == -EAGAIN ? -EBUSY : r;
 	}
@@ -143,6 +206,14 @@ int mover_load(struct mover_link *link, struct mover_job *job, const struct devi
 	load.may_direct = may_direct;
 	order.body_case = GLAKE__MOVER__ORDER__BODY_LOAD_START;
 	order.load_start = &load;
+	job->n_files = n_fds;
+	job->n_chunks = 0;
+	if (load_fds(job, 0) > max_load_fds(link)) {
+		return -EMFILE;
+	}
+	if (!has_room(link, job->uid, load_fds(job, 0))) {
+		return -EBUSY;
+	}
 	return begin(link, job, &order, job->uid, fds, n_fds);
 }
 
@@ -282,9 +353,11 @@ static int deliver_load(struct mover_link *link, struct mover_job *job, const re
 	case GLAKE__MOVER__REPORT__BODY_PLAN_END:
 		return job->ops->on_plan_end(job);
 	case GLAKE__MOVER__REPORT__BODY_BLOCK_LOADED:
-		if (get_digest(&report->block_loaded->digest, &digest) < 0) {
+		if (get_digest(&report->block_loaded->digest, &digest) < 0 || job->n_chunks == 0) {
 			return -EPROTO;
 		}
+		job->n_chunks--;
+		count_fds(link, job, load_fds(job, job->n_chunks));
 		return job->ops->on_block_loaded(job, report->block_loaded->block, &digest);
 	case GLAKE__MOVER__REPORT__BODY_LOAD_DONE:
 		remove_job(link, job);
@@ -352,9 +425,10 @@ int mover_link_pid(const struct mover_link *link)
 }
 
 int mover_link_init(struct mover_link *link, uv_loop_t *loop, struct stats *stats, const char *path,
-                    uint64_t idle_ms)
+                    uint64_t idle_ms, size_t max_fds)
 {
-	*link = (struct mover_link){.loop = loop, .stats = stats, .idle_ms = idle_ms};
+	*link = (struct mover_link){
+		.loop = loop, .stats = stats, .idle_ms = idle_ms, .max_fds = max_fds};
 	link->path = strdup(path);
 	if (!link->path) {
 		return -ENOMEM;

@@ -7,6 +7,10 @@
  * The only file of glaked that knows the messages of proto/mover.proto.
  *
  * No mover runs until the first job; orders wait in the socket while it starts (mover_process.h).
+ * The mover has a table of open files of its own, and no more is sent than it can hold: the fds of a job
+ * count until its last news, those of a load's chunks until they are loaded. Of what loads may have, a
+ * user gets half of what others leave.
+ *
  * When it has been idle for idle_ms the link closes its end, and the mover exits on reading the end of
  * the stream.
  *
@@ -53,6 +57,9 @@ struct mover_job {
 	UT_hash_handle hh; /* mover_link.jobs */
 	uint64_t id;       /* 0: the link does not know it */
 	uid_t uid;         /* of a load: whose files they are */
+	size_t n_fds;      /* that it counts for */
+	size_t n_files;    /* of a load */
+	size_t n_chunks;   /* of a load: reserved, and not loaded */
 	bool is_cancelled;
 	const struct mover_job_ops *ops;
 };
@@ -66,12 +73,17 @@ struct mover_link {
 	struct mover_process *process; /* owned; NULL: none runs */
 	struct mover_job *jobs;        /* table by id */
 	uint64_t last_job;
+	size_t max_fds;
+	size_t n_fds; /* of all jobs */
 	bool is_closing;
 };
 
-/* Starts nothing. Keeps a copy of @path. Returns 0 or -errno: there is nothing to close then. */
+/*
+ * Starts nothing. Keeps a copy of @path. @max_fds: that the mover may have at a time. Returns 0 or
+ * -errno: there is nothing to close then.
+ */
 int mover_link_init(struct mover_link *link, uv_loop_t *loop, struct stats *stats, const char *path,
-                    uint64_t idle_ms);
+                    uint64_t idle_ms, size_t max_fds);
 
 /*
  * The program of movers wanted from now on; one that is wanted or runs already stays what it is. Takes
@@ -90,8 +102,8 @@ int mover_link_pid(const struct mover_link *link);
 
 /*
  * Start a job. fds stay the caller's. @job->ops is set by the caller. Returns 0, or -errno when it
- * cannot be passed on: then @job is not the link's. That no mover can be started is told later, by
- * on_failed.
+ * cannot be passed on: then @job is not the link's. -EBUSY: the mover has too many fds for now; -EMFILE:
+ * so many it will never have. That no mover can be started is told later, by on_failed.
  */
 int mover_load(struct mover_link *link, struct mover_job *job, const struct device *device,
                const char *const *names, const char *index, const int *fds, size_t n_fds,
@@ -101,7 +113,13 @@ int mover_digest(struct mover_link *link, struct mover_job *job, const struct de
 int mover_compare(struct mover_link *link, struct mover_job *job, const struct device *device,
                   int fd, int other_fd, uint64_t chunk_bytes);
 
-/* Chunks for blocks @first and on of a load under way. What goes wrong ends in on_failed, later. */
+/*
+ * Of @n more chunks, so many may be granted to a load now; they count at once. There is always one for a
+ * load that has none.
+ */
+size_t mover_reserve(struct mover_link *link, struct mover_job *job, size_t n);
+
+/* Chunks for blocks @first and on of a load under way, that were reserved. What goes wrong ends in on_failed, later. */
 void mover_grant(struct mover_link *link, struct mover_job *job, uint64_t first, const int *fds,
                  size_t n_fds);
 

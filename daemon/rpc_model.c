@@ -220,10 +220,12 @@ static struct model *start_load(struct session *session, const request_t *reques
 		rpc_refuse(session, request->id,
 		           r == -EMSGSIZE ? STATUS_BAD_REQUEST
 		           : r == -EBUSY  ? STATUS_BUSY
+		           : r == -EMFILE ? STATUS_NO_FDS
 		                          : STATUS_MOVER_FAILED,
 		           "cannot start loading: %s",
 		           r == -EMSGSIZE ? "the names are too long"
-		           : r == -EBUSY  ? "too many files wait for glake-mover already"
+		           : r == -EBUSY  ? "glake-mover has too many files already"
+		           : r == -EMFILE ? "more files than glake-mover may have open"
 		                          : strerror(-r));
 		return NULL;
 	}

@@ -398,7 +398,7 @@ static int open_parts(struct server *server)
 		return r;
 	}
 	r = mover_link_init(&server->mover, &server->loop, &server->stats, config->mover_path,
-	                    config->mover_idle_ms);
+	                    config->mover_idle_ms, config_mover_fds(config));
 	if (r < 0) {
 		tenant_table_free(server->tenants);
 		return r;

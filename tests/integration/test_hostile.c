@@ -238,16 +238,20 @@ enum villainy {
 	N_VILLAINIES
 };
 
+static const struct harness_options hurried = {.config = "drain_ms = 100;"};
+#define OTHER_TENANT "drain_ms = 100; tenants = ({ name = \"other\"; uids = [1234]; });"
+
 /*
  * A glaked, a model's file at @content, and the same on a file system that is hostile as @faults say.
  * False, with nothing started, where mounting is not possible.
  */
-static bool begin_with_fuse(const char *config, const struct fuse_file_faults *faults,
-                            struct fuse_file *file, char content[CONTENT_BYTES])
+static bool begin_with_fuse(const struct harness_options *options,
+                            const struct fuse_file_faults *faults, struct fuse_file *file,
+                            char content[CONTENT_BYTES])
 {
 	static const struct model_tensor tensor = {"a", "U8", 1, {1000}, 1};
 	char folder[CONTENT_BYTES];
-	harness_start(&harness, &(struct harness_options){.config = config});
+	harness_start(&harness, options);
 	snprintf(content, CONTENT_BYTES, "%s/a.safetensors", harness.folder);
 	snprintf(folder, sizeof(folder), "%s/fuse", harness.folder);
 	model_file_write(content, &tensor, 1);
@@ -263,7 +267,7 @@ START_TEST(a_file_that_cannot_be_closed_stops_nobody)
 	static const struct fuse_file_faults faults = {.is_flush_endless = true};
 	struct fuse_file file;
 	char content[CONTENT_BYTES];
-	if (!begin_with_fuse("drain_ms = 100;", &faults, &file, content)) {
+	if (!begin_with_fuse(&hurried, &faults, &file, content)) {
 		return;
 	}
 	int witness = connection_hello(&harness);
@@ -322,7 +326,7 @@ START_TEST(a_mover_that_is_wanted_outlives_the_configuration)
 	static const struct model_tensor other = {"b", "U8", 1, {1000}, 2};
 	struct fuse_file file;
 	char content[CONTENT_BYTES];
-	if (!begin_with_fuse("drain_ms = 100;", &faults, &file, content)) {
+	if (!begin_with_fuse(&hurried, &faults, &file, content)) {
 		return;
 	}
 	reload_with_mover("first-mover");
@@ -351,22 +355,29 @@ START_TEST(a_mover_that_is_wanted_outlives_the_configuration)
 }
 END_TEST
 
-/* Has @n_files files loaded, all of them @path but the last. */
-static void send_open_many(int connection, const char *path, const char *last_path, size_t n_files)
+static void send_open_fds(int connection, const int *fds, size_t n_fds)
 {
 	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
 	Glake__Wire__ModelOpen body = GLAKE__WIRE__MODEL_OPEN__INIT;
 	char *names[GLAKE_MAX_PACKET_FDS];
-	int fds[GLAKE_MAX_PACKET_FDS];
-	for (size_t i = 0; i < n_files; i++) {
+	for (size_t i = 0; i < n_fds; i++) {
 		names[i] = (char *)"a.safetensors";
-		fds[i] = model_file_open(i + 1 < n_files ? path : last_path);
 	}
 	body.files = names;
-	body.n_files = n_files;
+	body.n_files = n_fds;
 	request.body_case = GLAKE__WIRE__REQUEST__BODY_MODEL_OPEN;
 	request.model_open = &body;
-	connection_send(connection, &request, fds, n_files);
+	connection_send(connection, &request, fds, n_fds);
+}
+
+/* Has @n_files files loaded, all of them @path but the last. */
+static void send_open_many(int connection, const char *path, const char *last_path, size_t n_files)
+{
+	int fds[GLAKE_MAX_PACKET_FDS];
+	for (size_t i = 0; i < n_files; i++) {
+		fds[i] = model_file_open(i + 1 < n_files ? path : last_path);
+	}
+	send_open_fds(connection, fds, n_files);
 }
 
 /* What waits for a mover that is to be started is no file that it would inherit. */
@@ -375,7 +386,7 @@ START_TEST(a_file_that_waits_for_the_mover_stops_nobody)
 	static const struct fuse_file_faults faults = {.is_flush_endless = true};
 	struct fuse_file file;
 	char content[CONTENT_BYTES];
-	if (!begin_with_fuse("drain_ms = 100;", &faults, &file, content)) {
+	if (!begin_with_fuse(&hurried, &faults, &file, content)) {
 		return;
 	}
 	int witness = connection_hello(&harness);
@@ -427,7 +438,7 @@ START_TEST(a_file_that_waits_for_the_mover_keeps_nobodys_open)
 	if (!harness_is_root()) {
 		return;
 	}
-	if (!begin_with_fuse("drain_ms = 100;", &faults, &file, content)) {
+	if (!begin_with_fuse(&hurried, &faults, &file, content)) {
 		return;
 	}
 	int witness = connection_hello(&harness);
@@ -470,12 +481,11 @@ START_TEST(cancelled_loads_leave_room_for_others)
 {
 	static const struct model_tensor tensor = {"a", "U8", 1, {1000}, 1};
 	static const struct fuse_file_faults faults = {.endless_from = 1};
-	static const char *const config =
-		"drain_ms = 100; tenants = ({ name = \"other\"; uids = [1234]; });";
+	static const struct harness_options options = {.config = OTHER_TENANT};
 	struct fuse_file file;
 	char content[CONTENT_BYTES];
 	char another[CONTENT_BYTES];
-	if (!harness_is_root() || !begin_with_fuse(config, &faults, &file, content)) {
+	if (!harness_is_root() || !begin_with_fuse(&options, &faults, &file, content)) {
 		return;
 	}
 	snprintf(another, sizeof(another), "%s/b.safetensors", harness.folder);
@@ -495,6 +505,66 @@ START_TEST(cancelled_loads_leave_room_for_others)
 	ck_assert_int_eq(load(witness, another), GLAKE__WIRE__STATUS__OK);
 	fuse_file_stop(&file);
 	connection_close(&witness);
+	harness_stop(&harness);
+}
+END_TEST
+
+/* Nor does one user's fill the table of open files that the mover has for all. */
+START_TEST(the_files_of_one_user_leave_room_for_others)
+{
+	static const struct fuse_file_faults faults = {.endless_from = 1};
+	static const struct harness_options options = {.config = OTHER_TENANT, .max_fds = 1300};
+	enum { N_LOADS = 14, N_FILES = 100 };
+	struct fuse_file file;
+	char content[CONTENT_BYTES];
+	if (!harness_is_root() || !begin_with_fuse(&options, &faults, &file, content)) {
+		return;
+	}
+	int witness = connection_hello(&harness);
+	ck_assert_int_eq(load(witness, content), GLAKE__WIRE__STATUS__OK);
+	ck_assert_int_eq(seteuid(1234), 0);
+	int connection = connection_hello(&harness);
+	ck_assert_int_eq(seteuid(0), 0);
+	int fds[N_FILES + N_LOADS];
+	for (size_t i = 0; i < n_elements(fds); i++) {
+		fds[i] = model_file_open(file.path);
+	}
+	for (size_t i = 0; i < N_LOADS; i++) {
+		/* Of other files than before: nobody joins a load. */
+		send_open_fds(connection, fds, N_FILES + i);
+	}
+	Glake__Wire__Answer *answer = connection_receive(connection, NULL);
+	ck_assert_int_eq(answer->status, GLAKE__WIRE__STATUS__BUSY);
+	ck_assert_ptr_nonnull(strstr(answer->error, "too many files"));
+	connection_free(answer);
+	/* The mover has taken these, and found that they are all the same. */
+	send_open_many(witness, content, content, GLAKE_MAX_PACKET_FDS);
+	answer = connection_receive(witness, NULL);
+	ck_assert_int_eq(answer->status, GLAKE__WIRE__STATUS__BAD_FILE);
+	connection_free(answer);
+	fuse_file_stop(&file);
+	connection_close(&connection);
+	connection_close(&witness);
+	harness_stop(&harness);
+}
+END_TEST
+
+/* More files than the mover can ever have open. */
+START_TEST(a_load_of_too_many_files_is_refused)
+{
+	static const struct model_tensor tensor = {"a", "U8", 1, {1000}, 1};
+	char path[CONTENT_BYTES];
+	harness_start(&harness, &(struct harness_options){.max_fds = 640});
+	snprintf(path, sizeof(path), "%s/a.safetensors", harness.folder);
+	model_file_write(path, &tensor, 1);
+	int connection = connection_hello(&harness);
+	send_open_many(connection, path, path, GLAKE_MAX_PACKET_FDS);
+	Glake__Wire__Answer *answer = connection_receive(connection, NULL);
+	ck_assert_int_eq(answer->status, GLAKE__WIRE__STATUS__NO_FDS);
+	ck_assert_ptr_nonnull(strstr(answer->error, "glake-mover"));
+	connection_free(answer);
+	ck_assert_int_eq(load(connection, path), GLAKE__WIRE__STATUS__OK);
+	connection_close(&connection);
 	harness_stop(&harness);
 }
 END_TEST
@@ -690,6 +760,8 @@ int main(void)
 	suite_add(suite, a_file_that_waits_for_the_mover_stops_nobody);
 	suite_add(suite, a_file_that_waits_for_the_mover_keeps_nobodys_open);
 	suite_add(suite, cancelled_loads_leave_room_for_others);
+	suite_add(suite, the_files_of_one_user_leave_room_for_others);
+	suite_add(suite, a_load_of_too_many_files_is_refused);
 	suite_add(suite, the_socket_of_who_has_ended_is_nobodys);
 	tcase = tcase_create("a_socket_that_lingers_stops_nobody");
 	tcase_set_timeout(tcase, TEST_TIMEOUT_S);
