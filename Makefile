@@ -74,7 +74,8 @@ GPU_TESTS := $(call programs,tests/gpu/test_*.c)
 BENCHES := $(call programs,tests/bench/bench_*.c)
 DEMO := $(call programs,tests/demo/*.c)
 SHIM_PROGRAMS := $(addprefix $(B)/tests/shim/,program linked account contexts driver_api \
-	driver_api_per_thread green_contexts ipc nvml patcher quota constructor.so second.so)
+	driver_api_per_thread green_contexts ipc nvml patcher quota runtime constructor.so \
+	second.so)
 FUZZERS := $(call programs,tests/fuzz/fuzz_*.c)
 FORMATTED := $(wildcard $(addsuffix /*.[ch],proto daemon daemon/mover libclient $(CLIENT_FOLDERS) \
 	libclient/ctl \
@@ -298,7 +299,7 @@ $(B)/obj/tests/shim/driver_api_per_thread.o: tests/shim/driver_api.c
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) -c -o $@ $<
 $(addprefix $(B)/tests/shim/,linked account contexts driver_api driver_api_per_thread \
-		green_contexts ipc): \
+		green_contexts ipc runtime): \
 	STUB = -L$(CUDA_HOME)/lib64/stubs -lcuda
 $(addprefix $(B)/tests/shim/,constructor.so second.so): $(B)/tests/shim/%.so: \
 		$(B)/obj/tests/shim/%.o

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cuMemAlloc and its family, and how much is free. */
-#include "sim.h"
+#include "work.h"
 
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -49,8 +49,7 @@ CUresult alloc_chunk_new(unsigned device, uint64_t bytes, struct alloc_chunk *ch
 	return CUDA_SUCCESS;
 }
 
-/* Locked. Gives the memory back, not the mapping's place in the tree. */
-static void give_memory(struct mapping *m)
+void alloc_give(struct mapping *m)
 {
 	if (m->slab) {
 		slab_give(m);
@@ -63,8 +62,7 @@ static void give_memory(struct mapping *m)
 static void free_locked(struct mapping *m)
 {
 	space_remove(m);
-	pool_note(m->pool, -(int64_t)m->range.bytes);
-	give_memory(m);
+	pool_give(m);
 }
 
 /* Locked. */
@@ -72,6 +70,9 @@ static CUresult take_memory(struct mapping *m, uint64_t bytes)
 {
 	struct alloc_chunk chunk;
 
+	if (!pool_has_room(m->pool, bytes)) {
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
 	if (bytes < SIM_GRANULARITY) {
 		return slab_take(m->device, bytes, m);
 	}
@@ -79,7 +80,13 @@ static CUresult take_memory(struct mapping *m, uint64_t bytes)
 	if (bytes > device_total_bytes((CUdevice)m->device)) {
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
+	if (pool_take(m->pool, bytes, m)) {
+		return CUDA_SUCCESS;
+	}
 	CUresult err = alloc_chunk_new(m->device, round_up(bytes, SIM_GRANULARITY), &chunk);
+	if (err == CUDA_ERROR_OUT_OF_MEMORY && pool_trim_device(m->device)) {
+		err = alloc_chunk_new(m->device, round_up(bytes, SIM_GRANULARITY), &chunk);
+	}
 	if (err == CUDA_SUCCESS) {
 		m->range = (struct range){.start = chunk.res->range.start, .bytes = bytes};
 		m->host = chunk.host;
@@ -98,6 +105,7 @@ CUresult alloc_device(unsigned device, uint64_t bytes, CUmemoryPool pool, CUdevi
 	}
 	m->kind = SPACE_ALLOC;
 	m->device = device;
+	m->ctx = pool ? ctx_of_device(device) : ctx_current();
 	m->id = space_new_id();
 	m->pool = pool;
 	m->access[device] = SPACE_WRITE;
@@ -106,11 +114,11 @@ CUresult alloc_device(unsigned device, uint64_t bytes, CUmemoryPool pool, CUdevi
 	if (err != CUDA_SUCCESS) {
 		free(m);
 	} else if (space_add(m) != 0) {
-		give_memory(m);
+		alloc_give(m);
 		err = CUDA_ERROR_OUT_OF_MEMORY;
 	} else {
 		*ptr_out = m->range.start;
-		pool_note(pool, (int64_t)m->range.bytes);
+		pool_charge(m);
 	}
 	space_unlock();
 	return err;
@@ -121,7 +129,7 @@ static bool is_freeable(const struct mapping *m, CUdeviceptr ptr)
 	return m && m->kind == SPACE_ALLOC && m->range.start == ptr;
 }
 
-static CUresult free_device(CUdeviceptr ptr)
+CUresult alloc_free(CUdeviceptr ptr)
 {
 	space_lock_write();
 	struct mapping *m = space_find(ptr);
@@ -133,19 +141,22 @@ static CUresult free_device(CUdeviceptr ptr)
 	return ok ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-static bool is_alloc_of(const struct mapping *m, unsigned device)
+static bool is_alloc_of(const struct mapping *m, const struct ctx *ctx)
 {
-	return m->kind == SPACE_ALLOC && m->device == device;
+	return m->kind == SPACE_ALLOC && m->ctx == ctx;
 }
 
-void alloc_free_all(unsigned device)
+void alloc_free_all(const struct ctx *ctx)
 {
 	struct mapping **list;
 
 	space_lock_write();
-	size_t n = space_gather(is_alloc_of, device, &list);
+	size_t n = space_gather(is_alloc_of, ctx, &list);
 	for (size_t i = 0; i < n; i++) {
 		free_locked(list[i]);
+	}
+	if (!ctx_is_created(ctx)) {
+		pool_trim_device(ctx->device);
 	}
 	space_unlock();
 	free(list);
@@ -215,7 +226,7 @@ CUresult cuMemFree_v2(CUdeviceptr ptr)
 	space_lock_read();
 	struct mapping *m = space_find(ptr);
 	bool is_device = is_freeable(m, ptr);
-	struct ctx *ctx = m ? ctx_of_device(m->device) : NULL;
+	struct ctx *ctx = m ? m->ctx : NULL;
 	space_unlock();
 	if (!is_device) {
 		return hostmem_free(ptr);
@@ -225,7 +236,7 @@ CUresult cuMemFree_v2(CUdeviceptr ptr)
 		return err;
 	}
 	stream_wait_ctx(ctx);
-	return free_device(ptr);
+	return alloc_free(ptr);
 }
 
 static CUresult alloc_async(CUdeviceptr *ptr_out, size_t bytes, CUmemoryPool pool, CUstream handle)
@@ -250,7 +261,13 @@ static CUresult alloc_async(CUdeviceptr *ptr_out, size_t bytes, CUmemoryPool poo
 	if (err != CUDA_SUCCESS) {
 		return err;
 	}
-	return alloc_device(device, bytes, pool ? pool : pool_current(device), ptr_out);
+	pool = pool ? pool : pool_current(device);
+	err = alloc_device(pool_device(pool), bytes, pool, ptr_out);
+	if (err == CUDA_ERROR_OUT_OF_MEMORY && stream_wait(s) == CUDA_SUCCESS) {
+		/* What was freed on the stream before is there for this. */
+		err = alloc_device(pool_device(pool), bytes, pool, ptr_out);
+	}
+	return err;
 }
 
 CUresult cuMemAllocAsync(CUdeviceptr *ptr_out, size_t bytes, CUstream handle)
@@ -263,14 +280,8 @@ CUresult cuMemAllocFromPoolAsync(CUdeviceptr *ptr_out, size_t bytes, CUmemoryPoo
                                  CUstream handle)
 {
 	ENTER(cuMemAllocFromPoolAsync);
-	return pool ? alloc_async(ptr_out, bytes, pool, handle) : CUDA_ERROR_INVALID_VALUE;
-}
-
-static CUresult run_free(struct ctx *ctx, void *arg)
-{
-	(void)ctx;
-	return free_device(*(CUdeviceptr *)arg) == CUDA_SUCCESS ? CUDA_SUCCESS
-	                                                        : CUDA_ERROR_ILLEGAL_ADDRESS;
+	return pool_is_known(pool) ? alloc_async(ptr_out, bytes, pool, handle)
+	                           : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult cuMemFreeAsync(CUdeviceptr ptr, CUstream handle)
@@ -291,5 +302,6 @@ CUresult cuMemFreeAsync(CUdeviceptr ptr, CUstream handle)
 	space_lock_read();
 	bool ok = is_freeable(space_find(ptr), ptr);
 	space_unlock();
-	return ok ? stream_submit(s, run_free, NULL, &ptr, sizeof(ptr)) : CUDA_ERROR_INVALID_VALUE;
+	struct work work = {.type = CU_GRAPH_NODE_TYPE_MEM_FREE, .of.freed = ptr};
+	return ok ? work_submit(s, &work) : CUDA_ERROR_INVALID_VALUE;
 }

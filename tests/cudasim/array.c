@@ -10,7 +10,7 @@
 struct array {
 	struct array *next;
 	struct phys *phys; /* owned; NULL: mapped later, by the program */
-	unsigned device;
+	struct ctx *ctx;
 	bool is_mipmapped;
 };
 
@@ -62,10 +62,9 @@ static uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned n_levels)
 static CUresult array_new(const CUDA_ARRAY3D_DESCRIPTOR *descriptor, unsigned n_levels,
                           bool is_mipmapped, struct array **array_out)
 {
-	unsigned device = ctx_current()->device;
 	CUmemAllocationProp prop = {
 		.type = CU_MEM_ALLOCATION_TYPE_PINNED,
-		.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = (int)device},
+		.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = (int)ctx_current()->device},
 	};
 	uint64_t bytes = array_bytes(descriptor, n_levels);
 	if (bytes == 0) {
@@ -82,7 +81,7 @@ static CUresult array_new(const CUDA_ARRAY3D_DESCRIPTOR *descriptor, unsigned n_
 		free(array);
 		return err;
 	}
-	array->device = device;
+	array->ctx = ctx_current();
 	array->is_mipmapped = is_mipmapped;
 	pthread_mutex_lock(&lock);
 	array->next = arrays;
@@ -119,12 +118,12 @@ static CUresult array_destroy(const void *handle, bool is_mipmapped)
 	return CUDA_SUCCESS;
 }
 
-void array_free_all(unsigned device)
+void array_free_all(const struct ctx *ctx)
 {
 	pthread_mutex_lock(&lock);
 	for (struct array **at = &arrays; *at;) {
 		struct array *array = *at;
-		if (array->device != device) {
+		if (array->ctx != ctx) {
 			at = &array->next;
 			continue;
 		}

@@ -1,23 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Primary contexts, one per device, and each thread's stack of current ones, green ones too. */
+/* The life of contexts: a primary one per device, and those that the program creates. */
 #include "sim.h"
 
 #include <pthread.h>
 
-#define MAX_STACK 64
-#define API_VERSION 3020 /* what a driver answers, whatever it is */
+#define MAX_CREATED 32
 
 static struct ctx contexts[SIM_MAX_DEVICES];
+/* Taken in turn: a handle is not used again at once. */
+static struct ctx created[MAX_CREATED];
+static size_t next_created;
 /* Held over the making and the end of a context. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-
-struct place {
-	struct ctx *ctx;     /* NULL: nowhere */
-	struct green *green; /* NULL: in the primary one itself */
-};
-
-static _Thread_local struct place stack[MAX_STACK];
-static _Thread_local unsigned depth;
 
 uint64_t ctx_new_id(void)
 {
@@ -26,45 +20,29 @@ uint64_t ctx_new_id(void)
 	return atomic_fetch_add(&last_id, 1) + 1;
 }
 
-static struct place current(void)
-{
-	return depth > 0 ? stack[depth - 1] : (struct place){NULL, NULL};
-}
-
-struct ctx *ctx_current(void)
-{
-	return current().ctx;
-}
-
-struct green *ctx_current_green(void)
-{
-	return current().green;
-}
-
 struct ctx *ctx_of_device(unsigned device)
 {
 	return &contexts[device];
 }
 
-static struct place place_from_handle(CUcontext handle)
+bool ctx_is_created(const struct ctx *ctx)
+{
+	return ctx >= created && ctx < created + MAX_CREATED;
+}
+
+struct ctx *ctx_find(const void *handle)
 {
 	for (int i = 0; i < device_count(); i++) {
-		if (handle == (CUcontext)&contexts[i]) {
-			return (struct place){&contexts[i], NULL};
+		if (handle == &contexts[i]) {
+			return &contexts[i];
 		}
 	}
-	struct green *green = green_from_handle(handle);
-	return (struct place){green ? green->ctx : NULL, green};
-}
-
-static CUcontext handle_of(struct place place)
-{
-	return place.green ? (CUcontext)place.green : (CUcontext)place.ctx;
-}
-
-struct ctx *ctx_from_handle(CUcontext handle)
-{
-	return place_from_handle(handle).ctx;
+	for (size_t i = 0; i < MAX_CREATED; i++) {
+		if (handle == &created[i] && atomic_load(&created[i].active)) {
+			return &created[i];
+		}
+	}
+	return NULL;
 }
 
 CUresult ctx_check(const struct ctx *ctx)
@@ -78,14 +56,12 @@ CUresult ctx_check(const struct ctx *ctx)
 	return atomic_load(&ctx->poison);
 }
 
-CUresult ctx_check_current(void)
+uint64_t ctx_id(const struct ctx *ctx)
 {
-	struct place place = current();
-
-	if (place.green && !atomic_load(&place.green->active)) {
-		return CUDA_ERROR_CONTEXT_IS_DESTROYED;
-	}
-	return ctx_check(place.ctx);
+	pthread_mutex_lock(&lock);
+	uint64_t id = ctx->id;
+	pthread_mutex_unlock(&lock);
+	return id;
 }
 
 void ctx_poison(struct ctx *ctx, CUresult err)
@@ -95,13 +71,19 @@ void ctx_poison(struct ctx *ctx, CUresult err)
 	atomic_compare_exchange_strong(&ctx->poison, &clean, err);
 }
 
-void ctx_poison_all(CUresult err)
+static void poison_those(struct ctx *list, size_t n, CUresult err)
 {
-	for (unsigned i = 0; i < SIM_MAX_DEVICES; i++) {
-		if (atomic_load(&contexts[i].active)) {
-			ctx_poison(&contexts[i], err);
+	for (size_t i = 0; i < n; i++) {
+		if (atomic_load(&list[i].active)) {
+			ctx_poison(&list[i], err);
 		}
 	}
+}
+
+void ctx_poison_all(CUresult err)
+{
+	poison_those(contexts, SIM_MAX_DEVICES, err);
+	poison_those(created, MAX_CREATED, err);
 }
 
 static CUresult ctx_charge_overhead(struct ctx *ctx)
@@ -117,7 +99,7 @@ static CUresult ctx_charge_overhead(struct ctx *ctx)
 	return phys_new(&prop, device_context_bytes(), &ctx->overhead);
 }
 
-/* Locked. A poisoned context can never be made again in this process. */
+/* Locked. A poisoned primary context can never be made again in this process. */
 static CUresult ctx_open(struct ctx *ctx)
 {
 	if (atomic_load(&ctx->poison) != CUDA_SUCCESS) {
@@ -150,9 +132,9 @@ static void ctx_close(struct ctx *ctx)
 	capture_end_of_ctx(ctx);
 	stream_free_all(ctx);
 	ctx->null_stream = NULL;
-	alloc_free_all(ctx->device);
-	hostmem_free_all(ctx->device);
-	array_free_all(ctx->device);
+	alloc_free_all(ctx);
+	hostmem_free_all(ctx);
+	array_free_all(ctx);
 	phys_unref(ctx->overhead);
 	ctx->overhead = NULL;
 	ctx->flags = 0;
@@ -275,164 +257,86 @@ CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice dev, unsigned int flags)
 	return CUDA_SUCCESS;
 }
 
-CUresult cuCtxGetCurrent(CUcontext *ctx_out)
+/* Locked. NULL: there is no place. */
+static struct ctx *take_place(void)
 {
-	ENTER(cuCtxGetCurrent);
-	if (!ctx_out) {
+	for (size_t i = 0; i < MAX_CREATED; i++) {
+		struct ctx *ctx = &created[next_created++ % MAX_CREATED];
+		if (!atomic_load(&ctx->active)) {
+			return ctx;
+		}
+	}
+	return NULL;
+}
+
+static CUresult create(CUcontext *ctx_out, unsigned flags, CUdevice dev)
+{
+	CUresult err = CUDA_ERROR_OUT_OF_MEMORY;
+
+	if (!ctx_out || flags & ~(unsigned)CU_CTX_FLAGS_MASK) {
 		return CUDA_ERROR_INVALID_VALUE;
 	}
-	*ctx_out = handle_of(current());
-	return CUDA_SUCCESS;
+	if (!device_is_valid(dev)) {
+		return CUDA_ERROR_INVALID_DEVICE;
+	}
+	pthread_mutex_lock(&lock);
+	struct ctx *ctx = take_place();
+	if (ctx) {
+		ctx->device = (unsigned)dev;
+		ctx->flags = flags;
+		atomic_store(&ctx->poison, CUDA_SUCCESS);
+		err = ctx_open(ctx);
+	}
+	pthread_mutex_unlock(&lock);
+	if (err != CUDA_SUCCESS) {
+		return err;
+	}
+	*ctx_out = (CUcontext)ctx;
+	return ctx_push(ctx);
 }
 
-CUresult cuCtxSetCurrent(CUcontext handle)
+CUresult cuCtxCreate_v2(CUcontext *ctx_out, unsigned int flags, CUdevice dev)
 {
-	ENTER(cuCtxSetCurrent);
-	struct place place = place_from_handle(handle);
-
-	if (handle && !place.ctx) {
-		return CUDA_ERROR_INVALID_CONTEXT;
-	}
-	if (depth > 0) {
-		depth--;
-	}
-	if (place.ctx) {
-		stack[depth++] = place;
-	}
-	return CUDA_SUCCESS;
+	ENTER(cuCtxCreate_v2);
+	return create(ctx_out, flags, dev);
 }
 
-CUresult cuCtxPushCurrent_v2(CUcontext handle)
+CUresult cuCtxCreate_v3(CUcontext *ctx_out, CUexecAffinityParam *params, int n_params,
+                        unsigned int flags, CUdevice dev)
 {
-	ENTER(cuCtxPushCurrent_v2);
-	struct place place = place_from_handle(handle);
+	ENTER(cuCtxCreate_v3);
+	if (params || n_params != 0) {
+		return CUDA_ERROR_NOT_SUPPORTED; /* without MPS, by a driver too */
+	}
+	return create(ctx_out, flags, dev);
+}
+
+CUresult cuCtxCreate_v4(CUcontext *ctx_out, CUctxCreateParams *params, unsigned int flags,
+                        CUdevice dev)
+{
+	ENTER(cuCtxCreate_v4);
+	if (params && (params->execAffinityParams || params->cigParams)) {
+		return CUDA_ERROR_NOT_SUPPORTED;
+	}
+	return create(ctx_out, flags, dev);
+}
+
+/* Also a lost one. Where it is current elsewhere it stays so, and is of no use. */
+CUresult cuCtxDestroy_v2(CUcontext handle)
+{
+	ENTER(cuCtxDestroy_v2);
+	struct ctx *ctx = ctx_find(handle);
 
 	if (!handle) {
 		return CUDA_ERROR_INVALID_VALUE;
 	}
-	if (!place.ctx || depth == MAX_STACK) {
-		return CUDA_ERROR_INVALID_CONTEXT;
-	}
-	stack[depth++] = place;
-	return CUDA_SUCCESS;
-}
-
-CUresult cuCtxPopCurrent_v2(CUcontext *ctx_out)
-{
-	ENTER(cuCtxPopCurrent_v2);
-	if (depth == 0) {
-		return CUDA_ERROR_INVALID_CONTEXT;
-	}
-	depth--;
-	if (ctx_out) {
-		*ctx_out = handle_of(stack[depth]);
-	}
-	return CUDA_SUCCESS;
-}
-
-CUresult cuCtxGetDevice(CUdevice *dev_out)
-{
-	ENTER(cuCtxGetDevice);
-	if (!dev_out) {
-		return CUDA_ERROR_INVALID_VALUE;
-	}
-	if (!ctx_current()) {
-		return CUDA_ERROR_INVALID_CONTEXT;
-	}
-	*dev_out = (CUdevice)ctx_current()->device;
-	return CUDA_SUCCESS;
-}
-
-CUresult cuCtxGetId(CUcontext handle, unsigned long long *id_out)
-{
-	ENTER(cuCtxGetId);
-	struct place place = handle ? place_from_handle(handle) : current();
-
-	if (!id_out) {
-		return CUDA_ERROR_INVALID_VALUE;
-	}
-	if (!place.ctx || !atomic_load(&place.ctx->active) ||
-	    (place.green && !atomic_load(&place.green->active))) {
+	/* A primary one can only be released. */
+	if (!ctx || !ctx_is_created(ctx)) {
 		return CUDA_ERROR_INVALID_CONTEXT;
 	}
 	pthread_mutex_lock(&lock);
-	*id_out = place.green ? place.green->id : place.ctx->id;
+	ctx_close(ctx);
 	pthread_mutex_unlock(&lock);
+	ctx_pop_if(ctx);
 	return CUDA_SUCCESS;
-}
-
-CUresult cuCtxGetApiVersion(CUcontext handle, unsigned int *version_out)
-{
-	ENTER(cuCtxGetApiVersion);
-	if (!version_out) {
-		return CUDA_ERROR_INVALID_VALUE;
-	}
-	if (!(handle ? ctx_from_handle(handle) : ctx_current())) {
-		return CUDA_ERROR_INVALID_CONTEXT;
-	}
-	*version_out = API_VERSION;
-	return CUDA_SUCCESS;
-}
-
-CUresult cuCtxGetStreamPriorityRange(int *least_out, int *greatest_out)
-{
-	ENTER(cuCtxGetStreamPriorityRange);
-	if (least_out) {
-		*least_out = 0;
-	}
-	if (greatest_out) {
-		*greatest_out = -5;
-	}
-	return CUDA_SUCCESS;
-}
-
-CUresult cuCtxSynchronize(void)
-{
-	ENTER(cuCtxSynchronize);
-	struct ctx *ctx = ctx_current();
-	CUresult err = capture_check_ctx(ctx);
-
-	if (err != CUDA_SUCCESS) {
-		return err;
-	}
-	if (ctx_current_green()) {
-		stream_wait_green(ctx_current_green());
-	} else {
-		stream_wait_ctx(ctx);
-	}
-	return atomic_load(&ctx->poison);
-}
-
-CUresult cuCtxEnablePeerAccess(CUcontext handle, unsigned int flags)
-{
-	ENTER(cuCtxEnablePeerAccess);
-	struct ctx *peer = ctx_from_handle(handle);
-
-	if (flags != 0) {
-		return CUDA_ERROR_INVALID_VALUE;
-	}
-	if (!peer || !atomic_load(&peer->active)) {
-		return CUDA_ERROR_INVALID_CONTEXT;
-	}
-	if (peer == ctx_current()) {
-		return CUDA_ERROR_INVALID_DEVICE;
-	}
-	unsigned bit = 1U << peer->device;
-	return atomic_fetch_or(&ctx_current()->peers, bit) & bit
-	               ? CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED
-	               : CUDA_SUCCESS;
-}
-
-CUresult cuCtxDisablePeerAccess(CUcontext handle)
-{
-	ENTER(cuCtxDisablePeerAccess);
-	struct ctx *peer = ctx_from_handle(handle);
-
-	if (!peer) {
-		return CUDA_ERROR_INVALID_CONTEXT;
-	}
-	unsigned bit = 1U << peer->device;
-	return atomic_fetch_and(&ctx_current()->peers, ~bit) & bit
-	               ? CUDA_SUCCESS
-	               : CUDA_ERROR_PEER_ACCESS_NOT_ENABLED;
 }

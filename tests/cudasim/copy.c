@@ -1,65 +1,83 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Copies. Their ranges are checked when they are submitted, and again, in pieces, as they run. */
-#include "sim.h"
+/*
+ * Copies of rows. Their ranges are checked when they are submitted, and again, in pieces, as they run.
+ */
+#include "work.h"
 
 #include <string.h>
 
-struct copy {
-	uint64_t dst;
-	uint64_t src;
-	uint64_t bytes;
-};
-
-/* What an address of a copy may be. */
-enum copy_side {
-	SIDE_ANY,    /* pageable host memory, too */
-	SIDE_DEVICE, /* must be known to the driver: device, pinned or registered */
-};
-
 /* The space is locked. Returns how much was copied; 0: not reachable any more. */
-static uint64_t copy_piece(const struct copy *c, unsigned device)
+static uint64_t copy_piece(uint64_t dst, uint64_t src, uint64_t bytes, unsigned device)
 {
-	uint64_t n = c->bytes < SIM_PIECE_BYTES ? c->bytes : SIM_PIECE_BYTES;
-	uint8_t *dst;
-	uint8_t *src;
+	uint64_t n = bytes < SIM_PIECE_BYTES ? bytes : SIM_PIECE_BYTES;
+	uint8_t *to;
+	uint8_t *from;
 
-	if (!space_resolve(c->dst, n, SPACE_WRITE, SPACE_BY_API, device, &dst, &n) ||
-	    !space_resolve(c->src, n, SPACE_READ, SPACE_BY_API, device, &src, &n)) {
+	if (!space_resolve(dst, n, SPACE_WRITE, SPACE_BY_API, device, &to, &n) ||
+	    !space_resolve(src, n, SPACE_READ, SPACE_BY_API, device, &from, &n)) {
 		return 0;
 	}
-	memmove(dst, src, n);
+	memmove(to, from, n);
 	return n;
 }
 
-static CUresult run_copy(struct ctx *ctx, void *arg)
+static bool copy_row(uint64_t dst, uint64_t src, uint64_t bytes, unsigned device)
 {
-	struct copy c = *(struct copy *)arg;
-
-	while (c.bytes > 0) {
+	while (bytes > 0) {
 		space_lock_read();
-		uint64_t n = copy_piece(&c, ctx->device);
+		uint64_t n = copy_piece(dst, src, bytes, device);
 		space_unlock();
 		if (n == 0) {
-			return CUDA_ERROR_ILLEGAL_ADDRESS;
+			return false;
 		}
-		c.dst += n;
-		c.src += n;
-		c.bytes -= n;
+		dst += n;
+		src += n;
+		bytes -= n;
+	}
+	return true;
+}
+
+static uint64_t row_of(const struct copy_side *side, uint64_t y, uint64_t z)
+{
+	return side->addr + y * side->pitch + z * side->slice;
+}
+
+CUresult copy_run(struct ctx *ctx, const struct copy *copy)
+{
+	for (uint64_t z = 0; z < copy->depth; z++) {
+		for (uint64_t y = 0; y < copy->height; y++) {
+			if (!copy_row(row_of(&copy->dst, y, z), row_of(&copy->src, y, z),
+			              copy->width, ctx->device)) {
+				return CUDA_ERROR_ILLEGAL_ADDRESS;
+			}
+		}
 	}
 	return CUDA_SUCCESS;
 }
 
-static CUresult check_copy(const struct copy *c, enum copy_side dst, enum copy_side src)
+static bool is_side_good(const struct copy *copy, const struct copy_side *side,
+                         enum space_access want, unsigned device)
 {
-	unsigned device = ctx_current()->device;
-
-	if ((dst == SIDE_DEVICE && !space_is_known(c->dst)) ||
-	    (src == SIDE_DEVICE && !space_is_known(c->src)) ||
-	    !space_check(c->dst, c->bytes, SPACE_WRITE, SPACE_BY_API, device) ||
-	    !space_check(c->src, c->bytes, SPACE_READ, SPACE_BY_API, device)) {
-		return CUDA_ERROR_INVALID_VALUE;
+	if (side->is_device && !space_is_known(side->addr)) {
+		return false;
 	}
-	return CUDA_SUCCESS;
+	for (uint64_t z = 0; z < copy->depth; z++) {
+		for (uint64_t y = 0; y < copy->height; y++) {
+			if (!space_check(row_of(side, y, z), copy->width, want, SPACE_BY_API,
+			                 device)) {
+				return false;
+			}
+		}
+	}
+	return true;
+}
+
+CUresult copy_check(const struct copy *copy, unsigned device)
+{
+	return is_side_good(copy, &copy->dst, SPACE_WRITE, device) &&
+	                       is_side_good(copy, &copy->src, SPACE_READ, device)
+	               ? CUDA_SUCCESS
+	               : CUDA_ERROR_INVALID_VALUE;
 }
 
 static bool is_on_host(uint64_t addr)
@@ -72,13 +90,13 @@ static bool is_on_host(uint64_t addr)
 }
 
 /* Returns when the copy is done. Between two places on devices it need not be, see copy_sync. */
-static CUresult copy_here(const struct copy *c)
+static CUresult copy_here(const struct copy *copy)
 {
 	struct ctx *ctx = ctx_current();
 
 	CUresult err = stream_wait(stream_from_handle(NULL));
 	if (err == CUDA_SUCCESS) {
-		err = run_copy(ctx, (void *)c);
+		err = copy_run(ctx, copy);
 		if (err != CUDA_SUCCESS) {
 			ctx_poison(ctx, err);
 		}
@@ -86,88 +104,125 @@ static CUresult copy_here(const struct copy *c)
 	return err;
 }
 
-static CUresult copy_sync(struct copy c, enum copy_side dst, enum copy_side src)
+static bool is_empty(const struct copy *copy)
 {
-	if (c.bytes == 0) {
+	return copy->width == 0 || copy->height == 0 || copy->depth == 0;
+}
+
+static CUresult submit(const struct copy *copy, struct stream *s)
+{
+	struct work work = {.type = CU_GRAPH_NODE_TYPE_MEMCPY, .of.copy = *copy};
+
+	return work_submit(s, &work);
+}
+
+CUresult copy_sync(const struct copy *copy)
+{
+	if (is_empty(copy)) {
 		return CUDA_SUCCESS;
 	}
-	CUresult err = check_copy(&c, dst, src);
+	CUresult err = copy_check(copy, ctx_current()->device);
 	if (err != CUDA_SUCCESS) {
 		return err;
 	}
-	if (!is_on_host(c.dst) && !is_on_host(c.src)) {
+	if (!is_on_host(copy->dst.addr) && !is_on_host(copy->src.addr)) {
 		/* Not synchronous with the host: neither is a driver's. */
-		return stream_submit(stream_from_handle(NULL), run_copy, NULL, &c, sizeof(c));
+		return submit(copy, stream_from_handle(NULL));
 	}
-	return copy_here(&c);
+	return copy_here(copy);
 }
 
-static CUresult copy_async(struct copy c, enum copy_side dst, enum copy_side src, CUstream handle)
+CUresult copy_async(const struct copy *copy, CUstream handle)
 {
 	struct stream *s = stream_from_handle(handle);
 
 	if (!s) {
 		return stream_missing(handle);
 	}
-	if (c.bytes == 0) {
+	if (is_empty(copy)) {
 		return CUDA_SUCCESS;
 	}
-	CUresult err = check_copy(&c, dst, src);
+	CUresult err = copy_check(copy, ctx_current()->device);
 	if (err != CUDA_SUCCESS) {
 		return err;
 	}
 	/* Pageable memory may be gone or changed right after the call. */
-	bool is_pageable = !space_is_known(c.dst) || !space_is_known(c.src);
-	err = stream_submit(s, run_copy, NULL, &c, sizeof(c));
-	return err == CUDA_SUCCESS && is_pageable ? stream_wait(s) : err;
+	bool is_pageable = !space_is_known(copy->dst.addr) || !space_is_known(copy->src.addr);
+	err = submit(copy, s);
+	return err == CUDA_SUCCESS && is_pageable && !capture_is_of(s) ? stream_wait(s) : err;
+}
+
+/* ---- one row ---- */
+
+static struct copy row(struct copy_side dst, struct copy_side src, uint64_t bytes)
+{
+	return (struct copy){.dst = dst, .src = src, .width = bytes, .height = 1, .depth = 1};
+}
+
+static struct copy_side any(uint64_t addr)
+{
+	return (struct copy_side){.addr = addr};
+}
+
+static struct copy_side device(uint64_t addr)
+{
+	return (struct copy_side){.addr = addr, .is_device = true};
 }
 
 CUresult cuMemcpy(CUdeviceptr dst, CUdeviceptr src, size_t bytes)
 {
 	ENTER(cuMemcpy);
-	return copy_sync((struct copy){dst, src, bytes}, SIDE_ANY, SIDE_ANY);
+	struct copy copy = row(any(dst), any(src), bytes);
+	return copy_sync(&copy);
 }
 
 CUresult cuMemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream stream)
 {
 	ENTER(cuMemcpyAsync);
-	return copy_async((struct copy){dst, src, bytes}, SIDE_ANY, SIDE_ANY, stream);
+	struct copy copy = row(any(dst), any(src), bytes);
+	return copy_async(&copy, stream);
 }
 
 CUresult cuMemcpyHtoD_v2(CUdeviceptr dst, const void *src, size_t bytes)
 {
 	ENTER(cuMemcpyHtoD_v2);
-	return copy_sync((struct copy){dst, (uintptr_t)src, bytes}, SIDE_DEVICE, SIDE_ANY);
+	struct copy copy = row(device(dst), any((uintptr_t)src), bytes);
+	return copy_sync(&copy);
 }
 
 CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr dst, const void *src, size_t bytes, CUstream stream)
 {
 	ENTER(cuMemcpyHtoDAsync_v2);
-	return copy_async((struct copy){dst, (uintptr_t)src, bytes}, SIDE_DEVICE, SIDE_ANY, stream);
+	struct copy copy = row(device(dst), any((uintptr_t)src), bytes);
+	return copy_async(&copy, stream);
 }
 
 CUresult cuMemcpyDtoH_v2(void *dst, CUdeviceptr src, size_t bytes)
 {
 	ENTER(cuMemcpyDtoH_v2);
-	return copy_sync((struct copy){(uintptr_t)dst, src, bytes}, SIDE_ANY, SIDE_DEVICE);
+	struct copy copy = row(any((uintptr_t)dst), device(src), bytes);
+	return copy_sync(&copy);
 }
 
 CUresult cuMemcpyDtoHAsync_v2(void *dst, CUdeviceptr src, size_t bytes, CUstream stream)
 {
 	ENTER(cuMemcpyDtoHAsync_v2);
-	return copy_async((struct copy){(uintptr_t)dst, src, bytes}, SIDE_ANY, SIDE_DEVICE, stream);
+	struct copy copy = row(any((uintptr_t)dst), device(src), bytes);
+	return copy_async(&copy, stream);
 }
 
 CUresult cuMemcpyDtoD_v2(CUdeviceptr dst, CUdeviceptr src, size_t bytes)
 {
 	ENTER(cuMemcpyDtoD_v2);
-	return copy_sync((struct copy){dst, src, bytes}, SIDE_DEVICE, SIDE_DEVICE);
+	struct copy copy = row(device(dst), device(src), bytes);
+	return copy_sync(&copy);
 }
 
 CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream stream)
 {
 	ENTER(cuMemcpyDtoDAsync_v2);
-	return copy_async((struct copy){dst, src, bytes}, SIDE_DEVICE, SIDE_DEVICE, stream);
+	struct copy copy = row(device(dst), device(src), bytes);
+	return copy_async(&copy, stream);
 }
 
 CUresult cuMemcpyPeer(CUdeviceptr dst, CUcontext dst_ctx, CUdeviceptr src, CUcontext src_ctx,
@@ -177,7 +232,8 @@ CUresult cuMemcpyPeer(CUdeviceptr dst, CUcontext dst_ctx, CUdeviceptr src, CUcon
 	if (!ctx_from_handle(dst_ctx) || !ctx_from_handle(src_ctx)) {
 		return CUDA_ERROR_INVALID_CONTEXT;
 	}
-	return copy_sync((struct copy){dst, src, bytes}, SIDE_DEVICE, SIDE_DEVICE);
+	struct copy copy = row(device(dst), device(src), bytes);
+	return copy_sync(&copy);
 }
 
 CUresult cuMemcpyPeerAsync(CUdeviceptr dst, CUcontext dst_ctx, CUdeviceptr src, CUcontext src_ctx,
@@ -187,5 +243,6 @@ CUresult cuMemcpyPeerAsync(CUdeviceptr dst, CUcontext dst_ctx, CUdeviceptr src, 
 	if (!ctx_from_handle(dst_ctx) || !ctx_from_handle(src_ctx)) {
 		return CUDA_ERROR_INVALID_CONTEXT;
 	}
-	return copy_async((struct copy){dst, src, bytes}, SIDE_DEVICE, SIDE_DEVICE, stream);
+	struct copy copy = row(device(dst), device(src), bytes);
+	return copy_async(&copy, stream);
 }

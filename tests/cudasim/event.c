@@ -99,9 +99,8 @@ CUresult cuEventDestroy_v2(CUevent handle)
 	return ctx_check(ctx);
 }
 
-CUresult cuEventRecord(CUevent handle, CUstream stream)
+static CUresult record(CUevent handle, CUstream stream)
 {
-	ENTER(cuEventRecord);
 	struct event *e = event_from_handle(handle);
 	struct stream *s = stream_from_handle(stream);
 
@@ -109,6 +108,34 @@ CUresult cuEventRecord(CUevent handle, CUstream stream)
 		return e ? stream_missing(stream) : CUDA_ERROR_INVALID_HANDLE;
 	}
 	struct mark *mark = stream_mark(s);
+	if (!mark) {
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	event_set_mark(e, mark);
+	return CUDA_SUCCESS;
+}
+
+CUresult cuEventRecord(CUevent event, CUstream stream)
+{
+	ENTER(cuEventRecord);
+	return record(event, stream);
+}
+
+CUresult cuEventRecordWithFlags(CUevent event, CUstream stream, unsigned int flags)
+{
+	ENTER(cuEventRecordWithFlags);
+	return flags & ~(unsigned)CU_EVENT_RECORD_EXTERNAL ? CUDA_ERROR_INVALID_VALUE
+	                                                   : record(event, stream);
+}
+
+CUresult event_record_ctx(CUevent handle, struct ctx *ctx, struct green *green)
+{
+	struct event *e = event_from_handle(handle);
+
+	if (!e || e->ctx != ctx) {
+		return CUDA_ERROR_INVALID_HANDLE;
+	}
+	struct mark *mark = stream_mark_ctx(ctx, green);
 	if (!mark) {
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}

@@ -27,17 +27,17 @@ static void hostmem_remove(struct mapping *m)
 	free(m);
 }
 
-static bool is_hostmem_of(const struct mapping *m, unsigned device)
+static bool is_hostmem_of(const struct mapping *m, const struct ctx *ctx)
 {
-	return m->kind == SPACE_HOST && m->device == device;
+	return m->kind == SPACE_HOST && m->ctx == ctx;
 }
 
-void hostmem_free_all(unsigned device)
+void hostmem_free_all(const struct ctx *ctx)
 {
 	struct mapping **list;
 
 	space_lock_write();
-	size_t n = space_gather(is_hostmem_of, device, &list);
+	size_t n = space_gather(is_hostmem_of, ctx, &list);
 	for (size_t i = 0; i < n; i++) {
 		hostmem_remove(list[i]);
 	}
@@ -52,7 +52,7 @@ CUresult hostmem_free(uint64_t addr)
 	space_lock_read();
 	struct mapping *m = space_find(addr);
 	bool is_ours = m && m->kind == SPACE_HOST && !m->is_registered && m->range.start == addr;
-	struct ctx *ctx = is_ours ? ctx_of_device(m->device) : NULL;
+	struct ctx *ctx = is_ours ? m->ctx : NULL;
 	space_unlock();
 	if (!is_ours) {
 		return err;
@@ -80,6 +80,7 @@ static CUresult hostmem_add(void *host, uint64_t bytes, unsigned flags, bool is_
 	m->kind = SPACE_HOST;
 	m->host = host;
 	m->device = ctx_current()->device;
+	m->ctx = ctx_current();
 	m->id = space_new_id();
 	m->on_host = true;
 	m->is_registered = is_registered;

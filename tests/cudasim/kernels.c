@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Kernels as CPU code. Each ignores the shape of its launch and does the whole of its work; each
- * touches memory only through `reach`, so what it may not touch is CUDA_ERROR_ILLEGAL_ADDRESS.
+ * Kernels as CPU code: the sim's own, and those of images that tests bring along. Each ignores the shape
+ * of its launch and does the whole of its work; each touches memory only through `reach`, so what it may
+ * not touch is CUDA_ERROR_ILLEGAL_ADDRESS.
  */
+#include "kernel_image.h"
 #include "sim.h"
 
+#include <pthread.h>
 #include <string.h>
 #define XXH_STATIC_LINKING_ONLY /* for a state on the stack */
 #include <xxhash.h>
@@ -54,14 +57,51 @@ static bool copy_in(uint8_t *host, uint64_t bytes, void *state)
 	return true;
 }
 
-static bool load(struct ctx *ctx, uint64_t addr, void *value_out, uint64_t bytes)
+/* A word that others may read or write at the same time. */
+static bool is_word(const uint8_t *host, uint64_t bytes)
 {
-	return reach(ctx, addr, bytes, SPACE_READ, copy_out, &value_out);
+	return (bytes == 4 || bytes == 8) && (uintptr_t)host % bytes == 0;
 }
 
-static bool store(struct ctx *ctx, uint64_t addr, const void *value, uint64_t bytes)
+static bool load_piece(uint8_t *host, uint64_t bytes, void *state)
 {
-	return reach(ctx, addr, bytes, SPACE_WRITE, copy_in, &value);
+	uint64_t word;
+
+	if (!is_word(host, bytes)) {
+		return copy_out(host, bytes, state);
+	}
+	word = bytes == 4 ? __atomic_load_n((uint32_t *)host, __ATOMIC_ACQUIRE)
+	                  : __atomic_load_n((uint64_t *)host, __ATOMIC_ACQUIRE);
+	memcpy(*(uint8_t **)state, &word, bytes);
+	*(uint8_t **)state += bytes;
+	return true;
+}
+
+static bool store_piece(uint8_t *host, uint64_t bytes, void *state)
+{
+	uint64_t word = 0;
+
+	if (!is_word(host, bytes)) {
+		return copy_in(host, bytes, state);
+	}
+	memcpy(&word, *(const uint8_t **)state, bytes);
+	*(const uint8_t **)state += bytes;
+	if (bytes == 4) {
+		__atomic_store_n((uint32_t *)host, (uint32_t)word, __ATOMIC_RELEASE);
+	} else {
+		__atomic_store_n((uint64_t *)host, word, __ATOMIC_RELEASE);
+	}
+	return true;
+}
+
+bool kernel_load(struct ctx *ctx, uint64_t addr, void *value_out, uint64_t bytes)
+{
+	return reach(ctx, addr, bytes, SPACE_READ, load_piece, &value_out);
+}
+
+bool kernel_store(struct ctx *ctx, uint64_t addr, const void *value, uint64_t bytes)
+{
+	return reach(ctx, addr, bytes, SPACE_WRITE, store_piece, &value);
 }
 
 static bool hash_piece(uint8_t *host, uint64_t bytes, void *state)
@@ -74,7 +114,7 @@ static bool store_digest(struct ctx *ctx, uint64_t addr, XXH128_hash_t hash)
 {
 	uint64_t words[2] = {hash.low64, hash.high64};
 
-	return store(ctx, addr, words, sizeof(words));
+	return kernel_store(ctx, addr, words, sizeof(words));
 }
 
 static CUresult digest_leaves(struct ctx *ctx, const uint64_t *params)
@@ -114,7 +154,7 @@ static CUresult digest_roots(struct ctx *ctx, const uint64_t *params)
 		XXH3_state_t state;
 		XXH3_INITSTATE(&state);
 		XXH3_128bits_reset(&state);
-		if (!load(ctx, items + i * sizeof(item), &item, sizeof(item)) ||
+		if (!kernel_load(ctx, items + i * sizeof(item), &item, sizeof(item)) ||
 		    !reach(ctx, item.leaves, item.n_leaves * DIGEST_BYTES, SPACE_READ, hash_piece,
 		           &state)) {
 			return CUDA_ERROR_ILLEGAL_ADDRESS;
@@ -161,7 +201,7 @@ static CUresult compare(struct ctx *ctx, const uint64_t *params)
 		b += n;
 		left -= n;
 	}
-	if (differs && !store(ctx, params[3], &one, sizeof(one))) {
+	if (differs && !kernel_store(ctx, params[3], &one, sizeof(one))) {
 		return CUDA_ERROR_ILLEGAL_ADDRESS;
 	}
 	return CUDA_SUCCESS;
@@ -197,17 +237,17 @@ static CUresult sum(struct ctx *ctx, const uint64_t *params)
 	uint64_t total = 0;
 
 	return reach(ctx, params[0], params[1], SPACE_READ, sum_piece, &total) &&
-	                       store(ctx, params[2], &total, sizeof(total))
+	                       kernel_store(ctx, params[2], &total, sizeof(total))
 	               ? CUDA_SUCCESS
 	               : CUDA_ERROR_ILLEGAL_ADDRESS;
 }
 
 static const struct kernel kernels[] = {
-	{"glake_digest_leaves", digest_leaves, 3, {8, 8, 8}},
-	{"glake_digest_roots", digest_roots, 2, {8, 4}},
-	{"glake_compare", compare, 4, {8, 8, 8, 8}},
-	{"cudasim_fill", fill, 3, {8, 8, 4}},
-	{"cudasim_sum", sum, 3, {8, 8, 8}},
+	{"glake_digest_leaves", digest_leaves, NULL, 3, {8, 8, 8}},
+	{"glake_digest_roots", digest_roots, NULL, 2, {8, 4}},
+	{"glake_compare", compare, NULL, 4, {8, 8, 8, 8}},
+	{"cudasim_fill", fill, NULL, 3, {8, 8, 4}},
+	{"cudasim_sum", sum, NULL, 3, {8, 8, 8}},
 };
 
 #define N_KERNELS (sizeof(kernels) / sizeof(kernels[0]))
@@ -222,6 +262,48 @@ const struct kernel *kernel_find(const char *name)
 	return NULL;
 }
 
+/* ---- those of images ---- */
+
+struct given {
+	struct kernel kernel; /* must be first */
+	struct given *next;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct given
+	*all_given; /* for good: graphs and queues may know them longer than the module */
+
+struct kernel *kernel_new(const struct cudasim_kernel *given)
+{
+	struct given *made = given->n_params <= CUDASIM_MAX_PARAMS ? calloc(1, sizeof(*made))
+	                                                           : NULL;
+
+	if (!made) {
+		return NULL;
+	}
+	made->kernel.name = given->name;
+	made->kernel.given = given;
+	made->kernel.n_params = given->n_params;
+	memcpy(made->kernel.param_bytes, given->param_bytes, sizeof(given->param_bytes));
+	pthread_mutex_lock(&lock);
+	made->next = all_given;
+	all_given = made;
+	pthread_mutex_unlock(&lock);
+	return &made->kernel;
+}
+
+static const struct kernel *find_given(const void *handle)
+{
+	const struct kernel *found = NULL;
+
+	pthread_mutex_lock(&lock);
+	for (const struct given *given = all_given; !found && given; given = given->next) {
+		found = handle == &given->kernel ? &given->kernel : NULL;
+	}
+	pthread_mutex_unlock(&lock);
+	return found;
+}
+
 const struct kernel *kernel_from_handle(CUfunction handle)
 {
 	for (size_t i = 0; i < N_KERNELS; i++) {
@@ -229,5 +311,32 @@ const struct kernel *kernel_from_handle(CUfunction handle)
 			return &kernels[i];
 		}
 	}
-	return NULL;
+	return find_given(handle);
+}
+
+/* ---- parameters, packed ---- */
+
+/* Where the next one begins, after @end bytes of others. */
+static size_t aligned(const struct kernel *kernel, unsigned i, size_t end)
+{
+	size_t bytes = kernel->param_bytes[i];
+	size_t alignment = bytes & -bytes; /* the largest power of two in it */
+
+	alignment = alignment > 16 ? 16 : alignment < 1 ? 1 : alignment;
+	return (end + alignment - 1) / alignment * alignment;
+}
+
+size_t kernel_param_offset(const struct kernel *kernel, unsigned index)
+{
+	size_t at = 0;
+
+	for (unsigned i = 0; i < index; i++) {
+		at = aligned(kernel, i, at) + kernel->param_bytes[i];
+	}
+	return index < kernel->n_params ? aligned(kernel, index, at) : at;
+}
+
+size_t kernel_params_bytes(const struct kernel *kernel)
+{
+	return kernel_param_offset(kernel, kernel->n_params);
 }

@@ -1,20 +1,29 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Modules hold no code here: every function is a row of the table in kernels.c. */
+/*
+ * Modules and libraries. What is in an image is only looked at: each has the functions of kernels.c, and
+ * those of a struct cudasim_image its own ones and its variables, too.
+ */
+#include "kernel_image.h"
 #include "sim.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #define MODULE_MAGIC 0x646f6d5f6d6973ULL
 #define FATBIN_MAGIC 0xba55ed50U
 #define FATBIN_WRAPPER_MAGIC 0x466243b1U
-#define MAX_THREADS 1024U
-#define MAX_GRID_YZ 65535U
 
 struct module {
 	uint64_t magic;
-	struct ctx *ctx;
+	struct ctx *ctx;                   /* NULL: a library, of all contexts */
+	const struct cudasim_image *image; /* borrowed from the test, or NULL */
+	struct kernel **kernels;           /* of the image; owned by kernels.c */
+	CUdeviceptr *globals;              /* of the image; owned */
 };
+
+static bool is_of_test(const void *image)
+{
+	return memcmp(image, CUDASIM_IMAGE_MAGIC, sizeof(CUDASIM_IMAGE_MAGIC)) == 0;
+}
 
 static bool is_image(const void *image)
 {
@@ -29,12 +38,68 @@ static bool is_image(const void *image)
 	return strstr(image, ".version") != NULL;
 }
 
-static CUresult load(CUmodule *module_out, const void *image)
+static void free_globals(struct module *module)
 {
-	if (!module_out || !image) {
+	for (unsigned i = 0; module->globals && i < module->image->n_globals; i++) {
+		if (module->globals[i]) {
+			alloc_free(module->globals[i]);
+		}
+	}
+	free(module->globals);
+	module->globals = NULL;
+}
+
+/* A library's are those of the device that it is first used on. */
+static CUresult make_globals(struct module *module)
+{
+	unsigned n = module->image ? module->image->n_globals : 0;
+
+	if (n == 0 || module->globals) {
+		return CUDA_SUCCESS;
+	}
+	module->globals = calloc(n, sizeof(*module->globals));
+	if (!module->globals) {
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	for (unsigned i = 0; i < n; i++) {
+		CUresult err = alloc_device(ctx_current()->device, module->image->globals[i].bytes,
+		                            NULL, &module->globals[i]);
+		if (err != CUDA_SUCCESS) {
+			free_globals(module);
+			return err;
+		}
+	}
+	return CUDA_SUCCESS;
+}
+
+static CUresult make_kernels(struct module *module)
+{
+	unsigned n = module->image->n_kernels;
+
+	module->kernels = calloc(n ? n : 1, sizeof(*module->kernels));
+	for (unsigned i = 0; module->kernels && i < n; i++) {
+		module->kernels[i] = kernel_new(&module->image->kernels[i]);
+		if (!module->kernels[i]) {
+			return CUDA_ERROR_OUT_OF_MEMORY;
+		}
+	}
+	return module->kernels ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+static void module_free(struct module *module)
+{
+	free_globals(module);
+	free(module->kernels);
+	module->magic = 0;
+	free(module);
+}
+
+static CUresult load(const void *image, struct ctx *ctx, struct module **module_out)
+{
+	if (!image || !module_out) {
 		return CUDA_ERROR_INVALID_VALUE;
 	}
-	if (!is_image(image)) {
+	if (!is_of_test(image) && !is_image(image)) {
 		return CUDA_ERROR_INVALID_IMAGE;
 	}
 	struct module *module = calloc(1, sizeof(*module));
@@ -42,15 +107,27 @@ static CUresult load(CUmodule *module_out, const void *image)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
 	module->magic = MODULE_MAGIC;
-	module->ctx = ctx_current();
-	*module_out = (CUmodule)module;
+	module->ctx = ctx;
+	CUresult err = CUDA_SUCCESS;
+	if (is_of_test(image)) {
+		module->image = image;
+		err = make_kernels(module);
+		if (err == CUDA_SUCCESS && ctx) {
+			err = make_globals(module);
+		}
+	}
+	if (err != CUDA_SUCCESS) {
+		module_free(module);
+		return err;
+	}
+	*module_out = module;
 	return CUDA_SUCCESS;
 }
 
 CUresult cuModuleLoadData(CUmodule *module_out, const void *image)
 {
 	ENTER(cuModuleLoadData);
-	return load(module_out, image);
+	return load(image, ctx_current(), (struct module **)module_out);
 }
 
 CUresult cuModuleLoadDataEx(CUmodule *module_out, const void *image, unsigned int n_options,
@@ -60,10 +137,30 @@ CUresult cuModuleLoadDataEx(CUmodule *module_out, const void *image, unsigned in
 	(void)n_options;
 	(void)options;
 	(void)values;
-	return load(module_out, image);
+	return load(image, ctx_current(), (struct module **)module_out);
 }
 
-static struct module *module_from_handle(CUmodule handle)
+CUresult cuModuleLoadFatBinary(CUmodule *module_out, const void *image)
+{
+	ENTER(cuModuleLoadFatBinary);
+	return load(image, ctx_current(), (struct module **)module_out);
+}
+
+CUresult cuLibraryLoadData(CUlibrary *library_out, const void *image, CUjit_option *jit_options,
+                           void **jit_values, unsigned int n_jit, CUlibraryOption *options,
+                           void **values, unsigned int n)
+{
+	ENTER(cuLibraryLoadData);
+	(void)jit_options;
+	(void)jit_values;
+	(void)n_jit;
+	(void)options;
+	(void)values;
+	(void)n;
+	return load(image, NULL, (struct module **)library_out);
+}
+
+static struct module *module_from_handle(const void *handle)
 {
 	struct module *module = (struct module *)handle;
 
@@ -76,166 +173,115 @@ CUresult cuModuleUnload(CUmodule handle)
 	ENTER(cuModuleUnload);
 	struct module *module = module_from_handle(handle);
 
-	if (!module) {
+	if (!module || !module->ctx) {
 		return CUDA_ERROR_INVALID_HANDLE;
 	}
 	struct ctx *ctx = module->ctx;
 	stream_wait_ctx(ctx);
-	module->magic = 0;
-	free(module);
+	module_free(module);
 	return ctx_check(ctx);
 }
 
-CUresult cuModuleGetFunction(CUfunction *function_out, CUmodule handle, const char *name)
+CUresult cuLibraryUnload(CUlibrary handle)
 {
-	ENTER(cuModuleGetFunction);
+	ENTER(cuLibraryUnload);
+	struct module *module = module_from_handle(handle);
+
+	if (!module || module->ctx) {
+		return CUDA_ERROR_INVALID_HANDLE;
+	}
+	for (int i = 0; i < device_count(); i++) {
+		stream_wait_ctx(ctx_of_device((unsigned)i));
+	}
+	module_free(module);
+	return CUDA_SUCCESS;
+}
+
+static CUresult get_function(void *function_out, const void *handle, const char *name)
+{
+	const struct module *module = module_from_handle(handle);
+	const struct kernel *kernel = NULL;
+
 	if (!function_out || !name || !*name) {
 		return CUDA_ERROR_INVALID_VALUE;
 	}
-	if (!module_from_handle(handle)) {
+	if (!module) {
 		return CUDA_ERROR_INVALID_HANDLE;
 	}
-	const struct kernel *kernel = kernel_find(name);
+	for (unsigned i = 0; module->image && !kernel && i < module->image->n_kernels; i++) {
+		kernel = strcmp(module->kernels[i]->name, name) == 0 ? module->kernels[i] : NULL;
+	}
+	kernel = kernel ? kernel : kernel_find(name);
 	if (!kernel) {
 		return CUDA_ERROR_NOT_FOUND;
 	}
-	*function_out = (CUfunction)(uintptr_t)kernel;
+	memcpy(function_out, &kernel, sizeof(kernel));
 	return CUDA_SUCCESS;
 }
 
-CUresult cuFuncGetAttribute(int *value_out, CUfunction_attribute attribute, CUfunction function)
+CUresult cuModuleGetFunction(CUfunction *function_out, CUmodule module, const char *name)
 {
-	/* Of a small kernel on an H200. */
-	static const int values[CU_FUNC_ATTRIBUTE_MAX] = {
-		[CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK] = (int)MAX_THREADS,
-		[CU_FUNC_ATTRIBUTE_NUM_REGS] = 32,
-		[CU_FUNC_ATTRIBUTE_PTX_VERSION] = 90,
-		[CU_FUNC_ATTRIBUTE_BINARY_VERSION] = 90,
-		[CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES] = 49152,
-		[CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT] = -1,
-	};
+	ENTER(cuModuleGetFunction);
+	return get_function(function_out, module, name);
+}
 
-	ENTER(cuFuncGetAttribute);
-	if (!value_out || attribute < 0 || attribute >= CU_FUNC_ATTRIBUTE_MAX) {
-		return CUDA_ERROR_INVALID_VALUE;
+CUresult cuLibraryGetKernel(CUkernel *kernel_out, CUlibrary library, const char *name)
+{
+	ENTER(cuLibraryGetKernel);
+	return get_function(kernel_out, library, name);
+}
+
+/* Of the current context. */
+CUresult cuLibraryGetModule(CUmodule *module_out, CUlibrary library)
+{
+	ENTER(cuLibraryGetModule);
+	if (!module_out || !module_from_handle(library)) {
+		return module_out ? CUDA_ERROR_INVALID_HANDLE : CUDA_ERROR_INVALID_VALUE;
 	}
-	if (!kernel_from_handle(function)) {
-		return CUDA_ERROR_INVALID_HANDLE;
-	}
-	*value_out = values[attribute];
+	*module_out = (CUmodule)library;
 	return CUDA_SUCCESS;
 }
 
-CUresult cuFuncSetAttribute(CUfunction function, CUfunction_attribute attribute, int value)
+static CUresult get_global(CUdeviceptr *ptr_out, size_t *bytes_out, const void *handle,
+                           const char *name)
 {
-	ENTER(cuFuncSetAttribute);
-	(void)value;
-	if (!kernel_from_handle(function)) {
-		return CUDA_ERROR_INVALID_HANDLE;
-	}
-	return attribute == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES ||
-	                       attribute == CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
-	               ? CUDA_SUCCESS
-	               : CUDA_ERROR_INVALID_VALUE;
-}
+	struct module *module = module_from_handle(handle);
 
-CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *n_out, CUfunction function,
-                                                     int block_threads, size_t shared_bytes)
-{
-	ENTER(cuOccupancyMaxActiveBlocksPerMultiprocessor);
-	(void)shared_bytes;
-	if (!n_out || block_threads <= 0) {
+	if (!name || (!ptr_out && !bytes_out)) {
 		return CUDA_ERROR_INVALID_VALUE;
 	}
-	if (!kernel_from_handle(function)) {
+	if (!module) {
 		return CUDA_ERROR_INVALID_HANDLE;
 	}
-	int n = 2048 / block_threads;
-	*n_out = block_threads > (int)MAX_THREADS ? 0 : n > 32 ? 32 : n;
-	return CUDA_SUCCESS;
-}
-
-struct launch {
-	const struct kernel *kernel;
-	uint64_t params[KERNEL_MAX_PARAMS];
-};
-
-static CUresult run_launch(struct ctx *ctx, void *arg)
-{
-	struct launch *launch = arg;
-
-	return launch->kernel->run(ctx, launch->params);
-}
-
-/* From CU_LAUNCH_PARAM_BUFFER_POINTER: parameters at their natural alignment. */
-static bool read_packed(struct launch *launch, void **extra)
-{
-	const uint8_t *buffer = NULL;
-	size_t n_bytes = 0;
-	size_t at = 0;
-
-	for (; extra[0] != CU_LAUNCH_PARAM_END; extra += 2) {
-		if (extra[0] == CU_LAUNCH_PARAM_BUFFER_POINTER) {
-			buffer = extra[1];
-		} else if (extra[0] == CU_LAUNCH_PARAM_BUFFER_SIZE) {
-			n_bytes = *(size_t *)extra[1];
-		} else {
-			return false;
+	CUresult err = make_globals(module);
+	if (err != CUDA_SUCCESS) {
+		return err;
+	}
+	for (unsigned i = 0; module->image && i < module->image->n_globals; i++) {
+		if (strcmp(module->image->globals[i].name, name) != 0) {
+			continue;
 		}
-	}
-	for (unsigned i = 0; i < launch->kernel->n_params; i++) {
-		size_t size = launch->kernel->param_bytes[i];
-		at = (at + size - 1) / size * size;
-		if (!buffer || at + size > n_bytes) {
-			return false;
+		if (ptr_out) {
+			*ptr_out = module->globals[i];
 		}
-		memcpy(&launch->params[i], buffer + at, size);
-		at += size;
-	}
-	return true;
-}
-
-static bool read_params(struct launch *launch, void **params, void **extra)
-{
-	if (params && extra) {
-		return false;
-	}
-	if (extra) {
-		return read_packed(launch, extra);
-	}
-	for (unsigned i = 0; i < launch->kernel->n_params; i++) {
-		if (!params || !params[i]) {
-			return false;
+		if (bytes_out) {
+			*bytes_out = module->image->globals[i].bytes;
 		}
-		memcpy(&launch->params[i], params[i], launch->kernel->param_bytes[i]);
+		return CUDA_SUCCESS;
 	}
-	return true;
+	return CUDA_ERROR_NOT_FOUND;
 }
 
-static bool is_good_shape(unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
-                          unsigned bz)
+CUresult cuModuleGetGlobal_v2(CUdeviceptr *ptr_out, size_t *bytes_out, CUmodule module,
+                              const char *name)
 {
-	if (gx == 0 || gy == 0 || gz == 0 || bx == 0 || by == 0 || bz == 0) {
-		return false;
-	}
-	return gx <= INT32_MAX && gy <= MAX_GRID_YZ && gz <= MAX_GRID_YZ && bx <= MAX_THREADS &&
-	       by <= MAX_THREADS && bz <= 64 && bx * by * bz <= MAX_THREADS;
+	ENTER(cuModuleGetGlobal_v2);
+	return get_global(ptr_out, bytes_out, module, name);
 }
 
-CUresult cuLaunchKernel(CUfunction function, unsigned int gx, unsigned int gy, unsigned int gz,
-                        unsigned int bx, unsigned int by, unsigned int bz,
-                        unsigned int shared_bytes, CUstream handle, void **params, void **extra)
+CUresult cuLibraryGetGlobal(CUdeviceptr *ptr_out, size_t *bytes_out, CUlibrary library,
+                            const char *name)
 {
-	ENTER(cuLaunchKernel);
-	struct launch launch = {.kernel = kernel_from_handle(function)};
-	struct stream *s = stream_from_handle(handle);
-
-	(void)shared_bytes;
-	if (!launch.kernel || !s) {
-		return launch.kernel ? stream_missing(handle) : CUDA_ERROR_INVALID_HANDLE;
-	}
-	if (!is_good_shape(gx, gy, gz, bx, by, bz) || !read_params(&launch, params, extra)) {
-		return CUDA_ERROR_INVALID_VALUE;
-	}
-	return stream_submit(s, run_launch, NULL, &launch, sizeof(launch));
+	ENTER(cuLibraryGetGlobal);
+	return get_global(ptr_out, bytes_out, library, name);
 }

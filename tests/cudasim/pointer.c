@@ -73,9 +73,7 @@ static struct answer ask(const struct mapping *m, CUpointer_attribute attribute,
 
 	switch (attribute) {
 	case CU_POINTER_ATTRIBUTE_CONTEXT:
-		return answer_word(is_plain || m->kind == SPACE_HOST
-		                           ? (uintptr_t)ctx_of_device(m->device)
-		                           : 0);
+		return answer_word(is_plain || m->kind == SPACE_HOST ? (uintptr_t)m->ctx : 0);
 	case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
 		return answer_half(m->on_host ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE);
 	case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:

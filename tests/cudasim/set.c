@@ -1,17 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cuMemset*: like on a GPU they do not wait for the device, not even the ones without Async. */
-#include "sim.h"
+#include "work.h"
 
 #include <string.h>
-
-struct set {
-	uint64_t dst;
-	uint64_t pitch; /* bytes from row to row */
-	uint64_t n_rows;
-	uint64_t row_bytes;
-	uint32_t value;
-	uint32_t element_bytes; /* 1, 2 or 4 */
-};
 
 static void fill(uint8_t *host, uint64_t bytes, const struct set *set)
 {
@@ -47,10 +38,8 @@ static bool set_row(struct ctx *ctx, const struct set *set, uint64_t dst)
 	return true;
 }
 
-static CUresult run_set(struct ctx *ctx, void *arg)
+CUresult set_run(struct ctx *ctx, const struct set *set)
 {
-	const struct set *set = arg;
-
 	for (uint64_t row = 0; row < set->n_rows; row++) {
 		if (!set_row(ctx, set, set->dst + row * set->pitch)) {
 			return CUDA_ERROR_ILLEGAL_ADDRESS;
@@ -59,18 +48,21 @@ static CUresult run_set(struct ctx *ctx, void *arg)
 	return CUDA_SUCCESS;
 }
 
-static bool is_writable(const struct set *set)
+CUresult set_check(const struct set *set, unsigned device)
 {
-	unsigned device = ctx_current()->device;
-
+	if (set->dst % set->element_bytes != 0 ||
+	    (set->n_rows > 1 &&
+	     (set->pitch < set->row_bytes || set->pitch % set->element_bytes != 0))) {
+		return CUDA_ERROR_INVALID_VALUE;
+	}
 	for (uint64_t row = 0; row < set->n_rows; row++) {
 		uint64_t dst = set->dst + row * set->pitch;
 		if (!space_is_known(dst) ||
 		    !space_check(dst, set->row_bytes, SPACE_WRITE, SPACE_BY_API, device)) {
-			return false;
+			return CUDA_ERROR_INVALID_VALUE;
 		}
 	}
-	return true;
+	return CUDA_SUCCESS;
 }
 
 static CUresult submit(struct set set, CUstream handle)
@@ -83,11 +75,12 @@ static CUresult submit(struct set set, CUstream handle)
 	if (set.n_rows == 0 || set.row_bytes == 0) {
 		return CUDA_SUCCESS;
 	}
-	if (set.dst % set.element_bytes != 0 || (set.n_rows > 1 && set.pitch < set.row_bytes) ||
-	    !is_writable(&set)) {
-		return CUDA_ERROR_INVALID_VALUE;
+	CUresult err = set_check(&set, ctx_current()->device);
+	if (err != CUDA_SUCCESS) {
+		return err;
 	}
-	return stream_submit(s, run_set, NULL, &set, sizeof(set));
+	struct work work = {.type = CU_GRAPH_NODE_TYPE_MEMSET, .of.set = set};
+	return work_submit(s, &work);
 }
 
 static CUresult set_1d(CUdeviceptr dst, uint32_t value, uint32_t element_bytes, size_t n,
@@ -106,18 +99,20 @@ static CUresult set_1d(CUdeviceptr dst, uint32_t value, uint32_t element_bytes, 
 	return submit(set, stream);
 }
 
-static CUresult set_2d8(CUdeviceptr dst, size_t pitch, unsigned char value, size_t width,
-                        size_t height, CUstream stream)
+static CUresult set_2d(CUdeviceptr dst, size_t pitch, uint32_t value, uint32_t element_bytes,
+                       size_t width, size_t height, CUstream stream)
 {
 	struct set set = {
 		.dst = dst,
 		.pitch = pitch,
 		.n_rows = height,
-		.row_bytes = width,
 		.value = value,
-		.element_bytes = 1,
+		.element_bytes = element_bytes,
 	};
 
+	if (__builtin_mul_overflow(width, element_bytes, &set.row_bytes)) {
+		return CUDA_ERROR_INVALID_VALUE;
+	}
 	return submit(set, stream);
 }
 
@@ -161,12 +156,40 @@ CUresult cuMemsetD2D8_v2(CUdeviceptr dst, size_t pitch, unsigned char value, siz
                          size_t height)
 {
 	ENTER(cuMemsetD2D8_v2);
-	return set_2d8(dst, pitch, value, width, height, NULL);
+	return set_2d(dst, pitch, value, 1, width, height, NULL);
 }
 
 CUresult cuMemsetD2D8Async(CUdeviceptr dst, size_t pitch, unsigned char value, size_t width,
                            size_t height, CUstream stream)
 {
 	ENTER(cuMemsetD2D8Async);
-	return set_2d8(dst, pitch, value, width, height, stream);
+	return set_2d(dst, pitch, value, 1, width, height, stream);
+}
+
+CUresult cuMemsetD2D16_v2(CUdeviceptr dst, size_t pitch, unsigned short value, size_t width,
+                          size_t height)
+{
+	ENTER(cuMemsetD2D16_v2);
+	return set_2d(dst, pitch, value, 2, width, height, NULL);
+}
+
+CUresult cuMemsetD2D16Async(CUdeviceptr dst, size_t pitch, unsigned short value, size_t width,
+                            size_t height, CUstream stream)
+{
+	ENTER(cuMemsetD2D16Async);
+	return set_2d(dst, pitch, value, 2, width, height, stream);
+}
+
+CUresult cuMemsetD2D32_v2(CUdeviceptr dst, size_t pitch, unsigned int value, size_t width,
+                          size_t height)
+{
+	ENTER(cuMemsetD2D32_v2);
+	return set_2d(dst, pitch, value, 4, width, height, NULL);
+}
+
+CUresult cuMemsetD2D32Async(CUdeviceptr dst, size_t pitch, unsigned int value, size_t width,
+                            size_t height, CUstream stream)
+{
+	ENTER(cuMemsetD2D32Async);
+	return set_2d(dst, pitch, value, 4, width, height, stream);
 }

@@ -22,15 +22,8 @@
  * (cuGetProcAddress) must hold our functions and not the shim's.
  */
 #pragma GCC visibility push(protected)
+#define __CUDA_API_VERSION_INTERNAL /* all versions of all calls, each by its symbol */
 #include <cuda.h>
-#undef cuGetProcAddress
-#undef cuDeviceGetUuid
-#undef cuEventElapsedTime
-CUresult cuGetProcAddress(const char *symbol, void **pfn_out, int version, cuuint64_t flags);
-CUresult cuDeviceGetUuid(CUuuid *uuid_out, CUdevice dev);
-CUresult cuEventElapsedTime(float *ms_out, CUevent start, CUevent end);
-#define SAME(symbol, as) __typeof__(as) symbol;
-#include "perthread.def"
 #pragma GCC visibility pop
 
 #define SIM_MAX_DEVICES 16
@@ -112,7 +105,17 @@ struct ctx {
 	atomic_uint peers;          /* bit per device whose allocations this context may reach */
 };
 
+/* By its handle, unless a created one is gone. */
+struct ctx *ctx_find(const void *handle);
+bool ctx_is_created(const struct ctx *ctx);
+uint64_t ctx_id(const struct ctx *ctx);
 CUresult ctx_check(const struct ctx *ctx);
+/* --- current.c --- */
+
+/* Makes it the calling thread's current one. */
+CUresult ctx_push(struct ctx *ctx);
+/* Is it the calling thread's current one? No more, then. */
+void ctx_pop_if(const struct ctx *ctx);
 /* The same of the calling thread's, with the green one that it may be. */
 CUresult ctx_check_current(void);
 /* The calling thread's context or NULL. Of a green one, the primary that it is of. */
@@ -257,12 +260,14 @@ struct mapping {
 	struct phys *phys;       /* one reference; NULL for SPACE_HOST and pieces of a slab */
 	struct slab *slab;       /* borrowed; pieces of a slab only */
 	unsigned device;         /* of the memory; for host memory that of the context */
+	struct ctx *ctx;         /* that it was allocated in, or its pool lives by; not SPACE_VMM */
 	uint64_t id;             /* unique in this process */
 	bool on_host;
-	CUmemoryPool pool;   /* of cuMemAllocAsync, else NULL */
-	bool is_registered;  /* SPACE_HOST of cuMemHostRegister */
-	bool is_managed;     /* SPACE_HOST of cuMemAllocManaged */
-	unsigned host_flags; /* SPACE_HOST: as given to cuMemHostAlloc */
+	CUmemoryPool pool;         /* of cuMemAllocAsync, else NULL */
+	struct mapping *next_kept; /* link: pool.kept */
+	bool is_registered;        /* SPACE_HOST of cuMemHostRegister */
+	bool is_managed;           /* SPACE_HOST of cuMemAllocManaged */
+	unsigned host_flags;       /* SPACE_HOST: as given to cuMemHostAlloc */
 	uint8_t access[SIM_MAX_DEVICES];
 	uint8_t host_access; /* of the CPU at range.start; host chunks only */
 };
@@ -286,8 +291,8 @@ struct mapping *space_find_in(uint64_t addr, uint64_t bytes);
 int space_add(struct mapping *m);
 void space_remove(struct mapping *m);
 /* All mappings that `wants` accepts, in a list that the caller frees; returns how many. */
-size_t space_gather(bool (*wants)(const struct mapping *m, unsigned device), unsigned device,
-                    struct mapping ***list_out);
+size_t space_gather(bool (*wants)(const struct mapping *m, const struct ctx *ctx),
+                    const struct ctx *ctx, struct mapping ***list_out);
 
 enum space_view {
 	SPACE_BY_KERNEL, /* what the device itself can reach */
@@ -327,8 +332,12 @@ struct alloc_chunk {
 CUresult alloc_chunk_new(unsigned device, uint64_t bytes, struct alloc_chunk *chunk_out);
 void alloc_chunk_free(const struct alloc_chunk *chunk);
 CUresult alloc_device(unsigned device, uint64_t bytes, CUmemoryPool pool, CUdeviceptr *ptr_out);
+/* Frees a mapping that is in the space no more; the space is locked for writing. */
+void alloc_give(struct mapping *m);
+/* CUDA_ERROR_INVALID_VALUE: nothing was allocated there. Waits for nothing. */
+CUresult alloc_free(CUdeviceptr ptr);
 /* Frees what cuMemAlloc still holds when the context goes. */
-void alloc_free_all(unsigned device);
+void alloc_free_all(const struct ctx *ctx);
 
 /* --- pool.c --- */
 
@@ -336,19 +345,29 @@ void alloc_free_all(unsigned device);
 CUmemoryPool pool_current(unsigned device);
 /* That graphs of the device allocate from. */
 CUmemoryPool pool_of_graphs(unsigned device);
-/* So many bytes of it are in use, more or less than before. */
-void pool_note(CUmemoryPool pool, int64_t bytes);
+bool pool_is_known(CUmemoryPool pool);
+unsigned pool_device(CUmemoryPool pool);
+/* All below: the space is locked for writing. A pool may be NULL: then there is none. */
+bool pool_has_room(CUmemoryPool pool, uint64_t bytes);
+/* Fills in where the memory is, if the pool keeps some that is large enough. */
+bool pool_take(CUmemoryPool pool, uint64_t bytes, struct mapping *m);
+void pool_charge(const struct mapping *m);
+/* Takes over a mapping that is in the space no more, to keep or to free what it has. */
+void pool_give(struct mapping *m);
+/* Frees all that pools of the device keep; false: that was nothing. */
+bool pool_trim_device(unsigned device);
+/* Takes no lock. */
 bool pool_is_open_to(CUmemoryPool pool, unsigned device);
 
 /* --- array.c --- */
 
 /* Destroys the arrays of a context. */
-void array_free_all(unsigned device);
+void array_free_all(const struct ctx *ctx);
 
 /* --- hostmem.c --- */
 
 /* Frees what cuMemHostAlloc still holds and forgets what is registered, of one context. */
-void hostmem_free_all(unsigned device);
+void hostmem_free_all(const struct ctx *ctx);
 /* Memory of cuMemHostAlloc; CUDA_ERROR_INVALID_VALUE if it is none. */
 CUresult hostmem_free(uint64_t addr);
 
@@ -373,12 +392,16 @@ void stream_free(struct stream *s);
  * CU_STREAM_PER_THREAD is the calling thread's own there.
  */
 struct stream *stream_from_handle(CUstream handle);
+/* Of the calling thread: handle 0 is CU_STREAM_PER_THREAD as long as this call lasts. */
+extern _Thread_local bool stream_zero_is_own;
 /* What to answer then. */
 CUresult stream_missing(CUstream handle);
 /* Never used again. */
 uint64_t stream_id(const struct stream *s);
 struct ctx *stream_ctx(const struct stream *s);
 struct green *stream_green(const struct stream *s);
+unsigned stream_flags(const struct stream *s);
+int stream_priority(const struct stream *s);
 /* Queues a copy of arg. `done` (or NULL) runs afterwards even in a poisoned context. */
 CUresult stream_submit(struct stream *s, op_fn run, void (*done)(void *arg), const void *arg,
                        size_t arg_bytes);
@@ -392,12 +415,20 @@ void stream_free_all(struct ctx *ctx);
 /* The green context is no more: nobody can use its streams, nor destroy them. Queued work runs. */
 void stream_detach_all(const struct green *green);
 struct mark *stream_mark(struct stream *s);
+/* Reached when all that is on the context's streams now is done; of a green one's only, if not NULL. */
+struct mark *stream_mark_ctx(struct ctx *ctx, const struct green *green);
+/* That nobody reaches yet. */
+struct mark *mark_new(void);
 CUresult stream_wait_mark(struct stream *s, struct mark *mark);
 void mark_ref(struct mark *mark);
 void mark_unref(struct mark *mark);
 bool mark_is_reached(const struct mark *mark);
 void mark_wait(struct mark *mark);
 uint64_t mark_time_ns(const struct mark *mark);
+
+/* --- event.c --- */
+
+CUresult event_record_ctx(CUevent event, struct ctx *ctx, struct green *green);
 
 /* --- capture.c --- */
 
@@ -416,16 +447,24 @@ void capture_end_of_green(const struct green *green);
 
 /* --- kernels.c --- */
 
-#define KERNEL_MAX_PARAMS 8
+struct cudasim_kernel;
 
 struct kernel {
 	const char *name;
-	CUresult (*run)(struct ctx *ctx, const uint64_t *params);
+	CUresult (*run)(struct ctx *ctx, const uint64_t *params); /* one of the sim's own */
+	const struct cudasim_kernel *given;                       /* or of an image, else NULL */
 	unsigned n_params;
-	uint8_t param_bytes[KERNEL_MAX_PARAMS];
+	uint16_t param_bytes[16];
 };
 
 const struct kernel *kernel_find(const char *name);
 const struct kernel *kernel_from_handle(CUfunction handle);
+/* Of an image. It stays for good; NULL: no memory. */
+struct kernel *kernel_new(const struct cudasim_kernel *given);
+size_t kernel_param_offset(const struct kernel *kernel, unsigned index);
+size_t kernel_params_bytes(const struct kernel *kernel);
+/* As a kernel of the context does it; false: it may not. */
+bool kernel_load(struct ctx *ctx, uint64_t addr, void *value_out, uint64_t bytes);
+bool kernel_store(struct ctx *ctx, uint64_t addr, const void *value, uint64_t bytes);
 
 #endif

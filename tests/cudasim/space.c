@@ -150,8 +150,8 @@ void space_remove(struct mapping *m)
 }
 
 struct gather {
-	bool (*wants)(const struct mapping *m, unsigned device);
-	unsigned device;
+	bool (*wants)(const struct mapping *m, const struct ctx *ctx);
+	const struct ctx *ctx;
 	struct mapping **list;
 	size_t n;
 };
@@ -161,7 +161,7 @@ static void gather_one(const void *node, VISIT visit, void *closure)
 	struct gather *gather = closure;
 	struct mapping *m = *(struct mapping *const *)node;
 
-	if ((visit == postorder || visit == leaf) && gather->wants(m, gather->device)) {
+	if ((visit == postorder || visit == leaf) && gather->wants(m, gather->ctx)) {
 		if (gather->list) {
 			gather->list[gather->n] = m;
 		}
@@ -169,10 +169,10 @@ static void gather_one(const void *node, VISIT visit, void *closure)
 	}
 }
 
-size_t space_gather(bool (*wants)(const struct mapping *m, unsigned device), unsigned device,
-                    struct mapping ***list_out)
+size_t space_gather(bool (*wants)(const struct mapping *m, const struct ctx *ctx),
+                    const struct ctx *ctx, struct mapping ***list_out)
 {
-	struct gather gather = {.wants = wants, .device = device};
+	struct gather gather = {.wants = wants, .ctx = ctx};
 
 	twalk_r(mappings, gather_one, &gather);
 	gather.list = calloc(gather.n + 1, sizeof(struct mapping *));

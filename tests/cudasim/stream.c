@@ -48,6 +48,7 @@ struct stream {
 
 struct mark {
 	unsigned n_refs;
+	unsigned n_pending; /* streams that have not come to it */
 	bool is_reached;
 	uint64_t time_ns;
 };
@@ -397,10 +398,15 @@ static struct stream *stream_of_thread(struct ctx *ctx)
 	return found;
 }
 
+_Thread_local bool stream_zero_is_own;
+
 struct stream *stream_from_handle(CUstream handle)
 {
 	struct stream *s = (struct stream *)handle;
 
+	if (!handle && stream_zero_is_own) {
+		handle = CU_STREAM_PER_THREAD;
+	}
 	if (!handle || handle == CU_STREAM_LEGACY) {
 		const struct green *green = ctx_current_green();
 		return green ? green->null_stream : ctx_current()->null_stream;
@@ -436,6 +442,16 @@ struct green *stream_green(const struct stream *s)
 	return s->green;
 }
 
+unsigned stream_flags(const struct stream *s)
+{
+	return s->flags;
+}
+
+int stream_priority(const struct stream *s)
+{
+	return s->priority;
+}
+
 /* --- marks --- */
 
 static void mark_reach(struct mark *mark)
@@ -465,31 +481,74 @@ static void mark_done(void *arg)
 	struct mark *mark = *(struct mark **)arg;
 
 	pthread_mutex_lock(&lock);
-	mark_reach(mark);
+	if (--mark->n_pending == 0) {
+		mark_reach(mark);
+	}
 	unref_locked(mark);
 	pthread_mutex_unlock(&lock);
 }
 
-struct mark *stream_mark(struct stream *s)
+/* Locked. The mark is behind what is on the stream. */
+static CUresult mark_add(struct mark *mark, struct stream *s)
+{
+	struct op *op = op_new(run_nothing, mark_done, &mark, sizeof(struct mark *));
+
+	if (!op || enqueue(s, op) != CUDA_SUCCESS) {
+		free(op);
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	mark->n_refs++;
+	mark->n_pending++;
+	return CUDA_SUCCESS;
+}
+
+struct mark *mark_new(void)
 {
 	struct mark *mark = calloc(1, sizeof(*mark));
+
+	if (mark) {
+		mark->n_refs = 1;
+	}
+	return mark;
+}
+
+struct mark *stream_mark_ctx(struct ctx *ctx, const struct green *green)
+{
+	struct mark *mark = mark_new();
+	CUresult err = CUDA_SUCCESS;
 
 	if (!mark) {
 		return NULL;
 	}
-	mark->n_refs = 1;
+	pthread_mutex_lock(&lock);
+	for (struct stream *s = streams; err == CUDA_SUCCESS && s; s = s->next) {
+		if (s->ctx == ctx && (!green || s->green == green) && s->first) {
+			err = mark_add(mark, s);
+		}
+	}
+	if (err != CUDA_SUCCESS) {
+		unref_locked(mark); /* those that have it already let it go */
+		mark = NULL;
+	} else if (mark->n_pending == 0) {
+		mark_reach(mark);
+	}
+	pthread_mutex_unlock(&lock);
+	return mark;
+}
+
+struct mark *stream_mark(struct stream *s)
+{
+	struct mark *mark = mark_new();
+
+	if (!mark) {
+		return NULL;
+	}
 	pthread_mutex_lock(&lock);
 	if (!s->first && !must_wait(s, last_ticket)) {
 		mark_reach(mark);
-	} else {
-		struct op *op = op_new(run_nothing, mark_done, &mark, sizeof(struct mark *));
-		if (!op || enqueue(s, op) != CUDA_SUCCESS) {
-			free(op);
-			free(mark);
-			mark = NULL;
-		} else {
-			mark->n_refs++;
-		}
+	} else if (mark_add(mark, s) != CUDA_SUCCESS) {
+		unref_locked(mark);
+		mark = NULL;
 	}
 	pthread_mutex_unlock(&lock);
 	return mark;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The exported functions for streams, and host functions on them. */
-#include "sim.h"
+#include "work.h"
 
 static CUresult create(CUstream *stream_out, unsigned flags, int priority)
 {
@@ -125,29 +125,146 @@ CUresult cuStreamGetGreenCtx(CUstream handle, CUgreenCtx *green_out)
 	return CUDA_SUCCESS;
 }
 
-struct host_call {
-	CUhostFn fn;
+CUresult cuStreamGetFlags(CUstream handle, unsigned int *flags_out)
+{
+	ENTER(cuStreamGetFlags);
+	struct stream *s = stream_from_handle(handle);
+
+	if (!s || !flags_out) {
+		return s ? CUDA_ERROR_INVALID_VALUE : stream_missing(handle);
+	}
+	*flags_out = stream_flags(s) & CU_STREAM_NON_BLOCKING;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuStreamGetPriority(CUstream handle, int *priority_out)
+{
+	ENTER(cuStreamGetPriority);
+	struct stream *s = stream_from_handle(handle);
+
+	if (!s || !priority_out) {
+		return s ? CUDA_ERROR_INVALID_VALUE : stream_missing(handle);
+	}
+	*priority_out = stream_priority(s);
+	return CUDA_SUCCESS;
+}
+
+CUresult cuStreamGetDevice(CUstream handle, CUdevice *dev_out)
+{
+	ENTER(cuStreamGetDevice);
+	struct stream *s = stream_from_handle(handle);
+
+	if (!s || !dev_out) {
+		return s ? CUDA_ERROR_INVALID_VALUE : stream_missing(handle);
+	}
+	*dev_out = (CUdevice)stream_ctx(s)->device;
+	return CUDA_SUCCESS;
+}
+
+/* Hints, all of them: nothing here depends on one. */
+CUresult cuStreamSetAttribute(CUstream handle, CUstreamAttrID attribute,
+                              const CUstreamAttrValue *value)
+{
+	ENTER(cuStreamSetAttribute);
+	(void)attribute;
+	if (!value || !stream_from_handle(handle)) {
+		return value ? stream_missing(handle) : CUDA_ERROR_INVALID_VALUE;
+	}
+	return CUDA_SUCCESS;
+}
+
+CUresult cuStreamGetAttribute(CUstream handle, CUstreamAttrID attribute,
+                              CUstreamAttrValue *value_out)
+{
+	ENTER(cuStreamGetAttribute);
+	struct stream *s = stream_from_handle(handle);
+
+	if (!s || !value_out) {
+		return s ? CUDA_ERROR_INVALID_VALUE : stream_missing(handle);
+	}
+	*value_out = (CUstreamAttrValue){{0}};
+	if (attribute == CU_LAUNCH_ATTRIBUTE_SYNCHRONIZATION_POLICY) {
+		value_out->syncPolicy = CU_SYNC_POLICY_AUTO;
+	} else if (attribute == CU_LAUNCH_ATTRIBUTE_PRIORITY) {
+		value_out->priority = stream_priority(s);
+	}
+	return CUDA_SUCCESS;
+}
+
+CUresult cuStreamCopyAttributes(CUstream dst, CUstream src)
+{
+	ENTER(cuStreamCopyAttributes);
+	if (!stream_from_handle(dst) || !stream_from_handle(src)) {
+		return stream_missing(stream_from_handle(dst) ? src : dst);
+	}
+	return CUDA_SUCCESS;
+}
+
+/* Managed memory is in host memory, whoever it is attached to. */
+CUresult cuStreamAttachMemAsync(CUstream handle, CUdeviceptr ptr, size_t bytes, unsigned int flags)
+{
+	ENTER(cuStreamAttachMemAsync);
+	(void)bytes;
+	if (!stream_from_handle(handle)) {
+		return stream_missing(handle);
+	}
+	space_lock_read();
+	struct mapping *m = space_find(ptr);
+	bool is_managed = m && m->is_managed;
+	space_unlock();
+	return is_managed && flags <= CU_MEM_ATTACH_SINGLE ? CUDA_SUCCESS
+	                                                   : CUDA_ERROR_INVALID_VALUE;
+}
+
+struct callback {
+	CUstream stream;
+	CUstreamCallback fn;
 	void *data;
+	struct ctx *ctx;
 };
 
-static CUresult run_host_call(struct ctx *ctx, void *arg)
+/* Also when the context is lost: then it is told so. */
+static void call_back(void *arg)
 {
-	struct host_call *call = arg;
+	const struct callback *callback = arg;
 
+	callback->fn(callback->stream, atomic_load(&callback->ctx->poison), callback->data);
+}
+
+static CUresult run_nothing(struct ctx *ctx, void *arg)
+{
 	(void)ctx;
-	call->fn(call->data);
+	(void)arg;
 	return CUDA_SUCCESS;
+}
+
+CUresult cuStreamAddCallback(CUstream handle, CUstreamCallback fn, void *data, unsigned int flags)
+{
+	ENTER(cuStreamAddCallback);
+	struct stream *s = stream_from_handle(handle);
+
+	if (!fn || flags != 0) {
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+	if (!s) {
+		return stream_missing(handle);
+	}
+	CUresult err = capture_check_stream(s);
+	if (err != CUDA_SUCCESS) {
+		return err;
+	}
+	struct callback callback = {handle, fn, data, stream_ctx(s)};
+	return stream_submit(s, run_nothing, call_back, &callback, sizeof(callback));
 }
 
 CUresult cuLaunchHostFunc(CUstream handle, CUhostFn fn, void *data)
 {
 	ENTER(cuLaunchHostFunc);
 	struct stream *s = stream_from_handle(handle);
-	struct host_call call = {.fn = fn, .data = data};
+	struct work work = {.type = CU_GRAPH_NODE_TYPE_HOST, .of.call = {fn, data}};
 
 	if (!fn) {
 		return CUDA_ERROR_INVALID_VALUE;
 	}
-	return s ? stream_submit(s, run_host_call, NULL, &call, sizeof(call))
-	         : stream_missing(handle);
+	return s ? work_submit(s, &work) : stream_missing(handle);
 }

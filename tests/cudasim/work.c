@@ -1,0 +1,120 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "work.h"
+
+#include <string.h>
+
+struct blob *blob_new(const void *data, size_t bytes)
+{
+	struct blob *blob = calloc(1, sizeof(*blob) + bytes);
+
+	if (blob) {
+		atomic_init(&blob->n_refs, 1);
+		blob->bytes = bytes;
+		if (data) {
+			memcpy(blob->data, data, bytes);
+		}
+	}
+	return blob;
+}
+
+struct blob *blob_ref(struct blob *blob)
+{
+	if (blob) {
+		atomic_fetch_add(&blob->n_refs, 1);
+	}
+	return blob;
+}
+
+void blob_unref(struct blob *blob)
+{
+	if (blob && atomic_fetch_sub(&blob->n_refs, 1) == 1) {
+		free(blob);
+	}
+}
+
+/* Where the work has a blob, if its type has one. */
+static struct blob **blob_of(struct work *work)
+{
+	switch (work->type) {
+	case CU_GRAPH_NODE_TYPE_KERNEL:
+		return &work->of.launch.params;
+	case CU_GRAPH_NODE_TYPE_BATCH_MEM_OP:
+		return &work->of.memops.ops;
+	default:
+		return NULL;
+	}
+}
+
+struct work work_copy(const struct work *work)
+{
+	struct work copy = *work;
+	struct blob **blob = blob_of(&copy);
+
+	if (blob) {
+		blob_ref(*blob);
+	}
+	return copy;
+}
+
+void work_drop(struct work *work)
+{
+	struct blob **blob = blob_of(work);
+
+	if (blob) {
+		blob_unref(*blob);
+		*blob = NULL;
+	}
+}
+
+static CUresult run_in_context(struct work *work)
+{
+	switch (work->type) {
+	case CU_GRAPH_NODE_TYPE_KERNEL:
+		return launch_run(work->ctx, &work->of.launch);
+	case CU_GRAPH_NODE_TYPE_MEMCPY:
+		return copy_run(work->ctx, &work->of.copy);
+	case CU_GRAPH_NODE_TYPE_MEMSET:
+		return set_run(work->ctx, &work->of.set);
+	case CU_GRAPH_NODE_TYPE_BATCH_MEM_OP:
+		return memops_run(work->ctx, &work->of.memops);
+	case CU_GRAPH_NODE_TYPE_HOST:
+		work->of.call.fn(work->of.call.data);
+		return CUDA_SUCCESS;
+	case CU_GRAPH_NODE_TYPE_MEM_FREE:
+		return alloc_free(work->of.freed) == CUDA_SUCCESS ? CUDA_SUCCESS
+		                                                  : CUDA_ERROR_ILLEGAL_ADDRESS;
+	default:
+		return CUDA_SUCCESS;
+	}
+}
+
+CUresult work_run(struct work *work)
+{
+	CUresult err = run_in_context(work);
+
+	if (err != CUDA_SUCCESS) {
+		ctx_poison(work->ctx, err);
+	}
+	return err;
+}
+
+static CUresult run_op(struct ctx *ctx, void *arg)
+{
+	(void)ctx;
+	return work_run(arg);
+}
+
+static void drop_op(void *arg)
+{
+	work_drop(arg);
+}
+
+CUresult work_submit(struct stream *s, struct work *work)
+{
+	work->ctx = stream_ctx(s);
+	CUresult err = stream_submit(s, run_op, drop_op, work, sizeof(*work));
+	if (err != CUDA_SUCCESS) {
+		work_drop(work);
+	}
+	return err;
+}

@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What a stream can be given to do, at once or as a node of a graph.
+ *
+ * Owner:    whoever holds a struct work by value: it has one reference to each blob in it.
+ * Lifetime: until work_drop().
+ * Threads:  a work is one thread's; blobs never change and may be shared.
+ */
+#ifndef CUDASIM_WORK_H
+#define CUDASIM_WORK_H
+
+#include "sim.h"
+
+struct blob {
+	atomic_uint n_refs;
+	size_t bytes;
+	_Alignas(max_align_t) unsigned char data[];
+};
+
+/* A copy of the bytes (zeros without @data), one reference; NULL: no memory. */
+struct blob *blob_new(const void *data, size_t bytes);
+struct blob *blob_ref(struct blob *blob);
+void blob_unref(struct blob *blob);
+
+/* --- launch.c --- */
+
+struct launch {
+	const struct kernel *kernel;
+	unsigned grid[3];
+	unsigned block[3];
+	unsigned shared_bytes;
+	struct blob *params; /* packed, as the kernel wants them */
+};
+
+/* The parameters come as for cuLaunchKernel(); on success the launch holds a blob. */
+CUresult launch_fill(struct launch *launch, CUfunction function, void *const *params, void **extra);
+CUresult launch_run(struct ctx *ctx, const struct launch *launch);
+
+/* --- copy.c --- */
+
+struct copy_side {
+	uint64_t addr;
+	uint64_t pitch; /* bytes from row to row */
+	uint64_t slice; /* bytes from one plane of rows to the next */
+	bool is_device; /* must be known to the driver: device, pinned or registered */
+};
+
+struct copy {
+	struct copy_side dst;
+	struct copy_side src;
+	uint64_t width; /* bytes of a row */
+	uint64_t height;
+	uint64_t depth;
+};
+
+/* Can it be submitted in a context of @device? */
+CUresult copy_check(const struct copy *copy, unsigned device);
+CUresult copy_run(struct ctx *ctx, const struct copy *copy);
+/* Returns when it is done, or for memory of devices only when it is submitted. */
+CUresult copy_sync(const struct copy *copy);
+CUresult copy_async(const struct copy *copy, CUstream handle);
+
+/* --- copyshape.c --- */
+
+CUresult copy_from_shape(const CUDA_MEMCPY3D *shape, struct copy *copy_out);
+CUDA_MEMCPY3D copy_to_shape(const struct copy *copy);
+
+/* --- set.c --- */
+
+struct set {
+	uint64_t dst;
+	uint64_t pitch; /* bytes from row to row */
+	uint64_t n_rows;
+	uint64_t row_bytes;
+	uint32_t value;
+	uint32_t element_bytes; /* 1, 2 or 4 */
+};
+
+CUresult set_check(const struct set *set, unsigned device);
+CUresult set_run(struct ctx *ctx, const struct set *set);
+
+/* --- memop.c --- */
+
+struct memops {
+	struct blob *ops; /* CUstreamBatchMemOpParams, in order */
+};
+
+CUresult memops_fill(struct memops *memops, const CUstreamBatchMemOpParams *ops, unsigned n);
+CUresult memops_run(struct ctx *ctx, const struct memops *memops);
+
+/* --- work.c --- */
+
+struct host_call {
+	CUhostFn fn;
+	void *data;
+};
+
+struct work {
+	CUgraphNodeType type;
+	struct ctx *ctx; /* where it runs */
+	union {
+		struct launch launch;
+		struct copy copy;
+		struct set set;
+		struct memops memops;
+		struct host_call call;
+		CUdeviceptr freed;
+	} of;
+};
+
+/* Another of the same, to be dropped as well. */
+struct work work_copy(const struct work *work);
+void work_drop(struct work *work);
+CUresult work_run(struct work *work);
+/* Takes over what the work holds, also when it fails. Its context becomes the stream's. */
+CUresult work_submit(struct stream *s, struct work *work);
+
+#endif
