@@ -45,7 +45,7 @@ LDFLAGS += $(SANITIZE)
 rpath = -Wl,--disable-new-dtags -Wl,-rpath,'$$ORIGIN/$(1)'
 
 CLIENT_LIBS = -lprotobuf-c -ljansson -lxxhash -ldl -lpthread
-DAEMON_LIBS = -luv -lprotobuf-c -lconfig -lsystemd -lxxhash -ldl -lpthread
+DAEMON_LIBS = -luv -lprotobuf-c -lconfig -lsystemd -lsubid -lxxhash -ldl -lpthread
 MOVER_LIBS = -lprotobuf-c -ljansson -lxxhash -ldl -lpthread
 CTL_LIBS = -ljansson
 TEST_LIBS = $(shell pkg-config --libs check) -lm

@@ -22,6 +22,7 @@
 #include <sys/types.h>
 
 #include "daemon/log.h"
+#include "daemon/peer.h"
 
 /* Names of realms and tenants, with the NUL. Letters, digits, '.', '_' and '-'. */
 #define CONFIG_NAME_BYTES 64u
@@ -136,23 +137,24 @@ uint32_t config_mover_fds(const struct config *config);
 /* What one user may have of max_sessions: max_sessions_per_user, else a quarter, 16 at least. */
 uint32_t config_user_sessions(const struct config *config);
 
-/* Root, or a member of admin_group. @gids: all of them, the primary one too; so below. */
+/* Root, or a member of admin_group; never for whom a peer counts as. @gids: the primary one too. */
 bool config_is_admin(const struct config *config, uid_t uid, const gid_t *gids, size_t n_gids);
 
-/* The first realm that names them, else "uid:1000". @name_out needs CONFIG_NAME_BYTES. */
-void config_realm_of(const struct config *config, uid_t uid, const gid_t *gids, size_t n_gids,
-                     char *name_out, size_t name_bytes);
+/*
+ * The first realm that names @peer, else "uid:1000", by whom it counts as. @name_out needs
+ * CONFIG_NAME_BYTES. A rule with a uid names those who have it, and those who count as it.
+ */
+void config_realm_of(const struct config *config, const struct peer *peer, char *name_out,
+                     size_t name_bytes);
 
 /* Does a tenant's rule? */
 bool config_names_cgroups(const struct config *config);
 
 /*
  * The first rule that matches, else the default tenant; never NULL, valid as long as the config.
- * A rule with both members and a cgroup needs both. @cgroup: path in the unified hierarchy, or NULL
- * when it is not known, which no rule with a cgroup matches.
+ * A rule with both members and a cgroup needs both; one with a cgroup matches no peer without.
  */
-const struct config_tenant *config_tenant_of(const struct config *config, uid_t uid,
-                                             const gid_t *gids, size_t n_gids, const char *cgroup);
+const struct config_tenant *config_tenant_of(const struct config *config, const struct peer *peer);
 
 /* The tenant's bytes on @device (glaked's numbering). The last number of a list holds for all
  * further devices. 0 = no limit. */

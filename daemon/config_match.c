@@ -18,16 +18,15 @@ static bool has_gid(const gid_t *gids, size_t n_gids, gid_t gid)
 	return false;
 }
 
-static bool is_member(const struct config_members *members, uid_t uid, const gid_t *gids,
-                      size_t n_gids)
+static bool is_member(const struct config_members *members, const struct peer *peer)
 {
 	for (size_t i = 0; i < members->n_uids; i++) {
-		if (members->uids[i] == uid) {
+		if (members->uids[i] == peer->uid || members->uids[i] == peer->owner) {
 			return true;
 		}
 	}
 	for (size_t i = 0; i < members->n_gids; i++) {
-		if (has_gid(gids, n_gids, members->gids[i])) {
+		if (has_gid(peer->gids, peer->n_gids, members->gids[i])) {
 			return true;
 		}
 	}
@@ -42,14 +41,13 @@ static bool is_below(const char *cgroup, const char *prefix)
 	       (cgroup[n_bytes] == '\0' || cgroup[n_bytes] == '/');
 }
 
-static bool rule_matches(const struct config_tenant *rule, uid_t uid, const gid_t *gids,
-                         size_t n_gids, const char *cgroup)
+static bool rule_matches(const struct config_tenant *rule, const struct peer *peer)
 {
 	bool names_somebody = rule->members.n_uids > 0 || rule->members.n_gids > 0;
-	if (names_somebody && !is_member(&rule->members, uid, gids, n_gids)) {
+	if (names_somebody && !is_member(&rule->members, peer)) {
 		return false;
 	}
-	return !rule->cgroup || (cgroup && is_below(cgroup, rule->cgroup));
+	return !rule->cgroup || (peer->cgroup && is_below(peer->cgroup, rule->cgroup));
 }
 
 bool config_is_admin(const struct config *config, uid_t uid, const gid_t *gids, size_t n_gids)
@@ -57,17 +55,17 @@ bool config_is_admin(const struct config *config, uid_t uid, const gid_t *gids, 
 	return uid == 0 || (config->admin_group && has_gid(gids, n_gids, config->admin_gid));
 }
 
-void config_realm_of(const struct config *config, uid_t uid, const gid_t *gids, size_t n_gids,
-                     char *name_out, size_t name_bytes)
+void config_realm_of(const struct config *config, const struct peer *peer, char *name_out,
+                     size_t name_bytes)
 {
 	for (size_t i = 0; i < config->n_realms; i++) {
-		if (is_member(&config->realms[i].members, uid, gids, n_gids)) {
+		if (is_member(&config->realms[i].members, peer)) {
 			snprintf(name_out, name_bytes, "%s", config->realms[i].name);
 			return;
 		}
 	}
 	/* No name in the file has a colon, so this is nobody else's. */
-	snprintf(name_out, name_bytes, "uid:%u", (unsigned)uid);
+	snprintf(name_out, name_bytes, "uid:%u", (unsigned)peer->owner);
 }
 
 bool config_names_cgroups(const struct config *config)
@@ -80,11 +78,10 @@ bool config_names_cgroups(const struct config *config)
 	return false;
 }
 
-const struct config_tenant *config_tenant_of(const struct config *config, uid_t uid,
-                                             const gid_t *gids, size_t n_gids, const char *cgroup)
+const struct config_tenant *config_tenant_of(const struct config *config, const struct peer *peer)
 {
 	size_t i = 0;
-	while (!rule_matches(&config->tenants[i], uid, gids, n_gids, cgroup)) {
+	while (!rule_matches(&config->tenants[i], peer)) {
 		i++; /* The default tenant, the last one, matches everybody. */
 	}
 	return &config->tenants[i];

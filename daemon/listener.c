@@ -19,7 +19,7 @@
 #define BACKLOG 512
 /* Connections taken before the sessions have their turn. */
 #define ACCEPTS_PER_TURN 64
-/* Out of fds: the backlog holds the connections until some come back. */
+/* Out of fds, or asked to: the backlog holds the connections until some come back. */
 #define PAUSE_MS 100
 
 struct listener {
@@ -155,10 +155,16 @@ static void on_pause_over(uv_timer_t *timer)
 	uv_poll_start(&listener->poll, UV_READABLE, on_readable);
 }
 
+void listener_pause(struct listener *listener)
+{
+	uv_poll_stop(&listener->poll);
+	uv_timer_start(&listener->pause, on_pause_over, PAUSE_MS, 0);
+}
+
 static void on_readable(uv_poll_t *poll, int status, int events)
 {
 	struct listener *listener = container_of(poll, struct listener, poll);
-	for (int i = 0; i < ACCEPTS_PER_TURN; i++) {
+	for (int i = 0; i < ACCEPTS_PER_TURN && uv_is_active((uv_handle_t *)poll); i++) {
 		int fd = accept4(listener->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
 		if (fd >= 0) {
 			listener->on_connection(listener->user, fd);
@@ -167,8 +173,7 @@ static void on_readable(uv_poll_t *poll, int status, int events)
 		if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
 			log_limited(&listener->log_limit, LOG_LEVEL_WARNING,
 			            "cannot accept connections: %s", strerror(errno));
-			uv_poll_stop(&listener->poll);
-			uv_timer_start(&listener->pause, on_pause_over, PAUSE_MS, 0);
+			listener_pause(listener);
 		}
 		return;
 	}

@@ -26,6 +26,9 @@ typedef void (*listener_fn)(void *user, int fd);
 int listener_open(uv_loop_t *loop, const char *path, mode_t mode, listener_fn on_connection,
                   void *user, struct listener **listener_out);
 
+/* Take no more for 100 ms; the backlog holds them. */
+void listener_pause(struct listener *listener);
+
 /* Stop listening; removes the socket file if we made it. Freed by the loop. NULL is fine. */
 void listener_close(struct listener *listener);
 

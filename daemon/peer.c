@@ -100,6 +100,7 @@ int peer_init(struct peer *peer, int socket, bool needs_cgroup)
 	}
 	peer->pid = credentials.pid;
 	peer->uid = credentials.uid;
+	peer->owner = peer->uid;
 	int r = read_groups(peer, socket, credentials.gid);
 	if (r < 0) {
 		return r;

@@ -14,6 +14,7 @@
 struct peer {
 	pid_t pid; /* in our pid namespace; 0 when it is not visible there */
 	uid_t uid;
+	uid_t owner; /* whom it counts as: uid, unless the caller knows better (owner.h) */
 	gid_t *gids; /* owned: the primary group first, then the supplementary ones */
 	size_t n_gids;
 	char *cgroup; /* owned; path in the unified hierarchy; NULL: none, or not asked for */

@@ -179,7 +179,7 @@ static bool check_files(struct session *session, const request_t *request, const
 static bool check_loads(struct session *session, uint64_t id)
 {
 	size_t n_own;
-	size_t n_loads = mover_n_cancelled(&session->server->mover, session->peer.uid, &n_own);
+	size_t n_loads = mover_n_cancelled(&session->server->mover, session->peer.owner, &n_own);
 	struct model *model;
 	list_for_each (model, &session->server->store.model_list, link) {
 		if (model->state == MODEL_LOADING && model->load) {
@@ -250,7 +250,7 @@ static void wait_for_load(struct session *session, const request_t *request, str
 	operation->pin = request->model_open->pin;
 	operation->waiter = (struct load_waiter){
 		.tenant = session->tenant,
-		.uid = session->peer.uid,
+		.uid = session->peer.owner,
 		.done = on_loaded,
 		.progress = request->model_open->progress ? on_progress : NULL,
 	};

@@ -72,7 +72,16 @@ static void on_model_evicted(void *user, const struct model *model)
 static void on_connection(void *user, int fd)
 {
 	struct server *server = user;
-	int r = session_new(server, fd);
+	owners_find(server->owners, fd);
+	if (owners_is_full(server->owners)) {
+		listener_pause(server->listener);
+	}
+}
+
+static void on_owner_known(void *user, int fd, uid_t owner)
+{
+	struct server *server = user;
+	int r = session_new(server, fd, owner);
 	if (r < 0) {
 		log_warning("cannot take a connection: %s", strerror(-r));
 	}
@@ -122,6 +131,7 @@ static void on_tick(uv_timer_t *timer)
 		pool_resume(&server->allocator.pools[i]);
 	}
 	close_silent_sessions(server);
+	owners_tick(server->owners);
 	transit_tick();
 	store_trim(&server->store);
 	/* Not at once: what is made ahead is on its way then. */
@@ -146,6 +156,7 @@ static void stop(struct server *server)
 		return;
 	}
 	server->state = SERVER_STOPPED;
+	owners_close(server->owners);
 	while (!list_is_empty(&server->sessions)) {
 		session_close(list_first(&server->sessions, struct session, link));
 	}
@@ -239,15 +250,16 @@ static void read_config(uv_work_t *work)
 }
 
 /*
- * Limits, tenants and realms of sessions to come. What a session is (its tenant, its realm) was
- * decided when it came; sockets, devices and pools are as they were at the start. What outlives a
- * config has its own copies of what it took from it: @mover_path is one.
+ * Limits, tenants and realms of sessions to come, and whose subordinate uids are. What a session is
+ * (its tenant, its realm) was decided when it came; sockets, devices and pools are as they were at the
+ * start. What outlives a config has its own copies of what it took from it: @mover_path is one.
  */
 static void take_config(struct server *server, struct config *config, char *mover_path)
 {
 	mover_link_take_path(&server->mover, mover_path);
 	config_free(server->config);
 	server->config = config;
+	owners_forget(server->owners);
 	apply_limits(server);
 	log_info("read the configuration again");
 }
@@ -393,15 +405,18 @@ static int open_parts(struct server *server)
 	if (r < 0) {
 		return r;
 	}
-	r = tenant_table_new(config, server->n_devices, &server->tenants);
+	r = owners_new(&server->loop, on_owner_known, server, &server->owners);
 	if (r < 0) {
 		return r;
+	}
+	r = tenant_table_new(config, server->n_devices, &server->tenants);
+	if (r < 0) {
+		goto err_tenants;
 	}
 	r = mover_link_init(&server->mover, &server->loop, &server->stats, config->mover_path,
 	                    config->mover_idle_ms, config_mover_fds(config));
 	if (r < 0) {
-		tenant_table_free(server->tenants);
-		return r;
+		goto err_mover;
 	}
 	/* Every session is an fd as well. */
 	uint64_t n_chunk_fds = budget > 2 * config->max_sessions ? budget - config->max_sessions
@@ -410,9 +425,7 @@ static int open_parts(struct server *server)
 	r = allocator_init(&server->allocator, &server->loop, server->devices, server->n_devices,
 	                   n_chunk_fds, cache, &server->stats, &hooks);
 	if (r < 0) {
-		mover_link_close(&server->mover);
-		tenant_table_free(server->tenants);
-		return r;
+		goto err_allocator;
 	}
 	store_init(&server->store, &server->loop, cache, &server->stats);
 	server->store.on_evicted = on_model_evicted;
@@ -427,6 +440,14 @@ static int open_parts(struct server *server)
 	apply_limits(server);
 	want_pools(server);
 	return 0;
+err_allocator:
+	mover_link_close(&server->mover);
+err_mover:
+	tenant_table_free(server->tenants);
+err_tenants:
+	owners_close(server->owners);
+	owners_free(server->owners);
+	return r;
 }
 
 static void open_handles(struct server *server)
@@ -475,9 +496,11 @@ static void close_parts(struct server *server)
 	for (uint32_t i = 0; i < server->n_devices; i++) {
 		pool_drain(&server->allocator.pools[i]);
 	}
-	while (workers_are_busy(server) || server->is_reloading) {
+	owners_close(server->owners);
+	while (workers_are_busy(server) || server->is_reloading || owners_is_busy(server->owners)) {
 		uv_run(&server->loop, UV_RUN_ONCE);
 	}
+	owners_free(server->owners);
 	allocator_deinit(&server->allocator);
 	tenant_table_free(server->tenants);
 	transit_end();

@@ -20,6 +20,7 @@
 #include "daemon/load.h"
 #include "daemon/mover_link.h"
 #include "daemon/nvml.h"
+#include "daemon/owner.h"
 #include "daemon/realm.h"
 #include "daemon/stats.h"
 #include "daemon/store.h"
@@ -50,6 +51,7 @@ struct server {
 	struct nvml *nvml; /* owned; NULL: no memory for it */
 
 	struct listener *listener; /* owned; NULL while draining */
+	struct owners *owners;     /* owned: of connections, before they are sessions */
 	struct list sessions;
 	uint32_t n_sessions;
 	uint32_t n_refused; /* of them: only there to be told that they are too many */

@@ -77,30 +77,30 @@ static const char *enter(struct session *session, struct tenant *tenant)
 }
 
 /* Who it is decides, once, what it may. */
-static int identify(struct session *session)
+static int identify(struct session *session, uid_t owner)
 {
 	struct server *server = session->server;
 	const struct peer *peer = &session->peer;
 	char realm[CONFIG_NAME_BYTES];
 	int r = peer_init(&session->peer, session->conn.fd, config_names_cgroups(server->config));
+	session->peer.owner = owner;
 	/* Of who is turned away as well. */
-	int entered = conn_set_uid(&session->conn, peer->uid);
+	int entered = conn_set_uid(&session->conn, owner);
 	if (r < 0 || entered < 0) {
 		return r < 0 ? r : entered;
 	}
-	config_realm_of(server->config, peer->uid, peer->gids, peer->n_gids, realm, sizeof(realm));
+	config_realm_of(server->config, peer, realm, sizeof(realm));
 	session->realm = realm_get(&server->realms, realm);
 	if (!session->realm) {
 		return -ENOMEM;
 	}
 	session->is_admin = config_is_admin(server->config, peer->uid, peer->gids, peer->n_gids);
-	const struct config_tenant *rule = config_tenant_of(server->config, peer->uid, peer->gids,
-	                                                    peer->n_gids, peer->cgroup);
+	const struct config_tenant *rule = config_tenant_of(server->config, peer);
 	session->refusal = enter(session, tenant_find(server->tenants, rule->name));
 	return 0;
 }
 
-int session_new(struct server *server, int fd)
+int session_new(struct server *server, int fd, uid_t owner)
 {
 	struct session *session = calloc(1, sizeof(*session) + server->n_devices *
 	                                                               sizeof(session->devices[0]));
@@ -118,7 +118,7 @@ int session_new(struct server *server, int fd)
 	session->id = server_next_id(server);
 	session->since_ms = uv_now(&server->loop);
 	list_insert(&server->sessions, &session->link);
-	r = identify(session);
+	r = identify(session, owner);
 	server->n_sessions++;
 	if (r < 0) {
 		session_reject(session, "cannot tell who it is: %s", strerror(-r));

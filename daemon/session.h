@@ -106,8 +106,11 @@ struct session {
 	struct session_device devices[]; /* by index */
 };
 
-/* A session for an accepted connection; takes @fd over in any case. Returns 0 or -errno. */
-int session_new(struct server *server, int fd);
+/*
+ * A session for an accepted connection, of a peer that counts as @owner (owner.h); takes @fd over in any
+ * case. Returns 0 or -errno.
+ */
+int session_new(struct server *server, int fd, uid_t owner);
 
 /* Idempotent. @session stays valid until the loop turns. */
 void session_close(struct session *session);

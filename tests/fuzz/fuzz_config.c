@@ -31,13 +31,17 @@ static void must(int holds)
 
 static void look_up(const struct config *config)
 {
-	static const gid_t gids[] = {0, 5, 1000};
+	static gid_t gids[] = {0, 5, 1000};
 	char realm[CONFIG_NAME_BYTES];
 	for (uid_t uid = 0; uid < 3; uid++) {
-		config_realm_of(config, uid, gids, 3, realm, sizeof(realm));
+		const struct peer peer = {.uid = uid,
+		                          .owner = uid,
+		                          .gids = gids,
+		                          .n_gids = 3,
+		                          .cgroup = (char *)"/system.slice/x.service"};
+		config_realm_of(config, &peer, realm, sizeof(realm));
 		must(realm[0] != '\0');
-		const struct config_tenant *tenant = config_tenant_of(config, uid, gids, 3,
-		                                                      "/system.slice/x.service");
+		const struct config_tenant *tenant = config_tenant_of(config, &peer);
 		must(tenant->name[0] != '\0');
 		config_tenant_quota(tenant, uid);
 	}

@@ -489,8 +489,12 @@ START_TEST(tenant_is_the_first_rule_that_matches)
 		{0, {0, 0}, "/", "default"},
 	};
 	for (size_t i = 0; i < n_elements(cases); i++) {
-		const struct config_tenant *tenant = config_tenant_of(
-			config, cases[i].uid, cases[i].gids, 2, cases[i].cgroup);
+		const struct peer peer = {.uid = cases[i].uid,
+		                          .owner = cases[i].uid,
+		                          .gids = (gid_t *)cases[i].gids,
+		                          .n_gids = 2,
+		                          .cgroup = (char *)cases[i].cgroup};
+		const struct config_tenant *tenant = config_tenant_of(config, &peer);
 		ck_assert_msg(strcmp(tenant->name, cases[i].tenant) == 0, "case %zu: %s", i,
 		              tenant->name);
 	}
@@ -513,9 +517,12 @@ END_TEST
 START_TEST(root_cgroup_matches_all_with_a_cgroup)
 {
 	struct config *config = load("tenants = ( { name = \"all\"; cgroup = \"/\"; } );");
-	ck_assert_str_eq(config_tenant_of(config, 5, NULL, 0, "/")->name, "all");
-	ck_assert_str_eq(config_tenant_of(config, 5, NULL, 0, "/a/b")->name, "all");
-	ck_assert_str_eq(config_tenant_of(config, 5, NULL, 0, NULL)->name, "default");
+	struct peer peer = {.uid = 5, .owner = 5, .cgroup = (char *)"/"};
+	ck_assert_str_eq(config_tenant_of(config, &peer)->name, "all");
+	peer.cgroup = (char *)"/a/b";
+	ck_assert_str_eq(config_tenant_of(config, &peer)->name, "all");
+	peer.cgroup = NULL;
+	ck_assert_str_eq(config_tenant_of(config, &peer)->name, "default");
 	config_free(config);
 }
 END_TEST
@@ -523,7 +530,8 @@ END_TEST
 static void check_realm(const struct config *config, uid_t uid, gid_t gid, const char *want)
 {
 	char name[CONFIG_NAME_BYTES];
-	config_realm_of(config, uid, &gid, 1, name, sizeof(name));
+	const struct peer peer = {.uid = uid, .owner = uid, .gids = &gid, .n_gids = 1};
+	config_realm_of(config, &peer, name, sizeof(name));
 	ck_assert_str_eq(name, want);
 }
 
