@@ -7,7 +7,7 @@ import re
 import unittest
 
 
-SOURCES = (glob.glob("daemon/*.c") + glob.glob("libclient/**/*.c", recursive=True)
+SOURCES = (glob.glob("daemon/**/*.c", recursive=True) + glob.glob("libclient/**/*.c", recursive=True)
            + ["proto/cudrv.c"])
 
 
