@@ -158,7 +158,8 @@ static bool check_files(struct session *session, const request_t *request, const
 	files->n_files = fds->n_fds;
 	for (size_t i = 0; i < fds->n_fds; i++) {
 		const char *name = i < body->n_files ? body->files[i] : body->index;
-		int r = file_identify(fds->fds[i], &files->ids[i]);
+		int r = file_identify(&session->server->superblocks, fds->fds[i],
+		                      i > 0 ? &files->ids[i - 1] : NULL, &files->ids[i]);
 		if (r < 0) {
 			rpc_refuse(session, request->id, STATUS_BAD_FILE, "%s: %s", name,
 			           r == -EISDIR   ? "is a directory"

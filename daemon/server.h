@@ -46,6 +46,7 @@ struct server {
 	struct list realms;
 	struct allocator allocator;
 	struct store store;
+	struct superblocks superblocks;
 	struct mover_link mover;
 	struct load_context load_context;
 	struct nvml *nvml; /* owned; NULL: no memory for it */
