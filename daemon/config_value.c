@@ -251,6 +251,15 @@ CONFIG_VALUE(u64)
 	return result;
 }
 
+CONFIG_VALUE(flag)
+{
+	if (config_setting_type(at) != CONFIG_TYPE_BOOL) {
+		return config_value_wrong_type(file, at, "true or false");
+	}
+	*(bool *)field = config_setting_get_bool(at);
+	return 0;
+}
+
 CONFIG_VALUE(u32)
 {
 	uint64_t number = 0;

@@ -131,10 +131,12 @@ static void log_success(const struct load *load)
 	model->is_in_log = log_limited(
 		&load_payer(load)->loads_limit, LOG_LEVEL_INFO,
 		"loaded '%s' for realm %s on device %u: %" PRIu64 " bytes in %.3f s (%.1f GB/s), "
-		"%" PRIu64 " already in the store",
+		"%" PRIu64 " already in the store%s%s",
 		model->name, model->realm->name, model->device->index, model->content_bytes,
 		seconds, seconds > 0 ? (double)model->content_bytes / seconds / 1e9 : 0.0,
-		load->deduplicated_bytes);
+		load->deduplicated_bytes,
+		model->reload_reason ? "; each open loads it again: " : "",
+		model->reload_reason ? model->reload_reason : "");
 }
 
 /* No model comes of it. The load may be gone afterwards. */
@@ -182,6 +184,9 @@ static void succeed(struct load *load)
 	stats->bytes_deduplicated += load->deduplicated_bytes;
 	log_success(load);
 	model->state = MODEL_READY;
+	if (model->reload_reason) {
+		store_drop_left_over(load->context->store, model);
+	}
 	while (!list_is_empty(&load->waiters)) {
 		struct load_waiter *waiter = list_first(&load->waiters, struct load_waiter, link);
 		list_remove(&waiter->link);
@@ -312,7 +317,22 @@ static int on_plan_block(struct mover_job *job, uint64_t content_bytes)
 	return load->model ? model_add_block(load->model, content_bytes) : 0;
 }
 
-static int on_plan_end(struct mover_job *job)
+/* Why the model's files are not to find it: see settle.h of the mover. NULL: they are. */
+static const char *find_reload_reason(const struct load *load, const char *of_mover)
+{
+	const struct model *model = load->model;
+	if (load->context->trust_file_times) {
+		return NULL;
+	}
+	for (size_t i = 0; i < model->n_files; i++) {
+		if (!file_id_is_unique(&model->files[i])) {
+			return "unique mount ids need Linux 6.8";
+		}
+	}
+	return of_mover[0] ? of_mover : NULL;
+}
+
+static int on_plan_end(struct mover_job *job, const char *reload_reason)
 {
 	struct load *load = load_of(job);
 	struct model *model = load->model;
@@ -333,6 +353,11 @@ static int on_plan_end(struct mover_job *job)
 			load->context->stats->quota_refusals++;
 		}
 		fail(load, status, error);
+		return 0;
+	}
+	const char *reason = find_reload_reason(load, reload_reason);
+	if (reason && store_hide_model(load->context->store, model, reason) < 0) {
+		fail(load, STATUS_NO_HOST_MEMORY, "glaked has no memory for the plan");
 		return 0;
 	}
 	load->places = calloc(model->n_blocks ? model->n_blocks : 1, sizeof(load->places[0]));

@@ -31,6 +31,7 @@ struct load_context {
 	struct mover_link *mover;
 	struct stats *stats;
 	uint64_t window_bytes;
+	bool trust_file_times;
 };
 
 struct load_waiter;

@@ -8,9 +8,10 @@
  *                            v                                     v
  *                          (gone)                                (gone)
  *
- * A model is known by the identity of its files as the kernel reports it, to the nanosecond, and
- * not by its path. It is in use while n_holders > 0: the load that makes it and each session that
- * has it open hold it, and while it is in use it counts as one user of each of its blocks.
+ * A model is known by the identity of its files (files.h), and not by its path; or, where this would
+ * not tell every change of them, by nothing: then each open loads them again. It is in use while
+ * n_holders > 0: the load that makes it and each session that has it open hold it, and while it is in
+ * use it counts as one user of each of its blocks.
  *
  * Owner: the store's table. Threads: loop thread.
  */
@@ -77,6 +78,7 @@ struct model {
 	struct model_block *blocks; /* owned */
 	size_t n_files;
 	struct file_id *files; /* owned */
+	char *reload_reason;   /* owned; why its files do not find it. NULL: they do */
 };
 
 /* Chunk bytes of block number @i of the plan. */

@@ -351,7 +351,7 @@ static int deliver_load(struct mover_link *link, struct mover_job *job, const re
 	case GLAKE__MOVER__REPORT__BODY_PLAN_BLOCKS:
 		return plan_blocks(job, report->plan_blocks);
 	case GLAKE__MOVER__REPORT__BODY_PLAN_END:
-		return job->ops->on_plan_end(job);
+		return job->ops->on_plan_end(job, report->plan_end->reload_reason);
 	case GLAKE__MOVER__REPORT__BODY_BLOCK_LOADED:
 		if (get_digest(&report->block_loaded->digest, &digest) < 0 || job->n_chunks == 0) {
 			return -EPROTO;

@@ -44,7 +44,8 @@ struct mover_job_ops {
 	                      const uint64_t *shape, size_t n_dims, uint64_t offset,
 	                      uint64_t bytes);
 	int (*on_plan_block)(struct mover_job *job, uint64_t content_bytes);
-	int (*on_plan_end)(struct mover_job *job);
+	/* @reload_reason: why the files must be loaded at each open; "" = they need not. Valid in the call. */
+	int (*on_plan_end)(struct mover_job *job, const char *reload_reason);
 	int (*on_block_loaded)(struct mover_job *job, uint64_t block, const struct digest *digest);
 	void (*on_load_done)(struct mover_job *job, uint64_t read_bytes, uint64_t direct_bytes);
 	void (*on_digested)(struct mover_job *job, const struct digest *digest);

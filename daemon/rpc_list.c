@@ -338,6 +338,7 @@ static void describe_model(const struct session *session, const struct model *mo
 	row->n_blocks = model->n_blocks;
 	row->n_open = is_ready ? model->n_holders : 0;
 	row->pinned = model->is_pinned;
+	row->reload_reason = (char *)(model->reload_reason ? model->reload_reason : "");
 	row->idle_ms = model->n_holders == 0 ? age_ms(session, model->idle.since_ms) : 0;
 }
 

@@ -227,6 +227,7 @@ static void apply_limits(struct server *server)
 	log_set_level(config->log_level);
 	server->allocator.wait_ms = config->pressure == CONFIG_PRESSURE_WAIT ? config->wait_ms : 0;
 	server->load_context.window_bytes = config->load_window_bytes;
+	server->load_context.trust_file_times = config->trust_file_times;
 	server->mover.idle_ms = config->mover_idle_ms;
 }
 

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "daemon/log.h"
+#include "daemon/text.h"
 #include "proto/cleanup.h"
 
 void store_init(struct store *store, uv_loop_t *loop, struct tenant *cache, struct stats *stats)
@@ -202,6 +203,7 @@ static void free_model(struct model *model)
 	free(model->tensors);
 	free(model->blocks);
 	free(model->files);
+	free(model->reload_reason);
 	free(model->name);
 	realm_unref(model->realm);
 	free(model);
@@ -237,6 +239,35 @@ struct model *store_add_model(struct store *store, struct realm *realm, struct d
 	list_insert(&store->model_list, &model->link);
 	store->n_models++;
 	return model;
+}
+
+int store_hide_model(struct store *store, struct model *model, const char *reason)
+{
+	char *copy = text_clean_copy(reason);
+	if (!copy) {
+		return -ENOMEM;
+	}
+	HASH_DEL(store->models, model);
+	model->reload_reason = copy;
+	return 0;
+}
+
+static bool is_left_over(const struct model *model, const struct model *successor)
+{
+	return model != successor && model->reload_reason && !list_is_empty(&model->idle.link) &&
+	       model->realm == successor->realm && model->device == successor->device &&
+	       strcmp(model->name, successor->name) == 0;
+}
+
+void store_drop_left_over(struct store *store, const struct model *successor)
+{
+	struct model *model;
+	struct model *next;
+	list_for_each_safe (model, next, &store->model_list, link) {
+		if (is_left_over(model, successor)) {
+			store_evict_model(store, model);
+		}
+	}
 }
 
 void store_place_block(struct store *store, struct model *model, size_t i, struct block *block)
@@ -292,7 +323,9 @@ void store_unhold_model(struct store *store, struct model *model, int32_t priori
 static uint64_t remove_model(struct store *store, struct model *model)
 {
 	uint64_t freed_bytes = 0;
-	HASH_DEL(store->models, model);
+	if (!model->reload_reason) {
+		HASH_DEL(store->models, model);
+	}
 	list_remove(&model->link);
 	model_leave_idle(store, model);
 	store->n_models--;

@@ -71,6 +71,14 @@ struct model *store_add_model(struct store *store, struct realm *realm, struct d
                               const char *name, const struct file_id *files, size_t n_files);
 
 /*
+ * Let a model, LOADING, be found by its files no more, for @reason. Returns 0 or -ENOMEM: nothing has
+ * changed.
+ */
+int store_hide_model(struct store *store, struct model *model, const char *reason);
+/* Evict idle models that were hidden and that nobody needs now that @successor has their name. */
+void store_drop_left_over(struct store *store, const struct model *successor);
+
+/*
  * Put @block, which the caller uses (store_seal, store_use_block), in place @i of a model that is
  * loading. That use becomes the model's.
  */

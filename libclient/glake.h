@@ -307,7 +307,8 @@ struct glake_model_options {
  * Open a model: into the store if it is not there yet, then mapped read-only into this process.
  * @path is a .safetensors file, or a folder that holds model.safetensors.index.json (all its
  * shards), or model.safetensors. Any process of the realm that opens the same files gets the same
- * physical memory. A kernel that writes to it faults in this process alone; cuMemcpy and cuMemset
+ * physical memory, without reading them again unless they could have changed unseen (docs/security.md:
+ * tmpfs, NFS, a writer). A kernel that writes to it faults in this process alone; cuMemcpy and cuMemset
  * to it are refused by the driver.
  * The model is the caller's: glake_model_close(). @options may be NULL (device 0).
  * Errors: -errno of open(), GLAKE_E_BAD_FILE, GLAKE_E_FILE_CHANGED, GLAKE_E_READ,

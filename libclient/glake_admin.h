@@ -142,6 +142,7 @@ struct glake_model_row {
 	uint32_t n_open;
 	int pinned;
 	uint64_t idle_ms;
+	const char *reload_reason; /* why each open loads it again; "" = its files find it */
 };
 
 typedef int (*glake_model_fn)(void *user, const struct glake_model_row *row);

@@ -2,6 +2,7 @@
 #include "daemon/mover/load.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -28,6 +29,15 @@ void load_fail(struct load *load, const struct fault *fault)
 
 /* ---- the plan ------------------------------------------------------------------------------- */
 
+/* The first that is found is told. */
+static void note_unsettled(struct load *load, const struct source *source)
+{
+	if (source->unsettled && !load->reload_reason[0]) {
+		snprintf(load->reload_reason, sizeof(load->reload_reason), "%s: %s",
+		         source->unsettled, quote(source->name).text);
+	}
+}
+
 static int open_sources(struct load *load, struct fault *fault)
 {
 	load->sources = calloc(load->n_files, sizeof(*load->sources));
@@ -43,6 +53,7 @@ static int open_sources(struct load *load, struct fault *fault)
 		if (error) {
 			return error;
 		}
+		note_unsettled(load, &load->sources[i]);
 	}
 	return 0;
 }
@@ -110,6 +121,7 @@ static int check_index(struct load *load, struct fault *fault)
 	cleanup_free char *text = NULL;
 	int error = source_open(&source, fd_steal(&load->fds[load->n_files]), load->index, fault);
 	uint64_t n_bytes = (uint64_t)source.before.st_size;
+	note_unsettled(load, &source);
 	if (!error && n_bytes > WEIGHT_INDEX_MAX_BYTES) {
 		error = fault_set(
 			fault, FAULT_BAD_FILE,
@@ -185,7 +197,7 @@ static int prepare(struct load *load, struct fault *fault)
 	pthread_mutex_lock(&load->lock);
 	load->is_planned = true;
 	pthread_mutex_unlock(&load->lock);
-	return report_plan(load->host->report, load->job, &load->plan, fault);
+	return report_plan(load->host->report, load->job, &load->plan, load->reload_reason, fault);
 }
 
 /* ---- chunks --------------------------------------------------------------------------------- */

@@ -78,7 +78,8 @@ struct load {
 	struct plan plan;
 	CUdeviceptr span; /* of plan.span_bytes; 0 = not reserved */
 	struct load_block *blocks;
-	bool is_pumped; /* pump_job is in the pump */
+	bool is_pumped;          /* pump_job is in the pump */
+	char reload_reason[200]; /* "", or why which file is not settled: settle.h */
 
 	pthread_mutex_t lock;
 	pthread_cond_t changed;

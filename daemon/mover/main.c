@@ -141,6 +141,8 @@ int main(void)
 {
 	static struct mover mover;
 	signal(SIGPIPE, SIG_IGN);
+	/* Of a lease that is broken in the moment that settle() has it. */
+	signal(SIGIO, SIG_IGN);
 	raise_fd_limit();
 	json_object_seed(0);
 	want_small_contexts();

@@ -123,7 +123,8 @@ static void send_blocks(struct report *report, uint64_t job, const struct plan *
 	}
 }
 
-int report_plan(struct report *report, uint64_t job, const struct plan *plan, struct fault *fault)
+int report_plan(struct report *report, uint64_t job, const struct plan *plan,
+                const char *reload_reason, struct fault *fault)
 {
 	cleanup_free struct page *page = calloc(1, sizeof(*page));
 	if (!page) {
@@ -136,6 +137,7 @@ int report_plan(struct report *report, uint64_t job, const struct plan *plan, st
 	body.n_tensors = plan->catalog->n_tensors;
 	body.n_blocks = plan->n_blocks;
 	body.content_bytes = plan->content_bytes;
+	body.reload_reason = (char *)reload_reason;
 	message.plan_end = &body;
 	send_report(report, &message);
 	return 0;

@@ -28,7 +28,8 @@ void report_deinit(struct report *report);
 
 void report_ready(struct report *report);
 /* The tensors, the blocks, then the end, in as many packets as needed. */
-int report_plan(struct report *report, uint64_t job, const struct plan *plan, struct fault *fault);
+int report_plan(struct report *report, uint64_t job, const struct plan *plan,
+                const char *reload_reason, struct fault *fault);
 void report_block_loaded(struct report *report, uint64_t job, uint64_t block,
                          const struct digest *digest);
 void report_load_done(struct report *report, uint64_t job, uint64_t read_bytes,

@@ -7,6 +7,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include "daemon/mover/settle.h"
 #include "proto/cleanup.h"
 
 #define N_SAMPLES 64
@@ -34,6 +35,7 @@ int source_open(struct source *source, int fd, const char *name, struct fault *f
 		return fault_set(fault, FAULT_BAD_REQUEST, "%s: is not open for reading",
 		                 quote(name).text);
 	}
+	source->unsettled = settle(fd, &source->before);
 	atomic_init(&source->is_direct, source->flags & O_DIRECT);
 	return 0;
 }

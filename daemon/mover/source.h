@@ -33,6 +33,7 @@ struct source {
 	bool is_cold;     /* mostly not in the page cache */
 	atomic_bool is_direct;
 	struct stat before;
+	const char *unsettled; /* static; NULL: a later change will show, see settle.h */
 };
 
 /* A value that source_close() accepts. */

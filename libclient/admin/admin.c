@@ -342,6 +342,7 @@ static int show_models(const Glake__Wire__Answer *answer, const struct list *lis
 			.n_open = from->n_open,
 			.pinned = from->pinned,
 			.idle_ms = from->idle_ms,
+			.reload_reason = TEXT(from->reload_reason),
 		};
 		r = list->row.model(list->user, &row);
 	}

@@ -60,7 +60,8 @@ class Daemon:
         self.socket = os.path.join(self.folder, "glaked.sock")
         config_path = os.path.join(self.folder, "glaked.conf")
         with open(config_path, "w", encoding="ascii") as file:
-            file.write(config)
+            # Files of models lie where the machine has room, an overlay or tmpfs it may be.
+            file.write("trust_file_times = true;\n" + config)
         notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         notify.bind(os.path.join(self.folder, "notify"))
         notify.settimeout(60)

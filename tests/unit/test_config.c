@@ -86,6 +86,7 @@ static void check_defaults(const struct config *config)
 	ck_assert_uint_eq(config->pool[1].n_chunks, 2);
 	ck_assert_uint_eq(config->warm_bytes, 1024 * MIB);
 	ck_assert_uint_eq(config->load_window_bytes, GIB);
+	ck_assert(!config->trust_file_times);
 	ck_assert_uint_eq(config->reserve_bytes, 0);
 	ck_assert_int_eq(config->pressure, CONFIG_PRESSURE_REFUSE);
 	ck_assert_uint_eq(config->wait_ms, 0);
@@ -154,6 +155,7 @@ START_TEST(every_scalar_arrives)
 	                             "pool = ( { n_chunks = 5; chunk_bytes = 4194304; } );\n"
 	                             "warm_bytes = \"1 GiB\";\n"
 	                             "load_window_bytes = 0x10000000;\n"
+	                             "trust_file_times = true;\n"
 	                             "reserve_bytes = \"2GB\";\n"
 	                             "pressure = \"wait\";\n"
 	                             "wait_ms = 250;\n");
@@ -178,6 +180,7 @@ START_TEST(every_scalar_arrives)
 	ck_assert_uint_eq(config->pool[0].n_chunks, 5);
 	ck_assert_uint_eq(config->warm_bytes, GIB);
 	ck_assert_uint_eq(config->load_window_bytes, 256 * MIB);
+	ck_assert(config->trust_file_times);
 	ck_assert_uint_eq(config->reserve_bytes, 2000000000);
 	ck_assert_int_eq(config->pressure, CONFIG_PRESSURE_WAIT);
 	ck_assert_uint_eq(config->wait_ms, 250);
@@ -332,6 +335,8 @@ START_TEST(mistakes_are_refused_with_their_line)
 		{"warm_bytes = -1;", ":1: warm_bytes is -1, must be 0 to 9223372036854775807"},
 		{"load_window_bytes = \"32MiB\";", ":1: load_window_bytes is 33554432 bytes, must "
 	                                           "be 134217728 to 9223372036854775807"},
+		{"trust_file_times = 1;",
+	         ":1: trust_file_times must be true or false, not a number"},
 		{"\nwait_ms = 5;", ":2: wait_ms needs pressure = \"wait\""},
 		{"\npressure = \"wait\";", ":2: pressure \"wait\" needs a wait_ms above 0"},
 		{"pressure = \"wait\";\nwait_ms = 0;",

@@ -175,6 +175,7 @@ int glake_list_models(struct glake_session *session, glake_model_fn row, void *u
 		.realm = "uid:0",
 		.state = "ready",
 		.pinned = 1,
+		.reload_reason = "",
 	};
 	return fake.error ? fake.error : row(user, &model);
 }

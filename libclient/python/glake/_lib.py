@@ -114,7 +114,8 @@ class ModelRow(Structure):
     _fields_ = [("id", c_uint64), ("name", c_char_p), ("realm", c_char_p), ("state", c_char_p),
                 ("device", c_uint32), ("span_bytes", c_uint64), ("content_bytes", c_uint64),
                 ("unique_bytes", c_uint64), ("n_tensors", c_uint64), ("n_blocks", c_uint64),
-                ("n_open", c_uint32), ("pinned", c_int), ("idle_ms", c_uint64)]
+                ("n_open", c_uint32), ("pinned", c_int), ("idle_ms", c_uint64),
+                ("reload_reason", c_char_p)]
 
 
 class BlockRow(Structure):

@@ -1,0 +1,569 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Are the weights that a program is given those that its file has? Files that change without a sign,
+ * file systems that are told by nothing that statx() says, and files that must be found again.
+ *
+ * What is mounted lives in a mount namespace of the test and its daemon. Without root, or where a
+ * file system cannot be had, a test says SKIP.
+ */
+#include <errno.h>
+#include <linux/capability.h>
+#include <linux/fs.h>
+#include <linux/fsverity.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/mount.h>
+#include <time.h>
+
+#include "tests/integration/client_fixture.h"
+
+#define TENSOR_BYTES 65536u
+#define HEADER "{\"w\":{\"dtype\":\"U8\",\"shape\":[65536],\"data_offsets\":[0,65536]}}   "
+#define DATA_OFFSET (8 + sizeof(HEADER) - 1)
+/* Of a writer that lets go, a file system or a loop device. */
+#define WAIT_S 20
+
+static struct glake_session *session;
+
+/* ---- files ------------------------------------------------------------------------------------ */
+
+/* A model with one tensor of equal bytes. */
+static void write_model(const char *path, uint8_t value)
+{
+	static uint8_t bytes[DATA_OFFSET + TENSOR_BYTES];
+	uint64_t n_header = sizeof(HEADER) - 1;
+	memcpy(bytes, &n_header, 8);
+	memcpy(bytes + 8, HEADER, n_header);
+	memset(bytes + DATA_OFFSET, value, TENSOR_BYTES);
+	int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
+	ck_assert_msg(fd >= 0, "%s: %s", path, strerror(errno));
+	ck_assert_int_eq(write(fd, bytes, sizeof(bytes)), (ssize_t)sizeof(bytes));
+	close(fd);
+}
+
+/* Open it, check that every byte is @value, close it. Returns whether the store had it. */
+static bool was_known(const char *path, uint8_t value)
+{
+	static uint8_t got[TENSOR_BYTES];
+	struct glake_model *model;
+	struct glake_tensor tensor = {.size = sizeof(tensor)};
+	struct glake_model_info info = {.size = sizeof(info)};
+	assert_ok(glake_model_open(session, path, NULL, &model));
+	assert_ok(glake_model_tensor(model, "w", &tensor));
+	assert_ok(glake_read(session, 0, got, tensor.ptr, TENSOR_BYTES));
+	for (size_t i = 0; i < TENSOR_BYTES; i++) {
+		ck_assert_msg(got[i] == value, "%s: byte %zu is %u, the file has %u", path, i,
+		              got[i], value);
+	}
+	assert_ok(glake_model_info(model, &info));
+	glake_model_close(model);
+	return info.was_loaded;
+}
+
+struct listed {
+	const char *name;
+	int n;
+	char reason[300]; /* of the last */
+};
+
+static int count_row(void *user, const struct glake_model_row *row)
+{
+	struct listed *listed = user;
+	if (strcmp(row->name, listed->name) == 0) {
+		listed->n++;
+		snprintf(listed->reason, sizeof(listed->reason), "%s", row->reload_reason);
+	}
+	return 0;
+}
+
+static struct listed listed(const char *path)
+{
+	struct listed found = {.name = path};
+	assert_ok(glake_list_models(session, count_row, &found));
+	return found;
+}
+
+static void check_reason(const char *path, const char *part)
+{
+	struct listed found = listed(path);
+	ck_assert_int_eq(found.n, 1);
+	ck_assert_msg(part[0] ? strstr(found.reason, part) != NULL : !found.reason[0],
+	              "'%s', expected '%s'", found.reason, part);
+}
+
+static bool is_in_log(const char *part)
+{
+	char command[700];
+	snprintf(command, sizeof(command), "grep -q '%s' '%s'", part, path_of("log"));
+	return system(command) == 0;
+}
+
+/* A shared mapping of the file; its fd is closed. */
+static volatile uint8_t *map_file(const char *path)
+{
+	int fd = open(path, O_RDWR | O_CLOEXEC);
+	ck_assert_int_ge(fd, 0);
+	volatile uint8_t *bytes = mmap(NULL, DATA_OFFSET + TENSOR_BYTES, PROT_READ | PROT_WRITE,
+	                               MAP_SHARED, fd, 0);
+	ck_assert_ptr_ne((void *)bytes, MAP_FAILED);
+	close(fd);
+	return bytes;
+}
+
+static void unmap_file(volatile uint8_t *bytes)
+{
+	ck_assert_int_eq(munmap((void *)bytes, DATA_OFFSET + TENSOR_BYTES), 0);
+}
+
+static void store(volatile uint8_t *bytes, uint8_t value)
+{
+	for (size_t i = 0; i < TENSOR_BYTES; i++) {
+		bytes[DATA_OFFSET + i] = value;
+	}
+}
+
+/* ---- file systems ----------------------------------------------------------------------------- */
+
+__attribute__((format(printf, 1, 2))) static bool run(const char *format, ...)
+{
+	char command[1500];
+	va_list arguments;
+	va_start(arguments, format);
+	vsnprintf(command, sizeof(command), format, arguments);
+	va_end(arguments);
+	return system(command) == 0;
+}
+
+static bool skip(const char *what)
+{
+	printf("SKIP: %s\n", what);
+	return false;
+}
+
+/* From here on mounts are ours alone. */
+static bool own_mounts(void)
+{
+	return (unshare(CLONE_NEWNS) == 0 &&
+	        mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0) ||
+	       skip("no mount namespace of one's own");
+}
+
+/* An image of ext4, in the file @name. */
+static bool make_ext4(const char *name, const char *options)
+{
+	return run("truncate -s 16M '%s' && mkfs.ext4 -q -F %s '%s' >/dev/null 2>&1", path_of(name),
+	           options, path_of(name)) ||
+	       skip("no mkfs.ext4 here");
+}
+
+/* The same image twice, but for the weights of its model, which were 0x51 and are 0x52. */
+static void change_weights(const char *from, const char *to)
+{
+	ck_assert(run("cp '%s' '%s'", path_of(from), path_of(to)));
+	int fd = open(path_of(to), O_RDWR | O_CLOEXEC);
+	struct stat stat;
+	ck_assert_int_eq(fstat(fd, &stat), 0);
+	uint8_t *image = mmap(NULL, (size_t)stat.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, fd,
+	                      0);
+	ck_assert_ptr_ne(image, MAP_FAILED);
+	unsigned n_changed = 0;
+	for (off_t i = 0; i < stat.st_size; i++) {
+		if (image[i] == 0x51 && ((i > 0 && image[i - 1] == 0x52) || image[i + 1] == 0x51)) {
+			image[i] = 0x52;
+			n_changed++;
+		}
+	}
+	ck_assert_uint_ge(n_changed, TENSOR_BYTES);
+	munmap(image, (size_t)stat.st_size);
+	close(fd);
+}
+
+static bool attach(const char *loop, const char *image)
+{
+	return run("losetup '%s' '%s' 2>/dev/null", loop, path_of(image));
+}
+
+static bool attach_new(char *loop, size_t n_bytes, const char *image)
+{
+	char command[700];
+	snprintf(command, sizeof(command), "losetup -f --show '%s' 2>/dev/null", path_of(image));
+	FILE *answer = popen(command, "r");
+	bool is_there = answer && fgets(loop, (int)n_bytes, answer);
+	if (answer) {
+		pclose(answer);
+	}
+	if (!is_there) {
+		return skip("no loop device");
+	}
+	loop[strcspn(loop, "\n")] = '\0';
+	return true;
+}
+
+/* Closing what was a client's is left to threads of the daemon. */
+static void unmount(const char *folder_name)
+{
+	for (int i = 0; i < WAIT_S * 100 && umount2(path_of(folder_name), 0) < 0; i++) {
+		ck_assert_int_eq(errno, EBUSY);
+		usleep(10000);
+	}
+}
+
+static void detach(const char *loop)
+{
+	ck_assert(run("losetup -d '%s'", loop));
+	for (int i = 0; i < WAIT_S * 100 && run("losetup '%s' >/dev/null 2>&1", loop); i++) {
+		usleep(10000);
+	}
+}
+
+static void make_folder(const char *name)
+{
+	ck_assert_int_eq(mkdir(path_of(name), 0755), 0);
+}
+
+/* Returns the loop device in @loop, or says SKIP. */
+static bool mount_ext4(const char *image, const char *options, const char *at, char *loop,
+                       size_t n_bytes)
+{
+	if (!own_mounts() || !make_ext4(image, options) || !attach_new(loop, n_bytes, image)) {
+		return false;
+	}
+	make_folder(at);
+	if (mount(loop, path_of(at), "ext4", 0, NULL) < 0) {
+		detach(loop);
+		return skip("cannot mount ext4");
+	}
+	return true;
+}
+
+static void begin_daemon(const char *config)
+{
+	start_daemon(config);
+	session = connect_new();
+}
+
+static void end_daemon(void)
+{
+	glake_disconnect(session);
+	kill_daemon();
+}
+
+/* ---- tests ------------------------------------------------------------------------------------ */
+
+START_TEST(a_file_is_found_again)
+{
+	begin_daemon("");
+	const char *path = path_of("m.safetensors");
+	write_model(path, 1);
+	/* However fresh it is. */
+	ck_assert(!was_known(path, 1));
+	ck_assert(was_known(path, 1));
+	check_reason(path, "");
+	/* A writer who has gone leaves what he wrote, and nothing else. */
+	volatile uint8_t *bytes = map_file(path);
+	store(bytes, 2);
+	unmap_file(bytes);
+	ck_assert(!was_known(path, 2));
+	ck_assert(was_known(path, 2));
+	end_daemon();
+}
+END_TEST
+
+/* Its page is writable and dirty already, so that a store is seen by nobody. */
+START_TEST(a_mapping_that_is_written_through_hides_no_change)
+{
+	begin_daemon("");
+	const char *path = path_of("m.safetensors");
+	write_model(path, 1);
+	volatile uint8_t *bytes = map_file(path);
+	for (uint8_t value = 2; value < 6; value++) {
+		store(bytes, value);
+		ck_assert(!was_known(path, value));
+	}
+	check_reason(path, "open for writing");
+	ck_assert(is_in_log("each open loads it again: open for writing: .m.safetensors"));
+	unmap_file(bytes);
+	ck_assert(!was_known(path, 5));
+	ck_assert(was_known(path, 5));
+	end_daemon();
+}
+END_TEST
+
+/* tmpfs sets no time when a page is stored to that was read first. */
+START_TEST(tmpfs_hides_no_change)
+{
+	if (!own_mounts()) {
+		return;
+	}
+	make_folder("mem");
+	if (mount("none", path_of("mem"), "tmpfs", 0, "size=4m") < 0) {
+		skip("cannot mount tmpfs");
+		return;
+	}
+	begin_daemon("");
+	const char *path = path_of("mem/m.safetensors");
+	write_model(path, 1);
+	ck_assert(!was_known(path, 1));
+	volatile uint8_t *bytes = map_file(path);
+	for (size_t i = 0; i < TENSOR_BYTES; i++) {
+		ck_assert_uint_eq(bytes[DATA_OFFSET + i], 1);
+	}
+	store(bytes, 2);
+	unmap_file(bytes);
+	ck_assert(!was_known(path, 2));
+	check_reason(path, "on tmpfs");
+	end_daemon();
+	unmount("mem");
+}
+END_TEST
+
+/* A mapping through an overlay is of the file below: no lease on the overlay's sees it. */
+START_TEST(an_overlay_hides_no_change)
+{
+	if (!own_mounts()) {
+		return;
+	}
+	make_folder("low");
+	make_folder("up");
+	make_folder("work");
+	make_folder("over");
+	char options[900];
+	snprintf(options, sizeof(options), "lowerdir=%s,upperdir=%s,workdir=%s", path_of("low"),
+	         path_of("up"), path_of("work"));
+	if (mount("none", path_of("over"), "overlay", 0, options) < 0) {
+		skip("cannot mount an overlay");
+		return;
+	}
+	begin_daemon("");
+	const char *path = path_of("over/m.safetensors");
+	write_model(path, 1);
+	volatile uint8_t *bytes = map_file(path);
+	store(bytes, 2);
+	ck_assert(!was_known(path, 2));
+	store(bytes, 3);
+	ck_assert(!was_known(path, 3));
+	check_reason(path, "on an overlay");
+	unmap_file(bytes);
+	end_daemon();
+	unmount("over");
+}
+END_TEST
+
+/* One loop device takes an image after the other: all that stat() says is equal. */
+START_TEST(another_file_system_in_the_same_place_is_another)
+{
+	char loop[64];
+	if (!mount_ext4("a.img", "", "mnt", loop, sizeof(loop))) {
+		return;
+	}
+	write_model(path_of("mnt/m.safetensors"), 0x51);
+	unmount("mnt");
+	detach(loop);
+	change_weights("a.img", "b.img");
+	begin_daemon("");
+	struct stat stats[2];
+	for (int i = 0; i < 2; i++) {
+		if (!attach(loop, i == 0 ? "a.img" : "b.img")) {
+			skip("the loop device was taken by somebody else");
+			break;
+		}
+		ck_assert_int_eq(mount(loop, path_of("mnt"), "ext4", MS_RDONLY, NULL), 0);
+		const char *path = path_of("mnt/m.safetensors");
+		ck_assert_int_eq(stat(path, &stats[i]), 0);
+		stats[i].st_atim = (struct timespec){0};
+		ck_assert(!was_known(path, i == 0 ? 0x51 : 0x52));
+		ck_assert(was_known(path, i == 0 ? 0x51 : 0x52));
+		unmount("mnt");
+		detach(loop);
+		ck_assert(i == 0 || memcmp(&stats[0], &stats[1], sizeof(stats[0])) == 0);
+	}
+	end_daemon();
+}
+END_TEST
+
+/* ctime in whole seconds: two writes within one set the same. */
+START_TEST(a_change_within_the_tick_is_seen)
+{
+	char loop[64];
+	struct timespec now;
+	if (!mount_ext4("old.img", "-I 128", "mnt", loop, sizeof(loop))) {
+		return;
+	}
+	begin_daemon("");
+	const char *path = path_of("mnt/m.safetensors");
+	/* The mover is up before the second begins. */
+	write_model(path_of("other.safetensors"), 9);
+	ck_assert(!was_known(path_of("other.safetensors"), 9));
+	do {
+		usleep(1000);
+		clock_gettime(CLOCK_REALTIME, &now);
+		/* The clock that is taken for ctime is some milliseconds behind. */
+	} while (now.tv_nsec < 20 * 1000 * 1000 || now.tv_nsec > 80 * 1000 * 1000);
+	write_model(path, 1);
+	ck_assert(!was_known(path, 1));
+	write_model(path, 2);
+	ck_assert(!was_known(path, 2));
+	usleep(1100000);
+	was_known(path, 2);
+	ck_assert(was_known(path, 2));
+	end_daemon();
+	unmount("mnt");
+	detach(loop);
+}
+END_TEST
+
+/* A process of its own: CUDA does not survive a fork. */
+static bool was_known_elsewhere(const char *path, bool in_container)
+{
+	fflush(NULL);
+	pid_t pid = fork();
+	ck_assert_int_ge(pid, 0);
+	if (pid == 0) {
+		if (in_container && (unshare(CLONE_NEWNS) < 0 ||
+		                     mount(folder, path_of("there"), NULL, MS_BIND, NULL) < 0)) {
+			_exit(2);
+		}
+		session = connect_new();
+		bool known = was_known(path, 1);
+		glake_disconnect(session);
+		_exit(known);
+	}
+	int status;
+	ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+	ck_assert(WIFEXITED(status) && WEXITSTATUS(status) <= 1);
+	return WEXITSTATUS(status) == 1;
+}
+
+/* A container has a mount of its own of the host's folder. */
+START_TEST(a_file_is_found_through_another_mount)
+{
+	if (!own_mounts()) {
+		return;
+	}
+	make_folder("there");
+	write_model(path_of("m.safetensors"), 1);
+	start_daemon("");
+	ck_assert(!was_known_elsewhere(path_of("m.safetensors"), false));
+	ck_assert(was_known_elsewhere(path_of("there/m.safetensors"), true));
+	kill_daemon();
+}
+END_TEST
+
+/* Of a mount that glaked's namespace does not have. */
+START_TEST(a_file_in_a_container_alone_is_found)
+{
+	begin_daemon("");
+	char loop[64];
+	if (!mount_ext4("a.img", "", "mnt", loop, sizeof(loop))) {
+		end_daemon();
+		return;
+	}
+	write_model(path_of("mnt/m.safetensors"), 1);
+	ck_assert(!was_known(path_of("mnt/m.safetensors"), 1));
+	ck_assert(was_known(path_of("mnt/m.safetensors"), 1));
+	end_daemon();
+	unmount("mnt");
+	detach(loop);
+}
+END_TEST
+
+START_TEST(without_a_lease_a_file_is_loaded_again)
+{
+	const char *path = path_of("m.safetensors");
+	write_model(path, 1);
+	if (chown(path, 65534, 65534) < 0 || prctl(PR_CAPBSET_DROP, CAP_LEASE) < 0) {
+		skip("not root");
+		return;
+	}
+	begin_daemon("");
+	for (int i = 0; i < 3; i++) {
+		ck_assert(!was_known(path, 1));
+		check_reason(path, "no lease");
+	}
+	end_daemon();
+	/* One who knows that nobody writes there can say so. */
+	begin_daemon("trust_file_times = true;");
+	ck_assert(!was_known(path, 1));
+	ck_assert(was_known(path, 1));
+	check_reason(path, "");
+	end_daemon();
+}
+END_TEST
+
+/* The program's fds stay its own, with what it has set on them; and its lease is as good as the mover's. */
+START_TEST(a_lease_of_the_program_stays)
+{
+	begin_daemon("");
+	const char *path = path_of("m.safetensors");
+	write_model(path, 1);
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+	ck_assert_int_ge(fd, 0);
+	ck_assert_int_eq(fcntl(fd, F_SETLEASE, F_RDLCK), 0);
+	struct glake_model *model;
+	assert_ok(glake_model_open_fds(session, &fd, NULL, 1, NULL, &model));
+	glake_model_close(model);
+	ck_assert_int_eq(fcntl(fd, F_GETLEASE), F_RDLCK);
+	close(fd);
+	ck_assert(was_known(path, 1));
+	end_daemon();
+}
+END_TEST
+
+/* Two copies are one: the content is known before it is read. */
+START_TEST(a_file_with_verity_is_known_wherever_it_is)
+{
+	char loop[64];
+	if (!mount_ext4("verity.img", "-O verity", "mnt", loop, sizeof(loop))) {
+		return;
+	}
+	begin_daemon("");
+	bool has_verity = true;
+	for (int i = 0; i < 2 && has_verity; i++) {
+		const char *path = path_of(i == 0 ? "mnt/a.safetensors" : "mnt/b.safetensors");
+		write_model(path, 1);
+		struct fsverity_enable_arg enable = {.version = 1,
+		                                     .hash_algorithm = FS_VERITY_HASH_ALG_SHA256,
+		                                     .block_size = 4096};
+		int fd = open(path, O_RDONLY | O_CLOEXEC);
+		has_verity = ioctl(fd, FS_IOC_ENABLE_VERITY, &enable) == 0;
+		close(fd);
+		if (has_verity) {
+			ck_assert(was_known(path, 1) == (i == 1));
+			check_reason(path_of("mnt/a.safetensors"), "");
+		} else {
+			skip("no fs-verity in this kernel");
+		}
+	}
+	end_daemon();
+	unmount("mnt");
+	detach(loop);
+}
+END_TEST
+
+int main(void)
+{
+	const TTest *const tests[] = {
+		a_file_is_found_again,
+		a_mapping_that_is_written_through_hides_no_change,
+		tmpfs_hides_no_change,
+		an_overlay_hides_no_change,
+		another_file_system_in_the_same_place_is_another,
+		a_change_within_the_tick_is_seen,
+		a_file_is_found_through_another_mount,
+		a_file_in_a_container_alone_is_found,
+		without_a_lease_a_file_is_loaded_again,
+		a_lease_of_the_program_stays,
+		a_file_with_verity_is_known_wherever_it_is,
+	};
+	Suite *suite = suite_create("file_identity");
+	TCase *tcase = tcase_create("file_identity");
+	tcase_set_timeout(tcase, TEST_TIMEOUT_S * 3);
+	tcase_add_checked_fixture(tcase, set_up, tear_down);
+	for (size_t i = 0; i < sizeof(tests) / sizeof(tests[0]); i++) {
+		tcase_add_test(tcase, tests[i]);
+	}
+	suite_add_tcase(suite, tcase);
+	return suite_run(suite);
+}
