@@ -222,9 +222,9 @@ int glake_ping(struct glake_session *session)
 static uint64_t warm_bytes(struct glake_session *session, uint32_t index)
 {
 	const struct glake__device *device = glake__session_device(session, index);
-	pthread_mutex_lock(&session->books.lock);
+	glake__lock();
 	uint64_t n_bytes = device ? device->warm.n_bytes : 0;
-	pthread_mutex_unlock(&session->books.lock);
+	glake__unlock();
 	return n_bytes;
 }
 

@@ -107,7 +107,8 @@ static int find_ordinals(struct glake_session *session)
 		}
 		for (uint32_t i = 0; result == CUDA_SUCCESS && i < session->n_devices; i++) {
 			struct glake__device *device = &session->devices[i];
-			if (memcmp(device->public.uuid, uuid.bytes, sizeof(uuid.bytes)) == 0) {
+			if (handle < GLAKE__MAX_DEVICES &&
+			    memcmp(device->public.uuid, uuid.bytes, sizeof(uuid.bytes)) == 0) {
 				device->public.ordinal = ordinal;
 				device->handle = handle;
 			}
@@ -182,7 +183,7 @@ static int session_new(int socket, struct glake_session **session_out)
 	}
 	session->fork_generation = glake__fork_generation();
 	session->n_refs = 1;
-	pthread_mutex_init(&session->books.lock, NULL);
+	glake__space_begin();
 	pthread_mutex_init(&session->usage_lock, NULL);
 	*session_out = ptr_steal(session);
 	return 0;
@@ -197,7 +198,13 @@ static int greet(struct glake_session *session, const struct glake_connect_optio
 		return r;
 	}
 	r = open_driver(session, options->libcuda);
-	return r < 0 ? r : find_ordinals(session);
+	if (r == 0) {
+		r = find_ordinals(session);
+	}
+	if (r == 0) {
+		glake__space_open(&session->drv);
+	}
+	return r;
 }
 
 int glake_connect(const struct glake_connect_options *options, struct glake_session **session_out)

@@ -6,11 +6,8 @@
  * somebody else's request:
  *
  *   link    the connection: requests under way, notices that wait. call.c says how it is locked
- *   books   what this process has: memory, models, blocks, counters; one lock
- *
- * The locks of the books and of the usage report are innermost, neither inside the other. No driver
- * call, no request and no callback happens under them: a piece of memory is first taken out of the
- * books (or marked busy), then worked on, then put back.
+ *   books   what this session has: memory, models, blocks, counters; under the lock of the space
+ *           (space.h), as are the ranges that they are in
  *
  * Owner: the caller, from glake_connect() to glake_disconnect().
  * Threads: any. Fields without a remark are written by glake_connect() alone.
@@ -28,19 +25,18 @@
 #include "libclient/link/error.h"
 #include "libclient/glake.h"
 #include "libclient/glake_order.h"
-#include "libclient/memory/ptr_table.h"
+#include "libclient/memory/space.h"
 #include "libclient/memory/warm.h"
 
 struct glake__device {
 	struct glake_device public;
 	CUdevice handle;         /* valid if public.ordinal >= 0 */
-	struct glake__warm warm; /* under the books lock, as is the next */
+	struct glake__warm warm; /* under the lock, as is the next */
 	uint64_t owed_bytes;     /* wanted back when there was less warm: what is freed next goes */
 };
 
 struct glake__books {
-	pthread_mutex_t lock;
-	struct glake__ptr_table live; /* glake_alloc(): address to struct glake__backing */
+	struct glake__backing *live;  /* owned list by newer: glake_alloc() */
 	struct glake__placed *placed; /* owned list: glake_reserve() */
 	struct glake_model *models;   /* owned list */
 	struct glake_block *blocks;   /* owned list */
@@ -52,7 +48,7 @@ struct glake__books {
 	uint64_t n_cold_allocs;
 };
 
-/* The program holds @n_bytes more. Called with the books lock held. */
+/* The program holds @n_bytes more. Called with the lock held. */
 static inline void glake__books_add_live(struct glake__books *books, uint64_t n_bytes)
 {
 	books->live_bytes += n_bytes;
@@ -110,6 +106,12 @@ int glake__session_check(const struct glake_session *session);
 /* The last one frees the struct. All else has ended by then. */
 void glake__session_ref(struct glake_session *session);
 void glake__session_unref(struct glake_session *session);
+
+static inline bool glake__session_has(const struct glake_session *session,
+                                      const struct glake__device *device)
+{
+	return device >= session->devices && device < session->devices + session->n_devices;
+}
 
 /* The device of glaked's number @index, mappable or not; NULL with the error set. */
 struct glake__device *glake__session_device(struct glake_session *session, uint32_t index);

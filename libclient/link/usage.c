@@ -10,7 +10,7 @@
 #include "proto/limits.h"
 #include "libclient/link/sized.h"
 
-/* Called with the books lock held. */
+/* Called with the lock held. */
 static uint64_t warm_bytes_locked(const struct glake_session *session)
 {
 	uint64_t n_bytes = 0;
@@ -23,13 +23,13 @@ static uint64_t warm_bytes_locked(const struct glake_session *session)
 static struct glake__usage measure(struct glake_session *session)
 {
 	struct glake__books *books = &session->books;
-	pthread_mutex_lock(&books->lock);
+	glake__lock();
 	struct glake__usage usage = {
 		.live_bytes = books->live_bytes,
 		.warm_bytes = warm_bytes_locked(session),
 		.peak_bytes = books->peak_bytes,
 	};
-	pthread_mutex_unlock(&books->lock);
+	glake__unlock();
 	return usage;
 }
 
@@ -198,7 +198,7 @@ int glake_usage(struct glake_session *session, struct glake_usage *usage)
 		return r;
 	}
 	struct glake__books *books = &session->books;
-	pthread_mutex_lock(&books->lock);
+	glake__lock();
 	struct glake_usage full = {
 		.live_bytes = books->live_bytes,
 		.reserved_bytes = books->reserved_bytes,
@@ -208,6 +208,6 @@ int glake_usage(struct glake_session *session, struct glake_usage *usage)
 		.n_cold_allocs = books->n_cold_allocs,
 		.peak_bytes = books->peak_bytes,
 	};
-	pthread_mutex_unlock(&books->lock);
+	glake__unlock();
 	return glake__sized_out(usage, &full, sizeof(full));
 }

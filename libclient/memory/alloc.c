@@ -12,43 +12,55 @@
 #include "proto/limits.h"
 #include "libclient/memory/async.h"
 #include "libclient/memory/backing.h"
-#include "libclient/memory/map.h"
 #include "libclient/link/notice.h"
 
 /* ---- the books -------------------------------------------------------------------------------- */
 
-/* Called with the books lock held. */
-static int add_live_locked(struct glake__books *books, struct glake__backing *backing)
+static void add_live_locked(struct glake__books *books, struct glake__backing *backing)
 {
-	int r = glake__ptr_table_add(&books->live, backing->ptr, backing);
-	if (r == 0) {
-		glake__books_add_live(books, backing->n_bytes);
+	backing->is_live = true;
+	backing->older = NULL;
+	backing->newer = books->live;
+	if (books->live) {
+		books->live->older = backing;
 	}
-	return r;
+	books->live = backing;
+	glake__books_add_live(books, backing->n_bytes);
 }
 
-struct glake__backing *glake__alloc_find_locked(const struct glake__books *books, glake_ptr ptr)
+struct glake__backing *glake__alloc_find_locked(struct glake_session *session, glake_ptr ptr)
 {
-	struct glake__backing *backing = glake__ptr_table_get(&books->live, ptr);
-	return backing && !backing->is_parked ? backing : NULL;
+	const struct glake__range *range = glake__range_at_locked(ptr, GLAKE__RANGE_PRIVATE);
+	struct glake__backing *backing = range ? range->user : NULL;
+	bool is_it = backing && backing->ptr == ptr && backing->is_live && !backing->is_parked &&
+	             glake__session_has(session, backing->device);
+	return is_it ? backing : NULL;
 }
 
-/* Called with the books lock held. */
 static void remove_locked(struct glake__books *books, struct glake__backing *backing)
 {
-	glake__ptr_table_remove(&books->live, backing->ptr);
+	if (backing->older) {
+		backing->older->newer = backing->newer;
+	} else {
+		books->live = backing->newer;
+	}
+	if (backing->newer) {
+		backing->newer->older = backing->older;
+	}
 	if (!backing->is_parked) {
 		books->live_bytes -= backing->n_bytes;
 	}
+	backing->older = NULL;
+	backing->newer = NULL;
+	backing->is_live = false;
 	backing->is_parked = false;
 }
 
-/* Called with the books lock held. */
-static struct glake__backing *remove_live_locked(struct glake__books *books, glake_ptr ptr)
+static struct glake__backing *remove_live_locked(struct glake_session *session, glake_ptr ptr)
 {
-	struct glake__backing *backing = glake__alloc_find_locked(books, ptr);
+	struct glake__backing *backing = glake__alloc_find_locked(session, ptr);
 	if (backing) {
-		remove_locked(books, backing);
+		remove_locked(&session->books, backing);
 	}
 	return backing;
 }
@@ -61,9 +73,9 @@ int glake__alloc_unknown(glake_ptr ptr)
 
 struct glake__backing *glake__alloc_take_live(struct glake_session *session, glake_ptr ptr)
 {
-	pthread_mutex_lock(&session->books.lock);
-	struct glake__backing *backing = remove_live_locked(&session->books, ptr);
-	pthread_mutex_unlock(&session->books.lock);
+	glake__lock();
+	struct glake__backing *backing = remove_live_locked(session, ptr);
+	glake__unlock();
 	if (!backing) {
 		glake__alloc_unknown(ptr);
 	}
@@ -72,22 +84,18 @@ struct glake__backing *glake__alloc_take_live(struct glake_session *session, gla
 
 void glake__alloc_put_back(struct glake_session *session, struct glake__backing *backing)
 {
-	pthread_mutex_lock(&session->books.lock);
-	int r = add_live_locked(&session->books, backing);
-	pthread_mutex_unlock(&session->books.lock);
-	if (r < 0) {
-		/* Others may have filled the table meanwhile, with no memory left to grow it. */
-		glake__backing_give_back(session, backing);
-	}
+	glake__lock();
+	add_live_locked(&session->books, backing);
+	glake__unlock();
 }
 
 /* ---- trimming --------------------------------------------------------------------------------- */
 
 static int trim(struct glake_session *session, struct glake__device *device, uint64_t keep_bytes)
 {
-	pthread_mutex_lock(&session->books.lock);
+	glake__lock();
 	struct glake__backing *list = glake__warm_evict(&device->warm, keep_bytes);
-	pthread_mutex_unlock(&session->books.lock);
+	glake__unlock();
 	return glake__backing_give_back(session, list);
 }
 
@@ -97,11 +105,11 @@ int glake_is_warm(struct glake_session *session, glake_ptr ptr)
 	if (glake__session_check(session) < 0) {
 		return false;
 	}
-	pthread_mutex_lock(&session->books.lock);
-	for (uint32_t i = 0; i < session->n_devices && !is_warm; i++) {
-		is_warm = glake__warm_has(&session->devices[i].warm, ptr);
-	}
-	pthread_mutex_unlock(&session->books.lock);
+	glake__lock();
+	const struct glake__range *range = glake__range_at_locked(ptr, GLAKE__RANGE_PRIVATE);
+	const struct glake__backing *backing = range ? range->user : NULL;
+	is_warm = backing && backing->is_warm && glake__session_has(session, backing->device);
+	glake__unlock();
 	return is_warm;
 }
 
@@ -125,10 +133,10 @@ void glake__alloc_reclaim(struct glake_session *session, uint32_t device, uint64
 	if (!found) {
 		return;
 	}
-	pthread_mutex_lock(&session->books.lock);
+	glake__lock();
 	uint64_t n_warm = found->warm.n_bytes;
 	found->owed_bytes = n_bytes > n_warm ? n_bytes - n_warm : 0;
-	pthread_mutex_unlock(&session->books.lock);
+	glake__unlock();
 	trim(session, found, n_warm > n_bytes ? n_warm - n_bytes : 0);
 	/* What is owed goes back as it is released. */
 	glake__async_collect(session, -1);
@@ -141,9 +149,9 @@ bool glake__alloc_make_room(struct glake_session *session, struct glake__device 
 		return false;
 	}
 	bool has_any = glake__async_collect(session, device->public.ordinal);
-	pthread_mutex_lock(&session->books.lock);
+	glake__lock();
 	has_any |= device->warm.n_bytes > 0;
-	pthread_mutex_unlock(&session->books.lock);
+	glake__unlock();
 	return has_any && trim(session, device, 0) == 0 && !session->link.error;
 }
 
@@ -153,47 +161,32 @@ static bool alloc_warm(struct glake_session *session, struct glake__device *devi
                        uint64_t n_bytes, glake_ptr *ptr_out)
 {
 	struct glake__books *books = &session->books;
-	pthread_mutex_lock(&books->lock);
+	glake__lock();
 	struct glake__backing *backing = glake__warm_take(&device->warm, n_bytes);
-	if (backing && add_live_locked(books, backing) < 0) {
-		/* Its bin may be gone, but the array has kept the place. */
-		glake__warm_give(&device->warm, backing);
-		backing = NULL;
-	}
 	if (backing) {
+		add_live_locked(books, backing);
 		books->n_warm_allocs++;
 		*ptr_out = backing->ptr;
 	}
-	pthread_mutex_unlock(&books->lock);
+	glake__unlock();
 	return backing != NULL;
 }
 
-/* Reserve, fill, enter into the books; nothing remains of a failure. */
+/* Make, enter into the books; nothing remains of a failure. */
 static int alloc_cold(struct glake_session *session, struct glake__device *device, uint64_t n_bytes,
                       glake_ptr *ptr_out)
 {
 	cleanup_cancel int cancel = cancel_disable();
-	glake_ptr ptr;
-	int r = glake__map_reserve(session, n_bytes, 0, &ptr);
+	struct glake__backing *backing;
+	int r = glake__backing_new(session, device, n_bytes, &backing);
 	if (r < 0) {
 		return r;
 	}
-	struct glake__backing *backing = glake__backing_new(device, ptr, n_bytes);
-	r = backing ? glake__backing_fill(session, backing) : glake__fail(-ENOMEM, "out of memory");
-	if (r < 0) {
-		glake__map_unreserve(session, ptr, n_bytes);
-		glake__backing_free(backing);
-		return r;
-	}
-	pthread_mutex_lock(&session->books.lock);
-	r = add_live_locked(&session->books, backing);
-	session->books.n_cold_allocs += r == 0;
-	pthread_mutex_unlock(&session->books.lock);
-	if (r < 0) {
-		glake__backing_give_back(session, backing);
-		return glake__fail(r, "out of memory");
-	}
-	*ptr_out = ptr;
+	*ptr_out = backing->ptr;
+	glake__lock();
+	add_live_locked(&session->books, backing);
+	session->books.n_cold_allocs++;
+	glake__unlock();
 	return 0;
 }
 
@@ -246,7 +239,7 @@ int glake_alloc(struct glake_session *session, uint32_t device, uint64_t bytes, 
 /*
  * Make @backing warm. Returns what must be given back for it: the oldest of warm memory, @backing
  * itself if it is owed, alone over the limit, or mapped by others perhaps, usually nothing. Called with
- * the books lock held.
+ * the lock held.
  */
 static struct glake__backing *make_warm_locked(struct glake__backing *backing)
 {
@@ -257,7 +250,7 @@ static struct glake__backing *make_warm_locked(struct glake__backing *backing)
 		                                                            : device->owed_bytes;
 		return backing;
 	}
-	if (backing->ticket || backing->n_bytes > warm->max_bytes ||
+	if (backing->n_bytes > warm->max_bytes || glake__backing_is_pinned_locked(backing) ||
 	    glake__warm_give(warm, backing) < 0) {
 		return backing;
 	}
@@ -266,10 +259,10 @@ static struct glake__backing *make_warm_locked(struct glake__backing *backing)
 
 void glake__alloc_end(struct glake_session *session, struct glake__backing *backing)
 {
-	pthread_mutex_lock(&session->books.lock);
+	glake__lock();
 	remove_locked(&session->books, backing);
 	struct glake__backing *list = make_warm_locked(backing);
-	pthread_mutex_unlock(&session->books.lock);
+	glake__unlock();
 	glake__backing_give_back(session, list);
 }
 
@@ -279,11 +272,10 @@ int glake_free(struct glake_session *session, glake_ptr ptr)
 	if (r < 0 || ptr == 0) {
 		return r;
 	}
-	struct glake__books *books = &session->books;
-	pthread_mutex_lock(&books->lock);
-	struct glake__backing *backing = remove_live_locked(books, ptr);
+	glake__lock();
+	struct glake__backing *backing = remove_live_locked(session, ptr);
 	struct glake__backing *list = backing ? make_warm_locked(backing) : NULL;
-	pthread_mutex_unlock(&books->lock);
+	glake__unlock();
 	if (!backing) {
 		return glake__alloc_unknown(ptr);
 	}
@@ -298,17 +290,18 @@ int glake_free(struct glake_session *session, glake_ptr ptr)
 void glake__alloc_deinit(struct glake_session *session)
 {
 	struct glake__books *books = &session->books;
-	struct glake__backing *backing;
-	while ((backing = glake__ptr_table_remove_any(&books->live))) {
-		glake__backing_drop(session, backing, true);
+	while (books->live) {
+		struct glake__backing *backing = books->live;
+		books->live = backing->newer;
+		glake__backing_drop(session, backing);
 	}
-	glake__ptr_table_deinit(&books->live);
 	for (uint32_t i = 0; i < session->n_devices; i++) {
 		struct glake__warm *warm = &session->devices[i].warm;
 		struct glake__backing *list = glake__warm_evict(warm, 0);
-		while ((backing = list)) {
+		while (list) {
+			struct glake__backing *backing = list;
 			list = backing->next;
-			glake__backing_drop(session, backing, true);
+			glake__backing_drop(session, backing);
 		}
 		glake__warm_deinit(warm);
 	}

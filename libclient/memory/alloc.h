@@ -23,8 +23,8 @@ void glake__alloc_reclaim(struct glake_session *session, uint32_t device, uint64
  */
 bool glake__alloc_make_room(struct glake_session *session, struct glake__device *device, int error);
 
-/* The live backing at @ptr, which stays; NULL if there is none. Called with the books lock held. */
-struct glake__backing *glake__alloc_find_locked(const struct glake__books *books, glake_ptr ptr);
+/* The live backing at @ptr, which stays; NULL if there is none of @session. */
+struct glake__backing *glake__alloc_find_locked(struct glake_session *session, glake_ptr ptr);
 
 /* -EINVAL, with the text for @ptr. */
 int glake__alloc_unknown(glake_ptr ptr);

@@ -66,10 +66,10 @@ static int find_place(struct glake_session *session, void *handle, unsigned flag
 
 static glake_ptr unpark(struct glake_session *session, struct glake__backing *backing)
 {
-	pthread_mutex_lock(&session->books.lock);
+	glake__lock();
 	backing->is_parked = false;
 	glake__books_add_live(&session->books, backing->n_bytes);
-	pthread_mutex_unlock(&session->books.lock);
+	glake__unlock();
 	return backing->ptr;
 }
 
@@ -103,13 +103,13 @@ int glake_alloc_async(struct glake_session *session, void *stream, uint64_t byte
 /* Out of the program's hands. NULL, with the error set, if it is not there. */
 static struct glake__backing *park(struct glake_session *session, glake_ptr ptr)
 {
-	pthread_mutex_lock(&session->books.lock);
-	struct glake__backing *backing = glake__alloc_find_locked(&session->books, ptr);
+	glake__lock();
+	struct glake__backing *backing = glake__alloc_find_locked(session, ptr);
 	if (backing) {
 		backing->is_parked = true;
 		session->books.live_bytes -= backing->n_bytes;
 	}
-	pthread_mutex_unlock(&session->books.lock);
+	glake__unlock();
 	if (!backing) {
 		glake__alloc_unknown(ptr);
 	}
@@ -134,10 +134,12 @@ int glake_free_async(struct glake_session *session, void *stream, glake_ptr ptr,
 	if (!backing) {
 		return -EINVAL;
 	}
-	/* Others may have it mapped that has a ticket: it fits nobody's wishes, and is given back. */
+	glake__lock();
+	bool is_pinned = glake__backing_is_pinned_locked(backing);
+	glake__unlock();
+	/* Others may have what is pinned: it fits nobody's wishes, and is given back. */
 	r = glake_order_park(place.order, stream, flags, &place.stream, backing,
-	                     backing->device->public.ordinal,
-	                     backing->ticket ? 0 : backing->n_bytes);
+	                     backing->device->public.ordinal, is_pinned ? 0 : backing->n_bytes);
 	if (r < 0) {
 		unpark(session, backing);
 	}

@@ -6,37 +6,132 @@
 
 #include "proto/cleanup.h"
 #include "proto/limits.h"
-#include "libclient/memory/map.h"
 #include "libclient/link/rpc.h"
 #include "libclient/link/session.h"
+#include "libclient/memory/reback.h"
 
-static uint64_t chunk_bytes(const struct glake__backing *backing, uint32_t i_chunk)
-{
-	uint64_t n_left = backing->n_bytes - i_chunk * BACKING_CHUNK_BYTES;
-	return n_left < BACKING_CHUNK_BYTES ? n_left : BACKING_CHUNK_BYTES;
-}
+/* ---- filling ---------------------------------------------------------------------------------- */
 
-static glake_ptr chunk_ptr(const struct glake__backing *backing, uint32_t i_chunk)
-{
-	return backing->ptr + i_chunk * BACKING_CHUNK_BYTES;
-}
+/* One request's chunks. */
+struct some {
+	uint32_t n;
+	uint64_t ids[GLAKE_MAX_PACKET_FDS];
+	struct glake__part parts[GLAKE_MAX_PACKET_FDS];
+};
 
-static uint32_t count_chunks(uint64_t n_bytes)
+/* The next chunks of @n_bytes, as many as one answer carries. Returns their bytes. */
+static uint64_t plan(struct some *some, uint64_t n_bytes)
 {
-	return (uint32_t)((n_bytes + BACKING_CHUNK_BYTES - 1) / BACKING_CHUNK_BYTES);
-}
-
-struct glake__backing *glake__backing_new(struct glake__device *device, glake_ptr ptr,
-                                          uint64_t n_bytes)
-{
-	struct glake__backing *backing = calloc(1, sizeof(*backing) + count_chunks(n_bytes) *
-	                                                                      sizeof(uint64_t));
-	if (backing) {
-		backing->device = device;
-		backing->ptr = ptr;
-		backing->n_bytes = n_bytes;
+	uint64_t n_planned = 0;
+	for (some->n = 0; some->n < GLAKE_MAX_PACKET_FDS && n_planned < n_bytes; some->n++) {
+		uint64_t n_left = n_bytes - n_planned;
+		uint64_t n_chunk = n_left < BACKING_CHUNK_BYTES ? n_left : BACKING_CHUNK_BYTES;
+		some->parts[some->n] = (struct glake__part){
+			.n_bytes = n_chunk,
+			.access = GLAKE__ACCESS_WRITE,
+			.fd = -1,
+		};
+		n_planned += n_chunk;
 	}
-	return backing;
+	return n_planned;
+}
+
+/* A chunk is known by its mapping from here on; the maker's use ends with this. */
+static void let_chunks(struct some *some)
+{
+	struct glake__chunk *dead = NULL;
+	glake__lock();
+	for (uint32_t i = 0; i < some->n; i++) {
+		if (some->parts[i].chunk) {
+			glake__chunk_put_locked(some->parts[i].chunk, &dead);
+		}
+	}
+	glake__unlock();
+	glake__chunks_release(dead);
+}
+
+static int fill_some(struct glake_session *session, struct glake__device *device,
+                     struct glake__range *range, uint64_t offset, struct some *some)
+{
+	cleanup_fdlist struct fdlist fds;
+	fdlist_init(&fds);
+	uint64_t last_bytes = some->parts[some->n - 1].n_bytes;
+	int r = glake__rpc_chunk_alloc(session, device->public.index, some->parts[0].n_bytes,
+	                               some->n, last_bytes, some->ids, &fds);
+	if (r < 0) {
+		return r;
+	}
+	for (uint32_t i = 0; r == 0 && i < some->n; i++) {
+		some->parts[i].fd = fds.fds[i];
+		some->parts[i].chunk = glake__chunk_new(some->ids[i], some->parts[i].n_bytes,
+		                                        device->handle, GLAKE__PAGE_CHUNK);
+		r = some->parts[i].chunk ? 0 : -ENOMEM;
+	}
+	if (r == 0) {
+		r = glake__range_fill(range, offset, some->parts, some->n);
+	}
+	if (r < 0) {
+		char *why = glake__error_save();
+		glake__rpc_chunk_free(session, some->ids, some->n);
+		glake__error_restore(why);
+	}
+	let_chunks(some);
+	return r;
+}
+
+static void count_reserved(struct glake_session *session, int64_t n_bytes)
+{
+	glake__lock();
+	session->books.reserved_bytes += (uint64_t)n_bytes;
+	glake__unlock();
+}
+
+int glake__backing_fill(struct glake_session *session, struct glake__device *device,
+                        struct glake__range *range, uint64_t offset, uint64_t n_bytes)
+{
+	cleanup_free struct some *some = malloc(sizeof(*some));
+	uint64_t n_filled = 0;
+	int r = some ? 0 : glake__fail(-ENOMEM, "out of memory");
+	while (r == 0 && n_filled < n_bytes) {
+		uint64_t n_planned = plan(some, n_bytes - n_filled);
+		r = fill_some(session, device, range, offset + n_filled, some);
+		n_filled += r == 0 ? n_planned : 0;
+	}
+	count_reserved(session, (int64_t)n_filled);
+	if (r < 0 && n_filled > 0) {
+		char *why = glake__error_save();
+		struct glake__chunk *dead = NULL;
+		glake__range_clear(range, offset, n_filled, &dead);
+		glake__backing_return(session, dead);
+		glake__error_restore(why);
+	}
+	return r;
+}
+
+int glake__backing_new(struct glake_session *session, struct glake__device *device,
+                       uint64_t n_bytes, struct glake__backing **backing_out)
+{
+	cleanup_free struct glake__backing *backing = calloc(1, sizeof(*backing));
+	if (!backing) {
+		return glake__fail(-ENOMEM, "out of memory");
+	}
+	int r = glake__range_reserve(GLAKE__RANGE_PRIVATE, backing, device->handle, n_bytes, 0, 0,
+	                             &backing->range);
+	if (r < 0) {
+		return r;
+	}
+	r = glake__backing_fill(session, device, backing->range, 0, n_bytes);
+	if (r < 0) {
+		char *why = glake__error_save();
+		glake__range_end(backing->range, NULL);
+		glake__error_restore(why);
+		return r;
+	}
+	backing->ptr = backing->range->ptr;
+	backing->n_bytes = n_bytes;
+	backing->device = device;
+	*backing_out = ptr_steal(backing);
+	return 0;
 }
 
 void glake__backing_free(struct glake__backing *backing)
@@ -44,75 +139,13 @@ void glake__backing_free(struct glake__backing *backing)
 	free(backing);
 }
 
-/* ---- filling ---------------------------------------------------------------------------------- */
-
-/* Unmap the first @n_mapped chunks. The first error is returned, but all are tried. */
-static int unmap_chunks(struct glake_session *session, const struct glake__backing *backing,
-                        uint32_t n_mapped)
+bool glake__backing_is_pinned_locked(const struct glake__backing *backing)
 {
-	int error = 0;
-	for (uint32_t i = 0; i < n_mapped; i++) {
-		int r = glake__map_unmap(session, chunk_ptr(backing, i), chunk_bytes(backing, i));
-		error = error ? error : r;
+	const struct glake__piece *piece = backing->range->first;
+	while (piece && piece->chunk && !glake__chunk_pin_locked(piece->chunk)) {
+		piece = piece->next;
 	}
-	return error;
-}
-
-/*
- * Ask for the next chunks, as many as one answer carries, and map them. The ids count
- * (n_chunks) as soon as they are ours, so that a failure gives them back; *n_mapped follows.
- */
-static int fill_some(struct glake_session *session, struct glake__backing *backing,
-                     uint32_t *n_mapped)
-{
-	uint32_t first = backing->n_chunks;
-	uint32_t n_chunks = count_chunks(backing->n_bytes) - first;
-	if (n_chunks > GLAKE_MAX_PACKET_FDS) {
-		n_chunks = GLAKE_MAX_PACKET_FDS;
-	}
-	uint64_t last_bytes = chunk_bytes(backing, first + n_chunks - 1);
-	cleanup_fdlist struct fdlist fds;
-	fdlist_init(&fds);
-	int r = glake__rpc_chunk_alloc(session, backing->device->public.index,
-	                               chunk_bytes(backing, first), n_chunks, last_bytes,
-	                               &backing->chunk_ids[first], &fds);
-	if (r < 0) {
-		return r;
-	}
-	backing->n_chunks += n_chunks;
-	for (uint32_t i = 0; r == 0 && i < n_chunks; i++) {
-		r = glake__map_fd(session, chunk_ptr(backing, first + i),
-		                  chunk_bytes(backing, first + i), fds.fds[i]);
-		*n_mapped += r == 0;
-	}
-	return r;
-}
-
-int glake__backing_fill(struct glake_session *session, struct glake__backing *backing)
-{
-	uint32_t n_mapped = 0;
-	int r = 0;
-	while (r == 0 && backing->n_chunks < count_chunks(backing->n_bytes)) {
-		r = fill_some(session, backing, &n_mapped);
-	}
-	if (r == 0) {
-		r = glake__map_access(session, backing->device, backing->ptr, backing->n_bytes,
-		                      true);
-	}
-	if (r < 0) {
-		cleanup_free char *why = glake__error_save();
-		unmap_chunks(session, backing, n_mapped);
-		if (backing->n_chunks > 0) {
-			glake__rpc_chunk_free(session, backing->chunk_ids, backing->n_chunks);
-		}
-		backing->n_chunks = 0;
-		glake__error_restore(ptr_steal(why));
-		return r;
-	}
-	pthread_mutex_lock(&session->books.lock);
-	session->books.reserved_bytes += backing->n_bytes;
-	pthread_mutex_unlock(&session->books.lock);
-	return 0;
+	return piece != NULL;
 }
 
 /* ---- giving back ------------------------------------------------------------------------------ */
@@ -129,74 +162,72 @@ static void flush(struct glake_session *session, struct batch *batch)
 	if (batch->n_ids > 0) {
 		glake__rpc_chunk_free(session, batch->ids, batch->n_ids);
 	}
-	pthread_mutex_lock(&session->books.lock);
-	session->books.reserved_bytes -= batch->n_bytes;
-	pthread_mutex_unlock(&session->books.lock);
+	count_reserved(session, -(int64_t)batch->n_bytes);
 	batch->n_ids = 0;
 	batch->n_bytes = 0;
 }
 
-static void add_to_batch(struct glake_session *session, struct batch *batch,
-                         const struct glake__backing *backing)
+void glake__backing_return(struct glake_session *session, struct glake__chunk *dead)
 {
-	for (uint32_t i = 0; i < backing->n_chunks; i++) {
-		if (batch->n_ids == GLAKE_MAX_FREED_CHUNKS) {
-			flush(session, batch);
-		}
-		batch->ids[batch->n_ids++] = backing->chunk_ids[i];
-	}
-	batch->n_bytes += backing->n_bytes;
-}
-
-int glake__backing_unmap(struct glake_session *session, const struct glake__backing *backing)
-{
-	return unmap_chunks(session, backing, backing->n_chunks);
-}
-
-void glake__backing_return(struct glake_session *session, struct glake__backing *list)
-{
-	if (!list) {
+	if (!dead) {
 		return;
 	}
 	char *text = glake__error_save();
 	struct batch batch;
 	batch.n_ids = 0;
 	batch.n_bytes = 0;
-	while (list) {
-		struct glake__backing *backing = list;
-		list = backing->next;
-		add_to_batch(session, &batch, backing);
-		glake__backing_free(backing);
+	while (dead) {
+		struct glake__chunk *chunk = dead;
+		dead = chunk->next;
+		if (batch.n_ids == GLAKE_MAX_FREED_CHUNKS) {
+			flush(session, &batch);
+		}
+		batch.ids[batch.n_ids++] = chunk->id;
+		batch.n_bytes += chunk->n_bytes;
+		chunk->release(chunk);
 	}
 	flush(session, &batch);
 	glake__error_restore(text);
 }
 
+static void append(struct glake__chunk **list, struct glake__chunk *more)
+{
+	while (more) {
+		struct glake__chunk *next = more->next;
+		more->next = *list;
+		*list = more;
+		more = next;
+	}
+}
+
 int glake__backing_give_back(struct glake_session *session, struct glake__backing *list)
 {
-	struct glake__backing *unmapped = NULL;
+	struct glake__chunk *gone = NULL;
 	int error = 0;
 	while (list) {
 		struct glake__backing *backing = list;
+		struct glake__chunk *dead = NULL;
 		list = backing->next;
-		int r = glake__backing_unmap(session, backing);
-		if (r < 0) {
-			glake__backing_free(backing);
-		} else {
-			r = glake__map_unreserve(session, backing->ptr, backing->n_bytes);
-			backing->next = unmapped;
-			unmapped = backing;
-		}
+		int r = glake__range_end(backing->range, &dead);
+		append(&gone, dead);
+		glake__backing_free(backing);
 		error = error ? error : r;
 	}
-	glake__backing_return(session, unmapped);
+	glake__backing_return(session, gone);
 	return error;
 }
 
-void glake__backing_drop(struct glake_session *session, struct glake__backing *backing, bool range)
+void glake__range_drop_all(struct glake_session *session, struct glake__range *range)
 {
-	if (!session->is_forked && glake__backing_unmap(session, backing) == 0 && range) {
-		glake__map_unreserve(session, backing->ptr, backing->n_bytes);
+	if (range && session->is_forked) {
+		glake__range_forget(range);
+	} else if (range) {
+		glake__range_end(range, NULL);
 	}
+}
+
+void glake__backing_drop(struct glake_session *session, struct glake__backing *backing)
+{
+	glake__range_drop_all(session, backing->range);
 	glake__backing_free(backing);
 }

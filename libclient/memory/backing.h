@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A backing: private chunks of the daemon, mapped side by side at one address, read-write.
+ * Chunks of the daemon in ranges, and a backing: private memory of one allocation, or of a slab.
  *
- * All chunks of a backing are BACKING_CHUNK_BYTES but the last, which is the rest: a driver call
- * costs by the handle, not by the byte, so chunks are as large as the request allows, but a row of
- * them keeps a very large request placeable.
+ * Chunks are BACKING_CHUNK_BYTES but the last of a request, which is the rest: a driver call costs by
+ * the handle, not by the byte, so chunks are as large as the request allows, but a row of them keeps a
+ * very large request placeable.
  *
  * Owner: whoever made it; the books list it (session.h).
- * Lifetime: glake__backing_new() .. glake__backing_give_back(), or glake__backing_free() when chunks
- * and mapping are somebody else's business by then.
+ * Lifetime: glake__backing_new() .. glake__backing_give_back() or glake__backing_drop(); or
+ * glake__backing_free() when its range is somebody else's by then.
  * Threads: any; the caller sees to it that one backing is not worked on twice at a time.
  */
 #ifndef GLAKE_LIBCLIENT_BACKING_H
@@ -17,22 +17,23 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "libclient/glake.h"
+#include "libclient/memory/range.h"
 
 struct glake_session;
 struct glake__device;
-struct glake__warm_bin;
 
 #define BACKING_CHUNK_BYTES (1ull << 30)
 
 struct glake__backing {
-	glake_ptr ptr;
+	struct glake__range *range; /* owned; all chunks */
+	glake_ptr ptr;              /* of the range, as is the next: for who looks often */
 	uint64_t n_bytes;
 	struct glake__device *device; /* borrowed from the session */
-	bool is_busy;                 /* placed.c: some thread maps or unmaps it */
+	bool is_live;                 /* the program's, or parked */
+	bool is_warm;                 /* in its device's warm memory */
 	bool is_parked;               /* async.c: freed, and still in use by a stream */
 
-	/* Links of whichever list has it: a warm bin, a placed range, a batch on its way out. */
+	/* Links of whichever list has it: a warm bin, the live ones of the books, a batch on its way out. */
 	struct glake__backing *next;
 	struct glake__backing *previous;
 	/* warm.c: by age. */
@@ -40,41 +41,40 @@ struct glake__backing {
 	struct glake__backing *newer;
 
 	uint64_t ticket; /* of its chunks, which others may have; 0: nobody was told of them */
-	uint32_t n_chunks;
-	uint64_t chunk_ids[];
 };
 
-/* No chunk yet: n_chunks is 0. NULL without memory. */
-struct glake__backing *glake__backing_new(struct glake__device *device, glake_ptr ptr,
-                                          uint64_t n_bytes);
+/*
+ * Get chunks for [offset, offset + n_bytes) of @range, a hole, and map them. On failure nothing is mapped
+ * there and no chunk is left. Blocks; no lock is held.
+ */
+int glake__backing_fill(struct glake_session *session, struct glake__device *device,
+                        struct glake__range *range, uint64_t offset, uint64_t n_bytes);
+
+/*
+ * Return dead chunks of fill (NULL is fine) in as few requests as possible, and free them. What the daemon
+ * says to that is no error of the caller's.
+ */
+void glake__backing_return(struct glake_session *session, struct glake__chunk *dead);
+
+/* A filled range, in no list. Blocks; no lock is held. */
+int glake__backing_new(struct glake_session *session, struct glake__device *device,
+                       uint64_t n_bytes, struct glake__backing **backing_out);
 void glake__backing_free(struct glake__backing *backing);
 
-/*
- * Get all chunks and map them over [ptr, ptr + n_bytes), a reserved and empty range. On failure
- * nothing is mapped and no chunk is left. Blocks; no lock is held.
- */
-int glake__backing_fill(struct glake_session *session, struct glake__backing *backing);
-
-/* Unmap all chunks; they are still the session's. All are tried; returns the first error. */
-int glake__backing_unmap(struct glake_session *session, const struct glake__backing *backing);
+/* Is something of it pinned? Then it is given back when it is freed. */
+bool glake__backing_is_pinned_locked(const struct glake__backing *backing);
 
 /*
- * Return the chunks of unmapped backings, a list by next (NULL is fine), in as few requests as
- * possible, and free the backings. What the daemon says to that is no error of the caller's.
- */
-void glake__backing_return(struct glake_session *session, struct glake__backing *list);
-
-/*
- * Unmap the backings of a list, drop their address ranges, which are theirs alone, and return them.
- * What the driver does not unmap keeps its chunks until the session ends. Returns 0, or the first
- * driver error.
+ * Unmap the backings of a list by next (NULL is fine), drop their ranges, and return their chunks. What the
+ * driver does not unmap keeps its chunks until the session ends. Returns 0, or the first driver error.
  */
 int glake__backing_give_back(struct glake_session *session, struct glake__backing *list);
 
 /*
- * At the end of a session, when the daemon takes the chunks back by itself: unmap, with @range also
- * drop the address range, free. In a forked child, where the driver must not be called, free only.
+ * At the end of a session, when the daemon takes chunks back by itself: unmap, drop the range. In a forked
+ * child, where the driver must not be called, free only. NULL is fine.
  */
-void glake__backing_drop(struct glake_session *session, struct glake__backing *backing, bool range);
+void glake__range_drop_all(struct glake_session *session, struct glake__range *range);
+void glake__backing_drop(struct glake_session *session, struct glake__backing *backing);
 
 #endif

@@ -5,11 +5,10 @@
  *   access to read-only    nothing can change the bytes while they are digested; undone below
  *   BlockPublish           refused, or the daemon is gone: access back to read-write
  *   the chunk is now the block. If the realm had no equal one we are done: what is mapped is it.
- *   import the equal one   fails, or its fd is lost: we keep what is mapped. The bytes are the same;
+ *   reback                 fails, or the fd is lost: we keep what is mapped. The bytes are the same;
  *                          only the memory that sharing would have saved is not saved until the
- *                          block is released
- *   unmap ours             fails: the same
- *   map, access            fail: the address is empty. Only here are the bytes lost to the caller
+ *                          block is released. If not even what was there can be mapped again, the
+ *                          address is empty. Only here are the bytes lost to the caller
  */
 #include "libclient/memory/block.h"
 
@@ -22,7 +21,7 @@
 #include "proto/limits.h"
 #include "libclient/memory/alloc.h"
 #include "libclient/memory/backing.h"
-#include "libclient/memory/map.h"
+#include "libclient/memory/reback.h"
 #include "libclient/link/notice.h"
 #include "libclient/link/rpc.h"
 #include "libclient/link/sized.h"
@@ -39,61 +38,61 @@ static struct glake_block *block_new(struct glake_session *session)
 }
 
 static void enter(struct glake_block *block, const struct glake__block_answer *answer,
-                  glake_ptr ptr)
+                  struct glake__range *range)
 {
+	struct glake__books *books = &block->session->books;
 	block->id = answer->block;
 	block->digest = answer->digest;
-	block->ptr = ptr;
 	block->content_bytes = answer->content_bytes;
-	block->mapped_bytes = answer->chunk_bytes;
 	block->was_known = answer->was_known;
-	struct glake__books *books = &block->session->books;
-	pthread_mutex_lock(&books->lock);
+	block->range = range;
+	glake__lock();
+	range->use = GLAKE__RANGE_BLOCK;
+	range->user = block;
 	block->next = books->blocks;
 	books->blocks = block;
-	books->shared_bytes += block->mapped_bytes;
-	pthread_mutex_unlock(&books->lock);
+	books->shared_bytes += range->n_bytes;
+	glake__unlock();
 }
 
-static void unmap(struct glake_block *block)
+/* The block @answer, from its fd, as all of @range. */
+static int map_block(struct glake__range *range, const struct glake__block_answer *answer,
+                     bool *is_lost_out)
 {
-	if (glake__map_unmap(block->session, block->ptr, block->mapped_bytes) == 0) {
-		glake__map_unreserve(block->session, block->ptr, block->mapped_bytes);
+	struct glake__chunk *chunk = glake__chunk_new(answer->block, answer->chunk_bytes,
+	                                              range->device, GLAKE__PAGE_BLOCK);
+	if (!chunk) {
+		return -ENOMEM;
 	}
+	const struct glake__part part = {
+		.chunk = chunk,
+		.n_bytes = answer->chunk_bytes,
+		.access = GLAKE__ACCESS_READ,
+		.fd = answer->fd,
+	};
+	int r = glake__range_reback(range, 0, &part, 1, NULL, is_lost_out);
+	glake__chunk_put(chunk);
+	return r;
 }
 
 /* ---- publishing ------------------------------------------------------------------------------- */
 
-/* Put the equal block @fd in the place of our chunk: see the top. */
-static int exchange(struct glake_session *session, const struct glake__backing *backing, int fd)
-{
-	CUmemGenericAllocationHandle handle;
-	if (glake__map_import(session, fd, &handle) < 0) {
-		return 0;
-	}
-	if (glake__map_unmap(session, backing->ptr, backing->n_bytes) < 0) {
-		glake__map_release(session, handle);
-		return 0;
-	}
-	int r = glake__map_handle(session, backing->ptr, backing->n_bytes, handle);
-	glake__map_release(session, handle);
-	if (r == 0) {
-		r = glake__map_access(session, backing->device, backing->ptr, backing->n_bytes,
-		                      false);
-		if (r < 0) {
-			glake__map_unmap(session, backing->ptr, backing->n_bytes);
-		}
-	}
-	return r;
-}
-
 /* The chunk is gone from the session, whatever else happens. */
 static void forget(struct glake_session *session, struct glake__backing *backing)
 {
-	pthread_mutex_lock(&session->books.lock);
+	glake__lock();
 	session->books.reserved_bytes -= backing->n_bytes;
-	pthread_mutex_unlock(&session->books.lock);
+	glake__unlock();
 	glake__backing_free(backing);
+}
+
+/* What is mapped is the block now. */
+static void seal(struct glake__range *range, uint64_t id)
+{
+	glake__lock();
+	range->first->chunk->id = id;
+	glake__chunk_set_kind_locked(range->first->chunk, GLAKE__PAGE_BLOCK);
+	glake__unlock();
 }
 
 /*
@@ -104,7 +103,9 @@ static int publish(struct glake_session *session, struct glake__backing *backing
                    uint64_t content_bytes, struct glake_block *block, bool *is_ours)
 {
 	struct glake__block_answer answer;
-	int r = glake__rpc_block_publish(session, backing->chunk_ids[0], content_bytes, &answer);
+	struct glake__range *range = backing->range;
+	bool is_lost = false;
+	int r = glake__rpc_block_publish(session, range->first->chunk->id, content_bytes, &answer);
 	if (r < 0) {
 		return r;
 	}
@@ -113,25 +114,27 @@ static int publish(struct glake_session *session, struct glake__backing *backing
 	if (answer.chunk_bytes != backing->n_bytes) {
 		r = glake__link_kill(session, GLAKE_E_PROTOCOL,
 		                     "the daemon's block has another size than the chunk");
-		glake__map_unmap(session, backing->ptr, backing->n_bytes);
 	} else if (answer.was_known && fd >= 0) {
-		r = exchange(session, backing, fd);
+		r = map_block(range, &answer, &is_lost);
+		r = is_lost ? r : 0;
 	}
 	if (r == 0) {
-		enter(block, &answer, backing->ptr);
+		seal(range, answer.block);
+		enter(block, &answer, range);
 	} else {
 		char *text = glake__error_save();
-		glake__map_unreserve(session, backing->ptr, backing->n_bytes);
+		glake__range_end(range, NULL);
 		glake__rpc_block_release(session, answer.block);
 		glake__error_restore(text);
 	}
+	/* Last: others may look at what their pointer points to until it is not private memory any more. */
 	forget(session, backing);
 	return r;
 }
 
 static int check_shape(const struct glake__backing *backing, uint64_t content_bytes)
 {
-	if (backing->n_chunks != 1 || backing->n_bytes > GLAKE_MAX_BLOCK_BYTES) {
+	if (backing->range->first->next || backing->n_bytes > GLAKE_MAX_BLOCK_BYTES) {
 		return glake__fail(-EINVAL, "a block has at most %llu bytes",
 		                   (unsigned long long)GLAKE_MAX_BLOCK_BYTES);
 	}
@@ -148,7 +151,7 @@ static void undo(struct glake_session *session, struct glake__backing *backing, 
 {
 	char *text = glake__error_save();
 	if (is_flipped) {
-		glake__map_access(session, backing->device, backing->ptr, backing->n_bytes, true);
+		glake__range_access(backing->range, 0, backing->n_bytes, GLAKE__ACCESS_WRITE);
 	}
 	glake__alloc_put_back(session, backing);
 	glake__error_restore(text);
@@ -173,7 +176,7 @@ int glake_block_publish(struct glake_session *session, glake_ptr ptr, uint64_t c
 	bool is_flipped = false;
 	r = check_shape(backing, content_bytes);
 	if (r == 0) {
-		r = glake__map_access(session, backing->device, ptr, backing->n_bytes, false);
+		r = glake__range_access(backing->range, 0, backing->n_bytes, GLAKE__ACCESS_READ);
 		is_flipped = r == 0;
 	}
 	if (r == 0) {
@@ -190,26 +193,23 @@ int glake_block_publish(struct glake_session *session, glake_ptr ptr, uint64_t c
 
 /* ---- finding ---------------------------------------------------------------------------------- */
 
-static int map_answer(struct glake_session *session, const struct glake__device *device,
-                      const struct glake__block_answer *answer, glake_ptr *ptr_out)
+static int map_answer(const struct glake__device *device, const struct glake__block_answer *answer,
+                      struct glake__range **range_out)
 {
-	glake_ptr ptr;
-	int r = glake__map_reserve(session, answer->chunk_bytes, 0, &ptr);
+	struct glake__range *range;
+	int r = glake__range_reserve(GLAKE__RANGE_BLOCK, NULL, device->handle, answer->chunk_bytes,
+	                             0, 0, &range);
 	if (r < 0) {
 		return r;
 	}
-	r = glake__map_fd(session, ptr, answer->chunk_bytes, answer->fd);
-	if (r == 0) {
-		r = glake__map_access(session, device, ptr, answer->chunk_bytes, false);
-		if (r < 0) {
-			glake__map_unmap(session, ptr, answer->chunk_bytes);
-		}
-	}
+	r = map_block(range, answer, NULL);
 	if (r < 0) {
-		glake__map_unreserve(session, ptr, answer->chunk_bytes);
+		char *text = glake__error_save();
+		glake__range_end(range, NULL);
+		glake__error_restore(text);
 		return r;
 	}
-	*ptr_out = ptr;
+	*range_out = range;
 	return 0;
 }
 
@@ -222,15 +222,15 @@ static int lookup(struct glake_session *session, const struct glake__device *dev
 		return r;
 	}
 	cleanup_fd int fd = answer.fd;
-	glake_ptr ptr = 0;
-	r = fd < 0 ? glake__call_cut() : map_answer(session, device, &answer, &ptr);
+	struct glake__range *range = NULL;
+	r = fd < 0 ? glake__call_cut() : map_answer(device, &answer, &range);
 	if (r < 0) {
 		char *text = glake__error_save();
 		glake__rpc_block_release(session, answer.block);
 		glake__error_restore(text);
 		return r;
 	}
-	enter(block, &answer, ptr);
+	enter(block, &answer, range);
 	return 0;
 }
 
@@ -265,9 +265,9 @@ int glake_block_info(const struct glake_block *block, struct glake_block_info *i
 	}
 	struct glake_block_info full = {
 		.digest = block->digest,
-		.ptr = block->ptr,
+		.ptr = block->range->ptr,
 		.content_bytes = block->content_bytes,
-		.mapped_bytes = block->mapped_bytes,
+		.mapped_bytes = block->range->n_bytes,
 		.was_known = block->was_known,
 	};
 	return glake__sized_out(info, &full, sizeof(full));
@@ -280,15 +280,15 @@ void glake_block_release(struct glake_block *block)
 	}
 	struct glake_session *session = block->session;
 	struct glake__books *books = &session->books;
-	pthread_mutex_lock(&books->lock);
+	glake__lock();
 	struct glake_block **at = &books->blocks;
 	while (*at != block) {
 		at = &(*at)->next;
 	}
 	*at = block->next;
-	books->shared_bytes -= block->mapped_bytes;
-	pthread_mutex_unlock(&books->lock);
-	unmap(block);
+	books->shared_bytes -= block->range->n_bytes;
+	glake__unlock();
+	glake__range_end(block->range, NULL);
 	glake__rpc_block_release(session, block->id);
 	free(block);
 	glake__leave(session, 0);
@@ -299,9 +299,7 @@ void glake__blocks_deinit(struct glake_session *session)
 	while (session->books.blocks) {
 		struct glake_block *block = session->books.blocks;
 		session->books.blocks = block->next;
-		if (!session->is_forked) {
-			unmap(block);
-		}
+		glake__range_drop_all(session, block->range);
 		free(block);
 	}
 }

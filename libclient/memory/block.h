@@ -10,15 +10,15 @@
 #define GLAKE_LIBCLIENT_BLOCK_H
 
 #include "libclient/link/session.h"
+#include "libclient/memory/range.h"
 
 struct glake_block {
 	struct glake_block *next; /* link: books.blocks */
 	struct glake_session *session;
 	uint64_t id;
 	struct glake_digest digest;
-	glake_ptr ptr;
+	struct glake__range *range; /* owned; one piece */
 	uint64_t content_bytes;
-	uint64_t mapped_bytes;
 	bool was_known;
 };
 

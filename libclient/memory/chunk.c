@@ -10,18 +10,18 @@
 
 static void count_new(struct glake_session *session, uint64_t n_bytes)
 {
-	pthread_mutex_lock(&session->books.lock);
+	glake__lock();
 	glake__books_add_live(&session->books, n_bytes);
 	session->books.reserved_bytes += n_bytes;
-	pthread_mutex_unlock(&session->books.lock);
+	glake__unlock();
 }
 
 static void count_gone(struct glake_session *session, uint64_t n_bytes)
 {
-	pthread_mutex_lock(&session->books.lock);
+	glake__lock();
 	session->books.live_bytes -= n_bytes;
 	session->books.reserved_bytes -= n_bytes;
-	pthread_mutex_unlock(&session->books.lock);
+	glake__unlock();
 }
 
 int glake_chunk_new(struct glake_session *session, uint32_t device, uint64_t bytes,

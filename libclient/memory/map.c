@@ -1,96 +1,95 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "libclient/memory/map.h"
 
-static int driver_error(const struct glake_session *session, CUresult result, const char *what,
-                        glake_ptr ptr, uint64_t n_bytes)
+#include "libclient/link/error.h"
+
+static const struct cudrv *drv(void)
+{
+	return &glake__space.drv;
+}
+
+static int driver_error(CUresult result, const char *what, glake_ptr ptr, uint64_t n_bytes)
 {
 	return glake__fail(GLAKE_E_CUDA, "%s of %llu bytes at 0x%llx: %s", what,
 	                   (unsigned long long)n_bytes, (unsigned long long)ptr,
-	                   cudrv_error(&session->drv, result));
+	                   cudrv_error(drv(), result));
 }
 
-int glake__map_reserve(struct glake_session *session, uint64_t n_bytes, uint64_t alignment,
-                       glake_ptr *ptr_out)
+int glake__map_reserve(uint64_t n_bytes, uint64_t alignment, glake_ptr hint, glake_ptr *ptr_out)
 {
 	CUdeviceptr ptr = 0;
-	CUresult result = session->drv.cuMemAddressReserve(&ptr, n_bytes, alignment, 0, 0);
+	CUresult result = drv()->cuMemAddressReserve(&ptr, n_bytes, alignment, hint, 0);
 	if (result != CUDA_SUCCESS) {
-		return driver_error(session, result, "cuMemAddressReserve", 0, n_bytes);
+		return driver_error(result, "cuMemAddressReserve", hint, n_bytes);
 	}
 	*ptr_out = ptr;
 	return 0;
 }
 
-int glake__map_unreserve(struct glake_session *session, glake_ptr ptr, uint64_t n_bytes)
+int glake__map_unreserve(glake_ptr ptr, uint64_t n_bytes)
 {
-	CUresult result = session->drv.cuMemAddressFree(ptr, n_bytes);
-	if (result != CUDA_SUCCESS) {
-		return driver_error(session, result, "cuMemAddressFree", ptr, n_bytes);
-	}
-	return 0;
+	CUresult result = drv()->cuMemAddressFree(ptr, n_bytes);
+	return result == CUDA_SUCCESS ? 0 : driver_error(result, "cuMemAddressFree", ptr, n_bytes);
 }
 
-int glake__map_import(struct glake_session *session, int fd,
-                      CUmemGenericAllocationHandle *handle_out)
+int glake__map_import(int fd, CUmemGenericAllocationHandle *handle_out)
 {
 	CUmemGenericAllocationHandle handle;
-	CUresult result = session->drv.cuMemImportFromShareableHandle(
+	CUresult result = drv()->cuMemImportFromShareableHandle(
 		&handle, (void *)(intptr_t)fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
 	if (result != CUDA_SUCCESS) {
 		return glake__fail(GLAKE_E_CUDA, "cuMemImportFromShareableHandle: %s",
-		                   cudrv_error(&session->drv, result));
+		                   cudrv_error(drv(), result));
 	}
 	*handle_out = handle;
 	return 0;
 }
 
-void glake__map_release(struct glake_session *session, CUmemGenericAllocationHandle handle)
-{
-	session->drv.cuMemRelease(handle);
-}
-
-int glake__map_handle(struct glake_session *session, glake_ptr ptr, uint64_t n_bytes,
-                      CUmemGenericAllocationHandle handle)
-{
-	CUresult result = session->drv.cuMemMap(ptr, n_bytes, 0, handle, 0);
-	if (result != CUDA_SUCCESS) {
-		return driver_error(session, result, "cuMemMap", ptr, n_bytes);
-	}
-	return 0;
-}
-
-int glake__map_fd(struct glake_session *session, glake_ptr ptr, uint64_t n_bytes, int fd)
+int glake__map_retain(glake_ptr ptr, CUmemGenericAllocationHandle *handle_out)
 {
 	CUmemGenericAllocationHandle handle;
-	int r = glake__map_import(session, fd, &handle);
-	if (r < 0) {
-		return r;
+	CUresult result = drv()->cuMemRetainAllocationHandle(&handle, (void *)(uintptr_t)ptr);
+	if (result != CUDA_SUCCESS) {
+		return driver_error(result, "cuMemRetainAllocationHandle", ptr, 0);
 	}
-	r = glake__map_handle(session, ptr, n_bytes, handle);
-	glake__map_release(session, handle);
-	return r;
+	*handle_out = handle;
+	return 0;
 }
 
-int glake__map_access(struct glake_session *session, const struct glake__device *device,
-                      glake_ptr ptr, uint64_t n_bytes, bool writable)
+void glake__map_release(CUmemGenericAllocationHandle handle)
 {
-	CUmemAccessDesc access = {
-		.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device->handle},
-		.flags = writable ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-	                          : CU_MEM_ACCESS_FLAGS_PROT_READ,
+	drv()->cuMemRelease(handle);
+}
+
+int glake__map_handle(glake_ptr ptr, uint64_t n_bytes, CUmemGenericAllocationHandle handle)
+{
+	CUresult result = drv()->cuMemMap(ptr, n_bytes, 0, handle, 0);
+	return result == CUDA_SUCCESS ? 0 : driver_error(result, "cuMemMap", ptr, n_bytes);
+}
+
+int glake__map_access(glake_ptr ptr, uint64_t n_bytes, uint64_t readers, enum glake__access access)
+{
+	static const CUmemAccess_flags flags[] = {
+		[GLAKE__ACCESS_NONE] = CU_MEM_ACCESS_FLAGS_PROT_NONE,
+		[GLAKE__ACCESS_READ] = CU_MEM_ACCESS_FLAGS_PROT_READ,
+		[GLAKE__ACCESS_WRITE] = CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
 	};
-	CUresult result = session->drv.cuMemSetAccess(ptr, n_bytes, &access, 1);
-	if (result != CUDA_SUCCESS) {
-		return driver_error(session, result, "cuMemSetAccess", ptr, n_bytes);
+	CUmemAccessDesc list[GLAKE__MAX_DEVICES];
+	size_t n = 0;
+	for (int device = 0; readers; device++, readers >>= 1) {
+		if (readers & 1) {
+			list[n++] = (CUmemAccessDesc){
+				.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device},
+				.flags = flags[access],
+			};
+		}
 	}
-	return 0;
+	CUresult result = n ? drv()->cuMemSetAccess(ptr, n_bytes, list, n) : CUDA_SUCCESS;
+	return result == CUDA_SUCCESS ? 0 : driver_error(result, "cuMemSetAccess", ptr, n_bytes);
 }
 
-int glake__map_unmap(struct glake_session *session, glake_ptr ptr, uint64_t n_bytes)
+int glake__map_unmap(glake_ptr ptr, uint64_t n_bytes)
 {
-	CUresult result = session->drv.cuMemUnmap(ptr, n_bytes);
-	if (result != CUDA_SUCCESS) {
-		return driver_error(session, result, "cuMemUnmap", ptr, n_bytes);
-	}
-	return 0;
+	CUresult result = drv()->cuMemUnmap(ptr, n_bytes);
+	return result == CUDA_SUCCESS ? 0 : driver_error(result, "cuMemUnmap", ptr, n_bytes);
 }

@@ -11,6 +11,7 @@
 #include "proto/cleanup.h"
 #include "libclient/link/error.h"
 #include "libclient/link/fork.h"
+#include "libclient/memory/fit.h"
 #include "libclient/memory/ptr_table.h"
 #include "libclient/link/sized.h"
 
@@ -202,7 +203,7 @@ static struct parked *find_fit(const struct line *line, uint64_t n_bytes)
 {
 	struct parked *parked = line->newest;
 	for (unsigned i = 0; parked && i < MAX_LOOKS; i++, parked = parked->previous) {
-		if (parked->n_bytes >= n_bytes && parked->n_bytes - n_bytes <= n_bytes / 8 &&
+		if (glake__fits(parked->n_bytes, n_bytes) &&
 		    parked->ordinal == line->stream.ordinal) {
 			return parked;
 		}

@@ -7,7 +7,7 @@
 #include "proto/limits.h"
 #include "libclient/memory/alloc.h"
 #include "libclient/memory/backing.h"
-#include "libclient/memory/map.h"
+#include "libclient/memory/reback.h"
 #include "libclient/link/notice.h"
 
 static bool is_granular(uint64_t value)
@@ -27,16 +27,16 @@ static int refuse_place(glake_ptr ptr, uint64_t n_bytes, const char *why)
 	                   (unsigned long long)ptr, why);
 }
 
-/* Called with the books lock held: the range that holds all of [ptr, ptr + n_bytes), or NULL. */
-static struct glake__placed *find_locked(struct glake__books *books, glake_ptr ptr,
+/* Called with the lock held: the range of @session that holds all of [ptr, ptr + n_bytes), or NULL. */
+static struct glake__placed *find_locked(const struct glake_session *session, glake_ptr ptr,
                                          uint64_t n_bytes)
 {
-	struct glake__placed *placed = books->placed;
-	while (placed && !(ptr >= placed->ptr && ptr - placed->ptr < placed->n_bytes &&
-	                   n_bytes <= placed->n_bytes - (ptr - placed->ptr))) {
-		placed = placed->next;
+	const struct glake__range *range = glake__range_at_locked(ptr, GLAKE__RANGE_PLACED);
+	if (!range || n_bytes > range->n_bytes - (ptr - range->ptr)) {
+		return NULL;
 	}
-	return placed;
+	struct glake__placed *placed = range->user;
+	return placed->session == session ? placed : NULL;
 }
 
 /* ---- ranges ----------------------------------------------------------------------------------- */
@@ -58,17 +58,18 @@ int glake_reserve(struct glake_session *session, uint64_t bytes, uint64_t alignm
 	if (!placed) {
 		return glake__fail(-ENOMEM, "out of memory");
 	}
-	placed->n_bytes = bytes;
-	r = glake__map_reserve(session, bytes, alignment, &placed->ptr);
+	placed->session = session;
+	r = glake__range_reserve(GLAKE__RANGE_PLACED, placed, -1, bytes, alignment, 0,
+	                         &placed->range);
 	if (r < 0) {
 		free(placed);
 		return r;
 	}
-	pthread_mutex_lock(&session->books.lock);
+	glake__lock();
 	placed->next = session->books.placed;
 	session->books.placed = placed;
-	pthread_mutex_unlock(&session->books.lock);
-	*ptr_out = placed->ptr;
+	glake__unlock();
+	*ptr_out = placed->range->ptr;
 	return 0;
 }
 
@@ -79,76 +80,59 @@ int glake_unreserve(struct glake_session *session, glake_ptr ptr)
 		return r;
 	}
 	struct glake__books *books = &session->books;
-	pthread_mutex_lock(&books->lock);
+	glake__lock();
 	struct glake__placed **at = &books->placed;
-	while (*at && (*at)->ptr != ptr) {
+	while (*at && (*at)->range->ptr != ptr) {
 		at = &(*at)->next;
 	}
 	struct glake__placed *placed = *at;
-	bool has_backing = placed && placed->backings;
-	if (placed && !has_backing) {
+	if (placed) {
 		*at = placed->next;
 	}
-	pthread_mutex_unlock(&books->lock);
+	glake__unlock();
 	if (!placed) {
 		return refuse_place(ptr, 0, "not a range of glake_reserve()");
 	}
-	if (has_backing) {
-		return glake__fail(-EBUSY, "the range at 0x%llx still has memory mapped",
-		                   (unsigned long long)ptr);
+	r = glake__range_drop(placed->range);
+	if (r == -EBUSY) {
+		glake__lock();
+		placed->next = books->placed;
+		books->placed = placed;
+		glake__unlock();
+		return r;
 	}
-	r = glake__map_unreserve(session, placed->ptr, placed->n_bytes);
 	free(placed);
 	return r;
 }
 
 /* ---- mapping ---------------------------------------------------------------------------------- */
 
-/* Called with the books lock held: the first link at or behind @ptr. */
-static struct glake__backing **link_at(struct glake__placed *placed, glake_ptr ptr)
+/* Is all of it mapped, or all of it free? Nobody is at it. Called with the lock held. */
+static bool is_all_locked(const struct glake__range *range, uint64_t offset, uint64_t n_bytes,
+                          bool is_mapped)
 {
-	struct glake__backing **at = &placed->backings;
-	while (*at && (*at)->ptr + (*at)->n_bytes <= ptr) {
-		at = &(*at)->next;
+	const struct glake__piece *piece = glake__range_piece_locked(range, offset);
+	while (piece && piece->offset < offset + n_bytes && !piece->is_busy &&
+	       (piece->chunk != NULL) == is_mapped) {
+		piece = piece->next;
 	}
-	return at;
+	return !piece || piece->offset >= offset + n_bytes;
 }
 
-/* Enter @backing, busy, unless its place is taken. */
-static int enter(struct glake_session *session, struct glake__backing *backing)
+static int find_range(const struct glake_session *session, glake_ptr ptr, uint64_t n_bytes,
+                      bool is_mapped, struct glake__range **range_out)
 {
-	struct glake__books *books = &session->books;
-	const char *why = NULL;
-	pthread_mutex_lock(&books->lock);
-	struct glake__placed *placed = find_locked(books, backing->ptr, backing->n_bytes);
-	struct glake__backing **at = placed ? link_at(placed, backing->ptr) : NULL;
+	const char *why = is_mapped ? "not what glake_map() filled" : "already mapped, in part";
+	glake__lock();
+	const struct glake__placed *placed = find_locked(session, ptr, n_bytes);
 	if (!placed) {
-		why = "not within a range of glake_reserve()";
-	} else if (*at && (*at)->ptr < backing->ptr + backing->n_bytes) {
-		why = "already mapped, in part";
-	} else {
-		backing->is_busy = true;
-		backing->next = *at;
-		*at = backing;
+		why = is_mapped ? why : "not within a range of glake_reserve()";
+	} else if (is_all_locked(placed->range, ptr - placed->range->ptr, n_bytes, is_mapped)) {
+		why = NULL;
+		*range_out = placed->range;
 	}
-	pthread_mutex_unlock(&books->lock);
-	return why ? refuse_place(backing->ptr, backing->n_bytes, why) : 0;
-}
-
-/* The end of @backing's being busy: it stays with @keep, else it leaves the list. */
-static void settle(struct glake_session *session, struct glake__backing *backing, bool keep)
-{
-	struct glake__books *books = &session->books;
-	pthread_mutex_lock(&books->lock);
-	backing->is_busy = false;
-	if (keep) {
-		glake__books_add_live(books, backing->n_bytes);
-	} else {
-		struct glake__placed *placed = find_locked(books, backing->ptr, backing->n_bytes);
-		*link_at(placed, backing->ptr) = backing->next;
-		backing->next = NULL;
-	}
-	pthread_mutex_unlock(&books->lock);
+	glake__unlock();
+	return why ? refuse_place(ptr, n_bytes, why) : 0;
 }
 
 int glake_map(struct glake_session *session, uint32_t device, glake_ptr ptr, uint64_t bytes)
@@ -164,63 +148,21 @@ int glake_map(struct glake_session *session, uint32_t device, glake_ptr ptr, uin
 	if (!found) {
 		return r;
 	}
-	struct glake__backing *backing = glake__backing_new(found, ptr, bytes);
-	if (!backing) {
-		return glake__fail(-ENOMEM, "out of memory");
-	}
-	r = enter(session, backing);
-	if (r == 0) {
-		r = glake__backing_fill(session, backing);
-		if (r < 0 && glake__alloc_make_room(session, found, r)) {
-			r = glake__backing_fill(session, backing);
-		}
-		settle(session, backing, r == 0);
-	}
-	if (r < 0) {
-		glake__backing_free(backing);
-	}
-	return glake__leave(session, r);
-}
-
-/*
- * The backings that fill exactly [ptr, ptr + n_bytes), gaps allowed neither between nor beside, all
- * marked busy; their number, or 0. Called with the books lock held.
- */
-static size_t claim_locked(struct glake__placed *placed, glake_ptr ptr, uint64_t n_bytes)
-{
-	struct glake__backing *first = *link_at(placed, ptr);
-	struct glake__backing *backing = first;
-	size_t n_claimed = 0;
-	glake_ptr at = ptr;
-	while (at < ptr + n_bytes && backing && backing->ptr == at && !backing->is_busy) {
-		at += backing->n_bytes;
-		backing = backing->next;
-		n_claimed++;
-	}
-	if (at != ptr + n_bytes) {
-		return 0;
-	}
-	for (backing = first; backing && backing->ptr < ptr + n_bytes; backing = backing->next) {
-		backing->is_busy = true;
-	}
-	return n_claimed;
-}
-
-/*
- * Unmap a busy backing. It leaves the list only afterwards, so that nobody maps there meanwhile; if
- * the driver does not unmap it, its addresses stay taken until the session ends.
- */
-static int unmap_one(struct glake_session *session, struct glake__backing *backing)
-{
-	int r = glake__backing_unmap(session, backing);
+	struct glake__range *range = NULL;
+	r = find_range(session, ptr, bytes, false, &range);
 	if (r < 0) {
 		return r;
 	}
-	settle(session, backing, false);
-	pthread_mutex_lock(&session->books.lock);
-	session->books.live_bytes -= backing->n_bytes;
-	pthread_mutex_unlock(&session->books.lock);
-	return 0;
+	r = glake__backing_fill(session, found, range, ptr - range->ptr, bytes);
+	if (r < 0 && glake__alloc_make_room(session, found, r)) {
+		r = glake__backing_fill(session, found, range, ptr - range->ptr, bytes);
+	}
+	if (r == 0) {
+		glake__lock();
+		glake__books_add_live(&session->books, bytes);
+		glake__unlock();
+	}
+	return glake__leave(session, r);
 }
 
 int glake_unmap(struct glake_session *session, glake_ptr ptr, uint64_t bytes)
@@ -232,29 +174,19 @@ int glake_unmap(struct glake_session *session, glake_ptr ptr, uint64_t bytes)
 	if (bytes == 0 || !is_granular(bytes) || !is_granular(ptr)) {
 		return refuse_shape(ptr, bytes);
 	}
-	struct glake__books *books = &session->books;
-	pthread_mutex_lock(&books->lock);
-	struct glake__placed *placed = find_locked(books, ptr, bytes);
-	size_t n_claimed = placed ? claim_locked(placed, ptr, bytes) : 0;
-	struct glake__backing *backing = n_claimed ? *link_at(placed, ptr) : NULL;
-	pthread_mutex_unlock(&books->lock);
-	if (n_claimed == 0) {
-		return refuse_place(ptr, bytes, "not what glake_map() filled");
+	struct glake__range *range = NULL;
+	struct glake__chunk *dead = NULL;
+	r = find_range(session, ptr, bytes, true, &range);
+	if (r < 0) {
+		return r;
 	}
-	struct glake__backing *list = NULL;
-	for (size_t i = 0; i < n_claimed; i++) {
-		pthread_mutex_lock(&books->lock);
-		struct glake__backing *next = backing->next;
-		pthread_mutex_unlock(&books->lock);
-		int unmapped = unmap_one(session, backing);
-		if (unmapped == 0) {
-			backing->next = list;
-			list = backing;
-		}
-		r = r ? r : unmapped;
-		backing = next;
+	r = glake__range_clear(range, ptr - range->ptr, bytes, &dead);
+	glake__lock();
+	for (const struct glake__chunk *chunk = dead; chunk; chunk = chunk->next) {
+		session->books.live_bytes -= chunk->n_bytes;
 	}
-	glake__backing_return(session, list);
+	glake__unlock();
+	glake__backing_return(session, dead);
 	return glake__leave(session, r);
 }
 
@@ -265,14 +197,7 @@ void glake__placed_deinit(struct glake_session *session)
 	while (session->books.placed) {
 		struct glake__placed *placed = session->books.placed;
 		session->books.placed = placed->next;
-		while (placed->backings) {
-			struct glake__backing *backing = placed->backings;
-			placed->backings = backing->next;
-			glake__backing_drop(session, backing, false);
-		}
-		if (!session->is_forked) {
-			glake__map_unreserve(session, placed->ptr, placed->n_bytes);
-		}
+		glake__range_drop_all(session, placed->range);
 		free(placed);
 	}
 }

@@ -13,7 +13,7 @@
 
 #include "libclient/memory/alloc.h"
 #include "libclient/memory/backing.h"
-#include "libclient/memory/map.h"
+#include "libclient/memory/reback.h"
 #include "libclient/link/notice.h"
 #include "libclient/link/rpc.h"
 #include "proto/limits.h"
@@ -23,35 +23,43 @@ static uint64_t chunk_id(const struct glake_share *share, uint32_t i_chunk)
 	return i_chunk + 1 == share->n_chunks ? share->last_chunk : share->first_chunk + i_chunk;
 }
 
-static bool is_named_by(const struct glake_share *share, const struct glake__backing *backing)
+/* As many pieces as a name can tell of, with ids as a name can tell them. Called with the lock held. */
+static bool name_locked(const struct glake_session *session, const struct glake__backing *backing,
+                        struct glake_share *share_out)
 {
-	for (uint32_t i = 0; i < backing->n_chunks; i++) {
-		if (backing->chunk_ids[i] != chunk_id(share, i)) {
+	const struct glake__piece *piece = backing->range->first;
+	struct glake_share share = {
+		.session = session->id,
+		.first_chunk = piece->chunk->id,
+		.bytes = backing->n_bytes,
+		.ticket = backing->ticket,
+	};
+	for (; piece; piece = piece->next) {
+		share.n_chunks++;
+		share.last_chunk = piece->chunk->id;
+	}
+	*share_out = share;
+	uint32_t i = 0;
+	for (piece = backing->range->first; piece; piece = piece->next, i++) {
+		if (piece->chunk->id != chunk_id(&share, i)) {
 			return false;
 		}
 	}
-	return true;
+	return share.n_chunks <= GLAKE_MAX_PACKET_FDS;
 }
 
 /* The name of live memory, with the ticket that it may have already. */
 static int find_name(struct glake_session *session, glake_ptr ptr, struct glake_share *share_out)
 {
-	pthread_mutex_lock(&session->books.lock);
-	const struct glake__backing *backing = glake__alloc_find_locked(&session->books, ptr);
-	struct glake_share share = {0};
-	bool is_short = backing && backing->n_chunks <= GLAKE_MAX_PACKET_FDS;
-	if (is_short) {
-		share = (struct glake_share){
-			.session = session->id,
-			.first_chunk = backing->chunk_ids[0],
-			.last_chunk = backing->chunk_ids[backing->n_chunks - 1],
-			.bytes = backing->n_bytes,
-			.ticket = backing->ticket,
-			.n_chunks = backing->n_chunks,
-		};
+	glake__lock();
+	struct glake__backing *backing = glake__alloc_find_locked(session, ptr);
+	struct glake_share share;
+	bool is_named = backing && name_locked(session, backing, &share);
+	/* From here on somebody may be told, so it is pinned. */
+	for (struct glake__piece *at = is_named ? backing->range->first : NULL; at; at = at->next) {
+		at->chunk->pins |= 1u << GLAKE__PIN_SHARED;
 	}
-	bool is_named = is_short && is_named_by(&share, backing);
-	pthread_mutex_unlock(&session->books.lock);
+	glake__unlock();
 	if (!backing) {
 		return glake__alloc_unknown(ptr);
 	}
@@ -67,12 +75,12 @@ static int find_name(struct glake_session *session, glake_ptr ptr, struct glake_
 static void keep_ticket(struct glake_session *session, glake_ptr ptr,
                         const struct glake_share *share)
 {
-	pthread_mutex_lock(&session->books.lock);
-	struct glake__backing *backing = glake__alloc_find_locked(&session->books, ptr);
-	if (backing && backing->chunk_ids[0] == share->first_chunk) {
+	glake__lock();
+	struct glake__backing *backing = glake__alloc_find_locked(session, ptr);
+	if (backing && backing->range->first->chunk->id == share->first_chunk) {
 		backing->ticket = share->ticket;
 	}
-	pthread_mutex_unlock(&session->books.lock);
+	glake__unlock();
 }
 
 static void list_ids(const struct glake_share *share, uint64_t ids[GLAKE_MAX_PACKET_FDS])
@@ -124,45 +132,47 @@ static bool is_possible(const struct glake_share *share)
 	       share->bytes <= n_full && share->bytes > n_full - BACKING_CHUNK_BYTES;
 }
 
-static int unmap(struct glake_session *session, const struct glake_share *share, glake_ptr ptr,
-                 uint32_t n_chunks)
+static int map(const struct glake_share *share, const struct fdlist *fds,
+               const struct glake__device *device, int ordinal, glake_ptr *ptr_out)
 {
-	int error = 0;
-	for (uint32_t i = 0; i < n_chunks; i++) {
-		int r = glake__map_unmap(session, ptr + i * BACKING_CHUNK_BYTES,
-		                         chunk_bytes(share, i));
-		error = error ? error : r;
-	}
-	return error ? error : glake__map_unreserve(session, ptr, share->bytes);
-}
-
-static int map(struct glake_session *session, const struct glake_share *share,
-               const struct fdlist *fds, const struct glake__device *device, int ordinal,
-               glake_ptr *ptr_out)
-{
-	glake_ptr ptr;
-	uint32_t n_mapped = 0;
-	int r = glake__map_reserve(session, share->bytes, 0, &ptr);
+	struct glake__part parts[GLAKE_MAX_PACKET_FDS];
+	struct glake__range *range;
+	size_t n_parts = 0;
+	int r = glake__range_reserve(GLAKE__RANGE_OPENED, NULL, device->handle, share->bytes, 0, 0,
+	                             &range);
 	if (r < 0) {
 		return r;
 	}
-	for (; r == 0 && n_mapped < share->n_chunks; n_mapped += r == 0) {
-		r = glake__map_fd(session, ptr + n_mapped * BACKING_CHUNK_BYTES,
-		                  chunk_bytes(share, n_mapped), fds->fds[n_mapped]);
+	if (ordinal >= 0 && ordinal < GLAKE__MAX_DEVICES) {
+		range->readers |= 1ull << ordinal;
+	}
+	for (; r == 0 && n_parts < share->n_chunks; n_parts += r == 0) {
+		parts[n_parts] = (struct glake__part){
+			.chunk = glake__chunk_new(chunk_id(share, (uint32_t)n_parts),
+		                                  chunk_bytes(share, (uint32_t)n_parts),
+		                                  device->handle, GLAKE__PAGE_CHUNK),
+			.n_bytes = chunk_bytes(share, (uint32_t)n_parts),
+			.access = GLAKE__ACCESS_WRITE,
+			.fd = fds->fds[n_parts],
+		};
+		r = parts[n_parts].chunk ? 0 : -ENOMEM;
 	}
 	if (r == 0) {
-		r = glake__map_access(session, device, ptr, share->bytes, true);
+		r = glake__range_fill(range, 0, parts, n_parts);
 	}
-	if (r == 0 && ordinal >= 0 && ordinal != device->public.ordinal) {
-		struct glake__device reader = {.public = {.ordinal = ordinal}, .handle = ordinal};
-		r = glake__map_access(session, &reader, ptr, share->bytes, true);
+	char *text = glake__error_save();
+	for (size_t i = 0; i < n_parts; i++) {
+		parts[i].chunk->pins |= 1u << GLAKE__PIN_FOREIGN;
+		glake__chunk_put(parts[i].chunk);
 	}
 	if (r < 0) {
-		unmap(session, share, ptr, n_mapped);
-		return r;
+		glake__range_end(range, NULL);
 	}
-	*ptr_out = ptr;
-	return 0;
+	glake__error_restore(text);
+	if (r == 0) {
+		*ptr_out = range->ptr;
+	}
+	return r;
 }
 
 int glake_share_open(struct glake_session *session, const struct glake_share *share, int ordinal,
@@ -196,7 +206,7 @@ int glake_share_open(struct glake_session *session, const struct glake_share *sh
 	if (r == 0) {
 		struct glake__device *device = glake__session_mappable(session, index, &r);
 		if (device) {
-			r = map(session, share, &fds, device, ordinal, ptr_out);
+			r = map(share, &fds, device, ordinal, ptr_out);
 		}
 	}
 	return glake__leave(session, r);
@@ -211,5 +221,13 @@ int glake_share_close(struct glake_session *session, const struct glake_share *s
 	if (!is_possible(share)) {
 		return glake__fail(-EINVAL, "not a name of shared memory");
 	}
-	return glake__leave(session, unmap(session, share, ptr, share->n_chunks));
+	glake__lock();
+	struct glake__range *range = glake__range_at_locked(ptr, GLAKE__RANGE_OPENED);
+	bool is_it = range && range->ptr == ptr && range->n_bytes == share->bytes;
+	glake__unlock();
+	if (!is_it) {
+		return glake__fail(-EINVAL, "0x%llx is not what glake_share_open() gave",
+		                   (unsigned long long)ptr);
+	}
+	return glake__leave(session, glake__range_end(range, NULL));
 }

@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "libclient/memory/fit.h"
+
 /* The first bin of at least @n_bytes; n_bins if there is none. */
 static size_t lower_bound(const struct glake__warm *warm, uint64_t n_bytes)
 {
@@ -45,6 +47,7 @@ static void remove_bin(struct glake__warm *warm, size_t i_bin)
 
 static void link_newest(struct glake__warm *warm, struct glake__backing *backing)
 {
+	backing->is_warm = true;
 	backing->newer = NULL;
 	backing->older = warm->newest;
 	if (warm->newest) {
@@ -54,15 +57,6 @@ static void link_newest(struct glake__warm *warm, struct glake__backing *backing
 	}
 	warm->newest = backing;
 	warm->n_bytes += backing->n_bytes;
-}
-
-bool glake__warm_has(const struct glake__warm *warm, glake_ptr ptr)
-{
-	const struct glake__backing *backing = warm->newest;
-	while (backing && ptr - backing->ptr >= backing->n_bytes) {
-		backing = backing->older;
-	}
-	return backing != NULL;
 }
 
 static void unlink_age(struct glake__warm *warm, struct glake__backing *backing)
@@ -77,6 +71,7 @@ static void unlink_age(struct glake__warm *warm, struct glake__backing *backing)
 	} else {
 		warm->newest = backing->older;
 	}
+	backing->is_warm = false;
 	backing->older = NULL;
 	backing->newer = NULL;
 	warm->n_bytes -= backing->n_bytes;
@@ -134,7 +129,7 @@ int glake__warm_give(struct glake__warm *warm, struct glake__backing *backing)
 struct glake__backing *glake__warm_take(struct glake__warm *warm, uint64_t n_bytes)
 {
 	size_t i_bin = lower_bound(warm, n_bytes);
-	if (i_bin == warm->n_bins || warm->bins[i_bin].n_bytes - n_bytes > n_bytes / 8) {
+	if (i_bin == warm->n_bins || !glake__fits(warm->bins[i_bin].n_bytes, n_bytes)) {
 		return NULL;
 	}
 	struct glake__backing *backing = warm->bins[i_bin].first;

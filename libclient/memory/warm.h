@@ -3,13 +3,13 @@
  * Warm memory of one device: freed backings that stay mapped, ready to be handed out again.
  *
  * Bins of equal size, in an array sorted by size. A request takes from the exact bin, else from the
- * smallest that wastes at most 1/8. Distinct sizes are few: n of them, all multiples of 2 MiB, take
+ * smallest that fits (fit.h). Distinct sizes are few: n of them, all multiples of 2 MiB, take
  * at least n (n + 1) / 2 * 2 MiB, so 64 GiB warm hold at most 255, and shifting the array to add or
  * drop a bin costs less than a list walk would.
  *
  * Owner: embedded in a device of a session; it owns the backings in it.
  * Lifetime: {0} is empty; glake__warm_deinit() when emptied.
- * Threads: none of its own (the books lock).
+ * Threads: none of its own (the lock).
  */
 #ifndef GLAKE_LIBCLIENT_WARM_H
 #define GLAKE_LIBCLIENT_WARM_H
@@ -43,9 +43,6 @@ int glake__warm_give(struct glake__warm *warm, struct glake__backing *backing);
 
 /* The best fit for @n_bytes, which is then the caller's, or NULL. */
 struct glake__backing *glake__warm_take(struct glake__warm *warm, uint64_t n_bytes);
-
-/* Is @ptr anywhere in it? */
-bool glake__warm_has(const struct glake__warm *warm, glake_ptr ptr);
 
 /* Take out the oldest until at most @keep_bytes remain. Returns them as a list by next. */
 struct glake__backing *glake__warm_evict(struct glake__warm *warm, uint64_t keep_bytes);

@@ -73,13 +73,12 @@ static void drop(struct DLManagedTensor *managed)
 /* The first export makes the model hold its session: a tensor may outlive glake_disconnect(). */
 static void mark_exported(struct glake_model *model)
 {
-	struct glake__books *books = &model->session->books;
-	pthread_mutex_lock(&books->lock);
+	glake__lock();
 	if (!model->is_exported) {
 		model->is_exported = true;
 		glake__session_ref(model->session);
 	}
-	pthread_mutex_unlock(&books->lock);
+	glake__unlock();
 	glake__model_ref(model);
 }
 

@@ -5,11 +5,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/cleanup.h"
 #include "proto/clock.h"
 #include "proto/limits.h"
 #include "libclient/memory/context.h"
 #include "libclient/link/fork.h"
-#include "libclient/memory/map.h"
+#include "libclient/memory/reback.h"
 #include "libclient/model/model_fetch.h"
 #include "libclient/model/model_files.h"
 #include "libclient/link/notice.h"
@@ -23,49 +24,80 @@ static int reserve(struct glake_model *model)
 	if (model->no_map || model->span_bytes == 0) {
 		return 0;
 	}
-	model->block_bytes = calloc(model->n_blocks, sizeof(*model->block_bytes));
-	if (!model->block_bytes) {
-		return glake__fail(-ENOMEM, "out of memory");
-	}
-	return glake__map_reserve(model->session, model->span_bytes, 0, &model->base);
+	int r = glake__range_reserve(GLAKE__RANGE_MODEL, model, model->device->handle,
+	                             model->span_bytes, 0, 0, &model->range);
+	model->base = r == 0 ? model->range->ptr : 0;
+	return r;
 }
 
-int glake__model_map_block(struct glake_model *model, uint64_t n_bytes, int fd)
+static int check_blocks(struct glake_model *model, const uint64_t *n_bytes, size_t n_blocks)
 {
-	if (n_bytes == 0 || n_bytes % GLAKE_CHUNK_GRANULARITY != 0 ||
-	    n_bytes > model->span_bytes - model->mapped_bytes ||
-	    model->n_mapped == model->n_blocks) {
-		return glake__link_kill(model->session, GLAKE_E_PROTOCOL,
-		                        "the daemon's list of blocks makes no sense");
+	uint64_t n_left = model->span_bytes - model->mapped_bytes;
+	bool is_sane = n_blocks <= model->n_blocks - model->n_mapped;
+	for (size_t i = 0; is_sane && i < n_blocks; i++) {
+		is_sane = n_bytes[i] > 0 && n_bytes[i] % GLAKE_CHUNK_GRANULARITY == 0 &&
+		          n_bytes[i] <= n_left;
+		n_left -= is_sane ? n_bytes[i] : 0;
 	}
-	int r = glake__map_fd(model->session, model->base + model->mapped_bytes, n_bytes, fd);
+	return is_sane ? 0
+	               : glake__link_kill(model->session, GLAKE_E_PROTOCOL,
+	                                  "the daemon's list of blocks makes no sense");
+}
+
+/* Without access: all of the model gets it in one call, at the end. */
+static int map_parts(struct glake_model *model, struct glake__part *parts, const uint64_t *n_bytes,
+                     const int *fds, size_t n_parts)
+{
+	uint64_t total = 0;
+	size_t n_made = 0;
+	int r = 0;
+	for (; r == 0 && n_made < n_parts; n_made += r == 0) {
+		parts[n_made] = (struct glake__part){
+			.chunk = glake__chunk_new(0, n_bytes[n_made], model->device->handle,
+		                                  GLAKE__PAGE_BLOCK),
+			.n_bytes = n_bytes[n_made],
+			.fd = fds[n_made],
+		};
+		r = parts[n_made].chunk ? 0 : -ENOMEM;
+		total += n_bytes[n_made];
+	}
 	if (r == 0) {
-		model->block_bytes[model->n_mapped++] = n_bytes;
-		model->mapped_bytes += n_bytes;
+		r = glake__range_fill(model->range, model->mapped_bytes, parts, n_parts);
+	}
+	for (size_t i = 0; i < n_made; i++) {
+		glake__chunk_put(parts[i].chunk);
+	}
+	if (r == 0) {
+		model->n_mapped += n_parts;
+		model->mapped_bytes += total;
 	}
 	return r;
 }
 
-/* Whatever of it is there. Addresses that the driver does not unmap stay reserved. */
+int glake__model_map_blocks(struct glake_model *model, const uint64_t *n_bytes, const int *fds,
+                            size_t n_blocks)
+{
+	int r = check_blocks(model, n_bytes, n_blocks);
+	if (r < 0 || n_blocks == 0) {
+		return r;
+	}
+	cleanup_free struct glake__part *parts = calloc(n_blocks, sizeof(*parts));
+	return parts ? map_parts(model, parts, n_bytes, fds, n_blocks)
+	             : glake__fail(-ENOMEM, "out of memory");
+}
+
+/* Whatever of it is there. */
 static void unmap(struct glake_model *model)
 {
-	uint64_t offset = 0;
-	int error = 0;
-	for (uint64_t i = 0; i < model->n_mapped; i++) {
-		int r = glake__map_unmap(model->session, model->base + offset,
-		                         model->block_bytes[i]);
-		error = error ? error : r;
-		offset += model->block_bytes[i];
+	if (model->range) {
+		glake__range_end(model->range, NULL);
 	}
-	if (model->base != 0 && error == 0) {
-		glake__map_unreserve(model->session, model->base, model->span_bytes);
-	}
+	model->range = NULL;
 }
 
 static void model_free(struct glake_model *model)
 {
 	glake__tensor_table_deinit(&model->tensors);
-	free(model->block_bytes);
 	free(model->name);
 	free(model);
 }
@@ -80,8 +112,7 @@ static int bring_in(struct glake_model *model)
 		r = glake__model_fetch(model);
 	}
 	if (r == 0 && model->n_mapped > 0) {
-		r = glake__map_access(model->session, model->device, model->base,
-		                      model->mapped_bytes, false);
+		r = glake__range_access(model->range, 0, model->mapped_bytes, GLAKE__ACCESS_READ);
 	}
 	model->map_ns = model->no_map ? 0 : clock_now_ns() - start_ns;
 	return r;
@@ -90,11 +121,11 @@ static int bring_in(struct glake_model *model)
 static void enter(struct glake_model *model)
 {
 	struct glake__books *books = &model->session->books;
-	pthread_mutex_lock(&books->lock);
+	glake__lock();
 	model->next = books->models;
 	books->models = model;
 	books->shared_bytes += model->mapped_bytes;
-	pthread_mutex_unlock(&books->lock);
+	glake__unlock();
 }
 
 static int open_model(struct glake_session *session, const struct glake__model_files *files,
@@ -218,9 +249,9 @@ static void finish(struct glake_model *model)
 		glake__context_quiesce(session, model->device);
 	}
 	unmap(model);
-	pthread_mutex_lock(&session->books.lock);
+	glake__lock();
 	session->books.shared_bytes -= model->mapped_bytes;
-	pthread_mutex_unlock(&session->books.lock);
+	glake__unlock();
 	if (!session->is_closing) {
 		glake__rpc_model_close(session, model->id);
 	}
@@ -237,6 +268,8 @@ void glake__model_unref(struct glake_model *model)
 		char *text = glake__error_save();
 		finish(model);
 		glake__error_restore(text);
+	} else if (model->range) {
+		glake__range_forget(model->range);
 	}
 	model_free(model);
 	if (is_exported) {
@@ -251,13 +284,13 @@ void glake_model_close(struct glake_model *model)
 	}
 	struct glake_session *session = model->session;
 	struct glake__books *books = &session->books;
-	pthread_mutex_lock(&books->lock);
+	glake__lock();
 	struct glake_model **at = &books->models;
 	while (*at != model) {
 		at = &(*at)->next;
 	}
 	*at = model->next;
-	pthread_mutex_unlock(&books->lock);
+	glake__unlock();
 	glake__model_unref(model);
 	glake__leave(session, 0);
 }

@@ -17,7 +17,7 @@ struct glake_model {
 	struct glake_model *next;      /* link: books.models */
 	struct glake_session *session; /* with a reference to it if is_exported */
 	_Atomic uint32_t n_refs;
-	bool is_exported; /* under the books lock: somebody else may have queued work on it */
+	bool is_exported; /* under the lock: somebody else may have queued work on it */
 	struct glake__device *device;
 	uint64_t id;
 	char *name; /* owned */
@@ -31,15 +31,16 @@ struct glake_model {
 	uint64_t load_ns;
 	uint64_t map_ns;
 
-	glake_ptr base;        /* of the reserved range, 0 = none */
-	uint64_t *block_bytes; /* owned; of each block mapped so far, side by side from base */
-	uint64_t n_mapped;     /* blocks */
+	struct glake__range *range; /* owned; NULL: nothing is mapped */
+	glake_ptr base;             /* its address, or 0 */
+	uint64_t n_mapped;          /* blocks, side by side from base */
 	uint64_t mapped_bytes;
 	struct glake__tensor_table tensors;
 };
 
-/* Map @fd, the next block, of @n_bytes, behind those mapped so far. The fd stays the caller's. */
-int glake__model_map_block(struct glake_model *model, uint64_t n_bytes, int fd);
+/* Map the next blocks, of so many bytes each, behind those mapped so far. The fds stay the caller's. */
+int glake__model_map_blocks(struct glake_model *model, const uint64_t *n_bytes, const int *fds,
+                            size_t n_blocks);
 
 /* The last one unmaps. Any thread, also after the session's end, also in a forked child. */
 void glake__model_ref(struct glake_model *model);

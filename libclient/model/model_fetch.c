@@ -139,12 +139,7 @@ static int take_blocks(struct glake_model *model, const Glake__Wire__ModelBlocks
 	if (fds->n_fds != page->n_chunk_bytes) {
 		return protocol_error(model, "the daemon's list of blocks lacks fds");
 	}
-	int r = 0;
-	for (size_t i = 0; r == 0 && i < page->n_chunk_bytes; i++) {
-		cleanup_fd int fd = fdlist_take(fds, i);
-		r = glake__model_map_block(model, page->chunk_bytes[i], fd);
-	}
-	return r;
+	return glake__model_map_blocks(model, page->chunk_bytes, fds->fds, page->n_chunk_bytes);
 }
 
 /* Wait for the page asked for, ask for the one behind it, and only then work on the first. */

@@ -202,7 +202,6 @@ END_TEST
 START_TEST(nothing_remains_of_a_failed_allocation)
 {
 	static const char *const calls[] = {
-		"cuMemAddressReserve:1:fail=2",
 		"cuMemImportFromShareableHandle:1:fail=1",
 		"cuMemImportFromShareableHandle:3:fail=1",
 		"cuMemMap:2:fail=1",

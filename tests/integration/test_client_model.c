@@ -216,7 +216,6 @@ static size_t count_maps(void)
 START_TEST(nothing_remains_of_a_failed_mapping)
 {
 	static const char *const faults[] = {
-		"cuMemAddressReserve:1:fail=2",
 		"cuMemImportFromShareableHandle:1:fail=1",
 		"cuMemImportFromShareableHandle:2:fail=1",
 		"cuMemMap:1:fail=1",

@@ -1,0 +1,622 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "libclient/memory/range.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "libclient/link/error.h"
+#include "libclient/memory/map.h"
+#include "libclient/memory/window.h"
+#include "proto/cleanup.h"
+
+/* ---- chunks ----------------------------------------------------------------------------------- */
+
+static void free_chunk(struct glake__chunk *chunk)
+{
+	free(chunk);
+}
+
+struct glake__chunk *glake__chunk_new(uint64_t id, uint64_t n_bytes, int device,
+                                      enum glake__page_kind kind)
+{
+	struct glake__chunk *chunk = calloc(1, sizeof(*chunk));
+	if (!chunk) {
+		glake__fail(-ENOMEM, "out of memory");
+		return NULL;
+	}
+	*chunk = (struct glake__chunk){
+		.id = id,
+		.n_bytes = n_bytes,
+		.device = device,
+		.kind = kind,
+		.n_uses = 1,
+		.release = free_chunk,
+	};
+	return chunk;
+}
+
+void glake__chunk_put_locked(struct glake__chunk *chunk, struct glake__chunk **dead)
+{
+	if (--chunk->n_uses == 0) {
+		chunk->next = *dead;
+		*dead = chunk;
+	}
+}
+
+void glake__chunks_release(struct glake__chunk *dead)
+{
+	while (dead) {
+		struct glake__chunk *chunk = dead;
+		dead = chunk->next;
+		chunk->release(chunk);
+	}
+}
+
+void glake__chunk_put(struct glake__chunk *chunk)
+{
+	struct glake__chunk *dead = NULL;
+	glake__lock();
+	glake__chunk_put_locked(chunk, &dead);
+	glake__unlock();
+	glake__chunks_release(dead);
+}
+
+enum glake__pin glake__chunk_pin_locked(const struct glake__chunk *chunk)
+{
+	if (chunk->pins) {
+		return (enum glake__pin)__builtin_ctz(chunk->pins);
+	}
+	if (chunk->n_mappings > 1) {
+		return GLAKE__PIN_ALIASED;
+	}
+	return chunk->n_handles > 0 ? GLAKE__PIN_HANDLE : GLAKE__PIN_NONE;
+}
+
+const char *glake__pin_text(enum glake__pin pin)
+{
+	static const char *const texts[GLAKE__N_PINS] = {
+		[GLAKE__PIN_NONE] = "not pinned",
+		[GLAKE__PIN_ALIASED] = "mapped more than once",
+		[GLAKE__PIN_HANDLE] = "the program has a handle of it",
+		[GLAKE__PIN_SHARED] = "named for other processes",
+		[GLAKE__PIN_FOREIGN] = "another process's",
+		[GLAKE__PIN_EXPORTED] = "its descriptor was handed out",
+		[GLAKE__PIN_DMABUF] = "a dma-buf of it was handed out",
+		[GLAKE__PIN_SYNC_MEMOPS] = "its memory operations are synchronous",
+		[GLAKE__PIN_MULTICAST] = "bound to a multicast object",
+	};
+	return texts[pin];
+}
+
+static void map_chunk(struct glake__piece *piece)
+{
+	struct glake__chunk *chunk = piece->chunk;
+	if (chunk) {
+		chunk->n_uses++;
+		chunk->n_mappings++;
+		piece->next_mapping = chunk->mappings;
+		chunk->mappings = piece;
+	}
+}
+
+static void unmap_chunk(struct glake__piece *piece, struct glake__chunk **dead)
+{
+	struct glake__chunk *chunk = piece->chunk;
+	if (!chunk) {
+		return;
+	}
+	struct glake__piece **link = &chunk->mappings;
+	while (*link != piece) {
+		link = &(*link)->next_mapping;
+	}
+	*link = piece->next_mapping;
+	chunk->n_mappings--;
+	piece->chunk = NULL;
+	piece->access = GLAKE__ACCESS_NONE;
+	glake__chunk_put_locked(chunk, dead);
+}
+
+/* ---- the page map ----------------------------------------------------------------------------- */
+
+/* The entries of [offset, offset + n_bytes), which is @piece's. */
+static void enter_part(const struct glake__piece *piece, uint64_t offset, uint64_t n_bytes)
+{
+	const struct glake__range *range = piece->range;
+	if (range->is_outside) {
+		return;
+	}
+	enum glake__page_kind kind = piece->chunk ? piece->chunk->kind : GLAKE__PAGE_HOLE;
+	int device = piece->chunk ? piece->chunk->device : range->device;
+	uint64_t entry = glake__page_entry(kind, device, piece);
+	uint64_t at = (range->ptr + offset - glake__pages.base) >> GLAKE__PAGE_SHIFT;
+	uint64_t n = n_bytes >> GLAKE__PAGE_SHIFT;
+	for (uint64_t i = 0; i < n; i++) {
+		atomic_store_explicit(&glake__pages.entries[at + i], entry, memory_order_release);
+	}
+}
+
+static void enter(const struct glake__piece *piece)
+{
+	enter_part(piece, piece->offset, piece->n_bytes);
+}
+
+void glake__chunk_set_kind_locked(struct glake__chunk *chunk, enum glake__page_kind kind)
+{
+	chunk->kind = kind;
+	for (const struct glake__piece *at = chunk->mappings; at; at = at->next_mapping) {
+		enter(at);
+	}
+}
+
+static struct glake__range *find_outside(glake_ptr address)
+{
+	struct glake__range *range = glake__space.outside;
+	while (range && address - range->ptr >= range->n_bytes) {
+		range = range->next_outside;
+	}
+	return range;
+}
+
+struct glake__piece *glake__piece_at_locked(glake_ptr address)
+{
+	if (!glake__window_has(address)) {
+		const struct glake__range *range = find_outside(address);
+		return range ? glake__range_piece_locked(range, address - range->ptr) : NULL;
+	}
+	uint64_t page = glake__page_of(address);
+	return glake__page_kind(page) == GLAKE__PAGE_NONE ? NULL : glake__page_pointer(page);
+}
+
+struct glake__range *glake__range_at_locked(glake_ptr address, enum glake__range_use use)
+{
+	const struct glake__piece *piece = glake__piece_at_locked(address);
+	return piece && piece->range->use == use ? piece->range : NULL;
+}
+
+struct glake__piece *glake__range_piece_locked(const struct glake__range *range, uint64_t offset)
+{
+	if (!range->is_outside) {
+		return glake__page_pointer(glake__page_of(range->ptr + offset));
+	}
+	struct glake__piece *piece = range->first;
+	while (offset - piece->offset >= piece->n_bytes) {
+		piece = piece->next;
+	}
+	return piece;
+}
+
+/* ---- rows ------------------------------------------------------------------------------------- */
+
+static struct glake__piece *piece_new(struct glake__range *range)
+{
+	struct glake__piece *piece = calloc(1, sizeof(*piece));
+	if (piece) {
+		piece->range = range;
+	}
+	return piece;
+}
+
+static void link_behind(struct glake__piece *piece, struct glake__piece *before)
+{
+	struct glake__range *range = piece->range;
+	piece->previous = before;
+	piece->next = before ? before->next : range->first;
+	if (before) {
+		before->next = piece;
+	} else {
+		range->first = piece;
+	}
+	if (piece->next) {
+		piece->next->previous = piece;
+	}
+}
+
+static void take_out(struct glake__piece *piece)
+{
+	if (piece->previous) {
+		piece->previous->next = piece->next;
+	} else {
+		piece->range->first = piece->next;
+	}
+	if (piece->next) {
+		piece->next->previous = piece->previous;
+	}
+}
+
+static bool is_free_hole(const struct glake__piece *piece)
+{
+	return piece && !piece->chunk && !piece->is_busy;
+}
+
+/* Two holes side by side become the larger one. Returns what is left over, out of the row. */
+static struct glake__piece *merge(struct glake__piece *left, struct glake__piece *right)
+{
+	struct glake__piece *larger = left->n_bytes < right->n_bytes ? right : left;
+	struct glake__piece *smaller = larger == left ? right : left;
+	take_out(smaller);
+	larger->offset = left->offset;
+	larger->n_bytes += smaller->n_bytes;
+	/* Only the smaller one's pages: a hole may be as large as the window. */
+	enter_part(larger, smaller->offset, smaller->n_bytes);
+	return smaller;
+}
+
+/* Every free hole that touches [offset, end) and has a neighbour of its kind. */
+static void merge_holes(struct glake__range *range, uint64_t offset, uint64_t end)
+{
+	struct glake__piece *piece = glake__range_piece_locked(range, offset ? offset - 1 : 0);
+	while (piece && piece->offset <= end) {
+		if (is_free_hole(piece) && is_free_hole(piece->next)) {
+			struct glake__piece *next = piece->next;
+			struct glake__piece *gone = merge(piece, next);
+			piece = gone == piece ? next : piece;
+			free(gone);
+		} else {
+			piece = piece->next;
+		}
+	}
+}
+
+/*
+ * Cut @hole at @offset, into two; @spare becomes the smaller one. Returns the one behind the cut.
+ */
+static struct glake__piece *cut(struct glake__piece *hole, uint64_t offset,
+                                struct glake__piece *spare)
+{
+	uint64_t n_before = offset - hole->offset;
+	uint64_t n_behind = hole->n_bytes - n_before;
+	spare->range = hole->range;
+	if (n_before < n_behind) {
+		spare->offset = hole->offset;
+		spare->n_bytes = n_before;
+		hole->offset = offset;
+		hole->n_bytes = n_behind;
+		link_behind(spare, hole->previous);
+		enter(spare);
+		return hole;
+	}
+	spare->offset = offset;
+	spare->n_bytes = n_behind;
+	hole->n_bytes = n_before;
+	link_behind(spare, hole);
+	enter(spare);
+	return spare;
+}
+
+/* ---- ranges ----------------------------------------------------------------------------------- */
+
+static glake_ptr take_addresses(uint64_t n_bytes, uint64_t alignment, glake_ptr hint,
+                                struct glake__range *range)
+{
+	glake__lock();
+	glake_ptr ptr = glake__window_take(n_bytes, alignment, hint);
+	glake__unlock();
+	range->is_outside = ptr == 0;
+	return ptr;
+}
+
+static void enter_range(struct glake__range *range)
+{
+	glake__lock();
+	if (range->use == GLAKE__RANGE_PRIVATE && range->device >= 0) {
+		range->readers |= glake__space.readers[range->device];
+	}
+	range->next = glake__space.ranges;
+	if (range->next) {
+		range->next->previous = range;
+	}
+	glake__space.ranges = range;
+	if (range->is_outside) {
+		range->next_outside = glake__space.outside;
+		glake__space.outside = range;
+	}
+	enter(range->first);
+	glake__unlock();
+}
+
+int glake__range_reserve(enum glake__range_use use, void *user, int device, uint64_t n_bytes,
+                         uint64_t alignment, glake_ptr hint, struct glake__range **range_out)
+{
+	cleanup_free struct glake__range *range = calloc(1, sizeof(*range));
+	cleanup_free struct glake__piece *hole = piece_new(range);
+	if (!range || !hole) {
+		return glake__fail(-ENOMEM, "out of memory");
+	}
+	*range = (struct glake__range){
+		.use = use,
+		.user = user,
+		.device = device,
+		.n_bytes = n_bytes,
+		.readers = device >= 0 ? 1ull << device : 0,
+	};
+	range->ptr = take_addresses(n_bytes, alignment, hint, range);
+	if (range->is_outside) {
+		int r = glake__map_reserve(n_bytes, alignment, hint, &range->ptr);
+		if (r < 0) {
+			return r;
+		}
+	}
+	hole->n_bytes = n_bytes;
+	range->first = ptr_steal(hole);
+	enter_range(range);
+	*range_out = ptr_steal(range);
+	return 0;
+}
+
+static void leave_range(struct glake__range *range)
+{
+	if (range->next) {
+		range->next->previous = range->previous;
+	}
+	if (range->previous) {
+		range->previous->next = range->next;
+	} else {
+		glake__space.ranges = range->next;
+	}
+	struct glake__range **link = &glake__space.outside;
+	while (range->is_outside && *link != range) {
+		link = &(*link)->next_outside;
+	}
+	if (range->is_outside) {
+		*link = range->next_outside;
+	}
+}
+
+int glake__range_drop(struct glake__range *range)
+{
+	glake__lock();
+	bool is_empty = is_free_hole(range->first) && !range->first->next;
+	if (is_empty) {
+		leave_range(range);
+		if (!range->is_outside) {
+			glake__window_give(range->ptr, range->n_bytes);
+		}
+	}
+	glake__unlock();
+	if (!is_empty) {
+		return glake__fail(-EBUSY, "the range at 0x%llx still has memory mapped",
+		                   (unsigned long long)range->ptr);
+	}
+	int r = range->is_outside ? glake__map_unreserve(range->ptr, range->n_bytes) : 0;
+	free(range->first);
+	free(range);
+	return r;
+}
+
+void glake__range_forget(struct glake__range *range)
+{
+	struct glake__chunk *dead = NULL;
+	while (range->first) {
+		struct glake__piece *piece = range->first;
+		range->first = piece->next;
+		unmap_chunk(piece, &dead);
+		free(piece);
+	}
+	glake__chunks_release(dead);
+	free(range);
+}
+
+/* ---- changes ---------------------------------------------------------------------------------- */
+
+static void change_free(struct glake__change *change)
+{
+	while (change->fresh) {
+		struct glake__piece *piece = change->fresh;
+		change->fresh = piece->next;
+		free(piece);
+	}
+	free(change->edges[0]);
+	free(change->edges[1]);
+	*change = (struct glake__change){.range = NULL};
+}
+
+static int prepare(struct glake__change *change, const struct glake__part *parts, size_t n_parts)
+{
+	struct glake__piece **link = &change->fresh;
+	uint64_t at = change->offset;
+	for (size_t i = 0; i < n_parts; i++) {
+		*link = piece_new(change->range);
+		if (!*link) {
+			return glake__fail(-ENOMEM, "out of memory");
+		}
+		(*link)->offset = at;
+		(*link)->n_bytes = parts[i].n_bytes;
+		(*link)->chunk = parts[i].chunk;
+		(*link)->access = parts[i].chunk ? parts[i].access : GLAKE__ACCESS_NONE;
+		at += parts[i].n_bytes;
+		link = &(*link)->next;
+	}
+	change->n_bytes = at - change->offset;
+	change->edges[0] = piece_new(change->range);
+	change->edges[1] = piece_new(change->range);
+	return change->edges[0] && change->edges[1] ? 0 : glake__fail(-ENOMEM, "out of memory");
+}
+
+static int refuse(const struct glake__change *change, int error, const char *why)
+{
+	return glake__fail(error, "%llu bytes at 0x%llx: %s", (unsigned long long)change->n_bytes,
+	                   (unsigned long long)(change->range->ptr + change->offset), why);
+}
+
+/* Can it begin? Called with the lock held. */
+static int check_locked(const struct glake__change *change, const char **why_out)
+{
+	const struct glake__range *range = change->range;
+	uint64_t end = change->offset + change->n_bytes;
+	*why_out = "not within the range";
+	if (change->n_bytes == 0 || end < change->offset || end > range->n_bytes) {
+		return -EINVAL;
+	}
+	const struct glake__piece *piece = glake__range_piece_locked(range, change->offset);
+	for (; piece && piece->offset < end; piece = piece->next) {
+		bool is_cut = piece->offset < change->offset ||
+		              piece->offset + piece->n_bytes > end;
+		*why_out = "part of a chunk";
+		if (is_cut && piece->chunk) {
+			return -EINVAL;
+		}
+		*why_out = "another thread works on it";
+		if (piece->is_busy) {
+			return -EBUSY;
+		}
+	}
+	return 0;
+}
+
+static void begin_locked(struct glake__change *change)
+{
+	struct glake__range *range = change->range;
+	uint64_t end = change->offset + change->n_bytes;
+	struct glake__piece *piece = glake__range_piece_locked(range, change->offset);
+	if (piece->offset < change->offset) {
+		piece = cut(piece, change->offset, ptr_steal(change->edges[0]));
+	}
+	struct glake__piece *last = glake__range_piece_locked(range, end - 1);
+	if (last->offset + last->n_bytes > end) {
+		bool is_same = last == piece;
+		struct glake__piece *behind = cut(last, end, ptr_steal(change->edges[1]));
+		piece = is_same ? behind->previous : piece;
+	}
+	for (; piece && piece->offset < end; piece = piece->next) {
+		piece->is_busy = true;
+	}
+}
+
+int glake__change_begin(struct glake__change *change, struct glake__range *range, uint64_t offset,
+                        const struct glake__part *parts, size_t n_parts)
+{
+	*change = (struct glake__change){.range = range, .offset = offset};
+	const char *why = NULL;
+	int r = prepare(change, parts, n_parts);
+	if (r == 0) {
+		glake__lock();
+		r = check_locked(change, &why);
+		if (r == 0) {
+			begin_locked(change);
+		}
+		glake__unlock();
+		r = r < 0 ? refuse(change, r, why) : 0;
+	}
+	if (r < 0) {
+		change_free(change);
+	}
+	return r;
+}
+
+struct glake__piece *glake__change_first(const struct glake__change *change)
+{
+	glake__lock();
+	struct glake__piece *piece = glake__range_piece_locked(change->range, change->offset);
+	glake__unlock();
+	return piece;
+}
+
+void glake__change_commit(struct glake__change *change, struct glake__chunk **dead)
+{
+	struct glake__range *range = change->range;
+	uint64_t end = change->offset + change->n_bytes;
+	struct glake__piece *old = NULL;
+	glake__lock();
+	struct glake__piece *piece = glake__range_piece_locked(range, change->offset);
+	struct glake__piece *before = piece->previous;
+	while (piece && piece->offset < end) {
+		struct glake__piece *next = piece->next;
+		take_out(piece);
+		piece->next = old;
+		old = piece;
+		piece = next;
+	}
+	/* New mappings first: a chunk that only changes its place must not die between. */
+	while (change->fresh) {
+		struct glake__piece *fresh = change->fresh;
+		change->fresh = fresh->next;
+		link_behind(fresh, before);
+		map_chunk(fresh);
+		enter(fresh);
+		before = fresh;
+	}
+	for (piece = old; piece; piece = piece->next) {
+		unmap_chunk(piece, dead);
+	}
+	merge_holes(range, change->offset, end);
+	glake__unlock();
+	change->fresh = old;
+	change_free(change);
+}
+
+void glake__change_cancel(struct glake__change *change, struct glake__chunk **dead)
+{
+	struct glake__range *range = change->range;
+	uint64_t end = change->offset + change->n_bytes;
+	glake__lock();
+	struct glake__piece *piece = glake__range_piece_locked(range, change->offset);
+	for (; piece && piece->offset < end; piece = piece->next) {
+		if (piece->is_unmapped) {
+			unmap_chunk(piece, dead);
+			enter(piece);
+		}
+		piece->is_unmapped = false;
+		piece->is_busy = false;
+	}
+	merge_holes(range, change->offset, end);
+	glake__unlock();
+	change_free(change);
+}
+
+/* ---- for tests -------------------------------------------------------------------------------- */
+
+static bool chunk_is_valid(const struct glake__chunk *chunk)
+{
+	uint32_t n = 0;
+	for (const struct glake__piece *at = chunk->mappings; at; at = at->next_mapping) {
+		n += at->chunk == chunk;
+	}
+	return n == chunk->n_mappings && chunk->n_uses >= n + chunk->n_handles;
+}
+
+static bool piece_is_valid(const struct glake__piece *piece)
+{
+	const struct glake__range *range = piece->range;
+	if (piece->next && (piece->next->previous != piece || piece->next->range != range ||
+	                    (is_free_hole(piece) && is_free_hole(piece->next)))) {
+		return false;
+	}
+	if (piece->chunk &&
+	    (piece->chunk->n_bytes != piece->n_bytes || !chunk_is_valid(piece->chunk))) {
+		return false;
+	}
+	for (uint64_t at = 0; at < piece->n_bytes; at += GLAKE__PAGE_BYTES) {
+		glake_ptr ptr = range->ptr + piece->offset + at;
+		uint64_t page = glake__page_of(ptr);
+		enum glake__page_kind kind = piece->chunk ? piece->chunk->kind : GLAKE__PAGE_HOLE;
+		if (glake__piece_at_locked(ptr) != piece ||
+		    (!range->is_outside && glake__page_kind(page) != kind)) {
+			return false;
+		}
+	}
+	return true;
+}
+
+static bool range_is_valid(const struct glake__range *range)
+{
+	uint64_t at = 0;
+	for (const struct glake__piece *piece = range->first; piece; piece = piece->next) {
+		if (piece->offset != at || piece->n_bytes == 0 || piece->range != range ||
+		    !piece_is_valid(piece)) {
+			return false;
+		}
+		at += piece->n_bytes;
+	}
+	return at == range->n_bytes && range->is_outside == !glake__window_has(range->ptr);
+}
+
+bool glake__space_is_valid(void)
+{
+	glake__lock();
+	bool is_valid = glake__window_is_valid();
+	for (const struct glake__range *at = glake__space.ranges; is_valid && at; at = at->next) {
+		is_valid = range_is_valid(at);
+	}
+	glake__unlock();
+	return is_valid;
+}

@@ -1,0 +1,186 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A range: addresses that stay, whatever backs them. The one map of address to thing.
+ *
+ * A range is a row of pieces, side by side, without a gap. A piece is a hole, or one whole chunk in its
+ * place: private, or a block, or of host memory. A chunk knows all its mappings, and what was handed out
+ * of it: only one that is mapped once and that nobody else can name may be sealed or moved; any other is
+ * pinned, for a reason.
+ *
+ *   range   reserve -> (reback | change)* -> clear -> drop
+ *   piece   a hole, or a chunk; busy while some thread works on it without the lock
+ *   chunk   lives as long as it has uses: mappings, handles that the program has, calls under way
+ *
+ * Invariants (glake__space_is_valid()): pieces fill their range; no two holes that are not busy lie side by
+ * side; the page map's entries of a piece's pages point to it; a chunk's list of mappings has exactly the
+ * pieces that have it.
+ *
+ * Owner: ranges are their user's. Lifetime: glake__range_reserve() .. glake__range_drop().
+ * Threads: any; _locked: called with the lock of the space held.
+ */
+#ifndef GLAKE_LIBCLIENT_RANGE_H
+#define GLAKE_LIBCLIENT_RANGE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "libclient/glake.h"
+#include "libclient/memory/page.h"
+#include "libclient/memory/space.h"
+
+/* Whose a range is: what user points to. */
+enum glake__range_use {
+	GLAKE__RANGE_PRIVATE, /* struct glake__backing: glake_alloc(), live or warm */
+	GLAKE__RANGE_PLACED,  /* struct glake__placed: glake_reserve() */
+	GLAKE__RANGE_BLOCK,   /* struct glake_block */
+	GLAKE__RANGE_MODEL,   /* struct glake_model */
+	GLAKE__RANGE_OPENED,  /* glake_share_open(): another process's */
+	GLAKE__RANGE_PROGRAM, /* the program's own reservation, under the shim */
+	GLAKE__RANGE_LOST,    /* nobody's: the driver has not unmapped it */
+};
+
+/* Ordered: a change to a lesser one takes access away. */
+enum glake__access {
+	GLAKE__ACCESS_NONE,
+	GLAKE__ACCESS_READ,
+	GLAKE__ACCESS_WRITE, /* and read */
+};
+
+/* Why a chunk must stay what and where it is. */
+enum glake__pin {
+	GLAKE__PIN_NONE,
+	GLAKE__PIN_ALIASED,     /* from what the chunk knows: it is mapped more than once */
+	GLAKE__PIN_HANDLE,      /* and this: the program has a handle of it */
+	GLAKE__PIN_SHARED,      /* noted, and stays: another process may map it */
+	GLAKE__PIN_FOREIGN,     /* it is another process's */
+	GLAKE__PIN_EXPORTED,    /* its fd was handed out */
+	GLAKE__PIN_DMABUF,      /* another device may have it */
+	GLAKE__PIN_SYNC_MEMOPS, /* the driver waits by its address */
+	GLAKE__PIN_MULTICAST,   /* it is bound to a multicast object */
+	GLAKE__N_PINS
+};
+
+struct glake__chunk {
+	struct glake__chunk *next;     /* link: a list of dead ones */
+	struct glake__piece *mappings; /* link: piece.next_mapping */
+	uint64_t id;                   /* glaked's, of the chunk or block; 0: not glaked's */
+	uint64_t n_bytes;
+	int device;                 /* CUDA's; -1: none */
+	enum glake__page_kind kind; /* CHUNK, BLOCK or HOST */
+	uint32_t n_uses;            /* mappings, handles and others that keep it */
+	uint32_t n_mappings;
+	uint32_t n_handles;                          /* that the program has */
+	uint32_t pins;                               /* bit per enum glake__pin */
+	void (*release)(struct glake__chunk *chunk); /* it is dead; no lock is held */
+};
+
+struct glake__piece {
+	_Alignas(16) struct glake__range *range;
+	uint64_t offset;
+	uint64_t n_bytes;
+	struct glake__chunk *chunk; /* one use; NULL: a hole */
+	enum glake__access access;
+	bool is_busy;
+	bool is_unmapped;          /* set by who works on it: the driver has taken the chunk away */
+	struct glake__piece *next; /* link: range.first */
+	struct glake__piece *previous;
+	struct glake__piece *next_mapping; /* link: chunk.mappings */
+};
+
+struct glake__range {
+	glake_ptr ptr;
+	uint64_t n_bytes;
+	enum glake__range_use use;
+	void *user;
+	int device;                 /* CUDA's, of the memory in it; -1: of no one */
+	uint64_t readers;           /* bit per CUDA device that has access to what is mapped */
+	bool is_outside;            /* of the window: no entries in the page map */
+	struct glake__piece *first; /* owned list, by offset */
+	struct glake__range *next;  /* link: space.ranges */
+	struct glake__range *previous;
+	struct glake__range *next_outside; /* link: space.outside */
+};
+
+/* ---- chunks ----------------------------------------------------------------------------------- */
+
+/* With one use, the caller's. Its release is free(). NULL without memory, the error set. */
+struct glake__chunk *glake__chunk_new(uint64_t id, uint64_t n_bytes, int device,
+                                      enum glake__page_kind kind);
+
+/* One use less; onto the list @dead if that was the last. */
+void glake__chunk_put_locked(struct glake__chunk *chunk, struct glake__chunk **dead);
+/* The same, and released if it is dead. Takes the lock. */
+void glake__chunk_put(struct glake__chunk *chunk);
+/* No lock is held. NULL is fine. */
+void glake__chunks_release(struct glake__chunk *dead);
+
+/* It is something else now, wherever it is mapped. */
+void glake__chunk_set_kind_locked(struct glake__chunk *chunk, enum glake__page_kind kind);
+
+/* Why @chunk is pinned; GLAKE__PIN_NONE: it is not. Others may map it meanwhile, once unlocked. */
+enum glake__pin glake__chunk_pin_locked(const struct glake__chunk *chunk);
+const char *glake__pin_text(enum glake__pin pin);
+
+/* ---- ranges ----------------------------------------------------------------------------------- */
+
+/*
+ * Addresses for @n_bytes, a multiple of 2 MiB, one hole: from the window, else of the driver. They and
+ * the range are the caller's. @alignment and @hint as in cuMemAddressReserve(). Returns 0, -ENOMEM or
+ * GLAKE_E_CUDA, the text set.
+ */
+int glake__range_reserve(enum glake__range_use use, void *user, int device, uint64_t n_bytes,
+                         uint64_t alignment, glake_ptr hint, struct glake__range **range_out);
+
+/* Out of the map, its addresses given back, unless it has memory mapped: -EBUSY. Frees it if 0. */
+int glake__range_drop(struct glake__range *range);
+
+/* In a forked child: free it, and nothing else. */
+void glake__range_forget(struct glake__range *range);
+
+/* The piece that @address lies in, and with it the range; NULL: none of ours. */
+struct glake__piece *glake__piece_at_locked(glake_ptr address);
+
+/* The range that @address lies in if it is of @use; NULL if not. */
+struct glake__range *glake__range_at_locked(glake_ptr address, enum glake__range_use use);
+
+/* The piece of @range that holds @offset. */
+struct glake__piece *glake__range_piece_locked(const struct glake__range *range, uint64_t offset);
+
+/* ---- changes: whoever makes the driver's calls himself notes here what they do ---------------- */
+
+/* What is to stand in a place. */
+struct glake__part {
+	struct glake__chunk *chunk; /* NULL: a hole */
+	uint64_t n_bytes;
+	enum glake__access access;
+	int fd;                              /* reback: to import it from; -1: */
+	CUmemGenericAllocationHandle handle; /* the caller's; 0: it is mapped, and that is asked */
+};
+
+struct glake__change {
+	struct glake__range *range;
+	uint64_t offset;
+	uint64_t n_bytes;
+	struct glake__piece *fresh;    /* owned list */
+	struct glake__piece *edges[2]; /* owned spares */
+};
+
+/*
+ * Begin to put @parts, of @n_bytes together, at @offset: what is there is busy until the end of the change.
+ * It must be whole pieces, or parts of holes. -EINVAL: it is not, or not in the range; -EBUSY; -ENOMEM.
+ */
+int glake__change_begin(struct glake__change *change, struct glake__range *range, uint64_t offset,
+                        const struct glake__part *parts, size_t n_parts);
+/* It has happened. What lost its last use goes onto @dead. Cannot fail. */
+void glake__change_commit(struct glake__change *change, struct glake__chunk **dead);
+/* It has not: all stays, but for the pieces that are noted as unmapped, which become holes. */
+void glake__change_cancel(struct glake__change *change, struct glake__chunk **dead);
+
+/* The first piece of what is changed, busy: its row up to the change's end stays as it is. */
+struct glake__piece *glake__change_first(const struct glake__change *change);
+
+/* For tests: the invariants at the top, of all ranges and the window. Takes the lock. */
+bool glake__space_is_valid(void);
+
+#endif

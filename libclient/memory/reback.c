@@ -1,0 +1,490 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The steps, and what undoes each:
+ *
+ *   begin          what is there is busy             cancel
+ *   take handles   of what is new, of what was there release them
+ *   close          the gate, if access goes          open
+ *   unmap          what was there                    map it by its handle, give it its access
+ *   map            what is new                       unmap
+ *   access         one call for a run of equal ones  the unmapping above
+ *   open
+ *   commit
+ *
+ * A handle of what was there costs a driver call for each piece, and is what makes undoing possible. So a
+ * clear, after which nobody wants anything back, takes none.
+ */
+#include "libclient/memory/reback.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "libclient/link/error.h"
+#include "libclient/memory/map.h"
+#include "proto/cleanup.h"
+
+/* One piece of memory, old or new, in its place. */
+struct step {
+	glake_ptr ptr;
+	uint64_t n_bytes;
+	struct glake__chunk *chunk; /* NULL: a hole */
+	struct glake__piece *piece; /* of what was there */
+	enum glake__access access;
+	uint64_t readers;
+	CUmemGenericAllocationHandle handle;
+	bool is_handle_ours;
+	bool is_mapped;
+};
+
+struct row {
+	struct step *steps; /* owned */
+	size_t n;
+};
+
+struct work {
+	struct glake__change change;
+	uint64_t readers;
+	struct row old;
+	struct row new;
+	bool takes_access;
+	uint64_t gated; /* who reads what goes */
+};
+
+/* ---- rows ------------------------------------------------------------------------------------- */
+
+static int row_init(struct row *row, size_t n)
+{
+	row->n = n;
+	row->steps = calloc(n, sizeof(*row->steps));
+	return row->steps ? 0 : glake__fail(-ENOMEM, "out of memory");
+}
+
+static void row_deinit(struct row *row)
+{
+	for (size_t i = 0; i < row->n && row->steps; i++) {
+		if (row->steps[i].is_handle_ours) {
+			glake__map_release(row->steps[i].handle);
+		}
+	}
+	free(row->steps);
+}
+
+static int row_unmap(struct row *row)
+{
+	int error = 0;
+	for (size_t i = 0; i < row->n; i++) {
+		struct step *step = &row->steps[i];
+		if (error == 0 && step->is_mapped) {
+			error = glake__map_unmap(step->ptr, step->n_bytes);
+			step->is_mapped = error < 0;
+		}
+	}
+	return error;
+}
+
+/* One call for each run of pieces that lie side by side and have equal access, for equal readers. */
+static int row_access(const struct row *row)
+{
+	int r = 0;
+	for (size_t i = 0; r == 0 && i < row->n;) {
+		const struct step *first = &row->steps[i];
+		uint64_t n_bytes = 0;
+		while (i < row->n && row->steps[i].is_mapped &&
+		       row->steps[i].access == first->access &&
+		       row->steps[i].readers == first->readers &&
+		       row->steps[i].ptr == first->ptr + n_bytes) {
+			n_bytes += row->steps[i++].n_bytes;
+		}
+		if (n_bytes == 0) {
+			i++;
+		} else if (first->access != GLAKE__ACCESS_NONE) {
+			r = glake__map_access(first->ptr, n_bytes, first->readers, first->access);
+		}
+	}
+	return r;
+}
+
+static int row_map(struct row *row)
+{
+	int r = 0;
+	for (size_t i = 0; r == 0 && i < row->n; i++) {
+		struct step *step = &row->steps[i];
+		if (step->chunk && !step->is_mapped) {
+			r = glake__map_handle(step->ptr, step->n_bytes, step->handle);
+			step->is_mapped = r == 0;
+		}
+	}
+	return r < 0 ? r : row_access(row);
+}
+
+/* The device of memory reads it, whoever else does. */
+static uint64_t own_reader(const struct glake__chunk *chunk)
+{
+	return chunk && chunk->device >= 0 ? 1ull << chunk->device : 0;
+}
+
+/* ---- the parts of a reback -------------------------------------------------------------------- */
+
+/* Where @chunk is mapped, somewhere. */
+static bool find_mapping(const struct glake__chunk *chunk, glake_ptr *ptr_out)
+{
+	glake__lock();
+	const struct glake__piece *piece = chunk->mappings;
+	if (piece) {
+		*ptr_out = piece->range->ptr + piece->offset;
+	}
+	glake__unlock();
+	return piece != NULL;
+}
+
+static int take_new(struct work *work, const struct glake__part *parts, size_t n_parts)
+{
+	int r = row_init(&work->new, n_parts);
+	glake_ptr ptr = work->change.range->ptr + work->change.offset;
+	for (size_t i = 0; r == 0 && i < n_parts; i++) {
+		const struct glake__part *part = &parts[i];
+		struct step *step = &work->new.steps[i];
+		glake_ptr mapped = 0;
+		*step = (struct step){
+			.ptr = ptr,
+			.n_bytes = part->n_bytes,
+			.chunk = part->chunk,
+			.access = part->access,
+			.readers = work->readers | own_reader(part->chunk),
+			.handle = part->handle,
+		};
+		ptr += part->n_bytes;
+		if (!part->chunk || part->handle) {
+			continue;
+		}
+		if (part->fd >= 0) {
+			r = glake__map_import(part->fd, &step->handle);
+		} else if (find_mapping(part->chunk, &mapped)) {
+			r = glake__map_retain(mapped, &step->handle);
+		} else {
+			r = glake__fail(-EINVAL, "there is no way to the memory to be mapped");
+		}
+		step->is_handle_ours = r == 0;
+	}
+	return r;
+}
+
+static size_t count_old(const struct glake__change *change, const struct glake__piece *first)
+{
+	size_t n = 0;
+	for (; first && first->offset < change->offset + change->n_bytes; first = first->next) {
+		n += first->chunk != NULL;
+	}
+	return n;
+}
+
+/* The pieces are busy: their row stays. What is pinned may be pinned by others meanwhile, so: locked. */
+static int take_old(struct work *work)
+{
+	const struct glake__change *change = &work->change;
+	struct glake__piece *piece = glake__change_first(change);
+	int r = row_init(&work->old, count_old(change, piece) + 1);
+	work->old.n = 0;
+	for (; r == 0 && piece && piece->offset < change->offset + change->n_bytes;
+	     piece = piece->next) {
+		if (!piece->chunk) {
+			continue;
+		}
+		glake__lock();
+		enum glake__pin pin = glake__chunk_pin_locked(piece->chunk);
+		glake__unlock();
+		struct step *step = &work->old.steps[work->old.n];
+		*step = (struct step){
+			.ptr = change->range->ptr + piece->offset,
+			.n_bytes = piece->n_bytes,
+			.chunk = piece->chunk,
+			.piece = piece,
+			.access = piece->access,
+			.readers = work->readers | own_reader(piece->chunk),
+			.is_mapped = true,
+		};
+		r = pin ? glake__fail(-EBUSY, "the memory at 0x%llx is pinned: %s",
+		                      (unsigned long long)step->ptr, glake__pin_text(pin))
+		        : glake__map_retain(step->ptr, &step->handle);
+		step->is_handle_ours = r == 0;
+		work->old.n++;
+		work->takes_access |= step->access != GLAKE__ACCESS_NONE;
+		work->gated |= step->readers;
+	}
+	return r;
+}
+
+/* Mapped again, with its access: without it, it is of no use either. */
+static bool put_back(struct step *step)
+{
+	if (!step->is_mapped && glake__map_handle(step->ptr, step->n_bytes, step->handle) < 0) {
+		return false;
+	}
+	step->is_mapped = true;
+	if (step->access != GLAKE__ACCESS_NONE &&
+	    glake__map_access(step->ptr, step->n_bytes, step->readers, step->access) < 0) {
+		step->is_mapped = glake__map_unmap(step->ptr, step->n_bytes) < 0;
+	}
+	return step->is_mapped;
+}
+
+/* What was there, back in its place. What does not come back is a hole now: then true. */
+static bool undo(struct work *work)
+{
+	char *text = glake__error_save();
+	row_unmap(&work->new);
+	bool is_lost = row_map(&work->old) < 0;
+	/* All at once did not work; what can be saved is. */
+	for (size_t i = 0; is_lost && i < work->old.n; i++) {
+		struct step *step = &work->old.steps[i];
+		step->piece->is_unmapped = !put_back(step);
+	}
+	glake__error_restore(text);
+	return is_lost;
+}
+
+static int gate_close(uint64_t readers)
+{
+	const struct glake__gate *gate = &glake__space.gate;
+	return gate->close ? gate->close(gate->user, readers) : 0;
+}
+
+static void gate_open(void)
+{
+	const struct glake__gate *gate = &glake__space.gate;
+	if (gate->close) {
+		gate->open(gate->user);
+	}
+}
+
+static int exchange(struct work *work, bool *is_lost)
+{
+	int r = work->takes_access ? gate_close(work->gated) : 0;
+	if (r < 0) {
+		return r;
+	}
+	r = row_unmap(&work->old);
+	if (r == 0) {
+		r = row_map(&work->new);
+	}
+	if (r < 0) {
+		*is_lost = undo(work);
+	}
+	if (work->takes_access) {
+		gate_open();
+	}
+	return r;
+}
+
+/* A reader may have come meanwhile, and found the pieces busy. */
+static void give_late_readers(const struct row *row, uint64_t readers)
+{
+	for (size_t i = 0; readers && i < row->n; i++) {
+		const struct step *step = &row->steps[i];
+		if (step->is_mapped && step->access != GLAKE__ACCESS_NONE) {
+			glake__map_access(step->ptr, step->n_bytes, readers, step->access);
+		}
+	}
+}
+
+static int reback(struct glake__range *range, uint64_t offset, const struct glake__part *parts,
+                  size_t n_parts, bool only_holes, struct glake__chunk **dead, bool *is_lost_out)
+{
+	struct work work = {.readers = range->readers};
+	struct glake__chunk *unused = NULL;
+	bool is_lost = false;
+	int r = glake__change_begin(&work.change, range, offset, parts, n_parts);
+	if (r < 0) {
+		return r;
+	}
+	r = take_new(&work, parts, n_parts);
+	if (r == 0) {
+		r = take_old(&work);
+	}
+	if (r == 0 && only_holes && work.old.n > 0) {
+		r = glake__fail(-EINVAL, "%llu bytes at 0x%llx: already mapped, in part",
+		                (unsigned long long)work.change.n_bytes,
+		                (unsigned long long)(range->ptr + offset));
+	}
+	if (r == 0) {
+		r = exchange(&work, &is_lost);
+	}
+	if (r == 0) {
+		glake__change_commit(&work.change, &unused);
+		give_late_readers(&work.new, range->readers & ~work.readers);
+	} else {
+		glake__change_cancel(&work.change, &unused);
+	}
+	row_deinit(&work.new);
+	row_deinit(&work.old);
+	if (dead) {
+		*dead = unused;
+	} else {
+		glake__chunks_release(unused);
+	}
+	if (is_lost_out) {
+		*is_lost_out = is_lost;
+	}
+	return r;
+}
+
+int glake__range_reback(struct glake__range *range, uint64_t offset,
+                        const struct glake__part *parts, size_t n_parts, struct glake__chunk **dead,
+                        bool *is_lost_out)
+{
+	return reback(range, offset, parts, n_parts, false, dead, is_lost_out);
+}
+
+int glake__range_fill(struct glake__range *range, uint64_t offset, const struct glake__part *parts,
+                      size_t n_parts)
+{
+	return reback(range, offset, parts, n_parts, true, NULL, NULL);
+}
+
+/* ---- access ----------------------------------------------------------------------------------- */
+
+/* Of a piece in its range. */
+static uint64_t readers_of(const struct glake__piece *piece)
+{
+	return piece->range->readers | own_reader(piece->chunk);
+}
+
+/* Give all pieces in the change @access; NULL: each its own. */
+static int set_access(const struct glake__change *change, const enum glake__access *access)
+{
+	uint64_t end = change->offset + change->n_bytes;
+	int r = 0;
+	const struct glake__piece *piece = glake__change_first(change);
+	while (r == 0 && piece && piece->offset < end) {
+		const struct glake__piece *first = piece;
+		uint64_t n_bytes = 0;
+		while (piece && piece->offset < end && piece->chunk &&
+		       readers_of(piece) == readers_of(first) &&
+		       (access || piece->access == first->access)) {
+			n_bytes += piece->n_bytes;
+			piece = piece->next;
+		}
+		if (n_bytes == 0) {
+			piece = piece->next;
+		} else {
+			r = glake__map_access(change->range->ptr + first->offset, n_bytes,
+			                      readers_of(first), access ? *access : first->access);
+		}
+	}
+	return r;
+}
+
+int glake__range_access(struct glake__range *range, uint64_t offset, uint64_t n_bytes,
+                        enum glake__access access)
+{
+	const struct glake__part same = {.n_bytes = n_bytes};
+	struct glake__chunk *none = NULL;
+	struct glake__change change;
+	bool takes = false;
+	uint64_t readers = 0;
+	int r = glake__change_begin(&change, range, offset, &same, 1);
+	if (r < 0) {
+		return r;
+	}
+	struct glake__piece *first = glake__change_first(&change);
+	for (const struct glake__piece *at = first; at && at->offset < offset + n_bytes;
+	     at = at->next) {
+		takes |= at->access > access;
+		readers |= readers_of(at);
+	}
+	r = takes ? gate_close(readers) : 0;
+	if (r == 0) {
+		r = set_access(&change, &access);
+		if (r < 0) {
+			char *text = glake__error_save();
+			set_access(&change, NULL);
+			glake__error_restore(text);
+		}
+		if (takes) {
+			gate_open();
+		}
+	}
+	for (struct glake__piece *at = first; r == 0 && at && at->offset < offset + n_bytes;
+	     at = at->next) {
+		at->access = at->chunk ? access : GLAKE__ACCESS_NONE;
+	}
+	glake__change_cancel(&change, &none);
+	return r;
+}
+
+/* ---- the end ---------------------------------------------------------------------------------- */
+
+int glake__range_clear(struct glake__range *range, uint64_t offset, uint64_t n_bytes,
+                       struct glake__chunk **dead)
+{
+	const struct glake__part hole = {.n_bytes = n_bytes};
+	struct glake__change change;
+	struct glake__chunk *unused = NULL;
+	int error = glake__change_begin(&change, range, offset, &hole, 1);
+	if (error < 0) {
+		return error;
+	}
+	struct glake__piece *piece = glake__change_first(&change);
+	for (; piece && piece->offset < offset + n_bytes; piece = piece->next) {
+		if (piece->chunk) {
+			int r = glake__map_unmap(range->ptr + piece->offset, piece->n_bytes);
+			piece->is_unmapped = r == 0;
+			error = error ? error : r;
+		}
+	}
+	glake__change_cancel(&change, &unused);
+	if (dead) {
+		*dead = unused;
+	} else {
+		glake__chunks_release(unused);
+	}
+	return error;
+}
+
+int glake__range_end(struct glake__range *range, struct glake__chunk **dead)
+{
+	int r = glake__range_clear(range, 0, range->n_bytes, dead);
+	if (r < 0) {
+		glake__lock();
+		range->use = GLAKE__RANGE_LOST;
+		range->user = NULL;
+		glake__unlock();
+		return r;
+	}
+	return glake__range_drop(range);
+}
+
+/* ---- readers ---------------------------------------------------------------------------------- */
+
+/* With the lock held: what is mapped of @range now. Only what the program may write is the peer's too. */
+static int open_locked(struct glake__range *range, int reader)
+{
+	int r = 0;
+	for (const struct glake__piece *at = range->first; r == 0 && at; at = at->next) {
+		if (at->chunk && !at->is_busy && at->access == GLAKE__ACCESS_WRITE) {
+			r = glake__map_access(range->ptr + at->offset, at->n_bytes, 1ull << reader,
+			                      at->access);
+		}
+	}
+	if (r == 0) {
+		range->readers |= 1ull << reader;
+	}
+	return r;
+}
+
+int glake__space_add_reader(int device, int reader)
+{
+	int r = 0;
+	glake__lock();
+	/* Driver calls under the lock after all: a range that goes away meanwhile must not be touched. */
+	for (struct glake__range *at = glake__space.ranges; r == 0 && at; at = at->next) {
+		if (at->use == GLAKE__RANGE_PRIVATE && at->device == device) {
+			r = open_locked(at, reader);
+		}
+	}
+	if (r == 0) {
+		glake__space.readers[device] |= 1ull << reader;
+	}
+	glake__unlock();
+	return r;
+}

@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "libclient/memory/space.h"
+
+#include <sched.h>
+#include <stdatomic.h>
+
+#include "libclient/link/fork.h"
+#include "libclient/memory/window.h"
+
+struct glake__space glake__space = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+/* Of the process that the space is of. 0: none yet; ~0: a thread is at it. */
+static _Atomic uint64_t generation;
+#define AT_IT (~0ull)
+
+/* A child's threads may come here together, and the parent's lock may be held for ever. */
+void glake__space_begin(void)
+{
+	uint64_t now = glake__fork_generation();
+	uint64_t seen = generation;
+	while (seen != now) {
+		if (seen == AT_IT) {
+			sched_yield();
+			seen = generation;
+		} else if (atomic_compare_exchange_weak(&generation, &seen, AT_IT)) {
+			if (seen != 0) {
+				glake__window_forget();
+				glake__space = (struct glake__space){.has_drv = false};
+				pthread_mutex_init(&glake__space.lock, NULL);
+			}
+			generation = now;
+			return;
+		}
+	}
+}
+
+void glake__space_open(const struct cudrv *drv)
+{
+	glake__lock();
+	if (!glake__space.has_drv) {
+		glake__space.drv = *drv;
+		glake__space.has_drv = true;
+		/* The one driver call under the lock: nobody else has memory yet. */
+		glake__window_open(drv);
+	}
+	glake__unlock();
+}

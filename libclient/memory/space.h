@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What all ranges of the process have in common: one lock, the driver, the gate.
+ *
+ * The lock is innermost, but for that of the usage report, neither inside the other. It guards the
+ * window, the ranges with their pieces and chunks, and the books of all sessions. No driver call, no
+ * request and no callback happens under it: what is worked on is marked busy, or taken out of the
+ * books, worked on, and put back.
+ *
+ * Owner: the process, which a forked child begins anew. Threads: any.
+ */
+#ifndef GLAKE_LIBCLIENT_SPACE_H
+#define GLAKE_LIBCLIENT_SPACE_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "proto/cudrv.h"
+
+/* More devices than any host has; memory of what lies beyond is not mapped. */
+#define GLAKE__MAX_DEVICES 64
+
+/*
+ * Who holds back the work of the program while access is taken away from a range: close() returns 0 when
+ * nothing that was submitted uses the readers' memory any more and nothing more comes, else a negative
+ * error, and the change does not happen. Called with no lock held.
+ */
+struct glake__gate {
+	int (*close)(void *user,
+	             uint64_t readers); /* bit per CUDA device; NULL: there is no gate */
+	void (*open)(void *user);
+	void *user;
+};
+
+struct glake__space {
+	pthread_mutex_t lock;
+	struct cudrv drv; /* written once */
+	bool has_drv;
+	struct glake__gate gate;      /* set before there is memory */
+	struct glake__range *ranges;  /* owned by their users: all, for walks */
+	struct glake__range *outside; /* those of them that are not in the window */
+	uint64_t readers
+		[GLAKE__MAX_DEVICES]; /* of each device, those that read its private memory */
+};
+extern struct glake__space glake__space;
+
+static inline void glake__lock(void)
+{
+	pthread_mutex_lock(&glake__space.lock);
+}
+
+static inline void glake__unlock(void)
+{
+	pthread_mutex_unlock(&glake__space.lock);
+}
+
+/* A session begins in this process. */
+void glake__space_begin(void);
+/* And it has the driver: from now on there is a window, unless the driver has no addresses. */
+void glake__space_open(const struct cudrv *drv);
+
+#endif

@@ -1,0 +1,701 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The map of ranges, over the simulated driver and chunks of this process: no daemon.
+ *
+ * The model check does what a program, its library and whoever moves memory may do, in random order, and
+ * compares with a plain table after each step: what is where, and all bytes, through the driver.
+ */
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "libclient/link/error.h"
+#include "libclient/memory/map.h"
+#include "libclient/memory/reback.h"
+#include "libclient/memory/window.h"
+#include "tests/cudasim/test_driver.h"
+
+static struct cudrv drv;
+static char fault_path[256];
+
+static void begin(const char *devices)
+{
+	char text[256];
+	const char *tmp = getenv("TMPDIR");
+	driver_setup(devices);
+	snprintf(fault_path, sizeof(fault_path), "%s/range-faults-%d", tmp ? tmp : "/tmp",
+	         (int)getpid());
+	setenv("CUDASIM_FAULT_FILE", fault_path, 1);
+	const char *path = getenv("GLAKE_LIBCUDA");
+	ck_assert_int_eq(
+		cudrv_open(&drv, path ? path : "build/cudasim/libcuda.so.1", text, sizeof(text)),
+		0);
+	driver_start();
+	glake__space_begin();
+	glake__space_open(&drv);
+}
+
+/* From now on; "" is none. The simulator looks at the time of change. */
+static void set_faults(const char *rules)
+{
+	char other[300];
+	snprintf(other, sizeof(other), "%s.new", fault_path);
+	FILE *file = fopen(other, "w");
+	ck_assert_ptr_nonnull(file);
+	fputs(rules, file);
+	fclose(file);
+	/* Two changes may come within one tick of the clock that files are stamped by. */
+	static time_t n_changes;
+	const struct timespec times[2] = {{.tv_sec = ++n_changes}, {.tv_sec = n_changes}};
+	ck_assert_int_eq(utimensat(AT_FDCWD, other, times, 0), 0);
+	ck_assert_int_eq(rename(other, fault_path), 0);
+}
+
+/* ---- chunks of this process: id is a number of the test's ---------------------------------------- */
+
+static uint64_t last_id;
+static size_t n_released;
+
+static void note_release(struct glake__chunk *chunk)
+{
+	n_released++;
+	free(chunk);
+}
+
+/* A fresh chunk whose every word is its id. */
+static struct glake__part make_part(uint64_t n_mib)
+{
+	CUmemGenericAllocationHandle handle = chunk_new(n_mib * MIB);
+	struct glake__part part = {
+		.chunk = glake__chunk_new(++last_id, n_mib * MIB, 0, GLAKE__PAGE_CHUNK),
+		.n_bytes = n_mib * MIB,
+		.access = GLAKE__ACCESS_WRITE,
+		.fd = chunk_export(handle),
+	};
+	ck_assert_ptr_nonnull(part.chunk);
+	part.chunk->release = note_release;
+	CUdeviceptr at = chunk_map(handle, n_mib * MIB, READ_WRITE);
+	ck_ok(drv.cuMemsetD32Async(at, (unsigned)last_id, n_mib * MIB / 4, NULL));
+	ck_ok(drv.cuCtxSynchronize());
+	ck_ok(cu.MemUnmap(at, n_mib * MIB));
+	ck_ok(cu.MemAddressFree(at, n_mib * MIB));
+	ck_ok(cu.MemRelease(handle));
+	return part;
+}
+
+static struct glake__part hole(uint64_t n_mib)
+{
+	return (struct glake__part){.n_bytes = n_mib * MIB, .fd = -1};
+}
+
+static void end_part(const struct glake__part *part)
+{
+	if (part->chunk) {
+		glake__chunk_put(part->chunk);
+	}
+	if (part->fd >= 0) {
+		close(part->fd);
+	}
+}
+
+static uint32_t word_at(glake_ptr ptr)
+{
+	uint32_t word = 0;
+	ck_ok(drv.cuMemcpyDtoH(&word, ptr, sizeof(word)));
+	return word;
+}
+
+static struct glake__range *reserve_range(uint64_t n_mib)
+{
+	struct glake__range *range = NULL;
+	ck_assert_int_eq(
+		glake__range_reserve(GLAKE__RANGE_PLACED, NULL, 0, n_mib * MIB, 0, 0, &range), 0);
+	return range;
+}
+
+/* ---- the window ------------------------------------------------------------------------------- */
+
+START_TEST(the_window_is_sixteen_times_the_devices)
+{
+	begin("2x1GiB");
+	ck_assert_uint_eq(glake__pages.n_bytes, 32ull << 30);
+	ck_assert_uint_eq(glake__page_of(glake__pages.base - 1), 0);
+	ck_assert_uint_eq(glake__page_of(glake__pages.base + glake__pages.n_bytes), 0);
+	ck_assert(glake__space_is_valid());
+}
+END_TEST
+
+START_TEST(a_window_too_large_is_halved)
+{
+	begin("1GiB");
+	glake__window_forget();
+	set_faults("cuMemAddressReserve:1:fail=2\ncuMemAddressReserve:2:fail=2\n");
+	glake__lock();
+	glake__window_open(&drv);
+	glake__unlock();
+	ck_assert_uint_eq(glake__pages.n_bytes, 4ull << 30);
+}
+END_TEST
+
+START_TEST(addresses_that_come_back_are_one_piece_again)
+{
+	begin("1GiB");
+	struct glake__range *ranges[64];
+	for (size_t i = 0; i < 64; i++) {
+		ranges[i] = reserve_range(2 + i % 5 * 2);
+		ck_assert(glake__window_has(ranges[i]->ptr));
+	}
+	ck_assert(glake__space_is_valid());
+	for (size_t i = 0; i < 64; i++) {
+		ck_assert_int_eq(glake__range_drop(ranges[i * 37 % 64]), 0);
+		ck_assert(glake__space_is_valid());
+	}
+	struct glake__range *all = reserve_range(16 * 1024);
+	ck_assert_uint_eq(all->ptr, glake__pages.base);
+	ck_assert_int_eq(glake__range_drop(all), 0);
+}
+END_TEST
+
+START_TEST(alignment_and_hints_are_kept)
+{
+	begin("1GiB");
+	struct glake__range *odd = reserve_range(2);
+	struct glake__range *range;
+	ck_assert_int_eq(
+		glake__range_reserve(GLAKE__RANGE_PLACED, NULL, 0, 6 * MIB, 1ull << 30, 0, &range),
+		0);
+	ck_assert_uint_eq(range->ptr % (1ull << 30), 0);
+	glake_ptr hint = range->ptr + 64 * MIB;
+	struct glake__range *hinted;
+	ck_assert_int_eq(
+		glake__range_reserve(GLAKE__RANGE_PLACED, NULL, 0, 6 * MIB, 0, hint, &hinted), 0);
+	ck_assert_uint_eq(hinted->ptr, hint);
+	ck_assert(glake__space_is_valid());
+	glake__range_drop(odd);
+	glake__range_drop(range);
+	glake__range_drop(hinted);
+	ck_assert(glake__space_is_valid());
+}
+END_TEST
+
+/* What the window has no room for is the driver's, and in the map all the same. */
+START_TEST(a_range_outside_of_the_window_is_found_too)
+{
+	begin("1GiB");
+	struct glake__range *range = reserve_range(17 * 1024);
+	ck_assert(range->is_outside);
+	ck_assert_uint_eq(glake__page_of(range->ptr), 0);
+	struct glake__part parts[] = {hole(4), make_part(4), hole(2)};
+	ck_assert_int_eq(glake__range_reback(range, 2 * MIB, parts, 3, NULL, NULL), 0);
+	glake__lock();
+	const struct glake__piece *piece = glake__piece_at_locked(range->ptr + 7 * MIB);
+	glake__unlock();
+	ck_assert_ptr_eq(piece->chunk, parts[1].chunk);
+	ck_assert_uint_eq(word_at(range->ptr + 7 * MIB), last_id);
+	end_part(&parts[1]);
+	ck_assert(glake__space_is_valid());
+	struct glake__range *none;
+	set_faults("cuMemAddressReserve:1:fail=2");
+	ck_assert_int_eq(
+		glake__range_reserve(GLAKE__RANGE_PLACED, NULL, 0, 17ull << 30, 0, 0, &none),
+		GLAKE_E_CUDA);
+	set_faults("");
+	ck_assert_int_eq(glake__range_drop(range), -EBUSY);
+	ck_assert_int_eq(glake__range_end(range, NULL), 0);
+	ck_assert_uint_eq(n_released, 1);
+	ck_assert(glake__space_is_valid());
+}
+END_TEST
+
+START_TEST(the_page_map_tells_kind_and_device)
+{
+	begin("2x1GiB");
+	struct glake__range *range = reserve_range(8);
+	struct glake__part part = make_part(4);
+	part.chunk->kind = GLAKE__PAGE_BLOCK;
+	part.access = GLAKE__ACCESS_READ;
+	ck_assert_int_eq(glake__range_fill(range, 2 * MIB, &part, 1), 0);
+	uint64_t page = glake__page_of(range->ptr + 5 * MIB);
+	ck_assert_int_eq(glake__page_kind(page), GLAKE__PAGE_BLOCK);
+	ck_assert_int_eq(glake__page_device(page), 0);
+	ck_assert_int_eq(glake__page_kind(glake__page_of(range->ptr)), GLAKE__PAGE_HOLE);
+	ck_assert_int_eq(glake__page_kind(glake__page_of(range->ptr + 6 * MIB)), GLAKE__PAGE_HOLE);
+	/* Read-only to the program as well. */
+	ck_assert_int_ne(drv.cuMemcpyHtoD(range->ptr + 2 * MIB, "x", 1), CUDA_SUCCESS);
+	end_part(&part);
+	glake_ptr ptr = range->ptr;
+	ck_assert_int_eq(glake__range_end(range, NULL), 0);
+	ck_assert_uint_eq(glake__page_kind(glake__page_of(ptr)), GLAKE__PAGE_NONE);
+}
+END_TEST
+
+/* ---- pins ------------------------------------------------------------------------------------- */
+
+START_TEST(what_is_mapped_twice_is_pinned_until_it_is_not)
+{
+	begin("1GiB");
+	struct glake__range *one = reserve_range(4);
+	struct glake__range *two = reserve_range(4);
+	struct glake__part part = make_part(2);
+	struct glake__part again = part;
+	struct glake__part other = make_part(2);
+	ck_assert_int_eq(glake__range_fill(one, 0, &part, 1), 0);
+	again.fd = -1; /* it is mapped, and that is asked */
+	ck_assert_int_eq(glake__range_fill(two, 2 * MIB, &again, 1), 0);
+	ck_assert_uint_eq(word_at(two->ptr + 2 * MIB), word_at(one->ptr));
+	ck_assert_int_eq(glake__range_reback(one, 0, &other, 1, NULL, NULL), -EBUSY);
+	ck_assert_ptr_nonnull(strstr(glake_error(), "mapped more than once"));
+	ck_assert_uint_eq(word_at(one->ptr), part.chunk->id);
+	ck_assert_int_eq(glake__range_clear(two, 2 * MIB, 2 * MIB, NULL), 0);
+	ck_assert_int_eq(glake__range_reback(one, 0, &other, 1, NULL, NULL), 0);
+	ck_assert_uint_eq(word_at(one->ptr), other.chunk->id);
+	end_part(&part);
+	end_part(&other);
+	ck_assert(glake__space_is_valid());
+	ck_assert_int_eq(glake__range_end(one, NULL), 0);
+	ck_assert_int_eq(glake__range_end(two, NULL), 0);
+	ck_assert_uint_eq(n_released, 2);
+}
+END_TEST
+
+START_TEST(a_pin_has_a_reason_and_keeps_the_memory_in_its_place)
+{
+	begin("1GiB");
+	struct glake__range *range = reserve_range(2);
+	struct glake__part part = make_part(2);
+	struct glake__part other = make_part(2);
+	ck_assert_int_eq(glake__range_fill(range, 0, &part, 1), 0);
+	for (enum glake__pin pin = GLAKE__PIN_SHARED; pin < GLAKE__N_PINS; pin++) {
+		part.chunk->pins = 1u << pin;
+		ck_assert_int_eq(glake__range_reback(range, 0, &other, 1, NULL, NULL), -EBUSY);
+		ck_assert_ptr_nonnull(strstr(glake_error(), glake__pin_text(pin)));
+	}
+	part.chunk->pins = 0;
+	part.chunk->n_handles = 1;
+	ck_assert_int_eq(glake__range_reback(range, 0, &other, 1, NULL, NULL), -EBUSY);
+	part.chunk->n_handles = 0;
+	ck_assert_int_eq(glake__range_reback(range, 0, &other, 1, NULL, NULL), 0);
+	end_part(&part);
+	end_part(&other);
+	glake__range_end(range, NULL);
+}
+END_TEST
+
+/* ---- the gate --------------------------------------------------------------------------------- */
+
+static int n_closed;
+static int n_opened;
+static int gate_error;
+
+static int close_gate(void *user, uint64_t readers)
+{
+	ck_assert_ptr_eq(user, &drv);
+	ck_assert_uint_eq(readers, 1);
+	n_closed++;
+	return gate_error;
+}
+
+static void open_gate(void *user)
+{
+	ck_assert_ptr_eq(user, &drv);
+	n_opened++;
+}
+
+START_TEST(the_gate_is_closed_when_access_goes_and_only_then)
+{
+	begin("1GiB");
+	glake__space.gate = (struct glake__gate){close_gate, open_gate, &drv};
+	struct glake__range *range = reserve_range(4);
+	struct glake__part one = make_part(2);
+	struct glake__part two = make_part(2);
+	ck_assert_int_eq(glake__range_reback(range, 0, &one, 1, NULL, NULL), 0);
+	ck_assert_int_eq(n_closed, 0);
+	gate_error = -EAGAIN;
+	ck_assert_int_eq(glake__range_reback(range, 0, &two, 1, NULL, NULL), -EAGAIN);
+	ck_assert_int_eq(glake__range_access(range, 0, 2 * MIB, GLAKE__ACCESS_READ), -EAGAIN);
+	ck_assert_int_eq(n_closed, 2);
+	ck_assert_int_eq(n_opened, 0);
+	ck_assert_uint_eq(word_at(range->ptr), one.chunk->id);
+	gate_error = 0;
+	ck_assert_int_eq(glake__range_access(range, 0, 2 * MIB, GLAKE__ACCESS_READ), 0);
+	ck_assert_int_eq(glake__range_access(range, 0, 2 * MIB, GLAKE__ACCESS_WRITE), 0);
+	ck_assert_int_eq(glake__range_reback(range, 0, &two, 1, NULL, NULL), 0);
+	ck_assert_int_eq(n_closed, 4);
+	ck_assert_int_eq(n_opened, 2);
+	ck_assert_uint_eq(word_at(range->ptr), two.chunk->id);
+	end_part(&one);
+	end_part(&two);
+	glake__range_end(range, NULL);
+}
+END_TEST
+
+/* ---- faults: whole or not at all --------------------------------------------------------------- */
+
+/* Each driver call that a change makes fails once, the first, the second, ...: nothing is half done. */
+START_TEST(a_step_that_fails_is_undone)
+{
+	static const char *const calls[] = {
+		"cuMemImportFromShareableHandle",
+		"cuMemRetainAllocationHandle",
+		"cuMemUnmap",
+		"cuMemMap",
+		"cuMemSetAccess",
+	};
+	begin("1GiB");
+	struct glake__range *range = reserve_range(8);
+	struct glake__part old[] = {make_part(2), make_part(4), hole(2)};
+	struct glake__part new[] = {make_part(4), hole(2), make_part(2)};
+	ck_assert_int_eq(glake__range_fill(range, 0, old, 3), 0);
+	uint32_t n_failures = 0;
+	for (size_t i = 0; i < sizeof(calls) / sizeof(calls[0]); i++) {
+		for (int nth = 1; nth <= 2; nth++) {
+			char rule[100];
+			snprintf(rule, sizeof(rule), "%s:%d:fail=999\n", calls[i], nth);
+			set_faults(rule);
+			bool is_lost = true;
+			int r = glake__range_reback(range, 0, new, 3, NULL, &is_lost);
+			set_faults("");
+			ck_assert_int_eq(r, GLAKE_E_CUDA);
+			ck_assert(!is_lost);
+			ck_assert(glake__space_is_valid());
+			ck_assert_uint_eq(word_at(range->ptr), old[0].chunk->id);
+			ck_assert_uint_eq(word_at(range->ptr + 4 * MIB), old[1].chunk->id);
+			ck_assert_int_eq(drv.cuMemcpyHtoD(range->ptr + 3 * MIB, "x", 1),
+			                 CUDA_SUCCESS);
+			ck_assert_int_ne(drv.cuMemcpyHtoD(range->ptr + 6 * MIB, "x", 1),
+			                 CUDA_SUCCESS);
+			n_failures++;
+		}
+	}
+	ck_assert_uint_eq(n_failures, 10);
+	ck_assert_uint_eq(new[0].chunk->n_mappings, 0);
+	ck_assert_int_eq(glake__range_reback(range, 0, new, 3, NULL, NULL), 0);
+	ck_assert_uint_eq(word_at(range->ptr), new[0].chunk->id);
+	ck_assert_uint_eq(word_at(range->ptr + 6 * MIB), new[2].chunk->id);
+	ck_assert_int_ne(drv.cuMemcpyHtoD(range->ptr + 4 * MIB, "x", 1), CUDA_SUCCESS);
+	for (size_t i = 0; i < 3; i++) {
+		end_part(&old[i]);
+		end_part(&new[i]);
+	}
+	ck_assert_uint_eq(n_released, 2);
+	ck_assert_int_eq(glake__range_end(range, NULL), 0);
+	ck_assert_uint_eq(n_released, 4);
+}
+END_TEST
+
+/* The driver maps nothing any more, neither the new nor the old. */
+START_TEST(what_cannot_be_put_back_is_a_hole_and_said_to_be_lost)
+{
+	begin("1GiB");
+	struct glake__range *range = reserve_range(4);
+	struct glake__part old[] = {make_part(2), make_part(2)};
+	struct glake__part new = make_part(2);
+	bool is_lost = false;
+	ck_assert_int_eq(glake__range_fill(range, 0, old, 2), 0);
+	set_faults("cuMemMap:1+:fail=999\n");
+	ck_assert_int_eq(glake__range_reback(range, 0, &new, 1, NULL, &is_lost), GLAKE_E_CUDA);
+	set_faults("");
+	ck_assert(is_lost);
+	ck_assert(glake__space_is_valid());
+	ck_assert_int_eq(glake__page_kind(glake__page_of(range->ptr)), GLAKE__PAGE_HOLE);
+	ck_assert_uint_eq(word_at(range->ptr + 2 * MIB), old[1].chunk->id);
+	ck_assert_int_eq(glake__range_fill(range, 0, &new, 1), 0);
+	ck_assert_uint_eq(word_at(range->ptr), new.chunk->id);
+	end_part(&old[0]);
+	end_part(&old[1]);
+	end_part(&new);
+	glake__range_end(range, NULL);
+}
+END_TEST
+
+START_TEST(what_the_driver_does_not_unmap_stays)
+{
+	begin("1GiB");
+	struct glake__range *range = reserve_range(4);
+	struct glake__part parts[] = {make_part(2), make_part(2)};
+	ck_assert_int_eq(glake__range_fill(range, 0, parts, 2), 0);
+	end_part(&parts[0]);
+	end_part(&parts[1]);
+	set_faults("cuMemUnmap:1:fail=999\n");
+	ck_assert_int_eq(glake__range_clear(range, 0, 4 * MIB, NULL), GLAKE_E_CUDA);
+	ck_assert_uint_eq(n_released, 1);
+	ck_assert(glake__space_is_valid());
+	ck_assert_int_eq(glake__page_kind(glake__page_of(range->ptr)), GLAKE__PAGE_CHUNK);
+	ck_assert_int_eq(glake__page_kind(glake__page_of(range->ptr + 2 * MIB)), GLAKE__PAGE_HOLE);
+	ck_assert_int_eq(glake__range_end(range, NULL), 0);
+	ck_assert_uint_eq(n_released, 2);
+}
+END_TEST
+
+/* ---- readers ---------------------------------------------------------------------------------- */
+
+static CUresult access_of(glake_ptr ptr, int device, unsigned long long *flags_out)
+{
+	const CUmemLocation location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device};
+	return cu.MemGetAccess(flags_out, &location, ptr);
+}
+
+START_TEST(a_new_reader_reads_what_there_is_and_what_comes)
+{
+	begin("2x1GiB");
+	unsigned long long flags = 0;
+	struct glake__range *ranges[2];
+	struct glake__part parts[] = {make_part(2), make_part(2)};
+	for (int i = 0; i < 2; i++) {
+		ck_assert_int_eq(glake__range_reserve(GLAKE__RANGE_PRIVATE, NULL, 0, 2 * MIB, 0, 0,
+		                                      &ranges[i]),
+		                 0);
+		if (i == 1) {
+			ck_assert_int_eq(glake__space_add_reader(0, 1), 0);
+		}
+		ck_assert_int_eq(glake__range_fill(ranges[i], 0, &parts[i], 1), 0);
+		if (i == 0) {
+			ck_ok(access_of(ranges[0]->ptr, 1, &flags));
+			ck_assert_uint_eq(flags, 0);
+		}
+	}
+	for (int i = 0; i < 2; i++) {
+		ck_ok(access_of(ranges[i]->ptr, 1, &flags));
+		ck_assert_uint_eq(flags, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+		end_part(&parts[i]);
+		glake__range_end(ranges[i], NULL);
+	}
+}
+END_TEST
+
+/* ---- against a plain model -------------------------------------------------------------------- */
+
+#define N_RANGES 6
+#define N_PAGES 12 /* of each range */
+#define N_STEPS 500
+
+struct plain {
+	struct glake__range *range;
+	uint64_t ids[N_PAGES];  /* 0: a hole */
+	bool is_first[N_PAGES]; /* of its chunk */
+	enum glake__access access[N_PAGES];
+};
+
+static struct plain plains[N_RANGES];
+static unsigned seed;
+
+static unsigned pick(unsigned n)
+{
+	return (unsigned)rand_r(&seed) % n;
+}
+
+/* Does [first, first + n) cut no chunk in two? */
+static bool is_whole(const struct plain *plain, unsigned first, unsigned n)
+{
+	return (plain->ids[first] == 0 || plain->is_first[first]) &&
+	       (first + n == N_PAGES || plain->ids[first + n] == 0 || plain->is_first[first + n]);
+}
+
+static void plain_set(struct plain *plain, unsigned first, unsigned n, uint64_t id,
+                      enum glake__access access)
+{
+	for (unsigned i = 0; i < n; i++) {
+		plain->ids[first + i] = id;
+		plain->is_first[first + i] = i == 0;
+		plain->access[first + i] = id ? access : GLAKE__ACCESS_NONE;
+	}
+}
+
+/* Another backing for some pages, of up to three parts, perhaps with a fault in it. */
+static void step_reback(struct plain *plain, unsigned first, unsigned n)
+{
+	static const char *const faults[] = {
+		"cuMemMap:%u:fail=999\n",
+		"cuMemUnmap:%u:fail=999\n",
+		"cuMemSetAccess:%u:fail=999\n",
+		"cuMemRetainAllocationHandle:%u:fail=2\n",
+	};
+	struct glake__part parts[3];
+	unsigned sizes[3];
+	size_t n_parts = 0;
+	for (unsigned at = 0; at < n; n_parts++) {
+		sizes[n_parts] = n_parts == 2 ? n - at : 1 + pick(n - at);
+		parts[n_parts] = pick(3) ? make_part(sizes[n_parts] * 2) : hole(sizes[n_parts] * 2);
+		parts[n_parts].access = pick(4) ? GLAKE__ACCESS_WRITE : GLAKE__ACCESS_READ;
+		at += sizes[n_parts];
+	}
+	char rule[100] = "";
+	if (pick(4) == 0) {
+		snprintf(rule, sizeof(rule), faults[pick(4)], 1 + pick(3));
+		set_faults(rule);
+	}
+	bool is_lost = false;
+	int r = glake__range_reback(plain->range, first * GRANULE, parts, n_parts, NULL, &is_lost);
+	if (rule[0]) {
+		set_faults("");
+	}
+	ck_assert(!is_lost);
+	ck_assert(r == 0 || rule[0] || !is_whole(plain, first, n));
+	if (!is_whole(plain, first, n)) {
+		ck_assert_int_eq(r, -EINVAL);
+	}
+	for (size_t i = 0; i < n_parts; i++) {
+		if (r == 0) {
+			plain_set(plain, first, sizes[i], parts[i].chunk ? parts[i].chunk->id : 0,
+			          parts[i].access);
+		}
+		first += sizes[i];
+		end_part(&parts[i]);
+	}
+}
+
+static void step_clear(struct plain *plain, unsigned first, unsigned n)
+{
+	int r = glake__range_clear(plain->range, first * GRANULE, n * GRANULE, NULL);
+	ck_assert_int_eq(r, is_whole(plain, first, n) ? 0 : -EINVAL);
+	if (r == 0) {
+		plain_set(plain, first, n, 0, GLAKE__ACCESS_NONE);
+	}
+}
+
+static void step_access(struct plain *plain, unsigned first, unsigned n)
+{
+	enum glake__access access = pick(2) ? GLAKE__ACCESS_READ : GLAKE__ACCESS_WRITE;
+	int r = glake__range_access(plain->range, first * GRANULE, n * GRANULE, access);
+	ck_assert_int_eq(r, is_whole(plain, first, n) ? 0 : -EINVAL);
+	for (unsigned i = 0; r == 0 && i < n; i++) {
+		plain->access[first + i] = plain->ids[first + i] ? access : GLAKE__ACCESS_NONE;
+	}
+}
+
+static void step_replace(struct plain *plain)
+{
+	ck_assert_int_eq(glake__range_end(plain->range, NULL), 0);
+	*plain = (struct plain){.range = reserve_range(N_PAGES * 2)};
+}
+
+static void compare(const struct plain *plain)
+{
+	static uint32_t words[GRANULE / 4];
+	for (unsigned i = 0; i < N_PAGES; i++) {
+		glake_ptr ptr = plain->range->ptr + i * GRANULE;
+		bool is_hole = plain->ids[i] == 0;
+		ck_assert_int_eq(glake__page_kind(glake__page_of(ptr)),
+		                 is_hole ? GLAKE__PAGE_HOLE : GLAKE__PAGE_CHUNK);
+		CUresult result = drv.cuMemcpyDtoH(words, ptr, sizeof(words));
+		ck_assert_int_eq(result == CUDA_SUCCESS, !is_hole);
+		for (size_t word = 0; !is_hole && word < GRANULE / 4; word += 1021) {
+			ck_assert_uint_eq(words[word], plain->ids[i]);
+		}
+		uint32_t same = (uint32_t)plain->ids[i];
+		result = drv.cuMemcpyHtoD(ptr, &same, sizeof(same));
+		ck_assert_int_eq(result == CUDA_SUCCESS, plain->access[i] == GLAKE__ACCESS_WRITE);
+	}
+}
+
+START_TEST(the_map_does_what_a_plain_table_does)
+{
+	begin("1GiB");
+	seed = (unsigned)_i + 1;
+	for (size_t i = 0; i < N_RANGES; i++) {
+		plains[i].range = reserve_range(N_PAGES * 2);
+	}
+	for (int step = 0; step < N_STEPS; step++) {
+		struct plain *plain = &plains[pick(N_RANGES)];
+		unsigned first = pick(N_PAGES);
+		unsigned n = 1 + pick(N_PAGES - first);
+		unsigned what = pick(16);
+		if (what < 9) {
+			step_reback(plain, first, n);
+		} else if (what < 12) {
+			step_clear(plain, first, n);
+		} else if (what < 15) {
+			step_access(plain, first, n);
+		} else {
+			step_replace(plain);
+		}
+		ck_assert(glake__space_is_valid());
+		compare(plain);
+	}
+	for (size_t i = 0; i < N_RANGES; i++) {
+		compare(&plains[i]);
+		ck_assert_int_eq(glake__range_end(plains[i].range, NULL), 0);
+	}
+	ck_assert(glake__space_is_valid());
+	ck_assert_uint_eq(n_released, last_id);
+	ck_assert_uint_eq(used_bytes(), 0);
+}
+END_TEST
+
+/* ---- threads ---------------------------------------------------------------------------------- */
+
+static atomic_bool is_over;
+
+/* Readers take no lock, and see a page as it was or as it is. */
+static void *read_pages(void *user)
+{
+	const struct glake__range *range = user;
+	size_t n_seen = 0;
+	while (!is_over) {
+		uint64_t page = glake__page_of(range->ptr + n_seen++ % 8 * GRANULE);
+		enum glake__page_kind kind = glake__page_kind(page);
+		if (kind != GLAKE__PAGE_HOLE && kind != GLAKE__PAGE_CHUNK) {
+			return user;
+		}
+	}
+	return NULL;
+}
+
+static void reback_on_and_off(struct glake__range *range)
+{
+	struct glake__part part = make_part(4);
+	size_t n_done = 0;
+	for (int i = 0; i < 2000 || n_done == 0; i++) {
+		int r = glake__range_fill(range, (uint64_t)(i % 4) * 4 * MIB, &part, 1);
+		n_done += r == 0;
+		if (r == 0) {
+			glake__range_clear(range, (uint64_t)(i % 4) * 4 * MIB, 4 * MIB, NULL);
+		}
+	}
+	end_part(&part);
+}
+
+START_TEST(pages_are_read_while_they_change)
+{
+	begin("1GiB");
+	pthread_t threads[2];
+	void *why = NULL;
+	struct glake__range *range = reserve_range(16);
+	pthread_create(&threads[0], NULL, read_pages, range);
+	pthread_create(&threads[1], NULL, read_pages, range);
+	reback_on_and_off(range);
+	is_over = true;
+	for (int i = 0; i < 2; i++) {
+		pthread_join(threads[i], &why);
+		ck_assert_ptr_null(why);
+	}
+	ck_assert(glake__space_is_valid());
+	ck_assert_int_eq(glake__range_end(range, NULL), 0);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("range");
+	suite_add(suite, the_window_is_sixteen_times_the_devices);
+	suite_add(suite, a_window_too_large_is_halved);
+	suite_add(suite, addresses_that_come_back_are_one_piece_again);
+	suite_add(suite, alignment_and_hints_are_kept);
+	suite_add(suite, a_range_outside_of_the_window_is_found_too);
+	suite_add(suite, the_page_map_tells_kind_and_device);
+	suite_add(suite, what_is_mapped_twice_is_pinned_until_it_is_not);
+	suite_add(suite, a_pin_has_a_reason_and_keeps_the_memory_in_its_place);
+	suite_add(suite, the_gate_is_closed_when_access_goes_and_only_then);
+	suite_add(suite, a_step_that_fails_is_undone);
+	suite_add(suite, what_cannot_be_put_back_is_a_hole_and_said_to_be_lost);
+	suite_add(suite, what_the_driver_does_not_unmap_stays);
+	suite_add(suite, a_new_reader_reads_what_there_is_and_what_comes);
+	TCase *tcase = tcase_create("model");
+	tcase_set_timeout(tcase, 120);
+	tcase_add_loop_test(tcase, the_map_does_what_a_plain_table_does, 0, 3);
+	suite_add_tcase(suite, tcase);
+	suite_add(suite, pages_are_read_while_they_change);
+	return suite_run(suite);
+}
