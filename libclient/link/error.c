@@ -2,6 +2,7 @@
 #include "libclient/link/error.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,16 +12,49 @@
 #include "proto/glake.pb-c.h"
 
 /* A refusal's text may name a path and a tensor, each up to GLAKE_MAX_NAME_BYTES. */
-static __thread char error_text[2560];
+#define ERROR_BYTES 2560u
+
+/*
+ * Made when a thread fails first, NULL until then. Not thread-local itself: the shim's thread-local
+ * memory is of the kind that a loader has little of for libraries opened later.
+ */
+static __thread char *error_text;
+static pthread_key_t key;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+static void forget_text(void *text)
+{
+	error_text = NULL;
+	free(text);
+}
+
+static void make_key(void)
+{
+	pthread_key_create(&key, forget_text);
+}
+
+/* Room for the text of this thread; NULL without memory. */
+static char *text_room(void)
+{
+	if (!error_text) {
+		pthread_once(&once, make_key);
+		error_text = calloc(1, ERROR_BYTES);
+		pthread_setspecific(key, error_text);
+	}
+	return error_text;
+}
 
 int glake__fail(int code, const char *format, ...)
 {
 	int saved = errno;
+	char *text = text_room();
 	va_list arguments;
 	va_start(arguments, format);
-	vsnprintf(error_text, sizeof(error_text), format, arguments);
+	if (text) {
+		vsnprintf(text, ERROR_BYTES, format, arguments);
+	}
 	va_end(arguments);
-	for (char *at = error_text; *at; at++) {
+	for (char *at = text; at && *at; at++) {
 		if (*at == '\n' || *at == '\r') {
 			*at = ' ';
 		}
@@ -31,7 +65,7 @@ int glake__fail(int code, const char *format, ...)
 
 char *glake__error_save(void)
 {
-	return *error_text ? strdup(error_text) : NULL;
+	return *glake_error() ? strdup(error_text) : NULL;
 }
 
 void glake__error_restore(char *text)
@@ -44,7 +78,7 @@ void glake__error_restore(char *text)
 
 const char *glake_error(void)
 {
-	return error_text;
+	return error_text ? error_text : "";
 }
 
 const char *glake_version(void)

@@ -4,9 +4,11 @@
  * the environment may say.
  */
 #include <dlfcn.h>
+#include <limits.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/auxv.h>
 #include <sys/wait.h>
@@ -91,6 +93,17 @@ START_TEST(nothing_is_classified_twice_or_unknown)
 			!is_in(classified[i], classified + i + 1, n_elements(classified) - i - 1),
 			"%s is twice in shim/hooks.def", classified[i]);
 	}
+}
+END_TEST
+
+/* It is preloaded as a rule; but thread-local memory must suffice for a library that comes later, too. */
+START_TEST(the_shim_can_be_opened_late)
+{
+	char path[PATH_MAX];
+	snprintf(path, sizeof(path), "%s/lib/glake/libglake-shim.so", getenv("GLAKE_BUILD"));
+	void *shim = dlopen(path, RTLD_LAZY | RTLD_LOCAL);
+	ck_assert_msg(shim, "%s", dlerror());
+	dlclose(shim);
 }
 END_TEST
 
@@ -298,6 +311,7 @@ int main(int argc, char **argv)
 	Suite *suite = suite_create("shim parts");
 	suite_add(suite, every_memory_call_is_classified);
 	suite_add(suite, nothing_is_classified_twice_or_unknown);
+	suite_add(suite, the_shim_can_be_opened_late);
 	suite_add(suite, every_call_of_nvml_about_memory_is_classified);
 	suite_add(suite, a_slab_is_cut_and_healed);
 	suite_add(suite, slabs_hold_under_churn);
