@@ -105,7 +105,7 @@ submake = $(MAKE) --no-print-directory $(if $(findstring jobserver,$(MAKEFLAGS))
 sanitized = $(submake) SHARED=$(SHARED) B=$(B)/$(1) WERROR= SANITIZE="-fsanitize=$(2) \
 	-fno-sanitize-recover=all -fno-omit-frame-pointer" run-c-tests
 
-test: deps ## install what is missing, build, run all tests, TEST_JOBS at a time (no GPU needed)
+test: deps ## install what is missing, build, run all tests, or T=NAME: a program's or a test's (no GPU needed)
 	@$(submake) run-tests
 check: test ## the same
 run-tests: tests $(SHARED)/venv/.done
@@ -186,11 +186,16 @@ $(B)/lib/harness.a: $(HARNESS_OBJ)
 $(B)/lib/shim.a: $(addprefix $(B)/obj/shim/,account.o array_size.o context.o gate.o gates.o index.o slab.o \
 	library.o \
 	policy.o run/program.o)
+$(B)/lib/client.a: $(CLIENT_OBJ) $(PROTO_OBJ)
 $(B)/lib/libglake-client.a: $(CLIENT_OBJ) $(PROTO_OBJ)
-$(B)/lib/%.a:
 	$(call say,AR,$@)
 	@mkdir -p $(@D)
 	$(Q)rm -f $@ && ar rcs $@ $^
+# Thin ones, for us alone: lists of objects, so that the linker names those that it takes.
+$(B)/lib/%.a:
+	$(call say,AR,$@)
+	@mkdir -p $(@D)
+	$(Q)rm -f $@ && ar rcsT $@ $^
 
 $(B)/bin/glaked: $(B)/obj/daemon/main.o $(B)/lib/daemon.a $(B)/lib/proto.a
 	$(call say,LD,$@)
@@ -279,13 +284,15 @@ $(B)/bin/glake: $(call objects,shim/run/*.c) $(B)/obj/shim/library.o $(B)/lib/li
 
 # Every test program may use every part: the linker takes what it needs.
 TEST_ARCHIVES = $(B)/lib/harness.a $(B)/lib/daemon.a $(B)/lib/mover.a $(B)/lib/ctl.a \
-	$(B)/lib/shim.a $(B)/lib/libglake-client.a
+	$(B)/lib/shim.a $(B)/lib/client.a
 $(FUZZERS): TEST_LIBS += -fsanitize=fuzzer
-$(B)/tests/%: $(B)/obj/tests/%.o $(TEST_ARCHIVES)
+# And it is linked again when a part that it took has changed: the linker says which, in $@.d.
+$(B)/tests/%: $(B)/obj/tests/%.o Makefile | $(TEST_ARCHIVES)
 	$(call say,LD,$@)
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(LDFLAGS) -o $@ $< $(TEST_ARCHIVES) $(DAEMON_LIBS) -ljansson $(TEST_LIBS) \
-		$(call rpath,../../lib)
+		$(call rpath,../../lib) -Wl,--trace >$@.trace && \
+		sed -n 's|^$(B)/lib/\.\.\(/obj/.*\.o\)$$|$@: $(B)\1|p' $@.trace >$@.d && rm $@.trace
 
 # Programs of others, that the shim is preloaded into: they get nothing of ours.
 $(B)/obj/tests/shim/linked.o: CPPFLAGS += -DLINKED
@@ -321,5 +328,5 @@ dist: tests ## dist/glake-VERSION-x86_64.tar.gz, runs from any folder
 clean: ## remove all that was built
 	rm -rf $(B) dist
 
--include $(shell find $(B)/obj $(SHARED)/gen -name '*.d' 2>/dev/null)
+-include $(shell find $(B)/obj $(B)/tests $(SHARED)/gen -name '*.d' 2>/dev/null)
 .SECONDARY:
