@@ -12,8 +12,6 @@
 #include "proto/cleanup.h"
 #include "proto/wire.h"
 
-/* Packets taken from one connection before the others have their turn. */
-#define PACKETS_PER_TURN 16
 /*
  * Nothing tells when a peer reads, so that he may be sent fds again, or when fds of his user were
  * closed that others have to wait for. Whoever waits long is looked after less often.
@@ -69,7 +67,7 @@ static void on_poll(uv_poll_t *poll, int status, int events);
 
 static void update_poll(struct conn *conn)
 {
-	if (conn->is_closing) {
+	if (conn->is_closing || conn->is_parked) {
 		return;
 	}
 	int events = 0;
@@ -201,6 +199,38 @@ static bool receive(struct conn *conn)
 	return !conn->is_closing && conn->n_queued == 0;
 }
 
+/* One packet, or what there is to send. */
+static bool serve(struct turn *turn)
+{
+	struct conn *conn = container_of(turn, struct conn, turn);
+	if (conn->ready & UV_WRITABLE) {
+		flush(conn);
+	}
+	if (conn->is_closing) {
+		return false;
+	}
+	bool goes_on = false;
+	if (conn->ready & UV_READABLE && conn->n_queued == 0) {
+		goes_on = receive(conn);
+	} else if (conn->ready & UV_DISCONNECT) {
+		end(conn, CONN_END_EOF, 0);
+	}
+	conn->ready = goes_on ? UV_READABLE : 0;
+	if (!goes_on) {
+		conn->is_parked = false;
+		update_poll(conn);
+	}
+	return goes_on;
+}
+
+/* Whoever stands in line since the last time would be reported each time until he is served. */
+static void park(struct conn *conn)
+{
+	conn->is_parked = true;
+	conn->events = 0;
+	uv_poll_stop(&conn->poll);
+}
+
 static void on_poll(uv_poll_t *poll, int status, int events)
 {
 	struct conn *conn = container_of(poll, struct conn, poll);
@@ -210,19 +240,11 @@ static void on_poll(uv_poll_t *poll, int status, int events)
 		end(conn, CONN_END_EOF, status);
 		return;
 	}
-	if (events & UV_WRITABLE) {
-		flush(conn);
+	if (turn_is_waiting(&conn->turn)) {
+		park(conn);
 	}
-	if (conn->is_closing) {
-		return;
-	}
-	if (events & UV_READABLE) {
-		for (int i = 0; i < PACKETS_PER_TURN && receive(conn); i++) {
-		}
-	} else if (events & UV_DISCONNECT) {
-		end(conn, CONN_END_EOF, 0);
-	}
-	update_poll(conn);
+	conn->ready |= events;
+	turn_wait(&conn->turn);
 }
 
 int conn_open(struct conn *conn, uv_loop_t *loop, int fd, conn_packet_fn on_packet,
@@ -241,6 +263,7 @@ int conn_open(struct conn *conn, uv_loop_t *loop, int fd, conn_packet_fn on_pack
 		return r;
 	}
 	uv_timer_init(loop, &conn->retry);
+	turn_init(&conn->turn, serve);
 	update_poll(conn);
 	return 0;
 }
@@ -301,7 +324,8 @@ bool conn_is_held_up(const struct conn *conn)
 
 int conn_set_uid(struct conn *conn, uid_t uid)
 {
-	return transit_enter(&conn->transit, uid);
+	int r = transit_enter(&conn->transit, uid);
+	return r < 0 ? r : turn_enter(&conn->turn, uid);
 }
 
 static void closed(struct conn *conn)
@@ -329,6 +353,7 @@ void conn_close(struct conn *conn, conn_closed_fn on_closed)
 	conn->is_closing = true;
 	conn->on_closed = on_closed;
 	conn->n_closing = 2;
+	turn_leave(&conn->turn);
 	uv_close((uv_handle_t *)&conn->poll, on_poll_closed);
 	uv_close((uv_handle_t *)&conn->retry, on_retry_closed);
 	/* So that nothing more gets into it while it waits to be closed, and the peer knows at once. */

@@ -4,7 +4,8 @@
  *
  * While packets wait to go out nothing is read, so a peer that does not read its answers stops
  * being served and cannot make glaked hold more than what it had asked for before. Fds on their way
- * are bounded for all connections of a user (transit.h).
+ * are bounded for all connections of a user (transit.h), and so is the loop's time (turn.h): a
+ * connection that can be read or written waits for its turn.
  *
  * libuv's pipes carry neither SEQPACKET nor foreign fds; this is a uv_poll_t over proto/wire.
  *
@@ -23,6 +24,7 @@
 
 #include "daemon/list.h"
 #include "daemon/transit.h"
+#include "daemon/turn.h"
 #include "proto/fdlist.h"
 
 struct conn;
@@ -55,6 +57,9 @@ struct conn {
 	unsigned n_closing; /* handles whose close callback is awaited */
 	unsigned retry_ms;  /* how long to wait next time */
 	bool is_closing;
+	struct turn turn;  /* while there is something to do */
+	int ready;         /* what poll has found and is not done yet */
+	bool is_parked;    /* left in line, and not polled until it is served */
 	bool is_full;      /* too many of the user's fds wait, so nothing is taken from him */
 	struct list queue; /* of struct packet */
 	size_t n_queued;
@@ -91,8 +96,8 @@ size_t conn_n_queued(const struct conn *conn);
 bool conn_is_held_up(const struct conn *conn);
 
 /*
- * Whose connection it is, once that is known and before anything is sent; see closer.h and transit.h.
- * Until then it counts as our own. Returns 0 or -ENOMEM.
+ * Whose connection it is, once that is known and before anything is sent; see closer.h,
+ * transit.h and turn.h. Until then it counts as our own. Returns 0 or -ENOMEM.
  */
 int conn_set_uid(struct conn *conn, uid_t uid);
 

@@ -14,16 +14,16 @@
 
 #include "daemon/log.h"
 #include "daemon/notify.h"
+#include "daemon/turn.h"
 #include "proto/cleanup.h"
 
 #define BACKLOG 512
-/* Connections taken before the sessions have their turn. */
-#define ACCEPTS_PER_TURN 64
 /* Out of fds, or asked to: the backlog holds the connections until some come back. */
 #define PAUSE_MS 100
 
 struct listener {
 	uv_poll_t poll;
+	struct turn turn;
 	uv_timer_t pause;
 	int fd;      /* owned */
 	int lock_fd; /* owned; -1 with a socket that was passed */
@@ -161,22 +161,29 @@ void listener_pause(struct listener *listener)
 	uv_timer_start(&listener->pause, on_pause_over, PAUSE_MS, 0);
 }
 
+/*
+ * One connection. In line with the sessions, of which one may have to end first if that is to be one
+ * more.
+ */
+static bool accept_one(struct turn *turn)
+{
+	struct listener *listener = container_of(turn, struct listener, turn);
+	int fd = accept4(listener->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+	if (fd >= 0) {
+		listener->on_connection(listener->user, fd);
+		return uv_is_active((uv_handle_t *)&listener->poll);
+	}
+	if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
+		log_limited(&listener->log_limit, LOG_LEVEL_WARNING,
+		            "cannot accept connections: %s", strerror(errno));
+		listener_pause(listener);
+	}
+	return false;
+}
+
 static void on_readable(uv_poll_t *poll, int status, int events)
 {
-	struct listener *listener = container_of(poll, struct listener, poll);
-	for (int i = 0; i < ACCEPTS_PER_TURN && uv_is_active((uv_handle_t *)poll); i++) {
-		int fd = accept4(listener->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-		if (fd >= 0) {
-			listener->on_connection(listener->user, fd);
-			continue;
-		}
-		if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
-			log_limited(&listener->log_limit, LOG_LEVEL_WARNING,
-			            "cannot accept connections: %s", strerror(errno));
-			listener_pause(listener);
-		}
-		return;
-	}
+	turn_wait(&container_of(poll, struct listener, poll)->turn);
 }
 
 int listener_open(uv_loop_t *loop, const char *path, mode_t mode, listener_fn on_connection,
@@ -199,6 +206,7 @@ int listener_open(uv_loop_t *loop, const char *path, mode_t mode, listener_fn on
 		return r;
 	}
 	uv_timer_init(loop, &listener->pause);
+	turn_init(&listener->turn, accept_one);
 	uv_poll_start(&listener->poll, UV_READABLE, on_readable);
 	*listener_out = listener;
 	return 0;
@@ -225,6 +233,7 @@ void listener_close(struct listener *listener)
 	if (!listener) {
 		return;
 	}
+	turn_leave(&listener->turn);
 	listener->n_handles = 2;
 	uv_close((uv_handle_t *)&listener->poll, on_poll_closed);
 	uv_close((uv_handle_t *)&listener->pause, on_pause_closed);

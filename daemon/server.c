@@ -15,6 +15,7 @@
 #include "daemon/rpc.h"
 #include "daemon/session.h"
 #include "daemon/transit.h"
+#include "daemon/turn.h"
 #include "proto/cleanup.h"
 
 #define TICK_MS 1000
@@ -440,6 +441,7 @@ static int open_parts(struct server *server)
 	server->nvml = nvml_new(&server->loop, server->devices, server->n_devices);
 	apply_limits(server);
 	want_pools(server);
+	turns_begin(&server->loop);
 	return 0;
 err_allocator:
 	mover_link_close(&server->mover);
@@ -505,6 +507,7 @@ static void close_parts(struct server *server)
 	allocator_deinit(&server->allocator);
 	tenant_table_free(server->tenants);
 	transit_end();
+	turns_end();
 }
 
 /*

@@ -1,0 +1,228 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A user with hundreds of sessions, all of which send what costs most: another user's requests are
+ * answered, and the service manager hears that glaked lives.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "proto/cleanup.h"
+#include "proto/wire.h"
+#include "tests/integration/witness.h"
+
+#define N_SESSIONS 300
+#define FLOOD_UID 4242
+#define WATCHDOG_MS 4000u
+
+/* 64 KiB of rows without content: refused by its size alone, or milliseconds of decoding. */
+static size_t pack_crowd(uint8_t *bytes)
+{
+	enum { N = 32000 };
+	static Glake__Wire__DriverMemory row = GLAKE__WIRE__DRIVER_MEMORY__INIT;
+	static Glake__Wire__DriverMemory *list[N];
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	Glake__Wire__UsageReport body = GLAKE__WIRE__USAGE_REPORT__INIT;
+	for (size_t i = 0; i < N; i++) {
+		list[i] = &row;
+	}
+	body.driver = list;
+	body.n_driver = N;
+	request.id = 1;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_USAGE_REPORT;
+	request.usage_report = &body;
+	return glake__wire__request__pack(&request, bytes);
+}
+
+/* As many names as there may be, and no files: refused by an answer. */
+static size_t pack_names(uint8_t *bytes)
+{
+	enum { N = GLAKE_MAX_PACKET_FDS - 1 };
+	static char name[200];
+	static char *list[N];
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	Glake__Wire__ModelOpen body = GLAKE__WIRE__MODEL_OPEN__INIT;
+	memset(name, 'x', sizeof(name) - 1);
+	for (size_t i = 0; i < N; i++) {
+		list[i] = name;
+	}
+	body.files = list;
+	body.n_files = N;
+	request.id = 1;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_MODEL_OPEN;
+	request.model_open = &body;
+	return glake__wire__request__pack(&request, bytes);
+}
+
+typedef size_t (*pack_fn)(uint8_t *bytes);
+static const pack_fn floods[] = {pack_crowd, pack_names};
+
+struct flood {
+	pack_fn pack;
+	int ready; /* gets a byte when all sessions are there */
+};
+
+/* Returns whether the session is still open. */
+static bool send_and_read(int connection, const uint8_t *bytes, size_t n_bytes)
+{
+	static uint8_t answer[GLAKE_MAX_PACKET_BYTES];
+	ssize_t n;
+	while ((n = recv(connection, answer, sizeof(answer), MSG_DONTWAIT)) > 0) {
+	}
+	if (n == 0 || errno != EAGAIN) {
+		return false;
+	}
+	while (send(connection, bytes, n_bytes, MSG_NOSIGNAL | MSG_DONTWAIT) >= 0) {
+	}
+	return errno == EAGAIN;
+}
+
+static void flood_for_ever(struct harness *h, void *user)
+{
+	static uint8_t bytes[GLAKE_MAX_PACKET_BYTES];
+	const struct flood *flood = user;
+	int connections[N_SESSIONS];
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
+	ck_assert_int_eq(setpriority(PRIO_PROCESS, 0, 10), 0);
+	size_t n_bytes = flood->pack(bytes);
+	for (unsigned i = 0; i < N_SESSIONS; i++) {
+		connections[i] = connection_hello(h);
+	}
+	ck_assert_int_eq(write(flood->ready, "", 1), 1);
+	for (;;) {
+		for (unsigned i = 0; i < N_SESSIONS; i++) {
+			if (!send_and_read(connections[i], bytes, n_bytes)) {
+				connection_close(&connections[i]);
+				connections[i] = connection_open(h);
+			}
+		}
+	}
+}
+
+/* Once all of its sessions are there. */
+static pid_t start_flood(pack_fn pack)
+{
+	int ends[2];
+	char byte;
+	fflush(NULL);
+	ck_assert_int_eq(pipe2(ends, O_CLOEXEC), 0);
+	pid_t pid = fork();
+	ck_assert_int_ge(pid, 0);
+	if (pid == 0) {
+		struct flood flood = {.pack = pack, .ready = ends[1]};
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		harness_as(&harness, FLOOD_UID, FLOOD_UID, flood_for_ever, &flood);
+		_exit(1);
+	}
+	close(ends[1]);
+	ck_assert_int_eq(read(ends[0], &byte, 1), 1);
+	close(ends[0]);
+	return pid;
+}
+
+static void end_flood(pid_t pid)
+{
+	int status;
+	ck_assert_int_eq(waitpid(pid, &status, WNOHANG), 0);
+	kill(pid, SIGKILL);
+	waitpid(pid, NULL, 0);
+}
+
+static void witness_allocates(void)
+{
+	uint64_t id;
+	struct fdlist fds;
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	Glake__Wire__ChunkFree body = GLAKE__WIRE__CHUNK_FREE__INIT;
+	fdlist_init(&fds);
+	ck_assert_int_eq(connection_alloc(witness, 0, CHUNK_BYTES, 1, &id, &fds),
+	                 GLAKE__WIRE__STATUS__OK);
+	fdlist_deinit(&fds);
+	body.ids = &id;
+	body.n_ids = 1;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_CHUNK_FREE;
+	request.chunk_free = &body;
+	ck_assert_int_eq(connection_status(witness, &request, NULL, 0), GLAKE__WIRE__STATUS__OK);
+}
+
+START_TEST(a_flood_does_not_hold_up_another_user)
+{
+	if (!harness_is_root()) {
+		return;
+	}
+	start_with(&quiet);
+	pid_t flood = start_flood(floods[_i]);
+	for (unsigned i = 0; i < 100; i++) {
+		uint64_t start_ms = harness_now_ms();
+		witness_allocates();
+		uint64_t took_ms = harness_now_ms() - start_ms;
+		ck_assert_msg(took_ms < PATIENCE_MS, "number %u took %llu ms", i,
+		              (unsigned long long)took_ms);
+	}
+	end_flood(flood);
+	stop();
+}
+END_TEST
+
+START_TEST(the_watchdog_is_fed_in_a_flood)
+{
+	static const char *const env[] = {"WATCHDOG_USEC=4000000", NULL};
+	struct harness_options options = quiet;
+	if (!harness_is_root()) {
+		return;
+	}
+	options.env = env;
+	start_with(&options);
+	pid_t flood = start_flood(floods[_i]);
+	harness_wait_notified(&harness, "\nWATCHDOG=1\n");
+	for (unsigned i = 0; i < 2; i++) {
+		uint64_t start_ms = harness_now_ms();
+		harness_wait_notified(&harness, "\nWATCHDOG=1\n");
+		ck_assert_uint_lt(harness_now_ms() - start_ms, WATCHDOG_MS);
+	}
+	end_flood(flood);
+	stop();
+}
+END_TEST
+
+/* A new session of another user gets in, while those of the flood come and go. */
+START_TEST(another_user_gets_in)
+{
+	if (!harness_is_root()) {
+		return;
+	}
+	start_with(&quiet);
+	pid_t flood = start_flood(floods[_i]);
+	for (unsigned i = 0; i < 20; i++) {
+		uint64_t start_ms = harness_now_ms();
+		int connection = connection_hello(&harness);
+		ck_assert_uint_lt(harness_now_ms() - start_ms, PATIENCE_MS);
+		connection_close(&connection);
+	}
+	end_flood(flood);
+	stop();
+}
+END_TEST
+
+static void add_floods(Suite *suite, const TTest *test)
+{
+	TCase *tcase = tcase_create(test->name);
+	tcase_set_timeout(tcase, 120);
+	tcase_add_loop_test(tcase, test, 0, n_elements(floods));
+	suite_add_tcase(suite, tcase);
+}
+
+int main(void)
+{
+	Suite *suite = suite_create("flood");
+	add_floods(suite, a_flood_does_not_hold_up_another_user);
+	add_floods(suite, the_watchdog_is_fed_in_a_flood);
+	add_floods(suite, another_user_gets_in);
+	return suite_run(suite);
+}
