@@ -252,24 +252,6 @@ int store_hide_model(struct store *store, struct model *model, const char *reaso
 	return 0;
 }
 
-static bool is_left_over(const struct model *model, const struct model *successor)
-{
-	return model != successor && model->reload_reason && !list_is_empty(&model->idle.link) &&
-	       model->realm == successor->realm && model->device == successor->device &&
-	       strcmp(model->name, successor->name) == 0;
-}
-
-void store_drop_left_over(struct store *store, const struct model *successor)
-{
-	struct model *model;
-	struct model *next;
-	list_for_each_safe (model, next, &store->model_list, link) {
-		if (is_left_over(model, successor)) {
-			store_evict_model(store, model);
-		}
-	}
-}
-
 void store_place_block(struct store *store, struct model *model, size_t i, struct block *block)
 {
 	assert(model->state == MODEL_LOADING && !model->blocks[i].block);
@@ -349,6 +331,24 @@ void store_drop_model(struct store *store, struct model *model)
 	assert(model->state == MODEL_LOADING && model->n_holders == 1);
 	unuse_all(store, model, 0);
 	remove_model(store, model);
+}
+
+static bool is_left_over(const struct model *model, const struct model *successor)
+{
+	return model != successor && model->reload_reason && !list_is_empty(&model->idle.link) &&
+	       model->realm == successor->realm && model->device == successor->device &&
+	       strcmp(model->name, successor->name) == 0;
+}
+
+void store_drop_left_over(struct store *store, const struct model *successor)
+{
+	struct model *model;
+	struct model *next;
+	list_for_each_safe (model, next, &store->model_list, link) {
+		if (is_left_over(model, successor)) {
+			remove_model(store, model);
+		}
+	}
 }
 
 /* Have @tenant pay for the blocks that nobody has pinned yet: all of them, or none. */

@@ -75,7 +75,7 @@ struct model *store_add_model(struct store *store, struct realm *realm, struct d
  * changed.
  */
 int store_hide_model(struct store *store, struct model *model, const char *reason);
-/* Evict idle models that were hidden and that nobody needs now that @successor has their name. */
+/* Idle models that were hidden go: @successor has their name. That is no eviction: nobody is told. */
 void store_drop_left_over(struct store *store, const struct model *successor);
 
 /*

@@ -93,6 +93,14 @@ static void check_reason(const char *path, const char *part)
 	              "'%s', expected '%s'", found.reason, part);
 }
 
+static int find_evictions(void *user, const char *name, uint64_t value, const char *help)
+{
+	if (strcmp(name, "models_evicted") == 0) {
+		*(uint64_t *)user = value;
+	}
+	return 0;
+}
+
 static bool is_in_log(const char *part)
 {
 	char command[700];
@@ -352,24 +360,16 @@ START_TEST(an_overlay_hides_no_change)
 END_TEST
 
 /* One loop device takes an image after the other: all that stat() says is equal. */
-START_TEST(another_file_system_in_the_same_place_is_another)
+static void check_images(const char *loop, const char *type, const char *const images[2])
 {
-	char loop[64];
-	if (!mount_ext4("a.img", "", "mnt", loop, sizeof(loop))) {
-		return;
-	}
-	write_model(path_of("mnt/m.safetensors"), 0x51);
-	unmount("mnt");
-	detach(loop);
-	change_weights("a.img", "b.img");
-	begin_daemon("");
 	struct stat stats[2];
+	begin_daemon("");
 	for (int i = 0; i < 2; i++) {
-		if (!attach(loop, i == 0 ? "a.img" : "b.img")) {
+		if (!attach(loop, images[i])) {
 			skip("the loop device was taken by somebody else");
 			break;
 		}
-		ck_assert_int_eq(mount(loop, path_of("mnt"), "ext4", MS_RDONLY, NULL), 0);
+		ck_assert_int_eq(mount(loop, path_of("mnt"), type, MS_RDONLY, NULL), 0);
 		const char *path = path_of("mnt/m.safetensors");
 		ck_assert_int_eq(stat(path, &stats[i]), 0);
 		stats[i].st_atim = (struct timespec){0};
@@ -380,6 +380,49 @@ START_TEST(another_file_system_in_the_same_place_is_another)
 		ck_assert(i == 0 || memcmp(&stats[0], &stats[1], sizeof(stats[0])) == 0);
 	}
 	end_daemon();
+}
+
+START_TEST(another_file_system_in_the_same_place_is_another)
+{
+	static const char *const images[] = {"a.img", "b.img"};
+	char loop[64];
+	if (!mount_ext4(images[0], "", "mnt", loop, sizeof(loop))) {
+		return;
+	}
+	write_model(path_of("mnt/m.safetensors"), 0x51);
+	unmount("mnt");
+	detach(loop);
+	change_weights(images[0], images[1]);
+	check_images(loop, "ext4", images);
+}
+END_TEST
+
+/* Built with the times of its sources. */
+static bool make_squashfs(const char *name, uint8_t value)
+{
+	char source[600];
+	snprintf(source, sizeof(source), "%s/%s.source", folder, name);
+	ck_assert_int_eq(mkdir(source, 0755), 0);
+	char path[700];
+	snprintf(path, sizeof(path), "%s/m.safetensors", source);
+	write_model(path, value);
+	return run("touch -d @1000000000 '%s' && "
+	           "mksquashfs '%s' '%s' -quiet -no-progress >/dev/null 2>&1",
+	           path, source, path_of(name)) ||
+	       skip("no mksquashfs here");
+}
+
+START_TEST(another_image_in_the_same_place_is_another)
+{
+	static const char *const images[] = {"a.img", "b.img"};
+	char loop[64];
+	if (!own_mounts() || !make_squashfs(images[0], 0x51) || !make_squashfs(images[1], 0x52) ||
+	    !attach_new(loop, sizeof(loop), images[0])) {
+		return;
+	}
+	detach(loop);
+	make_folder("mnt");
+	check_images(loop, "squashfs", images);
 }
 END_TEST
 
@@ -482,6 +525,10 @@ START_TEST(without_a_lease_a_file_is_loaded_again)
 		ck_assert(!was_known(path, 1));
 		check_reason(path, "no lease");
 	}
+	/* The one before has gone from the list, without a word to anybody. */
+	uint64_t n_evicted = UINT64_MAX;
+	assert_ok(glake_get_stats(session, find_evictions, &n_evicted));
+	ck_assert_uint_eq(n_evicted, 0);
 	end_daemon();
 	/* One who knows that nobody writes there can say so. */
 	begin_daemon("trust_file_times = true;");
@@ -550,6 +597,7 @@ int main(void)
 		tmpfs_hides_no_change,
 		an_overlay_hides_no_change,
 		another_file_system_in_the_same_place_is_another,
+		another_image_in_the_same_place_is_another,
 		a_change_within_the_tick_is_seen,
 		a_file_is_found_through_another_mount,
 		a_file_in_a_container_alone_is_found,
