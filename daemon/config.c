@@ -24,6 +24,9 @@ static CONFIG_VALUE(pool);
 static CONFIG_VALUE(realms);
 static CONFIG_VALUE(tenants);
 
+/* As the key's default below: the only one of a list's entries that is not 0. */
+#define MANIFEST_BYTES (256ull * 1024 * 1024)
+
 /*
  * Every key: KEY(section, struct, name, default, value, field, min, max). The defaults are
  * written as in a file, and are read like one: config_load() parses them first.
@@ -74,6 +77,8 @@ static CONFIG_VALUE(tenants);
 	KEY("tenants", config_tenant, device_bytes, "0", device_bytes, device_bytes, 0, MAX_BYTES) \
 	KEY("tenants", config_tenant, max_sessions, "0", u32, max_sessions, 0, 1000000) \
 	KEY("tenants", config_tenant, max_fds, "0", u64, max_fds, 0, 1000000000) \
+	KEY("tenants", config_tenant, manifest_bytes, "\"256MiB\"", \
+	    size, manifest_bytes, 0, MAX_BYTES) \
 	KEY("tenants", config_tenant, priority, "0", priority, priority, 0, 1000)
 /* clang-format on */
 
@@ -343,6 +348,7 @@ static int read_tenant(struct config_file *file, const config_setting_t *entry,
                        struct config *config, struct config_tenant *tenant)
 {
 	int result = require(file, entry, "name");
+	tenant->manifest_bytes = MANIFEST_BYTES;
 	if (result == 0) {
 		result = read_group(file, entry, "tenants", tenant);
 	}
@@ -373,6 +379,7 @@ static void put_default_last(struct config *config)
 		}
 	}
 	strcpy(config->tenants[last].name, CONFIG_DEFAULT_TENANT);
+	config->tenants[last].manifest_bytes = MANIFEST_BYTES;
 	config->n_tenants++;
 }
 

@@ -74,7 +74,8 @@ struct config_tenant {
 	char *cgroup;                  /* owned; NULL = any. Matches itself and what is below it */
 	uint64_t *device_bytes;        /* owned; by device, see config_tenant_quota() */
 	size_t n_device_bytes;
-	uint64_t max_fds; /* chunks and blocks charged */
+	uint64_t max_fds;        /* chunks and blocks charged */
+	uint64_t manifest_bytes; /* of glaked's memory, for models in use or pinned */
 	uint32_t max_sessions;
 	int32_t priority; /* higher ones keep their idle models longer */
 };

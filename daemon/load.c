@@ -295,6 +295,24 @@ static void grant_more(struct load *load)
 
 /* ---- news from the mover --------------------------------------------------------------------- */
 
+/* Have what the plan has added to the manifest paid for. The load fails if it cannot be. */
+static int charge_manifest(struct load *load)
+{
+	struct model *model = load->model;
+	const struct tenant *payer = model->charge.tenant;
+	uint64_t more_bytes = model->manifest_bytes - model->charge.manifest_bytes;
+	if (charge_grow_manifest(&model->charge, more_bytes) != 0) {
+		char error[256];
+		snprintf(error, sizeof(error),
+		         "no host memory for so many tensors: tenant %s may have %" PRIu64
+		         " bytes for all of its models' manifests",
+		         payer->name, payer->quota_manifest_bytes);
+		load->context->stats->quota_refusals++;
+		fail(load, STATUS_OVER_QUOTA, error);
+	}
+	return 0;
+}
+
 static int on_plan_tensor(struct mover_job *job, const char *name, uint32_t dtype,
                           const uint64_t *shape, size_t n_dims, uint64_t offset, uint64_t bytes)
 {
@@ -305,7 +323,8 @@ static int on_plan_tensor(struct mover_job *job, const char *name, uint32_t dtyp
 	if (!load->model) {
 		return 0;
 	}
-	return model_add_tensor(load->model, name, dtype, shape, n_dims, offset, bytes);
+	int r = model_add_tensor(load->model, name, dtype, shape, n_dims, offset, bytes);
+	return r < 0 ? r : charge_manifest(load);
 }
 
 static int on_plan_block(struct mover_job *job, uint64_t content_bytes)
@@ -314,7 +333,11 @@ static int on_plan_block(struct mover_job *job, uint64_t content_bytes)
 	if (load->is_planned) {
 		return -EPROTO;
 	}
-	return load->model ? model_add_block(load->model, content_bytes) : 0;
+	if (!load->model) {
+		return 0;
+	}
+	int r = model_add_block(load->model, content_bytes);
+	return r < 0 ? r : charge_manifest(load);
 }
 
 /* Why the model's files are not to find it: see settle.h of the mover. NULL: they are. */

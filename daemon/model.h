@@ -72,6 +72,7 @@ struct model {
 	uint64_t span_bytes;
 	uint64_t content_bytes;  /* of tensors */
 	uint64_t manifest_bytes; /* of host memory: tensors and blocks as listed */
+	struct charge charge;    /* for those: who keeps it, else the built-in tenant */
 	size_t n_tensors;
 	size_t n_blocks;
 	struct tensor **tensors;    /* owned */

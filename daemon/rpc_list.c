@@ -301,6 +301,8 @@ void rpc_tenant_list(struct session *session, const request_t *request, struct f
 		row.max_sessions = tenant->max_sessions;
 		row.n_fds = tenant->n_fds;
 		row.max_fds = tenant->max_fds;
+		row.manifest_bytes = tenant->manifest_bytes;
+		row.quota_manifest_bytes = tenant->quota_manifest_bytes;
 		row.priority = tenant->priority;
 		for (uint32_t i = 0; i < tenant->n_devices && i < RPC_MAX_DEVICES; i++) {
 			glake__wire__tenant_device__init(&devices[i]);

@@ -35,6 +35,13 @@ void rpc_refuse_model(struct session *session, uint64_t id, const struct model *
 		return;
 	}
 	session->server->stats.quota_refusals++;
+	if (error == TENANT_E_MANIFESTS) {
+		rpc_refuse(session, id, STATUS_OVER_QUOTA,
+		           "what is kept of '%s' in host memory (%" PRIu64
+		           " bytes) does not fit the limits of tenant %s",
+		           model->name, model->manifest_bytes, session->tenant->name);
+		return;
+	}
 	rpc_refuse(session, id, error == TENANT_E_FDS ? STATUS_NO_FDS : STATUS_OVER_QUOTA,
 	           "'%s' (%" PRIu64 " bytes) does not fit the limits of tenant %s", model->name,
 	           model->span_bytes, session->tenant->name);
@@ -206,8 +213,9 @@ static struct model *start_load(struct session *session, const request_t *reques
 		return NULL;
 	}
 	cleanup_free char *name = text_clean_copy(body->name[0] ? body->name : body->files[0]);
-	struct model *model = name ? store_add_model(&server->store, session->realm, device, name,
-	                                             files->ids, files->n_files)
+	struct model *model = name ? store_add_model(&server->store, session->realm, device,
+	                                             session->tenant, name, files->ids,
+	                                             files->n_files)
 	                           : NULL;
 	if (!model) {
 		rpc_refuse(session, request->id, STATUS_NO_HOST_MEMORY,

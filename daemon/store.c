@@ -181,7 +181,8 @@ struct model *store_find_model(struct store *store, const struct realm *realm,
 
 static void model_fall_idle(struct store *store, struct model *model)
 {
-	store->idle_manifest_bytes += model->manifest_bytes;
+	/* Without limits, so this cannot be refused. */
+	charge_move(&model->charge, store->cache);
 	model->realm->idle_manifest_bytes += model->manifest_bytes;
 	enter_idle(store, &model->idle);
 }
@@ -189,7 +190,6 @@ static void model_fall_idle(struct store *store, struct model *model)
 static void model_leave_idle(struct store *store, struct model *model)
 {
 	if (!list_is_empty(&model->idle.link)) {
-		store->idle_manifest_bytes -= model->manifest_bytes;
 		model->realm->idle_manifest_bytes -= model->manifest_bytes;
 		list_remove(&model->idle.link);
 	}
@@ -200,6 +200,7 @@ static void free_model(struct model *model)
 	for (size_t i = 0; i < model->n_tensors; i++) {
 		free(model->tensors[i]);
 	}
+	charge_refund(&model->charge);
 	free(model->tensors);
 	free(model->blocks);
 	free(model->files);
@@ -210,7 +211,8 @@ static void free_model(struct model *model)
 }
 
 struct model *store_add_model(struct store *store, struct realm *realm, struct device *device,
-                              const char *name, const struct file_id *files, size_t n_files)
+                              struct tenant *payer, const char *name, const struct file_id *files,
+                              size_t n_files)
 {
 	struct model *model = calloc(1, sizeof(*model));
 	if (!model) {
@@ -218,6 +220,7 @@ struct model *store_add_model(struct store *store, struct realm *realm, struct d
 	}
 	model->realm = realm_ref(realm);
 	model->device = device;
+	model->charge = tenant_charge_manifest(payer);
 	model->key = model_key(realm, device, files, n_files);
 	model->name = strdup(name);
 	model->files = calloc(n_files, sizeof(files[0]));
@@ -259,18 +262,35 @@ void store_place_block(struct store *store, struct model *model, size_t i, struc
 	block->n_manifests++;
 }
 
+/* All, or none. */
+static int use_all(struct store *store, struct model *model, struct tenant *tenant)
+{
+	for (size_t i = 0; i < model->n_blocks; i++) {
+		int r = store_use_block(model->blocks[i].block, tenant);
+		if (r != 0) {
+			while (i-- > 0) {
+				store_unuse_block(store, model->blocks[i].block, 0);
+			}
+			return r;
+		}
+	}
+	return 0;
+}
+
 int store_hold_model(struct store *store, struct model *model, struct tenant *tenant)
 {
 	assert(model->state == MODEL_READY);
 	if (model->n_holders == 0) {
-		for (size_t i = 0; i < model->n_blocks; i++) {
-			int r = store_use_block(model->blocks[i].block, tenant);
-			if (r != 0) {
-				while (i-- > 0) {
-					store_unuse_block(store, model->blocks[i].block, 0);
-				}
-				return r;
+		int r = model->is_pinned ? 0 : charge_move(&model->charge, tenant);
+		if (r != 0) {
+			return r;
+		}
+		r = use_all(store, model, tenant);
+		if (r != 0) {
+			if (!model->is_pinned) {
+				charge_move(&model->charge, store->cache);
 			}
+			return r;
 		}
 		model_leave_idle(store, model);
 	}
@@ -385,10 +405,24 @@ int store_pin_model(struct store *store, struct model *model, struct tenant *ten
 	if (model->is_pinned) {
 		return 0;
 	}
+	struct charge manifest = tenant_charge_manifest(tenant);
 	cleanup_free struct charge *charges = calloc(model->n_blocks + 1, sizeof(charges[0]));
-	int r = charges ? charge_for_pin(model, tenant, charges) : -ENOMEM;
+	int r = charges ? 0 : -ENOMEM;
+	if (r == 0 && model->charge.tenant != tenant) {
+		r = charge_grow_manifest(&manifest, model->manifest_bytes);
+	}
+	if (r == 0) {
+		r = charge_for_pin(model, tenant, charges);
+	}
 	if (r != 0) {
+		charge_refund(&manifest);
 		return r;
+	}
+	if (model->charge.tenant != tenant) {
+		charge_refund(&model->charge);
+		model->charge = manifest;
+	} else {
+		charge_refund(&manifest);
 	}
 	model->is_pinned = true;
 	if (model->n_holders == 0) {
@@ -534,7 +568,7 @@ static struct model *first_to_trim(struct store *store)
 
 void store_trim(struct store *store)
 {
-	while (store->idle_manifest_bytes > STORE_IDLE_MANIFEST_BYTES) {
+	while (store->cache->manifest_bytes > STORE_IDLE_MANIFEST_BYTES) {
 		store_evict_model(store, first_to_trim(store));
 	}
 }

@@ -28,7 +28,6 @@ struct store {
 	uint64_t last_id;
 	uint64_t n_blocks;
 	uint64_t n_models;
-	uint64_t idle_manifest_bytes;
 	/* A model left the store; for notices. */
 	void (*on_evicted)(void *user, const struct model *model);
 	void *user;
@@ -66,9 +65,12 @@ struct model *store_find_model(struct store *store, const struct realm *realm,
                                const struct device *device, const struct file_id *files,
                                size_t n_files);
 
-/* A new model, LOADING, held once (by the load). NULL: no memory. */
+/*
+ * A new model, LOADING, held once (by the load), whose manifest @payer is to pay for. NULL: no memory.
+ */
 struct model *store_add_model(struct store *store, struct realm *realm, struct device *device,
-                              const char *name, const struct file_id *files, size_t n_files);
+                              struct tenant *payer, const char *name, const struct file_id *files,
+                              size_t n_files);
 
 /*
  * Let a model, LOADING, be found by its files no more, for @reason. Returns 0 or -ENOMEM: nothing has
@@ -84,7 +86,10 @@ void store_drop_left_over(struct store *store, const struct model *successor);
  */
 void store_place_block(struct store *store, struct model *model, size_t i, struct block *block);
 
-/* Hold a READY model for a session. Returns 0 or TENANT_E_*: nothing has changed. */
+/*
+ * Hold a READY model for a session; the first one pays for the manifest, and see store_use_block(). Returns
+ * 0 or TENANT_E_*: nothing has changed.
+ */
 int store_hold_model(struct store *store, struct model *model, struct tenant *tenant);
 /* Let go. When nobody holds it, it is cache. */
 void store_unhold_model(struct store *store, struct model *model, int32_t priority);
@@ -93,7 +98,7 @@ void store_unhold_model(struct store *store, struct model *model, int32_t priori
 void store_drop_model(struct store *store, struct model *model);
 
 /*
- * Keep a READY model, at the cost of @tenant: it pays for all of its blocks that are not pinned yet, in
+ * Keep a READY model, at the cost of @tenant: it pays for the manifest, and for all of its blocks that are not pinned yet, in
  * place of whoever did, used or not, for as long as the block is used or pinned. Nothing to do for what
  * is pinned already. Returns 0, TENANT_E_* or -ENOMEM: nothing has changed.
  */

@@ -49,7 +49,7 @@ static bool tenant_is_unused(const struct tenant *tenant)
 static void tenant_free(struct tenant *tenant)
 {
 	assert(tenant_is_unused(tenant));
-	assert(tenant->n_fds == 0);
+	assert(tenant->n_fds == 0 && tenant->manifest_bytes == 0);
 	for (uint32_t i = 0; i < tenant->n_devices; i++) {
 		assert(tenant->devices[i].used_bytes == 0);
 	}
@@ -70,6 +70,7 @@ static void tenant_configure(struct tenant *tenant, const struct config_tenant *
 	tenant->priority = rule->priority;
 	tenant->max_sessions = rule->max_sessions;
 	tenant->max_fds = rule->max_fds;
+	tenant->quota_manifest_bytes = rule->manifest_bytes;
 	for (uint32_t i = 0; i < tenant->n_devices; i++) {
 		tenant->devices[i].quota_bytes = config_tenant_quota(rule, i);
 	}
@@ -233,29 +234,55 @@ static bool fits(uint64_t used, uint64_t more, uint64_t limit)
 	return more == 0 || (used <= limit && more <= limit - used);
 }
 
-int tenant_charge(struct tenant *tenant, uint32_t device, uint64_t bytes, uint32_t n_fds,
-                  struct charge *charge_out)
+/* Have @tenant pay for what @wanted names. */
+static int take(struct tenant *tenant, const struct charge *wanted, struct charge *charge_out)
 {
-	assert(device < tenant->n_devices);
-	struct tenant_device *on = &tenant->devices[device];
-	if (!fits(on->used_bytes, bytes, on->quota_bytes)) {
+	assert(wanted->device < tenant->n_devices);
+	struct tenant_device *on = &tenant->devices[wanted->device];
+	if (!fits(on->used_bytes, wanted->bytes, on->quota_bytes)) {
 		return TENANT_E_BYTES;
 	}
-	if (!fits(tenant->n_fds, n_fds, tenant->max_fds)) {
+	if (!fits(tenant->n_fds, wanted->n_fds, tenant->max_fds)) {
 		return TENANT_E_FDS;
 	}
-	on->used_bytes += bytes;
+	if (!fits(tenant->manifest_bytes, wanted->manifest_bytes, tenant->quota_manifest_bytes)) {
+		return TENANT_E_MANIFESTS;
+	}
+	on->used_bytes += wanted->bytes;
 	if (on->peak_bytes < on->used_bytes) {
 		on->peak_bytes = on->used_bytes;
 	}
-	tenant->n_fds += n_fds;
+	tenant->n_fds += wanted->n_fds;
+	tenant->manifest_bytes += wanted->manifest_bytes;
 	tenant->n_charges++;
-	*charge_out = (struct charge){
-		.tenant = tenant,
-		.device = device,
-		.bytes = bytes,
-		.n_fds = n_fds,
-	};
+	*charge_out = *wanted;
+	charge_out->tenant = tenant;
+	return 0;
+}
+
+int tenant_charge(struct tenant *tenant, uint32_t device, uint64_t bytes, uint32_t n_fds,
+                  struct charge *charge_out)
+{
+	struct charge wanted = {.device = device, .bytes = bytes, .n_fds = n_fds};
+	return take(tenant, &wanted, charge_out);
+}
+
+struct charge tenant_charge_manifest(struct tenant *tenant)
+{
+	struct charge wanted = {0};
+	struct charge charge = {0};
+	take(tenant, &wanted, &charge);
+	return charge;
+}
+
+int charge_grow_manifest(struct charge *charge, uint64_t more_bytes)
+{
+	struct tenant *tenant = charge->tenant;
+	if (!fits(tenant->manifest_bytes, more_bytes, tenant->quota_manifest_bytes)) {
+		return TENANT_E_MANIFESTS;
+	}
+	tenant->manifest_bytes += more_bytes;
+	charge->manifest_bytes += more_bytes;
 	return 0;
 }
 
@@ -269,8 +296,10 @@ void charge_refund(struct charge *charge)
 	assert(tenant->n_charges > 0);
 	assert(on->used_bytes >= charge->bytes);
 	assert(tenant->n_fds >= charge->n_fds);
+	assert(tenant->manifest_bytes >= charge->manifest_bytes);
 	on->used_bytes -= charge->bytes;
 	tenant->n_fds -= charge->n_fds;
+	tenant->manifest_bytes -= charge->manifest_bytes;
 	tenant->n_charges--;
 	*charge = (struct charge){0};
 	tenant_free_if_gone(tenant);
@@ -283,7 +312,7 @@ int charge_move(struct charge *charge, struct tenant *to)
 		return 0;
 	}
 	struct charge moved;
-	int result = tenant_charge(to, charge->device, charge->bytes, charge->n_fds, &moved);
+	int result = take(to, charge, &moved);
 	if (result != 0) {
 		return result;
 	}

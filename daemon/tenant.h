@@ -6,7 +6,8 @@
  * moved when the thing changes hands (a private chunk becomes a block that nobody uses), refunded
  * when the thing is gone. Per tenant and device
  *
- *     used_bytes = sum of bytes over its charges,   n_fds = sum of n_fds over its charges
+ *     used_bytes = sum of bytes over its charges,   n_fds = sum of n_fds over its charges,
+ *     manifest_bytes = sum of manifest_bytes over its charges
  *
  * and a charge that would lift one above its limit is refused. A limit may be set below use: then
  * nothing is taken away, and further charges are refused until use has sunk.
@@ -30,6 +31,7 @@ enum {
 	TENANT_E_BYTES = 1, /* over its bytes on that device */
 	TENANT_E_FDS,       /* over its fds */
 	TENANT_E_SESSIONS,  /* over its sessions */
+	TENANT_E_MANIFESTS, /* over its host memory for manifests */
 };
 
 struct tenant_device {
@@ -49,7 +51,9 @@ struct tenant {
 	uint32_t n_sessions;
 	uint32_t max_sessions; /* 0 = no limit */
 	uint64_t n_fds;
-	uint64_t max_fds; /* 0 = no limit */
+	uint64_t max_fds;              /* 0 = no limit */
+	uint64_t manifest_bytes;       /* of glaked's memory */
+	uint64_t quota_manifest_bytes; /* 0 = no limit */
 	uint64_t n_charges;
 	struct log_limit log_limit;   /* of lines about sessions that were closed */
 	struct log_limit loads_limit; /* of lines about models that it loaded */
@@ -61,6 +65,7 @@ struct tenant {
 struct charge {
 	struct tenant *tenant; /* borrowed; NULL = nothing charged */
 	uint64_t bytes;
+	uint64_t manifest_bytes;
 	uint32_t device;
 	uint32_t n_fds;
 };
@@ -109,6 +114,11 @@ void tenant_session_leave(struct tenant *tenant);
 int tenant_charge(struct tenant *tenant, uint32_t device, uint64_t bytes, uint32_t n_fds,
                   struct charge *charge_out);
 
+/* For a manifest that begins. It has no bytes yet, so this cannot be refused. */
+struct charge tenant_charge_manifest(struct tenant *tenant);
+/* The manifest grows. Returns 0 or TENANT_E_MANIFESTS: nothing has changed then. */
+int charge_grow_manifest(struct charge *charge, uint64_t more_bytes);
+
 /*
  * Who waits until @device has room stands in line: @place hangs on its queue, and keeps the tenant.
  * Nobody is told of room; the first in line comes and tries.
@@ -122,7 +132,7 @@ bool tenant_queue_is_next(const struct tenant *tenant, uint32_t device, const st
 /* Pays back and zeroes @charge; nothing to do when it is zero already. The tenant may be gone. */
 void charge_refund(struct charge *charge);
 
-/* Let @to pay instead. Returns 0, TENANT_E_BYTES or TENANT_E_FDS: nothing has changed then. */
+/* Let @to pay instead. Returns 0 or TENANT_E_*: nothing has changed then. */
 int charge_move(struct charge *charge, struct tenant *to);
 
 #endif

@@ -123,6 +123,8 @@ struct glake_tenant_row {
 	int32_t priority;
 	uint32_t n_devices;
 	const struct glake_tenant_device *devices;
+	uint64_t manifest_bytes;       /* of glaked's memory, for models in use or pinned */
+	uint64_t quota_manifest_bytes; /* 0 = none */
 };
 
 typedef int (*glake_tenant_fn)(void *user, const struct glake_tenant_row *row);

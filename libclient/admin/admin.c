@@ -281,6 +281,8 @@ static int show_tenant(const Glake__Wire__TenantInfo *from, const struct list *l
 		.max_sessions = from->max_sessions,
 		.n_fds = from->n_fds,
 		.max_fds = from->max_fds,
+		.manifest_bytes = from->manifest_bytes,
+		.quota_manifest_bytes = from->quota_manifest_bytes,
 		.priority = from->priority,
 		.n_devices = (uint32_t)from->n_devices,
 		.devices = devices,

@@ -17,6 +17,8 @@ static const struct field tenant_fields[] = {
 	FIELD(ROW, max_sessions, U32, LIMIT, "LIMIT"),
 	FIELD(ROW, n_fds, U64, PLAIN, "FDS"),
 	FIELD(ROW, max_fds, U64, LIMIT, "LIMIT"),
+	FIELD(ROW, manifest_bytes, U64, BYTES, "MANIFESTS"),
+	FIELD(ROW, quota_manifest_bytes, U64, BYTES_LIMIT, "LIMIT"),
 	FIELD(ROW, priority, I32, PLAIN, "PRIORITY"),
 };
 

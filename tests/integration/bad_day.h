@@ -72,6 +72,7 @@ struct books {
 	uint64_t fds_used;
 	uint64_t charged_bytes;
 	uint64_t charged_fds;
+	uint64_t charged_manifest_bytes;
 };
 
 static struct harness harness;
@@ -102,6 +103,7 @@ static int day_add_tenant(void *user, const struct glake_tenant_row *row)
 {
 	struct books *books = user;
 	books->charged_fds += row->n_fds;
+	books->charged_manifest_bytes += row->manifest_bytes;
 	for (uint32_t i = 0; i < row->n_devices; i++) {
 		books->charged_bytes += row->devices[i].used_bytes;
 	}
@@ -120,14 +122,15 @@ static void day_print(const char *title, const struct books *books)
 {
 	fprintf(stderr,
 	        "%s: physical %llu private %llu block %llu used %llu logical %llu models %llu "
-	        "blocks %llu sessions %llu fds %llu charged %llu, %llu fds\n",
+	        "blocks %llu sessions %llu fds %llu charged %llu, %llu fds, manifests %llu\n",
 	        title, (unsigned long long)books->physical_bytes,
 	        (unsigned long long)books->private_bytes, (unsigned long long)books->block_bytes,
 	        (unsigned long long)books->used_block_bytes,
 	        (unsigned long long)books->logical_bytes, (unsigned long long)books->n_models,
 	        (unsigned long long)books->n_blocks, (unsigned long long)books->n_sessions,
 	        (unsigned long long)books->fds_used, (unsigned long long)books->charged_bytes,
-	        (unsigned long long)books->charged_fds);
+	        (unsigned long long)books->charged_fds,
+	        (unsigned long long)books->charged_manifest_bytes);
 }
 
 static bool day_books_are(const struct books *want, uint64_t since_ms)

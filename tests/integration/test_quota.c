@@ -609,54 +609,6 @@ START_TEST(without_fds_private_memory_works_and_models_are_refused)
 }
 END_TEST
 
-/* Some bytes of tensors, and a manifest of 60 MiB. */
-static void write_wordy(const char *path)
-{
-	enum { N = 60000, NAME = 1000 };
-	char name[NAME + 1];
-	memset(name, 'n', NAME);
-	name[NAME] = 0;
-	FILE *file = fopen(path, "we");
-	uint64_t n_header = 0;
-	ck_assert_uint_eq(fwrite(&n_header, sizeof(n_header), 1, file), 1);
-	for (unsigned i = 0; i < N; i++) {
-		fprintf(file,
-		        "%c\"%s%05u\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[%u,%u]}",
-		        i == 0 ? '{' : ',', name, i, i, i + 1);
-	}
-	fputc('}', file);
-	n_header = (uint64_t)ftell(file) - sizeof(n_header);
-	for (unsigned i = 0; i < N; i++) {
-		fputc('x', file);
-	}
-	rewind(file);
-	ck_assert_uint_eq(fwrite(&n_header, sizeof(n_header), 1, file), 1);
-	ck_assert_int_eq(fclose(file), 0);
-}
-
-/* The device has room for all of them; glaked has not. The least used goes, and nothing else. */
-START_TEST(manifests_that_nobody_uses_are_bounded)
-{
-	char paths[3][512];
-	day_begin(&(struct harness_options){.config = DAY_CONFIG, .devices = "1x512MiB"});
-	for (unsigned i = 0; i < 3; i++) {
-		snprintf(paths[i], sizeof(paths[i]), "%s%u.safetensors", day_path("wordy"), i);
-		write_wordy(paths[i]);
-	}
-	load(paths[0], true);
-	uint64_t n_evicted = day_metric("models_evicted");
-	load(paths[1], false);
-	load(paths[2], false);
-	assert_ok(glake_pin(eye, paths[0], 0));
-	while (is_there(paths[1])) {
-		harness_sleep_ms(10);
-	}
-	ck_assert(is_there(paths[0]) && is_there(paths[2]));
-	ck_assert_uint_eq(day_metric("models_evicted"), n_evicted + 1);
-	day_end();
-}
-END_TEST
-
 /* A model of @n_blocks blocks of @block_bytes, each of them an fd; no two @seeds have one in common. */
 static const char *write_blocks(const char *name, unsigned n_blocks, uint64_t block_bytes,
                                 unsigned seed)
@@ -953,7 +905,6 @@ int main(void)
 	tcase_add_loop_test(late, memory_that_is_late_is_waited_for, 0, 2);
 	suite_add_tcase(suite, late);
 	suite_add(suite, without_fds_private_memory_works_and_models_are_refused);
-	suite_add(suite, manifests_that_nobody_uses_are_bounded);
 	suite_add(suite, a_model_beyond_the_fds_is_refused);
 	suite_add(suite, what_nobody_uses_gives_its_fds_to_who_needs_them);
 	suite_add(suite, the_pool_gives_its_fds_to_who_needs_them);

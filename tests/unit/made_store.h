@@ -15,6 +15,9 @@ static uv_loop_t loop;
 static struct device devices[N_DEVICES];
 static struct tenant_table *tenants;
 static struct tenant *payer;
+/* Of a table of his own, since the default configuration has one tenant. */
+static struct tenant_table *other_tenants;
+static struct tenant *other_payer;
 static struct list realms = LIST_INIT(realms);
 static struct realm *realm;
 static struct stats stats;
@@ -27,6 +30,7 @@ MADE_UNUSED static void store_begin(void)
 	struct config *config;
 	ck_assert_int_eq(config_load(NULL, &config, error, sizeof(error)), 0);
 	ck_assert_int_eq(tenant_table_new(config, N_DEVICES, &tenants), 0);
+	ck_assert_int_eq(tenant_table_new(config, N_DEVICES, &other_tenants), 0);
 	config_free(config);
 	ck_assert_int_eq(uv_loop_init(&loop), 0);
 	for (uint32_t i = 0; i < N_DEVICES; i++) {
@@ -34,6 +38,7 @@ MADE_UNUSED static void store_begin(void)
 		ck_assert_int_eq(worker_init(&devices[i].worker, &loop), 0);
 	}
 	payer = tenant_find(tenants, CONFIG_DEFAULT_TENANT);
+	other_payer = tenant_find(other_tenants, CONFIG_DEFAULT_TENANT);
 	realm = realm_get(&realms, "one");
 	store_init(&store, &loop, tenant_table_cache(tenants), &stats);
 }
@@ -42,6 +47,7 @@ MADE_UNUSED static void store_end(void)
 {
 	store_deinit(&store);
 	tenant_table_free(tenants);
+	tenant_table_free(other_tenants);
 	realm_unref(realm);
 	for (uint32_t i = 0; i < N_DEVICES; i++) {
 		while (devices[i].worker.n_pending > 0) {

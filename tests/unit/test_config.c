@@ -96,6 +96,7 @@ static void check_defaults(const struct config *config)
 	ck_assert_uint_eq(config_tenant_quota(&config->tenants[0], 0), 0);
 	ck_assert_uint_eq(config->tenants[0].max_sessions, 0);
 	ck_assert_uint_eq(config->tenants[0].max_fds, 0);
+	ck_assert_uint_eq(config->tenants[0].manifest_bytes, 256ull * 1024 * 1024);
 	ck_assert_int_eq(config->tenants[0].priority, 0);
 }
 

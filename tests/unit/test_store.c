@@ -64,11 +64,50 @@ START_TEST(for_fds_as_many_go_as_are_wanted_of_any_device)
 }
 END_TEST
 
+/* In use or pinned it is paid for by who keeps it, else by the cache. */
+START_TEST(a_manifest_is_paid_for_by_who_keeps_the_model)
+{
+	store_begin();
+	struct tenant *cache = tenant_table_cache(tenants);
+	struct tenant *other = other_payer;
+	struct file_id file = {.inode = 1};
+	struct model *model = store_add_model(&store, realm, &devices[0], payer, "m", &file, 1);
+	ck_assert_int_eq(model_add_tensor(model, "t", 0, NULL, 0, 0, 0), 0);
+	ck_assert_int_eq(charge_grow_manifest(&model->charge, model->manifest_bytes), 0);
+	uint64_t bytes = model->manifest_bytes;
+	ck_assert_uint_eq(payer->manifest_bytes, bytes);
+	model->state = MODEL_READY;
+	store_unhold_model(&store, model, 0);
+	ck_assert_uint_eq(payer->manifest_bytes, 0);
+	ck_assert_uint_eq(cache->manifest_bytes, bytes);
+	ck_assert_int_eq(store_hold_model(&store, model, payer), 0);
+	ck_assert_uint_eq(payer->manifest_bytes, bytes);
+	other->quota_manifest_bytes = bytes - 1;
+	ck_assert_int_eq(store_pin_model(&store, model, other), TENANT_E_MANIFESTS);
+	ck_assert_uint_eq(payer->manifest_bytes, bytes);
+	ck_assert_uint_eq(other->n_charges, 0);
+	other->quota_manifest_bytes = bytes;
+	ck_assert_int_eq(store_pin_model(&store, model, other), 0);
+	ck_assert_uint_eq(payer->manifest_bytes, 0);
+	store_unhold_model(&store, model, 0);
+	ck_assert_int_eq(store_hold_model(&store, model, payer), 0);
+	ck_assert_uint_eq(other->manifest_bytes, bytes);
+	store_unpin_model(&store, model);
+	ck_assert_uint_eq(other->manifest_bytes, bytes);
+	store_unhold_model(&store, model, 0);
+	ck_assert_uint_eq(cache->manifest_bytes, bytes);
+	store_evict_model(&store, model);
+	ck_assert_uint_eq(cache->manifest_bytes, 0);
+	store_end();
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("store");
 	suite_add(suite, the_lowest_priority_goes_first_and_then_the_longest_idle);
 	suite_add(suite, only_as_much_as_is_wanted_goes_and_only_of_the_device);
 	suite_add(suite, for_fds_as_many_go_as_are_wanted_of_any_device);
+	suite_add(suite, a_manifest_is_paid_for_by_who_keeps_the_model);
 	return suite_run(suite);
 }

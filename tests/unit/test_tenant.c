@@ -49,7 +49,7 @@ static void apply(struct tenant_table *table, const char *text)
 static const char two_rules[] =
 	"tenants = ("
 	"{ name = \"alice\"; uids = [1000]; device_bytes = [\"1GiB\", \"2GiB\"];"
-	"  max_sessions = 2; max_fds = 10; priority = 3; },"
+	"  max_sessions = 2; max_fds = 10; manifest_bytes = \"1MiB\"; priority = 3; },"
 	"{ name = \"bob\"; uids = [1001]; } );";
 
 START_TEST(table_has_cache_default_and_rules)
@@ -121,6 +121,32 @@ START_TEST(fds_are_charged_to_the_limit_and_no_further)
 	ck_assert_int_eq(tenant_charge(alice, 1, 5, 0, &other), 0);
 	charge_refund(&charge);
 	charge_refund(&other);
+	tenant_table_free(table);
+}
+END_TEST
+
+START_TEST(manifests_are_charged_to_the_limit_and_no_further)
+{
+	enum { MIB = 1 << 20 };
+	struct tenant_table *table = table_of(two_rules);
+	struct tenant *alice = tenant_find(table, "alice");
+	struct tenant *bob = tenant_find(table, "bob");
+	struct charge first = tenant_charge_manifest(alice);
+	struct charge second = tenant_charge_manifest(bob);
+	ck_assert_int_eq(charge_grow_manifest(&first, MIB - 5), 0);
+	ck_assert_int_eq(charge_grow_manifest(&first, 6), TENANT_E_MANIFESTS);
+	ck_assert_uint_eq(alice->manifest_bytes, MIB - 5);
+	ck_assert_int_eq(charge_grow_manifest(&second, 6), 0);
+	ck_assert_int_eq(charge_move(&second, alice), TENANT_E_MANIFESTS);
+	ck_assert_ptr_eq(second.tenant, bob);
+	charge_refund(&first);
+	ck_assert_int_eq(charge_move(&second, alice), 0);
+	ck_assert_uint_eq(alice->manifest_bytes, 6);
+	ck_assert_uint_eq(bob->manifest_bytes, 0);
+	ck_assert_uint_eq(bob->quota_manifest_bytes, 256 * MIB);
+	ck_assert_uint_eq(tenant_table_cache(table)->quota_manifest_bytes, 0);
+	charge_refund(&second);
+	ck_assert_uint_eq(alice->manifest_bytes, 0);
 	tenant_table_free(table);
 }
 END_TEST
@@ -376,6 +402,7 @@ int main(void)
 	suite_add(suite, table_has_cache_default_and_rules);
 	suite_add(suite, bytes_are_charged_to_the_limit_and_no_further);
 	suite_add(suite, fds_are_charged_to_the_limit_and_no_further);
+	suite_add(suite, manifests_are_charged_to_the_limit_and_no_further);
 	suite_add(suite, counters_do_not_wrap);
 	suite_add(suite, refund_is_idempotent);
 	suite_add(suite, move_pays_from_the_other_pocket);

@@ -107,7 +107,8 @@ class TenantDevice(Structure):
 class TenantRow(Structure):
     _fields_ = [("name", c_char_p), ("n_sessions", c_uint32), ("max_sessions", c_uint32),
                 ("n_fds", c_uint64), ("max_fds", c_uint64), ("priority", c_int32),
-                ("n_devices", c_uint32), ("devices", POINTER(TenantDevice))]
+                ("n_devices", c_uint32), ("devices", POINTER(TenantDevice)),
+                ("manifest_bytes", c_uint64), ("quota_manifest_bytes", c_uint64)]
 
 
 class ModelRow(Structure):

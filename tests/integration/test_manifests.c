@@ -1,0 +1,169 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Host memory that glaked needs for manifests: who pays for it, and where it ends. */
+#include "tests/integration/bad_day.h"
+
+#define LIMIT(bytes) "tenants = ({ name = \"default\"; manifest_bytes = \"" bytes "\"; });"
+
+static int find_model(void *user, const struct glake_model_row *row)
+{
+	return strcmp(row->name, user) == 0;
+}
+
+static bool is_there(const char *path)
+{
+	return glake_list_models(eye, find_model, (void *)path) == 1;
+}
+
+static void load(const char *path, bool pin)
+{
+	struct glake_model_options options = {.size = sizeof(options), .no_map = 1, .pin = pin};
+	struct glake_model *model;
+	assert_ok(glake_model_open(eye, path, &options, &model));
+	glake_model_close(model);
+}
+
+struct manifests {
+	const char *tenant;
+	uint64_t bytes;
+	uint64_t quota_bytes;
+};
+
+static int add_manifests(void *user, const struct glake_tenant_row *row)
+{
+	struct manifests *manifests = user;
+	if (strcmp(row->name, manifests->tenant) == 0) {
+		manifests->bytes = row->manifest_bytes;
+		manifests->quota_bytes = row->quota_manifest_bytes;
+	}
+	return 0;
+}
+
+static struct manifests manifests_of(const char *tenant)
+{
+	struct manifests manifests = {.tenant = tenant};
+	assert_ok(glake_list_tenants(eye, add_manifests, &manifests));
+	return manifests;
+}
+
+/* Some bytes of tensors, and a manifest of 60 MiB. */
+static void write_wordy(const char *path)
+{
+	enum { N = 60000, NAME = 1000 };
+	char name[NAME + 1];
+	memset(name, 'n', NAME);
+	name[NAME] = 0;
+	FILE *file = fopen(path, "we");
+	uint64_t n_header = 0;
+	ck_assert_uint_eq(fwrite(&n_header, sizeof(n_header), 1, file), 1);
+	for (unsigned i = 0; i < N; i++) {
+		fprintf(file,
+		        "%c\"%s%05u\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[%u,%u]}",
+		        i == 0 ? '{' : ',', name, i, i, i + 1);
+	}
+	fputc('}', file);
+	n_header = (uint64_t)ftell(file) - sizeof(n_header);
+	for (unsigned i = 0; i < N; i++) {
+		fputc('x', file);
+	}
+	rewind(file);
+	ck_assert_uint_eq(fwrite(&n_header, sizeof(n_header), 1, file), 1);
+	ck_assert_int_eq(fclose(file), 0);
+}
+
+/* The device has room for all of them; glaked has not. The least used goes, and nothing else. */
+START_TEST(manifests_that_nobody_uses_are_bounded)
+{
+	char paths[3][512];
+	day_begin(&(struct harness_options){.config = DAY_CONFIG, .devices = "1x512MiB"});
+	for (unsigned i = 0; i < 3; i++) {
+		snprintf(paths[i], sizeof(paths[i]), "%s%u.safetensors", day_path("wordy"), i);
+		write_wordy(paths[i]);
+	}
+	load(paths[0], true);
+	uint64_t n_evicted = day_metric("models_evicted");
+	load(paths[1], false);
+	load(paths[2], false);
+	assert_ok(glake_pin(eye, paths[0], 0));
+	while (is_there(paths[1])) {
+		harness_sleep_ms(10);
+	}
+	ck_assert(is_there(paths[0]) && is_there(paths[2]));
+	ck_assert_uint_eq(day_metric("models_evicted"), n_evicted + 1);
+	day_end();
+}
+END_TEST
+
+/* While its plan arrives, so that glaked never has much more than the limit. */
+START_TEST(a_manifest_beyond_the_limit_is_refused)
+{
+	struct glake_model *model;
+	day_begin(&(struct harness_options){.config = DAY_CONFIG LIMIT("8MiB"),
+	                                    .devices = "1x512MiB"});
+	const char *path = day_path("wordy.safetensors");
+	write_wordy(path);
+	struct glake_session *session = day_connect_blind();
+	struct books before = day_books();
+	uint64_t rss_bytes = harness_rss_bytes(&harness);
+	assert_fails(GLAKE_E_OVER_QUOTA, "tenant default may have 8388608 bytes",
+	             day_open_unmapped(session, path, &model));
+	ck_assert_uint_lt(harness_rss_bytes(&harness), rss_bytes + 40 * MIB);
+	day_wait_books(&before);
+	ck_assert_uint_eq(manifests_of("default").bytes, 0);
+	ck_assert_uint_eq(manifests_of("default").quota_bytes, 8 * MIB);
+	ck_assert_uint_ge(day_metric("quota_refusals"), 1);
+	assert_ok(day_open_unmapped(session, day_write_model("m.safetensors", MIB, 1), &model));
+	glake_disconnect(session);
+	day_end();
+}
+END_TEST
+
+/* In use or pinned it is his who keeps it; else the cache's. */
+START_TEST(who_keeps_a_model_pays_for_its_manifest)
+{
+	struct glake_model *model;
+	struct glake_model *other;
+	char paths[2][512];
+	day_begin(&(struct harness_options){.config = DAY_CONFIG LIMIT("100MiB"),
+	                                    .devices = "1x512MiB"});
+	for (unsigned i = 0; i < 2; i++) {
+		snprintf(paths[i], sizeof(paths[i]), "%s%u.safetensors", day_path("wordy"), i);
+		write_wordy(paths[i]);
+	}
+	struct glake_session *session = day_connect_blind();
+	load(paths[0], false);
+	uint64_t bytes = manifests_of("cache").bytes;
+	ck_assert_uint_gt(bytes, 60 * MIB);
+	ck_assert_uint_eq(manifests_of("default").bytes, 0);
+	assert_ok(day_open_unmapped(session, paths[1], &model));
+	ck_assert_uint_eq(manifests_of("default").bytes, bytes);
+
+	/* The first one is there, and no more than that. */
+	struct books before = day_books();
+	assert_fails(GLAKE_E_OVER_QUOTA, "in host memory",
+	             day_open_unmapped(session, paths[0], &other));
+	assert_fails(GLAKE_E_OVER_QUOTA, "in host memory", glake_pin(eye, paths[0], 1));
+	day_wait_books(&before);
+	ck_assert_uint_eq(manifests_of("cache").bytes, bytes);
+
+	assert_ok(glake_pin(eye, paths[1], 1));
+	glake_model_close(model);
+	ck_assert_uint_eq(manifests_of("default").bytes, bytes);
+	assert_fails(GLAKE_E_OVER_QUOTA, "in host memory",
+	             day_open_unmapped(session, paths[0], &other));
+	assert_ok(glake_pin(eye, paths[1], 0));
+	ck_assert_uint_eq(manifests_of("default").bytes, 0);
+	assert_ok(day_open_unmapped(session, paths[0], &other));
+	ck_assert_uint_eq(manifests_of("default").bytes, bytes);
+	glake_disconnect(session);
+	day_end();
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("manifests");
+	suite_add(suite, manifests_that_nobody_uses_are_bounded);
+	suite_add(suite, a_manifest_beyond_the_limit_is_refused);
+	suite_add(suite, who_keeps_a_model_pays_for_its_manifest);
+	return suite_run(suite);
+}
