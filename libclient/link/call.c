@@ -14,6 +14,8 @@
 #include "libclient/link/notice.h"
 #include "libclient/link/session.h"
 
+struct glake__patience glake__patience = {.hello_ms = 5000, .silence_ms = 10000};
+
 /* Set in ids of requests whose answers nobody waits for. */
 #define FORGOTTEN (1ull << 63)
 
@@ -228,7 +230,8 @@ static int forget(struct glake__link *link, Glake__Wire__Request *request);
 /* The same, but waits. */
 static int receive_next(struct glake__link *link, size_t *n_bytes_out, const char **why_out)
 {
-	unsigned timeout_ms = link->is_greeted ? CALL_SILENCE_MS : CALL_HELLO_MS;
+	unsigned timeout_ms = link->is_greeted ? glake__patience.silence_ms
+	                                       : glake__patience.hello_ms;
 	bool is_asked = !link->is_greeted;
 	int r;
 	do {
@@ -302,7 +305,7 @@ static int send_bytes(struct glake__link *link, size_t n_bytes, const int *fds, 
 			return WIRE_E_EOF;
 		}
 		r = wire_send(link->socket, link->send_buffer, n_bytes, fds, n_fds, MSG_DONTWAIT);
-	} while (r == -EAGAIN && await(link, POLLOUT, CALL_SILENCE_MS));
+	} while (r == -EAGAIN && await(link, POLLOUT, glake__patience.silence_ms));
 	*why_out = r == -EAGAIN ? SILENT : CLOSED;
 	return r == -EAGAIN ? WIRE_E_EOF : r;
 }

@@ -14,8 +14,8 @@
  * that we opened, or the connection is gone and the number nobody's business of ours.
  *
  * Nobody waits for ever on a daemon that is stopped. glaked answers a Ping at once, whatever else it
- * has to do or lets wait; so after a silence of CALL_SILENCE_MS while an answer is awaited it is asked
- * for one, and after another the connection is gone. Its Hello is awaited for CALL_HELLO_MS.
+ * has to do or lets wait; so after a silence of silence_ms while an answer is awaited it is asked
+ * for one, and after another the connection is gone. Its Hello is awaited for hello_ms.
  *
  * Owner: a call belongs to its caller, usually on the stack: glake__call_end(). It must not be moved
  * between start and end, and its thread not be cancelled: cleanup_cancel. glake__call() sees to that.
@@ -36,8 +36,13 @@
 #include "libclient/glake.h"
 
 /* glaked needs microseconds for either. This much is for hosts that have no time for it. */
-#define CALL_HELLO_MS 5000u
-#define CALL_SILENCE_MS 10000u
+struct glake__patience {
+	unsigned hello_ms;   /* 5000 */
+	unsigned silence_ms; /* 10000 */
+};
+
+/* Only tests change it. */
+extern struct glake__patience glake__patience;
 
 struct glake_session;
 struct glake__notice;

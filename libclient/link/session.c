@@ -55,10 +55,10 @@ static int connect_error(const char *path, int error)
 	                   is_stopped ? "it does not answer" : strerrordesc_np(error));
 }
 
-/* As connect(), for CALL_HELLO_MS at most: while the listener's queue is full, it waits. */
+/* As connect(), for the patience of a Hello at most: while the listener's queue is full, it waits. */
 static int connect_in_time(int fd, const struct sockaddr_un *address)
 {
-	uint64_t end_ns = clock_now_ns() + CALL_HELLO_MS * 1000000ull;
+	uint64_t end_ns = clock_now_ns() + glake__patience.hello_ms * 1000000ull;
 	uint64_t now_ns;
 	int r = -1;
 	errno = EINTR;
