@@ -353,24 +353,6 @@ void store_drop_model(struct store *store, struct model *model)
 	remove_model(store, model);
 }
 
-static bool is_left_over(const struct model *model, const struct model *successor)
-{
-	return model != successor && model->reload_reason && !list_is_empty(&model->idle.link) &&
-	       model->realm == successor->realm && model->device == successor->device &&
-	       strcmp(model->name, successor->name) == 0;
-}
-
-void store_drop_left_over(struct store *store, const struct model *successor)
-{
-	struct model *model;
-	struct model *next;
-	list_for_each_safe (model, next, &store->model_list, link) {
-		if (is_left_over(model, successor)) {
-			remove_model(store, model);
-		}
-	}
-}
-
 /* Have @tenant pay for the blocks that nobody has pinned yet: all of them, or none. */
 static int charge_for_pin(struct model *model, struct tenant *tenant, struct charge *charges)
 {
@@ -428,6 +410,9 @@ int store_pin_model(struct store *store, struct model *model, struct tenant *ten
 	if (model->n_holders == 0) {
 		model_leave_idle(store, model);
 	}
+	if (model->reload_reason) {
+		store_drop_left_over(store, model);
+	}
 	return 0;
 }
 
@@ -445,6 +430,25 @@ void store_unpin_model(struct store *store, struct model *model)
 	if (model->n_holders == 0) {
 		model->idle.since_ms = uv_now(store->loop);
 		model_fall_idle(store, model);
+	}
+}
+
+static bool is_left_over(const struct model *model, const struct model *successor)
+{
+	return model != successor && model->reload_reason && model->n_holders == 0 &&
+	       (!model->is_pinned || successor->is_pinned) && model->realm == successor->realm &&
+	       model->device == successor->device && strcmp(model->name, successor->name) == 0;
+}
+
+void store_drop_left_over(struct store *store, const struct model *successor)
+{
+	struct model *model;
+	struct model *next;
+	list_for_each_safe (model, next, &store->model_list, link) {
+		if (is_left_over(model, successor)) {
+			store_unpin_model(store, model);
+			remove_model(store, model);
+		}
 	}
 }
 

@@ -77,7 +77,10 @@ struct model *store_add_model(struct store *store, struct realm *realm, struct d
  * changed.
  */
 int store_hide_model(struct store *store, struct model *model, const char *reason);
-/* Idle models that were hidden go: @successor has their name. That is no eviction: nobody is told. */
+/*
+ * Hidden models that nobody has open go, now that @successor has their name; those that are pinned,
+ * when it is pinned in their place. That is no eviction: nobody is told.
+ */
 void store_drop_left_over(struct store *store, const struct model *successor);
 
 /*

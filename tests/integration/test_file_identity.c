@@ -93,6 +93,14 @@ static void check_reason(const char *path, const char *part)
 	              "'%s', expected '%s'", found.reason, part);
 }
 
+static void pin_it(const char *path)
+{
+	struct glake_model_options options = {.size = sizeof(options), .pin = 1};
+	struct glake_model *model;
+	assert_ok(glake_model_open(session, path, &options, &model));
+	glake_model_close(model);
+}
+
 static int find_evictions(void *user, const char *name, uint64_t value, const char *help)
 {
 	if (strcmp(name, "models_evicted") == 0) {
@@ -529,6 +537,14 @@ START_TEST(without_a_lease_a_file_is_loaded_again)
 	uint64_t n_evicted = UINT64_MAX;
 	assert_ok(glake_get_stats(session, find_evictions, &n_evicted));
 	ck_assert_uint_eq(n_evicted, 0);
+	/* One pin takes the place of another. */
+	pin_it(path);
+	pin_it(path);
+	check_reason(path, "no lease");
+	ck_assert(!was_known(path, 1));
+	ck_assert_int_eq(listed(path).n, 2);
+	pin_it(path);
+	ck_assert_int_eq(listed(path).n, 1);
 	end_daemon();
 	/* One who knows that nobody writes there can say so. */
 	begin_daemon("trust_file_times = true;");
