@@ -204,6 +204,7 @@ int mover_load(struct mover_link *link, struct mover_job *job, const struct devi
 	load.n_files = index ? n_fds - 1 : n_fds;
 	load.index = (char *)(index ? index : "");
 	load.may_direct = may_direct;
+	load.uid = job->uid;
 	order.body_case = GLAKE__MOVER__ORDER__BODY_LOAD_START;
 	order.load_start = &load;
 	job->n_files = n_fds;

@@ -44,6 +44,7 @@ void *catalog_alloc(struct catalog *catalog, size_t n_bytes)
 		}
 		*piece = (struct arena_piece){.next = catalog->pieces, .capacity_bytes = capacity};
 		catalog->pieces = piece;
+		catalog->arena_bytes += sizeof(*piece) + capacity;
 	}
 	void *memory = (char *)piece->bytes + piece->used_bytes;
 	piece->used_bytes += n_bytes;

@@ -31,6 +31,7 @@ struct catalog {
 	size_t n_tensors;
 	size_t capacity;
 	struct arena_piece *pieces; /* owned: the arena, newest first */
+	size_t arena_bytes;
 };
 
 void catalog_init(struct catalog *catalog);

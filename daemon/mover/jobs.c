@@ -33,7 +33,7 @@ static void load_freed(void *user)
 
 void jobs_init(struct jobs *jobs, const struct cudrv *drv, struct devices *devices,
                struct pump *pump, struct prober *prober, struct refuser *refuser,
-               struct report *report)
+               struct budget *budget, struct report *report)
 {
 	*jobs = (struct jobs){
 		.prober = prober,
@@ -41,6 +41,7 @@ void jobs_init(struct jobs *jobs, const struct cudrv *drv, struct devices *devic
 		.host = {.drv = drv,
 	                 .devices = devices,
 	                 .pump = pump,
+	                 .budget = budget,
 	                 .report = report,
 	                 .ended = load_ended,
 	                 .freed = load_freed,
@@ -113,6 +114,7 @@ static void order_load(struct jobs *jobs, uint64_t job, const Glake__Mover__Load
 		.n_files = body->n_files,
 		.index = body->index[0] ? body->index : NULL,
 		.may_direct = body->may_direct,
+		.uid = body->uid,
 	};
 	struct fault fault = {0};
 	struct fault twice;

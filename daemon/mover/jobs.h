@@ -43,7 +43,7 @@ struct jobs {
 
 void jobs_init(struct jobs *jobs, const struct cudrv *drv, struct devices *devices,
                struct pump *pump, struct prober *prober, struct refuser *refuser,
-               struct report *report);
+               struct budget *budget, struct report *report);
 void jobs_deinit(struct jobs *jobs);
 
 /* One packet; its fds are taken. Closes no file of a client's. Returns 0 or JOBS_E_MALFORMED. */

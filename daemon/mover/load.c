@@ -13,8 +13,11 @@
 #include "proto/clock.h"
 #include "proto/limits.h"
 
-/* All headers of a model together: a bound on what one load can make us remember. */
-#define MAX_HEADERS_BYTES (4 * GLAKE_MAX_SAFETENSORS_HEADER_BYTES)
+/*
+ * What one byte of a header can become, beside itself: a tensor's entry is 55 bytes of text at least and
+ * 136 in the catalog, the plan and a sort; with 32 dimensions it is 115 of text and 384.
+ */
+#define BYTES_PER_HEADER_BYTE 4
 
 void load_fail(struct load *load, const struct fault *fault)
 {
@@ -23,6 +26,7 @@ void load_fail(struct load *load, const struct fault *fault)
 		load->fault = *fault;
 		atomic_store(&load->has_failed, true);
 		pthread_cond_signal(&load->changed);
+		budget_look(load->host->budget);
 	}
 	pthread_mutex_unlock(&load->lock);
 }
@@ -80,40 +84,97 @@ static int read_text(struct source *source, uint64_t offset, uint64_t n_bytes, c
 	return 0;
 }
 
-static int read_header(struct load *load, size_t number, uint64_t *headers_bytes,
-                       struct fault *fault)
+static struct safetensors_file file_of(const struct load *load, size_t number)
 {
-	struct source *source = &load->sources[number];
-	struct safetensors_file file = {
+	const struct source *source = &load->sources[number];
+	return (struct safetensors_file){
 		.name = source->name,
 		.number = (uint32_t)number,
 		.bytes = (uint64_t)source->before.st_size,
 	};
+}
+
+static int read_length(struct load *load, size_t number, uint64_t *header_bytes_out,
+                       struct fault *fault)
+{
+	struct safetensors_file file = file_of(load, number);
 	cleanup_free char *prefix = NULL;
-	cleanup_free char *header = NULL;
-	uint64_t header_bytes;
 	size_t n_prefix = file.bytes < SAFETENSORS_PREFIX_BYTES ? (size_t)file.bytes
 	                                                        : SAFETENSORS_PREFIX_BYTES;
-	int error = read_text(source, 0, n_prefix, &prefix, fault);
-	if (!error) {
-		error = safetensors_header_bytes(&file, (const uint8_t *)prefix, n_prefix,
-		                                 &header_bytes, fault);
-	}
-	if (error) {
-		return error;
-	}
-	*headers_bytes += header_bytes;
-	if (*headers_bytes > MAX_HEADERS_BYTES) {
-		return fault_set(fault, FAULT_BAD_FILE,
-		                 "%s: with it the headers are over %llu bytes together",
-		                 quote(source->name).text, MAX_HEADERS_BYTES);
-	}
-	error = read_text(source, SAFETENSORS_PREFIX_BYTES, header_bytes, &header, fault);
-	if (error) {
-		return error;
-	}
-	return safetensors_parse(&file, header, (size_t)header_bytes, &load->catalog, fault);
+	int error = read_text(&load->sources[number], 0, n_prefix, &prefix, fault);
+	return error ? error
+	             : safetensors_header_bytes(&file, (const uint8_t *)prefix, n_prefix,
+	                                        header_bytes_out, fault);
 }
+
+static int read_header(struct load *load, size_t number, uint64_t header_bytes, struct fault *fault)
+{
+	struct safetensors_file file = file_of(load, number);
+	cleanup_free char *header = NULL;
+	int error = read_text(&load->sources[number], SAFETENSORS_PREFIX_BYTES, header_bytes,
+	                      &header, fault);
+	return error ? error
+	             : safetensors_parse(&file, header, (size_t)header_bytes, &load->catalog,
+	                                 fault);
+}
+
+/* ---- memory for the plan -------------------------------------------------------------------- */
+
+static uint64_t max_bytes(uint64_t a, uint64_t b)
+{
+	return a > b ? a : b;
+}
+
+/* Of each block, in the plan and in the load. */
+static const size_t block_bytes = sizeof(struct plan_block) + sizeof(struct plan_piece) +
+                                  sizeof(struct load_block) + sizeof(int);
+
+/* At most, until the plan is made. One header is in memory at a time, or the index. */
+static uint64_t wanted_bytes(const struct load *load, const uint64_t *header_bytes)
+{
+	uint64_t all_bytes = 0;
+	uint64_t text_bytes = 0;
+	uint64_t n_blocks = load->n_files;
+	struct stat index;
+	for (size_t i = 0; i < load->n_files; i++) {
+		all_bytes += header_bytes[i];
+		text_bytes = max_bytes(text_bytes, header_bytes[i]);
+		n_blocks += (uint64_t)load->sources[i].before.st_size / GLAKE_MAX_BLOCK_BYTES;
+	}
+	if (load->index && fstat(load->fds[load->n_files], &index) == 0 &&
+	    (uint64_t)index.st_size <= WEIGHT_INDEX_MAX_BYTES) {
+		text_bytes = max_bytes(text_bytes, (uint64_t)index.st_size);
+	}
+	n_blocks = n_blocks < GLAKE_MAX_BLOCKS ? n_blocks : GLAKE_MAX_BLOCKS;
+	return text_bytes + BYTES_PER_HEADER_BYTE * all_bytes + n_blocks * block_bytes;
+}
+
+static uint64_t kept_bytes(const struct load *load)
+{
+	const struct catalog *catalog = &load->catalog;
+	return catalog->arena_bytes +
+	       catalog->n_tensors * (sizeof(*catalog->tensors) + sizeof(*load->plan.offsets)) +
+	       load->plan.n_pieces * sizeof(*load->plan.pieces) + load->plan.n_blocks * block_bytes;
+}
+
+static int claim_memory(struct load *load, const uint64_t *header_bytes, struct fault *fault)
+{
+	struct budget *budget = load->host->budget;
+	uint64_t bytes = wanted_bytes(load, header_bytes);
+	int error = budget_take(budget, &load->claim, bytes, &load->has_failed);
+	if (error == BUDGET_E_NEVER) {
+		return fault_set(fault, FAULT_BAD_FILE,
+		                 "%s: to read its headers%s can take %llu MiB of glake-mover's "
+		                 "memory, of which a user may have %llu",
+		                 quote(load->names[0]).text,
+		                 load->n_files > 1 ? " and those of the files with it" : "",
+		                 (unsigned long long)(bytes >> 20),
+		                 (unsigned long long)(budget_share(budget) >> 20));
+	}
+	return error ? MOVER_E_FAULT : 0;
+}
+
+/* ---- the plan, made ------------------------------------------------------------------------- */
 
 static int check_index(struct load *load, struct fault *fault)
 {
@@ -140,15 +201,30 @@ static int check_index(struct load *load, struct fault *fault)
 	return error;
 }
 
-static int make_plan(struct load *load, struct fault *fault)
+static int read_headers(struct load *load, struct fault *fault)
 {
-	uint64_t headers_bytes = 0;
-	int error = open_sources(load, fault);
+	uint64_t header_bytes[GLAKE_MAX_PACKET_FDS];
+	int error = 0;
+	for (size_t i = 0; i < load->n_files && !error; i++) {
+		error = read_length(load, i, &header_bytes[i], fault);
+	}
+	if (!error) {
+		error = claim_memory(load, header_bytes, fault);
+	}
 	for (size_t i = 0; i < load->n_files && !error; i++) {
 		if (atomic_load(&load->has_failed)) {
 			return MOVER_E_FAULT;
 		}
-		error = read_header(load, i, &headers_bytes, fault);
+		error = read_header(load, i, header_bytes[i], fault);
+	}
+	return error;
+}
+
+static int make_plan(struct load *load, struct fault *fault)
+{
+	int error = open_sources(load, fault);
+	if (!error) {
+		error = read_headers(load, fault);
 	}
 	if (!error) {
 		error = catalog_finish(&load->catalog, (const char *const *)load->names, fault);
@@ -158,6 +234,9 @@ static int make_plan(struct load *load, struct fault *fault)
 	}
 	if (!error) {
 		error = plan_make(&load->plan, &load->catalog, fault);
+	}
+	if (!error) {
+		budget_keep(load->host->budget, &load->claim, kept_bytes(load));
 	}
 	return error;
 }
@@ -327,6 +406,7 @@ static void load_free(struct load *load)
 	free(load->fds);
 	free(load->names);
 	free(load->index);
+	budget_keep(load->host->budget, &load->claim, 0);
 	pthread_cond_destroy(&load->changed);
 	pthread_mutex_destroy(&load->lock);
 	free(load);
@@ -415,6 +495,7 @@ int load_launch(const struct load_host *host, const struct load_order *order, st
 	load->host = host;
 	load->job = order->job;
 	load->may_direct = order->may_direct;
+	load->claim.uid = order->uid;
 	load->started_ns = clock_now_ns();
 	pthread_mutex_init(&load->lock, NULL);
 	pthread_cond_init(&load->changed, NULL);

@@ -2,7 +2,7 @@
 /*
  * One load: files become blocks.
  *
- *   load thread    device, headers, plan, plan reported; then for each chunk granted: map, post
+ *   load thread    device, room for the headers (budget.h), plan, plan reported; then for each chunk granted: map, post
  *   reader threads windows of a block: read into a slot, queue its copy; after the last window of a
  *                  block, queue its digest (pump.h)
  *   digester       block copied and digested: unmap, report (digester.h)
@@ -26,6 +26,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "daemon/mover/budget.h"
 #include "daemon/mover/catalog.h"
 #include "daemon/mover/device.h"
 #include "daemon/mover/plan.h"
@@ -41,6 +42,7 @@ struct load_host {
 	const struct cudrv *drv;
 	struct devices *devices;
 	struct pump *pump;
+	struct budget *budget;
 	struct report *report;
 	/* The load takes no more orders: forget it. On the load's thread, no lock held. */
 	void (*ended)(void *user, struct load *load);
@@ -66,6 +68,7 @@ struct load {
 	uint8_t device_uuid[16];
 	size_t n_uuid_bytes;
 	bool may_direct;
+	struct budget_claim claim; /* with the uid */
 	size_t n_files;
 	int *fds;     /* owned: of the files, then the index; -1 once a source has it */
 	char **names; /* owned: of the files */
@@ -106,6 +109,7 @@ struct load_order {
 	size_t n_files;
 	const char *index; /* NULL = none */
 	bool may_direct;
+	uint32_t uid;
 };
 
 /* Takes the fds of @fds, on success only. */

@@ -3,11 +3,13 @@
  * glake-mover: the hands of glaked. Only glaked starts it, with a SOCK_SEQPACKET socket as fd 3
  * (proto/mover.proto), and it ends when that socket does.
  *
- * Environment: GLAKE_LIBCUDA (the driver library), GLAKE_MOVER_READERS (reader threads) and
- * GLAKE_MOVER_SLOT_KIB (staging slot; a multiple of 4), for measurements.
+ * Environment: GLAKE_LIBCUDA (the driver library), GLAKE_MOVER_READERS (reader threads),
+ * GLAKE_MOVER_SLOT_KIB (staging slot; a multiple of 4) and GLAKE_MOVER_HEADERS_MIB (memory for headers and
+ * plans), for measurements.
  */
 #include <fcntl.h>
 #include <jansson.h>
+#include <malloc.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,6 +25,9 @@
 #define SOCKET_FD 3
 #define DEFAULT_READERS 8
 #define DEFAULT_SLOT_KIB 4096
+#define MMAP_BYTES (256 * 1024)
+/* The largest header that is valid fits half of it. */
+#define DEFAULT_HEADERS_MIB 1024
 /* An orderly end that hangs, in a dead file system say, is cut short by SIGALRM. */
 #define END_SECONDS 10
 
@@ -33,6 +38,7 @@ struct mover {
 	struct pump pump;
 	struct prober prober;
 	struct refuser refuser;
+	struct budget budget;
 	struct jobs jobs;
 };
 
@@ -59,6 +65,15 @@ static unsigned n_readers(void)
 	                : n_processors < DEFAULT_READERS ? n_processors
 	                                                 : DEFAULT_READERS;
 	return (unsigned)setting("GLAKE_MOVER_READERS", (unsigned long)fallback, PUMP_MAX_THREADS);
+}
+
+/*
+ * Large memory goes back when it is freed. By itself malloc learns to keep what is freed often, once for
+ * each thread, which for headers came to more than what was in use.
+ */
+static void keep_no_memory(void)
+{
+	mallopt(M_MMAP_THRESHOLD, MMAP_BYTES);
 }
 
 /* Grants bring fds by the hundred. */
@@ -143,6 +158,7 @@ int main(void)
 	signal(SIGPIPE, SIG_IGN);
 	/* Of a lease that is broken in the moment that settle() has it. */
 	signal(SIGIO, SIG_IGN);
+	keep_no_memory();
 	raise_fd_limit();
 	json_object_seed(0);
 	want_small_contexts();
@@ -150,6 +166,8 @@ int main(void)
 		return EXIT_FAILURE;
 	}
 	report_init(&mover.report, SOCKET_FD);
+	budget_init(&mover.budget, setting("GLAKE_MOVER_HEADERS_MIB", DEFAULT_HEADERS_MIB, 65536)
+	                                   << 20);
 	pump_init(&mover.pump, &mover.drv, n_readers(),
 	          setting("GLAKE_MOVER_SLOT_KIB", DEFAULT_SLOT_KIB, 65536) / 4 * 4096);
 	int error = prober_init(&mover.prober, &mover.devices, &mover.report);
@@ -161,7 +179,7 @@ int main(void)
 		return EXIT_FAILURE;
 	}
 	jobs_init(&mover.jobs, &mover.drv, &mover.devices, &mover.pump, &mover.prober,
-	          &mover.refuser, &mover.report);
+	          &mover.refuser, &mover.budget, &mover.report);
 	report_ready(&mover.report);
 
 	int status = serve(&mover);
