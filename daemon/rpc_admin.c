@@ -129,6 +129,11 @@ void rpc_quota_set(struct session *session, const request_t *request, struct fdl
 		tenant_set_max_sessions(tenant, body->max_sessions);
 		log_info("tenant %s: at most %u sessions (0 = any), set by uid %u", tenant->name,
 		         body->max_sessions, (unsigned)session->peer.uid);
+	} else if (body->set_manifests) {
+		tenant_set_manifest_quota(tenant, body->manifest_bytes);
+		log_info("tenant %s: at most %llu bytes of manifests (0 = any), set by uid %u",
+		         tenant->name, (unsigned long long)body->manifest_bytes,
+		         (unsigned)session->peer.uid);
 	} else {
 		if (!rpc_device(session, request->id, body->device)) {
 			return;

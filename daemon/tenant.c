@@ -206,6 +206,11 @@ void tenant_set_max_sessions(struct tenant *tenant, uint32_t max_sessions)
 	tenant->max_sessions = max_sessions;
 }
 
+void tenant_set_manifest_quota(struct tenant *tenant, uint64_t quota_bytes)
+{
+	tenant->quota_manifest_bytes = quota_bytes;
+}
+
 int tenant_session_enter(struct tenant *tenant)
 {
 	uint32_t limit = tenant->max_sessions ? tenant->max_sessions : UINT32_MAX;

@@ -100,6 +100,7 @@ struct tenant *tenant_next(struct tenant_table *table, uint64_t after);
 /* Until the config is read again. 0 = no limit. Returns 0, or -EINVAL: no such device. */
 int tenant_set_quota(struct tenant *tenant, uint32_t device, uint64_t quota_bytes);
 void tenant_set_max_sessions(struct tenant *tenant, uint32_t max_sessions);
+void tenant_set_manifest_quota(struct tenant *tenant, uint64_t quota_bytes);
 
 /* Returns 0 or TENANT_E_SESSIONS. */
 int tenant_session_enter(struct tenant *tenant);

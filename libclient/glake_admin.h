@@ -184,6 +184,8 @@ GLAKE_API int glake_set_quota(struct glake_session *session, const char *tenant,
                               uint64_t quota_bytes);
 GLAKE_API int glake_set_max_sessions(struct glake_session *session, const char *tenant,
                                      uint32_t max_sessions);
+GLAKE_API int glake_set_manifest_quota(struct glake_session *session, const char *tenant,
+                                       uint64_t quota_bytes);
 
 #ifdef __cplusplus
 }

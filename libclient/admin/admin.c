@@ -488,3 +488,12 @@ int glake_set_max_sessions(struct glake_session *session, const char *tenant, ui
 	body.max_sessions = max_sessions;
 	return set_quota(session, &body, tenant);
 }
+
+int glake_set_manifest_quota(struct glake_session *session, const char *tenant,
+                             uint64_t quota_bytes)
+{
+	Glake__Wire__QuotaSet body = GLAKE__WIRE__QUOTA_SET__INIT;
+	body.set_manifests = true;
+	body.manifest_bytes = quota_bytes;
+	return set_quota(session, &body, tenant);
+}

@@ -57,6 +57,8 @@ static const struct {
 	{CTL_OPTION_ALL, "all", NULL, "every model that nobody uses and nobody pinned"},
 	{CTL_OPTION_QUOTA_BYTES, "bytes", "SIZE", "limit on the device, like 24GiB, or none"},
 	{CTL_OPTION_SESSIONS, "sessions", "N", "limit of sessions at a time, or none"},
+	{CTL_OPTION_MANIFESTS, "manifests", "SIZE",
+         "limit of glaked's memory for manifests, or none"},
 	{CTL_OPTION_EXACT, "bytes", NULL, "sizes in bytes"},
 };
 
@@ -130,6 +132,12 @@ static int set_command_option(struct ctl *ctl, enum ctl_option bit, const char *
 	case CTL_OPTION_QUOTA_BYTES:
 		if (text_parse_size(argument, &ctl->values.quota_bytes) < 0) {
 			return ctl_usage(ctl, "--bytes: not a size like 24GiB, nor none: %s",
+			                 argument);
+		}
+		return GO_ON;
+	case CTL_OPTION_MANIFESTS:
+		if (text_parse_size(argument, &ctl->values.quota_manifest_bytes) < 0) {
+			return ctl_usage(ctl, "--manifests: not a size like 24GiB, nor none: %s",
 			                 argument);
 		}
 		return GO_ON;

@@ -48,6 +48,7 @@ enum ctl_option {
 	CTL_OPTION_QUOTA_BYTES = 1 << 4,
 	CTL_OPTION_SESSIONS = 1 << 5,
 	CTL_OPTION_EXACT = 1 << 6,
+	CTL_OPTION_MANIFESTS = 1 << 7,
 };
 
 struct ctl_values {
@@ -56,6 +57,7 @@ struct ctl_values {
 	const char *name;
 	uint64_t quota_bytes;
 	uint32_t max_sessions;
+	uint64_t quota_manifest_bytes;
 };
 
 struct ctl_command {

@@ -99,8 +99,8 @@ static int run_tenants(struct ctl *ctl)
 static int check_quota(struct ctl *ctl)
 {
 	unsigned given = ctl->values.given;
-	if (!(given & (CTL_OPTION_QUOTA_BYTES | CTL_OPTION_SESSIONS))) {
-		return ctl_usage(ctl, "needs --bytes or --sessions");
+	if (!(given & (CTL_OPTION_QUOTA_BYTES | CTL_OPTION_SESSIONS | CTL_OPTION_MANIFESTS))) {
+		return ctl_usage(ctl, "needs --bytes, --sessions or --manifests");
 	}
 	if ((given & CTL_OPTION_DEVICE) && !(given & CTL_OPTION_QUOTA_BYTES)) {
 		return ctl_usage(ctl, "--device goes with --bytes");
@@ -108,11 +108,21 @@ static int check_quota(struct ctl *ctl)
 	return 0;
 }
 
+static void show_limit(const struct ctl *ctl, uint64_t bytes, char text_out[TEXT_NUMBER_BYTES])
+{
+	snprintf(text_out, TEXT_NUMBER_BYTES, "none");
+	if (bytes > 0) {
+		field_bytes(bytes, ctl->exact, text_out, TEXT_NUMBER_BYTES);
+	}
+}
+
 static int print_quota(struct ctl *ctl)
 {
 	const struct ctl_values *values = &ctl->values;
 	bool has_bytes = values->given & CTL_OPTION_QUOTA_BYTES;
 	bool has_sessions = values->given & CTL_OPTION_SESSIONS;
+	bool has_manifests = values->given & CTL_OPTION_MANIFESTS;
+	char size[TEXT_NUMBER_BYTES];
 	if (ctl->json) {
 		json_t *answer = json_pack("{s:o}", "tenant", field_string(ctl->operands[0]));
 		if (has_bytes) {
@@ -124,19 +134,24 @@ static int print_quota(struct ctl *ctl)
 			json_object_set_new(answer, "max_sessions",
 			                    json_integer(values->max_sessions));
 		}
+		if (has_manifests) {
+			json_object_set_new(answer, "quota_manifest_bytes",
+			                    json_integer((json_int_t)values->quota_manifest_bytes));
+		}
 		return ctl_print_json(ctl, answer);
 	}
 	if (has_bytes) {
-		char size[TEXT_NUMBER_BYTES] = "none";
-		if (values->quota_bytes > 0) {
-			field_bytes(values->quota_bytes, ctl->exact, size, sizeof(size));
-		}
+		show_limit(ctl, values->quota_bytes, size);
 		fprintf(ctl->out, "quota on device %" PRIu32 ": %s\n", values->device, size);
 	}
 	if (has_sessions && values->max_sessions > 0) {
 		fprintf(ctl->out, "sessions: at most %" PRIu32 "\n", values->max_sessions);
 	} else if (has_sessions) {
 		fprintf(ctl->out, "sessions: no limit\n");
+	}
+	if (has_manifests) {
+		show_limit(ctl, values->quota_manifest_bytes, size);
+		fprintf(ctl->out, "manifests: %s\n", size);
 	}
 	return 0;
 }
@@ -151,6 +166,9 @@ static int run_quota(struct ctl *ctl)
 	}
 	if (err == 0 && (values->given & CTL_OPTION_SESSIONS)) {
 		err = glake_set_max_sessions(ctl->session, tenant, values->max_sessions);
+	}
+	if (err == 0 && (values->given & CTL_OPTION_MANIFESTS)) {
+		err = glake_set_manifest_quota(ctl->session, tenant, values->quota_manifest_bytes);
 	}
 	return err < 0 ? err : print_quota(ctl);
 }
@@ -167,7 +185,8 @@ const struct ctl_command ctl_quota = {
 	.name = "quota",
 	.operands = "TENANT",
 	.summary = "Set a tenant's limits, until glaked reads its configuration again",
-	.options = CTL_OPTION_DEVICE | CTL_OPTION_QUOTA_BYTES | CTL_OPTION_SESSIONS,
+	.options = CTL_OPTION_DEVICE | CTL_OPTION_QUOTA_BYTES | CTL_OPTION_SESSIONS |
+                   CTL_OPTION_MANIFESTS,
 	.min_operands = 1,
 	.max_operands = 1,
 	.check = check_quota,

@@ -131,6 +131,13 @@ class Glakectl(unittest.TestCase):
         self.refused(7, "GLAKE_E_OVER_QUOTA", "load", path)
         self.assertEqual(self.ask("models")["models"], [])
         self.ask("quota", "default", "--bytes", "none", "--sessions", "none")
+        self.assertEqual(self.ask("quota", "default", "--manifests", "100B"),
+                         {"tenant": "default", "quota_manifest_bytes": 100})
+        self.refused(7, "GLAKE_E_OVER_QUOTA", "load", path)
+        tenants = {t["name"]: t for t in self.ask("tenants")["tenants"]}
+        self.assertEqual(tenants["default"]["quota_manifest_bytes"], 100)
+        self.assertEqual(tenants["default"]["manifest_bytes"], 0)
+        self.ask("quota", "default", "--manifests", "none")
         self.ask("load", path)
         self.refused(5, "GLAKE_E_NOT_FOUND", "quota", "nosuch", "--sessions", "1")
 

@@ -163,6 +163,8 @@ static void look_around(void *user)
 	assert_fails(GLAKE_E_NOT_FOUND, "realm", glake_block_lookup(session, 0, &digest, &block));
 	assert_fails(GLAKE_E_NO_PERMISSION, "admin", glake_set_quota(session, "default", 0, 1));
 	assert_fails(GLAKE_E_NO_PERMISSION, "admin", glake_set_max_sessions(session, "default", 1));
+	assert_fails(GLAKE_E_NO_PERMISSION, "admin",
+	             glake_set_manifest_quota(session, "default", 1));
 
 	/* The same file, the same bytes: a copy of his own. */
 	map_model(session);

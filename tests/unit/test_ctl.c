@@ -219,6 +219,15 @@ int glake_set_max_sessions(struct glake_session *session, const char *tenant, ui
 	return fake.error;
 }
 
+int glake_set_manifest_quota(struct glake_session *session, const char *tenant,
+                             uint64_t quota_bytes)
+{
+	size_t used = strlen(fake.call);
+	snprintf(fake.call + used, sizeof(fake.call) - used, " manifests %s %llu", tenant,
+	         (unsigned long long)quota_bytes);
+	return fake.error;
+}
+
 int glake_model_open_shards(struct glake_session *session, const char *const *paths, size_t n_paths,
                             const struct glake_model_options *options,
                             struct glake_model **model_out)

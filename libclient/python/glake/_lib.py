@@ -170,6 +170,7 @@ _FUNCTIONS: List[Tuple[str, Any, List[Any]]] = [
     ("glake_evict", c_int, [c_void_p, c_char_p, POINTER(c_uint64), POINTER(c_uint64)]),
     ("glake_set_quota", c_int, [c_void_p, c_char_p, c_uint32, c_uint64]),
     ("glake_set_max_sessions", c_int, [c_void_p, c_char_p, c_uint32]),
+    ("glake_set_manifest_quota", c_int, [c_void_p, c_char_p, c_uint64]),
 ]
 
 

@@ -141,3 +141,9 @@ def set_max_sessions(tenant: str, max_sessions: int, session: Optional[Session] 
     """Admin. 0 = no limit."""
     _act(lambda s: _lib.library().glake_set_max_sessions(s.handle, tenant.encode(),
                                                          max_sessions), session)
+
+
+def set_manifest_quota(tenant: str, quota_bytes: int, session: Optional[Session] = None) -> None:
+    """Admin. glaked's memory for the manifests of models in use or pinned; 0 bytes = no limit."""
+    _act(lambda s: _lib.library().glake_set_manifest_quota(s.handle, tenant.encode(),
+                                                           quota_bytes), session)
