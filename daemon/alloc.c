@@ -304,12 +304,18 @@ static void on_wait_timer(uv_timer_t *timer)
 	}
 }
 
+/* What clients have answered meanwhile is read first, however long this turn of the loop took. */
+static void on_wait_over(uv_timer_t *timer)
+{
+	uv_timer_start(timer, on_wait_timer, 1, 0);
+}
+
 static void park(struct alloc *alloc)
 {
 	struct allocator *allocator = alloc->allocator;
 	list_insert(&allocator->waiting, &alloc->link);
 	if (!uv_is_active((uv_handle_t *)&allocator->timer)) {
-		uv_timer_start(&allocator->timer, on_wait_timer, WAIT_STEP_MS, 0);
+		uv_timer_start(&allocator->timer, on_wait_over, WAIT_STEP_MS, 0);
 	}
 }
 

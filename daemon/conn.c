@@ -4,6 +4,7 @@
 #include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -320,6 +321,12 @@ size_t conn_n_queued(const struct conn *conn)
 bool conn_is_held_up(const struct conn *conn)
 {
 	return conn->n_queued > 0 || conn->is_full;
+}
+
+bool conn_has_unread(const struct conn *conn)
+{
+	struct pollfd readable = {.fd = conn->fd, .events = POLLIN};
+	return poll(&readable, 1, 0) == 1 && readable.revents & POLLIN;
 }
 
 int conn_set_uid(struct conn *conn, uid_t uid)

@@ -95,6 +95,9 @@ size_t conn_n_queued(const struct conn *conn);
 /* Nothing is read from it for now, so that its end would not be noticed if it has both ends. */
 bool conn_is_held_up(const struct conn *conn);
 
+/* Something of the peer's lies unread in the socket: that it is silent cannot be said. */
+bool conn_has_unread(const struct conn *conn);
+
 /*
  * Whose connection it is, once that is known and before anything is sent; see closer.h,
  * transit.h and turn.h. Until then it counts as our own. Returns 0 or -ENOMEM.

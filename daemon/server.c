@@ -114,7 +114,8 @@ static void close_silent_sessions(struct server *server)
 	struct session *spare;
 	uint64_t now = uv_now(&server->loop);
 	list_for_each_safe (session, spare, &server->sessions, link) {
-		if (session->state == SESSION_NEW && now - session->since_ms > GREETING_MS) {
+		if (session->state == SESSION_NEW && now - session->since_ms > GREETING_MS &&
+		    !conn_has_unread(&session->conn)) {
 			session_reject(session, "it did not say Hello");
 		} else if (has_left(session)) {
 			session_close(session);

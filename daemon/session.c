@@ -259,7 +259,11 @@ bool session_reclaim(struct session *session, const struct device *device, uint6
 		session->reclaim_ms = has_followed ? now : session->reclaim_ms;
 	}
 	bool is_owed = session->followed_reclaim != session->last_reclaim;
-	return now - session->reclaim_ms < (is_owed ? ALLOC_LATE_MS : ALLOC_AFTER_MS);
+	if (now - session->reclaim_ms < (is_owed ? ALLOC_LATE_MS : ALLOC_AFTER_MS)) {
+		return true;
+	}
+	/* What lies unread may be the answer: then it is we that are late. */
+	return is_owed && conn_has_unread(&session->conn);
 }
 
 void session_release_chunk(struct session *session, struct private_chunk *private)

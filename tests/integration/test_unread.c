@@ -293,6 +293,53 @@ START_TEST(unread_fds_do_not_fill_glakeds_table)
 }
 END_TEST
 
+/*
+ * While a user does not read the fds that he asked for nothing is read from him: not even the Hello
+ * of another of his programs, which therefore is not silent.
+ */
+START_TEST(greeting_that_glaked_does_not_read_is_no_silence)
+{
+	enum { N = 8, N_ASKS = 1, LONGER_THAN_PATIENCE_MS = 12500 };
+	int connections[N];
+	uint64_t ids[N];
+	struct pollfd late = {.events = POLLIN};
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	Glake__Wire__Hello hello = GLAKE__WIRE__HELLO__INIT;
+	struct harness_options options = quiet;
+	if (!harness_is_root()) {
+		return;
+	}
+	options.max_fds = 1200;
+	options.uid = 4321;
+	start_with(&options);
+	for (unsigned i = 0; i < N; i++) {
+		connections[i] = hello_with_chunk(&harness, &ids[i]);
+	}
+	for (unsigned i = 0; i < N; i++) {
+		for (unsigned k = 0; k < N_ASKS; k++) {
+			ask_for_fds(connections[i], ids[i], GLAKE_MAX_PACKET_FDS);
+		}
+	}
+	harness_settle_n_fds(&harness);
+	late.fd = connection_open(&harness);
+	hello.version = GLAKE_WIRE_VERSION;
+	hello.program = (char *)"late";
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_HELLO;
+	request.hello = &hello;
+	uint64_t id = connection_send(late.fd, &request, NULL, 0);
+	ck_assert_int_eq(poll(&late, 1, LONGER_THAN_PATIENCE_MS), 0);
+	read_late(connections, N, N * N_ASKS);
+	Glake__Wire__Answer *answer = connection_receive_for(late.fd, id, NULL);
+	ck_assert_int_eq(answer->status, GLAKE__WIRE__STATUS__OK);
+	connection_free(answer);
+	connection_close(&late.fd);
+	for (unsigned i = 0; i < N; i++) {
+		connection_close(&connections[i]);
+	}
+	stop();
+}
+END_TEST
+
 static void gets_fds(struct harness *h, void *user)
 {
 	enum { N_CHUNKS = 8 };
@@ -444,6 +491,7 @@ int main(void)
 	suite_add_timed(suite, unread_chunks_are_charged_and_come_back, 120);
 	suite_add_timed(suite, unread_fds_do_not_starve_others, 120);
 	suite_add_timed(suite, unread_fds_do_not_fill_glakeds_table, 120);
+	suite_add_timed(suite, greeting_that_glaked_does_not_read_is_no_silence, 120);
 	TCase *tcase = tcase_create("many_unread_connections_do_not_starve_others");
 	tcase_set_timeout(tcase, 120);
 	tcase_add_loop_test(tcase, many_unread_connections_do_not_starve_others, 0, N_UNREADS);
