@@ -2,8 +2,7 @@
 """glake: borrow GPU memory from glaked, the one owner of it on this node. See README.md."""
 from ._version import VERSION as __version__
 from .admin import (blocks, evict, models, pin, sessions, set_manifest_quota, set_max_sessions,
-                    set_quota, stats,
-                    status, tenants, unpin)
+                    set_quota, stats, status, tenants, unpin)
 from .errors import (BadFileError, BusyError, DriverError, Error, ForkedError, GoneError,
                      NotFoundError, OutOfMemoryError, PermissionDeniedError, QuotaError)
 from .model import Model
@@ -14,5 +13,6 @@ __all__ = [
     "BadFileError", "BusyError", "DriverError", "Error", "ForkedError", "GoneError", "Model",
     "NotFoundError", "OutOfMemoryError", "PermissionDeniedError", "QuotaError", "Session",
     "Tensor", "__version__", "blocks", "connect", "default_session", "evict", "models", "pin",
-    "sessions", "set_manifest_quota", "set_max_sessions", "set_quota", "stats", "status", "tenants", "unpin",
+    "sessions", "set_manifest_quota", "set_max_sessions", "set_quota", "stats", "status",
+    "tenants", "unpin",
 ]
