@@ -56,7 +56,8 @@ programs = $(patsubst %.c,$(B)/%,$(wildcard $(1)))
 PB := $(B)/gen/proto/glake.pb-c.c $(B)/gen/proto/mover.pb-c.c
 PB_OBJ := $(PB:$(B)/gen/%.c=$(B)/obj/%.o)
 PROTO_OBJ := $(call objects,proto/*.c) $(PB_OBJ)
-DAEMON_OBJ := $(filter-out %/main.o,$(call objects,daemon/*.c))
+DAEMON_FOLDERS := $(addprefix daemon/,base net config memory store holders rpc)
+DAEMON_OBJ := $(filter-out %/main.o,$(call objects,daemon/*.c $(DAEMON_FOLDERS:%=%/*.c)))
 MOVER_OBJ := $(filter-out %/main.o,$(call objects,daemon/mover/*.c)) \
 	$(B)/obj/daemon/mover/digest_image.o
 CLIENT_FOLDERS := $(addprefix libclient/,link memory model admin)
@@ -77,8 +78,8 @@ SHIM_PROGRAMS := $(addprefix $(B)/tests/shim/,program linked account contexts dr
 	driver_api_per_thread green_contexts ipc nvml patcher quota runtime constructor.so \
 	second.so)
 FUZZERS := $(call programs,tests/fuzz/fuzz_*.c)
-FORMATTED := $(wildcard $(addsuffix /*.[ch],proto daemon daemon/mover libclient $(CLIENT_FOLDERS) \
-	libclient/ctl \
+FORMATTED := $(wildcard $(addsuffix /*.[ch],proto daemon $(DAEMON_FOLDERS) daemon/mover libclient \
+	$(CLIENT_FOLDERS) libclient/ctl \
 	tests/harness tests/unit tests/integration tests/gpu tests/bench tests/fuzz tests/demo \
 	tests/cudasim tests/nvmlsim tests shim shim/nvml shim/run tests/shim))
 

@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "daemon/config.h"
+#include "daemon/config/config.h"
 #include "daemon/server.h"
 
 enum {

@@ -9,13 +9,13 @@
 #include <sys/resource.h>
 #include <time.h>
 
-#include "daemon/closer.h"
-#include "daemon/listener.h"
-#include "daemon/notify.h"
-#include "daemon/rpc.h"
-#include "daemon/session.h"
-#include "daemon/transit.h"
-#include "daemon/turn.h"
+#include "daemon/net/closer.h"
+#include "daemon/net/listener.h"
+#include "daemon/base/notify.h"
+#include "daemon/rpc/rpc.h"
+#include "daemon/holders/session.h"
+#include "daemon/net/transit.h"
+#include "daemon/net/turn.h"
 #include "proto/cleanup.h"
 
 #define TICK_MS 1000

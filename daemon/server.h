@@ -15,16 +15,16 @@
 #include <stdbool.h>
 #include <uv.h>
 
-#include "daemon/alloc.h"
-#include "daemon/config.h"
-#include "daemon/load.h"
-#include "daemon/mover_link.h"
-#include "daemon/nvml.h"
-#include "daemon/owner.h"
-#include "daemon/realm.h"
-#include "daemon/stats.h"
-#include "daemon/store.h"
-#include "daemon/tenant.h"
+#include "daemon/memory/alloc.h"
+#include "daemon/config/config.h"
+#include "daemon/store/load.h"
+#include "daemon/store/mover_link.h"
+#include "daemon/memory/nvml.h"
+#include "daemon/net/owner.h"
+#include "daemon/store/realm.h"
+#include "daemon/base/stats.h"
+#include "daemon/store/store.h"
+#include "daemon/memory/tenant.h"
 #include "proto/cudrv.h"
 
 enum server_state {

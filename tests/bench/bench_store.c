@@ -20,7 +20,7 @@
 #include <string.h>
 #include <sys/resource.h>
 
-#include "daemon/store.h"
+#include "daemon/store/store.h"
 #include "glake.h"
 #include "proto/limits.h"
 #include "tests/bench/bench.h"

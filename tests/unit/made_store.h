@@ -3,7 +3,7 @@
 #ifndef GLAKE_TESTS_MADE_STORE_H
 #define GLAKE_TESTS_MADE_STORE_H
 
-#include "daemon/store.h"
+#include "daemon/store/store.h"
 #include "proto/limits.h"
 #include "tests/check_glake.h"
 

@@ -3,7 +3,7 @@
  * The configuration: every value arrives, every mistake is refused with its exact line, and the
  * documentation has the keys and defaults that the code has.
  */
-#include "daemon/config.h"
+#include "daemon/config/config.h"
 
 #include <errno.h>
 #include <grp.h>

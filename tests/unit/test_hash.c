@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <sys/resource.h>
 
-#include "daemon/hash.h"
+#include "daemon/base/hash.h"
 #include "tests/check_glake.h"
 
 struct element {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The intrusive list: order, removal while walking, links that hang nowhere. */
-#include "daemon/list.h"
+#include "daemon/base/list.h"
 
 #include "tests/check_glake.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Whether a planned model can fit, with what others have and what it may share. */
-#include "daemon/load_room.h"
+#include "daemon/store/load_room.h"
 
 #include <string.h>
 

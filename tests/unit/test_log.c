@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Log lines: no forged ones, none too long, none that block, not too many from one client. */
-#include "daemon/log.h"
+#include "daemon/base/log.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the service manager is told, and which sockets are taken from it. */
-#include "daemon/notify.h"
+#include "daemon/base/notify.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The counters: one list makes struct, names and help, and docs/operations.md has them all. */
-#include "daemon/stats.h"
+#include "daemon/base/stats.h"
 
 #include <stdio.h>
 #include <string.h>

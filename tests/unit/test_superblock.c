@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <sys/stat.h>
 
-#include "daemon/superblock.h"
+#include "daemon/store/superblock.h"
 #include "tests/check_glake.h"
 
 /* Larger than any device's number, and than any mount's. */

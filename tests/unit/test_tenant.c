@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tenants: what is charged comes back, limits hold to the byte, and reloads keep the counters. */
-#include "daemon/tenant.h"
+#include "daemon/memory/tenant.h"
 
 #include <errno.h>
 #include <signal.h>

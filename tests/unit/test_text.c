@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/text.h"
+#include "daemon/base/text.h"
 #include "tests/check_glake.h"
 
 static const struct {

@@ -6,7 +6,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "daemon/transit.h"
+#include "daemon/net/transit.h"
 #include "proto/cleanup.h"
 #include "proto/wire.h"
 #include "tests/check_glake.h"

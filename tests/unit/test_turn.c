@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The loop's time is shared out by user: many connections of one do not stand before another's. */
-#include "daemon/turn.h"
+#include "daemon/net/turn.h"
 
 #include "proto/cleanup.h"
 #include "proto/clock.h"

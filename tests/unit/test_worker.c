@@ -2,7 +2,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-#include "daemon/worker.h"
+#include "daemon/memory/worker.h"
 #include "proto/cleanup.h"
 #include "tests/check_glake.h"
 

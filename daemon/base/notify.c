@@ -1,0 +1,139 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/base/notify.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <sys/un.h>
+#include <systemd/sd-daemon.h>
+#include <unistd.h>
+
+#include "proto/cleanup.h"
+#include "proto/clock.h"
+
+#define STATUS_BYTES 256u
+/* What the manager must hear waits so long for room in its queue. */
+#define PATIENCE_US 100000
+
+/* "/path" or "@abstract". Returns the length for sendto(), 0 when it is neither. */
+static socklen_t manager_address(const char *text, struct sockaddr_un *address_out)
+{
+	size_t n_bytes = strlen(text);
+	if ((text[0] != '/' && text[0] != '@') || n_bytes < 2 ||
+	    n_bytes >= sizeof(address_out->sun_path)) {
+		return 0;
+	}
+	*address_out = (struct sockaddr_un){.sun_family = AF_UNIX};
+	memcpy(address_out->sun_path, text, n_bytes);
+	if (text[0] == '@') {
+		address_out->sun_path[0] = '\0';
+	}
+	return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + n_bytes);
+}
+
+/* sd_notify() would block the loop for as long as the manager does not read. */
+static bool tell(const char *text, bool may_wait)
+{
+	struct sockaddr_un address;
+	const struct timeval patience = {.tv_usec = PATIENCE_US};
+	const char *manager = getenv("NOTIFY_SOCKET");
+	socklen_t length = manager ? manager_address(manager, &address) : 0;
+	if (length == 0) {
+		return false;
+	}
+	cleanup_fd int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+	if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience)) < 0) {
+		return false;
+	}
+	int flags = MSG_NOSIGNAL | (may_wait ? 0 : MSG_DONTWAIT);
+	return sendto(fd, text, strlen(text), flags, (struct sockaddr *)&address, length) >= 0;
+}
+
+static void one_line(char *text)
+{
+	for (; *text; text++) {
+		if (*text == '\n' || *text == '\r') {
+			*text = ' ';
+		}
+	}
+}
+
+void notify_ready(const char *status)
+{
+	char text[STATUS_BYTES];
+	int n_bytes = snprintf(text, sizeof(text), "READY=1");
+	if (status) {
+		snprintf(text + n_bytes, sizeof(text) - (size_t)n_bytes, "\nSTATUS=%s", status);
+		one_line(text + n_bytes + 1);
+	}
+	tell(text, true);
+}
+
+void notify_status(const char *format, ...)
+{
+	static char last[STATUS_BYTES];
+	char text[STATUS_BYTES];
+	va_list arguments;
+	int n_bytes = snprintf(text, sizeof(text), "STATUS=");
+	va_start(arguments, format);
+	vsnprintf(text + n_bytes, sizeof(text) - (size_t)n_bytes, format, arguments);
+	va_end(arguments);
+	one_line(text);
+	if (strcmp(text, last) != 0 && tell(text, false)) {
+		strcpy(last, text);
+	}
+}
+
+void notify_reloading(void)
+{
+	char text[64];
+	snprintf(text, sizeof(text), "RELOADING=1\nMONOTONIC_USEC=%" PRIu64, clock_now_ns() / 1000);
+	tell(text, true);
+}
+
+void notify_stopping(void)
+{
+	tell("STOPPING=1", true);
+}
+
+uint64_t notify_watchdog_interval_ms(void)
+{
+	uint64_t patience_us;
+	if (sd_watchdog_enabled(0, &patience_us) <= 0) {
+		return 0;
+	}
+	/* Below 2 ms the half would be 0, which means that nobody watches. */
+	uint64_t interval_ms = patience_us / 2000;
+	return interval_ms ? interval_ms : 1;
+}
+
+void notify_watchdog(void)
+{
+	tell("WATCHDOG=1", false);
+}
+
+int notify_listen_fd(void)
+{
+	int n_fds = sd_listen_fds(1);
+	if (n_fds < 0) {
+		return n_fds;
+	}
+	if (n_fds == 0) {
+		return -ENOENT;
+	}
+	int fd = SD_LISTEN_FDS_START;
+	if (n_fds == 1 && sd_is_socket(fd, AF_UNIX, SOCK_SEQPACKET, 1) > 0) {
+		return fd;
+	}
+	for (int i = 0; i < n_fds; i++) {
+		close(SD_LISTEN_FDS_START + i);
+	}
+	return -EINVAL;
+}

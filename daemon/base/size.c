@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/base/size.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "proto/cleanup.h"
+
+static const struct {
+	const char *name;
+	uint64_t bytes;
+} units[] = {
+	{"", 1},
+	{"B", 1},
+	{"KiB", 1ull << 10},
+	{"MiB", 1ull << 20},
+	{"GiB", 1ull << 30},
+	{"TiB", 1ull << 40},
+	{"kB", 1000ull},
+	{"MB", 1000ull * 1000},
+	{"GB", 1000ull * 1000 * 1000},
+	{"TB", 1000ull * 1000 * 1000 * 1000},
+};
+
+static uint64_t unit_bytes(const char *name)
+{
+	for (size_t i = 0; i < n_elements(units); i++) {
+		if (strcmp(name, units[i].name) == 0) {
+			return units[i].bytes;
+		}
+	}
+	return 0;
+}
+
+int size_parse(const char *text, uint64_t *bytes_out)
+{
+	uint64_t number = 0;
+	int overflow = 0;
+	const char *p = text;
+	for (; *p >= '0' && *p <= '9'; p++) {
+		overflow |= __builtin_mul_overflow(number, 10u, &number);
+		overflow |= __builtin_add_overflow(number, (uint64_t)(*p - '0'), &number);
+	}
+	if (p == text) {
+		return -EINVAL;
+	}
+	if (p[0] == ' ' && p[1] != '\0') {
+		p++;
+	}
+	uint64_t unit = unit_bytes(p);
+	if (unit == 0) {
+		return -EINVAL;
+	}
+	overflow |= __builtin_mul_overflow(number, unit, &number);
+	if (overflow) {
+		return -ERANGE;
+	}
+	*bytes_out = number;
+	return 0;
+}

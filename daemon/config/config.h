@@ -1,0 +1,175 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The configuration: one libconfig file, read whole, checked whole, never written to.
+ *
+ * Every key is optional, and a missing file means the defaults. What is wrong (syntax, an unknown
+ * key, a wrong type, a value out of range, a name given twice, a user that does not exist) is
+ * refused with "FILE:LINE: text". docs/operations.md has the table of keys, and a test holds it
+ * against config_keys(). Files are not included: @include is refused.
+ *
+ * A reload loads a second config and drops the first; nothing changes inside one.
+ *
+ * Owner: the server. Lifetime: until the next reload or the end: who needs something of it for longer
+ * than a turn of the loop keeps a copy.
+ * Threads: read-only once loaded. config_load() may ask name services over a network: it blocks.
+ */
+#ifndef GLAKE_DAEMON_CONFIG_H
+#define GLAKE_DAEMON_CONFIG_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "daemon/base/log.h"
+#include "daemon/net/peer.h"
+
+/* Names of realms and tenants, with the NUL. Letters, digits, '.', '_' and '-'. */
+#define CONFIG_NAME_BYTES 64u
+
+/* The tenant for whoever matches no rule; always there. */
+#define CONFIG_DEFAULT_TENANT "default"
+
+/* The tenant that pays for what nobody uses; never in a config. */
+#define CONFIG_CACHE_TENANT "cache"
+
+/* What a pool holds on each device: sizes, and chunks of each. */
+#define CONFIG_MAX_POOL_SIZES 8u
+#define CONFIG_MAX_POOL_CHUNKS 64u
+
+/* GPU hosts have been seen that allow a process no more fds. Only fd_budget goes beyond. */
+#define CONFIG_MAX_FDS 20000u
+
+/* Of those, what glaked keeps for itself: the driver's files, pipes, packets under way (transit.h). */
+#define CONFIG_RESERVED_FDS 512u
+
+enum config_pressure {
+	CONFIG_PRESSURE_REFUSE, /* a request that does not fit is refused: see alloc.h */
+	CONFIG_PRESSURE_WAIT,   /* it waits for memory, wait_ms at most */
+};
+
+/* Chunks to keep made ahead, on each device. */
+struct config_pool {
+	uint64_t chunk_bytes; /* a multiple of GLAKE_CHUNK_GRANULARITY */
+	uint32_t n_chunks;
+};
+
+/* Somebody's uid is in uids, or one of his gids in gids. Users and groups are resolved. */
+struct config_members {
+	uid_t *uids; /* owned */
+	gid_t *gids; /* owned */
+	size_t n_uids;
+	size_t n_gids;
+};
+
+struct config_realm {
+	char name[CONFIG_NAME_BYTES];
+	struct config_members members;
+};
+
+/* Limits: 0 = none. */
+struct config_tenant {
+	char name[CONFIG_NAME_BYTES];
+	struct config_members members; /* nobody named: anybody, if the cgroup fits */
+	char *cgroup;                  /* owned; NULL = any. Matches itself and what is below it */
+	uint64_t *device_bytes;        /* owned; by device, see config_tenant_quota() */
+	size_t n_device_bytes;
+	uint64_t max_fds;        /* chunks and blocks charged */
+	uint64_t manifest_bytes; /* of glaked's memory, for models in use or pinned */
+	uint32_t max_sessions;
+	int32_t priority; /* higher ones keep their idle models longer */
+};
+
+/* All strings and arrays are owned. */
+struct config {
+	char *path;        /* NULL = built-in defaults */
+	char *socket_path; /* absolute; fits sockaddr_un */
+	char *mover_path;  /* absolute */
+	char *libcuda;     /* NULL = as cudrv_open() decides */
+	char *admin_group; /* NULL = only root is admin */
+	gid_t admin_gid;   /* of admin_group */
+	mode_t socket_mode;
+	enum log_level log_level;
+
+	uint32_t *devices; /* driver ordinals, in the order of glaked's numbering */
+	size_t n_devices;  /* 0 = every device there is */
+
+	uint64_t mover_idle_ms; /* 0 = the mover stays once started */
+	uint64_t drain_ms;
+	uint32_t max_sessions;
+	uint32_t max_sessions_per_user;  /* as written; ask config_user_sessions() */
+	uint32_t max_requests_in_flight; /* per session */
+	uint32_t fd_budget;              /* as written; ask config_fd_budget() */
+
+	struct config_pool *pool;
+	size_t n_pool;
+	uint64_t warm_bytes; /* per session and device */
+	uint64_t load_window_bytes;
+	bool trust_file_times;  /* of files too whose times may not tell every change */
+	uint64_t reserve_bytes; /* per device, never given out */
+	enum config_pressure pressure;
+	uint64_t wait_ms; /* with CONFIG_PRESSURE_WAIT */
+
+	struct config_realm *realms;
+	size_t n_realms;
+	struct config_tenant *tenants; /* in the order of the rules; the default one is last */
+	size_t n_tenants;
+};
+
+/*
+ * Read @path, or take the defaults when it is NULL.
+ * Returns 0, -EINVAL (the file is wrong), -errno of opening it, or -ENOMEM. On failure @error_out
+ * holds one line: "FILE:LINE: text", or "FILE: text" where there is no line.
+ */
+int config_load(const char *path, struct config **config_out, char *error_out, size_t error_bytes);
+
+/* NULL is fine. */
+void config_free(struct config *config);
+
+/*
+ * Fds to spend on what clients cause: sessions, chunks, blocks. fd_budget if it is set, else
+ * CONFIG_MAX_FDS less CONFIG_RESERVED_FDS; and never more than the hard RLIMIT_NOFILE leaves when
+ * the reserve is taken.
+ */
+uint32_t config_fd_budget(const struct config *config);
+
+/* Fds that glake-mover can have at a time, which inherits the hard RLIMIT_NOFILE: so reckoned, too. */
+uint32_t config_mover_fds(const struct config *config);
+
+/* What one user may have of max_sessions: max_sessions_per_user, else a quarter, 16 at least. */
+uint32_t config_user_sessions(const struct config *config);
+
+/* Root, or a member of admin_group; never for whom a peer counts as. @gids: the primary one too. */
+bool config_is_admin(const struct config *config, uid_t uid, const gid_t *gids, size_t n_gids);
+
+/*
+ * The first realm that names @peer, else "uid:1000", by whom it counts as. @name_out needs
+ * CONFIG_NAME_BYTES. A rule with a uid names those who have it, and those who count as it.
+ */
+void config_realm_of(const struct config *config, const struct peer *peer, char *name_out,
+                     size_t name_bytes);
+
+/* Does a tenant's rule? */
+bool config_names_cgroups(const struct config *config);
+
+/*
+ * The first rule that matches, else the default tenant; never NULL, valid as long as the config.
+ * A rule with both members and a cgroup needs both; one with a cgroup matches no peer without.
+ */
+const struct config_tenant *config_tenant_of(const struct config *config, const struct peer *peer);
+
+/* The tenant's bytes on @device (glaked's numbering). The last number of a list holds for all
+ * further devices. 0 = no limit. */
+uint64_t config_tenant_quota(const struct config_tenant *tenant, uint32_t device);
+
+/* One key of the file, for documentation and its test. */
+struct config_key {
+	const char *section; /* "" for the top, else "pool", "realms", "tenants" */
+	const char *name;
+	const char *fallback; /* the default as one would write it; "" = none */
+};
+
+/* Every key there is. Static. */
+const struct config_key *config_keys(size_t *n_keys_out);
+
+#endif

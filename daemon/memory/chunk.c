@@ -1,0 +1,155 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/memory/chunk.h"
+
+#include <assert.h>
+#include <stdlib.h>
+
+#include "proto/cleanup.h"
+
+/* With WORKER_MAX_LAZY jobs of them, fewer fds than what CONFIG_RESERVED_FDS keeps back. */
+#define MAX_LAZY_HOLDS 4
+
+struct hold {
+	int fd;
+	CUmemGenericAllocationHandle handle;
+	uint64_t bytes; /* of leaving_bytes; 0: the chunk stays */
+};
+
+struct release {
+	struct work work;
+	struct device *device;
+	size_t n_holds;
+	struct hold holds[];
+};
+
+void chunk_init(struct chunk *chunk, struct device *device, struct chunk_books *books,
+                uint64_t bytes, int fd, CUmemGenericAllocationHandle handle, enum chunk_use use,
+                struct charge *charge)
+{
+	*chunk = (struct chunk){.device = device,
+	                        .books = books,
+	                        .bytes = bytes,
+	                        .fd = fd,
+	                        .handle = handle,
+	                        .use = use,
+	                        .charge = *charge};
+	*charge = (struct charge){0};
+	device->use_bytes[use] += bytes;
+	books->stats->chunks_created++;
+	if (!handle) {
+		books->n_fds++;
+	}
+}
+
+void chunk_move(struct chunk *to, struct chunk *from)
+{
+	*to = *from;
+	*from = (struct chunk){.fd = -1};
+}
+
+void chunk_set_use(struct chunk *chunk, enum chunk_use use)
+{
+	assert(chunk->device->use_bytes[chunk->use] >= chunk->bytes);
+	chunk->device->use_bytes[chunk->use] -= chunk->bytes;
+	chunk->device->use_bytes[use] += chunk->bytes;
+	chunk->use = use;
+}
+
+static void close_holds(struct device *device, const struct hold *holds, size_t n_holds)
+{
+	for (size_t i = 0; i < n_holds; i++) {
+		int fd = holds[i].fd;
+		fd_close(&fd);
+		if (holds[i].handle) {
+			device->drv->cuMemRelease(holds[i].handle);
+		}
+		device->leaving_bytes -= holds[i].bytes;
+	}
+}
+
+static void run_release(struct work *work)
+{
+	struct release *release = container_of(work, struct release, work);
+	close_holds(release->device, release->holds, release->n_holds);
+}
+
+static void free_release(struct work *work)
+{
+	free(container_of(work, struct release, work));
+}
+
+/* Out of the books; what is left is to close what is returned. */
+static struct hold forget(struct chunk *chunk)
+{
+	struct device *device = chunk->device;
+	struct hold hold = {
+		.fd = fd_steal(&chunk->fd), .handle = chunk->handle, .bytes = chunk->bytes};
+	assert(device->use_bytes[chunk->use] >= chunk->bytes);
+	device->use_bytes[chunk->use] -= chunk->bytes;
+	device->leaving_bytes += chunk->bytes;
+	chunk->books->stats->chunks_released++;
+	if (!hold.handle) {
+		chunk->books->n_fds--;
+	}
+	charge_refund(&chunk->charge);
+	*chunk = (struct chunk){.fd = -1};
+	return hold;
+}
+
+static void submit(struct device *device, const struct hold *holds, size_t n_holds)
+{
+	struct release *release = malloc(sizeof(*release) + n_holds * sizeof(holds[0]));
+	if (!release) {
+		/* Slow beats leaked: do here what the worker would have done. */
+		close_holds(device, holds, n_holds);
+		return;
+	}
+	release->device = device;
+	release->n_holds = n_holds;
+	for (size_t i = 0; i < n_holds; i++) {
+		release->holds[i] = holds[i];
+	}
+	/* Many at once are worth an own turn; they would also keep many closed fds waiting. */
+	if (n_holds > MAX_LAZY_HOLDS) {
+		worker_submit(&device->worker, &release->work, run_release, free_release);
+	} else {
+		worker_submit_lazy(&device->worker, &release->work, run_release, free_release);
+	}
+}
+
+void chunk_drop_fd(struct chunk *chunk)
+{
+	assert(chunk->handle);
+	struct hold hold = {.fd = fd_steal(&chunk->fd)};
+	if (hold.fd >= 0) {
+		submit(chunk->device, &hold, 1);
+	}
+}
+
+void chunk_release(struct chunk *chunk)
+{
+	chunk_release_all(chunk, 1);
+}
+
+void chunk_release_all(struct chunk *chunks, size_t n_chunks)
+{
+	enum { BATCH = 256 };
+	struct hold holds[BATCH];
+	struct device *device = NULL;
+	size_t n_holds = 0;
+	for (size_t i = 0; i < n_chunks; i++) {
+		if (!chunks[i].device) {
+			continue;
+		}
+		assert(!device || chunks[i].device == device);
+		device = chunks[i].device;
+		holds[n_holds++] = forget(&chunks[i]);
+		if (n_holds == BATCH) {
+			submit(device, holds, n_holds);
+			n_holds = 0;
+		}
+	}
+	if (n_holds > 0) {
+		submit(device, holds, n_holds);
+	}
+}

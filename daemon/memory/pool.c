@@ -1,0 +1,133 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/memory/pool.h"
+
+#include <assert.h>
+#include <stdlib.h>
+
+#include "proto/cleanup.h"
+
+/* One chunk on its way into the pool. */
+struct order {
+	struct work work;
+	struct pool *pool;
+	struct pool_size *size;
+	CUresult result;
+	int fd;
+	struct charge charge;
+};
+
+void pool_init(struct pool *pool, struct device *device, struct chunk_books *books,
+               struct tenant *payer)
+{
+	*pool = (struct pool){.device = device, .books = books, .payer = payer};
+}
+
+void pool_want(struct pool *pool, uint64_t chunk_bytes, unsigned n_wanted)
+{
+	assert(pool->n_sizes < CONFIG_MAX_POOL_SIZES && n_wanted <= CONFIG_MAX_POOL_CHUNKS);
+	pool->sizes[pool->n_sizes++] = (struct pool_size){
+		.chunk_bytes = chunk_bytes,
+		.n_wanted = n_wanted,
+	};
+}
+
+static void make(struct work *work)
+{
+	struct order *order = container_of(work, struct order, work);
+	order->result = device_make_chunk(order->pool->device, order->size->chunk_bytes, &order->fd,
+	                                  NULL);
+}
+
+static void keep(struct work *work)
+{
+	struct order *order = container_of(work, struct order, work);
+	struct pool *pool = order->pool;
+	struct pool_size *size = order->size;
+	size->n_coming--;
+	pool->device->coming_bytes -= size->chunk_bytes;
+	pool->books->n_fds--;
+	if (order->result != CUDA_SUCCESS) {
+		/* Not an error: the pool is a convenience, and the GPU may simply be full. */
+		pool->is_paused = true;
+		charge_refund(&order->charge);
+		free(order);
+		return;
+	}
+	struct chunk chunk;
+	chunk_init(&chunk, pool->device, pool->books, size->chunk_bytes, order->fd, 0, CHUNK_POOL,
+	           &order->charge);
+	free(order);
+	if (pool->is_paused) {
+		chunk_release(&chunk);
+		return;
+	}
+	chunk_move(&size->chunks[size->n_chunks++], &chunk);
+}
+
+static bool order_one(struct pool *pool, struct pool_size *size)
+{
+	struct order *order = calloc(1, sizeof(*order));
+	if (!order) {
+		return false;
+	}
+	order->pool = pool;
+	order->size = size;
+	if (tenant_charge(pool->payer, pool->device->index, size->chunk_bytes, 1, &order->charge)) {
+		free(order);
+		return false;
+	}
+	size->n_coming++;
+	pool->device->coming_bytes += size->chunk_bytes;
+	pool->books->n_fds++;
+	worker_submit(&pool->device->worker, &order->work, make, keep);
+	return true;
+}
+
+void pool_refill(struct pool *pool)
+{
+	if (pool->is_paused) {
+		return;
+	}
+	for (unsigned i = 0; i < pool->n_sizes; i++) {
+		struct pool_size *size = &pool->sizes[i];
+		while (size->n_chunks + size->n_coming < size->n_wanted) {
+			if (!device_has_room(pool->device, size->chunk_bytes) ||
+			    pool->books->n_fds >= pool->books->max_fds / 4 * 3 ||
+			    !order_one(pool, size)) {
+				break;
+			}
+		}
+	}
+}
+
+bool pool_take(struct pool *pool, uint64_t bytes, struct chunk *chunk_out)
+{
+	for (unsigned i = 0; i < pool->n_sizes; i++) {
+		struct pool_size *size = &pool->sizes[i];
+		if (size->chunk_bytes == bytes && size->n_chunks > 0) {
+			chunk_move(chunk_out, &size->chunks[--size->n_chunks]);
+			charge_refund(&chunk_out->charge);
+			return true;
+		}
+	}
+	return false;
+}
+
+uint64_t pool_drain(struct pool *pool)
+{
+	uint64_t freed_bytes = 0;
+	pool->is_paused = true;
+	for (unsigned i = 0; i < pool->n_sizes; i++) {
+		struct pool_size *size = &pool->sizes[i];
+		freed_bytes += size->n_chunks * size->chunk_bytes;
+		chunk_release_all(size->chunks, size->n_chunks);
+		size->n_chunks = 0;
+	}
+	return freed_bytes;
+}
+
+void pool_resume(struct pool *pool)
+{
+	pool->is_paused = false;
+	pool_refill(pool);
+}

@@ -1,0 +1,349 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/memory/tenant.h"
+
+/* The asserts are the accounting's proof: they stay in every build. */
+#undef NDEBUG
+#include <assert.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* A node's models may all be loaded at once, and each is a line that its operator looks for. */
+#define LOADS_IN_LOG 100
+
+struct tenant_table {
+	struct list tenants; /* of tenant.link, ids rising */
+	struct tenant *cache;
+	uint64_t last_id;
+	uint32_t n_devices;
+};
+
+/* ---- one tenant ---- */
+
+static struct tenant *tenant_new(const char *name, uint32_t n_devices)
+{
+	struct tenant *tenant = calloc(1, sizeof(*tenant) + n_devices * sizeof(tenant->devices[0]));
+	if (tenant) {
+		list_init(&tenant->link);
+		snprintf(tenant->name, sizeof(tenant->name), "%s", name);
+		tenant->n_devices = n_devices;
+		tenant->loads_limit.n_burst = LOADS_IN_LOG;
+		for (uint32_t i = 0; i < n_devices; i++) {
+			list_init(&tenant->devices[i].queue);
+		}
+	}
+	return tenant;
+}
+
+static bool tenant_is_unused(const struct tenant *tenant)
+{
+	for (uint32_t i = 0; i < tenant->n_devices; i++) {
+		if (!list_is_empty(&tenant->devices[i].queue)) {
+			return false;
+		}
+	}
+	return tenant->n_sessions == 0 && tenant->n_charges == 0;
+}
+
+static void tenant_free(struct tenant *tenant)
+{
+	assert(tenant_is_unused(tenant));
+	assert(tenant->n_fds == 0 && tenant->manifest_bytes == 0);
+	for (uint32_t i = 0; i < tenant->n_devices; i++) {
+		assert(tenant->devices[i].used_bytes == 0);
+	}
+	list_remove(&tenant->link);
+	free(tenant);
+}
+
+static void tenant_free_if_gone(struct tenant *tenant)
+{
+	if (tenant->is_leaving && tenant_is_unused(tenant)) {
+		tenant_free(tenant);
+	}
+}
+
+static void tenant_configure(struct tenant *tenant, const struct config_tenant *rule)
+{
+	tenant->is_leaving = false;
+	tenant->priority = rule->priority;
+	tenant->max_sessions = rule->max_sessions;
+	tenant->max_fds = rule->max_fds;
+	tenant->quota_manifest_bytes = rule->manifest_bytes;
+	for (uint32_t i = 0; i < tenant->n_devices; i++) {
+		tenant->devices[i].quota_bytes = config_tenant_quota(rule, i);
+	}
+}
+
+/* ---- the table ---- */
+
+static void table_add(struct tenant_table *table, struct tenant *tenant)
+{
+	tenant->id = ++table->last_id;
+	list_insert(&table->tenants, &tenant->link);
+}
+
+int tenant_table_new(const struct config *config, uint32_t n_devices,
+                     struct tenant_table **table_out)
+{
+	struct tenant_table *table = calloc(1, sizeof(*table));
+	if (!table) {
+		return -ENOMEM;
+	}
+	list_init(&table->tenants);
+	table->n_devices = n_devices;
+	table->cache = tenant_new(CONFIG_CACHE_TENANT, n_devices);
+	if (!table->cache) {
+		free(table);
+		return -ENOMEM;
+	}
+	table_add(table, table->cache);
+	int result = tenant_table_apply(table, config);
+	if (result < 0) {
+		tenant_table_free(table);
+		return result;
+	}
+	*table_out = table;
+	return 0;
+}
+
+void tenant_table_free(struct tenant_table *table)
+{
+	if (!table) {
+		return;
+	}
+	struct tenant *tenant, *spare;
+	list_for_each_safe (tenant, spare, &table->tenants, link) {
+		tenant_free(tenant);
+	}
+	free(table);
+}
+
+static int new_tenants(struct tenant_table *table, const struct config *config, struct list *fresh)
+{
+	for (size_t i = 0; i < config->n_tenants; i++) {
+		if (tenant_find(table, config->tenants[i].name)) {
+			continue;
+		}
+		struct tenant *tenant = tenant_new(config->tenants[i].name, table->n_devices);
+		if (!tenant) {
+			return -ENOMEM;
+		}
+		list_insert(fresh, &tenant->link);
+	}
+	return 0;
+}
+
+int tenant_table_apply(struct tenant_table *table, const struct config *config)
+{
+	struct tenant *tenant, *spare;
+	struct list fresh = LIST_INIT(fresh);
+	int result = new_tenants(table, config, &fresh);
+	list_for_each_safe (tenant, spare, &fresh, link) {
+		list_remove(&tenant->link);
+		if (result < 0) {
+			tenant_free(tenant);
+		} else {
+			table_add(table, tenant);
+		}
+	}
+	if (result < 0) {
+		return result;
+	}
+	list_for_each (tenant, &table->tenants, link) {
+		tenant->is_leaving = tenant != table->cache;
+	}
+	for (size_t i = 0; i < config->n_tenants; i++) {
+		tenant_configure(tenant_find(table, config->tenants[i].name), &config->tenants[i]);
+	}
+	list_for_each_safe (tenant, spare, &table->tenants, link) {
+		tenant_free_if_gone(tenant);
+	}
+	return 0;
+}
+
+struct tenant *tenant_table_cache(struct tenant_table *table)
+{
+	return table->cache;
+}
+
+struct tenant *tenant_find(struct tenant_table *table, const char *name)
+{
+	struct tenant *tenant;
+	list_for_each (tenant, &table->tenants, link) {
+		if (strcmp(tenant->name, name) == 0) {
+			return tenant;
+		}
+	}
+	return NULL;
+}
+
+struct tenant *tenant_next(struct tenant_table *table, uint64_t after)
+{
+	struct tenant *tenant;
+	list_for_each (tenant, &table->tenants, link) {
+		if (tenant->id > after) {
+			return tenant;
+		}
+	}
+	return NULL;
+}
+
+/* ---- limits and sessions ---- */
+
+int tenant_set_quota(struct tenant *tenant, uint32_t device, uint64_t quota_bytes)
+{
+	if (device >= tenant->n_devices) {
+		return -EINVAL;
+	}
+	tenant->devices[device].quota_bytes = quota_bytes;
+	return 0;
+}
+
+void tenant_set_max_sessions(struct tenant *tenant, uint32_t max_sessions)
+{
+	tenant->max_sessions = max_sessions;
+}
+
+void tenant_set_manifest_quota(struct tenant *tenant, uint64_t quota_bytes)
+{
+	tenant->quota_manifest_bytes = quota_bytes;
+}
+
+int tenant_session_enter(struct tenant *tenant)
+{
+	uint32_t limit = tenant->max_sessions ? tenant->max_sessions : UINT32_MAX;
+	if (tenant->n_sessions >= limit) {
+		return TENANT_E_SESSIONS;
+	}
+	tenant->n_sessions++;
+	return 0;
+}
+
+void tenant_session_leave(struct tenant *tenant)
+{
+	assert(tenant->n_sessions > 0);
+	tenant->n_sessions--;
+	tenant_free_if_gone(tenant);
+}
+
+/* ---- charges ---- */
+
+/* @limit 0 = none; then only what the counter cannot hold is refused. */
+static bool fits(uint64_t used, uint64_t more, uint64_t limit)
+{
+	if (limit == 0) {
+		limit = UINT64_MAX;
+	}
+	return more == 0 || (used <= limit && more <= limit - used);
+}
+
+/* Have @tenant pay for what @wanted names. */
+static int take(struct tenant *tenant, const struct charge *wanted, struct charge *charge_out)
+{
+	assert(wanted->device < tenant->n_devices);
+	struct tenant_device *on = &tenant->devices[wanted->device];
+	if (!fits(on->used_bytes, wanted->bytes, on->quota_bytes)) {
+		return TENANT_E_BYTES;
+	}
+	if (!fits(tenant->n_fds, wanted->n_fds, tenant->max_fds)) {
+		return TENANT_E_FDS;
+	}
+	if (!fits(tenant->manifest_bytes, wanted->manifest_bytes, tenant->quota_manifest_bytes)) {
+		return TENANT_E_MANIFESTS;
+	}
+	on->used_bytes += wanted->bytes;
+	if (on->peak_bytes < on->used_bytes) {
+		on->peak_bytes = on->used_bytes;
+	}
+	tenant->n_fds += wanted->n_fds;
+	tenant->manifest_bytes += wanted->manifest_bytes;
+	tenant->n_charges++;
+	*charge_out = *wanted;
+	charge_out->tenant = tenant;
+	return 0;
+}
+
+int tenant_charge(struct tenant *tenant, uint32_t device, uint64_t bytes, uint32_t n_fds,
+                  struct charge *charge_out)
+{
+	struct charge wanted = {.device = device, .bytes = bytes, .n_fds = n_fds};
+	return take(tenant, &wanted, charge_out);
+}
+
+struct charge tenant_charge_manifest(struct tenant *tenant)
+{
+	struct charge wanted = {0};
+	struct charge charge = {0};
+	take(tenant, &wanted, &charge);
+	return charge;
+}
+
+int charge_grow_manifest(struct charge *charge, uint64_t more_bytes)
+{
+	struct tenant *tenant = charge->tenant;
+	if (!fits(tenant->manifest_bytes, more_bytes, tenant->quota_manifest_bytes)) {
+		return TENANT_E_MANIFESTS;
+	}
+	tenant->manifest_bytes += more_bytes;
+	charge->manifest_bytes += more_bytes;
+	return 0;
+}
+
+void charge_refund(struct charge *charge)
+{
+	struct tenant *tenant = charge->tenant;
+	if (!tenant) {
+		return;
+	}
+	struct tenant_device *on = &tenant->devices[charge->device];
+	assert(tenant->n_charges > 0);
+	assert(on->used_bytes >= charge->bytes);
+	assert(tenant->n_fds >= charge->n_fds);
+	assert(tenant->manifest_bytes >= charge->manifest_bytes);
+	on->used_bytes -= charge->bytes;
+	tenant->n_fds -= charge->n_fds;
+	tenant->manifest_bytes -= charge->manifest_bytes;
+	tenant->n_charges--;
+	*charge = (struct charge){0};
+	tenant_free_if_gone(tenant);
+}
+
+int charge_move(struct charge *charge, struct tenant *to)
+{
+	assert(charge->tenant);
+	if (charge->tenant == to) {
+		return 0;
+	}
+	struct charge moved;
+	int result = take(to, charge, &moved);
+	if (result != 0) {
+		return result;
+	}
+	charge_refund(charge);
+	*charge = moved;
+	return 0;
+}
+
+/* ---- waiting ---- */
+
+void tenant_queue_enter(struct tenant *tenant, uint32_t device, struct list *place)
+{
+	assert(device < tenant->n_devices);
+	list_insert(&tenant->devices[device].queue, place);
+}
+
+void tenant_queue_leave(struct tenant *tenant, struct list *place)
+{
+	if (!list_is_empty(place)) {
+		list_remove(place);
+		tenant_free_if_gone(tenant);
+	}
+}
+
+bool tenant_queue_is_next(const struct tenant *tenant, uint32_t device, const struct list *place)
+{
+	const struct list *queue = &tenant->devices[device].queue;
+	return list_is_empty(queue) || queue->next == place;
+}

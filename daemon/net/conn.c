@@ -1,0 +1,374 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/net/conn.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#include "daemon/net/closer.h"
+#include "proto/cleanup.h"
+#include "proto/wire.h"
+
+/*
+ * Nothing tells when a peer reads, so that he may be sent fds again, or when fds of his user were
+ * closed that others have to wait for. Whoever waits long is looked after less often.
+ */
+#define MIN_RETRY_MS 5
+#define MAX_RETRY_MS 500
+
+struct packet {
+	struct list link; /* link: conn.queue */
+	size_t n_bytes;
+	size_t n_fds;
+	int *fds;  /* owned, behind the bytes */
+	uid_t uid; /* of whoever has them closed, and as what */
+	enum closer_kind kind;
+	uint8_t bytes[];
+};
+
+static void packet_free(struct packet *packet)
+{
+	closer_close(packet->uid, packet->kind, packet->fds, packet->n_fds);
+	free(packet);
+}
+
+static struct packet *packet_new(uid_t uid, enum closer_kind kind, const void *bytes,
+                                 size_t n_bytes, const int *fds, size_t n_fds)
+{
+	size_t fds_at = (n_bytes + sizeof(int) - 1) / sizeof(int) * sizeof(int);
+	struct packet *packet = malloc(sizeof(*packet) + fds_at + n_fds * sizeof(int));
+	if (!packet) {
+		errno = ENOMEM;
+		return NULL;
+	}
+	packet->uid = uid;
+	packet->kind = kind;
+	packet->n_bytes = n_bytes;
+	packet->n_fds = 0;
+	packet->fds = (int *)(void *)(packet->bytes + fds_at);
+	memcpy(packet->bytes, bytes, n_bytes);
+	for (size_t i = 0; i < n_fds; i++) {
+		int copy = fcntl(fds[i], F_DUPFD_CLOEXEC, 0);
+		if (copy < 0) {
+			int saved = errno;
+			packet_free(packet);
+			errno = saved;
+			return NULL;
+		}
+		packet->fds[packet->n_fds++] = copy;
+	}
+	return packet;
+}
+
+static void on_poll(uv_poll_t *poll, int status, int events);
+
+static void update_poll(struct conn *conn)
+{
+	if (conn->is_closing || conn->is_parked) {
+		return;
+	}
+	int events = 0;
+	if (conn->n_queued > 0) {
+		events = uv_is_active((uv_handle_t *)&conn->retry) ? 0 : UV_WRITABLE;
+	} else if (!conn->is_full) {
+		events = UV_READABLE;
+	}
+	/* A peer that is gone must be noticed even while nothing is read from it. */
+	events |= UV_DISCONNECT;
+	if (events != conn->events) {
+		conn->events = events;
+		uv_poll_start(&conn->poll, events, on_poll);
+	}
+}
+
+static void end(struct conn *conn, enum conn_end how, int error)
+{
+	if (!conn->is_closing) {
+		conn->on_end(conn, how, error);
+	}
+}
+
+static void on_retry(uv_timer_t *timer);
+
+static void start_retry(struct conn *conn)
+{
+	uv_timer_start(&conn->retry, on_retry, conn->retry_ms, 0);
+	conn->retry_ms = conn->retry_ms * 2 < MAX_RETRY_MS ? conn->retry_ms * 2 : MAX_RETRY_MS;
+}
+
+/* Who hands in what does not close, or does not read what he asked for, is not read from. */
+static void check_full(struct conn *conn)
+{
+	conn->is_full = closer_is_full(conn->transit.uid) ||
+	                transit_is_full(&conn->transit, uv_now(conn->loop));
+	if (!conn->is_full) {
+		conn->retry_ms = MIN_RETRY_MS;
+	} else if (!uv_is_active((uv_handle_t *)&conn->retry)) {
+		start_retry(conn);
+	}
+}
+
+static void on_retry(uv_timer_t *timer)
+{
+	struct conn *conn = container_of(timer, struct conn, retry);
+	conn->is_full = false;
+	if (conn->n_queued == 0) {
+		check_full(conn);
+	}
+	update_poll(conn);
+}
+
+/* What sending met: 0 sent, 1 try later, < 0 the socket is of no more use. */
+static int try_send(struct conn *conn, const void *bytes, size_t n_bytes, const int *fds,
+                    size_t n_fds)
+{
+	int r = -ETOOMANYREFS;
+	if (n_fds == 0 || transit_may_send(&conn->transit, n_fds, uv_now(conn->loop))) {
+		r = wire_send(conn->fd, bytes, n_bytes, fds, n_fds, MSG_DONTWAIT);
+	}
+	if (r == 0) {
+		transit_sent(&conn->transit, n_fds);
+		conn->retry_ms = MIN_RETRY_MS;
+		return 0;
+	}
+	if (r == -EAGAIN || r == -ENOBUFS) {
+		return 1;
+	}
+	if (r == -ETOOMANYREFS) {
+		start_retry(conn);
+		return 1;
+	}
+	return r == WIRE_E_EOF ? -EPIPE : r;
+}
+
+static void drop_first(struct conn *conn)
+{
+	struct packet *packet = list_first(&conn->queue, struct packet, link);
+	list_remove(&packet->link);
+	conn->n_queued--;
+	transit_unqueue(&conn->transit, packet->n_fds);
+	packet_free(packet);
+}
+
+static void flush(struct conn *conn)
+{
+	while (conn->n_queued > 0) {
+		struct packet *packet = list_first(&conn->queue, struct packet, link);
+		int r = try_send(conn, packet->bytes, packet->n_bytes, packet->fds, packet->n_fds);
+		if (r > 0) {
+			return;
+		}
+		if (r < 0) {
+			end(conn, r == -EPIPE ? CONN_END_EOF : CONN_END_ERROR, r);
+			return;
+		}
+		drop_first(conn);
+	}
+}
+
+/* Returns whether to go on reading. */
+static bool receive(struct conn *conn)
+{
+	/* One buffer for all connections: the loop has one thread, and a packet is used up at once. */
+	static uint8_t buffer[GLAKE_MAX_PACKET_BYTES + 1];
+	static struct fdlist fds;
+	size_t n_bytes;
+
+	check_full(conn);
+	if (conn->is_full) {
+		return false;
+	}
+	fdlist_init(&fds);
+	int r = wire_recv(conn->fd, buffer, sizeof(buffer), &n_bytes, &fds, MSG_DONTWAIT);
+	if (r == -EAGAIN) {
+		return false;
+	}
+	if (r != 0) {
+		closer_close(conn->transit.uid, CLOSER_RECEIVED, fds.fds, fds.n_fds);
+		enum conn_end how = r == WIRE_E_EOF         ? CONN_END_EOF
+		                    : r == WIRE_E_MALFORMED ? CONN_END_MALFORMED
+		                                            : CONN_END_ERROR;
+		end(conn, how, r);
+		return false;
+	}
+	conn->on_packet(conn, buffer, n_bytes, &fds);
+	closer_close(conn->transit.uid, CLOSER_RECEIVED, fds.fds, fds.n_fds);
+	return !conn->is_closing && conn->n_queued == 0;
+}
+
+/* One packet, or what there is to send. */
+static bool serve(struct turn *turn)
+{
+	struct conn *conn = container_of(turn, struct conn, turn);
+	if (conn->ready & UV_WRITABLE) {
+		flush(conn);
+	}
+	if (conn->is_closing) {
+		return false;
+	}
+	bool goes_on = false;
+	if (conn->ready & UV_READABLE && conn->n_queued == 0) {
+		goes_on = receive(conn);
+	} else if (conn->ready & UV_DISCONNECT) {
+		end(conn, CONN_END_EOF, 0);
+	}
+	conn->ready = goes_on ? UV_READABLE : 0;
+	if (!goes_on) {
+		conn->is_parked = false;
+		update_poll(conn);
+	}
+	return goes_on;
+}
+
+/* Whoever stands in line since the last time would be reported each time until he is served. */
+static void park(struct conn *conn)
+{
+	conn->is_parked = true;
+	conn->events = 0;
+	uv_poll_stop(&conn->poll);
+}
+
+static void on_poll(uv_poll_t *poll, int status, int events)
+{
+	struct conn *conn = container_of(poll, struct conn, poll);
+	if (status < 0) {
+		/* libuv reports POLLERR so, and stops polling. */
+		conn->events = 0;
+		end(conn, CONN_END_EOF, status);
+		return;
+	}
+	if (turn_is_waiting(&conn->turn)) {
+		park(conn);
+	}
+	conn->ready |= events;
+	turn_wait(&conn->turn);
+}
+
+int conn_open(struct conn *conn, uv_loop_t *loop, int fd, conn_packet_fn on_packet,
+              conn_end_fn on_end)
+{
+	*conn = (struct conn){.loop = loop,
+	                      .fd = fd,
+	                      .retry_ms = MIN_RETRY_MS,
+	                      .on_packet = on_packet,
+	                      .on_end = on_end};
+	list_init(&conn->queue);
+	transit_init(&conn->transit, fd);
+	/* Cannot fail; and closing it alone would need a callback, so the poll comes first. */
+	int r = uv_poll_init(loop, &conn->poll, fd);
+	if (r < 0) {
+		return r;
+	}
+	uv_timer_init(loop, &conn->retry);
+	turn_init(&conn->turn, serve);
+	update_poll(conn);
+	return 0;
+}
+
+int conn_send_now(struct conn *conn, const void *bytes, size_t n_bytes, const int *fds,
+                  size_t n_fds)
+{
+	if (conn->is_closing) {
+		return 0;
+	}
+	int sent = conn->n_queued == 0 ? try_send(conn, bytes, n_bytes, fds, n_fds) : 1;
+	/* A dead peer is noticed by the poll; nothing else that went wrong is. */
+	return sent > 0 ? -EAGAIN : sent == -EPIPE ? 0 : sent;
+}
+
+static int send_or_queue(struct conn *conn, uid_t uid, enum closer_kind kind, const void *bytes,
+                         size_t n_bytes, const int *fds, size_t n_fds)
+{
+	int sent = conn_send_now(conn, bytes, n_bytes, fds, n_fds);
+	if (sent != -EAGAIN) {
+		return sent;
+	}
+	int r = transit_queue(&conn->transit, n_fds);
+	if (r < 0) {
+		return r;
+	}
+	struct packet *packet = packet_new(uid, kind, bytes, n_bytes, fds, n_fds);
+	if (!packet) {
+		transit_unqueue(&conn->transit, n_fds);
+		return -errno;
+	}
+	list_insert(&conn->queue, &packet->link);
+	conn->n_queued++;
+	update_poll(conn);
+	return 0;
+}
+
+int conn_send(struct conn *conn, const void *bytes, size_t n_bytes, const int *fds, size_t n_fds)
+{
+	return send_or_queue(conn, conn->transit.uid, CLOSER_QUEUED, bytes, n_bytes, fds, n_fds);
+}
+
+int conn_send_files(struct conn *conn, uid_t uid, const void *bytes, size_t n_bytes, const int *fds,
+                    size_t n_fds)
+{
+	return send_or_queue(conn, uid, CLOSER_RECEIVED, bytes, n_bytes, fds, n_fds);
+}
+
+size_t conn_n_queued(const struct conn *conn)
+{
+	return conn->n_queued;
+}
+
+bool conn_is_held_up(const struct conn *conn)
+{
+	return conn->n_queued > 0 || conn->is_full;
+}
+
+bool conn_has_unread(const struct conn *conn)
+{
+	struct pollfd readable = {.fd = conn->fd, .events = POLLIN};
+	return poll(&readable, 1, 0) == 1 && readable.revents & POLLIN;
+}
+
+int conn_set_uid(struct conn *conn, uid_t uid)
+{
+	int r = transit_enter(&conn->transit, uid);
+	return r < 0 ? r : turn_enter(&conn->turn, uid);
+}
+
+static void closed(struct conn *conn)
+{
+	if (--conn->n_closing == 0 && conn->on_closed) {
+		conn->on_closed(conn);
+	}
+}
+
+static void on_poll_closed(uv_handle_t *handle)
+{
+	closed(container_of(handle, struct conn, poll));
+}
+
+static void on_retry_closed(uv_handle_t *handle)
+{
+	closed(container_of(handle, struct conn, retry));
+}
+
+void conn_close(struct conn *conn, conn_closed_fn on_closed)
+{
+	if (conn->is_closing) {
+		return;
+	}
+	conn->is_closing = true;
+	conn->on_closed = on_closed;
+	conn->n_closing = 2;
+	turn_leave(&conn->turn);
+	uv_close((uv_handle_t *)&conn->poll, on_poll_closed);
+	uv_close((uv_handle_t *)&conn->retry, on_retry_closed);
+	/* So that nothing more gets into it while it waits to be closed, and the peer knows at once. */
+	shutdown(conn->fd, SHUT_RDWR);
+	while (conn->n_queued > 0) {
+		drop_first(conn);
+	}
+	/* After uv_close(), which takes the fd out of epoll. */
+	transit_close(&conn->transit);
+	conn->fd = -1;
+}

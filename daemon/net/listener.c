@@ -1,0 +1,244 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/net/listener.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+
+#include "daemon/base/log.h"
+#include "daemon/base/notify.h"
+#include "daemon/net/turn.h"
+#include "proto/cleanup.h"
+
+#define BACKLOG 512
+/* Out of fds, or asked to: the backlog holds the connections until some come back. */
+#define PAUSE_MS 100
+
+struct listener {
+	uv_poll_t poll;
+	struct turn turn;
+	uv_timer_t pause;
+	int fd;      /* owned */
+	int lock_fd; /* owned; -1 with a socket that was passed */
+	int n_handles;
+	char *path; /* owned; NULL with a socket that was passed */
+	listener_fn on_connection;
+	void *user;
+	struct log_limit log_limit;
+};
+
+static void on_readable(uv_poll_t *poll, int status, int events);
+
+static void listener_free(struct listener *listener)
+{
+	fd_close(&listener->fd);
+	fd_close(&listener->lock_fd);
+	free(listener->path);
+	free(listener);
+}
+
+/* Returns the locked fd, or -EADDRINUSE, or another -errno. */
+static int lock_path(const char *path)
+{
+	char lock_path[sizeof(((struct sockaddr_un *)0)->sun_path) + sizeof(".lock")];
+	char owner[32] = "";
+	snprintf(lock_path, sizeof(lock_path), "%s.lock", path);
+	cleanup_fd int fd = open(lock_path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+	if (fd < 0) {
+		int error = errno;
+		log_error("cannot open %s: %s", lock_path, strerror(error));
+		return -error;
+	}
+	if (flock(fd, LOCK_EX | LOCK_NB) < 0) {
+		ssize_t n = pread(fd, owner, sizeof(owner) - 1, 0);
+		owner[n > 0 ? n : 0] = '\0';
+		log_error("another glaked (pid %d) serves %s", atoi(owner), path);
+		return -EADDRINUSE;
+	}
+	int n = snprintf(owner, sizeof(owner), "%d\n", (int)getpid());
+	if (ftruncate(fd, 0) < 0 || pwrite(fd, owner, (size_t)n, 0) < 0) {
+		log_warning("cannot write %s: %s", lock_path, strerror(errno));
+	}
+	return fd_steal(&fd);
+}
+
+/* Whoever made the file at @address is dead: nobody accepts there. */
+static bool is_stale(const struct sockaddr_un *address)
+{
+	cleanup_fd int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	if (fd < 0) {
+		return false;
+	}
+	return connect(fd, (const struct sockaddr *)address, sizeof(*address)) < 0 &&
+	       errno == ECONNREFUSED;
+}
+
+static int remove_stale(const struct sockaddr_un *address)
+{
+	struct stat stat;
+	if (lstat(address->sun_path, &stat) < 0) {
+		return errno == ENOENT ? 0 : -errno;
+	}
+	if (!S_ISSOCK(stat.st_mode)) {
+		log_error("%s is there and is not a socket", address->sun_path);
+		return -EEXIST;
+	}
+	if (!is_stale(address)) {
+		log_error("somebody else serves %s", address->sun_path);
+		return -EADDRINUSE;
+	}
+	log_info("removing the socket of a glaked that is gone: %s", address->sun_path);
+	return unlink(address->sun_path) < 0 ? -errno : 0;
+}
+
+static int bind_path(struct listener *listener, const char *path, mode_t mode)
+{
+	struct sockaddr_un address = {.sun_family = AF_UNIX};
+	if (strlen(path) >= sizeof(address.sun_path)) {
+		log_error("the socket path is too long: %s", path);
+		return -ENAMETOOLONG;
+	}
+	strcpy(address.sun_path, path);
+	listener->lock_fd = lock_path(path);
+	if (listener->lock_fd < 0) {
+		return listener->lock_fd;
+	}
+	int r = remove_stale(&address);
+	if (r < 0) {
+		return r;
+	}
+	listener->fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	if (listener->fd < 0) {
+		return -errno;
+	}
+	/* Nobody may connect before the mode is right. */
+	mode_t old_mask = umask(0777 & ~mode);
+	r = bind(listener->fd, (struct sockaddr *)&address, sizeof(address)) < 0 ? -errno : 0;
+	umask(old_mask);
+	if (r < 0) {
+		log_error("cannot bind %s: %s", path, strerror(-r));
+		return r;
+	}
+	listener->path = strdup(path);
+	if (!listener->path || listen(listener->fd, BACKLOG) < 0) {
+		return -errno;
+	}
+	return 0;
+}
+
+static int get_socket(struct listener *listener, const char *path, mode_t mode)
+{
+	int fd = notify_listen_fd();
+	if (fd == -ENOENT) {
+		return bind_path(listener, path, mode);
+	}
+	if (fd < 0) {
+		log_error("the service manager passed something that is not one listening "
+		          "SEQPACKET socket");
+		return fd;
+	}
+	listener->fd = fd;
+	int flags = fcntl(fd, F_GETFL);
+	return flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) < 0 ? -errno : 0;
+}
+
+static void on_pause_over(uv_timer_t *timer)
+{
+	struct listener *listener = container_of(timer, struct listener, pause);
+	uv_poll_start(&listener->poll, UV_READABLE, on_readable);
+}
+
+void listener_pause(struct listener *listener)
+{
+	uv_poll_stop(&listener->poll);
+	uv_timer_start(&listener->pause, on_pause_over, PAUSE_MS, 0);
+}
+
+/*
+ * One connection. In line with the sessions, of which one may have to end first if that is to be one
+ * more.
+ */
+static bool accept_one(struct turn *turn)
+{
+	struct listener *listener = container_of(turn, struct listener, turn);
+	int fd = accept4(listener->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+	if (fd >= 0) {
+		listener->on_connection(listener->user, fd);
+		return uv_is_active((uv_handle_t *)&listener->poll);
+	}
+	if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
+		log_limited(&listener->log_limit, LOG_LEVEL_WARNING,
+		            "cannot accept connections: %s", strerror(errno));
+		listener_pause(listener);
+	}
+	return false;
+}
+
+static void on_readable(uv_poll_t *poll, int status, int events)
+{
+	turn_wait(&container_of(poll, struct listener, poll)->turn);
+}
+
+int listener_open(uv_loop_t *loop, const char *path, mode_t mode, listener_fn on_connection,
+                  void *user, struct listener **listener_out)
+{
+	struct listener *listener = calloc(1, sizeof(*listener));
+	if (!listener) {
+		return -ENOMEM;
+	}
+	listener->fd = -1;
+	listener->lock_fd = -1;
+	listener->on_connection = on_connection;
+	listener->user = user;
+	int r = get_socket(listener, path, mode);
+	if (r == 0) {
+		r = uv_poll_init(loop, &listener->poll, listener->fd);
+	}
+	if (r < 0) {
+		listener_free(listener);
+		return r;
+	}
+	uv_timer_init(loop, &listener->pause);
+	turn_init(&listener->turn, accept_one);
+	uv_poll_start(&listener->poll, UV_READABLE, on_readable);
+	*listener_out = listener;
+	return 0;
+}
+
+static void on_poll_closed(uv_handle_t *handle)
+{
+	struct listener *listener = container_of(handle, struct listener, poll);
+	if (--listener->n_handles == 0) {
+		listener_free(listener);
+	}
+}
+
+static void on_pause_closed(uv_handle_t *handle)
+{
+	struct listener *listener = container_of(handle, struct listener, pause);
+	if (--listener->n_handles == 0) {
+		listener_free(listener);
+	}
+}
+
+void listener_close(struct listener *listener)
+{
+	if (!listener) {
+		return;
+	}
+	turn_leave(&listener->turn);
+	listener->n_handles = 2;
+	uv_close((uv_handle_t *)&listener->poll, on_poll_closed);
+	uv_close((uv_handle_t *)&listener->pause, on_pause_closed);
+	if (listener->path) {
+		unlink(listener->path);
+	}
+	fd_close(&listener->fd);
+}

@@ -1,0 +1,126 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/net/peer.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/pidfd.h>
+#include <sys/socket.h>
+
+#include "proto/cleanup.h"
+
+#ifndef SO_PEERGROUPS
+#define SO_PEERGROUPS 59
+#endif
+/* Linux 6.5 */
+#ifndef SO_PEERPIDFD
+#define SO_PEERPIDFD 77
+#endif
+
+static int read_groups(struct peer *peer, int socket, gid_t primary)
+{
+	socklen_t bytes = 0;
+	if (getsockopt(socket, SOL_SOCKET, SO_PEERGROUPS, NULL, &bytes) < 0 && errno != ERANGE) {
+		bytes = 0;
+	}
+	peer->gids = malloc(sizeof(gid_t) + bytes);
+	if (!peer->gids) {
+		return -ENOMEM;
+	}
+	peer->gids[0] = primary;
+	if (bytes > 0 &&
+	    getsockopt(socket, SOL_SOCKET, SO_PEERGROUPS, peer->gids + 1, &bytes) < 0) {
+		bytes = 0;
+	}
+	peer->n_gids = 1 + bytes / sizeof(gid_t);
+	return 0;
+}
+
+/* The line "0::/path" of /proc/PID/cgroup. Absent on hosts without the unified hierarchy. */
+static char *read_cgroup(pid_t pid)
+{
+	char path[64];
+	char line[4096];
+	char *cgroup = NULL;
+	snprintf(path, sizeof(path), "/proc/%d/cgroup", (int)pid);
+	FILE *file = fopen(path, "re");
+	if (!file) {
+		return NULL;
+	}
+	while (!cgroup && fgets(line, sizeof(line), file)) {
+		if (strncmp(line, "0::", 3) == 0) {
+			line[strcspn(line, "\n")] = '\0';
+			cgroup = strdup(line + 3);
+		}
+	}
+	fclose(file);
+	return cgroup;
+}
+
+/* A pid names a process only while that lives. Returns a pidfd or -errno. */
+static int open_process(int socket, pid_t pid)
+{
+	int fd = -1;
+	socklen_t bytes = sizeof(fd);
+	if (getsockopt(socket, SOL_SOCKET, SO_PEERPIDFD, &fd, &bytes) < 0) {
+		if (errno == EINVAL) {
+			/* What kernels say at first of a process that was waited for. */
+			return -ESRCH;
+		}
+		fd = errno == ENOPROTOOPT ? pidfd_open(pid, 0) : -1;
+	}
+	return fd < 0 ? -errno : fd;
+}
+
+static bool is_over(int pidfd)
+{
+	struct pollfd process = {.fd = pidfd, .events = POLLIN};
+	return poll(&process, 1, 0) != 0;
+}
+
+static int find_cgroup(struct peer *peer, int socket)
+{
+	cleanup_fd int pidfd = open_process(socket, peer->pid);
+	if (pidfd < 0) {
+		return pidfd;
+	}
+	peer->cgroup = read_cgroup(peer->pid);
+	return is_over(pidfd) ? -ESRCH : 0;
+}
+
+int peer_init(struct peer *peer, int socket, bool needs_cgroup)
+{
+	struct ucred credentials;
+	socklen_t bytes = sizeof(credentials);
+	*peer = (struct peer){0};
+	if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &bytes) < 0) {
+		return -errno;
+	}
+	peer->pid = credentials.pid;
+	peer->uid = credentials.uid;
+	peer->owner = peer->uid;
+	int r = read_groups(peer, socket, credentials.gid);
+	if (r < 0) {
+		return r;
+	}
+	/* Without a pid it is in no namespace below ours, and in no cgroup of ours. */
+	if (needs_cgroup && peer->pid > 0) {
+		r = find_cgroup(peer, socket);
+	}
+	return r;
+}
+
+bool peer_has_ended(const struct peer *peer, int socket)
+{
+	cleanup_fd int pidfd = open_process(socket, peer->pid);
+	return pidfd == -ESRCH || (pidfd >= 0 && is_over(pidfd));
+}
+
+void peer_deinit(struct peer *peer)
+{
+	free(peer->gids);
+	free(peer->cgroup);
+	*peer = (struct peer){0};
+}

@@ -1,0 +1,133 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/rpc/account.h"
+
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "proto/cleanup.h"
+
+/* Of one process on NVML's list. */
+struct share {
+	bool is_session; /* its process has one, or several */
+	struct driver_memory driver;
+};
+
+static uint64_t sum(uint64_t one, uint64_t two)
+{
+	uint64_t total;
+	return __builtin_add_overflow(one, two, &total) ? UINT64_MAX : total;
+}
+
+static uint64_t less(uint64_t bytes, uint64_t taken)
+{
+	return bytes > taken ? bytes - taken : 0;
+}
+
+static void add_driver(struct driver_memory *to, const struct driver_memory *from)
+{
+	to->managed_bytes = sum(to->managed_bytes, from->managed_bytes);
+	to->array_bytes = sum(to->array_bytes, from->array_bytes);
+	to->graph_bytes = sum(to->graph_bytes, from->graph_bytes);
+	to->other_bytes = sum(to->other_bytes, from->other_bytes);
+}
+
+/* Cut @bytes to what is left of a process, and take it from there. */
+static void take(uint64_t *bytes, uint64_t *left)
+{
+	*bytes = *bytes < *left ? *bytes : *left;
+	*left -= *bytes;
+}
+
+static void settle(struct account *account, struct driver_memory driver, uint64_t process_bytes)
+{
+	uint64_t left = process_bytes;
+	take(&driver.array_bytes, &left);
+	take(&driver.graph_bytes, &left);
+	take(&driver.other_bytes, &left);
+	add_driver(&account->driver, &driver);
+	account->context_bytes = sum(account->context_bytes, left);
+}
+
+static bool is_ours(const struct server *server, uint32_t pid)
+{
+	return pid != 0 &&
+	       (pid == (uint32_t)mover_link_pid(&server->mover) || pid == (uint32_t)getpid());
+}
+
+static void settle_all(const struct server *server, const struct nvml_process *processes,
+                       const struct share *shares, size_t n, struct account *account)
+{
+	for (size_t i = 0; i < n; i++) {
+		uint64_t bytes = processes[i].bytes;
+		if (shares[i].is_session) {
+			settle(account, shares[i].driver, bytes);
+		} else if (is_ours(server, processes[i].pid)) {
+			account->mover_bytes = sum(account->mover_bytes, bytes);
+		} else {
+			account->foreign_bytes = sum(account->foreign_bytes, bytes);
+			account->n_foreign++;
+		}
+	}
+}
+
+/* What NVML says is used of @device beside physical; false if it does not say. */
+static bool find_left(const struct device *device, uint64_t *left_out)
+{
+	uint64_t free_bytes = device_free_bytes(device);
+	*left_out = less(device->total_bytes, sum(free_bytes, device_physical_bytes(device)));
+	return free_bytes > 0;
+}
+
+/* Managed memory comes last: it counts as asked for, and may be elsewhere. */
+static void settle_rest(const struct device *device, struct account *account)
+{
+	uint64_t left;
+	if (!find_left(device, &left)) {
+		return;
+	}
+	left = less(left, account->context_bytes);
+	left = less(left, account->driver.array_bytes);
+	left = less(left, account->driver.graph_bytes);
+	left = less(left, account->driver.other_bytes);
+	left = less(left, account->mover_bytes);
+	left = less(left, account->foreign_bytes);
+	take(&account->driver.managed_bytes, &left);
+	account->unaccounted_bytes = left;
+}
+
+void account_device(const struct server *server, const struct device *device,
+                    struct account *account_out)
+{
+	size_t n;
+	const struct nvml_process *processes = nvml_processes(server->nvml, device->index, &n);
+	cleanup_free struct share *shares = calloc(n + 1, sizeof(*shares));
+	n = shares ? n : 0;
+	*account_out = (struct account){0};
+	struct session *session;
+	list_for_each (session, &server->sessions, link) {
+		const struct driver_memory *driver = &session->devices[device->index].driver;
+		const struct nvml_process *process = nvml_find_process(processes, n,
+		                                                       (uint32_t)session->peer.pid);
+		if (session->state != SESSION_OPEN) {
+			continue;
+		}
+		if (process) {
+			shares[process - processes].is_session = true;
+		}
+		bool is_known = process && process->bytes > 0;
+		add_driver(is_known ? &shares[process - processes].driver : &account_out->driver,
+		           driver);
+	}
+	settle_all(server, processes, shares, n, account_out);
+	settle_rest(device, account_out);
+}
+
+uint64_t account_process_bytes(const struct session *session, const struct device *device)
+{
+	size_t n;
+	const struct nvml_process *processes = nvml_processes(session->server->nvml, device->index,
+	                                                      &n);
+	const struct nvml_process *process = nvml_find_process(processes, n,
+	                                                       (uint32_t)session->peer.pid);
+	return process ? process->bytes : 0;
+}

@@ -1,0 +1,147 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Requests that steer: pin and evict in one's own realm (an admin in all), quotas as admin. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/rpc/rpc_handlers.h"
+
+/* A text of digits alone is an id, as listings have it, and never a name. */
+static bool is_meant(const struct model *model, const char *text)
+{
+	char id[24];
+	if (text[strspn(text, "0123456789")] != '\0') {
+		return strcmp(model->name, text) == 0;
+	}
+	snprintf(id, sizeof(id), "%" PRIu64, model->id);
+	return strcmp(id, text) == 0;
+}
+
+/*
+ * The one model that is meant of those that the session may act on, or NULL after a refusal. Several
+ * may have a name: those of other realms or devices, and of a file that has changed since.
+ */
+static struct model *find_named(struct session *session, uint64_t id, const char *text)
+{
+	char ids[400];
+	size_t n_bytes = 0;
+	uint64_t n_found = 0;
+	struct model *found = NULL;
+	struct model *model;
+	list_for_each (model, &session->server->store.model_list, link) {
+		if (!rpc_may_act(session, model->realm) || !is_meant(model, text)) {
+			continue;
+		}
+		found = model;
+		/* Whoever is cut off is in the listing. */
+		n_bytes += n_bytes < sizeof(ids)
+		                   ? (size_t)snprintf(ids + n_bytes, sizeof(ids) - n_bytes,
+		                                      "%s%" PRIu64 " (realm %s, device %u)",
+		                                      n_found ? ", " : "", model->id,
+		                                      model->realm->name, model->device->index)
+		                   : 0;
+		n_found++;
+	}
+	if (n_found == 0) {
+		rpc_refuse(session, id, STATUS_NOT_FOUND, "there is no model '%s'", text);
+	} else if (n_found > 1) {
+		rpc_refuse(session, id, STATUS_BAD_REQUEST,
+		           "%" PRIu64 " models have that name, say which by its id: %s", n_found,
+		           ids);
+	}
+	return n_found == 1 ? found : NULL;
+}
+
+void rpc_pin(struct session *session, const request_t *request, struct fdlist *fds)
+{
+	struct model *model = find_named(session, request->id, request->pin->name);
+	if (!model) {
+		return;
+	}
+	struct store *store = &session->server->store;
+	if (request->pin->unpin) {
+		store_unpin_model(store, model);
+		rpc_answer_ok(session, request->id);
+		return;
+	}
+	if (model->state != MODEL_READY) {
+		rpc_refuse(session, request->id, STATUS_BUSY, "'%s' is being loaded", model->name);
+		return;
+	}
+	int r = store_pin_model(store, model, session->tenant);
+	if (r != 0) {
+		rpc_refuse_model(session, request->id, model, r);
+		return;
+	}
+	rpc_answer_ok(session, request->id);
+}
+
+static void answer_evict(struct session *session, uint64_t id, uint64_t n_models,
+                         uint64_t freed_bytes)
+{
+	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
+	Glake__Wire__EvictAnswer body = GLAKE__WIRE__EVICT_ANSWER__INIT;
+	body.n_models = n_models;
+	body.freed_bytes = freed_bytes;
+	answer.body_case = GLAKE__WIRE__ANSWER__BODY_EVICT;
+	answer.evict = &body;
+	rpc_answer(session, id, &answer, NULL, 0);
+}
+
+void rpc_evict(struct session *session, const request_t *request, struct fdlist *fds)
+{
+	struct store *store = &session->server->store;
+	const char *name = request->evict->name;
+	if (!name[0]) {
+		uint64_t n_models;
+		uint64_t freed_bytes = store_evict_all(
+			store, session->is_admin ? NULL : session->realm, &n_models);
+		answer_evict(session, request->id, n_models, freed_bytes);
+		return;
+	}
+	struct model *model = find_named(session, request->id, name);
+	if (!model) {
+		return;
+	}
+	if (model->n_holders > 0 || model->is_pinned) {
+		rpc_refuse(session, request->id, STATUS_BUSY, "'%s' is %s", model->name,
+		           model->is_pinned ? "pinned" : "in use");
+		return;
+	}
+	answer_evict(session, request->id, 1, store_evict_model(store, model));
+}
+
+void rpc_quota_set(struct session *session, const request_t *request, struct fdlist *fds)
+{
+	const Glake__Wire__QuotaSet *body = request->quota_set;
+	if (!session->is_admin) {
+		rpc_refuse(session, request->id, STATUS_NO_PERMISSION,
+		           "quotas are set by root or the admin group");
+		return;
+	}
+	struct tenant *tenant = tenant_find(session->server->tenants, body->tenant);
+	if (!tenant || tenant == tenant_table_cache(session->server->tenants)) {
+		rpc_refuse(session, request->id, STATUS_NOT_FOUND, "there is no tenant '%.64s'",
+		           body->tenant);
+		return;
+	}
+	if (body->set_sessions) {
+		tenant_set_max_sessions(tenant, body->max_sessions);
+		log_info("tenant %s: at most %u sessions (0 = any), set by uid %u", tenant->name,
+		         body->max_sessions, (unsigned)session->peer.uid);
+	} else if (body->set_manifests) {
+		tenant_set_manifest_quota(tenant, body->manifest_bytes);
+		log_info("tenant %s: at most %llu bytes of manifests (0 = any), set by uid %u",
+		         tenant->name, (unsigned long long)body->manifest_bytes,
+		         (unsigned)session->peer.uid);
+	} else {
+		if (!rpc_device(session, request->id, body->device)) {
+			return;
+		}
+		tenant_set_quota(tenant, body->device, body->quota_bytes);
+		log_info("tenant %s: at most %llu bytes on device %u (0 = any), set by uid %u",
+		         tenant->name, (unsigned long long)body->quota_bytes, body->device,
+		         (unsigned)session->peer.uid);
+	}
+	rpc_answer_ok(session, request->id);
+}

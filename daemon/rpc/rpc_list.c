@@ -1,0 +1,420 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Requests that look: status, statistics and the lists.
+ *
+ * An admin sees everything; anybody else his own realm, and of tenants his own. Lists are answered
+ * in pages; rows come in the order of ids, and the cursor is the id of the last row sent, so what
+ * is added or removed between two pages disturbs nothing.
+ */
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "daemon/rpc/account.h"
+#include "daemon/rpc/rpc_handlers.h"
+#include "proto/cleanup.h"
+
+/* Rows of one page: what is certain to fit is checked by bytes, this bounds the arrays. */
+#define PAGE_ROWS 256
+/* Tag and length in front of a row take at most so many bytes. */
+#define ROW_OVERHEAD_BYTES 10
+
+/* Adds up a page's bytes. */
+struct page {
+	size_t n_rows;
+	size_t n_bytes;
+};
+
+static bool page_has_room(struct page *page, size_t row_bytes)
+{
+	if (page->n_rows == PAGE_ROWS ||
+	    page->n_bytes + row_bytes + ROW_OVERHEAD_BYTES > GLAKE_PAGE_BYTES) {
+		return false;
+	}
+	page->n_bytes += row_bytes + ROW_OVERHEAD_BYTES;
+	page->n_rows++;
+	return true;
+}
+
+static uint64_t age_ms(const struct session *session, uint64_t since_ms)
+{
+	return uv_now(&session->server->loop) - since_ms;
+}
+
+/* ---- status ---------------------------------------------------------------------------------- */
+
+static void describe_account(const struct account *account, Glake__Wire__DeviceStatus *row)
+{
+	row->context_bytes = account->context_bytes;
+	row->managed_bytes = account->driver.managed_bytes;
+	row->array_bytes = account->driver.array_bytes;
+	row->graph_bytes = account->driver.graph_bytes;
+	row->other_bytes = account->driver.other_bytes;
+	row->mover_bytes = account->mover_bytes;
+	row->foreign_bytes = account->foreign_bytes;
+	row->n_foreign = account->n_foreign;
+	row->unaccounted_bytes = account->unaccounted_bytes;
+}
+
+static void describe_device(const struct server *server, const struct device *device,
+                            Glake__Wire__DeviceStatus *row)
+{
+	glake__wire__device_status__init(row);
+	row->index = device->index;
+	row->name = (char *)device->name;
+	row->uuid.data = (uint8_t *)device->uuid;
+	row->uuid.len = sizeof(device->uuid);
+	row->total_bytes = device->total_bytes;
+	row->physical_bytes = device_physical_bytes(device);
+	row->private_bytes = device->use_bytes[CHUNK_PRIVATE];
+	row->block_bytes = device->use_bytes[CHUNK_BLOCK] + device->use_bytes[CHUNK_LOADING];
+	/* Nobody has these open yet, and nobody can have them evicted. */
+	row->used_block_bytes = device->used_block_bytes + device->use_bytes[CHUNK_LOADING];
+	row->pool_bytes = device->use_bytes[CHUNK_POOL];
+	row->logical_block_bytes = device->logical_block_bytes;
+	row->logical_bytes = device->logical_block_bytes + device->use_bytes[CHUNK_PRIVATE];
+	row->fabric = (char *)device->fabric;
+	row->rdma = device->rdma;
+	row->free_bytes = device_free_bytes(device);
+	struct account account;
+	account_device(server, device, &account);
+	describe_account(&account, row);
+}
+
+void rpc_status_get(struct session *session, const request_t *request, struct fdlist *fds)
+{
+	struct server *server = session->server;
+	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
+	Glake__Wire__StatusAnswer body = GLAKE__WIRE__STATUS_ANSWER__INIT;
+	Glake__Wire__DeviceStatus rows[RPC_MAX_DEVICES];
+	Glake__Wire__DeviceStatus *list[RPC_MAX_DEVICES];
+	char mover[32] = "idle";
+	char driver[16];
+
+	int mover_pid = mover_link_pid(&server->mover);
+	if (mover_pid) {
+		snprintf(mover, sizeof(mover), "running %d", mover_pid);
+	}
+	snprintf(driver, sizeof(driver), "%d.%d", server->driver_version / 1000,
+	         server->driver_version % 1000 / 10);
+	body.version = (char *)GLAKE_VERSION;
+	body.pid = (uint64_t)getpid();
+	body.uptime_ms = age_ms(session, server->started_ms);
+	body.n_sessions = server->n_sessions;
+	body.n_models = server->store.n_models;
+	body.n_blocks = server->store.n_blocks;
+	body.mover = mover;
+	body.fds_used = server->allocator.books.n_fds;
+	body.fds_budget = server->allocator.books.max_fds;
+	body.draining = server->state != SERVER_RUNNING;
+	body.driver = driver;
+	body.config = server->config->path ? server->config->path : (char *)"";
+	for (uint32_t i = 0; i < server->n_devices && i < RPC_MAX_DEVICES; i++) {
+		describe_device(server, &server->devices[i], &rows[i]);
+		list[i] = &rows[i];
+		body.n_devices++;
+	}
+	body.devices = list;
+	answer.body_case = GLAKE__WIRE__ANSWER__BODY_STATUS_GET;
+	answer.status_get = &body;
+	rpc_answer(session, request->id, &answer, NULL, 0);
+}
+
+static uint64_t less(uint64_t bytes, uint64_t taken)
+{
+	return bytes > taken ? bytes - taken : 0;
+}
+
+void rpc_device_get(struct session *session, const request_t *request, struct fdlist *fds)
+{
+	const struct device *device = rpc_device(session, request->id, request->device_get->device);
+	if (!device) {
+		return;
+	}
+	const struct tenant_device *tenant = &session->tenant->devices[device->index];
+	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
+	Glake__Wire__DeviceGetAnswer body = GLAKE__WIRE__DEVICE_GET_ANSWER__INIT;
+	body.quota_bytes = tenant->quota_bytes;
+	body.used_bytes = tenant->used_bytes;
+	body.reserved_bytes = session->devices[device->index].reserved_bytes;
+	/* The driver does not yet count it as free; who asks for memory gets it. */
+	uint64_t leaving_bytes = device->leaving_bytes;
+	/* Without the device's anchor. */
+	body.idle_bytes = less(device->use_bytes[CHUNK_POOL], GLAKE_CHUNK_GRANULARITY) +
+	                  less(device->use_bytes[CHUNK_BLOCK], device->used_block_bytes) +
+	                  leaving_bytes;
+	body.room_bytes = less(device_room_bytes(device), leaving_bytes);
+	answer.body_case = GLAKE__WIRE__ANSWER__BODY_DEVICE_GET;
+	answer.device_get = &body;
+	rpc_answer(session, request->id, &answer, NULL, 0);
+}
+
+#define COUNT_STAT(name, help) +1
+enum { N_STATS = 0 STATS_LIST(COUNT_STAT) };
+#undef COUNT_STAT
+
+struct metrics {
+	Glake__Wire__Metric rows[N_STATS];
+	Glake__Wire__Metric *list[N_STATS];
+	size_t n;
+};
+
+static void add_metric(void *user, const char *name, uint64_t value, const char *help)
+{
+	struct metrics *metrics = user;
+	Glake__Wire__Metric *row = &metrics->rows[metrics->n];
+	glake__wire__metric__init(row);
+	row->name = (char *)name;
+	row->value = value;
+	row->help = (char *)help;
+	metrics->list[metrics->n++] = row;
+}
+
+void rpc_stats_get(struct session *session, const request_t *request, struct fdlist *fds)
+{
+	struct metrics metrics = {.n = 0};
+	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
+	Glake__Wire__StatsAnswer body = GLAKE__WIRE__STATS_ANSWER__INIT;
+	stats_for_each(&session->server->stats, add_metric, &metrics);
+	body.metrics = metrics.list;
+	body.n_metrics = metrics.n;
+	answer.body_case = GLAKE__WIRE__ANSWER__BODY_STATS_GET;
+	answer.stats_get = &body;
+	rpc_answer(session, request->id, &answer, NULL, 0);
+}
+
+/* ---- lists ----------------------------------------------------------------------------------- */
+
+/* Devices of the rows of one page. */
+#define PAGE_DEVICES 2048
+
+/* Where a row's devices go: room for RPC_MAX_DEVICES. */
+struct device_place {
+	Glake__Wire__SessionDevice *devices;
+	Glake__Wire__SessionDevice **list;
+};
+
+/* Returns whether the session, or its process, has anything there. */
+static bool describe_share(const struct session *session, uint32_t index,
+                           Glake__Wire__SessionDevice *row)
+{
+	const struct session_device *device = &session->devices[index];
+	const struct driver_memory *driver = &device->driver;
+	glake__wire__session_device__init(row);
+	row->device = index;
+	row->reserved_bytes = device->reserved_bytes;
+	row->shared_bytes = device->shared_bytes;
+	row->managed_bytes = driver->managed_bytes;
+	row->array_bytes = driver->array_bytes;
+	row->graph_bytes = driver->graph_bytes;
+	row->other_bytes = driver->other_bytes;
+	row->process_bytes = account_process_bytes(session, &session->server->devices[index]);
+	return row->reserved_bytes || row->shared_bytes || row->managed_bytes || row->array_bytes ||
+	       row->graph_bytes || row->other_bytes || row->process_bytes;
+}
+
+static void describe_session(const struct session *session, const struct device_place *place,
+                             Glake__Wire__SessionInfo *row)
+{
+	glake__wire__session_info__init(row);
+	row->session = session->id;
+	row->pid = (uint32_t)session->peer.pid;
+	row->uid = session->peer.uid;
+	row->program = session->program;
+	row->tenant = session->tenant->name;
+	row->realm = session->realm->name;
+	row->live_bytes = session->live_bytes;
+	row->warm_bytes = session->warm_bytes;
+	row->n_chunks = HASH_COUNT(session->chunks);
+	row->n_models = HASH_COUNT(session->models);
+	row->age_ms = age_ms(session, session->since_ms);
+	row->n_requests = session->n_requests;
+	row->peak_bytes = session->peak_bytes;
+	row->n_owned = session->n_owned;
+	row->n_passed = session->n_passed;
+	row->devices = place->list;
+	for (uint32_t i = 0; i < session->server->n_devices; i++) {
+		Glake__Wire__SessionDevice *device = &place->devices[row->n_devices];
+		row->reserved_bytes += session->devices[i].reserved_bytes;
+		row->shared_bytes += session->devices[i].shared_bytes;
+		if (row->n_devices < RPC_MAX_DEVICES && describe_share(session, i, device)) {
+			place->list[row->n_devices++] = device;
+		}
+	}
+}
+
+void rpc_session_list(struct session *session, const request_t *request, struct fdlist *fds)
+{
+	static Glake__Wire__SessionInfo rows[PAGE_ROWS];
+	static Glake__Wire__SessionInfo *list[PAGE_ROWS];
+	static Glake__Wire__SessionDevice devices[PAGE_DEVICES];
+	static Glake__Wire__SessionDevice *device_list[PAGE_DEVICES];
+	size_t n_devices = 0;
+	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
+	Glake__Wire__SessionListAnswer body = GLAKE__WIRE__SESSION_LIST_ANSWER__INIT;
+	struct page page = {0};
+	struct session *other;
+	list_for_each (other, &session->server->sessions, link) {
+		if (other->id <= request->session_list->after || other->state != SESSION_OPEN ||
+		    !rpc_may_act(session, other->realm)) {
+			continue;
+		}
+		Glake__Wire__SessionInfo next;
+		const struct device_place place = {&devices[n_devices], &device_list[n_devices]};
+		if (n_devices + RPC_MAX_DEVICES > PAGE_DEVICES) {
+			body.next = list[page.n_rows - 1]->session;
+			break;
+		}
+		describe_session(other, &place, &next);
+		if (!page_has_room(&page, glake__wire__session_info__get_packed_size(&next))) {
+			body.next = list[page.n_rows - 1]->session;
+			break;
+		}
+		n_devices += next.n_devices;
+		rows[page.n_rows - 1] = next;
+		list[page.n_rows - 1] = &rows[page.n_rows - 1];
+	}
+	body.sessions = list;
+	body.n_sessions = page.n_rows;
+	answer.body_case = GLAKE__WIRE__ANSWER__BODY_SESSION_LIST;
+	answer.session_list = &body;
+	rpc_answer(session, request->id, &answer, NULL, 0);
+}
+
+/* One tenant a page: few there are, and each has a row of its own per device. */
+void rpc_tenant_list(struct session *session, const request_t *request, struct fdlist *fds)
+{
+	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
+	Glake__Wire__TenantListAnswer body = GLAKE__WIRE__TENANT_LIST_ANSWER__INIT;
+	Glake__Wire__TenantInfo row = GLAKE__WIRE__TENANT_INFO__INIT;
+	Glake__Wire__TenantInfo *list[] = {&row};
+	Glake__Wire__TenantDevice devices[RPC_MAX_DEVICES];
+	Glake__Wire__TenantDevice *device_list[RPC_MAX_DEVICES];
+
+	struct tenant *tenant = tenant_next(session->server->tenants, request->tenant_list->after);
+	while (tenant && !session->is_admin && tenant != session->tenant) {
+		tenant = tenant_next(session->server->tenants, tenant->id);
+	}
+	if (tenant) {
+		row.name = tenant->name;
+		row.n_sessions = tenant->n_sessions;
+		row.max_sessions = tenant->max_sessions;
+		row.n_fds = tenant->n_fds;
+		row.max_fds = tenant->max_fds;
+		row.manifest_bytes = tenant->manifest_bytes;
+		row.quota_manifest_bytes = tenant->quota_manifest_bytes;
+		row.priority = tenant->priority;
+		for (uint32_t i = 0; i < tenant->n_devices && i < RPC_MAX_DEVICES; i++) {
+			glake__wire__tenant_device__init(&devices[i]);
+			devices[i].device = i;
+			devices[i].used_bytes = tenant->devices[i].used_bytes;
+			devices[i].quota_bytes = tenant->devices[i].quota_bytes;
+			devices[i].peak_bytes = tenant->devices[i].peak_bytes;
+			device_list[i] = &devices[i];
+			row.n_devices++;
+		}
+		row.devices = device_list;
+		body.tenants = list;
+		body.n_tenants = 1;
+		body.next = tenant->id;
+	}
+	answer.body_case = GLAKE__WIRE__ANSWER__BODY_TENANT_LIST;
+	answer.tenant_list = &body;
+	rpc_answer(session, request->id, &answer, NULL, 0);
+}
+
+static void describe_model(const struct session *session, const struct model *model,
+                           Glake__Wire__ModelInfo *row)
+{
+	bool is_ready = model->state == MODEL_READY;
+	glake__wire__model_info__init(row);
+	row->id = model->id;
+	row->name = model->name;
+	row->realm = model->realm->name;
+	row->device = model->device->index;
+	row->state = (char *)(is_ready ? "ready" : "loading");
+	row->span_bytes = model->span_bytes;
+	row->content_bytes = model->content_bytes;
+	row->unique_bytes = store_unique_bytes(model);
+	row->n_tensors = model->n_tensors;
+	row->n_blocks = model->n_blocks;
+	row->n_open = is_ready ? model->n_holders : 0;
+	row->pinned = model->is_pinned;
+	row->reload_reason = (char *)(model->reload_reason ? model->reload_reason : "");
+	row->idle_ms = model->n_holders == 0 ? age_ms(session, model->idle.since_ms) : 0;
+}
+
+void rpc_model_list(struct session *session, const request_t *request, struct fdlist *fds)
+{
+	static Glake__Wire__ModelInfo rows[PAGE_ROWS];
+	static Glake__Wire__ModelInfo *list[PAGE_ROWS];
+	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
+	Glake__Wire__ModelListAnswer body = GLAKE__WIRE__MODEL_LIST_ANSWER__INIT;
+	struct page page = {0};
+	struct model *model;
+	list_for_each (model, &session->server->store.model_list, link) {
+		if (model->id <= request->model_list->after ||
+		    !rpc_may_act(session, model->realm)) {
+			continue;
+		}
+		Glake__Wire__ModelInfo next;
+		describe_model(session, model, &next);
+		if (!page_has_room(&page, glake__wire__model_info__get_packed_size(&next))) {
+			body.next = list[page.n_rows - 1]->id;
+			break;
+		}
+		rows[page.n_rows - 1] = next;
+		list[page.n_rows - 1] = &rows[page.n_rows - 1];
+	}
+	body.models = list;
+	body.n_models = page.n_rows;
+	answer.body_case = GLAKE__WIRE__ANSWER__BODY_MODEL_LIST;
+	answer.model_list = &body;
+	rpc_answer(session, request->id, &answer, NULL, 0);
+}
+
+static void describe_block(const struct block *block, Glake__Wire__BlockInfo *row,
+                           uint8_t digest[DIGEST_BYTES])
+{
+	glake__wire__block_info__init(row);
+	digest_to_bytes(&block->key.digest, digest);
+	row->id = block->id;
+	row->digest.data = digest;
+	row->digest.len = DIGEST_BYTES;
+	row->device = block->chunk.device->index;
+	row->realm = block->realm->name;
+	row->chunk_bytes = block->chunk.bytes;
+	row->content_bytes = block->content_bytes;
+	row->n_models = block->n_manifests;
+	row->n_users = block->n_users;
+}
+
+void rpc_block_list(struct session *session, const request_t *request, struct fdlist *fds)
+{
+	static Glake__Wire__BlockInfo rows[PAGE_ROWS];
+	static Glake__Wire__BlockInfo *list[PAGE_ROWS];
+	static uint8_t digests[PAGE_ROWS + 1][DIGEST_BYTES];
+	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
+	Glake__Wire__BlockListAnswer body = GLAKE__WIRE__BLOCK_LIST_ANSWER__INIT;
+	struct page page = {0};
+	struct block *block;
+	list_for_each (block, &session->server->store.block_list, link) {
+		if (block->id <= request->block_list->after ||
+		    !rpc_may_act(session, block->realm)) {
+			continue;
+		}
+		Glake__Wire__BlockInfo next;
+		describe_block(block, &next, digests[page.n_rows]);
+		if (!page_has_room(&page, glake__wire__block_info__get_packed_size(&next))) {
+			body.next = list[page.n_rows - 1]->id;
+			break;
+		}
+		rows[page.n_rows - 1] = next;
+		list[page.n_rows - 1] = &rows[page.n_rows - 1];
+	}
+	body.blocks = list;
+	body.n_blocks = page.n_rows;
+	answer.body_case = GLAKE__WIRE__ANSWER__BODY_BLOCK_LIST;
+	answer.block_list = &body;
+	rpc_answer(session, request->id, &answer, NULL, 0);
+}

@@ -1,0 +1,349 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Requests for private memory. */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <sys/random.h>
+
+#include "daemon/rpc/rpc_handlers.h"
+#include "proto/cleanup.h"
+
+/* A ChunkAlloc on its way. */
+struct chunk_request {
+	struct pending pending;
+	struct alloc *alloc;
+	uint32_t device;
+	uint64_t bytes; /* of all its chunks */
+};
+
+static void cancel_chunk_request(struct pending *pending)
+{
+	struct chunk_request *operation = container_of(pending, struct chunk_request, pending);
+	if (operation->alloc) {
+		alloc_cancel(operation->alloc);
+	}
+	free(operation);
+}
+
+static void refuse_alloc(struct session *session, uint64_t id, int result, uint32_t device,
+                         uint64_t bytes)
+{
+	switch (result) {
+	case ALLOC_E_QUOTA: {
+		const struct tenant_device *limits = &session->tenant->devices[device];
+		rpc_refuse(session, id, STATUS_OVER_QUOTA,
+		           "%" PRIu64 " bytes more on device %u: tenant %s uses %" PRIu64
+		           " of %" PRIu64,
+		           bytes, device, session->tenant->name, limits->used_bytes,
+		           limits->quota_bytes);
+		return;
+	}
+	case ALLOC_E_FDS:
+		rpc_refuse(session, id, STATUS_NO_FDS, "no fds left for more chunks (tenant %s)",
+		           session->tenant->name);
+		return;
+	case ALLOC_E_FULL:
+		rpc_refuse(session, id, STATUS_NO_DEVICE_MEMORY,
+		           "device %u has no %" PRIu64 " bytes left, and nothing can be evicted",
+		           device, bytes);
+		return;
+	case ALLOC_E_DRIVER:
+		rpc_refuse(session, id, STATUS_INTERNAL, "the driver cannot make a chunk");
+		return;
+	default:
+		rpc_refuse(session, id, STATUS_NO_HOST_MEMORY, "glaked has no host memory");
+	}
+}
+
+/* In the session's table, and without a chunk yet. NULL: no memory. */
+static struct private_chunk *new_private(struct session *session)
+{
+	struct private_chunk *private = calloc(1, sizeof(*private));
+	if (!private) {
+		return NULL;
+	}
+	private->id = server_next_id(session->server);
+	HASH_ADD(hh, session->chunks, id, sizeof(private->id), private);
+	if (!hash_has(private)) {
+		free(private);
+		return NULL;
+	}
+	return private;
+}
+
+/* Takes the chunks into the session: all of them, or none. */
+static int adopt(struct session *session, struct chunk *chunks, size_t n_chunks,
+                 struct private_chunk **privates)
+{
+	for (size_t i = 0; i < n_chunks; i++) {
+		privates[i] = new_private(session);
+		if (!privates[i]) {
+			while (i-- > 0) {
+				HASH_DEL(session->chunks, privates[i]);
+				free(privates[i]);
+			}
+			return -ENOMEM;
+		}
+	}
+	for (size_t i = 0; i < n_chunks; i++) {
+		session->devices[chunks[i].device->index].reserved_bytes += chunks[i].bytes;
+		chunk_move(&privates[i]->chunk, &chunks[i]);
+	}
+	return 0;
+}
+
+static void on_chunks(void *user, int result, struct chunk *chunks, size_t n_chunks)
+{
+	struct chunk_request *operation = user;
+	struct session *session = operation->pending.session;
+	uint64_t id = operation->pending.request;
+	uint32_t device = operation->device;
+	uint64_t bytes = operation->bytes;
+	struct private_chunk *privates[GLAKE_MAX_PACKET_FDS];
+	uint64_t ids[GLAKE_MAX_PACKET_FDS];
+	int fds[GLAKE_MAX_PACKET_FDS];
+
+	session_end(&operation->pending);
+	free(operation);
+	if (result == 0 && adopt(session, chunks, n_chunks, privates) < 0) {
+		result = -ENOMEM;
+	}
+	if (result != 0) {
+		refuse_alloc(session, id, result, device, bytes);
+		return;
+	}
+	for (size_t i = 0; i < n_chunks; i++) {
+		ids[i] = privates[i]->id;
+		fds[i] = privates[i]->chunk.fd;
+	}
+	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
+	Glake__Wire__ChunkAllocAnswer body = GLAKE__WIRE__CHUNK_ALLOC_ANSWER__INIT;
+	body.ids = ids;
+	body.n_ids = n_chunks;
+	answer.body_case = GLAKE__WIRE__ANSWER__BODY_CHUNK_ALLOC;
+	answer.chunk_alloc = &body;
+	rpc_answer(session, id, &answer, fds, n_chunks);
+	if (session->state == SESSION_CLOSING) {
+		return;
+	}
+	for (size_t i = 0; i < n_chunks; i++) {
+		if (privates[i]->chunk.handle) {
+			chunk_drop_fd(&privates[i]->chunk);
+		}
+	}
+}
+
+static bool is_chunk_size(uint64_t bytes)
+{
+	return bytes > 0 && bytes % GLAKE_CHUNK_GRANULARITY == 0 && bytes <= GLAKE_MAX_CHUNK_BYTES;
+}
+
+void rpc_chunk_alloc(struct session *session, const request_t *request, struct fdlist *fds)
+{
+	const Glake__Wire__ChunkAlloc *body = request->chunk_alloc;
+	struct device *device = rpc_device(session, request->id, body->device);
+	uint64_t sizes[GLAKE_MAX_PACKET_FDS];
+
+	if (!device) {
+		return;
+	}
+	uint64_t last_bytes = body->last_bytes ? body->last_bytes : body->chunk_bytes;
+	if (body->n_chunks == 0 || body->n_chunks > GLAKE_MAX_PACKET_FDS ||
+	    !is_chunk_size(body->chunk_bytes) || !is_chunk_size(last_bytes)) {
+		rpc_refuse(session, request->id, STATUS_BAD_REQUEST,
+		           "%u chunks of %" PRIu64 " bytes, the last of %" PRIu64 ", cannot be",
+		           body->n_chunks, body->chunk_bytes, last_bytes);
+		return;
+	}
+	struct chunk_request *operation = calloc(1, sizeof(*operation));
+	if (!operation) {
+		rpc_refuse(session, request->id, STATUS_NO_HOST_MEMORY,
+		           "glaked has no host memory");
+		return;
+	}
+	if (!session_begin(session, &operation->pending, request->id, cancel_chunk_request)) {
+		free(operation);
+		rpc_refuse(session, request->id, STATUS_BUSY, "too many requests under way");
+		return;
+	}
+	operation->device = device->index;
+	operation->bytes = (body->n_chunks - 1) * body->chunk_bytes + last_bytes;
+	for (uint32_t i = 0; i < body->n_chunks; i++) {
+		sizes[i] = i + 1 < body->n_chunks ? body->chunk_bytes : last_bytes;
+	}
+	int r = alloc_start(&session->server->allocator, device, session->tenant, CHUNK_PRIVATE,
+	                    sizes, body->n_chunks, on_chunks, operation, &operation->alloc);
+	if (r != 0) {
+		on_chunks(operation, r, NULL, 0);
+	}
+}
+
+void rpc_chunk_free(struct session *session, const request_t *request, struct fdlist *fds)
+{
+	const Glake__Wire__ChunkFree *body = request->chunk_free;
+	struct private_chunk *private;
+	/* All or none: look first. An id that stands there twice is found out on the way. */
+	for (size_t i = 0; i < body->n_ids; i++) {
+		HASH_FIND(hh, session->chunks, &body->ids[i], sizeof(body->ids[i]), private);
+		if (!private || private->is_busy) {
+			rpc_refuse(session, request->id, private ? STATUS_BUSY : STATUS_BAD_REQUEST,
+			           private ? "chunk %" PRIu64 " is being published"
+			                   : "there is no chunk %" PRIu64,
+			           body->ids[i]);
+			return;
+		}
+	}
+	for (size_t i = 0; i < body->n_ids; i++) {
+		HASH_FIND(hh, session->chunks, &body->ids[i], sizeof(body->ids[i]), private);
+		if (private) {
+			session_release_chunk(session, private);
+		}
+	}
+	rpc_answer_ok(session, request->id);
+}
+
+/* ---- for others ------------------------------------------------------------------------------- */
+
+/* Random, not 0; 0 if the kernel has none. */
+static uint64_t new_ticket(void)
+{
+	uint64_t ticket = 0;
+	ssize_t n_bytes;
+	do {
+		n_bytes = getrandom(&ticket, sizeof(ticket), GRND_NONBLOCK);
+	} while (n_bytes == (ssize_t)sizeof(ticket) && ticket == 0);
+	return n_bytes == (ssize_t)sizeof(ticket) ? ticket : 0;
+}
+
+static bool is_chunk_count(struct session *session, uint64_t request, size_t n_ids)
+{
+	bool is_good = n_ids > 0 && n_ids <= GLAKE_MAX_PACKET_FDS;
+	if (!is_good) {
+		rpc_refuse(session, request, STATUS_BAD_REQUEST, "%zu chunks at once", n_ids);
+	}
+	return is_good;
+}
+
+void rpc_chunk_share(struct session *session, const request_t *request, struct fdlist *fds)
+{
+	const Glake__Wire__ChunkShare *body = request->chunk_share;
+	struct private_chunk *privates[GLAKE_MAX_PACKET_FDS];
+	if (!is_chunk_count(session, request->id, body->n_ids)) {
+		return;
+	}
+	for (size_t i = 0; i < body->n_ids; i++) {
+		HASH_FIND(hh, session->chunks, &body->ids[i], sizeof(body->ids[i]), privates[i]);
+		if (!privates[i] || privates[i]->ticket != privates[0]->ticket) {
+			rpc_refuse(session, request->id, STATUS_BAD_REQUEST,
+			           privates[i] ? "chunk %" PRIu64 " has another ticket"
+			                       : "there is no chunk %" PRIu64,
+			           body->ids[i]);
+			return;
+		}
+		if (privates[i]->is_busy) {
+			rpc_refuse(session, request->id, STATUS_BUSY,
+			           "chunk %" PRIu64 " is being published", body->ids[i]);
+			return;
+		}
+	}
+	uint64_t ticket = privates[0]->ticket ? privates[0]->ticket : new_ticket();
+	if (ticket == 0) {
+		rpc_refuse(session, request->id, STATUS_INTERNAL, "no random numbers");
+		return;
+	}
+	for (size_t i = 0; i < body->n_ids; i++) {
+		privates[i]->ticket = ticket;
+	}
+	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
+	Glake__Wire__ChunkShareAnswer share = GLAKE__WIRE__CHUNK_SHARE_ANSWER__INIT;
+	share.ticket = ticket;
+	answer.body_case = GLAKE__WIRE__ANSWER__BODY_CHUNK_SHARE;
+	answer.chunk_share = &share;
+	rpc_answer(session, request->id, &answer, NULL, 0);
+}
+
+/* The session of that number, if it is of the asker's realm. */
+static struct session *find_owner(struct session *session, uint64_t id)
+{
+	struct session *other;
+	if (id == 0) {
+		return session;
+	}
+	list_for_each (other, &session->server->sessions, link) {
+		if (other->id == id && other->state == SESSION_OPEN &&
+		    other->realm == session->realm) {
+			return other;
+		}
+	}
+	return NULL;
+}
+
+/* One's own, or one that somebody else gave the ticket of. */
+static struct private_chunk *find_opened(struct session *session, struct session *owner,
+                                         uint64_t id, uint64_t ticket)
+{
+	struct private_chunk *private = NULL;
+	if (owner) {
+		HASH_FIND(hh, owner->chunks, &id, sizeof(id), private);
+	}
+	bool may = private && (owner == session || (ticket != 0 && private->ticket == ticket));
+	return may ? private : NULL;
+}
+
+/* Returns the chunk, or NULL after a refusal. */
+static const struct chunk *find_open_chunk(struct session *session, const request_t *request,
+                                           struct session *owner, uint64_t id)
+{
+	const struct private_chunk *private = find_opened(session, owner, id,
+	                                                  request->chunk_open->ticket);
+	if (!private) {
+		/* One answer for all that may be wrong: it helps nobody who guesses. */
+		rpc_refuse(session, request->id, STATUS_NOT_FOUND,
+		           "there is no such chunk %" PRIu64 " in this realm", id);
+		return NULL;
+	}
+	if (private->is_busy) {
+		rpc_refuse(session, request->id, STATUS_BUSY,
+		           "chunk %" PRIu64 " is being published", id);
+		return NULL;
+	}
+	if (private->chunk.fd < 0) {
+		rpc_refuse(session, request->id, STATUS_NO_FDS,
+		           "chunk %" PRIu64 " was made beyond the budget of fds", id);
+		return NULL;
+	}
+	return &private->chunk;
+}
+
+void rpc_chunk_open(struct session *session, const request_t *request, struct fdlist *fds)
+{
+	const Glake__Wire__ChunkOpen *body = request->chunk_open;
+	uint64_t sizes[GLAKE_MAX_PACKET_FDS];
+	int opened[GLAKE_MAX_PACKET_FDS];
+	const struct device *device = NULL;
+	if (!is_chunk_count(session, request->id, body->n_ids)) {
+		return;
+	}
+	struct session *owner = find_owner(session, body->session);
+	for (size_t i = 0; i < body->n_ids; i++) {
+		const struct chunk *chunk = find_open_chunk(session, request, owner, body->ids[i]);
+		if (!chunk) {
+			return;
+		}
+		if (device && chunk->device != device) {
+			rpc_refuse(session, request->id, STATUS_BAD_REQUEST,
+			           "chunks of several devices");
+			return;
+		}
+		device = chunk->device;
+		sizes[i] = chunk->bytes;
+		opened[i] = chunk->fd;
+	}
+	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
+	Glake__Wire__ChunkOpenAnswer opens = GLAKE__WIRE__CHUNK_OPEN_ANSWER__INIT;
+	opens.chunk_bytes = sizes;
+	opens.n_chunk_bytes = body->n_ids;
+	opens.device = device->index;
+	answer.body_case = GLAKE__WIRE__ANSWER__BODY_CHUNK_OPEN;
+	answer.chunk_open = &opens;
+	rpc_answer(session, request->id, &answer, opened, body->n_ids);
+}

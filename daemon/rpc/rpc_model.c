@@ -1,0 +1,385 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Requests for models: open, page through the manifest, close. */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/store/files.h"
+#include "daemon/rpc/rpc_handlers.h"
+#include "daemon/base/text.h"
+#include "proto/cleanup.h"
+
+/* When no more places for loads are left, the rest is for tenants with fewer loads than that. */
+#define RESERVED_LOADS (GLAKE_MAX_LOADS / 4)
+#define FEW_LOADS 4
+
+/* Progress is told when it has grown by 1/100 of the whole. */
+#define PROGRESS_STEPS 100
+
+/* A ModelOpen that waits for a load. */
+struct model_request {
+	struct pending pending;
+	struct load_waiter waiter;
+	struct model *model;
+	bool pin;
+	uint64_t told_steps;
+};
+
+/* ---- opening --------------------------------------------------------------------------------- */
+
+void rpc_refuse_model(struct session *session, uint64_t id, const struct model *model, int error)
+{
+	if (error == -ENOMEM) {
+		rpc_refuse(session, id, STATUS_NO_HOST_MEMORY, "glaked has no host memory");
+		return;
+	}
+	session->server->stats.quota_refusals++;
+	if (error == TENANT_E_MANIFESTS) {
+		rpc_refuse(session, id, STATUS_OVER_QUOTA,
+		           "what is kept of '%s' in host memory (%" PRIu64
+		           " bytes) does not fit the limits of tenant %s",
+		           model->name, model->manifest_bytes, session->tenant->name);
+		return;
+	}
+	rpc_refuse(session, id, error == TENANT_E_FDS ? STATUS_NO_FDS : STATUS_OVER_QUOTA,
+	           "'%s' (%" PRIu64 " bytes) does not fit the limits of tenant %s", model->name,
+	           model->span_bytes, session->tenant->name);
+}
+
+static void answer_open(struct session *session, uint64_t id, struct model *model, bool was_loaded,
+                        struct load_result result)
+{
+	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
+	Glake__Wire__ModelOpenAnswer body = GLAKE__WIRE__MODEL_OPEN_ANSWER__INIT;
+	body.model = session_add_model(session, model);
+	if (!body.model) {
+		store_unhold_model(&session->server->store, model, session->tenant->priority);
+		rpc_refuse(session, id, STATUS_NO_HOST_MEMORY, "glaked has no host memory");
+		return;
+	}
+	body.span_bytes = model->span_bytes;
+	body.content_bytes = model->content_bytes;
+	body.n_tensors = model->n_tensors;
+	body.n_blocks = model->n_blocks;
+	body.was_loaded = was_loaded;
+	body.deduplicated_bytes = result.deduplicated_bytes;
+	body.load_ns = result.ns;
+	body.name = model->name;
+	answer.body_case = GLAKE__WIRE__ANSWER__BODY_MODEL_OPEN;
+	answer.model_open = &body;
+	rpc_answer(session, id, &answer, NULL, 0);
+}
+
+static void open_ready(struct session *session, uint64_t id, struct model *model, bool pin,
+                       bool was_loaded, struct load_result result)
+{
+	struct store *store = &session->server->store;
+	int r = store_hold_model(store, model, session->tenant);
+	if (r == 0 && pin) {
+		r = store_pin_model(store, model, session->tenant);
+		if (r != 0) {
+			store_unhold_model(store, model, session->tenant->priority);
+		}
+	}
+	if (r != 0) {
+		rpc_refuse_model(session, id, model, r);
+		return;
+	}
+	answer_open(session, id, model, was_loaded, result);
+}
+
+static void on_loaded(struct load_waiter *waiter, enum status status, const char *error)
+{
+	struct model_request *operation = container_of(waiter, struct model_request, waiter);
+	struct session *session = operation->pending.session;
+	uint64_t id = operation->pending.request;
+	session_end(&operation->pending);
+	if (status != STATUS_OK) {
+		rpc_refuse(session, id, status, "%s", error);
+	} else {
+		open_ready(session, id, operation->model, operation->pin, false,
+		           load_result(waiter->load));
+	}
+	free(operation);
+}
+
+static void on_progress(struct load_waiter *waiter, uint64_t done_bytes, uint64_t total_bytes)
+{
+	struct model_request *operation = container_of(waiter, struct model_request, waiter);
+	uint64_t steps = total_bytes ? done_bytes / (total_bytes / PROGRESS_STEPS + 1) : 0;
+	if (steps == operation->told_steps) {
+		return;
+	}
+	operation->told_steps = steps;
+	answer_t notice = GLAKE__WIRE__ANSWER__INIT;
+	Glake__Wire__LoadProgress body = GLAKE__WIRE__LOAD_PROGRESS__INIT;
+	body.request = operation->pending.request;
+	body.done_bytes = done_bytes;
+	body.total_bytes = total_bytes;
+	notice.body_case = GLAKE__WIRE__ANSWER__BODY_PROGRESS;
+	notice.progress = &body;
+	rpc_notify(operation->pending.session, &notice);
+}
+
+static void cancel_model_request(struct pending *pending)
+{
+	struct model_request *operation = container_of(pending, struct model_request, pending);
+	load_leave(&operation->waiter);
+	free(operation);
+}
+
+/* The files of a request, checked. */
+struct file_set {
+	size_t n_files;                /* the index, if any, is the last */
+	int fds[GLAKE_MAX_PACKET_FDS]; /* borrowed from the packet */
+	struct file_id ids[GLAKE_MAX_PACKET_FDS];
+};
+
+/* Returns whether the request makes sense so far; otherwise it was answered. */
+static bool check_names(struct session *session, const request_t *request, const struct fdlist *fds)
+{
+	const Glake__Wire__ModelOpen *body = request->model_open;
+	size_t n_files = body->n_files + (body->index[0] ? 1 : 0);
+	if (body->n_files == 0 || fds->n_fds != n_files) {
+		rpc_refuse(session, request->id, STATUS_BAD_REQUEST,
+		           "%zu files are named and %zu fds came", n_files, fds->n_fds);
+		return false;
+	}
+	bool fits = strlen(body->name) <= GLAKE_MAX_NAME_BYTES &&
+	            strlen(body->index) <= GLAKE_MAX_NAME_BYTES;
+	for (size_t i = 0; i < body->n_files; i++) {
+		fits = fits && body->files[i][0] && strlen(body->files[i]) <= GLAKE_MAX_NAME_BYTES;
+	}
+	if (!fits) {
+		rpc_refuse(session, request->id, STATUS_BAD_REQUEST,
+		           "a file's name is empty or too long");
+	}
+	return fits;
+}
+
+static bool check_files(struct session *session, const request_t *request, const struct fdlist *fds,
+                        struct file_set *files)
+{
+	const Glake__Wire__ModelOpen *body = request->model_open;
+	files->n_files = fds->n_fds;
+	for (size_t i = 0; i < fds->n_fds; i++) {
+		const char *name = i < body->n_files ? body->files[i] : body->index;
+		int r = file_identify(&session->server->superblocks, fds->fds[i],
+		                      i > 0 ? &files->ids[i - 1] : NULL, &files->ids[i]);
+		if (r < 0) {
+			rpc_refuse(session, request->id, STATUS_BAD_FILE, "%s: %s", name,
+			           r == -EISDIR   ? "is a directory"
+			           : r == -EINVAL ? "is not a regular file"
+			           : r == -EBADF  ? "is not opened for reading"
+			                          : strerror(-r));
+			return false;
+		}
+		files->fds[i] = fds->fds[i];
+	}
+	return true;
+}
+
+/*
+ * One tenant cannot have all the places; otherwise the request was answered. Those of cancelled loads are
+ * his who began them: tenants come and go.
+ */
+static bool check_loads(struct session *session, uint64_t id)
+{
+	size_t n_own;
+	size_t n_loads = mover_n_cancelled(&session->server->mover, session->peer.owner, &n_own);
+	struct model *model;
+	list_for_each (model, &session->server->store.model_list, link) {
+		if (model->state == MODEL_LOADING && model->load) {
+			n_loads++;
+			n_own += load_payer(model->load) == session->tenant;
+		}
+	}
+	if (n_loads < GLAKE_MAX_LOADS - RESERVED_LOADS || n_own < FEW_LOADS) {
+		return true;
+	}
+	rpc_refuse(session, id, STATUS_BUSY, "tenant %s has %zu loads under way, of %zu in all",
+	           session->tenant->name, n_own, n_loads);
+	return false;
+}
+
+static struct model *start_load(struct session *session, const request_t *request,
+                                struct device *device, const struct file_set *files,
+                                struct load_waiter *waiter)
+{
+	const Glake__Wire__ModelOpen *body = request->model_open;
+	struct server *server = session->server;
+	if (!check_loads(session, request->id)) {
+		return NULL;
+	}
+	cleanup_free char *name = text_clean_copy(body->name[0] ? body->name : body->files[0]);
+	struct model *model = name ? store_add_model(&server->store, session->realm, device,
+	                                             session->tenant, name, files->ids,
+	                                             files->n_files)
+	                           : NULL;
+	if (!model) {
+		rpc_refuse(session, request->id, STATUS_NO_HOST_MEMORY,
+		           "glaked has no host memory");
+		return NULL;
+	}
+	int r = load_start(&server->load_context, model, (const char *const *)body->files,
+	                   body->index[0] ? body->index : NULL, files->fds, files->n_files,
+	                   body->may_direct, waiter);
+	if (r < 0) {
+		rpc_refuse(session, request->id,
+		           r == -EMSGSIZE ? STATUS_BAD_REQUEST
+		           : r == -EBUSY  ? STATUS_BUSY
+		           : r == -EMFILE ? STATUS_NO_FDS
+		                          : STATUS_MOVER_FAILED,
+		           "cannot start loading: %s",
+		           r == -EMSGSIZE ? "the names are too long"
+		           : r == -EBUSY  ? "glake-mover has too many files already"
+		           : r == -EMFILE ? "more files than glake-mover may have open"
+		                          : strerror(-r));
+		return NULL;
+	}
+	return model;
+}
+
+/* Load it, or wait for the load that is under way. */
+static void wait_for_load(struct session *session, const request_t *request, struct device *device,
+                          const struct file_set *files, struct model *model)
+{
+	struct model_request *operation = calloc(1, sizeof(*operation));
+	if (!operation) {
+		rpc_refuse(session, request->id, STATUS_NO_HOST_MEMORY,
+		           "glaked has no host memory");
+		return;
+	}
+	if (!session_begin(session, &operation->pending, request->id, cancel_model_request)) {
+		free(operation);
+		rpc_refuse(session, request->id, STATUS_BUSY, "too many requests under way");
+		return;
+	}
+	operation->pin = request->model_open->pin;
+	operation->waiter = (struct load_waiter){
+		.tenant = session->tenant,
+		.uid = session->peer.owner,
+		.done = on_loaded,
+		.progress = request->model_open->progress ? on_progress : NULL,
+	};
+	list_init(&operation->waiter.link);
+	if (model) {
+		load_join(model->load, &operation->waiter);
+	} else {
+		model = start_load(session, request, device, files, &operation->waiter);
+		if (!model) {
+			/* Answered; and if that closed the session, its end has freed us. */
+			if (session->state != SESSION_CLOSING) {
+				session_end(&operation->pending);
+				free(operation);
+			}
+			return;
+		}
+	}
+	operation->model = model;
+}
+
+void rpc_model_open(struct session *session, const request_t *request, struct fdlist *fds)
+{
+	/* Some 11 KiB, and used by one request at a time: not on the stack. */
+	static struct file_set files;
+	struct device *device = rpc_device(session, request->id, request->model_open->device);
+	if (!device || !check_names(session, request, fds) ||
+	    !check_files(session, request, fds, &files)) {
+		return;
+	}
+	struct model *model = store_find_model(&session->server->store, session->realm, device,
+	                                       files.ids, files.n_files);
+	if (model && model->state == MODEL_READY) {
+		session->server->stats.models_hit++;
+		open_ready(session, request->id, model, request->model_open->pin, true,
+		           (struct load_result){0});
+		return;
+	}
+	wait_for_load(session, request, device, &files, model);
+}
+
+/* ---- the manifest ---------------------------------------------------------------------------- */
+
+static struct open_model *find_open(struct session *session, uint64_t request, uint64_t id)
+{
+	struct open_model *open;
+	HASH_FIND(hh, session->models, &id, sizeof(id), open);
+	if (!open) {
+		rpc_refuse(session, request, STATUS_BAD_REQUEST, "there is no open model %" PRIu64,
+		           id);
+	}
+	return open;
+}
+
+void rpc_model_tensors(struct session *session, const request_t *request, struct fdlist *fds)
+{
+	enum { PAGE = 512 };
+	static Glake__Wire__Tensor page[PAGE];
+	static Glake__Wire__Tensor *list[PAGE];
+	struct open_model *open = find_open(session, request->id, request->model_tensors->model);
+	if (!open) {
+		return;
+	}
+	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
+	Glake__Wire__ModelTensorsAnswer body = GLAKE__WIRE__MODEL_TENSORS_ANSWER__INIT;
+	const struct model *model = open->model;
+	uint64_t next = request->model_tensors->first;
+	size_t n_bytes = 0;
+	for (; next < model->n_tensors && body.n_tensors < PAGE; next++) {
+		struct tensor *tensor = model->tensors[next];
+		Glake__Wire__Tensor *row = &page[body.n_tensors];
+		glake__wire__tensor__init(row);
+		row->name = tensor->name;
+		row->dtype = tensor->dtype;
+		row->shape = tensor->shape;
+		row->n_shape = tensor->n_dims;
+		row->offset = tensor->offset;
+		row->bytes = tensor->bytes;
+		/* With the tag and length in front of it: ten bytes are enough for both. */
+		n_bytes += glake__wire__tensor__get_packed_size(row) + 10;
+		if (n_bytes > GLAKE_PAGE_BYTES) {
+			break;
+		}
+		list[body.n_tensors++] = row;
+	}
+	body.tensors = list;
+	body.next = next < model->n_tensors ? next : 0;
+	answer.body_case = GLAKE__WIRE__ANSWER__BODY_MODEL_TENSORS;
+	answer.model_tensors = &body;
+	rpc_answer(session, request->id, &answer, NULL, 0);
+}
+
+void rpc_model_blocks(struct session *session, const request_t *request, struct fdlist *fds)
+{
+	uint64_t chunk_bytes[GLAKE_PAGE_FDS];
+	int chunk_fds[GLAKE_PAGE_FDS];
+	struct open_model *open = find_open(session, request->id, request->model_blocks->model);
+	if (!open) {
+		return;
+	}
+	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
+	Glake__Wire__ModelBlocksAnswer body = GLAKE__WIRE__MODEL_BLOCKS_ANSWER__INIT;
+	const struct model *model = open->model;
+	uint64_t next = request->model_blocks->first;
+	for (; next < model->n_blocks && body.n_chunk_bytes < GLAKE_PAGE_FDS; next++) {
+		const struct block *block = model->blocks[next].block;
+		chunk_bytes[body.n_chunk_bytes] = block->chunk.bytes;
+		chunk_fds[body.n_chunk_bytes++] = block->chunk.fd;
+	}
+	body.chunk_bytes = chunk_bytes;
+	body.next = next < model->n_blocks ? next : 0;
+	answer.body_case = GLAKE__WIRE__ANSWER__BODY_MODEL_BLOCKS;
+	answer.model_blocks = &body;
+	rpc_answer(session, request->id, &answer, chunk_fds, body.n_chunk_bytes);
+}
+
+void rpc_model_close(struct session *session, const request_t *request, struct fdlist *fds)
+{
+	struct open_model *open = find_open(session, request->id, request->model_close->model);
+	if (open) {
+		session_remove_model(session, open);
+		rpc_answer_ok(session, request->id);
+	}
+}

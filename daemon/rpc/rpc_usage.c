@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What a client says about itself: its own memory, and what it has of the driver, which is for
+ * listings, and bounded so that no sum of it overflows; and that it has followed a Reclaim.
+ */
+#include "daemon/rpc/rpc_handlers.h"
+
+static uint64_t bounded(uint64_t bytes, uint64_t limit)
+{
+	return bytes < limit ? bytes : limit;
+}
+
+/* Does each entry name a device of ours, and none twice? Refused if not. */
+static bool is_sound(struct session *session, uint64_t id, const Glake__Wire__UsageReport *report)
+{
+	uint64_t seen = 0;
+	_Static_assert(RPC_MAX_DEVICES <= 64, "a bit for each");
+	for (size_t i = 0; i < report->n_driver; i++) {
+		uint32_t device = report->driver[i]->device;
+		if (device >= session->server->n_devices || device >= RPC_MAX_DEVICES ||
+		    seen & 1ull << device) {
+			rpc_refuse(session, id, STATUS_BAD_REQUEST,
+			           "device %u is unknown, or reported twice", device);
+			return false;
+		}
+		seen |= 1ull << device;
+	}
+	return true;
+}
+
+/* Managed memory may be more than the device has; nothing else can be. */
+static struct driver_memory take_driver(const Glake__Wire__DriverMemory *from, uint64_t total_bytes)
+{
+	return (struct driver_memory){
+		.managed_bytes = bounded(from->managed_bytes, GLAKE_MAX_REPORTED_BYTES),
+		.array_bytes = bounded(from->array_bytes, total_bytes),
+		.graph_bytes = bounded(from->graph_bytes, total_bytes),
+		.other_bytes = bounded(from->other_bytes, total_bytes),
+	};
+}
+
+/* An answer to all that it was asked up to @id; what it gave back came before. */
+static void follow_reclaim(struct session *session, uint64_t id)
+{
+	if (id <= session->followed_reclaim || id > session->last_reclaim) {
+		return;
+	}
+	session->followed_reclaim = id;
+	session->reclaim_ms = uv_now(&session->server->loop);
+	allocator_look_again(&session->server->allocator);
+}
+
+void rpc_usage_report(struct session *session, const request_t *request, struct fdlist *fds)
+{
+	const Glake__Wire__UsageReport *report = request->usage_report;
+	const struct server *server = session->server;
+	if (!is_sound(session, request->id, report)) {
+		return;
+	}
+	session->live_bytes = bounded(report->live_bytes, GLAKE_MAX_REPORTED_BYTES);
+	session->warm_bytes = bounded(report->warm_bytes, GLAKE_MAX_REPORTED_BYTES);
+	session->peak_bytes = bounded(report->peak_bytes, GLAKE_MAX_REPORTED_BYTES);
+	session->n_owned = report->n_owned;
+	session->n_passed = report->n_passed;
+	for (uint32_t i = 0; i < server->n_devices; i++) {
+		session->devices[i].driver = (struct driver_memory){0};
+	}
+	for (size_t i = 0; i < report->n_driver; i++) {
+		const Glake__Wire__DriverMemory *from = report->driver[i];
+		session->devices[from->device].driver = take_driver(
+			from, server->devices[from->device].total_bytes);
+	}
+	follow_reclaim(session, report->reclaim);
+	rpc_answer_ok(session, request->id);
+}

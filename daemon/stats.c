@@ -1,9 +1,0 @@
-/* SPDX-License-Identifier: Apache-2.0 */
-#include "daemon/stats.h"
-
-void stats_for_each(const struct stats *stats, stats_fn fn, void *user)
-{
-#define STATS_CALL(name, help) fn(user, #name, stats->name, help);
-	STATS_LIST(STATS_CALL)
-#undef STATS_CALL
-}

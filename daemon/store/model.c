@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/store/model.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/limits.h"
+
+/* What a tensor's allocation costs beside its bytes: the allocator's header, and our pointer. */
+#define ENTRY_BYTES 16
+
+/* Grow by doubling, at counts that are powers of two: no capacity needs to be stored. */
+static int grow(void **array, size_t n, size_t element_bytes)
+{
+	if (n != 0 && (n & (n - 1)) != 0) {
+		return 0;
+	}
+	void *grown = reallocarray(*array, n ? 2 * n : 1, element_bytes);
+	if (!grown) {
+		return -ENOMEM;
+	}
+	*array = grown;
+	return 0;
+}
+
+uint64_t model_chunk_bytes(const struct model *model, size_t i)
+{
+	return glake_chunk_bytes(model->blocks[i].content_bytes);
+}
+
+int model_add_tensor(struct model *model, const char *name, uint32_t dtype, const uint64_t *shape,
+                     size_t n_dims, uint64_t offset, uint64_t bytes)
+{
+	size_t name_bytes = strlen(name) + 1;
+	if (name_bytes > GLAKE_MAX_NAME_BYTES + 1 || n_dims > GLAKE_MAX_DIMS ||
+	    model->n_tensors == GLAKE_MAX_TENSORS) {
+		return -EINVAL;
+	}
+	if (grow((void **)&model->tensors, model->n_tensors, sizeof(model->tensors[0])) < 0) {
+		return -ENOMEM;
+	}
+	size_t tensor_bytes = sizeof(struct tensor) + n_dims * sizeof(shape[0]) + name_bytes;
+	struct tensor *tensor = malloc(tensor_bytes);
+	if (!tensor) {
+		return -ENOMEM;
+	}
+	*tensor = (struct tensor){
+		.offset = offset, .bytes = bytes, .dtype = dtype, .n_dims = (uint32_t)n_dims};
+	if (n_dims > 0) {
+		memcpy(tensor->shape, shape, n_dims * sizeof(shape[0]));
+	}
+	tensor->name = (char *)&tensor->shape[n_dims];
+	memcpy(tensor->name, name, name_bytes);
+	model->tensors[model->n_tensors++] = tensor;
+	model->content_bytes += bytes;
+	model->manifest_bytes += tensor_bytes + ENTRY_BYTES;
+	return 0;
+}
+
+int model_add_block(struct model *model, uint64_t content_bytes)
+{
+	if (content_bytes == 0 || content_bytes > GLAKE_MAX_BLOCK_BYTES ||
+	    model->n_blocks == GLAKE_MAX_BLOCKS) {
+		return -EINVAL;
+	}
+	if (grow((void **)&model->blocks, model->n_blocks, sizeof(model->blocks[0])) < 0) {
+		return -ENOMEM;
+	}
+	model->blocks[model->n_blocks++] = (struct model_block){.content_bytes = content_bytes};
+	model->manifest_bytes += sizeof(model->blocks[0]);
+	model->span_bytes += glake_chunk_bytes(content_bytes);
+	return 0;
+}
+
+int model_check_plan(const struct model *model)
+{
+	for (size_t i = 0; i < model->n_tensors; i++) {
+		const struct tensor *tensor = model->tensors[i];
+		if (tensor->bytes > model->span_bytes ||
+		    tensor->offset > model->span_bytes - tensor->bytes) {
+			return -EINVAL;
+		}
+	}
+	return 0;
+}

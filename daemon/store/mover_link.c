@@ -1,0 +1,454 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/store/mover_link.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/net/closer.h"
+#include "daemon/base/log.h"
+#include "proto/mover.pb-c.h"
+
+/* Chunks that every load may have, whatever others do. */
+#define MIN_CHUNKS 8
+/* Of what others leave of the fds for loads, a user may have one in so many. */
+#define USER_SHARE 2
+
+typedef Glake__Mover__Order order_t;
+typedef Glake__Mover__Report report_t;
+
+/* @uid: whose files the fds are; CLOSER_NOBODY: our own. */
+static int send_order(struct mover_link *link, uint64_t job, order_t *order, uid_t uid,
+                      const int *fds, size_t n_fds)
+{
+	order->job = job;
+	size_t n_bytes = glake__mover__order__get_packed_size(order);
+	if (n_bytes > GLAKE_MAX_PACKET_BYTES) {
+		return -EMSGSIZE;
+	}
+	uint8_t bytes[GLAKE_MAX_PACKET_BYTES];
+	glake__mover__order__pack(order, bytes);
+	return mover_process_send(link->process, uid, bytes, n_bytes, fds, n_fds);
+}
+
+/* ---- jobs that end --------------------------------------------------------------------------- */
+
+static void count_fds(struct mover_link *link, struct mover_job *job, size_t n_fds)
+{
+	link->n_fds += n_fds - job->n_fds;
+	job->n_fds = n_fds;
+}
+
+/* The link does not know @job any more. */
+static void remove_job(struct mover_link *link, struct mover_job *job)
+{
+	count_fds(link, job, 0);
+	HASH_DEL(link->jobs, job);
+	job->id = 0;
+}
+
+static void fail_job(struct mover_link *link, struct mover_job *job, enum status status,
+                     const char *error)
+{
+	remove_job(link, job);
+	job->ops->on_failed(job, status, error);
+}
+
+/* The table keeps the order of insertion, so the oldest job is its head. */
+static void fail_all(struct mover_link *link, const char *error)
+{
+	/* What a handler starts anew belongs to the next mover. */
+	uint64_t last_job = link->last_job;
+	while (link->jobs && link->jobs->id <= last_job) {
+		fail_job(link, link->jobs, STATUS_MOVER_FAILED, error);
+	}
+}
+
+/* ---- what the mover can hold ------------------------------------------------------------------ */
+
+/* Of its fds; the others are there for comparisons, which end by themselves. */
+static size_t max_load_fds(const struct mover_link *link)
+{
+	return link->max_fds / 4 * 3;
+}
+
+static bool is_load(const struct mover_job *job)
+{
+	return job->ops->on_plan_tensor != NULL;
+}
+
+/* For so many more of a load of @uid. */
+static bool has_room(const struct mover_link *link, uid_t uid, size_t n_more)
+{
+	size_t n_own = 0;
+	size_t n_others = 0;
+	for (const struct mover_job *job = link->jobs; job; job = job->hh.next) {
+		if (is_load(job)) {
+			*(job->uid == uid ? &n_own : &n_others) += job->n_fds;
+		}
+	}
+	size_t max = max_load_fds(link);
+	size_t n_left = max > n_others ? max - n_others : 0;
+	return n_own + n_more <= (n_own > 0 ? n_left / USER_SHARE : n_left);
+}
+
+/* What a load counts for with so many chunks. */
+static size_t load_fds(const struct mover_job *job, size_t n_chunks)
+{
+	return job->n_files + (n_chunks > MIN_CHUNKS ? n_chunks : MIN_CHUNKS);
+}
+
+size_t mover_reserve(struct mover_link *link, struct mover_job *job, size_t n)
+{
+	size_t n_chunks = job->n_chunks + n;
+	if (n_chunks > MIN_CHUNKS &&
+	    !has_room(link, job->uid, load_fds(job, n_chunks) - job->n_fds)) {
+		n_chunks = job->n_chunks > MIN_CHUNKS ? job->n_chunks : MIN_CHUNKS;
+	}
+	n = n_chunks - job->n_chunks;
+	job->n_chunks = n_chunks;
+	count_fds(link, job, load_fds(job, n_chunks));
+	return n;
+}
+
+/* ---- the process ----------------------------------------------------------------------------- */
+
+static void on_process_end(void *user, const char *error)
+{
+	struct mover_link *link = user;
+	link->process = NULL;
+	log_error("%s, %u jobs under way", error, HASH_COUNT(link->jobs));
+	fail_all(link, error);
+}
+
+/* When nothing is left to do for it. */
+static void let_go(struct mover_link *link)
+{
+	if (link->process) {
+		mover_process_leave(link->process);
+		link->process = NULL;
+	}
+}
+
+static void on_idle(uv_timer_t *timer)
+{
+	struct mover_link *link = container_of(timer, struct mover_link, idle_timer);
+	if (!link->jobs) {
+		log_info("glake-mover was idle, letting it go");
+		let_go(link);
+	}
+}
+
+static void start_idle_timer(struct mover_link *link)
+{
+	if (!link->jobs && link->process && link->idle_ms && !link->is_closing) {
+		uv_timer_start(&link->idle_timer, on_idle, link->idle_ms, 0);
+	}
+}
+
+/* ---- jobs ------------------------------------------------------------------------------------ */
+
+static void on_packet(void *user, const uint8_t *bytes, size_t n_bytes, struct fdlist *fds);
+
+static const struct mover_process_ops process_ops = {
+	.on_packet = on_packet,
+	.on_end = on_process_end,
+};
+
+static int begin(struct mover_link *link, struct mover_job *job, order_t *order, uid_t uid,
+                 const int *fds, size_t n_fds)
+{
+	if (!is_load(job) && link->n_fds + n_fds > link->max_fds) {
+		return -EBUSY;
+	}
+	if (!link->process) {
+		int r = mover_process_new(link->loop, link->path, link->stats, &process_ops, link,
+		                          &link->process);
+		if (r < 0) {
+			return r;
+		}
+	}
+	uv_timer_stop(&link->idle_timer);
+	job->id = ++link->last_job;
+	HASH_ADD(hh, link->jobs, id, sizeof(job->id), job);
+	int r = hash_has(job) ? 0 : -ENOMEM;
+	if (r == 0) {
+		count_fds(link, job, is_load(job) ? load_fds(job, 0) : n_fds);
+		r = send_order(link, job->id, order, uid, fds, n_fds);
+		if (r < 0) {
+			remove_job(link, job);
+		}
+		r = r == -EAGAIN ? -EBUSY : r;
+	}
+	if (r < 0) {
+		job->id = 0;
+		start_idle_timer(link);
+	}
+	return r;
+}
+
+static ProtobufCBinaryData uuid_of(const struct device *device)
+{
+	return (ProtobufCBinaryData){.len = sizeof(device->uuid), .data = (uint8_t *)device->uuid};
+}
+
+int mover_load(struct mover_link *link, struct mover_job *job, const struct device *device,
+               const char *const *names, const char *index, const int *fds, size_t n_fds,
+               bool may_direct)
+{
+	Glake__Mover__LoadStart load = GLAKE__MOVER__LOAD_START__INIT;
+	order_t order = GLAKE__MOVER__ORDER__INIT;
+	load.device_uuid = uuid_of(device);
+	load.files = (char **)names;
+	load.n_files = index ? n_fds - 1 : n_fds;
+	load.index = (char *)(index ? index : "");
+	load.may_direct = may_direct;
+	load.uid = job->uid;
+	order.body_case = GLAKE__MOVER__ORDER__BODY_LOAD_START;
+	order.load_start = &load;
+	job->n_files = n_fds;
+	job->n_chunks = 0;
+	if (load_fds(job, 0) > max_load_fds(link)) {
+		return -EMFILE;
+	}
+	if (!has_room(link, job->uid, load_fds(job, 0))) {
+		return -EBUSY;
+	}
+	return begin(link, job, &order, job->uid, fds, n_fds);
+}
+
+int mover_digest(struct mover_link *link, struct mover_job *job, const struct device *device,
+                 int fd, uint64_t chunk_bytes, uint64_t content_bytes)
+{
+	Glake__Mover__Digest digest = GLAKE__MOVER__DIGEST__INIT;
+	order_t order = GLAKE__MOVER__ORDER__INIT;
+	digest.device_uuid = uuid_of(device);
+	digest.chunk_bytes = chunk_bytes;
+	digest.content_bytes = content_bytes;
+	order.body_case = GLAKE__MOVER__ORDER__BODY_DIGEST;
+	order.digest = &digest;
+	return begin(link, job, &order, CLOSER_NOBODY, &fd, 1);
+}
+
+int mover_compare(struct mover_link *link, struct mover_job *job, const struct device *device,
+                  int fd, int other_fd, uint64_t chunk_bytes)
+{
+	Glake__Mover__Compare compare = GLAKE__MOVER__COMPARE__INIT;
+	order_t order = GLAKE__MOVER__ORDER__INIT;
+	compare.device_uuid = uuid_of(device);
+	compare.chunk_bytes = chunk_bytes;
+	order.body_case = GLAKE__MOVER__ORDER__BODY_COMPARE;
+	order.compare = &compare;
+	const int fds[] = {fd, other_fd};
+	return begin(link, job, &order, CLOSER_NOBODY, fds, 2);
+}
+
+void mover_grant(struct mover_link *link, struct mover_job *job, uint64_t first, const int *fds,
+                 size_t n_fds)
+{
+	Glake__Mover__Grant grant = GLAKE__MOVER__GRANT__INIT;
+	order_t order = GLAKE__MOVER__ORDER__INIT;
+	if (!link->process) {
+		/* It died just now; on_failed is on its way. */
+		return;
+	}
+	grant.first = first;
+	order.body_case = GLAKE__MOVER__ORDER__BODY_GRANT;
+	order.grant = &grant;
+	int r = send_order(link, job->id, &order, CLOSER_NOBODY, fds, n_fds);
+	if (r < 0) {
+		/* A load that waits for chunks it cannot get would wait for ever. */
+		log_error("cannot pass chunks to glake-mover: %s", strerror(-r));
+		mover_process_kill(link->process);
+	}
+}
+
+static void send_cancel(struct mover_link *link, uint64_t id)
+{
+	Glake__Mover__Cancel cancel = GLAKE__MOVER__CANCEL__INIT;
+	order_t order = GLAKE__MOVER__ORDER__INIT;
+	order.body_case = GLAKE__MOVER__ORDER__BODY_CANCEL;
+	order.cancel = &cancel;
+	if (link->process) {
+		send_order(link, id, &order, CLOSER_NOBODY, NULL, 0);
+	}
+}
+
+void mover_cancel(struct mover_link *link, struct mover_job *job)
+{
+	if (job->id && !job->is_cancelled) {
+		job->is_cancelled = true;
+		send_cancel(link, job->id);
+	}
+}
+
+void mover_forget(struct mover_link *link, struct mover_job *job)
+{
+	uint64_t id = job->id;
+	if (id) {
+		remove_job(link, job);
+		send_cancel(link, id);
+		start_idle_timer(link);
+	}
+}
+
+size_t mover_n_cancelled(const struct mover_link *link, uid_t uid, size_t *n_own_out)
+{
+	size_t n = 0;
+	*n_own_out = 0;
+	for (const struct mover_job *job = link->jobs; job; job = job->hh.next) {
+		n += job->is_cancelled;
+		*n_own_out += job->is_cancelled && job->uid == uid;
+	}
+	return n;
+}
+
+/* ---- news ------------------------------------------------------------------------------------ */
+
+static int get_digest(const ProtobufCBinaryData *data, struct digest *digest_out)
+{
+	if (data->len != DIGEST_BYTES) {
+		return -EPROTO;
+	}
+	*digest_out = digest_from_bytes(data->data);
+	return 0;
+}
+
+static int plan_tensors(struct mover_job *job, const Glake__Mover__PlanTensors *page)
+{
+	for (size_t i = 0; i < page->n_tensors; i++) {
+		const Glake__Mover__PlanTensor *tensor = page->tensors[i];
+		int r = job->ops->on_plan_tensor(job, tensor->name, tensor->dtype, tensor->shape,
+		                                 tensor->n_shape, tensor->offset, tensor->bytes);
+		if (r < 0) {
+			return r;
+		}
+	}
+	return 0;
+}
+
+static int plan_blocks(struct mover_job *job, const Glake__Mover__PlanBlocks *page)
+{
+	for (size_t i = 0; i < page->n_content_bytes; i++) {
+		int r = job->ops->on_plan_block(job, page->content_bytes[i]);
+		if (r < 0) {
+			return r;
+		}
+	}
+	return 0;
+}
+
+/* A load's news; -EPROTO for a job that is no load. */
+static int deliver_load(struct mover_link *link, struct mover_job *job, const report_t *report)
+{
+	struct digest digest;
+	if (!job->ops->on_plan_tensor) {
+		return -EPROTO;
+	}
+	switch (report->body_case) {
+	case GLAKE__MOVER__REPORT__BODY_PLAN_TENSORS:
+		return plan_tensors(job, report->plan_tensors);
+	case GLAKE__MOVER__REPORT__BODY_PLAN_BLOCKS:
+		return plan_blocks(job, report->plan_blocks);
+	case GLAKE__MOVER__REPORT__BODY_PLAN_END:
+		return job->ops->on_plan_end(job, report->plan_end->reload_reason);
+	case GLAKE__MOVER__REPORT__BODY_BLOCK_LOADED:
+		if (get_digest(&report->block_loaded->digest, &digest) < 0 || job->n_chunks == 0) {
+			return -EPROTO;
+		}
+		job->n_chunks--;
+		count_fds(link, job, load_fds(job, job->n_chunks));
+		return job->ops->on_block_loaded(job, report->block_loaded->block, &digest);
+	case GLAKE__MOVER__REPORT__BODY_LOAD_DONE:
+		remove_job(link, job);
+		job->ops->on_load_done(job, report->load_done->read_bytes,
+		                       report->load_done->direct_bytes);
+		return 0;
+	default:
+		return -EPROTO;
+	}
+}
+
+static int deliver(struct mover_link *link, struct mover_job *job, const report_t *report)
+{
+	struct digest digest;
+	uint32_t status;
+	switch (report->body_case) {
+	case GLAKE__MOVER__REPORT__BODY_FAILED:
+		status = report->failed->status;
+		fail_job(link, job,
+		         status > STATUS_OK && status < STATUS_COUNT ? (enum status)status
+		                                                     : STATUS_INTERNAL,
+		         report->failed->error);
+		return 0;
+	case GLAKE__MOVER__REPORT__BODY_DIGESTED:
+		if (!job->ops->on_digested || get_digest(&report->digested->digest, &digest) < 0) {
+			return -EPROTO;
+		}
+		remove_job(link, job);
+		job->ops->on_digested(job, &digest);
+		return 0;
+	case GLAKE__MOVER__REPORT__BODY_COMPARED:
+		if (!job->ops->on_compared) {
+			return -EPROTO;
+		}
+		remove_job(link, job);
+		job->ops->on_compared(job, report->compared->equal);
+		return 0;
+	default:
+		return deliver_load(link, job, report);
+	}
+}
+
+static void on_packet(void *user, const uint8_t *bytes, size_t n_bytes, struct fdlist *fds)
+{
+	struct mover_link *link = user;
+	report_t *report = glake__mover__report__unpack(NULL, n_bytes, bytes);
+	int r = -EPROTO;
+	if (report) {
+		struct mover_job *job;
+		HASH_FIND(hh, link->jobs, &report->job, sizeof(report->job), job);
+		/* News of a forgotten job may still be under way. */
+		r = job ? deliver(link, job, report) : 0;
+		glake__mover__report__free_unpacked(report, NULL);
+	}
+	if (r < 0) {
+		log_error("glake-mover sent what it must not send: %s", strerror(-r));
+		mover_process_kill(link->process);
+	}
+	start_idle_timer(link);
+}
+
+int mover_link_pid(const struct mover_link *link)
+{
+	return link->process ? mover_process_pid(link->process) : 0;
+}
+
+int mover_link_init(struct mover_link *link, uv_loop_t *loop, struct stats *stats, const char *path,
+                    uint64_t idle_ms, size_t max_fds)
+{
+	*link = (struct mover_link){
+		.loop = loop, .stats = stats, .idle_ms = idle_ms, .max_fds = max_fds};
+	link->path = strdup(path);
+	if (!link->path) {
+		return -ENOMEM;
+	}
+	return uv_timer_init(loop, &link->idle_timer);
+}
+
+void mover_link_take_path(struct mover_link *link, char *path)
+{
+	free(link->path);
+	link->path = path;
+}
+
+void mover_link_close(struct mover_link *link)
+{
+	link->is_closing = true;
+	let_go(link);
+	fail_all(link, "glaked ends");
+	assert(!link->jobs);
+	mover_link_take_path(link, NULL);
+	uv_close((uv_handle_t *)&link->idle_timer, NULL);
+}

@@ -1,0 +1,590 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/store/store.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/base/log.h"
+#include "daemon/base/text.h"
+#include "proto/cleanup.h"
+
+void store_init(struct store *store, uv_loop_t *loop, struct tenant *cache, struct stats *stats)
+{
+	*store = (struct store){.loop = loop, .cache = cache, .stats = stats};
+	list_init(&store->block_list);
+	list_init(&store->model_list);
+	list_init(&store->idle);
+}
+
+void store_deinit(struct store *store)
+{
+	struct model *model;
+	list_for_each (model, &store->model_list, link) {
+		store_unpin_model(store, model);
+	}
+	store->on_evicted = NULL;
+	store_evict_all(store, NULL, NULL);
+	assert(list_is_empty(&store->model_list) && list_is_empty(&store->block_list));
+}
+
+/* Keeps the list in the order of eviction. Priorities are few, so the place is near the tail. */
+static void enter_idle(struct store *store, struct idle *idle)
+{
+	struct list *next = &store->idle;
+	while (next->prev != &store->idle &&
+	       container_of(next->prev, struct idle, link)->priority > idle->priority) {
+		next = next->prev;
+	}
+	list_insert(next, &idle->link);
+}
+
+static void fall_idle(struct store *store, struct idle *idle, int32_t priority)
+{
+	idle->priority = priority;
+	idle->since_ms = uv_now(store->loop);
+	enter_idle(store, idle);
+}
+
+/* ---- blocks ---------------------------------------------------------------------------------- */
+
+static struct block_key block_key(const struct realm *realm, const struct device *device,
+                                  const struct digest *digest)
+{
+	return (struct block_key){
+		.realm_id = realm->id, .device = device->index, .digest = *digest};
+}
+
+struct block *store_find_block(struct store *store, const struct realm *realm,
+                               const struct device *device, const struct digest *digest)
+{
+	struct block_key key = block_key(realm, device, digest);
+	struct block *block;
+	HASH_FIND(hh, store->blocks, &key, sizeof(key), block);
+	return block;
+}
+
+struct block *store_seal(struct store *store, struct realm *realm, const struct digest *digest,
+                         uint64_t content_bytes, struct chunk *chunk, bool is_twin)
+{
+	struct block *block = calloc(1, sizeof(*block));
+	if (!block) {
+		return NULL;
+	}
+	block->key = block_key(realm, chunk->device, digest);
+	block->realm = realm_ref(realm);
+	block->id = ++store->last_id;
+	block->content_bytes = content_bytes;
+	block->n_users = 1;
+	block->is_twin = is_twin;
+	block->idle.kind = IDLE_BLOCK;
+	list_init(&block->idle.link);
+	if (!is_twin) {
+		HASH_ADD(hh, store->blocks, key, sizeof(block->key), block);
+		if (!hash_has(block)) {
+			realm_unref(block->realm);
+			free(block);
+			return NULL;
+		}
+	}
+	if (chunk->use != CHUNK_BLOCK) {
+		chunk_set_use(chunk, CHUNK_BLOCK);
+	}
+	chunk_move(&block->chunk, chunk);
+	block->chunk.device->used_block_bytes += block->chunk.bytes;
+	list_insert(&store->block_list, &block->link);
+	store->n_blocks++;
+	store->stats->blocks_sealed++;
+	return block;
+}
+
+int store_use_block(struct block *block, struct tenant *tenant)
+{
+	if (block->n_users == 0) {
+		int r = block->n_pins > 0 ? 0 : charge_move(&block->chunk.charge, tenant);
+		if (r != 0) {
+			return r;
+		}
+		block->chunk.device->used_block_bytes += block->chunk.bytes;
+		list_remove(&block->idle.link);
+	}
+	block->n_users++;
+	return 0;
+}
+
+static uint64_t free_block(struct store *store, struct block *block)
+{
+	uint64_t freed_bytes = block->chunk.bytes;
+	assert(block->n_users == 0 && block->n_manifests == 0 && block->n_pins == 0);
+	if (!block->is_twin) {
+		HASH_DEL(store->blocks, block);
+	}
+	list_remove(&block->link);
+	list_remove(&block->idle.link);
+	store->n_blocks--;
+	chunk_release(&block->chunk);
+	realm_unref(block->realm);
+	free(block);
+	return freed_bytes;
+}
+
+/* Nobody is left who should pay. */
+static void pay_from_cache(struct store *store, struct block *block)
+{
+	if (block->n_users == 0 && block->n_pins == 0) {
+		/* The built-in tenant has no limits, so this cannot be refused. */
+		charge_move(&block->chunk.charge, store->cache);
+	}
+}
+
+void store_unuse_block(struct store *store, struct block *block, int32_t priority)
+{
+	assert(block->n_users > 0);
+	if (--block->n_users > 0) {
+		return;
+	}
+	block->chunk.device->used_block_bytes -= block->chunk.bytes;
+	if (block->n_manifests == 0 && !block->is_published) {
+		free_block(store, block);
+		return;
+	}
+	pay_from_cache(store, block);
+	if (block->n_manifests == 0) {
+		fall_idle(store, &block->idle, priority);
+	}
+}
+
+/* ---- models ---------------------------------------------------------------------------------- */
+
+static struct model_key model_key(const struct realm *realm, const struct device *device,
+                                  const struct file_id *files, size_t n_files)
+{
+	return (struct model_key){.realm_id = realm->id,
+	                          .device = device->index,
+	                          .files = digest_of(files, n_files * sizeof(files[0]))};
+}
+
+struct model *store_find_model(struct store *store, const struct realm *realm,
+                               const struct device *device, const struct file_id *files,
+                               size_t n_files)
+{
+	struct model_key key = model_key(realm, device, files, n_files);
+	struct model *model;
+	HASH_FIND(hh, store->models, &key, sizeof(key), model);
+	if (model && (model->n_files != n_files ||
+	              memcmp(model->files, files, n_files * sizeof(files[0])) != 0)) {
+		return NULL;
+	}
+	return model;
+}
+
+static void model_fall_idle(struct store *store, struct model *model)
+{
+	/* Without limits, so this cannot be refused. */
+	charge_move(&model->charge, store->cache);
+	model->realm->idle_manifest_bytes += model->manifest_bytes;
+	enter_idle(store, &model->idle);
+}
+
+static void model_leave_idle(struct store *store, struct model *model)
+{
+	if (!list_is_empty(&model->idle.link)) {
+		model->realm->idle_manifest_bytes -= model->manifest_bytes;
+		list_remove(&model->idle.link);
+	}
+}
+
+static void free_model(struct model *model)
+{
+	for (size_t i = 0; i < model->n_tensors; i++) {
+		free(model->tensors[i]);
+	}
+	charge_refund(&model->charge);
+	free(model->tensors);
+	free(model->blocks);
+	free(model->files);
+	free(model->reload_reason);
+	free(model->name);
+	realm_unref(model->realm);
+	free(model);
+}
+
+struct model *store_add_model(struct store *store, struct realm *realm, struct device *device,
+                              struct tenant *payer, const char *name, const struct file_id *files,
+                              size_t n_files)
+{
+	struct model *model = calloc(1, sizeof(*model));
+	if (!model) {
+		return NULL;
+	}
+	model->realm = realm_ref(realm);
+	model->device = device;
+	model->charge = tenant_charge_manifest(payer);
+	model->key = model_key(realm, device, files, n_files);
+	model->name = strdup(name);
+	model->files = calloc(n_files, sizeof(files[0]));
+	if (!model->name || !model->files) {
+		free_model(model);
+		return NULL;
+	}
+	memcpy(model->files, files, n_files * sizeof(files[0]));
+	model->n_files = n_files;
+	model->id = ++store->last_id;
+	model->n_holders = 1;
+	model->idle.kind = IDLE_MODEL;
+	list_init(&model->idle.link);
+	HASH_ADD(hh, store->models, key, sizeof(model->key), model);
+	if (!hash_has(model)) {
+		free_model(model);
+		return NULL;
+	}
+	list_insert(&store->model_list, &model->link);
+	store->n_models++;
+	return model;
+}
+
+int store_hide_model(struct store *store, struct model *model, const char *reason)
+{
+	char *copy = text_clean_copy(reason);
+	if (!copy) {
+		return -ENOMEM;
+	}
+	HASH_DEL(store->models, model);
+	model->reload_reason = copy;
+	return 0;
+}
+
+void store_place_block(struct store *store, struct model *model, size_t i, struct block *block)
+{
+	assert(model->state == MODEL_LOADING && !model->blocks[i].block);
+	model->blocks[i].block = block;
+	block->n_manifests++;
+}
+
+/* All, or none. */
+static int use_all(struct store *store, struct model *model, struct tenant *tenant)
+{
+	for (size_t i = 0; i < model->n_blocks; i++) {
+		int r = store_use_block(model->blocks[i].block, tenant);
+		if (r != 0) {
+			while (i-- > 0) {
+				store_unuse_block(store, model->blocks[i].block, 0);
+			}
+			return r;
+		}
+	}
+	return 0;
+}
+
+int store_hold_model(struct store *store, struct model *model, struct tenant *tenant)
+{
+	assert(model->state == MODEL_READY);
+	if (model->n_holders == 0) {
+		int r = model->is_pinned ? 0 : charge_move(&model->charge, tenant);
+		if (r != 0) {
+			return r;
+		}
+		r = use_all(store, model, tenant);
+		if (r != 0) {
+			if (!model->is_pinned) {
+				charge_move(&model->charge, store->cache);
+			}
+			return r;
+		}
+		model_leave_idle(store, model);
+	}
+	model->n_holders++;
+	return 0;
+}
+
+static void unuse_all(struct store *store, struct model *model, int32_t priority)
+{
+	for (size_t i = 0; i < model->n_blocks; i++) {
+		if (model->blocks[i].block) {
+			store_unuse_block(store, model->blocks[i].block, priority);
+		}
+	}
+}
+
+void store_unhold_model(struct store *store, struct model *model, int32_t priority)
+{
+	assert(model->n_holders > 0);
+	if (--model->n_holders > 0) {
+		return;
+	}
+	unuse_all(store, model, priority);
+	model->idle.priority = priority;
+	model->idle.since_ms = uv_now(store->loop);
+	if (!model->is_pinned) {
+		model_fall_idle(store, model);
+	}
+}
+
+/* Takes the manifest's references away; nobody uses the model any more. */
+static uint64_t remove_model(struct store *store, struct model *model)
+{
+	uint64_t freed_bytes = 0;
+	if (!model->reload_reason) {
+		HASH_DEL(store->models, model);
+	}
+	list_remove(&model->link);
+	model_leave_idle(store, model);
+	store->n_models--;
+	for (size_t i = 0; i < model->n_blocks; i++) {
+		struct block *block = model->blocks[i].block;
+		if (!block || --block->n_manifests > 0 || block->n_users > 0) {
+			continue;
+		}
+		if (block->is_published) {
+			fall_idle(store, &block->idle, model->idle.priority);
+		} else {
+			freed_bytes += free_block(store, block);
+		}
+	}
+	free_model(model);
+	return freed_bytes;
+}
+
+void store_drop_model(struct store *store, struct model *model)
+{
+	assert(model->state == MODEL_LOADING && model->n_holders == 1);
+	unuse_all(store, model, 0);
+	remove_model(store, model);
+}
+
+/* Have @tenant pay for the blocks that nobody has pinned yet: all of them, or none. */
+static int charge_for_pin(struct model *model, struct tenant *tenant, struct charge *charges)
+{
+	size_t n = 0;
+	int r = 0;
+	while (n < model->n_blocks && r == 0) {
+		struct block *block = model->blocks[n].block;
+		const struct charge *paid = &block->chunk.charge;
+		/* A block may have several places in one model: it is charged for the first. */
+		if (block->n_pins++ == 0 && paid->tenant != tenant) {
+			r = tenant_charge(tenant, paid->device, paid->bytes, paid->n_fds,
+			                  &charges[n]);
+		}
+		n++;
+	}
+	for (size_t i = 0; i < n; i++) {
+		struct block *block = model->blocks[i].block;
+		if (r != 0) {
+			block->n_pins--;
+			charge_refund(&charges[i]);
+		} else if (charges[i].tenant) {
+			charge_refund(&block->chunk.charge);
+			block->chunk.charge = charges[i];
+		}
+	}
+	return r;
+}
+
+int store_pin_model(struct store *store, struct model *model, struct tenant *tenant)
+{
+	assert(model->state == MODEL_READY);
+	if (model->is_pinned) {
+		return 0;
+	}
+	struct charge manifest = tenant_charge_manifest(tenant);
+	cleanup_free struct charge *charges = calloc(model->n_blocks + 1, sizeof(charges[0]));
+	int r = charges ? 0 : -ENOMEM;
+	if (r == 0 && model->charge.tenant != tenant) {
+		r = charge_grow_manifest(&manifest, model->manifest_bytes);
+	}
+	if (r == 0) {
+		r = charge_for_pin(model, tenant, charges);
+	}
+	if (r != 0) {
+		charge_refund(&manifest);
+		return r;
+	}
+	if (model->charge.tenant != tenant) {
+		charge_refund(&model->charge);
+		model->charge = manifest;
+	} else {
+		charge_refund(&manifest);
+	}
+	model->is_pinned = true;
+	if (model->n_holders == 0) {
+		model_leave_idle(store, model);
+	}
+	if (model->reload_reason) {
+		store_drop_left_over(store, model);
+	}
+	return 0;
+}
+
+void store_unpin_model(struct store *store, struct model *model)
+{
+	if (!model->is_pinned) {
+		return;
+	}
+	model->is_pinned = false;
+	for (size_t i = 0; i < model->n_blocks; i++) {
+		struct block *block = model->blocks[i].block;
+		block->n_pins--;
+		pay_from_cache(store, block);
+	}
+	if (model->n_holders == 0) {
+		model->idle.since_ms = uv_now(store->loop);
+		model_fall_idle(store, model);
+	}
+}
+
+static bool is_left_over(const struct model *model, const struct model *successor)
+{
+	return model != successor && model->reload_reason && model->n_holders == 0 &&
+	       (!model->is_pinned || successor->is_pinned) && model->realm == successor->realm &&
+	       model->device == successor->device && strcmp(model->name, successor->name) == 0;
+}
+
+void store_drop_left_over(struct store *store, const struct model *successor)
+{
+	struct model *model;
+	struct model *next;
+	list_for_each_safe (model, next, &store->model_list, link) {
+		if (is_left_over(model, successor)) {
+			store_unpin_model(store, model);
+			remove_model(store, model);
+		}
+	}
+}
+
+uint64_t store_unique_bytes(const struct model *model)
+{
+	uint64_t bytes = 0;
+	for (size_t i = 0; i < model->n_blocks; i++) {
+		const struct block *block = model->blocks[i].block;
+		if (block && block->n_manifests == 1) {
+			bytes += block->chunk.bytes;
+		}
+	}
+	return bytes;
+}
+
+/* ---- eviction -------------------------------------------------------------------------------- */
+
+uint64_t store_evict_model(struct store *store, struct model *model)
+{
+	assert(model->n_holders == 0);
+	if (model->is_in_log) {
+		log_info("evicted model '%s' of realm %s on device %u", model->name,
+		         model->realm->name, model->device->index);
+	}
+	if (store->on_evicted) {
+		store->on_evicted(store->user, model);
+	}
+	uint64_t n_blocks = store->n_blocks;
+	uint64_t freed_bytes = remove_model(store, model);
+	store->stats->models_evicted++;
+	store->stats->blocks_evicted += n_blocks - store->n_blocks;
+	store->stats->evicted_bytes += freed_bytes;
+	return freed_bytes;
+}
+
+static uint64_t evict_block(struct store *store, struct block *block)
+{
+	uint64_t freed_bytes = free_block(store, block);
+	store->stats->blocks_evicted++;
+	store->stats->evicted_bytes += freed_bytes;
+	return freed_bytes;
+}
+
+static const struct device *device_of(const struct idle *idle)
+{
+	return idle->kind == IDLE_MODEL ? container_of(idle, struct model, idle)->device
+	                                : container_of(idle, struct block, idle)->chunk.device;
+}
+
+static uint64_t evict_idle(struct store *store, struct idle *idle)
+{
+	return idle->kind == IDLE_MODEL
+	               ? store_evict_model(store, container_of(idle, struct model, idle))
+	               : evict_block(store, container_of(idle, struct block, idle));
+}
+
+static const struct realm *realm_of(const struct idle *idle)
+{
+	return idle->kind == IDLE_MODEL ? container_of(idle, struct model, idle)->realm
+	                                : container_of(idle, struct block, idle)->realm;
+}
+
+/* Of what to evict, in the order of the list, and how much of it is enough. */
+struct sweep {
+	const struct device *device; /* NULL: of any */
+	const struct realm *realm;   /* NULL: of any */
+	uint64_t bytes;
+	uint64_t n_blocks;
+};
+
+static uint64_t evict(struct store *store, const struct sweep *sweep)
+{
+	uint64_t freed_bytes = 0;
+	uint64_t n_blocks = store->n_blocks;
+	struct list *link = store->idle.next;
+	while (link != &store->idle && freed_bytes < sweep->bytes &&
+	       n_blocks - store->n_blocks < sweep->n_blocks) {
+		struct idle *idle = container_of(link, struct idle, link);
+		if ((sweep->device && device_of(idle) != sweep->device) ||
+		    (sweep->realm && realm_of(idle) != sweep->realm)) {
+			link = link->next;
+			continue;
+		}
+		/* Published blocks of an evicted model fall idle with its priority: still ahead. */
+		struct list *prev = link->prev;
+		freed_bytes += evict_idle(store, idle);
+		link = prev->next;
+	}
+	return freed_bytes;
+}
+
+uint64_t store_evict(struct store *store, const struct device *device, uint64_t bytes)
+{
+	return evict(store,
+	             &(struct sweep){.device = device, .bytes = bytes, .n_blocks = UINT64_MAX});
+}
+
+void store_evict_fds(struct store *store, uint64_t n_fds)
+{
+	evict(store, &(struct sweep){.bytes = UINT64_MAX, .n_blocks = n_fds});
+}
+
+/* In the fullest realm the first in the order of eviction. NULL: no model is idle. */
+static struct model *first_to_trim(struct store *store)
+{
+	struct model *first = NULL;
+	struct idle *idle;
+	list_for_each (idle, &store->idle, link) {
+		if (idle->kind != IDLE_MODEL) {
+			continue;
+		}
+		struct model *model = container_of(idle, struct model, idle);
+		uint64_t bytes = model->realm->idle_manifest_bytes;
+		uint64_t most_bytes = first ? first->realm->idle_manifest_bytes : 0;
+		if (!first || bytes > most_bytes) {
+			first = model;
+		}
+	}
+	return first;
+}
+
+void store_trim(struct store *store)
+{
+	while (store->cache->manifest_bytes > STORE_IDLE_MANIFEST_BYTES) {
+		store_evict_model(store, first_to_trim(store));
+	}
+}
+
+uint64_t store_evict_all(struct store *store, const struct realm *realm, uint64_t *n_models_out)
+{
+	uint64_t n_models = store->n_models;
+	uint64_t freed_bytes = evict(
+		store,
+		&(struct sweep){.realm = realm, .bytes = UINT64_MAX, .n_blocks = UINT64_MAX});
+	if (n_models_out) {
+		*n_models_out = n_models - store->n_models;
+	}
+	return freed_bytes;
+}
