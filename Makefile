@@ -65,7 +65,7 @@ CLIENT_OBJ := $(call objects,$(CLIENT_FOLDERS:%=%/*.c))
 CTL_OBJ := $(filter-out %/main.o,$(call objects,libclient/ctl/*.c))
 SHIM_OBJ := $(call objects,shim/*.c) $(B)/obj/shim/trampolines.o
 NVML_OBJ := $(call objects,shim/nvml/*.c) $(B)/obj/shim/nvml/trampolines.o \
-	$(addprefix $(B)/obj/shim/,library.o no_models.o policy.o view.o)
+	$(addprefix $(B)/obj/shim/,library.o policy.o view.o)
 HARNESS_OBJ := $(call objects,tests/harness/*.c) \
 	$(filter-out %/bench_%,$(call objects,tests/bench/*.c))
 CUDASIM_OBJ := $(call objects,tests/cudasim/*.c)

@@ -153,9 +153,10 @@ GLAKE_API int glake_ping(struct glake_session *session);
 /* ---- private memory ------------------------------------------------------------------------- */
 
 /*
- * Get @bytes (rounded up to 2 MiB) of device memory, mapped read-write at *ptr_out: from the
- * session's warm memory if a fitting piece is there (no driver call, no round trip), else from
- * glaked. It holds anything unless GLAKE_ZERO is given. Large requests are rows of chunks behind one
+ * Get @bytes of device memory, mapped read-write at *ptr_out: from the session's warm memory if a
+ * fitting piece is there (no driver call, no round trip), else from glaked. It holds anything unless
+ * GLAKE_ZERO is given. 2 MiB and more, and zeroed memory, are whole chunks, rounded up to 2 MiB; what is
+ * smaller shares a chunk with its like, 512-byte aligned. Large requests are rows of chunks behind one
  * address range. All or nothing.
  * Errors: GLAKE_E_OVER_QUOTA, GLAKE_E_NO_DEVICE_MEMORY, GLAKE_E_NO_FDS, GLAKE_E_CUDA, ...
  */
@@ -189,9 +190,6 @@ GLAKE_API int glake_alloc_async(struct glake_session *session, void *stream, uin
 GLAKE_API int glake_free_async(struct glake_session *session, void *stream, glake_ptr ptr,
                                unsigned flags);
 
-/* Is @ptr anywhere in warm memory, which is mapped and nobody's? 1 or 0. Local. */
-GLAKE_API int glake_is_warm(struct glake_session *session, glake_ptr ptr);
-
 /* Unmap and return warm memory of @device until at most @keep_bytes remain. */
 GLAKE_API int glake_trim(struct glake_session *session, uint32_t device, uint64_t keep_bytes);
 
@@ -222,7 +220,7 @@ struct glake_share {
 };
 
 /*
- * Name memory: @ptr is exactly what glake_alloc() gave. Asks glaked the first time; the name stays
+ * Name memory: @ptr is exactly what glake_alloc() gave, in whole chunks. Asks glaked the first time; the name stays
  * the same. Named memory is given back when it is freed, not kept warm.
  * Errors: -EINVAL, -ENOTSUP (too large), GLAKE_E_GONE, ...
  */
@@ -396,7 +394,7 @@ struct glake_digest {
 
 /*
  * Make a block of private memory: @ptr is of glake_alloc() and holds @content_bytes, with only zeros
- * behind them up to its end (GLAKE_ZERO helps), in one chunk (at most 128 MiB). The caller has
+ * behind them up to its end (GLAKE_ZERO helps), in one whole chunk (at most 128 MiB). The caller has
  * quiesced everything that may write to it. Afterwards the same address is mapped read-only, backed
  * by the realm's one copy of these bytes, and belongs to the block.
  * On failure the memory is as it was before, still of glake_alloc(). One exception: when the realm
@@ -471,31 +469,6 @@ struct glake_usage {
 
 /* This session's own counters. Local. */
 GLAKE_API int glake_usage(struct glake_session *session, struct glake_usage *usage);
-
-/* What a program has of the driver itself on one device, beside its contexts and code. */
-struct glake_driver_memory {
-	uint32_t device;        /* glaked's index */
-	uint64_t managed_bytes; /* as asked for: how much of it is on the device is not known */
-	uint64_t array_bytes;
-	uint64_t graph_bytes; /* kept for the allocations of graphs */
-	uint64_t other_bytes; /* allocations and pools */
-};
-
-struct glake_program_usage {
-	size_t size;       /* set by the caller */
-	uint64_t n_owned;  /* allocations served with memory of glaked */
-	uint64_t n_passed; /* allocations left to the driver that glaked should have served */
-	const struct glake_driver_memory *driver; /* borrowed; each device at most once */
-	size_t n_driver;
-};
-
-/*
- * What the library cannot know of the program that it works for: told to glaked with the next report,
- * for listings. It replaces what was set before. Local. -ENODEV: no such device, -EINVAL: one that is
- * there twice; nothing is changed then.
- */
-GLAKE_API int glake_set_program_usage(struct glake_session *session,
-                                      const struct glake_program_usage *usage);
 
 #ifdef __cplusplus
 }

@@ -91,18 +91,6 @@ GLAKE_API int glake_order_collect(struct glake_order *order, void *context, int 
  */
 GLAKE_API int glake_order_collect_all(struct glake_order *order, int ordinal);
 
-/*
- * A context may end: around the call that may end it, so that nobody else makes use of it meanwhile.
- * Its handle may be another's before that call has returned, so what there is of it is hidden first.
- * Then it has ended, its work uses nothing any more, and its events went with it: drop what is hidden,
- * and all that was parked is released when contexts are let. Or it has not: show it again.
- */
-GLAKE_API void glake_order_hold_contexts(struct glake_order *order);
-GLAKE_API void glake_order_let_contexts(struct glake_order *order);
-GLAKE_API void glake_order_hide_context(struct glake_order *order, void *context);
-GLAKE_API void glake_order_show_context(struct glake_order *order, void *context);
-GLAKE_API void glake_order_drop_context(struct glake_order *order);
-
 #ifdef __cplusplus
 }
 #endif

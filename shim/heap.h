@@ -1,21 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The device memory that the program has of us, by address.
- *
- * A region is one piece of glake_alloc(): either one allocation of the program, or a slab that holds
- * many small ones. Any address in it is found by way of its start.
+ * The device memory that the program has of us: the library's heap (glake_shim.h), of whichever session is
+ * the current one, and what the program sees of it: contexts, pools, counts.
  *
  * To free memory: claim it, so that nobody else does; see to it that nothing uses it; release it.
- *
- * One lock for all. No request to glaked and no wait happens under it, and no driver call but that of
- * giving access to peers.
  *
  * Owner: the process. Threads: any.
  */
 #ifndef GLAKE_SHIM_HEAP_H
 #define GLAKE_SHIM_HEAP_H
 
-#include "glake.h"
+#include "glake_shim.h"
 #include "shim/owner.h"
 #include "shim/pool.h"
 
@@ -41,41 +36,27 @@ struct heap_facts {
 	uint64_t id;        /* of the allocation; never used again */
 	uint64_t region_id; /* of the region */
 	struct heap_place place;
-	bool has_ipc; /* legacy IPC can name it */
+	bool has_ipc;              /* legacy IPC can name it */
+	const struct owner *owner; /* whose it is; it may be gone with the memory */
 };
 
 /* Is @address anywhere in memory that the program has of us? Then @facts_out (may be NULL). */
 bool heap_find(CUdeviceptr address, struct heap_facts *facts_out);
 
-/* Or at least in memory that is mapped for its next allocations? */
-bool heap_has(CUdeviceptr address);
-
 /* Name the region for other processes. False if glaked, or the one that gave it, is gone. */
 bool heap_share(const struct heap_facts *facts, struct glake_share *share_out);
 
-struct allocation;
-
-/* The allocation that starts at @address, now nobody else's to free; NULL if there is none. */
-struct allocation *heap_claim(CUdeviceptr address);
-CUcontext heap_ctx_of(const struct allocation *allocation);
-CUdevice heap_device_of(const struct allocation *allocation);
-/* The program has it after all. */
-void heap_unclaim(struct allocation *allocation);
-/* Nothing uses it any more; parked or not. */
-void heap_release(struct allocation *allocation);
+/* Nothing uses a claimed one any more; parked or not. */
+void heap_release(struct glake__allocation *allocation);
 
 /*
  * What is freed in stream order is parked, while work may use it: it is not the program's any more,
- * and still claimed. It is released, or becomes another allocation.
+ * and still claimed. It is released, or becomes another allocation: of the size that parking returns.
  */
-void heap_park(struct allocation *allocation);
-void heap_unpark(struct allocation *allocation);
-CUdeviceptr heap_reuse(struct allocation *allocation, const struct heap_place *place,
+uint64_t heap_park(struct glake__allocation *allocation);
+void heap_unpark(struct glake__allocation *allocation);
+CUdeviceptr heap_reuse(struct glake__allocation *allocation, const struct heap_place *place,
                        uint64_t n_bytes);
-/* The bytes that it takes, that one of @n_bytes would, and that one may have that it becomes. */
-uint64_t heap_capacity(const struct allocation *allocation);
-uint64_t heap_round(uint64_t n_bytes);
-uint64_t heap_reusable(const struct allocation *allocation);
 
 /* Of the free memory kept for @device, @keep_bytes remain. */
 void heap_trim(CUdevice device, uint64_t keep_bytes);

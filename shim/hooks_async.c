@@ -129,7 +129,7 @@ static bool is_captured(const struct calls *calls, CUstream stream)
 }
 
 /* Where there is no way to be told when the stream gets here, wait for it to get here. */
-static CUresult free_claimed(const struct calls *calls, struct allocation *allocation,
+static CUresult free_claimed(const struct calls *calls, struct glake__allocation *allocation,
                              CUstream handle)
 {
 	struct glake_stream stream;
@@ -160,17 +160,17 @@ static CUresult free_by_driver(const struct calls *calls, CUdeviceptr address, C
  */
 static CUresult free_async(const struct calls *calls, CUdeviceptr address, CUstream stream)
 {
-	struct allocation *allocation = NULL;
+	struct glake__allocation *allocation = NULL;
 	if (address && !shim_is_forked() &&
 	    !(capture_is_any() && heap_find(address, NULL) && is_captured(calls, stream))) {
-		allocation = heap_claim(address);
+		allocation = glake__heap_claim(address);
 	}
 	if (!allocation) {
 		return free_by_driver(calls, address, stream);
 	}
 	CUresult result = free_claimed(calls, allocation, stream);
 	if (result != CUDA_SUCCESS) {
-		heap_unclaim(allocation);
+		glake__heap_unclaim(allocation);
 		return result;
 	}
 	shim_count(SHIM_COUNT_freed);

@@ -33,7 +33,7 @@ static CUdeviceptr unless_freed(CUdeviceptr address)
 	                 real(cuPointerGetAttribute)(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
 	                                             address) == CUDA_SUCCESS &&
 	                 type == CU_MEMORYTYPE_DEVICE;
-	return is_mapped && (heap_has(address) || ipc_has(address)) ? nobodys : address;
+	return is_mapped && (glake__heap_has(address) || ipc_has(address)) ? nobodys : address;
 }
 
 /* Unchanged where glaked cannot be asked. */

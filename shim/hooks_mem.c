@@ -145,13 +145,15 @@ static CUresult free_by_driver(CUdeviceptr address)
  */
 CUresult shim_cuMemFree_v2(CUdeviceptr address)
 {
-	struct allocation *allocation = address && !shim_is_forked() ? heap_claim(address) : NULL;
+	struct glake__allocation *allocation = address && !shim_is_forked()
+	                                               ? glake__heap_claim(address)
+	                                               : NULL;
 	if (!allocation) {
 		return free_by_driver(address);
 	}
-	CUresult result = quiesce_ctx(heap_ctx_of(allocation));
+	CUresult result = quiesce_ctx(allocation->tag.ctx);
 	if (result != CUDA_SUCCESS) {
-		heap_unclaim(allocation);
+		glake__heap_unclaim(allocation);
 		return result;
 	}
 	shim_count(SHIM_COUNT_freed);

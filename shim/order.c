@@ -46,7 +46,8 @@ int order_alloc(const struct glake_stream *stream, struct pool *pool, uint64_t n
 		.pool = pool,
 		.era = context_era(),
 	};
-	struct allocation *parked = glake_order_take(order, stream, heap_round(n_bytes));
+	struct glake__allocation *parked = glake_order_take(order, stream,
+	                                                    glake__heap_round(n_bytes));
 	if (parked) {
 		*address_out = heap_reuse(parked, &place, n_bytes);
 		return 0;
@@ -60,11 +61,11 @@ int order_alloc(const struct glake_stream *stream, struct pool *pool, uint64_t n
 }
 
 bool order_free(CUstream handle, unsigned flags, const struct glake_stream *stream,
-                struct allocation *allocation)
+                struct glake__allocation *allocation)
 {
-	heap_park(allocation);
-	if (glake_order_park(order, handle, flags, stream, allocation, heap_device_of(allocation),
-	                     heap_reusable(allocation)) < 0) {
+	uint64_t n_reusable = heap_park(allocation);
+	if (glake_order_park(order, handle, flags, stream, allocation, allocation->ordinal,
+	                     n_reusable) < 0) {
 		heap_unpark(allocation);
 		return false;
 	}
@@ -86,34 +87,34 @@ void order_collect_all(void)
 void order_hold_contexts(void)
 {
 	if (get_order()) {
-		glake_order_hold_contexts(order);
+		glake__order_hold_contexts(order);
 	}
 }
 
 void order_let_contexts(void)
 {
 	if (order) {
-		glake_order_let_contexts(order);
+		glake__order_let_contexts(order);
 	}
 }
 
 void order_hide_ctx(CUcontext ctx)
 {
 	if (order) {
-		glake_order_hide_context(order, ctx);
+		glake__order_hide_context(order, ctx);
 	}
 }
 
 void order_show_ctx(CUcontext ctx)
 {
 	if (order) {
-		glake_order_show_context(order, ctx);
+		glake__order_show_context(order, ctx);
 	}
 }
 
 void order_drop_ctx(void)
 {
 	if (order) {
-		glake_order_drop_context(order);
+		glake__order_drop_context(order);
 	}
 }

@@ -8,7 +8,6 @@
 #ifndef GLAKE_SHIM_ORDER_H
 #define GLAKE_SHIM_ORDER_H
 
-#include "glake_order.h"
 #include "shim/heap.h"
 
 /*
@@ -23,7 +22,7 @@ int order_alloc(const struct glake_stream *stream, struct pool *pool, uint64_t n
 
 /* Free a claimed allocation when the stream gets here. False: it is still the caller's. */
 bool order_free(CUstream handle, unsigned flags, const struct glake_stream *stream,
-                struct allocation *allocation);
+                struct glake__allocation *allocation);
 
 /*
  * Give what is parked in @ctx, the current context, and done with back to the heap; with @waits, all

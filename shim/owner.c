@@ -109,12 +109,12 @@ static void connect_current(void)
 
 struct owner *owner_get(bool *is_refused_out)
 {
-	cleanup_cancel int cancel = cancel_disable();
 	*is_refused_out = false;
 	struct owner *owner = peek_alive();
 	if (owner) {
 		return owner;
 	}
+	cleanup_cancel int cancel = cancel_disable();
 	pthread_mutex_lock(&connecting);
 	owner = peek_alive();
 	if (!owner) {

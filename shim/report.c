@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "shim/report.h"
 
+#include "glake_shim.h"
 #include "shim/account.h"
 #include "shim/context.h"
 #include "shim/order.h"
@@ -18,9 +19,9 @@ static uint64_t graph_bytes(CUdevice device)
 }
 
 /* To ask the driver about a device without a context could make one: nobody may end it meanwhile. */
-static struct glake_driver_memory describe(CUdevice device, uint32_t index)
+static struct glake__driver_memory describe(CUdevice device, uint32_t index)
 {
-	struct glake_driver_memory memory = {
+	struct glake__driver_memory memory = {
 		.device = index,
 		.managed_bytes = account_bytes(device, ACCOUNT_MANAGED),
 		.array_bytes = account_bytes(device, ACCOUNT_ARRAYS),
@@ -37,10 +38,9 @@ static struct glake_driver_memory describe(CUdevice device, uint32_t index)
 
 void report_program(struct owner *owner)
 {
-	struct glake_driver_memory memory[SHIM_MAX_DEVICES];
+	struct glake__driver_memory memory[SHIM_MAX_DEVICES];
 	struct glake_device device;
-	struct glake_program_usage usage = {
-		.size = sizeof(usage),
+	struct glake__program_usage usage = {
 		.n_owned = shim_count_of(SHIM_COUNT_owned),
 		.n_passed = shim_count_of(SHIM_COUNT_passed),
 		.driver = memory,
@@ -52,5 +52,5 @@ void report_program(struct owner *owner)
 			memory[usage.n_driver++] = describe(device.ordinal, device.index);
 		}
 	}
-	glake_set_program_usage(owner->session, &usage);
+	glake__set_program_usage(owner->session, &usage);
 }

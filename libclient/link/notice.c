@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "proto/cleanup.h"
-#include "libclient/memory/alloc.h"
+#include "libclient/memory/heap.h"
 #include "libclient/link/usage.h"
 
 void glake__notice_free(struct glake__notice *notice)
@@ -73,7 +73,7 @@ static int deliver_locked(struct glake_session *session)
 		void *user = link->handler_user;
 		pthread_mutex_unlock(&link->lock);
 		if (notice->public.kind == GLAKE_NOTICE_RECLAIM) {
-			glake__alloc_reclaim(session, notice->public.device, notice->public.bytes);
+			glake__heap_reclaim(session, notice->public.device, notice->public.bytes);
 			glake__usage_answer(session, notice->reclaim);
 		}
 		if (handler) {

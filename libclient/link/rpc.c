@@ -36,6 +36,7 @@ static int take_devices(struct glake_session *session, const Glake__Wire__HelloA
 		if (from->uuid.len == sizeof(to->uuid)) {
 			memcpy(to->uuid, from->uuid.data, sizeof(to->uuid));
 		}
+		devices[i].session = session;
 		devices[i].warm.max_bytes = hello->warm_bytes;
 	}
 	session->devices = devices;

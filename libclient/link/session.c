@@ -10,11 +10,10 @@
 
 #include "proto/cleanup.h"
 #include "proto/clock.h"
-#include "libclient/memory/alloc.h"
+#include "libclient/memory/heap.h"
 #include "libclient/memory/async.h"
 #include "libclient/memory/block.h"
 #include "libclient/link/fork.h"
-#include "libclient/model/model.h"
 #include "libclient/memory/placed.h"
 #include "libclient/link/rpc.h"
 #include "libclient/link/sized.h"
@@ -245,11 +244,13 @@ void glake_disconnect(struct glake_session *session)
 	}
 	session->is_forked = session->fork_generation != glake__fork_generation();
 	session->is_closing = true;
-	glake__models_deinit(session);
+	if (session->end_models) {
+		session->end_models(session);
+	}
 	glake__blocks_deinit(session);
 	glake__placed_deinit(session);
 	glake__async_deinit(session);
-	glake__alloc_deinit(session);
+	glake__heap_deinit(session);
 	if (!session->is_forked) {
 		/* A forked child may hold the socket as well: closing ours would not end it. */
 		glake__link_shut_down(&session->link);

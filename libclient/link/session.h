@@ -25,14 +25,18 @@
 #include "libclient/link/error.h"
 #include "libclient/glake.h"
 #include "libclient/glake_order.h"
+#include "libclient/memory/slab.h"
 #include "libclient/memory/space.h"
 #include "libclient/memory/warm.h"
 
 struct glake__device {
+	struct glake_session *session; /* that it is of */
 	struct glake_device public;
-	CUdevice handle;         /* valid if public.ordinal >= 0 */
-	struct glake__warm warm; /* under the lock, as is the next */
-	uint64_t owed_bytes;     /* wanted back when there was less warm: what is freed next goes */
+	CUdevice handle;                   /* valid if public.ordinal >= 0 */
+	struct glake__warm warm;           /* under the lock, as is the next */
+	struct glake__slab_bins bins;      /* under the lock, as is the next: the heap's */
+	struct glake__backing *empty_slab; /* one of the live ones */
+	uint64_t owed_bytes; /* wanted back when there was less warm: what is freed next goes */
 };
 
 struct glake__books {
@@ -69,7 +73,7 @@ struct glake__program {
 	uint64_t version; /* counts the changes of what follows */
 	uint64_t n_owned;
 	uint64_t n_passed;
-	struct glake_driver_memory *driver; /* owned; by position in devices, NULL until set */
+	struct glake__driver_memory *driver; /* owned; by position in devices, NULL until set */
 };
 
 struct glake_session {
@@ -88,13 +92,15 @@ struct glake_session {
 	struct glake__device *devices; /* owned */
 	struct glake__link link;
 	struct glake__books books;
+	/* Set with the first model: who has none needs nothing of what models are made with. */
+	void (*end_models)(struct glake_session *session);
 	/* async.c: owned; made by the first call that wants it. */
 	_Atomic(struct glake_order *) order;
 
 	pthread_mutex_t usage_lock; /* for the fields of usage.c below */
 	uint64_t usage_sent_ns;
 	struct glake__usage usage_sent;
-	struct glake__program program; /* of glake_set_program_usage() */
+	struct glake__program program; /* of glake__set_program_usage() */
 };
 
 /*
@@ -106,12 +112,6 @@ int glake__session_check(const struct glake_session *session);
 /* The last one frees the struct. All else has ended by then. */
 void glake__session_ref(struct glake_session *session);
 void glake__session_unref(struct glake_session *session);
-
-static inline bool glake__session_has(const struct glake_session *session,
-                                      const struct glake__device *device)
-{
-	return device >= session->devices && device < session->devices + session->n_devices;
-}
 
 /* The device of glaked's number @index, mappable or not; NULL with the error set. */
 struct glake__device *glake__session_device(struct glake_session *session, uint32_t index);

@@ -42,7 +42,7 @@ struct report {
 	Glake__Wire__DriverMemory *list[GLAKE_MAX_REPORTED_DEVICES];
 };
 
-static bool has_any(const struct glake_driver_memory *driver)
+static bool has_any(const struct glake__driver_memory *driver)
 {
 	return driver->managed_bytes || driver->array_bytes || driver->graph_bytes ||
 	       driver->other_bytes;
@@ -56,7 +56,7 @@ static void add_program_locked(const struct glake_session *session, struct repor
 	report->body.n_passed = program->n_passed;
 	report->body.driver = report->list;
 	for (uint32_t i = 0; program->driver && i < session->n_devices; i++) {
-		const struct glake_driver_memory *driver = &program->driver[i];
+		const struct glake__driver_memory *driver = &program->driver[i];
 		if (!has_any(driver) || report->body.n_driver == GLAKE_MAX_REPORTED_DEVICES) {
 			continue;
 		}
@@ -121,11 +121,11 @@ void glake__usage_answer(struct glake_session *session, uint64_t id)
 /* ---- of the program --------------------------------------------------------------------------- */
 
 /* Sort the entries of @usage by position into @driver_out, zeroed, of n_devices. */
-static int place(const struct glake_session *session, const struct glake_program_usage *usage,
-                 struct glake_driver_memory *driver_out, bool *is_taken)
+static int place(const struct glake_session *session, const struct glake__program_usage *usage,
+                 struct glake__driver_memory *driver_out, bool *is_taken)
 {
 	for (size_t i = 0; i < usage->n_driver; i++) {
-		const struct glake_driver_memory *driver = &usage->driver[i];
+		const struct glake__driver_memory *driver = &usage->driver[i];
 		uint32_t at = 0;
 		while (at < session->n_devices &&
 		       session->devices[at].public.index != driver->device) {
@@ -149,8 +149,8 @@ static int place(const struct glake_session *session, const struct glake_program
 }
 
 /* Takes what *driver holds, and leaves there what is to be freed. */
-static void set_program(struct glake_session *session, const struct glake_program_usage *usage,
-                        struct glake_driver_memory **driver)
+static void set_program(struct glake_session *session, const struct glake__program_usage *usage,
+                        struct glake__driver_memory **driver)
 {
 	struct glake__program *program = &session->program;
 	size_t n_bytes = session->n_devices * sizeof(**driver);
@@ -158,7 +158,7 @@ static void set_program(struct glake_session *session, const struct glake_progra
 	if (!program->driver || program->n_owned != usage->n_owned ||
 	    program->n_passed != usage->n_passed ||
 	    memcmp(program->driver, *driver, n_bytes) != 0) {
-		struct glake_driver_memory *before = program->driver;
+		struct glake__driver_memory *before = program->driver;
 		program->version++;
 		program->n_owned = usage->n_owned;
 		program->n_passed = usage->n_passed;
@@ -168,25 +168,22 @@ static void set_program(struct glake_session *session, const struct glake_progra
 	pthread_mutex_unlock(&session->usage_lock);
 }
 
-int glake_set_program_usage(struct glake_session *session, const struct glake_program_usage *usage)
+int glake__set_program_usage(struct glake_session *session,
+                             const struct glake__program_usage *usage)
 {
-	struct glake_program_usage full;
 	int r = glake__session_check(session);
-	if (r == 0) {
-		r = glake__sized_in(usage, &full, sizeof(full));
-	}
 	if (r < 0) {
 		return r;
 	}
-	cleanup_free struct glake_driver_memory *driver = calloc(session->n_devices + 1,
-	                                                         sizeof(*driver));
+	cleanup_free struct glake__driver_memory *driver = calloc(session->n_devices + 1,
+	                                                          sizeof(*driver));
 	cleanup_free bool *is_taken = calloc(session->n_devices + 1, sizeof(*is_taken));
 	if (!driver || !is_taken) {
 		return glake__fail(-ENOMEM, "out of memory");
 	}
-	r = place(session, &full, driver, is_taken);
+	r = place(session, usage, driver, is_taken);
 	if (r == 0) {
-		set_program(session, &full, &driver);
+		set_program(session, usage, &driver);
 	}
 	return r;
 }

@@ -3,7 +3,7 @@
 
 #include <errno.h>
 
-#include "libclient/memory/alloc.h"
+#include "libclient/memory/heap.h"
 #include "libclient/link/notice.h"
 #include "libclient/memory/order.h"
 
@@ -12,7 +12,7 @@ static void release(void *user, void *allocation)
 	struct glake_session *session = user;
 	/* What glake_disconnect() has in hand it drops by itself. */
 	if (!session->is_closing) {
-		glake__alloc_end(session, allocation);
+		glake__heap_release(session, allocation);
 	}
 }
 
@@ -64,26 +64,17 @@ static int find_place(struct glake_session *session, void *handle, unsigned flag
 	return r < 0 ? r : 0;
 }
 
-static glake_ptr unpark(struct glake_session *session, struct glake__backing *backing)
-{
-	glake__lock();
-	backing->is_parked = false;
-	glake__books_add_live(&session->books, backing->n_bytes);
-	glake__unlock();
-	return backing->ptr;
-}
-
 int glake_alloc_async(struct glake_session *session, void *stream, uint64_t bytes, unsigned flags,
                       glake_ptr *ptr_out)
 {
+	static const struct glake__tag nobody;
 	struct place place;
-	uint64_t n_bytes = 0;
 	int r = glake__session_check(session);
 	if (r == 0 && !ptr_out) {
 		r = glake__fail(-EINVAL, "no place for the pointer");
 	}
 	if (r == 0) {
-		r = glake__alloc_round(bytes, flags, GLAKE_PER_THREAD, &n_bytes);
+		r = glake__heap_check(bytes, flags, GLAKE_PER_THREAD);
 	}
 	if (r == 0) {
 		r = find_place(session, stream, flags, &place);
@@ -91,29 +82,34 @@ int glake_alloc_async(struct glake_session *session, void *stream, uint64_t byte
 	if (r < 0) {
 		return r;
 	}
-	struct glake__backing *backing = glake_order_take(place.order, &place.stream, n_bytes);
-	if (backing) {
-		*ptr_out = unpark(session, backing);
+	struct glake__allocation *allocation = glake_order_take(place.order, &place.stream,
+	                                                        glake__heap_round(bytes));
+	if (allocation) {
+		glake__heap_reuse(allocation, bytes, &nobody);
+		*ptr_out = allocation->address;
 		return 0;
 	}
 	glake_order_collect(place.order, place.stream.context, false);
-	return glake__alloc_get(session, place.device, n_bytes, false, ptr_out);
+	r = glake__heap_get_on(place.device, bytes, false, &nobody, &allocation);
+	if (r == 0) {
+		*ptr_out = allocation->address;
+	}
+	return r;
 }
 
 /* Out of the program's hands. NULL, with the error set, if it is not there. */
-static struct glake__backing *park(struct glake_session *session, glake_ptr ptr)
+static struct glake__allocation *claim(struct glake_session *session, glake_ptr ptr)
 {
 	glake__lock();
-	struct glake__backing *backing = glake__alloc_find_locked(session, ptr);
-	if (backing) {
-		backing->is_parked = true;
-		session->books.live_bytes -= backing->n_bytes;
+	struct glake__allocation *allocation = glake__heap_at_locked(session, ptr);
+	if (allocation) {
+		allocation->is_claimed = true;
 	}
 	glake__unlock();
-	if (!backing) {
-		glake__alloc_unknown(ptr);
+	if (!allocation) {
+		glake__heap_unknown(ptr);
 	}
-	return backing;
+	return allocation;
 }
 
 int glake_free_async(struct glake_session *session, void *stream, glake_ptr ptr, unsigned flags)
@@ -130,18 +126,15 @@ int glake_free_async(struct glake_session *session, void *stream, glake_ptr ptr,
 	if (r < 0) {
 		return r;
 	}
-	struct glake__backing *backing = park(session, ptr);
-	if (!backing) {
+	struct glake__allocation *allocation = claim(session, ptr);
+	if (!allocation) {
 		return -EINVAL;
 	}
-	glake__lock();
-	bool is_pinned = glake__backing_is_pinned_locked(backing);
-	glake__unlock();
-	/* Others may have what is pinned: it fits nobody's wishes, and is given back. */
-	r = glake_order_park(place.order, stream, flags, &place.stream, backing,
-	                     backing->device->public.ordinal, is_pinned ? 0 : backing->n_bytes);
+	r = glake_order_park(place.order, stream, flags, &place.stream, allocation,
+	                     allocation->ordinal, glake__heap_park(allocation));
 	if (r < 0) {
-		unpark(session, backing);
+		glake__heap_unpark(allocation);
+		glake__heap_unclaim(allocation);
 	}
 	/* To park may be to release what others are done with. */
 	return glake__leave(session, r);

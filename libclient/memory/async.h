@@ -2,7 +2,7 @@
 /*
  * Private memory in the order of streams: glake_alloc_async() and glake_free_async().
  *
- * A backing that is freed on a stream stays in the books, parked: it is not the program's any more,
+ * An allocation that is freed on a stream stays in the books, parked: it is not the program's any more,
  * and not warm yet. It becomes warm when its stream has got there.
  *
  * Threads: any.

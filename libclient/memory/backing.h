@@ -17,6 +17,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "libclient/glake_shim.h"
 #include "libclient/memory/range.h"
 
 struct glake_session;
@@ -29,9 +30,8 @@ struct glake__backing {
 	glake_ptr ptr;              /* of the range, as is the next: for who looks often */
 	uint64_t n_bytes;
 	struct glake__device *device; /* borrowed from the session */
-	bool is_live;                 /* the program's, or parked */
+	bool is_live;                 /* in the books: the program's, or parked, or a slab */
 	bool is_warm;                 /* in its device's warm memory */
-	bool is_parked;               /* async.c: freed, and still in use by a stream */
 
 	/* Links of whichever list has it: a warm bin, the live ones of the books, a batch on its way out. */
 	struct glake__backing *next;
@@ -40,6 +40,9 @@ struct glake__backing {
 	struct glake__backing *older;
 	struct glake__backing *newer;
 
+	uint64_t id;              /* of this life; never used again */
+	struct glake__slab *slab; /* owned; NULL: one allocation, which is: */
+	struct glake__allocation whole;
 	uint64_t ticket; /* of its chunks, which others may have; 0: nobody was told of them */
 };
 

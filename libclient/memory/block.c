@@ -19,7 +19,7 @@
 #include "proto/cleanup.h"
 #include "proto/digest.h"
 #include "proto/limits.h"
-#include "libclient/memory/alloc.h"
+#include "libclient/memory/heap.h"
 #include "libclient/memory/backing.h"
 #include "libclient/memory/reback.h"
 #include "libclient/link/notice.h"
@@ -153,7 +153,7 @@ static void undo(struct glake_session *session, struct glake__backing *backing, 
 	if (is_flipped) {
 		glake__range_access(backing->range, 0, backing->n_bytes, GLAKE__ACCESS_WRITE);
 	}
-	glake__alloc_put_back(session, backing);
+	glake__heap_put_back(session, backing);
 	glake__error_restore(text);
 }
 
@@ -168,7 +168,7 @@ int glake_block_publish(struct glake_session *session, glake_ptr ptr, uint64_t c
 	if (!block) {
 		return -ENOMEM;
 	}
-	struct glake__backing *backing = glake__alloc_take_live(session, ptr);
+	struct glake__backing *backing = glake__heap_take_live(session, ptr);
 	if (!backing) {
 		return -EINVAL;
 	}

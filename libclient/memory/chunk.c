@@ -2,7 +2,7 @@
 /* Single chunks, for callers that import and map by themselves. */
 #include <errno.h>
 
-#include "libclient/memory/alloc.h"
+#include "libclient/memory/heap.h"
 #include "libclient/link/notice.h"
 #include "libclient/link/rpc.h"
 #include "proto/cleanup.h"
@@ -44,7 +44,7 @@ int glake_chunk_new(struct glake_session *session, uint32_t device, uint64_t byt
 	fdlist_init(&fds);
 	uint64_t chunk;
 	r = glake__rpc_chunk_alloc(session, device, bytes, 1, bytes, &chunk, &fds);
-	if (r < 0 && glake__alloc_make_room(session, found, r)) {
+	if (r < 0 && glake__heap_make_room(session, found, r)) {
 		r = glake__rpc_chunk_alloc(session, device, bytes, 1, bytes, &chunk, &fds);
 	}
 	if (r == 0) {

@@ -592,7 +592,7 @@ int glake_order_collect_all(struct glake_order *order, int ordinal)
 
 /* ---- contexts that end ------------------------------------------------------------------------ */
 
-void glake_order_hold_contexts(struct glake_order *order)
+void glake__order_hold_contexts(struct glake_order *order)
 {
 	pthread_mutex_lock(&order->context_lock);
 }
@@ -608,12 +608,12 @@ static void set_hidden(struct glake_order *order, CUcontext ctx, bool is_hidden)
 	pthread_mutex_unlock(&order->lock);
 }
 
-void glake_order_hide_context(struct glake_order *order, void *context)
+void glake__order_hide_context(struct glake_order *order, void *context)
 {
 	set_hidden(order, context, true);
 }
 
-void glake_order_show_context(struct glake_order *order, void *context)
+void glake__order_show_context(struct glake_order *order, void *context)
 {
 	set_hidden(order, context, false);
 }
@@ -644,7 +644,7 @@ static void drop_hidden(struct glake_order *order)
 }
 
 /* What was parked goes the way of all events; its nodes keep it until it is released. */
-void glake_order_drop_context(struct glake_order *order)
+void glake__order_drop_context(struct glake_order *order)
 {
 	struct parked *list = NULL;
 	pthread_mutex_lock(&order->lock);
@@ -674,7 +674,7 @@ void glake_order_drop_context(struct glake_order *order)
 }
 
 /* To release may take long: other contexts may end then. */
-void glake_order_let_contexts(struct glake_order *order)
+void glake__order_let_contexts(struct glake_order *order)
 {
 	struct parked *list = order->dropped;
 	order->dropped = NULL;

@@ -10,7 +10,7 @@
 #include <stdbool.h>
 
 #include "proto/cudrv.h"
-#include "libclient/glake_order.h"
+#include "libclient/glake_shim.h"
 
 /* glake_order_new(), over a driver that is open. @options are complete. */
 int glake__order_over(const struct cudrv *drv, const struct glake_order_options *options,

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 
 #include "proto/limits.h"
-#include "libclient/memory/alloc.h"
+#include "libclient/memory/heap.h"
 #include "libclient/memory/backing.h"
 #include "libclient/memory/reback.h"
 #include "libclient/link/notice.h"
@@ -154,7 +154,7 @@ int glake_map(struct glake_session *session, uint32_t device, glake_ptr ptr, uin
 		return r;
 	}
 	r = glake__backing_fill(session, found, range, ptr - range->ptr, bytes);
-	if (r < 0 && glake__alloc_make_room(session, found, r)) {
+	if (r < 0 && glake__heap_make_room(session, found, r)) {
 		r = glake__backing_fill(session, found, range, ptr - range->ptr, bytes);
 	}
 	if (r == 0) {

@@ -8,6 +8,7 @@
 #ifndef GLAKE_LIBCLIENT_REBACK_H
 #define GLAKE_LIBCLIENT_REBACK_H
 
+#include "libclient/glake_shim.h"
 #include "libclient/memory/range.h"
 
 /*
@@ -42,11 +43,5 @@ int glake__range_clear(struct glake__range *range, uint64_t offset, uint64_t n_b
 
 /* Clear it all, and drop it; if that fails it stays in the map, for ever. Chunks as with reback. */
 int glake__range_end(struct glake__range *range, struct glake__chunk **dead);
-
-/*
- * CUDA device @reader may read and write private memory of @device from now on: what there is and what
- * there will be. GLAKE_E_CUDA: then what there will be is not opened.
- */
-int glake__space_add_reader(int device, int reader);
 
 #endif

@@ -11,7 +11,7 @@
  */
 #include <errno.h>
 
-#include "libclient/memory/alloc.h"
+#include "libclient/memory/heap.h"
 #include "libclient/memory/backing.h"
 #include "libclient/memory/reback.h"
 #include "libclient/link/notice.h"
@@ -48,11 +48,24 @@ static bool name_locked(const struct glake_session *session, const struct glake_
 	return share.n_chunks <= GLAKE_MAX_PACKET_FDS;
 }
 
+/* The live backing that @ptr is in; with @is_whole, that it is all of. */
+static struct glake__backing *find_locked(const struct glake_session *session, glake_ptr ptr,
+                                          bool is_whole)
+{
+	if (is_whole) {
+		return glake__heap_backing_locked(session, ptr);
+	}
+	const struct glake__range *range = glake__range_at_locked(ptr, GLAKE__RANGE_PRIVATE);
+	struct glake__backing *backing = range ? range->user : NULL;
+	return backing && backing->is_live && backing->device->session == session ? backing : NULL;
+}
+
 /* The name of live memory, with the ticket that it may have already. */
-static int find_name(struct glake_session *session, glake_ptr ptr, struct glake_share *share_out)
+static int find_name(struct glake_session *session, glake_ptr ptr, bool is_whole,
+                     struct glake_share *share_out)
 {
 	glake__lock();
-	struct glake__backing *backing = glake__alloc_find_locked(session, ptr);
+	struct glake__backing *backing = find_locked(session, ptr, is_whole);
 	struct glake_share share;
 	bool is_named = backing && name_locked(session, backing, &share);
 	/* From here on somebody may be told, so it is pinned. */
@@ -61,7 +74,7 @@ static int find_name(struct glake_session *session, glake_ptr ptr, struct glake_
 	}
 	glake__unlock();
 	if (!backing) {
-		return glake__alloc_unknown(ptr);
+		return glake__heap_unknown(ptr);
 	}
 	if (!is_named) {
 		return glake__fail(-ENOTSUP, "memory at 0x%llx is in too many pieces",
@@ -76,7 +89,7 @@ static void keep_ticket(struct glake_session *session, glake_ptr ptr,
                         const struct glake_share *share)
 {
 	glake__lock();
-	struct glake__backing *backing = glake__alloc_find_locked(session, ptr);
+	struct glake__backing *backing = find_locked(session, ptr, false);
 	if (backing && backing->range->first->chunk->id == share->first_chunk) {
 		backing->ticket = share->ticket;
 	}
@@ -90,13 +103,14 @@ static void list_ids(const struct glake_share *share, uint64_t ids[GLAKE_MAX_PAC
 	}
 }
 
-int glake_share(struct glake_session *session, glake_ptr ptr, struct glake_share *share_out)
+static int name(struct glake_session *session, glake_ptr ptr, bool is_whole,
+                struct glake_share *share_out)
 {
 	uint64_t ids[GLAKE_MAX_PACKET_FDS];
 	struct glake_share share;
 	int r = glake__session_check(session);
 	if (r == 0) {
-		r = find_name(session, ptr, &share);
+		r = find_name(session, ptr, is_whole, &share);
 	}
 	if (r < 0) {
 		return r;
@@ -111,6 +125,16 @@ int glake_share(struct glake_session *session, glake_ptr ptr, struct glake_share
 	}
 	*share_out = share;
 	return glake__leave(session, 0);
+}
+
+int glake_share(struct glake_session *session, glake_ptr ptr, struct glake_share *share_out)
+{
+	return name(session, ptr, true, share_out);
+}
+
+int glake__share_region(struct glake_session *session, glake_ptr ptr, struct glake_share *share_out)
+{
+	return name(session, ptr, false, share_out);
 }
 
 /* ---- the other side --------------------------------------------------------------------------- */

@@ -118,10 +118,21 @@ static int bring_in(struct glake_model *model)
 	return r;
 }
 
+/* Drop all models: the session ends. */
+static void end_models(struct glake_session *session)
+{
+	while (session->books.models) {
+		struct glake_model *model = session->books.models;
+		session->books.models = model->next;
+		glake__model_unref(model);
+	}
+}
+
 static void enter(struct glake_model *model)
 {
 	struct glake__books *books = &model->session->books;
 	glake__lock();
+	model->session->end_models = end_models;
 	model->next = books->models;
 	books->models = model;
 	books->shared_bytes += model->mapped_bytes;
@@ -293,15 +304,6 @@ void glake_model_close(struct glake_model *model)
 	glake__unlock();
 	glake__model_unref(model);
 	glake__leave(session, 0);
-}
-
-void glake__models_deinit(struct glake_session *session)
-{
-	while (session->books.models) {
-		struct glake_model *model = session->books.models;
-		session->books.models = model->next;
-		glake__model_unref(model);
-	}
 }
 
 /* ---- looking ---------------------------------------------------------------------------------- */

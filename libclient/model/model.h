@@ -46,7 +46,4 @@ int glake__model_map_blocks(struct glake_model *model, const uint64_t *n_bytes, 
 void glake__model_ref(struct glake_model *model);
 void glake__model_unref(struct glake_model *model);
 
-/* Drop all models: the session ends. */
-void glake__models_deinit(struct glake_session *session);
-
 #endif

@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 
+#include "libclient/glake_shim.h"
 #include "tests/integration/client_fixture.h"
 
 #define CONFIG \
@@ -106,6 +107,47 @@ static int renumbered(void)
 	return good ? 0 : 1;
 }
 
+/* What is smaller than a chunk shares one, and comes and goes without a word to glaked. */
+START_TEST(small_memory_shares_a_chunk)
+{
+	enum { N = 300 };
+	struct glake_session *session = connect_new();
+	struct glake_block *block;
+	struct glake_share share;
+	glake_ptr ptrs[N];
+	for (size_t i = 0; i < N; i++) {
+		assert_ok(glake_alloc(session, 0, 1 + i * 20, 0, &ptrs[i]));
+		ck_assert((ptrs[i] & 511) == 0);
+		fill(ptrs[i], (uint8_t)i, 1 + i * 20);
+	}
+	ck_assert_uint_eq(row_of(session).reserved_bytes, 2 * MIB);
+	ck_assert_uint_eq(row_of(session).n_chunks, 1);
+	ck_assert_uint_eq(usage_of(session).n_cold_allocs, 1);
+	ck_assert_uint_eq(usage_of(session).n_warm_allocs, N - 1);
+	for (size_t i = 0; i < N; i++) {
+		ck_assert(is_all(session, ptrs[i], (uint8_t)i, 1 + i * 20));
+	}
+	ck_assert_int_eq(glake_free(session, ptrs[7] + 1), -EINVAL);
+	ck_assert_int_eq(glake_block_publish(session, ptrs[7], 1, &block), -EINVAL);
+	ck_assert_int_eq(glake_share(session, ptrs[7], &share), -EINVAL);
+	ck_assert_ptr_nonnull(strstr(glake_error(), "whole chunk"));
+	for (size_t i = 0; i < N; i++) {
+		glake_ptr ptr = ptrs[i * 7 % N];
+		assert_ok(glake_free(session, ptr));
+		ck_assert_int_eq(glake_free(session, ptr), -EINVAL);
+	}
+	assert_ok(glake_trim(session, 0, 0));
+	ck_assert_uint_eq(row_of(session).reserved_bytes, 0);
+	ck_assert_uint_eq(usage_of(session).live_bytes, 0);
+
+	/* Zeroed memory is a chunk of its own: it can be made a block. */
+	assert_ok(glake_alloc(session, 0, 1, GLAKE_ZERO, &ptrs[0]));
+	assert_ok(glake_block_publish(session, ptrs[0], 1, &block));
+	glake_block_release(block);
+	glake_disconnect(session);
+}
+END_TEST
+
 START_TEST(memory_is_zero_then_warm_then_given_back)
 {
 	struct glake_session *session = connect_new();
@@ -120,14 +162,15 @@ START_TEST(memory_is_zero_then_warm_then_given_back)
 	assert_ok(glake_free(session, first));
 	ck_assert_int_eq(glake_free(session, first), -EINVAL);
 	ck_assert_uint_eq(usage_of(session).warm_bytes, 4 * MIB);
-	ck_assert_int_eq(glake_is_warm(session, first), 1);
-	ck_assert_int_eq(glake_is_warm(session, first + 4 * MIB - 1), 1);
-	ck_assert_int_eq(glake_is_warm(session, first + 4 * MIB), 0);
+	ck_assert(glake__heap_has(first));
+	ck_assert(glake__heap_has(first + 4 * MIB - 1));
+	ck_assert(!glake__heap_has(first + 4 * MIB));
+	ck_assert(!glake__heap_find(first, NULL));
 
 	glake_ptr second = 0;
 	assert_ok(glake_alloc(session, 0, 4 * MIB, 0, &second));
 	ck_assert_uint_eq(second, first);
-	ck_assert_int_eq(glake_is_warm(session, first), 0);
+	ck_assert(glake__heap_find(first, NULL));
 	ck_assert_uint_eq(usage_of(session).n_warm_allocs, 1);
 	assert_ok(glake_free(session, second));
 
@@ -576,7 +619,7 @@ START_TEST(what_the_program_says_of_itself_is_passed_on)
 {
 	struct glake_session *session = connect_new();
 	struct glake_session_device device = {0};
-	struct glake_driver_memory driver[] = {
+	struct glake__driver_memory driver[] = {
 		{.device = 1,
 	         .managed_bytes = 5,
 	         .array_bytes = 6,
@@ -584,14 +627,13 @@ START_TEST(what_the_program_says_of_itself_is_passed_on)
 	         .other_bytes = 8},
 		{.device = 1},
 	};
-	struct glake_program_usage usage = {
-		.size = sizeof(usage),
+	struct glake__program_usage usage = {
 		.n_owned = 11,
 		.n_passed = 3,
 		.driver = driver,
 		.n_driver = 1,
 	};
-	assert_ok(glake_set_program_usage(session, &usage));
+	assert_ok(glake__set_program_usage(session, &usage));
 	usleep(120000);
 	ck_assert_int_ge(glake_dispatch(session), 0);
 	ck_assert_uint_eq(row_of(session).n_owned, 11);
@@ -605,16 +647,16 @@ START_TEST(what_the_program_says_of_itself_is_passed_on)
 
 	/* The same once more is no news; what makes no sense changes nothing. */
 	uint64_t n_requests = row_of(session).n_requests;
-	assert_ok(glake_set_program_usage(session, &usage));
+	assert_ok(glake__set_program_usage(session, &usage));
 	usleep(120000);
 	ck_assert_int_ge(glake_dispatch(session), 0);
 	ck_assert_uint_eq(row_of(session).n_requests, n_requests + 1);
 	usage.n_driver = 2;
 	usage.n_owned = 99;
-	ck_assert_int_eq(glake_set_program_usage(session, &usage), -EINVAL);
+	ck_assert_int_eq(glake__set_program_usage(session, &usage), -EINVAL);
 	driver[0].device = 2;
 	usage.n_driver = 1;
-	ck_assert_int_eq(glake_set_program_usage(session, &usage), -ENODEV);
+	ck_assert_int_eq(glake__set_program_usage(session, &usage), -ENODEV);
 	usleep(120000);
 	ck_assert_int_ge(glake_dispatch(session), 0);
 	ck_assert_uint_eq(row_of(session).n_owned, 11);
@@ -686,8 +728,6 @@ START_TEST(what_is_left_of_a_device_is_one_question)
 	ck_assert_uint_eq(view_of(one, 1).reserved_bytes, 4 * MIB);
 	ck_assert_uint_eq(view_of(one, 0).warm_bytes, 0);
 	ck_assert_uint_eq(view_of(two, 1).warm_bytes, 0);
-	ck_assert_int_eq(glake_is_warm(one, warm), 1);
-	ck_assert_int_eq(glake_is_warm(NULL, warm), 0);
 
 	/* A block in use is not to be had; one that nobody uses is, and nobody pays for it. */
 	assert_ok(glake_block_publish(one, ptr, 6 * MIB, &block));
@@ -735,6 +775,7 @@ int main(int argc, char **argv)
 	const TTest *const tests[] = {
 		a_session_knows_its_devices,
 		devices_are_found_by_uuid,
+		small_memory_shares_a_chunk,
 		memory_is_zero_then_warm_then_given_back,
 		large_requests_are_rows_of_chunks,
 		warm_memory_has_a_limit,

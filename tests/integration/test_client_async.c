@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "libclient/glake_order.h"
+#include "libclient/glake_shim.h"
 #include "tests/integration/client_fixture.h"
 
 #define CONFIG \
@@ -301,21 +301,21 @@ START_TEST(an_order_gives_up_with_its_context)
 	ck_assert_int_eq(glake_order_collect(order, context, 0), 0);
 	assert_ok(glake_order_park(order, stream, 0, &known, &first, 0, 1024));
 	/* An end that comes to nothing. */
-	glake_order_hold_contexts(order);
-	glake_order_hide_context(order, context);
+	glake__order_hold_contexts(order);
+	glake__order_hide_context(order, context);
 	ck_assert_ptr_null(glake_order_take(order, &known, 1024));
 	ck_assert_int_eq(glake_order_collect(order, context, 0), 0);
-	glake_order_show_context(order, context);
-	glake_order_let_contexts(order);
+	glake__order_show_context(order, context);
+	glake__order_let_contexts(order);
 	ck_assert_ptr_eq(glake_order_take(order, &known, 1024), &first);
 	ck_assert_uint_eq(n_released, 0);
 	/* And one while the next context is here already: what is of that one stays. */
-	glake_order_hold_contexts(order);
-	glake_order_hide_context(order, context);
+	glake__order_hold_contexts(order);
+	glake__order_hide_context(order, context);
 	assert_ok(glake_order_stream(order, next, 0, &later));
 	assert_ok(glake_order_park(order, next, 0, &later, &first, 0, 1024));
-	glake_order_drop_context(order);
-	glake_order_let_contexts(order);
+	glake__order_drop_context(order);
+	glake__order_let_contexts(order);
 	ck_assert_uint_eq(n_released, 1);
 	ck_assert_ptr_eq(glake_order_take(order, &later, 1024), &first);
 	assert_ok(glake_order_stream(order, stream, 0, &known));

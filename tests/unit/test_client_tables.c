@@ -8,6 +8,7 @@
 
 #include "libclient/glake.h"
 #include "libclient/memory/ptr_table.h"
+#include "libclient/memory/slab.h"
 #include "libclient/link/sized.h"
 #include "libclient/model/tensor_table.h"
 #include "libclient/memory/warm.h"
@@ -292,6 +293,81 @@ START_TEST(every_code_has_a_text)
 }
 END_TEST
 
+/* ---- slabs ------------------------------------------------------------------------------------ */
+
+START_TEST(a_slab_is_cut_and_healed)
+{
+	struct glake__slab_bins bins = {0};
+	struct glake__slab *slab = glake__slab_new(&bins, 0x200000);
+	ck_assert_ptr_nonnull(slab);
+	struct glake__slab_block *a = glake__slab_take(&bins, 1);
+	struct glake__slab_block *b = glake__slab_take(&bins, 513);
+	struct glake__slab_block *c = glake__slab_take(&bins, 1 << 20);
+	ck_assert_uint_eq(glake__slab_block_address(a), 0x200000);
+	ck_assert_uint_eq(glake__slab_block_address(b), 0x200200);
+	ck_assert_uint_eq(glake__slab_block_address(c), 0x200600);
+	ck_assert_ptr_null(glake__slab_take(&bins, 1 << 20));
+	ck_assert(glake__slab_is_valid(slab));
+	ck_assert_ptr_eq(glake__slab_find(slab, 0x2005ff), b);
+	ck_assert_ptr_eq(glake__slab_find(slab, 0x200600), c);
+	ck_assert_ptr_eq(glake__slab_find(slab, 0x200600 + (1 << 20) - 1), c);
+	glake__slab_give(&bins, b);
+	ck_assert(glake__slab_is_valid(slab));
+	glake__slab_give(&bins, a);
+	ck_assert(glake__slab_is_valid(slab));
+	glake__slab_give(&bins, c);
+	ck_assert(glake__slab_is_valid(slab));
+	ck_assert_uint_eq(slab->n_used, 0);
+	/* All of it in one piece again. */
+	c = glake__slab_take(&bins, SLAB_BYTES);
+	ck_assert_ptr_nonnull(c);
+	ck_assert_ptr_eq(glake__slab_find(slab, 0x200000 + SLAB_BYTES - 1), c);
+	glake__slab_free(&bins, slab);
+	ck_assert_uint_eq(bins.filled, 0);
+}
+END_TEST
+
+START_TEST(slabs_hold_under_churn)
+{
+	enum { N_SLABS = 3, N_LIVE = 400 };
+	struct glake__slab_bins bins = {0};
+	struct glake__slab *slabs[N_SLABS];
+	struct glake__slab_block *live[N_LIVE] = {0};
+	uint64_t random = 1;
+	for (int i = 0; i < N_SLABS; i++) {
+		slabs[i] = glake__slab_new(&bins, (uint64_t)(i + 1) * 0x10000000);
+	}
+	for (int round = 0; round < 20000; round++) {
+		random = random * 6364136223846793005ull + 1442695040888963407ull;
+		struct glake__slab_block **at = &live[(random >> 33) % N_LIVE];
+		if (*at) {
+			glake__slab_give(&bins, *at);
+			*at = NULL;
+		} else {
+			uint64_t n_bytes = 1 + (random >> 20) % (1u << ((random >> 50) % 20));
+			*at = glake__slab_take(&bins, n_bytes);
+			ck_assert(!*at || (uint64_t)(*at)->n_units * SLAB_UNIT_BYTES >= n_bytes);
+		}
+		if (round % 100 == 0) {
+			for (int i = 0; i < N_SLABS; i++) {
+				ck_assert(glake__slab_is_valid(slabs[i]));
+			}
+		}
+	}
+	for (int i = 0; i < N_LIVE; i++) {
+		if (live[i]) {
+			glake__slab_give(&bins, live[i]);
+		}
+	}
+	for (int i = 0; i < N_SLABS; i++) {
+		ck_assert(glake__slab_is_valid(slabs[i]));
+		ck_assert_uint_eq(slabs[i]->n_used, 0);
+		glake__slab_free(&bins, slabs[i]);
+	}
+	ck_assert_uint_eq(bins.filled, 0);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("client_tables");
@@ -304,5 +380,7 @@ int main(void)
 	suite_add(suite, older_and_newer_programs_get_what_both_know);
 	suite_add(suite, unknown_options_are_refused_only_when_set);
 	suite_add(suite, every_code_has_a_text);
+	suite_add(suite, a_slab_is_cut_and_healed);
+	suite_add(suite, slabs_hold_under_churn);
 	return suite_run(suite);
 }

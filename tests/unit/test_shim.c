@@ -19,7 +19,6 @@
 #include "shim/library.h"
 #include "shim/policy.h"
 #include "shim/run/program.h"
-#include "shim/slab.h"
 #include "tests/check_glake.h"
 #include "tests/harness/harness.h"
 
@@ -136,81 +135,6 @@ START_TEST(every_call_of_nvml_about_memory_is_classified)
 }
 END_TEST
 
-/* ---- slabs ------------------------------------------------------------------------------------ */
-
-START_TEST(a_slab_is_cut_and_healed)
-{
-	struct slab_bins bins = {0};
-	struct slab *slab = slab_new(&bins, 0x200000, NULL);
-	ck_assert_ptr_nonnull(slab);
-	struct slab_block *a = slab_take(&bins, 1);
-	struct slab_block *b = slab_take(&bins, 513);
-	struct slab_block *c = slab_take(&bins, 1 << 20);
-	ck_assert_uint_eq(slab_block_address(a), 0x200000);
-	ck_assert_uint_eq(slab_block_address(b), 0x200200);
-	ck_assert_uint_eq(slab_block_address(c), 0x200600);
-	ck_assert_ptr_null(slab_take(&bins, 1 << 20));
-	ck_assert(slab_is_valid(slab));
-	ck_assert_ptr_eq(slab_find(slab, 0x2005ff), b);
-	ck_assert_ptr_eq(slab_find(slab, 0x200600), c);
-	ck_assert_ptr_eq(slab_find(slab, 0x200600 + (1 << 20) - 1), c);
-	slab_give(&bins, b);
-	ck_assert(slab_is_valid(slab));
-	slab_give(&bins, a);
-	ck_assert(slab_is_valid(slab));
-	slab_give(&bins, c);
-	ck_assert(slab_is_valid(slab));
-	ck_assert_uint_eq(slab->n_used, 0);
-	/* All of it in one piece again. */
-	c = slab_take(&bins, SLAB_BYTES);
-	ck_assert_ptr_nonnull(c);
-	ck_assert_ptr_eq(slab_find(slab, 0x200000 + SLAB_BYTES - 1), c);
-	slab_free(&bins, slab);
-	ck_assert_uint_eq(bins.filled, 0);
-}
-END_TEST
-
-START_TEST(slabs_hold_under_churn)
-{
-	enum { N_SLABS = 3, N_LIVE = 400 };
-	struct slab_bins bins = {0};
-	struct slab *slabs[N_SLABS];
-	struct slab_block *live[N_LIVE] = {0};
-	uint64_t random = 1;
-	for (int i = 0; i < N_SLABS; i++) {
-		slabs[i] = slab_new(&bins, (uint64_t)(i + 1) * 0x10000000, NULL);
-	}
-	for (int round = 0; round < 20000; round++) {
-		random = random * 6364136223846793005ull + 1442695040888963407ull;
-		struct slab_block **at = &live[(random >> 33) % N_LIVE];
-		if (*at) {
-			slab_give(&bins, *at);
-			*at = NULL;
-		} else {
-			uint64_t n_bytes = 1 + (random >> 20) % (1u << ((random >> 50) % 20));
-			*at = slab_take(&bins, n_bytes);
-			ck_assert(!*at || (uint64_t)(*at)->n_units * SLAB_UNIT_BYTES >= n_bytes);
-		}
-		if (round % 100 == 0) {
-			for (int i = 0; i < N_SLABS; i++) {
-				ck_assert(slab_is_valid(slabs[i]));
-			}
-		}
-	}
-	for (int i = 0; i < N_LIVE; i++) {
-		if (live[i]) {
-			slab_give(&bins, live[i]);
-		}
-	}
-	for (int i = 0; i < N_SLABS; i++) {
-		ck_assert(slab_is_valid(slabs[i]));
-		ck_assert_uint_eq(slabs[i]->n_used, 0);
-		slab_free(&bins, slabs[i]);
-	}
-	ck_assert_uint_eq(bins.filled, 0);
-}
-END_TEST
-
 /* ---- programs to run -------------------------------------------------------------------------- */
 
 START_TEST(programs_are_found_as_execvp_does)
@@ -313,8 +237,6 @@ int main(int argc, char **argv)
 	suite_add(suite, nothing_is_classified_twice_or_unknown);
 	suite_add(suite, the_shim_can_be_opened_late);
 	suite_add(suite, every_call_of_nvml_about_memory_is_classified);
-	suite_add(suite, a_slab_is_cut_and_healed);
-	suite_add(suite, slabs_hold_under_churn);
 	suite_add(suite, programs_are_found_as_execvp_does);
 	suite_add(suite, a_privileged_program_obeys_no_environment);
 	return suite_run(suite);

@@ -1,38 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "shim/slab.h"
+#include "libclient/memory/slab.h"
 
 #include <stdlib.h>
 
-/* ---- bins: sizes 1 to 15 have one each, then four to every doubling ------------------------- */
+#include "libclient/memory/fit.h"
 
-static unsigned log2_of(unsigned n)
-{
-	return 31u - (unsigned)__builtin_clz(n);
-}
+/* ---- bins -------------------------------------------------------------------------------------- */
 
-/* The bin that a block of @n_units hangs in. */
-static unsigned bin_of(unsigned n_units)
+static void hang(struct glake__slab_bins *bins, struct glake__slab_block *block)
 {
-	if (n_units < 16) {
-		return n_units - 1;
-	}
-	unsigned log = log2_of(n_units);
-	return 15 + (log - 4) * 4 + ((n_units >> (log - 2)) & 3);
-}
-
-/* The first bin whose blocks all have @n_units. */
-static unsigned bin_for(unsigned n_units)
-{
-	if (n_units < 16) {
-		return n_units - 1;
-	}
-	unsigned step = 1u << (log2_of(n_units) - 2);
-	return bin_of((n_units + step - 1) & ~(step - 1));
-}
-
-static void hang(struct slab_bins *bins, struct slab_block *block)
-{
-	unsigned bin = bin_of(block->n_units);
+	unsigned bin = glake__fit_bin_of(block->n_units);
 	block->previous = NULL;
 	block->next = bins->first[bin];
 	if (block->next) {
@@ -42,9 +19,9 @@ static void hang(struct slab_bins *bins, struct slab_block *block)
 	bins->filled |= 1ull << bin;
 }
 
-static void unhang(struct slab_bins *bins, struct slab_block *block)
+static void unhang(struct glake__slab_bins *bins, struct glake__slab_block *block)
 {
-	unsigned bin = bin_of(block->n_units);
+	unsigned bin = glake__fit_bin_of(block->n_units);
 	if (block->previous) {
 		block->previous->next = block->next;
 	} else {
@@ -60,21 +37,22 @@ static void unhang(struct slab_bins *bins, struct slab_block *block)
 
 /* ---- blocks ----------------------------------------------------------------------------------- */
 
-static void enter(struct slab_block *block)
+static void enter(struct glake__slab_block *block)
 {
 	block->slab->blocks[block->first] = block;
 	block->slab->starts[block->first / 64] |= 1ull << (block->first % 64);
 }
 
-static void leave(struct slab_block *block)
+static void leave(struct glake__slab_block *block)
 {
 	block->slab->blocks[block->first] = NULL;
 	block->slab->starts[block->first / 64] &= ~(1ull << (block->first % 64));
 }
 
-static struct slab_block *block_new(struct slab *slab, unsigned first, unsigned n_units)
+static struct glake__slab_block *block_new(struct glake__slab *slab, unsigned first,
+                                           unsigned n_units)
 {
-	struct slab_block *block = calloc(1, sizeof(*block));
+	struct glake__slab_block *block = calloc(1, sizeof(*block));
 	if (block) {
 		block->slab = slab;
 		block->first = (uint16_t)first;
@@ -85,7 +63,7 @@ static struct slab_block *block_new(struct slab *slab, unsigned first, unsigned 
 }
 
 /* The block that starts at or before @unit. */
-static struct slab_block *block_at(const struct slab *slab, unsigned unit)
+static struct glake__slab_block *block_at(const struct glake__slab *slab, unsigned unit)
 {
 	unsigned word = unit / 64;
 	uint64_t bits = slab->starts[word] & (~0ull >> (63 - unit % 64));
@@ -96,24 +74,24 @@ static struct slab_block *block_at(const struct slab *slab, unsigned unit)
 	return slab->blocks[word * 64 + 63 - (unsigned)__builtin_clzll(bits)];
 }
 
-struct slab_block *slab_find(const struct slab *slab, uint64_t address)
+struct glake__slab_block *glake__slab_find(const struct glake__slab *slab, uint64_t address)
 {
 	return block_at(slab, (unsigned)((address - slab->base) / SLAB_UNIT_BYTES));
 }
 
-struct slab_block *slab_take(struct slab_bins *bins, uint64_t n_bytes)
+struct glake__slab_block *glake__slab_take(struct glake__slab_bins *bins, uint64_t n_bytes)
 {
 	unsigned n_units = (unsigned)((n_bytes + SLAB_UNIT_BYTES - 1) / SLAB_UNIT_BYTES);
-	uint64_t filled = bins->filled & (~0ull << bin_for(n_units));
+	uint64_t filled = bins->filled & (~0ull << glake__fit_bin_for(n_units));
 	if (!filled) {
 		return NULL;
 	}
-	struct slab_block *block = bins->first[__builtin_ctzll(filled)];
-	struct slab *slab = block->slab;
+	struct glake__slab_block *block = bins->first[__builtin_ctzll(filled)];
+	struct glake__slab *slab = block->slab;
 	unhang(bins, block);
 	if (block->n_units > n_units) {
-		struct slab_block *rest = block_new(slab, block->first + n_units,
-		                                    block->n_units - n_units);
+		struct glake__slab_block *rest = block_new(slab, block->first + n_units,
+		                                           block->n_units - n_units);
 		if (!rest) {
 			hang(bins, block);
 			return NULL;
@@ -126,14 +104,14 @@ struct slab_block *slab_take(struct slab_bins *bins, uint64_t n_bytes)
 	return block;
 }
 
-void slab_give(struct slab_bins *bins, struct slab_block *block)
+void glake__slab_give(struct glake__slab_bins *bins, struct glake__slab_block *block)
 {
-	struct slab *slab = block->slab;
+	struct glake__slab *slab = block->slab;
 	unsigned end = (unsigned)block->first + block->n_units;
-	struct slab_block *next = end < SLAB_UNITS ? slab->blocks[end] : NULL;
-	struct slab_block *previous = block->first ? block_at(slab, block->first - 1u) : NULL;
+	struct glake__slab_block *next = end < SLAB_UNITS ? slab->blocks[end] : NULL;
+	struct glake__slab_block *previous = block->first ? block_at(slab, block->first - 1u)
+	                                                  : NULL;
 	block->is_used = false;
-	block->user = NULL;
 	slab->n_used--;
 	if (next && !next->is_used) {
 		unhang(bins, next);
@@ -153,15 +131,14 @@ void slab_give(struct slab_bins *bins, struct slab_block *block)
 
 /* ---- slabs ------------------------------------------------------------------------------------ */
 
-struct slab *slab_new(struct slab_bins *bins, uint64_t base, void *user)
+struct glake__slab *glake__slab_new(struct glake__slab_bins *bins, uint64_t base)
 {
-	struct slab *slab = calloc(1, sizeof(*slab));
+	struct glake__slab *slab = calloc(1, sizeof(*slab));
 	if (!slab) {
 		return NULL;
 	}
 	slab->base = base;
-	slab->user = user;
-	struct slab_block *block = block_new(slab, 0, SLAB_UNITS);
+	struct glake__slab_block *block = block_new(slab, 0, SLAB_UNITS);
 	if (!block) {
 		free(slab);
 		return NULL;
@@ -170,10 +147,10 @@ struct slab *slab_new(struct slab_bins *bins, uint64_t base, void *user)
 	return slab;
 }
 
-void slab_free(struct slab_bins *bins, struct slab *slab)
+void glake__slab_free(struct glake__slab_bins *bins, struct glake__slab *slab)
 {
 	for (unsigned unit = 0; unit < SLAB_UNITS;) {
-		struct slab_block *block = slab->blocks[unit];
+		struct glake__slab_block *block = slab->blocks[unit];
 		unit += block->n_units;
 		if (!block->is_used) {
 			unhang(bins, block);
@@ -183,12 +160,12 @@ void slab_free(struct slab_bins *bins, struct slab *slab)
 	free(slab);
 }
 
-bool slab_is_valid(const struct slab *slab)
+bool glake__slab_is_valid(const struct glake__slab *slab)
 {
 	unsigned n_used = 0;
 	bool was_free = false;
 	for (unsigned unit = 0; unit < SLAB_UNITS;) {
-		const struct slab_block *block = slab->blocks[unit];
+		const struct glake__slab_block *block = slab->blocks[unit];
 		if (!block || block->first != unit || block->n_units == 0 ||
 		    unit + block->n_units > SLAB_UNITS || (was_free && !block->is_used) ||
 		    !(slab->starts[unit / 64] >> (unit % 64) & 1)) {

@@ -1,0 +1,587 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "libclient/memory/heap.h"
+
+#include <errno.h>
+
+#include "proto/cleanup.h"
+#include "proto/limits.h"
+#include "libclient/link/notice.h"
+#include "libclient/memory/async.h"
+#include "libclient/memory/backing.h"
+
+/* Ids that the driver does not give to its own buffers: registration caches key on them. */
+#define FIRST_ID (1ull << 62)
+
+static uint64_t next_id = FIRST_ID; /* under the lock */
+
+/* ---- the books: all of it with the lock held -------------------------------------------------- */
+
+static void add_live(struct glake__backing *backing)
+{
+	struct glake__books *books = &backing->device->session->books;
+	backing->is_live = true;
+	backing->id = next_id++;
+	backing->older = NULL;
+	backing->newer = books->live;
+	if (books->live) {
+		books->live->older = backing;
+	}
+	books->live = backing;
+	glake__books_add_live(books, backing->n_bytes);
+}
+
+static void remove_live(struct glake__backing *backing)
+{
+	struct glake__books *books = &backing->device->session->books;
+	if (backing->older) {
+		backing->older->newer = backing->newer;
+	} else {
+		books->live = backing->newer;
+	}
+	if (backing->newer) {
+		backing->newer->older = backing->older;
+	}
+	if (!backing->whole.is_parked) {
+		books->live_bytes -= backing->n_bytes;
+	}
+	backing->older = NULL;
+	backing->newer = NULL;
+	backing->is_live = false;
+	backing->whole.is_parked = false;
+}
+
+static struct glake__allocation *find(glake_ptr address)
+{
+	const struct glake__range *range = glake__range_at_locked(address, GLAKE__RANGE_PRIVATE);
+	struct glake__backing *backing = range ? range->user : NULL;
+	struct glake__allocation *found = NULL;
+	if (backing && backing->is_live && backing->slab) {
+		struct glake__slab_block *block = glake__slab_find(backing->slab, address);
+		found = block->is_used ? &block->allocation : NULL;
+	} else if (backing && backing->is_live) {
+		found = &backing->whole;
+	}
+	return found && !found->is_claimed && address - found->address < found->n_bytes ? found
+	                                                                                : NULL;
+}
+
+struct glake__allocation *glake__heap_at_locked(const struct glake_session *session, glake_ptr ptr)
+{
+	struct glake__allocation *found = find(ptr);
+	return found && found->address == ptr && found->backing->device->session == session ? found
+	                                                                                    : NULL;
+}
+
+struct glake__backing *glake__heap_backing_locked(const struct glake_session *session,
+                                                  glake_ptr ptr)
+{
+	struct glake__allocation *found = glake__heap_at_locked(session, ptr);
+	return found && !found->block ? found->backing : NULL;
+}
+
+int glake__heap_unknown(glake_ptr ptr)
+{
+	struct glake__facts facts;
+	bool is_part = glake__heap_find(ptr, &facts) && facts.address == ptr;
+	return glake__fail(-EINVAL, "0x%llx is not %smemory of glake_alloc()",
+	                   (unsigned long long)ptr, is_part ? "a whole chunk of " : "");
+}
+
+struct glake__backing *glake__heap_take_live(struct glake_session *session, glake_ptr ptr)
+{
+	glake__lock();
+	struct glake__backing *backing = glake__heap_backing_locked(session, ptr);
+	if (backing) {
+		remove_live(backing);
+	}
+	glake__unlock();
+	if (!backing) {
+		glake__heap_unknown(ptr);
+	}
+	return backing;
+}
+
+void glake__heap_put_back(struct glake_session *session, struct glake__backing *backing)
+{
+	glake__lock();
+	add_live(backing);
+	glake__unlock();
+}
+
+static void begin(struct glake__allocation *allocation, struct glake__backing *backing,
+                  uint64_t n_bytes, const struct glake__tag *tag)
+{
+	*allocation = (struct glake__allocation){
+		.address = backing->ptr,
+		.n_bytes = n_bytes,
+		.n_capacity = backing->n_bytes,
+		.id = next_id++,
+		.ordinal = backing->device->public.ordinal,
+		.tag = *tag,
+		.backing = backing,
+	};
+}
+
+/* ---- freeing: all of it with the lock held ---------------------------------------------------- */
+
+/*
+ * Make @backing warm. Returns what must be given back for it: the oldest of warm memory, @backing
+ * itself if it is owed, alone over the limit, or pinned, usually nothing.
+ */
+static struct glake__backing *make_warm(struct glake__backing *backing)
+{
+	struct glake__device *device = backing->device;
+	struct glake__warm *warm = &device->warm;
+	remove_live(backing);
+	if (device->owed_bytes > 0) {
+		device->owed_bytes -= backing->n_bytes < device->owed_bytes ? backing->n_bytes
+		                                                            : device->owed_bytes;
+		return backing;
+	}
+	if (backing->n_bytes > warm->max_bytes || glake__backing_is_pinned_locked(backing) ||
+	    glake__warm_give(warm, backing) < 0) {
+		return backing;
+	}
+	return glake__warm_evict(warm, warm->max_bytes);
+}
+
+static void uncut(struct glake__backing *backing)
+{
+	glake__slab_free(&backing->device->bins, backing->slab);
+	backing->slab = NULL;
+}
+
+/* One empty slab stays, for a program that allocates and frees in turn. */
+static struct glake__backing *release(struct glake__allocation *allocation)
+{
+	struct glake__backing *backing = allocation->backing;
+	struct glake__device *device = backing->device;
+	if (allocation->block) {
+		glake__slab_give(&device->bins, allocation->block);
+		if (backing->slab->n_used > 0) {
+			return NULL;
+		}
+		if (!device->empty_slab) {
+			device->empty_slab = backing;
+			return NULL;
+		}
+		uncut(backing);
+	}
+	return make_warm(backing);
+}
+
+/* ---- trimming --------------------------------------------------------------------------------- */
+
+/* What is free of @device, all of it warm now. What is to be given back for that is on @list. */
+static uint64_t gather_locked(struct glake__device *device, struct glake__backing **list)
+{
+	struct glake__backing *empty = device->empty_slab;
+	*list = NULL;
+	if (empty) {
+		device->empty_slab = NULL;
+		uncut(empty);
+		*list = make_warm(empty);
+	}
+	return device->warm.n_bytes;
+}
+
+int glake__heap_trim(struct glake_session *session, struct glake__device *device,
+                     uint64_t keep_bytes)
+{
+	struct glake__backing *first;
+	glake__lock();
+	gather_locked(device, &first);
+	struct glake__backing *list = glake__warm_evict(&device->warm, keep_bytes);
+	glake__unlock();
+	int r = glake__backing_give_back(session, first);
+	int second = glake__backing_give_back(session, list);
+	return r < 0 ? r : second;
+}
+
+void glake__heap_reclaim(struct glake_session *session, uint32_t device, uint64_t n_bytes)
+{
+	struct glake__device *found = glake__session_device(session, device);
+	if (!found) {
+		return;
+	}
+	struct glake__backing *list;
+	glake__lock();
+	uint64_t n_warm = gather_locked(found, &list);
+	found->owed_bytes = n_bytes > n_warm ? n_bytes - n_warm : 0;
+	glake__unlock();
+	glake__backing_give_back(session, list);
+	glake__heap_trim(session, found, n_warm > n_bytes ? n_warm - n_bytes : 0);
+	/* What is owed goes back as it is released. */
+	glake__async_collect(session, -1);
+}
+
+bool glake__heap_make_room(struct glake_session *session, struct glake__device *device, int error)
+{
+	if (error != GLAKE_E_OVER_QUOTA && error != GLAKE_E_NO_DEVICE_MEMORY &&
+	    error != GLAKE_E_NO_FDS) {
+		return false;
+	}
+	bool has_any = glake__async_collect(session, device->public.ordinal);
+	glake__lock();
+	has_any |= device->warm.n_bytes > 0 || device->empty_slab;
+	glake__unlock();
+	return has_any && glake__heap_trim(session, device, 0) == 0 && !session->link.error;
+}
+
+/* ---- allocating ------------------------------------------------------------------------------- */
+
+uint64_t glake__heap_round(uint64_t n_bytes)
+{
+	uint64_t step = n_bytes < SLAB_BYTES ? SLAB_UNIT_BYTES : SLAB_BYTES;
+	uint64_t rounded = (n_bytes + step - 1) / step * step;
+	return rounded < n_bytes ? n_bytes : rounded;
+}
+
+/* With the lock held: @backing, in the books, is a slab from now on. */
+static bool cut(struct glake__backing *backing)
+{
+	backing->slab = glake__slab_new(&backing->device->bins, backing->ptr);
+	if (backing->slab) {
+		backing->slab->backing = backing;
+	}
+	return backing->slab != NULL;
+}
+
+/* With the lock held. */
+static struct glake__allocation *take_small(struct glake__device *device, uint64_t n_bytes,
+                                            const struct glake__tag *tag)
+{
+	struct glake__slab_block *block = glake__slab_take(&device->bins, n_bytes);
+	if (!block) {
+		struct glake__backing *warm = glake__warm_take(&device->warm, SLAB_BYTES);
+		bool is_slab = warm && warm->n_bytes == SLAB_BYTES && cut(warm);
+		if (warm && !is_slab) {
+			glake__warm_give(&device->warm, warm);
+		}
+		if (!is_slab) {
+			return NULL;
+		}
+		add_live(warm);
+		block = glake__slab_take(&device->bins, n_bytes);
+		if (!block) {
+			return NULL;
+		}
+	}
+	struct glake__backing *backing = block->slab->backing;
+	if (device->empty_slab == backing) {
+		device->empty_slab = NULL;
+	}
+	begin(&block->allocation, backing, n_bytes, tag);
+	block->allocation.block = block;
+	block->allocation.address = glake__slab_block_address(block);
+	block->allocation.n_capacity = (uint64_t)block->n_units * SLAB_UNIT_BYTES;
+	return &block->allocation;
+}
+
+static struct glake__allocation *take_large(struct glake__device *device, uint64_t n_bytes,
+                                            const struct glake__tag *tag)
+{
+	struct glake__backing *backing = glake__warm_take(&device->warm,
+	                                                  glake__heap_round(n_bytes));
+	if (!backing) {
+		return NULL;
+	}
+	add_live(backing);
+	begin(&backing->whole, backing, n_bytes, tag);
+	return &backing->whole;
+}
+
+static struct glake__allocation *take(struct glake__device *device, uint64_t n_bytes,
+                                      const struct glake__tag *tag)
+{
+	glake__lock();
+	struct glake__allocation *taken = n_bytes < SLAB_BYTES ? take_small(device, n_bytes, tag)
+	                                                       : take_large(device, n_bytes, tag);
+	device->session->books.n_warm_allocs += taken != NULL;
+	glake__unlock();
+	return taken;
+}
+
+/* Make one, and enter it into the books. Small: NULL is put out if others were faster and took it all. */
+static int make(struct glake__device *device, uint64_t n_bytes, bool is_small,
+                const struct glake__tag *tag, struct glake__allocation **allocation_out)
+{
+	cleanup_cancel int cancel = cancel_disable();
+	struct glake_session *session = device->session;
+	struct glake__backing *backing;
+	int r = glake__backing_new(session, device,
+	                           is_small ? SLAB_BYTES : glake_chunk_bytes(n_bytes), &backing);
+	if (r < 0) {
+		return r;
+	}
+	glake__lock();
+	bool is_in = !is_small || cut(backing);
+	if (is_in) {
+		add_live(backing);
+		*allocation_out = &backing->whole;
+		if (is_small) {
+			*allocation_out = take_small(device, n_bytes, tag);
+		} else {
+			begin(&backing->whole, backing, n_bytes, tag);
+		}
+		session->books.n_cold_allocs++;
+	}
+	glake__unlock();
+	if (!is_in) {
+		glake__backing_give_back(session, backing);
+		return glake__fail(-ENOMEM, "out of memory");
+	}
+	return 0;
+}
+
+int glake__heap_get_on(struct glake__device *device, uint64_t n_bytes, bool is_zeroed,
+                       const struct glake__tag *tag, struct glake__allocation **allocation_out)
+{
+	struct glake_session *session = device->session;
+	struct glake__allocation *taken = is_zeroed ? NULL : take(device, n_bytes, tag);
+	bool is_small = !is_zeroed && n_bytes < SLAB_BYTES;
+	int r = 0;
+	if (taken) {
+		*allocation_out = taken;
+		return 0;
+	}
+	while (r == 0 && !taken) {
+		r = make(device, n_bytes, is_small, tag, &taken);
+		if (r < 0 && glake__heap_make_room(session, device, r)) {
+			r = make(device, n_bytes, is_small, tag, &taken);
+		}
+	}
+	if (r == 0) {
+		*allocation_out = taken;
+	}
+	return glake__leave(session, r);
+}
+
+static struct glake__device *device_of(struct glake_session *session, int ordinal)
+{
+	for (uint32_t i = 0; i < session->n_devices; i++) {
+		if (session->devices[i].public.ordinal == ordinal) {
+			return &session->devices[i];
+		}
+	}
+	return NULL;
+}
+
+struct glake__allocation *glake__heap_take(struct glake_session *session, int ordinal,
+                                           uint64_t n_bytes, const struct glake__tag *tag)
+{
+	struct glake__device *device = device_of(session, ordinal);
+	return device ? take(device, n_bytes, tag) : NULL;
+}
+
+int glake__heap_get(struct glake_session *session, int ordinal, uint64_t n_bytes,
+                    const struct glake__tag *tag, struct glake__allocation **allocation_out)
+{
+	struct glake__device *device = device_of(session, ordinal);
+	if (!device) {
+		return glake__fail(-ENODEV, "the daemon does not own CUDA device %d", ordinal);
+	}
+	int r = glake__heap_check(n_bytes, 0, 0);
+	if (r == 0 && n_bytes > device->public.total_bytes) {
+		/* There may not even be an address range of this size to be reserved. */
+		r = glake__fail(GLAKE_E_NO_DEVICE_MEMORY, "%llu bytes are more than the device has",
+		                (unsigned long long)n_bytes);
+	}
+	return r < 0 ? r : glake__heap_get_on(device, n_bytes, false, tag, allocation_out);
+}
+
+int glake__heap_check(uint64_t bytes, unsigned flags, unsigned known_flags)
+{
+	if (glake_chunk_bytes(bytes) == 0 || (flags & ~known_flags)) {
+		return glake__fail(-EINVAL, "cannot allocate %llu bytes with flags 0x%x",
+		                   (unsigned long long)bytes, flags);
+	}
+	return 0;
+}
+
+/* ---- looking ---------------------------------------------------------------------------------- */
+
+bool glake__heap_find(glake_ptr address, struct glake__facts *facts_out)
+{
+	glake__lock();
+	const struct glake__allocation *found = find(address);
+	if (found && facts_out) {
+		*facts_out = (struct glake__facts){
+			.address = found->address,
+			.n_bytes = found->n_bytes,
+			.id = found->id,
+			.ordinal = found->ordinal,
+			.tag = found->tag,
+			.region_address = found->backing->ptr,
+			.region_bytes = found->backing->n_bytes,
+			.region_id = found->backing->id,
+		};
+	}
+	glake__unlock();
+	return found != NULL;
+}
+
+bool glake__heap_has(glake_ptr address)
+{
+	glake__lock();
+	bool has = glake__range_at_locked(address, GLAKE__RANGE_PRIVATE) != NULL;
+	glake__unlock();
+	return has;
+}
+
+/* ---- claiming and releasing ------------------------------------------------------------------- */
+
+struct glake__allocation *glake__heap_claim(glake_ptr address)
+{
+	glake__lock();
+	struct glake__allocation *found = find(address);
+	found = found && found->address == address ? found : NULL;
+	if (found) {
+		found->is_claimed = true;
+	}
+	glake__unlock();
+	return found;
+}
+
+void glake__heap_unclaim(struct glake__allocation *allocation)
+{
+	glake__lock();
+	allocation->is_claimed = false;
+	glake__unlock();
+}
+
+/* With the lock held. */
+static void claim_if(struct glake__allocation *allocation, const void *ctx, uint64_t era,
+                     struct glake__allocation **list)
+{
+	if (!allocation->is_claimed && allocation->tag.ctx == ctx && allocation->tag.era < era) {
+		allocation->is_claimed = true;
+		allocation->next = *list;
+		*list = allocation;
+	}
+}
+
+static void claim_in(struct glake__backing *backing, const void *ctx, uint64_t era,
+                     struct glake__allocation **list)
+{
+	if (!backing->slab) {
+		claim_if(&backing->whole, ctx, era, list);
+		return;
+	}
+	for (unsigned unit = 0; unit < SLAB_UNITS;) {
+		struct glake__slab_block *block = backing->slab->blocks[unit];
+		if (block->is_used) {
+			claim_if(&block->allocation, ctx, era, list);
+		}
+		unit += block->n_units;
+	}
+}
+
+struct glake__allocation *glake__heap_claim_of(const void *ctx, uint64_t era)
+{
+	struct glake__allocation *list = NULL;
+	glake__lock();
+	for (struct glake__range *range = glake__space.ranges; range; range = range->next) {
+		struct glake__backing *backing = range->user;
+		if (range->use == GLAKE__RANGE_PRIVATE && backing->is_live) {
+			claim_in(backing, ctx, era, &list);
+		}
+	}
+	glake__unlock();
+	return list;
+}
+
+/* With the lock held. A slab is live with all that is in it. */
+static void unpark(struct glake__allocation *allocation)
+{
+	struct glake__backing *backing = allocation->backing;
+	allocation->is_parked = false;
+	if (!allocation->block) {
+		glake__books_add_live(&backing->device->session->books, backing->n_bytes);
+	}
+}
+
+/* What is pinned is given back. A slab lives on with all that is in it, as the driver's does. */
+uint64_t glake__heap_park(struct glake__allocation *allocation)
+{
+	struct glake__backing *backing = allocation->backing;
+	bool is_pinned = false;
+	allocation->is_parked = true;
+	if (!allocation->block) {
+		glake__lock();
+		backing->device->session->books.live_bytes -= backing->n_bytes;
+		is_pinned = glake__backing_is_pinned_locked(backing);
+		glake__unlock();
+	}
+	return is_pinned ? 0 : allocation->n_capacity;
+}
+
+void glake__heap_unpark(struct glake__allocation *allocation)
+{
+	glake__lock();
+	unpark(allocation);
+	glake__unlock();
+}
+
+void glake__heap_reuse(struct glake__allocation *allocation, uint64_t n_bytes,
+                       const struct glake__tag *tag)
+{
+	glake__lock();
+	void *owner = allocation->tag.owner;
+	unpark(allocation);
+	allocation->tag = *tag;
+	allocation->tag.owner = owner;
+	allocation->n_bytes = n_bytes;
+	allocation->id = next_id++;
+	allocation->is_claimed = false;
+	glake__unlock();
+}
+
+void glake__heap_release(struct glake_session *session, struct glake__allocation *allocation)
+{
+	glake__lock();
+	struct glake__backing *list = release(allocation);
+	glake__unlock();
+	glake__backing_give_back(session, list);
+}
+
+int glake__heap_free(struct glake_session *session, glake_ptr ptr)
+{
+	glake__lock();
+	struct glake__allocation *found = glake__heap_at_locked(session, ptr);
+	struct glake__backing *list = found ? release(found) : NULL;
+	glake__unlock();
+	if (!found) {
+		return glake__heap_unknown(ptr);
+	}
+	return list ? glake__leave(session, glake__backing_give_back(session, list)) : 0;
+}
+
+/* ---- the end ---------------------------------------------------------------------------------- */
+
+static void drop_all(struct glake_session *session, struct glake__backing *list)
+{
+	while (list) {
+		struct glake__backing *backing = list;
+		list = backing->next;
+		glake__backing_drop(session, backing);
+	}
+}
+
+void glake__heap_deinit(struct glake_session *session)
+{
+	struct glake__books *books = &session->books;
+	while (books->live) {
+		struct glake__backing *backing = books->live;
+		books->live = backing->newer;
+		if (backing->slab) {
+			uncut(backing);
+		}
+		glake__backing_drop(session, backing);
+	}
+	for (uint32_t i = 0; i < session->n_devices; i++) {
+		struct glake__warm *warm = &session->devices[i].warm;
+		drop_all(session, glake__warm_evict(warm, 0));
+		glake__warm_deinit(warm);
+	}
+}
