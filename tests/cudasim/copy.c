@@ -4,35 +4,42 @@
  */
 #include "work.h"
 
-#include <string.h>
+/* Where rows of a side are now; what was mapped once is not the host's when it is mapped no more. */
+static enum space_view view_of(const struct copy_side *side)
+{
+	return side->is_pageable ? SPACE_BY_API : SPACE_BY_ENGINE;
+}
 
 /* The space is locked. Returns how much was copied; 0: not reachable any more. */
-static uint64_t copy_piece(uint64_t dst, uint64_t src, uint64_t bytes, unsigned device)
+static uint64_t copy_piece(const struct copy *copy, uint64_t dst, uint64_t src, uint64_t bytes,
+                           unsigned device)
 {
 	uint64_t n = bytes < SIM_PIECE_BYTES ? bytes : SIM_PIECE_BYTES;
 	uint8_t *to;
 	uint8_t *from;
 
-	if (!space_resolve(dst, n, SPACE_WRITE, SPACE_BY_API, device, &to, &n) ||
-	    !space_resolve(src, n, SPACE_READ, SPACE_BY_API, device, &from, &n)) {
+	if (!space_resolve(dst, n, SPACE_WRITE, view_of(&copy->dst), device, &to, &n) ||
+	    !space_resolve(src, n, SPACE_READ, view_of(&copy->src), device, &from, &n)) {
 		return 0;
 	}
-	memmove(to, from, n);
+	bytes_move(to, from, n);
 	return n;
 }
 
-static bool copy_row(uint64_t dst, uint64_t src, uint64_t bytes, unsigned device)
+static bool copy_row(const struct copy *copy, uint64_t dst, uint64_t src, unsigned device)
 {
-	while (bytes > 0) {
+	uint64_t left = copy->width;
+
+	while (left > 0) {
 		space_lock_read();
-		uint64_t n = copy_piece(dst, src, bytes, device);
+		uint64_t n = copy_piece(copy, dst, src, left, device);
 		space_unlock();
 		if (n == 0) {
 			return false;
 		}
 		dst += n;
 		src += n;
-		bytes -= n;
+		left -= n;
 	}
 	return true;
 }
@@ -46,8 +53,8 @@ CUresult copy_run(struct ctx *ctx, const struct copy *copy)
 {
 	for (uint64_t z = 0; z < copy->depth; z++) {
 		for (uint64_t y = 0; y < copy->height; y++) {
-			if (!copy_row(row_of(&copy->dst, y, z), row_of(&copy->src, y, z),
-			              copy->width, ctx->device)) {
+			if (!copy_row(copy, row_of(&copy->dst, y, z), row_of(&copy->src, y, z),
+			              ctx->device)) {
 				return CUDA_ERROR_ILLEGAL_ADDRESS;
 			}
 		}
@@ -58,7 +65,7 @@ CUresult copy_run(struct ctx *ctx, const struct copy *copy)
 static bool is_side_good(const struct copy *copy, const struct copy_side *side,
                          enum space_access want, unsigned device)
 {
-	if (side->is_device && !space_is_known(side->addr)) {
+	if (side->is_device && side->is_pageable) {
 		return false;
 	}
 	for (uint64_t z = 0; z < copy->depth; z++) {
@@ -72,8 +79,10 @@ static bool is_side_good(const struct copy *copy, const struct copy_side *side,
 	return true;
 }
 
-CUresult copy_check(const struct copy *copy, unsigned device)
+CUresult copy_check(struct copy *copy, unsigned device)
 {
+	copy->dst.is_pageable = !space_is_known(copy->dst.addr);
+	copy->src.is_pageable = !space_is_known(copy->src.addr);
 	return is_side_good(copy, &copy->dst, SPACE_WRITE, device) &&
 	                       is_side_good(copy, &copy->src, SPACE_READ, device)
 	               ? CUDA_SUCCESS
@@ -116,7 +125,7 @@ static CUresult submit(const struct copy *copy, struct stream *s)
 	return work_submit(s, &work);
 }
 
-CUresult copy_sync(const struct copy *copy)
+CUresult copy_sync(struct copy *copy)
 {
 	if (is_empty(copy)) {
 		return CUDA_SUCCESS;
@@ -132,7 +141,7 @@ CUresult copy_sync(const struct copy *copy)
 	return copy_here(copy);
 }
 
-CUresult copy_async(const struct copy *copy, CUstream handle)
+CUresult copy_async(struct copy *copy, CUstream handle)
 {
 	struct stream *s = stream_from_handle(handle);
 
@@ -147,7 +156,7 @@ CUresult copy_async(const struct copy *copy, CUstream handle)
 		return err;
 	}
 	/* Pageable memory may be gone or changed right after the call. */
-	bool is_pageable = !space_is_known(copy->dst.addr) || !space_is_known(copy->src.addr);
+	bool is_pageable = copy->dst.is_pageable || copy->src.is_pageable;
 	err = submit(copy, s);
 	return err == CUDA_SUCCESS && is_pageable && !capture_is_of(s) ? stream_wait(s) : err;
 }

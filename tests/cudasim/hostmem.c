@@ -52,12 +52,11 @@ CUresult hostmem_free(uint64_t addr)
 	space_lock_read();
 	struct mapping *m = space_find(addr);
 	bool is_ours = m && m->kind == SPACE_HOST && !m->is_registered && m->range.start == addr;
-	struct ctx *ctx = is_ours ? m->ctx : NULL;
 	space_unlock();
 	if (!is_ours) {
 		return err;
 	}
-	stream_wait_ctx(ctx);
+	stream_wait_all();
 	space_lock_write();
 	m = space_find(addr);
 	if (m && m->kind == SPACE_HOST && !m->is_registered && m->range.start == addr) {
@@ -176,6 +175,7 @@ CUresult cuMemHostUnregister(void *host)
 	ENTER(cuMemHostUnregister);
 	CUresult err = CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
 
+	stream_wait_all(); /* or a copy under way would touch what the caller frees next */
 	space_lock_write();
 	struct mapping *m = space_find((uintptr_t)host);
 	if (m && m->is_registered && m->range.start == (uintptr_t)host) {

@@ -39,58 +39,21 @@ static bool reach(struct ctx *ctx, uint64_t addr, uint64_t bytes, enum space_acc
 	return true;
 }
 
-static bool copy_out(uint8_t *host, uint64_t bytes, void *state)
+static bool load_piece(uint8_t *host, uint64_t bytes, void *state)
 {
 	uint8_t **at = state;
 
-	memcpy(*at, host, bytes);
+	bytes_move(*at, host, bytes);
 	*at += bytes;
-	return true;
-}
-
-static bool copy_in(uint8_t *host, uint64_t bytes, void *state)
-{
-	const uint8_t **at = state;
-
-	memcpy(host, *at, bytes);
-	*at += bytes;
-	return true;
-}
-
-/* A word that others may read or write at the same time. */
-static bool is_word(const uint8_t *host, uint64_t bytes)
-{
-	return (bytes == 4 || bytes == 8) && (uintptr_t)host % bytes == 0;
-}
-
-static bool load_piece(uint8_t *host, uint64_t bytes, void *state)
-{
-	uint64_t word;
-
-	if (!is_word(host, bytes)) {
-		return copy_out(host, bytes, state);
-	}
-	word = bytes == 4 ? __atomic_load_n((uint32_t *)host, __ATOMIC_ACQUIRE)
-	                  : __atomic_load_n((uint64_t *)host, __ATOMIC_ACQUIRE);
-	memcpy(*(uint8_t **)state, &word, bytes);
-	*(uint8_t **)state += bytes;
 	return true;
 }
 
 static bool store_piece(uint8_t *host, uint64_t bytes, void *state)
 {
-	uint64_t word = 0;
+	const uint8_t **at = state;
 
-	if (!is_word(host, bytes)) {
-		return copy_in(host, bytes, state);
-	}
-	memcpy(&word, *(const uint8_t **)state, bytes);
-	*(const uint8_t **)state += bytes;
-	if (bytes == 4) {
-		__atomic_store_n((uint32_t *)host, (uint32_t)word, __ATOMIC_RELEASE);
-	} else {
-		__atomic_store_n((uint64_t *)host, word, __ATOMIC_RELEASE);
-	}
+	bytes_move(host, *at, bytes);
+	*at += bytes;
 	return true;
 }
 

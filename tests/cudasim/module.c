@@ -190,9 +190,7 @@ CUresult cuLibraryUnload(CUlibrary handle)
 	if (!module || module->ctx) {
 		return CUDA_ERROR_INVALID_HANDLE;
 	}
-	for (int i = 0; i < device_count(); i++) {
-		stream_wait_ctx(ctx_of_device((unsigned)i));
-	}
+	stream_wait_all();
 	module_free(module);
 	return CUDA_SUCCESS;
 }

@@ -6,12 +6,17 @@
 
 static void fill(uint8_t *host, uint64_t bytes, const struct set *set)
 {
-	if (set->element_bytes == 1) {
+	if (set->element_bytes == 1 && bytes != 4 && bytes != 8) {
 		memset(host, (int)set->value, bytes);
 		return;
 	}
+	if (set->element_bytes == 1) {
+		uint64_t word = (set->value & 0xff) * 0x0101010101010101ULL;
+		bytes_move(host, &word, bytes);
+		return;
+	}
 	for (uint64_t i = 0; i + set->element_bytes <= bytes; i += set->element_bytes) {
-		memcpy(host + i, &set->value, set->element_bytes);
+		bytes_move(host + i, &set->value, set->element_bytes);
 	}
 }
 
@@ -24,7 +29,8 @@ static bool set_row(struct ctx *ctx, const struct set *set, uint64_t dst)
 		uint8_t *host;
 
 		space_lock_read();
-		bool ok = space_resolve(dst, n, SPACE_WRITE, SPACE_BY_API, ctx->device, &host, &n);
+		bool ok = space_resolve(dst, n, SPACE_WRITE, SPACE_BY_ENGINE, ctx->device, &host,
+		                        &n);
 		if (ok) {
 			fill(host, n, set);
 		}

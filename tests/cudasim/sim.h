@@ -33,7 +33,9 @@
  * each, so an unmap or a change of access meets queued work as it does on hardware. */
 #define SIM_PIECE_BYTES (1ULL << 20)
 
+struct blob;
 struct ctx;
+struct graph;
 struct green;
 struct stream;
 
@@ -248,9 +250,11 @@ struct range {
 struct reservation {
 	struct range range; /* must be first: the tree compares ranges */
 	bool is_internal;   /* of cuMemAlloc: not the application's */
+	bool is_of_graph;   /* will have memory when the graph is launched */
 };
 
 struct slab;
+struct graphmem;
 
 struct mapping {
 	struct range range; /* must be first */
@@ -265,6 +269,7 @@ struct mapping {
 	bool on_host;
 	CUmemoryPool pool;         /* of cuMemAllocAsync, else NULL */
 	struct mapping *next_kept; /* link: pool.kept */
+	struct graphmem *graphmem; /* SPACE_ALLOC of a graph's, which owns it */
 	bool is_registered;        /* SPACE_HOST of cuMemHostRegister */
 	bool is_managed;           /* SPACE_HOST of cuMemAllocManaged */
 	unsigned host_flags;       /* SPACE_HOST: as given to cuMemHostAlloc */
@@ -296,7 +301,8 @@ size_t space_gather(bool (*wants)(const struct mapping *m, const struct ctx *ctx
 
 enum space_view {
 	SPACE_BY_KERNEL, /* what the device itself can reach */
-	SPACE_BY_API,    /* copies and sets: the driver may use any device that has access */
+	SPACE_BY_ENGINE, /* copies and sets: the driver may use any device that has access */
+	SPACE_BY_API,    /* the same, and it may be pageable memory of the host */
 };
 
 /*
@@ -309,7 +315,9 @@ bool space_resolve(uint64_t addr, uint64_t bytes, enum space_access want, enum s
 bool space_check(uint64_t addr, uint64_t bytes, enum space_access want, enum space_view view,
                  unsigned device);
 
-/* Is there any mapping at the address? Takes the lock itself. */
+/* Like memmove; a word of 4 or 8 bytes at once, in order with what is before and after. */
+void bytes_move(void *dst, const void *src, size_t bytes);
+/* Is there any mapping at the address, or will a graph make one? Takes the lock itself. */
 bool space_is_known(uint64_t addr);
 uint64_t space_new_id(void);
 
@@ -356,8 +364,18 @@ void pool_charge(const struct mapping *m);
 void pool_give(struct mapping *m);
 /* Frees all that pools of the device keep; false: that was nothing. */
 bool pool_trim_device(unsigned device);
+/* So many bytes of memory for graphs are reserved, or used, more or less than before. */
+void pool_graph_reserve(unsigned device, int64_t bytes);
+void pool_graph_use(unsigned device, int64_t bytes);
 /* Takes no lock. */
 bool pool_is_open_to(CUmemoryPool pool, unsigned device);
+
+/* --- graphmem.c; the space is locked for writing --- */
+
+/* False: it was freed already. The memory stays with it. */
+bool graphmem_give(struct graphmem *memory);
+/* The primary context goes, and all of this with it. */
+void graphmem_end_device(unsigned device);
 
 /* --- array.c --- */
 
@@ -410,6 +428,8 @@ CUresult stream_wait(struct stream *s);
 bool stream_is_idle(struct stream *s);
 /* With the green contexts that are of it. */
 void stream_wait_ctx(struct ctx *ctx);
+/* Of all contexts: any may use host memory. */
+void stream_wait_all(void);
 void stream_wait_green(const struct green *green);
 void stream_free_all(struct ctx *ctx);
 /* The green context is no more: nobody can use its streams, nor destroy them. Queued work runs. */
@@ -417,8 +437,9 @@ void stream_detach_all(const struct green *green);
 struct mark *stream_mark(struct stream *s);
 /* Reached when all that is on the context's streams now is done; of a green one's only, if not NULL. */
 struct mark *stream_mark_ctx(struct ctx *ctx, const struct green *green);
-/* That nobody reaches yet. */
+/* Reached by mark_reach() only. */
 struct mark *mark_new(void);
+void mark_reach(struct mark *mark);
 CUresult stream_wait_mark(struct stream *s, struct mark *mark);
 void mark_ref(struct mark *mark);
 void mark_unref(struct mark *mark);
@@ -429,6 +450,11 @@ uint64_t mark_time_ns(const struct mark *mark);
 /* --- event.c --- */
 
 CUresult event_record_ctx(CUevent event, struct ctx *ctx, struct green *green);
+bool event_is_known(CUevent event);
+/* A launch of a graph records it; takes the mark over. */
+void event_record_mark(CUevent event, struct mark *mark);
+/* What was recorded last, with a reference for the caller, or NULL. */
+struct mark *event_last_mark(CUevent event);
 
 /* --- capture.c --- */
 
@@ -440,6 +466,20 @@ CUresult capture_check_unsafe(void);
 CUresult capture_check_stream(const struct stream *s);
 CUresult capture_check_ctx(const struct ctx *ctx);
 bool capture_is_of(const struct stream *s);
+struct work;
+/* True: the stream is captured, or its capture is broken now; the work was taken over. */
+bool capture_add(struct stream *s, struct work *work, CUresult *err_out);
+/*
+ * Where a captured stream stands, for an event that is recorded on it; one reference for the caller.
+ * NULL: it is not captured.
+ */
+struct blob *capture_fork(const struct stream *s);
+/* Another stream is captured from there on, too. */
+CUresult capture_join(struct stream *s, const struct blob *fork);
+/* The stream would have waited for what is outside the capture: that ends it. */
+CUresult capture_isolate(const struct stream *s);
+/* Is some stream captured to it? */
+bool capture_is_to(const struct graph *graph);
 /* The stream goes, or all of the context, or of the green one. */
 void capture_end_of_stream(const struct stream *s);
 void capture_end_of_ctx(const struct ctx *ctx);

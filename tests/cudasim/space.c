@@ -11,6 +11,7 @@
 #include <pthread.h>
 #include <search.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 
 static pthread_rwlock_t lock = PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP;
@@ -219,12 +220,20 @@ bool space_resolve(uint64_t addr, uint64_t bytes, enum space_access want, enum s
 		*n_out = left < bytes ? left : bytes;
 		return has_access(m, want, view, device);
 	}
-	if (view == SPACE_BY_KERNEL || addr == 0 || space_find_reservation(addr)) {
+	if (view != SPACE_BY_API || addr == 0 || space_find_reservation(addr)) {
 		return false;
 	}
 	*host_out = (uint8_t *)addr;
 	*n_out = bytes;
 	return true;
+}
+
+/* How many bytes of a graph's follow, that are not there before it is launched. */
+static uint64_t bytes_of_graph(uint64_t addr)
+{
+	const struct reservation *res = space_find_reservation(addr);
+
+	return res && res->is_of_graph ? res->range.start + res->range.bytes - addr : 0;
 }
 
 bool space_check(uint64_t addr, uint64_t bytes, enum space_access want, enum space_view view,
@@ -237,6 +246,11 @@ bool space_check(uint64_t addr, uint64_t bytes, enum space_access want, enum spa
 		uint8_t *host;
 		uint64_t n = 0;
 		ok = space_resolve(addr, bytes, want, view, device, &host, &n);
+		if (!ok) {
+			n = bytes_of_graph(addr);
+			n = n < bytes ? n : bytes;
+			ok = n > 0;
+		}
 		addr += n;
 		bytes -= n;
 	}
@@ -247,7 +261,40 @@ bool space_check(uint64_t addr, uint64_t bytes, enum space_access want, enum spa
 bool space_is_known(uint64_t addr)
 {
 	space_lock_read();
-	bool is_known = space_find(addr) != NULL;
+	bool is_known = space_find(addr) != NULL || bytes_of_graph(addr) > 0;
 	space_unlock();
 	return is_known;
+}
+
+/* A word of 4 or 8 bytes at its natural alignment, which others may read or write at the same time. */
+static uint64_t word_load(const void *at, size_t bytes)
+{
+	uint64_t word = 0;
+
+	if ((uintptr_t)at % bytes != 0) {
+		memcpy(&word, at, bytes);
+		return word;
+	}
+	return bytes == 4 ? __atomic_load_n((const uint32_t *)at, __ATOMIC_ACQUIRE)
+	                  : __atomic_load_n((const uint64_t *)at, __ATOMIC_ACQUIRE);
+}
+
+static void word_store(void *at, uint64_t word, size_t bytes)
+{
+	if ((uintptr_t)at % bytes != 0) {
+		memcpy(at, &word, bytes);
+	} else if (bytes == 4) {
+		__atomic_store_n((uint32_t *)at, (uint32_t)word, __ATOMIC_RELEASE);
+	} else {
+		__atomic_store_n((uint64_t *)at, word, __ATOMIC_RELEASE);
+	}
+}
+
+void bytes_move(void *dst, const void *src, size_t bytes)
+{
+	if (bytes == 4 || bytes == 8) {
+		word_store(dst, word_load(src, bytes), bytes);
+	} else {
+		memmove(dst, src, bytes);
+	}
 }

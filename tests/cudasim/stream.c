@@ -253,7 +253,8 @@ CUresult stream_wait(struct stream *s)
 static bool is_any_busy(const struct ctx *ctx, const struct green *green, uint64_t ticket)
 {
 	for (const struct stream *s = streams; s; s = s->next) {
-		if (s->ctx == ctx && (!green || s->green == green) && is_busy(s, ticket)) {
+		if ((!ctx || s->ctx == ctx) && (!green || s->green == green) &&
+		    is_busy(s, ticket)) {
 			return true;
 		}
 	}
@@ -273,6 +274,11 @@ static void wait_all(const struct ctx *ctx, const struct green *green)
 void stream_wait_ctx(struct ctx *ctx)
 {
 	wait_all(ctx, NULL);
+}
+
+void stream_wait_all(void)
+{
+	wait_all(NULL, NULL);
 }
 
 void stream_wait_green(const struct green *green)
@@ -454,7 +460,7 @@ int stream_priority(const struct stream *s)
 
 /* --- marks --- */
 
-static void mark_reach(struct mark *mark)
+static void reach_locked(struct mark *mark)
 {
 	mark->time_ns = now_ns();
 	mark->is_reached = true;
@@ -482,7 +488,7 @@ static void mark_done(void *arg)
 
 	pthread_mutex_lock(&lock);
 	if (--mark->n_pending == 0) {
-		mark_reach(mark);
+		reach_locked(mark);
 	}
 	unref_locked(mark);
 	pthread_mutex_unlock(&lock);
@@ -530,7 +536,7 @@ struct mark *stream_mark_ctx(struct ctx *ctx, const struct green *green)
 		unref_locked(mark); /* those that have it already let it go */
 		mark = NULL;
 	} else if (mark->n_pending == 0) {
-		mark_reach(mark);
+		reach_locked(mark);
 	}
 	pthread_mutex_unlock(&lock);
 	return mark;
@@ -545,13 +551,22 @@ struct mark *stream_mark(struct stream *s)
 	}
 	pthread_mutex_lock(&lock);
 	if (!s->first && !must_wait(s, last_ticket)) {
-		mark_reach(mark);
+		reach_locked(mark);
 	} else if (mark_add(mark, s) != CUDA_SUCCESS) {
 		unref_locked(mark);
 		mark = NULL;
 	}
 	pthread_mutex_unlock(&lock);
 	return mark;
+}
+
+void mark_reach(struct mark *mark)
+{
+	pthread_mutex_lock(&lock);
+	if (!mark->is_reached) {
+		reach_locked(mark);
+	}
+	pthread_mutex_unlock(&lock);
 }
 
 void mark_wait(struct mark *mark)

@@ -34,15 +34,18 @@ struct launch {
 
 /* The parameters come as for cuLaunchKernel(); on success the launch holds a blob. */
 CUresult launch_fill(struct launch *launch, CUfunction function, void *const *params, void **extra);
+/* An array of pointers to the parameters; the launch's. */
+void **launch_pointers(const struct launch *launch);
 CUresult launch_run(struct ctx *ctx, const struct launch *launch);
 
 /* --- copy.c --- */
 
 struct copy_side {
 	uint64_t addr;
-	uint64_t pitch; /* bytes from row to row */
-	uint64_t slice; /* bytes from one plane of rows to the next */
-	bool is_device; /* must be known to the driver: device, pinned or registered */
+	uint64_t pitch;   /* bytes from row to row */
+	uint64_t slice;   /* bytes from one plane of rows to the next */
+	bool is_device;   /* must be known to the driver: device, pinned or registered */
+	bool is_pageable; /* by copy_check(): any memory of the host */
 };
 
 struct copy {
@@ -53,12 +56,12 @@ struct copy {
 	uint64_t depth;
 };
 
-/* Can it be submitted in a context of @device? */
-CUresult copy_check(const struct copy *copy, unsigned device);
+/* Can it be submitted in a context of @device? Fills in what is pageable. */
+CUresult copy_check(struct copy *copy, unsigned device);
 CUresult copy_run(struct ctx *ctx, const struct copy *copy);
 /* Returns when it is done, or for memory of devices only when it is submitted. */
-CUresult copy_sync(const struct copy *copy);
-CUresult copy_async(const struct copy *copy, CUstream handle);
+CUresult copy_sync(struct copy *copy);
+CUresult copy_async(struct copy *copy, CUstream handle);
 
 /* --- copyshape.c --- */
 
@@ -95,6 +98,11 @@ struct host_call {
 	void *data;
 };
 
+struct event_work {
+	CUevent event;
+	struct mark *mark; /* one reference, or NULL; of one launch of a graph */
+};
+
 struct work {
 	CUgraphNodeType type;
 	struct ctx *ctx; /* where it runs */
@@ -104,15 +112,21 @@ struct work {
 		struct set set;
 		struct memops memops;
 		struct host_call call;
+		struct event_work event;
 		CUdeviceptr freed;
+		struct graphmem *memory; /* one reference */
+		struct graph *child;     /* owned */
 	} of;
 };
 
-/* Another of the same, to be dropped as well. */
+/* Another of the same, to be dropped as well. Not of a child graph: see graph_clone(). */
 struct work work_copy(const struct work *work);
 void work_drop(struct work *work);
 CUresult work_run(struct work *work);
-/* Takes over what the work holds, also when it fails. Its context becomes the stream's. */
+/*
+ * Takes over what the work holds, also when it fails. Its context becomes the stream's. On a captured
+ * stream it becomes a node.
+ */
 CUresult work_submit(struct stream *s, struct work *work);
 
 #endif

@@ -282,6 +282,39 @@ START_TEST(unmapping_does_not_wait_for_readers)
 }
 END_TEST
 
+/* Nor are they host memory all of a sudden, when the addresses are given back as well. */
+START_TEST(addresses_that_are_gone_are_not_the_host_s)
+{
+	driver_begin("1x64MiB");
+	struct gate gate;
+	CUdeviceptr addr = chunk_map(chunk_new(GRANULE), GRANULE, READ_WRITE), ptr = alloc(GRANULE);
+	CUstream stream = stream_new(CU_STREAM_NON_BLOCKING);
+
+	gate_close(&gate, stream);
+	ck_ok(cu.MemcpyDtoDAsync_v2(ptr, addr, GRANULE, stream));
+	ck_ok(cu.MemUnmap(addr, GRANULE));
+	ck_ok(cu.MemAddressFree(addr, GRANULE));
+	gate_open(&gate);
+	ck_cu(cu.StreamSynchronize(stream), CUDA_ERROR_ILLEGAL_ADDRESS);
+}
+END_TEST
+
+START_TEST(sets_meet_addresses_that_are_gone)
+{
+	driver_begin("1x64MiB");
+	struct gate gate;
+	CUdeviceptr addr = chunk_map(chunk_new(GRANULE), GRANULE, READ_WRITE);
+	CUstream stream = stream_new(CU_STREAM_NON_BLOCKING);
+
+	gate_close(&gate, stream);
+	ck_ok(cu.MemsetD8Async(addr, 1, GRANULE, stream));
+	ck_ok(cu.MemUnmap(addr, GRANULE));
+	ck_ok(cu.MemAddressFree(addr, GRANULE));
+	gate_open(&gate);
+	ck_cu(cu.StreamSynchronize(stream), CUDA_ERROR_ILLEGAL_ADDRESS);
+}
+END_TEST
+
 START_TEST(devices_reach_what_they_may)
 {
 	CUcontext first = driver_begin("2x64MiB"), second;
@@ -330,6 +363,8 @@ int main(void)
 	suite_add(suite, kernels_fault_on_pageable_memory);
 	suite_add(suite, taking_access_away_does_not_wait_for_writers);
 	suite_add(suite, unmapping_does_not_wait_for_readers);
+	suite_add(suite, addresses_that_are_gone_are_not_the_host_s);
+	suite_add(suite, sets_meet_addresses_that_are_gone);
 	suite_add(suite, devices_reach_what_they_may);
 	return suite_run(suite);
 }
