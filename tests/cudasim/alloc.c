@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cuMemAlloc and its family, and how much is free. */
-#include "work.h"
+#include "graph.h"
 
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -134,7 +134,9 @@ CUresult alloc_free(CUdeviceptr ptr)
 	space_lock_write();
 	struct mapping *m = space_find(ptr);
 	bool ok = is_freeable(m, ptr);
-	if (ok) {
+	if (ok && m->graphmem) {
+		ok = graphmem_give(m->graphmem);
+	} else if (ok) {
 		free_locked(m);
 	}
 	space_unlock();
@@ -143,7 +145,7 @@ CUresult alloc_free(CUdeviceptr ptr)
 
 static bool is_alloc_of(const struct mapping *m, const struct ctx *ctx)
 {
-	return m->kind == SPACE_ALLOC && m->ctx == ctx;
+	return m->kind == SPACE_ALLOC && m->ctx == ctx && !m->graphmem;
 }
 
 void alloc_free_all(const struct ctx *ctx)
@@ -157,6 +159,7 @@ void alloc_free_all(const struct ctx *ctx)
 	}
 	if (!ctx_is_created(ctx)) {
 		pool_trim_device(ctx->device);
+		graphmem_end_device(ctx->device);
 	}
 	space_unlock();
 	free(list);
@@ -239,6 +242,24 @@ CUresult cuMemFree_v2(CUdeviceptr ptr)
 	return alloc_free(ptr);
 }
 
+/* On a captured stream: a node that allocates, when it is launched. */
+static CUresult alloc_of_graph(CUdeviceptr *ptr_out, size_t bytes, unsigned device,
+                               struct stream *s)
+{
+	struct work work = {.type = CU_GRAPH_NODE_TYPE_MEM_ALLOC};
+	CUresult err = graphmem_new(device, bytes, &work.of.memory);
+
+	if (err != CUDA_SUCCESS) {
+		return err;
+	}
+	CUdeviceptr ptr = graphmem_address(work.of.memory);
+	err = work_submit(s, &work);
+	if (err == CUDA_SUCCESS) {
+		*ptr_out = ptr;
+	}
+	return err;
+}
+
 static CUresult alloc_async(CUdeviceptr *ptr_out, size_t bytes, CUmemoryPool pool, CUstream handle)
 {
 	struct stream *s = stream_from_handle(handle);
@@ -255,7 +276,7 @@ static CUresult alloc_async(CUdeviceptr *ptr_out, size_t bytes, CUmemoryPool poo
 	}
 	unsigned device = stream_ctx(s)->device;
 	if (capture_is_of(s)) {
-		return alloc_device(device, bytes, pool_of_graphs(device), ptr_out);
+		return alloc_of_graph(ptr_out, bytes, pool ? pool_device(pool) : device, s);
 	}
 	CUresult err = capture_check_unsafe();
 	if (err != CUDA_SUCCESS) {
@@ -295,7 +316,8 @@ CUresult cuMemFreeAsync(CUdeviceptr ptr, CUstream handle)
 	if (ptr == 0) {
 		return CUDA_SUCCESS;
 	}
-	CUresult err = capture_is_of(s) ? CUDA_SUCCESS : capture_check_unsafe();
+	bool is_captured = capture_is_of(s);
+	CUresult err = is_captured ? CUDA_SUCCESS : capture_check_unsafe();
 	if (err != CUDA_SUCCESS) {
 		return err;
 	}
@@ -303,5 +325,6 @@ CUresult cuMemFreeAsync(CUdeviceptr ptr, CUstream handle)
 	bool ok = is_freeable(space_find(ptr), ptr);
 	space_unlock();
 	struct work work = {.type = CU_GRAPH_NODE_TYPE_MEM_FREE, .of.freed = ptr};
-	return ok ? work_submit(s, &work) : CUDA_ERROR_INVALID_VALUE;
+	return ok || (is_captured && graphmem_is_at(ptr)) ? work_submit(s, &work)
+	                                                  : CUDA_ERROR_INVALID_VALUE;
 }

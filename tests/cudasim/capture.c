@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Stream capture, as far as it concerns memory: which calls it forbids, and that a forbidden call
- * ends it. Nothing is recorded: work on a capturing stream runs at once, and the graph is NULL; what
- * is allocated on one counts as memory of graphs.
+ * Stream capture: what is submitted to a captured stream becomes a node behind those that the stream
+ * stands at. Events carry that place to other streams, which are captured then, too, until the capture
+ * ends on the stream that it began on.
  *
  * Waiting for a context is forbidden while a stream of it is captured, and so is asking a captured
  * stream for its id. What is "potentially unsafe" depends on the mode of the calling thread: see
@@ -10,29 +10,39 @@
  * cuMemFree(), the same on streams that are not captured, queries of and waits for events and streams,
  * and cuMemPoolGetAttribute(), but none of the calls about virtual memory.
  */
-#include "sim.h"
+#include "capture.h"
 
-#include <pthread.h>
+#include <string.h>
+
+/* What is in the blob of capture_fork(). */
+struct fork {
+	uint64_t id;
+	size_t n;
+	struct node *deps[];
+};
 
 #define MAX_CAPTURES 16
 
-struct capture {
-	struct stream *stream; /* NULL: a free place */
-	CUstreamCaptureMode mode;
-	pthread_t thread;
-	bool is_broken;
-};
-
 static _Thread_local CUstreamCaptureMode thread_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+pthread_mutex_t capture_lock = PTHREAD_MUTEX_INITIALIZER;
+struct member capture_members[CAPTURE_MAX_MEMBERS];
 static struct capture captures[MAX_CAPTURES];
 static atomic_uint n_captures;
 
-/* Called with the lock held; NULL finds a free place. */
-static struct capture *find(const struct stream *stream)
+struct member *capture_find(const struct stream *stream)
+{
+	for (size_t i = 0; i < CAPTURE_MAX_MEMBERS; i++) {
+		if (capture_members[i].stream == stream) {
+			return &capture_members[i];
+		}
+	}
+	return NULL;
+}
+
+struct capture *capture_of_id(uint64_t id)
 {
 	for (size_t i = 0; i < MAX_CAPTURES; i++) {
-		if (captures[i].stream == stream) {
+		if (captures[i].id == id) {
 			return &captures[i];
 		}
 	}
@@ -44,11 +54,30 @@ bool capture_is_of(const struct stream *s)
 	if (atomic_load(&n_captures) == 0) {
 		return false;
 	}
-	pthread_mutex_lock(&lock);
-	bool is_of = find(s) != NULL;
-	pthread_mutex_unlock(&lock);
+	pthread_mutex_lock(&capture_lock);
+	bool is_of = capture_find(s) != NULL;
+	pthread_mutex_unlock(&capture_lock);
 	return is_of;
 }
+
+bool capture_is_to(const struct graph *graph)
+{
+	bool is_to = false;
+
+	pthread_mutex_lock(&capture_lock);
+	for (size_t i = 0; i < MAX_CAPTURES; i++) {
+		is_to |= captures[i].id && captures[i].graph == graph;
+	}
+	pthread_mutex_unlock(&capture_lock);
+	return is_to;
+}
+
+void capture_count(void)
+{
+	atomic_fetch_add(&n_captures, 1);
+}
+
+/* ---- what is forbidden ---- */
 
 static bool is_unsafe(const struct capture *capture)
 {
@@ -64,7 +93,9 @@ static bool is_unsafe(const struct capture *capture)
 
 static bool is_of_stream(const struct capture *capture, const void *stream)
 {
-	return capture->stream == stream;
+	const struct member *member = capture_find(stream);
+
+	return member && member->capture == capture;
 }
 
 static bool is_of_ctx(const struct capture *capture, const void *ctx)
@@ -92,14 +123,14 @@ static CUresult break_those(bool (*forbids)(const struct capture *capture, const
 	if (atomic_load(&n_captures) == 0) {
 		return err;
 	}
-	pthread_mutex_lock(&lock);
+	pthread_mutex_lock(&capture_lock);
 	for (size_t i = 0; i < MAX_CAPTURES; i++) {
-		if (captures[i].stream && forbids(&captures[i], of)) {
+		if (captures[i].id && forbids(&captures[i], of)) {
 			captures[i].is_broken = true;
 			err = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 		}
 	}
-	pthread_mutex_unlock(&lock);
+	pthread_mutex_unlock(&capture_lock);
 	return err;
 }
 
@@ -118,33 +149,110 @@ CUresult capture_check_ctx(const struct ctx *ctx)
 	return break_those(is_of_ctx, ctx);
 }
 
-/* Called with the lock held. */
-static void end(struct capture *capture)
+/* ---- members ---- */
+
+void capture_leave(struct member *member)
 {
+	free(member->deps);
+	*member = (struct member){NULL};
+}
+
+CUresult capture_stand_at(struct member *member, struct node *const *deps, size_t n)
+{
+	struct node **copy = calloc(n + 1, sizeof(struct node *));
+
+	if (!copy) {
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	if (n > 0) {
+		memcpy(copy, deps, n * sizeof(struct node *));
+	}
+	free(member->deps);
+	member->deps = copy;
+	member->n_deps = n;
+	return CUDA_SUCCESS;
+}
+
+CUresult capture_stand_also_at(struct member *member, struct node *const *deps, size_t n)
+{
+	struct node **all = calloc(member->n_deps + n + 1, sizeof(struct node *));
+	size_t n_all = member->n_deps;
+
+	if (!all) {
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	if (n_all > 0) {
+		memcpy(all, member->deps, n_all * sizeof(struct node *));
+	}
+	for (size_t i = 0; i < n; i++) {
+		bool is_new = true;
+		for (size_t k = 0; k < n_all; k++) {
+			is_new &= all[k] != deps[i];
+		}
+		if (is_new) {
+			all[n_all++] = deps[i];
+		}
+	}
+	free(member->deps);
+	member->deps = all;
+	member->n_deps = n_all;
+	return CUDA_SUCCESS;
+}
+
+struct member *capture_enter(struct stream *s, struct capture *capture)
+{
+	struct member *member = capture_find(NULL);
+
+	if (member) {
+		*member = (struct member){.stream = s, .capture = capture};
+	}
+	return member;
+}
+
+void capture_end(struct capture *capture)
+{
+	for (size_t i = 0; i < CAPTURE_MAX_MEMBERS; i++) {
+		if (capture_members[i].stream && capture_members[i].capture == capture) {
+			capture_leave(&capture_members[i]);
+		}
+	}
+	capture->id = 0;
 	capture->stream = NULL;
 	atomic_fetch_sub(&n_captures, 1);
 }
 
+void capture_drop(struct capture *capture)
+{
+	if (!capture->is_given) {
+		graph_free(capture->graph);
+	}
+	capture_end(capture);
+}
+
+/* A stream that goes before the capture ends takes what it has captured away. */
 void capture_end_of_stream(const struct stream *s)
 {
-	pthread_mutex_lock(&lock);
-	struct capture *capture = find(s);
-	if (capture) {
-		end(capture);
+	pthread_mutex_lock(&capture_lock);
+	struct member *member = capture_find(s);
+	if (member && member->capture->stream == s) {
+		capture_drop(member->capture);
+	} else if (member) {
+		member->capture->is_broken = true;
+		capture_leave(member);
 	}
-	pthread_mutex_unlock(&lock);
+	pthread_mutex_unlock(&capture_lock);
 }
 
 static void end_those(bool (*is_among)(const struct capture *capture, const void *of),
                       const void *of)
 {
-	pthread_mutex_lock(&lock);
+	pthread_mutex_lock(&capture_lock);
 	for (size_t i = 0; i < MAX_CAPTURES; i++) {
-		if (captures[i].stream && is_among(&captures[i], of)) {
-			end(&captures[i]);
+		if (captures[i].id && is_among(&captures[i], of)) {
+			capture_drop(&captures[i]);
 		}
 	}
-	pthread_mutex_unlock(&lock);
+	pthread_mutex_unlock(&capture_lock);
 }
 
 void capture_end_of_ctx(const struct ctx *ctx)
@@ -157,6 +265,115 @@ void capture_end_of_green(const struct green *green)
 	end_those(is_of_green, green);
 }
 
+/* ---- work and events ---- */
+
+bool capture_is_implicit(const struct stream *s, bool is_breaking)
+{
+	bool is_found = false;
+
+	for (size_t i = 0; stream_flags(s) & STREAM_IS_LEGACY && i < CAPTURE_MAX_MEMBERS; i++) {
+		const struct stream *other = capture_members[i].stream;
+		if (other && !(stream_flags(other) & CU_STREAM_NON_BLOCKING) &&
+		    stream_ctx(other) == stream_ctx(s) && stream_green(other) == stream_green(s)) {
+			is_found = true;
+			capture_members[i].capture->is_broken |= is_breaking;
+		}
+	}
+	return is_found;
+}
+
+static CUresult add(struct member *member, struct work *work)
+{
+	struct node *node;
+
+	if (member->capture->is_broken) {
+		work_drop(work);
+		return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+	}
+	CUresult err = graph_add(member->capture->graph, member->deps, member->n_deps, work, &node);
+	return err == CUDA_SUCCESS ? capture_stand_at(member, &node, 1) : err;
+}
+
+bool capture_add(struct stream *s, struct work *work, CUresult *err_out)
+{
+	if (atomic_load(&n_captures) == 0) {
+		return false;
+	}
+	pthread_mutex_lock(&capture_lock);
+	struct member *member = capture_find(s);
+	bool is_ours = member || capture_is_implicit(s, true);
+	if (member) {
+		*err_out = add(member, work);
+	} else if (is_ours) {
+		work_drop(work);
+		*err_out = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+	}
+	pthread_mutex_unlock(&capture_lock);
+	return is_ours;
+}
+
+struct blob *capture_fork(const struct stream *s)
+{
+	struct blob *blob = NULL;
+
+	if (atomic_load(&n_captures) == 0) {
+		return NULL;
+	}
+	pthread_mutex_lock(&capture_lock);
+	const struct member *member = capture_find(s);
+	if (member) {
+		blob = blob_new(NULL, sizeof(struct fork) + member->n_deps * sizeof(struct node *));
+	}
+	if (blob) {
+		struct fork *fork = (struct fork *)blob->data;
+		fork->id = member->capture->id;
+		fork->n = member->n_deps;
+		memcpy(fork->deps, member->deps, fork->n * sizeof(struct node *));
+	}
+	pthread_mutex_unlock(&capture_lock);
+	return blob;
+}
+
+static CUresult join(struct stream *s, const struct fork *fork)
+{
+	struct capture *capture = capture_of_id(fork->id);
+	struct member *member = capture_find(s);
+
+	if (!capture || (member && member->capture != capture)) {
+		if (member) {
+			member->capture->is_broken = true;
+		}
+		if (capture) {
+			capture->is_broken = true;
+		}
+		return capture ? CUDA_ERROR_STREAM_CAPTURE_MERGE : CUDA_ERROR_CAPTURED_EVENT;
+	}
+	if (capture->is_broken) {
+		return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+	}
+	if (stream_flags(s) & STREAM_IS_LEGACY) {
+		capture->is_broken = true;
+		return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+	}
+	member = member ? member : capture_enter(s, capture);
+	return member ? capture_stand_also_at(member, fork->deps, fork->n)
+	              : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+CUresult capture_join(struct stream *s, const struct blob *fork)
+{
+	pthread_mutex_lock(&capture_lock);
+	CUresult err = join(s, (const struct fork *)fork->data);
+	pthread_mutex_unlock(&capture_lock);
+	return err;
+}
+
+CUresult capture_isolate(const struct stream *s)
+{
+	return break_those(is_of_stream, s) == CUDA_SUCCESS ? CUDA_SUCCESS
+	                                                    : CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
+}
+
 CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode)
 {
 	ENTER(cuThreadExchangeStreamCaptureMode);
@@ -166,65 +383,5 @@ CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode)
 	CUstreamCaptureMode before = thread_mode;
 	thread_mode = *mode;
 	*mode = before;
-	return CUDA_SUCCESS;
-}
-
-CUresult cuStreamBeginCapture_v2(CUstream handle, CUstreamCaptureMode mode)
-{
-	ENTER(cuStreamBeginCapture_v2);
-	struct stream *s = stream_from_handle(handle);
-	CUresult err = CUDA_ERROR_ILLEGAL_STATE;
-
-	if (!s || !handle || handle == CU_STREAM_LEGACY) {
-		return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-	}
-	pthread_mutex_lock(&lock);
-	struct capture *capture = find(s) ? NULL : find(NULL);
-	if (capture) {
-		*capture = (struct capture){.stream = s, .mode = mode, .thread = pthread_self()};
-		atomic_fetch_add(&n_captures, 1);
-		err = CUDA_SUCCESS;
-	}
-	pthread_mutex_unlock(&lock);
-	return err;
-}
-
-CUresult cuStreamEndCapture(CUstream handle, CUgraph *graph_out)
-{
-	ENTER(cuStreamEndCapture);
-	struct stream *s = stream_from_handle(handle);
-	CUresult err = CUDA_ERROR_ILLEGAL_STATE;
-
-	if (!s || !graph_out) {
-		return CUDA_ERROR_INVALID_VALUE;
-	}
-	pthread_mutex_lock(&lock);
-	struct capture *capture = find(s);
-	if (capture && capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED &&
-	    !pthread_equal(capture->thread, pthread_self())) {
-		err = CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
-	} else if (capture) {
-		err = capture->is_broken ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_SUCCESS;
-		end(capture);
-		*graph_out = NULL;
-	}
-	pthread_mutex_unlock(&lock);
-	return err;
-}
-
-CUresult cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus *status_out)
-{
-	ENTER(cuStreamIsCapturing);
-	struct stream *s = stream_from_handle(handle);
-
-	if (!s || !status_out) {
-		return CUDA_ERROR_INVALID_VALUE;
-	}
-	pthread_mutex_lock(&lock);
-	struct capture *capture = find(s);
-	*status_out = !capture             ? CU_STREAM_CAPTURE_STATUS_NONE
-	              : capture->is_broken ? CU_STREAM_CAPTURE_STATUS_INVALIDATED
-	                                   : CU_STREAM_CAPTURE_STATUS_ACTIVE;
-	pthread_mutex_unlock(&lock);
 	return CUDA_SUCCESS;
 }

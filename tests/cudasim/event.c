@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "sim.h"
+#include "work.h"
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -12,6 +12,7 @@ struct event {
 	struct ctx *ctx;
 	unsigned flags;
 	struct mark *mark;  /* one reference, under the lock; NULL before the first record */
+	struct blob *fork;  /* the same, if it was recorded on a captured stream */
 	struct event *next; /* link: events */
 	struct event *previous;
 };
@@ -39,14 +40,49 @@ static struct mark *event_mark(struct event *e)
 	return mark;
 }
 
-/* Takes the mark over. */
-static void event_set_mark(struct event *e, struct mark *mark)
+/* Takes both over; one of them is NULL. */
+static void event_set(struct event *e, struct mark *mark, struct blob *fork)
 {
 	pthread_mutex_lock(&lock);
 	struct mark *before = e->mark;
+	struct blob *fork_before = e->fork;
 	e->mark = mark;
+	e->fork = fork;
 	pthread_mutex_unlock(&lock);
 	mark_unref(before);
+	blob_unref(fork_before);
+}
+
+/* With a reference for the caller; NULL: not recorded on a captured stream. */
+static struct blob *event_fork(struct event *e)
+{
+	pthread_mutex_lock(&lock);
+	struct blob *fork = blob_ref(e->fork);
+	pthread_mutex_unlock(&lock);
+	return fork;
+}
+
+static bool is_captured(struct event *e)
+{
+	struct blob *fork = event_fork(e);
+
+	blob_unref(fork);
+	return fork != NULL;
+}
+
+bool event_is_known(CUevent handle)
+{
+	return event_from_handle(handle) != NULL;
+}
+
+void event_record_mark(CUevent handle, struct mark *mark)
+{
+	event_set(event_from_handle(handle), mark, NULL);
+}
+
+struct mark *event_last_mark(CUevent handle)
+{
+	return event_mark(event_from_handle(handle));
 }
 
 CUresult cuEventCreate(CUevent *event_out, unsigned int flags)
@@ -83,7 +119,7 @@ CUresult cuEventDestroy_v2(CUevent handle)
 		return CUDA_ERROR_INVALID_HANDLE;
 	}
 	struct ctx *ctx = e->ctx;
-	event_set_mark(e, NULL);
+	event_set(e, NULL, NULL);
 	pthread_mutex_lock(&lock);
 	if (e->previous) {
 		e->previous->next = e->next;
@@ -99,7 +135,15 @@ CUresult cuEventDestroy_v2(CUevent handle)
 	return ctx_check(ctx);
 }
 
-static CUresult record(CUevent handle, CUstream stream)
+/* A node, instead of a place in the capture. */
+static CUresult record_outside(CUevent event, struct stream *s)
+{
+	struct work work = {.type = CU_GRAPH_NODE_TYPE_EVENT_RECORD, .of.event = {event, NULL}};
+
+	return work_submit(s, &work);
+}
+
+static CUresult record(CUevent handle, CUstream stream, unsigned flags)
 {
 	struct event *e = event_from_handle(handle);
 	struct stream *s = stream_from_handle(stream);
@@ -107,25 +151,29 @@ static CUresult record(CUevent handle, CUstream stream)
 	if (!e || !s) {
 		return e ? stream_missing(stream) : CUDA_ERROR_INVALID_HANDLE;
 	}
-	struct mark *mark = stream_mark(s);
-	if (!mark) {
+	if (capture_is_of(s) && flags & CU_EVENT_RECORD_EXTERNAL) {
+		return record_outside(handle, s);
+	}
+	struct blob *fork = capture_fork(s);
+	struct mark *mark = fork ? NULL : stream_mark(s);
+	if (!mark && !fork) {
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
-	event_set_mark(e, mark);
+	event_set(e, mark, fork);
 	return CUDA_SUCCESS;
 }
 
 CUresult cuEventRecord(CUevent event, CUstream stream)
 {
 	ENTER(cuEventRecord);
-	return record(event, stream);
+	return record(event, stream, 0);
 }
 
 CUresult cuEventRecordWithFlags(CUevent event, CUstream stream, unsigned int flags)
 {
 	ENTER(cuEventRecordWithFlags);
 	return flags & ~(unsigned)CU_EVENT_RECORD_EXTERNAL ? CUDA_ERROR_INVALID_VALUE
-	                                                   : record(event, stream);
+	                                                   : record(event, stream, flags);
 }
 
 CUresult event_record_ctx(CUevent handle, struct ctx *ctx, struct green *green)
@@ -139,8 +187,20 @@ CUresult event_record_ctx(CUevent handle, struct ctx *ctx, struct green *green)
 	if (!mark) {
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
-	event_set_mark(e, mark);
+	event_set(e, mark, NULL);
 	return CUDA_SUCCESS;
+}
+
+static CUresult wait_captured(struct stream *s, struct event *e, unsigned flags)
+{
+	if (flags & CU_EVENT_WAIT_EXTERNAL) {
+		struct work work = {
+			.type = CU_GRAPH_NODE_TYPE_WAIT_EVENT,
+			.of.event = {(CUevent)e, NULL},
+		};
+		return work_submit(s, &work);
+	}
+	return capture_isolate(s);
 }
 
 CUresult cuStreamWaitEvent(CUstream stream, CUevent handle, unsigned int flags)
@@ -150,15 +210,25 @@ CUresult cuStreamWaitEvent(CUstream stream, CUevent handle, unsigned int flags)
 	struct stream *s = stream_from_handle(stream);
 	CUresult err = CUDA_SUCCESS;
 
-	(void)flags;
 	if (!e || !s) {
 		return e ? stream_missing(stream) : CUDA_ERROR_INVALID_HANDLE;
 	}
-	struct mark *mark = event_mark(e);
-	if (mark) {
-		err = stream_wait_mark(s, mark);
-		mark_unref(mark);
+	if (flags & ~(unsigned)CU_EVENT_WAIT_EXTERNAL) {
+		return CUDA_ERROR_INVALID_VALUE;
 	}
+	struct blob *fork = event_fork(e);
+	if (fork) {
+		err = capture_join(s, fork);
+		blob_unref(fork);
+		return err;
+	}
+	struct mark *mark = event_mark(e);
+	if (capture_is_of(s)) {
+		err = mark || flags ? wait_captured(s, e, flags) : CUDA_SUCCESS;
+	} else if (mark) {
+		err = stream_wait_mark(s, mark);
+	}
+	mark_unref(mark);
 	return err;
 }
 
@@ -173,6 +243,9 @@ CUresult cuEventQuery(CUevent handle)
 	CUresult forbidden = capture_check_unsafe();
 	if (forbidden != CUDA_SUCCESS) {
 		return forbidden;
+	}
+	if (is_captured(e)) {
+		return CUDA_ERROR_CAPTURED_EVENT;
 	}
 	struct mark *mark = event_mark(e);
 	bool is_reached = !mark || mark_is_reached(mark);
@@ -195,6 +268,9 @@ CUresult cuEventSynchronize(CUevent handle)
 	CUresult forbidden = capture_check_unsafe();
 	if (forbidden != CUDA_SUCCESS) {
 		return forbidden;
+	}
+	if (is_captured(e)) {
+		return CUDA_ERROR_CAPTURED_EVENT;
 	}
 	struct mark *mark = event_mark(e);
 	if (mark) {

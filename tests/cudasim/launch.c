@@ -61,6 +61,28 @@ static bool is_good_shape(const unsigned grid[3], const unsigned block[3])
 	return block[0] * block[1] * block[2] <= MAX_THREADS;
 }
 
+/* Behind the parameters are pointers to them, which a node's parameters are made of. */
+static size_t pointers_at(const struct kernel *kernel)
+{
+	return (kernel_params_bytes(kernel) + sizeof(void *) - 1) & ~(sizeof(void *) - 1);
+}
+
+static struct blob *new_params(const struct kernel *kernel)
+{
+	size_t at = pointers_at(kernel);
+	struct blob *blob = blob_new(NULL, at + kernel->n_params * sizeof(void *));
+
+	for (unsigned i = 0; blob && i < kernel->n_params; i++) {
+		((void **)(blob->data + at))[i] = blob->data + kernel_param_offset(kernel, i);
+	}
+	return blob;
+}
+
+void **launch_pointers(const struct launch *launch)
+{
+	return (void **)(launch->params->data + pointers_at(launch->kernel));
+}
+
 CUresult launch_fill(struct launch *launch, CUfunction function, void *const *params, void **extra)
 {
 	launch->kernel = kernel_from_handle(function);
@@ -70,7 +92,7 @@ CUresult launch_fill(struct launch *launch, CUfunction function, void *const *pa
 	if (!is_good_shape(launch->grid, launch->block)) {
 		return CUDA_ERROR_INVALID_VALUE;
 	}
-	launch->params = blob_new(NULL, kernel_params_bytes(launch->kernel));
+	launch->params = new_params(launch->kernel);
 	if (!launch->params) {
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}

@@ -142,6 +142,20 @@ bool pool_has_room(CUmemoryPool handle, uint64_t bytes)
 	       (uint64_t)atomic_load(&pool->used) + bytes <= pool->props.maxSize;
 }
 
+static void raise_high(int64_t now, int64_t *high)
+{
+	*high = now > *high ? now : *high;
+}
+
+static void note_used(struct pool *pool, int64_t bytes)
+{
+	int64_t now = atomic_fetch_add(&pool->used, bytes) + bytes;
+
+	if (now > atomic_load(&pool->high)) {
+		atomic_store(&pool->high, now);
+	}
+}
+
 void pool_charge(const struct mapping *m)
 {
 	struct pool *pool = (struct pool *)m->pool;
@@ -149,15 +163,9 @@ void pool_charge(const struct mapping *m)
 	if (!pool) {
 		return;
 	}
-	int64_t bytes = (int64_t)m->range.bytes;
-	int64_t now = atomic_fetch_add(&pool->used, bytes) + bytes;
-	if (now > atomic_load(&pool->high)) {
-		atomic_store(&pool->high, now);
-	}
+	note_used(pool, (int64_t)m->range.bytes);
 	pool->reserved += (int64_t)held_bytes(m);
-	if (pool->reserved > pool->reserved_high) {
-		pool->reserved_high = pool->reserved;
-	}
+	raise_high(pool->reserved, &pool->reserved_high);
 }
 
 void pool_give(struct mapping *m)
@@ -177,6 +185,19 @@ void pool_give(struct mapping *m)
 		alloc_give(m);
 		forget_if_unused(pool);
 	}
+}
+
+void pool_graph_reserve(unsigned device, int64_t bytes)
+{
+	struct pool *pool = &of_graphs[device];
+
+	pool->reserved += bytes;
+	raise_high(pool->reserved, &pool->reserved_high);
+}
+
+void pool_graph_use(unsigned device, int64_t bytes)
+{
+	note_used(&of_graphs[device], bytes);
 }
 
 bool pool_trim_device(unsigned device)
@@ -360,6 +381,28 @@ CUresult cuDeviceGetGraphMemAttribute(CUdevice dev, CUgraphMem_attribute attribu
 	CUresult err = get_attribute(&of_graphs[dev], same[attribute], value);
 	space_unlock();
 	return err;
+}
+
+CUresult cuDeviceSetGraphMemAttribute(CUdevice dev, CUgraphMem_attribute attribute, void *value)
+{
+	ENTER(cuDeviceSetGraphMemAttribute);
+	if (!value || !device_is_valid(dev)) {
+		return value ? CUDA_ERROR_INVALID_DEVICE : CUDA_ERROR_INVALID_VALUE;
+	}
+	if ((attribute != CU_GRAPH_MEM_ATTR_USED_MEM_HIGH &&
+	     attribute != CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH) ||
+	    *(cuuint64_t *)value != 0) {
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+	struct pool *pool = &of_graphs[dev];
+	space_lock_write();
+	if (attribute == CU_GRAPH_MEM_ATTR_USED_MEM_HIGH) {
+		atomic_store(&pool->high, atomic_load(&pool->used));
+	} else {
+		pool->reserved_high = pool->reserved;
+	}
+	space_unlock();
+	return CUDA_SUCCESS;
 }
 
 /* ---- access ---- */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "work.h"
+#include "graph.h"
 
 #include <string.h>
 
@@ -45,6 +45,12 @@ static struct blob **blob_of(struct work *work)
 	}
 }
 
+static bool is_event(const struct work *work)
+{
+	return work->type == CU_GRAPH_NODE_TYPE_WAIT_EVENT ||
+	       work->type == CU_GRAPH_NODE_TYPE_EVENT_RECORD;
+}
+
 struct work work_copy(const struct work *work)
 {
 	struct work copy = *work;
@@ -52,6 +58,10 @@ struct work work_copy(const struct work *work)
 
 	if (blob) {
 		blob_ref(*blob);
+	} else if (is_event(&copy) && copy.of.event.mark) {
+		mark_ref(copy.of.event.mark);
+	} else if (copy.type == CU_GRAPH_NODE_TYPE_MEM_ALLOC) {
+		graphmem_ref(copy.of.memory);
 	}
 	return copy;
 }
@@ -63,6 +73,12 @@ void work_drop(struct work *work)
 	if (blob) {
 		blob_unref(*blob);
 		*blob = NULL;
+	} else if (is_event(work)) {
+		mark_unref(work->of.event.mark);
+	} else if (work->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC) {
+		graphmem_unref(work->of.memory);
+	} else if (work->type == CU_GRAPH_NODE_TYPE_GRAPH) {
+		graph_free(work->of.child);
 	}
 }
 
@@ -83,6 +99,14 @@ static CUresult run_in_context(struct work *work)
 	case CU_GRAPH_NODE_TYPE_MEM_FREE:
 		return alloc_free(work->of.freed) == CUDA_SUCCESS ? CUDA_SUCCESS
 		                                                  : CUDA_ERROR_ILLEGAL_ADDRESS;
+	case CU_GRAPH_NODE_TYPE_WAIT_EVENT:
+		if (work->of.event.mark) {
+			mark_wait(work->of.event.mark);
+		}
+		return CUDA_SUCCESS;
+	case CU_GRAPH_NODE_TYPE_EVENT_RECORD:
+		mark_reach(work->of.event.mark);
+		return CUDA_SUCCESS;
 	default:
 		return CUDA_SUCCESS;
 	}
@@ -111,8 +135,13 @@ static void drop_op(void *arg)
 
 CUresult work_submit(struct stream *s, struct work *work)
 {
+	CUresult err;
+
 	work->ctx = stream_ctx(s);
-	CUresult err = stream_submit(s, run_op, drop_op, work, sizeof(*work));
+	if (capture_add(s, work, &err)) {
+		return err;
+	}
+	err = stream_submit(s, run_op, drop_op, work, sizeof(*work));
 	if (err != CUDA_SUCCESS) {
 		work_drop(work);
 	}

@@ -102,13 +102,17 @@ static void free_plain(void)
 	must_ok(cuStreamSynchronize(stream));
 }
 
-/* Memory of a graph: 2 MiB on a captured stream. */
+/* Memory of a graph: 2 MiB on a captured stream, which are there once it is launched. */
 static void take_graph(void)
 {
 	CUgraph graph;
+	CUgraphExec exec;
 	must_ok(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
 	must_ok(cuMemAllocAsync(&of_graph, 2 * MIB, stream));
 	must_ok(cuStreamEndCapture(stream, &graph));
+	must_ok(cuGraphInstantiateWithFlags(&exec, graph, 0));
+	must_ok(cuGraphLaunch(exec, stream));
+	must_ok(cuStreamSynchronize(stream));
 }
 
 /* A capture of the strict kind, which begins after a while and lasts as long. */
