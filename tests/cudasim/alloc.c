@@ -19,7 +19,8 @@ void alloc_chunk_free(const struct alloc_chunk *chunk)
 	phys_unref(chunk->phys);
 }
 
-CUresult alloc_chunk_new(unsigned device, uint64_t bytes, struct alloc_chunk *chunk_out)
+CUresult alloc_chunk_new(unsigned device, uint64_t bytes, bool keeps_fd,
+                         struct alloc_chunk *chunk_out)
 {
 	CUmemAllocationProp prop = {
 		.type = CU_MEM_ALLOCATION_TYPE_PINNED,
@@ -44,7 +45,9 @@ CUresult alloc_chunk_new(unsigned device, uint64_t bytes, struct alloc_chunk *ch
 		phys_unref(phys);
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
-	phys_drop_fd(phys);
+	if (!keeps_fd) {
+		phys_drop_fd(phys);
+	}
 	*chunk_out = (struct alloc_chunk){.res = res, .phys = phys, .host = host};
 	return CUDA_SUCCESS;
 }
@@ -73,7 +76,8 @@ static CUresult take_memory(struct mapping *m, uint64_t bytes)
 	if (!pool_has_room(m->pool, bytes)) {
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
-	if (bytes < SIM_GRANULARITY) {
+	bool is_shareable = m->pool && pool_is_shareable(m->pool);
+	if (bytes < SIM_GRANULARITY && !is_shareable) {
 		return slab_take(m->device, bytes, m);
 	}
 	/* Also catches what would wrap around when rounded up. */
@@ -83,9 +87,11 @@ static CUresult take_memory(struct mapping *m, uint64_t bytes)
 	if (pool_take(m->pool, bytes, m)) {
 		return CUDA_SUCCESS;
 	}
-	CUresult err = alloc_chunk_new(m->device, round_up(bytes, SIM_GRANULARITY), &chunk);
+	CUresult err = alloc_chunk_new(m->device, round_up(bytes, SIM_GRANULARITY), is_shareable,
+	                               &chunk);
 	if (err == CUDA_ERROR_OUT_OF_MEMORY && pool_trim_device(m->device)) {
-		err = alloc_chunk_new(m->device, round_up(bytes, SIM_GRANULARITY), &chunk);
+		err = alloc_chunk_new(m->device, round_up(bytes, SIM_GRANULARITY), is_shareable,
+		                      &chunk);
 	}
 	if (err == CUDA_SUCCESS) {
 		m->range = (struct range){.start = chunk.res->range.start, .bytes = bytes};
@@ -301,8 +307,9 @@ CUresult cuMemAllocFromPoolAsync(CUdeviceptr *ptr_out, size_t bytes, CUmemoryPoo
                                  CUstream handle)
 {
 	ENTER(cuMemAllocFromPoolAsync);
-	return pool_is_known(pool) ? alloc_async(ptr_out, bytes, pool, handle)
-	                           : CUDA_ERROR_INVALID_VALUE;
+	return pool_is_known(pool) && !pool_is_imported(pool)
+	               ? alloc_async(ptr_out, bytes, pool, handle)
+	               : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult cuMemFreeAsync(CUdeviceptr ptr, CUstream handle)

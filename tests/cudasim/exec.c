@@ -14,6 +14,7 @@
 	 CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY)
 
 struct exec {
+	struct kept kept;
 	uint64_t magic;
 	struct graph *graph; /* owned */
 	unsigned long long flags;
@@ -61,6 +62,7 @@ static CUresult instantiate(CUgraphExec *exec_out, CUgraph handle, unsigned long
 		free(exec);
 		return err;
 	}
+	kept_add(&exec->kept);
 	exec->magic = EXEC_MAGIC;
 	exec->flags = flags;
 	*exec_out = (CUgraphExec)exec;
@@ -136,6 +138,7 @@ CUresult cuGraphExecDestroy(CUgraphExec handle)
 		return CUDA_ERROR_INVALID_VALUE;
 	}
 	exec->magic = 0;
+	kept_remove(&exec->kept);
 	mark_unref(exec->last);
 	graph_free(exec->graph);
 	free(exec);

@@ -19,6 +19,7 @@ struct graph *graph_new(void)
 	struct graph *graph = calloc(1, sizeof(*graph));
 
 	if (graph) {
+		kept_add(&graph->kept);
 		graph->magic = GRAPH_MAGIC;
 		graph->id = new_id();
 		graph->last = &graph->first;
@@ -44,6 +45,7 @@ void graph_free(struct graph *graph)
 		node_free(node);
 	}
 	graph->magic = 0;
+	kept_remove(&graph->kept);
 	free(graph);
 }
 

@@ -26,6 +26,7 @@ struct node {
 };
 
 struct graph {
+	struct kept kept;
 	uint64_t magic;
 	uint64_t id;
 	uint64_t original_id;

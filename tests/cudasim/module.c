@@ -13,6 +13,7 @@
 #define FATBIN_WRAPPER_MAGIC 0x466243b1U
 
 struct module {
+	struct kept kept;
 	uint64_t magic;
 	struct ctx *ctx;                   /* NULL: a library, of all contexts */
 	const struct cudasim_image *image; /* borrowed from the test, or NULL */
@@ -90,6 +91,7 @@ static void module_free(struct module *module)
 {
 	free_globals(module);
 	free(module->kernels);
+	kept_remove(&module->kept);
 	module->magic = 0;
 	free(module);
 }
@@ -106,6 +108,7 @@ static CUresult load(const void *image, struct ctx *ctx, struct module **module_
 	if (!module) {
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
+	kept_add(&module->kept);
 	module->magic = MODULE_MAGIC;
 	module->ctx = ctx;
 	CUresult err = CUDA_SUCCESS;

@@ -12,6 +12,7 @@ struct pool {
 	CUmemPoolProps props;
 	unsigned device;
 	bool is_destroyed; /* but some of it is in use */
+	bool is_imported;  /* from another process: nothing can be allocated */
 	cuuint64_t threshold;
 	int reuse[CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES + 1];
 	atomic_int_fast64_t used;
@@ -75,6 +76,19 @@ bool pool_is_known(CUmemoryPool handle)
 unsigned pool_device(CUmemoryPool handle)
 {
 	return ((const struct pool *)handle)->device;
+}
+
+bool pool_is_imported(CUmemoryPool handle)
+{
+	return ((const struct pool *)handle)->is_imported;
+}
+
+bool pool_is_shareable(CUmemoryPool handle)
+{
+	const struct pool *pool = (const struct pool *)handle;
+
+	return !pool->is_imported &&
+	       pool->props.handleTypes & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 }
 
 /* ---- memory, with the space locked for writing ---- */
@@ -218,6 +232,34 @@ bool pool_trim_device(unsigned device)
 
 /* ---- life ---- */
 
+static CUresult pool_new(CUmemoryPool *pool_out, const CUmemPoolProps *props, bool is_imported)
+{
+	struct pool *pool = calloc(1, sizeof(*pool));
+
+	if (!pool) {
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	pool->props = *props;
+	pool->device = (unsigned)props->location.id;
+	pool->is_imported = is_imported;
+	space_lock_write();
+	pool->next = created;
+	created = pool;
+	space_unlock();
+	*pool_out = (CUmemoryPool)pool;
+	return CUDA_SUCCESS;
+}
+
+CUresult pool_new_imported(CUmemoryPool *pool_out, unsigned device)
+{
+	CUmemPoolProps props = {
+		.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+		.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = (int)device},
+	};
+
+	return pool_new(pool_out, &props, true);
+}
+
 CUresult cuMemPoolCreate(CUmemoryPool *pool_out, const CUmemPoolProps *props)
 {
 	ENTER(cuMemPoolCreate);
@@ -231,18 +273,7 @@ CUresult cuMemPoolCreate(CUmemoryPool *pool_out, const CUmemPoolProps *props)
 	if (!device_is_valid(props->location.id)) {
 		return CUDA_ERROR_INVALID_DEVICE;
 	}
-	struct pool *pool = calloc(1, sizeof(*pool));
-	if (!pool) {
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	}
-	pool->props = *props;
-	pool->device = (unsigned)props->location.id;
-	space_lock_write();
-	pool->next = created;
-	created = pool;
-	space_unlock();
-	*pool_out = (CUmemoryPool)pool;
-	return CUDA_SUCCESS;
+	return pool_new(pool_out, props, false);
 }
 
 /* It stays for as long as some of it is in use. */
@@ -485,7 +516,7 @@ static CUresult set_current(CUdevice dev, CUmemoryPool handle)
 	if (!pool || !device_is_valid(dev)) {
 		return pool ? CUDA_ERROR_INVALID_DEVICE : CUDA_ERROR_INVALID_VALUE;
 	}
-	if (pool->device != (unsigned)dev) {
+	if (pool->device != (unsigned)dev || pool->is_imported) {
 		return CUDA_ERROR_INVALID_VALUE;
 	}
 	atomic_store(&current[dev], pool);

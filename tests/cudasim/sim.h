@@ -65,6 +65,16 @@ const char *call_name(enum call_id id);
 		} \
 	} while (0)
 
+/* --- work.c: what has a handle that the program may forget, as it may with a driver: no leak --- */
+
+struct kept {
+	struct kept *next;
+	struct kept **at; /* link: all that is kept */
+};
+
+void kept_add(struct kept *kept);
+void kept_remove(struct kept *kept);
+
 /* --- fault.c: CUDASIM_FAULT --- */
 
 /* Applies the rules that match this call; CUDA_SUCCESS lets it go on. */
@@ -337,7 +347,8 @@ struct alloc_chunk {
 	struct phys *phys;
 	uint8_t *host;
 };
-CUresult alloc_chunk_new(unsigned device, uint64_t bytes, struct alloc_chunk *chunk_out);
+CUresult alloc_chunk_new(unsigned device, uint64_t bytes, bool keeps_fd,
+                         struct alloc_chunk *chunk_out);
 void alloc_chunk_free(const struct alloc_chunk *chunk);
 CUresult alloc_device(unsigned device, uint64_t bytes, CUmemoryPool pool, CUdeviceptr *ptr_out);
 /* Frees a mapping that is in the space no more; the space is locked for writing. */
@@ -355,6 +366,10 @@ CUmemoryPool pool_current(unsigned device);
 CUmemoryPool pool_of_graphs(unsigned device);
 bool pool_is_known(CUmemoryPool pool);
 unsigned pool_device(CUmemoryPool pool);
+/* From another process; the memory of one that is shareable has chunks of its own, with their fds. */
+bool pool_is_imported(CUmemoryPool pool);
+bool pool_is_shareable(CUmemoryPool pool);
+CUresult pool_new_imported(CUmemoryPool *pool_out, unsigned device);
 /* All below: the space is locked for writing. A pool may be NULL: then there is none. */
 bool pool_has_room(CUmemoryPool pool, uint64_t bytes);
 /* Fills in where the memory is, if the pool keeps some that is large enough. */

@@ -100,7 +100,7 @@ static CUresult slab_new(unsigned device, struct slab **slab_out)
 	if (!slab) {
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
-	CUresult err = alloc_chunk_new(device, SIM_GRANULARITY, &slab->chunk);
+	CUresult err = alloc_chunk_new(device, SIM_GRANULARITY, false, &slab->chunk);
 	if (err != CUDA_SUCCESS) {
 		free(slab);
 		return err;

@@ -1,7 +1,32 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "graph.h"
 
+#include <pthread.h>
 #include <string.h>
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct kept *all_kept;
+
+void kept_add(struct kept *kept)
+{
+	pthread_mutex_lock(&lock);
+	*kept = (struct kept){.next = all_kept, .at = &all_kept};
+	if (all_kept) {
+		all_kept->at = &kept->next;
+	}
+	all_kept = kept;
+	pthread_mutex_unlock(&lock);
+}
+
+void kept_remove(struct kept *kept)
+{
+	pthread_mutex_lock(&lock);
+	*kept->at = kept->next;
+	if (kept->next) {
+		kept->next->at = kept->at;
+	}
+	pthread_mutex_unlock(&lock);
+}
 
 struct blob *blob_new(const void *data, size_t bytes)
 {

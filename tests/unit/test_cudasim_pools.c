@@ -172,6 +172,61 @@ START_TEST(pools_are_of_their_device)
 }
 END_TEST
 
+static void import_pool(int sock)
+{
+	CUmemPoolPtrExportData data;
+	CUmemoryPool pool;
+	CUdeviceptr ptr, more;
+
+	driver_start();
+	int fd = recv_fd(sock);
+	must_ok(cu.MemPoolImportFromShareableHandle(&pool, (void *)(intptr_t)fd,
+	                                            CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+	close(fd);
+	must(read(sock, &data, sizeof(data)) == sizeof(data));
+	must_ok(cu.MemPoolImportPointer(&ptr, pool, &data));
+	must(cu.MemAllocFromPoolAsync(&more, 64, pool, NULL) == CUDA_ERROR_INVALID_VALUE);
+	must(cu.MemPoolExportPointer(&data, ptr) == CUDA_ERROR_INVALID_VALUE);
+	must_ok(cu.MemsetD8_v2(ptr, 9, 100));
+	must_ok(cu.CtxSynchronize());
+	must_ok(cu.MemFreeAsync(ptr, NULL));
+	must_ok(cu.StreamSynchronize(NULL));
+	send_byte(sock);
+}
+
+START_TEST(pools_can_be_opened_elsewhere)
+{
+	driver_setup("1x64MiB");
+	struct child child = child_start(import_pool);
+	driver_start();
+	CUmemPoolProps props = {
+		.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+		.handleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+		.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0},
+	};
+	CUmemPoolPtrExportData data;
+	CUmemoryPool pool, plain = pool_new(0, 0);
+	int fd = -1;
+
+	ck_ok(cu.MemPoolCreate(&pool, &props));
+	ck_ok(cu.MemPoolExportToShareableHandle(&fd, pool, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+	                                        0));
+	ck_cu(cu.MemPoolExportToShareableHandle(&fd, plain,
+	                                        CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
+	      CUDA_ERROR_INVALID_VALUE);
+	CUdeviceptr ptr = take(pool, 100, NULL);
+	ck_ok(cu.StreamSynchronize(NULL));
+	ck_cu(cu.MemPoolExportPointer(&data, take(plain, 100, NULL)), CUDA_ERROR_INVALID_VALUE);
+	ck_ok(cu.MemPoolExportPointer(&data, ptr));
+	send_fd(child.sock, fd);
+	close(fd);
+	ck_assert_int_eq(write(child.sock, &data, sizeof(data)), sizeof(data));
+	recv_byte(child.sock);
+	ck_assert_uint_eq(read_u32(ptr + 96), 0x09090909);
+	ck_assert_int_eq(child_join(&child), 0);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("cudasim_pools");
@@ -183,5 +238,6 @@ int main(void)
 	suite_add(suite, a_destroyed_pool_lasts_as_long_as_its_memory);
 	suite_add(suite, pools_say_who_may_reach_them);
 	suite_add(suite, pools_are_of_their_device);
+	suite_add(suite, pools_can_be_opened_elsewhere);
 	return suite_run(suite);
 }
