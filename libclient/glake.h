@@ -1,35 +1,64 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * libglake-client: borrow GPU memory from glaked, the one owner of it on this node.
+ * libglake-client: borrow GPU memory from glaked, the daemon that owns it on this node.
  *
- * A session is one connection. Through it a process gets private memory (physical chunks under its
- * tenant's quota, mapped into its own address space) and models (the weights of safetensors files,
+ * A session is one connection to glaked. Through it a process gets private memory (chunks under its
+ * tenant's quota, mapped into its own address space) and models (the weights of safetensors files:
  * one physical copy for all processes of a realm, mapped read-only).
  *
- * Errors. An int function returns 0 or a negative code, unless it says otherwise: -errno where POSIX
- * has the right one, else a GLAKE_E_* from -4000 down. glake_strerror() names both. glake_error() has
- * the exact cause of this thread's last failure, one line, as the daemon or the library worded it.
+ * Nouns.
+ *   chunk     one physical allocation of GPU memory, a multiple of 2 MiB. It is mapped whole.
+ *   block     a sealed chunk: its content never changes, and all processes of a realm share it.
+ *   digest    the XXH3-128 tree hash of a block's content. glaked finds equal blocks by it, and
+ *             compares their bytes before it shares one.
+ *   model     a named list of tensors and of the blocks that hold them.
+ *   session   one connected process.
+ *   holder    a session that has a chunk, block or model, and therefore keeps it alive.
+ *   tenant    the account that a session is charged to. It has quotas for bytes, fds and sessions.
+ *   realm     the processes that may share memory: by default those of one user.
+ *   store     all models and blocks. Those without a holder are cache: glaked evicts them when it
+ *             needs the memory, except pinned ones.
+ *   tier      the kind of memory that backs a chunk. Today there is one: the device's own.
+ *   warm      freed memory that stays mapped in the process for its next allocation.
+ *   physical  the bytes of the chunks that exist on a device, each counted once.
+ *   logical   the bytes that sessions have mapped, summed over sessions: shared blocks count often.
  *
- * Threads. A session and all that came from it may be used from any thread; calls lock inside and
- * wait for each other. A thread is not cancelled while it waits for the daemon. The library starts no
- * thread, prints nothing and never exits.
+ * Errors. An int function returns 0 or a negative code, unless it says otherwise: -errno where
+ * POSIX has a fitting one, else a GLAKE_E_* (-4000 and below). glake_strerror() names both kinds.
+ * glake_error() has the exact cause of this thread's last failure. Output parameters are written on
+ * success only. Each function lists all its codes. Four groups have a name:
+ *   Session errors: -EINVAL (the session is NULL), GLAKE_E_FORKED.
+ *   Request errors, of each call that asks glaked: session errors; GLAKE_E_GONE; GLAKE_E_PROTOCOL;
+ *     GLAKE_E_BAD_REQUEST (a text is too long for a packet, or glaked does not know the request);
+ *     GLAKE_E_INTERNAL (glaked's answer has a status that the library does not know); -ENOBUFS or
+ *     -ENOMEM (the kernel cannot send).
+ *   Map errors: -ENODEV (glaked has no such device, or this process does not see it),
+ *     GLAKE_E_NO_DRIVER (the session has no_cuda), GLAKE_E_CUDA, -ENOMEM.
+ *   Grant errors: GLAKE_E_OVER_QUOTA, GLAKE_E_NO_DEVICE_MEMORY, GLAKE_E_NO_FDS,
+ *     GLAKE_E_NO_HOST_MEMORY, GLAKE_E_BUSY (too many requests under way in this session),
+ *     GLAKE_E_SHUTTING_DOWN, GLAKE_E_INTERNAL (a driver call of glaked failed), -EMFILE.
  *
- * Blocking. Calls wait for the daemon's answer unless said otherwise. When glaked dies, calls end
- * with GLAKE_E_GONE, and so they do when it is stopped: after some 20 seconds without a sign of life.
- * What is mapped stays mapped and readable, since the mappings themselves hold the memory.
+ * Threads. Any thread may use a session and everything that came from it. Calls lock inside and may
+ * wait for each other. The library holds off pthread_cancel() while a call waits for glaked. It
+ * starts no thread, prints nothing and never exits.
  *
- * Descriptors. The session's is the library's own. When the program closes it, or puts a file of its
- * own on its number, that file is left alone and the session is as if glaked had died. A process at its
- * limit of open files gets -EMFILE for what comes with descriptors, and keeps its session.
+ * Blocking. A call waits for glaked's answer, unless it is marked "local". If glaked dies, calls
+ * return GLAKE_E_GONE. If glaked is stopped, they return it after some 20 seconds of silence.
+ * Mapped memory stays mapped and readable either way, because a mapping itself keeps its chunk
+ * alive.
  *
- * CUDA. The driver library is opened by dlopen() ($GLAKE_LIBCUDA or libcuda.so.1) and initialised
- * by glake_connect(). No context is needed and none is made: mapping is per process. Device
- * pointers are plain 64-bit numbers, valid in every context of the device.
+ * Descriptors. The session's socket belongs to the library. If the program closes it, or puts
+ * another file on its number, the library leaves that number alone and behaves as if glaked had
+ * died. If the process is at its limit of open files, a call that receives fds returns -EMFILE; the
+ * session goes on.
  *
- * fork(). A session does not cross it: in the child, calls return GLAKE_E_FORKED, and
- * glake_disconnect() frees host memory only. Device addresses mean nothing there.
+ * CUDA. glake_connect() opens the driver library by dlopen() ($GLAKE_LIBCUDA or libcuda.so.1) and
+ * initialises it. The library needs no context and creates none: a mapping belongs to the process.
+ * Device pointers are plain 64-bit numbers, valid in every context of the device.
  *
- * Output parameters are written on success only.
+ * fork(). A child cannot use its parent's session: calls return GLAKE_E_FORKED, and
+ * glake_disconnect() only frees host memory. The parent's device addresses mean nothing in the
+ * child.
  */
 #ifndef GLAKE_H
 #define GLAKE_H
@@ -47,35 +76,38 @@ extern "C" {
 typedef uint64_t glake_ptr;
 
 enum glake_error_code {
-	GLAKE_E_GONE = -4000,        /* the daemon is not there (any more) */
-	GLAKE_E_PROTOCOL = -4001,    /* the peer does not speak our protocol, or broke it */
-	GLAKE_E_VERSION = -4002,     /* the peer speaks another major version */
-	GLAKE_E_BAD_REQUEST = -4003, /* glaked refused it as senseless */
+	GLAKE_E_GONE = -4000,        /* glaked is not there, or does not answer */
+	GLAKE_E_PROTOCOL = -4001,    /* the peer does not speak this protocol, or broke its rules */
+	GLAKE_E_VERSION = -4002,     /* the peer speaks another major version of the protocol */
+	GLAKE_E_BAD_REQUEST = -4003, /* the request makes no sense to glaked */
 	GLAKE_E_NOT_FOUND = -4004,
 	GLAKE_E_NO_PERMISSION = -4005,
 	GLAKE_E_OVER_QUOTA = -4006, /* the tenant's limit */
 	GLAKE_E_NO_DEVICE_MEMORY = -4007,
-	GLAKE_E_NO_HOST_MEMORY = -4008,
-	GLAKE_E_NO_FDS = -4009,       /* the daemon's, or the tenant's, limit of fds */
+	GLAKE_E_NO_HOST_MEMORY = -4008, /* of glaked or glake-mover */
+	GLAKE_E_NO_FDS = -4009,       /* a limit of fds: glaked's, glake-mover's or the tenant's */
 	GLAKE_E_BAD_FILE = -4010,     /* not a valid safetensors file or index; see glake_error() */
-	GLAKE_E_FILE_CHANGED = -4011, /* changed or truncated while it was loaded */
+	GLAKE_E_FILE_CHANGED = -4011, /* the file changed or became shorter during the load */
 	GLAKE_E_READ = -4012,         /* the disk reported an error */
-	GLAKE_E_MOVER = -4013,        /* glake-mover died during the job; nothing of it remains */
+	GLAKE_E_MOVER = -4013,        /* glake-mover died or cannot start; its job is undone */
 	GLAKE_E_SHUTTING_DOWN = -4014,
-	GLAKE_E_BUSY = -4015, /* in use, or too much under way in this session */
-	GLAKE_E_INTERNAL = -4016,
-	GLAKE_E_CUDA = -4017,      /* a driver call failed; see glake_error() */
-	GLAKE_E_NO_DRIVER = -4018, /* no usable libcuda */
+	GLAKE_E_BUSY = -4015,      /* in use, or too much is under way */
+	GLAKE_E_INTERNAL = -4016,  /* glaked failed: its log says why */
+	GLAKE_E_CUDA = -4017,      /* a driver call failed in this process; see glake_error() */
+	GLAKE_E_NO_DRIVER = -4018, /* no usable libcuda, or the session was made with no_cuda */
 	GLAKE_E_FORKED = -4019,    /* the session belongs to the parent process */
 };
 
-/* A short text for any code this library returns. Never NULL, static. */
+/* A short text for any code that this library returns. Local. Never NULL; static. */
 GLAKE_API const char *glake_strerror(int error);
 
-/* The cause of this thread's last failed call, one line; "" if none. Valid until its next call. */
+/*
+ * The cause of this thread's last failed call, one line; "" if there was none. Local. The text
+ * belongs to the library and is valid until this thread's next call.
+ */
 GLAKE_API const char *glake_error(void);
 
-/* "0.1.0", static. */
+/* The library's version, "0.1.0". Local. Static. */
 GLAKE_API const char *glake_version(void);
 
 /* ---- session -------------------------------------------------------------------------------- */
@@ -87,28 +119,33 @@ struct glake_connect_options {
 	const char *socket_path; /* NULL: $GLAKE_SOCKET, then /run/glake/glaked.sock */
 	const char *program;     /* label for listings; NULL: the program's name */
 	const char *libcuda;     /* NULL: $GLAKE_LIBCUDA, then libcuda.so.1 */
-	int no_cuda;             /* nonzero: never open the driver; only requests without mapping */
+	int no_cuda;             /* nonzero: never open the driver. Calls that map then fail */
 };
 
 /*
- * Connect. @options may be NULL. The session is the caller's: glake_disconnect().
- * Errors: GLAKE_E_GONE (nobody listens, or answers in 5 seconds), GLAKE_E_VERSION, GLAKE_E_NO_DRIVER,
- * GLAKE_E_CUDA, GLAKE_E_OVER_QUOTA (sessions), GLAKE_E_SHUTTING_DOWN; -EACCES (the socket's mode),
- * -ENAMETOOLONG (its path), -EINVAL, -ENOMEM.
+ * Connect to glaked. @options may be NULL, and its strings are not kept. The caller owns the
+ * session and ends it with glake_disconnect(). Waits up to 5 seconds for glaked, then for the
+ * driver to start.
+ * Errors: GLAKE_E_GONE (nobody listens or answers), GLAKE_E_PROTOCOL, GLAKE_E_VERSION,
+ * GLAKE_E_NO_DRIVER, GLAKE_E_CUDA, GLAKE_E_OVER_QUOTA (too many sessions), GLAKE_E_SHUTTING_DOWN,
+ * GLAKE_E_BAD_REQUEST, -EINVAL (@options), -ENAMETOOLONG (the socket's path), -ENOMEM, or -errno of
+ * socket() and connect(), such as -EACCES (the socket's mode) and -EMFILE.
  */
 GLAKE_API int glake_connect(const struct glake_connect_options *options,
                             struct glake_session **session_out);
 
 /*
- * Unmap and give back everything that came from @session, close it and free it. NULL is fine.
- * The caller has quiesced every kernel and copy that uses the memory. All pointers and handles of
- * the session are invalid afterwards, models and memory included. Not from a callback of the session.
+ * Unmap everything that came from @session, close it and free it. NULL is allowed. Waits for the
+ * driver, not for glaked. The caller must first wait for every kernel and copy that uses the
+ * memory. All pointers and handles of the session become invalid, memory and models included; only
+ * tensors of glake_model_dlpack() stay. Do not call it from a callback of the session, nor while
+ * another thread uses the session.
  */
 GLAKE_API void glake_disconnect(struct glake_session *session);
 
 struct glake_device {
-	uint32_t index; /* glaked's number, as every request takes it */
-	int ordinal;    /* the driver's in this process; -1 = not visible here, or no_cuda */
+	uint32_t index; /* glaked's number of the device: requests take this one */
+	int ordinal;    /* the CUDA ordinal in this process; -1: not visible here, or no_cuda */
 	uint8_t uuid[16];
 	char name[64];
 	uint64_t total_bytes;
@@ -125,131 +162,195 @@ struct glake_session_info {
 	char daemon_version[32];
 };
 
-/* Local, never blocks. */
+/*
+ * Describe the session: its tenant, its realm and the number of devices. Local.
+ * Errors: session errors; -EINVAL (@info is NULL, or its size is not set).
+ */
 GLAKE_API int glake_session_info(struct glake_session *session, struct glake_session_info *info);
-/* Local. -ENOENT past the last. @position counts from 0. */
+/*
+ * The device at @position, counted from 0. Local.
+ * Errors: session errors; -ENOENT (@position is past the last).
+ */
 GLAKE_API int glake_device_at(struct glake_session *session, uint32_t position,
                               struct glake_device *device_out);
-/* Local. glaked's index of the driver's device @ordinal of this process, or -ENOENT. */
+/*
+ * Returns glaked's index (0 or more) of the device with CUDA ordinal @ordinal in this process.
+ * Local.
+ * Errors: session errors; -ENOENT (glaked does not own that device).
+ */
 GLAKE_API int glake_device_index(struct glake_session *session, int ordinal);
 
 struct glake_device_view {
 	size_t size;             /* set by the caller */
 	uint64_t quota_bytes;    /* the tenant's limit; 0 = none */
-	uint64_t used_bytes;     /* what the tenant is charged for */
-	uint64_t reserved_bytes; /* of used_bytes: private chunks of this session, warm ones too */
-	uint64_t idle_bytes;     /* made ahead, of unused blocks, just freed: given to who asks */
-	uint64_t room_bytes; /* more chunks that glaked may make here, if the device has as much */
-	uint64_t warm_bytes; /* of reserved_bytes: kept warm by this session, to be had at once */
+	uint64_t used_bytes;     /* charged to the tenant */
+	uint64_t reserved_bytes; /* of used_bytes: this session's private chunks, warm too */
+	uint64_t idle_bytes;     /* made ahead, just freed, or unused blocks: to be had */
+	uint64_t room_bytes;     /* that glaked may add if the device has as much */
+	uint64_t warm_bytes;     /* of reserved_bytes: this session's warm memory */
 };
 
-/* What is left for the tenant on glaked's device @index, in one round trip. GLAKE_E_BAD_REQUEST. */
+/*
+ * Tell how much the tenant can still get on glaked's device @index. One round trip.
+ * Errors: request errors; GLAKE_E_BAD_REQUEST (no such device); -EINVAL (@view).
+ */
 GLAKE_API int glake_device_view(struct glake_session *session, uint32_t index,
                                 struct glake_device_view *view);
 
-/* One round trip that does nothing. */
+/* One round trip that does nothing. Errors: request errors. */
 GLAKE_API int glake_ping(struct glake_session *session);
 
 /* ---- private memory ------------------------------------------------------------------------- */
 
-/*
- * Get @bytes of device memory, mapped read-write at *ptr_out: from the session's warm memory if a
- * fitting piece is there (no driver call, no round trip), else from glaked. It holds anything unless
- * GLAKE_ZERO is given. 2 MiB and more, and zeroed memory, are whole chunks, rounded up to 2 MiB; what is
- * smaller shares a chunk with its like, 512-byte aligned. Large requests are rows of chunks behind one
- * address range. All or nothing.
- * Errors: GLAKE_E_OVER_QUOTA, GLAKE_E_NO_DEVICE_MEMORY, GLAKE_E_NO_FDS, GLAKE_E_CUDA, ...
- */
 enum {
-	GLAKE_ZERO = 1, /* never warm memory: fresh chunks read zero */
+	GLAKE_ZERO = 1, /* the memory reads zero: fresh chunks, never warm memory */
 };
+
+/*
+ * Get @bytes of device memory, mapped read-write at *ptr_out. glake_free() gives it back. If a
+ * fitting piece of the session's warm memory is there, the call is local and makes no driver call;
+ * else it asks glaked. Without GLAKE_ZERO the content is undefined. Requests of 2 MiB and more, and
+ * all with GLAKE_ZERO, get whole chunks: @bytes is rounded up to 2 MiB. Smaller ones share a chunk
+ * with each other and are aligned to 512 bytes. A large request may get several chunks behind one
+ * address range. The call gets everything or nothing.
+ * Errors: request errors; map errors; grant errors; -EINVAL (@bytes is 0 or too large, @flags has
+ * an unknown bit, @ptr_out is NULL).
+ */
 GLAKE_API int glake_alloc(struct glake_session *session, uint32_t device, uint64_t bytes,
                           unsigned flags, glake_ptr *ptr_out);
 
 /*
- * Give memory of glake_alloc() back. The caller has made sure that no kernel or copy uses it any
- * more. It stays mapped as warm memory up to the limit set by glaked, else is unmapped and
- * returned. @ptr must be exactly what glake_alloc() gave, else -EINVAL and nothing happens. 0 is
- * fine.
+ * Give memory back. The caller must first wait for every kernel and copy that uses it. The memory
+ * becomes warm up to the limit that glaked sets; the rest is unmapped and returned to glaked. @ptr
+ * is exactly what glake_alloc() or glake_alloc_async() returned; 0 is allowed.
+ * Errors: session errors; -EINVAL (@ptr is something else: nothing happens); -ENOMEM or
+ * GLAKE_E_CUDA (the memory was not unmapped: it is lost to the caller until glake_disconnect()).
  */
 GLAKE_API int glake_free(struct glake_session *session, glake_ptr ptr);
 
-/*
- * The same in the order of a CUstream, of whose device the memory is. What was freed on a stream serves
- * the next glake_alloc_async() on it at once, and everybody else when the stream has got there. Either
- * call takes memory of either kind: glake_free() wants it quiesced, glake_free_async() on a stream
- * that is ordered behind all use of it. Nothing waits for the stream, but an allocation that would
- * fail otherwise. The stream's context stays until glake_disconnect(). @flags: GLAKE_PER_THREAD or 0.
- * Errors: as glake_alloc(); -EBUSY (the stream is being captured), -ENOSYS (a driver before CUDA 12.0).
- */
 enum {
 	GLAKE_PER_THREAD = 2, /* stream 0 is the thread's default stream, not the legacy one */
 };
+
+/*
+ * The same in stream order. @stream is a CUstream, and the memory is on its device. Memory freed on
+ * a stream serves the next glake_alloc_async() on that stream at once, and all other allocations
+ * after the stream has passed the free. Both kinds of free take memory of both kinds of alloc:
+ * glake_free() needs the memory idle, glake_free_async() needs a stream that is ordered after all
+ * its uses. Neither call waits for a stream, except an allocation that would otherwise fail. The
+ * stream's context must live until glake_disconnect(). @flags: GLAKE_PER_THREAD or 0.
+ * Errors: session errors; -EINVAL, as for glake_alloc() and glake_free(); GLAKE_E_NO_DRIVER; -EBUSY
+ * (the stream is being captured); -ENOSYS (the driver is older than CUDA 12.0); -ENOENT (glaked
+ * does not own the stream's device); GLAKE_E_CUDA; -ENOMEM. glake_alloc_async() also: request
+ * errors and grant errors. After an error of glake_free_async() the memory is still allocated.
+ */
 GLAKE_API int glake_alloc_async(struct glake_session *session, void *stream, uint64_t bytes,
                                 unsigned flags, glake_ptr *ptr_out);
 GLAKE_API int glake_free_async(struct glake_session *session, void *stream, glake_ptr ptr,
                                unsigned flags);
 
-/* Unmap and return warm memory of @device until at most @keep_bytes remain. */
+/*
+ * Unmap warm memory of @device and return it to glaked, until at most @keep_bytes are warm.
+ * Errors: session errors; map errors.
+ */
 GLAKE_API int glake_trim(struct glake_session *session, uint32_t device, uint64_t keep_bytes);
 
 /*
- * One chunk of @bytes (a multiple of 2 MiB, at most 64 GiB) for callers that import and map it by
- * themselves: *fd_out is the caller's, and may be closed once imported. Zeroed. Ends with
- * glake_chunk_free(), after the caller has unmapped it and released the import.
+ * Get one zeroed chunk of @bytes (a multiple of 2 MiB, at most 64 GiB), for callers that import and
+ * map it themselves. The caller owns *fd_out and may close it after the import. It gives the chunk
+ * back with glake_chunk_free().
+ * Errors: request errors; grant errors; -EINVAL (@bytes); -ENODEV (glaked has no such device).
  */
 GLAKE_API int glake_chunk_new(struct glake_session *session, uint32_t device, uint64_t bytes,
                               uint64_t *chunk_out, int *fd_out);
-/* Its fd once more, to be passed on: the caller's. GLAKE_E_NO_FDS: glaked has none of it left. */
+/*
+ * Get another fd of a chunk of this session, for example to pass it on. The caller owns *fd_out.
+ * Errors: request errors; GLAKE_E_NOT_FOUND; GLAKE_E_NO_FDS (glaked keeps no fd of this chunk,
+ * because its fd budget was spent); GLAKE_E_SHUTTING_DOWN; -EMFILE.
+ */
 GLAKE_API int glake_chunk_fd(struct glake_session *session, uint64_t chunk, int *fd_out);
-/* @bytes as given to glake_chunk_new(). */
+/*
+ * Give a chunk back. The caller has unmapped it and released its import. @bytes is what was given
+ * to glake_chunk_new().
+ * Errors: request errors; GLAKE_E_BAD_REQUEST (no such chunk).
+ */
 GLAKE_API int glake_chunk_free(struct glake_session *session, uint64_t chunk, uint64_t bytes);
 
 /*
- * What another process of the realm needs to know to open memory of glake_alloc(): plain bytes, to
- * be passed on in any way, but not to everybody: who has them may write to the memory. Good for as
- * long as the memory is not freed and its session lives. Names of the same memory are equal bytes.
+ * The name of shared memory: plain bytes that another process of the realm needs to open it. Pass
+ * them on in any way, but only to processes that may write to the memory. A name is valid until the
+ * memory is freed or its session ends. Two names of the same memory have equal bytes.
  */
 struct glake_share {
 	uint64_t session;
-	uint64_t first_chunk; /* all but the last count up from here */
+	uint64_t first_chunk; /* ids count up from here, except the last */
 	uint64_t last_chunk;
-	uint64_t bytes;  /* of all, a multiple of 2 MiB */
-	uint64_t ticket; /* random: nobody guesses it */
+	uint64_t bytes;  /* of all chunks, a multiple of 2 MiB */
+	uint64_t ticket; /* random, so that it cannot be guessed */
 	uint64_t n_chunks;
 };
 
 /*
- * Name memory: @ptr is exactly what glake_alloc() gave, in whole chunks. Asks glaked the first time; the name stays
- * the same. Named memory is given back when it is freed, not kept warm.
- * Errors: -EINVAL, -ENOTSUP (too large), GLAKE_E_GONE, ...
+ * Get the name of memory. @ptr is exactly what glake_alloc() returned, in whole chunks. The first
+ * call for a piece of memory asks glaked; later ones are local. Freeing named memory returns it to
+ * glaked: it does not become warm, because another process may have it mapped.
+ * Errors: request errors; -EINVAL (@ptr); -ENOTSUP (the memory has more than 253 chunks, or their
+ * ids do not count up); GLAKE_E_SHUTTING_DOWN; GLAKE_E_INTERNAL (glaked has no random numbers).
  */
 GLAKE_API int glake_share(struct glake_session *session, glake_ptr ptr,
                           struct glake_share *share_out);
 
 /*
- * Map memory that another session has named, read-write for its own device and for CUDA device
- * @ordinal (-1 = none) of this process. It is charged to the one who has it only, while he has it.
- * The caller closes it before glake_disconnect(), with the same @share, and has quiesced all use.
- * Errors: GLAKE_E_NOT_FOUND (freed, ended, or of another realm), GLAKE_E_NO_FDS, ...
+ * Map memory that another session has named, read-write, for its own device and for the device with
+ * CUDA ordinal @ordinal in this process (-1 = none). Only the session that allocated the memory is
+ * charged, for as long as it has it. The caller waits for all use, then calls glake_share_close()
+ * with the same @share, before glake_disconnect().
+ * Errors: request errors; map errors; -EINVAL (@share is not a name, or the memory has another
+ * size); GLAKE_E_NOT_FOUND (freed, its session ended, or of another realm); GLAKE_E_BUSY (it is
+ * being published); GLAKE_E_NO_FDS (glaked keeps no fd of a chunk); GLAKE_E_SHUTTING_DOWN; -EMFILE.
  */
 GLAKE_API int glake_share_open(struct glake_session *session, const struct glake_share *share,
                                int ordinal, glake_ptr *ptr_out);
+/*
+ * Unmap what glake_share_open() mapped at @ptr.
+ * Errors: session errors; -EINVAL (@share is not a name, or @ptr is not its mapping); -ENOMEM;
+ * GLAKE_E_CUDA.
+ */
 GLAKE_API int glake_share_close(struct glake_session *session, const struct glake_share *share,
                                 glake_ptr ptr);
 
 /*
- * The parts of glake_alloc(), for callers that place memory themselves: reserve an address range,
- * fill it with chunks, empty it, drop it. @bytes and @offset are multiples of 2 MiB.
+ * The steps of glake_alloc(), for callers that choose the addresses: reserve a range, back parts of
+ * it with chunks, take the backing away, drop the range. @bytes and offsets are multiples of 2 MiB.
+ * The caller drops each range with glake_unreserve(), or glake_disconnect() does.
+ */
+/*
+ * Reserve a range of addresses. @alignment is a power of two, or 0. Local.
+ * Errors: session errors; -EINVAL (@bytes, @alignment, @ptr_out); GLAKE_E_NO_DRIVER; GLAKE_E_CUDA;
+ * -ENOMEM.
  */
 GLAKE_API int glake_reserve(struct glake_session *session, uint64_t bytes, uint64_t alignment,
                             glake_ptr *ptr_out);
-/* Back [ptr, ptr + bytes) of a reserved range, unbacked so far, with fresh chunks, read-write. */
+/*
+ * Back [ptr, ptr + bytes) with fresh chunks, read-write. All of it is in one reserved range and has
+ * no backing. The call backs everything or nothing.
+ * Errors: request errors; map errors; grant errors; -EINVAL; -EBUSY (another thread changes this
+ * part).
+ */
 GLAKE_API int glake_map(struct glake_session *session, uint32_t device, glake_ptr ptr,
                         uint64_t bytes);
-/* Take the backing away again; [ptr, ptr + bytes) is exactly what glake_map() calls filled. */
+/*
+ * Take the backing away and return it to glaked. [ptr, ptr + bytes) is exactly what one or more
+ * glake_map() calls filled. The caller must first wait for all use.
+ * Errors: session errors; -EINVAL; -EBUSY (another thread changes this part); -ENOMEM;
+ * GLAKE_E_CUDA.
+ */
 GLAKE_API int glake_unmap(struct glake_session *session, glake_ptr ptr, uint64_t bytes);
-/* Drop a reserved range that has no backing (else -EBUSY). */
+/*
+ * Drop a reserved range. Local.
+ * Errors: session errors; -EINVAL (@ptr is not the start of one); -EBUSY (it still has backing);
+ * GLAKE_E_CUDA.
+ */
 GLAKE_API int glake_unreserve(struct glake_session *session, glake_ptr ptr);
 
 /* ---- models --------------------------------------------------------------------------------- */
@@ -273,21 +374,21 @@ enum glake_dtype {
 	GLAKE_F64,
 	GLAKE_I64,
 	GLAKE_U64,
-	GLAKE_F4,      /* 4 bits an element */
-	GLAKE_F6_E2M3, /* 6 bits an element */
-	GLAKE_F6_E3M2, /* 6 bits an element */
+	GLAKE_F4,      /* 4 bits per element */
+	GLAKE_F6_E2M3, /* 6 bits per element */
+	GLAKE_F6_E3M2, /* 6 bits per element */
 };
 
-/* The safetensors name, "BF16"; "?" for an unknown number. Static. */
+/* The safetensors name, such as "BF16"; "?" for an unknown number. Local. Static. */
 GLAKE_API const char *glake_dtype_name(enum glake_dtype dtype);
-/* Bits of one element, 0 for an unknown number. */
+/* Bits of one element; 0 for an unknown number. Local. */
 GLAKE_API unsigned glake_dtype_bits(enum glake_dtype dtype);
 
 struct glake_model;
 
 /*
- * Called on the thread inside glake_model_open*(), between its start and its end, with no lock held:
- * it may call the library, but not end the session. Not every step need be told.
+ * Progress of a load, in bytes. Runs during glake_model_open*(), on its thread, with no lock held:
+ * it may call the library, but not glake_disconnect(). Some steps may be skipped.
  */
 typedef void (*glake_progress_fn)(void *user, uint64_t done_bytes, uint64_t total_bytes);
 
@@ -297,39 +398,48 @@ struct glake_model_options {
 	const char *name;           /* for listings; NULL: the path */
 	glake_progress_fn progress; /* may be NULL */
 	void *progress_user;
-	int no_map; /* nonzero: bring it into the store, map nothing (glakectl load) */
-	int pin;    /* nonzero: never evicted, and paid for by the tenant, until unpinned */
+	int no_map; /* nonzero: load it into the store, map nothing (glakectl load) */
+	int pin;    /* nonzero: never evicted until unpinned; the tenant is charged for it */
 };
 
 /*
- * Open a model: into the store if it is not there yet, then mapped read-only into this process.
- * @path is a .safetensors file, or a folder that holds model.safetensors.index.json (all its
- * shards), or model.safetensors. Any process of the realm that opens the same files gets the same
- * physical memory, without reading them again unless they could have changed unseen (docs/security.md:
- * tmpfs, NFS, a writer). A kernel that writes to it faults in this process alone; cuMemcpy and cuMemset
- * to it are refused by the driver.
- * The model is the caller's: glake_model_close(). @options may be NULL (device 0).
- * Errors: -errno of open(), GLAKE_E_BAD_FILE, GLAKE_E_FILE_CHANGED, GLAKE_E_READ,
- * GLAKE_E_OVER_QUOTA, GLAKE_E_NO_DEVICE_MEMORY, GLAKE_E_MOVER, ...
+ * Open a model: load it into the store if it is not there yet, then map it read-only. @path is a
+ * .safetensors file, or a folder that holds model.safetensors.index.json (and all its shards) or
+ * model.safetensors. All processes of the realm that open the same files get the same physical
+ * memory. glaked reads the files again only if they may have changed unnoticed (docs/security.md:
+ * tmpfs, NFS, a writer). A kernel that writes to the model faults, in this process alone; the
+ * driver refuses cuMemcpy and cuMemset to it. The caller owns the model and ends it with
+ * glake_model_close(). @options may be NULL (device 0).
+ * Errors: request errors; map errors; grant errors; -EINVAL (@path is NULL, or @options); -errno of
+ * open() and fstat(); GLAKE_E_BAD_FILE; GLAKE_E_FILE_CHANGED; GLAKE_E_READ; GLAKE_E_MOVER.
+ * GLAKE_E_BUSY here also says that too many loads are under way.
  */
 GLAKE_API int glake_model_open(struct glake_session *session, const char *path,
                                const struct glake_model_options *options,
                                struct glake_model **model_out);
 
-/* The same for a list of shards, each a path. 1 <= n_paths <= 252. */
+/*
+ * The same for a list of shards, each a path. 1 <= n_paths <= 252, else -EINVAL.
+ * Errors: as glake_model_open().
+ */
 GLAKE_API int glake_model_open_shards(struct glake_session *session, const char *const *paths,
                                       size_t n_paths, const struct glake_model_options *options,
                                       struct glake_model **model_out);
 
-/* The same for open files, which stay the caller's. @names may be NULL. */
+/*
+ * The same for files that the caller has open for reading. The fds stay the caller's. @names, and
+ * any of them, may be NULL. 1 <= n_fds <= 252, else -EINVAL.
+ * Errors: as glake_model_open().
+ */
 GLAKE_API int glake_model_open_fds(struct glake_session *session, const int *fds,
                                    const char *const *names, size_t n_fds,
                                    const struct glake_model_options *options,
                                    struct glake_model **model_out);
 
 /*
- * Unmap and let go. The caller has quiesced all use. NULL is fine. The store keeps it as cache.
- * While tensors of glake_model_dlpack() live, the model stays mapped, and its handle is invalid.
+ * Unmap a model and release it. The caller must first wait for all use. NULL is allowed. The store
+ * keeps the model as cache. While tensors of glake_model_dlpack() exist, the model stays mapped,
+ * but its handle is invalid at once.
  */
 GLAKE_API void glake_model_close(struct glake_model *model);
 
@@ -342,12 +452,13 @@ struct glake_model_info {
 	uint64_t content_bytes;      /* sum over tensors */
 	uint64_t mapped_bytes;       /* address range, a multiple of 2 MiB */
 	glake_ptr base;              /* 0 with no_map */
-	int was_loaded;              /* nonzero: it was in the store already */
+	int was_loaded;              /* nonzero: the store had it already */
 	uint64_t deduplicated_bytes; /* of this load: bytes equal to blocks in the store */
-	uint64_t load_ns;            /* the daemon's load; 0 when was_loaded */
-	uint64_t map_ns;             /* this process's mapping */
+	uint64_t load_ns;            /* time of glaked's load; 0 if was_loaded */
+	uint64_t map_ns;             /* time of this process's mapping */
 };
 
+/* Local. Errors: -EINVAL (@model or @info is NULL, or its size is not set). */
 GLAKE_API int glake_model_info(const struct glake_model *model, struct glake_model_info *info);
 
 struct glake_tensor {
@@ -360,27 +471,39 @@ struct glake_tensor {
 	glake_ptr ptr; /* 0 with no_map, and for tensors of no bytes */
 };
 
-/* By position, in name order. -ENOENT past the last. Local. */
+/*
+ * The tensor at @position, in name order. Local.
+ * Errors: -EINVAL (@model or @tensor_out is NULL, or its size is not set); -ENOENT (past the last).
+ */
 GLAKE_API int glake_model_tensor_at(const struct glake_model *model, uint64_t position,
                                     struct glake_tensor *tensor_out);
-/* By name. -ENOENT. Local, logarithmic. */
+/*
+ * The tensor named @name. Local, a binary search.
+ * Errors: -EINVAL (a parameter is NULL, or the size is not set); -ENOENT.
+ */
 GLAKE_API int glake_model_tensor(const struct glake_model *model, const char *name,
                                  struct glake_tensor *tensor_out);
 
-struct DLManagedTensor; /* of dlpack.h, the unversioned one */
+struct DLManagedTensor; /* of dlpack.h, the unversioned struct */
 
 /*
- * The tensor at @position as a DLPack object, for other libraries to use without a copy. It is the
- * caller's, to be ended by its deleter, on any thread, even after glake_disconnect(). As long as one
- * lives the model stays mapped; with the last, when the model is closed, all work queued in the
- * device's primary context is waited for, and then it is unmapped. Types that DLPack has no number
- * for (8-bit and smaller floats) are shown as bytes: of the same shape for 8 bits, else flat.
- * DLPack cannot say here that the memory is read-only: writing to it faults.
+ * The tensor at @position as a DLPack object, for other libraries to use without a copy. Local. The
+ * caller owns the object and ends it with its deleter, on any thread, even after
+ * glake_disconnect(). The model stays mapped as long as one object exists. After
+ * glake_model_close(), the last deleter waits for the work queued in the device's primary context
+ * and then unmaps the model. DLPack has no number for floats of 8 bits and less. Tensors of these
+ * types appear as bytes: 8-bit ones in their own shape, smaller ones flat. DLPack cannot say here
+ * that the memory is read-only: writing to it faults.
+ * Errors: session errors; -EINVAL (opened with no_map); -ENOENT (past the last); -ENOMEM.
  */
 GLAKE_API int glake_model_dlpack(struct glake_model *model, uint64_t position,
                                  struct DLManagedTensor **managed_out);
 
-/* Copy @bytes at device pointer @from to host memory, with the device's primary context. Waits. */
+/*
+ * Copy @bytes at device pointer @from to host memory, through the device's primary context. Waits
+ * for the copy, not for glaked.
+ * Errors: session errors; map errors.
+ */
 GLAKE_API int glake_read(struct glake_session *session, uint32_t device, void *to, glake_ptr from,
                          uint64_t bytes);
 
@@ -393,18 +516,29 @@ struct glake_digest {
 };
 
 /*
- * Make a block of private memory: @ptr is of glake_alloc() and holds @content_bytes, with only zeros
- * behind them up to its end (GLAKE_ZERO helps), in one whole chunk (at most 128 MiB). The caller has
- * quiesced everything that may write to it. Afterwards the same address is mapped read-only, backed
- * by the realm's one copy of these bytes, and belongs to the block.
- * On failure the memory is as it was before, still of glake_alloc(). One exception: when the realm
- * had an equal block, and the driver takes ours away but does not map that one (GLAKE_E_CUDA), the
- * address is empty and given up, and glake_free() of it is -EINVAL.
+ * Turn private memory into a block. @ptr comes from glake_alloc(), is one whole chunk of at most
+ * 128 MiB, and holds @content_bytes followed by zeros up to its end (GLAKE_ZERO helps). The caller
+ * must first wait for everything that may write to it. Afterwards the same address is mapped
+ * read-only, backed by the realm's one copy of these bytes, and belongs to the block: the caller
+ * ends it with glake_block_release(). After an error the memory is as before, allocated and
+ * writable. There is one exception: the realm had an equal block, and the driver unmaps the
+ * caller's memory but cannot map that block (GLAKE_E_CUDA). Then the address is empty and no longer
+ * allocated, and glake_free() of it is -EINVAL.
+ * Errors: request errors; -EINVAL (@ptr, @content_bytes, or not one chunk); -EBUSY (another thread
+ * changes this memory); GLAKE_E_BAD_REQUEST (the memory has a name of glake_share(), or glaked
+ * keeps no fd of it); GLAKE_E_BUSY; GLAKE_E_OVER_QUOTA; GLAKE_E_NO_DEVICE_MEMORY;
+ * GLAKE_E_NO_HOST_MEMORY; GLAKE_E_NO_FDS; GLAKE_E_MOVER; GLAKE_E_SHUTTING_DOWN; GLAKE_E_CUDA;
+ * -ENOMEM.
  */
 GLAKE_API int glake_block_publish(struct glake_session *session, glake_ptr ptr,
                                   uint64_t content_bytes, struct glake_block **block_out);
 
-/* Find a block by digest and map it read-only. GLAKE_E_NOT_FOUND. */
+/*
+ * Find a block of the realm by its digest and map it read-only. The caller ends it with
+ * glake_block_release().
+ * Errors: request errors; map errors; GLAKE_E_NOT_FOUND; GLAKE_E_OVER_QUOTA;
+ * GLAKE_E_NO_HOST_MEMORY; GLAKE_E_SHUTTING_DOWN; -EMFILE.
+ */
 GLAKE_API int glake_block_lookup(struct glake_session *session, uint32_t device,
                                  const struct glake_digest *digest, struct glake_block **block_out);
 
@@ -417,24 +551,28 @@ struct glake_block_info {
 	int was_known; /* nonzero: the realm had an equal block already */
 };
 
+/* Local. Errors: -EINVAL (@block or @info is NULL, or its size is not set). */
 GLAKE_API int glake_block_info(const struct glake_block *block, struct glake_block_info *info);
-/* Unmap and let go; the store keeps it as cache. NULL is fine. */
+/*
+ * Unmap a block and release it. The caller must first wait for all use. The store keeps the block
+ * as cache. NULL is allowed.
+ */
 GLAKE_API void glake_block_release(struct glake_block *block);
-/* The digest that a block of these host bytes has. Local. */
+/* Compute the digest that a block of these host bytes has. Local. */
 GLAKE_API void glake_digest_bytes(const void *bytes, uint64_t n_bytes,
                                   struct glake_digest *digest_out);
 
 /* ---- notices -------------------------------------------------------------------------------- */
 
 enum glake_notice_kind {
-	GLAKE_NOTICE_RECLAIM = 1,   /* warm memory was wanted; the library has already trimmed it */
-	GLAKE_NOTICE_SHUTTING_DOWN, /* the daemon ends; what is mapped stays */
+	GLAKE_NOTICE_RECLAIM = 1,   /* glaked asked for warm memory; the library has returned it */
+	GLAKE_NOTICE_SHUTTING_DOWN, /* glaked ends; mapped memory stays */
 	GLAKE_NOTICE_MODEL_EVICTED, /* name */
-	GLAKE_NOTICE_GONE,          /* the daemon closed the connection */
+	GLAKE_NOTICE_GONE,          /* glaked closed the connection */
 };
 
 struct glake_notice {
-	size_t size; /* sizeof in the library */
+	size_t size; /* sizeof(struct glake_notice) in the library */
 	enum glake_notice_kind kind;
 	uint32_t device;
 	uint64_t bytes;
@@ -443,31 +581,41 @@ struct glake_notice {
 
 typedef void (*glake_notice_fn)(void *user, const struct glake_notice *notice);
 
-/* Notices that arrive during any call of the session are delivered by it, on its thread, after its
- * work or while it waits for memory, with no lock held: the callback may call the library, but not
- * end the session. NULL switches it off; when this returns, the old handler runs no more, unless it
- * is the caller. */
+/*
+ * Set the function that gets notices; NULL switches it off. A notice that arrives during a call of
+ * the session is delivered by that call, on its thread, with no lock held: after the call's work,
+ * or while it waits for memory. The handler may call the library, but not glake_disconnect(). When
+ * this function returns, the old handler does not run any more, unless it is the caller. Does
+ * nothing with an invalid session.
+ */
 GLAKE_API void glake_set_notice_handler(struct glake_session *session, glake_notice_fn handler,
                                         void *user);
-/* Readable when a notice waits: for poll(). Belongs to the session; never read from it. -1 = gone. */
+/*
+ * The session's socket, for poll(): readable when a notice waits. It belongs to the session; never
+ * read from it. Local. Returns -1 for an invalid session or a connection that is gone.
+ */
 GLAKE_API int glake_fd(struct glake_session *session);
-/* Take what waits, without blocking, and deliver it. Returns the number of notices, or an error. */
+/*
+ * Deliver the notices that wait. Does not block. Returns how many there were, or, if none, an
+ * error.
+ * Errors: session errors; GLAKE_E_GONE; GLAKE_E_PROTOCOL.
+ */
 GLAKE_API int glake_dispatch(struct glake_session *session);
 
 /* ---- statistics ----------------------------------------------------------------------------- */
 
 struct glake_usage {
 	size_t size;             /* set by the caller */
-	uint64_t live_bytes;     /* the program holds */
-	uint64_t reserved_bytes; /* of private chunks this session has */
-	uint64_t warm_bytes;     /* reserved and free for reuse */
-	uint64_t shared_bytes;   /* of models and blocks mapped */
+	uint64_t live_bytes;     /* allocated by the program */
+	uint64_t reserved_bytes; /* of private chunks of this session */
+	uint64_t warm_bytes;     /* of reserved_bytes: free for reuse */
+	uint64_t shared_bytes;   /* of mapped models and blocks */
 	uint64_t n_warm_allocs;  /* served without a round trip */
-	uint64_t n_cold_allocs;
-	uint64_t peak_bytes; /* the highest live_bytes */
+	uint64_t n_cold_allocs;  /* served by glaked */
+	uint64_t peak_bytes;     /* the highest live_bytes */
 };
 
-/* This session's own counters. Local. */
+/* This session's own counters. Local. Errors: session errors; -EINVAL (@usage). */
 GLAKE_API int glake_usage(struct glake_session *session, struct glake_usage *usage);
 
 #ifdef __cplusplus

@@ -1,12 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * libglake-client, the looking and steering half: what glakectl is made of.
+ * libglake-client: looking at glaked and steering it. glakectl is built on these calls.
  *
- * Lists show one's own realm, or everything to an admin. Each list function calls back once per
- * row; strings in a row are valid during the callback. A callback that returns nonzero ends the
- * list, and that value is returned. The callback must not call the library on the same session.
- * The words for numbers are those of docs/operations.md: physical, logical, live, reserved, warm.
- * Threads, errors, blocking: as in glake.h.
+ * An admin (root, or a member of the configured group) sees everything; other sessions see their
+ * own realm. The words for numbers are those of docs/operations.md: physical, logical, live,
+ * reserved, warm.
+ *
+ * Lists. A list function calls @row once per row, on the calling thread, with no lock held. The row
+ * and its strings belong to the library and are valid during the callback. The list ends when a
+ * callback returns nonzero, and the list function returns that value. The callback must not call
+ * the library on the same session.
+ *
+ * Errors, threads and blocking are as in glake.h. All calls here ask glaked.
  */
 #ifndef GLAKE_ADMIN_H
 #define GLAKE_ADMIN_H
@@ -25,26 +30,26 @@ struct glake_device_status {
 	uint64_t physical_bytes; /* chunks that exist: private + blocks + made ahead */
 	uint64_t private_bytes;
 	uint64_t block_bytes;
-	uint64_t used_block_bytes; /* of block_bytes: somebody has it open, or it is being loaded */
+	uint64_t used_block_bytes; /* of block_bytes: open in a session, or being loaded */
 	uint64_t pool_bytes;       /* made ahead */
 	uint64_t logical_bytes;    /* sum over sessions of bytes mapped */
 	uint64_t logical_block_bytes;
-	uint64_t free_bytes; /* of the device as the daemon last saw it; 0 = not known */
-	/*
-	 * What is used of the device and not physical, by NVML: memory that the processes of
-	 * sessions have of the driver itself,
+	uint64_t free_bytes;    /* of the device, as NVML last told glaked; 0 = not known */
+				/*
+	 * Driver usage: the part of the device that is used but not physical. NVML gives the sum
+	 * for each process; sessions report the kinds.
 	 */
-	uint64_t context_bytes; /* contexts and code: all that they do not report */
-	uint64_t managed_bytes; /* as they report, up to what nobody else has */
-	uint64_t array_bytes;   /* as they report, no more than NVML says; and so the next */
+	uint64_t context_bytes; /* of sessions: contexts and code, all that they do not report */
+	uint64_t managed_bytes; /* of sessions, as reported, up to what no one else has */
+	uint64_t array_bytes;   /* of sessions, as reported, at most what NVML says; so the next */
 	uint64_t graph_bytes;
 	uint64_t other_bytes;
-	uint64_t mover_bytes;       /* glake-mover's, */
-	uint64_t foreign_bytes;     /* that of processes without a session, */
-	uint64_t unaccounted_bytes; /* and the rest; 0 while free_bytes is not known */
+	uint64_t mover_bytes;       /* of glake-mover */
+	uint64_t foreign_bytes;     /* of processes without a session */
+	uint64_t unaccounted_bytes; /* the rest; 0 while free_bytes is not known */
 	uint32_t n_foreign;         /* processes without a session */
-	const char *fabric;         /* "yes", or the reason why not */
-	int rdma;
+	const char *fabric;         /* "yes", or why chunks have no fabric handle */
+	int rdma;                   /* nonzero: chunks are made for GPUDirect RDMA */
 };
 
 struct glake_status {
@@ -65,21 +70,23 @@ struct glake_status {
 };
 
 typedef int (*glake_status_fn)(void *user, const struct glake_status *status);
+/* One row: glaked and its devices. Errors: request errors; -ENOMEM. */
 GLAKE_API int glake_get_status(struct glake_session *session, glake_status_fn row, void *user);
 
 typedef int (*glake_metric_fn)(void *user, const char *name, uint64_t value, const char *help);
+/* One row per counter. Errors: request errors. */
 GLAKE_API int glake_get_stats(struct glake_session *session, glake_metric_fn row, void *user);
 
-/* What a session, and the process that it is of, has on one device. */
+/* The memory of a session, and of its process, on one device. */
 struct glake_session_device {
 	uint32_t device;
 	uint64_t reserved_bytes;
 	uint64_t shared_bytes;
-	uint64_t managed_bytes; /* of the driver itself, as the program reports; and so the next */
+	uint64_t managed_bytes; /* driver usage, as the program reports it; so the next three */
 	uint64_t array_bytes;
 	uint64_t graph_bytes;
 	uint64_t other_bytes;
-	uint64_t process_bytes; /* of the driver beside managed, by NVML; 0 = not known */
+	uint64_t process_bytes; /* driver usage without managed memory, by NVML; 0 = not known */
 };
 
 struct glake_session_row {
@@ -97,14 +104,16 @@ struct glake_session_row {
 	uint32_t n_models;
 	uint64_t age_ms;
 	uint64_t n_requests;
-	uint64_t peak_bytes; /* the highest live_bytes; it and the next as the program reports */
-	uint64_t n_owned;    /* allocations served with memory of glaked */
-	uint64_t n_passed;   /* allocations left to the driver that glaked should have served */
-	uint32_t n_devices;  /* where it has anything */
+	uint64_t
+		peak_bytes; /* the highest live_bytes. It and the next two as the program reports */
+	uint64_t n_owned;   /* allocations served with memory of glaked */
+	uint64_t n_passed;  /* allocations left to the driver because glaked was not there */
+	uint32_t n_devices; /* devices where it has memory */
 	const struct glake_session_device *devices;
 };
 
 typedef int (*glake_session_fn)(void *user, const struct glake_session_row *row);
+/* One row per session. Errors: request errors; -ENOMEM. */
 GLAKE_API int glake_list_sessions(struct glake_session *session, glake_session_fn row, void *user);
 
 struct glake_tenant_device {
@@ -123,11 +132,12 @@ struct glake_tenant_row {
 	int32_t priority;
 	uint32_t n_devices;
 	const struct glake_tenant_device *devices;
-	uint64_t manifest_bytes;       /* of glaked's memory, for models in use or pinned */
+	uint64_t manifest_bytes;       /* host memory of glaked, for models in use or pinned */
 	uint64_t quota_manifest_bytes; /* 0 = none */
 };
 
 typedef int (*glake_tenant_fn)(void *user, const struct glake_tenant_row *row);
+/* One row per tenant. Errors: request errors; -ENOMEM. */
 GLAKE_API int glake_list_tenants(struct glake_session *session, glake_tenant_fn row, void *user);
 
 struct glake_model_row {
@@ -138,16 +148,17 @@ struct glake_model_row {
 	uint32_t device;
 	uint64_t span_bytes;
 	uint64_t content_bytes;
-	uint64_t unique_bytes; /* chunks that only this model holds */
+	uint64_t unique_bytes; /* of blocks that only this model has */
 	uint64_t n_tensors;
 	uint64_t n_blocks;
 	uint32_t n_open;
 	int pinned;
 	uint64_t idle_ms;
-	const char *reload_reason; /* why each open loads it again; "" = its files find it */
+	const char *reload_reason; /* why each open loads it again; "" = opens reuse it */
 };
 
 typedef int (*glake_model_fn)(void *user, const struct glake_model_row *row);
+/* One row per model. Errors: request errors. */
 GLAKE_API int glake_list_models(struct glake_session *session, glake_model_fn row, void *user);
 
 struct glake_block_row {
@@ -162,24 +173,34 @@ struct glake_block_row {
 };
 
 typedef int (*glake_block_fn)(void *user, const struct glake_block_row *row);
+/* One row per block. Errors: request errors. */
 GLAKE_API int glake_list_blocks(struct glake_session *session, glake_block_fn row, void *user);
 
 /*
- * Pin or unpin a model (own realm, or all as admin), by its name, or by its id (glake_model_row) in
- * decimal digits: a text of digits alone is never a name. A pinned model is charged to the tenant
- * that pins it. GLAKE_E_NOT_FOUND, GLAKE_E_BAD_REQUEST: several have the name, glake_error() has their
- * ids; GLAKE_E_OVER_QUOTA, GLAKE_E_NO_FDS, GLAKE_E_BUSY: being loaded.
+ * Pin or unpin a model of the own realm, or of any as admin. @model is its name, or its id
+ * (glake_model_row) in decimal digits: a text of digits alone is always an id. A pinned model is
+ * charged to the tenant that pins it. @pin: nonzero pins, 0 unpins.
+ * Errors: request errors; GLAKE_E_NOT_FOUND; GLAKE_E_BAD_REQUEST (several models have the name:
+ * glake_error() lists their ids). When pinning also GLAKE_E_OVER_QUOTA, GLAKE_E_NO_FDS,
+ * GLAKE_E_NO_HOST_MEMORY and GLAKE_E_BUSY (being loaded).
  */
 GLAKE_API int glake_pin(struct glake_session *session, const char *model, int pin);
 
 /*
- * Evict a model, by name or id as glake_pin(), or, with NULL, everything unused and unpinned.
- * GLAKE_E_NOT_FOUND, GLAKE_E_BAD_REQUEST: several have the name; GLAKE_E_BUSY: in use or pinned.
+ * Evict a model, named as for glake_pin(). NULL evicts everything that is unused and unpinned, in
+ * the own realm, or in all as admin. Either output may be NULL.
+ * Errors: request errors; with a model also GLAKE_E_NOT_FOUND, GLAKE_E_BAD_REQUEST (several have
+ * the name) and GLAKE_E_BUSY (in use or pinned).
  */
 GLAKE_API int glake_evict(struct glake_session *session, const char *model, uint64_t *n_models_out,
                           uint64_t *freed_bytes_out);
 
-/* Admin. Until the daemon rereads its config. 0 = no limit. */
+/*
+ * Set one limit of a tenant; 0 = no limit. Only for admins. The limit holds until glaked rereads
+ * its configuration.
+ * Errors: request errors; GLAKE_E_NO_PERMISSION; GLAKE_E_NOT_FOUND (no such tenant);
+ * GLAKE_E_BAD_REQUEST (glake_set_quota(): no such device).
+ */
 GLAKE_API int glake_set_quota(struct glake_session *session, const char *tenant, uint32_t device,
                               uint64_t quota_bytes);
 GLAKE_API int glake_set_max_sessions(struct glake_session *session, const char *tenant,
