@@ -167,11 +167,11 @@ static void order_cancel(struct jobs *jobs, uint64_t job)
 	}
 }
 
-static void put_uuid(struct probe *probe, unsigned which, const ProtobufCBinaryData *uuid)
+static void put_uuid(struct probe *probe, const ProtobufCBinaryData *uuid)
 {
-	probe->n_uuid_bytes[which] = uuid->len;
-	if (uuid->len == sizeof(probe->uuids[which])) {
-		memcpy(probe->uuids[which], uuid->data, uuid->len);
+	probe->n_uuid_bytes = uuid->len;
+	if (uuid->len == sizeof(probe->uuid)) {
+		memcpy(probe->uuid, uuid->data, uuid->len);
 	}
 }
 
@@ -194,18 +194,12 @@ static void order_probe(struct jobs *jobs, const Glake__Mover__Order *order, str
 		probe.kind = PROBE_DIGEST;
 		probe.chunk_bytes = order->digest->chunk_bytes;
 		probe.content_bytes = order->digest->content_bytes;
-		put_uuid(&probe, 0, &order->digest->device_uuid);
+		put_uuid(&probe, &order->digest->device_uuid);
 		submit(jobs, &probe, fds, 1);
-	} else if (order->body_case == GLAKE__MOVER__ORDER__BODY_COMPARE) {
+	} else {
 		probe.kind = PROBE_COMPARE;
 		probe.chunk_bytes = order->compare->chunk_bytes;
-		put_uuid(&probe, 0, &order->compare->device_uuid);
-		submit(jobs, &probe, fds, 2);
-	} else {
-		probe.kind = PROBE_COPY;
-		probe.chunk_bytes = order->copy->chunk_bytes;
-		put_uuid(&probe, 0, &order->copy->from_uuid);
-		put_uuid(&probe, 1, &order->copy->to_uuid);
+		put_uuid(&probe, &order->compare->device_uuid);
 		submit(jobs, &probe, fds, 2);
 	}
 }
@@ -241,7 +235,6 @@ static void take_order(struct jobs *jobs, const Glake__Mover__Order *order, stru
 		break;
 	case GLAKE__MOVER__ORDER__BODY_DIGEST:
 	case GLAKE__MOVER__ORDER__BODY_COMPARE:
-	case GLAKE__MOVER__ORDER__BODY_COPY:
 		order_probe(jobs, order, fds);
 		break;
 	case GLAKE__MOVER__ORDER__BODY__NOT_SET:

@@ -121,11 +121,6 @@ static void run(struct prober *prober, const struct probe *probe)
 			report_compared(prober->report, probe->job, equal);
 		}
 		break;
-	case PROBE_COPY:
-		if (!(error = probe_copy(prober, probe, &fault))) {
-			report_copied(prober->report, probe->job);
-		}
-		break;
 	}
 	if (error) {
 		report_failed(prober->report, probe->job, &fault);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The small jobs: digest a chunk, compare two, copy one to another. They run one after the other on
+ * The small jobs: digest a chunk, compare two. They run one after the other on
  * a thread and streams of their own, so that they never wait behind a load.
  *
  * Owner: the mover. Lifetime: prober_init() to prober_deinit(), which works off what is queued.
@@ -14,21 +14,20 @@
 #include <stdint.h>
 
 #include "daemon/mover/device.h"
-#include "daemon/mover/pinned.h"
 #include "daemon/mover/report.h"
 
 /* More are refused as busy. */
 #define PROBER_MAX_QUEUED 1024u
 
-enum probe_kind { PROBE_DIGEST, PROBE_COMPARE, PROBE_COPY };
+enum probe_kind { PROBE_DIGEST, PROBE_COMPARE };
 
 struct probe {
 	struct probe *next; /* link: prober.first */
 	enum probe_kind kind;
 	uint64_t job;
-	int fds[2]; /* owned; -1 = none. Copy: from, to */
-	uint8_t uuids[2][16];
-	size_t n_uuid_bytes[2];
+	int fds[2]; /* owned; -1 = none */
+	uint8_t uuid[16];
+	size_t n_uuid_bytes;
 	uint64_t chunk_bytes;
 	uint64_t content_bytes; /* digest */
 };
@@ -41,7 +40,6 @@ struct probe_lane {
 	CUdeviceptr leaves;
 	uint64_t leaves_bytes;
 	struct probe_words *host_words; /* pinned */
-	struct pinned staging; /* for copies between devices that cannot reach each other */
 };
 
 struct prober {

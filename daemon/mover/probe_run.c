@@ -5,8 +5,6 @@
 
 #include "proto/limits.h"
 
-#define STAGING_BYTES (16u * 1024 * 1024)
-
 /* Small things that go to and from the device, at the same places in both memories. */
 struct probe_words {
 	struct kernel_root_item item;
@@ -37,14 +35,14 @@ static void view_close(struct view *view, const struct cudrv *drv)
 }
 
 static int view_open(struct view *view, const struct device *device, int fd, uint64_t bytes,
-                     enum chunk_access access, struct fault *fault)
+                     struct fault *fault)
 {
 	CUdeviceptr address;
 	int error = chunk_reserve(device->drv, bytes, &address, fault);
 	if (error) {
 		return error;
 	}
-	error = chunk_map(device, fd, address, bytes, access, fault);
+	error = chunk_map(device, fd, address, bytes, CHUNK_READ, fault);
 	if (error) {
 		chunk_unreserve(device->drv, address, bytes);
 		return error;
@@ -55,7 +53,6 @@ static int view_open(struct view *view, const struct device *device, int fd, uin
 
 void probe_lane_deinit(struct probe_lane *lane, const struct cudrv *drv)
 {
-	pinned_free(&lane->staging, drv);
 	if (lane->leaves) {
 		drv->cuMemFree(lane->leaves);
 	}
@@ -95,17 +92,17 @@ static int make_lane(struct probe_lane *lane, const struct cudrv *drv, struct fa
 	return 0;
 }
 
-/* The device with the probe's UUID number @which, entered, and the lane on it. */
-static int enter(struct prober *prober, const struct probe *probe, unsigned which,
-                 struct device **device_out, struct probe_lane **lane_out, struct fault *fault)
+/* The probe's device, entered, and the lane on it. */
+static int enter(struct prober *prober, const struct probe *probe, struct device **device_out,
+                 struct probe_lane **lane_out, struct fault *fault)
 {
 	if (probe->chunk_bytes == 0 || probe->chunk_bytes % GLAKE_CHUNK_GRANULARITY != 0 ||
 	    probe->chunk_bytes > GLAKE_MAX_CHUNK_BYTES) {
 		return fault_set(fault, FAULT_BAD_REQUEST, "no chunk has %llu bytes",
 		                 (unsigned long long)probe->chunk_bytes);
 	}
-	int error = devices_find(prober->devices, probe->uuids[which], probe->n_uuid_bytes[which],
-	                         device_out, fault);
+	int error = devices_find(prober->devices, probe->uuid, probe->n_uuid_bytes, device_out,
+	                         fault);
 	if (error) {
 		return error;
 	}
@@ -238,7 +235,7 @@ int probe_digest(struct prober *prober, const struct probe *probe, struct digest
 	struct device *device;
 	struct probe_lane *lane;
 	struct view view = {0};
-	int error = enter(prober, probe, 0, &device, &lane, fault);
+	int error = enter(prober, probe, &device, &lane, fault);
 	if (error) {
 		return error;
 	}
@@ -248,8 +245,7 @@ int probe_digest(struct prober *prober, const struct probe *probe, struct digest
 	uint64_t leaves_bytes = digest_n_leaves(probe->content_bytes) * DIGEST_BYTES;
 	error = need_leaves(lane, device->drv, leaves_bytes, fault);
 	if (!error) {
-		error = view_open(&view, device, probe->fds[0], probe->chunk_bytes, CHUNK_READ,
-		                  fault);
+		error = view_open(&view, device, probe->fds[0], probe->chunk_bytes, fault);
 	}
 	if (!error) {
 		error = check_padding(lane, device, &view, probe->content_bytes, fault);
@@ -265,7 +261,7 @@ int probe_digest(struct prober *prober, const struct probe *probe, struct digest
 	return error;
 }
 
-/* ---- compare and copy ----------------------------------------------------------------------- */
+/* ---- compare -------------------------------------------------------------------------------- */
 
 int probe_compare(struct prober *prober, const struct probe *probe, bool *equal_out,
                   struct fault *fault)
@@ -273,13 +269,12 @@ int probe_compare(struct prober *prober, const struct probe *probe, bool *equal_
 	struct device *device;
 	struct probe_lane *lane;
 	struct view views[2] = {{0}, {0}};
-	int error = enter(prober, probe, 0, &device, &lane, fault);
+	int error = enter(prober, probe, &device, &lane, fault);
 	if (error) {
 		return error;
 	}
 	for (unsigned i = 0; i < 2 && !error; i++) {
-		error = view_open(&views[i], device, probe->fds[i], probe->chunk_bytes, CHUNK_READ,
-		                  fault);
+		error = view_open(&views[i], device, probe->fds[i], probe->chunk_bytes, fault);
 	}
 	if (!error) {
 		CUresult result = queue_compare(lane, device, views[0].address, views[1].address,
@@ -291,90 +286,5 @@ int probe_compare(struct prober *prober, const struct probe *probe, bool *equal_
 	}
 	view_close(&views[0], device->drv);
 	view_close(&views[1], device->drv);
-	return error;
-}
-
-static int copy_within(struct probe_lane *lane, const struct device *device, CUdeviceptr to,
-                       CUdeviceptr from, uint64_t n_bytes, struct fault *fault)
-{
-	CUresult result = device->drv->cuMemcpyDtoDAsync(to, from, n_bytes, lane->stream);
-	return finish(lane, device->drv, result, "copying", fault);
-}
-
-/* Through host memory, for devices that cannot reach each other. @from is mapped for its own. */
-static int copy_staged(struct prober *prober, const struct probe *probe, CUdeviceptr to,
-                       CUdeviceptr from, struct fault *fault)
-{
-	const struct cudrv *drv = prober->devices->drv;
-	struct device *devices[2];
-	struct probe_lane *lanes[2];
-	int error = 0;
-	for (unsigned i = 0; i < 2 && !error; i++) {
-		error = enter(prober, probe, i, &devices[i], &lanes[i], fault);
-	}
-	if (!error && !lanes[0]->staging.memory) {
-		CUresult result = pinned_new(&lanes[0]->staging, drv, STAGING_BYTES);
-		if (result != CUDA_SUCCESS) {
-			error = device_fault(drv, result, "pinning host memory", fault);
-		}
-	}
-	for (uint64_t done = 0; done < probe->chunk_bytes && !error;) {
-		uint64_t rest = probe->chunk_bytes - done;
-		uint64_t n = rest < STAGING_BYTES ? rest : STAGING_BYTES;
-		void *staging = lanes[0]->staging.memory;
-		error = device_enter(devices[0], fault);
-		if (!error) {
-			error = finish(
-				lanes[0], drv,
-				drv->cuMemcpyDtoHAsync(staging, from + done, n, lanes[0]->stream),
-				"copying to the host", fault);
-		}
-		if (!error) {
-			error = device_enter(devices[1], fault);
-		}
-		if (!error) {
-			error = finish(
-				lanes[1], drv,
-				drv->cuMemcpyHtoDAsync(to + done, staging, n, lanes[1]->stream),
-				"copying from the host", fault);
-		}
-		done += n;
-	}
-	return error;
-}
-
-int probe_copy(struct prober *prober, const struct probe *probe, struct fault *fault)
-{
-	struct device *source;
-	struct device *target;
-	struct probe_lane *lane;
-	struct view from = {0};
-	struct view to = {0};
-	int error = enter(prober, probe, 0, &source, &lane, fault);
-	if (!error) {
-		error = enter(prober, probe, 1, &target, &lane, fault);
-	}
-	if (error) {
-		return error;
-	}
-	error = view_open(&to, target, probe->fds[1], probe->chunk_bytes, CHUNK_WRITE, fault);
-	if (!error) {
-		/* The target's device reads the source, over whatever connects them. */
-		error = view_open(&from, target, probe->fds[0], probe->chunk_bytes, CHUNK_READ,
-		                  fault);
-		bool is_staged = error && source != target && fault->kind == FAULT_INTERNAL;
-		if (is_staged) {
-			error = view_open(&from, source, probe->fds[0], probe->chunk_bytes,
-			                  CHUNK_READ, fault);
-		}
-		if (!error && is_staged) {
-			error = copy_staged(prober, probe, to.address, from.address, fault);
-		} else if (!error) {
-			error = copy_within(lane, target, to.address, from.address,
-			                    probe->chunk_bytes, fault);
-		}
-	}
-	view_close(&from, target->drv);
-	view_close(&to, target->drv);
 	return error;
 }

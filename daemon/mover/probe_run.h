@@ -14,7 +14,6 @@ int probe_digest(struct prober *prober, const struct probe *probe, struct digest
                  struct fault *fault);
 int probe_compare(struct prober *prober, const struct probe *probe, bool *equal_out,
                   struct fault *fault);
-int probe_copy(struct prober *prober, const struct probe *probe, struct fault *fault);
 
 /* Accepts a zeroed lane. The lane's device is entered. */
 void probe_lane_deinit(struct probe_lane *lane, const struct cudrv *drv);

@@ -188,14 +188,6 @@ void report_compared(struct report *report, uint64_t job, bool equal)
 	send_report(report, &message);
 }
 
-void report_copied(struct report *report, uint64_t job)
-{
-	Glake__Mover__Copied body = GLAKE__MOVER__COPIED__INIT;
-	Glake__Mover__Report message = REPORT(job, COPIED);
-	message.copied = &body;
-	send_report(report, &message);
-}
-
 /* wire.Status, which glaked passes on to the client. */
 static uint32_t status_of(enum fault_kind kind)
 {

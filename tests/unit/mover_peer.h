@@ -327,19 +327,6 @@ PEER_UNUSED static void peer_compare(struct peer *peer, uint64_t job, const stru
 	peer_send(peer, &order, fds, 2);
 }
 
-PEER_UNUSED static void peer_copy(struct peer *peer, uint64_t job, const struct chunk_in_test *from,
-                                  int from_device, const struct chunk_in_test *to, int to_device)
-{
-	Glake__Mover__Copy body = GLAKE__MOVER__COPY__INIT;
-	Glake__Mover__Order order = ORDER(job, COPY);
-	int fds[] = {from->fd, to->fd};
-	body.from_uuid = peer_uuid(peer, from_device);
-	body.to_uuid = peer_uuid(peer, to_device);
-	body.chunk_bytes = from->bytes;
-	order.copy = &body;
-	peer_send(peer, &order, fds, 2);
-}
-
 /* ---- answers -------------------------------------------------------------------------------- */
 
 /* The next report is of @job and of this kind; the caller frees it. */

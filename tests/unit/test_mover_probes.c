@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A real glake-mover on the simulator: digest, compare and copy, and orders that make no sense. */
+/* A real glake-mover on the simulator: digest and compare, and orders that make no sense. */
 #include "tests/unit/made_model.h"
 #include "tests/unit/mover_peer.h"
 
@@ -117,49 +117,6 @@ START_TEST(every_byte_is_compared)
 	free(bytes);
 	peer_drop_chunk(&peer, &a);
 	peer_drop_chunk(&peer, &b);
-	peer_end(&peer);
-}
-END_TEST
-
-static void copy_one(struct peer *peer, int from_device, int to_device)
-{
-	const uint64_t n_bytes = 34 * MIB;
-	struct chunk_in_test from = peer_chunk(peer, from_device, n_bytes);
-	struct chunk_in_test to = peer_chunk(peer, to_device, n_bytes);
-	uint8_t *bytes = random_bytes(n_bytes, n_bytes);
-	uint8_t *copied = calloc(1, n_bytes);
-	ck_assert_ptr_nonnull(copied);
-	peer_move(peer, &from, from_device, bytes, true);
-	peer_copy(peer, 6, &from, from_device, &to, to_device);
-	peer_free_report(peer_expect(peer, 6, GLAKE__MOVER__REPORT__BODY_COPIED));
-	peer_move(peer, &to, to_device, copied, false);
-	ck_assert(memcmp(bytes, copied, n_bytes) == 0);
-	free(bytes);
-	free(copied);
-	peer_drop_chunk(peer, &from);
-	peer_drop_chunk(peer, &to);
-}
-
-START_TEST(a_chunk_is_copied)
-{
-	struct peer peer;
-	setenv("CUDASIM_DEVICES", "2x1GiB", 1);
-	peer_start(&peer, NULL);
-	ck_assert_int_eq(peer.n_devices, 2);
-	copy_one(&peer, 0, 0);
-	copy_one(&peer, 0, 1);
-	copy_one(&peer, 1, 0);
-	peer_end(&peer);
-}
-END_TEST
-
-/* Devices that cannot reach each other: set-access is refused, and the copy goes by the host. */
-START_TEST(a_chunk_is_copied_without_peer_access)
-{
-	struct peer peer;
-	setenv("CUDASIM_DEVICES", "2x1GiB", 1);
-	peer_start(&peer, "glake-mover/cuMemSetAccess:2:fail=1");
-	copy_one(&peer, 0, 1);
 	peer_end(&peer);
 }
 END_TEST
@@ -335,8 +292,6 @@ int main(void)
 	Suite *suite = suite_create("mover_probes");
 	suite_add(suite, digests_match_the_definition);
 	suite_add(suite, every_byte_is_compared);
-	suite_add(suite, a_chunk_is_copied);
-	suite_add(suite, a_chunk_is_copied_without_peer_access);
 	suite_add(suite, probes_do_not_wait_for_loads);
 	suite_add(suite, bad_sizes_are_refused);
 	suite_add(suite, unknown_devices_are_refused);
