@@ -13,8 +13,8 @@
  */
 struct publish {
 	struct pending pending;
-	struct mover_job digest_job;
-	struct mover_job compare_job;
+	struct digest_job digest_job;
+	struct compare_job compare_job;
 	struct private_chunk *private; /* busy meanwhile */
 	struct block *candidate;       /* used, while it is compared */
 	struct digest digest;
@@ -83,7 +83,7 @@ static void seal(struct publish *publish, bool is_twin)
 	answer_block(session, id, block, false);
 }
 
-static void on_compared(struct mover_job *job, bool equal)
+static void on_compared(struct compare_job *job, bool equal)
 {
 	struct publish *publish = container_of(job, struct publish, compare_job);
 	struct session *session = publish->pending.session;
@@ -109,15 +109,10 @@ static void on_compared(struct mover_job *job, bool equal)
 
 static void on_compare_failed(struct mover_job *job, enum status status, const char *error)
 {
-	fail_publish(container_of(job, struct publish, compare_job), status, error);
+	fail_publish(container_of(job, struct publish, compare_job.job), status, error);
 }
 
-static const struct mover_job_ops compare_ops = {
-	.on_compared = on_compared,
-	.on_failed = on_compare_failed,
-};
-
-static void on_digested(struct mover_job *job, const struct digest *digest)
+static void on_digested(struct digest_job *job, const struct digest *digest)
 {
 	struct publish *publish = container_of(job, struct publish, digest_job);
 	struct session *session = publish->pending.session;
@@ -145,21 +140,16 @@ static void on_digested(struct mover_job *job, const struct digest *digest)
 
 static void on_digest_failed(struct mover_job *job, enum status status, const char *error)
 {
-	fail_publish(container_of(job, struct publish, digest_job), status, error);
+	fail_publish(container_of(job, struct publish, digest_job.job), status, error);
 }
-
-static const struct mover_job_ops digest_ops = {
-	.on_digested = on_digested,
-	.on_failed = on_digest_failed,
-};
 
 /* The session ends; its chunks are released behind us. */
 static void cancel_publish(struct pending *pending)
 {
 	struct publish *publish = container_of(pending, struct publish, pending);
 	struct server *server = pending->session->server;
-	mover_forget(&server->mover, &publish->digest_job);
-	mover_forget(&server->mover, &publish->compare_job);
+	mover_forget(&server->mover, &publish->digest_job.job);
+	mover_forget(&server->mover, &publish->compare_job.job);
 	if (publish->candidate) {
 		store_unuse_block(&server->store, publish->candidate, 0);
 	}
@@ -203,8 +193,10 @@ void rpc_block_publish(struct session *session, const request_t *request, struct
 		           "glaked has no host memory");
 		return;
 	}
-	publish->digest_job.ops = &digest_ops;
-	publish->compare_job.ops = &compare_ops;
+	publish->digest_job = (struct digest_job){.job.on_failed = on_digest_failed,
+	                                          .on_digested = on_digested};
+	publish->compare_job = (struct compare_job){.job.on_failed = on_compare_failed,
+	                                            .on_compared = on_compared};
 	publish->private = private;
 	publish->content_bytes = body->content_bytes;
 	if (!session_begin(session, &publish->pending, request->id, cancel_publish)) {

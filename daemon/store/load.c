@@ -25,7 +25,7 @@ enum place_state {
 
 /* One block of the plan on its way into the store. */
 struct place {
-	struct mover_job compare; /* while COMPARING */
+	struct compare_job compare; /* while COMPARING */
 	struct load *load;
 	enum place_state state;
 	struct chunk chunk;      /* GRANTED, LOADED, COMPARING */
@@ -36,7 +36,7 @@ struct place {
 struct load {
 	const struct load_context *context;
 	struct model *model; /* NULL: it is over, and waits for the mover to have done with it */
-	struct mover_job job;
+	struct load_job job;
 	bool is_planned;
 	bool is_done; /* the mover has nothing more to say */
 	bool is_granting;
@@ -55,7 +55,7 @@ struct load {
 	struct alloc *alloc; /* under way, or NULL */
 };
 
-static struct load *load_of(struct mover_job *job)
+static struct load *load_of(struct load_job *job)
 {
 	return container_of(job, struct load, job);
 }
@@ -93,7 +93,7 @@ static void drop_place(struct load *load, struct place *place)
 /* Of a load that is over. */
 static void free_if_gone(struct load *load)
 {
-	if (!load->job.id && load->n_comparing == 0) {
+	if (!load->job.job.id && load->n_comparing == 0) {
 		load_free(load);
 	}
 }
@@ -103,8 +103,8 @@ static void drop_places(struct load *load)
 {
 	for (size_t i = 0; i < load->n_granted; i++) {
 		struct place *place = &load->places[i];
-		bool is_in_mover = place->state == PLACE_GRANTED ? load->job.id != 0
-		                                                 : place->compare.id != 0;
+		bool is_in_mover = place->state == PLACE_GRANTED ? load->job.job.id != 0
+		                                                 : place->compare.job.id != 0;
 		if (!is_in_mover) {
 			drop_place(load, place);
 		}
@@ -152,7 +152,7 @@ static void fail(struct load *load, enum status status, const char *error)
 		alloc_cancel(load->alloc);
 		load->alloc = NULL;
 	}
-	mover_cancel(load->context->mover, &load->job);
+	mover_cancel(load->context->mover, &load->job.job);
 	load->model = NULL;
 	model->load = NULL;
 	store_drop_model(load->context->store, model);
@@ -313,7 +313,7 @@ static int charge_manifest(struct load *load)
 	return 0;
 }
 
-static int on_plan_tensor(struct mover_job *job, const char *name, uint32_t dtype,
+static int on_plan_tensor(struct load_job *job, const char *name, uint32_t dtype,
                           const uint64_t *shape, size_t n_dims, uint64_t offset, uint64_t bytes)
 {
 	struct load *load = load_of(job);
@@ -327,7 +327,7 @@ static int on_plan_tensor(struct mover_job *job, const char *name, uint32_t dtyp
 	return r < 0 ? r : charge_manifest(load);
 }
 
-static int on_plan_block(struct mover_job *job, uint64_t content_bytes)
+static int on_plan_block(struct load_job *job, uint64_t content_bytes)
 {
 	struct load *load = load_of(job);
 	if (load->is_planned) {
@@ -355,7 +355,7 @@ static const char *find_reload_reason(const struct load *load, const char *of_mo
 	return of_mover[0] ? of_mover : NULL;
 }
 
-static int on_plan_end(struct mover_job *job, const char *reload_reason)
+static int on_plan_end(struct load_job *job, const char *reload_reason)
 {
 	struct load *load = load_of(job);
 	struct model *model = load->model;
@@ -417,7 +417,7 @@ static bool seal(struct load *load, struct place *place, bool is_twin)
 	return true;
 }
 
-static void on_compared(struct mover_job *job, bool equal)
+static void on_compared(struct compare_job *job, bool equal)
 {
 	struct place *place = container_of(job, struct place, compare);
 	struct load *load = place->load;
@@ -451,7 +451,7 @@ static void on_compared(struct mover_job *job, bool equal)
 
 static void on_compare_failed(struct mover_job *job, enum status status, const char *error)
 {
-	struct place *place = container_of(job, struct place, compare);
+	struct place *place = container_of(job, struct place, compare.job);
 	struct load *load = place->load;
 	load->n_comparing--;
 	drop_place(load, place);
@@ -461,11 +461,6 @@ static void on_compare_failed(struct mover_job *job, enum status status, const c
 		free_if_gone(load);
 	}
 }
-
-static const struct mover_job_ops compare_ops = {
-	.on_compared = on_compared,
-	.on_failed = on_compare_failed,
-};
 
 /* An equal digest: have the bytes compared before the two become one. */
 static bool start_compare(struct load *load, struct place *place, struct block *candidate)
@@ -478,7 +473,8 @@ static bool start_compare(struct load *load, struct place *place, struct block *
 	}
 	place->candidate = candidate;
 	place->state = PLACE_COMPARING;
-	place->compare = (struct mover_job){.ops = &compare_ops};
+	place->compare = (struct compare_job){.job.on_failed = on_compare_failed,
+	                                      .on_compared = on_compared};
 	int r = mover_compare(load->context->mover, &place->compare, load->model->device,
 	                      place->chunk.fd, candidate->chunk.fd, place->chunk.bytes);
 	if (r < 0) {
@@ -490,7 +486,7 @@ static bool start_compare(struct load *load, struct place *place, struct block *
 	return true;
 }
 
-static int on_block_loaded(struct mover_job *job, uint64_t i, const struct digest *digest)
+static int on_block_loaded(struct load_job *job, uint64_t i, const struct digest *digest)
 {
 	struct load *load = load_of(job);
 	if (i >= load->n_granted || load->places[i].state != PLACE_GRANTED) {
@@ -515,7 +511,7 @@ static int on_block_loaded(struct mover_job *job, uint64_t i, const struct diges
 	return 0;
 }
 
-static void on_load_done(struct mover_job *job, uint64_t read_bytes, uint64_t direct_bytes)
+static void on_done(struct load_job *job, uint64_t read_bytes, uint64_t direct_bytes)
 {
 	struct load *load = load_of(job);
 	if (!load->model) {
@@ -540,7 +536,7 @@ static void on_load_done(struct mover_job *job, uint64_t read_bytes, uint64_t di
 
 static void on_failed(struct mover_job *job, enum status status, const char *error)
 {
-	struct load *load = load_of(job);
+	struct load *load = container_of(job, struct load, job.job);
 	if (load->model) {
 		fail(load, status, error);
 	} else {
@@ -548,13 +544,12 @@ static void on_failed(struct mover_job *job, enum status status, const char *err
 	}
 }
 
-static const struct mover_job_ops load_ops = {
+static const struct load_job_ops load_ops = {
 	.on_plan_tensor = on_plan_tensor,
 	.on_plan_block = on_plan_block,
 	.on_plan_end = on_plan_end,
 	.on_block_loaded = on_block_loaded,
-	.on_load_done = on_load_done,
-	.on_failed = on_failed,
+	.on_done = on_done,
 };
 
 /* ---- from above ------------------------------------------------------------------------------ */
@@ -569,6 +564,7 @@ int load_start(const struct load_context *context, struct model *model, const ch
 		load->context = context;
 		load->model = model;
 		load->job.ops = &load_ops;
+		load->job.job.on_failed = on_failed;
 		load->job.uid = waiter->uid;
 		load->started_ns = uv_hrtime();
 		list_init(&load->waiters);

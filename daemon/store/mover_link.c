@@ -52,7 +52,12 @@ static void fail_job(struct mover_link *link, struct mover_job *job, enum status
                      const char *error)
 {
 	remove_job(link, job);
-	job->ops->on_failed(job, status, error);
+	job->on_failed(job, status, error);
+}
+
+static struct load_job *load_of(struct mover_job *job)
+{
+	return container_of(job, struct load_job, job);
 }
 
 /* The table keeps the order of insertion, so the oldest job is its head. */
@@ -73,19 +78,14 @@ static size_t max_load_fds(const struct mover_link *link)
 	return link->max_fds / 4 * 3;
 }
 
-static bool is_load(const struct mover_job *job)
-{
-	return job->ops->on_plan_tensor != NULL;
-}
-
 /* For so many more of a load of @uid. */
 static bool has_room(const struct mover_link *link, uid_t uid, size_t n_more)
 {
 	size_t n_own = 0;
 	size_t n_others = 0;
-	for (const struct mover_job *job = link->jobs; job; job = job->hh.next) {
-		if (is_load(job)) {
-			*(job->uid == uid ? &n_own : &n_others) += job->n_fds;
+	for (struct mover_job *job = link->jobs; job; job = job->hh.next) {
+		if (job->kind == JOB_LOAD) {
+			*(load_of(job)->uid == uid ? &n_own : &n_others) += job->n_fds;
 		}
 	}
 	size_t max = max_load_fds(link);
@@ -94,21 +94,21 @@ static bool has_room(const struct mover_link *link, uid_t uid, size_t n_more)
 }
 
 /* What a load counts for with so many chunks. */
-static size_t load_fds(const struct mover_job *job, size_t n_chunks)
+static size_t load_fds(const struct load_job *load, size_t n_chunks)
 {
-	return job->n_files + (n_chunks > MIN_CHUNKS ? n_chunks : MIN_CHUNKS);
+	return load->n_files + (n_chunks > MIN_CHUNKS ? n_chunks : MIN_CHUNKS);
 }
 
-size_t mover_reserve(struct mover_link *link, struct mover_job *job, size_t n)
+size_t mover_reserve(struct mover_link *link, struct load_job *load, size_t n)
 {
-	size_t n_chunks = job->n_chunks + n;
+	size_t n_chunks = load->n_chunks + n;
 	if (n_chunks > MIN_CHUNKS &&
-	    !has_room(link, job->uid, load_fds(job, n_chunks) - job->n_fds)) {
-		n_chunks = job->n_chunks > MIN_CHUNKS ? job->n_chunks : MIN_CHUNKS;
+	    !has_room(link, load->uid, load_fds(load, n_chunks) - load->job.n_fds)) {
+		n_chunks = load->n_chunks > MIN_CHUNKS ? load->n_chunks : MIN_CHUNKS;
 	}
-	n = n_chunks - job->n_chunks;
-	job->n_chunks = n_chunks;
-	count_fds(link, job, load_fds(job, n_chunks));
+	n = n_chunks - load->n_chunks;
+	load->n_chunks = n_chunks;
+	count_fds(link, &load->job, load_fds(load, n_chunks));
 	return n;
 }
 
@@ -156,12 +156,10 @@ static const struct mover_process_ops process_ops = {
 	.on_end = on_process_end,
 };
 
-static int begin(struct mover_link *link, struct mover_job *job, order_t *order, uid_t uid,
-                 const int *fds, size_t n_fds)
+/* The job counts for @n_counted fds; @uid: whose @fds are. */
+static int begin(struct mover_link *link, struct mover_job *job, size_t n_counted, order_t *order,
+                 uid_t uid, const int *fds, size_t n_fds)
 {
-	if (!is_load(job) && link->n_fds + n_fds > link->max_fds) {
-		return -EBUSY;
-	}
 	if (!link->process) {
 		int r = mover_process_new(link->loop, link->path, link->stats, &process_ops, link,
 		                          &link->process);
@@ -171,10 +169,11 @@ static int begin(struct mover_link *link, struct mover_job *job, order_t *order,
 	}
 	uv_timer_stop(&link->idle_timer);
 	job->id = ++link->last_job;
+	job->is_cancelled = false;
 	HASH_ADD(hh, link->jobs, id, sizeof(job->id), job);
 	int r = hash_has(job) ? 0 : -ENOMEM;
 	if (r == 0) {
-		count_fds(link, job, is_load(job) ? load_fds(job, 0) : n_fds);
+		count_fds(link, job, n_counted);
 		r = send_order(link, job->id, order, uid, fds, n_fds);
 		if (r < 0) {
 			remove_job(link, job);
@@ -193,58 +192,71 @@ static ProtobufCBinaryData uuid_of(const struct device *device)
 	return (ProtobufCBinaryData){.len = sizeof(device->uuid), .data = (uint8_t *)device->uuid};
 }
 
-int mover_load(struct mover_link *link, struct mover_job *job, const struct device *device,
+int mover_load(struct mover_link *link, struct load_job *load, const struct device *device,
                const char *const *names, const char *index, const int *fds, size_t n_fds,
                bool may_direct)
 {
-	Glake__Mover__LoadStart load = GLAKE__MOVER__LOAD_START__INIT;
+	Glake__Mover__LoadStart body = GLAKE__MOVER__LOAD_START__INIT;
 	order_t order = GLAKE__MOVER__ORDER__INIT;
-	load.device_uuid = uuid_of(device);
-	load.files = (char **)names;
-	load.n_files = index ? n_fds - 1 : n_fds;
-	load.index = (char *)(index ? index : "");
-	load.may_direct = may_direct;
-	load.uid = job->uid;
+	body.device_uuid = uuid_of(device);
+	body.files = (char **)names;
+	body.n_files = index ? n_fds - 1 : n_fds;
+	body.index = (char *)(index ? index : "");
+	body.may_direct = may_direct;
+	body.uid = load->uid;
 	order.body_case = GLAKE__MOVER__ORDER__BODY_LOAD_START;
-	order.load_start = &load;
-	job->n_files = n_fds;
-	job->n_chunks = 0;
-	if (load_fds(job, 0) > max_load_fds(link)) {
+	order.load_start = &body;
+	load->job.kind = JOB_LOAD;
+	load->n_files = n_fds;
+	load->n_chunks = 0;
+	if (load_fds(load, 0) > max_load_fds(link)) {
 		return -EMFILE;
 	}
-	if (!has_room(link, job->uid, load_fds(job, 0))) {
+	if (!has_room(link, load->uid, load_fds(load, 0))) {
 		return -EBUSY;
 	}
-	return begin(link, job, &order, job->uid, fds, n_fds);
+	return begin(link, &load->job, load_fds(load, 0), &order, load->uid, fds, n_fds);
 }
 
-int mover_digest(struct mover_link *link, struct mover_job *job, const struct device *device,
+/* On chunks, which are our own. */
+static int begin_probe(struct mover_link *link, struct mover_job *job, order_t *order,
+                       const int *fds, size_t n_fds)
+{
+	if (link->n_fds + n_fds > link->max_fds) {
+		return -EBUSY;
+	}
+	return begin(link, job, n_fds, order, CLOSER_NOBODY, fds, n_fds);
+}
+
+int mover_digest(struct mover_link *link, struct digest_job *digest, const struct device *device,
                  int fd, uint64_t chunk_bytes, uint64_t content_bytes)
 {
-	Glake__Mover__Digest digest = GLAKE__MOVER__DIGEST__INIT;
+	Glake__Mover__Digest body = GLAKE__MOVER__DIGEST__INIT;
 	order_t order = GLAKE__MOVER__ORDER__INIT;
-	digest.device_uuid = uuid_of(device);
-	digest.chunk_bytes = chunk_bytes;
-	digest.content_bytes = content_bytes;
+	body.device_uuid = uuid_of(device);
+	body.chunk_bytes = chunk_bytes;
+	body.content_bytes = content_bytes;
 	order.body_case = GLAKE__MOVER__ORDER__BODY_DIGEST;
-	order.digest = &digest;
-	return begin(link, job, &order, CLOSER_NOBODY, &fd, 1);
+	order.digest = &body;
+	digest->job.kind = JOB_DIGEST;
+	return begin_probe(link, &digest->job, &order, &fd, 1);
 }
 
-int mover_compare(struct mover_link *link, struct mover_job *job, const struct device *device,
+int mover_compare(struct mover_link *link, struct compare_job *compare, const struct device *device,
                   int fd, int other_fd, uint64_t chunk_bytes)
 {
-	Glake__Mover__Compare compare = GLAKE__MOVER__COMPARE__INIT;
+	Glake__Mover__Compare body = GLAKE__MOVER__COMPARE__INIT;
 	order_t order = GLAKE__MOVER__ORDER__INIT;
-	compare.device_uuid = uuid_of(device);
-	compare.chunk_bytes = chunk_bytes;
+	body.device_uuid = uuid_of(device);
+	body.chunk_bytes = chunk_bytes;
 	order.body_case = GLAKE__MOVER__ORDER__BODY_COMPARE;
-	order.compare = &compare;
+	order.compare = &body;
+	compare->job.kind = JOB_COMPARE;
 	const int fds[] = {fd, other_fd};
-	return begin(link, job, &order, CLOSER_NOBODY, fds, 2);
+	return begin_probe(link, &compare->job, &order, fds, 2);
 }
 
-void mover_grant(struct mover_link *link, struct mover_job *job, uint64_t first, const int *fds,
+void mover_grant(struct mover_link *link, struct load_job *load, uint64_t first, const int *fds,
                  size_t n_fds)
 {
 	Glake__Mover__Grant grant = GLAKE__MOVER__GRANT__INIT;
@@ -256,7 +268,7 @@ void mover_grant(struct mover_link *link, struct mover_job *job, uint64_t first,
 	grant.first = first;
 	order.body_case = GLAKE__MOVER__ORDER__BODY_GRANT;
 	order.grant = &grant;
-	int r = send_order(link, job->id, &order, CLOSER_NOBODY, fds, n_fds);
+	int r = send_order(link, load->job.id, &order, CLOSER_NOBODY, fds, n_fds);
 	if (r < 0) {
 		/* A load that waits for chunks it cannot get would wait for ever. */
 		log_error("cannot pass chunks to glake-mover: %s", strerror(-r));
@@ -297,9 +309,11 @@ size_t mover_n_cancelled(const struct mover_link *link, uid_t uid, size_t *n_own
 {
 	size_t n = 0;
 	*n_own_out = 0;
-	for (const struct mover_job *job = link->jobs; job; job = job->hh.next) {
-		n += job->is_cancelled;
-		*n_own_out += job->is_cancelled && job->uid == uid;
+	for (struct mover_job *job = link->jobs; job; job = job->hh.next) {
+		if (job->kind == JOB_LOAD && job->is_cancelled) {
+			n++;
+			*n_own_out += load_of(job)->uid == uid;
+		}
 	}
 	return n;
 }
@@ -315,12 +329,12 @@ static int get_digest(const ProtobufCBinaryData *data, struct digest *digest_out
 	return 0;
 }
 
-static int plan_tensors(struct mover_job *job, const Glake__Mover__PlanTensors *page)
+static int plan_tensors(struct load_job *load, const Glake__Mover__PlanTensors *page)
 {
 	for (size_t i = 0; i < page->n_tensors; i++) {
 		const Glake__Mover__PlanTensor *tensor = page->tensors[i];
-		int r = job->ops->on_plan_tensor(job, tensor->name, tensor->dtype, tensor->shape,
-		                                 tensor->n_shape, tensor->offset, tensor->bytes);
+		int r = load->ops->on_plan_tensor(load, tensor->name, tensor->dtype, tensor->shape,
+		                                  tensor->n_shape, tensor->offset, tensor->bytes);
 		if (r < 0) {
 			return r;
 		}
@@ -328,10 +342,10 @@ static int plan_tensors(struct mover_job *job, const Glake__Mover__PlanTensors *
 	return 0;
 }
 
-static int plan_blocks(struct mover_job *job, const Glake__Mover__PlanBlocks *page)
+static int plan_blocks(struct load_job *load, const Glake__Mover__PlanBlocks *page)
 {
 	for (size_t i = 0; i < page->n_content_bytes; i++) {
-		int r = job->ops->on_plan_block(job, page->content_bytes[i]);
+		int r = load->ops->on_plan_block(load, page->content_bytes[i]);
 		if (r < 0) {
 			return r;
 		}
@@ -339,66 +353,81 @@ static int plan_blocks(struct mover_job *job, const Glake__Mover__PlanBlocks *pa
 	return 0;
 }
 
-/* A load's news; -EPROTO for a job that is no load. */
-static int deliver_load(struct mover_link *link, struct mover_job *job, const report_t *report)
+static int block_loaded(struct mover_link *link, struct load_job *load,
+                        const Glake__Mover__BlockLoaded *loaded)
 {
 	struct digest digest;
-	if (!job->ops->on_plan_tensor) {
+	if (get_digest(&loaded->digest, &digest) < 0 || load->n_chunks == 0) {
 		return -EPROTO;
 	}
+	load->n_chunks--;
+	count_fds(link, &load->job, load_fds(load, load->n_chunks));
+	return load->ops->on_block_loaded(load, loaded->block, &digest);
+}
+
+/* All but Failed. -EPROTO: not what is said of a job of that kind. */
+static int deliver_load(struct mover_link *link, struct load_job *load, const report_t *report)
+{
 	switch (report->body_case) {
 	case GLAKE__MOVER__REPORT__BODY_PLAN_TENSORS:
-		return plan_tensors(job, report->plan_tensors);
+		return plan_tensors(load, report->plan_tensors);
 	case GLAKE__MOVER__REPORT__BODY_PLAN_BLOCKS:
-		return plan_blocks(job, report->plan_blocks);
+		return plan_blocks(load, report->plan_blocks);
 	case GLAKE__MOVER__REPORT__BODY_PLAN_END:
-		return job->ops->on_plan_end(job, report->plan_end->reload_reason);
+		return load->ops->on_plan_end(load, report->plan_end->reload_reason);
 	case GLAKE__MOVER__REPORT__BODY_BLOCK_LOADED:
-		if (get_digest(&report->block_loaded->digest, &digest) < 0 || job->n_chunks == 0) {
-			return -EPROTO;
-		}
-		job->n_chunks--;
-		count_fds(link, job, load_fds(job, job->n_chunks));
-		return job->ops->on_block_loaded(job, report->block_loaded->block, &digest);
+		return block_loaded(link, load, report->block_loaded);
 	case GLAKE__MOVER__REPORT__BODY_LOAD_DONE:
-		remove_job(link, job);
-		job->ops->on_load_done(job, report->load_done->read_bytes,
-		                       report->load_done->direct_bytes);
+		remove_job(link, &load->job);
+		load->ops->on_done(load, report->load_done->read_bytes,
+		                   report->load_done->direct_bytes);
 		return 0;
 	default:
 		return -EPROTO;
 	}
 }
 
-static int deliver(struct mover_link *link, struct mover_job *job, const report_t *report)
+static int deliver_digest(struct mover_link *link, struct digest_job *job, const report_t *report)
 {
 	struct digest digest;
-	uint32_t status;
-	switch (report->body_case) {
-	case GLAKE__MOVER__REPORT__BODY_FAILED:
-		status = report->failed->status;
+	if (report->body_case != GLAKE__MOVER__REPORT__BODY_DIGESTED ||
+	    get_digest(&report->digested->digest, &digest) < 0) {
+		return -EPROTO;
+	}
+	remove_job(link, &job->job);
+	job->on_digested(job, &digest);
+	return 0;
+}
+
+static int deliver_compare(struct mover_link *link, struct compare_job *job, const report_t *report)
+{
+	if (report->body_case != GLAKE__MOVER__REPORT__BODY_COMPARED) {
+		return -EPROTO;
+	}
+	remove_job(link, &job->job);
+	job->on_compared(job, report->compared->equal);
+	return 0;
+}
+
+static int deliver(struct mover_link *link, struct mover_job *job, const report_t *report)
+{
+	if (report->body_case == GLAKE__MOVER__REPORT__BODY_FAILED) {
+		uint32_t status = report->failed->status;
 		fail_job(link, job,
 		         status > STATUS_OK && status < STATUS_COUNT ? (enum status)status
 		                                                     : STATUS_INTERNAL,
 		         report->failed->error);
 		return 0;
-	case GLAKE__MOVER__REPORT__BODY_DIGESTED:
-		if (!job->ops->on_digested || get_digest(&report->digested->digest, &digest) < 0) {
-			return -EPROTO;
-		}
-		remove_job(link, job);
-		job->ops->on_digested(job, &digest);
-		return 0;
-	case GLAKE__MOVER__REPORT__BODY_COMPARED:
-		if (!job->ops->on_compared) {
-			return -EPROTO;
-		}
-		remove_job(link, job);
-		job->ops->on_compared(job, report->compared->equal);
-		return 0;
-	default:
-		return deliver_load(link, job, report);
 	}
+	switch (job->kind) {
+	case JOB_LOAD:
+		return deliver_load(link, load_of(job), report);
+	case JOB_DIGEST:
+		return deliver_digest(link, container_of(job, struct digest_job, job), report);
+	case JOB_COMPARE:
+		return deliver_compare(link, container_of(job, struct compare_job, job), report);
+	}
+	return -EPROTO;
 }
 
 static void on_packet(void *user, const uint8_t *bytes, size_t n_bytes, struct fdlist *fds)

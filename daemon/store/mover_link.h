@@ -14,7 +14,7 @@
  * When it has been idle for idle_ms the link closes its end, and the mover exits on reading the end of
  * the stream.
  *
- * Owner: the server. A job is embedded in what wants it (load, publish).
+ * Owner: the server. A job is embedded in what wants it.
  * Lifetime: a job belongs to the link from mover_*() until on_failed or its last news has been
  *           delivered, or until mover_forget().
  * Threads: loop thread.
@@ -32,37 +32,58 @@
 #include "daemon/base/status.h"
 #include "proto/digest.h"
 
-struct mover_job;
-
-/*
- * News of one job. After on_load_done, on_digested, on_compared and on_failed the link does not
- * know the job any more. The handlers of a plan return 0, or < 0 when the mover says what cannot
- * be; it is killed then.
- */
-struct mover_job_ops {
-	int (*on_plan_tensor)(struct mover_job *job, const char *name, uint32_t dtype,
-	                      const uint64_t *shape, size_t n_dims, uint64_t offset,
-	                      uint64_t bytes);
-	int (*on_plan_block)(struct mover_job *job, uint64_t content_bytes);
-	/* @reload_reason: why the files must be loaded at each open; "" = they need not. Valid in the call. */
-	int (*on_plan_end)(struct mover_job *job, const char *reload_reason);
-	int (*on_block_loaded)(struct mover_job *job, uint64_t block, const struct digest *digest);
-	void (*on_load_done)(struct mover_job *job, uint64_t read_bytes, uint64_t direct_bytes);
-	void (*on_digested)(struct mover_job *job, const struct digest *digest);
-	void (*on_compared)(struct mover_job *job, bool equal);
-	/* @error is one line, valid during the call. */
-	void (*on_failed)(struct mover_job *job, enum status status, const char *error);
+enum job_kind {
+	JOB_LOAD,
+	JOB_DIGEST,
+	JOB_COMPARE,
 };
 
+/* What the link keeps of a job of any kind. */
 struct mover_job {
 	UT_hash_handle hh; /* mover_link.jobs */
 	uint64_t id;       /* 0: the link does not know it */
-	uid_t uid;         /* of a load: whose files they are */
-	size_t n_fds;      /* that it counts for */
-	size_t n_files;    /* of a load */
-	size_t n_chunks;   /* of a load: reserved, and not loaded */
+	enum job_kind kind;
+	size_t n_fds; /* that it counts for */
 	bool is_cancelled;
-	const struct mover_job_ops *ops;
+	/* @error is one line, valid during the call. The link does not know the job any more. */
+	void (*on_failed)(struct mover_job *job, enum status status, const char *error);
+};
+
+struct load_job;
+
+/*
+ * News of a load. The handlers of a plan and of blocks return 0, or < 0 when the mover says what cannot
+ * be; it is killed then.
+ */
+struct load_job_ops {
+	int (*on_plan_tensor)(struct load_job *load, const char *name, uint32_t dtype,
+	                      const uint64_t *shape, size_t n_dims, uint64_t offset,
+	                      uint64_t bytes);
+	int (*on_plan_block)(struct load_job *load, uint64_t content_bytes);
+	/* @reload_reason: why the files must be loaded at each open; "" = they need not. Valid in the call. */
+	int (*on_plan_end)(struct load_job *load, const char *reload_reason);
+	int (*on_block_loaded)(struct load_job *load, uint64_t block, const struct digest *digest);
+	/* The link does not know the job any more. */
+	void (*on_done)(struct load_job *load, uint64_t read_bytes, uint64_t direct_bytes);
+};
+
+struct load_job {
+	struct mover_job job;
+	uid_t uid; /* whose files they are */
+	size_t n_files;
+	size_t n_chunks; /* reserved, and not loaded */
+	const struct load_job_ops *ops;
+};
+
+/* The link does not know either any more when its handler is called. */
+struct digest_job {
+	struct mover_job job;
+	void (*on_digested)(struct digest_job *job, const struct digest *digest);
+};
+
+struct compare_job {
+	struct mover_job job;
+	void (*on_compared)(struct compare_job *job, bool equal);
 };
 
 struct mover_link {
@@ -102,26 +123,26 @@ void mover_link_close(struct mover_link *link);
 int mover_link_pid(const struct mover_link *link);
 
 /*
- * Start a job. fds stay the caller's. @job->ops is set by the caller. Returns 0, or -errno when it
- * cannot be passed on: then @job is not the link's. -EBUSY: the mover has too many fds for now; -EMFILE:
+ * Start a job, of which the caller has set the handlers, and a load's uid. fds stay the caller's. Returns 0,
+ * or -errno when it cannot be passed on: then it is not the link's. -EBUSY: the mover has too many fds for now; -EMFILE:
  * so many it will never have. That no mover can be started is told later, by on_failed.
  */
-int mover_load(struct mover_link *link, struct mover_job *job, const struct device *device,
+int mover_load(struct mover_link *link, struct load_job *load, const struct device *device,
                const char *const *names, const char *index, const int *fds, size_t n_fds,
                bool may_direct);
-int mover_digest(struct mover_link *link, struct mover_job *job, const struct device *device,
+int mover_digest(struct mover_link *link, struct digest_job *digest, const struct device *device,
                  int fd, uint64_t chunk_bytes, uint64_t content_bytes);
-int mover_compare(struct mover_link *link, struct mover_job *job, const struct device *device,
+int mover_compare(struct mover_link *link, struct compare_job *compare, const struct device *device,
                   int fd, int other_fd, uint64_t chunk_bytes);
 
 /*
  * Of @n more chunks, so many may be granted to a load now; they count at once. There is always one for a
  * load that has none.
  */
-size_t mover_reserve(struct mover_link *link, struct mover_job *job, size_t n);
+size_t mover_reserve(struct mover_link *link, struct load_job *load, size_t n);
 
 /* Chunks for blocks @first and on of a load under way, that were reserved. What goes wrong ends in on_failed, later. */
-void mover_grant(struct mover_link *link, struct mover_job *job, uint64_t first, const int *fds,
+void mover_grant(struct mover_link *link, struct load_job *load, uint64_t first, const int *fds,
                  size_t n_fds);
 
 /*
