@@ -184,7 +184,7 @@ $(B)/lib/daemon.a: $(DAEMON_OBJ)
 $(B)/lib/mover.a: $(MOVER_OBJ)
 $(B)/lib/ctl.a: $(CTL_OBJ)
 $(B)/lib/harness.a: $(HARNESS_OBJ)
-$(B)/lib/shim.a: $(addprefix $(B)/obj/shim/,account.o array_size.o context.o gate.o gates.o index.o \
+$(B)/lib/shim.a: $(addprefix $(B)/obj/shim/,account.o array_size.o context.o gate.o gates.o \
 	library.o \
 	policy.o run/program.o)
 $(B)/lib/client.a: $(CLIENT_OBJ) $(PROTO_OBJ)

@@ -14,6 +14,7 @@
 
 #include "glake.h"
 #include "glake_order.h"
+#include "libclient/memory/ptr_table.h"
 
 /* ---- the heap --------------------------------------------------------------------------------- */
 
@@ -101,6 +102,109 @@ int glake__share_region(struct glake_session *session, glake_ptr ptr,
  * there will be. GLAKE_E_CUDA: then what there will be is not opened.
  */
 int glake__space_add_reader(int device, int reader);
+
+/* ---- the map ---------------------------------------------------------------------------------- */
+
+/* The driver, by path, is initialised: from now on there is a window. 0, or an error of cudrv_open(). */
+int glake__space_start(const char *libcuda);
+
+/* What an address is. */
+enum glake__place {
+	GLAKE__ELSEWHERE, /* none of ours */
+	GLAKE__FREE,      /* of the window, and nobody's */
+	GLAKE__OWN,       /* private memory, live or warm; models; blocks */
+	GLAKE__OPENED,    /* another process's */
+	GLAKE__PROGRAMS,  /* in a reservation of the program */
+};
+
+struct glake__place_info {
+	enum glake__place place;
+	glake_ptr address; /* of the range, unless it is free */
+	uint64_t n_bytes;
+	void *user; /* glake__opened_set_user() */
+};
+struct glake__place_info glake__space_look(glake_ptr address);
+
+/* What glake_share_open() gave: the caller's, for glake__space_look(). */
+void glake__opened_set_user(glake_ptr address, void *user);
+
+/* Why a chunk must stay what and where it is. */
+enum glake__pin {
+	GLAKE__PIN_NONE,
+	GLAKE__PIN_ALIASED,     /* from what the chunk knows: it is mapped more than once */
+	GLAKE__PIN_HANDLE,      /* and this: the program has a handle of it */
+	GLAKE__PIN_SHARED,      /* noted, and stays: another process may map it */
+	GLAKE__PIN_FOREIGN,     /* it is another process's */
+	GLAKE__PIN_EXPORTED,    /* its fd was handed out */
+	GLAKE__PIN_DMABUF,      /* another device may have it */
+	GLAKE__PIN_SYNC_MEMOPS, /* the driver waits by its address */
+	GLAKE__PIN_MULTICAST,   /* it is bound to a multicast object */
+	GLAKE__N_PINS
+};
+const char *glake__pin_text(enum glake__pin pin);
+
+/* Of the memory at @address; GLAKE__PIN_NONE as well where there is none of ours. */
+enum glake__pin glake__pin_at(glake_ptr address);
+
+/* Note that what is mapped in [address, address + n_bytes) is pinned; or not for this reason, after all. */
+void glake__pin_range(glake_ptr address, uint64_t n_bytes, enum glake__pin pin, bool is_pinned);
+
+/* ---- the program's own virtual memory management ---------------------------------------------- */
+
+/*
+ * The shim makes the driver's calls, and books here what they do. So each call that can fail has a
+ * beginning, before it, and an end, which is told how it went.
+ */
+struct glake__chunk;
+
+/*
+ * Addresses of the window for cuMemAddressReserve(), or, where that has none, the driver's. -EINVAL: not a
+ * multiple of 2 MiB; else as the driver: GLAKE_E_CUDA, -ENOMEM.
+ */
+int glake__program_reserve(uint64_t n_bytes, uint64_t alignment, glake_ptr hint,
+                           glake_ptr *ptr_out);
+/* -ENOENT: it is no reservation of those; -EINVAL: another size, or not empty. */
+int glake__program_unreserve(glake_ptr ptr, uint64_t n_bytes);
+
+/*
+ * The driver has made @handle. When its last handle, mapping and use is gone, @release is called with @user
+ * and no lock held. @device: CUDA's, -1: none. With one use and one handle. NULL without memory.
+ */
+struct glake__chunk *glake__program_made(unsigned long long handle, uint64_t n_bytes, int device,
+                                         void *user, void (*release)(void *user));
+/* The same, of memory of another process, or of ours that has come back by an fd. */
+void glake__program_imported(unsigned long long handle, int device);
+
+/*
+ * The chunk of a handle, with a use more, until glake__program_give(); NULL if it is not known. Around each
+ * call of the driver that takes or gives up a handle or a mapping.
+ */
+struct glake__chunk *glake__program_take(unsigned long long handle);
+void glake__program_give(struct glake__chunk *chunk);
+void *glake__program_user(const struct glake__chunk *chunk);
+void glake__program_pin(struct glake__chunk *chunk, enum glake__pin pin);
+
+/* The driver has released @handle once; has given one more to what is mapped at @address. */
+void glake__program_released(unsigned long long handle);
+void glake__program_retained(unsigned long long handle, glake_ptr address);
+
+/* Around a mapping. */
+struct glake__mapping;
+/*
+ * 0 and *mapping_out; -ENOENT: nothing of ours is there, the driver knows; -EINVAL: it must not be.
+ * @chunk may be NULL, of a handle that is not known.
+ */
+int glake__program_map(glake_ptr ptr, uint64_t n_bytes, struct glake__chunk *chunk,
+                       struct glake__mapping **mapping_out);
+/* The same around an unmapping. */
+int glake__program_unmap(glake_ptr ptr, uint64_t n_bytes, struct glake__mapping **mapping_out);
+/* NULL is fine. */
+void glake__program_settle(struct glake__mapping *mapping, bool is_done);
+
+/* May the program change the access to all of it? 0, -ENOENT, -EINVAL as above. */
+int glake__program_check(glake_ptr ptr, uint64_t n_bytes);
+/* It has: @device may read it, or also write it. */
+void glake__program_opened(glake_ptr ptr, uint64_t n_bytes, int device, bool may_write);
 
 /* ---- memory in the order of streams: contexts that end ---------------------------------------- */
 

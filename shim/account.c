@@ -5,8 +5,8 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
+#include "glake_shim.h"
 #include "shim/context.h"
-#include "shim/index.h"
 
 struct account_entry {
 	enum account_space space;
@@ -19,7 +19,8 @@ struct account_entry {
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct index entries[ACCOUNT_N_SPACES]; /* owned struct account_entry, by number */
+static struct glake__ptr_table
+	entries[ACCOUNT_N_SPACES]; /* owned struct account_entry, by number */
 static _Atomic int64_t totals[SHIM_MAX_DEVICES][ACCOUNT_N_KINDS];
 
 void account_grow(CUdevice device, enum account_kind kind, int64_t n_bytes)
@@ -45,11 +46,7 @@ static void drop(struct account_entry *entry)
 /* Called with the lock held. */
 static struct account_entry *take_locked(enum account_space space, uint64_t number)
 {
-	struct account_entry *entry = index_get(&entries[space], number);
-	if (entry) {
-		index_remove(&entries[space], number);
-	}
-	return entry;
+	return glake__ptr_table_remove(&entries[space], number);
 }
 
 /* A number that is there already is of something that has gone unseen. */
@@ -57,7 +54,7 @@ static void put(struct account_entry *entry)
 {
 	pthread_mutex_lock(&lock);
 	struct account_entry *before = take_locked(entry->space, entry->number);
-	bool is_in = index_add(&entries[entry->space], entry->number, entry);
+	bool is_in = glake__ptr_table_add(&entries[entry->space], entry->number, entry) == 0;
 	pthread_mutex_unlock(&lock);
 	drop(before);
 	if (!is_in) {
@@ -106,19 +103,18 @@ void account_settle(struct account_entry *entry, bool is_gone)
 	}
 }
 
-/* Called with the lock held: those of @ctx are dropped, the others move up. */
-static void release_locked(struct index *index, CUcontext ctx, uint64_t era)
+/* Called with the lock held. A removal may fill its slot again, so that is looked at once more. */
+static void release_locked(struct glake__ptr_table *table, CUcontext ctx, uint64_t era)
 {
-	size_t n_kept = 0;
-	for (size_t i = 0; i < index->n; i++) {
-		struct account_entry *entry = index->entries[i].value;
-		if (entry->ctx == ctx && entry->era < era) {
+	for (size_t i = 0; i < table->n_slots;) {
+		struct account_entry *entry = table->slots[i].value;
+		if (entry && entry->ctx == ctx && entry->era < era) {
+			glake__ptr_table_remove(table, entry->number);
 			drop(entry);
 		} else {
-			index->entries[n_kept++] = index->entries[i];
+			i++;
 		}
 	}
-	index->n = n_kept;
 }
 
 void account_release_ctx(CUcontext ctx, uint64_t era)

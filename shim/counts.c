@@ -2,6 +2,7 @@
 #include <stdatomic.h>
 #include <string.h>
 
+#include "glake_shim.h"
 #include "shim/shim.h"
 
 static _Atomic int64_t counts[SHIM_N_COUNTS];
@@ -34,4 +35,9 @@ __attribute__((visibility("default"))) uint64_t glake_shim_count(const char *nam
 		}
 	}
 	return 0;
+}
+
+__attribute__((visibility("default"))) const char *glake_shim_pin(uint64_t address)
+{
+	return glake__pin_text(glake__pin_at(address));
 }

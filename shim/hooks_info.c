@@ -22,18 +22,35 @@ static bool find_facts(CUdeviceptr address, struct heap_facts *facts_out)
 }
 
 /*
- * What the program does not have of us may still be mapped for the next allocation, and the driver
- * would say so. It is asked about the first page then, which is nobody's.
+ * What the program does not have of us may still be mapped for the next allocation, or be addresses of the
+ * window, and the driver would say so. It is asked about the first page then, which is nobody's.
  */
 static CUdeviceptr unless_freed(CUdeviceptr address)
 {
 	const CUdeviceptr nobodys = 0x1000;
-	unsigned type = 0;
-	bool is_mapped = !shim_is_forked() &&
-	                 real(cuPointerGetAttribute)(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
-	                                             address) == CUDA_SUCCESS &&
-	                 type == CU_MEMORYTYPE_DEVICE;
-	return is_mapped && (glake__heap_has(address) || ipc_has(address)) ? nobodys : address;
+	if (shim_is_forked()) {
+		return address;
+	}
+	enum glake__place place = glake__space_look(address).place;
+	return place == GLAKE__FREE || place == GLAKE__OWN || place == GLAKE__OPENED ? nobodys
+	                                                                             : address;
+}
+
+/* To the driver all reservations of the program are the window. */
+static bool answer_reserved(CUdeviceptr address, CUpointer_attribute attribute, void *data)
+{
+	struct glake__place_info info = {.place = GLAKE__ELSEWHERE};
+	if ((attribute == CU_POINTER_ATTRIBUTE_RANGE_START_ADDR ||
+	     attribute == CU_POINTER_ATTRIBUTE_RANGE_SIZE) &&
+	    !shim_is_forked()) {
+		info = glake__space_look(address);
+	}
+	if (info.place != GLAKE__PROGRAMS) {
+		return false;
+	}
+	uint64_t word = attribute == CU_POINTER_ATTRIBUTE_RANGE_SIZE ? info.n_bytes : info.address;
+	memcpy(data, &word, sizeof(word));
+	return true;
 }
 
 /* Unchanged where glaked cannot be asked. */
@@ -155,7 +172,12 @@ CUresult shim_cuPointerGetAttribute(void *data, CUpointer_attribute attribute, C
 {
 	struct heap_facts facts;
 	if (!data || !find_facts(address, &facts)) {
-		return real(cuPointerGetAttribute)(data, attribute, unless_freed(address));
+		CUresult result = real(cuPointerGetAttribute)(data, attribute,
+		                                              unless_freed(address));
+		if (result == CUDA_SUCCESS) {
+			answer_reserved(address, attribute, data);
+		}
+		return result;
 	}
 	return answer(&facts, address, attribute, data)
 	               ? CUDA_SUCCESS
@@ -169,9 +191,11 @@ CUresult shim_cuPointerGetAttributes(unsigned n_attributes, CUpointer_attribute 
 	bool is_found = find_facts(address, &facts);
 	CUresult result = real(cuPointerGetAttributes)(n_attributes, attributes, data,
 	                                               is_found ? address : unless_freed(address));
-	if (result == CUDA_SUCCESS && is_found) {
-		for (unsigned i = 0; i < n_attributes; i++) {
+	for (unsigned i = 0; result == CUDA_SUCCESS && i < n_attributes; i++) {
+		if (is_found) {
 			answer(&facts, address, attributes[i], data[i]);
+		} else {
+			answer_reserved(address, attributes[i], data[i]);
 		}
 	}
 	return result;

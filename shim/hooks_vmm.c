@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The program's own virtual memory management: see vmm.h. */
-#include "shim/ipc.h"
+/* The program's own virtual memory management: see vmm.h. And all that pins memory. */
+#include <errno.h>
+
 #include "shim/owner.h"
 #include "shim/vmm.h"
 
@@ -43,53 +44,147 @@ CUresult shim_cuMemCreate(vmm_handle *handle_out, size_t n_bytes,
 /* Before the driver may give the number to somebody else, it is off our books. */
 CUresult shim_cuMemRelease(vmm_handle handle)
 {
-	struct vmm_chunk *chunk = shim_is_forked() ? NULL : vmm_take(handle);
+	struct glake__chunk *chunk = shim_is_forked() ? NULL : glake__program_take(handle);
 	if (!chunk) {
 		return real(cuMemRelease)(handle);
 	}
-	vmm_released(handle);
+	glake__program_released(handle);
 	CUresult result = real(cuMemRelease)(handle);
-	vmm_give(chunk);
+	glake__program_give(chunk);
 	return result;
 }
 
+/* ---- addresses -------------------------------------------------------------------------------- */
+
+/* True: there is a window to serve from, and ranges to book in. */
+static bool has_map(void)
+{
+	return shim_can_own() && !shim_is_forked();
+}
+
+CUresult shim_cuMemAddressReserve(CUdeviceptr *address_out, size_t n_bytes, size_t alignment,
+                                  CUdeviceptr hint, unsigned long long flags)
+{
+	glake_ptr address;
+	if (address_out && flags == 0 && has_map() &&
+	    glake__program_reserve(n_bytes, alignment, hint, &address) == 0) {
+		*address_out = address;
+		return CUDA_SUCCESS;
+	}
+	return real(cuMemAddressReserve)(address_out, n_bytes, alignment, hint, flags);
+}
+
+CUresult shim_cuMemAddressFree(CUdeviceptr address, size_t n_bytes)
+{
+	int r = shim_is_forked() ? -ENOENT : glake__program_unreserve(address, n_bytes);
+	if (r == -ENOENT) {
+		return real(cuMemAddressFree)(address, n_bytes);
+	}
+	return r == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+/* ---- mappings --------------------------------------------------------------------------------- */
+
+/*
+ * All of the window is reserved, to the driver. So what a program must not do, since it did not reserve
+ * there, or since something of ours is there, it is told by us.
+ */
 CUresult shim_cuMemMap(CUdeviceptr address, size_t n_bytes, size_t offset, vmm_handle handle,
                        unsigned long long flags)
 {
-	struct vmm_chunk *chunk = shim_is_forked() ? NULL : vmm_take(handle);
-	CUresult result = real(cuMemMap)(address, n_bytes, offset, handle, flags);
+	if (shim_is_forked()) {
+		return real(cuMemMap)(address, n_bytes, offset, handle, flags);
+	}
+	struct glake__chunk *chunk = glake__program_take(handle);
+	struct glake__mapping *mapping = NULL;
+	CUresult result = CUDA_ERROR_INVALID_VALUE;
+	int r = glake__program_map(address, n_bytes, chunk, &mapping);
+	if (r == 0 || r == -ENOENT) {
+		result = real(cuMemMap)(address, n_bytes, offset, handle, flags);
+	} else if (r == -ENOMEM) {
+		result = CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	glake__program_settle(mapping, result == CUDA_SUCCESS);
 	if (chunk) {
-		if (result == CUDA_SUCCESS) {
-			vmm_mapped(chunk, address, n_bytes);
-		}
-		vmm_give(chunk);
+		glake__program_give(chunk);
 	}
 	return result;
 }
 
 CUresult shim_cuMemUnmap(CUdeviceptr address, size_t n_bytes)
 {
-	CUresult result = real(cuMemUnmap)(address, n_bytes);
-	if (result == CUDA_SUCCESS && !shim_is_forked()) {
-		vmm_unmapped(address, n_bytes);
+	if (shim_is_forked()) {
+		return real(cuMemUnmap)(address, n_bytes);
+	}
+	struct glake__mapping *mapping = NULL;
+	CUresult result = CUDA_ERROR_INVALID_VALUE;
+	int r = glake__program_unmap(address, n_bytes, &mapping);
+	if (r == 0 || r == -ENOENT) {
+		result = real(cuMemUnmap)(address, n_bytes);
+	} else if (r == -ENOMEM) {
+		result = CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	glake__program_settle(mapping, result == CUDA_SUCCESS);
+	return result;
+}
+
+CUresult shim_cuMemSetAccess(CUdeviceptr address, size_t n_bytes, const CUmemAccessDesc *access,
+                             size_t n)
+{
+	bool is_known = !shim_is_forked();
+	if (is_known && glake__program_check(address, n_bytes) == -EINVAL) {
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+	CUresult result = real(cuMemSetAccess)(address, n_bytes, access, n);
+	for (size_t i = 0; is_known && result == CUDA_SUCCESS && i < n; i++) {
+		int device = access[i].location.type == CU_MEM_LOCATION_TYPE_DEVICE
+		                     ? access[i].location.id
+		                     : -1;
+		if (access[i].flags != CU_MEM_ACCESS_FLAGS_PROT_NONE) {
+			glake__program_opened(address, n_bytes, device,
+			                      access[i].flags ==
+			                              CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+		}
 	}
 	return result;
 }
+
+/* ---- what is handed out ----------------------------------------------------------------------- */
 
 /* An import cannot be exported; its maker can, and glaked is that. */
 CUresult shim_cuMemExportToShareableHandle(void *shareable_out, vmm_handle handle,
                                            CUmemAllocationHandleType type, unsigned long long flags)
 {
-	struct vmm_chunk *chunk = shim_is_forked() ? NULL : vmm_take_ours(handle);
-	if (!chunk) {
-		return real(cuMemExportToShareableHandle)(shareable_out, handle, type, flags);
-	}
+	struct glake__chunk *chunk = shim_is_forked() ? NULL : glake__program_take(handle);
+	const struct vmm_chunk *ours = vmm_ours(chunk);
 	CUresult result = CUDA_ERROR_INVALID_VALUE;
-	if (shareable_out && flags == 0 && type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR &&
-	    vmm_properties(chunk)->requestedHandleTypes & type) {
-		result = vmm_export(chunk, shareable_out);
+	if (!ours) {
+		result = real(cuMemExportToShareableHandle)(shareable_out, handle, type, flags);
+	} else if (shareable_out && flags == 0 &&
+	           type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR &&
+	           vmm_properties(ours)->requestedHandleTypes & type) {
+		result = vmm_export(ours, shareable_out);
 	}
-	vmm_give(chunk);
+	if (chunk) {
+		if (result == CUDA_SUCCESS) {
+			glake__program_pin(chunk, GLAKE__PIN_EXPORTED);
+		}
+		glake__program_give(chunk);
+	}
+	return result;
+}
+
+CUresult shim_cuMemImportFromShareableHandle(vmm_handle *handle_out, void *shareable,
+                                             CUmemAllocationHandleType type)
+{
+	CUmemAllocationProp properties;
+	CUresult result = real(cuMemImportFromShareableHandle)(handle_out, shareable, type);
+	if (result == CUDA_SUCCESS && !shim_is_forked()) {
+		bool is_device = real(cuMemGetAllocationPropertiesFromHandle)(
+					 &properties, *handle_out) == CUDA_SUCCESS &&
+		                 properties.location.type == CU_MEM_LOCATION_TYPE_DEVICE;
+		glake__program_imported(*handle_out, is_device ? properties.location.id : -1);
+	}
 	return result;
 }
 
@@ -97,12 +192,15 @@ CUresult shim_cuMemExportToShareableHandle(void *shareable_out, vmm_handle handl
 CUresult shim_cuMemRetainAllocationHandle(vmm_handle *handle_out, void *address)
 {
 	CUdeviceptr ptr = (CUdeviceptr)(uintptr_t)address;
-	if (!shim_is_forked() && (heap_find(ptr, NULL) || ipc_find(ptr, NULL))) {
-		return CUDA_ERROR_INVALID_VALUE;
+	if (!shim_is_forked()) {
+		enum glake__place place = glake__space_look(ptr).place;
+		if (place == GLAKE__OWN || place == GLAKE__OPENED) {
+			return CUDA_ERROR_INVALID_VALUE;
+		}
 	}
 	CUresult result = real(cuMemRetainAllocationHandle)(handle_out, address);
 	if (result == CUDA_SUCCESS && !shim_is_forked()) {
-		vmm_retained(*handle_out, ptr);
+		glake__program_retained(*handle_out, ptr);
 	}
 	return result;
 }
@@ -111,13 +209,83 @@ CUresult shim_cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *proper
                                                      vmm_handle handle)
 {
 	CUresult result = real(cuMemGetAllocationPropertiesFromHandle)(properties_out, handle);
-	struct vmm_chunk *chunk = NULL;
+	struct glake__chunk *chunk = NULL;
 	if (result == CUDA_SUCCESS && !shim_is_forked()) {
-		chunk = vmm_take_ours(handle);
+		chunk = glake__program_take(handle);
+	}
+	if (vmm_ours(chunk)) {
+		*properties_out = *vmm_properties(vmm_ours(chunk));
 	}
 	if (chunk) {
-		*properties_out = *vmm_properties(chunk);
-		vmm_give(chunk);
+		glake__program_give(chunk);
 	}
 	return result;
+}
+
+/* ---- what pins -------------------------------------------------------------------------------- */
+
+/* Noted before the driver's call: nobody shall move the memory in between. Undone if it fails. */
+static CUresult settle_pin(CUresult result, CUdeviceptr address, size_t n_bytes,
+                           enum glake__pin pin, bool was_pinned)
+{
+	if (result != CUDA_SUCCESS && !was_pinned && !shim_is_forked()) {
+		glake__pin_range(address, n_bytes, pin, false);
+	}
+	return result;
+}
+
+static bool begin_pin(CUdeviceptr address, size_t n_bytes, enum glake__pin pin)
+{
+	if (shim_is_forked()) {
+		return true;
+	}
+	bool was_pinned = glake__pin_at(address) == pin;
+	glake__pin_range(address, n_bytes, pin, true);
+	return was_pinned;
+}
+
+CUresult shim_cuMemGetHandleForAddressRange(void *handle_out, CUdeviceptr address, size_t n_bytes,
+                                            CUmemRangeHandleType type, unsigned long long flags)
+{
+	bool was_pinned = begin_pin(address, n_bytes, GLAKE__PIN_DMABUF);
+	CUresult result = real(cuMemGetHandleForAddressRange)(handle_out, address, n_bytes, type,
+	                                                      flags);
+	return settle_pin(result, address, n_bytes, GLAKE__PIN_DMABUF, was_pinned);
+}
+
+CUresult shim_cuMulticastBindAddr(vmm_handle multicast, size_t offset, CUdeviceptr address,
+                                  size_t n_bytes, unsigned long long flags)
+{
+	bool was_pinned = begin_pin(address, n_bytes, GLAKE__PIN_MULTICAST);
+	CUresult result = real(cuMulticastBindAddr)(multicast, offset, address, n_bytes, flags);
+	return settle_pin(result, address, n_bytes, GLAKE__PIN_MULTICAST, was_pinned);
+}
+
+CUresult shim_cuMulticastBindMem(vmm_handle multicast, size_t offset, vmm_handle handle,
+                                 size_t handle_offset, size_t n_bytes, unsigned long long flags)
+{
+	/* The handle pins it meanwhile. */
+	CUresult result = real(cuMulticastBindMem)(multicast, offset, handle, handle_offset,
+	                                           n_bytes, flags);
+	struct glake__chunk *chunk = NULL;
+	if (result == CUDA_SUCCESS && !shim_is_forked()) {
+		chunk = glake__program_take(handle);
+	}
+	if (chunk) {
+		glake__program_pin(chunk, GLAKE__PIN_MULTICAST);
+		glake__program_give(chunk);
+	}
+	return result;
+}
+
+/* With SYNC_MEMOPS the driver knows the memory by its address, in ways that a change would not follow. */
+CUresult shim_cuPointerSetAttribute(const void *value, CUpointer_attribute attribute,
+                                    CUdeviceptr address)
+{
+	if (attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS) {
+		return real(cuPointerSetAttribute)(value, attribute, address);
+	}
+	bool was_pinned = begin_pin(address, 1, GLAKE__PIN_SYNC_MEMOPS);
+	CUresult result = real(cuPointerSetAttribute)(value, attribute, address);
+	return settle_pin(result, address, 1, GLAKE__PIN_SYNC_MEMOPS, was_pinned);
 }

@@ -118,14 +118,20 @@ static struct opened *find_share(const struct glake_share *share, CUcontext ctx)
 	return opened;
 }
 
-/* The link to what holds @address. */
-static struct opened **link_of(CUdeviceptr address)
+/* What holds @address; NULL if nothing does. It lives while the lock is held. */
+static struct opened *find_opened(CUdeviceptr address)
+{
+	return glake__space_look(address).user;
+}
+
+static void take_out(struct opened *opened)
 {
 	struct opened **at = &list;
-	while (*at && address - (*at)->base >= (*at)->share.bytes) {
+	while (*at != opened) {
 		at = &(*at)->next;
 	}
-	return at;
+	*at = opened->next;
+	glake__opened_set_user(opened->base, NULL);
 }
 
 /* The link to the allocation that starts at @offset. */
@@ -242,6 +248,7 @@ static int open_one(const struct ipc_name *name, const struct heap_place *place,
 		opened->id = next_id++;
 		opened->next = list;
 		list = opened;
+		glake__opened_set_user(opened->base, opened);
 	}
 	pthread_mutex_unlock(&lock);
 	if (r < 0) {
@@ -291,8 +298,7 @@ CUresult ipc_open(const CUipcMemHandle *handle, const struct heap_place *place,
  */
 static struct opened *close_locked(CUdeviceptr address, bool *is_closed_out)
 {
-	struct opened **at = link_of(address);
-	struct opened *opened = *at;
+	struct opened *opened = find_opened(address);
 	struct opening **opening_link = opened ? opening_at(opened, address - opened->base) : NULL;
 	struct opening *opening = opening_link ? *opening_link : NULL;
 	*is_closed_out = opening != NULL;
@@ -304,14 +310,14 @@ static struct opened *close_locked(CUdeviceptr address, bool *is_closed_out)
 	if (opened->openings) {
 		return NULL;
 	}
-	*at = opened->next;
+	take_out(opened);
 	return opened;
 }
 
 bool ipc_close(CUdeviceptr address, CUresult *result_out)
 {
 	pthread_mutex_lock(&lock);
-	struct opened *opened = *link_of(address);
+	struct opened *opened = find_opened(address);
 	bool is_start = opened && *opening_at(opened, address - opened->base);
 	CUcontext ctx = opened ? opened->place.ctx : NULL;
 	pthread_mutex_unlock(&lock);
@@ -343,6 +349,7 @@ void ipc_release_ctx(CUcontext ctx, uint64_t era)
 		struct opened *opened = *at;
 		if (opened->place.ctx == ctx && opened->place.era < era) {
 			*at = opened->next;
+			glake__opened_set_user(opened->base, NULL);
 			opened->next = gone;
 			gone = opened;
 		} else {
@@ -361,7 +368,7 @@ void ipc_release_ctx(CUcontext ctx, uint64_t era)
 bool ipc_find(CUdeviceptr address, struct heap_facts *facts_out)
 {
 	pthread_mutex_lock(&lock);
-	const struct opened *opened = *link_of(address);
+	const struct opened *opened = find_opened(address);
 	const struct opening *opening = opened ? opened->openings : NULL;
 	while (opening && address - opened->base - opening->offset >= opening->n_bytes) {
 		opening = opening->next;
@@ -379,12 +386,4 @@ bool ipc_find(CUdeviceptr address, struct heap_facts *facts_out)
 	}
 	pthread_mutex_unlock(&lock);
 	return opening != NULL;
-}
-
-bool ipc_has(CUdeviceptr address)
-{
-	pthread_mutex_lock(&lock);
-	bool has = *link_of(address) != NULL;
-	pthread_mutex_unlock(&lock);
-	return has;
 }

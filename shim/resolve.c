@@ -16,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "glake_shim.h"
 #include "proto/cleanup.h"
 #include "shim/gate.h"
 #include "shim/gates.h"
@@ -295,6 +296,9 @@ CUresult shim_cuInit(unsigned flags)
 	CUresult result = real(cuInit)(flags);
 	if (result == CUDA_SUCCESS) {
 		shim_note_init();
+		if (can_own) {
+			glake__space_start(libcuda);
+		}
 	}
 	return result;
 }

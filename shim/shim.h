@@ -93,4 +93,7 @@ uint64_t shim_count_of(enum shim_count count);
 /* Exported, for tests and the curious: a count by its name in counts.def; 0 for an unknown name. */
 uint64_t glake_shim_count(const char *name);
 
+/* The same: why the memory at @address must stay where it is, in words. */
+const char *glake_shim_pin(uint64_t address);
+
 #endif

@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "shim/vmm.h"
 
-#include <pthread.h>
 #include <stdlib.h>
 
 #include "proto/cleanup.h"
 #include "proto/limits.h"
 #include "shim/account.h"
-#include "shim/index.h"
 #include "shim/owner.h"
 
 struct vmm_chunk {
@@ -15,24 +13,7 @@ struct vmm_chunk {
 	uint64_t n_bytes;
 	CUmemAllocationProp properties;
 	struct owner *owner; /* a reference; NULL: the driver's own, only accounted */
-	unsigned n_uses;     /* handles, mappings, calls under way; under the lock */
 };
-
-/* A number the driver gave; usually the only one of its chunk. */
-struct name {
-	struct vmm_chunk *chunk; /* one use for each reference */
-	unsigned n_refs;
-};
-
-struct mapping {
-	struct vmm_chunk *chunk; /* one use */
-	CUdeviceptr address;
-	uint64_t n_bytes;
-};
-
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct index names;    /* by handle */
-static struct index mappings; /* by address */
 
 /* ---- chunks ----------------------------------------------------------------------------------- */
 
@@ -48,8 +29,9 @@ bool vmm_is_plain(size_t n_bytes, const CUmemAllocationProp *properties, unsigne
 	       properties->allocFlags.usage == 0;
 }
 
-static void chunk_free(struct vmm_chunk *chunk)
+static void chunk_free(void *user)
 {
+	struct vmm_chunk *chunk = user;
 	if (!chunk->owner) {
 		account_grow(chunk->properties.location.id, ACCOUNT_OTHER,
 		             -(int64_t)chunk->n_bytes);
@@ -59,13 +41,6 @@ static void chunk_free(struct vmm_chunk *chunk)
 	glake_chunk_free(chunk->owner->session, chunk->id, chunk->n_bytes);
 	owner_unref(chunk->owner);
 	free(chunk);
-}
-
-/* Called with the lock held: @n uses less. The chunk if that was all, for chunk_free(). */
-static struct vmm_chunk *drop_locked(struct vmm_chunk *chunk, unsigned n)
-{
-	chunk->n_uses -= n;
-	return chunk->n_uses == 0 ? chunk : NULL;
 }
 
 struct chunk_request {
@@ -108,20 +83,11 @@ static int ask(struct vmm_chunk *chunk, int *fd_out)
 	return r;
 }
 
-static bool add_name(vmm_handle handle, struct vmm_chunk *chunk)
+static bool enter(struct vmm_chunk *chunk, vmm_handle handle)
 {
-	struct name *name = calloc(1, sizeof(*name));
-	if (!name) {
-		return false;
-	}
-	*name = (struct name){.chunk = chunk, .n_refs = 1};
-	pthread_mutex_lock(&lock);
-	bool is_in = index_add(&names, handle, name);
-	pthread_mutex_unlock(&lock);
-	if (!is_in) {
-		free(name);
-	}
-	return is_in;
+	CUmemLocation location = chunk->properties.location;
+	int device = location.type == CU_MEM_LOCATION_TYPE_DEVICE ? location.id : -1;
+	return glake__program_made(handle, chunk->n_bytes, device, chunk, chunk_free) != NULL;
 }
 
 int vmm_create(size_t n_bytes, const CUmemAllocationProp *properties, vmm_handle *handle_out)
@@ -130,7 +96,7 @@ int vmm_create(size_t n_bytes, const CUmemAllocationProp *properties, vmm_handle
 	if (!chunk) {
 		return OWNER_E_FULL;
 	}
-	*chunk = (struct vmm_chunk){.n_bytes = n_bytes, .properties = *properties, .n_uses = 1};
+	*chunk = (struct vmm_chunk){.n_bytes = n_bytes, .properties = *properties};
 	cleanup_fd int fd = -1;
 	int r = ask(chunk, &fd);
 	if (r != 0) {
@@ -144,7 +110,7 @@ int vmm_create(size_t n_bytes, const CUmemAllocationProp *properties, vmm_handle
 		chunk_free(chunk);
 		return OWNER_E_ABSENT;
 	}
-	if (!add_name(handle, chunk)) {
+	if (!enter(chunk, handle)) {
 		real(cuMemRelease)(handle);
 		chunk_free(chunk);
 		return OWNER_E_FULL;
@@ -162,144 +128,21 @@ void vmm_made_by_driver(vmm_handle handle, size_t n_bytes, const CUmemAllocation
 	if (!chunk) {
 		return;
 	}
-	*chunk = (struct vmm_chunk){.n_bytes = n_bytes, .properties = *properties, .n_uses = 1};
-	if (!add_name(handle, chunk)) {
+	*chunk = (struct vmm_chunk){.n_bytes = n_bytes, .properties = *properties};
+	if (!enter(chunk, handle)) {
 		free(chunk);
 		return;
 	}
 	account_grow(properties->location.id, ACCOUNT_OTHER, (int64_t)n_bytes);
 }
 
-/* ---- handles ---------------------------------------------------------------------------------- */
-
-struct vmm_chunk *vmm_take(vmm_handle handle)
-{
-	pthread_mutex_lock(&lock);
-	const struct name *name = index_get(&names, handle);
-	struct vmm_chunk *chunk = name ? name->chunk : NULL;
-	if (chunk) {
-		chunk->n_uses++;
-	}
-	pthread_mutex_unlock(&lock);
-	return chunk;
-}
-
-struct vmm_chunk *vmm_take_ours(vmm_handle handle)
-{
-	struct vmm_chunk *chunk = vmm_take(handle);
-	if (chunk && !chunk->owner) {
-		vmm_give(chunk);
-		return NULL;
-	}
-	return chunk;
-}
-
-void vmm_give(struct vmm_chunk *chunk)
-{
-	pthread_mutex_lock(&lock);
-	struct vmm_chunk *done = drop_locked(chunk, 1);
-	pthread_mutex_unlock(&lock);
-	if (done) {
-		chunk_free(done);
-	}
-}
-
-void vmm_released(vmm_handle handle)
-{
-	struct vmm_chunk *done = NULL;
-	struct name *gone = NULL;
-	pthread_mutex_lock(&lock);
-	struct name *name = index_get(&names, handle);
-	if (name) {
-		done = drop_locked(name->chunk, 1);
-		if (--name->n_refs == 0) {
-			index_remove(&names, handle);
-			gone = name;
-		}
-	}
-	pthread_mutex_unlock(&lock);
-	free(gone);
-	if (done) {
-		chunk_free(done);
-	}
-}
-
-/* Called with the lock held. */
-static const struct mapping *find_mapping(CUdeviceptr address)
-{
-	const struct mapping *mapping = index_below(&mappings, address);
-	return mapping && address - mapping->address < mapping->n_bytes ? mapping : NULL;
-}
-
-void vmm_retained(vmm_handle handle, CUdeviceptr address)
-{
-	pthread_mutex_lock(&lock);
-	const struct mapping *mapping = find_mapping(address);
-	struct name *name = index_get(&names, handle);
-	if (name) {
-		name->n_refs++;
-		name->chunk->n_uses++;
-	} else if (mapping) {
-		/* All handles had been released: the driver gives a new number. */
-		name = calloc(1, sizeof(*name));
-		if (name && index_add(&names, handle, name)) {
-			*name = (struct name){.chunk = mapping->chunk, .n_refs = 1};
-			mapping->chunk->n_uses++;
-		} else {
-			free(name);
-		}
-	}
-	pthread_mutex_unlock(&lock);
-}
-
-/* ---- mappings --------------------------------------------------------------------------------- */
-
-void vmm_mapped(struct vmm_chunk *chunk, CUdeviceptr address, size_t n_bytes)
-{
-	struct mapping *mapping = calloc(1, sizeof(*mapping));
-	if (mapping) {
-		*mapping = (struct mapping){.chunk = chunk, .address = address, .n_bytes = n_bytes};
-	}
-	pthread_mutex_lock(&lock);
-	/* Without memory it stays in use, and its charge with us, until the process ends. */
-	chunk->n_uses++;
-	bool is_in = mapping && index_add(&mappings, address, mapping);
-	pthread_mutex_unlock(&lock);
-	if (!is_in) {
-		free(mapping);
-	}
-}
-
-/* Called with the lock held: the last mapping that starts in the range, out of the index. */
-static struct mapping *take_mapping(CUdeviceptr address, size_t n_bytes)
-{
-	struct mapping *mapping = index_below(&mappings, address + n_bytes - 1);
-	if (!mapping || mapping->address < address) {
-		return NULL;
-	}
-	index_remove(&mappings, mapping->address);
-	return mapping;
-}
-
-void vmm_unmapped(CUdeviceptr address, size_t n_bytes)
-{
-	struct mapping *mapping;
-	do {
-		struct vmm_chunk *done = NULL;
-		pthread_mutex_lock(&lock);
-		mapping = n_bytes ? take_mapping(address, n_bytes) : NULL;
-		if (mapping) {
-			done = drop_locked(mapping->chunk, 1);
-		}
-		pthread_mutex_unlock(&lock);
-		free(mapping);
-		if (done) {
-			chunk_free(done);
-		}
-	} while (mapping);
-}
-
 /* ---- answers ---------------------------------------------------------------------------------- */
+
+const struct vmm_chunk *vmm_ours(const struct glake__chunk *chunk)
+{
+	const struct vmm_chunk *ours = chunk ? glake__program_user(chunk) : NULL;
+	return ours && ours->owner ? ours : NULL;
+}
 
 const CUmemAllocationProp *vmm_properties(const struct vmm_chunk *chunk)
 {

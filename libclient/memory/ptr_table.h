@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A hash table from a device address to what lives there. Open addressing, at most half full.
+ * A hash table from a number that is not 0, a device address or a handle, to what has it. Open addressing,
+ * at most half full.
  *
  * Owner: embedded in its user. The values are borrowed.
  * Lifetime: {0} is empty; glake__ptr_table_deinit().
@@ -13,7 +14,7 @@
 #include <stdint.h>
 
 struct glake__ptr_slot {
-	uint64_t key; /* 0 = empty; no mapping starts at address 0 */
+	uint64_t key; /* 0 = empty */
 	void *value;
 };
 

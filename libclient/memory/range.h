@@ -25,7 +25,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "libclient/glake.h"
+#include "libclient/glake_shim.h"
 #include "libclient/memory/page.h"
 #include "libclient/memory/space.h"
 
@@ -47,20 +47,6 @@ enum glake__access {
 	GLAKE__ACCESS_WRITE, /* and read */
 };
 
-/* Why a chunk must stay what and where it is. */
-enum glake__pin {
-	GLAKE__PIN_NONE,
-	GLAKE__PIN_ALIASED,     /* from what the chunk knows: it is mapped more than once */
-	GLAKE__PIN_HANDLE,      /* and this: the program has a handle of it */
-	GLAKE__PIN_SHARED,      /* noted, and stays: another process may map it */
-	GLAKE__PIN_FOREIGN,     /* it is another process's */
-	GLAKE__PIN_EXPORTED,    /* its fd was handed out */
-	GLAKE__PIN_DMABUF,      /* another device may have it */
-	GLAKE__PIN_SYNC_MEMOPS, /* the driver waits by its address */
-	GLAKE__PIN_MULTICAST,   /* it is bound to a multicast object */
-	GLAKE__N_PINS
-};
-
 struct glake__chunk {
 	struct glake__chunk *next;     /* link: a list of dead ones */
 	struct glake__piece *mappings; /* link: piece.next_mapping */
@@ -73,6 +59,8 @@ struct glake__chunk {
 	uint32_t n_handles;                          /* that the program has */
 	uint32_t pins;                               /* bit per enum glake__pin */
 	void (*release)(struct glake__chunk *chunk); /* it is dead; no lock is held */
+	void *user;                                  /* program.c */
+	void (*user_release)(void *user);
 };
 
 struct glake__piece {
@@ -120,7 +108,6 @@ void glake__chunk_set_kind_locked(struct glake__chunk *chunk, enum glake__page_k
 
 /* Why @chunk is pinned; GLAKE__PIN_NONE: it is not. Others may map it meanwhile, once unlocked. */
 enum glake__pin glake__chunk_pin_locked(const struct glake__chunk *chunk);
-const char *glake__pin_text(enum glake__pin pin);
 
 /* ---- ranges ----------------------------------------------------------------------------------- */
 

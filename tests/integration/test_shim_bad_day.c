@@ -531,7 +531,8 @@ END_TEST
 
 static void run_parts(struct run *run, const char *extra, const char *program)
 {
-	run_start(run, extra, run_in_build(program), "memory", "async", "pools", "vmm", NULL);
+	run_start(run, extra, run_in_build(program), "memory", "async", "pools", "vmm", "places",
+	          NULL);
 	run_end_well(run);
 }
 
@@ -565,6 +566,27 @@ static void compute_with_and_without(const char *program)
 START_TEST(the_driver_api_computes_the_same)
 {
 	compute_with_and_without(DRIVER_API);
+}
+END_TEST
+
+/* What was handed out must stay what and where it is, and the reason can be shown. */
+START_TEST(what_is_handed_out_is_pinned)
+{
+	static const char *const lines = "plain: not pinned\n"
+					 "named: named for other processes\n"
+					 "the next: not pinned\n"
+					 "with a handle: the program has a handle of it\n"
+					 "twice: mapped more than once\n"
+					 "once: not pinned\n"
+					 "retained: the program has a handle of it\n"
+					 "exported: its descriptor was handed out\n"
+					 "imported: another process's\n";
+	struct run run;
+	begin(NULL);
+	run_start(&run, NULL, run_in_build(DRIVER_API), "pins", NULL);
+	run_end_well(&run);
+	ck_assert_str_eq(run.text, lines);
+	finish();
 }
 END_TEST
 
@@ -613,6 +635,7 @@ int main(void)
 	suite_add(suite, libraries_allocate_while_they_are_loaded);
 	suite_add(suite, a_second_preload_library_goes_with_it);
 	suite_add(suite, programs_without_cuda_open_nothing);
+	suite_add(suite, what_is_handed_out_is_pinned);
 	suite_add(suite, the_driver_api_computes_the_same);
 	suite_add(suite, default_streams_of_threads_compute_the_same);
 	suite_add(suite, pools_open_to_other_devices);

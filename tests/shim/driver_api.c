@@ -3,7 +3,7 @@
  * A program of the driver API, linked against the driver as such programs are: every family of
  * calls that makes memory, kernels from PTX, a second process.
  *
- *   driver_api [PART...]     memory, async, pools, vmm, peers, ipc; without a PART, all of them
+ *   driver_api [PART...]     memory, async, pools, vmm, places, peers, ipc, pins (shim only); without a PART, all of them
  *   driver_api open HANDLE   the second process: what it gets from the first
  *
  * It prints what it computed, and what the driver answered to what is wrong: the same with the shim
@@ -301,6 +301,137 @@ static void use_vmm(void)
 	print("odd", (uint64_t)cuMemCreate(&imported, 12345, &properties, 0));
 }
 
+/* What the driver knows of an address in a reservation: its start, its size, the mapping's size. */
+static void print_range(const char *what, CUdeviceptr base, CUdeviceptr at)
+{
+	uint64_t start = 0;
+	uint64_t size = 0;
+	uint64_t mapped = 0;
+	uint64_t alone = 0;
+	void *data[] = {&start, &size, &mapped};
+	CUpointer_attribute attributes[] = {
+		CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
+		CU_POINTER_ATTRIBUTE_RANGE_SIZE,
+		CU_POINTER_ATTRIBUTE_MAPPING_SIZE,
+	};
+	must_ok(cuPointerGetAttributes(3, attributes, data, at));
+	print(what, start ? start - base : 7);
+	print("  size", size);
+	print("  mapping", mapped);
+	print("  alone",
+	      (uint64_t)cuPointerGetAttribute(&alone, CU_POINTER_ATTRIBUTE_RANGE_SIZE, at));
+	print("  size", alone);
+}
+
+/* Reservations, and what may be done where: as the driver says, mistakes included. */
+static void use_places(void)
+{
+	const size_t each = 2 * MIB;
+	CUmemAllocationProp properties = {
+		.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+		.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0},
+	};
+	CUmemAccessDesc own = access_of(0);
+	CUmemGenericAllocationHandle small;
+	CUmemGenericAllocationHandle large;
+	CUmemGenericAllocationHandle retained;
+	CUdeviceptr base;
+	CUdeviceptr aligned;
+	CUdeviceptr plain;
+	must_ok(cuMemAlloc(&plain, 4 * MIB));
+	must_ok(cuMemCreate(&small, each, &properties, 0));
+	must_ok(cuMemCreate(&large, 3 * each, &properties, 0));
+	must_ok(cuMemAddressReserve(&base, 8 * each, 0, 0, 0));
+	must_ok(cuMemAddressReserve(&aligned, 2 * each, 1ull << 30, 0, 0));
+	print("aligned", aligned & ((1ull << 30) - 1));
+	must_ok(cuMemMap(base + 2 * each, each, 0, small, 0));
+	must_ok(cuMemMap(base + 3 * each, 3 * each, 0, large, 0));
+	must_ok(cuMemSetAccess(base + 2 * each, 4 * each, &own, 1));
+	print_range("mapped", base, base + 4 * each);
+	print_range("hole", base, base + 7 * each);
+	print("twice", (uint64_t)cuMemMap(base + 5 * each, each, 0, small, 0));
+	print("beyond", (uint64_t)cuMemMap(base + 7 * each, 3 * each, 0, large, 0));
+	print("odd", (uint64_t)cuMemMap(base + 7 * each + 4096, each, 0, small, 0));
+	print("cut", (uint64_t)cuMemUnmap(base + 2 * each, 2 * each));
+	print("open hole", (uint64_t)cuMemSetAccess(base, 4 * each, &own, 1));
+	print("open cut", (uint64_t)cuMemSetAccess(base + 4 * each, each, &own, 1));
+	print("other's", (uint64_t)cuMemUnmap(plain, 4 * MIB));
+	print("open other's", (uint64_t)cuMemSetAccess(plain, 4 * MIB, &own, 1));
+	print("map other's", (uint64_t)cuMemMap(plain, each, 0, small, 0));
+	print("retain other's",
+	      (uint64_t)cuMemRetainAllocationHandle(&retained, (void *)(uintptr_t)plain));
+	print("free other's", (uint64_t)cuMemAddressFree(plain, 4 * MIB));
+	print("free full", (uint64_t)cuMemAddressFree(base, 8 * each));
+	print("free part", (uint64_t)cuMemAddressFree(aligned, each));
+	/* Two holes and what is between go in one call. */
+	must_ok(cuMemUnmap(base, 8 * each));
+	print_range("unmapped", base, base + 4 * each);
+	must_ok(cuMemMap(base + 5 * each, 3 * each, 0, large, 0));
+	must_ok(cuMemUnmap(base + 5 * each, 3 * each));
+	must_ok(cuMemAddressFree(base, 8 * each));
+	print_range("gone", base, base + 4 * each);
+	print("map gone", (uint64_t)cuMemMap(base, each, 0, small, 0));
+	print("unmap gone", (uint64_t)cuMemUnmap(base, each));
+	print("free gone", (uint64_t)cuMemAddressFree(base, 8 * each));
+	print("reserve odd", (uint64_t)cuMemAddressReserve(&base, 4096, 0, 0, 0));
+	print("reserve none", (uint64_t)cuMemAddressReserve(&base, 0, 0, 0, 0));
+	must_ok(cuMemRelease(small));
+	must_ok(cuMemRelease(large));
+	must_ok(cuMemAddressFree(aligned, 2 * each));
+	must_ok(cuMemFree(plain));
+}
+
+/* Says of memory that is handed out, in one way after the other, why it must stay where it is. */
+static void use_pins(void)
+{
+	const char *(*pin)(uint64_t) = dlsym(RTLD_DEFAULT, "glake_shim_pin");
+	CUmemAllocationProp properties = {
+		.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+		.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+		.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0},
+	};
+	CUmemGenericAllocationHandle handle;
+	CUmemGenericAllocationHandle again;
+	CUipcMemHandle ipc;
+	CUdeviceptr base;
+	CUdeviceptr plain;
+	int fd = -1;
+	must(pin);
+	must_ok(cuMemAlloc(&plain, 4 * MIB));
+	printf("plain: %s\n", pin(plain));
+	must_ok(cuIpcGetMemHandle(&ipc, plain));
+	printf("named: %s\n", pin(plain));
+	must_ok(cuMemFree(plain));
+	must_ok(cuMemAlloc(&plain, 4 * MIB));
+	printf("the next: %s\n", pin(plain));
+	must_ok(cuMemFree(plain));
+
+	must_ok(cuMemAddressReserve(&base, 8 * MIB, 0, 0, 0));
+	must_ok(cuMemCreate(&handle, 2 * MIB, &properties, 0));
+	must_ok(cuMemMap(base, 2 * MIB, 0, handle, 0));
+	printf("with a handle: %s\n", pin(base));
+	must_ok(cuMemMap(base + 4 * MIB, 2 * MIB, 0, handle, 0));
+	must_ok(cuMemRelease(handle));
+	printf("twice: %s\n", pin(base + MIB));
+	must_ok(cuMemUnmap(base + 4 * MIB, 2 * MIB));
+	printf("once: %s\n", pin(base));
+	must_ok(cuMemRetainAllocationHandle(&again, (void *)(uintptr_t)base));
+	printf("retained: %s\n", pin(base));
+	must_ok(cuMemExportToShareableHandle(&fd, again, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+	                                     0));
+	must_ok(cuMemRelease(again));
+	printf("exported: %s\n", pin(base));
+	must_ok(cuMemUnmap(base, 2 * MIB));
+	must_ok(cuMemImportFromShareableHandle(&again, (void *)(intptr_t)fd,
+	                                       CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
+	close(fd);
+	must_ok(cuMemMap(base, 2 * MIB, 0, again, 0));
+	must_ok(cuMemRelease(again));
+	printf("imported: %s\n", pin(base));
+	must_ok(cuMemUnmap(base, 2 * MIB));
+	must_ok(cuMemAddressFree(base, 8 * MIB));
+}
+
 /* Kernels of device 1 in memory of device 0: a pool opens what it has and will have. */
 static void use_peer_pool(void)
 {
@@ -393,8 +524,8 @@ static const struct {
 	const char *name;
 	void (*run)(void);
 } parts[] = {
-	{"memory", use_memory}, {"async", use_async}, {"pools", use_pools},
-	{"vmm", use_vmm},       {"peers", use_peers}, {"ipc", use_ipc},
+	{"memory", use_memory}, {"async", use_async}, {"pools", use_pools}, {"vmm", use_vmm},
+	{"places", use_places}, {"peers", use_peers}, {"ipc", use_ipc},     {"pins", use_pins},
 };
 
 static int is_asked(int argc, char **argv, const char *name)
@@ -404,7 +535,8 @@ static int is_asked(int argc, char **argv, const char *name)
 			return 1;
 		}
 	}
-	return argc == 1;
+	/* Without the shim there is nothing to say of pins. */
+	return argc == 1 && strcmp(name, "pins") != 0;
 }
 
 int main(int argc, char **argv)
