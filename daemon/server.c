@@ -13,7 +13,7 @@
 #include "daemon/net/listener.h"
 #include "daemon/base/notify.h"
 #include "daemon/rpc/rpc.h"
-#include "daemon/holders/session.h"
+#include "daemon/rpc/rpc_answer.h"
 #include "daemon/net/transit.h"
 #include "daemon/net/turn.h"
 #include "proto/cleanup.h"
@@ -21,13 +21,6 @@
 #define TICK_MS 1000
 /* How often NVML is asked. */
 #define NVML_TICKS 5
-/* A connection that does not greet in this time is closed. */
-#define GREETING_MS 10000
-
-uint64_t server_next_id(struct server *server)
-{
-	return ++server->last_id;
-}
 
 /* ---- what the lower parts ask for ------------------------------------------------------------ */
 
@@ -47,24 +40,15 @@ static bool on_reclaim_wanted(void *user, struct device *device, const struct te
                               uint64_t bytes)
 {
 	struct server *server = user;
-	struct session *session;
-	bool is_awaited = false;
-	list_for_each (session, &server->sessions, link) {
-		uint64_t has_bytes = session->devices[device->index].reserved_bytes;
-		if (has_bytes > 0 && (!tenant || session->tenant == tenant) &&
-		    session_reclaim(session, device, bytes < has_bytes ? bytes : has_bytes)) {
-			is_awaited = true;
-		}
-	}
-	return is_awaited;
+	return sessions_reclaim(&server->rpc.sessions, device, tenant, bytes);
 }
 
 static void on_model_evicted(void *user, const struct model *model)
 {
 	struct server *server = user;
 	struct session *session;
-	list_for_each (session, &server->sessions, link) {
-		if (session->realm == model->realm) {
+	list_for_each (session, &server->rpc.sessions.list, link) {
+		if (session->holder->realm == model->realm) {
 			rpc_notify_evicted(session, model->name);
 		}
 	}
@@ -82,7 +66,7 @@ static void on_connection(void *user, int fd)
 static void on_owner_known(void *user, int fd, uid_t owner)
 {
 	struct server *server = user;
-	int r = session_new(server, fd, owner);
+	int r = session_new(&server->rpc.sessions, fd, owner);
 	if (r < 0) {
 		log_warning("cannot take a connection: %s", strerror(-r));
 	}
@@ -99,30 +83,6 @@ static uint64_t physical_bytes(const struct server *server)
 	return bytes;
 }
 
-/*
- * The end of a connection tells of a client's, but not while the client's end lies unread in ours:
- * so of whom nothing is read we ask the kernel.
- */
-static bool has_left(const struct session *session)
-{
-	return conn_is_held_up(&session->conn) && peer_has_ended(&session->peer, session->conn.fd);
-}
-
-static void close_silent_sessions(struct server *server)
-{
-	struct session *session;
-	struct session *spare;
-	uint64_t now = uv_now(&server->loop);
-	list_for_each_safe (session, spare, &server->sessions, link) {
-		if (session->state == SESSION_NEW && now - session->since_ms > GREETING_MS &&
-		    !conn_has_unread(&session->conn)) {
-			session_reject(session, "it did not say Hello");
-		} else if (has_left(session)) {
-			session_close(session);
-		}
-	}
-}
-
 static void on_tick(uv_timer_t *timer)
 {
 	struct server *server = container_of(timer, struct server, tick);
@@ -132,7 +92,7 @@ static void on_tick(uv_timer_t *timer)
 	for (uint32_t i = 0; i < server->n_devices; i++) {
 		pool_resume(&server->allocator.pools[i]);
 	}
-	close_silent_sessions(server);
+	sessions_tick(&server->rpc.sessions);
 	owners_tick(server->owners);
 	transit_tick();
 	store_trim(&server->store);
@@ -140,7 +100,7 @@ static void on_tick(uv_timer_t *timer)
 	if (server->n_ticks++ % NVML_TICKS == 1) {
 		nvml_ask(server->nvml);
 	}
-	notify_status("%u sessions, %llu models, %.1f GiB", server->n_sessions,
+	notify_status("%u sessions, %llu models, %.1f GiB", server->rpc.holders.n,
 	              (unsigned long long)server->store.n_models,
 	              (double)physical_bytes(server) / (1 << 30));
 }
@@ -159,25 +119,30 @@ static void stop(struct server *server)
 	}
 	server->state = SERVER_STOPPED;
 	owners_close(server->owners);
-	while (!list_is_empty(&server->sessions)) {
-		session_close(list_first(&server->sessions, struct session, link));
-	}
+	sessions_close(&server->rpc.sessions);
 	uv_stop(&server->loop);
 }
 
 static void on_drained(uv_timer_t *timer)
 {
 	struct server *server = container_of(timer, struct server, drain);
-	log_info("time is up for %u sessions", server->n_sessions);
+	log_info("time is up for %u sessions", server->rpc.holders.n);
 	stop(server);
 }
 
-void server_forget_session(struct server *server)
+static void on_session_closed(void *user)
 {
-	if (server->state == SERVER_DRAINING && server->n_sessions == 0) {
+	struct server *server = user;
+	if (server->state == SERVER_DRAINING && server->rpc.holders.n == 0) {
 		stop(server);
 	}
 }
+
+static const struct session_hooks session_hooks = {
+	.packet = rpc_handle,
+	.reclaim = rpc_notify_reclaim,
+	.closed = on_session_closed,
+};
 
 static void drain(struct server *server, int signal)
 {
@@ -186,15 +151,16 @@ static void drain(struct server *server, int signal)
 		stop(server);
 		return;
 	}
-	log_info("%s: draining %u sessions", strsignal(signal), server->n_sessions);
+	log_info("%s: draining %u sessions", strsignal(signal), server->rpc.holders.n);
 	notify_stopping();
 	server->state = SERVER_DRAINING;
+	server->rpc.is_draining = true;
 	listener_close(server->listener);
 	server->listener = NULL;
-	list_for_each (session, &server->sessions, link) {
+	list_for_each (session, &server->rpc.sessions.list, link) {
 		rpc_notify_shutting_down(session, server->config->drain_ms);
 	}
-	if (server->n_sessions == 0) {
+	if (server->rpc.holders.n == 0) {
 		stop(server);
 		return;
 	}
@@ -231,6 +197,8 @@ static void apply_limits(struct server *server)
 	server->load_context.window_bytes = config->load_window_bytes;
 	server->load_context.trust_file_times = config->trust_file_times;
 	server->mover.idle_ms = config->mover_idle_ms;
+	server->rpc.config = config;
+	server->rpc.sessions.config = config;
 }
 
 static void start_reload(struct server *server);
@@ -347,7 +315,7 @@ static int open_driver(struct server *server)
 	}
 	CUresult result = server->drv.cuInit(0);
 	if (result == CUDA_SUCCESS) {
-		result = server->drv.cuDriverGetVersion(&server->driver_version);
+		result = server->drv.cuDriverGetVersion(&server->rpc.driver_version);
 	}
 	if (result != CUDA_SUCCESS) {
 		log_error("the CUDA driver does not start: %s", cudrv_error(&server->drv, result));
@@ -396,6 +364,41 @@ static int open_devices(struct server *server)
 	return 0;
 }
 
+/*
+ * Ids outlive us in what clients have told each other (the shim's IPC handles), so no later glaked
+ * may use one again: they begin at the clock, in units of 1024 ns, which no JSON reader rounds.
+ */
+static uint64_t first_id(void)
+{
+	struct timespec now;
+	clock_gettime(CLOCK_REALTIME, &now);
+	return ((uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec) / 1024u;
+}
+
+static void open_rpc(struct server *server)
+{
+	struct rpc_context *rpc = &server->rpc;
+	rpc->stats = &server->stats;
+	rpc->tenants = server->tenants;
+	rpc->allocator = &server->allocator;
+	rpc->store = &server->store;
+	rpc->superblocks = &server->superblocks;
+	rpc->mover = &server->mover;
+	rpc->load_context = &server->load_context;
+	rpc->nvml = server->nvml;
+	rpc->devices = server->devices;
+	rpc->n_devices = server->n_devices;
+	rpc->started_ms = uv_now(&server->loop);
+	holders_init(&rpc->holders, server->devices, server->n_devices, &server->store, first_id());
+	list_init(&rpc->sessions.list);
+	rpc->sessions.loop = &server->loop;
+	rpc->sessions.holders = &rpc->holders;
+	rpc->sessions.tenants = server->tenants;
+	rpc->sessions.stats = &server->stats;
+	rpc->sessions.hooks = &session_hooks;
+	rpc->sessions.user = server;
+}
+
 static int open_parts(struct server *server)
 {
 	const struct config *config = server->config;
@@ -440,6 +443,7 @@ static int open_parts(struct server *server)
 		.stats = &server->stats,
 	};
 	server->nvml = nvml_new(&server->loop, server->devices, server->n_devices);
+	open_rpc(server);
 	apply_limits(server);
 	want_pools(server);
 	turns_begin(&server->loop);
@@ -511,17 +515,6 @@ static void close_parts(struct server *server)
 	turns_end();
 }
 
-/*
- * Ids outlive us in what clients have told each other (the shim's IPC handles), so no later glaked
- * may use one again: they begin at the clock, in units of 1024 ns, which no JSON reader rounds.
- */
-static uint64_t first_id(void)
-{
-	struct timespec now;
-	clock_gettime(CLOCK_REALTIME, &now);
-	return ((uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec) / 1024u;
-}
-
 static int serve(struct server *server, const char *socket_path)
 {
 	int r = open_parts(server);
@@ -533,8 +526,6 @@ static int serve(struct server *server, const char *socket_path)
 	                  server->config->socket_mode, on_connection, server, &server->listener);
 	if (r == 0) {
 		open_handles(server);
-		server->started_ms = uv_now(&server->loop);
-		server->last_id = first_id();
 		log_info("glaked %s is ready", GLAKE_VERSION);
 		notify_ready("ready");
 		uv_run(&server->loop, UV_RUN_DEFAULT);
@@ -558,8 +549,6 @@ int server_run(const struct server_options *options)
 	/* Whoever reads our log may go; glake-mover sets its own. */
 	signal(SIGPIPE, SIG_IGN);
 	raise_fd_limit();
-	list_init(&server.sessions);
-	list_init(&server.realms);
 	r = uv_loop_init(&server.loop);
 	if (r == 0) {
 		r = open_driver(&server);

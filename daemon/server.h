@@ -21,7 +21,7 @@
 #include "daemon/store/mover_link.h"
 #include "daemon/memory/nvml.h"
 #include "daemon/net/owner.h"
-#include "daemon/store/realm.h"
+#include "daemon/rpc/rpc_context.h"
 #include "daemon/base/stats.h"
 #include "daemon/store/store.h"
 #include "daemon/memory/tenant.h"
@@ -38,12 +38,10 @@ struct server {
 	enum server_state state;
 	struct config *config; /* owned */
 	struct cudrv drv;
-	int driver_version; /* 13000 = 13.0 */
 	uint32_t n_devices;
 	struct device *devices; /* owned */
 	struct stats stats;
 	struct tenant_table *tenants; /* owned */
-	struct list realms;
 	struct allocator allocator;
 	struct store store;
 	struct superblocks superblocks;
@@ -53,14 +51,9 @@ struct server {
 
 	struct listener *listener; /* owned; NULL while draining */
 	struct owners *owners;     /* owned: of connections, before they are sessions */
-	struct list sessions;
-	uint32_t n_sessions;
-	uint32_t n_refused; /* of them: only there to be told that they are too many */
-	uint64_t last_id;   /* of sessions, chunks, and what sessions hold */
-	uint64_t started_ms;
-	bool is_reloading;          /* the config is being read again */
-	bool reload_again;          /* and has to be once more after that */
-	struct log_limit log_limit; /* of lines about sessions without a tenant */
+	struct rpc_context rpc;    /* holders and sessions are there */
+	bool is_reloading;         /* the config is being read again */
+	bool reload_again;         /* and has to be once more after that */
 
 	uv_timer_t
 		tick; /* once a second: pools, greetings that never came, NVML, the status line */
@@ -83,11 +76,5 @@ struct server_options {
  * configuration is wrong.
  */
 int server_run(const struct server_options *options);
-
-/* An id that was never used for a session or for anything that a session has. */
-uint64_t server_next_id(struct server *server);
-
-/* A session has closed its connection and may be forgotten. */
-void server_forget_session(struct server *server);
 
 #endif

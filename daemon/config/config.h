@@ -22,10 +22,8 @@
 #include <sys/types.h>
 
 #include "daemon/base/log.h"
+#include "daemon/config/config_types.h"
 #include "daemon/net/peer.h"
-
-/* Names of realms and tenants, with the NUL. Letters, digits, '.', '_' and '-'. */
-#define CONFIG_NAME_BYTES 64u
 
 /* The tenant for whoever matches no rule; always there. */
 #define CONFIG_DEFAULT_TENANT "default"
@@ -43,23 +41,10 @@
 /* Of those, what glaked keeps for itself: the driver's files, pipes, packets under way (transit.h). */
 #define CONFIG_RESERVED_FDS 512u
 
-enum config_pressure {
-	CONFIG_PRESSURE_REFUSE, /* a request that does not fit is refused: see alloc.h */
-	CONFIG_PRESSURE_WAIT,   /* it waits for memory, wait_ms at most */
-};
-
 /* Chunks to keep made ahead, on each device. */
 struct config_pool {
 	uint64_t chunk_bytes; /* a multiple of GLAKE_CHUNK_GRANULARITY */
 	uint32_t n_chunks;
-};
-
-/* Somebody's uid is in uids, or one of his gids in gids. Users and groups are resolved. */
-struct config_members {
-	uid_t *uids; /* owned */
-	gid_t *gids; /* owned */
-	size_t n_uids;
-	size_t n_gids;
 };
 
 struct config_realm {

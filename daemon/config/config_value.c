@@ -11,8 +11,9 @@
 #include <string.h>
 #include <sys/un.h>
 
-#include "daemon/config/config.h"
+#include "daemon/base/log.h"
 #include "daemon/base/size.h"
+#include "daemon/config/config_types.h"
 #include "proto/cleanup.h"
 #include "proto/limits.h"
 

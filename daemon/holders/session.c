@@ -8,34 +8,40 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/memory/alloc.h"
 #include "daemon/net/closer.h"
-#include "daemon/rpc/rpc.h"
 #include "proto/cleanup.h"
 
 /* Sessions over a limit that may wait for their Hello to be told so; further ones are just closed. */
 #define MAX_REFUSED 64
+/* A connection that does not greet in this time is closed. */
+#define GREETING_MS 10000
 
-static void session_free(struct session *session)
+static const bool moves[N_SESSION_STATES][N_SESSION_STATES] = {
+	[SESSION_NEW] = {[SESSION_OPEN] = true, [SESSION_CLOSING] = true},
+	[SESSION_OPEN] = {[SESSION_CLOSING] = true},
+};
+
+static void session_set_state(struct session *session, enum session_state state)
 {
-	peer_deinit(&session->peer);
-	realm_unref(session->realm);
-	free(session->program);
-	free(session);
+	assert(moves[session->state][state]);
+	session->state = state;
 }
 
 static void on_conn_closed(struct conn *conn)
 {
 	struct session *session = container_of(conn, struct session, conn);
-	struct server *server = session->server;
-	session_free(session);
-	server_forget_session(server);
+	struct sessions *sessions = session->all;
+	holder_unref(session->holder);
+	free(session);
+	sessions->hooks->closed(sessions->user);
 }
 
 static void on_packet(struct conn *conn, const uint8_t *bytes, size_t n_bytes, struct fdlist *fds)
 {
 	struct session *session = container_of(conn, struct session, conn);
-	session->n_requests++;
-	rpc_handle(session, bytes, n_bytes, fds);
+	session->holder->n_requests++;
+	session->all->hooks->packet(session, bytes, n_bytes, fds);
 }
 
 static void on_conn_end(struct conn *conn, enum conn_end end, int error)
@@ -55,139 +61,111 @@ static void on_conn_end(struct conn *conn, enum conn_end end, int error)
 /* Enters the tenant if it may. Returns what there is too much of, or NULL. */
 static const char *enter(struct session *session, struct tenant *tenant)
 {
-	struct server *server = session->server;
-	const struct config *config = server->config;
+	struct holder *holder = session->holder;
+	const struct config *config = session->all->config;
 	/* An admin must get in to look when everything is full. */
-	if (!session->is_admin) {
-		if (server->n_sessions + transit_n_left() >= config->max_sessions) {
+	if (!holder->is_admin) {
+		if (holder->all->n - 1 + transit_n_left() >= config->max_sessions) {
 			return "too many sessions";
 		}
 		if (transit_n_of_user(&session->conn.transit) > config_user_sessions(config)) {
 			return "too many sessions of this user";
 		}
 	}
-	if (transit_has_left_too_many(&session->conn.transit, session->since_ms)) {
+	if (transit_has_left_too_many(&session->conn.transit, holder->since_ms)) {
 		return "too many sessions of this user have ended with answers unread";
 	}
 	if (tenant_session_enter(tenant) != 0) {
 		return "too many sessions of the tenant";
 	}
-	session->tenant = tenant;
+	holder->tenant = tenant;
 	return NULL;
 }
 
 /* Who it is decides, once, what it may. */
 static int identify(struct session *session, uid_t owner)
 {
-	struct server *server = session->server;
-	const struct peer *peer = &session->peer;
+	struct sessions *sessions = session->all;
+	const struct config *config = sessions->config;
+	struct holder *holder = session->holder;
+	struct peer *peer = &holder->peer;
 	char realm[CONFIG_NAME_BYTES];
-	int r = peer_init(&session->peer, session->conn.fd, config_names_cgroups(server->config));
-	session->peer.owner = owner;
+	int r = peer_init(peer, session->conn.fd, config_names_cgroups(config));
+	peer->owner = owner;
 	/* Of who is turned away as well. */
 	int entered = conn_set_uid(&session->conn, owner);
 	if (r < 0 || entered < 0) {
 		return r < 0 ? r : entered;
 	}
-	config_realm_of(server->config, peer, realm, sizeof(realm));
-	session->realm = realm_get(&server->realms, realm);
-	if (!session->realm) {
+	config_realm_of(config, peer, realm, sizeof(realm));
+	holder->realm = realm_get(&sessions->holders->realms, realm);
+	if (!holder->realm) {
 		return -ENOMEM;
 	}
-	session->is_admin = config_is_admin(server->config, peer->uid, peer->gids, peer->n_gids);
-	const struct config_tenant *rule = config_tenant_of(server->config, peer);
-	session->refusal = enter(session, tenant_find(server->tenants, rule->name));
+	holder->is_admin = config_is_admin(config, peer->uid, peer->gids, peer->n_gids);
+	const struct config_tenant *rule = config_tenant_of(config, peer);
+	holder->refusal = enter(session, tenant_find(sessions->tenants, rule->name));
 	return 0;
 }
 
-int session_new(struct server *server, int fd, uid_t owner)
+/* Takes @fd over if it is 0. */
+static int open_session(struct session *session, struct sessions *sessions, int fd)
 {
-	struct session *session = calloc(1, sizeof(*session) + server->n_devices *
-	                                                               sizeof(session->devices[0]));
-	int r = -ENOMEM;
-	if (session) {
-		session->server = server;
-		list_init(&session->pending);
-		r = conn_open(&session->conn, &server->loop, fd, on_packet, on_conn_end);
+	session->all = sessions;
+	list_init(&session->pending);
+	session->holder = holder_new(sessions->holders, uv_now(sessions->loop));
+	if (!session->holder) {
+		return -ENOMEM;
 	}
+	int r = conn_open(&session->conn, sessions->loop, fd, on_packet, on_conn_end);
+	if (r < 0) {
+		holder_end(session->holder);
+		holder_unref(session->holder);
+	}
+	return r;
+}
+
+int session_new(struct sessions *sessions, int fd, uid_t owner)
+{
+	struct session *session = calloc(1, sizeof(*session));
+	int r = session ? open_session(session, sessions, fd) : -ENOMEM;
 	if (r < 0) {
 		free(session);
 		closer_close(CLOSER_NOBODY, CLOSER_CONNECTION, &fd, 1);
 		return r;
 	}
-	session->id = server_next_id(server);
-	session->since_ms = uv_now(&server->loop);
-	list_insert(&server->sessions, &session->link);
+	list_insert(&sessions->list, &session->link);
 	r = identify(session, owner);
-	server->n_sessions++;
 	if (r < 0) {
 		session_reject(session, "cannot tell who it is: %s", strerror(-r));
 		return r;
 	}
-	if (session->refusal) {
-		server->stats.sessions_refused++;
-		if (++server->n_refused > MAX_REFUSED) {
+	if (session->holder->refusal) {
+		sessions->stats->sessions_refused++;
+		if (++sessions->holders->n_refused > MAX_REFUSED) {
 			session_close(session);
 		}
 		return 0;
 	}
-	server->stats.sessions_total++;
+	sessions->stats->sessions_total++;
 	return 0;
 }
 
-static void release_all_chunks(struct session *session)
+void session_greet(struct session *session, char *program)
 {
-	enum { BATCH = 64 };
-	struct chunk chunks[BATCH];
-	struct private_chunk *private;
-	struct private_chunk *spare;
-	for (uint32_t i = 0; i < session->server->n_devices; i++) {
-		struct device *device = &session->server->devices[i];
-		size_t n = 0;
-		HASH_ITER(hh, session->chunks, private, spare)
-		{
-			if (private->chunk.device != device) {
-				continue;
-			}
-			HASH_DEL(session->chunks, private);
-			session->devices[i].reserved_bytes -= private->chunk.bytes;
-			chunk_move(&chunks[n++], &private->chunk);
-			free(private);
-			if (n == BATCH) {
-				chunk_release_all(chunks, n);
-				n = 0;
-			}
-		}
-		chunk_release_all(chunks, n);
-	}
+	holder_attach(session->holder, program);
+	session_set_state(session, SESSION_OPEN);
 }
 
-static void release_all(struct session *session)
+static void cancel_all(struct session *session)
 {
-	struct open_model *open;
-	struct open_model *spare_open;
-	struct held_block *held;
-	struct held_block *spare_held;
 	while (!list_is_empty(&session->pending)) {
 		struct pending *pending = list_first(&session->pending, struct pending, link);
 		list_remove(&pending->link);
 		session->n_pending--;
 		pending->cancel(pending);
 	}
-	release_all_chunks(session);
-	HASH_ITER(hh, session->models, open, spare_open)
-	{
-		session_remove_model(session, open);
-	}
-	HASH_ITER(hh, session->blocks, held, spare_held)
-	{
-		session_remove_block(session, held);
-	}
 	assert(session->n_pending == 0);
-	for (uint32_t i = 0; i < session->server->n_devices; i++) {
-		assert(session->devices[i].reserved_bytes == 0 &&
-		       session->devices[i].shared_bytes == 0);
-	}
 }
 
 void session_close(struct session *session)
@@ -195,44 +173,38 @@ void session_close(struct session *session)
 	if (session->state == SESSION_CLOSING) {
 		return;
 	}
-	session->state = SESSION_CLOSING;
+	session_set_state(session, SESSION_CLOSING);
 	list_remove(&session->link);
-	session->server->n_sessions--;
-	release_all(session);
-	if (session->tenant) {
-		tenant_session_leave(session->tenant);
-		session->tenant = NULL;
-	}
-	if (session->refusal) {
-		session->server->n_refused--;
-	}
+	cancel_all(session);
+	holder_end(session->holder);
 	conn_close(&session->conn, on_conn_closed);
 }
 
 /* Of all sessions of a tenant: who is closed comes again. */
-static struct log_limit *limit_of_rejects(struct session *session)
+static struct log_limit *limit_of_rejects(const struct holder *holder)
 {
-	return session->tenant ? &session->tenant->log_limit : &session->server->log_limit;
+	return holder->tenant ? &holder->tenant->log_limit : &holder->all->log_limit;
 }
 
 void session_reject(struct session *session, const char *format, ...)
 {
+	const struct holder *holder = session->holder;
 	char text[256];
 	va_list arguments;
 	va_start(arguments, format);
 	vsnprintf(text, sizeof(text), format, arguments);
 	va_end(arguments);
-	log_limited(limit_of_rejects(session), LOG_LEVEL_WARNING,
-	            "session %llu (pid %d, uid %u) closed: %s", (unsigned long long)session->id,
-	            (int)session->peer.pid, (unsigned)session->peer.uid, text);
-	session->server->stats.sessions_bad++;
+	log_limited(limit_of_rejects(holder), LOG_LEVEL_WARNING,
+	            "session %llu (pid %d, uid %u) closed: %s", (unsigned long long)holder->id,
+	            (int)holder->peer.pid, (unsigned)holder->peer.uid, text);
+	session->all->stats->sessions_bad++;
 	session_close(session);
 }
 
 bool session_begin(struct session *session, struct pending *pending, uint64_t request,
                    void (*cancel)(struct pending *pending))
 {
-	if (session->n_pending >= session->server->config->max_requests_in_flight) {
+	if (session->n_pending >= session->all->config->max_requests_in_flight) {
 		return false;
 	}
 	pending->session = session;
@@ -249,12 +221,16 @@ void session_end(struct pending *pending)
 	pending->session->n_pending--;
 }
 
-bool session_reclaim(struct session *session, const struct device *device, uint64_t bytes)
+/* ---- all of them ----------------------------------------------------------------------------- */
+
+/* Does it owe an answer, or gave it just now? See sessions_reclaim(). */
+static bool reclaim(struct session *session, const struct device *device, uint64_t bytes)
 {
-	uint64_t now = uv_now(&session->server->loop);
+	uint64_t now = uv_now(session->all->loop);
 	bool has_followed = session->followed_reclaim == session->last_reclaim;
 	/* Who does not read what he is sent is not asked, and not waited for. */
-	if (bytes > 0 && rpc_notify_reclaim(session, device, bytes, session->last_reclaim + 1)) {
+	if (bytes > 0 &&
+	    session->all->hooks->reclaim(session, device, bytes, session->last_reclaim + 1)) {
 		session->last_reclaim++;
 		session->reclaim_ms = has_followed ? now : session->reclaim_ms;
 	}
@@ -266,68 +242,51 @@ bool session_reclaim(struct session *session, const struct device *device, uint6
 	return is_owed && conn_has_unread(&session->conn);
 }
 
-void session_release_chunk(struct session *session, struct private_chunk *private)
+bool sessions_reclaim(struct sessions *sessions, const struct device *device,
+                      const struct tenant *tenant, uint64_t bytes)
 {
-	HASH_DEL(session->chunks, private);
-	session->devices[private->chunk.device->index].reserved_bytes -= private->chunk.bytes;
-	chunk_release(&private->chunk);
-	free(private);
+	struct session *session;
+	bool is_awaited = false;
+	list_for_each (session, &sessions->list, link) {
+		const struct holder *holder = session->holder;
+		uint64_t has_bytes = holder->devices[device->index].reserved_bytes;
+		if (has_bytes > 0 && (!tenant || holder->tenant == tenant) &&
+		    reclaim(session, device, bytes < has_bytes ? bytes : has_bytes)) {
+			is_awaited = true;
+		}
+	}
+	return is_awaited;
 }
 
-uint64_t session_add_model(struct session *session, struct model *model)
+/*
+ * The end of a connection tells of a client's, but not while the client's end lies unread in ours:
+ * so of whom nothing is read we ask the kernel.
+ */
+static bool has_left(const struct session *session)
 {
-	struct open_model *open = calloc(1, sizeof(*open));
-	if (!open) {
-		return 0;
-	}
-	open->id = server_next_id(session->server);
-	open->model = model;
-	HASH_ADD(hh, session->models, id, sizeof(open->id), open);
-	if (!hash_has(open)) {
-		free(open);
-		return 0;
-	}
-	session->devices[model->device->index].shared_bytes += model->span_bytes;
-	model->device->logical_block_bytes += model->span_bytes;
-	return open->id;
+	return conn_is_held_up(&session->conn) &&
+	       peer_has_ended(&session->holder->peer, session->conn.fd);
 }
 
-void session_remove_model(struct session *session, struct open_model *open)
+void sessions_tick(struct sessions *sessions)
 {
-	struct model *model = open->model;
-	HASH_DEL(session->models, open);
-	free(open);
-	session->devices[model->device->index].shared_bytes -= model->span_bytes;
-	model->device->logical_block_bytes -= model->span_bytes;
-	store_unhold_model(&session->server->store, model, session->tenant->priority);
+	struct session *session;
+	struct session *spare;
+	uint64_t now = uv_now(sessions->loop);
+	list_for_each_safe (session, spare, &sessions->list, link) {
+		if (session->state == SESSION_NEW &&
+		    now - session->holder->since_ms > GREETING_MS &&
+		    !conn_has_unread(&session->conn)) {
+			session_reject(session, "it did not say Hello");
+		} else if (has_left(session)) {
+			session_close(session);
+		}
+	}
 }
 
-uint64_t session_add_block(struct session *session, struct block *block)
+void sessions_close(struct sessions *sessions)
 {
-	struct held_block *held = calloc(1, sizeof(*held));
-	if (!held) {
-		return 0;
+	while (!list_is_empty(&sessions->list)) {
+		session_close(list_first(&sessions->list, struct session, link));
 	}
-	held->id = server_next_id(session->server);
-	held->block = block;
-	HASH_ADD(hh, session->blocks, id, sizeof(held->id), held);
-	if (!hash_has(held)) {
-		free(held);
-		return 0;
-	}
-	struct device *device = block->chunk.device;
-	session->devices[device->index].shared_bytes += block->chunk.bytes;
-	device->logical_block_bytes += block->chunk.bytes;
-	return held->id;
-}
-
-void session_remove_block(struct session *session, struct held_block *held)
-{
-	struct block *block = held->block;
-	HASH_DEL(session->blocks, held);
-	free(held);
-	struct device *device = block->chunk.device;
-	session->devices[device->index].shared_bytes -= block->chunk.bytes;
-	device->logical_block_bytes -= block->chunk.bytes;
-	store_unuse_block(&session->server->store, block, session->tenant->priority);
 }

@@ -48,20 +48,20 @@ static void settle(struct account *account, struct driver_memory driver, uint64_
 	account->context_bytes = sum(account->context_bytes, left);
 }
 
-static bool is_ours(const struct server *server, uint32_t pid)
+static bool is_ours(const struct rpc_context *rpc, uint32_t pid)
 {
 	return pid != 0 &&
-	       (pid == (uint32_t)mover_link_pid(&server->mover) || pid == (uint32_t)getpid());
+	       (pid == (uint32_t)mover_link_pid(rpc->mover) || pid == (uint32_t)getpid());
 }
 
-static void settle_all(const struct server *server, const struct nvml_process *processes,
+static void settle_all(const struct rpc_context *rpc, const struct nvml_process *processes,
                        const struct share *shares, size_t n, struct account *account)
 {
 	for (size_t i = 0; i < n; i++) {
 		uint64_t bytes = processes[i].bytes;
 		if (shares[i].is_session) {
 			settle(account, shares[i].driver, bytes);
-		} else if (is_ours(server, processes[i].pid)) {
+		} else if (is_ours(rpc, processes[i].pid)) {
 			account->mover_bytes = sum(account->mover_bytes, bytes);
 		} else {
 			account->foreign_bytes = sum(account->foreign_bytes, bytes);
@@ -95,20 +95,20 @@ static void settle_rest(const struct device *device, struct account *account)
 	account->unaccounted_bytes = left;
 }
 
-void account_device(const struct server *server, const struct device *device,
+void account_device(const struct rpc_context *rpc, const struct device *device,
                     struct account *account_out)
 {
 	size_t n;
-	const struct nvml_process *processes = nvml_processes(server->nvml, device->index, &n);
+	const struct nvml_process *processes = nvml_processes(rpc->nvml, device->index, &n);
 	cleanup_free struct share *shares = calloc(n + 1, sizeof(*shares));
 	n = shares ? n : 0;
 	*account_out = (struct account){0};
-	struct session *session;
-	list_for_each (session, &server->sessions, link) {
-		const struct driver_memory *driver = &session->devices[device->index].driver;
+	struct holder *holder;
+	list_for_each (holder, &rpc->holders.list, link) {
+		const struct driver_memory *driver = &holder->devices[device->index].driver;
 		const struct nvml_process *process = nvml_find_process(processes, n,
-		                                                       (uint32_t)session->peer.pid);
-		if (session->state != SESSION_OPEN) {
+		                                                       (uint32_t)holder->peer.pid);
+		if (holder->state == HOLDER_NEW) {
 			continue;
 		}
 		if (process) {
@@ -118,16 +118,16 @@ void account_device(const struct server *server, const struct device *device,
 		add_driver(is_known ? &shares[process - processes].driver : &account_out->driver,
 		           driver);
 	}
-	settle_all(server, processes, shares, n, account_out);
+	settle_all(rpc, processes, shares, n, account_out);
 	settle_rest(device, account_out);
 }
 
-uint64_t account_process_bytes(const struct session *session, const struct device *device)
+uint64_t account_process_bytes(const struct rpc_context *rpc, const struct holder *holder,
+                               const struct device *device)
 {
 	size_t n;
-	const struct nvml_process *processes = nvml_processes(session->server->nvml, device->index,
-	                                                      &n);
+	const struct nvml_process *processes = nvml_processes(rpc->nvml, device->index, &n);
 	const struct nvml_process *process = nvml_find_process(processes, n,
-	                                                       (uint32_t)session->peer.pid);
+	                                                       (uint32_t)holder->peer.pid);
 	return process ? process->bytes : 0;
 }

@@ -18,7 +18,7 @@
 #ifndef GLAKE_DAEMON_ACCOUNT_H
 #define GLAKE_DAEMON_ACCOUNT_H
 
-#include "daemon/holders/session.h"
+#include "daemon/rpc/rpc_context.h"
 
 struct account {
 	uint64_t context_bytes; /* contexts and code of sessions' processes: what else they have */
@@ -29,13 +29,14 @@ struct account {
 	uint64_t unaccounted_bytes; /* 0 as long as what is free is unknown */
 };
 
-void account_device(const struct server *server, const struct device *device,
+void account_device(const struct rpc_context *rpc, const struct device *device,
                     struct account *account_out);
 
 /*
- * What NVML says that the process of @session has of the driver on @device, beside managed memory; 0 =
+ * What NVML says that the process of @holder has of the driver on @device, beside managed memory; 0 =
  * unknown.
  */
-uint64_t account_process_bytes(const struct session *session, const struct device *device);
+uint64_t account_process_bytes(const struct rpc_context *rpc, const struct holder *holder,
+                               const struct device *device);
 
 #endif

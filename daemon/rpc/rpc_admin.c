@@ -28,7 +28,7 @@ static struct model *find_named(struct session *session, uint64_t id, const char
 	uint64_t n_found = 0;
 	struct model *found = NULL;
 	struct model *model;
-	list_for_each (model, &session->server->store.model_list, link) {
+	list_for_each (model, &rpc_of(session)->store->model_list, link) {
 		if (!rpc_may_act(session, model->realm) || !is_meant(model, text)) {
 			continue;
 		}
@@ -58,7 +58,7 @@ void rpc_pin(struct session *session, const request_t *request, struct fdlist *f
 	if (!model) {
 		return;
 	}
-	struct store *store = &session->server->store;
+	struct store *store = rpc_of(session)->store;
 	if (request->pin->unpin) {
 		store_unpin_model(store, model);
 		rpc_answer_ok(session, request->id);
@@ -68,7 +68,7 @@ void rpc_pin(struct session *session, const request_t *request, struct fdlist *f
 		rpc_refuse(session, request->id, STATUS_BUSY, "'%s' is being loaded", model->name);
 		return;
 	}
-	int r = store_pin_model(store, model, session->tenant);
+	int r = store_pin_model(store, model, session->holder->tenant);
 	if (r != 0) {
 		rpc_refuse_model(session, request->id, model, r);
 		return;
@@ -90,12 +90,13 @@ static void answer_evict(struct session *session, uint64_t id, uint64_t n_models
 
 void rpc_evict(struct session *session, const request_t *request, struct fdlist *fds)
 {
-	struct store *store = &session->server->store;
+	struct store *store = rpc_of(session)->store;
 	const char *name = request->evict->name;
 	if (!name[0]) {
 		uint64_t n_models;
 		uint64_t freed_bytes = store_evict_all(
-			store, session->is_admin ? NULL : session->realm, &n_models);
+			store, session->holder->is_admin ? NULL : session->holder->realm,
+			&n_models);
 		answer_evict(session, request->id, n_models, freed_bytes);
 		return;
 	}
@@ -114,13 +115,13 @@ void rpc_evict(struct session *session, const request_t *request, struct fdlist 
 void rpc_quota_set(struct session *session, const request_t *request, struct fdlist *fds)
 {
 	const Glake__Wire__QuotaSet *body = request->quota_set;
-	if (!session->is_admin) {
+	if (!session->holder->is_admin) {
 		rpc_refuse(session, request->id, STATUS_NO_PERMISSION,
 		           "quotas are set by root or the admin group");
 		return;
 	}
-	struct tenant *tenant = tenant_find(session->server->tenants, body->tenant);
-	if (!tenant || tenant == tenant_table_cache(session->server->tenants)) {
+	struct tenant *tenant = tenant_find(rpc_of(session)->tenants, body->tenant);
+	if (!tenant || tenant == tenant_table_cache(rpc_of(session)->tenants)) {
 		rpc_refuse(session, request->id, STATUS_NOT_FOUND, "there is no tenant '%.64s'",
 		           body->tenant);
 		return;
@@ -128,12 +129,12 @@ void rpc_quota_set(struct session *session, const request_t *request, struct fdl
 	if (body->set_sessions) {
 		tenant_set_max_sessions(tenant, body->max_sessions);
 		log_info("tenant %s: at most %u sessions (0 = any), set by uid %u", tenant->name,
-		         body->max_sessions, (unsigned)session->peer.uid);
+		         body->max_sessions, (unsigned)session->holder->peer.uid);
 	} else if (body->set_manifests) {
 		tenant_set_manifest_quota(tenant, body->manifest_bytes);
 		log_info("tenant %s: at most %llu bytes of manifests (0 = any), set by uid %u",
 		         tenant->name, (unsigned long long)body->manifest_bytes,
-		         (unsigned)session->peer.uid);
+		         (unsigned)session->holder->peer.uid);
 	} else {
 		if (!rpc_device(session, request->id, body->device)) {
 			return;
@@ -141,7 +142,7 @@ void rpc_quota_set(struct session *session, const request_t *request, struct fdl
 		tenant_set_quota(tenant, body->device, body->quota_bytes);
 		log_info("tenant %s: at most %llu bytes on device %u (0 = any), set by uid %u",
 		         tenant->name, (unsigned long long)body->quota_bytes, body->device,
-		         (unsigned)session->peer.uid);
+		         (unsigned)session->holder->peer.uid);
 	}
 	rpc_answer_ok(session, request->id);
 }

@@ -15,8 +15,8 @@ struct publish {
 	struct pending pending;
 	struct digest_job digest_job;
 	struct compare_job compare_job;
-	struct private_chunk *private; /* busy meanwhile */
-	struct block *candidate;       /* used, while it is compared */
+	struct held *private;    /* busy meanwhile */
+	struct block *candidate; /* used, while it is compared */
 	struct digest digest;
 	uint64_t content_bytes;
 };
@@ -26,9 +26,9 @@ static void answer_block(struct session *session, uint64_t id, struct block *blo
 	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
 	Glake__Wire__BlockAnswer body = GLAKE__WIRE__BLOCK_ANSWER__INIT;
 	uint8_t digest[DIGEST_BYTES];
-	body.block = session_add_block(session, block);
+	body.block = holder_add_block(session->holder, block);
 	if (!body.block) {
-		store_unuse_block(&session->server->store, block, session->tenant->priority);
+		store_unuse_block(rpc_of(session)->store, block, session->holder->tenant->priority);
 		rpc_refuse(session, id, STATUS_NO_HOST_MEMORY, "glaked has no host memory");
 		return;
 	}
@@ -55,7 +55,7 @@ static void fail_publish(struct publish *publish, enum status status, const char
 	uint64_t id = publish->pending.request;
 	publish->private->is_busy = false;
 	if (publish->candidate) {
-		store_unuse_block(&session->server->store, publish->candidate, 0);
+		store_unuse_block(rpc_of(session)->store, publish->candidate, 0);
 	}
 	end_publish(publish);
 	rpc_refuse(session, id, status, "%s", error);
@@ -66,19 +66,13 @@ static void seal(struct publish *publish, bool is_twin)
 {
 	struct session *session = publish->pending.session;
 	uint64_t id = publish->pending.request;
-	struct private_chunk *private = publish->private;
-	uint64_t bytes = private->chunk.bytes;
-	uint32_t device = private->chunk.device->index;
-	struct block *block = store_seal(&session->server->store, session->realm, &publish->digest,
-	                                 publish->content_bytes, &private->chunk, is_twin);
+	struct block *block = holder_seal(session->holder, publish->private, &publish->digest,
+	                                  publish->content_bytes, is_twin);
 	if (!block) {
 		fail_publish(publish, STATUS_NO_HOST_MEMORY, "glaked has no host memory");
 		return;
 	}
 	block->is_published = !is_twin;
-	session->devices[device].reserved_bytes -= bytes;
-	HASH_DEL(session->chunks, private);
-	free(private);
 	end_publish(publish);
 	answer_block(session, id, block, false);
 }
@@ -95,14 +89,14 @@ static void on_compared(struct compare_job *job, bool equal)
 		digest_to_text(&publish->digest, text);
 		log_error("two different contents have the digest %s; the second is not shared",
 		          text);
-		store_unuse_block(&session->server->store, block, 0);
+		store_unuse_block(rpc_of(session)->store, block, 0);
 		seal(publish, true);
 		return;
 	}
-	session->server->stats.blocks_collapsed++;
-	session->server->stats.bytes_deduplicated += publish->private->chunk.bytes;
+	rpc_of(session)->stats->blocks_collapsed++;
+	rpc_of(session)->stats->bytes_deduplicated += publish->private->chunk.bytes;
 	block->is_published = true;
-	session_release_chunk(session, publish->private);
+	holder_release(session->holder, publish->private);
 	end_publish(publish);
 	answer_block(session, id, block, true);
 }
@@ -116,22 +110,22 @@ static void on_digested(struct digest_job *job, const struct digest *digest)
 {
 	struct publish *publish = container_of(job, struct publish, digest_job);
 	struct session *session = publish->pending.session;
-	struct server *server = session->server;
+	struct rpc_context *rpc = rpc_of(session);
 	const struct chunk *chunk = &publish->private->chunk;
 	publish->digest = *digest;
-	struct block *candidate = store_find_block(&server->store, session->realm, chunk->device,
-	                                           digest);
+	struct block *candidate = store_find_block(rpc->store, session->holder->realm,
+	                                           chunk->device, digest);
 	if (!candidate || candidate->chunk.bytes != chunk->bytes) {
 		seal(publish, candidate != NULL);
 		return;
 	}
-	if (store_use_block(candidate, session->tenant) != 0) {
-		server->stats.quota_refusals++;
+	if (store_use_block(candidate, session->holder->tenant) != 0) {
+		rpc->stats->quota_refusals++;
 		fail_publish(publish, STATUS_OVER_QUOTA, "the tenant's limits leave no room");
 		return;
 	}
 	publish->candidate = candidate;
-	int r = mover_compare(&server->mover, &publish->compare_job, chunk->device, chunk->fd,
+	int r = mover_compare(rpc->mover, &publish->compare_job, chunk->device, chunk->fd,
 	                      candidate->chunk.fd, chunk->bytes);
 	if (r < 0) {
 		fail_publish(publish, STATUS_MOVER_FAILED, "cannot ask glake-mover to compare");
@@ -147,16 +141,16 @@ static void on_digest_failed(struct mover_job *job, enum status status, const ch
 static void cancel_publish(struct pending *pending)
 {
 	struct publish *publish = container_of(pending, struct publish, pending);
-	struct server *server = pending->session->server;
-	mover_forget(&server->mover, &publish->digest_job.job);
-	mover_forget(&server->mover, &publish->compare_job.job);
+	struct rpc_context *rpc = rpc_of(pending->session);
+	mover_forget(rpc->mover, &publish->digest_job.job);
+	mover_forget(rpc->mover, &publish->compare_job.job);
 	if (publish->candidate) {
-		store_unuse_block(&server->store, publish->candidate, 0);
+		store_unuse_block(rpc->store, publish->candidate, 0);
 	}
 	free(publish);
 }
 
-static const char *why_not(const struct private_chunk *private, uint64_t content_bytes)
+static const char *why_not(const struct held *private, uint64_t content_bytes)
 {
 	if (private->is_busy) {
 		return "is being published already";
@@ -179,8 +173,8 @@ static const char *why_not(const struct private_chunk *private, uint64_t content
 void rpc_block_publish(struct session *session, const request_t *request, struct fdlist *fds)
 {
 	const Glake__Wire__BlockPublish *body = request->block_publish;
-	struct private_chunk *private;
-	HASH_FIND(hh, session->chunks, &body->chunk, sizeof(body->chunk), private);
+	struct held *private;
+	private = holder_find(session->holder, HELD_CHUNK, body->chunk);
 	const char *reason = private ? why_not(private, body->content_bytes) : "is not there";
 	if (reason) {
 		rpc_refuse(session, request->id, STATUS_BAD_REQUEST, "chunk %" PRIu64 " %s",
@@ -205,7 +199,7 @@ void rpc_block_publish(struct session *session, const request_t *request, struct
 		return;
 	}
 	private->is_busy = true;
-	int r = mover_digest(&session->server->mover, &publish->digest_job, private->chunk.device,
+	int r = mover_digest(rpc_of(session)->mover, &publish->digest_job, private->chunk.device,
 	                     private->chunk.fd, private->chunk.bytes, body->content_bytes);
 	if (r < 0) {
 		fail_publish(publish, STATUS_MOVER_FAILED, "cannot start glake-mover");
@@ -225,18 +219,19 @@ void rpc_block_lookup(struct session *session, const request_t *request, struct 
 		return;
 	}
 	struct digest digest = digest_from_bytes(body->digest.data);
-	struct block *block = store_find_block(&session->server->store, session->realm, device,
-	                                       &digest);
+	struct block *block = store_find_block(rpc_of(session)->store, session->holder->realm,
+	                                       device, &digest);
 	if (!block) {
 		rpc_refuse(session, request->id, STATUS_NOT_FOUND,
-		           "realm %s has no such block on device %u", session->realm->name,
+		           "realm %s has no such block on device %u", session->holder->realm->name,
 		           device->index);
 		return;
 	}
-	if (store_use_block(block, session->tenant) != 0) {
-		session->server->stats.quota_refusals++;
+	if (store_use_block(block, session->holder->tenant) != 0) {
+		rpc_of(session)->stats->quota_refusals++;
 		rpc_refuse(session, request->id, STATUS_OVER_QUOTA,
-		           "the block does not fit the limits of tenant %s", session->tenant->name);
+		           "the block does not fit the limits of tenant %s",
+		           session->holder->tenant->name);
 		return;
 	}
 	answer_block(session, request->id, block, true);
@@ -245,13 +240,13 @@ void rpc_block_lookup(struct session *session, const request_t *request, struct 
 void rpc_block_release(struct session *session, const request_t *request, struct fdlist *fds)
 {
 	uint64_t id = request->block_release->block;
-	struct held_block *held;
-	HASH_FIND(hh, session->blocks, &id, sizeof(id), held);
+	struct held *held;
+	held = holder_find(session->holder, HELD_BLOCK, id);
 	if (!held) {
 		rpc_refuse(session, request->id, STATUS_BAD_REQUEST,
 		           "there is no held block %" PRIu64, id);
 		return;
 	}
-	session_remove_block(session, held);
+	holder_release(session->holder, held);
 	rpc_answer_ok(session, request->id);
 }

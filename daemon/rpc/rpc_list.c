@@ -38,7 +38,7 @@ static bool page_has_room(struct page *page, size_t row_bytes)
 
 static uint64_t age_ms(const struct session *session, uint64_t since_ms)
 {
-	return uv_now(&session->server->loop) - since_ms;
+	return uv_now(session->all->loop) - since_ms;
 }
 
 /* ---- status ---------------------------------------------------------------------------------- */
@@ -56,7 +56,7 @@ static void describe_account(const struct account *account, Glake__Wire__DeviceS
 	row->unaccounted_bytes = account->unaccounted_bytes;
 }
 
-static void describe_device(const struct server *server, const struct device *device,
+static void describe_device(const struct rpc_context *rpc, const struct device *device,
                             Glake__Wire__DeviceStatus *row)
 {
 	glake__wire__device_status__init(row);
@@ -77,13 +77,13 @@ static void describe_device(const struct server *server, const struct device *de
 	row->rdma = device->rdma;
 	row->free_bytes = device_free_bytes(device);
 	struct account account;
-	account_device(server, device, &account);
+	account_device(rpc, device, &account);
 	describe_account(&account, row);
 }
 
 void rpc_status_get(struct session *session, const request_t *request, struct fdlist *fds)
 {
-	struct server *server = session->server;
+	struct rpc_context *rpc = rpc_of(session);
 	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
 	Glake__Wire__StatusAnswer body = GLAKE__WIRE__STATUS_ANSWER__INIT;
 	Glake__Wire__DeviceStatus rows[RPC_MAX_DEVICES];
@@ -91,26 +91,26 @@ void rpc_status_get(struct session *session, const request_t *request, struct fd
 	char mover[32] = "idle";
 	char driver[16];
 
-	int mover_pid = mover_link_pid(&server->mover);
+	int mover_pid = mover_link_pid(rpc->mover);
 	if (mover_pid) {
 		snprintf(mover, sizeof(mover), "running %d", mover_pid);
 	}
-	snprintf(driver, sizeof(driver), "%d.%d", server->driver_version / 1000,
-	         server->driver_version % 1000 / 10);
+	snprintf(driver, sizeof(driver), "%d.%d", rpc->driver_version / 1000,
+	         rpc->driver_version % 1000 / 10);
 	body.version = (char *)GLAKE_VERSION;
 	body.pid = (uint64_t)getpid();
-	body.uptime_ms = age_ms(session, server->started_ms);
-	body.n_sessions = server->n_sessions;
-	body.n_models = server->store.n_models;
-	body.n_blocks = server->store.n_blocks;
+	body.uptime_ms = age_ms(session, rpc->started_ms);
+	body.n_sessions = rpc->holders.n;
+	body.n_models = rpc->store->n_models;
+	body.n_blocks = rpc->store->n_blocks;
 	body.mover = mover;
-	body.fds_used = server->allocator.books.n_fds;
-	body.fds_budget = server->allocator.books.max_fds;
-	body.draining = server->state != SERVER_RUNNING;
+	body.fds_used = rpc->allocator->books.n_fds;
+	body.fds_budget = rpc->allocator->books.max_fds;
+	body.draining = rpc->is_draining;
 	body.driver = driver;
-	body.config = server->config->path ? server->config->path : (char *)"";
-	for (uint32_t i = 0; i < server->n_devices && i < RPC_MAX_DEVICES; i++) {
-		describe_device(server, &server->devices[i], &rows[i]);
+	body.config = rpc->config->path ? rpc->config->path : (char *)"";
+	for (uint32_t i = 0; i < rpc->n_devices && i < RPC_MAX_DEVICES; i++) {
+		describe_device(rpc, &rpc->devices[i], &rows[i]);
 		list[i] = &rows[i];
 		body.n_devices++;
 	}
@@ -131,12 +131,12 @@ void rpc_device_get(struct session *session, const request_t *request, struct fd
 	if (!device) {
 		return;
 	}
-	const struct tenant_device *tenant = &session->tenant->devices[device->index];
+	const struct tenant_device *tenant = &session->holder->tenant->devices[device->index];
 	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
 	Glake__Wire__DeviceGetAnswer body = GLAKE__WIRE__DEVICE_GET_ANSWER__INIT;
 	body.quota_bytes = tenant->quota_bytes;
 	body.used_bytes = tenant->used_bytes;
-	body.reserved_bytes = session->devices[device->index].reserved_bytes;
+	body.reserved_bytes = session->holder->devices[device->index].reserved_bytes;
 	/* The driver does not yet count it as free; who asks for memory gets it. */
 	uint64_t leaving_bytes = device->leaving_bytes;
 	/* Without the device's anchor. */
@@ -175,7 +175,7 @@ void rpc_stats_get(struct session *session, const request_t *request, struct fdl
 	struct metrics metrics = {.n = 0};
 	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
 	Glake__Wire__StatsAnswer body = GLAKE__WIRE__STATS_ANSWER__INIT;
-	stats_for_each(&session->server->stats, add_metric, &metrics);
+	stats_for_each(rpc_of(session)->stats, add_metric, &metrics);
 	body.metrics = metrics.list;
 	body.n_metrics = metrics.n;
 	answer.body_case = GLAKE__WIRE__ANSWER__BODY_STATS_GET;
@@ -194,11 +194,11 @@ struct device_place {
 	Glake__Wire__SessionDevice **list;
 };
 
-/* Returns whether the session, or its process, has anything there. */
-static bool describe_share(const struct session *session, uint32_t index,
-                           Glake__Wire__SessionDevice *row)
+/* Returns whether the holder, or its process, has anything there. */
+static bool describe_share(const struct rpc_context *rpc, const struct holder *holder,
+                           uint32_t index, Glake__Wire__SessionDevice *row)
 {
-	const struct session_device *device = &session->devices[index];
+	const struct holder_device *device = &holder->devices[index];
 	const struct driver_memory *driver = &device->driver;
 	glake__wire__session_device__init(row);
 	row->device = index;
@@ -208,36 +208,36 @@ static bool describe_share(const struct session *session, uint32_t index,
 	row->array_bytes = driver->array_bytes;
 	row->graph_bytes = driver->graph_bytes;
 	row->other_bytes = driver->other_bytes;
-	row->process_bytes = account_process_bytes(session, &session->server->devices[index]);
+	row->process_bytes = account_process_bytes(rpc, holder, &rpc->devices[index]);
 	return row->reserved_bytes || row->shared_bytes || row->managed_bytes || row->array_bytes ||
 	       row->graph_bytes || row->other_bytes || row->process_bytes;
 }
 
-static void describe_session(const struct session *session, const struct device_place *place,
-                             Glake__Wire__SessionInfo *row)
+static void describe_holder(const struct rpc_context *rpc, const struct holder *holder,
+                            const struct device_place *place, Glake__Wire__SessionInfo *row)
 {
 	glake__wire__session_info__init(row);
-	row->session = session->id;
-	row->pid = (uint32_t)session->peer.pid;
-	row->uid = session->peer.uid;
-	row->program = session->program;
-	row->tenant = session->tenant->name;
-	row->realm = session->realm->name;
-	row->live_bytes = session->live_bytes;
-	row->warm_bytes = session->warm_bytes;
-	row->n_chunks = HASH_COUNT(session->chunks);
-	row->n_models = HASH_COUNT(session->models);
-	row->age_ms = age_ms(session, session->since_ms);
-	row->n_requests = session->n_requests;
-	row->peak_bytes = session->peak_bytes;
-	row->n_owned = session->n_owned;
-	row->n_passed = session->n_passed;
+	row->session = holder->id;
+	row->pid = (uint32_t)holder->peer.pid;
+	row->uid = holder->peer.uid;
+	row->program = holder->program;
+	row->tenant = holder->tenant->name;
+	row->realm = holder->realm->name;
+	row->live_bytes = holder->usage.live_bytes;
+	row->warm_bytes = holder->usage.warm_bytes;
+	row->n_chunks = holder->n_held[HELD_CHUNK];
+	row->n_models = holder->n_held[HELD_MODEL];
+	row->age_ms = uv_now(rpc->sessions.loop) - holder->since_ms;
+	row->n_requests = holder->n_requests;
+	row->peak_bytes = holder->usage.peak_bytes;
+	row->n_owned = holder->usage.n_owned;
+	row->n_passed = holder->usage.n_passed;
 	row->devices = place->list;
-	for (uint32_t i = 0; i < session->server->n_devices; i++) {
+	for (uint32_t i = 0; i < rpc->n_devices; i++) {
 		Glake__Wire__SessionDevice *device = &place->devices[row->n_devices];
-		row->reserved_bytes += session->devices[i].reserved_bytes;
-		row->shared_bytes += session->devices[i].shared_bytes;
-		if (row->n_devices < RPC_MAX_DEVICES && describe_share(session, i, device)) {
+		row->reserved_bytes += holder->devices[i].reserved_bytes;
+		row->shared_bytes += holder->devices[i].shared_bytes;
+		if (row->n_devices < RPC_MAX_DEVICES && describe_share(rpc, holder, i, device)) {
 			place->list[row->n_devices++] = device;
 		}
 	}
@@ -253,10 +253,11 @@ void rpc_session_list(struct session *session, const request_t *request, struct 
 	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
 	Glake__Wire__SessionListAnswer body = GLAKE__WIRE__SESSION_LIST_ANSWER__INIT;
 	struct page page = {0};
-	struct session *other;
-	list_for_each (other, &session->server->sessions, link) {
-		if (other->id <= request->session_list->after || other->state != SESSION_OPEN ||
-		    !rpc_may_act(session, other->realm)) {
+	const struct rpc_context *rpc = rpc_of(session);
+	struct holder *holder;
+	list_for_each (holder, &rpc->holders.list, link) {
+		if (holder->id <= request->session_list->after || holder->state == HOLDER_NEW ||
+		    !rpc_may_act(session, holder->realm)) {
 			continue;
 		}
 		Glake__Wire__SessionInfo next;
@@ -265,7 +266,7 @@ void rpc_session_list(struct session *session, const request_t *request, struct 
 			body.next = list[page.n_rows - 1]->session;
 			break;
 		}
-		describe_session(other, &place, &next);
+		describe_holder(rpc, holder, &place, &next);
 		if (!page_has_room(&page, glake__wire__session_info__get_packed_size(&next))) {
 			body.next = list[page.n_rows - 1]->session;
 			break;
@@ -291,9 +292,9 @@ void rpc_tenant_list(struct session *session, const request_t *request, struct f
 	Glake__Wire__TenantDevice devices[RPC_MAX_DEVICES];
 	Glake__Wire__TenantDevice *device_list[RPC_MAX_DEVICES];
 
-	struct tenant *tenant = tenant_next(session->server->tenants, request->tenant_list->after);
-	while (tenant && !session->is_admin && tenant != session->tenant) {
-		tenant = tenant_next(session->server->tenants, tenant->id);
+	struct tenant *tenant = tenant_next(rpc_of(session)->tenants, request->tenant_list->after);
+	while (tenant && !session->holder->is_admin && tenant != session->holder->tenant) {
+		tenant = tenant_next(rpc_of(session)->tenants, tenant->id);
 	}
 	if (tenant) {
 		row.name = tenant->name;
@@ -352,7 +353,7 @@ void rpc_model_list(struct session *session, const request_t *request, struct fd
 	Glake__Wire__ModelListAnswer body = GLAKE__WIRE__MODEL_LIST_ANSWER__INIT;
 	struct page page = {0};
 	struct model *model;
-	list_for_each (model, &session->server->store.model_list, link) {
+	list_for_each (model, &rpc_of(session)->store->model_list, link) {
 		if (model->id <= request->model_list->after ||
 		    !rpc_may_act(session, model->realm)) {
 			continue;
@@ -398,7 +399,7 @@ void rpc_block_list(struct session *session, const request_t *request, struct fd
 	Glake__Wire__BlockListAnswer body = GLAKE__WIRE__BLOCK_LIST_ANSWER__INIT;
 	struct page page = {0};
 	struct block *block;
-	list_for_each (block, &session->server->store.block_list, link) {
+	list_for_each (block, &rpc_of(session)->store->block_list, link) {
 		if (block->id <= request->block_list->after ||
 		    !rpc_may_act(session, block->realm)) {
 			continue;

@@ -29,17 +29,17 @@ static void refuse_alloc(struct session *session, uint64_t id, int result, uint3
 {
 	switch (result) {
 	case ALLOC_E_QUOTA: {
-		const struct tenant_device *limits = &session->tenant->devices[device];
+		const struct tenant_device *limits = &session->holder->tenant->devices[device];
 		rpc_refuse(session, id, STATUS_OVER_QUOTA,
 		           "%" PRIu64 " bytes more on device %u: tenant %s uses %" PRIu64
 		           " of %" PRIu64,
-		           bytes, device, session->tenant->name, limits->used_bytes,
+		           bytes, device, session->holder->tenant->name, limits->used_bytes,
 		           limits->quota_bytes);
 		return;
 	}
 	case ALLOC_E_FDS:
 		rpc_refuse(session, id, STATUS_NO_FDS, "no fds left for more chunks (tenant %s)",
-		           session->tenant->name);
+		           session->holder->tenant->name);
 		return;
 	case ALLOC_E_FULL:
 		rpc_refuse(session, id, STATUS_NO_DEVICE_MEMORY,
@@ -54,43 +54,6 @@ static void refuse_alloc(struct session *session, uint64_t id, int result, uint3
 	}
 }
 
-/* In the session's table, and without a chunk yet. NULL: no memory. */
-static struct private_chunk *new_private(struct session *session)
-{
-	struct private_chunk *private = calloc(1, sizeof(*private));
-	if (!private) {
-		return NULL;
-	}
-	private->id = server_next_id(session->server);
-	HASH_ADD(hh, session->chunks, id, sizeof(private->id), private);
-	if (!hash_has(private)) {
-		free(private);
-		return NULL;
-	}
-	return private;
-}
-
-/* Takes the chunks into the session: all of them, or none. */
-static int adopt(struct session *session, struct chunk *chunks, size_t n_chunks,
-                 struct private_chunk **privates)
-{
-	for (size_t i = 0; i < n_chunks; i++) {
-		privates[i] = new_private(session);
-		if (!privates[i]) {
-			while (i-- > 0) {
-				HASH_DEL(session->chunks, privates[i]);
-				free(privates[i]);
-			}
-			return -ENOMEM;
-		}
-	}
-	for (size_t i = 0; i < n_chunks; i++) {
-		session->devices[chunks[i].device->index].reserved_bytes += chunks[i].bytes;
-		chunk_move(&privates[i]->chunk, &chunks[i]);
-	}
-	return 0;
-}
-
 static void on_chunks(void *user, int result, struct chunk *chunks, size_t n_chunks)
 {
 	struct chunk_request *operation = user;
@@ -98,13 +61,13 @@ static void on_chunks(void *user, int result, struct chunk *chunks, size_t n_chu
 	uint64_t id = operation->pending.request;
 	uint32_t device = operation->device;
 	uint64_t bytes = operation->bytes;
-	struct private_chunk *privates[GLAKE_MAX_PACKET_FDS];
+	struct held *privates[GLAKE_MAX_PACKET_FDS];
 	uint64_t ids[GLAKE_MAX_PACKET_FDS];
 	int fds[GLAKE_MAX_PACKET_FDS];
 
 	session_end(&operation->pending);
 	free(operation);
-	if (result == 0 && adopt(session, chunks, n_chunks, privates) < 0) {
+	if (result == 0 && holder_add_chunks(session->holder, chunks, n_chunks, privates) < 0) {
 		result = -ENOMEM;
 	}
 	if (result != 0) {
@@ -170,8 +133,9 @@ void rpc_chunk_alloc(struct session *session, const request_t *request, struct f
 	for (uint32_t i = 0; i < body->n_chunks; i++) {
 		sizes[i] = i + 1 < body->n_chunks ? body->chunk_bytes : last_bytes;
 	}
-	int r = alloc_start(&session->server->allocator, device, session->tenant, CHUNK_PRIVATE,
-	                    sizes, body->n_chunks, on_chunks, operation, &operation->alloc);
+	int r = alloc_start(rpc_of(session)->allocator, device, session->holder->tenant,
+	                    CHUNK_PRIVATE, sizes, body->n_chunks, on_chunks, operation,
+	                    &operation->alloc);
 	if (r != 0) {
 		on_chunks(operation, r, NULL, 0);
 	}
@@ -180,10 +144,10 @@ void rpc_chunk_alloc(struct session *session, const request_t *request, struct f
 void rpc_chunk_free(struct session *session, const request_t *request, struct fdlist *fds)
 {
 	const Glake__Wire__ChunkFree *body = request->chunk_free;
-	struct private_chunk *private;
+	struct held *private;
 	/* All or none: look first. An id that stands there twice is found out on the way. */
 	for (size_t i = 0; i < body->n_ids; i++) {
-		HASH_FIND(hh, session->chunks, &body->ids[i], sizeof(body->ids[i]), private);
+		private = holder_find(session->holder, HELD_CHUNK, body->ids[i]);
 		if (!private || private->is_busy) {
 			rpc_refuse(session, request->id, private ? STATUS_BUSY : STATUS_BAD_REQUEST,
 			           private ? "chunk %" PRIu64 " is being published"
@@ -193,9 +157,9 @@ void rpc_chunk_free(struct session *session, const request_t *request, struct fd
 		}
 	}
 	for (size_t i = 0; i < body->n_ids; i++) {
-		HASH_FIND(hh, session->chunks, &body->ids[i], sizeof(body->ids[i]), private);
+		private = holder_find(session->holder, HELD_CHUNK, body->ids[i]);
 		if (private) {
-			session_release_chunk(session, private);
+			holder_release(session->holder, private);
 		}
 	}
 	rpc_answer_ok(session, request->id);
@@ -226,12 +190,12 @@ static bool is_chunk_count(struct session *session, uint64_t request, size_t n_i
 void rpc_chunk_share(struct session *session, const request_t *request, struct fdlist *fds)
 {
 	const Glake__Wire__ChunkShare *body = request->chunk_share;
-	struct private_chunk *privates[GLAKE_MAX_PACKET_FDS];
+	struct held *privates[GLAKE_MAX_PACKET_FDS];
 	if (!is_chunk_count(session, request->id, body->n_ids)) {
 		return;
 	}
 	for (size_t i = 0; i < body->n_ids; i++) {
-		HASH_FIND(hh, session->chunks, &body->ids[i], sizeof(body->ids[i]), privates[i]);
+		privates[i] = holder_find(session->holder, HELD_CHUNK, body->ids[i]);
 		if (!privates[i] || privates[i]->ticket != privates[0]->ticket) {
 			rpc_refuse(session, request->id, STATUS_BAD_REQUEST,
 			           privates[i] ? "chunk %" PRIu64 " has another ticket"
@@ -261,40 +225,28 @@ void rpc_chunk_share(struct session *session, const request_t *request, struct f
 	rpc_answer(session, request->id, &answer, NULL, 0);
 }
 
-/* The session of that number, if it is of the asker's realm. */
-static struct session *find_owner(struct session *session, uint64_t id)
+/* The holder of that number, if it is of the asker's realm. */
+static struct holder *find_owner(struct session *session, uint64_t id)
 {
-	struct session *other;
-	if (id == 0) {
-		return session;
-	}
-	list_for_each (other, &session->server->sessions, link) {
-		if (other->id == id && other->state == SESSION_OPEN &&
-		    other->realm == session->realm) {
-			return other;
-		}
-	}
-	return NULL;
+	struct holder *owner = id ? holder_by_id(session->holder->all, id) : session->holder;
+	return owner && owner->realm == session->holder->realm ? owner : NULL;
 }
 
 /* One's own, or one that somebody else gave the ticket of. */
-static struct private_chunk *find_opened(struct session *session, struct session *owner,
-                                         uint64_t id, uint64_t ticket)
+static struct held *find_opened(struct session *session, struct holder *owner, uint64_t id,
+                                uint64_t ticket)
 {
-	struct private_chunk *private = NULL;
-	if (owner) {
-		HASH_FIND(hh, owner->chunks, &id, sizeof(id), private);
-	}
-	bool may = private && (owner == session || (ticket != 0 && private->ticket == ticket));
+	struct held *private = owner ? holder_find(owner, HELD_CHUNK, id) : NULL;
+	bool may = private &&
+	           (owner == session->holder || (ticket != 0 && private->ticket == ticket));
 	return may ? private : NULL;
 }
 
 /* Returns the chunk, or NULL after a refusal. */
 static const struct chunk *find_open_chunk(struct session *session, const request_t *request,
-                                           struct session *owner, uint64_t id)
+                                           struct holder *owner, uint64_t id)
 {
-	const struct private_chunk *private = find_opened(session, owner, id,
-	                                                  request->chunk_open->ticket);
+	const struct held *private = find_opened(session, owner, id, request->chunk_open->ticket);
 	if (!private) {
 		/* One answer for all that may be wrong: it helps nobody who guesses. */
 		rpc_refuse(session, request->id, STATUS_NOT_FOUND,
@@ -323,7 +275,7 @@ void rpc_chunk_open(struct session *session, const request_t *request, struct fd
 	if (!is_chunk_count(session, request->id, body->n_ids)) {
 		return;
 	}
-	struct session *owner = find_owner(session, body->session);
+	struct holder *owner = find_owner(session, body->session);
 	for (size_t i = 0; i < body->n_ids; i++) {
 		const struct chunk *chunk = find_open_chunk(session, request, owner, body->ids[i]);
 		if (!chunk) {

@@ -34,17 +34,17 @@ void rpc_refuse_model(struct session *session, uint64_t id, const struct model *
 		rpc_refuse(session, id, STATUS_NO_HOST_MEMORY, "glaked has no host memory");
 		return;
 	}
-	session->server->stats.quota_refusals++;
+	rpc_of(session)->stats->quota_refusals++;
 	if (error == TENANT_E_MANIFESTS) {
 		rpc_refuse(session, id, STATUS_OVER_QUOTA,
 		           "what is kept of '%s' in host memory (%" PRIu64
 		           " bytes) does not fit the limits of tenant %s",
-		           model->name, model->manifest_bytes, session->tenant->name);
+		           model->name, model->manifest_bytes, session->holder->tenant->name);
 		return;
 	}
 	rpc_refuse(session, id, error == TENANT_E_FDS ? STATUS_NO_FDS : STATUS_OVER_QUOTA,
 	           "'%s' (%" PRIu64 " bytes) does not fit the limits of tenant %s", model->name,
-	           model->span_bytes, session->tenant->name);
+	           model->span_bytes, session->holder->tenant->name);
 }
 
 static void answer_open(struct session *session, uint64_t id, struct model *model, bool was_loaded,
@@ -52,9 +52,10 @@ static void answer_open(struct session *session, uint64_t id, struct model *mode
 {
 	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
 	Glake__Wire__ModelOpenAnswer body = GLAKE__WIRE__MODEL_OPEN_ANSWER__INIT;
-	body.model = session_add_model(session, model);
+	body.model = holder_add_model(session->holder, model);
 	if (!body.model) {
-		store_unhold_model(&session->server->store, model, session->tenant->priority);
+		store_unhold_model(rpc_of(session)->store, model,
+		                   session->holder->tenant->priority);
 		rpc_refuse(session, id, STATUS_NO_HOST_MEMORY, "glaked has no host memory");
 		return;
 	}
@@ -74,12 +75,12 @@ static void answer_open(struct session *session, uint64_t id, struct model *mode
 static void open_ready(struct session *session, uint64_t id, struct model *model, bool pin,
                        bool was_loaded, struct load_result result)
 {
-	struct store *store = &session->server->store;
-	int r = store_hold_model(store, model, session->tenant);
+	struct store *store = rpc_of(session)->store;
+	int r = store_hold_model(store, model, session->holder->tenant);
 	if (r == 0 && pin) {
-		r = store_pin_model(store, model, session->tenant);
+		r = store_pin_model(store, model, session->holder->tenant);
 		if (r != 0) {
-			store_unhold_model(store, model, session->tenant->priority);
+			store_unhold_model(store, model, session->holder->tenant->priority);
 		}
 	}
 	if (r != 0) {
@@ -165,7 +166,7 @@ static bool check_files(struct session *session, const request_t *request, const
 	files->n_files = fds->n_fds;
 	for (size_t i = 0; i < fds->n_fds; i++) {
 		const char *name = i < body->n_files ? body->files[i] : body->index;
-		int r = file_identify(&session->server->superblocks, fds->fds[i],
+		int r = file_identify(rpc_of(session)->superblocks, fds->fds[i],
 		                      i > 0 ? &files->ids[i - 1] : NULL, &files->ids[i]);
 		if (r < 0) {
 			rpc_refuse(session, request->id, STATUS_BAD_FILE, "%s: %s", name,
@@ -187,19 +188,20 @@ static bool check_files(struct session *session, const request_t *request, const
 static bool check_loads(struct session *session, uint64_t id)
 {
 	size_t n_own;
-	size_t n_loads = mover_n_cancelled(&session->server->mover, session->peer.owner, &n_own);
+	size_t n_loads = mover_n_cancelled(rpc_of(session)->mover, session->holder->peer.owner,
+	                                   &n_own);
 	struct model *model;
-	list_for_each (model, &session->server->store.model_list, link) {
+	list_for_each (model, &rpc_of(session)->store->model_list, link) {
 		if (model->state == MODEL_LOADING && model->load) {
 			n_loads++;
-			n_own += load_payer(model->load) == session->tenant;
+			n_own += load_payer(model->load) == session->holder->tenant;
 		}
 	}
 	if (n_loads < GLAKE_MAX_LOADS - RESERVED_LOADS || n_own < FEW_LOADS) {
 		return true;
 	}
 	rpc_refuse(session, id, STATUS_BUSY, "tenant %s has %zu loads under way, of %zu in all",
-	           session->tenant->name, n_own, n_loads);
+	           session->holder->tenant->name, n_own, n_loads);
 	return false;
 }
 
@@ -208,13 +210,13 @@ static struct model *start_load(struct session *session, const request_t *reques
                                 struct load_waiter *waiter)
 {
 	const Glake__Wire__ModelOpen *body = request->model_open;
-	struct server *server = session->server;
+	struct rpc_context *rpc = rpc_of(session);
 	if (!check_loads(session, request->id)) {
 		return NULL;
 	}
 	cleanup_free char *name = text_clean_copy(body->name[0] ? body->name : body->files[0]);
-	struct model *model = name ? store_add_model(&server->store, session->realm, device,
-	                                             session->tenant, name, files->ids,
+	struct model *model = name ? store_add_model(rpc->store, session->holder->realm, device,
+	                                             session->holder->tenant, name, files->ids,
 	                                             files->n_files)
 	                           : NULL;
 	if (!model) {
@@ -222,7 +224,7 @@ static struct model *start_load(struct session *session, const request_t *reques
 		           "glaked has no host memory");
 		return NULL;
 	}
-	int r = load_start(&server->load_context, model, (const char *const *)body->files,
+	int r = load_start(rpc->load_context, model, (const char *const *)body->files,
 	                   body->index[0] ? body->index : NULL, files->fds, files->n_files,
 	                   body->may_direct, waiter);
 	if (r < 0) {
@@ -258,8 +260,8 @@ static void wait_for_load(struct session *session, const request_t *request, str
 	}
 	operation->pin = request->model_open->pin;
 	operation->waiter = (struct load_waiter){
-		.tenant = session->tenant,
-		.uid = session->peer.owner,
+		.tenant = session->holder->tenant,
+		.uid = session->holder->peer.owner,
 		.done = on_loaded,
 		.progress = request->model_open->progress ? on_progress : NULL,
 	};
@@ -289,10 +291,10 @@ void rpc_model_open(struct session *session, const request_t *request, struct fd
 	    !check_files(session, request, fds, &files)) {
 		return;
 	}
-	struct model *model = store_find_model(&session->server->store, session->realm, device,
-	                                       files.ids, files.n_files);
+	struct model *model = store_find_model(rpc_of(session)->store, session->holder->realm,
+	                                       device, files.ids, files.n_files);
 	if (model && model->state == MODEL_READY) {
-		session->server->stats.models_hit++;
+		rpc_of(session)->stats->models_hit++;
 		open_ready(session, request->id, model, request->model_open->pin, true,
 		           (struct load_result){0});
 		return;
@@ -302,10 +304,10 @@ void rpc_model_open(struct session *session, const request_t *request, struct fd
 
 /* ---- the manifest ---------------------------------------------------------------------------- */
 
-static struct open_model *find_open(struct session *session, uint64_t request, uint64_t id)
+static struct held *find_open(struct session *session, uint64_t request, uint64_t id)
 {
-	struct open_model *open;
-	HASH_FIND(hh, session->models, &id, sizeof(id), open);
+	struct held *open;
+	open = holder_find(session->holder, HELD_MODEL, id);
 	if (!open) {
 		rpc_refuse(session, request, STATUS_BAD_REQUEST, "there is no open model %" PRIu64,
 		           id);
@@ -318,7 +320,7 @@ void rpc_model_tensors(struct session *session, const request_t *request, struct
 	enum { PAGE = 512 };
 	static Glake__Wire__Tensor page[PAGE];
 	static Glake__Wire__Tensor *list[PAGE];
-	struct open_model *open = find_open(session, request->id, request->model_tensors->model);
+	struct held *open = find_open(session, request->id, request->model_tensors->model);
 	if (!open) {
 		return;
 	}
@@ -355,7 +357,7 @@ void rpc_model_blocks(struct session *session, const request_t *request, struct 
 {
 	uint64_t chunk_bytes[GLAKE_PAGE_FDS];
 	int chunk_fds[GLAKE_PAGE_FDS];
-	struct open_model *open = find_open(session, request->id, request->model_blocks->model);
+	struct held *open = find_open(session, request->id, request->model_blocks->model);
 	if (!open) {
 		return;
 	}
@@ -377,9 +379,9 @@ void rpc_model_blocks(struct session *session, const request_t *request, struct 
 
 void rpc_model_close(struct session *session, const request_t *request, struct fdlist *fds)
 {
-	struct open_model *open = find_open(session, request->id, request->model_close->model);
+	struct held *open = find_open(session, request->id, request->model_close->model);
 	if (open) {
-		session_remove_model(session, open);
+		holder_release(session->holder, open);
 		rpc_answer_ok(session, request->id);
 	}
 }

@@ -17,7 +17,7 @@ static bool is_sound(struct session *session, uint64_t id, const Glake__Wire__Us
 	_Static_assert(RPC_MAX_DEVICES <= 64, "a bit for each");
 	for (size_t i = 0; i < report->n_driver; i++) {
 		uint32_t device = report->driver[i]->device;
-		if (device >= session->server->n_devices || device >= RPC_MAX_DEVICES ||
+		if (device >= rpc_of(session)->n_devices || device >= RPC_MAX_DEVICES ||
 		    seen & 1ull << device) {
 			rpc_refuse(session, id, STATUS_BAD_REQUEST,
 			           "device %u is unknown, or reported twice", device);
@@ -46,29 +46,29 @@ static void follow_reclaim(struct session *session, uint64_t id)
 		return;
 	}
 	session->followed_reclaim = id;
-	session->reclaim_ms = uv_now(&session->server->loop);
-	allocator_look_again(&session->server->allocator);
+	session->reclaim_ms = uv_now(session->all->loop);
+	allocator_look_again(rpc_of(session)->allocator);
 }
 
 void rpc_usage_report(struct session *session, const request_t *request, struct fdlist *fds)
 {
 	const Glake__Wire__UsageReport *report = request->usage_report;
-	const struct server *server = session->server;
+	const struct rpc_context *rpc = rpc_of(session);
 	if (!is_sound(session, request->id, report)) {
 		return;
 	}
-	session->live_bytes = bounded(report->live_bytes, GLAKE_MAX_REPORTED_BYTES);
-	session->warm_bytes = bounded(report->warm_bytes, GLAKE_MAX_REPORTED_BYTES);
-	session->peak_bytes = bounded(report->peak_bytes, GLAKE_MAX_REPORTED_BYTES);
-	session->n_owned = report->n_owned;
-	session->n_passed = report->n_passed;
-	for (uint32_t i = 0; i < server->n_devices; i++) {
-		session->devices[i].driver = (struct driver_memory){0};
+	session->holder->usage.live_bytes = bounded(report->live_bytes, GLAKE_MAX_REPORTED_BYTES);
+	session->holder->usage.warm_bytes = bounded(report->warm_bytes, GLAKE_MAX_REPORTED_BYTES);
+	session->holder->usage.peak_bytes = bounded(report->peak_bytes, GLAKE_MAX_REPORTED_BYTES);
+	session->holder->usage.n_owned = report->n_owned;
+	session->holder->usage.n_passed = report->n_passed;
+	for (uint32_t i = 0; i < rpc->n_devices; i++) {
+		session->holder->devices[i].driver = (struct driver_memory){0};
 	}
 	for (size_t i = 0; i < report->n_driver; i++) {
 		const Glake__Wire__DriverMemory *from = report->driver[i];
-		session->devices[from->device].driver = take_driver(
-			from, server->devices[from->device].total_bytes);
+		session->holder->devices[from->device].driver = take_driver(
+			from, rpc->devices[from->device].total_bytes);
 	}
 	follow_reclaim(session, report->reclaim);
 	rpc_answer_ok(session, request->id);

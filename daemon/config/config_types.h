@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Values of a config that are more than numbers: config_value.c reads them, config.h is made of them.
+ *
+ * Owner: who embeds them. Threads: any.
+ */
+#ifndef GLAKE_DAEMON_CONFIG_TYPES_H
+#define GLAKE_DAEMON_CONFIG_TYPES_H
+
+#include <stddef.h>
+#include <sys/types.h>
+
+/* Names of realms and tenants, with the NUL. Letters, digits, '.', '_' and '-'. */
+#define CONFIG_NAME_BYTES 64u
+
+enum config_pressure {
+	CONFIG_PRESSURE_REFUSE, /* a request that does not fit is refused: see alloc.h */
+	CONFIG_PRESSURE_WAIT,   /* it waits for memory, wait_ms at most */
+};
+
+/* Somebody's uid is in uids, or one of his gids in gids. Users and groups are resolved. */
+struct config_members {
+	uid_t *uids; /* owned */
+	gid_t *gids; /* owned */
+	size_t n_uids;
+	size_t n_gids;
+};
+
+#endif

@@ -1,0 +1,257 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/holders/holder.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+
+#include "proto/cleanup.h"
+
+static const bool moves[N_HOLDER_STATES][N_HOLDER_STATES] = {
+	[HOLDER_NEW] = {[HOLDER_ATTACHED] = true, [HOLDER_ENDED] = true},
+	[HOLDER_ATTACHED] = {[HOLDER_ENDED] = true},
+};
+
+static void holder_set_state(struct holder *holder, enum holder_state state)
+{
+	assert(moves[holder->state][state]);
+	holder->state = state;
+}
+
+void holders_init(struct holders *holders, struct device *devices, uint32_t n_devices,
+                  struct store *store, uint64_t last_id)
+{
+	*holders = (struct holders){
+		.devices = devices, .n_devices = n_devices, .store = store, .last_id = last_id};
+	list_init(&holders->list);
+	list_init(&holders->realms);
+}
+
+struct holder *holder_new(struct holders *holders, uint64_t now_ms)
+{
+	struct holder *holder = calloc(1, sizeof(*holder) +
+	                                          holders->n_devices * sizeof(holder->devices[0]));
+	if (!holder) {
+		return NULL;
+	}
+	holder->all = holders;
+	holder->n_refs = 2; /* the list's, and the caller's */
+	holder->id = ++holders->last_id;
+	holder->since_ms = now_ms;
+	list_insert(&holders->list, &holder->link);
+	holders->n++;
+	return holder;
+}
+
+void holder_unref(struct holder *holder)
+{
+	if (!holder || --holder->n_refs > 0) {
+		return;
+	}
+	peer_deinit(&holder->peer);
+	realm_unref(holder->realm);
+	free(holder->program);
+	free(holder);
+}
+
+void holder_attach(struct holder *holder, char *program)
+{
+	holder->program = program;
+	holder_set_state(holder, HOLDER_ATTACHED);
+}
+
+struct holder *holder_by_id(const struct holders *holders, uint64_t id)
+{
+	struct holder *holder;
+	list_for_each (holder, &holders->list, link) {
+		if (holder->id == id) {
+			return holder->state == HOLDER_NEW ? NULL : holder;
+		}
+	}
+	return NULL;
+}
+
+/* ---- what it holds --------------------------------------------------------------------------- */
+
+struct held *holder_find(const struct holder *holder, enum held_kind kind, uint64_t id)
+{
+	struct held *held;
+	HASH_FIND(hh, holder->held, &id, sizeof(id), held);
+	return held && held->kind == kind ? held : NULL;
+}
+
+/* NULL: no memory. */
+static struct held *add(struct holder *holder, enum held_kind kind)
+{
+	struct held *held = calloc(1, sizeof(*held));
+	if (!held) {
+		return NULL;
+	}
+	held->id = ++holder->all->last_id;
+	held->kind = kind;
+	HASH_ADD(hh, holder->held, id, sizeof(held->id), held);
+	if (!hash_has(held)) {
+		free(held);
+		return NULL;
+	}
+	holder->n_held[kind]++;
+	return held;
+}
+
+static void drop(struct holder *holder, struct held *held)
+{
+	HASH_DEL(holder->held, held);
+	holder->n_held[held->kind]--;
+	free(held);
+}
+
+int holder_add_chunks(struct holder *holder, struct chunk *chunks, size_t n_chunks,
+                      struct held **held_out)
+{
+	for (size_t i = 0; i < n_chunks; i++) {
+		held_out[i] = add(holder, HELD_CHUNK);
+		if (!held_out[i]) {
+			while (i-- > 0) {
+				drop(holder, held_out[i]);
+			}
+			return -ENOMEM;
+		}
+	}
+	for (size_t i = 0; i < n_chunks; i++) {
+		holder->devices[chunks[i].device->index].reserved_bytes += chunks[i].bytes;
+		chunk_move(&held_out[i]->chunk, &chunks[i]);
+	}
+	return 0;
+}
+
+static void count_shared(struct holder *holder, struct device *device, uint64_t bytes)
+{
+	holder->devices[device->index].shared_bytes += bytes;
+	device->logical_block_bytes += bytes;
+}
+
+static void uncount_shared(struct holder *holder, struct device *device, uint64_t bytes)
+{
+	holder->devices[device->index].shared_bytes -= bytes;
+	device->logical_block_bytes -= bytes;
+}
+
+uint64_t holder_add_model(struct holder *holder, struct model *model)
+{
+	struct held *held = add(holder, HELD_MODEL);
+	if (!held) {
+		return 0;
+	}
+	held->model = model;
+	count_shared(holder, model->device, model->span_bytes);
+	return held->id;
+}
+
+uint64_t holder_add_block(struct holder *holder, struct block *block)
+{
+	struct held *held = add(holder, HELD_BLOCK);
+	if (!held) {
+		return 0;
+	}
+	held->block = block;
+	count_shared(holder, block->chunk.device, block->chunk.bytes);
+	return held->id;
+}
+
+void holder_release(struct holder *holder, struct held *held)
+{
+	struct store *store = holder->all->store;
+	switch (held->kind) {
+	case HELD_CHUNK:
+		holder->devices[held->chunk.device->index].reserved_bytes -= held->chunk.bytes;
+		chunk_release(&held->chunk);
+		break;
+	case HELD_MODEL:
+		uncount_shared(holder, held->model->device, held->model->span_bytes);
+		store_unhold_model(store, held->model, holder->tenant->priority);
+		break;
+	default:
+		uncount_shared(holder, held->block->chunk.device, held->block->chunk.bytes);
+		store_unuse_block(store, held->block, holder->tenant->priority);
+	}
+	drop(holder, held);
+}
+
+struct block *holder_seal(struct holder *holder, struct held *held, const struct digest *digest,
+                          uint64_t content_bytes, bool is_twin)
+{
+	uint64_t bytes = held->chunk.bytes;
+	uint32_t device = held->chunk.device->index;
+	struct block *block = store_seal(holder->all->store, holder->realm, digest, content_bytes,
+	                                 &held->chunk, is_twin);
+	if (block) {
+		holder->devices[device].reserved_bytes -= bytes;
+		drop(holder, held);
+	}
+	return block;
+}
+
+/* ---- the end --------------------------------------------------------------------------------- */
+
+/* A device's chunks go to its worker together. */
+static void release_chunks(struct holder *holder, const struct device *device)
+{
+	enum { BATCH = 64 };
+	struct chunk chunks[BATCH];
+	struct held *held;
+	struct held *spare;
+	size_t n = 0;
+	HASH_ITER(hh, holder->held, held, spare)
+	{
+		if (held->kind != HELD_CHUNK || held->chunk.device != device) {
+			continue;
+		}
+		holder->devices[device->index].reserved_bytes -= held->chunk.bytes;
+		chunk_move(&chunks[n++], &held->chunk);
+		drop(holder, held);
+		if (n == BATCH) {
+			chunk_release_all(chunks, n);
+			n = 0;
+		}
+	}
+	chunk_release_all(chunks, n);
+}
+
+static void release_all(struct holder *holder)
+{
+	struct held *held;
+	struct held *spare;
+	for (uint32_t i = 0; i < holder->all->n_devices; i++) {
+		release_chunks(holder, &holder->all->devices[i]);
+	}
+	HASH_ITER(hh, holder->held, held, spare)
+	{
+		holder_release(holder, held);
+	}
+	for (uint32_t i = 0; i < N_HELD_KINDS; i++) {
+		assert(holder->n_held[i] == 0);
+	}
+	for (uint32_t i = 0; i < holder->all->n_devices; i++) {
+		assert(holder->devices[i].reserved_bytes == 0 &&
+		       holder->devices[i].shared_bytes == 0);
+	}
+}
+
+void holder_end(struct holder *holder)
+{
+	if (holder->state == HOLDER_ENDED) {
+		return;
+	}
+	holder_set_state(holder, HOLDER_ENDED);
+	list_remove(&holder->link);
+	holder->all->n--;
+	release_all(holder);
+	if (holder->tenant) {
+		tenant_session_leave(holder->tenant);
+		holder->tenant = NULL;
+	}
+	if (holder->refusal) {
+		holder->all->n_refused--;
+	}
+	holder_unref(holder);
+}

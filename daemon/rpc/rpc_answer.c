@@ -1,0 +1,124 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/rpc/rpc_answer.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/base/text.h"
+#include "proto/cleanup.h"
+
+_Static_assert((int)STATUS_COUNT == GLAKE__WIRE__STATUS__INTERNAL + 1 &&
+                       (int)STATUS_BUSY == GLAKE__WIRE__STATUS__BUSY &&
+                       (int)STATUS_BAD_FILE == GLAKE__WIRE__STATUS__BAD_FILE,
+               "daemon/base/status.h and proto/glake.proto number the same things");
+
+static int send_packed(struct session *session, answer_t *answer, const int *fds, size_t n_fds)
+{
+	static uint8_t bytes[GLAKE_MAX_PACKET_BYTES];
+	size_t n_bytes = glake__wire__answer__get_packed_size(answer);
+	if (n_bytes > sizeof(bytes)) {
+		log_error("an answer of %zu bytes does not fit a packet", n_bytes);
+		return -EMSGSIZE;
+	}
+	glake__wire__answer__pack(answer, bytes);
+	return conn_send(&session->conn, bytes, n_bytes, fds, n_fds);
+}
+
+void rpc_answer(struct session *session, uint64_t id, answer_t *answer, const int *fds,
+                size_t n_fds)
+{
+	answer->id = id;
+	int r = send_packed(session, answer, fds, n_fds);
+	if (r < 0) {
+		/* The peer would wait for ever for what cannot be said. */
+		session_reject(session, "an answer could not be sent: %s", strerror(-r));
+	}
+}
+
+void rpc_answer_ok(struct session *session, uint64_t id)
+{
+	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
+	rpc_answer(session, id, &answer, NULL, 0);
+}
+
+void rpc_refuse(struct session *session, uint64_t id, enum status status, const char *format, ...)
+{
+	char text[512];
+	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
+	va_list arguments;
+	va_start(arguments, format);
+	vsnprintf(text, sizeof(text), format, arguments);
+	va_end(arguments);
+	/* It may quote the client, and may have been cut inside a character. */
+	text_clean(text);
+	log_limited(&session->log_limit, LOG_LEVEL_DEBUG, "session %llu (pid %d): refused: %s",
+	            (unsigned long long)session->holder->id, (int)session->holder->peer.pid, text);
+	rpc_of(session)->stats->requests_refused++;
+	answer.status = (Glake__Wire__Status)status;
+	answer.error = text;
+	rpc_answer(session, id, &answer, NULL, 0);
+}
+
+bool rpc_notify(struct session *session, answer_t *notice)
+{
+	if (session->state != SESSION_OPEN) {
+		return false;
+	}
+	if (conn_n_queued(&session->conn) > 0 || send_packed(session, notice, NULL, 0) < 0) {
+		rpc_of(session)->stats->notices_dropped++;
+		return false;
+	}
+	return true;
+}
+
+bool rpc_notify_reclaim(struct session *session, const struct device *device, uint64_t bytes,
+                        uint64_t id)
+{
+	answer_t notice = GLAKE__WIRE__ANSWER__INIT;
+	Glake__Wire__Reclaim reclaim = GLAKE__WIRE__RECLAIM__INIT;
+	reclaim.device = device->index;
+	reclaim.bytes = bytes;
+	reclaim.id = id;
+	notice.body_case = GLAKE__WIRE__ANSWER__BODY_RECLAIM;
+	notice.reclaim = &reclaim;
+	bool is_sent = rpc_notify(session, &notice);
+	rpc_of(session)->stats->reclaims_sent += is_sent;
+	return is_sent;
+}
+
+void rpc_notify_shutting_down(struct session *session, uint64_t grace_ms)
+{
+	answer_t notice = GLAKE__WIRE__ANSWER__INIT;
+	Glake__Wire__ShuttingDown shutting_down = GLAKE__WIRE__SHUTTING_DOWN__INIT;
+	shutting_down.grace_ms = grace_ms;
+	notice.body_case = GLAKE__WIRE__ANSWER__BODY_SHUTTING_DOWN;
+	notice.shutting_down = &shutting_down;
+	rpc_notify(session, &notice);
+}
+
+void rpc_notify_evicted(struct session *session, const char *name)
+{
+	answer_t notice = GLAKE__WIRE__ANSWER__INIT;
+	Glake__Wire__ModelEvicted evicted = GLAKE__WIRE__MODEL_EVICTED__INIT;
+	evicted.name = (char *)name;
+	notice.body_case = GLAKE__WIRE__ANSWER__BODY_MODEL_EVICTED;
+	notice.model_evicted = &evicted;
+	rpc_notify(session, &notice);
+}
+
+/* ---- what handlers share --------------------------------------------------------------------- */
+
+struct device *rpc_device(struct session *session, uint64_t id, uint32_t index)
+{
+	if (index >= rpc_of(session)->n_devices) {
+		rpc_refuse(session, id, STATUS_BAD_REQUEST, "there is no device %u", index);
+		return NULL;
+	}
+	return &rpc_of(session)->devices[index];
+}
+
+bool rpc_may_act(const struct session *session, const struct realm *realm)
+{
+	return session->holder->is_admin || session->holder->realm == realm;
+}

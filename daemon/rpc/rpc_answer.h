@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the handlers share: the ways to answer, and to tell what nobody asked for.
+ *
+ * Threads: loop thread.
+ */
+#ifndef GLAKE_DAEMON_RPC_ANSWER_H
+#define GLAKE_DAEMON_RPC_ANSWER_H
+
+#include "daemon/base/status.h"
+#include "daemon/rpc/rpc_context.h"
+#include "proto/glake.pb-c.h"
+
+typedef Glake__Wire__Request request_t;
+typedef Glake__Wire__Answer answer_t;
+
+/* Of one answer; further ones are not told of. No host has as many. */
+#define RPC_MAX_DEVICES 64u
+
+/* Fill in id and status OK, pack, send. fds stay the caller's. */
+void rpc_answer(struct session *session, uint64_t id, answer_t *answer, const int *fds,
+                size_t n_fds);
+/* Without a body. */
+void rpc_answer_ok(struct session *session, uint64_t id);
+__attribute__((format(printf, 4, 5))) void rpc_refuse(struct session *session, uint64_t id,
+                                                      enum status status, const char *format, ...);
+bool rpc_notify(struct session *session, answer_t *notice);
+
+/* The device of that number, or NULL after a refusal. */
+struct device *rpc_device(struct session *session, uint64_t id, uint32_t index);
+
+/* @error of store_hold_model() or store_pin_model() is the session's answer. */
+void rpc_refuse_model(struct session *session, uint64_t id, const struct model *model, int error);
+
+/* Whether the session may act on what belongs to @realm. */
+bool rpc_may_act(const struct session *session, const struct realm *realm);
+
+/* Notices. One that would have to wait behind an unread answer is dropped, counted, and false. */
+bool rpc_notify_reclaim(struct session *session, const struct device *device, uint64_t bytes,
+                        uint64_t id);
+void rpc_notify_shutting_down(struct session *session, uint64_t grace_ms);
+void rpc_notify_evicted(struct session *session, const char *name);
+
+#endif

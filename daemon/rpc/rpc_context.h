@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What requests are about: all sessions, and the parts of glaked that the handlers ask.
+ *
+ * Owner: the rpc, which keeps the parts. Threads: loop thread.
+ */
+#ifndef GLAKE_DAEMON_RPC_CONTEXT_H
+#define GLAKE_DAEMON_RPC_CONTEXT_H
+
+#include "daemon/base/list.h"
+#include "daemon/holders/session.h"
+#include "daemon/memory/nvml.h"
+#include "daemon/store/load.h"
+#include "daemon/store/superblock.h"
+
+/* Pointers are borrowed. */
+struct rpc_context {
+	struct sessions sessions;
+	struct holders holders;
+	const struct config *config;
+	struct stats *stats;
+	struct tenant_table *tenants;
+	struct allocator *allocator;
+	struct store *store;
+	struct superblocks *superblocks;
+	struct mover_link *mover;
+	const struct load_context *load_context;
+	struct nvml *nvml;
+	struct device *devices;
+	uint32_t n_devices;
+	int driver_version; /* 13000 = 13.0 */
+	uint64_t started_ms;
+	bool is_draining; /* nothing new is granted */
+};
+
+static inline struct rpc_context *rpc_of(const struct session *session)
+{
+	return container_of(session->all, struct rpc_context, sessions);
+}
+
+#endif
