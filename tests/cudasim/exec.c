@@ -137,6 +137,9 @@ CUresult cuGraphExecDestroy(CUgraphExec handle)
 	if (!exec) {
 		return CUDA_ERROR_INVALID_VALUE;
 	}
+	if (exec->graph->held && exec->last) {
+		mark_wait(exec->last); /* it uses what may be destroyed now */
+	}
 	exec->magic = 0;
 	kept_remove(&exec->kept);
 	mark_unref(exec->last);

@@ -44,6 +44,7 @@ void graph_free(struct graph *graph)
 		next = node->next;
 		node_free(node);
 	}
+	held_drop(graph);
 	graph->magic = 0;
 	kept_remove(&graph->kept);
 	free(graph);
@@ -211,6 +212,9 @@ CUresult graph_clone(const struct graph *graph, bool is_for_exec, struct graph *
 	}
 	clone->original_id = graph->id;
 	CUresult err = copy_nodes(graph, is_for_exec, clone);
+	if (err == CUDA_SUCCESS) {
+		err = held_copy(graph, clone);
+	}
 	if (err != CUDA_SUCCESS) {
 		graph_free(clone);
 		return err;

@@ -33,7 +33,8 @@ struct graph {
 	struct node *first;
 	struct node **last;
 	size_t n_nodes;
-	bool is_child; /* of a node, which owns it */
+	bool is_child;     /* of a node, which owns it */
+	struct held *held; /* owned: references to objects of the program */
 };
 
 struct graph *graph_new(void);
@@ -61,6 +62,11 @@ bool node_depends(const struct node *node, const struct node *on);
 
 /* Each node stands for what its counterpart in @before, a graph of the same shape, stood for. */
 void graph_adopt(struct graph *graph, const struct graph *before);
+
+/* --- userobject.c --- */
+
+CUresult held_copy(const struct graph *graph, struct graph *clone);
+void held_drop(struct graph *graph);
 
 /* --- exec.c --- */
 

@@ -173,3 +173,40 @@ CUresult cuStreamWriteValue64_v2(CUstream stream, CUdeviceptr addr, cuuint64_t v
 	ENTER(cuStreamWriteValue64_v2);
 	return submit_one(CU_STREAM_MEM_OP_WRITE_VALUE_64, addr, value, flags, stream);
 }
+
+/* ---- the same by their first names, which need no attribute of the device any more ---- */
+
+CUresult cuStreamBatchMemOp(CUstream stream, unsigned int n, CUstreamBatchMemOpParams *ops,
+                            unsigned int flags)
+{
+	ENTER(cuStreamBatchMemOp);
+	return flags == 0 ? submit(ops, n, stream) : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuStreamWaitValue32(CUstream stream, CUdeviceptr addr, cuuint32_t value,
+                             unsigned int flags)
+{
+	ENTER(cuStreamWaitValue32);
+	return submit_one(CU_STREAM_MEM_OP_WAIT_VALUE_32, addr, value, flags, stream);
+}
+
+CUresult cuStreamWaitValue64(CUstream stream, CUdeviceptr addr, cuuint64_t value,
+                             unsigned int flags)
+{
+	ENTER(cuStreamWaitValue64);
+	return submit_one(CU_STREAM_MEM_OP_WAIT_VALUE_64, addr, value, flags, stream);
+}
+
+CUresult cuStreamWriteValue32(CUstream stream, CUdeviceptr addr, cuuint32_t value,
+                              unsigned int flags)
+{
+	ENTER(cuStreamWriteValue32);
+	return submit_one(CU_STREAM_MEM_OP_WRITE_VALUE_32, addr, value, flags, stream);
+}
+
+CUresult cuStreamWriteValue64(CUstream stream, CUdeviceptr addr, cuuint64_t value,
+                              unsigned int flags)
+{
+	ENTER(cuStreamWriteValue64);
+	return submit_one(CU_STREAM_MEM_OP_WRITE_VALUE_64, addr, value, flags, stream);
+}

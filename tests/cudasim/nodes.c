@@ -537,3 +537,38 @@ CUresult cuGraphExecMemsetNodeSetParams(CUgraphExec exec, CUgraphNode node,
 	ENTER(cuGraphExecMemsetNodeSetParams);
 	return set_memset(exec_node(exec, node), own, ctx);
 }
+
+/* ---- attributes of kernels: accepted, as those of launches are ---- */
+
+static bool is_kernel(CUgraphNode handle)
+{
+	const struct node *node = node_from_handle(handle);
+
+	return node && node->work.type == CU_GRAPH_NODE_TYPE_KERNEL;
+}
+
+CUresult cuGraphKernelNodeCopyAttributes(CUgraphNode dst, CUgraphNode src)
+{
+	ENTER(cuGraphKernelNodeCopyAttributes);
+	return is_kernel(dst) && is_kernel(src) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuGraphKernelNodeSetAttribute(CUgraphNode node, CUkernelNodeAttrID attribute,
+                                       const CUkernelNodeAttrValue *value)
+{
+	ENTER(cuGraphKernelNodeSetAttribute);
+	(void)attribute;
+	return value && is_kernel(node) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuGraphKernelNodeGetAttribute(CUgraphNode node, CUkernelNodeAttrID attribute,
+                                       CUkernelNodeAttrValue *value_out)
+{
+	ENTER(cuGraphKernelNodeGetAttribute);
+	(void)attribute;
+	if (!value_out || !is_kernel(node)) {
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+	memset(value_out, 0, sizeof(*value_out));
+	return CUDA_SUCCESS;
+}

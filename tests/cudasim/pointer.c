@@ -84,7 +84,7 @@ static struct answer ask(const struct mapping *m, CUpointer_attribute attribute,
 		return m->on_host ? refuse(CUDA_ERROR_INVALID_VALUE)
 		                  : (struct answer){.n_bytes = 16};
 	case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
-		return answer_half(!m->on_host);
+		return answer_half(!m->on_host || m->is_sync_memops);
 	case CU_POINTER_ATTRIBUTE_BUFFER_ID:
 		return answer_word(m->id);
 	case CU_POINTER_ATTRIBUTE_IS_MANAGED:
@@ -150,6 +150,25 @@ static bool answer_unknown(uint64_t addr, CUpointer_attribute attribute, struct 
 		*answer = answer_half(0);
 		return true;
 	}
+}
+
+/* What waits, waits anyway here, and nobody reads device memory behind the driver's back. */
+CUresult cuPointerSetAttribute(const void *value, CUpointer_attribute attribute, CUdeviceptr addr)
+{
+	ENTER(cuPointerSetAttribute);
+	CUresult err = CUDA_ERROR_INVALID_VALUE;
+
+	if (!value || attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS) {
+		return err;
+	}
+	space_lock_write();
+	struct mapping *m = space_find(addr);
+	if (m && !m->is_managed) {
+		m->is_sync_memops = *(const unsigned *)value != 0;
+		err = CUDA_SUCCESS;
+	}
+	space_unlock();
+	return err;
 }
 
 CUresult cuPointerGetAttribute(void *data_out, CUpointer_attribute attribute, CUdeviceptr addr)

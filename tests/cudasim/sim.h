@@ -282,6 +282,7 @@ struct mapping {
 	struct graphmem *graphmem; /* SPACE_ALLOC of a graph's, which owns it */
 	bool is_registered;        /* SPACE_HOST of cuMemHostRegister */
 	bool is_managed;           /* SPACE_HOST of cuMemAllocManaged */
+	bool is_sync_memops;       /* by cuPointerSetAttribute */
 	unsigned host_flags;       /* SPACE_HOST: as given to cuMemHostAlloc */
 	uint8_t access[SIM_MAX_DEVICES];
 	uint8_t host_access; /* of the CPU at range.start; host chunks only */

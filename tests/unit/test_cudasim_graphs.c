@@ -343,6 +343,30 @@ START_TEST(a_graph_that_writes_to_read_only_memory_ends_the_context)
 }
 END_TEST
 
+static void CUDA_CB note_end(void *data)
+{
+	++*(int *)data;
+}
+
+START_TEST(objects_live_as_long_as_their_graphs)
+{
+	driver_begin("1x64MiB");
+	CUgraph graph = graph_new();
+	CUuserObject object;
+	int n_ended = 0;
+
+	ck_ok(cu.UserObjectCreate(&object, &n_ended, note_end, 1,
+	                          CU_USER_OBJECT_NO_DESTRUCTOR_SYNC));
+	ck_ok(cu.GraphRetainUserObject(graph, object, 1, CU_GRAPH_USER_OBJECT_MOVE));
+	CUgraphExec exec = instantiate(graph);
+	ck_ok(cu.GraphDestroy(graph));
+	run(exec);
+	ck_assert_int_eq(n_ended, 0);
+	ck_ok(cu.GraphExecDestroy(exec));
+	ck_assert_int_eq(n_ended, 1);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("cudasim_graphs");
@@ -354,6 +378,7 @@ int main(void)
 	suite_add(suite, executables_change_for_later_launches);
 	suite_add(suite, an_update_needs_the_same_shape);
 	suite_add(suite, children_events_and_words_are_nodes);
+	suite_add(suite, objects_live_as_long_as_their_graphs);
 	suite_add(suite, a_graph_that_writes_to_read_only_memory_ends_the_context);
 	return suite_run(suite);
 }

@@ -354,6 +354,25 @@ START_TEST(sets_write_their_elements)
 }
 END_TEST
 
+START_TEST(managed_memory_can_be_asked_anywhere)
+{
+	driver_begin("1x64MiB");
+	CUdeviceptr managed, ptr;
+	CUmemLocation device = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0};
+	unsigned value = 1;
+
+	ck_ok(cu.MemAllocManaged(&managed, 4096, CU_MEM_ATTACH_GLOBAL));
+	ck_ok(cu.MemAlloc_v2(&ptr, 4096));
+	ck_ok(cu.MemAdvise_v2(managed, 4096, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, device));
+	ck_ok(cu.MemPrefetchAsync_v2(managed, 4096, device, 0, NULL));
+	ck_cu(cu.MemPrefetchAsync_v2(managed, 8192, device, 0, NULL), CUDA_ERROR_INVALID_VALUE);
+	ck_cu(cu.MemPrefetchAsync_v2(ptr, 4096, device, 0, NULL), CUDA_ERROR_INVALID_VALUE);
+	ck_ok(cu.PointerSetAttribute(&value, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, ptr));
+	ck_cu(cu.PointerSetAttribute(&value, CU_POINTER_ATTRIBUTE_BUFFER_ID, ptr),
+	      CUDA_ERROR_INVALID_VALUE);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("cudasim_memory");
@@ -370,5 +389,6 @@ int main(void)
 	suite_add(suite, copies_cross_mappings_and_reservations);
 	suite_add(suite, forbidden_copies_are_refused_and_nothing_else);
 	suite_add(suite, sets_write_their_elements);
+	suite_add(suite, managed_memory_can_be_asked_anywhere);
 	return suite_run(suite);
 }
