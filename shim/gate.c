@@ -57,7 +57,7 @@ static struct gate_thread *take_free(void)
 	return NULL;
 }
 
-/* A page of records, all but the first of them free. */
+/* A page of records, all but the first of them free. The closer's list has it before its flag is read. */
 static struct gate_thread *take_new(void)
 {
 	struct gate_thread *page = mmap(NULL, RECORD_PAGE_BYTES, PROT_READ | PROT_WRITE,
@@ -91,8 +91,6 @@ struct gate_thread *gate_join(void)
 		/* Without the destructor the record is lost when the thread ends: 64 bytes. */
 		pthread_setspecific(key, me);
 		gate_me = me;
-		/* In the closer's list before its flag is read. */
-		atomic_thread_fence(memory_order_seq_cst);
 	}
 	errno = saved;
 	return me;
@@ -109,9 +107,8 @@ void gate_wait(struct gate_thread *me)
 		while (atomic_load_explicit(&gate.is_closed, memory_order_acquire)) {
 			syscall(SYS_futex, &gate.is_closed, FUTEX_WAIT_PRIVATE, 1, NULL, NULL, 0);
 		}
-		atomic_store_explicit(&me->depth, 1, memory_order_relaxed);
-		atomic_thread_fence(memory_order_seq_cst);
-	} while (atomic_load_explicit(&gate.is_closed, memory_order_acquire));
+		atomic_store(&me->depth, 1);
+	} while (atomic_load(&gate.is_closed));
 	errno = saved;
 }
 
@@ -136,11 +133,7 @@ static bool membarrier(int command)
  */
 static int barrier_everywhere(void)
 {
-	if (atomic_load(&gate.is_fenced)) {
-		atomic_thread_fence(memory_order_seq_cst);
-		return 0;
-	}
-	if (membarrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED) ||
+	if (atomic_load(&gate.is_fenced) || membarrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED) ||
 	    (membarrier(MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED) &&
 	     membarrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED))) {
 		return 0;
@@ -157,7 +150,7 @@ static void open_it(void)
 
 static bool is_out(const struct gate_thread *record, uint64_t deadline)
 {
-	for (unsigned i = 0; atomic_load_explicit(&record->depth, memory_order_acquire); i++) {
+	for (unsigned i = 0; atomic_load(&record->depth); i++) {
 		if (i < N_SPINS) {
 			__builtin_ia32_pause();
 		} else if (clock_now_ns() >= deadline) {

@@ -64,13 +64,13 @@ static inline void gate_enter(void)
 		}
 	}
 	uint32_t depth = atomic_load_explicit(&me->depth, memory_order_relaxed);
-	atomic_store_explicit(&me->depth, depth + 1, memory_order_relaxed);
 	if (__builtin_expect(atomic_load_explicit(&gate.is_fenced, memory_order_relaxed), 0)) {
-		atomic_thread_fence(memory_order_seq_cst);
+		atomic_store(&me->depth, depth + 1);
+	} else {
+		atomic_store_explicit(&me->depth, depth + 1, memory_order_relaxed);
+		atomic_signal_fence(memory_order_seq_cst);
 	}
-	atomic_signal_fence(memory_order_seq_cst);
-	if (__builtin_expect(atomic_load_explicit(&gate.is_closed, memory_order_acquire), 0) &&
-	    depth == 0) {
+	if (__builtin_expect(atomic_load(&gate.is_closed), 0) && depth == 0) {
 		gate_wait(me);
 	}
 }
