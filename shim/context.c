@@ -13,10 +13,18 @@ struct green {
 	struct green *next; /* link: greens */
 };
 
+struct created {
+	CUcontext ctx;
+	CUdevice device;
+	uint64_t era;
+	struct created *next; /* link: created */
+};
+
 static atomic_uint_fast64_t era;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct green *greens;       /* owned list */
+static struct created *created;    /* owned list */
 static CUcontext ended[MAX_ENDED]; /* NULL: none, or it is in use again */
 static size_t n_ended;             /* ever */
 static atomic_bool has_greens; /* stays set: they are rare, and this spares all others the lock */
@@ -128,4 +136,93 @@ bool context_has_ended(CUcontext current)
 		real(cuMemFree_v2)(probe);
 	}
 	return result == CUDA_ERROR_CONTEXT_IS_DESTROYED;
+}
+
+/* ---- all of them ------------------------------------------------------------------------------ */
+
+/* Called with the lock held: those of @ctx, of lives before @before, are forgotten. */
+static void forget_created(CUcontext ctx, uint64_t before)
+{
+	for (struct created **link = &created; *link;) {
+		struct created *one = *link;
+		if (one->ctx == ctx && one->era < before) {
+			*link = one->next;
+			free(one);
+		} else {
+			link = &one->next;
+		}
+	}
+}
+
+void context_created(CUcontext ctx, CUdevice device)
+{
+	struct created *one = malloc(sizeof(*one));
+	if (!one) {
+		return;
+	}
+	*one = (struct created){.ctx = ctx, .device = device, .era = context_era()};
+	pthread_mutex_lock(&lock);
+	/* One that ended unseen had the handle before. */
+	forget_created(ctx, UINT64_MAX);
+	one->next = created;
+	created = one;
+	pthread_mutex_unlock(&lock);
+}
+
+void context_gone(CUcontext ctx, uint64_t before)
+{
+	pthread_mutex_lock(&lock);
+	forget_created(ctx, before);
+	pthread_mutex_unlock(&lock);
+}
+
+static bool is_in(uint64_t devices, CUdevice device)
+{
+	return device >= 0 && device < SHIM_MAX_DEVICES && devices >> device & 1;
+}
+
+static void visit_primaries(uint64_t devices, context_fn *fn, void *user)
+{
+	for (CUdevice device = 0; device < SHIM_MAX_DEVICES; device++) {
+		CUcontext primary = NULL;
+		if (is_in(devices, device) && context_is_active(device) &&
+		    real(cuDevicePrimaryCtxRetain)(&primary, device) == CUDA_SUCCESS) {
+			fn(user, primary, device);
+			real(cuDevicePrimaryCtxRelease_v2)(device);
+		}
+	}
+}
+
+/* The @n-th of those that were made, green or not. False: there are no more. */
+static bool find_nth(size_t n, CUcontext *ctx_out, CUdevice *device_out)
+{
+	const struct created *one;
+	const struct green *green;
+	pthread_mutex_lock(&lock);
+	for (one = created; one && n > 0; one = one->next) {
+		n--;
+	}
+	for (green = one ? NULL : greens; green && n > 0; green = green->next) {
+		n--;
+	}
+	bool is_there = one || green;
+	if (is_there) {
+		*ctx_out = one ? one->ctx : green->is.ctx;
+		*device_out = one ? one->device : green->is.device;
+	}
+	pthread_mutex_unlock(&lock);
+	return is_there;
+}
+
+/* None ends meanwhile, and a new one comes first: it may only be seen that one is met twice. */
+void context_each(uint64_t devices, context_fn *fn, void *user)
+{
+	CUcontext ctx;
+	CUdevice device;
+	visit_primaries(devices, fn, user);
+	for (size_t n = 0; find_nth(n, &ctx, &device); n++) {
+		if (is_in(devices, device)) {
+			fn(user, ctx, device);
+		}
+	}
 }

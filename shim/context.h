@@ -27,6 +27,18 @@ uint64_t context_next_era(void);
 /* @ctx, or the primary context if it is a green one. */
 CUcontext context_primary(CUcontext ctx);
 
+/* The program has made one by itself. The life of @ctx before @era is over. */
+void context_created(CUcontext ctx, CUdevice device);
+void context_gone(CUcontext ctx, uint64_t era);
+
+/*
+ * All live contexts of the devices in @devices (bit per device), in which work may read what these
+ * devices read: primary, created and green ones. Between order_hold_contexts() and order_let_contexts(),
+ * so that none ends meanwhile. @fn is called with no lock of ours held.
+ */
+typedef void context_fn(void *user, CUcontext ctx, CUdevice device);
+void context_each(uint64_t devices, context_fn *fn, void *user);
+
 /* A green context by its two handles. */
 struct context_green {
 	CUgreenCtx handle;

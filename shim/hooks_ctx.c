@@ -8,6 +8,38 @@
 #include "shim/order.h"
 #include "shim/quiesce.h"
 
+/* ---- contexts that are made -------------------------------------------------------------------- */
+
+static CUresult made(CUresult result, const CUcontext *ctx, CUdevice device)
+{
+	if (result == CUDA_SUCCESS && !shim_is_forked()) {
+		context_created(*ctx, device);
+		shim_count(SHIM_COUNT_contexts);
+	}
+	return result;
+}
+
+CUresult shim_cuCtxCreate(CUcontext *ctx, unsigned flags, CUdevice device)
+{
+	return made(real(cuCtxCreate)(ctx, flags, device), ctx, device);
+}
+
+CUresult shim_cuCtxCreate_v2(CUcontext *ctx, unsigned flags, CUdevice device)
+{
+	return made(real(cuCtxCreate_v2)(ctx, flags, device), ctx, device);
+}
+
+CUresult shim_cuCtxCreate_v3(CUcontext *ctx, CUexecAffinityParam *affinities, int n, unsigned flags,
+                             CUdevice device)
+{
+	return made(real(cuCtxCreate_v3)(ctx, affinities, n, flags, device), ctx, device);
+}
+
+CUresult shim_cuCtxCreate_v4(CUcontext *ctx, void *parameters, unsigned flags, CUdevice device)
+{
+	return made(real(cuCtxCreate_v4)(ctx, parameters, flags, device), ctx, device);
+}
+
 /* ---- contexts that end ------------------------------------------------------------------------ */
 
 /* A context that may be about to end. */
@@ -34,6 +66,7 @@ static void ending_settle(const struct ending *ending, bool is_gone)
 	}
 	capture_drop_ctx(ending->ctx, ending->era);
 	quiesce_drop_ctx(ending->ctx, ending->era);
+	context_gone(ending->ctx, ending->era);
 	order_drop_ctx();
 	order_let_contexts();
 	ipc_release_ctx(ending->ctx, ending->era);

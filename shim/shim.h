@@ -31,6 +31,12 @@ typedef CUresult shim_proc_v2_fn(const char *symbol, void **entry, int version, 
 typedef CUresult shim_ctx_fn(CUcontext ctx);
 typedef CUresult shim_device_fn(CUdevice device);
 typedef CUresult shim_stream_fn(CUstream stream);
+/* cuCtxCreate() has four versions; the parameters of the last are of CUDA 12.5. */
+typedef CUresult shim_ctx_create_fn(CUcontext *ctx, unsigned flags, CUdevice device);
+typedef CUresult shim_ctx_create_v3_fn(CUcontext *ctx, CUexecAffinityParam *affinities, int n,
+                                       unsigned flags, CUdevice device);
+typedef CUresult shim_ctx_create_v4_fn(CUcontext *ctx, void *parameters, unsigned flags,
+                                       CUdevice device);
 /* As before its _v2. */
 typedef CUresult shim_stream_ctx_fn(CUstream stream, CUcontext *ctx);
 /* New in CUDA 13. */

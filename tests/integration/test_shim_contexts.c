@@ -33,6 +33,12 @@ static void run_scenario(const char *environment, const char *scenario)
 	harness_stop(&harness);
 }
 
+START_TEST(contexts_of_all_versions_are_seen)
+{
+	run_scenario(NULL, "made_by_hand");
+}
+END_TEST
+
 START_TEST(captures_end_with_streams_and_contexts)
 {
 	run_scenario(NULL, "captures_end");
@@ -177,6 +183,7 @@ END_TEST
 int main(void)
 {
 	Suite *suite = suite_create("shim_contexts");
+	suite_add(suite, contexts_of_all_versions_are_seen);
 	suite_add(suite, captures_end_with_streams_and_contexts);
 	suite_add(suite, calls_that_fail_end_no_capture);
 	suite_add(suite, a_free_during_captures_waits_for_its_context);

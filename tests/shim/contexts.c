@@ -498,17 +498,50 @@ static void green_peers(void)
 	must_ok(cuDevicePrimaryCtxRelease(1));
 }
 
+/* Contexts that the program makes, by each version of the call, are seen; memory in them goes with them. */
+static void made_by_hand(void)
+{
+	CUresult (*v2)(CUcontext *, unsigned, CUdevice) = dlsym(RTLD_DEFAULT, "cuCtxCreate_v2");
+	CUresult (*v3)(CUcontext *, void *, int, unsigned, CUdevice) = dlsym(RTLD_DEFAULT,
+	                                                                     "cuCtxCreate_v3");
+	CUresult (*v4)(CUcontext *, void *, unsigned, CUdevice) = dlsym(RTLD_DEFAULT,
+	                                                                "cuCtxCreate_v4");
+	CUcontext ctxs[3];
+	must_ok(cuInit(0));
+	must_ok(v2(&ctxs[0], 0, 0));
+	must_ok(v3(&ctxs[1], NULL, 0, 0, 0));
+	must_ok(v4(&ctxs[2], NULL, 0, 0));
+	must(v2(&ctxs[0], 0, 999) != CUDA_SUCCESS);
+	must(shim_count("contexts") == 3);
+	for (int i = 0; i < 3; i++) {
+		must_ok(cuCtxSetCurrent(ctxs[i]));
+		alloc(4 * MIB);
+		must(shim_count("live_bytes") == 4 * MIB);
+		must_ok(cuCtxDestroy(ctxs[i]));
+		must(shim_count("live_bytes") == 0);
+	}
+	must(shim_count("passed") == 0);
+}
+
 static const struct {
 	const char *name;
 	void (*run)(void);
 } scenarios[] = {
-	{"captures_end", captures_end},     {"captures_stay", captures_stay},
-	{"captures_wait", captures_wait},   {"captures_forget", captures_forget},
-	{"captures_go_on", captures_go_on}, {"readers_count", readers_count},
-	{"lives_follow", lives_follow},     {"uses_go", uses_go},
-	{"green_waits", green_waits},       {"green_last", green_last},
-	{"green_ended", green_ended},       {"green_reset", green_reset},
-	{"green_captures", green_captures}, {"green_peers", green_peers},
+	{"made_by_hand", made_by_hand},
+	{"captures_end", captures_end},
+	{"captures_stay", captures_stay},
+	{"captures_wait", captures_wait},
+	{"captures_forget", captures_forget},
+	{"captures_go_on", captures_go_on},
+	{"readers_count", readers_count},
+	{"lives_follow", lives_follow},
+	{"uses_go", uses_go},
+	{"green_waits", green_waits},
+	{"green_last", green_last},
+	{"green_ended", green_ended},
+	{"green_reset", green_reset},
+	{"green_captures", green_captures},
+	{"green_peers", green_peers},
 };
 
 int main(int argc, char **argv)

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the shim knows of green contexts. */
+/* What the shim knows of contexts. */
+#include <stdio.h>
+#include <string.h>
+
 #include "shim/context.h"
 #include "tests/check_glake.h"
 
@@ -114,6 +117,73 @@ START_TEST(only_the_last_are_remembered)
 }
 END_TEST
 
+/* ---- all of them ------------------------------------------------------------------------------ */
+
+static int n_retained;
+
+/* Devices 0 and 1 have a primary context. */
+static CUresult primary_state(CUdevice device, unsigned *flags, int *is_active)
+{
+	*flags = 0;
+	*is_active = device < 2;
+	return CUDA_SUCCESS;
+}
+
+static CUresult retain(CUcontext *ctx, CUdevice device)
+{
+	n_retained++;
+	*ctx = (CUcontext)(uintptr_t)(0x10 + device);
+	return CUDA_SUCCESS;
+}
+
+static CUresult release(CUdevice device)
+{
+	(void)device;
+	n_retained--;
+	return CUDA_SUCCESS;
+}
+
+static char seen[200];
+
+static void see(void *user, CUcontext ctx, CUdevice device)
+{
+	ck_assert_ptr_eq(user, seen);
+	size_t n = strlen(seen);
+	snprintf(seen + n, sizeof(seen) - n, "%d:%lx ", device, (unsigned long)(uintptr_t)ctx);
+}
+
+static const char *contexts_of(uint64_t devices)
+{
+	seen[0] = '\0';
+	context_each(devices, see, seen);
+	return seen;
+}
+
+/* Whatever reads the memory of a device: its primary context, those that were made, green ones. */
+START_TEST(all_live_contexts_of_a_device_are_known)
+{
+	shim_real.real_cuDevicePrimaryCtxGetState = primary_state;
+	shim_real.real_cuDevicePrimaryCtxRetain = retain;
+	shim_real.real_cuDevicePrimaryCtxRelease_v2 = release;
+	ck_assert_str_eq(contexts_of(1), "0:10 ");
+	ck_assert_str_eq(contexts_of(6), "1:11 ");
+	context_created((CUcontext)0x1000, 0);
+	context_created((CUcontext)0x2000, 2);
+	begin(1);
+	ck_assert_str_eq(contexts_of(1), "0:10 0:1000 0:110 ");
+	ck_assert_str_eq(contexts_of(7), "0:10 1:11 2:2000 0:1000 0:110 ");
+	end(1);
+	/* The handle is another one's at once: only what came before is over. */
+	uint64_t era = context_next_era();
+	context_created((CUcontext)0x1000, 2);
+	context_gone((CUcontext)0x1000, era);
+	ck_assert_str_eq(contexts_of(~0ull), "0:10 1:11 2:1000 2:2000 ");
+	context_gone((CUcontext)0x1000, context_next_era());
+	ck_assert_str_eq(contexts_of(~0ull), "0:10 1:11 2:2000 ");
+	ck_assert_int_eq(n_retained, 0);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("shim_context");
@@ -122,5 +192,6 @@ int main(void)
 	suite_add(suite, one_that_has_ended_is_remembered);
 	suite_add(suite, another_may_have_its_handle);
 	suite_add(suite, only_the_last_are_remembered);
+	suite_add(suite, all_live_contexts_of_a_device_are_known);
 	return suite_run(suite);
 }
