@@ -7,8 +7,11 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <sys/vfs.h>
 #include <time.h>
+
+#include "proto/cleanup.h"
 
 /* The clock of ctime stands for 10 ms at most (CONFIG_HZ=100). */
 #define STEP_NS (2 * 1000 * 1000)
@@ -62,19 +65,30 @@ static bool has_verity(int fd)
 	       attributes.stx_attributes & STATX_ATTR_VERITY;
 }
 
+/*
+ * A description of our own. When a lease is broken, its description says with which signal its owner is
+ * told, and the client may have set SIGKILL on that which it gave us.
+ */
+static int open_anew(int fd)
+{
+	char path[32];
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+	return open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+}
+
 /* Does nobody have the file open for writing at this moment? NULL, or why that is not known. */
 static const char *find_writers(int fd)
 {
-	/* The description is the client's as well, which may have taken a lease; broken, it says F_UNLCK. */
-	int own = fcntl(fd, F_GETLEASE);
-	if (own == F_RDLCK) {
-		return NULL;
-	}
-	if (own == F_WRLCK) {
+	/* To open it would break it. */
+	if (fcntl(fd, F_GETLEASE) == F_WRLCK) {
 		return "no lease: the program has one for writing";
 	}
-	if (fcntl(fd, F_SETLEASE, F_RDLCK) == 0) {
-		fcntl(fd, F_SETLEASE, F_UNLCK);
+	cleanup_fd int own = open_anew(fd);
+	if (own < 0) {
+		return "no lease: glake-mover may not open it itself";
+	}
+	/* Closing it gives the lease back. */
+	if (fcntl(own, F_SETLEASE, F_RDLCK) == 0) {
 		return NULL;
 	}
 	switch (errno) {

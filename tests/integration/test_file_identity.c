@@ -592,6 +592,28 @@ START_TEST(a_lease_of_the_program_stays)
 }
 END_TEST
 
+/*
+ * The mover takes its lease on a description of its own: the program's may say that whoever has the
+ * lease gets SIGKILL when it is broken. A lease that was there for a moment would have reset that.
+ */
+START_TEST(a_signal_of_the_program_is_not_the_movers)
+{
+	begin_daemon("");
+	const char *path = path_of("m.safetensors");
+	write_model(path, 1);
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+	ck_assert_int_ge(fd, 0);
+	ck_assert_int_eq(fcntl(fd, F_SETSIG, SIGKILL), 0);
+	struct glake_model *model;
+	assert_ok(glake_model_open_fds(session, &fd, NULL, 1, NULL, &model));
+	glake_model_close(model);
+	ck_assert_int_eq(fcntl(fd, F_GETSIG), SIGKILL);
+	close(fd);
+	ck_assert(was_known(path, 1));
+	end_daemon();
+}
+END_TEST
+
 /* Two copies are one: the content is known before it is read. */
 START_TEST(a_file_with_verity_is_known_wherever_it_is)
 {
@@ -637,6 +659,7 @@ int main(void)
 		a_file_in_a_container_alone_is_found,
 		without_a_lease_a_file_is_loaded_again,
 		a_lease_of_the_program_stays,
+		a_signal_of_the_program_is_not_the_movers,
 		a_file_with_verity_is_known_wherever_it_is,
 	};
 	Suite *suite = suite_create("file_identity");
