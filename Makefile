@@ -78,7 +78,7 @@ SHIM_PROGRAMS := $(addprefix $(B)/tests/shim/,program linked account contexts dr
 	driver_api_per_thread green_contexts ipc nvml patcher quota runtime constructor.so \
 	second.so)
 FUZZERS := $(call programs,tests/fuzz/fuzz_*.c)
-FORMATTED := $(wildcard $(addsuffix /*.[ch],proto daemon $(DAEMON_FOLDERS) daemon/mover libclient \
+FORMATTED := $(wildcard $(addsuffix /*.[ch],proto daemon $(DAEMON_FOLDERS) daemon/keeper daemon/mover libclient \
 	$(CLIENT_FOLDERS) libclient/ctl \
 	tests/harness tests/unit tests/integration tests/gpu tests/bench tests/fuzz tests/demo \
 	tests/cudasim tests/nvmlsim tests shim shim/nvml shim/run tests/shim))
@@ -90,7 +90,7 @@ FORMATTED := $(wildcard $(addsuffix /*.[ch],proto daemon $(DAEMON_FOLDERS) daemo
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' Makefile
 all: daemon lib shim ctl ## daemon, client library, shim and glakectl (the default)
-daemon: $(B)/bin/glaked $(B)/bin/glake-mover ## glaked and glake-mover
+daemon: $(addprefix $(B)/bin/,glaked glake-keeper glake-mover) ## glaked, glake-keeper and glake-mover
 lib: $(B)/lib/libglake-client.so $(B)/lib/libglake-client.a ## the client library
 shim: $(addprefix $(B)/lib/glake/,libglake-shim.so libglake-nvml.so) $(B)/bin/glake ## the preload libraries and `glake run`
 ctl: $(B)/bin/glakectl ## the command line tool
@@ -207,6 +207,12 @@ $(B)/bin/glake-mover: $(B)/obj/daemon/mover/main.o $(B)/lib/mover.a $(B)/lib/pro
 	$(call say,LD,$@)
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(MOVER_LIBS) $(call rpath,../lib)
+
+# It is there as long as glaked, and small: libc is all that it loads.
+$(B)/bin/glake-keeper: $(addprefix $(B)/obj/,daemon/keeper/main.o proto/wire.o proto/fdlist.o)
+	$(call say,LD,$@)
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(LDFLAGS) -o $@ $^
 
 $(B)/lib/libglake-client.so: $(CLIENT_OBJ) $(PROTO_OBJ) libclient/glake.map
 	$(call say,LD,$@)

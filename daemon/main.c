@@ -3,8 +3,10 @@
 #include <argp.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "daemon/config/config.h"
+#include "daemon/net/keeper_starter.h"
 #include "daemon/server.h"
 
 enum {
@@ -85,6 +87,12 @@ int main(int argc, char **argv)
 	argp_parse(&argp, argc, argv, 0, NULL, &arguments);
 	if (arguments.check_config) {
 		return check_config(arguments.server.config_path);
+	}
+	arguments.server.keeper_socket = keeper_starter_begin();
+	if (arguments.server.keeper_socket < 0) {
+		fprintf(stderr, "cannot start glake-keeper: %s\n",
+		        strerror(-arguments.server.keeper_socket));
+		return 1;
 	}
 	return server_run(&arguments.server);
 }

@@ -407,11 +407,8 @@ static int open_parts(struct server *server)
 	                                  .reclaim = on_reclaim_wanted,
 	                                  .user = server};
 	uint32_t budget = config_fd_budget(config);
-	int r = closer_init();
-	if (r < 0) {
-		return r;
-	}
-	r = owners_new(&server->loop, on_owner_known, server, &server->owners);
+	closer_init();
+	int r = owners_new(&server->loop, on_owner_known, server, &server->owners);
 	if (r < 0) {
 		return r;
 	}
@@ -419,8 +416,8 @@ static int open_parts(struct server *server)
 	if (r < 0) {
 		goto err_tenants;
 	}
-	r = mover_link_init(&server->mover, &server->loop, &server->stats, config->mover_path,
-	                    config->mover_idle_ms, config_mover_fds(config));
+	r = mover_link_init(&server->mover, &server->loop, &server->keeper, &server->stats,
+	                    config->mover_path, config->mover_idle_ms, config_mover_fds(config));
 	if (r < 0) {
 		goto err_mover;
 	}
@@ -500,6 +497,7 @@ static bool workers_are_busy(const struct server *server)
 static void close_parts(struct server *server)
 {
 	mover_link_close(&server->mover);
+	keeper_close(&server->keeper);
 	store_deinit(&server->store);
 	for (uint32_t i = 0; i < server->n_devices; i++) {
 		pool_drain(&server->allocator.pools[i]);
@@ -515,15 +513,22 @@ static void close_parts(struct server *server)
 	turns_end();
 }
 
-static int serve(struct server *server, const char *socket_path)
+static int serve(struct server *server, const struct server_options *options)
 {
-	int r = open_parts(server);
+	const char *path = options->socket_path ? options->socket_path
+	                                        : server->config->socket_path;
+	int keeper = options->keeper_socket ? options->keeper_socket : -1;
+	int r = keeper_open(&server->keeper, &server->loop, keeper);
+	if (r == 0) {
+		r = open_parts(server);
+	}
 	if (r < 0) {
 		log_error("cannot start: %s", strerror(-r));
+		keeper_close(&server->keeper);
 		return r;
 	}
-	r = listener_open(&server->loop, socket_path ? socket_path : server->config->socket_path,
-	                  server->config->socket_mode, on_connection, server, &server->listener);
+	r = listener_open(&server->loop, path, server->config->socket_mode, on_connection, server,
+	                  &server->listener);
 	if (r == 0) {
 		open_handles(server);
 		log_info("glaked %s is ready", GLAKE_VERSION);
@@ -556,7 +561,7 @@ int server_run(const struct server_options *options)
 			r = open_devices(&server);
 		}
 		if (r == 0) {
-			r = serve(&server, options->socket_path);
+			r = serve(&server, options);
 		}
 		close_devices(&server);
 		while (uv_run(&server.loop, UV_RUN_DEFAULT) != 0) {

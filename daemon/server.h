@@ -17,6 +17,7 @@
 
 #include "daemon/memory/alloc.h"
 #include "daemon/config/config.h"
+#include "daemon/net/keeper.h"
 #include "daemon/store/load.h"
 #include "daemon/store/mover_link.h"
 #include "daemon/memory/nvml.h"
@@ -45,6 +46,7 @@ struct server {
 	struct allocator allocator;
 	struct store store;
 	struct superblocks superblocks;
+	struct keeper keeper;
 	struct mover_link mover;
 	struct load_context load_context;
 	struct nvml *nvml; /* owned; NULL: no memory for it */
@@ -68,6 +70,7 @@ struct server {
 struct server_options {
 	const char *config_path; /* NULL: defaults */
 	const char *socket_path; /* NULL: the config's */
+	int keeper_socket;       /* of keeper_starter_begin(), taken over; 0: there is no keeper */
 };
 
 /*

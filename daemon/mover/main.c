@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * glake-mover: the hands of glaked. Only glaked starts it, with a SOCK_SEQPACKET socket as fd 3
+ * glake-mover: the hands of glaked. Only glake-keeper starts it, for glaked, with a SOCK_SEQPACKET socket as fd 3
  * (proto/mover.proto), and it ends when that socket does.
  *
  * Environment: GLAKE_LIBCUDA (the driver library), GLAKE_MOVER_READERS (reader threads),
@@ -13,6 +13,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -155,6 +156,8 @@ static int serve(struct mover *mover)
 int main(void)
 {
 	static struct mover mover;
+	/* With glake-keeper, which ends with glaked. */
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	signal(SIGPIPE, SIG_IGN);
 	/* Of a lease that is broken in the moment that settle() has it. */
 	signal(SIGIO, SIG_IGN);

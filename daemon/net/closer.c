@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/net/closer.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -14,7 +12,6 @@
 
 #include "daemon/base/list.h"
 #include "proto/cleanup.h"
-#include "proto/limits.h"
 #include "proto/wire.h"
 
 /* Of one user. Closing lags behind receiving by a few at most, unless something does not close. */
@@ -23,8 +20,6 @@
 #define INTERRUPT_MS 100
 /* close() and little else runs on it. */
 #define STACK_BYTES (256u * 1024)
-/* Of a lane, in a hurry: as many as a user can have received, the last packet on top, and passed on. */
-#define MAX_THREADS (MAX_RECEIVED + (1 + CLOSER_MAX_PASSED_ON) * GLAKE_MAX_PACKET_FDS)
 
 struct batch {
 	struct list link; /* link: lane.batches */
@@ -33,27 +28,18 @@ struct batch {
 	int fds[];      /* owned */
 };
 
-/* What one thread is about: on its stack. */
-struct closing {
-	struct list link; /* link: lane.closing */
-	int fd;
-};
-
 struct lane {
 	struct list link; /* link: lanes */
 	uid_t uid;
 	enum closer_kind kind;
 	struct list batches;
-	struct list closing;
-	size_t n_fds;     /* of the batches that nobody has taken, and of @closing */
-	size_t n_threads; /* which end when there are no batches, and the lane with the last */
+	size_t n_fds;    /* not closed yet */
+	bool has_thread; /* which ends when there are no batches, and the lane with it */
 };
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 /* Under the mutex. */
 static struct list lanes = LIST_INIT(lanes);
-/* An O_PATH fd, whose close() does nothing. */
-static int nothing = -1;
 
 /* ---- the threads ----------------------------------------------------------------------------- */
 
@@ -70,12 +56,10 @@ static void on_interrupt(int signal)
 {
 }
 
-int closer_init(void)
+void closer_init(void)
 {
 	const struct sigaction action = {.sa_handler = on_interrupt};
 	sigaction(interrupt_signal(), &action, NULL);
-	nothing = nothing < 0 ? open("/", O_PATH | O_CLOEXEC) : nothing;
-	return nothing < 0 ? -errno : 0;
 }
 
 /* A timer that sends the signal to this very thread. Returns whether there is one. */
@@ -112,21 +96,6 @@ static void prepare(int fd, enum closer_kind kind)
 	}
 }
 
-/*
- * Closes the file as close() does. But the number stays, and from the beginning it means @nothing: the
- * kernel puts that into its place before it closes the file.
- */
-static void close_file(int fd, enum closer_kind kind)
-{
-	prepare(fd, kind);
-	dup3(nothing, fd, O_CLOEXEC);
-}
-
-static bool is_nothing(int fd)
-{
-	return (fcntl(fd, F_GETFL) & O_PATH) != 0;
-}
-
 /* Under the mutex. -1: there is none. */
 static int take_fd(struct lane *lane)
 {
@@ -145,19 +114,15 @@ static int take_fd(struct lane *lane)
 /* Under the mutex, but for the closing. Returns whether there was one. */
 static bool close_next(struct lane *lane)
 {
-	struct closing closing = {.fd = take_fd(lane)};
-	if (closing.fd < 0) {
+	int fd = take_fd(lane);
+	if (fd < 0) {
 		return false;
 	}
-	list_insert(&lane->closing, &closing.link);
 	pthread_mutex_unlock(&mutex);
-	close_file(closing.fd, lane->kind);
+	prepare(fd, lane->kind);
+	fd_close(&fd);
 	pthread_mutex_lock(&mutex);
-	list_remove(&closing.link);
 	lane->n_fds--;
-	pthread_mutex_unlock(&mutex);
-	fd_close(&closing.fd);
-	pthread_mutex_lock(&mutex);
 	return true;
 }
 
@@ -169,10 +134,8 @@ static void *lane_main(void *user)
 	pthread_mutex_lock(&mutex);
 	while (close_next(lane)) {
 	}
-	if (--lane->n_threads == 0) {
-		list_remove(&lane->link);
-		free(lane);
-	}
+	list_remove(&lane->link);
+	free(lane);
 	pthread_mutex_unlock(&mutex);
 	if (has_timer) {
 		timer_delete(timer);
@@ -180,18 +143,16 @@ static void *lane_main(void *user)
 	return NULL;
 }
 
-/* Under the mutex. Returns whether @lane has one more. */
-static bool start_thread(struct lane *lane)
+/* Under the mutex. */
+static void start_thread(struct lane *lane)
 {
 	pthread_attr_t attributes;
 	pthread_t thread;
 	pthread_attr_init(&attributes);
 	pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
 	pthread_attr_setstacksize(&attributes, STACK_BYTES);
-	bool is_started = pthread_create(&thread, &attributes, lane_main, lane) == 0;
+	lane->has_thread = pthread_create(&thread, &attributes, lane_main, lane) == 0;
 	pthread_attr_destroy(&attributes);
-	lane->n_threads += is_started;
-	return is_started;
 }
 
 /* ---- the lanes ------------------------------------------------------------------------------- */
@@ -222,7 +183,6 @@ static struct lane *get_lane(uid_t uid, enum closer_kind kind)
 	lane->uid = uid;
 	lane->kind = kind;
 	list_init(&lane->batches);
-	list_init(&lane->closing);
 	list_insert(&lanes, &lane->link);
 	return lane;
 }
@@ -262,7 +222,7 @@ static bool submit(uid_t uid, enum closer_kind kind, struct batch *batch)
 		list_insert(&lane->batches, &batch->link);
 		lane->n_fds += batch->n_fds;
 		/* Without one they wait for the next call. */
-		if (lane->n_threads == 0) {
+		if (!lane->has_thread) {
 			start_thread(lane);
 		}
 	}
@@ -300,34 +260,4 @@ bool closer_is_full(uid_t uid)
 	bool is_full = lane && lane->n_fds > MAX_RECEIVED;
 	pthread_mutex_unlock(&mutex);
 	return is_full;
-}
-
-/* Under the mutex. */
-static size_t count_inherited(const struct lane *lane)
-{
-	const struct closing *closing;
-	size_t n = lane->n_fds;
-	list_for_each (closing, &lane->closing, link) {
-		n -= is_nothing(closing->fd);
-	}
-	return n;
-}
-
-size_t closer_hurry(void)
-{
-	struct lane *lane;
-	size_t n = 0;
-	pthread_mutex_lock(&mutex);
-	list_for_each (lane, &lanes, link) {
-		/* Of these only the last close() can last, and that is ours: they are emptied first. */
-		if (lane->kind == CLOSER_CONNECTION) {
-			continue;
-		}
-		while (lane->n_threads < lane->n_fds && lane->n_threads < MAX_THREADS &&
-		       start_thread(lane)) {
-		}
-		n += count_inherited(lane);
-	}
-	pthread_mutex_unlock(&mutex);
-	return n;
 }

@@ -12,9 +12,6 @@
  * told not to linger; what else waits for a peer is interrupted (see the .c). What is left (FUSE) keeps
  * its lane, and closer_is_full() says not to take more fds from that user.
  *
- * A child process closes what it has inherited on its way to the program, and its parent waits for it.
- * So before one is started nothing of clients may be left among our fds: closer_hurry().
- *
  * Owner: the process. Lifetime: no end; the process may end while something does not close.
  * Threads: called on the loop thread; the closing is done on threads of its own.
  */
@@ -28,9 +25,6 @@
 /* glaked itself, as the user of fds. */
 #define CLOSER_NOBODY ((uid_t)-1)
 
-/* Packets of received files that may wait to be passed on, of all users. */
-#define CLOSER_MAX_PASSED_ON 8u
-
 /* A lane is one user's fds of one kind. */
 enum closer_kind {
 	CLOSER_RECEIVED,   /* from the user */
@@ -38,19 +32,13 @@ enum closer_kind {
 	CLOSER_CONNECTION, /* his connections, with what is unread in them */
 };
 
-/* Before all else; again is fine. Returns 0 or -errno. */
-int closer_init(void);
+/* Before all else; again is fine. */
+void closer_init(void);
 
 /* Takes @fds over; entries of -1 are fine. The array itself stays the caller's. */
 void closer_close(uid_t uid, enum closer_kind kind, const int *fds, size_t n_fds);
 
 /* So many received fds of @uid still wait to be closed that no more should be taken. */
 bool closer_is_full(uid_t uid);
-
-/*
- * Begin to close all files that wait behind something else. Returns how many of them a child process
- * would inherit now: not those that are being closed, however long that takes, nor connections.
- */
-size_t closer_hurry(void);
 
 #endif

@@ -453,13 +453,25 @@ static void on_compare_failed(struct mover_job *job, enum status status, const c
 {
 	struct place *place = container_of(job, struct place, compare.job);
 	struct load *load = place->load;
-	load->n_comparing--;
-	drop_place(load, place);
+	if (!job->id) {
+		load->n_comparing--;
+		drop_place(load, place);
+	}
 	if (load->model) {
 		fail(load, status, error);
 	} else {
 		free_if_gone(load);
 	}
+}
+
+/* The load is over. */
+static void on_compare_gone(struct mover_job *job)
+{
+	struct place *place = container_of(job, struct place, compare.job);
+	struct load *load = place->load;
+	load->n_comparing--;
+	drop_place(load, place);
+	free_if_gone(load);
 }
 
 /* An equal digest: have the bytes compared before the two become one. */
@@ -474,6 +486,7 @@ static bool start_compare(struct load *load, struct place *place, struct block *
 	place->candidate = candidate;
 	place->state = PLACE_COMPARING;
 	place->compare = (struct compare_job){.job.on_failed = on_compare_failed,
+	                                      .job.on_gone = on_compare_gone,
 	                                      .on_compared = on_compared};
 	int r = mover_compare(load->context->mover, &place->compare, load->model->device,
 	                      place->chunk.fd, candidate->chunk.fd, place->chunk.bytes);
@@ -544,6 +557,11 @@ static void on_failed(struct mover_job *job, enum status status, const char *err
 	}
 }
 
+static void on_gone(struct mover_job *job)
+{
+	drop_places(container_of(job, struct load, job.job));
+}
+
 static const struct load_job_ops load_ops = {
 	.on_plan_tensor = on_plan_tensor,
 	.on_plan_block = on_plan_block,
@@ -565,6 +583,7 @@ int load_start(const struct load_context *context, struct model *model, const ch
 		load->model = model;
 		load->job.ops = &load_ops;
 		load->job.job.on_failed = on_failed;
+		load->job.job.on_gone = on_gone;
 		load->job.uid = waiter->uid;
 		load->started_ns = uv_hrtime();
 		list_init(&load->waiters);

@@ -60,13 +60,45 @@ static struct load_job *load_of(struct mover_job *job)
 	return container_of(job, struct load_job, job);
 }
 
-/* The table keeps the order of insertion, so the oldest job is its head. */
-static void fail_all(struct mover_link *link, const char *error)
+/*
+ * The oldest job up to @last_job that @process has: NULL is the mover that runs, or none. The table keeps
+ * the order of insertion.
+ */
+static struct mover_job *find_job_of(const struct mover_link *link,
+                                     const struct mover_process *process, uint64_t last_job)
+{
+	struct mover_job *job;
+	for (job = link->jobs; job && job->id <= last_job; job = job->hh.next) {
+		if (job->held_by == process) {
+			return job;
+		}
+	}
+	return NULL;
+}
+
+/* Beside those that dead movers hold. */
+static bool has_jobs(const struct mover_link *link)
+{
+	return find_job_of(link, NULL, link->last_job) != NULL;
+}
+
+/*
+ * @holder: the process, if it is dead and something of it is left, which may have chunks. It is no mover
+ * any more, and what it has counts for none.
+ */
+static void fail_all(struct mover_link *link, struct mover_process *holder, const char *error)
 {
 	/* What a handler starts anew belongs to the next mover. */
 	uint64_t last_job = link->last_job;
-	while (link->jobs && link->jobs->id <= last_job) {
-		fail_job(link, link->jobs, STATUS_MOVER_FAILED, error);
+	struct mover_job *job;
+	while ((job = find_job_of(link, NULL, last_job))) {
+		if (!holder || !job->on_gone) {
+			fail_job(link, job, STATUS_MOVER_FAILED, error);
+			continue;
+		}
+		count_fds(link, job, 0);
+		job->held_by = holder;
+		job->on_failed(job, STATUS_MOVER_FAILED, error);
 	}
 }
 
@@ -114,12 +146,24 @@ size_t mover_reserve(struct mover_link *link, struct load_job *load, size_t n)
 
 /* ---- the process ----------------------------------------------------------------------------- */
 
-static void on_process_end(void *user, const char *error)
+static void on_process_end(void *user, struct mover_process *process, const char *error,
+                           bool is_gone)
 {
 	struct mover_link *link = user;
 	link->process = NULL;
 	log_error("%s, %u jobs under way", error, HASH_COUNT(link->jobs));
-	fail_all(link, error);
+	fail_all(link, is_gone ? NULL : process, error);
+}
+
+static void on_process_gone(void *user, struct mover_process *process)
+{
+	struct mover_link *link = user;
+	struct mover_job *job;
+	while ((job = find_job_of(link, process, link->last_job))) {
+		job->held_by = NULL;
+		remove_job(link, job);
+		job->on_gone(job);
+	}
 }
 
 /* When nothing is left to do for it. */
@@ -134,7 +178,7 @@ static void let_go(struct mover_link *link)
 static void on_idle(uv_timer_t *timer)
 {
 	struct mover_link *link = container_of(timer, struct mover_link, idle_timer);
-	if (!link->jobs) {
+	if (!has_jobs(link)) {
 		log_info("glake-mover was idle, letting it go");
 		let_go(link);
 	}
@@ -142,7 +186,7 @@ static void on_idle(uv_timer_t *timer)
 
 static void start_idle_timer(struct mover_link *link)
 {
-	if (!link->jobs && link->process && link->idle_ms && !link->is_closing) {
+	if (!has_jobs(link) && link->process && link->idle_ms && !link->is_closing) {
 		uv_timer_start(&link->idle_timer, on_idle, link->idle_ms, 0);
 	}
 }
@@ -154,6 +198,7 @@ static void on_packet(void *user, const uint8_t *bytes, size_t n_bytes, struct f
 static const struct mover_process_ops process_ops = {
 	.on_packet = on_packet,
 	.on_end = on_process_end,
+	.on_gone = on_process_gone,
 };
 
 /* The job counts for @n_counted fds; @uid: whose @fds are. */
@@ -161,8 +206,8 @@ static int begin(struct mover_link *link, struct mover_job *job, size_t n_counte
                  uid_t uid, const int *fds, size_t n_fds)
 {
 	if (!link->process) {
-		int r = mover_process_new(link->loop, link->path, link->stats, &process_ops, link,
-		                          &link->process);
+		int r = mover_process_new(link->loop, link->keeper, link->path, link->stats,
+		                          &process_ops, link, &link->process);
 		if (r < 0) {
 			return r;
 		}
@@ -310,7 +355,7 @@ size_t mover_n_cancelled(const struct mover_link *link, uid_t uid, size_t *n_own
 	size_t n = 0;
 	*n_own_out = 0;
 	for (struct mover_job *job = link->jobs; job; job = job->hh.next) {
-		if (job->kind == JOB_LOAD && job->is_cancelled) {
+		if (job->kind == JOB_LOAD && job->is_cancelled && !job->held_by) {
 			n++;
 			*n_own_out += load_of(job)->uid == uid;
 		}
@@ -439,7 +484,7 @@ static void on_packet(void *user, const uint8_t *bytes, size_t n_bytes, struct f
 		struct mover_job *job;
 		HASH_FIND(hh, link->jobs, &report->job, sizeof(report->job), job);
 		/* News of a forgotten job may still be under way. */
-		r = job ? deliver(link, job, report) : 0;
+		r = job && !job->held_by ? deliver(link, job, report) : 0;
 		glake__mover__report__free_unpacked(report, NULL);
 	}
 	if (r < 0) {
@@ -454,11 +499,14 @@ int mover_link_pid(const struct mover_link *link)
 	return link->process ? mover_process_pid(link->process) : 0;
 }
 
-int mover_link_init(struct mover_link *link, uv_loop_t *loop, struct stats *stats, const char *path,
-                    uint64_t idle_ms, size_t max_fds)
+int mover_link_init(struct mover_link *link, uv_loop_t *loop, struct keeper *keeper,
+                    struct stats *stats, const char *path, uint64_t idle_ms, size_t max_fds)
 {
-	*link = (struct mover_link){
-		.loop = loop, .stats = stats, .idle_ms = idle_ms, .max_fds = max_fds};
+	*link = (struct mover_link){.loop = loop,
+	                            .keeper = keeper,
+	                            .stats = stats,
+	                            .idle_ms = idle_ms,
+	                            .max_fds = max_fds};
 	link->path = strdup(path);
 	if (!link->path) {
 		return -ENOMEM;
@@ -476,8 +524,8 @@ void mover_link_close(struct mover_link *link)
 {
 	link->is_closing = true;
 	let_go(link);
-	fail_all(link, "glaked ends");
-	assert(!link->jobs);
+	fail_all(link, NULL, "glaked ends");
+	assert(!has_jobs(link));
 	mover_link_take_path(link, NULL);
 	uv_close((uv_handle_t *)&link->idle_timer, NULL);
 }

@@ -2,7 +2,8 @@
 /*
  * The link to glake-mover: starts it on demand, lets it go when idle, carries jobs to it and their
  * news back. When it dies, every job under way fails with STATUS_MOVER_FAILED and the next job
- * starts a new one: a GPU fault costs the jobs, not glaked.
+ * starts a new one: a GPU fault costs the jobs, not glaked. A dead mover that a file system keeps from
+ * ending still has the chunks that it was given: their jobs hear of it (on_gone).
  *
  * The only file of glaked that knows the messages of proto/mover.proto.
  *
@@ -45,8 +46,14 @@ struct mover_job {
 	enum job_kind kind;
 	size_t n_fds; /* that it counts for */
 	bool is_cancelled;
+	struct mover_process *held_by; /* failed, but this dead one still has what it was given */
 	/* @error is one line, valid during the call. The link does not know the job any more. */
 	void (*on_failed)(struct mover_job *job, enum status status, const char *error);
+	/*
+	 * Set where it matters when the mover has closed the fds of a job that failed. If the mover has died
+	 * and cannot end, on_failed comes with an id that is not 0, and this when nothing is left of it.
+	 */
+	void (*on_gone)(struct mover_job *job);
 };
 
 struct load_job;
@@ -87,10 +94,11 @@ struct compare_job {
 };
 
 struct mover_link {
-	uv_loop_t *loop;     /* borrowed */
-	struct stats *stats; /* borrowed */
-	char *path;          /* owned: the program */
-	uint64_t idle_ms;    /* 0 = stays */
+	uv_loop_t *loop;       /* borrowed */
+	struct keeper *keeper; /* borrowed */
+	struct stats *stats;   /* borrowed */
+	char *path;            /* owned: the program */
+	uint64_t idle_ms;      /* 0 = stays */
 	uv_timer_t idle_timer;
 	struct mover_process *process; /* owned; NULL: none runs */
 	struct mover_job *jobs;        /* table by id */
@@ -104,8 +112,8 @@ struct mover_link {
  * Starts nothing. Keeps a copy of @path. @max_fds: that the mover may have at a time. Returns 0 or
  * -errno: there is nothing to close then.
  */
-int mover_link_init(struct mover_link *link, uv_loop_t *loop, struct stats *stats, const char *path,
-                    uint64_t idle_ms, size_t max_fds);
+int mover_link_init(struct mover_link *link, uv_loop_t *loop, struct keeper *keeper,
+                    struct stats *stats, const char *path, uint64_t idle_ms, size_t max_fds);
 
 /*
  * The program of movers wanted from now on; one that is wanted or runs already stays what it is. Takes
@@ -115,7 +123,7 @@ void mover_link_take_path(struct mover_link *link, char *path);
 
 /*
  * Ends the mover. No jobs may be under way but cancelled ones, which fail; none may be started
- * afterwards.
+ * afterwards. What dead movers still have is let go of when the keeper is closed.
  */
 void mover_link_close(struct mover_link *link);
 

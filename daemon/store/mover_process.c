@@ -7,41 +7,37 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 
 #include "daemon/net/closer.h"
 #include "daemon/net/conn.h"
 #include "daemon/base/log.h"
 #include "proto/cleanup.h"
 
-/* The fd on which the mover expects us. */
-#define MOVER_FD 3
-/* How often to look whether it would inherit files of clients, and how long. */
-#define START_STEP_MS 2
-#define START_MS 2000
-/* How often to look whether it is dying, and how many times before it is given up. */
-#define LOOK_MS 1000
-#define MAX_DYING_LOOKS 3
+/* Packets with files that may wait until the mover reads, of all users. */
+#define MAX_PASSED_ON 8
 
 struct mover_process {
-	uv_process_t process;
-	uv_timer_t timer; /* while it is to be started; then, to look after it */
+	struct keeper_child child;
+	struct keeper *keeper; /* borrowed */
 	struct conn conn;
 	char *path;                          /* owned */
 	struct stats *stats;                 /* borrowed */
 	const struct mover_process_ops *ops; /* NULL: let go, nobody wants to know */
 	void *user;
-	int their_fd;      /* owned; -1 once it is started */
-	uint64_t since_ms; /* wanted */
-	int n_handles;     /* of process, timer and conn still open */
-	int n_dying_looks;
+	int their_fd; /* owned; open until it is started, so that the last close is never the keeper's */
+	int pid;      /* 0 until it is started */
 	bool was_killed; /* by us, for what it said */
+	bool is_dead;
+	bool is_gone;
+	bool is_closed; /* the connection */
 };
 
 /* ---- its end --------------------------------------------------------------------------------- */
 
-static void put(struct mover_process *process)
+static void free_if_over(struct mover_process *process)
 {
-	if (--process->n_handles == 0) {
+	if (process->is_gone && process->is_closed) {
 		free(process->path);
 		free(process);
 	}
@@ -49,170 +45,113 @@ static void put(struct mover_process *process)
 
 static void on_conn_closed(struct conn *conn)
 {
-	put(container_of(conn, struct mover_process, conn));
+	struct mover_process *process = container_of(conn, struct mover_process, conn);
+	process->is_closed = true;
+	free_if_over(process);
 }
 
-static void on_timer_closed(uv_handle_t *handle)
+static void close_their_fd(struct mover_process *process)
 {
-	put(container_of(handle, struct mover_process, timer));
+	closer_close(CLOSER_NOBODY, CLOSER_QUEUED, &process->their_fd, 1);
+	process->their_fd = -1;
 }
 
-static void on_process_closed(uv_handle_t *handle)
+static void close_connection(struct mover_process *process)
 {
-	put(container_of(handle, struct mover_process, process));
+	close_their_fd(process);
+	conn_close(&process->conn, on_conn_closed);
 }
 
-/* No callback of ours follows, but that of the process's exit. */
 void mover_process_leave(struct mover_process *process)
 {
 	process->ops = NULL;
-	fd_close(&process->their_fd);
-	conn_close(&process->conn, on_conn_closed);
-	if (!uv_is_closing((uv_handle_t *)&process->timer)) {
-		uv_close((uv_handle_t *)&process->timer, on_timer_closed);
+	close_connection(process);
+}
+
+static void die(struct mover_process *process, const char *error, bool is_gone)
+{
+	if (process->is_dead) {
+		return;
+	}
+	process->is_dead = true;
+	close_connection(process);
+	if (process->ops) {
+		process->stats->mover_deaths += process->pid != 0;
+		process->ops->on_end(process->user, process, error, is_gone);
 	}
 }
 
-static void end(struct mover_process *process, const char *error)
+/* @process may be freed. */
+static void go(struct mover_process *process, const char *error)
 {
-	const struct mover_process_ops *ops = process->ops;
-	void *user = process->user;
-	mover_process_leave(process);
-	if (ops) {
-		ops->on_end(user, error);
+	bool was_dead = process->is_dead;
+	die(process, error, true);
+	if (was_dead && process->ops) {
+		process->ops->on_gone(process->user, process);
 	}
+	process->is_gone = true;
+	free_if_over(process);
 }
 
-static void on_process_exit(uv_process_t *handle, int64_t exit_status, int signal)
+static void describe_end(const struct mover_process *process, int status, char error[128])
 {
-	struct mover_process *process = container_of(handle, struct mover_process, process);
-	char error[128];
 	if (process->was_killed) {
-		snprintf(error, sizeof(error), "glake-mover was ended, see the log");
-	} else if (signal) {
-		snprintf(error, sizeof(error), "glake-mover died: signal %d (%s)", signal,
-		         strsignal(signal));
+		snprintf(error, 128, "glake-mover was ended, see the log");
+	} else if (WIFSIGNALED(status)) {
+		snprintf(error, 128, "glake-mover died: signal %d (%s)", WTERMSIG(status),
+		         strsignal(WTERMSIG(status)));
 	} else {
-		snprintf(error, sizeof(error), "glake-mover ended with status %d",
-		         (int)exit_status);
-	}
-	uv_close((uv_handle_t *)handle, on_process_closed);
-	process->stats->mover_deaths += process->ops != NULL;
-	end(process, error);
-}
-
-/* Its first thread has ended. */
-static bool is_zombie(int pid)
-{
-	char path[64];
-	char text[128] = "";
-	snprintf(path, sizeof(path), "/proc/%d/stat", pid);
-	FILE *file = fopen(path, "re");
-	if (!file) {
-		return false;
-	}
-	bool is_read = fgets(text, sizeof(text), file) != NULL;
-	fclose(file);
-	/* The name in parentheses may be anything. */
-	const char *state = is_read ? strrchr(text, ')') : NULL;
-	return state && strncmp(state, ") Z", 3) == 0;
-}
-
-/*
- * A process ends with the last of its threads, and only then are we told. A file system can keep one of
- * them in close() for ever: a mover that nobody hears of any more.
- */
-static void on_look(uv_timer_t *timer)
-{
-	struct mover_process *process = container_of(timer, struct mover_process, timer);
-	bool is_dying = process->conn.is_closing ||
-	                is_zombie(uv_process_get_pid(&process->process));
-	process->n_dying_looks = is_dying ? process->n_dying_looks + 1 : 0;
-	if (process->n_dying_looks == MAX_DYING_LOOKS) {
-		/* Whenever it ends, init has to bury it: glaked's own end does not wait. */
-		uv_close((uv_handle_t *)&process->process, on_process_closed);
-		process->stats->mover_deaths++;
-		end(process, "glake-mover died, and does not end");
+		snprintf(error, 128, "glake-mover ended with status %d", WEXITSTATUS(status));
 	}
 }
 
-static void kill_started(struct mover_process *process)
+static void on_event(struct keeper_child *child, enum keeper_event event, int value)
 {
-	if (mover_process_is_started(process)) {
-		uv_process_kill(&process->process, SIGKILL);
+	struct mover_process *process = container_of(child, struct mover_process, child);
+	char error[256];
+	switch (event) {
+	case KEEPER_STARTED:
+		process->pid = value;
+		process->stats->mover_starts++;
+		log_info("started glake-mover, pid %d", value);
+		close_their_fd(process);
+		break;
+	case KEEPER_FAILED:
+		snprintf(error, sizeof(error), "cannot start %s: %s", process->path,
+		         strerror(value));
+		go(process, error);
+		break;
+	case KEEPER_DYING:
+		die(process, "glake-mover died, and does not end", false);
+		break;
+	case KEEPER_ENDED:
+		describe_end(process, value, error);
+		go(process, error);
+		break;
+	case KEEPER_LOST:
+		go(process, "glake-mover was ended with glake-keeper");
+		break;
 	}
 }
 
 static void on_conn_end(struct conn *conn, enum conn_end how, int error)
 {
 	struct mover_process *process = container_of(conn, struct mover_process, conn);
-	/* Its exit brings the news; make sure that there is one. */
+	/* Its end brings the news; make sure that there is one. */
 	if (how != CONN_END_EOF) {
 		process->was_killed = true;
 	}
-	kill_started(process);
-	conn_close(conn, on_conn_closed);
+	keeper_kill(process->keeper, &process->child);
+	close_connection(process);
 }
 
 void mover_process_kill(struct mover_process *process)
 {
 	process->was_killed = true;
-	kill_started(process);
+	keeper_kill(process->keeper, &process->child);
 }
 
 /* ---- its beginning --------------------------------------------------------------------------- */
-
-static int spawn(struct mover_process *process)
-{
-	char *arguments[] = {(char *)"glake-mover", NULL};
-	uv_stdio_container_t stdio[] = {
-		{.flags = UV_IGNORE},
-		{.flags = UV_INHERIT_FD, .data.fd = 2},
-		{.flags = UV_INHERIT_FD, .data.fd = 2},
-		{.flags = UV_INHERIT_FD, .data.fd = process->their_fd},
-	};
-	uv_process_options_t options = {
-		.exit_cb = on_process_exit,
-		.file = process->path,
-		.args = arguments,
-		.stdio = stdio,
-		.stdio_count = MOVER_FD + 1,
-		/* Signals of the terminal are for glaked, which drains while its mover works. */
-		.flags = UV_PROCESS_DETACHED,
-	};
-	process->n_handles++;
-	return uv_spawn(process->timer.loop, &process->process, &options);
-}
-
-static void on_start(uv_timer_t *timer)
-{
-	struct mover_process *process = container_of(timer, struct mover_process, timer);
-	char error[256];
-	if (process->was_killed) {
-		end(process, "glake-mover was ended before it was started, see the log");
-		return;
-	}
-	if (closer_hurry() > 0) {
-		if (uv_now(timer->loop) - process->since_ms < START_MS) {
-			uv_timer_start(timer, on_start, START_STEP_MS, 0);
-			return;
-		}
-		end(process, "cannot start glake-mover: a client's file does not close");
-		return;
-	}
-	int r = spawn(process);
-	if (r < 0) {
-		uv_close((uv_handle_t *)&process->process, on_process_closed);
-		snprintf(error, sizeof(error), "cannot start %s: %s", process->path,
-		         uv_strerror(r));
-		end(process, error);
-		return;
-	}
-	fd_close(&process->their_fd);
-	uv_timer_start(timer, on_look, LOOK_MS, LOOK_MS);
-	process->stats->mover_starts++;
-	log_info("started glake-mover, pid %d", uv_process_get_pid(&process->process));
-}
 
 static void on_packet(struct conn *conn, const uint8_t *bytes, size_t n_bytes, struct fdlist *fds)
 {
@@ -223,10 +162,18 @@ static void on_packet(struct conn *conn, const uint8_t *bytes, size_t n_bytes, s
 	}
 }
 
-int mover_process_new(uv_loop_t *loop, const char *path, struct stats *stats,
+/* The driver library of the configuration, which the keeper does not know. */
+static const char *driver_setting(char text[4200])
+{
+	const char *libcuda = getenv("GLAKE_LIBCUDA");
+	return libcuda && snprintf(text, 4200, "GLAKE_LIBCUDA=%s", libcuda) < 4200 ? text : NULL;
+}
+
+int mover_process_new(uv_loop_t *loop, struct keeper *keeper, const char *path, struct stats *stats,
                       const struct mover_process_ops *ops, void *user,
                       struct mover_process **process_out)
 {
+	char setting[4200];
 	int sockets[2];
 	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, sockets) < 0) {
 		return -errno;
@@ -239,50 +186,45 @@ int mover_process_new(uv_loop_t *loop, const char *path, struct stats *stats,
 		free(process);
 		return -ENOMEM;
 	}
+	process->child.on_event = on_event;
+	process->keeper = keeper;
+	process->stats = stats;
+	process->user = user;
+	process->their_fd = -1;
 	int r = conn_open(&process->conn, loop, our_fd, on_packet, on_conn_end);
 	if (r < 0) {
 		free(process);
 		return r;
 	}
 	fd_steal(&our_fd);
-	process->path = own_path;
-	own_path = NULL;
-	process->stats = stats;
+	process->path = ptr_steal(own_path);
+	r = keeper_start(keeper, &process->child, path, driver_setting(setting), their_fd);
+	if (r < 0) {
+		process->is_gone = true;
+		close_connection(process);
+		return r;
+	}
 	process->ops = ops;
-	process->user = user;
 	process->their_fd = fd_steal(&their_fd);
-	process->n_handles = 2;
-	process->since_ms = uv_now(loop);
-	uv_timer_init(loop, &process->timer);
-	uv_timer_start(&process->timer, on_start, 0, 0);
 	*process_out = process;
 	return 0;
 }
 
 /* ---- its life -------------------------------------------------------------------------------- */
 
-bool mover_process_is_started(const struct mover_process *process)
-{
-	return process->their_fd < 0;
-}
-
 int mover_process_pid(const struct mover_process *process)
 {
-	return mover_process_is_started(process) ? uv_process_get_pid(&process->process) : 0;
+	return process->pid;
 }
 
 int mover_process_send(struct mover_process *process, uid_t uid, const void *bytes, size_t n_bytes,
                        const int *fds, size_t n_fds)
 {
 	struct conn *conn = &process->conn;
-	/* Fds that waited in our own queue would be open here when it is started. */
-	if (n_fds > 0 && !mover_process_is_started(process)) {
-		return conn_send_now(conn, bytes, n_bytes, fds, n_fds);
-	}
 	if (uid == CLOSER_NOBODY) {
 		return conn_send(conn, bytes, n_bytes, fds, n_fds);
 	}
-	return conn_n_queued(conn) < CLOSER_MAX_PASSED_ON
+	return conn_n_queued(conn) < MAX_PASSED_ON
 	               ? conn_send_files(conn, uid, bytes, n_bytes, fds, n_fds)
 	               : -EAGAIN;
 }

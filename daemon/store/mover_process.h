@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One run of glake-mover, and the connection to it: from being wanted to its end.
+ * One run of glake-mover, and the connection to it: from being ordered of the keeper to its end.
  *
- * It is started when it would inherit no file of a client, since a new process closes its copies of
- * those before it is the mover, and a file system can make that last (closer.h). Until then, packets
- * wait in the socket. It is looked after: one that dies and cannot end, because a file system holds
- * one of its threads, is given up.
+ *   STARTING -- started --> RUNNING -- ends, or cannot end --> DEAD -- nothing of it is left --> (freed)
  *
- * Owner: whoever made it, until on_end or mover_process_leave(); it frees itself when process,
- * connection and timer are gone. Threads: loop thread.
+ * Packets may be sent at once; they wait in the socket. A process that was killed, or crashed, can be
+ * kept from ending by a file system that does not answer one of its threads: it is DEAD then, and what it
+ * was given still exists, until it is really gone.
+ *
+ * Owner: whoever made it, until on_gone or mover_process_leave(); then it frees itself.
+ * Threads: loop thread.
  */
 #ifndef GLAKE_DAEMON_MOVER_PROCESS_H
 #define GLAKE_DAEMON_MOVER_PROCESS_H
@@ -20,6 +21,7 @@
 #include <uv.h>
 
 #include "daemon/base/stats.h"
+#include "daemon/net/keeper.h"
 #include "proto/fdlist.h"
 
 struct mover_process;
@@ -27,20 +29,21 @@ struct mover_process;
 struct mover_process_ops {
 	/* It says something; not after mover_process_kill(). fds left in the list are closed. */
 	void (*on_packet)(void *user, const uint8_t *bytes, size_t n_bytes, struct fdlist *fds);
-	/* It never came to life, or has died: nothing more will come. @error is one line. */
-	void (*on_end)(void *user, const char *error);
+	/*
+	 * It never came to life, or is dead: nothing more will come. @error is one line. @is_gone: nor is
+	 * anything of it left, and @process must not be used any more; else on_gone follows.
+	 */
+	void (*on_end)(void *user, struct mover_process *process, const char *error, bool is_gone);
+	void (*on_gone)(void *user, struct mover_process *process);
 };
 
 /*
- * Want one: the program @path, of which a copy is kept. @ops and @stats must stay; starts and deaths
- * are counted there. Nothing is called back from in here. Returns 0 or -errno.
+ * Order one: the program @path, of which a copy is kept. @ops and @stats must stay; starts and deaths are
+ * counted there. Nothing is called back from in here. Returns 0 or -errno.
  */
-int mover_process_new(uv_loop_t *loop, const char *path, struct stats *stats,
+int mover_process_new(uv_loop_t *loop, struct keeper *keeper, const char *path, struct stats *stats,
                       const struct mover_process_ops *ops, void *user,
                       struct mover_process **process_out);
-
-/* False while it is to be started. */
-bool mover_process_is_started(const struct mover_process *process);
 
 /* 0 until it is started. */
 int mover_process_pid(const struct mover_process *process);

@@ -389,9 +389,33 @@ static void open_for_ever(void *user)
 	ck_abort_msg("the file has been read: %s", glake_error());
 }
 
+static void open_until_the_mover_dies(void *user)
+{
+	struct glake_model *model;
+	struct glake_session *session = day_connect_blind();
+	assert_fails(GLAKE_E_MOVER, "", day_open_unmapped(session, user, &model));
+	glake_disconnect(session);
+}
+
+/* With another mover, and back to what the first one still has. */
+static void load_and_evict(const char *path, const struct books *stuck)
+{
+	struct glake_model *model;
+	struct glake_session *session = day_connect_blind();
+	assert_ok(day_open_unmapped(session, path, &model));
+	glake_model_close(model);
+	assert_ok(glake_evict(session, NULL, NULL, NULL));
+	glake_disconnect(session);
+	day_wait_books(stuck);
+	ck_assert_uint_eq(day_metric("mover_deaths"), 1);
+}
+
+enum stuck { WITHOUT_CLIENT, IN_A_DEAD_MOVER, AT_THE_END, N_STUCKS };
+
 /*
  * The mover keeps the memory of a load for as long as it is stuck in it, and so do the books: at the cost
- * of the tenant, though his session has ended, and though the mover has nothing else to do.
+ * of the tenant, though his session has ended, and though the mover has nothing else to do; and though it
+ * was killed, and the client has his answer.
  */
 START_TEST(what_a_stuck_load_has_is_charged)
 {
@@ -404,7 +428,8 @@ START_TEST(what_a_stuck_load_has_is_charged)
 		day_end();
 		return;
 	}
-	pid_t client = day_client(open_for_ever, file.path);
+	pid_t client = day_client(_i == WITHOUT_CLIENT ? open_for_ever : open_until_the_mover_dies,
+	                          file.path);
 	struct books stuck = books_before;
 	stuck.physical_bytes += 40 * MIB;
 	stuck.block_bytes += 40 * MIB;
@@ -413,10 +438,25 @@ START_TEST(what_a_stuck_load_has_is_charged)
 	stuck.charged_fds++;
 	stuck.fds_used++;
 	fuse_file_await_held(&file);
-	day_kill(client);
+	if (_i == WITHOUT_CLIENT) {
+		day_kill(client);
+	} else {
+		ck_assert_int_eq(kill(day_mover(), SIGKILL), 0);
+		day_join(client);
+	}
 	day_wait_books(&stuck);
-	harness_sleep_ms(200);
-	day_wait_books(&stuck);
+	if (_i == WITHOUT_CLIENT) {
+		harness_sleep_ms(200);
+		day_wait_books(&stuck);
+	} else {
+		load_and_evict(content, &stuck);
+	}
+	if (_i == AT_THE_END) {
+		glake_disconnect(eye);
+		harness_stop(&harness);
+		fuse_file_stop(&file);
+		return;
+	}
 	fuse_file_stop(&file);
 	day_wait_books(&books_before);
 	day_end();
@@ -445,6 +485,6 @@ int main(void)
 	add_loop(suite, a_file_that_changes_while_it_is_loaded_is_refused, N_CHANGES);
 	suite_add(suite, a_file_replaced_while_it_is_loaded_is_not_noticed);
 	add_loop(suite, a_disk_that_fails_is_told, 3);
-	suite_add(suite, what_a_stuck_load_has_is_charged);
+	add_loop(suite, what_a_stuck_load_has_is_charged, N_STUCKS);
 	return suite_run(suite);
 }

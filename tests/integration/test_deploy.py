@@ -28,7 +28,7 @@ class Install(unittest.TestCase):
             done = run("deploy/install", BUILD, root, "/opt/glake", env={**os.environ, **more})
             self.assertEqual(done.returncode, 0, done.stderr)
             tree = root + "/opt/glake/"
-            for path in ("bin/glaked", "bin/glake-mover", "bin/glakectl", "bin/glake",
+            for path in ("bin/glaked", "bin/glake-keeper", "bin/glake-mover", "bin/glakectl", "bin/glake",
                          "lib/glake/libglake-shim.so", "lib/glake/libglake-nvml.so",
                          "lib/glake/libcuda.so.1", "lib/glake/libnvidia-ml.so.1",
                          "include/glake.h", "lib/libglake-client.so.1.2.3",

@@ -319,35 +319,22 @@ static void assert_mover_is(int connection, const char *name)
 	ck_assert_str_eq(strrchr(path, '/') + 1, name);
 }
 
-/* It waits for a client's file; meanwhile another configuration has come, and names another one. */
-START_TEST(a_mover_that_is_wanted_outlives_the_configuration)
+START_TEST(another_configuration_is_for_the_next_mover)
 {
-	static const struct fuse_file_faults faults = {.is_flush_endless = true};
-	static const struct model_tensor other = {"b", "U8", 1, {1000}, 2};
-	struct fuse_file file;
+	static const struct model_tensor tensors[] = {{"a", "U8", 1, {1000}, 1},
+	                                              {"b", "U8", 1, {1000}, 2}};
 	char content[CONTENT_BYTES];
-	if (!begin_with_fuse(&hurried, &faults, &file, content)) {
-		return;
-	}
+	harness_start(&harness, &hurried);
+	snprintf(content, sizeof(content), "%s/a.safetensors", harness.folder);
 	reload_with_mover("first-mover");
 	int witness = connection_hello(&harness);
-	pid_t villain = start_villain(file.path, true);
-	connection_ping(witness);
-	harness_wait_log(&harness, "closed: a packet that is too long");
-	uint64_t id = send_open(witness, content);
-	connection_ping(witness);
+	model_file_write(content, &tensors[0], 1);
+	ck_assert_int_eq(load(witness, content), GLAKE__WIRE__STATUS__OK);
 	reload_with_mover("second-mover");
-	kill(villain, SIGKILL);
-	fuse_file_stop(&file);
-	ck_assert_int_eq(waitpid(villain, NULL, 0), villain);
-	Glake__Wire__Answer *answer = connection_receive_for(witness, id, NULL);
-	ck_assert_msg(answer->status == GLAKE__WIRE__STATUS__OK, "%s", answer->error);
-	connection_free(answer);
 	assert_mover_is(witness, "first-mover");
-	/* The next one is the second. */
 	kill(mover_pid(witness), SIGKILL);
 	harness_wait_log(&harness, "glake-mover died: signal 9");
-	model_file_write(content, &other, 1);
+	model_file_write(content, &tensors[1], 1);
 	ck_assert_int_eq(load(witness, content), GLAKE__WIRE__STATUS__OK);
 	assert_mover_is(witness, "second-mover");
 	connection_close(&witness);
@@ -380,42 +367,6 @@ static void send_open_many(int connection, const char *path, const char *last_pa
 	send_open_fds(connection, fds, n_files);
 }
 
-/* What waits for a mover that is to be started is no file that it would inherit. */
-START_TEST(a_file_that_waits_for_the_mover_stops_nobody)
-{
-	static const struct fuse_file_faults faults = {.is_flush_endless = true};
-	struct fuse_file file;
-	char content[CONTENT_BYTES];
-	if (!begin_with_fuse(&hurried, &faults, &file, content)) {
-		return;
-	}
-	int witness = connection_hello(&harness);
-	fflush(NULL);
-	pid_t villain = fork();
-	ck_assert_int_ge(villain, 0);
-	if (villain == 0) {
-		prctl(PR_SET_PDEATHSIG, SIGKILL);
-		int connection = connection_hello(&harness);
-		/* Both before the mover is started; unread, they are more than a packet may have. */
-		harness_signal(&harness, SIGSTOP);
-		send_open_many(connection, content, content, 60);
-		send_open_many(connection, content, file.path, 200);
-		harness_signal(&harness, SIGCONT);
-		pause();
-	}
-	for (int i = 0; i < 10; i++) {
-		harness_sleep_ms(50);
-		connection_ping(witness);
-	}
-	ck_assert_int_eq(load(witness, content), GLAKE__WIRE__STATUS__OK);
-	kill(villain, SIGKILL);
-	fuse_file_stop(&file);
-	ck_assert_int_eq(waitpid(villain, NULL, 0), villain);
-	connection_close(&witness);
-	harness_stop(&harness);
-}
-END_TEST
-
 /* Two loads while the mover does not read; @eye: somebody who is served meanwhile. */
 static void send_two(int connection, int eye, pid_t mover, const char *path, const char *last_path)
 {
@@ -428,7 +379,7 @@ static void send_two(int connection, int eye, pid_t mover, const char *path, con
 	kill(mover, SIGCONT);
 }
 
-/* Nor, once it runs, are others' files kept open behind it. */
+/* A file that waits for a mover that does not read keeps no file of others open. */
 START_TEST(a_file_that_waits_for_the_mover_keeps_nobodys_open)
 {
 	enum { N = 5 };
@@ -756,8 +707,7 @@ int main(void)
 	tcase_set_timeout(tcase, TEST_TIMEOUT_S);
 	tcase_add_loop_test(tcase, a_file_that_cannot_be_closed_stops_nobody, 0, N_VILLAINIES);
 	suite_add_tcase(suite, tcase);
-	suite_add(suite, a_mover_that_is_wanted_outlives_the_configuration);
-	suite_add(suite, a_file_that_waits_for_the_mover_stops_nobody);
+	suite_add(suite, another_configuration_is_for_the_next_mover);
 	suite_add(suite, a_file_that_waits_for_the_mover_keeps_nobodys_open);
 	suite_add(suite, cancelled_loads_leave_room_for_others);
 	suite_add(suite, the_files_of_one_user_leave_room_for_others);

@@ -32,12 +32,53 @@ static int open_with_progress(struct glake_session *session, const char *path, i
 	return glake_model_open(session, path, &options, model_out);
 }
 
+static char state_of(pid_t pid, pid_t *parent_out)
+{
+	char path[64];
+	char state;
+	snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
+	FILE *file = fopen(path, "re");
+	if (!file) {
+		return 'Z';
+	}
+	if (fscanf(file, "%*d (%*[^)]) %c %d", &state, parent_out) != 2) {
+		state = 'Z';
+	}
+	fclose(file);
+	return state;
+}
+
+static pid_t parent_of(pid_t pid)
+{
+	pid_t parent;
+	ck_assert_int_ne(state_of(pid, &parent), 'Z');
+	return parent;
+}
+
+static void wait_dead(pid_t pid)
+{
+	pid_t parent;
+	uint64_t end_ms = harness_now_ms() + HARNESS_TIMEOUT_MS;
+	while (state_of(pid, &parent) != 'Z') {
+		ck_assert_msg(harness_now_ms() < end_ms, "%d lives on", (int)pid);
+		harness_sleep_ms(10);
+	}
+}
+
 static void load_without_mover(void *user)
 {
 	struct glake_model *model;
 	struct glake_session *session = day_connect_blind();
 	assert_fails(GLAKE_E_MOVER, "signal 9", open_with_progress(session, user, 1, &model));
 	assert_ok(glake_ping(session));
+	glake_disconnect(session);
+}
+
+static void load_without_keeper(void *user)
+{
+	struct glake_model *model;
+	struct glake_session *session = day_connect_blind();
+	assert_fails(GLAKE_E_MOVER, "glake-keeper", open_with_progress(session, user, 1, &model));
 	glake_disconnect(session);
 }
 
@@ -73,6 +114,38 @@ START_TEST(the_mover_is_killed_in_a_load)
 	day_join(day_client(load_mapped, (void *)path));
 	ck_assert_int_ne(day_mover(), mover);
 	ck_assert_uint_eq(day_metric("mover_starts"), 2);
+	day_end();
+}
+END_TEST
+
+/* The parent of movers: they go with it, and there is another one soon. */
+START_TEST(the_keeper_is_killed_in_a_load)
+{
+	struct glake_model *model;
+	day_begin(&one_model);
+	const char *path = day_write_layers("m.safetensors", SEED);
+	pid_t mover = day_mover();
+	pid_t keeper = parent_of(mover);
+	ck_assert_int_eq(parent_of(keeper), harness.pid);
+	day_set_faults(DAY_STOP_AND_GO);
+	pid_t client = day_client(load_without_keeper, (void *)path);
+	day_await(1);
+	ck_assert_int_eq(kill(keeper, SIGTERM), 0);
+	ck_assert_int_eq(kill(keeper, SIGKILL), 0);
+	day_set_faults(NULL);
+	day_join(client);
+	wait_dead(mover);
+	struct books books = day_books();
+	ck_assert_uint_eq(books.physical_bytes, books_before.physical_bytes);
+	struct glake_session *session = day_connect_blind();
+	uint64_t end_ms = harness_now_ms() + HARNESS_TIMEOUT_MS;
+	while (day_open_unmapped(session, path, &model) != 0) {
+		ck_assert_msg(harness_now_ms() < end_ms, "%s", glake_error());
+		harness_sleep_ms(10);
+	}
+	ck_assert_int_ne(parent_of(day_mover()), keeper);
+	ck_assert_int_eq(parent_of(parent_of(day_mover())), harness.pid);
+	glake_disconnect(session);
 	day_end();
 }
 END_TEST
@@ -233,22 +306,6 @@ END_TEST
 
 /* ---- glaked ---------------------------------------------------------------------------------- */
 
-static bool is_alive(pid_t pid)
-{
-	char path[64];
-	char state = 'Z';
-	snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
-	FILE *file = fopen(path, "re");
-	if (!file) {
-		return false;
-	}
-	if (fscanf(file, "%*d (%*[^)]) %c", &state) != 1) {
-		state = 'Z';
-	}
-	fclose(file);
-	return state != 'Z';
-}
-
 static void lose_the_daemon(void *user)
 {
 	struct glake_model *model;
@@ -278,11 +335,7 @@ START_TEST(glaked_is_killed_in_a_load)
 	harness_kill(&harness);
 	day_set_faults(NULL);
 	day_join(client);
-	uint64_t end_ms = harness_now_ms() + 5000;
-	while (is_alive(mover)) {
-		ck_assert_msg(harness_now_ms() < end_ms, "the mover lives on");
-		harness_sleep_ms(10);
-	}
+	wait_dead(mover);
 	glake_disconnect(eye);
 	/* The next one finds a device that is empty. */
 	harness_restart(&harness);
@@ -297,6 +350,7 @@ int main(void)
 {
 	Suite *suite = suite_create("kills");
 	suite_add(suite, the_mover_is_killed_in_a_load);
+	suite_add(suite, the_keeper_is_killed_in_a_load);
 	suite_add(suite, the_mover_dies_anywhere);
 	suite_add(suite, a_client_is_killed_in_its_load);
 	suite_add(suite, two_clients_want_the_same_model);

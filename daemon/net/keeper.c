@@ -1,0 +1,167 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/net/keeper.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#include "daemon/base/log.h"
+#include "proto/cleanup.h"
+
+/* To one keeper. */
+struct link {
+	struct conn conn;
+	struct keeper *keeper;
+};
+
+static void on_closed(struct conn *conn)
+{
+	free(container_of(conn, struct link, conn));
+}
+
+static void tell(struct keeper_child *child, enum keeper_event event, int value)
+{
+	if (event == KEEPER_FAILED || event == KEEPER_ENDED || event == KEEPER_LOST) {
+		list_remove(&child->link);
+	}
+	child->on_event(child, event, value);
+}
+
+static void lose(struct keeper *keeper)
+{
+	struct list lost;
+	if (!keeper->conn) {
+		return;
+	}
+	conn_close(keeper->conn, on_closed);
+	keeper->conn = NULL;
+	/* What is started from in here is another keeper's. */
+	list_init(&lost);
+	while (!list_is_empty(&keeper->children)) {
+		struct keeper_child *child = list_first(&keeper->children, struct keeper_child,
+		                                        link);
+		list_remove(&child->link);
+		list_insert(&lost, &child->link);
+	}
+	while (!list_is_empty(&lost)) {
+		tell(list_first(&lost, struct keeper_child, link), KEEPER_LOST, 0);
+	}
+}
+
+/* ---- the keeper's news ----------------------------------------------------------------------- */
+
+static void on_packet(struct conn *conn, const uint8_t *bytes, size_t n_bytes, struct fdlist *fds)
+{
+	struct keeper *keeper = container_of(conn, struct link, conn)->keeper;
+	struct keeper_child *child;
+	struct keeper_news news;
+	if (n_bytes != sizeof(news)) {
+		return;
+	}
+	memcpy(&news, bytes, sizeof(news));
+	list_for_each (child, &keeper->children, link) {
+		if (child->id == news.child) {
+			tell(child, (enum keeper_event)news.event, news.value);
+			return;
+		}
+	}
+}
+
+static void on_end(struct conn *conn, enum conn_end end, int error)
+{
+	log_error("glake-keeper died, and glake-mover with it");
+	lose(container_of(conn, struct link, conn)->keeper);
+}
+
+/* ---- the starter's --------------------------------------------------------------------------- */
+
+static void on_keeper(struct conn *conn, const uint8_t *bytes, size_t n_bytes, struct fdlist *fds)
+{
+	struct keeper *keeper = container_of(conn, struct keeper, starter);
+	struct link *link = calloc(1, sizeof(*link));
+	cleanup_fd int fd = fdlist_take(fds, 0);
+	int error = 0;
+	memcpy(&error, bytes, n_bytes < sizeof(error) ? n_bytes : sizeof(error));
+	lose(keeper);
+	int r = error ? -error : fd < 0 ? -EMFILE : !link ? -ENOMEM : 0;
+	if (r == 0) {
+		r = conn_open(&link->conn, keeper->loop, fd, on_packet, on_end);
+	}
+	if (r < 0) {
+		log_error("cannot start glake-keeper: %s", strerror(-r));
+		free(link);
+		return;
+	}
+	fd_steal(&fd);
+	link->keeper = keeper;
+	keeper->conn = &link->conn;
+}
+
+/* The keeper that there is stays; there is no other after it. */
+static void on_starter_end(struct conn *conn, enum conn_end end, int error)
+{
+	conn_close(conn, NULL);
+}
+
+/* ---- from above ------------------------------------------------------------------------------ */
+
+int keeper_open(struct keeper *keeper, uv_loop_t *loop, int socket)
+{
+	*keeper = (struct keeper){.loop = loop, .starter.fd = -1};
+	list_init(&keeper->children);
+	return socket < 0 ? 0
+	                  : conn_open(&keeper->starter, loop, socket, on_keeper, on_starter_end);
+}
+
+void keeper_close(struct keeper *keeper)
+{
+	if (keeper->starter.fd >= 0) {
+		conn_close(&keeper->starter, NULL);
+	}
+	lose(keeper);
+}
+
+static int send_order(struct keeper *keeper, const struct keeper_order *order, const char *program,
+                      const char *setting, const int *fd)
+{
+	char bytes[8192];
+	size_t n_bytes = sizeof(*order);
+	const char *strings[] = {program, setting};
+	memcpy(bytes, order, n_bytes);
+	for (size_t i = 0; i < n_elements(strings); i++) {
+		size_t n = strings[i] ? strlen(strings[i]) + 1 : 0;
+		if (n > sizeof(bytes) - n_bytes) {
+			return -ENAMETOOLONG;
+		}
+		if (n > 0) {
+			memcpy(bytes + n_bytes, strings[i], n);
+			n_bytes += n;
+		}
+	}
+	return conn_send(keeper->conn, bytes, n_bytes, fd, fd ? 1 : 0);
+}
+
+int keeper_start(struct keeper *keeper, struct keeper_child *child, const char *program,
+                 const char *setting, int fd)
+{
+	const struct keeper_order order = {.child = ++keeper->last_id, .verb = KEEPER_START};
+	if (!keeper->conn) {
+		return -EAGAIN;
+	}
+	int r = send_order(keeper, &order, program, setting, &fd);
+	if (r == 0) {
+		child->id = order.child;
+		list_insert(&keeper->children, &child->link);
+	}
+	return r;
+}
+
+void keeper_kill(struct keeper *keeper, const struct keeper_child *child)
+{
+	const struct keeper_order order = {.child = child->id, .verb = KEEPER_KILL};
+	if (keeper->conn && send_order(keeper, &order, NULL, NULL, NULL) < 0) {
+		/* The keeper dies of it, and its children with it. */
+		shutdown(keeper->conn->fd, SHUT_RDWR);
+	}
+}
