@@ -48,6 +48,18 @@ static inline void list_remove(struct list *link)
 	list_init(link);
 }
 
+/* Moves all that hangs on the head @from to the tail of @to. */
+static inline void list_move(struct list *to, struct list *from)
+{
+	if (from->next != from) {
+		from->next->prev = to->prev;
+		to->prev->next = from->next;
+		from->prev->next = to;
+		to->prev = from->prev;
+		list_init(from);
+	}
+}
+
 /* Of a head: nothing hangs on it. Of a link: it hangs nowhere. */
 static inline bool list_is_empty(const struct list *list)
 {

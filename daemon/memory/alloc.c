@@ -14,6 +14,8 @@
 #define ASK_AGAIN_MS 100
 /* A burst of requests does not compete with the making of chunks for the next one. */
 #define REFILL_MS 1
+/* So many chunks are made in one turn: a quarter of a millisecond's work, and see chunk.c. */
+#define PIECE_CHUNKS 8
 /* From this size on a chunk is worth an fd of the budget as long as there is any. */
 #define BIG_CHUNK_BYTES (64ull * 1024 * 1024)
 
@@ -29,6 +31,7 @@ struct alloc {
 	struct device *device;
 	struct tenant *tenant; /* borrowed: while it has charges of it, or a place in its queue */
 	struct list place;     /* link: the tenant's queue on the device, until charged */
+	uint64_t worker_user;
 	enum chunk_use use;
 	alloc_done_fn done; /* NULL once cancelled */
 	void *user;
@@ -40,6 +43,7 @@ struct alloc {
 	struct asked asked; /* of the tenant's clients */
 	bool keep_handles;  /* the fd budget is short: hold by handle */
 	CUresult result;
+	size_t n_made;         /* entries of made[], so far */
 	size_t n_reserved;     /* fds of the budget, for the missing ones */
 	uint64_t coming_bytes; /* of device.coming_bytes, while the worker makes them */
 	uint64_t bytes;
@@ -251,36 +255,39 @@ static void finish(struct alloc *alloc, int result)
 static CUresult make_one(const struct alloc *alloc, uint64_t bytes, struct made *made)
 {
 	CUmemGenericAllocationHandle *handle = alloc->keep_handles ? &made->handle : NULL;
-	CUresult result = device_make_chunk(alloc->device, bytes, &made->fd, handle);
-	if (result == CUDA_ERROR_OUT_OF_MEMORY) {
-		worker_catch_up(&alloc->device->worker);
+	CUresult result;
+	do {
 		result = device_make_chunk(alloc->device, bytes, &made->fd, handle);
-	}
+	} while (result == CUDA_ERROR_OUT_OF_MEMORY && worker_catch_up(&alloc->device->worker));
 	return result;
 }
 
+/* Worker's thread: of what was made in vain. Returns whether none is left. */
+static bool drop_made(struct alloc *alloc)
+{
+	for (size_t n = 0; n < PIECE_CHUNKS && alloc->n_made > 0; n++) {
+		struct made *made = &alloc->made[--alloc->n_made];
+		fd_close(&made->fd);
+		if (alloc->keep_handles) {
+			alloc->device->drv->cuMemRelease(made->handle);
+		}
+	}
+	return alloc->n_made == 0;
+}
+
 /* Worker's thread: all that is missing, or nothing. */
-static void make_missing(struct work *work)
+static bool make_missing(struct work *work)
 {
 	struct alloc *alloc = container_of(work, struct alloc, work);
-	size_t n_made = 0;
-	alloc->result = CUDA_SUCCESS;
-	for (; n_made < alloc->n_missing; n_made++) {
-		alloc->result = make_one(alloc, alloc->sizes[alloc->missing[n_made]],
-		                         &alloc->made[n_made]);
-		if (alloc->result != CUDA_SUCCESS) {
-			break;
+	for (size_t n = 0; n < PIECE_CHUNKS && alloc->result == CUDA_SUCCESS; n++) {
+		if (alloc->n_made == alloc->n_missing) {
+			return true;
 		}
+		size_t i = alloc->missing[alloc->n_made];
+		alloc->result = make_one(alloc, alloc->sizes[i], &alloc->made[alloc->n_made]);
+		alloc->n_made += alloc->result == CUDA_SUCCESS;
 	}
-	if (alloc->result == CUDA_SUCCESS) {
-		return;
-	}
-	for (size_t i = 0; i < n_made; i++) {
-		fd_close(&alloc->made[i].fd);
-		if (alloc->keep_handles) {
-			alloc->device->drv->cuMemRelease(alloc->made[i].handle);
-		}
-	}
+	return alloc->result == CUDA_SUCCESS ? alloc->n_made == alloc->n_missing : drop_made(alloc);
 }
 
 static void try_again(struct alloc *alloc);
@@ -456,9 +463,10 @@ static void on_made(struct work *work)
 	finish(alloc, 0);
 }
 
-static void refuse_missing(struct work *work)
+static bool refuse_missing(struct work *work)
 {
 	container_of(work, struct alloc, work)->result = CUDA_ERROR_OUT_OF_MEMORY;
+	return true;
 }
 
 /*
@@ -472,8 +480,10 @@ static void try_driver(struct alloc *alloc)
 		alloc->coming_bytes = alloc->missing_bytes;
 		alloc->device->coming_bytes += alloc->coming_bytes;
 	}
-	worker_submit(&alloc->device->worker, &alloc->work, fits ? make_missing : refuse_missing,
-	              on_made);
+	alloc->result = CUDA_SUCCESS;
+	alloc->n_made = 0;
+	worker_submit(&alloc->device->worker, &alloc->work, alloc->worker_user,
+	              fits ? make_missing : refuse_missing, on_made);
 }
 
 /* It is admitted: get what the pool did not have. */
@@ -534,19 +544,19 @@ static void try_again(struct alloc *alloc)
 	}
 }
 
-int alloc_start(struct allocator *allocator, struct device *device, struct tenant *tenant,
-                enum chunk_use use, const uint64_t *sizes, size_t n_chunks, alloc_done_fn done,
+int alloc_start(struct allocator *allocator, const struct alloc_wanted *wanted, alloc_done_fn done,
                 void *user, struct alloc **alloc_out)
 {
-	assert(n_chunks > 0);
-	struct alloc *alloc = alloc_new(sizes, n_chunks);
+	assert(wanted->n_chunks > 0);
+	struct alloc *alloc = alloc_new(wanted->sizes, wanted->n_chunks);
 	if (!alloc) {
 		return -ENOMEM;
 	}
 	alloc->allocator = allocator;
-	alloc->device = device;
-	alloc->tenant = tenant;
-	alloc->use = use;
+	alloc->device = wanted->device;
+	alloc->tenant = wanted->tenant;
+	alloc->worker_user = wanted->tenant->id << 32 | wanted->uid;
+	alloc->use = wanted->use;
 	alloc->done = done;
 	alloc->user = user;
 	int r = admit(alloc);

@@ -113,14 +113,22 @@ int allocator_init(struct allocator *allocator, uv_loop_t *loop, struct device *
 /* No request may be under way; pools must be drained and the workers idle. */
 void allocator_deinit(struct allocator *allocator);
 
+struct alloc_wanted {
+	struct device *device;
+	struct tenant *tenant; /* who pays */
+	uid_t uid;             /* whose request it is: requests take turns by tenant and uid */
+	enum chunk_use use;
+	const uint64_t *sizes; /* copied; n_chunks > 0 */
+	size_t n_chunks;
+};
+
 /*
- * Ask for @n_chunks chunks of @sizes bytes each on one device, paid by @tenant. @done is called before
- * this returns when the pool has it all, and only then.
+ * Ask for chunks on one device. @done is called before this returns when the pool has them all, and
+ * only then.
  * Returns 0, or an ALLOC_E_* / -ENOMEM at once, and then @done is not called.
  * *alloc_out (may be NULL) is for alloc_cancel() and is set to NULL when done was called already.
  */
-int alloc_start(struct allocator *allocator, struct device *device, struct tenant *tenant,
-                enum chunk_use use, const uint64_t *sizes, size_t n_chunks, alloc_done_fn done,
+int alloc_start(struct allocator *allocator, const struct alloc_wanted *wanted, alloc_done_fn done,
                 void *user, struct alloc **alloc_out);
 
 /*

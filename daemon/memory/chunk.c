@@ -15,10 +15,17 @@ struct hold {
 	uint64_t bytes; /* of leaving_bytes; 0: the chunk stays */
 };
 
+/*
+ * So many are closed in one piece: more than alloc.c makes in a turn, so that closing keeps up with
+ * making.
+ */
+#define PIECE_HOLDS 16
+
 struct release {
 	struct work work;
 	struct device *device;
 	size_t n_holds;
+	size_t n_closed;
 	struct hold holds[];
 };
 
@@ -67,10 +74,14 @@ static void close_holds(struct device *device, const struct hold *holds, size_t 
 	}
 }
 
-static void run_release(struct work *work)
+static bool run_release(struct work *work)
 {
 	struct release *release = container_of(work, struct release, work);
-	close_holds(release->device, release->holds, release->n_holds);
+	size_t n_left = release->n_holds - release->n_closed;
+	size_t n = n_left < PIECE_HOLDS ? n_left : PIECE_HOLDS;
+	close_holds(release->device, &release->holds[release->n_closed], n);
+	release->n_closed += n;
+	return n == n_left;
 }
 
 static void free_release(struct work *work)
@@ -106,12 +117,13 @@ static void submit(struct device *device, const struct hold *holds, size_t n_hol
 	}
 	release->device = device;
 	release->n_holds = n_holds;
+	release->n_closed = 0;
 	for (size_t i = 0; i < n_holds; i++) {
 		release->holds[i] = holds[i];
 	}
-	/* Many at once are worth an own turn; they would also keep many closed fds waiting. */
+	/* Many at once would keep many fds waiting to be closed. */
 	if (n_holds > MAX_LAZY_HOLDS) {
-		worker_submit(&device->worker, &release->work, run_release, free_release);
+		worker_submit_release(&device->worker, &release->work, run_release, free_release);
 	} else {
 		worker_submit_lazy(&device->worker, &release->work, run_release, free_release);
 	}

@@ -55,7 +55,7 @@ void chunk_drop_fd(struct chunk *chunk);
 
 /*
  * Refund, uncount and let the device's worker close what holds the memory. What is submitted to the
- * worker later finds the memory free. Empty chunks are fine.
+ * worker later finds the memory free (worker_catch_up). Empty chunks are fine.
  */
 void chunk_release(struct chunk *chunk);
 /* The same for many of one device, as one job. */

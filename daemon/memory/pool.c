@@ -31,11 +31,12 @@ void pool_want(struct pool *pool, uint64_t chunk_bytes, unsigned n_wanted)
 	};
 }
 
-static void make(struct work *work)
+static bool make(struct work *work)
 {
 	struct order *order = container_of(work, struct order, work);
 	order->result = device_make_chunk(order->pool->device, order->size->chunk_bytes, &order->fd,
 	                                  NULL);
+	return true;
 }
 
 static void keep(struct work *work)
@@ -79,7 +80,7 @@ static bool order_one(struct pool *pool, struct pool_size *size)
 	size->n_coming++;
 	pool->device->coming_bytes += size->chunk_bytes;
 	pool->books->n_fds++;
-	worker_submit(&pool->device->worker, &order->work, make, keep);
+	worker_submit(&pool->device->worker, &order->work, WORKER_NOBODY, make, keep);
 	return true;
 }
 

@@ -5,94 +5,165 @@
 
 #include "proto/cleanup.h"
 
-static struct work *pop(struct list *list)
+/* ---- what is next: all of it under the mutex -------------------------------------------------- */
+
+enum next {
+	NEXT_TURN,
+	NEXT_RELEASE,
+	NEXT_END,
+};
+
+static struct work *first_of(struct list *list)
 {
-	struct work *work = list_first(list, struct work, link);
-	list_remove(&work->link);
-	return work;
+	return list_is_empty(list) ? NULL : list_first(list, struct work, link);
 }
 
-static struct work *pop_lazy(struct worker *worker)
+static void enter_turns(struct worker *worker, struct work *work)
 {
-	worker->n_lazy--;
-	return pop(&worker->lazy);
+	struct work *first;
+	list_for_each (first, &worker->turns, link) {
+		if (first->user == work->user) {
+			list_insert(&first->behind, &work->link);
+			return;
+		}
+	}
+	list_insert(&worker->turns, &work->link);
 }
 
-/* Under the mutex: nothing came for a while, so lazy work is in nobody's way. */
+/* The user of @first has had his turn: the next one is the others'. */
+static void pass_turn(struct worker *worker, struct work *first, bool is_finished)
+{
+	struct work *next = is_finished ? first_of(&first->behind) : first;
+	list_remove(&first->link);
+	if (next && next != first) {
+		list_remove(&next->link);
+		list_move(&next->behind, &first->behind);
+	}
+	if (next) {
+		list_insert(&worker->turns, &next->link);
+	}
+}
+
+/* Nothing came for a while, so lazy work is in nobody's way. */
 static bool is_quiet(struct worker *worker)
 {
 	int r = uv_cond_timedwait(&worker->wakeup, &worker->mutex, WORKER_LAZY_US * 1000u);
-	return r == UV_ETIMEDOUT && list_is_empty(&worker->queue);
+	return r == UV_ETIMEDOUT && list_is_empty(&worker->turns) &&
+	       list_is_empty(&worker->releases);
 }
 
-/* Under the mutex. NULL at the end. */
-static struct work *wait_for_work(struct worker *worker)
+static enum next wait_for_work(struct worker *worker)
 {
 	for (;;) {
 		/* It holds fds and memory: it may not wait for ever behind the rest. */
 		if (worker->n_lazy > WORKER_MAX_LAZY) {
-			return pop_lazy(worker);
+			return NEXT_RELEASE;
 		}
-		if (!list_is_empty(&worker->queue)) {
-			return pop(&worker->queue);
+		bool has_turns = !list_is_empty(&worker->turns);
+		if (has_turns && (list_is_empty(&worker->releases) || worker->was_release)) {
+			return NEXT_TURN;
+		}
+		if (!list_is_empty(&worker->releases)) {
+			return NEXT_RELEASE;
 		}
 		if (list_is_empty(&worker->lazy)) {
 			if (worker->is_stopping) {
-				return NULL;
+				return NEXT_END;
 			}
 			uv_cond_wait(&worker->wakeup, &worker->mutex);
 		} else if (worker->is_stopping || is_quiet(worker)) {
-			return pop_lazy(worker);
+			return NEXT_RELEASE;
 		}
 	}
 }
 
-static void run(struct worker *worker, struct work *work)
+/* Takes one off its list; NULL: there is none. */
+static struct work *take_release(struct worker *worker)
 {
-	work->run(work);
-	uv_mutex_lock(&worker->mutex);
-	list_insert(&worker->finished, &work->link);
+	bool is_lazy = worker->n_lazy > WORKER_MAX_LAZY || list_is_empty(&worker->releases);
+	struct work *work = first_of(is_lazy ? &worker->lazy : &worker->releases);
+	if (work) {
+		list_remove(&work->link);
+		worker->n_lazy -= is_lazy;
+	}
+	return work;
+}
+
+/* ---- the thread: the mutex is held but while work runs ------------------------------------------ */
+
+static bool run(struct worker *worker, struct work *work)
+{
 	uv_mutex_unlock(&worker->mutex);
+	bool is_finished = work->run(work);
+	uv_mutex_lock(&worker->mutex);
+	return is_finished;
+}
+
+static void finish(struct worker *worker, struct work *work)
+{
+	list_insert(&worker->finished, &work->link);
 	uv_async_send(&worker->async);
 }
 
-static struct work *next_work(struct worker *worker)
+static bool run_release(struct worker *worker)
 {
-	uv_mutex_lock(&worker->mutex);
-	struct work *work = wait_for_work(worker);
-	uv_mutex_unlock(&worker->mutex);
-	return work;
+	struct work *work = take_release(worker);
+	if (!work) {
+		return false;
+	}
+	if (run(worker, work)) {
+		finish(worker, work);
+	} else {
+		list_insert(worker->releases.next, &work->link);
+	}
+	worker->was_release = true;
+	return true;
+}
+
+/* It keeps its place meanwhile, for what comes of the same user to stand behind. */
+static void run_turn(struct worker *worker)
+{
+	struct work *work = first_of(&worker->turns);
+	bool is_finished = run(worker, work);
+	pass_turn(worker, work, is_finished);
+	if (is_finished) {
+		finish(worker, work);
+	}
+	worker->was_release = false;
 }
 
 static void worker_main(void *user)
 {
 	struct worker *worker = user;
-	struct work *work;
-	while ((work = next_work(worker))) {
-		run(worker, work);
+	enum next next;
+	uv_mutex_lock(&worker->mutex);
+	while ((next = wait_for_work(worker)) != NEXT_END) {
+		if (next == NEXT_TURN) {
+			run_turn(worker);
+		} else {
+			run_release(worker);
+		}
 	}
+	uv_mutex_unlock(&worker->mutex);
 }
 
-void worker_catch_up(struct worker *worker)
+bool worker_catch_up(struct worker *worker)
 {
-	struct work *work;
-	do {
-		uv_mutex_lock(&worker->mutex);
-		work = list_is_empty(&worker->lazy) ? NULL : pop_lazy(worker);
-		uv_mutex_unlock(&worker->mutex);
-		if (work) {
-			run(worker, work);
-		}
-	} while (work);
+	uv_mutex_lock(&worker->mutex);
+	bool has_run = run_release(worker);
+	uv_mutex_unlock(&worker->mutex);
+	return has_run;
 }
+
+/* ---- the loop --------------------------------------------------------------------------------- */
 
 static void finish_all(struct worker *worker)
 {
 	for (;;) {
 		uv_mutex_lock(&worker->mutex);
-		struct work *work = NULL;
-		if (!list_is_empty(&worker->finished)) {
-			work = pop(&worker->finished);
+		struct work *work = first_of(&worker->finished);
+		if (work) {
+			list_remove(&work->link);
 		}
 		uv_mutex_unlock(&worker->mutex);
 		if (!work) {
@@ -110,11 +181,13 @@ static void on_async(uv_async_t *async)
 
 int worker_init(struct worker *worker, uv_loop_t *loop)
 {
-	list_init(&worker->queue);
+	list_init(&worker->turns);
+	list_init(&worker->releases);
 	list_init(&worker->lazy);
 	worker->n_lazy = 0;
 	list_init(&worker->finished);
 	worker->n_pending = 0;
+	worker->was_release = false;
 	worker->is_stopping = false;
 	int r = uv_mutex_init(&worker->mutex);
 	if (r < 0) {
@@ -161,25 +234,45 @@ void worker_deinit(struct worker *worker)
 	uv_mutex_destroy(&worker->mutex);
 }
 
-static void submit(struct worker *worker, struct work *work, work_fn run_fn, work_fn done,
-                   bool is_lazy)
+static void begin_submit(struct worker *worker, struct work *work, work_run_fn run_fn,
+                         work_done_fn done)
 {
 	work->run = run_fn;
 	work->done = done;
+	list_init(&work->link);
+	list_init(&work->behind);
 	worker->n_pending++;
 	uv_mutex_lock(&worker->mutex);
-	list_insert(is_lazy ? &worker->lazy : &worker->queue, &work->link);
-	worker->n_lazy += is_lazy;
+}
+
+static void end_submit(struct worker *worker)
+{
 	uv_cond_signal(&worker->wakeup);
 	uv_mutex_unlock(&worker->mutex);
 }
 
-void worker_submit(struct worker *worker, struct work *work, work_fn run_fn, work_fn done)
+void worker_submit(struct worker *worker, struct work *work, uint64_t user, work_run_fn run_fn,
+                   work_done_fn done)
 {
-	submit(worker, work, run_fn, done, false);
+	begin_submit(worker, work, run_fn, done);
+	work->user = user;
+	enter_turns(worker, work);
+	end_submit(worker);
 }
 
-void worker_submit_lazy(struct worker *worker, struct work *work, work_fn run_fn, work_fn done)
+void worker_submit_release(struct worker *worker, struct work *work, work_run_fn run_fn,
+                           work_done_fn done)
 {
-	submit(worker, work, run_fn, done, true);
+	begin_submit(worker, work, run_fn, done);
+	list_insert(&worker->releases, &work->link);
+	end_submit(worker);
+}
+
+void worker_submit_lazy(struct worker *worker, struct work *work, work_run_fn run_fn,
+                        work_done_fn done)
+{
+	begin_submit(worker, work, run_fn, done);
+	list_insert(&worker->lazy, &work->link);
+	worker->n_lazy++;
+	end_submit(worker);
 }

@@ -1,14 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One thread that does blocking work (driver calls) for the loop, in the order it was asked.
+ * One thread that does blocking work (driver calls) for the loop.
  *
- * Work comes in two kinds. What somebody waits for (worker_submit) runs at once, in order. What nobody
- * waits for (worker_submit_lazy: giving memory back) runs when the worker has had
- * nothing else to do for WORKER_LAZY_US, because driver calls of two processes slow each other down
- * many times over, and the one that just got an answer is mapping its memory now.
+ * Three kinds of work, in the order in which they are looked for:
+ *   - releases that wait for a quiet moment (worker_submit_lazy): giving a few chunks back. Driver calls
+ *     of two processes slow each other down many times over, and the client that just got an answer
+ *     is mapping its memory now. So they wait until the worker has had nothing else to do for
+ *     WORKER_LAZY_US, unless more than WORKER_MAX_LAZY of them do.
+ *   - releases that do not wait (worker_submit_release), in order, and
+ *   - work that somebody waits for (worker_submit), by turns of its users: each user's work is done
+ *     in the order of its coming, one piece at a time, and then the next user has his turn.
+ * As long as there are both, one release runs before each turn: a release may be larger than a turn,
+ * so memory is given back faster than it is made, and fds that are to be closed do not pile up.
  *
- * Promise: work that runs may call worker_catch_up(), after which all lazy work that was submitted
- * before has been done. That is how a create finds the memory that was released before it.
+ * A piece is what one call of work.run does. It returns false when there is more to do, and is called
+ * again when it is its turn again.
+ *
+ * Promise: work that runs may call worker_catch_up() until all releases that were submitted before have
+ * been done. That is how a create finds the memory that was released before it.
  *
  * Owner: embedded in a device.
  * Lifetime: worker_init() to worker_deinit(); the memory stays until the loop has closed it.
@@ -18,19 +27,30 @@
 #define GLAKE_DAEMON_WORKER_H
 
 #include <stdbool.h>
+#include <stdint.h>
 #include <uv.h>
 
 #include "daemon/base/list.h"
 
 struct work;
-typedef void (*work_fn)(struct work *work);
+/* On the worker's thread, without what the loop owns. Returns whether all is done. */
+typedef bool (*work_run_fn)(struct work *work);
+/* On the loop thread; may free the work. */
+typedef void (*work_done_fn)(struct work *work);
 
 /* Embedded in what is to be done. Belongs to the worker from submit until done has returned. */
 struct work {
-	struct list link; /* link: worker.queue or worker.lazy, then worker.finished */
-	work_fn run;      /* on the worker's thread; must not touch what the loop owns */
-	work_fn done;     /* on the loop thread; may free the work */
+	struct list
+		link; /* link: worker.turns, the .behind of the user's first, or another list below */
+	struct list
+		behind; /* of the user's further work, in order; of the first in worker.turns only */
+	uint64_t user;
+	work_run_fn run;
+	work_done_fn done;
 };
+
+/* Work of nobody. */
+#define WORKER_NOBODY UINT64_MAX
 
 /* Lazy work waits so long for a quiet moment, and no more than so much of it may wait. */
 #define WORKER_LAZY_US 1000u
@@ -41,9 +61,12 @@ struct worker {
 	uv_mutex_t mutex;
 	uv_cond_t wakeup;
 	uv_async_t async;
-	unsigned n_pending;   /* submitted, done not yet returned; loop thread only */
-	bool is_stopping;     /* under mutex */
-	struct list queue;    /* under mutex */
+	unsigned n_pending; /* submitted, done not yet returned; loop thread only */
+	bool is_stopping;   /* under mutex */
+	bool was_release;   /* under mutex: what ran last */
+	struct list
+		turns; /* under mutex: of each user the first work; the front one is running, or next */
+	struct list releases; /* under mutex */
 	struct list lazy;     /* under mutex */
 	unsigned n_lazy;      /* under mutex */
 	struct list finished; /* under mutex */
@@ -55,10 +78,16 @@ int worker_init(struct worker *worker, uv_loop_t *loop);
 /* The queue must be empty (n_pending == 0). Joins the thread and closes the handle. */
 void worker_deinit(struct worker *worker);
 
-void worker_submit(struct worker *worker, struct work *work, work_fn run, work_fn done);
-void worker_submit_lazy(struct worker *worker, struct work *work, work_fn run, work_fn done);
+/* @user: whose turn it takes; any number, the same for what shall share one. */
+void worker_submit(struct worker *worker, struct work *work, uint64_t user, work_run_fn run,
+                   work_done_fn done);
+/* For what gives memory back, and does not fail. */
+void worker_submit_release(struct worker *worker, struct work *work, work_run_fn run,
+                           work_done_fn done);
+void worker_submit_lazy(struct worker *worker, struct work *work, work_run_fn run,
+                        work_done_fn done);
 
-/* Worker's thread, from inside a run: do the lazy work now. */
-void worker_catch_up(struct worker *worker);
+/* Worker's thread, from inside a run: a piece of a release. Returns whether there was one. */
+bool worker_catch_up(struct worker *worker);
 
 #endif

@@ -133,8 +133,15 @@ void rpc_chunk_alloc(struct session *session, const request_t *request, struct f
 	for (uint32_t i = 0; i < body->n_chunks; i++) {
 		sizes[i] = i + 1 < body->n_chunks ? body->chunk_bytes : last_bytes;
 	}
-	int r = alloc_start(rpc_of(session)->allocator, device, session->holder->tenant,
-	                    CHUNK_PRIVATE, sizes, body->n_chunks, on_chunks, operation,
+	const struct alloc_wanted wanted = {
+		.device = device,
+		.tenant = session->holder->tenant,
+		.uid = session->holder->peer.owner,
+		.use = CHUNK_PRIVATE,
+		.sizes = sizes,
+		.n_chunks = body->n_chunks,
+	};
+	int r = alloc_start(rpc_of(session)->allocator, &wanted, on_chunks, operation,
 	                    &operation->alloc);
 	if (r != 0) {
 		on_chunks(operation, r, NULL, 0);

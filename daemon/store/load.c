@@ -281,10 +281,17 @@ static void grant_more(struct load *load)
 		for (size_t i = 0; i < n; i++) {
 			load->window_used_bytes += sizes[i];
 		}
-		struct tenant *payer = load_payer(load);
+		const struct alloc_wanted wanted = {
+			.device = model->device,
+			.tenant = load_payer(load),
+			.uid = load->job.uid,
+			.use = CHUNK_LOADING,
+			.sizes = sizes,
+			.n_chunks = n,
+		};
 		load->is_granting = true;
-		int r = alloc_start(load->context->allocator, model->device, payer, CHUNK_LOADING,
-		                    sizes, n, on_chunks, load, &load->alloc);
+		int r = alloc_start(load->context->allocator, &wanted, on_chunks, load,
+		                    &load->alloc);
 		load->is_granting = false;
 		if (r != 0) {
 			on_chunks(load, r > 0 ? r : ALLOC_E_DRIVER, NULL, 0);

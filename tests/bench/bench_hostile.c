@@ -8,6 +8,8 @@
  *   names      ModelOpen with as many names as it may have, and no files
  *   listings   SessionList, of all those sessions
  *   greetings  connects, says Hello and leaves
+ *   chunks     in 16 sessions: takes 253 chunks of 2 MiB, gives them back, and so on; measured is a chunk
+ *              of 6 MiB, which is made on request
  *
  * The flood is one process, nice 19: it sends to every socket that takes something and reads all
  * answers. So on two cores it has what glaked and the measured session leave.
@@ -35,6 +37,9 @@
 #include "tests/bench/raw.h"
 
 #define FLOOD_UID 4242
+#define MAX_CHUNK_SESSIONS 16u
+/* Not one of the sizes that glaked makes ahead. */
+#define MADE_BYTES (6 * MIB)
 #define MIN_SAMPLES 5
 
 /* ---- what it sends --------------------------------------------------------------------------- */
@@ -105,6 +110,11 @@ static void pack_listings(struct packet *packet)
 	pack(&request, packet);
 }
 
+/* Nothing: take_and_give() makes what is sent. */
+static void pack_chunks(struct packet *packet)
+{
+}
+
 /* ---- the flood ------------------------------------------------------------------------------- */
 
 /* Without waiting for the answer. Returns the socket, or -1. */
@@ -120,14 +130,46 @@ static int greet(const struct packet *hello)
 	return fd_steal(&fd);
 }
 
-static void come_back(int epoll, int *fd, const struct packet *hello)
+static void come_back(int epoll, int *fd, const struct packet *hello, uint32_t events)
 {
-	struct epoll_event event = {.events = EPOLLIN | EPOLLOUT, .data.ptr = fd};
+	struct epoll_event event = {.events = events, .data.ptr = fd};
 	fd_close(fd);
 	*fd = greet(hello);
 	if (*fd >= 0) {
 		epoll_ctl(epoll, EPOLL_CTL_ADD, *fd, &event);
 	}
+}
+
+static void send_free(int fd, const Glake__Wire__ChunkAllocAnswer *chunks)
+{
+	static struct packet packet;
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	Glake__Wire__ChunkFree body = GLAKE__WIRE__CHUNK_FREE__INIT;
+	body.ids = chunks->ids;
+	body.n_ids = chunks->n_ids;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_CHUNK_FREE;
+	request.chunk_free = &body;
+	pack(&request, &packet);
+	send(fd, packet.bytes, packet.n_bytes, MSG_NOSIGNAL);
+}
+
+/* One request at a time: each answer makes the next. Returns whether the socket is still open. */
+static bool take_and_give(int fd)
+{
+	uint8_t bytes[RAW_REQUEST_BYTES];
+	bool is_gone;
+	Glake__Wire__Answer *answer;
+	while ((answer = raw_receive(fd, MSG_DONTWAIT, &is_gone))) {
+		if (answer->body_case == GLAKE__WIRE__ANSWER__BODY_CHUNK_ALLOC) {
+			send_free(fd, answer->chunk_alloc);
+		} else if (answer->id > 0) {
+			size_t n_bytes = raw_pack_chunk_alloc(1, 2 * MIB, GLAKE_MAX_PACKET_FDS,
+			                                      bytes);
+			send(fd, bytes, n_bytes, MSG_NOSIGNAL);
+		}
+		raw_free(answer);
+	}
+	return !is_gone;
 }
 
 /* Returns whether the socket is still open. */
@@ -152,6 +194,7 @@ flood(void (*pack_fn)(struct packet *), size_t n_sessions, int ready)
 	static struct packet hello;
 	static struct packet packet;
 	struct epoll_event events[64];
+	uint32_t awaited = pack_fn == pack_chunks ? EPOLLIN : EPOLLIN | EPOLLOUT;
 	int *fds = calloc(n_sessions, sizeof(*fds));
 	cleanup_fd int epoll = epoll_create1(EPOLL_CLOEXEC);
 	if (!fds || chdir(bench_folder()) < 0 || setgid(FLOOD_UID) < 0 || setuid(FLOOD_UID) < 0) {
@@ -165,7 +208,7 @@ flood(void (*pack_fn)(struct packet *), size_t n_sessions, int ready)
 	}
 	for (size_t i = 0; i < n_sessions; i++) {
 		fds[i] = -1;
-		come_back(epoll, &fds[i], &hello);
+		come_back(epoll, &fds[i], &hello, awaited);
 		if (fds[i] < 0) {
 			bench_fail("the flood cannot connect: %s", strerror(errno));
 		}
@@ -177,13 +220,16 @@ flood(void (*pack_fn)(struct packet *), size_t n_sessions, int ready)
 		int n = epoll_wait(epoll, events, n_elements(events), 10);
 		for (int i = 0; i < n; i++) {
 			int *fd = events[i].data.ptr;
-			if (!pack_fn || !send_and_read(*fd, &packet)) {
-				come_back(epoll, fd, &hello);
+			bool is_open = pack_fn == pack_chunks
+			                       ? take_and_give(*fd)
+			                       : pack_fn && send_and_read(*fd, &packet);
+			if (!is_open) {
+				come_back(epoll, fd, &hello, awaited);
 			}
 		}
 		for (size_t i = 0; n == 0 && i < n_sessions; i++) {
 			if (fds[i] < 0) {
-				come_back(epoll, &fds[i], &hello);
+				come_back(epoll, &fds[i], &hello, awaited);
 			}
 		}
 	}
@@ -223,23 +269,23 @@ static Glake__Wire__Answer *call(int socket, const uint8_t *bytes, size_t n_byte
 	return answer;
 }
 
-static void alloc_and_free(int socket)
+static void alloc_and_free(int socket, uint64_t chunk_bytes)
 {
 	uint8_t bytes[RAW_REQUEST_BYTES];
-	size_t n_bytes = raw_pack_chunk_alloc(1, 2 * MIB, 1, bytes);
+	size_t n_bytes = raw_pack_chunk_alloc(1, chunk_bytes, 1, bytes);
 	Glake__Wire__Answer *answer = call(socket, bytes, n_bytes);
 	n_bytes = raw_pack_chunk_free(2, answer->chunk_alloc->ids, 1, bytes);
 	raw_free(answer);
 	raw_free(call(socket, bytes, n_bytes));
 }
 
-static void measure(const char *label, int socket, uint64_t ns)
+static void measure(const char *label, int socket, uint64_t chunk_bytes, uint64_t ns)
 {
 	struct bench_samples samples = {0};
 	uint64_t end_ns = bench_now_ns() + ns;
 	do {
 		uint64_t begin_ns = bench_now_ns();
-		alloc_and_free(socket);
+		alloc_and_free(socket, chunk_bytes);
 		bench_samples_add(&samples, bench_now_ns() - begin_ns);
 		/* Not in step with the loop. */
 		usleep((useconds_t)(samples.n * 7919 % 5000));
@@ -261,12 +307,13 @@ int main(int argc, char **argv)
 		{"names", pack_names},
 		{"listings", pack_listings},
 		{"greetings", NULL},
+		{"chunks", pack_chunks},
 	};
 	uint64_t ns = (uint64_t)(bench_number(argc, argv, 1, 5) * 1e9);
 	size_t n_sessions = (size_t)bench_number(argc, argv, 2, 300);
 	size_t only = (size_t)bench_number(argc, argv, 3, 1000);
 	struct bench_daemon daemon;
-	bench_begin("bench_hostile", NULL);
+	bench_begin("bench_hostile", "1x64GiB");
 	if (geteuid() != 0) {
 		bench_print("nothing measured", "it needs root, to be two users");
 		return 0;
@@ -277,13 +324,16 @@ int main(int argc, char **argv)
 	}
 	/* Before the floods: Hello may not get through to a glaked that is held up. */
 	int socket = raw_connect(daemon.socket_path, "bench_hostile");
-	measure("alloc + free of 2 MiB, no flood", socket, ns);
+	measure("alloc + free of 2 MiB, no flood", socket, 2 * MIB, ns);
 	for (size_t i = 0; i < n_elements(floods); i++) {
 		if (only <= n_elements(floods) && i + 1 != only) {
 			continue;
 		}
-		pid_t pid = start_flood(floods[i].pack_fn, n_sessions);
-		measure(floods[i].label, socket, ns);
+		bool is_of_chunks = floods[i].pack_fn == pack_chunks;
+		bool is_few = is_of_chunks && n_sessions > MAX_CHUNK_SESSIONS;
+		pid_t pid = start_flood(floods[i].pack_fn,
+		                        is_few ? MAX_CHUNK_SESSIONS : n_sessions);
+		measure(floods[i].label, socket, is_of_chunks ? MADE_BYTES : 2 * MIB, ns);
 		kill(pid, SIGKILL);
 		waitpid(pid, NULL, 0);
 	}

@@ -25,21 +25,22 @@ struct note {
 	int name;
 	uv_sem_t *gate; /* waited for before it is noted; may be NULL */
 	bool catches_up;
+	int n_pieces; /* each is noted; 0 as 1 */
 };
 
 static struct note notes[MAX_NOTES];
 
-static void run_note(struct work *work)
+static bool run_note(struct work *work)
 {
 	struct note *note = container_of(work, struct note, work);
 	if (note->gate) {
 		atomic_store(&is_at_gate, true);
 		uv_sem_wait(note->gate);
 	}
-	if (note->catches_up) {
-		worker_catch_up(&worker);
+	while (note->catches_up && worker_catch_up(&worker)) {
 	}
 	ran.names[atomic_fetch_add(&ran.n, 1)] = note->name;
+	return --note->n_pieces <= 0;
 }
 
 static void count_done(struct work *work)
@@ -47,11 +48,26 @@ static void count_done(struct work *work)
 	n_done++;
 }
 
+static void submit_of(uint64_t user, int name)
+{
+	notes[name].name = name;
+	worker_submit(&worker, &notes[name].work, user, run_note, count_done);
+}
+
 static void submit(int name, bool is_lazy)
 {
 	notes[name].name = name;
-	(is_lazy ? worker_submit_lazy : worker_submit)(&worker, &notes[name].work, run_note,
-	                                               count_done);
+	if (is_lazy) {
+		worker_submit_lazy(&worker, &notes[name].work, run_note, count_done);
+	} else {
+		submit_of(WORKER_NOBODY, name);
+	}
+}
+
+static void submit_release(int name)
+{
+	notes[name].name = name;
+	worker_submit_release(&worker, &notes[name].work, run_note, count_done);
 }
 
 /* Number 0 keeps the worker busy until @gate opens. */
@@ -78,7 +94,7 @@ static void finish(unsigned n_expected)
 		uv_run(&loop, UV_RUN_ONCE);
 	}
 	ck_assert_uint_eq(n_done, n_expected);
-	ck_assert_uint_eq(atomic_load(&ran.n), n_expected);
+	ck_assert_uint_eq(worker.n_lazy, 0);
 	worker_deinit(&worker);
 	uv_run(&loop, UV_RUN_DEFAULT);
 	ck_assert_int_eq(uv_loop_close(&loop), 0);
@@ -111,6 +127,99 @@ START_TEST(lazy_work_lets_the_other_pass)
 	for (int i = 0; i < 4; i++) {
 		ck_assert_int_eq(ran.names[i], expected[i]);
 	}
+	uv_sem_destroy(&gate);
+}
+END_TEST
+
+static void expect(const int *names, unsigned n)
+{
+	ck_assert_uint_eq(atomic_load(&ran.n), n);
+	for (unsigned i = 0; i < n; i++) {
+		ck_assert_msg(ran.names[i] == names[i], "%u: %d, not %d", i, ran.names[i],
+		              names[i]);
+	}
+}
+
+/* However much one has, another waits for one piece of it. */
+START_TEST(users_take_turns_piece_by_piece)
+{
+	uv_sem_t gate;
+	begin();
+	submit_gated(&gate);
+	notes[1].n_pieces = 4;
+	submit_of(1, 1);
+	submit_of(1, 2);
+	submit_of(1, 3);
+	submit_of(2, 4);
+	notes[5].n_pieces = 2;
+	submit_of(3, 5);
+	submit_of(2, 6);
+	uv_sem_post(&gate);
+	finish(7);
+	const int expected[] = {0, 1, 4, 5, 1, 6, 5, 1, 1, 2, 3};
+	expect(expected, n_elements(expected));
+	uv_sem_destroy(&gate);
+}
+END_TEST
+
+/* The user whose work is running stands behind those that came meanwhile. */
+START_TEST(a_new_user_is_next)
+{
+	uv_sem_t gate;
+	begin();
+	notes[0].n_pieces = 2;
+	uv_sem_init(&gate, 0);
+	notes[0].gate = &gate;
+	submit_of(1, 0);
+	while (!atomic_load(&is_at_gate)) {
+		uv_sleep(1);
+	}
+	submit_of(1, 1);
+	submit_of(2, 2);
+	uv_sem_post(&gate);
+	uv_sem_post(&gate);
+	finish(3);
+	const int expected[] = {0, 2, 0, 1};
+	expect(expected, n_elements(expected));
+	uv_sem_destroy(&gate);
+}
+END_TEST
+
+START_TEST(releases_run_between_turns)
+{
+	uv_sem_t gate;
+	begin();
+	submit_gated(&gate);
+	notes[1].n_pieces = 2;
+	submit_release(1);
+	submit_release(2);
+	submit_of(1, 3);
+	submit_of(1, 4);
+	submit_release(5);
+	submit_of(2, 6);
+	uv_sem_post(&gate);
+	finish(7);
+	const int expected[] = {0, 1, 3, 1, 6, 2, 4, 5};
+	expect(expected, n_elements(expected));
+	uv_sem_destroy(&gate);
+}
+END_TEST
+
+START_TEST(who_needs_it_catches_up_with_all_releases)
+{
+	uv_sem_t gate;
+	begin();
+	submit_gated(&gate);
+	notes[1].catches_up = true;
+	submit_of(1, 1);
+	notes[2].n_pieces = 3;
+	submit_release(2);
+	submit_release(3);
+	submit(4, true);
+	uv_sem_post(&gate);
+	finish(5);
+	const int expected[] = {0, 2, 2, 2, 3, 4, 1};
+	expect(expected, n_elements(expected));
 	uv_sem_destroy(&gate);
 }
 END_TEST
@@ -168,6 +277,10 @@ int main(void)
 	Suite *suite = suite_create("worker");
 	suite_add(suite, work_runs_in_order_and_is_told_on_the_loop);
 	suite_add(suite, lazy_work_lets_the_other_pass);
+	suite_add(suite, users_take_turns_piece_by_piece);
+	suite_add(suite, a_new_user_is_next);
+	suite_add(suite, releases_run_between_turns);
+	suite_add(suite, who_needs_it_catches_up_with_all_releases);
 	suite_add(suite, lazy_work_runs_by_itself);
 	suite_add(suite, who_needs_it_catches_up);
 	suite_add(suite, lazy_work_does_not_pile_up);
