@@ -26,7 +26,8 @@ struct gate gate;
 _Thread_local struct gate_thread *gate_me;
 
 static _Atomic(struct gate_thread *) all;
-static atomic_bool is_blind; /* a thread passed without a record */
+static struct gate_thread unseen; /* of threads without a record of their own; in no list */
+static atomic_bool is_blind;      /* there was such a thread */
 static pthread_key_t key;
 static pthread_mutex_t closing = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic(pid_t) closer; /* the thread that closes or has closed it; 0: nobody */
@@ -87,6 +88,7 @@ struct gate_thread *gate_join(void)
 	if (!me) {
 		/* Its work goes on; but from now on nobody can be sure that everybody is out. */
 		is_blind = true;
+		me = &unseen;
 	} else {
 		/* Without the destructor the record is lost when the thread ends: 64 bytes. */
 		pthread_setspecific(key, me);
@@ -96,20 +98,32 @@ struct gate_thread *gate_join(void)
 	return me;
 }
 
+static void wait_until_open(struct gate_thread *me)
+{
+	const int saved = errno;
+	atomic_store_explicit(&me->depth, 0, memory_order_release);
+	uint32_t state = atomic_load(&gate.state);
+	if (state & GATE_CLOSED) {
+		syscall(SYS_futex, &gate.state, FUTEX_WAIT_PRIVATE, state, NULL, NULL, 0);
+	}
+	errno = saved;
+}
+
 void gate_wait(struct gate_thread *me)
 {
-	if (atomic_load(&closer) == gettid()) {
-		return; /* What the closer submits is part of the change. */
+	if (atomic_load(&me->depth) > 1) {
+		return;
 	}
-	const int saved = errno;
-	do {
-		atomic_store_explicit(&me->depth, 0, memory_order_release);
-		while (atomic_load_explicit(&gate.is_closed, memory_order_acquire)) {
-			syscall(SYS_futex, &gate.is_closed, FUTEX_WAIT_PRIVATE, 1, NULL, NULL, 0);
+	/* Again, and ordered: the gate may be fenced. */
+	atomic_store(&me->depth, 1);
+	while (atomic_load(&gate.state) & GATE_CLOSED) {
+		/* What the closer submits is part of the change. */
+		if (atomic_load(&closer) == gettid()) {
+			return;
 		}
+		wait_until_open(me);
 		atomic_store(&me->depth, 1);
-	} while (atomic_load(&gate.is_closed));
-	errno = saved;
+	}
 }
 
 /* ---- closing ---------------------------------------------------------------------------------- */
@@ -133,19 +147,20 @@ static bool membarrier(int command)
  */
 static int barrier_everywhere(void)
 {
-	if (atomic_load(&gate.is_fenced) || membarrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED) ||
+	if (atomic_load(&gate.state) & GATE_FENCED ||
+	    membarrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED) ||
 	    (membarrier(MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED) &&
 	     membarrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED))) {
 		return 0;
 	}
-	atomic_store(&gate.is_fenced, 1);
+	atomic_fetch_or(&gate.state, GATE_FENCED);
 	return -EAGAIN;
 }
 
 static void open_it(void)
 {
-	atomic_store_explicit(&gate.is_closed, 0, memory_order_release);
-	syscall(SYS_futex, &gate.is_closed, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+	atomic_fetch_and(&gate.state, ~GATE_CLOSED);
+	syscall(SYS_futex, &gate.state, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 }
 
 static bool is_out(const struct gate_thread *record, uint64_t deadline)
@@ -194,7 +209,7 @@ int gate_close(uint64_t timeout_ns)
 		return result;
 	}
 	atomic_store(&closer, gettid());
-	atomic_store(&gate.is_closed, 1);
+	atomic_fetch_or(&gate.state, GATE_CLOSED);
 	result = is_blind ? -ENOMEM : barrier_everywhere();
 	if (result == 0 && !is_everybody_out(deadline)) {
 		result = -ETIMEDOUT;
@@ -220,7 +235,7 @@ void gate_forked(void)
 			record->is_used = 0;
 		}
 	}
-	atomic_store(&gate.is_closed, 0);
+	atomic_fetch_and(&gate.state, ~GATE_CLOSED);
 	atomic_store(&closer, 0);
 	closing = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
 }

@@ -9,8 +9,8 @@
  * (membarrier(2), PRIVATE_EXPEDITED), and waits until every thread is out. Once membarrier was found
  * not permitted, or not known, passing takes a full fence instead.
  *
- *   submitter: depth = 1; [compiler barrier]; read is_closed   -> out again and wait, if set
- *   closer:    is_closed = 1; membarrier;     read every depth -> wait while one is not 0
+ *   submitter: depth = 1;  [compiler barrier]; read the flag   -> out again and wait, if set
+ *   closer:    flag = set; membarrier;         read each depth -> wait while one is not 0
  * One of the two sees the other's store. (The asymmetric form of Dekker's algorithm, as in liburcu.)
  *
  * Calls that wait or ask are not gated: work under way may depend on the thread that makes them. A
@@ -27,16 +27,19 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* One a thread that ever passed; alone on its cache line. Never freed, only used again. */
+/* One for each thread that ever passed; alone on its cache line. Never freed, only used again. */
 struct gate_thread {
 	_Alignas(64) _Atomic uint32_t depth; /* of calls inside; written by its thread only */
 	_Atomic uint32_t is_used;
 	struct gate_thread *next; /* link: all of them; written once */
 };
 
+/* What gate.state says. */
+#define GATE_CLOSED 1u
+#define GATE_FENCED 2u /* there is no membarrier: passing takes a full fence */
+
 struct gate {
-	_Atomic uint32_t is_closed; /* a futex: who waits at the gate waits for 0 */
-	_Atomic uint32_t is_fenced; /* there is no membarrier: passing takes a full fence */
+	_Atomic uint32_t state; /* a futex: those at the gate wait for it to change */
 };
 
 extern struct gate gate __attribute__((visibility("hidden")));
@@ -46,42 +49,33 @@ extern _Thread_local struct gate_thread *gate_me
 /* Before the first call passes. Returns 0, or -errno: no key for the destructor of threads. */
 int gate_init(void);
 
-/* The slow parts of gate_enter(): the thread's first time; a gate that is closed. */
+/* The slow parts of gate_enter(): the thread's first time; a gate that is not just open. */
 struct gate_thread *gate_join(void);
 void gate_wait(struct gate_thread *me);
 
 /*
  * A thread that is inside passes freely: what it submits belongs to the call that let it in. So does
- * the thread that has closed the gate.
+ * the thread that has closed the gate. Returns what gate_leave() wants.
  */
-static inline void gate_enter(void)
+static inline struct gate_thread *gate_enter(void)
 {
 	struct gate_thread *me = gate_me;
 	if (__builtin_expect(!me, 0)) {
 		me = gate_join();
-		if (!me) {
-			return;
-		}
 	}
 	uint32_t depth = atomic_load_explicit(&me->depth, memory_order_relaxed);
-	if (__builtin_expect(atomic_load_explicit(&gate.is_fenced, memory_order_relaxed), 0)) {
-		atomic_store(&me->depth, depth + 1);
-	} else {
-		atomic_store_explicit(&me->depth, depth + 1, memory_order_relaxed);
-		atomic_signal_fence(memory_order_seq_cst);
-	}
-	if (__builtin_expect(atomic_load(&gate.is_closed), 0) && depth == 0) {
+	atomic_store_explicit(&me->depth, depth + 1, memory_order_relaxed);
+	atomic_signal_fence(memory_order_seq_cst);
+	if (__builtin_expect(atomic_load(&gate.state) != 0, 0)) {
 		gate_wait(me);
 	}
+	return me;
 }
 
-static inline void gate_leave(void)
+static inline void gate_leave(struct gate_thread *me)
 {
-	struct gate_thread *me = gate_me;
-	if (me) {
-		uint32_t depth = atomic_load_explicit(&me->depth, memory_order_relaxed);
-		atomic_store_explicit(&me->depth, depth - 1, memory_order_release);
-	}
+	uint32_t depth = atomic_load_explicit(&me->depth, memory_order_relaxed);
+	atomic_store_explicit(&me->depth, depth - 1, memory_order_release);
 }
 
 /*

@@ -13,9 +13,9 @@
 	static CUresult(*real_##symbol) parameters; \
 	static CUresult gated_##symbol parameters \
 	{ \
-		gate_enter(); \
+		struct gate_thread *thread_ = gate_enter(); \
 		CUresult result = real_##symbol arguments; \
-		gate_leave(); \
+		gate_leave(thread_); \
 		return result; \
 	}
 #include "shim/gates.def"

@@ -41,8 +41,7 @@ static void print_spread(const char *what, const char *unit, double *values, siz
 static void pass(unsigned n)
 {
 	for (unsigned i = 0; i < n; i++) {
-		gate_enter();
-		gate_leave();
+		gate_leave(gate_enter());
 	}
 }
 
@@ -107,13 +106,13 @@ int main(int argc, char **argv)
 		bench_fail("the gate does not begin");
 	}
 	printf("gate, %ld cores%s\n", sysconf(_SC_NPROCESSORS_ONLN),
-	       gate.is_fenced ? ", no membarrier" : "");
+	       gate.state & GATE_FENCED ? ", no membarrier" : "");
 	measure_passing("enter and leave");
 	measure_closing(0, n_rounds);
 	measure_closing(1, n_rounds);
 	measure_closing(4, n_rounds);
 	measure_closing(MAX_BUSY, n_rounds);
-	atomic_store(&gate.is_fenced, 1);
+	atomic_store(&gate.state, GATE_FENCED);
 	measure_passing("enter and leave, with fences");
 	return EXIT_SUCCESS;
 }

@@ -45,7 +45,7 @@ static void *submit(void *argument)
 			gate_enter();
 			inside++;
 		} else if (wanted < inside) {
-			gate_leave();
+			gate_leave(gate_me);
 			inside--;
 		} else {
 			usleep(100);
@@ -144,14 +144,13 @@ END_TEST
 
 START_TEST(who_closes_is_told_what_cannot_be)
 {
-	gate_enter();
+	struct gate_thread *me = gate_enter();
 	ck_assert_int_eq(gate_close(SOON_NS), -EDEADLK);
-	gate_leave();
+	gate_leave(me);
 	ck_assert_int_eq(gate_close(LONG_NS), 0);
 	ck_assert_int_eq(gate_close(SOON_NS), -EDEADLK);
 	/* Its own submissions are part of what it does. */
-	gate_enter();
-	gate_leave();
+	gate_leave(gate_enter());
 	gate_open();
 }
 END_TEST
@@ -184,8 +183,7 @@ START_TEST(a_child_begins_open)
 	ck_assert_int_ge(child, 0);
 	if (child == 0) {
 		gate_forked();
-		gate_enter();
-		gate_leave();
+		gate_leave(gate_enter());
 		int result = gate_close(SOON_NS);
 		_exit(result == 0 ? 0 : 1);
 	}
@@ -208,11 +206,11 @@ static void *pass_on_and_on(void *argument)
 {
 	struct stress *stress = argument;
 	while (!atomic_load_explicit(&stress->is_over, memory_order_relaxed)) {
-		gate_enter();
+		struct gate_thread *me = gate_enter();
 		/* Plain enough not to order anything by itself. */
 		atomic_fetch_add_explicit(&stress->n_inside, 1, memory_order_relaxed);
 		atomic_fetch_sub_explicit(&stress->n_inside, 1, memory_order_relaxed);
-		gate_leave();
+		gate_leave(me);
 		atomic_fetch_add_explicit(&stress->n_passed, 1, memory_order_relaxed);
 	}
 	return NULL;
@@ -246,7 +244,7 @@ static void stress_gate(void)
 START_TEST(nobody_is_inside_while_it_is_closed)
 {
 	stress_gate();
-	ck_assert_uint_eq(gate.is_fenced, 0);
+	ck_assert_uint_eq(gate.state, 0);
 }
 END_TEST
 
@@ -268,8 +266,7 @@ START_TEST(without_membarrier_as_well)
 {
 	forbid_membarrier();
 	ck_assert_int_eq(gate_close(LONG_NS), -EAGAIN);
-	ck_assert_uint_eq(gate.is_closed, 0);
-	ck_assert_uint_eq(gate.is_fenced, 1);
+	ck_assert_uint_eq(gate.state, GATE_FENCED);
 	stress_gate();
 }
 END_TEST
@@ -277,10 +274,10 @@ END_TEST
 START_TEST(membarrier_may_be_forbidden_later)
 {
 	stress_gate();
-	ck_assert_uint_eq(gate.is_fenced, 0);
+	ck_assert_uint_eq(gate.state, 0);
 	forbid_membarrier();
 	ck_assert_int_eq(gate_close(LONG_NS), -EAGAIN);
-	ck_assert_uint_eq(gate.is_closed, 0);
+	ck_assert_uint_eq(gate.state, GATE_FENCED);
 	stress_gate();
 }
 END_TEST
