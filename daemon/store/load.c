@@ -370,7 +370,11 @@ static int on_plan_end(struct load_job *job, const char *reload_reason)
 		return -EPROTO;
 	}
 	load->is_planned = true;
-	if (!model) {
+	if (model) {
+		/* Nothing was, if there is no tensor. */
+		charge_manifest(load);
+	}
+	if (!load->model) {
 		return 0;
 	}
 	char error[256];

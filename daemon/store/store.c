@@ -230,6 +230,7 @@ struct model *store_add_model(struct store *store, struct realm *realm, struct d
 	}
 	memcpy(model->files, files, n_files * sizeof(files[0]));
 	model->n_files = n_files;
+	model->manifest_bytes = sizeof(*model) + strlen(name) + 1 + n_files * sizeof(files[0]);
 	model->id = ++store->last_id;
 	model->n_holders = 1;
 	model->idle.kind = IDLE_MODEL;

@@ -159,11 +159,42 @@ START_TEST(who_keeps_a_model_pays_for_its_manifest)
 }
 END_TEST
 
+/* Of each open of changed files one stays in the store, and it may have no memory to be evicted for. */
+START_TEST(a_model_without_tensors_is_charged_for_its_files)
+{
+	enum { N_FILES = 200, FILE_ID_BYTES = 80 };
+	static const char header[16] = "\x08\0\0\0\0\0\0\0{}      ";
+	struct glake_model_options options = {.size = sizeof(options), .no_map = 1};
+	struct glake_model *model;
+	int fds[N_FILES];
+	day_begin(&(struct harness_options){.config = DAY_CONFIG, .devices = "1x512MiB"});
+	for (unsigned i = 0; i < N_FILES; i++) {
+		char name[32];
+		snprintf(name, sizeof(name), "%u.safetensors", i);
+		FILE *file = fopen(day_path(name), "w+e");
+		ck_assert_uint_eq(fwrite(header, sizeof(header), 1, file), 1);
+		fclose(file);
+		fds[i] = open(day_path(name), O_RDONLY | O_CLOEXEC);
+		ck_assert_int_ge(fds[i], 0);
+	}
+	assert_ok(glake_model_open_fds(eye, fds, NULL, N_FILES, &options, &model));
+	for (unsigned i = 0; i < N_FILES; i++) {
+		close(fds[i]);
+	}
+	ck_assert_uint_ge(manifests_of("default").bytes, N_FILES * FILE_ID_BYTES);
+	glake_model_close(model);
+	ck_assert_uint_ge(manifests_of("cache").bytes, N_FILES * FILE_ID_BYTES);
+	ck_assert_uint_eq(manifests_of("default").bytes, 0);
+	day_end();
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("manifests");
 	suite_add(suite, manifests_that_nobody_uses_are_bounded);
 	suite_add(suite, a_manifest_beyond_the_limit_is_refused);
 	suite_add(suite, who_keeps_a_model_pays_for_its_manifest);
+	suite_add(suite, a_model_without_tensors_is_charged_for_its_files);
 	return suite_run(suite);
 }
