@@ -89,7 +89,8 @@ static void flood_for_ever(struct harness *h, void *user)
 	const struct flood *flood = user;
 	int connections[N_SESSIONS];
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
-	ck_assert_int_eq(setpriority(PRIO_PROCESS, 0, 10), 0);
+	/* Or as it is, if that is lower already: then only root may. */
+	setpriority(PRIO_PROCESS, 0, 10);
 	size_t n_bytes = flood->pack(bytes);
 	for (unsigned i = 0; i < N_SESSIONS; i++) {
 		connections[i] = connection_hello(h);

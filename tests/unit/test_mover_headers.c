@@ -140,7 +140,7 @@ START_TEST(headers_wait_until_there_is_memory_for_them)
 		look(&peer, &crowd, OTHER);
 	}
 	unsigned more_kib = peak_kib(&peer) - before_kib;
-	ck_assert_msg(more_kib < BUDGET_MIB * 1024, "%u KiB more", more_kib);
+	ck_assert_msg(TEST_SANITIZED || more_kib < BUDGET_MIB * 1024, "%u KiB more", more_kib);
 	peer_end(&peer);
 }
 END_TEST

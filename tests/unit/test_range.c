@@ -20,7 +20,9 @@
 static struct cudrv drv;
 static char fault_path[256];
 
-static void begin(const char *devices)
+static void set_faults(const char *rules);
+
+static void begin_with(const char *devices, const char *faults)
 {
 	char text[256];
 	const char *tmp = getenv("TMPDIR");
@@ -28,6 +30,9 @@ static void begin(const char *devices)
 	snprintf(fault_path, sizeof(fault_path), "%s/range-faults-%d", tmp ? tmp : "/tmp",
 	         (int)getpid());
 	setenv("CUDASIM_FAULT_FILE", fault_path, 1);
+	if (faults) {
+		set_faults(faults);
+	}
 	const char *path = getenv("GLAKE_LIBCUDA");
 	ck_assert_int_eq(
 		cudrv_open(&drv, path ? path : "build/cudasim/libcuda.so.1", text, sizeof(text)),
@@ -35,6 +40,11 @@ static void begin(const char *devices)
 	driver_start();
 	glake__space_begin();
 	glake__space_open(&drv);
+}
+
+static void begin(const char *devices)
+{
+	begin_with(devices, NULL);
 }
 
 /* From now on; "" is none. The simulator looks at the time of change. */
@@ -129,12 +139,7 @@ END_TEST
 
 START_TEST(a_window_too_large_is_halved)
 {
-	begin("1GiB");
-	glake__window_forget();
-	set_faults("cuMemAddressReserve:1:fail=2\ncuMemAddressReserve:2:fail=2\n");
-	glake__lock();
-	glake__window_open(&drv);
-	glake__unlock();
+	begin_with("1GiB", "cuMemAddressReserve:1:fail=2\ncuMemAddressReserve:2:fail=2\n");
 	ck_assert_uint_eq(glake__pages.n_bytes, 4ull << 30);
 }
 END_TEST
