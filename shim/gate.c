@@ -29,7 +29,6 @@ static _Atomic(struct gate_thread *) all;
 static struct gate_thread unseen; /* of threads without a record of their own; in no list */
 static atomic_bool is_blind;      /* there was such a thread */
 static pthread_key_t key;
-static pthread_mutex_t closing = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic(pid_t) closer; /* the thread that closes or has closed it; 0: nobody */
 
 /* ---- threads ---------------------------------------------------------------------------------- */
@@ -157,12 +156,6 @@ static int barrier_everywhere(void)
 	return -EAGAIN;
 }
 
-static void open_it(void)
-{
-	atomic_fetch_and(&gate.state, ~GATE_CLOSED);
-	syscall(SYS_futex, &gate.state, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
-}
-
 static bool is_out(const struct gate_thread *record, uint64_t deadline)
 {
 	for (unsigned i = 0; atomic_load(&record->depth); i++) {
@@ -187,14 +180,18 @@ static bool is_everybody_out(uint64_t deadline)
 	return true;
 }
 
-static int take_turn(uint64_t timeout_ns)
+/* Closers are rare, and done within microseconds. */
+static bool take_turn(uint64_t deadline)
 {
-	struct timespec until;
-	clock_gettime(CLOCK_MONOTONIC, &until);
-	const uint64_t ns = (uint64_t)until.tv_nsec + timeout_ns;
-	until.tv_sec += (time_t)(ns / 1000000000u);
-	until.tv_nsec = (long)(ns % 1000000000u);
-	return -pthread_mutex_clocklock(&closing, CLOCK_MONOTONIC, &until);
+	pid_t nobody = 0;
+	while (!atomic_compare_exchange_strong(&closer, &nobody, gettid())) {
+		if (clock_now_ns() >= deadline) {
+			return false;
+		}
+		nanosleep(&(struct timespec){.tv_nsec = SLEEP_NS}, NULL);
+		nobody = 0;
+	}
+	return true;
 }
 
 int gate_close(uint64_t timeout_ns)
@@ -204,13 +201,11 @@ int gate_close(uint64_t timeout_ns)
 	if (atomic_load(&closer) == gettid() || (me && atomic_load(&me->depth) > 0)) {
 		return -EDEADLK;
 	}
-	int result = take_turn(timeout_ns);
-	if (result < 0) {
-		return result;
+	if (!take_turn(deadline)) {
+		return -ETIMEDOUT;
 	}
-	atomic_store(&closer, gettid());
 	atomic_fetch_or(&gate.state, GATE_CLOSED);
-	result = is_blind ? -ENOMEM : barrier_everywhere();
+	int result = is_blind ? -ENOMEM : barrier_everywhere();
 	if (result == 0 && !is_everybody_out(deadline)) {
 		result = -ETIMEDOUT;
 	}
@@ -222,9 +217,9 @@ int gate_close(uint64_t timeout_ns)
 
 void gate_open(void)
 {
-	open_it();
+	atomic_fetch_and(&gate.state, ~GATE_CLOSED);
+	syscall(SYS_futex, &gate.state, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 	atomic_store(&closer, 0);
-	pthread_mutex_unlock(&closing);
 }
 
 void gate_forked(void)
@@ -237,5 +232,4 @@ void gate_forked(void)
 	}
 	atomic_fetch_and(&gate.state, ~GATE_CLOSED);
 	atomic_store(&closer, 0);
-	closing = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
 }
