@@ -71,7 +71,7 @@ struct model {
 	struct load *load; /* borrowed; while MODEL_LOADING */
 	uint64_t span_bytes;
 	uint64_t content_bytes;  /* of tensors */
-	uint64_t manifest_bytes; /* of host memory: all of it */
+	uint64_t manifest_bytes; /* of host memory, and more: it bounds the number */
 	struct charge charge;    /* for those: who keeps it, else the built-in tenant */
 	size_t n_tensors;
 	size_t n_blocks;

@@ -10,6 +10,9 @@
 #include "daemon/base/text.h"
 #include "proto/cleanup.h"
 
+/* What a model counts for beside its manifest: more than it takes, for many are long to walk through. */
+#define MODEL_BYTES (16u * 1024u)
+
 void store_init(struct store *store, uv_loop_t *loop, struct tenant *cache, struct stats *stats)
 {
 	*store = (struct store){.loop = loop, .cache = cache, .stats = stats};
@@ -230,7 +233,7 @@ struct model *store_add_model(struct store *store, struct realm *realm, struct d
 	}
 	memcpy(model->files, files, n_files * sizeof(files[0]));
 	model->n_files = n_files;
-	model->manifest_bytes = sizeof(*model) + strlen(name) + 1 + n_files * sizeof(files[0]);
+	model->manifest_bytes = MODEL_BYTES + strlen(name) + n_files * sizeof(files[0]);
 	model->id = ++store->last_id;
 	model->n_holders = 1;
 	model->idle.kind = IDLE_MODEL;

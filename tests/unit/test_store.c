@@ -102,6 +102,27 @@ START_TEST(a_manifest_is_paid_for_by_who_keeps_the_model)
 }
 END_TEST
 
+/* Every load walks through them. */
+START_TEST(models_that_have_nothing_are_bounded_too)
+{
+	enum { N = 20000, MOST = 10000 };
+	store_begin();
+	payer->quota_manifest_bytes = 0;
+	for (uint64_t i = 1; i <= N; i++) {
+		struct file_id file = {.inode = i};
+		struct model *model = store_add_model(&store, realm, &devices[0], payer, "m", &file,
+		                                      1);
+		ck_assert_int_eq(charge_grow_manifest(&model->charge, model->manifest_bytes), 0);
+		model->state = MODEL_READY;
+		store_unhold_model(&store, model, 0);
+	}
+	store_trim(&store);
+	ck_assert_uint_gt(store.n_models, 0);
+	ck_assert_uint_lt(store.n_models, MOST);
+	store_end();
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("store");
@@ -109,5 +130,6 @@ int main(void)
 	suite_add(suite, only_as_much_as_is_wanted_goes_and_only_of_the_device);
 	suite_add(suite, for_fds_as_many_go_as_are_wanted_of_any_device);
 	suite_add(suite, a_manifest_is_paid_for_by_who_keeps_the_model);
+	suite_add(suite, models_that_have_nothing_are_bounded_too);
 	return suite_run(suite);
 }
