@@ -366,20 +366,42 @@ static bool can_make_room(const struct alloc *alloc)
 	return alloc->missing_bytes <= allocator_most_bytes(alloc->allocator, alloc->device);
 }
 
-/* Take fds from what nobody uses, if that is enough. */
-static void make_fd_room(struct alloc *alloc, uint64_t n_fds)
+/* Take fds from what nobody uses. */
+static void evict_fds(struct allocator *allocator, uint64_t n_fds)
 {
-	struct allocator *allocator = alloc->allocator;
 	const struct chunk_books *books = &allocator->books;
-	if (alloc->n_missing > allocator_most_fds(allocator) || !can_make_room(alloc)) {
-		return;
-	}
 	uint64_t target = books->n_fds - n_fds;
 	for (uint32_t i = 0; i < allocator->n_devices; i++) {
 		pool_drain(&allocator->pools[i]);
 	}
 	if (books->n_fds > target) {
 		allocator->hooks.evict_fds(allocator->hooks.user, books->n_fds - target);
+	}
+}
+
+int allocator_take_fd(struct allocator *allocator)
+{
+	struct chunk_books *books = &allocator->books;
+	if (books->n_fds >= books->max_fds && allocator_most_fds(allocator) > 0) {
+		evict_fds(allocator, books->n_fds + 1 - books->max_fds);
+	}
+	if (books->n_fds >= books->max_fds) {
+		return ALLOC_E_FDS;
+	}
+	books->n_fds++;
+	return 0;
+}
+
+void allocator_give_fd(struct allocator *allocator)
+{
+	allocator->books.n_fds--;
+}
+
+/* The same for what the request lacks, if that is enough. */
+static void make_fd_room(struct alloc *alloc, uint64_t n_fds)
+{
+	if (alloc->n_missing <= allocator_most_fds(alloc->allocator) && can_make_room(alloc)) {
+		evict_fds(alloc->allocator, n_fds);
 	}
 }
 

@@ -138,6 +138,13 @@ int alloc_start(struct allocator *allocator, const struct alloc_wanted *wanted, 
 uint64_t allocator_most_bytes(const struct allocator *allocator, const struct device *device);
 uint64_t allocator_most_fds(const struct allocator *allocator);
 
+/*
+ * One fd of the budget for a chunk that has none, for which the pools are drained and what nobody uses is
+ * evicted; the chunk's release gives it back, or allocator_give_fd(). Returns 0 or ALLOC_E_FDS.
+ */
+int allocator_take_fd(struct allocator *allocator);
+void allocator_give_fd(struct allocator *allocator);
+
 /* A client has answered a reclaim: who waits need not wait for the next turn. */
 void allocator_look_again(struct allocator *allocator);
 

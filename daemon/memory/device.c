@@ -163,6 +163,20 @@ bool device_has_room(const struct device *device, uint64_t bytes)
 	return bytes <= device_room_bytes(device);
 }
 
+CUresult device_export_chunk(const struct device *device, CUmemGenericAllocationHandle handle,
+                             int *fd_out)
+{
+	int fd = -1;
+	CUresult result = device->drv->cuMemExportToShareableHandle(
+		&fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+	if (result == CUDA_SUCCESS) {
+		/* The driver does not promise it, and a chunk that glake-mover inherits outlives its end. */
+		fcntl(fd, F_SETFD, FD_CLOEXEC);
+		*fd_out = fd;
+	}
+	return result;
+}
+
 CUresult device_make_chunk(const struct device *device, uint64_t bytes, int *fd_out,
                            CUmemGenericAllocationHandle *handle_out)
 {
@@ -174,20 +188,11 @@ CUresult device_make_chunk(const struct device *device, uint64_t bytes, int *fd_
 	if (result != CUDA_SUCCESS) {
 		return result;
 	}
-	int fd = -1;
-	result = drv->cuMemExportToShareableHandle(&fd, handle,
-	                                           CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
-	if (result != CUDA_SUCCESS) {
-		drv->cuMemRelease(handle);
-		return result;
-	}
-	/* The driver does not promise it, and a chunk that glake-mover inherits outlives its end. */
-	fcntl(fd, F_SETFD, FD_CLOEXEC);
-	if (handle_out) {
+	result = device_export_chunk(device, handle, fd_out);
+	if (result == CUDA_SUCCESS && handle_out) {
 		*handle_out = handle;
 	} else {
 		drv->cuMemRelease(handle);
 	}
-	*fd_out = fd;
-	return CUDA_SUCCESS;
+	return result;
 }

@@ -22,7 +22,7 @@
 enum chunk_use {
 	CHUNK_POOL,    /* made ahead, nobody's */
 	CHUNK_PRIVATE, /* one session's */
-	CHUNK_LOADING, /* granted to a load, or left of one that the mover has not done with */
+	CHUNK_LOADING, /* granted to a load, or wanted by nobody while the mover still has it */
 	CHUNK_BLOCK,   /* of the store */
 	CHUNK_N_USES,
 };
@@ -83,5 +83,9 @@ bool device_has_room(const struct device *device, uint64_t bytes);
  */
 CUresult device_make_chunk(const struct device *device, uint64_t bytes, int *fd_out,
                            CUmemGenericAllocationHandle *handle_out);
+
+/* Worker's thread: an fd, the caller's, for a chunk that this process has made. */
+CUresult device_export_chunk(const struct device *device, CUmemGenericAllocationHandle handle,
+                             int *fd_out);
 
 #endif

@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/memory/chunk_export.h"
+
+#include <assert.h>
+
+#include "daemon/base/log.h"
+#include "proto/cleanup.h"
+
+/* Worker's thread. The fd alone holds the memory afterwards. */
+static void run_export(struct work *work)
+{
+	struct chunk_export *export = container_of(work, struct chunk_export, work);
+	const struct device *device = export->chunk->device;
+	export->result = device_export_chunk(device, export->chunk->handle, &export->fd);
+	if (export->result == CUDA_SUCCESS) {
+		device->drv->cuMemRelease(export->chunk->handle);
+	}
+}
+
+static void on_exported(struct work *work)
+{
+	struct chunk_export *export = container_of(work, struct chunk_export, work);
+	struct chunk *chunk = export->chunk;
+	if (export->result != CUDA_SUCCESS) {
+		log_error("device %u: cannot export a chunk: %s", chunk->device->index,
+		          cudrv_error(chunk->device->drv, export->result));
+		allocator_give_fd(export->allocator);
+		export->done(export, ALLOC_E_DRIVER);
+		return;
+	}
+	chunk->fd = fd_steal(&export->fd);
+	chunk->handle = 0;
+	export->done(export, 0);
+}
+
+int chunk_export_start(struct chunk_export *export, struct allocator *allocator,
+                       struct chunk *chunk, chunk_export_fn done)
+{
+	assert(chunk->handle && chunk->fd < 0);
+	int r = allocator_take_fd(allocator);
+	if (r != 0) {
+		return r;
+	}
+	*export = (struct chunk_export){
+		.allocator = allocator, .chunk = chunk, .done = done, .fd = -1};
+	worker_submit(&chunk->device->worker, &export->work, run_export, on_exported);
+	return 0;
+}

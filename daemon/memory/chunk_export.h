@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * An fd for a chunk that only its driver handle holds. Only the process that made a chunk can export it,
+ * and that is the device's worker's to do.
+ *
+ * Owner: embedded in what wants the fd, which stays until done. Threads: loop thread.
+ */
+#ifndef GLAKE_DAEMON_CHUNK_EXPORT_H
+#define GLAKE_DAEMON_CHUNK_EXPORT_H
+
+#include "daemon/memory/alloc.h"
+
+struct chunk_export;
+
+/* @result 0: the chunk has its fd, and no handle. ALLOC_E_DRIVER: it is as it was; logged. */
+typedef void (*chunk_export_fn)(struct chunk_export *export, int result);
+
+struct chunk_export {
+	struct work work;
+	struct allocator *allocator; /* borrowed */
+	struct chunk *chunk;         /* borrowed */
+	chunk_export_fn done;
+	int fd; /* the worker's, until done */
+	CUresult result;
+};
+
+/*
+ * @chunk stays where it is until @done, which is called later. Returns 0, or ALLOC_E_FDS: the budget of fds is
+ * spent, and nobody is told.
+ */
+int chunk_export_start(struct chunk_export *export, struct allocator *allocator,
+                       struct chunk *chunk, chunk_export_fn done);
+
+#endif
