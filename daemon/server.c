@@ -384,6 +384,7 @@ static void open_rpc(struct server *server)
 	rpc->store = &server->store;
 	rpc->superblocks = &server->superblocks;
 	rpc->mover = &server->mover;
+	rpc->admit_context = &server->admit_context;
 	rpc->load_context = &server->load_context;
 	rpc->nvml = server->nvml;
 	rpc->devices = server->devices;
@@ -433,10 +434,13 @@ static int open_parts(struct server *server)
 	store_init(&server->store, &server->loop, cache, &server->stats);
 	server->store.on_evicted = on_model_evicted;
 	server->store.user = server;
-	server->load_context = (struct load_context){
+	server->admit_context = (struct admit_context){
 		.store = &server->store,
 		.allocator = &server->allocator,
 		.mover = &server->mover,
+	};
+	server->load_context = (struct load_context){
+		.admit = &server->admit_context,
 		.stats = &server->stats,
 	};
 	server->nvml = nvml_new(&server->loop, server->devices, server->n_devices);

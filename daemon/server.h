@@ -18,6 +18,7 @@
 #include "daemon/memory/alloc.h"
 #include "daemon/config/config.h"
 #include "daemon/net/keeper.h"
+#include "daemon/store/admit.h"
 #include "daemon/store/load.h"
 #include "daemon/store/mover_link.h"
 #include "daemon/memory/nvml.h"
@@ -48,6 +49,7 @@ struct server {
 	struct superblocks superblocks;
 	struct keeper keeper;
 	struct mover_link mover;
+	struct admit_context admit_context;
 	struct load_context load_context;
 	struct nvml *nvml; /* owned; NULL: no memory for it */
 

@@ -177,18 +177,11 @@ void holder_release(struct holder *holder, struct held *held)
 	drop(holder, held);
 }
 
-struct block *holder_seal(struct holder *holder, struct held *held, const struct digest *digest,
-                          uint64_t content_bytes, bool is_twin)
+void holder_drop_chunk(struct holder *holder, struct held *held, const struct device *device,
+                       uint64_t bytes)
 {
-	uint64_t bytes = held->chunk.bytes;
-	uint32_t device = held->chunk.device->index;
-	struct block *block = store_seal(holder->all->store, holder->realm, digest, content_bytes,
-	                                 &held->chunk, is_twin);
-	if (block) {
-		holder->devices[device].reserved_bytes -= bytes;
-		drop(holder, held);
-	}
-	return block;
+	holder->devices[device->index].reserved_bytes -= bytes;
+	drop(holder, held);
 }
 
 /* ---- the end --------------------------------------------------------------------------------- */

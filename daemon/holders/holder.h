@@ -47,7 +47,7 @@ struct held {
 	uint64_t id;
 	enum held_kind kind;
 	uint64_t ticket; /* who knows it may open the chunk; 0: nobody else may */
-	bool is_busy;    /* the chunk is being published */
+	bool is_busy;    /* the chunk is being published, and not here */
 	union {
 		struct chunk chunk;  /* private */
 		struct model *model; /* held in the store */
@@ -142,11 +142,8 @@ uint64_t holder_add_block(struct holder *holder, struct block *block);
 /* Give it back. @held is freed. */
 void holder_release(struct holder *holder, struct held *held);
 
-/*
- * The chunk of @held becomes a block (store_seal()), which is used, and held by nobody yet. NULL: no
- * memory, and the chunk is as it was. Otherwise @held is freed.
- */
-struct block *holder_seal(struct holder *holder, struct held *held, const struct digest *digest,
-                          uint64_t content_bytes, bool is_twin);
+/* The chunk of @held, of @bytes on @device, was moved away and is another's now. @held is freed. */
+void holder_drop_chunk(struct holder *holder, struct held *held, const struct device *device,
+                       uint64_t bytes);
 
 #endif

@@ -6,8 +6,8 @@
 #include "daemon/base/log.h"
 #include "proto/cleanup.h"
 
-/* Worker's thread. The fd alone holds the memory afterwards. */
-static void run_export(struct work *work)
+/* The fd alone holds the memory afterwards. */
+static bool run_export(struct work *work)
 {
 	struct chunk_export *export = container_of(work, struct chunk_export, work);
 	const struct device *device = export->chunk->device;
@@ -15,6 +15,7 @@ static void run_export(struct work *work)
 	if (export->result == CUDA_SUCCESS) {
 		device->drv->cuMemRelease(export->chunk->handle);
 	}
+	return true;
 }
 
 static void on_exported(struct work *work)
@@ -37,12 +38,14 @@ int chunk_export_start(struct chunk_export *export, struct allocator *allocator,
                        struct chunk *chunk, chunk_export_fn done)
 {
 	assert(chunk->handle && chunk->fd < 0);
+	/* All exports of a tenant take one turn. */
+	uint64_t worker_user = chunk->charge.tenant->id << 32 | UINT32_MAX;
 	int r = allocator_take_fd(allocator);
 	if (r != 0) {
 		return r;
 	}
 	*export = (struct chunk_export){
 		.allocator = allocator, .chunk = chunk, .done = done, .fd = -1};
-	worker_submit(&chunk->device->worker, &export->work, run_export, on_exported);
+	worker_submit(&chunk->device->worker, &export->work, worker_user, run_export, on_exported);
 	return 0;
 }

@@ -25,7 +25,7 @@ struct chunk_export {
 };
 
 /*
- * @chunk stays where it is until @done, which is called later. Returns 0, or ALLOC_E_FDS: the budget of fds is
+ * @chunk, which is charged, stays where it is until @done, which is called later. Returns 0, or ALLOC_E_FDS: the budget of fds is
  * spent, and nobody is told.
  */
 int chunk_export_start(struct chunk_export *export, struct allocator *allocator,

@@ -2,23 +2,15 @@
 /* Requests for blocks that come from a program: publish, look up, release. */
 #include <inttypes.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "daemon/rpc/rpc_handlers.h"
 #include "proto/cleanup.h"
 
-/*
- * A BlockPublish on its way: digest, then a comparison if the realm has a block of that digest.
- * Any failure leaves the chunk private, as it was.
- */
+/* A BlockPublish on its way. Any failure leaves the chunk private, as it was. */
 struct publish {
 	struct pending pending;
-	struct digest_job digest_job;
-	struct compare_job compare_job;
-	struct held *private;    /* busy meanwhile */
-	struct block *candidate; /* used, while it is compared */
-	struct digest digest;
-	uint64_t content_bytes;
+	struct admit admit;
+	struct held *private; /* busy, and without its chunk, until done or cancelled */
 };
 
 static void answer_block(struct session *session, uint64_t id, struct block *block, bool was_known)
@@ -43,111 +35,41 @@ static void answer_block(struct session *session, uint64_t id, struct block *blo
 	rpc_answer(session, id, &answer, &block->chunk.fd, 1);
 }
 
-static void end_publish(struct publish *publish)
+static void on_admitted(struct admit *admit, const struct admit_result *result)
 {
+	struct publish *publish = container_of(admit, struct publish, admit);
+	struct held *private = publish->private;
+	struct session *session = publish->pending.session;
+	uint64_t id = publish->pending.request;
+	struct block *block = result->block;
 	session_end(&publish->pending);
-	free(publish);
-}
-
-static void fail_publish(struct publish *publish, enum status status, const char *error)
-{
-	struct session *session = publish->pending.session;
-	uint64_t id = publish->pending.request;
-	publish->private->is_busy = false;
-	if (publish->candidate) {
-		store_unuse_block(rpc_of(session)->store, publish->candidate, 0);
-	}
-	end_publish(publish);
-	rpc_refuse(session, id, status, "%s", error);
-}
-
-/* The chunk itself becomes the block, and is the session's private one no more. */
-static void seal(struct publish *publish, bool is_twin)
-{
-	struct session *session = publish->pending.session;
-	uint64_t id = publish->pending.request;
-	struct block *block = holder_seal(session->holder, publish->private, &publish->digest,
-	                                  publish->content_bytes, is_twin);
-	if (!block) {
-		fail_publish(publish, STATUS_NO_HOST_MEMORY, "glaked has no host memory");
-		return;
-	}
-	block->is_published = !is_twin;
-	end_publish(publish);
-	answer_block(session, id, block, false);
-}
-
-static void on_compared(struct compare_job *job, bool equal)
-{
-	struct publish *publish = container_of(job, struct publish, compare_job);
-	struct session *session = publish->pending.session;
-	uint64_t id = publish->pending.request;
-	struct block *block = publish->candidate;
-	publish->candidate = NULL;
-	if (!equal) {
-		char text[DIGEST_TEXT_BYTES];
-		digest_to_text(&publish->digest, text);
-		log_error("two different contents have the digest %s; the second is not shared",
-		          text);
-		store_unuse_block(rpc_of(session)->store, block, 0);
-		seal(publish, true);
-		return;
-	}
-	rpc_of(session)->stats->blocks_collapsed++;
-	rpc_of(session)->stats->bytes_deduplicated += publish->private->chunk.bytes;
-	block->is_published = true;
-	holder_release(session->holder, publish->private);
-	end_publish(publish);
-	answer_block(session, id, block, true);
-}
-
-static void on_compare_failed(struct mover_job *job, enum status status, const char *error)
-{
-	fail_publish(container_of(job, struct publish, compare_job.job), status, error);
-}
-
-static void on_digested(struct digest_job *job, const struct digest *digest)
-{
-	struct publish *publish = container_of(job, struct publish, digest_job);
-	struct session *session = publish->pending.session;
-	struct rpc_context *rpc = rpc_of(session);
-	const struct chunk *chunk = &publish->private->chunk;
-	publish->digest = *digest;
-	struct block *candidate = store_find_block(rpc->store, session->holder->realm,
-	                                           chunk->device, digest);
-	if (!candidate || candidate->chunk.bytes != chunk->bytes) {
-		seal(publish, candidate != NULL);
-		return;
-	}
-	if (store_use_block(candidate, session->holder->tenant) != 0) {
-		rpc->stats->quota_refusals++;
-		fail_publish(publish, STATUS_OVER_QUOTA, "the tenant's limits leave no room");
-		return;
-	}
-	publish->candidate = candidate;
-	int r = mover_compare(rpc->mover, &publish->compare_job, chunk->device, chunk->fd,
-	                      candidate->chunk.fd, chunk->bytes);
-	if (r < 0) {
-		fail_publish(publish, STATUS_MOVER_FAILED, "cannot ask glake-mover to compare");
+	if (block) {
+		uint64_t bytes = block->chunk.bytes;
+		holder_drop_chunk(session->holder, private, block->chunk.device, bytes);
+		block->is_published = !block->is_collision;
+		rpc_of(session)->stats->bytes_deduplicated += result->was_known ? bytes : 0;
+		answer_block(session, id, block, result->was_known);
+	} else {
+		private->is_busy = false;
+		chunk_move(&private->chunk, &admit->chunk);
+		rpc_refuse(session, id, result->status, "%s", result->error);
 	}
 }
 
-static void on_digest_failed(struct mover_job *job, enum status status, const char *error)
+static void on_gone(struct admit *admit)
 {
-	fail_publish(container_of(job, struct publish, digest_job.job), status, error);
+	free(container_of(admit, struct publish, admit));
 }
 
-/* The session ends; its chunks are released behind us. */
+static const struct admit_ops admit_ops = {.done = on_admitted, .gone = on_gone};
+
+/* The session ends. What the mover has of its chunk stays charged until the mover has done with it. */
 static void cancel_publish(struct pending *pending)
 {
 	struct publish *publish = container_of(pending, struct publish, pending);
-	struct rpc_context *rpc = rpc_of(pending->session);
-	mover_forget(rpc->mover, &publish->digest_job.job);
-	mover_forget(rpc->mover, &publish->compare_job.job);
-	if (publish->candidate) {
-		store_unuse_block(rpc->store, publish->candidate, 0);
-	}
-	free(publish);
+	const struct chunk *chunk = &publish->admit.chunk;
+	holder_drop_chunk(pending->session->holder, publish->private, chunk->device, chunk->bytes);
+	admit_cancel(&publish->admit);
 }
 
 static const char *why_not(const struct held *private, uint64_t content_bytes)
@@ -163,9 +85,6 @@ static const char *why_not(const struct held *private, uint64_t content_bytes)
 	}
 	if (private->ticket != 0) {
 		return "may be mapped by other sessions, which could write to it";
-	}
-	if (private->chunk.fd < 0) {
-		return "has no fd: glaked's fd budget was spent when it was made";
 	}
 	return NULL;
 }
@@ -187,23 +106,15 @@ void rpc_block_publish(struct session *session, const request_t *request, struct
 		           "glaked has no host memory");
 		return;
 	}
-	publish->digest_job = (struct digest_job){.job.on_failed = on_digest_failed,
-	                                          .on_digested = on_digested};
-	publish->compare_job = (struct compare_job){.job.on_failed = on_compare_failed,
-	                                            .on_compared = on_compared};
 	publish->private = private;
-	publish->content_bytes = body->content_bytes;
 	if (!session_begin(session, &publish->pending, request->id, cancel_publish)) {
 		free(publish);
 		rpc_refuse(session, request->id, STATUS_BUSY, "too many requests under way");
 		return;
 	}
 	private->is_busy = true;
-	int r = mover_digest(rpc_of(session)->mover, &publish->digest_job, private->chunk.device,
-	                     private->chunk.fd, private->chunk.bytes, body->content_bytes);
-	if (r < 0) {
-		fail_publish(publish, STATUS_MOVER_FAILED, "cannot start glake-mover");
-	}
+	admit_start(&publish->admit, rpc_of(session)->admit_context, session->holder->realm,
+	            &private->chunk, body->content_bytes, NULL, &admit_ops);
 }
 
 void rpc_block_lookup(struct session *session, const request_t *request, struct fdlist *fds)

@@ -24,6 +24,7 @@ struct rpc_context {
 	struct store *store;
 	struct superblocks *superblocks;
 	struct mover_link *mover;
+	const struct admit_context *admit_context;
 	const struct load_context *load_context;
 	struct nvml *nvml;
 	struct device *devices;

@@ -18,33 +18,38 @@
 enum place_state {
 	PLACE_PLANNED,
 	PLACE_GRANTED,
-	PLACE_LOADED, /* and nothing decided; the mover has dropped the chunk */
-	PLACE_COMPARING,
+	PLACE_ADMITTING,
 	PLACE_DONE,
 };
 
 /* One block of the plan on its way into the store. */
 struct place {
-	struct compare_job compare; /* while COMPARING */
 	struct load *load;
 	enum place_state state;
-	struct chunk chunk;      /* GRANTED, LOADED, COMPARING */
-	struct block *candidate; /* COMPARING: used by us; else NULL */
-	struct digest digest;
+	struct chunk chunk; /* while GRANTED */
+	struct admit admit; /* while ADMITTING */
+};
+
+enum load_state {
+	LOAD_PLANNING,
+	LOAD_FILLING,
+	LOAD_SETTLING,
+	LOAD_READY,
+	LOAD_FAILED,
+	LOAD_N_STATES,
 };
 
 struct load {
 	const struct load_context *context;
-	struct model *model; /* NULL: it is over, and waits for the mover to have done with it */
+	enum load_state state;
+	struct model *model; /* NULL when FAILED */
 	struct load_job job;
-	bool is_planned;
-	bool is_done; /* the mover has nothing more to say */
-	bool is_granting;
+	bool is_granting; /* in grant_more(), which on_chunks() need not call then */
 	struct list waiters;
 	struct place *places; /* owned, one per block */
 	size_t n_granted;     /* blocks granted so far: a prefix of the plan */
 	size_t n_done;
-	size_t n_comparing;
+	size_t n_admitting;
 	uint64_t window_used_bytes; /* granted and not yet loaded */
 	uint64_t done_bytes;
 	uint64_t deduplicated_bytes;
@@ -54,6 +59,19 @@ struct load {
 	uint64_t ended_ns;
 	struct alloc *alloc; /* under way, or NULL */
 };
+
+#define BIT(state) (1u << (state))
+
+static void load_set_state(struct load *load, enum load_state state)
+{
+	static const unsigned legal[LOAD_N_STATES] = {
+		[LOAD_PLANNING] = BIT(LOAD_FILLING) | BIT(LOAD_FAILED),
+		[LOAD_FILLING] = BIT(LOAD_SETTLING) | BIT(LOAD_FAILED),
+		[LOAD_SETTLING] = BIT(LOAD_READY) | BIT(LOAD_FAILED),
+	};
+	assert(legal[load->state] & BIT(state));
+	load->state = state;
+}
 
 static struct load *load_of(struct load_job *job)
 {
@@ -80,36 +98,38 @@ static void load_free(struct load *load)
 /* ---- the end of a load without a model ------------------------------------------------------- */
 
 /* The mover has nothing of it any more. */
-static void drop_place(struct load *load, struct place *place)
+static void drop_place(struct place *place)
 {
-	if (place->candidate) {
-		store_unuse_block(load->context->store, place->candidate, 0);
-		place->candidate = NULL;
-	}
 	chunk_release(&place->chunk);
 	place->state = PLACE_DONE;
 }
 
-/* Of a load that is over. */
+/* Of a load that has failed. */
 static void free_if_gone(struct load *load)
 {
-	if (!load->job.job.id && load->n_comparing == 0) {
+	if (!load->job.job.id && load->n_admitting == 0) {
 		load_free(load);
 	}
 }
 
-/* Drop what the mover does not have, of a load that is over. The load may be gone afterwards. */
+/* The mover has nothing of a load that has failed, but for what is compared. The load may be gone afterwards. */
 static void drop_places(struct load *load)
 {
 	for (size_t i = 0; i < load->n_granted; i++) {
-		struct place *place = &load->places[i];
-		bool is_in_mover = place->state == PLACE_GRANTED ? load->job.job.id != 0
-		                                                 : place->compare.job.id != 0;
-		if (!is_in_mover) {
-			drop_place(load, place);
+		if (load->places[i].state == PLACE_GRANTED) {
+			drop_place(&load->places[i]);
 		}
 	}
 	free_if_gone(load);
+}
+
+static void cancel_admissions(struct load *load)
+{
+	for (size_t i = 0; i < load->n_granted; i++) {
+		if (load->places[i].state == PLACE_ADMITTING) {
+			admit_cancel(&load->places[i].admit);
+		}
+	}
 }
 
 /* At the cost of whoever waits for it: a client may try for ever. */
@@ -152,10 +172,12 @@ static void fail(struct load *load, enum status status, const char *error)
 		alloc_cancel(load->alloc);
 		load->alloc = NULL;
 	}
-	mover_cancel(load->context->mover, &load->job.job);
+	load_set_state(load, LOAD_FAILED);
+	cancel_admissions(load);
+	mover_cancel(load->context->admit->mover, &load->job.job);
 	load->model = NULL;
 	model->load = NULL;
-	store_drop_model(load->context->store, model);
+	store_drop_model(load->context->admit->store, model);
 	/* From here on the waiters only see their own link: one's answer may make another leave. */
 	while (!list_is_empty(&load->waiters)) {
 		struct load_waiter *waiter = list_first(&load->waiters, struct load_waiter, link);
@@ -163,7 +185,9 @@ static void fail(struct load *load, enum status status, const char *error)
 		waiter->load = NULL;
 		list_insert(&waiters, &waiter->link);
 	}
-	drop_places(load);
+	if (load->job.job.id == 0) {
+		drop_places(load);
+	}
 	while (!list_is_empty(&waiters)) {
 		struct load_waiter *waiter = list_first(&waiters, struct load_waiter, link);
 		list_remove(&waiter->link);
@@ -183,9 +207,10 @@ static void succeed(struct load *load)
 	stats->bytes_direct += load->direct_bytes;
 	stats->bytes_deduplicated += load->deduplicated_bytes;
 	log_success(load);
+	load_set_state(load, LOAD_READY);
 	model->state = MODEL_READY;
 	if (model->reload_reason) {
-		store_drop_left_over(load->context->store, model);
+		store_drop_left_over(load->context->admit->store, model);
 	}
 	while (!list_is_empty(&load->waiters)) {
 		struct load_waiter *waiter = list_first(&load->waiters, struct load_waiter, link);
@@ -193,7 +218,7 @@ static void succeed(struct load *load)
 		waiter->done(waiter, STATUS_OK, NULL);
 	}
 	model->load = NULL;
-	store_unhold_model(load->context->store, model, priority);
+	store_unhold_model(load->context->admit->store, model, priority);
 	load_free(load);
 }
 
@@ -207,13 +232,12 @@ static void tell_progress(struct load *load)
 	}
 }
 
-static bool check_end(struct load *load)
+/* The load may be gone afterwards. */
+static void check_end(struct load *load)
 {
-	if (load->is_done && load->n_done == load->model->n_blocks) {
+	if (load->state == LOAD_SETTLING && load->n_done == load->model->n_blocks) {
 		succeed(load);
-		return true;
 	}
-	return false;
 }
 
 /* ---- granting -------------------------------------------------------------------------------- */
@@ -249,7 +273,7 @@ static void on_chunks(void *user, int result, struct chunk *chunks, size_t n_chu
 	}
 	uint64_t first = load->n_granted;
 	load->n_granted += n_chunks;
-	mover_grant(load->context->mover, &load->job, first, fds, n_chunks);
+	mover_grant(load->context->admit->mover, &load->job, first, fds, n_chunks);
 	if (!load->is_granting) {
 		grant_more(load);
 	}
@@ -274,7 +298,7 @@ static void grant_more(struct load *load)
 			window += bytes;
 			sizes[n++] = bytes;
 		}
-		n = mover_reserve(load->context->mover, &load->job, n);
+		n = mover_reserve(load->context->admit->mover, &load->job, n);
 		if (n == 0) {
 			return;
 		}
@@ -290,7 +314,7 @@ static void grant_more(struct load *load)
 			.n_chunks = n,
 		};
 		load->is_granting = true;
-		int r = alloc_start(load->context->allocator, &wanted, on_chunks, load,
+		int r = alloc_start(load->context->admit->allocator, &wanted, on_chunks, load,
 		                    &load->alloc);
 		load->is_granting = false;
 		if (r != 0) {
@@ -320,15 +344,18 @@ static int charge_manifest(struct load *load)
 	return 0;
 }
 
+/* A failed load has it no more; any other has its plan already. */
+static int late_plan(const struct load *load)
+{
+	return load->state == LOAD_FAILED ? 0 : -EPROTO;
+}
+
 static int on_plan_tensor(struct load_job *job, const char *name, uint32_t dtype,
                           const uint64_t *shape, size_t n_dims, uint64_t offset, uint64_t bytes)
 {
 	struct load *load = load_of(job);
-	if (load->is_planned) {
-		return -EPROTO;
-	}
-	if (!load->model) {
-		return 0;
+	if (load->state != LOAD_PLANNING) {
+		return late_plan(load);
 	}
 	int r = model_add_tensor(load->model, name, dtype, shape, n_dims, offset, bytes);
 	return r < 0 ? r : charge_manifest(load);
@@ -337,11 +364,8 @@ static int on_plan_tensor(struct load_job *job, const char *name, uint32_t dtype
 static int on_plan_block(struct load_job *job, uint64_t content_bytes)
 {
 	struct load *load = load_of(job);
-	if (load->is_planned) {
-		return -EPROTO;
-	}
-	if (!load->model) {
-		return 0;
+	if (load->state != LOAD_PLANNING) {
+		return late_plan(load);
 	}
 	int r = model_add_block(load->model, content_bytes);
 	return r < 0 ? r : charge_manifest(load);
@@ -366,19 +390,20 @@ static int on_plan_end(struct load_job *job, const char *reload_reason)
 {
 	struct load *load = load_of(job);
 	struct model *model = load->model;
-	if (load->is_planned || (model && model_check_plan(model) < 0)) {
+	char error[256];
+	if (load->state != LOAD_PLANNING) {
+		return late_plan(load);
+	}
+	if (model_check_plan(model) < 0) {
 		return -EPROTO;
 	}
-	load->is_planned = true;
-	if (model) {
-		/* Nothing was, if there is no tensor. */
-		charge_manifest(load);
-	}
-	if (!load->model) {
+	/* Nothing was, if there is no tensor. */
+	charge_manifest(load);
+	if (load->state == LOAD_FAILED) {
 		return 0;
 	}
-	char error[256];
-	enum status status = load_check_room(load->context->store, load->context->allocator, model,
+	enum status status = load_check_room(load->context->admit->store,
+	                                     load->context->admit->allocator, model,
 	                                     load_payer(load), error, sizeof(error));
 	if (status != STATUS_OK) {
 		if (status == STATUS_NO_DEVICE_MEMORY) {
@@ -390,7 +415,7 @@ static int on_plan_end(struct load_job *job, const char *reload_reason)
 		return 0;
 	}
 	const char *reason = find_reload_reason(load, reload_reason);
-	if (reason && store_hide_model(load->context->store, model, reason) < 0) {
+	if (reason && store_hide_model(load->context->admit->store, model, reason) < 0) {
 		fail(load, STATUS_NO_HOST_MEMORY, "glaked has no memory for the plan");
 		return 0;
 	}
@@ -399,6 +424,7 @@ static int on_plan_end(struct load_job *job, const char *reload_reason)
 		fail(load, STATUS_NO_HOST_MEMORY, "glaked has no memory for the plan");
 		return 0;
 	}
+	load_set_state(load, LOAD_FILLING);
 	grant_more(load);
 	return 0;
 }
@@ -406,109 +432,41 @@ static int on_plan_end(struct load_job *job, const char *reload_reason)
 static void place_block(struct load *load, struct place *place, struct block *block)
 {
 	size_t i = (size_t)(place - load->places);
-	store_place_block(load->context->store, load->model, i, block);
-	place->state = PLACE_DONE;
+	store_place_block(load->context->admit->store, load->model, i, block);
 	load->n_done++;
 	load->done_bytes += block->chunk.bytes;
 	tell_progress(load);
 }
 
-/* Returns whether the load goes on. */
-static bool seal(struct load *load, struct place *place, bool is_twin)
+static void on_admitted(struct admit *admit, const struct admit_result *result)
 {
-	size_t i = (size_t)(place - load->places);
-	struct block *block = store_seal(load->context->store, load->model->realm, &place->digest,
-	                                 load->model->blocks[i].content_bytes, &place->chunk,
-	                                 is_twin);
-	if (!block) {
-		fail(load, STATUS_NO_HOST_MEMORY, "glaked has no memory for a block");
-		return false;
-	}
-	place_block(load, place, block);
-	return true;
-}
-
-static void on_compared(struct compare_job *job, bool equal)
-{
-	struct place *place = container_of(job, struct place, compare);
+	struct place *place = container_of(admit, struct place, admit);
 	struct load *load = place->load;
-	load->n_comparing--;
-	if (!load->model) {
-		drop_place(load, place);
-		free_if_gone(load);
+	place->state = PLACE_DONE;
+	if (!result->block) {
+		fail(load, result->status, result->error);
 		return;
 	}
-	struct block *candidate = place->candidate;
-	place->candidate = NULL;
-	if (equal) {
-		load->context->stats->blocks_collapsed++;
-		load->deduplicated_bytes += place->chunk.bytes;
-		chunk_release(&place->chunk);
-		place_block(load, place, candidate);
-	} else {
-		char text[DIGEST_TEXT_BYTES];
-		digest_to_text(&place->digest, text);
-		log_error("two different contents have the digest %s; the second is not shared",
-		          text);
-		store_unuse_block(load->context->store, candidate, 0);
-		if (!seal(load, place, true)) {
-			return;
-		}
+	if (result->was_known) {
+		load->deduplicated_bytes += result->block->chunk.bytes;
 	}
-	if (!check_end(load)) {
-		grant_more(load);
-	}
+	place_block(load, place, result->block);
 }
 
-static void on_compare_failed(struct mover_job *job, enum status status, const char *error)
+/* The load may be gone afterwards. */
+static void on_admit_gone(struct admit *admit)
 {
-	struct place *place = container_of(job, struct place, compare.job);
+	struct place *place = container_of(admit, struct place, admit);
 	struct load *load = place->load;
-	if (!job->id) {
-		load->n_comparing--;
-		drop_place(load, place);
-	}
-	if (load->model) {
-		fail(load, status, error);
-	} else {
+	load->n_admitting--;
+	if (load->state == LOAD_FAILED) {
 		free_if_gone(load);
+	} else {
+		check_end(load);
 	}
 }
 
-/* The load is over. */
-static void on_compare_gone(struct mover_job *job)
-{
-	struct place *place = container_of(job, struct place, compare.job);
-	struct load *load = place->load;
-	load->n_comparing--;
-	drop_place(load, place);
-	free_if_gone(load);
-}
-
-/* An equal digest: have the bytes compared before the two become one. */
-static bool start_compare(struct load *load, struct place *place, struct block *candidate)
-{
-	struct tenant *payer = load_payer(load);
-	if (store_use_block(candidate, payer) != 0) {
-		load->context->stats->quota_refusals++;
-		fail(load, STATUS_OVER_QUOTA, "the model does not fit the tenant's quota");
-		return false;
-	}
-	place->candidate = candidate;
-	place->state = PLACE_COMPARING;
-	place->compare = (struct compare_job){.job.on_failed = on_compare_failed,
-	                                      .job.on_gone = on_compare_gone,
-	                                      .on_compared = on_compared};
-	int r = mover_compare(load->context->mover, &place->compare, load->model->device,
-	                      place->chunk.fd, candidate->chunk.fd, place->chunk.bytes);
-	if (r < 0) {
-		fail(load, r == -EBUSY ? STATUS_BUSY : STATUS_MOVER_FAILED,
-		     "cannot ask glake-mover to compare");
-		return false;
-	}
-	load->n_comparing++;
-	return true;
-}
+static const struct admit_ops admit_ops = {.done = on_admitted, .gone = on_admit_gone};
 
 static int on_block_loaded(struct load_job *job, uint64_t i, const struct digest *digest)
 {
@@ -517,19 +475,17 @@ static int on_block_loaded(struct load_job *job, uint64_t i, const struct digest
 		return -EPROTO;
 	}
 	struct place *place = &load->places[i];
-	if (!load->model) {
-		drop_place(load, place);
+	if (load->state == LOAD_FAILED) {
+		drop_place(place);
 		return 0;
 	}
-	place->state = PLACE_LOADED;
-	place->digest = *digest;
 	load->window_used_bytes -= place->chunk.bytes;
-	struct block *candidate = store_find_block(load->context->store, load->model->realm,
-	                                           load->model->device, digest);
-	bool goes_on = candidate && candidate->chunk.bytes == place->chunk.bytes
-	                       ? start_compare(load, place, candidate)
-	                       : seal(load, place, candidate != NULL);
-	if (goes_on) {
+	place->state = PLACE_ADMITTING;
+	load->n_admitting++;
+	/* As the mover has a job of it, the load stays. */
+	admit_start(&place->admit, load->context->admit, load->model->realm, &place->chunk,
+	            load->model->blocks[i].content_bytes, digest, &admit_ops);
+	if (load->state == LOAD_FILLING) {
 		grant_more(load);
 	}
 	return 0;
@@ -538,14 +494,13 @@ static int on_block_loaded(struct load_job *job, uint64_t i, const struct digest
 static void on_done(struct load_job *job, uint64_t read_bytes, uint64_t direct_bytes)
 {
 	struct load *load = load_of(job);
-	if (!load->model) {
+	if (load->state == LOAD_FAILED) {
 		drop_places(load);
 		return;
 	}
 	load->read_bytes = read_bytes;
 	load->direct_bytes = direct_bytes;
-	load->is_done = true;
-	if (!load->is_planned || load->n_granted < load->model->n_blocks) {
+	if (load->state == LOAD_PLANNING || load->n_granted < load->model->n_blocks) {
 		fail(load, STATUS_INTERNAL, "glake-mover ended the load too early");
 		return;
 	}
@@ -555,16 +510,17 @@ static void on_done(struct load_job *job, uint64_t read_bytes, uint64_t direct_b
 			return;
 		}
 	}
+	load_set_state(load, LOAD_SETTLING);
 	check_end(load);
 }
 
 static void on_failed(struct mover_job *job, enum status status, const char *error)
 {
 	struct load *load = container_of(job, struct load, job.job);
-	if (load->model) {
-		fail(load, status, error);
-	} else {
+	if (load->state == LOAD_FAILED) {
 		drop_places(load);
+	} else {
+		fail(load, status, error);
 	}
 }
 
@@ -598,12 +554,12 @@ int load_start(const struct load_context *context, struct model *model, const ch
 		load->job.uid = waiter->uid;
 		load->started_ns = uv_hrtime();
 		list_init(&load->waiters);
-		r = mover_load(context->mover, &load->job, model->device, names, index, fds, n_fds,
-		               may_direct);
+		r = mover_load(context->admit->mover, &load->job, model->device, names, index, fds,
+		               n_fds, may_direct);
 	}
 	if (r < 0) {
 		free(load);
-		store_drop_model(context->store, model);
+		store_drop_model(context->admit->store, model);
 		return r;
 	}
 	model->load = load;
@@ -625,7 +581,7 @@ void load_leave(struct load_waiter *waiter)
 		return;
 	}
 	waiter->load = NULL;
-	if (load->model->state == MODEL_LOADING && list_is_empty(&load->waiters)) {
+	if (load->state != LOAD_READY && list_is_empty(&load->waiters)) {
 		fail(load, STATUS_BUSY, "everybody who waited for it has gone");
 	}
 }

@@ -1,11 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * One load of a model into the store: the conversation with the mover, the fresh chunks it is
- * given a bounded window ahead, and the meeting of each loaded block with the realm's equal one.
+ * given a bounded window ahead, and the admission of each loaded block (admit.h).
  *
- * Per block:   (planned) -> GRANTED -> loaded: no equal block         -> sealed, placed
- *                                      loaded: an equal digest exists -> COMPARING -> placed
- * Bytes are compared before two contents become one; the digest alone is never trusted.
+ *   PLANNING -- plan --> FILLING -- all loaded --> SETTLING -- all admitted --> READY
+ *       '------------------.--'----------------------'
+ *                           '- failed, or nobody waits -> FAILED
+ *
+ *   PLANNING  the mover reads headers
+ *   FILLING   chunks are granted, come back loaded, and are admitted
+ *   SETTLING  the mover has found the files unchanged; some blocks are still being compared
+ *   FAILED    there is no model; some chunks may still be in the mover
  *
  * Whoever wants the model waits on the load. The first waiter's tenant pays for what is loaded;
  * when the last waiter goes the load is cancelled. A load that fails leaves no model.
@@ -21,14 +26,12 @@
 #define GLAKE_DAEMON_LOAD_H
 
 #include "daemon/memory/alloc.h"
-#include "daemon/store/mover_link.h"
+#include "daemon/store/admit.h"
 #include "daemon/store/store.h"
 
 /* What a load works with; the server's, for all of them. */
 struct load_context {
-	struct store *store;
-	struct allocator *allocator;
-	struct mover_link *mover;
+	const struct admit_context *admit; /* borrowed */
 	struct stats *stats;
 	uint64_t window_bytes;
 	bool trust_file_times;

@@ -340,16 +340,6 @@ void mover_cancel(struct mover_link *link, struct mover_job *job)
 	}
 }
 
-void mover_forget(struct mover_link *link, struct mover_job *job)
-{
-	uint64_t id = job->id;
-	if (id) {
-		remove_job(link, job);
-		send_cancel(link, id);
-		start_idle_timer(link);
-	}
-}
-
 size_t mover_n_cancelled(const struct mover_link *link, uid_t uid, size_t *n_own_out)
 {
 	size_t n = 0;
@@ -483,7 +473,7 @@ static void on_packet(void *user, const uint8_t *bytes, size_t n_bytes, struct f
 	if (report) {
 		struct mover_job *job;
 		HASH_FIND(hh, link->jobs, &report->job, sizeof(report->job), job);
-		/* News of a forgotten job may still be under way. */
+		/* What it says of a job that is not there concerns nobody. */
 		r = job && !job->held_by ? deliver(link, job, report) : 0;
 		glake__mover__report__free_unpacked(report, NULL);
 	}

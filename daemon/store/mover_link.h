@@ -16,8 +16,7 @@
  * the stream.
  *
  * Owner: the server. A job is embedded in what wants it.
- * Lifetime: a job belongs to the link from mover_*() until on_failed or its last news has been
- *           delivered, or until mover_forget().
+ * Lifetime: a job belongs to the link from mover_*() until on_failed or its last news.
  * Threads: loop thread.
  */
 #ifndef GLAKE_DAEMON_MOVER_LINK_H
@@ -154,13 +153,10 @@ void mover_grant(struct mover_link *link, struct load_job *load, uint64_t first,
                  size_t n_fds);
 
 /*
- * Have a load ended soon. Its news go on, and the last says that the mover has nothing of it any more; a
- * file system that does not answer can put that off for ever. Harmless for one that has ended.
+ * Have a job ended soon. Its news go on, and the last says that the mover has nothing of it any more; a
+ * file system that does not answer can put off a load's for ever. Harmless for one that has ended.
  */
 void mover_cancel(struct mover_link *link, struct mover_job *job);
-
-/* No news of @job, which is no load, come any more. Harmless for one that has ended. */
-void mover_forget(struct mover_link *link, struct mover_job *job);
 
 /*
  * Loads that were cancelled, and keep a place in the mover until they end: a file system may not let

@@ -43,11 +43,11 @@ static void enter_idle(struct store *store, struct idle *idle)
 	list_insert(next, &idle->link);
 }
 
-static void fall_idle(struct store *store, struct idle *idle, int32_t priority)
+/* From now on nobody uses it. */
+static void note_unused(struct store *store, struct idle *idle, int32_t priority)
 {
 	idle->priority = priority;
 	idle->since_ms = uv_now(store->loop);
-	enter_idle(store, idle);
 }
 
 /* ---- blocks ---------------------------------------------------------------------------------- */
@@ -69,7 +69,7 @@ struct block *store_find_block(struct store *store, const struct realm *realm,
 }
 
 struct block *store_seal(struct store *store, struct realm *realm, const struct digest *digest,
-                         uint64_t content_bytes, struct chunk *chunk, bool is_twin)
+                         uint64_t content_bytes, struct chunk *chunk, bool is_collision)
 {
 	struct block *block = calloc(1, sizeof(*block));
 	if (!block) {
@@ -80,10 +80,10 @@ struct block *store_seal(struct store *store, struct realm *realm, const struct 
 	block->id = ++store->last_id;
 	block->content_bytes = content_bytes;
 	block->n_users = 1;
-	block->is_twin = is_twin;
+	block->is_collision = is_collision;
 	block->idle.kind = IDLE_BLOCK;
 	list_init(&block->idle.link);
-	if (!is_twin) {
+	if (!is_collision) {
 		HASH_ADD(hh, store->blocks, key, sizeof(block->key), block);
 		if (!hash_has(block)) {
 			realm_unref(block->realm);
@@ -119,8 +119,9 @@ int store_use_block(struct block *block, struct tenant *tenant)
 static uint64_t free_block(struct store *store, struct block *block)
 {
 	uint64_t freed_bytes = block->chunk.bytes;
-	assert(block->n_users == 0 && block->n_manifests == 0 && block->n_pins == 0);
-	if (!block->is_twin) {
+	assert(block->n_users == 0 && block->n_compared == 0 && block->n_manifests == 0 &&
+	       block->n_pins == 0);
+	if (!block->is_collision) {
 		HASH_DEL(store->blocks, block);
 	}
 	list_remove(&block->link);
@@ -141,6 +142,19 @@ static void pay_from_cache(struct store *store, struct block *block)
 	}
 }
 
+/* Somebody let go of it: it may be cache now, or gone. Returns the bytes that become free. */
+static uint64_t settle_block(struct store *store, struct block *block)
+{
+	if (block->n_users > 0 || block->n_compared > 0 || block->n_manifests > 0) {
+		return 0;
+	}
+	if (!block->is_published) {
+		return free_block(store, block);
+	}
+	enter_idle(store, &block->idle);
+	return 0;
+}
+
 void store_unuse_block(struct store *store, struct block *block, int32_t priority)
 {
 	assert(block->n_users > 0);
@@ -148,13 +162,39 @@ void store_unuse_block(struct store *store, struct block *block, int32_t priorit
 		return;
 	}
 	block->chunk.device->used_block_bytes -= block->chunk.bytes;
-	if (block->n_manifests == 0 && !block->is_published) {
-		free_block(store, block);
+	note_unused(store, &block->idle, priority);
+	pay_from_cache(store, block);
+	settle_block(store, block);
+}
+
+void store_begin_compare(struct block *block)
+{
+	block->n_compared++;
+	list_remove(&block->idle.link);
+}
+
+void store_end_compare(struct store *store, struct block *block)
+{
+	assert(block->n_compared > 0);
+	block->n_compared--;
+	settle_block(store, block);
+}
+
+void store_use_compared(struct store *store, struct block *block, struct charge *charge)
+{
+	struct charge *paid = &block->chunk.charge;
+	assert(block->n_compared > 0 && charge->device == paid->device &&
+	       charge->bytes == paid->bytes && charge->n_fds == paid->n_fds);
+	block->n_compared--;
+	if (block->n_users++ > 0) {
 		return;
 	}
-	pay_from_cache(store, block);
-	if (block->n_manifests == 0) {
-		fall_idle(store, &block->idle, priority);
+	block->chunk.device->used_block_bytes += block->chunk.bytes;
+	if (block->n_pins == 0) {
+		struct charge of_cache = *paid;
+		assert(of_cache.tenant == store->cache);
+		*paid = *charge;
+		*charge = of_cache;
 	}
 }
 
@@ -318,8 +358,7 @@ void store_unhold_model(struct store *store, struct model *model, int32_t priori
 		return;
 	}
 	unuse_all(store, model, priority);
-	model->idle.priority = priority;
-	model->idle.since_ms = uv_now(store->loop);
+	note_unused(store, &model->idle, priority);
 	if (!model->is_pinned) {
 		model_fall_idle(store, model);
 	}
@@ -340,11 +379,8 @@ static uint64_t remove_model(struct store *store, struct model *model)
 		if (!block || --block->n_manifests > 0 || block->n_users > 0) {
 			continue;
 		}
-		if (block->is_published) {
-			fall_idle(store, &block->idle, model->idle.priority);
-		} else {
-			freed_bytes += free_block(store, block);
-		}
+		note_unused(store, &block->idle, model->idle.priority);
+		freed_bytes += settle_block(store, block);
 	}
 	free_model(model);
 	return freed_bytes;

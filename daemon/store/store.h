@@ -44,11 +44,11 @@ struct block *store_find_block(struct store *store, const struct realm *realm,
 
 /*
  * Make a block of @chunk, which the store owns on success: one user (the caller), whose charge the
- * chunk carries already. With @is_twin the digest is taken by another content and the block is
+ * chunk carries already. With @is_collision the digest is taken by another content and the block is
  * never found by it. NULL: no memory, the chunk stays the caller's.
  */
 struct block *store_seal(struct store *store, struct realm *realm, const struct digest *digest,
-                         uint64_t content_bytes, struct chunk *chunk, bool is_twin);
+                         uint64_t content_bytes, struct chunk *chunk, bool is_collision);
 
 /*
  * One more user, who pays if he is the first of a block that is not pinned. Returns 0, or TENANT_E_*:
@@ -58,6 +58,16 @@ int store_use_block(struct block *block, struct tenant *tenant);
 
 /* The counterpart of store_use_block() and of store_seal(). The block may be gone afterwards. */
 void store_unuse_block(struct store *store, struct block *block, int32_t priority);
+
+/* A chunk is compared with @block, which nobody evicts meanwhile. */
+void store_begin_compare(struct block *block);
+/* They are not equal, or nobody wants to know any more. The block may be gone afterwards. */
+void store_end_compare(struct store *store, struct block *block);
+/*
+ * They are equal: the one who compared is one more user. If nobody pays for the block, @charge does, which is
+ * for as much, and is the built-in tenant's afterwards.
+ */
+void store_use_compared(struct store *store, struct block *block, struct charge *charge);
 
 /* ---- models ---- */
 

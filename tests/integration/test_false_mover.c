@@ -284,25 +284,64 @@ START_TEST(nonsense_ends_the_load_and_nothing_else)
 }
 END_TEST
 
-struct twins {
+static void send_publish(int connection, uint64_t chunk)
+{
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	Glake__Wire__BlockPublish body = GLAKE__WIRE__BLOCK_PUBLISH__INIT;
+	body.chunk = chunk;
+	body.content_bytes = 1000;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_BLOCK_PUBLISH;
+	request.block_publish = &body;
+	connection_send(connection, &request, NULL, 0);
+}
+
+/* Who publishes has gone, and the mover still has the chunk. */
+START_TEST(what_the_mover_digests_is_paid_for)
+{
+	uint64_t chunk;
+	begin("takes its time");
+	int connection = connection_hello(&harness);
+	ck_assert_int_eq(connection_alloc(connection, 0, 2 * MIB, 1, &chunk, NULL),
+	                 GLAKE__WIRE__STATUS__OK);
+	struct books books = day_books();
+	send_publish(connection, chunk);
+	connection_ping(connection);
+	connection_close(&connection);
+	while (day_books().n_sessions > books_before.n_sessions) {
+		harness_sleep_ms(1);
+	}
+	ck_assert_uint_eq(day_books().charged_bytes, books.charged_bytes);
+	ck_assert_uint_eq(day_books().charged_fds, books.charged_fds);
+	ck_assert_uint_eq(day_books().physical_bytes, books.physical_bytes);
+	ck_assert_uint_eq(day_books().private_bytes, 0);
+	while (day_mover() == 0) {
+		harness_sleep_ms(1);
+	}
+	ck_assert_int_eq(kill(day_mover(), SIGKILL), 0);
+	day_wait_books(&books_before);
+	end();
+}
+END_TEST
+
+struct collisions {
 	unsigned n;
 	struct glake_digest digests[8];
 	uint64_t ids[8];
 };
 
-static int note_twin(void *user, const struct glake_block_row *row)
+static int note_block(void *user, const struct glake_block_row *row)
 {
-	struct twins *twins = user;
-	twins->digests[twins->n] = row->digest;
-	twins->ids[twins->n++] = row->id;
+	struct collisions *seen = user;
+	seen->digests[seen->n] = row->digest;
+	seen->ids[seen->n++] = row->id;
 	return 0;
 }
 
 /* The digest alone is never believed: contents that compare unequal stay two. */
-START_TEST(twins_of_one_digest_are_kept_apart)
+START_TEST(two_contents_of_one_digest_are_kept_apart)
 {
 	struct glake_model *models[3];
-	struct twins twins = {0};
+	struct collisions seen = {0};
 	struct glake_block *block;
 	begin("claims one digest for all");
 	struct glake_session *session = day_connect();
@@ -315,16 +354,16 @@ START_TEST(twins_of_one_digest_are_kept_apart)
 	}
 	ck_assert_uint_eq(day_books().block_bytes, 3 * 2 * MIB);
 	ck_assert_uint_eq(day_metric("blocks_collapsed"), 0);
-	assert_ok(glake_list_blocks(eye, note_twin, &twins));
-	ck_assert_uint_eq(twins.n, 3);
-	ck_assert_mem_eq(&twins.digests[0], &twins.digests[2], sizeof(twins.digests[0]));
-	ck_assert_uint_ne(twins.ids[0], twins.ids[1]);
+	assert_ok(glake_list_blocks(eye, note_block, &seen));
+	ck_assert_uint_eq(seen.n, 3);
+	ck_assert_mem_eq(&seen.digests[0], &seen.digests[2], sizeof(seen.digests[0]));
+	ck_assert_uint_ne(seen.ids[0], seen.ids[1]);
 	ck_assert_uint_eq(harness_n_log_lines(&harness, "two different contents"), 2);
 	/* The first goes: nobody takes the digest over, and everybody can go. */
 	glake_model_close(models[0]);
 	assert_ok(glake_evict(session, NULL, NULL, NULL));
 	assert_fails(GLAKE_E_NOT_FOUND, "",
-	             glake_block_lookup(session, 0, &twins.digests[0], &block));
+	             glake_block_lookup(session, 0, &seen.digests[0], &block));
 	glake_disconnect(session);
 	uint64_t since_ms = harness_now_ms();
 	do {
@@ -410,7 +449,8 @@ int main(void)
 	tcase_set_timeout(tcase, TEST_TIMEOUT_S);
 	tcase_add_loop_test(tcase, nonsense_ends_the_load_and_nothing_else, 0, 18);
 	suite_add_tcase(suite, tcase);
-	suite_add(suite, twins_of_one_digest_are_kept_apart);
+	suite_add(suite, what_the_mover_digests_is_paid_for);
+	suite_add(suite, two_contents_of_one_digest_are_kept_apart);
 	suite_add(suite, the_loads_of_one_tenant_leave_room_for_others);
 	return suite_run(suite);
 }

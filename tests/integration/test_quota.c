@@ -570,7 +570,31 @@ START_TEST(memory_that_is_late_is_waited_for)
 }
 END_TEST
 
+/* What is published again is one's own already, and costs what its memory did. */
+START_TEST(what_is_in_the_cache_is_shared_within_the_quota)
+{
+	struct glake_block *block;
+	glake_ptr ptr = 0;
+	day_begin(&(struct harness_options){.config = DAY_CONFIG TENANT("2MiB"),
+	                                    .devices = "1x512MiB"});
+	struct glake_session *session = day_connect();
+	for (unsigned i = 0; i < 3; i++) {
+		assert_ok(glake_alloc(session, 0, 2 * MIB, GLAKE_ZERO, &ptr));
+		assert_ok(glake_block_publish(session, ptr, MIB, &block));
+		ck_assert_uint_eq(day_books().block_bytes, 2 * MIB);
+		ck_assert_uint_eq(day_books().charged_bytes, 2 * MIB + books_before.charged_bytes);
+		glake_block_release(block);
+	}
+	ck_assert_uint_eq(day_metric("blocks_collapsed"), 2);
+	glake_disconnect(session);
+	day_end();
+}
+END_TEST
+
 /* ---- other things that run out --------------------------------------------------------------- */
+
+/* Glaked has 32 fds for chunks with it. */
+#define FEW_FDS "fd_budget = 64;"
 
 START_TEST(without_fds_private_memory_works_and_models_are_refused)
 {
@@ -609,6 +633,30 @@ START_TEST(without_fds_private_memory_works_and_models_are_refused)
 }
 END_TEST
 
+/* It was made when there were no fds for small chunks; a block is worth one. */
+START_TEST(memory_that_is_held_by_a_handle_can_be_published)
+{
+	enum { N = 30 };
+	struct glake_block *block;
+	struct glake_block *again;
+	glake_ptr ptrs[N];
+	day_begin(&(struct harness_options){.config = DAY_CONFIG FEW_FDS, .devices = "1x512MiB"});
+	struct glake_session *session = day_connect();
+	for (unsigned i = 0; i < N; i++) {
+		assert_ok(glake_alloc(session, 0, 2 * MIB, GLAKE_ZERO, &ptrs[i]));
+	}
+	uint64_t n_fds = day_books().fds_used;
+	ck_assert_uint_lt(n_fds, N);
+	assert_ok(glake_block_publish(session, ptrs[N - 1], MIB, &block));
+	ck_assert_uint_eq(day_books().fds_used, n_fds + 1);
+	assert_ok(glake_block_publish(session, ptrs[N - 2], MIB, &again));
+	ck_assert_uint_eq(day_books().fds_used, n_fds + 1);
+	ck_assert_uint_eq(day_books().block_bytes, 2 * MIB);
+	glake_disconnect(session);
+	day_end();
+}
+END_TEST
+
 /* A model of @n_blocks blocks of @block_bytes, each of them an fd; no two @seeds have one in common. */
 static const char *write_blocks(const char *name, unsigned n_blocks, uint64_t block_bytes,
                                 unsigned seed)
@@ -625,9 +673,6 @@ static const char *write_blocks(const char *name, unsigned n_blocks, uint64_t bl
 	model_file_write(path, tensors, n_blocks);
 	return path;
 }
-
-/* Glaked has 32 fds for chunks with it. */
-#define FEW_FDS "fd_budget = 64;"
 
 START_TEST(a_model_beyond_the_fds_is_refused)
 {
@@ -915,6 +960,8 @@ int main(void)
 	tcase_add_loop_test(never, nothing_goes_for_a_model_that_cannot_fit, 0, 7);
 	suite_add_tcase(suite, never);
 	suite_add(suite, a_tenants_fds_are_a_limit);
+	suite_add(suite, memory_that_is_held_by_a_handle_can_be_published);
+	suite_add(suite, what_is_in_the_cache_is_shared_within_the_quota);
 	TCase *tcase = tcase_create("a_failing_driver_is_refused_cleanly");
 	tcase_set_timeout(tcase, TEST_TIMEOUT_S);
 	tcase_add_loop_test(tcase, a_failing_driver_is_refused_cleanly, 0, 4);

@@ -1,0 +1,289 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/store/admit.h"
+
+#include <assert.h>
+#include <errno.h>
+
+#include "daemon/base/log.h"
+#include "proto/cleanup.h"
+
+#define BIT(state) (1u << (state))
+
+static void admit_set_state(struct admit *admit, enum admit_state state)
+{
+	static const unsigned legal[ADMIT_N_STATES] = {
+		[ADMIT_NEW] = BIT(ADMIT_EXPORTING) | BIT(ADMIT_DIGESTING) | BIT(ADMIT_COMPARING) |
+	                      BIT(ADMIT_ENDED),
+		[ADMIT_EXPORTING] = BIT(ADMIT_DIGESTING) | BIT(ADMIT_COMPARING) |
+	                            BIT(ADMIT_LEAVING) | BIT(ADMIT_ENDED),
+		[ADMIT_DIGESTING] = BIT(ADMIT_COMPARING) | BIT(ADMIT_LEAVING) | BIT(ADMIT_ENDED),
+		[ADMIT_COMPARING] = BIT(ADMIT_LEAVING) | BIT(ADMIT_ENDED),
+		[ADMIT_LEAVING] = BIT(ADMIT_ENDED),
+	};
+	assert(legal[admit->state] & BIT(state));
+	admit->state = state;
+}
+
+/* ---- how it ends ------------------------------------------------------------------------------ */
+
+/* It may be freed in here. */
+static void go(struct admit *admit)
+{
+	chunk_release(&admit->chunk);
+	if (admit->candidate) {
+		store_end_compare(admit->context->store, admit->candidate);
+	}
+	admit->ops->gone(admit);
+}
+
+static void end(struct admit *admit, const struct admit_result *result)
+{
+	admit_set_state(admit, ADMIT_ENDED);
+	admit->ops->done(admit, result);
+	go(admit);
+}
+
+static void fail(struct admit *admit, enum status status, const char *error)
+{
+	end(admit, &(struct admit_result){.status = status, .error = error});
+}
+
+/* Nobody waits for it any more. */
+static bool has_left(struct admit *admit)
+{
+	bool is_leaving = admit->state == ADMIT_LEAVING;
+	if (is_leaving) {
+		admit_set_state(admit, ADMIT_ENDED);
+		go(admit);
+	}
+	return is_leaving;
+}
+
+/* The mover did not even take the order. */
+static void fail_order(struct admit *admit, int error)
+{
+	fail(admit, error == -EBUSY ? STATUS_BUSY : STATUS_MOVER_FAILED,
+	     error == -EBUSY ? "glake-mover has too much to do" : "cannot pass on to glake-mover");
+}
+
+static void on_job_failed(struct admit *admit, const struct mover_job *job, enum status status,
+                          const char *error)
+{
+	bool is_held = job->id != 0;
+	if (is_held && admit->state != ADMIT_LEAVING) {
+		admit_set_state(admit, ADMIT_LEAVING);
+		admit->ops->done(admit, &(struct admit_result){.status = status, .error = error});
+	} else if (!is_held && !has_left(admit)) {
+		fail(admit, status, error);
+	}
+}
+
+/* The chunk itself becomes the block. */
+static void seal(struct admit *admit, bool is_collision)
+{
+	struct block *block = store_seal(admit->context->store, admit->realm, &admit->digest,
+	                                 admit->content_bytes, &admit->chunk, is_collision);
+	if (block) {
+		end(admit, &(struct admit_result){.block = block});
+	} else {
+		fail(admit, STATUS_NO_HOST_MEMORY, "glaked has no memory for a block");
+	}
+}
+
+/* Some other content has the digest. Anybody can bring that about, so it is told at his cost. */
+static void seal_collision(struct admit *admit)
+{
+	char text[DIGEST_TEXT_BYTES];
+	digest_to_text(&admit->digest, text);
+	log_limited(&admit->chunk.charge.tenant->log_limit, LOG_LEVEL_ERROR,
+	            "two different contents have the digest %s; the second is not shared", text);
+	seal(admit, true);
+}
+
+/*
+ * A program that has the chunk mapped goes on with it and pays for it, whatever a mover that cannot end still
+ * has. Nobody else would pay for any other.
+ */
+static bool is_programs(const struct admit *admit)
+{
+	return admit->chunk.use == CHUNK_PRIVATE;
+}
+
+/* ---- comparing -------------------------------------------------------------------------------- */
+
+static void on_compared(struct compare_job *job, bool equal)
+{
+	struct admit *admit = container_of(job, struct admit, compare_job);
+	struct store *store = admit->context->store;
+	if (has_left(admit)) {
+		return;
+	}
+	struct block *candidate = admit->candidate;
+	admit->candidate = NULL;
+	if (!equal) {
+		store_end_compare(store, candidate);
+		seal_collision(admit);
+		return;
+	}
+	store->stats->blocks_collapsed++;
+	store_use_compared(store, candidate, &admit->chunk.charge);
+	chunk_release(&admit->chunk);
+	end(admit, &(struct admit_result){.block = candidate, .was_known = true});
+}
+
+static void on_compare_failed(struct mover_job *job, enum status status, const char *error)
+{
+	on_job_failed(container_of(job, struct admit, compare_job.job), job, status, error);
+}
+
+static void on_compare_gone(struct mover_job *job)
+{
+	has_left(container_of(job, struct admit, compare_job.job));
+}
+
+static void start_compare(struct admit *admit, struct block *candidate)
+{
+	const struct chunk *chunk = &admit->chunk;
+	admit->compare_job = (struct compare_job){
+		.job.on_failed = on_compare_failed,
+		.job.on_gone = is_programs(admit) ? NULL : on_compare_gone,
+		.on_compared = on_compared};
+	int r = mover_compare(admit->context->mover, &admit->compare_job, chunk->device, chunk->fd,
+	                      candidate->chunk.fd, chunk->bytes);
+	if (r < 0) {
+		fail_order(admit, r);
+		return;
+	}
+	admit->candidate = candidate;
+	store_begin_compare(candidate);
+	admit_set_state(admit, ADMIT_COMPARING);
+}
+
+/* Its digest is known: meet whatever the realm has of it. */
+static void meet(struct admit *admit)
+{
+	struct block *candidate = store_find_block(admit->context->store, admit->realm,
+	                                           admit->chunk.device, &admit->digest);
+	if (!candidate) {
+		seal(admit, false);
+	} else if (candidate->chunk.bytes != admit->chunk.bytes) {
+		seal_collision(admit);
+	} else {
+		start_compare(admit, candidate);
+	}
+}
+
+/* ---- digesting -------------------------------------------------------------------------------- */
+
+static void on_digested(struct digest_job *job, const struct digest *digest)
+{
+	struct admit *admit = container_of(job, struct admit, digest_job);
+	if (!has_left(admit)) {
+		admit->digest = *digest;
+		admit->has_digest = true;
+		meet(admit);
+	}
+}
+
+static void on_digest_failed(struct mover_job *job, enum status status, const char *error)
+{
+	on_job_failed(container_of(job, struct admit, digest_job.job), job, status, error);
+}
+
+static void on_digest_gone(struct mover_job *job)
+{
+	has_left(container_of(job, struct admit, digest_job.job));
+}
+
+static void start_digest(struct admit *admit)
+{
+	const struct chunk *chunk = &admit->chunk;
+	admit->digest_job = (struct digest_job){.job.on_failed = on_digest_failed,
+	                                        .job.on_gone = is_programs(admit) ? NULL
+	                                                                          : on_digest_gone,
+	                                        .on_digested = on_digested};
+	int r = mover_digest(admit->context->mover, &admit->digest_job, chunk->device, chunk->fd,
+	                     chunk->bytes, admit->content_bytes);
+	if (r < 0) {
+		fail_order(admit, r);
+		return;
+	}
+	admit_set_state(admit, ADMIT_DIGESTING);
+}
+
+/* It has an fd. */
+static void look_at(struct admit *admit)
+{
+	if (admit->has_digest) {
+		meet(admit);
+	} else {
+		start_digest(admit);
+	}
+}
+
+/* ---- exporting -------------------------------------------------------------------------------- */
+
+static void on_exported(struct chunk_export *export, int result)
+{
+	struct admit *admit = container_of(export, struct admit, export);
+	if (has_left(admit)) {
+		return;
+	}
+	if (result == 0) {
+		look_at(admit);
+	} else {
+		fail(admit, STATUS_INTERNAL, "the driver cannot export the chunk");
+	}
+}
+
+static void start_export(struct admit *admit)
+{
+	if (chunk_export_start(&admit->export, admit->context->allocator, &admit->chunk,
+	                       on_exported) != 0) {
+		fail(admit, STATUS_NO_FDS, "no fds left for the block");
+		return;
+	}
+	admit_set_state(admit, ADMIT_EXPORTING);
+}
+
+/* ---- from above ------------------------------------------------------------------------------- */
+
+void admit_start(struct admit *admit, const struct admit_context *context, struct realm *realm,
+                 struct chunk *chunk, uint64_t content_bytes, const struct digest *digest,
+                 const struct admit_ops *ops)
+{
+	assert(chunk->charge.tenant);
+	*admit = (struct admit){.context = context,
+	                        .realm = realm,
+	                        .content_bytes = content_bytes,
+	                        .has_digest = digest != NULL,
+	                        .ops = ops};
+	if (digest) {
+		admit->digest = *digest;
+	}
+	chunk_move(&admit->chunk, chunk);
+	if (admit->chunk.fd < 0) {
+		start_export(admit);
+	} else {
+		look_at(admit);
+	}
+}
+
+void admit_cancel(struct admit *admit)
+{
+	enum admit_state state = admit->state;
+	if (state == ADMIT_LEAVING) {
+		return;
+	}
+	admit_set_state(admit, ADMIT_LEAVING);
+	if (is_programs(admit)) {
+		chunk_set_use(&admit->chunk, CHUNK_LOADING);
+	}
+	if (state == ADMIT_DIGESTING) {
+		admit->digest_job.job.on_gone = on_digest_gone;
+		mover_cancel(admit->context->mover, &admit->digest_job.job);
+	} else if (state == ADMIT_COMPARING) {
+		admit->compare_job.job.on_gone = on_compare_gone;
+		mover_cancel(admit->context->mover, &admit->compare_job.job);
+	}
+}

@@ -1,0 +1,682 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The admission of chunks by itself: each way through its states, and whatever may happen at each of them.
+ * Mover, worker and driver are the test's. At the end of each test all charges are paid back, no chunk is in
+ * any book, and no fd is open.
+ */
+#include "daemon/store/admit.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "tests/unit/fake_mover.h"
+#include "tests/unit/fake_worker.h"
+#include "tests/unit/made_store.h"
+
+#define CHUNK_BYTES (2 * MIB)
+
+static struct allocator allocator;
+static struct admit_context context = {.store = &store, .allocator = &allocator};
+
+/* ---- the driver, as far as exporting goes ----------------------------------------------------- */
+
+static CUresult export_result;
+static unsigned n_handles; /* that exist */
+
+static CUresult fake_export(void *fd_out, CUmemGenericAllocationHandle handle,
+                            CUmemAllocationHandleType type, unsigned long long flags)
+{
+	ck_assert_uint_ne(handle, 0);
+	if (export_result == CUDA_SUCCESS) {
+		*(int *)fd_out = open("/dev/null", O_RDONLY | O_CLOEXEC);
+	}
+	return export_result;
+}
+
+static CUresult fake_release(CUmemGenericAllocationHandle handle)
+{
+	n_handles--;
+	return CUDA_SUCCESS;
+}
+
+static CUresult fake_error_name(CUresult result, const char **name_out)
+{
+	*name_out = "an error";
+	return CUDA_SUCCESS;
+}
+
+static const struct cudrv drv = {.cuMemExportToShareableHandle = fake_export,
+                                 .cuMemRelease = fake_release,
+                                 .cuGetErrorName = fake_error_name};
+
+/* ---- begin and end ---------------------------------------------------------------------------- */
+
+static int first_free_fd(void)
+{
+	int fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+	ck_assert_int_ge(fd, 0);
+	close(fd);
+	return fd;
+}
+
+static int free_fd_before;
+
+static void begin(void)
+{
+	static const struct alloc_hooks none;
+	store_begin();
+	for (uint32_t i = 0; i < N_DEVICES; i++) {
+		devices[i].drv = &drv;
+	}
+	ck_assert_int_eq(allocator_init(&allocator, &loop, devices, N_DEVICES, 100, store.cache,
+	                                &stats, &none),
+	                 0);
+	free_fd_before = first_free_fd();
+}
+
+static void run_workers(void)
+{
+	for (uint32_t i = 0; i < N_DEVICES; i++) {
+		fake_worker_run(&devices[i].worker);
+	}
+}
+
+static void end(void)
+{
+	ck_assert_uint_eq(fake_mover_n_jobs(), 0);
+	store_evict_all(&store, NULL, NULL);
+	run_workers();
+	for (uint32_t i = 0; i < N_DEVICES; i++) {
+		ck_assert_uint_eq(device_physical_bytes(&devices[i]), 0);
+		ck_assert_uint_eq(devices[i].used_block_bytes, 0);
+		ck_assert_uint_eq(devices[i].leaving_bytes, 0);
+	}
+	ck_assert_uint_eq(allocator.books.n_fds, 0);
+	ck_assert_uint_eq(n_handles, 0);
+	ck_assert_int_eq(first_free_fd(), free_fd_before);
+	allocator_deinit(&allocator);
+	store_end();
+}
+
+/* ---- chunks and admissions -------------------------------------------------------------------- */
+
+static struct chunk new_chunk_of(uint64_t bytes, enum chunk_use use, bool has_fd)
+{
+	struct charge charge;
+	struct chunk chunk;
+	int fd = has_fd ? open("/dev/null", O_RDONLY | O_CLOEXEC) : -1;
+	ck_assert_int_eq(tenant_charge(payer, 0, bytes, 1, &charge), 0);
+	n_handles += !has_fd;
+	chunk_init(&chunk, &devices[0], &allocator.books, bytes, fd, has_fd ? 0 : 17, use, &charge);
+	return chunk;
+}
+
+static struct chunk new_chunk(void)
+{
+	return new_chunk_of(CHUNK_BYTES, CHUNK_PRIVATE, true);
+}
+
+struct wish {
+	struct admit admit;
+	unsigned n_done;
+	unsigned n_gone;
+	struct chunk kept; /* of a failure */
+	struct admit_result result;
+};
+
+static void note_done(struct admit *admit, const struct admit_result *result)
+{
+	struct wish *wish = container_of(admit, struct wish, admit);
+	ck_assert_uint_eq(wish->n_gone, 0);
+	ck_assert_int_eq(result->block != NULL, result->status == STATUS_OK);
+	ck_assert_int_eq(result->block == NULL, result->error != NULL);
+	wish->n_done++;
+	wish->result = *result;
+	if (!result->block && admit->state == ADMIT_ENDED) {
+		chunk_move(&wish->kept, &admit->chunk);
+	}
+}
+
+static void note_gone(struct admit *admit)
+{
+	struct wish *wish = container_of(admit, struct wish, admit);
+	ck_assert_int_eq(admit->state, ADMIT_ENDED);
+	ck_assert_ptr_null(admit->chunk.device);
+	wish->n_gone++;
+}
+
+static const struct admit_ops note_ops = {.done = note_done, .gone = note_gone};
+
+/* @name 0: the digest is not known. */
+static void start_with(struct wish *wish, struct chunk chunk, unsigned name)
+{
+	struct digest of_name = digest(name);
+	*wish = (struct wish){0};
+	admit_start(&wish->admit, &context, realm, &chunk, CHUNK_BYTES, name ? &of_name : NULL,
+	            &note_ops);
+	ck_assert_ptr_null(chunk.device);
+}
+
+static void start(struct wish *wish, unsigned name)
+{
+	start_with(wish, new_chunk(), name);
+}
+
+static void assert_waits(const struct wish *wish, enum admit_state state)
+{
+	ck_assert_int_eq(wish->admit.state, state);
+	ck_assert_uint_eq(wish->n_done, 0);
+	ck_assert_uint_eq(wish->n_gone, 0);
+	/* What others may have to wait for is paid for. */
+	ck_assert_ptr_eq(wish->admit.chunk.charge.tenant, payer);
+}
+
+static struct block *assert_block(const struct wish *wish, bool was_known)
+{
+	ck_assert_uint_eq(wish->n_done, 1);
+	ck_assert_uint_eq(wish->n_gone, 1);
+	ck_assert_ptr_nonnull(wish->result.block);
+	ck_assert_int_eq(wish->result.was_known, was_known);
+	return wish->result.block;
+}
+
+/* The chunk is what it was, and goes back. */
+static void assert_failed(struct wish *wish, enum status status)
+{
+	ck_assert_uint_eq(wish->n_done, 1);
+	ck_assert_int_eq(wish->result.status, status);
+	ck_assert_uint_eq(wish->n_gone, 1);
+	ck_assert_ptr_eq(wish->kept.charge.tenant, payer);
+	ck_assert_int_eq(wish->kept.use, CHUNK_PRIVATE);
+	chunk_release(&wish->kept);
+}
+
+static void assert_left(const struct wish *wish)
+{
+	ck_assert_uint_eq(wish->n_done, 0);
+	ck_assert_uint_eq(wish->n_gone, 1);
+}
+
+/* A block of that name, used once, at the cost of payer. */
+static struct block *have_block(unsigned name)
+{
+	struct wish wish;
+	start(&wish, name);
+	struct block *block = assert_block(&wish, false);
+	block->is_published = true;
+	return block;
+}
+
+static struct block *have_idle_block(unsigned name)
+{
+	struct block *block = have_block(name);
+	store_unuse_block(&store, block, 0);
+	return block;
+}
+
+static uint64_t used_bytes(const struct tenant *tenant)
+{
+	return tenant->devices[0].used_bytes;
+}
+
+/* ---- the ways through ------------------------------------------------------------------------- */
+
+START_TEST(a_new_content_becomes_a_block)
+{
+	struct wish wish;
+	begin();
+	start(&wish, 0);
+	assert_waits(&wish, ADMIT_DIGESTING);
+	fake_mover_digested(fake_mover_job(JOB_DIGEST), digest(1));
+	struct block *block = assert_block(&wish, false);
+	struct digest name = digest(1);
+	ck_assert_ptr_eq(store_find_block(&store, realm, &devices[0], &name), block);
+	ck_assert_uint_eq(block->n_users, 1);
+	ck_assert_uint_eq(block->content_bytes, CHUNK_BYTES);
+	ck_assert_ptr_eq(block->chunk.charge.tenant, payer);
+	ck_assert_uint_eq(used_bytes(payer), CHUNK_BYTES);
+	ck_assert_uint_eq(devices[0].use_bytes[CHUNK_BLOCK], CHUNK_BYTES);
+	store_unuse_block(&store, block, 0);
+	end();
+}
+END_TEST
+
+START_TEST(a_digest_that_is_known_needs_no_mover)
+{
+	begin();
+	struct block *block = have_block(1);
+	ck_assert_uint_eq(fake_mover.last_job, 0);
+	store_unuse_block(&store, block, 0);
+	end();
+}
+END_TEST
+
+/* The block is in use, cache, or pinned at another's cost. */
+START_TEST(an_equal_content_is_the_block_there_is)
+{
+	struct wish wish;
+	begin();
+	struct block *block = _i == 0 ? have_block(1) : have_idle_block(1);
+	if (_i == 2) {
+		block->n_pins = 1;
+		ck_assert_int_eq(charge_move(&block->chunk.charge, other_payer), 0);
+	}
+	uint64_t peak_bytes = used_bytes(payer) + CHUNK_BYTES;
+	start(&wish, 0);
+	fake_mover_digested(fake_mover_job(JOB_DIGEST), digest(1));
+	assert_waits(&wish, ADMIT_COMPARING);
+	ck_assert_uint_eq(block->n_compared, 1);
+	ck_assert_uint_eq(used_bytes(payer), peak_bytes);
+	fake_mover_compared(fake_mover_job(JOB_COMPARE), true);
+	ck_assert_ptr_eq(assert_block(&wish, true), block);
+	ck_assert_uint_eq(block->n_compared, 0);
+	ck_assert_uint_eq(block->n_users, _i == 0 ? 2 : 1);
+	ck_assert_uint_eq(stats.blocks_collapsed, 1);
+	ck_assert_ptr_eq(block->chunk.charge.tenant, _i == 2 ? other_payer : payer);
+	ck_assert_uint_eq(used_bytes(payer), _i == 2 ? 0 : CHUNK_BYTES);
+	ck_assert_uint_eq(used_bytes(store.cache), 0);
+	ck_assert_uint_eq(devices[0].used_block_bytes, CHUNK_BYTES);
+	block->n_pins = 0;
+	if (_i == 0) {
+		store_unuse_block(&store, block, 0);
+	}
+	store_unuse_block(&store, block, 0);
+	ck_assert_uint_eq(used_bytes(store.cache), CHUNK_BYTES);
+	end();
+}
+END_TEST
+
+/* Neither before the comparison nor after it is anything charged that was not. */
+START_TEST(no_quota_refuses_what_is_there_already)
+{
+	struct wish wish;
+	begin();
+	struct block *block = have_idle_block(1);
+	ck_assert_int_eq(tenant_set_quota(payer, 0, CHUNK_BYTES), 0);
+	payer->max_fds = 1;
+	start(&wish, 1);
+	assert_waits(&wish, ADMIT_COMPARING);
+	/* It was set lower since. */
+	ck_assert_int_eq(tenant_set_quota(payer, 0, CHUNK_BYTES / 2), 0);
+	fake_mover_compared(fake_mover_job(JOB_COMPARE), true);
+	ck_assert_ptr_eq(assert_block(&wish, true), block);
+	ck_assert_ptr_eq(block->chunk.charge.tenant, payer);
+	ck_assert_uint_eq(used_bytes(payer), CHUNK_BYTES);
+	store_unuse_block(&store, block, 0);
+	end();
+}
+END_TEST
+
+/* ---- digest collisions ------------------------------------------------------------------------ */
+
+/* Of the same size, or told by the size alone. */
+START_TEST(two_contents_of_one_digest_stay_two)
+{
+	struct wish wish;
+	struct digest name = digest(1);
+	begin();
+	struct block *block = have_block(1);
+	if (_i == 0) {
+		start(&wish, 1);
+		fake_mover_compared(fake_mover_job(JOB_COMPARE), false);
+	} else {
+		start_with(&wish, new_chunk_of(2 * CHUNK_BYTES, CHUNK_PRIVATE, true), 1);
+	}
+	struct block *second = assert_block(&wish, false);
+	ck_assert_ptr_ne(second, block);
+	ck_assert(second->is_collision);
+	ck_assert_uint_eq(block->n_compared, 0);
+	ck_assert_uint_eq(block->n_users, 1);
+	ck_assert_uint_eq(stats.blocks_collapsed, 0);
+	ck_assert_uint_eq(payer->log_limit.n_spent, 1);
+	ck_assert_ptr_eq(store_find_block(&store, realm, &devices[0], &name), block);
+	/* The digest is not handed on either. */
+	store_unuse_block(&store, block, 0);
+	store_evict_all(&store, NULL, NULL);
+	ck_assert_ptr_null(store_find_block(&store, realm, &devices[0], &name));
+	store_unuse_block(&store, second, 0);
+	end();
+}
+END_TEST
+
+/* ---- several at once -------------------------------------------------------------------------- */
+
+START_TEST(of_two_at_once_the_second_compares)
+{
+	struct wish first;
+	struct wish second;
+	begin();
+	start(&first, 0);
+	start(&second, 0);
+	fake_mover_digested(&second.admit.digest_job.job, digest(1));
+	struct block *block = assert_block(&second, false);
+	fake_mover_digested(&first.admit.digest_job.job, digest(1));
+	assert_waits(&first, ADMIT_COMPARING);
+	fake_mover_compared(fake_mover_job(JOB_COMPARE), true);
+	ck_assert_ptr_eq(assert_block(&first, true), block);
+	ck_assert_uint_eq(block->n_users, 2);
+	ck_assert_uint_eq(used_bytes(payer), CHUNK_BYTES);
+	store_unuse_block(&store, block, 0);
+	store_unuse_block(&store, block, 0);
+	end();
+}
+END_TEST
+
+/* The first to have it found goes before the second is compared with it. */
+START_TEST(a_block_stays_while_it_is_compared)
+{
+	struct wish equal;
+	struct wish other;
+	begin();
+	struct block *block = have_idle_block(1);
+	start(&equal, 1);
+	start(&other, 1);
+	ck_assert_uint_eq(block->n_compared, 2);
+	ck_assert_uint_eq(store_evict_all(&store, NULL, NULL), 0);
+	fake_mover_compared(&equal.admit.compare_job.job, true);
+	ck_assert_ptr_eq(assert_block(&equal, true), block);
+	store_unuse_block(&store, block, 0);
+	ck_assert_uint_eq(used_bytes(store.cache), CHUNK_BYTES);
+	ck_assert_uint_eq(store_evict_all(&store, NULL, NULL), 0);
+	fake_mover_compared(&other.admit.compare_job.job, false);
+	store_unuse_block(&store, assert_block(&other, false), 0);
+	/* Cache again. */
+	ck_assert_uint_eq(store_evict_all(&store, NULL, NULL), CHUNK_BYTES);
+	end();
+}
+END_TEST
+
+/* Of a model that is evicted, and that no program has published. */
+START_TEST(a_block_that_nobody_keeps_goes_with_its_last_comparison)
+{
+	struct wish wish;
+	begin();
+	struct block *block = have_block(1);
+	block->is_published = false;
+	start(&wish, 1);
+	store_unuse_block(&store, block, 0);
+	ck_assert_uint_eq(store.n_blocks, 1);
+	ck_assert_ptr_eq(block->chunk.charge.tenant, store.cache);
+	if (_i == 0) {
+		fake_mover_compared(fake_mover_job(JOB_COMPARE), false);
+		ck_assert_uint_eq(store.n_blocks, 1);
+	} else {
+		fake_mover_compared(fake_mover_job(JOB_COMPARE), true);
+		ck_assert_ptr_eq(wish.result.block, block);
+	}
+	store_unuse_block(&store, wish.result.block, 0);
+	ck_assert_uint_eq(store.n_blocks, 0);
+	end();
+}
+END_TEST
+
+/* ---- what goes wrong, at each state ----------------------------------------------------------- */
+
+/* Have an admission get to a state in which something is under way. */
+static struct block *reach(struct wish *wish, enum admit_state state)
+{
+	struct block *block = NULL;
+	switch (state) {
+	case ADMIT_EXPORTING:
+		start_with(wish, new_chunk_of(CHUNK_BYTES, CHUNK_PRIVATE, false), 0);
+		break;
+	case ADMIT_DIGESTING:
+		start(wish, 0);
+		break;
+	default:
+		block = have_idle_block(1);
+		start(wish, 1);
+		break;
+	}
+	assert_waits(wish, state);
+	return block;
+}
+
+/* What is under way ends, well or not. */
+static void come_back(enum admit_state state, bool is_well)
+{
+	export_result = is_well ? CUDA_SUCCESS : CUDA_ERROR_UNKNOWN;
+	if (state == ADMIT_EXPORTING) {
+		run_workers();
+	} else if (!is_well) {
+		fake_mover_failed(fake_mover.jobs, STATUS_BUSY);
+	} else if (state == ADMIT_DIGESTING) {
+		fake_mover_digested(fake_mover_job(JOB_DIGEST), digest(1));
+	} else {
+		fake_mover_compared(fake_mover_job(JOB_COMPARE), true);
+	}
+	export_result = CUDA_SUCCESS;
+}
+
+static const enum admit_state waits[] = {ADMIT_EXPORTING, ADMIT_DIGESTING, ADMIT_COMPARING};
+
+/*
+ * Nobody wants the block any more, and what has the chunk says: done; failed; nothing, for it dies, at
+ * once or slowly.
+ */
+START_TEST(a_cancelled_chunk_is_paid_for_until_it_is_free)
+{
+	enum admit_state state = waits[_i / 4];
+	struct wish wish;
+	begin();
+	struct block *block = reach(&wish, state);
+	admit_cancel(&wish.admit);
+	/* Once more is no harm. */
+	admit_cancel(&wish.admit);
+	assert_waits(&wish, ADMIT_LEAVING);
+	ck_assert_uint_eq(used_bytes(payer), CHUNK_BYTES);
+	ck_assert_uint_eq(devices[0].use_bytes[CHUNK_LOADING], CHUNK_BYTES);
+	ck_assert_int_eq(fake_mover.jobs && fake_mover.jobs->is_cancelled,
+	                 state != ADMIT_EXPORTING);
+	/* The mover has this as well. */
+	ck_assert_uint_eq(store_evict_all(&store, NULL, NULL), 0);
+	if (_i % 4 < 2 || state == ADMIT_EXPORTING) {
+		come_back(state, _i % 4 == 0);
+	} else if (_i % 4 == 2) {
+		fake_mover_die();
+	} else {
+		fake_mover_die_slowly();
+		assert_waits(&wish, ADMIT_LEAVING);
+		ck_assert_uint_eq(used_bytes(payer), CHUNK_BYTES);
+		ck_assert_uint_eq(store_evict_all(&store, NULL, NULL), 0);
+		fake_mover_gone();
+	}
+	assert_left(&wish);
+	ck_assert_uint_eq(used_bytes(payer), 0);
+	ck_assert_uint_eq(store_evict_all(&store, NULL, NULL), block ? CHUNK_BYTES : 0);
+	end();
+}
+END_TEST
+
+START_TEST(a_mover_that_dies_leaves_the_chunk)
+{
+	struct wish wish;
+	begin();
+	struct block *block = reach(&wish, waits[1 + _i % 2]);
+	/* The program has it, whatever else does. */
+	_i < 2 ? fake_mover_die() : fake_mover_die_slowly();
+	assert_failed(&wish, STATUS_MOVER_FAILED);
+	ck_assert_uint_eq(store_evict_all(&store, NULL, NULL), block ? CHUNK_BYTES : 0);
+	end();
+}
+END_TEST
+
+/* Nobody else has it; who waits is told at once. */
+START_TEST(what_a_dead_mover_has_of_a_load_is_paid_for)
+{
+	struct wish wish;
+	begin();
+	have_idle_block(1);
+	start_with(&wish, new_chunk_of(CHUNK_BYTES, CHUNK_LOADING, true), 1);
+	assert_waits(&wish, ADMIT_COMPARING);
+	fake_mover_die_slowly();
+	ck_assert_uint_eq(wish.n_done, 1);
+	ck_assert_uint_eq(wish.n_gone, 0);
+	ck_assert_int_eq(wish.result.status, STATUS_MOVER_FAILED);
+	ck_assert_int_eq(wish.admit.state, ADMIT_LEAVING);
+	admit_cancel(&wish.admit);
+	ck_assert_uint_eq(used_bytes(payer), CHUNK_BYTES);
+	ck_assert_uint_eq(store_evict_all(&store, NULL, NULL), 0);
+	fake_mover_gone();
+	ck_assert_uint_eq(wish.n_done, 1);
+	ck_assert_uint_eq(wish.n_gone, 1);
+	ck_assert_uint_eq(used_bytes(payer), 0);
+	ck_assert_uint_eq(store_evict_all(&store, NULL, NULL), CHUNK_BYTES);
+	end();
+}
+END_TEST
+
+/* Behind the digest as well. */
+START_TEST(a_mover_that_takes_no_order_leaves_the_chunk)
+{
+	static const struct {
+		int refusal;
+		enum status status;
+	} refusals[] = {{-EBUSY, STATUS_BUSY}, {-ENOMEM, STATUS_MOVER_FAILED}};
+	struct wish wish;
+	begin();
+	have_idle_block(1);
+	fake_mover.refusal = refusals[_i % 2].refusal;
+	if (_i < 2) {
+		start(&wish, 0);
+	} else if (_i < 4) {
+		start(&wish, 1);
+	} else {
+		fake_mover.refusal = 0;
+		start(&wish, 0);
+		fake_mover.refusal = refusals[_i % 2].refusal;
+		fake_mover_digested(fake_mover_job(JOB_DIGEST), digest(1));
+	}
+	assert_failed(&wish, refusals[_i % 2].status);
+	ck_assert_uint_eq(store_evict_all(&store, NULL, NULL), CHUNK_BYTES);
+	end();
+}
+END_TEST
+
+START_TEST(a_padding_that_is_not_zero_leaves_the_chunk)
+{
+	struct wish wish;
+	begin();
+	start(&wish, 0);
+	fake_mover_failed(fake_mover_job(JOB_DIGEST), STATUS_BAD_REQUEST);
+	assert_failed(&wish, STATUS_BAD_REQUEST);
+	/* It can be tried again. */
+	start(&wish, 0);
+	fake_mover_digested(fake_mover_job(JOB_DIGEST), digest(1));
+	store_unuse_block(&store, assert_block(&wish, false), 0);
+	end();
+}
+END_TEST
+
+/* ---- chunks without an fd --------------------------------------------------------------------- */
+
+static void start_by_handle(struct wish *wish, unsigned name)
+{
+	start_with(wish, new_chunk_of(CHUNK_BYTES, CHUNK_PRIVATE, false), name);
+}
+
+START_TEST(a_chunk_without_fd_gets_one)
+{
+	struct wish wish;
+	begin();
+	start_by_handle(&wish, _i);
+	assert_waits(&wish, ADMIT_EXPORTING);
+	ck_assert_uint_eq(allocator.books.n_fds, 1);
+	run_workers();
+	if (_i == 0) {
+		assert_waits(&wish, ADMIT_DIGESTING);
+		fake_mover_digested(fake_mover_job(JOB_DIGEST), digest(1));
+	}
+	struct block *block = assert_block(&wish, false);
+	ck_assert_int_ge(block->chunk.fd, 0);
+	/* Which holds the memory alone. */
+	ck_assert_uint_eq(block->chunk.handle, 0);
+	ck_assert_uint_eq(n_handles, 0);
+	ck_assert_uint_eq(allocator.books.n_fds, 1);
+	store_unuse_block(&store, block, 0);
+	end();
+}
+END_TEST
+
+START_TEST(a_chunk_that_cannot_be_exported_stays_as_it_was)
+{
+	struct wish wish;
+	begin();
+	start_by_handle(&wish, 0);
+	come_back(ADMIT_EXPORTING, false);
+	ck_assert_int_eq(wish.kept.fd, -1);
+	ck_assert_uint_eq(wish.kept.handle, 17);
+	ck_assert_uint_eq(allocator.books.n_fds, 0);
+	assert_failed(&wish, STATUS_INTERNAL);
+	end();
+}
+END_TEST
+
+static void evict_fds(void *user, uint64_t n_fds)
+{
+	store_evict_fds(&store, n_fds);
+}
+
+/* What nobody uses goes for it, and nothing else does. */
+START_TEST(an_fd_is_taken_from_the_cache)
+{
+	struct wish wish;
+	begin();
+	allocator.hooks.evict_fds = evict_fds;
+	struct block *block = _i == 0 ? have_idle_block(1) : have_block(1);
+	allocator.books.max_fds = 1;
+	start_by_handle(&wish, 2);
+	if (_i == 0) {
+		run_workers();
+		store_unuse_block(&store, assert_block(&wish, false), 0);
+	} else {
+		assert_failed(&wish, STATUS_NO_FDS);
+		store_unuse_block(&store, block, 0);
+	}
+	end();
+}
+END_TEST
+
+/* ---- moves that are none ---------------------------------------------------------------------- */
+
+START_TEST(what_has_ended_is_not_cancelled)
+{
+	struct wish wish;
+	begin();
+	start(&wish, 1);
+	admit_cancel(&wish.admit);
+}
+END_TEST
+
+static void add_loop(Suite *suite, const TTest *test, int n)
+{
+	TCase *tcase = tcase_create(test->name);
+	tcase_add_loop_test(tcase, test, 0, n);
+	suite_add_tcase(suite, tcase);
+}
+
+int main(void)
+{
+	Suite *suite = suite_create("admit");
+	suite_add(suite, a_new_content_becomes_a_block);
+	suite_add(suite, a_digest_that_is_known_needs_no_mover);
+	add_loop(suite, an_equal_content_is_the_block_there_is, 3);
+	suite_add(suite, no_quota_refuses_what_is_there_already);
+	add_loop(suite, two_contents_of_one_digest_stay_two, 2);
+	suite_add(suite, of_two_at_once_the_second_compares);
+	suite_add(suite, a_block_stays_while_it_is_compared);
+	add_loop(suite, a_block_that_nobody_keeps_goes_with_its_last_comparison, 2);
+	add_loop(suite, a_cancelled_chunk_is_paid_for_until_it_is_free, 12);
+	add_loop(suite, a_mover_that_dies_leaves_the_chunk, 4);
+	suite_add(suite, what_a_dead_mover_has_of_a_load_is_paid_for);
+	add_loop(suite, a_mover_that_takes_no_order_leaves_the_chunk, 6);
+	suite_add(suite, a_padding_that_is_not_zero_leaves_the_chunk);
+	add_loop(suite, a_chunk_without_fd_gets_one, 2);
+	suite_add(suite, a_chunk_that_cannot_be_exported_stays_as_it_was);
+	add_loop(suite, an_fd_is_taken_from_the_cache, 2);
+	suite_add_fatal(suite, what_has_ended_is_not_cancelled, SIGABRT);
+	return suite_run(suite);
+}
