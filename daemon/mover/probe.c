@@ -27,17 +27,18 @@ void prober_deinit(struct prober *prober)
 	pthread_mutex_destroy(&prober->lock);
 }
 
-static void probe_free(struct probe *probe)
+/* Before its report: with that glaked takes the chunks for free. */
+static void drop_fds(struct probe *probe)
 {
 	fd_close(&probe->fds[0]);
 	fd_close(&probe->fds[1]);
-	free(probe);
 }
 
-static void refuse(struct prober *prober, const struct probe *probe, enum fault_kind kind,
+static void refuse(struct prober *prober, struct probe *probe, enum fault_kind kind,
                    const char *cause)
 {
 	struct fault fault;
+	drop_fds(probe);
 	fault_set(&fault, kind, "%s", cause);
 	report_failed(prober->report, probe->job, &fault);
 }
@@ -47,9 +48,7 @@ void prober_submit(struct prober *prober, const struct probe *probe)
 	struct probe *queued = malloc(sizeof(*queued));
 	if (!queued) {
 		struct probe refused = *probe;
-		fd_close(&refused.fds[0]);
-		fd_close(&refused.fds[1]);
-		refuse(prober, probe, FAULT_NO_HOST_MEMORY, "out of host memory");
+		refuse(prober, &refused, FAULT_NO_HOST_MEMORY, "out of host memory");
 		return;
 	}
 	*queued = *probe;
@@ -69,7 +68,7 @@ void prober_submit(struct prober *prober, const struct probe *probe)
 	pthread_mutex_unlock(&prober->lock);
 	if (is_full) {
 		refuse(prober, queued, FAULT_BUSY, "too many jobs are queued");
-		probe_free(queued);
+		free(queued);
 	}
 }
 
@@ -100,30 +99,25 @@ void prober_cancel(struct prober *prober, uint64_t job)
 	pthread_mutex_unlock(&prober->lock);
 	if (found) {
 		refuse(prober, found, FAULT_CANCELLED, "cancelled");
-		probe_free(found);
+		free(found);
 	}
 }
 
-static void run(struct prober *prober, const struct probe *probe)
+static void run(struct prober *prober, struct probe *probe)
 {
 	struct fault fault;
 	struct digest digest;
 	bool equal;
-	int error = 0;
-	switch (probe->kind) {
-	case PROBE_DIGEST:
-		if (!(error = probe_digest(prober, probe, &digest, &fault))) {
-			report_digested(prober->report, probe->job, &digest);
-		}
-		break;
-	case PROBE_COMPARE:
-		if (!(error = probe_compare(prober, probe, &equal, &fault))) {
-			report_compared(prober->report, probe->job, equal);
-		}
-		break;
-	}
+	bool is_digest = probe->kind == PROBE_DIGEST;
+	int error = is_digest ? probe_digest(prober, probe, &digest, &fault)
+	                      : probe_compare(prober, probe, &equal, &fault);
+	drop_fds(probe);
 	if (error) {
 		report_failed(prober->report, probe->job, &fault);
+	} else if (is_digest) {
+		report_digested(prober->report, probe->job, &digest);
+	} else {
+		report_compared(prober->report, probe->job, equal);
 	}
 }
 
@@ -147,7 +141,7 @@ static void *prober_main(void *argument)
 	struct probe *probe;
 	while ((probe = next_probe(prober))) {
 		run(prober, probe);
-		probe_free(probe);
+		free(probe);
 	}
 	for (unsigned i = 0; i < DEVICE_MAX; i++) {
 		struct fault fault;
