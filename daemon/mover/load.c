@@ -130,7 +130,7 @@ static const size_t block_bytes = sizeof(struct plan_block) + sizeof(struct plan
                                   sizeof(struct load_block) + sizeof(int);
 
 /* At most, until the plan is made. One header is in memory at a time, or the index. */
-static uint64_t wanted_bytes(const struct load *load, const uint64_t *header_bytes)
+static uint64_t wanted_bytes(struct load *load, const uint64_t *header_bytes)
 {
 	uint64_t all_bytes = 0;
 	uint64_t text_bytes = 0;
@@ -143,7 +143,8 @@ static uint64_t wanted_bytes(const struct load *load, const uint64_t *header_byt
 	}
 	if (load->index && fstat(load->fds[load->n_files], &index) == 0 &&
 	    (uint64_t)index.st_size <= WEIGHT_INDEX_MAX_BYTES) {
-		text_bytes = max_bytes(text_bytes, (uint64_t)index.st_size);
+		load->index_bytes = (uint64_t)index.st_size;
+		text_bytes = max_bytes(text_bytes, load->index_bytes);
 	}
 	n_blocks = n_blocks < GLAKE_MAX_BLOCKS ? n_blocks : GLAKE_MAX_BLOCKS;
 	return text_bytes + BYTES_PER_HEADER_BYTE * all_bytes + n_blocks * block_bytes;
@@ -189,6 +190,10 @@ static int check_index(struct load *load, struct fault *fault)
 			"%s: an index of %llu bytes is too large, at most %llu are allowed",
 			quote(load->index).text, (unsigned long long)n_bytes,
 			WEIGHT_INDEX_MAX_BYTES);
+	}
+	if (!error && n_bytes > load->index_bytes) {
+		error = fault_set(fault, FAULT_FILE_CHANGED, "%s: grew while it was loaded",
+		                  quote(load->index).text);
 	}
 	if (!error) {
 		error = read_text(&source, 0, n_bytes, &text, fault);

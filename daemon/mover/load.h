@@ -70,9 +70,10 @@ struct load {
 	bool may_direct;
 	struct budget_claim claim; /* with the uid */
 	size_t n_files;
-	int *fds;     /* owned: of the files, then the index; -1 once a source has it */
-	char **names; /* owned: of the files */
-	char *index;  /* owned: its name; NULL = none */
+	int *fds;             /* owned: of the files, then the index; -1 once a source has it */
+	char **names;         /* owned: of the files */
+	char *index;          /* owned: its name; NULL = none */
+	uint64_t index_bytes; /* of it, that memory was claimed for */
 
 	/* Made by the load's thread before anything is posted, then only read. */
 	struct device *device;

@@ -161,10 +161,58 @@ START_TEST(a_header_that_never_has_room_is_refused)
 }
 END_TEST
 
+/* Its memory was claimed before it grew, if it came so far; else it never has room. */
+START_TEST(an_index_that_grows_is_not_read)
+{
+	enum { HOLDER = 1, INDEXED = 2, WAIT_US = 300000 };
+	struct peer peer;
+	struct crowd crowd = {0};
+	char path[512];
+	start(&peer);
+	write_file(&peer, "m", HEADER_BYTES);
+	write_file(&peer, "large", HEADER_BYTES / 2 * 3);
+	load_as(&peer, 1, HOLDER, "m");
+	while (!look(&peer, &crowd, HOLDER)) {
+	}
+
+	snprintf(path, sizeof(path), "%s/index", peer.folder);
+	cleanup_fd int index = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+	snprintf(path, sizeof(path), "%s/large", peer.folder);
+	cleanup_fd int large = open(path, O_RDONLY | O_CLOEXEC);
+	Glake__Mover__LoadStart body = GLAKE__MOVER__LOAD_START__INIT;
+	Glake__Mover__Order order = ORDER(INDEXED, LOAD_START);
+	char *names[] = {(char *)"large"};
+	body.device_uuid = peer_uuid(&peer, 0);
+	body.n_files = 1;
+	body.files = names;
+	body.index = (char *)"index";
+	body.uid = 1;
+	order.load_start = &body;
+	const int fds[] = {large, index};
+	peer_send(&peer, &order, fds, 2);
+	/* It waits for what the first one has. */
+	usleep(WAIT_US);
+	ck_assert_int_eq(ftruncate(index, (off_t)(BUDGET_MIB * 1024 * 1024)), 0);
+	peer_cancel(&peer, HOLDER);
+	while (crowd.n_ended == 0) {
+		look(&peer, &crowd, HOLDER);
+	}
+	Glake__Mover__Report *report = peer_next(&peer);
+	ck_assert_int_eq(report->body_case, GLAKE__MOVER__REPORT__BODY_FAILED);
+	ck_assert_uint_eq(report->job, INDEXED);
+	ck_assert_msg(strstr(report->failed->error, "grew while it was loaded") ||
+	                      strstr(report->failed->error, "of which a user may have"),
+	              "%s", report->failed->error);
+	peer_free_report(report);
+	peer_end(&peer);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("mover_headers");
 	suite_add(suite, headers_wait_until_there_is_memory_for_them);
 	suite_add(suite, a_header_that_never_has_room_is_refused);
+	suite_add(suite, an_index_that_grows_is_not_read);
 	return suite_run(suite);
 }
