@@ -42,7 +42,7 @@ static error_t parse(int key, char *value, struct argp_state *state)
 		arguments->check_config = 1;
 		return 0;
 	case ARGP_KEY_ARG:
-		argp_error(state, "there is nothing to say but options: '%s'", value);
+		argp_error(state, "unexpected argument: '%s'", value);
 		return EINVAL;
 	default:
 		return ARGP_ERR_UNKNOWN;

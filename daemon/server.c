@@ -126,7 +126,7 @@ static void stop(struct server *server)
 static void on_drained(uv_timer_t *timer)
 {
 	struct server *server = container_of(timer, struct server, drain);
-	log_info("time is up for %u sessions", server->rpc.holders.n);
+	log_info("drain_ms is over, with %u sessions left", server->rpc.holders.n);
 	stop(server);
 }
 
@@ -350,8 +350,8 @@ static int open_devices(struct server *server)
 	for (size_t i = 0; i < n; i++) {
 		int ordinal = config->n_devices ? (int)config->devices[i] : (int)i;
 		if (ordinal >= n_ordinals) {
-			log_error("the configuration names device %d; there are %d", ordinal,
-			          n_ordinals);
+			log_error("the configuration names device %d; there are %d devices",
+			          ordinal, n_ordinals);
 			return -ENODEV;
 		}
 		int r = device_open(&server->devices[i], &server->loop, &server->drv, (uint32_t)i,

@@ -203,7 +203,7 @@ static void write_formatted(enum log_level level, uint64_t n_swallowed, const ch
 	char text[LOG_LINE_BYTES];
 	int n_bytes = 0;
 	if (n_swallowed > 0) {
-		n_bytes = snprintf(text, sizeof(text), "(after %" PRIu64 " swallowed lines) ",
+		n_bytes = snprintf(text, sizeof(text), "(after %" PRIu64 " suppressed lines) ",
 		                   n_swallowed);
 	}
 	if (vsnprintf(text + n_bytes, sizeof(text) - (size_t)n_bytes, format, arguments) < 0) {

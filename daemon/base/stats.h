@@ -18,7 +18,7 @@
 	X(sessions_total, "connections that became sessions") \
 	X(sessions_refused, "connections turned away by a limit") \
 	X(sessions_bad, \
-	  "sessions closed for what the peer did: bytes that are no request, silence") \
+	  "sessions closed for what the peer did: bytes that are not a request, silence") \
 	X(requests_total, "requests that came, refused ones included") \
 	X(requests_refused, "requests answered with a refusal") \
 	X(chunks_created, "chunks made by the driver") \

@@ -137,7 +137,7 @@ int session_new(struct sessions *sessions, int fd, uid_t owner)
 	list_insert(&sessions->list, &session->link);
 	r = identify(session, owner);
 	if (r < 0) {
-		session_reject(session, "cannot tell who it is: %s", strerror(-r));
+		session_reject(session, "cannot read its credentials: %s", strerror(-r));
 		return r;
 	}
 	if (session->holder->refusal) {
@@ -277,7 +277,7 @@ void sessions_tick(struct sessions *sessions)
 		if (session->state == SESSION_NEW &&
 		    now - session->holder->since_ms > GREETING_MS &&
 		    !conn_has_unread(&session->conn)) {
-			session_reject(session, "it did not say Hello");
+			session_reject(session, "no Hello within ten seconds");
 		} else if (has_left(session)) {
 			session_close(session);
 		}

@@ -236,7 +236,7 @@ static void on_answer(uv_work_t *work, int status)
 	}
 	if (nvml->error[0] && !nvml->was_told) {
 		nvml->was_told = true;
-		log_info("what others use of the devices is not known: %s", nvml->error);
+		log_info("NVML cannot tell the use of the devices: %s", nvml->error);
 	}
 }
 

@@ -85,7 +85,7 @@ void say(const char *format, ...)
 		size_t at = (size_t)snprintf(line, sizeof(line), "glake-mover: ");
 		if (n_dropped > 0) {
 			at += (size_t)snprintf(line + at, sizeof(line) - at,
-			                       "(%u lines were kept back) ", n_dropped);
+			                       "(%u lines were suppressed) ", n_dropped);
 		}
 		va_list arguments;
 		va_start(arguments, format);

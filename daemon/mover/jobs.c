@@ -240,7 +240,7 @@ static void take_order(struct jobs *jobs, const Glake__Mover__Order *order, stru
 	case GLAKE__MOVER__ORDER__BODY__NOT_SET:
 	default:
 		refuse(jobs, order->job, fds, FAULT_INTERNAL,
-		       "an order that this mover does not know");
+		       "a request that this mover does not know");
 		break;
 	}
 }

@@ -91,10 +91,10 @@ static int remove_stale(const struct sockaddr_un *address)
 		return -EEXIST;
 	}
 	if (!is_stale(address)) {
-		log_error("somebody else serves %s", address->sun_path);
+		log_error("another process serves %s", address->sun_path);
 		return -EADDRINUSE;
 	}
-	log_info("removing the socket of a glaked that is gone: %s", address->sun_path);
+	log_info("removing the socket that a dead glaked left: %s", address->sun_path);
 	return unlink(address->sun_path) < 0 ? -errno : 0;
 }
 

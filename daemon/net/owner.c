@@ -155,11 +155,11 @@ static void tell(struct owners *owners)
 	struct waiting *spare;
 	if (owners->n_owners > 1) {
 		log_limited(&owners->log_limit, LOG_LEVEL_WARNING,
-		            "uid %u is subordinate to %d users, so it is nobody's",
+		            "uid %u is subordinate to %d users, so it counts as a user of its own",
 		            (unsigned)owners->uid, owners->n_owners);
 	} else if (owners->n_owners < 0) {
 		log_limited(&owners->log_limit, LOG_LEVEL_DEBUG,
-		            "whose subordinate uid %u is cannot be told", (unsigned)owners->uid);
+		            "the owner of uid %u cannot be looked up", (unsigned)owners->uid);
 	}
 	list_for_each_safe (waiting, spare, &owners->waiting, link) {
 		if (waiting->uid == owners->uid) {
@@ -238,10 +238,11 @@ void owners_tick(struct owners *owners)
 	struct waiting *spare;
 	list_for_each_safe (waiting, spare, &owners->waiting, link) {
 		if (uv_now(owners->loop) - waiting->since_ms >= MAX_WAIT_MS) {
-			log_limited(&owners->log_limit, LOG_LEVEL_WARNING,
-			            "a connection of uid %u closed: the system does not say whose "
-			            "subordinate uid it is",
-			            (unsigned)waiting->uid);
+			log_limited(
+				&owners->log_limit, LOG_LEVEL_WARNING,
+				"a connection of uid %u closed: the owner of its subordinate uid "
+				"cannot be looked up",
+				(unsigned)waiting->uid);
 			turn_away(owners, waiting);
 		}
 	}

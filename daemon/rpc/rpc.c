@@ -125,12 +125,12 @@ static void dispatch(struct session *session, const request_t *request, struct f
 {
 	size_t body = (size_t)request->body_case;
 	if (session->state == SESSION_NEW && body != GLAKE__WIRE__REQUEST__BODY_HELLO) {
-		rpc_refuse(session, request->id, STATUS_BAD_REQUEST, "Hello comes first");
+		rpc_refuse(session, request->id, STATUS_BAD_REQUEST, "Hello must come first");
 		session_close(session);
 		return;
 	}
 	if (body >= n_elements(handlers) || !handlers[body].handle) {
-		rpc_refuse(session, request->id, STATUS_BAD_REQUEST, "no such request");
+		rpc_refuse(session, request->id, STATUS_BAD_REQUEST, "unknown request");
 		return;
 	}
 	if (fds->n_fds > 0 && !handlers[body].takes_fds) {
@@ -160,7 +160,7 @@ void rpc_handle(struct session *session, const uint8_t *bytes, size_t n_bytes, s
 	}
 	request_t *request = glake__wire__request__unpack(NULL, n_bytes, bytes);
 	if (!request || request->id == 0) {
-		session_reject(session, "%zu bytes that are no request", n_bytes);
+		session_reject(session, "%zu bytes that are not a request", n_bytes);
 	} else {
 		dispatch(session, request, fds);
 	}

@@ -46,7 +46,7 @@ static struct model *find_named(struct session *session, uint64_t id, const char
 		rpc_refuse(session, id, STATUS_NOT_FOUND, "there is no model '%s'", text);
 	} else if (n_found > 1) {
 		rpc_refuse(session, id, STATUS_BAD_REQUEST,
-		           "%" PRIu64 " models have that name, say which by its id: %s", n_found,
+		           "%" PRIu64 " models have that name; give one of these ids: %s", n_found,
 		           ids);
 	}
 	return n_found == 1 ? found : NULL;

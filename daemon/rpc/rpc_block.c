@@ -21,7 +21,7 @@ static void answer_block(struct session *session, uint64_t id, struct block *blo
 	body.block = holder_add_block(session->holder, block);
 	if (!body.block) {
 		store_unuse_block(rpc_of(session)->store, block, session->holder->tenant->priority);
-		rpc_refuse(session, id, STATUS_NO_HOST_MEMORY, "glaked has no host memory");
+		rpc_refuse(session, id, STATUS_NO_HOST_MEMORY, "glaked is out of host memory");
 		return;
 	}
 	digest_to_bytes(&block->key.digest, digest);
@@ -103,7 +103,7 @@ void rpc_block_publish(struct session *session, const request_t *request, struct
 	struct publish *publish = calloc(1, sizeof(*publish));
 	if (!publish) {
 		rpc_refuse(session, request->id, STATUS_NO_HOST_MEMORY,
-		           "glaked has no host memory");
+		           "glaked is out of host memory");
 		return;
 	}
 	publish->private = private;

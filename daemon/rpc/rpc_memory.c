@@ -50,7 +50,7 @@ static void refuse_alloc(struct session *session, uint64_t id, int result, uint3
 		rpc_refuse(session, id, STATUS_INTERNAL, "the driver cannot make a chunk");
 		return;
 	default:
-		rpc_refuse(session, id, STATUS_NO_HOST_MEMORY, "glaked has no host memory");
+		rpc_refuse(session, id, STATUS_NO_HOST_MEMORY, "glaked is out of host memory");
 	}
 }
 
@@ -113,14 +113,14 @@ void rpc_chunk_alloc(struct session *session, const request_t *request, struct f
 	if (body->n_chunks == 0 || body->n_chunks > GLAKE_MAX_PACKET_FDS ||
 	    !is_chunk_size(body->chunk_bytes) || !is_chunk_size(last_bytes)) {
 		rpc_refuse(session, request->id, STATUS_BAD_REQUEST,
-		           "%u chunks of %" PRIu64 " bytes, the last of %" PRIu64 ", cannot be",
+		           "impossible: %u chunks of %" PRIu64 " bytes, the last of %" PRIu64,
 		           body->n_chunks, body->chunk_bytes, last_bytes);
 		return;
 	}
 	struct chunk_request *operation = calloc(1, sizeof(*operation));
 	if (!operation) {
 		rpc_refuse(session, request->id, STATUS_NO_HOST_MEMORY,
-		           "glaked has no host memory");
+		           "glaked is out of host memory");
 		return;
 	}
 	if (!session_begin(session, &operation->pending, request->id, cancel_chunk_request)) {
@@ -189,7 +189,8 @@ static bool is_chunk_count(struct session *session, uint64_t request, size_t n_i
 {
 	bool is_good = n_ids > 0 && n_ids <= GLAKE_MAX_PACKET_FDS;
 	if (!is_good) {
-		rpc_refuse(session, request, STATUS_BAD_REQUEST, "%zu chunks at once", n_ids);
+		rpc_refuse(session, request, STATUS_BAD_REQUEST, "%zu chunks in one request",
+		           n_ids);
 	}
 	return is_good;
 }
@@ -218,7 +219,8 @@ void rpc_chunk_share(struct session *session, const request_t *request, struct f
 	}
 	uint64_t ticket = privates[0]->ticket ? privates[0]->ticket : new_ticket();
 	if (ticket == 0) {
-		rpc_refuse(session, request->id, STATUS_INTERNAL, "no random numbers");
+		rpc_refuse(session, request->id, STATUS_INTERNAL,
+		           "the kernel has no random numbers");
 		return;
 	}
 	for (size_t i = 0; i < body->n_ids; i++) {
@@ -267,7 +269,7 @@ static const struct chunk *find_open_chunk(struct session *session, const reques
 	}
 	if (private->chunk.fd < 0) {
 		rpc_refuse(session, request->id, STATUS_NO_FDS,
-		           "chunk %" PRIu64 " was made beyond the budget of fds", id);
+		           "chunk %" PRIu64 " has no fd: the fd budget was spent", id);
 		return NULL;
 	}
 	return &private->chunk;
@@ -290,7 +292,7 @@ void rpc_chunk_open(struct session *session, const request_t *request, struct fd
 		}
 		if (device && chunk->device != device) {
 			rpc_refuse(session, request->id, STATUS_BAD_REQUEST,
-			           "chunks of several devices");
+			           "the chunks are on several devices");
 			return;
 		}
 		device = chunk->device;

@@ -31,13 +31,13 @@ struct model_request {
 void rpc_refuse_model(struct session *session, uint64_t id, const struct model *model, int error)
 {
 	if (error == -ENOMEM) {
-		rpc_refuse(session, id, STATUS_NO_HOST_MEMORY, "glaked has no host memory");
+		rpc_refuse(session, id, STATUS_NO_HOST_MEMORY, "glaked is out of host memory");
 		return;
 	}
 	rpc_of(session)->stats->quota_refusals++;
 	if (error == TENANT_E_MANIFESTS) {
 		rpc_refuse(session, id, STATUS_OVER_QUOTA,
-		           "what is kept of '%s' in host memory (%" PRIu64
+		           "the manifest of '%s' (%" PRIu64
 		           " bytes) does not fit the limits of tenant %s",
 		           model->name, model->manifest_bytes, session->holder->tenant->name);
 		return;
@@ -56,7 +56,7 @@ static void answer_open(struct session *session, uint64_t id, struct model *mode
 	if (!body.model) {
 		store_unhold_model(rpc_of(session)->store, model,
 		                   session->holder->tenant->priority);
-		rpc_refuse(session, id, STATUS_NO_HOST_MEMORY, "glaked has no host memory");
+		rpc_refuse(session, id, STATUS_NO_HOST_MEMORY, "glaked is out of host memory");
 		return;
 	}
 	body.span_bytes = model->span_bytes;
@@ -221,7 +221,7 @@ static struct model *start_load(struct session *session, const request_t *reques
 	                           : NULL;
 	if (!model) {
 		rpc_refuse(session, request->id, STATUS_NO_HOST_MEMORY,
-		           "glaked has no host memory");
+		           "glaked is out of host memory");
 		return NULL;
 	}
 	int r = load_start(rpc->load_context, model, (const char *const *)body->files,
@@ -250,7 +250,7 @@ static void wait_for_load(struct session *session, const request_t *request, str
 	struct model_request *operation = calloc(1, sizeof(*operation));
 	if (!operation) {
 		rpc_refuse(session, request->id, STATUS_NO_HOST_MEMORY,
-		           "glaked has no host memory");
+		           "glaked is out of host memory");
 		return;
 	}
 	if (!session_begin(session, &operation->pending, request->id, cancel_model_request)) {

@@ -86,7 +86,7 @@ static void seal(struct admit *admit, bool is_collision)
 	if (block) {
 		end(admit, &(struct admit_result){.block = block});
 	} else {
-		fail(admit, STATUS_NO_HOST_MEMORY, "glaked has no memory for a block");
+		fail(admit, STATUS_NO_HOST_MEMORY, "glaked is out of host memory");
 	}
 }
 

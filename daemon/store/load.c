@@ -335,7 +335,7 @@ static int charge_manifest(struct load *load)
 	if (charge_grow_manifest(&model->charge, more_bytes) != 0) {
 		char error[256];
 		snprintf(error, sizeof(error),
-		         "no host memory for so many tensors: tenant %s may have %" PRIu64
+		         "the manifest is too large: tenant %s may have %" PRIu64
 		         " bytes for all of its models' manifests",
 		         payer->name, payer->quota_manifest_bytes);
 		load->context->stats->quota_refusals++;
@@ -416,12 +416,12 @@ static int on_plan_end(struct load_job *job, const char *reload_reason)
 	}
 	const char *reason = find_reload_reason(load, reload_reason);
 	if (reason && store_hide_model(load->context->admit->store, model, reason) < 0) {
-		fail(load, STATUS_NO_HOST_MEMORY, "glaked has no memory for the plan");
+		fail(load, STATUS_NO_HOST_MEMORY, "glaked is out of host memory");
 		return 0;
 	}
 	load->places = calloc(model->n_blocks ? model->n_blocks : 1, sizeof(load->places[0]));
 	if (!load->places) {
-		fail(load, STATUS_NO_HOST_MEMORY, "glaked has no memory for the plan");
+		fail(load, STATUS_NO_HOST_MEMORY, "glaked is out of host memory");
 		return 0;
 	}
 	load_set_state(load, LOAD_FILLING);
@@ -582,7 +582,7 @@ void load_leave(struct load_waiter *waiter)
 	}
 	waiter->load = NULL;
 	if (load->state != LOAD_READY && list_is_empty(&load->waiters)) {
-		fail(load, STATUS_BUSY, "everybody who waited for it has gone");
+		fail(load, STATUS_BUSY, "all clients that waited for it have left");
 	}
 }
 

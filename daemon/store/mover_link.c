@@ -179,7 +179,7 @@ static void on_idle(uv_timer_t *timer)
 {
 	struct mover_link *link = container_of(timer, struct mover_link, idle_timer);
 	if (!has_jobs(link)) {
-		log_info("glake-mover was idle, letting it go");
+		log_info("glake-mover was idle and is stopped");
 		let_go(link);
 	}
 }
@@ -478,7 +478,7 @@ static void on_packet(void *user, const uint8_t *bytes, size_t n_bytes, struct f
 		glake__mover__report__free_unpacked(report, NULL);
 	}
 	if (r < 0) {
-		log_error("glake-mover sent what it must not send: %s", strerror(-r));
+		log_error("glake-mover broke the protocol: %s", strerror(-r));
 		mover_process_kill(link->process);
 	}
 	start_idle_timer(link);

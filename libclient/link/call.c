@@ -435,7 +435,7 @@ static int judge(struct glake_session *session, struct glake__call *call)
 	}
 	if (answer->body_case != call->expected) {
 		return glake__link_kill(session, GLAKE_E_PROTOCOL,
-		                        "the daemon's answer is not one to the request");
+		                        "the daemon's answer does not match the request");
 	}
 	return 0;
 }

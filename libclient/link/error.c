@@ -94,9 +94,9 @@ struct code_text {
 static const struct code_text code_texts[] = {
 	{0, "success"},
 	{GLAKE_E_GONE, "the daemon is not there"},
-	{GLAKE_E_PROTOCOL, "the peer does not speak our protocol"},
+	{GLAKE_E_PROTOCOL, "the peer broke the protocol"},
 	{GLAKE_E_VERSION, "the peer speaks another protocol version"},
-	{GLAKE_E_BAD_REQUEST, "the daemon refused a senseless request"},
+	{GLAKE_E_BAD_REQUEST, "the daemon refused the request"},
 	{GLAKE_E_NOT_FOUND, "not found"},
 	{GLAKE_E_NO_PERMISSION, "no permission"},
 	{GLAKE_E_OVER_QUOTA, "over the tenant's quota"},

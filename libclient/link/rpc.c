@@ -47,7 +47,8 @@ static int take_devices(struct glake_session *session, const Glake__Wire__HelloA
 static int take_hello(struct glake_session *session, const Glake__Wire__HelloAnswer *hello)
 {
 	if (hello->version != GLAKE_WIRE_VERSION) {
-		return glake__fail(GLAKE_E_VERSION, "the daemon speaks protocol %u, we speak %u",
+		return glake__fail(GLAKE_E_VERSION,
+		                   "the daemon speaks protocol %u, this library speaks %u",
 		                   hello->version, GLAKE_WIRE_VERSION);
 	}
 	session->id = hello->session;
@@ -179,7 +180,7 @@ int glake__rpc_chunk_open(struct glake_session *session, const struct glake__chu
 		fdlist_init(&call.fds);
 	} else {
 		r = glake__link_kill(session, GLAKE_E_PROTOCOL,
-		                     "the daemon's answer about chunks makes no sense");
+		                     "the daemon's answer about chunks is invalid");
 	}
 	glake__call_end(session, &call);
 	return r;
@@ -304,7 +305,7 @@ static int call_block(struct glake_session *session, Glake__Wire__Request *reque
 		memcpy(answer_out->digest.bytes, block->digest.data, block->digest.len);
 	} else {
 		r = glake__link_kill(session, GLAKE_E_PROTOCOL,
-		                     "the daemon's answer about a block makes no sense");
+		                     "the daemon's answer about a block is invalid");
 	}
 	glake__call_end(session, &call);
 	return r;

@@ -49,7 +49,7 @@ int glake__sized_in(const void *in, void *full, size_t full_bytes)
 	memcpy(full, in, n_bytes < full_bytes ? n_bytes : full_bytes);
 	for (size_t i = full_bytes; i < n_bytes; i++) {
 		if (((const char *)in)[i] != 0) {
-			return glake__fail(-EINVAL, "an option that this version does not know");
+			return glake__fail(-EINVAL, "an option that this library does not know");
 		}
 	}
 	return 0;

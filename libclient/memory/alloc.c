@@ -12,7 +12,7 @@ int glake_alloc(struct glake_session *session, uint32_t device, uint64_t bytes, 
 	static const struct glake__tag nobody;
 	int r = glake__session_check(session);
 	if (r == 0 && !ptr_out) {
-		r = glake__fail(-EINVAL, "no place for the pointer");
+		r = glake__fail(-EINVAL, "ptr_out is NULL");
 	}
 	if (r == 0) {
 		r = glake__heap_check(bytes, flags, GLAKE_ZERO);

@@ -71,7 +71,7 @@ int glake_alloc_async(struct glake_session *session, void *stream, uint64_t byte
 	struct place place;
 	int r = glake__session_check(session);
 	if (r == 0 && !ptr_out) {
-		r = glake__fail(-EINVAL, "no place for the pointer");
+		r = glake__fail(-EINVAL, "ptr_out is NULL");
 	}
 	if (r == 0) {
 		r = glake__heap_check(bytes, flags, GLAKE_PER_THREAD);

@@ -32,7 +32,7 @@ int glake_chunk_new(struct glake_session *session, uint32_t device, uint64_t byt
 		return r;
 	}
 	if (bytes == 0 || bytes % GLAKE_CHUNK_GRANULARITY || bytes > GLAKE_MAX_CHUNK_BYTES) {
-		return glake__fail(-EINVAL, "there is no chunk of %llu bytes",
+		return glake__fail(-EINVAL, "a chunk cannot have %llu bytes",
 		                   (unsigned long long)bytes);
 	}
 	struct glake__device *found = glake__session_device(session, device);

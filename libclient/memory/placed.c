@@ -17,7 +17,7 @@ static bool is_granular(uint64_t value)
 
 static int refuse_shape(glake_ptr ptr, uint64_t n_bytes)
 {
-	return glake__fail(-EINVAL, "%llu bytes at 0x%llx: not multiples of 2 MiB, or nothing",
+	return glake__fail(-EINVAL, "%llu bytes at 0x%llx: not multiples of 2 MiB, or 0",
 	                   (unsigned long long)n_bytes, (unsigned long long)ptr);
 }
 

@@ -77,7 +77,7 @@ static int find_name(struct glake_session *session, glake_ptr ptr, bool is_whole
 		return glake__heap_unknown(ptr);
 	}
 	if (!is_named) {
-		return glake__fail(-ENOTSUP, "memory at 0x%llx is in too many pieces",
+		return glake__fail(-ENOTSUP, "memory at 0x%llx has too many chunks",
 		                   (unsigned long long)ptr);
 	}
 	*share_out = share;
@@ -207,7 +207,7 @@ int glake_share_open(struct glake_session *session, const struct glake_share *sh
 		return r;
 	}
 	if (!is_possible(share)) {
-		return glake__fail(-EINVAL, "not a name of shared memory");
+		return glake__fail(-EINVAL, "not a name made by glake_share()");
 	}
 	uint64_t ids[GLAKE_MAX_PACKET_FDS];
 	uint64_t sizes[GLAKE_MAX_PACKET_FDS];
@@ -243,7 +243,7 @@ int glake_share_close(struct glake_session *session, const struct glake_share *s
 		return r;
 	}
 	if (!is_possible(share)) {
-		return glake__fail(-EINVAL, "not a name of shared memory");
+		return glake__fail(-EINVAL, "not a name made by glake_share()");
 	}
 	glake__lock();
 	struct glake__range *range = glake__range_at_locked(ptr, GLAKE__RANGE_OPENED);

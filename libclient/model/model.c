@@ -41,7 +41,7 @@ static int check_blocks(struct glake_model *model, const uint64_t *n_bytes, size
 	}
 	return is_sane ? 0
 	               : glake__link_kill(model->session, GLAKE_E_PROTOCOL,
-	                                  "the daemon's list of blocks makes no sense");
+	                                  "the daemon's list of blocks is invalid");
 }
 
 /* Without access: all of the model gets it in one call, at the end. */

@@ -25,7 +25,7 @@ static int take_opened(struct glake_model *model, const Glake__Wire__ModelOpenAn
 {
 	if (answer->n_tensors > GLAKE_MAX_TENSORS || answer->n_blocks > GLAKE_MAX_BLOCKS ||
 	    answer->span_bytes % GLAKE_CHUNK_GRANULARITY != 0) {
-		return protocol_error(model, "the daemon's answer about a model makes no sense");
+		return protocol_error(model, "the daemon's answer about a model is invalid");
 	}
 	model->id = answer->model;
 	model->n_tensors = answer->n_tensors;
@@ -115,7 +115,7 @@ static int take_tensor(struct glake_model *model, const Glake__Wire__Tensor *wir
 	if (wire->n_shape > GLAKE_MAX_DIMS || tensor.n_bytes > model->span_bytes ||
 	    tensor.offset > model->span_bytes - tensor.n_bytes ||
 	    model->tensors.n_tensors == model->n_tensors) {
-		return protocol_error(model, "the daemon's list of tensors makes no sense");
+		return protocol_error(model, "the daemon's list of tensors is invalid");
 	}
 	int r = glake__tensor_table_add(&model->tensors, &tensor);
 	return r < 0 ? glake__fail(r, "out of memory") : 0;

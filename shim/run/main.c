@@ -152,7 +152,7 @@ static int check_own(const char *list)
 		}
 		if (!is_known) {
 			return refuse(EXIT_REFUSED, list,
-			              "is not made of alloc, async, vmm and none");
+			              "must be a list of alloc, async and vmm, or none");
 		}
 		word += n_bytes;
 		if (*word == '\0') {

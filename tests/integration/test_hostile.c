@@ -537,7 +537,7 @@ START_TEST(the_socket_of_who_has_ended_is_nobodys)
 	}
 	ck_assert(waitpid(pid, &status, 0) == pid && status == 0);
 	harness_signal(&harness, SIGCONT);
-	harness_wait_log(&harness, "cannot tell who it is: No such process");
+	harness_wait_log(&harness, "cannot read its credentials: No such process");
 	connection_expect_closed(fd);
 	int connection = connection_hello(&harness);
 	connection_close(&connection);

@@ -220,7 +220,7 @@ START_TEST(a_path_that_is_somebody_elses_is_left_alone)
 	ck_assert_int_eq(lstat(harness.socket_path, &before), 0);
 	int status = start_second();
 	ck_assert_msg(WIFEXITED(status) && WEXITSTATUS(status) == 1, "status 0x%x", status);
-	ck_assert_msg(strstr(log_of_second(), _i == IS_A_FILE ? "not a socket" : "somebody else"),
+	ck_assert_msg(strstr(log_of_second(), _i == IS_A_FILE ? "not a socket" : "another process"),
 	              "%s", log_of_second());
 	ck_assert_int_eq(lstat(harness.socket_path, &after), 0);
 	ck_assert_uint_eq(before.st_ino, after.st_ino);

@@ -139,16 +139,16 @@ START_TEST(who_keeps_a_model_pays_for_its_manifest)
 
 	/* The first one is there, and no more than that. */
 	struct books before = day_books();
-	assert_fails(GLAKE_E_OVER_QUOTA, "in host memory",
+	assert_fails(GLAKE_E_OVER_QUOTA, "the manifest of",
 	             day_open_unmapped(session, paths[0], &other));
-	assert_fails(GLAKE_E_OVER_QUOTA, "in host memory", glake_pin(eye, paths[0], 1));
+	assert_fails(GLAKE_E_OVER_QUOTA, "the manifest of", glake_pin(eye, paths[0], 1));
 	day_wait_books(&before);
 	ck_assert_uint_eq(manifests_of("cache").bytes, bytes);
 
 	assert_ok(glake_pin(eye, paths[1], 1));
 	glake_model_close(model);
 	ck_assert_uint_eq(manifests_of("default").bytes, bytes);
-	assert_fails(GLAKE_E_OVER_QUOTA, "in host memory",
+	assert_fails(GLAKE_E_OVER_QUOTA, "the manifest of",
 	             day_open_unmapped(session, paths[0], &other));
 	assert_ok(glake_pin(eye, paths[1], 0));
 	ck_assert_uint_eq(manifests_of("default").bytes, 0);

@@ -88,8 +88,10 @@ START_TEST(what_is_free_is_known_where_nvml_knows_the_device)
 	}
 	ck_assert_uint_eq(free_bytes[0], 0);
 	ck_assert_uint_eq(free_bytes[1], 192 * MIB);
-	harness_wait_log(&harness, "is not known: device 0 (GPU-63756461-7369-6d2d-7575-"
-	                           "69642d9a5e00): Not Found");
+	harness_wait_log(
+		&harness,
+		"cannot tell the use of the devices: device 0 (GPU-63756461-7369-6d2d-7575-"
+		"69642d9a5e00): Not Found");
 	glake_disconnect(session);
 	harness_stop(&harness);
 	ck_assert_str_eq(calls(), "init\nmemory\nshutdown on the main thread\n");
@@ -124,7 +126,9 @@ START_TEST(without_nvml_it_is_unknown)
 	uint64_t free_bytes[2] = {1, 1};
 	strcpy(library, "/nowhere/libnvidia-ml.so.1");
 	begin(UUID_1 "=201326592", "NOTHING=");
-	harness_wait_log(&harness, "is not known: /nowhere/libnvidia-ml.so.1: cannot open");
+	harness_wait_log(
+		&harness,
+		"cannot tell the use of the devices: /nowhere/libnvidia-ml.so.1: cannot open");
 	struct glake_session *session = connect_blind();
 	look(session, free_bytes);
 	ck_assert_uint_eq(free_bytes[0] + free_bytes[1], 0);
@@ -137,7 +141,9 @@ START_TEST(a_library_that_is_another_is_not_used)
 {
 	strcpy(library, "libm.so.6");
 	begin("", "NOTHING=");
-	harness_wait_log(&harness, "is not known: libm.so.6 has no call named nvmlInit_v2");
+	harness_wait_log(
+		&harness,
+		"cannot tell the use of the devices: libm.so.6 has no call named nvmlInit_v2");
 	harness_stop(&harness);
 }
 END_TEST
@@ -145,10 +151,11 @@ END_TEST
 START_TEST(nvml_that_does_not_start_is_told_once_and_not_asked_again)
 {
 	begin(UUID_1 "=201326592", "NVMLSIM_INIT_FAILS=1");
-	harness_wait_log(&harness, "is not known: nvmlInit: Driver Not Loaded");
+	harness_wait_log(&harness,
+	                 "cannot tell the use of the devices: nvmlInit: Driver Not Loaded");
 	/* Past the next asking. */
 	harness_sleep_ms(6500);
-	ck_assert_uint_eq(harness_n_log_lines(&harness, "is not known"), 1);
+	ck_assert_uint_eq(harness_n_log_lines(&harness, "cannot tell the use of the devices"), 1);
 	harness_stop(&harness);
 	ck_assert_str_eq(calls(), "init\n");
 }

@@ -763,7 +763,7 @@ START_TEST(glake_run_says_why_not)
 	run_expect(&run, "glake: unrecognized option '--nope'\n");
 	run_start(&run, "LD_PRELOAD=", run_in_build("bin/glake"), "run", "--own=vmm,aloc", "sh",
 	          NULL);
-	run_refused(&run, 125, "vmm,aloc: is not made of alloc, async, vmm and none");
+	run_refused(&run, 125, "vmm,aloc: must be a list of alloc, async and vmm, or none");
 	run_start(&run, "GLAKE_SHIM=off", run_in_build("bin/glake"), "run", "--strict", "sh", NULL);
 	run_refused(&run, 125, "--strict: GLAKE_SHIM=off is set");
 

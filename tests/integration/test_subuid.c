@@ -268,7 +268,7 @@ START_TEST(a_database_that_hangs_stops_nobody_else)
 	/* Who waits for longer than clients do is let go. */
 	connection_expect_closed(late);
 	connection_close(&late);
-	harness_wait_log(&harness, "the system does not say whose");
+	harness_wait_log(&harness, "the owner of its subordinate uid");
 	int patient = connect_as(HERS + 1);
 	uint64_t id = say_hello(patient);
 	fuse_file_stop(&file);

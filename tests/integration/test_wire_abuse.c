@@ -45,7 +45,7 @@ static void stop(void)
 	harness_stop(&harness);
 }
 
-/* ---- bytes that are no request --------------------------------------------------------------- */
+/* ---- bytes that are not a request --------------------------------------------------------------- */
 
 /* A new session, greeted or not, sends that packet and is closed for it. */
 static void closed_for(const void *bytes, size_t n_bytes, bool greets)

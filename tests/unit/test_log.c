@@ -277,7 +277,7 @@ START_TEST(limited_lines_are_swallowed_and_counted)
 	limit.refilled_ms -= LOG_LIMIT_REFILL_MS;
 	log_limited(&limit, LOG_LEVEL_DEBUG, "not even counted");
 	log_limited(&limit, LOG_LEVEL_WARNING, "bad packet");
-	ck_assert_str_eq(logged_line(), "warning (after 95 swallowed lines) bad packet");
+	ck_assert_str_eq(logged_line(), "warning (after 95 suppressed lines) bad packet");
 }
 END_TEST
 
