@@ -159,7 +159,7 @@ struct glake__chunk;
 
 /*
  * Addresses of the window for cuMemAddressReserve(), or, where that has none, the driver's. -EINVAL: not a
- * multiple of 2 MiB; else as the driver: GLAKE_E_CUDA, -ENOMEM.
+ * multiple of 2 MiB, or before glake__space_start(); else as the driver: GLAKE_E_CUDA, -ENOMEM.
  */
 int glake__program_reserve(uint64_t n_bytes, uint64_t alignment, glake_ptr hint,
                            glake_ptr *ptr_out);

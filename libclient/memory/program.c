@@ -102,7 +102,7 @@ static bool is_granular(uint64_t value)
 int glake__program_reserve(uint64_t n_bytes, uint64_t alignment, glake_ptr hint, glake_ptr *ptr_out)
 {
 	struct glake__range *range;
-	if (n_bytes == 0 || !is_granular(n_bytes) || !is_granular(hint) ||
+	if (!glake__space.has_drv || n_bytes == 0 || !is_granular(n_bytes) || !is_granular(hint) ||
 	    (alignment & (alignment - 1))) {
 		return -EINVAL;
 	}

@@ -186,10 +186,26 @@ void glake__window_open(const struct cudrv *drv)
 	atomic_store_explicit(&glake__pages.n_bytes, n_bytes, memory_order_release);
 }
 
+static void free_list(struct extent *list)
+{
+	while (list) {
+		struct extent *next = list->next;
+		free(list);
+		list = next;
+	}
+}
+
 void glake__window_forget(void)
 {
-	atomic_store(&glake__pages.n_bytes, 0);
-	window = (__typeof__(window)){0};
+	uint64_t n_bytes = atomic_exchange(&glake__pages.n_bytes, 0);
+	if (n_bytes) {
+		munmap(glake__pages.entries, (n_bytes >> GLAKE__PAGE_SHIFT) * sizeof(uint64_t));
+	}
+	for (unsigned bin = 0; bin < N_BINS; bin++) {
+		free_list(window.bins[bin]);
+	}
+	free_list(window.spares);
+	window = (__typeof__(window)){.is_open = false};
 }
 
 bool glake__window_has(glake_ptr ptr)

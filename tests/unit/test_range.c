@@ -474,7 +474,7 @@ END_TEST
 
 #define N_RANGES 6
 #define N_PAGES 12 /* of each range */
-#define N_STEPS 500
+#define N_STEPS (TEST_SANITIZED ? 50 : 300)
 
 struct plain {
 	struct glake__range *range;
@@ -576,22 +576,34 @@ static void step_replace(struct plain *plain)
 	*plain = (struct plain){.range = reserve_range(N_PAGES * 2)};
 }
 
-static void compare(const struct plain *plain)
+/* All words of a page, or the first and the last. */
+static bool is_all(glake_ptr ptr, uint64_t id, bool is_thorough)
 {
 	static uint32_t words[GRANULE / 4];
+	if (!is_thorough) {
+		return word_at(ptr) == id && word_at(ptr + GRANULE - 4) == id;
+	}
+	ck_ok(drv.cuMemcpyDtoH(words, ptr, sizeof(words)));
+	size_t n_equal = 0;
+	while (n_equal < GRANULE / 4 && words[n_equal] == id) {
+		n_equal++;
+	}
+	return n_equal == GRANULE / 4;
+}
+
+static void compare(const struct plain *plain, bool is_thorough)
+{
 	for (unsigned i = 0; i < N_PAGES; i++) {
 		glake_ptr ptr = plain->range->ptr + i * GRANULE;
-		bool is_hole = plain->ids[i] == 0;
+		uint32_t same = (uint32_t)plain->ids[i];
+		bool is_hole = same == 0;
 		ck_assert_int_eq(glake__page_kind(glake__page_of(ptr)),
 		                 is_hole ? GLAKE__PAGE_HOLE : GLAKE__PAGE_CHUNK);
-		CUresult result = drv.cuMemcpyDtoH(words, ptr, sizeof(words));
-		ck_assert_int_eq(result == CUDA_SUCCESS, !is_hole);
-		for (size_t word = 0; !is_hole && word < GRANULE / 4; word += 1021) {
-			ck_assert_uint_eq(words[word], plain->ids[i]);
-		}
-		uint32_t same = (uint32_t)plain->ids[i];
-		result = drv.cuMemcpyHtoD(ptr, &same, sizeof(same));
-		ck_assert_int_eq(result == CUDA_SUCCESS, plain->access[i] == GLAKE__ACCESS_WRITE);
+		ck_assert(is_hole || is_all(ptr, plain->ids[i], is_thorough));
+		ck_assert_int_eq(drv.cuMemcpyDtoH(&same, ptr, sizeof(same)) == CUDA_SUCCESS,
+		                 !is_hole);
+		ck_assert_int_eq(drv.cuMemcpyHtoD(ptr, &same, sizeof(same)) == CUDA_SUCCESS,
+		                 plain->access[i] == GLAKE__ACCESS_WRITE);
 	}
 }
 
@@ -617,10 +629,10 @@ START_TEST(the_map_does_what_a_plain_table_does)
 			step_replace(plain);
 		}
 		ck_assert(glake__space_is_valid());
-		compare(plain);
+		compare(plain, step % 20 == 0);
 	}
 	for (size_t i = 0; i < N_RANGES; i++) {
-		compare(&plains[i]);
+		compare(&plains[i], true);
 		ck_assert_int_eq(glake__range_end(plains[i].range, NULL), 0);
 	}
 	ck_assert(glake__space_is_valid());
