@@ -9,12 +9,11 @@
 #include <sys/resource.h>
 #include <time.h>
 
-#include "daemon/net/closer.h"
+#include "daemon/net/inflight.h"
 #include "daemon/net/listener.h"
 #include "daemon/base/notify.h"
 #include "daemon/rpc/rpc.h"
 #include "daemon/rpc/rpc_answer.h"
-#include "daemon/net/transit.h"
 #include "daemon/net/turn.h"
 #include "proto/cleanup.h"
 
@@ -94,7 +93,7 @@ static void on_tick(uv_timer_t *timer)
 	}
 	sessions_tick(&server->rpc.sessions);
 	owners_tick(server->owners);
-	transit_tick();
+	inflight_tick();
 	store_trim(&server->store);
 	/* Not at once: what is made ahead is on its way then. */
 	if (server->n_ticks++ % NVML_TICKS == 1) {
@@ -408,7 +407,6 @@ static int open_parts(struct server *server)
 	                                  .reclaim = on_reclaim_wanted,
 	                                  .user = server};
 	uint32_t budget = config_fd_budget(config);
-	closer_init();
 	int r = owners_new(&server->loop, on_owner_known, server, &server->owners);
 	if (r < 0) {
 		return r;
@@ -513,7 +511,6 @@ static void close_parts(struct server *server)
 	owners_free(server->owners);
 	allocator_deinit(&server->allocator);
 	tenant_table_free(server->tenants);
-	transit_end();
 	turns_end();
 }
 

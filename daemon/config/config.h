@@ -38,7 +38,7 @@
 /* GPU hosts have been seen that allow a process no more fds. Only fd_budget goes beyond. */
 #define CONFIG_MAX_FDS 20000u
 
-/* Of those, what glaked keeps for itself: the driver's files, pipes, packets under way (transit.h). */
+/* Of those, what glaked keeps for itself: the driver's files, pipes, fds in flight (inflight.h). */
 #define CONFIG_RESERVED_FDS 512u
 
 /* Chunks to keep made ahead, on each device. */

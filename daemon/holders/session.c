@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "daemon/memory/alloc.h"
-#include "daemon/net/closer.h"
+#include "daemon/net/inflight.h"
 #include "proto/cleanup.h"
 
 /* Sessions over a limit that may wait for their Hello to be told so; further ones are just closed. */
@@ -65,15 +65,12 @@ static const char *enter(struct session *session, struct tenant *tenant)
 	const struct config *config = session->all->config;
 	/* An admin must get in to look when everything is full. */
 	if (!holder->is_admin) {
-		if (holder->all->n - 1 + transit_n_left() >= config->max_sessions) {
+		if (holder->all->n - 1 + inflight_n_left() >= config->max_sessions) {
 			return "too many sessions";
 		}
-		if (transit_n_of_user(&session->conn.transit) > config_user_sessions(config)) {
+		if (inflight_n_of_user(&session->conn.inflight) > config_user_sessions(config)) {
 			return "too many sessions of this user";
 		}
-	}
-	if (transit_has_left_too_many(&session->conn.transit, holder->since_ms)) {
-		return "too many sessions of this user have ended with answers unread";
 	}
 	if (tenant_session_enter(tenant) != 0) {
 		return "too many sessions of the tenant";
@@ -131,7 +128,7 @@ int session_new(struct sessions *sessions, int fd, uid_t owner)
 	int r = session ? open_session(session, sessions, fd) : -ENOMEM;
 	if (r < 0) {
 		free(session);
-		closer_close(CLOSER_NOBODY, CLOSER_CONNECTION, &fd, 1);
+		inflight_close_socket(INFLIGHT_OURS, fd);
 		return r;
 	}
 	list_insert(&sessions->list, &session->link);

@@ -9,7 +9,6 @@
 #include <string.h>
 #include <sys/socket.h>
 
-#include "daemon/net/closer.h"
 #include "proto/cleanup.h"
 #include "proto/wire.h"
 
@@ -25,19 +24,18 @@ struct packet {
 	size_t n_bytes;
 	size_t n_fds;
 	int *fds;  /* owned, behind the bytes */
-	uid_t uid; /* of whoever has them closed, and as what */
-	enum closer_kind kind;
+	uid_t uid; /* whose they are */
 	uint8_t bytes[];
 };
 
 static void packet_free(struct packet *packet)
 {
-	closer_close(packet->uid, packet->kind, packet->fds, packet->n_fds);
+	inflight_close_files(packet->uid, packet->fds, packet->n_fds);
 	free(packet);
 }
 
-static struct packet *packet_new(uid_t uid, enum closer_kind kind, const void *bytes,
-                                 size_t n_bytes, const int *fds, size_t n_fds)
+static struct packet *packet_new(uid_t uid, const void *bytes, size_t n_bytes, const int *fds,
+                                 size_t n_fds)
 {
 	size_t fds_at = (n_bytes + sizeof(int) - 1) / sizeof(int) * sizeof(int);
 	struct packet *packet = malloc(sizeof(*packet) + fds_at + n_fds * sizeof(int));
@@ -46,7 +44,6 @@ static struct packet *packet_new(uid_t uid, enum closer_kind kind, const void *b
 		return NULL;
 	}
 	packet->uid = uid;
-	packet->kind = kind;
 	packet->n_bytes = n_bytes;
 	packet->n_fds = 0;
 	packet->fds = (int *)(void *)(packet->bytes + fds_at);
@@ -103,8 +100,7 @@ static void start_retry(struct conn *conn)
 /* Who hands in what does not close, or does not read what he asked for, is not read from. */
 static void check_full(struct conn *conn)
 {
-	conn->is_full = closer_is_full(conn->transit.uid) ||
-	                transit_is_full(&conn->transit, uv_now(conn->loop));
+	conn->is_full = inflight_is_full(&conn->inflight, uv_now(conn->loop));
 	if (!conn->is_full) {
 		conn->retry_ms = MIN_RETRY_MS;
 	} else if (!uv_is_active((uv_handle_t *)&conn->retry)) {
@@ -127,11 +123,11 @@ static int try_send(struct conn *conn, const void *bytes, size_t n_bytes, const 
                     size_t n_fds)
 {
 	int r = -ETOOMANYREFS;
-	if (n_fds == 0 || transit_may_send(&conn->transit, n_fds, uv_now(conn->loop))) {
+	if (n_fds == 0 || inflight_may_send(&conn->inflight, n_fds, uv_now(conn->loop))) {
 		r = wire_send(conn->fd, bytes, n_bytes, fds, n_fds, MSG_DONTWAIT);
 	}
 	if (r == 0) {
-		transit_sent(&conn->transit, n_fds);
+		inflight_sent(&conn->inflight, n_fds);
 		conn->retry_ms = MIN_RETRY_MS;
 		return 0;
 	}
@@ -150,7 +146,7 @@ static void drop_first(struct conn *conn)
 	struct packet *packet = list_first(&conn->queue, struct packet, link);
 	list_remove(&packet->link);
 	conn->n_queued--;
-	transit_unqueue(&conn->transit, packet->n_fds);
+	inflight_unqueue(&conn->inflight, packet->n_fds);
 	packet_free(packet);
 }
 
@@ -188,7 +184,7 @@ static bool receive(struct conn *conn)
 		return false;
 	}
 	if (r != 0) {
-		closer_close(conn->transit.uid, CLOSER_RECEIVED, fds.fds, fds.n_fds);
+		inflight_close_files(conn->uid, fds.fds, fds.n_fds);
 		enum conn_end how = r == WIRE_E_EOF         ? CONN_END_EOF
 		                    : r == WIRE_E_MALFORMED ? CONN_END_MALFORMED
 		                                            : CONN_END_ERROR;
@@ -196,7 +192,7 @@ static bool receive(struct conn *conn)
 		return false;
 	}
 	conn->on_packet(conn, buffer, n_bytes, &fds);
-	closer_close(conn->transit.uid, CLOSER_RECEIVED, fds.fds, fds.n_fds);
+	inflight_close_files(conn->uid, fds.fds, fds.n_fds);
 	return !conn->is_closing && conn->n_queued == 0;
 }
 
@@ -253,11 +249,12 @@ int conn_open(struct conn *conn, uv_loop_t *loop, int fd, conn_packet_fn on_pack
 {
 	*conn = (struct conn){.loop = loop,
 	                      .fd = fd,
+	                      .uid = INFLIGHT_OURS,
 	                      .retry_ms = MIN_RETRY_MS,
 	                      .on_packet = on_packet,
 	                      .on_end = on_end};
 	list_init(&conn->queue);
-	transit_init(&conn->transit, fd);
+	inflight_init(&conn->inflight, fd);
 	/* Cannot fail; and closing it alone would need a callback, so the poll comes first. */
 	int r = uv_poll_init(loop, &conn->poll, fd);
 	if (r < 0) {
@@ -269,31 +266,24 @@ int conn_open(struct conn *conn, uv_loop_t *loop, int fd, conn_packet_fn on_pack
 	return 0;
 }
 
-int conn_send_now(struct conn *conn, const void *bytes, size_t n_bytes, const int *fds,
-                  size_t n_fds)
+int conn_send_files(struct conn *conn, uid_t uid, const void *bytes, size_t n_bytes, const int *fds,
+                    size_t n_fds)
 {
 	if (conn->is_closing) {
 		return 0;
 	}
 	int sent = conn->n_queued == 0 ? try_send(conn, bytes, n_bytes, fds, n_fds) : 1;
-	/* A dead peer is noticed by the poll; nothing else that went wrong is. */
-	return sent > 0 ? -EAGAIN : sent == -EPIPE ? 0 : sent;
-}
-
-static int send_or_queue(struct conn *conn, uid_t uid, enum closer_kind kind, const void *bytes,
-                         size_t n_bytes, const int *fds, size_t n_fds)
-{
-	int sent = conn_send_now(conn, bytes, n_bytes, fds, n_fds);
-	if (sent != -EAGAIN) {
-		return sent;
+	if (sent <= 0) {
+		/* A dead peer is noticed by the poll; nothing else that went wrong is. */
+		return sent == -EPIPE ? 0 : sent;
 	}
-	int r = transit_queue(&conn->transit, n_fds);
+	int r = inflight_queue(&conn->inflight, n_fds);
 	if (r < 0) {
 		return r;
 	}
-	struct packet *packet = packet_new(uid, kind, bytes, n_bytes, fds, n_fds);
+	struct packet *packet = packet_new(uid, bytes, n_bytes, fds, n_fds);
 	if (!packet) {
-		transit_unqueue(&conn->transit, n_fds);
+		inflight_unqueue(&conn->inflight, n_fds);
 		return -errno;
 	}
 	list_insert(&conn->queue, &packet->link);
@@ -304,13 +294,7 @@ static int send_or_queue(struct conn *conn, uid_t uid, enum closer_kind kind, co
 
 int conn_send(struct conn *conn, const void *bytes, size_t n_bytes, const int *fds, size_t n_fds)
 {
-	return send_or_queue(conn, conn->transit.uid, CLOSER_QUEUED, bytes, n_bytes, fds, n_fds);
-}
-
-int conn_send_files(struct conn *conn, uid_t uid, const void *bytes, size_t n_bytes, const int *fds,
-                    size_t n_fds)
-{
-	return send_or_queue(conn, uid, CLOSER_RECEIVED, bytes, n_bytes, fds, n_fds);
+	return conn_send_files(conn, INFLIGHT_OURS, bytes, n_bytes, fds, n_fds);
 }
 
 size_t conn_n_queued(const struct conn *conn)
@@ -331,7 +315,8 @@ bool conn_has_unread(const struct conn *conn)
 
 int conn_set_uid(struct conn *conn, uid_t uid)
 {
-	int r = transit_enter(&conn->transit, uid);
+	int r = inflight_enter(&conn->inflight, uid);
+	conn->uid = r < 0 ? INFLIGHT_OURS : uid;
 	return r < 0 ? r : turn_enter(&conn->turn, uid);
 }
 
@@ -369,6 +354,6 @@ void conn_close(struct conn *conn, conn_closed_fn on_closed)
 		drop_first(conn);
 	}
 	/* After uv_close(), which takes the fd out of epoll. */
-	transit_close(&conn->transit);
+	inflight_close(&conn->inflight);
 	conn->fd = -1;
 }

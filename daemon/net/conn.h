@@ -4,7 +4,7 @@
  *
  * While packets wait to go out nothing is read, so a peer that does not read its answers stops
  * being served and cannot make glaked hold more than what it had asked for before. Fds on their way
- * are bounded for all connections of a user (transit.h), and so is the loop's time (turn.h): a
+ * are bounded for all connections of a user (inflight.h), and so is the loop's time (turn.h): a
  * connection that can be read or written waits for its turn.
  *
  * libuv's pipes carry neither SEQPACKET nor foreign fds; this is a uv_poll_t over proto/wire.
@@ -23,7 +23,7 @@
 #include <uv.h>
 
 #include "daemon/base/list.h"
-#include "daemon/net/transit.h"
+#include "daemon/net/inflight.h"
 #include "daemon/net/turn.h"
 #include "proto/fdlist.h"
 
@@ -52,7 +52,7 @@ struct conn {
 	uv_poll_t poll;
 	uv_timer_t retry; /* while the kernel refuses fds in flight, or we do, or it is full */
 	uv_loop_t *loop;
-	int fd;             /* owned, until transit has it */
+	int fd;             /* owned, until inflight has it */
 	int events;         /* what poll waits for now */
 	unsigned n_closing; /* handles whose close callback is awaited */
 	unsigned retry_ms;  /* how long to wait next time */
@@ -63,7 +63,8 @@ struct conn {
 	bool is_full;      /* too many of the user's fds wait, so nothing is taken from him */
 	struct list queue; /* of struct packet */
 	size_t n_queued;
-	struct transit transit; /* whose fds come and go here */
+	struct inflight inflight; /* fds that come and go here */
+	uid_t uid;                /* whose it is; INFLIGHT_OURS: our own, or nobody's yet */
 	conn_packet_fn on_packet;
 	conn_end_fn on_end;
 	conn_closed_fn on_closed;
@@ -81,10 +82,6 @@ int conn_open(struct conn *conn, uv_loop_t *loop, int fd, conn_packet_fn on_pack
  */
 int conn_send(struct conn *conn, const void *bytes, size_t n_bytes, const int *fds, size_t n_fds);
 
-/* The same, but -EAGAIN instead of later. */
-int conn_send_now(struct conn *conn, const void *bytes, size_t n_bytes, const int *fds,
-                  size_t n_fds);
-
 /* The same as conn_send(), with fds that were received from @uid. */
 int conn_send_files(struct conn *conn, uid_t uid, const void *bytes, size_t n_bytes, const int *fds,
                     size_t n_fds);
@@ -99,8 +96,8 @@ bool conn_is_held_up(const struct conn *conn);
 bool conn_has_unread(const struct conn *conn);
 
 /*
- * Whose connection it is, once that is known and before anything is sent; see closer.h,
- * transit.h and turn.h. Until then it counts as our own. Returns 0 or -ENOMEM.
+ * Whose connection it is, once that is known and before anything is sent; see inflight.h
+ * and turn.h. Until then it counts as our own. Returns 0 or -ENOMEM.
  */
 int conn_set_uid(struct conn *conn, uid_t uid);
 

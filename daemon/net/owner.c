@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <sys/socket.h>
 
-#include "daemon/net/closer.h"
+#include "daemon/net/inflight.h"
 #include "daemon/base/hash.h"
 #include "daemon/base/list.h"
 #include "daemon/base/log.h"
@@ -144,7 +144,7 @@ static void turn_away(struct owners *owners, struct waiting *waiting)
 {
 	uid_t uid = waiting->uid;
 	int fd = leave(owners, waiting);
-	closer_close(uid, CLOSER_CONNECTION, &fd, 1);
+	inflight_close_socket(uid, fd);
 }
 
 static void start(struct owners *owners);
@@ -195,7 +195,7 @@ static void await(struct owners *owners, int fd, uid_t uid)
 {
 	struct waiting *waiting = calloc(1, sizeof(*waiting));
 	if (!waiting) {
-		closer_close(uid, CLOSER_CONNECTION, &fd, 1);
+		inflight_close_socket(uid, fd);
 		return;
 	}
 	waiting->fd = fd;
@@ -211,7 +211,7 @@ void owners_find(struct owners *owners, int fd)
 	struct ucred peer;
 	socklen_t n_bytes = sizeof(peer);
 	if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &n_bytes) < 0) {
-		closer_close(CLOSER_NOBODY, CLOSER_CONNECTION, &fd, 1);
+		inflight_close_socket(INFLIGHT_OURS, fd);
 		return;
 	}
 	/* Accounts of the system are nobody's; and root gets in when nothing else answers. */

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/net/closer.h"
+#include "daemon/net/inflight.h"
 #include "daemon/base/log.h"
 #include "proto/mover.pb-c.h"
 
@@ -18,7 +18,7 @@
 typedef Glake__Mover__Order order_t;
 typedef Glake__Mover__Report report_t;
 
-/* @uid: whose files the fds are; CLOSER_NOBODY: our own. */
+/* @uid: whose files the fds are; INFLIGHT_OURS: our own. */
 static int send_order(struct mover_link *link, uint64_t job, order_t *order, uid_t uid,
                       const int *fds, size_t n_fds)
 {
@@ -270,7 +270,7 @@ static int begin_probe(struct mover_link *link, struct mover_job *job, order_t *
 	if (link->n_fds + n_fds > link->max_fds) {
 		return -EBUSY;
 	}
-	return begin(link, job, n_fds, order, CLOSER_NOBODY, fds, n_fds);
+	return begin(link, job, n_fds, order, INFLIGHT_OURS, fds, n_fds);
 }
 
 int mover_digest(struct mover_link *link, struct digest_job *digest, const struct device *device,
@@ -313,7 +313,7 @@ void mover_grant(struct mover_link *link, struct load_job *load, uint64_t first,
 	grant.first = first;
 	order.body_case = GLAKE__MOVER__ORDER__BODY_GRANT;
 	order.grant = &grant;
-	int r = send_order(link, load->job.id, &order, CLOSER_NOBODY, fds, n_fds);
+	int r = send_order(link, load->job.id, &order, INFLIGHT_OURS, fds, n_fds);
 	if (r < 0) {
 		/* A load that waits for chunks it cannot get would wait for ever. */
 		log_error("cannot pass chunks to glake-mover: %s", strerror(-r));
@@ -328,7 +328,7 @@ static void send_cancel(struct mover_link *link, uint64_t id)
 	order.body_case = GLAKE__MOVER__ORDER__BODY_CANCEL;
 	order.cancel = &cancel;
 	if (link->process) {
-		send_order(link, id, &order, CLOSER_NOBODY, NULL, 0);
+		send_order(link, id, &order, INFLIGHT_OURS, NULL, 0);
 	}
 }
 

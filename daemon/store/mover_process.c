@@ -9,7 +9,7 @@
 #include <sys/socket.h>
 #include <sys/wait.h>
 
-#include "daemon/net/closer.h"
+#include "daemon/net/inflight.h"
 #include "daemon/net/conn.h"
 #include "daemon/base/log.h"
 #include "proto/cleanup.h"
@@ -52,7 +52,7 @@ static void on_conn_closed(struct conn *conn)
 
 static void close_their_fd(struct mover_process *process)
 {
-	closer_close(CLOSER_NOBODY, CLOSER_QUEUED, &process->their_fd, 1);
+	inflight_close_files(INFLIGHT_OURS, &process->their_fd, 1);
 	process->their_fd = -1;
 }
 
@@ -221,7 +221,7 @@ int mover_process_send(struct mover_process *process, uid_t uid, const void *byt
                        const int *fds, size_t n_fds)
 {
 	struct conn *conn = &process->conn;
-	if (uid == CLOSER_NOBODY) {
+	if (uid == INFLIGHT_OURS) {
 		return conn_send(conn, bytes, n_bytes, fds, n_fds);
 	}
 	return conn_n_queued(conn) < MAX_PASSED_ON

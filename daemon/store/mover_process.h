@@ -49,7 +49,7 @@ int mover_process_new(uv_loop_t *loop, struct keeper *keeper, const char *path, 
 int mover_process_pid(const struct mover_process *process);
 
 /*
- * As conn_send(), with files of @uid or (CLOSER_NOBODY) fds of our own. -EAGAIN: for now there are too
+ * As conn_send(), with files of @uid or (INFLIGHT_OURS) fds of our own. -EAGAIN: for now there are too
  * many under way.
  */
 int mover_process_send(struct mover_process *process, uid_t uid, const void *bytes, size_t n_bytes,

@@ -14,7 +14,6 @@
 
 #include "proto/cleanup.h"
 #include "proto/wire.h"
-#include "tests/harness/model_file.h"
 #include "tests/integration/witness.h"
 
 /* ---- answers --------------------------------------------------------------------------------- */
@@ -115,78 +114,6 @@ START_TEST(unread_chunks_are_charged_and_come_back)
 END_TEST
 
 /* ---- fds in flight --------------------------------------------------------------------------- */
-
-/*
- * The kernel lets one user have only so many fds under way in sockets (RLIMIT_NOFILE of the sender,
- * unless it is root). A client that asks for the fds of a model again and again and reads nothing
- * must not use that up for everybody: another one opens the same model and gets its fds.
- */
-START_TEST(unread_fds_do_not_starve_others)
-{
-	enum { N_TENSORS = 120 };
-	static struct model_tensor tensors[N_TENSORS];
-	static char names[N_TENSORS][16];
-	char path[HARNESS_PATH_BYTES + 16];
-	uint8_t bytes[64];
-	if (!harness_is_root()) {
-		return;
-	}
-	for (unsigned i = 0; i < N_TENSORS; i++) {
-		snprintf(names[i], sizeof(names[i]), "t%u", i);
-		tensors[i] = (struct model_tensor){.name = names[i],
-		                                   .dtype = "U8",
-		                                   .n_dims = 1,
-		                                   .shape = {CHUNK_BYTES},
-		                                   .seed = i};
-	}
-	struct harness_options options = quiet;
-	options.devices = "1x1GiB";
-	options.max_fds = 1200;
-	options.uid = 4321;
-	start_with(&options);
-	snprintf(path, sizeof(path), "%s/m.safetensors", harness.folder);
-	model_file_write(path, tensors, N_TENSORS);
-	cleanup_fd int fd = model_file_open(path);
-
-	uint64_t models[2];
-	int connections[2] = {connection_hello(&harness), witness};
-	for (unsigned i = 0; i < 2; i++) {
-		Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-		Glake__Wire__ModelOpen open = GLAKE__WIRE__MODEL_OPEN__INIT;
-		char *file = (char *)"m.safetensors";
-		open.files = &file;
-		open.n_files = 1;
-		request.body_case = GLAKE__WIRE__REQUEST__BODY_MODEL_OPEN;
-		request.model_open = &open;
-		Glake__Wire__Answer *answer = connection_call(connections[i], &request, &fd, 1,
-		                                              NULL);
-		ck_assert_msg(answer->status == GLAKE__WIRE__STATUS__OK, "%s", answer->error);
-		ck_assert_uint_eq(answer->model_open->n_blocks, N_TENSORS);
-		models[i] = answer->model_open->model;
-		connection_free(answer);
-	}
-	Glake__Wire__ModelBlocks blocks = GLAKE__WIRE__MODEL_BLOCKS__INIT;
-	blocks.model = models[0];
-	size_t n_bytes = pack(GLAKE__WIRE__REQUEST__BODY_MODEL_BLOCKS, &blocks, bytes);
-	flood(connections[0], bytes, n_bytes);
-
-	struct fdlist fds;
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	fdlist_init(&fds);
-	blocks.model = models[1];
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_MODEL_BLOCKS;
-	request.model_blocks = &blocks;
-	uint64_t start_ms = harness_now_ms();
-	Glake__Wire__Answer *answer = connection_call(witness, &request, NULL, 0, &fds);
-	ck_assert_uint_lt(harness_now_ms() - start_ms, PATIENCE_MS);
-	ck_assert_uint_eq(fds.n_fds, N_TENSORS);
-	connection_free(answer);
-	fdlist_deinit(&fds);
-	connection_close(&connections[0]);
-	n_fds_before = harness_settle_n_fds(&harness);
-	stop();
-}
-END_TEST
 
 /* A session that has one chunk. */
 static int hello_with_chunk(const struct harness *h, uint64_t *id_out)
@@ -356,7 +283,11 @@ static void gets_fds(struct harness *h, void *user)
 
 enum unread { OPEN, CLOSED, N_UNREADS };
 
-/* Nor does he use up what glaked may have in sockets, with connections that are closed neither. */
+/*
+ * The kernel lets one user have only so many fds under way in sockets (RLIMIT_NOFILE of the sender,
+ * unless it is root). Who reads nothing does not use that up for everybody, with connections that are
+ * closed neither.
+ */
 START_TEST(many_unread_connections_do_not_starve_others)
 {
 	enum { N = 8 };
@@ -388,32 +319,6 @@ START_TEST(many_unread_connections_do_not_starve_others)
 	for (unsigned i = 0; i < N; i++) {
 		connection_close(&connections[i]);
 	}
-}
-END_TEST
-
-START_TEST(who_leaves_connections_unread_gets_no_more)
-{
-	enum { N = 65 };
-	int connections[N];
-	start_with(&quiet);
-	for (unsigned i = 0; i < N; i++) {
-		connections[i] = leave_unread(&harness);
-	}
-	int another = connection_open(&harness);
-	ck_assert_int_eq(connection_greet(another, GLAKE_WIRE_VERSION),
-	                 GLAKE__WIRE__STATUS__OVER_QUOTA);
-	connection_close(&another);
-	connection_ping(witness);
-	/* One of them is read, the others are closed. */
-	connection_expect_closed(connections[0]);
-	for (unsigned i = 1; i < N; i++) {
-		connection_close(&connections[i]);
-	}
-	harness_wait_n_fds(&harness, n_fds_before);
-	another = connection_hello(&harness);
-	connection_close(&another);
-	connection_close(&connections[0]);
-	stop();
 }
 END_TEST
 
@@ -489,14 +394,12 @@ int main(void)
 	suite_add_timed(suite, client_that_never_reads_is_not_served_for_ever, 300);
 	suite_add_timed(suite, client_that_reads_late_gets_everything, 120);
 	suite_add_timed(suite, unread_chunks_are_charged_and_come_back, 120);
-	suite_add_timed(suite, unread_fds_do_not_starve_others, 120);
 	suite_add_timed(suite, unread_fds_do_not_fill_glakeds_table, 120);
 	suite_add_timed(suite, greeting_that_glaked_does_not_read_is_no_silence, 120);
 	TCase *tcase = tcase_create("many_unread_connections_do_not_starve_others");
 	tcase_set_timeout(tcase, 120);
 	tcase_add_loop_test(tcase, many_unread_connections_do_not_starve_others, 0, N_UNREADS);
 	suite_add_tcase(suite, tcase);
-	suite_add_timed(suite, who_leaves_connections_unread_gets_no_more, 120);
 	suite_add_timed(suite, connection_left_unread_counts_as_a_session, 120);
 	suite_add_timed(suite, connection_that_holds_its_other_end_is_closed, 120);
 	suite_add_timed(suite, session_of_a_process_that_has_ended_ends, 120);
