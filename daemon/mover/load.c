@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/mover/load_window.h"
 #include "daemon/mover/safetensors.h"
 #include "daemon/mover/weight_index.h"
 #include "proto/cleanup.h"
@@ -24,7 +23,7 @@ void load_fail(struct load *load, const struct fault *fault)
 	pthread_mutex_lock(&load->lock);
 	if (load->fault.kind == FAULT_NONE) {
 		load->fault = *fault;
-		atomic_store(&load->has_failed, true);
+		atomic_store(&load->windows.has_failed, true);
 		pthread_cond_signal(&load->changed);
 		budget_look(load->host->budget);
 	}
@@ -162,7 +161,7 @@ static int claim_memory(struct load *load, const uint64_t *header_bytes, struct 
 {
 	struct budget *budget = load->host->budget;
 	uint64_t bytes = wanted_bytes(load, header_bytes);
-	int error = budget_take(budget, &load->claim, bytes, &load->has_failed);
+	int error = budget_take(budget, &load->claim, bytes, &load->windows.has_failed);
 	if (error == BUDGET_E_NEVER) {
 		return fault_set(fault, FAULT_BAD_FILE,
 		                 "%s: to read its headers%s can take %llu MiB of glake-mover's "
@@ -217,7 +216,7 @@ static int read_headers(struct load *load, struct fault *fault)
 		error = claim_memory(load, header_bytes, fault);
 	}
 	for (size_t i = 0; i < load->n_files && !error; i++) {
-		if (atomic_load(&load->has_failed)) {
+		if (atomic_load(&load->windows.has_failed)) {
 			return MOVER_E_FAULT;
 		}
 		error = read_header(load, i, header_bytes[i], fault);
@@ -250,10 +249,11 @@ static int make_plan(struct load *load, struct fault *fault)
 static int prepare(struct load *load, struct fault *fault)
 {
 	int error = devices_find(load->host->devices, load->device_uuid, load->n_uuid_bytes,
-	                         &load->device, fault);
+	                         &load->windows.device, fault);
 	if (!error) {
 		/* Early, so that threads get ready while the headers are parsed. */
-		error = pump_add(load->host->pump, &load->pump_job, load->device, fault);
+		error = pump_add(load->host->pump, &load->windows.pump_job, load->windows.device,
+		                 fault);
 		load->is_pumped = !error;
 	}
 	if (!error) {
@@ -263,16 +263,18 @@ static int prepare(struct load *load, struct fault *fault)
 		return error;
 	}
 	size_t n_blocks = load->plan.n_blocks ? load->plan.n_blocks : 1;
-	load->blocks = calloc(n_blocks, sizeof(*load->blocks));
+	load->windows.sources = load->sources;
+	load->windows.blocks = calloc(n_blocks, sizeof(*load->windows.blocks));
 	load->grants = malloc(n_blocks * sizeof(*load->grants));
-	if (!load->blocks || !load->grants) {
+	if (!load->windows.blocks || !load->grants) {
 		return fault_no_memory(fault);
 	}
 	for (size_t i = 0; i < load->n_files; i++) {
 		source_choose(&load->sources[i], load->may_direct);
 	}
 	if (load->plan.span_bytes > 0) {
-		error = chunk_reserve(load->host->drv, load->plan.span_bytes, &load->span, fault);
+		error = chunk_reserve(load->host->drv, load->plan.span_bytes, &load->windows.span,
+		                      fault);
 	}
 	if (error) {
 		return error;
@@ -327,23 +329,14 @@ void load_grant(struct load *load, uint64_t first, struct fdlist *fds)
 
 static int map_block(struct load *load, size_t number, int fd, struct fault *fault)
 {
-	const struct plan_block *plan = &load->plan.blocks[number];
-	struct load_block *block = &load->blocks[number];
-	uint64_t n_windows = load_window_count(load, plan);
-	block->load = load;
-	atomic_init(&block->n_windows, (unsigned)n_windows);
-	block->ticket = digester_take(&load->device->digester);
-	int error = chunk_map(load->device, fd, load->span + plan->span_offset,
-	                      glake_chunk_bytes(plan->content_bytes), CHUNK_WRITE, fault);
-	fd_close(&fd);
+	int error = load_window_map(&load->windows, number, fd, fault);
 	if (error) {
-		digester_give(&load->device->digester, block->ticket);
 		return error;
 	}
 	pthread_mutex_lock(&load->lock);
 	load->n_mapped++;
 	pthread_mutex_unlock(&load->lock);
-	pump_post(load->host->pump, &load->pump_job, n_windows);
+	load_window_post(&load->windows, number);
 	return 0;
 }
 
@@ -386,10 +379,10 @@ static int check_files(struct load *load, struct fault *fault)
 static void load_free(struct load *load)
 {
 	if (load->is_pumped) {
-		pump_remove(load->host->pump, &load->pump_job);
+		pump_remove(load->host->pump, &load->windows.pump_job);
 	}
-	if (load->span) {
-		chunk_unreserve(load->host->drv, load->span, load->plan.span_bytes);
+	if (load->windows.span) {
+		chunk_unreserve(load->host->drv, load->windows.span, load->plan.span_bytes);
 	}
 	for (size_t i = 0; i < load->n_granted; i++) {
 		fd_close(&load->grants[i]);
@@ -406,7 +399,7 @@ static void load_free(struct load *load)
 	plan_deinit(&load->plan);
 	catalog_deinit(&load->catalog);
 	free(load->sources);
-	free(load->blocks);
+	load_window_deinit(&load->windows);
 	free(load->grants);
 	free(load->fds);
 	free(load->names);
@@ -434,8 +427,8 @@ static void *load_main(void *argument)
 	host->ended(host->user, load);
 	/* Nobody else knows the load any more. What it holds is gone before the answer is out. */
 	fault = load->fault;
-	uint64_t read_bytes = atomic_load(&load->read_bytes);
-	uint64_t direct_bytes = atomic_load(&load->direct_bytes);
+	uint64_t read_bytes = atomic_load(&load->windows.read_bytes);
+	uint64_t direct_bytes = atomic_load(&load->windows.direct_bytes);
 	uint64_t ns = clock_now_ns() - load->started_ns;
 	load_free(load);
 	if (fault.kind == FAULT_NONE) {
@@ -446,6 +439,29 @@ static void *load_main(void *argument)
 	host->freed(host->user);
 	return NULL;
 }
+
+static void on_window_fault(struct load_windows *windows, const struct fault *fault)
+{
+	load_fail(container_of(windows, struct load, windows), fault);
+}
+
+static void on_block_done(struct load_windows *windows, size_t number, const struct digest *digest)
+{
+	struct load *load = container_of(windows, struct load, windows);
+	if (!atomic_load(&windows->has_failed)) {
+		report_block_loaded(load->host->report, load->job, number, digest);
+	}
+	/* The load may be gone once the lock is. */
+	pthread_mutex_lock(&load->lock);
+	load->n_ended++;
+	pthread_cond_signal(&load->changed);
+	pthread_mutex_unlock(&load->lock);
+}
+
+static const struct load_window_ops window_ops = {
+	.fail = on_window_fault,
+	.block_done = on_block_done,
+};
 
 static int copy_order(struct load *load, const struct load_order *order)
 {
@@ -496,7 +512,10 @@ int load_launch(const struct load_host *host, const struct load_order *order, st
 	if (!load) {
 		return fault_no_memory(fault);
 	}
-	load->pump_job.work = load_work;
+	load_window_init(&load->windows, &window_ops);
+	load->windows.pump = host->pump;
+	load->windows.catalog = &load->catalog;
+	load->windows.plan = &load->plan;
 	load->host = host;
 	load->job = order->job;
 	load->may_direct = order->may_direct;

@@ -29,6 +29,7 @@
 #include "daemon/mover/budget.h"
 #include "daemon/mover/catalog.h"
 #include "daemon/mover/device.h"
+#include "daemon/mover/load_window.h"
 #include "daemon/mover/plan.h"
 #include "daemon/mover/pump.h"
 #include "daemon/mover/report.h"
@@ -51,15 +52,9 @@ struct load_host {
 	void *user;
 };
 
-struct load_block {
-	struct load *load;     /* borrowed: back from the digester */
-	struct ticket *ticket; /* borrowed from the digester while mapped */
-	atomic_uint n_windows; /* not worked off yet */
-};
-
 struct load {
-	struct pump_job pump_job; /* link: pump.jobs */
-	struct load *next;        /* link: jobs.loads */
+	struct load_windows windows;
+	struct load *next; /* link: jobs.loads */
 	const struct load_host *host;
 	uint64_t job;
 	uint64_t started_ns;
@@ -76,13 +71,10 @@ struct load {
 	uint64_t index_bytes; /* of it, that memory was claimed for */
 
 	/* Made by the load's thread before anything is posted, then only read. */
-	struct device *device;
 	struct source *sources; /* owned */
 	struct catalog catalog;
 	struct plan plan;
-	CUdeviceptr span; /* of plan.span_bytes; 0 = not reserved */
-	struct load_block *blocks;
-	bool is_pumped;          /* pump_job is in the pump */
+	bool is_pumped;          /* the windows are in the pump */
 	char reload_reason[200]; /* "", or why which file is not settled: settle.h */
 
 	pthread_mutex_t lock;
@@ -93,12 +85,6 @@ struct load {
 	size_t n_granted;   /* under lock */
 	size_t n_mapped;    /* under lock */
 	size_t n_ended;     /* under lock: loaded, or given up */
-	size_t take_block;  /* under lock: the next window to work on */
-	uint64_t take_offset;
-
-	atomic_bool has_failed;
-	atomic_ullong read_bytes;
-	atomic_ullong direct_bytes;
 };
 
 /* What LoadStart says. Strings and fds are copied or taken by load_launch(). */

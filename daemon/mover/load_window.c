@@ -2,6 +2,7 @@
 #include "daemon/mover/load_window.h"
 
 #include <inttypes.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "proto/cleanup.h"
@@ -13,18 +14,24 @@ struct window {
 	uint64_t end;
 };
 
-uint64_t load_window_count(const struct load *load, const struct plan_block *plan)
+static unsigned n_windows_of(const struct load_windows *windows, size_t number)
 {
-	uint64_t slot_bytes = load->host->pump->slot_bytes;
-	return (plan->content_bytes + slot_bytes - 1) / slot_bytes;
+	uint64_t slot_bytes = windows->pump->slot_bytes;
+	return (unsigned)((windows->plan->blocks[number].content_bytes + slot_bytes - 1) /
+	                  slot_bytes);
+}
+
+static CUdeviceptr address_of(const struct load_windows *windows, size_t number)
+{
+	return windows->span + windows->plan->blocks[number].span_offset;
 }
 
 /* ---- filling a slot ------------------------------------------------------------------------- */
 
-static const char *tensor_at(const struct load *load, uint32_t file, uint64_t offset)
+static const char *tensor_at(const struct load_windows *windows, uint32_t file, uint64_t offset)
 {
-	for (size_t i = 0; i < load->catalog.n_tensors; i++) {
-		const struct tensor *tensor = &load->catalog.tensors[i];
+	for (size_t i = 0; i < windows->catalog->n_tensors; i++) {
+		const struct tensor *tensor = &windows->catalog->tensors[i];
 		if (tensor->file == file && offset >= tensor->begin &&
 		    offset - tensor->begin < tensor->bytes) {
 			return tensor->name;
@@ -33,11 +40,11 @@ static const char *tensor_at(const struct load *load, uint32_t file, uint64_t of
 	return "";
 }
 
-static int read_fault(const struct load *load, uint32_t file, uint64_t offset, int error,
+static int read_fault(const struct load_windows *windows, uint32_t file, uint64_t offset, int error,
                       struct fault *fault)
 {
-	struct quoted name = quote(load->names[file]);
-	struct quoted tensor = quote(tensor_at(load, file, offset));
+	struct quoted name = quote(windows->sources[file].name);
+	struct quoted tensor = quote(tensor_at(windows, file, offset));
 	if (error == SOURCE_E_SHORT) {
 		return fault_set(fault, FAULT_FILE_CHANGED,
 		                 "%s: tensor %s: the file was cut short while it was loaded",
@@ -47,19 +54,19 @@ static int read_fault(const struct load *load, uint32_t file, uint64_t offset, i
 	                 name.text, tensor.text, offset, strerror(-error));
 }
 
-static void count_bytes(struct load *load, uint64_t n_bytes, bool direct)
+static void count_bytes(struct load_windows *windows, uint64_t n_bytes, bool direct)
 {
-	atomic_fetch_add(&load->read_bytes, n_bytes);
+	atomic_fetch_add(&windows->read_bytes, n_bytes);
 	if (direct) {
-		atomic_fetch_add(&load->direct_bytes, n_bytes);
+		atomic_fetch_add(&windows->direct_bytes, n_bytes);
 	}
 }
 
 /* A part of a piece to an arbitrary place: past the page cache it takes a detour. */
-static int read_part(struct load *load, struct pump_worker *worker, uint32_t file, uint64_t offset,
-                     uint64_t n_bytes, char *to, struct fault *fault)
+static int read_part(struct load_windows *windows, struct pump_worker *worker, uint32_t file,
+                     uint64_t offset, uint64_t n_bytes, char *to, struct fault *fault)
 {
-	struct source *source = &load->sources[file];
+	struct source *source = &windows->sources[file];
 	while (n_bytes > 0) {
 		uint64_t n = n_bytes;
 		bool direct = false;
@@ -79,9 +86,9 @@ static int read_part(struct load *load, struct pump_worker *worker, uint32_t fil
 			error = source_read(source, offset, n, to);
 		}
 		if (error) {
-			return read_fault(load, file, offset, error, fault);
+			return read_fault(windows, file, offset, error, fault);
 		}
-		count_bytes(load, n, direct);
+		count_bytes(windows, n, direct);
 		offset += n;
 		to += n;
 		n_bytes -= n;
@@ -108,11 +115,12 @@ static const struct plan_piece *first_piece(const struct plan *plan, const struc
 }
 
 /* Bytes of many pieces, zeros between them. */
-static int assemble(struct load *load, struct pump_worker *worker, const struct window *window,
-                    const struct plan_piece *piece, char *to, struct fault *fault)
+static int assemble(struct load_windows *windows, struct pump_worker *worker,
+                    const struct window *window, const struct plan_piece *piece, char *to,
+                    struct fault *fault)
 {
-	const struct plan_block *block = &load->plan.blocks[window->block];
-	const struct plan_piece *end = load->plan.pieces + block->first_piece + block->n_pieces;
+	const struct plan_block *block = &windows->plan->blocks[window->block];
+	const struct plan_piece *end = windows->plan->pieces + block->first_piece + block->n_pieces;
 	uint64_t at = window->begin;
 	for (; piece < end && piece->block_offset < window->end; piece++) {
 		if (piece->block_offset > at) {
@@ -121,7 +129,7 @@ static int assemble(struct load *load, struct pump_worker *worker, const struct 
 		}
 		uint64_t piece_end = piece->block_offset + piece->bytes;
 		uint64_t until = piece_end < window->end ? piece_end : window->end;
-		int error = read_part(load, worker, piece->file,
+		int error = read_part(windows, worker, piece->file,
 		                      piece->file_offset + (at - piece->block_offset), until - at,
 		                      to + (at - window->begin), fault);
 		if (error) {
@@ -134,44 +142,45 @@ static int assemble(struct load *load, struct pump_worker *worker, const struct 
 }
 
 /* Fill the slot with the window; its bytes begin at *content_out. */
-static int fill(struct load *load, struct pump_worker *worker, const struct window *window,
-                struct slot *slot, void **content_out, struct fault *fault)
+static int fill(struct load_windows *windows, struct pump_worker *worker,
+                const struct window *window, struct slot *slot, void **content_out,
+                struct fault *fault)
 {
-	const struct plan_block *block = &load->plan.blocks[window->block];
-	const struct plan_piece *piece = first_piece(&load->plan, block, window->begin);
+	const struct plan_block *block = &windows->plan->blocks[window->block];
+	const struct plan_piece *piece = first_piece(windows->plan, block, window->begin);
 	uint64_t n_bytes = window->end - window->begin;
 	if (piece->block_offset > window->begin ||
 	    piece->block_offset + piece->bytes < window->end) {
 		*content_out = slot->memory;
-		return assemble(load, worker, window, piece, slot->memory, fault);
+		return assemble(windows, worker, window, piece, slot->memory, fault);
 	}
 	uint64_t offset = piece->file_offset + (window->begin - piece->block_offset);
 	bool direct;
-	int error = source_read_span(&load->sources[piece->file], offset, n_bytes, slot->memory,
+	int error = source_read_span(&windows->sources[piece->file], offset, n_bytes, slot->memory,
 	                             content_out, &direct);
 	if (error) {
-		return read_fault(load, piece->file, offset, error, fault);
+		return read_fault(windows, piece->file, offset, error, fault);
 	}
-	count_bytes(load, n_bytes, direct);
+	count_bytes(windows, n_bytes, direct);
 	return 0;
 }
 
 /* ---- sending it ----------------------------------------------------------------------------- */
 
-static int send_window(struct load *load, struct pump_worker *worker, const struct window *window,
-                       struct fault *fault)
+static int send_window(struct load_windows *windows, struct pump_worker *worker,
+                       const struct window *window, struct fault *fault)
 {
-	struct device *device = load->device;
+	struct device *device = windows->device;
 	struct slot *slot;
 	void *content;
 	int error = pump_take_slot(worker, device, &slot, fault);
 	if (!error) {
-		error = fill(load, worker, window, slot, &content, fault);
+		error = fill(windows, worker, window, slot, &content, fault);
 	}
 	if (error) {
 		return error;
 	}
-	CUdeviceptr to = load->span + load->plan.blocks[window->block].span_offset + window->begin;
+	CUdeviceptr to = address_of(windows, window->block) + window->begin;
 	CUresult result = device->drv->cuMemcpyHtoDAsync(to, content, window->end - window->begin,
 	                                                 device->copy_stream);
 	if (result != CUDA_SUCCESS) {
@@ -184,66 +193,97 @@ static int send_window(struct load *load, struct pump_worker *worker, const stru
 static void block_done(void *user, CUresult result, const struct digest *digest)
 {
 	struct load_block *block = user;
-	struct load *load = block->load;
-	size_t number = (size_t)(block - load->blocks);
-	const struct plan_block *plan = &load->plan.blocks[number];
+	struct load_windows *windows = block->windows;
+	const struct cudrv *drv = windows->device->drv;
+	size_t number = (size_t)(block - windows->blocks);
+	uint64_t bytes = glake_chunk_bytes(windows->plan->blocks[number].content_bytes);
 	struct fault fault;
 	if (result != CUDA_SUCCESS) {
-		device_fault(load->host->drv, result, "copying and digesting a block", &fault);
-		load_fail(load, &fault);
+		device_fault(drv, result, "copying and digesting a block", &fault);
+		windows->ops->fail(windows, &fault);
 	}
-	if (chunk_unmap(load->host->drv, load->span + plan->span_offset,
-	                glake_chunk_bytes(plan->content_bytes), &fault)) {
-		load_fail(load, &fault);
+	if (chunk_unmap(drv, address_of(windows, number), bytes, &fault)) {
+		windows->ops->fail(windows, &fault);
 	}
-	digester_give(&load->device->digester, block->ticket);
-	if (!atomic_load(&load->has_failed)) {
-		report_block_loaded(load->host->report, load->job, number, digest);
-	}
-	/* The load may be gone once the lock is. */
-	pthread_mutex_lock(&load->lock);
-	load->n_ended++;
-	pthread_cond_signal(&load->changed);
-	pthread_mutex_unlock(&load->lock);
+	digester_give(&windows->device->digester, block->ticket);
+	windows->ops->block_done(windows, number, digest);
 }
 
 /* There is one: the pump only calls for units that were posted. */
-static struct window take_window(struct load *load)
+static struct window take_window(struct load_windows *windows)
 {
-	pthread_mutex_lock(&load->lock);
-	uint64_t content_bytes = load->plan.blocks[load->take_block].content_bytes;
-	uint64_t slot_bytes = load->host->pump->slot_bytes;
-	struct window window = {.block = load->take_block, .begin = load->take_offset};
+	pthread_mutex_lock(&windows->lock);
+	uint64_t content_bytes = windows->plan->blocks[windows->take_block].content_bytes;
+	uint64_t slot_bytes = windows->pump->slot_bytes;
+	struct window window = {.block = windows->take_block, .begin = windows->take_offset};
 	if (content_bytes - window.begin > slot_bytes) {
 		window.end = window.begin + slot_bytes;
-		load->take_offset = window.end;
+		windows->take_offset = window.end;
 	} else {
 		window.end = content_bytes;
-		load->take_block++;
-		load->take_offset = 0;
+		windows->take_block++;
+		windows->take_offset = 0;
 	}
-	pthread_mutex_unlock(&load->lock);
+	pthread_mutex_unlock(&windows->lock);
 	return window;
 }
 
-void load_work(struct pump_job *job, struct pump_worker *worker)
+/* A reader's unit: the next window. */
+static void work(struct pump_job *job, struct pump_worker *worker)
 {
-	struct load *load = container_of(job, struct load, pump_job);
-	struct window window = take_window(load);
-	struct load_block *block = &load->blocks[window.block];
+	struct load_windows *windows = container_of(job, struct load_windows, pump_job);
+	struct window window = take_window(windows);
+	struct load_block *block = &windows->blocks[window.block];
 	struct fault fault;
-	int error = device_enter(load->device, &fault);
-	if (!error && !atomic_load(&load->has_failed)) {
-		error = send_window(load, worker, &window, &fault);
+	int error = device_enter(windows->device, &fault);
+	if (!error && !atomic_load(&windows->has_failed)) {
+		error = send_window(windows, worker, &window, &fault);
 	}
 	if (error) {
-		load_fail(load, &fault);
+		windows->ops->fail(windows, &fault);
 	}
 	/* Whoever counts down to 0 comes after all the others' copies were queued. */
 	if (atomic_fetch_sub(&block->n_windows, 1) == 1) {
-		const struct plan_block *plan = &load->plan.blocks[window.block];
-		digester_submit(&load->device->digester, block->ticket,
-		                load->span + plan->span_offset, plan->content_bytes,
-		                atomic_load(&load->has_failed), block_done, block);
+		digester_submit(&windows->device->digester, block->ticket,
+		                address_of(windows, window.block),
+		                windows->plan->blocks[window.block].content_bytes,
+		                atomic_load(&windows->has_failed), block_done, block);
 	}
+}
+
+/* ---- blocks --------------------------------------------------------------------------------- */
+
+void load_window_init(struct load_windows *windows, const struct load_window_ops *ops)
+{
+	windows->pump_job.work = work;
+	windows->ops = ops;
+	pthread_mutex_init(&windows->lock, NULL);
+}
+
+void load_window_deinit(struct load_windows *windows)
+{
+	free(windows->blocks);
+	pthread_mutex_destroy(&windows->lock);
+}
+
+int load_window_map(struct load_windows *windows, size_t number, int fd, struct fault *fault)
+{
+	struct digester *digester = &windows->device->digester;
+	struct load_block *block = &windows->blocks[number];
+	block->windows = windows;
+	atomic_init(&block->n_windows, n_windows_of(windows, number));
+	block->ticket = digester_take(digester);
+	int error = chunk_map(windows->device, fd, address_of(windows, number),
+	                      glake_chunk_bytes(windows->plan->blocks[number].content_bytes),
+	                      CHUNK_WRITE, fault);
+	fd_close(&fd);
+	if (error) {
+		digester_give(digester, block->ticket);
+	}
+	return error;
+}
+
+void load_window_post(struct load_windows *windows, size_t number)
+{
+	pump_post(windows->pump, &windows->pump_job, n_windows_of(windows, number));
 }

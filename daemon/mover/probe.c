@@ -3,14 +3,13 @@
 
 #include <stdlib.h>
 
-#include "daemon/mover/probe_run.h"
 #include "proto/cleanup.h"
 
 static void *prober_main(void *argument);
 
 int prober_init(struct prober *prober, struct devices *devices, struct report *report)
 {
-	*prober = (struct prober){.devices = devices, .report = report};
+	*prober = (struct prober){.lanes.devices = devices, .report = report};
 	pthread_mutex_init(&prober->lock, NULL);
 	pthread_cond_init(&prober->changed, NULL);
 	return -pthread_create(&prober->thread, NULL, prober_main, prober);
@@ -109,8 +108,8 @@ static void run(struct prober *prober, struct probe *probe)
 	struct digest digest;
 	bool equal;
 	bool is_digest = probe->kind == PROBE_DIGEST;
-	int error = is_digest ? probe_digest(prober, probe, &digest, &fault)
-	                      : probe_compare(prober, probe, &equal, &fault);
+	int error = is_digest ? probe_digest(&prober->lanes, probe, &digest, &fault)
+	                      : probe_compare(&prober->lanes, probe, &equal, &fault);
 	drop_fds(probe);
 	if (error) {
 		report_failed(prober->report, probe->job, &fault);
@@ -143,12 +142,6 @@ static void *prober_main(void *argument)
 		run(prober, probe);
 		free(probe);
 	}
-	for (unsigned i = 0; i < DEVICE_MAX; i++) {
-		struct fault fault;
-		if (prober->lanes[i].stream &&
-		    device_enter(&prober->devices->devices[i], &fault) == 0) {
-			probe_lane_deinit(&prober->lanes[i], prober->devices->drv);
-		}
-	}
+	probe_lanes_deinit(&prober->lanes);
 	return NULL;
 }

@@ -13,39 +13,15 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "daemon/mover/device.h"
+#include "daemon/mover/probe_run.h"
 #include "daemon/mover/report.h"
 
 /* More are refused as busy. */
 #define PROBER_MAX_QUEUED 1024u
 
-enum probe_kind { PROBE_DIGEST, PROBE_COMPARE };
-
-struct probe {
-	struct probe *next; /* link: prober.first */
-	enum probe_kind kind;
-	uint64_t job;
-	int fds[2]; /* owned; -1 = none */
-	uint8_t uuid[16];
-	size_t n_uuid_bytes;
-	uint64_t chunk_bytes;
-	uint64_t content_bytes; /* digest */
-};
-
-/* What the probes need on one device, made on first use. */
-struct probe_lane {
-	CUstream stream; /* NULL = not made yet */
-	CUevent done;
-	CUdeviceptr words; /* struct probe_words */
-	CUdeviceptr leaves;
-	uint64_t leaves_bytes;
-	struct probe_words *host_words; /* pinned */
-};
-
 struct prober {
-	struct devices *devices;             /* borrowed */
-	struct report *report;               /* borrowed */
-	struct probe_lane lanes[DEVICE_MAX]; /* prober thread only */
+	struct report *report;    /* borrowed */
+	struct probe_lanes lanes; /* prober thread only */
 	pthread_t thread;
 	pthread_mutex_t lock;
 	pthread_cond_t changed;

@@ -51,7 +51,8 @@ static int view_open(struct view *view, const struct device *device, int fd, uin
 	return 0;
 }
 
-void probe_lane_deinit(struct probe_lane *lane, const struct cudrv *drv)
+/* Accepts a zeroed lane. The lane's device is entered. */
+static void lane_deinit(struct probe_lane *lane, const struct cudrv *drv)
 {
 	if (lane->leaves) {
 		drv->cuMemFree(lane->leaves);
@@ -71,6 +72,17 @@ void probe_lane_deinit(struct probe_lane *lane, const struct cudrv *drv)
 	*lane = (struct probe_lane){0};
 }
 
+void probe_lanes_deinit(struct probe_lanes *lanes)
+{
+	struct fault fault;
+	for (unsigned i = 0; i < DEVICE_MAX; i++) {
+		if (lanes->lanes[i].stream &&
+		    device_enter(&lanes->devices->devices[i], &fault) == 0) {
+			lane_deinit(&lanes->lanes[i], lanes->devices->drv);
+		}
+	}
+}
+
 static int make_lane(struct probe_lane *lane, const struct cudrv *drv, struct fault *fault)
 {
 	CUresult result = drv->cuStreamCreate(&lane->stream, CU_STREAM_NON_BLOCKING);
@@ -86,14 +98,14 @@ static int make_lane(struct probe_lane *lane, const struct cudrv *drv, struct fa
 		                             CU_MEMHOSTALLOC_PORTABLE);
 	}
 	if (result != CUDA_SUCCESS) {
-		probe_lane_deinit(lane, drv);
+		lane_deinit(lane, drv);
 		return device_fault(drv, result, "preparing the device", fault);
 	}
 	return 0;
 }
 
 /* The probe's device, entered, and the lane on it. */
-static int enter(struct prober *prober, const struct probe *probe, struct device **device_out,
+static int enter(struct probe_lanes *lanes, const struct probe *probe, struct device **device_out,
                  struct probe_lane **lane_out, struct fault *fault)
 {
 	if (probe->chunk_bytes == 0 || probe->chunk_bytes % GLAKE_CHUNK_GRANULARITY != 0 ||
@@ -101,12 +113,12 @@ static int enter(struct prober *prober, const struct probe *probe, struct device
 		return fault_set(fault, FAULT_BAD_REQUEST, "no chunk has %llu bytes",
 		                 (unsigned long long)probe->chunk_bytes);
 	}
-	int error = devices_find(prober->devices, probe->uuid, probe->n_uuid_bytes, device_out,
+	int error = devices_find(lanes->devices, probe->uuid, probe->n_uuid_bytes, device_out,
 	                         fault);
 	if (error) {
 		return error;
 	}
-	struct probe_lane *lane = &prober->lanes[(*device_out)->index];
+	struct probe_lane *lane = &lanes->lanes[(*device_out)->index];
 	*lane_out = lane;
 	return lane->stream ? 0 : make_lane(lane, (*device_out)->drv, fault);
 }
@@ -229,13 +241,13 @@ static int check_padding(struct probe_lane *lane, const struct device *device,
 	                           (unsigned long long)content_bytes);
 }
 
-int probe_digest(struct prober *prober, const struct probe *probe, struct digest *digest_out,
+int probe_digest(struct probe_lanes *lanes, const struct probe *probe, struct digest *digest_out,
                  struct fault *fault)
 {
 	struct device *device;
 	struct probe_lane *lane;
 	struct view view = {0};
-	int error = enter(prober, probe, &device, &lane, fault);
+	int error = enter(lanes, probe, &device, &lane, fault);
 	if (error) {
 		return error;
 	}
@@ -263,13 +275,13 @@ int probe_digest(struct prober *prober, const struct probe *probe, struct digest
 
 /* ---- compare -------------------------------------------------------------------------------- */
 
-int probe_compare(struct prober *prober, const struct probe *probe, bool *equal_out,
+int probe_compare(struct probe_lanes *lanes, const struct probe *probe, bool *equal_out,
                   struct fault *fault)
 {
 	struct device *device;
 	struct probe_lane *lane;
 	struct view views[2] = {{0}, {0}};
-	int error = enter(prober, probe, &device, &lane, fault);
+	int error = enter(lanes, probe, &device, &lane, fault);
 	if (error) {
 		return error;
 	}
