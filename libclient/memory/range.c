@@ -159,12 +159,12 @@ static struct glake__range *find_outside(glake_ptr address)
 
 struct glake__piece *glake__piece_at_locked(glake_ptr address)
 {
-	if (!glake__window_has(address)) {
-		const struct glake__range *range = find_outside(address);
-		return range ? glake__range_piece_locked(range, address - range->ptr) : NULL;
-	}
 	uint64_t page = glake__page_of(address);
-	return glake__page_kind(page) == GLAKE__PAGE_NONE ? NULL : glake__page_pointer(page);
+	if (glake__page_kind(page) != GLAKE__PAGE_NONE) {
+		return glake__page_pointer(page);
+	}
+	const struct glake__range *range = find_outside(address);
+	return range ? glake__range_piece_locked(range, address - range->ptr) : NULL;
 }
 
 struct glake__range *glake__range_at_locked(glake_ptr address, enum glake__range_use use)
