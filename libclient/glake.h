@@ -525,10 +525,9 @@ struct glake_digest {
  * caller's memory but cannot map that block (GLAKE_E_CUDA). Then the address is empty and no longer
  * allocated, and glake_free() of it is -EINVAL.
  * Errors: request errors; -EINVAL (@ptr, @content_bytes, or not one chunk); -EBUSY (another thread
- * changes this memory); GLAKE_E_BAD_REQUEST (the memory has a name of glake_share(), or glaked
- * keeps no fd of it); GLAKE_E_BUSY; GLAKE_E_OVER_QUOTA; GLAKE_E_NO_DEVICE_MEMORY;
- * GLAKE_E_NO_HOST_MEMORY; GLAKE_E_NO_FDS; GLAKE_E_MOVER; GLAKE_E_SHUTTING_DOWN; GLAKE_E_CUDA;
- * -ENOMEM.
+ * changes this memory); GLAKE_E_BAD_REQUEST (the memory has a name of glake_share()); GLAKE_E_BUSY;
+ * GLAKE_E_NO_DEVICE_MEMORY; GLAKE_E_NO_HOST_MEMORY; GLAKE_E_NO_FDS; GLAKE_E_MOVER;
+ * GLAKE_E_INTERNAL; GLAKE_E_SHUTTING_DOWN; GLAKE_E_CUDA; -ENOMEM.
  */
 GLAKE_API int glake_block_publish(struct glake_session *session, glake_ptr ptr,
                                   uint64_t content_bytes, struct glake_block **block_out);
