@@ -23,23 +23,14 @@
 
 /* ---- what the lower parts ask for ------------------------------------------------------------ */
 
-static uint64_t on_evict_wanted(void *user, struct device *device, uint64_t bytes)
+static void evict_bytes(void *user, struct device *device, uint64_t bytes)
 {
-	struct server *server = user;
-	return store_evict(&server->store, device, bytes);
+	store_evict(user, device, bytes);
 }
 
-static void on_fds_wanted(void *user, uint64_t n_fds)
+static void evict_fds(void *user, uint64_t n_fds)
 {
-	struct server *server = user;
-	store_evict_fds(&server->store, n_fds);
-}
-
-static bool on_reclaim_wanted(void *user, struct device *device, const struct tenant *tenant,
-                              uint64_t bytes)
-{
-	struct server *server = user;
-	return sessions_reclaim(&server->rpc.sessions, device, tenant, bytes);
+	store_evict_fds(user, n_fds);
 }
 
 static void on_model_evicted(void *user, const struct model *model)
@@ -192,7 +183,9 @@ static void apply_limits(struct server *server)
 {
 	const struct config *config = server->config;
 	log_set_level(config->log_level);
-	server->allocator.wait_ms = config->pressure == CONFIG_PRESSURE_WAIT ? config->wait_ms : 0;
+	server->allocator.pressure.wait_ms = config->pressure == CONFIG_PRESSURE_WAIT
+	                                             ? config->wait_ms
+	                                             : 0;
 	server->load_context.window_bytes = config->load_window_bytes;
 	server->load_context.trust_file_times = config->trust_file_times;
 	server->mover.idle_ms = config->mover_idle_ms;
@@ -393,6 +386,7 @@ static void open_rpc(struct server *server)
 	list_init(&rpc->sessions.list);
 	rpc->sessions.loop = &server->loop;
 	rpc->sessions.holders = &rpc->holders;
+	rpc->sessions.pressure = &server->allocator.pressure;
 	rpc->sessions.tenants = server->tenants;
 	rpc->sessions.stats = &server->stats;
 	rpc->sessions.hooks = &session_hooks;
@@ -402,10 +396,6 @@ static void open_rpc(struct server *server)
 static int open_parts(struct server *server)
 {
 	const struct config *config = server->config;
-	const struct alloc_hooks hooks = {.evict = on_evict_wanted,
-	                                  .evict_fds = on_fds_wanted,
-	                                  .reclaim = on_reclaim_wanted,
-	                                  .user = server};
 	uint32_t budget = config_fd_budget(config);
 	int r = owners_new(&server->loop, on_owner_known, server, &server->owners);
 	if (r < 0) {
@@ -425,11 +415,16 @@ static int open_parts(struct server *server)
 	                                                         : budget / 2;
 	struct tenant *cache = tenant_table_cache(server->tenants);
 	r = allocator_init(&server->allocator, &server->loop, server->devices, server->n_devices,
-	                   n_chunk_fds, cache, &server->stats, &hooks);
+	                   n_chunk_fds, cache, &server->stats);
 	if (r < 0) {
 		goto err_allocator;
 	}
 	store_init(&server->store, &server->loop, cache, &server->stats);
+	server->allocator.pressure.sources[PRESSURE_UNUSED] = (struct pressure_source){
+		.take_bytes = evict_bytes,
+		.take_fds = evict_fds,
+		.user = &server->store,
+	};
 	server->store.on_evicted = on_model_evicted;
 	server->store.user = server;
 	server->admit_context = (struct admit_context){

@@ -8,7 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/memory/alloc.h"
 #include "daemon/net/inflight.h"
 #include "proto/cleanup.h"
 
@@ -105,6 +104,38 @@ static int identify(struct session *session, uid_t owner)
 	return 0;
 }
 
+/* ---- its warm memory ------------------------------------------------------------------------- */
+
+static struct session *session_of(const struct pressure_client *client)
+{
+	return container_of(client, struct session, warm);
+}
+
+static uint64_t held_bytes(const struct pressure_client *client, const struct device *device)
+{
+	return session_of(client)->holder->devices[device->index].reserved_bytes;
+}
+
+static bool ask_client(struct pressure_client *client, const struct device *device, uint64_t bytes,
+                       uint64_t id)
+{
+	struct session *session = session_of(client);
+	return session->all->hooks->reclaim(session, device, bytes, id);
+}
+
+static bool has_unread(const struct pressure_client *client)
+{
+	return conn_has_unread(&session_of(client)->conn);
+}
+
+static const struct pressure_client_ops warm_ops = {
+	.held_bytes = held_bytes,
+	.ask = ask_client,
+	.has_unread = has_unread,
+};
+
+/* ---- coming and going ------------------------------------------------------------------------ */
+
 /* Takes @fd over if it is 0. */
 static int open_session(struct session *session, struct sessions *sessions, int fd)
 {
@@ -144,6 +175,8 @@ int session_new(struct sessions *sessions, int fd, uid_t owner)
 		}
 		return 0;
 	}
+	pressure_client_enter(sessions->pressure, &session->warm, &warm_ops,
+	                      session->holder->tenant);
 	sessions->stats->sessions_total++;
 	return 0;
 }
@@ -172,6 +205,7 @@ void session_close(struct session *session)
 	}
 	session_set_state(session, SESSION_CLOSING);
 	list_remove(&session->link);
+	pressure_client_leave(&session->warm);
 	cancel_all(session);
 	holder_end(session->holder);
 	conn_close(&session->conn, on_conn_closed);
@@ -219,41 +253,6 @@ void session_end(struct pending *pending)
 }
 
 /* ---- all of them ----------------------------------------------------------------------------- */
-
-/* Does it owe an answer, or gave it just now? See sessions_reclaim(). */
-static bool reclaim(struct session *session, const struct device *device, uint64_t bytes)
-{
-	uint64_t now = uv_now(session->all->loop);
-	bool has_followed = session->followed_reclaim == session->last_reclaim;
-	/* Who does not read what he is sent is not asked, and not waited for. */
-	if (bytes > 0 &&
-	    session->all->hooks->reclaim(session, device, bytes, session->last_reclaim + 1)) {
-		session->last_reclaim++;
-		session->reclaim_ms = has_followed ? now : session->reclaim_ms;
-	}
-	bool is_owed = session->followed_reclaim != session->last_reclaim;
-	if (now - session->reclaim_ms < (is_owed ? ALLOC_LATE_MS : ALLOC_AFTER_MS)) {
-		return true;
-	}
-	/* What lies unread may be the answer: then it is we that are late. */
-	return is_owed && conn_has_unread(&session->conn);
-}
-
-bool sessions_reclaim(struct sessions *sessions, const struct device *device,
-                      const struct tenant *tenant, uint64_t bytes)
-{
-	struct session *session;
-	bool is_awaited = false;
-	list_for_each (session, &sessions->list, link) {
-		const struct holder *holder = session->holder;
-		uint64_t has_bytes = holder->devices[device->index].reserved_bytes;
-		if (has_bytes > 0 && (!tenant || holder->tenant == tenant) &&
-		    reclaim(session, device, bytes < has_bytes ? bytes : has_bytes)) {
-			is_awaited = true;
-		}
-	}
-	return is_awaited;
-}
 
 /*
  * The end of a connection tells of a client's, but not while the client's end lies unread in ours:

@@ -19,6 +19,7 @@
 
 #include "daemon/config/config.h"
 #include "daemon/holders/holder.h"
+#include "daemon/memory/pressure.h"
 #include "daemon/net/conn.h"
 
 enum session_state {
@@ -47,6 +48,7 @@ struct sessions {
 	struct list list;
 	uv_loop_t *loop; /* borrowed, as what follows */
 	struct holders *holders;
+	struct pressure *pressure;
 	const struct config *config;
 	struct tenant_table *tenants;
 	struct stats *stats;
@@ -74,9 +76,7 @@ struct session {
 	struct list pending;
 	unsigned n_pending;
 
-	uint64_t last_reclaim;     /* id of the last Reclaim that it was sent; 0 = none yet */
-	uint64_t followed_reclaim; /* of the last that it answered */
-	uint64_t reclaim_ms;       /* since when it owes an answer, or when it gave the last */
+	struct pressure_client warm; /* its warm memory; let in only */
 };
 
 /*
@@ -100,15 +100,6 @@ bool session_begin(struct session *session, struct pending *pending, uint64_t re
                    void (*cancel)(struct pending *pending));
 /* The operation is over and will be answered by the caller. */
 void session_end(struct pending *pending);
-
-/*
- * Ask the clients of @tenant, or of all with NULL, for @bytes of warm memory of @device each, but for
- * no more than each has; 0 = do not ask. Returns whether one of them owes an answer and may still give
- * one in time, or gave it just now (ALLOC_AFTER_MS). What it said of its warm memory does not count: it
- * may be old.
- */
-bool sessions_reclaim(struct sessions *sessions, const struct device *device,
-                      const struct tenant *tenant, uint64_t bytes);
 
 /* Once in a while: close those that did not greet, and whose process has ended. */
 void sessions_tick(struct sessions *sessions);

@@ -25,27 +25,27 @@ static void on_exported(struct work *work)
 	if (export->result != CUDA_SUCCESS) {
 		log_error("device %u: cannot export a chunk: %s", chunk->device->index,
 		          cudrv_error(chunk->device->drv, export->result));
-		allocator_give_fd(export->allocator);
-		export->done(export, ALLOC_E_DRIVER);
+		pressure_give_fd(export->pressure);
+		export->done(export, STATUS_INTERNAL);
 		return;
 	}
 	chunk->fd = fd_steal(&export->fd);
 	chunk->handle = 0;
-	export->done(export, 0);
+	export->done(export, STATUS_OK);
 }
 
-int chunk_export_start(struct chunk_export *export, struct allocator *allocator,
-                       struct chunk *chunk, chunk_export_fn done)
+enum status chunk_export_start(struct chunk_export *export, struct pressure *pressure,
+                               struct chunk *chunk, chunk_export_fn done)
 {
 	assert(chunk->handle && chunk->fd < 0);
 	/* All exports of a tenant take one turn. */
 	uint64_t worker_user = chunk->charge.tenant->id << 32 | UINT32_MAX;
-	int r = allocator_take_fd(allocator);
-	if (r != 0) {
-		return r;
+	enum status status = pressure_take_fd(pressure);
+	if (status != STATUS_OK) {
+		return status;
 	}
 	*export = (struct chunk_export){
-		.allocator = allocator, .chunk = chunk, .done = done, .fd = -1};
+		.pressure = pressure, .chunk = chunk, .done = done, .fd = -1};
 	worker_submit(&chunk->device->worker, &export->work, worker_user, run_export, on_exported);
-	return 0;
+	return STATUS_OK;
 }

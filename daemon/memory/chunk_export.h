@@ -8,27 +8,27 @@
 #ifndef GLAKE_DAEMON_CHUNK_EXPORT_H
 #define GLAKE_DAEMON_CHUNK_EXPORT_H
 
-#include "daemon/memory/alloc.h"
+#include "daemon/memory/pressure.h"
 
 struct chunk_export;
 
-/* @result 0: the chunk has its fd, and no handle. ALLOC_E_DRIVER: it is as it was; logged. */
-typedef void (*chunk_export_fn)(struct chunk_export *export, int result);
+/* STATUS_OK: the chunk has its fd, and no handle. STATUS_INTERNAL: it is as it was; logged. */
+typedef void (*chunk_export_fn)(struct chunk_export *export, enum status status);
 
 struct chunk_export {
 	struct work work;
-	struct allocator *allocator; /* borrowed */
-	struct chunk *chunk;         /* borrowed */
+	struct pressure *pressure; /* borrowed */
+	struct chunk *chunk;       /* borrowed */
 	chunk_export_fn done;
 	int fd; /* the worker's, until done */
 	CUresult result;
 };
 
 /*
- * @chunk, which is charged, stays where it is until @done, which is called later. Returns 0, or ALLOC_E_FDS: the budget of fds is
- * spent, and nobody is told.
+ * @chunk, which is charged, stays where it is until @done, which is called later. Returns STATUS_OK, or
+ * STATUS_NO_FDS: the budget of fds is spent, and @done is not called.
  */
-int chunk_export_start(struct chunk_export *export, struct allocator *allocator,
-                       struct chunk *chunk, chunk_export_fn done);
+enum status chunk_export_start(struct chunk_export *export, struct pressure *pressure,
+                               struct chunk *chunk, chunk_export_fn done);
 
 #endif

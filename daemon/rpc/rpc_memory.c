@@ -24,37 +24,15 @@ static void cancel_chunk_request(struct pending *pending)
 	free(operation);
 }
 
-static void refuse_alloc(struct session *session, uint64_t id, int result, uint32_t device,
+static void refuse_alloc(struct session *session, uint64_t id, enum status status, uint32_t device,
                          uint64_t bytes)
 {
-	switch (result) {
-	case ALLOC_E_QUOTA: {
-		const struct tenant_device *limits = &session->holder->tenant->devices[device];
-		rpc_refuse(session, id, STATUS_OVER_QUOTA,
-		           "%" PRIu64 " bytes more on device %u: tenant %s uses %" PRIu64
-		           " of %" PRIu64,
-		           bytes, device, session->holder->tenant->name, limits->used_bytes,
-		           limits->quota_bytes);
-		return;
-	}
-	case ALLOC_E_FDS:
-		rpc_refuse(session, id, STATUS_NO_FDS, "no fds left for more chunks (tenant %s)",
-		           session->holder->tenant->name);
-		return;
-	case ALLOC_E_FULL:
-		rpc_refuse(session, id, STATUS_NO_DEVICE_MEMORY,
-		           "device %u has no %" PRIu64 " bytes left, and nothing can be evicted",
-		           device, bytes);
-		return;
-	case ALLOC_E_DRIVER:
-		rpc_refuse(session, id, STATUS_INTERNAL, "the driver cannot make a chunk");
-		return;
-	default:
-		rpc_refuse(session, id, STATUS_NO_HOST_MEMORY, "glaked is out of host memory");
-	}
+	char text[256];
+	alloc_explain(status, session->holder->tenant, device, bytes, text, sizeof(text));
+	rpc_refuse(session, id, status, "%s", text);
 }
 
-static void on_chunks(void *user, int result, struct chunk *chunks, size_t n_chunks)
+static void on_chunks(void *user, enum status status, struct chunk *chunks, size_t n_chunks)
 {
 	struct chunk_request *operation = user;
 	struct session *session = operation->pending.session;
@@ -67,11 +45,12 @@ static void on_chunks(void *user, int result, struct chunk *chunks, size_t n_chu
 
 	session_end(&operation->pending);
 	free(operation);
-	if (result == 0 && holder_add_chunks(session->holder, chunks, n_chunks, privates) < 0) {
-		result = -ENOMEM;
+	if (status == STATUS_OK &&
+	    holder_add_chunks(session->holder, chunks, n_chunks, privates) < 0) {
+		status = STATUS_NO_HOST_MEMORY;
 	}
-	if (result != 0) {
-		refuse_alloc(session, id, result, device, bytes);
+	if (status != STATUS_OK) {
+		refuse_alloc(session, id, status, device, bytes);
 		return;
 	}
 	for (size_t i = 0; i < n_chunks; i++) {
@@ -141,10 +120,10 @@ void rpc_chunk_alloc(struct session *session, const request_t *request, struct f
 		.sizes = sizes,
 		.n_chunks = body->n_chunks,
 	};
-	int r = alloc_start(rpc_of(session)->allocator, &wanted, on_chunks, operation,
-	                    &operation->alloc);
-	if (r != 0) {
-		on_chunks(operation, r, NULL, 0);
+	enum status status = alloc_start(rpc_of(session)->allocator, &wanted, on_chunks, operation,
+	                                 &operation->alloc);
+	if (status != STATUS_OK) {
+		on_chunks(operation, status, NULL, 0);
 	}
 }
 

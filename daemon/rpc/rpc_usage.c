@@ -39,17 +39,6 @@ static struct driver_memory take_driver(const Glake__Wire__DriverMemory *from, u
 	};
 }
 
-/* An answer to all that it was asked up to @id; what it gave back came before. */
-static void follow_reclaim(struct session *session, uint64_t id)
-{
-	if (id <= session->followed_reclaim || id > session->last_reclaim) {
-		return;
-	}
-	session->followed_reclaim = id;
-	session->reclaim_ms = uv_now(session->all->loop);
-	allocator_look_again(rpc_of(session)->allocator);
-}
-
 void rpc_usage_report(struct session *session, const request_t *request, struct fdlist *fds)
 {
 	const Glake__Wire__UsageReport *report = request->usage_report;
@@ -70,6 +59,6 @@ void rpc_usage_report(struct session *session, const request_t *request, struct 
 		session->holder->devices[from->device].driver = take_driver(
 			from, rpc->devices[from->device].total_bytes);
 	}
-	follow_reclaim(session, report->reclaim);
+	pressure_client_answer(session->all->pressure, &session->warm, report->reclaim);
 	rpc_answer_ok(session, request->id);
 }

@@ -223,13 +223,13 @@ static void look_at(struct admit *admit)
 
 /* ---- exporting -------------------------------------------------------------------------------- */
 
-static void on_exported(struct chunk_export *export, int result)
+static void on_exported(struct chunk_export *export, enum status status)
 {
 	struct admit *admit = container_of(export, struct admit, export);
 	if (has_left(admit)) {
 		return;
 	}
-	if (result == 0) {
+	if (status == STATUS_OK) {
 		look_at(admit);
 	} else {
 		fail(admit, STATUS_INTERNAL, "the driver cannot export the chunk");
@@ -238,8 +238,8 @@ static void on_exported(struct chunk_export *export, int result)
 
 static void start_export(struct admit *admit)
 {
-	if (chunk_export_start(&admit->export, admit->context->allocator, &admit->chunk,
-	                       on_exported) != 0) {
+	if (chunk_export_start(&admit->export, &admit->context->allocator->pressure, &admit->chunk,
+	                       on_exported) != STATUS_OK) {
 		fail(admit, STATUS_NO_FDS, "no fds left for the block");
 		return;
 	}

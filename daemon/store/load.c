@@ -57,7 +57,8 @@ struct load {
 	uint64_t direct_bytes;
 	uint64_t started_ns;
 	uint64_t ended_ns;
-	struct alloc *alloc; /* under way, or NULL */
+	struct alloc *alloc;  /* under way, or NULL */
+	uint64_t asked_bytes; /* by the last alloc */
 };
 
 #define BIT(state) (1u << (state))
@@ -244,24 +245,22 @@ static void check_end(struct load *load)
 
 static void grant_more(struct load *load);
 
-static void on_chunks(void *user, int result, struct chunk *chunks, size_t n_chunks)
+static void on_chunks(void *user, enum status status, struct chunk *chunks, size_t n_chunks)
 {
-	static const struct {
-		enum status status;
-		const char *error;
-	} failures[] = {
-		[ALLOC_E_QUOTA] = {STATUS_OVER_QUOTA, "the model does not fit the tenant's quota"},
-		[ALLOC_E_FDS] = {STATUS_NO_FDS, "no fds left for its blocks"},
-		[ALLOC_E_FULL] = {STATUS_NO_DEVICE_MEMORY,
-	                          "the model does not fit the device's free memory"},
-		[ALLOC_E_DRIVER] = {STATUS_INTERNAL, "the driver cannot make its chunks"},
-	};
 	struct load *load = user;
 	int fds[BATCH_BLOCKS];
 
 	load->alloc = NULL;
-	if (result != 0) {
-		fail(load, failures[result].status, failures[result].error);
+	if (status != STATUS_OK) {
+		char why[256];
+		char error[320];
+		alloc_explain(status, load_payer(load), load->model->device->index,
+		              load->asked_bytes, why, sizeof(why));
+		snprintf(error, sizeof(error), "the model does not fit the %s: %s",
+		         status == STATUS_OVER_QUOTA ? "tenant's quota" : "device's memory", why);
+		fail(load, status,
+		     status == STATUS_OVER_QUOTA || status == STATUS_NO_DEVICE_MEMORY ? error
+		                                                                      : why);
 		return;
 	}
 	for (size_t i = 0; i < n_chunks; i++) {
@@ -302,9 +301,11 @@ static void grant_more(struct load *load)
 		if (n == 0) {
 			return;
 		}
+		load->asked_bytes = 0;
 		for (size_t i = 0; i < n; i++) {
-			load->window_used_bytes += sizes[i];
+			load->asked_bytes += sizes[i];
 		}
+		load->window_used_bytes += load->asked_bytes;
 		const struct alloc_wanted wanted = {
 			.device = model->device,
 			.tenant = load_payer(load),
@@ -314,11 +315,11 @@ static void grant_more(struct load *load)
 			.n_chunks = n,
 		};
 		load->is_granting = true;
-		int r = alloc_start(load->context->admit->allocator, &wanted, on_chunks, load,
-		                    &load->alloc);
+		enum status status = alloc_start(load->context->admit->allocator, &wanted,
+		                                 on_chunks, load, &load->alloc);
 		load->is_granting = false;
-		if (r != 0) {
-			on_chunks(load, r > 0 ? r : ALLOC_E_DRIVER, NULL, 0);
+		if (status != STATUS_OK) {
+			on_chunks(load, status, NULL, 0);
 			return;
 		}
 	}

@@ -66,13 +66,14 @@ enum status load_check_room(const struct store *store, const struct allocator *a
 	const struct tenant_device *limits = &payer->devices[device->index];
 	const struct chunk_books *books = &allocator->books;
 	struct room room = look(store, model, payer);
-	bool waits = allocator->wait_ms > 0;
+	bool waits = allocator->pressure.wait_ms > 0;
 	uint64_t quota_bytes = less(limits->quota_bytes, waits ? 0 : room.paid_bytes);
 	uint64_t most_bytes = device_most_bytes(device);
 	uint64_t needed_bytes = model->span_bytes;
 	if (needed_bytes <= most_bytes && !waits) {
 		needed_bytes = room.needed_bytes;
-		most_bytes = allocator_most_bytes(allocator, device) + device->coming_bytes;
+		most_bytes = pressure_most_bytes(&allocator->pressure, device) +
+		             device->coming_bytes;
 		/* What is being loaded may turn out the same, or come to nothing. */
 		most_bytes += device->use_bytes[CHUNK_LOADING];
 	}
@@ -100,7 +101,7 @@ enum status load_check_room(const struct store *store, const struct allocator *a
 		         room.needed_fds, payer->name, payer->n_fds, payer->max_fds);
 		return STATUS_NO_FDS;
 	}
-	uint64_t most_fds = allocator_most_fds(allocator) + coming_fds;
+	uint64_t most_fds = pressure_most_fds(&allocator->pressure) + coming_fds;
 	if (room.needed_fds > most_fds) {
 		snprintf(error, n_error,
 		         "no fds left for its blocks: it needs %" PRIu64 " more, and %" PRIu64

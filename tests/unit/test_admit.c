@@ -66,14 +66,12 @@ static int free_fd_before;
 
 static void begin(void)
 {
-	static const struct alloc_hooks none;
 	store_begin();
 	for (uint32_t i = 0; i < N_DEVICES; i++) {
 		devices[i].drv = &drv;
 	}
-	ck_assert_int_eq(allocator_init(&allocator, &loop, devices, N_DEVICES, 100, store.cache,
-	                                &stats, &none),
-	                 0);
+	ck_assert_int_eq(
+		allocator_init(&allocator, &loop, devices, N_DEVICES, 100, store.cache, &stats), 0);
 	free_fd_before = first_free_fd();
 }
 
@@ -625,7 +623,7 @@ START_TEST(an_fd_is_taken_from_the_cache)
 {
 	struct wish wish;
 	begin();
-	allocator.hooks.evict_fds = evict_fds;
+	allocator.pressure.sources[PRESSURE_UNUSED].take_fds = evict_fds;
 	struct block *block = _i == 0 ? have_idle_block(1) : have_block(1);
 	allocator.books.max_fds = 1;
 	start_by_handle(&wish, 2);

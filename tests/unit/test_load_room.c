@@ -13,15 +13,14 @@ static struct allocator allocator;
 
 static void begin(void)
 {
-	static const struct alloc_hooks hooks;
 	store_begin();
 	for (uint32_t i = 0; i < N_DEVICES; i++) {
 		devices[i].usable_bytes = MOST_BYTES + GLAKE_CHUNK_GRANULARITY;
 		devices[i].use_bytes[CHUNK_POOL] = GLAKE_CHUNK_GRANULARITY;
 	}
-	ck_assert_int_eq(allocator_init(&allocator, &loop, devices, N_DEVICES, 1000, store.cache,
-	                                &stats, &hooks),
-	                 0);
+	ck_assert_int_eq(
+		allocator_init(&allocator, &loop, devices, N_DEVICES, 1000, store.cache, &stats),
+		0);
 	/* The store's chunks are counted in books of their own. */
 	allocator.books.n_fds = 500;
 }
@@ -117,7 +116,7 @@ START_TEST(who_can_wait_is_refused_only_what_never_fits)
 	begin();
 	struct block *used = add_sized_block(realm, 0, 1, 50 * MIB);
 	ck_assert_int_eq(ask(5, 20 * MIB), STATUS_NO_DEVICE_MEMORY);
-	allocator.wait_ms = 1;
+	allocator.pressure.wait_ms = 1;
 	ck_assert_int_eq(ask(5, 20 * MIB), STATUS_OK);
 	ck_assert_int_eq(ask(6, 20 * MIB), STATUS_NO_DEVICE_MEMORY);
 	tenant_set_quota(payer, 0, 80 * MIB);

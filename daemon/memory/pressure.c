@@ -1,0 +1,499 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/memory/pressure.h"
+
+/* A wrong move is a bug that would lose memory: the asserts stay in every build. */
+#undef NDEBUG
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+
+/* How often a waiting request looks again. */
+#define STEP_MS 10
+/* How often clients are asked again for those that wait: what is freed meanwhile becomes warm. */
+#define ASK_AGAIN_MS 100
+
+#define TO(state) (1u << PRESSURE_##state)
+
+static void pressure_set_state(struct pressure_request *request, enum pressure_state state)
+{
+	static const unsigned moves[N_PRESSURE_STATES] = {
+		[PRESSURE_NEW] = TO(IN_LINE) | TO(MAKING) | TO(REFUSED),
+		[PRESSURE_IN_LINE] = TO(IN_LINE) | TO(MAKING) | TO(REFUSED) | TO(CANCELLED),
+		[PRESSURE_MAKING] = TO(SHORT) | TO(GRANTED) | TO(REFUSED) | TO(CANCELLED),
+		[PRESSURE_SHORT] = TO(MAKING) | TO(CANCELLED),
+	};
+	assert(moves[request->state] & 1u << state);
+	request->state = state;
+}
+
+static uint64_t now_ms(const struct pressure *pressure)
+{
+	return pressure->clock.now_ms(pressure->clock.user);
+}
+
+static void wake(const struct pressure *pressure, uint64_t ms)
+{
+	pressure->clock.wake(pressure->clock.user, ms);
+}
+
+/* ---- clients ---------------------------------------------------------------------------------- */
+
+void pressure_client_enter(struct pressure *pressure, struct pressure_client *client,
+                           const struct pressure_client_ops *ops, const struct tenant *tenant)
+{
+	*client = (struct pressure_client){.ops = ops, .tenant = tenant};
+	list_insert(&pressure->clients, &client->link);
+}
+
+void pressure_client_leave(struct pressure_client *client)
+{
+	if (client->ops) {
+		list_remove(&client->link);
+		client->ops = NULL;
+	}
+}
+
+void pressure_client_answer(struct pressure *pressure, struct pressure_client *client, uint64_t id)
+{
+	if (id <= client->answered_id || id > client->last_id) {
+		return;
+	}
+	client->answered_id = id;
+	client->since_ms = now_ms(pressure);
+	if (!list_is_empty(&pressure->waiting)) {
+		wake(pressure, 0);
+	}
+}
+
+static bool owes_answer(const struct pressure_client *client)
+{
+	return client->answered_id != client->last_id;
+}
+
+/*
+ * 0 bytes: do not ask. Returns whether it owes an answer and may still give it in time, or has given it
+ * just now. What it has reported of its warm memory does not count: it may be old.
+ */
+static bool ask_one(const struct pressure *pressure, struct pressure_client *client,
+                    const struct device *device, uint64_t bytes)
+{
+	uint64_t now = now_ms(pressure);
+	bool owed = owes_answer(client);
+	/* A client that does not read what it is sent is not asked, and not waited for. */
+	if (bytes > 0 && client->ops->ask(client, device, bytes, client->last_id + 1)) {
+		client->last_id++;
+		client->since_ms = owed ? client->since_ms : now;
+	}
+	owed = owes_answer(client);
+	if (now - client->since_ms < (owed ? PRESSURE_LATE_MS : PRESSURE_AFTER_MS)) {
+		return true;
+	}
+	/* What lies unread may be the answer: then glaked is late, and not the client. */
+	return owed && client->ops->has_unread(client);
+}
+
+/* Each client of @tenant, or of all with NULL, for no more than it holds. */
+static bool ask_all(struct pressure *pressure, const struct device *device,
+                    const struct tenant *tenant, uint64_t bytes)
+{
+	struct pressure_client *client;
+	struct pressure_client *spare;
+	bool is_awaited = false;
+	list_for_each_safe (client, spare, &pressure->clients, link) {
+		if (tenant && client->tenant != tenant) {
+			continue;
+		}
+		uint64_t held = client->ops->held_bytes(client, device);
+		if (held > 0 && ask_one(pressure, client, device, bytes < held ? bytes : held)) {
+			is_awaited = true;
+		}
+	}
+	return is_awaited;
+}
+
+static uint64_t held_by_clients(const struct pressure *pressure, const struct device *device,
+                                const struct tenant *tenant)
+{
+	const struct pressure_client *client;
+	uint64_t bytes = 0;
+	list_for_each (client, &pressure->clients, link) {
+		if (client->tenant == tenant) {
+			bytes += client->ops->held_bytes(client, device);
+		}
+	}
+	return bytes;
+}
+
+/*
+ * Have clients asked: once for each request, and now and then for those that wait long. Returns whether
+ * some may still answer.
+ */
+static bool ask(struct pressure_request *request, struct pressure_asked *asked,
+                const struct tenant *tenant, uint64_t bytes)
+{
+	struct pressure *pressure = request->pressure;
+	uint64_t now = now_ms(pressure);
+	bool is_time = !request->has_asked ||
+	               (pressure->wait_ms > 0 && now - asked->asked_ms >= ASK_AGAIN_MS);
+	if (is_time || asked->n_looks != pressure->n_looks) {
+		asked->is_awaited = ask_all(pressure, request->device, tenant, is_time ? bytes : 0);
+		asked->n_looks = pressure->n_looks;
+	}
+	if (is_time) {
+		request->has_asked = true;
+		asked->asked_ms = now;
+	}
+	return asked->is_awaited;
+}
+
+/* ---- patience --------------------------------------------------------------------------------- */
+
+/* Whether it still has time; more of it with @is_late: memory may be on its way. */
+static bool may_wait(struct pressure_request *request, bool is_late)
+{
+	const struct pressure *pressure = request->pressure;
+	uint64_t now = now_ms(pressure);
+	if (!request->has_waited) {
+		request->has_waited = true;
+		request->since_ms = now;
+	}
+	uint64_t waited_ms = now - request->since_ms;
+	return (is_late && waited_ms < PRESSURE_LATE_MS) ||
+	       (request->waited_ms < pressure->wait_ms &&
+	        waited_ms < pressure->wait_ms - request->waited_ms);
+}
+
+static void park(struct pressure_request *request, enum pressure_state state)
+{
+	struct pressure *pressure = request->pressure;
+	pressure_set_state(request, state);
+	list_insert(&pressure->waiting, &request->link);
+	wake(pressure, STEP_MS);
+}
+
+/* ---- the end ---------------------------------------------------------------------------------- */
+
+/* Leaves nothing of it here. */
+static void end(struct pressure_request *request)
+{
+	request->pressure->books->n_fds -= request->n_reserved;
+	request->n_reserved = 0;
+	list_remove(&request->link);
+	tenant_queue_leave(request->tenant, &request->place);
+}
+
+static enum status refuse(struct pressure_request *request, enum status status)
+{
+	struct stats *stats = request->pressure->stats;
+	end(request);
+	pressure_set_state(request, PRESSURE_REFUSED);
+	stats->memory_refusals += status == STATUS_NO_DEVICE_MEMORY;
+	return status;
+}
+
+static void refuse_later(struct pressure_request *request, enum status status)
+{
+	request->ops->done(request, refuse(request, status));
+}
+
+/* It was cancelled while it was being made, or by news of what was evicted for it. */
+static void finish_cancelled(struct pressure_request *request)
+{
+	end(request);
+	request->ops->done(request, STATUS_BUSY);
+}
+
+/* ---- what can be ------------------------------------------------------------------------------ */
+
+uint64_t pressure_most_bytes(const struct pressure *pressure, const struct device *device)
+{
+	return device_room_bytes(device) + pressure->cache->devices[device->index].used_bytes +
+	       device->use_bytes[CHUNK_PRIVATE];
+}
+
+uint64_t pressure_most_fds(const struct pressure *pressure)
+{
+	const struct chunk_books *books = pressure->books;
+	uint64_t n_kept = books->n_fds - pressure->cache->n_fds;
+	return books->max_fds > n_kept ? books->max_fds - n_kept : 0;
+}
+
+/* Whether @wanted is above @limit; 0 = there is none. */
+static bool exceeds(uint64_t wanted, uint64_t limit)
+{
+	return limit > 0 && wanted > limit;
+}
+
+/* Bytes and fds together, whatever others give up. The tenant's limits come first: they are its own. */
+static enum status check_ever(const struct pressure_request *request)
+{
+	const struct tenant *tenant = request->tenant;
+	if (exceeds(request->bytes, tenant->devices[request->device->index].quota_bytes)) {
+		return STATUS_OVER_QUOTA;
+	}
+	if (exceeds(request->n_chunks, tenant->max_fds) ||
+	    (request->fds == PRESSURE_FDS_MUST &&
+	     request->n_chunks > request->pressure->books->max_fds)) {
+		return STATUS_NO_FDS;
+	}
+	return request->bytes > device_most_bytes(request->device) ? STATUS_NO_DEVICE_MEMORY
+	                                                           : STATUS_OK;
+}
+
+/* If not, blocks in use are in the way, and to take from others what they keep would help nobody. */
+static bool fits_after_all_rounds(const struct pressure_request *request)
+{
+	return request->missing_bytes <= pressure_most_bytes(request->pressure, request->device);
+}
+
+/* The same for the tenant's bytes: what its clients do not hold is in use. */
+static bool fits_after_asking(const struct pressure_request *request)
+{
+	const struct tenant_device *limits = &request->tenant->devices[request->device->index];
+	uint64_t held = held_by_clients(request->pressure, request->device, request->tenant);
+	uint64_t kept = limits->used_bytes > held ? limits->used_bytes - held : 0;
+	return limits->quota_bytes == 0 ||
+	       (kept <= limits->quota_bytes && request->bytes <= limits->quota_bytes - kept);
+}
+
+/* ---- fds -------------------------------------------------------------------------------------- */
+
+static void take_back_fds(struct pressure *pressure, uint64_t n_fds)
+{
+	const struct chunk_books *books = pressure->books;
+	uint64_t target = books->n_fds - n_fds;
+	for (int round = 0; round < N_PRESSURE_ROUNDS && books->n_fds > target; round++) {
+		const struct pressure_source *source = &pressure->sources[round];
+		if (source->take_fds) {
+			source->take_fds(source->user, books->n_fds - target);
+		}
+	}
+}
+
+enum status pressure_take_fd(struct pressure *pressure)
+{
+	struct chunk_books *books = pressure->books;
+	if (books->n_fds >= books->max_fds && pressure_most_fds(pressure) > 0) {
+		take_back_fds(pressure, books->n_fds + 1 - books->max_fds);
+	}
+	if (books->n_fds >= books->max_fds) {
+		return STATUS_NO_FDS;
+	}
+	books->n_fds++;
+	return STATUS_OK;
+}
+
+void pressure_give_fd(struct pressure *pressure)
+{
+	pressure->books->n_fds--;
+}
+
+/* Reserve fds for what is missing, so that no other request can spend them. Returns false: refuse it. */
+static bool find_fds(struct pressure_request *request)
+{
+	struct chunk_books *books = request->pressure->books;
+	bool is_small = request->fds == PRESSURE_FDS_SMALL;
+	uint64_t limit = is_small ? books->max_fds / 4 * 3 : books->max_fds;
+	uint64_t wanted = books->n_fds + request->n_missing;
+	/* Nothing goes for a request that would not have enough all the same. */
+	if (wanted > limit && !is_small &&
+	    request->n_missing <= pressure_most_fds(request->pressure) &&
+	    fits_after_all_rounds(request)) {
+		take_back_fds(request->pressure, wanted - limit);
+	}
+	request->has_fds = books->n_fds + request->n_missing <= limit;
+	if (request->has_fds) {
+		request->n_reserved = request->n_missing;
+		books->n_fds += request->n_reserved;
+	}
+	return request->has_fds || request->fds != PRESSURE_FDS_MUST;
+}
+
+/* ---- charging --------------------------------------------------------------------------------- */
+
+static enum status wait_in_line(struct pressure_request *request, bool is_next)
+{
+	struct pressure *pressure = request->pressure;
+	/* Whoever stands behind others is heard when it is his turn. */
+	bool is_awaited = (is_next || !request->has_asked) && fits_after_asking(request) &&
+	                  ask(request, &request->asked, request->tenant, request->bytes);
+	if (!may_wait(request, is_awaited || !is_next)) {
+		pressure->stats->quota_refusals++;
+		return refuse(request, STATUS_OVER_QUOTA);
+	}
+	if (list_is_empty(&request->place)) {
+		tenant_queue_enter(request->tenant, request->device->index, &request->place);
+		pressure->stats->quota_waits++;
+	}
+	park(request, PRESSURE_IN_LINE);
+	return STATUS_OK;
+}
+
+/* NEW or IN_LINE: have it charged and made if it is its turn. The request may be gone if this is STATUS_OK. */
+static enum status admit(struct pressure_request *request)
+{
+	struct stats *stats = request->pressure->stats;
+	enum status status = check_ever(request);
+	if (status != STATUS_OK) {
+		stats->quota_refusals += status != STATUS_NO_DEVICE_MEMORY;
+		return refuse(request, status);
+	}
+	bool is_next = tenant_queue_is_next(request->tenant, request->device->index,
+	                                    &request->place);
+	int r = is_next ? request->ops->charge(request) : TENANT_E_BYTES;
+	if (r == TENANT_E_BYTES) {
+		return wait_in_line(request, is_next);
+	}
+	if (r != 0) {
+		stats->quota_refusals++;
+		return refuse(request, STATUS_NO_FDS);
+	}
+	request->has_asked = false;
+	tenant_queue_leave(request->tenant, &request->place);
+	pressure_set_state(request, PRESSURE_MAKING);
+	bool has_found = find_fds(request);
+	if (request->state == PRESSURE_CANCELLED) {
+		finish_cancelled(request);
+	} else if (!has_found) {
+		return refuse(request, STATUS_NO_FDS);
+	} else {
+		request->ops->make(request);
+	}
+	return STATUS_OK;
+}
+
+enum status pressure_start(struct pressure *pressure, struct pressure_request *request)
+{
+	assert(request->state == PRESSURE_NEW);
+	request->pressure = pressure;
+	list_init(&request->link);
+	list_init(&request->place);
+	return admit(request);
+}
+
+/* ---- a full device ---------------------------------------------------------------------------- */
+
+/* How much has to go: what is missing less what is free, by the books unless they are wrong. */
+static uint64_t shortfall(const struct pressure_request *request)
+{
+	uint64_t room = device_room_bytes(request->device);
+	return request->missing_bytes > room ? request->missing_bytes - room
+	                                     : request->missing_bytes;
+}
+
+/* All rounds but the last. Returns whether there is more room than before. */
+static bool take_back(struct pressure_request *request)
+{
+	struct pressure *pressure = request->pressure;
+	struct device *device = request->device;
+	uint64_t wanted = shortfall(request);
+	uint64_t before = device_room_bytes(device);
+	uint64_t freed = 0;
+	for (int round = 0; round < N_PRESSURE_ROUNDS && freed < wanted; round++) {
+		const struct pressure_source *source = &pressure->sources[round];
+		if (source->take_bytes) {
+			source->take_bytes(source->user, device, wanted - freed);
+			uint64_t room = device_room_bytes(device);
+			freed = room > before ? room - before : 0;
+		}
+	}
+	return freed > 0;
+}
+
+/* There was no room for it. */
+static void fall_short(struct pressure_request *request)
+{
+	struct pressure *pressure = request->pressure;
+	struct pressure_asked *asked = &pressure->asked[request->device->index];
+	bool is_late = false;
+	if (fits_after_all_rounds(request)) {
+		bool has_room = take_back(request);
+		if (request->state == PRESSURE_CANCELLED) {
+			finish_cancelled(request);
+			return;
+		}
+		if (has_room) {
+			request->ops->make(request);
+			return;
+		}
+		is_late = ask(request, asked, NULL, request->missing_bytes);
+		is_late |= device_has_room(request->device, request->missing_bytes);
+	}
+	if (may_wait(request, is_late)) {
+		park(request, PRESSURE_SHORT);
+	} else {
+		refuse_later(request, STATUS_NO_DEVICE_MEMORY);
+	}
+}
+
+void pressure_made(struct pressure_request *request, enum status status)
+{
+	if (request->state == PRESSURE_CANCELLED) {
+		finish_cancelled(request);
+	} else if (status == STATUS_OK) {
+		end(request);
+		pressure_set_state(request, PRESSURE_GRANTED);
+		request->ops->done(request, STATUS_OK);
+	} else if (status == STATUS_NO_DEVICE_MEMORY) {
+		fall_short(request);
+	} else {
+		refuse_later(request, status);
+	}
+}
+
+bool pressure_cancel(struct pressure_request *request)
+{
+	bool is_over = request->state != PRESSURE_MAKING;
+	pressure_set_state(request, PRESSURE_CANCELLED);
+	if (is_over) {
+		end(request);
+	}
+	return is_over;
+}
+
+/* ---- looking again ---------------------------------------------------------------------------- */
+
+void pressure_look(struct pressure *pressure)
+{
+	struct list again = LIST_INIT(again);
+	list_move(&again, &pressure->waiting);
+	pressure->n_looks++;
+	while (!list_is_empty(&again)) {
+		struct pressure_request *request = list_first(&again, struct pressure_request,
+		                                              link);
+		list_remove(&request->link);
+		if (request->state == PRESSURE_SHORT) {
+			pressure_set_state(request, PRESSURE_MAKING);
+			request->ops->make(request);
+			continue;
+		}
+		enum status status = admit(request);
+		if (status != STATUS_OK) {
+			request->ops->done(request, status);
+		}
+	}
+}
+
+int pressure_init(struct pressure *pressure, uint32_t n_devices, struct chunk_books *books,
+                  const struct tenant *cache, struct stats *stats,
+                  const struct pressure_clock *clock)
+{
+	*pressure = (struct pressure){
+		.clock = *clock,
+		.stats = stats,
+		.books = books,
+		.cache = cache,
+		.n_devices = n_devices,
+	};
+	list_init(&pressure->clients);
+	list_init(&pressure->waiting);
+	pressure->asked = calloc(n_devices ? n_devices : 1, sizeof(pressure->asked[0]));
+	return pressure->asked ? 0 : -ENOMEM;
+}
+
+void pressure_deinit(struct pressure *pressure)
+{
+	assert(list_is_empty(&pressure->waiting) && list_is_empty(&pressure->clients));
+	free(pressure->asked);
+	pressure->asked = NULL;
+}

@@ -1,0 +1,1165 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Pressure by itself: the clock, the maker, the sources and the clients are the test's.
+ */
+#include "daemon/memory/pressure.h"
+
+#include <signal.h>
+#include <string.h>
+
+#include "proto/limits.h"
+#include "tests/check_glake.h"
+
+#define MIB (1024ull * 1024)
+#define N_DEVICES 2u
+/* Of each device, all of it grantable. */
+#define MOST (100 * MIB)
+#define MAX_FDS 40u
+#define N_CLIENTS 3u
+#define N_WANTS 12u
+
+/* ---- the world -------------------------------------------------------------------------------- */
+
+static uint64_t now;
+static uint64_t wake_at; /* 0: nobody wants to be woken */
+static struct stats stats;
+static struct chunk_books books;
+static struct device devices[N_DEVICES];
+/* Each of a table of his own, since the default configuration has one tenant. */
+static struct tenant_table *tables[2];
+static struct tenant *tenants[2];
+static struct tenant *cache;
+static struct pressure pressure;
+/* Who was asked: 'p' and 'u' sources for bytes, 'P' and 'U' for fds, '0' .. '9' clients. */
+static char heard[100];
+
+static void hear(char what)
+{
+	size_t n = strlen(heard);
+	if (n + 1 < sizeof(heard)) {
+		heard[n] = what;
+		heard[n + 1] = 0;
+	}
+}
+
+static void expect_heard(const char *what)
+{
+	ck_assert_str_eq(heard, what);
+	heard[0] = 0;
+}
+
+static uint64_t clock_now(void *user)
+{
+	return now;
+}
+
+static void clock_wake(void *user, uint64_t ms)
+{
+	uint64_t at = now + ms;
+	if (wake_at == 0 || at < wake_at) {
+		wake_at = at;
+	}
+}
+
+/* What is there: a chunk, or the whole of a want. */
+struct thing {
+	struct device *device;
+	enum chunk_use use;
+	uint64_t bytes;
+	uint64_t n_fds;
+	struct charge charge;
+};
+
+static void put(struct thing *thing, struct device *device, enum chunk_use use, uint64_t bytes,
+                uint64_t n_fds)
+{
+	thing->device = device;
+	thing->use = use;
+	thing->bytes = bytes;
+	thing->n_fds = n_fds;
+	device->use_bytes[use] += bytes;
+	books.n_fds += n_fds;
+}
+
+static void drop(struct thing *thing)
+{
+	if (thing->device) {
+		thing->device->use_bytes[thing->use] -= thing->bytes;
+		books.n_fds -= thing->n_fds;
+	}
+	charge_refund(&thing->charge);
+	*thing = (struct thing){0};
+}
+
+static void give_to(struct thing *thing, struct tenant *tenant, struct device *device,
+                    enum chunk_use use, uint64_t bytes)
+{
+	ck_assert_int_eq(tenant_charge(tenant, device->index, bytes, 1, &thing->charge), 0);
+	put(thing, device, use, bytes, 1);
+}
+
+/* Sources: one chunk each. */
+static struct {
+	struct thing thing;
+	char name;
+	bool is_lying;
+	struct want *cancels; /* news of it makes the owner give up */
+} sources[N_PRESSURE_ROUNDS];
+
+static void cancel(struct want *want);
+
+static void take_bytes(void *user, struct device *device, uint64_t bytes)
+{
+	__typeof__(&sources[0]) source = user;
+	hear(source->name);
+	ck_assert_uint_gt(bytes, 0);
+	if (!source->is_lying && source->thing.device == device) {
+		drop(&source->thing);
+	}
+	if (source->cancels) {
+		cancel(source->cancels);
+		source->cancels = NULL;
+	}
+}
+
+static void take_fds(void *user, uint64_t n_fds)
+{
+	__typeof__(&sources[0]) source = user;
+	hear((char)(source->name - 'a' + 'A'));
+	ck_assert_uint_gt(n_fds, 0);
+	if (!source->is_lying) {
+		drop(&source->thing);
+	}
+	if (source->cancels) {
+		cancel(source->cancels);
+		source->cancels = NULL;
+	}
+}
+
+static void cache_in(enum pressure_round round, uint64_t bytes)
+{
+	give_to(&sources[round].thing, cache, &devices[0],
+	        round == PRESSURE_UNUSED ? CHUNK_BLOCK : CHUNK_POOL, bytes);
+}
+
+/* Clients: one chunk each, warm or not. */
+static struct client {
+	struct pressure_client base;
+	struct thing thing;
+	uint64_t asked_bytes;
+	bool is_deaf; /* what is sent cannot be sent */
+	bool has_unread;
+	bool dies; /* when it is asked */
+} clients[N_CLIENTS];
+
+static struct client *client_of(const struct pressure_client *base)
+{
+	return container_of(base, struct client, base);
+}
+
+static uint64_t held_bytes(const struct pressure_client *base, const struct device *device)
+{
+	const struct client *client = client_of(base);
+	return client->thing.device == device ? client->thing.bytes : 0;
+}
+
+static bool ask(struct pressure_client *base, const struct device *device, uint64_t bytes,
+                uint64_t id)
+{
+	struct client *client = client_of(base);
+	ck_assert_uint_gt(bytes, 0);
+	ck_assert_uint_le(bytes, held_bytes(base, device));
+	if (client->dies) {
+		pressure_client_leave(base);
+		drop(&client->thing);
+		return false;
+	}
+	if (!client->is_deaf) {
+		hear((char)('0' + (client - clients)));
+		client->asked_bytes = bytes;
+	}
+	return !client->is_deaf;
+}
+
+static bool has_unread(const struct pressure_client *base)
+{
+	return client_of(base)->has_unread;
+}
+
+static const struct pressure_client_ops client_ops = {
+	.held_bytes = held_bytes,
+	.ask = ask,
+	.has_unread = has_unread,
+};
+
+/* Client @i, of tenant @t, with so much on the first device. */
+static struct client *enter(unsigned i, unsigned t, uint64_t bytes)
+{
+	struct client *client = &clients[i];
+	pressure_client_enter(&pressure, &client->base, &client_ops, tenants[t]);
+	if (bytes > 0) {
+		give_to(&client->thing, tenants[t], &devices[0], CHUNK_PRIVATE, bytes);
+	}
+	return client;
+}
+
+static void answer(struct client *client, bool gives)
+{
+	if (gives) {
+		drop(&client->thing);
+	}
+	pressure_client_answer(&pressure, &client->base, client->base.last_id);
+}
+
+/* Wants. */
+static struct want {
+	struct pressure_request request;
+	struct thing thing;
+	bool is_started;
+	bool is_in_maker;
+	bool is_over;
+	enum status status;
+} wants[N_WANTS];
+
+static struct {
+	bool is_full;   /* whatever the books say */
+	bool is_broken; /* fails otherwise */
+} driver;
+
+static struct want *want_of(struct pressure_request *request)
+{
+	return container_of(request, struct want, request);
+}
+
+static int charge(struct pressure_request *request)
+{
+	int r = tenant_charge(request->tenant, request->device->index, request->bytes,
+	                      (uint32_t)request->n_chunks, &want_of(request)->thing.charge);
+	if (r == 0) {
+		request->missing_bytes = request->bytes;
+		request->n_missing = request->n_chunks;
+	}
+	return r;
+}
+
+static void make(struct pressure_request *request)
+{
+	struct want *want = want_of(request);
+	ck_assert(!want->is_in_maker);
+	want->is_in_maker = true;
+}
+
+static void done(struct pressure_request *request, enum status status)
+{
+	struct want *want = want_of(request);
+	ck_assert(!want->is_over && !want->is_in_maker);
+	want->is_over = true;
+	want->status = status;
+	if (request->state == PRESSURE_GRANTED) {
+		ck_assert_int_eq(status, STATUS_OK);
+		put(&want->thing, request->device, CHUNK_PRIVATE, request->bytes,
+		    request->has_fds ? request->n_chunks : 0);
+	} else {
+		drop(&want->thing);
+	}
+}
+
+static const struct pressure_ops ops = {.charge = charge, .make = make, .done = done};
+
+/* The maker does what it has, also that which that brings. */
+static void run_maker(void)
+{
+	for (bool again = true; again;) {
+		again = false;
+		for (unsigned i = 0; i < N_WANTS; i++) {
+			struct want *want = &wants[i];
+			if (!want->is_in_maker) {
+				continue;
+			}
+			want->is_in_maker = false;
+			again = true;
+			bool fits = !driver.is_full &&
+			            device_has_room(want->request.device, want->request.bytes);
+			pressure_made(&want->request, driver.is_broken ? STATUS_INTERNAL
+			                              : fits           ? STATUS_OK
+			                                               : STATUS_NO_DEVICE_MEMORY);
+		}
+	}
+}
+
+/* Time goes on until @ms have passed. */
+static void pass(uint64_t ms)
+{
+	uint64_t until = now + ms;
+	run_maker();
+	while (wake_at > 0 && wake_at <= until) {
+		now = wake_at > now ? wake_at : now;
+		wake_at = 0;
+		pressure_look(&pressure);
+		run_maker();
+	}
+	now = until;
+}
+
+/* The next want, of tenant @t on @device, to be started. */
+static struct want *want_new(unsigned t, unsigned device, uint64_t bytes)
+{
+	unsigned i = 0;
+	while (wants[i].is_started) {
+		i++;
+	}
+	ck_assert_uint_lt(i, N_WANTS);
+	wants[i] = (struct want){
+		.is_started = true,
+		.request =
+			{
+				.ops = &ops,
+				.device = &devices[device],
+				.tenant = tenants[t],
+				.bytes = bytes,
+				.n_chunks = 1,
+			},
+	};
+	return &wants[i];
+}
+
+static void start(struct want *want)
+{
+	want->is_started = true;
+	enum status status = pressure_start(&pressure, &want->request);
+	if (status != STATUS_OK) {
+		ck_assert(!want->is_over);
+		ck_assert_int_eq(want->request.state, PRESSURE_REFUSED);
+		done(&want->request, status);
+	}
+}
+
+/* Started, and what the maker can do at once is done. */
+static struct want *want_on(unsigned t, unsigned device, uint64_t bytes)
+{
+	struct want *want = want_new(t, device, bytes);
+	start(want);
+	run_maker();
+	return want;
+}
+
+static struct want *want(uint64_t bytes)
+{
+	return want_on(0, 0, bytes);
+}
+
+static void cancel(struct want *want)
+{
+	if (pressure_cancel(&want->request)) {
+		want->is_over = true;
+		drop(&want->thing);
+	}
+	ck_assert_int_eq(want->request.state, PRESSURE_CANCELLED);
+}
+
+static void release(struct want *want)
+{
+	ck_assert(want->is_over);
+	drop(&want->thing);
+	want->is_started = false;
+}
+
+static void expect_state(const struct want *want, enum pressure_state state)
+{
+	ck_assert_int_eq(want->request.state, state);
+	ck_assert(want->is_over == (state > PRESSURE_SHORT));
+}
+
+static void expect_refused(const struct want *want, enum status status)
+{
+	expect_state(want, PRESSURE_REFUSED);
+	ck_assert_int_eq(want->status, status);
+}
+
+static void begin(uint64_t wait_ms)
+{
+	const struct pressure_clock clock = {.now_ms = clock_now, .wake = clock_wake};
+	char error[256];
+	struct config *config;
+	ck_assert_int_eq(config_load(NULL, &config, error, sizeof(error)), 0);
+	for (unsigned i = 0; i < 2; i++) {
+		ck_assert_int_eq(tenant_table_new(config, N_DEVICES, &tables[i]), 0);
+		tenants[i] = tenant_find(tables[i], CONFIG_DEFAULT_TENANT);
+	}
+	config_free(config);
+	cache = tenant_table_cache(tables[0]);
+	for (uint32_t i = 0; i < N_DEVICES; i++) {
+		devices[i].index = i;
+		devices[i].usable_bytes = MOST + GLAKE_CHUNK_GRANULARITY;
+		devices[i].use_bytes[CHUNK_POOL] = GLAKE_CHUNK_GRANULARITY;
+	}
+	now = 1000000;
+	books = (struct chunk_books){.max_fds = MAX_FDS, .stats = &stats};
+	ck_assert_int_eq(pressure_init(&pressure, N_DEVICES, &books, cache, &stats, &clock), 0);
+	pressure.wait_ms = wait_ms;
+	for (int round = 0; round < N_PRESSURE_ROUNDS; round++) {
+		sources[round].name = "pu"[round];
+		pressure.sources[round] = (struct pressure_source){
+			.take_bytes = take_bytes, .take_fds = take_fds, .user = &sources[round]};
+	}
+}
+
+/* Whatever is left goes; then every book is level. */
+static void end(void)
+{
+	for (unsigned i = 0; i < N_WANTS; i++) {
+		if (wants[i].is_started && !wants[i].is_over &&
+		    wants[i].request.state != PRESSURE_CANCELLED) {
+			cancel(&wants[i]);
+		}
+	}
+	run_maker();
+	for (unsigned i = 0; i < N_WANTS; i++) {
+		if (wants[i].is_started) {
+			release(&wants[i]);
+		}
+	}
+	for (unsigned i = 0; i < N_CLIENTS; i++) {
+		pressure_client_leave(&clients[i].base);
+		drop(&clients[i].thing);
+	}
+	for (int round = 0; round < N_PRESSURE_ROUNDS; round++) {
+		drop(&sources[round].thing);
+	}
+	ck_assert_uint_eq(books.n_fds, 0);
+	for (uint32_t i = 0; i < N_DEVICES; i++) {
+		ck_assert_uint_eq(device_physical_bytes(&devices[i]), GLAKE_CHUNK_GRANULARITY);
+		for (unsigned t = 0; t < 2; t++) {
+			ck_assert_uint_eq(tenants[t]->devices[i].used_bytes, 0);
+			ck_assert(list_is_empty(&tenants[t]->devices[i].queue));
+		}
+	}
+	pressure_deinit(&pressure);
+	tenant_table_free(tables[0]);
+	tenant_table_free(tables[1]);
+}
+
+/* ---- at once ---------------------------------------------------------------------------------- */
+
+START_TEST(what_fits_is_granted_and_costs_nobody)
+{
+	begin(0);
+	cache_in(PRESSURE_UNUSED, 10 * MIB);
+	enter(0, 0, 10 * MIB);
+	struct want *whole = want_new(0, 0, 80 * MIB);
+	start(whole);
+	expect_state(whole, PRESSURE_MAKING);
+	run_maker();
+	expect_state(whole, PRESSURE_GRANTED);
+	expect_heard("");
+	end();
+}
+END_TEST
+
+/* With all that others could give up in reach. */
+START_TEST(what_can_never_fit_costs_nobody)
+{
+	static const struct {
+		uint64_t bytes;
+		uint64_t n_chunks;
+		enum pressure_fds fds;
+		enum status status;
+	} cases[] = {
+		{MOST + 2 * MIB, 1, PRESSURE_FDS_SMALL, STATUS_NO_DEVICE_MEMORY},
+		{62 * MIB, 1, PRESSURE_FDS_SMALL, STATUS_OVER_QUOTA},
+		{10 * MIB, 11, PRESSURE_FDS_SMALL, STATUS_NO_FDS},
+		{10 * MIB, MAX_FDS + 1, PRESSURE_FDS_MUST, STATUS_NO_FDS},
+	};
+	begin(_i % 2 ? 1000 : 0);
+	cache_in(PRESSURE_MADE_AHEAD, 10 * MIB);
+	cache_in(PRESSURE_UNUSED, 20 * MIB);
+	enter(0, 0, 50 * MIB);
+	if (_i / 2 == 1) {
+		tenant_set_quota(tenants[0], 0, 60 * MIB);
+	}
+	tenants[0]->max_fds = _i / 2 == 2 ? 10 : 0;
+	struct want *never = want_new(0, 0, cases[_i / 2].bytes);
+	never->request.n_chunks = cases[_i / 2].n_chunks;
+	never->request.fds = cases[_i / 2].fds;
+	start(never);
+	expect_refused(never, cases[_i / 2].status);
+	expect_heard("");
+	ck_assert_uint_eq(wake_at, 0);
+	ck_assert_uint_eq(stats.memory_refusals + stats.quota_refusals, 1);
+	end();
+}
+END_TEST
+
+START_TEST(a_failing_maker_ends_the_request)
+{
+	begin(1000);
+	driver.is_broken = true;
+	expect_refused(want(10 * MIB), STATUS_INTERNAL);
+	expect_heard("");
+	end();
+}
+END_TEST
+
+/* ---- the tenant's bytes ----------------------------------------------------------------------- */
+
+static void begin_with_quota(uint64_t wait_ms)
+{
+	begin(wait_ms);
+	tenant_set_quota(tenants[0], 0, 60 * MIB);
+}
+
+START_TEST(only_the_tenants_clients_are_asked_over_its_quota)
+{
+	begin_with_quota(0);
+	cache_in(PRESSURE_UNUSED, 10 * MIB);
+	struct client *own = enter(0, 0, 40 * MIB);
+	enter(1, 1, 20 * MIB);
+	struct want *waits = want(30 * MIB);
+	expect_state(waits, PRESSURE_IN_LINE);
+	expect_heard("0");
+	ck_assert_uint_eq(own->asked_bytes, 30 * MIB);
+	answer(own, true);
+	pass(1);
+	expect_state(waits, PRESSURE_GRANTED);
+	expect_heard("");
+	ck_assert_uint_eq(stats.quota_waits, 1);
+	end();
+}
+END_TEST
+
+/* The rest of the quota is in use: all their warm memory would not be enough. */
+START_TEST(nobody_is_asked_for_what_would_not_help)
+{
+	struct thing used = {0};
+	begin_with_quota(0);
+	give_to(&used, tenants[0], &devices[0], CHUNK_BLOCK, 35 * MIB);
+	enter(0, 0, 20 * MIB);
+	expect_refused(want(30 * MIB), STATUS_OVER_QUOTA);
+	expect_heard("");
+	expect_state(want(24 * MIB), PRESSURE_IN_LINE);
+	expect_heard("0");
+	drop(&used);
+	end();
+}
+END_TEST
+
+/* How a client may fail to give what it was asked for, and until when the request then waits. */
+START_TEST(clients_that_give_nothing_end_the_wait)
+{
+	enum { LIES, MUTE, DEAF, DIES, UNREAD };
+	static const uint64_t waits_ms[] = {PRESSURE_AFTER_MS, PRESSURE_LATE_MS, 0, 0,
+	                                    PRESSURE_LATE_MS};
+	begin_with_quota(0);
+	struct client *client = enter(0, 0, 60 * MIB);
+	client->is_deaf = _i == DEAF;
+	client->dies = _i == DIES;
+	struct want *waits = want(30 * MIB);
+	if (_i == DEAF) {
+		expect_refused(waits, STATUS_OVER_QUOTA);
+	} else if (_i == LIES) {
+		answer(client, false);
+	} else if (_i == DIES) {
+		/* What it had has gone with it. */
+		ck_assert_ptr_null(client->base.ops);
+		struct want *next = want(30 * MIB);
+		expect_state(next, PRESSURE_GRANTED);
+	}
+	if (waits_ms[_i] > 0) {
+		pass(waits_ms[_i] - 1);
+		expect_state(waits, PRESSURE_IN_LINE);
+		pass(20);
+		expect_refused(waits, STATUS_OVER_QUOTA);
+	}
+	if (_i == MUTE) {
+		/* It is not waited for again. */
+		expect_refused(want(30 * MIB), STATUS_OVER_QUOTA);
+		ck_assert_uint_eq(stats.quota_waits, 1);
+	} else if (_i == UNREAD) {
+		/* But if something of it lies unread, that may be the answer. */
+		client->has_unread = true;
+		expect_state(want(30 * MIB), PRESSURE_IN_LINE);
+	}
+	end();
+}
+END_TEST
+
+START_TEST(a_client_that_leaves_is_not_awaited)
+{
+	begin_with_quota(0);
+	struct client *client = enter(0, 0, 60 * MIB);
+	struct want *waits = want(30 * MIB);
+	expect_state(waits, PRESSURE_IN_LINE);
+	pressure_client_leave(&client->base);
+	pressure_client_leave(&client->base);
+	pass(20);
+	expect_refused(waits, STATUS_OVER_QUOTA);
+	end();
+}
+END_TEST
+
+/* Answers to what was never asked, and twice the same, are none. */
+START_TEST(wrong_answers_are_ignored)
+{
+	begin_with_quota(0);
+	struct client *client = enter(0, 0, 60 * MIB);
+	struct want *waits = want(30 * MIB);
+	pass(500);
+	pressure_client_answer(&pressure, &client->base, client->base.last_id + 1);
+	pressure_client_answer(&pressure, &client->base, client->base.last_id - 1);
+	pass(100);
+	expect_state(waits, PRESSURE_IN_LINE);
+	answer(client, false);
+	pass(20);
+	answer(client, false);
+	pass(20);
+	expect_refused(waits, STATUS_OVER_QUOTA);
+	end();
+}
+END_TEST
+
+/* Its answer came, and what streams were done with comes behind it. */
+START_TEST(what_follows_an_answer_is_in_time)
+{
+	begin_with_quota(0);
+	struct client *client = enter(0, 0, 60 * MIB);
+	struct want *waits = want(30 * MIB);
+	pass(900);
+	answer(client, false);
+	pass(PRESSURE_AFTER_MS - 10);
+	expect_state(waits, PRESSURE_IN_LINE);
+	drop(&client->thing);
+	pass(11);
+	expect_state(waits, PRESSURE_GRANTED);
+	end();
+}
+END_TEST
+
+START_TEST(a_line_is_served_in_order)
+{
+	begin_with_quota(10000);
+	struct want *first = want(24 * MIB);
+	struct want *second = want(30 * MIB);
+	struct want *big = want(40 * MIB);
+	struct want *small = want(2 * MIB);
+	expect_state(big, PRESSURE_IN_LINE);
+	expect_state(small, PRESSURE_IN_LINE);
+	release(first);
+	pass(100);
+	expect_state(big, PRESSURE_IN_LINE);
+	expect_state(small, PRESSURE_IN_LINE);
+	/* Other tenants and devices are other lines. */
+	expect_state(want_on(1, 0, 2 * MIB), PRESSURE_GRANTED);
+	expect_state(want_on(0, 1, 60 * MIB), PRESSURE_GRANTED);
+	release(second);
+	pass(20);
+	expect_state(big, PRESSURE_GRANTED);
+	expect_state(small, PRESSURE_GRANTED);
+	ck_assert_uint_eq(stats.quota_waits, 2);
+	end();
+}
+END_TEST
+
+START_TEST(a_small_one_behind_a_big_one_gets_its_turn)
+{
+	begin_with_quota(1000);
+	want(40 * MIB);
+	struct want *big = want(50 * MIB);
+	pass(500);
+	struct want *small = want(20 * MIB);
+	expect_state(small, PRESSURE_IN_LINE);
+	pass(480);
+	expect_state(small, PRESSURE_IN_LINE);
+	pass(40);
+	expect_refused(big, STATUS_OVER_QUOTA);
+	expect_state(small, PRESSURE_GRANTED);
+	end();
+}
+END_TEST
+
+/* The quota was lowered below what stands in line. */
+START_TEST(what_became_too_big_does_not_wait)
+{
+	begin_with_quota(100000);
+	want(40 * MIB);
+	struct want *waits = want(40 * MIB);
+	tenant_set_quota(tenants[0], 0, 30 * MIB);
+	pass(20);
+	expect_refused(waits, STATUS_OVER_QUOTA);
+	end();
+}
+END_TEST
+
+/* ---- a full device ---------------------------------------------------------------------------- */
+
+START_TEST(rounds_come_in_order_and_end_when_there_is_enough)
+{
+	begin(0);
+	cache_in(PRESSURE_MADE_AHEAD, 20 * MIB);
+	cache_in(PRESSURE_UNUSED, 30 * MIB);
+	struct client *client = enter(0, 1, 50 * MIB);
+	struct want *first = want(20 * MIB);
+	expect_state(first, PRESSURE_GRANTED);
+	expect_heard("p");
+	struct want *second = want(30 * MIB);
+	expect_state(second, PRESSURE_GRANTED);
+	expect_heard("pu");
+	struct want *third = want(40 * MIB);
+	expect_state(third, PRESSURE_SHORT);
+	expect_heard("pu0");
+	ck_assert_uint_eq(client->asked_bytes, 40 * MIB);
+	answer(client, true);
+	pass(1);
+	expect_state(third, PRESSURE_GRANTED);
+	end();
+}
+END_TEST
+
+START_TEST(lying_sources_end)
+{
+	begin(0);
+	cache_in(PRESSURE_MADE_AHEAD, 20 * MIB);
+	cache_in(PRESSURE_UNUSED, 70 * MIB);
+	sources[PRESSURE_MADE_AHEAD].is_lying = true;
+	sources[PRESSURE_UNUSED].is_lying = true;
+	expect_refused(want(50 * MIB), STATUS_NO_DEVICE_MEMORY);
+	expect_heard("pu");
+	ck_assert_uint_eq(stats.memory_refusals, 1);
+	end();
+}
+END_TEST
+
+START_TEST(nothing_goes_for_what_blocks_in_use_are_in_the_way_of)
+{
+	struct thing used = {0};
+	begin(_i == 0 ? 0 : 1000);
+	give_to(&used, tenants[1], &devices[0], CHUNK_BLOCK, 50 * MIB);
+	cache_in(PRESSURE_UNUSED, 30 * MIB);
+	enter(0, 0, 20 * MIB);
+	struct want *waits = want(60 * MIB);
+	if (_i == 0) {
+		expect_refused(waits, STATUS_NO_DEVICE_MEMORY);
+	} else {
+		pass(500);
+		expect_state(waits, PRESSURE_SHORT);
+	}
+	expect_heard("");
+	drop(&used);
+	if (_i == 1) {
+		pass(20);
+		expect_state(waits, PRESSURE_GRANTED);
+		expect_heard("pu");
+	}
+	end();
+}
+END_TEST
+
+/* By the books there is room; a process that is about to end has it still. */
+START_TEST(memory_that_is_late_is_waited_for)
+{
+	begin(0);
+	driver.is_full = true;
+	struct want *waits = want(60 * MIB);
+	pass(500);
+	expect_state(waits, PRESSURE_SHORT);
+	if (_i == 0) {
+		driver.is_full = false;
+		pass(20);
+		expect_state(waits, PRESSURE_GRANTED);
+	} else {
+		pass(PRESSURE_LATE_MS - 500 - 1);
+		expect_state(waits, PRESSURE_SHORT);
+		pass(20);
+		expect_refused(waits, STATUS_NO_DEVICE_MEMORY);
+	}
+	end();
+}
+END_TEST
+
+/* After the charge, what fits is served. */
+START_TEST(what_fits_a_full_device_first_is_served_first)
+{
+	begin(10000);
+	struct want *held = want_on(1, 0, 90 * MIB);
+	struct want *big = want(60 * MIB);
+	expect_state(big, PRESSURE_SHORT);
+	expect_state(want(10 * MIB), PRESSURE_GRANTED);
+	release(held);
+	pass(20);
+	expect_state(big, PRESSURE_GRANTED);
+	end();
+}
+END_TEST
+
+/* ---- patience --------------------------------------------------------------------------------- */
+
+START_TEST(patience_is_what_the_config_says_in_all)
+{
+	static const uint64_t waited_ms[] = {0, 300, 1000, UINT64_MAX};
+	static const uint64_t left_ms[] = {1000, 700, 0, 0};
+	bool is_short = _i % 2;
+	uint64_t left = left_ms[_i / 2];
+	begin_with_quota(1000);
+	want_on(is_short, 0, 60 * MIB);
+	if (is_short) {
+		tenant_set_quota(tenants[0], 0, 0);
+	}
+	struct want *waits = want_new(0, 0, 50 * MIB);
+	waits->request.waited_ms = waited_ms[_i / 2];
+	start(waits);
+	run_maker();
+	if (left > 0) {
+		pass(left - 1);
+		expect_state(waits, is_short ? PRESSURE_SHORT : PRESSURE_IN_LINE);
+		pass(20);
+	}
+	expect_refused(waits, is_short ? STATUS_NO_DEVICE_MEMORY : STATUS_OVER_QUOTA);
+	end();
+}
+END_TEST
+
+/* Also for who has no patience left: it is not the client's fault that others are late. */
+START_TEST(answers_are_waited_for_in_any_case)
+{
+	begin_with_quota(1000);
+	struct client *client = enter(0, 0, 60 * MIB);
+	struct want *waits = want_new(0, 0, 50 * MIB);
+	waits->request.waited_ms = 1000;
+	start(waits);
+	pass(900);
+	answer(client, true);
+	pass(1);
+	expect_state(waits, PRESSURE_GRANTED);
+	end();
+}
+END_TEST
+
+START_TEST(clients_are_asked_again_while_somebody_waits)
+{
+	begin_with_quota(10000);
+	struct client *client = enter(0, 0, 60 * MIB);
+	struct want *waits = want(30 * MIB);
+	struct want *behind = want(20 * MIB);
+	expect_heard("00");
+	for (unsigned i = 0; i < 3; i++) {
+		answer(client, false);
+		pass(110);
+		expect_heard("0");
+	}
+	answer(client, true);
+	pass(1);
+	expect_state(waits, PRESSURE_GRANTED);
+	expect_state(behind, PRESSURE_GRANTED);
+	end();
+}
+END_TEST
+
+/* ---- fds -------------------------------------------------------------------------------------- */
+
+START_TEST(fds_are_taken_from_what_nobody_uses)
+{
+	/* Held by others. */
+	static const uint64_t n_held[] = {36, 30, 29, 38, 38, 38, 39};
+	static const enum pressure_fds fds[] = {
+		PRESSURE_FDS_MUST, PRESSURE_FDS_SMALL, PRESSURE_FDS_SMALL, PRESSURE_FDS_MUST,
+		PRESSURE_FDS_BIG,  PRESSURE_FDS_SMALL, PRESSURE_FDS_MUST};
+	static const char *const heards[] = {"", "", "", "P", "P", "", "PU"};
+	static const bool has_fds[] = {true, false, true, true, true, false, true};
+	struct thing held = {0};
+	begin(0);
+	put(&held, &devices[1], CHUNK_BLOCK, 2 * MIB, n_held[_i] - (_i > 2 ? 2 : 0));
+	if (_i > 2) {
+		cache_in(PRESSURE_MADE_AHEAD, 2 * MIB);
+		cache_in(PRESSURE_UNUSED, 2 * MIB);
+	}
+	struct want *waits = want_new(0, 0, 10 * MIB);
+	waits->request.fds = fds[_i];
+	waits->request.n_chunks = _i < 3 ? 1 : 3;
+	start(waits);
+	expect_heard(heards[_i]);
+	run_maker();
+	expect_state(waits, PRESSURE_GRANTED);
+	ck_assert(waits->request.has_fds == has_fds[_i]);
+	drop(&held);
+	end();
+}
+END_TEST
+
+START_TEST(nothing_goes_for_too_few_fds)
+{
+	struct thing held = {0};
+	begin(1000);
+	put(&held, &devices[1], CHUNK_BLOCK, 2 * MIB, MAX_FDS - 2);
+	cache_in(PRESSURE_MADE_AHEAD, 2 * MIB);
+	cache_in(PRESSURE_UNUSED, 2 * MIB);
+	struct want *must = want_new(0, 0, 10 * MIB);
+	must->request.fds = PRESSURE_FDS_MUST;
+	must->request.n_chunks = 3;
+	start(must);
+	expect_refused(must, STATUS_NO_FDS);
+	struct want *big = want_new(0, 0, 10 * MIB);
+	big->request.fds = PRESSURE_FDS_BIG;
+	big->request.n_chunks = 3;
+	start(big);
+	run_maker();
+	expect_state(big, PRESSURE_GRANTED);
+	ck_assert(!big->request.has_fds);
+	expect_heard("");
+	drop(&held);
+	end();
+}
+END_TEST
+
+/* ---- cancelling ------------------------------------------------------------------------------- */
+
+START_TEST(a_request_is_cancelled_wherever_it_is)
+{
+	enum { MADE, FAILED, IN_VAIN, IN_LINE, SHORT, NEWS, NEWS_OF_FDS };
+	struct thing held = {0};
+	begin(1000);
+	struct want *want = want_new(0, 0, 50 * MIB);
+	if (_i == IN_LINE) {
+		tenant_set_quota(tenants[0], 0, 60 * MIB);
+		want_on(0, 0, 20 * MIB);
+	} else if (_i >= SHORT) {
+		cache_in(PRESSURE_UNUSED, 10 * MIB);
+		want_on(1, 0, 90 * MIB);
+	}
+	if (_i == NEWS) {
+		sources[PRESSURE_UNUSED].cancels = want;
+	} else if (_i == NEWS_OF_FDS) {
+		want->request.fds = PRESSURE_FDS_MUST;
+		want->request.n_chunks = 5;
+		put(&held, &devices[1], CHUNK_BLOCK, 2 * MIB, MAX_FDS - 6);
+		sources[PRESSURE_UNUSED].cancels = want;
+	}
+	start(want);
+	driver.is_broken = _i == FAILED;
+	driver.is_full = _i == IN_VAIN;
+	if (_i <= IN_VAIN) {
+		expect_state(want, PRESSURE_MAKING);
+	} else if (_i < NEWS) {
+		run_maker();
+		expect_state(want, _i == IN_LINE ? PRESSURE_IN_LINE : PRESSURE_SHORT);
+	}
+	if (_i < NEWS) {
+		cancel(want);
+		ck_assert(want->is_over == (_i > IN_VAIN));
+	}
+	run_maker();
+	expect_state(want, PRESSURE_CANCELLED);
+	driver.is_full = false;
+	driver.is_broken = false;
+	pass(2000);
+	/* Nobody stands behind it. */
+	if (_i <= IN_LINE) {
+		expect_state(want_on(0, 0, 40 * MIB), PRESSURE_GRANTED);
+	}
+	drop(&held);
+	end();
+}
+END_TEST
+
+START_TEST(what_is_over_cannot_be_cancelled)
+{
+	begin(0);
+	struct want *granted = want(10 * MIB);
+	expect_state(granted, PRESSURE_GRANTED);
+	pressure_cancel(&granted->request);
+}
+END_TEST
+
+/* ---- anything --------------------------------------------------------------------------------- */
+
+static unsigned seed;
+
+static unsigned random_below(unsigned n)
+{
+	seed = seed * 1103515245u + 12345u;
+	return (seed >> 8) % n;
+}
+
+static void check_books(void)
+{
+	uint64_t n_fds = 0;
+	uint64_t used[2][N_DEVICES] = {{0}};
+	for (unsigned i = 0; i < N_WANTS; i++) {
+		const struct want *want = &wants[i];
+		if (!want->is_started) {
+			continue;
+		}
+		n_fds += want->thing.n_fds + want->request.n_reserved;
+		bool is_tenant = want->request.tenant == tenants[1];
+		used[is_tenant][want->request.device->index] += want->thing.charge.bytes;
+		ck_assert(!want->is_over || want->request.n_reserved == 0);
+		ck_assert(!want->is_over || (list_is_empty(&want->request.link) &&
+		                             list_is_empty(&want->request.place)));
+		ck_assert((want->request.state == PRESSURE_IN_LINE) ==
+		          !list_is_empty(&want->request.place));
+		/* Whatever waits is looked at. */
+		ck_assert(want->is_over || want->is_in_maker || wake_at > 0);
+	}
+	for (unsigned i = 0; i < N_CLIENTS; i++) {
+		const struct thing *thing = &clients[i].thing;
+		n_fds += thing->n_fds;
+		if (thing->device) {
+			used[thing->charge.tenant == tenants[1]][thing->device->index] +=
+				thing->bytes;
+		}
+	}
+	for (int round = 0; round < N_PRESSURE_ROUNDS; round++) {
+		n_fds += sources[round].thing.n_fds;
+	}
+	ck_assert_uint_eq(books.n_fds, n_fds);
+	ck_assert_uint_le(books.n_fds, MAX_FDS);
+	for (unsigned t = 0; t < 2; t++) {
+		for (uint32_t i = 0; i < N_DEVICES; i++) {
+			const struct tenant_device *on = &tenants[t]->devices[i];
+			ck_assert_uint_eq(on->used_bytes, used[t][i]);
+			ck_assert_uint_le(device_physical_bytes(&devices[i]),
+			                  devices[i].usable_bytes);
+		}
+	}
+}
+
+static void do_anything_with(struct want *want)
+{
+	if (!want->is_started) {
+		*want = (struct want){
+			.request =
+				{
+					.ops = &ops,
+					.device = &devices[random_below(N_DEVICES)],
+					.tenant = tenants[random_below(2)],
+					.fds = random_below(3),
+					.bytes = (1 + random_below(55)) * 2 * MIB,
+					.n_chunks = 1 + random_below(6),
+					.waited_ms = random_below(4) ? 0 : random_below(300),
+				},
+		};
+		start(want);
+	} else if (want->is_over) {
+		release(want);
+	} else if (want->request.state != PRESSURE_CANCELLED && random_below(4) == 0) {
+		cancel(want);
+	}
+}
+
+static void do_anything_with_client(unsigned i)
+{
+	struct client *client = &clients[i];
+	client->is_deaf = random_below(5) == 0;
+	client->has_unread = random_below(5) == 0;
+	if (!client->base.ops) {
+		struct device *device = &devices[random_below(N_DEVICES)];
+		uint64_t bytes = (1 + random_below(20)) * 2 * MIB;
+		unsigned t = random_below(2);
+		enter(i, t, 0);
+		if (books.n_fds < MAX_FDS && device_has_room(device, bytes) &&
+		    tenant_charge(tenants[t], device->index, bytes, 1, &client->thing.charge) ==
+		            0) {
+			put(&client->thing, device, CHUNK_PRIVATE, bytes, 1);
+		}
+	} else if (random_below(4) == 0) {
+		pressure_client_leave(&client->base);
+		drop(&client->thing);
+	} else {
+		answer(client, random_below(2));
+	}
+}
+
+static void do_anything(void)
+{
+	switch (random_below(8)) {
+	case 0:
+	case 1:
+	case 2:
+		do_anything_with(&wants[random_below(N_WANTS)]);
+		break;
+	case 3:
+		do_anything_with_client(random_below(N_CLIENTS));
+		break;
+	case 4: {
+		unsigned round = random_below(N_PRESSURE_ROUNDS);
+		uint64_t bytes = (1 + random_below(10)) * 2 * MIB;
+		sources[round].is_lying = random_below(4) == 0;
+		if (!sources[round].thing.device && books.n_fds < MAX_FDS &&
+		    device_has_room(&devices[0], bytes)) {
+			cache_in(round, bytes);
+		}
+		break;
+	}
+	case 5:
+		driver.is_full = random_below(6) == 0;
+		driver.is_broken = random_below(20) == 0;
+		break;
+	case 6:
+		tenant_set_quota(tenants[random_below(2)], random_below(N_DEVICES),
+		                 random_below(4) * 40 * MIB);
+		break;
+	default:
+		pass(random_below(60));
+	}
+}
+
+START_TEST(the_books_are_level_whatever_happens)
+{
+	enum { STEPS = 20000 };
+	seed = (unsigned)_i;
+	begin(_i % 2 ? 200 : 0);
+	for (unsigned i = 0; i < STEPS; i++) {
+		do_anything();
+		heard[0] = 0;
+		check_books();
+	}
+	/* Left alone, nothing waits for ever. */
+	for (unsigned i = 0; i < N_CLIENTS; i++) {
+		clients[i].has_unread = false;
+	}
+	driver.is_full = false;
+	pass(5000);
+	for (unsigned i = 0; i < N_WANTS; i++) {
+		ck_assert(!wants[i].is_started || wants[i].is_over);
+	}
+	ck_assert(list_is_empty(&pressure.waiting));
+	end();
+}
+END_TEST
+
+static void add_loop(Suite *suite, const TTest *test, int n)
+{
+	TCase *tcase = tcase_create(test->name);
+	tcase_set_timeout(tcase, TEST_TIMEOUT_S);
+	tcase_add_loop_test(tcase, test, 0, n);
+	suite_add_tcase(suite, tcase);
+}
+
+int main(void)
+{
+	Suite *suite = suite_create("pressure");
+	suite_add(suite, what_fits_is_granted_and_costs_nobody);
+	add_loop(suite, what_can_never_fit_costs_nobody, 8);
+	suite_add(suite, a_failing_maker_ends_the_request);
+	suite_add(suite, only_the_tenants_clients_are_asked_over_its_quota);
+	suite_add(suite, nobody_is_asked_for_what_would_not_help);
+	add_loop(suite, clients_that_give_nothing_end_the_wait, 5);
+	suite_add(suite, a_client_that_leaves_is_not_awaited);
+	suite_add(suite, wrong_answers_are_ignored);
+	suite_add(suite, what_follows_an_answer_is_in_time);
+	suite_add(suite, a_line_is_served_in_order);
+	suite_add(suite, a_small_one_behind_a_big_one_gets_its_turn);
+	suite_add(suite, what_became_too_big_does_not_wait);
+	suite_add(suite, rounds_come_in_order_and_end_when_there_is_enough);
+	suite_add(suite, lying_sources_end);
+	add_loop(suite, nothing_goes_for_what_blocks_in_use_are_in_the_way_of, 2);
+	add_loop(suite, memory_that_is_late_is_waited_for, 2);
+	suite_add(suite, what_fits_a_full_device_first_is_served_first);
+	add_loop(suite, patience_is_what_the_config_says_in_all, 8);
+	suite_add(suite, answers_are_waited_for_in_any_case);
+	suite_add(suite, clients_are_asked_again_while_somebody_waits);
+	add_loop(suite, fds_are_taken_from_what_nobody_uses, 7);
+	suite_add(suite, nothing_goes_for_too_few_fds);
+	add_loop(suite, a_request_is_cancelled_wherever_it_is, 7);
+	suite_add_fatal(suite, what_is_over_cannot_be_cancelled, SIGABRT);
+	add_loop(suite, the_books_are_level_whatever_happens, 10);
+	return suite_run(suite);
+}
