@@ -37,7 +37,9 @@ enum keeper_event {
 	KEEPER_FAILED,      /* value: errno; the last event of the child */
 	KEEPER_DYING,
 	KEEPER_ENDED, /* value: the status, as waitpid() gives it; the last event of the child */
-	KEEPER_LOST,  /* never sent: the keeper has died; the last event of all its children */
+	/* Never sent: */
+	KEEPER_READY, /* there is a keeper again: the child can be ordered */
+	KEEPER_LOST,  /* the keeper has died; the last event of all its children */
 };
 
 struct keeper_news {

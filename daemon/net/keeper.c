@@ -28,24 +28,46 @@ static void tell(struct keeper_child *child, enum keeper_event event, int value)
 	child->on_event(child, event, value);
 }
 
-static void lose(struct keeper *keeper)
+/* Takes the children that @waits is true of, and from here on are no more the keeper's. */
+static void take_children(struct keeper *keeper, bool waits, struct list *taken)
+{
+	struct keeper_child *child;
+	struct keeper_child *spare;
+	list_for_each_safe (child, spare, &keeper->children, link) {
+		if ((child->id == 0) == waits) {
+			list_remove(&child->link);
+			list_insert(taken, &child->link);
+		}
+	}
+}
+
+/* What is ordered from in here is another keeper's. */
+static void lose(struct keeper *keeper, bool with_waiting)
 {
 	struct list lost;
-	if (!keeper->conn) {
-		return;
+	if (keeper->conn) {
+		conn_close(keeper->conn, on_closed);
+		keeper->conn = NULL;
 	}
-	conn_close(keeper->conn, on_closed);
-	keeper->conn = NULL;
-	/* What is started from in here is another keeper's. */
 	list_init(&lost);
-	while (!list_is_empty(&keeper->children)) {
-		struct keeper_child *child = list_first(&keeper->children, struct keeper_child,
-		                                        link);
-		list_remove(&child->link);
-		list_insert(&lost, &child->link);
+	take_children(keeper, false, &lost);
+	if (with_waiting) {
+		take_children(keeper, true, &lost);
 	}
 	while (!list_is_empty(&lost)) {
 		tell(list_first(&lost, struct keeper_child, link), KEEPER_LOST, 0);
+	}
+}
+
+static void tell_ready(struct keeper *keeper)
+{
+	struct list ready;
+	list_init(&ready);
+	take_children(keeper, true, &ready);
+	while (!list_is_empty(&ready)) {
+		struct keeper_child *child = list_first(&ready, struct keeper_child, link);
+		list_remove(&child->link);
+		tell(child, KEEPER_READY, 0);
 	}
 }
 
@@ -71,7 +93,7 @@ static void on_packet(struct conn *conn, const uint8_t *bytes, size_t n_bytes, s
 static void on_end(struct conn *conn, enum conn_end end, int error)
 {
 	log_error("glake-keeper died, and glake-mover with it");
-	lose(container_of(conn, struct link, conn)->keeper);
+	lose(container_of(conn, struct link, conn)->keeper, false);
 }
 
 /* ---- the starter's --------------------------------------------------------------------------- */
@@ -83,7 +105,7 @@ static void on_keeper(struct conn *conn, const uint8_t *bytes, size_t n_bytes, s
 	cleanup_fd int fd = fdlist_take(fds, 0);
 	int error = 0;
 	memcpy(&error, bytes, n_bytes < sizeof(error) ? n_bytes : sizeof(error));
-	lose(keeper);
+	lose(keeper, false);
 	int r = error ? -error : fd < 0 ? -EMFILE : !link ? -ENOMEM : 0;
 	if (r == 0) {
 		r = conn_open(&link->conn, keeper->loop, fd, on_packet, on_end);
@@ -91,11 +113,13 @@ static void on_keeper(struct conn *conn, const uint8_t *bytes, size_t n_bytes, s
 	if (r < 0) {
 		log_error("cannot start glake-keeper: %s", strerror(-r));
 		free(link);
+		lose(keeper, true);
 		return;
 	}
 	fd_steal(&fd);
 	link->keeper = keeper;
 	keeper->conn = &link->conn;
+	tell_ready(keeper);
 }
 
 /* The keeper that there is stays; there is no other after it. */
@@ -119,7 +143,7 @@ void keeper_close(struct keeper *keeper)
 	if (keeper->starter.fd >= 0) {
 		conn_close(&keeper->starter, NULL);
 	}
-	lose(keeper);
+	lose(keeper, true);
 }
 
 static int send_order(struct keeper *keeper, const struct keeper_order *order, const char *program,
@@ -145,16 +169,19 @@ static int send_order(struct keeper *keeper, const struct keeper_order *order, c
 int keeper_start(struct keeper *keeper, struct keeper_child *child, const char *program,
                  const char *setting, int fd)
 {
-	const struct keeper_order order = {.child = ++keeper->last_id, .verb = KEEPER_START};
-	if (!keeper->conn) {
-		return -EAGAIN;
+	struct keeper_order order = {.verb = KEEPER_START};
+	if (keeper->conn) {
+		order.child = ++keeper->last_id;
+		int r = send_order(keeper, &order, program, setting, &fd);
+		if (r < 0) {
+			return r;
+		}
+	} else if (keeper->starter.fd < 0) {
+		return -ECHILD;
 	}
-	int r = send_order(keeper, &order, program, setting, &fd);
-	if (r == 0) {
-		child->id = order.child;
-		list_insert(&keeper->children, &child->link);
-	}
-	return r;
+	child->id = order.child;
+	list_insert(&keeper->children, &child->link);
+	return 0;
 }
 
 void keeper_kill(struct keeper *keeper, const struct keeper_child *child)

@@ -3,7 +3,8 @@
  * The link to glake-keeper, whose children are processes that glaked wants: order one, have it killed,
  * hear of its end. See proto/keeper.h and daemon/keeper/main.c.
  *
- * A keeper that dies takes its children with it; there is another one soon (keeper_starter.h).
+ * A keeper that dies takes its children with it; there is another one soon (keeper_starter.h), for which
+ * children ordered meanwhile wait.
  *
  * Owner: the server embeds it. Lifetime: keeper_open() to keeper_close(), and the loop's next turn.
  * Threads: loop thread.
@@ -24,7 +25,7 @@ typedef void (*keeper_event_fn)(struct keeper_child *child, enum keeper_event ev
 
 struct keeper_child {
 	struct list link; /* link: keeper.children */
-	uint64_t id;
+	uint64_t id;      /* 0: it waits for a keeper */
 	keeper_event_fn on_event;
 };
 
@@ -45,12 +46,13 @@ void keeper_close(struct keeper *keeper);
 /*
  * Have @program started, with a duplicate of @fd as its fd 3, its stdout and stderr being ours, and with
  * @setting ("NAME=value", NULL: none) in its environment. @child->on_event is set by the caller; no event
- * comes from in here. Returns 0 or -errno: -EAGAIN: there is no keeper for now.
+ * comes from in here. While there is no keeper @child only waits: with KEEPER_READY this is to be called
+ * again. Returns 0 or -errno.
  */
 int keeper_start(struct keeper *keeper, struct keeper_child *child, const char *program,
                  const char *setting, int fd);
 
-/* SIGKILL. Harmless for one that has ended. */
+/* SIGKILL. Harmless for one that has ended, or waits. */
 void keeper_kill(struct keeper *keeper, const struct keeper_child *child);
 
 #endif

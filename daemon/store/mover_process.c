@@ -105,11 +105,43 @@ static void describe_end(const struct mover_process *process, int status, char e
 	}
 }
 
+/* ---- its beginning --------------------------------------------------------------------------- */
+
+/* The driver library of the configuration, which the keeper does not know. */
+static const char *driver_setting(char text[4200])
+{
+	const char *libcuda = getenv("GLAKE_LIBCUDA");
+	return libcuda && snprintf(text, 4200, "GLAKE_LIBCUDA=%s", libcuda) < 4200 ? text : NULL;
+}
+
+static int order(struct mover_process *process)
+{
+	char setting[4200];
+	return keeper_start(process->keeper, &process->child, process->path,
+	                    driver_setting(setting), process->their_fd);
+}
+
+/* The one that there was before has died. */
+static void order_again(struct mover_process *process)
+{
+	char error[256];
+	int r = process->ops ? order(process) : -ECANCELED;
+	if (r < 0) {
+		snprintf(error, sizeof(error), "cannot start %s: %s", process->path, strerror(-r));
+		go(process, error);
+	}
+}
+
+/* ---- events ---------------------------------------------------------------------------------- */
+
 static void on_event(struct keeper_child *child, enum keeper_event event, int value)
 {
 	struct mover_process *process = container_of(child, struct mover_process, child);
 	char error[256];
 	switch (event) {
+	case KEEPER_READY:
+		order_again(process);
+		break;
 	case KEEPER_STARTED:
 		process->pid = value;
 		process->stats->mover_starts++;
@@ -151,8 +183,6 @@ void mover_process_kill(struct mover_process *process)
 	keeper_kill(process->keeper, &process->child);
 }
 
-/* ---- its beginning --------------------------------------------------------------------------- */
-
 static void on_packet(struct conn *conn, const uint8_t *bytes, size_t n_bytes, struct fdlist *fds)
 {
 	struct mover_process *process = container_of(conn, struct mover_process, conn);
@@ -162,18 +192,10 @@ static void on_packet(struct conn *conn, const uint8_t *bytes, size_t n_bytes, s
 	}
 }
 
-/* The driver library of the configuration, which the keeper does not know. */
-static const char *driver_setting(char text[4200])
-{
-	const char *libcuda = getenv("GLAKE_LIBCUDA");
-	return libcuda && snprintf(text, 4200, "GLAKE_LIBCUDA=%s", libcuda) < 4200 ? text : NULL;
-}
-
 int mover_process_new(uv_loop_t *loop, struct keeper *keeper, const char *path, struct stats *stats,
                       const struct mover_process_ops *ops, void *user,
                       struct mover_process **process_out)
 {
-	char setting[4200];
 	int sockets[2];
 	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, sockets) < 0) {
 		return -errno;
@@ -198,14 +220,14 @@ int mover_process_new(uv_loop_t *loop, struct keeper *keeper, const char *path, 
 	}
 	fd_steal(&our_fd);
 	process->path = ptr_steal(own_path);
-	r = keeper_start(keeper, &process->child, path, driver_setting(setting), their_fd);
+	process->their_fd = fd_steal(&their_fd);
+	r = order(process);
 	if (r < 0) {
 		process->is_gone = true;
 		close_connection(process);
 		return r;
 	}
 	process->ops = ops;
-	process->their_fd = fd_steal(&their_fd);
 	*process_out = process;
 	return 0;
 }
