@@ -26,6 +26,11 @@ struct glake__tag {
 	void *owner;
 };
 
+/* Since when one allocation waits for glaked, over all requests that are made for it. Begins as zeroes. */
+struct glake__wait {
+	uint64_t since_ns;
+};
+
 /*
  * A piece of private memory, live or parked: all of a range of its own, or part of a slab. It is read
  * by who has claimed it, else under the heap's lock.
@@ -67,7 +72,8 @@ uint64_t glake__heap_round(uint64_t n_bytes);
 struct glake__allocation *glake__heap_take(struct glake_session *session, int ordinal,
                                            uint64_t n_bytes, const struct glake__tag *tag);
 int glake__heap_get(struct glake_session *session, int ordinal, uint64_t n_bytes,
-                    const struct glake__tag *tag, struct glake__allocation **allocation_out);
+                    const struct glake__tag *tag, struct glake__wait *wait,
+                    struct glake__allocation **allocation_out);
 
 /* Is @address anywhere in an allocation that nobody has claimed? Then @facts_out (may be NULL). */
 bool glake__heap_find(glake_ptr address, struct glake__facts *facts_out);

@@ -35,6 +35,7 @@ struct request {
 	const struct heap_place *place;
 	uint64_t n_bytes;
 	struct glake__tag tag;
+	struct glake__wait *wait;
 	struct glake__allocation *allocation;
 	bool is_foreign;
 };
@@ -43,7 +44,7 @@ static int request_memory(struct owner *owner, void *user)
 {
 	struct request *request = user;
 	int r = glake__heap_get(owner->session, request->place->device, request->n_bytes,
-	                        &request->tag, &request->allocation);
+	                        &request->tag, request->wait, &request->allocation);
 	request->is_foreign = r == -ENODEV;
 	return r;
 }
@@ -61,9 +62,10 @@ static int alloc_of(struct owner *owner, struct request *request)
 	return r != 0 && request->is_foreign ? OWNER_E_FOREIGN : r;
 }
 
-int heap_alloc(const struct heap_place *place, uint64_t n_bytes, CUdeviceptr *address_out)
+int heap_alloc(const struct heap_place *place, uint64_t n_bytes, struct glake__wait *wait,
+               CUdeviceptr *address_out)
 {
-	struct request request = {.place = place, .n_bytes = n_bytes};
+	struct request request = {.place = place, .n_bytes = n_bytes, .wait = wait};
 	int r = OWNER_E_ABSENT;
 	if (place->device < 0 || place->device >= SHIM_MAX_DEVICES) {
 		return OWNER_E_FOREIGN;

@@ -24,8 +24,12 @@ struct heap_place {
 /* Of cuMemAlloc(), now, on this thread. False without a current context that is any good. */
 bool heap_place_here(struct heap_place *place_out);
 
-/* Memory that is not initialised, at least 512-byte aligned; @n_bytes is not 0. 0 or OWNER_E_*. */
-int heap_alloc(const struct heap_place *place, uint64_t n_bytes, CUdeviceptr *address_out);
+/*
+ * Memory that is not initialised, at least 512-byte aligned; @n_bytes is not 0. @wait: zeroes, or as a call
+ * for the same memory left it. 0 or OWNER_E_*.
+ */
+int heap_alloc(const struct heap_place *place, uint64_t n_bytes, struct glake__wait *wait,
+               CUdeviceptr *address_out);
 
 /* What there is to know of an allocation. */
 struct heap_facts {

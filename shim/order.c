@@ -53,9 +53,10 @@ int order_alloc(const struct glake_stream *stream, struct pool *pool, uint64_t n
 		return 0;
 	}
 	order_collect(place.ctx, false);
-	int r = heap_alloc(&place, n_bytes, address_out);
+	struct glake__wait wait = {0};
+	int r = heap_alloc(&place, n_bytes, &wait, address_out);
 	if (r == OWNER_E_FULL && order_collect(place.ctx, true)) {
-		r = heap_alloc(&place, n_bytes, address_out);
+		r = heap_alloc(&place, n_bytes, &wait, address_out);
 	}
 	return r;
 }

@@ -119,6 +119,7 @@ void rpc_chunk_alloc(struct session *session, const request_t *request, struct f
 		.use = CHUNK_PRIVATE,
 		.sizes = sizes,
 		.n_chunks = body->n_chunks,
+		.waited_ms = body->waited_ms,
 	};
 	enum status status = alloc_start(rpc_of(session)->allocator, &wanted, on_chunks, operation,
 	                                 &operation->alloc);

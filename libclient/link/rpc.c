@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "proto/cleanup.h"
+#include "proto/clock.h"
 #include "libclient/link/call.h"
 #include "libclient/link/notice.h"
 #include "libclient/link/sized.h"
@@ -83,14 +84,17 @@ int glake__rpc_hello(struct glake_session *session, const char *program)
 /* ---- chunks ----------------------------------------------------------------------------------- */
 
 int glake__rpc_chunk_alloc(struct glake_session *session, uint32_t device, uint64_t chunk_bytes,
-                           uint32_t n_chunks, uint64_t last_bytes, uint64_t *ids_out,
-                           struct fdlist *fds)
+                           uint32_t n_chunks, uint64_t last_bytes, struct glake__wait *wait,
+                           uint64_t *ids_out, struct fdlist *fds)
 {
+	uint64_t now_ns = clock_now_ns();
+	wait->since_ns = wait->since_ns ? wait->since_ns : now_ns;
 	Glake__Wire__ChunkAlloc alloc = GLAKE__WIRE__CHUNK_ALLOC__INIT;
 	alloc.device = device;
 	alloc.chunk_bytes = chunk_bytes;
 	alloc.n_chunks = n_chunks;
 	alloc.last_bytes = last_bytes;
+	alloc.waited_ms = (now_ns - wait->since_ns) / 1000000;
 	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
 	request.body_case = GLAKE__WIRE__REQUEST__BODY_CHUNK_ALLOC;
 	request.chunk_alloc = &alloc;

@@ -16,17 +16,18 @@
 
 #include "proto/fdlist.h"
 #include "libclient/link/session.h"
+#include "libclient/glake_shim.h"
 
 /* Fills in what HelloAnswer says: identity, devices (without ordinals), limits. */
 int glake__rpc_hello(struct glake_session *session, const char *program);
 
 /*
  * @n_chunks (1 .. 253) chunks of @chunk_bytes each but the last, of @last_bytes: as many ids, and as
- * many fds into @fds.
+ * many fds into @fds. @wait: of all requests for one allocation, whose patience is one.
  */
 int glake__rpc_chunk_alloc(struct glake_session *session, uint32_t device, uint64_t chunk_bytes,
-                           uint32_t n_chunks, uint64_t last_bytes, uint64_t *ids_out,
-                           struct fdlist *fds);
+                           uint32_t n_chunks, uint64_t last_bytes, struct glake__wait *wait,
+                           uint64_t *ids_out, struct fdlist *fds);
 int glake__rpc_chunk_free(struct glake_session *session, const uint64_t *ids, size_t n_ids);
 /* The ticket, not 0, of @n_ids (1 .. 253) chunks of ours. */
 int glake__rpc_chunk_share(struct glake_session *session, const uint64_t *ids, size_t n_ids,

@@ -25,7 +25,8 @@ int glake_alloc(struct glake_session *session, uint32_t device, uint64_t bytes, 
 		return r;
 	}
 	struct glake__allocation *allocation;
-	r = glake__heap_get_on(found, bytes, flags & GLAKE_ZERO, &nobody, &allocation);
+	struct glake__wait wait = {0};
+	r = glake__heap_get_on(found, bytes, flags & GLAKE_ZERO, &nobody, &wait, &allocation);
 	if (r == 0) {
 		*ptr_out = allocation->address;
 	}

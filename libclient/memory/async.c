@@ -90,7 +90,8 @@ int glake_alloc_async(struct glake_session *session, void *stream, uint64_t byte
 		return 0;
 	}
 	glake_order_collect(place.order, place.stream.context, false);
-	r = glake__heap_get_on(place.device, bytes, false, &nobody, &allocation);
+	struct glake__wait wait = {0};
+	r = glake__heap_get_on(place.device, bytes, false, &nobody, &wait, &allocation);
 	if (r == 0) {
 		*ptr_out = allocation->address;
 	}

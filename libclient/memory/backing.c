@@ -51,13 +51,14 @@ static void let_chunks(struct some *some)
 }
 
 static int fill_some(struct glake_session *session, struct glake__device *device,
-                     struct glake__range *range, uint64_t offset, struct some *some)
+                     struct glake__range *range, uint64_t offset, struct some *some,
+                     struct glake__wait *wait)
 {
 	cleanup_fdlist struct fdlist fds;
 	fdlist_init(&fds);
 	uint64_t last_bytes = some->parts[some->n - 1].n_bytes;
 	int r = glake__rpc_chunk_alloc(session, device->public.index, some->parts[0].n_bytes,
-	                               some->n, last_bytes, some->ids, &fds);
+	                               some->n, last_bytes, wait, some->ids, &fds);
 	if (r < 0) {
 		return r;
 	}
@@ -87,14 +88,15 @@ static void count_reserved(struct glake_session *session, int64_t n_bytes)
 }
 
 int glake__backing_fill(struct glake_session *session, struct glake__device *device,
-                        struct glake__range *range, uint64_t offset, uint64_t n_bytes)
+                        struct glake__range *range, uint64_t offset, uint64_t n_bytes,
+                        struct glake__wait *wait)
 {
 	cleanup_free struct some *some = malloc(sizeof(*some));
 	uint64_t n_filled = 0;
 	int r = some ? 0 : glake__fail(-ENOMEM, "out of memory");
 	while (r == 0 && n_filled < n_bytes) {
 		uint64_t n_planned = plan(some, n_bytes - n_filled);
-		r = fill_some(session, device, range, offset + n_filled, some);
+		r = fill_some(session, device, range, offset + n_filled, some, wait);
 		n_filled += r == 0 ? n_planned : 0;
 	}
 	count_reserved(session, (int64_t)n_filled);
@@ -109,7 +111,8 @@ int glake__backing_fill(struct glake_session *session, struct glake__device *dev
 }
 
 int glake__backing_new(struct glake_session *session, struct glake__device *device,
-                       uint64_t n_bytes, struct glake__backing **backing_out)
+                       uint64_t n_bytes, struct glake__wait *wait,
+                       struct glake__backing **backing_out)
 {
 	cleanup_free struct glake__backing *backing = calloc(1, sizeof(*backing));
 	if (!backing) {
@@ -120,7 +123,7 @@ int glake__backing_new(struct glake_session *session, struct glake__device *devi
 	if (r < 0) {
 		return r;
 	}
-	r = glake__backing_fill(session, device, backing->range, 0, n_bytes);
+	r = glake__backing_fill(session, device, backing->range, 0, n_bytes, wait);
 	if (r < 0) {
 		char *why = glake__error_save();
 		glake__range_end(backing->range, NULL);

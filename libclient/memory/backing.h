@@ -51,7 +51,8 @@ struct glake__backing {
  * there and no chunk is left. Blocks; no lock is held.
  */
 int glake__backing_fill(struct glake_session *session, struct glake__device *device,
-                        struct glake__range *range, uint64_t offset, uint64_t n_bytes);
+                        struct glake__range *range, uint64_t offset, uint64_t n_bytes,
+                        struct glake__wait *wait);
 
 /*
  * Return dead chunks of fill (NULL is fine) in as few requests as possible, and free them. What the daemon
@@ -61,7 +62,8 @@ void glake__backing_return(struct glake_session *session, struct glake__chunk *d
 
 /* A filled range, in no list. Blocks; no lock is held. */
 int glake__backing_new(struct glake_session *session, struct glake__device *device,
-                       uint64_t n_bytes, struct glake__backing **backing_out);
+                       uint64_t n_bytes, struct glake__wait *wait,
+                       struct glake__backing **backing_out);
 void glake__backing_free(struct glake__backing *backing);
 
 /* Is something of it pinned? Then it is given back when it is freed. */

@@ -43,9 +43,10 @@ int glake_chunk_new(struct glake_session *session, uint32_t device, uint64_t byt
 	cleanup_fdlist struct fdlist fds;
 	fdlist_init(&fds);
 	uint64_t chunk;
-	r = glake__rpc_chunk_alloc(session, device, bytes, 1, bytes, &chunk, &fds);
+	struct glake__wait wait = {0};
+	r = glake__rpc_chunk_alloc(session, device, bytes, 1, bytes, &wait, &chunk, &fds);
 	if (r < 0 && glake__heap_make_room(session, found, r)) {
-		r = glake__rpc_chunk_alloc(session, device, bytes, 1, bytes, &chunk, &fds);
+		r = glake__rpc_chunk_alloc(session, device, bytes, 1, bytes, &wait, &chunk, &fds);
 	}
 	if (r == 0) {
 		count_new(session, bytes);

@@ -304,13 +304,15 @@ static struct glake__allocation *take(struct glake__device *device, uint64_t n_b
 
 /* Make one, and enter it into the books. Small: NULL is put out if others were faster and took it all. */
 static int make(struct glake__device *device, uint64_t n_bytes, bool is_small,
-                const struct glake__tag *tag, struct glake__allocation **allocation_out)
+                const struct glake__tag *tag, struct glake__wait *wait,
+                struct glake__allocation **allocation_out)
 {
 	cleanup_cancel int cancel = cancel_disable();
 	struct glake_session *session = device->session;
 	struct glake__backing *backing;
 	int r = glake__backing_new(session, device,
-	                           is_small ? SLAB_BYTES : glake_chunk_bytes(n_bytes), &backing);
+	                           is_small ? SLAB_BYTES : glake_chunk_bytes(n_bytes), wait,
+	                           &backing);
 	if (r < 0) {
 		return r;
 	}
@@ -335,7 +337,8 @@ static int make(struct glake__device *device, uint64_t n_bytes, bool is_small,
 }
 
 int glake__heap_get_on(struct glake__device *device, uint64_t n_bytes, bool is_zeroed,
-                       const struct glake__tag *tag, struct glake__allocation **allocation_out)
+                       const struct glake__tag *tag, struct glake__wait *wait,
+                       struct glake__allocation **allocation_out)
 {
 	struct glake_session *session = device->session;
 	struct glake__allocation *taken = is_zeroed ? NULL : take(device, n_bytes, tag);
@@ -346,9 +349,9 @@ int glake__heap_get_on(struct glake__device *device, uint64_t n_bytes, bool is_z
 		return 0;
 	}
 	while (r == 0 && !taken) {
-		r = make(device, n_bytes, is_small, tag, &taken);
+		r = make(device, n_bytes, is_small, tag, wait, &taken);
 		if (r < 0 && glake__heap_make_room(session, device, r)) {
-			r = make(device, n_bytes, is_small, tag, &taken);
+			r = make(device, n_bytes, is_small, tag, wait, &taken);
 		}
 	}
 	if (r == 0) {
@@ -375,7 +378,8 @@ struct glake__allocation *glake__heap_take(struct glake_session *session, int or
 }
 
 int glake__heap_get(struct glake_session *session, int ordinal, uint64_t n_bytes,
-                    const struct glake__tag *tag, struct glake__allocation **allocation_out)
+                    const struct glake__tag *tag, struct glake__wait *wait,
+                    struct glake__allocation **allocation_out)
 {
 	struct glake__device *device = device_of(session, ordinal);
 	if (!device) {
@@ -387,7 +391,7 @@ int glake__heap_get(struct glake_session *session, int ordinal, uint64_t n_bytes
 		r = glake__fail(GLAKE_E_NO_DEVICE_MEMORY, "%llu bytes are more than the device has",
 		                (unsigned long long)n_bytes);
 	}
-	return r < 0 ? r : glake__heap_get_on(device, n_bytes, false, tag, allocation_out);
+	return r < 0 ? r : glake__heap_get_on(device, n_bytes, false, tag, wait, allocation_out);
 }
 
 int glake__heap_check(uint64_t bytes, unsigned flags, unsigned known_flags)

@@ -41,7 +41,8 @@ int glake__heap_check(uint64_t bytes, unsigned flags, unsigned known_flags);
 
 /* glake__heap_get() on a device that is known; @is_zeroed: fresh chunks, of no slab. */
 int glake__heap_get_on(struct glake__device *device, uint64_t n_bytes, bool is_zeroed,
-                       const struct glake__tag *tag, struct glake__allocation **allocation_out);
+                       const struct glake__tag *tag, struct glake__wait *wait,
+                       struct glake__allocation **allocation_out);
 
 /* -EINVAL, with the text for @ptr. */
 int glake__heap_unknown(glake_ptr ptr);

@@ -153,9 +153,10 @@ int glake_map(struct glake_session *session, uint32_t device, glake_ptr ptr, uin
 	if (r < 0) {
 		return r;
 	}
-	r = glake__backing_fill(session, found, range, ptr - range->ptr, bytes);
+	struct glake__wait wait = {0};
+	r = glake__backing_fill(session, found, range, ptr - range->ptr, bytes, &wait);
 	if (r < 0 && glake__heap_make_room(session, found, r)) {
-		r = glake__backing_fill(session, found, range, ptr - range->ptr, bytes);
+		r = glake__backing_fill(session, found, range, ptr - range->ptr, bytes, &wait);
 	}
 	if (r == 0) {
 		glake__lock();

@@ -174,16 +174,23 @@ END_TEST
 
 /* ---- at the wire: nobody answers but when the test says so ----------------------------------- */
 
-static uint64_t send_alloc(int connection, uint32_t device, uint64_t n_bytes)
+static uint64_t send_waited_alloc(int connection, uint32_t device, uint64_t n_bytes,
+                                  uint64_t waited_ms)
 {
 	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
 	Glake__Wire__ChunkAlloc body = GLAKE__WIRE__CHUNK_ALLOC__INIT;
 	body.device = device;
 	body.chunk_bytes = n_bytes;
 	body.n_chunks = 1;
+	body.waited_ms = waited_ms;
 	request.body_case = GLAKE__WIRE__REQUEST__BODY_CHUNK_ALLOC;
 	request.chunk_alloc = &body;
 	return connection_send(connection, &request, NULL, 0);
+}
+
+static uint64_t send_alloc(int connection, uint32_t device, uint64_t n_bytes)
+{
+	return send_waited_alloc(connection, device, n_bytes, 0);
 }
 
 static void expect_status(int connection, uint64_t request, Glake__Wire__Status status)
@@ -402,6 +409,25 @@ START_TEST(who_dies_in_line_is_passed)
 }
 END_TEST
 
+/* What an allocation has waited before it was tried again counts. */
+START_TEST(who_has_waited_does_not_wait_again)
+{
+	begin(DAY_CONFIG WAIT TENANT("64MiB"));
+	int holder = connection_hello(&harness);
+	int asker = connection_hello(&harness);
+	uint64_t held = take(holder, 40 * MIB);
+	uint64_t request = send_waited_alloc(asker, 0, 40 * MIB, 3600000);
+	expect_status(asker, request, OVER_QUOTA);
+	request = send_waited_alloc(asker, 0, 40 * MIB, 3600);
+	expect_waiting(asker);
+	give(holder, held);
+	expect_status(asker, request, OK);
+	connection_close(&holder);
+	connection_close(&asker);
+	day_end();
+}
+END_TEST
+
 /* As many as may be under way: what frees memory is not among them. */
 START_TEST(a_session_that_waits_can_free)
 {
@@ -510,6 +536,7 @@ int main(void)
 	tcase_add_loop_test(asked, nobody_is_asked_for_more_than_he_has, 0, 2);
 	suite_add_tcase(suite, asked);
 	suite_add(suite, who_does_not_answer_is_not_waited_for_again);
+	suite_add(suite, who_has_waited_does_not_wait_again);
 	suite_add(suite, who_came_first_is_served_first);
 	suite_add(suite, who_dies_in_line_is_passed);
 	suite_add(suite, a_session_that_waits_can_free);

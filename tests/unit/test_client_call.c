@@ -7,6 +7,7 @@
 #include <sys/socket.h>
 
 #include "libclient/link/call.h"
+#include "libclient/link/rpc.h"
 #include "libclient/glake.h"
 #include "libclient/glake_admin.h"
 #include "tests/unit/fake_daemon.h"
@@ -71,6 +72,50 @@ START_TEST(a_refused_greeting_says_why)
 		fake_stop(&fake);
 		ck_assert_int_eq(n_open_fds(), n_fds);
 	}
+}
+END_TEST
+
+#define WAIT_MS 30
+
+static _Atomic uint64_t waited_ms[2];
+
+/* No memory, after a while. */
+static bool refuse_late(struct fake_daemon *fake, const Glake__Wire__Request *request)
+{
+	static unsigned n;
+	if (request->body_case != GLAKE__WIRE__REQUEST__BODY_CHUNK_ALLOC) {
+		return false;
+	}
+	waited_ms[n++ % 2] = request->chunk_alloc->waited_ms;
+	usleep(WAIT_MS * 1000);
+	fake_refuse(fake, request->id, GLAKE__WIRE__STATUS__OVER_QUOTA, "none");
+	return true;
+}
+
+START_TEST(who_asks_again_says_how_long_it_has_waited)
+{
+	struct fake_daemon fake = {.script = refuse_late};
+	struct glake__wait wait = {0};
+	struct fdlist fds;
+	uint64_t id;
+	fdlist_init(&fds);
+	fake_start(&fake);
+	struct glake_session *session = connect_new();
+	for (unsigned i = 0; i < 2; i++) {
+		ck_assert_int_eq(
+			glake__rpc_chunk_alloc(session, 0, 2u << 20, 1, 2u << 20, &wait, &id, &fds),
+			GLAKE_E_OVER_QUOTA);
+	}
+	ck_assert_uint_eq(waited_ms[0], 0);
+	ck_assert_uint_ge(waited_ms[1], WAIT_MS);
+	/* Another allocation begins anew. */
+	wait = (struct glake__wait){0};
+	ck_assert_int_eq(
+		glake__rpc_chunk_alloc(session, 0, 2u << 20, 1, 2u << 20, &wait, &id, &fds),
+		GLAKE_E_OVER_QUOTA);
+	ck_assert_uint_eq(waited_ms[0], 0);
+	glake_disconnect(session);
+	fake_stop(&fake);
 }
 END_TEST
 
@@ -768,6 +813,7 @@ int main(void)
 {
 	Suite *suite = suite_create("client_call");
 	suite_add(suite, a_refused_greeting_says_why);
+	suite_add(suite, who_asks_again_says_how_long_it_has_waited);
 	suite_add(suite, no_daemon_or_a_strange_one);
 	suite_add(suite, answers_find_their_calls_in_any_order);
 	suite_add(suite, a_broken_connection_stays_broken);
