@@ -468,28 +468,6 @@ START_TEST(who_waits_gets_what_another_frees)
 }
 END_TEST
 
-START_TEST(who_waits_in_vain_is_refused_in_time)
-{
-	glake_ptr ptr = 0;
-	glake_ptr more = 0;
-	day_begin(&(struct harness_options){
-		.config = DAY_CONFIG "pressure = \"wait\"; wait_ms = 400;",
-		.devices = "1x256MiB",
-	});
-	struct glake_session *session = day_connect();
-	assert_ok(glake_alloc(session, 0, 200 * MIB, 0, &ptr));
-	struct books before = day_books();
-	uint64_t since_ms = harness_now_ms();
-	assert_fails(GLAKE_E_NO_DEVICE_MEMORY, "device 0",
-	             glake_alloc(session, 0, 200 * MIB, 0, &more));
-	uint64_t ms = harness_now_ms() - since_ms;
-	ck_assert_msg(ms >= 390 && ms < 3000, "%llu ms", (unsigned long long)ms);
-	day_wait_books(&before);
-	glake_disconnect(session);
-	day_end();
-}
-END_TEST
-
 /* Warm memory of one session is asked back for another. */
 static void keep_warm(void *user)
 {
@@ -943,7 +921,6 @@ int main(void)
 	suite_add_tcase(suite, more);
 	suite_add(suite, nothing_goes_for_what_blocks_in_use_are_in_the_way_of);
 	suite_add(suite, who_waits_gets_what_another_frees);
-	suite_add(suite, who_waits_in_vain_is_refused_in_time);
 	suite_add(suite, warm_memory_is_reclaimed_for_who_waits);
 	TCase *late = tcase_create("memory_that_is_late_is_waited_for");
 	tcase_set_timeout(late, TEST_TIMEOUT_S);

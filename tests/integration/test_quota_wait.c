@@ -334,29 +334,6 @@ START_TEST(nobody_is_asked_for_more_than_he_has)
 }
 END_TEST
 
-/* One that never answers costs everybody a moment, and nobody more. */
-START_TEST(who_does_not_answer_is_not_waited_for_again)
-{
-	uint64_t request;
-	begin(DAY_CONFIG TENANT("64MiB"));
-	int mute = connection_hello(&harness);
-	int asker = connection_hello(&harness);
-	take(mute, 40 * MIB);
-	request = send_alloc(asker, 0, 40 * MIB);
-	expect_status(asker, request, OVER_QUOTA);
-	ck_assert_uint_eq(day_metric("quota_waits"), 1);
-	for (unsigned i = 0; i < 20; i++) {
-		request = send_alloc(asker, 0, 40 * MIB);
-		expect_status(asker, request, OVER_QUOTA);
-	}
-	ck_assert_uint_eq(day_metric("quota_waits"), 1);
-	ck_assert_uint_eq(day_metric("quota_refusals"), 21);
-	connection_close(&mute);
-	connection_close(&asker);
-	day_end();
-}
-END_TEST
-
 START_TEST(who_came_first_is_served_first)
 {
 	begin(DAY_CONFIG WAIT TENANT("64MiB"));
@@ -535,7 +512,6 @@ int main(void)
 	tcase_set_timeout(asked, TEST_TIMEOUT_S);
 	tcase_add_loop_test(asked, nobody_is_asked_for_more_than_he_has, 0, 2);
 	suite_add_tcase(suite, asked);
-	suite_add(suite, who_does_not_answer_is_not_waited_for_again);
 	suite_add(suite, who_has_waited_does_not_wait_again);
 	suite_add(suite, who_came_first_is_served_first);
 	suite_add(suite, who_dies_in_line_is_passed);

@@ -1,0 +1,238 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Chunks made by the worker of a device without a GPU: in turns, whole or not at all. */
+#include "daemon/memory/alloc.h"
+
+#include <fcntl.h>
+#include <stdatomic.h>
+#include <unistd.h>
+
+#include "tests/unit/made_store.h"
+
+#define MOST_BYTES (1024 * MIB)
+#define MAX_CHUNKS 200u
+
+/* ---- the driver ------------------------------------------------------------------------------- */
+
+/* What exists, by driver handle. */
+static atomic_int n_handles;
+static atomic_uint n_made;
+/* The number of chunks that can be made before there is no memory left. */
+static atomic_uint n_makeable;
+static uv_sem_t gate;
+static atomic_bool is_at_gate;
+
+static CUresult CUDAAPI fake_create(CUmemGenericAllocationHandle *handle, size_t bytes,
+                                    const CUmemAllocationProp *properties, unsigned long long flags)
+{
+	if (atomic_fetch_add(&n_made, 1) == 0) {
+		atomic_store(&is_at_gate, true);
+		uv_sem_wait(&gate);
+	}
+	if (atomic_load(&n_makeable) == 0) {
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	atomic_fetch_sub(&n_makeable, 1);
+	*handle = (CUmemGenericAllocationHandle)(1 + atomic_fetch_add(&n_handles, 1));
+	return CUDA_SUCCESS;
+}
+
+static CUresult CUDAAPI fake_release(CUmemGenericAllocationHandle handle)
+{
+	atomic_fetch_sub(&n_handles, 1);
+	return CUDA_SUCCESS;
+}
+
+static CUresult CUDAAPI fake_export(void *fd_out, CUmemGenericAllocationHandle handle,
+                                    CUmemAllocationHandleType type, unsigned long long flags)
+{
+	*(int *)fd_out = open("/dev/null", O_RDONLY | O_CLOEXEC);
+	return CUDA_SUCCESS;
+}
+
+static const struct cudrv drv = {
+	.cuMemCreate = fake_create,
+	.cuMemRelease = fake_release,
+	.cuMemExportToShareableHandle = fake_export,
+};
+
+/* ---- begin and end ---------------------------------------------------------------------------- */
+
+static struct allocator allocator;
+static int first_fd;
+
+static int next_fd(void)
+{
+	int fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+	close(fd);
+	return fd;
+}
+
+static void begin(void)
+{
+	store_begin();
+	for (uint32_t i = 0; i < N_DEVICES; i++) {
+		devices[i].drv = &drv;
+		devices[i].usable_bytes = MOST_BYTES;
+	}
+	ck_assert_int_eq(
+		allocator_init(&allocator, &loop, devices, N_DEVICES, 1000, store.cache, &stats),
+		0);
+	uv_sem_init(&gate, 0);
+	atomic_store(&n_makeable, UINT32_MAX);
+	first_fd = next_fd();
+}
+
+static void run_worker(void)
+{
+	while (devices[0].worker.n_pending > 0) {
+		uv_run(&loop, UV_RUN_ONCE);
+	}
+}
+
+/* All that was given out has gone; nothing is left of it. */
+static void end(void)
+{
+	run_worker();
+	ck_assert_int_eq(atomic_load(&n_handles), 0);
+	ck_assert_int_eq(next_fd(), first_fd);
+	ck_assert_uint_eq(allocator.books.n_fds, 0);
+	ck_assert_uint_eq(device_physical_bytes(&devices[0]), 0);
+	ck_assert_uint_eq(devices[0].coming_bytes, 0);
+	allocator_deinit(&allocator);
+	store_end();
+	uv_sem_destroy(&gate);
+}
+
+/* ---- requests --------------------------------------------------------------------------------- */
+
+static unsigned n_over;
+
+static struct request {
+	struct alloc *alloc;
+	unsigned place; /* in the order in which they were over; 0: it is not */
+	enum status status;
+	size_t n_chunks;
+} requests[4];
+
+/* It looks at them, and leaves them to be released. */
+static void on_chunks(void *user, enum status status, struct chunk *chunks, size_t n_chunks)
+{
+	struct request *request = user;
+	request->place = ++n_over;
+	request->status = status;
+	request->n_chunks = n_chunks;
+	for (size_t i = 0; i < n_chunks; i++) {
+		ck_assert_int_ge(chunks[i].fd, 0);
+	}
+}
+
+static struct request *start(unsigned i, uid_t uid, size_t n_chunks)
+{
+	uint64_t sizes[MAX_CHUNKS];
+	for (size_t k = 0; k < n_chunks; k++) {
+		sizes[k] = 2 * MIB;
+	}
+	const struct alloc_wanted wanted = {
+		.device = &devices[0],
+		.tenant = payer,
+		.uid = uid,
+		.use = CHUNK_PRIVATE,
+		.sizes = sizes,
+		.n_chunks = n_chunks,
+	};
+	ck_assert_int_eq(
+		alloc_start(&allocator, &wanted, on_chunks, &requests[i], &requests[i].alloc),
+		STATUS_OK);
+	return &requests[i];
+}
+
+/* The worker is in the first chunk of what was started. */
+static void await_gate(void)
+{
+	while (!atomic_load(&is_at_gate)) {
+		uv_sleep(1);
+	}
+}
+
+/* However much one user wants, another's one chunk does not wait for it; his own next does. */
+START_TEST(users_take_turns)
+{
+	begin();
+	struct request *big = start(0, 1, MAX_CHUNKS);
+	await_gate();
+	struct request *next = start(1, 1, 1);
+	struct request *other = start(2, 2, 1);
+	uv_sem_post(&gate);
+	run_worker();
+	ck_assert_uint_eq(other->place, 1);
+	ck_assert_uint_eq(big->place, 2);
+	ck_assert_uint_eq(next->place, 3);
+	ck_assert_uint_eq(big->n_chunks, MAX_CHUNKS);
+	end();
+}
+END_TEST
+
+START_TEST(what_is_not_whole_leaves_nothing)
+{
+	begin();
+	atomic_store(&n_makeable, 50);
+	uv_sem_post(&gate);
+	struct request *big = start(0, 1, 100);
+	while (big->place == 0) {
+		uv_run(&loop, UV_RUN_ONCE);
+	}
+	ck_assert_int_eq(big->status, STATUS_NO_DEVICE_MEMORY);
+	ck_assert_uint_eq(big->n_chunks, 0);
+	end();
+}
+END_TEST
+
+/* Beyond the budget of fds, chunks are held by handle; those go, too. */
+START_TEST(handles_go_as_well)
+{
+	begin();
+	allocator.books.max_fds = 20;
+	atomic_store(&n_makeable, _i == 0 ? UINT32_MAX : 15);
+	uv_sem_post(&gate);
+	struct request *big = start(0, 1, 30);
+	while (big->place == 0) {
+		uv_run(&loop, UV_RUN_ONCE);
+	}
+	ck_assert_int_eq(big->status, _i == 0 ? STATUS_OK : STATUS_NO_DEVICE_MEMORY);
+	end();
+}
+END_TEST
+
+/* While the worker has it, and while it waits. */
+START_TEST(a_cancelled_request_gives_all_back)
+{
+	begin();
+	if (_i == 1) {
+		tenant_set_quota(payer, 0, 20 * MIB);
+		allocator.pressure.wait_ms = 100000;
+	}
+	struct request *first = start(0, 1, 10);
+	await_gate();
+	struct request *second = start(1, 1, 10);
+	alloc_cancel(_i == 0 ? first->alloc : second->alloc);
+	uv_sem_post(&gate);
+	run_worker();
+	ck_assert_uint_eq(first->place, _i == 0 ? 0 : 1);
+	ck_assert_uint_eq(second->place, _i == 0 ? 1 : 0);
+	end();
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("alloc");
+	suite_add(suite, users_take_turns);
+	suite_add(suite, what_is_not_whole_leaves_nothing);
+	TCase *handles = tcase_create("handles");
+	tcase_add_loop_test(handles, handles_go_as_well, 0, 2);
+	suite_add_tcase(suite, handles);
+	TCase *cancelled = tcase_create("cancelled");
+	tcase_add_loop_test(cancelled, a_cancelled_request_gives_all_back, 0, 2);
+	suite_add_tcase(suite, cancelled);
+	return suite_run(suite);
+}
