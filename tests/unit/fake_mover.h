@@ -14,10 +14,9 @@
 static struct {
 	struct mover_job *jobs; /* table by id, in the order of their coming */
 	uint64_t last_job;
-	int refusal;        /* of the next order; 0: none */
-	size_t max_reserve; /* chunks that a load may be granted at a time */
-	size_t n_granted;
-} fake_mover = {.max_reserve = SIZE_MAX};
+	int refusal;      /* of the next order; 0: none */
+	size_t n_granted; /* chunks, to all loads */
+} fake_mover;
 
 static int fake_mover_take(struct mover_job *job, enum job_kind kind)
 {
@@ -56,6 +55,28 @@ int mover_compare(struct mover_link *link, struct compare_job *compare, const st
 	return fake_mover_take(&compare->job, JOB_COMPARE);
 }
 
+int mover_load(struct mover_link *link, struct load_job *load, const struct device *device,
+               const char *const *names, const char *index, const int *fds, size_t n_fds,
+               bool may_direct)
+{
+	return fake_mover_take(&load->job, JOB_LOAD);
+}
+
+size_t mover_reserve(struct mover_link *link, struct load_job *load, size_t n)
+{
+	return n;
+}
+
+void mover_grant(struct mover_link *link, struct load_job *load, uint64_t first, const int *fds,
+                 size_t n_fds)
+{
+	ck_assert_uint_ne(load->job.id, 0);
+	for (size_t i = 0; i < n_fds; i++) {
+		ck_assert_int_ge(fds[i], 0);
+	}
+	fake_mover.n_granted += n_fds;
+}
+
 void mover_cancel(struct mover_link *link, struct mover_job *job)
 {
 	if (job->id) {
@@ -88,6 +109,18 @@ FAKE_UNUSED static void fake_mover_compared(struct mover_job *job, bool equal)
 	ck_assert_int_eq(job->kind, JOB_COMPARE);
 	fake_mover_forget(job);
 	compare_job->on_compared(compare_job, equal);
+}
+
+FAKE_UNUSED static void fake_mover_loaded(struct load_job *load, uint64_t block,
+                                          struct digest digest)
+{
+	ck_assert_int_eq(load->ops->on_block_loaded(load, block, &digest), 0);
+}
+
+FAKE_UNUSED static void fake_mover_load_done(struct load_job *load)
+{
+	fake_mover_forget(&load->job);
+	load->ops->on_done(load, 0, 0);
 }
 
 FAKE_UNUSED static void fake_mover_failed(struct mover_job *job, enum status status)

@@ -7,115 +7,9 @@
 #include "daemon/store/admit.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <signal.h>
-#include <string.h>
-#include <unistd.h>
 
-#include "tests/unit/fake_mover.h"
-#include "tests/unit/fake_worker.h"
-#include "tests/unit/made_store.h"
-
-#define CHUNK_BYTES (2 * MIB)
-
-static struct allocator allocator;
-static struct admit_context context = {.store = &store, .allocator = &allocator};
-
-/* ---- the driver, as far as exporting goes ----------------------------------------------------- */
-
-static CUresult export_result;
-static unsigned n_handles; /* that exist */
-
-static CUresult fake_export(void *fd_out, CUmemGenericAllocationHandle handle,
-                            CUmemAllocationHandleType type, unsigned long long flags)
-{
-	ck_assert_uint_ne(handle, 0);
-	if (export_result == CUDA_SUCCESS) {
-		*(int *)fd_out = open("/dev/null", O_RDONLY | O_CLOEXEC);
-	}
-	return export_result;
-}
-
-static CUresult fake_release(CUmemGenericAllocationHandle handle)
-{
-	n_handles--;
-	return CUDA_SUCCESS;
-}
-
-static CUresult fake_error_name(CUresult result, const char **name_out)
-{
-	*name_out = "an error";
-	return CUDA_SUCCESS;
-}
-
-static const struct cudrv drv = {.cuMemExportToShareableHandle = fake_export,
-                                 .cuMemRelease = fake_release,
-                                 .cuGetErrorName = fake_error_name};
-
-/* ---- begin and end ---------------------------------------------------------------------------- */
-
-static int first_free_fd(void)
-{
-	int fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
-	ck_assert_int_ge(fd, 0);
-	close(fd);
-	return fd;
-}
-
-static int free_fd_before;
-
-static void begin(void)
-{
-	store_begin();
-	for (uint32_t i = 0; i < N_DEVICES; i++) {
-		devices[i].drv = &drv;
-	}
-	ck_assert_int_eq(
-		allocator_init(&allocator, &loop, devices, N_DEVICES, 100, store.cache, &stats), 0);
-	free_fd_before = first_free_fd();
-}
-
-static void run_workers(void)
-{
-	for (uint32_t i = 0; i < N_DEVICES; i++) {
-		fake_worker_run(&devices[i].worker);
-	}
-}
-
-static void end(void)
-{
-	ck_assert_uint_eq(fake_mover_n_jobs(), 0);
-	store_evict_all(&store, NULL, NULL);
-	run_workers();
-	for (uint32_t i = 0; i < N_DEVICES; i++) {
-		ck_assert_uint_eq(device_physical_bytes(&devices[i]), 0);
-		ck_assert_uint_eq(devices[i].used_block_bytes, 0);
-		ck_assert_uint_eq(devices[i].leaving_bytes, 0);
-	}
-	ck_assert_uint_eq(allocator.books.n_fds, 0);
-	ck_assert_uint_eq(n_handles, 0);
-	ck_assert_int_eq(first_free_fd(), free_fd_before);
-	allocator_deinit(&allocator);
-	store_end();
-}
-
-/* ---- chunks and admissions -------------------------------------------------------------------- */
-
-static struct chunk new_chunk_of(uint64_t bytes, enum chunk_use use, bool has_fd)
-{
-	struct charge charge;
-	struct chunk chunk;
-	int fd = has_fd ? open("/dev/null", O_RDONLY | O_CLOEXEC) : -1;
-	ck_assert_int_eq(tenant_charge(payer, 0, bytes, 1, &charge), 0);
-	n_handles += !has_fd;
-	chunk_init(&chunk, &devices[0], &allocator.books, bytes, fd, has_fd ? 0 : 17, use, &charge);
-	return chunk;
-}
-
-static struct chunk new_chunk(void)
-{
-	return new_chunk_of(CHUNK_BYTES, CHUNK_PRIVATE, true);
-}
+#include "tests/unit/fake_parts.h"
 
 struct wish {
 	struct admit admit;
@@ -198,28 +92,6 @@ static void assert_left(const struct wish *wish)
 	ck_assert_uint_eq(wish->n_gone, 1);
 }
 
-/* A block of that name, used once, at the cost of payer. */
-static struct block *have_block(unsigned name)
-{
-	struct wish wish;
-	start(&wish, name);
-	struct block *block = assert_block(&wish, false);
-	block->is_published = true;
-	return block;
-}
-
-static struct block *have_idle_block(unsigned name)
-{
-	struct block *block = have_block(name);
-	store_unuse_block(&store, block, 0);
-	return block;
-}
-
-static uint64_t used_bytes(const struct tenant *tenant)
-{
-	return tenant->devices[0].used_bytes;
-}
-
 /* ---- the ways through ------------------------------------------------------------------------- */
 
 START_TEST(a_new_content_becomes_a_block)
@@ -244,9 +116,11 @@ END_TEST
 
 START_TEST(a_digest_that_is_known_needs_no_mover)
 {
+	struct wish wish;
 	begin();
-	struct block *block = have_block(1);
+	start(&wish, 1);
 	ck_assert_uint_eq(fake_mover.last_job, 0);
+	struct block *block = assert_block(&wish, false);
 	store_unuse_block(&store, block, 0);
 	end();
 }
@@ -648,13 +522,6 @@ START_TEST(what_has_ended_is_not_cancelled)
 	admit_cancel(&wish.admit);
 }
 END_TEST
-
-static void add_loop(Suite *suite, const TTest *test, int n)
-{
-	TCase *tcase = tcase_create(test->name);
-	tcase_add_loop_test(tcase, test, 0, n);
-	suite_add_tcase(suite, tcase);
-}
 
 int main(void)
 {

@@ -1,0 +1,224 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A load by itself: its states, and at each of them a mover that dies, at once or slowly, and a client that
+ * goes. At the end of each test all charges are paid back, no chunk is in any book, and no fd is open.
+ */
+#include "daemon/store/load.h"
+
+#include "tests/unit/fake_parts.h"
+
+#define BLOCK_BYTES (2 * MIB)
+#define N_BLOCKS 3u
+
+static struct load_context load_context = {
+	.admit = &context, .stats = &stats, .window_bytes = 64 * MIB};
+
+/* How far it has got. */
+enum stage {
+	PLANNING,
+	ALLOCATING, /* its chunks are being made */
+	FILLING,    /* all are granted, none is loaded */
+	COMPARING,  /* one is being compared, one is a block, one is still in the mover */
+	SETTLING,   /* the mover has done, and one is being compared */
+	N_STAGES,
+};
+
+struct client {
+	struct load_waiter waiter;
+	unsigned n_done;
+	enum status status;
+	uint64_t deduplicated_bytes;
+};
+
+static struct model *model;
+static struct load_job *job;
+
+static void note_done(struct load_waiter *waiter, enum status status, const char *error)
+{
+	struct client *client = container_of(waiter, struct client, waiter);
+	client->n_done++;
+	client->status = status;
+	ck_assert_int_eq(status == STATUS_OK, error == NULL);
+	if (status == STATUS_OK) {
+		client->deduplicated_bytes = load_result(waiter->load).deduplicated_bytes;
+	}
+}
+
+static void start(struct client *client)
+{
+	static const char *const names[] = {"m"};
+	struct file_id file = {.inode = 1, .superblock = 1};
+	int fd = 0;
+	*client = (struct client){.waiter = {.tenant = payer, .done = note_done}};
+	list_init(&client->waiter.link);
+	model = store_add_model(&store, realm, &devices[0], payer, "m", &file, 1);
+	ck_assert_ptr_nonnull(model);
+	ck_assert_int_eq(
+		load_start(&load_context, model, names, NULL, &fd, 1, false, &client->waiter), 0);
+	job = container_of(fake_mover_job(JOB_LOAD), struct load_job, job);
+}
+
+/* Block 0 is one that the cache has. */
+static void reach(struct client *client, enum stage stage)
+{
+	have_idle_block(1);
+	start(client);
+	if (stage == PLANNING) {
+		return;
+	}
+	for (unsigned i = 0; i < N_BLOCKS; i++) {
+		ck_assert_int_eq(job->ops->on_plan_block(job, BLOCK_BYTES), 0);
+	}
+	ck_assert_int_eq(job->ops->on_plan_end(job, ""), 0);
+	ck_assert_uint_eq(fake_mover.n_granted, 0);
+	if (stage == ALLOCATING) {
+		return;
+	}
+	run_workers();
+	ck_assert_uint_eq(fake_mover.n_granted, N_BLOCKS);
+	if (stage == FILLING) {
+		return;
+	}
+	fake_mover_loaded(job, 0, digest(1));
+	fake_mover_loaded(job, 1, digest(2));
+	ck_assert_uint_eq(fake_mover_n_jobs(), 2);
+	if (stage == SETTLING) {
+		fake_mover_loaded(job, 2, digest(3));
+		fake_mover_load_done(job);
+	}
+	ck_assert_uint_eq(client->n_done, 0);
+}
+
+static void assert_told(const struct client *client, enum status status)
+{
+	ck_assert_uint_eq(client->n_done, 1);
+	ck_assert_int_eq(client->status, status);
+	ck_assert_ptr_null(client->waiter.load);
+	ck_assert_uint_eq(store.n_models, 0);
+}
+
+START_TEST(equal_blocks_are_one)
+{
+	struct client client;
+	begin();
+	reach(&client, SETTLING);
+	fake_mover_compared(fake_mover_job(JOB_COMPARE), true);
+	ck_assert_uint_eq(client.n_done, 1);
+	ck_assert_int_eq(client.status, STATUS_OK);
+	ck_assert_uint_eq(client.deduplicated_bytes, BLOCK_BYTES);
+	ck_assert_int_eq(model->state, MODEL_READY);
+	ck_assert_uint_eq(store.n_blocks, N_BLOCKS);
+	/* Nobody holds it any more. */
+	ck_assert_uint_eq(used_bytes(payer), 0);
+	ck_assert_uint_eq(used_bytes(store.cache), N_BLOCKS * BLOCK_BYTES);
+	end();
+}
+END_TEST
+
+START_TEST(a_digest_collision_is_a_block_of_its_own)
+{
+	struct client client;
+	begin();
+	reach(&client, SETTLING);
+	fake_mover_compared(fake_mover_job(JOB_COMPARE), false);
+	ck_assert_int_eq(client.status, STATUS_OK);
+	ck_assert_uint_eq(client.deduplicated_bytes, 0);
+	ck_assert_uint_eq(store.n_blocks, N_BLOCKS + 1);
+	end();
+}
+END_TEST
+
+/* The same content three times: the first is the block, whatever is compared when. */
+START_TEST(equal_blocks_of_one_model_are_one)
+{
+	struct client client;
+	begin();
+	reach(&client, FILLING);
+	for (unsigned i = 0; i < N_BLOCKS; i++) {
+		fake_mover_loaded(job, i, digest(5));
+	}
+	fake_mover_load_done(job);
+	fake_mover_compared(fake_mover_job(JOB_COMPARE), true);
+	ck_assert_uint_eq(client.n_done, 0);
+	fake_mover_compared(fake_mover_job(JOB_COMPARE), true);
+	ck_assert_int_eq(client.status, STATUS_OK);
+	ck_assert_uint_eq(client.deduplicated_bytes, 2 * BLOCK_BYTES);
+	ck_assert_uint_eq(store.n_blocks, 2);
+	end();
+}
+END_TEST
+
+START_TEST(a_mover_that_dies_leaves_nothing)
+{
+	struct client client;
+	begin();
+	reach(&client, (enum stage)_i);
+	fake_mover_die();
+	assert_told(&client, STATUS_MOVER_FAILED);
+	ck_assert_uint_eq(stats.models_failed, 1);
+	run_workers();
+	ck_assert_uint_eq(used_bytes(payer), 0);
+	end();
+}
+END_TEST
+
+/* Who waits is told; what the mover has stays charged until nothing of it is left. */
+START_TEST(a_mover_that_dies_slowly_is_paid_for)
+{
+	static const unsigned n_held[N_STAGES] = {
+		[FILLING] = N_BLOCKS, [COMPARING] = 2, [SETTLING] = 1};
+	struct client client;
+	begin();
+	reach(&client, (enum stage)_i);
+	fake_mover_die_slowly();
+	assert_told(&client, STATUS_MOVER_FAILED);
+	run_workers();
+	ck_assert_uint_eq(used_bytes(payer), n_held[_i] * BLOCK_BYTES);
+	ck_assert_uint_eq(devices[0].use_bytes[CHUNK_LOADING], n_held[_i] * BLOCK_BYTES);
+	fake_mover_gone();
+	ck_assert_uint_eq(used_bytes(payer), 0);
+	end();
+}
+END_TEST
+
+/* What comes of it in the mover meanwhile is nobody's. */
+START_TEST(a_load_that_nobody_waits_for_ends_with_the_mover)
+{
+	struct client client;
+	begin();
+	reach(&client, (enum stage)(_i / 2));
+	load_leave(&client.waiter);
+	ck_assert_uint_eq(client.n_done, 0);
+	ck_assert_uint_eq(store.n_models, 0);
+	if (_i / 2 == FILLING || _i / 2 == COMPARING) {
+		fake_mover_loaded(job, 2, digest(3));
+		ck_assert_uint_eq(fake_mover_n_jobs(), _i / 2 == FILLING ? 1 : 2);
+	}
+	run_workers();
+	while (fake_mover.jobs) {
+		struct mover_job *last = fake_mover.jobs;
+		ck_assert(last->is_cancelled);
+		if (_i % 2) {
+			fake_mover_failed(last, STATUS_BUSY);
+		} else if (last->kind == JOB_COMPARE) {
+			fake_mover_compared(last, true);
+		} else {
+			fake_mover_load_done(job);
+		}
+	}
+	ck_assert_uint_eq(used_bytes(payer), 0);
+	end();
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("load");
+	suite_add(suite, equal_blocks_are_one);
+	suite_add(suite, a_digest_collision_is_a_block_of_its_own);
+	suite_add(suite, equal_blocks_of_one_model_are_one);
+	add_loop(suite, a_mover_that_dies_leaves_nothing, N_STAGES);
+	add_loop(suite, a_mover_that_dies_slowly_is_paid_for, N_STAGES);
+	add_loop(suite, a_load_that_nobody_waits_for_ends_with_the_mover, 2 * N_STAGES);
+	return suite_run(suite);
+}
