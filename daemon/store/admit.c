@@ -63,7 +63,7 @@ static bool has_left(struct admit *admit)
 static void fail_order(struct admit *admit, int error)
 {
 	fail(admit, error == -EBUSY ? STATUS_BUSY : STATUS_MOVER_FAILED,
-	     error == -EBUSY ? "glake-mover has too much to do" : "cannot pass on to glake-mover");
+	     error == -EBUSY ? "glake-mover has too much to do" : "cannot ask glake-mover");
 }
 
 static void on_job_failed(struct admit *admit, const struct mover_job *job, enum status status,
