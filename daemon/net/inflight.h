@@ -1,44 +1,42 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The ledger of in-flight fds: what each user has of what glaked cannot get back by itself.
+ * The ledger of in-flight fds: those of each user that glaked cannot get back by itself.
  *
  *   received   files that a user sent, until they are closed. A file system may never answer a close.
- *   queued     copies of fds for a user who does not read.
- *   unread     fds that lie in sockets of a user who does not read. In glaked's table they take no
- *              place, but the kernel counts them for glaked, and refuses to send more to anybody.
- *   left       connections that glaked has closed and that have fds unread. The kernel closes the peer's
- *              end of a socket with what is in it, not ours; so a socket that is closed could not be
- *              asked any more. It stays open, shut down, until it is read or the peer is gone.
+ *   queued     copies of fds in answers that the user's socket does not take, since he does not read.
+ *   unread     fds in answers that lie in the user's socket. They take no place in glaked's table of open
+ *              files, but the kernel counts them for glaked, and beyond a limit sends no more to anybody.
+ *   left       connections that glaked has closed and that have fds unread. A closed socket cannot be asked
+ *              any more if they are still there; so it stays open, shut down, until the peer has read them
+ *              or is gone.
  *
- * Received, queued and left ones take places in glaked's table of open files (RLIMIT_NOFILE), unread ones
- * count up to the same limit in the kernel. All of it is bounded by one formula, what a user may have of
- * what others do not have:
+ * Received, queued and left ones take places in the table, which RLIMIT_NOFILE bounds. The kernel bounds
+ * unread ones by the same number. One formula bounds both for each user:
  *
  *   share = (total - what all others have) / 3, and at least the fds of one packet
  *
- * A user who is alone gets a third; a second one a third of the rest, and so on: whoever comes gets
- * something, and as long as fewer than some ten users mean it, nothing runs out. The total is
- * RLIMIT_NOFILE for what is unread, and a third of it for what takes places in the table, most of which
- * is for chunks and sessions. What a user wants beyond his share waits, in his own sockets:
+ * A user who is alone gets a third, the second one a third of the rest, and so on: each newcomer gets
+ * something, and about ten hostile users have to work together to use up a total. For unread fds the total
+ * is RLIMIT_NOFILE. For the table it is a third of that, since chunks and sessions need most of it. Beyond
+ * his share a user waits:
  *
- *   - Fds are sent to him while his unread ones are below his share (inflight_may_send()).
- *   - Nothing is read from him while more than a packet's fds of his are in the table, unless this very
- *     connection could be answered at once and he is below his share (inflight_is_full()).
- *   - What was asked before may still be queued, 16 packets at most; then the session is closed.
+ *   - glaked sends him no fds while he has his share of unread ones (inflight_may_send()).
+ *   - While he has more than a packet's fds in the table, glaked reads only from those of his connections
+ *     that it could answer at once; beyond his share of the table, from none (inflight_is_full()).
+ *   - Answers to earlier requests may still be queued, 16 packets at most; then the session is closed.
  *
- * So one of a user's programs that hangs does not stop the others, and nothing stops other users.
+ * So one hanging program of a user does not stop his others, and no user stops another.
  *
- * Nothing tells when a peer reads. A connection is known to be read empty when its socket has no bytes
- * left to be received (SIOCOUTQ); that is looked at when a share is in the way, and by inflight_tick().
- * Until then the count may be too high, never too low.
+ * No event tells that a peer reads. A socket that has no bytes left to be received (SIOCOUTQ) has been read
+ * empty; the ledger looks when a share is in the way, and in inflight_tick(). Until then its count may be
+ * too high, never too low.
  *
- * Files and connections of a user are closed on threads, one for his files and one for his connections:
- * a close() may last (FUSE answers a flush when it likes; a socket that lingers waits for its peer; the
- * last close of a Unix socket closes what lies in it). Whoever hands in what does not close waits for
- * himself.
+ * Deferred close: threads close a user's fds, one thread his files and one his connections. A close() may
+ * last: FUSE answers a flush when it likes, a socket that lingers waits for its peer, and the last close of
+ * a Unix socket closes all that lies in it. So a file that does not close delays its own user's files only.
  *
- * Owner: a conn embeds a struct inflight; what is known of users is the process's. Lifetime:
- * inflight_init() to inflight_close(). The process may end while something does not close.
+ * Owner: a conn embeds a struct inflight; the users belong to the process. Lifetime: inflight_init() to
+ * inflight_close(). The process may end while something does not close.
  * Threads: called on the loop thread.
  */
 #ifndef GLAKE_DAEMON_INFLIGHT_H
