@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Is a packet worth decoding? Asked of every request before protobuf-c sees it.
+ * Checks every request before protobuf-c decodes it.
  *
- * protobuf-c allocates for each field, so that 64 KiB of empty submessages take it milliseconds.
- * Each type of request has its limits: bytes of the packet, and fields in it, those of submessages
- * and those that we do not know included. They are what the client library sends at most, with
- * room for the fields of later versions. Only one body is taken: decoding merges what comes twice.
+ * protobuf-c allocates for each field, so 64 KiB of empty submessages take milliseconds. Each type
+ * of request has limits for the bytes of the packet and for its fields, submessages and unknown
+ * fields included: what the client library sends at most, with room for the fields of later
+ * versions. A packet may have only one body, because decoding merges duplicates.
  *
- * Nothing is allocated; a packet costs one look at each field, up to the limit.
+ * The check allocates nothing and visits each field once, up to the limit.
  * Threads: any.
  */
 #ifndef GLAKE_PROTO_BOUNDS_H

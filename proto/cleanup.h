@@ -4,8 +4,8 @@
  *
  * Owner: the enclosing scope. A value that leaves the scope is stolen: fd_steal(), ptr_steal().
  *
- * A thread that holds what others wait for, be it a lock or its turn, must not be cancelled: it says
- * `cleanup_cancel int cancel = cancel_disable();` first.
+ * A thread must not be cancelled while it holds a lock or a turn that others wait for: it begins
+ * with `cleanup_cancel int cancel = cancel_disable();`.
  */
 #ifndef GLAKE_PROTO_CLEANUP_H
 #define GLAKE_PROTO_CLEANUP_H

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The driver library, opened by dlopen(): one table of the calls we make (cudrv.def), nothing
- * linked. A call reads drv->cuMemMap(...), as it would in a linked program.
+ * The driver library, opened by dlopen(): one table of the driver calls in use (cudrv.def), nothing
+ * is linked. A call reads drv->cuMemMap(...), as in a linked program.
  *
- * Owner: whoever opened it; one table a process is enough, so it is usually static.
- * Lifetime: the library is never closed: libcuda does not survive dlclose(). What is opened once is
- * known by its path: to open it again asks nothing of the loader, whose lock a thread may hold that
- * waits for one of the caller's.
- * Threads: read-only after cudrv_open(); the driver itself is thread-safe.
+ * Owner: the opener; one table per process is enough, so it is usually static. Lifetime: the
+ * library is never closed, because libcuda does not survive dlclose(). An opened library is
+ * remembered by its path. Opening it again does not call the loader, whose lock may be held by a
+ * thread that waits for one of the caller's locks. Threads: read-only after cudrv_open(); the
+ * driver itself is thread-safe.
  */
 #ifndef GLAKE_PROTO_CUDRV_H
 #define GLAKE_PROTO_CUDRV_H
@@ -25,8 +25,8 @@ struct cudrv {
 
 /*
  * Open @path, or $GLAKE_LIBCUDA when @path is NULL, or the loader's libcuda.so.1 when both are
- * absent, and resolve every call. Does not call cuInit(). A program that gains privileges from its file
- * does not take libraries from the environment of who started it.
+ * absent, and resolve every call. Does not call cuInit(). In a program that gains privileges
+ * from its file, the environment is ignored.
  * Returns 0, -ENOENT (cannot be opened) or -ENOSYS (a call is missing: the driver is too old).
  * On failure @error_out (may be NULL) holds one line without a newline.
  */

@@ -7,9 +7,10 @@
  *   root    XXH3-128 (seed 0) over the leaves in order, each as two little-endian 64-bit words,
  *           low word first, and then the content's length in bytes as one little-endian word
  *
- * The padding costs nothing, since chunks are born zero and are a multiple of 2 MiB, and it makes
- * the number of leaves a multiple of 256, so that both levels always take XXH3's long-input path:
- * the GPU needs no other. The length at the end keeps contents apart that differ by trailing zeros.
+ * The padding costs nothing, because new chunks are zero and a multiple of 2 MiB. It makes the
+ * number of leaves a multiple of 256, so both levels always take XXH3's long-input path, the only
+ * one that the GPU needs. The length at the end distinguishes contents that differ only by trailing
+ * zeros.
  *
  * This file is the definition. The kernels of glake-mover and these functions must give the same
  * 128 bits; tests compare them. XXH3: https://github.com/Cyan4973/xxHash, doc/xxhash_spec.md.

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What glaked and glake-keeper say to each other: one struct in each packet of a SEQPACKET pair, of
- * which the keeper has fd 3. Both are of the same release, on the same machine.
+ * The protocol between glaked and glake-keeper: one struct per packet on a SEQPACKET pair. The
+ * keeper's end is fd 3. Both are of the same release, on the same machine.
  *
  *   glaked                         glake-keeper
  *     START child, fd, text ------->  starts the program

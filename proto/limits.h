@@ -2,9 +2,9 @@
 /*
  * Numbers that both ends of a socket agree on.
  *
- * Everything here is a bound that the receiver checks before it trusts a byte, so raising one is a
- * protocol decision. The socket is SOCK_SEQPACKET: one packet is one message, and the kernel keeps
- * a packet and its fds together.
+ * The receiver checks these bounds before it trusts a byte, so raising one is a protocol decision.
+ * The socket is SOCK_SEQPACKET: one packet is one message, and the kernel keeps a packet and its
+ * fds together.
  */
 #ifndef GLAKE_PROTO_LIMITS_H
 #define GLAKE_PROTO_LIMITS_H
@@ -33,7 +33,7 @@
 /* The driver maps whole handles that are a multiple of this. The same on every part we know. */
 #define GLAKE_CHUNK_GRANULARITY (2ull * 1024 * 1024)
 
-/* The chunk that so much content needs; 0 for none, and for what does not fit 64 bits. */
+/* The chunk size for @content_bytes; 0 for 0, and for sizes that do not fit 64 bits. */
 static inline uint64_t glake_chunk_bytes(uint64_t content_bytes)
 {
 	return (content_bytes + GLAKE_CHUNK_GRANULARITY - 1) & ~(GLAKE_CHUNK_GRANULARITY - 1);
@@ -48,7 +48,7 @@ static inline uint64_t glake_chunk_bytes(uint64_t content_bytes)
  */
 #define GLAKE_MAX_BLOCK_BYTES (128ull * 1024 * 1024)
 
-/* Numbers that a client reports about itself are cut to this: so many can be added up. 1 PiB. */
+/* Numbers in client reports are cut to this, so sums do not overflow. 1 PiB. */
 #define GLAKE_MAX_REPORTED_BYTES (1ull << 50)
 
 /* Names of tensors, models, programs: longer ones are refused. */

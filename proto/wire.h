@@ -2,10 +2,9 @@
 /*
  * One packet in, one packet out, on a SOCK_SEQPACKET Unix socket, with the fds it carries.
  *
- * The only place in the tree that calls sendmsg() and recvmsg(). It knows nothing of the messages'
- * content. A packet that was cut (MSG_TRUNC) is malformed. One whose fds were cut (MSG_CTRUNC) is not:
- * its bytes are whole and nothing is the peer's fault, who cannot send more than the receiver has
- * room for. It is the receiver that is at its limit of open files.
+ * Only this file calls sendmsg() and recvmsg(). It knows nothing of the messages' content. A
+ * truncated packet (MSG_TRUNC) is malformed. A packet with cut fds (MSG_CTRUNC) is not: its bytes
+ * are whole, and the receiver, not the peer, is at its limit of open files.
  *
  * Threads: any; calls on one socket must not overlap in one direction.
  */
@@ -31,9 +30,9 @@ int wire_send(int socket, const void *bytes, size_t n_bytes, const int *fds, siz
 
 /*
  * Receive one packet into @buffer (@capacity >= GLAKE_MAX_PACKET_BYTES) and its fds into @fds, an
- * initialised list that must be empty. The fds arrive close-on-exec and belong to the list; if not all
- * could be received, fds->is_cut is set, and it is the caller who has to look.
- * Returns 0, WIRE_E_EOF, WIRE_E_MALFORMED (the list has what fds came), -EAGAIN, or another -errno.
+ * initialised list that must be empty. The fds arrive close-on-exec and belong to the list; if not
+ * all could be received, fds->is_cut is set, and it is the caller who has to look. Returns 0,
+ * WIRE_E_EOF, WIRE_E_MALFORMED (the list has what fds came), -EAGAIN, or another -errno.
  */
 int wire_recv(int socket, void *buffer, size_t capacity, size_t *n_bytes_out, struct fdlist *fds,
               int flags);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The calls that pass the gate: a body for each, which enters, makes the driver's call, and leaves.
- * Made from the toolkit's prototypes and the list shim/gen/gates.txt.
+ * The calls that pass the gate. Each has a body that enters, makes the driver's call, and leaves.
+ * Generated from the toolkit's prototypes and the list shim/gen/gates.txt.
  *
- * Owner: resolve.c, which gives each body the driver's function before anybody can call it.
+ * Owner: resolve.c gives each body the driver's function before a program can call it.
  */
 #ifndef GLAKE_SHIM_GATES_H
 #define GLAKE_SHIM_GATES_H

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Where the real library is, behind one of ours that has its SONAME: opening it by name would find
- * ourselves, so it has to be found by path, as the loader would.
+ * Finds the real library by path, as the loader would. Opening it by name would find the preload
+ * library itself, which has the same SONAME.
  *
- * Shared by the shim's libraries and by `glake run`, so it knows nothing of them. In a program that
- * gains privileges from its file the environment counts for nothing, as with the loader.
+ * The shim's libraries and `glake run` share this file, so it depends on neither. In a program that
+ * gains privileges from its file, the environment is ignored, as by the loader.
  *
  * Threads: any.
  */
@@ -19,7 +19,7 @@ struct shim_library {
 	const char *soname;
 	const char *variable; /* of the environment: a path, taken instead of looking */
 	const char *symbol;   /* that every one has */
-	const char *ours;     /* symbol that only ours has */
+	const char *ours;     /* symbol that only the preload library has */
 };
 
 extern const struct shim_library shim_library_cuda;

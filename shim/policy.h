@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the environment says, read once: docs/compatibility.md has the table. In a program that gains
- * privileges from its file it says nothing.
+ * The environment variables, read once; docs/compatibility.md has the table. In a program that
+ * gains privileges from its file they are ignored.
  *
  * Threads: any.
  */
@@ -20,7 +20,7 @@ struct shim_policy {
 
 const struct shim_policy *shim_policy(void);
 
-/* Does any memory come from glaked? Else the driver's view of it is right. */
+/* Does any memory come from glaked? If not, the driver's own view is correct. */
 bool shim_policy_owns_any(void);
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Waiting for the GPU, as the driver's own cuMemFree() does: for a context, and for those that may
- * access its memory.
+ * Waits for the GPU, as the driver's own cuMemFree() does: for a context, and for the contexts that
+ * may access its memory.
  *
  * Threads: any.
  */
@@ -13,8 +13,8 @@
 #include "shim/shim.h"
 
 /*
- * Wait for all work of @ctx, and of contexts that may access its memory. The driver's error: of @ctx,
- * or if a capture forbids to wait. A reader that is lost has no work any more.
+ * Wait for all work of @ctx, and of contexts that may access its memory. The driver's error: of
+ * @ctx, or if a capture forbids to wait. A reader that is lost has no work any more.
  */
 CUresult quiesce_ctx(CUcontext ctx);
 

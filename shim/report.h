@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What glaked is told of the program: its calls, and what it has of the driver. What there are books
- * of comes from them; what graphs and pools keep, only the driver knows.
+ * The report to glaked about the program: its calls and its driver usage. Most numbers come from
+ * the shim's tables; the driver is asked for the memory that graphs and pools keep.
  *
  * Threads: the service's.
  */
@@ -11,8 +11,8 @@
 #include "shim/owner.h"
 
 /*
- * Hand the numbers to @owner's session, for its next report. Asks the driver, of devices that have a
- * primary context here; not during captures.
+ * Hand the numbers to @owner's session, for its next report. Asks the driver, of devices that have
+ * a primary context here; not during captures.
  */
 void report_program(struct owner *owner);
 

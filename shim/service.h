@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The shim's only thread: it answers glaked's wish for warm memory while the program computes, or
- * sleeps, and reports what the program holds.
+ * The shim's only thread. It returns warm memory when glaked asks for it, even while the program
+ * computes or sleeps, and reports the program's memory.
  *
- * It starts with a session and ends with it, after giving up the warm memory that glaked can no longer
- * ask for. All signals are blocked in it. Stream captures of the program do not mind it: its own mode
- * is relaxed.
+ * It starts and ends with a session. At the end it gives up the warm memory, which glaked can no
+ * longer ask for. All signals are blocked in it. It does not disturb the program's stream captures,
+ * because its own capture mode is relaxed.
  *
- * Once the program has begun to exit() it makes no driver call: the driver's own teardown comes next.
- * exit() waits for one that is under way, for two seconds at most.
+ * After the program has called exit() it makes no driver call, because the driver's own teardown
+ * comes next. exit() waits at most two seconds for a running one.
  *
- * Threads: called by whoever makes a session.
+ * Threads: the thread that makes a session calls it.
  */
 #ifndef GLAKE_SHIM_SERVICE_H
 #define GLAKE_SHIM_SERVICE_H

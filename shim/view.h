@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How much memory there is, as a program's tenant sees it: its quota instead of the device, what
- * glaked would give it instead of what the driver has left.
+ * The memory of a device as the program's tenant sees it: the quota instead of the device's total,
+ * and the memory that glaked would grant instead of the driver's free memory.
  *
  * Threads: any. Asks glaked: one round trip.
  */
@@ -18,9 +18,9 @@ struct view {
 };
 
 /*
- * Turn the driver's numbers of glaked's device @index into those of @session's tenant. What the session
- * keeps warm is the program's for the asking; so are @warm_bytes, of other sessions of the program.
- * Returns 0, or the error of the session; then nothing has changed.
+ * Turn the driver's numbers of glaked's device @index into those of @session's tenant. What the
+ * session keeps warm is the program's for the asking; so are @warm_bytes, of other sessions of the
+ * program. Returns 0, or the error of the session; then nothing has changed.
  */
 int view_apply(struct glake_session *session, uint32_t index, uint64_t warm_bytes,
                struct view *view);

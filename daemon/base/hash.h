@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * uthash, where no memory is an answer and not the end of the process.
+ * uthash that reports a lack of memory instead of ending the process.
  *
- * Include this and never <uthash.h>. After each HASH_ADD ask hash_has(element): when it is false there
- * was no memory, the element is not in the table, and the table is as it was.
+ * Include this and never <uthash.h>. Check hash_has(element) after each HASH_ADD: if it is false,
+ * there was no memory, and the table is unchanged.
  */
 #ifndef GLAKE_DAEMON_HASH_H
 #define GLAKE_DAEMON_HASH_H

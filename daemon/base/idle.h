@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What may be evicted, in the order of eviction: the lowest priority first and, within one, what has
- * been idle longest.
+ * Objects that may be evicted, in the order of eviction: the lowest priority first, and within one
+ * priority the longest idle first.
  *
  * Embedded in models and in published blocks.
  *
@@ -20,7 +20,7 @@ enum idle_kind {
 };
 
 struct idle {
-	struct list link; /* link: store.idle; hangs nowhere while in use or pinned */
+	struct list link; /* link: store.idle; in no list while in use or pinned */
 	enum idle_kind kind;
 	int32_t priority; /* of the last tenant that used it */
 	uint64_t since_ms;

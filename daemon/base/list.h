@@ -2,8 +2,8 @@
 /*
  * Intrusive doubly linked list, circular: the head is a link of its own that no object contains.
  *
- * Owner: nobody; the list owns no object. A link says in a comment which list it hangs on.
- * Lifetime: a link that hangs on a list must be removed before its object goes.
+ * Owner: the list owns no object. A link says in a comment which list it is in.
+ * Lifetime: a link must leave its list before its object is freed.
  * Threads: none of its own.
  */
 #ifndef GLAKE_DAEMON_LIST_H
@@ -24,14 +24,14 @@ struct list {
 		&(name), &(name) \
 	}
 
-/* Makes an empty head, or a link that hangs nowhere. */
+/* Makes an empty head, or a link that is in no list. */
 static inline void list_init(struct list *list)
 {
 	list->prev = list;
 	list->next = list;
 }
 
-/* Hangs @link before @next; with a head that is the tail, with head->next the front. */
+/* Inserts @link before @next: a head inserts at the tail, head->next at the front. */
 static inline void list_insert(struct list *next, struct list *link)
 {
 	link->prev = next->prev;
@@ -48,7 +48,7 @@ static inline void list_remove(struct list *link)
 	list_init(link);
 }
 
-/* Moves all that hangs on the head @from to the tail of @to. */
+/* Moves all links of the head @from to the tail of @to. */
 static inline void list_move(struct list *to, struct list *from)
 {
 	if (from->next != from) {
@@ -60,7 +60,7 @@ static inline void list_move(struct list *to, struct list *from)
 	}
 }
 
-/* Of a head: nothing hangs on it. Of a link: it hangs nowhere. */
+/* For a head: the list is empty. For a link: it is in no list. */
 static inline bool list_is_empty(const struct list *list)
 {
 	return list->next == list;

@@ -7,9 +7,9 @@
  * else with a UTC time. Text may come from a client: control characters and bytes that are not
  * UTF-8 are written as \xHH, so that no client can forge a line or steer a terminal.
  *
- * When stderr is a pipe that nobody empties, a line waits LOG_WAIT_MS at most and is then dropped;
- * the next line that gets through says how many were. When the pipe's reader is gone lines are
- * lost, provided that the program ignores SIGPIPE. errno is kept by every function.
+ * If stderr is a full pipe, a line waits at most LOG_WAIT_MS and is then dropped; the next line
+ * that gets through says how many were dropped. When the pipe's reader is gone lines are lost,
+ * provided that the program ignores SIGPIPE. errno is kept by every function.
  *
  * Threads: any. A log_limit belongs to one thread at a time.
  */
@@ -58,16 +58,16 @@ struct log_limit {
 };
 
 /*
- * Like log_write(), but swallowed when the bucket is empty. The next line that is written begins
- * with the number of swallowed ones. A line above the log level spends nothing. Returns false when
- * the line was swallowed.
+ * Like log_write(), but suppressed when the bucket is empty. The next written line begins with the
+ * number of suppressed ones. A line above the log level takes no token. Returns false if the line
+ * was suppressed.
  */
 __attribute__((format(printf, 3, 4))) bool
 log_limited(struct log_limit *limit, enum log_level level, const char *format, ...);
 
 /*
- * The bucket alone: spend a token at @now_ms. Returns true and in @n_swallowed_out how many lines
- * were swallowed before this one, or false: one more is.
+ * The bucket alone: take a token at @now_ms. Returns true, and in @n_swallowed_out the number of
+ * lines suppressed before this one; or false, and this line counts as suppressed.
  */
 bool log_limit_take(struct log_limit *limit, uint64_t now_ms, uint64_t *n_swallowed_out);
 

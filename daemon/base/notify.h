@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What glaked tells the service manager, and what it gets from it: sd_notify(3), socket activation.
+ * Notifications to the service manager, sd_notify(3), and the socket that it passes.
  *
  * Without a service manager ($NOTIFY_SOCKET is not set) every notify_* call does nothing. A message
- * that cannot be sent is lost: glaked works without its manager, and does not wait for one that
- * does not read, but for 100 ms where a change of state is to be told. Status text may come from a
- * client's request; line breaks in it become spaces, since a line is a command to the manager.
+ * that cannot be sent is lost: glaked works without its manager. It does not wait for a manager
+ * that does not read, except for up to 100 ms to tell a change of state. Status text may come from
+ * a client's request; line breaks in it become spaces, because a line is a command to the manager.
  *
  * Threads: the loop thread.
  */
@@ -17,7 +17,7 @@
 /* Start-up, or a reload, is over. @status: one line for `systemctl status`; NULL = unchanged. */
 void notify_ready(const char *status);
 
-/* A status that was told already is not told again, so this may be called often. */
+/* Does not send an unchanged status again, so it may be called often. */
 __attribute__((format(printf, 1, 2))) void notify_status(const char *format, ...);
 
 /* A reload begins; notify_ready() ends it. Sends the time that Type=notify-reload asks for. */
@@ -26,7 +26,7 @@ void notify_reloading(void);
 /* The drain begins. */
 void notify_stopping(void);
 
-/* How often to call notify_watchdog(): half of the manager's patience. 0 = nobody watches. */
+/* How often to call notify_watchdog(): half of the manager's time-out. 0 = there is no watchdog. */
 uint64_t notify_watchdog_interval_ms(void);
 
 /* "The loop turns." */

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What glaked has counted since it started. One list makes the struct, the names and the help.
+ * Counters since the start of glaked. One list makes the struct, the names and the help.
  *
- * Every entry only grows. What is true now (sessions, bytes, fds) is not here: it is asked of the
- * object that knows it, so that no number is kept twice.
+ * Counters only grow. Current values (sessions, bytes, fds) are not here: the object that owns a
+ * value answers for it, so no number is kept twice.
  *
  * Owner: embedded in the server. Zeroed memory is ready.
  * Threads: loop thread only; plain increments.

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How a request ends. The numbers are those of Status in proto/glake.proto (rpc.c asserts it), so
+ * Results of requests. The numbers are those of Status in proto/glake.proto (rpc.c asserts it), so
  * that the layers below rpc need not know the generated types.
  */
 #ifndef GLAKE_DAEMON_STATUS_H

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Text that comes from a client, made fit to be shown: valid UTF-8 (RFC 3629) without control
- * characters. What is not becomes '?', byte by byte.
+ * Makes text from a client safe to show: valid UTF-8 (RFC 3629) without control characters. Each
+ * other byte becomes '?'.
  *
  * Threads: any.
  */

@@ -2,14 +2,14 @@
 /*
  * The configuration: one libconfig file, read whole, checked whole, never written to.
  *
- * Every key is optional, and a missing file means the defaults. What is wrong (syntax, an unknown
- * key, a wrong type, a value out of range, a name given twice, a user that does not exist) is
- * refused with "FILE:LINE: text". docs/operations.md has the table of keys, and a test holds it
+ * Every key is optional, and no file means the defaults. A mistake (syntax, an unknown key, a wrong
+ * type, a value out of range, a duplicate name, a user that does not exist) is refused with
+ * "FILE:LINE: text". docs/operations.md has the table of keys, and a test holds it
  * against config_keys(). Files are not included: @include is refused.
  *
  * A reload loads a second config and drops the first; nothing changes inside one.
  *
- * Owner: the server. Lifetime: until the next reload or the end: who needs something of it for longer
+ * Owner: the server. Lifetime: until the next reload or the end. Code that needs a value for longer
  * than a turn of the loop keeps a copy.
  * Threads: read-only once loaded. config_load() may ask name services over a network: it blocks.
  */
@@ -25,17 +25,17 @@
 #include "daemon/config/config_types.h"
 #include "daemon/net/peer.h"
 
-/* The tenant for whoever matches no rule; always there. */
+/* The tenant of sessions that match no rule; it always exists. */
 #define CONFIG_DEFAULT_TENANT "default"
 
-/* The tenant that pays for what nobody uses; never in a config. */
+/* The tenant that is charged for unused memory; never in a config. */
 #define CONFIG_CACHE_TENANT "cache"
 
-/* What a pool holds on each device: sizes, and chunks of each. */
+/* Limits of a pool on each device: sizes, and chunks of each size. */
 #define CONFIG_MAX_POOL_SIZES 8u
 #define CONFIG_MAX_POOL_CHUNKS 64u
 
-/* GPU hosts have been seen that allow a process no more fds. Only fd_budget goes beyond. */
+/* Some GPU hosts allow a process no more fds. Only fd_budget exceeds it. */
 #define CONFIG_MAX_FDS 20000u
 
 /* Of those, what glaked keeps for itself: the driver's files, pipes, fds in flight (inflight.h). */
@@ -55,7 +55,7 @@ struct config_realm {
 /* Limits: 0 = none. */
 struct config_tenant {
 	char name[CONFIG_NAME_BYTES];
-	struct config_members members; /* nobody named: anybody, if the cgroup fits */
+	struct config_members members; /* if empty: any peer in the cgroup */
 	char *cgroup;                  /* owned; NULL = any. Matches itself and what is below it */
 	uint64_t *device_bytes;        /* owned; by device, see config_tenant_quota() */
 	size_t n_device_bytes;
@@ -90,7 +90,7 @@ struct config {
 	size_t n_pool;
 	uint64_t warm_bytes; /* per session and device */
 	uint64_t load_window_bytes;
-	bool trust_file_times;  /* of files too whose times may not tell every change */
+	bool trust_file_times;  /* also if the files' times may miss a change */
 	uint64_t reserve_bytes; /* per device, never given out */
 	enum config_pressure pressure;
 	uint64_t wait_ms; /* with CONFIG_PRESSURE_WAIT */
@@ -112,29 +112,28 @@ int config_load(const char *path, struct config **config_out, char *error_out, s
 void config_free(struct config *config);
 
 /*
- * Fds to spend on what clients cause: sessions, chunks, blocks. fd_budget if it is set, else
- * CONFIG_MAX_FDS less CONFIG_RESERVED_FDS; and never more than the hard RLIMIT_NOFILE leaves when
- * the reserve is taken.
+ * Fds for clients: sessions, chunks, blocks. fd_budget if it is set, else CONFIG_MAX_FDS less
+ * CONFIG_RESERVED_FDS; never more than the hard RLIMIT_NOFILE less the reserve.
  */
 uint32_t config_fd_budget(const struct config *config);
 
-/* Fds that glake-mover can have at a time, which inherits the hard RLIMIT_NOFILE: so reckoned, too. */
+/* Fds that glake-mover may have: the same computation, since it inherits the hard RLIMIT_NOFILE. */
 uint32_t config_mover_fds(const struct config *config);
 
-/* What one user may have of max_sessions: max_sessions_per_user, else a quarter, 16 at least. */
+/* Sessions that one user may have: max_sessions_per_user, else a quarter of max_sessions, at least 16. */
 uint32_t config_user_sessions(const struct config *config);
 
-/* Root, or a member of admin_group; never for whom a peer counts as. @gids: the primary one too. */
+/* Root, or a member of admin_group. @uid is the kernel's, not the owner's. @gids: the primary too. */
 bool config_is_admin(const struct config *config, uid_t uid, const gid_t *gids, size_t n_gids);
 
 /*
- * The first realm that names @peer, else "uid:1000", by whom it counts as. @name_out needs
- * CONFIG_NAME_BYTES. A rule with a uid names those who have it, and those who count as it.
+ * The first realm that names @peer, else "uid:1000" with the uid of its owner. @name_out needs
+ * CONFIG_NAME_BYTES. A rule with a uid matches peers with that uid or that owner.
  */
 void config_realm_of(const struct config *config, const struct peer *peer, char *name_out,
                      size_t name_bytes);
 
-/* Does a tenant's rule? */
+/* Does any tenant's rule name a cgroup? */
 bool config_names_cgroups(const struct config *config);
 
 /*

@@ -2,12 +2,12 @@
 /*
  * A libconfig file, read and parsed, with errors that name the line.
  *
- * libconfig alone would take some mistakes without a word: it wraps whole numbers of more than 32
- * bits (25769803776 bytes become 0), ends at an unclosed comment, ends the process when asked to
- * include a folder. So the text is checked before it sees it: numbers are range-checked and written
- * out as 64-bit ones, comments and texts must be closed, @include is refused.
+ * libconfig alone silently accepts some mistakes: it wraps whole numbers of more than 32 bits
+ * (25769803776 bytes become 0), stops at an unclosed comment, and ends the process for an @include
+ * of a folder. So this file checks the text first: it range-checks numbers and rewrites them as
+ * 64-bit ones, requires closed comments and texts, and refuses @include.
  *
- * Owner: whoever loads. Lifetime: init to deinit; settings point into it.
+ * Owner: the loading function. Lifetime: init to deinit; settings point into it.
  * Threads: none of its own.
  */
 #ifndef GLAKE_DAEMON_CONFIG_FILE_H

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Values of a config that are more than numbers: config_value.c reads them, config.h is made of them.
+ * Types of config values other than numbers: config_value.c reads them, config.h contains them.
  *
- * Owner: who embeds them. Threads: any.
+ * Owner: the embedding struct. Threads: any.
  */
 #ifndef GLAKE_DAEMON_CONFIG_TYPES_H
 #define GLAKE_DAEMON_CONFIG_TYPES_H
@@ -18,7 +18,7 @@ enum config_pressure {
 	CONFIG_PRESSURE_WAIT,   /* it waits for memory, wait_ms at most */
 };
 
-/* Somebody's uid is in uids, or one of his gids in gids. Users and groups are resolved. */
+/* A peer is a member if its uid is in uids, or one of its gids in gids. Names are resolved. */
 struct config_members {
 	uid_t *uids; /* owned */
 	gid_t *gids; /* owned */

@@ -8,7 +8,7 @@
  * ignore them.
  * Returns 0, -EINVAL (the error text then says what is wrong, with its line) or -ENOMEM.
  *
- * Threads: none of their own; user and group names are asked of the name services, which may block.
+ * Threads: any. Name services resolve user and group names, which may block.
  */
 #ifndef GLAKE_DAEMON_CONFIG_VALUE_H
 #define GLAKE_DAEMON_CONFIG_VALUE_H

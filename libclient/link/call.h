@@ -2,24 +2,24 @@
 /*
  * Requests and their answers over one socket, from many threads.
  *
- * A call is started (sent) and waited for; several may be under way, in one thread or in many.
- * Answers come back by id. Of the threads that wait, one at a time reads the socket and hands each
- * answer to the call that it belongs to; when it has its own, another takes over. So a model that
- * loads for a minute in one thread holds up nobody else, without a thread of ours.
+ * A call is started (sent) and waited for. Several may be under way, in one thread or in many.
+ * Answers are matched by id. One of the waiting threads reads the socket and hands each answer to
+ * its call; when it has its own answer, another thread takes over. So a model that loads for a
+ * minute in one thread holds up no other thread, and the library needs no thread of its own.
  *
- * Notices are queued as they come in; notice.c delivers them when no lock is held.
+ * Incoming notices are queued; notice.c delivers them when no lock is held.
  *
- * The socket is a number in a table that is the program's as well, which may close it, or put another
- * file there, by mistake or to close all it has. So before each use it is looked at: it is the socket
- * that we opened, or the connection is gone and the number nobody's business of ours.
+ * The program shares the table of fds and may close the socket or put another file on its number.
+ * So the library checks before each use that the number is still its socket. If not, the connection
+ * is gone, and the library leaves the number alone.
  *
- * Nobody waits for ever on a daemon that is stopped. glaked answers a Ping at once, whatever else it
- * has to do or lets wait; so after a silence of silence_ms while an answer is awaited it is asked
- * for one, and after another the connection is gone. Its Hello is awaited for hello_ms.
+ * A stopped daemon must not block a thread forever. glaked answers a Ping at once, whatever else it
+ * does. If an answer is awaited and nothing arrives for silence_ms, the library sends a Ping; after
+ * another silence_ms the connection is gone. The answer to Hello is awaited for hello_ms.
  *
- * Owner: a call belongs to its caller, usually on the stack: glake__call_end(). It must not be moved
- * between start and end, and its thread not be cancelled: cleanup_cancel. glake__call() sees to that.
- * Threads: any; a single call belongs to one thread.
+ * Owner: a call belongs to its caller, usually on the stack: glake__call_end(). It must not be
+ * moved between start and end, and its thread not be cancelled: cleanup_cancel. glake__call() sees
+ * to that. Threads: any; a single call belongs to one thread.
  */
 #ifndef GLAKE_LIBCLIENT_CALL_H
 #define GLAKE_LIBCLIENT_CALL_H
@@ -111,8 +111,9 @@ int glake__call_start(struct glake_session *session, struct glake__call *call,
 
 /*
  * Wait for the answer of a started call. @progress (may be NULL) is called as news come in, on this
- * thread with no lock held; so are notices delivered while the call waits for memory. Returns 0 with
- * call->answer and call->fds, or an error: a refusal's own code and text, or that of a dead connection.
+ * thread with no lock held; so are notices delivered while the call waits for memory. Returns 0
+ * with call->answer and call->fds, or an error: a refusal's own code and text, or that of a dead
+ * connection.
  */
 int glake__call_wait(struct glake_session *session, struct glake__call *call,
                      glake_progress_fn progress, void *progress_user);

@@ -2,9 +2,10 @@
 /*
  * The text of this thread's last failure.
  *
- * Who decides that something is an error words it, once; forwarders return the code unchanged.
+ * The function that decides that something is an error sets the text, once; its callers return the
+ * code unchanged.
  *
- * Owner: the library; one buffer a thread.
+ * Owner: the library; one buffer per thread.
  * Lifetime: until the thread's next failure. Success clears nothing.
  * Threads: any.
  */

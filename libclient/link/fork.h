@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Are we still in the process that made this? Without a system call.
+ * Detects a fork without a system call.
  *
- * A counter in ordinary memory goes into a child as a copy; a page advised MADV_WIPEONFORK reads
- * zero there, whichever way the child was made (fork, clone, posix_spawn without exec). The first
- * look in a child sees the zero, and counts one generation up. Comparing process ids would cost a
- * system call each time and be wrong where parent and child are each number 1 of their namespace.
+ * A child gets a copy of a counter in ordinary memory, but a page with MADV_WIPEONFORK reads zero
+ * there, whichever way the child was made (fork, clone, posix_spawn without exec). The first check
+ * in a child sees the zero and increments the generation. Comparing process ids would cost a system
+ * call each time, and fail where parent and child are both process 1 of their namespaces.
  *
  * Owner: the process. Lifetime: for ever. Threads: any.
  */

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Notices: what the daemon says unasked. call.c takes them in, this delivers them.
+ * Notices: messages of the daemon that answer no request. call.c receives them, this delivers them.
  *
- * Owner: a notice belongs to the link's queue, then to the delivering thread.
- * Threads: one thread at a time delivers, so they keep their order. A handler that calls the library
- * does not recurse: what arrives meanwhile is delivered after it has returned.
+ * Owner: a notice belongs to the link's queue, then to the delivering thread. Threads: one thread
+ * at a time delivers, so notices keep their order. A handler that calls the library does not
+ * recurse: notices that arrive meanwhile are delivered after it has returned.
  */
 #ifndef GLAKE_LIBCLIENT_NOTICE_H
 #define GLAKE_LIBCLIENT_NOTICE_H
@@ -26,14 +26,14 @@ void glake__notice_queue_reclaim(struct glake__link *link, uint32_t device, uint
 void glake__notice_free(struct glake__notice *notice);
 
 /*
- * Deliver what came in, unless another thread is at it. No lock is held. Keeps errno and the error
- * text: what it does is not what the caller was asked for.
+ * Deliver queued notices, unless another thread does so. No lock is held. Keeps errno and the error
+ * text, because they belong to the caller's work.
  */
 int glake__notice_deliver(struct glake_session *session);
 
 /*
  * The last step of every public function that talked to the daemon, with no lock held: report usage
- * if that is due, deliver what came in. Returns @result; keeps errno and the error text.
+ * if that is due, deliver notices. Returns @result; keeps errno and the error text.
  */
 int glake__leave(struct glake_session *session, int result);
 

@@ -2,12 +2,12 @@
 /*
  * struct glake_session: what the modules of the library share.
  *
- * Two halves that are locked apart, so that memory served from the warm cache never waits for
- * somebody else's request:
+ * The two halves have separate locks, so memory served from the warm cache never waits for another
+ * thread's request:
  *
- *   link    the connection: requests under way, notices that wait. call.c says how it is locked
- *   books   what this session has: memory, models, blocks, counters; under the lock of the space
- *           (space.h), as are the ranges that they are in
+ *   link    the connection: requests under way, waiting notices; call.c explains its locks books
+ *   the session's memory, models, blocks and counters; under the lock of the space (space.h),
+ *           like their ranges
  *
  * Owner: the caller, from glake_connect() to glake_disconnect().
  * Threads: any. Fields without a remark are written by glake_connect() alone.

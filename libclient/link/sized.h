@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Public structs that start with their size, so that they can grow: a program built against an
- * older or newer header than the library's gets, or gives, the fields that both know.
+ * Public structs begin with their size, so they can grow: a program built with an older or newer
+ * header than the library's exchanges only the fields that both know.
  *
  * Threads: any.
  */
@@ -11,8 +11,8 @@
 #include <stddef.h>
 
 /*
- * Copy @full (of @full_bytes, its size field not yet set) to the caller's struct @out, which says in
- * its first field how large it is, and set that field to what was written. Fields that we do not
+ * Copy @full (of @full_bytes, its size field not yet set) to the caller's struct @out, which says
+ * in its first field how large it is, and set that field to what was written. Fields that we do not
  * know become zero. Returns 0, or -EINVAL for NULL or a size that no version ever had.
  */
 int glake__sized_out(void *out, void *full, size_t full_bytes);

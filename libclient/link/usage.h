@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Telling the daemon what only this process knows: bytes in use, warm and at most in use, and what
- * the program says of itself. For listings.
+ * Reports to the daemon, for listings: live, warm and peak bytes, and the program's own numbers.
  *
- * Lazy: after some other request, or at glake_dispatch(), when the numbers have changed and the
- * last report is USAGE_PERIOD_NS old. The warm path never comes here. At once as the answer to a
- * Reclaim: the daemon lets somebody wait for it.
+ * A report is sent after another request, or at glake_dispatch(), if the numbers have changed and
+ * the last report is USAGE_PERIOD_NS old. The warm path never reports. The answer to a Reclaim is
+ * sent at once, because another session's request waits for it.
  *
  * Threads: any.
  */
