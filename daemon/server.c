@@ -110,6 +110,7 @@ static void stop(struct server *server)
 	server->state = SERVER_STOPPED;
 	owners_close(server->owners);
 	sessions_close(&server->rpc.sessions);
+	holders_drain(&server->rpc.holders);
 	uv_stop(&server->loop);
 }
 
@@ -145,6 +146,7 @@ static void drain(struct server *server, int signal)
 	notify_stopping();
 	server->state = SERVER_DRAINING;
 	server->rpc.is_draining = true;
+	holders_drain(&server->rpc.holders);
 	listener_close(server->listener);
 	server->listener = NULL;
 	list_for_each (session, &server->rpc.sessions.list, link) {
@@ -382,7 +384,8 @@ static void open_rpc(struct server *server)
 	rpc->devices = server->devices;
 	rpc->n_devices = server->n_devices;
 	rpc->started_ms = uv_now(&server->loop);
-	holders_init(&rpc->holders, server->devices, server->n_devices, &server->store, first_id());
+	holders_init(&rpc->holders, &server->loop, server->devices, server->n_devices,
+	             &server->store, first_id());
 	list_init(&rpc->sessions.list);
 	rpc->sessions.loop = &server->loop;
 	rpc->sessions.holders = &rpc->holders;

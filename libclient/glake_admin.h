@@ -110,6 +110,7 @@ struct glake_session_row {
 	uint64_t n_passed;  /* allocations left to the driver because glaked was not there */
 	uint32_t n_devices; /* devices where it has memory */
 	const struct glake_session_device *devices;
+	int detached; /* its connection is lost; its process lives, and keeps what it has */
 };
 
 typedef int (*glake_session_fn)(void *user, const struct glake_session_row *row);

@@ -38,7 +38,10 @@ struct bounds {
 #define DRIVER_BYTES (2 + 5 * (1 + VARINT_BYTES))
 
 static const struct bounds bounds_of[] = {
-	[GLAKE__WIRE__REQUEST__BODY_HELLO] = NAMED,
+	[GLAKE__WIRE__REQUEST__BODY_HELLO] = {4 * GLAKE_MAX_NAME_BYTES +
+                                                      GLAKE_MAX_UNANSWERED * VARINT_BYTES,
+                                              GLAKE_MAX_UNANSWERED + SPARE_FIELDS},
+	[GLAKE__WIRE__REQUEST__BODY_GOODBYE] = SMALL,
 	[GLAKE__WIRE__REQUEST__BODY_PING] = SMALL,
 	[GLAKE__WIRE__REQUEST__BODY_CHUNK_ALLOC] = SMALL,
 	[GLAKE__WIRE__REQUEST__BODY_CHUNK_FREE] = NUMBERS(GLAKE_MAX_FREED_CHUNKS),

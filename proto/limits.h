@@ -51,6 +51,10 @@ static inline uint64_t glake_chunk_bytes(uint64_t content_bytes)
 /* Numbers in client reports are cut to this, so sums do not overflow. 1 PiB. */
 #define GLAKE_MAX_REPORTED_BYTES (1ull << 50)
 
+/* A session's key; and the requests without an answer that a Hello with one names. */
+#define GLAKE_KEY_BYTES 16u
+#define GLAKE_MAX_UNANSWERED 256u
+
 /* Names of tensors, models, programs: longer ones are refused. */
 #define GLAKE_MAX_NAME_BYTES 1024u
 #define GLAKE_MAX_TENSORS 1000000u

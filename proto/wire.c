@@ -75,9 +75,10 @@ int wire_recv(int socket, void *buffer, size_t capacity, size_t *n_bytes_out, st
 	ssize_t n_bytes;
 	do {
 		n_bytes = recvmsg(socket, &header, flags | MSG_CMSG_CLOEXEC);
-	} while (n_bytes < 0 && errno == EINTR);
+		/* A peer's end, if he had not read all, is told of once, in front of what he has sent. */
+	} while (n_bytes < 0 && (errno == EINTR || errno == ECONNRESET));
 	if (n_bytes < 0) {
-		return errno == ECONNRESET ? WIRE_E_EOF : -errno;
+		return -errno;
 	}
 	collect_fds(&header, fds);
 	fds->is_cut = header.msg_flags & MSG_CTRUNC;

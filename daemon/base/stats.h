@@ -19,6 +19,8 @@
 	X(sessions_refused, "connections turned away by a limit") \
 	X(sessions_bad, \
 	  "sessions closed for what the peer did: bytes that are not a request, silence") \
+	X(sessions_lost, "sessions that lost their connection before their process ended") \
+	X(sessions_resumed, "sessions that went on with another connection") \
 	X(requests_total, "requests that came, refused ones included") \
 	X(requests_refused, "requests answered with a refusal") \
 	X(chunks_created, "chunks made by the driver") \

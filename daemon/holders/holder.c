@@ -4,12 +4,15 @@
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
 
 #include "proto/cleanup.h"
 
 static const bool moves[N_HOLDER_STATES][N_HOLDER_STATES] = {
 	[HOLDER_NEW] = {[HOLDER_ATTACHED] = true, [HOLDER_ENDED] = true},
-	[HOLDER_ATTACHED] = {[HOLDER_ENDED] = true},
+	[HOLDER_ATTACHED] = {[HOLDER_DETACHED] = true, [HOLDER_ENDED] = true},
+	[HOLDER_DETACHED] = {[HOLDER_ATTACHED] = true, [HOLDER_ENDED] = true},
 };
 
 static void holder_set_state(struct holder *holder, enum holder_state state)
@@ -18,16 +21,19 @@ static void holder_set_state(struct holder *holder, enum holder_state state)
 	holder->state = state;
 }
 
-void holders_init(struct holders *holders, struct device *devices, uint32_t n_devices,
-                  struct store *store, uint64_t last_id)
+void holders_init(struct holders *holders, uv_loop_t *loop, struct device *devices,
+                  uint32_t n_devices, struct store *store, uint64_t last_id)
 {
-	*holders = (struct holders){
-		.devices = devices, .n_devices = n_devices, .store = store, .last_id = last_id};
+	*holders = (struct holders){.loop = loop,
+	                            .devices = devices,
+	                            .n_devices = n_devices,
+	                            .store = store,
+	                            .last_id = last_id};
 	list_init(&holders->list);
 	list_init(&holders->realms);
 }
 
-struct holder *holder_new(struct holders *holders, uint64_t now_ms)
+struct holder *holder_new(struct holders *holders)
 {
 	struct holder *holder = calloc(1, sizeof(*holder) +
 	                                          holders->n_devices * sizeof(holder->devices[0]));
@@ -37,9 +43,15 @@ struct holder *holder_new(struct holders *holders, uint64_t now_ms)
 	holder->all = holders;
 	holder->n_refs = 2; /* the list's, and the caller's */
 	holder->id = ++holders->last_id;
-	holder->since_ms = now_ms;
+	holder->since_ms = uv_now(holders->loop);
 	list_insert(&holders->list, &holder->link);
 	holders->n++;
+	return holder;
+}
+
+struct holder *holder_ref(struct holder *holder)
+{
+	holder->n_refs++;
 	return holder;
 }
 
@@ -54,10 +66,134 @@ void holder_unref(struct holder *holder)
 	free(holder);
 }
 
-void holder_attach(struct holder *holder, char *program)
+static bool is_of(const struct holder *holder, const struct peer *peer)
+{
+	return peer->pid > 0 && holder->peer.pid == peer->pid && holder->peer.uid == peer->uid;
+}
+
+/* What exec() left behind: its process lives, but not the program that had it mapped. */
+static void end_other_images(struct holder *holder)
+{
+	struct holder *other;
+	struct holder *spare;
+	list_for_each_safe (other, spare, &holder->all->list, link) {
+		if (other->state == HOLDER_DETACHED && is_of(other, &holder->peer) &&
+		    other->image && holder->image && other->image != holder->image) {
+			holder_end(other);
+		}
+	}
+}
+
+int holder_attach(struct holder *holder, char *program, uint64_t image)
 {
 	holder->program = program;
+	holder->image = image;
+	if (getrandom(holder->key, sizeof(holder->key), GRND_NONBLOCK) !=
+	    (ssize_t)sizeof(holder->key)) {
+		return -EAGAIN;
+	}
+	end_other_images(holder);
 	holder_set_state(holder, HOLDER_ATTACHED);
+	return 0;
+}
+
+/* ---- without a connection -------------------------------------------------------------------- */
+
+/* Of a process; lasts until the loop has closed it. */
+struct holder_watch {
+	uv_poll_t poll;
+	struct holder *holder; /* NULL once it is over */
+	int pidfd;             /* owned */
+};
+
+static void on_process_end(uv_poll_t *poll, int status, int events)
+{
+	holder_end(container_of(poll, struct holder_watch, poll)->holder);
+}
+
+static void on_watch_closed(uv_handle_t *handle)
+{
+	struct holder_watch *watch = container_of(handle, struct holder_watch, poll);
+	fd_close(&watch->pidfd);
+	free(watch);
+}
+
+static void stop_watch(struct holder *holder)
+{
+	if (holder->watch) {
+		uv_close((uv_handle_t *)&holder->watch->poll, on_watch_closed);
+		holder->watch = NULL;
+	}
+}
+
+/* Returns 0, or -errno: its process has ended, or cannot be watched. */
+static int start_watch(struct holder *holder, int fd)
+{
+	cleanup_fd int pidfd = peer_open_process(&holder->peer, fd);
+	cleanup_free struct holder_watch *watch = calloc(1, sizeof(*watch));
+	if (pidfd < 0 || !watch) {
+		return pidfd < 0 ? pidfd : -ENOMEM;
+	}
+	int r = uv_poll_init(holder->all->loop, &watch->poll, pidfd);
+	if (r < 0) {
+		return r;
+	}
+	watch->holder = holder;
+	watch->pidfd = fd_steal(&pidfd);
+	holder->watch = ptr_steal(watch);
+	return uv_poll_start(&holder->watch->poll, UV_READABLE, on_process_end);
+}
+
+bool holder_detach(struct holder *holder, int fd)
+{
+	if (holder->state != HOLDER_ATTACHED || holder->all->is_draining ||
+	    start_watch(holder, fd) < 0) {
+		return false;
+	}
+	holder_set_state(holder, HOLDER_DETACHED);
+	return true;
+}
+
+void holder_resume(struct holder *holder)
+{
+	stop_watch(holder);
+	holder_set_state(holder, HOLDER_ATTACHED);
+}
+
+struct holder *holder_by_key(const struct holders *holders, const struct peer *peer,
+                             const uint8_t *key)
+{
+	struct holder *holder;
+	list_for_each (holder, &holders->list, link) {
+		/* Nobody but the process itself comes as far as its key. */
+		if (holder->state != HOLDER_NEW && is_of(holder, peer) &&
+		    memcmp(holder->key, key, sizeof(holder->key)) == 0) {
+			return holder;
+		}
+	}
+	return NULL;
+}
+
+size_t holders_n_detached(const struct holders *holders, uid_t owner)
+{
+	struct holder *holder;
+	size_t n = 0;
+	list_for_each (holder, &holders->list, link) {
+		n += holder->state == HOLDER_DETACHED && holder->peer.owner == owner;
+	}
+	return n;
+}
+
+void holders_drain(struct holders *holders)
+{
+	struct holder *holder;
+	struct holder *spare;
+	holders->is_draining = true;
+	list_for_each_safe (holder, spare, &holders->list, link) {
+		if (holder->state == HOLDER_DETACHED) {
+			holder_end(holder);
+		}
+	}
 }
 
 struct holder *holder_by_id(const struct holders *holders, uint64_t id)
@@ -81,7 +217,7 @@ struct held *holder_find(const struct holder *holder, enum held_kind kind, uint6
 }
 
 /* NULL: no memory. */
-static struct held *add(struct holder *holder, enum held_kind kind)
+static struct held *add(struct holder *holder, uint64_t request, enum held_kind kind)
 {
 	struct held *held = calloc(1, sizeof(*held));
 	if (!held) {
@@ -89,6 +225,7 @@ static struct held *add(struct holder *holder, enum held_kind kind)
 	}
 	held->id = ++holder->all->last_id;
 	held->kind = kind;
+	held->request = request;
 	HASH_ADD(hh, holder->held, id, sizeof(held->id), held);
 	if (!hash_has(held)) {
 		free(held);
@@ -105,11 +242,11 @@ static void drop(struct holder *holder, struct held *held)
 	free(held);
 }
 
-int holder_add_chunks(struct holder *holder, struct chunk *chunks, size_t n_chunks,
-                      struct held **held_out)
+int holder_add_chunks(struct holder *holder, uint64_t request, struct chunk *chunks,
+                      size_t n_chunks, struct held **held_out)
 {
 	for (size_t i = 0; i < n_chunks; i++) {
-		held_out[i] = add(holder, HELD_CHUNK);
+		held_out[i] = add(holder, request, HELD_CHUNK);
 		if (!held_out[i]) {
 			while (i-- > 0) {
 				drop(holder, held_out[i]);
@@ -136,9 +273,9 @@ static void uncount_shared(struct holder *holder, struct device *device, uint64_
 	device->logical_block_bytes -= bytes;
 }
 
-uint64_t holder_add_model(struct holder *holder, struct model *model)
+uint64_t holder_add_model(struct holder *holder, uint64_t request, struct model *model)
 {
-	struct held *held = add(holder, HELD_MODEL);
+	struct held *held = add(holder, request, HELD_MODEL);
 	if (!held) {
 		return 0;
 	}
@@ -147,9 +284,9 @@ uint64_t holder_add_model(struct holder *holder, struct model *model)
 	return held->id;
 }
 
-uint64_t holder_add_block(struct holder *holder, struct block *block)
+uint64_t holder_add_block(struct holder *holder, uint64_t request, struct block *block)
 {
-	struct held *held = add(holder, HELD_BLOCK);
+	struct held *held = add(holder, request, HELD_BLOCK);
 	if (!held) {
 		return 0;
 	}
@@ -175,6 +312,20 @@ void holder_release(struct holder *holder, struct held *held)
 		store_unuse_block(store, held->block, holder->tenant->priority);
 	}
 	drop(holder, held);
+}
+
+void holder_release_unanswered(struct holder *holder, const uint64_t *requests, size_t n_requests)
+{
+	struct held *held;
+	struct held *spare;
+	for (size_t i = 0; i < n_requests; i++) {
+		HASH_ITER(hh, holder->held, held, spare)
+		{
+			if (held->request == requests[i]) {
+				holder_release(holder, held);
+			}
+		}
+	}
 }
 
 void holder_drop_chunk(struct holder *holder, struct held *held, const struct device *device,
@@ -236,6 +387,7 @@ void holder_end(struct holder *holder)
 		return;
 	}
 	holder_set_state(holder, HOLDER_ENDED);
+	stop_watch(holder);
 	list_remove(&holder->link);
 	holder->all->n--;
 	release_all(holder);

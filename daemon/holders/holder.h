@@ -2,12 +2,18 @@
 /*
  * A holder: a process that has something of glaked's, who it is, and all it has.
  *
- *   NEW ---- Hello accepted ----> ATTACHED
- *    |                               |
- *    '------ its session ends ------'--> ENDED -> (freed with the last reference)
+ *                                  .--- connection lost, process lives --.
+ *                                  |                                     v
+ *   NEW ---- Hello accepted ----> ATTACHED <---- Hello with its key ---- DETACHED
+ *    |                             |                                     |
+ *    |    Goodbye, bad bytes,      |                                     |  the process ends,
+ *    |    the process ends         |                                     |  the daemon drains
+ *    '-----------------------------'--> ENDED <--------------------------'
+ *                                        '-> (freed with the last reference)
  *
- * holder_end() is the only way out: it gives back every chunk, model and block, so that all charges
- * are paid back whatever the process did.
+ * A detached holder keeps what it has, since its process still has it mapped; a pidfd tells when that
+ * ends. holder_end() is the only way out: it gives back every chunk, model and block, so that all
+ * charges are paid back whatever the process did.
  *
  * All it has is in one table, by ids that nothing else of this node ever has. Nothing there or here
  * points to a connection: a session (session.h) points to its holder.
@@ -26,13 +32,17 @@
 #include "daemon/net/peer.h"
 #include "daemon/store/realm.h"
 #include "daemon/store/store.h"
+#include "proto/limits.h"
 
 enum holder_state {
 	HOLDER_NEW,
 	HOLDER_ATTACHED,
+	HOLDER_DETACHED,
 	HOLDER_ENDED,
 	N_HOLDER_STATES,
 };
+
+struct holder_watch;
 
 enum held_kind {
 	HELD_CHUNK,
@@ -46,8 +56,9 @@ struct held {
 	UT_hash_handle hh; /* holder.held, by id */
 	uint64_t id;
 	enum held_kind kind;
-	uint64_t ticket; /* who knows it may open the chunk; 0: nobody else may */
-	bool is_busy;    /* the chunk is being published, and not here */
+	uint64_t request; /* by which the client got it */
+	uint64_t ticket;  /* who knows it may open the chunk; 0: nobody else may */
+	bool is_busy;     /* the chunk is being published, and not here */
 	union {
 		struct chunk chunk;  /* private */
 		struct model *model; /* held in the store */
@@ -84,6 +95,8 @@ struct holders {
 	uint32_t n;
 	uint32_t n_refused; /* of them: only there to be told that they are too many */
 	uint64_t last_id;   /* of holders, and what they hold */
+	bool is_draining;   /* none becomes detached any more */
+	uv_loop_t *loop;    /* borrowed */
 	uint32_t n_devices;
 	struct device *devices; /* borrowed, as the next */
 	struct store *store;
@@ -97,6 +110,9 @@ struct holder {
 	unsigned n_refs;
 	enum holder_state state;
 	uint64_t id;
+	uint8_t key[GLAKE_KEY_BYTES]; /* random; valid once it was attached */
+	uint64_t image;               /* of the program, as it says; 0 = unknown */
+	struct holder_watch *watch;   /* owned; of the process, while it is detached */
 	struct peer peer;
 	struct tenant *tenant; /* entered; NULL with a refusal */
 	struct realm *realm;   /* owned reference */
@@ -112,16 +128,38 @@ struct holder {
 };
 
 /* Ids begin behind @last_id. */
-void holders_init(struct holders *holders, struct device *devices, uint32_t n_devices,
-                  struct store *store, uint64_t last_id);
+void holders_init(struct holders *holders, uv_loop_t *loop, struct device *devices,
+                  uint32_t n_devices, struct store *store, uint64_t last_id);
 
 /* In the list, with one reference: the caller's. Who it is comes later. NULL: no memory. */
-struct holder *holder_new(struct holders *holders, uint64_t now_ms);
+struct holder *holder_new(struct holders *holders);
+struct holder *holder_ref(struct holder *holder);
 /* NULL is fine. */
 void holder_unref(struct holder *holder);
 
-/* Hello is accepted: @program (taken over; may be NULL) is what it calls itself. */
-void holder_attach(struct holder *holder, char *program);
+/*
+ * Hello is accepted: @program (taken over; may be NULL) is what it calls itself. What its process held
+ * before it became another program, of another @image, ends. Returns 0 or -errno: no random numbers.
+ */
+int holder_attach(struct holder *holder, char *program, uint64_t image);
+
+/*
+ * Its connection, with the socket @fd, is lost. Returns whether it is kept: not if its process has
+ * ended, or cannot be watched, or the daemon drains.
+ */
+bool holder_detach(struct holder *holder, int fd);
+/* It has another connection. */
+void holder_resume(struct holder *holder);
+
+/* The one that a connection of @peer may have with @key (GLAKE_KEY_BYTES); NULL: none. */
+struct holder *holder_by_key(const struct holders *holders, const struct peer *peer,
+                             const uint8_t *key);
+
+/* Detached holders of a user (peer.owner). */
+size_t holders_n_detached(const struct holders *holders, uid_t owner);
+
+/* Those that are detached end; and so will those that lose their connection. */
+void holders_drain(struct holders *holders);
 
 /* Idempotent. No request of it is under way. */
 void holder_end(struct holder *holder);
@@ -133,11 +171,14 @@ struct holder *holder_by_id(const struct holders *holders, uint64_t id);
 struct held *holder_find(const struct holder *holder, enum held_kind kind, uint64_t id);
 
 /* Take all @chunks over: their entries into @held_out. Returns 0, or -ENOMEM: none is taken. */
-int holder_add_chunks(struct holder *holder, struct chunk *chunks, size_t n_chunks,
-                      struct held **held_out);
+int holder_add_chunks(struct holder *holder, uint64_t request, struct chunk *chunks,
+                      size_t n_chunks, struct held **held_out);
 /* Record a model that is held, or a block that is used, already. Returns its id, or 0: no memory. */
-uint64_t holder_add_model(struct holder *holder, struct model *model);
-uint64_t holder_add_block(struct holder *holder, struct block *block);
+uint64_t holder_add_model(struct holder *holder, uint64_t request, struct model *model);
+uint64_t holder_add_block(struct holder *holder, uint64_t request, struct block *block);
+
+/* Give back what these requests brought: the client does not know of it. */
+void holder_release_unanswered(struct holder *holder, const uint64_t *requests, size_t n_requests);
 
 /* Give it back. @held is freed. */
 void holder_release(struct holder *holder, struct held *held);

@@ -36,6 +36,41 @@ static void on_conn_closed(struct conn *conn)
 	sessions->hooks->closed(sessions->user);
 }
 
+static void cancel_all(struct session *session)
+{
+	while (!list_is_empty(&session->pending)) {
+		struct pending *pending = list_first(&session->pending, struct pending, link);
+		list_remove(&pending->link);
+		session->n_pending--;
+		pending->cancel(pending);
+	}
+	assert(session->n_pending == 0);
+}
+
+/* Of the holder of a session that is closed. */
+enum fate {
+	HOLDER_ENDS,
+	HOLDER_IS_LOST,  /* to the process, which may come again */
+	HOLDER_IS_TAKEN, /* by another session of the process */
+};
+
+static void close_with(struct session *session, enum fate fate)
+{
+	if (session->state == SESSION_CLOSING) {
+		return;
+	}
+	session_set_state(session, SESSION_CLOSING);
+	list_remove(&session->link);
+	pressure_client_leave(&session->warm);
+	cancel_all(session);
+	if (fate == HOLDER_IS_LOST && holder_detach(session->holder, session->conn.fd)) {
+		session->all->stats->sessions_lost++;
+	} else if (fate != HOLDER_IS_TAKEN) {
+		holder_end(session->holder);
+	}
+	conn_close(&session->conn, on_conn_closed);
+}
+
 static void on_packet(struct conn *conn, const uint8_t *bytes, size_t n_bytes, struct fdlist *fds)
 {
 	struct session *session = container_of(conn, struct session, conn);
@@ -54,7 +89,7 @@ static void on_conn_end(struct conn *conn, enum conn_end end, int error)
 		session_reject(session, "its socket failed: %s", strerror(-error));
 		return;
 	}
-	session_close(session);
+	close_with(session, HOLDER_IS_LOST);
 }
 
 /* Enters the tenant if it may. Returns what there is too much of, or NULL. */
@@ -67,7 +102,9 @@ static const char *enter(struct session *session, struct tenant *tenant)
 		if (holder->all->n - 1 + inflight_n_left() >= config->max_sessions) {
 			return "too many sessions";
 		}
-		if (inflight_n_of_user(&session->conn.inflight) > config_user_sessions(config)) {
+		if (inflight_n_of_user(&session->conn.inflight) +
+		            holders_n_detached(holder->all, holder->peer.owner) >
+		    config_user_sessions(config)) {
 			return "too many sessions of this user";
 		}
 	}
@@ -141,7 +178,7 @@ static int open_session(struct session *session, struct sessions *sessions, int 
 {
 	session->all = sessions;
 	list_init(&session->pending);
-	session->holder = holder_new(sessions->holders, uv_now(sessions->loop));
+	session->holder = holder_new(sessions->holders);
 	if (!session->holder) {
 		return -ENOMEM;
 	}
@@ -181,34 +218,45 @@ int session_new(struct sessions *sessions, int fd, uid_t owner)
 	return 0;
 }
 
-void session_greet(struct session *session, char *program)
+int session_greet(struct session *session, char *program, uint64_t image)
 {
-	holder_attach(session->holder, program);
-	session_set_state(session, SESSION_OPEN);
+	int r = holder_attach(session->holder, program, image);
+	if (r == 0) {
+		session_set_state(session, SESSION_OPEN);
+	}
+	return r;
 }
 
-static void cancel_all(struct session *session)
+bool session_resume(struct session *session, const uint8_t *key, const uint64_t *unanswered,
+                    size_t n_unanswered)
 {
-	while (!list_is_empty(&session->pending)) {
-		struct pending *pending = list_first(&session->pending, struct pending, link);
-		list_remove(&pending->link);
-		session->n_pending--;
-		pending->cancel(pending);
+	struct holder *holder = holder_by_key(session->all->holders, &session->holder->peer, key);
+	struct session *other;
+	struct session *spare;
+	if (!holder) {
+		return false;
 	}
-	assert(session->n_pending == 0);
+	if (holder->state == HOLDER_DETACHED) {
+		holder_resume(holder);
+	} else {
+		list_for_each_safe (other, spare, &session->all->list, link) {
+			if (other->holder == holder) {
+				close_with(other, HOLDER_IS_TAKEN);
+			}
+		}
+	}
+	holder_end(session->holder);
+	holder_unref(session->holder);
+	session->holder = holder_ref(holder);
+	holder_release_unanswered(holder, unanswered, n_unanswered);
+	session_set_state(session, SESSION_OPEN);
+	session->all->stats->sessions_resumed++;
+	return true;
 }
 
 void session_close(struct session *session)
 {
-	if (session->state == SESSION_CLOSING) {
-		return;
-	}
-	session_set_state(session, SESSION_CLOSING);
-	list_remove(&session->link);
-	pressure_client_leave(&session->warm);
-	cancel_all(session);
-	holder_end(session->holder);
-	conn_close(&session->conn, on_conn_closed);
+	close_with(session, HOLDER_ENDS);
 }
 
 /* Of all sessions of a tenant: who is closed comes again. */

@@ -7,7 +7,8 @@
  *    |                             |
  *    '---- peer gone, bad bytes, limits, daemon ends ----> CLOSING -> (freed by the loop)
  *
- * session_close() is the only way out: it cancels what is under way, and ends the holder.
+ * Whatever ends it, what is under way is cancelled. session_close() ends the holder as well; one whose
+ * connection was lost keeps it while its process lives, and another session may go on with it.
  *
  * Owner: the list of sessions; freed when its connection is closed.
  * Threads: loop thread.
@@ -85,8 +86,16 @@ struct session {
  */
 int session_new(struct sessions *sessions, int fd, uid_t owner);
 
-/* Its Hello is accepted: @program (taken over; may be NULL) is what it calls itself. */
-void session_greet(struct session *session, char *program);
+/* Its Hello is accepted: see holder_attach(). */
+int session_greet(struct session *session, char *program, uint64_t image);
+
+/*
+ * Its Hello is accepted as that of the process that has @key: the session goes on with that one's
+ * holder, and if there is still another session of it, takes over from that. What requests with the
+ * numbers @unanswered brought goes back. Returns false: there is none such.
+ */
+bool session_resume(struct session *session, const uint8_t *key, const uint64_t *unanswered,
+                    size_t n_unanswered);
 
 /* Idempotent. @session stays valid until the loop turns. */
 void session_close(struct session *session);

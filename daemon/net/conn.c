@@ -150,6 +150,13 @@ static void drop_first(struct conn *conn)
 	packet_free(packet);
 }
 
+static void drop_all(struct conn *conn)
+{
+	while (conn->n_queued > 0) {
+		drop_first(conn);
+	}
+}
+
 static void flush(struct conn *conn)
 {
 	while (conn->n_queued > 0) {
@@ -158,8 +165,14 @@ static void flush(struct conn *conn)
 		if (r > 0) {
 			return;
 		}
+		if (r == -EPIPE) {
+			/* Nobody reads that, but what he said before he went is still there. */
+			drop_all(conn);
+			conn->ready |= UV_READABLE;
+			return;
+		}
 		if (r < 0) {
-			end(conn, r == -EPIPE ? CONN_END_EOF : CONN_END_ERROR, r);
+			end(conn, CONN_END_ERROR, r);
 			return;
 		}
 		drop_first(conn);
@@ -207,6 +220,10 @@ static bool serve(struct turn *turn)
 		return false;
 	}
 	bool goes_on = false;
+	if (conn->ready & UV_DISCONNECT && !conn->is_full) {
+		drop_all(conn);
+		conn->ready |= UV_READABLE;
+	}
 	if (conn->ready & UV_READABLE && conn->n_queued == 0) {
 		goes_on = receive(conn);
 	} else if (conn->ready & UV_DISCONNECT) {
@@ -232,10 +249,9 @@ static void on_poll(uv_poll_t *poll, int status, int events)
 {
 	struct conn *conn = container_of(poll, struct conn, poll);
 	if (status < 0) {
-		/* libuv reports POLLERR so, and stops polling. */
+		/* libuv reports POLLERR so, and stops polling: reading tells what it is. */
 		conn->events = 0;
-		end(conn, CONN_END_EOF, status);
-		return;
+		events = UV_READABLE | UV_DISCONNECT;
 	}
 	if (turn_is_waiting(&conn->turn)) {
 		park(conn);
@@ -350,9 +366,7 @@ void conn_close(struct conn *conn, conn_closed_fn on_closed)
 	uv_close((uv_handle_t *)&conn->retry, on_retry_closed);
 	/* So that nothing more gets into it while it waits to be closed, and the peer knows at once. */
 	shutdown(conn->fd, SHUT_RDWR);
-	while (conn->n_queued > 0) {
-		drop_first(conn);
-	}
+	drop_all(conn);
 	/* After uv_close(), which takes the fd out of epoll. */
 	inflight_close(&conn->inflight);
 	conn->fd = -1;

@@ -112,6 +112,17 @@ int peer_init(struct peer *peer, int socket, bool needs_cgroup)
 	return r;
 }
 
+int peer_open_process(const struct peer *peer, int socket)
+{
+	cleanup_fd int pidfd = peer->pid > 0 ? open_process(socket, peer->pid) : -ESRCH;
+	if (pidfd >= 0 && is_over(pidfd)) {
+		return -ESRCH;
+	}
+	int r = pidfd;
+	pidfd = -1;
+	return r;
+}
+
 bool peer_has_ended(const struct peer *peer, int socket)
 {
 	cleanup_fd int pidfd = open_process(socket, peer->pid);

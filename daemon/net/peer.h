@@ -28,6 +28,12 @@ struct peer {
 int peer_init(struct peer *peer, int socket, bool needs_cgroup);
 void peer_deinit(struct peer *peer);
 
+/*
+ * A pidfd of the process that connected @socket, the caller's. -ESRCH: it has ended, or is not visible
+ * in our pid namespace.
+ */
+int peer_open_process(const struct peer *peer, int socket);
+
 /* The process that connected @socket has ended, whoever has its end of it now. */
 bool peer_has_ended(const struct peer *peer, int socket);
 

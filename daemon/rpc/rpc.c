@@ -36,6 +36,8 @@ static void greet(struct session *session, uint64_t id)
 	hello.tenant = session->holder->tenant->name;
 	hello.realm = session->holder->realm->name;
 	hello.admin = session->holder->is_admin;
+	hello.key.data = session->holder->key;
+	hello.key.len = sizeof(session->holder->key);
 	hello.daemon_version = (char *)GLAKE_VERSION;
 	hello.warm_bytes = rpc->config->warm_bytes;
 	for (uint32_t i = 0; i < rpc->n_devices && i < n_elements(devices); i++) {
@@ -47,6 +49,44 @@ static void greet(struct session *session, uint64_t id)
 	answer.body_case = GLAKE__WIRE__ANSWER__BODY_HELLO;
 	answer.hello = &hello;
 	rpc_answer(session, id, &answer, NULL, 0);
+}
+
+static void turn_away(struct session *session, const request_t *request, enum status status,
+                      const char *why)
+{
+	rpc_refuse(session, request->id, status, "%s", why);
+	session_close(session);
+}
+
+/* It has a place already, so there are not too many for it. */
+static void resume(struct session *session, const request_t *request)
+{
+	const Glake__Wire__Hello *hello = request->hello;
+	if (hello->key.len != GLAKE_KEY_BYTES || hello->n_unanswered > GLAKE_MAX_UNANSWERED) {
+		turn_away(session, request, STATUS_BAD_REQUEST, "that is no key");
+	} else if (!session_resume(session, hello->key.data, hello->unanswered,
+	                           hello->n_unanswered)) {
+		turn_away(session, request, STATUS_NOT_FOUND, "this process has no such session");
+	} else {
+		greet(session, request->id);
+	}
+}
+
+static void begin(struct session *session, const request_t *request)
+{
+	const Glake__Wire__Hello *hello = request->hello;
+	if (session->holder->refusal) {
+		turn_away(session, request, STATUS_OVER_QUOTA, session->holder->refusal);
+	} else if (strlen(hello->program) > GLAKE_MAX_NAME_BYTES) {
+		/* A row of a listing has to fit a page. */
+		rpc_refuse(session, request->id, STATUS_BAD_REQUEST,
+		           "the program's name is longer than %u bytes", GLAKE_MAX_NAME_BYTES);
+		session_close(session);
+	} else if (session_greet(session, text_clean_copy(hello->program), hello->image) < 0) {
+		turn_away(session, request, STATUS_INTERNAL, "no random numbers");
+	} else {
+		greet(session, request->id);
+	}
 }
 
 /* Whoever is turned away here is told why, and closed. */
@@ -63,23 +103,19 @@ static void handle_hello(struct session *session, const request_t *request, stru
 		session_close(session);
 		return;
 	}
-	if (session->holder->refusal || rpc_of(session)->is_draining) {
-		bool is_draining = rpc_of(session)->is_draining;
-		rpc_refuse(session, request->id,
-		           is_draining ? STATUS_SHUTTING_DOWN : STATUS_OVER_QUOTA,
-		           is_draining ? "glaked is shutting down" : session->holder->refusal);
-		session_close(session);
-		return;
+	if (rpc_of(session)->is_draining) {
+		turn_away(session, request, STATUS_SHUTTING_DOWN, "glaked is shutting down");
+	} else if (request->hello->key.len > 0) {
+		resume(session, request);
+	} else {
+		begin(session, request);
 	}
-	if (strlen(request->hello->program) > GLAKE_MAX_NAME_BYTES) {
-		/* A row of a listing has to fit a page. */
-		rpc_refuse(session, request->id, STATUS_BAD_REQUEST,
-		           "the program's name is longer than %u bytes", GLAKE_MAX_NAME_BYTES);
-		session_close(session);
-		return;
-	}
-	session_greet(session, text_clean_copy(request->hello->program));
-	greet(session, request->id);
+}
+
+static void handle_goodbye(struct session *session, const request_t *request, struct fdlist *fds)
+{
+	rpc_answer_ok(session, request->id);
+	session_close(session);
 }
 
 static void handle_ping(struct session *session, const request_t *request, struct fdlist *fds)
@@ -95,6 +131,7 @@ static const struct {
 	bool grants; /* gives something out: not while draining */
 } handlers[] = {
 	[GLAKE__WIRE__REQUEST__BODY_HELLO] = {handle_hello},
+	[GLAKE__WIRE__REQUEST__BODY_GOODBYE] = {handle_goodbye},
 	[GLAKE__WIRE__REQUEST__BODY_PING] = {handle_ping},
 	[GLAKE__WIRE__REQUEST__BODY_CHUNK_ALLOC] = {rpc_chunk_alloc, .grants = true},
 	[GLAKE__WIRE__REQUEST__BODY_CHUNK_FREE] = {rpc_chunk_free},

@@ -18,7 +18,7 @@ static void answer_block(struct session *session, uint64_t id, struct block *blo
 	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
 	Glake__Wire__BlockAnswer body = GLAKE__WIRE__BLOCK_ANSWER__INIT;
 	uint8_t digest[DIGEST_BYTES];
-	body.block = holder_add_block(session->holder, block);
+	body.block = holder_add_block(session->holder, id, block);
 	if (!body.block) {
 		store_unuse_block(rpc_of(session)->store, block, session->holder->tenant->priority);
 		rpc_refuse(session, id, STATUS_NO_HOST_MEMORY, "glaked is out of host memory");

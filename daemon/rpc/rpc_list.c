@@ -232,6 +232,7 @@ static void describe_holder(const struct rpc_context *rpc, const struct holder *
 	row->peak_bytes = holder->usage.peak_bytes;
 	row->n_owned = holder->usage.n_owned;
 	row->n_passed = holder->usage.n_passed;
+	row->detached = holder->state == HOLDER_DETACHED;
 	row->devices = place->list;
 	for (uint32_t i = 0; i < rpc->n_devices; i++) {
 		Glake__Wire__SessionDevice *device = &place->devices[row->n_devices];

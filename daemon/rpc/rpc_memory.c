@@ -46,7 +46,7 @@ static void on_chunks(void *user, enum status status, struct chunk *chunks, size
 	session_end(&operation->pending);
 	free(operation);
 	if (status == STATUS_OK &&
-	    holder_add_chunks(session->holder, chunks, n_chunks, privates) < 0) {
+	    holder_add_chunks(session->holder, id, chunks, n_chunks, privates) < 0) {
 		status = STATUS_NO_HOST_MEMORY;
 	}
 	if (status != STATUS_OK) {

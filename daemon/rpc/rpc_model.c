@@ -52,7 +52,7 @@ static void answer_open(struct session *session, uint64_t id, struct model *mode
 {
 	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
 	Glake__Wire__ModelOpenAnswer body = GLAKE__WIRE__MODEL_OPEN_ANSWER__INIT;
-	body.model = holder_add_model(session->holder, model);
+	body.model = holder_add_model(session->holder, id, model);
 	if (!body.model) {
 		store_unhold_model(rpc_of(session)->store, model,
 		                   session->holder->tenant->priority);

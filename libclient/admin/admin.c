@@ -223,6 +223,7 @@ static int show_session(const Glake__Wire__SessionInfo *from, const struct list 
 		.n_passed = from->n_passed,
 		.n_devices = (uint32_t)from->n_devices,
 		.devices = devices,
+		.detached = from->detached,
 	};
 	return list->row.session(list->user, &row);
 }

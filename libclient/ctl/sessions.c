@@ -41,6 +41,7 @@ static const struct field session_fields[] = {
 	OF_ROW(n_models, U32, PLAIN, NULL),
 	OF_ROW(age_ms, U64, MS, "AGE"),
 	OF_ROW(n_requests, U64, PLAIN, NULL),
+	OF_ROW(detached, BOOL, PLAIN, "DETACHED"),
 };
 
 #undef ROW

@@ -75,7 +75,7 @@ bool glake__link_has_socket(const struct glake__link *link)
 	       status.st_ino == link->socket_inode;
 }
 
-void glake__link_shut_down(struct glake__link *link)
+static void shut_down(struct glake__link *link)
 {
 	if (glake__link_has_socket(link)) {
 		shutdown(link->socket, SHUT_RDWR);
@@ -106,7 +106,7 @@ static void die_locked(struct glake__link *link, int error, const char *why)
 	}
 	link->why = why;
 	link->error = error;
-	glake__link_shut_down(link);
+	shut_down(link);
 	while (link->pending) {
 		struct glake__call *call = link->pending;
 		link->pending = call->next;
@@ -212,16 +212,7 @@ static int receive(struct glake__link *link, size_t *n_bytes_out, const char **w
 	}
 	int r = wire_recv(link->socket, link->receive_buffer, GLAKE_MAX_PACKET_BYTES, n_bytes_out,
 	                  &link->receive_fds, MSG_DONTWAIT);
-	if (r == WIRE_E_EOF) {
-		/*
-		 * A peer that closes without having read all we sent makes ECONNRESET, which the
-		 * kernel reports once and before what is still in our queue: a refusal, perhaps.
-		 */
-		int again = wire_recv(link->socket, link->receive_buffer, GLAKE_MAX_PACKET_BYTES,
-		                      n_bytes_out, &link->receive_fds, MSG_DONTWAIT);
-		r = again == 0 ? 0 : r;
-		*why_out = CLOSED;
-	}
+	*why_out = CLOSED;
 	return r;
 }
 
@@ -517,4 +508,20 @@ void glake__call_forget(struct glake_session *session, Glake__Wire__Request *req
 {
 	cleanup_cancel int cancel = cancel_disable();
 	forget(&session->link, request);
+}
+
+void glake__link_leave(struct glake__link *link)
+{
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	Glake__Wire__Goodbye goodbye = GLAKE__WIRE__GOODBYE__INIT;
+	request.id = FORGOTTEN;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_GOODBYE;
+	request.goodbye = &goodbye;
+	pthread_mutex_lock(&link->send_lock);
+	if (link->is_greeted && !link->error && glake__link_has_socket(link)) {
+		size_t n_bytes = glake__wire__request__pack(&request, link->send_buffer);
+		wire_send(link->socket, link->send_buffer, n_bytes, NULL, 0, MSG_DONTWAIT);
+	}
+	pthread_mutex_unlock(&link->send_lock);
+	shut_down(link);
 }

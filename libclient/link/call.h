@@ -98,8 +98,10 @@ void glake__link_deinit(struct glake__link *link);
 /* Is the socket's number still our socket? A system call. */
 bool glake__link_has_socket(const struct glake__link *link);
 
-/* Let the peer see the end, though others may hold the socket too. */
-void glake__link_shut_down(struct glake__link *link);
+/*
+ * Say Goodbye, without waiting, and let the peer see the end, though others may hold the socket too.
+ */
+void glake__link_leave(struct glake__link *link);
 
 /*
  * Send @request, whose id is filled in, with copies of @fds. @expected: the answer's body, or

@@ -230,6 +230,7 @@ int glake_connect(const struct glake_connect_options *options, struct glake_sess
 	fd_steal(&fd);
 	r = greet(session, &full);
 	if (r < 0) {
+		glake__link_leave(&session->link);
 		glake__session_unref(session);
 		return r;
 	}
@@ -253,7 +254,7 @@ void glake_disconnect(struct glake_session *session)
 	glake__heap_deinit(session);
 	if (!session->is_forked) {
 		/* A forked child may hold the socket as well: closing ours would not end it. */
-		glake__link_shut_down(&session->link);
+		glake__link_leave(&session->link);
 	}
 	glake__session_unref(session);
 }

@@ -252,6 +252,16 @@ static bool hello(struct client *client, uint32_t version, char *program)
 	return call(client, &request, NULL, 0);
 }
 
+/* This process lives on: without it glaked would keep all. */
+static void goodbye(struct client *client)
+{
+	request_t request = GLAKE__WIRE__REQUEST__INIT;
+	Glake__Wire__Goodbye body = GLAKE__WIRE__GOODBYE__INIT;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_GOODBYE;
+	request.goodbye = &body;
+	call(client, &request, NULL, 0);
+}
+
 /* Then its ids are its session, a chunk, and what others need to open it. */
 static bool name_chunk(struct client *client)
 {
@@ -612,6 +622,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n_bytes)
 	               hello(&client, GLAKE_WIRE_VERSION, (char *)"x");
 	for (unsigned i = 0; goes_on && input.at < input.end && i < MAX_REQUESTS; i++) {
 		goes_on = one_request(&client, &input);
+	}
+	if (goes_on) {
+		goodbye(&client);
 	}
 	fd_close(&client.socket);
 	must(ping(&witness));

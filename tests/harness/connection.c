@@ -30,15 +30,35 @@ int connection_open(const struct harness *harness)
 	return fd;
 }
 
-Glake__Wire__Status connection_greet(int connection, uint32_t version)
+Glake__Wire__Status connection_greet_as(int connection, struct connection_identity *identity)
 {
 	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
 	Glake__Wire__Hello hello = GLAKE__WIRE__HELLO__INIT;
-	hello.version = version;
+	hello.version = identity->version;
 	hello.program = (char *)"test";
+	hello.image = identity->image;
+	hello.key.data = identity->key;
+	hello.key.len = identity->has_key ? sizeof(identity->key) : 0;
+	hello.unanswered = identity->unanswered;
+	hello.n_unanswered = identity->n_unanswered;
 	request.body_case = GLAKE__WIRE__REQUEST__BODY_HELLO;
 	request.hello = &hello;
-	return connection_status(connection, &request, NULL, 0);
+	Glake__Wire__Answer *answer = connection_call(connection, &request, NULL, 0, NULL);
+	Glake__Wire__Status status = answer->status;
+	if (status == GLAKE__WIRE__STATUS__OK) {
+		identity->session = answer->hello->session;
+		identity->has_key = true;
+		ck_assert_uint_eq(answer->hello->key.len, sizeof(identity->key));
+		memcpy(identity->key, answer->hello->key.data, sizeof(identity->key));
+	}
+	connection_free(answer);
+	return status;
+}
+
+Glake__Wire__Status connection_greet(int connection, uint32_t version)
+{
+	struct connection_identity identity = {.version = version};
+	return connection_greet_as(connection, &identity);
 }
 
 int connection_hello(const struct harness *harness)
@@ -62,8 +82,28 @@ void connection_await_hello(const struct harness *harness)
 	}
 }
 
+void connection_drop(int *connection)
+{
+	fd_close(connection);
+}
+
+void connection_goodbye(int connection)
+{
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	Glake__Wire__Goodbye goodbye = GLAKE__WIRE__GOODBYE__INIT;
+	uint8_t bytes[64];
+	request.id = UINT64_MAX;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_GOODBYE;
+	request.goodbye = &goodbye;
+	size_t n_bytes = glake__wire__request__pack(&request, bytes);
+	wire_send(connection, bytes, n_bytes, NULL, 0, MSG_DONTWAIT);
+}
+
 void connection_close(int *connection)
 {
+	if (*connection >= 0) {
+		connection_goodbye(*connection);
+	}
 	fd_close(connection);
 }
 

@@ -23,14 +23,34 @@ int connection_try_open(const struct harness *harness);
 /* Say Hello on a connection, in the protocol's @version; the answer's status. */
 Glake__Wire__Status connection_greet(int connection, uint32_t version);
 
+/* What a Hello says, and in the end what its answer says. */
+struct connection_identity {
+	uint32_t version;
+	bool has_key; /* of a session that there is */
+	uint8_t key[GLAKE_KEY_BYTES];
+	uint64_t image;
+	uint64_t *unanswered; /* borrowed */
+	size_t n_unanswered;
+	uint64_t session;
+};
+
+/* The same, of that identity. */
+Glake__Wire__Status connection_greet_as(int connection, struct connection_identity *identity);
+
 /* A connection that has said Hello and been accepted. */
 int connection_hello(const struct harness *harness);
 
 /* Connect and say Hello, again and again, until one is accepted; that one is closed, too. */
 void connection_await_hello(const struct harness *harness);
 
-/* Close it; NULL-safe on -1. */
+/* The session is to end. glaked may be slow, so the answer is not waited for. */
+void connection_goodbye(int connection);
+
+/* Say Goodbye, and close it; nothing to do on -1. */
 void connection_close(int *connection);
+
+/* Close it, as if it were lost: while this process lives, glaked keeps what it has. */
+void connection_drop(int *connection);
 
 /* Send bytes as one packet. Returns 0, WIRE_E_EOF or -errno. */
 int connection_send_bytes(int connection, const void *bytes, size_t n_bytes, const int *fds,

@@ -435,19 +435,32 @@ static void become(struct harness *harness, uid_t uid, gid_t gid)
 	become_user(uid, gid);
 }
 
-void harness_as(struct harness *harness, uid_t uid, gid_t gid, harness_fn fn, void *user)
+static void in_child(struct harness *harness, bool becomes, uid_t uid, gid_t gid, harness_fn fn,
+                     void *user)
 {
 	int status;
 	fflush(NULL);
 	pid_t child = fork();
 	ck_assert_int_ge(child, 0);
 	if (child == 0) {
-		become(harness, uid, gid);
+		if (becomes) {
+			become(harness, uid, gid);
+		}
 		fn(harness, user);
 		fflush(NULL);
 		_exit(0);
 	}
 	ck_assert_int_eq(waitpid(child, &status, 0), child);
-	ck_assert_msg(status == 0, "as uid %u: status 0x%x\n%s", (unsigned)uid, status,
+	ck_assert_msg(status == 0, "in a child process: status 0x%x\n%s", status,
 	              log_tail(harness));
+}
+
+void harness_as(struct harness *harness, uid_t uid, gid_t gid, harness_fn fn, void *user)
+{
+	in_child(harness, true, uid, gid, fn, user);
+}
+
+void harness_in_child(struct harness *harness, harness_fn fn, void *user)
+{
+	in_child(harness, false, 0, 0, fn, user);
 }

@@ -113,6 +113,9 @@ typedef void (*harness_fn)(struct harness *harness, void *user);
  */
 void harness_as(struct harness *harness, uid_t uid, gid_t gid, harness_fn fn, void *user);
 
+/* Call @fn in a child process, which then ends; assertions count. */
+void harness_in_child(struct harness *harness, harness_fn fn, void *user);
+
 /* Says "SKIP" when not: a test then returns. */
 bool harness_is_root(void);
 

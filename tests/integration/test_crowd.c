@@ -250,6 +250,7 @@ START_TEST(client_gone_while_the_driver_works)
 			send_alloc(connection, 2);
 		}
 		if (i % 2) {
+			connection_goodbye(connection);
 			shutdown(connection, SHUT_WR);
 			connection_expect_closed(connection);
 		}

@@ -106,13 +106,18 @@ START_TEST(too_long_a_packet_closes_the_session)
 END_TEST
 
 /* A packet of no bytes reads like the end of the connection. */
-START_TEST(empty_packet_ends_the_session)
+static void send_empty_packet(struct harness *h, void *user)
 {
-	start();
 	int connection = connection_hello(&harness);
 	ck_assert_int_eq(send(connection, "", 0, MSG_NOSIGNAL), 0);
 	connection_expect_closed(connection);
 	connection_close(&connection);
+}
+
+START_TEST(empty_packet_ends_the_session)
+{
+	start();
+	harness_in_child(&harness, send_empty_packet, NULL);
 	stop();
 }
 END_TEST

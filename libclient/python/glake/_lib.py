@@ -96,7 +96,7 @@ class SessionRow(Structure):
                 ("shared_bytes", c_uint64), ("n_chunks", c_uint32), ("n_models", c_uint32),
                 ("age_ms", c_uint64), ("n_requests", c_uint64), ("peak_bytes", c_uint64),
                 ("n_owned", c_uint64), ("n_passed", c_uint64), ("n_devices", c_uint32),
-                ("devices", POINTER(SessionDevice))]
+                ("devices", POINTER(SessionDevice)), ("detached", c_int)]
 
 
 class TenantDevice(Structure):

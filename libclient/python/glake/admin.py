@@ -88,7 +88,7 @@ def stats(session: Optional[Session] = None) -> Dict[str, int]:
 
 
 def sessions(session: Optional[Session] = None) -> List[Row]:
-    return _collect("glake_list_sessions", _lib.SESSION_ROW, session)
+    return _collect("glake_list_sessions", _lib.SESSION_ROW, session, ("detached",))
 
 
 def tenants(session: Optional[Session] = None) -> List[Row]:

@@ -1,0 +1,448 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A lost connection is not the end of who had it: while the process lives it keeps what it has, pays
+ * for it, and goes on with another connection. Its end, or its Goodbye, gives back all.
+ */
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "proto/cleanup.h"
+#include "proto/limits.h"
+#include "tests/check_glake.h"
+#include "tests/harness/connection.h"
+#include "tests/harness/harness.h"
+
+#define CHUNK_BYTES (2u * 1024 * 1024)
+
+static const struct harness_options quiet = {
+	.config = "pool = (); mover_idle_ms = 0; drain_ms = 60000;",
+};
+static const struct harness_options quota = {
+	.config = "pool = (); mover_idle_ms = 0;"
+		  "tenants = ( { name = \"default\"; device_bytes = \"8MiB\"; } );",
+};
+
+static struct harness harness;
+static int witness = -1;
+static size_t n_fds_before;
+
+static void start_with(const struct harness_options *options)
+{
+	harness_start(&harness, options);
+	witness = connection_hello(&harness);
+	n_fds_before = harness_settle_n_fds(&harness);
+}
+
+/* Nothing is left of anybody. */
+static void stop(void)
+{
+	connection_await_private(witness, 0);
+	harness_wait_n_fds(&harness, n_fds_before);
+	connection_close(&witness);
+	harness_stop(&harness);
+}
+
+static int hello_as(struct connection_identity *identity)
+{
+	int connection = connection_open(&harness);
+	identity->version = GLAKE_WIRE_VERSION;
+	ck_assert_int_eq(connection_greet_as(connection, identity), GLAKE__WIRE__STATUS__OK);
+	return connection;
+}
+
+static void refused_as(struct connection_identity *identity, Glake__Wire__Status status)
+{
+	int connection = connection_open(&harness);
+	identity->version = GLAKE_WIRE_VERSION;
+	ck_assert_int_eq(connection_greet_as(connection, identity), status);
+	connection_expect_closed(connection);
+	connection_drop(&connection);
+}
+
+static uint64_t alloc(int connection, uint32_t n_chunks, uint64_t *ids_out)
+{
+	cleanup_fdlist struct fdlist fds;
+	fdlist_init(&fds);
+	return connection_alloc(connection, 0, CHUNK_BYTES, n_chunks, ids_out, &fds);
+}
+
+static Glake__Wire__Status free_chunk(int connection, uint64_t id)
+{
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	Glake__Wire__ChunkFree body = GLAKE__WIRE__CHUNK_FREE__INIT;
+	body.ids = &id;
+	body.n_ids = 1;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_CHUNK_FREE;
+	request.chunk_free = &body;
+	return connection_status(connection, &request, NULL, 0);
+}
+
+/* Whether it is listed as detached; the test fails if it is not listed. */
+static bool is_detached(uint64_t session)
+{
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	Glake__Wire__SessionList body = GLAKE__WIRE__SESSION_LIST__INIT;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_SESSION_LIST;
+	request.session_list = &body;
+	Glake__Wire__Answer *answer = connection_call(witness, &request, NULL, 0, NULL);
+	int detached = -1;
+	for (size_t i = 0; i < answer->session_list->n_sessions; i++) {
+		if (answer->session_list->sessions[i]->session == session) {
+			detached = answer->session_list->sessions[i]->detached;
+		}
+	}
+	connection_free(answer);
+	ck_assert_int_ge(detached, 0);
+	return detached;
+}
+
+static void await_lost(uint64_t n)
+{
+	uint64_t end_ms = harness_now_ms() + HARNESS_TIMEOUT_MS;
+	while (connection_counter(witness, "sessions_lost") != n) {
+		ck_assert_uint_lt(harness_now_ms(), end_ms);
+		harness_sleep_ms(2);
+	}
+}
+
+/* ---- lost, and found again ------------------------------------------------------------------- */
+
+START_TEST(lost_connection_keeps_what_the_process_has)
+{
+	struct connection_identity identity = {0};
+	uint64_t ids[3];
+	start_with(&quota);
+	int connection = hello_as(&identity);
+	uint64_t session = identity.session;
+	ck_assert_uint_eq(alloc(connection, 2, ids), GLAKE__WIRE__STATUS__OK);
+	ck_assert(!is_detached(session));
+	connection_drop(&connection);
+	await_lost(1);
+	ck_assert(is_detached(session));
+	ck_assert_uint_eq(connection_private_bytes(witness), 2 * CHUNK_BYTES);
+
+	/* It is still charged: of 8 MiB, 4 are left. */
+	ck_assert_uint_eq(alloc(witness, 3, ids + 2), GLAKE__WIRE__STATUS__OVER_QUOTA);
+
+	connection = hello_as(&identity);
+	ck_assert_uint_eq(identity.session, session);
+	ck_assert(!is_detached(session));
+	ck_assert_uint_eq(alloc(connection, 1, &ids[2]), GLAKE__WIRE__STATUS__OK);
+	ck_assert_uint_eq(connection_private_bytes(witness), 3 * CHUNK_BYTES);
+	ck_assert_int_eq(free_chunk(connection, ids[0]), GLAKE__WIRE__STATUS__OK);
+	ck_assert_uint_eq(connection_private_bytes(witness), 2 * CHUNK_BYTES);
+	connection_close(&connection);
+	stop();
+}
+END_TEST
+
+START_TEST(half_closed_connection_is_a_lost_one)
+{
+	struct connection_identity identity = {0};
+	uint64_t id;
+	start_with(&quiet);
+	int connection = hello_as(&identity);
+	ck_assert_uint_eq(alloc(connection, 1, &id), GLAKE__WIRE__STATUS__OK);
+	shutdown(connection, SHUT_RDWR);
+	await_lost(1);
+	int second = hello_as(&identity);
+	ck_assert_int_eq(free_chunk(second, id), GLAKE__WIRE__STATUS__OK);
+	connection_drop(&connection);
+	connection_close(&second);
+	stop();
+}
+END_TEST
+
+START_TEST(second_connection_takes_over)
+{
+	struct connection_identity identity = {0};
+	uint64_t id;
+	start_with(&quiet);
+	int first = hello_as(&identity);
+	ck_assert_uint_eq(alloc(first, 1, &id), GLAKE__WIRE__STATUS__OK);
+	int second = hello_as(&identity);
+	connection_expect_closed(first);
+	connection_drop(&first);
+	connection_ping(second);
+	ck_assert_int_eq(free_chunk(second, id), GLAKE__WIRE__STATUS__OK);
+	ck_assert_uint_eq(connection_counter(witness, "sessions_lost"), 0);
+	connection_close(&second);
+	refused_as(&identity, GLAKE__WIRE__STATUS__NOT_FOUND);
+	stop();
+}
+END_TEST
+
+/* What an answer brought that nobody read goes back, and nothing else. */
+START_TEST(unanswered_requests_give_back)
+{
+	struct connection_identity identity = {0};
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	Glake__Wire__ChunkAlloc body = GLAKE__WIRE__CHUNK_ALLOC__INIT;
+	uint64_t id;
+	start_with(&quiet);
+	int connection = hello_as(&identity);
+	ck_assert_uint_eq(alloc(connection, 1, &id), GLAKE__WIRE__STATUS__OK);
+	body.chunk_bytes = CHUNK_BYTES;
+	body.n_chunks = 5;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_CHUNK_ALLOC;
+	request.chunk_alloc = &body;
+	uint64_t unanswered = connection_send(connection, &request, NULL, 0);
+	connection_await_private(witness, 6 * CHUNK_BYTES);
+	connection_drop(&connection);
+	await_lost(1);
+	ck_assert_uint_eq(connection_private_bytes(witness), 6 * CHUNK_BYTES);
+	identity.unanswered = &unanswered;
+	identity.n_unanswered = 1;
+	connection = hello_as(&identity);
+	ck_assert_uint_eq(connection_private_bytes(witness), CHUNK_BYTES);
+	ck_assert_int_eq(free_chunk(connection, id), GLAKE__WIRE__STATUS__OK);
+	connection_close(&connection);
+	stop();
+}
+END_TEST
+
+START_TEST(thousand_losses_leave_nothing)
+{
+	struct connection_identity identity = {0};
+	uint64_t id;
+	start_with(&quiet);
+	int connection = hello_as(&identity);
+	ck_assert_uint_eq(alloc(connection, 1, &id), GLAKE__WIRE__STATUS__OK);
+	for (unsigned i = 0; i < 1000; i++) {
+		connection_drop(&connection);
+		connection = hello_as(&identity);
+	}
+	ck_assert_uint_eq(connection_private_bytes(witness), CHUNK_BYTES);
+	ck_assert_uint_eq(connection_counter(witness, "sessions_resumed"), 1000);
+	ck_assert_int_eq(free_chunk(connection, id), GLAKE__WIRE__STATUS__OK);
+	connection_close(&connection);
+	stop();
+}
+END_TEST
+
+/* ---- who may not ----------------------------------------------------------------------------- */
+
+static void resume_in_child(struct harness *h, void *user)
+{
+	refused_as(user, GLAKE__WIRE__STATUS__NOT_FOUND);
+}
+
+START_TEST(only_the_process_and_its_key_resume)
+{
+	struct connection_identity identity = {0};
+	uint64_t id;
+	start_with(&quiet);
+	int connection = hello_as(&identity);
+	ck_assert_uint_eq(alloc(connection, 1, &id), GLAKE__WIRE__STATUS__OK);
+	for (int is_lost = 0; is_lost < 2; is_lost++) {
+		struct connection_identity wrong = identity;
+		wrong.key[15] ^= 1;
+		refused_as(&wrong, GLAKE__WIRE__STATUS__NOT_FOUND);
+		memset(wrong.key, 0, sizeof(wrong.key));
+		refused_as(&wrong, GLAKE__WIRE__STATUS__NOT_FOUND);
+		harness_in_child(&harness, resume_in_child, &identity);
+		if (is_lost == 0) {
+			connection_ping(connection);
+			connection_drop(&connection);
+			await_lost(1);
+		}
+	}
+	connection = hello_as(&identity);
+	ck_assert_int_eq(free_chunk(connection, id), GLAKE__WIRE__STATUS__OK);
+	connection_close(&connection);
+	stop();
+}
+END_TEST
+
+static void resume_as_another(struct harness *h, void *user)
+{
+	struct connection_identity *identity = user;
+	int connection = connection_open(h);
+	ck_assert_int_eq(setresuid(1000, 1000, 0), 0);
+	int other = connection_open(h);
+	ck_assert_int_eq(connection_greet_as(connection, identity), GLAKE__WIRE__STATUS__OK);
+	connection_drop(&connection);
+	/* The same process, and another user. */
+	ck_assert_int_eq(connection_greet_as(other, identity), GLAKE__WIRE__STATUS__NOT_FOUND);
+	connection_drop(&other);
+}
+
+START_TEST(another_uid_does_not_resume)
+{
+	struct connection_identity identity = {.version = GLAKE_WIRE_VERSION};
+	if (!harness_is_root()) {
+		return;
+	}
+	start_with(&quiet);
+	ck_assert_int_eq(chmod(harness.folder, 0755), 0);
+	ck_assert_int_eq(chmod(harness.socket_path, 0777), 0);
+	harness_as(&harness, 0, 0, resume_as_another, &identity);
+	stop();
+}
+END_TEST
+
+/* ---- the end --------------------------------------------------------------------------------- */
+
+/* Loses its connection, says so, and waits to be killed. */
+static pid_t start_loser(bool drops)
+{
+	int tell[2];
+	char byte;
+	ck_assert_int_eq(pipe(tell), 0);
+	pid_t pid = fork();
+	if (pid == 0) {
+		uint64_t ids[4];
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		int connection = connection_hello(&harness);
+		if (alloc(connection, 4, ids) == GLAKE__WIRE__STATUS__OK) {
+			if (drops) {
+				connection_drop(&connection);
+			}
+			ck_assert_int_eq(write(tell[1], "x", 1), 1);
+		}
+		for (;;) {
+			pause();
+		}
+	}
+	ck_assert_int_eq(read(tell[0], &byte, 1), 1);
+	close(tell[0]);
+	close(tell[1]);
+	return pid;
+}
+
+static void kill_and_wait(pid_t pid)
+{
+	int status;
+	ck_assert_int_eq(kill(pid, SIGKILL), 0);
+	ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+}
+
+START_TEST(end_of_the_process_gives_back_all)
+{
+	start_with(&quiet);
+	for (int drops = 0; drops < 2; drops++) {
+		uint64_t n_lost = connection_counter(witness, "sessions_lost");
+		pid_t pid = start_loser(drops);
+		await_lost(n_lost + (drops ? 1 : 0));
+		ck_assert_uint_eq(connection_private_bytes(witness), 4 * CHUNK_BYTES);
+		kill_and_wait(pid);
+		connection_await_private(witness, 0);
+	}
+	stop();
+}
+END_TEST
+
+/* exec() leaves the process and takes the program: the next one's Hello tells. */
+START_TEST(another_program_in_the_process_ends_it)
+{
+	struct connection_identity before = {.image = 1};
+	struct connection_identity same = {.image = 1};
+	struct connection_identity after = {.image = 2};
+	uint64_t id;
+	start_with(&quiet);
+	int connection = hello_as(&before);
+	ck_assert_uint_eq(alloc(connection, 1, &id), GLAKE__WIRE__STATUS__OK);
+	connection_drop(&connection);
+	await_lost(1);
+	int second = hello_as(&same);
+	ck_assert_uint_eq(connection_private_bytes(witness), CHUNK_BYTES);
+	int third = hello_as(&after);
+	connection_await_private(witness, 0);
+	connection_ping(second);
+	connection_close(&second);
+	connection_close(&third);
+	stop();
+}
+END_TEST
+
+START_TEST(drain_ends_who_is_detached)
+{
+	struct connection_identity identity = {0};
+	uint64_t id;
+	start_with(&quiet);
+	int connection = hello_as(&identity);
+	ck_assert_uint_eq(alloc(connection, 1, &id), GLAKE__WIRE__STATUS__OK);
+	connection_drop(&connection);
+	await_lost(1);
+	connection_close(&witness);
+	/* In less than the drain_ms that it would wait for a session. */
+	harness_stop(&harness);
+}
+END_TEST
+
+/* ---- limits ---------------------------------------------------------------------------------- */
+
+static const struct harness_options few = {
+	.config = "pool = (); mover_idle_ms = 0;"
+		  "tenants = ( { name = \"default\"; max_sessions = 3; } );",
+};
+
+START_TEST(detached_ones_count_as_sessions)
+{
+	struct connection_identity identities[2] = {{0}, {0}};
+	start_with(&few);
+	for (unsigned i = 0; i < 2; i++) {
+		int connection = hello_as(&identities[i]);
+		connection_drop(&connection);
+	}
+	await_lost(2);
+	struct connection_identity third = {0};
+	refused_as(&third, GLAKE__WIRE__STATUS__OVER_QUOTA);
+	/* Whoever has a place comes in again. */
+	for (unsigned i = 0; i < 2; i++) {
+		int connection = hello_as(&identities[i]);
+		connection_close(&connection);
+	}
+	stop();
+}
+END_TEST
+
+/* ---- storms ---------------------------------------------------------------------------------- */
+
+static void storm(struct harness *h, void *user)
+{
+	for (unsigned i = 0; i < 300; i++) {
+		uint64_t ids[2];
+		int connection = connection_try_open(h);
+		ck_assert_int_ge(connection, 0);
+		struct connection_identity identity = {.version = GLAKE_WIRE_VERSION};
+		Glake__Wire__Status status = connection_greet_as(connection, &identity);
+		if (status == GLAKE__WIRE__STATUS__OK && i % 3 == 0) {
+			alloc(connection, 2, ids);
+		}
+		connection_drop(&connection);
+	}
+}
+
+START_TEST(storm_of_ends_ends_with_its_process)
+{
+	start_with(&quiet);
+	harness_in_child(&harness, storm, NULL);
+	connection_ping(witness);
+	stop();
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("holder");
+	suite_add(suite, lost_connection_keeps_what_the_process_has);
+	suite_add(suite, half_closed_connection_is_a_lost_one);
+	suite_add(suite, second_connection_takes_over);
+	suite_add(suite, unanswered_requests_give_back);
+	suite_add_timed(suite, thousand_losses_leave_nothing, 120);
+	suite_add(suite, only_the_process_and_its_key_resume);
+	suite_add(suite, another_uid_does_not_resume);
+	suite_add(suite, end_of_the_process_gives_back_all);
+	suite_add(suite, another_program_in_the_process_ends_it);
+	suite_add(suite, drain_ends_who_is_detached);
+	suite_add(suite, detached_ones_count_as_sessions);
+	suite_add_timed(suite, storm_of_ends_ends_with_its_process, 120);
+	return suite_run(suite);
+}
