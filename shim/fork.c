@@ -91,6 +91,16 @@ int shim_fork_watch(int fd)
 	return -1;
 }
 
+void shim_fork_watch_again(int watch, int fd)
+{
+	uint64_t inode;
+	if (watch >= 0 && inode_of(fd, &inode) && inode != watched[watch].inode) {
+		watched[watch].fd_plus_1 = SLOT_TAKEN;
+		watched[watch].inode = inode;
+		watched[watch].fd_plus_1 = fd + 1;
+	}
+}
+
 void shim_fork_forget(int watch)
 {
 	if (watch >= 0) {

@@ -12,6 +12,8 @@
  * is forgotten. -1: not watched, because too many are; to be forgotten all the same.
  */
 int shim_fork_watch(int fd);
+/* It is @fd by now; below 0: it is still the same. */
+void shim_fork_watch_again(int watch, int fd);
 void shim_fork_forget(int watch);
 
 #endif

@@ -128,9 +128,13 @@ struct owner *owner_get(bool *is_refused_out)
 
 bool owner_note_error(struct owner *owner, int error)
 {
-	if (error == GLAKE_E_SHUTTING_DOWN || glake_fd(owner->session) < 0) {
+	/* A lost connection is made anew, if glaked still knows us. */
+	bool is_gone = glake_fd(owner->session) < 0 && glake_dispatch(owner->session) < 0 &&
+	               glake_fd(owner->session) < 0;
+	if (error == GLAKE_E_SHUTTING_DOWN || is_gone) {
 		owner->is_dead = true;
 	}
+	shim_fork_watch_again(owner->watch, glake_fd(owner->session));
 	return owner->is_dead;
 }
 
@@ -160,6 +164,9 @@ int owner_ask(struct owner *owner, owner_request_fn *request, void *user)
 	cleanup_cancel int cancel = cancel_disable();
 	enter(owner);
 	int r = request(owner, user);
+	if (r == GLAKE_E_GONE && !owner_note_error(owner, r)) {
+		r = request(owner, user);
+	}
 	while (r == GLAKE_E_BUSY && shrink(owner)) {
 		enter(owner);
 		r = request(owner, user);

@@ -2,7 +2,8 @@
 /*
  * The session with glaked, over its comings and goings.
  *
- * There is one current session, made when memory is first wanted. When glaked dies, its session is
+ * There is one current session, made when memory is first wanted. The library makes a lost connection
+ * anew; when glaked dies, its session is
  * marked dead and later calls make a new one, not more often than once a second, and so that no more
  * than a tenth of the program's time goes to a glaked that does not answer. Memory of a dead session
  * stays valid, since the mappings hold it; it keeps its session until it is freed.

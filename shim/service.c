@@ -100,7 +100,8 @@ static void *serve(void *user)
 	while (!is_over) {
 		struct pollfd ready = {.fd = glake_fd(owner->session), .events = POLLIN};
 		if (ready.fd < 0) {
-			owner->is_dead = true;
+			owner_note_error(owner, GLAKE_E_GONE);
+			ready.fd = glake_fd(owner->session);
 		}
 		if (!owner->is_dead && poll(&ready, 1, REPORT_MS) != 0) {
 			nanosleep(&rest, NULL);

@@ -12,6 +12,7 @@
 #include "proto/clock.h"
 #include "proto/wire.h"
 #include "libclient/link/notice.h"
+#include "libclient/link/resume.h"
 #include "libclient/link/session.h"
 
 struct glake__patience glake__patience = {.hello_ms = 5000, .silence_ms = 10000};
@@ -106,15 +107,36 @@ static void die_locked(struct glake__link *link, int error, const char *why)
 	}
 	link->why = why;
 	link->error = error;
+	link->is_lost = error == GLAKE_E_GONE && link->has_key;
+	link->retry_ns = 0;
 	shut_down(link);
 	while (link->pending) {
 		struct glake__call *call = link->pending;
 		link->pending = call->next;
+		if (link->is_lost && link->n_unanswered < GLAKE_MAX_UNANSWERED) {
+			link->unanswered[link->n_unanswered++] = call->id;
+		}
 		call->error = error;
 		call->is_done = true;
 	}
-	glake__notice_queue(link, GLAKE_NOTICE_GONE, NULL);
+	if (!link->is_lost) {
+		glake__notice_queue(link, GLAKE_NOTICE_GONE, NULL);
+	}
 	pthread_cond_broadcast(&link->changed);
+}
+
+void glake__link_give_up(struct glake__link *link)
+{
+	link->is_lost = false;
+	glake__notice_queue(link, GLAKE_NOTICE_GONE, NULL);
+}
+
+bool glake__link_is_gone(struct glake__link *link)
+{
+	pthread_mutex_lock(&link->lock);
+	bool is_gone = link->error && !link->is_lost;
+	pthread_mutex_unlock(&link->lock);
+	return is_gone;
 }
 
 int glake__link_kill(struct glake_session *session, int error, const char *why)
@@ -280,7 +302,7 @@ int glake__link_poll(struct glake_session *session)
 	}
 	r = link->error;
 	pthread_mutex_unlock(&link->lock);
-	return r ? glake__fail(r, "%s", link->why) : 0;
+	return r ? glake__resume(session) : 0;
 }
 
 /* ---- calls ------------------------------------------------------------------------------------ */
@@ -329,18 +351,20 @@ static int send_packed(struct glake__link *link, const Glake__Wire__Request *req
 }
 
 /* The same, one at a time; that the connection is gone is noted. */
-static int send_one(struct glake__link *link, const Glake__Wire__Request *request, const int *fds,
-                    size_t n_fds)
+static int send_one(struct glake__link *link, uint64_t connection,
+                    const Glake__Wire__Request *request, const int *fds, size_t n_fds)
 {
 	const char *why = CLOSED;
 	pthread_mutex_lock(&link->send_lock);
-	int r = send_packed(link, request, fds, n_fds, &why);
-	pthread_mutex_unlock(&link->send_lock);
-	if (r == GLAKE_E_GONE) {
+	bool is_same = link->n_connections == connection;
+	int r = is_same ? send_packed(link, request, fds, n_fds, &why)
+	                : glake__fail(GLAKE_E_GONE, "%s", why);
+	if (r == GLAKE_E_GONE && is_same) {
 		pthread_mutex_lock(&link->lock);
 		die_locked(link, r, why);
 		pthread_mutex_unlock(&link->lock);
 	}
+	pthread_mutex_unlock(&link->send_lock);
 	return r;
 }
 
@@ -349,6 +373,7 @@ static int add_pending(struct glake__link *link, struct glake__call *call)
 	pthread_mutex_lock(&link->lock);
 	int error = link->error;
 	call->id = link->next_id++;
+	call->connection = link->n_connections;
 	if (!error) {
 		call->next = link->pending;
 		link->pending = call;
@@ -367,11 +392,9 @@ static void remove_pending(struct glake__link *link, struct glake__call *call)
 	pthread_mutex_unlock(&link->lock);
 }
 
-int glake__call_start(struct glake_session *session, struct glake__call *call,
-                      Glake__Wire__Request *request, Glake__Wire__Answer__BodyCase expected,
-                      const int *fds, size_t n_fds)
+static int start(struct glake__link *link, struct glake__call *call, Glake__Wire__Request *request,
+                 Glake__Wire__Answer__BodyCase expected, const int *fds, size_t n_fds)
 {
-	struct glake__link *link = &session->link;
 	*call = (struct glake__call){.expected = expected};
 	fdlist_init(&call->fds);
 	call->wants_memory = expected == GLAKE__WIRE__ANSWER__BODY_CHUNK_ALLOC ||
@@ -379,13 +402,24 @@ int glake__call_start(struct glake_session *session, struct glake__call *call,
 	int r = add_pending(link, call);
 	if (r == 0) {
 		request->id = call->id;
-		r = send_one(link, request, fds, n_fds);
+		r = send_one(link, call->connection, request, fds, n_fds);
 		if (r < 0) {
 			remove_pending(link, call);
 		}
 	}
 	if (r < 0) {
 		call->id = 0;
+	}
+	return r;
+}
+
+int glake__call_start(struct glake_session *session, struct glake__call *call,
+                      Glake__Wire__Request *request, Glake__Wire__Answer__BodyCase expected,
+                      const int *fds, size_t n_fds)
+{
+	int r = start(&session->link, call, request, expected, fds, n_fds);
+	if (r == GLAKE_E_GONE && glake__resume(session) == 0) {
+		r = start(&session->link, call, request, expected, fds, n_fds);
 	}
 	return r;
 }
@@ -473,11 +507,10 @@ void glake__call_end(struct glake_session *session, struct glake__call *call)
 	call->id = 0;
 }
 
-int glake__call(struct glake_session *session, struct glake__call *call,
-                Glake__Wire__Request *request, Glake__Wire__Answer__BodyCase expected,
-                const int *fds, size_t n_fds)
+static int call_once(struct glake_session *session, struct glake__call *call,
+                     Glake__Wire__Request *request, Glake__Wire__Answer__BodyCase expected,
+                     const int *fds, size_t n_fds)
 {
-	cleanup_cancel int cancel = cancel_disable();
 	int r = glake__call_start(session, call, request, expected, fds, n_fds);
 	if (r < 0) {
 		return r;
@@ -485,6 +518,34 @@ int glake__call(struct glake_session *session, struct glake__call *call,
 	r = glake__call_wait(session, call, NULL, NULL);
 	if (r < 0) {
 		glake__call_end(session, call);
+	}
+	return r;
+}
+
+static bool gives_back(const Glake__Wire__Request *request)
+{
+	return request->body_case == GLAKE__WIRE__REQUEST__BODY_CHUNK_FREE ||
+	       request->body_case == GLAKE__WIRE__REQUEST__BODY_MODEL_CLOSE ||
+	       request->body_case == GLAKE__WIRE__REQUEST__BODY_BLOCK_RELEASE;
+}
+
+/* What a request brought whose answer is lost goes back, but a chunk that became a block does not. */
+static bool may_repeat(const Glake__Wire__Request *request)
+{
+	return request->body_case != GLAKE__WIRE__REQUEST__BODY_BLOCK_PUBLISH &&
+	       request->body_case != GLAKE__WIRE__REQUEST__BODY_HELLO;
+}
+
+int glake__call(struct glake_session *session, struct glake__call *call,
+                Glake__Wire__Request *request, Glake__Wire__Answer__BodyCase expected,
+                const int *fds, size_t n_fds)
+{
+	cleanup_cancel int cancel = cancel_disable();
+	int r = call_once(session, call, request, expected, fds, n_fds);
+	if (r == GLAKE_E_GONE && may_repeat(request) && glake__resume(session) == 0) {
+		r = call_once(session, call, request, expected, fds, n_fds);
+		/* The first one had done it. */
+		r = r == GLAKE_E_BAD_REQUEST && gives_back(request) ? 0 : r;
 	}
 	return r;
 }
@@ -500,8 +561,9 @@ static int forget(struct glake__link *link, Glake__Wire__Request *request)
 	pthread_mutex_lock(&link->lock);
 	request->id = link->next_id++ | FORGOTTEN;
 	int error = link->error;
+	uint64_t connection = link->n_connections;
 	pthread_mutex_unlock(&link->lock);
-	return error ? error : send_one(link, request, NULL, 0);
+	return error ? error : send_one(link, connection, request, NULL, 0);
 }
 
 void glake__call_forget(struct glake_session *session, Glake__Wire__Request *request)
@@ -510,18 +572,20 @@ void glake__call_forget(struct glake_session *session, Glake__Wire__Request *req
 	forget(&session->link, request);
 }
 
-void glake__link_leave(struct glake__link *link)
+void glake__link_leave(struct glake_session *session)
 {
+	cleanup_cancel int cancel = cancel_disable();
+	struct glake__link *link = &session->link;
 	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
 	Glake__Wire__Goodbye goodbye = GLAKE__WIRE__GOODBYE__INIT;
-	request.id = FORGOTTEN;
 	request.body_case = GLAKE__WIRE__REQUEST__BODY_GOODBYE;
 	request.goodbye = &goodbye;
-	pthread_mutex_lock(&link->send_lock);
-	if (link->is_greeted && !link->error && glake__link_has_socket(link)) {
-		size_t n_bytes = glake__wire__request__pack(&request, link->send_buffer);
-		wire_send(link->socket, link->send_buffer, n_bytes, NULL, 0, MSG_DONTWAIT);
+	/* A connection that is lost is made anew for it: else glaked would keep what we have. */
+	if (link->is_greeted && forget(link, &request) == GLAKE_E_GONE &&
+	    glake__resume(session) == 0) {
+		forget(link, &request);
 	}
-	pthread_mutex_unlock(&link->send_lock);
+	pthread_mutex_lock(&link->lock);
 	shut_down(link);
+	pthread_mutex_unlock(&link->lock);
 }

@@ -17,6 +17,9 @@
  * does. If an answer is awaited and nothing arrives for silence_ms, the library sends a Ping; after
  * another silence_ms the connection is gone. The answer to Hello is awaited for hello_ms.
  *
+ * The next call replaces a lost connection (resume.h). Calls under way end with GLAKE_E_GONE, and
+ * glaked takes back what they granted; glake__call() repeats its request.
+ *
  * Owner: a call belongs to its caller, usually on the stack: glake__call_end(). It must not be
  * moved between start and end, and its thread not be cancelled: cleanup_cancel. glake__call() sees
  * to that. Threads: any; a single call belongs to one thread.
@@ -33,6 +36,7 @@
 
 #include "proto/fdlist.h"
 #include "proto/glake.pb-c.h"
+#include "proto/limits.h"
 #include "libclient/glake.h"
 
 /* glaked needs microseconds for either. This much is for hosts that have no time for it. */
@@ -57,9 +61,17 @@ struct glake__link {
 	int socket; /* owned while it is this file; closed by glake__link_deinit() only */
 	dev_t socket_device;
 	ino_t socket_inode;
-	bool is_greeted;   /* Hello was answered; until then, one thread */
-	_Atomic int error; /* not 0: the connection is dead, and this is why: */
-	const char *why;   /* static; set before error */
+	bool is_greeted;           /* Hello was answered; until then, one thread */
+	_Atomic int error;         /* not 0: the connection is dead, and this is why: */
+	_Atomic(const char *) why; /* static; set before error */
+	bool is_lost;              /* dead, and may come back (resume.h) */
+	uint64_t retry_ns;         /* not before */
+	uint64_t n_connections;    /* under both locks */
+	bool has_key;              /* set by Hello, as is the key */
+	uint8_t key[GLAKE_KEY_BYTES];
+	uint64_t
+		unanswered[GLAKE_MAX_UNANSWERED]; /* requests that the lost connection took along */
+	size_t n_unanswered;
 	uint64_t next_id;
 	struct glake__call *pending; /* borrowed list of calls under way */
 	bool is_reading;             /* some thread reads the socket, into receive_buffer */
@@ -77,6 +89,7 @@ struct glake__link {
 
 struct glake__call {
 	uint64_t id;              /* 0: not started */
+	uint64_t connection;      /* link.n_connections when it was started */
 	struct glake__call *next; /* link: link.pending; under link.lock until done */
 	Glake__Wire__Answer__BodyCase expected;
 	bool is_done;
@@ -95,13 +108,19 @@ int glake__link_init(struct glake__link *link, int socket);
 /* For a forked child too: touches neither the peer nor the locks. */
 void glake__link_deinit(struct glake__link *link);
 
+/* Dead for good. Called with link.lock held. */
+void glake__link_give_up(struct glake__link *link);
+/* Takes no lock for an answer that may be old. */
+bool glake__link_is_gone(struct glake__link *link);
+
 /* Is the socket's number still our socket? A system call. */
 bool glake__link_has_socket(const struct glake__link *link);
 
 /*
- * Say Goodbye, without waiting, and let the peer see the end, though others may hold the socket too.
+ * Say Goodbye, without waiting for its answer, and let the peer see the end, though others may hold the
+ * socket too.
  */
-void glake__link_leave(struct glake__link *link);
+void glake__link_leave(struct glake_session *session);
 
 /*
  * Send @request, whose id is filled in, with copies of @fds. @expected: the answer's body, or

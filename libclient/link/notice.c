@@ -139,8 +139,11 @@ int glake_fd(struct glake_session *session)
 	if (glake__session_check(session) < 0) {
 		return -1;
 	}
-	const struct glake__link *link = &session->link;
-	return link->error || !glake__link_has_socket(link) ? -1 : link->socket;
+	struct glake__link *link = &session->link;
+	pthread_mutex_lock(&link->lock);
+	int socket = link->error || !glake__link_has_socket(link) ? -1 : link->socket;
+	pthread_mutex_unlock(&link->lock);
+	return socket;
 }
 
 int glake_dispatch(struct glake_session *session)

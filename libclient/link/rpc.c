@@ -54,6 +54,10 @@ static int take_hello(struct glake_session *session, const Glake__Wire__HelloAns
 		                   hello->version, GLAKE_WIRE_VERSION);
 	}
 	session->id = hello->session;
+	if (hello->key.len == sizeof(session->link.key)) {
+		memcpy(session->link.key, hello->key.data, sizeof(session->link.key));
+		session->link.has_key = true;
+	}
 	session->is_admin = hello->admin;
 	copy_text(session->tenant, sizeof(session->tenant), hello->tenant);
 	copy_text(session->realm, sizeof(session->realm), hello->realm);

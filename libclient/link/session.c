@@ -170,18 +170,30 @@ void glake__session_unref(struct glake_session *session)
 	glake__link_deinit(&session->link);
 	free(session->program.driver);
 	free(session->devices);
+	free(session->socket_path);
 	free(session);
 }
 
-static int session_new(int socket, struct glake_session **session_out)
+int glake__session_socket(const struct glake_session *session, int *socket_out)
+{
+	int r = open_socket(session->socket_path, socket_out);
+	if (r == 0 && session->has_driver) {
+		move_up(socket_out);
+	}
+	return r;
+}
+
+static int session_new(int socket, const char *path, struct glake_session **session_out)
 {
 	cleanup_free struct glake_session *session = calloc(1, sizeof(*session));
-	int r = session ? glake__link_init(&session->link, socket) : -ENOMEM;
+	cleanup_free char *copy = strdup(path);
+	int r = session && copy ? glake__link_init(&session->link, socket) : -ENOMEM;
 	if (r < 0) {
 		return glake__fail(r, "cannot begin a session: %s", glake_strerror(r));
 	}
 	session->fork_generation = glake__fork_generation();
 	session->n_refs = 1;
+	session->socket_path = ptr_steal(copy);
 	glake__space_begin();
 	pthread_mutex_init(&session->usage_lock, NULL);
 	*session_out = ptr_steal(session);
@@ -223,14 +235,14 @@ int glake_connect(const struct glake_connect_options *options, struct glake_sess
 		move_up(&fd);
 	}
 	struct glake_session *session = NULL;
-	r = session_new(fd, &session);
+	r = session_new(fd, socket_path(&full), &session);
 	if (r < 0) {
 		return r;
 	}
 	fd_steal(&fd);
 	r = greet(session, &full);
 	if (r < 0) {
-		glake__link_leave(&session->link);
+		glake__link_leave(session);
 		glake__session_unref(session);
 		return r;
 	}
@@ -254,7 +266,7 @@ void glake_disconnect(struct glake_session *session)
 	glake__heap_deinit(session);
 	if (!session->is_forked) {
 		/* A forked child may hold the socket as well: closing ours would not end it. */
-		glake__link_leave(&session->link);
+		glake__link_leave(session);
 	}
 	glake__session_unref(session);
 }

@@ -91,6 +91,7 @@ struct glake_session {
 	uint32_t n_devices;
 	struct glake__device *devices; /* owned */
 	struct glake__link link;
+	char *socket_path; /* owned */
 	struct glake__books books;
 	/* Set with the first model: who has none needs nothing of what models are made with. */
 	void (*end_models)(struct glake_session *session);
@@ -108,6 +109,9 @@ struct glake_session {
  * GLAKE_E_FORKED.
  */
 int glake__session_check(const struct glake_session *session);
+
+/* A connection to its glaked; not greeted yet. GLAKE_E_GONE: errno tells why. */
+int glake__session_socket(const struct glake_session *session, int *socket_out);
 
 /* The last one frees the struct. All else has ended by then. */
 void glake__session_ref(struct glake_session *session);

@@ -81,7 +81,7 @@ int glake_chunk_free(struct glake_session *session, uint64_t chunk, uint64_t byt
 		return r;
 	}
 	r = glake__rpc_chunk_free(session, &chunk, 1);
-	if (r == 0 || session->link.error) {
+	if (r == 0 || glake__link_is_gone(&session->link)) {
 		count_gone(session, bytes);
 	}
 	return glake__leave(session, r);

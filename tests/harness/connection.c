@@ -264,8 +264,10 @@ uint64_t connection_private_bytes(int connection)
 void connection_await_private(int connection, uint64_t n_bytes)
 {
 	uint64_t end_ms = harness_now_ms() + HARNESS_TIMEOUT_MS;
-	while (connection_private_bytes(connection) != n_bytes) {
-		ck_assert_uint_lt(harness_now_ms(), end_ms);
+	uint64_t has_bytes;
+	while ((has_bytes = connection_private_bytes(connection)) != n_bytes) {
+		ck_assert_msg(harness_now_ms() < end_ms, "private are %llu bytes, not %llu",
+		              (unsigned long long)has_bytes, (unsigned long long)n_bytes);
 		harness_sleep_ms(5);
 	}
 }

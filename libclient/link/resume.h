@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Another connection for a session that has lost its own: the same ids, memory and charges.
+ *
+ * glaked knows the session by its key, and this process by the kernel. What it does not know any more
+ * (it was started anew) is gone for good. An attempt that meets no answer is repeated by later calls,
+ * not more often than once a second and for a tenth of the time at most.
+ *
+ * Threads: any; one at a time connects, and the others wait for it.
+ */
+#ifndef GLAKE_LIBCLIENT_RESUME_H
+#define GLAKE_LIBCLIENT_RESUME_H
+
+#include "libclient/link/session.h"
+
+/* Returns 0 when there is a connection, or the error of the one that was lost, with its text. */
+int glake__resume(struct glake_session *session);
+
+#endif

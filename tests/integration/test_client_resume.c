@@ -1,0 +1,239 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A session whose connection is lost goes on with another: its memory, its ids, its charges. A glaked
+ * that was started anew does not know it.
+ */
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+
+#include "proto/cleanup.h"
+#include "tests/integration/client_fixture.h"
+
+#define CONFIG "pool = (); tenants = ( { name = \"default\"; device_bytes = \"8GiB\"; } );"
+
+static struct cudrv drv;
+static int n_gone;
+
+static void begin(void)
+{
+	set_up();
+	start_daemon(CONFIG);
+	ck_assert_int_eq(cudrv_open(&drv, NULL, NULL, 0), 0);
+	ck_assert_int_eq(drv.cuInit(0), CUDA_SUCCESS);
+}
+
+static void count_gone(void *user, const struct glake_notice *notice)
+{
+	n_gone += notice->kind == GLAKE_NOTICE_GONE;
+}
+
+static uint64_t id_of(struct glake_session *session)
+{
+	struct glake_session_info info = {.size = sizeof(info)};
+	assert_ok(glake_session_info(session, &info));
+	return info.session;
+}
+
+static uint8_t first_byte(struct glake_session *session, glake_ptr ptr)
+{
+	uint8_t byte = 0;
+	assert_ok(glake_read(session, 0, &byte, ptr, 1));
+	return byte;
+}
+
+static void write_byte(glake_ptr ptr, uint8_t value)
+{
+	CUcontext context;
+	ck_assert_int_eq(drv.cuDevicePrimaryCtxRetain(&context, 0), CUDA_SUCCESS);
+	ck_assert_int_eq(drv.cuCtxSetCurrent(context), CUDA_SUCCESS);
+	ck_assert_int_eq(drv.cuMemsetD8(ptr, value, 1), CUDA_SUCCESS);
+	ck_assert_int_eq(drv.cuCtxSynchronize(), CUDA_SUCCESS);
+}
+
+static void close_socket(struct glake_session *session)
+{
+	int fd = glake_fd(session);
+	ck_assert_int_ge(fd, 0);
+	ck_assert_int_eq(close(fd), 0);
+}
+
+static void shut_socket(struct glake_session *session)
+{
+	ck_assert_int_eq(shutdown(glake_fd(session), SHUT_RDWR), 0);
+}
+
+/* By the number of the test: the program closes our socket, or shuts it down. */
+static void (*const losses[])(struct glake_session *) = {close_socket, shut_socket};
+
+START_TEST(allocating_goes_on_in_the_same_session)
+{
+	struct glake_session *session = connect_new();
+	uint64_t id = id_of(session);
+	glake_ptr first;
+	glake_ptr second;
+	glake_set_notice_handler(session, count_gone, NULL);
+	assert_ok(glake_alloc(session, 0, 4 * MIB, 0, &first));
+	write_byte(first, 42);
+	losses[_i](session);
+	assert_ok(glake_alloc(session, 0, 8 * MIB, 0, &second));
+	struct glake_session_row row = row_of(session);
+	ck_assert_uint_eq(row.session, id);
+	ck_assert_uint_eq(row.reserved_bytes, 12 * MIB);
+	ck_assert(!row.detached);
+	ck_assert_int_eq(first_byte(session, first), 42);
+	losses[_i](session);
+	assert_ok(glake_free(session, first));
+	assert_ok(glake_free(session, second));
+	assert_ok(glake_trim(session, 0, 0));
+	ck_assert_uint_eq(row_of(session).reserved_bytes, 0);
+	ck_assert_int_eq(n_gone, 0);
+	glake_disconnect(session);
+}
+END_TEST
+
+START_TEST(dispatch_connects_again)
+{
+	struct glake_session *session = connect_new();
+	losses[_i](session);
+	ck_assert_int_ge(glake_dispatch(session), 0);
+	ck_assert_int_ge(glake_fd(session), 0);
+	assert_ok(glake_ping(session));
+	glake_disconnect(session);
+}
+END_TEST
+
+/* The Goodbye of a session that has no connection gives back what it has as well. */
+START_TEST(lost_session_is_disconnected)
+{
+	struct glake_session *watcher = connect_new();
+	struct glake_session *session = connect_new();
+	struct glake_session_row row = {.session = id_of(session)};
+	glake_ptr ptr;
+	assert_ok(glake_alloc(session, 0, 4 * MIB, 0, &ptr));
+	losses[_i](session);
+	glake_disconnect(session);
+	while (glake_list_sessions(watcher, find_row, &row) == 1) {
+		usleep(1000);
+	}
+	glake_disconnect(watcher);
+}
+END_TEST
+
+START_TEST(many_losses_leave_nothing)
+{
+	struct glake_session *session = connect_new();
+	glake_ptr ptr;
+	assert_ok(glake_alloc(session, 0, 4 * MIB, 0, &ptr));
+	size_t n_fds = count_fds();
+	for (int i = 0; i < 1000; i++) {
+		losses[i % 2](session);
+		assert_ok(glake_ping(session));
+	}
+	ck_assert_uint_eq(count_fds(), n_fds);
+	ck_assert_uint_eq(row_of(session).reserved_bytes, 4 * MIB);
+	assert_ok(glake_free(session, ptr));
+	glake_disconnect(session);
+}
+END_TEST
+
+START_TEST(another_glaked_does_not_know_it)
+{
+	struct glake_session *session = connect_new();
+	glake_ptr ptr;
+	glake_set_notice_handler(session, count_gone, NULL);
+	assert_ok(glake_alloc(session, 0, 4 * MIB, 0, &ptr));
+	write_byte(ptr, 42);
+	kill_daemon();
+	start_daemon(CONFIG);
+	ck_assert_int_eq(glake_ping(session), GLAKE_E_GONE);
+	ck_assert_int_eq(glake_ping(session), GLAKE_E_GONE);
+	ck_assert_int_eq(n_gone, 1);
+	ck_assert_int_eq(first_byte(session, ptr), 42);
+	assert_ok(glake_free(session, ptr));
+	glake_disconnect(session);
+	session = connect_new();
+	assert_ok(glake_ping(session));
+	glake_disconnect(session);
+}
+END_TEST
+
+/* ---- threads --------------------------------------------------------------------------------- */
+
+#define N_WORKERS 4
+
+struct worker {
+	struct glake_session *session;
+	atomic_uint n_steps;
+	atomic_bool is_over;
+};
+
+/* Named chunks are asked for each time: nothing is warm. */
+static void *work(void *argument)
+{
+	struct worker *worker = argument;
+	while (!worker->is_over) {
+		uint64_t chunk;
+		int fd;
+		assert_ok(glake_chunk_new(worker->session, 0, 2 * MIB, &chunk, &fd));
+		close(fd);
+		worker->n_steps++;
+		assert_ok(glake_ping(worker->session));
+		worker->n_steps++;
+		assert_ok(glake_chunk_free(worker->session, chunk, 2 * MIB));
+		worker->n_steps++;
+	}
+	return NULL;
+}
+
+START_TEST(threads_do_not_notice)
+{
+	struct glake_session *session = connect_new();
+	struct worker workers[N_WORKERS];
+	pthread_t threads[N_WORKERS];
+	for (int i = 0; i < N_WORKERS; i++) {
+		workers[i] = (struct worker){.session = session};
+		ck_assert_int_eq(pthread_create(&threads[i], NULL, work, &workers[i]), 0);
+	}
+	for (int k = 0; k < 40; k++) {
+		unsigned before[N_WORKERS];
+		int fd = glake_fd(session);
+		if (fd >= 0) {
+			shutdown(fd, SHUT_RDWR);
+		}
+		/* A request is repeated once, so none may meet two losses. */
+		for (int i = 0; i < N_WORKERS; i++) {
+			before[i] = workers[i].n_steps;
+		}
+		for (int i = 0; i < N_WORKERS; i++) {
+			while (workers[i].n_steps < before[i] + 3) {
+				usleep(200);
+			}
+		}
+	}
+	for (int i = 0; i < N_WORKERS; i++) {
+		workers[i].is_over = true;
+		pthread_join(threads[i], NULL);
+	}
+	ck_assert_uint_eq(row_of(session).reserved_bytes, 0);
+	ck_assert_uint_eq(row_of(session).n_chunks, 0);
+	glake_disconnect(session);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("client_resume");
+	TCase *tcase = tcase_create("client_resume");
+	tcase_set_timeout(tcase, TEST_TIMEOUT_S * 4);
+	tcase_add_checked_fixture(tcase, begin, tear_down);
+	tcase_add_loop_test(tcase, allocating_goes_on_in_the_same_session, 0, 2);
+	tcase_add_loop_test(tcase, dispatch_connects_again, 0, 2);
+	tcase_add_loop_test(tcase, lost_session_is_disconnected, 0, 2);
+	tcase_add_test(tcase, many_losses_leave_nothing);
+	tcase_add_test(tcase, another_glaked_does_not_know_it);
+	tcase_add_test(tcase, threads_do_not_notice);
+	suite_add_tcase(suite, tcase);
+	return suite_run(suite);
+}
