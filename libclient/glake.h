@@ -593,7 +593,8 @@ GLAKE_API void glake_set_notice_handler(struct glake_session *session, glake_not
                                         void *user);
 /*
  * The session's socket, for poll(): readable when a notice waits. It belongs to the session; never
- * read from it. Local. Returns -1 for an invalid session or a connection that is gone.
+ * read from it. Local. Returns -1 for an invalid session or a connection that is gone. A new
+ * connection may have another number, so ask again after each glake_dispatch().
  */
 GLAKE_API int glake_fd(struct glake_session *session);
 /*
