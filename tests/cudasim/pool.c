@@ -28,9 +28,15 @@ static struct pool of_graphs[SIM_MAX_DEVICES];
 static _Atomic(struct pool *) current[SIM_MAX_DEVICES]; /* NULL: the standard one */
 static struct pool *created;                            /* owned; under the space's lock */
 
+__attribute__((constructor)) static void number_standard_pools(void)
+{
+	for (unsigned i = 0; i < SIM_MAX_DEVICES; i++) {
+		standard[i].device = i;
+	}
+}
+
 static struct pool *standard_of(unsigned device)
 {
-	standard[device].device = device;
 	return &standard[device];
 }
 
