@@ -8,7 +8,6 @@
 #include "proto/cleanup.h"
 #include "proto/clock.h"
 #include "shim/fork.h"
-#include "shim/service.h"
 #include "shim/shim.h"
 
 #define RETRY_NS 1000000000ull
@@ -24,6 +23,12 @@ static struct owner *current; /* owned */
 static pthread_mutex_t connecting = PTHREAD_MUTEX_INITIALIZER;
 static uint64_t retry_ns; /* when it has failed: not before */
 static bool was_refused;  /* and why */
+static owner_new_fn *on_new;
+
+void owner_on_new(owner_new_fn *fn)
+{
+	on_new = fn;
+}
 
 struct owner *owner_peek(void)
 {
@@ -70,7 +75,9 @@ static struct owner *owner_new(void)
 	shim_note_init();
 	owner->watch = shim_fork_watch(glake_fd(owner->session));
 	shim_count(SHIM_COUNT_connects);
-	service_start(owner);
+	if (on_new) {
+		on_new(owner);
+	}
 	return owner;
 }
 

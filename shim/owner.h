@@ -64,6 +64,13 @@ int owner_ask(struct owner *owner, owner_request_fn *request, void *user);
  */
 bool owner_note_error(struct owner *owner, int error);
 
+/*
+ * @fn is called with each new session, by the thread that makes it, before any request. Set it before the
+ * first session; NULL: nobody is told.
+ */
+typedef void owner_new_fn(struct owner *owner);
+void owner_on_new(owner_new_fn *fn);
+
 /* glaked's device that is CUDA device @ordinal here; false if it has none. Local. */
 bool owner_device(struct owner *owner, int ordinal, struct glake_device *device_out);
 
