@@ -23,7 +23,7 @@ struct glake__tag {
 	void *ctx; /* which has allocated it: it dies with it */
 	uint64_t era;
 	void *pool;
-	void *owner;
+	void *connection;
 };
 
 /* Since when one allocation waits for glaked, over all requests that are made for it. Begins as zeroes. */
@@ -92,7 +92,7 @@ void glake__heap_unclaim(struct glake__allocation *allocation);
  */
 uint64_t glake__heap_park(struct glake__allocation *allocation);
 void glake__heap_unpark(struct glake__allocation *allocation);
-/* A parked one becomes another one, live. It keeps the tag's owner. */
+/* A parked one becomes another one, live. It keeps the tag's connection. */
 void glake__heap_reuse(struct glake__allocation *allocation, uint64_t n_bytes,
                        const struct glake__tag *tag);
 
@@ -225,6 +225,11 @@ void glake__order_let_contexts(struct glake_order *order);
 void glake__order_hide_context(struct glake_order *order, void *context);
 void glake__order_show_context(struct glake_order *order, void *context);
 void glake__order_drop_context(struct glake_order *order);
+
+/* ---- the session ------------------------------------------------------------------------------ */
+
+/* True: the session has no connection and gets none any more. False while the library may make one. Local. */
+bool glake__session_is_gone(struct glake_session *session);
 
 /* ---- what the program says of itself ---------------------------------------------------------- */
 

@@ -19,13 +19,13 @@ bool heap_place_here(struct heap_place *place_out)
 	return true;
 }
 
-static struct glake__tag tag_of(const struct heap_place *place, struct owner *owner)
+static struct glake__tag tag_of(const struct heap_place *place, struct connection *connection)
 {
 	return (struct glake__tag){
 		.ctx = place->ctx,
 		.era = place->era,
 		.pool = place->pool,
-		.owner = owner,
+		.connection = connection,
 	};
 }
 
@@ -40,47 +40,35 @@ struct request {
 	bool is_foreign;
 };
 
-static int request_memory(struct owner *owner, void *user)
+static int request_memory(struct connection *connection, void *user)
 {
 	struct request *request = user;
-	int r = glake__heap_get(owner->session, request->place->device, request->n_bytes,
+	int r = glake__heap_get(connection->session, request->place->device, request->n_bytes,
 	                        &request->tag, request->wait, &request->allocation);
 	request->is_foreign = r == -ENODEV;
 	return r;
 }
 
-/* Of @owner, whose reference it takes if 0. */
-static int alloc_of(struct owner *owner, struct request *request)
+static int alloc_of(struct connection *connection, void *user)
 {
-	request->tag = tag_of(request->place, owner);
-	request->allocation = glake__heap_take(owner->session, request->place->device,
+	struct request *request = user;
+	request->tag = tag_of(request->place, connection);
+	request->allocation = glake__heap_take(connection->session, request->place->device,
 	                                       request->n_bytes, &request->tag);
 	if (request->allocation) {
 		return 0;
 	}
-	int r = owner_ask(owner, request_memory, request);
-	return r != 0 && request->is_foreign ? OWNER_E_FOREIGN : r;
+	int r = connection_ask(connection, request_memory, request);
+	return r != 0 && request->is_foreign ? CONNECTION_E_FOREIGN : r;
 }
 
 int heap_alloc(const struct heap_place *place, uint64_t n_bytes, struct glake__wait *wait,
                CUdeviceptr *address_out)
 {
 	struct request request = {.place = place, .n_bytes = n_bytes, .wait = wait};
-	int r = OWNER_E_ABSENT;
-	if (place->device < 0 || place->device >= SHIM_MAX_DEVICES) {
-		return OWNER_E_FOREIGN;
-	}
-	/* Twice: a session may turn out to be dead, and a new one be had. */
-	for (int attempt = 0; attempt < 2 && r == OWNER_E_ABSENT; attempt++) {
-		bool is_refused;
-		struct owner *owner = owner_get(&is_refused);
-		if (!owner) {
-			return is_refused ? OWNER_E_FULL : OWNER_E_ABSENT;
-		}
-		r = alloc_of(owner, &request);
-		if (r != 0) {
-			owner_unref(owner);
-		}
+	int r = CONNECTION_E_FOREIGN;
+	if (place->device >= 0 && place->device < SHIM_MAX_DEVICES) {
+		r = connection_use(alloc_of, &request);
 	}
 	if (r != 0) {
 		return r;
@@ -113,7 +101,7 @@ bool heap_find(CUdeviceptr address, struct heap_facts *facts_out)
 		                  .era = facts.tag.era,
 		                  .pool = facts.tag.pool},
 			.has_ipc = !facts.tag.pool, /* memory of pools has none */
-			.owner = facts.tag.owner,
+			.connection = facts.tag.connection,
 		};
 	}
 	return true;
@@ -122,13 +110,13 @@ bool heap_find(CUdeviceptr address, struct heap_facts *facts_out)
 /* A session that is not the current one has no glaked any more that could tell others. */
 bool heap_share(const struct heap_facts *facts, struct glake_share *share_out)
 {
-	struct owner *owner = owner_peek();
+	struct connection *connection = connection_peek();
 	int r = -EINVAL;
-	if (owner && owner == facts->owner && !owner->is_dead) {
-		r = glake__share_region(owner->session, facts->region_address, share_out);
-		owner_note_error(owner, r);
+	if (connection && connection == facts->connection && !connection->is_dead) {
+		r = glake__share_region(connection->session, facts->region_address, share_out);
+		connection_note(connection, r);
 	}
-	owner_unref(owner);
+	connection_unref(connection);
 	return r == 0;
 }
 
@@ -137,19 +125,19 @@ bool heap_share(const struct heap_facts *facts, struct glake_share *share_out)
 void heap_release(struct glake__allocation *allocation)
 {
 	const struct glake__allocation was = *allocation;
-	struct owner *owner = was.tag.owner;
+	struct connection *connection = was.tag.connection;
 	int64_t n_taken = (int64_t)was.n_capacity;
-	glake__heap_release(owner->session, allocation);
+	glake__heap_release(connection->session, allocation);
 	if (!was.is_parked) {
 		shim_count_add(SHIM_COUNT_live_bytes, -(int64_t)was.n_bytes);
 	}
 	pool_note(was.tag.pool, was.is_parked ? 0 : -n_taken, -n_taken);
-	if (owner->is_dead) {
+	if (connection->is_dead) {
 		/* Nobody would take it from its warm memory again. */
-		int index = glake_device_index(owner->session, was.ordinal);
-		glake_trim(owner->session, (uint32_t)index, 0);
+		int index = glake_device_index(connection->session, was.ordinal);
+		glake_trim(connection->session, (uint32_t)index, 0);
 	}
-	owner_unref(owner);
+	connection_unref(connection);
 }
 
 /* ---- in stream order -------------------------------------------------------------------------- */
@@ -187,12 +175,13 @@ CUdeviceptr heap_reuse(struct glake__allocation *allocation, const struct heap_p
 
 void heap_trim(CUdevice device, uint64_t keep_bytes)
 {
-	struct glake_device found;
-	struct owner *owner = owner_peek();
-	if (owner && owner_device(owner, device, &found)) {
-		owner_note_error(owner, glake_trim(owner->session, found.index, keep_bytes));
+	struct connection *connection = connection_peek();
+	int index = connection ? glake_device_index(connection->session, device) : -1;
+	if (index >= 0) {
+		connection_note(connection,
+		                glake_trim(connection->session, (uint32_t)index, keep_bytes));
 	}
-	owner_unref(owner);
+	connection_unref(connection);
 }
 
 void heap_release_ctx(CUcontext ctx, uint64_t era)

@@ -11,7 +11,7 @@
 #define GLAKE_SHIM_HEAP_H
 
 #include "glake_shim.h"
-#include "shim/owner.h"
+#include "shim/connection.h"
 #include "shim/pool.h"
 
 struct heap_place {
@@ -26,7 +26,7 @@ bool heap_place_here(struct heap_place *place_out);
 
 /*
  * Memory that is not initialised, at least 512-byte aligned; @n_bytes is not 0. @wait: zeroes, or as a call
- * for the same memory left it. 0 or OWNER_E_*.
+ * for the same memory left it. 0 or CONNECTION_E_*.
  */
 int heap_alloc(const struct heap_place *place, uint64_t n_bytes, struct glake__wait *wait,
                CUdeviceptr *address_out);
@@ -40,8 +40,8 @@ struct heap_facts {
 	uint64_t id;        /* of the allocation; never used again */
 	uint64_t region_id; /* of the region */
 	struct heap_place place;
-	bool has_ipc;              /* legacy IPC can name it */
-	const struct owner *owner; /* whose it is; it may be gone with the memory */
+	bool has_ipc;                        /* legacy IPC can name it */
+	const struct connection *connection; /* whose it is; it may be gone with the memory */
 };
 
 /* Is @address anywhere in memory that the program has of us? Then @facts_out (may be NULL). */

@@ -3,14 +3,14 @@
 #include "shim/account.h"
 #include "shim/array_size.h"
 #include "shim/capture.h"
-#include "shim/owner.h"
+#include "shim/connection.h"
 
 /* glaked shall see a program that has nothing else, too. Not in captures: connecting takes calls. */
 static void be_seen(void)
 {
 	bool is_refused;
 	if (shim_can_own() && !capture_is_any()) {
-		owner_unref(owner_get(&is_refused));
+		connection_unref(connection_get(&is_refused));
 	}
 }
 

@@ -8,7 +8,7 @@
 
 #include "shim/ipc.h"
 #include "shim/order.h"
-#include "shim/owner.h"
+#include "shim/connection.h"
 #include "shim/view.h"
 
 static bool asks_us(void)
@@ -57,15 +57,16 @@ static bool answer_reserved(CUdeviceptr address, CUpointer_attribute attribute, 
 static void apply_view(CUdevice device, struct view *view)
 {
 	bool is_refused;
-	struct owner *owner = owner_get(&is_refused);
-	if (!owner) {
+	struct connection *connection = connection_get(&is_refused);
+	if (!connection) {
 		return;
 	}
-	int index = glake_device_index(owner->session, device);
+	int index = glake_device_index(connection->session, device);
 	if (index >= 0) {
-		owner_note_error(owner, view_apply(owner->session, (uint32_t)index, 0, view));
+		connection_note(connection,
+		                view_apply(connection->session, (uint32_t)index, 0, view));
 	}
-	owner_unref(owner);
+	connection_unref(connection);
 }
 
 CUresult shim_cuMemGetInfo_v2(size_t *free_out, size_t *total_out)

@@ -27,7 +27,7 @@ static enum verdict alloc_ours(CUdeviceptr *address_out, uint64_t n_bytes, CUres
 	order_collect(place.ctx, false);
 	struct glake__wait wait = {0};
 	int r = heap_alloc(&place, n_bytes, &wait, address_out);
-	if (r == OWNER_E_FULL && order_collect(place.ctx, true)) {
+	if (r == CONNECTION_E_REFUSED && order_collect(place.ctx, true)) {
 		r = heap_alloc(&place, n_bytes, &wait, address_out);
 	}
 	return verdict_of(r, result_out);

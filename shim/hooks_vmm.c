@@ -2,7 +2,7 @@
 /* The program's own virtual memory management: see vmm.h. And all that pins memory. */
 #include <errno.h>
 
-#include "shim/owner.h"
+#include "shim/connection.h"
 #include "shim/vmm.h"
 
 static bool owns_vmm(void)
@@ -31,11 +31,12 @@ CUresult shim_cuMemCreate(vmm_handle *handle_out, size_t n_bytes,
 		shim_count(SHIM_COUNT_owned);
 		return CUDA_SUCCESS;
 	}
-	if (r == OWNER_E_FULL || (r == OWNER_E_ABSENT && shim_policy()->refuses_absent)) {
+	if (r == CONNECTION_E_REFUSED ||
+	    (r == CONNECTION_E_ABSENT && shim_policy()->refuses_absent)) {
 		shim_count(SHIM_COUNT_refused);
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
-	if (r == OWNER_E_ABSENT) {
+	if (r == CONNECTION_E_ABSENT) {
 		shim_count(SHIM_COUNT_passed);
 	}
 	return create_by_driver(handle_out, n_bytes, properties, flags);

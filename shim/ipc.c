@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "proto/cleanup.h"
-#include "shim/owner.h"
+#include "shim/connection.h"
 #include "shim/quiesce.h"
 
 /* Whatever the driver puts there begins otherwise. */
@@ -43,8 +43,8 @@ struct opened {
 	CUdeviceptr base;
 	uint64_t id;
 	struct heap_place place;
-	struct opening *openings; /* owned; not empty */
-	struct owner *owner;      /* a reference */
+	struct opening *openings;      /* owned; not empty */
+	struct connection *connection; /* a reference */
 };
 
 /* Held while glaked is asked, so that two threads that open one handle get one mapping. */
@@ -180,8 +180,8 @@ static CUresult judge(int error)
 
 static void opened_free(struct opened *opened)
 {
-	glake_share_close(opened->owner->session, &opened->share, opened->base);
-	owner_unref(opened->owner);
+	glake_share_close(opened->connection->session, &opened->share, opened->base);
+	connection_unref(opened->connection);
 	while (opened->openings) {
 		struct opening *opening = opened->openings;
 		opened->openings = opening->next;
@@ -191,23 +191,23 @@ static void opened_free(struct opened *opened)
 }
 
 static int open_share(const struct glake_share *share, const struct heap_place *place,
-                      struct owner *owner, struct opened **opened_out)
+                      struct connection *connection, struct opened **opened_out)
 {
 	struct opened *opened = calloc(1, sizeof(*opened));
 	if (!opened) {
 		return -ENOMEM;
 	}
 	glake_ptr base = 0;
-	int r = glake_share_open(owner->session, share, place->device, &base);
+	int r = glake_share_open(connection->session, share, place->device, &base);
 	if (r < 0) {
-		owner_note_error(owner, r);
+		connection_note(connection, r);
 		free(opened);
 		return r;
 	}
 	opened->share = *share;
 	opened->base = base;
 	opened->place = *place;
-	opened->owner = owner_ref(owner);
+	opened->connection = connection_ref(connection);
 	*opened_out = opened;
 	return 0;
 }
@@ -230,7 +230,7 @@ static bool open_again(const struct ipc_name *name, const struct heap_place *pla
 
 /* Called with the opening lock held. */
 static int open_one(const struct ipc_name *name, const struct heap_place *place,
-                    struct owner *owner, CUdeviceptr *address_out)
+                    struct connection *connection, CUdeviceptr *address_out)
 {
 	struct glake_share share = share_of(name);
 	struct opened *opened;
@@ -238,7 +238,7 @@ static int open_one(const struct ipc_name *name, const struct heap_place *place,
 	if (open_again(name, place, address_out, &r)) {
 		return r;
 	}
-	r = open_share(&share, place, owner, &opened);
+	r = open_share(&share, place, connection, &opened);
 	if (r < 0) {
 		return r;
 	}
@@ -260,10 +260,10 @@ static int open_one(const struct ipc_name *name, const struct heap_place *place,
 }
 
 /* The driver does not let a process open what is its own. */
-static bool is_own(struct owner *owner, const struct ipc_name *name)
+static bool is_own(struct connection *connection, const struct ipc_name *name)
 {
 	struct glake_session_info info = {.size = sizeof(info)};
-	return glake_session_info(owner->session, &info) == 0 && info.session == name->session;
+	return glake_session_info(connection->session, &info) == 0 && info.session == name->session;
 }
 
 CUresult ipc_open(const CUipcMemHandle *handle, const struct heap_place *place,
@@ -276,17 +276,17 @@ CUresult ipc_open(const CUipcMemHandle *handle, const struct heap_place *place,
 		return CUDA_ERROR_INVALID_HANDLE;
 	}
 	bool is_refused;
-	struct owner *owner = owner_get(&is_refused);
-	if (!owner) {
+	struct connection *connection = connection_get(&is_refused);
+	if (!connection) {
 		return CUDA_ERROR_MAP_FAILED;
 	}
 	CUresult result = CUDA_ERROR_INVALID_CONTEXT;
-	if (!is_own(owner, &name)) {
+	if (!is_own(connection, &name)) {
 		pthread_mutex_lock(&opening_lock);
-		result = judge(open_one(&name, place, owner, address_out));
+		result = judge(open_one(&name, place, connection, address_out));
 		pthread_mutex_unlock(&opening_lock);
 	}
-	owner_unref(owner);
+	connection_unref(connection);
 	return result;
 }
 

@@ -55,7 +55,7 @@ int order_alloc(const struct glake_stream *stream, struct pool *pool, uint64_t n
 	order_collect(place.ctx, false);
 	struct glake__wait wait = {0};
 	int r = heap_alloc(&place, n_bytes, &wait, address_out);
-	if (r == OWNER_E_FULL && order_collect(place.ctx, true)) {
+	if (r == CONNECTION_E_REFUSED && order_collect(place.ctx, true)) {
 		r = heap_alloc(&place, n_bytes, &wait, address_out);
 	}
 	return r;

@@ -36,7 +36,7 @@ static struct glake__driver_memory describe(CUdevice device, uint32_t index)
 	return memory;
 }
 
-void report_program(struct owner *owner)
+void report_program(struct connection *connection)
 {
 	struct glake__driver_memory memory[SHIM_MAX_DEVICES];
 	struct glake_device device;
@@ -45,12 +45,12 @@ void report_program(struct owner *owner)
 		.n_passed = shim_count_of(SHIM_COUNT_passed),
 		.driver = memory,
 	};
-	for (uint32_t i = 0;
-	     glake_device_at(owner->session, i, &device) == 0 && usage.n_driver < SHIM_MAX_DEVICES;
+	for (uint32_t i = 0; glake_device_at(connection->session, i, &device) == 0 &&
+	                     usage.n_driver < SHIM_MAX_DEVICES;
 	     i++) {
 		if (device.ordinal >= 0 && device.ordinal < SHIM_MAX_DEVICES) {
 			memory[usage.n_driver++] = describe(device.ordinal, device.index);
 		}
 	}
-	glake__set_program_usage(owner->session, &usage);
+	glake__set_program_usage(connection->session, &usage);
 }

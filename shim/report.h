@@ -8,12 +8,12 @@
 #ifndef GLAKE_SHIM_REPORT_H
 #define GLAKE_SHIM_REPORT_H
 
-#include "shim/owner.h"
+#include "shim/connection.h"
 
 /*
- * Hand the numbers to @owner's session, for its next report. Asks the driver, of devices that have
+ * Hand the numbers to @connection's session, for its next report. Asks the driver, of devices that have
  * a primary context here; not during captures.
  */
-void report_program(struct owner *owner);
+void report_program(struct connection *connection);
 
 #endif

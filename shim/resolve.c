@@ -21,7 +21,7 @@
 #include "shim/gate.h"
 #include "shim/gates.h"
 #include "shim/library.h"
-#include "shim/owner.h"
+#include "shim/connection.h"
 #include "shim/service.h"
 #include "shim/shim.h"
 
@@ -246,7 +246,7 @@ static void resolve(void)
 	n_routes = 0;
 	shim_fork_init();
 	fill_table(library);
-	owner_on_new(service_start);
+	connection_on_new(service_start);
 	if (can_own) {
 		/* Sessions find it open then, and ask nothing of the loader with locks held. */
 		struct cudrv drv;

@@ -66,29 +66,29 @@ static void end_turn(void)
 
 /* ---- the thread ------------------------------------------------------------------------------- */
 
-static void take_turn(struct owner *owner, uint64_t *reported_ns)
+static void take_turn(struct connection *connection, uint64_t *reported_ns)
 {
 	order_collect_all();
 	if (clock_now_ns() - *reported_ns >= REPORT_MS * 1000000ull) {
 		*reported_ns = clock_now_ns();
-		report_program(owner);
+		report_program(connection);
 	}
-	owner_note_error(owner, glake_dispatch(owner->session));
+	connection_note(connection, glake_dispatch(connection->session));
 }
 
 /* Nobody will ask for the warm memory of a session whose glaked is gone. */
-static void give_up_warm(struct owner *owner)
+static void give_up_warm(struct connection *connection)
 {
 	struct glake_device device;
 	order_collect_all();
-	for (uint32_t i = 0; glake_device_at(owner->session, i, &device) == 0; i++) {
-		glake_trim(owner->session, device.index, 0);
+	for (uint32_t i = 0; glake_device_at(connection->session, i, &device) == 0; i++) {
+		glake_trim(connection->session, device.index, 0);
 	}
 }
 
 static void *serve(void *user)
 {
-	struct owner *owner = user;
+	struct connection *connection = user;
 	const struct timespec rest = {.tv_nsec = REST_NS};
 	uint64_t reported_ns = clock_now_ns();
 	bool is_over = false;
@@ -98,23 +98,19 @@ static void *serve(void *user)
 	capture_relax();
 	end_turn();
 	while (!is_over) {
-		struct pollfd ready = {.fd = glake_fd(owner->session), .events = POLLIN};
-		if (ready.fd < 0) {
-			owner_note_error(owner, GLAKE_E_GONE);
-			ready.fd = glake_fd(owner->session);
-		}
-		if (!owner->is_dead && poll(&ready, 1, REPORT_MS) != 0) {
+		struct pollfd ready = {.fd = glake_fd(connection->session), .events = POLLIN};
+		if (!connection->is_dead && poll(&ready, 1, REPORT_MS) != 0) {
 			nanosleep(&rest, NULL);
 		}
 		if (!begin_turn()) {
 			return NULL;
 		}
-		is_over = owner->is_dead;
+		is_over = connection->is_dead;
 		if (is_over) {
-			give_up_warm(owner);
-			owner_unref(owner);
+			give_up_warm(connection);
+			connection_unref(connection);
 		} else {
-			take_turn(owner, &reported_ns);
+			take_turn(connection, &reported_ns);
 		}
 		end_turn();
 	}
@@ -133,7 +129,7 @@ static void on_notice(void *user, const struct glake_notice *notice)
 	}
 }
 
-void service_start(struct owner *owner)
+void service_start(struct connection *connection)
 {
 	pthread_attr_t attributes;
 	pthread_t thread;
@@ -143,14 +139,14 @@ void service_start(struct owner *owner)
 		return;
 	}
 	pthread_once(&once, watch_exit);
-	glake_set_notice_handler(owner->session, on_notice, NULL);
+	glake_set_notice_handler(connection->session, on_notice, NULL);
 	pthread_attr_setstacksize(&attributes, STACK_BYTES);
 	pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &before);
-	owner_ref(owner);
-	if (pthread_create(&thread, &attributes, serve, owner) != 0) {
-		owner_unref(owner);
+	connection_ref(connection);
+	if (pthread_create(&thread, &attributes, serve, connection) != 0) {
+		connection_unref(connection);
 	}
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
 	pthread_attr_destroy(&attributes);

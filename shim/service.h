@@ -15,9 +15,9 @@
 #ifndef GLAKE_SHIM_SERVICE_H
 #define GLAKE_SHIM_SERVICE_H
 
-#include "shim/owner.h"
+#include "shim/connection.h"
 
 /* Takes a reference of its own. Without a thread, wishes wait for the program's next allocation. */
-void service_start(struct owner *owner);
+void service_start(struct connection *connection);
 
 #endif

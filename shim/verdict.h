@@ -7,7 +7,7 @@
 #ifndef GLAKE_SHIM_VERDICT_H
 #define GLAKE_SHIM_VERDICT_H
 
-#include "shim/owner.h"
+#include "shim/connection.h"
 #include "shim/shim.h"
 
 enum verdict {
@@ -15,7 +15,7 @@ enum verdict {
 	LEFT_TO_DRIVER,
 };
 
-/* Of 0 or OWNER_E_*, counted. If ANSWERED, *result_out is the answer. */
+/* Of 0 or CONNECTION_E_*, counted. If ANSWERED, *result_out is the answer. */
 static inline enum verdict verdict_of(int error, CUresult *result_out)
 {
 	*result_out = CUDA_SUCCESS;
@@ -23,10 +23,10 @@ static inline enum verdict verdict_of(int error, CUresult *result_out)
 		shim_count(SHIM_COUNT_owned);
 		return ANSWERED;
 	}
-	if (error == OWNER_E_FOREIGN) {
+	if (error == CONNECTION_E_FOREIGN) {
 		return LEFT_TO_DRIVER;
 	}
-	if (error == OWNER_E_ABSENT && !shim_policy()->refuses_absent) {
+	if (error == CONNECTION_E_ABSENT && !shim_policy()->refuses_absent) {
 		shim_count(SHIM_COUNT_passed);
 		return LEFT_TO_DRIVER;
 	}

@@ -6,13 +6,13 @@
 #include "proto/cleanup.h"
 #include "proto/limits.h"
 #include "shim/account.h"
-#include "shim/owner.h"
+#include "shim/connection.h"
 
 struct vmm_chunk {
 	uint64_t id; /* with glaked */
 	uint64_t n_bytes;
 	CUmemAllocationProp properties;
-	struct owner *owner; /* a reference; NULL: the driver's own, only accounted */
+	struct connection *connection; /* a reference; NULL: the driver's own, only accounted */
 };
 
 /* ---- chunks ----------------------------------------------------------------------------------- */
@@ -32,54 +32,42 @@ bool vmm_is_plain(size_t n_bytes, const CUmemAllocationProp *properties, unsigne
 static void chunk_free(void *user)
 {
 	struct vmm_chunk *chunk = user;
-	if (!chunk->owner) {
+	if (!chunk->connection) {
 		account_grow(chunk->properties.location.id, ACCOUNT_OTHER,
 		             -(int64_t)chunk->n_bytes);
 		free(chunk);
 		return;
 	}
-	glake_chunk_free(chunk->owner->session, chunk->id, chunk->n_bytes);
-	owner_unref(chunk->owner);
+	glake_chunk_free(chunk->connection->session, chunk->id, chunk->n_bytes);
+	connection_unref(chunk->connection);
 	free(chunk);
 }
 
 struct chunk_request {
 	struct vmm_chunk *chunk;
-	uint32_t device; /* glaked's number of it */
+	uint32_t index; /* glaked's number of the device */
 	int *fd_out;
 };
 
-static int request_chunk(struct owner *owner, void *user)
+static int request_chunk(struct connection *connection, void *user)
 {
 	struct chunk_request *request = user;
-	return glake_chunk_new(owner->session, request->device, request->chunk->n_bytes,
+	return glake_chunk_new(connection->session, request->index, request->chunk->n_bytes,
 	                       &request->chunk->id, request->fd_out);
 }
 
-/* Fills in id and owner. */
-static int ask(struct vmm_chunk *chunk, int *fd_out)
+/* Fills in id and connection. */
+static int ask(struct connection *connection, void *user)
 {
-	int r = OWNER_E_ABSENT;
-	/* Twice: a session may turn out to be dead, and a new one be had. */
-	for (int attempt = 0; attempt < 2 && r == OWNER_E_ABSENT; attempt++) {
-		bool is_refused;
-		struct owner *owner = owner_get(&is_refused);
-		if (!owner) {
-			return is_refused ? OWNER_E_FULL : OWNER_E_ABSENT;
-		}
-		struct glake_device device;
-		if (!owner_device(owner, chunk->properties.location.id, &device)) {
-			owner_unref(owner);
-			return OWNER_E_FOREIGN;
-		}
-		struct chunk_request request = {chunk, device.index, fd_out};
-		r = owner_ask(owner, request_chunk, &request);
-		if (r == 0) {
-			chunk->owner = owner;
-		} else {
-			owner_unref(owner);
-		}
+	struct chunk_request *request = user;
+	struct vmm_chunk *chunk = request->chunk;
+	int index = glake_device_index(connection->session, chunk->properties.location.id);
+	if (index < 0) {
+		return CONNECTION_E_FOREIGN;
 	}
+	request->index = (uint32_t)index;
+	int r = connection_ask(connection, request_chunk, request);
+	chunk->connection = r == 0 ? connection : NULL;
 	return r;
 }
 
@@ -94,11 +82,12 @@ int vmm_create(size_t n_bytes, const CUmemAllocationProp *properties, vmm_handle
 {
 	struct vmm_chunk *chunk = calloc(1, sizeof(*chunk));
 	if (!chunk) {
-		return OWNER_E_FULL;
+		return CONNECTION_E_REFUSED;
 	}
 	*chunk = (struct vmm_chunk){.n_bytes = n_bytes, .properties = *properties};
 	cleanup_fd int fd = -1;
-	int r = ask(chunk, &fd);
+	struct chunk_request request = {.chunk = chunk, .fd_out = &fd};
+	int r = connection_use(ask, &request);
 	if (r != 0) {
 		free(chunk);
 		return r;
@@ -108,12 +97,12 @@ int vmm_create(size_t n_bytes, const CUmemAllocationProp *properties, vmm_handle
 	                                         CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) !=
 	    CUDA_SUCCESS) {
 		chunk_free(chunk);
-		return OWNER_E_ABSENT;
+		return CONNECTION_E_ABSENT;
 	}
 	if (!enter(chunk, handle)) {
 		real(cuMemRelease)(handle);
 		chunk_free(chunk);
-		return OWNER_E_FULL;
+		return CONNECTION_E_REFUSED;
 	}
 	*handle_out = handle;
 	return 0;
@@ -141,7 +130,7 @@ void vmm_made_by_driver(vmm_handle handle, size_t n_bytes, const CUmemAllocation
 const struct vmm_chunk *vmm_ours(const struct glake__chunk *chunk)
 {
 	const struct vmm_chunk *ours = chunk ? glake__program_user(chunk) : NULL;
-	return ours && ours->owner ? ours : NULL;
+	return ours && ours->connection ? ours : NULL;
 }
 
 const CUmemAllocationProp *vmm_properties(const struct vmm_chunk *chunk)
@@ -152,9 +141,9 @@ const CUmemAllocationProp *vmm_properties(const struct vmm_chunk *chunk)
 CUresult vmm_export(const struct vmm_chunk *chunk, int *fd_out)
 {
 	int fd = -1;
-	int r = glake_chunk_fd(chunk->owner->session, chunk->id, &fd);
+	int r = glake_chunk_fd(chunk->connection->session, chunk->id, &fd);
 	if (r < 0) {
-		owner_note_error(chunk->owner, r);
+		connection_note(chunk->connection, r);
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
 	*fd_out = fd;

@@ -20,7 +20,7 @@ typedef CUmemGenericAllocationHandle vmm_handle;
 /* Can it be a chunk? Plain device memory, shared by fd or not at all. */
 bool vmm_is_plain(size_t n_bytes, const CUmemAllocationProp *properties, unsigned long long flags);
 
-/* 0 or OWNER_E_*. */
+/* 0 or CONNECTION_E_*. */
 int vmm_create(size_t n_bytes, const CUmemAllocationProp *properties, vmm_handle *handle_out);
 
 /* The driver has made @handle, where we did not: it is accounted until it is gone. */

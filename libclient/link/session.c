@@ -34,6 +34,11 @@ int glake__session_check(const struct glake_session *session)
 	return 0;
 }
 
+bool glake__session_is_gone(struct glake_session *session)
+{
+	return glake__link_is_gone(&session->link);
+}
+
 /* ---- the socket ------------------------------------------------------------------------------- */
 
 static const char *socket_path(const struct glake_connect_options *options)

@@ -531,10 +531,10 @@ void glake__heap_reuse(struct glake__allocation *allocation, uint64_t n_bytes,
                        const struct glake__tag *tag)
 {
 	glake__lock();
-	void *owner = allocation->tag.owner;
+	void *connection = allocation->tag.connection;
 	unpark(allocation);
 	allocation->tag = *tag;
-	allocation->tag.owner = owner;
+	allocation->tag.connection = connection;
 	allocation->n_bytes = n_bytes;
 	allocation->id = next_id++;
 	allocation->is_claimed = false;

@@ -399,6 +399,21 @@ START_TEST(a_full_table_of_files_ends_no_session)
 }
 END_TEST
 
+/* A connection that cannot be made anew at once is no other session's turn. */
+START_TEST(a_lost_connection_keeps_its_session)
+{
+	struct run run;
+	begin(NULL);
+	run_start(&run, NULL, run_in_build(PROGRAM), "dlsym", "loses", NULL);
+	run_read(&run, "ready");
+	run_expect(&run, "owned 1 passed 1 refused 0 connects 1");
+	await_private(14 * MIB);
+	run_continue(&run);
+	run_end_well(&run);
+	finish();
+}
+END_TEST
+
 START_TEST(cancelled_threads_hold_up_nobody)
 {
 	struct run run;
@@ -629,6 +644,7 @@ int main(void)
 	suite_add(suite, a_failure_of_ours_is_out_of_memory);
 	suite_add(suite, the_programs_files_are_left_alone);
 	suite_add(suite, a_full_table_of_files_ends_no_session);
+	suite_add(suite, a_lost_connection_keeps_its_session);
 	suite_add(suite, cancelled_threads_hold_up_nobody);
 	suite_add(suite, the_driver_ends_when_we_have);
 	suite_add(suite, warm_memory_goes_with_glaked);

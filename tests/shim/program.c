@@ -1166,18 +1166,25 @@ static void idle(const char *argument)
 	wait_for_line();
 }
 
-/* Puts a file of its own on the number of a socket that it has not opened. */
-static void usurp(const char *argument)
+/* The number of a socket that the program has not opened. */
+static int find_socket(void)
 {
-	int ends[2];
-	int fd = 3;
 	struct stat status;
-	char bytes[8];
-	start();
-	CUdeviceptr first = alloc(6 * MIB);
+	int fd = 3;
 	while (fstat(fd, &status) < 0 || !S_ISSOCK(status.st_mode)) {
 		must(++fd < 1024);
 	}
+	return fd;
+}
+
+/* Puts a file of its own there. */
+static void usurp(const char *argument)
+{
+	int ends[2];
+	char bytes[8];
+	start();
+	CUdeviceptr first = alloc(6 * MIB);
+	int fd = find_socket();
 	must(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0);
 	must(dup2(ends[0], fd) == fd);
 	must(write(ends[1], "mine", 4) == 4);
@@ -1192,15 +1199,12 @@ static void usurp(const char *argument)
 	must(write(fd, "mine", 4) == 4);
 }
 
-/* Allocates while it can open no more files, and then again. */
-static void no_fds(const char *argument)
+/* Allocates while it can open no more files. */
+static void alloc_without_files(void)
 {
 	struct rlimit before;
 	struct rlimit none;
 	CUdeviceptr ptr = 0;
-	start();
-	alloc(6 * MIB);
-	wait_for_line();
 	must(getrlimit(RLIMIT_NOFILE, &before) == 0);
 	none = before;
 	int lowest = dup(0);
@@ -1209,10 +1213,36 @@ static void no_fds(const char *argument)
 	must(setrlimit(RLIMIT_NOFILE, &none) == 0);
 	cu(cuMemAlloc_v2)(&ptr, 8 * MIB);
 	must(setrlimit(RLIMIT_NOFILE, &before) == 0);
+}
+
+/* And then again. */
+static void no_fds(const char *argument)
+{
+	start();
+	alloc(6 * MIB);
+	wait_for_line();
+	alloc_without_files();
 	print_counts();
 	wait_for_line();
 	alloc(10 * MIB);
 	print_counts();
+}
+
+/* Loses the connection, cannot open another one, and then can. */
+static void loses(const char *argument)
+{
+	CUdeviceptr ptr = 0;
+	start();
+	alloc(6 * MIB);
+	must(close(find_socket()) == 0);
+	alloc_without_files();
+	print_counts();
+	while (shim_count("owned") < 2) {
+		usleep(20000);
+		cu(cuMemAlloc_v2)(&ptr, 8 * MIB);
+	}
+	must(shim_count("connects") == 1);
+	wait_for_line();
 }
 
 static int is_cancelled;
@@ -1388,6 +1418,7 @@ static const struct {
 	{"idle", idle},
 	{"usurp", usurp},
 	{"no_fds", no_fds},
+	{"loses", loses},
 	{"cancels", cancels},
 	{"exits", exits},
 	{"loads", loads},
