@@ -6,9 +6,9 @@
  * others we could not get memory without calls that may end the capture.
  */
 #include "shim/account.h"
+#include "shim/alloc_result.h"
 #include "shim/capture.h"
 #include "shim/order.h"
-#include "shim/verdict.h"
 
 static bool owns_async(void)
 {
@@ -52,9 +52,9 @@ static struct calls calls_of_per_thread(void)
 /* ---- allocating ------------------------------------------------------------------------------- */
 
 /* @from: NULL is the current pool of the stream's device. */
-static enum verdict alloc_in_order(const struct calls *calls, CUdeviceptr *address_out,
-                                   size_t n_bytes, CUmemoryPool from, CUstream handle,
-                                   CUresult *result_out)
+static enum alloc_result alloc_in_order(const struct calls *calls, CUdeviceptr *address_out,
+                                        size_t n_bytes, CUmemoryPool from, CUstream handle,
+                                        CUresult *result_out)
 {
 	struct glake_stream stream;
 	if (!owns_async() || !address_out || n_bytes == 0 || capture_is_any() ||
@@ -69,7 +69,7 @@ static enum verdict alloc_in_order(const struct calls *calls, CUdeviceptr *addre
 	if (!pool || pool_device(pool) != stream.ordinal) {
 		return LEFT_TO_DRIVER;
 	}
-	return verdict_of(order_alloc(&stream, pool, n_bytes, address_out), result_out);
+	return alloc_result_of(order_alloc(&stream, pool, n_bytes, address_out), result_out);
 }
 
 static CUresult alloc_async(const struct calls *calls, CUdeviceptr *address_out, size_t n_bytes,

@@ -3,10 +3,10 @@
 #include <stdatomic.h>
 
 #include "shim/account.h"
+#include "shim/alloc_result.h"
 #include "shim/capture.h"
 #include "shim/order.h"
 #include "shim/quiesce.h"
-#include "shim/verdict.h"
 
 static bool owns_alloc(void)
 {
@@ -14,7 +14,8 @@ static bool owns_alloc(void)
 }
 
 /* Allocate of ours, if it is ours to do. *result_out is the answer then. */
-static enum verdict alloc_ours(CUdeviceptr *address_out, uint64_t n_bytes, CUresult *result_out)
+static enum alloc_result alloc_ours(CUdeviceptr *address_out, uint64_t n_bytes,
+                                    CUresult *result_out)
 {
 	struct heap_place place;
 	if (!heap_place_here(&place)) {
@@ -30,7 +31,7 @@ static enum verdict alloc_ours(CUdeviceptr *address_out, uint64_t n_bytes, CUres
 	if (r == CONNECTION_E_REFUSED && order_collect(place.ctx, true)) {
 		r = heap_alloc(&place, n_bytes, &wait, address_out);
 	}
-	return verdict_of(r, result_out);
+	return alloc_result_of(r, result_out);
 }
 
 static CUresult made_by_driver(CUdeviceptr address, uint64_t n_bytes)

@@ -2,7 +2,7 @@
 /* The program's own virtual memory management: see vmm.h. And all that pins memory. */
 #include <errno.h>
 
-#include "shim/connection.h"
+#include "shim/alloc_result.h"
 #include "shim/vmm.h"
 
 static bool owns_vmm(void)
@@ -26,18 +26,10 @@ CUresult shim_cuMemCreate(vmm_handle *handle_out, size_t n_bytes,
 	if (!handle_out || !owns_vmm() || !vmm_is_plain(n_bytes, properties, flags)) {
 		return create_by_driver(handle_out, n_bytes, properties, flags);
 	}
+	CUresult result;
 	int r = vmm_create(n_bytes, properties, handle_out);
-	if (r == 0) {
-		shim_count(SHIM_COUNT_owned);
-		return CUDA_SUCCESS;
-	}
-	if (r == CONNECTION_E_REFUSED ||
-	    (r == CONNECTION_E_ABSENT && shim_policy()->refuses_absent)) {
-		shim_count(SHIM_COUNT_refused);
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	}
-	if (r == CONNECTION_E_ABSENT) {
-		shim_count(SHIM_COUNT_passed);
+	if (alloc_result_of(r, &result) == ANSWERED) {
+		return result;
 	}
 	return create_by_driver(handle_out, n_bytes, properties, flags);
 }

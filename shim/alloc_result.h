@@ -1,22 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a program is told of an attempt to allocate for it.
+ * Decides the result of an attempt to allocate: memory, out of memory, or the driver's answer.
  *
  * Threads: any.
  */
-#ifndef GLAKE_SHIM_VERDICT_H
-#define GLAKE_SHIM_VERDICT_H
+#ifndef GLAKE_SHIM_ALLOC_RESULT_H
+#define GLAKE_SHIM_ALLOC_RESULT_H
 
 #include "shim/connection.h"
 #include "shim/shim.h"
 
-enum verdict {
-	ANSWERED,
-	LEFT_TO_DRIVER,
+enum alloc_result {
+	ANSWERED,       /* the program gets our answer */
+	LEFT_TO_DRIVER, /* the driver makes the call */
 };
 
-/* Of 0 or CONNECTION_E_*, counted. If ANSWERED, *result_out is the answer. */
-static inline enum verdict verdict_of(int error, CUresult *result_out)
+/* @error is 0 or CONNECTION_E_*. Counts the result. *result_out is set if the program gets our answer. */
+static inline enum alloc_result alloc_result_of(int error, CUresult *result_out)
 {
 	*result_out = CUDA_SUCCESS;
 	if (error == 0) {
