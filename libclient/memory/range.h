@@ -26,6 +26,7 @@
 #include <stdint.h>
 
 #include "libclient/glake_shim.h"
+#include "libclient/memory/map.h"
 #include "libclient/memory/page.h"
 #include "libclient/memory/space.h"
 
@@ -38,13 +39,6 @@ enum glake__range_use {
 	GLAKE__RANGE_OPENED,  /* glake_share_open(): another process's */
 	GLAKE__RANGE_PROGRAM, /* the program's own reservation, under the shim */
 	GLAKE__RANGE_LOST,    /* nobody's: the driver has not unmapped it */
-};
-
-/* Ordered: a change to a lesser one takes access away. */
-enum glake__access {
-	GLAKE__ACCESS_NONE,
-	GLAKE__ACCESS_READ,
-	GLAKE__ACCESS_WRITE, /* and read */
 };
 
 struct glake__chunk {
