@@ -61,7 +61,7 @@ DAEMON_OBJ := $(filter-out %/main.o,$(call objects,daemon/*.c $(DAEMON_FOLDERS:%
 MOVER_OBJ := $(filter-out %/main.o,$(call objects,daemon/mover/*.c)) \
 	$(B)/obj/daemon/mover/digest_image.o
 CLIENT_FOLDERS := $(addprefix libclient/,link memory model admin)
-CLIENT_OBJ := $(call objects,$(CLIENT_FOLDERS:%=%/*.c))
+CLIENT_OBJ := $(call objects,libclient/*.c $(CLIENT_FOLDERS:%=%/*.c))
 CTL_OBJ := $(filter-out %/main.o,$(call objects,libclient/ctl/*.c))
 SHIM_OBJ := $(call objects,shim/*.c) $(B)/obj/shim/trampolines.o
 NVML_OBJ := $(call objects,shim/nvml/*.c) $(B)/obj/shim/nvml/trampolines.o \

@@ -71,9 +71,9 @@ uint64_t glake__heap_round(uint64_t n_bytes);
  */
 struct glake__allocation *glake__heap_take(struct glake_session *session, int ordinal,
                                            uint64_t n_bytes, const struct glake__tag *tag);
-int glake__heap_get(struct glake_session *session, int ordinal, uint64_t n_bytes,
-                    const struct glake__tag *tag, struct glake__wait *wait,
-                    struct glake__allocation **allocation_out);
+int glake__supply_get(struct glake_session *session, int ordinal, uint64_t n_bytes,
+                      const struct glake__tag *tag, struct glake__wait *wait,
+                      struct glake__allocation **allocation_out);
 
 /* Is @address anywhere in an allocation that nobody has claimed? Then @facts_out (may be NULL). */
 bool glake__heap_find(glake_ptr address, struct glake__facts *facts_out);

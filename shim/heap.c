@@ -43,8 +43,8 @@ struct request {
 static int request_memory(struct connection *connection, void *user)
 {
 	struct request *request = user;
-	int r = glake__heap_get(connection->session, request->place->device, request->n_bytes,
-	                        &request->tag, request->wait, &request->allocation);
+	int r = glake__supply_get(connection->session, request->place->device, request->n_bytes,
+	                          &request->tag, request->wait, &request->allocation);
 	request->is_foreign = r == -ENODEV;
 	return r;
 }

@@ -11,7 +11,7 @@
 
 #include "proto/cleanup.h"
 #include "libclient/link/call.h"
-#include "libclient/link/notice.h"
+#include "libclient/link/dispatch.h"
 #include "libclient/link/session.h"
 
 #define TEXT(string) ((string) ? (string) : "")
@@ -89,10 +89,11 @@ int glake_get_status(struct glake_session *session, glake_status_fn row, void *u
 	request.body_case = GLAKE__WIRE__REQUEST__BODY_STATUS_GET;
 	request.status_get = &get;
 	struct glake__call call;
-	r = glake__call(session, &call, &request, GLAKE__WIRE__ANSWER__BODY_STATUS_GET, NULL, 0);
+	r = glake__call(&session->link, &call, &request, GLAKE__WIRE__ANSWER__BODY_STATUS_GET, NULL,
+	                0);
 	if (r == 0) {
 		r = show_status(call.answer->status_get, row, user);
-		glake__call_end(session, &call);
+		glake__call_end(&session->link, &call);
 	}
 	return glake__leave(session, r);
 }
@@ -108,14 +109,15 @@ int glake_get_stats(struct glake_session *session, glake_metric_fn row, void *us
 	request.body_case = GLAKE__WIRE__REQUEST__BODY_STATS_GET;
 	request.stats_get = &get;
 	struct glake__call call;
-	r = glake__call(session, &call, &request, GLAKE__WIRE__ANSWER__BODY_STATS_GET, NULL, 0);
+	r = glake__call(&session->link, &call, &request, GLAKE__WIRE__ANSWER__BODY_STATS_GET, NULL,
+	                0);
 	if (r == 0) {
 		const Glake__Wire__StatsAnswer *stats = call.answer->stats_get;
 		for (size_t i = 0; r == 0 && i < stats->n_metrics; i++) {
 			const Glake__Wire__Metric *metric = stats->metrics[i];
 			r = row(user, TEXT(metric->name), metric->value, TEXT(metric->help));
 		}
-		glake__call_end(session, &call);
+		glake__call_end(&session->link, &call);
 	}
 	return glake__leave(session, r);
 }
@@ -153,15 +155,15 @@ static int walk_pages(struct glake_session *session, const struct list *list)
 		Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
 		list->ask(&request, &body, after);
 		struct glake__call call;
-		r = glake__call(session, &call, &request, list->kind, NULL, 0);
+		r = glake__call(&session->link, &call, &request, list->kind, NULL, 0);
 		if (r < 0) {
 			return r;
 		}
 		uint64_t next = 0;
 		r = list->show(call.answer, list, &next);
-		glake__call_end(session, &call);
+		glake__call_end(&session->link, &call);
 		if (r == 0 && next != 0 && next <= after) {
-			return glake__link_kill(session, GLAKE_E_PROTOCOL,
+			return glake__link_kill(&session->link, GLAKE_E_PROTOCOL,
 			                        "the daemon's list does not come to an end");
 		}
 		after = next;
@@ -420,9 +422,10 @@ static int act(struct glake_session *session, Glake__Wire__Request *request)
 		return r;
 	}
 	struct glake__call call;
-	r = glake__call(session, &call, request, GLAKE__WIRE__ANSWER__BODY__NOT_SET, NULL, 0);
+	r = glake__call(&session->link, &call, request, GLAKE__WIRE__ANSWER__BODY__NOT_SET, NULL,
+	                0);
 	if (r == 0) {
-		glake__call_end(session, &call);
+		glake__call_end(&session->link, &call);
 	}
 	return glake__leave(session, r);
 }
@@ -451,7 +454,7 @@ int glake_evict(struct glake_session *session, const char *model, uint64_t *n_mo
 	request.body_case = GLAKE__WIRE__REQUEST__BODY_EVICT;
 	request.evict = &body;
 	struct glake__call call;
-	r = glake__call(session, &call, &request, GLAKE__WIRE__ANSWER__BODY_EVICT, NULL, 0);
+	r = glake__call(&session->link, &call, &request, GLAKE__WIRE__ANSWER__BODY_EVICT, NULL, 0);
 	if (r == 0) {
 		if (n_models_out) {
 			*n_models_out = call.answer->evict->n_models;
@@ -459,7 +462,7 @@ int glake_evict(struct glake_session *session, const char *model, uint64_t *n_mo
 		if (freed_bytes_out) {
 			*freed_bytes_out = call.answer->evict->freed_bytes;
 		}
-		glake__call_end(session, &call);
+		glake__call_end(&session->link, &call);
 	}
 	return glake__leave(session, r);
 }

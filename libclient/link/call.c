@@ -11,11 +11,10 @@
 #include "proto/cleanup.h"
 #include "proto/clock.h"
 #include "proto/wire.h"
-#include "libclient/link/notice.h"
+#include "libclient/link/deliver.h"
+#include "libclient/link/error.h"
 #include "libclient/link/resume.h"
-#include "libclient/link/session.h"
-
-struct glake__patience glake__patience = {.hello_ms = 5000, .silence_ms = 10000};
+#include "libclient/link/socket.h"
 
 /* Set in ids of requests whose answers nobody waits for. */
 #define FORGOTTEN (1ull << 63)
@@ -25,63 +24,7 @@ struct glake__patience glake__patience = {.hello_ms = 5000, .silence_ms = 10000}
 #define SILENT "the daemon does not answer"
 #define BROKEN "the connection was given up because the daemon broke the protocol"
 
-int glake__link_init(struct glake__link *link, int socket)
-{
-	struct stat status;
-	if (fstat(socket, &status) < 0) {
-		return -errno;
-	}
-	*link = (struct glake__link){
-		.socket = -1,
-		.socket_device = status.st_dev,
-		.socket_inode = status.st_ino,
-		.next_id = 1,
-	};
-	link->last_notice = &link->notices;
-	link->send_buffer = malloc(GLAKE_MAX_PACKET_BYTES);
-	link->receive_buffer = malloc(GLAKE_MAX_PACKET_BYTES);
-	if (!link->send_buffer || !link->receive_buffer) {
-		free(link->send_buffer);
-		free(link->receive_buffer);
-		return -ENOMEM;
-	}
-	fdlist_init(&link->receive_fds);
-	pthread_mutex_init(&link->send_lock, NULL);
-	pthread_mutex_init(&link->lock, NULL);
-	pthread_cond_init(&link->changed, NULL);
-	link->socket = socket;
-	return 0;
-}
-
-void glake__link_deinit(struct glake__link *link)
-{
-	if (glake__link_has_socket(link)) {
-		fd_close(&link->socket);
-	}
-	free(link->send_buffer);
-	free(link->receive_buffer);
-	while (link->notices) {
-		struct glake__notice *notice = link->notices;
-		link->notices = notice->next;
-		glake__notice_free(notice);
-	}
-}
-
 /* ---- the socket ------------------------------------------------------------------------------- */
-
-bool glake__link_has_socket(const struct glake__link *link)
-{
-	struct stat status;
-	return fstat(link->socket, &status) == 0 && status.st_dev == link->socket_device &&
-	       status.st_ino == link->socket_inode;
-}
-
-static void shut_down(struct glake__link *link)
-{
-	if (glake__link_has_socket(link)) {
-		shutdown(link->socket, SHUT_RDWR);
-	}
-}
 
 /* Wait until @events can be, or for something that the next use will meet. False: in vain. */
 static bool await(const struct glake__link *link, short events, unsigned timeout_ms)
@@ -95,56 +38,6 @@ static bool await(const struct glake__link *link, short events, unsigned timeout
 		n = poll(&ready, 1, (int)((left_ns + 999999) / 1000000));
 	} while (n < 0 && errno == EINTR);
 	return n != 0;
-}
-
-/* ---- the end of a connection ------------------------------------------------------------------ */
-
-/* Called with link->lock held. Everybody who waits learns of it. @why: static. */
-static void die_locked(struct glake__link *link, int error, const char *why)
-{
-	if (link->error) {
-		return;
-	}
-	link->why = why;
-	link->error = error;
-	link->is_lost = error == GLAKE_E_GONE && link->has_key;
-	link->retry_ns = 0;
-	shut_down(link);
-	while (link->pending) {
-		struct glake__call *call = link->pending;
-		link->pending = call->next;
-		if (link->is_lost && link->n_unanswered < GLAKE_MAX_UNANSWERED) {
-			link->unanswered[link->n_unanswered++] = call->id;
-		}
-		call->error = error;
-		call->is_done = true;
-	}
-	if (!link->is_lost) {
-		glake__notice_queue(link, GLAKE_NOTICE_GONE, NULL);
-	}
-	pthread_cond_broadcast(&link->changed);
-}
-
-void glake__link_give_up(struct glake__link *link)
-{
-	link->is_lost = false;
-	glake__notice_queue(link, GLAKE_NOTICE_GONE, NULL);
-}
-
-bool glake__link_is_gone(struct glake__link *link)
-{
-	pthread_mutex_lock(&link->lock);
-	bool is_gone = link->error && !link->is_lost;
-	pthread_mutex_unlock(&link->lock);
-	return is_gone;
-}
-
-int glake__link_kill(struct glake_session *session, int error, const char *why)
-{
-	pthread_mutex_lock(&session->link.lock);
-	die_locked(&session->link, error, why);
-	pthread_mutex_unlock(&session->link.lock);
-	return glake__fail(error, "%s", why);
 }
 
 /* ---- receiving -------------------------------------------------------------------------------- */
@@ -169,6 +62,25 @@ static void take_progress(struct glake__link *link, const Glake__Wire__LoadProgr
 	}
 }
 
+static void take_reclaim(struct glake__link *link, const Glake__Wire__Reclaim *reclaim)
+{
+	struct glake__notice *notice = glake__notices_add(&link->notices, GLAKE_NOTICE_RECLAIM);
+	if (notice) {
+		notice->public.device = reclaim->device;
+		notice->public.bytes = reclaim->bytes;
+		notice->reclaim = reclaim->id;
+	}
+}
+
+static void take_evicted(struct glake__link *link, const Glake__Wire__ModelEvicted *evicted)
+{
+	struct glake__notice *notice = glake__notices_add(&link->notices,
+	                                                  GLAKE_NOTICE_MODEL_EVICTED);
+	if (notice) {
+		notice->public.name = strdup(evicted->name);
+	}
+}
+
 static void take_notice(struct glake__link *link, const Glake__Wire__Answer *answer)
 {
 	switch (answer->body_case) {
@@ -176,14 +88,13 @@ static void take_notice(struct glake__link *link, const Glake__Wire__Answer *ans
 		take_progress(link, answer->progress);
 		break;
 	case GLAKE__WIRE__ANSWER__BODY_RECLAIM:
-		glake__notice_queue_reclaim(link, answer->reclaim->device, answer->reclaim->bytes,
-		                            answer->reclaim->id);
+		take_reclaim(link, answer->reclaim);
 		break;
 	case GLAKE__WIRE__ANSWER__BODY_SHUTTING_DOWN:
-		glake__notice_queue(link, GLAKE_NOTICE_SHUTTING_DOWN, NULL);
+		glake__notices_add(&link->notices, GLAKE_NOTICE_SHUTTING_DOWN);
 		break;
 	case GLAKE__WIRE__ANSWER__BODY_MODEL_EVICTED:
-		glake__notice_queue(link, GLAKE_NOTICE_MODEL_EVICTED, answer->model_evicted->name);
+		take_evicted(link, answer->model_evicted);
 		break;
 	default:
 		/* A kind that a newer daemon knows. */
@@ -198,7 +109,7 @@ static void take_answer(struct glake__link *link, Glake__Wire__Answer *answer)
 	struct glake__call *call = *at;
 	if (!call) {
 		glake__wire__answer__free_unpacked(answer, NULL);
-		die_locked(link, GLAKE_E_PROTOCOL, BROKEN);
+		glake__link_fail(link, GLAKE_E_PROTOCOL, BROKEN);
 		return;
 	}
 	*at = call->next;
@@ -213,7 +124,7 @@ static void take_packet(struct glake__link *link, size_t n_bytes)
 	Glake__Wire__Answer *answer = glake__wire__answer__unpack(NULL, n_bytes,
 	                                                          link->receive_buffer);
 	if (!answer) {
-		die_locked(link, GLAKE_E_PROTOCOL, BROKEN);
+		glake__link_fail(link, GLAKE_E_PROTOCOL, BROKEN);
 	} else if (answer->id != 0 && !(answer->id & FORGOTTEN)) {
 		take_answer(link, answer);
 	} else {
@@ -282,18 +193,17 @@ static int read_one(struct glake__link *link, bool waits)
 		take_packet(link, n_bytes);
 	} else if (r == WIRE_E_MALFORMED) {
 		fdlist_deinit(&link->receive_fds);
-		die_locked(link, GLAKE_E_PROTOCOL, BROKEN);
+		glake__link_fail(link, GLAKE_E_PROTOCOL, BROKEN);
 	} else if (r != -EAGAIN) {
-		die_locked(link, GLAKE_E_GONE, why);
+		glake__link_fail(link, GLAKE_E_GONE, why);
 	}
 	pthread_cond_broadcast(&link->changed);
 	return r == -EAGAIN ? r : link->error;
 }
 
-int glake__link_poll(struct glake_session *session)
+int glake__link_poll(struct glake__link *link)
 {
 	cleanup_cancel int cancel = cancel_disable();
-	struct glake__link *link = &session->link;
 	int r = 0;
 	pthread_mutex_lock(&link->lock);
 	/* A thread that reads already takes in what waits. */
@@ -302,7 +212,7 @@ int glake__link_poll(struct glake_session *session)
 	}
 	r = link->error;
 	pthread_mutex_unlock(&link->lock);
-	return r ? glake__resume(session) : 0;
+	return r ? glake__resume(link) : 0;
 }
 
 /* ---- calls ------------------------------------------------------------------------------------ */
@@ -361,7 +271,7 @@ static int send_one(struct glake__link *link, uint64_t connection,
 	                : glake__fail(GLAKE_E_GONE, "%s", why);
 	if (r == GLAKE_E_GONE && is_same) {
 		pthread_mutex_lock(&link->lock);
-		die_locked(link, r, why);
+		glake__link_fail(link, r, why);
 		pthread_mutex_unlock(&link->lock);
 	}
 	pthread_mutex_unlock(&link->send_lock);
@@ -413,13 +323,13 @@ static int start(struct glake__link *link, struct glake__call *call, Glake__Wire
 	return r;
 }
 
-int glake__call_start(struct glake_session *session, struct glake__call *call,
+int glake__call_start(struct glake__link *link, struct glake__call *call,
                       Glake__Wire__Request *request, Glake__Wire__Answer__BodyCase expected,
                       const int *fds, size_t n_fds)
 {
-	int r = start(&session->link, call, request, expected, fds, n_fds);
-	if (r == GLAKE_E_GONE && glake__resume(session) == 0) {
-		r = start(&session->link, call, request, expected, fds, n_fds);
+	int r = start(link, call, request, expected, fds, n_fds);
+	if (r == GLAKE_E_GONE && glake__resume(link) == 0) {
+		r = start(link, call, request, expected, fds, n_fds);
 	}
 	return r;
 }
@@ -431,7 +341,7 @@ int glake__call_start(struct glake_session *session, struct glake__call *call,
 static bool has_news(const struct glake__link *link, const struct glake__call *call)
 {
 	return (call->wants_progress && call->has_progress) ||
-	       (call->wants_memory && link->notices && !link->is_delivering);
+	       (call->wants_memory && link->notices.first && !link->is_delivering);
 }
 
 /* Called with link->lock held, until the call is done or, if asked, has news. */
@@ -446,10 +356,10 @@ static void wait_locked(struct glake__link *link, struct glake__call *call, bool
 	}
 }
 
-static int judge(struct glake_session *session, struct glake__call *call)
+static int judge(struct glake__link *link, struct glake__call *call)
 {
 	if (call->error) {
-		return glake__fail(call->error, "%s", session->link.why);
+		return glake__fail(call->error, "%s", link->why);
 	}
 	const Glake__Wire__Answer *answer = call->answer;
 	if (answer->status != GLAKE__WIRE__STATUS__OK) {
@@ -459,16 +369,15 @@ static int judge(struct glake_session *session, struct glake__call *call)
 		return glake__fail(code, "%s", text);
 	}
 	if (answer->body_case != call->expected) {
-		return glake__link_kill(session, GLAKE_E_PROTOCOL,
+		return glake__link_kill(link, GLAKE_E_PROTOCOL,
 		                        "the daemon's answer does not match the request");
 	}
 	return 0;
 }
 
-int glake__call_wait(struct glake_session *session, struct glake__call *call,
-                     glake_progress_fn progress, void *progress_user)
+int glake__call_wait(struct glake__link *link, struct glake__call *call, glake_progress_fn progress,
+                     void *progress_user)
 {
-	struct glake__link *link = &session->link;
 	call->wants_progress = progress != NULL;
 	pthread_mutex_lock(&link->lock);
 	for (;;) {
@@ -484,21 +393,21 @@ int glake__call_wait(struct glake_session *session, struct glake__call *call,
 		if (has_progress) {
 			progress(progress_user, done_bytes, total_bytes);
 		}
-		glake__notice_deliver(session);
+		glake__deliver(link);
 		pthread_mutex_lock(&link->lock);
 	}
 	pthread_mutex_unlock(&link->lock);
-	return judge(session, call);
+	return judge(link, call);
 }
 
-void glake__call_end(struct glake_session *session, struct glake__call *call)
+void glake__call_end(struct glake__link *link, struct glake__call *call)
 {
 	if (call->id == 0) {
 		return;
 	}
-	pthread_mutex_lock(&session->link.lock);
-	wait_locked(&session->link, call, false);
-	pthread_mutex_unlock(&session->link.lock);
+	pthread_mutex_lock(&link->lock);
+	wait_locked(link, call, false);
+	pthread_mutex_unlock(&link->lock);
 	if (call->answer) {
 		glake__wire__answer__free_unpacked(call->answer, NULL);
 		call->answer = NULL;
@@ -507,17 +416,17 @@ void glake__call_end(struct glake_session *session, struct glake__call *call)
 	call->id = 0;
 }
 
-static int call_once(struct glake_session *session, struct glake__call *call,
+static int call_once(struct glake__link *link, struct glake__call *call,
                      Glake__Wire__Request *request, Glake__Wire__Answer__BodyCase expected,
                      const int *fds, size_t n_fds)
 {
-	int r = glake__call_start(session, call, request, expected, fds, n_fds);
+	int r = glake__call_start(link, call, request, expected, fds, n_fds);
 	if (r < 0) {
 		return r;
 	}
-	r = glake__call_wait(session, call, NULL, NULL);
+	r = glake__call_wait(link, call, NULL, NULL);
 	if (r < 0) {
-		glake__call_end(session, call);
+		glake__call_end(link, call);
 	}
 	return r;
 }
@@ -536,14 +445,13 @@ static bool may_repeat(const Glake__Wire__Request *request)
 	       request->body_case != GLAKE__WIRE__REQUEST__BODY_HELLO;
 }
 
-int glake__call(struct glake_session *session, struct glake__call *call,
-                Glake__Wire__Request *request, Glake__Wire__Answer__BodyCase expected,
-                const int *fds, size_t n_fds)
+int glake__call(struct glake__link *link, struct glake__call *call, Glake__Wire__Request *request,
+                Glake__Wire__Answer__BodyCase expected, const int *fds, size_t n_fds)
 {
 	cleanup_cancel int cancel = cancel_disable();
-	int r = call_once(session, call, request, expected, fds, n_fds);
-	if (r == GLAKE_E_GONE && may_repeat(request) && glake__resume(session) == 0) {
-		r = call_once(session, call, request, expected, fds, n_fds);
+	int r = call_once(link, call, request, expected, fds, n_fds);
+	if (r == GLAKE_E_GONE && may_repeat(request) && glake__resume(link) == 0) {
+		r = call_once(link, call, request, expected, fds, n_fds);
 		/* The first one had done it. */
 		r = r == GLAKE_E_BAD_REQUEST && gives_back(request) ? 0 : r;
 	}
@@ -566,26 +474,25 @@ static int forget(struct glake__link *link, Glake__Wire__Request *request)
 	return error ? error : send_one(link, connection, request, NULL, 0);
 }
 
-void glake__call_forget(struct glake_session *session, Glake__Wire__Request *request)
+void glake__call_forget(struct glake__link *link, Glake__Wire__Request *request)
 {
 	cleanup_cancel int cancel = cancel_disable();
-	forget(&session->link, request);
+	forget(link, request);
 }
 
-void glake__link_leave(struct glake_session *session)
+void glake__link_leave(struct glake__link *link)
 {
 	cleanup_cancel int cancel = cancel_disable();
-	struct glake__link *link = &session->link;
 	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
 	Glake__Wire__Goodbye goodbye = GLAKE__WIRE__GOODBYE__INIT;
 	request.body_case = GLAKE__WIRE__REQUEST__BODY_GOODBYE;
 	request.goodbye = &goodbye;
 	/* A connection that is lost is made anew for it: else glaked would keep what we have. */
 	if (link->is_greeted && forget(link, &request) == GLAKE_E_GONE &&
-	    glake__resume(session) == 0) {
+	    glake__resume(link) == 0) {
 		forget(link, &request);
 	}
 	pthread_mutex_lock(&link->lock);
-	shut_down(link);
+	glake__link_shut_down(link);
 	pthread_mutex_unlock(&link->lock);
 }

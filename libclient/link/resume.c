@@ -8,7 +8,9 @@
 #include "proto/cleanup.h"
 #include "proto/clock.h"
 #include "proto/wire.h"
+#include "libclient/link/error.h"
 #include "libclient/link/fork.h"
+#include "libclient/link/socket.h"
 
 #define RETRY_NS 1000000000ull
 #define RETRY_SHARE 10 /* times what the last attempt took */
@@ -60,11 +62,10 @@ static int receive_hello(struct glake__link *link, int socket)
 }
 
 /* Returns 0, GLAKE_E_GONE: never again, or another error: later, perhaps. */
-static int connect_again(struct glake_session *session, int *socket_out)
+static int connect_again(struct glake__link *link, int *socket_out)
 {
-	struct glake__link *link = &session->link;
 	cleanup_fd int fd = -1;
-	int r = glake__session_socket(session, &fd);
+	int r = glake__socket_open(link->path, link->is_high, &fd);
 	if (r < 0) {
 		return r == GLAKE_E_GONE && errno == EAGAIN ? -EAGAIN : r;
 	}
@@ -99,14 +100,13 @@ static int take_socket(struct glake__link *link, int socket)
 }
 
 /* Called with both locks held; the one of the rest is let go meanwhile. */
-static void resume_locked(struct glake_session *session)
+static void resume_locked(struct glake__link *link)
 {
-	struct glake__link *link = &session->link;
 	int socket = -1;
 	link->is_reading = true;
 	pthread_mutex_unlock(&link->lock);
 	uint64_t began_ns = clock_now_ns();
-	int r = connect_again(session, &socket);
+	int r = connect_again(link, &socket);
 	pthread_mutex_lock(&link->lock);
 	link->is_reading = false;
 	if (r == 0) {
@@ -121,19 +121,18 @@ static void resume_locked(struct glake_session *session)
 	pthread_cond_broadcast(&link->changed);
 }
 
-int glake__resume(struct glake_session *session)
+int glake__resume(struct glake__link *link)
 {
 	cleanup_cancel int cancel = cancel_disable();
-	struct glake__link *link = &session->link;
 	pthread_mutex_lock(&link->send_lock);
 	pthread_mutex_lock(&link->lock);
-	/* Who still reads the old connection has not seen its end yet. */
+	/* A thread that still reads the old connection has not seen its end yet. */
 	while (link->is_lost && link->is_reading) {
 		pthread_cond_wait(&link->changed, &link->lock);
 	}
 	if (link->is_lost && clock_now_ns() >= link->retry_ns &&
-	    session->fork_generation == glake__fork_generation()) {
-		resume_locked(session);
+	    link->fork_generation == glake__fork_generation()) {
+		resume_locked(link);
 	}
 	int error = link->error;
 	const char *why = link->why;

@@ -11,9 +11,9 @@
 #ifndef GLAKE_LIBCLIENT_RESUME_H
 #define GLAKE_LIBCLIENT_RESUME_H
 
-#include "libclient/link/session.h"
+#include "libclient/link/link.h"
 
 /* Returns 0 when there is a connection, or the error of the one that was lost, with its text. */
-int glake__resume(struct glake_session *session);
+int glake__resume(struct glake__link *link);
 
 #endif

@@ -9,8 +9,6 @@
 #include "proto/cleanup.h"
 #include "proto/clock.h"
 #include "libclient/link/call.h"
-#include "libclient/link/notice.h"
-#include "libclient/link/sized.h"
 
 /* ---- hello ------------------------------------------------------------------------------------ */
 
@@ -39,7 +37,6 @@ static int take_devices(struct glake_session *session, const Glake__Wire__HelloA
 			memcpy(to->uuid, from->uuid.data, sizeof(to->uuid));
 		}
 		devices[i].session = session;
-		devices[i].warm.max_bytes = hello->warm_bytes;
 	}
 	session->devices = devices;
 	session->n_devices = (uint32_t)hello->n_devices;
@@ -59,6 +56,7 @@ static int take_hello(struct glake_session *session, const Glake__Wire__HelloAns
 		session->link.has_key = true;
 	}
 	session->is_admin = hello->admin;
+	session->warm_bytes = hello->warm_bytes;
 	copy_text(session->tenant, sizeof(session->tenant), hello->tenant);
 	copy_text(session->realm, sizeof(session->realm), hello->realm);
 	copy_text(session->daemon_version, sizeof(session->daemon_version), hello->daemon_version);
@@ -90,13 +88,14 @@ int glake__rpc_hello(struct glake_session *session, const char *program)
 	request.body_case = GLAKE__WIRE__REQUEST__BODY_HELLO;
 	request.hello = &hello;
 	struct glake__call call;
-	int r = glake__call(session, &call, &request, GLAKE__WIRE__ANSWER__BODY_HELLO, NULL, 0);
+	int r = glake__call(&session->link, &call, &request, GLAKE__WIRE__ANSWER__BODY_HELLO, NULL,
+	                    0);
 	if (r < 0) {
 		return r;
 	}
 	session->link.is_greeted = true;
 	r = take_hello(session, call.answer->hello);
-	glake__call_end(session, &call);
+	glake__call_end(&session->link, &call);
 	return r;
 }
 
@@ -118,8 +117,8 @@ int glake__rpc_chunk_alloc(struct glake_session *session, uint32_t device, uint6
 	request.body_case = GLAKE__WIRE__REQUEST__BODY_CHUNK_ALLOC;
 	request.chunk_alloc = &alloc;
 	struct glake__call call;
-	int r = glake__call(session, &call, &request, GLAKE__WIRE__ANSWER__BODY_CHUNK_ALLOC, NULL,
-	                    0);
+	int r = glake__call(&session->link, &call, &request, GLAKE__WIRE__ANSWER__BODY_CHUNK_ALLOC,
+	                    NULL, 0);
 	if (r < 0) {
 		return r;
 	}
@@ -132,10 +131,10 @@ int glake__rpc_chunk_alloc(struct glake_session *session, uint32_t device, uint6
 		*fds = call.fds;
 		fdlist_init(&call.fds);
 	} else {
-		r = glake__link_kill(session, GLAKE_E_PROTOCOL,
+		r = glake__link_kill(&session->link, GLAKE_E_PROTOCOL,
 		                     "the daemon gave another number of chunks than asked for");
 	}
-	glake__call_end(session, &call);
+	glake__call_end(&session->link, &call);
 	return r;
 }
 
@@ -149,16 +148,16 @@ int glake__rpc_chunk_share(struct glake_session *session, const uint64_t *ids, s
 	request.body_case = GLAKE__WIRE__REQUEST__BODY_CHUNK_SHARE;
 	request.chunk_share = &share;
 	struct glake__call call;
-	int r = glake__call(session, &call, &request, GLAKE__WIRE__ANSWER__BODY_CHUNK_SHARE, NULL,
-	                    0);
+	int r = glake__call(&session->link, &call, &request, GLAKE__WIRE__ANSWER__BODY_CHUNK_SHARE,
+	                    NULL, 0);
 	if (r < 0) {
 		return r;
 	}
 	*ticket_out = call.answer->chunk_share->ticket;
 	if (*ticket_out == 0) {
-		r = glake__link_kill(session, GLAKE_E_PROTOCOL, "the daemon gave no ticket");
+		r = glake__link_kill(&session->link, GLAKE_E_PROTOCOL, "the daemon gave no ticket");
 	}
-	glake__call_end(session, &call);
+	glake__call_end(&session->link, &call);
 	return r;
 }
 
@@ -188,8 +187,8 @@ int glake__rpc_chunk_open(struct glake_session *session, const struct glake__chu
 	request.body_case = GLAKE__WIRE__REQUEST__BODY_CHUNK_OPEN;
 	request.chunk_open = &open_;
 	struct glake__call call;
-	int r = glake__call(session, &call, &request, GLAKE__WIRE__ANSWER__BODY_CHUNK_OPEN, NULL,
-	                    0);
+	int r = glake__call(&session->link, &call, &request, GLAKE__WIRE__ANSWER__BODY_CHUNK_OPEN,
+	                    NULL, 0);
 	if (r < 0) {
 		return r;
 	}
@@ -202,10 +201,10 @@ int glake__rpc_chunk_open(struct glake_session *session, const struct glake__chu
 		*fds = call.fds;
 		fdlist_init(&call.fds);
 	} else {
-		r = glake__link_kill(session, GLAKE_E_PROTOCOL,
+		r = glake__link_kill(&session->link, GLAKE_E_PROTOCOL,
 		                     "the daemon's answer about chunks is invalid");
 	}
-	glake__call_end(session, &call);
+	glake__call_end(&session->link, &call);
 	return r;
 }
 
@@ -213,9 +212,10 @@ int glake__rpc_chunk_open(struct glake_session *session, const struct glake__chu
 static int call_plain(struct glake_session *session, Glake__Wire__Request *request)
 {
 	struct glake__call call;
-	int r = glake__call(session, &call, request, GLAKE__WIRE__ANSWER__BODY__NOT_SET, NULL, 0);
+	int r = glake__call(&session->link, &call, request, GLAKE__WIRE__ANSWER__BODY__NOT_SET,
+	                    NULL, 0);
 	if (r == 0) {
-		glake__call_end(session, &call);
+		glake__call_end(&session->link, &call);
 	}
 	return r;
 }
@@ -231,55 +231,39 @@ int glake__rpc_chunk_free(struct glake_session *session, const uint64_t *ids, si
 	return call_plain(session, &request);
 }
 
-int glake_ping(struct glake_session *session)
+int glake__rpc_ping(struct glake_session *session)
 {
-	int r = glake__session_check(session);
-	if (r < 0) {
-		return r;
-	}
 	Glake__Wire__Ping ping = GLAKE__WIRE__PING__INIT;
 	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
 	request.body_case = GLAKE__WIRE__REQUEST__BODY_PING;
 	request.ping = &ping;
-	return glake__leave(session, call_plain(session, &request));
+	return call_plain(session, &request);
 }
 
-static uint64_t warm_bytes(struct glake_session *session, uint32_t index)
+int glake__rpc_device_get(struct glake_session *session, uint32_t index,
+                          struct glake_device_view *view_out)
 {
-	const struct glake__device *device = glake__session_device(session, index);
-	glake__lock();
-	uint64_t n_bytes = device ? device->warm.n_bytes : 0;
-	glake__unlock();
-	return n_bytes;
-}
-
-int glake_device_view(struct glake_session *session, uint32_t index, struct glake_device_view *view)
-{
-	int r = glake__session_check(session);
-	if (r < 0) {
-		return r;
-	}
 	Glake__Wire__DeviceGet get = GLAKE__WIRE__DEVICE_GET__INIT;
 	get.device = index;
 	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
 	request.body_case = GLAKE__WIRE__REQUEST__BODY_DEVICE_GET;
 	request.device_get = &get;
 	struct glake__call call;
-	r = glake__call(session, &call, &request, GLAKE__WIRE__ANSWER__BODY_DEVICE_GET, NULL, 0);
-	if (r == 0) {
-		const Glake__Wire__DeviceGetAnswer *answer = call.answer->device_get;
-		struct glake_device_view full = {
-			.quota_bytes = answer->quota_bytes,
-			.used_bytes = answer->used_bytes,
-			.reserved_bytes = answer->reserved_bytes,
-			.idle_bytes = answer->idle_bytes,
-			.room_bytes = answer->room_bytes,
-			.warm_bytes = warm_bytes(session, index),
-		};
-		r = glake__sized_out(view, &full, sizeof(full));
-		glake__call_end(session, &call);
+	int r = glake__call(&session->link, &call, &request, GLAKE__WIRE__ANSWER__BODY_DEVICE_GET,
+	                    NULL, 0);
+	if (r < 0) {
+		return r;
 	}
-	return glake__leave(session, r);
+	const Glake__Wire__DeviceGetAnswer *answer = call.answer->device_get;
+	*view_out = (struct glake_device_view){
+		.quota_bytes = answer->quota_bytes,
+		.used_bytes = answer->used_bytes,
+		.reserved_bytes = answer->reserved_bytes,
+		.idle_bytes = answer->idle_bytes,
+		.room_bytes = answer->room_bytes,
+	};
+	glake__call_end(&session->link, &call);
+	return 0;
 }
 
 int glake__rpc_model_close(struct glake_session *session, uint64_t model)
@@ -312,7 +296,8 @@ static int call_block(struct glake_session *session, Glake__Wire__Request *reque
                       struct glake__block_answer *answer_out)
 {
 	struct glake__call call;
-	int r = glake__call(session, &call, request, GLAKE__WIRE__ANSWER__BODY_BLOCK, NULL, 0);
+	int r = glake__call(&session->link, &call, request, GLAKE__WIRE__ANSWER__BODY_BLOCK, NULL,
+	                    0);
 	if (r < 0) {
 		return r;
 	}
@@ -327,10 +312,10 @@ static int call_block(struct glake_session *session, Glake__Wire__Request *reque
 		};
 		memcpy(answer_out->digest.bytes, block->digest.data, block->digest.len);
 	} else {
-		r = glake__link_kill(session, GLAKE_E_PROTOCOL,
+		r = glake__link_kill(&session->link, GLAKE_E_PROTOCOL,
 		                     "the daemon's answer about a block is invalid");
 	}
-	glake__call_end(session, &call);
+	glake__call_end(&session->link, &call);
 	return r;
 }
 

@@ -45,6 +45,12 @@ struct glake__chunk_names {
 int glake__rpc_chunk_open(struct glake_session *session, const struct glake__chunk_names *names,
                           uint64_t *sizes_out, uint32_t *device_out, struct fdlist *fds);
 
+int glake__rpc_ping(struct glake_session *session);
+
+/* All but size and warm_bytes. */
+int glake__rpc_device_get(struct glake_session *session, uint32_t index,
+                          struct glake_device_view *view_out);
+
 int glake__rpc_model_close(struct glake_session *session, uint64_t model);
 
 struct glake__block_answer {

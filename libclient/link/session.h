@@ -5,9 +5,12 @@
  * The two halves have separate locks, so memory served from the warm cache never waits for another
  * thread's request:
  *
- *   link    the connection: requests under way, waiting notices; call.c explains its locks books
- *   the session's memory, models, blocks and counters; under the lock of the space (space.h),
- *           like their ranges
+ *   link    the connection: requests under way, waiting notices (link.h)
+ *   books   the session's memory, models, blocks and counters; under the lock of the space
+ *           (memory/space.h), like their ranges
+ *
+ * What stands on a session reaches it by include; the session reaches that by callbacks, which
+ * glake_connect() sets.
  *
  * Owner: the caller, from glake_connect() to glake_disconnect().
  * Threads: any. Fields without a remark are written by glake_connect() alone.
@@ -21,22 +24,15 @@
 #include <stdint.h>
 
 #include "proto/cudrv.h"
-#include "libclient/link/call.h"
-#include "libclient/link/error.h"
 #include "libclient/glake.h"
-#include "libclient/glake_order.h"
-#include "libclient/memory/slab.h"
-#include "libclient/memory/space.h"
-#include "libclient/memory/warm.h"
+#include "libclient/link/error.h"
+#include "libclient/link/link.h"
 
 struct glake__device {
 	struct glake_session *session; /* that it is of */
 	struct glake_device public;
-	CUdevice handle;                   /* valid if public.ordinal >= 0 */
-	struct glake__warm warm;           /* under the lock, as is the next */
-	struct glake__slab_bins bins;      /* under the lock, as is the next: the heap's */
-	struct glake__backing *empty_slab; /* one of the live ones */
-	uint64_t owed_bytes; /* wanted back when there was less warm: what is freed next goes */
+	CUdevice handle;          /* valid if public.ordinal >= 0 */
+	struct glake__heap *heap; /* borrowed: its private memory (memory/heap.h) */
 };
 
 struct glake__books {
@@ -77,11 +73,10 @@ struct glake__program {
 };
 
 struct glake_session {
-	uint64_t fork_generation; /* of the process that connected */
-	_Atomic uint32_t n_refs;  /* the caller's, and one per exported model */
-	_Atomic bool is_closing;  /* glake_disconnect(): the daemon is told nothing any more */
-	bool is_forked;           /* glake_disconnect() in a child: no driver call, no lock */
-	bool has_driver;          /* false: no_cuda */
+	_Atomic uint32_t n_refs; /* the caller's, and one per exported model */
+	_Atomic bool is_closing; /* glake_disconnect(): the daemon is told nothing any more */
+	bool is_forked;          /* glake_disconnect() in a child: no driver call, no lock */
+	bool has_driver;         /* false: no_cuda */
 	struct cudrv drv;
 	uint64_t id;
 	bool is_admin;
@@ -90,10 +85,13 @@ struct glake_session {
 	char daemon_version[32];
 	uint32_t n_devices;
 	struct glake__device *devices; /* owned */
+	uint64_t warm_bytes;           /* the most that may be warm, on each device */
 	struct glake__link link;
-	char *socket_path; /* owned */
 	struct glake__books books;
-	/* Set with the first model: who has none needs nothing of what models are made with. */
+	struct glake__heap *heaps; /* owned; by position in devices */
+	/* Report usage if that is due (memory/usage.h). Never blocks; no lock is held. */
+	void (*report)(struct glake_session *session);
+	/* Set with the first model: a program without models need not link their code. */
 	void (*end_models)(struct glake_session *session);
 	/* async.c: owned; made by the first call that wants it. */
 	_Atomic(struct glake_order *) order;
@@ -110,9 +108,6 @@ struct glake_session {
  */
 int glake__session_check(const struct glake_session *session);
 
-/* A connection to its glaked; not greeted yet. GLAKE_E_GONE: errno tells why. */
-int glake__session_socket(const struct glake_session *session, int *socket_out);
-
 /* The last one frees the struct. All else has ended by then. */
 void glake__session_ref(struct glake_session *session);
 void glake__session_unref(struct glake_session *session);
@@ -120,8 +115,11 @@ void glake__session_unref(struct glake_session *session);
 /* The device of glaked's number @index, mappable or not; NULL with the error set. */
 struct glake__device *glake__session_device(struct glake_session *session, uint32_t index);
 
-/* The same, or NULL with the error set unless memory of it can be mapped in this process. */
+/* The same, if memory of it can be mapped in this process; else NULL with the error set. */
 struct glake__device *glake__session_mappable(struct glake_session *session, uint32_t index,
                                               int *error_out);
+
+/* The device with CUDA ordinal @ordinal in this process; NULL if there is none. */
+struct glake__device *glake__session_at_ordinal(const struct glake_session *session, int ordinal);
 
 #endif

@@ -2,9 +2,11 @@
 /* The public calls for private memory. */
 #include <errno.h>
 
-#include "libclient/link/notice.h"
+#include "libclient/link/dispatch.h"
 #include "libclient/memory/async.h"
 #include "libclient/memory/heap.h"
+#include "libclient/memory/space.h"
+#include "libclient/memory/supply.h"
 
 int glake_alloc(struct glake_session *session, uint32_t device, uint64_t bytes, unsigned flags,
                 glake_ptr *ptr_out)
@@ -26,7 +28,7 @@ int glake_alloc(struct glake_session *session, uint32_t device, uint64_t bytes, 
 	}
 	struct glake__allocation *allocation;
 	struct glake__wait wait = {0};
-	r = glake__heap_get_on(found, bytes, flags & GLAKE_ZERO, &nobody, &wait, &allocation);
+	r = glake__supply_get_on(found, bytes, flags & GLAKE_ZERO, &nobody, &wait, &allocation);
 	if (r == 0) {
 		*ptr_out = allocation->address;
 	}
@@ -37,6 +39,83 @@ int glake_free(struct glake_session *session, glake_ptr ptr)
 {
 	int r = glake__session_check(session);
 	return r < 0 || ptr == 0 ? r : glake__heap_free(session, ptr);
+}
+
+int glake_alloc_async(struct glake_session *session, void *stream, uint64_t bytes, unsigned flags,
+                      glake_ptr *ptr_out)
+{
+	static const struct glake__tag nobody;
+	struct glake__async_place place;
+	int r = glake__session_check(session);
+	if (r == 0 && !ptr_out) {
+		r = glake__fail(-EINVAL, "ptr_out is NULL");
+	}
+	if (r == 0) {
+		r = glake__heap_check(bytes, flags, GLAKE_PER_THREAD);
+	}
+	if (r == 0) {
+		r = glake__async_place(session, stream, flags, &place);
+	}
+	if (r < 0) {
+		return r;
+	}
+	struct glake__allocation *allocation = glake_order_take(place.order, &place.stream,
+	                                                        glake__heap_round(bytes));
+	if (allocation) {
+		glake__heap_reuse(allocation, bytes, &nobody);
+		*ptr_out = allocation->address;
+		return 0;
+	}
+	glake_order_collect(place.order, place.stream.context, false);
+	struct glake__wait wait = {0};
+	r = glake__supply_get_on(place.device, bytes, false, &nobody, &wait, &allocation);
+	if (r == 0) {
+		*ptr_out = allocation->address;
+	}
+	return r;
+}
+
+/* Out of the program's hands. NULL, with the error set, if it is not there. */
+static struct glake__allocation *claim(struct glake_session *session, glake_ptr ptr)
+{
+	glake__lock();
+	struct glake__allocation *allocation = glake__heap_at_locked(session, ptr);
+	if (allocation) {
+		allocation->is_claimed = true;
+	}
+	glake__unlock();
+	if (!allocation) {
+		glake__heap_unknown(ptr);
+	}
+	return allocation;
+}
+
+int glake_free_async(struct glake_session *session, void *stream, glake_ptr ptr, unsigned flags)
+{
+	struct glake__async_place place;
+	int r = glake__session_check(session);
+	if (r < 0 || ptr == 0) {
+		return r;
+	}
+	if (flags & ~(unsigned)GLAKE_PER_THREAD) {
+		return glake__fail(-EINVAL, "cannot free with flags 0x%x", flags);
+	}
+	r = glake__async_place(session, stream, flags, &place);
+	if (r < 0) {
+		return r;
+	}
+	struct glake__allocation *allocation = claim(session, ptr);
+	if (!allocation) {
+		return -EINVAL;
+	}
+	r = glake_order_park(place.order, stream, flags, &place.stream, allocation,
+	                     allocation->ordinal, glake__heap_park(allocation));
+	if (r < 0) {
+		glake__heap_unpark(allocation);
+		glake__heap_unclaim(allocation);
+	}
+	/* To park may be to release what others are done with. */
+	return glake__leave(session, r);
 }
 
 int glake_trim(struct glake_session *session, uint32_t device, uint64_t keep_bytes)
@@ -50,5 +129,5 @@ int glake_trim(struct glake_session *session, uint32_t device, uint64_t keep_byt
 		return r;
 	}
 	glake__async_collect(session, -1);
-	return glake__leave(session, glake__heap_trim(session, found, keep_bytes));
+	return glake__leave(session, glake__heap_trim(found, keep_bytes));
 }

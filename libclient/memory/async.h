@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Private memory in the order of streams: glake_alloc_async() and glake_free_async().
+ * The stream order of a session: what glake_free_async() has parked.
  *
  * An allocation that is freed on a stream stays in the books, parked: it is not the program's any more,
  * and not warm yet. It becomes warm when its stream has got there.
@@ -10,7 +10,20 @@
 #ifndef GLAKE_LIBCLIENT_ASYNC_H
 #define GLAKE_LIBCLIENT_ASYNC_H
 
+#include <stdbool.h>
+
+#include "libclient/glake_order.h"
 #include "libclient/link/session.h"
+
+struct glake__async_place {
+	struct glake_order *order;
+	struct glake_stream stream;
+	struct glake__device *device; /* of the stream */
+};
+
+/* What CUstream @handle is; -EBUSY: it is being captured. Errors as of glake_alloc_async(). */
+int glake__async_place(struct glake_session *session, void *handle, unsigned flags,
+                       struct glake__async_place *place_out);
 
 /*
  * Make warm, or give back, what streams are done with; all that is parked of CUDA device @ordinal is

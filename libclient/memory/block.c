@@ -22,7 +22,8 @@
 #include "libclient/memory/heap.h"
 #include "libclient/memory/backing.h"
 #include "libclient/memory/reback.h"
-#include "libclient/link/notice.h"
+#include "libclient/link/call.h"
+#include "libclient/link/dispatch.h"
 #include "libclient/link/rpc.h"
 #include "libclient/link/sized.h"
 
@@ -112,7 +113,7 @@ static int publish(struct glake_session *session, struct glake__backing *backing
 	cleanup_fd int fd = answer.fd;
 	*is_ours = false;
 	if (answer.chunk_bytes != backing->n_bytes) {
-		r = glake__link_kill(session, GLAKE_E_PROTOCOL,
+		r = glake__link_kill(&session->link, GLAKE_E_PROTOCOL,
 		                     "the daemon's block has another size than the chunk");
 	} else if (answer.was_known && fd >= 0) {
 		r = map_block(range, &answer, &is_lost);

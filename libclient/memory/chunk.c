@@ -2,8 +2,9 @@
 /* Single chunks, for callers that import and map by themselves. */
 #include <errno.h>
 
-#include "libclient/memory/heap.h"
-#include "libclient/link/notice.h"
+#include "libclient/memory/space.h"
+#include "libclient/memory/supply.h"
+#include "libclient/link/dispatch.h"
 #include "libclient/link/rpc.h"
 #include "proto/cleanup.h"
 #include "proto/limits.h"
@@ -45,7 +46,7 @@ int glake_chunk_new(struct glake_session *session, uint32_t device, uint64_t byt
 	uint64_t chunk;
 	struct glake__wait wait = {0};
 	r = glake__rpc_chunk_alloc(session, device, bytes, 1, bytes, &wait, &chunk, &fds);
-	if (r < 0 && glake__heap_make_room(session, found, r)) {
+	if (r < 0 && glake__supply_make_room(found, r)) {
 		r = glake__rpc_chunk_alloc(session, device, bytes, 1, bytes, &wait, &chunk, &fds);
 	}
 	if (r == 0) {

@@ -2,12 +2,13 @@
 #include "libclient/memory/heap.h"
 
 #include <errno.h>
+#include <stdlib.h>
 
 #include "proto/cleanup.h"
 #include "proto/limits.h"
-#include "libclient/link/notice.h"
-#include "libclient/memory/async.h"
+#include "libclient/link/dispatch.h"
 #include "libclient/memory/backing.h"
+#include "libclient/memory/space.h"
 
 /* Ids that the driver does not give to its own buffers: registration caches key on them. */
 #define FIRST_ID (1ull << 62)
@@ -126,16 +127,16 @@ static void begin(struct glake__allocation *allocation, struct glake__backing *b
 
 /*
  * Make @backing warm. Returns what must be given back for it: the oldest of warm memory, @backing
- * itself if it is owed, alone over the limit, or pinned, usually nothing.
+ * itself if there is a reclaim debt, if it is alone over the limit or pinned, usually nothing.
  */
 static struct glake__backing *make_warm(struct glake__backing *backing)
 {
-	struct glake__device *device = backing->device;
-	struct glake__warm *warm = &device->warm;
+	struct glake__heap *heap = backing->device->heap;
+	struct glake__warm *warm = &heap->warm;
 	remove_live(backing);
-	if (device->owed_bytes > 0) {
-		device->owed_bytes -= backing->n_bytes < device->owed_bytes ? backing->n_bytes
-		                                                            : device->owed_bytes;
+	if (heap->reclaim_debt > 0) {
+		heap->reclaim_debt -= backing->n_bytes < heap->reclaim_debt ? backing->n_bytes
+		                                                            : heap->reclaim_debt;
 		return backing;
 	}
 	if (backing->n_bytes > warm->max_bytes || glake__backing_is_pinned_locked(backing) ||
@@ -147,7 +148,7 @@ static struct glake__backing *make_warm(struct glake__backing *backing)
 
 static void uncut(struct glake__backing *backing)
 {
-	glake__slab_free(&backing->device->bins, backing->slab);
+	glake__slab_free(&backing->device->heap->bins, backing->slab);
 	backing->slab = NULL;
 }
 
@@ -155,14 +156,14 @@ static void uncut(struct glake__backing *backing)
 static struct glake__backing *release(struct glake__allocation *allocation)
 {
 	struct glake__backing *backing = allocation->backing;
-	struct glake__device *device = backing->device;
+	struct glake__heap *heap = backing->device->heap;
 	if (allocation->block) {
-		glake__slab_give(&device->bins, allocation->block);
+		glake__slab_give(&heap->bins, allocation->block);
 		if (backing->slab->n_used > 0) {
 			return NULL;
 		}
-		if (!device->empty_slab) {
-			device->empty_slab = backing;
+		if (!heap->empty_slab) {
+			heap->empty_slab = backing;
 			return NULL;
 		}
 		uncut(backing);
@@ -175,57 +176,46 @@ static struct glake__backing *release(struct glake__allocation *allocation)
 /* What is free of @device, all of it warm now. What is to be given back for that is on @list. */
 static uint64_t gather_locked(struct glake__device *device, struct glake__backing **list)
 {
-	struct glake__backing *empty = device->empty_slab;
+	struct glake__heap *heap = device->heap;
+	struct glake__backing *empty = heap->empty_slab;
 	*list = NULL;
 	if (empty) {
-		device->empty_slab = NULL;
+		heap->empty_slab = NULL;
 		uncut(empty);
 		*list = make_warm(empty);
 	}
-	return device->warm.n_bytes;
+	return heap->warm.n_bytes;
 }
 
-int glake__heap_trim(struct glake_session *session, struct glake__device *device,
-                     uint64_t keep_bytes)
+int glake__heap_trim(struct glake__device *device, uint64_t keep_bytes)
 {
 	struct glake__backing *first;
 	glake__lock();
 	gather_locked(device, &first);
-	struct glake__backing *list = glake__warm_evict(&device->warm, keep_bytes);
+	struct glake__backing *list = glake__warm_evict(&device->heap->warm, keep_bytes);
 	glake__unlock();
-	int r = glake__backing_give_back(session, first);
-	int second = glake__backing_give_back(session, list);
+	int r = glake__backing_give_back(device->session, first);
+	int second = glake__backing_give_back(device->session, list);
 	return r < 0 ? r : second;
 }
 
-void glake__heap_reclaim(struct glake_session *session, uint32_t device, uint64_t n_bytes)
+void glake__heap_reclaim(struct glake__device *device, uint64_t n_bytes)
 {
-	struct glake__device *found = glake__session_device(session, device);
-	if (!found) {
-		return;
-	}
 	struct glake__backing *list;
 	glake__lock();
-	uint64_t n_warm = gather_locked(found, &list);
-	found->owed_bytes = n_bytes > n_warm ? n_bytes - n_warm : 0;
+	uint64_t n_warm = gather_locked(device, &list);
+	device->heap->reclaim_debt = n_bytes > n_warm ? n_bytes - n_warm : 0;
 	glake__unlock();
-	glake__backing_give_back(session, list);
-	glake__heap_trim(session, found, n_warm > n_bytes ? n_warm - n_bytes : 0);
-	/* What is owed goes back as it is released. */
-	glake__async_collect(session, -1);
+	glake__backing_give_back(device->session, list);
+	glake__heap_trim(device, n_warm > n_bytes ? n_warm - n_bytes : 0);
 }
 
-bool glake__heap_make_room(struct glake_session *session, struct glake__device *device, int error)
+bool glake__heap_is_warm(const struct glake__device *device)
 {
-	if (error != GLAKE_E_OVER_QUOTA && error != GLAKE_E_NO_DEVICE_MEMORY &&
-	    error != GLAKE_E_NO_FDS) {
-		return false;
-	}
-	bool has_any = glake__async_collect(session, device->public.ordinal);
 	glake__lock();
-	has_any |= device->warm.n_bytes > 0 || device->empty_slab;
+	bool is_warm = device->heap->warm.n_bytes > 0 || device->heap->empty_slab;
 	glake__unlock();
-	return has_any && glake__heap_trim(session, device, 0) == 0 && !session->link.error;
+	return is_warm;
 }
 
 /* ---- allocating ------------------------------------------------------------------------------- */
@@ -240,7 +230,7 @@ uint64_t glake__heap_round(uint64_t n_bytes)
 /* With the lock held: @backing, in the books, is a slab from now on. */
 static bool cut(struct glake__backing *backing)
 {
-	backing->slab = glake__slab_new(&backing->device->bins, backing->ptr);
+	backing->slab = glake__slab_new(&backing->device->heap->bins, backing->ptr);
 	if (backing->slab) {
 		backing->slab->backing = backing;
 	}
@@ -248,28 +238,28 @@ static bool cut(struct glake__backing *backing)
 }
 
 /* With the lock held. */
-static struct glake__allocation *take_small(struct glake__device *device, uint64_t n_bytes,
+static struct glake__allocation *take_small(struct glake__heap *heap, uint64_t n_bytes,
                                             const struct glake__tag *tag)
 {
-	struct glake__slab_block *block = glake__slab_take(&device->bins, n_bytes);
+	struct glake__slab_block *block = glake__slab_take(&heap->bins, n_bytes);
 	if (!block) {
-		struct glake__backing *warm = glake__warm_take(&device->warm, SLAB_BYTES);
+		struct glake__backing *warm = glake__warm_take(&heap->warm, SLAB_BYTES);
 		bool is_slab = warm && warm->n_bytes == SLAB_BYTES && cut(warm);
 		if (warm && !is_slab) {
-			glake__warm_give(&device->warm, warm);
+			glake__warm_give(&heap->warm, warm);
 		}
 		if (!is_slab) {
 			return NULL;
 		}
 		add_live(warm);
-		block = glake__slab_take(&device->bins, n_bytes);
+		block = glake__slab_take(&heap->bins, n_bytes);
 		if (!block) {
 			return NULL;
 		}
 	}
 	struct glake__backing *backing = block->slab->backing;
-	if (device->empty_slab == backing) {
-		device->empty_slab = NULL;
+	if (heap->empty_slab == backing) {
+		heap->empty_slab = NULL;
 	}
 	begin(&block->allocation, backing, n_bytes, tag);
 	block->allocation.block = block;
@@ -278,11 +268,10 @@ static struct glake__allocation *take_small(struct glake__device *device, uint64
 	return &block->allocation;
 }
 
-static struct glake__allocation *take_large(struct glake__device *device, uint64_t n_bytes,
+static struct glake__allocation *take_large(struct glake__heap *heap, uint64_t n_bytes,
                                             const struct glake__tag *tag)
 {
-	struct glake__backing *backing = glake__warm_take(&device->warm,
-	                                                  glake__heap_round(n_bytes));
+	struct glake__backing *backing = glake__warm_take(&heap->warm, glake__heap_round(n_bytes));
 	if (!backing) {
 		return NULL;
 	}
@@ -291,21 +280,21 @@ static struct glake__allocation *take_large(struct glake__device *device, uint64
 	return &backing->whole;
 }
 
-static struct glake__allocation *take(struct glake__device *device, uint64_t n_bytes,
-                                      const struct glake__tag *tag)
+struct glake__allocation *glake__heap_take_on(struct glake__device *device, uint64_t n_bytes,
+                                              const struct glake__tag *tag)
 {
 	glake__lock();
-	struct glake__allocation *taken = n_bytes < SLAB_BYTES ? take_small(device, n_bytes, tag)
-	                                                       : take_large(device, n_bytes, tag);
+	struct glake__heap *heap = device->heap;
+	struct glake__allocation *taken = n_bytes < SLAB_BYTES ? take_small(heap, n_bytes, tag)
+	                                                       : take_large(heap, n_bytes, tag);
 	device->session->books.n_warm_allocs += taken != NULL;
 	glake__unlock();
 	return taken;
 }
 
-/* Make one, and enter it into the books. Small: NULL is put out if others were faster and took it all. */
-static int make(struct glake__device *device, uint64_t n_bytes, bool is_small,
-                const struct glake__tag *tag, struct glake__wait *wait,
-                struct glake__allocation **allocation_out)
+int glake__heap_make(struct glake__device *device, uint64_t n_bytes, bool is_small,
+                     const struct glake__tag *tag, struct glake__wait *wait,
+                     struct glake__allocation **allocation_out)
 {
 	cleanup_cancel int cancel = cancel_disable();
 	struct glake_session *session = device->session;
@@ -322,7 +311,7 @@ static int make(struct glake__device *device, uint64_t n_bytes, bool is_small,
 		add_live(backing);
 		*allocation_out = &backing->whole;
 		if (is_small) {
-			*allocation_out = take_small(device, n_bytes, tag);
+			*allocation_out = take_small(device->heap, n_bytes, tag);
 		} else {
 			begin(&backing->whole, backing, n_bytes, tag);
 		}
@@ -336,62 +325,11 @@ static int make(struct glake__device *device, uint64_t n_bytes, bool is_small,
 	return 0;
 }
 
-int glake__heap_get_on(struct glake__device *device, uint64_t n_bytes, bool is_zeroed,
-                       const struct glake__tag *tag, struct glake__wait *wait,
-                       struct glake__allocation **allocation_out)
-{
-	struct glake_session *session = device->session;
-	struct glake__allocation *taken = is_zeroed ? NULL : take(device, n_bytes, tag);
-	bool is_small = !is_zeroed && n_bytes < SLAB_BYTES;
-	int r = 0;
-	if (taken) {
-		*allocation_out = taken;
-		return 0;
-	}
-	while (r == 0 && !taken) {
-		r = make(device, n_bytes, is_small, tag, wait, &taken);
-		if (r < 0 && glake__heap_make_room(session, device, r)) {
-			r = make(device, n_bytes, is_small, tag, wait, &taken);
-		}
-	}
-	if (r == 0) {
-		*allocation_out = taken;
-	}
-	return glake__leave(session, r);
-}
-
-static struct glake__device *device_of(struct glake_session *session, int ordinal)
-{
-	for (uint32_t i = 0; i < session->n_devices; i++) {
-		if (session->devices[i].public.ordinal == ordinal) {
-			return &session->devices[i];
-		}
-	}
-	return NULL;
-}
-
 struct glake__allocation *glake__heap_take(struct glake_session *session, int ordinal,
                                            uint64_t n_bytes, const struct glake__tag *tag)
 {
-	struct glake__device *device = device_of(session, ordinal);
-	return device ? take(device, n_bytes, tag) : NULL;
-}
-
-int glake__heap_get(struct glake_session *session, int ordinal, uint64_t n_bytes,
-                    const struct glake__tag *tag, struct glake__wait *wait,
-                    struct glake__allocation **allocation_out)
-{
-	struct glake__device *device = device_of(session, ordinal);
-	if (!device) {
-		return glake__fail(-ENODEV, "the daemon does not own CUDA device %d", ordinal);
-	}
-	int r = glake__heap_check(n_bytes, 0, 0);
-	if (r == 0 && n_bytes > device->public.total_bytes) {
-		/* There may not even be an address range of this size to be reserved. */
-		r = glake__fail(GLAKE_E_NO_DEVICE_MEMORY, "%llu bytes are more than the device has",
-		                (unsigned long long)n_bytes);
-	}
-	return r < 0 ? r : glake__heap_get_on(device, n_bytes, false, tag, wait, allocation_out);
+	struct glake__device *device = glake__session_at_ordinal(session, ordinal);
+	return device ? glake__heap_take_on(device, n_bytes, tag) : NULL;
 }
 
 int glake__heap_check(uint64_t bytes, unsigned flags, unsigned known_flags)
@@ -561,7 +499,20 @@ int glake__heap_free(struct glake_session *session, glake_ptr ptr)
 	return list ? glake__leave(session, glake__backing_give_back(session, list)) : 0;
 }
 
-/* ---- the end ---------------------------------------------------------------------------------- */
+/* ---- beginning and end ------------------------------------------------------------------------ */
+
+int glake__heap_init(struct glake_session *session)
+{
+	session->heaps = calloc(session->n_devices + 1, sizeof(*session->heaps));
+	if (!session->heaps) {
+		return glake__fail(-ENOMEM, "out of memory");
+	}
+	for (uint32_t i = 0; i < session->n_devices; i++) {
+		session->heaps[i].warm.max_bytes = session->warm_bytes;
+		session->devices[i].heap = &session->heaps[i];
+	}
+	return 0;
+}
 
 static void drop_all(struct glake_session *session, struct glake__backing *list)
 {
@@ -583,9 +534,11 @@ void glake__heap_deinit(struct glake_session *session)
 		}
 		glake__backing_drop(session, backing);
 	}
-	for (uint32_t i = 0; i < session->n_devices; i++) {
-		struct glake__warm *warm = &session->devices[i].warm;
+	for (uint32_t i = 0; session->heaps && i < session->n_devices; i++) {
+		struct glake__warm *warm = &session->heaps[i].warm;
 		drop_all(session, glake__warm_evict(warm, 0));
 		glake__warm_deinit(warm);
 	}
+	free(session->heaps);
+	session->heaps = NULL;
 }

@@ -4,8 +4,8 @@
  *
  * From 2 MiB on an allocation is a backing of its own. What is smaller lies in a slab, a backing of 2 MiB,
  * unless it is to be zero. Freed backings stay mapped in their device's warm memory, so the usual
- * allocation is a search in a small array under a mutex: no system call, no driver call. The rest goes to
- * the daemon; when that has no memory for us, our own warm memory goes first.
+ * allocation is a search in a small array under a mutex: no system call, no driver call. supply.h gets the
+ * rest.
  *
  * To free memory: claim it, so that nobody else does; see to it that nothing uses it; release it.
  * The shim's half of the functions is in glake_shim.h.
@@ -15,34 +15,54 @@
 #ifndef GLAKE_LIBCLIENT_HEAP_H
 #define GLAKE_LIBCLIENT_HEAP_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "libclient/glake_shim.h"
 #include "libclient/link/session.h"
+#include "libclient/memory/slab.h"
+#include "libclient/memory/warm.h"
+
+/* Private memory of one device that is free, or in slabs. */
+struct glake__heap {
+	struct glake__warm warm;
+	struct glake__slab_bins bins;
+	struct glake__backing *empty_slab; /* one of the live ones */
+	uint64_t
+		reclaim_debt; /* bytes that glaked wanted when less was warm: what is freed next goes */
+};
+
+/* After Hello. Returns 0 or -ENOMEM. */
+int glake__heap_init(struct glake_session *session);
+/* Drop everything, live or warm: the session ends. Also without glake__heap_init(). */
+void glake__heap_deinit(struct glake_session *session);
 
 /*
- * The daemon wants @n_bytes of warm memory of a device back. What is not there is owed: a program that
- * takes again at once what it has freed would keep it from others for ever. Blocks; no lock is held.
+ * Give @n_bytes of warm memory back, and what is missing as it is freed: a program that takes again at
+ * once what it has freed would keep it from others for ever. Blocks; no lock is held.
  */
-void glake__heap_reclaim(struct glake_session *session, uint32_t device, uint64_t n_bytes);
+void glake__heap_reclaim(struct glake__device *device, uint64_t n_bytes);
 
 /* Unmap and return free memory of @device until at most @keep_bytes remain. Blocks; no lock is held. */
-int glake__heap_trim(struct glake_session *session, struct glake__device *device,
-                     uint64_t keep_bytes);
+int glake__heap_trim(struct glake__device *device, uint64_t keep_bytes);
 
-/*
- * Return warm memory of @device because a request failed with @error. True if that was a lack of
- * memory and something was returned: the request is then worth another try.
- */
-bool glake__heap_make_room(struct glake_session *session, struct glake__device *device, int error);
+/* Is there free memory, which glake__heap_trim() would give back? No lock is held. */
+bool glake__heap_is_warm(const struct glake__device *device);
 
 /* What was wanted, checked. Returns 0 or -EINVAL. */
 int glake__heap_check(uint64_t bytes, unsigned flags, unsigned known_flags);
 
-/* glake__heap_get() on a device that is known; @is_zeroed: fresh chunks, of no slab. */
-int glake__heap_get_on(struct glake__device *device, uint64_t n_bytes, bool is_zeroed,
-                       const struct glake__tag *tag, struct glake__wait *wait,
-                       struct glake__allocation **allocation_out);
+/* glake__heap_take() on a device that is known. */
+struct glake__allocation *glake__heap_take_on(struct glake__device *device, uint64_t n_bytes,
+                                              const struct glake__tag *tag);
+
+/*
+ * Ask glaked for memory, once. Small: it becomes a slab, and *allocation_out is NULL if other threads
+ * took all of it. Blocks; no lock is held.
+ */
+int glake__heap_make(struct glake__device *device, uint64_t n_bytes, bool is_small,
+                     const struct glake__tag *tag, struct glake__wait *wait,
+                     struct glake__allocation **allocation_out);
 
 /* -EINVAL, with the text for @ptr. */
 int glake__heap_unknown(glake_ptr ptr);
@@ -63,8 +83,5 @@ int glake__heap_free(struct glake_session *session, glake_ptr ptr);
  */
 struct glake__backing *glake__heap_take_live(struct glake_session *session, glake_ptr ptr);
 void glake__heap_put_back(struct glake_session *session, struct glake__backing *backing);
-
-/* Drop everything, live or warm: the session ends. */
-void glake__heap_deinit(struct glake_session *session);
 
 #endif

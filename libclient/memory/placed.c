@@ -5,10 +5,11 @@
 #include <stdlib.h>
 
 #include "proto/limits.h"
-#include "libclient/memory/heap.h"
+#include "libclient/memory/space.h"
+#include "libclient/memory/supply.h"
 #include "libclient/memory/backing.h"
 #include "libclient/memory/reback.h"
-#include "libclient/link/notice.h"
+#include "libclient/link/dispatch.h"
 
 static bool is_granular(uint64_t value)
 {
@@ -155,7 +156,7 @@ int glake_map(struct glake_session *session, uint32_t device, glake_ptr ptr, uin
 	}
 	struct glake__wait wait = {0};
 	r = glake__backing_fill(session, found, range, ptr - range->ptr, bytes, &wait);
-	if (r < 0 && glake__heap_make_room(session, found, r)) {
+	if (r < 0 && glake__supply_make_room(found, r)) {
 		r = glake__backing_fill(session, found, range, ptr - range->ptr, bytes, &wait);
 	}
 	if (r == 0) {

@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "libclient/memory/space.h"
 #include "libclient/model/model.h"
 
 /* ---- dlpack.h, version 0.8 and before: the ABI that every consumer takes ---------------------- */

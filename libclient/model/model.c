@@ -11,9 +11,10 @@
 #include "libclient/memory/context.h"
 #include "libclient/link/fork.h"
 #include "libclient/memory/reback.h"
+#include "libclient/memory/space.h"
 #include "libclient/model/model_fetch.h"
 #include "libclient/model/model_files.h"
-#include "libclient/link/notice.h"
+#include "libclient/link/dispatch.h"
 #include "libclient/link/rpc.h"
 #include "libclient/link/sized.h"
 
@@ -40,7 +41,7 @@ static int check_blocks(struct glake_model *model, const uint64_t *n_bytes, size
 		n_left -= is_sane ? n_bytes[i] : 0;
 	}
 	return is_sane ? 0
-	               : glake__link_kill(model->session, GLAKE_E_PROTOCOL,
+	               : glake__link_kill(&model->session->link, GLAKE_E_PROTOCOL,
 	                                  "the daemon's list of blocks is invalid");
 }
 
@@ -275,7 +276,7 @@ void glake__model_unref(struct glake_model *model)
 	}
 	struct glake_session *session = model->session;
 	bool is_exported = model->is_exported;
-	if (session->fork_generation == glake__fork_generation()) {
+	if (session->link.fork_generation == glake__fork_generation()) {
 		char *text = glake__error_save();
 		finish(model);
 		glake__error_restore(text);

@@ -16,7 +16,7 @@
 
 static int protocol_error(struct glake_model *model, const char *why)
 {
-	return glake__link_kill(model->session, GLAKE_E_PROTOCOL, why);
+	return glake__link_kill(&model->session->link, GLAKE_E_PROTOCOL, why);
 }
 
 /* ---- opening ---------------------------------------------------------------------------------- */
@@ -56,17 +56,17 @@ int glake__model_request(struct glake_model *model, const struct glake__model_fi
 	request.model_open = &open;
 	cleanup_cancel int cancel = cancel_disable();
 	struct glake__call call;
-	int r = glake__call_start(model->session, &call, &request,
+	int r = glake__call_start(&model->session->link, &call, &request,
 	                          GLAKE__WIRE__ANSWER__BODY_MODEL_OPEN, files->fds,
 	                          files->n_files + (files->index_name ? 1 : 0));
 	if (r == 0) {
-		r = glake__call_wait(model->session, &call, options->progress,
+		r = glake__call_wait(&model->session->link, &call, options->progress,
 		                     options->progress_user);
 	}
 	if (r == 0) {
 		r = take_opened(model, call.answer->model_open);
 	}
-	glake__call_end(model->session, &call);
+	glake__call_end(&model->session->link, &call);
 	return r;
 }
 
@@ -96,8 +96,8 @@ static int ask(struct pager *pager, uint64_t first)
 		request.body_case = GLAKE__WIRE__REQUEST__BODY_MODEL_BLOCKS;
 		request.model_blocks = &blocks;
 	}
-	int r = glake__call_start(pager->model->session, &pager->call, &request, pager->kind, NULL,
-	                          0);
+	int r = glake__call_start(&pager->model->session->link, &pager->call, &request, pager->kind,
+	                          NULL, 0);
 	pager->is_asked = r == 0;
 	return r;
 }
@@ -146,7 +146,7 @@ static int take_blocks(struct glake_model *model, const Glake__Wire__ModelBlocks
 static int turn_page(struct pager *pager)
 {
 	struct glake_model *model = pager->model;
-	int r = glake__call_wait(model->session, &pager->call, NULL, NULL);
+	int r = glake__call_wait(&model->session->link, &pager->call, NULL, NULL);
 	if (r < 0) {
 		return r;
 	}
@@ -154,7 +154,7 @@ static int turn_page(struct pager *pager)
 	cleanup_fdlist struct fdlist fds = pager->call.fds;
 	pager->call.answer = NULL;
 	fdlist_init(&pager->call.fds);
-	glake__call_end(model->session, &pager->call);
+	glake__call_end(&model->session->link, &pager->call);
 	pager->is_asked = false;
 
 	bool is_tensors = pager->kind == GLAKE__WIRE__ANSWER__BODY_MODEL_TENSORS;
@@ -207,7 +207,7 @@ int glake__model_fetch(struct glake_model *model)
 			r = turn_page(&tensors);
 		}
 	}
-	glake__call_end(model->session, &blocks.call);
-	glake__call_end(model->session, &tensors.call);
+	glake__call_end(&model->session->link, &blocks.call);
+	glake__call_end(&model->session->link, &tensors.call);
 	return r < 0 ? r : check_complete(model);
 }

@@ -8,6 +8,7 @@
 
 #include "libclient/link/call.h"
 #include "libclient/link/rpc.h"
+#include "libclient/link/socket.h"
 #include "libclient/glake.h"
 #include "libclient/glake_admin.h"
 #include "tests/unit/fake_daemon.h"
@@ -772,10 +773,11 @@ static int look_up(struct glake_session *session)
 	request.body_case = GLAKE__WIRE__REQUEST__BODY_BLOCK_LOOKUP;
 	request.block_lookup = &lookup;
 	struct glake__call call;
-	int r = glake__call(session, &call, &request, GLAKE__WIRE__ANSWER__BODY_BLOCK, NULL, 0);
+	int r = glake__call(&session->link, &call, &request, GLAKE__WIRE__ANSWER__BODY_BLOCK, NULL,
+	                    0);
 	if (r == 0) {
 		r = call.fds.is_cut ? glake__call_cut() : (int)call.fds.n_fds;
-		glake__call_end(session, &call);
+		glake__call_end(&session->link, &call);
 	}
 	return r;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "libclient/link/usage.h"
+#include "libclient/memory/usage.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -8,14 +8,20 @@
 #include "proto/cleanup.h"
 #include "proto/clock.h"
 #include "proto/limits.h"
+#include "libclient/glake_shim.h"
+#include "libclient/link/call.h"
+#include "libclient/link/dispatch.h"
+#include "libclient/link/rpc.h"
 #include "libclient/link/sized.h"
+#include "libclient/memory/heap.h"
+#include "libclient/memory/space.h"
 
 /* Called with the lock held. */
 static uint64_t warm_bytes_locked(const struct glake_session *session)
 {
 	uint64_t n_bytes = 0;
 	for (uint32_t i = 0; i < session->n_devices; i++) {
-		n_bytes += session->devices[i].warm.n_bytes;
+		n_bytes += session->heaps[i].warm.n_bytes;
 	}
 	return n_bytes;
 }
@@ -105,7 +111,7 @@ static void send_report(struct glake_session *session, uint64_t reclaim)
 	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
 	request.body_case = GLAKE__WIRE__REQUEST__BODY_USAGE_REPORT;
 	request.usage_report = &report.body;
-	glake__call_forget(session, &request);
+	glake__call_forget(&session->link, &request);
 }
 
 void glake__usage_report(struct glake_session *session)
@@ -207,4 +213,22 @@ int glake_usage(struct glake_session *session, struct glake_usage *usage)
 	};
 	glake__unlock();
 	return glake__sized_out(usage, &full, sizeof(full));
+}
+
+int glake_device_view(struct glake_session *session, uint32_t index, struct glake_device_view *view)
+{
+	int r = glake__session_check(session);
+	if (r < 0) {
+		return r;
+	}
+	struct glake_device_view full;
+	r = glake__rpc_device_get(session, index, &full);
+	if (r == 0) {
+		const struct glake__device *device = glake__session_device(session, index);
+		glake__lock();
+		full.warm_bytes = device ? device->heap->warm.n_bytes : 0;
+		glake__unlock();
+		r = glake__sized_out(view, &full, sizeof(full));
+	}
+	return glake__leave(session, r);
 }

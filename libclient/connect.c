@@ -1,0 +1,175 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The beginning and the end of a session: the only part that knows all the others. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/cleanup.h"
+#include "libclient/link/call.h"
+#include "libclient/link/fork.h"
+#include "libclient/link/rpc.h"
+#include "libclient/link/session.h"
+#include "libclient/link/sized.h"
+#include "libclient/memory/async.h"
+#include "libclient/memory/block.h"
+#include "libclient/memory/heap.h"
+#include "libclient/memory/placed.h"
+#include "libclient/memory/space.h"
+#include "libclient/memory/supply.h"
+#include "libclient/memory/usage.h"
+
+#define DEFAULT_SOCKET_PATH "/run/glake/glaked.sock"
+
+static const char *socket_path(const struct glake_connect_options *options)
+{
+	const char *path = options->socket_path;
+	if (!path) {
+		path = secure_getenv("GLAKE_SOCKET");
+	}
+	return path && *path ? path : DEFAULT_SOCKET_PATH;
+}
+
+/* ---- the driver ------------------------------------------------------------------------------- */
+
+/* Find each device of the daemon among those that the driver shows this process, by UUID. */
+static int find_ordinals(struct glake_session *session)
+{
+	const struct cudrv *drv = &session->drv;
+	int n_visible = 0;
+	CUresult result = drv->cuDeviceGetCount(&n_visible);
+	for (int ordinal = 0; result == CUDA_SUCCESS && ordinal < n_visible; ordinal++) {
+		CUdevice handle;
+		CUuuid uuid;
+		result = drv->cuDeviceGet(&handle, ordinal);
+		if (result == CUDA_SUCCESS) {
+			result = drv->cuDeviceGetUuid(&uuid, handle);
+		}
+		for (uint32_t i = 0; result == CUDA_SUCCESS && i < session->n_devices; i++) {
+			struct glake__device *device = &session->devices[i];
+			if (handle < GLAKE__MAX_DEVICES &&
+			    memcmp(device->public.uuid, uuid.bytes, sizeof(uuid.bytes)) == 0) {
+				device->public.ordinal = ordinal;
+				device->handle = handle;
+			}
+		}
+	}
+	if (result != CUDA_SUCCESS) {
+		return glake__fail(GLAKE_E_CUDA, "cannot list the CUDA devices: %s",
+		                   cudrv_error(drv, result));
+	}
+	return 0;
+}
+
+static int open_driver(struct glake_session *session, const char *libcuda)
+{
+	char text[512] = "";
+	if (cudrv_open(&session->drv, libcuda, text, sizeof(text)) < 0) {
+		return glake__fail(GLAKE_E_NO_DRIVER, "%s", text);
+	}
+	CUresult result = session->drv.cuInit(0);
+	if (result == CUDA_ERROR_NO_DEVICE) {
+		return glake__fail(GLAKE_E_NO_DRIVER, "the CUDA driver sees no device");
+	}
+	if (result != CUDA_SUCCESS) {
+		return glake__fail(GLAKE_E_CUDA, "cuInit: %s", cudrv_error(&session->drv, result));
+	}
+	session->has_driver = true;
+	return 0;
+}
+
+/* ---- connecting ------------------------------------------------------------------------------- */
+
+/* glaked waits for the answer: another session may wait for this memory. */
+static void reclaim(void *user, uint32_t device, uint64_t n_bytes, uint64_t id)
+{
+	struct glake_session *session = user;
+	glake__supply_reclaim(session, device, n_bytes);
+	glake__usage_answer(session, id);
+}
+
+static int session_new(const struct glake_connect_options *options,
+                       struct glake_session **session_out)
+{
+	cleanup_free struct glake_session *session = calloc(1, sizeof(*session));
+	if (!session) {
+		return glake__fail(-ENOMEM, "out of memory");
+	}
+	int r = glake__link_open(&session->link, socket_path(options), !options->no_cuda);
+	if (r < 0) {
+		return r;
+	}
+	session->link.reclaim = reclaim;
+	session->link.reclaim_user = session;
+	session->report = glake__usage_report;
+	session->n_refs = 1;
+	glake__space_begin();
+	pthread_mutex_init(&session->usage_lock, NULL);
+	*session_out = ptr_steal(session);
+	return 0;
+}
+
+/* The driver last: it takes 100 ms and more to start, and the daemon waits for our Hello. */
+static int greet(struct glake_session *session, const struct glake_connect_options *options)
+{
+	const char *program = options->program ? options->program : program_invocation_short_name;
+	int r = glake__rpc_hello(session, program);
+	if (r == 0) {
+		r = glake__heap_init(session);
+	}
+	if (r < 0 || options->no_cuda) {
+		return r;
+	}
+	r = open_driver(session, options->libcuda);
+	if (r == 0) {
+		r = find_ordinals(session);
+	}
+	if (r == 0) {
+		glake__space_open(&session->drv);
+	}
+	return r;
+}
+
+int glake_connect(const struct glake_connect_options *options, struct glake_session **session_out)
+{
+	struct glake_connect_options full;
+	int r = glake__sized_in(options, &full, sizeof(full));
+	if (r < 0) {
+		return r;
+	}
+	cleanup_cancel int cancel = cancel_disable();
+	struct glake_session *session = NULL;
+	r = session_new(&full, &session);
+	if (r < 0) {
+		return r;
+	}
+	r = greet(session, &full);
+	if (r < 0) {
+		glake__link_leave(&session->link);
+		glake__heap_deinit(session);
+		glake__session_unref(session);
+		return r;
+	}
+	*session_out = session;
+	return 0;
+}
+
+void glake_disconnect(struct glake_session *session)
+{
+	if (!session) {
+		return;
+	}
+	session->is_forked = session->link.fork_generation != glake__fork_generation();
+	session->is_closing = true;
+	if (session->end_models) {
+		session->end_models(session);
+	}
+	glake__blocks_deinit(session);
+	glake__placed_deinit(session);
+	glake__async_deinit(session);
+	glake__heap_deinit(session);
+	if (!session->is_forked) {
+		/* A forked child may hold the socket as well: closing ours would not end it. */
+		glake__link_leave(&session->link);
+	}
+	glake__session_unref(session);
+}

@@ -1,0 +1,133 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "libclient/link/link.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#include "proto/cleanup.h"
+#include "libclient/link/error.h"
+#include "libclient/link/fork.h"
+#include "libclient/link/socket.h"
+
+/* Returns 0 or -errno. */
+static int begin(struct glake__link *link, const char *path, int socket)
+{
+	struct stat status;
+	if (fstat(socket, &status) < 0) {
+		return -errno;
+	}
+	cleanup_free char *copy = strdup(path);
+	cleanup_free uint8_t *send_buffer = malloc(GLAKE_MAX_PACKET_BYTES);
+	cleanup_free uint8_t *receive_buffer = malloc(GLAKE_MAX_PACKET_BYTES);
+	if (!copy || !send_buffer || !receive_buffer) {
+		return -ENOMEM;
+	}
+	*link = (struct glake__link){
+		.path = ptr_steal(copy),
+		.fork_generation = glake__fork_generation(),
+		.send_buffer = ptr_steal(send_buffer),
+		.receive_buffer = ptr_steal(receive_buffer),
+		.socket = socket,
+		.socket_device = status.st_dev,
+		.socket_inode = status.st_ino,
+		.next_id = 1,
+	};
+	glake__notices_init(&link->notices);
+	fdlist_init(&link->receive_fds);
+	pthread_mutex_init(&link->send_lock, NULL);
+	pthread_mutex_init(&link->lock, NULL);
+	pthread_cond_init(&link->changed, NULL);
+	return 0;
+}
+
+int glake__link_open(struct glake__link *link, const char *path, bool is_high)
+{
+	cleanup_fd int socket = -1;
+	int r = glake__socket_open(path, is_high, &socket);
+	if (r < 0) {
+		return r;
+	}
+	r = begin(link, path, socket);
+	if (r < 0) {
+		return glake__fail(r, "cannot begin a session: %s", glake_strerror(r));
+	}
+	link->is_high = is_high;
+	fd_steal(&socket);
+	return 0;
+}
+
+void glake__link_deinit(struct glake__link *link)
+{
+	if (glake__link_has_socket(link)) {
+		fd_close(&link->socket);
+	}
+	free(link->path);
+	free(link->send_buffer);
+	free(link->receive_buffer);
+	glake__notices_deinit(&link->notices);
+}
+
+bool glake__link_has_socket(const struct glake__link *link)
+{
+	struct stat status;
+	return fstat(link->socket, &status) == 0 && status.st_dev == link->socket_device &&
+	       status.st_ino == link->socket_inode;
+}
+
+void glake__link_shut_down(struct glake__link *link)
+{
+	if (glake__link_has_socket(link)) {
+		shutdown(link->socket, SHUT_RDWR);
+	}
+}
+
+/* ---- the end of a connection ------------------------------------------------------------------ */
+
+void glake__link_fail(struct glake__link *link, int error, const char *why)
+{
+	if (link->error) {
+		return;
+	}
+	link->why = why;
+	link->error = error;
+	link->is_lost = error == GLAKE_E_GONE && link->has_key;
+	link->retry_ns = 0;
+	glake__link_shut_down(link);
+	while (link->pending) {
+		struct glake__call *call = link->pending;
+		link->pending = call->next;
+		if (link->is_lost && link->n_unanswered < GLAKE_MAX_UNANSWERED) {
+			link->unanswered[link->n_unanswered++] = call->id;
+		}
+		call->error = error;
+		call->is_done = true;
+	}
+	if (!link->is_lost) {
+		glake__notices_add(&link->notices, GLAKE_NOTICE_GONE);
+	}
+	pthread_cond_broadcast(&link->changed);
+}
+
+void glake__link_give_up(struct glake__link *link)
+{
+	link->is_lost = false;
+	glake__notices_add(&link->notices, GLAKE_NOTICE_GONE);
+}
+
+bool glake__link_is_gone(struct glake__link *link)
+{
+	pthread_mutex_lock(&link->lock);
+	bool is_gone = link->error && !link->is_lost;
+	pthread_mutex_unlock(&link->lock);
+	return is_gone;
+}
+
+int glake__link_kill(struct glake__link *link, int error, const char *why)
+{
+	pthread_mutex_lock(&link->lock);
+	glake__link_fail(link, error, why);
+	pthread_mutex_unlock(&link->lock);
+	return glake__fail(error, "%s", why);
+}

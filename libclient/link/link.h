@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The connection to glaked: its socket, the requests under way and the notices that wait.
+ *
+ * The program shares the table of fds and may close the socket or put another file on its number.
+ * So the library checks before each use that the number is still its socket. If not, the connection
+ * is gone, and the library leaves the number alone.
+ *
+ * A connection that is lost may be replaced by another one (resume.h).
+ *
+ * Owner: a link is embedded in its session. A call belongs to its caller (call.h).
+ * Threads: any.
+ */
+#ifndef GLAKE_LIBCLIENT_LINK_H
+#define GLAKE_LIBCLIENT_LINK_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/stat.h>
+
+#include "proto/fdlist.h"
+#include "proto/glake.pb-c.h"
+#include "proto/limits.h"
+#include "libclient/glake.h"
+#include "libclient/link/notice.h"
+
+struct glake__link {
+	char *path;               /* owned; of glaked's socket */
+	bool is_high;             /* the socket gets a high number */
+	uint64_t fork_generation; /* of the process that connected */
+
+	/* Outermost: one packet at a time. Sending may block, so it is not the lock of the rest. */
+	pthread_mutex_t send_lock;
+	uint8_t *send_buffer; /* owned; under send_lock */
+
+	pthread_mutex_t lock; /* for what follows; never held while something blocks */
+	pthread_cond_t changed;
+	int socket; /* owned while it is this file: */
+	dev_t socket_device;
+	ino_t socket_inode;
+	bool is_greeted;           /* Hello was answered; until then, one thread */
+	_Atomic int error;         /* not 0: the connection is dead, and this is why: */
+	_Atomic(const char *) why; /* static; set before error */
+	bool is_lost;              /* dead, and may come back (resume.h) */
+	uint64_t retry_ns;         /* not before */
+	uint64_t n_connections;    /* under both locks */
+	bool has_key;              /* set by Hello, as is the key */
+	uint8_t key[GLAKE_KEY_BYTES];
+	/* Requests that the lost connection took along. */
+	uint64_t unanswered[GLAKE_MAX_UNANSWERED];
+	size_t n_unanswered;
+	uint64_t next_id;
+	struct glake__call *pending; /* borrowed list of calls under way */
+	bool is_reading;             /* some thread reads the socket, into receive_buffer */
+	uint8_t *receive_buffer;     /* owned; of the reading thread */
+	struct fdlist receive_fds;   /* of the reading thread */
+
+	struct glake__notices notices;
+	/* Called by the delivering thread with no lock held: glaked wants warm memory back. */
+	void (*reclaim)(void *user, uint32_t device, uint64_t n_bytes, uint64_t id);
+	void *reclaim_user;
+	bool is_delivering;
+	pthread_t deliverer; /* valid while is_delivering */
+	glake_notice_fn handler;
+	void *handler_user;
+};
+
+struct glake__call {
+	uint64_t id;              /* 0: not started */
+	uint64_t connection;      /* link.n_connections when it was started */
+	struct glake__call *next; /* link: link.pending; under link.lock until done */
+	Glake__Wire__Answer__BodyCase expected;
+	bool is_done;
+	int error;                   /* when done: 0, or why there is no answer */
+	Glake__Wire__Answer *answer; /* owned, when done without error */
+	struct fdlist fds;           /* owned, of the answer: may be cut */
+	bool wants_memory;           /* glaked may let it wait for some */
+	bool wants_progress;         /* of a ModelOpen, whose news are: */
+	bool has_progress;
+	uint64_t done_bytes;
+	uint64_t total_bytes;
+};
+
+/* Connect to glaked at @path, without a greeting. Returns 0 or an error with its text. */
+int glake__link_open(struct glake__link *link, const char *path, bool is_high);
+/* For a forked child too: touches neither the peer nor the locks. */
+void glake__link_deinit(struct glake__link *link);
+
+/* Is the socket's number still our socket? A system call. */
+bool glake__link_has_socket(const struct glake__link *link);
+
+/* Let the peer see the end, though others may hold the socket too. Called with link.lock held. */
+void glake__link_shut_down(struct glake__link *link);
+
+/* The connection has failed: calls under way end with @error. @why: static. link.lock is held. */
+void glake__link_fail(struct glake__link *link, int error, const char *why);
+/* The connection has broken the protocol: @error, and its text. Returns @error. */
+int glake__link_kill(struct glake__link *link, int error, const char *why);
+/* Dead for good. Called with link.lock held. */
+void glake__link_give_up(struct glake__link *link);
+/* Is the connection dead for good? */
+bool glake__link_is_gone(struct glake__link *link);
+
+#endif

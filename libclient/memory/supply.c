@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "libclient/memory/supply.h"
+
+#include <errno.h>
+
+#include "libclient/link/dispatch.h"
+#include "libclient/memory/async.h"
+#include "libclient/memory/heap.h"
+
+void glake__supply_reclaim(struct glake_session *session, uint32_t device, uint64_t n_bytes)
+{
+	struct glake__device *found = glake__session_device(session, device);
+	if (found) {
+		glake__heap_reclaim(found, n_bytes);
+		/* What becomes free now pays the debt. */
+		glake__async_collect(session, -1);
+	}
+}
+
+bool glake__supply_make_room(struct glake__device *device, int error)
+{
+	if (error != GLAKE_E_OVER_QUOTA && error != GLAKE_E_NO_DEVICE_MEMORY &&
+	    error != GLAKE_E_NO_FDS) {
+		return false;
+	}
+	struct glake_session *session = device->session;
+	bool has_any = glake__async_collect(session, device->public.ordinal);
+	has_any |= glake__heap_is_warm(device);
+	return has_any && glake__heap_trim(device, 0) == 0 && !session->link.error;
+}
+
+int glake__supply_get_on(struct glake__device *device, uint64_t n_bytes, bool is_zeroed,
+                         const struct glake__tag *tag, struct glake__wait *wait,
+                         struct glake__allocation **allocation_out)
+{
+	struct glake__allocation *taken = is_zeroed ? NULL
+	                                            : glake__heap_take_on(device, n_bytes, tag);
+	bool is_small = !is_zeroed && n_bytes < SLAB_BYTES;
+	int r = 0;
+	if (taken) {
+		*allocation_out = taken;
+		return 0;
+	}
+	while (r == 0 && !taken) {
+		r = glake__heap_make(device, n_bytes, is_small, tag, wait, &taken);
+		if (r < 0 && glake__supply_make_room(device, r)) {
+			r = glake__heap_make(device, n_bytes, is_small, tag, wait, &taken);
+		}
+	}
+	if (r == 0) {
+		*allocation_out = taken;
+	}
+	return glake__leave(device->session, r);
+}
+
+int glake__supply_get(struct glake_session *session, int ordinal, uint64_t n_bytes,
+                      const struct glake__tag *tag, struct glake__wait *wait,
+                      struct glake__allocation **allocation_out)
+{
+	struct glake__device *device = glake__session_at_ordinal(session, ordinal);
+	if (!device) {
+		return glake__fail(-ENODEV, "the daemon does not own CUDA device %d", ordinal);
+	}
+	int r = glake__heap_check(n_bytes, 0, 0);
+	if (r == 0 && n_bytes > device->public.total_bytes) {
+		/* There may not even be an address range of this size to be reserved. */
+		r = glake__fail(GLAKE_E_NO_DEVICE_MEMORY, "%llu bytes are more than the device has",
+		                (unsigned long long)n_bytes);
+	}
+	return r < 0 ? r : glake__supply_get_on(device, n_bytes, false, tag, wait, allocation_out);
+}

@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Private memory that the session does not have yet, and what it gives back for it.
+ *
+ * When glaked has no memory for a request, the session gives its own free memory back and asks once
+ * more. The shim's function, glake__supply_get(), is in glake_shim.h.
+ *
+ * Threads: any. All block; no lock is held.
+ */
+#ifndef GLAKE_LIBCLIENT_SUPPLY_H
+#define GLAKE_LIBCLIENT_SUPPLY_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "libclient/glake_shim.h"
+#include "libclient/link/session.h"
+
+/* glaked wants @n_bytes of warm memory of a device back. */
+void glake__supply_reclaim(struct glake_session *session, uint32_t device, uint64_t n_bytes);
+
+/*
+ * Return free memory of @device because a request failed with @error. True if that was a lack of
+ * memory and something was returned: the request is then worth another try.
+ */
+bool glake__supply_make_room(struct glake__device *device, int error);
+
+/* glake__supply_get() on a device that is known; @is_zeroed: fresh chunks, of no slab. */
+int glake__supply_get_on(struct glake__device *device, uint64_t n_bytes, bool is_zeroed,
+                         const struct glake__tag *tag, struct glake__wait *wait,
+                         struct glake__allocation **allocation_out);
+
+#endif
