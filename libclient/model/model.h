@@ -42,6 +42,11 @@ struct glake_model {
 int glake__model_map_blocks(struct glake_model *model, const uint64_t *n_bytes, const int *fds,
                             size_t n_blocks);
 
+/* Unmap what is mapped of it. */
+void glake__model_unmap(struct glake_model *model);
+/* Nothing of it is mapped. */
+void glake__model_free(struct glake_model *model);
+
 /* The last one unmaps. Any thread, also after the session's end, also in a forked child. */
 void glake__model_ref(struct glake_model *model);
 void glake__model_unref(struct glake_model *model);
