@@ -18,10 +18,10 @@
 
 /* ---- the heap --------------------------------------------------------------------------------- */
 
-/* What its allocator notes of an allocation; the library looks at ctx and era only to find them. */
+/* What its allocator notes of an allocation; the library looks at ctx and generation only to find them. */
 struct glake__tag {
 	void *ctx; /* which has allocated it: it dies with it */
-	uint64_t era;
+	uint64_t generation;
 	void *pool;
 	void *connection;
 };
@@ -82,8 +82,8 @@ bool glake__heap_has(glake_ptr address);
 
 /* The allocation that starts at @address, now nobody else's to free; NULL if there is none. */
 struct glake__allocation *glake__heap_claim(glake_ptr address);
-/* All of @ctx from before @era, as a list by next. */
-struct glake__allocation *glake__heap_claim_of(const void *ctx, uint64_t era);
+/* All of @ctx from before @generation, as a list by next. */
+struct glake__allocation *glake__heap_claim_of(const void *ctx, uint64_t generation);
 void glake__heap_unclaim(struct glake__allocation *allocation);
 
 /*

@@ -15,7 +15,7 @@ struct account_entry {
 	uint64_t n_bytes;
 	CUdevice device;
 	CUcontext ctx;
-	uint64_t era; /* of ctx */
+	uint64_t generation; /* of ctx */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -81,7 +81,7 @@ void account_add(enum account_space space, uint64_t number, enum account_kind ki
 		return;
 	}
 	entry->ctx = context_primary(entry->ctx);
-	entry->era = context_era();
+	entry->generation = context_generation();
 	account_grow(entry->device, kind, (int64_t)n_bytes);
 	put(entry);
 }
@@ -104,11 +104,11 @@ void account_settle(struct account_entry *entry, bool is_gone)
 }
 
 /* Called with the lock held. A removal may fill its slot again, so that is looked at once more. */
-static void release_locked(struct glake__ptr_table *table, CUcontext ctx, uint64_t era)
+static void release_locked(struct glake__ptr_table *table, CUcontext ctx, uint64_t generation)
 {
 	for (size_t i = 0; i < table->n_slots;) {
 		struct account_entry *entry = table->slots[i].value;
-		if (entry && entry->ctx == ctx && entry->era < era) {
+		if (entry && entry->ctx == ctx && entry->generation < generation) {
 			glake__ptr_table_remove(table, entry->number);
 			drop(entry);
 		} else {
@@ -117,11 +117,11 @@ static void release_locked(struct glake__ptr_table *table, CUcontext ctx, uint64
 	}
 }
 
-void account_release_ctx(CUcontext ctx, uint64_t era)
+void account_release_ctx(CUcontext ctx, uint64_t generation)
 {
 	pthread_mutex_lock(&lock);
 	for (enum account_space space = 0; space < ACCOUNT_N_SPACES; space++) {
-		release_locked(&entries[space], ctx, era);
+		release_locked(&entries[space], ctx, generation);
 	}
 	pthread_mutex_unlock(&lock);
 }

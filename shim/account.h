@@ -41,8 +41,8 @@ struct account_entry;
 struct account_entry *account_take(enum account_space space, uint64_t number);
 void account_settle(struct account_entry *entry, bool is_gone);
 
-/* The life of @ctx before @era (context.h) is over, and with it all that was made in it. */
-void account_release_ctx(CUcontext ctx, uint64_t era);
+/* The life of @ctx before @generation (context.h) is over, and with it all that was made in it. */
+void account_release_ctx(CUcontext ctx, uint64_t generation);
 
 /* Memory that has no number here has come, or gone. */
 void account_grow(CUdevice device, enum account_kind kind, int64_t n_bytes);

@@ -22,7 +22,7 @@ struct capture {
 	pthread_t thread;     /* whose default stream it is */
 	CUcontext ctx;        /* its own, which may be a green one */
 	CUcontext primary;    /* the one that memory is of */
-	uint64_t era;         /* of both */
+	uint64_t generation;  /* of both */
 	struct capture *next; /* link: captures */
 };
 
@@ -56,7 +56,7 @@ void capture_restore(CUstreamCaptureMode mode)
 struct probe {
 	CUdeviceptr address;
 	CUcontext ctx;
-	uint64_t era; /* of ctx */
+	uint64_t generation; /* of ctx */
 };
 
 static struct probe probes[MAX_PROBES]; /* under the lock */
@@ -84,7 +84,7 @@ static void free_probes(void)
 
 static void keep_probe(CUdeviceptr address)
 {
-	struct probe probe = {.address = address, .era = context_era()};
+	struct probe probe = {.address = address, .generation = context_generation()};
 	real(cuCtxGetCurrent)(&probe.ctx);
 	probe.ctx = context_primary(probe.ctx);
 	pthread_mutex_lock(&lock);
@@ -195,7 +195,7 @@ bool capture_begins(CUstream stream, unsigned flags)
 		return false;
 	}
 	*capture = describe(stream, flags);
-	capture->era = context_era();
+	capture->generation = context_generation();
 	if (capture->stream != CU_STREAM_PER_THREAD) {
 		capture->ctx = ctx_of(stream);
 	}
@@ -257,20 +257,21 @@ CUresult capture_stream_destroyed(CUstream stream, CUresult result)
 	return result;
 }
 
-void capture_drop_ctx(CUcontext ctx, uint64_t era)
+void capture_drop_ctx(CUcontext ctx, uint64_t generation)
 {
 	size_t n_kept = 0;
 	pthread_mutex_lock(&lock);
 	for (struct capture **link = &captures; *link;) {
 		const struct capture *capture = *link;
-		if ((capture->ctx == ctx || capture->primary == ctx) && capture->era < era) {
+		if ((capture->ctx == ctx || capture->primary == ctx) &&
+		    capture->generation < generation) {
 			drop(link);
 		} else {
 			link = &(*link)->next;
 		}
 	}
 	for (size_t i = 0; i < n_probes; i++) {
-		if (probes[i].ctx != ctx || probes[i].era >= era) {
+		if (probes[i].ctx != ctx || probes[i].generation >= generation) {
 			probes[n_kept++] = probes[i];
 		}
 	}

@@ -37,8 +37,8 @@ CUresult capture_begun(CUstream stream, unsigned flags, bool is_new, CUresult re
 CUresult capture_ended(CUstream stream, unsigned flags, CUresult result);
 CUresult capture_stream_destroyed(CUstream stream, CUresult result);
 
-/* The life of @ctx before @era (context.h) is over, and so are its captures. */
-void capture_drop_ctx(CUcontext ctx, uint64_t era);
+/* The life of @ctx before @generation (context.h) is over, and so are its captures. */
+void capture_drop_ctx(CUcontext ctx, uint64_t generation);
 
 /* From here to the restoring no capture forbids this thread anything but to disturb its own streams. */
 CUstreamCaptureMode capture_relax(void);

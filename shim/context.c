@@ -16,11 +16,11 @@ struct green {
 struct created {
 	CUcontext ctx;
 	CUdevice device;
-	uint64_t era;
+	uint64_t generation;
 	struct created *next; /* link: created */
 };
 
-static atomic_uint_fast64_t era;
+static atomic_uint_fast64_t generation;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct green *greens;       /* owned list */
@@ -37,14 +37,14 @@ bool context_is_active(CUdevice device)
 	       is_active;
 }
 
-uint64_t context_era(void)
+uint64_t context_generation(void)
 {
-	return atomic_load_explicit(&era, memory_order_acquire);
+	return atomic_load_explicit(&generation, memory_order_acquire);
 }
 
-uint64_t context_next_era(void)
+uint64_t context_next_generation(void)
 {
-	return atomic_fetch_add(&era, 1) + 1;
+	return atomic_fetch_add(&generation, 1) + 1;
 }
 
 CUcontext context_primary(CUcontext ctx)
@@ -145,7 +145,7 @@ static void forget_created(CUcontext ctx, uint64_t before)
 {
 	for (struct created **link = &created; *link;) {
 		struct created *one = *link;
-		if (one->ctx == ctx && one->era < before) {
+		if (one->ctx == ctx && one->generation < before) {
 			*link = one->next;
 			free(one);
 		} else {
@@ -160,7 +160,7 @@ void context_created(CUcontext ctx, CUdevice device)
 	if (!one) {
 		return;
 	}
-	*one = (struct created){.ctx = ctx, .device = device, .era = context_era()};
+	*one = (struct created){.ctx = ctx, .device = device, .generation = context_generation()};
 	pthread_mutex_lock(&lock);
 	/* One that ended unseen had the handle before. */
 	forget_created(ctx, UINT64_MAX);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Contexts, as what a program has in them is known by: a handle and an era.
+ * Contexts, as what a program has in them is known by: a handle and a generation.
  *
  * The handle of a context that has ended may be the next one's at once, in another thread, before we
- * know of the end. So whatever is noted of a context is noted with the era, and an end, which begins a
+ * know of the end. So whatever is noted of a context is noted with the generation, and an end, which begins a
  * new one, concerns what was noted before.
  *
  * Green contexts are of the primary context of their device: memory that is allocated in one is the
@@ -19,17 +19,17 @@
 /* Has @device a primary context in this process? To ask for it otherwise could make one. */
 bool context_is_active(CUdevice device);
 
-uint64_t context_era(void);
+uint64_t context_generation(void);
 
 /* Some context may be about to end: what is noted from now on is of no context that ends by that. */
-uint64_t context_next_era(void);
+uint64_t context_next_generation(void);
 
 /* @ctx, or the primary context if it is a green one. */
 CUcontext context_primary(CUcontext ctx);
 
-/* The program has made one by itself. The life of @ctx before @era is over. */
+/* The program has made one by itself. The life of @ctx before @generation is over. */
 void context_created(CUcontext ctx, CUdevice device);
-void context_gone(CUcontext ctx, uint64_t era);
+void context_gone(CUcontext ctx, uint64_t generation);
 
 /*
  * All live contexts of the devices in @devices (bit per device), in which work may read what these

@@ -15,7 +15,7 @@ bool heap_place_here(struct heap_place *place_out)
 		return false;
 	}
 	place_out->ctx = context_primary(current);
-	place_out->era = context_era();
+	place_out->generation = context_generation();
 	return true;
 }
 
@@ -23,7 +23,7 @@ static struct glake__tag tag_of(const struct heap_place *place, struct connectio
 {
 	return (struct glake__tag){
 		.ctx = place->ctx,
-		.era = place->era,
+		.generation = place->generation,
 		.pool = place->pool,
 		.connection = connection,
 	};
@@ -98,7 +98,7 @@ bool heap_find(CUdeviceptr address, struct heap_facts *facts_out)
 			.region_id = facts.region_id,
 			.place = {.device = facts.ordinal,
 		                  .ctx = facts.tag.ctx,
-		                  .era = facts.tag.era,
+		                  .generation = facts.tag.generation,
 		                  .pool = facts.tag.pool},
 			.has_ipc = !facts.tag.pool, /* memory of pools has none */
 			.connection = facts.tag.connection,
@@ -184,9 +184,9 @@ void heap_trim(CUdevice device, uint64_t keep_bytes)
 	connection_unref(connection);
 }
 
-void heap_release_ctx(CUcontext ctx, uint64_t era)
+void heap_release_ctx(CUcontext ctx, uint64_t generation)
 {
-	struct glake__allocation *list = glake__heap_claim_of(ctx, era);
+	struct glake__allocation *list = glake__heap_claim_of(ctx, generation);
 	while (list) {
 		struct glake__allocation *allocation = list;
 		list = allocation->next;

@@ -16,9 +16,9 @@
 
 struct heap_place {
 	CUdevice device;
-	CUcontext ctx;     /* which allocates: it dies with it */
-	uint64_t era;      /* of ctx (context.h) */
-	struct pool *pool; /* of cuMemAllocAsync(); NULL: of cuMemAlloc() */
+	CUcontext ctx;       /* which allocates: it dies with it */
+	uint64_t generation; /* of ctx (context.h) */
+	struct pool *pool;   /* of cuMemAllocAsync(); NULL: of cuMemAlloc() */
 };
 
 /* Of cuMemAlloc(), now, on this thread. False without a current context that is any good. */
@@ -65,8 +65,8 @@ CUdeviceptr heap_reuse(struct glake__allocation *allocation, const struct heap_p
 /* Of the free memory kept for @device, @keep_bytes remain. */
 void heap_trim(CUdevice device, uint64_t keep_bytes);
 
-/* The life of @ctx before @era (context.h) is over, and with it all that it has allocated. */
-void heap_release_ctx(CUcontext ctx, uint64_t era);
+/* The life of @ctx before @generation (context.h) is over, and with it all that it has allocated. */
+void heap_release_ctx(CUcontext ctx, uint64_t generation);
 
 /*
  * From now on, @reader may access what we have and will have on @device. The driver's error if it

@@ -46,13 +46,13 @@ CUresult shim_cuCtxCreate_v4(CUcontext *ctx, void *parameters, unsigned flags, C
 struct ending {
 	CUcontext ctx; /* NULL: nothing is known of one */
 	unsigned long long id;
-	uint64_t era; /* that begins with it */
+	uint64_t generation; /* that begins with it */
 };
 
 /* Between order_hold_contexts() and ending_settle(), which lets them, no other context ends. */
 static void ending_prepare(struct ending *ending)
 {
-	ending->era = context_next_era();
+	ending->generation = context_next_generation();
 	order_hide_ctx(ending->ctx);
 }
 
@@ -64,14 +64,14 @@ static void ending_settle(const struct ending *ending, bool is_gone)
 		order_let_contexts();
 		return;
 	}
-	capture_drop_ctx(ending->ctx, ending->era);
-	quiesce_drop_ctx(ending->ctx, ending->era);
-	context_gone(ending->ctx, ending->era);
+	capture_drop_ctx(ending->ctx, ending->generation);
+	quiesce_drop_ctx(ending->ctx, ending->generation);
+	context_gone(ending->ctx, ending->generation);
 	order_drop_ctx();
 	order_let_contexts();
-	ipc_release_ctx(ending->ctx, ending->era);
-	heap_release_ctx(ending->ctx, ending->era);
-	account_release_ctx(ending->ctx, ending->era);
+	ipc_release_ctx(ending->ctx, ending->generation);
+	heap_release_ctx(ending->ctx, ending->generation);
+	account_release_ctx(ending->ctx, ending->generation);
 }
 
 static CUresult destroy_ctx(CUcontext ctx, shim_ctx_fn *destroy)
@@ -213,7 +213,7 @@ CUresult shim_cuGreenCtxDestroy(CUgreenCtx handle)
 	struct ending ending = hold_primary(green.device);
 	CUresult result = real(cuGreenCtxDestroy)(handle);
 	if (result == CUDA_SUCCESS) {
-		capture_drop_ctx(green.ctx, ending.era);
+		capture_drop_ctx(green.ctx, ending.generation);
 	} else {
 		context_add_green(&green);
 	}

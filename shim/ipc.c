@@ -220,7 +220,7 @@ static bool open_again(const struct ipc_name *name, const struct heap_place *pla
 	pthread_mutex_lock(&lock);
 	struct opened *opened = find_share(&share, place->ctx);
 	if (opened) {
-		opened->place.era = place->era;
+		opened->place.generation = place->generation;
 		*error_out = add_opening(opened, name->offset, name->n_bytes);
 		*address_out = opened->base + name->offset;
 	}
@@ -339,7 +339,7 @@ bool ipc_close(CUdeviceptr address, CUresult *result_out)
 	return true;
 }
 
-void ipc_release_ctx(CUcontext ctx, uint64_t era)
+void ipc_release_ctx(CUcontext ctx, uint64_t generation)
 {
 	struct opened *gone = NULL;
 	/* What is being opened for @ctx is there, or comes for one that knows that it has ended. */
@@ -347,7 +347,7 @@ void ipc_release_ctx(CUcontext ctx, uint64_t era)
 	pthread_mutex_lock(&lock);
 	for (struct opened **at = &list; *at;) {
 		struct opened *opened = *at;
-		if (opened->place.ctx == ctx && opened->place.era < era) {
+		if (opened->place.ctx == ctx && opened->place.generation < generation) {
 			*at = opened->next;
 			glake__opened_set_user(opened->base, NULL);
 			opened->next = gone;

@@ -30,7 +30,7 @@ bool ipc_close(CUdeviceptr address, CUresult *result_out);
 /* Is @address anywhere in memory that has been opened? Then @facts_out (may be NULL). */
 bool ipc_find(CUdeviceptr address, struct heap_facts *facts_out);
 
-/* The life of @ctx before @era (context.h) is over, and what it has opened goes with it. */
-void ipc_release_ctx(CUcontext ctx, uint64_t era);
+/* The life of @ctx before @generation (context.h) is over, and what it has opened goes with it. */
+void ipc_release_ctx(CUcontext ctx, uint64_t generation);
 
 #endif

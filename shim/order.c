@@ -44,7 +44,7 @@ int order_alloc(const struct glake_stream *stream, struct pool *pool, uint64_t n
 		.device = stream->ordinal,
 		.ctx = stream->context,
 		.pool = pool,
-		.era = context_era(),
+		.generation = context_generation(),
 	};
 	struct glake__allocation *parked = glake_order_take(order, stream,
 	                                                    glake__heap_round(n_bytes));

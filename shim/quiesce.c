@@ -12,8 +12,8 @@
 struct pair {
 	CUcontext maker;
 	CUcontext reader;
-	uint64_t era;      /* of both */
-	struct pair *next; /* link: pairs */
+	uint64_t generation; /* of both */
+	struct pair *next;   /* link: pairs */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -103,7 +103,7 @@ bool quiesce_add_reader(CUcontext maker, CUcontext reader)
 	if (!pair) {
 		return false;
 	}
-	*pair = (struct pair){.maker = maker, .reader = reader, .era = context_era()};
+	*pair = (struct pair){.maker = maker, .reader = reader, .generation = context_generation()};
 	pthread_mutex_lock(&lock);
 	struct pair **link = link_of(maker, reader);
 	if (*link) {
@@ -127,12 +127,12 @@ void quiesce_drop_reader(CUcontext maker, CUcontext reader)
 	pthread_mutex_unlock(&lock);
 }
 
-void quiesce_drop_ctx(CUcontext ctx, uint64_t era)
+void quiesce_drop_ctx(CUcontext ctx, uint64_t generation)
 {
 	pthread_mutex_lock(&lock);
 	for (struct pair **link = &pairs; *link;) {
 		const struct pair *pair = *link;
-		if ((pair->maker == ctx || pair->reader == ctx) && pair->era < era) {
+		if ((pair->maker == ctx || pair->reader == ctx) && pair->generation < generation) {
 			drop(link);
 		} else {
 			link = &(*link)->next;

@@ -21,7 +21,7 @@ CUresult quiesce_ctx(CUcontext ctx);
 /* @reader was given access to memory that @maker allocates. False without memory. */
 bool quiesce_add_reader(CUcontext maker, CUcontext reader);
 void quiesce_drop_reader(CUcontext maker, CUcontext reader);
-/* The life of @ctx before @era (context.h) is over. */
-void quiesce_drop_ctx(CUcontext ctx, uint64_t era);
+/* The life of @ctx before @generation (context.h) is over. */
+void quiesce_drop_ctx(CUcontext ctx, uint64_t generation);
 
 #endif

@@ -393,40 +393,41 @@ void glake__heap_unclaim(struct glake__allocation *allocation)
 }
 
 /* With the lock held. */
-static void claim_if(struct glake__allocation *allocation, const void *ctx, uint64_t era,
+static void claim_if(struct glake__allocation *allocation, const void *ctx, uint64_t generation,
                      struct glake__allocation **list)
 {
-	if (!allocation->is_claimed && allocation->tag.ctx == ctx && allocation->tag.era < era) {
+	if (!allocation->is_claimed && allocation->tag.ctx == ctx &&
+	    allocation->tag.generation < generation) {
 		allocation->is_claimed = true;
 		allocation->next = *list;
 		*list = allocation;
 	}
 }
 
-static void claim_in(struct glake__backing *backing, const void *ctx, uint64_t era,
+static void claim_in(struct glake__backing *backing, const void *ctx, uint64_t generation,
                      struct glake__allocation **list)
 {
 	if (!backing->slab) {
-		claim_if(&backing->whole, ctx, era, list);
+		claim_if(&backing->whole, ctx, generation, list);
 		return;
 	}
 	for (unsigned unit = 0; unit < SLAB_UNITS;) {
 		struct glake__slab_block *block = backing->slab->blocks[unit];
 		if (block->is_used) {
-			claim_if(&block->allocation, ctx, era, list);
+			claim_if(&block->allocation, ctx, generation, list);
 		}
 		unit += block->n_units;
 	}
 }
 
-struct glake__allocation *glake__heap_claim_of(const void *ctx, uint64_t era)
+struct glake__allocation *glake__heap_claim_of(const void *ctx, uint64_t generation)
 {
 	struct glake__allocation *list = NULL;
 	glake__lock();
 	for (struct glake__range *range = glake__space.ranges; range; range = range->next) {
 		struct glake__backing *backing = range->user;
 		if (range->use == GLAKE__RANGE_PRIVATE && backing->is_live) {
-			claim_in(backing, ctx, era, &list);
+			claim_in(backing, ctx, generation, &list);
 		}
 	}
 	glake__unlock();

@@ -83,12 +83,12 @@ START_TEST(a_context_takes_its_own_along)
 		account_add(ACCOUNT_MIPMAPPED, 0x1000 + i, ACCOUNT_ARRAYS, 2);
 	}
 	account_grow(0, ACCOUNT_OTHER, 3);
-	uint64_t era = context_next_era();
+	uint64_t generation = context_next_generation();
 	/* The handle is another context's already. */
 	current = (CUcontext)0x10;
 	current_device = 0;
 	account_add(ACCOUNT_ADDRESS, 0x9000, ACCOUNT_OTHER, 4);
-	account_release_ctx((CUcontext)0x10, era);
+	account_release_ctx((CUcontext)0x10, generation);
 	ck_assert_uint_eq(account_bytes(0, ACCOUNT_MANAGED), 0);
 	ck_assert_uint_eq(account_bytes(0, ACCOUNT_ARRAYS), 0);
 	ck_assert_uint_eq(account_bytes(0, ACCOUNT_OTHER), 3 + 4);
@@ -97,7 +97,7 @@ START_TEST(a_context_takes_its_own_along)
 	ck_assert_ptr_null(account_take(ACCOUNT_MIPMAPPED, 0x1000));
 	account_settle(account_take(ACCOUNT_MIPMAPPED, 0x1001), true);
 	ck_assert_uint_eq(account_bytes(1, ACCOUNT_ARRAYS), 998);
-	account_release_ctx((CUcontext)0x11, context_next_era());
+	account_release_ctx((CUcontext)0x11, context_next_generation());
 	ck_assert_uint_eq(account_bytes(1, ACCOUNT_MANAGED), 0);
 	ck_assert_uint_eq(account_bytes(1, ACCOUNT_ARRAYS), 0);
 }

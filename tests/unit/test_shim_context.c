@@ -174,11 +174,11 @@ START_TEST(all_live_contexts_of_a_device_are_known)
 	ck_assert_str_eq(contexts_of(7), "0:10 1:11 2:2000 0:1000 0:110 ");
 	end(1);
 	/* The handle is another one's at once: only what came before is over. */
-	uint64_t era = context_next_era();
+	uint64_t generation = context_next_generation();
 	context_created((CUcontext)0x1000, 2);
-	context_gone((CUcontext)0x1000, era);
+	context_gone((CUcontext)0x1000, generation);
 	ck_assert_str_eq(contexts_of(~0ull), "0:10 1:11 2:1000 2:2000 ");
-	context_gone((CUcontext)0x1000, context_next_era());
+	context_gone((CUcontext)0x1000, context_next_generation());
 	ck_assert_str_eq(contexts_of(~0ull), "0:10 1:11 2:2000 ");
 	ck_assert_int_eq(n_retained, 0);
 }
