@@ -74,7 +74,7 @@ PY_TESTS := $(wildcard tests/integration/test_*.py)
 GPU_TESTS := $(call programs,tests/gpu/test_*.c)
 BENCHES := $(call programs,tests/bench/bench_*.c)
 DEMO := $(call programs,tests/demo/*.c)
-SHIM_PROGRAMS := $(addprefix $(B)/tests/shim/,program linked account contexts driver_api \
+SHIM_PROGRAMS := $(addprefix $(B)/tests/shim/,program linked driver_usage contexts driver_api \
 	driver_api_per_thread green_contexts ipc nvml patcher quota runtime constructor.so \
 	second.so)
 FUZZERS := $(call programs,tests/fuzz/fuzz_*.c)
@@ -184,7 +184,7 @@ $(B)/lib/daemon.a: $(DAEMON_OBJ)
 $(B)/lib/mover.a: $(MOVER_OBJ)
 $(B)/lib/ctl.a: $(CTL_OBJ)
 $(B)/lib/harness.a: $(HARNESS_OBJ)
-$(B)/lib/shim.a: $(addprefix $(B)/obj/shim/,account.o array_size.o context.o gate.o gates.o \
+$(B)/lib/shim.a: $(addprefix $(B)/obj/shim/,array_size.o context.o driver_usage.o gate.o gates.o \
 	library.o \
 	policy.o run/program.o)
 $(B)/lib/client.a: $(CLIENT_OBJ) $(PROTO_OBJ)
@@ -312,7 +312,7 @@ $(B)/obj/tests/shim/driver_api_per_thread.o: tests/shim/driver_api.c
 	$(call say,CC,$@)
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) -c -o $@ $<
-$(addprefix $(B)/tests/shim/,linked account contexts driver_api driver_api_per_thread \
+$(addprefix $(B)/tests/shim/,linked driver_usage contexts driver_api driver_api_per_thread \
 		green_contexts ipc runtime): \
 	STUB = -L$(CUDA_HOME)/lib64/stubs -lcuda
 $(addprefix $(B)/tests/shim/,constructor.so second.so): $(B)/tests/shim/%.so: \

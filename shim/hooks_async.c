@@ -5,7 +5,7 @@
  * During captures all of this is the driver's: on a captured stream it makes nodes of a graph, and on
  * others we could not get memory without calls that may end the capture.
  */
-#include "shim/account.h"
+#include "shim/driver_usage.h"
 #include "shim/alloc_result.h"
 #include "shim/capture.h"
 #include "shim/order.h"
@@ -147,10 +147,12 @@ static CUresult free_claimed(const struct calls *calls, struct glake__allocation
 /* What the driver's cuMemAlloc() made. What its pools have, it is asked for. */
 static CUresult free_by_driver(const struct calls *calls, CUdeviceptr address, CUstream stream)
 {
-	struct account_entry *entry = shim_is_forked() ? NULL
-	                                               : account_take(ACCOUNT_ADDRESS, address);
+	struct driver_usage_entry *entry = shim_is_forked()
+	                                           ? NULL
+	                                           : driver_usage_take(DRIVER_USAGE_BY_ADDRESS,
+	                                                               address);
 	CUresult result = calls->free(address, stream);
-	account_settle(entry, result == CUDA_SUCCESS);
+	driver_usage_settle(entry, result == CUDA_SUCCESS);
 	return result;
 }
 

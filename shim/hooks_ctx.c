@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Contexts that end: plain, primary and green ones. */
-#include "shim/account.h"
+#include "shim/driver_usage.h"
 #include "shim/capture.h"
 #include "shim/context.h"
 #include "shim/heap.h"
@@ -71,7 +71,7 @@ static void ending_settle(const struct ending *ending, bool is_gone)
 	order_let_contexts();
 	ipc_release_ctx(ending->ctx, ending->generation);
 	heap_release_ctx(ending->ctx, ending->generation);
-	account_release_ctx(ending->ctx, ending->generation);
+	driver_usage_release_ctx(ending->ctx, ending->generation);
 }
 
 static CUresult destroy_ctx(CUcontext ctx, shim_ctx_fn *destroy)

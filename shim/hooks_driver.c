@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Memory that is the driver's and stays it: managed memory and arrays. It is accounted. */
-#include "shim/account.h"
+#include "shim/driver_usage.h"
 #include "shim/array_size.h"
 #include "shim/capture.h"
 #include "shim/connection.h"
@@ -14,11 +14,11 @@ static void be_seen(void)
 	}
 }
 
-static CUresult made(CUresult result, enum account_space space, uint64_t number,
-                     enum account_kind kind, uint64_t n_bytes)
+static CUresult made(CUresult result, enum driver_usage_space space, uint64_t number,
+                     enum driver_usage_kind kind, uint64_t n_bytes)
 {
 	if (result == CUDA_SUCCESS && !shim_is_forked()) {
-		account_add(space, number, kind, n_bytes);
+		driver_usage_add(space, number, kind, n_bytes);
 		be_seen();
 	}
 	return result;
@@ -27,17 +27,17 @@ static CUresult made(CUresult result, enum account_space space, uint64_t number,
 CUresult shim_cuMemAllocManaged(CUdeviceptr *address_out, size_t n_bytes, unsigned flags)
 {
 	CUresult result = real(cuMemAllocManaged)(address_out, n_bytes, flags);
-	return result == CUDA_SUCCESS
-	               ? made(result, ACCOUNT_ADDRESS, *address_out, ACCOUNT_MANAGED, n_bytes)
-	               : result;
+	return result == CUDA_SUCCESS ? made(result, DRIVER_USAGE_BY_ADDRESS, *address_out,
+	                                     DRIVER_USAGE_MANAGED, n_bytes)
+	                              : result;
 }
 
 /* ---- arrays ----------------------------------------------------------------------------------- */
 
-static CUresult made_array(CUresult result, enum account_space space, const void *array,
+static CUresult made_array(CUresult result, enum driver_usage_space space, const void *array,
                            const CUDA_ARRAY3D_DESCRIPTOR *descriptor, unsigned n_levels)
 {
-	return made(result, space, (uintptr_t)array, ACCOUNT_ARRAYS,
+	return made(result, space, (uintptr_t)array, DRIVER_USAGE_ARRAYS,
 	            array_size(descriptor, n_levels));
 }
 
@@ -53,43 +53,44 @@ CUresult shim_cuArrayCreate_v2(CUarray *array_out, const CUDA_ARRAY_DESCRIPTOR *
 		.Format = descriptor->Format,
 		.NumChannels = descriptor->NumChannels,
 	};
-	return made_array(result, ACCOUNT_ARRAY, *array_out, &full, 1);
+	return made_array(result, DRIVER_USAGE_BY_ARRAY, *array_out, &full, 1);
 }
 
 CUresult shim_cuArray3DCreate_v2(CUarray *array_out, const CUDA_ARRAY3D_DESCRIPTOR *descriptor)
 {
 	CUresult result = real(cuArray3DCreate_v2)(array_out, descriptor);
-	return result == CUDA_SUCCESS ? made_array(result, ACCOUNT_ARRAY, *array_out, descriptor, 1)
-	                              : result;
+	return result == CUDA_SUCCESS
+	               ? made_array(result, DRIVER_USAGE_BY_ARRAY, *array_out, descriptor, 1)
+	               : result;
 }
 
 CUresult shim_cuMipmappedArrayCreate(CUmipmappedArray *array_out,
                                      const CUDA_ARRAY3D_DESCRIPTOR *descriptor, unsigned n_levels)
 {
 	CUresult result = real(cuMipmappedArrayCreate)(array_out, descriptor, n_levels);
-	return result == CUDA_SUCCESS
-	               ? made_array(result, ACCOUNT_MIPMAPPED, *array_out, descriptor, n_levels)
-	               : result;
+	return result == CUDA_SUCCESS ? made_array(result, DRIVER_USAGE_BY_MIPMAPPED_ARRAY,
+	                                           *array_out, descriptor, n_levels)
+	                              : result;
 }
 
 /* Off the books before the driver may give the handle to another one. */
-static struct account_entry *take_array(enum account_space space, const void *array)
+static struct driver_usage_entry *take_array(enum driver_usage_space space, const void *array)
 {
-	return shim_is_forked() ? NULL : account_take(space, (uintptr_t)array);
+	return shim_is_forked() ? NULL : driver_usage_take(space, (uintptr_t)array);
 }
 
 CUresult shim_cuArrayDestroy(CUarray array)
 {
-	struct account_entry *entry = take_array(ACCOUNT_ARRAY, array);
+	struct driver_usage_entry *entry = take_array(DRIVER_USAGE_BY_ARRAY, array);
 	CUresult result = real(cuArrayDestroy)(array);
-	account_settle(entry, result == CUDA_SUCCESS);
+	driver_usage_settle(entry, result == CUDA_SUCCESS);
 	return result;
 }
 
 CUresult shim_cuMipmappedArrayDestroy(CUmipmappedArray array)
 {
-	struct account_entry *entry = take_array(ACCOUNT_MIPMAPPED, array);
+	struct driver_usage_entry *entry = take_array(DRIVER_USAGE_BY_MIPMAPPED_ARRAY, array);
 	CUresult result = real(cuMipmappedArrayDestroy)(array);
-	account_settle(entry, result == CUDA_SUCCESS);
+	driver_usage_settle(entry, result == CUDA_SUCCESS);
 	return result;
 }

@@ -2,7 +2,7 @@
 /* Synchronous memory: cuMemAlloc, cuMemAllocPitch, cuMemFree. */
 #include <stdatomic.h>
 
-#include "shim/account.h"
+#include "shim/driver_usage.h"
 #include "shim/alloc_result.h"
 #include "shim/capture.h"
 #include "shim/order.h"
@@ -37,7 +37,7 @@ static enum alloc_result alloc_ours(CUdeviceptr *address_out, uint64_t n_bytes,
 static CUresult made_by_driver(CUdeviceptr address, uint64_t n_bytes)
 {
 	if (!shim_is_forked()) {
-		account_add(ACCOUNT_ADDRESS, address, ACCOUNT_OTHER, n_bytes);
+		driver_usage_add(DRIVER_USAGE_BY_ADDRESS, address, DRIVER_USAGE_OTHER, n_bytes);
 	}
 	return CUDA_SUCCESS;
 }
@@ -134,10 +134,12 @@ CUresult shim_cuMemAllocPitch_v2(CUdeviceptr *address_out, size_t *pitch_out, si
 
 static CUresult free_by_driver(CUdeviceptr address)
 {
-	struct account_entry *entry = shim_is_forked() ? NULL
-	                                               : account_take(ACCOUNT_ADDRESS, address);
+	struct driver_usage_entry *entry = shim_is_forked()
+	                                           ? NULL
+	                                           : driver_usage_take(DRIVER_USAGE_BY_ADDRESS,
+	                                                               address);
 	CUresult result = real(cuMemFree_v2)(address);
-	account_settle(entry, result == CUDA_SUCCESS);
+	driver_usage_settle(entry, result == CUDA_SUCCESS);
 	return result;
 }
 

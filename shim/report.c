@@ -2,7 +2,7 @@
 #include "shim/report.h"
 
 #include "glake_shim.h"
-#include "shim/account.h"
+#include "shim/driver_usage.h"
 #include "shim/context.h"
 #include "shim/order.h"
 #include "shim/pool.h"
@@ -23,9 +23,9 @@ static struct glake__driver_memory describe(CUdevice device, uint32_t index)
 {
 	struct glake__driver_memory memory = {
 		.device = index,
-		.managed_bytes = account_bytes(device, ACCOUNT_MANAGED),
-		.array_bytes = account_bytes(device, ACCOUNT_ARRAYS),
-		.other_bytes = account_bytes(device, ACCOUNT_OTHER),
+		.managed_bytes = driver_usage_bytes(device, DRIVER_USAGE_MANAGED),
+		.array_bytes = driver_usage_bytes(device, DRIVER_USAGE_ARRAYS),
+		.other_bytes = driver_usage_bytes(device, DRIVER_USAGE_OTHER),
 	};
 	order_hold_contexts();
 	if (context_is_active(device)) {

@@ -5,14 +5,14 @@
 
 #include "proto/cleanup.h"
 #include "proto/limits.h"
-#include "shim/account.h"
+#include "shim/driver_usage.h"
 #include "shim/connection.h"
 
 struct vmm_chunk {
 	uint64_t id; /* with glaked */
 	uint64_t n_bytes;
 	CUmemAllocationProp properties;
-	struct connection *connection; /* a reference; NULL: the driver's own, only accounted */
+	struct connection *connection; /* a reference; NULL: the driver's own, only counted */
 };
 
 /* ---- chunks ----------------------------------------------------------------------------------- */
@@ -33,8 +33,8 @@ static void chunk_free(void *user)
 {
 	struct vmm_chunk *chunk = user;
 	if (!chunk->connection) {
-		account_grow(chunk->properties.location.id, ACCOUNT_OTHER,
-		             -(int64_t)chunk->n_bytes);
+		driver_usage_grow(chunk->properties.location.id, DRIVER_USAGE_OTHER,
+		                  -(int64_t)chunk->n_bytes);
 		free(chunk);
 		return;
 	}
@@ -122,7 +122,7 @@ void vmm_made_by_driver(vmm_handle handle, size_t n_bytes, const CUmemAllocation
 		free(chunk);
 		return;
 	}
-	account_grow(properties->location.id, ACCOUNT_OTHER, (int64_t)n_bytes);
+	driver_usage_grow(properties->location.id, DRIVER_USAGE_OTHER, (int64_t)n_bytes);
 }
 
 /* ---- answers ---------------------------------------------------------------------------------- */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "shim/account.h"
+#include "shim/driver_usage.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -8,10 +8,10 @@
 #include "glake_shim.h"
 #include "shim/context.h"
 
-struct account_entry {
-	enum account_space space;
+struct driver_usage_entry {
+	enum driver_usage_space space;
 	uint64_t number;
-	enum account_kind kind;
+	enum driver_usage_kind kind;
 	uint64_t n_bytes;
 	CUdevice device;
 	CUcontext ctx;
@@ -20,40 +20,40 @@ struct account_entry {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct glake__ptr_table
-	entries[ACCOUNT_N_SPACES]; /* owned struct account_entry, by number */
-static _Atomic int64_t totals[SHIM_MAX_DEVICES][ACCOUNT_N_KINDS];
+	entries[DRIVER_USAGE_N_SPACES]; /* owned struct driver_usage_entry, by number */
+static _Atomic int64_t totals[SHIM_MAX_DEVICES][DRIVER_USAGE_N_KINDS];
 
-void account_grow(CUdevice device, enum account_kind kind, int64_t n_bytes)
+void driver_usage_grow(CUdevice device, enum driver_usage_kind kind, int64_t n_bytes)
 {
 	if (device >= 0 && device < SHIM_MAX_DEVICES) {
 		totals[device][kind] += n_bytes;
 	}
 }
 
-uint64_t account_bytes(CUdevice device, enum account_kind kind)
+uint64_t driver_usage_bytes(CUdevice device, enum driver_usage_kind kind)
 {
 	return (uint64_t)totals[device][kind];
 }
 
-static void drop(struct account_entry *entry)
+static void drop(struct driver_usage_entry *entry)
 {
 	if (entry) {
-		account_grow(entry->device, entry->kind, -(int64_t)entry->n_bytes);
+		driver_usage_grow(entry->device, entry->kind, -(int64_t)entry->n_bytes);
 		free(entry);
 	}
 }
 
 /* Called with the lock held. */
-static struct account_entry *take_locked(enum account_space space, uint64_t number)
+static struct driver_usage_entry *take_locked(enum driver_usage_space space, uint64_t number)
 {
 	return glake__ptr_table_remove(&entries[space], number);
 }
 
 /* A number that is there already is of something that has gone unseen. */
-static void put(struct account_entry *entry)
+static void put(struct driver_usage_entry *entry)
 {
 	pthread_mutex_lock(&lock);
-	struct account_entry *before = take_locked(entry->space, entry->number);
+	struct driver_usage_entry *before = take_locked(entry->space, entry->number);
 	bool is_in = glake__ptr_table_add(&entries[entry->space], entry->number, entry) == 0;
 	pthread_mutex_unlock(&lock);
 	drop(before);
@@ -62,14 +62,14 @@ static void put(struct account_entry *entry)
 	}
 }
 
-void account_add(enum account_space space, uint64_t number, enum account_kind kind,
-                 uint64_t n_bytes)
+void driver_usage_add(enum driver_usage_space space, uint64_t number, enum driver_usage_kind kind,
+                      uint64_t n_bytes)
 {
-	struct account_entry *entry = n_bytes ? calloc(1, sizeof(*entry)) : NULL;
+	struct driver_usage_entry *entry = n_bytes ? calloc(1, sizeof(*entry)) : NULL;
 	if (!entry) {
 		return;
 	}
-	*entry = (struct account_entry){
+	*entry = (struct driver_usage_entry){
 		.space = space,
 		.number = number,
 		.kind = kind,
@@ -82,19 +82,19 @@ void account_add(enum account_space space, uint64_t number, enum account_kind ki
 	}
 	entry->ctx = context_primary(entry->ctx);
 	entry->generation = context_generation();
-	account_grow(entry->device, kind, (int64_t)n_bytes);
+	driver_usage_grow(entry->device, kind, (int64_t)n_bytes);
 	put(entry);
 }
 
-struct account_entry *account_take(enum account_space space, uint64_t number)
+struct driver_usage_entry *driver_usage_take(enum driver_usage_space space, uint64_t number)
 {
 	pthread_mutex_lock(&lock);
-	struct account_entry *entry = take_locked(space, number);
+	struct driver_usage_entry *entry = take_locked(space, number);
 	pthread_mutex_unlock(&lock);
 	return entry;
 }
 
-void account_settle(struct account_entry *entry, bool is_gone)
+void driver_usage_settle(struct driver_usage_entry *entry, bool is_gone)
 {
 	if (is_gone) {
 		drop(entry);
@@ -107,7 +107,7 @@ void account_settle(struct account_entry *entry, bool is_gone)
 static void release_locked(struct glake__ptr_table *table, CUcontext ctx, uint64_t generation)
 {
 	for (size_t i = 0; i < table->n_slots;) {
-		struct account_entry *entry = table->slots[i].value;
+		struct driver_usage_entry *entry = table->slots[i].value;
 		if (entry && entry->ctx == ctx && entry->generation < generation) {
 			glake__ptr_table_remove(table, entry->number);
 			drop(entry);
@@ -117,10 +117,10 @@ static void release_locked(struct glake__ptr_table *table, CUcontext ctx, uint64
 	}
 }
 
-void account_release_ctx(CUcontext ctx, uint64_t generation)
+void driver_usage_release_ctx(CUcontext ctx, uint64_t generation)
 {
 	pthread_mutex_lock(&lock);
-	for (enum account_space space = 0; space < ACCOUNT_N_SPACES; space++) {
+	for (enum driver_usage_space space = 0; space < DRIVER_USAGE_N_SPACES; space++) {
 		release_locked(&entries[space], ctx, generation);
 	}
 	pthread_mutex_unlock(&lock);

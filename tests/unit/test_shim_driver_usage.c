@@ -2,7 +2,7 @@
 /* The shim's books of the driver's memory, and what arrays take. */
 #include <pthread.h>
 
-#include "shim/account.h"
+#include "shim/driver_usage.h"
 #include "shim/array_size.h"
 #include "shim/context.h"
 #include "tests/check_glake.h"
@@ -37,40 +37,40 @@ static void set_up(void)
 
 START_TEST(what_is_freed_is_off_the_books)
 {
-	account_add(ACCOUNT_ADDRESS, 0x1000, ACCOUNT_MANAGED, 5);
-	account_add(ACCOUNT_ADDRESS, 0x2000, ACCOUNT_OTHER, 7);
+	driver_usage_add(DRIVER_USAGE_BY_ADDRESS, 0x1000, DRIVER_USAGE_MANAGED, 5);
+	driver_usage_add(DRIVER_USAGE_BY_ADDRESS, 0x2000, DRIVER_USAGE_OTHER, 7);
 	/* The same number of another space is another thing. */
-	account_add(ACCOUNT_ARRAY, 0x1000, ACCOUNT_ARRAYS, 11);
-	ck_assert_uint_eq(account_bytes(0, ACCOUNT_MANAGED), 5);
-	ck_assert_uint_eq(account_bytes(0, ACCOUNT_OTHER), 7);
-	ck_assert_uint_eq(account_bytes(0, ACCOUNT_ARRAYS), 11);
-	ck_assert_uint_eq(account_bytes(1, ACCOUNT_ARRAYS), 0);
-	ck_assert_ptr_null(account_take(ACCOUNT_MIPMAPPED, 0x1000));
-	ck_assert_ptr_null(account_take(ACCOUNT_ADDRESS, 0x1001));
-	account_settle(NULL, true);
+	driver_usage_add(DRIVER_USAGE_BY_ARRAY, 0x1000, DRIVER_USAGE_ARRAYS, 11);
+	ck_assert_uint_eq(driver_usage_bytes(0, DRIVER_USAGE_MANAGED), 5);
+	ck_assert_uint_eq(driver_usage_bytes(0, DRIVER_USAGE_OTHER), 7);
+	ck_assert_uint_eq(driver_usage_bytes(0, DRIVER_USAGE_ARRAYS), 11);
+	ck_assert_uint_eq(driver_usage_bytes(1, DRIVER_USAGE_ARRAYS), 0);
+	ck_assert_ptr_null(driver_usage_take(DRIVER_USAGE_BY_MIPMAPPED_ARRAY, 0x1000));
+	ck_assert_ptr_null(driver_usage_take(DRIVER_USAGE_BY_ADDRESS, 0x1001));
+	driver_usage_settle(NULL, true);
 
 	/* The driver did not free it. */
-	account_settle(account_take(ACCOUNT_ADDRESS, 0x1000), false);
-	ck_assert_uint_eq(account_bytes(0, ACCOUNT_MANAGED), 5);
-	account_settle(account_take(ACCOUNT_ADDRESS, 0x1000), true);
-	ck_assert_uint_eq(account_bytes(0, ACCOUNT_MANAGED), 0);
-	ck_assert_ptr_null(account_take(ACCOUNT_ADDRESS, 0x1000));
-	ck_assert_uint_eq(account_bytes(0, ACCOUNT_ARRAYS), 11);
+	driver_usage_settle(driver_usage_take(DRIVER_USAGE_BY_ADDRESS, 0x1000), false);
+	ck_assert_uint_eq(driver_usage_bytes(0, DRIVER_USAGE_MANAGED), 5);
+	driver_usage_settle(driver_usage_take(DRIVER_USAGE_BY_ADDRESS, 0x1000), true);
+	ck_assert_uint_eq(driver_usage_bytes(0, DRIVER_USAGE_MANAGED), 0);
+	ck_assert_ptr_null(driver_usage_take(DRIVER_USAGE_BY_ADDRESS, 0x1000));
+	ck_assert_uint_eq(driver_usage_bytes(0, DRIVER_USAGE_ARRAYS), 11);
 }
 END_TEST
 
 START_TEST(a_number_that_comes_again_is_another_thing)
 {
-	account_add(ACCOUNT_ADDRESS, 0x1000, ACCOUNT_MANAGED, 5);
-	account_add(ACCOUNT_ADDRESS, 0x1000, ACCOUNT_OTHER, 7);
-	ck_assert_uint_eq(account_bytes(0, ACCOUNT_MANAGED), 0);
-	ck_assert_uint_eq(account_bytes(0, ACCOUNT_OTHER), 7);
+	driver_usage_add(DRIVER_USAGE_BY_ADDRESS, 0x1000, DRIVER_USAGE_MANAGED, 5);
+	driver_usage_add(DRIVER_USAGE_BY_ADDRESS, 0x1000, DRIVER_USAGE_OTHER, 7);
+	ck_assert_uint_eq(driver_usage_bytes(0, DRIVER_USAGE_MANAGED), 0);
+	ck_assert_uint_eq(driver_usage_bytes(0, DRIVER_USAGE_OTHER), 7);
 	/* As soon as the driver has freed it, somebody else may get the number. */
-	struct account_entry *taken = account_take(ACCOUNT_ADDRESS, 0x1000);
-	account_add(ACCOUNT_ADDRESS, 0x1000, ACCOUNT_MANAGED, 9);
-	account_settle(taken, true);
-	ck_assert_uint_eq(account_bytes(0, ACCOUNT_MANAGED), 9);
-	ck_assert_uint_eq(account_bytes(0, ACCOUNT_OTHER), 0);
+	struct driver_usage_entry *taken = driver_usage_take(DRIVER_USAGE_BY_ADDRESS, 0x1000);
+	driver_usage_add(DRIVER_USAGE_BY_ADDRESS, 0x1000, DRIVER_USAGE_MANAGED, 9);
+	driver_usage_settle(taken, true);
+	ck_assert_uint_eq(driver_usage_bytes(0, DRIVER_USAGE_MANAGED), 9);
+	ck_assert_uint_eq(driver_usage_bytes(0, DRIVER_USAGE_OTHER), 0);
 }
 END_TEST
 
@@ -79,43 +79,45 @@ START_TEST(a_context_takes_its_own_along)
 	for (uint64_t i = 0; i < 1000; i++) {
 		current = (CUcontext)(uintptr_t)(0x10 + i % 2);
 		current_device = (CUdevice)(i % 2);
-		account_add(ACCOUNT_ADDRESS, 0x1000 + (i * 7919) % 1000, ACCOUNT_MANAGED, 1);
-		account_add(ACCOUNT_MIPMAPPED, 0x1000 + i, ACCOUNT_ARRAYS, 2);
+		driver_usage_add(DRIVER_USAGE_BY_ADDRESS, 0x1000 + (i * 7919) % 1000,
+		                 DRIVER_USAGE_MANAGED, 1);
+		driver_usage_add(DRIVER_USAGE_BY_MIPMAPPED_ARRAY, 0x1000 + i, DRIVER_USAGE_ARRAYS,
+		                 2);
 	}
-	account_grow(0, ACCOUNT_OTHER, 3);
+	driver_usage_grow(0, DRIVER_USAGE_OTHER, 3);
 	uint64_t generation = context_next_generation();
 	/* The handle is another context's already. */
 	current = (CUcontext)0x10;
 	current_device = 0;
-	account_add(ACCOUNT_ADDRESS, 0x9000, ACCOUNT_OTHER, 4);
-	account_release_ctx((CUcontext)0x10, generation);
-	ck_assert_uint_eq(account_bytes(0, ACCOUNT_MANAGED), 0);
-	ck_assert_uint_eq(account_bytes(0, ACCOUNT_ARRAYS), 0);
-	ck_assert_uint_eq(account_bytes(0, ACCOUNT_OTHER), 3 + 4);
-	ck_assert_uint_eq(account_bytes(1, ACCOUNT_MANAGED), 500);
-	ck_assert_uint_eq(account_bytes(1, ACCOUNT_ARRAYS), 1000);
-	ck_assert_ptr_null(account_take(ACCOUNT_MIPMAPPED, 0x1000));
-	account_settle(account_take(ACCOUNT_MIPMAPPED, 0x1001), true);
-	ck_assert_uint_eq(account_bytes(1, ACCOUNT_ARRAYS), 998);
-	account_release_ctx((CUcontext)0x11, context_next_generation());
-	ck_assert_uint_eq(account_bytes(1, ACCOUNT_MANAGED), 0);
-	ck_assert_uint_eq(account_bytes(1, ACCOUNT_ARRAYS), 0);
+	driver_usage_add(DRIVER_USAGE_BY_ADDRESS, 0x9000, DRIVER_USAGE_OTHER, 4);
+	driver_usage_release_ctx((CUcontext)0x10, generation);
+	ck_assert_uint_eq(driver_usage_bytes(0, DRIVER_USAGE_MANAGED), 0);
+	ck_assert_uint_eq(driver_usage_bytes(0, DRIVER_USAGE_ARRAYS), 0);
+	ck_assert_uint_eq(driver_usage_bytes(0, DRIVER_USAGE_OTHER), 3 + 4);
+	ck_assert_uint_eq(driver_usage_bytes(1, DRIVER_USAGE_MANAGED), 500);
+	ck_assert_uint_eq(driver_usage_bytes(1, DRIVER_USAGE_ARRAYS), 1000);
+	ck_assert_ptr_null(driver_usage_take(DRIVER_USAGE_BY_MIPMAPPED_ARRAY, 0x1000));
+	driver_usage_settle(driver_usage_take(DRIVER_USAGE_BY_MIPMAPPED_ARRAY, 0x1001), true);
+	ck_assert_uint_eq(driver_usage_bytes(1, DRIVER_USAGE_ARRAYS), 998);
+	driver_usage_release_ctx((CUcontext)0x11, context_next_generation());
+	ck_assert_uint_eq(driver_usage_bytes(1, DRIVER_USAGE_MANAGED), 0);
+	ck_assert_uint_eq(driver_usage_bytes(1, DRIVER_USAGE_ARRAYS), 0);
 }
 END_TEST
 
 START_TEST(what_has_no_place_is_not_counted)
 {
 	current = NULL;
-	account_add(ACCOUNT_ADDRESS, 0x1000, ACCOUNT_MANAGED, 5);
+	driver_usage_add(DRIVER_USAGE_BY_ADDRESS, 0x1000, DRIVER_USAGE_MANAGED, 5);
 	current = (CUcontext)0x10;
-	account_add(ACCOUNT_ADDRESS, 0x2000, ACCOUNT_MANAGED, 0);
+	driver_usage_add(DRIVER_USAGE_BY_ADDRESS, 0x2000, DRIVER_USAGE_MANAGED, 0);
 	current_device = SHIM_MAX_DEVICES;
-	account_add(ACCOUNT_ADDRESS, 0x3000, ACCOUNT_MANAGED, 5);
-	account_settle(account_take(ACCOUNT_ADDRESS, 0x3000), true);
-	account_grow(-1, ACCOUNT_OTHER, 1);
+	driver_usage_add(DRIVER_USAGE_BY_ADDRESS, 0x3000, DRIVER_USAGE_MANAGED, 5);
+	driver_usage_settle(driver_usage_take(DRIVER_USAGE_BY_ADDRESS, 0x3000), true);
+	driver_usage_grow(-1, DRIVER_USAGE_OTHER, 1);
 	for (CUdevice i = 0; i < SHIM_MAX_DEVICES; i++) {
-		ck_assert_uint_eq(account_bytes(i, ACCOUNT_MANAGED), 0);
-		ck_assert_uint_eq(account_bytes(i, ACCOUNT_OTHER), 0);
+		ck_assert_uint_eq(driver_usage_bytes(i, DRIVER_USAGE_MANAGED), 0);
+		ck_assert_uint_eq(driver_usage_bytes(i, DRIVER_USAGE_OTHER), 0);
 	}
 }
 END_TEST
@@ -124,10 +126,11 @@ static void *churn(void *user)
 {
 	uint64_t base = (uintptr_t)user;
 	for (uint64_t i = 0; i < 2000; i++) {
-		account_add(ACCOUNT_ADDRESS, base + i, ACCOUNT_MANAGED, 3);
-		account_add(ACCOUNT_ARRAY, base + i, ACCOUNT_ARRAYS, 5);
-		account_settle(account_take(ACCOUNT_ADDRESS, base + i), i % 3 > 0);
-		account_settle(account_take(ACCOUNT_ARRAY, base + i), true);
+		driver_usage_add(DRIVER_USAGE_BY_ADDRESS, base + i, DRIVER_USAGE_MANAGED, 3);
+		driver_usage_add(DRIVER_USAGE_BY_ARRAY, base + i, DRIVER_USAGE_ARRAYS, 5);
+		driver_usage_settle(driver_usage_take(DRIVER_USAGE_BY_ADDRESS, base + i),
+		                    i % 3 > 0);
+		driver_usage_settle(driver_usage_take(DRIVER_USAGE_BY_ARRAY, base + i), true);
 	}
 	return NULL;
 }
@@ -142,8 +145,8 @@ START_TEST(threads_share_the_books)
 	for (unsigned i = 0; i < 4; i++) {
 		pthread_join(threads[i], NULL);
 	}
-	ck_assert_uint_eq(account_bytes(0, ACCOUNT_ARRAYS), 0);
-	ck_assert_uint_eq(account_bytes(0, ACCOUNT_MANAGED), 4 * 667 * 3);
+	ck_assert_uint_eq(driver_usage_bytes(0, DRIVER_USAGE_ARRAYS), 0);
+	ck_assert_uint_eq(driver_usage_bytes(0, DRIVER_USAGE_MANAGED), 4 * 667 * 3);
 }
 END_TEST
 
@@ -188,7 +191,7 @@ END_TEST
 
 int main(void)
 {
-	Suite *suite = suite_create("shim account");
+	Suite *suite = suite_create("shim driver usage");
 	set_up();
 	suite_add(suite, what_is_freed_is_off_the_books);
 	suite_add(suite, a_number_that_comes_again_is_another_thing);

@@ -2,7 +2,7 @@
 /*
  * A program that takes memory of the driver in all the ways that there are, linked against it.
  *
- *   account STEP...
+ *   driver_usage STEP...
  *
  * It does one step after the other and ends with 0, or with 1 and a line on stderr. "wait": it prints
  * "ready" and reads a line.

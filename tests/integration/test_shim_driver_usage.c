@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What glaked is told of a program under the shim: what it has of the driver itself, by kind, and its
- * calls. The program is tests/shim/account.c.
+ * calls. The program is tests/shim/driver_usage.c.
  */
 #include <jansson.h>
 #include <stdio.h>
@@ -15,7 +15,7 @@
 #define MIB (1024ull * 1024)
 #define ARRAYS (8 * MIB + 40000 + 348160)
 
-#define PROGRAM run_in_build("tests/shim/account")
+#define PROGRAM run_in_build("tests/shim/driver_usage")
 
 static struct harness harness;
 static struct glake_session *eye;
@@ -245,7 +245,7 @@ START_TEST(glakectl_shows_it)
 		}
 	}
 	ck_assert_msg(found != NULL, "%s", text);
-	ck_assert_str_eq(json_string_value(json_object_get(found, "program")), "account");
+	ck_assert_str_eq(json_string_value(json_object_get(found, "program")), "driver_usage");
 	ck_assert_int_eq(json_integer_value(json_object_get(found, "n_owned")), 2);
 	ck_assert_int_eq(json_integer_value(json_object_get(found, "driver_bytes")), ARRAYS);
 	json_t *device = json_array_get(json_object_get(found, "devices"), 0);
@@ -260,7 +260,7 @@ END_TEST
 
 int main(void)
 {
-	Suite *suite = suite_create("shim account");
+	Suite *suite = suite_create("shim driver usage");
 	suite_add(suite, managed_memory_and_arrays_are_told);
 	suite_add(suite, graphs_and_pools_are_asked_for);
 	suite_add(suite, what_is_left_to_the_driver_is_told);
