@@ -69,7 +69,7 @@ static enum alloc_result alloc_in_order(const struct calls *calls, CUdeviceptr *
 	if (!pool || pool_device(pool) != stream.ordinal) {
 		return LEFT_TO_DRIVER;
 	}
-	return alloc_result_of(order_alloc(&stream, pool, n_bytes, address_out), result_out);
+	return alloc_result_of(order_alloc_async(&stream, pool, n_bytes, address_out), result_out);
 }
 
 static CUresult alloc_async(const struct calls *calls, CUdeviceptr *address_out, size_t n_bytes,

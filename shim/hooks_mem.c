@@ -25,12 +25,7 @@ static enum alloc_result alloc_ours(CUdeviceptr *address_out, uint64_t n_bytes,
 	if (*result_out != CUDA_SUCCESS) {
 		return ANSWERED;
 	}
-	order_collect(place.ctx, false);
-	struct glake__wait wait = {0};
-	int r = heap_alloc(&place, n_bytes, &wait, address_out);
-	if (r == CONNECTION_E_REFUSED && order_collect(place.ctx, true)) {
-		r = heap_alloc(&place, n_bytes, &wait, address_out);
-	}
+	int r = order_alloc(&place, n_bytes, address_out);
 	return alloc_result_of(r, result_out);
 }
 

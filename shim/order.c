@@ -37,8 +37,19 @@ bool order_find_stream(CUstream handle, unsigned flags, struct glake_stream *str
 	return get_order() && glake_order_stream(order, handle, flags, stream_out) == 0;
 }
 
-int order_alloc(const struct glake_stream *stream, struct pool *pool, uint64_t n_bytes,
-                CUdeviceptr *address_out)
+int order_alloc(const struct heap_place *place, uint64_t n_bytes, CUdeviceptr *address_out)
+{
+	struct glake__wait wait = {0};
+	order_collect(place->ctx, false);
+	int r = heap_alloc(place, n_bytes, &wait, address_out);
+	if (r == CONNECTION_E_REFUSED && order_collect(place->ctx, true)) {
+		r = heap_alloc(place, n_bytes, &wait, address_out);
+	}
+	return r;
+}
+
+int order_alloc_async(const struct glake_stream *stream, struct pool *pool, uint64_t n_bytes,
+                      CUdeviceptr *address_out)
 {
 	const struct heap_place place = {
 		.device = stream->ordinal,
@@ -52,13 +63,7 @@ int order_alloc(const struct glake_stream *stream, struct pool *pool, uint64_t n
 		*address_out = heap_reuse(parked, &place, n_bytes);
 		return 0;
 	}
-	order_collect(place.ctx, false);
-	struct glake__wait wait = {0};
-	int r = heap_alloc(&place, n_bytes, &wait, address_out);
-	if (r == CONNECTION_E_REFUSED && order_collect(place.ctx, true)) {
-		r = heap_alloc(&place, n_bytes, &wait, address_out);
-	}
-	return r;
+	return order_alloc(&place, n_bytes, address_out);
 }
 
 bool order_free(CUstream handle, unsigned flags, const struct glake_stream *stream,

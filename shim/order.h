@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The heap in the order of streams: what was freed on a stream is parked there (glake_order.h) until
- * it goes back to the heap.
+ * Stream order: memory that the program frees in the order of a stream is parked (glake_order.h), and
+ * goes back to the heap when the stream has got there.
  *
- * Owner: the process. Threads: any.
+ * Ownership: the process. Threads: any.
  */
 #ifndef GLAKE_SHIM_ORDER_H
 #define GLAKE_SHIM_ORDER_H
@@ -11,32 +11,39 @@
 #include "shim/heap.h"
 
 /*
- * False if the driver does not tell; then the call is its business. @flags: GLAKE_PER_THREAD or 0, here
- * and below.
+ * Describe a stream. False: the driver does not tell, so the call is the driver's. @flags, here and
+ * below: GLAKE_PER_THREAD or 0.
  */
 bool order_find_stream(CUstream handle, unsigned flags, struct glake_stream *stream_out);
 
-/* As heap_alloc(), but what is parked on the stream comes first. */
-int order_alloc(const struct glake_stream *stream, struct pool *pool, uint64_t n_bytes,
-                CUdeviceptr *address_out);
+/*
+ * As heap_alloc(). Parked memory that is no longer in use goes back to the heap first. If glaked
+ * refuses, the call waits until all parked memory of the context is back, and asks again.
+ */
+int order_alloc(const struct heap_place *place, uint64_t n_bytes, CUdeviceptr *address_out);
 
-/* Free a claimed allocation when the stream gets here. False: it is still the caller's. */
+/* The same in stream order, from @pool: memory that is parked on @stream is used at once. */
+int order_alloc_async(const struct glake_stream *stream, struct pool *pool, uint64_t n_bytes,
+                      CUdeviceptr *address_out);
+
+/* Free a claimed allocation in stream order. False: it is still the caller's. */
 bool order_free(CUstream handle, unsigned flags, const struct glake_stream *stream,
                 struct glake__allocation *allocation);
 
 /*
- * Give what is parked in @ctx, the current context, and done with back to the heap; with @waits, all
- * that is parked. Whether there was any.
+ * Give parked memory of @ctx, the current context, back to the heap: what is no longer in use, or all
+ * of it if @waits, which blocks until the GPU is there. Returns whether there was any.
  */
 bool order_collect(CUcontext ctx, bool waits);
 
-/* The same for all contexts, without waiting, in a thread that has any context or none. */
+/* The same for all contexts, without waiting. The thread may have any current context, or none. */
 void order_collect_all(void);
 
 /*
- * Around calls that may end a context: nobody else makes use of it meanwhile. What is parked in @ctx is
- * hidden before, since its handle may be another's at once; and dropped if it is gone, as no work uses
- * it any more and its events went with it, or shown again.
+ * Around a call that may end contexts. Between hold and let, no other thread uses or ends one.
+ * hide: before the call, set the parked memory of @ctx aside, because the handle may be another
+ * context's at once. show: @ctx has not ended, the memory is parked again. drop: @ctx has ended, and
+ * no work uses the memory any more.
  */
 void order_hold_contexts(void);
 void order_let_contexts(void);
