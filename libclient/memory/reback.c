@@ -243,23 +243,9 @@ static bool undo(struct work *work)
 	return is_lost;
 }
 
-static int gate_close(uint64_t readers)
-{
-	const struct glake__gate *gate = &glake__space.gate;
-	return gate->close ? gate->close(gate->user, readers) : 0;
-}
-
-static void gate_open(void)
-{
-	const struct glake__gate *gate = &glake__space.gate;
-	if (gate->close) {
-		gate->open(gate->user);
-	}
-}
-
 static int exchange(struct work *work, bool *is_lost)
 {
-	int r = work->takes_access ? gate_close(work->gated) : 0;
+	int r = work->takes_access ? glake__gate_close(work->gated) : 0;
 	if (r < 0) {
 		return r;
 	}
@@ -271,7 +257,7 @@ static int exchange(struct work *work, bool *is_lost)
 		*is_lost = undo(work);
 	}
 	if (work->takes_access) {
-		gate_open();
+		glake__gate_open();
 	}
 	return r;
 }
@@ -392,7 +378,7 @@ int glake__range_access(struct glake__range *range, uint64_t offset, uint64_t n_
 		takes |= at->access > access;
 		readers |= readers_of(at);
 	}
-	r = takes ? gate_close(readers) : 0;
+	r = takes ? glake__gate_close(readers) : 0;
 	if (r == 0) {
 		r = set_access(&change, &access);
 		if (r < 0) {
@@ -401,7 +387,7 @@ int glake__range_access(struct glake__range *range, uint64_t offset, uint64_t n_
 			glake__error_restore(text);
 		}
 		if (takes) {
-			gate_open();
+			glake__gate_open();
 		}
 	}
 	for (struct glake__piece *at = first; r == 0 && at && at->offset < offset + n_bytes;

@@ -45,3 +45,24 @@ void glake__space_open(const struct cudrv *drv)
 	}
 	glake__unlock();
 }
+
+/* ---- the gate --------------------------------------------------------------------------------- */
+
+static _Thread_local unsigned n_closed; /* by this thread, one in the other */
+
+int glake__gate_close(uint64_t readers)
+{
+	const struct glake__gate *gate = &glake__space.gate;
+	int r = n_closed == 0 && gate->close ? gate->close(gate->user, readers) : 0;
+	n_closed += r == 0;
+	return r;
+}
+
+void glake__gate_open(void)
+{
+	const struct glake__gate *gate = &glake__space.gate;
+	n_closed--;
+	if (n_closed == 0 && gate->close) {
+		gate->open(gate->user);
+	}
+}

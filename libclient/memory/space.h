@@ -55,6 +55,14 @@ static inline void glake__unlock(void)
 	pthread_mutex_unlock(&glake__space.lock);
 }
 
+/*
+ * Hold back the program's work, by the gate, until glake__gate_open() by the same thread. It nests: the
+ * outermost pair closes and opens, so several changes can share one closing, whose @readers must include
+ * theirs. Returns 0, or the gate's error.
+ */
+int glake__gate_close(uint64_t readers);
+void glake__gate_open(void);
+
 /* A session begins in this process. */
 void glake__space_begin(void);
 /* And it has the driver: from now on there is a window, unless the driver has no addresses. */

@@ -336,6 +336,28 @@ START_TEST(the_gate_is_closed_when_access_goes_and_only_then)
 }
 END_TEST
 
+START_TEST(changes_under_one_closing_of_the_gate_close_it_once)
+{
+	begin("1GiB");
+	glake__space.gate = (struct glake__gate){close_gate, open_gate, &drv};
+	struct glake__range *range = reserve_range(4);
+	struct glake__part one = make_part(2);
+	ck_assert_int_eq(glake__range_reback(range, 0, &one, 1, NULL, NULL), 0);
+	gate_error = -EBUSY;
+	ck_assert_int_eq(glake__gate_close(1), -EBUSY);
+	gate_error = 0;
+	ck_assert_int_eq(glake__gate_close(1), 0);
+	ck_assert_int_eq(glake__range_access(range, 0, 2 * MIB, GLAKE__ACCESS_READ), 0);
+	ck_assert_int_eq(glake__range_access(range, 0, 2 * MIB, GLAKE__ACCESS_WRITE), 0);
+	ck_assert_int_eq(n_opened, 0);
+	glake__gate_open();
+	ck_assert_int_eq(n_closed, 2);
+	ck_assert_int_eq(n_opened, 1);
+	end_part(&one);
+	glake__range_end(range, NULL);
+}
+END_TEST
+
 /* ---- faults: whole or not at all --------------------------------------------------------------- */
 
 /* Each driver call that a change makes fails once, the first, the second, ...: nothing is half done. */
@@ -705,6 +727,7 @@ int main(void)
 	suite_add(suite, what_is_mapped_twice_is_pinned_until_it_is_not);
 	suite_add(suite, a_pin_has_a_reason_and_keeps_the_memory_in_its_place);
 	suite_add(suite, the_gate_is_closed_when_access_goes_and_only_then);
+	suite_add(suite, changes_under_one_closing_of_the_gate_close_it_once);
 	suite_add(suite, a_step_that_fails_is_undone);
 	suite_add(suite, what_cannot_be_put_back_is_a_hole_and_said_to_be_lost);
 	suite_add(suite, what_the_driver_does_not_unmap_stays);
