@@ -299,7 +299,7 @@ $(B)/tests/%: $(B)/obj/tests/%.o Makefile | $(TEST_ARCHIVES)
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(LDFLAGS) -o $@ $< $(TEST_ARCHIVES) $(DAEMON_LIBS) -ljansson $(TEST_LIBS) \
 		$(call rpath,../../lib) -Wl,--trace >$@.trace && \
-		sed -n 's|^$(B)/lib/\.\.\(/obj/.*\.o\)$$|$@: $(B)\1|p' $@.trace >$@.d && rm $@.trace
+		sed -n 's|^$(B)/lib/\.\.\(/obj/.*\.o\)$$|$@: $(B)\1\n$(B)\1:|p' $@.trace >$@.d && rm $@.trace
 
 # Programs of others, that the shim is preloaded into: they get nothing of ours.
 $(B)/obj/tests/shim/linked.o: CPPFLAGS += -DLINKED
