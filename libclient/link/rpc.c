@@ -99,6 +99,25 @@ int glake__rpc_hello(struct glake_session *session, const char *program)
 	return r;
 }
 
+/* ---- fds of an answer ------------------------------------------------------------------------- */
+
+/* Did it bring @n fds, or lost some to this process's own limit? */
+static bool has_fds(const struct glake__call *call, size_t n)
+{
+	return call->fds.n_fds == n || call->fds.is_cut;
+}
+
+/* Hand them over, all or none. */
+static int take_fds(struct glake__call *call, struct fdlist *fds)
+{
+	if (call->fds.is_cut) {
+		return glake__call_cut();
+	}
+	*fds = call->fds;
+	fdlist_init(&call->fds);
+	return 0;
+}
+
 /* ---- chunks ----------------------------------------------------------------------------------- */
 
 int glake__rpc_chunk_alloc(struct glake_session *session, uint32_t device, uint64_t chunk_bytes,
@@ -123,16 +142,15 @@ int glake__rpc_chunk_alloc(struct glake_session *session, uint32_t device, uint6
 		return r;
 	}
 	const Glake__Wire__ChunkAllocAnswer *answer = call.answer->chunk_alloc;
-	if (answer->n_ids == n_chunks && call.fds.is_cut) {
-		glake__rpc_chunk_free(session, answer->ids, n_chunks);
-		r = glake__call_cut();
-	} else if (answer->n_ids == n_chunks && call.fds.n_fds == n_chunks) {
-		memcpy(ids_out, answer->ids, n_chunks * sizeof(*ids_out));
-		*fds = call.fds;
-		fdlist_init(&call.fds);
-	} else {
+	if (answer->n_ids != n_chunks || !has_fds(&call, n_chunks)) {
 		r = glake__link_kill(&session->link, GLAKE_E_PROTOCOL,
 		                     "the daemon gave another number of chunks than asked for");
+	} else {
+		memcpy(ids_out, answer->ids, n_chunks * sizeof(*ids_out));
+		if (call.fds.is_cut) {
+			glake__rpc_chunk_free(session, answer->ids, n_chunks);
+		}
+		r = take_fds(&call, fds);
 	}
 	glake__call_end(&session->link, &call);
 	return r;
@@ -165,7 +183,7 @@ int glake__rpc_chunk_share(struct glake_session *session, const uint64_t *ids, s
 static bool is_open_answer(const struct glake__call *call, size_t n_ids)
 {
 	const Glake__Wire__ChunkOpenAnswer *answer = call->answer->chunk_open;
-	bool is_sound = answer->n_chunk_bytes == n_ids && call->fds.n_fds == n_ids;
+	bool is_sound = answer->n_chunk_bytes == n_ids && has_fds(call, n_ids);
 	for (size_t i = 0; is_sound && i < n_ids; i++) {
 		uint64_t n_bytes = answer->chunk_bytes[i];
 		is_sound = n_bytes > 0 && n_bytes <= GLAKE_MAX_CHUNK_BYTES &&
@@ -192,14 +210,11 @@ int glake__rpc_chunk_open(struct glake_session *session, const struct glake__chu
 	if (r < 0) {
 		return r;
 	}
-	if (call.fds.is_cut) {
-		r = glake__call_cut();
-	} else if (is_open_answer(&call, n_ids)) {
+	if (is_open_answer(&call, n_ids)) {
 		const Glake__Wire__ChunkOpenAnswer *answer = call.answer->chunk_open;
 		memcpy(sizes_out, answer->chunk_bytes, n_ids * sizeof(*sizes_out));
 		*device_out = answer->device;
-		*fds = call.fds;
-		fdlist_init(&call.fds);
+		r = take_fds(&call, fds);
 	} else {
 		r = glake__link_kill(&session->link, GLAKE_E_PROTOCOL,
 		                     "the daemon's answer about chunks is invalid");
@@ -285,9 +300,8 @@ int glake__rpc_model_close(struct glake_session *session, uint64_t model)
 static bool is_sound(const struct glake__call *call)
 {
 	const Glake__Wire__BlockAnswer *block = call->answer->block;
-	return (call->fds.n_fds == 1 || call->fds.is_cut) &&
-	       block->digest.len == sizeof(struct glake_digest) && block->chunk_bytes > 0 &&
-	       block->chunk_bytes <= GLAKE_MAX_CHUNK_BYTES &&
+	return has_fds(call, 1) && block->digest.len == sizeof(struct glake_digest) &&
+	       block->chunk_bytes > 0 && block->chunk_bytes <= GLAKE_MAX_CHUNK_BYTES &&
 	       block->chunk_bytes % GLAKE_CHUNK_GRANULARITY == 0 &&
 	       block->content_bytes <= block->chunk_bytes;
 }
