@@ -65,25 +65,29 @@ struct glake__device *glake__session_at_ordinal(const struct glake_session *sess
 	return NULL;
 }
 
-struct glake__device *glake__session_mappable(struct glake_session *session, uint32_t index,
-                                              int *error_out)
+int glake__session_mappable(struct glake_session *session, uint32_t index,
+                            struct glake__device **device_out)
 {
 	struct glake__device *device = glake__session_device(session, index);
 	if (!device) {
-		*error_out = -ENODEV;
-		return NULL;
+		return -ENODEV;
 	}
 	if (!session->has_driver) {
-		*error_out = glake__fail(GLAKE_E_NO_DRIVER,
-		                         "the session was made without the driver");
-		return NULL;
+		return glake__fail(GLAKE_E_NO_DRIVER, "the session was made without the driver");
 	}
 	if (device->public.ordinal < 0) {
-		*error_out = glake__fail(-ENODEV, "device %u (%s) is not visible in this process",
-		                         index, device->public.name);
-		return NULL;
+		return glake__fail(-ENODEV, "device %u (%s) is not visible in this process", index,
+		                   device->public.name);
 	}
-	return device;
+	*device_out = device;
+	return 0;
+}
+
+int glake__session_check_device(struct glake_session *session, uint32_t index,
+                                struct glake__device **device_out)
+{
+	int r = glake__session_check(session);
+	return r < 0 ? r : glake__session_mappable(session, index, device_out);
 }
 
 int glake_session_info(struct glake_session *session, struct glake_session_info *info)

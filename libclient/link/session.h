@@ -115,9 +115,13 @@ void glake__session_unref(struct glake_session *session);
 /* The device of glaked's number @index, mappable or not; NULL with the error set. */
 struct glake__device *glake__session_device(struct glake_session *session, uint32_t index);
 
-/* The same, if memory of it can be mapped in this process; else NULL with the error set. */
-struct glake__device *glake__session_mappable(struct glake_session *session, uint32_t index,
-                                              int *error_out);
+/* The same, if memory of it can be mapped in this process: 0, -ENODEV or GLAKE_E_NO_DRIVER. */
+int glake__session_mappable(struct glake_session *session, uint32_t index,
+                            struct glake__device **device_out);
+
+/* glake__session_check(), then glake__session_mappable(). */
+int glake__session_check_device(struct glake_session *session, uint32_t index,
+                                struct glake__device **device_out);
 
 /* The device with CUDA ordinal @ordinal in this process; NULL if there is none. */
 struct glake__device *glake__session_at_ordinal(const struct glake_session *session, int ordinal);

@@ -19,11 +19,11 @@ int glake_alloc(struct glake_session *session, uint32_t device, uint64_t bytes, 
 	if (r == 0) {
 		r = glake__heap_check(bytes, flags, GLAKE_ZERO);
 	}
-	if (r < 0) {
-		return r;
+	struct glake__device *found = NULL;
+	if (r == 0) {
+		r = glake__session_mappable(session, device, &found);
 	}
-	struct glake__device *found = glake__session_mappable(session, device, &r);
-	if (!found) {
+	if (r < 0) {
 		return r;
 	}
 	struct glake__allocation *allocation;
@@ -120,12 +120,9 @@ int glake_free_async(struct glake_session *session, void *stream, glake_ptr ptr,
 
 int glake_trim(struct glake_session *session, uint32_t device, uint64_t keep_bytes)
 {
-	int r = glake__session_check(session);
+	struct glake__device *found;
+	int r = glake__session_check_device(session, device, &found);
 	if (r < 0) {
-		return r;
-	}
-	struct glake__device *found = glake__session_mappable(session, device, &r);
-	if (!found) {
 		return r;
 	}
 	glake__async_collect(session, -1);

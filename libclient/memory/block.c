@@ -238,12 +238,9 @@ static int lookup(struct glake_session *session, const struct glake__device *dev
 int glake_block_lookup(struct glake_session *session, uint32_t device,
                        const struct glake_digest *digest, struct glake_block **block_out)
 {
-	int r = glake__session_check(session);
+	struct glake__device *found;
+	int r = glake__session_check_device(session, device, &found);
 	if (r < 0) {
-		return r;
-	}
-	struct glake__device *found = glake__session_mappable(session, device, &r);
-	if (!found) {
 		return r;
 	}
 	cleanup_free struct glake_block *block = block_new(session);

@@ -23,12 +23,9 @@ static CUresult copy(const struct cudrv *drv, CUcontext context, void *to, glake
 int glake_read(struct glake_session *session, uint32_t device, void *to, glake_ptr from,
                uint64_t bytes)
 {
-	int r = glake__session_check(session);
+	struct glake__device *found;
+	int r = glake__session_check_device(session, device, &found);
 	if (r < 0) {
-		return r;
-	}
-	struct glake__device *found = glake__session_mappable(session, device, &r);
-	if (!found) {
 		return r;
 	}
 	if (bytes == 0) {

@@ -145,12 +145,12 @@ int glake_map(struct glake_session *session, uint32_t device, glake_ptr ptr, uin
 	if (bytes == 0 || !is_granular(bytes) || !is_granular(ptr)) {
 		return refuse_shape(ptr, bytes);
 	}
-	struct glake__device *found = glake__session_mappable(session, device, &r);
-	if (!found) {
-		return r;
-	}
+	struct glake__device *found = NULL;
 	struct glake__range *range = NULL;
-	r = find_range(session, ptr, bytes, false, &range);
+	r = glake__session_mappable(session, device, &found);
+	if (r == 0) {
+		r = find_range(session, ptr, bytes, false, &range);
+	}
 	if (r < 0) {
 		return r;
 	}

@@ -227,11 +227,12 @@ int glake_share_open(struct glake_session *session, const struct glake_share *sh
 			r = glake__fail(-EINVAL, "the shared memory has another size");
 		}
 	}
+	struct glake__device *device = NULL;
 	if (r == 0) {
-		struct glake__device *device = glake__session_mappable(session, index, &r);
-		if (device) {
-			r = map(share, &fds, device, ordinal, ptr_out);
-		}
+		r = glake__session_mappable(session, index, &device);
+	}
+	if (r == 0) {
+		r = map(share, &fds, device, ordinal, ptr_out);
 	}
 	return glake__leave(session, r);
 }

@@ -57,19 +57,25 @@ static void enter(struct glake_model *model)
 	glake__unlock();
 }
 
-static int open_model(struct glake_session *session, const struct glake__model_files *files,
-                      const struct glake_model_options *options, struct glake__device *device,
-                      struct glake_model **model_out)
+struct opening {
+	struct glake_session *session;
+	struct glake_model_options options;
+	struct glake__device *device;
+	struct glake__model_files files;
+};
+
+static int open_model(const struct opening *opening, struct glake_model **model_out)
 {
+	struct glake_session *session = opening->session;
 	struct glake_model *model = calloc(1, sizeof(*model));
 	if (!model) {
 		return glake__fail(-ENOMEM, "out of memory");
 	}
 	model->session = session;
 	model->n_refs = 1;
-	model->device = device;
-	model->no_map = options->no_map != 0;
-	int r = glake__model_request(model, files, options);
+	model->device = opening->device;
+	model->no_map = opening->options.no_map != 0;
+	int r = glake__model_request(model, &opening->files, &opening->options);
 	if (r == 0) {
 		r = bring_in(model);
 	}
@@ -90,71 +96,64 @@ static int open_model(struct glake_session *session, const struct glake__model_f
 
 /* ---- the public calls ------------------------------------------------------------------------- */
 
-/* Before files are opened. */
-static int check_options(struct glake_session *session, const struct glake_model_options *options,
-                         struct glake_model_options *full_out, struct glake__device **device_out)
+/* All but the files. */
+static int begin(struct opening *opening, struct glake_session *session,
+                 const struct glake_model_options *options)
 {
+	opening->session = session;
 	int r = glake__session_check(session);
 	if (r == 0) {
-		r = glake__sized_in(options, full_out, sizeof(*full_out));
+		r = glake__sized_in(options, &opening->options, sizeof(opening->options));
 	}
 	if (r < 0) {
 		return r;
 	}
-	if (full_out->no_map) {
-		*device_out = glake__session_device(session, full_out->device);
-		return *device_out ? 0 : -ENODEV;
+	if (!opening->options.no_map) {
+		return glake__session_mappable(session, opening->options.device, &opening->device);
 	}
-	*device_out = glake__session_mappable(session, full_out->device, &r);
-	return r;
+	opening->device = glake__session_device(session, opening->options.device);
+	return opening->device ? 0 : -ENODEV;
 }
 
-/* Ends @files. @opened: 0, or why they could not be opened. */
-static int open_files(struct glake_session *session, struct glake__model_files *files, int opened,
-                      const struct glake_model_options *options, struct glake__device *device,
-                      struct glake_model **model_out)
+/* @r: 0, or why the files could not be opened. */
+static int finish(struct opening *opening, int r, struct glake_model **model_out)
 {
-	int r = opened < 0 ? opened : open_model(session, files, options, device, model_out);
-	glake__model_files_deinit(files);
-	return glake__leave(session, r);
+	if (r == 0) {
+		r = open_model(opening, model_out);
+	}
+	glake__model_files_deinit(&opening->files);
+	return glake__leave(opening->session, r);
 }
 
 int glake_model_open(struct glake_session *session, const char *path,
                      const struct glake_model_options *options, struct glake_model **model_out)
 {
-	struct glake_model_options full;
-	struct glake__device *device;
-	struct glake__model_files files;
-	int r = check_options(session, options, &full, &device);
+	struct opening opening;
+	int r = begin(&opening, session, options);
 	return r < 0 ? r
-	             : open_files(session, &files, glake__model_files_open(&files, path), &full,
-	                          device, model_out);
+	             : finish(&opening, glake__model_files_open(&opening.files, path), model_out);
 }
 
 int glake_model_open_shards(struct glake_session *session, const char *const *paths, size_t n_paths,
                             const struct glake_model_options *options,
                             struct glake_model **model_out)
 {
-	struct glake_model_options full;
-	struct glake__device *device;
-	struct glake__model_files files;
-	int r = check_options(session, options, &full, &device);
+	struct opening opening;
+	int r = begin(&opening, session, options);
 	return r < 0 ? r
-	             : open_files(session, &files,
-	                          glake__model_files_open_shards(&files, paths, n_paths), &full,
-	                          device, model_out);
+	             : finish(&opening,
+	                      glake__model_files_open_shards(&opening.files, paths, n_paths),
+	                      model_out);
 }
 
 int glake_model_open_fds(struct glake_session *session, const int *fds, const char *const *names,
                          size_t n_fds, const struct glake_model_options *options,
                          struct glake_model **model_out)
 {
-	struct glake_model_options full;
-	struct glake__device *device;
-	struct glake__model_files files;
-	int r = check_options(session, options, &full, &device);
+	struct opening opening;
+	int r = begin(&opening, session, options);
 	return r < 0 ? r
-	             : open_files(session, &files,
-	                          glake__model_files_borrow(&files, fds, names, n_fds), &full,
-	                          device, model_out);
+	             : finish(&opening,
+	                      glake__model_files_borrow(&opening.files, fds, names, n_fds),
+	                      model_out);
 }
