@@ -28,21 +28,23 @@ enum glake__page_kind {
 
 /* An entry: the kind in 4 bits, 44 bits of a pointer that is a multiple of 16, the device in 8 bits + 1. */
 struct glake__pages {
-	uint64_t base;
-	_Atomic uint64_t n_bytes; /* 0: no window; set last */
-	_Atomic uint64_t *entries;
+	_Atomic uint64_t n_bytes; /* 0: no window; set last, read first */
+	_Atomic uint64_t base;
+	_Atomic uint64_t *_Atomic entries;
 };
 extern struct glake__pages glake__pages;
 
 /* 0: not in the window, or nobody's. */
 static inline uint64_t glake__page_of(uint64_t word)
 {
-	uint64_t at = word - glake__pages.base;
-	if (at >= atomic_load_explicit(&glake__pages.n_bytes, memory_order_acquire)) {
+	uint64_t n_bytes = atomic_load_explicit(&glake__pages.n_bytes, memory_order_acquire);
+	uint64_t at = word - atomic_load_explicit(&glake__pages.base, memory_order_relaxed);
+	if (at >= n_bytes) {
 		return 0;
 	}
-	return atomic_load_explicit(&glake__pages.entries[at >> GLAKE__PAGE_SHIFT],
-	                            memory_order_acquire);
+	_Atomic uint64_t *entries = atomic_load_explicit(&glake__pages.entries,
+	                                                 memory_order_relaxed);
+	return atomic_load_explicit(&entries[at >> GLAKE__PAGE_SHIFT], memory_order_acquire);
 }
 
 static inline enum glake__page_kind glake__page_kind(uint64_t page)

@@ -185,6 +185,33 @@ START_TEST(alignment_and_hints_are_kept)
 }
 END_TEST
 
+/* A word of a launch may be anything, and is looked up also while the first memory of the process comes. */
+static atomic_bool is_window_open;
+
+static void *look_up(void *user)
+{
+	while (!is_window_open) {
+		for (uint64_t word = 1; word < 32ull << 30; word <<= 1) {
+			if (glake__page_of(word) != 0) {
+				return user;
+			}
+		}
+	}
+	return NULL;
+}
+
+START_TEST(words_are_looked_up_while_the_window_opens)
+{
+	pthread_t thread;
+	void *why = NULL;
+	ck_assert_int_eq(pthread_create(&thread, NULL, look_up, &drv), 0);
+	begin("1GiB");
+	is_window_open = true;
+	pthread_join(thread, &why);
+	ck_assert_ptr_null(why);
+}
+END_TEST
+
 /* What the window has no room for is the driver's, and in the map all the same. */
 START_TEST(a_range_outside_of_the_window_is_found_too)
 {
