@@ -223,10 +223,11 @@ glake_ptr glake__window_take(uint64_t n_bytes, uint64_t alignment, glake_ptr hin
 		return 0;
 	}
 	struct extent *extent;
-	glake_ptr ptr = hint;
-	if (hint) {
-		extent = glake__window_has(hint)
-		                 ? find_around((hint - glake__pages.base) >> GLAKE__PAGE_SHIFT,
+	/* Of the two the alignment is what must be. */
+	glake_ptr ptr = alignment && hint % alignment ? 0 : hint;
+	if (ptr) {
+		extent = glake__window_has(ptr)
+		                 ? find_around((ptr - glake__pages.base) >> GLAKE__PAGE_SHIFT,
 		                               n_pages)
 		                 : NULL;
 	} else {

@@ -24,7 +24,7 @@ void glake__window_forget(void);
 
 /*
  * Take @n_bytes of free addresses, a multiple of 2 MiB. @alignment is a power of two or 0; @hint is
- * where they should be, 0: anywhere. 0: there are none, or no memory.
+ * where they should be, 0: anywhere. A hint that is not aligned is none. 0: there are none, or no memory.
  */
 glake_ptr glake__window_take(uint64_t n_bytes, uint64_t alignment, glake_ptr hint);
 

@@ -177,8 +177,15 @@ START_TEST(alignment_and_hints_are_kept)
 	ck_assert_int_eq(
 		glake__range_reserve(GLAKE__RANGE_PLACED, NULL, 0, 6 * MIB, 0, hint, &hinted), 0);
 	ck_assert_uint_eq(hinted->ptr, hint);
+	struct glake__range *aligned;
+	ck_assert_int_eq(glake__range_reserve(GLAKE__RANGE_PLACED, NULL, 0, 6 * MIB, 1ull << 30,
+	                                      hint + 64 * MIB, &aligned),
+	                 0);
+	ck_assert_uint_eq(aligned->ptr % (1ull << 30), 0);
+	ck_assert(glake__window_has(aligned->ptr));
 	ck_assert(glake__space_is_valid());
 	glake__range_drop(odd);
+	glake__range_drop(aligned);
 	glake__range_drop(range);
 	glake__range_drop(hinted);
 	ck_assert(glake__space_is_valid());
@@ -749,6 +756,7 @@ int main(void)
 	suite_add(suite, a_window_too_large_is_halved);
 	suite_add(suite, addresses_that_come_back_are_one_piece_again);
 	suite_add(suite, alignment_and_hints_are_kept);
+	suite_add(suite, words_are_looked_up_while_the_window_opens);
 	suite_add(suite, a_range_outside_of_the_window_is_found_too);
 	suite_add(suite, the_page_map_tells_kind_and_device);
 	suite_add(suite, what_is_mapped_twice_is_pinned_until_it_is_not);
