@@ -77,6 +77,24 @@ static struct gate_thread *take_new(void)
 	return page;
 }
 
+/* What the closer submits is part of the change. */
+static bool must_wait(void)
+{
+	return atomic_load(&gate.state) & GATE_CLOSED && atomic_load(&closer) != gettid();
+}
+
+static void wait_until_open(void)
+{
+	const int saved = errno;
+	while (must_wait()) {
+		uint32_t state = atomic_load(&gate.state);
+		if (state & GATE_CLOSED) {
+			syscall(SYS_futex, &gate.state, FUTEX_WAIT_PRIVATE, state, NULL, NULL, 0);
+		}
+	}
+	errno = saved;
+}
+
 struct gate_thread *gate_join(void)
 {
 	const int saved = errno;
@@ -85,9 +103,13 @@ struct gate_thread *gate_join(void)
 		me = take_new();
 	}
 	if (!me) {
-		/* Its work goes on; but from now on nobody can be sure that everybody is out. */
+		/*
+		 * Its work goes on; but from now on nobody can be sure that everybody is out. A
+		 * closer that has not seen that is waited for: it does not know of this thread.
+		 */
 		is_blind = true;
 		me = &unseen;
+		wait_until_open();
 	} else {
 		/* Without the destructor the record is lost when the thread ends: 64 bytes. */
 		pthread_setspecific(key, me);
@@ -97,30 +119,16 @@ struct gate_thread *gate_join(void)
 	return me;
 }
 
-static void wait_until_open(struct gate_thread *me)
-{
-	const int saved = errno;
-	atomic_store_explicit(&me->depth, 0, memory_order_release);
-	uint32_t state = atomic_load(&gate.state);
-	if (state & GATE_CLOSED) {
-		syscall(SYS_futex, &gate.state, FUTEX_WAIT_PRIVATE, state, NULL, NULL, 0);
-	}
-	errno = saved;
-}
-
 void gate_wait(struct gate_thread *me)
 {
-	if (atomic_load(&me->depth) > 1) {
+	if (me == &unseen || atomic_load(&me->depth) > 1) {
 		return;
 	}
 	/* Again, and ordered: the gate may be fenced. */
 	atomic_store(&me->depth, 1);
-	while (atomic_load(&gate.state) & GATE_CLOSED) {
-		/* What the closer submits is part of the change. */
-		if (atomic_load(&closer) == gettid()) {
-			return;
-		}
-		wait_until_open(me);
+	while (must_wait()) {
+		atomic_store_explicit(&me->depth, 0, memory_order_release);
+		wait_until_open();
 		atomic_store(&me->depth, 1);
 	}
 }

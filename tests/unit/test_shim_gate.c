@@ -5,6 +5,7 @@
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -248,18 +249,24 @@ START_TEST(nobody_is_inside_while_it_is_closed)
 }
 END_TEST
 
-/* As in containers whose profile is older than the call. */
-static void forbid_membarrier(void)
+/* From now on @call fails with @error in this thread. */
+static void forbid(unsigned call, unsigned error)
 {
 	struct sock_filter program[] = {
 		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_membarrier, 0, 1),
-		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, call, 0, 1),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | error),
 		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
 	};
 	struct sock_fprog filter = {.len = sizeof(program) / sizeof(program[0]), .filter = program};
 	ck_assert_int_eq(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
 	ck_assert_int_eq(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter), 0);
+}
+
+/* As in containers whose profile is older than the call. */
+static void forbid_membarrier(void)
+{
+	forbid(SYS_membarrier, EPERM);
 }
 
 START_TEST(without_membarrier_as_well)
@@ -279,6 +286,67 @@ START_TEST(membarrier_may_be_forbidden_later)
 	ck_assert_int_eq(gate_close(LONG_NS), -EAGAIN);
 	ck_assert_uint_eq(gate.state, GATE_FENCED);
 	stress_gate();
+}
+END_TEST
+
+/* ---- without memory --------------------------------------------------------------------------- */
+
+#define N_POOR 40
+
+static atomic_int n_have_come;
+static atomic_int n_are_in;
+
+static void *enter_without_memory(void *argument)
+{
+	forbid(SYS_mmap, ENOMEM);
+	atomic_fetch_add(&n_have_come, 1);
+	struct gate_thread *me = gate_enter();
+	/* And calls that call. */
+	gate_leave(gate_enter());
+	atomic_fetch_add(&n_are_in, 1);
+	gate_leave(me);
+	return argument;
+}
+
+static void do_nothing(int signal)
+{
+	(void)signal;
+}
+
+/* No thread has a record of its own from now on, unless there is memory. */
+static void use_up_records(void)
+{
+	for (int i = 0; i < 64; i++) {
+		gate_join();
+	}
+}
+
+/* They come one after the other, and a signal wakes those who wait: they look at the gate again. */
+START_TEST(threads_without_memory_wait_at_a_closed_gate)
+{
+	const struct sigaction action = {.sa_handler = do_nothing};
+	pthread_t threads[N_POOR];
+	sigaction(SIGUSR1, &action, NULL);
+	use_up_records();
+	ck_assert_int_eq(gate_close(LONG_NS), 0);
+	for (int i = 0; i < N_POOR; i++) {
+		ck_assert_int_eq(pthread_create(&threads[i], NULL, enter_without_memory, NULL), 0);
+		while (atomic_load(&n_have_come) <= i) {
+			pthread_kill(threads[0], SIGUSR1);
+		}
+		for (int k = 0; k < 200; k++) {
+			pthread_kill(threads[0], SIGUSR1);
+		}
+	}
+	ck_assert_int_eq(atomic_load(&n_are_in), 0);
+	gate_open();
+	for (int i = 0; i < N_POOR; i++) {
+		pthread_join(threads[i], NULL);
+	}
+	ck_assert_int_eq(atomic_load(&n_are_in), N_POOR);
+	/* Nobody can know any more that such a thread is out. */
+	ck_assert_int_eq(gate_close(SOON_NS), -ENOMEM);
+	gate_leave(gate_enter());
 }
 END_TEST
 
@@ -339,6 +407,7 @@ int main(void)
 	suite_add(suite, nobody_is_inside_while_it_is_closed);
 	suite_add(suite, without_membarrier_as_well);
 	suite_add(suite, membarrier_may_be_forbidden_later);
+	suite_add(suite, threads_without_memory_wait_at_a_closed_gate);
 	suite_add(suite, gated_calls_are_made_inside);
 	suite_add(suite, every_call_is_gated_or_excused);
 	return suite_run(suite);
