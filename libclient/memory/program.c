@@ -289,35 +289,33 @@ struct glake__mapping {
 };
 
 /* How much of [ptr, ptr + n_bytes) is of one reservation; 0: -EINVAL or -ENOENT is in *error_out. */
-static uint64_t find_part(glake_ptr ptr, uint64_t n_bytes, struct glake__range **range_out,
-                          int *error_out)
+static uint64_t find_part(glake_ptr ptr, uint64_t n_bytes, int *error_out)
 {
 	glake__lock();
 	const struct glake__piece *piece = glake__piece_at_locked(ptr);
-	struct glake__range *range = piece ? piece->range : NULL;
+	const struct glake__range *range = piece ? piece->range : NULL;
 	uint64_t n_part = 0;
 	*error_out = range || glake__window_has(ptr) ? -EINVAL : -ENOENT;
 	if (range && range->use == GLAKE__RANGE_PROGRAM) {
 		uint64_t n_left = range->n_bytes - (ptr - range->ptr);
 		n_part = n_left < n_bytes ? n_left : n_bytes;
-		*range_out = range;
 	}
 	glake__unlock();
 	return n_part;
 }
 
-static int begin_part(struct glake__range *range, glake_ptr ptr, uint64_t n_bytes,
-                      struct glake__chunk *chunk, struct glake__mapping **list)
+static int begin_part(glake_ptr ptr, uint64_t n_bytes, struct glake__chunk *chunk,
+                      struct glake__mapping **list)
 {
 	const struct glake__part part = {.chunk = chunk, .n_bytes = n_bytes, .fd = -1};
 	struct glake__mapping *mapping = calloc(1, sizeof(*mapping));
 	if (!mapping) {
 		return -ENOMEM;
 	}
-	int r = glake__change_begin(&mapping->change, range, ptr - range->ptr, &part, 1);
+	int r = glake__change_begin_at(&mapping->change, GLAKE__RANGE_PROGRAM, ptr, &part, 1);
 	if (r < 0) {
 		free(mapping);
-		return -EINVAL;
+		return r == -ENOMEM ? r : -EINVAL;
 	}
 	mapping->chunk = chunk;
 	mapping->next = *list;
@@ -357,12 +355,11 @@ static bool is_hole(const struct glake__change *change)
 int glake__program_map(glake_ptr ptr, uint64_t n_bytes, struct glake__chunk *chunk,
                        struct glake__mapping **mapping_out)
 {
-	struct glake__range *range = NULL;
 	int error;
 	if (n_bytes == 0 || !is_granular(ptr) || !is_granular(n_bytes)) {
 		return -ENOENT;
 	}
-	uint64_t n_part = find_part(ptr, n_bytes, &range, &error);
+	uint64_t n_part = find_part(ptr, n_bytes, &error);
 	if (n_part == 0 && error == -ENOENT && chunk) {
 		return begin_loose(chunk, mapping_out);
 	}
@@ -371,9 +368,8 @@ int glake__program_map(glake_ptr ptr, uint64_t n_bytes, struct glake__chunk *chu
 	}
 	struct glake__chunk *foreign = chunk ? NULL : foreign_chunk(n_bytes);
 	struct glake__mapping *mapping = NULL;
-	int r = chunk || foreign
-	                ? begin_part(range, ptr, n_bytes, chunk ? chunk : foreign, &mapping)
-	                : -ENOMEM;
+	int r = chunk || foreign ? begin_part(ptr, n_bytes, chunk ? chunk : foreign, &mapping)
+	                         : -ENOMEM;
 	if (r == 0 && !is_hole(&mapping->change)) {
 		glake__program_settle(mapping, false);
 		r = -EINVAL;
@@ -393,10 +389,9 @@ int glake__program_unmap(glake_ptr ptr, uint64_t n_bytes, struct glake__mapping 
 	glake_ptr at = ptr;
 	int r = n_bytes == 0 || !is_granular(ptr) || !is_granular(n_bytes) ? -ENOENT : 0;
 	while (r == 0 && at < ptr + n_bytes) {
-		struct glake__range *range = NULL;
-		uint64_t n_part = find_part(at, ptr + n_bytes - at, &range, &r);
+		uint64_t n_part = find_part(at, ptr + n_bytes - at, &r);
 		if (n_part > 0) {
-			r = begin_part(range, at, n_part, NULL, &list);
+			r = begin_part(at, n_part, NULL, &list);
 		} else if (at != ptr) {
 			r = -EINVAL;
 		}
@@ -446,9 +441,8 @@ int glake__program_check(glake_ptr ptr, uint64_t n_bytes)
 {
 	glake_ptr at = ptr;
 	while (at < ptr + n_bytes) {
-		struct glake__range *range;
 		int error;
-		uint64_t n_part = find_part(at, ptr + n_bytes - at, &range, &error);
+		uint64_t n_part = find_part(at, ptr + n_bytes - at, &error);
 		if (n_part == 0) {
 			return at == ptr ? error : -EINVAL;
 		}

@@ -3,11 +3,15 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <time.h>
 
 #include "libclient/link/error.h"
 #include "libclient/memory/map.h"
 #include "libclient/memory/window.h"
 #include "proto/cleanup.h"
+
+/* Between two looks at what is busy. */
+#define BUSY_PAUSE_NS 20000
 
 /* ---- chunks ----------------------------------------------------------------------------------- */
 
@@ -410,32 +414,31 @@ static void change_free(struct glake__change *change)
 	*change = (struct glake__change){.range = NULL};
 }
 
+/* In no range yet, at offset 0. */
 static int prepare(struct glake__change *change, const struct glake__part *parts, size_t n_parts)
 {
 	struct glake__piece **link = &change->fresh;
-	uint64_t at = change->offset;
 	for (size_t i = 0; i < n_parts; i++) {
-		*link = piece_new(change->range);
+		*link = piece_new(NULL);
 		if (!*link) {
 			return glake__fail(-ENOMEM, "out of memory");
 		}
-		(*link)->offset = at;
+		(*link)->offset = change->n_bytes;
 		(*link)->n_bytes = parts[i].n_bytes;
 		(*link)->chunk = parts[i].chunk;
 		(*link)->access = parts[i].chunk ? parts[i].access : GLAKE__ACCESS_NONE;
-		at += parts[i].n_bytes;
+		change->n_bytes += parts[i].n_bytes;
 		link = &(*link)->next;
 	}
-	change->n_bytes = at - change->offset;
-	change->edges[0] = piece_new(change->range);
-	change->edges[1] = piece_new(change->range);
+	change->edges[0] = piece_new(NULL);
+	change->edges[1] = piece_new(NULL);
 	return change->edges[0] && change->edges[1] ? 0 : glake__fail(-ENOMEM, "out of memory");
 }
 
-static int refuse(const struct glake__change *change, int error, const char *why)
+static int refuse(const struct glake__change *change, int error, glake_ptr ptr, const char *why)
 {
 	return glake__fail(error, "%llu bytes at 0x%llx: %s", (unsigned long long)change->n_bytes,
-	                   (unsigned long long)(change->range->ptr + change->offset), why);
+	                   (unsigned long long)ptr, why);
 }
 
 /* Can it begin? Called with the lock held. */
@@ -443,8 +446,8 @@ static int check_locked(const struct glake__change *change, const char **why_out
 {
 	const struct glake__range *range = change->range;
 	uint64_t end = change->offset + change->n_bytes;
-	*why_out = "not within the range";
-	if (change->n_bytes == 0 || end < change->offset || end > range->n_bytes) {
+	*why_out = "not within a range";
+	if (!range || change->n_bytes == 0 || end < change->offset || end > range->n_bytes) {
 		return -EINVAL;
 	}
 	const struct glake__piece *piece = glake__range_piece_locked(range, change->offset);
@@ -467,6 +470,10 @@ static void begin_locked(struct glake__change *change)
 {
 	struct glake__range *range = change->range;
 	uint64_t end = change->offset + change->n_bytes;
+	for (struct glake__piece *fresh = change->fresh; fresh; fresh = fresh->next) {
+		fresh->range = range;
+		fresh->offset += change->offset;
+	}
 	struct glake__piece *piece = glake__range_piece_locked(range, change->offset);
 	if (piece->offset < change->offset) {
 		piece = cut(piece, change->offset, ptr_steal(change->edges[0]));
@@ -480,27 +487,70 @@ static void begin_locked(struct glake__change *change)
 	for (; piece && piece->offset < end; piece = piece->next) {
 		piece->is_busy = true;
 	}
+	change->readers = range->readers;
 }
 
-int glake__change_begin(struct glake__change *change, struct glake__range *range, uint64_t offset,
-                        const struct glake__part *parts, size_t n_parts)
+/* Where a change is to be: in @range, or, without one, in the one of @use at @ptr. */
+struct place {
+	struct glake__range *range;
+	enum glake__range_use use;
+	glake_ptr ptr;
+};
+
+static int try_begin(struct glake__change *change, const struct place *place, const char **why_out)
 {
-	*change = (struct glake__change){.range = range, .offset = offset};
+	glake__lock();
+	change->range = place->range ? place->range
+	                             : glake__range_at_locked(place->ptr, place->use);
+	change->offset = change->range ? place->ptr - change->range->ptr : 0;
+	int r = check_locked(change, why_out);
+	if (r == 0) {
+		begin_locked(change);
+	}
+	glake__unlock();
+	return r;
+}
+
+static int begin(struct glake__change *change, const struct place *place,
+                 const struct glake__part *parts, size_t n_parts, bool waits)
+{
+	const struct timespec pause = {.tv_nsec = BUSY_PAUSE_NS};
 	const char *why = NULL;
+	*change = (struct glake__change){.range = NULL};
 	int r = prepare(change, parts, n_parts);
 	if (r == 0) {
-		glake__lock();
-		r = check_locked(change, &why);
-		if (r == 0) {
-			begin_locked(change);
+		r = try_begin(change, place, &why);
+		while (r == -EBUSY && waits) {
+			nanosleep(&pause, NULL);
+			r = try_begin(change, place, &why);
 		}
-		glake__unlock();
-		r = r < 0 ? refuse(change, r, why) : 0;
+		r = r < 0 ? refuse(change, r, place->ptr, why) : 0;
 	}
 	if (r < 0) {
 		change_free(change);
 	}
 	return r;
+}
+
+int glake__change_begin(struct glake__change *change, struct glake__range *range, uint64_t offset,
+                        const struct glake__part *parts, size_t n_parts)
+{
+	const struct place place = {.range = range, .ptr = range->ptr + offset};
+	return begin(change, &place, parts, n_parts, false);
+}
+
+int glake__change_begin_wait(struct glake__change *change, struct glake__range *range,
+                             uint64_t offset, const struct glake__part *parts, size_t n_parts)
+{
+	const struct place place = {.range = range, .ptr = range->ptr + offset};
+	return begin(change, &place, parts, n_parts, true);
+}
+
+int glake__change_begin_at(struct glake__change *change, enum glake__range_use use, glake_ptr ptr,
+                           const struct glake__part *parts, size_t n_parts)
+{
+	const struct place place = {.use = use, .ptr = ptr};
+	return begin(change, &place, parts, n_parts, true);
 }
 
 struct glake__piece *glake__change_first(const struct glake__change *change)
@@ -509,6 +559,48 @@ struct glake__piece *glake__change_first(const struct glake__change *change)
 	struct glake__piece *piece = glake__range_piece_locked(change->range, change->offset);
 	glake__unlock();
 	return piece;
+}
+
+/* The change's pieces are busy, so their row stays; @readers get the access that the others have. */
+static void give_access(const struct glake__change *change, uint64_t readers)
+{
+	char *text = glake__error_save();
+	const struct glake__piece *piece = glake__change_first(change);
+	for (; piece && piece->offset < change->offset + change->n_bytes; piece = piece->next) {
+		if (piece->chunk && piece->access != GLAKE__ACCESS_NONE) {
+			glake__map_access(piece->range->ptr + piece->offset, piece->n_bytes,
+			                  readers, piece->access);
+		}
+	}
+	glake__error_restore(text);
+}
+
+/* With the lock held. Peers that came since found the pieces busy, and left them out. */
+static uint64_t late_readers(const struct glake__change *change)
+{
+	const struct glake__range *range = change->range;
+	return range->use == GLAKE__RANGE_PRIVATE ? range->readers & ~change->readers : 0;
+}
+
+/* Called with the lock held, which it gives up. */
+static void end_change(struct glake__change *change)
+{
+	struct glake__range *range = change->range;
+	uint64_t end = change->offset + change->n_bytes;
+	uint64_t late;
+	while ((late = late_readers(change)) != 0) {
+		change->readers |= late;
+		glake__unlock();
+		give_access(change, late);
+		glake__lock();
+	}
+	struct glake__piece *piece = glake__range_piece_locked(range, change->offset);
+	for (; piece && piece->offset < end; piece = piece->next) {
+		piece->is_busy = false;
+	}
+	merge_holes(range, change->offset, end);
+	glake__unlock();
+	change_free(change);
 }
 
 void glake__change_commit(struct glake__change *change, struct glake__chunk **dead)
@@ -530,6 +622,7 @@ void glake__change_commit(struct glake__change *change, struct glake__chunk **de
 	while (change->fresh) {
 		struct glake__piece *fresh = change->fresh;
 		change->fresh = fresh->next;
+		fresh->is_busy = true;
 		link_behind(fresh, before);
 		map_chunk(fresh);
 		enter(fresh);
@@ -538,29 +631,23 @@ void glake__change_commit(struct glake__change *change, struct glake__chunk **de
 	for (piece = old; piece; piece = piece->next) {
 		unmap_chunk(piece, dead);
 	}
-	merge_holes(range, change->offset, end);
-	glake__unlock();
 	change->fresh = old;
-	change_free(change);
+	end_change(change);
 }
 
 void glake__change_cancel(struct glake__change *change, struct glake__chunk **dead)
 {
-	struct glake__range *range = change->range;
 	uint64_t end = change->offset + change->n_bytes;
 	glake__lock();
-	struct glake__piece *piece = glake__range_piece_locked(range, change->offset);
+	struct glake__piece *piece = glake__range_piece_locked(change->range, change->offset);
 	for (; piece && piece->offset < end; piece = piece->next) {
 		if (piece->is_unmapped) {
 			unmap_chunk(piece, dead);
 			enter(piece);
 		}
 		piece->is_unmapped = false;
-		piece->is_busy = false;
 	}
-	merge_holes(range, change->offset, end);
-	glake__unlock();
-	change_free(change);
+	end_change(change);
 }
 
 /* ---- for tests -------------------------------------------------------------------------------- */

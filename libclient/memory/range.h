@@ -143,6 +143,7 @@ struct glake__change {
 	struct glake__range *range;
 	uint64_t offset;
 	uint64_t n_bytes;
+	uint64_t readers;              /* of the range, when it began */
 	struct glake__piece *fresh;    /* owned list */
 	struct glake__piece *edges[2]; /* owned spares */
 };
@@ -153,7 +154,18 @@ struct glake__change {
  */
 int glake__change_begin(struct glake__change *change, struct glake__range *range, uint64_t offset,
                         const struct glake__part *parts, size_t n_parts);
-/* It has happened. What lost its last use goes onto @dead. Cannot fail. */
+/* The same, but what is busy is waited for: a change takes milliseconds, and waits for no other one. */
+int glake__change_begin_wait(struct glake__change *change, struct glake__range *range,
+                             uint64_t offset, const struct glake__part *parts, size_t n_parts);
+/* The same, of the range of @use that @ptr is in by then: others may drop it. -EINVAL: there is none. */
+int glake__change_begin_at(struct glake__change *change, enum glake__range_use use, glake_ptr ptr,
+                           const struct glake__part *parts, size_t n_parts);
+/*
+ * The two ends of a change. Peers that came to the range meanwhile get access to its pieces; then they are
+ * busy no more. Neither can fail.
+ *
+ * It has happened. What lost its last use goes onto @dead.
+ */
 void glake__change_commit(struct glake__change *change, struct glake__chunk **dead);
 /* It has not: all stays, but for the pieces that are noted as unmapped, which become holes. */
 void glake__change_cancel(struct glake__change *change, struct glake__chunk **dead);

@@ -43,7 +43,6 @@ struct row {
 
 struct work {
 	struct glake__change change;
-	uint64_t readers;
 	struct row old;
 	struct row new;
 	bool takes_access;
@@ -150,7 +149,7 @@ static int take_new(struct work *work, const struct glake__part *parts, size_t n
 			.n_bytes = part->n_bytes,
 			.chunk = part->chunk,
 			.access = part->access,
-			.readers = work->readers | own_reader(part->chunk),
+			.readers = work->change.readers | own_reader(part->chunk),
 			.handle = part->handle,
 		};
 		ptr += part->n_bytes;
@@ -200,7 +199,7 @@ static int take_old(struct work *work)
 			.chunk = piece->chunk,
 			.piece = piece,
 			.access = piece->access,
-			.readers = work->readers | own_reader(piece->chunk),
+			.readers = work->change.readers | own_reader(piece->chunk),
 			.is_mapped = true,
 		};
 		r = pin ? glake__fail(-EBUSY, "the memory at 0x%llx is pinned: %s",
@@ -262,21 +261,10 @@ static int exchange(struct work *work, bool *is_lost)
 	return r;
 }
 
-/* A reader may have come meanwhile, and found the pieces busy. */
-static void give_late_readers(const struct row *row, uint64_t readers)
-{
-	for (size_t i = 0; readers && i < row->n; i++) {
-		const struct step *step = &row->steps[i];
-		if (step->is_mapped && step->access != GLAKE__ACCESS_NONE) {
-			glake__map_access(step->ptr, step->n_bytes, readers, step->access);
-		}
-	}
-}
-
 static int reback(struct glake__range *range, uint64_t offset, const struct glake__part *parts,
                   size_t n_parts, bool only_holes, struct glake__chunk **dead, bool *is_lost_out)
 {
-	struct work work = {.readers = range->readers};
+	struct work work = {.takes_access = false};
 	struct glake__chunk *unused = NULL;
 	bool is_lost = false;
 	int r = glake__change_begin(&work.change, range, offset, parts, n_parts);
@@ -297,7 +285,6 @@ static int reback(struct glake__range *range, uint64_t offset, const struct glak
 	}
 	if (r == 0) {
 		glake__change_commit(&work.change, &unused);
-		give_late_readers(&work.new, range->readers & ~work.readers);
 	} else {
 		glake__change_cancel(&work.change, &unused);
 	}
@@ -329,10 +316,9 @@ int glake__range_fill(struct glake__range *range, uint64_t offset, const struct 
 
 /* ---- access ----------------------------------------------------------------------------------- */
 
-/* Of a piece in its range. */
-static uint64_t readers_of(const struct glake__piece *piece)
+static uint64_t readers_of(const struct glake__change *change, const struct glake__piece *piece)
 {
-	return piece->range->readers | own_reader(piece->chunk);
+	return change->readers | own_reader(piece->chunk);
 }
 
 /* Give all pieces in the change @access; NULL: each its own. */
@@ -345,7 +331,7 @@ static int set_access(const struct glake__change *change, const enum glake__acce
 		const struct glake__piece *first = piece;
 		uint64_t n_bytes = 0;
 		while (piece && piece->offset < end && piece->chunk &&
-		       readers_of(piece) == readers_of(first) &&
+		       readers_of(change, piece) == readers_of(change, first) &&
 		       (access || piece->access == first->access)) {
 			n_bytes += piece->n_bytes;
 			piece = piece->next;
@@ -354,7 +340,8 @@ static int set_access(const struct glake__change *change, const enum glake__acce
 			piece = piece->next;
 		} else {
 			r = glake__map_access(change->range->ptr + first->offset, n_bytes,
-			                      readers_of(first), access ? *access : first->access);
+			                      readers_of(change, first),
+			                      access ? *access : first->access);
 		}
 	}
 	return r;
@@ -376,7 +363,7 @@ int glake__range_access(struct glake__range *range, uint64_t offset, uint64_t n_
 	for (const struct glake__piece *at = first; at && at->offset < offset + n_bytes;
 	     at = at->next) {
 		takes |= at->access > access;
-		readers |= readers_of(at);
+		readers |= readers_of(&change, at);
 	}
 	r = takes ? glake__gate_close(readers) : 0;
 	if (r == 0) {
@@ -406,7 +393,7 @@ int glake__range_clear(struct glake__range *range, uint64_t offset, uint64_t n_b
 	const struct glake__part hole = {.n_bytes = n_bytes};
 	struct glake__change change;
 	struct glake__chunk *unused = NULL;
-	int error = glake__change_begin(&change, range, offset, &hole, 1);
+	int error = glake__change_begin_wait(&change, range, offset, &hole, 1);
 	if (error < 0) {
 		return error;
 	}
@@ -442,12 +429,12 @@ int glake__range_end(struct glake__range *range, struct glake__chunk **dead)
 
 /* ---- readers ---------------------------------------------------------------------------------- */
 
-/* With the lock held: what is mapped of @range now. Only what the program may write is the peer's too. */
+/* With the lock held: what is mapped of @range now. What is busy follows when it is busy no more. */
 static int open_locked(struct glake__range *range, int reader)
 {
 	int r = 0;
 	for (const struct glake__piece *at = range->first; r == 0 && at; at = at->next) {
-		if (at->chunk && !at->is_busy && at->access == GLAKE__ACCESS_WRITE) {
+		if (at->chunk && !at->is_busy && at->access != GLAKE__ACCESS_NONE) {
 			r = glake__map_access(range->ptr + at->offset, at->n_bytes, 1ull << reader,
 			                      at->access);
 		}

@@ -2,7 +2,7 @@
 /*
  * Changing what backs a range, while its addresses stay.
  *
- * Threads: any; two changes of one place exclude each other (-EBUSY). No lock is held by the caller.
+ * Threads: any; two changes of one place exclude each other (-EBUSY, or the second waits). No lock is held by the caller.
  * All return 0 or a negative error with its text.
  */
 #ifndef GLAKE_LIBCLIENT_REBACK_H
@@ -35,8 +35,9 @@ int glake__range_access(struct glake__range *range, uint64_t offset, uint64_t n_
                         enum glake__access access);
 
 /*
- * Unmap whatever is in [offset, offset + n_bytes), pinned or not: nobody uses it any more. What the driver
- * does not unmap stays a piece with its chunk. Returns the first error, having tried all.
+ * Unmap whatever is in [offset, offset + n_bytes), pinned or not: nobody uses it any more. A change of it
+ * under way is waited for. What the driver does not unmap stays a piece with its chunk. Returns the first
+ * error, having tried all.
  */
 int glake__range_clear(struct glake__range *range, uint64_t offset, uint64_t n_bytes,
                        struct glake__chunk **dead);

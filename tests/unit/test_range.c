@@ -526,6 +526,57 @@ START_TEST(a_new_reader_reads_what_there_is_and_what_comes)
 }
 END_TEST
 
+/* A peer comes while a change is under way, just before memory is touched. */
+static int peer_error;
+
+static int close_as_a_peer_comes(void *user, uint64_t readers)
+{
+	(void)user;
+	(void)readers;
+	ck_assert_int_eq(glake__space_add_reader(0, 1), 0);
+	return peer_error;
+}
+
+static void open_nothing(void *user)
+{
+	(void)user;
+}
+
+static struct glake__range *private_range(struct glake__part *part)
+{
+	struct glake__range *range = NULL;
+	*part = make_part(2);
+	ck_assert_int_eq(glake__range_reserve(GLAKE__RANGE_PRIVATE, NULL, 0, 2 * MIB, 0, 0, &range),
+	                 0);
+	ck_assert_int_eq(glake__range_fill(range, 0, part, 1), 0);
+	glake__space.gate = (struct glake__gate){close_as_a_peer_comes, open_nothing, NULL};
+	return range;
+}
+
+/* 0: access, 1: reback, 2 and 3: the same, refused. */
+START_TEST(a_reader_that_comes_during_a_change_reads_what_is_there_then)
+{
+	begin("2x1GiB");
+	bool is_refused = _i >= 2;
+	unsigned long long flags = 0;
+	struct glake__part old;
+	struct glake__range *range = private_range(&old);
+	struct glake__part new = make_part(2);
+	new.access = GLAKE__ACCESS_READ;
+	peer_error = is_refused ? -EAGAIN : 0;
+	int r = _i % 2 ? glake__range_reback(range, 0, &new, 1, NULL, NULL)
+	               : glake__range_access(range, 0, 2 * MIB, GLAKE__ACCESS_READ);
+	ck_assert_int_eq(r, peer_error);
+	for (int device = 0; device < 2; device++) {
+		ck_ok(access_of(range->ptr, device, &flags));
+		ck_assert_uint_eq(flags, is_refused ? READ_WRITE : READ_ONLY);
+	}
+	end_part(&old);
+	end_part(&new);
+	ck_assert_int_eq(glake__range_end(range, NULL), 0);
+}
+END_TEST
+
 /* ---- against a plain model -------------------------------------------------------------------- */
 
 #define N_RANGES 6
@@ -749,6 +800,62 @@ START_TEST(pages_are_read_while_they_change)
 }
 END_TEST
 
+static atomic_bool is_changing;
+static atomic_bool may_change;
+static struct glake__part slow_part;
+
+static int close_slowly(void *user, uint64_t readers)
+{
+	(void)user;
+	(void)readers;
+	is_changing = true;
+	while (!may_change) {
+		usleep(100);
+	}
+	return 0;
+}
+
+static void *reback_slowly(void *user)
+{
+	ck_assert_int_eq(glake__range_reback(user, 0, &slow_part, 1, NULL, NULL), 0);
+	return NULL;
+}
+
+static void *let_change(void *user)
+{
+	(void)user;
+	usleep(20000);
+	may_change = true;
+	return NULL;
+}
+
+/* A program frees what somebody is just about to seal or to move. */
+START_TEST(the_end_of_a_range_waits_for_a_change_of_it)
+{
+	begin("1GiB");
+	pthread_t threads[2];
+	struct glake__range *range = reserve_range(2);
+	struct glake__part part = make_part(2);
+	slow_part = make_part(2);
+	ck_assert_int_eq(glake__range_fill(range, 0, &part, 1), 0);
+	end_part(&part);
+	glake__space.gate = (struct glake__gate){close_slowly, open_nothing, NULL};
+	pthread_create(&threads[0], NULL, reback_slowly, range);
+	while (!is_changing) {
+		usleep(100);
+	}
+	/* Two of a kind exclude each other. */
+	ck_assert_int_eq(glake__range_access(range, 0, 2 * MIB, GLAKE__ACCESS_READ), -EBUSY);
+	pthread_create(&threads[1], NULL, let_change, NULL);
+	ck_assert_int_eq(glake__range_end(range, NULL), 0);
+	pthread_join(threads[0], NULL);
+	pthread_join(threads[1], NULL);
+	end_part(&slow_part);
+	ck_assert_uint_eq(n_released, 2);
+	ck_assert(glake__space_is_valid());
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("range");
@@ -767,10 +874,15 @@ int main(void)
 	suite_add(suite, what_cannot_be_put_back_is_a_hole_and_said_to_be_lost);
 	suite_add(suite, what_the_driver_does_not_unmap_stays);
 	suite_add(suite, a_new_reader_reads_what_there_is_and_what_comes);
+	TCase *late = tcase_create("late");
+	tcase_add_loop_test(late, a_reader_that_comes_during_a_change_reads_what_is_there_then, 0,
+	                    4);
+	suite_add_tcase(suite, late);
 	TCase *tcase = tcase_create("model");
 	tcase_set_timeout(tcase, 120);
 	tcase_add_loop_test(tcase, the_map_does_what_a_plain_table_does, 0, 3);
 	suite_add_tcase(suite, tcase);
 	suite_add(suite, pages_are_read_while_they_change);
+	suite_add(suite, the_end_of_a_range_waits_for_a_change_of_it);
 	return suite_run(suite);
 }
