@@ -48,7 +48,7 @@ static struct rule_set *_Atomic from_env;
 static struct rule_set *_Atomic from_file;
 static const char *file_path; /* borrowed from the environment */
 static pthread_mutex_t file_lock = PTHREAD_MUTEX_INITIALIZER;
-static struct timespec file_mtime; /* under file_lock */
+static struct stat file_stat; /* under file_lock */
 
 static bool parse_number(const char *text, unsigned long *value_out)
 {
@@ -169,13 +169,13 @@ err_memory:
 }
 
 /* A file that does not exist is an empty one. */
-static bool read_file(char *text, size_t size, struct timespec *mtime_out)
+static bool read_file(char *text, size_t size, struct stat *stat_out)
 {
 	int fd = open(file_path, O_RDONLY | O_CLOEXEC);
 	struct stat st;
 
 	text[0] = '\0';
-	*mtime_out = (struct timespec){0};
+	*stat_out = (struct stat){0};
 	if (fd < 0) {
 		return errno == ENOENT;
 	}
@@ -183,7 +183,7 @@ static bool read_file(char *text, size_t size, struct timespec *mtime_out)
 	bool ok = n >= 0 && fstat(fd, &st) == 0;
 	if (ok) {
 		text[n] = '\0';
-		*mtime_out = st.st_mtim;
+		*stat_out = st;
 	}
 	close(fd);
 	return ok;
@@ -194,7 +194,7 @@ static bool load_file(void)
 	char text[MAX_RULES_BYTES];
 	struct rule_set *set = NULL;
 
-	if (read_file(text, sizeof(text), &file_mtime)) {
+	if (read_file(text, sizeof(text), &file_stat)) {
 		set = parse_rules("CUDASIM_FAULT_FILE", text);
 	}
 	if (!set) {
@@ -227,19 +227,26 @@ bool fault_config_is_valid(void)
 	return config_is_valid;
 }
 
+/* A rename shows by the inode, however fast it followed: file times tick every few milliseconds. */
+static bool is_other_file(const struct stat *st)
+{
+	return st->st_ino != file_stat.st_ino || st->st_mtim.tv_sec != file_stat.st_mtim.tv_sec ||
+	       st->st_mtim.tv_nsec != file_stat.st_mtim.tv_nsec;
+}
+
 /* Rules in a file that became malformed change nothing: the old ones stay. */
 static void reload_if_changed(void)
 {
 	struct stat st = {0};
 
 	if (stat(file_path, &st) != 0) {
-		st.st_mtim = (struct timespec){0};
+		st = (struct stat){0};
 	}
 	/* Busy means that another thread reloads (or did so when this process was forked). */
 	if (pthread_mutex_trylock(&file_lock) != 0) {
 		return;
 	}
-	if (st.st_mtim.tv_sec != file_mtime.tv_sec || st.st_mtim.tv_nsec != file_mtime.tv_nsec) {
+	if (is_other_file(&st)) {
 		load_file();
 	}
 	pthread_mutex_unlock(&file_lock);

@@ -268,16 +268,15 @@ END_TEST
 START_TEST(copies_cross_mappings_and_reservations)
 {
 	driver_begin("1x64MiB");
-	CUdeviceptr first = reserve(2 * GRANULE), second;
+	CUdeviceptr first, second;
 	CUmemGenericAllocationHandle a = chunk_new(GRANULE), b = chunk_new(2 * GRANULE);
 	uint8_t *in = malloc(3 * GRANULE), *out = malloc(3 * GRANULE);
 
-	/* The second chunk lies across the border of two reservations, where there is one. */
-	ck_ok(cu.MemAddressReserve(&second, 2 * GRANULE, 0, first + 2 * GRANULE, 0));
-	if (second != first + 2 * GRANULE) {
-		ck_ok(cu.MemAddressFree(first, 2 * GRANULE));
-		ck_ok(cu.MemAddressReserve(&first, 2 * GRANULE, 0, second - 2 * GRANULE, 0));
-	}
+	/* The second chunk lies across the border of two reservations: halves of a free place. */
+	CUdeviceptr place = reserve(4 * GRANULE);
+	ck_ok(cu.MemAddressFree(place, 4 * GRANULE));
+	ck_ok(cu.MemAddressReserve(&first, 2 * GRANULE, 0, place, 0));
+	ck_ok(cu.MemAddressReserve(&second, 2 * GRANULE, 0, place + 2 * GRANULE, 0));
 	ck_assert_uint_eq(second, first + 2 * GRANULE);
 	ck_ok(cu.MemMap(first, GRANULE, 0, a, 0));
 	ck_ok(cu.MemMap(first + GRANULE, 2 * GRANULE, 0, b, 0));
