@@ -27,17 +27,35 @@
 
 #define TEST_TIMEOUT_S 30
 
-static inline void suite_add_timed(Suite *suite, const TTest *test, double timeout_s)
+/* Behind each test that has a world: tests/harness/world.h. */
+void world_end(void) __attribute__((weak));
+
+/* What each test of this program begins with; set it before they are added. NULL: nothing. */
+static void (*suite_begin)(void);
+
+static inline TCase *suite_case(Suite *suite, const TTest *test, double timeout_s)
 {
 	TCase *tcase = tcase_create(test->name);
 	tcase_set_timeout(tcase, timeout_s);
-	tcase_add_test(tcase, test);
+	tcase_add_checked_fixture(tcase, suite_begin, world_end);
 	suite_add_tcase(suite, tcase);
+	return tcase;
+}
+
+static inline void suite_add_timed(Suite *suite, const TTest *test, double timeout_s)
+{
+	tcase_add_test(suite_case(suite, test, timeout_s), test);
 }
 
 static inline void suite_add(Suite *suite, const TTest *test)
 {
 	suite_add_timed(suite, test, TEST_TIMEOUT_S);
+}
+
+/* @n times, as _i says. */
+static inline void suite_add_loop(Suite *suite, const TTest *test, int n)
+{
+	tcase_add_loop_test(suite_case(suite, test, TEST_TIMEOUT_S), test, 0, n);
 }
 
 /* The test must die of @signal: for asserts. */

@@ -132,17 +132,28 @@ static int bind_to(int type, const char *path)
 	return fd;
 }
 
-static void set_environment(const struct harness *harness)
+void harness_environment(const struct harness *harness)
 {
 	char path[PATH_MAX];
+	setenv("GLAKE_SOCKET", harness->socket_path, 1);
 	in_folder(harness, "cudasim", path);
 	setenv("CUDASIM_STATE", path, 1);
 	setenv("CUDASIM_DEVICES", harness->options.devices, 1);
+	snprintf(path, sizeof(path), "%s/cudasim/libcuda.so.1", build_folder());
+	setenv("GLAKE_LIBCUDA", path, 0);
+	unsetenv("CUDASIM_FAULT");
+	unsetenv("CUDASIM_FAULT_FILE");
+}
+
+static void set_environment(const struct harness *harness)
+{
+	char path[PATH_MAX];
+	harness_environment(harness);
 	if (harness->options.faults) {
 		setenv("CUDASIM_FAULT", harness->options.faults, 1);
 	}
-	snprintf(path, sizeof(path), "%s/cudasim/libcuda.so.1", build_folder());
-	setenv("GLAKE_LIBCUDA", path, 0);
+	in_folder(harness, ".faults", path);
+	setenv("CUDASIM_FAULT_FILE", path, 1);
 	setenv("NOTIFY_SOCKET", harness->notify_path, 1);
 	unsetenv("GLAKE_SOCKET");
 	unsetenv("GLAKE_CONFIG");
@@ -312,7 +323,7 @@ void harness_clean(struct harness *harness)
 	nftw(harness->folder, remove_entry, 16, FTW_DEPTH | FTW_PHYS);
 }
 
-void harness_stop(struct harness *harness)
+void harness_end(struct harness *harness)
 {
 	check_alive(harness);
 	harness_signal(harness, SIGTERM);
@@ -321,6 +332,13 @@ void harness_stop(struct harness *harness)
 	              "glaked ended with status 0x%x\n%s", status, log_tail(harness));
 	const char *log = harness_log(harness);
 	ck_assert_msg(!strstr(log, "Assertion") && !strstr(log, "assert"), "%s", log);
+	ck_assert_msg(harness->options.is_activated || access(harness->socket_path, F_OK) != 0,
+	              "glaked leaves its socket");
+}
+
+void harness_stop(struct harness *harness)
+{
+	harness_end(harness);
 	harness_clean(harness);
 }
 
@@ -361,7 +379,7 @@ size_t harness_n_fds(const struct harness *harness)
 	return n_fds;
 }
 
-static void print_fds(const struct harness *harness)
+void harness_print_fds(const struct harness *harness)
 {
 	char command[64];
 	snprintf(command, sizeof(command), "ls -l /proc/%d/fd >&2", (int)harness->pid);
@@ -376,7 +394,7 @@ void harness_wait_n_fds(const struct harness *harness, size_t n_fds)
 	size_t now;
 	while ((now = harness_n_fds(harness)) != n_fds) {
 		if (harness_now_ms() >= end_ms) {
-			print_fds(harness);
+			harness_print_fds(harness);
 			ck_abort_msg("glaked has %zu fds, not %zu\n%s", now, n_fds,
 			             log_tail(harness));
 		}

@@ -54,8 +54,14 @@ struct harness {
 /* @options NULL: a glaked with defaults. */
 void harness_start(struct harness *harness, const struct harness_options *options);
 
-/* SIGTERM, exit status 0, a log without failed asserts; then the folder goes. */
+/* SIGTERM, exit status 0, a log without failed asserts, no socket left. */
+void harness_end(struct harness *harness);
+
+/* The same; then the folder goes. */
 void harness_stop(struct harness *harness);
+
+/* Let this process and its children find @harness's glaked and the simulation it is on. */
+void harness_environment(const struct harness *harness);
 
 /* SIGKILL; the folder, the socket's file and the driver's state stay. */
 void harness_kill(struct harness *harness);
@@ -84,6 +90,8 @@ size_t harness_n_fds(const struct harness *harness);
 
 /* Reads what glaked tells its manager until a message has @want, which begins with the "\n" of a line. */
 void harness_wait_notified(struct harness *harness, const char *want);
+
+void harness_print_fds(const struct harness *harness);
 
 /* Wait until it has that many; fails with the list of them after HARNESS_TIMEOUT_MS. */
 void harness_wait_n_fds(const struct harness *harness, size_t n_fds);

@@ -4,7 +4,8 @@
 #include <stdio.h>
 
 #include "tests/harness/connection.h"
-#include "tests/integration/bad_day.h"
+#include "tests/harness/models.h"
+#include "tests/harness/world.h"
 
 /* The simulated devices, as NVML would write them. */
 #define UUID_0 "GPU-63756461-7369-6d2d-7575-69642d9a5e00"
@@ -43,13 +44,11 @@ static void begin(void)
 	snprintf(env[1], sizeof(env[1]), "NVMLSIM_DEVICES=%s=104857600", UUID_0);
 	snprintf(env[2], sizeof(env[2]), "NVMLSIM_PROCESSES=%s", processes_path);
 	set_processes("%s", "");
-	day_begin(&(struct harness_options){
-		.config = DAY_CONFIG, .devices = "2x256MiB", .env = list});
+	world_begin(.config = WORLD_CONFIG, .devices = "2x256MiB", .env = list);
 }
 
 static void end(void)
 {
-	day_end();
 	unlink(processes_path);
 }
 
@@ -133,11 +132,12 @@ static uint64_t process_bytes(uint64_t array_bytes)
 START_TEST(all_that_is_used_is_explained)
 {
 	begin();
+	world_start_mover();
 	/* Three sessions of one process, this one: the third is `eye`. */
 	int one = report_new(20, 10, 1, 4);
 	int two = report_new(0, 2, 0, 0);
 	set_processes("%s:%d=%llu %s:%d=%llu %s:1=%llu %s:2=-", UUID_0, (int)getpid(), 60 * MIB,
-	              UUID_0, (int)day_mover(), 40 * MIB, UUID_0, 30 * MIB, UUID_0);
+	              UUID_0, (int)world_mover(), 40 * MIB, UUID_0, 30 * MIB, UUID_0);
 	struct glake_device_status device = wait_foreign(30 * MIB);
 	ck_assert_uint_eq(device.n_foreign, 2);
 	ck_assert_uint_eq(device.managed_bytes, 20 * MIB);
@@ -157,13 +157,13 @@ START_TEST(all_that_is_used_is_explained)
 
 	/* What is made and what is reported later changes nothing about the rest. */
 	glake_ptr ptr;
-	struct glake_session *session = day_connect();
+	struct glake_session *session = world_connect();
 	assert_ok(glake_alloc(session, 0, 8 * MIB, 0, &ptr));
 	device = status_of(0);
 	ck_assert_uint_eq(device.unaccounted_bytes, 4 * MIB);
 	ck_assert_uint_eq(device.physical_bytes, 10 * MIB);
 	assert_ok(glake_free(session, ptr));
-	glake_disconnect(session);
+	world_disconnect(session);
 
 	/* Sessions that end take their reports with them; then the process has but a context. */
 	connection_close(&one);

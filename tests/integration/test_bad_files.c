@@ -6,9 +6,10 @@
 #include <stdlib.h>
 
 #include "tests/harness/fuse_file.h"
-#include "tests/integration/bad_day.h"
+#include "tests/harness/models.h"
+#include "tests/harness/world.h"
 
-static const struct harness_options defaults = {.config = DAY_CONFIG, .devices = "1x512MiB"};
+static const struct harness_options defaults = {.config = WORLD_CONFIG, .devices = "1x512MiB"};
 
 /* A file of a length that it claims, a header and @n_content bytes of content. */
 static void write_raw(const char *path, uint64_t claimed, const char *header, uint64_t n_content)
@@ -26,12 +27,12 @@ static void assert_refused(struct glake_session *session, const char *path, int 
                            const char *words)
 {
 	struct glake_model *model;
-	uint64_t n_failed = day_metric("models_failed");
-	assert_fails(code, words, day_open_unmapped(session, path, &model));
+	uint64_t n_failed = world_metric("models_failed");
+	assert_fails(code, words, world_open_unmapped(session, path, &model));
 	ck_assert_msg(strstr(glake_error(), strrchr(path, '/') + 1), "no file in: %s",
 	              glake_error());
-	ck_assert_uint_le(day_metric("models_failed"), n_failed + 1);
-	struct books books = day_books();
+	ck_assert_uint_le(world_metric("models_failed"), n_failed + 1);
+	struct books books = world_books();
 	ck_assert_uint_eq(books.n_models, 0);
 	ck_assert_uint_eq(books.n_blocks, 0);
 	assert_ok(glake_ping(session));
@@ -72,26 +73,24 @@ START_TEST(headers_that_are_wrong_are_named)
 		{"{\"a\":{\"dtype\":\"U8\",\"shape\":[1]}}", 1, "tensor 'a'"},
 		{"{\"a\":7}", 0, "a"},
 	};
-	day_begin(&defaults);
-	struct glake_session *session = day_connect_blind();
+	world_begin_as(&defaults);
+	struct glake_session *session = world_connect_blind();
 	for (size_t i = 0; i < n_elements(bad); i++) {
 		char name[32];
 		snprintf(name, sizeof(name), "bad%zu.safetensors", i);
-		const char *path = day_path(name);
+		const char *path = world_path(name);
 		write_raw(path, strlen(bad[i].header), bad[i].header, bad[i].n_content);
 		assert_refused(session, path, GLAKE_E_BAD_FILE, bad[i].words);
 	}
-	glake_disconnect(session);
-	day_end();
 }
 END_TEST
 
 START_TEST(headers_of_wrong_length_are_named)
 {
 	static const char header[] = "{" T("a", "U8", "8", "0,8") "}";
-	day_begin(&defaults);
-	struct glake_session *session = day_connect_blind();
-	const char *path = day_path("length.safetensors");
+	world_begin_as(&defaults);
+	struct glake_session *session = world_connect_blind();
+	const char *path = world_path("length.safetensors");
 	/* Longer than the file, absurd, beyond what any writer makes, and too short. */
 	static const uint64_t lengths[] = {sizeof(header) + 100, UINT64_MAX, INT64_MAX, 100000001,
 	                                   1};
@@ -105,8 +104,6 @@ START_TEST(headers_of_wrong_length_are_named)
 		ck_assert_int_eq(truncate(path, n), 0);
 		assert_refused(session, path, GLAKE_E_BAD_FILE, "");
 	}
-	glake_disconnect(session);
-	day_end();
 }
 END_TEST
 
@@ -114,17 +111,16 @@ START_TEST(names_too_long_do_not_hurt_the_mover)
 {
 	static char header[4000];
 	static char name[1100];
-	day_begin(&defaults);
-	pid_t mover = day_mover();
-	struct glake_session *session = day_connect_blind();
+	world_begin_as(&defaults);
+	world_start_mover();
+	pid_t mover = world_mover();
+	struct glake_session *session = world_connect_blind();
 	memset(name, 'n', sizeof(name) - 1);
 	int n = snprintf(header, sizeof(header),
 	                 "{\"%s\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}", name);
-	write_raw(day_path("name.safetensors"), (uint64_t)n, header, 1);
-	assert_refused(session, day_path("name.safetensors"), GLAKE_E_BAD_FILE, "nnn");
-	ck_assert_int_eq(day_mover(), mover);
-	glake_disconnect(session);
-	day_end();
+	write_raw(world_path("name.safetensors"), (uint64_t)n, header, 1);
+	assert_refused(session, world_path("name.safetensors"), GLAKE_E_BAD_FILE, "nnn");
+	ck_assert_int_eq(world_mover(), mover);
 }
 END_TEST
 
@@ -132,9 +128,9 @@ END_TEST
 START_TEST(a_header_of_100_megabytes_is_no_trap)
 {
 	const uint64_t n_header = 100000000;
-	day_begin(&defaults);
-	struct glake_session *session = day_connect_blind();
-	const char *path = day_path("huge.safetensors");
+	world_begin_as(&defaults);
+	struct glake_session *session = world_connect_blind();
+	const char *path = world_path("huge.safetensors");
 	FILE *file = fopen(path, "we");
 	ck_assert_ptr_nonnull(file);
 	ck_assert_uint_eq(fwrite(&n_header, 1, 8, file), 8);
@@ -161,8 +157,6 @@ START_TEST(a_header_of_100_megabytes_is_no_trap)
 	ck_assert_int_eq(fclose(file), 0);
 	assert_refused(session, path, GLAKE_E_BAD_FILE, "");
 	ck_assert_uint_lt(harness_now_ms() - since_ms, 10000);
-	glake_disconnect(session);
-	day_end();
 }
 END_TEST
 
@@ -172,27 +166,25 @@ START_TEST(tensors_of_no_bytes_work)
 		{"full", "F32", 2, {4, 4}, 7},
 		{"none", "F16", 2, {0, 9}, 0},
 	};
-	day_begin(&defaults);
-	model_file_write(day_path("some.safetensors"), some, 2);
-	model_file_write(day_path("none.safetensors"), some + 1, 1);
-	write_raw(day_path("empty.safetensors"), 2, "{}", 0);
-	struct glake_session *session = day_connect();
+	world_begin_as(&defaults);
+	model_file_write(world_path("some.safetensors"), some, 2);
+	model_file_write(world_path("none.safetensors"), some + 1, 1);
+	write_raw(world_path("empty.safetensors"), 2, "{}", 0);
+	struct glake_session *session = world_connect();
 	struct glake_model *models[3];
-	assert_ok(glake_model_open(session, day_path("some.safetensors"), NULL, &models[0]));
-	assert_ok(glake_model_open(session, day_path("none.safetensors"), NULL, &models[1]));
-	assert_ok(glake_model_open(session, day_path("empty.safetensors"), NULL, &models[2]));
+	assert_ok(glake_model_open(session, world_path("some.safetensors"), NULL, &models[0]));
+	assert_ok(glake_model_open(session, world_path("none.safetensors"), NULL, &models[1]));
+	assert_ok(glake_model_open(session, world_path("empty.safetensors"), NULL, &models[2]));
 	for (int i = 0; i < 2; i++) {
-		struct glake_tensor none = day_tensor(models[i], "none");
+		struct glake_tensor none = world_tensor(models[i], "none");
 		ck_assert_uint_eq(none.bytes, 0);
 		ck_assert_uint_eq(none.ptr, 0);
 		ck_assert_uint_eq(none.n_dims, 2);
 		ck_assert_uint_eq(none.shape[1], 9);
 	}
-	ck_assert(day_is_content(session, day_tensor(models[0], "full").ptr, 64, 7, 0));
-	ck_assert_uint_eq(day_info(models[1]).mapped_bytes, 0);
-	ck_assert_uint_eq(day_info(models[2]).n_tensors, 0);
-	glake_disconnect(session);
-	day_end();
+	ck_assert(world_is_content(session, world_tensor(models[0], "full").ptr, 64, 7, 0));
+	ck_assert_uint_eq(world_info(models[1]).mapped_bytes, 0);
+	ck_assert_uint_eq(world_info(models[2]).n_tensors, 0);
 }
 END_TEST
 
@@ -200,7 +192,7 @@ END_TEST
 
 static void write_text(const char *name, const char *text)
 {
-	FILE *file = fopen(day_path(name), "we");
+	FILE *file = fopen(world_path(name), "we");
 	ck_assert_ptr_nonnull(file);
 	ck_assert_int_ge(fputs(text, file), 0);
 	ck_assert_int_eq(fclose(file), 0);
@@ -209,52 +201,48 @@ static void write_text(const char *name, const char *text)
 START_TEST(folders_that_are_wrong_are_named)
 {
 	struct glake_model *model;
-	day_begin(&defaults);
-	struct glake_session *session = day_connect_blind();
-	ck_assert_int_eq(mkdir(day_path("folder"), 0755), 0);
-	assert_fails(-ENOENT, "folder", day_open_unmapped(session, day_path("folder"), &model));
+	world_begin_as(&defaults);
+	struct glake_session *session = world_connect_blind();
+	ck_assert_int_eq(mkdir(world_path("folder"), 0755), 0);
+	assert_fails(-ENOENT, "folder", world_open_unmapped(session, world_path("folder"), &model));
 
-	day_write_model("folder/one.safetensors", 100, 1);
+	world_write_model("folder/one.safetensors", 100, 1);
 	static const char index[] = "folder/model.safetensors.index.json";
 	write_text(index, "{\"weight_map\":{\"w\":\"one.safetensors\",\"v\":\"two.safetensors\"}}");
 	assert_fails(GLAKE_E_BAD_FILE, "two.safetensors",
-	             day_open_unmapped(session, day_path("folder"), &model));
+	             world_open_unmapped(session, world_path("folder"), &model));
 	write_text(index, "{\"weight_map\":{\"w\":\"one.safetensors\",\"v\":\"one.safetensors\"}}");
 	assert_fails(GLAKE_E_BAD_FILE, "tensor 'v'",
-	             day_open_unmapped(session, day_path("folder"), &model));
+	             world_open_unmapped(session, world_path("folder"), &model));
 	write_text(index, "{\"weight_map\":{\"w\":\"../secret.safetensors\"}}");
 	assert_fails(GLAKE_E_BAD_FILE, "secret",
-	             day_open_unmapped(session, day_path("folder"), &model));
+	             world_open_unmapped(session, world_path("folder"), &model));
 	write_text(index, "{\"weight_map\":");
 	assert_fails(GLAKE_E_BAD_FILE, "index.json",
-	             day_open_unmapped(session, day_path("folder"), &model));
-	ck_assert_int_eq(mkfifo(day_path("folder/pipe.safetensors"), 0600), 0);
+	             world_open_unmapped(session, world_path("folder"), &model));
+	ck_assert_int_eq(mkfifo(world_path("folder/pipe.safetensors"), 0600), 0);
 	write_text(index, "{\"weight_map\":{\"w\":\"pipe.safetensors\"}}");
 	assert_fails(GLAKE_E_BAD_FILE, "pipe.safetensors",
-	             day_open_unmapped(session, day_path("folder"), &model));
+	             world_open_unmapped(session, world_path("folder"), &model));
 	write_text(index, "{\"weight_map\":{\"w\":\"one.safetensors\"}}");
-	assert_ok(day_open_unmapped(session, day_path("folder"), &model));
-	glake_disconnect(session);
-	day_end();
+	assert_ok(world_open_unmapped(session, world_path("folder"), &model));
 }
 END_TEST
 
 START_TEST(what_is_no_file_does_not_hang)
 {
 	struct glake_model *model;
-	day_begin(&defaults);
-	struct glake_session *session = day_connect_blind();
-	const char *fifo = day_path("fifo.safetensors");
+	world_begin_as(&defaults);
+	struct glake_session *session = world_connect_blind();
+	const char *fifo = world_path("fifo.safetensors");
 	ck_assert_int_eq(mkfifo(fifo, 0600), 0);
 	assert_refused(session, fifo, GLAKE_E_BAD_FILE, "neither a regular file nor a folder");
 	assert_fails(GLAKE_E_BAD_FILE, "/dev/zero",
-	             day_open_unmapped(session, "/dev/zero", &model));
+	             world_open_unmapped(session, "/dev/zero", &model));
 	assert_fails(-ENXIO, "glaked.sock",
-	             day_open_unmapped(session, harness.socket_path, &model));
+	             world_open_unmapped(session, harness.socket_path, &model));
 	/* A file whose size says nothing. */
 	assert_refused(session, "/proc/self/status", GLAKE_E_BAD_FILE, "status");
-	glake_disconnect(session);
-	day_end();
 }
 END_TEST
 
@@ -262,11 +250,11 @@ static void open_unreadable(struct harness *where, void *user)
 {
 	struct glake_model *model;
 	setenv("GLAKE_SOCKET", where->socket_path, 1);
-	struct glake_session *session = day_connect_blind();
+	struct glake_session *session = world_connect_blind();
 	assert_fails(-EACCES, "secret.safetensors",
-	             day_open_unmapped(session, "secret.safetensors", &model));
+	             world_open_unmapped(session, "secret.safetensors", &model));
 	assert_ok(glake_ping(session));
-	glake_disconnect(session);
+	world_disconnect(session);
 }
 
 /* glaked may read it, and does not: whoever asks must be able to open it himself. */
@@ -275,11 +263,10 @@ START_TEST(what_the_client_may_not_read_is_not_read)
 	if (!harness_is_root()) {
 		return;
 	}
-	day_begin(&defaults);
-	const char *path = day_write_model("secret.safetensors", 100, 1);
+	world_begin_as(&defaults);
+	const char *path = world_write_model("secret.safetensors", 100, 1);
 	ck_assert_int_eq(chmod(path, 0600), 0);
 	harness_as(&harness, 12345, 12345, open_unreadable, NULL);
-	day_end();
 }
 END_TEST
 
@@ -294,7 +281,7 @@ struct opening {
 static void on_progress(void *user, uint64_t done_bytes, uint64_t total_bytes)
 {
 	if (done_bytes > 0) {
-		day_reach(1);
+		world_reach(1);
 	}
 }
 
@@ -304,25 +291,23 @@ static void open_slowly(void *user)
 	struct glake_model *model;
 	struct glake_model_options options = {
 		.size = sizeof(options), .no_map = 1, .progress = on_progress};
-	struct glake_session *session = day_connect_blind();
+	struct glake_session *session = world_connect_blind();
 	assert_fails(opening->code, opening->words,
 	             glake_model_open(session, opening->path, &options, &model));
 	ck_assert_ptr_nonnull(strstr(glake_error(), "big.safetensors"));
 	assert_ok(glake_ping(session));
-	glake_disconnect(session);
 }
 
 enum change { TRUNCATED, TOUCHED, WRITTEN_TO, N_CHANGES };
 
 START_TEST(a_file_that_changes_while_it_is_loaded_is_refused)
 {
-	day_begin(&(struct harness_options){
-		.config = DAY_CONFIG, .devices = "1x512MiB", .env = DAY_SMALL_STEPS});
-	const char *path = day_write_layers("big.safetensors", 3);
+	world_begin(.config = WORLD_CONFIG, .devices = "1x512MiB", .env = WORLD_SMALL_STEPS);
+	const char *path = world_write_layers("big.safetensors", 3);
 	struct opening opening = {path, GLAKE_E_FILE_CHANGED, ""};
-	day_set_faults(DAY_STOP_AND_GO);
-	pid_t client = day_client(open_slowly, &opening);
-	day_await(1);
+	world_set_faults(WORLD_STOP_AND_GO);
+	pid_t client = world_client(open_slowly, &opening);
+	world_await(1);
 	if (_i == TRUNCATED) {
 		ck_assert_int_eq(truncate(path, 1000000), 0);
 	} else if (_i == TOUCHED) {
@@ -332,10 +317,9 @@ START_TEST(a_file_that_changes_while_it_is_loaded_is_refused)
 		ck_assert_int_eq(pwrite(fd, "changed", 7, 30 * MIB), 7);
 		close(fd);
 	}
-	day_set_faults(NULL);
-	day_join(client);
-	ck_assert_uint_eq(day_books().n_models, 0);
-	day_end();
+	world_set_faults(NULL);
+	world_join(client);
+	ck_assert_uint_eq(world_books().n_models, 0);
 }
 END_TEST
 
@@ -343,17 +327,15 @@ END_TEST
 START_TEST(a_file_replaced_while_it_is_loaded_is_not_noticed)
 {
 	struct glake_model *model;
-	day_begin(&defaults);
-	const char *path = day_write_model("a.safetensors", 5 * MIB, 3);
-	struct glake_session *session = day_connect();
+	world_begin_as(&defaults);
+	const char *path = world_write_model("a.safetensors", 5 * MIB, 3);
+	struct glake_session *session = world_connect();
 	assert_ok(glake_model_open(session, path, NULL, &model));
-	ck_assert_int_eq(rename(day_write_model("b.safetensors", 5 * MIB, 4), path), 0);
+	ck_assert_int_eq(rename(world_write_model("b.safetensors", 5 * MIB, 4), path), 0);
 	struct glake_model *again;
 	assert_ok(glake_model_open(session, path, NULL, &again));
-	ck_assert(day_is_content(session, day_tensor(model, "w").ptr, 5 * MIB, 3, 0));
-	ck_assert(day_is_content(session, day_tensor(again, "w").ptr, 5 * MIB, 4, 0));
-	glake_disconnect(session);
-	day_end();
+	ck_assert(world_is_content(session, world_tensor(model, "w").ptr, 5 * MIB, 3, 0));
+	ck_assert(world_is_content(session, world_tensor(again, "w").ptr, 5 * MIB, 4, 0));
 }
 END_TEST
 
@@ -361,21 +343,20 @@ START_TEST(a_disk_that_fails_is_told)
 {
 	struct fuse_file file;
 	static const uint64_t bad_from[] = {3, 1 * MIB, 20 * MIB};
-	day_begin(&defaults);
-	const char *content = day_write_model("content", 40 * MIB, 5);
+	world_begin_as(&defaults);
+	const char *content = world_write_model("content", 40 * MIB, 5);
 	struct fuse_file_faults faults = {.bad_from = bad_from[_i]};
-	if (!fuse_file_start(&file, day_path("mount"), content, &faults)) {
-		day_end();
+	if (!fuse_file_start(&file, world_path("mount"), content, &faults)) {
+		world_end();
 		return;
 	}
-	struct glake_session *session = day_connect_blind();
+	struct glake_session *session = world_connect_blind();
 	assert_refused(session, file.path, GLAKE_E_READ, "Input/output error");
 	/* With the place, and the tensor when it is in one. */
 	ck_assert_ptr_nonnull(strstr(glake_error(), "at byte"));
 	ck_assert_int_eq(strstr(glake_error(), "tensor 'w'") != NULL, bad_from[_i] > 100);
-	glake_disconnect(session);
+	world_disconnect(session);
 	fuse_file_stop(&file);
-	day_end();
 }
 END_TEST
 
@@ -384,30 +365,30 @@ END_TEST
 static void open_for_ever(void *user)
 {
 	struct glake_model *model;
-	struct glake_session *session = day_connect_blind();
-	day_open_unmapped(session, user, &model);
+	struct glake_session *session = world_connect_blind();
+	world_open_unmapped(session, user, &model);
 	ck_abort_msg("the file has been read: %s", glake_error());
 }
 
 static void open_until_the_mover_dies(void *user)
 {
 	struct glake_model *model;
-	struct glake_session *session = day_connect_blind();
-	assert_fails(GLAKE_E_MOVER, "", day_open_unmapped(session, user, &model));
-	glake_disconnect(session);
+	struct glake_session *session = world_connect_blind();
+	assert_fails(GLAKE_E_MOVER, "", world_open_unmapped(session, user, &model));
+	world_disconnect(session);
 }
 
 /* With another mover, and back to what the first one still has. */
 static void load_and_evict(const char *path, const struct books *stuck)
 {
 	struct glake_model *model;
-	struct glake_session *session = day_connect_blind();
-	assert_ok(day_open_unmapped(session, path, &model));
+	struct glake_session *session = world_connect_blind();
+	assert_ok(world_open_unmapped(session, path, &model));
 	glake_model_close(model);
 	assert_ok(glake_evict(session, NULL, NULL, NULL));
-	glake_disconnect(session);
-	day_wait_books(stuck);
-	ck_assert_uint_eq(day_metric("mover_deaths"), 1);
+	world_disconnect(session);
+	world_wait_books(stuck);
+	ck_assert_uint_eq(world_metric("mover_deaths"), 1);
 }
 
 enum stuck { WITHOUT_CLIENT, IN_A_DEAD_MOVER, AT_THE_END, N_STUCKS };
@@ -421,15 +402,15 @@ START_TEST(what_a_stuck_load_has_is_charged)
 {
 	static const struct fuse_file_faults faults = {.endless_from = 20 * MIB};
 	struct fuse_file file;
-	day_begin(&(struct harness_options){
-		.config = "pool = (); mover_idle_ms = 50; drain_ms = 300;", .devices = "1x512MiB"});
-	const char *content = day_write_model("content", 40 * MIB, 5);
-	if (!fuse_file_start(&file, day_path("mount"), content, &faults)) {
-		day_end();
+	world_begin(.config = "pool = (); mover_idle_ms = 50; drain_ms = 300;",
+	            .devices = "1x512MiB");
+	const char *content = world_write_model("content", 40 * MIB, 5);
+	if (!fuse_file_start(&file, world_path("mount"), content, &faults)) {
+		world_end();
 		return;
 	}
-	pid_t client = day_client(_i == WITHOUT_CLIENT ? open_for_ever : open_until_the_mover_dies,
-	                          file.path);
+	pid_t client = world_client(
+		_i == WITHOUT_CLIENT ? open_for_ever : open_until_the_mover_dies, file.path);
 	struct books stuck = books_before;
 	stuck.physical_bytes += 40 * MIB;
 	stuck.block_bytes += 40 * MIB;
@@ -439,27 +420,26 @@ START_TEST(what_a_stuck_load_has_is_charged)
 	stuck.fds_used++;
 	fuse_file_await_held(&file);
 	if (_i == WITHOUT_CLIENT) {
-		day_kill(client);
+		world_kill(client);
 	} else {
-		ck_assert_int_eq(kill(day_mover(), SIGKILL), 0);
-		day_join(client);
+		ck_assert_int_eq(kill(world_mover(), SIGKILL), 0);
+		world_join(client);
 	}
-	day_wait_books(&stuck);
+	world_wait_books(&stuck);
 	if (_i == WITHOUT_CLIENT) {
 		harness_sleep_ms(200);
-		day_wait_books(&stuck);
+		world_wait_books(&stuck);
 	} else {
 		load_and_evict(content, &stuck);
 	}
 	if (_i == AT_THE_END) {
-		glake_disconnect(eye);
+		world_disconnect(eye);
 		harness_stop(&harness);
 		fuse_file_stop(&file);
 		return;
 	}
 	fuse_file_stop(&file);
-	day_wait_books(&books_before);
-	day_end();
+	world_wait_books(&books_before);
 }
 END_TEST
 

@@ -8,7 +8,8 @@
 #include "proto/mover.pb-c.h"
 #include "proto/wire.h"
 #include "tests/harness/connection.h"
-#include "tests/integration/bad_day.h"
+#include "tests/harness/models.h"
+#include "tests/harness/world.h"
 
 #define TENSOR_BYTES 1000u
 
@@ -222,21 +223,11 @@ static void begin(const char *what)
 	ck_assert_int_gt(n, 0);
 	self[n] = '\0';
 	snprintf(config, sizeof(config),
-	         DAY_CONFIG "mover_path = \"%s\"; max_requests_in_flight = 100;"
-	                    "tenants = ({ name = \"other\"; uids = [12345]; });",
+	         WORLD_CONFIG "mover_path = \"%s\"; max_requests_in_flight = 100;"
+	                      "tenants = ({ name = \"other\"; uids = [12345]; });",
 	         self);
 	snprintf(mover_deed, sizeof(mover_deed), "FALSE_MOVER=%s", what);
-	harness_start(&harness, &(struct harness_options){
-					.config = config, .devices = "1x64MiB", .env = env});
-	day_set_environment();
-	eye = day_connect_blind();
-	books_before = day_books();
-}
-
-static void end(void)
-{
-	glake_disconnect(eye);
-	harness_stop(&harness);
+	world_begin(.config = config, .devices = "1x64MiB", .env = env);
 }
 
 START_TEST(nonsense_ends_the_load_and_nothing_else)
@@ -267,20 +258,14 @@ START_TEST(nonsense_ends_the_load_and_nothing_else)
 	ck_assert_uint_eq(n_elements(deeds), 18);
 	struct glake_model *model;
 	begin(deeds[_i].deed);
-	const char *path = day_write_model("m.safetensors", TENSOR_BYTES, 1);
-	struct glake_session *session = day_connect_blind();
+	const char *path = world_write_model("m.safetensors", TENSOR_BYTES, 1);
+	struct glake_session *session = world_connect_blind();
 	/* More often than the device has room for, were it lost each time. */
 	for (int i = 0; i < 40; i++) {
-		int r = day_open_unmapped(session, path, &model);
+		int r = world_open_unmapped(session, path, &model);
 		ck_assert_msg(r == deeds[_i].code, "%s: %d %s", deeds[_i].deed, r, glake_error());
 	}
 	assert_ok(glake_ping(session));
-	glake_disconnect(session);
-	uint64_t since_ms = harness_now_ms();
-	do {
-		assert_ok(glake_evict(eye, NULL, NULL, NULL));
-	} while (!day_books_are(&books_before, since_ms));
-	end();
 }
 END_TEST
 
@@ -303,23 +288,22 @@ START_TEST(what_the_mover_digests_is_paid_for)
 	int connection = connection_hello(&harness);
 	ck_assert_int_eq(connection_alloc(connection, 0, 2 * MIB, 1, &chunk, NULL),
 	                 GLAKE__WIRE__STATUS__OK);
-	struct books books = day_books();
+	struct books books = world_books();
 	send_publish(connection, chunk);
 	connection_ping(connection);
 	connection_close(&connection);
-	while (day_books().n_sessions > books_before.n_sessions) {
+	while (world_books().n_sessions > books_before.n_sessions) {
 		harness_sleep_ms(1);
 	}
-	ck_assert_uint_eq(day_books().charged_bytes, books.charged_bytes);
-	ck_assert_uint_eq(day_books().charged_fds, books.charged_fds);
-	ck_assert_uint_eq(day_books().physical_bytes, books.physical_bytes);
-	ck_assert_uint_eq(day_books().private_bytes, 0);
-	while (day_mover() == 0) {
+	ck_assert_uint_eq(world_books().charged_bytes, books.charged_bytes);
+	ck_assert_uint_eq(world_books().charged_fds, books.charged_fds);
+	ck_assert_uint_eq(world_books().physical_bytes, books.physical_bytes);
+	ck_assert_uint_eq(world_books().private_bytes, 0);
+	while (world_mover() == 0) {
 		harness_sleep_ms(1);
 	}
-	ck_assert_int_eq(kill(day_mover(), SIGKILL), 0);
-	day_wait_books(&books_before);
-	end();
+	ck_assert_int_eq(kill(world_mover(), SIGKILL), 0);
+	world_wait_books(&books_before);
 }
 END_TEST
 
@@ -344,16 +328,16 @@ START_TEST(two_contents_of_one_digest_are_kept_apart)
 	struct collisions seen = {0};
 	struct glake_block *block;
 	begin("claims one digest for all");
-	struct glake_session *session = day_connect();
+	struct glake_session *session = world_connect();
 	for (unsigned i = 0; i < 3; i++) {
 		char name[32];
 		snprintf(name, sizeof(name), "m%u.safetensors", i);
-		assert_ok(day_open_unmapped(session, day_write_model(name, TENSOR_BYTES, i),
-		                            &models[i]));
-		ck_assert_uint_eq(day_info(models[i]).deduplicated_bytes, 0);
+		assert_ok(world_open_unmapped(session, world_write_model(name, TENSOR_BYTES, i),
+		                              &models[i]));
+		ck_assert_uint_eq(world_info(models[i]).deduplicated_bytes, 0);
 	}
-	ck_assert_uint_eq(day_books().block_bytes, 3 * 2 * MIB);
-	ck_assert_uint_eq(day_metric("blocks_collapsed"), 0);
+	ck_assert_uint_eq(world_books().block_bytes, 3 * 2 * MIB);
+	ck_assert_uint_eq(world_metric("blocks_collapsed"), 0);
 	assert_ok(glake_list_blocks(eye, note_block, &seen));
 	ck_assert_uint_eq(seen.n, 3);
 	ck_assert_mem_eq(&seen.digests[0], &seen.digests[2], sizeof(seen.digests[0]));
@@ -364,12 +348,6 @@ START_TEST(two_contents_of_one_digest_are_kept_apart)
 	assert_ok(glake_evict(session, NULL, NULL, NULL));
 	assert_fails(GLAKE_E_NOT_FOUND, "",
 	             glake_block_lookup(session, 0, &seen.digests[0], &block));
-	glake_disconnect(session);
-	uint64_t since_ms = harness_now_ms();
-	do {
-		assert_ok(glake_evict(eye, NULL, NULL, NULL));
-	} while (!day_books_are(&books_before, since_ms));
-	end();
 }
 END_TEST
 
@@ -428,13 +406,12 @@ START_TEST(the_loads_of_one_tenant_leave_room_for_others)
 	/* Who waits for what is being loaded needs no place. */
 	send_load(connection, harness.folder, 0);
 	connection_ping(connection);
-	ck_assert_uint_eq(day_books().n_models, 48);
+	ck_assert_uint_eq(world_books().n_models, 48);
 	if (harness_is_root()) {
 		harness_as(&harness, 12345, 12345, load_as_other, NULL);
 	}
 	connection_close(&connection);
-	day_wait_books(&books_before);
-	end();
+	world_wait_books(&books_before);
 }
 END_TEST
 

@@ -3,15 +3,16 @@
  * SIGKILL, in the middle of things, of each of the three: the mover, a client, glaked. Who is left
  * is told, goes on, and has what he had; what the dead one had is back.
  */
-#include "tests/integration/bad_day.h"
+#include "tests/harness/models.h"
+#include "tests/harness/world.h"
 
 #define SEED 9
 
 /* Room for one of our models, and not for two. */
 static const struct harness_options one_model = {
-	.config = DAY_CONFIG,
+	.config = WORLD_CONFIG,
 	.devices = "1x72MiB",
-	.env = DAY_SMALL_STEPS,
+	.env = WORLD_SMALL_STEPS,
 };
 
 /* The stage is how many clients are in the middle of a load. */
@@ -20,7 +21,7 @@ static void on_progress(void *user, uint64_t done_bytes, uint64_t total_bytes)
 	static bool is_counted;
 	if (done_bytes > 0 && !is_counted) {
 		is_counted = true;
-		atomic_fetch_add(day_stage, 1);
+		atomic_fetch_add(world_stage, 1);
 	}
 }
 
@@ -68,53 +69,50 @@ static void wait_dead(pid_t pid)
 static void load_without_mover(void *user)
 {
 	struct glake_model *model;
-	struct glake_session *session = day_connect_blind();
+	struct glake_session *session = world_connect_blind();
 	assert_fails(GLAKE_E_MOVER, "signal 9", open_with_progress(session, user, 1, &model));
 	assert_ok(glake_ping(session));
-	glake_disconnect(session);
 }
 
 static void load_without_keeper(void *user)
 {
 	struct glake_model *model;
-	struct glake_session *session = day_connect_blind();
+	struct glake_session *session = world_connect_blind();
 	assert_fails(GLAKE_E_MOVER, "glake-keeper", open_with_progress(session, user, 1, &model));
-	glake_disconnect(session);
 }
 
 static void load_mapped(void *user)
 {
 	struct glake_model *model;
-	struct glake_session *session = day_connect();
+	struct glake_session *session = world_connect();
 	int r = open_with_progress(session, user, 0, &model);
 	ck_assert_msg(r == 0, "%s", glake_error());
-	ck_assert(day_has_layers(session, model, SEED));
-	glake_disconnect(session);
+	ck_assert(world_has_layers(session, model, SEED));
 }
 
 /* ---- the mover ------------------------------------------------------------------------------- */
 
 START_TEST(the_mover_is_killed_in_a_load)
 {
-	day_begin(&one_model);
-	const char *path = day_write_layers("m.safetensors", SEED);
-	pid_t mover = day_mover();
-	day_set_faults(DAY_STOP_AND_GO);
-	pid_t client = day_client(load_without_mover, (void *)path);
-	day_await(1);
+	world_begin_as(&one_model);
+	world_start_mover();
+	const char *path = world_write_layers("m.safetensors", SEED);
+	pid_t mover = world_mover();
+	world_set_faults(WORLD_STOP_AND_GO);
+	pid_t client = world_client(load_without_mover, (void *)path);
+	world_await(1);
 	ck_assert_int_eq(kill(mover, SIGKILL), 0);
-	day_set_faults(NULL);
-	day_join(client);
-	ck_assert_uint_eq(day_metric("mover_deaths"), 1);
-	ck_assert_uint_eq(day_metric("models_failed"), 1);
-	struct books books = day_books();
+	world_set_faults(NULL);
+	world_join(client);
+	ck_assert_uint_eq(world_metric("mover_deaths"), 1);
+	ck_assert_uint_eq(world_metric("models_failed"), 1);
+	struct books books = world_books();
 	ck_assert_uint_eq(books.n_models, 0);
 	ck_assert_uint_eq(books.physical_bytes, books_before.physical_bytes);
 	/* A new one comes when it is wanted; there is room for it only if the memory is back. */
-	day_join(day_client(load_mapped, (void *)path));
-	ck_assert_int_ne(day_mover(), mover);
-	ck_assert_uint_eq(day_metric("mover_starts"), 2);
-	day_end();
+	world_join(world_client(load_mapped, (void *)path));
+	ck_assert_int_ne(world_mover(), mover);
+	ck_assert_uint_eq(world_metric("mover_starts"), 2);
 }
 END_TEST
 
@@ -122,27 +120,26 @@ END_TEST
 START_TEST(the_keeper_is_killed_in_a_load)
 {
 	struct glake_model *model;
-	day_begin(&one_model);
-	const char *path = day_write_layers("m.safetensors", SEED);
-	pid_t mover = day_mover();
+	world_begin_as(&one_model);
+	world_start_mover();
+	const char *path = world_write_layers("m.safetensors", SEED);
+	pid_t mover = world_mover();
 	pid_t keeper = parent_of(mover);
 	ck_assert_int_eq(parent_of(keeper), harness.pid);
-	day_set_faults(DAY_STOP_AND_GO);
-	pid_t client = day_client(load_without_keeper, (void *)path);
-	day_await(1);
+	world_set_faults(WORLD_STOP_AND_GO);
+	pid_t client = world_client(load_without_keeper, (void *)path);
+	world_await(1);
 	ck_assert_int_eq(kill(keeper, SIGTERM), 0);
 	ck_assert_int_eq(kill(keeper, SIGKILL), 0);
-	day_set_faults(NULL);
-	day_join(client);
+	world_set_faults(NULL);
+	world_join(client);
 	wait_dead(mover);
-	struct books books = day_books();
+	struct books books = world_books();
 	ck_assert_uint_eq(books.physical_bytes, books_before.physical_bytes);
-	struct glake_session *session = day_connect_blind();
-	assert_ok(day_open_unmapped(session, path, &model));
-	ck_assert_int_ne(parent_of(day_mover()), keeper);
-	ck_assert_int_eq(parent_of(parent_of(day_mover())), harness.pid);
-	glake_disconnect(session);
-	day_end();
+	struct glake_session *session = world_connect_blind();
+	assert_ok(world_open_unmapped(session, path, &model));
+	ck_assert_int_ne(parent_of(world_mover()), keeper);
+	ck_assert_int_eq(parent_of(parent_of(world_mover())), harness.pid);
 }
 END_TEST
 
@@ -158,31 +155,30 @@ START_TEST(the_mover_dies_anywhere)
 		"cuMemAddressFree:1", "cuMemcpyDtoHAsync_v2:1",
 	};
 	char faults[128];
-	day_begin(&(struct harness_options){.config = DAY_CONFIG, .devices = "1x256MiB"});
-	const char *path = day_write_model("m.safetensors", 20 * MIB, SEED);
-	struct glake_session *session = day_connect_blind();
+	world_begin(.config = WORLD_CONFIG, .devices = "1x256MiB");
+	world_start_mover();
+	const char *path = world_write_model("m.safetensors", 20 * MIB, SEED);
+	struct glake_session *session = world_connect_blind();
 	unsigned n_deaths = 0;
 	for (size_t i = 0; i < n_elements(calls); i++) {
 		struct glake_model *model;
 		/* So that it is the new one that dies. */
-		kill(day_mover(), SIGKILL);
-		day_wait_metric("mover_deaths", 2 * n_deaths + 1 + (i - n_deaths));
+		kill(world_mover(), SIGKILL);
+		world_wait_metric("mover_deaths", 2 * n_deaths + 1 + (i - n_deaths));
 		snprintf(faults, sizeof(faults), "glake-mover/%s:die", calls[i]);
-		day_set_faults(faults);
-		int r = day_open_unmapped(session, path, &model);
+		world_set_faults(faults);
+		int r = world_open_unmapped(session, path, &model);
 		ck_assert_msg(r == 0 || r == GLAKE_E_MOVER, "%s: %d %s", faults, r, glake_error());
-		day_set_faults(NULL);
+		world_set_faults(NULL);
 		if (r == GLAKE_E_MOVER) {
 			n_deaths++;
-			assert_ok(day_open_unmapped(session, path, &model));
+			assert_ok(world_open_unmapped(session, path, &model));
 		}
 		glake_model_close(model);
 		assert_ok(glake_evict(eye, NULL, NULL, NULL));
-		ck_assert_uint_eq(day_books().block_bytes, 0);
+		ck_assert_uint_eq(world_books().block_bytes, 0);
 	}
 	ck_assert_uint_ge(n_deaths, 6);
-	glake_disconnect(session);
-	day_end();
 }
 END_TEST
 
@@ -191,78 +187,75 @@ END_TEST
 static void load_unmapped(void *user)
 {
 	struct glake_model *model;
-	struct glake_session *session = day_connect_blind();
-	assert_ok(day_open_unmapped(session, user, &model));
-	glake_disconnect(session);
+	struct glake_session *session = world_connect_blind();
+	assert_ok(world_open_unmapped(session, user, &model));
 }
 
 START_TEST(a_client_is_killed_in_its_load)
 {
-	day_begin(&one_model);
-	const char *path = day_write_layers("m.safetensors", SEED);
-	const char *other = day_write_layers("o.safetensors", SEED + 1);
-	pid_t mover = day_mover();
-	day_set_faults(DAY_STOP_AND_GO);
-	pid_t client = day_client(load_mapped, (void *)path);
-	day_await(1);
-	day_kill(client);
+	world_begin_as(&one_model);
+	world_start_mover();
+	const char *path = world_write_layers("m.safetensors", SEED);
+	const char *other = world_write_layers("o.safetensors", SEED + 1);
+	pid_t mover = world_mover();
+	world_set_faults(WORLD_STOP_AND_GO);
+	pid_t client = world_client(load_mapped, (void *)path);
+	world_await(1);
+	world_kill(client);
 	/* At once, and of another model: the device has room for one of them only. */
-	client = day_client(load_unmapped, (void *)other);
-	day_wait_metric("models_failed", 1);
-	day_set_faults(NULL);
-	day_join(client);
+	client = world_client(load_unmapped, (void *)other);
+	world_wait_metric("models_failed", 1);
+	world_set_faults(NULL);
+	world_join(client);
 	assert_ok(glake_evict(eye, NULL, NULL, NULL));
-	ck_assert_uint_eq(day_metric("models_failed"), 1);
-	ck_assert_uint_eq(day_metric("mover_deaths"), 0);
-	ck_assert_int_eq(day_mover(), mover);
-	day_join(day_client(load_mapped, (void *)path));
-	day_end();
+	ck_assert_uint_eq(world_metric("models_failed"), 1);
+	ck_assert_uint_eq(world_metric("mover_deaths"), 0);
+	ck_assert_int_eq(world_mover(), mover);
+	world_join(world_client(load_mapped, (void *)path));
 }
 END_TEST
 
 START_TEST(two_clients_want_the_same_model)
 {
-	day_begin(&one_model);
-	const char *path = day_write_layers("m.safetensors", SEED);
-	uint64_t n_loaded = day_metric("models_loaded");
-	day_set_faults(DAY_STOP_AND_GO);
-	pid_t first = day_client(load_mapped, (void *)path);
-	pid_t second = day_client(load_mapped, (void *)path);
-	day_await(2);
-	day_set_faults(NULL);
-	day_join(first);
-	day_join(second);
-	ck_assert_uint_eq(day_metric("models_loaded"), n_loaded + 1);
-	ck_assert_uint_eq(day_books().block_bytes, DAY_MODEL_BYTES);
-	day_end();
+	world_begin_as(&one_model);
+	const char *path = world_write_layers("m.safetensors", SEED);
+	uint64_t n_loaded = world_metric("models_loaded");
+	world_set_faults(WORLD_STOP_AND_GO);
+	pid_t first = world_client(load_mapped, (void *)path);
+	pid_t second = world_client(load_mapped, (void *)path);
+	world_await(2);
+	world_set_faults(NULL);
+	world_join(first);
+	world_join(second);
+	ck_assert_uint_eq(world_metric("models_loaded"), n_loaded + 1);
+	ck_assert_uint_eq(world_books().block_bytes, WORLD_MODEL_BYTES);
 }
 END_TEST
 
 /* The one who came first, and pays, or the other: who remains gets the model. */
 START_TEST(one_of_two_who_wait_is_killed)
 {
-	day_begin(&one_model);
-	const char *path = day_write_layers("m.safetensors", SEED);
-	uint64_t n_loaded = day_metric("models_loaded");
+	world_begin_as(&one_model);
+	const char *path = world_write_layers("m.safetensors", SEED);
+	uint64_t n_loaded = world_metric("models_loaded");
 	pid_t clients[2];
-	day_set_faults(DAY_STOP_AND_GO);
-	clients[0] = day_client(load_mapped, (void *)path);
-	day_await(1);
-	clients[1] = day_client(load_mapped, (void *)path);
-	day_await(2);
-	day_kill(clients[_i]);
-	day_set_faults(NULL);
-	day_join(clients[1 - _i]);
-	ck_assert_uint_eq(day_metric("models_loaded"), n_loaded + 1);
-	ck_assert_uint_eq(day_metric("models_failed"), 0);
-	day_end();
+	world_set_faults(WORLD_STOP_AND_GO);
+	clients[0] = world_client(load_mapped, (void *)path);
+	world_await(1);
+	clients[1] = world_client(load_mapped, (void *)path);
+	world_await(2);
+	world_kill(clients[_i]);
+	world_set_faults(NULL);
+	world_join(clients[1 - _i]);
+	ck_assert_uint_eq(world_metric("models_loaded"), n_loaded + 1);
+	ck_assert_uint_eq(world_metric("models_failed"), 0);
 }
 END_TEST
 
 /* A client that dies with all it can have, at any time. */
 static void have_everything(void *user)
 {
-	struct glake_session *session = day_connect();
+	struct glake_session *session = world_connect();
 	struct glake_model *model;
 	struct glake_block *block;
 	glake_ptr ptr = 0;
@@ -271,7 +264,7 @@ static void have_everything(void *user)
 		assert_ok(glake_alloc(session, 0, 4 * MIB, GLAKE_ZERO, &ptr));
 		assert_ok(glake_block_publish(session, ptr, 3 * MIB, &block));
 		assert_ok(glake_model_open(session, user, NULL, &model));
-		day_reach(round);
+		world_reach(round);
 		if (round < 3) {
 			glake_model_close(model);
 			glake_block_release(block);
@@ -283,20 +276,19 @@ static void have_everything(void *user)
 
 START_TEST(a_client_is_killed_with_all_it_has)
 {
-	day_begin(&(struct harness_options){.config = DAY_CONFIG, .devices = "1x512MiB"});
-	const char *path = day_write_model("m.safetensors", 30 * MIB, SEED);
+	world_begin(.config = WORLD_CONFIG, .devices = "1x512MiB");
+	const char *path = world_write_model("m.safetensors", 30 * MIB, SEED);
 	for (unsigned i = 0; i < 8; i++) {
-		day_reach(0);
-		pid_t client = day_client(have_everything, (void *)path);
+		world_reach(0);
+		pid_t client = world_client(have_everything, (void *)path);
 		harness_sleep_ms(7 * i);
-		day_kill(client);
-		day_assert_level();
+		world_kill(client);
+		world_assert_level();
 	}
-	day_reach(0);
-	pid_t client = day_client(have_everything, (void *)path);
-	day_await(3);
-	day_kill(client);
-	day_end();
+	world_reach(0);
+	pid_t client = world_client(have_everything, (void *)path);
+	world_await(3);
+	world_kill(client);
 }
 END_TEST
 
@@ -306,14 +298,14 @@ static void lose_the_daemon(void *user)
 {
 	struct glake_model *model;
 	struct glake_model *other;
-	struct glake_session *session = day_connect();
-	assert_ok(glake_model_open(session, day_path("open.safetensors"), NULL, &model));
+	struct glake_session *session = world_connect();
+	assert_ok(glake_model_open(session, world_path("open.safetensors"), NULL, &model));
 	assert_fails(GLAKE_E_GONE, "", open_with_progress(session, user, 0, &other));
 	/* What it has, it keeps. */
-	ck_assert(day_is_content(session, day_tensor(model, "w").ptr, MIB, SEED, 0));
+	ck_assert(world_is_content(session, world_tensor(model, "w").ptr, MIB, SEED, 0));
 	assert_fails(GLAKE_E_GONE, "", glake_ping(session));
-	ck_assert(day_is_content(session, day_tensor(model, "w").ptr, MIB, SEED, 0));
-	glake_disconnect(session);
+	ck_assert(world_is_content(session, world_tensor(model, "w").ptr, MIB, SEED, 0));
+	world_disconnect(session);
 	struct glake_session *again;
 	/* It may not be dead to the last of its fds yet, and take the connection. */
 	assert_fails(GLAKE_E_GONE, "", glake_connect(NULL, &again));
@@ -321,24 +313,21 @@ static void lose_the_daemon(void *user)
 
 START_TEST(glaked_is_killed_in_a_load)
 {
-	day_begin(&one_model);
-	const char *path = day_write_layers("m.safetensors", SEED);
-	day_write_model("open.safetensors", MIB, SEED);
-	pid_t mover = day_mover();
-	day_set_faults(DAY_STOP_AND_GO);
-	pid_t client = day_client(lose_the_daemon, (void *)path);
-	day_await(1);
+	world_begin_as(&one_model);
+	world_start_mover();
+	const char *path = world_write_layers("m.safetensors", SEED);
+	world_write_model("open.safetensors", MIB, SEED);
+	pid_t mover = world_mover();
+	world_set_faults(WORLD_STOP_AND_GO);
+	pid_t client = world_client(lose_the_daemon, (void *)path);
+	world_await(1);
 	harness_kill(&harness);
-	day_set_faults(NULL);
-	day_join(client);
+	world_set_faults(NULL);
+	world_join(client);
 	wait_dead(mover);
-	glake_disconnect(eye);
 	/* The next one finds a device that is empty. */
-	harness_restart(&harness);
-	eye = day_connect_blind();
-	day_join(day_client(load_mapped, (void *)path));
-	glake_disconnect(eye);
-	harness_stop(&harness);
+	world_restart();
+	world_join(world_client(load_mapped, (void *)path));
 }
 END_TEST
 

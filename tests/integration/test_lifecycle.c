@@ -7,7 +7,8 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
-#include "tests/integration/bad_day.h"
+#include "tests/harness/models.h"
+#include "tests/harness/world.h"
 
 static struct sockaddr_un address_of(const char *path)
 {
@@ -25,7 +26,7 @@ static int connect_to(const char *path)
 	int r = glake_connect(&options, &session);
 	if (r == 0) {
 		r = glake_ping(session);
-		glake_disconnect(session);
+		world_disconnect(session);
 	}
 	return r;
 }
@@ -52,7 +53,6 @@ START_TEST(a_wrong_configuration_is_refused_with_its_line)
 	ck_assert_msg(WIFEXITED(status) && WEXITSTATUS(status) == 2, "status 0x%x", status);
 	ck_assert_msg(strstr(harness_log(&harness), wrong[_i].words), "%s", harness_log(&harness));
 	ck_assert_int_ne(access(harness.socket_path, F_OK), 0);
-	harness_clean(&harness);
 }
 END_TEST
 
@@ -63,7 +63,6 @@ START_TEST(a_device_that_is_not_there_is_refused)
 		&(struct harness_options){.config = "devices = [0, 5];", .devices = "2x256MiB"});
 	ck_assert_msg(WIFEXITED(status) && WEXITSTATUS(status) == 1, "status 0x%x", status);
 	ck_assert_ptr_nonnull(strstr(harness_log(&harness), "device 5"));
-	harness_clean(&harness);
 }
 END_TEST
 
@@ -73,31 +72,24 @@ START_TEST(a_driver_that_does_not_start_is_told)
 		&harness, &(struct harness_options){.faults = "glaked/cuInit:1:fail=100"});
 	ck_assert_msg(WIFEXITED(status) && WEXITSTATUS(status) == 1, "status 0x%x", status);
 	ck_assert_ptr_nonnull(strstr(harness_log(&harness), "CUDA_ERROR_NO_DEVICE"));
-	harness_clean(&harness);
 	status = harness_start_failing(
 		&harness,
 		&(struct harness_options){.config = "libcuda = \"/nowhere/libcuda.so\";"});
 	ck_assert_msg(WIFEXITED(status) && WEXITSTATUS(status) == 1, "status 0x%x", status);
 	ck_assert_ptr_nonnull(strstr(harness_log(&harness), "/nowhere/libcuda.so"));
-	harness_clean(&harness);
 }
 END_TEST
 
 START_TEST(a_mover_that_is_not_there_fails_the_load_alone)
 {
 	struct glake_model *model;
-	harness_start(&harness, &(struct harness_options){
-					.config = "mover_path = \"/nowhere/glake-mover\";"});
-	day_set_environment();
-	eye = day_connect_blind();
-	const char *path = day_write_model("m.safetensors", 100, 1);
+	world_begin(.config = "mover_path = \"/nowhere/glake-mover\";");
+	const char *path = world_write_model("m.safetensors", 100, 1);
 	for (int i = 0; i < 3; i++) {
 		assert_fails(GLAKE_E_MOVER, "/nowhere/glake-mover",
-		             day_open_unmapped(eye, path, &model));
+		             world_open_unmapped(eye, path, &model));
 	}
-	ck_assert_uint_eq(day_books().n_models, 0);
-	glake_disconnect(eye);
-	harness_stop(&harness);
+	ck_assert_uint_eq(world_books().n_models, 0);
 }
 END_TEST
 
@@ -105,14 +97,13 @@ END_TEST
 
 START_TEST(the_socket_of_a_dead_glaked_is_replaced)
 {
-	harness_start(&harness, NULL);
+	world_begin_unseen();
 	ck_assert_int_eq(connect_to(harness.socket_path), 0);
 	harness_kill(&harness);
 	ck_assert_int_eq(access(harness.socket_path, F_OK), 0);
 	ck_assert_int_eq(connect_to(harness.socket_path), GLAKE_E_GONE);
 	harness_restart(&harness);
 	ck_assert_int_eq(connect_to(harness.socket_path), 0);
-	harness_stop(&harness);
 }
 END_TEST
 
@@ -121,30 +112,23 @@ START_TEST(no_id_comes_again)
 {
 	struct glake_session_info before = {.size = sizeof(before)};
 	struct glake_session_info after = {.size = sizeof(after)};
-	harness_start(&harness, NULL);
-	day_set_environment();
-	eye = day_connect_blind();
+	world_begin();
 	ck_assert_int_eq(glake_session_info(eye, &before), 0);
 	harness_kill(&harness);
-	glake_disconnect(eye);
-	harness_restart(&harness);
-	eye = day_connect_blind();
+	world_restart();
 	ck_assert_int_eq(glake_session_info(eye, &after), 0);
 	ck_assert_uint_gt(after.session, before.session);
-	glake_disconnect(eye);
-	harness_stop(&harness);
 }
 END_TEST
 
 START_TEST(the_socket_goes_with_its_glaked)
 {
 	char path[HARNESS_PATH_BYTES];
-	harness_start(&harness, NULL);
+	world_begin_unseen();
 	strcpy(path, harness.socket_path);
 	harness_signal(&harness, SIGTERM);
 	ck_assert_int_eq(harness_wait_exit(&harness), 0);
 	ck_assert_int_ne(access(path, F_OK), 0);
-	harness_clean(&harness);
 }
 END_TEST
 
@@ -154,14 +138,13 @@ static int start_second(void)
 	char program[600];
 	const char *build = getenv("GLAKE_BUILD");
 	snprintf(program, sizeof(program), "%s/bin/glaked", build && *build ? build : "build");
-	day_set_environment();
 	fflush(NULL);
 	pid_t second = fork();
 	ck_assert_int_ge(second, 0);
 	if (second == 0) {
 		prctl(PR_SET_PDEATHSIG, SIGKILL);
 		alarm(10);
-		int log = open(day_path("second"), O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
+		int log = open(world_path("second"), O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
 		dup2(log, STDERR_FILENO);
 		execl(program, program, "--socket", harness.socket_path, (char *)NULL);
 		_exit(127);
@@ -174,7 +157,7 @@ static int start_second(void)
 static const char *log_of_second(void)
 {
 	static char text[8192];
-	FILE *file = fopen(day_path("second"), "re");
+	FILE *file = fopen(world_path("second"), "re");
 	ck_assert_ptr_nonnull(file);
 	text[fread(text, 1, sizeof(text) - 1, file)] = '\0';
 	fclose(file);
@@ -184,17 +167,13 @@ static const char *log_of_second(void)
 START_TEST(a_second_glaked_is_refused)
 {
 	char words[64];
-	harness_start(&harness, NULL);
-	day_set_environment();
-	eye = day_connect_blind();
+	world_begin();
 	snprintf(words, sizeof(words), "another glaked (pid %d)", (int)harness.pid);
 	int status = start_second();
 	ck_assert_msg(WIFEXITED(status) && WEXITSTATUS(status) == 1, "status 0x%x", status);
 	ck_assert_msg(strstr(log_of_second(), words), "%s", log_of_second());
 	assert_ok(glake_ping(eye));
 	ck_assert_int_eq(connect_to(harness.socket_path), 0);
-	glake_disconnect(eye);
-	harness_stop(&harness);
 }
 END_TEST
 
@@ -202,7 +181,7 @@ enum squatter { LISTENS_SEQPACKET, LISTENS_STREAM, IS_A_FILE, N_SQUATTERS };
 
 START_TEST(a_path_that_is_somebody_elses_is_left_alone)
 {
-	harness_start(&harness, NULL);
+	world_begin_unseen();
 	harness_signal(&harness, SIGTERM);
 	ck_assert_int_eq(harness_wait_exit(&harness), 0);
 	int fd = -1;
@@ -225,13 +204,12 @@ START_TEST(a_path_that_is_somebody_elses_is_left_alone)
 	ck_assert_int_eq(lstat(harness.socket_path, &after), 0);
 	ck_assert_uint_eq(before.st_ino, after.st_ino);
 	close(fd);
-	harness_clean(&harness);
 }
 END_TEST
 
 START_TEST(the_managers_socket_is_used_and_left)
 {
-	harness_start(&harness, &(struct harness_options){.is_activated = true});
+	world_begin_unseen(.is_activated = true);
 	ck_assert_int_eq(connect_to(harness.socket_path), 0);
 	harness_signal(&harness, SIGTERM);
 	ck_assert_int_eq(harness_wait_exit(&harness), 0);
@@ -242,7 +220,6 @@ START_TEST(the_managers_socket_is_used_and_left)
 	ck_assert_int_eq(connect(early, (struct sockaddr *)&address, sizeof(address)), 0);
 	harness_restart(&harness);
 	ck_assert_int_eq(connect_to(harness.socket_path), 0);
-	harness_stop(&harness);
 }
 END_TEST
 
@@ -262,19 +239,19 @@ static void work_while_it_drains(void *user)
 	glake_ptr more = 0;
 	struct glake_model *model;
 	struct glake_model *other;
-	struct glake_session *session = day_connect();
+	struct glake_session *session = world_connect();
 	glake_set_notice_handler(session, note_shutdown, &n_notices);
 	assert_ok(glake_alloc(session, 0, 4 * MIB, 0, &ptr));
 	assert_ok(glake_model_open(session, user, NULL, &model));
-	day_reach(1);
-	day_await(2);
+	world_reach(1);
+	world_await(2);
 	struct pollfd ready = {.fd = glake_fd(session), .events = POLLIN};
 	ck_assert_int_eq(poll(&ready, 1, 5000), 1);
 	ck_assert_int_ge(glake_dispatch(session), 1);
 	ck_assert_int_eq(n_notices, 1);
 	/* What it has works on, and can be given back; there is nothing new. */
 	assert_ok(glake_ping(session));
-	ck_assert(day_is_content(session, day_tensor(model, "w").ptr, 1000, 1, 0));
+	ck_assert(world_is_content(session, world_tensor(model, "w").ptr, 1000, 1, 0));
 	assert_fails(GLAKE_E_SHUTTING_DOWN, "", glake_alloc(session, 0, 64 * MIB, 0, &more));
 	assert_fails(GLAKE_E_SHUTTING_DOWN, "", glake_model_open(session, user, NULL, &other));
 	struct glake_session *late;
@@ -282,8 +259,8 @@ static void work_while_it_drains(void *user)
 	assert_ok(glake_free(session, ptr));
 	assert_ok(glake_trim(session, 0, 0));
 	glake_model_close(model);
-	if (atomic_load(day_stage) == 2) {
-		glake_disconnect(session);
+	if (atomic_load(world_stage) == 2) {
+		world_disconnect(session);
 		return;
 	}
 	/* Stays, and is sent away when the time is up. */
@@ -292,56 +269,43 @@ static void work_while_it_drains(void *user)
 		harness_sleep_ms(10);
 	}
 	ck_assert_uint_lt(harness_now_ms() - since_ms, 3000);
-	glake_disconnect(session);
 }
 
 START_TEST(a_stop_lets_sessions_end)
 {
 	bool stays = _i == 1;
-	harness_start(&harness, &(struct harness_options){.config = stays ? "drain_ms = 700;"
-	                                                                  : "drain_ms = 20000;"});
-	day_set_environment();
-	day_stage = mmap(NULL, sizeof(*day_stage), PROT_READ | PROT_WRITE,
-	                 MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-	const char *path = day_write_model("m.safetensors", 1000, 1);
-	pid_t client = day_client(work_while_it_drains, (void *)path);
-	day_await(1);
+	world_begin_unseen(.config = stays ? "drain_ms = 700;" : "drain_ms = 20000;");
+	const char *path = world_write_model("m.safetensors", 1000, 1);
+	pid_t client = world_client(work_while_it_drains, (void *)path);
+	world_await(1);
 	uint64_t since_ms = harness_now_ms();
 	harness_signal(&harness, SIGTERM);
 	harness_wait_log(&harness, "draining 1 sessions");
-	day_reach(stays ? 3 : 2);
-	day_join(client);
+	world_reach(stays ? 3 : 2);
+	world_join(client);
 	ck_assert_int_eq(harness_wait_exit(&harness), 0);
 	uint64_t ms = harness_now_ms() - since_ms;
 	ck_assert_msg(stays ? ms >= 600 && ms < 5000 : ms < 5000, "%llu ms",
 	              (unsigned long long)ms);
-	harness_clean(&harness);
 }
 END_TEST
 
 static void load_for_ever(void *user)
 {
 	struct glake_model *model;
-	struct glake_session *session = day_connect_blind();
-	day_reach(1);
-	int r = day_open_unmapped(session, user, &model);
+	struct glake_session *session = world_connect_blind();
+	world_reach(1);
+	int r = world_open_unmapped(session, user, &model);
 	ck_assert_msg(r == GLAKE_E_GONE, "%d: %s", r, glake_error());
-	glake_disconnect(session);
 }
 
 /* The time is up in the middle of a load, and again by a second signal. */
 START_TEST(a_stop_does_not_wait_for_a_load)
 {
-	harness_start(&harness, &(struct harness_options){
-					.config = _i ? "drain_ms = 200;" : "drain_ms = 20000;",
-					.faults = DAY_STOP_AND_GO,
-					.env = DAY_SMALL_STEPS,
-				});
-	day_set_environment();
-	day_stage = mmap(NULL, sizeof(*day_stage), PROT_READ | PROT_WRITE,
-	                 MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-	const char *path = day_write_layers("m.safetensors", 1);
-	pid_t client = day_client(load_for_ever, (void *)path);
+	world_begin_unseen(.config = _i ? "drain_ms = 200;" : "drain_ms = 20000;",
+	                   .faults = WORLD_STOP_AND_GO, .env = WORLD_SMALL_STEPS);
+	const char *path = world_write_layers("m.safetensors", 1);
+	pid_t client = world_client(load_for_ever, (void *)path);
 	harness_wait_log(&harness, "started glake-mover");
 	harness_sleep_ms(100);
 	uint64_t since_ms = harness_now_ms();
@@ -350,10 +314,9 @@ START_TEST(a_stop_does_not_wait_for_a_load)
 		harness_wait_log(&harness, "draining");
 		harness_signal(&harness, SIGTERM);
 	}
-	day_join(client);
+	world_join(client);
 	ck_assert_int_eq(harness_wait_exit(&harness), 0);
 	ck_assert_uint_lt(harness_now_ms() - since_ms, 10000);
-	harness_clean(&harness);
 }
 END_TEST
 
@@ -375,14 +338,15 @@ static uint64_t quota(void)
 	return quota_seen;
 }
 
-#define QUOTA(bytes) DAY_CONFIG "tenants = ({ name = \"default\"; device_bytes = \"" bytes "\"; });"
+#define QUOTA(bytes) \
+	WORLD_CONFIG "tenants = ({ name = \"default\"; device_bytes = \"" bytes "\"; });"
 
 START_TEST(limits_are_read_again)
 {
 	glake_ptr ptr = 0;
 	glake_ptr more = 0;
-	day_begin(&(struct harness_options){.config = QUOTA("64MiB"), .devices = "1x256MiB"});
-	struct glake_session *session = day_connect();
+	world_begin(.config = QUOTA("64MiB"), .devices = "1x256MiB");
+	struct glake_session *session = world_connect();
 	assert_ok(glake_alloc(session, 0, 60 * MIB, 0, &ptr));
 	assert_fails(GLAKE_E_OVER_QUOTA, "", glake_alloc(session, 0, 60 * MIB, 0, &more));
 	harness_reload(&harness, QUOTA("128MiB"));
@@ -402,8 +366,6 @@ START_TEST(limits_are_read_again)
 	assert_ok(glake_alloc(session, 0, 100 * MIB, 0, &more));
 	harness_reload(&harness, QUOTA("32MiB"));
 	ck_assert_uint_eq(quota(), 32 * MIB);
-	glake_disconnect(session);
-	day_end();
 }
 END_TEST
 
@@ -412,24 +374,19 @@ START_TEST(a_tenant_may_go_while_it_is_used)
 {
 	glake_ptr ptr = 0;
 	glake_ptr more = 0;
-	day_begin(&(struct harness_options){
-		.config = DAY_CONFIG
-		"tenants = ({ name = \"root\"; uids = [0]; device_bytes = \"64MiB\"; });",
-		.devices = "1x256MiB",
-	});
-	struct glake_session *session = day_connect();
+	world_begin(.config = WORLD_CONFIG
+	            "tenants = ({ name = \"root\"; uids = [0]; device_bytes = \"64MiB\"; });",
+	            .devices = "1x256MiB");
+	struct glake_session *session = world_connect();
 	assert_ok(glake_alloc(session, 0, 60 * MIB, 0, &ptr));
-	harness_reload(&harness, DAY_CONFIG);
+	harness_reload(&harness, WORLD_CONFIG);
 	/* Its session is still its. */
 	assert_fails(GLAKE_E_OVER_QUOTA, "tenant root",
 	             glake_alloc(session, 0, 60 * MIB, 0, &more));
-	struct glake_session *next = day_connect();
+	struct glake_session *next = world_connect();
 	struct glake_session_info info = {.size = sizeof(info)};
 	assert_ok(glake_session_info(next, &info));
 	ck_assert_str_eq(info.tenant, "default");
-	glake_disconnect(session);
-	glake_disconnect(next);
-	day_end();
 }
 END_TEST
 
@@ -455,7 +412,7 @@ static unsigned count_notified(const char *words, unsigned ms)
 START_TEST(the_watchdog_is_fed)
 {
 	static const char *const env[] = {"WATCHDOG_USEC=400000", NULL};
-	harness_start(&harness, &(struct harness_options){.env = env});
+	world_begin_unseen(.env = env);
 	for (int i = 0; i < 3; i++) {
 		harness_wait_notified(&harness, "\nWATCHDOG=1\n");
 	}
@@ -467,22 +424,18 @@ START_TEST(the_watchdog_is_fed)
 	ck_assert_uint_eq(count_notified("WATCHDOG=1", 500), 0);
 	harness_signal(&harness, SIGCONT);
 	harness_wait_notified(&harness, "\nWATCHDOG=1\n");
-	harness_stop(&harness);
 }
 END_TEST
 
 START_TEST(the_manager_is_told_of_the_end)
 {
-	harness_start(&harness, &(struct harness_options){.config = "drain_ms = 300;"});
-	eye = NULL;
-	day_set_environment();
-	eye = day_connect_blind();
+	world_begin_unseen(.config = "drain_ms = 300;");
+	struct glake_session *session = world_connect_blind();
 	harness_wait_notified(&harness, "\nSTATUS=1 sessions");
 	harness_signal(&harness, SIGTERM);
 	harness_wait_notified(&harness, "\nSTOPPING=1\n");
-	glake_disconnect(eye);
+	world_disconnect(session);
 	ck_assert_int_eq(harness_wait_exit(&harness), 0);
-	harness_clean(&harness);
 }
 END_TEST
 

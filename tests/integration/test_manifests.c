@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Host memory that glaked needs for manifests: who pays for it, and where it ends. */
-#include "tests/integration/bad_day.h"
+#include "tests/harness/models.h"
+#include "tests/harness/world.h"
 
 #define LIMIT(bytes) "tenants = ({ name = \"default\"; manifest_bytes = \"" bytes "\"; });"
 
@@ -74,13 +75,13 @@ static void write_wordy(const char *path)
 START_TEST(manifests_that_nobody_uses_are_bounded)
 {
 	char paths[3][512];
-	day_begin(&(struct harness_options){.config = DAY_CONFIG, .devices = "1x512MiB"});
+	world_begin(.config = WORLD_CONFIG, .devices = "1x512MiB");
 	for (unsigned i = 0; i < 3; i++) {
-		snprintf(paths[i], sizeof(paths[i]), "%s%u.safetensors", day_path("wordy"), i);
+		snprintf(paths[i], sizeof(paths[i]), "%s%u.safetensors", world_path("wordy"), i);
 		write_wordy(paths[i]);
 	}
 	load(paths[0], true);
-	uint64_t n_evicted = day_metric("models_evicted");
+	uint64_t n_evicted = world_metric("models_evicted");
 	load(paths[1], false);
 	load(paths[2], false);
 	assert_ok(glake_pin(eye, paths[0], 0));
@@ -88,8 +89,7 @@ START_TEST(manifests_that_nobody_uses_are_bounded)
 		harness_sleep_ms(10);
 	}
 	ck_assert(is_there(paths[0]) && is_there(paths[2]));
-	ck_assert_uint_eq(day_metric("models_evicted"), n_evicted + 1);
-	day_end();
+	ck_assert_uint_eq(world_metric("models_evicted"), n_evicted + 1);
 }
 END_TEST
 
@@ -97,23 +97,20 @@ END_TEST
 START_TEST(a_manifest_beyond_the_limit_is_refused)
 {
 	struct glake_model *model;
-	day_begin(&(struct harness_options){.config = DAY_CONFIG LIMIT("8MiB"),
-	                                    .devices = "1x512MiB"});
-	const char *path = day_path("wordy.safetensors");
+	world_begin(.config = WORLD_CONFIG LIMIT("8MiB"), .devices = "1x512MiB");
+	const char *path = world_path("wordy.safetensors");
 	write_wordy(path);
-	struct glake_session *session = day_connect_blind();
-	struct books before = day_books();
+	struct glake_session *session = world_connect_blind();
+	struct books before = world_books();
 	uint64_t rss_bytes = harness_rss_bytes(&harness);
 	assert_fails(GLAKE_E_OVER_QUOTA, "tenant default may have 8388608 bytes",
-	             day_open_unmapped(session, path, &model));
+	             world_open_unmapped(session, path, &model));
 	ck_assert(TEST_SANITIZED || harness_rss_bytes(&harness) < rss_bytes + 40 * MIB);
-	day_wait_books(&before);
+	world_wait_books(&before);
 	ck_assert_uint_eq(manifests_of("default").bytes, 0);
 	ck_assert_uint_eq(manifests_of("default").quota_bytes, 8 * MIB);
-	ck_assert_uint_ge(day_metric("quota_refusals"), 1);
-	assert_ok(day_open_unmapped(session, day_write_model("m.safetensors", MIB, 1), &model));
-	glake_disconnect(session);
-	day_end();
+	ck_assert_uint_ge(world_metric("quota_refusals"), 1);
+	assert_ok(world_open_unmapped(session, world_write_model("m.safetensors", MIB, 1), &model));
 }
 END_TEST
 
@@ -123,39 +120,36 @@ START_TEST(who_keeps_a_model_pays_for_its_manifest)
 	struct glake_model *model;
 	struct glake_model *other;
 	char paths[2][512];
-	day_begin(&(struct harness_options){.config = DAY_CONFIG LIMIT("100MiB"),
-	                                    .devices = "1x512MiB"});
+	world_begin(.config = WORLD_CONFIG LIMIT("100MiB"), .devices = "1x512MiB");
 	for (unsigned i = 0; i < 2; i++) {
-		snprintf(paths[i], sizeof(paths[i]), "%s%u.safetensors", day_path("wordy"), i);
+		snprintf(paths[i], sizeof(paths[i]), "%s%u.safetensors", world_path("wordy"), i);
 		write_wordy(paths[i]);
 	}
-	struct glake_session *session = day_connect_blind();
+	struct glake_session *session = world_connect_blind();
 	load(paths[0], false);
 	uint64_t bytes = manifests_of("cache").bytes;
 	ck_assert_uint_gt(bytes, 60 * MIB);
 	ck_assert_uint_eq(manifests_of("default").bytes, 0);
-	assert_ok(day_open_unmapped(session, paths[1], &model));
+	assert_ok(world_open_unmapped(session, paths[1], &model));
 	ck_assert_uint_eq(manifests_of("default").bytes, bytes);
 
 	/* The first one is there, and no more than that. */
-	struct books before = day_books();
+	struct books before = world_books();
 	assert_fails(GLAKE_E_OVER_QUOTA, "the manifest of",
-	             day_open_unmapped(session, paths[0], &other));
+	             world_open_unmapped(session, paths[0], &other));
 	assert_fails(GLAKE_E_OVER_QUOTA, "the manifest of", glake_pin(eye, paths[0], 1));
-	day_wait_books(&before);
+	world_wait_books(&before);
 	ck_assert_uint_eq(manifests_of("cache").bytes, bytes);
 
 	assert_ok(glake_pin(eye, paths[1], 1));
 	glake_model_close(model);
 	ck_assert_uint_eq(manifests_of("default").bytes, bytes);
 	assert_fails(GLAKE_E_OVER_QUOTA, "the manifest of",
-	             day_open_unmapped(session, paths[0], &other));
+	             world_open_unmapped(session, paths[0], &other));
 	assert_ok(glake_pin(eye, paths[1], 0));
 	ck_assert_uint_eq(manifests_of("default").bytes, 0);
-	assert_ok(day_open_unmapped(session, paths[0], &other));
+	assert_ok(world_open_unmapped(session, paths[0], &other));
 	ck_assert_uint_eq(manifests_of("default").bytes, bytes);
-	glake_disconnect(session);
-	day_end();
 }
 END_TEST
 
@@ -167,14 +161,14 @@ START_TEST(a_model_without_tensors_is_charged_for_its_files)
 	struct glake_model_options options = {.size = sizeof(options), .no_map = 1};
 	struct glake_model *model;
 	int fds[N_FILES];
-	day_begin(&(struct harness_options){.config = DAY_CONFIG, .devices = "1x512MiB"});
+	world_begin(.config = WORLD_CONFIG, .devices = "1x512MiB");
 	for (unsigned i = 0; i < N_FILES; i++) {
 		char name[32];
 		snprintf(name, sizeof(name), "%u.safetensors", i);
-		FILE *file = fopen(day_path(name), "w+e");
+		FILE *file = fopen(world_path(name), "w+e");
 		ck_assert_uint_eq(fwrite(header, sizeof(header), 1, file), 1);
 		fclose(file);
-		fds[i] = open(day_path(name), O_RDONLY | O_CLOEXEC);
+		fds[i] = open(world_path(name), O_RDONLY | O_CLOEXEC);
 		ck_assert_int_ge(fds[i], 0);
 	}
 	assert_ok(glake_model_open_fds(eye, fds, NULL, N_FILES, &options, &model));
@@ -185,7 +179,6 @@ START_TEST(a_model_without_tensors_is_charged_for_its_files)
 	glake_model_close(model);
 	ck_assert_uint_ge(manifests_of("cache").bytes, N_FILES * FILE_ID_BYTES);
 	ck_assert_uint_eq(manifests_of("default").bytes, 0);
-	day_end();
 }
 END_TEST
 

@@ -7,7 +7,8 @@
 #include <sys/resource.h>
 
 #include "tests/harness/connection.h"
-#include "tests/integration/bad_day.h"
+#include "tests/harness/models.h"
+#include "tests/harness/world.h"
 
 #define TENANT(bytes) "tenants = ({ name = \"default\"; device_bytes = \"" bytes "\"; });"
 
@@ -17,21 +18,18 @@ START_TEST(private_memory_over_the_quota_is_refused_whole)
 {
 	glake_ptr first = 0;
 	glake_ptr second = 0;
-	day_begin(&(struct harness_options){.config = DAY_CONFIG TENANT("64MiB"),
-	                                    .devices = "1x512MiB"});
-	struct glake_session *session = day_connect();
+	world_begin(.config = WORLD_CONFIG TENANT("64MiB"), .devices = "1x512MiB");
+	struct glake_session *session = world_connect();
 	assert_ok(glake_alloc(session, 0, 40 * MIB, 0, &first));
-	struct books before = day_books();
+	struct books before = world_books();
 	assert_fails(GLAKE_E_OVER_QUOTA, "tenant default",
 	             glake_alloc(session, 0, 40 * MIB, 0, &second));
 	ck_assert_ptr_nonnull(strstr(glake_error(), "67108864"));
-	day_wait_books(&before);
-	ck_assert_uint_ge(day_metric("quota_refusals"), 1);
+	world_wait_books(&before);
+	ck_assert_uint_ge(world_metric("quota_refusals"), 1);
 	assert_ok(glake_alloc(session, 0, 24 * MIB, 0, &second));
 	assert_ok(glake_free(session, first));
 	assert_ok(glake_free(session, second));
-	glake_disconnect(session);
-	day_end();
 }
 END_TEST
 
@@ -39,17 +37,14 @@ START_TEST(a_model_over_the_quota_leaves_nothing)
 {
 	struct glake_model *model;
 	glake_ptr ptr = 0;
-	day_begin(&(struct harness_options){.config = DAY_CONFIG TENANT("64MiB"),
-	                                    .devices = "1x512MiB"});
-	const char *path = day_write_model("m.safetensors", 100 * MIB, 1);
-	struct glake_session *session = day_connect();
+	world_begin(.config = WORLD_CONFIG TENANT("64MiB"), .devices = "1x512MiB");
+	const char *path = world_write_model("m.safetensors", 100 * MIB, 1);
+	struct glake_session *session = world_connect();
 	assert_fails(GLAKE_E_OVER_QUOTA, "quota", glake_model_open(session, path, NULL, &model));
-	ck_assert_uint_eq(day_books().n_models, 0);
-	ck_assert_uint_eq(day_metric("models_failed"), 1);
+	ck_assert_uint_eq(world_books().n_models, 0);
+	ck_assert_uint_eq(world_metric("models_failed"), 1);
 	/* Nothing of it is charged. */
 	assert_ok(glake_alloc(session, 0, 64 * MIB, 0, &ptr));
-	glake_disconnect(session);
-	day_end();
 }
 END_TEST
 
@@ -57,26 +52,23 @@ START_TEST(a_cached_model_counts_when_it_is_opened_again)
 {
 	struct glake_model *model;
 	glake_ptr ptr = 0;
-	day_begin(&(struct harness_options){.config = DAY_CONFIG TENANT("64MiB"),
-	                                    .devices = "1x512MiB"});
-	const char *path = day_write_model("m.safetensors", 40 * MIB, 1);
-	struct glake_session *session = day_connect();
+	world_begin(.config = WORLD_CONFIG TENANT("64MiB"), .devices = "1x512MiB");
+	const char *path = world_write_model("m.safetensors", 40 * MIB, 1);
+	struct glake_session *session = world_connect();
 	assert_ok(glake_model_open(session, path, NULL, &model));
 	assert_fails(GLAKE_E_OVER_QUOTA, "", glake_alloc(session, 0, 40 * MIB, 0, &ptr));
 	glake_model_close(model);
 	/* As cache it is nobody's. */
 	assert_ok(glake_alloc(session, 0, 40 * MIB, 0, &ptr));
-	uint64_t n_refused = day_metric("quota_refusals");
+	uint64_t n_refused = world_metric("quota_refusals");
 	assert_fails(GLAKE_E_OVER_QUOTA, "m.safetensors",
 	             glake_model_open(session, path, NULL, &model));
-	ck_assert_uint_eq(day_metric("quota_refusals"), n_refused + 1);
+	ck_assert_uint_eq(world_metric("quota_refusals"), n_refused + 1);
 	assert_ok(glake_free(session, ptr));
 	assert_ok(glake_trim(session, 0, 0));
 	assert_ok(glake_model_open(session, path, NULL, &model));
-	ck_assert_int_ne(day_info(model).was_loaded, 0);
-	ck_assert_uint_eq(day_metric("models_loaded"), 2);
-	glake_disconnect(session);
-	day_end();
+	ck_assert_int_ne(world_info(model).was_loaded, 0);
+	ck_assert_uint_eq(world_metric("models_loaded"), 1);
 }
 END_TEST
 
@@ -116,12 +108,12 @@ static uint64_t used_by(const char *tenant)
 
 static void load(const char *path, bool pin)
 {
-	struct glake_session *session = day_connect_blind();
+	struct glake_session *session = world_connect_blind();
 	struct glake_model *model;
 	struct glake_model_options options = {.size = sizeof(options), .no_map = 1, .pin = pin};
 	assert_ok(glake_model_open(session, path, &options, &model));
 	glake_model_close(model);
-	glake_disconnect(session);
+	world_disconnect(session);
 }
 
 /* Nobody's session lasts as long as a pin does. */
@@ -130,14 +122,13 @@ START_TEST(a_pinned_model_counts_when_nobody_has_it_open)
 	struct glake_model *model;
 	struct glake_model_options pinned = {.size = sizeof(pinned), .no_map = 1, .pin = 1};
 	glake_ptr ptr = 0;
-	day_begin(&(struct harness_options){.config = DAY_CONFIG TENANT("128MiB"),
-	                                    .devices = "1x512MiB"});
-	const char *first = day_write_model("first.safetensors", 100 * MIB, 1);
-	const char *second = day_write_model("second.safetensors", 100 * MIB, 2);
+	world_begin(.config = WORLD_CONFIG TENANT("128MiB"), .devices = "1x512MiB");
+	const char *first = world_write_model("first.safetensors", 100 * MIB, 1);
+	const char *second = world_write_model("second.safetensors", 100 * MIB, 2);
 	load(first, true);
 	ck_assert_uint_eq(used_by("default"), 100 * MIB);
-	struct books before = day_books();
-	struct glake_session *session = day_connect();
+	struct books before = world_books();
+	struct glake_session *session = world_connect();
 	assert_fails(GLAKE_E_OVER_QUOTA, "quota",
 	             glake_model_open(session, second, &pinned, &model));
 	assert_fails(GLAKE_E_OVER_QUOTA, "tenant default",
@@ -146,38 +137,35 @@ START_TEST(a_pinned_model_counts_when_nobody_has_it_open)
 	assert_ok(glake_model_open(session, first, NULL, &model));
 	ck_assert_uint_eq(used_by("default"), 100 * MIB);
 	glake_model_close(model);
-	glake_disconnect(session);
-	day_wait_books(&before);
+	world_disconnect(session);
+	world_wait_books(&before);
 	assert_ok(glake_pin(eye, first, 0));
 	ck_assert_uint_eq(used_by("default"), 0);
 	load(second, true);
 	assert_ok(glake_pin(eye, second, 0));
-	day_end();
 }
 END_TEST
 
 START_TEST(an_idle_model_is_pinned_by_who_can_pay)
 {
-	day_begin(&(struct harness_options){.config = DAY_CONFIG TENANT("128MiB"),
-	                                    .devices = "1x512MiB"});
-	const char *first = day_write_model("first.safetensors", 100 * MIB, 1);
-	const char *second = day_write_model("second.safetensors", 100 * MIB, 2);
+	world_begin(.config = WORLD_CONFIG TENANT("128MiB"), .devices = "1x512MiB");
+	const char *first = world_write_model("first.safetensors", 100 * MIB, 1);
+	const char *second = world_write_model("second.safetensors", 100 * MIB, 2);
 	load(first, false);
 	load(second, false);
 	ck_assert_uint_eq(used_by("default"), 0);
 	assert_ok(glake_pin(eye, first, 1));
 	assert_ok(glake_pin(eye, first, 1));
 	ck_assert_uint_eq(used_by("default"), 100 * MIB);
-	uint64_t n_refused = day_metric("quota_refusals");
+	uint64_t n_refused = world_metric("quota_refusals");
 	assert_fails(GLAKE_E_OVER_QUOTA, "second.safetensors", glake_pin(eye, second, 1));
-	ck_assert_uint_eq(day_metric("quota_refusals"), n_refused + 1);
+	ck_assert_uint_eq(world_metric("quota_refusals"), n_refused + 1);
 	ck_assert_uint_eq(used_by("default"), 100 * MIB);
 	/* What was refused is cache as before. */
 	assert_ok(glake_evict(eye, NULL, NULL, NULL));
 	ck_assert(is_there(first) && !is_there(second));
 	assert_ok(glake_pin(eye, first, 0));
 	ck_assert_uint_eq(used_by("default"), 0);
-	day_end();
 }
 END_TEST
 
@@ -189,10 +177,9 @@ START_TEST(what_pinned_models_share_is_paid_for_once)
 		{"b", "U8", 1, {4 * MIB}, 1},
 		{"c", "U8", 1, {6 * MIB}, 2},
 	};
-	day_begin(&(struct harness_options){.config = DAY_CONFIG TENANT("10MiB"),
-	                                    .devices = "1x512MiB"});
-	const char *twice = day_path("twice.safetensors");
-	const char *once = day_path("once.safetensors");
+	world_begin(.config = WORLD_CONFIG TENANT("10MiB"), .devices = "1x512MiB");
+	const char *twice = world_path("twice.safetensors");
+	const char *once = world_path("once.safetensors");
 	/* The whole does not fit while it is loaded, before what is equal is found. */
 	assert_ok(glake_set_quota(eye, "default", 0, 0));
 	model_file_write(twice, tensors, 3);
@@ -207,7 +194,6 @@ START_TEST(what_pinned_models_share_is_paid_for_once)
 	ck_assert_uint_eq(used_by("default"), 4 * MIB);
 	assert_ok(glake_pin(eye, once, 0));
 	ck_assert_uint_eq(used_by("default"), 0);
-	day_end();
 }
 END_TEST
 
@@ -220,10 +206,10 @@ static void pin_as_other(struct harness *where, void *user)
 {
 	const struct stranger *stranger = user;
 	setenv("GLAKE_SOCKET", where->socket_path, 1);
-	struct glake_session *session = day_connect_blind();
+	struct glake_session *session = world_connect_blind();
 	int r = glake_pin(session, stranger->path, 1);
 	ck_assert_msg(r == stranger->result, "%d: %s", r, glake_error());
-	glake_disconnect(session);
+	world_disconnect(session);
 }
 
 /* Who opened it first goes some day, and cannot pay for what another one keeps. */
@@ -233,15 +219,13 @@ START_TEST(who_pins_pays_in_place_of_who_uses)
 	if (!harness_is_root()) {
 		return;
 	}
-	day_begin(&(struct harness_options){
-		.config = DAY_CONFIG
-		"realms = ({ name = \"both\"; uids = [0, 12345]; });"
-		"tenants = ({ name = \"other\"; uids = [12345]; device_bytes = \"32MiB\"; });",
-		.devices = "1x512MiB",
-	});
-	const char *path = day_write_model("m.safetensors", 60 * MIB, 1);
-	struct glake_session *session = day_connect_blind();
-	assert_ok(day_open_unmapped(session, path, &model));
+	world_begin(.config = WORLD_CONFIG
+	            "realms = ({ name = \"both\"; uids = [0, 12345]; });"
+	            "tenants = ({ name = \"other\"; uids = [12345]; device_bytes = \"32MiB\"; });",
+	            .devices = "1x512MiB");
+	const char *path = world_write_model("m.safetensors", 60 * MIB, 1);
+	struct glake_session *session = world_connect_blind();
+	assert_ok(world_open_unmapped(session, path, &model));
 	struct stranger stranger = {path, GLAKE_E_OVER_QUOTA};
 	harness_as(&harness, 12345, 12345, pin_as_other, &stranger);
 	ck_assert_uint_eq(used_by("default"), 60 * MIB);
@@ -255,14 +239,12 @@ START_TEST(who_pins_pays_in_place_of_who_uses)
 	ck_assert_uint_eq(used_by("other"), 60 * MIB);
 	assert_ok(glake_pin(eye, path, 0));
 	ck_assert_uint_eq(used_by("other"), 0);
-	glake_disconnect(session);
-	day_end();
 }
 END_TEST
 
 /* ---- a full device --------------------------------------------------------------------------- */
 
-static const struct harness_options small_device = {.config = DAY_CONFIG, .devices = "1x256MiB"};
+static const struct harness_options small_device = {.config = WORLD_CONFIG, .devices = "1x256MiB"};
 
 static void load_and_close(const char *path)
 {
@@ -274,33 +256,31 @@ START_TEST(the_longest_idle_model_goes_first_and_pinned_ones_stay)
 	glake_ptr ptr = 0;
 	glake_ptr more = 0;
 	char paths[3][512];
-	day_begin(&small_device);
+	world_begin_as(&small_device);
 	for (unsigned i = 0; i < 3; i++) {
 		char name[32];
 		snprintf(name, sizeof(name), "m%u.safetensors", i);
-		strcpy(paths[i], day_write_model(name, 60 * MIB, i + 1));
+		strcpy(paths[i], world_write_model(name, 60 * MIB, i + 1));
 		load_and_close(paths[i]);
 		harness_sleep_ms(10);
 	}
 	/* The first has been idle longest, and is pinned. One more is enough. */
 	assert_ok(glake_pin(eye, paths[0], 1));
-	struct glake_session *session = day_connect();
+	struct glake_session *session = world_connect();
 	assert_ok(glake_alloc(session, 0, 100 * MIB, 0, &ptr));
 	ck_assert(is_there(paths[0]) && !is_there(paths[1]) && is_there(paths[2]));
-	ck_assert_uint_eq(day_metric("models_evicted"), 2);
+	ck_assert_uint_eq(world_metric("models_evicted"), 1);
 	assert_ok(glake_alloc(session, 0, 60 * MIB, 0, &more));
 	ck_assert(is_there(paths[0]) && !is_there(paths[2]));
-	ck_assert_uint_eq(day_metric("models_evicted"), 3);
+	ck_assert_uint_eq(world_metric("models_evicted"), 2);
 	/* What is pinned stays, whoever wants memory; what is in use as well. */
 	assert_fails(GLAKE_E_NO_DEVICE_MEMORY, "device 0",
 	             glake_alloc(session, 0, 60 * MIB, 0, &more));
 	ck_assert(is_there(paths[0]));
-	ck_assert_uint_eq(day_metric("memory_refusals"), 1);
+	ck_assert_uint_eq(world_metric("memory_refusals"), 1);
 	assert_fails(GLAKE_E_BUSY, "pinned", glake_evict(eye, paths[0], NULL, NULL));
 	assert_ok(glake_pin(eye, paths[0], 0));
 	assert_ok(glake_alloc(session, 0, 60 * MIB, 0, &more));
-	glake_disconnect(session);
-	day_end();
 }
 END_TEST
 
@@ -315,24 +295,20 @@ START_TEST(the_lower_priority_goes_first)
 	if (!harness_is_root()) {
 		return;
 	}
-	day_begin(&(struct harness_options){
-		.config = DAY_CONFIG
-		"tenants = ({ name = \"low\"; uids = [12345]; priority = -5; });",
-		.devices = "1x256MiB",
-	});
+	world_begin(.config = WORLD_CONFIG
+	            "tenants = ({ name = \"low\"; uids = [12345]; priority = -5; });",
+	            .devices = "1x256MiB");
 	char high[512];
-	strcpy(high, day_write_model("high.safetensors", 100 * MIB, 1));
+	strcpy(high, world_write_model("high.safetensors", 100 * MIB, 1));
 	load_and_close(high);
 	harness_sleep_ms(10);
-	day_write_model("low.safetensors", 100 * MIB, 2);
+	world_write_model("low.safetensors", 100 * MIB, 2);
 	harness_as(&harness, 12345, 12345, load_in_folder, (void *)"./low.safetensors");
-	ck_assert(is_there(day_path("low.safetensors")));
-	struct glake_session *session = day_connect();
+	ck_assert(is_there(world_path("low.safetensors")));
+	struct glake_session *session = world_connect();
 	glake_ptr ptr = 0;
 	assert_ok(glake_alloc(session, 0, 100 * MIB, 0, &ptr));
-	ck_assert(!is_there(day_path("low.safetensors")) && is_there(high));
-	glake_disconnect(session);
-	day_end();
+	ck_assert(!is_there(world_path("low.safetensors")) && is_there(high));
 }
 END_TEST
 
@@ -340,20 +316,18 @@ START_TEST(a_model_in_use_is_not_evicted_for_another)
 {
 	struct glake_model *model;
 	struct glake_model *other;
-	day_begin(&small_device);
-	const char *path = day_write_model("used.safetensors", 150 * MIB, 1);
-	const char *second = day_write_model("other.safetensors", 150 * MIB, 2);
-	struct glake_session *session = day_connect();
+	world_begin_as(&small_device);
+	const char *path = world_write_model("used.safetensors", 150 * MIB, 1);
+	const char *second = world_write_model("other.safetensors", 150 * MIB, 2);
+	struct glake_session *session = world_connect();
 	assert_ok(glake_model_open(session, path, NULL, &model));
 	assert_fails(GLAKE_E_NO_DEVICE_MEMORY, "memory",
 	             glake_model_open(session, second, NULL, &other));
-	ck_assert_uint_eq(day_books().n_models, 1);
-	ck_assert(day_is_content(session, day_tensor(model, "w").ptr, 150 * MIB, 1, 0));
+	ck_assert_uint_eq(world_books().n_models, 1);
+	ck_assert(world_is_content(session, world_tensor(model, "w").ptr, 150 * MIB, 1, 0));
 	glake_model_close(model);
 	assert_ok(glake_model_open(session, second, NULL, &other));
 	ck_assert(!is_there(path));
-	glake_disconnect(session);
-	day_end();
 }
 END_TEST
 
@@ -361,50 +335,47 @@ END_TEST
 static void keep_40_warm(void *user)
 {
 	glake_ptr ptr = 0;
-	struct glake_session *session = day_connect();
+	struct glake_session *session = world_connect();
 	assert_ok(glake_alloc(session, 0, 40 * MIB, 0, &ptr));
 	assert_ok(glake_free(session, ptr));
-	day_reach(1);
-	while (atomic_load(day_stage) < 2) {
+	world_reach(1);
+	while (atomic_load(world_stage) < 2) {
 		ck_assert_int_ge(glake_dispatch(session), 0);
 		harness_sleep_ms(2);
 	}
-	glake_disconnect(session);
 }
 
 /* Nobody pays for what cannot be: neither the store, nor the pool, nor who has warm memory. */
 START_TEST(more_than_the_device_is_refused_and_costs_nobody)
 {
 	static const char *const configs[] = {
-		DAY_CONFIG,
-		DAY_CONFIG "pressure = \"wait\"; wait_ms = 3600000;",
+		WORLD_CONFIG,
+		WORLD_CONFIG "pressure = \"wait\"; wait_ms = 3600000;",
 	};
 	glake_ptr ptr = 0;
-	day_begin(&(struct harness_options){.config = configs[_i], .devices = "1x256MiB"});
-	const char *path = day_write_model("m.safetensors", 60 * MIB, 1);
+	world_begin(.config = configs[_i], .devices = "1x256MiB");
+	const char *path = world_write_model("m.safetensors", 60 * MIB, 1);
 	load_and_close(path);
-	pid_t client = day_client(keep_40_warm, NULL);
-	day_await(1);
-	struct glake_session *session = day_connect();
-	struct books before = day_books();
-	uint64_t n_evicted = day_metric("models_evicted");
+	pid_t client = world_client(keep_40_warm, NULL);
+	world_await(1);
+	struct glake_session *session = world_connect();
+	struct books before = world_books();
+	uint64_t n_evicted = world_metric("models_evicted");
 	/* All but what glaked keeps for itself is the most there can be. */
 	assert_fails(GLAKE_E_NO_DEVICE_MEMORY, "device 0",
 	             glake_alloc(session, 0, 256 * MIB, 0, &ptr));
 	assert_fails(GLAKE_E_NO_DEVICE_MEMORY, "device 0",
 	             glake_alloc(session, 0, 8192 * MIB, 0, &ptr));
 	ck_assert(is_there(path));
-	day_wait_books(&before);
-	ck_assert_uint_eq(day_metric("reclaims_sent"), 0);
-	ck_assert_uint_eq(day_metric("models_evicted"), n_evicted);
-	ck_assert_uint_eq(day_metric("memory_refusals"), 2);
+	world_wait_books(&before);
+	ck_assert_uint_eq(world_metric("reclaims_sent"), 0);
+	ck_assert_uint_eq(world_metric("models_evicted"), n_evicted);
+	ck_assert_uint_eq(world_metric("memory_refusals"), 2);
 	/* glake-mover has some as well. */
 	assert_ok(glake_alloc(session, 0, 220 * MIB, 0, &ptr));
 	ck_assert(!is_there(path));
-	day_reach(2);
-	day_join(client);
-	glake_disconnect(session);
-	day_end();
+	world_reach(2);
+	world_join(client);
 }
 END_TEST
 
@@ -412,59 +383,52 @@ START_TEST(nothing_goes_for_what_blocks_in_use_are_in_the_way_of)
 {
 	struct glake_model *model;
 	glake_ptr ptr = 0;
-	day_begin(&small_device);
-	const char *used = day_write_model("used.safetensors", 100 * MIB, 1);
-	const char *idle = day_write_model("idle.safetensors", 60 * MIB, 2);
+	world_begin_as(&small_device);
+	const char *used = world_write_model("used.safetensors", 100 * MIB, 1);
+	const char *idle = world_write_model("idle.safetensors", 60 * MIB, 2);
 	load_and_close(idle);
-	pid_t client = day_client(keep_40_warm, NULL);
-	day_await(1);
-	struct glake_session *session = day_connect();
+	pid_t client = world_client(keep_40_warm, NULL);
+	world_await(1);
+	struct glake_session *session = world_connect();
 	assert_ok(glake_model_open(session, used, NULL, &model));
-	uint64_t rest = 256 * MIB - 2 * MIB - day_books().used_block_bytes;
+	uint64_t rest = 256 * MIB - 2 * MIB - world_books().used_block_bytes;
 	assert_fails(GLAKE_E_NO_DEVICE_MEMORY, "device 0",
 	             glake_alloc(session, 0, rest + 2 * MIB, 0, &ptr));
 	ck_assert(is_there(idle));
-	ck_assert_uint_eq(day_metric("reclaims_sent"), 0);
+	ck_assert_uint_eq(world_metric("reclaims_sent"), 0);
 	/* glake-mover has some as well. */
 	assert_ok(glake_alloc(session, 0, rest - 32 * MIB, 0, &ptr));
 	ck_assert(!is_there(idle));
-	day_reach(2);
-	day_join(client);
-	glake_disconnect(session);
-	day_end();
+	world_reach(2);
+	world_join(client);
 }
 END_TEST
 
 static void hold_and_free(void *user)
 {
 	glake_ptr ptr = 0;
-	struct glake_session *session = day_connect();
+	struct glake_session *session = world_connect();
 	assert_ok(glake_alloc(session, 0, 200 * MIB, 0, &ptr));
-	day_reach(1);
+	world_reach(1);
 	harness_sleep_ms(300);
 	assert_ok(glake_free(session, ptr));
 	assert_ok(glake_trim(session, 0, 0));
-	day_await(2);
-	glake_disconnect(session);
+	world_await(2);
 }
 
 START_TEST(who_waits_gets_what_another_frees)
 {
 	glake_ptr ptr = 0;
-	day_begin(&(struct harness_options){
-		.config = DAY_CONFIG "pressure = \"wait\"; wait_ms = 5000;",
-		.devices = "1x256MiB",
-	});
-	pid_t client = day_client(hold_and_free, NULL);
-	day_await(1);
-	struct glake_session *session = day_connect();
+	world_begin(.config = WORLD_CONFIG "pressure = \"wait\"; wait_ms = 5000;",
+	            .devices = "1x256MiB");
+	pid_t client = world_client(hold_and_free, NULL);
+	world_await(1);
+	struct glake_session *session = world_connect();
 	uint64_t since_ms = harness_now_ms();
 	assert_ok(glake_alloc(session, 0, 200 * MIB, 0, &ptr));
 	ck_assert_uint_ge(harness_now_ms() - since_ms, 100);
-	day_reach(2);
-	day_join(client);
-	glake_disconnect(session);
-	day_end();
+	world_reach(2);
+	world_join(client);
 }
 END_TEST
 
@@ -472,35 +436,30 @@ END_TEST
 static void keep_warm(void *user)
 {
 	glake_ptr ptr = 0;
-	struct glake_session *session = day_connect();
+	struct glake_session *session = world_connect();
 	assert_ok(glake_alloc(session, 0, 200 * MIB, 0, &ptr));
 	assert_ok(glake_free(session, ptr));
 	assert_ok(glake_ping(session));
-	day_reach(1);
-	while (atomic_load(day_stage) < 2) {
+	world_reach(1);
+	while (atomic_load(world_stage) < 2) {
 		ck_assert_int_ge(glake_dispatch(session), 0);
 		harness_sleep_ms(10);
 	}
-	glake_disconnect(session);
 }
 
 START_TEST(warm_memory_is_reclaimed_for_who_waits)
 {
 	glake_ptr ptr = 0;
-	day_begin(&(struct harness_options){
-		.config = DAY_CONFIG "pressure = \"wait\"; wait_ms = 5000;",
-		.devices = "1x256MiB",
-	});
-	pid_t client = day_client(keep_warm, NULL);
-	day_await(1);
-	ck_assert_uint_eq(day_books().private_bytes, 200 * MIB);
-	struct glake_session *session = day_connect();
+	world_begin(.config = WORLD_CONFIG "pressure = \"wait\"; wait_ms = 5000;",
+	            .devices = "1x256MiB");
+	pid_t client = world_client(keep_warm, NULL);
+	world_await(1);
+	ck_assert_uint_eq(world_books().private_bytes, 200 * MIB);
+	struct glake_session *session = world_connect();
 	assert_ok(glake_alloc(session, 0, 200 * MIB, 0, &ptr));
-	ck_assert_uint_ge(day_metric("reclaims_sent"), 1);
-	day_reach(2);
-	day_join(client);
-	glake_disconnect(session);
-	day_end();
+	ck_assert_uint_ge(world_metric("reclaims_sent"), 1);
+	world_reach(2);
+	world_join(client);
 }
 END_TEST
 
@@ -512,7 +471,7 @@ START_TEST(memory_that_is_late_is_waited_for)
 {
 	struct fdlist held;
 	uint64_t id;
-	day_begin(&small_device);
+	world_begin_as(&small_device);
 	int one = connection_hello(&harness);
 	int two = connection_hello(&harness);
 	fdlist_init(&held);
@@ -544,7 +503,6 @@ START_TEST(memory_that_is_late_is_waited_for)
 	fdlist_deinit(&held);
 	connection_close(&one);
 	connection_close(&two);
-	day_end();
 }
 END_TEST
 
@@ -553,19 +511,17 @@ START_TEST(what_is_in_the_cache_is_shared_within_the_quota)
 {
 	struct glake_block *block;
 	glake_ptr ptr = 0;
-	day_begin(&(struct harness_options){.config = DAY_CONFIG TENANT("2MiB"),
-	                                    .devices = "1x512MiB"});
-	struct glake_session *session = day_connect();
+	world_begin(.config = WORLD_CONFIG TENANT("2MiB"), .devices = "1x512MiB");
+	struct glake_session *session = world_connect();
 	for (unsigned i = 0; i < 3; i++) {
 		assert_ok(glake_alloc(session, 0, 2 * MIB, GLAKE_ZERO, &ptr));
 		assert_ok(glake_block_publish(session, ptr, MIB, &block));
-		ck_assert_uint_eq(day_books().block_bytes, 2 * MIB);
-		ck_assert_uint_eq(day_books().charged_bytes, 2 * MIB + books_before.charged_bytes);
+		ck_assert_uint_eq(world_books().block_bytes, 2 * MIB);
+		ck_assert_uint_eq(world_books().charged_bytes,
+		                  2 * MIB + books_before.charged_bytes);
 		glake_block_release(block);
 	}
-	ck_assert_uint_eq(day_metric("blocks_collapsed"), 2);
-	glake_disconnect(session);
-	day_end();
+	ck_assert_uint_eq(world_metric("blocks_collapsed"), 2);
 }
 END_TEST
 
@@ -578,13 +534,12 @@ START_TEST(without_fds_private_memory_works_and_models_are_refused)
 {
 	enum { N = 60 };
 	glake_ptr ptrs[N];
-	day_begin(&(struct harness_options){.config = DAY_CONFIG "fd_budget = 64;",
-	                                    .devices = "1x512MiB"});
-	struct glake_session *session = day_connect();
+	world_begin(.config = WORLD_CONFIG "fd_budget = 64;", .devices = "1x512MiB");
+	struct glake_session *session = world_connect();
 	for (unsigned i = 0; i < N; i++) {
 		assert_ok(glake_alloc(session, 0, 2 * MIB, 0, &ptrs[i]));
 	}
-	struct books books = day_books();
+	struct books books = world_books();
 	ck_assert_uint_eq(books.private_bytes, N * 2 * MIB);
 	ck_assert_uint_lt(books.fds_used, N);
 	/* Memory that is held by a handle is memory like other memory. */
@@ -606,8 +561,6 @@ START_TEST(without_fds_private_memory_works_and_models_are_refused)
 	for (unsigned i = 0; i < N; i++) {
 		assert_ok(glake_free(session, ptrs[i]));
 	}
-	glake_disconnect(session);
-	day_end();
 }
 END_TEST
 
@@ -618,20 +571,18 @@ START_TEST(memory_that_is_held_by_a_handle_can_be_published)
 	struct glake_block *block;
 	struct glake_block *again;
 	glake_ptr ptrs[N];
-	day_begin(&(struct harness_options){.config = DAY_CONFIG FEW_FDS, .devices = "1x512MiB"});
-	struct glake_session *session = day_connect();
+	world_begin(.config = WORLD_CONFIG FEW_FDS, .devices = "1x512MiB");
+	struct glake_session *session = world_connect();
 	for (unsigned i = 0; i < N; i++) {
 		assert_ok(glake_alloc(session, 0, 2 * MIB, GLAKE_ZERO, &ptrs[i]));
 	}
-	uint64_t n_fds = day_books().fds_used;
+	uint64_t n_fds = world_books().fds_used;
 	ck_assert_uint_lt(n_fds, N);
 	assert_ok(glake_block_publish(session, ptrs[N - 1], MIB, &block));
-	ck_assert_uint_eq(day_books().fds_used, n_fds + 1);
+	ck_assert_uint_eq(world_books().fds_used, n_fds + 1);
 	assert_ok(glake_block_publish(session, ptrs[N - 2], MIB, &again));
-	ck_assert_uint_eq(day_books().fds_used, n_fds + 1);
-	ck_assert_uint_eq(day_books().block_bytes, 2 * MIB);
-	glake_disconnect(session);
-	day_end();
+	ck_assert_uint_eq(world_books().fds_used, n_fds + 1);
+	ck_assert_uint_eq(world_books().block_bytes, 2 * MIB);
 }
 END_TEST
 
@@ -642,7 +593,7 @@ static const char *write_blocks(const char *name, unsigned n_blocks, uint64_t bl
 	enum { N = 64 };
 	struct model_tensor tensors[N];
 	char names[N][16];
-	const char *path = day_path(name);
+	const char *path = world_path(name);
 	for (unsigned i = 0; i < n_blocks; i++) {
 		snprintf(names[i], sizeof(names[i]), "t%02u", i);
 		tensors[i] = (struct model_tensor){
@@ -655,15 +606,13 @@ static const char *write_blocks(const char *name, unsigned n_blocks, uint64_t bl
 START_TEST(a_model_beyond_the_fds_is_refused)
 {
 	struct glake_model *model;
-	day_begin(&(struct harness_options){.config = DAY_CONFIG FEW_FDS, .devices = "1x512MiB"});
+	world_begin(.config = WORLD_CONFIG FEW_FDS, .devices = "1x512MiB");
 	const char *many = write_blocks("many.safetensors", 50, 2 * MIB, 1);
 	const char *few = write_blocks("few.safetensors", 10, 2 * MIB, 1);
-	struct glake_session *session = day_connect_blind();
-	assert_fails(GLAKE_E_NO_FDS, "fds", day_open_unmapped(session, many, &model));
-	ck_assert_uint_eq(day_books().block_bytes, 0);
-	assert_ok(day_open_unmapped(session, few, &model));
-	glake_disconnect(session);
-	day_end();
+	struct glake_session *session = world_connect_blind();
+	assert_fails(GLAKE_E_NO_FDS, "fds", world_open_unmapped(session, many, &model));
+	ck_assert_uint_eq(world_books().block_bytes, 0);
+	assert_ok(world_open_unmapped(session, few, &model));
 }
 END_TEST
 
@@ -672,25 +621,23 @@ START_TEST(what_nobody_uses_gives_its_fds_to_who_needs_them)
 {
 	struct glake_model *model;
 	struct glake_model *again;
-	day_begin(&(struct harness_options){.config = DAY_CONFIG FEW_FDS, .devices = "2x512MiB"});
+	world_begin(.config = WORLD_CONFIG FEW_FDS, .devices = "2x512MiB");
 	const char *first = write_blocks("first.safetensors", 10, 2 * MIB, 1);
 	const char *second = write_blocks("second.safetensors", 10, 2 * MIB, 2);
 	const char *wanted = write_blocks("wanted.safetensors", 15, 2 * MIB, 3);
 	const char *more = write_blocks("more.safetensors", 15, 2 * MIB, 4);
 	const char *last = write_blocks("last.safetensors", 15, 2 * MIB, 5);
 	struct glake_model_options other = {.size = sizeof(other), .device = 1, .no_map = 1};
-	struct glake_session *session = day_connect_blind();
+	struct glake_session *session = world_connect_blind();
 	assert_ok(glake_model_open(session, first, &other, &model));
 	glake_model_close(model);
-	assert_ok(day_open_unmapped(session, second, &model));
+	assert_ok(world_open_unmapped(session, second, &model));
 	glake_model_close(model);
-	assert_ok(day_open_unmapped(session, wanted, &model));
+	assert_ok(world_open_unmapped(session, wanted, &model));
 	ck_assert(!is_there(first) && is_there(second));
-	assert_ok(day_open_unmapped(session, more, &again));
+	assert_ok(world_open_unmapped(session, more, &again));
 	ck_assert(!is_there(second) && is_there(wanted));
-	assert_fails(GLAKE_E_NO_FDS, "fds", day_open_unmapped(session, last, &model));
-	glake_disconnect(session);
-	day_end();
+	assert_fails(GLAKE_E_NO_FDS, "fds", world_open_unmapped(session, last, &model));
 }
 END_TEST
 
@@ -698,31 +645,27 @@ END_TEST
 START_TEST(the_pool_gives_its_fds_to_who_needs_them)
 {
 	struct glake_model *model;
-	day_begin(&(struct harness_options){
-		.config = "mover_idle_ms = 0; drain_ms = 300; " FEW_FDS
-			  "pool = ( { chunk_bytes = \"2MiB\"; n_chunks = 16; } );",
-		.devices = "1x512MiB",
-	});
+	world_begin(.config = "mover_idle_ms = 0; drain_ms = 300; " FEW_FDS
+	                      "pool = ( { chunk_bytes = \"2MiB\"; n_chunks = 16; } );",
+	            .devices = "1x512MiB");
 	const char *path = write_blocks("m.safetensors", 30, 4 * MIB, 1);
-	struct glake_session *session = day_connect_blind();
-	assert_ok(day_open_unmapped(session, path, &model));
-	glake_disconnect(session);
-	day_end();
+	struct glake_session *session = world_connect_blind();
+	world_wait_metric("chunks_created", 16);
+	assert_ok(world_open_unmapped(session, path, &model));
 }
 END_TEST
 
 START_TEST(big_chunks_get_the_fds_of_what_nobody_uses)
 {
 	uint64_t ids[2];
-	day_begin(&(struct harness_options){.config = DAY_CONFIG FEW_FDS, .devices = "1x512MiB"});
+	world_begin(.config = WORLD_CONFIG FEW_FDS, .devices = "1x512MiB");
 	load_and_close(write_blocks("m.safetensors", 32, 2 * MIB, 1));
-	ck_assert_uint_eq(day_books().fds_used, 32);
+	ck_assert_uint_eq(world_books().fds_used, 32);
 	int client = connection_hello(&harness);
 	ck_assert_int_eq(connection_alloc(client, 0, 64 * MIB, 2, ids, NULL),
 	                 GLAKE__WIRE__STATUS__OK);
-	ck_assert_uint_eq(day_books().fds_used, 2);
+	ck_assert_uint_eq(world_books().fds_used, 2);
 	connection_close(&client);
-	day_end();
 }
 END_TEST
 
@@ -730,30 +673,25 @@ END_TEST
 START_TEST(nothing_goes_for_who_is_at_his_own_limit_of_fds)
 {
 	struct glake_model *model;
-	day_begin(&(struct harness_options){
-		.config = DAY_CONFIG FEW_FDS "tenants = ({ name = \"default\"; max_fds = 30; });",
-		.devices = "1x512MiB",
-	});
+	world_begin(.config = WORLD_CONFIG FEW_FDS
+	            "tenants = ({ name = \"default\"; max_fds = 30; });",
+	            .devices = "1x512MiB");
 	const char *idle = write_blocks("idle.safetensors", 20, 2 * MIB, 1);
 	const char *many = write_blocks("many.safetensors", 31, 2 * MIB, 2);
-	struct glake_session *session = day_connect_blind();
+	struct glake_session *session = world_connect_blind();
 	load_and_close(idle);
 	assert_fails(GLAKE_E_NO_FDS, "needs 31 more, and default has 0 of 30",
-	             day_open_unmapped(session, many, &model));
+	             world_open_unmapped(session, many, &model));
 	ck_assert(is_there(idle));
-	glake_disconnect(session);
-	day_end();
 }
 END_TEST
 
 START_TEST(a_tenants_fds_are_a_limit)
 {
 	glake_ptr ptrs[4];
-	day_begin(&(struct harness_options){
-		.config = DAY_CONFIG "tenants = ({ name = \"default\"; max_fds = 3; });",
-		.devices = "1x512MiB",
-	});
-	struct glake_session *session = day_connect();
+	world_begin(.config = WORLD_CONFIG "tenants = ({ name = \"default\"; max_fds = 3; });",
+	            .devices = "1x512MiB");
+	struct glake_session *session = world_connect();
 	for (unsigned i = 0; i < 3; i++) {
 		assert_ok(glake_alloc(session, 0, 2 * MIB, 0, &ptrs[i]));
 	}
@@ -761,8 +699,6 @@ START_TEST(a_tenants_fds_are_a_limit)
 	assert_ok(glake_free(session, ptrs[0]));
 	assert_ok(glake_trim(session, 0, 0));
 	assert_ok(glake_alloc(session, 0, 2 * MIB, 0, &ptrs[3]));
-	glake_disconnect(session);
-	day_end();
 }
 END_TEST
 
@@ -779,41 +715,39 @@ START_TEST(nothing_goes_for_a_model_that_cannot_fit)
 		int code;
 		const char *words;
 	} cases[] = {
-		{DAY_CONFIG, 0, 60, 6 * MIB, GLAKE_E_NO_DEVICE_MEMORY,
+		{WORLD_CONFIG, 0, 60, 6 * MIB, GLAKE_E_NO_DEVICE_MEMORY,
 	         "needs 377487360 bytes more on device 0, and 266338304 can be had at most"},
-		{DAY_CONFIG "pressure = \"wait\"; wait_ms = 3600000;", 0, 60, 6 * MIB,
+		{WORLD_CONFIG "pressure = \"wait\"; wait_ms = 3600000;", 0, 60, 6 * MIB,
 	         GLAKE_E_NO_DEVICE_MEMORY, "needs 377487360 bytes more on device 0"},
-		{DAY_CONFIG, 100 * MIB, 40, 4 * MIB, GLAKE_E_NO_DEVICE_MEMORY,
+		{WORLD_CONFIG, 100 * MIB, 40, 4 * MIB, GLAKE_E_NO_DEVICE_MEMORY,
 	         "needs 167772160 bytes more on device 0, and 161480704 can be had at most"},
-		{DAY_CONFIG TENANT("230MiB"), 0, 60, 4 * MIB, GLAKE_E_OVER_QUOTA,
+		{WORLD_CONFIG TENANT("230MiB"), 0, 60, 4 * MIB, GLAKE_E_OVER_QUOTA,
 	         "needs 251658240 bytes more on device 0, and default may have 241172480"},
-		{DAY_CONFIG TENANT("230MiB"), 100 * MIB, 34, 4 * MIB, GLAKE_E_OVER_QUOTA,
+		{WORLD_CONFIG TENANT("230MiB"), 100 * MIB, 34, 4 * MIB, GLAKE_E_OVER_QUOTA,
 	         "and default may have 136314880 of 241172480"},
-		{DAY_CONFIG FEW_FDS, 0, 33, 2 * MIB, GLAKE_E_NO_FDS,
+		{WORLD_CONFIG FEW_FDS, 0, 33, 2 * MIB, GLAKE_E_NO_FDS,
 	         "needs 33 more, and 32 of glaked's 32 can be had at most"},
-		{DAY_CONFIG FEW_FDS, 100 * MIB, 32, 2 * MIB, GLAKE_E_NO_FDS,
+		{WORLD_CONFIG FEW_FDS, 100 * MIB, 32, 2 * MIB, GLAKE_E_NO_FDS,
 	         "needs 32 more, and 31 of glaked's 32 can be had at most"},
 	};
 	struct glake_model *used;
 	struct glake_model *model;
-	day_begin(&(struct harness_options){.config = cases[_i].config, .devices = "1x256MiB"});
+	world_begin(.config = cases[_i].config, .devices = "1x256MiB");
 	const char *idle = write_blocks("idle.safetensors", 20, 2 * MIB, 1);
 	const char *large = write_blocks("large.safetensors", cases[_i].n_blocks,
 	                                 cases[_i].block_bytes, 2);
-	struct glake_session *session = day_connect_blind();
+	struct glake_session *session = world_connect_blind();
 	load_and_close(idle);
 	if (cases[_i].used_bytes > 0) {
-		assert_ok(day_open_unmapped(
-			session, day_write_model("used.safetensors", cases[_i].used_bytes, 7),
+		assert_ok(world_open_unmapped(
+			session, world_write_model("used.safetensors", cases[_i].used_bytes, 7),
 			&used));
 	}
-	struct books before = day_books();
-	assert_fails(cases[_i].code, cases[_i].words, day_open_unmapped(session, large, &model));
+	struct books before = world_books();
+	assert_fails(cases[_i].code, cases[_i].words, world_open_unmapped(session, large, &model));
 	ck_assert(is_there(idle));
-	day_wait_books(&before);
-	ck_assert_uint_eq(day_metric("memory_refusals") + day_metric("quota_refusals"), 1);
-	glake_disconnect(session);
-	day_end();
+	world_wait_books(&before);
+	ck_assert_uint_eq(world_metric("memory_refusals") + world_metric("quota_refusals"), 1);
 }
 END_TEST
 
@@ -833,18 +767,18 @@ START_TEST(a_failing_driver_is_refused_cleanly)
 		{"cuMemExportToShareableHandle", GLAKE_E_NO_DEVICE_MEMORY, 2},
 	};
 	char rules[256];
-	day_begin(&(struct harness_options){.config = DAY_CONFIG, .devices = "1x512MiB"});
-	const char *file = day_write_model("m.safetensors", 100 * MIB, 1);
-	struct glake_session *session = day_connect();
+	world_begin(.config = WORLD_CONFIG, .devices = "1x512MiB");
+	const char *file = world_write_model("m.safetensors", 100 * MIB, 1);
+	struct glake_session *session = world_connect();
 	for (unsigned nth = 1; nth <= 3; nth++) {
 		glake_ptr ptr = 0;
 		struct glake_model *model;
 		snprintf(rules, sizeof(rules), "glaked/%s:%u%s:fail=%d", faults[_i].call, nth,
 		         faults[_i].driver_code == 2 ? "+" : "", faults[_i].driver_code);
 		for (int what = 0; what < 2; what++) {
-			struct books before = day_books();
+			struct books before = world_books();
 			harness_sleep_ms(5);
-			day_set_faults(rules);
+			world_set_faults(rules);
 			int r = what == 0 ? glake_alloc(session, 0, 300 * MIB, 0, &ptr)
 			                  : glake_model_open(session, file, NULL, &model);
 			ck_assert_msg(r == faults[_i].code || (r == 0 && nth > 1), "%s: %d %s",
@@ -856,11 +790,9 @@ START_TEST(a_failing_driver_is_refused_cleanly)
 				glake_model_close(model);
 				assert_ok(glake_evict(eye, NULL, NULL, NULL));
 			}
-			day_wait_books(&before);
+			world_wait_books(&before);
 		}
 	}
-	glake_disconnect(session);
-	day_end();
 }
 END_TEST
 
@@ -872,11 +804,12 @@ START_TEST(a_mover_without_host_memory_says_so)
 	printf("SKIP: ThreadSanitizer ends a program that has no memory\n");
 	return;
 #endif
-	day_begin(&small_device);
-	pid_t mover = day_mover();
+	world_begin_as(&small_device);
+	world_start_mover();
+	pid_t mover = world_mover();
 	ck_assert_int_gt(mover, 0);
 	const uint64_t n_header = 90000000;
-	const char *path = day_path("long.safetensors");
+	const char *path = world_path("long.safetensors");
 	int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0644);
 	ck_assert_int_eq(write(fd, &n_header, 8), 8);
 	ck_assert_int_eq(ftruncate(fd, 100000000), 0);
@@ -889,16 +822,14 @@ START_TEST(a_mover_without_host_memory_says_so)
 	fclose(file);
 	struct rlimit limit = {pages * (uint64_t)sysconf(_SC_PAGESIZE) + 40 * MIB, RLIM_INFINITY};
 	ck_assert_int_eq(prlimit(mover, RLIMIT_AS, &limit, NULL), 0);
-	struct glake_session *session = day_connect_blind();
+	struct glake_session *session = world_connect_blind();
 	assert_fails(GLAKE_E_NO_HOST_MEMORY, "host memory",
-	             day_open_unmapped(session, path, &model));
-	ck_assert_int_eq(day_mover(), mover);
+	             world_open_unmapped(session, path, &model));
+	ck_assert_int_eq(world_mover(), mover);
 	limit.rlim_cur = RLIM_INFINITY;
 	ck_assert_int_eq(prlimit(mover, RLIMIT_AS, &limit, NULL), 0);
 	assert_fails(GLAKE_E_BAD_FILE, "long.safetensors",
-	             day_open_unmapped(session, path, &model));
-	glake_disconnect(session);
-	day_end();
+	             world_open_unmapped(session, path, &model));
 }
 END_TEST
 

@@ -4,7 +4,8 @@
  * and in which order.
  */
 #include "tests/harness/connection.h"
-#include "tests/integration/bad_day.h"
+#include "tests/harness/models.h"
+#include "tests/harness/world.h"
 
 #define TENANT(bytes) "tenants = ({ name = \"default\"; device_bytes = \"" bytes "\"; });"
 /* Longer than any test may last: what is answered was not refused for its time. */
@@ -14,7 +15,7 @@
 
 static void begin(const char *config)
 {
-	day_begin(&(struct harness_options){.config = config, .devices = "2x512MiB"});
+	world_begin(.config = config, .devices = "2x512MiB");
 }
 
 /* ---- clients of the library ------------------------------------------------------------------ */
@@ -24,7 +25,7 @@ static void hold(uint64_t live_bytes, uint64_t warm_bytes)
 {
 	glake_ptr live = 0;
 	glake_ptr warm = 0;
-	struct glake_session *session = day_connect();
+	struct glake_session *session = world_connect();
 	if (live_bytes > 0) {
 		assert_ok(glake_alloc(session, 0, live_bytes, 0, &live));
 	}
@@ -33,12 +34,12 @@ static void hold(uint64_t live_bytes, uint64_t warm_bytes)
 		/* Warm at once, and no word about it to glaked. */
 		assert_ok(glake_free(session, warm));
 	}
-	day_reach(1);
-	while (atomic_load(day_stage) < 2) {
+	world_reach(1);
+	while (atomic_load(world_stage) < 2) {
 		ck_assert_int_ge(glake_dispatch(session), 0);
 		harness_sleep_ms(2);
 	}
-	glake_disconnect(session);
+	world_disconnect(session);
 }
 
 static void hold_warm(void *user)
@@ -56,12 +57,12 @@ static const struct {
 	uint64_t held_bytes;
 	uint64_t wanted_bytes;
 } warm_cases[] = {
-	{DAY_CONFIG TENANT("256MiB"), 200 * MIB, 200 * MIB},
-	{DAY_CONFIG TENANT("256MiB"), 200 * MIB, 58 * MIB},
-	{DAY_CONFIG WAIT TENANT("256MiB"), 256 * MIB, 256 * MIB},
+	{WORLD_CONFIG TENANT("256MiB"), 200 * MIB, 200 * MIB},
+	{WORLD_CONFIG TENANT("256MiB"), 200 * MIB, 58 * MIB},
+	{WORLD_CONFIG WAIT TENANT("256MiB"), 256 * MIB, 256 * MIB},
 	/* The same for a device that is full. */
-	{DAY_CONFIG "reserve_bytes = \"256MiB\";", 200 * MIB, 200 * MIB},
-	{DAY_CONFIG WAIT "reserve_bytes = \"256MiB\";", 200 * MIB, 200 * MIB},
+	{WORLD_CONFIG "reserve_bytes = \"256MiB\";", 200 * MIB, 200 * MIB},
+	{WORLD_CONFIG WAIT "reserve_bytes = \"256MiB\";", 200 * MIB, 200 * MIB},
 };
 
 START_TEST(warm_memory_of_another_session_goes_first)
@@ -69,18 +70,16 @@ START_TEST(warm_memory_of_another_session_goes_first)
 	uint64_t held_bytes = warm_cases[_i].held_bytes;
 	glake_ptr ptr = 0;
 	begin(warm_cases[_i].config);
-	pid_t client = day_client(hold_warm, &held_bytes);
-	day_await(1);
-	ck_assert_uint_eq(day_books().private_bytes, held_bytes);
-	struct glake_session *session = day_connect();
+	pid_t client = world_client(hold_warm, &held_bytes);
+	world_await(1);
+	ck_assert_uint_eq(world_books().private_bytes, held_bytes);
+	struct glake_session *session = world_connect();
 	assert_ok(glake_alloc(session, 0, warm_cases[_i].wanted_bytes, 0, &ptr));
-	ck_assert_uint_ge(day_metric("reclaims_sent"), 1);
-	ck_assert_uint_eq(day_metric("quota_refusals"), 0);
-	ck_assert_uint_eq(day_metric("memory_refusals"), 0);
-	day_reach(2);
-	day_join(client);
-	glake_disconnect(session);
-	day_end();
+	ck_assert_uint_ge(world_metric("reclaims_sent"), 1);
+	ck_assert_uint_eq(world_metric("quota_refusals"), 0);
+	ck_assert_uint_eq(world_metric("memory_refusals"), 0);
+	world_reach(2);
+	world_join(client);
 }
 END_TEST
 
@@ -88,16 +87,14 @@ START_TEST(a_model_is_loaded_into_what_was_warm)
 {
 	uint64_t held_bytes = 200 * MIB;
 	struct glake_model *model;
-	begin(DAY_CONFIG TENANT("256MiB"));
-	const char *path = day_write_model("m.safetensors", 100 * MIB, 1);
-	pid_t client = day_client(hold_warm, &held_bytes);
-	day_await(1);
-	struct glake_session *session = day_connect_blind();
-	assert_ok(day_open_unmapped(session, path, &model));
-	day_reach(2);
-	day_join(client);
-	glake_disconnect(session);
-	day_end();
+	begin(WORLD_CONFIG TENANT("256MiB"));
+	const char *path = world_write_model("m.safetensors", 100 * MIB, 1);
+	pid_t client = world_client(hold_warm, &held_bytes);
+	world_await(1);
+	struct glake_session *session = world_connect_blind();
+	assert_ok(world_open_unmapped(session, path, &model));
+	world_reach(2);
+	world_join(client);
 }
 END_TEST
 
@@ -105,15 +102,13 @@ END_TEST
 START_TEST(own_warm_memory_goes_as_well)
 {
 	glake_ptr ptr = 0;
-	begin(_i == 0 ? DAY_CONFIG TENANT("256MiB") : DAY_CONFIG WAIT TENANT("256MiB"));
-	struct glake_session *session = day_connect();
+	begin(_i == 0 ? WORLD_CONFIG TENANT("256MiB") : WORLD_CONFIG WAIT TENANT("256MiB"));
+	struct glake_session *session = world_connect();
 	for (unsigned i = 0; i < 3; i++) {
 		assert_ok(glake_alloc(session, 0, (i + 1) * 40 * MIB, 0, &ptr));
 		assert_ok(glake_free(session, ptr));
 	}
 	assert_ok(glake_alloc(session, 0, 200 * MIB, 0, &ptr));
-	glake_disconnect(session);
-	day_end();
 }
 END_TEST
 
@@ -121,54 +116,49 @@ START_TEST(live_memory_is_nobodys_to_take)
 {
 	uint64_t held_bytes = 200 * MIB;
 	glake_ptr ptr = 0;
-	begin(DAY_CONFIG TENANT("256MiB"));
-	pid_t client = day_client(hold_live, &held_bytes);
-	day_await(1);
-	struct books before = day_books();
-	struct glake_session *session = day_connect();
+	begin(WORLD_CONFIG TENANT("256MiB"));
+	pid_t client = world_client(hold_live, &held_bytes);
+	world_await(1);
+	struct books before = world_books();
+	struct glake_session *session = world_connect();
 	assert_fails(GLAKE_E_OVER_QUOTA, "tenant default",
 	             glake_alloc(session, 0, 100 * MIB, 0, &ptr));
-	ck_assert_uint_eq(day_metric("quota_refusals"), 1);
-	glake_disconnect(session);
-	day_wait_books(&before);
-	day_reach(2);
-	day_join(client);
-	day_end();
+	ck_assert_uint_eq(world_metric("quota_refusals"), 1);
+	world_disconnect(session);
+	world_wait_books(&before);
+	world_reach(2);
+	world_join(client);
 }
 END_TEST
 
 START_TEST(who_waits_in_vain_is_refused_in_time)
 {
 	glake_ptr ptr = 0;
-	begin(DAY_CONFIG "pressure = \"wait\"; wait_ms = 1400;" TENANT("64MiB"));
-	struct glake_session *session = day_connect();
+	begin(WORLD_CONFIG "pressure = \"wait\"; wait_ms = 1400;" TENANT("64MiB"));
+	struct glake_session *session = world_connect();
 	assert_ok(glake_alloc(session, 0, 40 * MIB, 0, &ptr));
-	struct books before = day_books();
+	struct books before = world_books();
 	uint64_t since_ms = harness_now_ms();
 	assert_fails(GLAKE_E_OVER_QUOTA, "tenant default",
 	             glake_alloc(session, 0, 40 * MIB, 0, &ptr));
 	uint64_t ms = harness_now_ms() - since_ms;
 	ck_assert_msg(ms >= 1390, "%llu ms", (unsigned long long)ms);
-	ck_assert_uint_eq(day_metric("quota_waits"), 1);
-	ck_assert_uint_eq(day_metric("quota_refusals"), 1);
-	day_wait_books(&before);
-	glake_disconnect(session);
-	day_end();
+	ck_assert_uint_eq(world_metric("quota_waits"), 1);
+	ck_assert_uint_eq(world_metric("quota_refusals"), 1);
+	world_wait_books(&before);
 }
 END_TEST
 
 START_TEST(what_can_never_fit_does_not_wait)
 {
 	glake_ptr ptr = 0;
-	begin(DAY_CONFIG WAIT TENANT("64MiB"));
-	struct glake_session *session = day_connect();
+	begin(WORLD_CONFIG WAIT TENANT("64MiB"));
+	struct glake_session *session = world_connect();
 	assert_fails(GLAKE_E_OVER_QUOTA, "67108864", glake_alloc(session, 0, 66 * MIB, 0, &ptr));
-	ck_assert_uint_eq(day_metric("quota_waits"), 0);
-	ck_assert_uint_eq(day_metric("quota_refusals"), 1);
-	ck_assert_uint_eq(day_metric("reclaims_sent"), 0);
+	ck_assert_uint_eq(world_metric("quota_waits"), 0);
+	ck_assert_uint_eq(world_metric("quota_refusals"), 1);
+	ck_assert_uint_eq(world_metric("reclaims_sent"), 0);
 	assert_ok(glake_alloc(session, 0, 64 * MIB, 0, &ptr));
-	glake_disconnect(session);
-	day_end();
 }
 END_TEST
 
@@ -264,8 +254,8 @@ static void report(int connection, uint64_t reclaim)
 START_TEST(what_is_owed_goes_when_it_is_freed)
 {
 	glake_ptr ptr = 0;
-	begin(DAY_CONFIG WAIT TENANT("256MiB"));
-	struct glake_session *session = day_connect();
+	begin(WORLD_CONFIG WAIT TENANT("256MiB"));
+	struct glake_session *session = world_connect();
 	int asker = connection_hello(&harness);
 	assert_ok(glake_alloc(session, 0, 200 * MIB, 0, &ptr));
 	uint64_t request = send_alloc(asker, 0, 100 * MIB);
@@ -282,15 +272,14 @@ START_TEST(what_is_owed_goes_when_it_is_freed)
 		assert_ok(glake_free(session, ptr));
 		assert_ok(glake_usage(session, &usage));
 	}
-	glake_disconnect(session);
+	world_disconnect(session);
 	connection_close(&asker);
-	day_end();
 }
 END_TEST
 
 START_TEST(an_answer_ends_the_wait)
 {
-	begin(DAY_CONFIG TENANT("64MiB"));
+	begin(WORLD_CONFIG TENANT("64MiB"));
 	int holder = connection_hello(&harness);
 	int asker = connection_hello(&harness);
 	uint64_t held = take(holder, 40 * MIB);
@@ -308,14 +297,13 @@ START_TEST(an_answer_ends_the_wait)
 	}
 	connection_close(&holder);
 	connection_close(&asker);
-	day_end();
 }
 END_TEST
 
 /* Else it would owe, and give back as it frees, what it never had. */
 START_TEST(nobody_is_asked_for_more_than_he_has)
 {
-	begin(_i == 0 ? DAY_CONFIG TENANT("64MiB") : DAY_CONFIG "reserve_bytes = \"446MiB\";");
+	begin(_i == 0 ? WORLD_CONFIG TENANT("64MiB") : WORLD_CONFIG "reserve_bytes = \"446MiB\";");
 	int small = connection_hello(&harness);
 	int big = connection_hello(&harness);
 	int asker = connection_hello(&harness);
@@ -330,13 +318,12 @@ START_TEST(nobody_is_asked_for_more_than_he_has)
 	connection_close(&small);
 	connection_close(&big);
 	connection_close(&asker);
-	day_end();
 }
 END_TEST
 
 START_TEST(who_came_first_is_served_first)
 {
-	begin(DAY_CONFIG WAIT TENANT("64MiB"));
+	begin(WORLD_CONFIG WAIT TENANT("64MiB"));
 	int holder = connection_hello(&harness);
 	int big = connection_hello(&harness);
 	int small = connection_hello(&harness);
@@ -355,17 +342,16 @@ START_TEST(who_came_first_is_served_first)
 	give(holder, second);
 	expect_status(big, big_request, OK);
 	expect_status(small, small_request, OK);
-	ck_assert_uint_eq(day_metric("quota_waits"), 2);
+	ck_assert_uint_eq(world_metric("quota_waits"), 2);
 	connection_close(&holder);
 	connection_close(&big);
 	connection_close(&small);
-	day_end();
 }
 END_TEST
 
 START_TEST(who_dies_in_line_is_passed)
 {
-	begin(DAY_CONFIG WAIT TENANT("64MiB"));
+	begin(WORLD_CONFIG WAIT TENANT("64MiB"));
 	int holder = connection_hello(&harness);
 	int first = connection_hello(&harness);
 	int second = connection_hello(&harness);
@@ -382,14 +368,13 @@ START_TEST(who_dies_in_line_is_passed)
 	expect_waiting(second);
 	connection_close(&holder);
 	connection_close(&second);
-	day_end();
 }
 END_TEST
 
 /* What an allocation has waited before it was tried again counts. */
 START_TEST(who_has_waited_does_not_wait_again)
 {
-	begin(DAY_CONFIG WAIT TENANT("64MiB"));
+	begin(WORLD_CONFIG WAIT TENANT("64MiB"));
 	int holder = connection_hello(&harness);
 	int asker = connection_hello(&harness);
 	uint64_t held = take(holder, 40 * MIB);
@@ -401,7 +386,6 @@ START_TEST(who_has_waited_does_not_wait_again)
 	expect_status(asker, request, OK);
 	connection_close(&holder);
 	connection_close(&asker);
-	day_end();
 }
 END_TEST
 
@@ -410,7 +394,7 @@ START_TEST(a_session_that_waits_can_free)
 {
 	enum { N = 16 };
 	uint64_t requests[N];
-	begin(DAY_CONFIG WAIT TENANT("64MiB"));
+	begin(WORLD_CONFIG WAIT TENANT("64MiB"));
 	int connection = connection_hello(&harness);
 	uint64_t held = take(connection, 40 * MIB);
 	for (unsigned i = 0; i < N; i++) {
@@ -423,13 +407,12 @@ START_TEST(a_session_that_waits_can_free)
 		expect_status(connection, requests[i], OK);
 	}
 	connection_close(&connection);
-	day_end();
 }
 END_TEST
 
 START_TEST(a_changed_quota_is_noticed)
 {
-	begin(DAY_CONFIG WAIT TENANT("64MiB"));
+	begin(WORLD_CONFIG WAIT TENANT("64MiB"));
 	int holder = connection_hello(&harness);
 	int asker = connection_hello(&harness);
 	take(holder, 40 * MIB);
@@ -449,44 +432,41 @@ START_TEST(a_changed_quota_is_noticed)
 	expect_status(asker, request, OVER_QUOTA);
 	connection_close(&holder);
 	connection_close(&asker);
-	day_end();
 }
 END_TEST
 
 /* The tenant leaves the configuration while somebody stands in its line. */
 START_TEST(a_tenant_stays_for_who_waits)
 {
-	begin(DAY_CONFIG WAIT
+	begin(WORLD_CONFIG WAIT
 	      "tenants = ({ name = \"gone\"; gids = [0]; device_bytes = \"64MiB\"; });");
 	int holder = connection_hello(&harness);
 	int asker = connection_hello(&harness);
 	uint64_t held = take(holder, 40 * MIB);
 	uint64_t request = send_alloc(asker, 0, 40 * MIB);
 	expect_waiting(asker);
-	harness_reload(&harness, DAY_CONFIG WAIT);
+	harness_reload(&harness, WORLD_CONFIG WAIT);
 	expect_waiting(asker);
 	give(holder, held);
 	expect_status(asker, request, OK);
 	connection_close(&holder);
 	connection_close(&asker);
-	day_end();
 }
 END_TEST
 
 /* Reading the configuration again lets go whoever waits. */
 START_TEST(a_shorter_wait_holds_at_once)
 {
-	begin(DAY_CONFIG WAIT TENANT("64MiB"));
+	begin(WORLD_CONFIG WAIT TENANT("64MiB"));
 	int holder = connection_hello(&harness);
 	int asker = connection_hello(&harness);
 	take(holder, 40 * MIB);
 	uint64_t request = send_alloc(asker, 0, 40 * MIB);
 	expect_waiting(asker);
-	harness_reload(&harness, DAY_CONFIG TENANT("64MiB"));
+	harness_reload(&harness, WORLD_CONFIG TENANT("64MiB"));
 	expect_status(asker, request, OVER_QUOTA);
 	connection_close(&holder);
 	connection_close(&asker);
-	day_end();
 }
 END_TEST
 

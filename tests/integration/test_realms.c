@@ -5,7 +5,8 @@
  */
 #include <grp.h>
 
-#include "tests/integration/bad_day.h"
+#include "tests/harness/models.h"
+#include "tests/harness/world.h"
 
 #define ALICE 12345
 #define BOB 12346
@@ -58,7 +59,7 @@ struct person {
 	uid_t uid;
 	gid_t gid;
 	gid_t group; /* a supplementary one; 0 = none */
-	day_fn live;
+	world_fn live;
 	void *user;
 };
 
@@ -84,16 +85,16 @@ static void live_as(void *user)
 static void begin(const char *config)
 {
 	char command[1500];
-	day_begin(&(struct harness_options){.config = config, .devices = "1x512MiB"});
+	world_begin(.config = config, .devices = "1x512MiB");
 	snprintf(command, sizeof(command), "cp '%s' '%s' && chmod 644 '%s'",
-	         getenv("GLAKE_LIBCUDA"), day_path("libcuda.so.1"), day_path("libcuda.so.1"));
+	         getenv("GLAKE_LIBCUDA"), world_path("libcuda.so.1"), world_path("libcuda.so.1"));
 	ck_assert_int_eq(system(command), 0);
 }
 
-static void as(uid_t uid, gid_t group, day_fn live)
+static void as(uid_t uid, gid_t group, world_fn live)
 {
 	struct person person = {.uid = uid, .gid = uid, .group = group, .live = live};
-	day_join(day_client(live_as, &person));
+	world_join(world_client(live_as, &person));
 }
 
 #define FILE_NAME "m.safetensors"
@@ -104,8 +105,8 @@ static glake_ptr map_model(struct glake_session *session)
 {
 	struct glake_model *model;
 	assert_ok(glake_model_open(session, FILE_NAME, NULL, &model));
-	glake_ptr ptr = day_tensor(model, "w").ptr;
-	ck_assert(day_is_content(session, ptr, FILE_BYTES, FILE_SEED, 0));
+	glake_ptr ptr = world_tensor(model, "w").ptr;
+	ck_assert(world_is_content(session, ptr, FILE_BYTES, FILE_SEED, 0));
 	return ptr;
 }
 
@@ -120,25 +121,25 @@ static void publish_some(struct glake_session *session, struct glake_block **blo
 
 static void live_and_stay(void *user)
 {
-	struct glake_session *session = day_connect();
+	struct glake_session *session = world_connect();
 	struct glake_block *block;
 	map_model(session);
 	publish_some(session, &block);
-	day_reach(1);
-	day_await(4);
-	glake_disconnect(session);
+	world_reach(1);
+	world_await(4);
+	world_disconnect(session);
 }
 
 static void map_and_leave(void *user)
 {
-	struct glake_session *session = day_connect();
+	struct glake_session *session = world_connect();
 	map_model(session);
-	glake_disconnect(session);
+	world_disconnect(session);
 }
 
 static void look_around(void *user)
 {
-	struct glake_session *session = day_connect();
+	struct glake_session *session = world_connect();
 	struct glake_block *block;
 	struct glake_digest digest;
 	uint8_t zeros[100] = {0};
@@ -175,9 +176,9 @@ static void look_around(void *user)
 	view = look(session);
 	ck_assert_uint_eq(view.n_models, 1);
 	ck_assert_uint_eq(view.n_blocks, 2);
-	day_reach(3);
-	day_await(4);
-	glake_disconnect(session);
+	world_reach(3);
+	world_await(4);
+	world_disconnect(session);
 }
 
 START_TEST(strangers_share_and_see_nothing)
@@ -185,29 +186,28 @@ START_TEST(strangers_share_and_see_nothing)
 	if (!harness_is_root()) {
 		return;
 	}
-	begin(DAY_CONFIG);
-	day_write_model(FILE_NAME, FILE_BYTES, FILE_SEED);
+	begin(WORLD_CONFIG);
+	world_write_model(FILE_NAME, FILE_BYTES, FILE_SEED);
 	struct person alice = {.uid = ALICE, .gid = ALICE, .live = live_and_stay};
 	struct person bob = {.uid = BOB, .gid = BOB, .live = look_around};
-	pid_t first = day_client(live_as, &alice);
-	day_await(1);
-	ck_assert_uint_eq(day_books().block_bytes, FILE_BYTES + 2 * MIB);
-	pid_t second = day_client(live_as, &bob);
-	day_await(3);
+	pid_t first = world_client(live_as, &alice);
+	world_await(1);
+	ck_assert_uint_eq(world_books().block_bytes, FILE_BYTES + 2 * MIB);
+	pid_t second = world_client(live_as, &bob);
+	world_await(3);
 	/* Nothing became one, and root sees it all. */
-	ck_assert_uint_eq(day_books().block_bytes, 2 * (FILE_BYTES + 2 * MIB));
-	ck_assert_uint_eq(day_metric("blocks_collapsed"), 0);
+	ck_assert_uint_eq(world_books().block_bytes, 2 * (FILE_BYTES + 2 * MIB));
+	ck_assert_uint_eq(world_metric("blocks_collapsed"), 0);
 	struct view view = look(eye);
 	ck_assert_uint_eq(view.n_sessions, 3);
 	ck_assert_uint_eq(view.n_models, 2);
 	ck_assert_uint_eq(view.n_blocks, 4);
-	day_reach(4);
-	day_join(second);
-	day_join(first);
+	world_reach(4);
+	world_join(second);
+	world_join(first);
 	/* The same person finds them again. */
 	as(ALICE, 0, map_and_leave);
-	ck_assert_uint_eq(day_metric("models_hit"), 1);
-	day_end();
+	ck_assert_uint_eq(world_metric("models_hit"), 1);
 }
 END_TEST
 
@@ -215,7 +215,7 @@ END_TEST
 
 static void find_it_there(void *user)
 {
-	struct glake_session *session = day_connect();
+	struct glake_session *session = world_connect();
 	struct glake_session_info info = {.size = sizeof(info)};
 	struct glake_block *block;
 	struct glake_block_info block_info = {.size = sizeof(block_info)};
@@ -234,7 +234,7 @@ static void find_it_there(void *user)
 	publish_some(session, &block);
 	assert_ok(glake_block_info(block, &block_info));
 	ck_assert_int_ne(block_info.was_known, 0);
-	glake_disconnect(session);
+	world_disconnect(session);
 }
 
 START_TEST(a_named_realm_shares)
@@ -242,19 +242,18 @@ START_TEST(a_named_realm_shares)
 	if (!harness_is_root()) {
 		return;
 	}
-	begin(DAY_CONFIG "realms = ({ name = \"friends\"; uids = [12345]; gids = [12346]; });");
-	day_write_model(FILE_NAME, FILE_BYTES, FILE_SEED);
+	begin(WORLD_CONFIG "realms = ({ name = \"friends\"; uids = [12345]; gids = [12346]; });");
+	world_write_model(FILE_NAME, FILE_BYTES, FILE_SEED);
 	struct person alice = {.uid = ALICE, .gid = ALICE, .live = live_and_stay};
-	pid_t first = day_client(live_as, &alice);
-	day_await(1);
+	pid_t first = world_client(live_as, &alice);
+	world_await(1);
 	struct person bob = {.uid = BOB, .gid = BOB, .live = find_it_there};
-	pid_t second = day_client(live_as, &bob);
-	day_join(second);
-	ck_assert_uint_eq(day_books().block_bytes, FILE_BYTES + 2 * MIB);
-	day_reach(4);
-	day_join(first);
-	ck_assert_uint_eq(day_metric("models_hit"), 1);
-	day_end();
+	pid_t second = world_client(live_as, &bob);
+	world_join(second);
+	ck_assert_uint_eq(world_books().block_bytes, FILE_BYTES + 2 * MIB);
+	world_reach(4);
+	world_join(first);
+	ck_assert_uint_eq(world_metric("models_hit"), 1);
 }
 END_TEST
 
@@ -262,7 +261,7 @@ END_TEST
 
 static void administer(void *user)
 {
-	struct glake_session *session = day_connect_blind();
+	struct glake_session *session = world_connect_blind();
 	struct glake_session_info info = {.size = sizeof(info)};
 	assert_ok(glake_session_info(session, &info));
 	ck_assert_int_ne(info.is_admin, 0);
@@ -278,15 +277,15 @@ static void administer(void *user)
 	assert_fails(GLAKE_E_NOT_FOUND, "tenant", glake_set_quota(session, "nobody", 0, 1));
 	assert_fails(GLAKE_E_NOT_FOUND, "tenant", glake_set_quota(session, "cache", 0, 1));
 	assert_fails(GLAKE_E_BAD_REQUEST, "device", glake_set_quota(session, "default", 9, 1));
-	glake_disconnect(session);
+	world_disconnect(session);
 }
 
 static void load_and_leave(void *user)
 {
 	struct glake_model *model;
-	struct glake_session *session = day_connect_blind();
-	assert_ok(day_open_unmapped(session, FILE_NAME, &model));
-	glake_disconnect(session);
+	struct glake_session *session = world_connect_blind();
+	assert_ok(world_open_unmapped(session, FILE_NAME, &model));
+	world_disconnect(session);
 }
 
 START_TEST(the_admin_group_may_steer_all)
@@ -299,12 +298,11 @@ START_TEST(the_admin_group_may_steer_all)
 		printf("SKIP: there is no group users\n");
 		return;
 	}
-	begin(DAY_CONFIG "admin_group = \"users\";");
-	day_write_model(FILE_NAME, FILE_BYTES, FILE_SEED);
+	begin(WORLD_CONFIG "admin_group = \"users\";");
+	world_write_model(FILE_NAME, FILE_BYTES, FILE_SEED);
 	as(ALICE, 0, load_and_leave);
 	as(BOB, group->gr_gid, administer);
-	ck_assert_uint_eq(day_books().n_models, 0);
-	day_end();
+	ck_assert_uint_eq(world_books().n_models, 0);
 }
 END_TEST
 
@@ -313,7 +311,7 @@ END_TEST
 static void have_less(void *user)
 {
 	glake_ptr ptr = 0;
-	struct glake_session *session = day_connect();
+	struct glake_session *session = world_connect();
 	struct glake_device device;
 	assert_ok(glake_device_at(session, 0, &device));
 	ck_assert_uint_eq(device.quota_bytes, 32 * MIB);
@@ -323,7 +321,7 @@ static void have_less(void *user)
 	struct glake_session *second;
 	assert_fails(GLAKE_E_OVER_QUOTA, "sessions", glake_connect(NULL, &second));
 	ck_assert_uint_eq(look(session).n_tenants, 1);
-	glake_disconnect(session);
+	world_disconnect(session);
 }
 
 START_TEST(each_has_the_limits_of_his_tenant)
@@ -331,15 +329,14 @@ START_TEST(each_has_the_limits_of_his_tenant)
 	if (!harness_is_root()) {
 		return;
 	}
-	begin(DAY_CONFIG "tenants = ({ name = \"small\"; uids = [12346]; device_bytes = \"32MiB\";"
-	                 "max_sessions = 1; });");
+	begin(WORLD_CONFIG
+	      "tenants = ({ name = \"small\"; uids = [12346]; device_bytes = \"32MiB\";"
+	      "max_sessions = 1; });");
 	struct person bob = {.uid = BOB, .gid = BOB, .live = have_less};
-	pid_t client = day_client(live_as, &bob);
-	struct glake_session *session = day_connect_blind();
+	pid_t client = world_client(live_as, &bob);
+	struct glake_session *session = world_connect_blind();
 	ck_assert_uint_eq(look(session).n_tenants, 3);
-	day_join(client);
-	glake_disconnect(session);
-	day_end();
+	world_join(client);
 }
 END_TEST
 
@@ -356,9 +353,8 @@ START_TEST(the_mode_of_the_socket_holds)
 	if (!harness_is_root()) {
 		return;
 	}
-	begin(DAY_CONFIG "socket_mode = \"0600\";");
+	begin(WORLD_CONFIG "socket_mode = \"0600\";");
 	as(BOB, 0, stay_outside);
-	day_end();
 }
 END_TEST
 

@@ -5,16 +5,15 @@
  */
 #include <dirent.h>
 
-#include "tests/integration/bad_day.h"
+#include "tests/harness/models.h"
+#include "tests/harness/world.h"
 
-static const struct harness_options defaults = {.config = DAY_CONFIG, .devices = "1x512MiB"};
-static struct cudrv drv;
+static const struct harness_options defaults = {.config = WORLD_CONFIG, .devices = "1x512MiB"};
 
 static void open_driver(void)
 {
 	CUcontext context;
-	ck_assert_int_eq(cudrv_open(&drv, NULL, NULL, 0), 0);
-	ck_assert_int_eq(drv.cuInit(0), CUDA_SUCCESS);
+	world_open_driver();
 	ck_assert_int_eq(drv.cuDevicePrimaryCtxRetain(&context, 0), CUDA_SUCCESS);
 	ck_assert_int_eq(drv.cuCtxSetCurrent(context), CUDA_SUCCESS);
 }
@@ -75,16 +74,16 @@ static void check_content(struct glake_session *session, const struct glake_mode
                           const struct model_tensor *tensors, size_t n_tensors)
 {
 	for (size_t i = 0; i < n_tensors; i++) {
-		struct glake_tensor tensor = day_tensor(model, tensors[i].name);
+		struct glake_tensor tensor = world_tensor(model, tensors[i].name);
 		ck_assert_uint_eq(tensor.bytes, tensors[i].shape[0]);
-		ck_assert(day_is_content(session, tensor.ptr, tensor.bytes, tensors[i].seed, 0));
+		ck_assert(world_is_content(session, tensor.ptr, tensor.bytes, tensors[i].seed, 0));
 	}
 }
 
 static struct glake_model *open_base(struct glake_session *session)
 {
 	struct glake_model *model;
-	assert_ok(glake_model_open(session, day_path("base.safetensors"), NULL, &model));
+	assert_ok(glake_model_open(session, world_path("base.safetensors"), NULL, &model));
 	check_content(session, model, base, n_elements(base));
 	return model;
 }
@@ -92,39 +91,37 @@ static struct glake_model *open_base(struct glake_session *session)
 static struct glake_model *open_tuned(struct glake_session *session)
 {
 	struct glake_model *model;
-	assert_ok(glake_model_open(session, day_path("tuned.safetensors"), NULL, &model));
+	assert_ok(glake_model_open(session, world_path("tuned.safetensors"), NULL, &model));
 	check_content(session, model, tuned, n_elements(tuned));
 	return model;
 }
 
 static void begin_with_both(void)
 {
-	day_begin(&defaults);
-	model_file_write(day_path("base.safetensors"), base, n_elements(base));
-	model_file_write(day_path("tuned.safetensors"), tuned, n_elements(tuned));
+	world_begin_as(&defaults);
+	model_file_write(world_path("base.safetensors"), base, n_elements(base));
+	model_file_write(world_path("tuned.safetensors"), tuned, n_elements(tuned));
 }
 
 START_TEST(a_fine_tune_costs_what_differs)
 {
 	begin_with_both();
-	struct glake_session *session = day_connect();
+	struct glake_session *session = world_connect();
 	struct glake_model *one = open_base(session);
-	ck_assert_uint_eq(day_books().block_bytes, (8 + 6 + 6 + 2) * MIB);
+	ck_assert_uint_eq(world_books().block_bytes, (8 + 6 + 6 + 2) * MIB);
 	struct glake_model *two = open_tuned(session);
 	/* New: its layer1, and lora. */
-	ck_assert_uint_eq(day_books().block_bytes, (8 + 6 + 6 + 2 + 6 + 4) * MIB);
-	ck_assert_uint_eq(day_books().physical_bytes - books_before.physical_bytes, 32 * MIB);
-	ck_assert_uint_eq(day_info(two).deduplicated_bytes, (8 + 6 + 2) * MIB);
-	ck_assert_uint_eq(day_metric("blocks_collapsed"), 3);
-	ck_assert_uint_eq(day_books().logical_bytes, (22 + 26) * MIB);
+	ck_assert_uint_eq(world_books().block_bytes, (8 + 6 + 6 + 2 + 6 + 4) * MIB);
+	ck_assert_uint_eq(world_books().physical_bytes - books_before.physical_bytes, 32 * MIB);
+	ck_assert_uint_eq(world_info(two).deduplicated_bytes, (8 + 6 + 2) * MIB);
+	ck_assert_uint_eq(world_metric("blocks_collapsed"), 3);
+	ck_assert_uint_eq(world_books().logical_bytes, (22 + 26) * MIB);
 	/* One of them goes; the other still has all. */
 	glake_model_close(one);
-	assert_ok(glake_evict(eye, day_path("base.safetensors"), NULL, NULL));
-	ck_assert_uint_eq(day_books().block_bytes, 26 * MIB);
+	assert_ok(glake_evict(eye, world_path("base.safetensors"), NULL, NULL));
+	ck_assert_uint_eq(world_books().block_bytes, 26 * MIB);
 	check_content(session, two, tuned, n_elements(tuned));
 	glake_model_close(two);
-	glake_disconnect(session);
-	day_end();
 }
 END_TEST
 
@@ -136,15 +133,13 @@ START_TEST(equal_tensors_of_one_file_are_one)
 		{"out", "U8", 1, {4 * MIB}, 1},
 	};
 	struct glake_model *model;
-	day_begin(&defaults);
-	model_file_write(day_path("tied.safetensors"), tied, 2);
-	struct glake_session *session = day_connect();
-	assert_ok(glake_model_open(session, day_path("tied.safetensors"), NULL, &model));
+	world_begin_as(&defaults);
+	model_file_write(world_path("tied.safetensors"), tied, 2);
+	struct glake_session *session = world_connect();
+	assert_ok(glake_model_open(session, world_path("tied.safetensors"), NULL, &model));
 	check_content(session, model, tied, 2);
-	ck_assert_uint_eq(day_books().block_bytes, 4 * MIB);
-	ck_assert_uint_eq(day_info(model).mapped_bytes, 8 * MIB);
-	glake_disconnect(session);
-	day_end();
+	ck_assert_uint_eq(world_books().block_bytes, 4 * MIB);
+	ck_assert_uint_eq(world_info(model).mapped_bytes, 8 * MIB);
 }
 END_TEST
 
@@ -183,12 +178,11 @@ static size_t memory_of(pid_t pid, ino_t *inodes_out, size_t most)
 
 static void hold_base(void *user)
 {
-	struct glake_session *session = day_connect();
+	struct glake_session *session = world_connect();
 	struct glake_model *model = open_base(session);
-	atomic_fetch_add(day_stage, 1);
-	day_await(10);
+	atomic_fetch_add(world_stage, 1);
+	world_await(10);
 	check_content(session, model, base, n_elements(base));
-	glake_disconnect(session);
 }
 
 START_TEST(two_processes_map_the_same_memory)
@@ -196,20 +190,19 @@ START_TEST(two_processes_map_the_same_memory)
 	ino_t first[64];
 	ino_t second[64];
 	begin_with_both();
-	pid_t one = day_client(hold_base, NULL);
-	pid_t two = day_client(hold_base, NULL);
-	day_await(2);
+	pid_t one = world_client(hold_base, NULL);
+	pid_t two = world_client(hold_base, NULL);
+	world_await(2);
 	size_t n_first = memory_of(one, first, n_elements(first));
 	size_t n_second = memory_of(two, second, n_elements(second));
 	ck_assert_uint_ge(n_first, 4);
 	ck_assert_uint_eq(n_first, n_second);
 	ck_assert_mem_eq(first, second, n_first * sizeof(first[0]));
-	ck_assert_uint_eq(day_books().block_bytes, 22 * MIB);
-	ck_assert_uint_eq(day_books().logical_bytes, 44 * MIB);
-	day_reach(10);
-	day_join(one);
-	day_join(two);
-	day_end();
+	ck_assert_uint_eq(world_books().block_bytes, 22 * MIB);
+	ck_assert_uint_eq(world_books().logical_bytes, 44 * MIB);
+	world_reach(10);
+	world_join(one);
+	world_join(two);
 }
 END_TEST
 
@@ -218,11 +211,11 @@ END_TEST
 static void write_and_fall(void *user)
 {
 	char bytes[16] = "overwritten";
-	struct glake_session *session = day_connect();
+	struct glake_session *session = world_connect();
 	struct glake_model *model = open_base(session);
 	open_driver();
 	for (size_t i = 0; i < n_elements(base); i++) {
-		glake_ptr ptr = day_tensor(model, base[i].name).ptr;
+		glake_ptr ptr = world_tensor(model, base[i].name).ptr;
 		/* Refused, and the process goes on. */
 		ck_assert_int_eq(drv.cuMemsetD8(ptr, 0, 16), CUDA_ERROR_INVALID_VALUE);
 		ck_assert_int_eq(drv.cuMemcpyHtoD(ptr, bytes, sizeof(bytes)),
@@ -231,25 +224,23 @@ static void write_and_fall(void *user)
 	}
 	check_content(session, model, base, n_elements(base));
 	/* By a kernel: this context is lost, for good. */
-	glake_ptr ptr = day_tensor(model, "layer0").ptr;
+	glake_ptr ptr = world_tensor(model, "layer0").ptr;
 	ck_assert_int_eq(write_by_kernel(ptr, 64), CUDA_ERROR_ILLEGAL_ADDRESS);
 	ck_assert_int_eq(drv.cuCtxSynchronize(), CUDA_ERROR_ILLEGAL_ADDRESS);
-	glake_disconnect(session);
 }
 
 START_TEST(a_write_hurts_the_writer_alone)
 {
 	begin_with_both();
-	pid_t reader = day_client(hold_base, NULL);
-	day_await(1);
-	day_join(day_client(write_and_fall, NULL));
-	day_reach(10);
-	day_join(reader);
+	pid_t reader = world_client(hold_base, NULL);
+	world_await(1);
+	world_join(world_client(write_and_fall, NULL));
+	world_reach(10);
+	world_join(reader);
 	/* The store has the right bytes for whoever comes next. */
-	atomic_store(day_stage, 10);
-	day_join(day_client(hold_base, NULL));
-	ck_assert_uint_eq(day_metric("mover_deaths"), 0);
-	day_end();
+	world_reach(10);
+	world_join(world_client(hold_base, NULL));
+	ck_assert_uint_eq(world_metric("mover_deaths"), 0);
 }
 END_TEST
 
@@ -264,7 +255,7 @@ static struct glake_block_info block_info(const struct glake_block *block)
 
 static void publish_and_hold(void *user)
 {
-	struct glake_session *session = day_connect();
+	struct glake_session *session = world_connect();
 	struct glake_block *block;
 	glake_ptr ptr = 0;
 	open_driver();
@@ -274,16 +265,15 @@ static void publish_and_hold(void *user)
 	ck_assert_uint_eq(block_info(block).ptr, ptr);
 	ck_assert(is_all(session, ptr, 7, 5 * MIB));
 	ck_assert_int_eq(drv.cuMemsetD8(ptr, 1, 1), CUDA_ERROR_INVALID_VALUE);
-	atomic_fetch_add(day_stage, 1);
-	day_await(10);
+	atomic_fetch_add(world_stage, 1);
+	world_await(10);
 	ck_assert(is_all(session, ptr, 7, 5 * MIB));
 	glake_block_release(block);
-	glake_disconnect(session);
 }
 
 static void look_it_up(void *user)
 {
-	struct glake_session *session = day_connect();
+	struct glake_session *session = world_connect();
 	struct glake_block *block;
 	struct glake_digest digest;
 	uint8_t *bytes = malloc(5 * MIB);
@@ -297,28 +287,26 @@ static void look_it_up(void *user)
 	glake_digest_bytes(bytes, 5 * MIB - 1, &digest);
 	assert_fails(GLAKE_E_NOT_FOUND, "", glake_block_lookup(session, 0, &digest, &block));
 	free(bytes);
-	glake_disconnect(session);
 }
 
 START_TEST(equal_blocks_of_two_processes_become_one)
 {
-	day_begin(&defaults);
-	pid_t one = day_client(publish_and_hold, NULL);
-	pid_t two = day_client(publish_and_hold, NULL);
-	day_await(2);
-	struct books books = day_books();
+	world_begin_as(&defaults);
+	pid_t one = world_client(publish_and_hold, NULL);
+	pid_t two = world_client(publish_and_hold, NULL);
+	world_await(2);
+	struct books books = world_books();
 	ck_assert_uint_eq(books.block_bytes, 6 * MIB);
 	ck_assert_uint_eq(books.private_bytes, 0);
 	ck_assert_uint_eq(books.logical_bytes, 12 * MIB);
-	ck_assert_uint_eq(day_metric("blocks_collapsed"), 1);
-	day_reach(10);
-	day_join(one);
-	day_join(two);
+	ck_assert_uint_eq(world_metric("blocks_collapsed"), 1);
+	world_reach(10);
+	world_join(one);
+	world_join(two);
 	/* As cache it can be found. */
-	ck_assert_uint_eq(day_books().block_bytes, 6 * MIB);
-	ck_assert_uint_eq(day_books().used_block_bytes, 0);
-	day_join(day_client(look_it_up, NULL));
-	day_end();
+	ck_assert_uint_eq(world_books().block_bytes, 6 * MIB);
+	ck_assert_uint_eq(world_books().used_block_bytes, 0);
+	world_join(world_client(look_it_up, NULL));
 }
 END_TEST
 
@@ -326,20 +314,18 @@ START_TEST(bytes_behind_the_content_are_refused)
 {
 	struct glake_block *block;
 	glake_ptr ptr = 0;
-	day_begin(&defaults);
-	struct glake_session *session = day_connect();
+	world_begin_as(&defaults);
+	struct glake_session *session = world_connect();
 	open_driver();
 	assert_ok(glake_alloc(session, 0, 2 * MIB, GLAKE_ZERO, &ptr));
 	fill(ptr, 7, 1000);
-	struct books before = day_books();
+	struct books before = world_books();
 	assert_fails(GLAKE_E_BAD_REQUEST, "zero", glake_block_publish(session, ptr, 999, &block));
-	day_wait_books(&before);
+	world_wait_books(&before);
 	/* It is memory as before. */
 	fill(ptr, 8, 1001);
 	ck_assert(is_all(session, ptr, 8, 1001));
 	assert_ok(glake_block_publish(session, ptr, 1001, &block));
-	glake_disconnect(session);
-	day_end();
 }
 END_TEST
 
@@ -348,8 +334,8 @@ START_TEST(a_publication_without_mover_leaves_the_memory)
 {
 	static const char *const calls[] = {"cuMemMap", "cuLaunchKernel", "cuMemSetAccess"};
 	char faults[64];
-	day_begin(&defaults);
-	struct glake_session *session = day_connect();
+	world_begin_as(&defaults);
+	struct glake_session *session = world_connect();
 	struct glake_block *known;
 	struct glake_block *block;
 	glake_ptr ptr = 0;
@@ -362,12 +348,12 @@ START_TEST(a_publication_without_mover_leaves_the_memory)
 	for (unsigned i = 0; i < 3 * n_elements(calls); i++) {
 		assert_ok(glake_alloc(session, 0, 2 * MIB, GLAKE_ZERO, &ptr));
 		fill(ptr, 5, 3000);
-		struct books before = day_books();
-		pid_t mover = day_mover();
+		struct books before = world_books();
+		pid_t mover = world_mover();
 		snprintf(faults, sizeof(faults), "glake-mover/%s:%u:die", calls[i / 3], i % 3 + 1);
-		day_set_faults(faults);
+		world_set_faults(faults);
 		int r = glake_block_publish(session, ptr, 3000, &block);
-		day_set_faults(NULL);
+		world_set_faults(NULL);
 		if (r == 0) {
 			ck_assert_int_ne(block_info(block).was_known, 0);
 			glake_block_release(block);
@@ -376,7 +362,7 @@ START_TEST(a_publication_without_mover_leaves_the_memory)
 		}
 		n_deaths++;
 		ck_assert_int_eq(r, GLAKE_E_MOVER);
-		day_wait_books(&before);
+		world_wait_books(&before);
 		ck_assert(is_all(session, ptr, 5, 3000));
 		fill(ptr, 6, 100);
 		fill(ptr, 5, 100);
@@ -386,9 +372,9 @@ START_TEST(a_publication_without_mover_leaves_the_memory)
 		harness_sleep_ms(5);
 	}
 	ck_assert_uint_ge(n_deaths, 3);
-	glake_disconnect(session);
-	day_assert_level();
-	glake_disconnect(eye);
+	world_disconnect(session);
+	world_assert_level();
+	world_disconnect(eye);
 	harness_stop(&harness);
 }
 END_TEST
@@ -411,26 +397,24 @@ START_TEST(a_changed_file_is_loaded_anew)
 {
 	struct glake_model *old;
 	struct glake_model *new;
-	day_begin(&defaults);
-	const char *path = day_write_model("m.safetensors", 10 * MIB, 1);
-	struct glake_session *session = day_connect();
+	world_begin_as(&defaults);
+	const char *path = world_write_model("m.safetensors", 10 * MIB, 1);
+	struct glake_session *session = world_connect();
 	assert_ok(glake_model_open(session, path, NULL, &old));
 	write_in_place(path, 2);
 	assert_ok(glake_model_open(session, path, NULL, &new));
-	ck_assert_int_eq(day_info(new).was_loaded, 0);
-	ck_assert(day_is_content(session, day_tensor(old, "w").ptr, 10 * MIB, 1, 0));
-	ck_assert(day_is_content(session, day_tensor(new, "w").ptr, 10 * MIB, 2, 0));
-	ck_assert_uint_eq(day_books().block_bytes, 20 * MIB);
+	ck_assert_int_eq(world_info(new).was_loaded, 0);
+	ck_assert(world_is_content(session, world_tensor(old, "w").ptr, 10 * MIB, 1, 0));
+	ck_assert(world_is_content(session, world_tensor(new, "w").ptr, 10 * MIB, 2, 0));
+	ck_assert_uint_eq(world_books().block_bytes, 20 * MIB);
 	glake_model_close(old);
 	glake_model_close(new);
 	/* Written again with what it had: loaded again, and found to be there. */
 	write_in_place(path, 2);
 	assert_ok(glake_model_open(session, path, NULL, &new));
-	ck_assert_int_eq(day_info(new).was_loaded, 0);
-	ck_assert_uint_eq(day_info(new).deduplicated_bytes, 10 * MIB);
-	ck_assert_uint_eq(day_books().block_bytes, 20 * MIB);
-	glake_disconnect(session);
-	day_end();
+	ck_assert_int_eq(world_info(new).was_loaded, 0);
+	ck_assert_uint_eq(world_info(new).deduplicated_bytes, 10 * MIB);
+	ck_assert_uint_eq(world_books().block_bytes, 20 * MIB);
 }
 END_TEST
 
@@ -447,26 +431,24 @@ START_TEST(a_model_is_loaded_once_per_device)
 {
 	struct glake_model *models[2];
 	glake_ptr ptr = 0;
-	day_begin(&(struct harness_options){.config = DAY_CONFIG, .devices = "2x1GiB"});
-	const char *path = day_write_model("m.safetensors", 10 * MIB, 1);
-	struct glake_session *session = day_connect();
+	world_begin(.config = WORLD_CONFIG, .devices = "2x1GiB");
+	const char *path = world_write_model("m.safetensors", 10 * MIB, 1);
+	struct glake_session *session = world_connect();
 	for (uint32_t i = 0; i < 2; i++) {
 		struct glake_model_options options = {.size = sizeof(options), .device = i};
 		uint8_t byte;
 		assert_ok(glake_model_open(session, path, &options, &models[i]));
-		ck_assert_int_eq(day_info(models[i]).was_loaded, 0);
-		ck_assert_uint_eq(day_info(models[i]).device, i);
-		assert_ok(glake_read(session, i, &byte, day_tensor(models[i], "w").ptr, 1));
+		ck_assert_int_eq(world_info(models[i]).was_loaded, 0);
+		ck_assert_uint_eq(world_info(models[i]).device, i);
+		assert_ok(glake_read(session, i, &byte, world_tensor(models[i], "w").ptr, 1));
 	}
-	ck_assert_uint_eq(day_books().block_bytes, 20 * MIB);
-	ck_assert_uint_eq(day_metric("blocks_collapsed"), 0);
+	ck_assert_uint_eq(world_books().block_bytes, 20 * MIB);
+	ck_assert_uint_eq(world_metric("blocks_collapsed"), 0);
 	/* Each has its own memory, and its own end. */
 	assert_ok(glake_alloc(session, 1, 900 * MIB, 0, &ptr));
 	assert_ok(glake_alloc(session, 0, 900 * MIB, 0, &ptr));
 	assert_fails(GLAKE_E_NO_DEVICE_MEMORY, "device 1",
 	             glake_alloc(session, 1, 200 * MIB, 0, &ptr));
-	glake_disconnect(session);
-	day_end();
 }
 END_TEST
 
@@ -475,10 +457,10 @@ START_TEST(what_is_not_visible_is_not_used)
 	struct glake_model *model;
 	struct glake_device device;
 	glake_ptr ptr = 0;
-	day_begin(&(struct harness_options){.config = DAY_CONFIG, .devices = "2x256MiB"});
-	const char *path = day_write_model("m.safetensors", 10 * MIB, 1);
+	world_begin(.config = WORLD_CONFIG, .devices = "2x256MiB");
+	const char *path = world_write_model("m.safetensors", 10 * MIB, 1);
 	setenv("CUDA_VISIBLE_DEVICES", "1", 1);
-	struct glake_session *session = day_connect();
+	struct glake_session *session = world_connect();
 	ck_assert_int_eq(glake_device_index(session, 0), 1);
 	assert_ok(glake_device_at(session, 0, &device));
 	ck_assert_int_eq(device.ordinal, -1);
@@ -488,7 +470,7 @@ START_TEST(what_is_not_visible_is_not_used)
 	uint8_t want[64];
 	struct model_tensor tensor = {.seed = 1};
 	model_tensor_fill(&tensor, 0, want, sizeof(want));
-	assert_ok(glake_read(session, 1, got, day_tensor(model, "w").ptr, sizeof(got)));
+	assert_ok(glake_read(session, 1, got, world_tensor(model, "w").ptr, sizeof(got)));
 	ck_assert_mem_eq(got, want, sizeof(got));
 	assert_ok(glake_alloc(session, 1, 4 * MIB, 0, &ptr));
 	assert_fails(-ENODEV, "", glake_alloc(session, 0, 4 * MIB, 0, &ptr));
@@ -496,8 +478,6 @@ START_TEST(what_is_not_visible_is_not_used)
 	assert_fails(-ENODEV, "", glake_model_open(session, path, &options, &model));
 	options.device = 7;
 	ck_assert_int_ne(glake_model_open(session, path, &options, &model), 0);
-	glake_disconnect(session);
-	day_end();
 }
 END_TEST
 
@@ -516,14 +496,11 @@ START_TEST(why_there_is_no_fabric_is_told)
 	glake_ptr ptr = 0;
 	/* Clients see the same driver. */
 	putenv((char *)fabrics[_i].env);
-	day_begin(
-		&(struct harness_options){.config = DAY_CONFIG, .devices = "2x256MiB", .env = env});
+	world_begin(.config = WORLD_CONFIG, .devices = "2x256MiB", .env = env);
 	assert_ok(glake_get_status(eye, note_fabric, fabric));
 	ck_assert_msg(strstr(fabric, fabrics[_i].words), "%s", fabric);
-	struct glake_session *session = day_connect();
+	struct glake_session *session = world_connect();
 	assert_ok(glake_alloc(session, 0, 4 * MIB, 0, &ptr));
-	glake_disconnect(session);
-	day_end();
 }
 END_TEST
 

@@ -1,0 +1,178 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The world of one test: a glaked on simulated GPUs, an eye on its books, and clients. A test says
+ * what it needs and proves its point; the rest is done for it.
+ *
+ *     START_TEST(memory_of_a_killed_client_returns)
+ *     {
+ *             world_begin(.config = WORLD_CONFIG, .devices = "1x256MiB");
+ *             pid_t client = world_client(fill, NULL);
+ *             world_await(1);
+ *             world_kill(client);
+ *     }
+ *     END_TEST
+ *
+ * When the test has ended well, world_end() closes the sessions of world_connect(), evicts the
+ * store, and wants what there was at the beginning: bytes, chunks, fds, charges, sessions, models.
+ * Then glaked must end well, and leave no process, no socket and no memory of the driver. A test
+ * that has ended glaked itself gets the last part alone. The log of glaked stays in the test's
+ * temporary folder when a test fails, and tests/run shows it.
+ *
+ * The test's own process looks through `eye`, a session without the driver, so that it may fork.
+ * What needs the driver runs in a child (world_client) or last.
+ *
+ * Owner: one Check test, in its forked process. Threads: one, if nothing else is said.
+ */
+#ifndef GLAKE_TESTS_HARNESS_WORLD_H
+#define GLAKE_TESTS_HARNESS_WORLD_H
+
+/* And what most tests with clients and files need. */
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/types.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "libclient/glake.h"
+#include "libclient/glake_admin.h"
+#include "proto/cleanup.h"
+#include "proto/cudrv.h"
+#include "tests/check_glake.h"
+#include "tests/harness/harness.h"
+
+#define KIB 1024ull
+#define MIB (1024ull * 1024)
+#define GIB (1024ull * MIB)
+
+#define assert_ok(call) \
+	do { \
+		int assert_ok_r = (call); \
+		ck_assert_msg(assert_ok_r == 0, #call " = %d: %s", assert_ok_r, glake_error()); \
+	} while (0)
+
+/* It fails with that code, and the text of glake_error() has the words. */
+#define assert_fails(code, words, call) \
+	do { \
+		int assert_fails_r = (call); \
+		ck_assert_msg(assert_fails_r == (code) && strstr(glake_error(), words), \
+		              #call " = %d: %s; wanted %d: %s", assert_fails_r, glake_error(), \
+		              (int)(code), words); \
+	} while (0)
+
+extern struct harness harness;
+extern struct glake_session *eye;
+/* Of the test's process, once it has called world_open_driver(). */
+extern struct cudrv drv;
+
+/* Nothing is made ahead, and a mover stays once it is started: what there is, clients have. */
+#define WORLD_CONFIG "pool = (); mover_idle_ms = 0; drain_ms = 300; "
+
+/* Start glaked with members of struct harness_options, and look at its books. */
+#define world_begin(...) world_begin_as(&(struct harness_options){__VA_ARGS__})
+void world_begin_as(const struct harness_options *options);
+
+/* The same without the eye, of which the end of glaked would have to wait. */
+#define world_begin_unseen(...) world_start(&(struct harness_options){__VA_ARGS__})
+void world_start(const struct harness_options *options);
+
+/* A mover runs from now on, and has loaded one model, which is evicted. */
+void world_start_mover(void);
+
+/* glaked, killed before, is started anew in its folder. Its books are those of the beginning. */
+void world_restart(void);
+
+/* See above. Called behind each test (tests/check_glake.h); does nothing where nothing has begun. */
+void world_end(void);
+
+/* The folder of glaked and the test. Static, until eight calls later. Any thread. */
+const char *world_path(const char *name);
+void world_write_file(const char *name, const void *bytes, size_t n_bytes);
+
+/* What the driver of glaked and its mover does wrong from now on; NULL = nothing. */
+void world_set_faults(const char *rules);
+/* The same for the driver of the test's process and its children. */
+void world_set_own_faults(const char *rules);
+
+/* ---- clients --------------------------------------------------------------------------------- */
+
+/* Sessions with and without the driver; end them with world_disconnect(), or leave it to
+ * world_end(). Any thread. */
+struct glake_session *world_connect(void);
+struct glake_session *world_connect_blind(void);
+void world_disconnect(struct glake_session *session);
+
+/* Load and initialise `drv`. */
+void world_open_driver(void);
+
+typedef void (*world_fn)(void *user);
+
+/* A process that runs @fn; its failed assertions are the test's. */
+pid_t world_client(world_fn fn, void *user);
+void world_join(pid_t client);
+void world_kill(pid_t client);
+
+/* Where the processes of a test are: a number that all of them see. */
+extern atomic_int *world_stage;
+void world_reach(int stage);
+void world_await(int stage);
+
+/* ---- the books ------------------------------------------------------------------------------- */
+
+/* What must be level again afterwards, summed over devices and tenants. */
+struct books {
+	uint64_t physical_bytes;
+	uint64_t private_bytes;
+	uint64_t block_bytes;
+	uint64_t used_block_bytes;
+	uint64_t logical_bytes;
+	uint64_t n_models;
+	uint64_t n_blocks;
+	uint64_t n_sessions;
+	uint64_t fds_used;
+	uint64_t charged_bytes;
+	uint64_t charged_fds;
+	uint64_t charged_manifest_bytes;
+};
+
+/* Those of the beginning. */
+extern struct books books_before;
+
+struct books world_books(void);
+
+/* Wait until the books are those. */
+void world_wait_books(const struct books *want);
+
+/* The same, while what nobody uses is evicted, again and again: a session may not have ended yet. */
+void world_evict_until(const struct books *want);
+
+/* Wait until everything is as it was at the beginning, unused models aside: they are evicted. */
+void world_assert_level(void);
+
+/* Wait until glaked has as many fds as at the beginning, and @n_more. */
+void world_wait_n_fds(size_t n_more);
+
+/* A counter of glaked. */
+uint64_t world_metric(const char *name);
+void world_wait_metric(const char *name, uint64_t value);
+
+/* Chunks that there are, by the counters. */
+uint64_t world_n_chunks(void);
+
+/* The pid of glake-mover, 0 = none runs. */
+pid_t world_mover(void);
+
+/* A session that asks for little is answered in time, whatever others do. */
+void world_serves_in_time(void);
+
+/* Do it twice to fill all caches, then twice more: glaked's memory must not grow with each. */
+void world_repeat_without_growth(void (*round)(void));
+
+#endif
