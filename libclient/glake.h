@@ -48,11 +48,13 @@
  * alive.
  *
  * Descriptors. The session's socket belongs to the library. If the program closes it, or puts
- * another file on its number, the library leaves that number alone and connects again.
- * A lost connection does not end a session: the next call connects again, for the same session, and
- * ids, mappings and charges stay. Calls under way may return GLAKE_E_GONE. A glaked that was started
- * anew does not know the session: then all its calls return GLAKE_E_GONE. If the process is at its limit of open files, a call that receives fds returns -EMFILE; the
- * session goes on.
+ * another file on its number, the library leaves that number alone and connects again. If the
+ * process is at its limit of open files, a call that receives fds returns -EMFILE; the session goes
+ * on.
+ *
+ * Lost connections. A lost connection does not end a session: the next call connects again, for the
+ * same session, and ids, mappings and charges stay. Calls under way may return GLAKE_E_GONE. A
+ * glaked that was started anew does not know the session: then all its calls return GLAKE_E_GONE.
  *
  * CUDA. glake_connect() opens the driver library by dlopen() ($GLAKE_LIBCUDA or libcuda.so.1) and
  * initialises it. The library needs no context and creates none: a mapping belongs to the process.

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the library has for the shim and for nobody else: not installed, not in glake.map, and changed
- * as the two need it. It is linked into the shim with the library's archive.
+ * The library's functions for the shim alone. They are not installed and not in glake.map; the shim
+ * links the library's archive. The two change together.
  *
  * Threads: any. Errors: as in glake.h.
  */
@@ -18,45 +18,48 @@
 
 /* ---- the heap --------------------------------------------------------------------------------- */
 
-/* What its allocator notes of an allocation; the library looks at ctx and generation only to find them. */
+/*
+ * The shim's notes on an allocation. The library reads ctx and generation only, to find
+ * allocations.
+ */
 struct glake__tag {
-	void *ctx; /* which has allocated it: it dies with it */
+	void *ctx; /* that allocated it: the memory ends with it */
 	uint64_t generation;
 	void *pool;
 	void *connection;
 };
 
-/* Since when one allocation waits for glaked, over all requests that are made for it. Begins as zeroes. */
+/* The start of the wait of one allocation, over all its requests to glaked. Begins as zeroes. */
 struct glake__wait {
 	uint64_t since_ns;
 };
 
 /*
- * A piece of private memory, live or parked: all of a range of its own, or part of a slab. It is read
- * by who has claimed it, else under the heap's lock.
+ * A piece of private memory, live or parked: all of a range of its own, or part of a slab. A thread
+ * reads it if it has claimed it or holds the lock.
  */
 struct glake__allocation {
 	glake_ptr address;
 	uint64_t n_bytes;    /* as asked for */
-	uint64_t n_capacity; /* that it takes */
+	uint64_t n_capacity; /* as taken */
 	uint64_t id;         /* of this allocation; never used again */
 	int ordinal;         /* of its CUDA device */
-	bool is_claimed;     /* somebody is about to free it */
+	bool is_claimed;     /* a thread is about to free it */
 	bool is_parked;      /* freed in the order of a stream, which may still use it */
 	struct glake__tag tag;
 	struct glake__allocation *next;  /* link: a list of claimed ones */
-	struct glake__backing *backing;  /* borrowed: what it is in */
+	struct glake__backing *backing;  /* borrowed: it lies there */
 	struct glake__slab_block *block; /* borrowed; NULL: all of the backing */
 };
 
-/* What there is to know of an allocation, by any address in it. */
+/* Facts about an allocation, found by any address in it. */
 struct glake__facts {
 	glake_ptr address;
 	uint64_t n_bytes;
 	uint64_t id;
 	int ordinal;
 	struct glake__tag tag;
-	glake_ptr region_address; /* what is mapped: the range */
+	glake_ptr region_address; /* of its range */
 	uint64_t region_bytes;
 	uint64_t region_id;
 };
@@ -65,9 +68,9 @@ struct glake__facts {
 uint64_t glake__heap_round(uint64_t n_bytes);
 
 /*
- * Private memory of CUDA device @ordinal, not initialised, at least 512-byte aligned, and named @tag.
- * take: what is there, without a request; NULL if nothing is. get: from glaked if need be; blocks. -ENODEV:
- * the device is not glaked's.
+ * Private memory of CUDA device @ordinal, not initialised, at least 512-byte aligned, with @tag.
+ * glake__heap_take() serves it without a request, or returns NULL. glake__supply_get() asks glaked
+ * if it must, and blocks; -ENODEV: glaked does not own the device.
  */
 struct glake__allocation *glake__heap_take(struct glake_session *session, int ordinal,
                                            uint64_t n_bytes, const struct glake__tag *tag);
@@ -75,49 +78,55 @@ int glake__supply_get(struct glake_session *session, int ordinal, uint64_t n_byt
                       const struct glake__tag *tag, struct glake__wait *wait,
                       struct glake__allocation **allocation_out);
 
-/* Is @address anywhere in an allocation that nobody has claimed? Then @facts_out (may be NULL). */
+/* Is @address in an allocation that no thread has claimed? Then @facts_out (may be NULL) is set. */
 bool glake__heap_find(glake_ptr address, struct glake__facts *facts_out);
-/* Or at least in memory that is mapped for the next ones? */
+/* Is @address in private memory at all, warm memory included? */
 bool glake__heap_has(glake_ptr address);
 
-/* The allocation that starts at @address, now nobody else's to free; NULL if there is none. */
+/*
+ * Claim the allocation that starts at @address: no other thread can free it. NULL if there is
+ * none.
+ */
 struct glake__allocation *glake__heap_claim(glake_ptr address);
 /* All of @ctx from before @generation, as a list by next. */
 struct glake__allocation *glake__heap_claim_of(const void *ctx, uint64_t generation);
 void glake__heap_unclaim(struct glake__allocation *allocation);
 
 /*
- * A claimed one is not the program's any more. Returns the bytes that one may have that it becomes: none if
- * it must be given back. And the program's again.
+ * A claimed allocation leaves the program. Returns the bytes that it can serve next: 0 if it must
+ * be given back. unpark: the program has it again.
  */
 uint64_t glake__heap_park(struct glake__allocation *allocation);
 void glake__heap_unpark(struct glake__allocation *allocation);
-/* A parked one becomes another one, live. It keeps the tag's connection. */
+/* A parked allocation becomes another, live one. The connection of its tag stays. */
 void glake__heap_reuse(struct glake__allocation *allocation, uint64_t n_bytes,
                        const struct glake__tag *tag);
 
-/* Nothing uses a claimed one any more: warm, or given back. */
+/* Nothing uses a claimed allocation any more: make it warm or give it back. */
 void glake__heap_release(struct glake_session *session, struct glake__allocation *allocation);
 
-/* glake_share() of all that is mapped with @ptr: the region of an allocation, perhaps of many. */
+/* glake_share() of the region that @ptr lies in, which may hold many allocations. */
 int glake__share_region(struct glake_session *session, glake_ptr ptr,
                         struct glake_share *share_out);
 
 /*
- * CUDA device @reader may read and write private memory of @device from now on: what there is and what
- * there will be. GLAKE_E_CUDA: then what there will be is not opened.
+ * CUDA device @reader may read and write all private memory of @device from now on. After
+ * GLAKE_E_CUDA, later memory is not opened to it.
  */
 int glake__space_add_reader(int device, int reader);
 
 /* ---- the map ---------------------------------------------------------------------------------- */
 
-/* The driver, by path, is initialised: from now on there is a window. 0, or an error of cudrv_open(). */
+/*
+ * The driver, by path, is initialised: from now on there is a window. 0, or an error of
+ * cudrv_open().
+ */
 int glake__space_start(const char *libcuda);
 
-/* What an address is. */
+/* Kinds of addresses. */
 enum glake__place {
 	GLAKE__ELSEWHERE, /* none of ours */
-	GLAKE__FREE,      /* of the window, and nobody's */
+	GLAKE__FREE,      /* of the window, in no range */
 	GLAKE__OWN,       /* private memory, live or warm; models; blocks */
 	GLAKE__OPENED,    /* another process's */
 	GLAKE__PROGRAMS,  /* in a reservation of the program */
@@ -131,15 +140,15 @@ struct glake__place_info {
 };
 struct glake__place_info glake__space_look(glake_ptr address);
 
-/* What glake_share_open() gave: the caller's, for glake__space_look(). */
+/* Attach @user to memory of glake_share_open(), for glake__space_look(). */
 void glake__opened_set_user(glake_ptr address, void *user);
 
-/* Why a chunk must stay what and where it is. */
+/* Reasons why a chunk must keep its place and content. */
 enum glake__pin {
 	GLAKE__PIN_NONE,
-	GLAKE__PIN_ALIASED,     /* from what the chunk knows: it is mapped more than once */
-	GLAKE__PIN_HANDLE,      /* and this: the program has a handle of it */
-	GLAKE__PIN_SHARED,      /* noted, and stays: another process may map it */
+	GLAKE__PIN_ALIASED,     /* it is mapped more than once; computed, as is the next */
+	GLAKE__PIN_HANDLE,      /* the program has a handle of it */
+	GLAKE__PIN_SHARED,      /* another process may map it; noted, as are the next */
 	GLAKE__PIN_FOREIGN,     /* it is another process's */
 	GLAKE__PIN_EXPORTED,    /* its fd was handed out */
 	GLAKE__PIN_DMABUF,      /* another device may have it */
@@ -149,23 +158,24 @@ enum glake__pin {
 };
 const char *glake__pin_text(enum glake__pin pin);
 
-/* Of the memory at @address; GLAKE__PIN_NONE as well where there is none of ours. */
+/* Of the memory at @address; GLAKE__PIN_NONE also for memory that is not ours. */
 enum glake__pin glake__pin_at(glake_ptr address);
 
-/* Note that what is mapped in [address, address + n_bytes) is pinned; or not for this reason, after all. */
+/* Note that memory in [address, address + n_bytes) is pinned for reason @pin, or no longer is. */
 void glake__pin_range(glake_ptr address, uint64_t n_bytes, enum glake__pin pin, bool is_pinned);
 
 /* ---- the program's own virtual memory management ---------------------------------------------- */
 
 /*
- * The shim makes the driver's calls, and books here what they do. So each call that can fail has a
- * beginning, before it, and an end, which is told how it went.
+ * The shim makes the driver's calls and notes their effects here. A call that can fail has a
+ * function before it and one after it, which is told the result.
  */
 struct glake__chunk;
 
 /*
- * Addresses of the window for cuMemAddressReserve(), or, where that has none, the driver's. -EINVAL: not a
- * multiple of 2 MiB, or before glake__space_start(); else as the driver: GLAKE_E_CUDA, -ENOMEM.
+ * Addresses of the window for cuMemAddressReserve(), or, where that has none, the driver's.
+ * -EINVAL: not a multiple of 2 MiB, or before glake__space_start(); else as the driver:
+ * GLAKE_E_CUDA, -ENOMEM.
  */
 int glake__program_reserve(uint64_t n_bytes, uint64_t alignment, glake_ptr hint,
                            glake_ptr *ptr_out);
@@ -173,8 +183,9 @@ int glake__program_reserve(uint64_t n_bytes, uint64_t alignment, glake_ptr hint,
 int glake__program_unreserve(glake_ptr ptr, uint64_t n_bytes);
 
 /*
- * The driver has made @handle. When its last handle, mapping and use is gone, @release is called with @user
- * and no lock held. @device: CUDA's, -1: none. With one use and one handle. NULL without memory.
+ * The driver has made @handle. When its last handle, mapping and use is gone, @release is called
+ * with @user and no lock held. @device: CUDA's, -1: none. With one use and one handle. NULL
+ * without memory.
  */
 struct glake__chunk *glake__program_made(unsigned long long handle, uint64_t n_bytes, int device,
                                          void *user, void (*release)(void *user));
@@ -182,15 +193,15 @@ struct glake__chunk *glake__program_made(unsigned long long handle, uint64_t n_b
 void glake__program_imported(unsigned long long handle, int device);
 
 /*
- * The chunk of a handle, with a use more, until glake__program_give(); NULL if it is not known. Around each
- * call of the driver that takes or gives up a handle or a mapping.
+ * The chunk of a handle, with a use more, until glake__program_give(); NULL if it is not known.
+ * Around each call of the driver that takes or gives up a handle or a mapping.
  */
 struct glake__chunk *glake__program_take(unsigned long long handle);
 void glake__program_give(struct glake__chunk *chunk);
 void *glake__program_user(const struct glake__chunk *chunk);
 void glake__program_pin(struct glake__chunk *chunk, enum glake__pin pin);
 
-/* The driver has released @handle once; has given one more to what is mapped at @address. */
+/* The driver has released @handle once; it has retained the memory at @address as @handle. */
 void glake__program_released(unsigned long long handle);
 void glake__program_retained(unsigned long long handle, glake_ptr address);
 
@@ -215,10 +226,11 @@ void glake__program_opened(glake_ptr ptr, uint64_t n_bytes, int device, bool may
 /* ---- memory in the order of streams: contexts that end ---------------------------------------- */
 
 /*
- * A context may end: around the call that may end it, so that nobody else makes use of it meanwhile.
- * Its handle may be another's before that call has returned, so what there is of it is hidden first.
- * Then it has ended, its work uses nothing any more, and its events went with it: drop what is hidden,
- * and all that was parked is released when contexts are let. Or it has not: show it again.
+ * Around a driver call that may end a context: hold, hide, the call, then drop or show, then let.
+ * No other thread uses the context meanwhile. It is hidden first, because a new context may get
+ * its handle before the call returns. If the context has ended, its work is over and its events
+ * are gone: drop the hidden state; let releases all that was parked there. If it has not ended,
+ * show it again.
  */
 void glake__order_hold_contexts(struct glake_order *order);
 void glake__order_let_contexts(struct glake_order *order);
@@ -228,12 +240,18 @@ void glake__order_drop_context(struct glake_order *order);
 
 /* ---- the session ------------------------------------------------------------------------------ */
 
-/* True: the session has no connection and gets none any more. False while the library may make one. Local. */
+/*
+ * True: the session has no connection and gets none any more. False while the library may make
+ * one. Local.
+ */
 bool glake__session_is_gone(struct glake_session *session);
 
-/* ---- what the program says of itself ---------------------------------------------------------- */
+/* ---- reports of the program ------------------------------------------------------------------- */
 
-/* What a program has of the driver itself on one device, beside its contexts and code. */
+/*
+ * Driver usage: memory of one device that a program has from the driver, without contexts and
+ * code.
+ */
 struct glake__driver_memory {
 	uint32_t device;        /* glaked's index */
 	uint64_t managed_bytes; /* as asked for: how much of it is on the device is not known */
@@ -250,9 +268,9 @@ struct glake__program_usage {
 };
 
 /*
- * What the library cannot know of the program that it works for: told to glaked with the next report,
- * for listings. It replaces what was set before. Local. -ENODEV: no such device, -EINVAL: one that is
- * there twice; nothing is changed then.
+ * Set the numbers that only the program knows. The next report tells glaked, for listings. They
+ * replace the earlier ones. Local. Errors, after which nothing has changed: -ENODEV (no such
+ * device), -EINVAL (a device is there twice).
  */
 int glake__set_program_usage(struct glake_session *session,
                              const struct glake__program_usage *usage);

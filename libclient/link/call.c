@@ -16,7 +16,7 @@
 #include "libclient/link/resume.h"
 #include "libclient/link/socket.h"
 
-/* Set in ids of requests whose answers nobody waits for. */
+/* Set in ids of requests whose answers no call waits for. */
 #define FORGOTTEN (1ull << 63)
 
 #define CLOSED "the daemon has closed the connection"
@@ -136,7 +136,9 @@ static void take_packet(struct glake__link *link, size_t n_bytes)
 	fdlist_deinit(&link->receive_fds);
 }
 
-/* Returns 0, -EAGAIN when none is there, or what else wire_recv() says; WIRE_E_EOF: *why_out. */
+/*
+ * Returns 0, -EAGAIN when none is there, or an error of wire_recv(); *why_out explains WIRE_E_EOF.
+ */
 static int receive(struct glake__link *link, size_t *n_bytes_out, const char **why_out)
 {
 	if (!glake__link_has_socket(link)) {
@@ -176,9 +178,9 @@ static int receive_next(struct glake__link *link, size_t *n_bytes_out, const cha
 }
 
 /*
- * Read one packet, if @waits one that is still to come, and hand it on. Called with link->lock held,
- * which is let go while the socket is read; link->is_reading keeps others away from the buffers
- * meanwhile. Returns 0, -EAGAIN (only without @waits), or the connection's error.
+ * Read one packet, if @waits one that is still to come, and hand it on. Called with link->lock
+ * held, which is let go while the socket is read; link->is_reading keeps others away from the
+ * buffers meanwhile. Returns 0, -EAGAIN (only without @waits), or the connection's error.
  */
 static int read_one(struct glake__link *link, bool waits)
 {
@@ -206,7 +208,7 @@ int glake__link_poll(struct glake__link *link)
 	cleanup_cancel int cancel = cancel_disable();
 	int r = 0;
 	pthread_mutex_lock(&link->lock);
-	/* A thread that reads already takes in what waits. */
+	/* A thread that already reads takes the packets in. */
 	while (r == 0 && !link->error && !link->is_reading) {
 		r = read_one(link, false);
 	}
@@ -217,7 +219,7 @@ int glake__link_poll(struct glake__link *link)
 
 /* ---- calls ------------------------------------------------------------------------------------ */
 
-/* Returns 0 or what wire_send() says, but waits; WIRE_E_EOF: *why_out. */
+/* Waits until it is sent. Returns 0 or an error of wire_send(); *why_out explains WIRE_E_EOF. */
 static int send_bytes(struct glake__link *link, size_t n_bytes, const int *fds, size_t n_fds,
                       const char **why_out)
 {
@@ -260,7 +262,7 @@ static int send_packed(struct glake__link *link, const Glake__Wire__Request *req
 	return r ? glake__fail(r, "cannot send to the daemon: %s", glake_strerror(r)) : 0;
 }
 
-/* The same, one at a time; that the connection is gone is noted. */
+/* The same, one thread at a time. Notes that the connection is gone. */
 static int send_one(struct glake__link *link, uint64_t connection,
                     const Glake__Wire__Request *request, const int *fds, size_t n_fds)
 {
@@ -335,8 +337,8 @@ int glake__call_start(struct glake__link *link, struct glake__call *call,
 }
 
 /*
- * What the waiting thread has to see to. Who waits for memory gives its own back when that is wanted:
- * it may be what it waits for, or others may wait for each other's.
+ * Is there work for the waiting thread? A thread that waits for memory must still follow a Reclaim:
+ * glaked may need exactly this memory for it, or sessions may wait for each other's.
  */
 static bool has_news(const struct glake__link *link, const struct glake__call *call)
 {
@@ -438,7 +440,7 @@ static bool gives_back(const Glake__Wire__Request *request)
 	       request->body_case == GLAKE__WIRE__REQUEST__BODY_BLOCK_RELEASE;
 }
 
-/* What a request brought whose answer is lost goes back, but a chunk that became a block does not. */
+/* glaked takes back the grants of a lost answer. But a chunk that became a block stays one. */
 static bool may_repeat(const Glake__Wire__Request *request)
 {
 	return request->body_case != GLAKE__WIRE__REQUEST__BODY_BLOCK_PUBLISH &&
@@ -487,7 +489,7 @@ void glake__link_leave(struct glake__link *link)
 	Glake__Wire__Goodbye goodbye = GLAKE__WIRE__GOODBYE__INIT;
 	request.body_case = GLAKE__WIRE__REQUEST__BODY_GOODBYE;
 	request.goodbye = &goodbye;
-	/* A connection that is lost is made anew for it: else glaked would keep what we have. */
+	/* A lost connection is made anew for it: else glaked would keep our memory. */
 	if (link->is_greeted && forget(link, &request) == GLAKE_E_GONE &&
 	    glake__resume(link) == 0) {
 		forget(link, &request);

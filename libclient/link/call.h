@@ -14,7 +14,7 @@
  * another silence_ms the connection is gone. The answer to Hello is awaited for hello_ms.
  *
  * The next call replaces a lost connection (resume.h). Calls under way end with GLAKE_E_GONE, and
- * glaked takes back what they granted; glake__call() repeats its request.
+ * glaked takes back the memory that they granted; glake__call() repeats its request.
  *
  * Owner: a call belongs to its caller, usually on the stack: glake__call_end(). It must not be
  * moved between start and end, and its thread not be cancelled: cleanup_cancel. glake__call() sees
@@ -51,18 +51,23 @@ void glake__call_end(struct glake__link *link, struct glake__call *call);
 int glake__call(struct glake__link *link, struct glake__call *call, Glake__Wire__Request *request,
                 Glake__Wire__Answer__BodyCase expected, const int *fds, size_t n_fds);
 
-/* The error of a call whose fds are cut: -EMFILE, and its text. What was granted is the caller's. */
+/*
+ * The error of a call whose fds are cut: -EMFILE, and its text. The caller returns the granted
+ * ids.
+ */
 int glake__call_cut(void);
 
-/* Send @request and drop its answer when it comes. For what nobody depends on. */
+/* Send @request and drop its answer when it comes. */
 void glake__call_forget(struct glake__link *link, Glake__Wire__Request *request);
 
-/* Take in what waits in the socket, without blocking. Returns 0 or the connection's error. */
+/*
+ * Read all packets that wait in the socket, without blocking. Returns 0 or the connection's error.
+ */
 int glake__link_poll(struct glake__link *link);
 
 /*
- * Say Goodbye, without waiting for its answer, and let the peer see the end, though others may hold the
- * socket too.
+ * Say Goodbye, without waiting for its answer, and let the peer see the end, though others may
+ * hold the socket too.
  */
 void glake__link_leave(struct glake__link *link);
 

@@ -2,9 +2,9 @@
 /*
  * Another connection for a session that has lost its own: the same ids, memory and charges.
  *
- * glaked knows the session by its key, and this process by the kernel. What it does not know any more
- * (it was started anew) is gone for good. An attempt that meets no answer is repeated by later calls,
- * not more often than once a second and for a tenth of the time at most.
+ * glaked knows the session by its key, and this process by the kernel. If glaked was started anew,
+ * it does not know the session, and the session is gone for good. If an attempt gets no answer,
+ * later calls try again: at most once a second, and for at most a tenth of the time.
  *
  * Threads: any; one at a time connects, and the others wait for it.
  */

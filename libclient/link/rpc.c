@@ -63,7 +63,7 @@ static int take_hello(struct glake_session *session, const Glake__Wire__HelloAns
 	return take_devices(session, hello);
 }
 
-/* Of the program that this process runs: another one after exec(). Not 0. */
+/* A number of the program that this process runs: it differs after exec(). Not 0. */
 static uint64_t image(void)
 {
 	uint64_t random[2];
@@ -72,7 +72,7 @@ static uint64_t image(void)
 		return 1;
 	}
 	memcpy(random, bytes, sizeof(random));
-	/* Stacks are guarded with them: not to be told as they are. */
+	/* They also guard stacks, so they are not sent as they are. */
 	return ((random[0] ^ random[1]) * 0x9e3779b97f4a7c15u) | 1;
 }
 
@@ -101,7 +101,7 @@ int glake__rpc_hello(struct glake_session *session, const char *program)
 
 /* ---- fds of an answer ------------------------------------------------------------------------- */
 
-/* Did it bring @n fds, or lost some to this process's own limit? */
+/* Did the answer bring @n fds, or lose some to this process's own limit? */
 static bool has_fds(const struct glake__call *call, size_t n)
 {
 	return call->fds.n_fds == n || call->fds.is_cut;
@@ -179,7 +179,7 @@ int glake__rpc_chunk_share(struct glake_session *session, const uint64_t *ids, s
 	return r;
 }
 
-/* As many sizes as fds, each of a chunk that there can be. */
+/* Is there a size for each fd, and is each a valid size of a chunk? */
 static bool is_open_answer(const struct glake__call *call, size_t n_ids)
 {
 	const Glake__Wire__ChunkOpenAnswer *answer = call->answer->chunk_open;
@@ -197,7 +197,7 @@ int glake__rpc_chunk_open(struct glake_session *session, const struct glake__chu
 {
 	Glake__Wire__ChunkOpen open_ = GLAKE__WIRE__CHUNK_OPEN__INIT;
 	size_t n_ids = names->n_ids;
-	open_.session = names->owner;
+	open_.session = names->session;
 	open_.ticket = names->ticket;
 	open_.ids = (uint64_t *)names->ids;
 	open_.n_ids = n_ids;
@@ -294,8 +294,8 @@ int glake__rpc_model_close(struct glake_session *session, uint64_t model)
 /* ---- blocks ----------------------------------------------------------------------------------- */
 
 /*
- * One fd, if we could take it, a whole digest, sizes that can be mapped: else the daemon has broken
- * the protocol.
+ * If it has not one fd, a whole digest and sizes that can be mapped, the daemon has broken the
+ * protocol.
  */
 static bool is_sound(const struct glake__call *call)
 {

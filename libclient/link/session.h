@@ -9,8 +9,7 @@
  *   books   the session's memory, models, blocks and counters; under the lock of the space
  *           (memory/space.h), like their ranges
  *
- * What stands on a session reaches it by include; the session reaches that by callbacks, which
- * glake_connect() sets.
+ * Higher parts include this file. The session reaches them by callbacks, which glake_connect() sets.
  *
  * Owner: the caller, from glake_connect() to glake_disconnect().
  * Threads: any. Fields without a remark are written by glake_connect() alone.
@@ -57,7 +56,7 @@ static inline void glake__books_add_live(struct glake__books *books, uint64_t n_
 	}
 }
 
-/* What the last report said; of the program, only which of its numbers those were. */
+/* The numbers of the last report. Of the program, only the version of its numbers. */
 struct glake__usage {
 	uint64_t live_bytes;
 	uint64_t warm_bytes;

@@ -18,14 +18,14 @@ struct glake__patience glake__patience = {.hello_ms = 5000, .silence_ms = 10000}
 
 static int connect_error(const char *path, int error)
 {
-	/* Its queue is full, and it takes nobody from there. */
+	/* The listener's queue is full, and glaked does not accept. */
 	bool is_stopped = error == EAGAIN || error == EINTR;
 	int code = is_stopped || error == ENOENT || error == ECONNREFUSED ? GLAKE_E_GONE : -error;
 	return glake__fail(code, "cannot connect to glaked at %s: %s", path,
 	                   is_stopped ? "it does not answer" : strerrordesc_np(error));
 }
 
-/* As connect(), for the patience of a Hello at most: while the listener's queue is full, it waits. */
+/* connect(), which waits while the listener's queue is full; at most as long as for a Hello. */
 static int connect_in_time(int fd, const struct sockaddr_un *address)
 {
 	uint64_t end_ns = clock_now_ns() + glake__patience.hello_ms * 1000000ull;
@@ -61,12 +61,11 @@ static int open_socket(const char *path, int *socket_out)
 }
 
 /*
- * Give the socket a high number: it is low ones that programs close once too often, or put their
- * files on.
+ * Give the socket a high number: programs with an fd bug usually hit low ones.
  *
- * It also makes room for the fds of two pages of blocks at once. Left to itself the kernel doubles the
- * table of fds whenever it is full, and in a process with threads each doubling waits for an RCU grace
- * period, some 10 ms. Here it costs nothing while the driver's threads are not there yet.
+ * It also makes room for the fds of two pages of blocks. The kernel doubles the table of fds
+ * whenever it is full, and in a process with threads each doubling waits some 10 ms for an RCU
+ * grace period. Here it costs nothing, because the driver's threads are not there yet.
  */
 static void move_up(int *socket)
 {

@@ -19,8 +19,8 @@ struct glake__patience {
 extern struct glake__patience glake__patience;
 
 /*
- * Connect to glaked at @path. @is_high: give the socket a high number. Returns 0 or an error with its
- * text. errno says why it is GLAKE_E_GONE.
+ * Connect to glaked at @path. @is_high: give the socket a high number. Returns 0 or an error with
+ * its text. errno says why it is GLAKE_E_GONE.
  */
 int glake__socket_open(const char *path, bool is_high, int *socket_out);
 

@@ -114,7 +114,7 @@ int glake_free_async(struct glake_session *session, void *stream, glake_ptr ptr,
 		glake__heap_unpark(allocation);
 		glake__heap_unclaim(allocation);
 	}
-	/* To park may be to release what others are done with. */
+	/* Parking may have released memory of other streams. */
 	return glake__leave(session, r);
 }
 

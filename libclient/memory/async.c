@@ -9,7 +9,7 @@
 static void release(void *user, void *allocation)
 {
 	struct glake_session *session = user;
-	/* What glake_disconnect() has in hand it drops by itself. */
+	/* glake_disconnect() drops it with the rest. */
 	if (!session->is_closing) {
 		glake__heap_release(session, allocation);
 	}
@@ -44,7 +44,7 @@ int glake__async_place(struct glake_session *session, void *handle, unsigned fla
 	if (r < 0) {
 		return r;
 	}
-	/* First of all: to ask for more would end the capture. */
+	/* First, because glake_order_stream() would end the capture. */
 	if (glake__order_is_captured(place_out->order, handle, flags)) {
 		return glake__fail(-EBUSY, "the stream is being captured");
 	}

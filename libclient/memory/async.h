@@ -2,8 +2,8 @@
 /*
  * The stream order of a session: what glake_free_async() has parked.
  *
- * An allocation that is freed on a stream stays in the books, parked: it is not the program's any more,
- * and not warm yet. It becomes warm when its stream has got there.
+ * An allocation that is freed on a stream is parked: it is in the books, but the program does not
+ * have it any more. It becomes warm when its stream has passed the free.
  *
  * Threads: any.
  */
@@ -21,17 +21,17 @@ struct glake__async_place {
 	struct glake__device *device; /* of the stream */
 };
 
-/* What CUstream @handle is; -EBUSY: it is being captured. Errors as of glake_alloc_async(). */
+/* Find the stream and device of CUstream @handle. Errors: as glake_alloc_async(). */
 int glake__async_place(struct glake_session *session, void *handle, unsigned flags,
                        struct glake__async_place *place_out);
 
 /*
- * Make warm, or give back, what streams are done with; all that is parked of CUDA device @ordinal is
- * waited for, -1: nothing is. Whether there was any. No lock is held.
+ * Make memory warm, or give it back, that streams no longer use. Waits for all parked memory of
+ * CUDA device @ordinal; -1: waits for none. Returns whether there was any. No lock is held.
  */
 bool glake__async_collect(struct glake_session *session, int ordinal);
 
-/* The session ends: what is parked is live once more, to be dropped with the rest. */
+/* The session ends. Parked memory stays in the books and is dropped with the rest. */
 void glake__async_deinit(struct glake_session *session);
 
 #endif

@@ -2,13 +2,13 @@
 /*
  * Chunks of the daemon in ranges, and a backing: private memory of one allocation, or of a slab.
  *
- * Chunks are BACKING_CHUNK_BYTES but the last of a request, which is the rest: a driver call costs by
- * the handle, not by the byte, so chunks are as large as the request allows, but a row of them keeps a
- * very large request placeable.
+ * Chunks are BACKING_CHUNK_BYTES but the last of a request, which is the rest: a driver call costs
+ * by the handle, not by the byte, so chunks are as large as the request allows, but a row of them
+ * keeps a very large request placeable.
  *
- * Owner: whoever made it; the books list it (session.h).
+ * Owner: the caller of glake__backing_new(); the books list it (session.h).
  * Lifetime: glake__backing_new() .. glake__backing_give_back() or glake__backing_drop(); or
- * glake__backing_free() when its range is somebody else's by then.
+ * glake__backing_free() when its range belongs to a block by then.
  * Threads: any; the caller sees to it that one backing is not worked on twice at a time.
  */
 #ifndef GLAKE_LIBCLIENT_BACKING_H
@@ -27,7 +27,7 @@ struct glake__device;
 
 struct glake__backing {
 	struct glake__range *range; /* owned; all chunks */
-	glake_ptr ptr;              /* of the range, as is the next: for who looks often */
+	glake_ptr ptr;              /* of the range, as is the next: here for speed */
 	uint64_t n_bytes;
 	struct glake__device *device; /* borrowed from the session */
 	bool is_live;                 /* in the books: the program's, or parked, or a slab */
@@ -43,20 +43,20 @@ struct glake__backing {
 	uint64_t id;              /* of this life; never used again */
 	struct glake__slab *slab; /* owned; NULL: one allocation, which is: */
 	struct glake__allocation whole;
-	uint64_t ticket; /* of its chunks, which others may have; 0: nobody was told of them */
+	uint64_t ticket; /* of its chunks, which others may have; 0: they have no name */
 };
 
 /*
- * Get chunks for [offset, offset + n_bytes) of @range, a hole, and map them. On failure nothing is mapped
- * there and no chunk is left. Blocks; no lock is held.
+ * Get chunks for [offset, offset + n_bytes) of @range, a hole, and map them. On failure nothing is
+ * mapped there and no chunk is left. Blocks; no lock is held.
  */
 int glake__backing_fill(struct glake_session *session, struct glake__device *device,
                         struct glake__range *range, uint64_t offset, uint64_t n_bytes,
                         struct glake__wait *wait);
 
 /*
- * Return dead chunks of fill (NULL is fine) in as few requests as possible, and free them. What the daemon
- * says to that is no error of the caller's.
+ * Return dead chunks of fill (NULL is fine) in as few requests as possible, and free them. An error
+ * of the daemon is not the caller's.
  */
 void glake__backing_return(struct glake_session *session, struct glake__chunk *dead);
 
@@ -70,14 +70,15 @@ void glake__backing_free(struct glake__backing *backing);
 bool glake__backing_is_pinned_locked(const struct glake__backing *backing);
 
 /*
- * Unmap the backings of a list by next (NULL is fine), drop their ranges, and return their chunks. What the
- * driver does not unmap keeps its chunks until the session ends. Returns 0, or the first driver error.
+ * Unmap the backings of a list by next (NULL is fine), drop their ranges, and return their chunks.
+ * A range that the driver does not unmap keeps its chunks until the session ends. Returns 0, or
+ * the first driver error.
  */
 int glake__backing_give_back(struct glake_session *session, struct glake__backing *list);
 
 /*
- * At the end of a session, when the daemon takes chunks back by itself: unmap, drop the range. In a forked
- * child, where the driver must not be called, free only. NULL is fine.
+ * At the end of a session, when the daemon takes chunks back by itself: unmap, drop the range. In
+ * a forked child, where the driver must not be called, free only. NULL is fine.
  */
 void glake__range_drop_all(struct glake_session *session, struct glake__range *range);
 void glake__backing_drop(struct glake_session *session, struct glake__backing *backing);

@@ -78,7 +78,7 @@ static int map_block(struct glake__range *range, const struct glake__block_answe
 
 /* ---- publishing ------------------------------------------------------------------------------- */
 
-/* The chunk is gone from the session, whatever else happens. */
+/* The chunk has left the session. */
 static void forget(struct glake_session *session, struct glake__backing *backing)
 {
 	glake__lock();
@@ -87,7 +87,7 @@ static void forget(struct glake_session *session, struct glake__backing *backing
 	glake__backing_free(backing);
 }
 
-/* What is mapped is the block now. */
+/* The mapped chunk is the block now. */
 static void seal(struct glake__range *range, uint64_t id)
 {
 	glake__lock();
@@ -128,7 +128,7 @@ static int publish(struct glake_session *session, struct glake__backing *backing
 		glake__rpc_block_release(session, answer.block);
 		glake__error_restore(text);
 	}
-	/* Last: others may look at what their pointer points to until it is not private memory any more. */
+	/* Last: until the range is a block's, other threads may read the backing that it points to. */
 	forget(session, backing);
 	return r;
 }

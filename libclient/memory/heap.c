@@ -126,8 +126,9 @@ static void begin(struct glake__allocation *allocation, struct glake__backing *b
 /* ---- freeing: all of it with the lock held ---------------------------------------------------- */
 
 /*
- * Make @backing warm. Returns what must be given back for it: the oldest of warm memory, @backing
- * itself if there is a reclaim debt, if it is alone over the limit or pinned, usually nothing.
+ * Make @backing warm. Returns backings that must be given back, usually none: the oldest warm
+ * ones, or @backing itself if there is a reclaim debt, if it alone exceeds the limit, or if it is
+ * pinned.
  */
 static struct glake__backing *make_warm(struct glake__backing *backing)
 {
@@ -173,7 +174,7 @@ static struct glake__backing *release(struct glake__allocation *allocation)
 
 /* ---- trimming --------------------------------------------------------------------------------- */
 
-/* What is free of @device, all of it warm now. What is to be given back for that is on @list. */
+/* Make all free memory of @device warm and return its bytes. The caller gives @list back. */
 static uint64_t gather_locked(struct glake__device *device, struct glake__backing **list)
 {
 	struct glake__heap *heap = device->heap;
@@ -444,7 +445,7 @@ static void unpark(struct glake__allocation *allocation)
 	}
 }
 
-/* What is pinned is given back. A slab lives on with all that is in it, as the driver's does. */
+/* Pinned memory must be given back. A slab stays with all its allocations, as the driver's does. */
 uint64_t glake__heap_park(struct glake__allocation *allocation)
 {
 	struct glake__backing *backing = allocation->backing;

@@ -2,13 +2,13 @@
 /*
  * Private memory: allocations, large and small, in backings that are live or warm.
  *
- * From 2 MiB on an allocation is a backing of its own. What is smaller lies in a slab, a backing of 2 MiB,
- * unless it is to be zero. Freed backings stay mapped in their device's warm memory, so the usual
- * allocation is a search in a small array under a mutex: no system call, no driver call. supply.h gets the
- * rest.
+ * From 2 MiB on an allocation is a backing of its own. A smaller one lies in a slab, a backing of
+ * 2 MiB, unless it must be zero. Freed backings stay mapped in their device's warm memory, so the
+ * usual allocation is a search in a small array under a mutex: no system call, no driver call.
+ * supply.h gets the rest.
  *
- * To free memory: claim it, so that nobody else does; see to it that nothing uses it; release it.
- * The shim's half of the functions is in glake_shim.h.
+ * To free memory: claim it, so that no other thread does; make sure that nothing uses it; release
+ * it. The shim's half of the functions is in glake_shim.h.
  *
  * Threads: any.
  */
@@ -38,18 +38,22 @@ int glake__heap_init(struct glake_session *session);
 void glake__heap_deinit(struct glake_session *session);
 
 /*
- * Give @n_bytes of warm memory back, and what is missing as it is freed: a program that takes again at
- * once what it has freed would keep it from others for ever. Blocks; no lock is held.
+ * Give @n_bytes of warm memory back. If less is warm, the rest is a debt, which freed memory pays:
+ * otherwise a program that reuses its memory at once would keep it for ever. Blocks; no lock is
+ * held.
  */
 void glake__heap_reclaim(struct glake__device *device, uint64_t n_bytes);
 
-/* Unmap and return free memory of @device until at most @keep_bytes remain. Blocks; no lock is held. */
+/*
+ * Unmap and return free memory of @device until at most @keep_bytes remain. Blocks; no lock is
+ * held.
+ */
 int glake__heap_trim(struct glake__device *device, uint64_t keep_bytes);
 
 /* Is there free memory, which glake__heap_trim() would give back? No lock is held. */
 bool glake__heap_is_warm(const struct glake__device *device);
 
-/* What was wanted, checked. Returns 0 or -EINVAL. */
+/* Check the size and flags of a request. Returns 0 or -EINVAL. */
 int glake__heap_check(uint64_t bytes, unsigned flags, unsigned known_flags);
 
 /* glake__heap_take() on a device that is known. */
@@ -57,8 +61,8 @@ struct glake__allocation *glake__heap_take_on(struct glake__device *device, uint
                                               const struct glake__tag *tag);
 
 /*
- * Ask glaked for memory, once. Small: it becomes a slab, and *allocation_out is NULL if other threads
- * took all of it. Blocks; no lock is held.
+ * Ask glaked for memory, once. Small: it becomes a slab, and *allocation_out is NULL if other
+ * threads took all of it. Blocks; no lock is held.
  */
 int glake__heap_make(struct glake__device *device, uint64_t n_bytes, bool is_small,
                      const struct glake__tag *tag, struct glake__wait *wait,
@@ -67,19 +71,19 @@ int glake__heap_make(struct glake__device *device, uint64_t n_bytes, bool is_sma
 /* -EINVAL, with the text for @ptr. */
 int glake__heap_unknown(glake_ptr ptr);
 
-/* The allocation of @session that starts at @ptr, claimed by nobody; NULL if there is none. */
+/* The allocation of @session that starts at @ptr and is not claimed; NULL if there is none. */
 struct glake__allocation *glake__heap_at_locked(const struct glake_session *session, glake_ptr ptr);
 
 /* The backing of @session that starts at @ptr and is one allocation. NULL if there is none. */
 struct glake__backing *glake__heap_backing_locked(const struct glake_session *session,
                                                   glake_ptr ptr);
 
-/* Release what starts at @ptr, of @session. Blocks. -EINVAL, or the driver's error. */
+/* Release the allocation of @session at @ptr. Blocks. -EINVAL, or the driver's error. */
 int glake__heap_free(struct glake_session *session, glake_ptr ptr);
 
 /*
- * Take a live backing that is one allocation out of the books, to make something else of it, and put it
- * back. take: NULL with the error set (-EINVAL). put back cannot fail.
+ * Take a live backing that is one allocation out of the books, to make it a block. NULL with the
+ * error set (-EINVAL). put_back undoes it and cannot fail.
  */
 struct glake__backing *glake__heap_take_live(struct glake_session *session, glake_ptr ptr);
 void glake__heap_put_back(struct glake_session *session, struct glake__backing *backing);

@@ -15,16 +15,16 @@
 #include "libclient/memory/ptr_table.h"
 #include "libclient/link/sized.h"
 
-/* So many may be parked on a stream before a free looks for those that are done. */
+/* With more parked on a stream, a free looks for those no longer in use. */
 #define MANY_PARKED 16u
 /* A stream without parked memory may be forgotten when there are more. */
 #define MANY_STREAMS 64u
-/* How many are looked at for one that fits: the newest, as they are the likeliest. */
+/* So many are searched for one that fits, the newest first, because they fit most often. */
 #define MAX_LOOKS 256u
 /* So many are released at a time, without the lock. */
 #define MAX_DONE 64u
 
-/* The calls that older drivers lack, and that there are two of, for the two default streams. */
+/* Calls that older drivers lack, or that exist twice, for the two default streams. */
 struct calls {
 	__typeof__(cuStreamGetId) *get_id;
 	CUresult (*get_ctx)(CUstream stream, CUcontext *ctx); /* before its _v2 */
@@ -43,7 +43,7 @@ struct parked {
 	struct parked *previous; /* link: a stream's */
 };
 
-/* Of one life of a context: the handle may be another's as soon as the driver has ended it. */
+/* One generation of a context: once it has ended, a new context may have its handle. */
 struct context {
 	CUcontext ctx;
 	bool is_hidden;        /* it may be ending: its events must not be touched */
@@ -61,7 +61,7 @@ struct line {
 	struct line *next; /* link: order.lines */
 };
 
-/* Allocations that nothing uses any more, and that are out of the order. */
+/* Allocations that nothing uses any more and that have left the order. */
 struct done {
 	size_t n;
 	void *allocations[MAX_DONE];
@@ -126,7 +126,7 @@ static void take_out(struct glake_order *order, struct line *line, struct parked
 	order->n_parked--;
 }
 
-/* The life of @ctx that is not at its end; NULL without memory. */
+/* The generation of @ctx that is not ending; NULL without memory. */
 static struct context *context_of(struct glake_order *order, CUcontext ctx)
 {
 	struct context *context = order->contexts;
@@ -221,8 +221,8 @@ static void *take_allocation(struct glake_order *order, struct line *line, struc
 }
 
 /*
- * What is done with on a stream. The queries happen with the lock held; they do not wait, and the
- * first one that says "not yet" is the last.
+ * Take the allocations of a stream that are no longer in use. The queries happen with the lock
+ * held: they do not wait, and the first "not yet" ends them.
  */
 static void take_done(struct glake_order *order, struct line *line, struct done *done)
 {
@@ -235,9 +235,9 @@ static void take_done(struct glake_order *order, struct line *line, struct done 
 /* ---- without it ------------------------------------------------------------------------------- */
 
 /*
- * While any stream of the process is captured, other threads than ours must not ask for events, or
- * the capture fails: it may begin at any moment. In relaxed mode they may, since our events are
- * recorded in no capture.
+ * While a stream of the process is captured, no other thread may query events, or the capture
+ * fails; and a capture may begin at any moment. In relaxed mode a thread may, because no capture
+ * records our events.
  */
 static CUstreamCaptureMode relax(const struct glake_order *order)
 {
@@ -396,7 +396,7 @@ void *glake_order_take(struct glake_order *order, const struct glake_stream *str
 	return allocation;
 }
 
-/* What is done with on a stream with much that is parked. */
+/* Take allocations that are no longer in use, if many are parked on the stream. */
 static void take_some(struct glake_order *order, struct line *line, struct done *done)
 {
 	if (line->n_parked > MANY_PARKED && !line->of->is_hidden) {
@@ -478,9 +478,9 @@ static CUevent oldest_on(const struct line *line, int ordinal)
 }
 
 /*
- * Wait for something that is parked in @ctx. It stays parked: another thread may have it meanwhile,
- * and its event be recorded anew, or be a spare one. False: there is nothing, or the context is lost,
- * and what its work still touches nobody knows.
+ * Wait for one allocation that is parked in @ctx. It stays parked: meanwhile another thread may
+ * take it, and its event may be spare or recorded anew. False: there is none, or the context is
+ * lost, and its work may still use the memory.
  */
 static bool wait_for_one(struct glake_order *order, CUcontext ctx, int ordinal)
 {
@@ -495,7 +495,7 @@ static bool wait_for_one(struct glake_order *order, CUcontext ctx, int ordinal)
 	return event && order->drv.cuEventSynchronize(event) == CUDA_SUCCESS;
 }
 
-/* The end of a context hides what is parked in it, also one that comes to nothing. */
+/* Parked memory of a context is hidden while it may be ending, even if it does not end. */
 static void await_ends(struct glake_order *order)
 {
 	pthread_mutex_lock(&order->context_lock);
@@ -512,7 +512,7 @@ int glake_order_collect(struct glake_order *order, void *context, int waits)
 	}
 	CUstreamCaptureMode mode = relax(order);
 	bool is_any = collect_done(order, context);
-	/* As often as would do if nobody parked anything meanwhile. */
+	/* Enough rounds if no thread parks anything meanwhile. */
 	unsigned n_left = waits ? order->n_parked : 0;
 	while (n_left-- > 0 && wait_for_one(order, context, ANY_ORDINAL)) {
 		is_any |= collect_done(order, context);
@@ -549,14 +549,17 @@ static void take_done_in(struct glake_order *order, CUcontext ctx, int ordinal, 
 	order->pop(&popped);
 }
 
-/* Who waits for nothing does not wait for a context to end either, or for who waits in one. */
+/*
+ * A thread that must not wait takes the lock only if no context is ending and no thread waits in
+ * one.
+ */
 static bool lock_contexts(struct glake_order *order, bool waits)
 {
 	return waits ? pthread_mutex_lock(&order->context_lock) == 0
 	             : pthread_mutex_trylock(&order->context_lock) == 0;
 }
 
-/* In a context until there is nothing more: to release may take long, and contexts may end then. */
+/* The lock is let go for each release: it may take long, and contexts may end meanwhile. */
 int glake_order_collect_all(struct glake_order *order, int ordinal)
 {
 	struct context *context;
@@ -643,7 +646,7 @@ static void drop_hidden(struct glake_order *order)
 	}
 }
 
-/* What was parked goes the way of all events; its nodes keep it until it is released. */
+/* The events are gone with the context. The nodes keep the allocations until they are released. */
 void glake__order_drop_context(struct glake_order *order)
 {
 	struct parked *list = NULL;
@@ -673,7 +676,7 @@ void glake__order_drop_context(struct glake_order *order)
 	}
 }
 
-/* To release may take long: other contexts may end then. */
+/* The lock is let go first: releases may take long, and other contexts may end meanwhile. */
 void glake__order_let_contexts(struct glake_order *order)
 {
 	struct parked *list = order->dropped;
@@ -692,7 +695,7 @@ static bool find_calls(struct glake_order *order)
 	const struct {
 		const char *symbol;
 		void **entry;
-		bool is_vital; /* programs without default streams by thread, and green contexts, do without */
+		bool is_vital; /* default streams by thread and green contexts are not */
 	} wanted[] = {
 		{"cuCtxPushCurrent_v2", (void **)&order->push, true},
 		{"cuCtxPopCurrent_v2", (void **)&order->pop, true},
@@ -758,7 +761,7 @@ int glake_order_new(const struct glake_order_options *options, struct glake_orde
 	return glake__order_over(&drv, &full, order_out);
 }
 
-/* A context that cannot be entered has ended and taken its events along. In a child all have. */
+/* If a context cannot be entered, it has ended with its events. In a forked child all have. */
 static void end_parked(struct glake_order *order, CUcontext ctx, struct parked *list)
 {
 	CUcontext popped;

@@ -28,7 +28,10 @@ static int refuse_place(glake_ptr ptr, uint64_t n_bytes, const char *why)
 	                   (unsigned long long)ptr, why);
 }
 
-/* Called with the lock held: the range of @session that holds all of [ptr, ptr + n_bytes), or NULL. */
+/*
+ * Called with the lock held: the range of @session that holds all of [ptr, ptr + n_bytes), or
+ * NULL.
+ */
 static struct glake__placed *find_locked(const struct glake_session *session, glake_ptr ptr,
                                          uint64_t n_bytes)
 {
@@ -108,7 +111,7 @@ int glake_unreserve(struct glake_session *session, glake_ptr ptr)
 
 /* ---- mapping ---------------------------------------------------------------------------------- */
 
-/* Is all of it mapped, or all of it free? Nobody is at it. Called with the lock held. */
+/* Is all of it mapped, or all of it free, and none of it busy? Called with the lock held. */
 static bool is_all_locked(const struct glake__range *range, uint64_t offset, uint64_t n_bytes,
                           bool is_mapped)
 {

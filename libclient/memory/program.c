@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The program's own virtual memory management, as the shim sees it: reservations are ranges, what it maps
- * there are pieces. The driver's calls are the shim's.
+ * The program's own virtual memory management, as the shim sees it: reservations are ranges, what
+ * it maps there are pieces. The driver's calls are the shim's.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -128,7 +128,7 @@ int glake__program_unreserve(glake_ptr ptr, uint64_t n_bytes)
 	bool is_it = range && range->use == GLAKE__RANGE_PROGRAM && range->ptr == ptr &&
 	             range->n_bytes == n_bytes;
 	bool is_free = !piece && glake__window_has(ptr);
-	/* Nobody else drops it from here on. */
+	/* No other thread drops it from here on. */
 	if (is_it) {
 		range->use = GLAKE__RANGE_LOST;
 	}
@@ -409,7 +409,7 @@ static void settle_one(struct glake__mapping *mapping, bool is_done)
 {
 	struct glake__chunk *dead = NULL;
 	if (mapping->is_loose) {
-		/* Nobody tells us when it ends: its charge stays with us until the process ends. */
+		/* We never learn when it ends: its charge stays until the process ends. */
 		glake__lock();
 		mapping->chunk->n_uses += is_done;
 		glake__unlock();

@@ -2,12 +2,12 @@
 /*
  * Private memory that another process of the realm may map too.
  *
- * Nothing is passed but ids, and the ticket that glaked gives for them: whoever wants the memory asks
- * glaked for the fds, which knows the realm of both. The chunks of one request have ids that count
- * up, so a name needs the first of the whole chunks and the last, which may be smaller and so of
+ * A name has the chunks' ids and the ticket that glaked gave for them. The other process asks
+ * glaked for the fds, and glaked knows the realms of both. The chunks of one request have ids that
+ * count up. So a name needs the first id, and the last one, because a smaller last chunk may be of
  * another request.
  *
- * Named memory never becomes warm: others may have it mapped.
+ * Named memory never becomes warm: another process may have it mapped.
  */
 #include <errno.h>
 
@@ -23,7 +23,9 @@ static uint64_t chunk_id(const struct glake_share *share, uint32_t i_chunk)
 	return i_chunk + 1 == share->n_chunks ? share->last_chunk : share->first_chunk + i_chunk;
 }
 
-/* As many pieces as a name can tell of, with ids as a name can tell them. Called with the lock held. */
+/*
+ * Can a name describe its pieces: their number, and ids that count up? Called with the lock held.
+ */
 static bool name_locked(const struct glake_session *session, const struct glake__backing *backing,
                         struct glake_share *share_out)
 {
@@ -48,7 +50,7 @@ static bool name_locked(const struct glake_session *session, const struct glake_
 	return share.n_chunks <= GLAKE_MAX_PACKET_FDS;
 }
 
-/* The live backing that @ptr is in; with @is_whole, that it is all of. */
+/* The live backing that @ptr is in. @is_whole: it is one allocation, which starts at @ptr. */
 static struct glake__backing *find_locked(const struct glake_session *session, glake_ptr ptr,
                                           bool is_whole)
 {
@@ -68,7 +70,7 @@ static int find_name(struct glake_session *session, glake_ptr ptr, bool is_whole
 	struct glake__backing *backing = find_locked(session, ptr, is_whole);
 	struct glake_share share;
 	bool is_named = backing && name_locked(session, backing, &share);
-	/* From here on somebody may be told, so it is pinned. */
+	/* The caller may pass the name on from now on, so the memory is pinned. */
 	for (struct glake__piece *at = is_named ? backing->range->first : NULL; at; at = at->next) {
 		at->chunk->pins |= 1u << GLAKE__PIN_SHARED;
 	}
@@ -84,7 +86,7 @@ static int find_name(struct glake_session *session, glake_ptr ptr, bool is_whole
 	return 0;
 }
 
-/* Chunks have one ticket for life: the next time nobody has to be asked. */
+/* Chunks keep their ticket for life, so the next call need not ask glaked. */
 static void keep_ticket(struct glake_session *session, glake_ptr ptr,
                         const struct glake_share *share)
 {
@@ -145,7 +147,7 @@ static uint64_t chunk_bytes(const struct glake_share *share, uint32_t i_chunk)
 	return n_left < BACKING_CHUNK_BYTES ? n_left : BACKING_CHUNK_BYTES;
 }
 
-/* It may have come from anywhere. Of two names, at most one is of the same memory. */
+/* A name may come from anywhere, so it is checked. Each memory has exactly one valid name. */
 static bool is_possible(const struct glake_share *share)
 {
 	uint64_t n_full = share->n_chunks * BACKING_CHUNK_BYTES;
@@ -214,7 +216,7 @@ int glake_share_open(struct glake_session *session, const struct glake_share *sh
 	uint32_t index = 0;
 	list_ids(share, ids);
 	const struct glake__chunk_names names = {
-		.owner = share->session,
+		.session = share->session,
 		.ticket = share->ticket,
 		.ids = ids,
 		.n_ids = share->n_chunks,

@@ -3,13 +3,13 @@
  * Small allocations inside pieces of 2 MiB.
  *
  * A slab is a row of 4096 units of 512 bytes, cut into blocks, used and free. Free neighbours are
- * always one block. Free blocks of a device hang in bins by size (fit.h), so alloc and free cost the same
- * however many there are.
+ * always one block. Free blocks of a device hang in bins by size (fit.h), so alloc and free cost
+ * the same however many there are.
  *
- * Invariants: the blocks of a slab lie side by side and fill it; blocks[u] is not NULL, and bit u of
- * starts is set, exactly where a block starts; a free block hangs in exactly one bin.
+ * Invariants: the blocks of a slab lie side by side and fill it; blocks[u] is not NULL, and bit u
+ * of starts is set, exactly where a block starts; a free block hangs in exactly one bin.
  *
- * Owner: whoever made the slab; the memory itself is none of our business.
+ * Owner: the caller owns the slab and the memory in it.
  * Threads: none of its own (the lock of the space).
  */
 #ifndef GLAKE_LIBCLIENT_SLAB_H

@@ -12,7 +12,7 @@ void glake__supply_reclaim(struct glake_session *session, uint32_t device, uint6
 	struct glake__device *found = glake__session_device(session, device);
 	if (found) {
 		glake__heap_reclaim(found, n_bytes);
-		/* What becomes free now pays the debt. */
+		/* Memory that becomes free by this pays the debt. */
 		glake__async_collect(session, -1);
 	}
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Private memory that the session does not have yet, and what it gives back for it.
+ * Getting private memory from glaked, and giving free memory back.
  *
  * When glaked has no memory for a request, the session gives its own free memory back and asks once
  * more. The shim's function, glake__supply_get(), is in glake_shim.h.

@@ -41,7 +41,7 @@ static struct glake__usage measure(struct glake_session *session)
 
 /* ---- reporting -------------------------------------------------------------------------------- */
 
-/* A UsageReport and what it points to. */
+/* A UsageReport and the structs that it points to. */
 struct report {
 	Glake__Wire__UsageReport body;
 	Glake__Wire__DriverMemory rows[GLAKE_MAX_REPORTED_DEVICES];
@@ -95,7 +95,7 @@ static bool take_due(struct glake_session *session, struct glake__usage usage, b
 	return due;
 }
 
-/* @reclaim: the id of what it answers; 0 = nothing. */
+/* @reclaim: the id of the Reclaim that it answers; 0 = none. */
 static void send_report(struct glake_session *session, uint64_t reclaim)
 {
 	struct glake__usage usage = measure(session);
@@ -154,7 +154,7 @@ static int place(const struct glake_session *session, const struct glake__progra
 	return 0;
 }
 
-/* Takes what *driver holds, and leaves there what is to be freed. */
+/* Takes *driver over and leaves the array there that is to be freed. */
 static void set_program(struct glake_session *session, const struct glake__program_usage *usage,
                         struct glake__driver_memory **driver)
 {

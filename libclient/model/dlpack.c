@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Tensors as DLPack objects. The deleter is plain C on purpose: whoever holds the object may drop it
- * from a thread that has never seen the program's interpreter, or while that shuts down.
+ * Tensors as DLPack objects. The deleter is plain C on purpose: a consumer may call it
+ * from a thread that the program's interpreter does not know, or while the interpreter shuts down.
  */
 #include <errno.h>
 #include <stdlib.h>

@@ -17,7 +17,7 @@ struct glake_model {
 	struct glake_model *next;      /* link: books.models */
 	struct glake_session *session; /* with a reference to it if is_exported */
 	_Atomic uint32_t n_refs;
-	bool is_exported; /* under the lock: somebody else may have queued work on it */
+	bool is_exported; /* under the lock: other code may have queued work on it */
 	struct glake__device *device;
 	uint64_t id;
 	char *name; /* owned */
@@ -38,13 +38,16 @@ struct glake_model {
 	struct glake__tensor_table tensors;
 };
 
-/* Map the next blocks, of so many bytes each, behind those mapped so far. The fds stay the caller's. */
+/*
+ * Map the next blocks, of so many bytes each, behind those mapped so far. The fds stay the
+ * caller's.
+ */
 int glake__model_map_blocks(struct glake_model *model, const uint64_t *n_bytes, const int *fds,
                             size_t n_blocks);
 
-/* Unmap what is mapped of it. */
+/* Unmap all mapped blocks. */
 void glake__model_unmap(struct glake_model *model);
-/* Nothing of it is mapped. */
+/* Free the struct. No block is mapped. */
 void glake__model_free(struct glake_model *model);
 
 /* The last one unmaps. Any thread, also after the session's end, also in a forked child. */

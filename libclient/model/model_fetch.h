@@ -10,13 +10,15 @@
 #include "libclient/model/model.h"
 #include "libclient/model/model_files.h"
 
-/* Have the daemon open it, which may mean to load it. On success @model has its numbers and id. */
+/*
+ * Ask the daemon to open it, and to load it if it must. On success @model has its numbers and id.
+ */
 int glake__model_request(struct glake_model *model, const struct glake__model_files *files,
                          const struct glake_model_options *options);
 
 /*
- * Fetch all tensors and, unless no_map, all blocks, mapping each as it comes. On failure what was
- * mapped so far stays for the caller to undo.
+ * Fetch all tensors and, unless no_map, all blocks, mapping each as it comes. On failure the caller
+ * unmaps the blocks that are mapped so far.
  */
 int glake__model_fetch(struct glake_model *model);
 
