@@ -15,7 +15,7 @@ enum alloc_result {
 	LEFT_TO_DRIVER, /* the driver makes the call */
 };
 
-/* @error is 0 or CONNECTION_E_*. Counts the result. *result_out is set if the program gets our answer. */
+/* @error is 0 or CONNECTION_E_*. Counts the result. *result_out is the answer if it is ours. */
 static inline enum alloc_result alloc_result_of(int error, CUresult *result_out)
 {
 	*result_out = CUDA_SUCCESS;

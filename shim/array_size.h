@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The bytes that an array takes. The driver tells them only of arrays that the program backs itself,
- * so they are reckoned from the descriptor; a driver takes them in granules of its own.
+ * The bytes that an array takes. The driver tells this only for arrays that the program backs
+ * itself, so it is computed from the descriptor. A driver rounds it up to granules of its own.
  *
  * Threads: any; pure.
  */
@@ -12,7 +12,10 @@
 
 #include "proto/cudrv.h"
 
-/* Of all @n_levels mip levels; 0 where it has no memory of its own. Cut to UINT64_MAX. */
+/*
+ * The bytes of all @n_levels mip levels, UINT64_MAX at most. 0: the array has no memory of its own,
+ * because it is sparse or the program maps it later.
+ */
 uint64_t array_size(const CUDA_ARRAY3D_DESCRIPTOR *descriptor, unsigned n_levels);
 
 #endif

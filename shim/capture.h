@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Which streams of the process are being captured, and what that makes of memory.
+ * Which streams of the process are being captured, and what that means for memory.
  *
- * During a capture a thread must not make calls that wait, or the capture fails. Whether cuMemAlloc()
- * and cuMemFree() are such depends on the capture and on the mode of the calling thread, and only the
- * driver knows both. So then we ask it: a tiny allocation of its own succeeds, fails, and waits when
- * freed, exactly as the program's would.
+ * During a capture a call that waits may make the capture fail. Whether cuMemAlloc() and
+ * cuMemFree() count as such depends on the capture and on the mode of the calling thread, and only
+ * the driver knows both. So the shim asks the driver: a tiny allocation of its own succeeds, fails,
+ * and waits when it is freed, exactly as the program's would.
  *
- * Our own calls are none of a capture's business: capture_relax() for them.
+ * The shim's own calls must not disturb a capture: they run between capture_relax() and
+ * capture_restore().
  *
- * Threads: any.
+ * Ownership: the process. Threads: any. Errors: the driver's codes.
  */
 #ifndef GLAKE_SHIM_CAPTURE_H
 #define GLAKE_SHIM_CAPTURE_H
@@ -18,29 +19,38 @@
 
 #include "shim/shim.h"
 
-/* Is any stream captured? Costs nothing. */
+/* Is any stream captured? A load. */
 bool capture_is_any(void);
 
-/* May memory be allocated now? The driver's error if not. Costs nothing outside captures. */
+/* May the thread allocate memory? CUDA_SUCCESS, or the driver's error. A load outside captures. */
 CUresult capture_ask_alloc(void);
 
-/* During captures: free something in the current context, which waits for it. The driver's error. */
+/*
+ * The same for freeing; call it only during captures. It waits for the work of the current context,
+ * as a free does.
+ */
 CUresult capture_ask_free(void);
 
 /*
- * Around the calls that begin a capture, with the result of the one as @is_new of the other; after
- * those that end it, which an invalidated one needs as well; and after the end of its stream, which
- * takes it along. @flags: GLAKE_PER_THREAD or 0.
+ * The calls that begin and end captures. @flags: GLAKE_PER_THREAD or 0. @result is the driver's.
+ * begins: before a call that begins a capture. Returns @is_new for begun.
+ * begun: after that call. Returns @result.
+ * ended: after a call that ends a capture, also an invalidated one. Returns @result.
+ * stream_destroyed: after the call that destroys a stream, and its capture with it. Returns
+ * @result.
  */
 bool capture_begins(CUstream stream, unsigned flags);
 CUresult capture_begun(CUstream stream, unsigned flags, bool is_new, CUresult result);
 CUresult capture_ended(CUstream stream, unsigned flags, CUresult result);
 CUresult capture_stream_destroyed(CUstream stream, CUresult result);
 
-/* The life of @ctx before @generation (context.h) is over, and so are its captures. */
+/* Context @ctx has ended: forget its captures from before @generation (context.h). */
 void capture_drop_ctx(CUcontext ctx, uint64_t generation);
 
-/* From here to the restoring no capture forbids this thread anything but to disturb its own streams. */
+/*
+ * relax: from now on captures forbid this thread only what disturbs its own captured streams.
+ * Returns the mode before, for restore.
+ */
 CUstreamCaptureMode capture_relax(void);
 void capture_restore(CUstreamCaptureMode mode);
 

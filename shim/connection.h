@@ -2,16 +2,16 @@
 /*
  * The program's connection to glaked: one session of the library, and everybody who uses it.
  *
- * There is one current connection, made when memory is first wanted. The library makes a lost socket
- * anew, for the same session. Only when glaked has ended, or is about to, the connection is dead: the
- * next request makes a new one. Attempts are at least a second apart and take at most a tenth of the
- * program's time. The memory of a dead connection stays valid, because a mapping keeps it; its
- * session stays until the last of it is freed.
+ * There is one current connection, made when memory is first wanted. The library makes a lost
+ * socket anew, for the same session. Only when glaked has ended, or is about to, the connection is
+ * dead: the next request makes a new one. Attempts are at least a second apart and take at most a
+ * tenth of the program's time. The memory of a dead connection stays valid, because a mapping keeps
+ * it; its session stays until the last of it is freed.
  *
  * A child of fork() cannot use a connection, and closes its socket (fork.h).
  *
- * Ownership: counted references: of the current connection, of its service thread, of each allocation
- * (heap.c), chunk (vmm.c) and opened region (ipc.c), and of each call under way.
+ * Ownership: counted references: of the current connection, of its service thread, of each
+ * allocation (heap.c), chunk (vmm.c) and opened region (ipc.c), and of each call under way.
  * Threads: any.
  */
 #ifndef GLAKE_SHIM_CONNECTION_H
@@ -72,15 +72,15 @@ typedef int connection_request_fn(struct connection *connection, void *user);
  * Ask glaked for memory: calls @request, perhaps several times. Returns 0 or CONNECTION_E_*. Blocks
  * until glaked answers; the thread cannot be cancelled meanwhile.
  *
- * glaked may let a request wait, and refuses a session with too many waiting requests. A program may
- * have any number of threads, so only some requests are made at a time, fewer after a refusal. A free
- * must not go this way, because the waiting requests may need it.
+ * glaked may let a request wait, and refuses a session with too many waiting requests. A program
+ * may have any number of threads, so only some requests are made at a time, fewer after a refusal.
+ * A free must not go this way, because the waiting requests may need it.
  */
 int connection_ask(struct connection *connection, connection_request_fn *request, void *user);
 
 /*
- * Tell how a call of the session has ended: 0 or the library's error. Returns whether the connection
- * is dead.
+ * Tell how a call of the session has ended: 0 or the library's error. Returns whether the
+ * connection is dead.
  */
 bool connection_note(struct connection *connection, int error);
 

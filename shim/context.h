@@ -1,45 +1,51 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Contexts, as what a program has in them is known by: a handle and a generation.
+ * Contexts. What the program has in a context is noted with the context's handle and a generation.
  *
- * The handle of a context that has ended may be the next one's at once, in another thread, before we
- * know of the end. So whatever is noted of a context is noted with the generation, and an end, which begins a
- * new one, concerns what was noted before.
+ * The driver may give the handle of a context that has ended to a new one at once, in another
+ * thread, before the shim knows of the end. Therefore the process counts generations: before each
+ * call that may end a context, a new one begins. If the context has ended, everything that was
+ * noted with its handle and an earlier generation was of that context.
  *
- * Green contexts are of the primary context of their device: memory that is allocated in one is the
- * primary's, stays when the green one goes, and may be in use in all of them.
+ * A green context belongs to the primary context of its device. Memory that is allocated in a green
+ * context is the primary's: it stays when the green context ends, and may be in use in all of them.
  *
- * Threads: any.
+ * Ownership: the process. Blocking: no. Threads: any.
  */
 #ifndef GLAKE_SHIM_CONTEXT_H
 #define GLAKE_SHIM_CONTEXT_H
 
 #include "shim/shim.h"
 
-/* Has @device a primary context in this process? To ask for it otherwise could make one. */
+/*
+ * Has @device a primary context in this process? Check it before other questions about a device,
+ * because those may create one.
+ */
 bool context_is_active(CUdevice device);
 
+/* The current generation. */
 uint64_t context_generation(void);
 
-/* Some context may be about to end: what is noted from now on is of no context that ends by that. */
+/* Begin the next generation: a context may be about to end. Returns the new one. */
 uint64_t context_next_generation(void);
 
-/* @ctx, or the primary context if it is a green one. */
+/* The primary context of a green one; other contexts are returned unchanged. */
 CUcontext context_primary(CUcontext ctx);
 
-/* The program has made one by itself. The life of @ctx before @generation is over. */
+/* The program has created @ctx itself. */
 void context_created(CUcontext ctx, CUdevice device);
+/* Context @ctx has ended: forget it if it was created before @generation. */
 void context_gone(CUcontext ctx, uint64_t generation);
 
 /*
- * All live contexts of the devices in @devices (bit per device), in which work may read what these
- * devices read: primary, created and green ones. Between order_hold_contexts() and order_let_contexts(),
- * so that none ends meanwhile. @fn is called with no lock of ours held.
+ * Call @fn for each live context of @devices (one bit per device): primary, created and green ones.
+ * Work in any of them may read the devices' memory. @fn is called without locks. Call it between
+ * order_hold_contexts() and order_let_contexts(), so that no context ends meanwhile.
  */
 typedef void context_fn(void *user, CUcontext ctx, CUdevice device);
 void context_each(uint64_t devices, context_fn *fn, void *user);
 
-/* A green context by its two handles. */
+/* A green context has two handles. */
 struct context_green {
 	CUgreenCtx handle;
 	CUcontext ctx;
@@ -47,14 +53,14 @@ struct context_green {
 	CUdevice device;
 };
 
-/* The program has made one, or has it once more, and is about to end it. */
+/* The program has created @green; or it could not be ended after context_end_green(). */
 void context_add_green(const struct context_green *green);
-/* False if it is not known. */
+/* The program is about to end a green context. False: the handle is not known. */
 bool context_end_green(CUgreenCtx handle, struct context_green *green_out);
 
 /*
- * Is @current a green context that has ended? It stays current where it was, still has a device, and
- * nothing can be allocated in it.
+ * Is @current, the current context, a green one that has ended? It stays current where it was and
+ * still has a device, but nothing can be allocated in it.
  */
 bool context_has_ended(CUcontext current);
 

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Driver usage: the memory that the program has from the driver itself, in bytes by device and kind.
- * None of it is glaked's. report.c tells glaked the sums.
+ * Driver usage: the memory that the program has from the driver itself, in bytes by device and
+ * kind. None of it is glaked's. report.c tells glaked the sums.
  *
  * Most of it is known by a number that the driver gave out: an address or a handle. It counts until
- * the program frees it or its context ends. If the shim has no memory to note one, it does not count.
+ * the program frees it or its context ends. If the shim has no memory to note one, it does not
+ * count.
  *
  * Ownership: the process. Blocking: no. Threads: any. Errors: none.
  */
@@ -28,7 +29,7 @@ enum driver_usage_space {
 	DRIVER_USAGE_N_SPACES,
 };
 
-/* The driver has made @number, of @n_bytes, in the current context. Nothing happens if @n_bytes is 0. */
+/* The driver has made @number in the current context. Nothing happens if @n_bytes is 0. */
 void driver_usage_add(enum driver_usage_space space, uint64_t number, enum driver_usage_kind kind,
                       uint64_t n_bytes);
 

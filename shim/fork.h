@@ -1,19 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What happens to us in a fork: see fork.c, and shim.h for the questions that hooks ask.
+ * Closes the shim's sockets in a forked child. Otherwise a child would keep its parent's connection
+ * to glaked open after the parent's end. shim.h has the questions that hooks ask about a fork.
  *
- * Threads: any.
+ * Ownership: the process; a socket stays the caller's. Blocking: no. Threads: any.
  */
 #ifndef GLAKE_SHIM_FORK_H
 #define GLAKE_SHIM_FORK_H
 
 /*
- * A forked child closes @fd, if it is still the same file by then, until the number that this returns
- * is forgotten. -1: not watched, because too many are; to be forgotten all the same.
+ * From now on a forked child closes @fd, if that is still the same file then. Returns a number for
+ * the calls below; -1: @fd is not open, or too many are watched, and it is not closed.
  */
 int shim_fork_watch(int fd);
-/* It is @fd by now; below 0: it is still the same. */
+/* The socket's number is @fd now. Nothing changes if @fd is negative or still the same file. */
 void shim_fork_watch_again(int watch, int fd);
+/* Stop watching. -1 is allowed. */
 void shim_fork_forget(int watch);
 
 #endif

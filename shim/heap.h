@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The device memory that the program has of us: the library's heap (glake_shim.h), of whichever session is
- * the current one, and what the program sees of it: contexts, pools, counts.
+ * The device memory that the program has from glaked: the library's heap (glake_shim.h), over all
+ * connections, with the context and pool of each allocation.
  *
- * To free memory: claim it, so that nobody else does; see to it that nothing uses it; release it.
+ * To free memory: claim it, so that no other thread frees it; make sure that nothing uses it;
+ * release it.
  *
- * Owner: the process. Threads: any.
+ * Ownership: the process. Threads: any.
  */
 #ifndef GLAKE_SHIM_HEAP_H
 #define GLAKE_SHIM_HEAP_H
@@ -14,24 +15,26 @@
 #include "shim/connection.h"
 #include "shim/pool.h"
 
+/* The place of an allocation. */
 struct heap_place {
 	CUdevice device;
-	CUcontext ctx;       /* which allocates: it dies with it */
+	CUcontext ctx;       /* that allocates; the memory ends with it */
 	uint64_t generation; /* of ctx (context.h) */
 	struct pool *pool;   /* of cuMemAllocAsync(); NULL: of cuMemAlloc() */
 };
 
-/* Of cuMemAlloc(), now, on this thread. False without a current context that is any good. */
+/* The place of a cuMemAlloc() by this thread, now. False: there is no usable current context. */
 bool heap_place_here(struct heap_place *place_out);
 
 /*
- * Memory that is not initialised, at least 512-byte aligned; @n_bytes is not 0. @wait: zeroes, or as a call
- * for the same memory left it. 0 or CONNECTION_E_*.
+ * Allocate. The memory is not initialised and at least 512-byte aligned; @n_bytes is not 0. *wait
+ * is all zeroes, or as a call for the same memory left it. Blocks while glaked is asked. Returns 0
+ * or CONNECTION_E_*.
  */
 int heap_alloc(const struct heap_place *place, uint64_t n_bytes, struct glake__wait *wait,
                CUdeviceptr *address_out);
 
-/* What there is to know of an allocation. */
+/* A description of an allocation. */
 struct heap_facts {
 	CUdeviceptr address;
 	uint64_t n_bytes; /* as asked for */
@@ -41,36 +44,40 @@ struct heap_facts {
 	uint64_t region_id; /* of the region */
 	struct heap_place place;
 	bool has_ipc;                        /* legacy IPC can name it */
-	const struct connection *connection; /* whose it is; it may be gone with the memory */
+	const struct connection *connection; /* borrowed; valid while the memory is */
 };
 
-/* Is @address anywhere in memory that the program has of us? Then @facts_out (may be NULL). */
+/* Is @address in memory that the program has from glaked? Then @facts_out (may be NULL) is set. */
 bool heap_find(CUdeviceptr address, struct heap_facts *facts_out);
 
-/* Name the region for other processes. False if glaked, or the one that gave it, is gone. */
+/*
+ * Give the region a name for other processes. Asks glaked. False: glaked does not answer, or the
+ * region's connection is dead.
+ */
 bool heap_share(const struct heap_facts *facts, struct glake_share *share_out);
 
-/* Nothing uses a claimed one any more; parked or not. */
+/* Give a claimed allocation back, parked or not. Nothing uses it any more. */
 void heap_release(struct glake__allocation *allocation);
 
 /*
- * What is freed in stream order is parked, while work may use it: it is not the program's any more,
- * and still claimed. It is released, or becomes another allocation: of the size that parking returns.
+ * Memory that is freed in stream order is parked while work may use it: it is no longer the
+ * program's, and stays claimed. park: returns the bytes that a new allocation may have there, 0 for
+ * none. unpark: it is the program's again. reuse: it becomes a new allocation; returns the address.
  */
 uint64_t heap_park(struct glake__allocation *allocation);
 void heap_unpark(struct glake__allocation *allocation);
 CUdeviceptr heap_reuse(struct glake__allocation *allocation, const struct heap_place *place,
                        uint64_t n_bytes);
 
-/* Of the free memory kept for @device, @keep_bytes remain. */
+/* Keep @keep_bytes of the warm memory of @device, and give the rest back to glaked. */
 void heap_trim(CUdevice device, uint64_t keep_bytes);
 
-/* The life of @ctx before @generation (context.h) is over, and with it all that it has allocated. */
+/* Context @ctx has ended: release what it allocated before @generation (context.h). */
 void heap_release_ctx(CUcontext ctx, uint64_t generation);
 
 /*
- * From now on, @reader may access what we have and will have on @device. The driver's error if it
- * may not; then what we will have is not opened.
+ * From now on device @reader may access memory of glaked on @device, present and future. Returns
+ * CUDA_SUCCESS, or CUDA_ERROR_OUT_OF_MEMORY: then future memory is not opened.
  */
 CUresult heap_add_peer(CUdevice device, CUdevice reader);
 

@@ -1,36 +1,37 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Legacy IPC for memory of ours, which the driver refuses to name.
+ * Legacy IPC for glaked's memory, for which the driver makes no handles.
  *
- * A handle of ours is a name that glaked understands (glake_share) in the driver's 64 bytes, and
- * good for every process of the realm that runs under the shim and was told it. As with the driver,
- * memory opened twice in a context is one mapping that has to be closed twice; each context has its
- * own.
+ * A handle of ours holds a name that glaked understands (struct glake_share) in the driver's 64
+ * bytes. Every process of the realm that runs under the shim and was given the handle can open it.
+ * As with the driver, each context has its own mapping, and memory that is opened twice in one
+ * context is one mapping that must be closed twice.
  *
- * Threads: any.
+ * Ownership: the process. Blocking: name, open and close ask glaked. Threads: any. Errors: the
+ * driver's codes.
  */
 #ifndef GLAKE_SHIM_IPC_H
 #define GLAKE_SHIM_IPC_H
 
 #include "shim/heap.h"
 
-/* Is it one of ours? Another is the driver's business. */
+/* Is the handle ours? Other handles are the driver's. */
 bool ipc_is_ours(const CUipcMemHandle *handle);
 
-/* Name memory of ours. False if @address is not in any: then the driver is to be asked. */
+/* Make a handle. False: @address is in no memory of ours, ask the driver. */
 bool ipc_name(CUdeviceptr address, CUipcMemHandle *handle_out, CUresult *result_out);
 
-/* For a handle of ours: map it, for the current context. */
+/* Map the memory of a handle of ours for @place. */
 CUresult ipc_open(const CUipcMemHandle *handle, const struct heap_place *place,
                   CUdeviceptr *address_out);
 
-/* False if @address is in nothing that is mapped for ipc_open(). */
+/* False: @address is in no memory that ipc_open() has mapped. */
 bool ipc_close(CUdeviceptr address, CUresult *result_out);
 
-/* Is @address anywhere in memory that has been opened? Then @facts_out (may be NULL). */
+/* Is @address in memory that ipc_open() has mapped? Then @facts_out (may be NULL) is set. */
 bool ipc_find(CUdeviceptr address, struct heap_facts *facts_out);
 
-/* The life of @ctx before @generation (context.h) is over, and what it has opened goes with it. */
+/* Context @ctx has ended: close what it opened before @generation (context.h). */
 void ipc_release_ctx(CUcontext ctx, uint64_t generation);
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Stream order: memory that the program frees in the order of a stream is parked (glake_order.h), and
- * goes back to the heap when the stream has got there.
+ * Stream order: memory that the program frees in the order of a stream is parked (glake_order.h),
+ * and goes back to the heap when the stream has got there.
  *
  * Ownership: the process. Threads: any.
  */
@@ -31,8 +31,8 @@ bool order_free(CUstream handle, unsigned flags, const struct glake_stream *stre
                 struct glake__allocation *allocation);
 
 /*
- * Give parked memory of @ctx, the current context, back to the heap: what is no longer in use, or all
- * of it if @waits, which blocks until the GPU is there. Returns whether there was any.
+ * Give parked memory of @ctx, the current context, back to the heap: what is no longer in use, or
+ * all of it if @waits, which blocks until the GPU is there. Returns whether there was any.
  */
 bool order_collect(CUcontext ctx, bool waits);
 
@@ -42,8 +42,8 @@ void order_collect_all(void);
 /*
  * Around a call that may end contexts. Between hold and let, no other thread uses or ends one.
  * hide: before the call, set the parked memory of @ctx aside, because the handle may be another
- * context's at once. show: @ctx has not ended, the memory is parked again. drop: @ctx has ended, and
- * no work uses the memory any more.
+ * context's at once. show: @ctx has not ended, the memory is parked again. drop: @ctx has ended,
+ * and no work uses the memory any more.
  */
 void order_hold_contexts(void);
 void order_let_contexts(void);

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The driver's memory pools. Allocations from some are ours: from the default pool of each device, and
- * from the program's own ones of plain device memory. The pools stay the driver's; here is what the
- * program has of us in them, and what it has of the driver.
+ * The driver's memory pools. The shim serves allocations from some of them: from the default pool
+ * of each device, and from pools of plain device memory that the program has created. The pools
+ * stay the driver's. This file counts the bytes that the program has from glaked in each of them.
  *
- * Owner: the process. Lifetime: a pool that was destroyed keeps its place while memory of it is in
- * use. Threads: any.
+ * Ownership: the process. Lifetime: the record of a destroyed pool stays until the last memory of
+ * it is freed. Blocking: no, but some calls ask the driver. Threads: any. Errors: none; a pool too
+ * many is left to the driver.
  */
 #ifndef GLAKE_SHIM_POOL_H
 #define GLAKE_SHIM_POOL_H
@@ -14,27 +15,31 @@
 
 struct pool;
 
-/* NULL: its memory is the driver's. */
+/* The pool of the driver's handle. NULL: the driver serves it. */
 struct pool *pool_find(CUmemoryPool handle);
-/* That cuMemAllocAsync() takes from on @device; NULL as above. */
+/* The pool that cuMemAllocAsync() takes from on @device; NULL as above. */
 struct pool *pool_current(CUdevice device);
 void pool_set_current(CUdevice device, CUmemoryPool handle);
 
-/* The program has made one, and destroyed one. */
+/* The program has created a pool. */
 void pool_created(CUmemoryPool handle, const CUmemPoolProps *properties);
+/* The program is about to destroy a pool. */
 void pool_destroyed(CUmemoryPool handle);
 
 CUmemoryPool pool_handle(const struct pool *pool);
 CUdevice pool_device(const struct pool *pool);
 
-/* What the program has, and what is kept for it besides, has grown by so much. NULL is fine. */
+/*
+ * Count memory of glaked: @used_bytes more are the program's, and @reserved_bytes more are used or
+ * parked. Both may be negative. NULL is allowed, for memory of no pool.
+ */
 void pool_note(struct pool *pool, int64_t used_bytes, int64_t reserved_bytes);
 uint64_t pool_reserved_bytes(const struct pool *pool);
-/* What the driver itself keeps for all pools of @device. Asks it. */
+/* The bytes that the driver keeps for all pools of @device. Asks the driver. */
 uint64_t pool_driver_bytes(CUdevice device);
-/* Our part of the attribute; 0 if we have none in it. */
+/* glaked's part of an attribute of the pool, in bytes; 0: it has none. */
 uint64_t pool_attribute(const struct pool *pool, CUmemPool_attribute attribute);
-/* A high mark starts anew. */
+/* Set a high mark back to what is used now. Other attributes are ignored. */
 void pool_reset(struct pool *pool, CUmemPool_attribute attribute);
 
 #endif

@@ -13,15 +13,17 @@
 #include "shim/shim.h"
 
 /*
- * Wait for all work of @ctx, and of contexts that may access its memory. The driver's error: of
- * @ctx, or if a capture forbids to wait. A reader that is lost has no work any more.
+ * Wait for all work of @ctx, and of the contexts that may access its memory. Returns the driver's
+ * error of @ctx, or its error if a capture forbids to wait. Errors of other contexts are ignored: a
+ * lost context has no work any more.
  */
 CUresult quiesce_ctx(CUcontext ctx);
 
-/* @reader was given access to memory that @maker allocates. False without memory. */
+/* Context @reader may access the memory of context @maker. False: no host memory to note it. */
 bool quiesce_add_reader(CUcontext maker, CUcontext reader);
+/* It no longer may. */
 void quiesce_drop_reader(CUcontext maker, CUcontext reader);
-/* The life of @ctx before @generation (context.h) is over. */
+/* Context @ctx has ended: forget its pairs from before @generation (context.h). */
 void quiesce_drop_ctx(CUcontext ctx, uint64_t generation);
 
 #endif

@@ -11,8 +11,8 @@
 #include "shim/connection.h"
 
 /*
- * Hand the numbers to @connection's session, for its next report. Asks the driver, of devices that have
- * a primary context here; not during captures.
+ * Hand the numbers to @connection's session, for its next report. Asks the driver, of devices that
+ * have a primary context here; not during captures.
  */
 void report_program(struct connection *connection);
 

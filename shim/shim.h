@@ -1,16 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * libglake-shim.so: what its files agree on.
+ * libglake-shim.so: what all its files share.
  *
  * The library has the SONAME libcuda.so.1. Preloaded by path, it is what a program gets when it
- * opens or is linked against the driver. Its entries (trampolines.S) jump through shim_table: to
- * the real driver, or to a hook of ours, shim_<name>(), for the calls of hooks.def.
+ * opens the driver or is linked with it. Its entries (trampolines.S) jump through shim_table: to
+ * the real driver, or for the calls of hooks.def to a hook, shim_<name>().
  *
- * Hooks answer with the driver's own codes, print nothing, never exit. Where a question is not about
- * memory of ours, the real call answers it.
+ * A hook returns the driver's codes, prints nothing and never exits. If a call is not about
+ * glaked's memory, the real call serves it.
+ *
+ * Words.
+ *   real             the driver's own library and its calls
+ *   ours             of the shim, or of glaked through it
+ *   connection       one session with glaked and its users (connection.h)
+ *   place            the device, context and pool of an allocation (heap.h)
+ *   generation       tells a context from a later one with the same handle (context.h)
+ *   parked           freed in stream order, and perhaps still in use by the stream (order.h)
+ *   pool             a memory pool of the driver (pool.h)
+ *   driver usage     memory that the program has from the driver itself (driver_usage.h)
+ *   device           a CUdevice; glaked's number of one is an index
  *
  * Lifetime: nothing happens before the first driver call of the process; see shim_resolve().
- * Threads: any, unless said otherwise.
+ * Threads: any, unless a function says otherwise.
  */
 #ifndef GLAKE_SHIM_SHIM_H
 #define GLAKE_SHIM_SHIM_H
@@ -22,7 +33,7 @@
 #include "proto/cudrv.h"
 #include "shim/policy.h"
 
-/* More devices than any host has; what lies beyond is the driver's. */
+/* More devices than any host has. Later ones are left to the driver. */
 #define SHIM_MAX_DEVICES 64
 
 typedef CUresult shim_proc_v1_fn(const char *symbol, void **entry, int version, cuuint64_t flags);
@@ -31,19 +42,19 @@ typedef CUresult shim_proc_v2_fn(const char *symbol, void **entry, int version, 
 typedef CUresult shim_ctx_fn(CUcontext ctx);
 typedef CUresult shim_device_fn(CUdevice device);
 typedef CUresult shim_stream_fn(CUstream stream);
-/* cuCtxCreate() has four versions; the parameters of the last are of CUDA 12.5. */
+/* cuCtxCreate() has four versions. The parameters of the last one are new in CUDA 12.5. */
 typedef CUresult shim_ctx_create_fn(CUcontext *ctx, unsigned flags, CUdevice device);
 typedef CUresult shim_ctx_create_v3_fn(CUcontext *ctx, CUexecAffinityParam *affinities, int n,
                                        unsigned flags, CUdevice device);
 typedef CUresult shim_ctx_create_v4_fn(CUcontext *ctx, void *parameters, unsigned flags,
                                        CUdevice device);
-/* As before its _v2. */
+/* The version before _v2. */
 typedef CUresult shim_stream_ctx_fn(CUstream stream, CUcontext *ctx);
 /* New in CUDA 13. */
 typedef CUresult shim_set_pool_fn(CUmemLocation *location, CUmemAllocationType type,
                                   CUmemoryPool pool);
 
-/* The real calls. Pasted names, because cuda.h renames plain ones by macro. */
+/* The real calls. The names are pasted, because cuda.h renames plain ones by macro. */
 struct shim_real {
 #define HOOK(symbol, prototype, class, version, flags) __typeof__(prototype) *real_##symbol;
 #define NEED(symbol) __typeof__(symbol) *real_##symbol;
@@ -59,15 +70,15 @@ extern struct shim_real shim_real;
 /* ---- resolve.c -------------------------------------------------------------------------------- */
 
 /*
- * Open the real driver and fill shim_table: once a process, on its first driver call. Without a
- * driver every call answers CUDA_ERROR_NO_DEVICE.
+ * Open the real driver and fill shim_table, once per process, on the first driver call. Blocks
+ * while another thread does it. If there is no driver, every call returns CUDA_ERROR_NO_DEVICE.
  */
 void shim_resolve(void);
 
-/* The path of the real driver; "" if there is none. Valid after shim_resolve(). */
+/* The path of the real driver; "" if there is none. Static, valid after shim_resolve(). */
 const char *shim_libcuda(void);
 
-/* False where the real driver lacks a call that we need to own memory: then nothing is owned. */
+/* False: the real driver lacks a call that owning memory needs, so the shim owns none. */
 bool shim_can_own(void);
 
 /* ---- fork.c ----------------------------------------------------------------------------------- */
@@ -76,12 +87,12 @@ bool shim_can_own(void);
 void shim_note_init(void);
 
 /*
- * True in a child of a process that had called cuInit(): CUDA is unusable there, and what we know
- * is the parent's. Hooks then leave everything to the driver, which says so.
+ * True in a child of a process that had called cuInit(). CUDA is unusable there, and all that the
+ * shim knows is the parent's. So hooks leave every call to the driver, which returns its error.
  */
 bool shim_is_forked(void);
 
-/* Once, by shim_resolve(). */
+/* Called once, by shim_resolve(). */
 void shim_fork_init(void);
 
 /* ---- counts.c --------------------------------------------------------------------------------- */
@@ -92,14 +103,15 @@ enum shim_count {
 	SHIM_N_COUNTS
 };
 
+/* Count one, or @n (may be negative). */
 void shim_count(enum shim_count count);
 void shim_count_add(enum shim_count count, int64_t n);
 uint64_t shim_count_of(enum shim_count count);
 
-/* Exported, for tests and the curious: a count by its name in counts.def; 0 for an unknown name. */
+/* Exported, for tests and debugging: a counter by its name in counts.def; 0: there is none. */
 uint64_t glake_shim_count(const char *name);
 
-/* The same: why the memory at @address must stay where it is, in words. */
+/* Exported as well: in words, why the memory at @address must stay where it is. Static. */
 const char *glake_shim_pin(uint64_t address);
 
 #endif
