@@ -3,7 +3,7 @@
 
 #include <stdbool.h>
 
-/* A texel, or a block of @side x @side of them. */
+/* A texel, or a block of @side x @side texels. */
 struct texel {
 	unsigned n_bytes;
 	unsigned side;
@@ -36,7 +36,7 @@ static struct texel texel_of(const CUDA_ARRAY3D_DESCRIPTOR *descriptor)
 	case CU_AD_FORMAT_BC7_UNORM:
 	case CU_AD_FORMAT_BC7_UNORM_SRGB:
 		return (struct texel){16, 4};
-	case CU_AD_FORMAT_NV12: /* three halves of a byte */
+	case CU_AD_FORMAT_NV12: /* 1.5 bytes per texel */
 		return (struct texel){6, 2};
 	case CU_AD_FORMAT_UNORM_INT8X1:
 	case CU_AD_FORMAT_SNORM_INT8X1:
@@ -57,12 +57,12 @@ static struct texel texel_of(const CUDA_ARRAY3D_DESCRIPTOR *descriptor)
 	case CU_AD_FORMAT_UNSIGNED_INT32:
 	case CU_AD_FORMAT_SIGNED_INT32:
 	case CU_AD_FORMAT_FLOAT:
-	default: /* those of later drivers: a guess */
+	default: /* formats of later drivers: a guess */
 		return (struct texel){4 * n_channels, 1};
 	}
 }
 
-/* An extent of a level, in texels or blocks of them; 0 stands for a dimension that is not there. */
+/* The extent of a mip level, in texels or blocks. A missing dimension is 0 in the descriptor. */
 static uint64_t extent(uint64_t n, unsigned level, unsigned side)
 {
 	n = level < 64 ? n >> level : 0;

@@ -14,14 +14,15 @@
 #define MAX_PROBES 256u
 
 /*
- * A stream by its handle: to ask a captured one for its id would end the capture. The default stream
- * of a thread has the same handle in all threads and contexts.
+ * A captured stream. It is known by its handle, because asking it for its id would end the capture.
+ * The default stream of a thread has the same handle in all threads and contexts, so the thread and
+ * the context are noted too.
  */
 struct capture {
 	CUstream stream;
-	pthread_t thread;     /* whose default stream it is */
-	CUcontext ctx;        /* its own, which may be a green one */
-	CUcontext primary;    /* the one that memory is of */
+	pthread_t thread;     /* of a default stream */
+	CUcontext ctx;        /* of the stream; it may be a green one */
+	CUcontext primary;    /* of ctx: memory belongs to it */
 	uint64_t generation;  /* of both */
 	struct capture *next; /* link: captures */
 };
@@ -50,8 +51,8 @@ void capture_restore(CUstreamCaptureMode mode)
 }
 
 /*
- * Freeing waits, which allocating does not. So what was allocated to ask is kept until no stream is
- * captured any more, and forgotten with its context.
+ * A tiny allocation, made to ask the driver. Freeing it would wait, so it is kept until no stream
+ * is captured. It ends with its context.
  */
 struct probe {
 	CUdeviceptr address;
@@ -63,7 +64,7 @@ static struct probe probes[MAX_PROBES]; /* under the lock */
 static size_t n_probes;
 static atomic_bool has_probes;
 
-/* No context may end meanwhile, or the address could be somebody else's. */
+/* Contexts are held: if one ended now, its probe's address could be another allocation's. */
 static void free_probes(void)
 {
 	struct probe taken[MAX_PROBES];
@@ -129,7 +130,7 @@ static bool is_per_thread(CUstream stream, unsigned flags)
 	return stream == CU_STREAM_PER_THREAD || (!stream && flags & GLAKE_PER_THREAD);
 }
 
-/* What tells the stream from all others, without asking it. */
+/* Identify a stream without asking it. */
 static struct capture describe(CUstream stream, unsigned flags)
 {
 	struct capture capture = {.stream = stream};
@@ -148,7 +149,7 @@ static bool is_of(const struct capture *capture, const struct capture *stream)
 	        (pthread_equal(capture->thread, stream->thread) && capture->ctx == stream->ctx));
 }
 
-/* Called with the lock held. The link to it, or to where it would be. */
+/* Called with the lock held. The link to the capture, or to the end of the list. */
 static struct capture **link_of(const struct capture *stream)
 {
 	struct capture **link = &captures;
@@ -177,7 +178,7 @@ static void remove_stream(const struct capture *stream)
 	pthread_mutex_unlock(&lock);
 }
 
-/* Which context it is of, to go with it. */
+/* The context of a stream: the capture ends with it. */
 static CUcontext ctx_of(CUstream stream)
 {
 	CUcontext ctx = NULL;
@@ -187,7 +188,7 @@ static CUcontext ctx_of(CUstream stream)
 	return ctx;
 }
 
-/* Before the driver begins, so that no thread takes the beginning for no capture. */
+/* Called before the driver's call, so that no thread misses a capture that has begun. */
 bool capture_begins(CUstream stream, unsigned flags)
 {
 	struct capture *capture = shim_is_forked() ? NULL : calloc(1, sizeof(*capture));
@@ -228,7 +229,7 @@ static bool has_any(void)
 	return capture_is_any() && !shim_is_forked();
 }
 
-/* Whether a call that failed has ended it, only the driver knows. */
+/* Only the driver knows whether a failed call has ended the capture. */
 static bool is_captured(CUstream stream, unsigned flags)
 {
 	CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;

@@ -12,18 +12,18 @@
 #include "shim/shim.h"
 
 #define RETRY_NS 1000000000ull
-#define RETRY_SHARE 10 /* times what the last attempt took */
-/* Half of glaked's default limit: a request may be followed by another before it returns. */
+#define RETRY_SHARE 10 /* times the duration of the last attempt */
+/* Half of glaked's default limit, because a request may make another one before it returns. */
 #define MAX_REQUESTS 8
 
-/* Never held for long: questions about pointers come this way. */
+/* Held for a few instructions only: questions about pointers take it. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct connection *current; /* owned */
 
-/* Held while connecting: whoever wants memory then has to wait for the answer anyway. */
+/* Held while connecting. Other threads that want memory wait for the outcome. */
 static pthread_mutex_t connecting = PTHREAD_MUTEX_INITIALIZER;
-static uint64_t retry_ns; /* when it has failed: not before */
-static bool was_refused;  /* and why */
+static uint64_t retry_ns; /* after a failure: no attempt before then */
+static bool was_refused;  /* by glaked, not for lack of one */
 static connection_new_fn *on_new;
 
 void connection_on_new(connection_new_fn *fn)
@@ -82,7 +82,7 @@ static struct connection *connection_new(void)
 	return connection;
 }
 
-/* Returns what was current, with its reference. */
+/* Returns the connection that was current, with its reference. */
 static struct connection *replace(struct connection *connection)
 {
 	pthread_mutex_lock(&lock);
@@ -168,11 +168,11 @@ int connection_use(connection_use_fn *use, void *user)
 static void enter(struct connection *connection)
 {
 	while (sem_wait(&connection->room) < 0) {
-		/* EINTR is the only reason. */
+		/* EINTR: again. */
 	}
 }
 
-/* Keep this request's room from later ones. False: there is no other. */
+/* Take the room of this request away for good. False: it is the last one. */
 static bool shrink(struct connection *connection)
 {
 	int n_room = connection->n_room;
@@ -197,7 +197,7 @@ int connection_ask(struct connection *connection, connection_request_fn *request
 	if (r == 0) {
 		return 0;
 	}
-	/* At its limit of open files a process can still have memory of the driver's. */
+	/* A process at its limit of open files can still get memory from the driver. */
 	bool is_absent = connection_note(connection, r) || r == GLAKE_E_GONE || r == -EMFILE;
 	return is_absent ? CONNECTION_E_ABSENT : CONNECTION_E_REFUSED;
 }

@@ -5,7 +5,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-/* So many that ended last are remembered. Nobody uses one but by mistake. */
+/* The last green contexts that ended are remembered. Only a mistaken program uses one. */
 #define MAX_ENDED 64
 
 struct green {
@@ -25,9 +25,9 @@ static atomic_uint_fast64_t generation;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct green *greens;       /* owned list */
 static struct created *created;    /* owned list */
-static CUcontext ended[MAX_ENDED]; /* NULL: none, or it is in use again */
-static size_t n_ended;             /* ever */
-static atomic_bool has_greens; /* stays set: they are rare, and this spares all others the lock */
+static CUcontext ended[MAX_ENDED]; /* NULL: none, or the handle is in use again */
+static size_t n_ended;             /* since the start; the next slot */
+static atomic_bool has_greens;     /* stays set; programs without green contexts need no lock */
 
 bool context_is_active(CUdevice device)
 {
@@ -62,7 +62,7 @@ CUcontext context_primary(CUcontext ctx)
 	return primary;
 }
 
-/* Called with the lock held. Its place in `ended`, or NULL. */
+/* Called with the lock held. The slot of `ended` with @ctx, or NULL. */
 static CUcontext *find_ended(CUcontext ctx)
 {
 	for (size_t i = 0; ctx && i < MAX_ENDED; i++) {
@@ -117,7 +117,7 @@ bool context_end_green(CUgreenCtx handle, struct context_green *green_out)
 	return is_known;
 }
 
-/* It may also be one of another kind by now, that has the handle: to allocate in it tells. */
+/* The handle may be another context's by now. Only an allocation in it tells. */
 bool context_has_ended(CUcontext current)
 {
 	CUdeviceptr probe = 0;
@@ -140,7 +140,7 @@ bool context_has_ended(CUcontext current)
 
 /* ---- all of them ------------------------------------------------------------------------------ */
 
-/* Called with the lock held: those of @ctx, of lives before @before, are forgotten. */
+/* Called with the lock held. Forgets @ctx if it was created before generation @before. */
 static void forget_created(CUcontext ctx, uint64_t before)
 {
 	for (struct created **link = &created; *link;) {
@@ -162,7 +162,7 @@ void context_created(CUcontext ctx, CUdevice device)
 	}
 	*one = (struct created){.ctx = ctx, .device = device, .generation = context_generation()};
 	pthread_mutex_lock(&lock);
-	/* One that ended unseen had the handle before. */
+	/* A context that ended unnoticed may have had the handle. */
 	forget_created(ctx, UINT64_MAX);
 	one->next = created;
 	created = one;
@@ -193,7 +193,7 @@ static void visit_primaries(uint64_t devices, context_fn *fn, void *user)
 	}
 }
 
-/* The @n-th of those that were made, green or not. False: there are no more. */
+/* The @n-th created context, green or not. False: there are no more. */
 static bool find_nth(size_t n, CUcontext *ctx_out, CUdevice *device_out)
 {
 	const struct created *one;
@@ -214,7 +214,7 @@ static bool find_nth(size_t n, CUcontext *ctx_out, CUdevice *device_out)
 	return is_there;
 }
 
-/* None ends meanwhile, and a new one comes first: it may only be seen that one is met twice. */
+/* No context ends meanwhile. A new one is put first, so at worst a context is visited twice. */
 void context_each(uint64_t devices, context_fn *fn, void *user)
 {
 	CUcontext ctx;

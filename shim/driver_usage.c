@@ -49,7 +49,7 @@ static struct driver_usage_entry *take_locked(enum driver_usage_space space, uin
 	return glake__ptr_table_remove(&entries[space], number);
 }
 
-/* A number that is there already is of something that has gone unseen. */
+/* A number that is there already belonged to memory that went unnoticed. */
 static void put(struct driver_usage_entry *entry)
 {
 	pthread_mutex_lock(&lock);
@@ -103,7 +103,7 @@ void driver_usage_settle(struct driver_usage_entry *entry, bool is_gone)
 	}
 }
 
-/* Called with the lock held. A removal may fill its slot again, so that is looked at once more. */
+/* Called with the lock held. A removal may refill the slot, so the slot is checked again. */
 static void release_locked(struct glake__ptr_table *table, CUcontext ctx, uint64_t generation)
 {
 	for (size_t i = 0; i < table->n_slots;) {

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A child of fork() whose parent had not called cuInit() starts afresh: nothing was begun, so there
- * is nothing to forget. Any other child can do nothing with CUDA but exec(); it lets go of the
- * parent's connection, which would otherwise outlive the parent.
+ * A child of fork() whose parent had not called cuInit() starts afresh, because the parent had
+ * started nothing. Any other child cannot use CUDA, only exec(). It closes its copy of the parent's
+ * socket; otherwise glaked would not see the parent's end.
  *
- * The handler runs in the child of a process that may have had any number of threads in any state:
- * it takes no lock and calls only what is async-signal-safe.
+ * The handler runs in the child while the parent may have had threads in any state. So it takes no
+ * lock and calls only async-signal-safe functions.
  */
 #include <pthread.h>
 #include <stdatomic.h>
@@ -20,8 +20,8 @@ static atomic_bool is_initialised;
 static atomic_bool is_forked;
 
 /*
- * One is the rule. While glaked ends, or when it is gone, memory keeps sessions that came before.
- * Slots are taken, filled and emptied so that a child finds them whole whenever the fork comes.
+ * Usually there is one socket. More are open while memory of dead connections is in use. A fork may
+ * come at any time, so a slot is filled in steps that never show a child a wrong pair.
  */
 #define MAX_WATCHED 16
 enum { SLOT_TAKEN = -1, SLOT_FREE = 0 };
@@ -51,7 +51,7 @@ static void in_child(void)
 	for (int i = 0; i < MAX_WATCHED; i++) {
 		int fd = watched[i].fd_plus_1 - 1;
 		uint64_t inode;
-		/* The program may have closed all fds, and opened others, without asking whose they are. */
+		/* The program may have closed our socket and opened a file with its number. */
 		if (inode_of(fd, &inode) && inode == watched[i].inode) {
 			close(fd);
 		}

@@ -100,14 +100,14 @@ bool heap_find(CUdeviceptr address, struct heap_facts *facts_out)
 		                  .ctx = facts.tag.ctx,
 		                  .generation = facts.tag.generation,
 		                  .pool = facts.tag.pool},
-			.has_ipc = !facts.tag.pool, /* memory of pools has none */
+			.has_ipc = !facts.tag.pool, /* memory of pools has no IPC handle */
 			.connection = facts.tag.connection,
 		};
 	}
 	return true;
 }
 
-/* A session that is not the current one has no glaked any more that could tell others. */
+/* Only the current connection has a glaked that knows the region. */
 bool heap_share(const struct heap_facts *facts, struct glake_share *share_out)
 {
 	struct connection *connection = connection_peek();
@@ -133,7 +133,7 @@ void heap_release(struct glake__allocation *allocation)
 	}
 	pool_note(was.tag.pool, was.is_parked ? 0 : -n_taken, -n_taken);
 	if (connection->is_dead) {
-		/* Nobody would take it from its warm memory again. */
+		/* Allocations use the current connection only: warm memory here is of no use. */
 		int index = glake_device_index(connection->session, was.ordinal);
 		glake_trim(connection->session, (uint32_t)index, 0);
 	}

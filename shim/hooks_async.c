@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Stream-ordered memory, and the pools that it is of.
+ * Memory in stream order, and its pools.
  *
- * During captures all of this is the driver's: on a captured stream it makes nodes of a graph, and on
- * others we could not get memory without calls that may end the capture.
+ * During captures the driver serves all of these calls. On a captured stream they make nodes of a
+ * graph, and on other streams the shim cannot get memory without calls that may end the capture.
  */
-#include "shim/driver_usage.h"
 #include "shim/alloc_result.h"
 #include "shim/capture.h"
+#include "shim/driver_usage.h"
 #include "shim/order.h"
 
 static bool owns_async(void)
@@ -15,7 +15,7 @@ static bool owns_async(void)
 	return shim_policy()->owns_async && shim_can_own() && !shim_is_forked();
 }
 
-/* The calls that there are two of, for the two meanings of the default stream. Some may be NULL. */
+/* The real calls, for one of the two meanings of the default stream. Some may be NULL. */
 struct calls {
 	unsigned flags; /* of glake_order.h */
 	__typeof__(cuMemAllocAsync) *alloc;
@@ -51,7 +51,7 @@ static struct calls calls_of_per_thread(void)
 
 /* ---- allocating ------------------------------------------------------------------------------- */
 
-/* @from: NULL is the current pool of the stream's device. */
+/* @from NULL: the current pool of the stream's device. */
 static enum alloc_result alloc_in_order(const struct calls *calls, CUdeviceptr *address_out,
                                         size_t n_bytes, CUmemoryPool from, CUstream handle,
                                         CUresult *result_out)
@@ -65,7 +65,7 @@ static enum alloc_result alloc_in_order(const struct calls *calls, CUdeviceptr *
 	if (from) {
 		pool = pool_find(from);
 	}
-	/* A pool may be of another device than the stream. */
+	/* The pool may belong to another device than the stream. */
 	if (!pool || pool_device(pool) != stream.ordinal) {
 		return LEFT_TO_DRIVER;
 	}
@@ -128,7 +128,7 @@ static bool is_captured(const struct calls *calls, CUstream stream)
 	                               status != CU_STREAM_CAPTURE_STATUS_NONE);
 }
 
-/* Where there is no way to be told when the stream gets here, wait for it to get here. */
+/* If the shim cannot learn when the stream gets here, it waits for it. */
 static CUresult free_claimed(const struct calls *calls, struct glake__allocation *allocation,
                              CUstream handle)
 {
@@ -144,7 +144,7 @@ static CUresult free_claimed(const struct calls *calls, struct glake__allocation
 	return result;
 }
 
-/* What the driver's cuMemAlloc() made. What its pools have, it is asked for. */
+/* Memory of the driver's cuMemAlloc() is noted; the bytes of its pools are asked for (report.c). */
 static CUresult free_by_driver(const struct calls *calls, CUdeviceptr address, CUstream stream)
 {
 	struct driver_usage_entry *entry = shim_is_forked()
@@ -157,8 +157,8 @@ static CUresult free_by_driver(const struct calls *calls, CUdeviceptr address, C
 }
 
 /*
- * Memory of cuMemAlloc() may be freed in stream order as well. In a capture it is no node of the
- * graph, and the driver says what it thinks.
+ * A program may free memory of cuMemAlloc() in stream order too. On a captured stream that is an
+ * error, which the driver reports.
  */
 static CUresult free_async(const struct calls *calls, CUdeviceptr address, CUstream stream)
 {

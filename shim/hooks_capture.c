@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Captures of streams, which begin, end, and go with their stream. */
+/* Captures of streams: their beginning, their end, and the end of their stream. */
 #include "glake_order.h"
 #include "shim/capture.h"
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Contexts that end: plain, primary and green ones. */
-#include "shim/driver_usage.h"
+/* Contexts that are created and that end: plain, primary and green ones. */
 #include "shim/capture.h"
 #include "shim/context.h"
+#include "shim/driver_usage.h"
 #include "shim/heap.h"
 #include "shim/ipc.h"
 #include "shim/order.h"
@@ -44,19 +44,19 @@ CUresult shim_cuCtxCreate_v4(CUcontext *ctx, void *parameters, unsigned flags, C
 
 /* A context that may be about to end. */
 struct ending {
-	CUcontext ctx; /* NULL: nothing is known of one */
+	CUcontext ctx; /* NULL: there is none */
 	unsigned long long id;
-	uint64_t generation; /* that begins with it */
+	uint64_t generation; /* that begins with the call */
 };
 
-/* Between order_hold_contexts() and ending_settle(), which lets them, no other context ends. */
+/* Called after order_hold_contexts(). ending_settle() lets the contexts again. */
 static void ending_prepare(struct ending *ending)
 {
 	ending->generation = context_next_generation();
 	order_hide_ctx(ending->ctx);
 }
 
-/* What has to ask glaked does not keep other contexts from ending. */
+/* Contexts are let before the parts that ask glaked, so that others can end meanwhile. */
 static void ending_settle(const struct ending *ending, bool is_gone)
 {
 	if (!is_gone) {
@@ -97,7 +97,7 @@ CUresult shim_cuCtxDestroy_v2(CUcontext ctx)
 	return destroy_ctx(ctx, real(cuCtxDestroy_v2));
 }
 
-/* It has to be the current one, and is no more if that was its last use. */
+/* @ctx must be the current context. If this was its last use, it no longer is. */
 CUresult shim_cuCtxDetach(CUcontext ctx)
 {
 	struct ending ending = {.ctx = ctx};
@@ -117,8 +117,8 @@ CUresult shim_cuCtxDetach(CUcontext ctx)
 /* ---- primary contexts ------------------------------------------------------------------------- */
 
 /*
- * The primary context, if there is one. cudart retains it behind our back, so we have to ask. Its
- * handle is the same in all its lives; its id is not, where the driver has ids (CUDA 12.0).
+ * The primary context, if there is one. cudart may retain it unnoticed, so the driver is asked. A
+ * new primary context has the handle of the last one, but another id (since CUDA 12.0).
  */
 static struct ending primary_of(CUdevice device)
 {
@@ -133,7 +133,7 @@ static struct ending primary_of(CUdevice device)
 	return primary;
 }
 
-/* Another thread may have made it anew already. */
+/* Another thread may have created the next one already. */
 static bool is_primary_gone(CUdevice device, const struct ending *ending)
 {
 	if (!ending->ctx || !context_is_active(device)) {
@@ -182,7 +182,7 @@ CUresult shim_cuDevicePrimaryCtxReset_v2(CUdevice device)
 	return end_primary(device, real(cuDevicePrimaryCtxReset_v2));
 }
 
-/* ---- green contexts, each of which retains the primary one ------------------------------------ */
+/* ---- green contexts: each retains the primary one ------------------------------------ */
 
 CUresult shim_cuGreenCtxCreate(CUgreenCtx *green_out, CUdevResourceDesc resources, CUdevice device,
                                unsigned flags)

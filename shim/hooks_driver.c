@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory that is the driver's and stays it: managed memory and arrays. It is accounted. */
-#include "shim/driver_usage.h"
+/* Managed memory and arrays: the driver makes them, and they count as driver usage. */
 #include "shim/array_size.h"
 #include "shim/capture.h"
 #include "shim/connection.h"
+#include "shim/driver_usage.h"
 
-/* glaked shall see a program that has nothing else, too. Not in captures: connecting takes calls. */
+/* Connect, so that glaked sees such a program too. Not in captures: connecting makes CUDA calls. */
 static void be_seen(void)
 {
 	bool is_refused;
@@ -73,7 +73,7 @@ CUresult shim_cuMipmappedArrayCreate(CUmipmappedArray *array_out,
 	                              : result;
 }
 
-/* Off the books before the driver may give the handle to another one. */
+/* Called before the driver's call, which may give the handle to another array at once. */
 static struct driver_usage_entry *take_array(enum driver_usage_space space, const void *array)
 {
 	return shim_is_forked() ? NULL : driver_usage_take(space, (uintptr_t)array);

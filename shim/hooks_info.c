@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Questions about memory. Ours is made of the driver's virtual memory management, and would answer
- * as such: with the mapping or the reservation where a program expects its allocation. So whatever
- * differs from memory of cuMemAlloc() is answered from our own books.
+ * Questions about memory. glaked's memory is mapped by the driver's virtual memory management, so
+ * the driver would describe the mapping or the reservation where a program expects its allocation.
+ * The shim itself answers whatever differs from memory of cuMemAlloc().
  */
 #include <string.h>
 
@@ -22,8 +22,9 @@ static bool find_facts(CUdeviceptr address, struct heap_facts *facts_out)
 }
 
 /*
- * What the program does not have of us may still be mapped for the next allocation, or be addresses of the
- * window, and the driver would say so. It is asked about the first page then, which is nobody's.
+ * Freed memory of ours may still be mapped for the next allocation, and free addresses of the
+ * window are reserved. The driver would describe both as valid. So it is asked about the first page
+ * instead, where nothing ever is.
  */
 static CUdeviceptr unless_freed(CUdeviceptr address)
 {
@@ -36,7 +37,7 @@ static CUdeviceptr unless_freed(CUdeviceptr address)
 	                                                                             : address;
 }
 
-/* To the driver all reservations of the program are the window. */
+/* The driver knows only one reservation, the window. */
 static bool answer_reserved(CUdeviceptr address, CUpointer_attribute attribute, void *data)
 {
 	struct glake__place_info info = {.place = GLAKE__ELSEWHERE};
@@ -53,7 +54,7 @@ static bool answer_reserved(CUdeviceptr address, CUpointer_attribute attribute, 
 	return true;
 }
 
-/* Unchanged where glaked cannot be asked. */
+/* @view stays unchanged if glaked does not answer. */
 static void apply_view(CUdevice device, struct view *view)
 {
 	bool is_refused;
@@ -79,7 +80,7 @@ CUresult shim_cuMemGetInfo_v2(size_t *free_out, size_t *total_out)
 	    real(cuCtxGetDevice)(&device) != CUDA_SUCCESS) {
 		return real(cuMemGetInfo_v2)(free_out, total_out);
 	}
-	/* What streams are done with becomes warm, and counts. */
+	/* Parked memory that is no longer in use becomes warm, and counts as free. */
 	if (heap_place_here(&place)) {
 		order_collect(place.ctx, false);
 	}
@@ -121,7 +122,7 @@ CUresult shim_cuMemGetAddressRange_v2(CUdeviceptr *base_out, size_t *n_bytes_out
 	return CUDA_SUCCESS;
 }
 
-/* Our answer, into @data, if the driver's would be another one than for memory of cuMemAlloc(). */
+/* Write our answer to @data. False: the driver's is right, as for memory of cuMemAlloc(). */
 static bool answer(const struct heap_facts *facts, CUdeviceptr address,
                    CUpointer_attribute attribute, void *data)
 {
@@ -132,11 +133,11 @@ static bool answer(const struct heap_facts *facts, CUdeviceptr address,
 		memcpy(data, &is_capable, sizeof(is_capable));
 		return true;
 	case CU_POINTER_ATTRIBUTE_CONTEXT:
-		/* Memory of pools has none. */
+		/* Memory of pools has no context. */
 		word = facts->place.pool ? 0 : (uintptr_t)facts->place.ctx;
 		break;
 	case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
-		/* The driver has one only where the current context may access it. */
+		/* The driver answers only if the current context may access it. */
 		word = address;
 		break;
 	case CU_POINTER_ATTRIBUTE_BUFFER_ID:

@@ -2,9 +2,9 @@
 /* Synchronous memory: cuMemAlloc, cuMemAllocPitch, cuMemFree. */
 #include <stdatomic.h>
 
-#include "shim/driver_usage.h"
 #include "shim/alloc_result.h"
 #include "shim/capture.h"
+#include "shim/driver_usage.h"
 #include "shim/order.h"
 #include "shim/quiesce.h"
 
@@ -13,7 +13,7 @@ static bool owns_alloc(void)
 	return shim_policy()->owns_alloc && shim_can_own() && !shim_is_forked();
 }
 
-/* Allocate of ours, if it is ours to do. *result_out is the answer then. */
+/* Allocate from glaked. *result_out is the answer if it is ours. */
 static enum alloc_result alloc_ours(CUdeviceptr *address_out, uint64_t n_bytes,
                                     CUresult *result_out)
 {
@@ -50,7 +50,7 @@ CUresult shim_cuMemAlloc_v2(CUdeviceptr *address_out, size_t n_bytes)
 
 /* ---- pitch ------------------------------------------------------------------------------------ */
 
-/* Have the driver choose the pitch of rows of @width bytes. */
+/* The driver's pitch for rows of @width bytes. */
 static CUresult ask_pitch(size_t width, unsigned element_bytes, size_t *pitch_out)
 {
 	CUdeviceptr probe = 0;
@@ -59,13 +59,13 @@ static CUresult ask_pitch(size_t width, unsigned element_bytes, size_t *pitch_ou
 }
 
 /*
- * Every driver seen so far rounds rows up to a multiple of one number. The first call asks for it
- * with a row of one byte and a row of one byte more than that; where the answers do not fit the
- * rule, every call asks. Returns 0 if it has to.
+ * Every driver seen so far rounds rows up to a multiple of one number. The first call finds the
+ * number with a row of one byte, and checks it with a row of one byte more than the number. If the
+ * check fails, there is no rule: *multiple_out is 0, and every call asks the driver.
  */
 static CUresult pitch_rule(unsigned element_bytes, size_t *multiple_out)
 {
-	static atomic_size_t known; /* 0 = not asked yet, 1 = there is no rule */
+	static atomic_size_t known; /* 0: not asked yet; 1: there is no rule */
 	size_t multiple = known;
 	if (multiple == 0) {
 		size_t second = 0;
@@ -139,8 +139,8 @@ static CUresult free_by_driver(CUdeviceptr address)
 }
 
 /*
- * As the driver does, wait for what may use the memory before anybody else gets it. What is not the
- * start of an allocation of ours is the driver's to free, or to find fault with.
+ * Like the driver, wait for all work that may use the memory. If @address is not the start of an
+ * allocation of ours, the driver frees it or returns its error.
  */
 CUresult shim_cuMemFree_v2(CUdeviceptr address)
 {

@@ -16,8 +16,8 @@ static CUresult device_of(CUcontext ctx, CUdevice *device_out)
 }
 
 /*
- * The driver opens its own memory of @peer to the current context; ours has to be opened by us. Where
- * that fails the driver closes its own again: the program may try once more.
+ * The driver opens its own memory of @peer to the current context, and the shim opens glaked's. If
+ * that fails, the driver's is closed again, so that the program can try once more.
  */
 CUresult shim_cuCtxEnablePeerAccess(CUcontext peer, unsigned flags)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The pools themselves, which are the driver's: what of theirs is ours is added. */
+/* The driver's pools. Answers about them include the memory that they have from glaked. */
 #include "shim/order.h"
 
 static bool owns_pools(void)
@@ -16,7 +16,7 @@ CUresult shim_cuMemPoolCreate(CUmemoryPool *pool_out, const CUmemPoolProps *prop
 	return result;
 }
 
-/* Forgotten first: the handle may be another pool's as soon as the driver has destroyed it. */
+/* Forgotten before the driver's call, which may give the handle to another pool at once. */
 CUresult shim_cuMemPoolDestroy(CUmemoryPool pool)
 {
 	if (!shim_is_forked()) {
@@ -56,7 +56,7 @@ CUresult shim_cuMemPoolGetAttribute(CUmemoryPool handle, CUmemPool_attribute att
 	const struct pool *pool = result == CUDA_SUCCESS ? find(handle) : NULL;
 	uint64_t ours = pool ? pool_attribute(pool, attribute) : 0;
 	if (ours > 0) {
-		/* Only attributes of 64 bits have a part of ours. */
+		/* All attributes with a part of glaked's have 64 bits. */
 		*(cuuint64_t *)value += ours;
 	}
 	return result;
@@ -72,7 +72,7 @@ CUresult shim_cuMemPoolSetAttribute(CUmemoryPool handle, CUmemPool_attribute att
 	return result;
 }
 
-/* What is free is not any pool's, but the device's. */
+/* Warm memory belongs to the device, not to a pool. */
 CUresult shim_cuMemPoolTrimTo(CUmemoryPool handle, size_t keep_bytes)
 {
 	CUresult result = real(cuMemPoolTrimTo)(handle, keep_bytes);
@@ -86,7 +86,7 @@ CUresult shim_cuMemPoolTrimTo(CUmemoryPool handle, size_t keep_bytes)
 	return result;
 }
 
-/* Given once, access to ours stays: other memory of the device may have it for another reason. */
+/* Access to glaked's memory is never taken back: other memory of the device may need it. */
 CUresult shim_cuMemPoolSetAccess(CUmemoryPool handle, const CUmemAccessDesc *access, size_t n)
 {
 	CUresult result = real(cuMemPoolSetAccess)(handle, access, n);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The program's own virtual memory management: see vmm.h. And all that pins memory. */
+/* The program's own virtual memory management (vmm.h), and the calls that pin memory. */
 #include <errno.h>
 
 #include "shim/alloc_result.h"
@@ -34,7 +34,7 @@ CUresult shim_cuMemCreate(vmm_handle *handle_out, size_t n_bytes,
 	return create_by_driver(handle_out, n_bytes, properties, flags);
 }
 
-/* Before the driver may give the number to somebody else, it is off our books. */
+/* Released in the map before the driver's call, which may give the number out again at once. */
 CUresult shim_cuMemRelease(vmm_handle handle)
 {
 	struct glake__chunk *chunk = shim_is_forked() ? NULL : glake__program_take(handle);
@@ -49,7 +49,7 @@ CUresult shim_cuMemRelease(vmm_handle handle)
 
 /* ---- addresses -------------------------------------------------------------------------------- */
 
-/* True: there is a window to serve from, and ranges to book in. */
+/* True: there is a window, and a map of its ranges. */
 static bool has_map(void)
 {
 	return shim_can_own() && !shim_is_forked();
@@ -79,8 +79,8 @@ CUresult shim_cuMemAddressFree(CUdeviceptr address, size_t n_bytes)
 /* ---- mappings --------------------------------------------------------------------------------- */
 
 /*
- * All of the window is reserved, to the driver. So what a program must not do, since it did not reserve
- * there, or since something of ours is there, it is told by us.
+ * For the driver the whole window is one reservation. So the shim itself refuses a program's
+ * mapping where the program has not reserved, or where memory of ours is.
  */
 CUresult shim_cuMemMap(CUdeviceptr address, size_t n_bytes, size_t offset, vmm_handle handle,
                        unsigned long long flags)
@@ -144,7 +144,7 @@ CUresult shim_cuMemSetAccess(CUdeviceptr address, size_t n_bytes, const CUmemAcc
 
 /* ---- what is handed out ----------------------------------------------------------------------- */
 
-/* An import cannot be exported; its maker can, and glaked is that. */
+/* The driver cannot export an imported handle. glaked, which made the chunk, can. */
 CUresult shim_cuMemExportToShareableHandle(void *shareable_out, vmm_handle handle,
                                            CUmemAllocationHandleType type, unsigned long long flags)
 {
@@ -181,7 +181,7 @@ CUresult shim_cuMemImportFromShareableHandle(vmm_handle *handle_out, void *share
 	return result;
 }
 
-/* Memory of cuMemAlloc(), and such as was opened by IPC, has no handle. */
+/* Memory of cuMemAlloc() and memory opened by IPC have no handle. */
 CUresult shim_cuMemRetainAllocationHandle(vmm_handle *handle_out, void *address)
 {
 	CUdeviceptr ptr = (CUdeviceptr)(uintptr_t)address;
@@ -217,7 +217,7 @@ CUresult shim_cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *proper
 
 /* ---- what pins -------------------------------------------------------------------------------- */
 
-/* Noted before the driver's call: nobody shall move the memory in between. Undone if it fails. */
+/* The pin is noted before the driver's call, and undone if the call fails. */
 static CUresult settle_pin(CUresult result, CUdeviceptr address, size_t n_bytes,
                            enum glake__pin pin, bool was_pinned)
 {
@@ -257,7 +257,7 @@ CUresult shim_cuMulticastBindAddr(vmm_handle multicast, size_t offset, CUdevicep
 CUresult shim_cuMulticastBindMem(vmm_handle multicast, size_t offset, vmm_handle handle,
                                  size_t handle_offset, size_t n_bytes, unsigned long long flags)
 {
-	/* The handle pins it meanwhile. */
+	/* Until then the handle pins the chunk. */
 	CUresult result = real(cuMulticastBindMem)(multicast, offset, handle, handle_offset,
 	                                           n_bytes, flags);
 	struct glake__chunk *chunk = NULL;
@@ -271,7 +271,7 @@ CUresult shim_cuMulticastBindMem(vmm_handle multicast, size_t offset, vmm_handle
 	return result;
 }
 
-/* With SYNC_MEMOPS the driver knows the memory by its address, in ways that a change would not follow. */
+/* With SYNC_MEMOPS the driver notes something about the memory that a new backing would lose. */
 CUresult shim_cuPointerSetAttribute(const void *value, CUpointer_attribute attribute,
                                     CUdeviceptr address)
 {

@@ -10,10 +10,10 @@
 #include "shim/connection.h"
 #include "shim/quiesce.h"
 
-/* Whatever the driver puts there begins otherwise. */
+/* The driver's handles begin with other bytes. */
 static const char magic[7] = {'G', 'L', 'K', 'I', 'P', 'C', '2'};
 
-/* What is behind a handle: a region, and an allocation in it. Anybody may have written it. */
+/* The content of a handle: a region, and an allocation in it. It may be forged. */
 struct ipc_name {
 	char magic[sizeof(magic)];
 	uint8_t n_chunks; /* GLAKE_MAX_PACKET_FDS fits */
@@ -27,7 +27,7 @@ struct ipc_name {
 };
 _Static_assert(sizeof(struct ipc_name) == sizeof(CUipcMemHandle), "a name fills a handle");
 
-/* An allocation of another process, as the program here knows it. */
+/* An allocation of another process that the program has opened. */
 struct opening {
 	struct opening *next; /* link: opened.openings */
 	uint64_t offset;
@@ -36,7 +36,7 @@ struct opening {
 	unsigned n_opens;
 };
 
-/* A region of another process, mapped here for one context: its device may access it, and waits. */
+/* A region of another process, mapped for one context and its device. Closing waits for it. */
 struct opened {
 	struct opened *next; /* link: list */
 	struct glake_share share;
@@ -47,10 +47,10 @@ struct opened {
 	struct connection *connection; /* a reference */
 };
 
-/* Held while glaked is asked, so that two threads that open one handle get one mapping. */
+/* Held while glaked is asked, so that two threads with one handle get one mapping. */
 static pthread_mutex_t opening_lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* Never held for long: questions about pointers come this way. Taken after opening_lock. */
+/* Held for a few instructions only: questions about pointers take it. Taken after opening_lock. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct opened *list; /* owned */
 static uint64_t next_id = 1ull << 61;
@@ -107,7 +107,7 @@ bool ipc_name(CUdeviceptr address, CUipcMemHandle *handle_out, CUresult *result_
 
 /* ---- the list: all of it with the lock held --------------------------------------------------- */
 
-/* All of a name counts: it may come from anybody, and only glaked says which one is true. */
+/* The whole name is compared: it may be forged, and only glaked can tell. */
 static struct opened *find_share(const struct glake_share *share, CUcontext ctx)
 {
 	struct opened *opened = list;
@@ -118,7 +118,7 @@ static struct opened *find_share(const struct glake_share *share, CUcontext ctx)
 	return opened;
 }
 
-/* What holds @address; NULL if nothing does. It lives while the lock is held. */
+/* The region with @address, or NULL. Valid while the lock is held. */
 static struct opened *find_opened(CUdeviceptr address)
 {
 	return glake__space_look(address).user;
@@ -134,7 +134,7 @@ static void take_out(struct opened *opened)
 	glake__opened_set_user(opened->base, NULL);
 }
 
-/* The link to the allocation that starts at @offset. */
+/* The link to the allocation that starts at @offset, or to the end of the list. */
 static struct opening **opening_at(struct opened *opened, uint64_t offset)
 {
 	struct opening **at = &opened->openings;
@@ -144,7 +144,7 @@ static struct opening **opening_at(struct opened *opened, uint64_t offset)
 	return at;
 }
 
-/* @n_bytes may be new: its process has freed it, and allocated there again. */
+/* @n_bytes may differ from before: the process may have freed it and allocated there again. */
 static int add_opening(struct opened *opened, uint64_t offset, uint64_t n_bytes)
 {
 	struct opening *opening = *opening_at(opened, offset);
@@ -170,7 +170,7 @@ static CUresult judge(int error)
 	switch (error) {
 	case 0:
 		return CUDA_SUCCESS;
-	case GLAKE_E_NOT_FOUND: /* freed, or its process is gone, or it was never given */
+	case GLAKE_E_NOT_FOUND: /* freed, its process has ended, or the name is forged */
 	case -EINVAL:
 		return CUDA_ERROR_INVALID_HANDLE;
 	default:
@@ -212,7 +212,7 @@ static int open_share(const struct glake_share *share, const struct heap_place *
 	return 0;
 }
 
-/* Is it open already? Then once more, and *error_out says how that went. */
+/* If the region is open already, open it once more; *error_out is the result. */
 static bool open_again(const struct ipc_name *name, const struct heap_place *place,
                        CUdeviceptr *address_out, int *error_out)
 {
@@ -259,7 +259,7 @@ static int open_one(const struct ipc_name *name, const struct heap_place *place,
 	return 0;
 }
 
-/* The driver does not let a process open what is its own. */
+/* As with the driver, a process cannot open its own memory. */
 static bool is_own(struct connection *connection, const struct ipc_name *name)
 {
 	struct glake_session_info info = {.size = sizeof(info)};
@@ -293,8 +293,8 @@ CUresult ipc_open(const CUipcMemHandle *handle, const struct heap_place *place,
 /* ---- closing ---------------------------------------------------------------------------------- */
 
 /*
- * Called with the lock held: one open less of what starts at @address, if there is one. The region if
- * that was all of it, for opened_free().
+ * Called with the lock held. Closes the allocation that starts at @address once, if there is one.
+ * If it was the last of its region, returns the region, for opened_free().
  */
 static struct opened *close_locked(CUdeviceptr address, bool *is_closed_out)
 {
@@ -342,7 +342,7 @@ bool ipc_close(CUdeviceptr address, CUresult *result_out)
 void ipc_release_ctx(CUcontext ctx, uint64_t generation)
 {
 	struct opened *gone = NULL;
-	/* What is being opened for @ctx is there, or comes for one that knows that it has ended. */
+	/* No opening for the old @ctx is under way now. Later ones have a later generation. */
 	pthread_mutex_lock(&opening_lock);
 	pthread_mutex_lock(&lock);
 	for (struct opened **at = &list; *at;) {

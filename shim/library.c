@@ -53,7 +53,7 @@ static bool offer(const struct search *search, const char *path)
 static bool offer_in(const struct search *search, const char *folder, size_t n_bytes)
 {
 	char path[PATH_MAX];
-	/* An empty element means the working folder, to the loader. */
+	/* For the loader an empty element means the working folder. */
 	int n = snprintf(path, sizeof(path), "%.*s%s%s", (int)n_bytes, folder, n_bytes ? "/" : "./",
 	                 search->library->soname);
 	return n > 0 && (size_t)n < sizeof(path) && offer(search, path);
@@ -86,13 +86,13 @@ struct cache_header {
 
 struct cache_entry {
 	int32_t flags;
-	uint32_t key; /* of strings, from the start of the header */
+	uint32_t key; /* key and value: offsets of strings from the start of the header */
 	uint32_t value;
 	uint32_t os_version;
 	uint64_t hwcap;
 };
 
-/* The string at @offset of the cache, or "" if it does not end in it. */
+/* The string at @offset, or "" if it does not end inside the cache. */
 static const char *cache_string(const char *cache, size_t n_bytes, uint32_t offset)
 {
 	bool is_whole = offset < n_bytes && memchr(cache + offset, '\0', n_bytes - offset);
@@ -134,7 +134,7 @@ static bool search_cache(const struct search *search)
 	if (cache == MAP_FAILED) {
 		return false;
 	}
-	/* A cache of the older kind may come first, with this one behind it. */
+	/* The file may begin with a cache in the older format. */
 	const char *start = memmem(cache, n_bytes, CACHE_MAGIC, sizeof(CACHE_MAGIC) - 1);
 	bool is_found = false;
 	if (start) {
@@ -191,7 +191,7 @@ static bool open_library(void *user, const char *path)
 	if (!handle) {
 		return false;
 	}
-	/* Another copy of this library would only look for another one. */
+	/* Another copy of the preload library would search for the real one as well. */
 	if (dlsym(handle, opening->library->ours) || !dlsym(handle, opening->library->symbol)) {
 		dlclose(handle);
 		return false;

@@ -6,7 +6,7 @@
 #include "shim/context.h"
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
-static struct glake_order *order; /* NULL: the driver is too old for one */
+static struct glake_order *order; /* NULL: the driver is too old */
 
 static void release(void *user, void *allocation)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A word that we do not know counts for nothing, since there is nobody to tell; `glake run` looks. */
+/* Unknown words are ignored, because the shim must not print. `glake run` checks them. */
 #include "shim/policy.h"
 
 #include <pthread.h>

@@ -4,12 +4,12 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#define MAX_POOLS 256u /* a pool too many is the driver's */
+#define MAX_POOLS 256u /* later ones are left to the driver */
 
 struct pool {
-	CUmemoryPool handle; /* NULL: destroyed, or a free place */
+	CUmemoryPool handle; /* NULL: destroyed, or a free slot */
 	CUdevice device;
-	bool is_foreign; /* its memory is all the driver's */
+	bool is_foreign; /* the driver serves it */
 	atomic_int_fast64_t used_bytes;
 	atomic_int_fast64_t used_high;
 	atomic_int_fast64_t reserved_bytes; /* used and parked */
@@ -17,10 +17,10 @@ struct pool {
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct pool pools[MAX_POOLS]; /* places once taken stay below n_pools */
+static struct pool pools[MAX_POOLS]; /* a slot once used stays below n_pools */
 static size_t n_pools;
 
-/* Of each device, asked for when it is first wanted. */
+/* The pools of each device; the driver is asked when they are first wanted. */
 static struct {
 	atomic_bool is_known;
 	struct pool *standard;          /* borrowed */
@@ -69,7 +69,7 @@ static void set_current_locked(CUdevice device, CUmemoryPool handle)
 
 /* ---- pools ------------------------------------------------------------------------------------ */
 
-/* The driver is asked for the default pool of a device once, and without the lock. */
+/* Asks the driver, without the lock. */
 static void learn(CUdevice device)
 {
 	CUmemoryPool standard = NULL;
@@ -105,7 +105,7 @@ struct pool *pool_current(CUdevice device)
 struct pool *pool_find(CUmemoryPool handle)
 {
 	CUdevice device;
-	/* A handle that is nowhere may be the default pool of a device that was not asked yet. */
+	/* An unknown handle may be the default pool of a device that was not asked for yet. */
 	if (real(cuCtxGetDevice)(&device) == CUDA_SUCCESS) {
 		pool_current(device);
 	}
@@ -127,7 +127,7 @@ void pool_set_current(CUdevice device, CUmemoryPool handle)
 	pthread_mutex_unlock(&lock);
 }
 
-/* What later drivers may ask for, in what is reserved in our toolkit's structure. */
+/* Are bytes set that our toolkit reserves? Then the program wants something of a later driver. */
 static bool asks_more(const CUmemPoolProps *properties)
 {
 	const unsigned char *bytes = (const void *)properties;
@@ -158,8 +158,8 @@ void pool_created(CUmemoryPool handle, const CUmemPoolProps *properties)
 }
 
 /*
- * A current pool that is destroyed makes the default one current again. That one itself cannot be
- * destroyed, though a program may try.
+ * If the current pool is destroyed, the default pool becomes current again. The default pool itself
+ * cannot be destroyed, though a program may try.
  */
 void pool_destroyed(CUmemoryPool handle)
 {
@@ -217,7 +217,7 @@ uint64_t pool_driver_bytes(CUdevice device)
 {
 	uint64_t total = 0;
 	pool_current(device);
-	/* Under the lock no pool is destroyed. */
+	/* No pool is destroyed while the lock is held. */
 	pthread_mutex_lock(&lock);
 	for (size_t i = 0; real(cuMemPoolGetAttribute) && i < n_pools; i++) {
 		cuuint64_t n_bytes = 0;

@@ -18,11 +18,11 @@ struct pair {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct pair *pairs;    /* owned list; no two are the same */
-static atomic_bool has_pairs; /* stays set: peers are rare, and this spares all others the lock */
+static atomic_bool has_pairs; /* stays set; programs without peers need no lock */
 
 /* ---- waiting ---------------------------------------------------------------------------------- */
 
-/* In the current context. A free waits as it would, where captures forbid all other ways. */
+/* Waits for the current context. During captures only a free may wait. */
 static CUresult wait_here(void)
 {
 	return capture_is_any() ? capture_ask_free() : real(cuCtxSynchronize)();
@@ -47,7 +47,7 @@ static CUresult wait_for(CUcontext ctx)
 	return result;
 }
 
-/* Of the readers of @maker the one that follows @last, by their handles; NULL: there is none. */
+/* The next reader of @maker after @last, in the order of handles; NULL: there are no more. */
 static CUcontext next_reader(CUcontext maker, CUcontext last)
 {
 	CUcontext next = NULL;
@@ -107,7 +107,7 @@ bool quiesce_add_reader(CUcontext maker, CUcontext reader)
 	pthread_mutex_lock(&lock);
 	struct pair **link = link_of(maker, reader);
 	if (*link) {
-		/* Of lives that have ended and are about to be dropped, or given access again. */
+		/* From contexts that have ended, or from before access was given again. */
 		drop(link);
 	}
 	pair->next = pairs;

@@ -2,8 +2,8 @@
 #include "shim/report.h"
 
 #include "glake_shim.h"
-#include "shim/driver_usage.h"
 #include "shim/context.h"
+#include "shim/driver_usage.h"
 #include "shim/order.h"
 #include "shim/pool.h"
 
@@ -18,7 +18,7 @@ static uint64_t graph_bytes(CUdevice device)
 	return n_bytes;
 }
 
-/* To ask the driver about a device without a context could make one: nobody may end it meanwhile. */
+/* Contexts are held: asking about a device whose context has ended could create a new one. */
 static struct glake__driver_memory describe(CUdevice device, uint32_t index)
 {
 	struct glake__driver_memory memory = {

@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * From names to addresses: of the real driver for shim_table, of ours for whoever asks the driver's
- * own resolver.
+ * Finds the real driver's calls for shim_table, and answers cuGetProcAddress().
  *
- * cuGetProcAddress() is where cudart gets nearly all it calls. The real one is asked first, and only
- * the address it returned is looked up: if that is the address of a call we hook, our entry is
- * returned instead. Versions and per-thread variants are so the driver's business, and its resolver
- * asked for itself yields our wrapper of the right arity.
+ * cudart gets nearly all its calls from cuGetProcAddress(). The real one is asked first. If it
+ * returns the address of a call that the shim hooks, the program gets our entry instead. So the
+ * driver chooses among versions and per-thread variants, and cuGetProcAddress() asked for itself
+ * yields our wrapper with the right parameters.
  */
 #include <dlfcn.h>
 #include <limits.h>
@@ -63,7 +62,7 @@ static const struct need needs[] = {
 #include "shim/hooks.def"
 };
 
-/* From an address of the real driver to our entry. Twice, for aliases found by its resolver. */
+/* From a real address to our entry. Up to two per hook: the resolver may know another address. */
 struct route {
 	uintptr_t real;
 	void *entry;
@@ -95,7 +94,7 @@ static int compare_names(const void *name, const void *element)
 	return strcmp(name, *(const char *const *)element);
 }
 
-/* -1 if the toolkit we were built with did not know it. */
+/* -1: the toolkit of the build does not have it. */
 static ssize_t number_of(const char *symbol)
 {
 	const char *const *at = bsearch(symbol, names, N_NAMES, sizeof(names[0]), compare_names);
@@ -127,7 +126,7 @@ static void add_route(void *real, void *entry)
 	routes[n_routes++] = (struct route){.real = (uintptr_t)real, .entry = entry};
 }
 
-/* cuMemAlloc_v2 and cuStreamBeginCapture_v2_ptsz to cuMemAlloc and cuStreamBeginCapture. */
+/* Drops _ptsz and _vN: cuStreamBeginCapture_v2_ptsz becomes cuStreamBeginCapture. */
 static void base_name(const char *symbol, char *base_out, size_t capacity)
 {
 	snprintf(base_out, capacity, "%s", symbol);
@@ -141,7 +140,7 @@ static void base_name(const char *symbol, char *base_out, size_t capacity)
 	}
 }
 
-/* Is it an address that some name of the real driver has? Then we know whose it is. */
+/* Does the real driver export the address by a name? Then its route is known. */
 static bool is_exported(void *const reals[N_NAMES], const void *address)
 {
 	for (size_t i = 0; i < N_NAMES; i++) {
@@ -199,7 +198,7 @@ static void install_hooks(void *library, void *const reals[N_NAMES], void *slots
 	add_aliases(reals);
 }
 
-/* A hook of such a call passes the gate where it makes the driver's. */
+/* A gated call with a hook passes the gate where the hook makes the real call. */
 static void install_gates(void *const reals[N_NAMES], void *slots[N_NAMES])
 {
 	for (size_t i = 0; i < n_gated_calls; i++) {
@@ -248,7 +247,7 @@ static void resolve(void)
 	fill_table(library);
 	connection_on_new(service_start);
 	if (can_own) {
-		/* Sessions find it open then, and ask nothing of the loader with locks held. */
+		/* Opened now, so that a session does not call the loader with locks held. */
 		struct cudrv drv;
 		cudrv_open(&drv, libcuda, NULL, 0);
 	}

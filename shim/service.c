@@ -15,19 +15,19 @@
 
 #define STACK_BYTES (256u * 1024)
 #define REPORT_MS 2000
-/* Another thread may be reading what we were woken for: let it. */
+/* Another thread may be reading the packet that woke the service: let it. */
 #define REST_NS 5000000
-/* A turn takes milliseconds, unless it waits for who waits for it. */
+/* A turn takes milliseconds, unless it and the exiting thread wait for each other. */
 #define EXIT_S 2
 
-/* Held by a service for its turn: whatever it has to do with the driver. */
+/* Held during a turn. A service makes driver calls only in a turn. */
 static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER;
-static atomic_bool is_ending; /* no turn begins any more */
+static atomic_bool is_ending; /* no more turns begin */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 /* ---- the program's end ------------------------------------------------------------------------ */
 
-/* A child of the program has the handler too, but nobody who would end the turn. */
+/* A forked child inherits the handler, but not the thread that would end the turn. */
 static void at_exit(void)
 {
 	struct timespec end;
@@ -42,7 +42,7 @@ static void at_exit(void)
 	}
 }
 
-/* The driver's own handlers are there since cuInit(), and the last to come is the first to run. */
+/* Registered after the driver's own handlers, so it runs before them. */
 static void watch_exit(void)
 {
 	atexit(at_exit);
@@ -76,7 +76,7 @@ static void take_turn(struct connection *connection, uint64_t *reported_ns)
 	connection_note(connection, glake_dispatch(connection->session));
 }
 
-/* Nobody will ask for the warm memory of a session whose glaked is gone. */
+/* A dead connection's glaked does not ask for warm memory any more. */
 static void give_up_warm(struct connection *connection)
 {
 	struct glake_device device;
@@ -118,8 +118,8 @@ static void *serve(void *user)
 }
 
 /*
- * Any thread of the program may be the one that reads of a Reclaim and answers it, with what is warm.
- * What its streams are done with is owed, and follows.
+ * Any thread of the program may read a Reclaim, and the library answers it with warm memory. Parked
+ * memory that is no longer in use follows here.
  */
 static void on_notice(void *user, const struct glake_notice *notice)
 {

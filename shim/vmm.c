@@ -5,11 +5,11 @@
 
 #include "proto/cleanup.h"
 #include "proto/limits.h"
-#include "shim/driver_usage.h"
 #include "shim/connection.h"
+#include "shim/driver_usage.h"
 
 struct vmm_chunk {
-	uint64_t id; /* with glaked */
+	uint64_t id; /* glaked's */
 	uint64_t n_bytes;
 	CUmemAllocationProp properties;
 	struct connection *connection; /* a reference; NULL: the driver's own, only counted */
@@ -56,7 +56,7 @@ static int request_chunk(struct connection *connection, void *user)
 	                       &request->chunk->id, request->fd_out);
 }
 
-/* Fills in id and connection. */
+/* Sets id and connection of the chunk. */
 static int ask(struct connection *connection, void *user)
 {
 	struct chunk_request *request = user;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The real call, and then what glaked has to say about its answer. */
+/* Each hook makes the real call, and completes its answer with glaked's numbers. */
 #include <stddef.h>
 
 #include "shim/nvml/nvml.h"
@@ -32,7 +32,7 @@ int shim_nvmlDeviceGetMemoryInfo_v2(void *device, struct nvml_memory_v2 *memory)
 	}
 	struct view view = {.free_bytes = memory->free, .total_bytes = memory->total};
 	if (question_view(device, &view)) {
-		/* What the driver keeps for itself is not of a quota. */
+		/* The driver's own reserve is no part of a quota. */
 		memory->reserved = view.total_bytes < memory->total ? 0 : memory->reserved;
 		memory->total = view.total_bytes;
 		uint64_t room_bytes = memory->total - memory->reserved;

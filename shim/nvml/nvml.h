@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * libglake-nvml.so: what its files agree on.
+ * libglake-nvml.so: what all its files share.
  *
- * The library has the SONAME libnvidia-ml.so.1. Preloaded by path behind libglake-shim.so, it is what
- * a program gets when it opens NVML. Like the shim's, its entries (trampolines.S) jump through
+ * The library has the SONAME libnvidia-ml.so.1. Preloaded by path behind libglake-shim.so, it is
+ * what a program gets when it opens NVML. Like the shim's, its entries (trampolines.S) jump through
  * shim_table: to the real library, or to a hook of ours, shim_<name>(), for the calls of hooks.def,
  * which show the program its tenant's view of memory.
  *
- * It never calls CUDA, and keeps nothing between calls: programs ask NVML in order not to initialise
- * CUDA, and fork afterwards.
+ * It never calls CUDA and keeps nothing between calls, because programs ask NVML to avoid
+ * initialising CUDA, and fork afterwards.
  *
- * Hooks answer with NVML's own codes, print nothing, never exit. The real call is made first, and its
- * answer stands wherever glaked cannot be asked.
+ * A hook returns NVML's codes, prints nothing and never exits. It makes the real call first, whose
+ * answer stands if glaked does not answer.
  *
  * Lifetime: nothing happens before the first call of the process; see shim_resolve().
  * Threads: any.
@@ -82,7 +82,7 @@ struct nvml_process_list {
 typedef int nvml_uuid_fn(void *device, char *uuid_out, unsigned n_bytes);
 typedef int nvml_memory_fn(void *device, struct nvml_memory *memory_out);
 typedef int nvml_memory_v2_fn(void *device, struct nvml_memory_v2 *memory);
-/* *n is the room there is, and then what is there; more than the room is an error. */
+/* *n: in, the rows there is room for; out, the rows there are. Too little room is an error. */
 typedef int nvml_processes_v1_fn(void *device, unsigned *n, struct nvml_process *rows);
 typedef int nvml_processes_v2_fn(void *device, unsigned *n, struct nvml_process_v2 *rows);
 typedef int nvml_process_list_fn(void *device, struct nvml_process_list *list);
@@ -100,10 +100,10 @@ extern struct nvml_real nvml_real;
 #define HOOK(symbol, prototype) prototype shim_##symbol;
 #include "shim/nvml/hooks.def"
 
-/* Exported, for tests and the curious: sessions with glaked that this process has made for NVML. */
+/* Exported, for tests and debugging: sessions that this process has made for NVML. */
 uint64_t glake_nvml_connects(void);
 
-/* Open the real library and fill shim_table: once a process, on its first call of NVML. */
+/* Open the real library and fill shim_table, once per process, on its first NVML call. */
 void shim_resolve(void);
 
 #endif

@@ -12,15 +12,15 @@
 #include "proto/uuid.h"
 #include "shim/nvml/nvml.h"
 
-/* A connection that failed so slowly was not refused. */
+/* A connection that fails this slowly was not refused. */
 #define HUNG_NS 1000000000u
 #define RETRY_SHARE 10u
 
 struct question {
 	struct glake_session *session; /* owned */
-	uint32_t index;                /* of the device, with glaked */
+	uint32_t index;                /* glaked's, of the device */
 	uint64_t own_session;
-	uint32_t own_pid;    /* as glaked sees us; 0 = it does not */
+	uint32_t own_pid;    /* our pid for glaked; 0: it does not see it */
 	uint64_t warm_bytes; /* of this process */
 
 	/* of question_add() */
@@ -66,7 +66,7 @@ static int find_own_pid(void *user, const struct glake_session_row *row)
 	return 0;
 }
 
-/* Who we are to glaked: it may see us under another pid. */
+/* Our own pid for glaked, which may be in another pid namespace. */
 static bool find_self(struct question *question)
 {
 	struct glake_session_info info = {.size = sizeof(info)};
@@ -77,7 +77,7 @@ static bool find_self(struct question *question)
 	return glake_list_sessions(question->session, find_own_pid, question) == 0;
 }
 
-/* Who waited for a glaked that does not answer does not ask again before ten times as long. */
+/* After waiting in vain, do not ask again for ten times as long. */
 static bool connect_unless_hung(struct glake_session **session_out)
 {
 	static _Atomic uint64_t retry_ns;
@@ -109,7 +109,7 @@ static bool question_begin(struct question *question, void *device)
 	return true;
 }
 
-/* What a session has on the device of the question: zeros, if nothing. */
+/* The bytes of a session on the device; all 0 if it has none. */
 static struct glake_session_device share_of(const struct question *question,
                                             const struct glake_session_row *row)
 {
@@ -129,7 +129,10 @@ static int add_warm(void *user, const struct glake_session_row *row)
 	if (row->pid != question->own_pid || row->pid == 0) {
 		return 0;
 	}
-	/* What is warm is reported over all devices, and cannot be more than is reserved on this one. */
+	/*
+	 * Warm bytes are reported for all devices together: at most those reserved on this one
+	 * count.
+	 */
 	uint64_t reserved_bytes = share_of(question, row).reserved_bytes;
 	question->warm_bytes += row->warm_bytes < reserved_bytes ? row->warm_bytes : reserved_bytes;
 	return 0;
@@ -151,8 +154,8 @@ bool question_view(void *device, struct view *view)
 /* ---- who has it ------------------------------------------------------------------------------- */
 
 /*
- * In a pid namespace that is not glaked's we know only which process is ourselves, by whichever of
- * the two numbers NVML gives it.
+ * In a pid namespace other than glaked's only our own process can be found, by either of its two
+ * numbers, as NVML may show either.
  */
 static bool is_same(const struct question *question, uint32_t nvml_pid, uint32_t glaked_pid)
 {

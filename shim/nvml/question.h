@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Questions to glaked about a device of NVML's. Each is a session of its own, without CUDA, that ends
- * with the answer: nothing is kept that a fork could spoil. A child that is forked meanwhile has the
- * socket too, which is shut down with the session and closed by exec().
+ * Questions to glaked about an NVML device. Each question is a session of its own, without CUDA,
+ * that ends with the answer, so a fork cannot spoil anything. A child that is forked meanwhile
+ * inherits the socket, which is shut down with the session and closed by exec().
  *
- * No answer where glaked is not there, does not let us in, or does not have the device: it is found
- * by the UUID of a whole GPU, which a MIG instance's is not.
+ * There is no answer if glaked is absent, refuses the session, or does not own the device. The
+ * device is found by the UUID of the whole GPU, so not for a MIG instance.
  *
  * Threads: any. Blocking: some round trips.
  */
@@ -17,13 +17,13 @@
 
 #include "shim/view.h"
 
-/* view_apply() on @device. False: no answer, nothing changed. */
+/* view_apply() for @device. False: no answer, and @view is unchanged. */
 bool question_view(void *device, struct view *view);
 
 /*
- * To each of @n rows of processes, @row_bytes each, that begin as struct nvml_process: add what the
- * process has of glaked on @device, which the driver counts to nobody. That of processes of our
- * realm, since others' is none of our business.
+ * Add to each of @n rows (@row_bytes each, beginning with a struct nvml_process) the bytes that the
+ * process has from glaked on @device. The driver counts those for no process. Only processes of the
+ * caller's realm are completed.
  */
 void question_add(void *device, void *rows, unsigned n, size_t row_bytes);
 

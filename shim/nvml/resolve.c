@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From names to addresses of the real library, or of our hooks, for shim_table. */
+/* Fills shim_table with the real library's calls and our hooks. */
 #include <dlfcn.h>
 #include <limits.h>
 #include <pthread.h>
@@ -31,7 +31,7 @@ extern void *const shim_entries[N_NAMES];
 
 struct hook {
 	unsigned number;
-	void *body; /* NULL: our own use of the real one */
+	void *body; /* NULL: the shim only calls the real one */
 	size_t real_offset;
 };
 
@@ -57,7 +57,7 @@ static int no_call(void)
 	return NVML_FUNCTION_NOT_FOUND;
 }
 
-/* Of all calls, the one that does not return a code. */
+/* The only call that does not return a code. */
 static const char *no_library_text(int error)
 {
 	return error == NVML_LIBRARY_NOT_FOUND ? "NVML Shared Library Not Found" : "Unknown Error";

@@ -2,9 +2,9 @@
 /*
  * glake run: start an unmodified CUDA program with its memory from glaked.
  *
- * All it does is to set LD_PRELOAD and the shim's variables and to exec() the program; before that
- * it looks for what would make this silently useless. Exit codes are those of env(1): 125 for our
- * own refusals, 126 for a program that cannot be run, 127 for one that is not there.
+ * It sets LD_PRELOAD and the shim's variables, and executes the program. Before that it checks for
+ * everything that would silently make this useless. Exit codes are those of env(1): 125 if it
+ * refuses to start the program, 126 if the program cannot be run, 127 if it does not exist.
  */
 #include <errno.h>
 #include <getopt.h>
@@ -58,7 +58,7 @@ static int refuse(int status, const char *subject, const char *reason)
 
 /* ---- looking before ------------------------------------------------------------------------- */
 
-/* ../lib/glake beside our own program, as built, installed and packed. */
+/* ../lib/glake relative to our own program: the same in the build, installed and packed. */
 static bool find_shim(char path_out[PATH_MAX])
 {
 	char self[PATH_MAX];
@@ -97,14 +97,14 @@ static bool is_real(void *user, const char *path)
 	return is_other_file(real->our_path, path) && program_names(path, real->library->symbol);
 }
 
-/* Is there the library that ours stands in for? */
+/* Does the host have the library that ours stands in for? */
 static bool has_real(const struct shim_library *library, const char *our_path)
 {
 	struct real real = {.library = library, .our_path = our_path};
 	return shim_library_find(library, is_real, &real);
 }
 
-/* Beside the shim. A host without NVML gets none: its programs are to find that it is not there. */
+/* The file beside the shim. None on a host without NVML: programs must see that it is absent. */
 static bool find_nvml(const char *shim_path, char path_out[PATH_MAX])
 {
 	int n_bytes = (int)(strrchr(shim_path, '/') - shim_path);
@@ -139,7 +139,7 @@ static int check_program(const char *name)
 	return 0;
 }
 
-/* What the shim does not know it takes for nothing, and has nobody to tell. */
+/* The shim ignores unknown words silently, so they are refused here. */
 static int check_own(const char *list)
 {
 	static const char *const words[] = {"alloc", "async", "vmm", "none"};
@@ -161,7 +161,7 @@ static int check_own(const char *list)
 	}
 }
 
-/* By the environment, which is nobody's mistake unless glaked is a must. */
+/* With --strict it is an error that the environment turns the shim off. */
 static int check_on(bool is_strict)
 {
 	const char *value = getenv("GLAKE_SHIM");
@@ -172,8 +172,8 @@ static int check_on(bool is_strict)
 /* ---- running ---------------------------------------------------------------------------------- */
 
 /*
- * The link beside one of our libraries that has the real one's name, if there is one: programs look
- * through what is loaded by file name too, and must find ours first.
+ * The link beside our library with the real one's name, if there is one. Some programs search the
+ * loaded files by name, and must find ours first.
  */
 static void use_link(char path[PATH_MAX], const struct shim_library *library)
 {
@@ -185,7 +185,7 @@ static void use_link(char path[PATH_MAX], const struct shim_library *library)
 	}
 }
 
-/* Behind what the program's user preloads himself. */
+/* Behind the user's own preloaded libraries. */
 static int set_preload(char shim_path[PATH_MAX])
 {
 	const char *before = getenv("LD_PRELOAD");
@@ -286,7 +286,7 @@ static int parse(int argc, char **argv, struct options *options, int *status_out
 	};
 	int option;
 	*status_out = 0;
-	/* In front of what getopt says: behind the verb it would be "run". */
+	/* The name in messages of getopt(), which would be "run" after the verb. */
 	argv[0] = program_invocation_short_name;
 	while ((option = getopt_long(argc, argv, "+h", table, NULL)) != -1) {
 		switch (option) {
@@ -326,7 +326,7 @@ int main(int argc, char **argv)
 {
 	struct options options = {0};
 	int status;
-	/* Options may stand before the verb too: `glake --help`. */
+	/* Options may stand before the verb: `glake --help`. */
 	int at = parse(argc, argv, &options, &status);
 	if (at == 0) {
 		return status;

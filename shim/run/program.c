@@ -15,7 +15,7 @@
 #include "proto/cleanup.h"
 
 #define HEAD_BYTES 4096u
-#define MAX_SCRIPTS 4 /* an interpreter may be a script: the kernel follows as many */
+#define MAX_SCRIPTS 4 /* an interpreter may be a script; the kernel follows this many */
 
 static int check_file(const char *path)
 {
@@ -50,7 +50,7 @@ int program_find(const char *name, char path_out[PATH_MAX])
 	return error;
 }
 
-/* The driver's libraries exist for this machine only; another kind is not ours to judge. */
+/* The driver's libraries exist for this machine only. Programs for others are not judged. */
 static bool has_interpreter(int fd, const Elf64_Ehdr *header)
 {
 	for (unsigned i = 0; i < header->e_phnum; i++) {
@@ -114,7 +114,7 @@ bool program_takes_preload(const char *path, const char **why_out)
 		cleanup_fd int fd = open(current, O_RDONLY | O_CLOEXEC);
 		ssize_t n_bytes = fd < 0 ? -1 : read(fd, head, HEAD_BYTES);
 		if (n_bytes < 0) {
-			/* Executable but not readable: the loader decides. */
+			/* Executable but not readable: left to the loader. */
 			return true;
 		}
 		head[n_bytes] = '\0';
@@ -123,7 +123,7 @@ bool program_takes_preload(const char *path, const char **why_out)
 				*why_out = "gains privileges: the loader preloads nothing into it";
 				return false;
 			}
-			/* A script without #! is for the shell, which execvp() asks. */
+			/* execvp() runs a script without #! by the shell. */
 			return strncmp(head, ELFMAG, SELFMAG) != 0 ||
 			       judge_elf(fd, head, (size_t)n_bytes, why_out);
 		}
@@ -137,7 +137,7 @@ bool program_takes_preload(const char *path, const char **why_out)
 
 bool program_names(const char *path, const char *symbol)
 {
-	/* A pipe of that name would wait for its other end. */
+	/* O_NONBLOCK: opening a pipe would wait for its other end. */
 	cleanup_fd int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
 	struct stat status;
 	if (fd < 0 || fstat(fd, &status) < 0 || status.st_size < SELFMAG) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a file is, before the loader gets it: a program that can be preloaded, a library that should be.
+ * Looks at files before the loader does: can a program be preloaded, is a library the right one.
  *
  * Threads: one.
  */
@@ -10,7 +10,7 @@
 #include <limits.h>
 #include <stdbool.h>
 
-/* What execvp() would run for @name. Returns 0, -ENOENT, -EACCES, -ENAMETOOLONG. */
+/* The file that execvp() would run for @name. Returns 0, -ENOENT, -EACCES or -ENAMETOOLONG. */
 int program_find(const char *name, char path_out[PATH_MAX]);
 
 /*
@@ -19,7 +19,7 @@ int program_find(const char *name, char path_out[PATH_MAX]);
  */
 bool program_takes_preload(const char *path, const char **why_out);
 
-/* The file is of ELF, and @symbol is among the texts in it: does it look like that library? */
+/* Is @path an ELF file with the text @symbol in it? */
 bool program_names(const char *path, const char *symbol);
 
 #endif
