@@ -168,6 +168,38 @@ pid_t world_mover(void)
 	return (pid_t)pid;
 }
 
+int world_find_row(void *user, const struct glake_session_row *row)
+{
+	struct glake_session_row *wanted = user;
+	if (row->session != wanted->session) {
+		return 0;
+	}
+	*wanted = *row;
+	return 1;
+}
+
+struct glake_session_row world_row(struct glake_session *session)
+{
+	struct glake_session_info info = {.size = sizeof(info)};
+	assert_ok(glake_session_info(session, &info));
+	struct glake_session_row row = {.session = info.session};
+	ck_assert_int_eq(glake_list_sessions(session, world_find_row, &row), 1);
+	return row;
+}
+
+struct glake_usage world_usage(struct glake_session *session)
+{
+	struct glake_usage usage = {.size = sizeof(usage)};
+	assert_ok(glake_usage(session, &usage));
+	return usage;
+}
+
+size_t world_own_n_fds(void)
+{
+	struct harness self = {.pid = getpid()};
+	return harness_n_fds(&self);
+}
+
 /* A running mover takes one, its socket. */
 static size_t n_fds_now(void)
 {
@@ -253,6 +285,11 @@ void world_write_file(const char *name, const void *bytes, size_t n_bytes)
 	FILE *file = fopen(path, "we");
 	ck_assert_msg(file && fwrite(bytes, 1, n_bytes, file) == n_bytes && fclose(file) == 0,
 	              "%s: %s", path, strerror(errno));
+}
+
+void world_write_text(const char *name, const char *text)
+{
+	world_write_file(name, text, strlen(text));
 }
 
 /* At once, and whole. */
@@ -474,6 +511,9 @@ void world_end(void)
 	}
 	set_faults(".faults", NULL);
 	set_faults(".own-faults", NULL);
+	if (drv.cuCtxSynchronize) {
+		drv.cuCtxSynchronize(); /* what is queued may still use memory of a session */
+	}
 	disconnect_all();
 	bool is_alive = harness.pid != 0;
 	if (is_alive && eye) {

@@ -95,6 +95,7 @@ void world_end(void);
 /* The folder of glaked and the test. Static, until eight calls later. Any thread. */
 const char *world_path(const char *name);
 void world_write_file(const char *name, const void *bytes, size_t n_bytes);
+void world_write_text(const char *name, const char *text);
 
 /* What the driver of glaked and its mover does wrong from now on; NULL = nothing. */
 void world_set_faults(const char *rules);
@@ -165,6 +166,14 @@ void world_wait_metric(const char *name, uint64_t value);
 
 /* Chunks that there are, by the counters. */
 uint64_t world_n_chunks(void);
+
+/* What glaked lists of @session, and what that says of itself. */
+int world_find_row(void *user, const struct glake_session_row *row); /* of @user's id */
+struct glake_session_row world_row(struct glake_session *session);
+struct glake_usage world_usage(struct glake_session *session);
+
+/* Fds of the test's process. */
+size_t world_own_n_fds(void);
 
 /* The pid of glake-mover, 0 = none runs. */
 pid_t world_mover(void);

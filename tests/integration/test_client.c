@@ -1,16 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The client library against the real daemon: sessions, private memory, blocks. */
-#include <errno.h>
 #include <pthread.h>
-#include <stdlib.h>
 
 #include "libclient/glake_shim.h"
-#include "tests/integration/client_fixture.h"
+#include "tests/harness/world.h"
 
 #define CONFIG \
+	"pool = (); reserve_bytes = \"2GiB\"; " \
 	"warm_bytes = \"64MiB\"; tenants = ({ name = \"default\"; device_bytes = \"8GiB\"; });"
-
-static struct cudrv drv;
 
 static void fill(glake_ptr ptr, uint8_t value, uint64_t n_bytes)
 {
@@ -44,15 +41,13 @@ static bool is_all(struct glake_session *session, glake_ptr ptr, uint8_t value, 
 
 static void begin(void)
 {
-	set_up();
-	start_daemon(CONFIG);
-	ck_assert_int_eq(cudrv_open(&drv, NULL, NULL, 0), 0);
-	ck_assert_int_eq(drv.cuInit(0), CUDA_SUCCESS);
+	world_begin(.config = CONFIG, .devices = "2x16GiB");
+	world_open_driver();
 }
 
 START_TEST(a_session_knows_its_devices)
 {
-	struct glake_session *session = connect_new();
+	struct glake_session *session = world_connect();
 	struct glake_session_info info = {.size = sizeof(info)};
 	assert_ok(glake_session_info(session, &info));
 	ck_assert_uint_eq(info.n_devices, 2);
@@ -69,7 +64,6 @@ START_TEST(a_session_knows_its_devices)
 	ck_assert_int_eq(glake_device_at(session, 2, &device), -ENOENT);
 	ck_assert_int_eq(glake_device_index(session, 7), -ENOENT);
 	assert_ok(glake_ping(session));
-	glake_disconnect(session);
 }
 END_TEST
 
@@ -103,7 +97,7 @@ static int renumbered(void)
 	            glake_device_index(session, 0) == 1 &&
 	            glake_alloc(session, 0, 1, 0, &ptr) == -ENODEV &&
 	            glake_alloc(session, 1, 1, 0, &ptr) == 0 && glake_free(session, ptr) == 0;
-	glake_disconnect(session);
+	world_disconnect(session);
 	return good ? 0 : 1;
 }
 
@@ -111,7 +105,7 @@ static int renumbered(void)
 START_TEST(small_memory_shares_a_chunk)
 {
 	enum { N = 300 };
-	struct glake_session *session = connect_new();
+	struct glake_session *session = world_connect();
 	struct glake_block *block;
 	struct glake_share share;
 	glake_ptr ptrs[N];
@@ -120,10 +114,10 @@ START_TEST(small_memory_shares_a_chunk)
 		ck_assert((ptrs[i] & 511) == 0);
 		fill(ptrs[i], (uint8_t)i, 1 + i * 20);
 	}
-	ck_assert_uint_eq(row_of(session).reserved_bytes, 2 * MIB);
-	ck_assert_uint_eq(row_of(session).n_chunks, 1);
-	ck_assert_uint_eq(usage_of(session).n_cold_allocs, 1);
-	ck_assert_uint_eq(usage_of(session).n_warm_allocs, N - 1);
+	ck_assert_uint_eq(world_row(session).reserved_bytes, 2 * MIB);
+	ck_assert_uint_eq(world_row(session).n_chunks, 1);
+	ck_assert_uint_eq(world_usage(session).n_cold_allocs, 1);
+	ck_assert_uint_eq(world_usage(session).n_warm_allocs, N - 1);
 	for (size_t i = 0; i < N; i++) {
 		ck_assert(is_all(session, ptrs[i], (uint8_t)i, 1 + i * 20));
 	}
@@ -137,31 +131,30 @@ START_TEST(small_memory_shares_a_chunk)
 		ck_assert_int_eq(glake_free(session, ptr), -EINVAL);
 	}
 	assert_ok(glake_trim(session, 0, 0));
-	ck_assert_uint_eq(row_of(session).reserved_bytes, 0);
-	ck_assert_uint_eq(usage_of(session).live_bytes, 0);
+	ck_assert_uint_eq(world_row(session).reserved_bytes, 0);
+	ck_assert_uint_eq(world_usage(session).live_bytes, 0);
 
 	/* Zeroed memory is a chunk of its own: it can be made a block. */
 	assert_ok(glake_alloc(session, 0, 1, GLAKE_ZERO, &ptrs[0]));
 	assert_ok(glake_block_publish(session, ptrs[0], 1, &block));
 	glake_block_release(block);
-	glake_disconnect(session);
 }
 END_TEST
 
 START_TEST(memory_is_zero_then_warm_then_given_back)
 {
-	struct glake_session *session = connect_new();
-	size_t n_fds = count_fds();
+	struct glake_session *session = world_connect();
+	size_t n_fds = world_own_n_fds();
 	glake_ptr first = 0;
 	assert_ok(glake_alloc(session, 0, 3 * MIB, 0, &first));
 	ck_assert(is_all(session, first, 0, 4 * MIB));
 	fill(first, 0x5a, 4 * MIB);
 	ck_assert(is_all(session, first, 0x5a, 4 * MIB));
-	ck_assert_uint_eq(usage_of(session).live_bytes, 4 * MIB);
-	ck_assert_uint_eq(row_of(session).reserved_bytes, 4 * MIB);
+	ck_assert_uint_eq(world_usage(session).live_bytes, 4 * MIB);
+	ck_assert_uint_eq(world_row(session).reserved_bytes, 4 * MIB);
 	assert_ok(glake_free(session, first));
 	ck_assert_int_eq(glake_free(session, first), -EINVAL);
-	ck_assert_uint_eq(usage_of(session).warm_bytes, 4 * MIB);
+	ck_assert_uint_eq(world_usage(session).warm_bytes, 4 * MIB);
 	ck_assert(glake__heap_has(first));
 	ck_assert(glake__heap_has(first + 4 * MIB - 1));
 	ck_assert(!glake__heap_has(first + 4 * MIB));
@@ -171,7 +164,7 @@ START_TEST(memory_is_zero_then_warm_then_given_back)
 	assert_ok(glake_alloc(session, 0, 4 * MIB, 0, &second));
 	ck_assert_uint_eq(second, first);
 	ck_assert(glake__heap_find(first, NULL));
-	ck_assert_uint_eq(usage_of(session).n_warm_allocs, 1);
+	ck_assert_uint_eq(world_usage(session).n_warm_allocs, 1);
 	assert_ok(glake_free(session, second));
 
 	glake_ptr zeroed = 0;
@@ -180,33 +173,31 @@ START_TEST(memory_is_zero_then_warm_then_given_back)
 	ck_assert(is_all(session, zeroed, 0, 4 * MIB));
 	assert_ok(glake_free(session, zeroed));
 	assert_ok(glake_trim(session, 0, 4 * MIB));
-	ck_assert_uint_eq(usage_of(session).warm_bytes, 4 * MIB);
+	ck_assert_uint_eq(world_usage(session).warm_bytes, 4 * MIB);
 	assert_ok(glake_trim(session, 0, 0));
-	ck_assert_uint_eq(row_of(session).reserved_bytes, 0);
-	ck_assert_uint_eq(usage_of(session).reserved_bytes, 0);
-	ck_assert_uint_eq(count_fds(), n_fds);
-	glake_disconnect(session);
+	ck_assert_uint_eq(world_row(session).reserved_bytes, 0);
+	ck_assert_uint_eq(world_usage(session).reserved_bytes, 0);
+	ck_assert_uint_eq(world_own_n_fds(), n_fds);
 }
 END_TEST
 
 START_TEST(large_requests_are_rows_of_chunks)
 {
-	struct glake_session *session = connect_new();
+	struct glake_session *session = world_connect();
 	glake_ptr ptr = 0;
 	assert_ok(glake_alloc(session, 1, 2 * GIB + 6 * MIB, 0, &ptr));
-	ck_assert_uint_eq(row_of(session).n_chunks, 3);
-	ck_assert_uint_eq(row_of(session).reserved_bytes, 2 * GIB + 6 * MIB);
+	ck_assert_uint_eq(world_row(session).n_chunks, 3);
+	ck_assert_uint_eq(world_row(session).reserved_bytes, 2 * GIB + 6 * MIB);
 	/* Larger than all warm memory may be: it goes back at once. */
 	assert_ok(glake_free(session, ptr));
-	ck_assert_uint_eq(usage_of(session).warm_bytes, 0);
-	ck_assert_uint_eq(row_of(session).n_chunks, 0);
-	glake_disconnect(session);
+	ck_assert_uint_eq(world_usage(session).warm_bytes, 0);
+	ck_assert_uint_eq(world_row(session).n_chunks, 0);
 }
 END_TEST
 
 START_TEST(warm_memory_has_a_limit)
 {
-	struct glake_session *session = connect_new();
+	struct glake_session *session = world_connect();
 	glake_ptr ptrs[6];
 	for (int i = 0; i < 6; i++) {
 		assert_ok(glake_alloc(session, 0, 16 * MIB, 0, &ptrs[i]));
@@ -214,21 +205,20 @@ START_TEST(warm_memory_has_a_limit)
 	for (int i = 0; i < 6; i++) {
 		assert_ok(glake_free(session, ptrs[i]));
 	}
-	ck_assert_uint_eq(usage_of(session).warm_bytes, 64 * MIB);
-	ck_assert_uint_eq(row_of(session).reserved_bytes, 64 * MIB);
-	glake_disconnect(session);
+	ck_assert_uint_eq(world_usage(session).warm_bytes, 64 * MIB);
+	ck_assert_uint_eq(world_row(session).reserved_bytes, 64 * MIB);
 }
 END_TEST
 
 START_TEST(own_warm_memory_goes_before_a_refusal)
 {
-	struct glake_session *session = connect_new();
+	struct glake_session *session = world_connect();
 	glake_ptr small = 0;
 	glake_ptr large = 0;
 	assert_ok(glake_alloc(session, 0, 64 * MIB, 0, &small));
 	assert_ok(glake_free(session, small));
 	assert_ok(glake_alloc(session, 0, 8 * GIB, 0, &large));
-	ck_assert_uint_eq(usage_of(session).warm_bytes, 0);
+	ck_assert_uint_eq(world_usage(session).warm_bytes, 0);
 	glake_ptr none = 0;
 	ck_assert_int_eq(glake_alloc(session, 0, 1, 0, &none), GLAKE_E_OVER_QUOTA);
 	ck_assert_ptr_nonnull(strstr(glake_error(), "default"));
@@ -236,9 +226,8 @@ START_TEST(own_warm_memory_goes_before_a_refusal)
 	/* All or nothing, over several requests to the daemon. */
 	assert_ok(glake_free(session, large));
 	ck_assert_int_eq(glake_alloc(session, 0, 8 * GIB + 2 * MIB, 0, &none), GLAKE_E_OVER_QUOTA);
-	ck_assert_uint_eq(row_of(session).reserved_bytes, 0);
-	ck_assert_uint_eq(usage_of(session).reserved_bytes, 0);
-	glake_disconnect(session);
+	ck_assert_uint_eq(world_row(session).reserved_bytes, 0);
+	ck_assert_uint_eq(world_usage(session).reserved_bytes, 0);
 }
 END_TEST
 
@@ -250,29 +239,28 @@ START_TEST(nothing_remains_of_a_failed_allocation)
 		"cuMemMap:2:fail=1",
 		"cuMemSetAccess:1:fail=2",
 	};
-	struct glake_session *session = connect_new();
-	size_t n_fds = count_fds();
+	struct glake_session *session = world_connect();
+	size_t n_fds = world_own_n_fds();
 	for (size_t i = 0; i < sizeof(calls) / sizeof(calls[0]); i++) {
-		set_faults(calls[i]);
+		world_set_own_faults(calls[i]);
 		glake_ptr ptr = 0;
 		ck_assert_msg(glake_alloc(session, 0, 3 * GIB + 2 * MIB, 0, &ptr) == GLAKE_E_CUDA,
 		              "%s", calls[i]);
 		ck_assert_ptr_nonnull(strstr(glake_error(), "CUDA_ERROR"));
-		ck_assert_uint_eq(row_of(session).n_chunks, 0);
-		ck_assert_uint_eq(usage_of(session).reserved_bytes, 0);
-		ck_assert_uint_eq(count_fds(), n_fds);
+		ck_assert_uint_eq(world_row(session).n_chunks, 0);
+		ck_assert_uint_eq(world_usage(session).reserved_bytes, 0);
+		ck_assert_uint_eq(world_own_n_fds(), n_fds);
 	}
-	set_faults("");
+	world_set_own_faults("");
 	glake_ptr ptr = 0;
 	assert_ok(glake_alloc(session, 0, 3 * GIB + 2 * MIB, 0, &ptr));
 	assert_ok(glake_free(session, ptr));
-	glake_disconnect(session);
 }
 END_TEST
 
 START_TEST(placed_memory_fills_and_empties_a_range)
 {
-	struct glake_session *session = connect_new();
+	struct glake_session *session = world_connect();
 	glake_ptr base = 0;
 	assert_ok(glake_reserve(session, 64 * MIB, 0, &base));
 	ck_assert_int_eq(glake_map(session, 0, base, 3 * MIB), -EINVAL);
@@ -288,23 +276,22 @@ START_TEST(placed_memory_fills_and_empties_a_range)
 	ck_assert_int_eq(glake_unmap(session, base, 14 * MIB), -EINVAL);
 	ck_assert_int_eq(glake_free(session, base), -EINVAL);
 	assert_ok(glake_unmap(session, base + 8 * MIB, 6 * MIB));
-	ck_assert_uint_eq(row_of(session).reserved_bytes, 2 * MIB);
+	ck_assert_uint_eq(world_row(session).reserved_bytes, 2 * MIB);
 	assert_ok(glake_map(session, 0, base + 8 * MIB, 2 * MIB));
 	ck_assert(is_all(session, base + 8 * MIB, 0, 2 * MIB));
 	assert_ok(glake_unmap(session, base + 8 * MIB, 2 * MIB));
 	assert_ok(glake_unmap(session, base, 2 * MIB));
 	assert_ok(glake_unreserve(session, base));
 	ck_assert_int_eq(glake_unreserve(session, base), -EINVAL);
-	ck_assert_uint_eq(usage_of(session).live_bytes, 0);
-	ck_assert_uint_eq(usage_of(session).reserved_bytes, 0);
-	glake_disconnect(session);
+	ck_assert_uint_eq(world_usage(session).live_bytes, 0);
+	ck_assert_uint_eq(world_usage(session).reserved_bytes, 0);
 }
 END_TEST
 
 START_TEST(equal_content_becomes_one_block)
 {
-	struct glake_session *one = connect_new();
-	struct glake_session *two = connect_new();
+	struct glake_session *one = world_connect();
+	struct glake_session *two = world_connect();
 	glake_ptr a = 0;
 	glake_ptr b = 0;
 	assert_ok(glake_alloc(one, 0, 4 * MIB, GLAKE_ZERO, &a));
@@ -336,8 +323,8 @@ START_TEST(equal_content_becomes_one_block)
 	ck_assert(!can_write(a));
 	ck_assert(!can_write(b));
 	ck_assert_int_eq(glake_free(two, b), -EINVAL);
-	ck_assert_uint_eq(row_of(two).reserved_bytes, 0);
-	ck_assert_uint_eq(usage_of(two).shared_bytes, 4 * MIB);
+	ck_assert_uint_eq(world_row(two).reserved_bytes, 0);
+	ck_assert_uint_eq(world_usage(two).shared_bytes, 4 * MIB);
 
 	assert_ok(glake_block_lookup(two, 0, &digest, &block_c));
 	struct glake_block_info info_c = {.size = sizeof(info_c)};
@@ -347,19 +334,18 @@ START_TEST(equal_content_becomes_one_block)
 	struct glake_block *none;
 	ck_assert_int_eq(glake_block_lookup(two, 0, &digest, &none), GLAKE_E_NOT_FOUND);
 
-	glake_disconnect(one);
+	world_disconnect(one);
 	ck_assert(is_all(two, b, 9, 3 * MIB));
 	glake_block_release(block_b);
 	ck_assert(is_all(two, info_c.ptr, 9, 3 * MIB));
 	glake_block_release(block_c);
-	ck_assert_uint_eq(usage_of(two).shared_bytes, 0);
-	glake_disconnect(two);
+	ck_assert_uint_eq(world_usage(two).shared_bytes, 0);
 }
 END_TEST
 
 START_TEST(a_refused_block_stays_writable_memory)
 {
-	struct glake_session *session = connect_new();
+	struct glake_session *session = world_connect();
 	glake_ptr ptr = 0;
 	struct glake_block *block;
 	assert_ok(glake_alloc(session, 0, 2 * MIB, GLAKE_ZERO, &ptr));
@@ -370,30 +356,30 @@ START_TEST(a_refused_block_stays_writable_memory)
 	ck_assert_int_eq(glake_block_publish(session, ptr, 0, &block), -EINVAL);
 	ck_assert_int_eq(glake_block_publish(session, ptr, 3 * MIB, &block), -EINVAL);
 	ck_assert_int_eq(glake_block_publish(session, ptr + 1, MIB, &block), -EINVAL);
-	set_faults("cuMemSetAccess:1:fail=1");
+	world_set_own_faults("cuMemSetAccess:1:fail=1");
 	ck_assert_int_eq(glake_block_publish(session, ptr, 2 * MIB, &block), GLAKE_E_CUDA);
 	ck_assert(can_write(ptr));
-	ck_assert_uint_eq(usage_of(session).live_bytes, 2 * MIB);
+	ck_assert_uint_eq(world_usage(session).live_bytes, 2 * MIB);
 	/* The daemon dies with the request: the memory is ours to write again. */
-	kill(daemon_pid, SIGSTOP);
+	kill(harness.pid, SIGSTOP);
 	pid_t killer = fork();
 	if (killer == 0) {
 		usleep(200000);
-		kill(daemon_pid, SIGKILL);
+		kill(harness.pid, SIGKILL);
 		_exit(0);
 	}
 	ck_assert_int_eq(glake_block_publish(session, ptr, 2 * MIB, &block), GLAKE_E_GONE);
 	waitpid(killer, NULL, 0);
+	harness_wait_exit(&harness);
 	fill(ptr, 4, 2 * MIB);
 	ck_assert(is_all(session, ptr, 4, 2 * MIB));
 	assert_ok(glake_free(session, ptr));
-	glake_disconnect(session);
 }
 END_TEST
 
 START_TEST(a_block_survives_a_failed_exchange)
 {
-	struct glake_session *session = connect_new();
+	struct glake_session *session = world_connect();
 	glake_ptr ptrs[2];
 	struct glake_block *blocks[2];
 	for (int i = 0; i < 2; i++) {
@@ -401,23 +387,22 @@ START_TEST(a_block_survives_a_failed_exchange)
 		fill(ptrs[i], 5, 2 * MIB);
 	}
 	assert_ok(glake_block_publish(session, ptrs[0], 2 * MIB, &blocks[0]));
-	set_faults("cuMemImportFromShareableHandle:1:fail=1");
+	world_set_own_faults("cuMemImportFromShareableHandle:1:fail=1");
 	assert_ok(glake_block_publish(session, ptrs[1], 2 * MIB, &blocks[1]));
 	ck_assert(is_all(session, ptrs[1], 5, 2 * MIB));
 	ck_assert(!can_write(ptrs[1]));
 	glake_block_release(blocks[0]);
 	glake_block_release(blocks[1]);
-	ck_assert_uint_eq(usage_of(session).reserved_bytes, 0);
-	ck_assert_uint_eq(usage_of(session).live_bytes, 0);
-	glake_disconnect(session);
+	ck_assert_uint_eq(world_usage(session).reserved_bytes, 0);
+	ck_assert_uint_eq(world_usage(session).live_bytes, 0);
 }
 END_TEST
 
 /* Who has a name has the memory, and who has it still is not surprised by somebody else's. */
 START_TEST(named_memory_is_opened_and_never_warm)
 {
-	struct glake_session *session = connect_new();
-	struct glake_session *other = connect_new();
+	struct glake_session *session = world_connect();
+	struct glake_session *other = world_connect();
 	struct glake_share share;
 	struct glake_share again;
 	glake_ptr ptr;
@@ -425,10 +410,10 @@ START_TEST(named_memory_is_opened_and_never_warm)
 	assert_ok(glake_alloc(session, 0, 4 * MIB, 0, &ptr));
 	ck_assert_int_eq(glake_share(session, ptr + 2 * MIB, &share), -EINVAL);
 	assert_ok(glake_share(session, ptr, &share));
-	uint64_t n_requests = row_of(session).n_requests;
+	uint64_t n_requests = world_row(session).n_requests;
 	assert_ok(glake_share(session, ptr, &again));
 	/* The list is a request itself. */
-	ck_assert_uint_eq(row_of(session).n_requests, n_requests + 1);
+	ck_assert_uint_eq(world_row(session).n_requests, n_requests + 1);
 	ck_assert_mem_eq(&again, &share, sizeof(share));
 
 	again.ticket ^= 1;
@@ -446,31 +431,29 @@ START_TEST(named_memory_is_opened_and_never_warm)
 	assert_ok(glake_share_open(other, &share, 0, &opened));
 	fill(ptr, 0x77, 4 * MIB);
 	ck_assert(is_all(other, opened, 0x77, 4 * MIB));
-	ck_assert_uint_eq(row_of(other).reserved_bytes, 0);
+	ck_assert_uint_eq(world_row(other).reserved_bytes, 0);
 
 	assert_ok(glake_free(session, ptr));
-	ck_assert_uint_eq(usage_of(session).warm_bytes, 0);
-	ck_assert_uint_eq(row_of(session).reserved_bytes, 0);
+	ck_assert_uint_eq(world_usage(session).warm_bytes, 0);
+	ck_assert_uint_eq(world_row(session).reserved_bytes, 0);
 	assert_ok(glake_alloc(session, 0, 4 * MIB, 0, &ptr));
 	fill(ptr, 0x11, 4 * MIB);
 	ck_assert(is_all(other, opened, 0x77, 4 * MIB));
 	glake_ptr second = 0;
 	ck_assert_int_eq(glake_share_open(other, &share, 0, &second), GLAKE_E_NOT_FOUND);
 	assert_ok(glake_share_close(other, &share, opened));
-	glake_disconnect(other);
-	glake_disconnect(session);
 }
 END_TEST
 
 START_TEST(memory_outlives_the_daemon)
 {
-	struct glake_session *session = connect_new();
+	struct glake_session *session = world_connect();
 	glake_ptr ptr = 0;
 	glake_ptr other = 0;
 	assert_ok(glake_alloc(session, 0, 2 * MIB, 0, &ptr));
 	assert_ok(glake_alloc(session, 0, 128 * MIB, 0, &other));
 	fill(ptr, 8, 2 * MIB);
-	kill_daemon();
+	harness_kill(&harness);
 	ck_assert_int_eq(glake_ping(session), GLAKE_E_GONE);
 	ck_assert_int_eq(glake_ping(session), GLAKE_E_GONE);
 	ck_assert_int_eq(glake_fd(session), -1);
@@ -479,7 +462,7 @@ START_TEST(memory_outlives_the_daemon)
 	assert_ok(glake_alloc(session, 0, 2 * MIB, 0, &ptr));
 	assert_ok(glake_free(session, other));
 	ck_assert_int_eq(glake_alloc(session, 0, 4 * MIB, 0, &other), GLAKE_E_GONE);
-	glake_disconnect(session);
+	world_disconnect(session);
 	struct glake_session *again;
 	ck_assert_int_eq(glake_connect(NULL, &again), GLAKE_E_GONE);
 }
@@ -487,7 +470,7 @@ END_TEST
 
 START_TEST(a_forked_child_is_told_so)
 {
-	struct glake_session *session = connect_new();
+	struct glake_session *session = world_connect();
 	glake_ptr ptr = 0;
 	assert_ok(glake_alloc(session, 0, 2 * MIB, 0, &ptr));
 	fill(ptr, 6, 2 * MIB);
@@ -498,7 +481,7 @@ START_TEST(a_forked_child_is_told_so)
 		            glake_alloc(session, 0, 1, 0, &none) == GLAKE_E_FORKED &&
 		            glake_free(session, ptr) == GLAKE_E_FORKED &&
 		            glake_dispatch(session) == GLAKE_E_FORKED && glake_fd(session) == -1;
-		glake_disconnect(session);
+		world_disconnect(session);
 		_exit(good ? 0 : 1);
 	}
 	int status;
@@ -507,14 +490,13 @@ START_TEST(a_forked_child_is_told_so)
 	assert_ok(glake_ping(session));
 	ck_assert(is_all(session, ptr, 6, 2 * MIB));
 	assert_ok(glake_free(session, ptr));
-	glake_disconnect(session);
 }
 END_TEST
 
 START_TEST(a_session_ends_though_a_child_holds_the_socket)
 {
-	struct glake_session *session = connect_new();
-	struct glake_session *watcher = connect_new();
+	struct glake_session *session = world_connect();
+	struct glake_session *watcher = world_connect();
 	struct glake_session_info info = {.size = sizeof(info)};
 	assert_ok(glake_session_info(session, &info));
 	pid_t pid = fork();
@@ -522,17 +504,16 @@ START_TEST(a_session_ends_though_a_child_holds_the_socket)
 		pause();
 		_exit(0);
 	}
-	glake_disconnect(session);
+	world_disconnect(session);
 	struct glake_session_row row = {.session = info.session};
 	int r = 1;
 	for (int i = 0; i < 200 && r == 1; i++) {
 		usleep(10000);
-		r = glake_list_sessions(watcher, find_row, &row);
+		r = glake_list_sessions(watcher, world_find_row, &row);
 	}
 	ck_assert_int_eq(r, 0);
 	kill(pid, SIGKILL);
 	waitpid(pid, NULL, 0);
-	glake_disconnect(watcher);
 }
 END_TEST
 
@@ -566,7 +547,7 @@ static void *work(void *argument)
 
 START_TEST(threads_share_a_session)
 {
-	struct glake_session *session = connect_new();
+	struct glake_session *session = world_connect();
 	struct worker workers[8];
 	pthread_t threads[8];
 	for (unsigned i = 0; i < 8; i++) {
@@ -576,48 +557,46 @@ START_TEST(threads_share_a_session)
 	for (unsigned i = 0; i < 8; i++) {
 		pthread_join(threads[i], NULL);
 	}
-	struct glake_usage usage = usage_of(session);
+	struct glake_usage usage = world_usage(session);
 	ck_assert_uint_eq(usage.live_bytes, 0);
 	ck_assert_uint_eq(usage.reserved_bytes, usage.warm_bytes);
 	ck_assert_uint_le(usage.warm_bytes, 64 * MIB);
 	ck_assert_uint_gt(usage.n_warm_allocs, 0);
 	assert_ok(glake_trim(session, 0, 0));
-	ck_assert_uint_eq(row_of(session).reserved_bytes, 0);
-	glake_disconnect(session);
+	ck_assert_uint_eq(world_row(session).reserved_bytes, 0);
 }
 END_TEST
 
 START_TEST(the_daemon_learns_of_usage)
 {
-	struct glake_session *session = connect_new();
+	struct glake_session *session = world_connect();
 	glake_ptr ptr = 0;
 	assert_ok(glake_alloc(session, 0, 6 * MIB, 0, &ptr));
 	usleep(120000);
 	assert_ok(glake_ping(session));
-	ck_assert_uint_eq(row_of(session).live_bytes, 6 * MIB);
+	ck_assert_uint_eq(world_row(session).live_bytes, 6 * MIB);
 	assert_ok(glake_free(session, ptr));
 	usleep(120000);
 	ck_assert_int_ge(glake_dispatch(session), 0);
-	struct glake_session_row row = row_of(session);
+	struct glake_session_row row = world_row(session);
 	ck_assert_uint_eq(row.live_bytes, 0);
 	ck_assert_uint_eq(row.warm_bytes, 6 * MIB);
-	glake_disconnect(session);
 }
 END_TEST
 
 static int find_driver(void *user, const struct glake_session_row *row)
 {
 	struct glake_session_device *device = user;
-	if (row->pid != (uint32_t)getpid()) {
+	if (row->pid != (uint32_t)getpid() || row->n_devices == 0) {
 		return 0;
 	}
-	*device = row->n_devices ? row->devices[row->n_devices - 1] : *device;
+	*device = row->devices[row->n_devices - 1];
 	return 1;
 }
 
 START_TEST(what_the_program_says_of_itself_is_passed_on)
 {
-	struct glake_session *session = connect_new();
+	struct glake_session *session = world_connect();
 	struct glake_session_device device = {0};
 	struct glake__driver_memory driver[] = {
 		{.device = 1,
@@ -636,8 +615,8 @@ START_TEST(what_the_program_says_of_itself_is_passed_on)
 	assert_ok(glake__set_program_usage(session, &usage));
 	usleep(120000);
 	ck_assert_int_ge(glake_dispatch(session), 0);
-	ck_assert_uint_eq(row_of(session).n_owned, 11);
-	ck_assert_uint_eq(row_of(session).n_passed, 3);
+	ck_assert_uint_eq(world_row(session).n_owned, 11);
+	ck_assert_uint_eq(world_row(session).n_passed, 3);
 	ck_assert_int_eq(glake_list_sessions(session, find_driver, &device), 1);
 	ck_assert_uint_eq(device.device, 1);
 	ck_assert_uint_eq(device.managed_bytes, 5);
@@ -646,11 +625,11 @@ START_TEST(what_the_program_says_of_itself_is_passed_on)
 	ck_assert_uint_eq(device.other_bytes, 8);
 
 	/* The same once more is no news; what makes no sense changes nothing. */
-	uint64_t n_requests = row_of(session).n_requests;
+	uint64_t n_requests = world_row(session).n_requests;
 	assert_ok(glake__set_program_usage(session, &usage));
 	usleep(120000);
 	ck_assert_int_ge(glake_dispatch(session), 0);
-	ck_assert_uint_eq(row_of(session).n_requests, n_requests + 1);
+	ck_assert_uint_eq(world_row(session).n_requests, n_requests + 1);
 	usage.n_driver = 2;
 	usage.n_owned = 99;
 	ck_assert_int_eq(glake__set_program_usage(session, &usage), -EINVAL);
@@ -659,14 +638,13 @@ START_TEST(what_the_program_says_of_itself_is_passed_on)
 	ck_assert_int_eq(glake__set_program_usage(session, &usage), -ENODEV);
 	usleep(120000);
 	ck_assert_int_ge(glake_dispatch(session), 0);
-	ck_assert_uint_eq(row_of(session).n_owned, 11);
-	glake_disconnect(session);
+	ck_assert_uint_eq(world_row(session).n_owned, 11);
 }
 END_TEST
 
 START_TEST(the_highest_that_was_live_is_kept)
 {
-	struct glake_session *session = connect_new();
+	struct glake_session *session = world_connect();
 	glake_ptr one;
 	glake_ptr two;
 	uint64_t chunk;
@@ -678,12 +656,11 @@ START_TEST(the_highest_that_was_live_is_kept)
 	assert_ok(glake_free(session, one));
 	assert_ok(glake_chunk_free(session, chunk, 2 * MIB));
 	assert_ok(glake_alloc(session, 0, 6 * MIB, 0, &one));
-	ck_assert_uint_eq(usage_of(session).live_bytes, 10 * MIB);
-	ck_assert_uint_eq(usage_of(session).peak_bytes, 12 * MIB);
+	ck_assert_uint_eq(world_usage(session).live_bytes, 10 * MIB);
+	ck_assert_uint_eq(world_usage(session).peak_bytes, 12 * MIB);
 	usleep(120000);
 	assert_ok(glake_ping(session));
-	ck_assert_uint_eq(row_of(session).peak_bytes, 12 * MIB);
-	glake_disconnect(session);
+	ck_assert_uint_eq(world_row(session).peak_bytes, 12 * MIB);
 }
 END_TEST
 
@@ -696,10 +673,8 @@ static struct glake_device_view view_of(struct glake_session *session, uint32_t 
 
 START_TEST(what_is_left_of_a_device_is_one_question)
 {
-	kill_daemon();
-	start_daemon(CONFIG "pool = (); reserve_bytes = \"2GiB\";");
-	struct glake_session *one = connect_new();
-	struct glake_session *two = connect_new();
+	struct glake_session *one = world_connect();
+	struct glake_session *two = world_connect();
 	struct glake_block *block;
 	glake_ptr ptr = 0;
 	/* Of the room, 2 MiB are the device's anchor. */
@@ -742,8 +717,6 @@ START_TEST(what_is_left_of_a_device_is_one_question)
 	struct glake_device_view view = {.size = sizeof(view)};
 	ck_assert_int_eq(glake_device_view(one, 2, &view), GLAKE_E_BAD_REQUEST);
 	ck_assert_int_eq(glake_device_view(one, 0, NULL), -EINVAL);
-	glake_disconnect(one);
-	glake_disconnect(two);
 }
 END_TEST
 
@@ -756,14 +729,12 @@ START_TEST(without_the_driver_only_requests_work)
 	struct glake_session *session;
 	ck_assert_int_eq(glake_connect(&options, &session), GLAKE_E_NO_DRIVER);
 	ck_assert_ptr_nonnull(strstr(glake_error(), "/nonexistent/libcuda.so"));
-	options.no_cuda = 1;
-	assert_ok(glake_connect(&options, &session));
+	session = world_connect_blind();
 	assert_ok(glake_ping(session));
 	glake_ptr ptr = 0;
 	ck_assert_int_eq(glake_alloc(session, 0, 1, 0, &ptr), GLAKE_E_NO_DRIVER);
 	ck_assert_int_eq(glake_reserve(session, 2 * MIB, 0, &ptr), GLAKE_E_NO_DRIVER);
 	ck_assert_int_eq(glake_alloc(session, 9, 1, 0, &ptr), -ENODEV);
-	glake_disconnect(session);
 }
 END_TEST
 
@@ -797,12 +768,9 @@ int main(int argc, char **argv)
 		without_the_driver_only_requests_work,
 	};
 	Suite *suite = suite_create("client");
-	TCase *tcase = tcase_create("client");
-	tcase_set_timeout(tcase, TEST_TIMEOUT_S * 2);
-	tcase_add_checked_fixture(tcase, begin, tear_down);
+	suite_begin = begin;
 	for (size_t i = 0; i < sizeof(tests) / sizeof(tests[0]); i++) {
-		tcase_add_test(tcase, tests[i]);
+		suite_add(suite, tests[i]);
 	}
-	suite_add_tcase(suite, tcase);
 	return suite_run(suite);
 }

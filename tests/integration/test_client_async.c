@@ -1,29 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Private memory in the order of streams: the client library against the real daemon. */
 #include <dlfcn.h>
-#include <errno.h>
-#include <stdlib.h>
-#include <unistd.h>
 
 #include "libclient/glake_shim.h"
-#include "tests/integration/client_fixture.h"
+#include "tests/harness/world.h"
 
 #define CONFIG \
 	"warm_bytes = \"64MiB\"; tenants = ({ name = \"default\"; device_bytes = \"256MiB\"; });"
 
-static struct cudrv drv;
 static struct glake_session *session;
 static CUcontext context;
 
 static void begin(void)
 {
-	set_up();
-	start_daemon(CONFIG);
-	ck_assert_int_eq(cudrv_open(&drv, NULL, NULL, 0), 0);
-	ck_assert_int_eq(drv.cuInit(0), CUDA_SUCCESS);
+	world_begin(.config = CONFIG, .devices = "2x16GiB");
+	world_open_driver();
 	ck_assert_int_eq(drv.cuDevicePrimaryCtxRetain(&context, 0), CUDA_SUCCESS);
 	ck_assert_int_eq(drv.cuCtxSetCurrent(context), CUDA_SUCCESS);
-	session = connect_new();
+	session = world_connect();
 }
 
 static CUstream stream_new(void)
@@ -238,8 +232,8 @@ START_TEST(disconnecting_gives_back_what_is_parked)
 	CUstream stream = stream_new();
 	glake_ptr ptr = alloc_on(stream, 64 * MIB);
 	assert_ok(glake_free_async(session, stream, ptr, 0));
-	glake_disconnect(session);
-	session = connect_new();
+	world_disconnect(session);
+	session = world_connect();
 	glake_ptr all;
 	assert_ok(glake_alloc(session, 0, 256 * MIB, 0, &all));
 }
@@ -253,7 +247,7 @@ START_TEST(a_child_frees_host_memory_only)
 	pid_t pid = fork();
 	if (pid == 0) {
 		int r = glake_alloc_async(session, stream, MIB, 0, &ptr);
-		glake_disconnect(session);
+		world_disconnect(session);
 		_exit(r == GLAKE_E_FORKED ? 0 : 1);
 	}
 	int status;
@@ -400,12 +394,9 @@ int main(void)
 		an_order_has_to_be_told_how_to_release,
 	};
 	Suite *suite = suite_create("client_async");
-	TCase *tcase = tcase_create("client_async");
-	tcase_set_timeout(tcase, TEST_TIMEOUT_S * 2);
-	tcase_add_checked_fixture(tcase, begin, tear_down);
+	suite_begin = begin;
 	for (size_t i = 0; i < sizeof(tests) / sizeof(tests[0]); i++) {
-		tcase_add_test(tcase, tests[i]);
+		suite_add(suite, tests[i]);
 	}
-	suite_add_tcase(suite, tcase);
 	return suite_run(suite);
 }

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The client library against the real daemon: models, from file to mapped bytes. */
-#include <errno.h>
 #include <pthread.h>
-#include <stdlib.h>
 
-#include "tests/integration/client_fixture.h"
+#include "tests/harness/models.h"
+#include "tests/harness/world.h"
 
 #define CONFIG "max_requests_in_flight = 16;"
 
@@ -58,7 +57,7 @@ static void write_model(const char *file, const struct entry *entries, size_t n_
 		make_bytes(entries[i].name, at, entries[i].n_bytes);
 		at += entries[i].n_bytes;
 	}
-	write_file(file, bytes, 8 + n_header + n_total);
+	world_write_file(file, bytes, 8 + n_header + n_total);
 	free(bytes);
 	free(header);
 }
@@ -103,8 +102,7 @@ static struct glake_model_info info_of(const struct glake_model *model)
 
 static void begin(void)
 {
-	set_up();
-	start_daemon(CONFIG);
+	world_begin(.config = CONFIG, .devices = "2x16GiB");
 }
 
 /* ---- opening ---------------------------------------------------------------------------------- */
@@ -112,22 +110,22 @@ static void begin(void)
 START_TEST(every_process_gets_the_same_bytes)
 {
 	write_model("m.safetensors", small_model, N_SMALL);
-	struct glake_session *one = connect_new();
-	struct glake_session *two = connect_new();
-	size_t n_fds = count_fds();
+	struct glake_session *one = world_connect();
+	struct glake_session *two = world_connect();
+	size_t n_fds = world_own_n_fds();
 	struct glake_model *first;
 	struct glake_model *second;
-	assert_ok(glake_model_open(one, path_of("m.safetensors"), NULL, &first));
-	assert_ok(glake_model_open(two, path_of("m.safetensors"), NULL, &second));
+	assert_ok(glake_model_open(one, world_path("m.safetensors"), NULL, &first));
+	assert_ok(glake_model_open(two, world_path("m.safetensors"), NULL, &second));
 	ck_assert_int_eq(info_of(first).was_loaded, 0);
 	ck_assert_int_eq(info_of(second).was_loaded, 1);
-	ck_assert_str_eq(info_of(first).name, path_of("m.safetensors"));
+	ck_assert_str_eq(info_of(first).name, world_path("m.safetensors"));
 	ck_assert_uint_eq(info_of(first).n_tensors, N_SMALL);
 	ck_assert_uint_eq(info_of(first).content_bytes, 256 + 6 + 8 + 3145729 + 25);
 	check_bytes(one, first, small_model, N_SMALL);
 	check_bytes(two, second, small_model, N_SMALL);
-	ck_assert_uint_eq(row_of(one).shared_bytes, info_of(first).mapped_bytes);
-	ck_assert_uint_eq(usage_of(one).shared_bytes, info_of(first).mapped_bytes);
+	ck_assert_uint_eq(world_row(one).shared_bytes, info_of(first).mapped_bytes);
+	ck_assert_uint_eq(world_usage(one).shared_bytes, info_of(first).mapped_bytes);
 
 	struct glake_tensor tensor = {.size = sizeof(tensor)};
 	static const char *const in_order[] = {"a.bias", "big",    "empty",
@@ -145,14 +143,13 @@ START_TEST(every_process_gets_the_same_bytes)
 	ck_assert_uint_eq(tensor.shape[0], 0);
 	ck_assert_uint_eq(tensor.shape[1], 7);
 
-	glake_disconnect(one);
+	world_disconnect(one);
 	check_bytes(two, second, small_model, N_SMALL);
 	glake_model_close(second);
-	ck_assert_uint_eq(usage_of(two).shared_bytes, 0);
-	ck_assert_uint_eq(row_of(two).n_models, 0);
+	ck_assert_uint_eq(world_usage(two).shared_bytes, 0);
+	ck_assert_uint_eq(world_row(two).n_models, 0);
 	/* The simulated driver holds fds of its own for what is mapped; one socket is closed. */
-	ck_assert_uint_eq(count_fds(), n_fds - 1);
-	glake_disconnect(two);
+	ck_assert_uint_eq(world_own_n_fds(), n_fds - 1);
 }
 END_TEST
 
@@ -170,10 +167,10 @@ START_TEST(long_lists_come_in_pages)
 		entries[N_MANY + i] = (struct entry){names[N_MANY + i], "U8", "64", 64};
 	}
 	write_model("many.safetensors", entries, 2 * N_MANY);
-	struct glake_session *session = connect_new();
-	size_t n_fds = count_fds();
+	struct glake_session *session = world_connect();
+	size_t n_fds = world_own_n_fds();
 	struct glake_model *model;
-	assert_ok(glake_model_open(session, path_of("many.safetensors"), NULL, &model));
+	assert_ok(glake_model_open(session, world_path("many.safetensors"), NULL, &model));
 	ck_assert_uint_ge(info_of(model).n_blocks, N_MANY);
 	ck_assert_uint_eq(info_of(model).n_tensors, 2 * N_MANY);
 	check_bytes(session, model, entries, 2 * N_MANY);
@@ -185,18 +182,18 @@ START_TEST(long_lists_come_in_pages)
 		previous = tensor.name;
 	}
 	glake_model_close(model);
-	ck_assert_uint_eq(count_fds(), n_fds);
+	ck_assert_uint_eq(world_own_n_fds(), n_fds);
 
 	/* The driver fails in the middle of the second page. */
-	set_faults("cuMemMap:200:fail=1");
-	ck_assert_int_eq(glake_model_open(session, path_of("many.safetensors"), NULL, &model),
+	world_set_own_faults("cuMemMap:200:fail=1");
+	ck_assert_int_eq(glake_model_open(session, world_path("many.safetensors"), NULL, &model),
 	                 GLAKE_E_CUDA);
 	ck_assert_ptr_nonnull(strstr(glake_error(), "cuMemMap"));
-	ck_assert_uint_eq(count_fds(), n_fds);
-	ck_assert_uint_eq(row_of(session).n_models, 0);
-	set_faults("");
-	assert_ok(glake_model_open(session, path_of("many.safetensors"), NULL, &model));
-	glake_disconnect(session);
+	ck_assert_uint_eq(world_own_n_fds(), n_fds);
+	ck_assert_uint_eq(world_row(session).n_models, 0);
+	world_set_own_faults("");
+	assert_ok(glake_model_open(session, world_path("many.safetensors"), NULL, &model));
+	world_disconnect(session);
 	free(entries);
 	free(names);
 }
@@ -223,59 +220,59 @@ START_TEST(nothing_remains_of_a_failed_mapping)
 		"cuMemSetAccess:1:fail=2",
 	};
 	write_model("m.safetensors", small_model, N_SMALL);
-	struct glake_session *session = connect_new();
+	struct glake_session *session = world_connect();
 	struct glake_model *model;
 	/* What the first time allocates once and for all. */
-	assert_ok(glake_model_open(session, path_of("m.safetensors"), NULL, &model));
+	assert_ok(glake_model_open(session, world_path("m.safetensors"), NULL, &model));
 	glake_model_close(model);
-	size_t n_fds = count_fds();
+	size_t n_fds = world_own_n_fds();
 	size_t n_maps = count_maps();
 	for (size_t i = 0; i < sizeof(faults) / sizeof(faults[0]); i++) {
-		set_faults(faults[i]);
-		ck_assert_msg(glake_model_open(session, path_of("m.safetensors"), NULL, &model) ==
-		                      GLAKE_E_CUDA,
+		world_set_own_faults(faults[i]);
+		ck_assert_msg(glake_model_open(session, world_path("m.safetensors"), NULL,
+		                               &model) == GLAKE_E_CUDA,
 		              "%s", faults[i]);
 		ck_assert_ptr_nonnull(strstr(glake_error(), "CUDA_ERROR"));
-		ck_assert_uint_eq(count_fds(), n_fds);
-		ck_assert_uint_eq(row_of(session).n_models, 0);
-		ck_assert_uint_eq(usage_of(session).shared_bytes, 0);
+		ck_assert_uint_eq(world_own_n_fds(), n_fds);
+		ck_assert_uint_eq(world_row(session).n_models, 0);
+		ck_assert_uint_eq(world_usage(session).shared_bytes, 0);
 	}
-	set_faults("");
-	assert_ok(glake_model_open(session, path_of("m.safetensors"), NULL, &model));
+	world_set_own_faults("");
+	assert_ok(glake_model_open(session, world_path("m.safetensors"), NULL, &model));
 	check_bytes(session, model, small_model, N_SMALL);
 	glake_model_close(model);
 	ck_assert(TEST_SANITIZED || count_maps() <= n_maps + 2);
-	glake_disconnect(session);
 }
 END_TEST
 
 START_TEST(a_folder_is_its_index_or_its_one_file)
 {
-	struct glake_session *session = connect_new();
+	struct glake_session *session = world_connect();
 	struct glake_model *model;
-	ck_assert_int_eq(glake_model_open(session, folder, NULL, &model), -ENOENT);
+	ck_assert_int_eq(glake_model_open(session, harness.folder, NULL, &model), -ENOENT);
 	ck_assert_ptr_nonnull(strstr(glake_error(), "model.safetensors"));
 	write_model("model.safetensors", small_model, N_SMALL);
-	assert_ok(glake_model_open(session, folder, NULL, &model));
+	assert_ok(glake_model_open(session, harness.folder, NULL, &model));
 	check_bytes(session, model, small_model, N_SMALL);
 	glake_model_close(model);
 
 	write_model("one.safetensors", small_model, 2);
 	write_model("two.safetensors", small_model + 2, N_SMALL - 2);
-	write_text("model.safetensors.index.json",
-	           "{\"metadata\": {\"total_size\": 1}, \"weight_map\": {"
-	           "\"z.weight\": \"one.safetensors\", \"a.bias\": \"one.safetensors\","
-	           "\"empty\": \"two.safetensors\", \"scalar\": \"two.safetensors\","
-	           "\"big\": \"two.safetensors\", \"fp8\": \"two.safetensors\"}}");
-	assert_ok(glake_model_open(session, folder, NULL, &model));
+	world_write_text("model.safetensors.index.json",
+	                 "{\"metadata\": {\"total_size\": 1}, \"weight_map\": {"
+	                 "\"z.weight\": \"one.safetensors\", \"a.bias\": \"one.safetensors\","
+	                 "\"empty\": \"two.safetensors\", \"scalar\": \"two.safetensors\","
+	                 "\"big\": \"two.safetensors\", \"fp8\": \"two.safetensors\"}}");
+	assert_ok(glake_model_open(session, harness.folder, NULL, &model));
 	ck_assert_uint_eq(info_of(model).n_tensors, N_SMALL);
 	check_bytes(session, model, small_model, N_SMALL);
 	glake_model_close(model);
-	assert_ok(glake_model_open(session, path_of("model.safetensors.index.json"), NULL, &model));
+	assert_ok(glake_model_open(session, world_path("model.safetensors.index.json"), NULL,
+	                           &model));
 	ck_assert_uint_eq(info_of(model).n_tensors, N_SMALL);
 	glake_model_close(model);
 
-	const char *shards[] = {path_of("one.safetensors"), path_of("two.safetensors")};
+	const char *shards[] = {world_path("one.safetensors"), world_path("two.safetensors")};
 	assert_ok(glake_model_open_shards(session, shards, 2, NULL, &model));
 	check_bytes(session, model, small_model, N_SMALL);
 	glake_model_close(model);
@@ -289,32 +286,30 @@ START_TEST(a_folder_is_its_index_or_its_one_file)
 	ck_assert_int_ge(fcntl(fds[0], F_GETFD), 0);
 	close(fds[0]);
 	close(fds[1]);
-	glake_disconnect(session);
 }
 END_TEST
 
 START_TEST(bad_files_are_named)
 {
-	struct glake_session *session = connect_new();
+	struct glake_session *session = world_connect();
 	struct glake_model *model;
-	size_t n_fds = count_fds();
-	ck_assert_int_eq(glake_model_open(session, path_of("none"), NULL, &model), -ENOENT);
+	size_t n_fds = world_own_n_fds();
+	ck_assert_int_eq(glake_model_open(session, world_path("none"), NULL, &model), -ENOENT);
 	ck_assert_ptr_nonnull(strstr(glake_error(), "none"));
-	ck_assert_int_eq(mkfifo(path_of("fifo"), 0600), 0);
-	ck_assert_int_eq(glake_model_open(session, path_of("fifo"), NULL, &model),
+	ck_assert_int_eq(mkfifo(world_path("fifo"), 0600), 0);
+	ck_assert_int_eq(glake_model_open(session, world_path("fifo"), NULL, &model),
 	                 GLAKE_E_BAD_FILE);
 	ck_assert_int_eq(glake_model_open(session, "/dev/null", NULL, &model), GLAKE_E_BAD_FILE);
-	write_text("text.safetensors", "this is no model, is it?");
-	ck_assert_int_eq(glake_model_open(session, path_of("text.safetensors"), NULL, &model),
+	world_write_text("text.safetensors", "this is no model, is it?");
+	ck_assert_int_eq(glake_model_open(session, world_path("text.safetensors"), NULL, &model),
 	                 GLAKE_E_BAD_FILE);
 	ck_assert_ptr_nonnull(strstr(glake_error(), "text.safetensors"));
-	const char *paths[] = {path_of("fifo")};
+	const char *paths[] = {world_path("fifo")};
 	ck_assert_int_eq(glake_model_open_shards(session, paths, 1, NULL, &model),
 	                 GLAKE_E_BAD_FILE);
 	ck_assert_int_eq(glake_model_open_shards(session, paths, 0, NULL, &model), -EINVAL);
-	ck_assert_uint_eq(row_of(session).n_models, 0);
-	ck_assert_uint_eq(count_fds(), n_fds);
-	glake_disconnect(session);
+	ck_assert_uint_eq(world_row(session).n_models, 0);
+	ck_assert_uint_eq(world_own_n_fds(), n_fds);
 }
 END_TEST
 
@@ -346,7 +341,7 @@ START_TEST(a_load_tells_its_progress)
 		entries[i] = (struct entry){names[i], "U8", "2097152", 2097152};
 	}
 	write_model("m.safetensors", entries, 40);
-	struct glake_session *session = connect_new();
+	struct glake_session *session = world_connect();
 	struct progress progress = {.session = session};
 	struct glake_model_options options = {
 		.size = sizeof(options),
@@ -355,25 +350,17 @@ START_TEST(a_load_tells_its_progress)
 		.name = "a name",
 	};
 	struct glake_model *model;
-	assert_ok(glake_model_open(session, path_of("m.safetensors"), &options, &model));
+	assert_ok(glake_model_open(session, world_path("m.safetensors"), &options, &model));
 	ck_assert_uint_gt(progress.n_calls, 0);
 	ck_assert_str_eq(info_of(model).name, "a name");
-	glake_disconnect(session);
 }
 END_TEST
 
 START_TEST(a_model_can_be_loaded_without_mapping)
 {
 	write_model("m.safetensors", small_model, N_SMALL);
-	struct glake_connect_options connect_options = {
-		.size = sizeof(connect_options),
-		.no_cuda = 1,
-	};
-	struct glake_session *session;
-	assert_ok(glake_connect(&connect_options, &session));
-	struct glake_model_options options = {.size = sizeof(options), .no_map = 1};
 	struct glake_model *model;
-	assert_ok(glake_model_open(session, path_of("m.safetensors"), &options, &model));
+	assert_ok(world_open_unmapped(world_connect_blind(), world_path("m.safetensors"), &model));
 	ck_assert_uint_eq(info_of(model).base, 0);
 	ck_assert_uint_eq(info_of(model).mapped_bytes, 0);
 	struct glake_tensor tensor = {.size = sizeof(tensor)};
@@ -381,7 +368,6 @@ START_TEST(a_model_can_be_loaded_without_mapping)
 	ck_assert_uint_eq(tensor.ptr, 0);
 	ck_assert_uint_eq(tensor.bytes, 3145729);
 	glake_model_close(model);
-	glake_disconnect(session);
 }
 END_TEST
 
@@ -408,8 +394,8 @@ static void *open_and_close(void *argument)
 START_TEST(threads_open_models_through_one_session)
 {
 	write_model("m.safetensors", small_model, N_SMALL);
-	struct glake_session *session = connect_new();
-	const char *path = path_of("m.safetensors");
+	struct glake_session *session = world_connect();
+	const char *path = world_path("m.safetensors");
 	struct opener openers[4];
 	pthread_t threads[4];
 	for (int i = 0; i < 4; i++) {
@@ -420,25 +406,23 @@ START_TEST(threads_open_models_through_one_session)
 		pthread_join(threads[i], NULL);
 		ck_assert_int_eq(openers[i].result, 0);
 	}
-	ck_assert_uint_eq(usage_of(session).shared_bytes, 0);
-	ck_assert_uint_eq(row_of(session).n_models, 0);
-	glake_disconnect(session);
+	ck_assert_uint_eq(world_usage(session).shared_bytes, 0);
+	ck_assert_uint_eq(world_row(session).n_models, 0);
 }
 END_TEST
 
 START_TEST(a_model_outlives_the_daemon)
 {
 	write_model("m.safetensors", small_model, N_SMALL);
-	struct glake_session *session = connect_new();
+	struct glake_session *session = world_connect();
 	struct glake_model *model;
-	assert_ok(glake_model_open(session, path_of("m.safetensors"), NULL, &model));
-	kill_daemon();
+	assert_ok(glake_model_open(session, world_path("m.safetensors"), NULL, &model));
+	harness_kill(&harness);
 	check_bytes(session, model, small_model, N_SMALL);
 	struct glake_model *other;
-	ck_assert_int_eq(glake_model_open(session, path_of("m.safetensors"), NULL, &other),
+	ck_assert_int_eq(glake_model_open(session, world_path("m.safetensors"), NULL, &other),
 	                 GLAKE_E_GONE);
 	glake_model_close(model);
-	glake_disconnect(session);
 }
 END_TEST
 
@@ -453,30 +437,29 @@ START_TEST(the_daemon_may_die_at_any_time_of_an_open)
 	}
 	write_model("m.safetensors", entries, 64);
 	for (int round = 0; round < 8; round++) {
-		struct glake_session *session = connect_new();
-		size_t n_fds = count_fds();
+		struct glake_session *session = world_connect();
+		size_t n_fds = world_own_n_fds();
 		pid_t killer = fork();
 		if (killer == 0) {
 			usleep((useconds_t)(1000u << round) / 2);
-			kill(daemon_pid, SIGKILL);
+			kill(harness.pid, SIGKILL);
 			_exit(0);
 		}
 		struct glake_model *model;
 		int r = 0;
 		while (r == 0) {
-			r = glake_model_open(session, path_of("m.safetensors"), NULL, &model);
+			r = glake_model_open(session, world_path("m.safetensors"), NULL, &model);
 			if (r == 0) {
 				glake_model_close(model);
 			}
 		}
 		ck_assert_msg(r == GLAKE_E_GONE, "%d: %s", r, glake_error());
-		ck_assert_uint_eq(count_fds(), n_fds);
-		ck_assert_uint_eq(usage_of(session).shared_bytes, 0);
-		glake_disconnect(session);
+		ck_assert_uint_eq(world_own_n_fds(), n_fds);
+		ck_assert_uint_eq(world_usage(session).shared_bytes, 0);
+		world_disconnect(session);
 		waitpid(killer, NULL, 0);
-		kill_daemon();
-		unlink(path_of("socket"));
-		start_daemon(CONFIG);
+		harness_kill(&harness);
+		world_restart();
 	}
 }
 END_TEST
@@ -504,7 +487,7 @@ static int count_metric(void *user, const char *name, uint64_t value, const char
 
 static int check_status(void *user, const struct glake_status *status)
 {
-	ck_assert_uint_eq(status->pid, (uint64_t)daemon_pid);
+	ck_assert_uint_eq(status->pid, (uint64_t)harness.pid);
 	ck_assert_uint_eq(status->n_devices, 2);
 	ck_assert_uint_gt(status->devices[0].block_bytes, 0);
 	++*(int *)user;
@@ -522,9 +505,9 @@ static int check_tenant(void *user, const struct glake_tenant_row *row)
 START_TEST(the_store_can_be_seen_and_steered)
 {
 	write_model("m.safetensors", small_model, N_SMALL);
-	struct glake_session *session = connect_new();
+	struct glake_session *session = world_connect();
 	struct glake_model *model;
-	assert_ok(glake_model_open(session, path_of("m.safetensors"), NULL, &model));
+	assert_ok(glake_model_open(session, world_path("m.safetensors"), NULL, &model));
 	int n_seen = 0;
 	assert_ok(glake_get_status(session, check_status, &n_seen));
 	ck_assert_int_eq(n_seen, 1);
@@ -539,7 +522,7 @@ START_TEST(the_store_can_be_seen_and_steered)
 
 	uint64_t n_models = 0;
 	uint64_t n_bytes = 0;
-	const char *name = path_of("m.safetensors");
+	const char *name = world_path("m.safetensors");
 	ck_assert_int_eq(glake_evict(session, name, &n_models, &n_bytes), GLAKE_E_BUSY);
 	ck_assert_int_eq(glake_evict(session, "nothing", NULL, NULL), GLAKE_E_NOT_FOUND);
 	assert_ok(glake_pin(session, name, 1));
@@ -561,7 +544,6 @@ START_TEST(the_store_can_be_seen_and_steered)
 	assert_ok(glake_set_max_sessions(session, "default", 1));
 	struct glake_session *refused;
 	ck_assert_int_eq(glake_connect(NULL, &refused), GLAKE_E_OVER_QUOTA);
-	glake_disconnect(session);
 }
 END_TEST
 
@@ -581,13 +563,10 @@ int main(void)
 		the_store_can_be_seen_and_steered,
 	};
 	Suite *suite = suite_create("client_model");
-	TCase *tcase = tcase_create("client_model");
-	/* A sanitizer takes minutes for a thousand tensors. */
-	tcase_set_timeout(tcase, TEST_TIMEOUT_S * 10);
-	tcase_add_checked_fixture(tcase, begin, tear_down);
+	suite_begin = begin;
 	for (size_t i = 0; i < sizeof(tests) / sizeof(tests[0]); i++) {
-		tcase_add_test(tcase, tests[i]);
+		/* A sanitizer takes minutes for a thousand tensors. */
+		suite_add_timed(suite, tests[i], TEST_TIMEOUT_S * 10);
 	}
-	suite_add_tcase(suite, tcase);
 	return suite_run(suite);
 }

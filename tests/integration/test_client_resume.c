@@ -5,23 +5,19 @@
  */
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdlib.h>
 #include <sys/socket.h>
 
 #include "proto/cleanup.h"
-#include "tests/integration/client_fixture.h"
+#include "tests/harness/world.h"
 
 #define CONFIG "pool = (); tenants = ( { name = \"default\"; device_bytes = \"8GiB\"; } );"
 
-static struct cudrv drv;
 static int n_gone;
 
 static void begin(void)
 {
-	set_up();
-	start_daemon(CONFIG);
-	ck_assert_int_eq(cudrv_open(&drv, NULL, NULL, 0), 0);
-	ck_assert_int_eq(drv.cuInit(0), CUDA_SUCCESS);
+	world_begin(.config = CONFIG, .devices = "2x16GiB");
+	world_open_driver();
 }
 
 static void count_gone(void *user, const struct glake_notice *notice)
@@ -69,7 +65,7 @@ static void (*const losses[])(struct glake_session *) = {close_socket, shut_sock
 
 START_TEST(allocating_goes_on_in_the_same_session)
 {
-	struct glake_session *session = connect_new();
+	struct glake_session *session = world_connect();
 	uint64_t id = id_of(session);
 	glake_ptr first;
 	glake_ptr second;
@@ -78,7 +74,7 @@ START_TEST(allocating_goes_on_in_the_same_session)
 	write_byte(first, 42);
 	losses[_i](session);
 	assert_ok(glake_alloc(session, 0, 8 * MIB, 0, &second));
-	struct glake_session_row row = row_of(session);
+	struct glake_session_row row = world_row(session);
 	ck_assert_uint_eq(row.session, id);
 	ck_assert_uint_eq(row.reserved_bytes, 12 * MIB);
 	ck_assert(!row.detached);
@@ -87,75 +83,70 @@ START_TEST(allocating_goes_on_in_the_same_session)
 	assert_ok(glake_free(session, first));
 	assert_ok(glake_free(session, second));
 	assert_ok(glake_trim(session, 0, 0));
-	ck_assert_uint_eq(row_of(session).reserved_bytes, 0);
+	ck_assert_uint_eq(world_row(session).reserved_bytes, 0);
 	ck_assert_int_eq(n_gone, 0);
-	glake_disconnect(session);
 }
 END_TEST
 
 START_TEST(dispatch_connects_again)
 {
-	struct glake_session *session = connect_new();
+	struct glake_session *session = world_connect();
 	losses[_i](session);
 	ck_assert_int_ge(glake_dispatch(session), 0);
 	ck_assert_int_ge(glake_fd(session), 0);
 	assert_ok(glake_ping(session));
-	glake_disconnect(session);
 }
 END_TEST
 
 /* The Goodbye of a session that has no connection gives back what it has as well. */
 START_TEST(lost_session_is_disconnected)
 {
-	struct glake_session *watcher = connect_new();
-	struct glake_session *session = connect_new();
+	struct glake_session *watcher = world_connect();
+	struct glake_session *session = world_connect();
 	struct glake_session_row row = {.session = id_of(session)};
 	glake_ptr ptr;
 	assert_ok(glake_alloc(session, 0, 4 * MIB, 0, &ptr));
 	losses[_i](session);
-	glake_disconnect(session);
-	while (glake_list_sessions(watcher, find_row, &row) == 1) {
+	world_disconnect(session);
+	while (glake_list_sessions(watcher, world_find_row, &row) == 1) {
 		usleep(1000);
 	}
-	glake_disconnect(watcher);
 }
 END_TEST
 
 START_TEST(many_losses_leave_nothing)
 {
-	struct glake_session *session = connect_new();
+	struct glake_session *session = world_connect();
 	glake_ptr ptr;
 	assert_ok(glake_alloc(session, 0, 4 * MIB, 0, &ptr));
-	size_t n_fds = count_fds();
+	size_t n_fds = world_own_n_fds();
 	for (int i = 0; i < 1000; i++) {
 		losses[i % 2](session);
 		assert_ok(glake_ping(session));
 	}
-	ck_assert_uint_eq(count_fds(), n_fds);
-	ck_assert_uint_eq(row_of(session).reserved_bytes, 4 * MIB);
+	ck_assert_uint_eq(world_own_n_fds(), n_fds);
+	ck_assert_uint_eq(world_row(session).reserved_bytes, 4 * MIB);
 	assert_ok(glake_free(session, ptr));
-	glake_disconnect(session);
 }
 END_TEST
 
 START_TEST(another_glaked_does_not_know_it)
 {
-	struct glake_session *session = connect_new();
+	struct glake_session *session = world_connect();
 	glake_ptr ptr;
 	glake_set_notice_handler(session, count_gone, NULL);
 	assert_ok(glake_alloc(session, 0, 4 * MIB, 0, &ptr));
 	write_byte(ptr, 42);
-	kill_daemon();
-	start_daemon(CONFIG);
+	harness_kill(&harness);
+	world_restart();
 	ck_assert_int_eq(glake_ping(session), GLAKE_E_GONE);
 	ck_assert_int_eq(glake_ping(session), GLAKE_E_GONE);
 	ck_assert_int_eq(n_gone, 1);
 	ck_assert_int_eq(first_byte(session, ptr), 42);
 	assert_ok(glake_free(session, ptr));
-	glake_disconnect(session);
-	session = connect_new();
+	world_disconnect(session);
+	session = world_connect();
 	assert_ok(glake_ping(session));
-	glake_disconnect(session);
 }
 END_TEST
 
@@ -189,7 +180,7 @@ static void *work(void *argument)
 
 START_TEST(threads_do_not_notice)
 {
-	struct glake_session *session = connect_new();
+	struct glake_session *session = world_connect();
 	struct worker workers[N_WORKERS];
 	pthread_t threads[N_WORKERS];
 	for (int i = 0; i < N_WORKERS; i++) {
@@ -216,24 +207,20 @@ START_TEST(threads_do_not_notice)
 		workers[i].is_over = true;
 		pthread_join(threads[i], NULL);
 	}
-	ck_assert_uint_eq(row_of(session).reserved_bytes, 0);
-	ck_assert_uint_eq(row_of(session).n_chunks, 0);
-	glake_disconnect(session);
+	ck_assert_uint_eq(world_row(session).reserved_bytes, 0);
+	ck_assert_uint_eq(world_row(session).n_chunks, 0);
 }
 END_TEST
 
 int main(void)
 {
 	Suite *suite = suite_create("client_resume");
-	TCase *tcase = tcase_create("client_resume");
-	tcase_set_timeout(tcase, TEST_TIMEOUT_S * 4);
-	tcase_add_checked_fixture(tcase, begin, tear_down);
-	tcase_add_loop_test(tcase, allocating_goes_on_in_the_same_session, 0, 2);
-	tcase_add_loop_test(tcase, dispatch_connects_again, 0, 2);
-	tcase_add_loop_test(tcase, lost_session_is_disconnected, 0, 2);
-	tcase_add_test(tcase, many_losses_leave_nothing);
-	tcase_add_test(tcase, another_glaked_does_not_know_it);
-	tcase_add_test(tcase, threads_do_not_notice);
-	suite_add_tcase(suite, tcase);
+	suite_begin = begin;
+	suite_add_loop(suite, allocating_goes_on_in_the_same_session, 2);
+	suite_add_loop(suite, dispatch_connects_again, 2);
+	suite_add_loop(suite, lost_session_is_disconnected, 2);
+	suite_add(suite, many_losses_leave_nothing);
+	suite_add(suite, another_glaked_does_not_know_it);
+	suite_add(suite, threads_do_not_notice);
 	return suite_run(suite);
 }

@@ -6,19 +6,18 @@
  * What is mounted lives in a mount namespace of the test and its daemon. Without root, or where a
  * file system cannot be had, a test says SKIP.
  */
-#include <errno.h>
 #include <linux/capability.h>
 #include <linux/fs.h>
 #include <linux/fsverity.h>
 #include <linux/loop.h>
 #include <sched.h>
-#include <stdlib.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/mount.h>
 #include <time.h>
 
-#include "tests/integration/client_fixture.h"
+#include <stdarg.h>
+#include "tests/harness/world.h"
 
 #define TENSOR_BYTES 65536u
 #define HEADER "{\"w\":{\"dtype\":\"U8\",\"shape\":[65536],\"data_offsets\":[0,65536]}}   "
@@ -102,21 +101,6 @@ static void pin_it(const char *path)
 	glake_model_close(model);
 }
 
-static int find_evictions(void *user, const char *name, uint64_t value, const char *help)
-{
-	if (strcmp(name, "models_evicted") == 0) {
-		*(uint64_t *)user = value;
-	}
-	return 0;
-}
-
-static bool is_in_log(const char *part)
-{
-	char command[700];
-	snprintf(command, sizeof(command), "grep -q '%s' '%s'", part, path_of("log"));
-	return system(command) == 0;
-}
-
 /* A shared mapping of the file; its fd is closed. */
 static volatile uint8_t *map_file(const char *path)
 {
@@ -170,16 +154,16 @@ static bool own_mounts(void)
 /* An image of ext4, in the file @name. */
 static bool make_ext4(const char *name, const char *options)
 {
-	return run("truncate -s 16M '%s' && mkfs.ext4 -q -F %s '%s' >/dev/null 2>&1", path_of(name),
-	           options, path_of(name)) ||
+	return run("truncate -s 16M '%s' && mkfs.ext4 -q -F %s '%s' >/dev/null 2>&1",
+	           world_path(name), options, world_path(name)) ||
 	       skip("no mkfs.ext4 here");
 }
 
 /* The same image twice, but for the weights of its model, which were 0x51 and are 0x52. */
 static void change_weights(const char *from, const char *to)
 {
-	ck_assert(run("cp '%s' '%s'", path_of(from), path_of(to)));
-	int fd = open(path_of(to), O_RDWR | O_CLOEXEC);
+	ck_assert(run("cp '%s' '%s'", world_path(from), world_path(to)));
+	int fd = open(world_path(to), O_RDWR | O_CLOEXEC);
 	struct stat stat;
 	ck_assert_int_eq(fstat(fd, &stat), 0);
 	uint8_t *image = mmap(NULL, (size_t)stat.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, fd,
@@ -199,13 +183,13 @@ static void change_weights(const char *from, const char *to)
 
 static bool attach(const char *loop, const char *image)
 {
-	return run("losetup '%s' '%s' 2>/dev/null", loop, path_of(image));
+	return run("losetup '%s' '%s' 2>/dev/null", loop, world_path(image));
 }
 
 static bool attach_new(char *loop, size_t n_bytes, const char *image)
 {
 	char command[700];
-	snprintf(command, sizeof(command), "losetup -f --show '%s' 2>/dev/null", path_of(image));
+	snprintf(command, sizeof(command), "losetup -f --show '%s' 2>/dev/null", world_path(image));
 	FILE *answer = popen(command, "r");
 	bool is_there = answer && fgets(loop, (int)n_bytes, answer);
 	if (answer) {
@@ -221,7 +205,7 @@ static bool attach_new(char *loop, size_t n_bytes, const char *image)
 /* Closing what was a client's is left to threads of the daemon. */
 static void unmount(const char *folder_name)
 {
-	for (int i = 0; i < WAIT_S * 100 && umount2(path_of(folder_name), 0) < 0; i++) {
+	for (int i = 0; i < WAIT_S * 100 && umount2(world_path(folder_name), 0) < 0; i++) {
 		ck_assert_int_eq(errno, EBUSY);
 		usleep(10000);
 	}
@@ -232,7 +216,7 @@ static bool mount_loop(const char *loop, const char *at, const char *type, unsig
 {
 	struct loop_info64 info;
 	int fd = open(loop, O_RDWR | O_CLOEXEC);
-	bool is_mounted = fd >= 0 && mount(loop, path_of(at), type, flags, NULL) == 0;
+	bool is_mounted = fd >= 0 && mount(loop, world_path(at), type, flags, NULL) == 0;
 	if (is_mounted) {
 		ck_assert_int_eq(ioctl(fd, LOOP_GET_STATUS64, &info), 0);
 		info.lo_flags |= LO_FLAGS_AUTOCLEAR;
@@ -254,14 +238,14 @@ static void detach(const char *loop)
 
 static void make_folder(const char *name)
 {
-	ck_assert_int_eq(mkdir(path_of(name), 0755), 0);
+	ck_assert_int_eq(mkdir(world_path(name), 0755), 0);
 }
 
 /* Returns the loop device in @loop, or says SKIP. */
 static bool mount_ext4(const char *image, const char *options, const char *at, char *loop,
                        size_t n_bytes)
 {
-	if (!own_mounts() || !make_ext4(image, options) || !attach_new(loop, n_bytes, image)) {
+	if (!make_ext4(image, options) || !attach_new(loop, n_bytes, image)) {
 		return false;
 	}
 	make_folder(at);
@@ -272,24 +256,27 @@ static bool mount_ext4(const char *image, const char *options, const char *at, c
 	return true;
 }
 
-static void begin_daemon(const char *config)
+static void begin(const char *config)
 {
-	start_daemon(config);
-	session = connect_new();
+	world_begin(.config = config, .devices = "2x16GiB");
+	session = world_connect();
 }
 
-static void end_daemon(void)
+static bool begin_with_mounts(void)
 {
-	glake_disconnect(session);
-	kill_daemon();
+	if (!own_mounts()) {
+		return false;
+	}
+	begin("");
+	return true;
 }
 
 /* ---- tests ------------------------------------------------------------------------------------ */
 
 START_TEST(a_file_is_found_again)
 {
-	begin_daemon("");
-	const char *path = path_of("m.safetensors");
+	begin("");
+	const char *path = world_path("m.safetensors");
 	write_model(path, 1);
 	/* However fresh it is. */
 	ck_assert(!was_known(path, 1));
@@ -301,15 +288,14 @@ START_TEST(a_file_is_found_again)
 	unmap_file(bytes);
 	ck_assert(!was_known(path, 2));
 	ck_assert(was_known(path, 2));
-	end_daemon();
 }
 END_TEST
 
 /* Its page is writable and dirty already, so that a store is seen by nobody. */
 START_TEST(a_mapping_that_is_written_through_hides_no_change)
 {
-	begin_daemon("");
-	const char *path = path_of("m.safetensors");
+	begin("");
+	const char *path = world_path("m.safetensors");
 	write_model(path, 1);
 	volatile uint8_t *bytes = map_file(path);
 	for (uint8_t value = 2; value < 6; value++) {
@@ -317,27 +303,25 @@ START_TEST(a_mapping_that_is_written_through_hides_no_change)
 		ck_assert(!was_known(path, value));
 	}
 	check_reason(path, "open for writing");
-	ck_assert(is_in_log("each open loads it again: open for writing: .m.safetensors"));
+	harness_wait_log(&harness, "each open loads it again: open for writing: 'm.safetensors");
 	unmap_file(bytes);
 	ck_assert(!was_known(path, 5));
 	ck_assert(was_known(path, 5));
-	end_daemon();
 }
 END_TEST
 
 /* tmpfs sets no time when a page is stored to that was read first. */
 START_TEST(tmpfs_hides_no_change)
 {
-	if (!own_mounts()) {
+	if (!begin_with_mounts()) {
 		return;
 	}
 	make_folder("mem");
-	if (mount("none", path_of("mem"), "tmpfs", 0, "size=4m") < 0) {
+	if (mount("none", world_path("mem"), "tmpfs", 0, "size=4m") < 0) {
 		skip("cannot mount tmpfs");
 		return;
 	}
-	begin_daemon("");
-	const char *path = path_of("mem/m.safetensors");
+	const char *path = world_path("mem/m.safetensors");
 	write_model(path, 1);
 	ck_assert(!was_known(path, 1));
 	volatile uint8_t *bytes = map_file(path);
@@ -348,7 +332,6 @@ START_TEST(tmpfs_hides_no_change)
 	unmap_file(bytes);
 	ck_assert(!was_known(path, 2));
 	check_reason(path, "on tmpfs");
-	end_daemon();
 	unmount("mem");
 }
 END_TEST
@@ -356,7 +339,7 @@ END_TEST
 /* A mapping through an overlay is of the file below: no lease on the overlay's sees it. */
 START_TEST(an_overlay_hides_no_change)
 {
-	if (!own_mounts()) {
+	if (!begin_with_mounts()) {
 		return;
 	}
 	make_folder("low");
@@ -364,14 +347,13 @@ START_TEST(an_overlay_hides_no_change)
 	make_folder("work");
 	make_folder("over");
 	char options[900];
-	snprintf(options, sizeof(options), "lowerdir=%s,upperdir=%s,workdir=%s", path_of("low"),
-	         path_of("up"), path_of("work"));
-	if (mount("none", path_of("over"), "overlay", 0, options) < 0) {
+	snprintf(options, sizeof(options), "lowerdir=%s,upperdir=%s,workdir=%s", world_path("low"),
+	         world_path("up"), world_path("work"));
+	if (mount("none", world_path("over"), "overlay", 0, options) < 0) {
 		skip("cannot mount an overlay");
 		return;
 	}
-	begin_daemon("");
-	const char *path = path_of("over/m.safetensors");
+	const char *path = world_path("over/m.safetensors");
 	write_model(path, 1);
 	volatile uint8_t *bytes = map_file(path);
 	store(bytes, 2);
@@ -380,7 +362,6 @@ START_TEST(an_overlay_hides_no_change)
 	ck_assert(!was_known(path, 3));
 	check_reason(path, "on an overlay");
 	unmap_file(bytes);
-	end_daemon();
 	unmount("over");
 }
 END_TEST
@@ -389,14 +370,13 @@ END_TEST
 static void check_images(const char *loop, const char *type, const char *const images[2])
 {
 	struct stat stats[2];
-	begin_daemon("");
 	for (int i = 0; i < 2; i++) {
 		if (!attach(loop, images[i])) {
 			skip("the loop device was taken by somebody else");
 			break;
 		}
 		ck_assert(mount_loop(loop, "mnt", type, MS_RDONLY));
-		const char *path = path_of("mnt/m.safetensors");
+		const char *path = world_path("mnt/m.safetensors");
 		ck_assert_int_eq(stat(path, &stats[i]), 0);
 		stats[i].st_atim = (struct timespec){0};
 		ck_assert(!was_known(path, i == 0 ? 0x51 : 0x52));
@@ -405,17 +385,16 @@ static void check_images(const char *loop, const char *type, const char *const i
 		detach(loop);
 		ck_assert(i == 0 || memcmp(&stats[0], &stats[1], sizeof(stats[0])) == 0);
 	}
-	end_daemon();
 }
 
 START_TEST(another_file_system_in_the_same_place_is_another)
 {
 	static const char *const images[] = {"a.img", "b.img"};
 	char loop[64];
-	if (!mount_ext4(images[0], "", "mnt", loop, sizeof(loop))) {
+	if (!begin_with_mounts() || !mount_ext4(images[0], "", "mnt", loop, sizeof(loop))) {
 		return;
 	}
-	write_model(path_of("mnt/m.safetensors"), 0x51);
+	write_model(world_path("mnt/m.safetensors"), 0x51);
 	unmount("mnt");
 	detach(loop);
 	change_weights(images[0], images[1]);
@@ -427,14 +406,14 @@ END_TEST
 static bool make_squashfs(const char *name, uint8_t value)
 {
 	char source[600];
-	snprintf(source, sizeof(source), "%s/%s.source", folder, name);
+	snprintf(source, sizeof(source), "%s/%s.source", harness.folder, name);
 	ck_assert_int_eq(mkdir(source, 0755), 0);
 	char path[700];
 	snprintf(path, sizeof(path), "%s/m.safetensors", source);
 	write_model(path, value);
 	return run("touch -d @1000000000 '%s' && "
 	           "mksquashfs '%s' '%s' -quiet -no-progress >/dev/null 2>&1",
-	           path, source, path_of(name)) ||
+	           path, source, world_path(name)) ||
 	       skip("no mksquashfs here");
 }
 
@@ -442,8 +421,8 @@ START_TEST(another_image_in_the_same_place_is_another)
 {
 	static const char *const images[] = {"a.img", "b.img"};
 	char loop[64];
-	if (!own_mounts() || !make_squashfs(images[0], 0x51) || !make_squashfs(images[1], 0x52) ||
-	    !attach_new(loop, sizeof(loop), images[0])) {
+	if (!begin_with_mounts() || !make_squashfs(images[0], 0x51) ||
+	    !make_squashfs(images[1], 0x52) || !attach_new(loop, sizeof(loop), images[0])) {
 		return;
 	}
 	detach(loop);
@@ -457,14 +436,13 @@ START_TEST(a_change_within_the_tick_is_seen)
 {
 	char loop[64];
 	struct timespec now;
-	if (!mount_ext4("old.img", "-I 128", "mnt", loop, sizeof(loop))) {
+	if (!begin_with_mounts() || !mount_ext4("old.img", "-I 128", "mnt", loop, sizeof(loop))) {
 		return;
 	}
-	begin_daemon("");
-	const char *path = path_of("mnt/m.safetensors");
+	const char *path = world_path("mnt/m.safetensors");
 	/* The mover is up before the second begins. */
-	write_model(path_of("other.safetensors"), 9);
-	ck_assert(!was_known(path_of("other.safetensors"), 9));
+	write_model(world_path("other.safetensors"), 9);
+	ck_assert(!was_known(world_path("other.safetensors"), 9));
 	do {
 		usleep(1000);
 		clock_gettime(CLOCK_REALTIME, &now);
@@ -477,7 +455,6 @@ START_TEST(a_change_within_the_tick_is_seen)
 	usleep(1100000);
 	was_known(path, 2);
 	ck_assert(was_known(path, 2));
-	end_daemon();
 	unmount("mnt");
 	detach(loop);
 }
@@ -490,13 +467,14 @@ static bool was_known_elsewhere(const char *path, bool in_container)
 	pid_t pid = fork();
 	ck_assert_int_ge(pid, 0);
 	if (pid == 0) {
-		if (in_container && (unshare(CLONE_NEWNS) < 0 ||
-		                     mount(folder, path_of("there"), NULL, MS_BIND, NULL) < 0)) {
+		if (in_container &&
+		    (unshare(CLONE_NEWNS) < 0 ||
+		     mount(harness.folder, world_path("there"), NULL, MS_BIND, NULL) < 0)) {
 			_exit(2);
 		}
-		session = connect_new();
+		session = world_connect();
 		bool known = was_known(path, 1);
-		glake_disconnect(session);
+		world_disconnect(session);
 		_exit(known);
 	}
 	int status;
@@ -511,50 +489,56 @@ START_TEST(a_file_is_found_through_another_mount)
 	if (!own_mounts()) {
 		return;
 	}
+	world_begin(.config = "", .devices = "2x16GiB");
 	make_folder("there");
-	write_model(path_of("m.safetensors"), 1);
-	start_daemon("");
-	ck_assert(!was_known_elsewhere(path_of("m.safetensors"), false));
-	ck_assert(was_known_elsewhere(path_of("there/m.safetensors"), true));
-	kill_daemon();
+	write_model(world_path("m.safetensors"), 1);
+	ck_assert(!was_known_elsewhere(world_path("m.safetensors"), false));
+	ck_assert(was_known_elsewhere(world_path("there/m.safetensors"), true));
 }
 END_TEST
 
 /* Of a mount that glaked's namespace does not have. */
 START_TEST(a_file_in_a_container_alone_is_found)
 {
-	begin_daemon("");
+	begin("");
 	char loop[64];
-	if (!mount_ext4("a.img", "", "mnt", loop, sizeof(loop))) {
-		end_daemon();
+	if (!own_mounts() || !mount_ext4("a.img", "", "mnt", loop, sizeof(loop))) {
 		return;
 	}
-	write_model(path_of("mnt/m.safetensors"), 1);
-	ck_assert(!was_known(path_of("mnt/m.safetensors"), 1));
-	ck_assert(was_known(path_of("mnt/m.safetensors"), 1));
-	end_daemon();
+	write_model(world_path("mnt/m.safetensors"), 1);
+	ck_assert(!was_known(world_path("mnt/m.safetensors"), 1));
+	ck_assert(was_known(world_path("mnt/m.safetensors"), 1));
 	unmount("mnt");
 	detach(loop);
 }
 END_TEST
 
+/* The model's path. */
+static const char *begin_without_lease(const char *config)
+{
+	if (geteuid() != 0 || prctl(PR_CAPBSET_DROP, CAP_LEASE) < 0) {
+		skip("not root");
+		return NULL;
+	}
+	begin(config);
+	const char *path = world_path("m.safetensors");
+	write_model(path, 1);
+	ck_assert_int_eq(chown(path, 65534, 65534), 0);
+	return path;
+}
+
 START_TEST(without_a_lease_a_file_is_loaded_again)
 {
-	const char *path = path_of("m.safetensors");
-	write_model(path, 1);
-	if (chown(path, 65534, 65534) < 0 || prctl(PR_CAPBSET_DROP, CAP_LEASE) < 0) {
-		skip("not root");
+	const char *path = begin_without_lease("");
+	if (!path) {
 		return;
 	}
-	begin_daemon("");
 	for (int i = 0; i < 3; i++) {
 		ck_assert(!was_known(path, 1));
 		check_reason(path, "no lease");
 	}
 	/* The one before has gone from the list, without a word to anybody. */
-	uint64_t n_evicted = UINT64_MAX;
-	assert_ok(glake_get_stats(session, find_evictions, &n_evicted));
-	ck_assert_uint_eq(n_evicted, 0);
+	ck_assert_uint_eq(world_metric("models_evicted"), 0);
 	/* One pin takes the place of another. */
 	pin_it(path);
 	pin_it(path);
@@ -563,21 +547,28 @@ START_TEST(without_a_lease_a_file_is_loaded_again)
 	ck_assert_int_eq(listed(path).n, 2);
 	pin_it(path);
 	ck_assert_int_eq(listed(path).n, 1);
-	end_daemon();
-	/* One who knows that nobody writes there can say so. */
-	begin_daemon("trust_file_times = true;");
+	assert_ok(glake_pin(session, path, 0));
+}
+END_TEST
+
+/* One who knows that nobody writes there can say so. */
+START_TEST(without_a_lease_times_can_be_trusted)
+{
+	const char *path = begin_without_lease("trust_file_times = true;");
+	if (!path) {
+		return;
+	}
 	ck_assert(!was_known(path, 1));
 	ck_assert(was_known(path, 1));
 	check_reason(path, "");
-	end_daemon();
 }
 END_TEST
 
 /* The program's fds stay its own, with what it has set on them; and its lease is as good as the mover's. */
 START_TEST(a_lease_of_the_program_stays)
 {
-	begin_daemon("");
-	const char *path = path_of("m.safetensors");
+	begin("");
+	const char *path = world_path("m.safetensors");
 	write_model(path, 1);
 	int fd = open(path, O_RDONLY | O_CLOEXEC);
 	ck_assert_int_ge(fd, 0);
@@ -588,7 +579,6 @@ START_TEST(a_lease_of_the_program_stays)
 	ck_assert_int_eq(fcntl(fd, F_GETLEASE), F_RDLCK);
 	close(fd);
 	ck_assert(was_known(path, 1));
-	end_daemon();
 }
 END_TEST
 
@@ -598,8 +588,8 @@ END_TEST
  */
 START_TEST(a_signal_of_the_program_is_not_the_movers)
 {
-	begin_daemon("");
-	const char *path = path_of("m.safetensors");
+	begin("");
+	const char *path = world_path("m.safetensors");
 	write_model(path, 1);
 	int fd = open(path, O_RDONLY | O_CLOEXEC);
 	ck_assert_int_ge(fd, 0);
@@ -610,7 +600,6 @@ START_TEST(a_signal_of_the_program_is_not_the_movers)
 	ck_assert_int_eq(fcntl(fd, F_GETSIG), SIGKILL);
 	close(fd);
 	ck_assert(was_known(path, 1));
-	end_daemon();
 }
 END_TEST
 
@@ -618,13 +607,13 @@ END_TEST
 START_TEST(a_file_with_verity_is_known_wherever_it_is)
 {
 	char loop[64];
-	if (!mount_ext4("verity.img", "-O verity", "mnt", loop, sizeof(loop))) {
+	if (!begin_with_mounts() ||
+	    !mount_ext4("verity.img", "-O verity", "mnt", loop, sizeof(loop))) {
 		return;
 	}
-	begin_daemon("");
 	bool has_verity = true;
 	for (int i = 0; i < 2 && has_verity; i++) {
-		const char *path = path_of(i == 0 ? "mnt/a.safetensors" : "mnt/b.safetensors");
+		const char *path = world_path(i == 0 ? "mnt/a.safetensors" : "mnt/b.safetensors");
 		write_model(path, 1);
 		struct fsverity_enable_arg enable = {.version = 1,
 		                                     .hash_algorithm = FS_VERITY_HASH_ALG_SHA256,
@@ -634,12 +623,11 @@ START_TEST(a_file_with_verity_is_known_wherever_it_is)
 		close(fd);
 		if (has_verity) {
 			ck_assert(was_known(path, 1) == (i == 1));
-			check_reason(path_of("mnt/a.safetensors"), "");
+			check_reason(world_path("mnt/a.safetensors"), "");
 		} else {
 			skip("no fs-verity in this kernel");
 		}
 	}
-	end_daemon();
 	unmount("mnt");
 	detach(loop);
 }
@@ -658,17 +646,14 @@ int main(void)
 		a_file_is_found_through_another_mount,
 		a_file_in_a_container_alone_is_found,
 		without_a_lease_a_file_is_loaded_again,
+		without_a_lease_times_can_be_trusted,
 		a_lease_of_the_program_stays,
 		a_signal_of_the_program_is_not_the_movers,
 		a_file_with_verity_is_known_wherever_it_is,
 	};
 	Suite *suite = suite_create("file_identity");
-	TCase *tcase = tcase_create("file_identity");
-	tcase_set_timeout(tcase, TEST_TIMEOUT_S * 3);
-	tcase_add_checked_fixture(tcase, set_up, tear_down);
 	for (size_t i = 0; i < sizeof(tests) / sizeof(tests[0]); i++) {
-		tcase_add_test(tcase, tests[i]);
+		suite_add(suite, tests[i]);
 	}
-	suite_add_tcase(suite, tcase);
 	return suite_run(suite);
 }
