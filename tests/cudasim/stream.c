@@ -24,6 +24,7 @@ struct op {
 	op_fn run;
 	void (*done)(void *arg);
 	uint64_t ticket;
+	bool is_apart; /* it comes after what is on its stream, and waits for no other stream */
 	_Alignas(max_align_t) unsigned char arg[];
 };
 
@@ -146,7 +147,7 @@ static void *stream_main(void *arg)
 		if (!op) {
 			break;
 		}
-		while (must_wait(s, op->ticket)) {
+		while (!op->is_apart && must_wait(s, op->ticket)) {
 			pthread_cond_wait(&progress, &lock);
 		}
 		pthread_mutex_unlock(&lock);
@@ -494,11 +495,14 @@ static void mark_done(void *arg)
 	pthread_mutex_unlock(&lock);
 }
 
-/* Locked. The mark is behind what is on the stream. */
-static CUresult mark_add(struct mark *mark, struct stream *s)
+/* Locked. The mark is behind what is on the stream; @is_apart: and on no other that the stream waits for. */
+static CUresult mark_add(struct mark *mark, struct stream *s, bool is_apart)
 {
 	struct op *op = op_new(run_nothing, mark_done, &mark, sizeof(struct mark *));
 
+	if (op) {
+		op->is_apart = is_apart;
+	}
 	if (!op || enqueue(s, op) != CUDA_SUCCESS) {
 		free(op);
 		return CUDA_ERROR_OUT_OF_MEMORY;
@@ -529,7 +533,7 @@ struct mark *stream_mark_ctx(struct ctx *ctx, const struct green *green)
 	pthread_mutex_lock(&lock);
 	for (struct stream *s = streams; err == CUDA_SUCCESS && s; s = s->next) {
 		if (s->ctx == ctx && (!green || s->green == green) && s->first) {
-			err = mark_add(mark, s);
+			err = mark_add(mark, s, true);
 		}
 	}
 	if (err != CUDA_SUCCESS) {
@@ -552,7 +556,7 @@ struct mark *stream_mark(struct stream *s)
 	pthread_mutex_lock(&lock);
 	if (!s->first && !must_wait(s, last_ticket)) {
 		reach_locked(mark);
-	} else if (mark_add(mark, s) != CUDA_SUCCESS) {
+	} else if (mark_add(mark, s, false) != CUDA_SUCCESS) {
 		unref_locked(mark);
 		mark = NULL;
 	}

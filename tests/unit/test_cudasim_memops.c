@@ -166,6 +166,32 @@ START_TEST(an_event_of_a_context_is_behind_all_its_streams)
 }
 END_TEST
 
+/* The default stream waits for blocking ones, and they for it; but not for the sake of the event. */
+START_TEST(an_event_of_a_context_holds_no_stream_back)
+{
+	CUcontext ctx = driver_begin("1x64MiB");
+	struct gate first;
+	struct gate second;
+	CUstream a = stream_new(CU_STREAM_DEFAULT);
+	CUstream b = stream_new(CU_STREAM_DEFAULT);
+	CUdeviceptr ptr = alloc(4);
+	CUevent event;
+
+	ck_ok(cu.EventCreate(&event, CU_EVENT_DISABLE_TIMING));
+	gate_close(&first, NULL);
+	sem_init(&second.entered, 0, 0);
+	sem_init(&second.open, 0, 0);
+	ck_ok(cu.LaunchHostFunc(a, stand_at_gate, &second));
+	ck_ok(cu.CtxRecordEvent(ctx, event));
+	ck_ok(cu.MemsetD8Async(ptr, 1, 4, b));
+	gate_open(&first);
+	ck_ok(cu.StreamSynchronize(b));
+	ck_cu(cu.EventQuery(event), CUDA_ERROR_NOT_READY);
+	gate_open(&second);
+	ck_ok(cu.EventSynchronize(event));
+}
+END_TEST
+
 START_TEST(streams_know_what_they_are)
 {
 	driver_begin("1x64MiB");
@@ -193,6 +219,7 @@ int main(void)
 	suite_add(suite, writing_a_word_needs_access);
 	suite_add(suite, callbacks_hear_of_lost_contexts);
 	suite_add(suite, an_event_of_a_context_is_behind_all_its_streams);
+	suite_add(suite, an_event_of_a_context_holds_no_stream_back);
 	suite_add(suite, streams_know_what_they_are);
 	return suite_run(suite);
 }
