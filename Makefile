@@ -184,9 +184,7 @@ $(B)/lib/daemon.a: $(DAEMON_OBJ)
 $(B)/lib/mover.a: $(MOVER_OBJ)
 $(B)/lib/ctl.a: $(CTL_OBJ)
 $(B)/lib/harness.a: $(HARNESS_OBJ)
-$(B)/lib/shim.a: $(addprefix $(B)/obj/shim/,array_size.o context.o driver_usage.o gate.o gates.o \
-	library.o \
-	policy.o run/program.o)
+$(B)/lib/shim.a: $(SHIM_OBJ) $(B)/obj/shim/run/program.o
 $(B)/lib/client.a: $(CLIENT_OBJ) $(PROTO_OBJ)
 $(B)/lib/libglake-client.a: $(CLIENT_OBJ) $(PROTO_OBJ)
 	$(call say,AR,$@)

@@ -118,10 +118,27 @@ int glake__space_add_reader(int device, int reader);
 /* ---- the map ---------------------------------------------------------------------------------- */
 
 /*
- * The driver, by path, is initialised: from now on there is a window. 0, or an error of
- * cudrv_open().
+ * Holds back the program's work while a range changes. Without a gate (the library without the shim)
+ * the caller of a change must do that.
+ *
+ * close() returns 0 when no submitted work uses the memory of @readers (one bit per CUDA device) any
+ * more. No new work is submitted until open(), which the same thread calls. Otherwise it returns a
+ * negative error, and the change does not happen:
+ *   -EAGAIN  work did not end within @patience_ns, or a stream is being captured: try again later
+ *   others   this process can never hold back its work
+ * The library calls it without its locks.
  */
-int glake__space_start(const char *libcuda);
+struct glake__gate {
+	int (*close)(void *user, uint64_t readers, uint64_t patience_ns);
+	void (*open)(void *user);
+	void *user;
+};
+
+/*
+ * The driver, by path, is initialised: from now on there is a window, and changes pass @gate. 0, or an
+ * error of cudrv_open().
+ */
+int glake__space_start(const char *libcuda, const struct glake__gate *gate);
 
 /* Kinds of addresses. */
 enum glake__place {
@@ -233,6 +250,8 @@ void glake__program_opened(glake_ptr ptr, uint64_t n_bytes, int device, bool may
  * show it again.
  */
 void glake__order_hold_contexts(struct glake_order *order);
+/* False: another thread holds them. */
+bool glake__order_try_hold_contexts(struct glake_order *order);
 void glake__order_let_contexts(struct glake_order *order);
 void glake__order_hide_context(struct glake_order *order, void *context);
 void glake__order_show_context(struct glake_order *order, void *context);

@@ -193,6 +193,8 @@ bool capture_begins(CUstream stream, unsigned flags)
 {
 	struct capture *capture = shim_is_forked() ? NULL : calloc(1, sizeof(*capture));
 	if (!capture) {
+		/* It is not known when it ends: from now on there is one. */
+		n_captures += !shim_is_forked();
 		return false;
 	}
 	*capture = describe(stream, flags);

@@ -27,6 +27,7 @@ static struct green *greens;       /* owned list */
 static struct created *created;    /* owned list */
 static CUcontext ended[MAX_ENDED]; /* NULL: none, or the handle is in use again */
 static size_t n_ended;             /* since the start; the next slot */
+static atomic_bool is_one_unknown; /* no memory to note a created context */
 static atomic_bool has_greens;     /* stays set; programs without green contexts need no lock */
 
 bool context_is_active(CUdevice device)
@@ -158,6 +159,7 @@ void context_created(CUcontext ctx, CUdevice device)
 {
 	struct created *one = malloc(sizeof(*one));
 	if (!one) {
+		is_one_unknown = true;
 		return;
 	}
 	*one = (struct created){.ctx = ctx, .device = device, .generation = context_generation()};
@@ -181,16 +183,22 @@ static bool is_in(uint64_t devices, CUdevice device)
 	return device >= 0 && device < SHIM_MAX_DEVICES && devices >> device & 1;
 }
 
-static void visit_primaries(uint64_t devices, context_fn *fn, void *user)
+static bool visit_primaries(uint64_t devices, context_fn *fn, void *user)
 {
+	bool is_all = true;
 	for (CUdevice device = 0; device < SHIM_MAX_DEVICES; device++) {
 		CUcontext primary = NULL;
-		if (is_in(devices, device) && context_is_active(device) &&
-		    real(cuDevicePrimaryCtxRetain)(&primary, device) == CUDA_SUCCESS) {
+		if (!is_in(devices, device) || !context_is_active(device)) {
+			continue;
+		}
+		if (real(cuDevicePrimaryCtxRetain)(&primary, device) == CUDA_SUCCESS) {
 			fn(user, primary, device);
 			real(cuDevicePrimaryCtxRelease_v2)(device);
+		} else {
+			is_all = false;
 		}
 	}
+	return is_all;
 }
 
 /* The @n-th created context, green or not. False: there are no more. */
@@ -215,14 +223,15 @@ static bool find_nth(size_t n, CUcontext *ctx_out, CUdevice *device_out)
 }
 
 /* No context ends meanwhile. A new one is put first, so at worst a context is visited twice. */
-void context_each(uint64_t devices, context_fn *fn, void *user)
+bool context_each(uint64_t devices, context_fn *fn, void *user)
 {
 	CUcontext ctx;
 	CUdevice device;
-	visit_primaries(devices, fn, user);
+	bool is_all = visit_primaries(devices, fn, user);
 	for (size_t n = 0; find_nth(n, &ctx, &device); n++) {
 		if (is_in(devices, device)) {
 			fn(user, ctx, device);
 		}
 	}
+	return is_all && !is_one_unknown;
 }

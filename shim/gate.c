@@ -28,6 +28,7 @@ _Thread_local struct gate_thread *gate_me;
 static _Atomic(struct gate_thread *) all;
 static struct gate_thread unseen; /* of threads without a record of their own; in no list */
 static atomic_bool is_blind;      /* there was such a thread */
+static atomic_bool is_ready;
 static pthread_key_t key;
 static _Atomic(pid_t) closer; /* the thread that closes or has closed it; 0: nobody */
 
@@ -104,8 +105,9 @@ struct gate_thread *gate_join(void)
 	}
 	if (!me) {
 		/*
-		 * Its work goes on; but from now on nobody can be sure that everybody is out. A
-		 * closer that has not seen that is waited for: it does not know of this thread.
+		 * The work of this thread goes on, but from now on the gate cannot be closed: nobody
+		 * can see that this thread is out. A gate that is already closed must open first,
+		 * because its closer does not know of the thread.
 		 */
 		is_blind = true;
 		me = &unseen;
@@ -137,7 +139,9 @@ void gate_wait(struct gate_thread *me)
 
 int gate_init(void)
 {
-	return -pthread_key_create(&key, leave_for_good);
+	int error = pthread_key_create(&key, leave_for_good);
+	is_ready = error == 0;
+	return -error;
 }
 
 static bool membarrier(int command)
@@ -206,6 +210,9 @@ int gate_close(uint64_t timeout_ns)
 {
 	const uint64_t deadline = clock_now_ns() + timeout_ns;
 	const struct gate_thread *me = gate_me;
+	if (!is_ready) {
+		return -ENOSYS;
+	}
 	if (atomic_load(&closer) == gettid() || (me && atomic_load(&me->depth) > 0)) {
 		return -EDEADLK;
 	}

@@ -81,8 +81,9 @@ static inline void gate_leave(struct gate_thread *me)
 /*
  * Close it, and wait until everybody is out. One closer at a time; others wait for their turn.
  * 0: it is closed, until gate_open() by the same thread. -ETIMEDOUT: not within @timeout_ns; it is open.
- * -EAGAIN: there is no membarrier; the next try will do without it. -EDEADLK: the caller is inside, or has closed it. -ENOMEM: for want of memory a thread once passed unseen; the gate cannot be
- * closed any more.
+ * -EAGAIN: there is no membarrier; the next try will do without it. -EDEADLK: the caller is inside, or has
+ * closed it. -ENOSYS: gate_init() has failed. -ENOMEM: for want of memory a thread once passed unseen. With
+ * these two it can never be closed.
  */
 int gate_close(uint64_t timeout_ns);
 void gate_open(void);

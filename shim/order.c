@@ -2,8 +2,13 @@
 #include "shim/order.h"
 
 #include <pthread.h>
+#include <time.h>
 
+#include "proto/clock.h"
 #include "shim/context.h"
+
+/* Between two tries to hold the contexts. */
+#define HOLD_PAUSE_NS 20000
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static struct glake_order *order; /* NULL: the driver is too old */
@@ -95,6 +100,21 @@ void order_hold_contexts(void)
 	if (get_order()) {
 		glake__order_hold_contexts(order);
 	}
+}
+
+bool order_try_hold_contexts(uint64_t deadline_ns)
+{
+	const struct timespec pause = {.tv_nsec = HOLD_PAUSE_NS};
+	if (!get_order()) {
+		return false;
+	}
+	while (!glake__order_try_hold_contexts(order)) {
+		if (clock_now_ns() >= deadline_ns) {
+			return false;
+		}
+		nanosleep(&pause, NULL);
+	}
+	return true;
 }
 
 void order_let_contexts(void)

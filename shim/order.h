@@ -46,6 +46,8 @@ void order_collect_all(void);
  * and no work uses the memory any more.
  */
 void order_hold_contexts(void);
+/* The same, but give up at @deadline_ns. False: another thread held them, or the driver is too old. */
+bool order_try_hold_contexts(uint64_t deadline_ns);
 void order_let_contexts(void);
 void order_hide_ctx(CUcontext ctx);
 void order_show_ctx(CUcontext ctx);

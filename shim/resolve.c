@@ -17,6 +17,7 @@
 
 #include "glake_shim.h"
 #include "proto/cleanup.h"
+#include "shim/drain.h"
 #include "shim/gate.h"
 #include "shim/gates.h"
 #include "shim/library.h"
@@ -299,7 +300,7 @@ CUresult shim_cuInit(unsigned flags)
 	if (result == CUDA_SUCCESS) {
 		shim_note_init();
 		if (can_own) {
-			glake__space_start(libcuda);
+			glake__space_start(libcuda, &drain_gate);
 		}
 	}
 	return result;

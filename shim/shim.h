@@ -48,6 +48,8 @@ typedef CUresult shim_ctx_create_v3_fn(CUcontext *ctx, CUexecAffinityParam *affi
                                        unsigned flags, CUdevice device);
 typedef CUresult shim_ctx_create_v4_fn(CUcontext *ctx, void *parameters, unsigned flags,
                                        CUdevice device);
+/* New in CUDA 12.5. */
+typedef CUresult shim_ctx_event_fn(CUcontext ctx, CUevent event);
 /* The version before _v2. */
 typedef CUresult shim_stream_ctx_fn(CUstream stream, CUcontext *ctx);
 /* New in CUDA 13. */

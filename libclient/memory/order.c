@@ -600,6 +600,11 @@ void glake__order_hold_contexts(struct glake_order *order)
 	pthread_mutex_lock(&order->context_lock);
 }
 
+bool glake__order_try_hold_contexts(struct glake_order *order)
+{
+	return pthread_mutex_trylock(&order->context_lock) == 0;
+}
+
 static void set_hidden(struct glake_order *order, CUcontext ctx, bool is_hidden)
 {
 	pthread_mutex_lock(&order->lock);

@@ -10,7 +10,7 @@
 #include "libclient/memory/window.h"
 #include "proto/cleanup.h"
 
-/* Between two looks at what is busy. */
+/* Between two looks at a busy piece. */
 #define BUSY_PAUSE_NS 20000
 
 /* ---- chunks ----------------------------------------------------------------------------------- */
@@ -414,7 +414,7 @@ static void change_free(struct glake__change *change)
 	*change = (struct glake__change){.range = NULL};
 }
 
-/* In no range yet, at offset 0. */
+/* The pieces are in no range yet, and begin at offset 0. */
 static int prepare(struct glake__change *change, const struct glake__part *parts, size_t n_parts)
 {
 	struct glake__piece **link = &change->fresh;
@@ -490,7 +490,7 @@ static void begin_locked(struct glake__change *change)
 	change->readers = range->readers;
 }
 
-/* Where a change is to be: in @range, or, without one, in the one of @use at @ptr. */
+/* The place of a change: in @range; if that is NULL, in the range of @use at @ptr. */
 struct place {
 	struct glake__range *range;
 	enum glake__range_use use;
@@ -561,7 +561,7 @@ struct glake__piece *glake__change_first(const struct glake__change *change)
 	return piece;
 }
 
-/* The change's pieces are busy, so their row stays; @readers get the access that the others have. */
+/* Give @readers the access that the range's other readers have. The pieces are busy, so their row stays. */
 static void give_access(const struct glake__change *change, uint64_t readers)
 {
 	char *text = glake__error_save();
@@ -575,14 +575,14 @@ static void give_access(const struct glake__change *change, uint64_t readers)
 	glake__error_restore(text);
 }
 
-/* With the lock held. Peers that came since found the pieces busy, and left them out. */
+/* Called with the lock held. Peers that were added since the change began: its pieces were left out. */
 static uint64_t late_readers(const struct glake__change *change)
 {
 	const struct glake__range *range = change->range;
 	return range->use == GLAKE__RANGE_PRIVATE ? range->readers & ~change->readers : 0;
 }
 
-/* Called with the lock held, which it gives up. */
+/* Called with the lock held; unlocks it. */
 static void end_change(struct glake__change *change)
 {
 	struct glake__range *range = change->range;

@@ -154,17 +154,20 @@ struct glake__change {
  */
 int glake__change_begin(struct glake__change *change, struct glake__range *range, uint64_t offset,
                         const struct glake__part *parts, size_t n_parts);
-/* The same, but what is busy is waited for: a change takes milliseconds, and waits for no other one. */
+/* The same, but wait for other changes of the place. They take milliseconds and wait for no other change. */
 int glake__change_begin_wait(struct glake__change *change, struct glake__range *range,
                              uint64_t offset, const struct glake__part *parts, size_t n_parts);
-/* The same, of the range of @use that @ptr is in by then: others may drop it. -EINVAL: there is none. */
+/*
+ * The same at @ptr. The range is looked up, and the change begun, in one step: another thread may drop the
+ * range. -EINVAL: @ptr is in no range of @use.
+ */
 int glake__change_begin_at(struct glake__change *change, enum glake__range_use use, glake_ptr ptr,
                            const struct glake__part *parts, size_t n_parts);
 /*
- * The two ends of a change. Peers that came to the range meanwhile get access to its pieces; then they are
- * busy no more. Neither can fail.
+ * End a change. Peers that were added to the range meanwhile get access to its pieces first; after that the
+ * pieces are not busy any more. Both cannot fail.
  *
- * It has happened. What lost its last use goes onto @dead.
+ * commit: the change has happened. Chunks that lost their last use are put onto @dead.
  */
 void glake__change_commit(struct glake__change *change, struct glake__chunk **dead);
 /* It has not: all stays, but for the pieces that are noted as unmapped, which become holes. */

@@ -244,7 +244,7 @@ static bool undo(struct work *work)
 
 static int exchange(struct work *work, bool *is_lost)
 {
-	int r = work->takes_access ? glake__gate_close(work->gated) : 0;
+	int r = work->takes_access ? glake__gate_close(work->gated, GLAKE__GATE_PATIENCE_NS) : 0;
 	if (r < 0) {
 		return r;
 	}
@@ -365,7 +365,7 @@ int glake__range_access(struct glake__range *range, uint64_t offset, uint64_t n_
 		takes |= at->access > access;
 		readers |= readers_of(&change, at);
 	}
-	r = takes ? glake__gate_close(readers) : 0;
+	r = takes ? glake__gate_close(readers, GLAKE__GATE_PATIENCE_NS) : 0;
 	if (r == 0) {
 		r = set_access(&change, &access);
 		if (r < 0) {

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "libclient/memory/space.h"
 
+#include <errno.h>
 #include <sched.h>
 #include <stdatomic.h>
 
+#include "libclient/link/error.h"
 #include "libclient/link/fork.h"
 #include "libclient/memory/window.h"
 
@@ -48,12 +50,29 @@ void glake__space_open(const struct cudrv *drv)
 
 /* ---- the gate --------------------------------------------------------------------------------- */
 
-static _Thread_local unsigned n_closed; /* by this thread, one in the other */
+static _Thread_local unsigned n_closed;       /* by this thread, one in the other */
+static _Thread_local uint64_t closed_readers; /* of the outermost */
 
-int glake__gate_close(uint64_t readers)
+static int close_first(uint64_t readers, uint64_t patience_ns)
 {
 	const struct glake__gate *gate = &glake__space.gate;
-	int r = n_closed == 0 && gate->close ? gate->close(gate->user, readers) : 0;
+	int r = gate->close ? gate->close(gate->user, readers, patience_ns) : 0;
+	closed_readers = readers;
+	return r < 0 ? glake__fail(r, "the program's work cannot be held back%s",
+	                           r == -EAGAIN ? " now: it goes on, or is captured" : "")
+	             : 0;
+}
+
+static int close_again(uint64_t readers)
+{
+	return readers & ~closed_readers
+	               ? glake__fail(-EINVAL, "the gate is closed for other devices only")
+	               : 0;
+}
+
+int glake__gate_close(uint64_t readers, uint64_t patience_ns)
+{
+	int r = n_closed == 0 ? close_first(readers, patience_ns) : close_again(readers);
 	n_closed += r == 0;
 	return r;
 }

@@ -16,28 +16,17 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "libclient/glake_shim.h"
 #include "proto/cudrv.h"
 
 /* More devices than any host has; memory of what lies beyond is not mapped. */
 #define GLAKE__MAX_DEVICES 64
 
-/*
- * Who holds back the work of the program while access is taken away from a range: close() returns 0 when
- * nothing that was submitted uses the readers' memory any more and nothing more comes, else a negative
- * error, and the change does not happen. Called with no lock held.
- */
-struct glake__gate {
-	int (*close)(void *user,
-	             uint64_t readers); /* bit per CUDA device; NULL: there is no gate */
-	void (*open)(void *user);
-	void *user;
-};
-
 struct glake__space {
 	pthread_mutex_t lock;
 	struct cudrv drv; /* written once */
 	bool has_drv;
-	struct glake__gate gate;      /* set before there is memory */
+	struct glake__gate gate;      /* set before there is memory; none: close is NULL */
 	struct glake__range *ranges;  /* owned by their users: all, for walks */
 	struct glake__range *outside; /* those of them that are not in the window */
 	uint64_t readers
@@ -55,12 +44,16 @@ static inline void glake__unlock(void)
 	pthread_mutex_unlock(&glake__space.lock);
 }
 
+/* A change waits at most so long for work under way. Meanwhile the program's new work is held back. */
+#define GLAKE__GATE_PATIENCE_NS 20000000u
+
 /*
  * Hold back the program's work, by the gate, until glake__gate_open() by the same thread. It nests: the
- * outermost pair closes and opens, so several changes can share one closing, whose @readers must include
- * theirs. Returns 0, or the gate's error.
+ * outermost pair closes and opens, so several changes can share one closing. Without a gate it does
+ * nothing. Returns 0; the gate's error, such as -EAGAIN; -EINVAL: this thread has closed the gate, but
+ * not for all of @readers. No lock is held by the caller.
  */
-int glake__gate_close(uint64_t readers);
+int glake__gate_close(uint64_t readers, uint64_t patience_ns);
 void glake__gate_open(void);
 
 /* A session begins in this process. */

@@ -328,8 +328,9 @@ static int n_closed;
 static int n_opened;
 static int gate_error;
 
-static int close_gate(void *user, uint64_t readers)
+static int close_gate(void *user, uint64_t readers, uint64_t patience_ns)
 {
+	ck_assert_uint_gt(patience_ns, 0);
 	ck_assert_ptr_eq(user, &drv);
 	ck_assert_uint_eq(readers, 1);
 	n_closed++;
@@ -378,12 +379,14 @@ START_TEST(changes_under_one_closing_of_the_gate_close_it_once)
 	struct glake__part one = make_part(2);
 	ck_assert_int_eq(glake__range_reback(range, 0, &one, 1, NULL, NULL), 0);
 	gate_error = -EBUSY;
-	ck_assert_int_eq(glake__gate_close(1), -EBUSY);
+	ck_assert_int_eq(glake__gate_close(1, GLAKE__GATE_PATIENCE_NS), -EBUSY);
 	gate_error = 0;
-	ck_assert_int_eq(glake__gate_close(1), 0);
+	ck_assert_int_eq(glake__gate_close(1, GLAKE__GATE_PATIENCE_NS), 0);
 	ck_assert_int_eq(glake__range_access(range, 0, 2 * MIB, GLAKE__ACCESS_READ), 0);
 	ck_assert_int_eq(glake__range_access(range, 0, 2 * MIB, GLAKE__ACCESS_WRITE), 0);
 	ck_assert_int_eq(n_opened, 0);
+	/* Nobody has waited for what others read. */
+	ck_assert_int_eq(glake__gate_close(3, GLAKE__GATE_PATIENCE_NS), -EINVAL);
 	glake__gate_open();
 	ck_assert_int_eq(n_closed, 2);
 	ck_assert_int_eq(n_opened, 1);
@@ -529,8 +532,9 @@ END_TEST
 /* A peer comes while a change is under way, just before memory is touched. */
 static int peer_error;
 
-static int close_as_a_peer_comes(void *user, uint64_t readers)
+static int close_as_a_peer_comes(void *user, uint64_t readers, uint64_t patience_ns)
 {
+	(void)patience_ns;
 	(void)user;
 	(void)readers;
 	ck_assert_int_eq(glake__space_add_reader(0, 1), 0);
@@ -804,8 +808,9 @@ static atomic_bool is_changing;
 static atomic_bool may_change;
 static struct glake__part slow_part;
 
-static int close_slowly(void *user, uint64_t readers)
+static int close_slowly(void *user, uint64_t readers, uint64_t patience_ns)
 {
+	(void)patience_ns;
 	(void)user;
 	(void)readers;
 	is_changing = true;

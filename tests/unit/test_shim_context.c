@@ -155,7 +155,7 @@ static void see(void *user, CUcontext ctx, CUdevice device)
 static const char *contexts_of(uint64_t devices)
 {
 	seen[0] = '\0';
-	context_each(devices, see, seen);
+	ck_assert(context_each(devices, see, seen));
 	return seen;
 }
 

@@ -1,0 +1,222 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "shim/drain.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "proto/clock.h"
+#include "shim/capture.h"
+#include "shim/context.h"
+#include "shim/gate.h"
+#include "shim/order.h"
+
+/* For so long the thread polls without sleeping: most work is done within it. */
+#define SPIN_NS 50000u
+#define PAUSE_NS 20000
+
+/* An event behind all work that a context had when the gate closed. */
+struct mark {
+	CUcontext ctx;
+	CUevent event;     /* owned */
+	struct mark *next; /* link: drain.marks */
+};
+
+struct drain {
+	struct mark *marks; /* owned list: those not reached yet */
+	int error;
+};
+
+/* ---- the driver's results --------------------------------------------------------------------- */
+
+/* The context has ended, or is lost after a fault. Then its work has ended too. */
+static bool has_ended(CUresult result)
+{
+	switch (result) {
+	case CUDA_ERROR_DEINITIALIZED:
+	case CUDA_ERROR_INVALID_CONTEXT:
+	case CUDA_ERROR_CONTEXT_IS_DESTROYED:
+	case CUDA_ERROR_ECC_UNCORRECTABLE:
+	case CUDA_ERROR_ILLEGAL_ADDRESS:
+	case CUDA_ERROR_LAUNCH_TIMEOUT:
+	case CUDA_ERROR_ASSERT:
+	case CUDA_ERROR_HARDWARE_STACK_ERROR:
+	case CUDA_ERROR_ILLEGAL_INSTRUCTION:
+	case CUDA_ERROR_MISALIGNED_ADDRESS:
+	case CUDA_ERROR_INVALID_ADDRESS_SPACE:
+	case CUDA_ERROR_INVALID_PC:
+	case CUDA_ERROR_LAUNCH_FAILED:
+		return true;
+	default:
+		return false;
+	}
+}
+
+/* Errors that may pass are -EAGAIN. */
+static int error_of(CUresult result)
+{
+	return result == CUDA_SUCCESS || has_ended(result)       ? 0
+	       : result == CUDA_ERROR_OUT_OF_MEMORY              ? -EAGAIN
+	       : result == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED ? -EAGAIN
+	                                                         : GLAKE_E_CUDA;
+}
+
+/* ---- marks ------------------------------------------------------------------------------------ */
+
+/* The mark's context is current here. */
+static CUresult record(struct mark *mark)
+{
+	CUresult result = real(cuEventCreate)(&mark->event, CU_EVENT_DISABLE_TIMING);
+	if (result != CUDA_SUCCESS) {
+		return result;
+	}
+	result = real(cuCtxRecordEvent)(mark->ctx, mark->event);
+	if (result != CUDA_SUCCESS) {
+		real(cuEventDestroy_v2)(mark->event);
+	}
+	return result;
+}
+
+static CUresult query(struct mark *mark)
+{
+	CUresult result = real(cuEventQuery)(mark->event);
+	if (result != CUDA_ERROR_NOT_READY) {
+		real(cuEventDestroy_v2)(mark->event);
+	}
+	return result;
+}
+
+static CUresult drop(struct mark *mark)
+{
+	return real(cuEventDestroy_v2)(mark->event);
+}
+
+static CUresult inside(CUresult (*act)(struct mark *mark), struct mark *mark)
+{
+	CUcontext popped;
+	CUresult result = real(cuCtxPushCurrent_v2)(mark->ctx);
+	if (result == CUDA_SUCCESS) {
+		result = act(mark);
+		real(cuCtxPopCurrent_v2)(&popped);
+	}
+	return result;
+}
+
+static void add_mark(void *user, CUcontext ctx, CUdevice device)
+{
+	struct drain *drain = user;
+	struct mark *mark = drain->error ? NULL : malloc(sizeof(*mark));
+	(void)device;
+	if (!mark) {
+		drain->error = drain->error ? drain->error : -EAGAIN;
+		return;
+	}
+	*mark = (struct mark){.ctx = ctx, .next = drain->marks};
+	CUresult result = inside(record, mark);
+	if (result == CUDA_SUCCESS) {
+		drain->marks = mark;
+	} else {
+		drain->error = error_of(result);
+		free(mark);
+	}
+}
+
+/* Remove the marks that are reached. */
+static void look_at_marks(struct drain *drain)
+{
+	struct mark **link = &drain->marks;
+	while (*link) {
+		struct mark *mark = *link;
+		CUresult result = inside(query, mark);
+		if (result == CUDA_ERROR_NOT_READY) {
+			link = &mark->next;
+			continue;
+		}
+		drain->error = drain->error ? drain->error : error_of(result);
+		*link = mark->next;
+		free(mark);
+	}
+}
+
+static void drop_marks(struct drain *drain)
+{
+	while (drain->marks) {
+		struct mark *mark = drain->marks;
+		drain->marks = mark->next;
+		inside(drop, mark);
+		free(mark);
+	}
+}
+
+/* ---- the gate --------------------------------------------------------------------------------- */
+
+/* The gate is closed, and no context ends meanwhile. */
+static int wait_for_work(uint64_t readers, uint64_t deadline_ns)
+{
+	const struct timespec pause = {.tv_nsec = PAUSE_NS};
+	const uint64_t spin_end_ns = clock_now_ns() + SPIN_NS;
+	struct drain drain = {.error = 0};
+	if (!context_each(readers, add_mark, &drain)) {
+		drain.error = -EAGAIN;
+	}
+	look_at_marks(&drain);
+	while (drain.marks && drain.error == 0) {
+		uint64_t now_ns = clock_now_ns();
+		if (now_ns >= deadline_ns) {
+			drain.error = -EAGAIN;
+		} else if (now_ns >= spin_end_ns) {
+			nanosleep(&pause, NULL);
+		}
+		look_at_marks(&drain);
+	}
+	drop_marks(&drain);
+	return drain.error;
+}
+
+static int close_until(uint64_t deadline_ns)
+{
+	uint64_t now_ns = clock_now_ns();
+	return gate_close(now_ns < deadline_ns ? deadline_ns - now_ns : 0);
+}
+
+static int close_and_wait(uint64_t readers, uint64_t deadline_ns)
+{
+	int r = close_until(deadline_ns);
+	if (r == -EAGAIN) {
+		/* There is no membarrier. The second try does not need it. */
+		r = close_until(deadline_ns);
+	}
+	if (r < 0) {
+		return r == -ETIMEDOUT ? -EAGAIN : r;
+	}
+	/* A capture may have begun before the gate closed. Now none can begin. */
+	r = capture_is_any() ? -EAGAIN : wait_for_work(readers, deadline_ns);
+	if (r < 0) {
+		gate_open();
+	}
+	return r;
+}
+
+static int close_gate(void *user, uint64_t readers, uint64_t patience_ns)
+{
+	const uint64_t deadline_ns = clock_now_ns() + patience_ns;
+	(void)user;
+	if (shim_is_forked() || !real(cuCtxRecordEvent)) {
+		return -ENOTSUP;
+	}
+	/* Another thread may hold the contexts for long, so take them while the gate is open. */
+	if (capture_is_any() || !order_try_hold_contexts(deadline_ns)) {
+		return -EAGAIN;
+	}
+	int r = close_and_wait(readers, deadline_ns);
+	order_let_contexts();
+	return r;
+}
+
+static void open_gate(void *user)
+{
+	(void)user;
+	gate_open();
+}
+
+const struct glake__gate drain_gate = {close_gate, open_gate, NULL};
