@@ -140,8 +140,8 @@ struct glake__gate {
  */
 int glake__space_start(const char *libcuda, const struct glake__gate *gate);
 
-/* Kinds of addresses. */
-enum glake__place {
+/* Kinds of addresses: where one is. */
+enum glake__address_kind {
 	GLAKE__ELSEWHERE, /* none of ours */
 	GLAKE__FREE,      /* of the window, in no range */
 	GLAKE__OWN,       /* private memory, live or warm; models; blocks */
@@ -149,13 +149,13 @@ enum glake__place {
 	GLAKE__PROGRAMS,  /* in a reservation of the program */
 };
 
-struct glake__place_info {
-	enum glake__place place;
+struct glake__address_info {
+	enum glake__address_kind kind;
 	glake_ptr address; /* of the range, unless it is free */
 	uint64_t n_bytes;
 	void *user; /* glake__opened_set_user() */
 };
-struct glake__place_info glake__space_look(glake_ptr address);
+struct glake__address_info glake__space_look(glake_ptr address);
 
 /* Attach @user to memory of glake_share_open(), for glake__space_look(). */
 void glake__opened_set_user(glake_ptr address, void *user);

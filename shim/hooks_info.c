@@ -32,21 +32,21 @@ static CUdeviceptr unless_freed(CUdeviceptr address)
 	if (shim_is_forked()) {
 		return address;
 	}
-	enum glake__place place = glake__space_look(address).place;
-	return place == GLAKE__FREE || place == GLAKE__OWN || place == GLAKE__OPENED ? nobodys
-	                                                                             : address;
+	enum glake__address_kind kind = glake__space_look(address).kind;
+	return kind == GLAKE__FREE || kind == GLAKE__OWN || kind == GLAKE__OPENED ? nobodys
+	                                                                          : address;
 }
 
 /* The driver knows only one reservation, the window. */
 static bool answer_reserved(CUdeviceptr address, CUpointer_attribute attribute, void *data)
 {
-	struct glake__place_info info = {.place = GLAKE__ELSEWHERE};
+	struct glake__address_info info = {.kind = GLAKE__ELSEWHERE};
 	if ((attribute == CU_POINTER_ATTRIBUTE_RANGE_START_ADDR ||
 	     attribute == CU_POINTER_ATTRIBUTE_RANGE_SIZE) &&
 	    !shim_is_forked()) {
 		info = glake__space_look(address);
 	}
-	if (info.place != GLAKE__PROGRAMS) {
+	if (info.kind != GLAKE__PROGRAMS) {
 		return false;
 	}
 	uint64_t word = attribute == CU_POINTER_ATTRIBUTE_RANGE_SIZE ? info.n_bytes : info.address;

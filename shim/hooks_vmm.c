@@ -186,8 +186,8 @@ CUresult shim_cuMemRetainAllocationHandle(vmm_handle *handle_out, void *address)
 {
 	CUdeviceptr ptr = (CUdeviceptr)(uintptr_t)address;
 	if (!shim_is_forked()) {
-		enum glake__place place = glake__space_look(ptr).place;
-		if (place == GLAKE__OWN || place == GLAKE__OPENED) {
+		enum glake__address_kind kind = glake__space_look(ptr).kind;
+		if (kind == GLAKE__OWN || kind == GLAKE__OPENED) {
 			return CUDA_ERROR_INVALID_VALUE;
 		}
 	}

@@ -30,24 +30,24 @@ int glake__space_start(const char *libcuda, const struct glake__gate *gate)
 	return r;
 }
 
-struct glake__place_info glake__space_look(glake_ptr address)
+struct glake__address_info glake__space_look(glake_ptr address)
 {
-	struct glake__place_info info = {.place = GLAKE__ELSEWHERE};
+	struct glake__address_info info = {.kind = GLAKE__ELSEWHERE};
 	glake__lock();
 	const struct glake__piece *piece = glake__piece_at_locked(address);
 	if (piece) {
 		const struct glake__range *range = piece->range;
 		info.address = range->ptr;
 		info.n_bytes = range->n_bytes;
-		info.place = GLAKE__OWN;
+		info.kind = GLAKE__OWN;
 		if (range->use == GLAKE__RANGE_PROGRAM) {
-			info.place = GLAKE__PROGRAMS;
+			info.kind = GLAKE__PROGRAMS;
 		} else if (range->use == GLAKE__RANGE_OPENED) {
-			info.place = GLAKE__OPENED;
+			info.kind = GLAKE__OPENED;
 			info.user = range->user;
 		}
 	} else if (glake__window_has(address)) {
-		info.place = GLAKE__FREE;
+		info.kind = GLAKE__FREE;
 	}
 	glake__unlock();
 	return info;
