@@ -111,7 +111,7 @@ int glake__share_region(struct glake_session *session, glake_ptr ptr,
 
 /*
  * CUDA device @reader may read and write all private memory of @device from now on. After
- * GLAKE_E_CUDA, later memory is not opened to it.
+ * GLAKE_E_CUDA, later memory is not opened to it. Waits for changes that are under way.
  */
 int glake__space_add_reader(int device, int reader);
 
@@ -178,7 +178,10 @@ const char *glake__pin_text(enum glake__pin pin);
 /* Of the memory at @address; GLAKE__PIN_NONE also for memory that is not ours. */
 enum glake__pin glake__pin_at(glake_ptr address);
 
-/* Note that memory in [address, address + n_bytes) is pinned for reason @pin, or no longer is. */
+/*
+ * Note that memory in [address, address + n_bytes) is pinned for reason @pin, or no longer is. Waits for
+ * changes of it that are under way.
+ */
 void glake__pin_range(glake_ptr address, uint64_t n_bytes, enum glake__pin pin, bool is_pinned);
 
 /* ---- the program's own virtual memory management ---------------------------------------------- */
@@ -235,9 +238,12 @@ int glake__program_unmap(glake_ptr ptr, uint64_t n_bytes, struct glake__mapping 
 /* NULL is fine. */
 void glake__program_settle(struct glake__mapping *mapping, bool is_done);
 
-/* May the program change the access to all of it? 0, -ENOENT, -EINVAL as above. */
-int glake__program_check(glake_ptr ptr, uint64_t n_bytes);
-/* It has: @device may read it, or also write it. */
+/*
+ * The same around a call that changes the access to what is mapped there, or takes a handle of it. What is
+ * mapped stays as it is until glake__program_settle().
+ */
+int glake__program_hold(glake_ptr ptr, uint64_t n_bytes, struct glake__mapping **mapping_out);
+/* The program has given @device access: to read, or also to write. */
 void glake__program_opened(glake_ptr ptr, uint64_t n_bytes, int device, bool may_write);
 
 /* ---- memory in the order of streams: contexts that end ---------------------------------------- */

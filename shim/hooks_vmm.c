@@ -124,12 +124,13 @@ CUresult shim_cuMemUnmap(CUdeviceptr address, size_t n_bytes)
 CUresult shim_cuMemSetAccess(CUdeviceptr address, size_t n_bytes, const CUmemAccessDesc *access,
                              size_t n)
 {
-	bool is_known = !shim_is_forked();
-	if (is_known && glake__program_check(address, n_bytes) == -EINVAL) {
-		return CUDA_ERROR_INVALID_VALUE;
+	struct glake__mapping *mapping = NULL;
+	int r = shim_is_forked() ? -ENOENT : glake__program_hold(address, n_bytes, &mapping);
+	if (r == -EINVAL || r == -ENOMEM) {
+		return r == -EINVAL ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_OUT_OF_MEMORY;
 	}
 	CUresult result = real(cuMemSetAccess)(address, n_bytes, access, n);
-	for (size_t i = 0; is_known && result == CUDA_SUCCESS && i < n; i++) {
+	for (size_t i = 0; r == 0 && result == CUDA_SUCCESS && i < n; i++) {
 		int device = access[i].location.type == CU_MEM_LOCATION_TYPE_DEVICE
 		                     ? access[i].location.id
 		                     : -1;
@@ -139,6 +140,7 @@ CUresult shim_cuMemSetAccess(CUdeviceptr address, size_t n_bytes, const CUmemAcc
 			                              CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
 		}
 	}
+	glake__program_settle(mapping, true);
 	return result;
 }
 
@@ -185,16 +187,19 @@ CUresult shim_cuMemImportFromShareableHandle(vmm_handle *handle_out, void *share
 CUresult shim_cuMemRetainAllocationHandle(vmm_handle *handle_out, void *address)
 {
 	CUdeviceptr ptr = (CUdeviceptr)(uintptr_t)address;
-	if (!shim_is_forked()) {
-		enum glake__address_kind kind = glake__space_look(ptr).kind;
-		if (kind == GLAKE__OWN || kind == GLAKE__OPENED) {
-			return CUDA_ERROR_INVALID_VALUE;
-		}
+	struct glake__mapping *mapping = NULL;
+	if (shim_is_forked()) {
+		return real(cuMemRetainAllocationHandle)(handle_out, address);
+	}
+	int r = glake__program_hold(ptr, 1, &mapping);
+	if (r == -EINVAL || r == -ENOMEM) {
+		return r == -EINVAL ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_OUT_OF_MEMORY;
 	}
 	CUresult result = real(cuMemRetainAllocationHandle)(handle_out, address);
-	if (result == CUDA_SUCCESS && !shim_is_forked()) {
+	if (result == CUDA_SUCCESS) {
 		glake__program_retained(*handle_out, ptr);
 	}
+	glake__program_settle(mapping, true);
 	return result;
 }
 

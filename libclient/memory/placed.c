@@ -116,7 +116,7 @@ static bool is_all_locked(const struct glake__range *range, uint64_t offset, uin
                           bool is_mapped)
 {
 	const struct glake__piece *piece = glake__range_piece_locked(range, offset);
-	while (piece && piece->offset < offset + n_bytes && !piece->is_busy &&
+	while (piece && piece->offset < offset + n_bytes && !piece->holder &&
 	       (piece->chunk != NULL) == is_mapped) {
 		piece = piece->next;
 	}

@@ -88,6 +88,13 @@ void glake__pin_range(glake_ptr address, uint64_t n_bytes, enum glake__pin pin, 
 	glake__lock();
 	while (address < end) {
 		const struct glake__piece *piece = glake__piece_at_locked(address);
+		if (is_pinned && piece && piece->holder) {
+			/* It may be about to be replaced. */
+			glake__unlock();
+			glake__busy_pause();
+			glake__lock();
+			continue;
+		}
 		if (piece && piece->chunk) {
 			set_pin(piece->chunk, pin, is_pinned);
 		}
@@ -287,6 +294,8 @@ void glake__program_retained(unsigned long long handle, glake_ptr address)
 /* One change under way, of one reservation. */
 struct glake__mapping {
 	struct glake__mapping *next;
+	bool is_hold; /* of what is mapped, which stays */
+	struct glake__hold hold;
 	struct glake__change change;
 	struct glake__chunk *chunk;   /* to be mapped; NULL: what is there goes */
 	struct glake__chunk *foreign; /* one use: of a handle that we do not know */
@@ -317,12 +326,29 @@ static int begin_part(glake_ptr ptr, uint64_t n_bytes, struct glake__chunk *chun
 	if (!mapping) {
 		return -ENOMEM;
 	}
-	int r = glake__change_begin_at(&mapping->change, GLAKE__RANGE_PROGRAM, ptr, &part, 1);
+	const struct glake__site site = {.use = GLAKE__RANGE_PROGRAM, .ptr = ptr, .waits = true};
+	int r = glake__change_begin(&mapping->change, &site, &part, 1);
 	if (r < 0) {
 		free(mapping);
 		return r == -ENOMEM ? r : -EINVAL;
 	}
 	mapping->chunk = chunk;
+	mapping->next = *list;
+	*list = mapping;
+	return 0;
+}
+
+static int hold_part(glake_ptr ptr, uint64_t n_bytes, struct glake__mapping **list)
+{
+	struct glake__mapping *mapping = calloc(1, sizeof(*mapping));
+	if (!mapping) {
+		return -ENOMEM;
+	}
+	if (glake__hold_begin(&mapping->hold, ptr, n_bytes, true) < 0) {
+		free(mapping);
+		return -EINVAL;
+	}
+	mapping->is_hold = true;
 	mapping->next = *list;
 	*list = mapping;
 	return 0;
@@ -388,15 +414,18 @@ int glake__program_map(glake_ptr ptr, uint64_t n_bytes, struct glake__chunk *chu
 	return r;
 }
 
-int glake__program_unmap(glake_ptr ptr, uint64_t n_bytes, struct glake__mapping **mapping_out)
+/* From the lowest address up, as all do: so nobody waits in a circle. */
+static int begin_parts(glake_ptr ptr, uint64_t n_bytes, bool is_hold,
+                       struct glake__mapping **mapping_out)
 {
 	struct glake__mapping *list = NULL;
 	glake_ptr at = ptr;
-	int r = n_bytes == 0 || !is_granular(ptr) || !is_granular(n_bytes) ? -ENOENT : 0;
+	int r = 0;
 	while (r == 0 && at < ptr + n_bytes) {
 		uint64_t n_part = find_part(at, ptr + n_bytes - at, &r);
 		if (n_part > 0) {
-			r = begin_part(at, n_part, NULL, &list);
+			r = is_hold ? hold_part(at, n_part, &list)
+			            : begin_part(at, n_part, NULL, &list);
 		} else if (at != ptr) {
 			r = -EINVAL;
 		}
@@ -410,10 +439,24 @@ int glake__program_unmap(glake_ptr ptr, uint64_t n_bytes, struct glake__mapping 
 	return 0;
 }
 
+int glake__program_unmap(glake_ptr ptr, uint64_t n_bytes, struct glake__mapping **mapping_out)
+{
+	return n_bytes == 0 || !is_granular(ptr) || !is_granular(n_bytes)
+	               ? -ENOENT
+	               : begin_parts(ptr, n_bytes, false, mapping_out);
+}
+
+int glake__program_hold(glake_ptr ptr, uint64_t n_bytes, struct glake__mapping **mapping_out)
+{
+	return begin_parts(ptr, n_bytes, true, mapping_out);
+}
+
 static void settle_one(struct glake__mapping *mapping, bool is_done)
 {
 	struct glake__chunk *dead = NULL;
-	if (mapping->is_loose) {
+	if (mapping->is_hold) {
+		glake__hold_end(&mapping->hold);
+	} else if (mapping->is_loose) {
 		/* We never learn when it ends: its charge stays until the process ends. */
 		glake__lock();
 		mapping->chunk->n_uses += is_done;
@@ -440,20 +483,6 @@ void glake__program_settle(struct glake__mapping *mapping, bool is_done)
 		settle_one(mapping, is_done);
 		mapping = next;
 	}
-}
-
-int glake__program_check(glake_ptr ptr, uint64_t n_bytes)
-{
-	glake_ptr at = ptr;
-	while (at < ptr + n_bytes) {
-		int error;
-		uint64_t n_part = find_part(at, ptr + n_bytes - at, &error);
-		if (n_part == 0) {
-			return at == ptr ? error : -EINVAL;
-		}
-		at += n_part;
-	}
-	return 0;
 }
 
 void glake__program_opened(glake_ptr ptr, uint64_t n_bytes, int device, bool may_write)

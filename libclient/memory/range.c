@@ -229,7 +229,7 @@ static void take_out(struct glake__piece *piece)
 
 static bool is_free_hole(const struct glake__piece *piece)
 {
-	return piece && !piece->chunk && !piece->is_busy;
+	return piece && !piece->chunk && !piece->holder;
 }
 
 /* Two holes side by side become the larger one. Returns what is left over, out of the row. */
@@ -459,7 +459,7 @@ static int check_locked(const struct glake__change *change, const char **why_out
 			return -EINVAL;
 		}
 		*why_out = "another thread works on it";
-		if (piece->is_busy) {
+		if (piece->holder && piece->holder != change->hold) {
 			return -EBUSY;
 		}
 	}
@@ -485,24 +485,17 @@ static void begin_locked(struct glake__change *change)
 		piece = is_same ? behind->previous : piece;
 	}
 	for (; piece && piece->offset < end; piece = piece->next) {
-		piece->is_busy = true;
+		piece->holder = change;
 	}
 	change->readers = range->readers;
 }
 
-/* The place of a change: in @range; if that is NULL, in the range of @use at @ptr. */
-struct place {
-	struct glake__range *range;
-	enum glake__range_use use;
-	glake_ptr ptr;
-};
-
-static int try_begin(struct glake__change *change, const struct place *place, const char **why_out)
+static int try_begin(struct glake__change *change, const struct glake__site *site,
+                     const char **why_out)
 {
 	glake__lock();
-	change->range = place->range ? place->range
-	                             : glake__range_at_locked(place->ptr, place->use);
-	change->offset = change->range ? place->ptr - change->range->ptr : 0;
+	change->range = site->range ? site->range : glake__range_at_locked(site->ptr, site->use);
+	change->offset = change->range ? site->ptr - change->range->ptr : 0;
 	int r = check_locked(change, why_out);
 	if (r == 0) {
 		begin_locked(change);
@@ -511,46 +504,24 @@ static int try_begin(struct glake__change *change, const struct place *place, co
 	return r;
 }
 
-static int begin(struct glake__change *change, const struct place *place,
-                 const struct glake__part *parts, size_t n_parts, bool waits)
+int glake__change_begin(struct glake__change *change, const struct glake__site *site,
+                        const struct glake__part *parts, size_t n_parts)
 {
-	const struct timespec pause = {.tv_nsec = BUSY_PAUSE_NS};
 	const char *why = NULL;
-	*change = (struct glake__change){.range = NULL};
+	*change = (struct glake__change){.hold = site->hold};
 	int r = prepare(change, parts, n_parts);
 	if (r == 0) {
-		r = try_begin(change, place, &why);
-		while (r == -EBUSY && waits) {
-			nanosleep(&pause, NULL);
-			r = try_begin(change, place, &why);
+		r = try_begin(change, site, &why);
+		while (r == -EBUSY && site->waits) {
+			glake__busy_pause();
+			r = try_begin(change, site, &why);
 		}
-		r = r < 0 ? refuse(change, r, place->ptr, why) : 0;
+		r = r < 0 ? refuse(change, r, site->ptr, why) : 0;
 	}
 	if (r < 0) {
 		change_free(change);
 	}
 	return r;
-}
-
-int glake__change_begin(struct glake__change *change, struct glake__range *range, uint64_t offset,
-                        const struct glake__part *parts, size_t n_parts)
-{
-	const struct place place = {.range = range, .ptr = range->ptr + offset};
-	return begin(change, &place, parts, n_parts, false);
-}
-
-int glake__change_begin_wait(struct glake__change *change, struct glake__range *range,
-                             uint64_t offset, const struct glake__part *parts, size_t n_parts)
-{
-	const struct place place = {.range = range, .ptr = range->ptr + offset};
-	return begin(change, &place, parts, n_parts, true);
-}
-
-int glake__change_begin_at(struct glake__change *change, enum glake__range_use use, glake_ptr ptr,
-                           const struct glake__part *parts, size_t n_parts)
-{
-	const struct place place = {.use = use, .ptr = ptr};
-	return begin(change, &place, parts, n_parts, true);
 }
 
 struct glake__piece *glake__change_first(const struct glake__change *change)
@@ -561,42 +532,14 @@ struct glake__piece *glake__change_first(const struct glake__change *change)
 	return piece;
 }
 
-/* Give @readers the access that the range's other readers have. The pieces are busy, so their row stays. */
-static void give_access(const struct glake__change *change, uint64_t readers)
-{
-	char *text = glake__error_save();
-	const struct glake__piece *piece = glake__change_first(change);
-	for (; piece && piece->offset < change->offset + change->n_bytes; piece = piece->next) {
-		if (piece->chunk && piece->access != GLAKE__ACCESS_NONE) {
-			glake__map_access(piece->range->ptr + piece->offset, piece->n_bytes,
-			                  readers, piece->access);
-		}
-	}
-	glake__error_restore(text);
-}
-
-/* Called with the lock held. Peers that were added since the change began: its pieces were left out. */
-static uint64_t late_readers(const struct glake__change *change)
-{
-	const struct glake__range *range = change->range;
-	return range->use == GLAKE__RANGE_PRIVATE ? range->readers & ~change->readers : 0;
-}
-
 /* Called with the lock held; unlocks it. */
 static void end_change(struct glake__change *change)
 {
 	struct glake__range *range = change->range;
 	uint64_t end = change->offset + change->n_bytes;
-	uint64_t late;
-	while ((late = late_readers(change)) != 0) {
-		change->readers |= late;
-		glake__unlock();
-		give_access(change, late);
-		glake__lock();
-	}
 	struct glake__piece *piece = glake__range_piece_locked(range, change->offset);
 	for (; piece && piece->offset < end; piece = piece->next) {
-		piece->is_busy = false;
+		piece->holder = piece->chunk ? change->hold : NULL;
 	}
 	merge_holes(range, change->offset, end);
 	glake__unlock();
@@ -622,7 +565,7 @@ void glake__change_commit(struct glake__change *change, struct glake__chunk **de
 	while (change->fresh) {
 		struct glake__piece *fresh = change->fresh;
 		change->fresh = fresh->next;
-		fresh->is_busy = true;
+		fresh->holder = change;
 		link_behind(fresh, before);
 		map_chunk(fresh);
 		enter(fresh);
@@ -648,6 +591,72 @@ void glake__change_cancel(struct glake__change *change, struct glake__chunk **de
 		piece->is_unmapped = false;
 	}
 	end_change(change);
+}
+
+/* ---- holds ------------------------------------------------------------------------------------ */
+
+void glake__busy_pause(void)
+{
+	const struct timespec pause = {.tv_nsec = BUSY_PAUSE_NS};
+	nanosleep(&pause, NULL);
+}
+
+static bool is_any_busy(const struct glake__piece *piece, uint64_t end)
+{
+	for (; piece && piece->offset < end; piece = piece->next) {
+		if (piece->chunk && piece->holder) {
+			return true;
+		}
+	}
+	return false;
+}
+
+static void hold_locked(struct glake__hold *hold, struct glake__piece *piece, uint64_t end)
+{
+	*hold = (struct glake__hold){.range = piece->range, .offset = piece->offset};
+	for (; piece && piece->offset < end; piece = piece->next) {
+		hold->n_bytes += piece->n_bytes;
+		if (piece->chunk) {
+			piece->holder = hold;
+		}
+	}
+}
+
+static int try_hold(struct glake__hold *hold, glake_ptr ptr, uint64_t n_bytes)
+{
+	int r = -ENOENT;
+	glake__lock();
+	struct glake__piece *piece = glake__piece_at_locked(ptr);
+	if (piece) {
+		uint64_t end = ptr - piece->range->ptr + n_bytes;
+		r = is_any_busy(piece, end) ? -EBUSY : 0;
+		if (r == 0) {
+			hold_locked(hold, piece, end);
+		}
+	}
+	glake__unlock();
+	return r;
+}
+
+int glake__hold_begin(struct glake__hold *hold, glake_ptr ptr, uint64_t n_bytes, bool waits)
+{
+	int r = try_hold(hold, ptr, n_bytes);
+	while (r == -EBUSY && waits) {
+		glake__busy_pause();
+		r = try_hold(hold, ptr, n_bytes);
+	}
+	return r;
+}
+
+void glake__hold_end(struct glake__hold *hold)
+{
+	uint64_t end = hold->offset + hold->n_bytes;
+	glake__lock();
+	struct glake__piece *piece = glake__range_piece_locked(hold->range, hold->offset);
+	for (; piece && piece->offset < end; piece = piece->next) {
+		piece->holder = piece->holder == hold ? NULL : piece->holder;
+	}
+	glake__unlock();
 }
 
 /* ---- for tests -------------------------------------------------------------------------------- */

@@ -63,8 +63,8 @@ struct glake__piece {
 	uint64_t n_bytes;
 	struct glake__chunk *chunk; /* one use; NULL: a hole */
 	enum glake__access access;
-	bool is_busy;
-	bool is_unmapped;          /* set by who works on it: the driver has taken the chunk away */
+	const void *holder; /* the change or hold that works on it; NULL: none, it is not busy */
+	bool is_unmapped;   /* set by who works on it: the driver has taken the chunk away */
 	struct glake__piece *next; /* link: range.first */
 	struct glake__piece *previous;
 	struct glake__piece *next_mapping; /* link: chunk.mappings */
@@ -139,36 +139,54 @@ struct glake__part {
 	CUmemGenericAllocationHandle handle; /* the caller's; 0: it is mapped, and that is asked */
 };
 
+/*
+ * Mapped pieces that only the holder changes: to look at their content and replace it (reback.h). Others that
+ * want to change, pin or free the memory wait for the end of the hold.
+ */
+struct glake__hold {
+	struct glake__range *range; /* stays as long as the hold */
+	uint64_t offset;
+	uint64_t n_bytes;
+};
+
+/*
+ * Hold all pieces with memory that [ptr, ptr + n_bytes) touches, of one range. Waits for other holds and
+ * changes if @waits. Returns 0; -ENOENT: @ptr is in no range; -EBUSY. No lock is held by the caller.
+ */
+int glake__hold_begin(struct glake__hold *hold, glake_ptr ptr, uint64_t n_bytes, bool waits);
+void glake__hold_end(struct glake__hold *hold);
+
+/* For whoever finds busy pieces: sleep a moment, without the lock, and look again. */
+void glake__busy_pause(void);
+
 struct glake__change {
 	struct glake__range *range;
 	uint64_t offset;
 	uint64_t n_bytes;
-	uint64_t readers;              /* of the range, when it began */
-	struct glake__piece *fresh;    /* owned list */
-	struct glake__piece *edges[2]; /* owned spares */
+	uint64_t readers;               /* of the range, when it began */
+	const struct glake__hold *hold; /* that the pieces are in; or NULL */
+	struct glake__piece *fresh;     /* owned list */
+	struct glake__piece *edges[2];  /* owned spares */
+};
+
+/* The site of a change. */
+struct glake__site {
+	struct glake__range
+		*range; /* NULL: the range of @use at @ptr, looked up when the change begins */
+	enum glake__range_use use;
+	glake_ptr ptr;
+	const struct glake__hold
+		*hold; /* the caller's, that all pieces with memory are in; or NULL */
+	bool waits;    /* for other changes of the pieces, instead of -EBUSY */
 };
 
 /*
- * Begin to put @parts, of @n_bytes together, at @offset: what is there is busy until the end of the change.
- * It must be whole pieces, or parts of holes. -EINVAL: it is not, or not in the range; -EBUSY; -ENOMEM.
+ * Begin to put @parts, of @n_bytes together, at @site: what is there is busy until the end of the change.
+ * It must be whole pieces, or parts of holes. -EINVAL: it is not, or not in a range; -EBUSY; -ENOMEM.
  */
-int glake__change_begin(struct glake__change *change, struct glake__range *range, uint64_t offset,
+int glake__change_begin(struct glake__change *change, const struct glake__site *site,
                         const struct glake__part *parts, size_t n_parts);
-/* The same, but wait for other changes of the place. They take milliseconds and wait for no other change. */
-int glake__change_begin_wait(struct glake__change *change, struct glake__range *range,
-                             uint64_t offset, const struct glake__part *parts, size_t n_parts);
-/*
- * The same at @ptr. The range is looked up, and the change begun, in one step: another thread may drop the
- * range. -EINVAL: @ptr is in no range of @use.
- */
-int glake__change_begin_at(struct glake__change *change, enum glake__range_use use, glake_ptr ptr,
-                           const struct glake__part *parts, size_t n_parts);
-/*
- * End a change. Peers that were added to the range meanwhile get access to its pieces first; after that the
- * pieces are not busy any more. Both cannot fail.
- *
- * commit: the change has happened. Chunks that lost their last use are put onto @dead.
- */
+/* The change has happened. Chunks that lost their last use are put onto @dead. Cannot fail. */
 void glake__change_commit(struct glake__change *change, struct glake__chunk **dead);
 /* It has not: all stays, but for the pieces that are noted as unmapped, which become holes. */
 void glake__change_cancel(struct glake__change *change, struct glake__chunk **dead);

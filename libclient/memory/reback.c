@@ -261,13 +261,13 @@ static int exchange(struct work *work, bool *is_lost)
 	return r;
 }
 
-static int reback(struct glake__range *range, uint64_t offset, const struct glake__part *parts,
-                  size_t n_parts, bool only_holes, struct glake__chunk **dead, bool *is_lost_out)
+static int reback(const struct glake__site *site, const struct glake__part *parts, size_t n_parts,
+                  bool only_holes, struct glake__chunk **dead, bool *is_lost_out)
 {
 	struct work work = {.takes_access = false};
 	struct glake__chunk *unused = NULL;
 	bool is_lost = false;
-	int r = glake__change_begin(&work.change, range, offset, parts, n_parts);
+	int r = glake__change_begin(&work.change, site, parts, n_parts);
 	if (r < 0) {
 		return r;
 	}
@@ -278,7 +278,7 @@ static int reback(struct glake__range *range, uint64_t offset, const struct glak
 	if (r == 0 && only_holes && work.old.n > 0) {
 		r = glake__fail(-EINVAL, "%llu bytes at 0x%llx: already mapped, in part",
 		                (unsigned long long)work.change.n_bytes,
-		                (unsigned long long)(range->ptr + offset));
+		                (unsigned long long)site->ptr);
 	}
 	if (r == 0) {
 		r = exchange(&work, &is_lost);
@@ -301,17 +301,38 @@ static int reback(struct glake__range *range, uint64_t offset, const struct glak
 	return r;
 }
 
+static struct glake__site site_in(struct glake__range *range, uint64_t offset)
+{
+	return (struct glake__site){.range = range, .ptr = range->ptr + offset};
+}
+
+static struct glake__site site_of(const struct glake__hold *hold)
+{
+	struct glake__site site = site_in(hold->range, hold->offset);
+	site.hold = hold;
+	return site;
+}
+
 int glake__range_reback(struct glake__range *range, uint64_t offset,
                         const struct glake__part *parts, size_t n_parts, struct glake__chunk **dead,
                         bool *is_lost_out)
 {
-	return reback(range, offset, parts, n_parts, false, dead, is_lost_out);
+	const struct glake__site site = site_in(range, offset);
+	return reback(&site, parts, n_parts, false, dead, is_lost_out);
+}
+
+int glake__hold_reback(const struct glake__hold *hold, const struct glake__part *parts,
+                       size_t n_parts, struct glake__chunk **dead, bool *is_lost_out)
+{
+	const struct glake__site site = site_of(hold);
+	return reback(&site, parts, n_parts, false, dead, is_lost_out);
 }
 
 int glake__range_fill(struct glake__range *range, uint64_t offset, const struct glake__part *parts,
                       size_t n_parts)
 {
-	return reback(range, offset, parts, n_parts, true, NULL, NULL);
+	const struct glake__site site = site_in(range, offset);
+	return reback(&site, parts, n_parts, true, NULL, NULL);
 }
 
 /* ---- access ----------------------------------------------------------------------------------- */
@@ -347,21 +368,21 @@ static int set_access(const struct glake__change *change, const enum glake__acce
 	return r;
 }
 
-int glake__range_access(struct glake__range *range, uint64_t offset, uint64_t n_bytes,
-                        enum glake__access access)
+static int change_access(const struct glake__site *site, uint64_t n_bytes,
+                         enum glake__access access)
 {
 	const struct glake__part same = {.n_bytes = n_bytes};
 	struct glake__chunk *none = NULL;
 	struct glake__change change;
 	bool takes = false;
 	uint64_t readers = 0;
-	int r = glake__change_begin(&change, range, offset, &same, 1);
+	int r = glake__change_begin(&change, site, &same, 1);
 	if (r < 0) {
 		return r;
 	}
+	const uint64_t end = change.offset + n_bytes;
 	struct glake__piece *first = glake__change_first(&change);
-	for (const struct glake__piece *at = first; at && at->offset < offset + n_bytes;
-	     at = at->next) {
+	for (const struct glake__piece *at = first; at && at->offset < end; at = at->next) {
 		takes |= at->access > access;
 		readers |= readers_of(&change, at);
 	}
@@ -377,12 +398,24 @@ int glake__range_access(struct glake__range *range, uint64_t offset, uint64_t n_
 			glake__gate_open();
 		}
 	}
-	for (struct glake__piece *at = first; r == 0 && at && at->offset < offset + n_bytes;
-	     at = at->next) {
+	for (struct glake__piece *at = first; r == 0 && at && at->offset < end; at = at->next) {
 		at->access = at->chunk ? access : GLAKE__ACCESS_NONE;
 	}
 	glake__change_cancel(&change, &none);
 	return r;
+}
+
+int glake__range_access(struct glake__range *range, uint64_t offset, uint64_t n_bytes,
+                        enum glake__access access)
+{
+	const struct glake__site site = site_in(range, offset);
+	return change_access(&site, n_bytes, access);
+}
+
+int glake__hold_access(const struct glake__hold *hold, enum glake__access access)
+{
+	const struct glake__site site = site_of(hold);
+	return change_access(&site, hold->n_bytes, access);
 }
 
 /* ---- the end ---------------------------------------------------------------------------------- */
@@ -393,7 +426,9 @@ int glake__range_clear(struct glake__range *range, uint64_t offset, uint64_t n_b
 	const struct glake__part hole = {.n_bytes = n_bytes};
 	struct glake__change change;
 	struct glake__chunk *unused = NULL;
-	int error = glake__change_begin_wait(&change, range, offset, &hole, 1);
+	struct glake__site site = site_in(range, offset);
+	site.waits = true;
+	int error = glake__change_begin(&change, &site, &hole, 1);
 	if (error < 0) {
 		return error;
 	}
@@ -429,12 +464,15 @@ int glake__range_end(struct glake__range *range, struct glake__chunk **dead)
 
 /* ---- readers ---------------------------------------------------------------------------------- */
 
-/* With the lock held: what is mapped of @range now. What is busy follows when it is busy no more. */
+/* Called with the lock held. -EBUSY: a change of @range is under way, which does not know the new reader. */
 static int open_locked(struct glake__range *range, int reader)
 {
 	int r = 0;
 	for (const struct glake__piece *at = range->first; r == 0 && at; at = at->next) {
-		if (at->chunk && !at->is_busy && at->access != GLAKE__ACCESS_NONE) {
+		r = at->holder ? -EBUSY : 0;
+	}
+	for (const struct glake__piece *at = range->first; r == 0 && at; at = at->next) {
+		if (at->chunk && at->access != GLAKE__ACCESS_NONE) {
 			r = glake__map_access(range->ptr + at->offset, at->n_bytes, 1ull << reader,
 			                      at->access);
 		}
@@ -445,18 +483,30 @@ static int open_locked(struct glake__range *range, int reader)
 	return r;
 }
 
-int glake__space_add_reader(int device, int reader)
+/* Called with the lock held. Driver calls under it after all: no range may go away meanwhile. */
+static int open_all_locked(int device, int reader)
 {
 	int r = 0;
-	glake__lock();
-	/* Driver calls under the lock after all: a range that goes away meanwhile must not be touched. */
 	for (struct glake__range *at = glake__space.ranges; r == 0 && at; at = at->next) {
-		if (at->use == GLAKE__RANGE_PRIVATE && at->device == device) {
+		if (at->use == GLAKE__RANGE_PRIVATE && at->device == device &&
+		    !(at->readers >> reader & 1)) {
 			r = open_locked(at, reader);
 		}
 	}
 	if (r == 0) {
 		glake__space.readers[device] |= 1ull << reader;
+	}
+	return r;
+}
+
+int glake__space_add_reader(int device, int reader)
+{
+	int r;
+	glake__lock();
+	while ((r = open_all_locked(device, reader)) == -EBUSY) {
+		glake__unlock();
+		glake__busy_pause();
+		glake__lock();
 	}
 	glake__unlock();
 	return r;

@@ -26,6 +26,10 @@ int glake__range_reback(struct glake__range *range, uint64_t offset,
                         const struct glake__part *parts, size_t n_parts, struct glake__chunk **dead,
                         bool *is_lost_out);
 
+/* The same in place of all that @hold has, which goes on; what is there now is held. */
+int glake__hold_reback(const struct glake__hold *hold, const struct glake__part *parts,
+                       size_t n_parts, struct glake__chunk **dead, bool *is_lost_out);
+
 /* The same where nothing is yet: anything but holes is -EINVAL. */
 int glake__range_fill(struct glake__range *range, uint64_t offset, const struct glake__part *parts,
                       size_t n_parts);
@@ -33,6 +37,9 @@ int glake__range_fill(struct glake__range *range, uint64_t offset, const struct 
 /* Give the pieces in [offset, offset + n_bytes), whole ones, @access. Undone if it fails. */
 int glake__range_access(struct glake__range *range, uint64_t offset, uint64_t n_bytes,
                         enum glake__access access);
+
+/* The same to all that @hold has. */
+int glake__hold_access(const struct glake__hold *hold, enum glake__access access);
 
 /*
  * Unmap whatever is in [offset, offset + n_bytes), pinned or not: nobody uses it any more. A change of it

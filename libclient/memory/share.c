@@ -62,13 +62,28 @@ static struct glake__backing *find_locked(const struct glake_session *session, g
 	return backing && backing->is_live && backing->device->session == session ? backing : NULL;
 }
 
+/* Called with the lock held. Memory that is being replaced has no name. */
+static bool is_busy_locked(const struct glake__backing *backing)
+{
+	const struct glake__piece *piece = backing ? backing->range->first : NULL;
+	while (piece && !piece->holder) {
+		piece = piece->next;
+	}
+	return piece != NULL;
+}
+
 /* The name of live memory, with the ticket that it may have already. */
 static int find_name(struct glake_session *session, glake_ptr ptr, bool is_whole,
                      struct glake_share *share_out)
 {
-	glake__lock();
-	struct glake__backing *backing = find_locked(session, ptr, is_whole);
+	struct glake__backing *backing;
 	struct glake_share share;
+	glake__lock();
+	while (is_busy_locked(backing = find_locked(session, ptr, is_whole))) {
+		glake__unlock();
+		glake__busy_pause();
+		glake__lock();
+	}
 	bool is_named = backing && name_locked(session, backing, &share);
 	/* The caller may pass the name on from now on, so the memory is pinned. */
 	for (struct glake__piece *at = is_named ? backing->range->first : NULL; at; at = at->next) {

@@ -531,13 +531,21 @@ END_TEST
 
 /* A peer comes while a change is under way, just before memory is touched. */
 static int peer_error;
+static pthread_t peer;
+
+static void *add_peer(void *user)
+{
+	ck_assert_int_eq(glake__space_add_reader(0, 1), 0);
+	return user;
+}
 
 static int close_as_a_peer_comes(void *user, uint64_t readers, uint64_t patience_ns)
 {
-	(void)patience_ns;
 	(void)user;
-	(void)readers;
-	ck_assert_int_eq(glake__space_add_reader(0, 1), 0);
+	(void)patience_ns;
+	ck_assert_uint_eq(readers, 1);
+	ck_assert_int_eq(pthread_create(&peer, NULL, add_peer, NULL), 0);
+	usleep(20000);
 	return peer_error;
 }
 
@@ -571,6 +579,8 @@ START_TEST(a_reader_that_comes_during_a_change_reads_what_is_there_then)
 	int r = _i % 2 ? glake__range_reback(range, 0, &new, 1, NULL, NULL)
 	               : glake__range_access(range, 0, 2 * MIB, GLAKE__ACCESS_READ);
 	ck_assert_int_eq(r, peer_error);
+	/* It has access when it is told so. */
+	pthread_join(peer, NULL);
 	for (int device = 0; device < 2; device++) {
 		ck_ok(access_of(range->ptr, device, &flags));
 		ck_assert_uint_eq(flags, is_refused ? READ_WRITE : READ_ONLY);
@@ -834,6 +844,56 @@ static void *let_change(void *user)
 	return NULL;
 }
 
+static atomic_bool is_pinned;
+
+static void *pin_it(void *user)
+{
+	const struct glake__range *range = user;
+	glake__pin_range(range->ptr, range->n_bytes, GLAKE__PIN_DMABUF, true);
+	is_pinned = true;
+	return NULL;
+}
+
+/* To look at what is there, and replace it by what is equal. */
+START_TEST(memory_that_is_held_is_changed_by_the_holder_only)
+{
+	begin("1GiB");
+	pthread_t thread;
+	struct glake__hold hold;
+	struct glake__hold other;
+	struct glake__range *range = reserve_range(6);
+	struct glake__part parts[] = {make_part(2), hole(2), make_part(2)};
+	struct glake__part new = make_part(6);
+	ck_assert_int_eq(glake__hold_begin(&hold, 4096, 4096, false), -ENOENT);
+	ck_assert_int_eq(glake__range_fill(range, 0, parts, 3), 0);
+	ck_assert_int_eq(glake__hold_begin(&hold, range->ptr + MIB, 4 * MIB, false), 0);
+	ck_assert_ptr_eq(hold.range, range);
+	ck_assert_uint_eq(hold.n_bytes, 6 * MIB);
+	ck_assert_int_eq(glake__hold_begin(&other, range->ptr, 1, false), -EBUSY);
+	ck_assert_int_eq(glake__range_access(range, 0, 2 * MIB, GLAKE__ACCESS_READ), -EBUSY);
+	ck_assert_int_eq(glake__range_drop(range), -EBUSY);
+	pthread_create(&thread, NULL, pin_it, range);
+	ck_assert_int_eq(glake__hold_access(&hold, GLAKE__ACCESS_READ), 0);
+	ck_assert_int_ne(drv.cuMemcpyHtoD(range->ptr, "x", 1), CUDA_SUCCESS);
+	usleep(20000);
+	ck_assert(!is_pinned);
+	ck_assert_int_eq(glake__hold_reback(&hold, &new, 1, NULL, NULL), 0);
+	ck_assert_uint_eq(word_at(range->ptr + 3 * MIB), new.chunk->id);
+	/* It is held still. */
+	ck_assert_int_eq(glake__hold_begin(&other, range->ptr, 1, false), -EBUSY);
+	ck_assert(!is_pinned);
+	glake__hold_end(&hold);
+	pthread_join(thread, NULL);
+	ck_assert_int_eq(glake__pin_at(range->ptr), GLAKE__PIN_DMABUF);
+	end_part(&parts[0]);
+	end_part(&parts[2]);
+	end_part(&new);
+	ck_assert_uint_eq(n_released, 2);
+	ck_assert(glake__space_is_valid());
+	ck_assert_int_eq(glake__range_end(range, NULL), 0);
+}
+END_TEST
+
 /* A program frees what somebody is just about to seal or to move. */
 START_TEST(the_end_of_a_range_waits_for_a_change_of_it)
 {
@@ -889,5 +949,6 @@ int main(void)
 	suite_add_tcase(suite, tcase);
 	suite_add(suite, pages_are_read_while_they_change);
 	suite_add(suite, the_end_of_a_range_waits_for_a_change_of_it);
+	suite_add(suite, memory_that_is_held_is_changed_by_the_holder_only);
 	return suite_run(suite);
 }
