@@ -33,16 +33,6 @@ const char *run_in_build(const char *name)
 	return path;
 }
 
-void run_environment(const struct harness *harness)
-{
-	char state_path[PATH_MAX];
-	snprintf(state_path, sizeof(state_path), "%s/cudasim", harness->folder);
-	setenv("GLAKE_SOCKET", harness->socket_path, 1);
-	setenv("CUDASIM_STATE", state_path, 1);
-	setenv("CUDASIM_DEVICES", "2x256MiB", 1);
-	setenv("GLAKE_LIBCUDA", run_in_build("cudasim/libcuda.so.1"), 1);
-}
-
 static void set_preload(void)
 {
 	char value[PATH_MAX * 2];

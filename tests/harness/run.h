@@ -3,8 +3,7 @@
  * Programs that know nothing of glake, run beside a real glaked with the shim preloaded: what they
  * are told, print and end with.
  *
- *     harness_start(&harness, NULL);
- *     run_environment(&harness);
+ *     world_begin();
  *     run_start(&run, NULL, run_in_build("tests/shim/program"), "dlsym", "steps", NULL);
  *     run_read(&run, "ready");
  *     run_continue(&run);
@@ -33,9 +32,6 @@ struct run {
 
 /* The full path of a file of $GLAKE_BUILD (default "build"). Static, until four calls later. */
 const char *run_in_build(const char *name);
-
-/* Let the programs of this test find @harness's glaked and its devices, by the environment. */
-void run_environment(const struct harness *harness);
 
 /* Start a program under the shim. @extra: "NAME=value" or NULL; then the arguments, ended by NULL. */
 void run_start(struct run *run, const char *extra, ...);

@@ -443,6 +443,7 @@ static struct glake_session *connect_eye(void)
 
 void world_start(const struct harness_options *options)
 {
+	ck_assert_msg(!harness.folder[0], "a test has one world");
 	raise_max_fds();
 	harness_start(&harness, options);
 	harness_environment(&harness);

@@ -8,12 +8,11 @@
 #include "libclient/glake_admin.h"
 #include "tests/check_glake.h"
 #include "tests/harness/connection.h"
+#include "tests/harness/world.h"
 
-#define MIB (1024ull * 1024)
 /* The simulated device 1, as NVML would write it. */
 #define UUID_1 "GPU-63756461-7369-6d2d-7575-69642d9a5e01"
 
-static struct harness harness;
 static char library[HARNESS_PATH_BYTES];
 static char calls_path[HARNESS_PATH_BYTES];
 
@@ -33,7 +32,7 @@ static void begin(const char *devices, const char *more)
 	snprintf(env[1], sizeof(env[1]), "NVMLSIM_DEVICES=%s", devices);
 	snprintf(env[2], sizeof(env[2]), "NVMLSIM_LOG=%s", calls_path);
 	snprintf(env[3], sizeof(env[3]), "%s", more);
-	harness_start(&harness, &(struct harness_options){.config = "pool = ();", .env = list});
+	world_begin(.config = "pool = ();", .env = list);
 }
 
 /* The lines that nvmlsim wrote, once; "" while it has made the file but not yet written. */
@@ -62,28 +61,18 @@ static int keep(void *user, const struct glake_status *status)
 	return 0;
 }
 
-static void look(struct glake_session *session, uint64_t free_bytes[2])
+static void look(uint64_t free_bytes[2])
 {
-	ck_assert_int_eq(glake_get_status(session, keep, free_bytes), 0);
-}
-
-static struct glake_session *connect_blind(void)
-{
-	struct glake_connect_options options = {
-		.size = sizeof(options), .no_cuda = 1, .socket_path = harness.socket_path};
-	struct glake_session *session;
-	ck_assert_int_eq(glake_connect(&options, &session), 0);
-	return session;
+	ck_assert_int_eq(glake_get_status(eye, keep, free_bytes), 0);
 }
 
 START_TEST(what_is_free_is_known_where_nvml_knows_the_device)
 {
 	uint64_t free_bytes[2] = {0};
 	begin(UUID_1 "=201326592", "NOTHING=");
-	struct glake_session *session = connect_blind();
 	for (unsigned i = 0; free_bytes[1] == 0; i++) {
 		ck_assert_uint_lt(i, 1000);
-		look(session, free_bytes);
+		look(free_bytes);
 		harness_sleep_ms(5);
 	}
 	ck_assert_uint_eq(free_bytes[0], 0);
@@ -92,8 +81,7 @@ START_TEST(what_is_free_is_known_where_nvml_knows_the_device)
 		&harness,
 		"cannot tell the use of the devices: device 0 (GPU-63756461-7369-6d2d-7575-"
 		"69642d9a5e00): Not Found");
-	glake_disconnect(session);
-	harness_stop(&harness);
+	world_end();
 	ck_assert_str_eq(calls(), "init\nmemory\nshutdown on the main thread\n");
 }
 END_TEST
@@ -102,9 +90,8 @@ START_TEST(what_glaked_does_between_two_askings_is_reckoned_with)
 {
 	uint64_t free_bytes[2] = {0};
 	begin(UUID_1 "=201326592", "NOTHING=");
-	struct glake_session *session = connect_blind();
 	while (free_bytes[1] == 0) {
-		look(session, free_bytes);
+		look(free_bytes);
 		harness_sleep_ms(5);
 	}
 	int connection = connection_hello(&harness);
@@ -113,11 +100,9 @@ START_TEST(what_glaked_does_between_two_askings_is_reckoned_with)
 	fdlist_init(&fds);
 	ck_assert_int_eq(connection_alloc(connection, 1, 32 * MIB, 1, &id, &fds),
 	                 GLAKE__WIRE__STATUS__OK);
-	look(session, free_bytes);
+	look(free_bytes);
 	ck_assert_uint_eq(free_bytes[1], 160 * MIB);
 	connection_close(&connection);
-	glake_disconnect(session);
-	harness_stop(&harness);
 }
 END_TEST
 
@@ -129,11 +114,8 @@ START_TEST(without_nvml_it_is_unknown)
 	harness_wait_log(
 		&harness,
 		"cannot tell the use of the devices: /nowhere/libnvidia-ml.so.1: cannot open");
-	struct glake_session *session = connect_blind();
-	look(session, free_bytes);
+	look(free_bytes);
 	ck_assert_uint_eq(free_bytes[0] + free_bytes[1], 0);
-	glake_disconnect(session);
-	harness_stop(&harness);
 }
 END_TEST
 
@@ -144,7 +126,6 @@ START_TEST(a_library_that_is_another_is_not_used)
 	harness_wait_log(
 		&harness,
 		"cannot tell the use of the devices: libm.so.6 has no call named nvmlInit_v2");
-	harness_stop(&harness);
 }
 END_TEST
 
@@ -156,7 +137,6 @@ START_TEST(nvml_that_does_not_start_is_told_once_and_not_asked_again)
 	/* Past the next asking. */
 	harness_sleep_ms(6500);
 	ck_assert_uint_eq(harness_n_log_lines(&harness, "cannot tell the use of the devices"), 1);
-	harness_stop(&harness);
 	ck_assert_str_eq(calls(), "init\n");
 }
 END_TEST
@@ -165,16 +145,14 @@ START_TEST(a_slow_nvml_holds_nobody_up)
 {
 	uint64_t free_bytes[2] = {1, 1};
 	begin(UUID_1 "=201326592", "NVMLSIM_SLOW_MS=4000");
-	struct glake_session *session = connect_blind();
 	while (access(calls_path, F_OK) < 0) {
 		harness_sleep_ms(5);
 	}
-	look(session, free_bytes);
+	look(free_bytes);
 	/* Answered before NVML has. */
 	ck_assert_uint_eq(free_bytes[0], 0);
-	glake_disconnect(session);
 	/* And the end waits for it. */
-	harness_stop(&harness);
+	world_end();
 	ck_assert_str_eq(calls(), "init\nmemory\nshutdown on the main thread\n");
 }
 END_TEST

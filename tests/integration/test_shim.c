@@ -15,23 +15,7 @@
 #include "tests/harness/connection.h"
 #include "tests/harness/harness.h"
 #include "tests/harness/run.h"
-
-static struct harness harness;
-
-static void begin(const char *config)
-{
-	harness_start(&harness, &(struct harness_options){.config = config});
-	run_environment(&harness);
-}
-
-/* All sessions are over and all their memory is back: only what is made ahead remains. */
-static void finish(void)
-{
-	int connection = connection_hello(&harness);
-	connection_await_private(connection, 0);
-	connection_close(&connection);
-	harness_stop(&harness);
-}
+#include "tests/harness/world.h"
 
 static void run_scenario(const char *program, const char *way, const char *scenario,
                          const char *argument, const char *want)
@@ -51,7 +35,7 @@ static void run_scenario(const char *program, const char *way, const char *scena
 
 START_TEST(all_ways_in_are_owned)
 {
-	begin(NULL);
+	world_begin();
 	run_scenario(PROGRAM, "dlsym", "basic", NULL,
 	             "owned 17 passed 0 refused 0 connects 1 live 0");
 	run_scenario(PROGRAM, "proc1", "basic", NULL,
@@ -60,7 +44,6 @@ START_TEST(all_ways_in_are_owned)
 	             "owned 17 passed 0 refused 0 connects 1 live 0");
 	run_scenario(LINKED, "linked", "basic", NULL,
 	             "owned 17 passed 0 refused 0 connects 1 live 0");
-	finish();
 }
 END_TEST
 
@@ -72,7 +55,7 @@ END_TEST
 START_TEST(calls_are_found)
 {
 	struct run run;
-	begin(NULL);
+	world_begin();
 	run_start(&run, NULL, run_in_build(PROGRAM), "proc1", "look_ups", NULL);
 	run_end_well(&run);
 	run_expect(&run, "cuMemAlloc_v2 libglake-shim.so");
@@ -81,28 +64,26 @@ START_TEST(calls_are_found)
 	run_expect(&run, "asked cuLaunchKernel libglake-shim.so");
 	run_expect(&run, "asked cuMemcpyHtoD libglake-shim.so");
 	run_expect(&run, "asked cuCtxGetCurrent libcuda.so.1");
-	finish();
 }
 END_TEST
 
 START_TEST(off_is_off)
 {
 	struct run run;
-	begin(NULL);
+	world_begin();
 	run_start(&run, "GLAKE_SHIM=off", run_in_build(PROGRAM), "proc2", "basic", NULL);
 	run_end_well(&run);
 	run_expect(&run, "owned 0 passed 0 refused 0 connects 0 live 0");
 	run_start(&run, "GLAKE_SHIM_OWN=none", run_in_build(PROGRAM), "dlsym", "basic", NULL);
 	run_end_well(&run);
 	run_expect(&run, "owned 0 passed 0 refused 0 connects 0 live 0");
-	finish();
 }
 END_TEST
 
 START_TEST(without_a_driver_there_is_no_device)
 {
 	struct run run;
-	begin(NULL);
+	world_begin();
 	run_start(&run, "GLAKE_LIBCUDA=/nowhere/libcuda.so.1", run_in_build(PROGRAM), "dlsym",
 	          "nothing", NULL);
 	run_end_well(&run);
@@ -114,7 +95,6 @@ START_TEST(without_a_driver_there_is_no_device)
 	run_start(&run, itself, run_in_build(PROGRAM), "dlsym", "nothing", NULL);
 	run_end_well(&run);
 	run_expect(&run, "init 100");
-	finish();
 }
 END_TEST
 
@@ -152,12 +132,11 @@ static void run_patcher(const struct patcher *patcher)
 /* Who patches the driver in place sees all calls of the program, and the program is served. */
 START_TEST(entries_are_patched_as_the_drivers)
 {
-	begin(NULL);
+	world_begin();
 	setenv("LD_LIBRARY_PATH", run_in_build("cudasim"), 1);
 	for (size_t i = 0; i < n_elements(patchers); i++) {
 		run_patcher(&patchers[i]);
 	}
-	finish();
 }
 END_TEST
 
@@ -168,14 +147,13 @@ START_TEST(programs_without_cuda_notice_nothing)
 		"/bin/true && ls /proc/self/fd && (cat /proc/self/maps | grep -c cudasim)";
 	struct run with;
 	struct run without;
-	begin(NULL);
+	world_begin();
 	run_start(&without, "LD_PRELOAD=", "/bin/sh", "-c", command, NULL);
 	run_end(&without);
 	run_start(&with, NULL, "/bin/sh", "-c", command, NULL);
 	run_end(&with);
 	ck_assert_str_eq(with.text, without.text);
 	run_expect(&with, "\n0\n");
-	finish();
 }
 END_TEST
 
@@ -183,75 +161,67 @@ END_TEST
 
 START_TEST(errors_are_the_drivers)
 {
-	begin(NULL);
+	world_begin();
 	run_scenario(PROGRAM, "dlsym", "errors", NULL, "owned 3 passed 0");
-	finish();
 }
 END_TEST
 
 START_TEST(threads_share_it)
 {
-	begin(NULL);
+	world_begin();
 	run_scenario(PROGRAM, "dlsym", "threads", NULL, "passed 0 refused 0 connects 1 live 0");
-	finish();
 }
 END_TEST
 
 START_TEST(children_start_afresh)
 {
-	begin(NULL);
+	world_begin();
 	run_scenario(PROGRAM, "dlsym", "forks", NULL,
 	             "owned 1 passed 0 refused 0 connects 1 live 0");
 	run_scenario(PROGRAM, "dlsym", "storm", NULL, "passed 0 refused 0 connects 1 live 0");
-	finish();
 }
 END_TEST
 
 START_TEST(a_free_waits_for_the_gpu)
 {
-	begin(NULL);
+	world_begin();
 	run_scenario(PROGRAM, "dlsym", "waits", NULL, NULL);
-	finish();
 }
 END_TEST
 
 START_TEST(captures_forbid_what_they_do)
 {
 	struct run run;
-	begin(NULL);
+	world_begin();
 	run_scenario(PROGRAM, "dlsym", "captures", NULL, "owned 8 passed 0 refused 0");
 	run_start(&run, "GLAKE_SHIM=off", run_in_build(PROGRAM), "proc2", "captures", NULL);
 	run_end_well(&run);
-	finish();
 }
 END_TEST
 
 START_TEST(memory_goes_with_its_context)
 {
-	begin(NULL);
+	world_begin();
 	run_scenario(PROGRAM, "dlsym", "resets", NULL,
 	             "owned 6 passed 0 refused 0 connects 1 live 0");
-	finish();
 }
 END_TEST
 
 START_TEST(peers_reach_it)
 {
-	begin(NULL);
+	world_begin();
 	run_scenario(PROGRAM, "dlsym", "peers", NULL, NULL);
-	finish();
 }
 END_TEST
 
 START_TEST(peers_that_fail_may_try_again)
 {
 	struct run run;
-	begin(NULL);
+	world_begin();
 	/* The first call is the allocation's own. */
 	run_start(&run, "CUDASIM_FAULT=program/cuMemSetAccess:2:fail=2", run_in_build(PROGRAM),
 	          "dlsym", "peers_again", NULL);
 	run_end_well(&run);
-	finish();
 }
 END_TEST
 
@@ -260,7 +230,7 @@ END_TEST
 START_TEST(chunks_go_with_their_last_use)
 {
 	struct run run;
-	begin(NULL);
+	world_begin();
 	run_start(&run, NULL, run_in_build(PROGRAM), "dlsym", "vmm", NULL);
 	run_read(&run, "ready");
 	run_expect(&run, "owned 5 passed 0");
@@ -273,8 +243,6 @@ START_TEST(chunks_go_with_their_last_use)
 	connection_close(&connection);
 	run_continue(&run);
 	run_end_well(&run);
-	finish();
-	begin(NULL);
 	/* Without the shim it says the same. */
 	run_start(&run, "GLAKE_SHIM=off", run_in_build(PROGRAM), "dlsym", "vmm", NULL);
 	run_read(&run, "ready");
@@ -289,7 +257,6 @@ START_TEST(chunks_go_with_their_last_use)
 	run_read(&run, "ready");
 	run_continue(&run);
 	run_end_well(&run);
-	finish();
 }
 END_TEST
 
@@ -304,18 +271,17 @@ static void await_private_bytes(uint64_t n_bytes)
 
 START_TEST(a_stream_has_its_own_memory_again)
 {
-	begin(NULL);
+	world_begin();
 	run_scenario(PROGRAM, "dlsym", "async", NULL,
 	             "owned 14 passed 0 refused 0 connects 1 live 0");
 	run_scenario(PROGRAM, "proc2", "async", NULL, "owned 14 passed 0");
-	finish();
 }
 END_TEST
 
 START_TEST(streams_may_go)
 {
 	struct run run;
-	begin("warm_bytes = \"0\";");
+	world_begin(.config = "warm_bytes = \"0\";");
 	run_start(&run, NULL, run_in_build(PROGRAM), "dlsym", "async_streams", NULL);
 	run_read(&run, "ready");
 	run_expect(&run, "owned 200 passed 0 refused 0 connects 1 live 0");
@@ -323,14 +289,13 @@ START_TEST(streams_may_go)
 	await_private_bytes(2u << 20);
 	run_continue(&run);
 	run_end_well(&run);
-	finish();
 }
 END_TEST
 
 START_TEST(errors_in_stream_order_are_the_drivers)
 {
 	struct run run;
-	begin(NULL);
+	world_begin();
 	run_scenario(PROGRAM, "proc1", "async_errors", NULL, "owned 4 passed 0 refused 2");
 	run_start(&run, "GLAKE_SHIM=off", run_in_build(PROGRAM), "dlsym", "async_errors", NULL);
 	run_end_well(&run);
@@ -338,27 +303,25 @@ START_TEST(errors_in_stream_order_are_the_drivers)
 	          NULL);
 	run_end_well(&run);
 	run_expect(&run, "owned 2 passed 0 refused 0");
-	finish();
 }
 END_TEST
 
 START_TEST(captured_streams_are_the_drivers)
 {
 	struct run run;
-	begin(NULL);
+	world_begin();
 	run_scenario(PROGRAM, "dlsym", "async_captures", NULL,
 	             "owned 2 passed 0 refused 0 connects 1 live 0");
 	run_start(&run, "GLAKE_SHIM=off", run_in_build(PROGRAM), "dlsym", "async_captures", "off",
 	          NULL);
 	run_end_well(&run);
-	finish();
 }
 END_TEST
 
 START_TEST(pools_count_what_is_ours)
 {
 	struct run run;
-	begin(NULL);
+	world_begin();
 	run_start(&run, NULL, run_in_build(PROGRAM), "dlsym", "async_pools", NULL);
 	run_read(&run, "ready");
 	run_expect(&run, "owned 1 passed 0");
@@ -368,37 +331,34 @@ START_TEST(pools_count_what_is_ours)
 	run_expect(&run, "owned 3 passed 0 refused 0 connects 1 live 0\n"
 	                 "owned 3 passed 0 refused 0 connects 1 live 0\n"
 	                 "owned 4 passed 0 refused 0 connects 1 live 0\n");
-	finish();
 }
 END_TEST
 
 START_TEST(threads_have_streams)
 {
-	begin(NULL);
+	world_begin();
 	run_scenario(PROGRAM, "dlsym", "async_threads", NULL,
 	             "passed 0 refused 0 connects 1 live 0");
-	finish();
 }
 END_TEST
 
 START_TEST(contexts_take_what_is_parked)
 {
 	struct run run;
-	begin("warm_bytes = \"0\";");
+	world_begin(.config = "warm_bytes = \"0\";");
 	run_start(&run, NULL, run_in_build(PROGRAM), "dlsym", "async_resets", NULL);
 	run_read(&run, "ready");
 	run_expect(&run, "owned 9 passed 0 refused 0 connects 1 live 0");
 	await_private_bytes(2u << 20);
 	run_continue(&run);
 	run_end_well(&run);
-	finish();
 }
 END_TEST
 
 START_TEST(streams_outlive_glaked)
 {
 	struct run run;
-	begin(NULL);
+	world_begin();
 	run_start(&run, NULL, run_in_build(PROGRAM), "dlsym", "async_steps", NULL);
 	run_read(&run, "ready");
 	run_expect(&run, "owned 2 passed 0 refused 0 connects 1");
@@ -406,12 +366,11 @@ START_TEST(streams_outlive_glaked)
 	run_continue(&run);
 	run_read(&run, "ready");
 	run_expect(&run, "owned 2 passed 1 refused 0 connects 1");
-	harness_restart(&harness);
+	world_restart();
 	harness_sleep_ms(1100);
 	run_continue(&run);
 	run_end_well(&run);
 	run_expect(&run, "owned 3 passed 1 refused 0 connects 2 live 0");
-	finish();
 }
 END_TEST
 
@@ -431,7 +390,7 @@ START_TEST(ipc_shares_it)
 	struct run giver;
 	struct run taker;
 	char handles[257];
-	begin(NULL);
+	world_begin();
 	run_start(&giver, NULL, run_in_build(PROGRAM), "dlsym", "ipc_give", "written", NULL);
 	run_read(&giver, "ready");
 	take_handles(&giver, handles);
@@ -446,7 +405,6 @@ START_TEST(ipc_shares_it)
 	run_end_well(&giver);
 	run_start(&taker, NULL, run_in_build(PROGRAM), "dlsym", "ipc_dead", handles, NULL);
 	run_end_well(&taker);
-	finish();
 }
 END_TEST
 
@@ -479,19 +437,6 @@ static void take_elsewhere(struct harness *there, void *user)
 	connection_close(&connection);
 }
 
-static uint64_t session_of(int connection)
-{
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	Glake__Wire__SessionList body = GLAKE__WIRE__SESSION_LIST__INIT;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_SESSION_LIST;
-	request.session_list = &body;
-	Glake__Wire__Answer *answer = connection_call(connection, &request, NULL, 0, NULL);
-	ck_assert_uint_ge(answer->session_list->n_sessions, 1);
-	uint64_t session = answer->session_list->sessions[0]->session;
-	connection_free(answer);
-	return session;
-}
-
 static uint64_t share_chunk(int connection, uint64_t id)
 {
 	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
@@ -512,13 +457,15 @@ START_TEST(chunks_open_with_their_ticket)
 {
 	struct fdlist fds;
 	uint64_t ids[2];
-	begin(NULL);
-	int connection = connection_hello(&harness);
+	world_begin();
+	struct connection_identity identity = {.version = GLAKE_WIRE_VERSION};
+	int connection = connection_open(&harness);
+	ck_assert_int_eq(connection_greet_as(connection, &identity), GLAKE__WIRE__STATUS__OK);
 	fdlist_init(&fds);
 	ck_assert_int_eq(connection_alloc(connection, 0, 2u << 20, 2, ids, &fds),
 	                 GLAKE__WIRE__STATUS__OK);
 	fdlist_deinit(&fds);
-	struct chunk_name name = {.session = session_of(connection), .id = ids[0]};
+	struct chunk_name name = {.session = identity.session, .id = ids[0]};
 	int other = connection_hello(&harness);
 	ck_assert_int_eq(open_chunk(other, &name), GLAKE__WIRE__STATUS__NOT_FOUND);
 	name.ticket = share_chunk(connection, ids[0]);
@@ -540,7 +487,6 @@ START_TEST(chunks_open_with_their_ticket)
 		harness_sleep_ms(10);
 	}
 	connection_close(&other);
-	finish();
 }
 END_TEST
 
@@ -551,33 +497,30 @@ END_TEST
 
 START_TEST(the_quota_is_the_device)
 {
-	begin(TENANT("64MiB"));
+	world_begin(.config = TENANT("64MiB"));
 	/* 64 MiB = 6 * 10 MiB + 4 MiB */
 	run_scenario(PROGRAM, "dlsym", "greedy", "10485760",
 	             "free 67108864 total 67108864 device 67108864\n"
 	             "got 62914560 free 4194304\n");
 	run_scenario(PROGRAM, "dlsym", "greedy", "1048576", "got 67108864 free 0\n");
-	finish();
 }
 END_TEST
 
 START_TEST(the_quota_waits_for_streams)
 {
-	begin(TENANT("64MiB"));
+	world_begin(.config = TENANT("64MiB"));
 	run_scenario(PROGRAM, "dlsym", "async_greedy", "10485760",
 	             "got 62914560\nowned 7 passed 0 refused 1 connects 1 live 0\n");
-	finish();
 }
 END_TEST
 
 START_TEST(without_a_quota_the_device_is)
 {
 	/* But for the 2 MiB that glaked holds on to. */
-	begin("pool = ();");
+	world_begin(.config = "pool = ();");
 	run_scenario(PROGRAM, "dlsym", "greedy", "20971520",
 	             "free 266338304 total 268435456 device 268435456\n"
 	             "got 251658240 free 14680064\n");
-	finish();
 }
 END_TEST
 
@@ -585,7 +528,8 @@ START_TEST(a_session_too_many_gets_nothing)
 {
 	struct run first;
 	struct run second;
-	begin("tenants = ( { name = \"us\"; gids = [ 0 ]; max_sessions = 1; } );");
+	world_begin_unseen(.config = "tenants = ( { name = \"us\"; gids = [ 0 ]; max_sessions = 1; "
+	                             "} );");
 	run_start(&first, NULL, run_in_build(PROGRAM), "dlsym", "steps", "1", NULL);
 	run_read(&first, "ready");
 	run_start(&second, NULL, run_in_build(PROGRAM), "dlsym", "steps", "1", NULL);
@@ -596,7 +540,6 @@ START_TEST(a_session_too_many_gets_nothing)
 	run_continue(&second);
 	run_end_well(&first);
 	run_end_well(&second);
-	finish();
 }
 END_TEST
 
@@ -604,13 +547,12 @@ END_TEST
 START_TEST(warm_memory_comes_back_on_demand)
 {
 	struct run sleeper;
-	begin("pool = (); pressure = \"wait\"; wait_ms = 3000;");
+	world_begin(.config = "pool = (); pressure = \"wait\"; wait_ms = 3000;");
 	run_start(&sleeper, NULL, run_in_build(PROGRAM), "dlsym", "idle", "104857600", NULL);
 	run_read(&sleeper, "ready");
 	run_scenario(PROGRAM, "dlsym", "greedy", "20971520", "got 251658240 ");
 	run_continue(&sleeper);
 	run_end_well(&sleeper);
-	finish();
 }
 END_TEST
 
@@ -619,21 +561,20 @@ END_TEST
 START_TEST(without_glaked_the_driver_serves)
 {
 	struct run run;
-	begin(NULL);
+	world_begin();
 	run_start(&run, "GLAKE_SOCKET=/nowhere", run_in_build(PROGRAM), "proc2", "basic", NULL);
 	run_end_well(&run);
 	run_expect(&run, "owned 0 passed 17 refused 0 connects 0");
 	run_start(&run, "GLAKE_SHIM_ABSENT=refuse", run_in_build(PROGRAM), "dlsym", "basic", NULL);
 	run_end_well(&run);
 	run_expect(&run, "owned 17");
-	finish();
 }
 END_TEST
 
 START_TEST(strictly_nothing_without_glaked)
 {
 	struct run run;
-	begin(NULL);
+	world_begin();
 	harness_kill(&harness);
 	run_start(&run, "GLAKE_SHIM_ABSENT=refuse", run_in_build(PROGRAM), "dlsym", "steps", "1",
 	          NULL);
@@ -641,14 +582,13 @@ START_TEST(strictly_nothing_without_glaked)
 	run_expect(&run, "result 2 owned 0 passed 0 refused 1");
 	run_continue(&run);
 	run_end_well(&run);
-	harness_clean(&harness);
 }
 END_TEST
 
 START_TEST(glaked_dies_and_comes_back)
 {
 	struct run run;
-	begin(NULL);
+	world_begin();
 	run_start(&run, NULL, run_in_build(PROGRAM), "dlsym", "steps", "4", NULL);
 	run_read(&run, "ready");
 	run_expect(&run, "result 0 owned 1 passed 0 refused 0 connects 1");
@@ -656,7 +596,7 @@ START_TEST(glaked_dies_and_comes_back)
 	run_continue(&run);
 	run_read(&run, "ready");
 	run_expect(&run, "result 0 owned 1 passed 1 refused 0 connects 1");
-	harness_restart(&harness);
+	world_restart();
 	harness_sleep_ms(1100);
 	run_continue(&run);
 	run_read(&run, "ready");
@@ -668,14 +608,13 @@ START_TEST(glaked_dies_and_comes_back)
 	/* All contents are checked at its end. */
 	run_end_well(&run);
 	run_expect(&run, "live 0");
-	finish();
 }
 END_TEST
 
 START_TEST(what_a_killed_program_held_comes_back)
 {
 	struct run run;
-	begin(NULL);
+	world_begin();
 	run_start(&run, NULL, run_in_build(PROGRAM), "dlsym", "steps", "2", NULL);
 	run_read(&run, "ready");
 	int connection = connection_hello(&harness);
@@ -683,7 +622,6 @@ START_TEST(what_a_killed_program_held_comes_back)
 	kill(run.pid, SIGKILL);
 	ck_assert_int_eq(WTERMSIG(run_end(&run)), SIGKILL);
 	connection_close(&connection);
-	finish();
 }
 END_TEST
 
@@ -694,10 +632,8 @@ START_TEST(glaked_does_not_serve_itself)
 	snprintf(preload, sizeof(preload), "LD_PRELOAD=%s",
 	         run_in_build("lib/glake/libglake-shim.so"));
 	const char *env[] = {preload, "ASAN_OPTIONS=verify_asan_link_order=0", NULL};
-	harness_start(&harness, &(struct harness_options){.env = env});
-	run_environment(&harness);
+	world_begin(.env = env);
 	run_scenario(PROGRAM, "dlsym", "basic", NULL, "owned 17 passed 0");
-	finish();
 }
 END_TEST
 
@@ -716,7 +652,7 @@ static void run_refused(struct run *run, int status, const char *why)
 START_TEST(glake_run_runs)
 {
 	struct run run;
-	begin(NULL);
+	world_begin();
 	run_start(&run, "LD_PRELOAD=", run_in_build("bin/glake"), "run", "--strict", "--",
 	          run_in_build(PROGRAM), "proc2", "basic", NULL);
 	run_end_well(&run);
@@ -730,7 +666,6 @@ START_TEST(glake_run_runs)
 	run_end_well(&run);
 	ck_assert_int_eq(strncmp(run.text, "libm.so.6:/", 11), 0);
 #endif
-	finish();
 }
 END_TEST
 
@@ -738,7 +673,7 @@ START_TEST(glake_run_says_why_not)
 {
 	struct run run;
 	char path[HARNESS_PATH_BYTES + 16];
-	begin(NULL);
+	world_begin();
 	run_start(&run, "LD_PRELOAD=", run_in_build("bin/glake"), "run", "no-such-program", NULL);
 	run_refused(&run, 127, "no-such-program: No such file or directory");
 	run_start(&run, "LD_PRELOAD=", run_in_build("bin/glake"), "run", "/etc/passwd", NULL);
@@ -781,7 +716,6 @@ START_TEST(glake_run_says_why_not)
 		run_start(&run, "LD_PRELOAD=", run_in_build("bin/glake"), "run", path, NULL);
 		run_refused(&run, 125, "statically linked");
 	}
-	finish();
 }
 END_TEST
 

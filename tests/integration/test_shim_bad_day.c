@@ -19,6 +19,7 @@
 #include "tests/harness/connection.h"
 #include "tests/harness/harness.h"
 #include "tests/harness/run.h"
+#include "tests/harness/world.h"
 
 #define PROGRAM "tests/shim/program"
 #define LINKED "tests/shim/linked"
@@ -27,16 +28,7 @@
 #define SECOND "tests/shim/second.so"
 #define CONSTRUCTOR "tests/shim/constructor.so"
 #define SHIM "lib/glake/libglake-shim.so"
-#define MIB (1ull << 20)
 #define MAX_QUEUED 8192
-
-static struct harness harness;
-
-static void begin(const char *config)
-{
-	harness_start(&harness, &(struct harness_options){.config = config});
-	run_environment(&harness);
-}
 
 /* All there is has so many bytes, warm ones too. */
 static void await_private(uint64_t n_bytes)
@@ -50,12 +42,6 @@ static void await_private(uint64_t n_bytes)
 static void await_nothing_private(void)
 {
 	await_private(0);
-}
-
-static void finish(void)
-{
-	await_nothing_private();
-	harness_stop(&harness);
 }
 
 /* ---- ends without a word ---------------------------------------------------------------------- */
@@ -74,22 +60,20 @@ static void start_busy(struct run *run)
 START_TEST(killed_while_the_gpu_works)
 {
 	struct run run;
-	begin(NULL);
+	world_begin();
 	start_busy(&run);
 	kill(run.pid, SIGKILL);
 	ck_assert_int_eq(WTERMSIG(run_end(&run)), SIGKILL);
-	finish();
 }
 END_TEST
 
 START_TEST(gone_without_giving_back)
 {
 	struct run run;
-	begin(NULL);
+	world_begin();
 	start_busy(&run);
 	run_continue(&run);
 	run_end_well(&run);
-	finish();
 }
 END_TEST
 
@@ -98,7 +82,7 @@ START_TEST(an_ipc_handle_of_the_killed_opens_nothing)
 	struct run giver;
 	struct run taker;
 	char handles[257] = "";
-	begin(NULL);
+	world_begin();
 	run_start(&giver, NULL, run_in_build(PROGRAM), "dlsym", "ipc_give", NULL);
 	run_read(&giver, "ready");
 	ck_assert_int_eq(sscanf(giver.text, "%128s %128s", handles, handles + 128), 2);
@@ -111,7 +95,6 @@ START_TEST(an_ipc_handle_of_the_killed_opens_nothing)
 		          handles + i * 128, NULL);
 		run_end_well(&taker);
 	}
-	finish();
 }
 END_TEST
 
@@ -121,7 +104,7 @@ END_TEST
 START_TEST(a_quota_of_next_to_nothing_is_out_of_memory)
 {
 	struct run run;
-	begin("tenants = ( { name = \"default\"; device_bytes = 1; } );");
+	world_begin(.config = "tenants = ( { name = \"default\"; device_bytes = 1; } );");
 	run_start(&run, NULL, run_in_build(PROGRAM), "dlsym", "greedy", "1048576", NULL);
 	run_end_well(&run);
 	run_expect(&run, "got 0 free");
@@ -131,7 +114,6 @@ START_TEST(a_quota_of_next_to_nothing_is_out_of_memory)
 	run_expect(&run, "result 2 owned 0 passed 0 refused 1");
 	run_continue(&run);
 	run_end_well(&run);
-	finish();
 }
 END_TEST
 
@@ -167,7 +149,7 @@ START_TEST(a_glaked_of_another_version_is_no_reason_to_go_without)
 {
 	struct run run;
 	char variable[PATH_MAX];
-	begin(NULL);
+	world_begin();
 	snprintf(variable, sizeof(variable), "GLAKE_SOCKET=%s/stranger", harness.folder);
 	pid_t stranger = start_stranger(strchr(variable, '=') + 1);
 	run_start(&run, variable, run_in_build(PROGRAM), "dlsym", "steps", "1", NULL);
@@ -177,7 +159,6 @@ START_TEST(a_glaked_of_another_version_is_no_reason_to_go_without)
 	run_end_well(&run);
 	kill(stranger, SIGKILL);
 	ck_assert_int_eq(waitpid(stranger, NULL, 0), stranger);
-	finish();
 }
 END_TEST
 
@@ -225,7 +206,7 @@ START_TEST(a_full_socket_is_waited_for)
 {
 	static int fds[MAX_QUEUED];
 	struct run run;
-	begin(NULL);
+	world_begin();
 	harness_signal(&harness, SIGSTOP);
 	unsigned n = fill_queue(fds);
 	ck_assert_uint_gt(n, 0);
@@ -237,7 +218,6 @@ START_TEST(a_full_socket_is_waited_for)
 	while (n > 0) {
 		close(fds[--n]);
 	}
-	finish();
 }
 END_TEST
 
@@ -248,7 +228,7 @@ START_TEST(a_child_does_not_keep_a_glaked_that_ends)
 	struct harness other;
 	char state[PATH_MAX + 16];
 	int child = 0;
-	begin("drain_ms = 3600000;");
+	world_begin_unseen(.config = "drain_ms = 3600000;");
 	snprintf(state, sizeof(state), "CUDASIM_STATE=%s", getenv("CUDASIM_STATE"));
 	harness_start(&other, &(struct harness_options){.env = (const char *const[]){state, NULL}});
 	run_start(&run, NULL, run_in_build(PROGRAM), "dlsym", "moves", other.socket_path, NULL);
@@ -262,7 +242,6 @@ START_TEST(a_child_does_not_keep_a_glaked_that_ends)
 	int status = harness_wait_exit(&harness);
 	kill(child, SIGKILL);
 	ck_assert_int_eq(status, 0);
-	harness_clean(&harness);
 	harness_stop(&other);
 }
 END_TEST
@@ -271,12 +250,11 @@ START_TEST(questions_do_not_wait_for_a_stopped_glaked)
 {
 	struct run run;
 	char path[PATH_MAX];
-	begin(NULL);
+	world_begin();
 	snprintf(path, sizeof(path), "%s/mute", harness.folder);
 	run_start(&run, "GLAKE_SHIM_OWN=alloc", run_in_build(PROGRAM), "dlsym", "asks", path, NULL);
 	run_end_well(&run);
 	run_expect(&run, "owned 0 passed 1 refused 0 connects 0");
-	finish();
 }
 END_TEST
 
@@ -284,7 +262,7 @@ END_TEST
 START_TEST(a_stopped_glaked_is_done_without)
 {
 	struct run run;
-	begin(NULL);
+	world_begin();
 	harness_signal(&harness, SIGSTOP);
 	run_start(&run, NULL, run_in_build(PROGRAM), "dlsym", "steps", "1", NULL);
 	run_read(&run, "ready");
@@ -295,7 +273,6 @@ START_TEST(a_stopped_glaked_is_done_without)
 	run_start(&run, NULL, run_in_build(PROGRAM), "dlsym", "basic", NULL);
 	run_end_well(&run);
 	run_expect(&run, "owned 17 passed 0");
-	finish();
 }
 END_TEST
 
@@ -303,11 +280,10 @@ END_TEST
 START_TEST(a_busy_session_is_no_reason_to_go_without)
 {
 	struct run run;
-	begin("pool = (); max_requests_in_flight = 1;");
+	world_begin(.config = "pool = (); max_requests_in_flight = 1;");
 	run_start(&run, NULL, run_in_build(PROGRAM), "dlsym", "threads", NULL);
 	run_end_well(&run);
 	run_expect(&run, "passed 0 refused 0 connects 1");
-	finish();
 }
 END_TEST
 
@@ -315,7 +291,7 @@ END_TEST
 START_TEST(a_failure_of_ours_is_out_of_memory)
 {
 	struct run run;
-	begin(NULL);
+	world_begin();
 	run_start(&run, "CUDASIM_FAULT=cuMemMap:1:fail=999", run_in_build(PROGRAM), "dlsym",
 	          "steps", "2", NULL);
 	run_read(&run, "ready");
@@ -325,7 +301,6 @@ START_TEST(a_failure_of_ours_is_out_of_memory)
 	run_expect(&run, "result 0 owned 1 passed 0 refused 1 connects 1");
 	run_continue(&run);
 	run_end_well(&run);
-	finish();
 }
 END_TEST
 
@@ -334,7 +309,7 @@ START_TEST(warm_memory_goes_with_glaked)
 {
 	static struct run sleeper;
 	static struct run other;
-	begin("pool = ();");
+	world_begin(.config = "pool = ();");
 	run_start(&sleeper, NULL, run_in_build(PROGRAM), "dlsym", "idle", "104857600", NULL);
 	run_read(&sleeper, "ready");
 	harness_kill(&harness);
@@ -347,7 +322,6 @@ START_TEST(warm_memory_goes_with_glaked)
 	} while (!strstr(other.text, "got 209715200"));
 	run_continue(&sleeper);
 	run_end_well(&sleeper);
-	harness_clean(&harness);
 }
 END_TEST
 
@@ -356,7 +330,7 @@ END_TEST
 START_TEST(the_programs_files_are_left_alone)
 {
 	struct run run;
-	begin(NULL);
+	world_begin();
 	run_start(&run, NULL, run_in_build(PROGRAM), "dlsym", "usurp", NULL);
 	run_read(&run, "ready");
 	run_expect(&run, "owned 2 passed 0 refused 0 connects 1 live 0");
@@ -364,7 +338,6 @@ START_TEST(the_programs_files_are_left_alone)
 	await_private(12 * MIB);
 	run_continue(&run);
 	run_end_well(&run);
-	finish();
 }
 END_TEST
 
@@ -379,7 +352,7 @@ START_TEST(a_full_table_of_files_ends_no_session)
 		{"GLAKE_SHIM_ABSENT=refuse", "owned 1 passed 0 refused 1 connects 1"},
 	};
 	struct run run;
-	begin(NULL);
+	world_begin();
 	int connection = connection_hello(&harness);
 	for (int i = 0; i < 2; i++) {
 		run_start(&run, policies[i].extra, run_in_build(PROGRAM), "dlsym", "no_fds", NULL);
@@ -395,7 +368,6 @@ START_TEST(a_full_table_of_files_ends_no_session)
 		await_nothing_private();
 	}
 	connection_close(&connection);
-	finish();
 }
 END_TEST
 
@@ -403,25 +375,23 @@ END_TEST
 START_TEST(a_lost_connection_keeps_its_session)
 {
 	struct run run;
-	begin(NULL);
+	world_begin();
 	run_start(&run, NULL, run_in_build(PROGRAM), "dlsym", "loses", NULL);
 	run_read(&run, "ready");
 	run_expect(&run, "owned 1 passed 1 refused 0 connects 1");
 	await_private(14 * MIB);
 	run_continue(&run);
 	run_end_well(&run);
-	finish();
 }
 END_TEST
 
 START_TEST(cancelled_threads_hold_up_nobody)
 {
 	struct run run;
-	begin(NULL);
+	world_begin();
 	run_start(&run, NULL, run_in_build(PROGRAM), "dlsym", "cancels", NULL);
 	run_end_well(&run);
 	run_expect(&run, "owned 11 passed 0 refused 0 connects 1");
-	finish();
 }
 END_TEST
 
@@ -429,7 +399,7 @@ END_TEST
 START_TEST(the_driver_ends_when_we_have)
 {
 	struct run run;
-	begin(NULL);
+	world_begin();
 	run_start(&run, "CUDASIM_FAULT=cuMemUnmap:*:slow=1000", run_in_build(PROGRAM), "dlsym",
 	          "exits", "6291456", NULL);
 	run_read(&run, "ready");
@@ -437,7 +407,6 @@ START_TEST(the_driver_ends_when_we_have)
 	harness_sleep_ms(300);
 	run_continue(&run);
 	run_end_well(&run);
-	harness_clean(&harness);
 }
 END_TEST
 
@@ -445,7 +414,7 @@ END_TEST
 START_TEST(libraries_allocate_while_they_are_loaded)
 {
 	struct run run;
-	begin(NULL);
+	world_begin();
 	harness_signal(&harness, SIGSTOP);
 	run_start(&run, NULL, run_in_build(PROGRAM), "dlsym", "loads", run_in_build(CONSTRUCTOR),
 	          NULL);
@@ -457,7 +426,6 @@ START_TEST(libraries_allocate_while_they_are_loaded)
 	harness_signal(&harness, SIGCONT);
 	run_end_well(&run);
 	ck_assert_ptr_null(strstr(run.text, "no memory"));
-	finish();
 }
 END_TEST
 
@@ -476,14 +444,13 @@ static void run_with_preload(struct run *run, const char *first, const char *sec
 START_TEST(a_second_preload_library_goes_with_it)
 {
 	struct run run;
-	begin(NULL);
+	world_begin();
 	/* It calls the driver before us, and sees all that it would see without us. */
 	run_with_preload(&run, SECOND, SHIM);
 	run_expect(&run, "seen 16");
 	run_with_preload(&run, SHIM, SECOND);
 	run_expect(&run, "seen 0");
 	ck_assert_ptr_null(strstr(run.text, "no version"));
-	finish();
 }
 END_TEST
 
@@ -517,7 +484,7 @@ static void use_own_driver(void)
 START_TEST(programs_without_cuda_open_nothing)
 {
 	struct run run;
-	begin(NULL);
+	world_begin();
 	use_own_driver();
 	int watch = inotify_init1(IN_NONBLOCK | IN_CLOEXEC);
 	ck_assert_int_ge(watch, 0);
@@ -538,7 +505,6 @@ START_TEST(programs_without_cuda_open_nothing)
 	ck_assert_uint_eq(connection_counter(connection, "sessions_total"), n_sessions + 1);
 	connection_close(&connection);
 	close(watch);
-	finish();
 }
 END_TEST
 
@@ -559,7 +525,7 @@ static void compute_with_and_without(const char *program)
 	char variable[PATH_MAX + 16];
 	unsigned n_owned = 0;
 	unsigned n_passed = 1;
-	begin(NULL);
+	world_begin();
 	snprintf(counts, sizeof(counts), "%s/counts", harness.folder);
 	snprintf(variable, sizeof(variable), "SHIM_COUNTS=%s", counts);
 	run_parts(&without, "GLAKE_SHIM=off", program);
@@ -575,7 +541,6 @@ static void compute_with_and_without(const char *program)
 	run_start(&with, NULL, run_in_build(program), "ipc", NULL);
 	run_end_well(&with);
 	run_expect(&with, "given c3141a40981401d1\nanswered ");
-	finish();
 }
 
 START_TEST(the_driver_api_computes_the_same)
@@ -597,11 +562,10 @@ START_TEST(what_is_handed_out_is_pinned)
 					 "exported: its descriptor was handed out\n"
 					 "imported: another process's\n";
 	struct run run;
-	begin(NULL);
+	world_begin();
 	run_start(&run, NULL, run_in_build(DRIVER_API), "pins", NULL);
 	run_end_well(&run);
 	ck_assert_str_eq(run.text, lines);
-	finish();
 }
 END_TEST
 
@@ -617,14 +581,13 @@ START_TEST(pools_open_to_other_devices)
 {
 	struct run with;
 	struct run without;
-	begin(NULL);
+	world_begin();
 	run_start(&without, "GLAKE_SHIM=off", run_in_build(DRIVER_API), "peers", NULL);
 	run_end_well(&without);
 	run_start(&with, NULL, run_in_build(DRIVER_API), "peers", NULL);
 	run_end_well(&with);
 	run_expect(&with, "pooled ");
 	ck_assert_str_eq(with.text, without.text);
-	finish();
 }
 END_TEST
 

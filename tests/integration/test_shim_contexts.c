@@ -10,27 +10,21 @@
 #include "tests/check_glake.h"
 #include "tests/harness/connection.h"
 #include "tests/harness/run.h"
+#include "tests/harness/world.h"
 
 #define DEVICES "3x256MiB"
 #define GREEN "tests/shim/green_contexts"
 
-static struct harness harness;
-
 static void begin(void)
 {
-	harness_start(&harness, &(struct harness_options){.devices = DEVICES,
-	                                                  .config = "warm_bytes = \"0\";"});
-	run_environment(&harness);
-	setenv("CUDASIM_DEVICES", DEVICES, 1);
+	world_begin(.devices = DEVICES, .config = "warm_bytes = \"0\";");
 }
 
 static void run_scenario(const char *environment, const char *scenario)
 {
 	struct run run;
-	begin();
 	run_start(&run, environment, run_in_build("tests/shim/contexts"), scenario, NULL);
 	run_end_well(&run);
-	harness_stop(&harness);
 }
 
 START_TEST(contexts_of_all_versions_are_seen)
@@ -67,7 +61,6 @@ END_TEST
 START_TEST(memory_comes_back_during_captures)
 {
 	struct run run;
-	begin();
 	run_start(&run, NULL, run_in_build("tests/shim/contexts"), "captures_go_on", NULL);
 	run_read(&run, "ready");
 	int connection = connection_hello(&harness);
@@ -75,7 +68,6 @@ START_TEST(memory_comes_back_during_captures)
 	connection_close(&connection);
 	run_continue(&run);
 	run_end_well(&run);
-	harness_stop(&harness);
 }
 END_TEST
 
@@ -113,7 +105,6 @@ START_TEST(green_contexts_compute_the_same)
 	char variable[PATH_MAX + 16];
 	unsigned n_owned = 0;
 	unsigned n_passed = 1;
-	begin();
 	snprintf(counts, sizeof(counts), "%s/counts", harness.folder);
 	snprintf(variable, sizeof(variable), "SHIM_COUNTS=%s", counts);
 	run_start(&without, "GLAKE_SHIM=off", run_in_build(GREEN), NULL);
@@ -129,18 +120,15 @@ START_TEST(green_contexts_compute_the_same)
 	ck_assert_uint_ge(n_owned, 80);
 	ck_assert_uint_eq(n_passed, 0);
 	await_nothing_private();
-	harness_stop(&harness);
 }
 END_TEST
 
 START_TEST(memory_of_green_contexts_that_end_comes_back)
 {
 	struct run run;
-	begin();
 	run_start(&run, NULL, run_in_build(GREEN), "rounds", NULL);
 	run_end_well(&run);
 	await_nothing_private();
-	harness_stop(&harness);
 }
 END_TEST
 
@@ -183,6 +171,7 @@ END_TEST
 int main(void)
 {
 	Suite *suite = suite_create("shim_contexts");
+	suite_begin = begin;
 	suite_add(suite, contexts_of_all_versions_are_seen);
 	suite_add(suite, captures_end_with_streams_and_contexts);
 	suite_add(suite, calls_that_fail_end_no_capture);

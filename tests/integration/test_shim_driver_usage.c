@@ -11,29 +11,11 @@
 #include "libclient/glake_admin.h"
 #include "tests/check_glake.h"
 #include "tests/harness/run.h"
+#include "tests/harness/world.h"
 
-#define MIB (1024ull * 1024)
 #define ARRAYS (8 * MIB + 40000 + 348160)
 
 #define PROGRAM run_in_build("tests/shim/driver_usage")
-
-static struct harness harness;
-static struct glake_session *eye;
-
-static void begin(void)
-{
-	harness_start(&harness, &(struct harness_options){.config = "pool = ();"});
-	run_environment(&harness);
-	struct glake_connect_options options = {
-		.size = sizeof(options), .no_cuda = 1, .socket_path = harness.socket_path};
-	ck_assert_int_eq(glake_connect(&options, &eye), 0);
-}
-
-static void end(void)
-{
-	glake_disconnect(eye);
-	harness_stop(&harness);
-}
 
 /* What one process is said to have on device 0, and to have done. */
 struct found {
@@ -99,7 +81,7 @@ START_TEST(managed_memory_and_arrays_are_told)
 {
 	struct run run;
 	struct glake_device_status device;
-	begin();
+	world_begin(.config = "pool = ();");
 	/* It has nothing of glaked, and is seen all the same. */
 	run_start(&run, NULL, PROGRAM, "managed", "arrays", "wait", "-managed", "-arrays", "wait",
 	          NULL);
@@ -115,14 +97,13 @@ START_TEST(managed_memory_and_arrays_are_told)
 	wait_report(run.pid, 0, 0, 0, 0);
 	run_continue(&run);
 	run_end_well(&run);
-	end();
 }
 END_TEST
 
 START_TEST(graphs_and_pools_are_asked_for)
 {
 	struct run run;
-	begin();
+	world_begin(.config = "pool = ();");
 	run_start(&run, NULL, PROGRAM, "plain", "graph", "pool", "wait", "-pool", "-plain", "wait",
 	          NULL);
 	run_read(&run, "ready");
@@ -137,14 +118,13 @@ START_TEST(graphs_and_pools_are_asked_for)
 	ck_assert_uint_eq(found.row.peak_bytes, 6 * MIB);
 	run_continue(&run);
 	run_end_well(&run);
-	end();
 }
 END_TEST
 
 START_TEST(what_is_left_to_the_driver_is_told)
 {
 	struct run run;
-	begin();
+	world_begin(.config = "pool = ();");
 	/* 4 MiB, 1 MiB of rows, 2 MiB by handle; managed memory makes a session. */
 	run_start(&run, "GLAKE_SHIM_OWN=none", PROGRAM, "managed", "plain", "vmm", "pool", "wait",
 	          "-managed", "-plain", "-vmm", "-pool", "wait", NULL);
@@ -156,14 +136,13 @@ START_TEST(what_is_left_to_the_driver_is_told)
 	wait_report(run.pid, 0, 0, 0, 0);
 	run_continue(&run);
 	run_end_well(&run);
-	end();
 }
 END_TEST
 
 static void go_with_context(const char *step)
 {
 	struct run run;
-	begin();
+	world_begin(.config = "pool = ();");
 	run_start(&run, "GLAKE_SHIM_OWN=none", PROGRAM, step, "managed", "arrays", "plain", "vmm",
 	          "wait", "reset", "wait", NULL);
 	run_read(&run, "ready");
@@ -174,7 +153,6 @@ static void go_with_context(const char *step)
 	wait_report(run.pid, 0, 0, 0, 2 * MIB);
 	run_continue(&run);
 	run_end_well(&run);
-	end();
 }
 
 START_TEST(what_goes_with_its_context_is_gone)
@@ -193,13 +171,12 @@ END_TEST
 START_TEST(without_glaked_all_works_as_before)
 {
 	struct run run;
-	begin();
+	world_begin(.config = "pool = ();");
 	run_start(&run, "GLAKE_SOCKET=/nonexistent/glaked.sock", PROGRAM, "managed", "arrays",
 	          "plain", "vmm", "pool", "graph", "-managed", "-arrays", "-plain", "-vmm", "-pool",
 	          "managed", "arrays", "reset", NULL);
 	run_end_well(&run);
 	ck_assert_str_eq(run.text, "");
-	end();
 }
 END_TEST
 
@@ -207,14 +184,13 @@ END_TEST
 START_TEST(asking_the_driver_ends_no_capture)
 {
 	struct run run;
-	begin();
+	world_begin(.config = "pool = ();");
 	run_start(&run, "CUDASIM_FAULT=cuDeviceGetGraphMemAttribute:*:slow=3000", PROGRAM, "pool",
 	          "managed", "capture", "wait", NULL);
 	run_read(&run, "ready");
 	wait_report(run.pid, 3 * MIB, 0, 0, 6 * MIB);
 	run_continue(&run);
 	run_end_well(&run);
-	end();
 }
 END_TEST
 
@@ -224,7 +200,7 @@ START_TEST(glakectl_shows_it)
 	struct run run;
 	char command[1024];
 	char text[8192];
-	begin();
+	world_begin(.config = "pool = ();");
 	run_start(&run, NULL, PROGRAM, "plain", "managed", "arrays", "wait", NULL);
 	run_read(&run, "ready");
 	wait_report(run.pid, 3 * MIB, ARRAYS, 0, 0);
@@ -254,7 +230,6 @@ START_TEST(glakectl_shows_it)
 	json_decref(document);
 	run_continue(&run);
 	run_end_well(&run);
-	end();
 }
 END_TEST
 

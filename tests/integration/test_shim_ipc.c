@@ -2,17 +2,18 @@
 /* Legacy IPC between two programs under the shim: tests/shim/ipc.c, beside a real glaked. */
 #include "tests/check_glake.h"
 #include "tests/harness/run.h"
+#include "tests/harness/world.h"
 
-static struct harness harness;
+static void begin(void)
+{
+	world_begin();
+}
 
 static void run_scenario(const char *scenario)
 {
 	struct run run;
-	harness_start(&harness, NULL);
-	run_environment(&harness);
 	run_start(&run, NULL, run_in_build("tests/shim/ipc"), scenario, NULL);
 	run_end_well(&run);
-	harness_stop(&harness);
 }
 
 START_TEST(opened_memory_has_its_facts)
@@ -55,6 +56,7 @@ END_TEST
 int main(void)
 {
 	Suite *suite = suite_create("shim_ipc");
+	suite_begin = begin;
 	suite_add(suite, opened_memory_has_its_facts);
 	suite_add(suite, what_is_opened_is_what_was_given);
 	suite_add(suite, what_is_opened_is_nobody_elses_again);

@@ -14,8 +14,8 @@
 #include "tests/check_glake.h"
 #include "tests/harness/connection.h"
 #include "tests/harness/run.h"
+#include "tests/harness/world.h"
 
-#define MIB (1024ull * 1024)
 /* The simulated devices, as NVML writes them. */
 #define GPU_0 "GPU-63756461-7369-6d2d-7575-69642d9a5e00"
 #define GPU_1 "GPU-63756461-7369-6d2d-7575-69642d9a5e01"
@@ -32,14 +32,16 @@
 
 #define PROGRAM run_in_build("tests/shim/nvml")
 
-static struct harness harness;
+static void use_nvmlsim(void)
+{
+	setenv("GLAKE_LIBNVML", run_in_build("nvmlsim/libnvidia-ml.so.1"), 1);
+	setenv("NVMLSIM_DEVICES", DEVICES, 1);
+}
 
 static void begin(const char *config)
 {
-	harness_start(&harness, &(struct harness_options){.config = config});
-	run_environment(&harness);
-	setenv("GLAKE_LIBNVML", run_in_build("nvmlsim/libnvidia-ml.so.1"), 1);
-	setenv("NVMLSIM_DEVICES", DEVICES, 1);
+	world_begin(.config = config);
+	use_nvmlsim();
 }
 
 /* Under `glake run`, with @extra set for the program alone; then the arguments, ended by NULL. */
@@ -80,7 +82,6 @@ START_TEST(the_quota_is_the_device)
 	         "memory 0 total 50331648 free 33554432 used 16777216 "
 	         "reserved 0 free 33554432 used 16777216\n");
 	connection_close(&connection);
-	harness_stop(&harness);
 }
 END_TEST
 
@@ -90,7 +91,6 @@ START_TEST(without_a_quota_the_device_is)
 	must_say("A=B", "memory", "connects",
 	         "init 0\n" MEMORY_0 "wrong version 25\n" MEMORY_1
 	         "wrong version 25\nconnects 4\n");
-	harness_stop(&harness);
 }
 END_TEST
 
@@ -98,21 +98,15 @@ END_TEST
 START_TEST(what_glaked_keeps_ready_is_free)
 {
 	begin("pool = ( { chunk_bytes = \"2MiB\"; n_chunks = 8; } );");
-	struct glake_session *session;
 	struct glake_device_view view = {.size = sizeof(view)};
-	struct glake_connect_options options = {
-		.size = sizeof(options), .no_cuda = 1, .socket_path = harness.socket_path};
-	ck_assert_int_eq(glake_connect(&options, &session), 0);
 	for (unsigned i = 0; view.idle_bytes != 16 * MIB; i++) {
 		ck_assert_uint_lt(i, 1000);
-		ck_assert_int_eq(glake_device_view(session, 0, &view), 0);
+		ck_assert_int_eq(glake_device_view(eye, 0, &view), 0);
 		harness_sleep_ms(5);
 	}
-	glake_disconnect(session);
 	must_say("A=B", "memory", NULL,
 	         "memory 0 total 268435456 free 83886080 used 184549376 "
 	         "reserved 33554432 free 83886080 used 150994944\n");
-	harness_stop(&harness);
 }
 END_TEST
 
@@ -123,7 +117,6 @@ START_TEST(what_glaked_leaves_to_others_is_not_free)
 	must_say("A=B", "memory", NULL,
 	         "memory 0 total 268435456 free 56623104 used 211812352 "
 	         "reserved 33554432 free 56623104 used 178257920\n");
-	harness_stop(&harness);
 }
 END_TEST
 
@@ -132,7 +125,6 @@ START_TEST(the_driver_is_told_the_same)
 	begin(QUOTA);
 	/* 48 - 10, and the 20 that were freed are the program's again. */
 	must_say("A=B", "agrees", NULL, "agree total 50331648 free 39845888\n");
-	harness_stop(&harness);
 }
 END_TEST
 
@@ -156,7 +148,6 @@ START_TEST(a_row_has_what_its_process_has)
 	         "init 0\n" ALL_ROWS(" self 10486760 1 7") ALL_ROWS(" self 2000"));
 	setenv("NVMLSIM_PROCESSES", GPU_0 ":self=-", 1);
 	must_say("A=B", "allocates", "processes", "init 0\n" ALL_ROWS(" self -1") ALL_ROWS(""));
-	harness_stop(&harness);
 }
 END_TEST
 
@@ -179,7 +170,6 @@ START_TEST(rows_of_processes_and_devices_are_their_own)
 	run_expect(&run, ALL_ROWS(" self 6291465"));
 	run_continue(&other);
 	run_end_well(&other);
-	harness_stop(&harness);
 }
 END_TEST
 
@@ -209,7 +199,6 @@ START_TEST(in_a_container_a_process_finds_itself)
 	run_expect(&run, rows);
 	run_continue(&other);
 	run_end_well(&other);
-	harness_stop(&harness);
 }
 END_TEST
 
@@ -228,7 +217,6 @@ START_TEST(it_can_be_switched_off)
 	run_glake(&run, "A=B", run_in_build("tests/shim/program"), "dlsym", "basic", NULL);
 	run_end_well(&run);
 	run_expect(&run, "owned 0 passed 0 refused 0 connects 0 live 0");
-	harness_stop(&harness);
 }
 END_TEST
 
@@ -248,22 +236,21 @@ START_TEST(without_glaked_it_is_nvmls)
 	run_continue(&run);
 	run_read(&run, "ready");
 	run_expect(&run, MEMORY_0);
-	harness_restart(&harness);
+	world_restart();
 	run_continue(&run);
 	run_end_well(&run);
 	run_expect(&run, "memory 0 total 50331648 ");
-	harness_stop(&harness);
 }
 END_TEST
 
 START_TEST(a_session_too_many_is_told_what_nvml_says)
 {
-	begin(TENANT("device_bytes = \"48MiB\"; max_sessions = 1;"));
+	world_begin_unseen(.config = TENANT("device_bytes = \"48MiB\"; max_sessions = 1;"));
+	use_nvmlsim();
 	must_say("A=B", "memory", NULL, "memory 0 total 50331648 ");
 	int connection = connection_hello(&harness);
 	must_say("A=B", "memory", "connects", MEMORY_1 "wrong version 25\nconnects 0\n");
 	connection_close(&connection);
-	harness_stop(&harness);
 }
 END_TEST
 
@@ -276,7 +263,6 @@ START_TEST(devices_that_glaked_does_not_have_are_nvmls)
 	       1);
 	must_say("A=B", "memory", NULL,
 	         "init 0\n" MEMORY_0 "wrong version 25\n" MEMORY_1 "wrong version 25\n");
-	harness_stop(&harness);
 }
 END_TEST
 
@@ -305,7 +291,6 @@ START_TEST(without_nvml_there_is_none)
 	/* One that does not have all calls: nvmlDeviceGetName, say. */
 	setenv("GLAKE_LIBNVML", run_in_build("nvmlsim/libnvidia-ml.so.1"), 1);
 	must_say("A=B", "absent", NULL, "count 0\nname 13\nshutdown 0\n");
-	harness_stop(&harness);
 }
 END_TEST
 
@@ -314,26 +299,17 @@ START_TEST(a_hung_glaked_is_left_alone)
 {
 	struct run run;
 	begin(QUOTA);
-	int eye = connection_hello(&harness);
 	setenv("NVMLSIM_PROCESSES", GPU_0 ":self=1000", 1);
 	run_glake(&run, "A=B", PROGRAM, "init", "wait", "memory", NULL);
 	run_read(&run, "ready");
-	uint64_t n_sessions = connection_counter(eye, "sessions_total");
+	uint64_t n_sessions = world_metric("sessions_total");
 	harness_signal(&harness, SIGSTOP);
 	run_continue(&run);
 	run_end_well(&run);
 	run_expect(&run, MEMORY_0);
 	run_expect(&run, MEMORY_1);
 	harness_signal(&harness, SIGCONT);
-	uint64_t end_ms = harness_now_ms() + HARNESS_TIMEOUT_MS;
-	while (connection_counter(eye, "sessions_total") == n_sessions) {
-		ck_assert_uint_lt(harness_now_ms(), end_ms);
-		harness_sleep_ms(5);
-	}
-	connection_ping(eye);
-	ck_assert_uint_eq(connection_counter(eye, "sessions_total"), n_sessions + 1);
-	connection_close(&eye);
-	harness_stop(&harness);
+	world_wait_metric("sessions_total", n_sessions + 1);
 }
 END_TEST
 
@@ -352,7 +328,6 @@ START_TEST(programs_without_nvml_notice_nothing)
 	run_expect(&with, "\n0\n1\n");
 	with.text[strlen(with.text) - 2] = '0';
 	ck_assert_str_eq(with.text, without.text);
-	harness_stop(&harness);
 }
 END_TEST
 
@@ -362,7 +337,6 @@ START_TEST(it_leaves_nothing_open_and_cuda_alone)
 {
 	begin(QUOTA);
 	must_say("A=B", "leaves", "connects", "fds 0 driver 0\nconnects 10\n");
-	harness_stop(&harness);
 }
 END_TEST
 
@@ -374,7 +348,6 @@ START_TEST(children_may_ask_and_use_cuda)
 	run_glake(&run, "A=B", PROGRAM, "init", "memory", "forks", "memory", NULL);
 	run_end_well(&run);
 	run_expect(&run, ALL_ROWS(" self 10486760"));
-	harness_stop(&harness);
 }
 END_TEST
 
@@ -383,7 +356,6 @@ START_TEST(threads_ask_at_once)
 	begin(QUOTA);
 	setenv("NVMLSIM_PROCESSES", GPU_0 ":self=1000", 1);
 	must_say("A=B", "threads", "connects", "connects 800\n");
-	harness_stop(&harness);
 }
 END_TEST
 

@@ -14,9 +14,9 @@
 #include "tests/check_glake.h"
 #include "tests/harness/connection.h"
 #include "tests/harness/run.h"
+#include "tests/harness/world.h"
 
 #define PROGRAM "tests/shim/quota"
-#define MIB (1ull << 20)
 #define DEVICES "1x2GiB"
 #define TENANT(bytes) \
 	"warm_bytes = \"1GiB\"; pool = ();" \
@@ -24,15 +24,9 @@
 /* Longer than any test may last: who is refused was not refused for its time. */
 #define WAIT "pressure = \"wait\"; wait_ms = 3600000; "
 
-static struct harness harness;
-static int eye; /* a connection that only looks */
-
 static void begin(const char *config)
 {
-	harness_start(&harness, &(struct harness_options){.config = config, .devices = DEVICES});
-	run_environment(&harness);
-	setenv("CUDASIM_DEVICES", DEVICES, 1);
-	eye = connection_hello(&harness);
+	world_begin(.config = config, .devices = DEVICES);
 }
 
 static void await(bool (*is_so)(uint64_t), uint64_t wanted)
@@ -47,20 +41,7 @@ static void await(bool (*is_so)(uint64_t), uint64_t wanted)
 
 static bool have_waited(uint64_t n_requests)
 {
-	return connection_counter(eye, "quota_waits") >= n_requests;
-}
-
-static bool is_private(uint64_t n_bytes)
-{
-	return connection_private_bytes(eye) == n_bytes;
-}
-
-/* All programs have gone, and what they had is back; glaked's own asserts say the rest. */
-static void finish(void)
-{
-	await(is_private, 0);
-	connection_close(&eye);
-	harness_stop(&harness);
+	return world_metric("quota_waits") >= n_requests;
 }
 
 static void say(struct run *run, const char *line)
@@ -111,13 +92,12 @@ START_TEST(warm_memory_goes_to_who_needs_it)
 	}
 	run_program(&second);
 	ask(&second, "alloc 1073741824\n", "alloc 0\n");
-	ck_assert_uint_eq(connection_counter(eye, "quota_refusals"), 0);
+	ck_assert_uint_eq(world_metric("quota_refusals"), 0);
 	/* What is live stays, and the first one is as it was. */
 	ask(&first, "alloc 1073741824\n", "alloc 2\n");
 	ask(&first, "alloc 268435456\n", "alloc 0\n");
 	run_end_well(&second);
 	run_end_well(&first);
-	finish();
 }
 END_TEST
 
@@ -137,7 +117,6 @@ START_TEST(who_waits_gets_what_is_freed)
 	run_read(&second, "alloc 0\n");
 	run_end_well(&second);
 	run_end_well(&first);
-	finish();
 }
 END_TEST
 
@@ -154,11 +133,10 @@ START_TEST(who_waits_in_vain_is_out_of_memory)
 	ck_assert_uint_ge(harness_now_ms() - since_ms, 1390);
 	/* It would never fit: nobody waits for that. */
 	ask(&second, "alloc 1610612737\n", "alloc 2\n");
-	ck_assert_uint_eq(connection_counter(eye, "quota_waits"), 1);
+	ck_assert_uint_eq(world_metric("quota_waits"), 1);
 	ask(&second, "alloc 268435456\n", "alloc 0\n");
 	run_end_well(&second);
 	run_end_well(&first);
-	finish();
 }
 END_TEST
 
@@ -175,7 +153,6 @@ START_TEST(others_do_not_wait_behind_allocations)
 	ask(&run, "free\n", "free 0\n");
 	ask(&run, "join\n", "join 12 0\n");
 	run_end_well(&run);
-	finish();
 }
 END_TEST
 
@@ -206,7 +183,6 @@ START_TEST(what_was_freed_is_left)
 	ask(&run, "free\n", "free 0\n");
 	ck_assert_uint_eq(left(&run), before);
 	run_end_well(&run);
-	finish();
 }
 END_TEST
 
@@ -231,10 +207,7 @@ START_TEST(what_glaked_has_yet_to_close_is_left)
 	set_faults(path, "");
 	const struct harness_options options = {
 		.config = "pool = (); warm_bytes = \"0\";", .devices = DEVICES, .env = env};
-	harness_start(&harness, &options);
-	run_environment(&harness);
-	setenv("CUDASIM_DEVICES", DEVICES, 1);
-	eye = connection_hello(&harness);
+	world_begin_as(&options);
 
 	run_program(&first);
 	ask(&first, "alloc 536870912\n", "alloc 0\n");
@@ -253,7 +226,6 @@ START_TEST(what_glaked_has_yet_to_close_is_left)
 	run_end_well(&second);
 	run_end_well(&first);
 	unlink(path);
-	finish();
 }
 END_TEST
 
@@ -306,8 +278,7 @@ START_TEST(eight_take_turns)
 	end_all(&n_done, &n_refused);
 	ck_assert_uint_eq(n_done, N_PROGRAMS * 10);
 	ck_assert_uint_eq(n_refused, 0);
-	ck_assert_uint_gt(connection_counter(eye, "reclaims_sent"), 0);
-	finish();
+	ck_assert_uint_gt(world_metric("reclaims_sent"), 0);
 }
 END_TEST
 
@@ -326,9 +297,8 @@ START_TEST(eight_that_do_not_fit_are_served_or_refused)
 	end_all(&n_done, &n_refused);
 	ck_assert_uint_eq(n_done + n_refused, N_PROGRAMS * 10);
 	/* What was refused was refused for the quota, and the driver gave nothing in its place. */
-	ck_assert_uint_ge(connection_counter(eye, "quota_refusals"), n_refused);
-	ck_assert_uint_eq(connection_counter(eye, "memory_refusals"), 0);
-	finish();
+	ck_assert_uint_ge(world_metric("quota_refusals"), n_refused);
+	ck_assert_uint_eq(world_metric("memory_refusals"), 0);
 }
 END_TEST
 
@@ -350,7 +320,6 @@ START_TEST(the_dead_are_not_waited_for)
 	}
 	kill(runs[0].pid, SIGKILL);
 	ck_assert_int_eq(WTERMSIG(run_end(&runs[0])), SIGKILL);
-	finish();
 }
 END_TEST
 

@@ -10,12 +10,12 @@
 #include "tests/check_glake.h"
 #include "tests/harness/connection.h"
 #include "tests/harness/run.h"
+#include "tests/harness/world.h"
 
 #define RUNTIME "tests/shim/runtime"
 
 static void compute_with_and_without(const char *argument)
 {
-	static struct harness harness;
 	static struct run with;
 	static struct run without;
 	char counts[PATH_MAX];
@@ -23,8 +23,7 @@ static void compute_with_and_without(const char *argument)
 	char alone[PATH_MAX + 16];
 	unsigned n_owned = 0;
 	unsigned n_passed = 1;
-	harness_start(&harness, &(struct harness_options){.config = "pool = ();"});
-	run_environment(&harness);
+	world_begin(.config = "pool = ();");
 	snprintf(alone, sizeof(alone), "LD_PRELOAD=%s", run_in_build("cudasim/libcuda.so.1"));
 	run_start(&without, alone, run_in_build(RUNTIME), argument, NULL);
 	run_end_well(&without);
@@ -40,10 +39,6 @@ static void compute_with_and_without(const char *argument)
 	fclose(file);
 	ck_assert_uint_ge(n_owned, 15);
 	ck_assert_uint_eq(n_passed, 0);
-	int connection = connection_hello(&harness);
-	connection_await_private(connection, 0);
-	connection_close(&connection);
-	harness_stop(&harness);
 }
 
 START_TEST(what_the_runtime_calls_computes_the_same)
