@@ -36,6 +36,7 @@ struct harness_options {
 	unsigned max_fds;       /* RLIMIT_NOFILE of glaked; 0 = inherited */
 	uid_t uid;              /* of glaked, and its gid; 0 = as the test. Needs root */
 	int stderr_fd;          /* of glaked; 0 = into the log file */
+	bool has_witness;       /* see world.h */
 	const char *const *env; /* more "NAME=value", ended by NULL; NULL = none */
 };
 

@@ -5,16 +5,16 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 
+#include "tests/harness/connection.h"
 #include "tests/harness/models.h"
 
 #define MAX_SESSIONS 4096u
 /* What an allocator may keep or place otherwise from one round to the next. */
 #define RSS_SLACK_BYTES (4u * 1024 * 1024)
-/* How long a session may wait for an answer while others misbehave. */
-#define PATIENCE_MS 2000u
 
 struct harness harness;
 struct glake_session *eye;
+int witness = -1;
 struct cudrv drv;
 struct books books_before;
 atomic_int *world_stage;
@@ -203,18 +203,23 @@ size_t world_own_n_fds(void)
 /* A running mover takes one, its socket. */
 static size_t n_fds_now(void)
 {
-	return harness_n_fds(&harness) - (world_mover() ? 1 : 0);
+	return harness_n_fds(&harness) - (world_mover() ? 1 : 0) - (witness >= 0 ? 1 : 0);
+}
+
+size_t world_n_more_fds(void)
+{
+	return n_fds_now() - n_fds_before;
 }
 
 void world_wait_n_fds(size_t n_more)
 {
 	uint64_t end_ms = harness_now_ms() + HARNESS_TIMEOUT_MS;
 	size_t now;
-	while ((now = n_fds_now()) != n_fds_before + n_more) {
+	while ((now = world_n_more_fds()) != n_more) {
 		if (harness_now_ms() >= end_ms) {
 			harness_print_fds(&harness);
-			ck_abort_msg("glaked has %zu fds beside the mover's, not %zu", now,
-			             n_fds_before + n_more);
+			ck_abort_msg("glaked has %zd fds more than before, not %zu", (ssize_t)now,
+			             n_more);
 		}
 		harness_sleep_ms(2);
 	}
@@ -240,7 +245,7 @@ void world_assert_level(void)
 void world_serves_in_time(void)
 {
 	uint64_t start_ms = harness_now_ms();
-	assert_ok(glake_ping(eye));
+	connection_ping(witness);
 	uint64_t took_ms = harness_now_ms() - start_ms;
 	ck_assert_msg(took_ms < PATIENCE_MS, "a Ping took %llu ms", (unsigned long long)took_ms);
 }
@@ -458,6 +463,9 @@ void world_begin_as(const struct harness_options *options)
 	world_start(options);
 	eye = connect_eye();
 	look();
+	if (options->has_witness) {
+		witness = connection_hello(&harness);
+	}
 }
 
 void world_start_mover(void)
@@ -516,6 +524,10 @@ void world_end(void)
 		drv.cuCtxSynchronize(); /* what is queued may still use memory of a session */
 	}
 	disconnect_all();
+	if (witness >= 0) {
+		connection_ping(witness);
+		connection_close(&witness);
+	}
 	bool is_alive = harness.pid != 0;
 	if (is_alive && eye) {
 		world_assert_level();

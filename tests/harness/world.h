@@ -69,8 +69,17 @@
 
 extern struct harness harness;
 extern struct glake_session *eye;
+/*
+ * A raw session that must not notice what others do, or -1: with .has_witness in the options it is
+ * there from the beginning. world_end() has it answer a last time. Of the books it is no part.
+ */
+extern int witness;
 /* Of the test's process, once it has called world_open_driver(). */
 extern struct cudrv drv;
+
+#define CHUNK_BYTES (2u * 1024 * 1024)
+/* How long a session may wait for an answer while others misbehave. */
+#define PATIENCE_MS 2000u
 
 /* Nothing is made ahead, and a mover stays once it is started: what there is, clients have. */
 #define WORLD_CONFIG "pool = (); mover_idle_ms = 0; drain_ms = 300; "
@@ -157,7 +166,9 @@ void world_evict_until(const struct books *want);
 /* Wait until everything is as it was at the beginning, unused models aside: they are evicted. */
 void world_assert_level(void);
 
-/* Wait until glaked has as many fds as at the beginning, and @n_more. */
+/* How many fds glaked has now above those of the beginning, the mover's and the witness's aside. */
+size_t world_n_more_fds(void);
+/* Wait until it has @n_more. */
 void world_wait_n_fds(size_t n_more);
 
 /* A counter of glaked. */
@@ -178,7 +189,7 @@ size_t world_own_n_fds(void);
 /* The pid of glake-mover, 0 = none runs. */
 pid_t world_mover(void);
 
-/* A session that asks for little is answered in time, whatever others do. */
+/* The witness, who asks for little, is answered in time. */
 void world_serves_in_time(void);
 
 /* Do it twice to fill all caches, then twice more: glaked's memory must not grow with each. */

@@ -12,7 +12,13 @@
 #include <unistd.h>
 
 #include "proto/cleanup.h"
-#include "tests/integration/witness.h"
+#include "tests/harness/connection.h"
+#include "tests/harness/world.h"
+
+static const struct harness_options quiet = {
+	.config = WORLD_CONFIG "max_sessions = 10000;",
+	.has_witness = true,
+};
 
 #define CROWD 2000u
 
@@ -38,7 +44,7 @@ static void crowd_comes_and_goes(void)
 	for (size_t i = 0; i < n_elements(connections); i++) {
 		connection_ping(connections[i]);
 	}
-	witness_is_served();
+	world_serves_in_time();
 	for (size_t i = 0; i < n_elements(connections); i++) {
 		connection_close(&connections[i]);
 	}
@@ -53,10 +59,9 @@ START_TEST(two_thousand_sessions_are_served)
 		       (unsigned long long)limit.rlim_max);
 		return;
 	}
-	start_with(&quiet);
-	repeated_without_growth(crowd_comes_and_goes);
+	world_begin_as(&quiet);
+	world_repeat_without_growth(crowd_comes_and_goes);
 	ck_assert_uint_ge(connection_counter(witness, "sessions_total"), 4 * CROWD);
-	stop();
 }
 END_TEST
 
@@ -81,10 +86,9 @@ START_TEST(session_beyond_the_limit_is_told_so)
 	if (!harness_is_root()) {
 		return;
 	}
-	start_with(&(struct harness_options){.config = "pool = (); max_sessions = 2;"});
+	world_begin(.has_witness = true, .config = "pool = (); max_sessions = 3;");
 	harness_as(&harness, 1234, 1234, session_too_many, NULL);
 	ck_assert_uint_ge(connection_counter(witness, "sessions_refused"), 3);
-	stop();
 }
 END_TEST
 
@@ -93,12 +97,12 @@ START_TEST(session_beyond_the_tenants_limit_is_told_so)
 	if (!harness_is_root()) {
 		return;
 	}
-	start_with(&(struct harness_options){
-		.config = "pool = ();"
-			  "tenants = ( { name = \"one\"; uids = [1234]; max_sessions = 1; } );"});
+	world_begin(.has_witness = true,
+	            .config =
+	                    "pool = ();"
+	                    "tenants = ( { name = \"one\"; uids = [1234]; max_sessions = 1; } );");
 	harness_as(&harness, 1234, 1234, session_too_many, NULL);
 	ck_assert_uint_ge(connection_counter(witness, "sessions_refused"), 3);
-	stop();
 }
 END_TEST
 
@@ -119,7 +123,7 @@ START_TEST(one_user_cannot_have_all_sessions)
 	if (!harness_is_root()) {
 		return;
 	}
-	start_with(&(struct harness_options){.config = "pool = (); max_sessions = 100;"});
+	world_begin(.has_witness = true, .config = "pool = (); max_sessions = 100;");
 	for (unsigned i = 0; i < SHARE; i++) {
 		ck_assert_int_eq(greet_as(1234, &connections[i]), GLAKE__WIRE__STATUS__OK);
 	}
@@ -139,7 +143,6 @@ START_TEST(one_user_cannot_have_all_sessions)
 		ck_assert(harness_now_ms() < end_ms);
 	}
 	connection_close(&connection);
-	stop();
 }
 END_TEST
 
@@ -148,19 +151,18 @@ START_TEST(no_fds_left_is_survived)
 {
 	enum { N = 200 };
 	int connections[N];
-	start_with(&(struct harness_options){.config = "pool = ();", .max_fds = 100});
+	world_begin(.has_witness = true, .config = "pool = ();", .max_fds = 100);
 	for (size_t i = 0; i < N; i++) {
 		connections[i] = connection_open(&harness);
 	}
 	harness_wait_log(&harness, "cannot accept");
-	witness_is_served();
+	world_serves_in_time();
 	for (size_t i = 0; i < N; i++) {
 		connection_close(&connections[i]);
 	}
-	harness_wait_n_fds(&harness, n_fds_before);
+	world_wait_n_fds(0);
 	int connection = connection_hello(&harness);
 	connection_close(&connection);
-	stop();
 }
 END_TEST
 
@@ -179,14 +181,13 @@ static void storm(void)
 		}
 		connection_close(&connection);
 	}
-	witness_is_served();
+	world_serves_in_time();
 }
 
 START_TEST(storm_of_connections_leaves_nothing)
 {
-	start_with(&quiet);
-	repeated_without_growth(storm);
-	stop();
+	world_begin_as(&quiet);
+	world_repeat_without_growth(storm);
 }
 END_TEST
 
@@ -227,14 +228,13 @@ static void killed_in_the_middle(void)
 			              harness_log(&harness));
 		}
 	}
-	witness_is_served();
+	world_serves_in_time();
 }
 
 START_TEST(clients_killed_in_the_middle_leave_nothing)
 {
-	start_with(&quiet);
-	repeated_without_growth(killed_in_the_middle);
-	stop();
+	world_begin_as(&quiet);
+	world_repeat_without_growth(killed_in_the_middle);
 }
 END_TEST
 
@@ -243,7 +243,7 @@ START_TEST(client_gone_while_the_driver_works)
 {
 	struct harness_options slow = quiet;
 	slow.faults = "cuMemCreate:*:slow=20";
-	start_with(&slow);
+	world_begin_as(&slow);
 	for (unsigned i = 0; i < 20; i++) {
 		int connection = connection_hello(&harness);
 		for (unsigned k = 0; k < 5; k++) {
@@ -256,21 +256,19 @@ START_TEST(client_gone_while_the_driver_works)
 		}
 		connection_close(&connection);
 	}
-	witness_is_served();
-	stop();
+	world_serves_in_time();
 }
 END_TEST
 
 START_TEST(connection_that_does_not_greet_is_closed)
 {
-	start_with(&quiet);
+	world_begin_as(&quiet);
 	int connection = connection_open(&harness);
 	uint64_t start_ms = harness_now_ms();
 	connection_expect_closed(connection);
 	ck_assert_uint_gt(harness_now_ms() - start_ms, 5000);
 	connection_close(&connection);
 	connection_ping(witness);
-	stop();
 }
 END_TEST
 
@@ -282,10 +280,9 @@ START_TEST(requests_beyond_the_limit_in_flight_are_refused)
 	unsigned n_ok = 0;
 	unsigned n_busy = 0;
 	uint64_t ids[N];
-	start_with(&(struct harness_options){
-		.config = "pool = (); max_requests_in_flight = 4; drain_ms = 200;",
-		.faults = "cuMemCreate:*:slow=30",
-	});
+	world_begin(.has_witness = true,
+	            .config = "pool = (); max_requests_in_flight = 4; drain_ms = 200;",
+	            .faults = "cuMemCreate:*:slow=30");
 	int connection = connection_hello(&harness);
 	for (unsigned i = 0; i < N; i++) {
 		ids[i] = send_alloc(connection, 1);
@@ -302,7 +299,6 @@ START_TEST(requests_beyond_the_limit_in_flight_are_refused)
 	ck_assert_uint_ge(n_ok, LIMIT);
 	ck_assert_uint_gt(n_busy, 0);
 	connection_close(&connection);
-	stop();
 }
 END_TEST
 

@@ -3,6 +3,7 @@
  * A user with hundreds of sessions, all of which send what costs most: another user's requests are
  * answered, and the service manager hears that glaked lives.
  */
+#include <sys/resource.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -15,7 +16,13 @@
 
 #include "proto/cleanup.h"
 #include "proto/wire.h"
-#include "tests/integration/witness.h"
+#include "tests/harness/connection.h"
+#include "tests/harness/world.h"
+
+static const struct harness_options quiet = {
+	.config = WORLD_CONFIG "max_sessions = 10000;",
+	.has_witness = true,
+};
 
 #define N_SESSIONS 300
 #define FLOOD_UID 4242
@@ -157,7 +164,7 @@ START_TEST(a_flood_does_not_hold_up_another_user)
 	if (!harness_is_root()) {
 		return;
 	}
-	start_with(&quiet);
+	world_begin_as(&quiet);
 	pid_t flood = start_flood(floods[_i]);
 	for (unsigned i = 0; i < 100; i++) {
 		uint64_t start_ms = harness_now_ms();
@@ -167,7 +174,6 @@ START_TEST(a_flood_does_not_hold_up_another_user)
 		              (unsigned long long)took_ms);
 	}
 	end_flood(flood);
-	stop();
 }
 END_TEST
 
@@ -179,7 +185,7 @@ START_TEST(the_watchdog_is_fed_in_a_flood)
 		return;
 	}
 	options.env = env;
-	start_with(&options);
+	world_begin_as(&options);
 	pid_t flood = start_flood(floods[_i]);
 	harness_wait_notified(&harness, "\nWATCHDOG=1\n");
 	for (unsigned i = 0; i < 2; i++) {
@@ -188,7 +194,6 @@ START_TEST(the_watchdog_is_fed_in_a_flood)
 		ck_assert_uint_lt(harness_now_ms() - start_ms, WATCHDOG_MS);
 	}
 	end_flood(flood);
-	stop();
 }
 END_TEST
 
@@ -198,7 +203,7 @@ START_TEST(another_user_gets_in)
 	if (!harness_is_root()) {
 		return;
 	}
-	start_with(&quiet);
+	world_begin_as(&quiet);
 	pid_t flood = start_flood(floods[_i]);
 	for (unsigned i = 0; i < 20; i++) {
 		uint64_t start_ms = harness_now_ms();
@@ -207,7 +212,6 @@ START_TEST(another_user_gets_in)
 		connection_close(&connection);
 	}
 	end_flood(flood);
-	stop();
 }
 END_TEST
 

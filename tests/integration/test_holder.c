@@ -17,36 +17,15 @@
 #include "tests/check_glake.h"
 #include "tests/harness/connection.h"
 #include "tests/harness/harness.h"
-
-#define CHUNK_BYTES (2u * 1024 * 1024)
+#include "tests/harness/world.h"
 
 static const struct harness_options quiet = {
-	.config = "pool = (); mover_idle_ms = 0; drain_ms = 60000;",
-};
+	.config = "pool = (); mover_idle_ms = 0; drain_ms = 60000;", .has_witness = true};
 static const struct harness_options quota = {
 	.config = "pool = (); mover_idle_ms = 0;"
 		  "tenants = ( { name = \"default\"; device_bytes = \"8MiB\"; } );",
+	.has_witness = true,
 };
-
-static struct harness harness;
-static int witness = -1;
-static size_t n_fds_before;
-
-static void start_with(const struct harness_options *options)
-{
-	harness_start(&harness, options);
-	witness = connection_hello(&harness);
-	n_fds_before = harness_settle_n_fds(&harness);
-}
-
-/* Nothing is left of anybody. */
-static void stop(void)
-{
-	connection_await_private(witness, 0);
-	harness_wait_n_fds(&harness, n_fds_before);
-	connection_close(&witness);
-	harness_stop(&harness);
-}
 
 static int hello_as(struct connection_identity *identity)
 {
@@ -117,7 +96,7 @@ START_TEST(lost_connection_keeps_what_the_process_has)
 {
 	struct connection_identity identity = {0};
 	uint64_t ids[3];
-	start_with(&quota);
+	world_begin_as(&quota);
 	int connection = hello_as(&identity);
 	uint64_t session = identity.session;
 	ck_assert_uint_eq(alloc(connection, 2, ids), GLAKE__WIRE__STATUS__OK);
@@ -138,7 +117,6 @@ START_TEST(lost_connection_keeps_what_the_process_has)
 	ck_assert_int_eq(free_chunk(connection, ids[0]), GLAKE__WIRE__STATUS__OK);
 	ck_assert_uint_eq(connection_private_bytes(witness), 2 * CHUNK_BYTES);
 	connection_close(&connection);
-	stop();
 }
 END_TEST
 
@@ -146,7 +124,7 @@ START_TEST(half_closed_connection_is_a_lost_one)
 {
 	struct connection_identity identity = {0};
 	uint64_t id;
-	start_with(&quiet);
+	world_begin_as(&quiet);
 	int connection = hello_as(&identity);
 	ck_assert_uint_eq(alloc(connection, 1, &id), GLAKE__WIRE__STATUS__OK);
 	shutdown(connection, SHUT_RDWR);
@@ -155,7 +133,6 @@ START_TEST(half_closed_connection_is_a_lost_one)
 	ck_assert_int_eq(free_chunk(second, id), GLAKE__WIRE__STATUS__OK);
 	connection_drop(&connection);
 	connection_close(&second);
-	stop();
 }
 END_TEST
 
@@ -163,7 +140,7 @@ START_TEST(second_connection_takes_over)
 {
 	struct connection_identity identity = {0};
 	uint64_t id;
-	start_with(&quiet);
+	world_begin_as(&quiet);
 	int first = hello_as(&identity);
 	ck_assert_uint_eq(alloc(first, 1, &id), GLAKE__WIRE__STATUS__OK);
 	int second = hello_as(&identity);
@@ -174,7 +151,6 @@ START_TEST(second_connection_takes_over)
 	ck_assert_uint_eq(connection_counter(witness, "sessions_lost"), 0);
 	connection_close(&second);
 	refused_as(&identity, GLAKE__WIRE__STATUS__NOT_FOUND);
-	stop();
 }
 END_TEST
 
@@ -185,7 +161,7 @@ START_TEST(unanswered_requests_give_back)
 	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
 	Glake__Wire__ChunkAlloc body = GLAKE__WIRE__CHUNK_ALLOC__INIT;
 	uint64_t id;
-	start_with(&quiet);
+	world_begin_as(&quiet);
 	int connection = hello_as(&identity);
 	ck_assert_uint_eq(alloc(connection, 1, &id), GLAKE__WIRE__STATUS__OK);
 	body.chunk_bytes = CHUNK_BYTES;
@@ -203,7 +179,6 @@ START_TEST(unanswered_requests_give_back)
 	ck_assert_uint_eq(connection_private_bytes(witness), CHUNK_BYTES);
 	ck_assert_int_eq(free_chunk(connection, id), GLAKE__WIRE__STATUS__OK);
 	connection_close(&connection);
-	stop();
 }
 END_TEST
 
@@ -211,7 +186,7 @@ START_TEST(thousand_losses_leave_nothing)
 {
 	struct connection_identity identity = {0};
 	uint64_t id;
-	start_with(&quiet);
+	world_begin_as(&quiet);
 	int connection = hello_as(&identity);
 	ck_assert_uint_eq(alloc(connection, 1, &id), GLAKE__WIRE__STATUS__OK);
 	for (unsigned i = 0; i < 1000; i++) {
@@ -222,7 +197,6 @@ START_TEST(thousand_losses_leave_nothing)
 	ck_assert_uint_eq(connection_counter(witness, "sessions_resumed"), 1000);
 	ck_assert_int_eq(free_chunk(connection, id), GLAKE__WIRE__STATUS__OK);
 	connection_close(&connection);
-	stop();
 }
 END_TEST
 
@@ -237,7 +211,7 @@ START_TEST(only_the_process_and_its_key_resume)
 {
 	struct connection_identity identity = {0};
 	uint64_t id;
-	start_with(&quiet);
+	world_begin_as(&quiet);
 	int connection = hello_as(&identity);
 	ck_assert_uint_eq(alloc(connection, 1, &id), GLAKE__WIRE__STATUS__OK);
 	for (int is_lost = 0; is_lost < 2; is_lost++) {
@@ -256,7 +230,6 @@ START_TEST(only_the_process_and_its_key_resume)
 	connection = hello_as(&identity);
 	ck_assert_int_eq(free_chunk(connection, id), GLAKE__WIRE__STATUS__OK);
 	connection_close(&connection);
-	stop();
 }
 END_TEST
 
@@ -279,11 +252,10 @@ START_TEST(another_uid_does_not_resume)
 	if (!harness_is_root()) {
 		return;
 	}
-	start_with(&quiet);
+	world_begin_as(&quiet);
 	ck_assert_int_eq(chmod(harness.folder, 0755), 0);
 	ck_assert_int_eq(chmod(harness.socket_path, 0777), 0);
 	harness_as(&harness, 0, 0, resume_as_another, &identity);
-	stop();
 }
 END_TEST
 
@@ -325,7 +297,7 @@ static void kill_and_wait(pid_t pid)
 
 START_TEST(end_of_the_process_gives_back_all)
 {
-	start_with(&quiet);
+	world_begin_as(&quiet);
 	for (int drops = 0; drops < 2; drops++) {
 		uint64_t n_lost = connection_counter(witness, "sessions_lost");
 		pid_t pid = start_loser(drops);
@@ -334,7 +306,6 @@ START_TEST(end_of_the_process_gives_back_all)
 		kill_and_wait(pid);
 		connection_await_private(witness, 0);
 	}
-	stop();
 }
 END_TEST
 
@@ -345,7 +316,7 @@ START_TEST(another_program_in_the_process_ends_it)
 	struct connection_identity same = {.image = 1};
 	struct connection_identity after = {.image = 2};
 	uint64_t id;
-	start_with(&quiet);
+	world_begin_as(&quiet);
 	int connection = hello_as(&before);
 	ck_assert_uint_eq(alloc(connection, 1, &id), GLAKE__WIRE__STATUS__OK);
 	connection_drop(&connection);
@@ -357,7 +328,6 @@ START_TEST(another_program_in_the_process_ends_it)
 	connection_ping(second);
 	connection_close(&second);
 	connection_close(&third);
-	stop();
 }
 END_TEST
 
@@ -365,14 +335,15 @@ START_TEST(drain_ends_who_is_detached)
 {
 	struct connection_identity identity = {0};
 	uint64_t id;
-	start_with(&quiet);
+	world_start(&quiet);
+	witness = connection_hello(&harness);
 	int connection = hello_as(&identity);
 	ck_assert_uint_eq(alloc(connection, 1, &id), GLAKE__WIRE__STATUS__OK);
 	connection_drop(&connection);
 	await_lost(1);
 	connection_close(&witness);
 	/* In less than the drain_ms that it would wait for a session. */
-	harness_stop(&harness);
+	harness_end(&harness);
 }
 END_TEST
 
@@ -380,13 +351,14 @@ END_TEST
 
 static const struct harness_options few = {
 	.config = "pool = (); mover_idle_ms = 0;"
-		  "tenants = ( { name = \"default\"; max_sessions = 3; } );",
+		  "tenants = ( { name = \"default\"; max_sessions = 4; } );",
+	.has_witness = true,
 };
 
 START_TEST(detached_ones_count_as_sessions)
 {
 	struct connection_identity identities[2] = {{0}, {0}};
-	start_with(&few);
+	world_begin_as(&few);
 	for (unsigned i = 0; i < 2; i++) {
 		int connection = hello_as(&identities[i]);
 		connection_drop(&connection);
@@ -399,7 +371,6 @@ START_TEST(detached_ones_count_as_sessions)
 		int connection = hello_as(&identities[i]);
 		connection_close(&connection);
 	}
-	stop();
 }
 END_TEST
 
@@ -422,10 +393,9 @@ static void storm(struct harness *h, void *user)
 
 START_TEST(storm_of_ends_ends_with_its_process)
 {
-	start_with(&quiet);
+	world_begin_as(&quiet);
 	harness_in_child(&harness, storm, NULL);
 	connection_ping(witness);
-	stop();
 }
 END_TEST
 

@@ -21,11 +21,9 @@
 #include "tests/harness/fuse_file.h"
 #include "tests/harness/model_file.h"
 #include "tests/harness/run.h"
+#include "tests/harness/world.h"
 
-#define MIB (1024ull * 1024)
 #define CONTENT_BYTES (HARNESS_PATH_BYTES + 32)
-
-static struct harness harness;
 
 /* The answer of StatusGet; connection_free() it. */
 static Glake__Wire__Answer *status_of(int connection)
@@ -50,8 +48,7 @@ START_TEST(a_name_too_long_for_a_listing_is_refused)
 	hello.program = program;
 	request.body_case = GLAKE__WIRE__REQUEST__BODY_HELLO;
 	request.hello = &hello;
-	harness_start(&harness, NULL);
-	int witness = connection_hello(&harness);
+	world_begin(.has_witness = true);
 	int connection = connection_open(&harness);
 	Glake__Wire__Answer *answer = connection_call(connection, &request, NULL, 0, NULL);
 	bool is_refused = answer->status == GLAKE__WIRE__STATUS__BAD_REQUEST;
@@ -62,13 +59,12 @@ START_TEST(a_name_too_long_for_a_listing_is_refused)
 	list.body_case = GLAKE__WIRE__REQUEST__BODY_SESSION_LIST;
 	list.session_list = &body;
 	answer = connection_call(witness, &list, NULL, 0, NULL);
-	ck_assert_uint_eq(answer->session_list->n_sessions, 1);
+	/* The witness and the eye. */
+	ck_assert_uint_eq(answer->session_list->n_sessions, 2);
 	connection_free(answer);
 	ck_assert(is_refused);
 	connection_expect_closed(connection);
 	connection_close(&connection);
-	connection_close(&witness);
-	harness_stop(&harness);
 }
 END_TEST
 
@@ -98,10 +94,8 @@ static unsigned pour(int connection, unsigned n_requests, uint64_t chunk_bytes, 
 
 START_TEST(requests_at_once_do_not_spend_the_same_fds)
 {
-	harness_start(&harness, &(struct harness_options){
-					.config = "pool = (); fd_budget = 64;",
-					.faults = "glaked/cuMemCreate:*:slow=2",
-				});
+	world_begin(.config = "pool = (); fd_budget = 64;",
+	            .faults = "glaked/cuMemCreate:*:slow=2");
 	int connection = connection_hello(&harness);
 	ck_assert_uint_eq(pour(connection, 8, 2 * MIB, 8), 8);
 	Glake__Wire__Answer *answer = status_of(connection);
@@ -110,17 +104,13 @@ START_TEST(requests_at_once_do_not_spend_the_same_fds)
 	ck_assert_uint_le(answer->status_get->fds_used, answer->status_get->fds_budget);
 	connection_free(answer);
 	connection_close(&connection);
-	harness_stop(&harness);
 }
 END_TEST
 
 START_TEST(requests_at_once_do_not_eat_the_reserve)
 {
-	harness_start(&harness, &(struct harness_options){
-					.config = "pool = (); reserve_bytes = \"96MiB\";",
-					.devices = "1x256MiB",
-					.faults = "glaked/cuMemCreate:*:slow=20",
-				});
+	world_begin(.config = "pool = (); reserve_bytes = \"96MiB\";", .devices = "1x256MiB",
+	            .faults = "glaked/cuMemCreate:*:slow=20");
 	int connection = connection_hello(&harness);
 	/* 160 MiB may be given out, 2 of which glaked needs itself. */
 	ck_assert_uint_eq(pour(connection, 8, 32 * MIB, 1), 4);
@@ -128,19 +118,17 @@ START_TEST(requests_at_once_do_not_eat_the_reserve)
 	ck_assert_uint_eq(answer->status_get->devices[0]->physical_bytes, (2 + 4 * 32) * MIB);
 	connection_free(answer);
 	connection_close(&connection);
-	harness_stop(&harness);
 }
 END_TEST
 
 START_TEST(a_lost_reader_of_the_log_is_survived)
 {
-	harness_start(&harness, NULL);
+	world_begin();
 	int connection = connection_hello(&harness);
 	harness_signal(&harness, SIGPIPE);
 	harness_sleep_ms(50);
 	connection_ping(connection);
 	connection_close(&connection);
-	harness_stop(&harness);
 }
 END_TEST
 
@@ -203,7 +191,8 @@ static pid_t mover_pid(int connection)
 
 enum villainy { BEFORE_THE_MOVER, IN_A_MOVER_THAT_DIES, N_VILLAINIES };
 
-static const struct harness_options hurried = {.config = "drain_ms = 100;"};
+static const struct harness_options quiet = {.config = WORLD_CONFIG, .has_witness = true};
+static const struct harness_options hurried = {.config = "drain_ms = 100;", .has_witness = true};
 #define OTHER_TENANT "drain_ms = 100; tenants = ({ name = \"other\"; uids = [1234]; });"
 
 /*
@@ -216,14 +205,13 @@ static bool begin_with_fuse(const struct harness_options *options,
 {
 	static const struct model_tensor tensor = {"a", "U8", 1, {1000}, 1};
 	char folder[CONTENT_BYTES];
-	harness_start(&harness, options);
+	struct harness_options with_witness = *options;
+	with_witness.has_witness = true;
+	world_begin_as(&with_witness);
 	snprintf(content, CONTENT_BYTES, "%s/a.safetensors", harness.folder);
 	snprintf(folder, sizeof(folder), "%s/fuse", harness.folder);
 	model_file_write(content, &tensor, 1);
 	bool is_mounted = fuse_file_start(file, folder, content, faults);
-	if (!is_mounted) {
-		harness_stop(&harness);
-	}
 	return is_mounted;
 }
 
@@ -235,7 +223,6 @@ START_TEST(a_file_that_cannot_be_closed_stops_nobody)
 	if (!begin_with_fuse(&hurried, &faults, &file, content)) {
 		return;
 	}
-	int witness = connection_hello(&harness);
 	pid_t villain = start_villain(file.path);
 	for (int i = 0; i < 10; i++) {
 		harness_sleep_ms(30);
@@ -254,8 +241,6 @@ START_TEST(a_file_that_cannot_be_closed_stops_nobody)
 	ck_assert_int_eq(waitpid(villain, NULL, 0), villain);
 	harness_sleep_ms(100);
 	ck_assert_int_eq(load(witness, content), GLAKE__WIRE__STATUS__OK);
-	connection_close(&witness);
-	harness_stop(&harness);
 }
 END_TEST
 
@@ -286,10 +271,9 @@ START_TEST(another_configuration_is_for_the_next_mover)
 	static const struct model_tensor tensors[] = {{"a", "U8", 1, {1000}, 1},
 	                                              {"b", "U8", 1, {1000}, 2}};
 	char content[CONTENT_BYTES];
-	harness_start(&harness, &hurried);
+	world_begin_as(&hurried);
 	snprintf(content, sizeof(content), "%s/a.safetensors", harness.folder);
 	reload_with_mover("first-mover");
-	int witness = connection_hello(&harness);
 	model_file_write(content, &tensors[0], 1);
 	ck_assert_int_eq(load(witness, content), GLAKE__WIRE__STATUS__OK);
 	reload_with_mover("second-mover");
@@ -299,8 +283,6 @@ START_TEST(another_configuration_is_for_the_next_mover)
 	model_file_write(content, &tensors[1], 1);
 	ck_assert_int_eq(load(witness, content), GLAKE__WIRE__STATUS__OK);
 	assert_mover_is(witness, "second-mover");
-	connection_close(&witness);
-	harness_stop(&harness);
 }
 END_TEST
 
@@ -329,14 +311,14 @@ static void send_open_many(int connection, const char *path, const char *last_pa
 	send_open_fds(connection, fds, n_files);
 }
 
-/* Two loads while the mover does not read; @eye: somebody who is served meanwhile. */
-static void send_two(int connection, int eye, pid_t mover, const char *path, const char *last_path)
+/* Two loads while the mover does not read; the witness is served meanwhile. */
+static void send_two(int connection, pid_t mover, const char *path, const char *last_path)
 {
 	kill(mover, SIGSTOP);
 	send_open_many(connection, path, path, 60);
 	/* Unread, they are more than a packet may have: these wait in glaked. */
 	send_open_many(connection, path, last_path, 200);
-	connection_ping(eye);
+	connection_ping(witness);
 	harness_sleep_ms(50);
 	kill(mover, SIGCONT);
 }
@@ -354,7 +336,6 @@ START_TEST(a_file_that_waits_for_the_mover_keeps_nobodys_open)
 	if (!begin_with_fuse(&hurried, &faults, &file, content)) {
 		return;
 	}
-	int witness = connection_hello(&harness);
 	ck_assert_int_eq(load(witness, content), GLAKE__WIRE__STATUS__OK);
 	pid_t mover = mover_pid(witness);
 	fflush(NULL);
@@ -365,14 +346,14 @@ START_TEST(a_file_that_waits_for_the_mover_keeps_nobodys_open)
 		ck_assert_int_eq(seteuid(1234), 0);
 		int connection = connection_hello(&harness);
 		ck_assert_int_eq(seteuid(0), 0);
-		send_two(connection, witness, mover, content, file.path);
+		send_two(connection, mover, content, file.path);
 		pause();
 	}
 	harness_sleep_ms(500);
 	size_t n_fds = harness_settle_n_fds(&harness);
 	int connection = connection_hello(&harness);
 	for (int i = 0; i < N; i++) {
-		send_two(connection, witness, mover, content, content);
+		send_two(connection, mover, content, content);
 		for (int k = 0; k < 2; k++) {
 			Glake__Wire__Answer *answer = connection_receive(connection, NULL);
 			ck_assert_int_eq(answer->status, GLAKE__WIRE__STATUS__BAD_FILE);
@@ -384,8 +365,6 @@ START_TEST(a_file_that_waits_for_the_mover_keeps_nobodys_open)
 	kill(villain, SIGKILL);
 	fuse_file_stop(&file);
 	ck_assert_int_eq(waitpid(villain, NULL, 0), villain);
-	connection_close(&witness);
-	harness_stop(&harness);
 }
 END_TEST
 
@@ -403,7 +382,6 @@ START_TEST(cancelled_loads_leave_room_for_others)
 	}
 	snprintf(another, sizeof(another), "%s/b.safetensors", harness.folder);
 	model_file_write(another, &tensor, 1);
-	int witness = connection_hello(&harness);
 	ck_assert_int_eq(load(witness, content), GLAKE__WIRE__STATUS__OK);
 	cleanup_fd int fd = model_file_open(file.path);
 	for (int i = 0; i < 70; i++) {
@@ -417,8 +395,6 @@ START_TEST(cancelled_loads_leave_room_for_others)
 	}
 	ck_assert_int_eq(load(witness, another), GLAKE__WIRE__STATUS__OK);
 	fuse_file_stop(&file);
-	connection_close(&witness);
-	harness_stop(&harness);
 }
 END_TEST
 
@@ -433,7 +409,6 @@ START_TEST(the_files_of_one_user_leave_room_for_others)
 	if (!harness_is_root() || !begin_with_fuse(&options, &faults, &file, content)) {
 		return;
 	}
-	int witness = connection_hello(&harness);
 	ck_assert_int_eq(load(witness, content), GLAKE__WIRE__STATUS__OK);
 	ck_assert_int_eq(seteuid(1234), 0);
 	int connection = connection_hello(&harness);
@@ -456,9 +431,10 @@ START_TEST(the_files_of_one_user_leave_room_for_others)
 	ck_assert_int_eq(answer->status, GLAKE__WIRE__STATUS__BAD_FILE);
 	connection_free(answer);
 	fuse_file_stop(&file);
+	for (size_t i = 1; i < N_LOADS; i++) {
+		connection_free(connection_receive(connection, NULL));
+	}
 	connection_close(&connection);
-	connection_close(&witness);
-	harness_stop(&harness);
 }
 END_TEST
 
@@ -467,7 +443,7 @@ START_TEST(a_load_of_too_many_files_is_refused)
 {
 	static const struct model_tensor tensor = {"a", "U8", 1, {1000}, 1};
 	char path[CONTENT_BYTES];
-	harness_start(&harness, &(struct harness_options){.max_fds = 640});
+	world_begin(.max_fds = 640);
 	snprintf(path, sizeof(path), "%s/a.safetensors", harness.folder);
 	model_file_write(path, &tensor, 1);
 	int connection = connection_hello(&harness);
@@ -478,7 +454,6 @@ START_TEST(a_load_of_too_many_files_is_refused)
 	connection_free(answer);
 	ck_assert_int_eq(load(connection, path), GLAKE__WIRE__STATUS__OK);
 	connection_close(&connection);
-	harness_stop(&harness);
 }
 END_TEST
 
@@ -488,7 +463,7 @@ START_TEST(the_socket_of_who_has_ended_is_nobodys)
 	const char *config =
 		"tenants = ( { name = \"all\"; cgroup = \"/\"; device_bytes = \"4MiB\"; } );";
 	int status;
-	harness_start(&harness, &(struct harness_options){.config = config});
+	world_begin(.config = config);
 	struct sockaddr_un address = {.sun_family = AF_UNIX};
 	strcpy(address.sun_path, harness.socket_path);
 	cleanup_fd int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
@@ -503,7 +478,6 @@ START_TEST(the_socket_of_who_has_ended_is_nobodys)
 	connection_expect_closed(fd);
 	int connection = connection_hello(&harness);
 	connection_close(&connection);
-	harness_stop(&harness);
 }
 END_TEST
 
@@ -573,12 +547,9 @@ START_TEST(a_socket_that_lingers_stops_nobody)
 	char path[HARNESS_PATH_BYTES + 32];
 	int connections[N];
 	int peers[N][2];
-	harness_start(&harness, &(struct harness_options){
-					.config = "pool = (); mover_idle_ms = 0; drain_ms = 100;"});
+	world_begin_as(&quiet);
 	snprintf(path, sizeof(path), "%s/a.safetensors", harness.folder);
 	model_file_write(path, &tensor, 1);
-	int witness = connection_hello(&harness);
-	size_t n_fds = harness_settle_n_fds(&harness);
 	for (int i = 0; i < N; i++) {
 		connections[i] = send_lingering((enum lingering)_i, peers[i]);
 		connection_expect_closed(connections[i]);
@@ -588,21 +559,19 @@ START_TEST(a_socket_that_lingers_stops_nobody)
 	for (int i = 0; i < N; i++) {
 		connection_close(&connections[i]);
 	}
-	/* The mover's, and the block's. */
-	harness_wait_n_fds(&harness, n_fds + 2);
+	/* The block's. */
+	world_wait_n_fds(1);
 	for (int i = 0; i < N; i++) {
 		close(peers[i][0]);
 		close(peers[i][1]);
 	}
-	connection_close(&witness);
-	harness_stop(&harness);
 }
 END_TEST
 
 START_TEST(who_fails_again_and_again_does_not_fill_the_log)
 {
 	char path[HARNESS_PATH_BYTES + 32];
-	harness_start(&harness, &(struct harness_options){.config = "drain_ms = 100;"});
+	world_begin(.config = "drain_ms = 100;");
 	snprintf(path, sizeof(path), "%s/bad.safetensors", harness.folder);
 	FILE *file = fopen(path, "we");
 	fputs("nothing of the kind", file);
@@ -614,7 +583,6 @@ START_TEST(who_fails_again_and_again_does_not_fill_the_log)
 	unsigned n_lines = harness_n_log_lines(&harness, "a.safetensors");
 	ck_assert_msg(n_lines >= 1 && n_lines <= 10, "%u lines", n_lines);
 	connection_close(&connection);
-	harness_stop(&harness);
 }
 END_TEST
 
@@ -642,7 +610,7 @@ START_TEST(who_loads_and_evicts_without_end_does_not_fill_the_log)
 {
 	static const struct model_tensor tensor = {"a", "U8", 1, {1000}, 1};
 	char path[HARNESS_PATH_BYTES + 32];
-	harness_start(&harness, &(struct harness_options){.config = "drain_ms = 100;"});
+	world_begin(.config = "drain_ms = 100;");
 	snprintf(path, sizeof(path), "%s/a.safetensors", harness.folder);
 	model_file_write(path, &tensor, 1);
 	for (int i = 0; i < 150; i++) {
@@ -654,7 +622,6 @@ START_TEST(who_loads_and_evicts_without_end_does_not_fill_the_log)
 	unsigned n_evicted = harness_n_log_lines(&harness, "evicted model 'a.safetensors'");
 	ck_assert_msg(n_loaded >= 100 && n_loaded <= 120, "%u loaded", n_loaded);
 	ck_assert_uint_eq(n_evicted, n_loaded);
-	harness_stop(&harness);
 }
 END_TEST
 

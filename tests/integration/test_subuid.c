@@ -15,6 +15,7 @@
 #include "tests/check_glake.h"
 #include "tests/harness/connection.h"
 #include "tests/harness/fuse_file.h"
+#include "tests/harness/world.h"
 
 #define ALICE 12345u
 #define BOB 12346u
@@ -24,7 +25,6 @@
 #define CONFIG "pool = (); drain_ms = 100;"
 #define NOBODY 65534u
 
-static struct harness harness;
 static char database[256]; /* what is at /etc/subuid */
 
 static void write_database(const char *text)
@@ -67,14 +67,8 @@ static bool begin(const char *text, const char *config)
 	if (!make_database(text) || !mount_at_etc(database)) {
 		return false;
 	}
-	harness_start(&harness, &(struct harness_options){.config = config});
+	world_begin(.config = config);
 	return true;
-}
-
-static void end(void)
-{
-	harness_stop(&harness);
-	unlink(database);
 }
 
 static uint64_t say_hello(int connection)
@@ -124,7 +118,6 @@ START_TEST(a_subordinate_uid_has_its_owners_realm_and_tenant)
 	expect(HERS, "uid:12345", "paying");
 	expect(HERS + 999, "uid:12345", "paying");
 	expect(HERS + 1000, "uid:701000", "default");
-	end();
 }
 END_TEST
 
@@ -138,7 +131,6 @@ START_TEST(a_subordinate_uid_may_have_a_rule_of_its_own)
 	expect(ALICE, "home", "default");
 	expect(HERS, "home", "default");
 	expect(HERS + 1, "box", "default");
-	end();
 }
 END_TEST
 
@@ -159,7 +151,6 @@ START_TEST(subordinate_uids_share_their_owners_sessions)
 	for (unsigned i = 0; i <= SHARE; i++) {
 		connection_close(&connections[i]);
 	}
-	end();
 }
 END_TEST
 
@@ -171,7 +162,6 @@ START_TEST(a_subordinate_uid_is_no_admin)
 	}
 	expect(700000, "uid:700000", "default");
 	expect(800000, "uid:800000", "default");
-	end();
 }
 END_TEST
 
@@ -193,7 +183,6 @@ START_TEST(in_doubt_a_uid_is_its_own)
 	expect(800000, "uid:800000", "default");
 	expect(NOBODY, "uid:65534", "default");
 	expect(900000, "uid:900000", "default");
-	end();
 }
 END_TEST
 
@@ -210,7 +199,6 @@ START_TEST(a_reload_reads_it_again)
 	harness_reload(&harness, CONFIG);
 	expect(HERS, "uid:12346", "default");
 	expect(HERS + 2000, "uid:12346", "default");
-	end();
 }
 END_TEST
 
@@ -234,7 +222,6 @@ START_TEST(many_uids_at_once_are_served)
 		connection_free(answer);
 		connection_close(&connections[i]);
 	}
-	end();
 }
 END_TEST
 
@@ -255,15 +242,15 @@ START_TEST(a_database_that_hangs_stops_nobody_else)
 		fuse_file_stop(&file);
 		return;
 	}
-	harness_start(&harness, &(struct harness_options){.config = CONFIG});
-	int witness = connection_hello(&harness);
+	world_begin(.config = CONFIG);
+	int other = connection_hello(&harness);
 	int late = connect_as(HERS);
 	say_hello(late);
 	for (int i = 0; i < 10; i++) {
 		int connection = connection_hello(&harness);
 		connection_ping(connection);
 		connection_close(&connection);
-		connection_ping(witness);
+		connection_ping(other);
 	}
 	/* Who waits for longer than clients do is let go. */
 	connection_expect_closed(late);
@@ -276,9 +263,8 @@ START_TEST(a_database_that_hangs_stops_nobody_else)
 	ck_assert_int_eq(answer->status, GLAKE__WIRE__STATUS__OK);
 	connection_free(answer);
 	connection_close(&patient);
-	connection_close(&witness);
+	connection_close(&other);
 	rmdir(folder);
-	end();
 }
 END_TEST
 

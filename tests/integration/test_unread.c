@@ -14,7 +14,13 @@
 
 #include "proto/cleanup.h"
 #include "proto/wire.h"
-#include "tests/integration/witness.h"
+#include "tests/harness/connection.h"
+#include "tests/harness/world.h"
+
+static const struct harness_options quiet = {
+	.config = WORLD_CONFIG "max_sessions = 10000;",
+	.has_witness = true,
+};
 
 /* ---- answers --------------------------------------------------------------------------------- */
 
@@ -55,7 +61,7 @@ static void flood_and_leave(struct harness *h, void *user)
 	int connection = connection_hello(&harness);
 	unsigned n_sent = flood(connection, bytes, n_bytes);
 	ck_assert_uint_lt(n_sent, 200000);
-	witness_is_served();
+	world_serves_in_time();
 	connection_close(&connection);
 }
 
@@ -66,9 +72,8 @@ static void flood_of_pings(void)
 
 START_TEST(client_that_never_reads_is_not_served_for_ever)
 {
-	start_with(&quiet);
-	repeated_without_growth(flood_of_pings);
-	stop();
+	world_begin_as(&quiet);
+	world_repeat_without_growth(flood_of_pings);
 }
 END_TEST
 
@@ -78,11 +83,11 @@ START_TEST(client_that_reads_late_gets_everything)
 	uint8_t bytes[64];
 	Glake__Wire__StatsGet stats_get = GLAKE__WIRE__STATS_GET__INIT;
 	size_t n_bytes = pack(GLAKE__WIRE__REQUEST__BODY_STATS_GET, &stats_get, bytes);
-	start_with(&quiet);
+	world_begin_as(&quiet);
 	int connection = connection_hello(&harness);
 	unsigned n_sent = flood(connection, bytes, n_bytes);
 	ck_assert_uint_gt(n_sent, 10);
-	witness_is_served();
+	world_serves_in_time();
 	for (unsigned i = 0; i < n_sent; i++) {
 		Glake__Wire__Answer *answer = connection_receive(connection, NULL);
 		ck_assert_ptr_nonnull(answer);
@@ -91,7 +96,6 @@ START_TEST(client_that_reads_late_gets_everything)
 	}
 	connection_ping(connection);
 	connection_close(&connection);
-	stop();
 }
 END_TEST
 
@@ -105,17 +109,17 @@ START_TEST(unread_chunks_are_charged_and_come_back)
 	size_t n_bytes = pack(GLAKE__WIRE__REQUEST__BODY_CHUNK_ALLOC, &alloc, bytes);
 	struct harness_options large = quiet;
 	large.devices = "1x16GiB";
-	start_with(&large);
+	world_begin_as(&large);
 	int connection = connection_hello(&harness);
 	for (unsigned i = 0; i < 40; i++) {
 		ck_assert_int_eq(wire_send(connection, bytes, n_bytes, NULL, 0, 0), 0);
 	}
-	size_t n_fds = harness_settle_n_fds(&harness);
-	ck_assert_uint_gt(n_fds, n_fds_before + 100);
-	ck_assert_uint_le(n_fds, n_fds_before + 1 + 40 * 100 + 16);
-	witness_is_served();
+	harness_settle_n_fds(&harness);
+	size_t n_fds = world_n_more_fds();
+	ck_assert_uint_gt(n_fds, 100);
+	ck_assert_uint_le(n_fds, 1 + 40 * 100 + 16);
+	world_serves_in_time();
 	connection_close(&connection);
-	stop();
 }
 END_TEST
 
@@ -205,7 +209,7 @@ START_TEST(unread_fds_do_not_fill_glakeds_table)
 	enum { N = 24, N_ASKS = 3 };
 	int connections[N];
 	uint64_t ids[N];
-	start_with(&quiet);
+	world_begin_as(&quiet);
 	for (unsigned i = 0; i < N; i++) {
 		connections[i] = hello_with_chunk(&harness, &ids[i]);
 	}
@@ -222,7 +226,6 @@ START_TEST(unread_fds_do_not_fill_glakeds_table)
 		connection_ping(connections[i]);
 		connection_close(&connections[i]);
 	}
-	stop();
 }
 END_TEST
 
@@ -244,7 +247,7 @@ START_TEST(greeting_that_glaked_does_not_read_is_no_silence)
 	}
 	options.max_fds = 1200;
 	options.uid = 4321;
-	start_with(&options);
+	world_begin_as(&options);
 	for (unsigned i = 0; i < N; i++) {
 		connections[i] = hello_with_chunk(&harness, &ids[i]);
 	}
@@ -269,7 +272,6 @@ START_TEST(greeting_that_glaked_does_not_read_is_no_silence)
 	for (unsigned i = 0; i < N; i++) {
 		connection_close(&connections[i]);
 	}
-	stop();
 }
 END_TEST
 
@@ -305,7 +307,7 @@ START_TEST(many_unread_connections_do_not_starve_others)
 	}
 	options.max_fds = 1200;
 	options.uid = 4321;
-	start_with(&options);
+	world_begin_as(&options);
 	for (unsigned i = 0; i < N; i++) {
 		connections[i] = hello_with_chunk(&harness, &ids[i]);
 	}
@@ -321,7 +323,6 @@ START_TEST(many_unread_connections_do_not_starve_others)
 	harness_as(&harness, 1234, 1234, gets_fds, NULL);
 	connection_close(&witness);
 	/* Before they are closed: what glaked had left goes when it ends. */
-	harness_stop(&harness);
 	for (unsigned i = 0; i < N; i++) {
 		connection_close(&connections[i]);
 	}
@@ -344,9 +345,8 @@ START_TEST(connection_left_unread_counts_as_a_session)
 	if (!harness_is_root()) {
 		return;
 	}
-	start_with(&(struct harness_options){.config = "pool = (); max_sessions = 2;"});
+	world_begin(.has_witness = true, .config = "pool = (); max_sessions = 3;");
 	harness_as(&harness, 1234, 1234, leaves_one_and_comes_again, NULL);
-	stop();
 }
 END_TEST
 
@@ -354,7 +354,7 @@ END_TEST
 START_TEST(connection_that_holds_its_other_end_is_closed)
 {
 	uint64_t id;
-	start_with(&quiet);
+	world_begin_as(&quiet);
 	int connection = hello_with_chunk(&harness, &id);
 	harness_signal(&harness, SIGSTOP);
 	ask_for_fds(connection, id, 1);
@@ -362,7 +362,6 @@ START_TEST(connection_that_holds_its_other_end_is_closed)
 	ck_assert_int_eq(connection_send_bytes(connection, "x", 1, &connection, 1), 0);
 	connection_close(&connection);
 	harness_signal(&harness, SIGCONT);
-	stop();
 }
 END_TEST
 
@@ -380,7 +379,7 @@ static void end_holding_both_ends(void)
 
 START_TEST(session_of_a_process_that_has_ended_ends)
 {
-	start_with(&quiet);
+	world_begin_as(&quiet);
 	fflush(NULL);
 	pid_t pid = fork();
 	if (pid == 0) {
@@ -390,7 +389,6 @@ START_TEST(session_of_a_process_that_has_ended_ends)
 	ck_assert_int_eq(waitpid(pid, &status, 0), pid);
 	ck_assert_int_eq(status, 0);
 	connection_await_private(witness, 0);
-	stop();
 }
 END_TEST
 

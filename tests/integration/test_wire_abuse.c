@@ -18,32 +18,9 @@
 #include "tests/check_glake.h"
 #include "tests/harness/connection.h"
 #include "tests/harness/model_file.h"
+#include "tests/harness/world.h"
 
-#define CHUNK_BYTES (2u * 1024 * 1024)
-
-/* No pool, and a mover that stays: then the number of fds is a matter of clients alone. */
-static const struct harness_options quiet = {
-	.config = "pool = (); mover_idle_ms = 0; drain_ms = 200;",
-};
-
-static struct harness harness;
-static int witness = -1; /* the session that must not notice */
-static size_t n_fds_before;
-
-static void start(void)
-{
-	harness_start(&harness, &quiet);
-	witness = connection_hello(&harness);
-	n_fds_before = harness_settle_n_fds(&harness);
-}
-
-static void stop(void)
-{
-	connection_ping(witness);
-	harness_wait_n_fds(&harness, n_fds_before);
-	connection_close(&witness);
-	harness_stop(&harness);
-}
+static const struct harness_options quiet = {.config = WORLD_CONFIG, .has_witness = true};
 
 /* ---- bytes that are not a request --------------------------------------------------------------- */
 
@@ -63,7 +40,7 @@ START_TEST(garbage_closes_the_session)
 {
 	static uint8_t bytes[GLAKE_MAX_PACKET_BYTES];
 	static const size_t sizes[] = {1, 2, 7, 100, 4096, sizeof(bytes)};
-	start();
+	world_begin_as(&quiet);
 	for (unsigned fill = 0; fill < 3; fill++) {
 		/* 0x00 is a tag with number 0, 0xff a number that never ends, 0x0a a text. */
 		memset(bytes, fill == 0 ? 0x00 : fill == 1 ? 0xff : 0x0a, sizeof(bytes));
@@ -75,7 +52,6 @@ START_TEST(garbage_closes_the_session)
 	/* The tenant has so many lines, and one more every ten seconds. */
 	ck_assert_uint_ge(harness_n_log_lines(&harness, "closed: "), 5);
 	ck_assert_uint_lt(harness_n_log_lines(&harness, "closed: "), 18);
-	stop();
 }
 END_TEST
 
@@ -83,25 +59,23 @@ END_TEST
 START_TEST(the_log_is_bounded)
 {
 	static const uint8_t bytes[] = {0xff, 0xff, 0xff};
-	start();
+	world_begin_as(&quiet);
 	for (unsigned i = 0; i < 200; i++) {
 		closed_for(bytes, sizeof(bytes), i % 2);
 	}
 	ck_assert_uint_ge(harness_n_log_lines(&harness, "closed: "), 1);
 	ck_assert_uint_le(harness_n_log_lines(&harness, "closed: "), 10);
-	stop();
 }
 END_TEST
 
 START_TEST(too_long_a_packet_closes_the_session)
 {
 	static uint8_t bytes[2 * GLAKE_MAX_PACKET_BYTES];
-	start();
+	world_begin_as(&quiet);
 	closed_for(bytes, GLAKE_MAX_PACKET_BYTES + 1, true);
 	closed_for(bytes, GLAKE_MAX_PACKET_BYTES + 1, false);
 	closed_for(bytes, sizeof(bytes), true);
 	harness_wait_log(&harness, "too long");
-	stop();
 }
 END_TEST
 
@@ -116,9 +90,8 @@ static void send_empty_packet(struct harness *h, void *user)
 
 START_TEST(empty_packet_ends_the_session)
 {
-	start();
+	world_begin_as(&quiet);
 	harness_in_child(&harness, send_empty_packet, NULL);
-	stop();
 }
 END_TEST
 
@@ -135,7 +108,7 @@ START_TEST(crowd_of_fields_closes_the_session)
 	};
 	enum { N = 30000 };
 	static uint8_t bytes[GLAKE_MAX_PACKET_BYTES];
-	start();
+	world_begin_as(&quiet);
 	for (size_t i = 0; i < n_elements(cases); i++) {
 		size_t n_bytes = 0;
 		/* Its id, the tag of the body in two bytes as it may be, and the length in three. */
@@ -154,7 +127,6 @@ START_TEST(crowd_of_fields_closes_the_session)
 	}
 	harness_wait_log(&harness, "fields");
 	ck_assert_uint_eq(harness_n_log_lines(&harness, "closed: "), n_elements(cases));
-	stop();
 }
 END_TEST
 
@@ -166,9 +138,8 @@ START_TEST(request_without_id_closes_the_session)
 	request.body_case = GLAKE__WIRE__REQUEST__BODY_PING;
 	request.ping = &ping;
 	size_t n_bytes = glake__wire__request__pack(&request, bytes);
-	start();
+	world_begin_as(&quiet);
 	closed_for(bytes, n_bytes, true);
-	stop();
 }
 END_TEST
 
@@ -215,7 +186,7 @@ static size_t pack_model_open(uint8_t *bytes)
 START_TEST(every_prefix_and_flipped_bit_is_survived)
 {
 	uint8_t bytes[256];
-	start();
+	world_begin_as(&quiet);
 	size_t n_bytes = pack_model_open(bytes);
 	for (size_t n = 1; n < n_bytes; n++) {
 		int connection = connection_hello(&harness);
@@ -231,7 +202,6 @@ START_TEST(every_prefix_and_flipped_bit_is_survived)
 		answered_or_closed(connection);
 		connection_close(&connection);
 	}
-	stop();
 }
 END_TEST
 
@@ -240,7 +210,7 @@ START_TEST(names_of_bad_text_are_survived)
 	static const char *const names[] = {
 		"\xff\xfe", "a\nb\x1b[31m<3>forged", "\xe2\x82", "\xc0\x80", "", "%s%n%s",
 	};
-	start();
+	world_begin_as(&quiet);
 	for (size_t i = 0; i < n_elements(names); i++) {
 		int connection = connection_open(&harness);
 		Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
@@ -263,7 +233,6 @@ START_TEST(names_of_bad_text_are_survived)
 	}
 	ck_assert_uint_eq(harness_n_log_lines(&harness, "\n<3>"), 0);
 	ck_assert_uint_eq(harness_n_log_lines(&harness, "\x1b"), 0);
-	stop();
 }
 END_TEST
 
@@ -272,7 +241,7 @@ END_TEST
 START_TEST(wrong_version_is_told_and_closed)
 {
 	static const uint32_t versions[] = {0, GLAKE_WIRE_VERSION + 1, UINT32_MAX};
-	start();
+	world_begin_as(&quiet);
 	for (size_t i = 0; i < n_elements(versions); i++) {
 		int connection = connection_open(&harness);
 		ck_assert_int_eq(connection_greet(connection, versions[i]),
@@ -280,7 +249,6 @@ START_TEST(wrong_version_is_told_and_closed)
 		connection_expect_closed(connection);
 		connection_close(&connection);
 	}
-	stop();
 }
 END_TEST
 
@@ -289,25 +257,23 @@ START_TEST(requests_before_hello_are_refused)
 	struct fdlist fds;
 	uint64_t id;
 	fdlist_init(&fds);
-	start();
+	world_begin_as(&quiet);
 	int connection = connection_open(&harness);
 	ck_assert_int_eq(connection_alloc(connection, 0, CHUNK_BYTES, 1, &id, &fds),
 	                 GLAKE__WIRE__STATUS__BAD_REQUEST);
 	connection_expect_closed(connection);
 	connection_close(&connection);
-	stop();
 }
 END_TEST
 
 START_TEST(second_hello_is_refused)
 {
-	start();
+	world_begin_as(&quiet);
 	int connection = connection_hello(&harness);
 	ck_assert_int_eq(connection_greet(connection, GLAKE_WIRE_VERSION),
 	                 GLAKE__WIRE__STATUS__BAD_REQUEST);
 	connection_ping(connection);
 	connection_close(&connection);
-	stop();
 }
 END_TEST
 
@@ -324,7 +290,7 @@ static void expect_unknown_refused(int connection)
 
 START_TEST(unknown_request_before_hello_closes_too)
 {
-	start();
+	world_begin_as(&quiet);
 	uint64_t n_bad = connection_counter(witness, "sessions_bad");
 	int connection = connection_open(&harness);
 	expect_unknown_refused(connection);
@@ -332,18 +298,16 @@ START_TEST(unknown_request_before_hello_closes_too)
 	connection_close(&connection);
 	/* At once, and not because no Hello came in time. */
 	ck_assert_uint_eq(connection_counter(witness, "sessions_bad"), n_bad);
-	stop();
 }
 END_TEST
 
 START_TEST(unknown_request_is_refused_and_the_session_goes_on)
 {
-	start();
+	world_begin_as(&quiet);
 	int connection = connection_hello(&harness);
 	expect_unknown_refused(connection);
 	connection_ping(connection);
 	connection_close(&connection);
-	stop();
 }
 END_TEST
 
@@ -373,7 +337,7 @@ START_TEST(impossible_sizes_are_refused)
 	struct fdlist fds;
 	uint64_t ids[256];
 	fdlist_init(&fds);
-	start();
+	world_begin_as(&quiet);
 	int connection = connection_hello(&harness);
 	for (size_t i = 0; i < n_elements(cases); i++) {
 		Glake__Wire__Status status = connection_alloc(connection, cases[i].device,
@@ -386,13 +350,12 @@ START_TEST(impossible_sizes_are_refused)
 	ck_assert_uint_eq(fds.n_fds, 100);
 	fdlist_deinit(&fds);
 	connection_close(&connection);
-	stop();
 }
 END_TEST
 
 START_TEST(a_refusal_names_the_bytes_of_the_whole_request)
 {
-	start();
+	world_begin_as(&quiet);
 	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
 	Glake__Wire__ChunkAlloc body = GLAKE__WIRE__CHUNK_ALLOC__INIT;
 	body.device = 1;
@@ -404,7 +367,6 @@ START_TEST(a_refusal_names_the_bytes_of_the_whole_request)
 	ck_assert_int_eq(answer->status, GLAKE__WIRE__STATUS__NO_DEVICE_MEMORY);
 	ck_assert_msg(strstr(answer->error, " 530579456 bytes"), "%s", answer->error);
 	connection_free(answer);
-	stop();
 }
 END_TEST
 
@@ -441,7 +403,7 @@ START_TEST(the_last_chunk_may_be_another_size)
 		{3 * CHUNK_BYTES, 1, GLAKE__WIRE__STATUS__OK},
 		{3 * CHUNK_BYTES, 3, GLAKE__WIRE__STATUS__OK},
 	};
-	start();
+	world_begin_as(&quiet);
 	int connection = connection_hello(&harness);
 	for (size_t i = 0; i < n_elements(cases); i++) {
 		struct fdlist fds;
@@ -466,7 +428,6 @@ START_TEST(the_last_chunk_may_be_another_size)
 		connection_free(answer);
 	}
 	connection_close(&connection);
-	stop();
 }
 END_TEST
 
@@ -508,7 +469,7 @@ START_TEST(fds_with_a_request_that_takes_none_are_closed)
 	for (size_t i = 0; i < n_elements(fds); i++) {
 		fds[i] = null_fd;
 	}
-	start();
+	world_begin_as(&quiet);
 	int connection = connection_hello(&harness);
 	for (unsigned i = 0; i < 20; i++) {
 		request.id = 0;
@@ -518,9 +479,8 @@ START_TEST(fds_with_a_request_that_takes_none_are_closed)
 		                 GLAKE__WIRE__STATUS__BAD_REQUEST);
 	}
 	connection_ping(connection);
-	harness_wait_n_fds(&harness, n_fds_before + 1);
+	world_wait_n_fds(1);
 	connection_close(&connection);
-	stop();
 }
 END_TEST
 
@@ -535,15 +495,12 @@ START_TEST(fds_that_glaked_has_no_room_for_are_refused)
 		fds[i] = null_fd;
 	}
 	options.max_fds = 100;
-	harness_start(&harness, &options);
-	witness = connection_hello(&harness);
-	n_fds_before = harness_settle_n_fds(&harness);
+	world_begin_as(&options);
 	for (unsigned i = 0; i < 3; i++) {
 		ck_assert_int_eq(open_model(witness, N, fds, N), GLAKE__WIRE__STATUS__NO_FDS);
 		connection_ping(witness);
-		harness_wait_n_fds(&harness, n_fds_before);
+		world_wait_n_fds(0);
 	}
-	stop();
 }
 END_TEST
 
@@ -555,7 +512,7 @@ START_TEST(garbage_with_fds_leaks_none)
 	for (size_t i = 0; i < n_elements(fds); i++) {
 		fds[i] = null_fd;
 	}
-	start();
+	world_begin_as(&quiet);
 	for (unsigned i = 0; i < 20; i++) {
 		int connection = connection_hello(&harness);
 		ck_assert_int_eq(connection_send_bytes(connection, bytes, sizeof(bytes), fds,
@@ -564,7 +521,6 @@ START_TEST(garbage_with_fds_leaks_none)
 		connection_expect_closed(connection);
 		connection_close(&connection);
 	}
-	stop();
 }
 END_TEST
 
@@ -575,7 +531,7 @@ START_TEST(too_few_and_too_many_files_are_refused)
 	for (size_t i = 0; i < n_elements(fds); i++) {
 		fds[i] = null_fd;
 	}
-	start();
+	world_begin_as(&quiet);
 	int connection = connection_hello(&harness);
 	static const struct {
 		size_t n_files;
@@ -589,7 +545,6 @@ START_TEST(too_few_and_too_many_files_are_refused)
 	}
 	connection_ping(connection);
 	connection_close(&connection);
-	stop();
 }
 END_TEST
 
@@ -604,7 +559,7 @@ START_TEST(fds_of_the_wrong_kind_are_refused)
 {
 	int pipe_ends[2];
 	int pair[2];
-	start();
+	world_begin_as(&quiet);
 	ck_assert_int_eq(pipe2(pipe_ends, O_CLOEXEC), 0);
 	ck_assert_int_eq(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair), 0);
 	int connection = connection_hello(&harness);
@@ -632,7 +587,6 @@ START_TEST(fds_of_the_wrong_kind_are_refused)
 	fd_close(&pair[1]);
 	connection_ping(connection);
 	connection_close(&connection);
-	stop();
 }
 END_TEST
 
@@ -649,7 +603,7 @@ START_TEST(files_of_bad_content_are_refused)
 		{"\x08\0\0\0\0\0\0\0{}    ", 14},
 		{"\xff\xff\xff\xff\xff\xff\xff\xff{}", 10},
 	};
-	start();
+	world_begin_as(&quiet);
 	int connection = connection_hello(&harness);
 	for (size_t i = 0; i < n_elements(contents); i++) {
 		cleanup_fd int fd = memfd_create("model", MFD_CLOEXEC);
@@ -662,8 +616,6 @@ START_TEST(files_of_bad_content_are_refused)
 	connection_ping(connection);
 	connection_close(&connection);
 	/* The mover was started: it and its socket are there to stay. */
-	n_fds_before = harness_settle_n_fds(&harness);
-	stop();
 }
 END_TEST
 
@@ -735,7 +687,7 @@ START_TEST(chunks_of_another_session_are_out_of_reach)
 	uint64_t ids[4];
 	uint64_t mixed[2];
 	fdlist_init(&fds);
-	start();
+	world_begin_as(&quiet);
 	int thief = connection_hello(&harness);
 	ck_assert_int_eq(connection_alloc(witness, 0, CHUNK_BYTES, 3, ids, &fds),
 	                 GLAKE__WIRE__STATUS__OK);
@@ -759,7 +711,6 @@ START_TEST(chunks_of_another_session_are_out_of_reach)
 	ck_assert_int_eq(free_chunks(thief, &ids[3], 1), GLAKE__WIRE__STATUS__BAD_REQUEST);
 	ck_assert_int_eq(free_chunks(witness, ids, 3), GLAKE__WIRE__STATUS__OK);
 	connection_close(&thief);
-	stop();
 }
 END_TEST
 
@@ -809,7 +760,7 @@ START_TEST(a_ticket_is_for_what_was_named)
 	uint64_t again = 0;
 	struct fdlist fds;
 	fdlist_init(&fds);
-	start();
+	world_begin_as(&quiet);
 	int thief = connection_hello(&harness);
 	ck_assert_int_eq(connection_alloc(witness, 0, CHUNK_BYTES, 3, ids, &fds),
 	                 GLAKE__WIRE__STATUS__OK);
@@ -830,7 +781,6 @@ START_TEST(a_ticket_is_for_what_was_named)
 	ck_assert_int_eq(share_chunks(witness, &ids[1], 2, NULL), GLAKE__WIRE__STATUS__BAD_REQUEST);
 	ck_assert_int_eq(free_chunks(witness, ids, 3), GLAKE__WIRE__STATUS__OK);
 	connection_close(&thief);
-	stop();
 }
 END_TEST
 
@@ -844,8 +794,9 @@ static Glake__Wire__Answer *list_sessions(const Glake__Wire__SessionInfo **last_
 	Glake__Wire__Answer *answer = connection_call(witness, &request, NULL, 0, NULL);
 	const Glake__Wire__SessionListAnswer *list = answer->session_list;
 	ck_assert_int_eq(answer->body_case, GLAKE__WIRE__ANSWER__BODY_SESSION_LIST);
-	ck_assert_uint_eq(list->n_sessions, 2);
-	*last_out = list->sessions[1];
+	/* The eye, the witness, and that one. */
+	ck_assert_uint_eq(list->n_sessions, 3);
+	*last_out = list->sessions[2];
 	return answer;
 }
 
@@ -858,11 +809,11 @@ START_TEST(a_wrong_name_tells_nothing)
 	char text[256];
 	struct fdlist fds;
 	fdlist_init(&fds);
-	start();
+	world_begin_as(&quiet);
 	const Glake__Wire__SessionInfo *info;
 	int thief = connection_hello(&harness);
 	Glake__Wire__Answer *list = list_sessions(&info);
-	uint64_t owner = list->session_list->sessions[0]->session;
+	uint64_t owner = list->session_list->sessions[1]->session;
 	connection_free(list);
 	ck_assert_int_eq(connection_alloc(witness, 0, CHUNK_BYTES, 2, ids, &fds),
 	                 GLAKE__WIRE__STATUS__OK);
@@ -908,14 +859,13 @@ START_TEST(a_wrong_name_tells_nothing)
 		ck_assert_int_eq(open_chunks(thief, &body, text), GLAKE__WIRE__STATUS__BAD_REQUEST);
 	}
 	connection_close(&thief);
-	stop();
 }
 END_TEST
 
 START_TEST(ids_that_nobody_has_are_refused)
 {
 	static const uint64_t ids[] = {0, 1, 2, 3, UINT32_MAX, 1ull << 63, UINT64_MAX};
-	start();
+	world_begin_as(&quiet);
 	int connection = connection_hello(&harness);
 	for (size_t i = 0; i < n_elements(ids); i++) {
 		uint64_t id = ids[i];
@@ -927,7 +877,6 @@ START_TEST(ids_that_nobody_has_are_refused)
 		ck_assert_int_eq(release_block(connection, id), GLAKE__WIRE__STATUS__BAD_REQUEST);
 	}
 	connection_close(&connection);
-	stop();
 }
 END_TEST
 
@@ -946,7 +895,7 @@ START_TEST(reports_are_cut_or_refused)
 	static Glake__Wire__DriverMemory *list[MANY];
 	const Glake__Wire__SessionInfo *info;
 	Glake__Wire__UsageReport report = GLAKE__WIRE__USAGE_REPORT__INIT;
-	start();
+	world_begin_as(&quiet);
 	int connection = connection_hello(&harness);
 	for (uint32_t i = 0; i < MANY; i++) {
 		glake__wire__driver_memory__init(&rows[i]);
@@ -997,7 +946,6 @@ START_TEST(reports_are_cut_or_refused)
 	ck_assert_uint_eq(info->n_devices, 0);
 	connection_free(answer);
 	connection_close(&connection);
-	stop();
 }
 END_TEST
 
@@ -1006,7 +954,7 @@ START_TEST(one_id_given_twice_is_freed_once)
 	struct fdlist fds;
 	uint64_t ids[3];
 	fdlist_init(&fds);
-	start();
+	world_begin_as(&quiet);
 	int connection = connection_hello(&harness);
 	ck_assert_int_eq(connection_alloc(connection, 0, CHUNK_BYTES, 2, ids, &fds),
 	                 GLAKE__WIRE__STATUS__OK);
@@ -1016,7 +964,6 @@ START_TEST(one_id_given_twice_is_freed_once)
 	ck_assert(status == GLAKE__WIRE__STATUS__OK || status == GLAKE__WIRE__STATUS__BAD_REQUEST);
 	connection_ping(connection);
 	connection_close(&connection);
-	stop();
 }
 END_TEST
 
@@ -1026,7 +973,7 @@ START_TEST(models_of_another_session_are_out_of_reach)
 		{.name = "w", .dtype = "F32", .n_dims = 2, .shape = {1024, 1024}, .seed = 5},
 	};
 	char path[HARNESS_PATH_BYTES + 16];
-	start();
+	world_begin_as(&quiet);
 	snprintf(path, sizeof(path), "%s/m.safetensors", harness.folder);
 	model_file_write(path, tensors, n_elements(tensors));
 	cleanup_fd int fd = model_file_open(path);
@@ -1049,8 +996,6 @@ START_TEST(models_of_another_session_are_out_of_reach)
 	ck_assert_int_eq(touch_model(witness, model), GLAKE__WIRE__STATUS__OK);
 	ck_assert_int_eq(close_model(witness, model), GLAKE__WIRE__STATUS__OK);
 	ck_assert_int_eq(touch_model(witness, model), GLAKE__WIRE__STATUS__BAD_REQUEST);
-	n_fds_before = harness_settle_n_fds(&harness);
-	stop();
 }
 END_TEST
 
@@ -1061,7 +1006,7 @@ START_TEST(pages_behind_the_end_are_empty)
 	};
 	static const uint64_t firsts[] = {0, 1, 2, UINT32_MAX, UINT64_MAX};
 	char path[HARNESS_PATH_BYTES + 16];
-	start();
+	world_begin_as(&quiet);
 	snprintf(path, sizeof(path), "%s/m.safetensors", harness.folder);
 	model_file_write(path, tensors, n_elements(tensors));
 	cleanup_fd int fd = model_file_open(path);
@@ -1083,8 +1028,6 @@ START_TEST(pages_behind_the_end_are_empty)
 		ck_assert_uint_eq(answer->model_tensors->next, 0);
 		connection_free(answer);
 	}
-	n_fds_before = harness_settle_n_fds(&harness);
-	stop();
 }
 END_TEST
 
