@@ -81,7 +81,7 @@ FUZZERS := $(call programs,tests/fuzz/fuzz_*.c)
 FORMATTED := $(wildcard $(addsuffix /*.[ch],proto daemon $(DAEMON_FOLDERS) daemon/keeper daemon/mover libclient \
 	$(CLIENT_FOLDERS) libclient/ctl \
 	tests/harness tests/unit tests/integration tests/gpu tests/bench tests/fuzz tests/demo \
-	tests/cudasim tests/nvmlsim tests shim shim/nvml shim/run tests/shim))
+	tests/cudasim tests/nvmlsim tests/clocksim tests shim shim/nvml shim/run tests/shim))
 
 .PHONY: help all daemon lib shim ctl cudasim tests deps test check run-tests run-c-tests demo bench \
 	check-asan check-tsan check-gpu fuzz format format-check check-layers install dist clean ci
@@ -230,6 +230,13 @@ $(B)/cudasim/libcuda.so.1: $(CUDASIM_OBJ)
 	$(call say,LD,$@)
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(LDFLAGS) -shared -Wl,-soname,libcuda.so.1 -o $@ $^ -lxxhash -lpthread
+
+# A faster clock, for the tests of what takes its time.
+$(B)/clocksim.so: $(B)/obj/tests/clocksim/clocksim.o
+	$(call say,LD,$@)
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(LDFLAGS) -shared -o $@ $< -ldl
+$(filter $(B)/tests/integration/%,$(TESTS)): | $(B)/clocksim.so
 
 # What the device's own books say, for the tests that are about them.
 $(B)/nvmlsim/libnvidia-ml.so.1: $(B)/obj/tests/nvmlsim/nvmlsim.o

@@ -132,6 +132,18 @@ static int bind_to(int type, const char *path)
 	return fd;
 }
 
+void harness_preload(const char *path)
+{
+	char value[PATH_MAX * 2];
+	const char *before = getenv("LD_PRELOAD");
+	snprintf(value, sizeof(value), "%s%s%s", before ? before : "", before ? ":" : "", path);
+	setenv("LD_PRELOAD", value, 1);
+	/* It comes before the sanitizer's library, and does not mind. */
+	before = getenv("ASAN_OPTIONS");
+	snprintf(value, sizeof(value), "%s:verify_asan_link_order=0", before ? before : "");
+	setenv("ASAN_OPTIONS", value, 1);
+}
+
 void harness_environment(const struct harness *harness)
 {
 	char path[PATH_MAX];
@@ -141,6 +153,8 @@ void harness_environment(const struct harness *harness)
 	setenv("CUDASIM_DEVICES", harness->options.devices, 1);
 	snprintf(path, sizeof(path), "%s/cudasim/libcuda.so.1", build_folder());
 	setenv("GLAKE_LIBCUDA", path, 0);
+	snprintf(path, sizeof(path), "%u", harness->options.speed);
+	setenv("CLOCKSIM_SPEED", path, 1);
 	unsetenv("CUDASIM_FAULT");
 	unsetenv("CUDASIM_FAULT_FILE");
 }
@@ -151,6 +165,10 @@ static void set_environment(const struct harness *harness)
 	harness_environment(harness);
 	if (harness->options.faults) {
 		setenv("CUDASIM_FAULT", harness->options.faults, 1);
+	}
+	if (harness->options.speed) {
+		snprintf(path, sizeof(path), "%s/clocksim.so", build_folder());
+		harness_preload(path);
 	}
 	in_folder(harness, ".faults", path);
 	setenv("CUDASIM_FAULT_FILE", path, 1);

@@ -37,6 +37,7 @@ struct harness_options {
 	uid_t uid;              /* of glaked, and its gid; 0 = as the test. Needs root */
 	int stderr_fd;          /* of glaked; 0 = into the log file */
 	bool has_witness;       /* see world.h */
+	unsigned speed;         /* of glaked's clock, and of programs: tests/clocksim; 0 = 1 */
 	const char *const *env; /* more "NAME=value", ended by NULL; NULL = none */
 };
 
@@ -60,6 +61,9 @@ void harness_end(struct harness *harness);
 
 /* The same; then the folder goes. */
 void harness_stop(struct harness *harness);
+
+/* Preload @path, too, into what this process executes. */
+void harness_preload(const char *path);
 
 /* Let this process and its children find @harness's glaked and the simulation it is on. */
 void harness_environment(const struct harness *harness);

@@ -33,19 +33,6 @@ const char *run_in_build(const char *name)
 	return path;
 }
 
-static void set_preload(void)
-{
-	char value[PATH_MAX * 2];
-	const char *preload = getenv("LD_PRELOAD");
-	snprintf(value, sizeof(value), "%s%s%s", preload ? preload : "", preload ? ":" : "",
-	         run_in_build("lib/glake/libglake-shim.so"));
-	setenv("LD_PRELOAD", value, 1);
-	/* The shim comes before the sanitizer's library, and does not mind. */
-	snprintf(value, sizeof(value), "%s:verify_asan_link_order=0",
-	         getenv("ASAN_OPTIONS") ? getenv("ASAN_OPTIONS") : "");
-	setenv("ASAN_OPTIONS", value, 1);
-}
-
 void run_start(struct run *run, const char *extra, ...)
 {
 	char *arguments[MAX_ARGUMENTS + 1] = {NULL};
@@ -71,7 +58,10 @@ void run_start(struct run *run, const char *extra, ...)
 		dup2(to_child[0], STDIN_FILENO);
 		dup2(from_child[1], STDOUT_FILENO);
 		dup2(from_child[1], STDERR_FILENO);
-		set_preload();
+		if (atoi(getenv("CLOCKSIM_SPEED") ? getenv("CLOCKSIM_SPEED") : "0") > 0) {
+			harness_preload(run_in_build("clocksim.so"));
+		}
+		harness_preload(run_in_build("lib/glake/libglake-shim.so"));
 		if (extra) {
 			putenv((char *)extra);
 		}

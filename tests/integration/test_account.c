@@ -44,7 +44,7 @@ static void begin(void)
 	snprintf(env[1], sizeof(env[1]), "NVMLSIM_DEVICES=%s=104857600", UUID_0);
 	snprintf(env[2], sizeof(env[2]), "NVMLSIM_PROCESSES=%s", processes_path);
 	set_processes("%s", "");
-	world_begin(.config = WORLD_CONFIG, .devices = "2x256MiB", .env = list);
+	world_begin(.config = WORLD_CONFIG, .devices = "2x256MiB", .env = list, .speed = 5);
 }
 
 static void end(void)

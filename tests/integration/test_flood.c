@@ -179,7 +179,7 @@ END_TEST
 
 START_TEST(the_watchdog_is_fed_in_a_flood)
 {
-	static const char *const env[] = {"WATCHDOG_USEC=4000000", NULL};
+	static const char *const env[] = {"WATCHDOG_USEC=1000000", NULL};
 	struct harness_options options = quiet;
 	if (!harness_is_root()) {
 		return;

@@ -411,17 +411,17 @@ static unsigned count_notified(const char *words, unsigned ms)
 
 START_TEST(the_watchdog_is_fed)
 {
-	static const char *const env[] = {"WATCHDOG_USEC=400000", NULL};
+	static const char *const env[] = {"WATCHDOG_USEC=200000", NULL};
 	world_begin_unseen(.env = env);
 	for (int i = 0; i < 3; i++) {
 		harness_wait_notified(&harness, "\nWATCHDOG=1\n");
 	}
 	/* In half of the time, not all the time. */
-	ck_assert_uint_le(count_notified("WATCHDOG=1", 1000), 7);
+	ck_assert_uint_le(count_notified("WATCHDOG=1", 500), 7);
 	/* Not by a loop that does not turn. */
 	harness_signal(&harness, SIGSTOP);
 	count_notified("WATCHDOG=1", 50);
-	ck_assert_uint_eq(count_notified("WATCHDOG=1", 500), 0);
+	ck_assert_uint_eq(count_notified("WATCHDOG=1", 250), 0);
 	harness_signal(&harness, SIGCONT);
 	harness_wait_notified(&harness, "\nWATCHDOG=1\n");
 }

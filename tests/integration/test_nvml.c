@@ -13,6 +13,8 @@
 /* The simulated device 1, as NVML would write it. */
 #define UUID_1 "GPU-63756461-7369-6d2d-7575-69642d9a5e01"
 
+#define SPEED 5
+
 static char library[HARNESS_PATH_BYTES];
 static char calls_path[HARNESS_PATH_BYTES];
 
@@ -32,7 +34,7 @@ static void begin(const char *devices, const char *more)
 	snprintf(env[1], sizeof(env[1]), "NVMLSIM_DEVICES=%s", devices);
 	snprintf(env[2], sizeof(env[2]), "NVMLSIM_LOG=%s", calls_path);
 	snprintf(env[3], sizeof(env[3]), "%s", more);
-	world_begin(.config = "pool = ();", .env = list);
+	world_begin(.config = "pool = ();", .env = list, .speed = SPEED);
 }
 
 /* The lines that nvmlsim wrote, once; "" while it has made the file but not yet written. */
@@ -135,7 +137,7 @@ START_TEST(nvml_that_does_not_start_is_told_once_and_not_asked_again)
 	harness_wait_log(&harness,
 	                 "cannot tell the use of the devices: nvmlInit: Driver Not Loaded");
 	/* Past the next asking. */
-	harness_sleep_ms(6500);
+	harness_sleep_ms(6500 / SPEED);
 	ck_assert_uint_eq(harness_n_log_lines(&harness, "cannot tell the use of the devices"), 1);
 	ck_assert_str_eq(calls(), "init\n");
 }

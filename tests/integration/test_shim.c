@@ -281,7 +281,7 @@ END_TEST
 START_TEST(streams_may_go)
 {
 	struct run run;
-	world_begin(.config = "warm_bytes = \"0\";");
+	world_begin(.config = "warm_bytes = \"0\";", .speed = 5);
 	run_start(&run, NULL, run_in_build(PROGRAM), "dlsym", "async_streams", NULL);
 	run_read(&run, "ready");
 	run_expect(&run, "owned 200 passed 0 refused 0 connects 1 live 0");
@@ -358,7 +358,7 @@ END_TEST
 START_TEST(streams_outlive_glaked)
 {
 	struct run run;
-	world_begin();
+	world_begin(.speed = 5);
 	run_start(&run, NULL, run_in_build(PROGRAM), "dlsym", "async_steps", NULL);
 	run_read(&run, "ready");
 	run_expect(&run, "owned 2 passed 0 refused 0 connects 1");
@@ -367,7 +367,7 @@ START_TEST(streams_outlive_glaked)
 	run_read(&run, "ready");
 	run_expect(&run, "owned 2 passed 1 refused 0 connects 1");
 	world_restart();
-	harness_sleep_ms(1100);
+	harness_sleep_ms(1100 / 5);
 	run_continue(&run);
 	run_end_well(&run);
 	run_expect(&run, "owned 3 passed 1 refused 0 connects 2 live 0");
@@ -547,7 +547,7 @@ END_TEST
 START_TEST(warm_memory_comes_back_on_demand)
 {
 	struct run sleeper;
-	world_begin(.config = "pool = (); pressure = \"wait\"; wait_ms = 3000;");
+	world_begin(.config = "pool = (); pressure = \"wait\"; wait_ms = 3000;", .speed = 5);
 	run_start(&sleeper, NULL, run_in_build(PROGRAM), "dlsym", "idle", "104857600", NULL);
 	run_read(&sleeper, "ready");
 	run_scenario(PROGRAM, "dlsym", "greedy", "20971520", "got 251658240 ");
@@ -588,7 +588,7 @@ END_TEST
 START_TEST(glaked_dies_and_comes_back)
 {
 	struct run run;
-	world_begin();
+	world_begin(.speed = 5);
 	run_start(&run, NULL, run_in_build(PROGRAM), "dlsym", "steps", "4", NULL);
 	run_read(&run, "ready");
 	run_expect(&run, "result 0 owned 1 passed 0 refused 0 connects 1");
@@ -597,7 +597,7 @@ START_TEST(glaked_dies_and_comes_back)
 	run_read(&run, "ready");
 	run_expect(&run, "result 0 owned 1 passed 1 refused 0 connects 1");
 	world_restart();
-	harness_sleep_ms(1100);
+	harness_sleep_ms(1100 / 5);
 	run_continue(&run);
 	run_read(&run, "ready");
 	run_expect(&run, "result 0 owned 2 passed 1 refused 0 connects 2");

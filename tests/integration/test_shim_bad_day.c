@@ -262,7 +262,7 @@ END_TEST
 START_TEST(a_stopped_glaked_is_done_without)
 {
 	struct run run;
-	world_begin();
+	world_begin(.speed = 5);
 	harness_signal(&harness, SIGSTOP);
 	run_start(&run, NULL, run_in_build(PROGRAM), "dlsym", "steps", "1", NULL);
 	run_read(&run, "ready");
@@ -399,12 +399,12 @@ END_TEST
 START_TEST(the_driver_ends_when_we_have)
 {
 	struct run run;
-	world_begin();
+	world_begin(.speed = 5);
 	run_start(&run, "CUDASIM_FAULT=cuMemUnmap:*:slow=1000", run_in_build(PROGRAM), "dlsym",
 	          "exits", "6291456", NULL);
 	run_read(&run, "ready");
 	harness_kill(&harness);
-	harness_sleep_ms(300);
+	harness_sleep_ms(300 / 5);
 	run_continue(&run);
 	run_end_well(&run);
 }

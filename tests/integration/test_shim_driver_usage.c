@@ -81,7 +81,7 @@ START_TEST(managed_memory_and_arrays_are_told)
 {
 	struct run run;
 	struct glake_device_status device;
-	world_begin(.config = "pool = ();");
+	world_begin(.config = "pool = ();", .speed = 5);
 	/* It has nothing of glaked, and is seen all the same. */
 	run_start(&run, NULL, PROGRAM, "managed", "arrays", "wait", "-managed", "-arrays", "wait",
 	          NULL);
@@ -103,7 +103,7 @@ END_TEST
 START_TEST(graphs_and_pools_are_asked_for)
 {
 	struct run run;
-	world_begin(.config = "pool = ();");
+	world_begin(.config = "pool = ();", .speed = 5);
 	run_start(&run, NULL, PROGRAM, "plain", "graph", "pool", "wait", "-pool", "-plain", "wait",
 	          NULL);
 	run_read(&run, "ready");
@@ -124,7 +124,7 @@ END_TEST
 START_TEST(what_is_left_to_the_driver_is_told)
 {
 	struct run run;
-	world_begin(.config = "pool = ();");
+	world_begin(.config = "pool = ();", .speed = 5);
 	/* 4 MiB, 1 MiB of rows, 2 MiB by handle; managed memory makes a session. */
 	run_start(&run, "GLAKE_SHIM_OWN=none", PROGRAM, "managed", "plain", "vmm", "pool", "wait",
 	          "-managed", "-plain", "-vmm", "-pool", "wait", NULL);
@@ -142,7 +142,7 @@ END_TEST
 static void go_with_context(const char *step)
 {
 	struct run run;
-	world_begin(.config = "pool = ();");
+	world_begin(.config = "pool = ();", .speed = 5);
 	run_start(&run, "GLAKE_SHIM_OWN=none", PROGRAM, step, "managed", "arrays", "plain", "vmm",
 	          "wait", "reset", "wait", NULL);
 	run_read(&run, "ready");
@@ -171,7 +171,7 @@ END_TEST
 START_TEST(without_glaked_all_works_as_before)
 {
 	struct run run;
-	world_begin(.config = "pool = ();");
+	world_begin(.config = "pool = ();", .speed = 5);
 	run_start(&run, "GLAKE_SOCKET=/nonexistent/glaked.sock", PROGRAM, "managed", "arrays",
 	          "plain", "vmm", "pool", "graph", "-managed", "-arrays", "-plain", "-vmm", "-pool",
 	          "managed", "arrays", "reset", NULL);
@@ -184,7 +184,7 @@ END_TEST
 START_TEST(asking_the_driver_ends_no_capture)
 {
 	struct run run;
-	world_begin(.config = "pool = ();");
+	world_begin(.config = "pool = ();", .speed = 5);
 	run_start(&run, "CUDASIM_FAULT=cuDeviceGetGraphMemAttribute:*:slow=3000", PROGRAM, "pool",
 	          "managed", "capture", "wait", NULL);
 	run_read(&run, "ready");
@@ -200,7 +200,7 @@ START_TEST(glakectl_shows_it)
 	struct run run;
 	char command[1024];
 	char text[8192];
-	world_begin(.config = "pool = ();");
+	world_begin(.config = "pool = ();", .speed = 5);
 	run_start(&run, NULL, PROGRAM, "plain", "managed", "arrays", "wait", NULL);
 	run_read(&run, "ready");
 	wait_report(run.pid, 3 * MIB, ARRAYS, 0, 0);

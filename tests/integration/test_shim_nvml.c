@@ -298,9 +298,13 @@ END_TEST
 START_TEST(a_hung_glaked_is_left_alone)
 {
 	struct run run;
-	begin(QUOTA);
+	char preload[PATH_MAX + 16];
+	world_begin(.config = QUOTA, .speed = 5);
+	use_nvmlsim();
 	setenv("NVMLSIM_PROCESSES", GPU_0 ":self=1000", 1);
-	run_glake(&run, "A=B", PROGRAM, "init", "wait", "memory", NULL);
+	snprintf(preload, sizeof(preload), "LD_PRELOAD=%s", run_in_build("clocksim.so"));
+	run_start(&run, preload, run_in_build("bin/glake"), "run", "--optional", PROGRAM, "init",
+	          "wait", "memory", NULL);
 	run_read(&run, "ready");
 	uint64_t n_sessions = world_metric("sessions_total");
 	harness_signal(&harness, SIGSTOP);

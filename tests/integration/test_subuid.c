@@ -242,7 +242,7 @@ START_TEST(a_database_that_hangs_stops_nobody_else)
 		fuse_file_stop(&file);
 		return;
 	}
-	world_begin(.config = CONFIG);
+	world_begin(.config = CONFIG, .speed = 5);
 	int other = connection_hello(&harness);
 	int late = connect_as(HERS);
 	say_hello(late);

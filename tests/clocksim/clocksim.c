@@ -1,0 +1,131 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A faster clock for a program it is preloaded into: $CLOCKSIM_SPEED seconds pass in each. The
+ * monotonic clocks run faster, and what waits for so long, by them or by a timeout, ends sooner. So
+ * a test sees what comes after ten seconds of silence in one, and no product code knows of it.
+ *
+ * All processes with one speed have one time: it is the machine's, multiplied.
+ */
+#include <dlfcn.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <sys/epoll.h>
+#include <time.h>
+#include <unistd.h>
+
+#define EXPORT __attribute__((visibility("default")))
+/* Later than any monotonic time, and long ago by the calendar. */
+#define CALENDAR_S 1000000000
+
+#define REAL(name, version) \
+	static __typeof__(&name) real; \
+	if (!real) { \
+		real = (__typeof__(&name))dlvsym(RTLD_NEXT, #name, version); \
+	}
+
+static uint64_t speed(void)
+{
+	static uint64_t value;
+	if (value == 0) {
+		const char *text = getenv("CLOCKSIM_SPEED");
+		long number = text ? atol(text) : 1;
+		value = number > 0 ? (uint64_t)number : 1;
+	}
+	return value;
+}
+
+static uint64_t ns_of(const struct timespec *time)
+{
+	return (uint64_t)time->tv_sec * 1000000000 + (uint64_t)time->tv_nsec;
+}
+
+static struct timespec time_of(uint64_t ns)
+{
+	return (struct timespec){.tv_sec = (time_t)(ns / 1000000000),
+	                         .tv_nsec = (long)(ns % 1000000000)};
+}
+
+static struct timespec shorter(const struct timespec *time)
+{
+	return time_of((ns_of(time) + speed() - 1) / speed());
+}
+
+static int shorter_ms(int ms)
+{
+	return ms <= 0 ? ms : (int)(((uint64_t)ms + speed() - 1) / speed());
+}
+
+EXPORT int clock_gettime(clockid_t clock, struct timespec *time)
+{
+	REAL(clock_gettime, "GLIBC_2.17");
+	int r = real(clock, time);
+	if (r == 0 && (clock == CLOCK_MONOTONIC || clock == CLOCK_MONOTONIC_COARSE ||
+	               clock == CLOCK_MONOTONIC_RAW || clock == CLOCK_BOOTTIME)) {
+		*time = time_of(ns_of(time) * speed());
+	}
+	return r;
+}
+
+EXPORT int poll(struct pollfd *fds, nfds_t n_fds, int ms)
+{
+	REAL(poll, "GLIBC_2.2.5");
+	return real(fds, n_fds, shorter_ms(ms));
+}
+
+EXPORT int ppoll(struct pollfd *fds, nfds_t n_fds, const struct timespec *wait,
+                 const sigset_t *mask)
+{
+	REAL(ppoll, "GLIBC_2.4");
+	struct timespec less = wait ? shorter(wait) : (struct timespec){0};
+	return real(fds, n_fds, wait ? &less : NULL, mask);
+}
+
+EXPORT int epoll_wait(int fd, struct epoll_event *events, int n_events, int ms)
+{
+	REAL(epoll_wait, "GLIBC_2.3.2");
+	return real(fd, events, n_events, shorter_ms(ms));
+}
+
+EXPORT int epoll_pwait(int fd, struct epoll_event *events, int n_events, int ms,
+                       const sigset_t *mask)
+{
+	REAL(epoll_pwait, "GLIBC_2.6");
+	return real(fd, events, n_events, shorter_ms(ms), mask);
+}
+
+EXPORT int nanosleep(const struct timespec *wait, struct timespec *left)
+{
+	REAL(nanosleep, "GLIBC_2.2.5");
+	struct timespec less = shorter(wait);
+	return real(&less, left);
+}
+
+EXPORT int usleep(useconds_t us)
+{
+	struct timespec wait = time_of((uint64_t)us * 1000);
+	return nanosleep(&wait, NULL);
+}
+
+static struct timespec sooner(const struct timespec *end)
+{
+	return end->tv_sec < CALENDAR_S ? shorter(end) : *end;
+}
+
+EXPORT int pthread_cond_timedwait(pthread_cond_t *cond, pthread_mutex_t *mutex,
+                                  const struct timespec *end)
+{
+	REAL(pthread_cond_timedwait, "GLIBC_2.3.2");
+	struct timespec less = sooner(end);
+	return real(cond, mutex, &less);
+}
+
+EXPORT int pthread_cond_clockwait(pthread_cond_t *cond, pthread_mutex_t *mutex, clockid_t clock,
+                                  const struct timespec *end)
+{
+	REAL(pthread_cond_clockwait, "GLIBC_2.30");
+	struct timespec less = clock == CLOCK_MONOTONIC ? sooner(end) : *end;
+	return real(cond, mutex, clock, &less);
+}
