@@ -295,13 +295,38 @@ uint64_t holder_add_block(struct holder *holder, uint64_t request, struct block 
 	return held->id;
 }
 
+void holder_turn_block(struct holder *holder, struct held *held, struct block *block,
+                       bool was_known)
+{
+	struct device *device = block->chunk.device;
+	holder->devices[device->index].reserved_bytes -= block->chunk.bytes;
+	holder->n_held[HELD_CHUNK]--;
+	holder->n_held[HELD_BLOCK]++;
+	held->kind = HELD_BLOCK;
+	held->block = block;
+	held->admit = NULL;
+	held->was_chunk = true;
+	held->was_known = was_known;
+	count_shared(holder, device, block->chunk.bytes);
+}
+
+static void release_chunk(struct holder *holder, struct held *held)
+{
+	struct chunk *chunk = held->admit ? &held->admit->chunk : &held->chunk;
+	holder->devices[chunk->device->index].reserved_bytes -= chunk->bytes;
+	if (held->admit) {
+		admit_cancel(held->admit);
+	} else {
+		chunk_release(chunk);
+	}
+}
+
 void holder_release(struct holder *holder, struct held *held)
 {
 	struct store *store = holder->all->store;
 	switch (held->kind) {
 	case HELD_CHUNK:
-		holder->devices[held->chunk.device->index].reserved_bytes -= held->chunk.bytes;
-		chunk_release(&held->chunk);
+		release_chunk(holder, held);
 		break;
 	case HELD_MODEL:
 		uncount_shared(holder, held->model->device, held->model->span_bytes);
@@ -326,13 +351,6 @@ void holder_release_unanswered(struct holder *holder, const uint64_t *requests, 
 			}
 		}
 	}
-}
-
-void holder_drop_chunk(struct holder *holder, struct held *held, const struct device *device,
-                       uint64_t bytes)
-{
-	holder->devices[device->index].reserved_bytes -= bytes;
-	drop(holder, held);
 }
 
 /* ---- the end --------------------------------------------------------------------------------- */

@@ -30,6 +30,7 @@
 #include "daemon/base/log.h"
 #include "daemon/memory/chunk.h"
 #include "daemon/net/peer.h"
+#include "daemon/store/admit.h"
 #include "daemon/store/realm.h"
 #include "daemon/store/store.h"
 #include "proto/limits.h"
@@ -56,9 +57,11 @@ struct held {
 	UT_hash_handle hh; /* holder.held, by id */
 	uint64_t id;
 	enum held_kind kind;
-	uint64_t request; /* by which the client got it */
-	uint64_t ticket;  /* who knows it may open the chunk; 0: nobody else may */
-	bool is_busy;     /* the chunk is being published, and not here */
+	uint64_t request;    /* by which the client got it */
+	uint64_t ticket;     /* who knows it may open the chunk; 0: nobody else may */
+	struct admit *admit; /* the chunk is being published, and there; NULL: it is here */
+	bool was_chunk;      /* a block that was published, under its chunk's id */
+	bool was_known;      /* the same: with an equal block in the store */
 	union {
 		struct chunk chunk;  /* private */
 		struct model *model; /* held in the store */
@@ -177,14 +180,14 @@ int holder_add_chunks(struct holder *holder, uint64_t request, struct chunk *chu
 uint64_t holder_add_model(struct holder *holder, uint64_t request, struct model *model);
 uint64_t holder_add_block(struct holder *holder, uint64_t request, struct block *block);
 
+/* The chunk of @held, which was moved away, has become @block, used already. */
+void holder_turn_block(struct holder *holder, struct held *held, struct block *block,
+                       bool was_known);
+
 /* Give back what these requests brought: the client does not know of it. */
 void holder_release_unanswered(struct holder *holder, const uint64_t *requests, size_t n_requests);
 
-/* Give it back. @held is freed. */
+/* Give it back; its publication is cancelled. @held is freed. */
 void holder_release(struct holder *holder, struct held *held);
-
-/* The chunk of @held, of @bytes on @device, was moved away and is another's now. @held is freed. */
-void holder_drop_chunk(struct holder *holder, struct held *held, const struct device *device,
-                       uint64_t bytes);
 
 #endif

@@ -6,24 +6,25 @@
 #include "daemon/rpc/rpc_handlers.h"
 #include "proto/cleanup.h"
 
-/* A BlockPublish on its way. Any failure leaves the chunk private, as it was. */
+/*
+ * A BlockPublish on its way. Any failure leaves the chunk private, as it was. It is the holder's: a connection
+ * that is lost takes nothing along but the answer, for which the client repeats the request.
+ */
 struct publish {
-	struct pending pending;
+	struct pending pending; /* while is_awaited */
+	bool is_awaited;
 	struct admit admit;
-	struct held *private; /* busy, and without its chunk, until done or cancelled */
+	struct holder *holder; /* borrowed, as the next; both stay, or it is cancelled */
+	struct held *private;
 };
 
-static void answer_block(struct session *session, uint64_t id, struct block *block, bool was_known)
+static void answer_block(struct session *session, uint64_t request, uint64_t id,
+                         const struct block *block, bool was_known)
 {
 	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
 	Glake__Wire__BlockAnswer body = GLAKE__WIRE__BLOCK_ANSWER__INIT;
 	uint8_t digest[DIGEST_BYTES];
-	body.block = holder_add_block(session->holder, id, block);
-	if (!body.block) {
-		store_unuse_block(rpc_of(session)->store, block, session->holder->tenant->priority);
-		rpc_refuse(session, id, STATUS_NO_HOST_MEMORY, "glaked is out of host memory");
-		return;
-	}
+	body.block = id;
 	digest_to_bytes(&block->key.digest, digest);
 	body.digest.data = digest;
 	body.digest.len = sizeof(digest);
@@ -32,49 +33,105 @@ static void answer_block(struct session *session, uint64_t id, struct block *blo
 	body.was_known = was_known;
 	answer.body_case = GLAKE__WIRE__ANSWER__BODY_BLOCK;
 	answer.block = &body;
-	rpc_answer(session, id, &answer, &block->chunk.fd, 1);
+	rpc_answer(session, request, &answer, &block->chunk.fd, 1);
+}
+
+static void answer_published(struct session *session, uint64_t request, const struct held *held)
+{
+	answer_block(session, request, held->id, held->block, held->was_known);
+}
+
+static void take_back(struct publish *publish)
+{
+	publish->private->admit = NULL;
+	chunk_move(&publish->private->chunk, &publish->admit.chunk);
+}
+
+/* Nobody waits for the answer, or it is given now. Returns where to, or NULL. */
+static struct session *stop_waiting(struct publish *publish)
+{
+	if (!publish->is_awaited) {
+		return NULL;
+	}
+	publish->is_awaited = false;
+	session_end(&publish->pending);
+	return publish->pending.session;
 }
 
 static void on_admitted(struct admit *admit, const struct admit_result *result)
 {
 	struct publish *publish = container_of(admit, struct publish, admit);
-	struct held *private = publish->private;
-	struct session *session = publish->pending.session;
-	uint64_t id = publish->pending.request;
+	struct session *session = stop_waiting(publish);
+	struct held *held = publish->private;
 	struct block *block = result->block;
-	session_end(&publish->pending);
 	if (block) {
-		uint64_t bytes = block->chunk.bytes;
-		holder_drop_chunk(session->holder, private, block->chunk.device, bytes);
+		holder_turn_block(publish->holder, held, block, result->was_known);
 		block->is_published = !block->is_collision;
-		rpc_of(session)->stats->bytes_deduplicated += result->was_known ? bytes : 0;
-		answer_block(session, id, block, result->was_known);
-	} else {
-		private->is_busy = false;
-		chunk_move(&private->chunk, &admit->chunk);
-		rpc_refuse(session, id, result->status, "%s", result->error);
+		admit->context->store->stats->bytes_deduplicated += result->was_known
+		                                                            ? block->chunk.bytes
+		                                                            : 0;
+	} else if (admit->state == ADMIT_ENDED) {
+		take_back(publish);
+	}
+	if (session && block) {
+		answer_published(session, publish->pending.request, held);
+	} else if (session) {
+		rpc_refuse(session, publish->pending.request, result->status, "%s", result->error);
 	}
 }
 
 static void on_gone(struct admit *admit)
 {
-	free(container_of(admit, struct publish, admit));
+	struct publish *publish = container_of(admit, struct publish, admit);
+	if (admit->chunk.device) {
+		take_back(publish);
+	}
+	free(publish);
 }
 
 static const struct admit_ops admit_ops = {.done = on_admitted, .gone = on_gone};
 
-/* The session ends. What the mover has of its chunk stays charged until the mover has done with it. */
-static void cancel_publish(struct pending *pending)
+/* The session ends, and the holder perhaps. */
+static void cancel_wait(struct pending *pending)
 {
-	struct publish *publish = container_of(pending, struct publish, pending);
-	const struct chunk *chunk = &publish->admit.chunk;
-	holder_drop_chunk(pending->session->holder, publish->private, chunk->device, chunk->bytes);
-	admit_cancel(&publish->admit);
+	container_of(pending, struct publish, pending)->is_awaited = false;
+}
+
+/* Returns false after a refusal. */
+static bool wait_for(struct session *session, uint64_t request, struct publish *publish)
+{
+	publish->is_awaited = session_begin(session, &publish->pending, request, cancel_wait);
+	if (!publish->is_awaited) {
+		rpc_refuse(session, request, STATUS_BUSY, "too many requests under way");
+	}
+	return publish->is_awaited;
+}
+
+/* The answer to an earlier request was lost. Returns whether it was so. */
+static bool repeat(struct session *session, const request_t *request)
+{
+	const Glake__Wire__BlockPublish *body = request->block_publish;
+	const struct held *held = holder_find(session->holder, HELD_BLOCK, body->chunk);
+	if (held && held->was_chunk && held->block->content_bytes == body->content_bytes) {
+		answer_published(session, request->id, held);
+		return true;
+	}
+	held = holder_find(session->holder, HELD_CHUNK, body->chunk);
+	if (!held || !held->admit || held->admit->state == ADMIT_LEAVING ||
+	    held->admit->content_bytes != body->content_bytes) {
+		return false;
+	}
+	struct publish *publish = container_of(held->admit, struct publish, admit);
+	if (publish->is_awaited) {
+		return false;
+	}
+	wait_for(session, request->id, publish);
+	return true;
 }
 
 static const char *why_not(const struct held *private, uint64_t content_bytes)
 {
-	if (private->is_busy) {
+	if (private->admit) {
 		return "is being published already";
 	}
 	if (content_bytes == 0 || content_bytes > private->chunk.bytes) {
@@ -93,6 +150,9 @@ void rpc_block_publish(struct session *session, const request_t *request, struct
 {
 	const Glake__Wire__BlockPublish *body = request->block_publish;
 	struct held *private;
+	if (repeat(session, request)) {
+		return;
+	}
 	private = holder_find(session->holder, HELD_CHUNK, body->chunk);
 	const char *reason = private ? why_not(private, body->content_bytes) : "is not there";
 	if (reason) {
@@ -106,13 +166,13 @@ void rpc_block_publish(struct session *session, const request_t *request, struct
 		           "glaked is out of host memory");
 		return;
 	}
+	publish->holder = session->holder;
 	publish->private = private;
-	if (!session_begin(session, &publish->pending, request->id, cancel_publish)) {
+	if (!wait_for(session, request->id, publish)) {
 		free(publish);
-		rpc_refuse(session, request->id, STATUS_BUSY, "too many requests under way");
 		return;
 	}
-	private->is_busy = true;
+	private->admit = &publish->admit;
 	admit_start(&publish->admit, rpc_of(session)->admit_context, session->holder->realm,
 	            &private->chunk, body->content_bytes, NULL, &admit_ops);
 }
@@ -145,7 +205,14 @@ void rpc_block_lookup(struct session *session, const request_t *request, struct 
 		           session->holder->tenant->name);
 		return;
 	}
-	answer_block(session, request->id, block, true);
+	uint64_t id = holder_add_block(session->holder, request->id, block);
+	if (!id) {
+		store_unuse_block(rpc_of(session)->store, block, session->holder->tenant->priority);
+		rpc_refuse(session, request->id, STATUS_NO_HOST_MEMORY,
+		           "glaked is out of host memory");
+		return;
+	}
+	answer_block(session, request->id, id, block, true);
 }
 
 void rpc_block_release(struct session *session, const request_t *request, struct fdlist *fds)

@@ -128,6 +128,12 @@ void rpc_chunk_alloc(struct session *session, const request_t *request, struct f
 	}
 }
 
+/* Not if that has failed, and only a mover that cannot end still has the chunk. */
+static bool is_being_published(const struct held *private)
+{
+	return private->admit && private->admit->state != ADMIT_LEAVING;
+}
+
 void rpc_chunk_free(struct session *session, const request_t *request, struct fdlist *fds)
 {
 	const Glake__Wire__ChunkFree *body = request->chunk_free;
@@ -135,7 +141,7 @@ void rpc_chunk_free(struct session *session, const request_t *request, struct fd
 	/* All or none: look first. An id that stands there twice is found out on the way. */
 	for (size_t i = 0; i < body->n_ids; i++) {
 		private = holder_find(session->holder, HELD_CHUNK, body->ids[i]);
-		if (!private || private->is_busy) {
+		if (!private || is_being_published(private)) {
 			rpc_refuse(session, request->id, private ? STATUS_BUSY : STATUS_BAD_REQUEST,
 			           private ? "chunk %" PRIu64 " is being published"
 			                   : "there is no chunk %" PRIu64,
@@ -191,7 +197,7 @@ void rpc_chunk_share(struct session *session, const request_t *request, struct f
 			           body->ids[i]);
 			return;
 		}
-		if (privates[i]->is_busy) {
+		if (privates[i]->admit) {
 			rpc_refuse(session, request->id, STATUS_BUSY,
 			           "chunk %" PRIu64 " is being published", body->ids[i]);
 			return;
@@ -242,7 +248,7 @@ static const struct chunk *find_open_chunk(struct session *session, const reques
 		           "there is no such chunk %" PRIu64 " in this realm", id);
 		return NULL;
 	}
-	if (private->is_busy) {
+	if (private->admit) {
 		rpc_refuse(session, request->id, STATUS_BUSY,
 		           "chunk %" PRIu64 " is being published", id);
 		return NULL;

@@ -26,10 +26,18 @@ static void admit_set_state(struct admit *admit, enum admit_state state)
 
 /* ---- how it ends ------------------------------------------------------------------------------ */
 
+/* A program has the chunk mapped and goes on with it, if no block comes of it. */
+static bool is_programs(const struct admit *admit)
+{
+	return admit->chunk.use == CHUNK_PRIVATE;
+}
+
 /* It may be freed in here. */
 static void go(struct admit *admit)
 {
-	chunk_release(&admit->chunk);
+	if (!is_programs(admit)) {
+		chunk_release(&admit->chunk);
+	}
 	if (admit->candidate) {
 		store_end_compare(admit->context->store, admit->candidate);
 	}
@@ -100,15 +108,6 @@ static void seal_collision(struct admit *admit)
 	seal(admit, true);
 }
 
-/*
- * A program that has the chunk mapped goes on with it and pays for it, whatever a mover that cannot end still
- * has. Nobody else would pay for any other.
- */
-static bool is_programs(const struct admit *admit)
-{
-	return admit->chunk.use == CHUNK_PRIVATE;
-}
-
 /* ---- comparing -------------------------------------------------------------------------------- */
 
 static void on_compared(struct compare_job *job, bool equal)
@@ -144,10 +143,9 @@ static void on_compare_gone(struct mover_job *job)
 static void start_compare(struct admit *admit, struct block *candidate)
 {
 	const struct chunk *chunk = &admit->chunk;
-	admit->compare_job = (struct compare_job){
-		.job.on_failed = on_compare_failed,
-		.job.on_gone = is_programs(admit) ? NULL : on_compare_gone,
-		.on_compared = on_compared};
+	admit->compare_job = (struct compare_job){.job.on_failed = on_compare_failed,
+	                                          .job.on_gone = on_compare_gone,
+	                                          .on_compared = on_compared};
 	int r = mover_compare(admit->context->mover, &admit->compare_job, chunk->device, chunk->fd,
 	                      candidate->chunk.fd, chunk->bytes);
 	if (r < 0) {
@@ -199,8 +197,7 @@ static void start_digest(struct admit *admit)
 {
 	const struct chunk *chunk = &admit->chunk;
 	admit->digest_job = (struct digest_job){.job.on_failed = on_digest_failed,
-	                                        .job.on_gone = is_programs(admit) ? NULL
-	                                                                          : on_digest_gone,
+	                                        .job.on_gone = on_digest_gone,
 	                                        .on_digested = on_digested};
 	int r = mover_digest(admit->context->mover, &admit->digest_job, chunk->device, chunk->fd,
 	                     chunk->bytes, admit->content_bytes);
@@ -272,18 +269,16 @@ void admit_start(struct admit *admit, const struct admit_context *context, struc
 void admit_cancel(struct admit *admit)
 {
 	enum admit_state state = admit->state;
+	if (is_programs(admit)) {
+		chunk_set_use(&admit->chunk, CHUNK_LOADING);
+	}
 	if (state == ADMIT_LEAVING) {
 		return;
 	}
 	admit_set_state(admit, ADMIT_LEAVING);
-	if (is_programs(admit)) {
-		chunk_set_use(&admit->chunk, CHUNK_LOADING);
-	}
 	if (state == ADMIT_DIGESTING) {
-		admit->digest_job.job.on_gone = on_digest_gone;
 		mover_cancel(admit->context->mover, &admit->digest_job.job);
 	} else if (state == ADMIT_COMPARING) {
-		admit->compare_job.job.on_gone = on_compare_gone;
 		mover_cancel(admit->context->mover, &admit->compare_job.job);
 	}
 }

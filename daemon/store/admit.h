@@ -18,9 +18,10 @@
  *   a new block        no block has that digest. Or one has, with other bytes (a digest collision): then
  *                      the new one is never found by its digest, and shared with nobody
  *   an existing block  all bytes are equal, and the chunk is released
- *   an error           the chunk is the caller's again, as it was (but it keeps an fd that was made)
- *   cancelled          the chunk is released as soon as worker and mover have done with it. So is that of
- *                      an error, if it is no program's and a mover that is dead but cannot end has it
+ *   an error           the chunk is the caller's again, as it was (but it keeps an fd that was made). A
+ *                      mover that is dead but cannot end may still have it: then it comes back only when
+ *                      that mover is gone, and the chunk of a load is released then
+ *   cancelled          the chunk is released as soon as worker and mover have done with it
  *
  * Who pays (decisions/003): the chunk's charge stays with it to the end, so what the mover has is always
  * paid for. It goes into the new block; or pays for the existing one, if only the built-in tenant did;
@@ -68,11 +69,14 @@ struct admit;
 
 struct admit_ops {
 	/*
-	 * How it has ended; not after a cancel. Without a block admit->chunk may be moved away if the state is
-	 * ADMIT_ENDED. It is released otherwise.
+	 * How it has ended; not after a cancel. Without a block, and with the state ADMIT_ENDED, admit->chunk is
+	 * to be moved away, or is released if it is a load's. With ADMIT_LEAVING a dead mover still has it.
 	 */
 	void (*done)(struct admit *admit, const struct admit_result *result);
-	/* Nobody has anything of it any more, and @admit is the callee's: the last of it, in any case. */
+	/*
+	 * Nobody has anything of it any more, and @admit is the callee's: the last of it, in any case. A private
+	 * chunk that is still there is the program's again, and to be moved away.
+	 */
 	void (*gone)(struct admit *admit);
 };
 
@@ -105,8 +109,8 @@ void admit_start(struct admit *admit, const struct admit_context *context, struc
                  const struct admit_ops *ops);
 
 /*
- * The block is wanted no more, of an admission that is not gone: that comes later. Harmless for one that
- * leaves already.
+ * The block is wanted no more, and neither is the chunk, of an admission that is not gone: that comes later.
+ * Harmless for one that was cancelled already.
  */
 void admit_cancel(struct admit *admit);
 

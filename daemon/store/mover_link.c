@@ -92,7 +92,7 @@ static void fail_all(struct mover_link *link, struct mover_process *holder, cons
 	uint64_t last_job = link->last_job;
 	struct mover_job *job;
 	while ((job = find_job_of(link, NULL, last_job))) {
-		if (!holder || !job->on_gone) {
+		if (!holder) {
 			fail_job(link, job, STATUS_MOVER_FAILED, error);
 			continue;
 		}

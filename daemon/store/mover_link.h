@@ -49,8 +49,8 @@ struct mover_job {
 	/* @error is one line, valid during the call. The link does not know the job any more. */
 	void (*on_failed)(struct mover_job *job, enum status status, const char *error);
 	/*
-	 * Set where it matters when the mover has closed the fds of a job that failed. If the mover has died
-	 * and cannot end, on_failed comes with an id that is not 0, and this when nothing is left of it.
+	 * If the mover has died and cannot end, on_failed comes with an id that is not 0, since the mover still
+	 * has the job's fds. This comes when nothing is left of it.
 	 */
 	void (*on_gone)(struct mover_job *job);
 };

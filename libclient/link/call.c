@@ -440,11 +440,10 @@ static bool gives_back(const Glake__Wire__Request *request)
 	       request->body_case == GLAKE__WIRE__REQUEST__BODY_BLOCK_RELEASE;
 }
 
-/* glaked takes back the grants of a lost answer. But a chunk that became a block stays one. */
+/* glaked takes back the grants of a lost answer, and finds a chunk that became a block again. */
 static bool may_repeat(const Glake__Wire__Request *request)
 {
-	return request->body_case != GLAKE__WIRE__REQUEST__BODY_BLOCK_PUBLISH &&
-	       request->body_case != GLAKE__WIRE__REQUEST__BODY_HELLO;
+	return request->body_case != GLAKE__WIRE__REQUEST__BODY_HELLO;
 }
 
 int glake__call(struct glake__link *link, struct glake__call *call, Glake__Wire__Request *request,

@@ -88,6 +88,32 @@ START_TEST(allocating_goes_on_in_the_same_session)
 }
 END_TEST
 
+static void *shut_socket_later(void *session)
+{
+	usleep(100000);
+	shut_socket(session);
+	return NULL;
+}
+
+/* The connection is lost while glaked waits for the mover. */
+START_TEST(publishing_goes_on_in_the_same_session)
+{
+	struct glake_block *block;
+	glake_ptr ptr;
+	pthread_t thread;
+	struct glake_session *session = world_connect();
+	world_set_faults("glake-mover/cuLaunchKernel:1:slow=300");
+	assert_ok(glake_alloc(session, 0, 4 * MIB, GLAKE_ZERO, &ptr));
+	ck_assert_int_eq(pthread_create(&thread, NULL, shut_socket_later, session), 0);
+	assert_ok(glake_block_publish(session, ptr, 4 * MIB, &block));
+	pthread_join(thread, NULL);
+	ck_assert_uint_eq(world_row(session).reserved_bytes, 0);
+	ck_assert_uint_eq(world_row(session).shared_bytes, 4 * MIB);
+	glake_block_release(block);
+	ck_assert_uint_eq(world_row(session).shared_bytes, 0);
+}
+END_TEST
+
 START_TEST(dispatch_connects_again)
 {
 	struct glake_session *session = world_connect();
@@ -217,6 +243,7 @@ int main(void)
 	Suite *suite = suite_create("client_resume");
 	suite_begin = begin;
 	suite_add_loop(suite, allocating_goes_on_in_the_same_session, 2);
+	suite_add(suite, publishing_goes_on_in_the_same_session);
 	suite_add_loop(suite, dispatch_connects_again, 2);
 	suite_add_loop(suite, lost_session_is_disconnected, 2);
 	suite_add(suite, many_losses_leave_nothing);

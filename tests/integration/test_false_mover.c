@@ -269,7 +269,7 @@ START_TEST(nonsense_ends_the_load_and_nothing_else)
 }
 END_TEST
 
-static void send_publish(int connection, uint64_t chunk)
+static uint64_t send_publish(int connection, uint64_t chunk)
 {
 	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
 	Glake__Wire__BlockPublish body = GLAKE__WIRE__BLOCK_PUBLISH__INIT;
@@ -277,7 +277,7 @@ static void send_publish(int connection, uint64_t chunk)
 	body.content_bytes = 1000;
 	request.body_case = GLAKE__WIRE__REQUEST__BODY_BLOCK_PUBLISH;
 	request.block_publish = &body;
-	connection_send(connection, &request, NULL, 0);
+	return connection_send(connection, &request, NULL, 0);
 }
 
 /* Who publishes has gone, and the mover still has the chunk. */
@@ -303,6 +303,44 @@ START_TEST(what_the_mover_digests_is_paid_for)
 		harness_sleep_ms(1);
 	}
 	ck_assert_int_eq(kill(world_mover(), SIGKILL), 0);
+	world_wait_books(&books_before);
+}
+END_TEST
+
+/* A lost connection takes the answer along, and neither the chunk nor who pays for it. */
+START_TEST(what_the_mover_digests_of_a_lost_session_is_its_process_own)
+{
+	struct connection_identity identity = {.version = GLAKE_WIRE_VERSION};
+	uint64_t chunk;
+	begin("takes its time");
+	int connection = connection_open(&harness);
+	ck_assert_int_eq(connection_greet_as(connection, &identity), GLAKE__WIRE__STATUS__OK);
+	ck_assert_int_eq(connection_alloc(connection, 0, 2 * MIB, 1, &chunk, NULL),
+	                 GLAKE__WIRE__STATUS__OK);
+	struct books books = world_books();
+	send_publish(connection, chunk);
+	connection_drop(&connection);
+	world_wait_metric("sessions_lost", 1);
+	struct books now = world_books();
+	ck_assert_mem_eq(&now, &books, sizeof(now));
+	connection = connection_open(&harness);
+	ck_assert_int_eq(connection_greet_as(connection, &identity), GLAKE__WIRE__STATUS__OK);
+	/* Its answer is waited for again, once. */
+	uint64_t again = send_publish(connection, chunk);
+	uint64_t once_more = send_publish(connection, chunk);
+	Glake__Wire__Answer *answer = connection_receive_for(connection, once_more, NULL);
+	ck_assert_int_eq(answer->status, GLAKE__WIRE__STATUS__BAD_REQUEST);
+	connection_free(answer);
+	while (world_mover() == 0) {
+		harness_sleep_ms(1);
+	}
+	ck_assert_int_eq(kill(world_mover(), SIGKILL), 0);
+	answer = connection_receive_for(connection, again, NULL);
+	ck_assert_int_eq(answer->status, GLAKE__WIRE__STATUS__MOVER_FAILED);
+	connection_free(answer);
+	now = world_books();
+	ck_assert_mem_eq(&now, &books, sizeof(now));
+	connection_close(&connection);
 	world_wait_books(&books_before);
 }
 END_TEST
@@ -427,6 +465,7 @@ int main(void)
 	tcase_add_loop_test(tcase, nonsense_ends_the_load_and_nothing_else, 0, 18);
 	suite_add_tcase(suite, tcase);
 	suite_add(suite, what_the_mover_digests_is_paid_for);
+	suite_add(suite, what_the_mover_digests_of_a_lost_session_is_its_process_own);
 	suite_add(suite, two_contents_of_one_digest_are_kept_apart);
 	suite_add(suite, the_loads_of_one_tenant_leave_room_for_others);
 	return suite_run(suite);

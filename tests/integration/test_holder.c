@@ -182,6 +182,70 @@ START_TEST(unanswered_requests_give_back)
 }
 END_TEST
 
+static Glake__Wire__Request *publish_request(uint64_t chunk)
+{
+	static Glake__Wire__Request request;
+	static Glake__Wire__BlockPublish body;
+	glake__wire__request__init(&request);
+	glake__wire__block_publish__init(&body);
+	body.chunk = chunk;
+	body.content_bytes = CHUNK_BYTES;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_BLOCK_PUBLISH;
+	request.block_publish = &body;
+	return &request;
+}
+
+static void publish_again(int connection, uint64_t chunk, bool was_known)
+{
+	cleanup_fdlist struct fdlist fds;
+	fdlist_init(&fds);
+	Glake__Wire__Answer *answer = connection_call(connection, publish_request(chunk), NULL, 0,
+	                                              &fds);
+	ck_assert_int_eq(answer->status, GLAKE__WIRE__STATUS__OK);
+	ck_assert_uint_eq(answer->block->block, chunk);
+	ck_assert_int_eq(answer->block->was_known, was_known);
+	ck_assert_uint_eq(fds.n_fds, 1);
+	connection_free(answer);
+}
+
+/*
+ * The connection is lost before the block is there, or afterwards: what was a chunk is held, and the answer
+ * can be had again. Of equal contents the second is the first one's block.
+ */
+START_TEST(lost_publication_is_not_lost)
+{
+	struct connection_identity identity = {0};
+	uint64_t chunks[2];
+	harness_start(&harness, &quiet);
+	witness = connection_hello(&harness);
+	int connection = hello_as(&identity);
+	ck_assert_uint_eq(alloc(connection, 2, chunks), GLAKE__WIRE__STATUS__OK);
+	for (unsigned i = 0; i < 2; i++) {
+		uint64_t unanswered = connection_send(connection, publish_request(chunks[i]), NULL,
+		                                      0);
+		if (_i == 1) {
+			connection_await_private(witness, (1 - i) * CHUNK_BYTES);
+		}
+		connection_drop(&connection);
+		await_lost(i + 1);
+		identity.unanswered = &unanswered;
+		identity.n_unanswered = 1;
+		connection = hello_as(&identity);
+		publish_again(connection, chunks[i], i > 0);
+		/* As often as one likes. */
+		publish_again(connection, chunks[i], i > 0);
+		connection_await_private(witness, (1 - i) * CHUNK_BYTES);
+		ck_assert_uint_eq(connection_counter(witness, "blocks_sealed"), 1);
+		/* It is no chunk any more. */
+		ck_assert_int_eq(free_chunk(connection, chunks[i]),
+		                 GLAKE__WIRE__STATUS__BAD_REQUEST);
+	}
+	connection_close(&connection);
+	connection_close(&witness);
+	harness_stop(&harness);
+}
+END_TEST
+
 START_TEST(thousand_losses_leave_nothing)
 {
 	struct connection_identity identity = {0};
@@ -406,6 +470,7 @@ int main(void)
 	suite_add(suite, half_closed_connection_is_a_lost_one);
 	suite_add(suite, second_connection_takes_over);
 	suite_add(suite, unanswered_requests_give_back);
+	suite_add_loop(suite, lost_publication_is_not_lost, 2);
 	suite_add_timed(suite, thousand_losses_leave_nothing, 120);
 	suite_add(suite, only_the_process_and_its_key_resume);
 	suite_add(suite, another_uid_does_not_resume);

@@ -137,15 +137,13 @@ FAKE_UNUSED static void fake_mover_die(void)
 	}
 }
 
-/* The same, but a file system keeps it from ending: of who wants to know it still has the chunks. */
+/* The same, but a file system keeps it from ending: it still has the chunks. */
 FAKE_UNUSED static void fake_mover_die_slowly(void)
 {
 	uint64_t last_job = fake_mover.last_job;
 	struct mover_job *job = fake_mover.jobs;
 	while (job && job->id <= last_job) {
-		if (!job->on_gone) {
-			fake_mover_failed(job, STATUS_MOVER_FAILED);
-		} else if (!job->held_by) {
+		if (!job->held_by) {
 			job->held_by = (struct mover_process *)&fake_mover;
 			job->on_failed(job, STATUS_MOVER_FAILED, "the fake mover died");
 		} else {

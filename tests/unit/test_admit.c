@@ -36,7 +36,10 @@ static void note_gone(struct admit *admit)
 {
 	struct wish *wish = container_of(admit, struct wish, admit);
 	ck_assert_int_eq(admit->state, ADMIT_ENDED);
-	ck_assert_ptr_null(admit->chunk.device);
+	if (admit->chunk.device) {
+		ck_assert_int_eq(wish->result.block == NULL && wish->n_done == 1, 1);
+		chunk_move(&wish->kept, &admit->chunk);
+	}
 	wish->n_gone++;
 }
 
@@ -368,10 +371,37 @@ START_TEST(a_mover_that_dies_leaves_the_chunk)
 	struct wish wish;
 	begin();
 	struct block *block = reach(&wish, waits[1 + _i % 2]);
-	/* The program has it, whatever else does. */
-	_i < 2 ? fake_mover_die() : fake_mover_die_slowly();
+	if (_i < 2) {
+		fake_mover_die();
+	} else {
+		fake_mover_die_slowly();
+		ck_assert_uint_eq(wish.n_done, 1);
+		ck_assert_uint_eq(wish.n_gone, 0);
+		/* The mover has it as well as the program. */
+		ck_assert_ptr_null(wish.kept.device);
+		ck_assert_uint_eq(devices[0].use_bytes[CHUNK_PRIVATE], CHUNK_BYTES);
+		fake_mover_gone();
+	}
 	assert_failed(&wish, STATUS_MOVER_FAILED);
 	ck_assert_uint_eq(store_evict_all(&store, NULL, NULL), block ? CHUNK_BYTES : 0);
+	end();
+}
+END_TEST
+
+START_TEST(a_chunk_that_a_dead_mover_has_is_paid_for_when_its_program_frees_it)
+{
+	struct wish wish;
+	begin();
+	reach(&wish, waits[1 + _i]);
+	fake_mover_die_slowly();
+	admit_cancel(&wish.admit);
+	admit_cancel(&wish.admit);
+	ck_assert_uint_eq(used_bytes(payer), CHUNK_BYTES);
+	ck_assert_uint_eq(devices[0].use_bytes[CHUNK_LOADING], CHUNK_BYTES);
+	fake_mover_gone();
+	ck_assert_uint_eq(wish.n_gone, 1);
+	ck_assert_ptr_null(wish.kept.device);
+	ck_assert_uint_eq(used_bytes(payer), 0);
 	end();
 }
 END_TEST
@@ -536,6 +566,7 @@ int main(void)
 	add_loop(suite, a_block_that_nobody_keeps_goes_with_its_last_comparison, 2);
 	add_loop(suite, a_cancelled_chunk_is_paid_for_until_it_is_free, 12);
 	add_loop(suite, a_mover_that_dies_leaves_the_chunk, 4);
+	add_loop(suite, a_chunk_that_a_dead_mover_has_is_paid_for_when_its_program_frees_it, 2);
 	suite_add(suite, what_a_dead_mover_has_of_a_load_is_paid_for);
 	add_loop(suite, a_mover_that_takes_no_order_leaves_the_chunk, 6);
 	suite_add(suite, a_padding_that_is_not_zero_leaves_the_chunk);
