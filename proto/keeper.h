@@ -5,7 +5,7 @@
  *
  *   glaked                         glake-keeper
  *     START child, fd, text ------->  starts the program
- *                           <-------  STARTED pid, or FAILED errno
+ *                           <-------  STARTED pid and a pidfd (Linux 5.3), or FAILED errno
  *     KILL child            ------->  SIGKILL, unless it has ended
  *                           <-------  DYING: killed or crashed, and a thread is stuck in the kernel
  *                           <-------  ENDED status: nothing of the process is left
@@ -38,8 +38,9 @@ enum keeper_event {
 	KEEPER_DYING,
 	KEEPER_ENDED, /* value: the status, as waitpid() gives it; the last event of the child */
 	/* Never sent: */
-	KEEPER_READY, /* there is a keeper again: the child can be ordered */
-	KEEPER_LOST,  /* the keeper has died; the last event of all its children */
+	KEEPER_READY,    /* there is a keeper again: the child can be ordered */
+	KEEPER_ORPHANED, /* the keeper has died, and the child is killed; LOST follows at its end */
+	KEEPER_LOST,     /* there is no keeper, and nothing of the child; its last event */
 };
 
 struct keeper_news {

@@ -99,49 +99,29 @@ int holder_attach(struct holder *holder, char *program, uint64_t image)
 
 /* ---- without a connection -------------------------------------------------------------------- */
 
-/* Of a process; lasts until the loop has closed it. */
-struct holder_watch {
-	uv_poll_t poll;
-	struct holder *holder; /* NULL once it is over */
-	int pidfd;             /* owned */
-};
-
-static void on_process_end(uv_poll_t *poll, int status, int events)
+static void on_process_end(void *user)
 {
-	holder_end(container_of(poll, struct holder_watch, poll)->holder);
-}
-
-static void on_watch_closed(uv_handle_t *handle)
-{
-	struct holder_watch *watch = container_of(handle, struct holder_watch, poll);
-	fd_close(&watch->pidfd);
-	free(watch);
+	holder_end(user);
 }
 
 static void stop_watch(struct holder *holder)
 {
-	if (holder->watch) {
-		uv_close((uv_handle_t *)&holder->watch->poll, on_watch_closed);
-		holder->watch = NULL;
-	}
+	process_watch_free(holder->watch);
+	holder->watch = NULL;
 }
 
 /* Returns 0, or -errno: its process has ended, or cannot be watched. */
 static int start_watch(struct holder *holder, int fd)
 {
 	cleanup_fd int pidfd = peer_open_process(&holder->peer, fd);
-	cleanup_free struct holder_watch *watch = calloc(1, sizeof(*watch));
-	if (pidfd < 0 || !watch) {
-		return pidfd < 0 ? pidfd : -ENOMEM;
+	if (pidfd < 0) {
+		return pidfd;
 	}
-	int r = uv_poll_init(holder->all->loop, &watch->poll, pidfd);
-	if (r < 0) {
-		return r;
+	int r = process_watch_new(holder->all->loop, pidfd, on_process_end, holder, &holder->watch);
+	if (r == 0) {
+		fd_steal(&pidfd);
 	}
-	watch->holder = holder;
-	watch->pidfd = fd_steal(&pidfd);
-	holder->watch = ptr_steal(watch);
-	return uv_poll_start(&holder->watch->poll, UV_READABLE, on_process_end);
+	return r;
 }
 
 bool holder_detach(struct holder *holder, int fd)

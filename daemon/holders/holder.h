@@ -30,6 +30,7 @@
 #include "daemon/base/log.h"
 #include "daemon/memory/chunk.h"
 #include "daemon/net/peer.h"
+#include "daemon/net/process_watch.h"
 #include "daemon/store/admit.h"
 #include "daemon/store/realm.h"
 #include "daemon/store/store.h"
@@ -42,8 +43,6 @@ enum holder_state {
 	HOLDER_ENDED,
 	N_HOLDER_STATES,
 };
-
-struct holder_watch;
 
 enum held_kind {
 	HELD_CHUNK,
@@ -115,7 +114,7 @@ struct holder {
 	uint64_t id;
 	uint8_t key[GLAKE_KEY_BYTES]; /* random; valid once it was attached */
 	uint64_t image;               /* of the program, as it says; 0 = unknown */
-	struct holder_watch *watch;   /* owned; of the process, while it is detached */
+	struct process_watch *watch;  /* owned; of the process, while it is detached */
 	struct peer peer;
 	struct tenant *tenant; /* entered; NULL with a refusal */
 	struct realm *realm;   /* owned reference */

@@ -21,6 +21,7 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -64,12 +65,18 @@ static bool has_children(void)
 	return false;
 }
 
-static void tell(uint64_t child, enum keeper_event event, int value)
+/* @fd -1: none goes with it. */
+static void tell_with(uint64_t child, enum keeper_event event, int value, int fd)
 {
 	const struct keeper_news news = {.child = child, .event = event, .value = value};
-	if (wire_send(KEEPER_FD, &news, sizeof(news), NULL, 0, 0) != 0) {
+	if (wire_send(KEEPER_FD, &news, sizeof(news), &fd, fd >= 0 ? 1 : 0, 0) != 0) {
 		_exit(EXIT_SUCCESS);
 	}
+}
+
+static void tell(uint64_t child, enum keeper_event event, int value)
+{
+	tell_with(child, event, value, -1);
 }
 
 /* ---- orders ---------------------------------------------------------------------------------- */
@@ -126,7 +133,9 @@ static void start(uint64_t id, char *text, const char *end, struct fdlist *fds)
 		return;
 	}
 	*child = (struct child){.id = id, .pid = pid};
-	tell(id, KEEPER_STARTED, pid);
+	/* The pid is the child's for as long as this process does not reap it. */
+	cleanup_fd int pidfd = (int)syscall(SYS_pidfd_open, pid, 0);
+	tell_with(id, KEEPER_STARTED, pid, pidfd);
 }
 
 static void kill_child(uint64_t id)

@@ -2,11 +2,14 @@
 #include "daemon/net/keeper.h"
 
 #include <errno.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 
 #include "daemon/base/log.h"
+#include "daemon/net/process_watch.h"
 #include "proto/cleanup.h"
 
 /* To one keeper. */
@@ -24,6 +27,8 @@ static void tell(struct keeper_child *child, enum keeper_event event, int value)
 {
 	if (event == KEEPER_FAILED || event == KEEPER_ENDED || event == KEEPER_LOST) {
 		list_remove(&child->link);
+		fd_close(&child->pidfd);
+		process_watch_free(child->watch);
 	}
 	child->on_event(child, event, value);
 }
@@ -41,6 +46,25 @@ static void take_children(struct keeper *keeper, bool waits, struct list *taken)
 	}
 }
 
+static void on_orphan_end(void *user)
+{
+	tell(user, KEEPER_LOST, 0);
+}
+
+/* Returns false if its end cannot be waited for. */
+static bool make_orphan(struct keeper *keeper, struct keeper_child *child)
+{
+	if (child->pidfd < 0 || process_watch_new(keeper->loop, child->pidfd, on_orphan_end, child,
+	                                          &child->watch) < 0) {
+		return false;
+	}
+	syscall(SYS_pidfd_send_signal, child->pidfd, SIGKILL, NULL, 0);
+	child->pidfd = -1;
+	list_remove(&child->link);
+	list_insert(&keeper->orphans, &child->link);
+	return true;
+}
+
 /* What is ordered from in here is another keeper's. */
 static void lose(struct keeper *keeper, bool with_waiting)
 {
@@ -55,7 +79,8 @@ static void lose(struct keeper *keeper, bool with_waiting)
 		take_children(keeper, true, &lost);
 	}
 	while (!list_is_empty(&lost)) {
-		tell(list_first(&lost, struct keeper_child, link), KEEPER_LOST, 0);
+		struct keeper_child *child = list_first(&lost, struct keeper_child, link);
+		tell(child, make_orphan(keeper, child) ? KEEPER_ORPHANED : KEEPER_LOST, 0);
 	}
 }
 
@@ -84,6 +109,9 @@ static void on_packet(struct conn *conn, const uint8_t *bytes, size_t n_bytes, s
 	memcpy(&news, bytes, sizeof(news));
 	list_for_each (child, &keeper->children, link) {
 		if (child->id == news.child) {
+			if (news.event == KEEPER_STARTED) {
+				child->pidfd = fdlist_take(fds, 0);
+			}
 			tell(child, (enum keeper_event)news.event, news.value);
 			return;
 		}
@@ -134,6 +162,7 @@ int keeper_open(struct keeper *keeper, uv_loop_t *loop, int socket)
 {
 	*keeper = (struct keeper){.loop = loop, .starter.fd = -1};
 	list_init(&keeper->children);
+	list_init(&keeper->orphans);
 	return socket < 0 ? 0
 	                  : conn_open(&keeper->starter, loop, socket, on_keeper, on_starter_end);
 }
@@ -144,6 +173,9 @@ void keeper_close(struct keeper *keeper)
 		conn_close(&keeper->starter, NULL);
 	}
 	lose(keeper, true);
+	while (!list_is_empty(&keeper->orphans)) {
+		tell(list_first(&keeper->orphans, struct keeper_child, link), KEEPER_LOST, 0);
+	}
 }
 
 static int send_order(struct keeper *keeper, const struct keeper_order *order, const char *program,
@@ -180,6 +212,8 @@ int keeper_start(struct keeper *keeper, struct keeper_child *child, const char *
 		return -ECHILD;
 	}
 	child->id = order.child;
+	child->pidfd = -1;
+	child->watch = NULL;
 	list_insert(&keeper->children, &child->link);
 	return 0;
 }

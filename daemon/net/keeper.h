@@ -3,8 +3,8 @@
  * The link to glake-keeper, whose children are processes that glaked wants: order one, have it killed,
  * hear of its end. See proto/keeper.h and daemon/keeper/main.c.
  *
- * A keeper that dies takes its children with it; there is another one soon (keeper_starter.h), for which
- * children ordered meanwhile wait.
+ * A keeper that dies takes its children with it: glaked kills them and waits for the end of each. There is
+ * another keeper soon (keeper_starter.h), for which children ordered meanwhile wait.
  *
  * Owner: the server embeds it. Lifetime: keeper_open() to keeper_close(), and the loop's next turn.
  * Threads: loop thread.
@@ -19,6 +19,7 @@
 #include "proto/keeper.h"
 
 struct keeper_child;
+struct process_watch;
 
 /* With the last event (proto/keeper.h) the keeper has forgotten @child, which may be freed. */
 typedef void (*keeper_event_fn)(struct keeper_child *child, enum keeper_event event, int value);
@@ -27,6 +28,8 @@ struct keeper_child {
 	struct list link; /* link: keeper.children */
 	uint64_t id;      /* 0: it waits for a keeper */
 	keeper_event_fn on_event;
+	int pidfd;                   /* owned; -1: not started, or orphaned */
+	struct process_watch *watch; /* owned; while it is orphaned */
 };
 
 struct keeper {
@@ -34,6 +37,7 @@ struct keeper {
 	struct conn starter; /* brings the next keeper's socket */
 	struct conn *conn;   /* owned; NULL: there is no keeper for now */
 	struct list children;
+	struct list orphans; /* of keepers that have died */
 	uint64_t last_id;
 };
 

@@ -160,6 +160,9 @@ static void on_event(struct keeper_child *child, enum keeper_event event, int va
 		describe_end(process, value, error);
 		go(process, error);
 		break;
+	case KEEPER_ORPHANED:
+		die(process, "glake-mover was ended with glake-keeper", false);
+		break;
 	case KEEPER_LOST:
 		go(process, "glake-mover was ended with glake-keeper");
 		break;

@@ -168,6 +168,29 @@ pid_t world_mover(void)
 	return (pid_t)pid;
 }
 
+char world_state_of(pid_t pid, pid_t *parent_out)
+{
+	char path[64];
+	char state;
+	snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
+	FILE *file = fopen(path, "re");
+	if (!file) {
+		return 'Z';
+	}
+	if (fscanf(file, "%*d (%*[^)]) %c %d", &state, parent_out) != 2) {
+		state = 'Z';
+	}
+	fclose(file);
+	return state;
+}
+
+pid_t world_parent_of(pid_t pid)
+{
+	pid_t parent;
+	ck_assert_int_ne(world_state_of(pid, &parent), 'Z');
+	return parent;
+}
+
 int world_find_row(void *user, const struct glake_session_row *row)
 {
 	struct glake_session_row *wanted = user;
@@ -200,10 +223,10 @@ size_t world_own_n_fds(void)
 	return harness_n_fds(&self);
 }
 
-/* A running mover takes one, its socket. */
+/* A running mover takes two: its socket, and a pidfd. */
 static size_t n_fds_now(void)
 {
-	return harness_n_fds(&harness) - (world_mover() ? 1 : 0) - (witness >= 0 ? 1 : 0);
+	return harness_n_fds(&harness) - (world_mover() ? 2 : 0) - (witness >= 0 ? 1 : 0);
 }
 
 size_t world_n_more_fds(void)

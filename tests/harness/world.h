@@ -189,6 +189,10 @@ size_t world_own_n_fds(void);
 /* The pid of glake-mover, 0 = none runs. */
 pid_t world_mover(void);
 
+/* Of a process, as /proc has it: one that is gone is in state Z. The parent is that of one that lives. */
+char world_state_of(pid_t pid, pid_t *parent_out);
+pid_t world_parent_of(pid_t pid);
+
 /* The witness, who asks for little, is answered in time. */
 void world_serves_in_time(void);
 

@@ -391,12 +391,12 @@ static void load_and_evict(const char *path, const struct books *stuck)
 	ck_assert_uint_eq(world_metric("mover_deaths"), 1);
 }
 
-enum stuck { WITHOUT_CLIENT, IN_A_DEAD_MOVER, AT_THE_END, N_STUCKS };
+enum stuck { WITHOUT_CLIENT, IN_A_DEAD_MOVER, WITHOUT_KEEPER, AT_THE_END, N_STUCKS };
 
 /*
  * The mover keeps the memory of a load for as long as it is stuck in it, and so do the books: at the cost
  * of the tenant, though his session has ended, and though the mover has nothing else to do; and though it
- * was killed, and the client has his answer.
+ * was killed, alone or with its keeper, and the client has his answer.
  */
 START_TEST(what_a_stuck_load_has_is_charged)
 {
@@ -422,7 +422,9 @@ START_TEST(what_a_stuck_load_has_is_charged)
 	if (_i == WITHOUT_CLIENT) {
 		world_kill(client);
 	} else {
-		ck_assert_int_eq(kill(world_mover(), SIGKILL), 0);
+		pid_t mover = world_mover();
+		ck_assert_int_eq(
+			kill(_i == WITHOUT_KEEPER ? world_parent_of(mover) : mover, SIGKILL), 0);
 		world_join(client);
 	}
 	world_wait_books(&stuck);

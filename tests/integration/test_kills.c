@@ -33,34 +33,11 @@ static int open_with_progress(struct glake_session *session, const char *path, i
 	return glake_model_open(session, path, &options, model_out);
 }
 
-static char state_of(pid_t pid, pid_t *parent_out)
-{
-	char path[64];
-	char state;
-	snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
-	FILE *file = fopen(path, "re");
-	if (!file) {
-		return 'Z';
-	}
-	if (fscanf(file, "%*d (%*[^)]) %c %d", &state, parent_out) != 2) {
-		state = 'Z';
-	}
-	fclose(file);
-	return state;
-}
-
-static pid_t parent_of(pid_t pid)
-{
-	pid_t parent;
-	ck_assert_int_ne(state_of(pid, &parent), 'Z');
-	return parent;
-}
-
 static void wait_dead(pid_t pid)
 {
 	pid_t parent;
 	uint64_t end_ms = harness_now_ms() + HARNESS_TIMEOUT_MS;
-	while (state_of(pid, &parent) != 'Z') {
+	while (world_state_of(pid, &parent) != 'Z') {
 		ck_assert_msg(harness_now_ms() < end_ms, "%d lives on", (int)pid);
 		harness_sleep_ms(10);
 	}
@@ -124,8 +101,8 @@ START_TEST(the_keeper_is_killed_in_a_load)
 	world_start_mover();
 	const char *path = world_write_layers("m.safetensors", SEED);
 	pid_t mover = world_mover();
-	pid_t keeper = parent_of(mover);
-	ck_assert_int_eq(parent_of(keeper), harness.pid);
+	pid_t keeper = world_parent_of(mover);
+	ck_assert_int_eq(world_parent_of(keeper), harness.pid);
 	world_set_faults(WORLD_STOP_AND_GO);
 	pid_t client = world_client(load_without_keeper, (void *)path);
 	world_await(1);
@@ -134,12 +111,11 @@ START_TEST(the_keeper_is_killed_in_a_load)
 	world_set_faults(NULL);
 	world_join(client);
 	wait_dead(mover);
-	struct books books = world_books();
-	ck_assert_uint_eq(books.physical_bytes, books_before.physical_bytes);
+	world_wait_books(&books_before);
 	struct glake_session *session = world_connect_blind();
 	assert_ok(world_open_unmapped(session, path, &model));
-	ck_assert_int_ne(parent_of(world_mover()), keeper);
-	ck_assert_int_eq(parent_of(parent_of(world_mover())), harness.pid);
+	ck_assert_int_ne(world_parent_of(world_mover()), keeper);
+	ck_assert_int_eq(world_parent_of(world_parent_of(world_mover())), harness.pid);
 }
 END_TEST
 
