@@ -96,6 +96,18 @@ int wire_recv(int socket, void *buffer, size_t capacity, size_t *n_bytes_out, st
 	return 0;
 }
 
+bool wire_has_fds(int socket)
+{
+	struct msghdr header;
+	ssize_t n_bytes;
+	do {
+		header = (struct msghdr){0};
+		n_bytes = recvmsg(socket, &header, MSG_PEEK | MSG_DONTWAIT);
+	} while (n_bytes < 0 && (errno == EINTR || errno == ECONNRESET));
+	/* Without room for control data. */
+	return n_bytes >= 0 && header.msg_flags & MSG_CTRUNC;
+}
+
 void wire_discard(int socket)
 {
 	/* Without room for control data any packet is a cut one then, empty ones too; the end is not. */

@@ -11,6 +11,7 @@
 #ifndef GLAKE_PROTO_WIRE_H
 #define GLAKE_PROTO_WIRE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -36,6 +37,9 @@ int wire_send(int socket, const void *bytes, size_t n_bytes, const int *fds, siz
  */
 int wire_recv(int socket, void *buffer, size_t capacity, size_t *n_bytes_out, struct fdlist *fds,
               int flags);
+
+/* Whether the packet that wire_recv() would return now carries fds. Does not block. */
+bool wire_has_fds(int socket);
 
 /*
  * Let nothing more into the socket, and throw away what lies unread in it. The fds there are closed

@@ -179,6 +179,16 @@ static void flush(struct conn *conn)
 	}
 }
 
+/*
+ * While it is full nothing is read, since fds may come. But packets without fds are read of a peer that has
+ * left: the last may be its Goodbye.
+ */
+static bool may_receive(struct conn *conn)
+{
+	check_full(conn);
+	return !conn->is_full || (conn->ready & UV_DISCONNECT && !wire_has_fds(conn->fd));
+}
+
 /* Returns whether to go on reading. */
 static bool receive(struct conn *conn)
 {
@@ -187,8 +197,10 @@ static bool receive(struct conn *conn)
 	static struct fdlist fds;
 	size_t n_bytes;
 
-	check_full(conn);
-	if (conn->is_full) {
+	if (!may_receive(conn)) {
+		if (conn->ready & UV_DISCONNECT) {
+			end(conn, CONN_END_EOF, 0);
+		}
 		return false;
 	}
 	fdlist_init(&fds);
@@ -220,16 +232,14 @@ static bool serve(struct turn *turn)
 		return false;
 	}
 	bool goes_on = false;
-	if (conn->ready & UV_DISCONNECT && !conn->is_full) {
+	if (conn->ready & UV_DISCONNECT) {
 		drop_all(conn);
 		conn->ready |= UV_READABLE;
 	}
 	if (conn->ready & UV_READABLE && conn->n_queued == 0) {
 		goes_on = receive(conn);
-	} else if (conn->ready & UV_DISCONNECT) {
-		end(conn, CONN_END_EOF, 0);
 	}
-	conn->ready = goes_on ? UV_READABLE : 0;
+	conn->ready = goes_on ? conn->ready : 0;
 	if (!goes_on) {
 		conn->is_parked = false;
 		update_poll(conn);

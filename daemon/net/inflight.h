@@ -22,7 +22,8 @@
  *
  *   - glaked sends him no fds while he has his share of unread ones (inflight_may_send()).
  *   - While he has more than a packet's fds in the table, glaked reads only from those of his connections
- *     that it could answer at once; beyond his share of the table, from none (inflight_is_full()).
+ *     that it could answer at once; beyond his share of the table, from none (inflight_is_full()). A
+ *     connection that he has ended is read up to the first packet with fds.
  *   - Answers to earlier requests may still be queued, 16 packets at most; then the session is closed.
  *
  * So one hanging program of a user does not stop his others, and no user stops another.

@@ -352,6 +352,42 @@ START_TEST(connection_left_unread_counts_as_a_session)
 }
 END_TEST
 
+/* His Goodbye says so, though his other programs have more in glaked's table than a user may have. */
+static void leave_beside_hanging_programs(struct harness *h, void *user)
+{
+	enum { N = 2, N_ASKS = 2 };
+	int hanging[N];
+	uint64_t ids[N];
+	int leaving = hello_with_chunk(h, &ids[0]);
+	for (unsigned i = 0; i < N; i++) {
+		hanging[i] = hello_with_chunk(h, &ids[i]);
+	}
+	for (unsigned i = 0; i < N; i++) {
+		for (unsigned k = 0; k < N_ASKS; k++) {
+			ask_for_fds(hanging[i], ids[i], GLAKE_MAX_PACKET_FDS);
+		}
+	}
+	harness_sleep_ms(100);
+	connection_close(&leaving);
+	connection_await_private(witness, N * CHUNK_BYTES);
+	for (unsigned i = 0; i < N; i++) {
+		connection_close(&hanging[i]);
+	}
+	connection_await_private(witness, 0);
+}
+
+START_TEST(who_leaves_is_heard_in_any_case)
+{
+	if (!harness_is_root()) {
+		return;
+	}
+	struct harness_options few = quiet;
+	few.max_fds = 1024;
+	world_begin_as(&few);
+	harness_as(&harness, 1234, 1234, leave_beside_hanging_programs, NULL);
+}
+END_TEST
+
 /* The peer's end lies unread in glaked's own: nobody will ever read from it. */
 START_TEST(connection_that_holds_its_other_end_is_closed)
 {
@@ -407,6 +443,7 @@ int main(void)
 	tcase_add_loop_test(tcase, many_unread_connections_do_not_starve_others, 0, N_UNREADS);
 	suite_add_tcase(suite, tcase);
 	suite_add_timed(suite, connection_left_unread_counts_as_a_session, 120);
+	suite_add_timed(suite, who_leaves_is_heard_in_any_case, 120);
 	suite_add_timed(suite, connection_that_holds_its_other_end_is_closed, 120);
 	suite_add_timed(suite, session_of_a_process_that_has_ended_ends, 120);
 	return suite_run(suite);
