@@ -31,6 +31,7 @@ struct alloc {
 	alloc_done_fn done;
 	void *user;
 	struct alloc **self; /* the caller's pointer, cleared before done; may be NULL */
+	uint64_t *waited_ms; /* the caller's; NULL once it is cancelled */
 	bool keep_handles;   /* the fd budget is short: hold by handle */
 	CUresult result;
 	size_t n_made;         /* entries of made[], so far */
@@ -258,6 +259,9 @@ static void done(struct pressure_request *request, enum status status)
 	if (alloc->self) {
 		*alloc->self = NULL;
 	}
+	if (alloc->waited_ms) {
+		*alloc->waited_ms = request->waited_ms;
+	}
 	if (request->state == PRESSURE_GRANTED) {
 		alloc->done(alloc->user, STATUS_OK, alloc->chunks, alloc->n_chunks);
 	} else if (request->state == PRESSURE_REFUSED) {
@@ -299,7 +303,8 @@ enum status alloc_start(struct allocator *allocator, const struct alloc_wanted *
 	alloc->request.tenant = wanted->tenant;
 	alloc->request.fds = fds_of(wanted);
 	alloc->request.n_chunks = wanted->n_chunks;
-	alloc->request.waited_ms = wanted->waited_ms;
+	alloc->waited_ms = wanted->waited_ms;
+	alloc->request.waited_ms = *wanted->waited_ms;
 	if (alloc_out) {
 		*alloc_out = alloc;
 	}
@@ -316,6 +321,7 @@ enum status alloc_start(struct allocator *allocator, const struct alloc_wanted *
 void alloc_cancel(struct alloc *alloc)
 {
 	alloc->self = NULL;
+	alloc->waited_ms = NULL;
 	if (pressure_cancel(&alloc->request)) {
 		alloc_free(alloc);
 	}

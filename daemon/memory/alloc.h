@@ -50,7 +50,11 @@ struct alloc_wanted {
 	enum chunk_use use;
 	const uint64_t *sizes; /* copied; n_chunks > 0 */
 	size_t n_chunks;
-	uint64_t waited_ms; /* how long the client has waited for the same memory before */
+	/*
+	 * How long was waited for the same memory before; set before @done to the same with this request.
+	 * Borrowed until @done or alloc_cancel().
+	 */
+	uint64_t *waited_ms;
 };
 
 /*

@@ -178,6 +178,9 @@ static void end(struct pressure_request *request)
 {
 	request->pressure->books->n_fds -= request->n_reserved;
 	request->n_reserved = 0;
+	if (request->has_waited) {
+		request->waited_ms += now_ms(request->pressure) - request->since_ms;
+	}
 	list_remove(&request->link);
 	tenant_queue_leave(request->tenant, &request->place);
 }

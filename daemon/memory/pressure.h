@@ -160,7 +160,7 @@ struct pressure_request {
 	enum pressure_fds fds;
 	uint64_t bytes;
 	uint64_t n_chunks;
-	uint64_t waited_ms; /* that the client has waited for the same memory before */
+	uint64_t waited_ms; /* for the same memory before; when it is over, with its own time */
 
 	/* Of ops->charge(). */
 	uint64_t missing_bytes;

@@ -13,6 +13,7 @@ struct chunk_request {
 	struct alloc *alloc;
 	uint32_t device;
 	uint64_t bytes; /* of all its chunks */
+	uint64_t waited_ms;
 };
 
 static void cancel_chunk_request(struct pending *pending)
@@ -108,6 +109,7 @@ void rpc_chunk_alloc(struct session *session, const request_t *request, struct f
 		return;
 	}
 	operation->device = device->index;
+	operation->waited_ms = body->waited_ms;
 	operation->bytes = (body->n_chunks - 1) * body->chunk_bytes + last_bytes;
 	for (uint32_t i = 0; i < body->n_chunks; i++) {
 		sizes[i] = i + 1 < body->n_chunks ? body->chunk_bytes : last_bytes;
@@ -119,7 +121,7 @@ void rpc_chunk_alloc(struct session *session, const request_t *request, struct f
 		.use = CHUNK_PRIVATE,
 		.sizes = sizes,
 		.n_chunks = body->n_chunks,
-		.waited_ms = body->waited_ms,
+		.waited_ms = &operation->waited_ms,
 	};
 	enum status status = alloc_start(rpc_of(session)->allocator, &wanted, on_chunks, operation,
 	                                 &operation->alloc);

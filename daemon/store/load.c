@@ -59,6 +59,7 @@ struct load {
 	uint64_t ended_ns;
 	struct alloc *alloc;  /* under way, or NULL */
 	uint64_t asked_bytes; /* by the last alloc */
+	uint64_t waited_ms;   /* by all of them */
 };
 
 #define BIT(state) (1u << (state))
@@ -313,6 +314,7 @@ static void grant_more(struct load *load)
 			.use = CHUNK_LOADING,
 			.sizes = sizes,
 			.n_chunks = n,
+			.waited_ms = &load->waited_ms,
 		};
 		load->is_granting = true;
 		enum status status = alloc_start(load->context->admit->allocator, &wanted,

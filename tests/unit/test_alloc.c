@@ -128,6 +128,7 @@ static void on_chunks(void *user, enum status status, struct chunk *chunks, size
 
 static struct request *start(unsigned i, uid_t uid, size_t n_chunks)
 {
+	static uint64_t waited_ms;
 	uint64_t sizes[MAX_CHUNKS];
 	for (size_t k = 0; k < n_chunks; k++) {
 		sizes[k] = 2 * MIB;
@@ -139,6 +140,7 @@ static struct request *start(unsigned i, uid_t uid, size_t n_chunks)
 		.use = CHUNK_PRIVATE,
 		.sizes = sizes,
 		.n_chunks = n_chunks,
+		.waited_ms = &waited_ms,
 	};
 	ck_assert_int_eq(
 		alloc_start(&allocator, &wanted, on_chunks, &requests[i], &requests[i].alloc),

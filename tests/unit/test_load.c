@@ -211,6 +211,57 @@ START_TEST(a_load_that_nobody_waits_for_ends_with_the_mover)
 }
 END_TEST
 
+/* ---- patience --------------------------------------------------------------------------------- */
+
+static uint64_t now;
+
+static uint64_t clock_now(void *user)
+{
+	return now;
+}
+
+static void clock_wake(void *user, uint64_t ms)
+{
+}
+
+static void pass(uint64_t ms)
+{
+	now += ms;
+	pressure_look(&allocator.pressure);
+	run_workers();
+}
+
+/* The chunks of a model are asked for in several requests, which wait `wait_ms` together. */
+START_TEST(a_load_waits_its_time_in_all)
+{
+	enum { N_REQUEST_BLOCKS = 16 };
+	struct client client;
+	begin();
+	allocator.pressure.clock = (struct pressure_clock){.now_ms = clock_now, .wake = clock_wake};
+	allocator.pressure.wait_ms = 100;
+	tenant_set_quota(payer, 0, 2 * N_REQUEST_BLOCKS * BLOCK_BYTES);
+	struct chunk first = new_chunk_of(10 * MIB, CHUNK_PRIVATE, true);
+	struct chunk second = new_chunk_of(30 * MIB, CHUNK_PRIVATE, true);
+	start(&client);
+	for (unsigned i = 0; i < 2 * N_REQUEST_BLOCKS; i++) {
+		ck_assert_int_eq(job->ops->on_plan_block(job, BLOCK_BYTES), 0);
+	}
+	ck_assert_int_eq(job->ops->on_plan_end(job, ""), 0);
+	pass(60);
+	ck_assert_uint_eq(fake_mover.n_granted, 0);
+	chunk_release(&first);
+	pass(0);
+	ck_assert_uint_eq(fake_mover.n_granted, N_REQUEST_BLOCKS);
+	pass(30);
+	ck_assert_uint_eq(client.n_done, 0);
+	pass(20);
+	assert_told(&client, STATUS_OVER_QUOTA);
+	chunk_release(&second);
+	fake_mover_failed(fake_mover_job(JOB_LOAD), STATUS_BUSY);
+	end();
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("load");
@@ -220,5 +271,6 @@ int main(void)
 	add_loop(suite, a_mover_that_dies_leaves_nothing, N_STAGES);
 	add_loop(suite, a_mover_that_dies_slowly_is_paid_for, N_STAGES);
 	add_loop(suite, a_load_that_nobody_waits_for_ends_with_the_mover, 2 * N_STAGES);
+	suite_add(suite, a_load_waits_its_time_in_all);
 	return suite_run(suite);
 }
