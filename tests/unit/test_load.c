@@ -211,6 +211,32 @@ START_TEST(a_load_that_nobody_waits_for_ends_with_the_mover)
 }
 END_TEST
 
+/* ---- host memory ------------------------------------------------------------------------------ */
+
+/* On a device that is full of cache: its manifest is charged before anything is evicted for it. */
+START_TEST(a_manifest_that_is_refused_costs_nobody)
+{
+	static const uint64_t shape[] = {1};
+	struct client client;
+	begin();
+	have_idle_block(1);
+	devices[0].usable_bytes = BLOCK_BYTES;
+	start(&client);
+	tenant_set_manifest_quota(payer, model->manifest_bytes + 1);
+	for (unsigned i = 0; i < 2; i++) {
+		ck_assert_int_eq(job->ops->on_plan_block(job, BLOCK_BYTES), 0);
+		ck_assert_int_eq(job->ops->on_plan_tensor(job, i ? "b" : "a", 0, shape, 1, 0, 1),
+		                 0);
+	}
+	ck_assert_int_eq(job->ops->on_plan_end(job, ""), 0);
+	assert_told(&client, STATUS_OVER_QUOTA);
+	fake_mover_failed(fake_mover_job(JOB_LOAD), STATUS_BUSY);
+	run_workers();
+	ck_assert_uint_eq(used_bytes(store.cache), BLOCK_BYTES);
+	end();
+}
+END_TEST
+
 /* ---- patience --------------------------------------------------------------------------------- */
 
 static uint64_t now;
@@ -271,6 +297,7 @@ int main(void)
 	add_loop(suite, a_mover_that_dies_leaves_nothing, N_STAGES);
 	add_loop(suite, a_mover_that_dies_slowly_is_paid_for, N_STAGES);
 	add_loop(suite, a_load_that_nobody_waits_for_ends_with_the_mover, 2 * N_STAGES);
+	suite_add(suite, a_manifest_that_is_refused_costs_nobody);
 	suite_add(suite, a_load_waits_its_time_in_all);
 	return suite_run(suite);
 }
