@@ -4,13 +4,19 @@
  * does; who has to wait gets what is freed; and when it is not enough for all, each is served or
  * refused, and nothing hangs or stays behind. And what is left is said rightly.
  */
+#include <poll.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "proto/cleanup.h"
+#include "proto/limits.h"
+#include "proto/wire.h"
 #include "tests/check_glake.h"
 #include "tests/harness/connection.h"
 #include "tests/harness/run.h"
@@ -137,6 +143,107 @@ START_TEST(who_waits_in_vain_is_out_of_memory)
 	ask(&second, "alloc 268435456\n", "alloc 0\n");
 	run_end_well(&second);
 	run_end_well(&first);
+}
+END_TEST
+
+/* Between one program and glaked: what each ChunkAlloc says of its waiting. */
+static struct {
+	int listening;
+	pthread_t thread;
+	_Atomic unsigned n_allocs;
+	uint64_t waited_ms[16];
+} tap;
+
+static void hear(const uint8_t *bytes, size_t n_bytes)
+{
+	Glake__Wire__Request *request = glake__wire__request__unpack(NULL, n_bytes, bytes);
+	ck_assert_ptr_nonnull(request);
+	if (request->body_case == GLAKE__WIRE__REQUEST__BODY_CHUNK_ALLOC) {
+		ck_assert_uint_lt(tap.n_allocs, n_elements(tap.waited_ms));
+		tap.waited_ms[tap.n_allocs] = request->chunk_alloc->waited_ms;
+		tap.n_allocs++;
+	}
+	glake__wire__request__free_unpacked(request, NULL);
+}
+
+/* Returns false at the end. */
+static bool pass_on(int from, int to, bool is_heard)
+{
+	static uint8_t bytes[GLAKE_MAX_PACKET_BYTES];
+	size_t n_bytes;
+	cleanup_fdlist struct fdlist fds;
+	fdlist_init(&fds);
+	if (wire_recv(from, bytes, sizeof(bytes), &n_bytes, &fds, 0) != 0) {
+		return false;
+	}
+	if (is_heard) {
+		hear(bytes, n_bytes);
+	}
+	/* Who has gone does not hear it; what he said before is still to be passed on. */
+	wire_send(to, bytes, n_bytes, fds.fds, fds.n_fds, 0);
+	return true;
+}
+
+static void *tap_main(void *user)
+{
+	cleanup_fd int program = accept4(tap.listening, NULL, NULL, SOCK_CLOEXEC);
+	int daemon = connection_open(&harness);
+	struct pollfd ends[] = {{.fd = program, .events = POLLIN},
+	                        {.fd = daemon, .events = POLLIN}};
+	bool goes_on = true;
+	while (goes_on && poll(ends, n_elements(ends), -1) > 0) {
+		goes_on = (!ends[0].revents || pass_on(program, daemon, true)) &&
+		          (!ends[1].revents || pass_on(daemon, program, false));
+	}
+	/* The program's end would end the session; this process lives. */
+	connection_close(&daemon);
+	return NULL;
+}
+
+/* What is started now connects through it. */
+static void start_tap(void)
+{
+	struct sockaddr_un address = {.sun_family = AF_UNIX};
+	ck_assert_int_lt(
+		snprintf(address.sun_path, sizeof(address.sun_path), "%s/tap", harness.folder),
+		sizeof(address.sun_path));
+	tap.listening = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+	ck_assert_int_eq(bind(tap.listening, (struct sockaddr *)&address, sizeof(address)), 0);
+	ck_assert_int_eq(listen(tap.listening, 1), 0);
+	ck_assert_int_eq(pthread_create(&tap.thread, NULL, tap_main, NULL), 0);
+	setenv("GLAKE_SOCKET", address.sun_path, 1);
+}
+
+/*
+ * A program that is refused, gets memory of its own back from a stream, and tries again says how long it has
+ * waited for this allocation.
+ */
+START_TEST(who_tries_again_says_how_long_it_has_waited)
+{
+	enum { WAIT_MS = 200 };
+	static struct run run;
+	begin("pressure = \"wait\"; wait_ms = 200;" TENANT("1536MiB"));
+	uint64_t held;
+	int holder = connection_hello(&harness);
+	ck_assert_int_eq(connection_alloc(holder, 0, 1024 * MIB, 1, &held, NULL),
+	                 GLAKE__WIRE__STATUS__OK);
+	start_tap();
+	run_program(&run);
+	ask(&run, "alloc_async 67108864\n", "alloc_async 0\n");
+	say(&run, "exchange 1073741824\n");
+	world_wait_metric("quota_refusals", 1);
+	say(&run, "info\n");
+	run_read(&run, "exchange 2\n");
+	run_end_well(&run);
+	pthread_join(tap.thread, NULL);
+	close(tap.listening);
+	ck_assert_uint_ge(tap.n_allocs, 3);
+	ck_assert_uint_eq(tap.waited_ms[0], 0);
+	ck_assert_uint_eq(tap.waited_ms[1], 0);
+	for (unsigned i = 2; i < tap.n_allocs; i++) {
+		ck_assert_uint_ge(tap.waited_ms[i], WAIT_MS);
+	}
+	connection_close(&holder);
 }
 END_TEST
 
@@ -337,6 +444,7 @@ int main(void)
 	add_loop(suite, warm_memory_goes_to_who_needs_it, n_elements(firsts));
 	add_loop(suite, who_waits_gets_what_is_freed, 2);
 	suite_add(suite, who_waits_in_vain_is_out_of_memory);
+	suite_add(suite, who_tries_again_says_how_long_it_has_waited);
 	suite_add(suite, others_do_not_wait_behind_allocations);
 	add_loop(suite, what_was_freed_is_left, 2);
 	suite_add(suite, what_glaked_has_yet_to_close_is_left);

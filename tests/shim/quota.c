@@ -7,6 +7,8 @@
  *     free, free_async                  the newest, and the result
  *     info                              what cuMemGetInfo() says is all there is
  *     left                              and what of it is free
+ *     exchange BYTES                    free the newest in order, behind work that lasts until the next line
+ *                                       comes, and want BYTES meanwhile: the result
  *     sync                              wait for the stream
  *     spin, compute                     be busy, on the CPU or the GPU, until the next line comes
  *     threads N BYTES                   N threads want that much each
@@ -126,6 +128,16 @@ static void join(void)
 	printf("join %u %u\n", n_threads - n_refused, n_refused);
 }
 
+static CUresult exchange(size_t n_bytes)
+{
+	must(n_held > 0);
+	must_ok(cu(cuLaunchHostFunc)(stream, await_input, NULL));
+	must_ok(release(held[--n_held], true));
+	CUresult result = allocate(&held[n_held], n_bytes, false);
+	n_held += result == CUDA_SUCCESS;
+	return result;
+}
+
 static void follow(const char *word, size_t number, size_t n_bytes)
 {
 	bool in_order = strstr(word, "_async");
@@ -137,6 +149,8 @@ static void follow(const char *word, size_t number, size_t n_bytes)
 	} else if (strncmp(word, "free", 4) == 0) {
 		must(n_held > 0);
 		printf("%s %d\n", word, (int)release(held[--n_held], in_order));
+	} else if (strcmp(word, "exchange") == 0) {
+		printf("%s %d\n", word, (int)exchange(number));
 	} else if (strcmp(word, "threads") == 0) {
 		must(number <= MAX_HELD);
 		thread_bytes = n_bytes;
