@@ -21,6 +21,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <uv.h>
 
 #include "daemon/store/block.h"
 #include "daemon/base/hash.h"
@@ -71,6 +72,7 @@ struct model {
 	struct load *load; /* borrowed; while MODEL_LOADING */
 	uint64_t span_bytes;
 	uint64_t content_bytes;  /* of tensors */
+	uint64_t end_bytes;      /* where in the span the last of them ends */
 	uint64_t manifest_bytes; /* of host memory, and more: it bounds the number */
 	struct charge charge;    /* for those: who keeps it, else the built-in tenant */
 	size_t n_tensors;
@@ -92,5 +94,8 @@ int model_add_block(struct model *model, uint64_t content_bytes);
 
 /* Every tensor lies in the span. Returns 0 or -EINVAL. */
 int model_check_plan(const struct model *model);
+
+/* Free the tensors: many of them on a thread of libuv's pool, for which @loop stays alive. */
+void model_free_tensors(struct model *model, uv_loop_t *loop);
 
 #endif

@@ -238,13 +238,10 @@ static void model_leave_idle(struct store *store, struct model *model)
 	}
 }
 
-static void free_model(struct model *model)
+static void free_model(struct store *store, struct model *model)
 {
-	for (size_t i = 0; i < model->n_tensors; i++) {
-		free(model->tensors[i]);
-	}
+	model_free_tensors(model, store->loop);
 	charge_refund(&model->charge);
-	free(model->tensors);
 	free(model->blocks);
 	free(model->files);
 	free(model->reload_reason);
@@ -268,7 +265,7 @@ struct model *store_add_model(struct store *store, struct realm *realm, struct d
 	model->name = strdup(name);
 	model->files = calloc(n_files, sizeof(files[0]));
 	if (!model->name || !model->files) {
-		free_model(model);
+		free_model(store, model);
 		return NULL;
 	}
 	memcpy(model->files, files, n_files * sizeof(files[0]));
@@ -280,7 +277,7 @@ struct model *store_add_model(struct store *store, struct realm *realm, struct d
 	list_init(&model->idle.link);
 	HASH_ADD(hh, store->models, key, sizeof(model->key), model);
 	if (!hash_has(model)) {
-		free_model(model);
+		free_model(store, model);
 		return NULL;
 	}
 	list_insert(&store->model_list, &model->link);
@@ -382,7 +379,7 @@ static uint64_t remove_model(struct store *store, struct model *model)
 		note_unused(store, &block->idle, model->idle.priority);
 		freed_bytes += settle_block(store, block);
 	}
-	free_model(model);
+	free_model(store, model);
 	return freed_bytes;
 }
 

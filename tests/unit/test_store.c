@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the store evicts, and in which order. */
+#include <errno.h>
+
 #include "tests/unit/made_store.h"
 
 static bool is_there(uint32_t device, unsigned name)
@@ -123,6 +125,57 @@ START_TEST(models_that_have_nothing_are_bounded_too)
 }
 END_TEST
 
+/* A million take tens of milliseconds: not on the loop. */
+START_TEST(many_tensors_are_freed_by_a_thread)
+{
+	static const uint64_t shape[] = {1};
+	store_begin();
+	for (size_t n_tensors = 10; n_tensors <= 100000; n_tensors *= 100) {
+		struct file_id file = {.inode = 1};
+		struct model *model = store_add_model(&store, realm, &devices[0], payer, "m", &file,
+		                                      1);
+		for (size_t i = 0; i < n_tensors; i++) {
+			ck_assert_int_eq(model_add_tensor(model, "t", 0, shape, 1, 0, 0), 0);
+		}
+		store_drop_model(&store, model);
+		ck_assert_uint_eq(payer->manifest_bytes, 0);
+		ck_assert_uint_eq(loop.active_reqs.count, n_tensors == 100000);
+	}
+	store_end();
+}
+END_TEST
+
+/* Wherever in the plan they stand: it is known only at its end how long the span is. */
+START_TEST(tensors_outside_the_span_are_no_plan)
+{
+	static const struct {
+		uint64_t offset;
+		uint64_t bytes;
+		int added;
+		int checked;
+	} cases[] = {
+		{0, 2 * MIB, 0, 0},          {2 * MIB, 0, 0, 0},
+		{2 * MIB, 1, 0, -EINVAL},    {0, 2 * MIB + 1, 0, -EINVAL},
+		{UINT64_MAX, 1, -EINVAL, 0}, {1, UINT64_MAX, -EINVAL, 0},
+		{UINT64_MAX, 0, 0, -EINVAL},
+	};
+	store_begin();
+	for (size_t i = 0; i < n_elements(cases); i++) {
+		struct file_id file = {.inode = 1};
+		struct model *model = store_add_model(&store, realm, &devices[0], payer, "m", &file,
+		                                      1);
+		ck_assert_int_eq(
+			model_add_tensor(model, "t", 0, NULL, 0, cases[i].offset, cases[i].bytes),
+			cases[i].added);
+		ck_assert_int_eq(model_add_tensor(model, "u", 0, NULL, 0, 0, 1), 0);
+		ck_assert_int_eq(model_add_block(model, 1000), 0);
+		ck_assert_int_eq(model_check_plan(model), cases[i].checked);
+		store_drop_model(&store, model);
+	}
+	store_end();
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("store");
@@ -131,5 +184,7 @@ int main(void)
 	suite_add(suite, for_fds_as_many_go_as_are_wanted_of_any_device);
 	suite_add(suite, a_manifest_is_paid_for_by_who_keeps_the_model);
 	suite_add(suite, models_that_have_nothing_are_bounded_too);
+	suite_add(suite, many_tensors_are_freed_by_a_thread);
+	suite_add(suite, tensors_outside_the_span_are_no_plan);
 	return suite_run(suite);
 }
