@@ -119,7 +119,7 @@ check-tsan: deps ## the C tests under ThreadSanitizer
 	@$(call sanitized,tsan,thread)
 , := ,
 check-gpu: tests ## tests and benchmarks of a GPU host (needs PyTorch)
-	@$(if $(GPU_TESTS),GLAKE_LIBCUDA= TEST_JOBS=1 tests/run $(B) $(GPU_TESTS))
+	@GLAKE_LIBCUDA= TEST_JOBS=1 tests/run $(B) $(GPU_TESTS) $(B)/tests/unit/test_shim_drain
 	@python3 tests/gpu/run.py --out $(B)/gpu
 demo: deps ## four model servers, one copy of the weights
 	@$(submake) all cudasim $(DEMO)
