@@ -565,6 +565,53 @@ GLAKE_API void glake_block_release(struct glake_block *block);
 GLAKE_API void glake_digest_bytes(const void *bytes, uint64_t n_bytes,
                                   struct glake_digest *digest_out);
 
+/* ---- sealing -------------------------------------------------------------------------------- */
+
+struct glake_span {
+	glake_ptr ptr;
+	uint64_t bytes;
+};
+
+struct glake_sealed {
+	size_t size;           /* set by the caller */
+	uint64_t sealed_bytes; /* in blocks now, those included that were before */
+	uint64_t
+		shared_bytes; /* of them: the realm had an equal block, and this process's copy is gone */
+	uint64_t pinned_bytes;  /* stay private, because others may write to them by another way */
+	uint64_t edge_bytes;    /* stay private: pages that the spans do not fill */
+	const char *pinned_why; /* of one of the pinned pages; static; NULL: there is none */
+};
+
+/*
+ * Seal memory in place: what the spans hold becomes blocks, which all processes of the realm share, and
+ * stays readable at the same addresses, all the time. Blocks are found by their content, so it does not
+ * matter which program made the bytes, or from what. Each span lies in one allocation of glake_alloc() or,
+ * under the shim, of the program; spans may come in any order, touch and overlap. Memory is shared by whole pages of 2 MiB,
+ * at equal offsets within them: spans are rounded inward, and pages that hold anything else stay private.
+ *
+ * The caller must first wait for everything that may write to the memory (under the shim: kernels; what is
+ * queued is waited for). Sealed memory is read-only: a kernel that writes to it faults, in this process
+ * alone. glake_unseal() makes it writable again; under the shim, writes by the driver's API do so by
+ * themselves. glake_free() and glake_free_async() end it as any allocation. Cutting large memory into
+ * blocks copies it, chunk by chunk, for which up to 1 GiB must be free at a time.
+ *
+ * After an error what could not be sealed is private and writable, as before. @sealed_out (may be NULL) is
+ * written in any case, and tells what was sealed.
+ * Errors: session errors; request errors; grant errors; -EINVAL (a span is not in one allocation;
+ * @sealed_out); -EPERM (GLAKE_DEDUP=off); -EBUSY (work that is queued does not end in
+ * time); GLAKE_E_MOVER; GLAKE_E_CUDA; -ENOMEM.
+ */
+GLAKE_API int glake_seal(const struct glake_span *spans, size_t n_spans,
+                         struct glake_sealed *sealed_out);
+
+/*
+ * Make sealed memory private and writable again, at the same addresses: each block that the span touches
+ * is replaced by a copy. Memory that is not sealed stays as it is. After an error, what is sealed stays
+ * sealed, and can be read.
+ * Errors: as glake_seal().
+ */
+GLAKE_API int glake_unseal(glake_ptr ptr, uint64_t bytes);
+
 /* ---- notices -------------------------------------------------------------------------------- */
 
 enum glake_notice_kind {

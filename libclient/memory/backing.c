@@ -20,12 +20,12 @@ struct some {
 };
 
 /* The next chunks of @n_bytes, as many as one answer carries. Returns their bytes. */
-static uint64_t plan(struct some *some, uint64_t n_bytes)
+static uint64_t plan(struct some *some, uint64_t n_bytes, uint64_t chunk_bytes)
 {
 	uint64_t n_planned = 0;
 	for (some->n = 0; some->n < GLAKE_MAX_PACKET_FDS && n_planned < n_bytes; some->n++) {
 		uint64_t n_left = n_bytes - n_planned;
-		uint64_t n_chunk = n_left < BACKING_CHUNK_BYTES ? n_left : BACKING_CHUNK_BYTES;
+		uint64_t n_chunk = n_left < chunk_bytes ? n_left : chunk_bytes;
 		some->parts[some->n] = (struct glake__part){
 			.n_bytes = n_chunk,
 			.access = GLAKE__ACCESS_WRITE,
@@ -87,15 +87,15 @@ static void count_reserved(struct glake_session *session, int64_t n_bytes)
 	glake__unlock();
 }
 
-int glake__backing_fill(struct glake_session *session, struct glake__device *device,
-                        struct glake__range *range, uint64_t offset, uint64_t n_bytes,
-                        struct glake__wait *wait)
+int glake__backing_fill(struct glake__device *device, struct glake__range *range, uint64_t offset,
+                        uint64_t n_bytes, uint64_t chunk_bytes, struct glake__wait *wait)
 {
+	struct glake_session *session = device->session;
 	cleanup_free struct some *some = malloc(sizeof(*some));
 	uint64_t n_filled = 0;
 	int r = some ? 0 : glake__fail(-ENOMEM, "out of memory");
 	while (r == 0 && n_filled < n_bytes) {
-		uint64_t n_planned = plan(some, n_bytes - n_filled);
+		uint64_t n_planned = plan(some, n_bytes - n_filled, chunk_bytes);
 		r = fill_some(session, device, range, offset + n_filled, some, wait);
 		n_filled += r == 0 ? n_planned : 0;
 	}
@@ -123,7 +123,7 @@ int glake__backing_new(struct glake_session *session, struct glake__device *devi
 	if (r < 0) {
 		return r;
 	}
-	r = glake__backing_fill(session, device, backing->range, 0, n_bytes, wait);
+	r = glake__backing_fill(device, backing->range, 0, n_bytes, BACKING_CHUNK_BYTES, wait);
 	if (r < 0) {
 		char *why = glake__error_save();
 		glake__range_end(backing->range, NULL);
@@ -142,10 +142,11 @@ void glake__backing_free(struct glake__backing *backing)
 	free(backing);
 }
 
-bool glake__backing_is_pinned_locked(const struct glake__backing *backing)
+bool glake__backing_is_tied_locked(const struct glake__backing *backing)
 {
 	const struct glake__piece *piece = backing->range->first;
-	while (piece && piece->chunk && !glake__chunk_pin_locked(piece->chunk)) {
+	while (piece && piece->chunk && piece->chunk->kind == GLAKE__PAGE_CHUNK &&
+	       !glake__chunk_pin_locked(piece->chunk)) {
 		piece = piece->next;
 	}
 	return piece != NULL;
@@ -170,6 +171,16 @@ static void flush(struct glake_session *session, struct batch *batch)
 	batch->n_bytes = 0;
 }
 
+/* Sealed memory that is gone. */
+static void return_block(struct glake_session *session, struct glake__chunk *chunk)
+{
+	glake__rpc_block_release(session, chunk->id);
+	glake__lock();
+	session->books.shared_bytes -= chunk->n_bytes;
+	glake__unlock();
+	chunk->release(chunk);
+}
+
 void glake__backing_return(struct glake_session *session, struct glake__chunk *dead)
 {
 	if (!dead) {
@@ -182,6 +193,10 @@ void glake__backing_return(struct glake_session *session, struct glake__chunk *d
 	while (dead) {
 		struct glake__chunk *chunk = dead;
 		dead = chunk->next;
+		if (chunk->kind == GLAKE__PAGE_BLOCK) {
+			return_block(session, chunk);
+			continue;
+		}
 		if (batch.n_ids == GLAKE_MAX_FREED_CHUNKS) {
 			flush(session, &batch);
 		}

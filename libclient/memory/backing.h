@@ -32,6 +32,7 @@ struct glake__backing {
 	struct glake__device *device; /* borrowed from the session */
 	bool is_live;                 /* in the books: the program's, or parked, or a slab */
 	bool is_warm;                 /* in its device's warm memory */
+	const void *holder;           /* whoever holds it (heap.h); NULL: nobody does */
 
 	/* Links of whichever list has it: a warm bin, the live ones of the books, a batch on its way out. */
 	struct glake__backing *next;
@@ -47,16 +48,15 @@ struct glake__backing {
 };
 
 /*
- * Get chunks for [offset, offset + n_bytes) of @range, a hole, and map them. On failure nothing is
- * mapped there and no chunk is left. Blocks; no lock is held.
+ * Get chunks of @chunk_bytes, the last may be smaller, for [offset, offset + n_bytes) of @range, a hole, and
+ * map them. On failure nothing is mapped there and no chunk is left. Blocks; no lock is held.
  */
-int glake__backing_fill(struct glake_session *session, struct glake__device *device,
-                        struct glake__range *range, uint64_t offset, uint64_t n_bytes,
-                        struct glake__wait *wait);
+int glake__backing_fill(struct glake__device *device, struct glake__range *range, uint64_t offset,
+                        uint64_t n_bytes, uint64_t chunk_bytes, struct glake__wait *wait);
 
 /*
- * Return dead chunks of fill (NULL is fine) in as few requests as possible, and free them. An error
- * of the daemon is not the caller's.
+ * Return dead chunks and blocks (NULL is fine) in as few requests as possible, and free them. What the daemon
+ * says to that is no error of the caller's.
  */
 void glake__backing_return(struct glake_session *session, struct glake__chunk *dead);
 
@@ -66,8 +66,8 @@ int glake__backing_new(struct glake_session *session, struct glake__device *devi
                        struct glake__backing **backing_out);
 void glake__backing_free(struct glake__backing *backing);
 
-/* Is something of it pinned? Then it is given back when it is freed. */
-bool glake__backing_is_pinned_locked(const struct glake__backing *backing);
+/* Is something of it pinned or sealed? Then it is given back when it is freed. */
+bool glake__backing_is_tied_locked(const struct glake__backing *backing);
 
 /*
  * Unmap the backings of a list by next (NULL is fine), drop their ranges, and return their chunks.

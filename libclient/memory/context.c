@@ -48,6 +48,110 @@ int glake_read(struct glake_session *session, uint32_t device, void *to, glake_p
 	return 0;
 }
 
+/* ---- work of our own -------------------------------------------------------------------------- */
+
+/* A context of a device for the time of some calls, and a stream in it. */
+struct visit {
+	const struct cudrv *drv;
+	CUdevice device;
+	CUcontext previous;
+	bool is_primary; /* retained, and made current in place of the previous one */
+	CUstreamCaptureMode mode;
+	CUstream stream;
+};
+
+static bool is_here(const struct cudrv *drv, CUcontext current, CUdevice wanted)
+{
+	CUdevice device;
+	return current && drv->cuCtxGetDevice(&device) == CUDA_SUCCESS && device == wanted;
+}
+
+static CUresult enter_primary(struct visit *visit)
+{
+	CUcontext context;
+	CUresult result = visit->drv->cuDevicePrimaryCtxRetain(&context, visit->device);
+	if (result != CUDA_SUCCESS) {
+		return result;
+	}
+	result = visit->drv->cuCtxSetCurrent(context);
+	visit->is_primary = result == CUDA_SUCCESS;
+	if (!visit->is_primary) {
+		visit->drv->cuDevicePrimaryCtxRelease(visit->device);
+	}
+	return result;
+}
+
+static void leave(struct visit *visit)
+{
+	const struct cudrv *drv = visit->drv;
+	if (visit->stream) {
+		drv->cuStreamDestroy(visit->stream);
+	}
+	drv->cuThreadExchangeStreamCaptureMode(&visit->mode);
+	if (visit->is_primary) {
+		drv->cuCtxSetCurrent(visit->previous);
+		drv->cuDevicePrimaryCtxRelease(visit->device);
+	}
+}
+
+static CUresult enter(struct visit *visit, const struct glake__device *device)
+{
+	const struct cudrv *drv = &device->session->drv;
+	*visit = (struct visit){
+		.drv = drv,
+		.device = device->handle,
+		.mode = CU_STREAM_CAPTURE_MODE_RELAXED,
+	};
+	drv->cuThreadExchangeStreamCaptureMode(&visit->mode);
+	CUresult result = drv->cuCtxGetCurrent(&visit->previous);
+	if (result == CUDA_SUCCESS && !is_here(drv, visit->previous, device->handle)) {
+		result = enter_primary(visit);
+	}
+	if (result == CUDA_SUCCESS) {
+		result = drv->cuStreamCreate(&visit->stream, CU_STREAM_NON_BLOCKING);
+	}
+	if (result != CUDA_SUCCESS) {
+		leave(visit);
+	}
+	return result;
+}
+
+/* @from 0: zeroes. */
+static int work(const struct glake__device *device, glake_ptr to, glake_ptr from, uint64_t n_bytes)
+{
+	const struct cudrv *drv = &device->session->drv;
+	struct visit visit;
+	CUresult result = enter(&visit, device);
+	if (result == CUDA_SUCCESS) {
+		result = from ? drv->cuMemcpyDtoDAsync(to, from, n_bytes, visit.stream)
+		              : drv->cuMemsetD8Async(to, 0, n_bytes, visit.stream);
+		CUresult waited = drv->cuStreamSynchronize(visit.stream);
+		if (waited != CUDA_SUCCESS) {
+			/* The memory may be unmapped next: nothing may be under way. */
+			drv->cuCtxSynchronize();
+		}
+		result = result != CUDA_SUCCESS ? result : waited;
+		leave(&visit);
+	}
+	if (result != CUDA_SUCCESS) {
+		return glake__fail(GLAKE_E_CUDA, "%s %llu bytes at 0x%llx: %s",
+		                   from ? "copying" : "zeroing", (unsigned long long)n_bytes,
+		                   (unsigned long long)to, cudrv_error(drv, result));
+	}
+	return 0;
+}
+
+int glake__context_copy(const struct glake__device *device, glake_ptr to, glake_ptr from,
+                        uint64_t n_bytes)
+{
+	return work(device, to, from, n_bytes);
+}
+
+int glake__context_zero(const struct glake__device *device, glake_ptr ptr, uint64_t n_bytes)
+{
+	return work(device, ptr, 0, n_bytes);
+}
+
 void glake__context_quiesce(struct glake_session *session, const struct glake__device *device)
 {
 	const struct cudrv *drv = &session->drv;

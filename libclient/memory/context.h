@@ -10,6 +10,15 @@
 
 #include "libclient/link/session.h"
 
+/*
+ * Copy device memory, and set it to zero, on a stream of its own; they wait for it, and for nothing of the
+ * program. In the thread's current context if that is of @device, else in the primary one. They may run
+ * while the program captures. Return 0 or GLAKE_E_CUDA.
+ */
+int glake__context_copy(const struct glake__device *device, glake_ptr to, glake_ptr from,
+                        uint64_t n_bytes);
+int glake__context_zero(const struct glake__device *device, glake_ptr ptr, uint64_t n_bytes);
+
 /* Wait until the device has done all that was queued in its primary context. None: no wait. */
 void glake__context_quiesce(struct glake_session *session, const struct glake__device *device);
 

@@ -66,9 +66,25 @@ static struct glake__allocation *find(glake_ptr address)
 	                                                                                : NULL;
 }
 
+void glake__heap_wait_let_locked(void)
+{
+	cleanup_cancel int cancel = cancel_disable();
+	pthread_cond_wait(&glake__space.let, &glake__space.lock);
+}
+
+/* The same, once nobody holds it. */
+static struct glake__allocation *find_free(glake_ptr address)
+{
+	struct glake__allocation *found;
+	while ((found = find(address)) && found->backing->holder) {
+		glake__heap_wait_let_locked();
+	}
+	return found;
+}
+
 struct glake__allocation *glake__heap_at_locked(const struct glake_session *session, glake_ptr ptr)
 {
-	struct glake__allocation *found = find(ptr);
+	struct glake__allocation *found = find_free(ptr);
 	return found && found->address == ptr && found->backing->device->session == session ? found
 	                                                                                    : NULL;
 }
@@ -140,7 +156,7 @@ static struct glake__backing *make_warm(struct glake__backing *backing)
 		                                                            : heap->reclaim_debt;
 		return backing;
 	}
-	if (backing->n_bytes > warm->max_bytes || glake__backing_is_pinned_locked(backing) ||
+	if (backing->n_bytes > warm->max_bytes || glake__backing_is_tied_locked(backing) ||
 	    glake__warm_give(warm, backing) < 0) {
 		return backing;
 	}
@@ -372,12 +388,45 @@ bool glake__heap_has(glake_ptr address)
 	return has;
 }
 
+/* ---- holding ---------------------------------------------------------------------------------- */
+
+bool glake__heap_hold(glake_ptr address, const void *holder, struct glake__held *held_out)
+{
+	struct glake__allocation *found;
+	glake__lock();
+	while ((found = find(address)) && !found->block && found->backing->holder &&
+	       found->backing->holder != holder) {
+		glake__heap_wait_let_locked();
+	}
+	if (found) {
+		uint64_t begin = found->address - found->backing->ptr;
+		*held_out = (struct glake__held){
+			.backing = found->block ? NULL : found->backing,
+			.begin = begin,
+			.end = begin + found->n_bytes,
+		};
+	}
+	if (found && !found->block) {
+		found->backing->holder = holder;
+	}
+	glake__unlock();
+	return found != NULL;
+}
+
+void glake__heap_let(struct glake__backing *backing)
+{
+	glake__lock();
+	backing->holder = NULL;
+	pthread_cond_broadcast(&glake__space.let);
+	glake__unlock();
+}
+
 /* ---- claiming and releasing ------------------------------------------------------------------- */
 
 struct glake__allocation *glake__heap_claim(glake_ptr address)
 {
 	glake__lock();
-	struct glake__allocation *found = find(address);
+	struct glake__allocation *found = find_free(address);
 	found = found && found->address == address ? found : NULL;
 	if (found) {
 		found->is_claimed = true;
@@ -425,11 +474,19 @@ struct glake__allocation *glake__heap_claim_of(const void *ctx, uint64_t generat
 {
 	struct glake__allocation *list = NULL;
 	glake__lock();
-	for (struct glake__range *range = glake__space.ranges; range; range = range->next) {
+	struct glake__range *range = glake__space.ranges;
+	while (range) {
 		struct glake__backing *backing = range->user;
-		if (range->use == GLAKE__RANGE_PRIVATE && backing->is_live) {
+		bool is_live = range->use == GLAKE__RANGE_PRIVATE && backing->is_live;
+		if (is_live && backing->holder) {
+			glake__heap_wait_let_locked();
+			range = glake__space.ranges;
+			continue;
+		}
+		if (is_live) {
 			claim_in(backing, ctx, generation, &list);
 		}
+		range = range->next;
 	}
 	glake__unlock();
 	return list;
@@ -449,15 +506,15 @@ static void unpark(struct glake__allocation *allocation)
 uint64_t glake__heap_park(struct glake__allocation *allocation)
 {
 	struct glake__backing *backing = allocation->backing;
-	bool is_pinned = false;
+	bool is_tied = false;
 	allocation->is_parked = true;
 	if (!allocation->block) {
 		glake__lock();
 		backing->device->session->books.live_bytes -= backing->n_bytes;
-		is_pinned = glake__backing_is_pinned_locked(backing);
+		is_tied = glake__backing_is_tied_locked(backing);
 		glake__unlock();
 	}
-	return is_pinned ? 0 : allocation->n_capacity;
+	return is_tied ? 0 : allocation->n_capacity;
 }
 
 void glake__heap_unpark(struct glake__allocation *allocation)

@@ -71,10 +71,27 @@ int glake__heap_make(struct glake__device *device, uint64_t n_bytes, bool is_sma
 /* -EINVAL, with the text for @ptr. */
 int glake__heap_unknown(glake_ptr ptr);
 
-/* The allocation of @session that starts at @ptr and is not claimed; NULL if there is none. */
+/*
+ * Hold the live allocation that @address lies in: until it is let, whoever wants to free, share or hold its
+ * backing waits, while the program goes on using it. A second hold by the same @holder is the same hold.
+ * false: there is none. An allocation in a slab is found, and not held.
+ * Several are held in the order of their addresses, so that holders cannot wait for each other.
+ */
+struct glake__held {
+	struct glake__backing *backing; /* NULL: it is in a slab */
+	uint64_t begin;                 /* of the allocation, in its backing */
+	uint64_t end; /* the same; what is behind it up to the backing's end is nobody's */
+};
+bool glake__heap_hold(glake_ptr address, const void *holder, struct glake__held *held_out);
+void glake__heap_let(struct glake__backing *backing);
+
+/* Wait, without the lock, until somebody lets a backing; what was found before may be gone. */
+void glake__heap_wait_let_locked(void);
+
+/* The allocation of @session that starts at @ptr, claimed and held by nobody; NULL if there is none. */
 struct glake__allocation *glake__heap_at_locked(const struct glake_session *session, glake_ptr ptr);
 
-/* The backing of @session that starts at @ptr and is one allocation. NULL if there is none. */
+/* The backing of @session that starts at @ptr and is one allocation, held by nobody; NULL if there is none. */
 struct glake__backing *glake__heap_backing_locked(const struct glake_session *session,
                                                   glake_ptr ptr);
 

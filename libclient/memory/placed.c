@@ -158,9 +158,10 @@ int glake_map(struct glake_session *session, uint32_t device, glake_ptr ptr, uin
 		return r;
 	}
 	struct glake__wait wait = {0};
-	r = glake__backing_fill(session, found, range, ptr - range->ptr, bytes, &wait);
+	r = glake__backing_fill(found, range, ptr - range->ptr, bytes, BACKING_CHUNK_BYTES, &wait);
 	if (r < 0 && glake__supply_make_room(found, r)) {
-		r = glake__backing_fill(session, found, range, ptr - range->ptr, bytes, &wait);
+		r = glake__backing_fill(found, range, ptr - range->ptr, bytes, BACKING_CHUNK_BYTES,
+		                        &wait);
 	}
 	if (r == 0) {
 		glake__lock();

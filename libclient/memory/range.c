@@ -65,12 +65,22 @@ void glake__chunk_put(struct glake__chunk *chunk)
 	glake__chunks_release(dead);
 }
 
+/* More than once, where somebody could write to it. */
+static bool is_aliased(const struct glake__chunk *chunk)
+{
+	unsigned n = 0;
+	for (const struct glake__piece *at = chunk->mappings; at; at = at->next_mapping) {
+		n += at->range->use != GLAKE__RANGE_SCRATCH && at->range->use != GLAKE__RANGE_LOST;
+	}
+	return n > 1;
+}
+
 enum glake__pin glake__chunk_pin_locked(const struct glake__chunk *chunk)
 {
 	if (chunk->pins) {
 		return (enum glake__pin)__builtin_ctz(chunk->pins);
 	}
-	if (chunk->n_mappings > 1) {
+	if (chunk->n_mappings > 1 && is_aliased(chunk)) {
 		return GLAKE__PIN_ALIASED;
 	}
 	return chunk->n_handles > 0 ? GLAKE__PIN_HANDLE : GLAKE__PIN_NONE;

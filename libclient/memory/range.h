@@ -38,6 +38,7 @@ enum glake__range_use {
 	GLAKE__RANGE_MODEL,   /* struct glake_model */
 	GLAKE__RANGE_OPENED,  /* glake_share_open(): another process's */
 	GLAKE__RANGE_PROGRAM, /* the program's own reservation, under the shim */
+	GLAKE__RANGE_SCRATCH, /* nobody's: fresh chunks on their way to a place (repiece.h) */
 	GLAKE__RANGE_LOST,    /* nobody's: the driver has not unmapped it */
 };
 

@@ -14,6 +14,7 @@
 #include "libclient/memory/heap.h"
 #include "libclient/memory/backing.h"
 #include "libclient/memory/reback.h"
+#include "libclient/memory/seal.h"
 #include "libclient/link/dispatch.h"
 #include "libclient/link/rpc.h"
 #include "proto/limits.h"
@@ -37,6 +38,9 @@ static bool name_locked(const struct glake_session *session, const struct glake_
 		.ticket = backing->ticket,
 	};
 	for (; piece; piece = piece->next) {
+		if (piece->chunk->kind != GLAKE__PAGE_CHUNK) {
+			return false;
+		}
 		share.n_chunks++;
 		share.last_chunk = piece->chunk->id;
 	}
@@ -57,8 +61,16 @@ static struct glake__backing *find_locked(const struct glake_session *session, g
 	if (is_whole) {
 		return glake__heap_backing_locked(session, ptr);
 	}
-	const struct glake__range *range = glake__range_at_locked(ptr, GLAKE__RANGE_PRIVATE);
-	struct glake__backing *backing = range ? range->user : NULL;
+	struct glake__backing *backing;
+	for (;;) {
+		const struct glake__range *range;
+		range = glake__range_at_locked(ptr, GLAKE__RANGE_PRIVATE);
+		backing = range ? range->user : NULL;
+		if (!backing || !backing->is_live || !backing->holder) {
+			break;
+		}
+		glake__heap_wait_let_locked();
+	}
 	return backing && backing->is_live && backing->device->session == session ? backing : NULL;
 }
 
@@ -127,6 +139,9 @@ static int name(struct glake_session *session, glake_ptr ptr, bool is_whole,
 	struct glake_share share;
 	int r = glake__session_check(session);
 	if (r == 0) {
+		r = find_name(session, ptr, is_whole, &share);
+	}
+	if (r == -ENOTSUP && (r = glake__seal_undo(ptr)) == 0) {
 		r = find_name(session, ptr, is_whole, &share);
 	}
 	if (r < 0) {

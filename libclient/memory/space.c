@@ -4,12 +4,16 @@
 #include <errno.h>
 #include <sched.h>
 #include <stdatomic.h>
+#include <time.h>
 
 #include "libclient/link/error.h"
 #include "libclient/link/fork.h"
 #include "libclient/memory/window.h"
 
-struct glake__space glake__space = {.lock = PTHREAD_MUTEX_INITIALIZER};
+struct glake__space glake__space = {
+	.lock = PTHREAD_MUTEX_INITIALIZER,
+	.let = PTHREAD_COND_INITIALIZER,
+};
 
 /* Of the process that the space is of. 0: none yet; ~0: a thread is at it. */
 static _Atomic uint64_t generation;
@@ -29,6 +33,7 @@ void glake__space_begin(void)
 				glake__window_forget();
 				glake__space = (struct glake__space){.has_drv = false};
 				pthread_mutex_init(&glake__space.lock, NULL);
+				pthread_cond_init(&glake__space.let, NULL);
 			}
 			generation = now;
 			return;
@@ -74,6 +79,23 @@ int glake__gate_close(uint64_t readers, uint64_t patience_ns)
 {
 	int r = n_closed == 0 ? close_first(readers, patience_ns) : close_again(readers);
 	n_closed += r == 0;
+	return r;
+}
+
+/* Each try waits so long, and the pause behind it twice as long as the one before. */
+#define SOON_TRY_NS 4000000u
+#define SOON_FIRST_PAUSE_NS 2000000u
+#define SOON_TRIES 8u
+
+int glake__gate_close_soon(uint64_t readers)
+{
+	uint64_t pause_ns = SOON_FIRST_PAUSE_NS;
+	int r = glake__gate_close(readers, SOON_TRY_NS);
+	for (unsigned i = 1; r == -EAGAIN && i < SOON_TRIES; i++) {
+		nanosleep(&(struct timespec){.tv_nsec = (long)pause_ns}, NULL);
+		pause_ns *= 2;
+		r = glake__gate_close(readers, SOON_TRY_NS);
+	}
 	return r;
 }
 

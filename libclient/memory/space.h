@@ -24,7 +24,8 @@
 
 struct glake__space {
 	pthread_mutex_t lock;
-	struct cudrv drv; /* written once */
+	pthread_cond_t let; /* somebody has let a backing that was held (heap.h) */
+	struct cudrv drv;   /* written once */
 	bool has_drv;
 	struct glake__gate gate;      /* set before there is memory; none: close is NULL */
 	struct glake__range *ranges;  /* owned by their users: all, for walks */
@@ -55,6 +56,12 @@ static inline void glake__unlock(void)
  */
 int glake__gate_close(uint64_t readers, uint64_t patience_ns);
 void glake__gate_open(void);
+
+/*
+ * The same for changes that can wait: the program is held back for a few milliseconds at a time and goes on
+ * in between, until its work has ended or half a second is over (-EAGAIN).
+ */
+int glake__gate_close_soon(uint64_t readers);
 
 /* A session begins in this process. */
 void glake__space_begin(void);

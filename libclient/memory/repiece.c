@@ -1,0 +1,138 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "libclient/memory/repiece.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "libclient/link/error.h"
+#include "libclient/memory/context.h"
+#include "libclient/memory/reback.h"
+#include "libclient/memory/supply.h"
+#include "proto/cleanup.h"
+
+/* One request for each run of equal sizes. */
+static int fill_once(const struct glake__backing *backing, struct glake__range *scratch,
+                     const uint64_t *sizes, size_t n_sizes, struct glake__wait *wait)
+{
+	uint64_t offset = 0;
+	int r = 0;
+	for (size_t i = 0; r == 0 && i < n_sizes;) {
+		uint64_t chunk_bytes = sizes[i];
+		uint64_t n_bytes = 0;
+		for (; i < n_sizes && sizes[i] == chunk_bytes; i++) {
+			n_bytes += chunk_bytes;
+		}
+		r = glake__backing_fill(backing->device, scratch, offset, n_bytes, chunk_bytes,
+		                        wait);
+		offset += n_bytes;
+	}
+	return r;
+}
+
+/* Unmap what is in @scratch; the chunks that nothing else has go back. */
+static int empty(const struct glake__backing *backing, struct glake__range *scratch)
+{
+	struct glake__chunk *dead = NULL;
+	int r = glake__range_clear(scratch, 0, scratch->n_bytes, &dead);
+	glake__backing_return(backing->device->session, dead);
+	return r;
+}
+
+static int fill(const struct glake__backing *backing, struct glake__range *scratch,
+                const uint64_t *sizes, size_t n_sizes, struct glake__wait *wait)
+{
+	int r = fill_once(backing, scratch, sizes, n_sizes, wait);
+	if (r < 0 && glake__supply_make_room(backing->device, r) && empty(backing, scratch) == 0) {
+		r = fill_once(backing, scratch, sizes, n_sizes, wait);
+	}
+	return r;
+}
+
+/* Nobody may write to what is replaced, so it can be copied while the program goes on. */
+static bool is_read_only(const struct glake__range *range, uint64_t offset, uint64_t n_bytes)
+{
+	glake__lock();
+	const struct glake__piece *piece = glake__range_piece_locked(range, offset);
+	while (piece && piece->offset < offset + n_bytes && piece->access == GLAKE__ACCESS_READ) {
+		piece = piece->next;
+	}
+	glake__unlock();
+	return !piece || piece->offset >= offset + n_bytes;
+}
+
+/* All chunks of @scratch; nobody else changes it. */
+static void list_parts(const struct glake__range *scratch, struct glake__part *parts)
+{
+	glake__lock();
+	for (const struct glake__piece *at = scratch->first; at; at = at->next) {
+		*parts++ = (struct glake__part){
+			.chunk = at->chunk,
+			.n_bytes = at->n_bytes,
+			.access = GLAKE__ACCESS_WRITE,
+			.fd = -1,
+		};
+	}
+	glake__unlock();
+}
+
+static int exchange(struct glake__backing *backing, uint64_t offset,
+                    const struct glake__range *scratch, const struct glake__part *parts,
+                    size_t n_parts)
+{
+	struct glake__range *range = backing->range;
+	struct glake__chunk *dead = NULL;
+	bool is_quiet = is_read_only(range, offset, scratch->n_bytes);
+	int r = 0;
+	if (is_quiet) {
+		r = glake__context_copy(backing->device, scratch->ptr, range->ptr + offset,
+		                        scratch->n_bytes);
+	}
+	if (r == 0) {
+		r = glake__gate_close_soon(range->readers);
+	}
+	if (r < 0) {
+		return r;
+	}
+	if (!is_quiet) {
+		r = glake__context_copy(backing->device, scratch->ptr, range->ptr + offset,
+		                        scratch->n_bytes);
+	}
+	if (r == 0) {
+		r = glake__range_reback(range, offset, parts, n_parts, &dead, NULL);
+	}
+	glake__gate_open();
+	glake__backing_return(backing->device->session, dead);
+	return r;
+}
+
+int glake__repiece(struct glake__backing *backing, uint64_t offset, const uint64_t *sizes,
+                   size_t n_sizes, struct glake__wait *wait)
+{
+	uint64_t n_bytes = 0;
+	struct glake__range *scratch;
+	cleanup_free struct glake__part *parts = calloc(n_sizes, sizeof(*parts));
+	if (!parts) {
+		return glake__fail(-ENOMEM, "out of memory");
+	}
+	for (size_t i = 0; i < n_sizes; i++) {
+		n_bytes += sizes[i];
+	}
+	int r = glake__range_reserve(GLAKE__RANGE_SCRATCH, NULL, backing->device->handle, n_bytes,
+	                             0, 0, &scratch);
+	if (r < 0) {
+		return r;
+	}
+	r = fill(backing, scratch, sizes, n_sizes, wait);
+	if (r == 0) {
+		list_parts(scratch, parts);
+		r = exchange(backing, offset, scratch, parts, n_sizes);
+	}
+	char *text = glake__error_save();
+	struct glake__chunk *dead = NULL;
+	/* Twice, if need be: what stays mapped here is charged until the session ends. */
+	empty(backing, scratch);
+	glake__range_end(scratch, &dead);
+	glake__backing_return(backing->device->session, dead);
+	glake__error_restore(text);
+	return r;
+}

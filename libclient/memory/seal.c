@@ -1,0 +1,665 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Sealing, step by step, and what a failure of each leaves behind:
+ *
+ *   hold      nobody frees or shares the allocations meanwhile; the program goes on using them
+ *   plan      spans are joined where they touch, and rounded inward to whole pages
+ *   repiece   a chunk that is not one part, or too large for a block, is copied to several. A failure leaves
+ *             the chunk as it was
+ *   flip      the parts become read-only. What is compared later can be written by nobody. A failure undoes it
+ *   publish   glaked makes the chunk a block, or finds an equal one and compares all bytes. A refusal makes
+ *             the part writable again
+ *   collapse  an equal block is mapped in the part's place, and the chunk goes. A failure keeps the chunk
+ *             mapped, as the block: the bytes are the same, but its memory is not saved until it is freed
+ *
+ * Parts are flipped and collapsed many at a time, since each time waits for the work that is queued.
+ */
+#include "libclient/memory/seal.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "libclient/link/dispatch.h"
+#include "libclient/link/rpc.h"
+#include "libclient/link/sized.h"
+#include "libclient/memory/context.h"
+#include "libclient/memory/heap.h"
+#include "libclient/memory/page.h"
+#include "libclient/memory/reback.h"
+#include "libclient/memory/repiece.h"
+#include "proto/cleanup.h"
+#include "proto/limits.h"
+
+/* Spans that lie no further apart are one: PyTorch's allocator rounds sizes up to this. */
+#define GAP_BYTES 512u
+
+/* So many parts at a time: two milliseconds of driver calls while the program is held back. */
+#define BATCH 64u
+
+struct span {
+	glake_ptr ptr;
+	uint64_t n_bytes;
+	struct glake__held held;
+	uint64_t begin; /* in the backing */
+	uint64_t end;
+};
+
+/* Pages of one piece, one block when all is done. */
+struct part {
+	struct glake__backing *backing;
+	uint64_t offset;
+	uint64_t n_bytes;
+	struct glake__hold hold; /* from flipping to collapsing; range is NULL: there is none */
+	struct glake__block_answer answer; /* once it is published */
+	bool is_flipped;
+	bool is_published;
+};
+
+struct seal {
+	struct span *spans; /* owned; by address */
+	size_t n_spans;
+	struct part *parts; /* owned; by address */
+	size_t n_parts;
+	size_t capacity;
+	struct glake_sealed sum;
+	bool is_stopped; /* what is not sealed yet stays private */
+	int error;       /* the first */
+	char *text;      /* owned: its text */
+};
+
+static uint64_t round_up(uint64_t offset)
+{
+	return (offset + GLAKE__PAGE_BYTES - 1) & ~(GLAKE__PAGE_BYTES - 1);
+}
+
+static uint64_t round_down(uint64_t offset)
+{
+	return offset & ~(GLAKE__PAGE_BYTES - 1);
+}
+
+/* The caller learns of the first error; the rest goes on. */
+static void note(struct seal *seal, int r)
+{
+	if (r < 0 && seal->error == 0) {
+		seal->error = r;
+		seal->text = glake__error_save();
+	}
+}
+
+/* The next would fail in the same way. */
+static void stop(struct seal *seal, int r)
+{
+	note(seal, r);
+	seal->is_stopped |= r < 0;
+}
+
+/* ---- holding ---------------------------------------------------------------------------------- */
+
+static int hold(const struct seal *seal, struct span *span)
+{
+	if (span->n_bytes == 0 || !glake__heap_hold(span->ptr, seal, &span->held)) {
+		return glake__fail(-EINVAL, "%llu bytes at 0x%llx are not memory of glake_alloc()",
+		                   (unsigned long long)span->n_bytes,
+		                   (unsigned long long)span->ptr);
+	}
+	if (!span->held.backing) {
+		return 0;
+	}
+	span->begin = span->ptr - span->held.backing->ptr;
+	if (span->n_bytes > span->held.end - span->begin) {
+		return glake__fail(-EINVAL, "%llu bytes at 0x%llx are more than the allocation has",
+		                   (unsigned long long)span->n_bytes,
+		                   (unsigned long long)span->ptr);
+	}
+	span->end = span->begin + span->n_bytes;
+	return glake__session_check(span->held.backing->device->session);
+}
+
+static void let_all(struct seal *seal)
+{
+	struct glake__backing *last = NULL;
+	for (size_t i = 0; i < seal->n_spans; i++) {
+		struct glake__backing *backing = seal->spans[i].held.backing;
+		if (backing && backing != last) {
+			glake__heap_let(backing);
+		}
+		last = backing;
+	}
+}
+
+static int by_address(const void *a, const void *b)
+{
+	const struct span *left = a;
+	const struct span *right = b;
+	return (left->ptr > right->ptr) - (left->ptr < right->ptr);
+}
+
+/* ---- planning --------------------------------------------------------------------------------- */
+
+static int add_part(struct seal *seal, struct glake__backing *backing, uint64_t begin, uint64_t end)
+{
+	if (seal->n_parts == seal->capacity) {
+		size_t capacity = seal->capacity ? 2 * seal->capacity : BATCH;
+		struct part *more = realloc(seal->parts, capacity * sizeof(*more));
+		if (!more) {
+			return glake__fail(-ENOMEM, "out of memory");
+		}
+		seal->parts = more;
+		seal->capacity = capacity;
+	}
+	seal->parts[seal->n_parts++] = (struct part){
+		.backing = backing,
+		.offset = begin,
+		.n_bytes = end - begin,
+		.answer = {.fd = -1},
+	};
+	return 0;
+}
+
+/* Pages [begin, end) in parts of at most a block. */
+static int add_parts(struct seal *seal, struct glake__backing *backing, uint64_t begin,
+                     uint64_t end)
+{
+	int r = 0;
+	while (r == 0 && begin < end) {
+		uint64_t n_bytes = end - begin < GLAKE_MAX_BLOCK_BYTES ? end - begin
+		                                                       : GLAKE_MAX_BLOCK_BYTES;
+		r = add_part(seal, backing, begin, begin + n_bytes);
+		begin += n_bytes;
+	}
+	return r;
+}
+
+/*
+ * Pages [begin, end) of one piece. Parts start and end where the pages of a span do: two programs may have
+ * one tensor in common and not its neighbours.
+ */
+static int cut(struct seal *seal, const struct span *spans, size_t n_spans, uint64_t begin,
+               uint64_t end)
+{
+	struct glake__backing *backing = spans[0].held.backing;
+	int r = 0;
+	for (size_t i = 0; r == 0 && i < n_spans; i++) {
+		uint64_t stops[] = {round_up(spans[i].begin), round_down(spans[i].end)};
+		for (size_t k = 0; r == 0 && stops[0] < stops[1] && k < 2; k++) {
+			uint64_t stop = stops[k] < end ? stops[k] : end;
+			r = add_parts(seal, backing, begin, stop);
+			begin = stop > begin ? stop : begin;
+		}
+	}
+	return r < 0 ? r : add_parts(seal, backing, begin, end);
+}
+
+/* What a piece is, looked up once: only the holder changes it. */
+struct look {
+	uint64_t offset;
+	uint64_t n_bytes;
+	enum glake__page_kind kind;
+	enum glake__pin pin;
+};
+
+static struct look look_at(const struct glake__backing *backing, uint64_t offset)
+{
+	glake__lock();
+	const struct glake__piece *piece = glake__range_piece_locked(backing->range, offset);
+	struct look look = {
+		.offset = piece->offset,
+		.n_bytes = piece->n_bytes,
+		.kind = piece->chunk ? piece->chunk->kind : GLAKE__PAGE_HOLE,
+		.pin = piece->chunk ? glake__chunk_pin_locked(piece->chunk) : GLAKE__PIN_NONE,
+	};
+	glake__unlock();
+	return look;
+}
+
+/* @spans touch, in one backing, and end at @end. */
+static int plan_region(struct seal *seal, const struct span *spans, size_t n_spans, uint64_t end)
+{
+	struct glake__backing *backing = spans[0].held.backing;
+	uint64_t n_asked = end - spans[0].begin;
+	uint64_t begin = round_up(spans[0].begin);
+	/* What is behind the allocation is nobody's. */
+	end = end == spans[0].held.end ? backing->n_bytes : round_down(end);
+	uint64_t n_pages = begin < end ? end - begin : 0;
+	int r = 0;
+	seal->sum.edge_bytes += n_pages < n_asked ? n_asked - n_pages : 0;
+	while (r == 0 && begin < end) {
+		struct look piece = look_at(backing, begin);
+		uint64_t stop = piece.offset + piece.n_bytes;
+		stop = stop < end ? stop : end;
+		if (piece.kind == GLAKE__PAGE_BLOCK) {
+			seal->sum.sealed_bytes += stop - begin;
+		} else if (piece.kind != GLAKE__PAGE_CHUNK || piece.pin != GLAKE__PIN_NONE) {
+			seal->sum.pinned_bytes += stop - begin;
+			seal->sum.pinned_why = glake__pin_text(piece.pin);
+		} else {
+			r = cut(seal, spans, n_spans, begin, stop);
+		}
+		begin = stop;
+	}
+	return r;
+}
+
+static int plan(struct seal *seal)
+{
+	int r = 0;
+	for (size_t i = 0; r == 0 && i < seal->n_spans;) {
+		const struct span *first = &seal->spans[i];
+		uint64_t end = first->end;
+		size_t n = 1;
+		while (first->held.backing && i + n < seal->n_spans &&
+		       first[n].held.backing == first->held.backing &&
+		       first[n].begin < end + GAP_BYTES) {
+			end = first[n].end > end ? first[n].end : end;
+			n++;
+		}
+		if (first->held.backing) {
+			r = plan_region(seal, first, n, end);
+		} else {
+			seal->sum.edge_bytes += first->n_bytes;
+		}
+		i += n;
+	}
+	return r;
+}
+
+/* ---- repiecing -------------------------------------------------------------------------------- */
+
+static void add_size(uint64_t *sizes, size_t *n, uint64_t n_bytes)
+{
+	if (n_bytes > 0) {
+		sizes[(*n)++] = n_bytes;
+	}
+}
+
+/* @parts are all of one piece. They become pieces of their own. */
+static int separate(struct part *parts, size_t n_parts, const struct look *piece)
+{
+	cleanup_free uint64_t *sizes = calloc(2 * n_parts + 1, sizeof(*sizes));
+	struct glake__wait wait = {0};
+	uint64_t at = piece->offset;
+	size_t n = 0;
+	if (!sizes) {
+		return glake__fail(-ENOMEM, "out of memory");
+	}
+	for (size_t i = 0; i < n_parts; i++) {
+		add_size(sizes, &n, parts[i].offset - at);
+		add_size(sizes, &n, parts[i].n_bytes);
+		at = parts[i].offset + parts[i].n_bytes;
+	}
+	add_size(sizes, &n, piece->offset + piece->n_bytes - at);
+	return n == 1 ? 0 : glake__repiece(parts[0].backing, piece->offset, sizes, n, &wait);
+}
+
+/* Parts whose piece cannot be cut are dropped. */
+static void separate_all(struct seal *seal)
+{
+	size_t n_kept = 0;
+	for (size_t i = 0; i < seal->n_parts;) {
+		struct part *first = &seal->parts[i];
+		struct look piece = look_at(first->backing, first->offset);
+		size_t n = 1;
+		while (i + n < seal->n_parts && first[n].backing == first->backing &&
+		       first[n].offset < piece.offset + piece.n_bytes) {
+			n++;
+		}
+		int r = separate(first, n, &piece);
+		note(seal, r);
+		if (r == 0) {
+			memmove(&seal->parts[n_kept], first, n * sizeof(*first));
+			n_kept += n;
+		}
+		i += n;
+	}
+	seal->n_parts = n_kept;
+}
+
+/* ---- flipping --------------------------------------------------------------------------------- */
+
+static struct glake__chunk *chunk_of_locked(const struct part *part)
+{
+	return glake__range_piece_locked(part->backing->range, part->offset)->chunk;
+}
+
+/* Before its access is taken: whoever looks it up behind the gate finds what it will be. */
+static void mark(const struct part *part, enum glake__page_kind kind)
+{
+	glake__lock();
+	glake__chunk_set_kind_locked(chunk_of_locked(part), kind);
+	glake__unlock();
+}
+
+/* Nobody's bytes behind the allocation: equal in all processes, if they are zero. */
+static int zero_tail(const struct part *part)
+{
+	const struct glake__backing *backing = part->backing;
+	uint64_t end = backing->whole.n_bytes;
+	if (part->offset + part->n_bytes <= end) {
+		return 0;
+	}
+	return glake__context_zero(backing->device, backing->ptr + end, backing->n_bytes - end);
+}
+
+/* Nobody pins it from here on. Pinned meanwhile: it is not held. */
+static int hold_part(struct part *part)
+{
+	int r = glake__hold_begin(&part->hold, part->backing->ptr + part->offset, part->n_bytes,
+	                          true);
+	if (r < 0) {
+		part->hold.range = NULL;
+		return r;
+	}
+	if (look_at(part->backing, part->offset).pin != GLAKE__PIN_NONE) {
+		glake__hold_end(&part->hold);
+		part->hold.range = NULL;
+	}
+	return 0;
+}
+
+static int flip(struct part *part)
+{
+	mark(part, GLAKE__PAGE_BLOCK);
+	int r = glake__hold_access(&part->hold, GLAKE__ACCESS_READ);
+	part->is_flipped = r == 0;
+	if (r < 0) {
+		mark(part, GLAKE__PAGE_CHUNK);
+	}
+	return r;
+}
+
+static void unflip(struct part *part)
+{
+	char *text = glake__error_save();
+	glake__hold_access(&part->hold, GLAKE__ACCESS_WRITE);
+	mark(part, GLAKE__PAGE_CHUNK);
+	part->is_flipped = false;
+	glake__error_restore(text);
+}
+
+/* Of all that parts lie in. */
+static uint64_t readers_of(const struct part *parts, size_t n)
+{
+	uint64_t readers = 0;
+	for (size_t i = 0; i < n; i++) {
+		readers |= parts[i].backing->range->readers;
+	}
+	return readers;
+}
+
+static void flip_all(struct seal *seal, struct part *parts, size_t n)
+{
+	for (size_t i = 0; i < n; i++) {
+		stop(seal, zero_tail(&parts[i]));
+		stop(seal, hold_part(&parts[i]));
+	}
+	if (seal->is_stopped) {
+		return;
+	}
+	int r = glake__gate_close_soon(readers_of(parts, n));
+	stop(seal, r);
+	if (r < 0) {
+		return;
+	}
+	for (size_t i = 0; i < n; i++) {
+		if (parts[i].hold.range) {
+			stop(seal, flip(&parts[i]));
+		} else {
+			seal->sum.pinned_bytes += parts[i].n_bytes;
+		}
+	}
+	glake__gate_open();
+}
+
+/* ---- publishing ------------------------------------------------------------------------------- */
+
+static int publish(struct part *part)
+{
+	struct glake_session *session = part->backing->device->session;
+	glake__lock();
+	uint64_t chunk = chunk_of_locked(part)->id;
+	glake__unlock();
+	int r = glake__rpc_block_publish(session, chunk, part->n_bytes, &part->answer);
+	if (r == 0 && part->answer.chunk_bytes != part->n_bytes) {
+		fd_close(&part->answer.fd);
+		r = glake__fail(GLAKE_E_PROTOCOL,
+		                "the daemon's block has another size than the chunk");
+	}
+	if (r < 0) {
+		unflip(part);
+		return r;
+	}
+	/* What is mapped is the block now. */
+	glake__lock();
+	chunk_of_locked(part)->id = part->answer.block;
+	session->books.reserved_bytes -= part->n_bytes;
+	session->books.shared_bytes += part->n_bytes;
+	glake__unlock();
+	part->is_published = true;
+	return 0;
+}
+
+/* ---- collapsing ------------------------------------------------------------------------------- */
+
+static int collapse(const struct part *part)
+{
+	const struct glake__range *range = part->backing->range;
+	struct glake__chunk *chunk = glake__chunk_new(part->answer.block, part->n_bytes,
+	                                              range->device, GLAKE__PAGE_BLOCK);
+	if (!chunk) {
+		return -ENOMEM;
+	}
+	const struct glake__part block = {
+		.chunk = chunk,
+		.n_bytes = part->n_bytes,
+		.access = GLAKE__ACCESS_READ,
+		.fd = part->answer.fd,
+	};
+	int r = glake__hold_reback(&part->hold, &block, 1, NULL, NULL);
+	glake__chunk_put(chunk);
+	return r;
+}
+
+static void collapse_all(struct seal *seal, struct part *parts, size_t n)
+{
+	int r = glake__gate_close_soon(readers_of(parts, n));
+	note(seal, r);
+	if (r < 0) {
+		return;
+	}
+	for (size_t i = 0; i < n; i++) {
+		struct part *part = &parts[i];
+		if (part->is_published && part->answer.was_known && part->answer.fd >= 0) {
+			int error = collapse(part);
+			note(seal, error);
+			seal->sum.shared_bytes += error == 0 ? part->n_bytes : 0;
+		}
+	}
+	glake__gate_open();
+}
+
+/* ---- all of it -------------------------------------------------------------------------------- */
+
+static bool has_known(const struct part *parts, size_t n)
+{
+	size_t i = 0;
+	while (i < n && !(parts[i].is_published && parts[i].answer.was_known)) {
+		i++;
+	}
+	return i < n;
+}
+
+/* Parts that were not flipped, or are refused, stay private, and so does all that follows. */
+static void seal_batch(struct seal *seal, struct part *parts, size_t n)
+{
+	flip_all(seal, parts, n);
+	for (size_t i = 0; i < n; i++) {
+		struct part *part = &parts[i];
+		if (part->is_flipped && seal->is_stopped) {
+			unflip(part);
+		} else if (part->is_flipped) {
+			stop(seal, publish(part));
+			seal->sum.sealed_bytes += part->is_published ? part->n_bytes : 0;
+		}
+	}
+	if (has_known(parts, n)) {
+		collapse_all(seal, parts, n);
+	}
+	for (size_t i = 0; i < n; i++) {
+		fd_close(&parts[i].answer.fd);
+		if (parts[i].hold.range) {
+			glake__hold_end(&parts[i].hold);
+		}
+	}
+}
+
+static int run(struct seal *seal)
+{
+	for (size_t i = 0; i < seal->n_spans; i++) {
+		int r = hold(seal, &seal->spans[i]);
+		if (r < 0) {
+			return r;
+		}
+	}
+	int r = plan(seal);
+	if (r < 0) {
+		return r;
+	}
+	separate_all(seal);
+	for (size_t i = 0; i < seal->n_parts && !seal->is_stopped; i += BATCH) {
+		size_t n = seal->n_parts - i < BATCH ? seal->n_parts - i : BATCH;
+		seal_batch(seal, &seal->parts[i], n);
+	}
+	return 0;
+}
+
+/* GLAKE_DEDUP=off wins over whoever asks. */
+static bool is_off(void)
+{
+	const char *dedup = secure_getenv("GLAKE_DEDUP");
+	return dedup && strcmp(dedup, "off") == 0;
+}
+
+static int seal_new(struct seal *seal, const struct glake_span *spans, size_t n_spans)
+{
+	*seal = (struct seal){.n_spans = n_spans};
+	seal->spans = calloc(n_spans ? n_spans : 1, sizeof(*seal->spans));
+	if (!seal->spans) {
+		return glake__fail(-ENOMEM, "out of memory");
+	}
+	for (size_t i = 0; i < n_spans; i++) {
+		seal->spans[i].ptr = spans[i].ptr;
+		seal->spans[i].n_bytes = spans[i].bytes;
+	}
+	qsort(seal->spans, n_spans, sizeof(*seal->spans), by_address);
+	return 0;
+}
+
+/* The session of what was sealed; NULL: nothing was. */
+static struct glake_session *session_of(const struct seal *seal)
+{
+	return seal->n_parts > 0 ? seal->parts[0].backing->device->session : NULL;
+}
+
+int glake_seal(const struct glake_span *spans, size_t n_spans, struct glake_sealed *sealed_out)
+{
+	cleanup_cancel int cancel = cancel_disable();
+	struct seal seal;
+	if (is_off()) {
+		return glake__fail(-EPERM, "GLAKE_DEDUP=off: nothing is sealed");
+	}
+	int r = seal_new(&seal, spans, n_spans);
+	if (r < 0) {
+		return r;
+	}
+	r = run(&seal);
+	struct glake_session *session = session_of(&seal);
+	let_all(&seal);
+	free(seal.spans);
+	free(seal.parts);
+	if (seal.error) {
+		glake__error_restore(seal.text);
+		r = seal.error;
+	}
+	if (sealed_out && glake__sized_out(sealed_out, &seal.sum, sizeof(seal.sum)) < 0 && r == 0) {
+		r = -EINVAL;
+	}
+	return session ? glake__leave(session, r) : r;
+}
+
+/* ---- undoing ---------------------------------------------------------------------------------- */
+
+static int unseal_pages(struct glake__backing *backing, uint64_t begin, uint64_t end)
+{
+	struct glake__wait wait = {0};
+	int r = 0;
+	while (r == 0 && begin < end) {
+		struct look piece = look_at(backing, begin);
+		if (piece.kind == GLAKE__PAGE_BLOCK) {
+			r = glake__repiece(backing, piece.offset, &piece.n_bytes, 1, &wait);
+		}
+		begin = piece.offset + piece.n_bytes;
+	}
+	return r;
+}
+
+int glake_unseal(glake_ptr ptr, uint64_t bytes)
+{
+	cleanup_cancel int cancel = cancel_disable();
+	const struct glake_span all = {.ptr = ptr, .bytes = bytes};
+	struct seal seal;
+	int r = seal_new(&seal, &all, 1);
+	if (r < 0) {
+		return r;
+	}
+	struct span *span = seal.spans;
+	r = hold(&seal, span);
+	struct glake__backing *backing = span->held.backing;
+	struct glake_session *session = backing ? backing->device->session : NULL;
+	if (r == 0 && backing) {
+		r = unseal_pages(backing, span->begin, span->end);
+	}
+	let_all(&seal);
+	free(seal.spans);
+	return session ? glake__leave(session, r) : r;
+}
+
+/* Is it in chunks as glake__backing_new() makes them? */
+static bool is_as_new(const struct glake__backing *backing)
+{
+	bool is_new = true;
+	for (uint64_t at = 0; is_new && at < backing->n_bytes; at += BACKING_CHUNK_BYTES) {
+		struct look piece = look_at(backing, at);
+		uint64_t n_left = backing->n_bytes - at;
+		is_new = piece.kind == GLAKE__PAGE_CHUNK &&
+		         piece.n_bytes ==
+		                 (n_left < BACKING_CHUNK_BYTES ? n_left : BACKING_CHUNK_BYTES);
+	}
+	return is_new;
+}
+
+static int make_new(struct glake__backing *backing)
+{
+	size_t n = (backing->n_bytes + BACKING_CHUNK_BYTES - 1) / BACKING_CHUNK_BYTES;
+	cleanup_free uint64_t *sizes = calloc(n, sizeof(*sizes));
+	struct glake__wait wait = {0};
+	if (!sizes) {
+		return glake__fail(-ENOMEM, "out of memory");
+	}
+	for (size_t i = 0; i < n; i++) {
+		sizes[i] = BACKING_CHUNK_BYTES;
+	}
+	sizes[n - 1] = backing->n_bytes - (n - 1) * BACKING_CHUNK_BYTES;
+	return glake__repiece(backing, 0, sizes, n, &wait);
+}
+
+int glake__seal_undo(glake_ptr ptr)
+{
+	struct glake__held held = {0};
+	if (!glake__heap_hold(ptr, &held, &held) || !held.backing) {
+		return 0;
+	}
+	int r = is_as_new(held.backing) ? 0 : make_new(held.backing);
+	glake__heap_let(held.backing);
+	return r;
+}

@@ -1,0 +1,409 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Sealing: equal private memory becomes one copy at the same addresses, and copies again. */
+#include <pthread.h>
+
+#include "libclient/glake_shim.h"
+#include "libclient/memory/range.h"
+#include "tests/harness/world.h"
+
+static void begin_blind(void)
+{
+	world_begin(.config = WORLD_CONFIG "warm_bytes = \"64MiB\";", .devices = "1x4GiB");
+}
+
+static void open_driver(void)
+{
+	CUcontext context;
+	world_open_driver();
+	ck_assert_int_eq(drv.cuDevicePrimaryCtxRetain(&context, 0), CUDA_SUCCESS);
+	ck_assert_int_eq(drv.cuCtxSetCurrent(context), CUDA_SUCCESS);
+}
+
+static void begin(void)
+{
+	begin_blind();
+	open_driver();
+}
+
+/* Words that tell where they are, and of which content. */
+static void write_words(glake_ptr ptr, uint64_t n_bytes, uint64_t content)
+{
+	uint64_t n = n_bytes / sizeof(uint64_t);
+	uint64_t *words = malloc(n_bytes);
+	for (uint64_t i = 0; i < n; i++) {
+		words[i] = content << 48 | i;
+	}
+	ck_assert_int_eq(drv.cuMemcpyHtoD(ptr, words, n_bytes), CUDA_SUCCESS);
+	free(words);
+}
+
+static void check_words(glake_ptr ptr, uint64_t n_bytes, uint64_t content)
+{
+	uint64_t n = n_bytes / sizeof(uint64_t);
+	uint64_t *words = malloc(n_bytes);
+	ck_assert_int_eq(drv.cuMemcpyDtoH(words, ptr, n_bytes), CUDA_SUCCESS);
+	uint64_t i = 0;
+	while (i < n && words[i] == (content << 48 | i)) {
+		i++;
+	}
+	ck_assert_msg(i == n, "word %lu of 0x%lx is %lx, not of content %lu", i, ptr,
+	              i < n ? words[i] : 0, content);
+	free(words);
+}
+
+static glake_ptr alloc_words(struct glake_session *session, uint64_t n_bytes, uint64_t content)
+{
+	glake_ptr ptr;
+	assert_ok(glake_alloc(session, 0, n_bytes, 0, &ptr));
+	write_words(ptr, n_bytes, content);
+	return ptr;
+}
+
+static bool can_write(glake_ptr ptr)
+{
+	uint64_t word = 0;
+	return drv.cuMemcpyHtoD(ptr, &word, sizeof(word)) == CUDA_SUCCESS;
+}
+
+static struct glake_sealed seal_of(glake_ptr ptr, uint64_t n_bytes)
+{
+	struct glake_sealed sealed = {.size = sizeof(sealed)};
+	struct glake_span span = {.ptr = ptr, .bytes = n_bytes};
+	assert_ok(glake_seal(&span, 1, &sealed));
+	return sealed;
+}
+
+/* Private or sealed, each copy once. */
+static uint64_t held_bytes(void)
+{
+	struct books books = world_books();
+	return books.private_bytes + books.block_bytes;
+}
+
+START_TEST(equal_memory_becomes_one_copy)
+{
+	struct glake_session *one = world_connect();
+	struct glake_session *two = world_connect();
+	glake_ptr first = alloc_words(one, 6 * MIB, 7);
+	glake_ptr second = alloc_words(two, 6 * MIB, 7);
+	ck_assert_uint_eq(held_bytes(), 12 * MIB);
+	struct glake_sealed sealed = seal_of(first, 6 * MIB);
+	ck_assert_uint_eq(sealed.sealed_bytes, 6 * MIB);
+	ck_assert_uint_eq(sealed.shared_bytes, 0);
+	sealed = seal_of(second, 6 * MIB);
+	ck_assert_uint_eq(sealed.sealed_bytes, 6 * MIB);
+	ck_assert_uint_eq(sealed.shared_bytes, 6 * MIB);
+	ck_assert_uint_eq(held_bytes(), 6 * MIB);
+	check_words(first, 6 * MIB, 7);
+	check_words(second, 6 * MIB, 7);
+	ck_assert(!can_write(first));
+	ck_assert(!can_write(second));
+	ck_assert_uint_eq(world_usage(two).shared_bytes, 6 * MIB);
+	ck_assert_uint_eq(world_usage(two).reserved_bytes, 0);
+	ck_assert(glake__space_is_valid());
+
+	assert_ok(glake_unseal(second, 1));
+	ck_assert(can_write(second));
+	ck_assert(!can_write(first));
+	write_words(second, 6 * MIB, 8);
+	check_words(first, 6 * MIB, 7);
+	check_words(second, 6 * MIB, 8);
+	ck_assert_uint_eq(world_usage(two).shared_bytes, 0);
+	ck_assert_uint_eq(world_usage(two).reserved_bytes, 6 * MIB);
+	assert_ok(glake_free(one, first));
+	assert_ok(glake_free(two, second));
+	ck_assert_uint_eq(world_usage(one).shared_bytes, 0);
+}
+END_TEST
+
+/* What is larger than a block is cut, where the spans say, and stays where it is. */
+START_TEST(large_memory_is_cut_where_tensors_end)
+{
+	enum { A = 130, B = 4, ALL = 140 };
+	struct glake_session *one = world_connect();
+	struct glake_session *two = world_connect();
+	glake_ptr first = alloc_words(one, ALL * MIB, 1);
+	glake_ptr second = alloc_words(two, ALL * MIB, 1);
+	/* Two tensors that touch, and a rest that differs. */
+	write_words(first + (A + B) * MIB, (ALL - A - B) * MIB, 2);
+	write_words(second + (A + B) * MIB, (ALL - A - B) * MIB, 3);
+	for (unsigned i = 0; i < 2; i++) {
+		glake_ptr ptr = i ? second : first;
+		struct glake_span spans[] = {
+			{ptr + A * MIB, B * MIB},
+			{ptr, A * MIB},
+		};
+		struct glake_sealed sealed = {.size = sizeof(sealed)};
+		assert_ok(glake_seal(spans, 2, &sealed));
+		ck_assert_uint_eq(sealed.sealed_bytes, (A + B) * MIB);
+		ck_assert_uint_eq(sealed.shared_bytes, i * (A + B) * MIB);
+		ck_assert_uint_eq(sealed.edge_bytes, 0);
+		ck_assert(!can_write(ptr + 20 * MIB));
+		ck_assert(can_write(ptr + (A + B) * MIB));
+	}
+	write_words(first + (A + B) * MIB, (ALL - A - B) * MIB, 2);
+	write_words(second + (A + B) * MIB, (ALL - A - B) * MIB, 3);
+	ck_assert_uint_eq(held_bytes(), (A + B + 2 * (ALL - A - B)) * MIB);
+	ck_assert(glake__space_is_valid());
+	/* Only the block that is written to becomes private. */
+	assert_ok(glake_unseal(first + (A + 1) * MIB, 1));
+	ck_assert(can_write(first + A * MIB));
+	ck_assert(!can_write(first));
+	ck_assert_uint_eq(world_usage(one).shared_bytes, A * MIB);
+	assert_ok(glake_unseal(first, ALL * MIB));
+	assert_ok(glake_unseal(second, ALL * MIB));
+	glake_free(one, first);
+	glake_free(two, second);
+	ck_assert_uint_eq(world_usage(one).shared_bytes, 0);
+}
+END_TEST
+
+START_TEST(pages_with_anything_else_stay_private)
+{
+	struct glake_session *session = world_connect();
+	glake_ptr ptr = alloc_words(session, 10 * MIB, 1);
+	struct glake_sealed sealed = seal_of(ptr + MIB, 6 * MIB);
+	ck_assert_uint_eq(sealed.sealed_bytes, 4 * MIB);
+	ck_assert_uint_eq(sealed.edge_bytes, 2 * MIB);
+	ck_assert(can_write(ptr + MIB));
+	ck_assert(!can_write(ptr + 2 * MIB));
+	ck_assert(!can_write(ptr + 6 * MIB - 8));
+	ck_assert(can_write(ptr + 6 * MIB));
+	/* Again, and the page that both spans have a half of. */
+	struct glake_span spans[] = {{ptr + 7 * MIB + 512, 3 * MIB - 512}, {ptr + MIB, 6 * MIB}};
+	assert_ok(glake_seal(spans, 2, NULL));
+	ck_assert(can_write(ptr + 6 * MIB));
+	spans[0] = (struct glake_span){ptr + 7 * MIB + 256, 3 * MIB - 256};
+	sealed.size = sizeof(sealed);
+	assert_ok(glake_seal(spans, 2, &sealed));
+	ck_assert_uint_eq(sealed.sealed_bytes, 8 * MIB);
+	ck_assert(!can_write(ptr + 6 * MIB));
+	/* Small memory lies with other small memory. */
+	glake_ptr small = alloc_words(session, MIB, 1);
+	sealed = seal_of(small, MIB);
+	ck_assert_uint_eq(sealed.sealed_bytes, 0);
+	ck_assert_uint_eq(sealed.edge_bytes, MIB);
+	struct glake_span wrong[] = {{ptr, 10 * MIB + 1}, {ptr - 1, 5}, {ptr, 0}};
+	for (size_t i = 0; i < 3; i++) {
+		ck_assert_int_eq(glake_seal(&wrong[i], 1, NULL), -EINVAL);
+	}
+}
+END_TEST
+
+/* The end of an allocation that fills no page: the rest of the page is nobody's, whatever it held. */
+START_TEST(nobodys_bytes_behind_an_allocation_are_zero)
+{
+	struct glake_session *one = world_connect();
+	struct glake_session *two = world_connect();
+	glake_ptr old = alloc_words(two, 4 * MIB, 9);
+	assert_ok(glake_free(two, old));
+	glake_ptr first = alloc_words(one, 3 * MIB, 1);
+	glake_ptr second = alloc_words(two, 3 * MIB, 1);
+	ck_assert_uint_eq(second, old);
+	ck_assert_uint_eq(seal_of(first, 3 * MIB).sealed_bytes, 4 * MIB);
+	ck_assert_uint_eq(seal_of(second, 3 * MIB).shared_bytes, 4 * MIB);
+	check_words(second, 3 * MIB, 1);
+}
+END_TEST
+
+START_TEST(memory_that_others_may_write_is_pinned)
+{
+	struct glake_session *session = world_connect();
+	glake_ptr ptr = alloc_words(session, 4 * MIB, 1);
+	struct glake_share share;
+	assert_ok(glake_share(session, ptr, &share));
+	struct glake_sealed sealed = seal_of(ptr, 4 * MIB);
+	ck_assert_uint_eq(sealed.sealed_bytes, 0);
+	ck_assert_uint_eq(sealed.pinned_bytes, 4 * MIB);
+	ck_assert_str_eq(sealed.pinned_why, "named for other processes");
+	ck_assert(can_write(ptr));
+}
+END_TEST
+
+/* A name is given to private memory in whole chunks, as before it was sealed. */
+START_TEST(a_name_ends_sealing)
+{
+	struct glake_session *session = world_connect();
+	struct glake_session *other = world_connect();
+	glake_ptr ptr = alloc_words(session, 140 * MIB, 1);
+	ck_assert_uint_eq(seal_of(ptr, 132 * MIB).sealed_bytes, 132 * MIB);
+	struct glake_share share;
+	assert_ok(glake_share(session, ptr, &share));
+	glake_ptr opened;
+	assert_ok(glake_share_open(other, &share, -1, &opened));
+	write_words(opened, 140 * MIB, 2);
+	check_words(ptr, 140 * MIB, 2);
+	assert_ok(glake_share_close(other, &share, opened));
+	ck_assert_uint_eq(world_usage(session).shared_bytes, 0);
+	assert_ok(glake_free(session, ptr));
+}
+END_TEST
+
+START_TEST(sealed_memory_is_freed_and_never_warm)
+{
+	struct glake_session *session = world_connect();
+	CUstream stream;
+	ck_assert_int_eq(drv.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+	for (unsigned i = 0; i < 2; i++) {
+		glake_ptr ptr = alloc_words(session, 4 * MIB, 1);
+		seal_of(ptr, 2 * MIB);
+		if (i) {
+			assert_ok(glake_free(session, ptr));
+		} else {
+			assert_ok(glake_free_async(session, stream, ptr, 0));
+		}
+		glake_ptr next = alloc_words(session, 4 * MIB, 2);
+		check_words(next, 4 * MIB, 2);
+		assert_ok(glake_free(session, next));
+		assert_ok(glake_trim(session, 0, 0));
+		ck_assert_uint_eq(world_usage(session).shared_bytes, 0);
+		ck_assert_uint_eq(world_usage(session).reserved_bytes, 0);
+	}
+	ck_assert_uint_eq(world_row(session).n_chunks, 0);
+	ck_assert_int_eq(drv.cuStreamDestroy(stream), CUDA_SUCCESS);
+}
+END_TEST
+
+START_TEST(dedup_off_wins)
+{
+	struct glake_session *session = world_connect();
+	glake_ptr ptr = alloc_words(session, 2 * MIB, 1);
+	struct glake_span span = {.ptr = ptr, .bytes = 2 * MIB};
+	setenv("GLAKE_DEDUP", "off", 1);
+	ck_assert_int_eq(glake_seal(&span, 1, NULL), -EPERM);
+	unsetenv("GLAKE_DEDUP");
+	ck_assert(can_write(ptr));
+}
+END_TEST
+
+static void *free_it(void *user)
+{
+	glake_ptr *ptr = user;
+	assert_ok(glake_free((struct glake_session *)(uintptr_t)ptr[0], ptr[1]));
+	return NULL;
+}
+
+/* Freed by one thread while another seals it: after that, and then it is gone. */
+START_TEST(a_free_waits_for_a_seal)
+{
+	struct glake_session *session = world_connect();
+	for (unsigned i = 0; i < 20; i++) {
+		glake_ptr ptr = alloc_words(session, 4 * MIB, i);
+		glake_ptr what[] = {(glake_ptr)(uintptr_t)session, ptr};
+		struct glake_span span = {.ptr = ptr, .bytes = 4 * MIB};
+		pthread_t thread;
+		ck_assert_int_eq(pthread_create(&thread, NULL, free_it, what), 0);
+		int r = glake_seal(&span, 1, NULL);
+		ck_assert_msg(r == 0 || r == -EINVAL, "%d: %s", r, glake_error());
+		pthread_join(thread, NULL);
+		ck_assert_int_eq(glake_free(session, ptr), -EINVAL);
+		ck_assert_uint_eq(world_usage(session).shared_bytes, 0);
+		ck_assert_uint_eq(world_usage(session).live_bytes, 0);
+	}
+	ck_assert(glake__space_is_valid());
+}
+END_TEST
+
+/*
+ * The driver fails once, at each call in turn, of cutting, sealing and unsealing. The bytes of both programs
+ * stay, and in the end nothing is left over.
+ */
+static void seal_with_faults(void *user)
+{
+	open_driver();
+	struct glake_session *one = world_connect();
+	struct glake_session *two = world_connect();
+	glake_ptr first = alloc_words(one, 6 * MIB, 1);
+	seal_of(first, 6 * MIB);
+	unsigned n_failed = 0;
+	for (unsigned n = 1; n < 60; n++) {
+		glake_ptr second = alloc_words(two, 6 * MIB, 1);
+		write_words(second + 4 * MIB, 2 * MIB, 2);
+		char rule[64];
+		snprintf(rule, sizeof(rule), "*:%u:fail=1", n);
+		struct glake_span span = {.ptr = second, .bytes = 4 * MIB};
+		world_set_own_faults(rule);
+		bool has_failed = glake_seal(&span, 1, NULL) < 0;
+		has_failed |= glake_unseal(second, MIB) < 0;
+		world_set_own_faults(NULL);
+		n_failed += has_failed;
+		check_words(second, 4 * MIB, 1);
+		check_words(second + 4 * MIB, 2 * MIB, 2);
+		check_words(first, 6 * MIB, 1);
+		ck_assert(can_write(second + 4 * MIB));
+		assert_ok(glake_unseal(second, 6 * MIB));
+		write_words(second, 6 * MIB, 3);
+		check_words(second, 6 * MIB, 3);
+		check_words(first, 6 * MIB, 1);
+		assert_ok(glake_free(two, second));
+		assert_ok(glake_trim(two, 0, 0));
+		ck_assert_msg(world_usage(two).reserved_bytes == 0 &&
+		                      world_usage(two).shared_bytes == 0,
+		              "call %u: %lu reserved, %lu shared", n,
+		              world_usage(two).reserved_bytes, world_usage(two).shared_bytes);
+		ck_assert_uint_eq(world_row(two).n_chunks, 0);
+		ck_assert_uint_eq(world_row(two).shared_bytes, 0);
+		ck_assert(glake__space_is_valid());
+	}
+	ck_assert_uint_gt(n_failed, 20);
+}
+
+/* In a process of its own: handles that the driver does not release go with it. */
+START_TEST(no_byte_is_lost_when_the_driver_fails)
+{
+	world_join(world_client(seal_with_faults, NULL));
+}
+END_TEST
+
+/* Nobody has room for a copy: what cannot be cut stays private, and what is sealed stays sealed. */
+START_TEST(without_memory_for_a_copy_nothing_changes)
+{
+	struct glake_session *session = world_connect();
+	glake_ptr ptr = alloc_words(session, 6 * MIB, 1);
+	seal_of(ptr + 4 * MIB, 2 * MIB);
+	assert_ok(glake_set_quota(session, "default", 0, 6 * MIB));
+	struct glake_span span = {.ptr = ptr, .bytes = 2 * MIB};
+	int r = glake_seal(&span, 1, NULL);
+	ck_assert_int_eq(r, GLAKE_E_OVER_QUOTA);
+	ck_assert_int_eq(glake_unseal(ptr + 4 * MIB, 1), GLAKE_E_OVER_QUOTA);
+	check_words(ptr, 6 * MIB, 1);
+	ck_assert(can_write(ptr));
+	ck_assert(!can_write(ptr + 4 * MIB));
+}
+END_TEST
+
+START_TEST(a_dead_glaked_seals_nothing)
+{
+	struct glake_session *session = world_connect();
+	glake_ptr sealed = alloc_words(session, 2 * MIB, 1);
+	glake_ptr ptr = alloc_words(session, 2 * MIB, 2);
+	seal_of(sealed, 2 * MIB);
+	harness_kill(&harness);
+	struct glake_span span = {.ptr = ptr, .bytes = 2 * MIB};
+	ck_assert_int_eq(glake_seal(&span, 1, NULL), GLAKE_E_GONE);
+	check_words(ptr, 2 * MIB, 2);
+	ck_assert(can_write(ptr));
+	ck_assert_int_eq(glake_unseal(sealed, 1), GLAKE_E_GONE);
+	check_words(sealed, 2 * MIB, 1);
+}
+END_TEST
+
+int main(void)
+{
+	suite_begin = begin;
+	Suite *suite = suite_create("seal");
+	suite_add(suite, equal_memory_becomes_one_copy);
+	suite_add(suite, large_memory_is_cut_where_tensors_end);
+	suite_add(suite, pages_with_anything_else_stay_private);
+	suite_add(suite, nobodys_bytes_behind_an_allocation_are_zero);
+	suite_add(suite, memory_that_others_may_write_is_pinned);
+	suite_add(suite, a_name_ends_sealing);
+	suite_add(suite, sealed_memory_is_freed_and_never_warm);
+	suite_add(suite, dedup_off_wins);
+	suite_add(suite, a_free_waits_for_a_seal);
+	suite_add(suite, without_memory_for_a_copy_nothing_changes);
+	suite_add(suite, a_dead_glaked_seals_nothing);
+	suite_begin = begin_blind;
+	suite_add(suite, no_byte_is_lost_when_the_driver_fails);
+	return suite_run(suite);
+}
