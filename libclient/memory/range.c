@@ -607,6 +607,7 @@ void glake__change_cancel(struct glake__change *change, struct glake__chunk **de
 
 void glake__busy_pause(void)
 {
+	cleanup_cancel int cancel = cancel_disable();
 	const struct timespec pause = {.tv_nsec = BUSY_PAUSE_NS};
 	nanosleep(&pause, NULL);
 }

@@ -142,7 +142,7 @@ struct glake__part {
 
 /*
  * Mapped pieces that only the holder changes: to look at their content and replace it (reback.h). Others that
- * want to change, pin or free the memory wait for the end of the hold.
+ * want to change, pin or free the memory wait for the end of the hold, so the holder must not be cancelled.
  */
 struct glake__hold {
 	struct glake__range *range; /* stays as long as the hold */

@@ -9,6 +9,7 @@
 #include "libclient/link/error.h"
 #include "libclient/link/fork.h"
 #include "libclient/memory/window.h"
+#include "proto/cleanup.h"
 
 struct glake__space glake__space = {
 	.lock = PTHREAD_MUTEX_INITIALIZER,
@@ -55,14 +56,23 @@ void glake__space_open(const struct cudrv *drv)
 
 /* ---- the gate --------------------------------------------------------------------------------- */
 
-static _Thread_local unsigned n_closed;       /* by this thread, one in the other */
-static _Thread_local uint64_t closed_readers; /* of the outermost */
+/* Of this thread, which cannot be cancelled while the gate is closed: others wait for it. */
+static _Thread_local struct {
+	unsigned depth;
+	uint64_t readers; /* of the outermost closing */
+	int cancel;       /* the state before */
+} closed;
 
 static int close_first(uint64_t readers, uint64_t patience_ns)
 {
 	const struct glake__gate *gate = &glake__space.gate;
+	int cancel = cancel_disable();
 	int r = gate->close ? gate->close(gate->user, readers, patience_ns) : 0;
-	closed_readers = readers;
+	closed.readers = readers;
+	closed.cancel = cancel;
+	if (r < 0) {
+		pthread_setcancelstate(cancel, &cancel);
+	}
 	return r < 0 ? glake__fail(r, "the program's work cannot be held back%s",
 	                           r == -EAGAIN ? " now: it goes on, or is captured" : "")
 	             : 0;
@@ -70,15 +80,15 @@ static int close_first(uint64_t readers, uint64_t patience_ns)
 
 static int close_again(uint64_t readers)
 {
-	return readers & ~closed_readers
+	return readers & ~closed.readers
 	               ? glake__fail(-EINVAL, "the gate is closed for other devices only")
 	               : 0;
 }
 
 int glake__gate_close(uint64_t readers, uint64_t patience_ns)
 {
-	int r = n_closed == 0 ? close_first(readers, patience_ns) : close_again(readers);
-	n_closed += r == 0;
+	int r = closed.depth == 0 ? close_first(readers, patience_ns) : close_again(readers);
+	closed.depth += r == 0;
 	return r;
 }
 
@@ -102,8 +112,12 @@ int glake__gate_close_soon(uint64_t readers)
 void glake__gate_open(void)
 {
 	const struct glake__gate *gate = &glake__space.gate;
-	n_closed--;
-	if (n_closed == 0 && gate->close) {
+	closed.depth--;
+	if (closed.depth > 0) {
+		return;
+	}
+	if (gate->close) {
 		gate->open(gate->user);
 	}
+	pthread_setcancelstate(closed.cancel, &closed.cancel);
 }

@@ -49,10 +49,10 @@ static inline void glake__unlock(void)
 #define GLAKE__GATE_PATIENCE_NS 20000000u
 
 /*
- * Hold back the program's work, by the gate, until glake__gate_open() by the same thread. It nests: the
- * outermost pair closes and opens, so several changes can share one closing. Without a gate it does
- * nothing. Returns 0; the gate's error, such as -EAGAIN; -EINVAL: this thread has closed the gate, but
- * not for all of @readers. No lock is held by the caller.
+ * Hold back the program's work, by the gate, until glake__gate_open() by the same thread, which cannot be
+ * cancelled meanwhile. It nests: the outermost pair closes and opens, so several changes can share one
+ * closing. Without a gate it does nothing. Returns 0; the gate's error, such as -EAGAIN; -EINVAL: this
+ * thread has closed the gate, but not for all of @readers. No lock is held by the caller.
  */
 int glake__gate_close(uint64_t readers, uint64_t patience_ns);
 void glake__gate_open(void);

@@ -445,6 +445,32 @@ START_TEST(a_copy_that_waits_for_a_thread_at_the_gate_ends)
 }
 END_TEST
 
+static void *close_and_open(void *argument)
+{
+	ck_assert_int_eq(close_for(1, LONG_NS), 0);
+	glake__gate_open();
+	return argument;
+}
+
+/* Programs may cancel threads of theirs, and one of them may be changing a range. */
+START_TEST(a_thread_that_is_cancelled_does_not_leave_the_gate_closed)
+{
+	pthread_t thread;
+	begin();
+	CUfunction spin = kernel("spin");
+	CUstream stream = new_stream();
+	ck_ok(launch_spin(spin, stream, FLAG, DONE));
+	pthread_create(&thread, NULL, close_and_open, NULL);
+	usleep(20000);
+	pthread_cancel(thread);
+	usleep(20000);
+	words[FLAG] = 1;
+	pthread_join(thread, NULL);
+	ck_ok(launch_spin(spin, stream, FLAG, DONE));
+	expect_idle(1);
+}
+END_TEST
+
 static void *write_flag(void *argument)
 {
 	CUstream stream = argument;
@@ -617,6 +643,7 @@ int main(void)
 	suite_add(suite, captures_begin_and_end_while_the_gate_closes);
 	suite_add(suite, a_copy_that_waits_for_a_thread_at_the_gate_ends);
 	suite_add(suite, a_thread_at_the_gate_gets_through_between_tries);
+	suite_add(suite, a_thread_that_is_cancelled_does_not_leave_the_gate_closed);
 	suite_add(suite, a_range_changes_its_backing_under_a_program_that_works);
 	return suite_run(suite);
 }
