@@ -118,6 +118,26 @@ struct device *rpc_device(struct session *session, uint64_t id, uint32_t index)
 	return &rpc_of(session)->devices[index];
 }
 
+/* The tag and the length before a row take at most so many bytes. */
+#define ROW_OVERHEAD_BYTES 10
+
+bool rpc_page_add(struct rpc_page *page, uint64_t id, const ProtobufCMessage *row)
+{
+	size_t row_bytes = protobuf_c_message_get_packed_size(row) + ROW_OVERHEAD_BYTES;
+	if (page->n_rows == page->max_rows || page->n_bytes + row_bytes > GLAKE_PAGE_BYTES) {
+		page->next = page->last;
+		return false;
+	}
+	size_t message_bytes = row->descriptor->sizeof_message;
+	char *place = (char *)page->rows + page->n_rows * message_bytes;
+	memcpy(place, row, message_bytes);
+	memcpy((char *)page->list + page->n_rows * sizeof(place), &place, sizeof(place));
+	page->n_rows++;
+	page->n_bytes += row_bytes;
+	page->last = id;
+	return true;
+}
+
 bool rpc_may_act(const struct session *session, const struct realm *realm)
 {
 	return session->holder->is_admin || session->holder->realm == realm;

@@ -35,6 +35,20 @@ void rpc_refuse_model(struct session *session, uint64_t id, const struct model *
 /* Whether the session may act on what belongs to @realm. */
 bool rpc_may_act(const struct session *session, const struct realm *realm);
 
+/* The rows of one answer: as many as fit. */
+struct rpc_page {
+	void *rows; /* borrowed: an array of max_rows messages of one type */
+	void *list; /* borrowed: an array of as many pointers to such messages */
+	size_t max_rows;
+	size_t n_rows;
+	size_t n_bytes;
+	uint64_t last; /* the id of the last row */
+	uint64_t next; /* the same, once a row did not fit; 0: there is no further page */
+};
+
+/* Copies @row. Returns false if it does not fit: then the page is complete. */
+bool rpc_page_add(struct rpc_page *page, uint64_t id, const ProtobufCMessage *row);
+
 /* Notices. One that would have to wait behind an unread answer is dropped, counted, and false. */
 bool rpc_notify_reclaim(struct session *session, const struct device *device, uint64_t bytes,
                         uint64_t id);

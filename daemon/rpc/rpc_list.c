@@ -14,27 +14,7 @@
 #include "daemon/rpc/rpc_handlers.h"
 #include "proto/cleanup.h"
 
-/* Rows of one page: what is certain to fit is checked by bytes, this bounds the arrays. */
 #define PAGE_ROWS 256
-/* Tag and length in front of a row take at most so many bytes. */
-#define ROW_OVERHEAD_BYTES 10
-
-/* Adds up a page's bytes. */
-struct page {
-	size_t n_rows;
-	size_t n_bytes;
-};
-
-static bool page_has_room(struct page *page, size_t row_bytes)
-{
-	if (page->n_rows == PAGE_ROWS ||
-	    page->n_bytes + row_bytes + ROW_OVERHEAD_BYTES > GLAKE_PAGE_BYTES) {
-		return false;
-	}
-	page->n_bytes += row_bytes + ROW_OVERHEAD_BYTES;
-	page->n_rows++;
-	return true;
-}
 
 static uint64_t age_ms(const struct session *session, uint64_t since_ms)
 {
@@ -253,7 +233,7 @@ void rpc_session_list(struct session *session, const request_t *request, struct 
 	size_t n_devices = 0;
 	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
 	Glake__Wire__SessionListAnswer body = GLAKE__WIRE__SESSION_LIST_ANSWER__INIT;
-	struct page page = {0};
+	struct rpc_page page = {.rows = rows, .list = list, .max_rows = PAGE_ROWS};
 	const struct rpc_context *rpc = rpc_of(session);
 	struct holder *holder;
 	list_for_each (holder, &rpc->holders.list, link) {
@@ -264,20 +244,18 @@ void rpc_session_list(struct session *session, const request_t *request, struct 
 		Glake__Wire__SessionInfo next;
 		const struct device_place place = {&devices[n_devices], &device_list[n_devices]};
 		if (n_devices + RPC_MAX_DEVICES > PAGE_DEVICES) {
-			body.next = list[page.n_rows - 1]->session;
+			page.next = page.last;
 			break;
 		}
 		describe_holder(rpc, holder, &place, &next);
-		if (!page_has_room(&page, glake__wire__session_info__get_packed_size(&next))) {
-			body.next = list[page.n_rows - 1]->session;
+		if (!rpc_page_add(&page, holder->id, &next.base)) {
 			break;
 		}
 		n_devices += next.n_devices;
-		rows[page.n_rows - 1] = next;
-		list[page.n_rows - 1] = &rows[page.n_rows - 1];
 	}
 	body.sessions = list;
 	body.n_sessions = page.n_rows;
+	body.next = page.next;
 	answer.body_case = GLAKE__WIRE__ANSWER__BODY_SESSION_LIST;
 	answer.session_list = &body;
 	rpc_answer(session, request->id, &answer, NULL, 0);
@@ -352,7 +330,7 @@ void rpc_model_list(struct session *session, const request_t *request, struct fd
 	static Glake__Wire__ModelInfo *list[PAGE_ROWS];
 	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
 	Glake__Wire__ModelListAnswer body = GLAKE__WIRE__MODEL_LIST_ANSWER__INIT;
-	struct page page = {0};
+	struct rpc_page page = {.rows = rows, .list = list, .max_rows = PAGE_ROWS};
 	struct model *model;
 	list_for_each (model, &rpc_of(session)->store->model_list, link) {
 		if (model->id <= request->model_list->after ||
@@ -361,15 +339,13 @@ void rpc_model_list(struct session *session, const request_t *request, struct fd
 		}
 		Glake__Wire__ModelInfo next;
 		describe_model(session, model, &next);
-		if (!page_has_room(&page, glake__wire__model_info__get_packed_size(&next))) {
-			body.next = list[page.n_rows - 1]->id;
+		if (!rpc_page_add(&page, model->id, &next.base)) {
 			break;
 		}
-		rows[page.n_rows - 1] = next;
-		list[page.n_rows - 1] = &rows[page.n_rows - 1];
 	}
 	body.models = list;
 	body.n_models = page.n_rows;
+	body.next = page.next;
 	answer.body_case = GLAKE__WIRE__ANSWER__BODY_MODEL_LIST;
 	answer.model_list = &body;
 	rpc_answer(session, request->id, &answer, NULL, 0);
@@ -398,7 +374,7 @@ void rpc_block_list(struct session *session, const request_t *request, struct fd
 	static uint8_t digests[PAGE_ROWS + 1][DIGEST_BYTES];
 	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
 	Glake__Wire__BlockListAnswer body = GLAKE__WIRE__BLOCK_LIST_ANSWER__INIT;
-	struct page page = {0};
+	struct rpc_page page = {.rows = rows, .list = list, .max_rows = PAGE_ROWS};
 	struct block *block;
 	list_for_each (block, &rpc_of(session)->store->block_list, link) {
 		if (block->id <= request->block_list->after ||
@@ -407,15 +383,13 @@ void rpc_block_list(struct session *session, const request_t *request, struct fd
 		}
 		Glake__Wire__BlockInfo next;
 		describe_block(block, &next, digests[page.n_rows]);
-		if (!page_has_room(&page, glake__wire__block_info__get_packed_size(&next))) {
-			body.next = list[page.n_rows - 1]->id;
+		if (!rpc_page_add(&page, block->id, &next.base)) {
 			break;
 		}
-		rows[page.n_rows - 1] = next;
-		list[page.n_rows - 1] = &rows[page.n_rows - 1];
 	}
 	body.blocks = list;
 	body.n_blocks = page.n_rows;
+	body.next = page.next;
 	answer.body_case = GLAKE__WIRE__ANSWER__BODY_BLOCK_LIST;
 	answer.block_list = &body;
 	rpc_answer(session, request->id, &answer, NULL, 0);

@@ -318,7 +318,7 @@ static struct held *find_open(struct session *session, uint64_t request, uint64_
 void rpc_model_tensors(struct session *session, const request_t *request, struct fdlist *fds)
 {
 	enum { PAGE = 512 };
-	static Glake__Wire__Tensor page[PAGE];
+	static Glake__Wire__Tensor rows[PAGE];
 	static Glake__Wire__Tensor *list[PAGE];
 	struct held *open = find_open(session, request->id, request->model_tensors->model);
 	if (!open) {
@@ -327,26 +327,23 @@ void rpc_model_tensors(struct session *session, const request_t *request, struct
 	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
 	Glake__Wire__ModelTensorsAnswer body = GLAKE__WIRE__MODEL_TENSORS_ANSWER__INIT;
 	const struct model *model = open->model;
+	struct rpc_page page = {.rows = rows, .list = list, .max_rows = PAGE};
 	uint64_t next = request->model_tensors->first;
-	size_t n_bytes = 0;
-	for (; next < model->n_tensors && body.n_tensors < PAGE; next++) {
+	for (; next < model->n_tensors; next++) {
 		struct tensor *tensor = model->tensors[next];
-		Glake__Wire__Tensor *row = &page[body.n_tensors];
-		glake__wire__tensor__init(row);
-		row->name = tensor->name;
-		row->dtype = tensor->dtype;
-		row->shape = tensor->shape;
-		row->n_shape = tensor->n_dims;
-		row->offset = tensor->offset;
-		row->bytes = tensor->bytes;
-		/* With the tag and length in front of it: ten bytes are enough for both. */
-		n_bytes += glake__wire__tensor__get_packed_size(row) + 10;
-		if (n_bytes > GLAKE_PAGE_BYTES) {
+		Glake__Wire__Tensor row = GLAKE__WIRE__TENSOR__INIT;
+		row.name = tensor->name;
+		row.dtype = tensor->dtype;
+		row.shape = tensor->shape;
+		row.n_shape = tensor->n_dims;
+		row.offset = tensor->offset;
+		row.bytes = tensor->bytes;
+		if (!rpc_page_add(&page, next, &row.base)) {
 			break;
 		}
-		list[body.n_tensors++] = row;
 	}
 	body.tensors = list;
+	body.n_tensors = page.n_rows;
 	body.next = next < model->n_tensors ? next : 0;
 	answer.body_case = GLAKE__WIRE__ANSWER__BODY_MODEL_TENSORS;
 	answer.model_tensors = &body;
