@@ -12,6 +12,7 @@
 #include <sys/syscall.h>
 #include <time.h>
 
+#include "daemon/net/user.h"
 #include "proto/cleanup.h"
 #include "proto/limits.h"
 #include "proto/wire.h"
@@ -35,32 +36,8 @@ struct closing {
 	size_t n_unread;  /* of a connection; if there are some, it is one that is left */
 };
 
-/* What of a user one thread closes, one after the other. */
-struct lane {
-	struct inflight_user *user;
-	bool has_connections;
-	struct list closings;
-	struct list left;
-	size_t n_fds;    /* not closed yet */
-	bool has_thread; /* which ends when there are no closings */
-};
-
-enum lane_kind { FILES, CONNECTIONS, N_LANES };
-
-struct inflight_user {
-	struct list link; /* link: users */
-	uid_t uid;
-	size_t n_connections; /* entered, and left */
-	size_t n_unread;      /* of all of them, and so the next */
-	size_t n_queued;
-	struct list unread; /* of struct inflight */
-	uint64_t look_ms;   /* not before that */
-	struct lane lanes[N_LANES];
-};
-
-/* All that is below, and of users and lanes; a look at sockets is all that takes time under it. */
+/* All that is below, and its part of users; a look at sockets is all that takes time under it. */
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-static struct list users = LIST_INIT(users);
 static size_t n_left_of_all;
 static size_t n_unread_of_all;
 static size_t n_in_table_of_all;
@@ -74,53 +51,17 @@ static void unlock(int *locked)
 /* For the rest of the scope. */
 #define LOCKED __attribute__((cleanup(unlock), unused)) int locked = pthread_mutex_lock(&mutex)
 
-/* ---- users ----------------------------------------------------------------------------------- */
-
-static void lane_init(struct lane *lane, struct inflight_user *user, bool has_connections)
-{
-	lane->user = user;
-	lane->has_connections = has_connections;
-	list_init(&lane->closings);
-	list_init(&lane->left);
-}
-
-/* NULL: no memory. */
-static struct inflight_user *get_user(uid_t uid)
-{
-	struct inflight_user *user;
-	struct rlimit limit;
-	list_for_each (user, &users, link) {
-		if (user->uid == uid) {
-			return user;
-		}
-	}
-	user = calloc(1, sizeof(*user));
-	if (!user) {
-		return NULL;
-	}
-	user->uid = uid;
-	list_init(&user->unread);
-	lane_init(&user->lanes[FILES], user, false);
-	lane_init(&user->lanes[CONNECTIONS], user, true);
-	list_insert(&users, &user->link);
-	if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {
-		max_fds = limit.rlim_cur;
-	}
-	return user;
-}
-
-static size_t in_table(const struct inflight_user *user)
+static size_t in_table(const struct user *user)
 {
 	return user->n_queued + user->lanes[FILES].n_fds + user->lanes[CONNECTIONS].n_fds;
 }
 
-static void forget_if_idle(struct inflight_user *user)
+static void forget_if_idle(struct user *user)
 {
-	if (user->n_connections == 0 && in_table(user) == 0 && !user->lanes[FILES].has_thread &&
-	    !user->lanes[CONNECTIONS].has_thread) {
+	if (user->n_turns == 0 && user->n_connections == 0 && in_table(user) == 0 &&
+	    !user->lanes[FILES].has_thread && !user->lanes[CONNECTIONS].has_thread) {
 		assert(user->n_unread == 0);
-		list_remove(&user->link);
-		free(user);
+		user_forget(user);
 	}
 }
 
@@ -240,7 +181,7 @@ static void start_thread(struct lane *lane)
 }
 
 /* @fd is taken over; without memory it is closed here and now. */
-static bool add_closing(struct inflight_user *user, enum lane_kind kind, int fd, size_t n_unread)
+static bool add_closing(struct user *user, enum lane_kind kind, int fd, size_t n_unread)
 {
 	struct closing *closing = user ? malloc(sizeof(*closing)) : NULL;
 	if (!closing) {
@@ -259,11 +200,11 @@ static bool add_closing(struct inflight_user *user, enum lane_kind kind, int fd,
 
 static void close_all(uid_t uid, enum lane_kind kind, const int *fds, size_t n_fds)
 {
-	struct inflight_user *user = NULL;
+	struct user *user = NULL;
 	LOCKED;
 	for (size_t i = 0; i < n_fds; i++) {
 		if (fds[i] >= 0) {
-			user = user ? user : get_user(uid);
+			user = user ? user : user_get(uid);
 			add_closing(user, kind, fds[i], 0);
 		}
 	}
@@ -302,7 +243,7 @@ static void look(struct inflight *inflight)
 }
 
 /* Returns how many there were. */
-static size_t look_at_all(struct inflight_user *user)
+static size_t look_at_all(struct user *user)
 {
 	struct inflight *inflight;
 	struct inflight *spare;
@@ -322,14 +263,14 @@ static size_t look_at_all(struct inflight_user *user)
 	return n_looks;
 }
 
-static bool has_share(const struct inflight_user *user, size_t n_fds)
+static bool has_share(const struct user *user, size_t n_fds)
 {
 	return user->n_unread + n_fds <= share(max_fds, n_unread_of_all - user->n_unread);
 }
 
 static bool may_send(struct inflight *inflight, size_t n_fds, uint64_t now_ms)
 {
-	struct inflight_user *user = inflight->user;
+	struct user *user = inflight->user;
 	if (inflight->n_unread + n_fds > GLAKE_MAX_PACKET_FDS) {
 		look(inflight);
 		if (inflight->n_unread + n_fds > GLAKE_MAX_PACKET_FDS) {
@@ -368,7 +309,7 @@ void inflight_sent(struct inflight *inflight, size_t n_fds)
 
 int inflight_queue(struct inflight *inflight, size_t n_fds)
 {
-	struct inflight_user *user = inflight->user;
+	struct user *user = inflight->user;
 	LOCKED;
 	if (!user) {
 		return 0;
@@ -392,7 +333,7 @@ void inflight_unqueue(struct inflight *inflight, size_t n_fds)
 
 bool inflight_is_full(struct inflight *inflight, uint64_t now_ms)
 {
-	const struct inflight_user *user = inflight->user;
+	const struct user *user = inflight->user;
 	LOCKED;
 	size_t n = user ? in_table(user) : 0;
 	return n > GLAKE_MAX_PACKET_FDS &&
@@ -410,21 +351,25 @@ void inflight_init(struct inflight *inflight, int fd)
 
 int inflight_enter(struct inflight *inflight, uid_t uid)
 {
+	struct rlimit limit;
 	assert(!inflight->user && inflight->n_unread == 0);
 	LOCKED;
-	inflight->user = get_user(uid);
+	inflight->user = user_get(uid);
 	if (!inflight->user) {
 		return -ENOMEM;
 	}
 	inflight->user->n_connections++;
+	if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {
+		max_fds = limit.rlim_cur;
+	}
 	return 0;
 }
 
 void inflight_close(struct inflight *inflight)
 {
 	LOCKED;
-	struct inflight_user *user = inflight->user;
-	struct inflight_user *closer = user ? user : get_user(INFLIGHT_OURS);
+	struct user *user = inflight->user;
+	struct user *closer = user ? user : user_get(INFLIGHT_OURS);
 	look(inflight);
 	if (!user) {
 		forget_unread(inflight);
@@ -460,8 +405,8 @@ size_t inflight_n_left(void)
 
 void inflight_tick(void)
 {
-	struct inflight_user *user;
-	struct inflight_user *spare;
+	struct user *user;
+	struct user *spare;
 	LOCKED;
 	list_for_each_safe (user, spare, &users, link) {
 		look_at_all(user);

@@ -53,14 +53,14 @@
 /* glaked itself, as the user of fds: closed by a thread as well, and without bounds. */
 #define INFLIGHT_OURS ((uid_t)-1)
 
-struct inflight_user;
+struct user;
 
 /* Of one connection. */
 struct inflight {
-	struct list link;           /* link: inflight_user.unread, while there are some */
-	struct inflight_user *user; /* NULL: our own connection, or nobody's yet */
-	int fd;                     /* borrowed from the conn */
-	size_t n_unread;            /* sent since it was last seen to be read empty */
+	struct list link;  /* link: user.unread, while there are some */
+	struct user *user; /* NULL: our own connection, or nobody's yet */
+	int fd;            /* borrowed from the conn */
+	size_t n_unread;   /* sent since it was last seen to be read empty */
 };
 
 /* Of a connection of our own, which is bounded by itself alone, until inflight_enter(). */

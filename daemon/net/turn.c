@@ -3,8 +3,8 @@
 
 #include <assert.h>
 #include <errno.h>
-#include <stdlib.h>
 
+#include "daemon/net/user.h"
 #include "proto/cleanup.h"
 #include "proto/clock.h"
 
@@ -17,52 +17,13 @@
 /* After so many steps at most the user's next connection is served. */
 #define STEPS_IN_A_ROW 16
 
-struct turn_user {
-	struct list link; /* link: fresh or left, while it has a line */
-	struct list all;  /* link: users */
-	uid_t uid;
-	size_t n_turns; /* entered, and one while it is served */
-	struct list line;
-};
-
-static struct turn_user nobody = {
-	.link = LIST_INIT(nobody.link), .n_turns = 1, .line = LIST_INIT(nobody.line)};
-static struct list users = LIST_INIT(users);
+/* Of connections that are our own, or nobody's yet. */
+static struct user nobody = {.place = LIST_INIT(nobody.place), .line = LIST_INIT(nobody.line)};
+static size_t n_turns; /* of all users */
 static struct list fresh = LIST_INIT(fresh);
 static struct list left = LIST_INIT(left);
 static uv_check_t check;
 static uv_idle_t idle;
-
-/* ---- users ----------------------------------------------------------------------------------- */
-
-/* NULL: no memory. */
-static struct turn_user *get_user(uid_t uid)
-{
-	struct turn_user *user;
-	list_for_each (user, &users, all) {
-		if (user->uid == uid) {
-			return user;
-		}
-	}
-	user = calloc(1, sizeof(*user));
-	if (!user) {
-		return NULL;
-	}
-	user->uid = uid;
-	list_init(&user->link);
-	list_init(&user->line);
-	list_insert(&users, &user->all);
-	return user;
-}
-
-static void unref_user(struct turn_user *user)
-{
-	if (--user->n_turns == 0) {
-		list_remove(&user->link);
-		list_remove(&user->all);
-		free(user);
-	}
-}
 
 /* ---- the line -------------------------------------------------------------------------------- */
 
@@ -72,17 +33,18 @@ void turn_init(struct turn *turn, turn_fn serve)
 	turn->user = &nobody;
 	turn->serve = serve;
 	nobody.n_turns++;
+	n_turns++;
 }
 
 int turn_enter(struct turn *turn, uid_t uid)
 {
 	assert(!turn_is_waiting(turn));
-	struct turn_user *user = get_user(uid);
+	struct user *user = user_get(uid);
 	if (!user) {
 		return -ENOMEM;
 	}
 	user->n_turns++;
-	unref_user(turn->user);
+	turn->user->n_turns--;
 	turn->user = user;
 	return 0;
 }
@@ -91,8 +53,9 @@ void turn_leave(struct turn *turn)
 {
 	list_remove(&turn->link);
 	if (turn->user) {
-		unref_user(turn->user);
+		turn->user->n_turns--;
 		turn->user = NULL;
+		n_turns--;
 	}
 }
 
@@ -107,8 +70,8 @@ void turn_wait(struct turn *turn)
 		return;
 	}
 	list_insert(&turn->user->line, &turn->link);
-	if (list_is_empty(&turn->user->link)) {
-		list_insert(&fresh, &turn->user->link);
+	if (list_is_empty(&turn->user->place)) {
+		list_insert(&fresh, &turn->user->place);
 	}
 	uv_idle_start(&idle, on_idle);
 }
@@ -120,7 +83,7 @@ bool turn_is_waiting(const struct turn *turn)
 
 /* ---- the loop's turn ------------------------------------------------------------------------- */
 
-static void serve_user(struct turn_user *user)
+static void serve_user(struct user *user)
 {
 	uint64_t end_ns = clock_now_ns() + SLICE_NS;
 	bool is_over = false;
@@ -136,35 +99,23 @@ static void serve_user(struct turn_user *user)
 	}
 }
 
-/* Moves all of @from behind what is in @to. */
-static void append(struct list *to, struct list *from)
-{
-	while (!list_is_empty(from)) {
-		struct list *link = from->next;
-		list_remove(link);
-		list_insert(to, link);
-	}
-}
-
 static void on_check(uv_check_t *handle)
 {
 	struct list round;
 	list_init(&round);
-	append(&round, &fresh);
-	append(&round, &left);
+	list_move(&round, &fresh);
+	list_move(&round, &left);
 	while (!list_is_empty(&round)) {
-		struct turn_user *user = list_first(&round, struct turn_user, link);
-		list_remove(&user->link);
+		struct user *user = list_first(&round, struct user, place);
+		list_remove(&user->place);
 		if (list_is_empty(&user->line)) {
 			continue;
 		}
-		user->n_turns++;
 		serve_user(user);
 		if (!list_is_empty(&user->line)) {
-			list_remove(&user->link);
-			list_insert(&left, &user->link);
+			list_remove(&user->place);
+			list_insert(&left, &user->place);
 		}
-		unref_user(user);
 	}
 	if (list_is_empty(&left) && list_is_empty(&fresh)) {
 		uv_idle_stop(&idle);
@@ -182,7 +133,7 @@ void turns_begin(uv_loop_t *loop)
 
 void turns_end(void)
 {
-	assert(list_is_empty(&users));
+	assert(n_turns == 0);
 	uv_close((uv_handle_t *)&check, NULL);
 	uv_close((uv_handle_t *)&idle, NULL);
 }

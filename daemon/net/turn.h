@@ -21,7 +21,7 @@
 
 #include "daemon/base/list.h"
 
-struct turn_user;
+struct user;
 struct turn;
 
 /*
@@ -32,8 +32,8 @@ typedef bool (*turn_fn)(struct turn *turn);
 
 /* Of one connection, or of the socket that they come from. */
 struct turn {
-	struct list link; /* link: turn_user.line, while it waits */
-	struct turn_user *user;
+	struct list link; /* link: user.line, while it waits */
+	struct user *user;
 	turn_fn serve;
 };
 
