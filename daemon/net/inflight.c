@@ -369,14 +369,14 @@ void inflight_close(struct inflight *inflight)
 {
 	LOCKED;
 	struct user *user = inflight->user;
-	struct user *closer = user ? user : user_get(INFLIGHT_OURS);
+	struct user *owner = user ? user : user_get(INFLIGHT_OURS);
 	look(inflight);
 	if (!user) {
 		forget_unread(inflight);
 	}
 	list_remove(&inflight->link);
 	bool is_left = inflight->n_unread > 0;
-	if (!add_closing(closer, CONNECTIONS, inflight->fd, inflight->n_unread) && is_left) {
+	if (!add_closing(owner, CONNECTIONS, inflight->fd, inflight->n_unread) && is_left) {
 		user->n_unread -= inflight->n_unread;
 		n_unread_of_all -= inflight->n_unread;
 		is_left = false;
@@ -385,8 +385,8 @@ void inflight_close(struct inflight *inflight)
 	if (user) {
 		user->n_connections -= !is_left;
 	}
-	if (closer) {
-		start_thread(&closer->lanes[CONNECTIONS]);
+	if (owner) {
+		start_thread(&owner->lanes[CONNECTIONS]);
 	}
 	inflight_init(inflight, -1);
 }

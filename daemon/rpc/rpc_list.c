@@ -10,7 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "daemon/rpc/account.h"
+#include "daemon/rpc/driver_usage.h"
 #include "daemon/rpc/rpc_handlers.h"
 #include "proto/cleanup.h"
 
@@ -23,17 +23,17 @@ static uint64_t age_ms(const struct session *session, uint64_t since_ms)
 
 /* ---- status ---------------------------------------------------------------------------------- */
 
-static void describe_account(const struct account *account, Glake__Wire__DeviceStatus *row)
+static void describe_driver_usage(const struct driver_usage *usage, Glake__Wire__DeviceStatus *row)
 {
-	row->context_bytes = account->context_bytes;
-	row->managed_bytes = account->driver.managed_bytes;
-	row->array_bytes = account->driver.array_bytes;
-	row->graph_bytes = account->driver.graph_bytes;
-	row->other_bytes = account->driver.other_bytes;
-	row->mover_bytes = account->mover_bytes;
-	row->foreign_bytes = account->foreign_bytes;
-	row->n_foreign = account->n_foreign;
-	row->unaccounted_bytes = account->unaccounted_bytes;
+	row->context_bytes = usage->context_bytes;
+	row->managed_bytes = usage->driver.managed_bytes;
+	row->array_bytes = usage->driver.array_bytes;
+	row->graph_bytes = usage->driver.graph_bytes;
+	row->other_bytes = usage->driver.other_bytes;
+	row->mover_bytes = usage->mover_bytes;
+	row->foreign_bytes = usage->foreign_bytes;
+	row->n_foreign = usage->n_foreign;
+	row->unaccounted_bytes = usage->unaccounted_bytes;
 }
 
 static void describe_device(const struct rpc_context *rpc, const struct device *device,
@@ -56,9 +56,9 @@ static void describe_device(const struct rpc_context *rpc, const struct device *
 	row->fabric = (char *)device->fabric;
 	row->rdma = device->rdma;
 	row->free_bytes = device_free_bytes(device);
-	struct account account;
-	account_device(rpc, device, &account);
-	describe_account(&account, row);
+	struct driver_usage usage;
+	driver_usage_of_device(rpc, device, &usage);
+	describe_driver_usage(&usage, row);
 }
 
 void rpc_status_get(struct session *session, const request_t *request, struct fdlist *fds)
@@ -188,7 +188,7 @@ static bool describe_share(const struct rpc_context *rpc, const struct holder *h
 	row->array_bytes = driver->array_bytes;
 	row->graph_bytes = driver->graph_bytes;
 	row->other_bytes = driver->other_bytes;
-	row->process_bytes = account_process_bytes(rpc, holder, &rpc->devices[index]);
+	row->process_bytes = driver_usage_of_process(rpc, holder, &rpc->devices[index]);
 	return row->reserved_bytes || row->shared_bytes || row->managed_bytes || row->array_bytes ||
 	       row->graph_bytes || row->other_bytes || row->process_bytes;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "daemon/rpc/account.h"
+#include "daemon/rpc/driver_usage.h"
 
 #include <stdlib.h>
 #include <unistd.h>
@@ -38,14 +38,14 @@ static void take(uint64_t *bytes, uint64_t *left)
 	*left -= *bytes;
 }
 
-static void settle(struct account *account, struct driver_memory driver, uint64_t process_bytes)
+static void settle(struct driver_usage *usage, struct driver_memory driver, uint64_t process_bytes)
 {
 	uint64_t left = process_bytes;
 	take(&driver.array_bytes, &left);
 	take(&driver.graph_bytes, &left);
 	take(&driver.other_bytes, &left);
-	add_driver(&account->driver, &driver);
-	account->context_bytes = sum(account->context_bytes, left);
+	add_driver(&usage->driver, &driver);
+	usage->context_bytes = sum(usage->context_bytes, left);
 }
 
 static bool is_ours(const struct rpc_context *rpc, uint32_t pid)
@@ -55,17 +55,17 @@ static bool is_ours(const struct rpc_context *rpc, uint32_t pid)
 }
 
 static void settle_all(const struct rpc_context *rpc, const struct nvml_process *processes,
-                       const struct share *shares, size_t n, struct account *account)
+                       const struct share *shares, size_t n, struct driver_usage *usage)
 {
 	for (size_t i = 0; i < n; i++) {
 		uint64_t bytes = processes[i].bytes;
 		if (shares[i].is_session) {
-			settle(account, shares[i].driver, bytes);
+			settle(usage, shares[i].driver, bytes);
 		} else if (is_ours(rpc, processes[i].pid)) {
-			account->mover_bytes = sum(account->mover_bytes, bytes);
+			usage->mover_bytes = sum(usage->mover_bytes, bytes);
 		} else {
-			account->foreign_bytes = sum(account->foreign_bytes, bytes);
-			account->n_foreign++;
+			usage->foreign_bytes = sum(usage->foreign_bytes, bytes);
+			usage->n_foreign++;
 		}
 	}
 }
@@ -79,30 +79,30 @@ static bool find_left(const struct device *device, uint64_t *left_out)
 }
 
 /* Managed memory comes last: it counts as asked for, and may be elsewhere. */
-static void settle_rest(const struct device *device, struct account *account)
+static void settle_rest(const struct device *device, struct driver_usage *usage)
 {
 	uint64_t left;
 	if (!find_left(device, &left)) {
 		return;
 	}
-	left = less(left, account->context_bytes);
-	left = less(left, account->driver.array_bytes);
-	left = less(left, account->driver.graph_bytes);
-	left = less(left, account->driver.other_bytes);
-	left = less(left, account->mover_bytes);
-	left = less(left, account->foreign_bytes);
-	take(&account->driver.managed_bytes, &left);
-	account->unaccounted_bytes = left;
+	left = less(left, usage->context_bytes);
+	left = less(left, usage->driver.array_bytes);
+	left = less(left, usage->driver.graph_bytes);
+	left = less(left, usage->driver.other_bytes);
+	left = less(left, usage->mover_bytes);
+	left = less(left, usage->foreign_bytes);
+	take(&usage->driver.managed_bytes, &left);
+	usage->unaccounted_bytes = left;
 }
 
-void account_device(const struct rpc_context *rpc, const struct device *device,
-                    struct account *account_out)
+void driver_usage_of_device(const struct rpc_context *rpc, const struct device *device,
+                            struct driver_usage *usage_out)
 {
 	size_t n;
 	const struct nvml_process *processes = nvml_processes(rpc->nvml, device->index, &n);
 	cleanup_free struct share *shares = calloc(n + 1, sizeof(*shares));
 	n = shares ? n : 0;
-	*account_out = (struct account){0};
+	*usage_out = (struct driver_usage){0};
 	struct holder *holder;
 	list_for_each (holder, &rpc->holders.list, link) {
 		const struct driver_memory *driver = &holder->devices[device->index].driver;
@@ -115,15 +115,15 @@ void account_device(const struct rpc_context *rpc, const struct device *device,
 			shares[process - processes].is_session = true;
 		}
 		bool is_known = process && process->bytes > 0;
-		add_driver(is_known ? &shares[process - processes].driver : &account_out->driver,
+		add_driver(is_known ? &shares[process - processes].driver : &usage_out->driver,
 		           driver);
 	}
-	settle_all(rpc, processes, shares, n, account_out);
-	settle_rest(device, account_out);
+	settle_all(rpc, processes, shares, n, usage_out);
+	settle_rest(device, usage_out);
 }
 
-uint64_t account_process_bytes(const struct rpc_context *rpc, const struct holder *holder,
-                               const struct device *device)
+uint64_t driver_usage_of_process(const struct rpc_context *rpc, const struct holder *holder,
+                                 const struct device *device)
 {
 	size_t n;
 	const struct nvml_process *processes = nvml_processes(rpc->nvml, device->index, &n);
