@@ -13,8 +13,8 @@
 #include "proto/wire.h"
 
 /*
- * Nothing tells when a peer reads, so that he may be sent fds again, or when fds of his user were
- * closed that others have to wait for. Whoever waits long is looked after less often.
+ * No event tells that a peer reads, so that it may be sent fds again, or that enough fds of its user were
+ * closed. So the connection tries again. The longer it waits, the less often it tries.
  */
 #define MIN_RETRY_MS 5
 #define MAX_RETRY_MS 500
@@ -24,7 +24,7 @@ struct packet {
 	size_t n_bytes;
 	size_t n_fds;
 	int *fds;  /* owned, behind the bytes */
-	uid_t uid; /* whose they are */
+	uid_t uid; /* of their user */
 	uint8_t bytes[];
 };
 
@@ -97,7 +97,7 @@ static void start_retry(struct conn *conn)
 	conn->retry_ms = conn->retry_ms * 2 < MAX_RETRY_MS ? conn->retry_ms * 2 : MAX_RETRY_MS;
 }
 
-/* Who hands in what does not close, or does not read what he asked for, is not read from. */
+/* A user whose files do not close, or who does not read answers, is not read from. */
 static void check_full(struct conn *conn)
 {
 	conn->is_full = inflight_is_full(&conn->inflight, uv_now(conn->loop));
@@ -118,7 +118,7 @@ static void on_retry(uv_timer_t *timer)
 	update_poll(conn);
 }
 
-/* What sending met: 0 sent, 1 try later, < 0 the socket is of no more use. */
+/* Returns 0: sent; 1: try later; < 0: the socket cannot be used any more. */
 static int try_send(struct conn *conn, const void *bytes, size_t n_bytes, const int *fds,
                     size_t n_fds)
 {
@@ -166,7 +166,7 @@ static void flush(struct conn *conn)
 			return;
 		}
 		if (r == -EPIPE) {
-			/* Nobody reads that, but what he said before he went is still there. */
+			/* Nobody reads that, but the peer's last packets may still be there. */
 			drop_all(conn);
 			conn->ready |= UV_READABLE;
 			return;
@@ -180,8 +180,8 @@ static void flush(struct conn *conn)
 }
 
 /*
- * While it is full nothing is read, since fds may come. But packets without fds are read of a peer that has
- * left: the last may be its Goodbye.
+ * A full connection is not read, because fds may come. But if the peer has left, its packets without fds are
+ * read: the last one may be its Goodbye.
  */
 static bool may_receive(struct conn *conn)
 {
@@ -189,10 +189,10 @@ static bool may_receive(struct conn *conn)
 	return !conn->is_full || (conn->ready & UV_DISCONNECT && !wire_has_fds(conn->fd));
 }
 
-/* Returns whether to go on reading. */
+/* Returns whether there may be more to read. */
 static bool receive(struct conn *conn)
 {
-	/* One buffer for all connections: the loop has one thread, and a packet is used up at once. */
+	/* One buffer for all connections: the loop has one thread, and a packet is handled at once. */
 	static uint8_t buffer[GLAKE_MAX_PACKET_BYTES + 1];
 	static struct fdlist fds;
 	size_t n_bytes;
@@ -221,7 +221,7 @@ static bool receive(struct conn *conn)
 	return !conn->is_closing && conn->n_queued == 0;
 }
 
-/* One packet, or what there is to send. */
+/* Receive one packet, or send all that waits. */
 static bool serve(struct turn *turn)
 {
 	struct conn *conn = container_of(turn, struct conn, turn);
@@ -247,7 +247,7 @@ static bool serve(struct turn *turn)
 	return goes_on;
 }
 
-/* Whoever stands in line since the last time would be reported each time until he is served. */
+/* Poll would report a connection again and again while it waits in line. */
 static void park(struct conn *conn)
 {
 	conn->is_parked = true;
@@ -259,7 +259,7 @@ static void on_poll(uv_poll_t *poll, int status, int events)
 {
 	struct conn *conn = container_of(poll, struct conn, poll);
 	if (status < 0) {
-		/* libuv reports POLLERR so, and stops polling: reading tells what it is. */
+		/* This is how libuv reports POLLERR. It has stopped polling; reading tells the error. */
 		conn->events = 0;
 		events = UV_READABLE | UV_DISCONNECT;
 	}
@@ -281,7 +281,7 @@ int conn_open(struct conn *conn, uv_loop_t *loop, int fd, conn_packet_fn on_pack
 	                      .on_end = on_end};
 	list_init(&conn->queue);
 	inflight_init(&conn->inflight, fd);
-	/* Cannot fail; and closing it alone would need a callback, so the poll comes first. */
+	/* The timer comes second: it cannot fail, and closing it would need a callback. */
 	int r = uv_poll_init(loop, &conn->poll, fd);
 	if (r < 0) {
 		return r;
@@ -300,7 +300,7 @@ int conn_send_files(struct conn *conn, uid_t uid, const void *bytes, size_t n_by
 	}
 	int sent = conn->n_queued == 0 ? try_send(conn, bytes, n_bytes, fds, n_fds) : 1;
 	if (sent <= 0) {
-		/* A dead peer is noticed by the poll; nothing else that went wrong is. */
+		/* The poll notices a dead peer, but no other error. */
 		return sent == -EPIPE ? 0 : sent;
 	}
 	int r = inflight_queue(&conn->inflight, n_fds);
@@ -374,7 +374,7 @@ void conn_close(struct conn *conn, conn_closed_fn on_closed)
 	turn_leave(&conn->turn);
 	uv_close((uv_handle_t *)&conn->poll, on_poll_closed);
 	uv_close((uv_handle_t *)&conn->retry, on_retry_closed);
-	/* So that nothing more gets into it while it waits to be closed, and the peer knows at once. */
+	/* Nothing more may get into the socket while it waits to be closed, and the peer learns of it at once. */
 	shutdown(conn->fd, SHUT_RDWR);
 	drop_all(conn);
 	/* After uv_close(), which takes the fd out of epoll. */

@@ -17,26 +17,26 @@
 #include "proto/limits.h"
 #include "proto/wire.h"
 
-/* Of what others leave a user may have one in so many. */
+/* A user may have this part of what other users leave. */
 #define SHARE 3
-/* Of glaked's table, one in so many is for what is in flight. */
+/* This part of glaked's table is for fds in flight. */
 #define TABLE_PART 3
 #define MAX_QUEUED ((size_t)16 * GLAKE_MAX_PACKET_FDS)
-/* Looking at all of a user's sockets is not repeated sooner than they can be looked at like this. */
+/* Looking at all sockets of a user is repeated only after as many milliseconds as it may have taken. */
 #define LOOKS_PER_MS 25
-/* A close() that takes longer is interrupted, again and again. */
+/* A close() is interrupted whenever it has taken so long. */
 #define INTERRUPT_MS 100
-/* close() and little else runs on it. */
+/* The threads call close() and little else. */
 #define STACK_BYTES (256u * 1024)
 
-/* Something to be closed. */
+/* An fd to be closed. */
 struct closing {
 	struct list link; /* link: lane.closings or lane.left */
 	int fd;           /* owned */
-	size_t n_unread;  /* of a connection; if there are some, it is one that is left */
+	size_t n_unread;  /* of a connection; above 0: it was left */
 };
 
-/* All that is below, and its part of users; a look at sockets is all that takes time under it. */
+/* Protects what follows, and this file's part of users. Only looking at sockets takes time under it. */
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static size_t n_left_of_all;
 static size_t n_unread_of_all;
@@ -48,7 +48,7 @@ static void unlock(int *locked)
 	pthread_mutex_unlock(&mutex);
 }
 
-/* For the rest of the scope. */
+/* Locks the mutex for the rest of the scope. */
 #define LOCKED __attribute__((cleanup(unlock), unused)) int locked = pthread_mutex_lock(&mutex)
 
 static size_t in_table(const struct user *user)
@@ -74,7 +74,7 @@ static size_t share(size_t total, size_t n_of_others)
 
 /* ---- deferred close -------------------------------------------------------------------------- */
 
-/* A socket's lingering ends with a signal; the flush of a FUSE file does not. */
+/* A signal ends the lingering of a socket, but not the flush of a FUSE file. */
 static int interrupt_signal(void)
 {
 	return SIGRTMIN;
@@ -84,7 +84,7 @@ static void on_interrupt(int signal)
 {
 }
 
-/* A timer that sends the signal to this very thread. Returns whether there is one. */
+/* Start a timer that sends the signal to this thread. Returns whether that worked. */
 static bool start_interrupts(timer_t *timer_out)
 {
 	sigset_t signals;
@@ -109,13 +109,13 @@ static bool is_read_empty(int fd)
 	return ioctl(fd, SIOCOUTQ, &n_bytes) == 0 && n_bytes == 0;
 }
 
-/* Without the mutex. Returns false for a connection that has to stay. */
+/* Called without the mutex. Returns false for a connection that has to stay open. */
 static bool try_close(const struct lane *lane, struct closing *closing)
 {
 	if (lane->has_connections) {
 		/*
-		 * What the peer has sent goes in any case. It might be his own end, which then nobody
-		 * could read from, and nothing would ever end.
+		 * What the peer has sent is discarded in any case. It might be the peer's own end, which
+		 * nobody could read from then: the connection would stay for ever.
 		 */
 		wire_discard(closing->fd);
 		if (closing->n_unread > 0 && !is_read_empty(closing->fd)) {
@@ -156,7 +156,7 @@ static void *lane_main(void *user)
 			list_insert(&lane->left, &closing->link);
 		}
 	}
-	/* The user may be forgotten from here on. */
+	/* From here on the user may be forgotten. */
 	lane->has_thread = false;
 	pthread_mutex_unlock(&mutex);
 	if (has_timer) {
@@ -165,7 +165,7 @@ static void *lane_main(void *user)
 	return NULL;
 }
 
-/* If there is no thread to be had, the next one closes these as well. */
+/* If no thread can be created, the next one closes these as well. */
 static void start_thread(struct lane *lane)
 {
 	pthread_attr_t attributes;
@@ -180,7 +180,7 @@ static void start_thread(struct lane *lane)
 	pthread_attr_destroy(&attributes);
 }
 
-/* @fd is taken over; without memory it is closed here and now. */
+/* Takes over @fd. Without memory it is closed here. */
 static bool add_closing(struct user *user, enum lane_kind kind, int fd, size_t n_unread)
 {
 	struct closing *closing = user ? malloc(sizeof(*closing)) : NULL;
@@ -242,7 +242,7 @@ static void look(struct inflight *inflight)
 	}
 }
 
-/* Returns how many there were. */
+/* Returns the number of sockets. */
 static size_t look_at_all(struct user *user)
 {
 	struct inflight *inflight;
@@ -280,7 +280,7 @@ static bool may_send(struct inflight *inflight, size_t n_fds, uint64_t now_ms)
 	if (!user || has_share(user, n_fds)) {
 		return true;
 	}
-	/* Many may want it, each of them again and again. */
+	/* Many connections may ask for this, and each again and again. */
 	if (now_ms >= user->look_ms) {
 		user->look_ms = now_ms + 1 + look_at_all(user) / LOOKS_PER_MS;
 	}

@@ -12,7 +12,7 @@
 #include "daemon/net/process_watch.h"
 #include "proto/cleanup.h"
 
-/* To one keeper. */
+/* The connection to one keeper. */
 struct link {
 	struct conn conn;
 	struct keeper *keeper;
@@ -33,7 +33,7 @@ static void tell(struct keeper_child *child, enum keeper_event event, int value)
 	child->on_event(child, event, value);
 }
 
-/* Takes the children that @waits is true of, and from here on are no more the keeper's. */
+/* Takes the children that wait for a keeper, or those that do not, out of the list. */
 static void take_children(struct keeper *keeper, bool waits, struct list *taken)
 {
 	struct keeper_child *child;
@@ -51,7 +51,7 @@ static void on_orphan_end(void *user)
 	tell(user, KEEPER_LOST, 0);
 }
 
-/* Returns false if its end cannot be waited for. */
+/* Kill it, and wait for its end. Returns false if that is impossible. */
 static bool make_orphan(struct keeper *keeper, struct keeper_child *child)
 {
 	if (child->pidfd < 0 || process_watch_new(keeper->loop, child->pidfd, on_orphan_end, child,
@@ -65,7 +65,7 @@ static bool make_orphan(struct keeper *keeper, struct keeper_child *child)
 	return true;
 }
 
-/* What is ordered from in here is another keeper's. */
+/* Orders that callbacks give from here go to another keeper. */
 static void lose(struct keeper *keeper, bool with_waiting)
 {
 	struct list lost;
@@ -150,7 +150,7 @@ static void on_keeper(struct conn *conn, const uint8_t *bytes, size_t n_bytes, s
 	tell_ready(keeper);
 }
 
-/* The keeper that there is stays; there is no other after it. */
+/* The keeper stays, but there will be no other after it. */
 static void on_starter_end(struct conn *conn, enum conn_end end, int error)
 {
 	conn_close(conn, NULL);
@@ -222,7 +222,7 @@ void keeper_kill(struct keeper *keeper, const struct keeper_child *child)
 {
 	const struct keeper_order order = {.child = child->id, .verb = KEEPER_KILL};
 	if (keeper->conn && send_order(keeper, &order, NULL, NULL, NULL) < 0) {
-		/* The keeper dies of it, and its children with it. */
+		/* This ends the keeper, and its children with it. */
 		shutdown(keeper->conn->fd, SHUT_RDWR);
 	}
 }

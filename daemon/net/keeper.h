@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The link to glake-keeper, whose children are processes that glaked wants: order one, have it killed,
- * hear of its end. See proto/keeper.h and daemon/keeper/main.c.
+ * The link to glake-keeper. glaked orders processes from it, has them killed, and hears of their end. They are
+ * the keeper's children. See proto/keeper.h and daemon/keeper/main.c.
  *
  * A keeper that dies takes its children with it: glaked kills them and waits for the end of each. There is
  * another keeper soon (keeper_starter.h), for which children ordered meanwhile wait.
@@ -21,7 +21,7 @@
 struct keeper_child;
 struct process_watch;
 
-/* With the last event (proto/keeper.h) the keeper has forgotten @child, which may be freed. */
+/* With the last event (proto/keeper.h) the link forgets @child, which may be freed. */
 typedef void (*keeper_event_fn)(struct keeper_child *child, enum keeper_event event, int value);
 
 struct keeper_child {
@@ -34,29 +34,28 @@ struct keeper_child {
 
 struct keeper {
 	uv_loop_t *loop;     /* borrowed */
-	struct conn starter; /* brings the next keeper's socket */
+	struct conn starter; /* the sockets of new keepers come here */
 	struct conn *conn;   /* owned; NULL: there is no keeper for now */
 	struct list children;
 	struct list orphans; /* of keepers that have died */
 	uint64_t last_id;
 };
 
-/* Takes @socket, of keeper_starter_begin(), over; -1: there is no keeper ever. Returns 0 or -errno. */
+/* Takes over @socket, of keeper_starter_begin(); -1: there will be no keeper. Returns 0 or -errno. */
 int keeper_open(struct keeper *keeper, uv_loop_t *loop, int socket);
 
-/* All children are lost: their events come from in here. */
+/* All children are lost: on_event is called from here. */
 void keeper_close(struct keeper *keeper);
 
 /*
- * Have @program started, with a duplicate of @fd as its fd 3, its stdout and stderr being ours, and with
- * @setting ("NAME=value", NULL: none) in its environment. @child->on_event is set by the caller; no event
- * comes from in here. While there is no keeper @child only waits: with KEEPER_READY this is to be called
- * again. Returns 0 or -errno.
+ * Have @program started. Its fd 3 is a duplicate of @fd, stdout and stderr are glaked's, and its environment
+ * has @setting ("NAME=value", NULL: none). The caller sets @child->on_event, which is not called from here.
+ * While there is no keeper, @child waits; at KEEPER_READY the caller calls this again. Returns 0 or -errno.
  */
 int keeper_start(struct keeper *keeper, struct keeper_child *child, const char *program,
                  const char *setting, int fd);
 
-/* SIGKILL. Harmless for one that has ended, or waits. */
+/* SIGKILL. Harmless for a child that has ended, or waits. */
 void keeper_kill(struct keeper *keeper, const struct keeper_child *child);
 
 #endif

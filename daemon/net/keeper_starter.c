@@ -19,17 +19,17 @@
 #include "proto/keeper.h"
 #include "proto/wire.h"
 
-/* Before the next one, when one has died, and when none could be started. */
+/* The delays before the next start: after a keeper's death, and after a failed start. */
 #define RESTART_MS 100
 #define RETRY_MS 5000
 
 struct starter {
-	int socket; /* to the loop; the number is another one in a table of our own */
+	int socket; /* to the loop; its number changes with the thread's own table */
 	bool has_own_table;
 	sem_t is_begun;
 };
 
-/* Installed beside glaked, as in a build tree. */
+/* It lies beside glaked, installed or in a build tree. */
 static int find_keeper(char path[PATH_MAX])
 {
 	ssize_t n_bytes = readlink("/proc/self/exe", path, PATH_MAX - sizeof("glake-keeper"));
@@ -41,7 +41,7 @@ static int find_keeper(char path[PATH_MAX])
 	return 0;
 }
 
-/* A session of its own: the terminal's signals are for glaked, which drains while movers work. */
+/* In a process session of its own: the terminal's signals are for glaked, which drains while movers work. */
 static int spawn(int fd, pid_t *pid_out)
 {
 	char path[PATH_MAX];
@@ -70,7 +70,7 @@ static int spawn(int fd, pid_t *pid_out)
 	return error;
 }
 
-/* Sets *pid_out to 0 if there is none. Returns whether somebody wants to know. */
+/* Sets *pid_out to 0 if the start failed. Returns false if glaked has closed the socket. */
 static bool start(int socket, pid_t *pid_out)
 {
 	int ends[2];
@@ -86,8 +86,8 @@ static bool start(int socket, pid_t *pid_out)
 }
 
 /*
- * The kernel's own call for a table of one's own, unshare(), is forbidden in many containers. close_range()
- * is not, and with this range it closes nothing.
+ * Get an own table of open files. The usual call, unshare(), is forbidden in many containers. close_range() is
+ * not, and with this range it closes nothing.
  */
 static void leave_table(struct starter *starter)
 {
@@ -117,7 +117,7 @@ static void *starter_main(void *user)
 	leave_table(starter);
 	int socket = starter->socket;
 	bool is_wanted = start(socket, &pid);
-	/* Nothing of @starter is there afterwards. */
+	/* Afterwards @starter does not exist any more. */
 	sem_post(&starter->is_begun);
 	while (is_wanted) {
 		if (pid) {
@@ -142,7 +142,7 @@ int keeper_starter_begin(void)
 	cleanup_fd int our_end = ends[0];
 	starter.socket = ends[1];
 	sem_init(&starter.is_begun, 0, 0);
-	/* They are for the loop. */
+	/* Signals are for the loop. */
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &before);
 	int error = pthread_create(&thread, NULL, starter_main, &starter);

@@ -18,7 +18,7 @@
 #include "proto/cleanup.h"
 
 #define BACKLOG 512
-/* Out of fds, or asked to: the backlog holds the connections until some come back. */
+/* The pause when fds are used up, or when the caller asks for one. Connections wait in the backlog. */
 #define PAUSE_MS 100
 
 struct listener {
@@ -26,9 +26,9 @@ struct listener {
 	struct turn turn;
 	uv_timer_t pause;
 	int fd;      /* owned */
-	int lock_fd; /* owned; -1 with a socket that was passed */
+	int lock_fd; /* owned; -1: the service manager passed the socket */
 	int n_handles;
-	char *path; /* owned; NULL with a socket that was passed */
+	char *path; /* owned; NULL: the service manager passed the socket */
 	listener_fn on_connection;
 	void *user;
 	struct log_limit log_limit;
@@ -69,7 +69,7 @@ static int lock_path(const char *path)
 	return fd_steal(&fd);
 }
 
-/* Whoever made the file at @address is dead: nobody accepts there. */
+/* The owner of the socket file at @address is dead: nobody accepts connections there. */
 static bool is_stale(const struct sockaddr_un *address)
 {
 	cleanup_fd int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -162,8 +162,8 @@ void listener_pause(struct listener *listener)
 }
 
 /*
- * One connection. In line with the sessions, of which one may have to end first if that is to be one
- * more.
+ * Accept one connection. It waits in line with the sessions, because a session may have to end first to make
+ * room for it.
  */
 static bool accept_one(struct turn *turn)
 {

@@ -2,9 +2,9 @@
 /*
  * The listening socket: passed by the service manager, or bound here under a lock file.
  *
- * The lock (PATH.lock, flock) says who owns PATH: a second glaked is refused while the first lives,
- * and the socket file of a dead one is removed only under the lock and only when nobody answers on
- * it. The lock file stays: removing it would open a race.
+ * PATH belongs to the process that holds the lock (flock on PATH.lock). While one glaked lives, a second one is
+ * refused. The socket file of a dead glaked is removed only under the lock, and only if nobody answers on it.
+ * The lock file stays, because removing it would open a race.
  *
  * Owner: the server. Threads: loop thread.
  */
@@ -16,20 +16,20 @@
 
 struct listener;
 
-/* A connection has come; the fd is the callee's. */
+/* A new connection; the callee owns the fd. */
 typedef void (*listener_fn)(void *user, int fd);
 
 /*
- * Listen on what the service manager passed, else on @path. Logs what is wrong.
- * Returns 0 or -errno: -EADDRINUSE when another glaked has the path.
+ * Listen on the socket that the service manager passed, else on @path. Logs errors.
+ * Returns 0 or -errno; -EADDRINUSE: another glaked has the path.
  */
 int listener_open(uv_loop_t *loop, const char *path, mode_t mode, listener_fn on_connection,
                   void *user, struct listener **listener_out);
 
-/* Take no more for 100 ms; the backlog holds them. */
+/* Accept nothing for 100 ms; connections wait in the backlog. */
 void listener_pause(struct listener *listener);
 
-/* Stop listening; removes the socket file if we made it. Freed by the loop. NULL is fine. */
+/* Stop listening, and remove the socket file if we made it. The loop frees the listener. NULL is fine. */
 void listener_close(struct listener *listener);
 
 #endif

@@ -16,14 +16,14 @@
 #include "proto/cleanup.h"
 
 #define KNOWN_MS 60000
-/* glake_connect() does not wait any longer either. */
+/* glake_connect() does not wait longer either. */
 #define MAX_WAIT_MS 5000
-/* Then the oldest goes: a user may come with each of his 65,536. */
+/* Beyond this number the oldest entry goes: a user may connect with each of its 65,536 uids. */
 #define MAX_KNOWN 4096
 #define ACCOUNT_BYTES (64u * 1024u)
 
 struct known {
-	UT_hash_handle hh; /* owners.known, by uid, in the order of their coming */
+	UT_hash_handle hh; /* owners.known, by uid, in the order of arrival */
 	uid_t uid;
 	uid_t owner;
 	uint64_t since_ms;
@@ -40,25 +40,25 @@ struct owners {
 	uv_loop_t *loop; /* borrowed */
 	owner_fn on_known;
 	void *user;
-	FILE *nowhere; /* owned: for what libsubid has to say */
+	FILE *nowhere; /* owned: takes the messages of libsubid */
 	struct known *known;
 	struct list waiting;
 	unsigned n_waiting;
 	bool is_closed;
 	struct log_limit log_limit;
 
-	/* The look-up that is under way; written by its thread until it is over. */
+	/* The look-up that is running; its thread writes this until it ends. */
 	uv_work_t work;
 	bool is_busy;
-	bool is_stale; /* owners_forget() came after its beginning */
+	bool is_stale; /* owners_forget() was called after its start */
 	uid_t uid;
 	uid_t owner;
-	int n_owners; /* < 0: it cannot be told */
+	int n_owners; /* < 0: unknown */
 };
 
 /* ---- the look-up, on its thread -------------------------------------------------------------- */
 
-/* When that cannot be told, too. */
+/* Returns true as well if that is unknown. */
 static bool may_be_account(uid_t uid)
 {
 	cleanup_free char *buffer = malloc(ACCOUNT_BYTES);
@@ -69,7 +69,7 @@ static bool may_be_account(uid_t uid)
 	return found || (error != 0 && error != ENOENT && error != ESRCH);
 }
 
-/* libsubid is made for one thread: look-ups follow each other, so it has one at a time. */
+/* libsubid is not thread-safe. Only one look-up runs at a time. */
 static void look_up(uv_work_t *work)
 {
 	struct owners *owners = container_of(work, struct owners, work);
@@ -90,7 +90,7 @@ static void forget(struct owners *owners, struct known *known)
 	free(known);
 }
 
-/* NULL: it has to be looked up. */
+/* NULL: it must be looked up. */
 static const struct known *find_known(struct owners *owners, uid_t uid)
 {
 	struct known *known;
@@ -102,7 +102,7 @@ static const struct known *find_known(struct owners *owners, uid_t uid)
 	return known;
 }
 
-/* Without memory it is looked up again next time. */
+/* Without memory it is looked up again the next time. */
 static void remember(struct owners *owners, uid_t uid, uid_t owner)
 {
 	struct known *known = calloc(1, sizeof(*known));
@@ -130,7 +130,7 @@ void owners_forget(struct owners *owners)
 
 /* ---- who waits ------------------------------------------------------------------------------- */
 
-/* Returns the fd, which is the caller's. */
+/* Returns the fd; the caller owns it. */
 static int leave(struct owners *owners, struct waiting *waiting)
 {
 	int fd = waiting->fd;
@@ -179,7 +179,7 @@ static void on_looked_up(uv_work_t *work, int status)
 	start(owners);
 }
 
-/* The next, if there is one. */
+/* Start the next look-up, if there is one. */
 static void start(struct owners *owners)
 {
 	if (owners->is_busy || list_is_empty(&owners->waiting)) {
@@ -214,7 +214,7 @@ void owners_find(struct owners *owners, int fd)
 		inflight_close_socket(INFLIGHT_OURS, fd);
 		return;
 	}
-	/* Accounts of the system are nobody's; and root gets in when nothing else answers. */
+	/* System accounts have no owner. So root gets in even if the database does not answer. */
 	if (peer.uid < OWNER_MIN) {
 		owners->on_known(owners->user, fd, peer.uid);
 		return;
@@ -260,7 +260,7 @@ int owners_new(uv_loop_t *loop, owner_fn on_known, void *user, struct owners **o
 	owners->on_known = on_known;
 	owners->user = user;
 	list_init(&owners->waiting);
-	/* Without it, libsubid opens one of its own, which glake-mover would inherit. */
+	/* Otherwise libsubid opens its own, which glake-mover would inherit. */
 	owners->nowhere = fopen("/dev/null", "we");
 	subid_init("glaked", owners->nowhere);
 	*owners_out = owners;

@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Whom a connection counts as: the user whose subordinate uid its peer has, or the peer's own uid.
+ * Finds the user that a connection counts as: the owner of its peer's subordinate uid, or the peer's own uid.
  *
- * A user may be given ranges of uids for his containers (/etc/subuid, or what nsswitch.conf names for
- * "subid"). Each would be a user of its own, with a share of everything. So a uid is its owner's when
- * all of this holds, and its own in any doubt:
+ * A user may have ranges of uids for containers (/etc/subuid, or the source that nsswitch.conf names for
+ * "subid"). Without this, each of those uids would have a share of everything. A uid counts as its owner if all
+ * of this holds, and as itself otherwise:
  *
- *   - exactly one user owns it: with two, either could act as the other;
- *   - he is a person (OWNER_MIN): ranges of root and of system accounts serve containers of many;
- *   - nobody has it as his account's: ranges that overlap accounts are a mistake, and the account must
- *     not become somebody else.
+ *   - Exactly one user owns it. With two owners, one could act as the other.
+ *   - The owner is a person (OWNER_MIN). Ranges of root and of system accounts serve containers of many people.
+ *   - It is not the uid of an account. A range that overlaps accounts is a mistake, and the account must not
+ *     become somebody else.
  *
- * It says nothing of what the peer may steer: admin is who the kernel says is one (config_is_admin()).
+ * Admin rights do not follow from this: they depend on the kernel's uid and groups (config_is_admin()).
  *
- * The system may have to ask a network for it, so that is done on a thread of libuv's pool, one uid at
- * a time, while the connections wait; what was found holds for a minute, or until owners_forget().
+ * The look-up may go over a network. So a thread of libuv's pool does it, one uid at a time, while the
+ * connections wait. A result is valid for a minute, or until owners_forget().
  *
  * Owner: the server. Threads: loop thread.
  */
@@ -25,15 +25,15 @@
 #include <sys/types.h>
 #include <uv.h>
 
-/* Where the system's tools begin to give uids to people. */
+/* The first uid that the system's tools give to people. */
 #define OWNER_MIN 1000u
 
-/* Connections that wait; what glaked keeps for itself (CONFIG_RESERVED_FDS) has room for them. */
+/* So many connections may wait; glaked's own reserve (CONFIG_RESERVED_FDS) has room for them. */
 #define OWNERS_MAX_WAITING 256u
 
 struct owners;
 
-/* Of a connection that waited or did not: the fd is the callee's. */
+/* The owner of a connection is known, after a look-up or at once. The callee owns the fd. */
 typedef void (*owner_fn)(void *user, int fd, uid_t owner);
 
 /* Returns 0 or -ENOMEM. */
@@ -42,19 +42,19 @@ int owners_new(uv_loop_t *loop, owner_fn on_known, void *user, struct owners **o
 /* Takes @fd, a connected socket, over. @on_known may be called in here. */
 void owners_find(struct owners *owners, int fd);
 
-/* OWNERS_MAX_WAITING connections wait: better take no more for a while. */
+/* OWNERS_MAX_WAITING connections wait: the caller should accept no more for a while. */
 bool owners_is_full(const struct owners *owners);
 
-/* Once in a while: whoever has waited for longer than a client does is closed. */
+/* Once in a while: close connections that have waited longer than a client waits. */
 void owners_tick(struct owners *owners);
 
-/* Everything is looked up anew. */
+/* Forget all results. */
 void owners_forget(struct owners *owners);
 
-/* Close what waits; nothing is called back any more. */
+/* Close the connections that wait. Nothing is called back any more. */
 void owners_close(struct owners *owners);
 
-/* A look-up is under way, which only the loop can end. */
+/* A look-up is running; only the loop can end it. */
 bool owners_is_busy(const struct owners *owners);
 
 /* After owners_close(), and not busy. NULL is fine. */

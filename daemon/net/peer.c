@@ -59,14 +59,14 @@ static char *read_cgroup(pid_t pid)
 	return cgroup;
 }
 
-/* A pid names a process only while that lives. Returns a pidfd or -errno. */
+/* A pid names a process only while the process lives. Returns a pidfd or -errno. */
 static int open_process(int socket, pid_t pid)
 {
 	int fd = -1;
 	socklen_t bytes = sizeof(fd);
 	if (getsockopt(socket, SOL_SOCKET, SO_PEERPIDFD, &fd, &bytes) < 0) {
 		if (errno == EINVAL) {
-			/* What kernels say at first of a process that was waited for. */
+			/* Older kernels report a reaped process like this. */
 			return -ESRCH;
 		}
 		fd = errno == ENOPROTOOPT ? pidfd_open(pid, 0) : -1;
@@ -105,7 +105,7 @@ int peer_init(struct peer *peer, int socket, bool needs_cgroup)
 	if (r < 0) {
 		return r;
 	}
-	/* Without a pid it is in no namespace below ours, and in no cgroup of ours. */
+	/* Without a visible pid, it is not in our cgroup hierarchy either. */
 	if (needs_cgroup && peer->pid > 0) {
 		r = find_cgroup(peer, socket);
 	}

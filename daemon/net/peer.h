@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Who is at the other end of a socket, as the kernel says it and not as the peer does.
+ * The process at the other end of a socket, as the kernel reports it. Nothing here comes from the peer itself.
  *
  * Owner: peer_deinit(). Threads: any.
  */
@@ -14,27 +14,26 @@
 struct peer {
 	pid_t pid; /* in our pid namespace; 0 when it is not visible there */
 	uid_t uid;
-	uid_t owner; /* whom it counts as: uid, unless the caller knows better (owner.h) */
+	uid_t owner; /* the user that it counts as: uid, until the caller sets it (owner.h) */
 	gid_t *gids; /* owned: the primary group first, then the supplementary ones */
 	size_t n_gids;
-	char *cgroup; /* owned; path in the unified hierarchy; NULL: none, or not asked for */
+	char *cgroup; /* owned; path in the unified hierarchy; NULL: none, or not requested */
 };
 
 /*
- * Returns 0 or -errno, and peer_deinit() is due in any case. A cgroup is that of a living process:
- * with @needs_cgroup a socket whose process has ended since it connected, and may have handed it on,
- * is nobody's (-ESRCH).
+ * Returns 0 or -errno; call peer_deinit() in any case. Only a living process has a cgroup. So with @needs_cgroup
+ * the answer is -ESRCH if the connecting process has ended: it may have passed the socket on.
  */
 int peer_init(struct peer *peer, int socket, bool needs_cgroup);
 void peer_deinit(struct peer *peer);
 
 /*
- * A pidfd of the process that connected @socket, the caller's. -ESRCH: it has ended, or is not visible
- * in our pid namespace.
+ * Returns a pidfd of the process that connected @socket; the caller owns it. Or -errno; -ESRCH: the process has
+ * ended, or is not visible in our pid namespace.
  */
 int peer_open_process(const struct peer *peer, int socket);
 
-/* The process that connected @socket has ended, whoever has its end of it now. */
+/* The process that connected @socket has ended. Another process may have its end of the socket. */
 bool peer_has_ended(const struct peer *peer, int socket);
 
 #endif

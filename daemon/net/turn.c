@@ -9,15 +9,15 @@
 #include "proto/clock.h"
 
 /*
- * What a user has of each turn. Long against the turn itself, which costs some 20 us with many
- * connections; short against what others may be kept waiting.
+ * A user's share of each turn of the loop. A turn itself costs some 20 us with many connections, so this is
+ * long enough; and it is short enough for the others to wait.
  */
 #define SLICE_NS 1000000u
 
-/* After so many steps at most the user's next connection is served. */
+/* After so many steps, at most, the user's next connection is served. */
 #define STEPS_IN_A_ROW 16
 
-/* Of connections that are our own, or nobody's yet. */
+/* Of glaked's own connections, and those without a user yet. */
 static struct user nobody = {.place = LIST_INIT(nobody.place), .line = LIST_INIT(nobody.line)};
 static size_t n_turns; /* of all users */
 static struct list fresh = LIST_INIT(fresh);
@@ -61,7 +61,7 @@ void turn_leave(struct turn *turn)
 
 static void on_idle(uv_idle_t *handle)
 {
-	/* It is there so that poll does not wait. */
+	/* The handle exists so that poll does not wait. */
 }
 
 void turn_wait(struct turn *turn)
@@ -127,7 +127,7 @@ void turns_begin(uv_loop_t *loop)
 	uv_check_init(loop, &check);
 	uv_idle_init(loop, &idle);
 	uv_check_start(&check, on_check);
-	/* Of itself it is no reason to go on. */
+	/* It does not keep the loop alive. */
 	uv_unref((uv_handle_t *)&check);
 }
 

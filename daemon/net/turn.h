@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Whose turn it is: the loop's time is shared out by user, however many connections one has.
+ * Shares the loop's time out by user, however many connections a user has.
  *
- * A connection with something to do stands in its user's line. Each time the loop has polled, every
- * user with a line is served for a slice (SLICE_NS in the .c), some steps of one connection after the
- * other; what is left of the line waits until the loop has polled again, and everybody else had his
- * slice. So a user with many connections, or costly ones, waits for himself, and anybody else for one
- * slice of each other user. Users that were not left over go first.
+ * A connection with work waits in its user's line. After each poll, the loop serves every user that has a line
+ * for one slice (SLICE_NS in the .c): some steps of one connection after the other. The rest of the line waits
+ * for the next poll, so every other user has a slice before. A user with many or costly connections delays
+ * itself, and each other user by one slice. Users without such a rest come first.
  *
- * Owner: a conn embeds a struct turn; users are the process's.
+ * Owner: a conn embeds a struct turn.
  * Lifetime: turns_begin() to turns_end(), when no turn is left.
  * Threads: loop thread only.
  */
@@ -25,12 +24,12 @@ struct user;
 struct turn;
 
 /*
- * Take one step, as short as there is. Returns whether to stand in line again for the next one;
- * false if the turn was left meanwhile.
+ * Take one step, as short as possible. Returns whether there is another one to take; false if turn_leave() was
+ * called meanwhile.
  */
 typedef bool (*turn_fn)(struct turn *turn);
 
-/* Of one connection, or of the socket that they come from. */
+/* Of one connection, or of the listening socket. */
 struct turn {
 	struct list link; /* link: user.line, while it waits */
 	struct user *user;
@@ -40,16 +39,16 @@ struct turn {
 void turns_begin(uv_loop_t *loop);
 void turns_end(void);
 
-/* Of our own connection, or of one that is nobody's yet, until turn_enter(). */
+/* Of a connection of glaked's own, or without a user until turn_enter(). */
 void turn_init(struct turn *turn, turn_fn serve);
 
-/* It is @uid's from now on; while it does not wait. Returns 0, or -ENOMEM: it is not. */
+/* It belongs to @uid from now on. It must not be waiting. Returns 0, or -ENOMEM: nothing has changed. */
 int turn_enter(struct turn *turn, uid_t uid);
 
-/* It waits no more, and may go. Idempotent. */
+/* It does not wait any more, and may be freed. Idempotent. */
 void turn_leave(struct turn *turn);
 
-/* Stand in line, if it does not yet. */
+/* Wait in line. Harmless if it does already. */
 void turn_wait(struct turn *turn);
 bool turn_is_waiting(const struct turn *turn);
 
