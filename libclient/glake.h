@@ -132,8 +132,9 @@ struct glake_connect_options {
  * driver to start.
  * Errors: GLAKE_E_GONE (nobody listens or answers), GLAKE_E_PROTOCOL, GLAKE_E_VERSION,
  * GLAKE_E_NO_DRIVER, GLAKE_E_CUDA, GLAKE_E_OVER_QUOTA (too many sessions), GLAKE_E_SHUTTING_DOWN,
- * GLAKE_E_BAD_REQUEST, -EINVAL (@options), -ENAMETOOLONG (the socket's path), -ENOMEM, or -errno of
- * socket() and connect(), such as -EACCES (the socket's mode) and -EMFILE.
+ * GLAKE_E_BAD_REQUEST, GLAKE_E_INTERNAL (the answer has a status that the library does not know),
+ * -EINVAL (@options), -ENAMETOOLONG (the socket's path), -ENOMEM, or -errno of socket() and
+ * connect(), such as -EACCES (the socket's mode) and -EMFILE.
  */
 GLAKE_API int glake_connect(const struct glake_connect_options *options,
                             struct glake_session **session_out);
@@ -243,13 +244,18 @@ enum {
  * glake_free() needs the memory idle, glake_free_async() needs a stream that is ordered after all
  * its uses. Neither call waits for a stream, except an allocation that would otherwise fail. The
  * stream's context must live until glake_disconnect(). @flags: GLAKE_PER_THREAD or 0.
- * Errors: session errors; -EINVAL, as for glake_alloc() and glake_free(); GLAKE_E_NO_DRIVER; -EBUSY
- * (the stream is being captured); -ENOSYS (the driver is older than CUDA 12.0); -ENOENT (glaked
- * does not own the stream's device); GLAKE_E_CUDA; -ENOMEM. glake_alloc_async() also: request
- * errors and grant errors. After an error of glake_free_async() the memory is still allocated.
+ * Errors: request errors; grant errors; -EINVAL, as for glake_alloc(); GLAKE_E_NO_DRIVER; -EBUSY (the
+ * stream is being captured); -ENOSYS (the driver is older than CUDA 12.0); -ENOENT (glaked does not
+ * own the stream's device); GLAKE_E_CUDA; -ENOMEM.
  */
 GLAKE_API int glake_alloc_async(struct glake_session *session, void *stream, uint64_t bytes,
                                 unsigned flags, glake_ptr *ptr_out);
+/*
+ * See glake_alloc_async(). After an error the memory is still allocated.
+ * Errors: session errors; -EINVAL (@ptr or @flags); GLAKE_E_NO_DRIVER; -EBUSY (the stream is being
+ * captured); -ENOSYS (the driver is older than CUDA 12.0); -ENOENT (glaked does not own the stream's
+ * device); GLAKE_E_CUDA; -ENOMEM.
+ */
 GLAKE_API int glake_free_async(struct glake_session *session, void *stream, glake_ptr ptr,
                                unsigned flags);
 
@@ -608,7 +614,8 @@ GLAKE_API int glake_seal(const struct glake_span *spans, size_t n_spans,
  * Make sealed memory private and writable again, at the same addresses: each block that the span touches
  * is replaced by a copy. Memory that is not sealed stays as it is. After an error, what is sealed stays
  * sealed, and can be read.
- * Errors: as glake_seal().
+ * Errors: request errors; grant errors; -EINVAL (the span is not in one allocation); -EBUSY (work that
+ * is queued does not end in time); GLAKE_E_CUDA; -ENOMEM.
  */
 GLAKE_API int glake_unseal(glake_ptr ptr, uint64_t bytes);
 

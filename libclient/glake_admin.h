@@ -199,13 +199,14 @@ GLAKE_API int glake_evict(struct glake_session *session, const char *model, uint
 /*
  * Set one limit of a tenant; 0 = no limit. Only for admins. The limit holds until glaked rereads
  * its configuration.
- * Errors: request errors; GLAKE_E_NO_PERMISSION; GLAKE_E_NOT_FOUND (no such tenant);
- * GLAKE_E_BAD_REQUEST (glake_set_quota(): no such device).
  */
+/* Bytes on one device. Errors: as glake_set_max_sessions(); GLAKE_E_BAD_REQUEST (no such device). */
 GLAKE_API int glake_set_quota(struct glake_session *session, const char *tenant, uint32_t device,
                               uint64_t quota_bytes);
+/* Errors: request errors; GLAKE_E_NO_PERMISSION; GLAKE_E_NOT_FOUND (no such tenant). */
 GLAKE_API int glake_set_max_sessions(struct glake_session *session, const char *tenant,
                                      uint32_t max_sessions);
+/* Errors: as glake_set_max_sessions(). */
 GLAKE_API int glake_set_manifest_quota(struct glake_session *session, const char *tenant,
                                        uint64_t quota_bytes);
 

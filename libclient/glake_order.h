@@ -94,7 +94,7 @@ GLAKE_API int glake_order_collect(struct glake_order *order, void *context, int 
 /*
  * The same for all contexts. The thread may have any current context or none. Waits for the
  * allocations of device @ordinal; with -1 it waits for nothing, and does nothing while a context
- * may be ending.
+ * may be ending. Returns 1 if it released any, else 0.
  */
 GLAKE_API int glake_order_collect_all(struct glake_order *order, int ordinal);
 
