@@ -406,7 +406,7 @@ START_TEST(a_file_in_our_place_is_left_alone)
 END_TEST
 
 /* Long enough for a thread of a busy machine. */
-#define PATIENCE_MS 1000u
+#define PATIENCE_MS 400u
 
 static void be_impatient(void)
 {

@@ -179,7 +179,7 @@ static unsigned n_run;
 static void CUDA_CB run_slowly(void *user)
 {
 	(void)user;
-	usleep(100000);
+	usleep(10000);
 	__atomic_add_fetch(&n_run, 1, __ATOMIC_SEQ_CST);
 }
 
@@ -244,7 +244,7 @@ START_TEST(its_end_waits_for_nothing)
 	ck_ok(cu.GreenCtxDestroy(green));
 	ck_cu(cu.EventQuery(events[0]), CUDA_ERROR_NOT_READY);
 	ck_cu(cu.EventQuery(events[1]), CUDA_ERROR_NOT_READY);
-	usleep(200000);
+	usleep(20000);
 	ck_assert_uint_eq(n_done(), 0);
 	gate_open(&gate);
 	ck_ok(cu.EventSynchronize(events[0]));
