@@ -1,15 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What every test program needs of Check: one test case per test, so that one that hangs ends
- * alone, and a main() that ends with Check's closing line.
+ * What every test program needs of Check. A test is written down once: it adds itself, is a case of
+ * its own, so that one that hangs ends alone, and runs in the order of the file. main() is in
+ * tests/harness/suite.c, unless a program has one that calls tests_run().
  *
  *     START_TEST(a_thing_holds) { ... } END_TEST
- *     int main(void)
- *     {
- *             Suite *suite = suite_create("thing");
- *             suite_add(suite, a_thing_holds);
- *             return suite_run(suite);
- *     }
+ *     START_TEST_WITH(each_thing_holds, .n = n_elements(things)) { ... things[_i] ... } END_TEST
+ *
+ *     BEGIN_EACH(begin)
+ *     END_EACH(end)
  */
 #ifndef GLAKE_TESTS_CHECK_GLAKE_H
 #define GLAKE_TESTS_CHECK_GLAKE_H
@@ -25,55 +24,49 @@
 #define TEST_SANITIZED 0
 #endif
 
-#define TEST_TIMEOUT_S 30
+#define TEST_TIMEOUT_S 60
 
-/* Behind each test that has a world: tests/harness/world.h. */
-void world_end(void) __attribute__((weak));
+struct test_entry {
+	const TTest *test;
+	struct test_entry *next;
+	int n;               /* times, with _i from 0; 0 = once */
+	int signal;          /* that it must die of, for asserts; 0 = none */
+	double timeout_s;    /* 0 = TEST_TIMEOUT_S */
+	void (*begin)(void); /* NULL: that of all */
+};
 
-/* What each test of this program begins with; set it before they are added. NULL: nothing. */
-static void (*suite_begin)(void);
+/* @entry is static. */
+void test_add(struct test_entry *entry);
 
-static inline TCase *suite_case(Suite *suite, const TTest *test, double timeout_s)
-{
-	TCase *tcase = tcase_create(test->name);
-	tcase_set_timeout(tcase, timeout_s);
-	tcase_add_checked_fixture(tcase, suite_begin, world_end);
-	suite_add_tcase(suite, tcase);
-	return tcase;
-}
+/* What each test of the program begins and ends with. */
+void test_set_begin(void (*begin)(void));
+void test_set_end(void (*end)(void));
 
-static inline void suite_add_timed(Suite *suite, const TTest *test, double timeout_s)
-{
-	tcase_add_test(suite_case(suite, test, timeout_s), test);
-}
+/* Runs what was added. Returns what main() returns. */
+int tests_run(void);
 
-static inline void suite_add(Suite *suite, const TTest *test)
-{
-	suite_add_timed(suite, test, TEST_TIMEOUT_S);
-}
+#undef START_TEST
+#define START_TEST(name) START_TEST_WITH(name, )
+/* With members of struct test_entry. */
+#define START_TEST_WITH(name, ...) \
+	static void name(int _i); \
+	__attribute__((constructor)) static void add_##name(void) \
+	{ \
+		static const TTest test = {#name, name, __FILE__, __LINE__}; \
+		static struct test_entry entry = {.test = &test, __VA_ARGS__}; \
+		test_add(&entry); \
+	} \
+	static void name(int _i __attribute__((unused)))
 
-/* @n times, as _i says. */
-static inline void suite_add_loop(Suite *suite, const TTest *test, int n)
-{
-	tcase_add_loop_test(suite_case(suite, test, TEST_TIMEOUT_S), test, 0, n);
-}
-
-/* The test must die of @signal: for asserts. */
-static inline void suite_add_fatal(Suite *suite, const TTest *test, int signal)
-{
-	TCase *tcase = tcase_create(test->name);
-	tcase_add_test_raise_signal(tcase, test, signal);
-	suite_add_tcase(suite, tcase);
-}
-
-/* Runs and frees @suite. Returns what main() returns. */
-static inline int suite_run(Suite *suite)
-{
-	SRunner *runner = srunner_create(suite);
-	srunner_run_all(runner, CK_NORMAL);
-	int n_failed = srunner_ntests_failed(runner);
-	srunner_free(runner);
-	return n_failed ? EXIT_FAILURE : EXIT_SUCCESS;
-}
+#define BEGIN_EACH(function) \
+	__attribute__((constructor)) static void set_begin_##function(void) \
+	{ \
+		test_set_begin(function); \
+	}
+#define END_EACH(function) \
+	__attribute__((constructor)) static void set_end_##function(void) \
+	{ \
+		test_set_end(function); \
+	}
 
 #endif

@@ -98,6 +98,9 @@ void world_start_mover(void);
 /* glaked, killed before, is started anew in its folder. Its books are those of the beginning. */
 void world_restart(void);
 
+/* glaked ends well, with whatever there is: then the books are nobody's. */
+void world_stop(void);
+
 /* See above. Called behind each test (tests/check_glake.h); does nothing where nothing has begun. */
 void world_end(void);
 

@@ -220,12 +220,3 @@ START_TEST(what_a_process_reports_stands_alone_where_nvml_does_not_know_it)
 	end();
 }
 END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("account");
-	suite_add(suite, all_that_is_used_is_explained);
-	suite_add(suite, no_more_is_believed_than_nvml_says);
-	suite_add(suite, what_a_process_reports_stands_alone_where_nvml_does_not_know_it);
-	return suite_run(suite);
-}

@@ -300,7 +300,7 @@ static void open_slowly(void *user)
 
 enum change { TRUNCATED, TOUCHED, WRITTEN_TO, N_CHANGES };
 
-START_TEST(a_file_that_changes_while_it_is_loaded_is_refused)
+START_TEST_WITH(a_file_that_changes_while_it_is_loaded_is_refused, .n = N_CHANGES)
 {
 	world_begin(.config = WORLD_CONFIG, .devices = "1x512MiB", .env = WORLD_SMALL_STEPS);
 	const char *path = world_write_layers("big.safetensors", 3);
@@ -339,7 +339,7 @@ START_TEST(a_file_replaced_while_it_is_loaded_is_not_noticed)
 }
 END_TEST
 
-START_TEST(a_disk_that_fails_is_told)
+START_TEST_WITH(a_disk_that_fails_is_told, .n = 3)
 {
 	struct fuse_file file;
 	static const uint64_t bad_from[] = {3, 1 * MIB, 20 * MIB};
@@ -398,7 +398,7 @@ enum stuck { WITHOUT_CLIENT, IN_A_DEAD_MOVER, WITHOUT_KEEPER, AT_THE_END, N_STUC
  * of the tenant, though his session has ended, and though the mover has nothing else to do; and though it
  * was killed, alone or with its keeper, and the client has his answer.
  */
-START_TEST(what_a_stuck_load_has_is_charged)
+START_TEST_WITH(what_a_stuck_load_has_is_charged, .n = N_STUCKS)
 {
 	static const struct fuse_file_faults faults = {.endless_from = 20 * MIB};
 	struct fuse_file file;
@@ -435,8 +435,7 @@ START_TEST(what_a_stuck_load_has_is_charged)
 		load_and_evict(content, &stuck);
 	}
 	if (_i == AT_THE_END) {
-		world_disconnect(eye);
-		harness_stop(&harness);
+		world_stop();
 		fuse_file_stop(&file);
 		return;
 	}
@@ -444,29 +443,3 @@ START_TEST(what_a_stuck_load_has_is_charged)
 	world_wait_books(&books_before);
 }
 END_TEST
-
-static void add_loop(Suite *suite, const TTest *test, int n)
-{
-	TCase *tcase = tcase_create(test->name);
-	tcase_set_timeout(tcase, TEST_TIMEOUT_S);
-	tcase_add_loop_test(tcase, test, 0, n);
-	suite_add_tcase(suite, tcase);
-}
-
-int main(void)
-{
-	Suite *suite = suite_create("bad_files");
-	suite_add(suite, headers_that_are_wrong_are_named);
-	suite_add(suite, headers_of_wrong_length_are_named);
-	suite_add(suite, names_too_long_do_not_hurt_the_mover);
-	suite_add(suite, a_header_of_100_megabytes_is_no_trap);
-	suite_add(suite, tensors_of_no_bytes_work);
-	suite_add(suite, folders_that_are_wrong_are_named);
-	suite_add(suite, what_is_no_file_does_not_hang);
-	suite_add(suite, what_the_client_may_not_read_is_not_read);
-	add_loop(suite, a_file_that_changes_while_it_is_loaded_is_refused, N_CHANGES);
-	suite_add(suite, a_file_replaced_while_it_is_loaded_is_not_noticed);
-	add_loop(suite, a_disk_that_fails_is_told, 3);
-	add_loop(suite, what_a_stuck_load_has_is_charged, N_STUCKS);
-	return suite_run(suite);
-}

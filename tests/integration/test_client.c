@@ -44,6 +44,7 @@ static void begin(void)
 	world_begin(.config = CONFIG, .devices = "2x16GiB");
 	world_open_driver();
 }
+BEGIN_EACH(begin)
 
 START_TEST(a_session_knows_its_devices)
 {
@@ -743,34 +744,5 @@ int main(int argc, char **argv)
 	if (argc > 1 && strcmp(argv[1], "--renumbered") == 0) {
 		return renumbered();
 	}
-	const TTest *const tests[] = {
-		a_session_knows_its_devices,
-		devices_are_found_by_uuid,
-		small_memory_shares_a_chunk,
-		memory_is_zero_then_warm_then_given_back,
-		large_requests_are_rows_of_chunks,
-		warm_memory_has_a_limit,
-		own_warm_memory_goes_before_a_refusal,
-		nothing_remains_of_a_failed_allocation,
-		placed_memory_fills_and_empties_a_range,
-		equal_content_becomes_one_block,
-		a_refused_block_stays_writable_memory,
-		a_block_survives_a_failed_exchange,
-		named_memory_is_opened_and_never_warm,
-		memory_outlives_the_daemon,
-		a_forked_child_is_told_so,
-		a_session_ends_though_a_child_holds_the_socket,
-		threads_share_a_session,
-		the_daemon_learns_of_usage,
-		what_the_program_says_of_itself_is_passed_on,
-		the_highest_that_was_live_is_kept,
-		what_is_left_of_a_device_is_one_question,
-		without_the_driver_only_requests_work,
-	};
-	Suite *suite = suite_create("client");
-	suite_begin = begin;
-	for (size_t i = 0; i < sizeof(tests) / sizeof(tests[0]); i++) {
-		suite_add(suite, tests[i]);
-	}
-	return suite_run(suite);
+	return tests_run();
 }

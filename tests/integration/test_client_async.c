@@ -19,6 +19,7 @@ static void begin(void)
 	ck_assert_int_eq(drv.cuCtxSetCurrent(context), CUDA_SUCCESS);
 	session = world_connect();
 }
+BEGIN_EACH(begin)
 
 static CUstream stream_new(void)
 {
@@ -372,31 +373,3 @@ START_TEST(an_order_has_to_be_told_how_to_release)
 	ck_assert_int_eq(glake_order_new(NULL, &order), -EINVAL);
 }
 END_TEST
-
-int main(void)
-{
-	const TTest *const tests[] = {
-		a_stream_has_its_memory_again_at_once,
-		others_have_it_when_the_stream_got_there,
-		memory_goes_between_the_two_ways,
-		named_memory_is_not_had_again,
-		what_would_fail_waits_for_streams,
-		trim_takes_what_streams_are_done_with,
-		what_is_parked_is_nobodys,
-		bad_requests_change_nothing,
-		a_captured_stream_is_busy,
-		captures_go_on,
-		threads_have_default_streams_of_their_own,
-		disconnecting_gives_back_what_is_parked,
-		a_child_frees_host_memory_only,
-		an_order_gives_up_with_its_context,
-		an_order_waits_for_one_device,
-		an_order_has_to_be_told_how_to_release,
-	};
-	Suite *suite = suite_create("client_async");
-	suite_begin = begin;
-	for (size_t i = 0; i < sizeof(tests) / sizeof(tests[0]); i++) {
-		suite_add(suite, tests[i]);
-	}
-	return suite_run(suite);
-}

@@ -104,10 +104,11 @@ static void begin(void)
 {
 	world_begin(.config = CONFIG, .devices = "2x16GiB");
 }
+BEGIN_EACH(begin)
 
 /* ---- opening ---------------------------------------------------------------------------------- */
 
-START_TEST(every_process_gets_the_same_bytes)
+START_TEST_WITH(every_process_gets_the_same_bytes, .timeout_s = TEST_TIMEOUT_S * 10)
 {
 	write_model("m.safetensors", small_model, N_SMALL);
 	struct glake_session *one = world_connect();
@@ -156,7 +157,7 @@ END_TEST
 #define N_MANY 300
 
 /* More blocks than an answer carries fds, and more tensors than one page. */
-START_TEST(long_lists_come_in_pages)
+START_TEST_WITH(long_lists_come_in_pages, .timeout_s = TEST_TIMEOUT_S * 10)
 {
 	struct entry *entries = calloc(2 * N_MANY, sizeof(*entries));
 	char(*names)[128] = calloc(2 * N_MANY, sizeof(*names));
@@ -210,7 +211,7 @@ static size_t count_maps(void)
 	return n_lines;
 }
 
-START_TEST(nothing_remains_of_a_failed_mapping)
+START_TEST_WITH(nothing_remains_of_a_failed_mapping, .timeout_s = TEST_TIMEOUT_S * 10)
 {
 	static const char *const faults[] = {
 		"cuMemImportFromShareableHandle:1:fail=1",
@@ -245,7 +246,7 @@ START_TEST(nothing_remains_of_a_failed_mapping)
 }
 END_TEST
 
-START_TEST(a_folder_is_its_index_or_its_one_file)
+START_TEST_WITH(a_folder_is_its_index_or_its_one_file, .timeout_s = TEST_TIMEOUT_S * 10)
 {
 	struct glake_session *session = world_connect();
 	struct glake_model *model;
@@ -289,7 +290,7 @@ START_TEST(a_folder_is_its_index_or_its_one_file)
 }
 END_TEST
 
-START_TEST(bad_files_are_named)
+START_TEST_WITH(bad_files_are_named, .timeout_s = TEST_TIMEOUT_S * 10)
 {
 	struct glake_session *session = world_connect();
 	struct glake_model *model;
@@ -332,7 +333,7 @@ static void on_progress(void *user, uint64_t done_bytes, uint64_t total_bytes)
 	assert_ok(glake_ping(progress->session));
 }
 
-START_TEST(a_load_tells_its_progress)
+START_TEST_WITH(a_load_tells_its_progress, .timeout_s = TEST_TIMEOUT_S * 10)
 {
 	struct entry entries[40];
 	char names[40][16];
@@ -356,7 +357,7 @@ START_TEST(a_load_tells_its_progress)
 }
 END_TEST
 
-START_TEST(a_model_can_be_loaded_without_mapping)
+START_TEST_WITH(a_model_can_be_loaded_without_mapping, .timeout_s = TEST_TIMEOUT_S * 10)
 {
 	write_model("m.safetensors", small_model, N_SMALL);
 	struct glake_model *model;
@@ -391,7 +392,7 @@ static void *open_and_close(void *argument)
 	return NULL;
 }
 
-START_TEST(threads_open_models_through_one_session)
+START_TEST_WITH(threads_open_models_through_one_session, .timeout_s = TEST_TIMEOUT_S * 10)
 {
 	write_model("m.safetensors", small_model, N_SMALL);
 	struct glake_session *session = world_connect();
@@ -411,7 +412,7 @@ START_TEST(threads_open_models_through_one_session)
 }
 END_TEST
 
-START_TEST(a_model_outlives_the_daemon)
+START_TEST_WITH(a_model_outlives_the_daemon, .timeout_s = TEST_TIMEOUT_S * 10)
 {
 	write_model("m.safetensors", small_model, N_SMALL);
 	struct glake_session *session = world_connect();
@@ -427,7 +428,7 @@ START_TEST(a_model_outlives_the_daemon)
 END_TEST
 
 /* Killed at a random moment of an open: gone, or done, never stuck, nothing left. */
-START_TEST(the_daemon_may_die_at_any_time_of_an_open)
+START_TEST_WITH(the_daemon_may_die_at_any_time_of_an_open, .timeout_s = TEST_TIMEOUT_S * 10)
 {
 	struct entry entries[64];
 	char names[64][16];
@@ -502,7 +503,7 @@ static int check_tenant(void *user, const struct glake_tenant_row *row)
 	return 0;
 }
 
-START_TEST(the_store_can_be_seen_and_steered)
+START_TEST_WITH(the_store_can_be_seen_and_steered, .timeout_s = TEST_TIMEOUT_S * 10)
 {
 	write_model("m.safetensors", small_model, N_SMALL);
 	struct glake_session *session = world_connect();
@@ -546,27 +547,3 @@ START_TEST(the_store_can_be_seen_and_steered)
 	ck_assert_int_eq(glake_connect(NULL, &refused), GLAKE_E_OVER_QUOTA);
 }
 END_TEST
-
-int main(void)
-{
-	const TTest *const tests[] = {
-		every_process_gets_the_same_bytes,
-		long_lists_come_in_pages,
-		nothing_remains_of_a_failed_mapping,
-		a_folder_is_its_index_or_its_one_file,
-		bad_files_are_named,
-		a_load_tells_its_progress,
-		a_model_can_be_loaded_without_mapping,
-		threads_open_models_through_one_session,
-		a_model_outlives_the_daemon,
-		the_daemon_may_die_at_any_time_of_an_open,
-		the_store_can_be_seen_and_steered,
-	};
-	Suite *suite = suite_create("client_model");
-	suite_begin = begin;
-	for (size_t i = 0; i < sizeof(tests) / sizeof(tests[0]); i++) {
-		/* A sanitizer takes minutes for a thousand tensors. */
-		suite_add_timed(suite, tests[i], TEST_TIMEOUT_S * 10);
-	}
-	return suite_run(suite);
-}

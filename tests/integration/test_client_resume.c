@@ -19,6 +19,7 @@ static void begin(void)
 	world_begin(.config = CONFIG, .devices = "2x16GiB");
 	world_open_driver();
 }
+BEGIN_EACH(begin)
 
 static void count_gone(void *user, const struct glake_notice *notice)
 {
@@ -63,7 +64,7 @@ static void shut_socket(struct glake_session *session)
 /* By the number of the test: the program closes our socket, or shuts it down. */
 static void (*const losses[])(struct glake_session *) = {close_socket, shut_socket};
 
-START_TEST(allocating_goes_on_in_the_same_session)
+START_TEST_WITH(allocating_goes_on_in_the_same_session, .n = 2)
 {
 	struct glake_session *session = world_connect();
 	uint64_t id = id_of(session);
@@ -114,7 +115,7 @@ START_TEST(publishing_goes_on_in_the_same_session)
 }
 END_TEST
 
-START_TEST(dispatch_connects_again)
+START_TEST_WITH(dispatch_connects_again, .n = 2)
 {
 	struct glake_session *session = world_connect();
 	losses[_i](session);
@@ -125,7 +126,7 @@ START_TEST(dispatch_connects_again)
 END_TEST
 
 /* The Goodbye of a session that has no connection gives back what it has as well. */
-START_TEST(lost_session_is_disconnected)
+START_TEST_WITH(lost_session_is_disconnected, .n = 2)
 {
 	struct glake_session *watcher = world_connect();
 	struct glake_session *session = world_connect();
@@ -237,17 +238,3 @@ START_TEST(threads_do_not_notice)
 	ck_assert_uint_eq(world_row(session).n_chunks, 0);
 }
 END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("client_resume");
-	suite_begin = begin;
-	suite_add_loop(suite, allocating_goes_on_in_the_same_session, 2);
-	suite_add(suite, publishing_goes_on_in_the_same_session);
-	suite_add_loop(suite, dispatch_connects_again, 2);
-	suite_add_loop(suite, lost_session_is_disconnected, 2);
-	suite_add(suite, many_losses_leave_nothing);
-	suite_add(suite, another_glaked_does_not_know_it);
-	suite_add(suite, threads_do_not_notice);
-	return suite_run(suite);
-}

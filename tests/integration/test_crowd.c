@@ -303,19 +303,3 @@ START_TEST(requests_beyond_the_limit_in_flight_are_refused)
 	connection_close(&connection);
 }
 END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("crowd");
-	suite_add_timed(suite, two_thousand_sessions_are_served, 300);
-	suite_add_timed(suite, session_beyond_the_limit_is_told_so, 120);
-	suite_add_timed(suite, session_beyond_the_tenants_limit_is_told_so, 120);
-	suite_add_timed(suite, one_user_cannot_have_all_sessions, 120);
-	suite_add_timed(suite, no_fds_left_is_survived, 120);
-	suite_add_timed(suite, storm_of_connections_leaves_nothing, 300);
-	suite_add_timed(suite, clients_killed_in_the_middle_leave_nothing, 300);
-	suite_add_timed(suite, client_gone_while_the_driver_works, 120);
-	suite_add_timed(suite, connection_that_does_not_greet_is_closed, 120);
-	suite_add_timed(suite, requests_beyond_the_limit_in_flight_are_refused, 120);
-	return suite_run(suite);
-}

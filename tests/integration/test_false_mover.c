@@ -230,7 +230,7 @@ static void begin(const char *what)
 	world_begin(.config = config, .devices = "1x64MiB", .env = env);
 }
 
-START_TEST(nonsense_ends_the_load_and_nothing_else)
+START_TEST_WITH(nonsense_ends_the_load_and_nothing_else, .n = 18)
 {
 	static const struct {
 		const char *deed;
@@ -459,14 +459,5 @@ int main(void)
 	if (getenv("FALSE_MOVER")) {
 		mover_main();
 	}
-	Suite *suite = suite_create("false_mover");
-	TCase *tcase = tcase_create("nonsense_ends_the_load_and_nothing_else");
-	tcase_set_timeout(tcase, TEST_TIMEOUT_S);
-	tcase_add_loop_test(tcase, nonsense_ends_the_load_and_nothing_else, 0, 18);
-	suite_add_tcase(suite, tcase);
-	suite_add(suite, what_the_mover_digests_is_paid_for);
-	suite_add(suite, what_the_mover_digests_of_a_lost_session_is_its_process_own);
-	suite_add(suite, two_contents_of_one_digest_are_kept_apart);
-	suite_add(suite, the_loads_of_one_tenant_leave_room_for_others);
-	return suite_run(suite);
+	return tests_run();
 }

@@ -632,28 +632,3 @@ START_TEST(a_file_with_verity_is_known_wherever_it_is)
 	detach(loop);
 }
 END_TEST
-
-int main(void)
-{
-	const TTest *const tests[] = {
-		a_file_is_found_again,
-		a_mapping_that_is_written_through_hides_no_change,
-		tmpfs_hides_no_change,
-		an_overlay_hides_no_change,
-		another_file_system_in_the_same_place_is_another,
-		another_image_in_the_same_place_is_another,
-		a_change_within_the_tick_is_seen,
-		a_file_is_found_through_another_mount,
-		a_file_in_a_container_alone_is_found,
-		without_a_lease_a_file_is_loaded_again,
-		without_a_lease_times_can_be_trusted,
-		a_lease_of_the_program_stays,
-		a_signal_of_the_program_is_not_the_movers,
-		a_file_with_verity_is_known_wherever_it_is,
-	};
-	Suite *suite = suite_create("file_identity");
-	for (size_t i = 0; i < sizeof(tests) / sizeof(tests[0]); i++) {
-		suite_add(suite, tests[i]);
-	}
-	return suite_run(suite);
-}

@@ -159,7 +159,7 @@ static void witness_allocates(void)
 	ck_assert_int_eq(connection_status(witness, &request, NULL, 0), GLAKE__WIRE__STATUS__OK);
 }
 
-START_TEST(a_flood_does_not_hold_up_another_user)
+START_TEST_WITH(a_flood_does_not_hold_up_another_user, .n = n_elements(floods))
 {
 	if (!harness_is_root()) {
 		return;
@@ -177,7 +177,7 @@ START_TEST(a_flood_does_not_hold_up_another_user)
 }
 END_TEST
 
-START_TEST(the_watchdog_is_fed_in_a_flood)
+START_TEST_WITH(the_watchdog_is_fed_in_a_flood, .n = n_elements(floods))
 {
 	static const char *const env[] = {"WATCHDOG_USEC=1000000", NULL};
 	struct harness_options options = quiet;
@@ -198,7 +198,7 @@ START_TEST(the_watchdog_is_fed_in_a_flood)
 END_TEST
 
 /* A new session of another user gets in, while those of the flood come and go. */
-START_TEST(another_user_gets_in)
+START_TEST_WITH(another_user_gets_in, .n = n_elements(floods))
 {
 	if (!harness_is_root()) {
 		return;
@@ -214,20 +214,3 @@ START_TEST(another_user_gets_in)
 	end_flood(flood);
 }
 END_TEST
-
-static void add_floods(Suite *suite, const TTest *test)
-{
-	TCase *tcase = tcase_create(test->name);
-	tcase_set_timeout(tcase, 120);
-	tcase_add_loop_test(tcase, test, 0, n_elements(floods));
-	suite_add_tcase(suite, tcase);
-}
-
-int main(void)
-{
-	Suite *suite = suite_create("flood");
-	add_floods(suite, a_flood_does_not_hold_up_another_user);
-	add_floods(suite, the_watchdog_is_fed_in_a_flood);
-	add_floods(suite, another_user_gets_in);
-	return suite_run(suite);
-}

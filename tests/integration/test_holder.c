@@ -212,7 +212,7 @@ static void publish_again(int connection, uint64_t chunk, bool was_known)
  * The connection is lost before the block is there, or afterwards: what was a chunk is held, and the answer
  * can be had again. Of equal contents the second is the first one's block.
  */
-START_TEST(lost_publication_is_not_lost)
+START_TEST_WITH(lost_publication_is_not_lost, .n = 2)
 {
 	struct connection_identity identity = {0};
 	uint64_t chunks[2];
@@ -405,9 +405,8 @@ START_TEST(drain_ends_who_is_detached)
 	ck_assert_uint_eq(alloc(connection, 1, &id), GLAKE__WIRE__STATUS__OK);
 	connection_drop(&connection);
 	await_lost(1);
-	connection_close(&witness);
 	/* In less than the drain_ms that it would wait for a session. */
-	harness_end(&harness);
+	world_stop();
 }
 END_TEST
 
@@ -462,22 +461,3 @@ START_TEST(storm_of_ends_ends_with_its_process)
 	connection_ping(witness);
 }
 END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("holder");
-	suite_add(suite, lost_connection_keeps_what_the_process_has);
-	suite_add(suite, half_closed_connection_is_a_lost_one);
-	suite_add(suite, second_connection_takes_over);
-	suite_add(suite, unanswered_requests_give_back);
-	suite_add_loop(suite, lost_publication_is_not_lost, 2);
-	suite_add_timed(suite, thousand_losses_leave_nothing, 120);
-	suite_add(suite, only_the_process_and_its_key_resume);
-	suite_add(suite, another_uid_does_not_resume);
-	suite_add(suite, end_of_the_process_gives_back_all);
-	suite_add(suite, another_program_in_the_process_ends_it);
-	suite_add(suite, drain_ends_who_is_detached);
-	suite_add(suite, detached_ones_count_as_sessions);
-	suite_add_timed(suite, storm_of_ends_ends_with_its_process, 120);
-	return suite_run(suite);
-}

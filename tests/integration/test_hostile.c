@@ -215,7 +215,7 @@ static bool begin_with_fuse(const struct harness_options *options,
 	return is_mounted;
 }
 
-START_TEST(a_file_that_cannot_be_closed_stops_nobody)
+START_TEST_WITH(a_file_that_cannot_be_closed_stops_nobody, .n = N_VILLAINIES)
 {
 	static const struct fuse_file_faults faults = {.is_flush_endless = true};
 	struct fuse_file file;
@@ -540,7 +540,7 @@ static int send_lingering(enum lingering how, int peer_fds_out[2])
 	return connection;
 }
 
-START_TEST(a_socket_that_lingers_stops_nobody)
+START_TEST_WITH(a_socket_that_lingers_stops_nobody, .n = N_LINGERINGS)
 {
 	enum { N = 8 };
 	static const struct model_tensor tensor = {"a", "U8", 1, {1000}, 1};
@@ -624,29 +624,3 @@ START_TEST(who_loads_and_evicts_without_end_does_not_fill_the_log)
 	ck_assert_uint_eq(n_evicted, n_loaded);
 }
 END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("hostile");
-	suite_add(suite, a_name_too_long_for_a_listing_is_refused);
-	suite_add(suite, requests_at_once_do_not_spend_the_same_fds);
-	suite_add(suite, requests_at_once_do_not_eat_the_reserve);
-	suite_add(suite, a_lost_reader_of_the_log_is_survived);
-	TCase *tcase = tcase_create("a_file_that_cannot_be_closed_stops_nobody");
-	tcase_set_timeout(tcase, TEST_TIMEOUT_S);
-	tcase_add_loop_test(tcase, a_file_that_cannot_be_closed_stops_nobody, 0, N_VILLAINIES);
-	suite_add_tcase(suite, tcase);
-	suite_add(suite, another_configuration_is_for_the_next_mover);
-	suite_add(suite, a_file_that_waits_for_the_mover_keeps_nobodys_open);
-	suite_add(suite, cancelled_loads_leave_room_for_others);
-	suite_add(suite, the_files_of_one_user_leave_room_for_others);
-	suite_add(suite, a_load_of_too_many_files_is_refused);
-	suite_add(suite, the_socket_of_who_has_ended_is_nobodys);
-	tcase = tcase_create("a_socket_that_lingers_stops_nobody");
-	tcase_set_timeout(tcase, TEST_TIMEOUT_S);
-	tcase_add_loop_test(tcase, a_socket_that_lingers_stops_nobody, 0, N_LINGERINGS);
-	suite_add_tcase(suite, tcase);
-	suite_add(suite, who_fails_again_and_again_does_not_fill_the_log);
-	suite_add(suite, who_loads_and_evicts_without_end_does_not_fill_the_log);
-	return suite_run(suite);
-}

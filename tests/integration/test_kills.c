@@ -209,7 +209,7 @@ START_TEST(two_clients_want_the_same_model)
 END_TEST
 
 /* The one who came first, and pays, or the other: who remains gets the model. */
-START_TEST(one_of_two_who_wait_is_killed)
+START_TEST_WITH(one_of_two_who_wait_is_killed, .n = 2)
 {
 	world_begin_as(&one_model);
 	const char *path = world_write_layers("m.safetensors", SEED);
@@ -306,20 +306,3 @@ START_TEST(glaked_is_killed_in_a_load)
 	world_join(world_client(load_mapped, (void *)path));
 }
 END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("kills");
-	suite_add(suite, the_mover_is_killed_in_a_load);
-	suite_add(suite, the_keeper_is_killed_in_a_load);
-	suite_add(suite, the_mover_dies_anywhere);
-	suite_add(suite, a_client_is_killed_in_its_load);
-	suite_add(suite, two_clients_want_the_same_model);
-	TCase *tcase = tcase_create("one_of_two_who_wait_is_killed");
-	tcase_set_timeout(tcase, TEST_TIMEOUT_S);
-	tcase_add_loop_test(tcase, one_of_two_who_wait_is_killed, 0, 2);
-	suite_add_tcase(suite, tcase);
-	suite_add(suite, a_client_is_killed_with_all_it_has);
-	suite_add(suite, glaked_is_killed_in_a_load);
-	return suite_run(suite);
-}

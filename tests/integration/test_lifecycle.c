@@ -33,7 +33,7 @@ static int connect_to(const char *path)
 
 /* ---- the configuration ----------------------------------------------------------------------- */
 
-START_TEST(a_wrong_configuration_is_refused_with_its_line)
+START_TEST_WITH(a_wrong_configuration_is_refused_with_its_line, .n = 6)
 {
 	static const struct {
 		const char *text;
@@ -179,7 +179,7 @@ END_TEST
 
 enum squatter { LISTENS_SEQPACKET, LISTENS_STREAM, IS_A_FILE, N_SQUATTERS };
 
-START_TEST(a_path_that_is_somebody_elses_is_left_alone)
+START_TEST_WITH(a_path_that_is_somebody_elses_is_left_alone, .n = N_SQUATTERS)
 {
 	world_begin_unseen();
 	harness_signal(&harness, SIGTERM);
@@ -271,7 +271,7 @@ static void work_while_it_drains(void *user)
 	ck_assert_uint_lt(harness_now_ms() - since_ms, 3000);
 }
 
-START_TEST(a_stop_lets_sessions_end)
+START_TEST_WITH(a_stop_lets_sessions_end, .n = 2)
 {
 	bool stays = _i == 1;
 	world_begin_unseen(.config = stays ? "drain_ms = 700;" : "drain_ms = 20000;");
@@ -300,7 +300,7 @@ static void load_for_ever(void *user)
 }
 
 /* The time is up in the middle of a load, and again by a second signal. */
-START_TEST(a_stop_does_not_wait_for_a_load)
+START_TEST_WITH(a_stop_does_not_wait_for_a_load, .n = 2)
 {
 	world_begin_unseen(.config = _i ? "drain_ms = 200;" : "drain_ms = 20000;",
 	                   .faults = WORLD_STOP_AND_GO, .env = WORLD_SMALL_STEPS);
@@ -438,33 +438,3 @@ START_TEST(the_manager_is_told_of_the_end)
 	ck_assert_int_eq(harness_wait_exit(&harness), 0);
 }
 END_TEST
-
-static void add_loop(Suite *suite, const TTest *test, int n)
-{
-	TCase *tcase = tcase_create(test->name);
-	tcase_set_timeout(tcase, TEST_TIMEOUT_S);
-	tcase_add_loop_test(tcase, test, 0, n);
-	suite_add_tcase(suite, tcase);
-}
-
-int main(void)
-{
-	Suite *suite = suite_create("lifecycle");
-	add_loop(suite, a_wrong_configuration_is_refused_with_its_line, 6);
-	suite_add(suite, a_device_that_is_not_there_is_refused);
-	suite_add(suite, a_driver_that_does_not_start_is_told);
-	suite_add(suite, a_mover_that_is_not_there_fails_the_load_alone);
-	suite_add(suite, the_socket_of_a_dead_glaked_is_replaced);
-	suite_add(suite, no_id_comes_again);
-	suite_add(suite, the_socket_goes_with_its_glaked);
-	suite_add(suite, a_second_glaked_is_refused);
-	add_loop(suite, a_path_that_is_somebody_elses_is_left_alone, N_SQUATTERS);
-	suite_add(suite, the_managers_socket_is_used_and_left);
-	add_loop(suite, a_stop_lets_sessions_end, 2);
-	add_loop(suite, a_stop_does_not_wait_for_a_load, 2);
-	suite_add(suite, limits_are_read_again);
-	suite_add(suite, a_tenant_may_go_while_it_is_used);
-	suite_add(suite, the_watchdog_is_fed);
-	suite_add(suite, the_manager_is_told_of_the_end);
-	return suite_run(suite);
-}

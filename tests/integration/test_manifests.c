@@ -181,13 +181,3 @@ START_TEST(a_model_without_tensors_is_charged_for_its_files)
 	ck_assert_uint_eq(manifests_of("default").bytes, 0);
 }
 END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("manifests");
-	suite_add(suite, manifests_that_nobody_uses_are_bounded);
-	suite_add(suite, a_manifest_beyond_the_limit_is_refused);
-	suite_add(suite, who_keeps_a_model_pays_for_its_manifest);
-	suite_add(suite, a_model_without_tensors_is_charged_for_its_files);
-	return suite_run(suite);
-}

@@ -158,15 +158,3 @@ START_TEST(a_slow_nvml_holds_nobody_up)
 	ck_assert_str_eq(calls(), "init\nmemory\nshutdown on the main thread\n");
 }
 END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("nvml");
-	suite_add(suite, what_is_free_is_known_where_nvml_knows_the_device);
-	suite_add(suite, what_glaked_does_between_two_askings_is_reckoned_with);
-	suite_add(suite, without_nvml_it_is_unknown);
-	suite_add(suite, a_library_that_is_another_is_not_used);
-	suite_add(suite, nvml_that_does_not_start_is_told_once_and_not_asked_again);
-	suite_add(suite, a_slow_nvml_holds_nobody_up);
-	return suite_run(suite);
-}

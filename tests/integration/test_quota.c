@@ -346,7 +346,7 @@ static void keep_40_warm(void *user)
 }
 
 /* Nobody pays for what cannot be: neither the store, nor the pool, nor who has warm memory. */
-START_TEST(more_than_the_device_is_refused_and_costs_nobody)
+START_TEST_WITH(more_than_the_device_is_refused_and_costs_nobody, .n = 2)
 {
 	static const char *const configs[] = {
 		WORLD_CONFIG,
@@ -467,7 +467,7 @@ END_TEST
  * Freed, and out of the books, but still held: as by a process on its way out, or by the mover when
  * its load is cancelled. Who wants the memory then waits a moment.
  */
-START_TEST(memory_that_is_late_is_waited_for)
+START_TEST_WITH(memory_that_is_late_is_waited_for, .n = 2)
 {
 	struct fdlist held;
 	uint64_t id;
@@ -705,7 +705,7 @@ END_TEST
 /* ---- models that can never fit --------------------------------------------------------------- */
 
 /* Each would fit as far as some batches of chunks, and nothing goes for those. */
-START_TEST(nothing_goes_for_a_model_that_cannot_fit)
+START_TEST_WITH(nothing_goes_for_a_model_that_cannot_fit, .n = 7)
 {
 	static const struct {
 		const char *config;
@@ -754,7 +754,7 @@ END_TEST
 /* ---- the driver fails ------------------------------------------------------------------------ */
 
 /* The n-th call fails: whichever it is, the request is refused whole or granted whole. */
-START_TEST(a_failing_driver_is_refused_cleanly)
+START_TEST_WITH(a_failing_driver_is_refused_cleanly, .n = 4)
 {
 	static const struct {
 		const char *call;
@@ -832,48 +832,3 @@ START_TEST(a_mover_without_host_memory_says_so)
 	             world_open_unmapped(session, path, &model));
 }
 END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("quota");
-	suite_add(suite, private_memory_over_the_quota_is_refused_whole);
-	suite_add(suite, a_model_over_the_quota_leaves_nothing);
-	suite_add(suite, a_cached_model_counts_when_it_is_opened_again);
-	suite_add(suite, a_pinned_model_counts_when_nobody_has_it_open);
-	suite_add(suite, an_idle_model_is_pinned_by_who_can_pay);
-	suite_add(suite, what_pinned_models_share_is_paid_for_once);
-	suite_add(suite, who_pins_pays_in_place_of_who_uses);
-	suite_add(suite, the_longest_idle_model_goes_first_and_pinned_ones_stay);
-	suite_add(suite, the_lower_priority_goes_first);
-	suite_add(suite, a_model_in_use_is_not_evicted_for_another);
-	TCase *more = tcase_create("more_than_the_device_is_refused_and_costs_nobody");
-	tcase_set_timeout(more, TEST_TIMEOUT_S);
-	tcase_add_loop_test(more, more_than_the_device_is_refused_and_costs_nobody, 0, 2);
-	suite_add_tcase(suite, more);
-	suite_add(suite, nothing_goes_for_what_blocks_in_use_are_in_the_way_of);
-	suite_add(suite, who_waits_gets_what_another_frees);
-	suite_add(suite, warm_memory_is_reclaimed_for_who_waits);
-	TCase *late = tcase_create("memory_that_is_late_is_waited_for");
-	tcase_set_timeout(late, TEST_TIMEOUT_S);
-	tcase_add_loop_test(late, memory_that_is_late_is_waited_for, 0, 2);
-	suite_add_tcase(suite, late);
-	suite_add(suite, without_fds_private_memory_works_and_models_are_refused);
-	suite_add(suite, a_model_beyond_the_fds_is_refused);
-	suite_add(suite, what_nobody_uses_gives_its_fds_to_who_needs_them);
-	suite_add(suite, the_pool_gives_its_fds_to_who_needs_them);
-	suite_add(suite, big_chunks_get_the_fds_of_what_nobody_uses);
-	suite_add(suite, nothing_goes_for_who_is_at_his_own_limit_of_fds);
-	TCase *never = tcase_create("nothing_goes_for_a_model_that_cannot_fit");
-	tcase_set_timeout(never, TEST_TIMEOUT_S);
-	tcase_add_loop_test(never, nothing_goes_for_a_model_that_cannot_fit, 0, 7);
-	suite_add_tcase(suite, never);
-	suite_add(suite, a_tenants_fds_are_a_limit);
-	suite_add(suite, memory_that_is_held_by_a_handle_can_be_published);
-	suite_add(suite, what_is_in_the_cache_is_shared_within_the_quota);
-	TCase *tcase = tcase_create("a_failing_driver_is_refused_cleanly");
-	tcase_set_timeout(tcase, TEST_TIMEOUT_S);
-	tcase_add_loop_test(tcase, a_failing_driver_is_refused_cleanly, 0, 4);
-	suite_add_tcase(suite, tcase);
-	suite_add(suite, a_mover_without_host_memory_says_so);
-	return suite_run(suite);
-}

@@ -65,7 +65,7 @@ static const struct {
 	{WORLD_CONFIG WAIT "reserve_bytes = \"256MiB\";", 200 * MIB, 200 * MIB},
 };
 
-START_TEST(warm_memory_of_another_session_goes_first)
+START_TEST_WITH(warm_memory_of_another_session_goes_first, .n = n_elements(warm_cases))
 {
 	uint64_t held_bytes = warm_cases[_i].held_bytes;
 	glake_ptr ptr = 0;
@@ -99,7 +99,7 @@ START_TEST(a_model_is_loaded_into_what_was_warm)
 END_TEST
 
 /* One's own warm memory does not fit the request, and is in its way. */
-START_TEST(own_warm_memory_goes_as_well)
+START_TEST_WITH(own_warm_memory_goes_as_well, .n = 2)
 {
 	glake_ptr ptr = 0;
 	begin(_i == 0 ? WORLD_CONFIG TENANT("256MiB") : WORLD_CONFIG WAIT TENANT("256MiB"));
@@ -301,7 +301,7 @@ START_TEST(an_answer_ends_the_wait)
 END_TEST
 
 /* Else it would owe, and give back as it frees, what it never had. */
-START_TEST(nobody_is_asked_for_more_than_he_has)
+START_TEST_WITH(nobody_is_asked_for_more_than_he_has, .n = 2)
 {
 	begin(_i == 0 ? WORLD_CONFIG TENANT("64MiB") : WORLD_CONFIG "reserve_bytes = \"446MiB\";");
 	int small = connection_hello(&harness);
@@ -469,35 +469,3 @@ START_TEST(a_shorter_wait_holds_at_once)
 	connection_close(&asker);
 }
 END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("quota_wait");
-	TCase *warm = tcase_create("warm_memory_of_another_session_goes_first");
-	tcase_set_timeout(warm, TEST_TIMEOUT_S);
-	tcase_add_loop_test(warm, warm_memory_of_another_session_goes_first, 0,
-	                    n_elements(warm_cases));
-	suite_add_tcase(suite, warm);
-	suite_add(suite, a_model_is_loaded_into_what_was_warm);
-	TCase *own = tcase_create("own_warm_memory_goes_as_well");
-	tcase_set_timeout(own, TEST_TIMEOUT_S);
-	tcase_add_loop_test(own, own_warm_memory_goes_as_well, 0, 2);
-	suite_add_tcase(suite, own);
-	suite_add(suite, live_memory_is_nobodys_to_take);
-	suite_add(suite, who_waits_in_vain_is_refused_in_time);
-	suite_add(suite, what_can_never_fit_does_not_wait);
-	suite_add(suite, what_is_owed_goes_when_it_is_freed);
-	suite_add(suite, an_answer_ends_the_wait);
-	TCase *asked = tcase_create("nobody_is_asked_for_more_than_he_has");
-	tcase_set_timeout(asked, TEST_TIMEOUT_S);
-	tcase_add_loop_test(asked, nobody_is_asked_for_more_than_he_has, 0, 2);
-	suite_add_tcase(suite, asked);
-	suite_add(suite, who_has_waited_does_not_wait_again);
-	suite_add(suite, who_came_first_is_served_first);
-	suite_add(suite, who_dies_in_line_is_passed);
-	suite_add(suite, a_session_that_waits_can_free);
-	suite_add(suite, a_changed_quota_is_noticed);
-	suite_add(suite, a_tenant_stays_for_who_waits);
-	suite_add(suite, a_shorter_wait_holds_at_once);
-	return suite_run(suite);
-}

@@ -357,14 +357,3 @@ START_TEST(the_mode_of_the_socket_holds)
 	as(BOB, 0, stay_outside);
 }
 END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("realms");
-	suite_add(suite, strangers_share_and_see_nothing);
-	suite_add(suite, a_named_realm_shares);
-	suite_add(suite, the_admin_group_may_steer_all);
-	suite_add(suite, each_has_the_limits_of_his_tenant);
-	suite_add(suite, the_mode_of_the_socket_holds);
-	return suite_run(suite);
-}

@@ -24,6 +24,7 @@ static void begin(void)
 	begin_blind();
 	open_driver();
 }
+BEGIN_EACH(begin)
 
 /* Words that tell where they are, and of which content. */
 static void write_words(glake_ptr ptr, uint64_t n_bytes, uint64_t content)
@@ -349,7 +350,7 @@ static void seal_with_faults(void *user)
 }
 
 /* In a process of its own: handles that the driver does not release go with it. */
-START_TEST(no_byte_is_lost_when_the_driver_fails)
+START_TEST_WITH(no_byte_is_lost_when_the_driver_fails, .begin = begin_blind)
 {
 	world_join(world_client(seal_with_faults, NULL));
 }
@@ -387,23 +388,3 @@ START_TEST(a_dead_glaked_seals_nothing)
 	check_words(sealed, 2 * MIB, 1);
 }
 END_TEST
-
-int main(void)
-{
-	suite_begin = begin;
-	Suite *suite = suite_create("seal");
-	suite_add(suite, equal_memory_becomes_one_copy);
-	suite_add(suite, large_memory_is_cut_where_tensors_end);
-	suite_add(suite, pages_with_anything_else_stay_private);
-	suite_add(suite, nobodys_bytes_behind_an_allocation_are_zero);
-	suite_add(suite, memory_that_others_may_write_is_pinned);
-	suite_add(suite, a_name_ends_sealing);
-	suite_add(suite, sealed_memory_is_freed_and_never_warm);
-	suite_add(suite, dedup_off_wins);
-	suite_add(suite, a_free_waits_for_a_seal);
-	suite_add(suite, without_memory_for_a_copy_nothing_changes);
-	suite_add(suite, a_dead_glaked_seals_nothing);
-	suite_begin = begin_blind;
-	suite_add(suite, no_byte_is_lost_when_the_driver_fails);
-	return suite_run(suite);
-}

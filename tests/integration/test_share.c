@@ -372,10 +372,6 @@ START_TEST(a_publication_without_mover_leaves_the_memory)
 		harness_sleep_ms(5);
 	}
 	ck_assert_uint_ge(n_deaths, 3);
-	world_disconnect(session);
-	world_assert_level();
-	world_disconnect(eye);
-	harness_stop(&harness);
 }
 END_TEST
 
@@ -481,7 +477,7 @@ START_TEST(what_is_not_visible_is_not_used)
 }
 END_TEST
 
-START_TEST(why_there_is_no_fabric_is_told)
+START_TEST_WITH(why_there_is_no_fabric_is_told, .n = 3)
 {
 	static const struct {
 		const char *env;
@@ -503,22 +499,3 @@ START_TEST(why_there_is_no_fabric_is_told)
 	assert_ok(glake_alloc(session, 0, 4 * MIB, 0, &ptr));
 }
 END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("share");
-	suite_add(suite, a_fine_tune_costs_what_differs);
-	suite_add(suite, equal_tensors_of_one_file_are_one);
-	suite_add(suite, two_processes_map_the_same_memory);
-	suite_add(suite, a_write_hurts_the_writer_alone);
-	suite_add(suite, equal_blocks_of_two_processes_become_one);
-	suite_add(suite, bytes_behind_the_content_are_refused);
-	suite_add(suite, a_publication_without_mover_leaves_the_memory);
-	suite_add(suite, a_changed_file_is_loaded_anew);
-	suite_add(suite, a_model_is_loaded_once_per_device);
-	suite_add(suite, what_is_not_visible_is_not_used);
-	TCase *tcase = tcase_create("why_there_is_no_fabric_is_told");
-	tcase_add_loop_test(tcase, why_there_is_no_fabric_is_told, 0, 3);
-	suite_add_tcase(suite, tcase);
-	return suite_run(suite);
-}

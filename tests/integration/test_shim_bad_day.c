@@ -590,33 +590,3 @@ START_TEST(pools_open_to_other_devices)
 	ck_assert_str_eq(with.text, without.text);
 }
 END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("shim_bad_day");
-	suite_add(suite, killed_while_the_gpu_works);
-	suite_add(suite, gone_without_giving_back);
-	suite_add(suite, an_ipc_handle_of_the_killed_opens_nothing);
-	suite_add(suite, a_quota_of_next_to_nothing_is_out_of_memory);
-	suite_add(suite, a_glaked_of_another_version_is_no_reason_to_go_without);
-	suite_add(suite, a_full_socket_is_waited_for);
-	suite_add(suite, a_child_does_not_keep_a_glaked_that_ends);
-	suite_add(suite, questions_do_not_wait_for_a_stopped_glaked);
-	suite_add(suite, a_stopped_glaked_is_done_without);
-	suite_add(suite, a_busy_session_is_no_reason_to_go_without);
-	suite_add(suite, a_failure_of_ours_is_out_of_memory);
-	suite_add(suite, the_programs_files_are_left_alone);
-	suite_add(suite, a_full_table_of_files_ends_no_session);
-	suite_add(suite, a_lost_connection_keeps_its_session);
-	suite_add(suite, cancelled_threads_hold_up_nobody);
-	suite_add(suite, the_driver_ends_when_we_have);
-	suite_add(suite, warm_memory_goes_with_glaked);
-	suite_add(suite, libraries_allocate_while_they_are_loaded);
-	suite_add(suite, a_second_preload_library_goes_with_it);
-	suite_add(suite, programs_without_cuda_open_nothing);
-	suite_add(suite, what_is_handed_out_is_pinned);
-	suite_add(suite, the_driver_api_computes_the_same);
-	suite_add(suite, default_streams_of_threads_compute_the_same);
-	suite_add(suite, pools_open_to_other_devices);
-	return suite_run(suite);
-}

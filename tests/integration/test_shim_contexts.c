@@ -19,6 +19,7 @@ static void begin(void)
 {
 	world_begin(.devices = DEVICES, .config = "warm_bytes = \"0\";");
 }
+BEGIN_EACH(begin)
 
 static void run_scenario(const char *environment, const char *scenario)
 {
@@ -167,27 +168,3 @@ START_TEST(peers_read_memory_of_green_contexts)
 	run_scenario(NULL, "green_peers");
 }
 END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("shim_contexts");
-	suite_begin = begin;
-	suite_add(suite, contexts_of_all_versions_are_seen);
-	suite_add(suite, captures_end_with_streams_and_contexts);
-	suite_add(suite, calls_that_fail_end_no_capture);
-	suite_add(suite, a_free_during_captures_waits_for_its_context);
-	suite_add(suite, what_asked_the_driver_goes_with_its_context);
-	suite_add(suite, memory_comes_back_during_captures);
-	suite_add(suite, all_readers_are_waited_for);
-	suite_add(suite, what_is_of_the_next_context_stays);
-	suite_add(suite, a_context_that_stays_is_used_on);
-	suite_add(suite, green_contexts_compute_the_same);
-	suite_add(suite, memory_of_green_contexts_that_end_comes_back);
-	suite_add(suite, a_free_waits_for_all_green_contexts);
-	suite_add(suite, memory_goes_with_the_last_context);
-	suite_add(suite, nothing_is_allocated_in_an_ended_green_context);
-	suite_add(suite, a_reset_under_a_green_context_changes_nothing);
-	suite_add(suite, captures_end_with_green_contexts);
-	suite_add(suite, peers_read_memory_of_green_contexts);
-	return suite_run(suite);
-}

@@ -232,17 +232,3 @@ START_TEST(glakectl_shows_it)
 	run_end_well(&run);
 }
 END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("shim driver usage");
-	suite_add(suite, managed_memory_and_arrays_are_told);
-	suite_add(suite, graphs_and_pools_are_asked_for);
-	suite_add(suite, what_is_left_to_the_driver_is_told);
-	suite_add(suite, what_goes_with_its_context_is_gone);
-	suite_add(suite, what_a_green_context_made_goes_with_the_primary);
-	suite_add(suite, without_glaked_all_works_as_before);
-	suite_add(suite, asking_the_driver_ends_no_capture);
-	suite_add(suite, glakectl_shows_it);
-	return suite_run(suite);
-}

@@ -8,6 +8,7 @@ static void begin(void)
 {
 	world_begin();
 }
+BEGIN_EACH(begin)
 
 static void run_scenario(const char *scenario)
 {
@@ -52,16 +53,3 @@ START_TEST(cancelled_threads_hold_up_no_handles)
 	run_scenario("cancelled");
 }
 END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("shim_ipc");
-	suite_begin = begin;
-	suite_add(suite, opened_memory_has_its_facts);
-	suite_add(suite, what_is_opened_is_what_was_given);
-	suite_add(suite, what_is_opened_is_nobody_elses_again);
-	suite_add(suite, each_device_has_its_own);
-	suite_add(suite, a_forged_handle_leads_nowhere_else);
-	suite_add(suite, cancelled_threads_hold_up_no_handles);
-	return suite_run(suite);
-}

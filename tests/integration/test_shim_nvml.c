@@ -362,27 +362,3 @@ START_TEST(threads_ask_at_once)
 	must_say("A=B", "threads", "connects", "connects 800\n");
 }
 END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("shim_nvml");
-	suite_add(suite, the_quota_is_the_device);
-	suite_add(suite, without_a_quota_the_device_is);
-	suite_add(suite, what_glaked_keeps_ready_is_free);
-	suite_add(suite, what_glaked_leaves_to_others_is_not_free);
-	suite_add(suite, the_driver_is_told_the_same);
-	suite_add(suite, a_row_has_what_its_process_has);
-	suite_add(suite, rows_of_processes_and_devices_are_their_own);
-	suite_add(suite, in_a_container_a_process_finds_itself);
-	suite_add(suite, it_can_be_switched_off);
-	suite_add(suite, without_glaked_it_is_nvmls);
-	suite_add(suite, a_session_too_many_is_told_what_nvml_says);
-	suite_add(suite, devices_that_glaked_does_not_have_are_nvmls);
-	suite_add(suite, without_nvml_there_is_none);
-	suite_add(suite, a_hung_glaked_is_left_alone);
-	suite_add(suite, programs_without_nvml_notice_nothing);
-	suite_add(suite, it_leaves_nothing_open_and_cuda_alone);
-	suite_add(suite, children_may_ask_and_use_cuda);
-	suite_add(suite, threads_ask_at_once);
-	return suite_run(suite);
-}

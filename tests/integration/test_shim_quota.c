@@ -83,7 +83,7 @@ static const struct {
 	{"alloc_async 1073741824\n", "alloc_async 0\n", "free_async\n", "free_async 0\n", NULL},
 };
 
-START_TEST(warm_memory_goes_to_who_needs_it)
+START_TEST_WITH(warm_memory_goes_to_who_needs_it, .n = n_elements(firsts))
 {
 	static struct run first;
 	static struct run second;
@@ -107,7 +107,7 @@ START_TEST(warm_memory_goes_to_who_needs_it)
 }
 END_TEST
 
-START_TEST(who_waits_gets_what_is_freed)
+START_TEST_WITH(who_waits_gets_what_is_freed, .n = 2)
 {
 	static struct run first;
 	static struct run second;
@@ -273,7 +273,7 @@ static uint64_t left(struct run *run)
 }
 
 /* With and without a quota. */
-START_TEST(what_was_freed_is_left)
+START_TEST_WITH(what_was_freed_is_left, .n = 2)
 {
 	static struct run run;
 	begin(_i == 0 ? "pool = ();" : TENANT("1GiB"));
@@ -390,7 +390,7 @@ START_TEST(eight_take_turns)
 END_TEST
 
 /* Each wants three pieces while it holds some: at worst nobody has all. Then it is one's alone. */
-START_TEST(eight_that_do_not_fit_are_served_or_refused)
+START_TEST_WITH(eight_that_do_not_fit_are_served_or_refused, .n = 2)
 {
 	static struct run late;
 	unsigned n_done;
@@ -429,27 +429,3 @@ START_TEST(the_dead_are_not_waited_for)
 	ck_assert_int_eq(WTERMSIG(run_end(&runs[0])), SIGKILL);
 }
 END_TEST
-
-static void add_loop(Suite *suite, const TTest *test, int n)
-{
-	TCase *tcase = tcase_create(test->name);
-	tcase_set_timeout(tcase, TEST_TIMEOUT_S * 2);
-	tcase_add_loop_test(tcase, test, 0, n);
-	suite_add_tcase(suite, tcase);
-}
-
-int main(void)
-{
-	Suite *suite = suite_create("shim_quota");
-	add_loop(suite, warm_memory_goes_to_who_needs_it, n_elements(firsts));
-	add_loop(suite, who_waits_gets_what_is_freed, 2);
-	suite_add(suite, who_waits_in_vain_is_out_of_memory);
-	suite_add(suite, who_tries_again_says_how_long_it_has_waited);
-	suite_add(suite, others_do_not_wait_behind_allocations);
-	add_loop(suite, what_was_freed_is_left, 2);
-	suite_add(suite, what_glaked_has_yet_to_close_is_left);
-	suite_add_timed(suite, eight_take_turns, TEST_TIMEOUT_S * 2);
-	add_loop(suite, eight_that_do_not_fit_are_served_or_refused, 2);
-	suite_add_timed(suite, the_dead_are_not_waited_for, TEST_TIMEOUT_S * 2);
-	return suite_run(suite);
-}

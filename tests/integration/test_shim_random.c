@@ -716,7 +716,8 @@ static void expect_nothing_left(void)
 	connection_unref(connection);
 }
 
-START_TEST(programs_do_not_notice_that_their_memory_is_replaced)
+/* As long as it is asked to. */
+START_TEST_WITH(programs_do_not_notice_that_their_memory_is_replaced, .timeout_s = 3600)
 {
 	static struct program programs[N_PROGRAMS];
 	struct harness harness;
@@ -749,11 +750,3 @@ START_TEST(programs_do_not_notice_that_their_memory_is_replaced)
 	harness_stop(&harness);
 }
 END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("shim random");
-	suite_add_timed(suite, programs_do_not_notice_that_their_memory_is_replaced,
-	                60 + 2 * number_of("GLAKE_RANDOM_SECONDS", SECONDS));
-	return suite_run(suite);
-}

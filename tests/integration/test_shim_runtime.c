@@ -52,11 +52,3 @@ START_TEST(default_streams_of_threads_compute_the_same)
 	compute_with_and_without("own");
 }
 END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("shim_runtime");
-	suite_add(suite, what_the_runtime_calls_computes_the_same);
-	suite_add(suite, default_streams_of_threads_compute_the_same);
-	return suite_run(suite);
-}

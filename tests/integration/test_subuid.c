@@ -267,17 +267,3 @@ START_TEST(a_database_that_hangs_stops_nobody_else)
 	rmdir(folder);
 }
 END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("subuid");
-	suite_add(suite, a_subordinate_uid_has_its_owners_realm_and_tenant);
-	suite_add(suite, a_subordinate_uid_may_have_a_rule_of_its_own);
-	suite_add(suite, subordinate_uids_share_their_owners_sessions);
-	suite_add(suite, a_subordinate_uid_is_no_admin);
-	suite_add(suite, in_doubt_a_uid_is_its_own);
-	suite_add(suite, a_reload_reads_it_again);
-	suite_add(suite, many_uids_at_once_are_served);
-	suite_add(suite, a_database_that_hangs_stops_nobody_else);
-	return suite_run(suite);
-}

@@ -1030,39 +1030,3 @@ START_TEST(pages_behind_the_end_are_empty)
 	}
 }
 END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("wire_abuse");
-	suite_add_timed(suite, garbage_closes_the_session, 120);
-	suite_add_timed(suite, the_log_is_bounded, 120);
-	suite_add_timed(suite, too_long_a_packet_closes_the_session, 120);
-	suite_add_timed(suite, empty_packet_ends_the_session, 120);
-	suite_add_timed(suite, crowd_of_fields_closes_the_session, 120);
-	suite_add_timed(suite, request_without_id_closes_the_session, 120);
-	suite_add_timed(suite, every_prefix_and_flipped_bit_is_survived, 120);
-	suite_add_timed(suite, names_of_bad_text_are_survived, 120);
-	suite_add_timed(suite, wrong_version_is_told_and_closed, 120);
-	suite_add_timed(suite, requests_before_hello_are_refused, 120);
-	suite_add_timed(suite, second_hello_is_refused, 120);
-	suite_add(suite, unknown_request_before_hello_closes_too);
-	suite_add_timed(suite, unknown_request_is_refused_and_the_session_goes_on, 120);
-	suite_add_timed(suite, impossible_sizes_are_refused, 120);
-	suite_add_timed(suite, a_refusal_names_the_bytes_of_the_whole_request, 120);
-	suite_add_timed(suite, the_last_chunk_may_be_another_size, 120);
-	suite_add_timed(suite, fds_with_a_request_that_takes_none_are_closed, 120);
-	suite_add(suite, fds_that_glaked_has_no_room_for_are_refused);
-	suite_add_timed(suite, garbage_with_fds_leaks_none, 120);
-	suite_add_timed(suite, too_few_and_too_many_files_are_refused, 120);
-	suite_add_timed(suite, fds_of_the_wrong_kind_are_refused, 120);
-	suite_add_timed(suite, files_of_bad_content_are_refused, 120);
-	suite_add_timed(suite, chunks_of_another_session_are_out_of_reach, 120);
-	suite_add_timed(suite, a_ticket_is_for_what_was_named, 120);
-	suite_add_timed(suite, a_wrong_name_tells_nothing, 120);
-	suite_add_timed(suite, ids_that_nobody_has_are_refused, 120);
-	suite_add(suite, reports_are_cut_or_refused);
-	suite_add_timed(suite, one_id_given_twice_is_freed_once, 120);
-	suite_add_timed(suite, models_of_another_session_are_out_of_reach, 120);
-	suite_add_timed(suite, pages_behind_the_end_are_empty, 120);
-	return suite_run(suite);
-}

@@ -130,7 +130,7 @@ START_TEST(a_digest_that_is_known_needs_no_mover)
 END_TEST
 
 /* The block is in use, cache, or pinned at another's cost. */
-START_TEST(an_equal_content_is_the_block_there_is)
+START_TEST_WITH(an_equal_content_is_the_block_there_is, .n = 3)
 {
 	struct wish wish;
 	begin();
@@ -188,7 +188,7 @@ END_TEST
 /* ---- digest collisions ------------------------------------------------------------------------ */
 
 /* Of the same size, or told by the size alone. */
-START_TEST(two_contents_of_one_digest_stay_two)
+START_TEST_WITH(two_contents_of_one_digest_stay_two, .n = 2)
 {
 	struct wish wish;
 	struct digest name = digest(1);
@@ -265,7 +265,7 @@ START_TEST(a_block_stays_while_it_is_compared)
 END_TEST
 
 /* Of a model that is evicted, and that no program has published. */
-START_TEST(a_block_that_nobody_keeps_goes_with_its_last_comparison)
+START_TEST_WITH(a_block_that_nobody_keeps_goes_with_its_last_comparison, .n = 2)
 {
 	struct wish wish;
 	begin();
@@ -332,7 +332,7 @@ static const enum admit_state waits[] = {ADMIT_EXPORTING, ADMIT_DIGESTING, ADMIT
  * Nobody wants the block any more, and what has the chunk says: done; failed; nothing, for it dies, at
  * once or slowly.
  */
-START_TEST(a_cancelled_chunk_is_paid_for_until_it_is_free)
+START_TEST_WITH(a_cancelled_chunk_is_paid_for_until_it_is_free, .n = 12)
 {
 	enum admit_state state = waits[_i / 4];
 	struct wish wish;
@@ -366,7 +366,7 @@ START_TEST(a_cancelled_chunk_is_paid_for_until_it_is_free)
 }
 END_TEST
 
-START_TEST(a_mover_that_dies_leaves_the_chunk)
+START_TEST_WITH(a_mover_that_dies_leaves_the_chunk, .n = 4)
 {
 	struct wish wish;
 	begin();
@@ -388,7 +388,7 @@ START_TEST(a_mover_that_dies_leaves_the_chunk)
 }
 END_TEST
 
-START_TEST(a_chunk_that_a_dead_mover_has_is_paid_for_when_its_program_frees_it)
+START_TEST_WITH(a_chunk_that_a_dead_mover_has_is_paid_for_when_its_program_frees_it, .n = 2)
 {
 	struct wish wish;
 	begin();
@@ -432,7 +432,7 @@ START_TEST(what_a_dead_mover_has_of_a_load_is_paid_for)
 END_TEST
 
 /* Behind the digest as well. */
-START_TEST(a_mover_that_takes_no_order_leaves_the_chunk)
+START_TEST_WITH(a_mover_that_takes_no_order_leaves_the_chunk, .n = 6)
 {
 	static const struct {
 		int refusal;
@@ -480,7 +480,7 @@ static void start_by_handle(struct wish *wish, unsigned name)
 	start_with(wish, new_chunk_of(CHUNK_BYTES, CHUNK_PRIVATE, false), name);
 }
 
-START_TEST(a_chunk_without_fd_gets_one)
+START_TEST_WITH(a_chunk_without_fd_gets_one, .n = 2)
 {
 	struct wish wish;
 	begin();
@@ -523,7 +523,7 @@ static void evict_fds(void *user, uint64_t n_fds)
 }
 
 /* What nobody uses goes for it, and nothing else does. */
-START_TEST(an_fd_is_taken_from_the_cache)
+START_TEST_WITH(an_fd_is_taken_from_the_cache, .n = 2)
 {
 	struct wish wish;
 	begin();
@@ -544,7 +544,7 @@ END_TEST
 
 /* ---- moves that are none ---------------------------------------------------------------------- */
 
-START_TEST(what_has_ended_is_not_cancelled)
+START_TEST_WITH(what_has_ended_is_not_cancelled, .signal = SIGABRT)
 {
 	struct wish wish;
 	begin();
@@ -552,27 +552,3 @@ START_TEST(what_has_ended_is_not_cancelled)
 	admit_cancel(&wish.admit);
 }
 END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("admit");
-	suite_add(suite, a_new_content_becomes_a_block);
-	suite_add(suite, a_digest_that_is_known_needs_no_mover);
-	add_loop(suite, an_equal_content_is_the_block_there_is, 3);
-	suite_add(suite, no_quota_refuses_what_is_there_already);
-	add_loop(suite, two_contents_of_one_digest_stay_two, 2);
-	suite_add(suite, of_two_at_once_the_second_compares);
-	suite_add(suite, a_block_stays_while_it_is_compared);
-	add_loop(suite, a_block_that_nobody_keeps_goes_with_its_last_comparison, 2);
-	add_loop(suite, a_cancelled_chunk_is_paid_for_until_it_is_free, 12);
-	add_loop(suite, a_mover_that_dies_leaves_the_chunk, 4);
-	add_loop(suite, a_chunk_that_a_dead_mover_has_is_paid_for_when_its_program_frees_it, 2);
-	suite_add(suite, what_a_dead_mover_has_of_a_load_is_paid_for);
-	add_loop(suite, a_mover_that_takes_no_order_leaves_the_chunk, 6);
-	suite_add(suite, a_padding_that_is_not_zero_leaves_the_chunk);
-	add_loop(suite, a_chunk_without_fd_gets_one, 2);
-	suite_add(suite, a_chunk_that_cannot_be_exported_stays_as_it_was);
-	add_loop(suite, an_fd_is_taken_from_the_cache, 2);
-	suite_add_fatal(suite, what_has_ended_is_not_cancelled, SIGABRT);
-	return suite_run(suite);
-}

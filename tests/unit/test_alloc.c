@@ -206,7 +206,7 @@ START_TEST(what_is_not_whole_leaves_nothing)
 END_TEST
 
 /* Beyond the budget of fds, chunks are held by handle; those go, too. */
-START_TEST(handles_go_as_well)
+START_TEST_WITH(handles_go_as_well, .n = 2)
 {
 	begin();
 	allocator.books.max_fds = 20;
@@ -222,7 +222,7 @@ START_TEST(handles_go_as_well)
 END_TEST
 
 /* While the worker has it, and while it waits. */
-START_TEST(a_cancelled_request_gives_all_back)
+START_TEST_WITH(a_cancelled_request_gives_all_back, .n = 2)
 {
 	begin();
 	if (_i == 1) {
@@ -240,17 +240,3 @@ START_TEST(a_cancelled_request_gives_all_back)
 	end();
 }
 END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("alloc");
-	suite_add(suite, users_take_turns);
-	suite_add(suite, what_is_not_whole_leaves_nothing);
-	TCase *handles = tcase_create("handles");
-	tcase_add_loop_test(handles, handles_go_as_well, 0, 2);
-	suite_add_tcase(suite, handles);
-	TCase *cancelled = tcase_create("cancelled");
-	tcase_add_loop_test(cancelled, a_cancelled_request_gives_all_back, 0, 2);
-	suite_add_tcase(suite, cancelled);
-	return suite_run(suite);
-}

@@ -212,17 +212,3 @@ START_TEST(what_is_cut_is_refused)
 	ck_assert_ptr_nonnull(bounds_check_request(group, sizeof(group)));
 }
 END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("bounds");
-	suite_add(suite, every_type_has_limits);
-	suite_add(suite, the_longest_reports_and_lists_pass);
-	suite_add(suite, the_longest_model_passes);
-	suite_add(suite, crowds_of_fields_are_refused);
-	suite_add(suite, long_packets_of_short_requests_are_refused);
-	suite_add(suite, two_requests_in_one_are_refused);
-	suite_add(suite, what_is_unknown_passes);
-	suite_add(suite, what_is_cut_is_refused);
-	return suite_run(suite);
-}

@@ -810,26 +810,3 @@ START_TEST(fds_lost_to_our_own_limit_end_nothing)
 	fake_stop(&fake);
 }
 END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("client_call");
-	suite_add(suite, a_refused_greeting_says_why);
-	suite_add(suite, who_asks_again_says_how_long_it_has_waited);
-	suite_add(suite, no_daemon_or_a_strange_one);
-	suite_add(suite, answers_find_their_calls_in_any_order);
-	suite_add(suite, a_broken_connection_stays_broken);
-	suite_add(suite, everybody_who_waits_learns_of_the_end);
-	suite_add(suite, a_cancelled_thread_holds_up_nobody);
-	suite_add(suite, a_file_in_our_place_is_left_alone);
-	suite_add(suite, a_silent_greeting_is_given_up);
-	suite_add(suite, a_silent_daemon_is_given_up);
-	suite_add(suite, a_slow_daemon_is_waited_for);
-	suite_add(suite, notices_are_delivered_in_order_after_the_call);
-	suite_add(suite, a_handler_does_not_change_the_callers_error);
-	suite_add(suite, tensor_lists_are_paged_and_sorted);
-	suite_add(suite, flawed_lists_end_the_session);
-	suite_add(suite, who_waits_for_memory_gives_his_own_back);
-	suite_add(suite, fds_lost_to_our_own_limit_end_nothing);
-	return suite_run(suite);
-}

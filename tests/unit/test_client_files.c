@@ -44,6 +44,8 @@ static void end(void)
 	snprintf(command, sizeof(command), "rm -rf '%s'", folder);
 	ck_assert_int_eq(system(command), 0);
 }
+BEGIN_EACH(begin)
+END_EACH(end)
 
 static int n_open_fds(void)
 {
@@ -201,21 +203,3 @@ START_TEST(borrowed_files_stay_open)
 	close(fd);
 }
 END_TEST
-
-int main(void)
-{
-	const TTest *const tests[] = {
-		shards_come_sorted_and_once,     links_are_followed_and_names_are_real,
-		bad_indexes_are_refused_by_name, a_missing_shard_is_named_with_its_tensor,
-		too_many_shards_are_refused,     what_is_no_file_is_refused_without_waiting,
-		borrowed_files_stay_open,
-	};
-	Suite *suite = suite_create("client_files");
-	TCase *tcase = tcase_create("client_files");
-	tcase_add_checked_fixture(tcase, begin, end);
-	for (size_t i = 0; i < sizeof(tests) / sizeof(tests[0]); i++) {
-		tcase_add_test(tcase, tests[i]);
-	}
-	suite_add_tcase(suite, tcase);
-	return suite_run(suite);
-}

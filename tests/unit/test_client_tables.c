@@ -367,20 +367,3 @@ START_TEST(slabs_hold_under_churn)
 	ck_assert_uint_eq(bins.filled, 0);
 }
 END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("client_tables");
-	suite_add(suite, a_table_keeps_what_a_plain_array_keeps);
-	suite_add(suite, the_exact_size_is_taken_first);
-	suite_add(suite, at_most_an_eighth_is_wasted);
-	suite_add(suite, the_oldest_goes_first);
-	suite_add(suite, warm_memory_stays_consistent);
-	suite_add(suite, tensors_are_found_by_name);
-	suite_add(suite, older_and_newer_programs_get_what_both_know);
-	suite_add(suite, unknown_options_are_refused_only_when_set);
-	suite_add(suite, every_code_has_a_text);
-	suite_add(suite, a_slab_is_cut_and_healed);
-	suite_add(suite, slabs_hold_under_churn);
-	return suite_run(suite);
-}

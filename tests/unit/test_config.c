@@ -693,29 +693,3 @@ START_TEST(example_loads_with_everything_switched_on)
 	config_free(config);
 }
 END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("config");
-	suite_add(suite, no_file_means_defaults);
-	suite_add(suite, empty_file_means_defaults);
-	suite_add(suite, mover_lies_beside_the_program);
-	suite_add(suite, every_scalar_arrives);
-	suite_add(suite, pool_may_be_empty);
-	suite_add(suite, large_numbers_arrive_whole);
-	suite_add(suite, texts_and_comments_are_left_alone);
-	suite_add(suite, mistakes_are_refused_with_their_line);
-	suite_add(suite, long_socket_path_is_refused);
-	suite_add(suite, nul_byte_is_refused);
-	suite_add(suite, unreadable_files_are_refused);
-	suite_add(suite, every_prefix_of_the_example_is_survived);
-	suite_add(suite, tenant_is_the_first_rule_that_matches);
-	suite_add(suite, root_cgroup_matches_all_with_a_cgroup);
-	suite_add(suite, realm_is_the_uids_own_unless_named);
-	suite_add(suite, admin_is_root_or_in_the_group);
-	suite_add(suite, fd_budget_fits_the_limit);
-	suite_add(suite, docs_have_every_key_and_no_other);
-	suite_add(suite, example_loads_and_has_every_key);
-	suite_add(suite, example_loads_with_everything_switched_on);
-	return suite_run(suite);
-}

@@ -3,7 +3,7 @@
  * glakectl over a library that is made up here: every command line, every form of output, and what
  * a daemon of ill will could put into names. The linker takes these functions and not the real ones.
  */
-#include <check.h>
+#include "tests/check_glake.h"
 #include <errno.h>
 #include <jansson.h>
 #include <stdlib.h>
@@ -308,6 +308,7 @@ static void setup(void)
 	memset(&fake, 0, sizeof(fake));
 	fake.name = "plain";
 }
+BEGIN_EACH(setup)
 
 static void teardown(void)
 {
@@ -316,6 +317,7 @@ static void teardown(void)
 	out_text = NULL;
 	err_text = NULL;
 }
+END_EACH(teardown)
 
 #define assert_contains(text, part) \
 	ck_assert_msg(strstr((text), (part)) != NULL, "no '%s' in: %s", (part), (text))
@@ -767,39 +769,3 @@ START_TEST(an_answer_that_cannot_be_written_is_a_failure)
 	fclose(err);
 }
 END_TEST
-
-static Suite *ctl_suite(void)
-{
-	Suite *suite = suite_create("ctl");
-	TCase *tcase = tcase_create("ctl");
-	tcase_add_checked_fixture(tcase, setup, teardown);
-	tcase_add_test(tcase, sizes_are_short_and_rounded);
-	tcase_add_test(tcase, sizes_are_read_back);
-	tcase_add_test(tcase, durations_have_two_parts);
-	tcase_add_test(tcase, names_cannot_steer_a_terminal);
-	tcase_add_test(tcase, tables_are_aligned);
-	tcase_add_test(tcase, every_command_has_help_without_a_daemon);
-	tcase_add_test(tcase, bad_command_lines_are_usage_errors);
-	tcase_add_test(tcase, errors_have_their_exit_codes);
-	tcase_add_test(tcase, errors_are_told_once_with_their_cause);
-	tcase_add_test(tcase, status_shows_all_words);
-	tcase_add_test(tcase, lists_have_their_columns_and_keys);
-	tcase_add_test(tcase, sessions_show_what_each_process_has);
-	tcase_add_test(tcase, fragmentation_is_one_minus_utilization);
-	tcase_add_test(tcase, foreign_names_are_escaped_everywhere);
-	tcase_add_test(tcase, digests_read_as_in_the_logs);
-	tcase_add_test(tcase, steering_passes_its_arguments);
-	tcase_add_test(tcase, load_reports_progress_by_lines);
-	tcase_add_test(tcase, an_answer_that_cannot_be_written_is_a_failure);
-	suite_add_tcase(suite, tcase);
-	return suite;
-}
-
-int main(void)
-{
-	SRunner *runner = srunner_create(ctl_suite());
-	srunner_run_all(runner, CK_NORMAL);
-	int n_failed = srunner_ntests_failed(runner);
-	srunner_free(runner);
-	return n_failed ? EXIT_FAILURE : EXIT_SUCCESS;
-}

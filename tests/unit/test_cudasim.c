@@ -282,18 +282,3 @@ START_TEST(context_end_frees_what_it_made)
 	ck_cu(cu.MemFree_v2(big), CUDA_ERROR_INVALID_VALUE);
 }
 END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("cudasim");
-
-	suite_add(suite, nothing_works_before_init);
-	suite_add(suite, devices_are_what_the_environment_says);
-	suite_add(suite, devices_that_cannot_be_understood_fail_init);
-	suite_add(suite, visible_devices_are_respected);
-	suite_add(suite, proc_addresses_follow_names_and_versions);
-	suite_add(suite, fork_is_fine_before_init_and_fatal_after);
-	suite_add(suite, contexts_are_counted);
-	suite_add(suite, context_end_frees_what_it_made);
-	return suite_run(suite);
-}

@@ -254,17 +254,3 @@ START_TEST(a_graph_that_is_launched_in_a_capture_is_a_child)
 	ck_assert_uint_eq(read_u32(ptr), 3);
 }
 END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("cudasim_capture");
-
-	suite_add(suite, nothing_runs_while_it_is_captured);
-	suite_add(suite, events_bring_other_streams_along);
-	suite_add(suite, captures_end_as_they_began);
-	suite_add(suite, the_default_stream_stays_out_of_captures);
-	suite_add(suite, captures_can_be_steered);
-	suite_add(suite, external_events_are_nodes);
-	suite_add(suite, a_graph_that_is_launched_in_a_capture_is_a_child);
-	return suite_run(suite);
-}

@@ -405,23 +405,3 @@ START_TEST(host_chunks_cost_no_device_memory)
 	ck_assert_int_eq(prop.location.type, CU_MEM_LOCATION_TYPE_HOST_NUMA);
 }
 END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("cudasim_chunks");
-
-	suite_add(suite, chunk_sizes_and_properties_are_checked);
-	suite_add(suite, devices_are_full_at_their_size);
-	suite_add(suite, fresh_chunks_read_zero);
-	suite_add(suite, export_and_import_follow_the_rules);
-	suite_add(suite, what_is_no_chunk_cannot_be_imported);
-	suite_add(suite, handles_are_counted_and_mappings_keep_memory);
-	suite_add(suite, running_out_of_fds_is_an_error);
-	suite_add(suite, reservations_honour_size_alignment_and_hint);
-	suite_add(suite, only_whole_handles_are_mapped);
-	suite_add(suite, access_is_set_on_whole_mappings);
-	suite_add(suite, mappings_of_one_handle_share_its_bytes);
-	suite_add(suite, device_addresses_are_not_for_the_cpu);
-	suite_add(suite, host_chunks_cost_no_device_memory);
-	return suite_run(suite);
-}

@@ -102,14 +102,3 @@ START_TEST(a_lost_context_leaves_the_others)
 	ck_ok(cu.CtxSynchronize());
 }
 END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("cudasim_contexts");
-
-	suite_add(suite, a_created_context_is_current_and_goes);
-	suite_add(suite, memory_goes_with_its_context);
-	suite_add(suite, streams_are_of_their_context);
-	suite_add(suite, a_lost_context_leaves_the_others);
-	return suite_run(suite);
-}

@@ -173,15 +173,3 @@ START_TEST(batches_copy_in_order)
 	      CUDA_ERROR_INVALID_VALUE);
 }
 END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("cudasim_copies");
-
-	suite_add(suite, planes_are_copied_row_by_row);
-	suite_add(suite, boxes_are_copied_plane_by_plane);
-	suite_add(suite, a_plane_that_is_not_writable_is_refused);
-	suite_add(suite, planes_are_set_by_element);
-	suite_add(suite, batches_copy_in_order);
-	return suite_run(suite);
-}

@@ -185,15 +185,3 @@ START_TEST(unregistering_waits_for_copies)
 	ck_assert_uint_eq(read_u32(ptr + MIB - 4), 0x08080808);
 }
 END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("cudasim_default");
-
-	suite_add(suite, default_streams_of_threads_are_blocking);
-	suite_add(suite, stream_zero_is_the_thread_s_where_asked_for);
-	suite_add(suite, streams_wait_for_what_another_thread_submits);
-	suite_add(suite, host_functions_release_kernels);
-	suite_add(suite, unregistering_waits_for_copies);
-	return suite_run(suite);
-}

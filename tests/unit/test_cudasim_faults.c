@@ -136,15 +136,3 @@ START_TEST(faults_can_come_and_go_by_file)
 	ck_ok(cu.CtxSynchronize());
 }
 END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("cudasim_faults");
-
-	suite_add(suite, faults_hit_the_calls_they_name);
-	suite_add(suite, faults_can_kill_a_process_by_name);
-	suite_add(suite, faults_can_delay_and_kill_a_context);
-	suite_add(suite, malformed_faults_fail_init);
-	suite_add(suite, faults_can_come_and_go_by_file);
-	return suite_run(suite);
-}

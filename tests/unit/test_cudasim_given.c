@@ -236,20 +236,3 @@ START_TEST(waiting_kernels_end_with_their_context)
 	ck_cu(cu.StreamSynchronize(stream), CUDA_ERROR_ILLEGAL_ADDRESS);
 }
 END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("cudasim_given");
-
-	suite_add(suite, kernels_get_their_parameters_both_ways);
-	suite_add(suite, other_ways_to_launch_are_launches);
-	suite_add(suite, pointers_hide_in_memory_and_in_variables);
-	suite_add(suite, a_hidden_write_to_read_only_memory_ends_the_context);
-	suite_add(suite, a_kernel_waits_for_another_stream);
-	suite_add(suite, a_late_store_meets_the_change_of_access);
-	suite_add(suite, a_late_store_meets_the_unmap);
-	suite_add(suite, other_ranges_change_beside_a_kernel);
-	suite_add(suite, a_free_waits_for_kernels);
-	suite_add(suite, waiting_kernels_end_with_their_context);
-	return suite_run(suite);
-}

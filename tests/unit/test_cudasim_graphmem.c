@@ -162,14 +162,3 @@ START_TEST(a_launch_that_finds_no_memory_is_refused)
 	ck_assert_uint_eq(read_u32(out), 0x07070707);
 }
 END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("cudasim_graphmem");
-
-	suite_add(suite, memory_is_there_when_it_is_launched);
-	suite_add(suite, what_a_graph_leaves_is_freed_by_the_program);
-	suite_add(suite, nodes_allocate_and_free);
-	suite_add(suite, a_launch_that_finds_no_memory_is_refused);
-	return suite_run(suite);
-}

@@ -368,19 +368,3 @@ START_TEST(objects_live_as_long_as_their_graphs)
 	ck_assert_int_eq(n_ended, 1);
 }
 END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("cudasim_graphs");
-
-	suite_add(suite, nodes_run_in_the_order_of_their_edges);
-	suite_add(suite, launches_wait_for_their_stream);
-	suite_add(suite, launches_of_one_executable_are_in_order);
-	suite_add(suite, graphs_can_be_looked_at);
-	suite_add(suite, executables_change_for_later_launches);
-	suite_add(suite, an_update_needs_the_same_shape);
-	suite_add(suite, children_events_and_words_are_nodes);
-	suite_add(suite, objects_live_as_long_as_their_graphs);
-	suite_add(suite, a_graph_that_writes_to_read_only_memory_ends_the_context);
-	return suite_run(suite);
-}

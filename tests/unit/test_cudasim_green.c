@@ -305,17 +305,3 @@ START_TEST(the_primary_of_one_is_not_reset)
 	ck_assert(!is_active(0));
 }
 END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("cudasim_green");
-	suite_add(suite, multiprocessors_are_split_by_rule);
-	suite_add(suite, what_is_required_is_asked_for);
-	suite_add(suite, one_retains_the_primary_context);
-	suite_add(suite, streams_are_of_one);
-	suite_add(suite, the_primary_waits_for_all_and_one_for_itself);
-	suite_add(suite, its_end_waits_for_nothing);
-	suite_add(suite, one_that_has_ended_is_of_no_use);
-	suite_add(suite, the_primary_of_one_is_not_reset);
-	return suite_run(suite);
-}

@@ -348,23 +348,3 @@ START_TEST(devices_reach_what_they_may)
 	ck_ok(cu.CtxSynchronize());
 }
 END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("cudasim_kernels");
-
-	suite_add(suite, modules_and_functions_are_looked_at);
-	suite_add(suite, launches_are_checked);
-	suite_add(suite, fill_and_sum_agree);
-	suite_add(suite, digests_are_those_of_the_host);
-	suite_add(suite, compare_finds_one_byte_and_forgets_nothing);
-	suite_add(suite, an_illegal_write_ends_the_context_for_good);
-	suite_add(suite, kernels_fault_where_nothing_is_mapped);
-	suite_add(suite, kernels_fault_on_pageable_memory);
-	suite_add(suite, taking_access_away_does_not_wait_for_writers);
-	suite_add(suite, unmapping_does_not_wait_for_readers);
-	suite_add(suite, addresses_that_are_gone_are_not_the_host_s);
-	suite_add(suite, sets_meet_addresses_that_are_gone);
-	suite_add(suite, devices_reach_what_they_may);
-	return suite_run(suite);
-}

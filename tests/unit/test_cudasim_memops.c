@@ -208,18 +208,3 @@ START_TEST(streams_know_what_they_are)
 	ck_assert_uint_eq(flags, 0);
 }
 END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("cudasim_memops");
-
-	suite_add(suite, streams_wait_for_words);
-	suite_add(suite, conditions_are_those_of_the_header);
-	suite_add(suite, batches_go_in_order);
-	suite_add(suite, writing_a_word_needs_access);
-	suite_add(suite, callbacks_hear_of_lost_contexts);
-	suite_add(suite, an_event_of_a_context_is_behind_all_its_streams);
-	suite_add(suite, an_event_of_a_context_holds_no_stream_back);
-	suite_add(suite, streams_know_what_they_are);
-	return suite_run(suite);
-}

@@ -371,23 +371,3 @@ START_TEST(managed_memory_can_be_asked_anywhere)
 	      CUDA_ERROR_INVALID_VALUE);
 }
 END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("cudasim_memory");
-
-	suite_add(suite, small_allocations_share_a_granule);
-	suite_add(suite, slabs_fill_up_and_empty);
-	suite_add(suite, arrays_take_whole_granules);
-	suite_add(suite, managed_memory_is_on_the_host);
-	suite_add(suite, torn_slabs_are_left_alone);
-	suite_add(suite, allocations_are_not_chunks);
-	suite_add(suite, pitches_are_multiples_of_512);
-	suite_add(suite, pointers_are_known_by_what_they_point_to);
-	suite_add(suite, host_memory_can_be_pinned_and_registered);
-	suite_add(suite, copies_cross_mappings_and_reservations);
-	suite_add(suite, forbidden_copies_are_refused_and_nothing_else);
-	suite_add(suite, sets_write_their_elements);
-	suite_add(suite, managed_memory_can_be_asked_anywhere);
-	return suite_run(suite);
-}

@@ -226,18 +226,3 @@ START_TEST(pools_can_be_opened_elsewhere)
 	ck_assert_int_eq(child_join(&child), 0);
 }
 END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("cudasim_pools");
-
-	suite_add(suite, pools_keep_up_to_their_threshold);
-	suite_add(suite, pools_give_way_to_who_needs_memory);
-	suite_add(suite, what_is_freed_on_a_stream_is_there_for_it);
-	suite_add(suite, pools_have_limits_and_attributes);
-	suite_add(suite, a_destroyed_pool_lasts_as_long_as_its_memory);
-	suite_add(suite, pools_say_who_may_reach_them);
-	suite_add(suite, pools_are_of_their_device);
-	suite_add(suite, pools_can_be_opened_elsewhere);
-	return suite_run(suite);
-}

@@ -345,20 +345,3 @@ START_TEST(fabric_handles_cross_processes)
 	ck_assert_uint_eq(used_bytes(), 0);
 }
 END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("cudasim_processes");
-
-	suite_add(suite, memory_outlives_its_maker);
-	suite_add(suite, killed_processes_leave_nothing);
-	suite_add(suite, the_memory_of_others_can_be_missing);
-	suite_add(suite, fds_in_flight_keep_memory);
-	suite_add(suite, processes_see_each_others_writes);
-	suite_add(suite, the_books_survive_kills_at_any_moment);
-	suite_add(suite, devices_have_books_of_their_own);
-	suite_add(suite, many_chunks_fit);
-	suite_add(suite, fabric_is_denied_without_a_channel);
-	suite_add(suite, fabric_handles_cross_processes);
-	return suite_run(suite);
-}

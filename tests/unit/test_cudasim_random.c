@@ -224,7 +224,7 @@ static void begin(void)
 	streams[N_STREAMS - 1] = CU_STREAM_PER_THREAD;
 }
 
-START_TEST(random_work_is_as_in_the_model)
+START_TEST_WITH(random_work_is_as_in_the_model, .n = 12)
 {
 	begin();
 	seed = (uint64_t)_i * 7919 + 1;
@@ -244,14 +244,3 @@ START_TEST(random_work_is_as_in_the_model)
 	}
 }
 END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("cudasim_random");
-	TCase *tcase = tcase_create("random");
-
-	tcase_add_loop_test(tcase, random_work_is_as_in_the_model, 0, 12);
-	tcase_set_timeout(tcase, 60);
-	suite_add_tcase(suite, tcase);
-	return suite_run(suite);
-}

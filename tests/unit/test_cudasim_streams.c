@@ -429,22 +429,3 @@ START_TEST(captures_end_with_their_stream_and_context)
 	alloc(GRANULE);
 }
 END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("cudasim_streams");
-
-	suite_add(suite, threads_appear_with_the_first_work);
-	suite_add(suite, streams_run_later_and_in_order);
-	suite_add(suite, pageable_memory_is_copied_before_the_call_returns);
-	suite_add(suite, events_order_streams);
-	suite_add(suite, the_default_stream_orders_blocking_streams_only);
-	suite_add(suite, destroyed_streams_finish_their_work);
-	suite_add(suite, stream_ordered_memory_is_freed_in_order);
-	suite_add(suite, threads_have_default_streams);
-	suite_add(suite, threads_do_not_disturb_each_other);
-	suite_add(suite, captures_forbid_by_modes);
-	suite_add(suite, captures_forbid_in_any_mode);
-	suite_add(suite, captures_end_with_their_stream_and_context);
-	return suite_run(suite);
-}

@@ -117,13 +117,3 @@ START_TEST(whole_content_matches)
 	free(content);
 }
 END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("digest_kernel");
-	suite_add(suite, leaves_match);
-	suite_add(suite, every_bit_of_a_leaf_counts);
-	suite_add(suite, roots_match);
-	suite_add(suite, whole_content_matches);
-	return suite_run(suite);
-}

@@ -239,15 +239,3 @@ START_TEST(a_file_that_does_not_close_holds_up_its_users_files)
 	}
 }
 END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("inflight");
-	suite_add(suite, a_connection_has_a_packets_fds_unread);
-	suite_add(suite, a_user_has_a_third_of_what_others_leave);
-	suite_add(suite, what_waits_in_glaked_is_bounded);
-	suite_add(suite, a_closed_connection_counts_until_it_is_read);
-	suite_add(suite, what_lies_behind_a_reset_is_closed);
-	suite_add(suite, a_file_that_does_not_close_holds_up_its_users_files);
-	return suite_run(suite);
-}

@@ -98,14 +98,3 @@ START_TEST(safe_walk_survives_free)
 	free(list_first(&head, struct item, link));
 }
 END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("list");
-	suite_add(suite, insert_before_head_is_at_the_tail);
-	suite_add(suite, insert_before_the_first_is_at_the_front);
-	suite_add(suite, removed_link_hangs_nowhere);
-	suite_add(suite, last_removal_empties_the_list);
-	suite_add(suite, safe_walk_survives_free);
-	return suite_run(suite);
-}

@@ -148,7 +148,7 @@ START_TEST(equal_blocks_of_one_model_are_one)
 }
 END_TEST
 
-START_TEST(a_mover_that_dies_leaves_nothing)
+START_TEST_WITH(a_mover_that_dies_leaves_nothing, .n = N_STAGES)
 {
 	struct client client;
 	begin();
@@ -163,7 +163,7 @@ START_TEST(a_mover_that_dies_leaves_nothing)
 END_TEST
 
 /* Who waits is told; what the mover has stays charged until nothing of it is left. */
-START_TEST(a_mover_that_dies_slowly_is_paid_for)
+START_TEST_WITH(a_mover_that_dies_slowly_is_paid_for, .n = N_STAGES)
 {
 	static const unsigned n_held[N_STAGES] = {
 		[FILLING] = N_BLOCKS, [COMPARING] = 2, [SETTLING] = 1};
@@ -182,7 +182,7 @@ START_TEST(a_mover_that_dies_slowly_is_paid_for)
 END_TEST
 
 /* What comes of it in the mover meanwhile is nobody's. */
-START_TEST(a_load_that_nobody_waits_for_ends_with_the_mover)
+START_TEST_WITH(a_load_that_nobody_waits_for_ends_with_the_mover, .n = 2 * N_STAGES)
 {
 	struct client client;
 	begin();
@@ -287,17 +287,3 @@ START_TEST(a_load_waits_its_time_in_all)
 	end();
 }
 END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("load");
-	suite_add(suite, equal_blocks_are_one);
-	suite_add(suite, a_digest_collision_is_a_block_of_its_own);
-	suite_add(suite, equal_blocks_of_one_model_are_one);
-	add_loop(suite, a_mover_that_dies_leaves_nothing, N_STAGES);
-	add_loop(suite, a_mover_that_dies_slowly_is_paid_for, N_STAGES);
-	add_loop(suite, a_load_that_nobody_waits_for_ends_with_the_mover, 2 * N_STAGES);
-	suite_add(suite, a_manifest_that_is_refused_costs_nobody);
-	suite_add(suite, a_load_waits_its_time_in_all);
-	return suite_run(suite);
-}

@@ -126,13 +126,3 @@ START_TEST(who_can_wait_is_refused_only_what_never_fits)
 	end();
 }
 END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("load_room");
-	suite_add(suite, what_others_may_give_back_counts_as_room);
-	suite_add(suite, what_may_be_shared_needs_no_room);
-	suite_add(suite, blocks_of_other_realms_and_devices_are_not_shared);
-	suite_add(suite, who_can_wait_is_refused_only_what_never_fits);
-	return suite_run(suite);
-}

@@ -280,20 +280,3 @@ START_TEST(limited_lines_are_swallowed_and_counted)
 	ck_assert_str_eq(logged_line(), "warning (after 95 suppressed lines) bad packet");
 }
 END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("log");
-	suite_add(suite, line_has_time_level_and_text);
-	suite_add(suite, level_decides);
-	suite_add(suite, level_names);
-	suite_add(suite, text_cannot_forge_a_line);
-	suite_add(suite, long_line_is_cut_and_marked);
-	suite_add(suite, errno_is_kept);
-	suite_add(suite, journal_gets_a_priority);
-	suite_add(suite, journal_of_somebody_else_is_not_ours);
-	suite_add(suite, full_pipe_does_not_block);
-	suite_add(suite, bucket_refills_one_by_one);
-	suite_add(suite, limited_lines_are_swallowed_and_counted);
-	return suite_run(suite);
-}

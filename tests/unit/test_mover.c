@@ -256,18 +256,3 @@ START_TEST(two_loads_run_beside_each_other)
 	peer_end(&peer);
 }
 END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("mover");
-	suite_add(suite, a_file_is_loaded);
-	suite_add(suite, many_small_tensors_share_blocks);
-	suite_add(suite, shards_with_an_index_are_loaded);
-	suite_add(suite, a_cold_file_is_read_directly);
-	suite_add(suite, small_slots_do);
-	suite_add(suite, a_shared_description_does_no_harm);
-	suite_add(suite, empty_models_need_no_chunk);
-	suite_add(suite, equal_tensors_are_equal_blocks);
-	suite_add(suite, two_loads_run_beside_each_other);
-	return suite_run(suite);
-}

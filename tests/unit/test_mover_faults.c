@@ -389,7 +389,7 @@ static const struct {
 	{"glake-mover/cuStreamWaitEvent:3:fail=1", GLAKE__WIRE__STATUS__INTERNAL, "digesting"},
 };
 
-START_TEST(a_driver_fault_fails_one_load)
+START_TEST_WITH(a_driver_fault_fails_one_load, .n = n_elements(faults))
 {
 	struct peer peer;
 	struct made_model model = {0};
@@ -411,7 +411,7 @@ static const char *const early_faults[] = {
 	"glake-mover/cuMemAddressReserve:1:fail=2",
 };
 
-START_TEST(a_fault_before_the_plan_fails_one_load)
+START_TEST_WITH(a_fault_before_the_plan_fails_one_load, .n = n_elements(early_faults))
 {
 	struct peer peer;
 	struct made_model model = {0};
@@ -458,30 +458,3 @@ START_TEST(a_lost_device_ends_the_mover)
 	peer_remove_folder(&peer);
 }
 END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("mover_faults");
-	suite_add(suite, cancelling_at_any_moment_is_fine);
-	suite_add(suite, a_load_can_be_cancelled);
-	suite_add(suite, a_waiting_load_can_be_cancelled);
-	suite_add(suite, truncation_is_noticed);
-	suite_add(suite, a_change_is_noticed_at_the_end);
-	suite_add(suite, senseless_grants_fail_the_load);
-	suite_add(suite, too_many_grants_fail_the_load);
-	suite_add(suite, a_wrong_chunk_fails_the_load);
-	suite_add(suite, files_that_are_none_are_refused);
-	suite_add(suite, files_that_are_refused_stop_no_other_orders);
-	suite_add(suite, what_has_no_room_in_the_fd_table_is_refused);
-	suite_add(suite, a_mover_that_is_killed_is_just_gone);
-	suite_add(suite, the_end_of_the_socket_ends_a_load);
-	suite_add(suite, pinned_memory_has_a_second_way);
-	suite_add(suite, a_lost_device_ends_the_mover);
-	TCase *tcase = tcase_create("faults");
-	tcase_set_timeout(tcase, TEST_TIMEOUT_S);
-	tcase_add_loop_test(tcase, a_driver_fault_fails_one_load, 0, n_elements(faults));
-	tcase_add_loop_test(tcase, a_fault_before_the_plan_fails_one_load, 0,
-	                    n_elements(early_faults));
-	suite_add_tcase(suite, tcase);
-	return suite_run(suite);
-}

@@ -207,12 +207,3 @@ START_TEST(an_index_that_grows_is_not_read)
 	peer_end(&peer);
 }
 END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("mover_headers");
-	suite_add(suite, headers_wait_until_there_is_memory_for_them);
-	suite_add(suite, a_header_that_never_has_room_is_refused);
-	suite_add(suite, an_index_that_grows_is_not_read);
-	return suite_run(suite);
-}

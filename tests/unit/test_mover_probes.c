@@ -69,7 +69,7 @@ static const struct {
 	{1, 1 * MIB + 7},
 };
 
-START_TEST(dirty_padding_is_refused)
+START_TEST_WITH(dirty_padding_is_refused, .n = n_elements(paddings))
 {
 	struct peer peer;
 	peer_start(&peer, NULL);
@@ -133,7 +133,7 @@ static const char *const faults[] = {
 	"glake-mover/cuEventSynchronize:1:fail=1",
 };
 
-START_TEST(a_driver_fault_fails_one_probe)
+START_TEST_WITH(a_driver_fault_fails_one_probe, .n = n_elements(faults))
 {
 	struct peer peer;
 	peer_start(&peer, faults[_i]);
@@ -286,24 +286,3 @@ START_TEST(without_a_driver_it_does_not_start)
 	peer_remove_folder(&peer);
 }
 END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("mover_probes");
-	suite_add(suite, digests_match_the_definition);
-	suite_add(suite, every_byte_is_compared);
-	suite_add(suite, probes_do_not_wait_for_loads);
-	suite_add(suite, bad_sizes_are_refused);
-	suite_add(suite, unknown_devices_are_refused);
-	suite_add(suite, senseless_orders_are_answered);
-	suite_add(suite, one_number_is_one_load);
-	suite_add(suite, garbage_ends_the_mover);
-	suite_add(suite, without_a_socket_it_does_not_start);
-	suite_add(suite, without_a_driver_it_does_not_start);
-	TCase *tcase = tcase_create("loops");
-	tcase_set_timeout(tcase, TEST_TIMEOUT_S);
-	tcase_add_loop_test(tcase, dirty_padding_is_refused, 0, n_elements(paddings));
-	tcase_add_loop_test(tcase, a_driver_fault_fails_one_probe, 0, n_elements(faults));
-	suite_add_tcase(suite, tcase);
-	return suite_run(suite);
-}

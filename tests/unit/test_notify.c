@@ -215,22 +215,3 @@ START_TEST(two_sockets_are_refused)
 	refused(2);
 }
 END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("notify");
-	suite_add(suite, states_are_told);
-	suite_add(suite, status_is_one_line);
-	suite_add(suite, same_status_is_told_once);
-	suite_add(suite, manager_that_does_not_read_does_not_block);
-	suite_add(suite, without_manager_nothing_happens);
-	suite_add(suite, watchdog_interval_is_half_the_patience);
-	suite_add(suite, no_passed_fd);
-	suite_add(suite, fds_of_another_process_are_not_ours);
-	suite_add(suite, listening_seqpacket_is_taken);
-	suite_add(suite, stream_socket_is_refused);
-	suite_add(suite, socket_that_does_not_listen_is_refused);
-	suite_add(suite, no_socket_is_refused);
-	suite_add(suite, two_sockets_are_refused);
-	return suite_run(suite);
-}

@@ -176,17 +176,3 @@ START_TEST(too_many_blocks_are_refused)
 	drop();
 }
 END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("plan");
-	suite_add(suite, nothing_needs_nothing);
-	suite_add(suite, large_tensors_have_their_own_blocks);
-	suite_add(suite, huge_tensors_are_cut);
-	suite_add(suite, small_tensors_are_packed);
-	suite_add(suite, packed_tensors_stay_whole);
-	suite_add(suite, neighbours_are_read_together);
-	suite_add(suite, files_make_no_difference);
-	suite_add(suite, too_many_blocks_are_refused);
-	return suite_run(suite);
-}

@@ -457,7 +457,7 @@ START_TEST(what_fits_is_granted_and_costs_nobody)
 END_TEST
 
 /* With all that others could give up in reach. */
-START_TEST(what_can_never_fit_costs_nobody)
+START_TEST_WITH(what_can_never_fit_costs_nobody, .n = 8)
 {
 	static const struct {
 		uint64_t bytes;
@@ -544,7 +544,7 @@ START_TEST(nobody_is_asked_for_what_would_not_help)
 END_TEST
 
 /* How a client may fail to give what it was asked for, and until when the request then waits. */
-START_TEST(clients_that_give_nothing_end_the_wait)
+START_TEST_WITH(clients_that_give_nothing_end_the_wait, .n = 5)
 {
 	enum { LIES, MUTE, DEAF, DIES, UNREAD };
 	static const uint64_t waits_ms[] = {PRESSURE_AFTER_MS, PRESSURE_LATE_MS, 0, 0,
@@ -728,7 +728,7 @@ START_TEST(lying_sources_end)
 }
 END_TEST
 
-START_TEST(nothing_goes_for_what_blocks_in_use_are_in_the_way_of)
+START_TEST_WITH(nothing_goes_for_what_blocks_in_use_are_in_the_way_of, .n = 2)
 {
 	struct thing used = {0};
 	begin(_i == 0 ? 0 : 1000);
@@ -754,7 +754,7 @@ START_TEST(nothing_goes_for_what_blocks_in_use_are_in_the_way_of)
 END_TEST
 
 /* By the books there is room; a process that is about to end has it still. */
-START_TEST(memory_that_is_late_is_waited_for)
+START_TEST_WITH(memory_that_is_late_is_waited_for, .n = 2)
 {
 	begin(0);
 	driver.is_full = true;
@@ -792,7 +792,7 @@ END_TEST
 
 /* ---- patience --------------------------------------------------------------------------------- */
 
-START_TEST(patience_is_what_the_config_says_in_all)
+START_TEST_WITH(patience_is_what_the_config_says_in_all, .n = 8)
 {
 	static const uint64_t waited_ms[] = {0, 300, 1000, UINT64_MAX};
 	static const uint64_t left_ms[] = {1000, 700, 0, 0};
@@ -855,7 +855,7 @@ END_TEST
 
 /* ---- fds -------------------------------------------------------------------------------------- */
 
-START_TEST(fds_are_taken_from_what_nobody_uses)
+START_TEST_WITH(fds_are_taken_from_what_nobody_uses, .n = 7)
 {
 	/* Held by others. */
 	static const uint64_t n_held[] = {36, 30, 29, 38, 38, 38, 39};
@@ -911,7 +911,7 @@ END_TEST
 
 /* ---- cancelling ------------------------------------------------------------------------------- */
 
-START_TEST(a_request_is_cancelled_wherever_it_is)
+START_TEST_WITH(a_request_is_cancelled_wherever_it_is, .n = 7)
 {
 	enum { MADE, FAILED, IN_VAIN, IN_LINE, SHORT, NEWS, NEWS_OF_FDS };
 	struct thing held = {0};
@@ -959,7 +959,7 @@ START_TEST(a_request_is_cancelled_wherever_it_is)
 }
 END_TEST
 
-START_TEST(what_is_over_cannot_be_cancelled)
+START_TEST_WITH(what_is_over_cannot_be_cancelled, .signal = SIGABRT)
 {
 	begin(0);
 	struct want *granted = want(10 * MIB);
@@ -1101,7 +1101,7 @@ static void do_anything(void)
 	}
 }
 
-START_TEST(the_books_are_level_whatever_happens)
+START_TEST_WITH(the_books_are_level_whatever_happens, .n = 10)
 {
 	enum { STEPS = 20000 };
 	seed = (unsigned)_i;
@@ -1124,42 +1124,3 @@ START_TEST(the_books_are_level_whatever_happens)
 	end();
 }
 END_TEST
-
-static void add_loop(Suite *suite, const TTest *test, int n)
-{
-	TCase *tcase = tcase_create(test->name);
-	tcase_set_timeout(tcase, TEST_TIMEOUT_S);
-	tcase_add_loop_test(tcase, test, 0, n);
-	suite_add_tcase(suite, tcase);
-}
-
-int main(void)
-{
-	Suite *suite = suite_create("pressure");
-	suite_add(suite, what_fits_is_granted_and_costs_nobody);
-	add_loop(suite, what_can_never_fit_costs_nobody, 8);
-	suite_add(suite, a_failing_maker_ends_the_request);
-	suite_add(suite, only_the_tenants_clients_are_asked_over_its_quota);
-	suite_add(suite, nobody_is_asked_for_what_would_not_help);
-	add_loop(suite, clients_that_give_nothing_end_the_wait, 5);
-	suite_add(suite, a_client_that_leaves_is_not_awaited);
-	suite_add(suite, wrong_answers_are_ignored);
-	suite_add(suite, what_follows_an_answer_is_in_time);
-	suite_add(suite, a_line_is_served_in_order);
-	suite_add(suite, a_small_one_behind_a_big_one_gets_its_turn);
-	suite_add(suite, what_became_too_big_does_not_wait);
-	suite_add(suite, rounds_come_in_order_and_end_when_there_is_enough);
-	suite_add(suite, lying_sources_end);
-	add_loop(suite, nothing_goes_for_what_blocks_in_use_are_in_the_way_of, 2);
-	add_loop(suite, memory_that_is_late_is_waited_for, 2);
-	suite_add(suite, what_fits_a_full_device_first_is_served_first);
-	add_loop(suite, patience_is_what_the_config_says_in_all, 8);
-	suite_add(suite, answers_are_waited_for_in_any_case);
-	suite_add(suite, clients_are_asked_again_while_somebody_waits);
-	add_loop(suite, fds_are_taken_from_what_nobody_uses, 7);
-	suite_add(suite, nothing_goes_for_too_few_fds);
-	add_loop(suite, a_request_is_cancelled_wherever_it_is, 7);
-	suite_add_fatal(suite, what_is_over_cannot_be_cancelled, SIGABRT);
-	add_loop(suite, the_books_are_level_whatever_happens, 10);
-	return suite_run(suite);
-}

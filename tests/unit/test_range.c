@@ -566,7 +566,7 @@ static struct glake__range *private_range(struct glake__part *part)
 }
 
 /* 0: access, 1: reback, 2 and 3: the same, refused. */
-START_TEST(a_reader_that_comes_during_a_change_reads_what_is_there_then)
+START_TEST_WITH(a_reader_that_comes_during_a_change_reads_what_is_there_then, .n = 4)
 {
 	begin("2x1GiB");
 	bool is_refused = _i >= 2;
@@ -728,7 +728,7 @@ static void compare(const struct plain *plain, bool is_thorough)
 	}
 }
 
-START_TEST(the_map_does_what_a_plain_table_does)
+START_TEST_WITH(the_map_does_what_a_plain_table_does, .n = 3)
 {
 	begin("1GiB");
 	seed = (unsigned)_i + 1;
@@ -920,35 +920,3 @@ START_TEST(the_end_of_a_range_waits_for_a_change_of_it)
 	ck_assert(glake__space_is_valid());
 }
 END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("range");
-	suite_add(suite, the_window_is_sixteen_times_the_devices);
-	suite_add(suite, a_window_too_large_is_halved);
-	suite_add(suite, addresses_that_come_back_are_one_piece_again);
-	suite_add(suite, alignment_and_hints_are_kept);
-	suite_add(suite, words_are_looked_up_while_the_window_opens);
-	suite_add(suite, a_range_outside_of_the_window_is_found_too);
-	suite_add(suite, the_page_map_tells_kind_and_device);
-	suite_add(suite, what_is_mapped_twice_is_pinned_until_it_is_not);
-	suite_add(suite, a_pin_has_a_reason_and_keeps_the_memory_in_its_place);
-	suite_add(suite, the_gate_is_closed_when_access_goes_and_only_then);
-	suite_add(suite, changes_under_one_closing_of_the_gate_close_it_once);
-	suite_add(suite, a_step_that_fails_is_undone);
-	suite_add(suite, what_cannot_be_put_back_is_a_hole_and_said_to_be_lost);
-	suite_add(suite, what_the_driver_does_not_unmap_stays);
-	suite_add(suite, a_new_reader_reads_what_there_is_and_what_comes);
-	TCase *late = tcase_create("late");
-	tcase_add_loop_test(late, a_reader_that_comes_during_a_change_reads_what_is_there_then, 0,
-	                    4);
-	suite_add_tcase(suite, late);
-	TCase *tcase = tcase_create("model");
-	tcase_set_timeout(tcase, 120);
-	tcase_add_loop_test(tcase, the_map_does_what_a_plain_table_does, 0, 3);
-	suite_add_tcase(suite, tcase);
-	suite_add(suite, pages_are_read_while_they_change);
-	suite_add(suite, the_end_of_a_range_waits_for_a_change_of_it);
-	suite_add(suite, memory_that_is_held_is_changed_by_the_holder_only);
-	return suite_run(suite);
-}

@@ -458,28 +458,3 @@ START_TEST(indexes_are_checked)
 	catalog_deinit(&catalog);
 }
 END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("safetensors");
-	suite_add(suite, tensors_are_found);
-	suite_add(suite, good_headers_are_accepted);
-	suite_add(suite, every_dtype_is_known);
-	suite_add(suite, lengths_are_checked);
-	suite_add(suite, what_is_not_json_is_refused);
-	suite_add(suite, text_that_is_not_utf8_is_refused);
-	suite_add(suite, entries_must_be_whole);
-	suite_add(suite, dtypes_are_checked);
-	suite_add(suite, shapes_are_checked);
-	suite_add(suite, offsets_are_checked);
-	suite_add(suite, the_data_must_be_filled_exactly);
-	suite_add(suite, metadata_must_be_strings);
-	suite_add(suite, names_are_bounded);
-	suite_add(suite, names_are_escaped_in_texts);
-	suite_add(suite, a_name_may_be_in_one_file_only);
-	suite_add(suite, large_values_are_refused_early);
-	suite_add(suite, the_number_of_tensors_is_bounded);
-	suite_add(suite, indexes_are_accepted);
-	suite_add(suite, indexes_are_checked);
-	return suite_run(suite);
-}

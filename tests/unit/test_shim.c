@@ -232,12 +232,5 @@ int main(int argc, char **argv)
 		/* A leak sanitizer cannot look at a privileged process, and says so by its status. */
 		_exit(environment());
 	}
-	Suite *suite = suite_create("shim parts");
-	suite_add(suite, every_memory_call_is_classified);
-	suite_add(suite, nothing_is_classified_twice_or_unknown);
-	suite_add(suite, the_shim_can_be_opened_late);
-	suite_add(suite, every_call_of_nvml_about_memory_is_classified);
-	suite_add(suite, programs_are_found_as_execvp_does);
-	suite_add(suite, a_privileged_program_obeys_no_environment);
-	return suite_run(suite);
+	return tests_run();
 }

@@ -186,12 +186,6 @@ END_TEST
 
 int main(void)
 {
-	Suite *suite = suite_create("shim_context");
 	set_up();
-	suite_add(suite, a_green_context_is_of_its_primary);
-	suite_add(suite, one_that_has_ended_is_remembered);
-	suite_add(suite, another_may_have_its_handle);
-	suite_add(suite, only_the_last_are_remembered);
-	suite_add(suite, all_live_contexts_of_a_device_are_known);
-	return suite_run(suite);
+	return tests_run();
 }

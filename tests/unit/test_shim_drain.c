@@ -628,22 +628,3 @@ START_TEST(a_range_changes_its_backing_under_a_program_that_works)
 	ck_assert_int_eq(glake__range_end(range, NULL), 0);
 }
 END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("shim drain");
-	suite_add(suite, work_under_way_is_waited_for);
-	suite_add(suite, what_does_not_end_is_left_alone);
-	suite_add(suite, only_those_that_read_are_waited_for);
-	suite_add(suite, every_context_of_a_device_is_waited_for);
-	suite_add(suite, work_of_a_green_context_that_has_ended_is_waited_for);
-	suite_add(suite, the_context_of_the_thread_stays_current);
-	suite_add(suite, a_capture_is_left_alone);
-	suite_add(suite, a_capture_that_begins_before_the_gate_closes_is_left_alone);
-	suite_add(suite, captures_begin_and_end_while_the_gate_closes);
-	suite_add(suite, a_copy_that_waits_for_a_thread_at_the_gate_ends);
-	suite_add(suite, a_thread_at_the_gate_gets_through_between_tries);
-	suite_add(suite, a_thread_that_is_cancelled_does_not_leave_the_gate_closed);
-	suite_add(suite, a_range_changes_its_backing_under_a_program_that_works);
-	return suite_run(suite);
-}

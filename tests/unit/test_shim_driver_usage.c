@@ -191,13 +191,6 @@ END_TEST
 
 int main(void)
 {
-	Suite *suite = suite_create("shim driver usage");
 	set_up();
-	suite_add(suite, what_is_freed_is_off_the_books);
-	suite_add(suite, a_number_that_comes_again_is_another_thing);
-	suite_add(suite, a_context_takes_its_own_along);
-	suite_add(suite, what_has_no_place_is_not_counted);
-	suite_add(suite, threads_share_the_books);
-	suite_add(suite, arrays_have_the_size_of_their_texels);
-	return suite_run(suite);
+	return tests_run();
 }

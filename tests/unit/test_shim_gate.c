@@ -396,19 +396,5 @@ int main(void)
 	if (gate_init() < 0) {
 		return EXIT_FAILURE;
 	}
-	Suite *suite = suite_create("shim gate");
-	suite_add(suite, closing_waits_for_those_inside);
-	suite_add(suite, nobody_enters_a_closed_gate);
-	suite_add(suite, calls_inside_pass);
-	suite_add(suite, threads_that_end_inside_have_left);
-	suite_add(suite, who_closes_is_told_what_cannot_be);
-	suite_add(suite, closers_take_turns);
-	suite_add(suite, a_child_begins_open);
-	suite_add(suite, nobody_is_inside_while_it_is_closed);
-	suite_add(suite, without_membarrier_as_well);
-	suite_add(suite, membarrier_may_be_forbidden_later);
-	suite_add(suite, threads_without_memory_wait_at_a_closed_gate);
-	suite_add(suite, gated_calls_are_made_inside);
-	suite_add(suite, every_call_is_gated_or_excused);
-	return suite_run(suite);
+	return tests_run();
 }

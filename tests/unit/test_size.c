@@ -67,12 +67,3 @@ START_TEST(overflow_is_told)
 	ck_assert_int_eq(size_parse("99999999999999999999999Gi", &bytes), -EINVAL);
 }
 END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("size");
-	suite_add(suite, sizes_are_read);
-	suite_add(suite, other_texts_are_refused);
-	suite_add(suite, overflow_is_told);
-	return suite_run(suite);
-}

@@ -74,12 +74,3 @@ START_TEST(docs_have_every_counter)
 	stats_for_each(&stats, find_in_docs, docs);
 }
 END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("stats");
-	suite_add(suite, every_field_is_seen_once);
-	suite_add(suite, name_is_the_fields);
-	suite_add(suite, docs_have_every_counter);
-	return suite_run(suite);
-}

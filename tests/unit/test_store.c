@@ -175,16 +175,3 @@ START_TEST(tensors_outside_the_span_are_no_plan)
 	store_end();
 }
 END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("store");
-	suite_add(suite, the_lowest_priority_goes_first_and_then_the_longest_idle);
-	suite_add(suite, only_as_much_as_is_wanted_goes_and_only_of_the_device);
-	suite_add(suite, for_fds_as_many_go_as_are_wanted_of_any_device);
-	suite_add(suite, a_manifest_is_paid_for_by_who_keeps_the_model);
-	suite_add(suite, models_that_have_nothing_are_bounded_too);
-	suite_add(suite, many_tensors_are_freed_by_a_thread);
-	suite_add(suite, tensors_outside_the_span_are_no_plan);
-	return suite_run(suite);
-}

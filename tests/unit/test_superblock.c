@@ -45,14 +45,3 @@ START_TEST(who_makes_mounts_does_not_hold_up_the_loop)
 	ck_assert_uint_lt(superblocks.next, 100000);
 }
 END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("superblock");
-	TCase *tcase = tcase_create("superblock");
-	tcase_add_test(tcase, a_device_of_ours_has_one_number_through_all_mounts);
-	tcase_add_test(tcase, a_device_of_others_is_told_by_the_mount);
-	tcase_add_test(tcase, who_makes_mounts_does_not_hold_up_the_loop);
-	suite_add_tcase(suite, tcase);
-	return suite_run(suite);
-}

@@ -379,7 +379,7 @@ START_TEST(cache_survives_reloads_without_limits)
 }
 END_TEST
 
-START_TEST(table_asserts_that_charges_are_back)
+START_TEST_WITH(table_asserts_that_charges_are_back, .signal = SIGABRT)
 {
 	struct tenant_table *table = table_of(two_rules);
 	struct charge charge = {0};
@@ -388,33 +388,10 @@ START_TEST(table_asserts_that_charges_are_back)
 }
 END_TEST
 
-START_TEST(table_asserts_that_sessions_left)
+START_TEST_WITH(table_asserts_that_sessions_left, .signal = SIGABRT)
 {
 	struct tenant_table *table = table_of(two_rules);
 	ck_assert_int_eq(tenant_session_enter(tenant_find(table, "bob")), 0);
 	tenant_table_free(table);
 }
 END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("tenant");
-	suite_add(suite, table_has_cache_default_and_rules);
-	suite_add(suite, bytes_are_charged_to_the_limit_and_no_further);
-	suite_add(suite, fds_are_charged_to_the_limit_and_no_further);
-	suite_add(suite, manifests_are_charged_to_the_limit_and_no_further);
-	suite_add(suite, counters_do_not_wrap);
-	suite_add(suite, refund_is_idempotent);
-	suite_add(suite, move_pays_from_the_other_pocket);
-	suite_add(suite, refused_move_changes_nothing);
-	suite_add(suite, quota_below_use_refuses_until_it_fits);
-	suite_add(suite, sessions_are_counted_and_limited);
-	suite_add(suite, reload_changes_limits_and_keeps_counters);
-	suite_add(suite, vanished_tenant_stays_until_its_last_charge);
-	suite_add(suite, who_waits_stands_in_line_and_keeps_the_tenant);
-	suite_add(suite, vanished_tenant_may_come_back);
-	suite_add(suite, cache_survives_reloads_without_limits);
-	suite_add_fatal(suite, table_asserts_that_charges_are_back, SIGABRT);
-	suite_add_fatal(suite, table_asserts_that_sessions_left, SIGABRT);
-	return suite_run(suite);
-}

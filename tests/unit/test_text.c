@@ -22,7 +22,7 @@ static const struct {
 	{"\xff\xfe", "??"},
 };
 
-START_TEST(text_becomes_fit_to_be_shown)
+START_TEST_WITH(text_becomes_fit_to_be_shown, .n = (int)(sizeof(cases) / sizeof(cases[0])))
 {
 	char *copy = text_clean_copy(cases[_i].text);
 	ck_assert_ptr_nonnull(copy);
@@ -32,13 +32,3 @@ START_TEST(text_becomes_fit_to_be_shown)
 	free(copy);
 }
 END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("text");
-	TCase *tcase = tcase_create("text");
-	tcase_add_loop_test(tcase, text_becomes_fit_to_be_shown, 0,
-	                    (int)(sizeof(cases) / sizeof(cases[0])));
-	suite_add_tcase(suite, tcase);
-	return suite_run(suite);
-}

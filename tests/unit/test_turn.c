@@ -130,13 +130,3 @@ START_TEST(who_leaves_in_his_turn_is_gone)
 	end();
 }
 END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("turn");
-	suite_add(suite, who_comes_later_waits_for_one_slice);
-	suite_add(suite, who_was_left_over_goes_last);
-	suite_add(suite, what_is_left_over_is_served);
-	suite_add(suite, who_leaves_in_his_turn_is_gone);
-	return suite_run(suite);
-}

@@ -271,18 +271,3 @@ START_TEST(lazy_work_does_not_pile_up)
 	uv_sem_destroy(&gate);
 }
 END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("worker");
-	suite_add(suite, work_runs_in_order_and_is_told_on_the_loop);
-	suite_add(suite, lazy_work_lets_the_other_pass);
-	suite_add(suite, users_take_turns_piece_by_piece);
-	suite_add(suite, a_new_user_is_next);
-	suite_add(suite, releases_run_between_turns);
-	suite_add(suite, who_needs_it_catches_up_with_all_releases);
-	suite_add(suite, lazy_work_runs_by_itself);
-	suite_add(suite, who_needs_it_catches_up);
-	suite_add(suite, lazy_work_does_not_pile_up);
-	return suite_run(suite);
-}
