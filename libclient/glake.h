@@ -130,7 +130,7 @@ struct glake_connect_options {
  * Connect to glaked. @options may be NULL, and its strings are not kept. The caller owns the
  * session and ends it with glake_disconnect(). Waits up to 5 seconds for glaked, then for the
  * driver to start.
- * Errors: GLAKE_E_GONE (nobody listens or answers), GLAKE_E_PROTOCOL, GLAKE_E_VERSION,
+ * Errors: GLAKE_E_GONE (no glaked listens or answers), GLAKE_E_PROTOCOL, GLAKE_E_VERSION,
  * GLAKE_E_NO_DRIVER, GLAKE_E_CUDA, GLAKE_E_OVER_QUOTA (too many sessions), GLAKE_E_SHUTTING_DOWN,
  * GLAKE_E_BAD_REQUEST, GLAKE_E_INTERNAL (the answer has a status that the library does not know),
  * -EINVAL (@options), -ENAMETOOLONG (the socket's path), -ENOMEM, or -errno of socket() and

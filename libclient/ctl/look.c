@@ -67,7 +67,7 @@ static const struct field metric_fields[] = {
 
 #undef ROW
 
-/* Logical over physical, of blocks that somebody has open; -1 when nobody has any. */
+/* Logical over physical bytes of the blocks that sessions have open; -1 without any. */
 static double dedup_ratio(const struct glake_device_status *device)
 {
 	if (device->used_block_bytes == 0) {
@@ -86,7 +86,7 @@ static json_t *device_object(const struct glake_device_status *device)
 	json_object_set_new(object, "dedup_ratio", ratio < 0 ? json_null() : json_real(ratio));
 	json_object_set_new(object, "unaccounted_bytes",
 	                    json_integer((json_int_t)device->unaccounted_bytes));
-	/* What only the device says, when nobody asks it. */
+	/* Numbers that only NVML knows are null without it. */
 	for (size_t i = 0; device->free_bytes == 0 && i < sizeof(unknown) / sizeof(*unknown); i++) {
 		json_object_set_new(object, unknown[i], json_null());
 	}
@@ -133,8 +133,8 @@ static const char *size(const struct ctl *ctl, uint64_t n_bytes)
 	return text;
 }
 
-/* What the device says is used, and glaked did not make. */
-static void print_account(struct ctl *ctl, const struct glake_device_status *device)
+/* Driver usage: used bytes of the device that glaked did not make. */
+static void print_driver_usage(struct ctl *ctl, const struct glake_device_status *device)
 {
 	bool is_known = device->free_bytes > 0;
 	uint64_t sessions_bytes = device->context_bytes + device->managed_bytes +
@@ -173,7 +173,7 @@ static void print_device(struct ctl *ctl, const struct glake_device_status *devi
 	} else {
 		line(ctl, "  dedup ratio", "%.2f", ratio);
 	}
-	print_account(ctl, device);
+	print_driver_usage(ctl, device);
 	text_line(ctl, "  fabric", device->fabric);
 	line(ctl, "  rdma", "%s", device->rdma ? "yes" : "no");
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Who is connected, and how well each uses what it reserved.
+ * Sessions: their processes, and how well each uses its reserved memory.
  */
 #include "ctl/ctl.h"
 #include "ctl/field.h"
@@ -82,7 +82,7 @@ static const struct field usage_fields[] = {
 
 #undef ROW
 
-/* Live bytes are what the client says; more than it has would be nonsense. */
+/* The client reports its live bytes. They count up to what it has reserved. */
 static double utilization(const struct glake_session_row *row)
 {
 	uint64_t live = row->live_bytes < row->reserved_bytes ? row->live_bytes
@@ -90,7 +90,7 @@ static double utilization(const struct glake_session_row *row)
 	return row->reserved_bytes > 0 ? (double)live / (double)row->reserved_bytes : -1;
 }
 
-/* By NVML; where that does not know the process, as it says itself. Of managed memory neither knows. */
+/* By NVML, or as the process reports if NVML does not know it. Without managed memory. */
 static uint64_t driver_bytes(const struct glake_session_row *row)
 {
 	uint64_t n_bytes = 0;

@@ -2,7 +2,7 @@
 /*
  * A table of text: cells are added row by row, then it is printed with aligned columns.
  *
- * Owner: whoever called table_init(); copies every cell.
+ * Owner: the caller of table_init(); the table copies every cell.
  * Lifetime: to table_deinit(). A cell for which there is no memory is noted and makes
  *           table_print() fail, so that filling a table needs no checks.
  * Threads: one.

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Tenants: who pays, how much, and up to which limit.
+ * Tenants: their charges and limits.
  */
 #include <inttypes.h>
 

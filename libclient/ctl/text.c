@@ -19,7 +19,7 @@ void text_size(uint64_t bytes, char text_out[TEXT_NUMBER_BYTES])
 	}
 	double value = (double)bytes;
 	size_t unit = 0;
-	/* What would round to 1024.0 is 1.0 of the next unit. */
+	/* A number that would round to 1024.0 is 1.0 of the next unit. */
 	while (value >= 1023.95 && unit + 1 < N_UNITS) {
 		value /= 1024;
 		unit++;

@@ -32,7 +32,7 @@ struct glake__backing {
 	struct glake__device *device; /* borrowed from the session */
 	bool is_live;                 /* in the books: the program's, or parked, or a slab */
 	bool is_warm;                 /* in its device's warm memory */
-	const void *holder;           /* whoever holds it (heap.h); NULL: nobody does */
+	const void *holder;           /* that holds it (heap.h); NULL: none */
 
 	/* Links of whichever list has it: a warm bin, the live ones of the books, a batch on its way out. */
 	struct glake__backing *next;

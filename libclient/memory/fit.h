@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What fits: one rule for memory that is free, wherever it is kept.
+ * The rule by which free memory serves a request, of all parts that keep some.
  *
  * Bins are for what is cut from free pieces (addresses of the window, units of a slab): a size has one
  * bin, sizes 1 to 15 have one each, then four to every doubling. A request takes from the first bin all

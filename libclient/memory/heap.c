@@ -72,7 +72,7 @@ void glake__heap_wait_let_locked(void)
 	pthread_cond_wait(&glake__space.let, &glake__space.lock);
 }
 
-/* The same, once nobody holds it. */
+/* The same, once no thread holds it. */
 static struct glake__allocation *find_free(glake_ptr address)
 {
 	struct glake__allocation *found;

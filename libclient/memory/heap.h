@@ -28,8 +28,8 @@ struct glake__heap {
 	struct glake__warm warm;
 	struct glake__slab_bins bins;
 	struct glake__backing *empty_slab; /* one of the live ones */
-	uint64_t
-		reclaim_debt; /* bytes that glaked wanted when less was warm: what is freed next goes */
+	/* Bytes that glaked wanted when less was warm. Memory that is freed next pays them. */
+	uint64_t reclaim_debt;
 };
 
 /* After Hello. Returns 0 or -ENOMEM. */
@@ -72,26 +72,26 @@ int glake__heap_make(struct glake__device *device, uint64_t n_bytes, bool is_sma
 int glake__heap_unknown(glake_ptr ptr);
 
 /*
- * Hold the live allocation that @address lies in: until it is let, whoever wants to free, share or hold its
- * backing waits, while the program goes on using it. A second hold by the same @holder is the same hold.
- * false: there is none. An allocation in a slab is found, and not held.
- * Several are held in the order of their addresses, so that holders cannot wait for each other.
+ * Hold the live allocation that @address lies in. Until it is let, threads that free, share or hold its
+ * backing wait; the program goes on using it. A second hold by the same @holder is the same hold. An
+ * allocation in a slab is found, and not held. Callers hold several in the order of their addresses, so
+ * that they cannot wait for each other. False: there is none.
  */
 struct glake__held {
 	struct glake__backing *backing; /* NULL: it is in a slab */
 	uint64_t begin;                 /* of the allocation, in its backing */
-	uint64_t end; /* the same; what is behind it up to the backing's end is nobody's */
+	uint64_t end;                   /* the same; the rest of the backing is unused */
 };
 bool glake__heap_hold(glake_ptr address, const void *holder, struct glake__held *held_out);
 void glake__heap_let(struct glake__backing *backing);
 
-/* Wait, without the lock, until somebody lets a backing; what was found before may be gone. */
+/* Wait, without the lock, until a thread lets a backing. Earlier lookups may be stale then. */
 void glake__heap_wait_let_locked(void);
 
-/* The allocation of @session that starts at @ptr, claimed and held by nobody; NULL if there is none. */
+/* The allocation of @session at @ptr that is neither claimed nor held; NULL if there is none. */
 struct glake__allocation *glake__heap_at_locked(const struct glake_session *session, glake_ptr ptr);
 
-/* The backing of @session that starts at @ptr and is one allocation, held by nobody; NULL if there is none. */
+/* The backing of @session at @ptr that is one allocation and not held; NULL if there is none. */
 struct glake__backing *glake__heap_backing_locked(const struct glake_session *session,
                                                   glake_ptr ptr);
 

@@ -5,7 +5,7 @@
  * Every file is opened without blocking, FIFOs and devices are refused, and the names sent are base
  * names: glaked opens nothing on our behalf.
  *
- * Owner: whoever initialised it by one of the three openers; glake__model_files_deinit() always,
+ * Owner: the caller of one of the three openers; glake__model_files_deinit() always,
  * also after a failure.
  * Lifetime: one call of glake_model_open*().
  * Threads: none of its own.

@@ -177,7 +177,7 @@ _FUNCTIONS: List[Tuple[str, Any, List[Any]]] = [
 def _candidates() -> Iterator[str]:
     chosen = os.environ.get("GLAKE_CLIENT_LIB")
     if chosen:
-        # Whoever says which one wants no other.
+        # An explicit choice has no fallback.
         yield chosen
         return
     package = os.path.dirname(os.path.abspath(__file__))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the library answers, as exceptions.
+"""The errors of the library as exceptions.
 
 Codes of POSIX become the OSError that Python has for them (FileNotFoundError, PermissionError, ...);
 those of glake become an Error.
@@ -23,7 +23,7 @@ class Error(RuntimeError):
 
 
 class GoneError(Error, ConnectionError):
-    """The daemon is not there (any more). What is mapped stays mapped."""
+    """The daemon is not there (any more). Mapped memory stays mapped."""
 
 
 class QuotaError(Error):

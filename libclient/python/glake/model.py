@@ -164,7 +164,7 @@ class Model(Mapping):
         return managed.value
 
     def mark_exported(self) -> None:
-        """Somebody gets addresses: wait for the device before unmapping."""
+        """The caller gets addresses: unmapping must wait for the device."""
         if self._positions:
             delete_managed(self.export(0))
 

@@ -27,8 +27,8 @@ class Session:
         handle = ctypes.c_void_p()
         _lib.check(_lib.library().glake_connect(ctypes.byref(options), ctypes.byref(handle)))
         self._handle = handle
-        # Models hold their session, so nobody can use the memory of one that is garbage. The end of
-        # the process is the daemon's to see: other threads may still be at work.
+        # Models hold their session, so a session that is garbage has no memory in use. At the end of
+        # the process other threads may still be at work, so the daemon ends the session then.
         self._finalizer = weakref.finalize(self, _lib.library().glake_disconnect, handle)
         self._finalizer.atexit = False
 

@@ -23,7 +23,7 @@ _ML_DTYPES = {"BF16": ("bfloat16", "<u2"), "F8_E4M3": ("float8_e4m3fn", "|u1"),
 _KDL_CUDA = 2
 _CAPSULE_NAME = b"dltensor"
 
-# Prototypes of our own: the attributes of ctypes.pythonapi are shared with whoever else uses it.
+# Prototypes of our own: other modules share the attributes of ctypes.pythonapi.
 _capsule_new = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p,
                                  ctypes.c_void_p)(("PyCapsule_New", ctypes.pythonapi))
 _capsule_is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(
@@ -47,7 +47,7 @@ class DLManagedTensor(_DLTensor):
 
 
 def delete_managed(address: int) -> None:
-    """Call the C deleter of a DLManagedTensor that nobody took."""
+    """Call the C deleter of a DLManagedTensor that no consumer took."""
     DLManagedTensor.from_address(address).deleter(address)
 
 
@@ -99,7 +99,7 @@ class Tensor:
         return bytes(buffer)
 
     def numpy(self) -> "numpy.ndarray":
-        """A copy on the host. What numpy has no type for: see README.md."""
+        """A copy on the host. For types that numpy lacks see README.md."""
         import numpy
         raw = numpy.empty(self.nbytes, numpy.uint8)
         self._model.read_into(raw, self.ptr)

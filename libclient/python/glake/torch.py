@@ -22,7 +22,7 @@ _DTYPES = {name: getattr(torch, kind) for name, kind in (
     ("F32", "float32"), ("C64", "complex64"), ("F64", "float64"), ("I64", "int64"),
     ("U64", "uint64"), ("F8_E4M3", "float8_e4m3fn"), ("F8_E5M2", "float8_e5m2"),
     ("F8_E8M0", "float8_e8m0fnu"), ("F4", "float4_e2m1fn_x2")) if hasattr(torch, kind)}
-# What DLPack shows as bytes
+# Types that DLPack shows as bytes
 _AS_BYTES = ("F8_E4M3", "F8_E5M2", "F8_E8M0", "F4")
 
 
