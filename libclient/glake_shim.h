@@ -243,8 +243,9 @@ void glake__program_settle(struct glake__mapping *mapping, bool is_done);
  * mapped stays as it is until glake__program_settle().
  */
 int glake__program_hold(glake_ptr ptr, uint64_t n_bytes, struct glake__mapping **mapping_out);
-/* The program has given @device access: to read, or also to write. */
-void glake__program_opened(glake_ptr ptr, uint64_t n_bytes, int device, bool may_write);
+/* The program has given @device access: to read, also to write, or none. */
+void glake__program_opened(glake_ptr ptr, uint64_t n_bytes, int device, bool may_read,
+                           bool may_write);
 
 /* ---- memory in the order of streams: contexts that end ---------------------------------------- */
 

@@ -134,11 +134,9 @@ CUresult shim_cuMemSetAccess(CUdeviceptr address, size_t n_bytes, const CUmemAcc
 		int device = access[i].location.type == CU_MEM_LOCATION_TYPE_DEVICE
 		                     ? access[i].location.id
 		                     : -1;
-		if (access[i].flags != CU_MEM_ACCESS_FLAGS_PROT_NONE) {
-			glake__program_opened(address, n_bytes, device,
-			                      access[i].flags ==
-			                              CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
-		}
+		glake__program_opened(address, n_bytes, device,
+		                      access[i].flags != CU_MEM_ACCESS_FLAGS_PROT_NONE,
+		                      access[i].flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
 	}
 	glake__program_settle(mapping, true);
 	return result;

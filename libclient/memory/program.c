@@ -485,9 +485,20 @@ void glake__program_settle(struct glake__mapping *mapping, bool is_done)
 	}
 }
 
-void glake__program_opened(glake_ptr ptr, uint64_t n_bytes, int device, bool may_write)
+/* A piece has one access: that of the reader with the most. */
+static void open_piece(struct glake__piece *piece, uint64_t reader, bool may_read, bool may_write)
 {
-	enum glake__access access = may_write ? GLAKE__ACCESS_WRITE : GLAKE__ACCESS_READ;
+	piece->readers = may_read ? piece->readers | reader : piece->readers & ~reader;
+	piece->writers = may_write ? piece->writers | reader : piece->writers & ~reader;
+	piece->access = piece->writers   ? GLAKE__ACCESS_WRITE
+	                : piece->readers ? GLAKE__ACCESS_READ
+	                                 : GLAKE__ACCESS_NONE;
+}
+
+void glake__program_opened(glake_ptr ptr, uint64_t n_bytes, int device, bool may_read,
+                           bool may_write)
+{
+	bool is_device = device >= 0 && device < GLAKE__MAX_DEVICES;
 	glake_ptr at = ptr;
 	glake__lock();
 	while (at < ptr + n_bytes) {
@@ -495,10 +506,9 @@ void glake__program_opened(glake_ptr ptr, uint64_t n_bytes, int device, bool may
 		if (!piece) {
 			break;
 		}
-		if (device >= 0 && device < GLAKE__MAX_DEVICES) {
-			piece->range->readers |= 1ull << device;
+		if (piece->chunk && is_device) {
+			open_piece(piece, 1ull << device, may_read, may_write);
 		}
-		piece->access = piece->chunk && access > piece->access ? access : piece->access;
 		at = piece->range->ptr + piece->offset + piece->n_bytes;
 	}
 	glake__unlock();

@@ -127,6 +127,8 @@ static void unmap_chunk(struct glake__piece *piece, struct glake__chunk **dead)
 	chunk->n_mappings--;
 	piece->chunk = NULL;
 	piece->access = GLAKE__ACCESS_NONE;
+	piece->readers = 0;
+	piece->writers = 0;
 	glake__chunk_put_locked(chunk, dead);
 }
 
@@ -476,14 +478,25 @@ static int check_locked(const struct glake__change *change, const char **why_out
 	return 0;
 }
 
+/*
+ * The readers of @chunk in @range, in place of what @replaced read. In its own reservations the program
+ * alone says which devices have access; elsewhere the device of the memory has it, too.
+ */
+static uint64_t readers_of(const struct glake__range *range, const struct glake__chunk *chunk,
+                           uint64_t replaced)
+{
+	if (!chunk || range->use == GLAKE__RANGE_PROGRAM) {
+		return chunk ? replaced : 0;
+	}
+	return range->readers | replaced | (chunk->device >= 0 ? 1ull << chunk->device : 0);
+}
+
 static void begin_locked(struct glake__change *change)
 {
 	struct glake__range *range = change->range;
 	uint64_t end = change->offset + change->n_bytes;
-	for (struct glake__piece *fresh = change->fresh; fresh; fresh = fresh->next) {
-		fresh->range = range;
-		fresh->offset += change->offset;
-	}
+	uint64_t readers = 0; /* of what is there */
+	uint64_t writers = 0;
 	struct glake__piece *piece = glake__range_piece_locked(range, change->offset);
 	if (piece->offset < change->offset) {
 		piece = cut(piece, change->offset, ptr_steal(change->edges[0]));
@@ -496,8 +509,15 @@ static void begin_locked(struct glake__change *change)
 	}
 	for (; piece && piece->offset < end; piece = piece->next) {
 		piece->holder = change;
+		readers |= piece->readers;
+		writers |= piece->writers;
 	}
-	change->readers = range->readers;
+	for (struct glake__piece *fresh = change->fresh; fresh; fresh = fresh->next) {
+		fresh->range = range;
+		fresh->offset += change->offset;
+		fresh->readers = readers_of(range, fresh->chunk, readers);
+		fresh->writers = writers;
+	}
 }
 
 static int try_begin(struct glake__change *change, const struct glake__site *site,

@@ -63,6 +63,8 @@ struct glake__piece {
 	uint64_t offset;
 	uint64_t n_bytes;
 	struct glake__chunk *chunk; /* one use; NULL: a hole */
+	uint64_t readers;           /* bit per CUDA device that has this access */
+	uint64_t writers;           /* those that the program lets write, in its own reservations */
 	enum glake__access access;
 	const void *holder; /* the change or hold that works on it; NULL: none, it is not busy */
 	bool is_unmapped;   /* set by who works on it: the driver has taken the chunk away */
@@ -76,9 +78,9 @@ struct glake__range {
 	uint64_t n_bytes;
 	enum glake__range_use use;
 	void *user;
-	int device;                 /* CUDA's, of the memory in it; -1: of no one */
-	uint64_t readers;           /* bit per CUDA device that has access to what is mapped */
-	bool is_outside;            /* of the window: no entries in the page map */
+	int device;       /* CUDA's, of the memory in it; -1: of no one */
+	uint64_t readers; /* bit per CUDA device that gets access to what will be mapped */
+	bool is_outside;  /* of the window: no entries in the page map */
 	struct glake__piece *first; /* owned list, by offset */
 	struct glake__range *next;  /* link: space.ranges */
 	struct glake__range *previous;
@@ -164,7 +166,6 @@ struct glake__change {
 	struct glake__range *range;
 	uint64_t offset;
 	uint64_t n_bytes;
-	uint64_t readers;               /* of the range, when it began */
 	const struct glake__hold *hold; /* that the pieces are in; or NULL */
 	struct glake__piece *fresh;     /* owned list */
 	struct glake__piece *edges[2];  /* owned spares */

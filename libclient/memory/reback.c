@@ -116,12 +116,6 @@ static int row_map(struct row *row)
 	return r < 0 ? r : row_access(row);
 }
 
-/* The device of memory reads it, whoever else does. */
-static uint64_t own_reader(const struct glake__chunk *chunk)
-{
-	return chunk && chunk->device >= 0 ? 1ull << chunk->device : 0;
-}
-
 /* ---- the parts of a reback -------------------------------------------------------------------- */
 
 /* Where @chunk is mapped, somewhere. */
@@ -140,7 +134,8 @@ static int take_new(struct work *work, const struct glake__part *parts, size_t n
 {
 	int r = row_init(&work->new, n_parts);
 	glake_ptr ptr = work->change.range->ptr + work->change.offset;
-	for (size_t i = 0; r == 0 && i < n_parts; i++) {
+	const struct glake__piece *fresh = work->change.fresh;
+	for (size_t i = 0; r == 0 && i < n_parts; i++, fresh = fresh->next) {
 		const struct glake__part *part = &parts[i];
 		struct step *step = &work->new.steps[i];
 		glake_ptr mapped = 0;
@@ -149,7 +144,7 @@ static int take_new(struct work *work, const struct glake__part *parts, size_t n
 			.n_bytes = part->n_bytes,
 			.chunk = part->chunk,
 			.access = part->access,
-			.readers = work->change.readers | own_reader(part->chunk),
+			.readers = fresh->readers,
 			.handle = part->handle,
 		};
 		ptr += part->n_bytes;
@@ -199,7 +194,7 @@ static int take_old(struct work *work)
 			.chunk = piece->chunk,
 			.piece = piece,
 			.access = piece->access,
-			.readers = work->change.readers | own_reader(piece->chunk),
+			.readers = piece->readers,
 			.is_mapped = true,
 		};
 		r = pin ? glake__fail(-EBUSY, "the memory at 0x%llx is pinned: %s",
@@ -337,11 +332,6 @@ int glake__range_fill(struct glake__range *range, uint64_t offset, const struct 
 
 /* ---- access ----------------------------------------------------------------------------------- */
 
-static uint64_t readers_of(const struct glake__change *change, const struct glake__piece *piece)
-{
-	return change->readers | own_reader(piece->chunk);
-}
-
 /* Give all pieces in the change @access; NULL: each its own. */
 static int set_access(const struct glake__change *change, const enum glake__access *access)
 {
@@ -352,7 +342,7 @@ static int set_access(const struct glake__change *change, const enum glake__acce
 		const struct glake__piece *first = piece;
 		uint64_t n_bytes = 0;
 		while (piece && piece->offset < end && piece->chunk &&
-		       readers_of(change, piece) == readers_of(change, first) &&
+		       piece->readers == first->readers &&
 		       (access || piece->access == first->access)) {
 			n_bytes += piece->n_bytes;
 			piece = piece->next;
@@ -361,8 +351,7 @@ static int set_access(const struct glake__change *change, const enum glake__acce
 			piece = piece->next;
 		} else {
 			r = glake__map_access(change->range->ptr + first->offset, n_bytes,
-			                      readers_of(change, first),
-			                      access ? *access : first->access);
+			                      first->readers, access ? *access : first->access);
 		}
 	}
 	return r;
@@ -384,7 +373,7 @@ static int change_access(const struct glake__site *site, uint64_t n_bytes,
 	struct glake__piece *first = glake__change_first(&change);
 	for (const struct glake__piece *at = first; at && at->offset < end; at = at->next) {
 		takes |= at->access > access;
-		readers |= readers_of(&change, at);
+		readers |= at->readers;
 	}
 	r = takes ? glake__gate_close(readers, GLAKE__GATE_PATIENCE_NS) : 0;
 	if (r == 0) {
@@ -471,10 +460,13 @@ static int open_locked(struct glake__range *range, int reader)
 	for (const struct glake__piece *at = range->first; r == 0 && at; at = at->next) {
 		r = at->holder ? -EBUSY : 0;
 	}
-	for (const struct glake__piece *at = range->first; r == 0 && at; at = at->next) {
+	for (struct glake__piece *at = range->first; r == 0 && at; at = at->next) {
 		if (at->chunk && at->access != GLAKE__ACCESS_NONE) {
 			r = glake__map_access(range->ptr + at->offset, at->n_bytes, 1ull << reader,
 			                      at->access);
+		}
+		if (at->chunk && r == 0) {
+			at->readers |= 1ull << reader;
 		}
 	}
 	if (r == 0) {

@@ -69,6 +69,7 @@ struct page {
 	struct object *object; /* NULL: a hole */
 	unsigned index;        /* of the object */
 	bool may_write;
+	bool has_peer; /* the other device has the same access */
 };
 
 struct reservation {
@@ -124,12 +125,30 @@ static void expect_words(struct program *program, CUdeviceptr ptr, size_t n_byte
 	}
 }
 
+/* Not in the middle of a replacement: cuMemGetAccess() is the driver's, and does not wait. */
+static void expect_access(const struct program *program, CUdeviceptr ptr, const struct page *page)
+{
+	struct glake__hold hold;
+	unsigned long long wanted = page->may_write ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+	                                            : CU_MEM_ACCESS_FLAGS_PROT_READ;
+	ck_assert_int_eq(glake__hold_begin(&hold, ptr, 1, true), 0);
+	for (int device = 0; device < 2; device++) {
+		const CUmemLocation location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device};
+		bool has_access = device == program->device || page->has_peer;
+		unsigned long long found = 0;
+		ck_ok(cuMemGetAccess(&found, &location, ptr));
+		ck_assert_uint_eq(found, has_access ? wanted : CU_MEM_ACCESS_FLAGS_PROT_NONE);
+	}
+	glake__hold_end(&hold);
+}
+
 static void expect_page(struct program *program, const struct reservation *reservation, unsigned i)
 {
 	const struct page *page = &reservation->pages[i];
 	CUdeviceptr ptr = reservation->ptr + i * PAGE;
 	if (page->object) {
 		expect_words(program, ptr, PAGE, page->object->values[page->index]);
+		expect_access(program, ptr, page);
 	} else if (reservation->ptr) {
 		ck_refused(cuMemcpyDtoH(program->words, ptr, 4));
 	}
@@ -261,15 +280,24 @@ static void step_reserve(struct program *program)
 	}
 }
 
-static void set_access(const struct program *program, CUdeviceptr ptr, unsigned n_pages,
-                       bool may_write)
+/* By one call for both devices, or by two. */
+static void set_access(struct program *program, CUdeviceptr ptr, unsigned n_pages,
+                       const struct page *page)
 {
-	const CUmemAccessDesc access = {
-		.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = program->device},
-		.flags = may_write ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-	                           : CU_MEM_ACCESS_FLAGS_PROT_READ,
-	};
-	ck_ok(cuMemSetAccess(ptr, n_pages * PAGE, &access, 1));
+	CUmemAccess_flags flags = page->may_write ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+	                                          : CU_MEM_ACCESS_FLAGS_PROT_READ;
+	CUmemAccessDesc access[2] = {{.flags = flags}};
+	access[1].flags = page->has_peer ? flags : CU_MEM_ACCESS_FLAGS_PROT_NONE;
+	for (int i = 0; i < 2; i++) {
+		access[i].location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+		access[i].location.id = i == 0 ? program->device : 1 - program->device;
+	}
+	if (pick(program, 2)) {
+		ck_ok(cuMemSetAccess(ptr, n_pages * PAGE, access, 2));
+	} else {
+		ck_ok(cuMemSetAccess(ptr, n_pages * PAGE, &access[1], 1));
+		ck_ok(cuMemSetAccess(ptr, n_pages * PAGE, &access[0], 1));
+	}
 }
 
 static bool is_free(const struct reservation *reservation, unsigned first, unsigned n)
@@ -297,10 +325,11 @@ static void step_map(struct program *program)
 		return;
 	}
 	ck_ok(cuMemMap(ptr, object->n_pages * PAGE, 0, handle, 0));
-	set_access(program, ptr, object->n_pages, true);
+	struct page page = {.object = object, .may_write = true, .has_peer = pick(program, 2)};
+	set_access(program, ptr, object->n_pages, &page);
 	object->n_mappings++;
-	for (unsigned i = 0; i < object->n_pages; i++) {
-		reservation->pages[first + i] = (struct page){object, i, true};
+	for (; page.index < object->n_pages; page.index++) {
+		reservation->pages[first + page.index] = page;
 	}
 	/* Fresh memory is of zeroes, and so it stays until it is written. */
 	expect_page(program, reservation, first);
@@ -347,14 +376,15 @@ static void step_access(struct program *program)
 	if (!pick_mapping(program, &reservation, &first)) {
 		return;
 	}
-	unsigned n_pages = reservation->pages[first].object->n_pages;
-	bool may_write = pick(program, 3) > 0;
+	struct page page = reservation->pages[first];
 	CUdeviceptr ptr = reservation->ptr + first * PAGE;
-	set_access(program, ptr, n_pages, may_write);
-	for (unsigned i = 0; i < n_pages; i++) {
-		reservation->pages[first + i].may_write = may_write;
+	page.may_write = pick(program, 3) > 0;
+	page.has_peer = pick(program, 2);
+	set_access(program, ptr, page.object->n_pages, &page);
+	for (; page.index < page.object->n_pages; page.index++) {
+		reservation->pages[first + page.index] = page;
 	}
-	if (!may_write) {
+	if (!page.may_write) {
 		ck_refused(cuMemcpyHtoD(ptr, program->words, 4));
 	}
 }
@@ -538,7 +568,7 @@ static struct held look_at(const struct glake__hold *hold)
 		.access = piece->access,
 		.use = hold->range->use,
 		.pin = piece->chunk ? glake__chunk_pin_locked(piece->chunk) : GLAKE__PIN_NONE,
-		.readers = hold->range->readers,
+		.readers = piece->readers,
 	};
 	glake__unlock();
 	return held;
@@ -627,9 +657,8 @@ static bool exchange(const struct glake__hold *hold, const struct held *held,
                      const struct glake__part *part, struct glake__chunk **dead)
 {
 	bool is_lost = false;
-	uint64_t readers = held->readers | 1ull << held->chunk->device;
 	uint64_t patience_ns = held->ptr / held->n_bytes % 4 ? LONG_NS : SHORT_NS;
-	int r = glake__gate_close(readers, patience_ns);
+	int r = glake__gate_close(held->readers, patience_ns);
 	if (r < 0) {
 		ck_assert_int_eq(r, -EAGAIN);
 		n_put_off++;
