@@ -71,7 +71,7 @@ static bool is_of(const struct holder *holder, const struct peer *peer)
 	return peer->pid > 0 && holder->peer.pid == peer->pid && holder->peer.uid == peer->uid;
 }
 
-/* What exec() left behind: its process lives, but not the program that had it mapped. */
+/* After exec() the process lives, but the program that had the memory mapped does not. */
 static void end_other_images(struct holder *holder)
 {
 	struct holder *other;
@@ -110,7 +110,7 @@ static void stop_watch(struct holder *holder)
 	holder->watch = NULL;
 }
 
-/* Returns 0, or -errno: its process has ended, or cannot be watched. */
+/* Returns 0, or -errno: the process has ended, or cannot be watched. */
 static int start_watch(struct holder *holder, int fd)
 {
 	cleanup_fd int pidfd = peer_open_process(&holder->peer, fd);
@@ -145,7 +145,7 @@ struct holder *holder_by_key(const struct holders *holders, const struct peer *p
 {
 	struct holder *holder;
 	list_for_each (holder, &holders->list, link) {
-		/* Nobody but the process itself comes as far as its key. */
+		/* Only the process itself gets as far as the key. */
 		if (holder->state != HOLDER_NEW && is_of(holder, peer) &&
 		    memcmp(holder->key, key, sizeof(holder->key)) == 0) {
 			return holder;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A holder: a process that has something of glaked's, who it is, and all it has.
+ * A holder: a process that has something of glaked, its identity, and everything that it has.
  *
  *                                  .--- connection lost, process lives --.
  *                                  |                                     v
@@ -11,14 +11,14 @@
  *    '-----------------------------'--> ENDED <--------------------------'
  *                                        '-> (freed with the last reference)
  *
- * A detached holder keeps what it has, since its process still has it mapped; a pidfd tells when that
- * ends. holder_end() is the only way out: it gives back every chunk, model and block, so that all
- * charges are paid back whatever the process did.
+ * A detached holder keeps what it has, because its process still has it mapped; a pidfd reports the process's
+ * end. holder_end() is the only end: it gives back every chunk, model and block, so all charges are refunded,
+ * whatever the process did.
  *
- * All it has is in one table, by ids that nothing else of this node ever has. Nothing there or here
- * points to a connection: a session (session.h) points to its holder.
+ * One table has everything, by ids that are unique on the node and never used again. Nothing points from here to
+ * a connection: a session (session.h) points to its holder.
  *
- * Owner: the list of holders until it has ended, and each session of it.
+ * Owner: the list of holders until it has ended, and each of its sessions.
  * Threads: loop thread.
  */
 #ifndef GLAKE_DAEMON_HOLDER_H
@@ -56,11 +56,11 @@ struct held {
 	UT_hash_handle hh; /* holder.held, by id */
 	uint64_t id;
 	enum held_kind kind;
-	uint64_t request;    /* by which the client got it */
-	uint64_t ticket;     /* who knows it may open the chunk; 0: nobody else may */
-	struct admit *admit; /* the chunk is being published, and there; NULL: it is here */
-	bool was_chunk;      /* a block that was published, under its chunk's id */
-	bool was_known;      /* the same: with an equal block in the store */
+	uint64_t request;    /* that brought it */
+	uint64_t ticket;     /* permits others to open the chunk; 0: nobody else may */
+	struct admit *admit; /* has the chunk, which is being published; NULL: the chunk is here */
+	bool was_chunk;      /* a published block, under its chunk's id */
+	bool was_known;      /* a published block that the store had already */
 	union {
 		struct chunk chunk;  /* private */
 		struct model *model; /* held in the store */
@@ -68,9 +68,9 @@ struct held {
 	};
 };
 
-/* What a process has of the driver itself on a device, as it reports; bounded, and never trusted. */
+/* A process's memory of the driver itself on a device, as the process reports it; bounded, never trusted. */
 struct driver_memory {
-	uint64_t managed_bytes; /* as asked for */
+	uint64_t managed_bytes; /* as requested */
 	uint64_t array_bytes;
 	uint64_t graph_bytes;
 	uint64_t other_bytes;
@@ -82,7 +82,7 @@ struct holder_device {
 	struct driver_memory driver;
 };
 
-/* What the process reports of itself. */
+/* The process's report about itself. */
 struct holder_usage {
 	uint64_t live_bytes;
 	uint64_t warm_bytes;
@@ -91,13 +91,13 @@ struct holder_usage {
 	uint64_t n_passed;
 };
 
-/* All holders of the node, and what they are made of. */
+/* All holders of the node, and what they need. */
 struct holders {
 	struct list list; /* of struct holder, by id */
 	uint32_t n;
-	uint32_t n_refused; /* of them: only there to be told that they are too many */
-	uint64_t last_id;   /* of holders, and what they hold */
-	bool is_draining;   /* none becomes detached any more */
+	uint32_t n_refused; /* of them: beyond a limit, and only there to be told so */
+	uint64_t last_id;   /* of holders and things held */
+	bool is_draining;   /* no holder becomes detached any more */
 	uv_loop_t *loop;    /* borrowed */
 	uint32_t n_devices;
 	struct device *devices; /* borrowed, as the next */
@@ -113,14 +113,14 @@ struct holder {
 	enum holder_state state;
 	uint64_t id;
 	uint8_t key[GLAKE_KEY_BYTES]; /* random; valid once it was attached */
-	uint64_t image;               /* of the program, as it says; 0 = unknown */
+	uint64_t image;               /* of the program, as the client reports it; 0 = unknown */
 	struct process_watch *watch;  /* owned; of the process, while it is detached */
 	struct peer peer;
 	struct tenant *tenant; /* entered; NULL with a refusal */
 	struct realm *realm;   /* owned reference */
 	bool is_admin;
-	const char *refusal; /* static: over that limit, only there to be told so; NULL: let in */
-	char *program;       /* owned; what the client calls itself; NULL before Hello */
+	const char *refusal; /* static: the limit that refuses it; NULL: it is let in */
+	char *program;       /* owned; the client's name for itself; NULL before Hello */
 	uint64_t since_ms;
 	uint64_t n_requests;
 	struct held *held;
@@ -129,64 +129,65 @@ struct holder {
 	struct holder_device devices[]; /* by index */
 };
 
-/* Ids begin behind @last_id. */
+/* Ids begin after @last_id. */
 void holders_init(struct holders *holders, uv_loop_t *loop, struct device *devices,
                   uint32_t n_devices, struct store *store, uint64_t last_id);
 
-/* In the list, with one reference: the caller's. Who it is comes later. NULL: no memory. */
+/* Enters it into the list; the caller has one reference. Its identity is set later. NULL: no memory. */
 struct holder *holder_new(struct holders *holders);
 struct holder *holder_ref(struct holder *holder);
 /* NULL is fine. */
 void holder_unref(struct holder *holder);
 
 /*
- * Hello is accepted: @program (taken over; may be NULL) is what it calls itself. What its process held
- * before it became another program, of another @image, ends. Returns 0 or -errno: no random numbers.
+ * Hello is accepted. @program (taken over; may be NULL) is the client's name for itself. Detached holders of the
+ * same process with another @image end: the process has replaced its program. Returns 0, or -errno: no random
+ * numbers.
  */
 int holder_attach(struct holder *holder, char *program, uint64_t image);
 
 /*
- * Its connection, with the socket @fd, is lost. Returns whether it is kept: not if its process has
- * ended, or cannot be watched, or the daemon drains.
+ * Its connection, with the socket @fd, is lost. Returns whether the holder stays: not if its process has ended or
+ * cannot be watched, or if the daemon drains.
  */
 bool holder_detach(struct holder *holder, int fd);
 /* It has another connection. */
 void holder_resume(struct holder *holder);
 
-/* The one that a connection of @peer may have with @key (GLAKE_KEY_BYTES); NULL: none. */
+/* The holder that a connection of @peer may resume with @key (GLAKE_KEY_BYTES); NULL: none. */
 struct holder *holder_by_key(const struct holders *holders, const struct peer *peer,
                              const uint8_t *key);
 
-/* Detached holders of a user (peer.owner). */
+/* The number of detached holders of a user (peer.owner). */
 size_t holders_n_detached(const struct holders *holders, uid_t owner);
 
-/* Those that are detached end; and so will those that lose their connection. */
+/* Detached holders end, and so will all that lose their connection. */
 void holders_drain(struct holders *holders);
 
-/* Idempotent. No request of it is under way. */
+/* Idempotent. None of its requests may be pending. */
 void holder_end(struct holder *holder);
 
-/* A holder that has been let in, and has not ended; NULL: there is none of that id. */
+/* The holder of that id, if it was let in and has not ended; else NULL. */
 struct holder *holder_by_id(const struct holders *holders, uint64_t id);
 
-/* NULL: it holds nothing of that kind by that id. */
+/* NULL: it holds nothing of that kind with that id. */
 struct held *holder_find(const struct holder *holder, enum held_kind kind, uint64_t id);
 
-/* Take all @chunks over: their entries into @held_out. Returns 0, or -ENOMEM: none is taken. */
+/* Take over all @chunks; @held_out gets their entries. Returns 0, or -ENOMEM: none is taken over. */
 int holder_add_chunks(struct holder *holder, uint64_t request, struct chunk *chunks,
                       size_t n_chunks, struct held **held_out);
-/* Record a model that is held, or a block that is used, already. Returns its id, or 0: no memory. */
+/* Record a model that the caller holds, or a block that it uses. Returns its id, or 0: no memory. */
 uint64_t holder_add_model(struct holder *holder, uint64_t request, struct model *model);
 uint64_t holder_add_block(struct holder *holder, uint64_t request, struct block *block);
 
-/* The chunk of @held, which was moved away, has become @block, used already. */
+/* The chunk of @held was moved away and has become @block, which the caller uses. */
 void holder_turn_block(struct holder *holder, struct held *held, struct block *block,
                        bool was_known);
 
-/* Give back what these requests brought: the client does not know of it. */
+/* Give back everything that these requests brought: the client does not know of it. */
 void holder_release_unanswered(struct holder *holder, const uint64_t *requests, size_t n_requests);
 
-/* Give it back; its publication is cancelled. @held is freed. */
+/* Give it back and free @held. A publication is cancelled. */
 void holder_release(struct holder *holder, struct held *held);
 
 #endif

@@ -11,7 +11,7 @@
 #include "daemon/net/inflight.h"
 #include "proto/cleanup.h"
 
-/* Sessions over a limit that may wait for their Hello to be told so; further ones are just closed. */
+/* So many sessions over a limit may wait for their Hello to be told so. More are closed without a word. */
 #define MAX_REFUSED 64
 /* A connection that does not greet in this time is closed. */
 #define GREETING_MS 10000
@@ -47,11 +47,11 @@ static void cancel_all(struct session *session)
 	assert(session->n_pending == 0);
 }
 
-/* Of the holder of a session that is closed. */
+/* What becomes of the holder of a session that is closed. */
 enum fate {
 	HOLDER_ENDS,
-	HOLDER_IS_LOST,  /* to the process, which may come again */
-	HOLDER_IS_TAKEN, /* by another session of the process */
+	HOLDER_IS_LOST,  /* the connection is lost; the process may resume it */
+	HOLDER_IS_TAKEN, /* another session of the process has it */
 };
 
 static void close_with(struct session *session, enum fate fate)
@@ -92,12 +92,12 @@ static void on_conn_end(struct conn *conn, enum conn_end end, int error)
 	close_with(session, HOLDER_IS_LOST);
 }
 
-/* Enters the tenant if it may. Returns what there is too much of, or NULL. */
+/* Enters the tenant if no limit forbids it. Returns that limit, or NULL. */
 static const char *enter(struct session *session, struct tenant *tenant)
 {
 	struct holder *holder = session->holder;
 	const struct config *config = session->all->config;
-	/* An admin must get in to look when everything is full. */
+	/* An admin must get in even if everything is full. */
 	if (!holder->is_admin) {
 		if (holder->all->n - 1 + inflight_n_left() >= config->max_sessions) {
 			return "too many sessions";
@@ -115,7 +115,7 @@ static const char *enter(struct session *session, struct tenant *tenant)
 	return NULL;
 }
 
-/* Who it is decides, once, what it may. */
+/* The peer's identity decides, once, about tenant, realm and rights. */
 static int identify(struct session *session, uid_t owner)
 {
 	struct sessions *sessions = session->all;
@@ -125,7 +125,7 @@ static int identify(struct session *session, uid_t owner)
 	char realm[CONFIG_NAME_BYTES];
 	int r = peer_init(peer, session->conn.fd, config_names_cgroups(config));
 	peer->owner = owner;
-	/* Of who is turned away as well. */
+	/* A refused session counts for its user as well. */
 	int entered = conn_set_uid(&session->conn, owner);
 	if (r < 0 || entered < 0) {
 		return r < 0 ? r : entered;
@@ -173,7 +173,7 @@ static const struct pressure_client_ops warm_ops = {
 
 /* ---- coming and going ------------------------------------------------------------------------ */
 
-/* Takes @fd over if it is 0. */
+/* Takes over @fd if it returns 0. */
 static int open_session(struct session *session, struct sessions *sessions, int fd)
 {
 	session->all = sessions;
@@ -259,7 +259,7 @@ void session_close(struct session *session)
 	close_with(session, HOLDER_ENDS);
 }
 
-/* Of all sessions of a tenant: who is closed comes again. */
+/* One limit for all sessions of a tenant, because a closed client connects again. */
 static struct log_limit *limit_of_rejects(const struct holder *holder)
 {
 	return holder->tenant ? &holder->tenant->log_limit : &holder->all->log_limit;
@@ -303,8 +303,8 @@ void session_end(struct pending *pending)
 /* ---- all of them ----------------------------------------------------------------------------- */
 
 /*
- * The end of a connection tells of a client's, but not while the client's end lies unread in ours:
- * so of whom nothing is read we ask the kernel.
+ * The end of a connection shows the end of a client, but not while the client's own end lies unread in glaked's.
+ * So glaked asks the kernel about clients that it does not read from.
  */
 static bool has_left(const struct session *session)
 {

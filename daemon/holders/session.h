@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A session: one connection of a client, and what is under way on it. What the client has is its
- * holder's (holder.h).
+ * A session: one connection of a client, and its pending requests. Everything that the client has belongs to its
+ * holder (holder.h).
  *
  *   NEW ---- Hello accepted ----> OPEN
  *    |                             |
  *    '---- peer gone, bad bytes, limits, daemon ends ----> CLOSING -> (freed by the loop)
  *
- * Whatever ends it, what is under way is cancelled. session_close() ends the holder as well; one whose
- * connection was lost keeps it while its process lives, and another session may go on with it.
+ * At its end the pending requests are cancelled. session_close() ends the holder as well. If the connection was
+ * lost, the holder stays while its process lives, and another session may resume it.
  *
  * Owner: the list of sessions; freed when its connection is closed.
  * Threads: loop thread.
@@ -32,22 +32,22 @@ enum session_state {
 
 struct session;
 
-/* What those above have to see to. */
+/* For the upper layers. */
 struct session_hooks {
-	/* One packet has come. fds that are left in @fds are the caller's to close. */
+	/* A packet. The caller closes fds that stay in @fds. */
 	void (*packet)(struct session *session, const uint8_t *bytes, size_t n_bytes,
 	               struct fdlist *fds);
-	/* Ask for warm memory; @id names the asking. Returns whether that was sent. */
+	/* Send a Reclaim with the number @id. Returns whether it was sent. */
 	bool (*reclaim)(struct session *session, const struct device *device, uint64_t bytes,
 	                uint64_t id);
 	/* A session was freed. @user: sessions.user. */
 	void (*closed)(void *user);
 };
 
-/* All sessions, and what they are made of. */
+/* All sessions, and what they need. */
 struct sessions {
 	struct list list;
-	uv_loop_t *loop; /* borrowed, as what follows */
+	uv_loop_t *loop; /* borrowed, like the rest */
 	struct holders *holders;
 	struct pressure *pressure;
 	const struct config *config;
@@ -72,16 +72,16 @@ struct session {
 	struct conn conn;
 	enum session_state state;
 	struct holder *holder;      /* owned reference; stays after its end */
-	struct log_limit log_limit; /* of lines that its requests cause */
+	struct log_limit log_limit; /* of lines about its requests */
 
 	struct list pending;
 	unsigned n_pending;
 
-	struct pressure_client warm; /* its warm memory; let in only */
+	struct pressure_client warm; /* its warm memory, if it is let in */
 };
 
 /*
- * A session for an accepted connection, of a peer that counts as @owner (owner.h); takes @fd over in any
+ * A session for the accepted connection @fd of a peer that counts as @owner (owner.h). Takes over @fd in any
  * case. Returns 0 or -errno.
  */
 int session_new(struct sessions *sessions, int fd, uid_t owner);
@@ -90,27 +90,27 @@ int session_new(struct sessions *sessions, int fd, uid_t owner);
 int session_greet(struct session *session, char *program, uint64_t image);
 
 /*
- * Its Hello is accepted as that of the process that has @key: the session goes on with that one's
- * holder, and if there is still another session of it, takes over from that. What requests with the
- * numbers @unanswered brought goes back. Returns false: there is none such.
+ * Its Hello has the @key of a holder of the same process: the session resumes that holder. If the holder still
+ * has another session, that one is closed. Everything that the requests @unanswered brought goes back. Returns
+ * false: there is no such holder.
  */
 bool session_resume(struct session *session, const uint8_t *key, const uint64_t *unanswered,
                     size_t n_unanswered);
 
-/* Idempotent. @session stays valid until the loop turns. */
+/* Idempotent. @session stays valid until the next turn of the loop. */
 void session_close(struct session *session);
 
-/* Close for what the peer did, with one line in the log unless its tenant has spent its lines. */
+/* Close because of what the peer did, with one line in the log, if its tenant has lines left. */
 __attribute__((format(printf, 2, 3))) void session_reject(struct session *session,
                                                           const char *format, ...);
 
-/* Returns whether the session may have one more request under way; then @pending hangs on it. */
+/* Enter @pending. Returns false if the session has too many pending requests. */
 bool session_begin(struct session *session, struct pending *pending, uint64_t request,
                    void (*cancel)(struct pending *pending));
-/* The operation is over and will be answered by the caller. */
+/* The operation is over; the caller answers it. */
 void session_end(struct pending *pending);
 
-/* Once in a while: close those that did not greet, and whose process has ended. */
+/* Once in a while: close sessions without a Hello, and sessions whose process has ended. */
 void sessions_tick(struct sessions *sessions);
 
 void sessions_close(struct sessions *sessions);

@@ -10,11 +10,11 @@
 #include "daemon/base/log.h"
 #include "proto/cleanup.h"
 
-/* A burst of requests does not compete with the making of chunks for the next one. */
+/* After a request, pools wait so long before they make chunks ahead: they do not compete with a burst. */
 #define REFILL_MS 1
-/* So many chunks are made in one turn: a quarter of a millisecond's work, and see chunk.c. */
+/* So many chunks are made in one turn, in a quarter of a millisecond. See also chunk.c. */
 #define PIECE_CHUNKS 8
-/* From this size on a chunk is worth an fd of the budget as long as there is any. */
+/* A chunk of this size or more gets an fd of the budget while there are any. */
 #define BIG_CHUNK_BYTES (64ull * 1024 * 1024)
 
 struct made {
@@ -42,7 +42,7 @@ struct alloc {
 	struct charge *charges; /* of sizes[i], until chunks[i] takes it */
 	struct made *made;      /* worker's results for the missing ones */
 	struct chunk *chunks;   /* in the order of the request */
-	size_t *missing;        /* indexes into sizes, of what is not there yet */
+	size_t *missing;        /* indexes into sizes, of chunks that must be made */
 };
 
 static struct alloc *alloc_of(struct pressure_request *request)
@@ -102,7 +102,7 @@ static struct alloc *alloc_new(const struct alloc_wanted *wanted)
 
 /* ---- charging, and the pool -------------------------------------------------------------------- */
 
-/* Nobody took from a pool for a while: making chunks ahead is in nobody's way now. */
+/* Nobody took from a pool for a while: now chunks can be made ahead. */
 static void on_refill(uv_timer_t *timer)
 {
 	struct allocator *allocator = container_of(timer, struct allocator, refill);
@@ -152,7 +152,7 @@ static int charge(struct pressure_request *request)
 
 /* ---- making ------------------------------------------------------------------------------------ */
 
-/* Worker's thread. What was released before this request counts as free, done or not. */
+/* Worker's thread. Memory released before this request counts as free, even if it is not closed yet. */
 static CUresult make_one(const struct alloc *alloc, uint64_t bytes, struct made *made)
 {
 	CUmemGenericAllocationHandle *handle = alloc->keep_handles ? &made->handle : NULL;
@@ -164,7 +164,7 @@ static CUresult make_one(const struct alloc *alloc, uint64_t bytes, struct made 
 	return result;
 }
 
-/* Worker's thread: of what was made in vain. Returns whether none is left. */
+/* Worker's thread: drop some chunks that were made in vain. Returns whether none is left. */
 static bool drop_made(struct alloc *alloc)
 {
 	for (size_t n = 0; n < PIECE_CHUNKS && alloc->n_made > 0; n++) {
@@ -216,8 +216,8 @@ static bool refuse_missing(struct work *work)
 }
 
 /*
- * Beyond the device's usable bytes the worker refuses without the driver. It is done there so that no
- * callback comes inside alloc_start().
+ * Beyond the device's usable bytes the request is refused without the driver. The worker does this too, so that
+ * no callback comes from within alloc_start().
  */
 static void make(struct pressure_request *request)
 {
@@ -381,7 +381,7 @@ static void on_wake(uv_timer_t *timer)
 	pressure_look(&container_of(timer, struct allocator, wake)->pressure);
 }
 
-/* What clients have answered meanwhile is read first, however long this turn of the loop took. */
+/* Read the clients' answers first, however long this turn of the loop took. */
 static void on_time(uv_timer_t *timer)
 {
 	uv_timer_start(timer, on_wake, 1, 0);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Giving out chunks: a request is charged, gets what the pool has, and the device's worker makes the rest.
- * It is granted whole or not at all. What happens when there is not enough: pressure.h.
+ * Grants chunks: a request is charged, gets the pool's chunks, and the device's worker makes the rest. It is
+ * granted completely or not at all. pressure.h handles requests that do not fit.
  *
  * Owner: the server. A request (struct alloc) belongs to the allocator until its callback.
  * Threads: loop thread; the driver is called on the device's worker.
@@ -16,11 +16,11 @@
 struct alloc;
 
 /*
- * @status STATUS_OK: chunks[0 .. n_chunks) are the callee's to chunk_move() out of; what it leaves is
- * released. Each has its fd; one with a handle besides wants chunk_drop_fd() once the fd was sent.
- * Otherwise why not, and @chunks is empty: STATUS_OVER_QUOTA (the tenant's bytes), STATUS_NO_FDS (the
- * tenant's, or the daemon's), STATUS_NO_DEVICE_MEMORY (and nothing more can be evicted),
- * STATUS_INTERNAL (the driver failed otherwise; logged).
+ * @status STATUS_OK: the callee takes chunks[0 .. n_chunks) by chunk_move(); the others are released. Each has an
+ * fd. If it also has a handle, call chunk_drop_fd() after the fd was sent.
+ * Otherwise there are no chunks: STATUS_OVER_QUOTA (the tenant's bytes), STATUS_NO_FDS (the tenant's or the
+ * daemon's), STATUS_NO_DEVICE_MEMORY (and nothing more can be evicted), STATUS_INTERNAL (another error of the
+ * driver; logged).
  */
 typedef void (*alloc_done_fn)(void *user, enum status status, struct chunk *chunks,
                               size_t n_chunks);
@@ -29,7 +29,7 @@ struct allocator {
 	uv_loop_t *loop;     /* borrowed */
 	struct stats *stats; /* borrowed */
 	struct chunk_books books;
-	struct pressure pressure; /* its sources and wait_ms are the server's to set */
+	struct pressure pressure; /* the server sets its sources and wait_ms */
 	struct pool *pools;       /* owned, one per device */
 	uint32_t n_devices;
 	uv_timer_t refill; /* runs while a pool may lack chunks */
@@ -40,37 +40,35 @@ struct allocator {
 int allocator_init(struct allocator *allocator, uv_loop_t *loop, struct device *devices,
                    uint32_t n_devices, uint64_t fd_limit, struct tenant *pool_payer,
                    struct stats *stats);
-/* No request may be under way; pools must be drained and the workers idle. */
+/* No request may be pending; pools must be drained and the workers idle. */
 void allocator_deinit(struct allocator *allocator);
 
 struct alloc_wanted {
 	struct device *device;
 	struct tenant *tenant; /* who pays */
-	uid_t uid;             /* whose request it is: requests take turns by tenant and uid */
+	uid_t uid;             /* of the requester: requests take turns by tenant and uid */
 	enum chunk_use use;
 	const uint64_t *sizes; /* copied; n_chunks > 0 */
 	size_t n_chunks;
 	/*
-	 * How long was waited for the same memory before; set before @done to the same with this request.
+	 * How long earlier requests waited for the same memory; this request adds its own time before @done.
 	 * Borrowed until @done or alloc_cancel().
 	 */
 	uint64_t *waited_ms;
 };
 
 /*
- * Ask for chunks on one device. @done is called before this returns when the pool has them all, and
- * only then.
- * Returns STATUS_OK, or why not (STATUS_NO_HOST_MEMORY besides what alloc_done_fn says): then @done is
- * not called.
- * *alloc_out (may be NULL) is for alloc_cancel() and is NULL as soon as there is nothing to cancel.
+ * Request chunks on one device. @done is called before this returns if, and only if, the pool has them all.
+ * Returns STATUS_OK, or a status of alloc_done_fn or STATUS_NO_HOST_MEMORY; then @done is not called.
+ * *alloc_out (may be NULL) is for alloc_cancel(). It becomes NULL when there is nothing to cancel any more.
  */
 enum status alloc_start(struct allocator *allocator, const struct alloc_wanted *wanted,
                         alloc_done_fn done, void *user, struct alloc **alloc_out);
 
-/* The callback will not be called; whatever comes goes back. */
+/* @done will not be called; chunks that come are released. */
 void alloc_cancel(struct alloc *alloc);
 
-/* One line for the client: why @bytes on @device were refused. */
+/* One line for the client: the reason for refusing @bytes on @device. */
 void alloc_explain(enum status status, const struct tenant *tenant, uint32_t device, uint64_t bytes,
                    char *text, size_t n_text);
 

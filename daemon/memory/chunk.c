@@ -6,7 +6,7 @@
 
 #include "proto/cleanup.h"
 
-/* With WORKER_MAX_LAZY jobs of them, fewer fds than what CONFIG_RESERVED_FDS keeps back. */
+/* WORKER_MAX_LAZY jobs of so many fds are fewer fds than the reserve, CONFIG_RESERVED_FDS. */
 #define MAX_LAZY_HOLDS 4
 
 struct hold {
@@ -16,8 +16,7 @@ struct hold {
 };
 
 /*
- * So many are closed in one piece: more than alloc.c makes in a turn, so that closing keeps up with
- * making.
+ * So many are closed in one piece. It is more than alloc.c makes in a turn, so closing keeps up with making.
  */
 #define PIECE_HOLDS 16
 
@@ -89,7 +88,7 @@ static void free_release(struct work *work)
 	free(container_of(work, struct release, work));
 }
 
-/* Out of the books; what is left is to close what is returned. */
+/* Remove it from the books. The caller closes what is returned. */
 static struct hold forget(struct chunk *chunk)
 {
 	struct device *device = chunk->device;
@@ -111,7 +110,7 @@ static void submit(struct device *device, const struct hold *holds, size_t n_hol
 {
 	struct release *release = malloc(sizeof(*release) + n_holds * sizeof(holds[0]));
 	if (!release) {
-		/* Slow beats leaked: do here what the worker would have done. */
+		/* Slow is better than leaked: close them here. */
 		close_holds(device, holds, n_holds);
 		return;
 	}
@@ -121,7 +120,7 @@ static void submit(struct device *device, const struct hold *holds, size_t n_hol
 	for (size_t i = 0; i < n_holds; i++) {
 		release->holds[i] = holds[i];
 	}
-	/* Many at once would keep many fds waiting to be closed. */
+	/* A large release does not wait, because its fds would. */
 	if (n_holds > MAX_LAZY_HOLDS) {
 		worker_submit_release(&device->worker, &release->work, run_release, free_release);
 	} else {

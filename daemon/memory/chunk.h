@@ -2,15 +2,13 @@
 /*
  * A chunk: one physical allocation, which in the daemon *is* its exported fd.
  *
- * The fd alone keeps the memory alive and can be passed on. fds are finite, though, so beyond the
- * budget small private chunks are held as driver handles (`handle`) instead, and their fd is closed
- * once the client has it.
+ * The fd alone keeps the memory alive and can be passed on. But fds are finite. Beyond the budget, glaked holds
+ * small private chunks by driver handle (`handle`) and closes their fd when the client has it.
  *
- * Invariants: a chunk is made at zero and never changes hands between realms, it is released and
- * made anew; it has exactly one charge from the moment it is given out; its bytes are counted in
- * exactly one device->use_bytes.
+ * Invariants: a fresh chunk is zero. A chunk never changes realms: it is released, and a new one is made. A
+ * granted chunk has exactly one charge. Its bytes count in exactly one device->use_bytes.
  *
- * Owner: embedded in what it is for: the pool, a session's private chunk, a block.
+ * Owner: embedded in the pool, a holder's entry, or a block.
  * Lifetime: alloc fills it; chunk_release() ends it.
  * Threads: loop thread.
  */
@@ -23,9 +21,9 @@
 #include "daemon/base/stats.h"
 #include "daemon/memory/tenant.h"
 
-/* What the chunks of all devices share: how many fds they may hold, and where they are counted. */
+/* Shared by the chunks of all devices: their fd budget and counters. */
 struct chunk_books {
-	uint64_t n_fds; /* of chunks that exist, and reserved for those being made */
+	uint64_t n_fds; /* of existing chunks, and reserved for chunks that are being made */
 	uint64_t max_fds;
 	struct stats *stats; /* borrowed */
 };
@@ -34,13 +32,13 @@ struct chunk {
 	struct device *device;     /* borrowed; NULL: no chunk here */
 	struct chunk_books *books; /* borrowed */
 	uint64_t bytes;
-	int fd;                              /* owned; -1 when only the handle holds it */
-	CUmemGenericAllocationHandle handle; /* owned; 0 when the fd alone holds it */
+	int fd;                              /* owned; -1: only the handle holds the memory */
+	CUmemGenericAllocationHandle handle; /* owned; 0: the fd alone holds the memory */
 	enum chunk_use use;
 	struct charge charge;
 };
 
-/* Count a freshly made chunk in the books. @charge is taken over. */
+/* Enter a fresh chunk into the books. Takes over @charge. */
 void chunk_init(struct chunk *chunk, struct device *device, struct chunk_books *books,
                 uint64_t bytes, int fd, CUmemGenericAllocationHandle handle, enum chunk_use use,
                 struct charge *charge);
@@ -50,12 +48,12 @@ void chunk_move(struct chunk *to, struct chunk *from);
 
 void chunk_set_use(struct chunk *chunk, enum chunk_use use);
 
-/* A chunk whose handle holds it needs its fd no more once that was sent. */
+/* Close the fd, which was sent, of a chunk that its handle holds. */
 void chunk_drop_fd(struct chunk *chunk);
 
 /*
- * Refund, uncount and let the device's worker close what holds the memory. What is submitted to the
- * worker later finds the memory free (worker_catch_up). Empty chunks are fine.
+ * Refund the charge, remove the chunk from the books, and have the device's worker close it. Work that is
+ * submitted later finds the memory free (worker_catch_up). Empty chunks are fine.
  */
 void chunk_release(struct chunk *chunk);
 /* The same for many of one device, as one job. */

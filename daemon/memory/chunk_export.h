@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * An fd for a chunk that only its driver handle holds. Only the process that made a chunk can export it,
- * and that is the device's worker's to do.
+ * Makes an fd for a chunk that only its driver handle holds. Only the process that made a chunk can export it;
+ * the device's worker does.
  *
- * Owner: embedded in what wants the fd, which stays until done. Threads: loop thread.
+ * Owner: embedded by the caller, until done. Threads: loop thread.
  */
 #ifndef GLAKE_DAEMON_CHUNK_EXPORT_H
 #define GLAKE_DAEMON_CHUNK_EXPORT_H
@@ -20,13 +20,13 @@ struct chunk_export {
 	struct pressure *pressure; /* borrowed */
 	struct chunk *chunk;       /* borrowed */
 	chunk_export_fn done;
-	int fd; /* the worker's, until done */
+	int fd; /* of the worker, until done */
 	CUresult result;
 };
 
 /*
- * @chunk, which is charged, stays where it is until @done, which is called later. Returns STATUS_OK, or
- * STATUS_NO_FDS: the budget of fds is spent, and @done is not called.
+ * @chunk is charged, and stays in its place until @done, which is called later. Returns STATUS_OK, or
+ * STATUS_NO_FDS: the fd budget is spent, and @done is not called.
  */
 enum status chunk_export_start(struct chunk_export *export, struct pressure *pressure,
                                struct chunk *chunk, chunk_export_fn done);

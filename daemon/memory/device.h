@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One GPU as glaked sees it: what it is, what its chunks can do, its worker, and its books.
+ * One GPU: its properties, the abilities of its chunks, its worker and its books.
  *
- * glaked makes no context anywhere: creating, exporting and releasing chunks needs none.
+ * glaked has no context: creating, exporting and releasing chunks needs none.
  *
  * Owner: the server's array.
  * Lifetime: device_open() to device_close(), with the driver initialised throughout.
- * Threads: the fields above `worker` are constant after device_open() and may be read by the
- *          worker's thread; everything else belongs to the loop thread.
+ * Threads: the fields above `worker` are constant after device_open(), so the worker's thread may read them. All
+ *          others belong to the loop thread.
  */
 #ifndef GLAKE_DAEMON_DEVICE_H
 #define GLAKE_DAEMON_DEVICE_H
@@ -20,9 +20,9 @@
 
 /* What a chunk is for; each device keeps the sum of bytes per use. */
 enum chunk_use {
-	CHUNK_POOL,    /* made ahead, nobody's */
-	CHUNK_PRIVATE, /* one session's */
-	CHUNK_LOADING, /* granted to a load, or wanted by nobody while the mover still has it */
+	CHUNK_POOL,    /* made ahead */
+	CHUNK_PRIVATE, /* of one holder */
+	CHUNK_LOADING, /* of a load; or the mover still has it, but nobody wants it any more */
 	CHUNK_BLOCK,   /* of the store */
 	CHUNK_N_USES,
 };
@@ -34,25 +34,25 @@ struct device {
 	uint8_t uuid[16];
 	char name[64];
 	uint64_t total_bytes;
-	uint64_t usable_bytes; /* total less what the config reserves */
+	uint64_t usable_bytes; /* total minus reserve_bytes of the config */
 	unsigned handle_types;
 	bool rdma;
-	char fabric[96]; /* "yes", or why fabric handles are not used */
-	int anchor_fd;   /* owned: export and close of a lone fd cost 750 us, of others 15 */
+	char fabric[96]; /* "yes", or the reason why fabric handles are not used */
+	int anchor_fd;   /* owned: without another fd, an export or a close costs 750 us, not 15 */
 
 	struct worker worker;
 	uint64_t use_bytes[CHUNK_N_USES];
-	uint64_t coming_bytes;          /* being made by the worker, in no use_bytes yet */
-	_Atomic uint64_t leaving_bytes; /* to be closed by the worker, in no use_bytes any more */
-	uint64_t used_block_bytes;      /* of CHUNK_BLOCK: blocks somebody has open */
-	uint64_t logical_block_bytes;   /* sum over sessions of block bytes they have open */
-	uint64_t seen_free_bytes;       /* by NVML, whoever uses the rest; 0 = unknown */
-	uint64_t seen_physical_bytes;   /* device_physical_bytes() then */
+	uint64_t coming_bytes;          /* the worker is making them; in no use_bytes yet */
+	_Atomic uint64_t leaving_bytes; /* the worker will close them; in no use_bytes any more */
+	uint64_t used_block_bytes;      /* of CHUNK_BLOCK: blocks with users */
+	uint64_t logical_block_bytes;   /* sum over holders of the bytes of their blocks */
+	uint64_t seen_free_bytes;       /* free by NVML; 0 = unknown */
+	uint64_t seen_physical_bytes;   /* device_physical_bytes() at that time */
 };
 
 /*
- * Learn about the driver's device @ordinal, find out what handles it can export, start its worker.
- * Blocks for driver calls: start-up only. Returns 0, or -errno after one log line.
+ * Open the driver's device @ordinal, find out which handles it can export, and start its worker. Blocks in driver
+ * calls: start-up only. Returns 0, or -errno after one log line.
  */
 int device_open(struct device *device, uv_loop_t *loop, const struct cudrv *drv, uint32_t index,
                 int ordinal, uint64_t reserve_bytes);
@@ -63,28 +63,27 @@ void device_close(struct device *device);
 /* Bytes of chunks that exist: the word `physical` of the docs. */
 uint64_t device_physical_bytes(const struct device *device);
 
-/* NVML saw @free_bytes free just now; 0 = it cannot tell. */
+/* NVML reports @free_bytes free bytes; 0 = unknown. */
 void device_see_free(struct device *device, uint64_t free_bytes);
 
-/* What NVML saw, corrected for what glaked made and released since then. 0 = unknown. */
+/* NVML's last number, corrected for chunks made and released since. 0 = unknown. */
 uint64_t device_free_bytes(const struct device *device);
 
-/* What all chunks may come to that are ever given out at a time. */
+/* The most bytes that can be granted at one time. */
 uint64_t device_most_bytes(const struct device *device);
 
-/* What more may be made, beside what exists and what is being made. */
+/* The bytes that may be made beyond existing chunks and those being made. */
 uint64_t device_room_bytes(const struct device *device);
 bool device_has_room(const struct device *device, uint64_t bytes);
 
 /*
- * Worker's thread (or start-up): make a chunk of @bytes and export it. The fd is the caller's.
- * With @handle_out non-NULL the driver handle is kept as well, else it is released: the fd alone
- * holds the memory then.
+ * Worker's thread (or start-up): make a chunk of @bytes and export it. The caller owns the fd, and the driver
+ * handle if @handle_out is not NULL. Otherwise the handle is released, and the fd alone holds the memory.
  */
 CUresult device_make_chunk(const struct device *device, uint64_t bytes, int *fd_out,
                            CUmemGenericAllocationHandle *handle_out);
 
-/* Worker's thread: an fd, the caller's, for a chunk that this process has made. */
+/* Worker's thread: make an fd for a chunk that this process has made. The caller owns it. */
 CUresult device_export_chunk(const struct device *device, CUmemGenericAllocationHandle handle,
                              int *fd_out);
 

@@ -12,10 +12,10 @@
 #include "proto/cleanup.h"
 #include "proto/uuid.h"
 
-/* More than a host can run with a context each. */
+/* No host runs so many processes with a context. */
 #define MAX_PROCESSES 65536u
 
-/* Of nvml.h, which not every toolkit brings: nvmlReturn_t 0 is success, nvmlDevice_t is a pointer. */
+/* From nvml.h, which not every toolkit has: nvmlReturn_t 0 is success, nvmlDevice_t is a pointer. */
 #define INSUFFICIENT_SIZE 7
 #define NOT_AVAILABLE UINT64_MAX
 
@@ -62,14 +62,14 @@ struct nvml {
 	struct device *devices; /* borrowed; the pool's thread reads what is constant */
 	uint32_t n_devices;
 	bool is_asking;
-	bool was_told;          /* that something is wrong */
+	bool was_told;          /* the log says that something is wrong */
 	struct answer *answers; /* owned, by device: the last ones */
 
-	/* The pool's thread's, while is_asking. */
+	/* Of the pool's thread, while is_asking. */
 	enum library_state state;
 	struct calls calls;
-	char error[256];     /* the first thing that went wrong, "" = nothing */
-	struct answer *news; /* behind the last ones; all zero while nobody asks */
+	char error[256];     /* the first error, "" = none */
+	struct answer *news; /* after the last ones; all zero while nobody asks */
 };
 
 /* ---- on the pool's thread -------------------------------------------------------------------- */
@@ -104,7 +104,7 @@ static bool resolve(struct nvml *nvml, void *library)
 			return false;
 		}
 	}
-	/* Version 2 differs by its name only. */
+	/* Version 2 differs only in its name. */
 	void *entry = dlsym(library, "nvmlDeviceGetComputeRunningProcesses_v3");
 	entry = entry ? entry : dlsym(library, "nvmlDeviceGetComputeRunningProcesses_v2");
 	*(void **)&nvml->calls.list_processes = entry;
@@ -129,14 +129,14 @@ static enum library_state open_library(struct nvml *nvml)
 	return LIBRARY_OPEN;
 }
 
-/* What @device has, in a list that is the caller's; NULL when it cannot tell, or without memory. */
+/* The processes of @device, in a list that the caller owns; NULL: unknown, or no memory. */
 static struct process_info *list_processes(const struct nvml *nvml, void *device, unsigned *n_out)
 {
 	struct process_info *list = NULL;
 	unsigned room = 0;
 	unsigned n = 0;
 	int r = nvml->calls.list_processes ? INSUFFICIENT_SIZE : 0;
-	/* Some may start between two askings. */
+	/* Processes may start between the two calls. */
 	while (r == INSUFFICIENT_SIZE && room < MAX_PROCESSES) {
 		room = n + n / 2 + 16;
 		room = room < MAX_PROCESSES ? room : MAX_PROCESSES;
@@ -160,7 +160,7 @@ static int compare_pids(const void *one, const void *two)
 	return left->pid < right->pid ? -1 : left->pid > right->pid;
 }
 
-/* One that is there several times, once for each part of the device, becomes one. */
+/* Merge the entries of a process that is listed several times, once for each part of the device. */
 static size_t merge(struct nvml_process *processes, size_t n)
 {
 	size_t n_merged = 0;
@@ -283,7 +283,7 @@ void nvml_ask(struct nvml *nvml)
 void nvml_free(struct nvml *nvml)
 {
 	if (nvml && nvml->state == LIBRARY_OPEN) {
-		/* The library itself stays: like libcuda it may have threads. */
+		/* The library stays loaded: like libcuda, it may have threads. */
 		nvml->calls.shutdown();
 	}
 	for (uint32_t i = 0; nvml && i < nvml->n_devices; i++) {

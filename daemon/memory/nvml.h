@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How much memory of each device is free by NVML's word, and which processes have some: it sees what
- * everybody uses and not only what glaked gave out. For listings, no decision hangs on it.
+ * The free memory of each device by NVML, and the processes that use memory. NVML sees all use, not only
+ * glaked's. This serves listings only; no decision depends on it.
  *
- * NVML is libnvidia-ml.so.1, opened by dlopen() ($GLAKE_LIBNVML names another). Without it, or for a
- * device it does not know (a MIG instance is none), device_free_bytes() is 0, which means unknown;
- * one line in the log says why. Where it does not list processes, there are none. Its calls may take
- * long: they are made on libuv's pool, by one asking at a time.
+ * NVML is libnvidia-ml.so.1, opened by dlopen() ($GLAKE_LIBNVML names another). Without it, or for a device that it
+ * does not know (a MIG instance), device_free_bytes() is 0, which means unknown, and one line in the log gives the
+ * reason. If it does not list processes, the list is empty. Its calls may take long, so they run on libuv's pool,
+ * one query at a time.
  *
  * Owner: the server.
- * Lifetime: nvml_new() to nvml_free(), which comes when the loop has run dry.
+ * Lifetime: nvml_new() to nvml_free(), after the loop has ended.
  * Threads: loop thread.
  */
 #ifndef GLAKE_DAEMON_NVML_H
@@ -28,24 +28,24 @@ struct nvml *nvml_new(uv_loop_t *loop, struct device *devices, uint32_t n_device
 
 struct nvml_process {
 	uint32_t pid; /* in our pid namespace */
-	/* That it has of the driver, no managed or imported ones among them; 0 = unknown. */
+	/* Its memory of the driver, without managed and imported memory; 0 = unknown. */
 	uint64_t bytes;
 };
 
 /*
- * The processes that have a context on @device, as of the last answer, by pid, each once; valid until
- * the loop turns. NULL is fine and knows of none.
+ * The processes with a context on @device by the last answer, sorted by pid, each once. Valid until the next turn
+ * of the loop. NULL is fine: no processes.
  */
 const struct nvml_process *nvml_processes(const struct nvml *nvml, uint32_t device, size_t *n_out);
 
-/* That of @pid among such; NULL if it is not there, and for 0. */
+/* The entry of @pid; NULL if there is none, and for 0. */
 const struct nvml_process *nvml_find_process(const struct nvml_process *processes, size_t n,
                                              uint32_t pid);
 
-/* Ask what is free on every device, and who uses it, unless that is under way. NULL is fine. */
+/* Start a query, unless one is running. NULL is fine. */
 void nvml_ask(struct nvml *nvml);
 
-/* Blocks for the library's end. NULL is fine. */
+/* Blocks while the library shuts down. NULL is fine. */
 void nvml_free(struct nvml *nvml);
 
 #endif

@@ -6,7 +6,7 @@
 
 #include "proto/cleanup.h"
 
-/* One chunk on its way into the pool. */
+/* A chunk that is being made for the pool. */
 struct order {
 	struct work work;
 	struct pool *pool;
@@ -48,7 +48,7 @@ static void keep(struct work *work)
 	pool->device->coming_bytes -= size->chunk_bytes;
 	pool->books->n_fds--;
 	if (order->result != CUDA_SUCCESS) {
-		/* Not an error: the pool is a convenience, and the GPU may simply be full. */
+		/* Not an error: the GPU may be full, and requests work without the pool. */
 		pool->is_paused = true;
 		charge_refund(&order->charge);
 		free(order);

@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A few chunks of common sizes, made and exported ahead, so that a request need not wait for the
- * driver. Only fresh chunks ever enter it: what a session gives back is released, not kept, since
- * the driver's fresh memory is the one that is known to be zero.
+ * A few chunks of common sizes, made and exported ahead, so that requests do not wait for the driver. Only fresh
+ * chunks enter the pool. Returned chunks are released, because only fresh memory of the driver is known to be zero.
  *
- * Under memory pressure the pool is the first to go (pool_drain) and stays empty until the next
- * pool_resume().
+ * Under memory pressure the pool is drained first (pool_drain). It stays empty until the next pool_resume().
  *
  * Owner: the allocator, one per device.
  * Threads: loop thread; chunks are made on the device's worker.
@@ -21,7 +19,7 @@
 struct pool_size {
 	uint64_t chunk_bytes;
 	unsigned n_wanted;
-	unsigned n_coming; /* being made by the worker */
+	unsigned n_coming; /* that the worker is making */
 	unsigned n_chunks;
 	struct chunk chunks[CONFIG_MAX_POOL_CHUNKS];
 };
@@ -41,10 +39,10 @@ void pool_init(struct pool *pool, struct device *device, struct chunk_books *boo
 /* Keep 1 .. CONFIG_MAX_POOL_CHUNKS of @chunk_bytes ready. For CONFIG_MAX_POOL_SIZES sizes at most. */
 void pool_want(struct pool *pool, uint64_t chunk_bytes, unsigned n_wanted);
 
-/* Order what is missing. Cheap when nothing is. */
+/* Order missing chunks. Cheap if there are none. */
 void pool_refill(struct pool *pool);
 
-/* Move a ready chunk of exactly @bytes to @chunk_out. The pool's charge is gone from it. */
+/* Move a ready chunk of exactly @bytes to @chunk_out, without the pool's charge. */
 bool pool_take(struct pool *pool, uint64_t bytes, struct chunk *chunk_out);
 
 /* Release everything and stop refilling. Returns the bytes that become free. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/memory/pressure.h"
 
-/* A wrong move is a bug that would lose memory: the asserts stay in every build. */
+/* An illegal move is a bug that would lose memory. So the asserts stay in every build. */
 #undef NDEBUG
 #include <assert.h>
 #include <errno.h>
@@ -9,7 +9,7 @@
 
 /* How often a waiting request looks again. */
 #define STEP_MS 10
-/* How often clients are asked again for those that wait: what is freed meanwhile becomes warm. */
+/* How often clients are asked again while requests wait: memory that they free meanwhile becomes warm. */
 #define ASK_AGAIN_MS 100
 
 #define TO(state) (1u << PRESSURE_##state)
@@ -71,15 +71,15 @@ static bool owes_answer(const struct pressure_client *client)
 }
 
 /*
- * 0 bytes: do not ask. Returns whether it owes an answer and may still give it in time, or has given it
- * just now. What it has reported of its warm memory does not count: it may be old.
+ * 0 bytes: do not ask. Returns whether an answer may still come in time, or has come just now. The client's last
+ * report of its warm memory does not count: it may be old.
  */
 static bool ask_one(const struct pressure *pressure, struct pressure_client *client,
                     const struct device *device, uint64_t bytes)
 {
 	uint64_t now = now_ms(pressure);
 	bool owed = owes_answer(client);
-	/* A client that does not read what it is sent is not asked, and not waited for. */
+	/* A client that does not read is not asked, and not waited for. */
 	if (bytes > 0 && client->ops->ask(client, device, bytes, client->last_id + 1)) {
 		client->last_id++;
 		client->since_ms = owed ? client->since_ms : now;
@@ -88,11 +88,11 @@ static bool ask_one(const struct pressure *pressure, struct pressure_client *cli
 	if (now - client->since_ms < (owed ? PRESSURE_LATE_MS : PRESSURE_AFTER_MS)) {
 		return true;
 	}
-	/* What lies unread may be the answer: then glaked is late, and not the client. */
+	/* An unread packet may be the answer. Then glaked is late, not the client. */
 	return owed && client->ops->has_unread(client);
 }
 
-/* Each client of @tenant, or of all with NULL, for no more than it holds. */
+/* Ask each client of @tenant (NULL: every client), for no more than it holds. */
 static bool ask_all(struct pressure *pressure, const struct device *device,
                     const struct tenant *tenant, uint64_t bytes)
 {
@@ -125,8 +125,8 @@ static uint64_t held_by_clients(const struct pressure *pressure, const struct de
 }
 
 /*
- * Have clients asked: once for each request, and now and then for those that wait long. Returns whether
- * some may still answer.
+ * Ask clients: once for each request, and again from time to time while it waits. Returns whether answers may
+ * still come.
  */
 static bool ask(struct pressure_request *request, struct pressure_asked *asked,
                 const struct tenant *tenant, uint64_t bytes)
@@ -148,7 +148,7 @@ static bool ask(struct pressure_request *request, struct pressure_asked *asked,
 
 /* ---- patience --------------------------------------------------------------------------------- */
 
-/* Whether it still has time; more of it with @is_late: memory may be on its way. */
+/* Whether it may wait longer. With @is_late, memory may be on its way, and it may wait in any case. */
 static bool may_wait(struct pressure_request *request, bool is_late)
 {
 	const struct pressure *pressure = request->pressure;
@@ -173,7 +173,7 @@ static void park(struct pressure_request *request, enum pressure_state state)
 
 /* ---- the end ---------------------------------------------------------------------------------- */
 
-/* Leaves nothing of it here. */
+/* Remove it from everything here. */
 static void end(struct pressure_request *request)
 {
 	request->pressure->books->n_fds -= request->n_reserved;
@@ -199,7 +199,7 @@ static void refuse_later(struct pressure_request *request, enum status status)
 	request->ops->done(request, refuse(request, status));
 }
 
-/* It was cancelled while it was being made, or by news of what was evicted for it. */
+/* It was cancelled while it was being made, or by the callback of an eviction for it. */
 static void finish_cancelled(struct pressure_request *request)
 {
 	end(request);
@@ -221,13 +221,13 @@ uint64_t pressure_most_fds(const struct pressure *pressure)
 	return books->max_fds > n_kept ? books->max_fds - n_kept : 0;
 }
 
-/* Whether @wanted is above @limit; 0 = there is none. */
+/* @limit 0 = no limit. */
 static bool exceeds(uint64_t wanted, uint64_t limit)
 {
 	return limit > 0 && wanted > limit;
 }
 
-/* Bytes and fds together, whatever others give up. The tenant's limits come first: they are its own. */
+/* Whether bytes and fds could ever be available. The tenant's own limits come first. */
 static enum status check_ever(const struct pressure_request *request)
 {
 	const struct tenant *tenant = request->tenant;
@@ -243,13 +243,13 @@ static enum status check_ever(const struct pressure_request *request)
 	                                                           : STATUS_OK;
 }
 
-/* If not, blocks in use are in the way, and to take from others what they keep would help nobody. */
+/* If not, blocks in use leave too little, and taking memory from others would help nobody. */
 static bool fits_after_all_rounds(const struct pressure_request *request)
 {
 	return request->missing_bytes <= pressure_most_bytes(request->pressure, request->device);
 }
 
-/* The same for the tenant's bytes: what its clients do not hold is in use. */
+/* The same for the tenant's bytes: only its clients' memory can be given back. */
 static bool fits_after_asking(const struct pressure_request *request)
 {
 	const struct tenant_device *limits = &request->tenant->devices[request->device->index];
@@ -291,14 +291,14 @@ void pressure_give_fd(struct pressure *pressure)
 	pressure->books->n_fds--;
 }
 
-/* Reserve fds for what is missing, so that no other request can spend them. Returns false: refuse it. */
+/* Reserve fds for missing chunks, so that no other request can use them. Returns false: refuse it. */
 static bool find_fds(struct pressure_request *request)
 {
 	struct chunk_books *books = request->pressure->books;
 	bool is_small = request->fds == PRESSURE_FDS_SMALL;
 	uint64_t limit = is_small ? books->max_fds / 4 * 3 : books->max_fds;
 	uint64_t wanted = books->n_fds + request->n_missing;
-	/* Nothing goes for a request that would not have enough all the same. */
+	/* Take nothing for a request that would not have enough even then. */
 	if (wanted > limit && !is_small &&
 	    request->n_missing <= pressure_most_fds(request->pressure) &&
 	    fits_after_all_rounds(request)) {
@@ -317,7 +317,7 @@ static bool find_fds(struct pressure_request *request)
 static enum status wait_in_line(struct pressure_request *request, bool is_next)
 {
 	struct pressure *pressure = request->pressure;
-	/* Whoever stands behind others is heard when it is his turn. */
+	/* A request behind others asks when it is its turn. */
 	bool is_awaited = (is_next || !request->has_asked) && fits_after_asking(request) &&
 	                  ask(request, &request->asked, request->tenant, request->bytes);
 	if (!may_wait(request, is_awaited || !is_next)) {
@@ -332,7 +332,7 @@ static enum status wait_in_line(struct pressure_request *request, bool is_next)
 	return STATUS_OK;
 }
 
-/* NEW or IN_LINE: have it charged and made if it is its turn. The request may be gone if this is STATUS_OK. */
+/* NEW or IN_LINE: charge and make it if it is its turn. The request may be freed if this is STATUS_OK. */
 static enum status admit(struct pressure_request *request)
 {
 	struct stats *stats = request->pressure->stats;
@@ -376,7 +376,7 @@ enum status pressure_start(struct pressure *pressure, struct pressure_request *r
 
 /* ---- a full device ---------------------------------------------------------------------------- */
 
-/* How much has to go: what is missing less what is free, by the books unless they are wrong. */
+/* The bytes to take back: missing minus free bytes by the books, or all missing bytes if the books are wrong. */
 static uint64_t shortfall(const struct pressure_request *request)
 {
 	uint64_t room = device_room_bytes(request->device);
@@ -384,7 +384,7 @@ static uint64_t shortfall(const struct pressure_request *request)
 	                                     : request->missing_bytes;
 }
 
-/* All rounds but the last. Returns whether there is more room than before. */
+/* Run all rounds but the last. Returns whether there is more room than before. */
 static bool take_back(struct pressure_request *request)
 {
 	struct pressure *pressure = request->pressure;
@@ -403,7 +403,7 @@ static bool take_back(struct pressure_request *request)
 	return freed > 0;
 }
 
-/* There was no room for it. */
+/* The device had no room for it. */
 static void fall_short(struct pressure_request *request)
 {
 	struct pressure *pressure = request->pressure;
