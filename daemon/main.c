@@ -18,7 +18,7 @@ struct arguments {
 	int check_config;
 };
 
-/* libc looks it up by name, and we hide our names. */
+/* libc looks it up by its name, but glaked hides its names. */
 __attribute__((visibility("default"))) const char *argp_program_version = "glaked " GLAKE_VERSION;
 
 static const struct argp_option options[] = {
@@ -61,7 +61,7 @@ static int check_config(const char *path)
 	return 0;
 }
 
-/* An empty variable is an unset one. */
+/* An empty variable counts as unset. */
 static const char *from_environment(const char *name)
 {
 	const char *value = getenv(name);
@@ -81,7 +81,10 @@ int main(int argc, char **argv)
 		NULL};
 	struct arguments arguments = {.server = {.config_path = from_environment("GLAKE_CONFIG"),
 	                                         .socket_path = from_environment("GLAKE_SOCKET")}};
-	/* Where the shim is preloaded into everything, glaked and its mover must not ask themselves. */
+	/*
+	 * If the shim is preloaded into everything, glaked and its mover must not become their own
+	 * clients.
+	 */
 	setenv("GLAKE_SHIM", "off", 1);
 	argp_err_exit_status = 2;
 	argp_parse(&argp, argc, argv, 0, NULL, &arguments);

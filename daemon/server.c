@@ -86,7 +86,7 @@ static void on_tick(uv_timer_t *timer)
 	owners_tick(server->owners);
 	inflight_tick();
 	store_trim(&server->store);
-	/* Not at once: what is made ahead is on its way then. */
+	/* Not at the first tick: then chunks are being made ahead. */
 	if (server->n_ticks++ % NVML_TICKS == 1) {
 		nvml_ask(server->nvml);
 	}
@@ -197,7 +197,7 @@ static void apply_limits(struct server *server)
 
 static void start_reload(struct server *server);
 
-/* A config being read, on a thread of libuv's pool: names of users may be asked of a network. */
+/* A config that a thread of libuv's pool reads, because looking up users' names may need a network. */
 struct reload {
 	uv_work_t work;
 	struct server *server;
@@ -215,9 +215,9 @@ static void read_config(uv_work_t *work)
 }
 
 /*
- * Limits, tenants and realms of sessions to come, and whose subordinate uids are. What a session is
- * (its tenant, its realm) was decided when it came; sockets, devices and pools are as they were at the
- * start. What outlives a config has its own copies of what it took from it: @mover_path is one.
+ * Take limits, and tenants, realms and owners of uids for new sessions. Existing sessions keep
+ * their tenant and realm. Sockets, devices and pools stay as they were at the start. Parts that
+ * outlive a config have their own copies of its values: @mover_path is one.
  */
 static void take_config(struct server *server, struct config *config, char *mover_path)
 {
@@ -255,7 +255,7 @@ static void on_config_read(uv_work_t *work, int status)
 	}
 }
 
-/* One at a time; a signal that comes meanwhile may mean a file that was changed meanwhile. */
+/* One at a time. A signal that comes meanwhile may be for a newer file, so read again afterwards. */
 static void start_reload(struct server *server)
 {
 	if (server->is_reloading) {
@@ -284,7 +284,7 @@ static void on_hup_signal(uv_signal_t *handle, int signal)
 
 /* ---- the beginning --------------------------------------------------------------------------- */
 
-/* fds are what chunks are made of here: take all that the system allows. */
+/* Chunks are fds, so take as many as the system allows. */
 static void raise_fd_limit(void)
 {
 	struct rlimit limit;
@@ -359,8 +359,9 @@ static int open_devices(struct server *server)
 }
 
 /*
- * Ids outlive us in what clients have told each other (the shim's IPC handles), so no later glaked
- * may use one again: they begin at the clock, in units of 1024 ns, which no JSON reader rounds.
+ * Clients pass ids to each other (the shim's IPC handles), so ids outlive glaked, and no later
+ * glaked may use them again. They begin at the clock, in units of 1024 ns, which no JSON reader
+ * rounds.
  */
 static uint64_t first_id(void)
 {
@@ -413,7 +414,7 @@ static int open_parts(struct server *server)
 	if (r < 0) {
 		goto err_mover;
 	}
-	/* Every session is an fd as well. */
+	/* Every session needs an fd as well. */
 	uint64_t n_chunk_fds = budget > 2 * config->max_sessions ? budget - config->max_sessions
 	                                                         : budget / 2;
 	struct tenant *cache = tenant_table_cache(server->tenants);
@@ -493,7 +494,7 @@ static bool workers_are_busy(const struct server *server)
 	return false;
 }
 
-/* Everything goes back, in the order in which the parts lean on each other. */
+/* Close all parts, in the order of their dependencies. */
 static void close_parts(struct server *server)
 {
 	mover_link_close(&server->mover);
@@ -542,7 +543,7 @@ static int serve(struct server *server, const struct server_options *options)
 
 int server_run(const struct server_options *options)
 {
-	static struct server server; /* large, and one a process */
+	static struct server server; /* large, and there is only one */
 	char error[512];
 	int r = config_load(options->config_path, &server.config, error, sizeof(error));
 	if (r < 0) {
@@ -550,7 +551,7 @@ int server_run(const struct server_options *options)
 		return 2;
 	}
 	log_set_level(server.config->log_level);
-	/* Whoever reads our log may go; glake-mover sets its own. */
+	/* The reader of the log may go. glake-mover sets its own handler. */
 	signal(SIGPIPE, SIG_IGN);
 	raise_fd_limit();
 	r = uv_loop_init(&server.loop);

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The server: the loop and everything that hangs on it. One a process.
+ * The server: the loop and everything on it. There is one in a process.
  *
  *   RUNNING -- SIGTERM, SIGINT --> DRAINING -- no sessions, or time is up --> STOPPED
  *
- * While it drains, nobody new is let in and nothing new is granted; what sessions have they keep
- * until they leave or the time is up.
+ * While it drains, no session is let in and nothing is granted. Sessions keep what they have until
+ * they leave or the time is up.
  *
  * Owner: main. Threads: loop thread.
  */
@@ -55,9 +55,9 @@ struct server {
 
 	struct listener *listener; /* owned; NULL while draining */
 	struct owners *owners;     /* owned: of connections, before they are sessions */
-	struct rpc_context rpc;    /* holders and sessions are there */
+	struct rpc_context rpc;    /* with all holders and sessions */
 	bool is_reloading;         /* the config is being read again */
-	bool reload_again;         /* and has to be once more after that */
+	bool reload_again;         /* and must be read once more after that */
 
 	uv_timer_t
 		tick; /* once a second: pools, greetings that never came, NVML, the status line */
@@ -72,13 +72,13 @@ struct server {
 struct server_options {
 	const char *config_path; /* NULL: defaults */
 	const char *socket_path; /* NULL: the config's */
-	int keeper_socket;       /* of keeper_starter_begin(), taken over; 0: there is no keeper */
+	int keeper_socket; /* from keeper_starter_begin(), taken over; 0: there is no keeper */
 };
 
 /*
- * Open the driver, the devices and the socket; tell the service manager; serve until a signal says
- * to stop; take everything down again. Returns the exit status of the program: 0, 1, or 2 when the
- * configuration is wrong.
+ * Open the driver, the devices and the socket; notify the service manager; serve until a signal;
+ * close everything. Returns the exit status of the program: 0, 1, or 2 if the configuration is
+ * wrong.
  */
 int server_run(const struct server_options *options);
 

@@ -11,12 +11,12 @@
  *    '-----------------------------'--> ENDED <--------------------------'
  *                                        '-> (freed with the last reference)
  *
- * A detached holder keeps what it has, because its process still has it mapped; a pidfd reports the process's
- * end. holder_end() is the only end: it gives back every chunk, model and block, so all charges are refunded,
- * whatever the process did.
+ * A detached holder keeps what it has, because its process still has it mapped; a pidfd reports the
+ * process's end. holder_end() is the only end: it gives back every chunk, model and block, so all
+ * charges are refunded, whatever the process did.
  *
- * One table has everything, by ids that are unique on the node and never used again. Nothing points from here to
- * a connection: a session (session.h) points to its holder.
+ * One table has everything, by ids that are unique on the node and never used again. Nothing points
+ * from here to a connection: a session (session.h) points to its holder.
  *
  * Owner: the list of holders until it has ended, and each of its sessions.
  * Threads: loop thread.
@@ -68,7 +68,10 @@ struct held {
 	};
 };
 
-/* A process's memory of the driver itself on a device, as the process reports it; bounded, never trusted. */
+/*
+ * A process's memory of the driver itself on a device, as the process reports it; bounded, never
+ * trusted.
+ */
 struct driver_memory {
 	uint64_t managed_bytes; /* as requested */
 	uint64_t array_bytes;
@@ -140,15 +143,15 @@ struct holder *holder_ref(struct holder *holder);
 void holder_unref(struct holder *holder);
 
 /*
- * Hello is accepted. @program (taken over; may be NULL) is the client's name for itself. Detached holders of the
- * same process with another @image end: the process has replaced its program. Returns 0, or -errno: no random
- * numbers.
+ * Hello is accepted. @program (taken over; may be NULL) is the client's name for itself. Detached
+ * holders of the same process with another @image end: the process has replaced its program.
+ * Returns 0, or -errno: no random numbers.
  */
 int holder_attach(struct holder *holder, char *program, uint64_t image);
 
 /*
- * Its connection, with the socket @fd, is lost. Returns whether the holder stays: not if its process has ended or
- * cannot be watched, or if the daemon drains.
+ * Its connection, with the socket @fd, is lost. Returns whether the holder stays: not if its
+ * process has ended or cannot be watched, or if the daemon drains.
  */
 bool holder_detach(struct holder *holder, int fd);
 /* It has another connection. */

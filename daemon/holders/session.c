@@ -11,7 +11,10 @@
 #include "daemon/net/inflight.h"
 #include "proto/cleanup.h"
 
-/* So many sessions over a limit may wait for their Hello to be told so. More are closed without a word. */
+/*
+ * So many sessions over a limit may wait for their Hello to be told so. More are closed without a
+ * word.
+ */
 #define MAX_REFUSED 64
 /* A connection that does not greet in this time is closed. */
 #define GREETING_MS 10000
@@ -303,8 +306,8 @@ void session_end(struct pending *pending)
 /* ---- all of them ----------------------------------------------------------------------------- */
 
 /*
- * The end of a connection shows the end of a client, but not while the client's own end lies unread in glaked's.
- * So glaked asks the kernel about clients that it does not read from.
+ * The end of a connection shows the end of a client, but not while the client's own end lies unread
+ * in glaked's. So glaked asks the kernel about clients that it does not read from.
  */
 static bool has_left(const struct session *session)
 {

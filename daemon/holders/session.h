@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A session: one connection of a client, and its pending requests. Everything that the client has belongs to its
- * holder (holder.h).
+ * A session: one connection of a client, and its pending requests. Everything that the client has
+ * belongs to its holder (holder.h).
  *
  *   NEW ---- Hello accepted ----> OPEN
  *    |                             |
  *    '---- peer gone, bad bytes, limits, daemon ends ----> CLOSING -> (freed by the loop)
  *
- * At its end the pending requests are cancelled. session_close() ends the holder as well. If the connection was
- * lost, the holder stays while its process lives, and another session may resume it.
+ * At its end the pending requests are cancelled. session_close() ends the holder as well. If the
+ * connection was lost, the holder stays while its process lives, and another session may resume it.
  *
  * Owner: the list of sessions; freed when its connection is closed.
  * Threads: loop thread.
@@ -81,8 +81,8 @@ struct session {
 };
 
 /*
- * A session for the accepted connection @fd of a peer that counts as @owner (owner.h). Takes over @fd in any
- * case. Returns 0 or -errno.
+ * A session for the accepted connection @fd of a peer that counts as @owner (owner.h). Takes over
+ * @fd in any case. Returns 0 or -errno.
  */
 int session_new(struct sessions *sessions, int fd, uid_t owner);
 
@@ -90,9 +90,9 @@ int session_new(struct sessions *sessions, int fd, uid_t owner);
 int session_greet(struct session *session, char *program, uint64_t image);
 
 /*
- * Its Hello has the @key of a holder of the same process: the session resumes that holder. If the holder still
- * has another session, that one is closed. Everything that the requests @unanswered brought goes back. Returns
- * false: there is no such holder.
+ * Its Hello has the @key of a holder of the same process: the session resumes that holder. If the
+ * holder still has another session, that one is closed. Everything that the requests @unanswered
+ * brought goes back. Returns false: there is no such holder.
  */
 bool session_resume(struct session *session, const uint8_t *key, const uint64_t *unanswered,
                     size_t n_unanswered);

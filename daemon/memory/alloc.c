@@ -10,7 +10,10 @@
 #include "daemon/base/log.h"
 #include "proto/cleanup.h"
 
-/* After a request, pools wait so long before they make chunks ahead: they do not compete with a burst. */
+/*
+ * After a request, pools wait so long before they make chunks ahead: they do not compete with a
+ * burst.
+ */
 #define REFILL_MS 1
 /* So many chunks are made in one turn, in a quarter of a millisecond. See also chunk.c. */
 #define PIECE_CHUNKS 8
@@ -216,8 +219,8 @@ static bool refuse_missing(struct work *work)
 }
 
 /*
- * Beyond the device's usable bytes the request is refused without the driver. The worker does this too, so that
- * no callback comes from within alloc_start().
+ * Beyond the device's usable bytes the request is refused without the driver. The worker does this
+ * too, so that no callback comes from within alloc_start().
  */
 static void make(struct pressure_request *request)
 {

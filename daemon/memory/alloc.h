@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Grants chunks: a request is charged, gets the pool's chunks, and the device's worker makes the rest. It is
- * granted completely or not at all. pressure.h handles requests that do not fit.
+ * Grants chunks: a request is charged, gets the pool's chunks, and the device's worker makes the
+ * rest. It is granted completely or not at all. pressure.h handles requests that do not fit.
  *
  * Owner: the server. A request (struct alloc) belongs to the allocator until its callback.
  * Threads: loop thread; the driver is called on the device's worker.
@@ -16,11 +16,11 @@
 struct alloc;
 
 /*
- * @status STATUS_OK: the callee takes chunks[0 .. n_chunks) by chunk_move(); the others are released. Each has an
- * fd. If it also has a handle, call chunk_drop_fd() after the fd was sent.
- * Otherwise there are no chunks: STATUS_OVER_QUOTA (the tenant's bytes), STATUS_NO_FDS (the tenant's or the
- * daemon's), STATUS_NO_DEVICE_MEMORY (and nothing more can be evicted), STATUS_INTERNAL (another error of the
- * driver; logged).
+ * @status STATUS_OK: the callee takes chunks[0 .. n_chunks) by chunk_move(); the others are
+ * released. Each has an fd. If it also has a handle, call chunk_drop_fd() after the fd was sent.
+ * Otherwise there are no chunks: STATUS_OVER_QUOTA (the tenant's bytes), STATUS_NO_FDS (the
+ * tenant's or the daemon's), STATUS_NO_DEVICE_MEMORY (and nothing more can be evicted),
+ * STATUS_INTERNAL (another error of the driver; logged).
  */
 typedef void (*alloc_done_fn)(void *user, enum status status, struct chunk *chunks,
                               size_t n_chunks);
@@ -51,16 +51,17 @@ struct alloc_wanted {
 	const uint64_t *sizes; /* copied; n_chunks > 0 */
 	size_t n_chunks;
 	/*
-	 * How long earlier requests waited for the same memory; this request adds its own time before @done.
-	 * Borrowed until @done or alloc_cancel().
+	 * How long earlier requests waited for the same memory; this request adds its own time
+	 * before @done. Borrowed until @done or alloc_cancel().
 	 */
 	uint64_t *waited_ms;
 };
 
 /*
- * Request chunks on one device. @done is called before this returns if, and only if, the pool has them all.
- * Returns STATUS_OK, or a status of alloc_done_fn or STATUS_NO_HOST_MEMORY; then @done is not called.
- * *alloc_out (may be NULL) is for alloc_cancel(). It becomes NULL when there is nothing to cancel any more.
+ * Request chunks on one device. @done is called before this returns if, and only if, the pool has
+ * them all. Returns STATUS_OK, or a status of alloc_done_fn or STATUS_NO_HOST_MEMORY; then @done is
+ * not called. *alloc_out (may be NULL) is for alloc_cancel(). It becomes NULL when there is nothing
+ * to cancel any more.
  */
 enum status alloc_start(struct allocator *allocator, const struct alloc_wanted *wanted,
                         alloc_done_fn done, void *user, struct alloc **alloc_out);

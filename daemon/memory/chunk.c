@@ -16,7 +16,8 @@ struct hold {
 };
 
 /*
- * So many are closed in one piece. It is more than alloc.c makes in a turn, so closing keeps up with making.
+ * So many are closed in one piece. It is more than alloc.c makes in a turn, so closing keeps up
+ * with making.
  */
 #define PIECE_HOLDS 16
 

@@ -2,11 +2,12 @@
 /*
  * A chunk: one physical allocation, which in the daemon *is* its exported fd.
  *
- * The fd alone keeps the memory alive and can be passed on. But fds are finite. Beyond the budget, glaked holds
- * small private chunks by driver handle (`handle`) and closes their fd when the client has it.
+ * The fd alone keeps the memory alive and can be passed on. But fds are finite. Beyond the budget,
+ * glaked holds small private chunks by driver handle (`handle`) and closes their fd when the client
+ * has it.
  *
- * Invariants: a fresh chunk is zero. A chunk never changes realms: it is released, and a new one is made. A
- * granted chunk has exactly one charge. Its bytes count in exactly one device->use_bytes.
+ * Invariants: a fresh chunk is zero. A chunk never changes realms: it is released, and a new one is
+ * made. A granted chunk has exactly one charge. Its bytes count in exactly one device->use_bytes.
  *
  * Owner: embedded in the pool, a holder's entry, or a block.
  * Lifetime: alloc fills it; chunk_release() ends it.
@@ -52,8 +53,8 @@ void chunk_set_use(struct chunk *chunk, enum chunk_use use);
 void chunk_drop_fd(struct chunk *chunk);
 
 /*
- * Refund the charge, remove the chunk from the books, and have the device's worker close it. Work that is
- * submitted later finds the memory free (worker_catch_up). Empty chunks are fine.
+ * Refund the charge, remove the chunk from the books, and have the device's worker close it. Work
+ * that is submitted later finds the memory free (worker_catch_up). Empty chunks are fine.
  */
 void chunk_release(struct chunk *chunk);
 /* The same for many of one device, as one job. */

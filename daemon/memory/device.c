@@ -20,8 +20,8 @@ static int attribute(const struct device *device, CUdevice_attribute which)
 }
 
 /*
- * A device may report support for fabric handles and still refuse to create them: that needs an IMEX channel. So
- * try it.
+ * A device may report support for fabric handles and still refuse to create them: that needs an
+ * IMEX channel. So try it.
  */
 static void probe_fabric(struct device *device)
 {
@@ -170,7 +170,10 @@ CUresult device_export_chunk(const struct device *device, CUmemGenericAllocation
 	CUresult result = device->drv->cuMemExportToShareableHandle(
 		&fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
 	if (result == CUDA_SUCCESS) {
-		/* The driver does not promise this flag. A chunk that glake-mover inherits would outlive its release. */
+		/*
+		 * The driver does not promise this flag. A chunk that glake-mover inherits would
+		 * outlive its release.
+		 */
 		fcntl(fd, F_SETFD, FD_CLOEXEC);
 		*fd_out = fd;
 	}

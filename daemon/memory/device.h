@@ -4,9 +4,9 @@
  *
  * glaked has no context: creating, exporting and releasing chunks needs none.
  *
- * Owner: the server's array.
- * Lifetime: device_open() to device_close(), with the driver initialised throughout.
- * Threads: the fields above `worker` are constant after device_open(), so the worker's thread may read them. All
+ * Owner: the server's array. Lifetime: device_open() to device_close(), with the driver initialised
+ * throughout. Threads: the fields above `worker` are constant after device_open(), so the worker's
+ * thread may read them. All
  *          others belong to the loop thread.
  */
 #ifndef GLAKE_DAEMON_DEVICE_H
@@ -51,8 +51,8 @@ struct device {
 };
 
 /*
- * Open the driver's device @ordinal, find out which handles it can export, and start its worker. Blocks in driver
- * calls: start-up only. Returns 0, or -errno after one log line.
+ * Open the driver's device @ordinal, find out which handles it can export, and start its worker.
+ * Blocks in driver calls: start-up only. Returns 0, or -errno after one log line.
  */
 int device_open(struct device *device, uv_loop_t *loop, const struct cudrv *drv, uint32_t index,
                 int ordinal, uint64_t reserve_bytes);
@@ -77,8 +77,9 @@ uint64_t device_room_bytes(const struct device *device);
 bool device_has_room(const struct device *device, uint64_t bytes);
 
 /*
- * Worker's thread (or start-up): make a chunk of @bytes and export it. The caller owns the fd, and the driver
- * handle if @handle_out is not NULL. Otherwise the handle is released, and the fd alone holds the memory.
+ * Worker's thread (or start-up): make a chunk of @bytes and export it. The caller owns the fd, and
+ * the driver handle if @handle_out is not NULL. Otherwise the handle is released, and the fd alone
+ * holds the memory.
  */
 CUresult device_make_chunk(const struct device *device, uint64_t bytes, int *fd_out,
                            CUmemGenericAllocationHandle *handle_out);

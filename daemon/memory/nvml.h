@@ -3,10 +3,10 @@
  * The free memory of each device by NVML, and the processes that use memory. NVML sees all use, not only
  * glaked's. This serves listings only; no decision depends on it.
  *
- * NVML is libnvidia-ml.so.1, opened by dlopen() ($GLAKE_LIBNVML names another). Without it, or for a device that it
- * does not know (a MIG instance), device_free_bytes() is 0, which means unknown, and one line in the log gives the
- * reason. If it does not list processes, the list is empty. Its calls may take long, so they run on libuv's pool,
- * one query at a time.
+ * NVML is libnvidia-ml.so.1, opened by dlopen() ($GLAKE_LIBNVML names another). Without it, or for
+ * a device that it does not know (a MIG instance), device_free_bytes() is 0, which means unknown,
+ * and one line in the log gives the reason. If it does not list processes, the list is empty. Its
+ * calls may take long, so they run on libuv's pool, one query at a time.
  *
  * Owner: the server.
  * Lifetime: nvml_new() to nvml_free(), after the loop has ended.
@@ -33,8 +33,8 @@ struct nvml_process {
 };
 
 /*
- * The processes with a context on @device by the last answer, sorted by pid, each once. Valid until the next turn
- * of the loop. NULL is fine: no processes.
+ * The processes with a context on @device by the last answer, sorted by pid, each once. Valid until
+ * the next turn of the loop. NULL is fine: no processes.
  */
 const struct nvml_process *nvml_processes(const struct nvml *nvml, uint32_t device, size_t *n_out);
 

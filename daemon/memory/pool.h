@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A few chunks of common sizes, made and exported ahead, so that requests do not wait for the driver. Only fresh
- * chunks enter the pool. Returned chunks are released, because only fresh memory of the driver is known to be zero.
+ * A few chunks of common sizes, made and exported ahead, so that requests do not wait for the
+ * driver. Only fresh chunks enter the pool. Returned chunks are released, because only fresh memory
+ * of the driver is known to be zero.
  *
- * Under memory pressure the pool is drained first (pool_drain). It stays empty until the next pool_resume().
+ * Under memory pressure the pool is drained first (pool_drain). It stays empty until the next
+ * pool_resume().
  *
  * Owner: the allocator, one per device.
  * Threads: loop thread; chunks are made on the device's worker.

@@ -9,7 +9,10 @@
 
 /* How often a waiting request looks again. */
 #define STEP_MS 10
-/* How often clients are asked again while requests wait: memory that they free meanwhile becomes warm. */
+/*
+ * How often clients are asked again while requests wait: memory that they free meanwhile becomes
+ * warm.
+ */
 #define ASK_AGAIN_MS 100
 
 #define TO(state) (1u << PRESSURE_##state)
@@ -71,8 +74,8 @@ static bool owes_answer(const struct pressure_client *client)
 }
 
 /*
- * 0 bytes: do not ask. Returns whether an answer may still come in time, or has come just now. The client's last
- * report of its warm memory does not count: it may be old.
+ * 0 bytes: do not ask. Returns whether an answer may still come in time, or has come just now. The
+ * client's last report of its warm memory does not count: it may be old.
  */
 static bool ask_one(const struct pressure *pressure, struct pressure_client *client,
                     const struct device *device, uint64_t bytes)
@@ -125,8 +128,8 @@ static uint64_t held_by_clients(const struct pressure *pressure, const struct de
 }
 
 /*
- * Ask clients: once for each request, and again from time to time while it waits. Returns whether answers may
- * still come.
+ * Ask clients: once for each request, and again from time to time while it waits. Returns whether
+ * answers may still come.
  */
 static bool ask(struct pressure_request *request, struct pressure_asked *asked,
                 const struct tenant *tenant, uint64_t bytes)
@@ -332,7 +335,10 @@ static enum status wait_in_line(struct pressure_request *request, bool is_next)
 	return STATUS_OK;
 }
 
-/* NEW or IN_LINE: charge and make it if it is its turn. The request may be freed if this is STATUS_OK. */
+/*
+ * NEW or IN_LINE: charge and make it if it is its turn. The request may be freed if this is
+ * STATUS_OK.
+ */
 static enum status admit(struct pressure_request *request)
 {
 	struct stats *stats = request->pressure->stats;
@@ -376,7 +382,10 @@ enum status pressure_start(struct pressure *pressure, struct pressure_request *r
 
 /* ---- a full device ---------------------------------------------------------------------------- */
 
-/* The bytes to take back: missing minus free bytes by the books, or all missing bytes if the books are wrong. */
+/*
+ * The bytes to take back: missing minus free bytes by the books, or all missing bytes if the books
+ * are wrong.
+ */
 static uint64_t shortfall(const struct pressure_request *request)
 {
 	uint64_t room = device_room_bytes(request->device);

@@ -49,9 +49,9 @@
  * own time, so a small one behind a big one gets its turn too. Other tenants and devices do not
  * notice. After the charge there is no order: the first request that fits is served.
  *
- * Nothing here knows sessions, the wire, the store or the driver. Sources take memory back, clients are asked
- * for it, and owners of requests make it. Whether a source gave anything is read from the device's books, not from
- * its word.
+ * Nothing here knows sessions, the wire, the store or the driver. Sources take memory back, clients
+ * are asked for it, and owners of requests make it. Whether a source gave anything is read from the
+ * device's books, not from its word.
  *
  * Owner: the allocator. Threads: loop thread.
  */
@@ -139,7 +139,10 @@ struct pressure_ops {
 	 * TENANT_E_*: nothing is charged.
 	 */
 	int (*charge)(struct pressure_request *request);
-	/* Make what is missing, and say so by pressure_made(), before this returns only if nothing is. */
+	/*
+	 * Make what is missing, and say so by pressure_made(), before this returns only if nothing
+	 * is.
+	 */
 	void (*make)(struct pressure_request *request);
 	/* It is over; the request is the owner's again. */
 	void (*done)(struct pressure_request *request, enum status status);

@@ -13,8 +13,8 @@
 #include "proto/wire.h"
 
 /*
- * No event tells that a peer reads, so that it may be sent fds again, or that enough fds of its user were
- * closed. So the connection tries again. The longer it waits, the less often it tries.
+ * No event tells that a peer reads, so that it may be sent fds again, or that enough fds of its
+ * user were closed. So the connection tries again. The longer it waits, the less often it tries.
  */
 #define MIN_RETRY_MS 5
 #define MAX_RETRY_MS 500
@@ -180,8 +180,8 @@ static void flush(struct conn *conn)
 }
 
 /*
- * A full connection is not read, because fds may come. But if the peer has left, its packets without fds are
- * read: the last one may be its Goodbye.
+ * A full connection is not read, because fds may come. But if the peer has left, its packets
+ * without fds are read: the last one may be its Goodbye.
  */
 static bool may_receive(struct conn *conn)
 {
@@ -374,7 +374,10 @@ void conn_close(struct conn *conn, conn_closed_fn on_closed)
 	turn_leave(&conn->turn);
 	uv_close((uv_handle_t *)&conn->poll, on_poll_closed);
 	uv_close((uv_handle_t *)&conn->retry, on_retry_closed);
-	/* Nothing more may get into the socket while it waits to be closed, and the peer learns of it at once. */
+	/*
+	 * Nothing more may get into the socket while it waits to be closed, and the peer learns of
+	 * it at once.
+	 */
 	shutdown(conn->fd, SHUT_RDWR);
 	drop_all(conn);
 	/* After uv_close(), which takes the fd out of epoll. */

@@ -2,10 +2,10 @@
 /*
  * A SEQPACKET connection on the loop: packets in by callback, packets out with a bounded queue.
  *
- * While packets wait to be sent, nothing is read. So a peer that does not read its answers is not served, and
- * glaked holds no more for it than the answers to its earlier requests. In-flight fds are bounded for all
- * connections of a user (inflight.h), and so is the loop's time (turn.h): a connection that can be read or
- * written waits for its turn.
+ * While packets wait to be sent, nothing is read. So a peer that does not read its answers is not
+ * served, and glaked holds no more for it than the answers to its earlier requests. In-flight fds
+ * are bounded for all connections of a user (inflight.h), and so is the loop's time (turn.h): a
+ * connection that can be read or written waits for its turn.
  *
  * libuv's pipes carry neither SEQPACKET nor foreign fds, so this is a uv_poll_t over proto/wire.
  *
@@ -30,8 +30,8 @@
 struct conn;
 
 /*
- * A packet. @fds is valid during the call; fds that stay in the list are closed afterwards. The callback may
- * call conn_send() and conn_close().
+ * A packet. @fds is valid during the call; fds that stay in the list are closed afterwards. The
+ * callback may call conn_send() and conn_close().
  */
 typedef void (*conn_packet_fn)(struct conn *conn, const uint8_t *bytes, size_t n_bytes,
                                struct fdlist *fds);
@@ -76,9 +76,9 @@ int conn_open(struct conn *conn, uv_loop_t *loop, int fd, conn_packet_fn on_pack
               conn_end_fn on_end);
 
 /*
- * Send now, or later if the socket is full. The caller keeps the fds; queued packets have duplicates. If the
- * peer is gone, on_end comes later, never from here. Returns 0, or -errno: not sent (-ENOMEM, -EMFILE;
- * -ENOBUFS: too many of the user's fds wait already).
+ * Send now, or later if the socket is full. The caller keeps the fds; queued packets have
+ * duplicates. If the peer is gone, on_end comes later, never from here. Returns 0, or -errno: not
+ * sent (-ENOMEM, -EMFILE; -ENOBUFS: too many of the user's fds wait already).
  */
 int conn_send(struct conn *conn, const void *bytes, size_t n_bytes, const int *fds, size_t n_fds);
 

@@ -15,10 +15,10 @@
  *
  *   share = (total - what all others have) / 3, and at least the fds of one packet
  *
- * The first user may have a third, the second one a third of the rest, and so on. So each new user gets
- * something, and only about ten hostile users together can use up a total. For unread fds the total is
- * RLIMIT_NOFILE. For the table it is a third of that, because chunks and sessions need most of it. Beyond its
- * share a user waits:
+ * The first user may have a third, the second one a third of the rest, and so on. So each new user
+ * gets something, and only about ten hostile users together can use up a total. For unread fds the
+ * total is RLIMIT_NOFILE. For the table it is a third of that, because chunks and sessions need
+ * most of it. Beyond its share a user waits:
  *
  *   - glaked sends no fds to a user that has its share of unread ones (inflight_may_send()).
  *   - While a user has more than a packet's fds in the table, glaked reads only from those of its connections
@@ -28,17 +28,17 @@
  *
  * So a hanging program does not stop its user's other programs, and no user stops another.
  *
- * No event tells that a peer reads. A socket without bytes to be received (SIOCOUTQ) has been read empty. The
- * ledger looks when a share is used up, and in inflight_tick(). Until then its count may be too high, but never
- * too low.
+ * No event tells that a peer reads. A socket without bytes to be received (SIOCOUTQ) has been read
+ * empty. The ledger looks when a share is used up, and in inflight_tick(). Until then its count may
+ * be too high, but never too low.
  *
- * Deferred close: threads close fds, one thread a user's files and one its connections. A close() may last:
- * FUSE answers a flush at any time or never, a socket that lingers waits for its peer, and the last close of a
- * Unix socket closes all fds in it. So a file that does not close delays only its own user's files.
+ * Deferred close: threads close fds, one thread a user's files and one its connections. A close()
+ * may last: FUSE answers a flush at any time or never, a socket that lingers waits for its peer,
+ * and the last close of a Unix socket closes all fds in it. So a file that does not close delays
+ * only its own user's files.
  *
- * Owner: a conn embeds a struct inflight. Lifetime: inflight_init() to inflight_close(). The process may end
- * while something does not close.
- * Threads: called on the loop thread.
+ * Owner: a conn embeds a struct inflight. Lifetime: inflight_init() to inflight_close(). The
+ * process may end while something does not close. Threads: called on the loop thread.
  */
 #ifndef GLAKE_DAEMON_INFLIGHT_H
 #define GLAKE_DAEMON_INFLIGHT_H
@@ -93,8 +93,8 @@ size_t inflight_n_left(void);
 void inflight_tick(void);
 
 /*
- * Close, on a thread, files that came from @uid, or a connection of @uid that was never entered. Entries of -1
- * are fine. The caller keeps the array.
+ * Close, on a thread, files that came from @uid, or a connection of @uid that was never entered.
+ * Entries of -1 are fine. The caller keeps the array.
  */
 void inflight_close_files(uid_t uid, const int *fds, size_t n_fds);
 void inflight_close_socket(uid_t uid, int fd);

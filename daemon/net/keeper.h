@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The link to glake-keeper. glaked orders processes from it, has them killed, and hears of their end. They are
- * the keeper's children. See proto/keeper.h and daemon/keeper/main.c.
+ * The link to glake-keeper. glaked orders processes from it, has them killed, and hears of their
+ * end. They are the keeper's children. See proto/keeper.h and daemon/keeper/main.c.
  *
- * A keeper that dies takes its children with it: glaked kills them and waits for the end of each. There is
- * another keeper soon (keeper_starter.h), for which children ordered meanwhile wait.
+ * A keeper that dies takes its children with it: glaked kills them and waits for the end of each.
+ * There is another keeper soon (keeper_starter.h), for which children ordered meanwhile wait.
  *
  * Owner: the server embeds it. Lifetime: keeper_open() to keeper_close(), and the loop's next turn.
  * Threads: loop thread.
@@ -48,9 +48,10 @@ int keeper_open(struct keeper *keeper, uv_loop_t *loop, int socket);
 void keeper_close(struct keeper *keeper);
 
 /*
- * Have @program started. Its fd 3 is a duplicate of @fd, stdout and stderr are glaked's, and its environment
- * has @setting ("NAME=value", NULL: none). The caller sets @child->on_event, which is not called from here.
- * While there is no keeper, @child waits; at KEEPER_READY the caller calls this again. Returns 0 or -errno.
+ * Have @program started. Its fd 3 is a duplicate of @fd, stdout and stderr are glaked's, and its
+ * environment has @setting ("NAME=value", NULL: none). The caller sets @child->on_event, which is
+ * not called from here. While there is no keeper, @child waits; at KEEPER_READY the caller calls
+ * this again. Returns 0 or -errno.
  */
 int keeper_start(struct keeper *keeper, struct keeper_child *child, const char *program,
                  const char *setting, int fd);

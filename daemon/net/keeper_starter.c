@@ -41,7 +41,10 @@ static int find_keeper(char path[PATH_MAX])
 	return 0;
 }
 
-/* In a process session of its own: the terminal's signals are for glaked, which drains while movers work. */
+/*
+ * In a process session of its own: the terminal's signals are for glaked, which drains while movers
+ * work.
+ */
 static int spawn(int fd, pid_t *pid_out)
 {
 	char path[PATH_MAX];
@@ -86,8 +89,8 @@ static bool start(int socket, pid_t *pid_out)
 }
 
 /*
- * Get an own table of open files. The usual call, unshare(), is forbidden in many containers. close_range() is
- * not, and with this range it closes nothing.
+ * Get an own table of open files. The usual call, unshare(), is forbidden in many containers.
+ * close_range() is not, and with this range it closes nothing.
  */
 static void leave_table(struct starter *starter)
 {

@@ -162,8 +162,8 @@ void listener_pause(struct listener *listener)
 }
 
 /*
- * Accept one connection. It waits in line with the sessions, because a session may have to end first to make
- * room for it.
+ * Accept one connection. It waits in line with the sessions, because a session may have to end
+ * first to make room for it.
  */
 static bool accept_one(struct turn *turn)
 {

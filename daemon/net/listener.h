@@ -2,9 +2,9 @@
 /*
  * The listening socket: passed by the service manager, or bound here under a lock file.
  *
- * PATH belongs to the process that holds the lock (flock on PATH.lock). While one glaked lives, a second one is
- * refused. The socket file of a dead glaked is removed only under the lock, and only if nobody answers on it.
- * The lock file stays, because removing it would open a race.
+ * PATH belongs to the process that holds the lock (flock on PATH.lock). While one glaked lives, a
+ * second one is refused. The socket file of a dead glaked is removed only under the lock, and only
+ * if nobody answers on it. The lock file stays, because removing it would open a race.
  *
  * Owner: the server. Threads: loop thread.
  */
@@ -29,7 +29,10 @@ int listener_open(uv_loop_t *loop, const char *path, mode_t mode, listener_fn on
 /* Accept nothing for 100 ms; connections wait in the backlog. */
 void listener_pause(struct listener *listener);
 
-/* Stop listening, and remove the socket file if we made it. The loop frees the listener. NULL is fine. */
+/*
+ * Stop listening, and remove the socket file if we made it. The loop frees the listener. NULL is
+ * fine.
+ */
 void listener_close(struct listener *listener);
 
 #endif

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Finds the user that a connection counts as: the owner of its peer's subordinate uid, or the peer's own uid.
+ * Finds the user that a connection counts as: the owner of its peer's subordinate uid, or the
+ * peer's own uid.
  *
- * A user may have ranges of uids for containers (/etc/subuid, or the source that nsswitch.conf names for
- * "subid"). Without this, each of those uids would have a share of everything. A uid counts as its owner if all
- * of this holds, and as itself otherwise:
+ * A user may have ranges of uids for containers (/etc/subuid, or the source that nsswitch.conf
+ * names for "subid"). Without this, each of those uids would have a share of everything. A uid
+ * counts as its owner if all of this holds, and as itself otherwise:
  *
  *   - Exactly one user owns it. With two owners, one could act as the other.
  *   - The owner is a person (OWNER_MIN). Ranges of root and of system accounts serve containers of many people.

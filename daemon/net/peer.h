@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The process at the other end of a socket, as the kernel reports it. Nothing here comes from the peer itself.
+ * The process at the other end of a socket, as the kernel reports it. Nothing here comes from the
+ * peer itself.
  *
  * Owner: peer_deinit(). Threads: any.
  */
@@ -21,15 +22,16 @@ struct peer {
 };
 
 /*
- * Returns 0 or -errno; call peer_deinit() in any case. Only a living process has a cgroup. So with @needs_cgroup
- * the answer is -ESRCH if the connecting process has ended: it may have passed the socket on.
+ * Returns 0 or -errno; call peer_deinit() in any case. Only a living process has a cgroup. So with
+ * @needs_cgroup the answer is -ESRCH if the connecting process has ended: it may have passed the
+ * socket on.
  */
 int peer_init(struct peer *peer, int socket, bool needs_cgroup);
 void peer_deinit(struct peer *peer);
 
 /*
- * Returns a pidfd of the process that connected @socket; the caller owns it. Or -errno; -ESRCH: the process has
- * ended, or is not visible in our pid namespace.
+ * Returns a pidfd of the process that connected @socket; the caller owns it. Or -errno; -ESRCH: the
+ * process has ended, or is not visible in our pid namespace.
  */
 int peer_open_process(const struct peer *peer, int socket);
 

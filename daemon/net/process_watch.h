@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Waits for the end of a process through a pidfd: the kernel reports it when the last thread has left, so
- * nothing of the process's memory and files is left either.
+ * Waits for the end of a process through a pidfd: the kernel reports it when the last thread has
+ * left, so nothing of the process's memory and files is left either.
  *
  * Owner: the caller. Lifetime: process_watch_new() to process_watch_free().
  * Threads: loop thread.

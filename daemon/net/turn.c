@@ -9,8 +9,8 @@
 #include "proto/clock.h"
 
 /*
- * A user's share of each turn of the loop. A turn itself costs some 20 us with many connections, so this is
- * long enough; and it is short enough for the others to wait.
+ * A user's share of each turn of the loop. A turn itself costs some 20 us with many connections, so
+ * this is long enough; and it is short enough for the others to wait.
  */
 #define SLICE_NS 1000000u
 

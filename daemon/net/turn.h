@@ -2,10 +2,11 @@
 /*
  * Shares the loop's time out by user, however many connections a user has.
  *
- * A connection with work waits in its user's line. After each poll, the loop serves every user that has a line
- * for one slice (SLICE_NS in the .c): some steps of one connection after the other. The rest of the line waits
- * for the next poll, so every other user has a slice before. A user with many or costly connections delays
- * itself, and each other user by one slice. Users without such a rest come first.
+ * A connection with work waits in its user's line. After each poll, the loop serves every user that
+ * has a line for one slice (SLICE_NS in the .c): some steps of one connection after the other. The
+ * rest of the line waits for the next poll, so every other user has a slice before. A user with
+ * many or costly connections delays itself, and each other user by one slice. Users without such a
+ * rest come first.
  *
  * Owner: a conn embeds a struct turn.
  * Lifetime: turns_begin() to turns_end(), when no turn is left.
@@ -24,8 +25,8 @@ struct user;
 struct turn;
 
 /*
- * Take one step, as short as possible. Returns whether there is another one to take; false if turn_leave() was
- * called meanwhile.
+ * Take one step, as short as possible. Returns whether there is another one to take; false if
+ * turn_leave() was called meanwhile.
  */
 typedef bool (*turn_fn)(struct turn *turn);
 

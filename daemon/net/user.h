@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Users: a uid, with its subordinate uids, and what glaked shares out between users. This is the one table of
- * them; turn.c and inflight.c each own a part of an entry.
+ * Users: a uid, with its subordinate uids, and what glaked shares out between users. This is the
+ * one table of them; turn.c and inflight.c each own a part of an entry.
  *
- * Owner: the process. Lifetime: from the first user_get() until user_forget(), which inflight_tick() calls for
- * those that have nothing. Threads: loop thread, but inflight.c's part, which its mutex protects.
+ * Owner: the process. Lifetime: from the first user_get() until user_forget(), which
+ * inflight_tick() calls for those that have nothing. Threads: loop thread, but inflight.c's part,
+ * which its mutex protects.
  */
 #ifndef GLAKE_DAEMON_USER_H
 #define GLAKE_DAEMON_USER_H

@@ -6,9 +6,9 @@
 
 #include "proto/cleanup.h"
 
-/* Of one process on NVML's list. */
+/* A process on NVML's list. */
 struct share {
-	bool is_session; /* its process has one, or several */
+	bool is_session; /* the process has sessions */
 	struct driver_memory driver;
 };
 
@@ -31,7 +31,7 @@ static void add_driver(struct driver_memory *to, const struct driver_memory *fro
 	to->other_bytes = sum(to->other_bytes, from->other_bytes);
 }
 
-/* Cut @bytes to what is left of a process, and take it from there. */
+/* Limit @bytes to *left, and subtract it there. */
 static void take(uint64_t *bytes, uint64_t *left)
 {
 	*bytes = *bytes < *left ? *bytes : *left;
@@ -70,7 +70,7 @@ static void settle_all(const struct rpc_context *rpc, const struct nvml_process 
 	}
 }
 
-/* What NVML says is used of @device beside physical; false if it does not say. */
+/* The bytes that NVML reports as used on @device, without chunks; false if it does not report any. */
 static bool find_left(const struct device *device, uint64_t *left_out)
 {
 	uint64_t free_bytes = device_free_bytes(device);
@@ -78,7 +78,7 @@ static bool find_left(const struct device *device, uint64_t *left_out)
 	return free_bytes > 0;
 }
 
-/* Managed memory comes last: it counts as asked for, and may be elsewhere. */
+/* Managed memory comes last: it counts as requested, and may be elsewhere. */
 static void settle_rest(const struct device *device, struct driver_usage *usage)
 {
 	uint64_t left;

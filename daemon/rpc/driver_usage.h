@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Driver usage: what processes use of a device beside the chunks. It combines NVML's list of processes with
- * the reports of the sessions' clients. It serves listings only; no decision depends on it.
+ * Driver usage: what processes use of a device beside the chunks. It combines NVML's list of
+ * processes with the reports of the sessions' clients. It serves listings only; no decision depends
+ * on it.
  *
- * NVML's number for a process contains neither memory imported from glaked nor managed memory. glaked itself
- * uses none. So the use of a device is the sum of
+ * NVML's number for a process contains neither memory imported from glaked nor managed memory.
+ * glaked itself uses none. So the use of a device is the sum of
  *
  *     physical + context + managed + array + graph + other + mover + foreign + unaccounted
  *

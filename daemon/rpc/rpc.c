@@ -58,7 +58,7 @@ static void turn_away(struct session *session, const request_t *request, enum st
 	session_close(session);
 }
 
-/* It has a place already, so there are not too many for it. */
+/* Its holder is let in already, so no limit refuses it. */
 static void resume(struct session *session, const request_t *request)
 {
 	const Glake__Wire__Hello *hello = request->hello;
@@ -78,7 +78,7 @@ static void begin(struct session *session, const request_t *request)
 	if (session->holder->refusal) {
 		turn_away(session, request, STATUS_OVER_QUOTA, session->holder->refusal);
 	} else if (strlen(hello->program) > GLAKE_MAX_NAME_BYTES) {
-		/* A row of a listing has to fit a page. */
+		/* A row of a listing must fit a page. */
 		rpc_refuse(session, request->id, STATUS_BAD_REQUEST,
 		           "the program's name is longer than %u bytes", GLAKE_MAX_NAME_BYTES);
 		session_close(session);
@@ -89,7 +89,7 @@ static void begin(struct session *session, const request_t *request)
 	}
 }
 
-/* Whoever is turned away here is told why, and closed. */
+/* A refused client is told the reason, and closed. */
 static void handle_hello(struct session *session, const request_t *request, struct fdlist *fds)
 {
 	if (session->state != SESSION_NEW) {
@@ -128,7 +128,7 @@ static void handle_ping(struct session *session, const request_t *request, struc
 static const struct {
 	rpc_handler_fn handle;
 	bool takes_fds;
-	bool grants; /* gives something out: not while draining */
+	bool grants; /* it grants something, so it is refused while draining */
 } handlers[] = {
 	[GLAKE__WIRE__REQUEST__BODY_HELLO] = {handle_hello},
 	[GLAKE__WIRE__REQUEST__BODY_GOODBYE] = {handle_goodbye},

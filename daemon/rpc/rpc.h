@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Requests and answers: the messages of proto/glake.proto meet the daemon's own types here, and
- * only in the files named rpc*.c.
+ * Requests and answers. Only the files named rpc*.c know the messages of proto/glake.proto.
  *
  * Threads: loop thread.
  */
@@ -11,8 +10,8 @@
 #include "daemon/rpc/rpc_context.h"
 
 /*
- * One packet of a session. Bytes that are no Request close the session; a request that makes no
- * sense is answered. fds that are left in @fds are the caller's to close.
+ * Handle one packet of a session. Malformed bytes close the session; a wrong request is answered.
+ * The caller closes fds that stay in @fds.
  */
 void rpc_handle(struct session *session, const uint8_t *bytes, size_t n_bytes, struct fdlist *fds);
 

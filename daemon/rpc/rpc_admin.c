@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Requests that steer: pin and evict in one's own realm (an admin in all), quotas as admin. */
+/* Requests that change things: pin and evict, in the own realm (admins: in all); quotas, for admins. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "daemon/rpc/rpc_handlers.h"
 
-/* A text of digits alone is an id, as listings have it, and never a name. */
+/* A text of digits only is an id, as in listings, and never a name. */
 static bool is_meant(const struct model *model, const char *text)
 {
 	char id[24];
@@ -18,8 +18,9 @@ static bool is_meant(const struct model *model, const char *text)
 }
 
 /*
- * The one model that is meant of those that the session may act on, or NULL after a refusal. Several
- * may have a name: those of other realms or devices, and of a file that has changed since.
+ * The one model that the text names, among those that the session may act on, or NULL after a
+ * refusal. Several models may have one name: in other realms, on other devices, and of a file that
+ * has changed since.
  */
 static struct model *find_named(struct session *session, uint64_t id, const char *text)
 {
@@ -33,7 +34,7 @@ static struct model *find_named(struct session *session, uint64_t id, const char
 			continue;
 		}
 		found = model;
-		/* Whoever is cut off is in the listing. */
+		/* The text may be cut; the listing has all. */
 		n_bytes += n_bytes < sizeof(ids)
 		                   ? (size_t)snprintf(ids + n_bytes, sizeof(ids) - n_bytes,
 		                                      "%s%" PRIu64 " (realm %s, device %u)",

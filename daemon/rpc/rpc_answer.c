@@ -31,7 +31,7 @@ void rpc_answer(struct session *session, uint64_t id, answer_t *answer, const in
 	answer->id = id;
 	int r = send_packed(session, answer, fds, n_fds);
 	if (r < 0) {
-		/* The peer would wait for ever for what cannot be said. */
+		/* Otherwise the peer would wait for the answer for ever. */
 		session_reject(session, "an answer could not be sent: %s", strerror(-r));
 	}
 }
@@ -50,7 +50,7 @@ void rpc_refuse(struct session *session, uint64_t id, enum status status, const 
 	va_start(arguments, format);
 	vsnprintf(text, sizeof(text), format, arguments);
 	va_end(arguments);
-	/* It may quote the client, and may have been cut inside a character. */
+	/* It may quote the client, and may be cut inside a character. */
 	text_clean(text);
 	log_limited(&session->log_limit, LOG_LEVEL_DEBUG, "session %llu (pid %d): refused: %s",
 	            (unsigned long long)session->holder->id, (int)session->holder->peer.pid, text);

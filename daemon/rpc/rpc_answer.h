@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the handlers share: the ways to answer, and to tell what nobody asked for.
+ * Answers and notices, and other things that handlers share.
  *
  * Threads: loop thread.
  */
@@ -14,10 +14,10 @@
 typedef Glake__Wire__Request request_t;
 typedef Glake__Wire__Answer answer_t;
 
-/* Of one answer; further ones are not told of. No host has as many. */
+/* The most devices in one answer; others are left out. No host has so many. */
 #define RPC_MAX_DEVICES 64u
 
-/* Fill in id and status OK, pack, send. fds stay the caller's. */
+/* Set id and status OK, pack, send. The caller keeps the fds. */
 void rpc_answer(struct session *session, uint64_t id, answer_t *answer, const int *fds,
                 size_t n_fds);
 /* Without a body. */
@@ -29,10 +29,10 @@ bool rpc_notify(struct session *session, answer_t *notice);
 /* The device of that number, or NULL after a refusal. */
 struct device *rpc_device(struct session *session, uint64_t id, uint32_t index);
 
-/* @error of store_hold_model() or store_pin_model() is the session's answer. */
+/* Answer with the @error of store_hold_model() or store_pin_model(). */
 void rpc_refuse_model(struct session *session, uint64_t id, const struct model *model, int error);
 
-/* Whether the session may act on what belongs to @realm. */
+/* Whether the session may see and change things of @realm. */
 bool rpc_may_act(const struct session *session, const struct realm *realm);
 
 /* The rows of one answer: as many as fit. */
@@ -49,7 +49,10 @@ struct rpc_page {
 /* Copies @row. Returns false if it does not fit: then the page is complete. */
 bool rpc_page_add(struct rpc_page *page, uint64_t id, const ProtobufCMessage *row);
 
-/* Notices. One that would have to wait behind an unread answer is dropped, counted, and false. */
+/*
+ * Notices. If answers wait because the client does not read, a notice is dropped and counted, not
+ * sent.
+ */
 bool rpc_notify_reclaim(struct session *session, const struct device *device, uint64_t bytes,
                         uint64_t id);
 void rpc_notify_shutting_down(struct session *session, uint64_t grace_ms);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Requests for blocks that come from a program: publish, look up, release. */
+/* Requests for blocks of programs: publish, look up, release. */
 #include <inttypes.h>
 #include <stdlib.h>
 
@@ -7,14 +7,14 @@
 #include "proto/cleanup.h"
 
 /*
- * A BlockPublish on its way. Any failure leaves the chunk private, as it was. It is the holder's: a connection
- * that is lost takes nothing along but the answer, for which the client repeats the request.
+ * A pending BlockPublish. After any failure the chunk is private as before. It belongs to the
+ * holder: a lost connection loses only the answer, and the client repeats the request for it.
  */
 struct publish {
 	struct pending pending; /* while is_awaited */
 	bool is_awaited;
 	struct admit admit;
-	struct holder *holder; /* borrowed, as the next; both stay, or it is cancelled */
+	struct holder *holder; /* borrowed, like the next; both stay until it is cancelled */
 	struct held *private;
 };
 
@@ -47,7 +47,7 @@ static void take_back(struct publish *publish)
 	chunk_move(&publish->private->chunk, &publish->admit.chunk);
 }
 
-/* Nobody waits for the answer, or it is given now. Returns where to, or NULL. */
+/* Returns the session that waits for the answer, which is sent now; NULL: nobody waits. */
 static struct session *stop_waiting(struct publish *publish)
 {
 	if (!publish->is_awaited) {
@@ -91,7 +91,7 @@ static void on_gone(struct admit *admit)
 
 static const struct admit_ops admit_ops = {.done = on_admitted, .gone = on_gone};
 
-/* The session ends, and the holder perhaps. */
+/* The session ends; the holder may stay. */
 static void cancel_wait(struct pending *pending)
 {
 	container_of(pending, struct publish, pending)->is_awaited = false;
@@ -107,7 +107,10 @@ static bool wait_for(struct session *session, uint64_t request, struct publish *
 	return publish->is_awaited;
 }
 
-/* The answer to an earlier request was lost. Returns whether it was so. */
+/*
+ * If the answer to an earlier request was lost, give it now or wait for it. Returns whether that
+ * was so.
+ */
 static bool repeat(struct session *session, const request_t *request)
 {
 	const Glake__Wire__BlockPublish *body = request->block_publish;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What requests are about: all sessions, and the parts of glaked that the handlers ask.
+ * All sessions, and the parts of glaked that the handlers use.
  *
- * Owner: the rpc, which keeps the parts. Threads: loop thread.
+ * Owner: the server. Threads: loop thread.
  */
 #ifndef GLAKE_DAEMON_RPC_CONTEXT_H
 #define GLAKE_DAEMON_RPC_CONTEXT_H

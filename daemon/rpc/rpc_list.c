@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Requests that look: status, statistics and the lists.
+ * Requests that only look: status, statistics and the lists.
  *
- * An admin sees everything; anybody else his own realm, and of tenants his own. Lists are answered
- * in pages; rows come in the order of ids, and the cursor is the id of the last row sent, so what
- * is added or removed between two pages disturbs nothing.
+ * An admin sees everything. Others see their own realm and their own tenant. Lists are answered in
+ * pages. The rows have the order of their ids, and the cursor is the id of the last row, so rows
+ * may be added and removed between two pages.
  */
 #include <stdio.h>
 #include <string.h>
@@ -48,7 +48,7 @@ static void describe_device(const struct rpc_context *rpc, const struct device *
 	row->physical_bytes = device_physical_bytes(device);
 	row->private_bytes = device->use_bytes[CHUNK_PRIVATE];
 	row->block_bytes = device->use_bytes[CHUNK_BLOCK] + device->use_bytes[CHUNK_LOADING];
-	/* Nobody has these open yet, and nobody can have them evicted. */
+	/* Chunks of loads are not open yet, but cannot be evicted. */
 	row->used_block_bytes = device->used_block_bytes + device->use_bytes[CHUNK_LOADING];
 	row->pool_bytes = device->use_bytes[CHUNK_POOL];
 	row->logical_block_bytes = device->logical_block_bytes;
@@ -117,7 +117,7 @@ void rpc_device_get(struct session *session, const request_t *request, struct fd
 	body.quota_bytes = tenant->quota_bytes;
 	body.used_bytes = tenant->used_bytes;
 	body.reserved_bytes = session->holder->devices[device->index].reserved_bytes;
-	/* The driver does not yet count it as free; who asks for memory gets it. */
+	/* The driver does not count it as free yet, but a request for memory gets it. */
 	uint64_t leaving_bytes = device->leaving_bytes;
 	/* Without the device's anchor. */
 	body.idle_bytes = less(device->use_bytes[CHUNK_POOL], GLAKE_CHUNK_GRANULARITY) +
@@ -168,13 +168,13 @@ void rpc_stats_get(struct session *session, const request_t *request, struct fdl
 /* Devices of the rows of one page. */
 #define PAGE_DEVICES 2048
 
-/* Where a row's devices go: room for RPC_MAX_DEVICES. */
+/* The place for a row's devices: room for RPC_MAX_DEVICES. */
 struct device_place {
 	Glake__Wire__SessionDevice *devices;
 	Glake__Wire__SessionDevice **list;
 };
 
-/* Returns whether the holder, or its process, has anything there. */
+/* Returns whether the holder or its process has anything on the device. */
 static bool describe_share(const struct rpc_context *rpc, const struct holder *holder,
                            uint32_t index, Glake__Wire__SessionDevice *row)
 {
@@ -261,7 +261,7 @@ void rpc_session_list(struct session *session, const request_t *request, struct 
 	rpc_answer(session, request->id, &answer, NULL, 0);
 }
 
-/* One tenant a page: few there are, and each has a row of its own per device. */
+/* One tenant a page: there are few, and each has a row for each device. */
 void rpc_tenant_list(struct session *session, const request_t *request, struct fdlist *fds)
 {
 	answer_t answer = GLAKE__WIRE__ANSWER__INIT;

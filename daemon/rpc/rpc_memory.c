@@ -7,7 +7,7 @@
 #include "daemon/rpc/rpc_handlers.h"
 #include "proto/cleanup.h"
 
-/* A ChunkAlloc on its way. */
+/* A pending ChunkAlloc. */
 struct chunk_request {
 	struct pending pending;
 	struct alloc *alloc;
@@ -130,7 +130,7 @@ void rpc_chunk_alloc(struct session *session, const request_t *request, struct f
 	}
 }
 
-/* Not if that has failed, and only a mover that cannot end still has the chunk. */
+/* False if that has failed, and only a mover that cannot end still has the chunk. */
 static bool is_being_published(const struct held *private)
 {
 	return private->admit && private->admit->state != ADMIT_LEAVING;
@@ -140,7 +140,7 @@ void rpc_chunk_free(struct session *session, const request_t *request, struct fd
 {
 	const Glake__Wire__ChunkFree *body = request->chunk_free;
 	struct held *private;
-	/* All or none: look first. An id that stands there twice is found out on the way. */
+	/* All or none, so check first. The second loop finds an id that is there twice. */
 	for (size_t i = 0; i < body->n_ids; i++) {
 		private = holder_find(session->holder, HELD_CHUNK, body->ids[i]);
 		if (!private || is_being_published(private)) {
@@ -162,7 +162,7 @@ void rpc_chunk_free(struct session *session, const request_t *request, struct fd
 
 /* ---- for others ------------------------------------------------------------------------------- */
 
-/* Random, not 0; 0 if the kernel has none. */
+/* A random number, not 0. Returns 0 if the kernel has none. */
 static uint64_t new_ticket(void)
 {
 	uint64_t ticket = 0;
@@ -222,14 +222,14 @@ void rpc_chunk_share(struct session *session, const request_t *request, struct f
 	rpc_answer(session, request->id, &answer, NULL, 0);
 }
 
-/* The holder of that number, if it is of the asker's realm. */
+/* The holder with that id, if it is in the session's realm. */
 static struct holder *find_owner(struct session *session, uint64_t id)
 {
 	struct holder *owner = id ? holder_by_id(session->holder->all, id) : session->holder;
 	return owner && owner->realm == session->holder->realm ? owner : NULL;
 }
 
-/* One's own, or one that somebody else gave the ticket of. */
+/* A chunk of the session itself, or one that the ticket permits. */
 static struct held *find_opened(struct session *session, struct holder *owner, uint64_t id,
                                 uint64_t ticket)
 {
@@ -245,7 +245,7 @@ static const struct chunk *find_open_chunk(struct session *session, const reques
 {
 	const struct held *private = find_opened(session, owner, id, request->chunk_open->ticket);
 	if (!private) {
-		/* One answer for all that may be wrong: it helps nobody who guesses. */
+		/* One answer for all cases: it does not help to guess. */
 		rpc_refuse(session, request->id, STATUS_NOT_FOUND,
 		           "there is no such chunk %" PRIu64 " in this realm", id);
 		return NULL;

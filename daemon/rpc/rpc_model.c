@@ -10,11 +10,11 @@
 #include "daemon/base/text.h"
 #include "proto/cleanup.h"
 
-/* When no more places for loads are left, the rest is for tenants with fewer loads than that. */
+/* The last places for loads are for tenants with fewer loads than this. */
 #define RESERVED_LOADS (GLAKE_MAX_LOADS / 4)
 #define FEW_LOADS 4
 
-/* Progress is told when it has grown by 1/100 of the whole. */
+/* Progress is reported when it has grown by 1/100 of the whole. */
 #define PROGRESS_STEPS 100
 
 /* A ModelOpen that waits for a load. */
@@ -137,7 +137,7 @@ struct file_set {
 	struct file_id ids[GLAKE_MAX_PACKET_FDS];
 };
 
-/* Returns whether the request makes sense so far; otherwise it was answered. */
+/* Returns false after a refusal. */
 static bool check_names(struct session *session, const request_t *request, const struct fdlist *fds)
 {
 	const Glake__Wire__ModelOpen *body = request->model_open;
@@ -182,8 +182,8 @@ static bool check_files(struct session *session, const request_t *request, const
 }
 
 /*
- * One tenant cannot have all the places; otherwise the request was answered. Those of cancelled loads are
- * his who began them: tenants come and go.
+ * One tenant cannot have all places. Returns false after a refusal. The places of cancelled loads
+ * count for their user, because tenants come and go.
  */
 static bool check_loads(struct session *session, uint64_t id)
 {
@@ -243,7 +243,7 @@ static struct model *start_load(struct session *session, const request_t *reques
 	return model;
 }
 
-/* Load it, or wait for the load that is under way. */
+/* Load it, or wait for the running load. */
 static void wait_for_load(struct session *session, const request_t *request, struct device *device,
                           const struct file_set *files, struct model *model)
 {
@@ -271,7 +271,7 @@ static void wait_for_load(struct session *session, const request_t *request, str
 	} else {
 		model = start_load(session, request, device, files, &operation->waiter);
 		if (!model) {
-			/* Answered; and if that closed the session, its end has freed us. */
+			/* Answered. If that closed the session, the operation is freed already. */
 			if (session->state != SESSION_CLOSING) {
 				session_end(&operation->pending);
 				free(operation);
@@ -284,7 +284,7 @@ static void wait_for_load(struct session *session, const request_t *request, str
 
 void rpc_model_open(struct session *session, const request_t *request, struct fdlist *fds)
 {
-	/* Some 11 KiB, and used by one request at a time: not on the stack. */
+	/* Not on the stack: it has some 11 KiB. One request at a time uses it. */
 	static struct file_set files;
 	struct device *device = rpc_device(session, request->id, request->model_open->device);
 	if (!device || !check_names(session, request, fds) ||

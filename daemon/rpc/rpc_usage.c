@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a client says about itself: its own memory, and what it has of the driver, which is for
- * listings, and bounded so that no sum of it overflows; and that it has followed a Reclaim.
+ * A client's report about itself: its own memory and its memory of the driver, for listings; and
+ * whether it has followed a Reclaim. The numbers are bounded, so no sum of them overflows.
  */
 #include "daemon/rpc/rpc_handlers.h"
 
@@ -10,7 +10,7 @@ static uint64_t bounded(uint64_t bytes, uint64_t limit)
 	return bytes < limit ? bytes : limit;
 }
 
-/* Does each entry name a device of ours, and none twice? Refused if not. */
+/* Whether each entry names a device of glaked, and none twice. If not, the request was refused. */
 static bool is_sound(struct session *session, uint64_t id, const Glake__Wire__UsageReport *report)
 {
 	uint64_t seen = 0;
@@ -28,7 +28,7 @@ static bool is_sound(struct session *session, uint64_t id, const Glake__Wire__Us
 	return true;
 }
 
-/* Managed memory may be more than the device has; nothing else can be. */
+/* Only managed memory may be more than the device has. */
 static struct driver_memory take_driver(const Glake__Wire__DriverMemory *from, uint64_t total_bytes)
 {
 	return (struct driver_memory){

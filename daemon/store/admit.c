@@ -26,13 +26,13 @@ static void admit_set_state(struct admit *admit, enum admit_state state)
 
 /* ---- how it ends ------------------------------------------------------------------------------ */
 
-/* A program has the chunk mapped and goes on with it, if no block comes of it. */
+/* A program has the chunk mapped, and keeps it if it does not become a block. */
 static bool is_programs(const struct admit *admit)
 {
 	return admit->chunk.use == CHUNK_PRIVATE;
 }
 
-/* It may be freed in here. */
+/* Frees @admit, perhaps. */
 static void go(struct admit *admit)
 {
 	if (!is_programs(admit)) {
@@ -67,7 +67,7 @@ static bool has_left(struct admit *admit)
 	return is_leaving;
 }
 
-/* The mover did not even take the order. */
+/* The mover did not accept the order. */
 static void fail_order(struct admit *admit, int error)
 {
 	fail(admit, error == -EBUSY ? STATUS_BUSY : STATUS_MOVER_FAILED,
@@ -98,7 +98,7 @@ static void seal(struct admit *admit, bool is_collision)
 	}
 }
 
-/* Some other content has the digest. Anybody can bring that about, so it is told at his cost. */
+/* Another content has the digest. Any client can cause this, so its tenant's log limit counts. */
 static void seal_collision(struct admit *admit)
 {
 	char text[DIGEST_TEXT_BYTES];
@@ -157,7 +157,7 @@ static void start_compare(struct admit *admit, struct block *candidate)
 	admit_set_state(admit, ADMIT_COMPARING);
 }
 
-/* Its digest is known: meet whatever the realm has of it. */
+/* Its digest is known: look for a block of the realm with the same digest. */
 static void meet(struct admit *admit)
 {
 	struct block *candidate = store_find_block(admit->context->store, admit->realm,

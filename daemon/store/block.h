@@ -2,14 +2,14 @@
 /*
  * A block: a sealed chunk, immutable, found by its digest, shared by one realm on one device.
  *
- * Four counts say why it is there:
- *   n_manifests  models that name it
- *   n_users      models in use (see model.h) that name it, and sessions that hold it directly
- *   n_pins       places that pinned models have for it
- *   n_compared   chunks that are being compared with it (admit.h): it stays, at whose cost it was
- * While n_users > 0 or n_pins > 0 the tenant that brought it pays, or who pinned it; after that the
- * built-in tenant does, and the block is cache. A block that a program published may be cache with
- * no manifest; one that came from a file goes with its last manifest.
+ * Four counts keep it:
+ *   n_manifests  models that contain it
+ *   n_users      models in use (see model.h) that contain it, and holders that use it directly
+ *   n_pins       its places in pinned models
+ *   n_compared   chunks that are being compared with it (admit.h); its payer stays the same meanwhile
+ * While n_users > 0 or n_pins > 0, the tenant that brought it into use or pinned it pays. Otherwise
+ * the built-in tenant pays, and the block is cache. A block that a program published may be cache
+ * without a manifest. A block from a file goes with its last manifest.
  *
  * Owner: the store's table. Threads: loop thread.
  */
@@ -46,7 +46,7 @@ struct block {
 	uint32_t n_users;
 	uint32_t n_compared;
 	bool is_published;
-	bool is_collision; /* its digest is another content's: not in the table, never shared */
+	bool is_collision; /* another content has its digest: it is not in the table, and never shared */
 };
 
 #endif

@@ -9,7 +9,7 @@
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
 
-/* Linux 6.8: stx_mnt_id is an id that is never given again. */
+/* Linux 6.8: stx_mnt_id is an id that is never used again. */
 #ifndef STATX_MNT_ID_UNIQUE
 #define STATX_MNT_ID_UNIQUE 0x4000u
 #endif
@@ -20,8 +20,8 @@ static int64_t to_ns(struct statx_timestamp time)
 }
 
 /*
- * Only called where the kernel says that there is a digest, which only local file systems do: asking
- * FUSE would be to wait for it.
+ * Only called if the kernel reports a digest, which only local file systems have. Asking FUSE would
+ * mean waiting for it.
  */
 static bool get_verity(int fd, struct file_id *id)
 {

@@ -114,7 +114,10 @@ static void free_if_gone(struct load *load)
 	}
 }
 
-/* The mover has nothing of a load that has failed, but for what is compared. The load may be gone afterwards. */
+/*
+ * The mover has nothing of a load that has failed, but for what is compared. The load may be gone
+ * afterwards.
+ */
 static void drop_places(struct load *load)
 {
 	for (size_t i = 0; i < load->n_granted; i++) {

@@ -6,11 +6,11 @@
 
 #include "proto/limits.h"
 
-/* What glaked's blocks say about a plan. */
+/* A plan's needs, given glaked's blocks. */
 struct room {
-	uint64_t needed_bytes; /* by blocks that cannot all be known */
+	uint64_t needed_bytes; /* of blocks that cannot be known */
 	uint64_t needed_fds;
-	uint64_t paid_bytes; /* of blocks on the device, by the tenant */
+	uint64_t paid_bytes; /* by the tenant, for blocks on the device */
 };
 
 static uint64_t less(uint64_t whole, uint64_t part)
@@ -21,7 +21,7 @@ static uint64_t less(uint64_t whole, uint64_t part)
 static struct room look(const struct store *store, const struct model *model,
                         const struct tenant *payer)
 {
-	/* By size: blocks that could turn out to be the model's. */
+	/* By size: the number of blocks that may be equal to the model's. */
 	uint64_t n_known[GLAKE_MAX_BLOCK_BYTES / GLAKE_CHUNK_GRANULARITY + 1] = {0};
 	struct room room = {0};
 	const struct block *block;
@@ -48,7 +48,7 @@ static struct room look(const struct store *store, const struct model *model,
 	return room;
 }
 
-/* Of chunks that loads have, at most. */
+/* The fds of all loads' chunks, at most. */
 static uint64_t loading_fds(const struct allocator *allocator)
 {
 	uint64_t bytes = 0;
@@ -74,7 +74,7 @@ enum status load_check_room(const struct store *store, const struct allocator *a
 		needed_bytes = room.needed_bytes;
 		most_bytes = pressure_most_bytes(&allocator->pressure, device) +
 		             device->coming_bytes;
-		/* What is being loaded may turn out the same, or come to nothing. */
+		/* Blocks that are being loaded may turn out equal, or their load may fail. */
 		most_bytes += device->use_bytes[CHUNK_LOADING];
 	}
 	if (limits->quota_bytes > 0 && room.needed_bytes > quota_bytes) {

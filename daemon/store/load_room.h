@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Whether a planned model can come to fit, asked once, before anything is evicted for it.
+ * Checks once, before anything is evicted for it, whether a planned model can fit.
  *
- * Which of its blocks are known is seen only when they are loaded. So as many as there are blocks in use
- * of the same size in the realm count as known already, and the model is refused only if the rest is too
- * much: for the device, for the tenant's bytes, or for fds. Equal blocks inside one model are not
- * reckoned with. Where requests wait for memory (`pressure = "wait"`) blocks in use may go meanwhile,
- * and only what is larger than the device or the quota is refused here.
+ * Only the load shows which of its blocks are known. So as many blocks count as known as the realm
+ * has blocks in use of the same size. The model is refused only if the rest is too much for the
+ * device, for the tenant's bytes, or for fds. Equal blocks inside one model are ignored. If
+ * requests wait for memory (`pressure = "wait"`), blocks in use may go meanwhile, so only models
+ * larger than the device or the quota are refused.
  *
  * Threads: loop thread.
  */
@@ -18,8 +18,8 @@
 #include "daemon/store/store.h"
 
 /*
- * @model has its whole plan and no block yet; @payer is to pay. Returns STATUS_OK, or why not, with one
- * line in @error.
+ * @model has its complete plan and no block yet; @payer will pay. Returns STATUS_OK, or another
+ * status and one line in @error.
  */
 enum status load_check_room(const struct store *store, const struct allocator *allocator,
                             const struct model *model, const struct tenant *payer, char *error,

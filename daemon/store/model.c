@@ -8,12 +8,12 @@
 #include "proto/cleanup.h"
 #include "proto/limits.h"
 
-/* What a tensor's allocation costs beside its bytes: the allocator's header, and our pointer. */
+/* Each tensor also costs the allocator's header and a pointer. */
 #define ENTRY_BYTES 16
-/* Fewer are freed in a tenth of a millisecond. */
+/* So many are freed in a tenth of a millisecond. */
 #define MANY_TENSORS 4096
 
-/* Grow by doubling, at counts that are powers of two: no capacity needs to be stored. */
+/* Doubles the array when the count is a power of two, so no capacity needs to be stored. */
 static int grow(void **array, size_t n, size_t element_bytes)
 {
 	if (n != 0 && (n & (n - 1)) != 0) {

@@ -8,10 +8,10 @@
  *                            v                                     v
  *                          (gone)                                (gone)
  *
- * A model is known by the identity of its files (files.h), and not by its path; or, where this would
- * not tell every change of them, by nothing: then each open loads them again. It is in use while
- * n_holders > 0: the load that makes it and each session that has it open hold it, and while it is in
- * use it counts as one user of each of its blocks.
+ * A model is found by the identity of its files (files.h), not by its path. If that identity would
+ * not show every change of the files, the model is not found at all, and each open loads the files
+ * again. It is in use while n_holders > 0: its load holds it, and each holder that has it open.
+ * While it is in use it counts as one user of each of its blocks.
  *
  * Owner: the store's table. Threads: loop thread.
  */
@@ -62,40 +62,42 @@ struct model {
 	struct list link; /* link: store.model_list, in the order of ids */
 	struct idle idle; /* link: store.idle, while ready, unused and not pinned */
 	uint64_t id;
-	char *name;            /* owned; what the first client called it, for listings */
+	char *name;            /* owned; the first client's name for it, for listings */
 	struct realm *realm;   /* owned reference */
 	struct device *device; /* borrowed */
 	enum model_state state;
 	bool is_pinned;
-	bool is_in_log; /* that it was loaded, so its eviction will be too */
+	bool is_in_log; /* the log has a line about its load, and will have one about its eviction */
 	uint32_t n_holders;
 	struct load *load; /* borrowed; while MODEL_LOADING */
 	uint64_t span_bytes;
-	uint64_t content_bytes;  /* of tensors */
-	uint64_t end_bytes;      /* where in the span the last of them ends */
-	uint64_t manifest_bytes; /* of host memory, and more: it bounds the number */
-	struct charge charge;    /* for those: who keeps it, else the built-in tenant */
+	uint64_t content_bytes; /* of tensors */
+	uint64_t end_bytes;     /* the last of their ends in the span */
+	uint64_t
+		manifest_bytes; /* of host memory, and a surplus that bounds the number of models */
+	struct charge
+		charge; /* for those; of the tenant that keeps it, else of the built-in tenant */
 	size_t n_tensors;
 	size_t n_blocks;
 	struct tensor **tensors;    /* owned */
 	struct model_block *blocks; /* owned */
 	size_t n_files;
 	struct file_id *files; /* owned */
-	char *reload_reason;   /* owned; why its files do not find it. NULL: they do */
+	char *reload_reason;   /* owned; the reason why it is not found by its files. NULL: it is */
 };
 
 /* Chunk bytes of block number @i of the plan. */
 uint64_t model_chunk_bytes(const struct model *model, size_t i);
 
-/* Building, while loading. Return 0, -ENOMEM, or -EINVAL for what no plan may say. */
+/* Build the plan, while LOADING. Return 0, -ENOMEM, or -EINVAL: no plan may contain this. */
 int model_add_tensor(struct model *model, const char *name, uint32_t dtype, const uint64_t *shape,
                      size_t n_dims, uint64_t offset, uint64_t bytes);
 int model_add_block(struct model *model, uint64_t content_bytes);
 
-/* Every tensor lies in the span. Returns 0 or -EINVAL. */
+/* Returns 0 if every tensor lies in the span, else -EINVAL. */
 int model_check_plan(const struct model *model);
 
-/* Free the tensors: many of them on a thread of libuv's pool, for which @loop stays alive. */
+/* Free the tensors. If there are many, a thread of libuv's pool does; @loop stays alive for it. */
 void model_free_tensors(struct model *model, uv_loop_t *loop);
 
 #endif

@@ -10,15 +10,15 @@
 #include "daemon/base/log.h"
 #include "proto/mover.pb-c.h"
 
-/* Chunks that every load may have, whatever others do. */
+/* Every load may have so many chunks, whatever others do. */
 #define MIN_CHUNKS 8
-/* Of what others leave of the fds for loads, a user may have one in so many. */
+/* A user may have this part of the loads' fds that other users leave. */
 #define USER_SHARE 2
 
 typedef Glake__Mover__Order order_t;
 typedef Glake__Mover__Report report_t;
 
-/* @uid: whose files the fds are; INFLIGHT_OURS: our own. */
+/* @uid: the user of the files; INFLIGHT_OURS: glaked's own fds. */
 static int send_order(struct mover_link *link, uint64_t job, order_t *order, uid_t uid,
                       const int *fds, size_t n_fds)
 {
@@ -61,8 +61,8 @@ static struct load_job *load_of(struct mover_job *job)
 }
 
 /*
- * The oldest job up to @last_job that @process has: NULL is the mover that runs, or none. The table keeps
- * the order of insertion.
+ * The oldest job up to @last_job that @process has; NULL: the running mover, or none. The table
+ * keeps the order of insertion.
  */
 static struct mover_job *find_job_of(const struct mover_link *link,
                                      const struct mover_process *process, uint64_t last_job)
@@ -76,19 +76,19 @@ static struct mover_job *find_job_of(const struct mover_link *link,
 	return NULL;
 }
 
-/* Beside those that dead movers hold. */
+/* Jobs that dead movers hold do not count. */
 static bool has_jobs(const struct mover_link *link)
 {
 	return find_job_of(link, NULL, link->last_job) != NULL;
 }
 
 /*
- * @holder: the process, if it is dead and something of it is left, which may have chunks. It is no mover
- * any more, and what it has counts for none.
+ * @holder: the dead process, if it cannot end and may still have chunks; else NULL. It is no mover
+ * any more, so its fds do not count.
  */
 static void fail_all(struct mover_link *link, struct mover_process *holder, const char *error)
 {
-	/* What a handler starts anew belongs to the next mover. */
+	/* Jobs that a handler starts belong to the next mover. */
 	uint64_t last_job = link->last_job;
 	struct mover_job *job;
 	while ((job = find_job_of(link, NULL, last_job))) {
@@ -104,13 +104,13 @@ static void fail_all(struct mover_link *link, struct mover_process *holder, cons
 
 /* ---- what the mover can hold ------------------------------------------------------------------ */
 
-/* Of its fds; the others are there for comparisons, which end by themselves. */
+/* The fds for loads. The others are for comparisons, which end by themselves. */
 static size_t max_load_fds(const struct mover_link *link)
 {
 	return link->max_fds / 4 * 3;
 }
 
-/* For so many more of a load of @uid. */
+/* Whether a load of @uid may have @n_more fds. */
 static bool has_room(const struct mover_link *link, uid_t uid, size_t n_more)
 {
 	size_t n_own = 0;
@@ -125,7 +125,7 @@ static bool has_room(const struct mover_link *link, uid_t uid, size_t n_more)
 	return n_own + n_more <= (n_own > 0 ? n_left / USER_SHARE : n_left);
 }
 
-/* What a load counts for with so many chunks. */
+/* The fds that a load with so many chunks counts for. */
 static size_t load_fds(const struct load_job *load, size_t n_chunks)
 {
 	return load->n_files + (n_chunks > MIN_CHUNKS ? n_chunks : MIN_CHUNKS);
@@ -166,7 +166,7 @@ static void on_process_gone(void *user, struct mover_process *process)
 	}
 }
 
-/* When nothing is left to do for it. */
+/* Called when the mover has nothing to do any more. */
 static void let_go(struct mover_link *link)
 {
 	if (link->process) {
@@ -201,7 +201,7 @@ static const struct mover_process_ops process_ops = {
 	.on_gone = on_process_gone,
 };
 
-/* The job counts for @n_counted fds; @uid: whose @fds are. */
+/* The job counts for @n_counted fds; @fds belong to @uid. */
 static int begin(struct mover_link *link, struct mover_job *job, size_t n_counted, order_t *order,
                  uid_t uid, const int *fds, size_t n_fds)
 {
@@ -263,7 +263,7 @@ int mover_load(struct mover_link *link, struct load_job *load, const struct devi
 	return begin(link, &load->job, load_fds(load, 0), &order, load->uid, fds, n_fds);
 }
 
-/* On chunks, which are our own. */
+/* Of chunks; their fds are glaked's own. */
 static int begin_probe(struct mover_link *link, struct mover_job *job, order_t *order,
                        const int *fds, size_t n_fds)
 {
@@ -307,7 +307,7 @@ void mover_grant(struct mover_link *link, struct load_job *load, uint64_t first,
 	Glake__Mover__Grant grant = GLAKE__MOVER__GRANT__INIT;
 	order_t order = GLAKE__MOVER__ORDER__INIT;
 	if (!link->process) {
-		/* It died just now; on_failed is on its way. */
+		/* It has just died; on_failed comes soon. */
 		return;
 	}
 	grant.first = first;
@@ -315,7 +315,7 @@ void mover_grant(struct mover_link *link, struct load_job *load, uint64_t first,
 	order.grant = &grant;
 	int r = send_order(link, load->job.id, &order, INFLIGHT_OURS, fds, n_fds);
 	if (r < 0) {
-		/* A load that waits for chunks it cannot get would wait for ever. */
+		/* Otherwise the load would wait for its chunks for ever. */
 		log_error("cannot pass chunks to glake-mover: %s", strerror(-r));
 		mover_process_kill(link->process);
 	}
@@ -400,7 +400,7 @@ static int block_loaded(struct mover_link *link, struct load_job *load,
 	return load->ops->on_block_loaded(load, loaded->block, &digest);
 }
 
-/* All but Failed. -EPROTO: not what is said of a job of that kind. */
+/* All reports but Failed. -EPROTO: no report of a job of that kind. */
 static int deliver_load(struct mover_link *link, struct load_job *load, const report_t *report)
 {
 	switch (report->body_case) {
@@ -473,7 +473,7 @@ static void on_packet(void *user, const uint8_t *bytes, size_t n_bytes, struct f
 	if (report) {
 		struct mover_job *job;
 		HASH_FIND(hh, link->jobs, &report->job, sizeof(report->job), job);
-		/* What it says of a job that is not there concerns nobody. */
+		/* A report about an unknown job is ignored. */
 		r = job && !job->held_by ? deliver(link, job, report) : 0;
 		glake__mover__report__free_unpacked(report, NULL);
 	}

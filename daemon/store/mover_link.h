@@ -1,22 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The link to glake-mover: starts it on demand, lets it go when idle, carries jobs to it and their
- * news back. When it dies, every job under way fails with STATUS_MOVER_FAILED and the next job
- * starts a new one: a GPU fault costs the jobs, not glaked. A dead mover that a file system keeps from
- * ending still has the chunks that it was given: their jobs hear of it (on_gone).
+ * The link to glake-mover: starts it on demand, stops it when it is idle, sends jobs and delivers
+ * reports. If the mover dies, every running job fails with STATUS_MOVER_FAILED, and the next job
+ * starts a new mover. So a GPU fault costs the jobs, not glaked. If a file system keeps a dead
+ * mover from ending, the mover still has its chunks; on_gone reports its end.
  *
  * The only file of glaked that knows the messages of proto/mover.proto.
  *
  * No mover runs until the first job; orders wait in the socket while it starts (mover_process.h).
- * The mover has a table of open files of its own, and no more is sent than it can hold: the fds of a job
- * count until its last news, those of a load's chunks until they are loaded. Of what loads may have, a
- * user gets half of what others leave.
+ * The link sends no more fds than the mover's own table of open files can hold. The fds of a job
+ * count until its last report, those of a load's chunks until they are loaded. A user may have half
+ * of the loads' fds that other users leave.
  *
- * When it has been idle for idle_ms the link closes its end, and the mover exits on reading the end of
- * the stream.
+ * After idle_ms without jobs the link closes its end, and the mover exits.
  *
- * Owner: the server. A job is embedded in what wants it.
- * Lifetime: a job belongs to the link from mover_*() until on_failed or its last news.
+ * Owner: the server. A job is embedded by the caller.
+ * Lifetime: a job belongs to the link from mover_*() until on_failed or its last report.
  * Threads: loop thread.
  */
 #ifndef GLAKE_DAEMON_MOVER_LINK_H
@@ -38,19 +37,20 @@ enum job_kind {
 	JOB_COMPARE,
 };
 
-/* What the link keeps of a job of any kind. */
+/* A job of any kind. */
 struct mover_job {
 	UT_hash_handle hh; /* mover_link.jobs */
 	uint64_t id;       /* 0: the link does not know it */
 	enum job_kind kind;
-	size_t n_fds; /* that it counts for */
+	size_t n_fds; /* it counts for so many */
 	bool is_cancelled;
-	struct mover_process *held_by; /* failed, but this dead one still has what it was given */
+	struct mover_process
+		*held_by; /* the dead process that still has its fds, after it failed */
 	/* @error is one line, valid during the call. The link does not know the job any more. */
 	void (*on_failed)(struct mover_job *job, enum status status, const char *error);
 	/*
-	 * If the mover has died and cannot end, on_failed comes with an id that is not 0, since the mover still
-	 * has the job's fds. This comes when nothing is left of it.
+	 * If the mover has died and cannot end, it still has the job's fds. Then on_failed comes
+	 * with an id that is not 0, and on_gone when nothing is left of the mover.
 	 */
 	void (*on_gone)(struct mover_job *job);
 };
@@ -58,15 +58,15 @@ struct mover_job {
 struct load_job;
 
 /*
- * News of a load. The handlers of a plan and of blocks return 0, or < 0 when the mover says what cannot
- * be; it is killed then.
+ * Reports of a load. The handlers of a plan and of blocks return 0, or < 0 if the report is
+ * impossible; then the mover is killed.
  */
 struct load_job_ops {
 	int (*on_plan_tensor)(struct load_job *load, const char *name, uint32_t dtype,
 	                      const uint64_t *shape, size_t n_dims, uint64_t offset,
 	                      uint64_t bytes);
 	int (*on_plan_block)(struct load_job *load, uint64_t content_bytes);
-	/* @reload_reason: why the files must be loaded at each open; "" = they need not. Valid in the call. */
+	/* @reload_reason: why each open must load the files; "" = it need not. Valid during the call. */
 	int (*on_plan_end)(struct load_job *load, const char *reload_reason);
 	int (*on_block_loaded)(struct load_job *load, uint64_t block, const struct digest *digest);
 	/* The link does not know the job any more. */
@@ -75,13 +75,13 @@ struct load_job_ops {
 
 struct load_job {
 	struct mover_job job;
-	uid_t uid; /* whose files they are */
+	uid_t uid; /* the user of the files */
 	size_t n_files;
 	size_t n_chunks; /* reserved, and not loaded */
 	const struct load_job_ops *ops;
 };
 
-/* The link does not know either any more when its handler is called. */
+/* When its handler is called, the link has forgotten the job. */
 struct digest_job {
 	struct mover_job job;
 	void (*on_digested)(struct digest_job *job, const struct digest *digest);
@@ -97,7 +97,7 @@ struct mover_link {
 	struct keeper *keeper; /* borrowed */
 	struct stats *stats;   /* borrowed */
 	char *path;            /* owned: the program */
-	uint64_t idle_ms;      /* 0 = stays */
+	uint64_t idle_ms;      /* 0 = an idle mover stays */
 	uv_timer_t idle_timer;
 	struct mover_process *process; /* owned; NULL: none runs */
 	struct mover_job *jobs;        /* table by id */
@@ -108,21 +108,20 @@ struct mover_link {
 };
 
 /*
- * Starts nothing. Keeps a copy of @path. @max_fds: that the mover may have at a time. Returns 0 or
- * -errno: there is nothing to close then.
+ * Starts nothing. Copies @path. The mover may have @max_fds fds at a time. Returns 0, or -errno:
+ * there is nothing to close.
  */
 int mover_link_init(struct mover_link *link, uv_loop_t *loop, struct keeper *keeper,
                     struct stats *stats, const char *path, uint64_t idle_ms, size_t max_fds);
 
 /*
- * The program of movers wanted from now on; one that is wanted or runs already stays what it is. Takes
- * @path, which was allocated, over.
+ * Set the program of movers that are ordered from now on. Takes over @path, which was allocated.
  */
 void mover_link_take_path(struct mover_link *link, char *path);
 
 /*
- * Ends the mover. No jobs may be under way but cancelled ones, which fail; none may be started
- * afterwards. What dead movers still have is let go of when the keeper is closed.
+ * Ends the mover. Only cancelled jobs may be running; they fail. None may be started afterwards.
+ * Jobs that dead movers hold end when the keeper is closed.
  */
 void mover_link_close(struct mover_link *link);
 
@@ -130,9 +129,9 @@ void mover_link_close(struct mover_link *link);
 int mover_link_pid(const struct mover_link *link);
 
 /*
- * Start a job, of which the caller has set the handlers, and a load's uid. fds stay the caller's. Returns 0,
- * or -errno when it cannot be passed on: then it is not the link's. -EBUSY: the mover has too many fds for now; -EMFILE:
- * so many it will never have. That no mover can be started is told later, by on_failed.
+ * Start a job. The caller has set its handlers, and the uid of a load; it keeps the fds. Returns 0,
+ * or -errno: the job was not sent. -EBUSY: the mover has too many fds for now; -EMFILE: it can
+ * never have so many. If no mover can be started, on_failed comes later.
  */
 int mover_load(struct mover_link *link, struct load_job *load, const struct device *device,
                const char *const *names, const char *index, const int *fds, size_t n_fds,
@@ -143,24 +142,25 @@ int mover_compare(struct mover_link *link, struct compare_job *compare, const st
                   int fd, int other_fd, uint64_t chunk_bytes);
 
 /*
- * Of @n more chunks, so many may be granted to a load now; they count at once. There is always one for a
- * load that has none.
+ * Reserve up to @n more chunks for a load. Returns how many may be granted now. A load without
+ * chunks always gets one.
  */
 size_t mover_reserve(struct mover_link *link, struct load_job *load, size_t n);
 
-/* Chunks for blocks @first and on of a load under way, that were reserved. What goes wrong ends in on_failed, later. */
+/* Send reserved chunks for the blocks of a load from @first on. An error ends in on_failed, later. */
 void mover_grant(struct mover_link *link, struct load_job *load, uint64_t first, const int *fds,
                  size_t n_fds);
 
 /*
- * Have a job ended soon. Its news go on, and the last says that the mover has nothing of it any more; a
- * file system that does not answer can put off a load's for ever. Harmless for one that has ended.
+ * Have a job ended soon. Its reports go on; after the last one the mover has nothing of it any
+ * more. A file system that does not answer can delay the last report of a load for ever. Harmless
+ * for a job that has ended.
  */
 void mover_cancel(struct mover_link *link, struct mover_job *job);
 
 /*
- * Loads that were cancelled, and keep a place in the mover until they end: a file system may not let
- * them. *n_own_out: those of @uid.
+ * The number of cancelled loads that still have a place in the mover: a file system may keep them
+ * from ending. *n_own_out: those of @uid.
  */
 size_t mover_n_cancelled(const struct mover_link *link, uid_t uid, size_t *n_own_out);
 

@@ -14,7 +14,7 @@
 #include "daemon/base/log.h"
 #include "proto/cleanup.h"
 
-/* Packets with files that may wait until the mover reads, of all users. */
+/* So many packets with files of users may wait until the mover reads. */
 #define MAX_PASSED_ON 8
 
 struct mover_process {
@@ -23,11 +23,11 @@ struct mover_process {
 	struct conn conn;
 	char *path;                          /* owned */
 	struct stats *stats;                 /* borrowed */
-	const struct mover_process_ops *ops; /* NULL: let go, nobody wants to know */
+	const struct mover_process_ops *ops; /* NULL: nothing is called back any more */
 	void *user;
-	int their_fd; /* owned; open until it is started, so that the last close is never the keeper's */
+	int their_fd; /* owned; open until it is started, so that the keeper never does the last close */
 	int pid;      /* 0 until it is started */
-	bool was_killed; /* by us, for what it said */
+	bool was_killed; /* because of what it sent */
 	bool is_dead;
 	bool is_gone;
 	bool is_closed; /* the connection */
@@ -107,7 +107,7 @@ static void describe_end(const struct mover_process *process, int status, char e
 
 /* ---- its beginning --------------------------------------------------------------------------- */
 
-/* The driver library of the configuration, which the keeper does not know. */
+/* The keeper does not know the driver library of the configuration. */
 static const char *driver_setting(char text[4200])
 {
 	const char *libcuda = getenv("GLAKE_LIBCUDA");
@@ -121,7 +121,7 @@ static int order(struct mover_process *process)
 	                    driver_setting(setting), process->their_fd);
 }
 
-/* The one that there was before has died. */
+/* There is a new keeper; the previous one has died. */
 static void order_again(struct mover_process *process)
 {
 	char error[256];
@@ -172,7 +172,7 @@ static void on_event(struct keeper_child *child, enum keeper_event event, int va
 static void on_conn_end(struct conn *conn, enum conn_end how, int error)
 {
 	struct mover_process *process = container_of(conn, struct mover_process, conn);
-	/* Its end brings the news; make sure that there is one. */
+	/* The process's end will be reported; make sure that it ends. */
 	if (how != CONN_END_EOF) {
 		process->was_killed = true;
 	}
@@ -189,7 +189,7 @@ void mover_process_kill(struct mover_process *process)
 static void on_packet(struct conn *conn, const uint8_t *bytes, size_t n_bytes, struct fdlist *fds)
 {
 	struct mover_process *process = container_of(conn, struct mover_process, conn);
-	/* Once it is killed, nothing more of what it says is believed. */
+	/* After it was killed, nothing that it sent counts any more. */
 	if (!process->was_killed) {
 		process->ops->on_packet(process->user, bytes, n_bytes, fds);
 	}

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A realm: who may share. Interned, so that two realms are equal when their pointers are.
+ * A realm: the processes that may share. There is one object for each name, so pointers can be compared.
  *
- * Owner: reference counted; sessions, models and blocks hold references.
+ * Owner: reference counted, by holders, models and blocks.
  * Threads: loop thread.
  */
 #ifndef GLAKE_DAEMON_REALM_H
@@ -17,11 +17,11 @@ struct realm {
 	struct list link; /* link: the head given to realm_get() */
 	uint64_t id;
 	unsigned n_refs;
-	uint64_t idle_manifest_bytes; /* of its models that nobody uses; the store's to count */
+	uint64_t idle_manifest_bytes; /* of its unused models; counted by the store */
 	char name[CONFIG_NAME_BYTES];
 };
 
-/* The realm of that name, made if need be, with one more reference. NULL: no memory. */
+/* The realm of that name, with one more reference. Makes it if there is none. NULL: no memory. */
 struct realm *realm_get(struct list *realms, const char *name);
 struct realm *realm_ref(struct realm *realm);
 /* NULL is fine. */

@@ -10,7 +10,10 @@
 #include "daemon/base/text.h"
 #include "proto/cleanup.h"
 
-/* What a model counts for beside its manifest: more than it takes, for many are long to walk through. */
+/*
+ * Added to each manifest. It is more than a model takes, because walking through many models takes
+ * time.
+ */
 #define MODEL_BYTES (16u * 1024u)
 
 void store_init(struct store *store, uv_loop_t *loop, struct tenant *cache, struct stats *stats)
@@ -32,7 +35,7 @@ void store_deinit(struct store *store)
 	assert(list_is_empty(&store->model_list) && list_is_empty(&store->block_list));
 }
 
-/* Keeps the list in the order of eviction. Priorities are few, so the place is near the tail. */
+/* Keeps the list in the order of eviction. There are few priorities, so the place is near the tail. */
 static void enter_idle(struct store *store, struct idle *idle)
 {
 	struct list *next = &store->idle;
@@ -43,7 +46,7 @@ static void enter_idle(struct store *store, struct idle *idle)
 	list_insert(next, &idle->link);
 }
 
-/* From now on nobody uses it. */
+/* It is unused from now on. */
 static void note_unused(struct store *store, struct idle *idle, int32_t priority)
 {
 	idle->priority = priority;
@@ -133,7 +136,7 @@ static uint64_t free_block(struct store *store, struct block *block)
 	return freed_bytes;
 }
 
-/* Nobody is left who should pay. */
+/* The built-in tenant pays for a block without users and pins. */
 static void pay_from_cache(struct store *store, struct block *block)
 {
 	if (block->n_users == 0 && block->n_pins == 0) {
@@ -142,7 +145,7 @@ static void pay_from_cache(struct store *store, struct block *block)
 	}
 }
 
-/* Somebody let go of it: it may be cache now, or gone. Returns the bytes that become free. */
+/* A count has dropped: the block may be cache now, or gone. Returns the bytes that become free. */
 static uint64_t settle_block(struct store *store, struct block *block)
 {
 	if (block->n_users > 0 || block->n_compared > 0 || block->n_manifests > 0) {
@@ -361,7 +364,7 @@ void store_unhold_model(struct store *store, struct model *model, int32_t priori
 	}
 }
 
-/* Takes the manifest's references away; nobody uses the model any more. */
+/* The model is unused. Its references to blocks go with it. */
 static uint64_t remove_model(struct store *store, struct model *model)
 {
 	uint64_t freed_bytes = 0;
@@ -390,7 +393,7 @@ void store_drop_model(struct store *store, struct model *model)
 	remove_model(store, model);
 }
 
-/* Have @tenant pay for the blocks that nobody has pinned yet: all of them, or none. */
+/* Charge @tenant for the blocks that are not pinned yet: all, or none. */
 static int charge_for_pin(struct model *model, struct tenant *tenant, struct charge *charges)
 {
 	size_t n = 0;
@@ -398,7 +401,7 @@ static int charge_for_pin(struct model *model, struct tenant *tenant, struct cha
 	while (n < model->n_blocks && r == 0) {
 		struct block *block = model->blocks[n].block;
 		const struct charge *paid = &block->chunk.charge;
-		/* A block may have several places in one model: it is charged for the first. */
+		/* A block may have several places in one model; only the first is charged. */
 		if (block->n_pins++ == 0 && paid->tenant != tenant) {
 			r = tenant_charge(tenant, paid->device, paid->bytes, paid->n_fds,
 			                  &charges[n]);
@@ -548,7 +551,7 @@ static const struct realm *realm_of(const struct idle *idle)
 	                                : container_of(idle, struct block, idle)->realm;
 }
 
-/* Of what to evict, in the order of the list, and how much of it is enough. */
+/* What to evict, in the order of the list, and when to stop. */
 struct sweep {
 	const struct device *device; /* NULL: of any */
 	const struct realm *realm;   /* NULL: of any */
@@ -569,7 +572,10 @@ static uint64_t evict(struct store *store, const struct sweep *sweep)
 			link = link->next;
 			continue;
 		}
-		/* Published blocks of an evicted model fall idle with its priority: still ahead. */
+		/*
+		 * Published blocks of an evicted model become idle with its priority: they are
+		 * still ahead.
+		 */
 		struct list *prev = link->prev;
 		freed_bytes += evict_idle(store, idle);
 		link = prev->next;
@@ -588,7 +594,7 @@ void store_evict_fds(struct store *store, uint64_t n_fds)
 	evict(store, &(struct sweep){.bytes = UINT64_MAX, .n_blocks = n_fds});
 }
 
-/* In the fullest realm the first in the order of eviction. NULL: no model is idle. */
+/* The first in the order of eviction of the realm with most. NULL: no model is idle. */
 static struct model *first_to_trim(struct store *store)
 {
 	struct model *first = NULL;

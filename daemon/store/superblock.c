@@ -9,7 +9,7 @@
 
 #include "proto/clock.h"
 
-/* Of <linux/mount.h> from Linux 6.8 on; one number on all architectures. */
+/* From <linux/mount.h> since Linux 6.8; the same on all architectures. */
 #define SYS_STATMOUNT 457
 #define SYS_LISTMOUNT 458
 #define STATMOUNT_SB_BASIC 1u
@@ -31,7 +31,7 @@ struct mount_answer {
 	uint64_t rest[62];
 };
 
-/* Has our namespace the mount @mount, and is it one of @device? */
+/* Whether our namespace has the mount @mount, and it is one of @device. */
 static bool is_mount_of(uint64_t mount, uint64_t device)
 {
 	struct mount_request request = {

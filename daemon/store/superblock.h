@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A number for a mounted file system that is never given to another while the machine runs.
+ * A number for a mounted file system. No other file system gets it while the machine runs.
  *
- * A device number is not one: a loop device takes the next image, an unmounted tmpfs leaves its number
- * to the next mount. The kernel's unique mount ids are never given again (Linux 6.8), and a mount
- * keeps its file system. But a file that is seen through the mounts of two containers has two of
- * them. So where our own mount namespace has a mount of that device, its id is the number, for all files
- * of the device, however they were opened: as long as this mount stands, the device number means its
- * file system and no other.
+ * A device number is not enough: a loop device can take another image, and an unmounted tmpfs
+ * leaves its number to the next one. The kernel never uses a unique mount id again (Linux 6.8), and
+ * a mount keeps its file system. But a file in two containers is seen through two mounts. So if
+ * glaked's own mount namespace has a mount of the device, that mount's id is the number for all
+ * files of the device, however they were opened. While this mount exists, the device number cannot
+ * mean another file system.
  *
- * Owner: the server. Threads: loop thread. Asks the kernel only for what it has in memory.
+ * Owner: the server. Threads: loop thread. The kernel answers from memory.
  */
 #ifndef GLAKE_DAEMON_SUPERBLOCK_H
 #define GLAKE_DAEMON_SUPERBLOCK_H
@@ -18,15 +18,15 @@
 
 #define SUPERBLOCKS_KNOWN 64u
 
-/* Looking through all our mounts takes the loop half a microsecond each. */
+/* Looking through all mounts takes the loop half a microsecond for each. */
 #define SUPERBLOCKS_MAX_MOUNTS 4096u
 #define SUPERBLOCKS_LOOKS_PER_S 32u
 
-/* What was found for a device. */
+/* The result for a device. */
 struct superblock {
 	uint64_t device; /* as makedev() */
-	uint64_t anchor; /* our mount of it; 0: there was none */
-	uint64_t mount;  /* without an anchor: through which a file of it was seen */
+	uint64_t anchor; /* glaked's mount of it; 0: there was none */
+	uint64_t mount;  /* without an anchor: the mount of the file */
 };
 
 /* All zero at first. */
@@ -38,9 +38,9 @@ struct superblocks {
 };
 
 /*
- * For the file system of @device, of which the caller has a file open that it sees through the unique
- * mount id @mount. Returns an id of ours, or @mount: also when too many were looked for in this
- * second, since clients can make mounts.
+ * The number for the file system of @device. The caller has a file of it open, through the mount
+ * with the unique id @mount. Returns the id of glaked's own mount, or @mount if there is none, or
+ * if too many were looked up in this second, because clients can make mounts.
  */
 uint64_t superblock_number(struct superblocks *superblocks, uint64_t device, uint64_t mount);
 
