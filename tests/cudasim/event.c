@@ -232,11 +232,9 @@ CUresult cuStreamWaitEvent(CUstream stream, CUevent handle, unsigned int flags)
 	return err;
 }
 
-CUresult cuEventQuery(CUevent handle)
+/* May it be asked, or waited for, now? */
+static CUresult check_asked(struct event *e)
 {
-	ENTER(cuEventQuery);
-	struct event *e = event_from_handle(handle);
-
 	if (!e) {
 		return CUDA_ERROR_INVALID_HANDLE;
 	}
@@ -244,8 +242,17 @@ CUresult cuEventQuery(CUevent handle)
 	if (forbidden != CUDA_SUCCESS) {
 		return forbidden;
 	}
-	if (is_captured(e)) {
-		return CUDA_ERROR_CAPTURED_EVENT;
+	return is_captured(e) ? CUDA_ERROR_CAPTURED_EVENT : CUDA_SUCCESS;
+}
+
+CUresult cuEventQuery(CUevent handle)
+{
+	ENTER(cuEventQuery);
+	struct event *e = event_from_handle(handle);
+	CUresult refused = check_asked(e);
+
+	if (refused != CUDA_SUCCESS) {
+		return refused;
 	}
 	struct mark *mark = event_mark(e);
 	bool is_reached = !mark || mark_is_reached(mark);
@@ -261,16 +268,10 @@ CUresult cuEventSynchronize(CUevent handle)
 {
 	ENTER(cuEventSynchronize);
 	struct event *e = event_from_handle(handle);
+	CUresult refused = check_asked(e);
 
-	if (!e) {
-		return CUDA_ERROR_INVALID_HANDLE;
-	}
-	CUresult forbidden = capture_check_unsafe();
-	if (forbidden != CUDA_SUCCESS) {
-		return forbidden;
-	}
-	if (is_captured(e)) {
-		return CUDA_ERROR_CAPTURED_EVENT;
+	if (refused != CUDA_SUCCESS) {
+		return refused;
 	}
 	struct mark *mark = event_mark(e);
 	if (mark) {

@@ -139,74 +139,29 @@ static CUresult submit_one(CUstreamBatchMemOpType operation, CUdeviceptr addr, u
 	return submit(&op, 1, stream);
 }
 
-CUresult cuStreamBatchMemOp_v2(CUstream stream, unsigned int n, CUstreamBatchMemOpParams *ops,
-                               unsigned int flags)
-{
-	ENTER(cuStreamBatchMemOp_v2);
-	return flags == 0 ? submit(ops, n, stream) : CUDA_ERROR_INVALID_VALUE;
-}
+/* By their first names, too, which need no attribute of the device any more. */
+#define BATCH(SYMBOL) \
+	CUresult SYMBOL(CUstream stream, unsigned int n, CUstreamBatchMemOpParams *ops, \
+	                unsigned int flags) \
+	{ \
+		ENTER(SYMBOL); \
+		return flags == 0 ? submit(ops, n, stream) : CUDA_ERROR_INVALID_VALUE; \
+	}
 
-CUresult cuStreamWaitValue32_v2(CUstream stream, CUdeviceptr addr, cuuint32_t value,
-                                unsigned int flags)
-{
-	ENTER(cuStreamWaitValue32_v2);
-	return submit_one(CU_STREAM_MEM_OP_WAIT_VALUE_32, addr, value, flags, stream);
-}
+#define ONE(SYMBOL, VALUE, OPERATION) \
+	CUresult SYMBOL(CUstream stream, CUdeviceptr addr, VALUE value, unsigned int flags) \
+	{ \
+		ENTER(SYMBOL); \
+		return submit_one(CU_STREAM_MEM_OP_##OPERATION, addr, value, flags, stream); \
+	}
 
-CUresult cuStreamWaitValue64_v2(CUstream stream, CUdeviceptr addr, cuuint64_t value,
-                                unsigned int flags)
-{
-	ENTER(cuStreamWaitValue64_v2);
-	return submit_one(CU_STREAM_MEM_OP_WAIT_VALUE_64, addr, value, flags, stream);
-}
-
-CUresult cuStreamWriteValue32_v2(CUstream stream, CUdeviceptr addr, cuuint32_t value,
-                                 unsigned int flags)
-{
-	ENTER(cuStreamWriteValue32_v2);
-	return submit_one(CU_STREAM_MEM_OP_WRITE_VALUE_32, addr, value, flags, stream);
-}
-
-CUresult cuStreamWriteValue64_v2(CUstream stream, CUdeviceptr addr, cuuint64_t value,
-                                 unsigned int flags)
-{
-	ENTER(cuStreamWriteValue64_v2);
-	return submit_one(CU_STREAM_MEM_OP_WRITE_VALUE_64, addr, value, flags, stream);
-}
-
-/* ---- the same by their first names, which need no attribute of the device any more ---- */
-
-CUresult cuStreamBatchMemOp(CUstream stream, unsigned int n, CUstreamBatchMemOpParams *ops,
-                            unsigned int flags)
-{
-	ENTER(cuStreamBatchMemOp);
-	return flags == 0 ? submit(ops, n, stream) : CUDA_ERROR_INVALID_VALUE;
-}
-
-CUresult cuStreamWaitValue32(CUstream stream, CUdeviceptr addr, cuuint32_t value,
-                             unsigned int flags)
-{
-	ENTER(cuStreamWaitValue32);
-	return submit_one(CU_STREAM_MEM_OP_WAIT_VALUE_32, addr, value, flags, stream);
-}
-
-CUresult cuStreamWaitValue64(CUstream stream, CUdeviceptr addr, cuuint64_t value,
-                             unsigned int flags)
-{
-	ENTER(cuStreamWaitValue64);
-	return submit_one(CU_STREAM_MEM_OP_WAIT_VALUE_64, addr, value, flags, stream);
-}
-
-CUresult cuStreamWriteValue32(CUstream stream, CUdeviceptr addr, cuuint32_t value,
-                              unsigned int flags)
-{
-	ENTER(cuStreamWriteValue32);
-	return submit_one(CU_STREAM_MEM_OP_WRITE_VALUE_32, addr, value, flags, stream);
-}
-
-CUresult cuStreamWriteValue64(CUstream stream, CUdeviceptr addr, cuuint64_t value,
-                              unsigned int flags)
-{
-	ENTER(cuStreamWriteValue64);
-	return submit_one(CU_STREAM_MEM_OP_WRITE_VALUE_64, addr, value, flags, stream);
-}
+BATCH(cuStreamBatchMemOp)
+BATCH(cuStreamBatchMemOp_v2)
+ONE(cuStreamWaitValue32, cuuint32_t, WAIT_VALUE_32)
+ONE(cuStreamWaitValue32_v2, cuuint32_t, WAIT_VALUE_32)
+ONE(cuStreamWaitValue64, cuuint64_t, WAIT_VALUE_64)
+ONE(cuStreamWaitValue64_v2, cuuint64_t, WAIT_VALUE_64)
+ONE(cuStreamWriteValue32, cuuint32_t, WRITE_VALUE_32)
+ONE(cuStreamWriteValue32_v2, cuuint32_t, WRITE_VALUE_32)
+ONE(cuStreamWriteValue64, cuuint64_t, WRITE_VALUE_64)
+ONE(cuStreamWriteValue64_v2, cuuint64_t, WRITE_VALUE_64)

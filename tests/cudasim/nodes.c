@@ -292,33 +292,6 @@ CUresult cuGraphAddNode_v2(CUgraphNode *node_out, CUgraph graph, const CUgraphNo
 	return add_generic(node_out, graph, deps, n_deps, params);
 }
 
-/* A call of its own for nodes of one type. @FILL: from its own parameters, which must be there. */
-#define ADD(SYMBOL, TYPE, OWN_PARAM, OWN, FILL) \
-	CUresult SYMBOL(CUgraphNode *node_out, CUgraph graph, const CUgraphNode *deps, \
-	                size_t n_deps, OWN_PARAM) \
-	{ \
-		ENTER(SYMBOL); \
-		CUgraphNodeParams params = {.type = CU_GRAPH_NODE_TYPE_##TYPE}; \
-		if (!(OWN)) { \
-			return CUDA_ERROR_INVALID_VALUE; \
-		} \
-		FILL; \
-		return add_generic(node_out, graph, deps, n_deps, &params); \
-	}
-
-ADD(cuGraphAddKernelNode, KERNEL, const CUDA_KERNEL_NODE_PARAMS_v1 *own, own,
-    memcpy(&params.kernel, own, sizeof(*own)))
-ADD(cuGraphAddKernelNode_v2, KERNEL, const CUDA_KERNEL_NODE_PARAMS_v2 *own, own,
-    memcpy(&params.kernel, own, sizeof(*own)))
-ADD(cuGraphAddHostNode, HOST, const CUDA_HOST_NODE_PARAMS *own, own,
-    memcpy(&params.host, own, sizeof(*own)))
-ADD(cuGraphAddBatchMemOpNode, BATCH_MEM_OP, const CUDA_BATCH_MEM_OP_NODE_PARAMS *own, own,
-    memcpy(&params.memOp, own, sizeof(*own)))
-ADD(cuGraphAddChildGraphNode, GRAPH, CUgraph own, own, params.graph.graph = own)
-ADD(cuGraphAddEventRecordNode, EVENT_RECORD, CUevent own, own, params.eventRecord.event = own)
-ADD(cuGraphAddEventWaitNode, WAIT_EVENT, CUevent own, own, params.eventWait.event = own)
-ADD(cuGraphAddMemFreeNode, MEM_FREE, CUdeviceptr own, own, params.free.dptr = own)
-
 static void fill_memset(CUgraphNodeParams *params, const CUDA_MEMSET_NODE_PARAMS *own,
                         CUcontext ctx)
 {
@@ -332,31 +305,39 @@ static void fill_memcpy(CUgraphNodeParams *params, const CUDA_MEMCPY3D *own, CUc
 	params->memcpy.copyCtx = ctx;
 }
 
-CUresult cuGraphAddMemcpyNode(CUgraphNode *node_out, CUgraph graph, const CUgraphNode *deps,
-                              size_t n_deps, const CUDA_MEMCPY3D *own, CUcontext ctx)
-{
-	ENTER(cuGraphAddMemcpyNode);
-	CUgraphNodeParams params = {.type = CU_GRAPH_NODE_TYPE_MEMCPY};
-
-	if (!own) {
-		return CUDA_ERROR_INVALID_VALUE;
+/*
+ * A call of its own for nodes of one type, whose parameters, the last of the macro's, have @own: it must
+ * be there. @FILL: from them.
+ */
+#define ADD(SYMBOL, TYPE, FILL, ...) \
+	CUresult SYMBOL(CUgraphNode *node_out, CUgraph graph, const CUgraphNode *deps, \
+	                size_t n_deps, __VA_ARGS__) \
+	{ \
+		ENTER(SYMBOL); \
+		CUgraphNodeParams params = {.type = CU_GRAPH_NODE_TYPE_##TYPE}; \
+		if (!own) { \
+			return CUDA_ERROR_INVALID_VALUE; \
+		} \
+		FILL; \
+		return add_generic(node_out, graph, deps, n_deps, &params); \
 	}
-	fill_memcpy(&params, own, ctx);
-	return add_generic(node_out, graph, deps, n_deps, &params);
-}
 
-CUresult cuGraphAddMemsetNode(CUgraphNode *node_out, CUgraph graph, const CUgraphNode *deps,
-                              size_t n_deps, const CUDA_MEMSET_NODE_PARAMS *own, CUcontext ctx)
-{
-	ENTER(cuGraphAddMemsetNode);
-	CUgraphNodeParams params = {.type = CU_GRAPH_NODE_TYPE_MEMSET};
-
-	if (!own) {
-		return CUDA_ERROR_INVALID_VALUE;
-	}
-	fill_memset(&params, own, ctx);
-	return add_generic(node_out, graph, deps, n_deps, &params);
-}
+ADD(cuGraphAddKernelNode, KERNEL, memcpy(&params.kernel, own, sizeof(*own)),
+    const CUDA_KERNEL_NODE_PARAMS_v1 *own)
+ADD(cuGraphAddKernelNode_v2, KERNEL, memcpy(&params.kernel, own, sizeof(*own)),
+    const CUDA_KERNEL_NODE_PARAMS_v2 *own)
+ADD(cuGraphAddHostNode, HOST, memcpy(&params.host, own, sizeof(*own)),
+    const CUDA_HOST_NODE_PARAMS *own)
+ADD(cuGraphAddBatchMemOpNode, BATCH_MEM_OP, memcpy(&params.memOp, own, sizeof(*own)),
+    const CUDA_BATCH_MEM_OP_NODE_PARAMS *own)
+ADD(cuGraphAddMemcpyNode, MEMCPY, fill_memcpy(&params, own, ctx), const CUDA_MEMCPY3D *own,
+    CUcontext ctx)
+ADD(cuGraphAddMemsetNode, MEMSET, fill_memset(&params, own, ctx),
+    const CUDA_MEMSET_NODE_PARAMS *own, CUcontext ctx)
+ADD(cuGraphAddChildGraphNode, GRAPH, params.graph.graph = own, CUgraph own)
+ADD(cuGraphAddEventRecordNode, EVENT_RECORD, params.eventRecord.event = own, CUevent own)
+ADD(cuGraphAddEventWaitNode, WAIT_EVENT, params.eventWait.event = own, CUevent own)
+ADD(cuGraphAddMemFreeNode, MEM_FREE, params.free.dptr = own, CUdeviceptr own)
 
 CUresult cuGraphAddEmptyNode(CUgraphNode *node_out, CUgraph graph, const CUgraphNode *deps,
                              size_t n_deps)
@@ -454,89 +435,48 @@ CUresult cuGraphExecNodeSetParams(CUgraphExec exec, CUgraphNode node, CUgraphNod
 	return params ? node_set_params(exec_node(exec, node), params) : CUDA_ERROR_INVALID_VALUE;
 }
 
-/* Of a node, and of the same node in an executable. */
-#define SET(SYMBOL, EXEC_SYMBOL, TYPE, OWN_PARAM, OWN, FILL) \
-	CUresult SYMBOL(CUgraphNode node, OWN_PARAM) \
+/* @NODE is to have what @FILL makes of @own, which is one of the parameters, the macro's last. */
+#define SET_ONE(SYMBOL, TYPE, NODE, FILL, ...) \
+	CUresult SYMBOL(__VA_ARGS__) \
 	{ \
 		ENTER(SYMBOL); \
 		CUgraphNodeParams params = {.type = CU_GRAPH_NODE_TYPE_##TYPE}; \
-		if (!(OWN)) { \
+		if (!own) { \
 			return CUDA_ERROR_INVALID_VALUE; \
 		} \
 		FILL; \
-		return node_set_params(node_from_handle(node), &params); \
-	} \
-	CUresult EXEC_SYMBOL(CUgraphExec exec, CUgraphNode node, OWN_PARAM) \
-	{ \
-		ENTER(EXEC_SYMBOL); \
-		CUgraphNodeParams params = {.type = CU_GRAPH_NODE_TYPE_##TYPE}; \
-		if (!(OWN)) { \
-			return CUDA_ERROR_INVALID_VALUE; \
-		} \
-		FILL; \
-		return node_set_params(exec_node(exec, node), &params); \
+		return node_set_params(NODE, &params); \
 	}
+
+/* Of a node, and of the same node in an executable. */
+#define SET(SYMBOL, EXEC_SYMBOL, TYPE, FILL, OWN_PARAM) \
+	SET_ONE(SYMBOL, TYPE, node_from_handle(node), FILL, CUgraphNode node, OWN_PARAM) \
+	SET_ONE(EXEC_SYMBOL, TYPE, exec_node(exec, node), FILL, CUgraphExec exec, \
+	        CUgraphNode node, OWN_PARAM)
 
 SET(cuGraphKernelNodeSetParams, cuGraphExecKernelNodeSetParams, KERNEL,
-    const CUDA_KERNEL_NODE_PARAMS_v1 *own, own, memcpy(&params.kernel, own, sizeof(*own)))
+    memcpy(&params.kernel, own, sizeof(*own)), const CUDA_KERNEL_NODE_PARAMS_v1 *own)
 SET(cuGraphKernelNodeSetParams_v2, cuGraphExecKernelNodeSetParams_v2, KERNEL,
-    const CUDA_KERNEL_NODE_PARAMS_v2 *own, own, memcpy(&params.kernel, own, sizeof(*own)))
-SET(cuGraphHostNodeSetParams, cuGraphExecHostNodeSetParams, HOST, const CUDA_HOST_NODE_PARAMS *own,
-    own, memcpy(&params.host, own, sizeof(*own)))
+    memcpy(&params.kernel, own, sizeof(*own)), const CUDA_KERNEL_NODE_PARAMS_v2 *own)
+SET(cuGraphHostNodeSetParams, cuGraphExecHostNodeSetParams, HOST,
+    memcpy(&params.host, own, sizeof(*own)), const CUDA_HOST_NODE_PARAMS *own)
 SET(cuGraphBatchMemOpNodeSetParams, cuGraphExecBatchMemOpNodeSetParams, BATCH_MEM_OP,
-    const CUDA_BATCH_MEM_OP_NODE_PARAMS *own, own, memcpy(&params.memOp, own, sizeof(*own)))
-SET(cuGraphEventRecordNodeSetEvent, cuGraphExecEventRecordNodeSetEvent, EVENT_RECORD, CUevent own,
-    own, params.eventRecord.event = own)
-SET(cuGraphEventWaitNodeSetEvent, cuGraphExecEventWaitNodeSetEvent, WAIT_EVENT, CUevent own, own,
-    params.eventWait.event = own)
-
-static CUresult set_memcpy(struct node *node, const CUDA_MEMCPY3D *own, CUcontext ctx)
-{
-	CUgraphNodeParams params = {.type = CU_GRAPH_NODE_TYPE_MEMCPY};
-
-	if (!node || !own) {
-		return CUDA_ERROR_INVALID_VALUE;
-	}
-	fill_memcpy(&params, own, ctx);
-	return node_set_params(node, &params);
-}
-
-static CUresult set_memset(struct node *node, const CUDA_MEMSET_NODE_PARAMS *own, CUcontext ctx)
-{
-	CUgraphNodeParams params = {.type = CU_GRAPH_NODE_TYPE_MEMSET};
-
-	if (!node || !own) {
-		return CUDA_ERROR_INVALID_VALUE;
-	}
-	fill_memset(&params, own, ctx);
-	return node_set_params(node, &params);
-}
-
-CUresult cuGraphMemcpyNodeSetParams(CUgraphNode node, const CUDA_MEMCPY3D *own)
-{
-	ENTER(cuGraphMemcpyNodeSetParams);
-	return set_memcpy(node_from_handle(node), own, NULL);
-}
-
-CUresult cuGraphExecMemcpyNodeSetParams(CUgraphExec exec, CUgraphNode node,
-                                        const CUDA_MEMCPY3D *own, CUcontext ctx)
-{
-	ENTER(cuGraphExecMemcpyNodeSetParams);
-	return set_memcpy(exec_node(exec, node), own, ctx);
-}
-
-CUresult cuGraphMemsetNodeSetParams(CUgraphNode node, const CUDA_MEMSET_NODE_PARAMS *own)
-{
-	ENTER(cuGraphMemsetNodeSetParams);
-	return set_memset(node_from_handle(node), own, NULL);
-}
-
-CUresult cuGraphExecMemsetNodeSetParams(CUgraphExec exec, CUgraphNode node,
-                                        const CUDA_MEMSET_NODE_PARAMS *own, CUcontext ctx)
-{
-	ENTER(cuGraphExecMemsetNodeSetParams);
-	return set_memset(exec_node(exec, node), own, ctx);
-}
+    memcpy(&params.memOp, own, sizeof(*own)), const CUDA_BATCH_MEM_OP_NODE_PARAMS *own)
+SET(cuGraphEventRecordNodeSetEvent, cuGraphExecEventRecordNodeSetEvent, EVENT_RECORD,
+    params.eventRecord.event = own, CUevent own)
+SET(cuGraphEventWaitNodeSetEvent, cuGraphExecEventWaitNodeSetEvent, WAIT_EVENT,
+    params.eventWait.event = own, CUevent own)
+/* Only an executable's are given their context. */
+SET_ONE(cuGraphMemcpyNodeSetParams, MEMCPY, node_from_handle(node), fill_memcpy(&params, own, NULL),
+        CUgraphNode node, const CUDA_MEMCPY3D *own)
+SET_ONE(cuGraphExecMemcpyNodeSetParams, MEMCPY, exec_node(exec, node),
+        fill_memcpy(&params, own, ctx), CUgraphExec exec, CUgraphNode node,
+        const CUDA_MEMCPY3D *own, CUcontext ctx)
+SET_ONE(cuGraphMemsetNodeSetParams, MEMSET, node_from_handle(node), fill_memset(&params, own, NULL),
+        CUgraphNode node, const CUDA_MEMSET_NODE_PARAMS *own)
+SET_ONE(cuGraphExecMemsetNodeSetParams, MEMSET, exec_node(exec, node),
+        fill_memset(&params, own, ctx), CUgraphExec exec, CUgraphNode node,
+        const CUDA_MEMSET_NODE_PARAMS *own, CUcontext ctx)
 
 /* ---- attributes of kernels: accepted, as those of launches are ---- */
 

@@ -89,24 +89,8 @@ static CUresult submit(struct set set, CUstream handle)
 	return work_submit(s, &work);
 }
 
-static CUresult set_1d(CUdeviceptr dst, uint32_t value, uint32_t element_bytes, size_t n,
-                       CUstream stream)
-{
-	struct set set = {
-		.dst = dst,
-		.n_rows = 1,
-		.value = value,
-		.element_bytes = element_bytes,
-	};
-
-	if (__builtin_mul_overflow(n, element_bytes, &set.row_bytes)) {
-		return CUDA_ERROR_INVALID_VALUE;
-	}
-	return submit(set, stream);
-}
-
-static CUresult set_2d(CUdeviceptr dst, size_t pitch, uint32_t value, uint32_t element_bytes,
-                       size_t width, size_t height, CUstream stream)
+static CUresult set_rows(CUdeviceptr dst, size_t pitch, uint32_t value, uint32_t element_bytes,
+                         size_t width, size_t height, CUstream stream)
 {
 	struct set set = {
 		.dst = dst,
@@ -122,80 +106,31 @@ static CUresult set_2d(CUdeviceptr dst, size_t pitch, uint32_t value, uint32_t e
 	return submit(set, stream);
 }
 
-CUresult cuMemsetD8_v2(CUdeviceptr dst, unsigned char value, size_t n)
-{
-	ENTER(cuMemsetD8_v2);
-	return set_1d(dst, value, 1, n, NULL);
-}
+/* On the default stream, and on any. */
+#define SET(BITS, ELEMENT) \
+	CUresult cuMemsetD##BITS##_v2(CUdeviceptr dst, ELEMENT value, size_t n) \
+	{ \
+		ENTER(cuMemsetD##BITS##_v2); \
+		return set_rows(dst, 0, value, sizeof(ELEMENT), n, 1, NULL); \
+	} \
+	CUresult cuMemsetD##BITS##Async(CUdeviceptr dst, ELEMENT value, size_t n, CUstream stream) \
+	{ \
+		ENTER(cuMemsetD##BITS##Async); \
+		return set_rows(dst, 0, value, sizeof(ELEMENT), n, 1, stream); \
+	} \
+	CUresult cuMemsetD2D##BITS##_v2(CUdeviceptr dst, size_t pitch, ELEMENT value, \
+	                                size_t width, size_t height) \
+	{ \
+		ENTER(cuMemsetD2D##BITS##_v2); \
+		return set_rows(dst, pitch, value, sizeof(ELEMENT), width, height, NULL); \
+	} \
+	CUresult cuMemsetD2D##BITS##Async(CUdeviceptr dst, size_t pitch, ELEMENT value, \
+	                                  size_t width, size_t height, CUstream stream) \
+	{ \
+		ENTER(cuMemsetD2D##BITS##Async); \
+		return set_rows(dst, pitch, value, sizeof(ELEMENT), width, height, stream); \
+	}
 
-CUresult cuMemsetD16_v2(CUdeviceptr dst, unsigned short value, size_t n)
-{
-	ENTER(cuMemsetD16_v2);
-	return set_1d(dst, value, 2, n, NULL);
-}
-
-CUresult cuMemsetD32_v2(CUdeviceptr dst, unsigned int value, size_t n)
-{
-	ENTER(cuMemsetD32_v2);
-	return set_1d(dst, value, 4, n, NULL);
-}
-
-CUresult cuMemsetD8Async(CUdeviceptr dst, unsigned char value, size_t n, CUstream stream)
-{
-	ENTER(cuMemsetD8Async);
-	return set_1d(dst, value, 1, n, stream);
-}
-
-CUresult cuMemsetD16Async(CUdeviceptr dst, unsigned short value, size_t n, CUstream stream)
-{
-	ENTER(cuMemsetD16Async);
-	return set_1d(dst, value, 2, n, stream);
-}
-
-CUresult cuMemsetD32Async(CUdeviceptr dst, unsigned int value, size_t n, CUstream stream)
-{
-	ENTER(cuMemsetD32Async);
-	return set_1d(dst, value, 4, n, stream);
-}
-
-CUresult cuMemsetD2D8_v2(CUdeviceptr dst, size_t pitch, unsigned char value, size_t width,
-                         size_t height)
-{
-	ENTER(cuMemsetD2D8_v2);
-	return set_2d(dst, pitch, value, 1, width, height, NULL);
-}
-
-CUresult cuMemsetD2D8Async(CUdeviceptr dst, size_t pitch, unsigned char value, size_t width,
-                           size_t height, CUstream stream)
-{
-	ENTER(cuMemsetD2D8Async);
-	return set_2d(dst, pitch, value, 1, width, height, stream);
-}
-
-CUresult cuMemsetD2D16_v2(CUdeviceptr dst, size_t pitch, unsigned short value, size_t width,
-                          size_t height)
-{
-	ENTER(cuMemsetD2D16_v2);
-	return set_2d(dst, pitch, value, 2, width, height, NULL);
-}
-
-CUresult cuMemsetD2D16Async(CUdeviceptr dst, size_t pitch, unsigned short value, size_t width,
-                            size_t height, CUstream stream)
-{
-	ENTER(cuMemsetD2D16Async);
-	return set_2d(dst, pitch, value, 2, width, height, stream);
-}
-
-CUresult cuMemsetD2D32_v2(CUdeviceptr dst, size_t pitch, unsigned int value, size_t width,
-                          size_t height)
-{
-	ENTER(cuMemsetD2D32_v2);
-	return set_2d(dst, pitch, value, 4, width, height, NULL);
-}
-
-CUresult cuMemsetD2D32Async(CUdeviceptr dst, size_t pitch, unsigned int value, size_t width,
-                            size_t height, CUstream stream)
-{
-	ENTER(cuMemsetD2D32Async);
-	return set_2d(dst, pitch, value, 4, width, height, stream);
-}
+SET(8, unsigned char)
+SET(16, unsigned short)
+SET(32, unsigned int)
