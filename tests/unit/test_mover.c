@@ -15,10 +15,12 @@ static void add_mixed(struct made_model *model)
 	made_add(model, "f.small", 257);
 }
 
+static struct peer peer;
+static struct made_model model;
+static struct known_plan plan;
+
 START_TEST(a_file_is_loaded)
 {
-	struct peer peer;
-	struct made_model model = {0};
 	struct result result;
 	const char *name = "model.safetensors";
 	peer_start(&peer, NULL);
@@ -33,8 +35,6 @@ END_TEST
 
 START_TEST(many_small_tensors_share_blocks)
 {
-	struct peer peer;
-	struct made_model model = {0};
 	struct result result;
 	const char *name = "model.safetensors";
 	peer_start(&peer, NULL);
@@ -52,7 +52,6 @@ END_TEST
 
 START_TEST(shards_with_an_index_are_loaded)
 {
-	struct peer peer;
 	struct made_model shards[2] = {0};
 	struct made_model all = {0};
 	struct result result;
@@ -88,8 +87,6 @@ END_TEST
 /* Cold files are read past the page cache, at whatever alignment their tensors have. */
 START_TEST(a_cold_file_is_read_directly)
 {
-	struct peer peer;
-	struct made_model model = {0};
 	struct result result;
 	const char *name = "model.safetensors";
 	char path[512];
@@ -116,8 +113,6 @@ END_TEST
 
 START_TEST(empty_models_need_no_chunk)
 {
-	struct peer peer;
-	struct made_model model = {0};
 	struct result result;
 	const char *name = "model.safetensors";
 	peer_start(&peer, NULL);
@@ -132,8 +127,6 @@ END_TEST
 /* Many windows a block and more readers than slots of work. */
 START_TEST(small_slots_do)
 {
-	struct peer peer;
-	struct made_model model = {0};
 	struct result result;
 	const char *name = "model.safetensors";
 	setenv("GLAKE_MOVER_SLOT_KIB", "68", 1);
@@ -150,9 +143,6 @@ END_TEST
 /* Another holder of the description may switch O_DIRECT on under our reads. */
 START_TEST(a_shared_description_does_no_harm)
 {
-	struct peer peer;
-	struct made_model model = {0};
-	struct known_plan plan;
 	struct result result;
 	Glake__Mover__LoadStart body = GLAKE__MOVER__LOAD_START__INIT;
 	Glake__Mover__Order order = ORDER(5, LOAD_START);
@@ -186,7 +176,6 @@ END_TEST
 /* The plan depends on names and sizes alone: order in the file makes no difference. */
 START_TEST(equal_tensors_are_equal_blocks)
 {
-	struct peer peer;
 	struct made_model first = {0};
 	struct made_model second = {0};
 	struct result results[2];
@@ -215,7 +204,6 @@ END_TEST
 
 START_TEST(two_loads_run_beside_each_other)
 {
-	struct peer peer;
 	struct made_model models[2] = {0};
 	struct known_plan plans[2];
 	size_t n_loaded[2] = {0, 0};

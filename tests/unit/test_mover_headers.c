@@ -114,11 +114,12 @@ static void cancel_planned(struct peer *peer, struct crowd *crowd)
 	}
 }
 
+static struct peer peer;
+
 START_TEST(headers_wait_until_there_is_memory_for_them)
 {
 	/* A sanitizer takes its time for each of them. */
 	enum { N_LOADS = TEST_SANITIZED ? 16 : 40, OTHER = 100 };
-	struct peer peer;
 	struct crowd crowd = {0};
 	start(&peer);
 	write_file(&peer, "m", HEADER_BYTES);
@@ -148,7 +149,6 @@ END_TEST
 
 START_TEST(a_header_that_never_has_room_is_refused)
 {
-	struct peer peer;
 	start(&peer);
 	write_file(&peer, "m", 2 * HEADER_BYTES);
 	load_as(&peer, 1, 1, "m");
@@ -165,7 +165,6 @@ END_TEST
 START_TEST(an_index_that_grows_is_not_read)
 {
 	enum { HOLDER = 1, INDEXED = 2, WAIT_US = 300000 };
-	struct peer peer;
 	struct crowd crowd = {0};
 	char path[512];
 	start(&peer);

@@ -33,9 +33,11 @@ static void digest_one(struct peer *peer, uint64_t chunk_bytes, uint64_t content
 	free(bytes);
 }
 
+static struct peer peer;
+static struct made_model model;
+
 START_TEST(digests_match_the_definition)
 {
-	struct peer peer;
 	peer_start(&peer, NULL);
 	digest_one(&peer, 2 * MIB, 2 * MIB);
 	digest_one(&peer, 2 * MIB, 1);
@@ -71,7 +73,6 @@ static const struct {
 
 START_TEST_WITH(dirty_padding_is_refused, .n = n_elements(paddings))
 {
-	struct peer peer;
 	peer_start(&peer, NULL);
 	struct chunk_in_test chunk = peer_chunk(&peer, 0, 4 * MIB);
 	uint8_t *bytes = random_bytes(paddings[_i].content_bytes, 4 * MIB);
@@ -85,11 +86,10 @@ START_TEST_WITH(dirty_padding_is_refused, .n = n_elements(paddings))
 }
 END_TEST
 
-static bool compare_one(struct peer *peer, const struct chunk_in_test *a,
-                        const struct chunk_in_test *b)
+static bool compare_one(const struct chunk_in_test *a, const struct chunk_in_test *b)
 {
-	peer_compare(peer, 4, a, b);
-	Glake__Mover__Report *report = peer_expect(peer, 4, GLAKE__MOVER__REPORT__BODY_COMPARED);
+	peer_compare(&peer, 4, a, b);
+	Glake__Mover__Report *report = peer_expect(&peer, 4, GLAKE__MOVER__REPORT__BODY_COMPARED);
 	bool equal = report->compared->equal;
 	peer_free_report(report);
 	return equal;
@@ -98,22 +98,21 @@ static bool compare_one(struct peer *peer, const struct chunk_in_test *a,
 START_TEST(every_byte_is_compared)
 {
 	static const uint64_t places[] = {0, 1, 15, 16, 4095, 2 * MIB, 4 * MIB - 1};
-	struct peer peer;
 	peer_start(&peer, NULL);
 	struct chunk_in_test a = peer_chunk(&peer, 0, 4 * MIB);
 	struct chunk_in_test b = peer_chunk(&peer, 0, 4 * MIB);
 	uint8_t *bytes = random_bytes(4 * MIB, 4 * MIB);
 	peer_move(&peer, &a, 0, bytes, true);
 	peer_move(&peer, &b, 0, bytes, true);
-	ck_assert(compare_one(&peer, &a, &b));
+	ck_assert(compare_one(&a, &b));
 	for (size_t i = 0; i < n_elements(places); i++) {
 		bytes[places[i]] ^= 0x80;
 		peer_move(&peer, &b, 0, bytes, true);
-		ck_assert(!compare_one(&peer, &a, &b));
+		ck_assert(!compare_one(&a, &b));
 		bytes[places[i]] ^= 0x80;
 	}
 	peer_move(&peer, &b, 0, bytes, true);
-	ck_assert(compare_one(&peer, &a, &b));
+	ck_assert(compare_one(&a, &b));
 	free(bytes);
 	peer_drop_chunk(&peer, &a);
 	peer_drop_chunk(&peer, &b);
@@ -135,7 +134,6 @@ static const char *const faults[] = {
 
 START_TEST_WITH(a_driver_fault_fails_one_probe, .n = n_elements(faults))
 {
-	struct peer peer;
 	peer_start(&peer, faults[_i]);
 	struct chunk_in_test chunk = peer_chunk(&peer, 0, 2 * MIB);
 	peer_digest(&peer, 3, &chunk, 1000);
@@ -148,8 +146,6 @@ END_TEST
 
 START_TEST(probes_do_not_wait_for_loads)
 {
-	struct peer peer;
-	struct made_model model = {0};
 	peer_start(&peer, NULL);
 	made_add(&model, "w", 10 * MIB);
 	made_write(&model, peer.folder, "m");
@@ -168,7 +164,6 @@ END_TEST
 
 START_TEST(bad_sizes_are_refused)
 {
-	struct peer peer;
 	peer_start(&peer, NULL);
 	struct chunk_in_test chunk = peer_chunk(&peer, 0, 2 * MIB);
 	peer_digest(&peer, 1, &chunk, 2 * MIB + 1);
@@ -188,8 +183,6 @@ END_TEST
 
 START_TEST(unknown_devices_are_refused)
 {
-	struct peer peer;
-	struct made_model model = {0};
 	peer_start(&peer, NULL);
 	made_add(&model, "w", 100);
 	made_write(&model, peer.folder, "m");
@@ -207,7 +200,6 @@ END_TEST
 
 START_TEST(senseless_orders_are_answered)
 {
-	struct peer peer;
 	peer_start(&peer, NULL);
 	struct chunk_in_test chunk = peer_chunk(&peer, 0, 2 * MIB);
 	peer_grant(&peer, 11, 0, &chunk.fd, 1);
@@ -238,8 +230,6 @@ END_TEST
 
 START_TEST(one_number_is_one_load)
 {
-	struct peer peer;
-	struct made_model model = {0};
 	peer_start(&peer, NULL);
 	made_add(&model, "w", 100);
 	made_write(&model, peer.folder, "m");
@@ -254,7 +244,6 @@ END_TEST
 
 START_TEST(garbage_ends_the_mover)
 {
-	struct peer peer;
 	peer_start(&peer, NULL);
 	ck_assert_int_eq(wire_send(peer.socket, "\xff\xff\xff\xff", 4, NULL, 0, 0), 0);
 	int status = peer_wait(&peer);
@@ -276,7 +265,7 @@ END_TEST
 
 START_TEST(without_a_driver_it_does_not_start)
 {
-	struct peer peer = {.socket = -1};
+	peer = (struct peer){.socket = -1};
 	peer_environment(&peer);
 	setenv("GLAKE_LIBCUDA", "/nowhere/libcuda.so.1", 1);
 	peer_spawn(&peer, NULL);
