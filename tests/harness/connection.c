@@ -187,11 +187,9 @@ Glake__Wire__Status connection_status(int connection, Glake__Wire__Request *requ
 
 void connection_ping(int connection)
 {
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	Glake__Wire__Ping ping = GLAKE__WIRE__PING__INIT;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_PING;
-	request.ping = &ping;
-	ck_assert_int_eq(connection_status(connection, &request, NULL, 0), GLAKE__WIRE__STATUS__OK);
+	ck_assert_int_eq(
+		connection_status(connection, CONNECTION_REQUEST(PING, Ping, ping), NULL, 0),
+		GLAKE__WIRE__STATUS__OK);
 }
 
 void connection_expect_closed(int connection)
@@ -205,14 +203,11 @@ void connection_expect_closed(int connection)
 Glake__Wire__Status connection_alloc(int connection, uint32_t device, uint64_t chunk_bytes,
                                      uint32_t n_chunks, uint64_t *ids_out, struct fdlist *fds)
 {
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	Glake__Wire__ChunkAlloc body = GLAKE__WIRE__CHUNK_ALLOC__INIT;
-	body.device = device;
-	body.chunk_bytes = chunk_bytes;
-	body.n_chunks = n_chunks;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_CHUNK_ALLOC;
-	request.chunk_alloc = &body;
-	Glake__Wire__Answer *answer = connection_call(connection, &request, NULL, 0, fds);
+	Glake__Wire__Answer *answer = connection_call(
+		connection,
+		CONNECTION_REQUEST(CHUNK_ALLOC, ChunkAlloc, chunk_alloc, .device = device,
+	                           .chunk_bytes = chunk_bytes, .n_chunks = n_chunks),
+		NULL, 0, fds);
 	Glake__Wire__Status status = answer->status;
 	if (status == GLAKE__WIRE__STATUS__OK) {
 		ck_assert_int_eq(answer->body_case, GLAKE__WIRE__ANSWER__BODY_CHUNK_ALLOC);
@@ -229,11 +224,8 @@ Glake__Wire__Status connection_alloc(int connection, uint32_t device, uint64_t c
 uint64_t connection_counter(int connection, const char *name)
 {
 	uint64_t value = UINT64_MAX;
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	Glake__Wire__StatsGet body = GLAKE__WIRE__STATS_GET__INIT;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_STATS_GET;
-	request.stats_get = &body;
-	Glake__Wire__Answer *answer = connection_call(connection, &request, NULL, 0, NULL);
+	Glake__Wire__Answer *answer = connection_call(
+		connection, CONNECTION_REQUEST(STATS_GET, StatsGet, stats_get), NULL, 0, NULL);
 	ck_assert_int_eq(answer->body_case, GLAKE__WIRE__ANSWER__BODY_STATS_GET);
 	for (size_t i = 0; i < answer->stats_get->n_metrics; i++) {
 		if (strcmp(answer->stats_get->metrics[i]->name, name) == 0) {
@@ -247,11 +239,8 @@ uint64_t connection_counter(int connection, const char *name)
 
 uint64_t connection_private_bytes(int connection)
 {
-	Glake__Wire__StatusGet get = GLAKE__WIRE__STATUS_GET__INIT;
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_STATUS_GET;
-	request.status_get = &get;
-	Glake__Wire__Answer *answer = connection_call(connection, &request, NULL, 0, NULL);
+	Glake__Wire__Answer *answer = connection_call(
+		connection, CONNECTION_REQUEST(STATUS_GET, StatusGet, status_get), NULL, 0, NULL);
 	ck_assert_int_eq(answer->body_case, GLAKE__WIRE__ANSWER__BODY_STATUS_GET);
 	uint64_t n_bytes = 0;
 	for (size_t i = 0; i < answer->status_get->n_devices; i++) {

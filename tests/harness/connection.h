@@ -14,6 +14,18 @@
 #include "proto/glake.pb-c.h"
 #include "tests/harness/harness.h"
 
+/*
+ * A pointer to a request with that body, until the end of the block:
+ *     CONNECTION_REQUEST(CHUNK_FREE, ChunkFree, chunk_free, .ids = ids, .n_ids = 3)
+ */
+#define CONNECTION_REQUEST(CASE, Type, member, ...) \
+	(&(Glake__Wire__Request){ \
+		PROTOBUF_C_MESSAGE_INIT(&glake__wire__request__descriptor), \
+		.body_case = GLAKE__WIRE__REQUEST__BODY_##CASE, \
+		.member = &(Glake__Wire__##Type){ \
+			PROTOBUF_C_MESSAGE_INIT(&glake__wire__##member##__descriptor), \
+			##__VA_ARGS__}})
+
 /* A connected socket, close-on-exec, the caller's. */
 int connection_open(const struct harness *harness);
 

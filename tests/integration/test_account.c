@@ -82,13 +82,12 @@ static struct glake_device_status wait_foreign(uint64_t n_bytes)
 
 static void report(int connection, Glake__Wire__DriverMemory *driver)
 {
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	Glake__Wire__UsageReport body = GLAKE__WIRE__USAGE_REPORT__INIT;
-	body.driver = &driver;
-	body.n_driver = 1;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_USAGE_REPORT;
-	request.usage_report = &body;
-	ck_assert_int_eq(connection_status(connection, &request, NULL, 0), GLAKE__WIRE__STATUS__OK);
+	ck_assert_int_eq(
+		connection_status(connection,
+	                          CONNECTION_REQUEST(USAGE_REPORT, UsageReport, usage_report,
+	                                             .driver = &driver, .n_driver = 1),
+	                          NULL, 0),
+		GLAKE__WIRE__STATUS__OK);
 }
 
 static int report_new(uint64_t managed, uint64_t arrays, uint64_t graphs, uint64_t other)

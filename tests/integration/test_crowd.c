@@ -24,13 +24,10 @@ static const struct harness_options quiet = {
 
 static uint64_t send_alloc(int connection, uint32_t n_chunks)
 {
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	Glake__Wire__ChunkAlloc body = GLAKE__WIRE__CHUNK_ALLOC__INIT;
-	body.chunk_bytes = CHUNK_BYTES;
-	body.n_chunks = n_chunks;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_CHUNK_ALLOC;
-	request.chunk_alloc = &body;
-	return connection_send(connection, &request, NULL, 0);
+	return connection_send(connection,
+	                       CONNECTION_REQUEST(CHUNK_ALLOC, ChunkAlloc, chunk_alloc,
+	                                          .chunk_bytes = CHUNK_BYTES, .n_chunks = n_chunks),
+	                       NULL, 0);
 }
 
 /* ---- many at a time -------------------------------------------------------------------------- */

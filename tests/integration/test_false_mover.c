@@ -271,13 +271,10 @@ END_TEST
 
 static uint64_t send_publish(int connection, uint64_t chunk)
 {
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	Glake__Wire__BlockPublish body = GLAKE__WIRE__BLOCK_PUBLISH__INIT;
-	body.chunk = chunk;
-	body.content_bytes = 1000;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_BLOCK_PUBLISH;
-	request.block_publish = &body;
-	return connection_send(connection, &request, NULL, 0);
+	return connection_send(connection,
+	                       CONNECTION_REQUEST(BLOCK_PUBLISH, BlockPublish, block_publish,
+	                                          .chunk = chunk, .content_bytes = 1000),
+	                       NULL, 0);
 }
 
 /* Who publishes has gone, and the mover still has the chunk. */
@@ -394,18 +391,15 @@ static uint64_t send_load(int connection, const char *folder, unsigned i)
 {
 	char path[600];
 	char name[16];
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	Glake__Wire__ModelOpen body = GLAKE__WIRE__MODEL_OPEN__INIT;
 	char *names[] = {name};
 	snprintf(name, sizeof(name), "%u", i);
 	snprintf(path, sizeof(path), "%s/%s", folder, name);
 	int fd = open(path, O_RDONLY | O_CREAT | O_CLOEXEC, 0644);
 	ck_assert_int_ge(fd, 0);
-	body.files = names;
-	body.n_files = 1;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_MODEL_OPEN;
-	request.model_open = &body;
-	uint64_t id = connection_send(connection, &request, &fd, 1);
+	uint64_t id = connection_send(
+		connection,
+		CONNECTION_REQUEST(MODEL_OPEN, ModelOpen, model_open, .files = names, .n_files = 1),
+		&fd, 1);
 	close(fd);
 	return id;
 }

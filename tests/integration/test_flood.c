@@ -146,17 +146,15 @@ static void witness_allocates(void)
 {
 	uint64_t id;
 	struct fdlist fds;
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	Glake__Wire__ChunkFree body = GLAKE__WIRE__CHUNK_FREE__INIT;
 	fdlist_init(&fds);
 	ck_assert_int_eq(connection_alloc(witness, 0, CHUNK_BYTES, 1, &id, &fds),
 	                 GLAKE__WIRE__STATUS__OK);
 	fdlist_deinit(&fds);
-	body.ids = &id;
-	body.n_ids = 1;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_CHUNK_FREE;
-	request.chunk_free = &body;
-	ck_assert_int_eq(connection_status(witness, &request, NULL, 0), GLAKE__WIRE__STATUS__OK);
+	ck_assert_int_eq(connection_status(witness,
+	                                   CONNECTION_REQUEST(CHUNK_FREE, ChunkFree, chunk_free,
+	                                                      .ids = &id, .n_ids = 1),
+	                                   NULL, 0),
+	                 GLAKE__WIRE__STATUS__OK);
 }
 
 START_TEST_WITH(a_flood_does_not_hold_up_another_user, .n = n_elements(floods))

@@ -53,23 +53,18 @@ static uint64_t alloc(int connection, uint32_t n_chunks, uint64_t *ids_out)
 
 static Glake__Wire__Status free_chunk(int connection, uint64_t id)
 {
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	Glake__Wire__ChunkFree body = GLAKE__WIRE__CHUNK_FREE__INIT;
-	body.ids = &id;
-	body.n_ids = 1;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_CHUNK_FREE;
-	request.chunk_free = &body;
-	return connection_status(connection, &request, NULL, 0);
+	return connection_status(
+		connection,
+		CONNECTION_REQUEST(CHUNK_FREE, ChunkFree, chunk_free, .ids = &id, .n_ids = 1), NULL,
+		0);
 }
 
 /* Whether it is listed as detached; the test fails if it is not listed. */
 static bool is_detached(uint64_t session)
 {
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	Glake__Wire__SessionList body = GLAKE__WIRE__SESSION_LIST__INIT;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_SESSION_LIST;
-	request.session_list = &body;
-	Glake__Wire__Answer *answer = connection_call(witness, &request, NULL, 0, NULL);
+	Glake__Wire__Answer *answer = connection_call(
+		witness, CONNECTION_REQUEST(SESSION_LIST, SessionList, session_list), NULL, 0,
+		NULL);
 	int detached = -1;
 	for (size_t i = 0; i < answer->session_list->n_sessions; i++) {
 		if (answer->session_list->sessions[i]->session == session) {
@@ -158,17 +153,15 @@ END_TEST
 START_TEST(unanswered_requests_give_back)
 {
 	struct connection_identity identity = {0};
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	Glake__Wire__ChunkAlloc body = GLAKE__WIRE__CHUNK_ALLOC__INIT;
 	uint64_t id;
 	world_begin_as(&quiet);
 	int connection = hello_as(&identity);
 	ck_assert_uint_eq(alloc(connection, 1, &id), GLAKE__WIRE__STATUS__OK);
-	body.chunk_bytes = CHUNK_BYTES;
-	body.n_chunks = 5;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_CHUNK_ALLOC;
-	request.chunk_alloc = &body;
-	uint64_t unanswered = connection_send(connection, &request, NULL, 0);
+	uint64_t unanswered = connection_send(
+		connection,
+		CONNECTION_REQUEST(CHUNK_ALLOC, ChunkAlloc, chunk_alloc, .chunk_bytes = CHUNK_BYTES,
+	                           .n_chunks = 5),
+		NULL, 0);
 	connection_await_private(witness, 6 * CHUNK_BYTES);
 	connection_drop(&connection);
 	await_lost(1);

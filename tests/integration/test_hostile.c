@@ -28,11 +28,8 @@
 /* The answer of StatusGet; connection_free() it. */
 static Glake__Wire__Answer *status_of(int connection)
 {
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	Glake__Wire__StatusGet body = GLAKE__WIRE__STATUS_GET__INIT;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_STATUS_GET;
-	request.status_get = &body;
-	Glake__Wire__Answer *answer = connection_call(connection, &request, NULL, 0, NULL);
+	Glake__Wire__Answer *answer = connection_call(
+		connection, CONNECTION_REQUEST(STATUS_GET, StatusGet, status_get), NULL, 0, NULL);
 	ck_assert_int_eq(answer->body_case, GLAKE__WIRE__ANSWER__BODY_STATUS_GET);
 	return answer;
 }
@@ -134,14 +131,11 @@ END_TEST
 
 static uint64_t send_open_fd(int connection, int fd)
 {
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	Glake__Wire__ModelOpen body = GLAKE__WIRE__MODEL_OPEN__INIT;
 	char *files[] = {(char *)"a.safetensors"};
-	body.files = files;
-	body.n_files = 1;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_MODEL_OPEN;
-	request.model_open = &body;
-	return connection_send(connection, &request, &fd, 1);
+	return connection_send(
+		connection,
+		CONNECTION_REQUEST(MODEL_OPEN, ModelOpen, model_open, .files = files, .n_files = 1),
+		&fd, 1);
 }
 
 static uint64_t send_open(int connection, const char *path)
@@ -288,17 +282,14 @@ END_TEST
 
 static void send_open_fds(int connection, const int *fds, size_t n_fds)
 {
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	Glake__Wire__ModelOpen body = GLAKE__WIRE__MODEL_OPEN__INIT;
 	char *names[GLAKE_MAX_PACKET_FDS];
 	for (size_t i = 0; i < n_fds; i++) {
 		names[i] = (char *)"a.safetensors";
 	}
-	body.files = names;
-	body.n_files = n_fds;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_MODEL_OPEN;
-	request.model_open = &body;
-	connection_send(connection, &request, fds, n_fds);
+	connection_send(connection,
+	                CONNECTION_REQUEST(MODEL_OPEN, ModelOpen, model_open, .files = names,
+	                                   .n_files = n_fds),
+	                fds, n_fds);
 }
 
 /* Has @n_files files loaded, all of them @path but the last. */

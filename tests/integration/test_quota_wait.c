@@ -167,15 +167,11 @@ END_TEST
 static uint64_t send_waited_alloc(int connection, uint32_t device, uint64_t n_bytes,
                                   uint64_t waited_ms)
 {
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	Glake__Wire__ChunkAlloc body = GLAKE__WIRE__CHUNK_ALLOC__INIT;
-	body.device = device;
-	body.chunk_bytes = n_bytes;
-	body.n_chunks = 1;
-	body.waited_ms = waited_ms;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_CHUNK_ALLOC;
-	request.chunk_alloc = &body;
-	return connection_send(connection, &request, NULL, 0);
+	return connection_send(connection,
+	                       CONNECTION_REQUEST(CHUNK_ALLOC, ChunkAlloc, chunk_alloc,
+	                                          .device = device, .chunk_bytes = n_bytes,
+	                                          .n_chunks = 1, .waited_ms = waited_ms),
+	                       NULL, 0);
 }
 
 static uint64_t send_alloc(int connection, uint32_t device, uint64_t n_bytes)
@@ -203,13 +199,11 @@ static uint64_t take(int connection, uint64_t n_bytes)
 
 static void give(int connection, uint64_t id)
 {
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	Glake__Wire__ChunkFree body = GLAKE__WIRE__CHUNK_FREE__INIT;
-	body.ids = &id;
-	body.n_ids = 1;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_CHUNK_FREE;
-	request.chunk_free = &body;
-	ck_assert_int_eq(connection_status(connection, &request, NULL, 0), OK);
+	ck_assert_int_eq(connection_status(connection,
+	                                   CONNECTION_REQUEST(CHUNK_FREE, ChunkFree, chunk_free,
+	                                                      .ids = &id, .n_ids = 1),
+	                                   NULL, 0),
+	                 OK);
 }
 
 /* No answer has come to what waits: one would be in the way of the Ping's. */
@@ -242,12 +236,11 @@ static uint64_t expect_reclaim(int connection)
 
 static void report(int connection, uint64_t reclaim)
 {
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	Glake__Wire__UsageReport body = GLAKE__WIRE__USAGE_REPORT__INIT;
-	body.reclaim = reclaim;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_USAGE_REPORT;
-	request.usage_report = &body;
-	ck_assert_int_eq(connection_status(connection, &request, NULL, 0), OK);
+	ck_assert_int_eq(connection_status(connection,
+	                                   CONNECTION_REQUEST(USAGE_REPORT, UsageReport,
+	                                                      usage_report, .reclaim = reclaim),
+	                                   NULL, 0),
+	                 OK);
 }
 
 /* It is live when it is wanted, and freed when nobody asks: it does not become warm. */

@@ -417,16 +417,12 @@ struct chunk_name {
 
 static Glake__Wire__Status open_chunk(int connection, const struct chunk_name *name)
 {
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	Glake__Wire__ChunkOpen body = GLAKE__WIRE__CHUNK_OPEN__INIT;
 	uint64_t id = name->id;
-	body.session = name->session;
-	body.ids = &id;
-	body.n_ids = 1;
-	body.ticket = name->ticket;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_CHUNK_OPEN;
-	request.chunk_open = &body;
-	return connection_status(connection, &request, NULL, 0);
+	return connection_status(connection,
+	                         CONNECTION_REQUEST(CHUNK_OPEN, ChunkOpen, chunk_open,
+	                                            .session = name->session, .ids = &id,
+	                                            .n_ids = 1, .ticket = name->ticket),
+	                         NULL, 0);
 }
 
 /* Another realm, and so another user, gets nothing by a name. */
@@ -439,13 +435,10 @@ static void take_elsewhere(struct harness *there, void *user)
 
 static uint64_t share_chunk(int connection, uint64_t id)
 {
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	Glake__Wire__ChunkShare body = GLAKE__WIRE__CHUNK_SHARE__INIT;
-	body.ids = &id;
-	body.n_ids = 1;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_CHUNK_SHARE;
-	request.chunk_share = &body;
-	Glake__Wire__Answer *answer = connection_call(connection, &request, NULL, 0, NULL);
+	Glake__Wire__Answer *answer = connection_call(
+		connection,
+		CONNECTION_REQUEST(CHUNK_SHARE, ChunkShare, chunk_share, .ids = &id, .n_ids = 1),
+		NULL, 0, NULL);
 	ck_assert_int_eq(answer->status, GLAKE__WIRE__STATUS__OK);
 	uint64_t ticket = answer->chunk_share->ticket;
 	connection_free(answer);

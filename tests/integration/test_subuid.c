@@ -73,12 +73,9 @@ static bool begin(const char *text, const char *config)
 
 static uint64_t say_hello(int connection)
 {
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	Glake__Wire__Hello hello = GLAKE__WIRE__HELLO__INIT;
-	hello.version = GLAKE_WIRE_VERSION;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_HELLO;
-	request.hello = &hello;
-	return connection_send(connection, &request, NULL, 0);
+	return connection_send(
+		connection, CONNECTION_REQUEST(HELLO, Hello, hello, .version = GLAKE_WIRE_VERSION),
+		NULL, 0);
 }
 
 static int connect_as(uid_t uid)

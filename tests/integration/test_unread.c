@@ -141,16 +141,13 @@ static int hello_with_chunk(const struct harness *h, uint64_t *id_out)
 static void ask_for_fds(int connection, uint64_t id, size_t n_fds)
 {
 	uint64_t ids[GLAKE_MAX_PACKET_FDS];
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	Glake__Wire__ChunkOpen body = GLAKE__WIRE__CHUNK_OPEN__INIT;
 	for (size_t i = 0; i < n_fds; i++) {
 		ids[i] = id;
 	}
-	body.ids = ids;
-	body.n_ids = n_fds;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_CHUNK_OPEN;
-	request.chunk_open = &body;
-	connection_send(connection, &request, NULL, 0);
+	connection_send(
+		connection,
+		CONNECTION_REQUEST(CHUNK_OPEN, ChunkOpen, chunk_open, .ids = ids, .n_ids = n_fds),
+		NULL, 0);
 }
 
 static void send_garbage(int connection)
@@ -239,8 +236,6 @@ START_TEST(greeting_that_glaked_does_not_read_is_no_silence)
 	int connections[N];
 	uint64_t ids[N];
 	struct pollfd late = {.events = POLLIN};
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	Glake__Wire__Hello hello = GLAKE__WIRE__HELLO__INIT;
 	struct harness_options options = quiet;
 	if (!harness_is_root()) {
 		return;
@@ -259,11 +254,11 @@ START_TEST(greeting_that_glaked_does_not_read_is_no_silence)
 	}
 	harness_settle_n_fds(&harness);
 	late.fd = connection_open(&harness);
-	hello.version = GLAKE_WIRE_VERSION;
-	hello.program = (char *)"late";
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_HELLO;
-	request.hello = &hello;
-	uint64_t id = connection_send(late.fd, &request, NULL, 0);
+	uint64_t id = connection_send(late.fd,
+	                              CONNECTION_REQUEST(HELLO, Hello, hello,
+	                                                 .version = GLAKE_WIRE_VERSION,
+	                                                 .program = (char *)"late"),
+	                              NULL, 0);
 	ck_assert_int_eq(poll(&late, 1, LONGER_THAN_PATIENCE_MS), 0);
 	read_late(connections, N, N * N_ASKS);
 	Glake__Wire__Answer *answer = connection_receive_for(late.fd, id, NULL);

@@ -133,11 +133,7 @@ END_TEST
 START_TEST(request_without_id_closes_the_session)
 {
 	uint8_t bytes[64];
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	Glake__Wire__Ping ping = GLAKE__WIRE__PING__INIT;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_PING;
-	request.ping = &ping;
-	size_t n_bytes = glake__wire__request__pack(&request, bytes);
+	size_t n_bytes = glake__wire__request__pack(CONNECTION_REQUEST(PING, Ping, ping), bytes);
 	world_begin_as(&quiet);
 	closed_for(bytes, n_bytes, true);
 }
@@ -356,14 +352,11 @@ END_TEST
 START_TEST(a_refusal_names_the_bytes_of_the_whole_request)
 {
 	world_begin_as(&quiet);
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	Glake__Wire__ChunkAlloc body = GLAKE__WIRE__CHUNK_ALLOC__INIT;
-	body.device = 1;
-	body.chunk_bytes = CHUNK_BYTES;
-	body.n_chunks = 253;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_CHUNK_ALLOC;
-	request.chunk_alloc = &body;
-	Glake__Wire__Answer *answer = connection_call(witness, &request, NULL, 0, NULL);
+	Glake__Wire__Answer *answer = connection_call(
+		witness,
+		CONNECTION_REQUEST(CHUNK_ALLOC, ChunkAlloc, chunk_alloc, .device = 1,
+	                           .chunk_bytes = CHUNK_BYTES, .n_chunks = 253),
+		NULL, 0, NULL);
 	ck_assert_int_eq(answer->status, GLAKE__WIRE__STATUS__NO_DEVICE_MEMORY);
 	ck_assert_msg(strstr(answer->error, " 530579456 bytes"), "%s", answer->error);
 	connection_free(answer);
@@ -373,13 +366,10 @@ END_TEST
 /* What glaked says that they have. */
 static void expect_sizes(int connection, uint64_t *ids, size_t n_ids, uint64_t last_bytes)
 {
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	Glake__Wire__ChunkOpen body = GLAKE__WIRE__CHUNK_OPEN__INIT;
-	body.ids = ids;
-	body.n_ids = n_ids;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_CHUNK_OPEN;
-	request.chunk_open = &body;
-	Glake__Wire__Answer *answer = connection_call(connection, &request, NULL, 0, NULL);
+	Glake__Wire__Answer *answer = connection_call(
+		connection,
+		CONNECTION_REQUEST(CHUNK_OPEN, ChunkOpen, chunk_open, .ids = ids, .n_ids = n_ids),
+		NULL, 0, NULL);
 	ck_assert_int_eq(answer->status, GLAKE__WIRE__STATUS__OK);
 	ck_assert_uint_eq(answer->chunk_open->n_chunk_bytes, n_ids);
 	for (size_t i = 0; i < n_ids; i++) {
@@ -435,17 +425,14 @@ END_TEST
 
 static uint64_t send_model_open(int connection, size_t n_files, const int *fds, size_t n_fds)
 {
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	Glake__Wire__ModelOpen body = GLAKE__WIRE__MODEL_OPEN__INIT;
 	char *files[GLAKE_MAX_PACKET_FDS];
 	for (size_t i = 0; i < n_files; i++) {
 		files[i] = (char *)"x.safetensors";
 	}
-	body.files = files;
-	body.n_files = n_files;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_MODEL_OPEN;
-	request.model_open = &body;
-	return connection_send(connection, &request, fds, n_fds);
+	return connection_send(connection,
+	                       CONNECTION_REQUEST(MODEL_OPEN, ModelOpen, model_open, .files = files,
+	                                          .n_files = n_files),
+	                       fds, n_fds);
 }
 
 static Glake__Wire__Status open_model(int connection, size_t n_files, const int *fds, size_t n_fds)
@@ -623,34 +610,26 @@ END_TEST
 
 static Glake__Wire__Status free_chunks(int connection, uint64_t *ids, size_t n_ids)
 {
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	Glake__Wire__ChunkFree body = GLAKE__WIRE__CHUNK_FREE__INIT;
-	body.ids = ids;
-	body.n_ids = n_ids;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_CHUNK_FREE;
-	request.chunk_free = &body;
-	return connection_status(connection, &request, NULL, 0);
+	return connection_status(
+		connection,
+		CONNECTION_REQUEST(CHUNK_FREE, ChunkFree, chunk_free, .ids = ids, .n_ids = n_ids),
+		NULL, 0);
 }
 
 static Glake__Wire__Status publish(int connection, uint64_t chunk, uint64_t content_bytes)
 {
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	Glake__Wire__BlockPublish body = GLAKE__WIRE__BLOCK_PUBLISH__INIT;
-	body.chunk = chunk;
-	body.content_bytes = content_bytes;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_BLOCK_PUBLISH;
-	request.block_publish = &body;
-	return connection_status(connection, &request, NULL, 0);
+	return connection_status(connection,
+	                         CONNECTION_REQUEST(BLOCK_PUBLISH, BlockPublish, block_publish,
+	                                            .chunk = chunk, .content_bytes = content_bytes),
+	                         NULL, 0);
 }
 
 static Glake__Wire__Status release_block(int connection, uint64_t block)
 {
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	Glake__Wire__BlockRelease body = GLAKE__WIRE__BLOCK_RELEASE__INIT;
-	body.block = block;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_BLOCK_RELEASE;
-	request.block_release = &body;
-	return connection_status(connection, &request, NULL, 0);
+	return connection_status(
+		connection,
+		CONNECTION_REQUEST(BLOCK_RELEASE, BlockRelease, block_release, .block = block),
+		NULL, 0);
 }
 
 /* The status of each of the three requests that name a model; they must agree. */
@@ -673,12 +652,9 @@ static Glake__Wire__Status touch_model(int connection, uint64_t model)
 
 static Glake__Wire__Status close_model(int connection, uint64_t model)
 {
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	Glake__Wire__ModelClose body = GLAKE__WIRE__MODEL_CLOSE__INIT;
-	body.model = model;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_MODEL_CLOSE;
-	request.model_close = &body;
-	return connection_status(connection, &request, NULL, 0);
+	return connection_status(
+		connection,
+		CONNECTION_REQUEST(MODEL_CLOSE, ModelClose, model_close, .model = model), NULL, 0);
 }
 
 START_TEST(chunks_of_another_session_are_out_of_reach)
@@ -718,13 +694,11 @@ END_TEST
 static Glake__Wire__Status share_chunks(int connection, uint64_t *ids, size_t n_ids,
                                         uint64_t *ticket_out)
 {
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	Glake__Wire__ChunkShare body = GLAKE__WIRE__CHUNK_SHARE__INIT;
-	body.ids = ids;
-	body.n_ids = n_ids;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_CHUNK_SHARE;
-	request.chunk_share = &body;
-	Glake__Wire__Answer *answer = connection_call(connection, &request, NULL, 0, NULL);
+	Glake__Wire__Answer *answer = connection_call(connection,
+	                                              CONNECTION_REQUEST(CHUNK_SHARE, ChunkShare,
+	                                                                 chunk_share, .ids = ids,
+	                                                                 .n_ids = n_ids),
+	                                              NULL, 0, NULL);
 	Glake__Wire__Status status = answer->status;
 	if (status == GLAKE__WIRE__STATUS__OK && ticket_out) {
 		*ticket_out = answer->chunk_share->ticket;
@@ -787,11 +761,9 @@ END_TEST
 /* What the list of sessions has of the youngest one; the caller's. */
 static Glake__Wire__Answer *list_sessions(const Glake__Wire__SessionInfo **last_out)
 {
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	Glake__Wire__SessionList body = GLAKE__WIRE__SESSION_LIST__INIT;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_SESSION_LIST;
-	request.session_list = &body;
-	Glake__Wire__Answer *answer = connection_call(witness, &request, NULL, 0, NULL);
+	Glake__Wire__Answer *answer = connection_call(
+		witness, CONNECTION_REQUEST(SESSION_LIST, SessionList, session_list), NULL, 0,
+		NULL);
 	const Glake__Wire__SessionListAnswer *list = answer->session_list;
 	ck_assert_int_eq(answer->body_case, GLAKE__WIRE__ANSWER__BODY_SESSION_LIST);
 	/* The eye, the witness, and that one. */
