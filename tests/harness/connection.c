@@ -5,11 +5,45 @@
 #include <poll.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 
 #include "proto/cleanup.h"
 #include "proto/wire.h"
 #include "tests/check_glake.h"
+
+#define MAX_OPENED 8192u
+
+/* Of the test's process. A number that has become another file's is not ours any more. */
+static struct {
+	int fd;
+	ino_t socket;
+} opened[MAX_OPENED];
+static size_t n_opened;
+
+static ino_t socket_of(int fd)
+{
+	struct stat stat;
+	return fstat(fd, &stat) == 0 ? stat.st_ino : 0;
+}
+
+static void note_opened(int fd)
+{
+	if (n_opened < MAX_OPENED) {
+		opened[n_opened].fd = fd;
+		opened[n_opened++].socket = socket_of(fd);
+	}
+}
+
+static void forget(int fd)
+{
+	for (size_t i = 0; i < n_opened; i++) {
+		if (opened[i].fd == fd) {
+			opened[i] = opened[--n_opened];
+			return;
+		}
+	}
+}
 
 int connection_try_open(const struct harness *harness)
 {
@@ -20,6 +54,7 @@ int connection_try_open(const struct harness *harness)
 	if (fd < 0 || connect(fd, (struct sockaddr *)&address, sizeof(address)) < 0) {
 		return -errno;
 	}
+	note_opened(fd);
 	return fd_steal(&fd);
 }
 
@@ -84,6 +119,7 @@ void connection_await_hello(const struct harness *harness)
 
 void connection_drop(int *connection)
 {
+	forget(*connection);
 	fd_close(connection);
 }
 
@@ -104,7 +140,19 @@ void connection_close(int *connection)
 	if (*connection >= 0) {
 		connection_goodbye(*connection);
 	}
-	fd_close(connection);
+	connection_drop(connection);
+}
+
+void connection_close_all(void)
+{
+	while (n_opened > 0) {
+		int fd = opened[n_opened - 1].fd;
+		if (socket_of(fd) == opened[n_opened - 1].socket) {
+			connection_close(&fd);
+		} else {
+			n_opened--;
+		}
+	}
 }
 
 int connection_send_bytes(int connection, const void *bytes, size_t n_bytes, const int *fds,

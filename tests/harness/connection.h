@@ -20,13 +20,13 @@
  */
 #define CONNECTION_REQUEST(CASE, Type, member, ...) \
 	(&(Glake__Wire__Request){ \
-		PROTOBUF_C_MESSAGE_INIT(&glake__wire__request__descriptor), \
+		.base = PROTOBUF_C_MESSAGE_INIT(&glake__wire__request__descriptor), \
 		.body_case = GLAKE__WIRE__REQUEST__BODY_##CASE, \
 		.member = &(Glake__Wire__##Type){ \
-			PROTOBUF_C_MESSAGE_INIT(&glake__wire__##member##__descriptor), \
+			.base = PROTOBUF_C_MESSAGE_INIT(&glake__wire__##member##__descriptor), \
 			##__VA_ARGS__}})
 
-/* A connected socket, close-on-exec, the caller's. */
+/* A connected socket, close-on-exec, the caller's; or connection_close_all()'s, behind each world. */
 int connection_open(const struct harness *harness);
 
 /* The same, -errno instead of an assertion. */
@@ -60,6 +60,9 @@ void connection_goodbye(int connection);
 
 /* Say Goodbye, and close it; nothing to do on -1. */
 void connection_close(int *connection);
+
+/* All that this process has opened, and not closed. */
+void connection_close_all(void);
 
 /* Close it, as if it were lost: while this process lives, glaked keeps what it has. */
 void connection_drop(int *connection);

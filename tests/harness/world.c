@@ -568,6 +568,7 @@ void world_end(void)
 		connection_ping(witness);
 		connection_close(&witness);
 	}
+	connection_close_all();
 	if (harness.pid != 0 && eye) {
 		world_assert_level();
 	}

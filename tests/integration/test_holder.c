@@ -111,7 +111,6 @@ START_TEST(lost_connection_keeps_what_the_process_has)
 	ck_assert_uint_eq(connection_private_bytes(witness), 3 * CHUNK_BYTES);
 	ck_assert_int_eq(free_chunk(connection, ids[0]), GLAKE__WIRE__STATUS__OK);
 	ck_assert_uint_eq(connection_private_bytes(witness), 2 * CHUNK_BYTES);
-	connection_close(&connection);
 }
 END_TEST
 
@@ -127,7 +126,6 @@ START_TEST(half_closed_connection_is_a_lost_one)
 	int second = hello_as(&identity);
 	ck_assert_int_eq(free_chunk(second, id), GLAKE__WIRE__STATUS__OK);
 	connection_drop(&connection);
-	connection_close(&second);
 }
 END_TEST
 
@@ -171,7 +169,6 @@ START_TEST(unanswered_requests_give_back)
 	connection = hello_as(&identity);
 	ck_assert_uint_eq(connection_private_bytes(witness), CHUNK_BYTES);
 	ck_assert_int_eq(free_chunk(connection, id), GLAKE__WIRE__STATUS__OK);
-	connection_close(&connection);
 }
 END_TEST
 
@@ -253,7 +250,6 @@ START_TEST(thousand_losses_leave_nothing)
 	ck_assert_uint_eq(connection_private_bytes(witness), CHUNK_BYTES);
 	ck_assert_uint_eq(connection_counter(witness, "sessions_resumed"), 1000);
 	ck_assert_int_eq(free_chunk(connection, id), GLAKE__WIRE__STATUS__OK);
-	connection_close(&connection);
 }
 END_TEST
 
@@ -286,7 +282,6 @@ START_TEST(only_the_process_and_its_key_resume)
 	}
 	connection = hello_as(&identity);
 	ck_assert_int_eq(free_chunk(connection, id), GLAKE__WIRE__STATUS__OK);
-	connection_close(&connection);
 }
 END_TEST
 
@@ -380,11 +375,9 @@ START_TEST(another_program_in_the_process_ends_it)
 	await_lost(1);
 	int second = hello_as(&same);
 	ck_assert_uint_eq(connection_private_bytes(witness), CHUNK_BYTES);
-	int third = hello_as(&after);
+	hello_as(&after);
 	connection_await_private(witness, 0);
 	connection_ping(second);
-	connection_close(&second);
-	connection_close(&third);
 }
 END_TEST
 

@@ -61,7 +61,6 @@ START_TEST(a_name_too_long_for_a_listing_is_refused)
 	connection_free(answer);
 	ck_assert(is_refused);
 	connection_expect_closed(connection);
-	connection_close(&connection);
 }
 END_TEST
 
@@ -100,7 +99,6 @@ START_TEST(requests_at_once_do_not_spend_the_same_fds)
 	ck_assert_uint_gt(answer->status_get->fds_used, 0);
 	ck_assert_uint_le(answer->status_get->fds_used, answer->status_get->fds_budget);
 	connection_free(answer);
-	connection_close(&connection);
 }
 END_TEST
 
@@ -114,7 +112,6 @@ START_TEST(requests_at_once_do_not_eat_the_reserve)
 	Glake__Wire__Answer *answer = status_of(connection);
 	ck_assert_uint_eq(answer->status_get->devices[0]->physical_bytes, (2 + 4 * 32) * MIB);
 	connection_free(answer);
-	connection_close(&connection);
 }
 END_TEST
 
@@ -125,7 +122,6 @@ START_TEST(a_lost_reader_of_the_log_is_survived)
 	harness_signal(&harness, SIGPIPE);
 	harness_sleep_ms(50);
 	connection_ping(connection);
-	connection_close(&connection);
 }
 END_TEST
 
@@ -425,7 +421,6 @@ START_TEST(the_files_of_one_user_leave_room_for_others)
 	for (size_t i = 1; i < N_LOADS; i++) {
 		connection_free(connection_receive(connection, NULL));
 	}
-	connection_close(&connection);
 }
 END_TEST
 
@@ -444,7 +439,6 @@ START_TEST(a_load_of_too_many_files_is_refused)
 	ck_assert_ptr_nonnull(strstr(answer->error, "glake-mover"));
 	connection_free(answer);
 	ck_assert_int_eq(load(connection, path), GLAKE__WIRE__STATUS__OK);
-	connection_close(&connection);
 }
 END_TEST
 
@@ -467,8 +461,7 @@ START_TEST(the_socket_of_who_has_ended_is_nobodys)
 	harness_signal(&harness, SIGCONT);
 	harness_wait_log(&harness, "cannot read its credentials: No such process");
 	connection_expect_closed(fd);
-	int connection = connection_hello(&harness);
-	connection_close(&connection);
+	connection_hello(&harness);
 }
 END_TEST
 
@@ -573,7 +566,6 @@ START_TEST(who_fails_again_and_again_does_not_fill_the_log)
 	}
 	unsigned n_lines = harness_n_log_lines(&harness, "a.safetensors");
 	ck_assert_msg(n_lines >= 1 && n_lines <= 10, "%u lines", n_lines);
-	connection_close(&connection);
 }
 END_TEST
 

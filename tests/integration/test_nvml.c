@@ -104,7 +104,6 @@ START_TEST(what_glaked_does_between_two_askings_is_reckoned_with)
 	                 GLAKE__WIRE__STATUS__OK);
 	look(free_bytes);
 	ck_assert_uint_eq(free_bytes[1], 160 * MIB);
-	connection_close(&connection);
 }
 END_TEST
 

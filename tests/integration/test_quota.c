@@ -501,8 +501,6 @@ START_TEST_WITH(memory_that_is_late_is_waited_for, .n = 2)
 	                 _i == 0 ? GLAKE__WIRE__STATUS__OK : GLAKE__WIRE__STATUS__NO_DEVICE_MEMORY);
 	connection_free(answer);
 	fdlist_deinit(&held);
-	connection_close(&one);
-	connection_close(&two);
 }
 END_TEST
 
@@ -665,7 +663,6 @@ START_TEST(big_chunks_get_the_fds_of_what_nobody_uses)
 	ck_assert_int_eq(connection_alloc(client, 0, 64 * MIB, 2, ids, NULL),
 	                 GLAKE__WIRE__STATUS__OK);
 	ck_assert_uint_eq(world_books().fds_used, 2);
-	connection_close(&client);
 }
 END_TEST
 

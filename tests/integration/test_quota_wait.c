@@ -266,7 +266,6 @@ START_TEST(what_is_owed_goes_when_it_is_freed)
 		assert_ok(glake_usage(session, &usage));
 	}
 	world_disconnect(session);
-	connection_close(&asker);
 }
 END_TEST
 
@@ -288,8 +287,6 @@ START_TEST(an_answer_ends_the_wait)
 		report(holder, id);
 		expect_status(asker, request, gives ? OK : OVER_QUOTA);
 	}
-	connection_close(&holder);
-	connection_close(&asker);
 }
 END_TEST
 
@@ -308,9 +305,6 @@ START_TEST_WITH(nobody_is_asked_for_more_than_he_has, .n = 2)
 	id = expect_reclaim_of(big, 24 * MIB);
 	report(big, id);
 	expect_status(asker, request, _i == 0 ? OVER_QUOTA : GLAKE__WIRE__STATUS__NO_DEVICE_MEMORY);
-	connection_close(&small);
-	connection_close(&big);
-	connection_close(&asker);
 }
 END_TEST
 
@@ -336,9 +330,6 @@ START_TEST(who_came_first_is_served_first)
 	expect_status(big, big_request, OK);
 	expect_status(small, small_request, OK);
 	ck_assert_uint_eq(world_metric("quota_waits"), 2);
-	connection_close(&holder);
-	connection_close(&big);
-	connection_close(&small);
 }
 END_TEST
 
@@ -359,8 +350,6 @@ START_TEST(who_dies_in_line_is_passed)
 	/* And so does everybody, with glaked: the books are level at the end. */
 	send_alloc(second, 0, 60 * MIB);
 	expect_waiting(second);
-	connection_close(&holder);
-	connection_close(&second);
 }
 END_TEST
 
@@ -377,8 +366,6 @@ START_TEST(who_has_waited_does_not_wait_again)
 	expect_waiting(asker);
 	give(holder, held);
 	expect_status(asker, request, OK);
-	connection_close(&holder);
-	connection_close(&asker);
 }
 END_TEST
 
@@ -399,7 +386,6 @@ START_TEST(a_session_that_waits_can_free)
 	for (unsigned i = 0; i < N; i++) {
 		expect_status(connection, requests[i], OK);
 	}
-	connection_close(&connection);
 }
 END_TEST
 
@@ -423,8 +409,6 @@ START_TEST(a_changed_quota_is_noticed)
 	expect_waiting(asker);
 	assert_ok(glake_set_quota(eye, "default", 0, 30 * MIB));
 	expect_status(asker, request, OVER_QUOTA);
-	connection_close(&holder);
-	connection_close(&asker);
 }
 END_TEST
 
@@ -442,8 +426,6 @@ START_TEST(a_tenant_stays_for_who_waits)
 	expect_waiting(asker);
 	give(holder, held);
 	expect_status(asker, request, OK);
-	connection_close(&holder);
-	connection_close(&asker);
 }
 END_TEST
 
@@ -458,7 +440,5 @@ START_TEST(a_shorter_wait_holds_at_once)
 	expect_waiting(asker);
 	harness_reload(&harness, WORLD_CONFIG TENANT("64MiB"));
 	expect_status(asker, request, OVER_QUOTA);
-	connection_close(&holder);
-	connection_close(&asker);
 }
 END_TEST

@@ -479,7 +479,6 @@ START_TEST(chunks_open_with_their_ticket)
 		ck_assert_uint_lt(harness_now_ms(), end_ms);
 		harness_sleep_ms(10);
 	}
-	connection_close(&other);
 }
 END_TEST
 
@@ -614,7 +613,6 @@ START_TEST(what_a_killed_program_held_comes_back)
 	ck_assert_uint_ge(connection_private_bytes(connection), 6u << 20);
 	kill(run.pid, SIGKILL);
 	ck_assert_int_eq(WTERMSIG(run_end(&run)), SIGKILL);
-	connection_close(&connection);
 }
 END_TEST
 

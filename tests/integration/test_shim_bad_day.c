@@ -367,7 +367,6 @@ START_TEST(a_full_table_of_files_ends_no_session)
 		run_expect(&run, "owned 2 ");
 		await_nothing_private();
 	}
-	connection_close(&connection);
 }
 END_TEST
 

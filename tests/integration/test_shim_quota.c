@@ -243,7 +243,6 @@ START_TEST(who_tries_again_says_how_long_it_has_waited)
 	for (unsigned i = 2; i < tap.n_allocs; i++) {
 		ck_assert_uint_ge(tap.waited_ms[i], WAIT_MS);
 	}
-	connection_close(&holder);
 }
 END_TEST
 

@@ -95,7 +95,6 @@ START_TEST(client_that_reads_late_gets_everything)
 		connection_free(answer);
 	}
 	connection_ping(connection);
-	connection_close(&connection);
 }
 END_TEST
 
@@ -119,7 +118,6 @@ START_TEST(unread_chunks_are_charged_and_come_back)
 	ck_assert_uint_gt(n_fds, 100);
 	ck_assert_uint_le(n_fds, 1 + 40 * 100 + 16);
 	world_serves_in_time();
-	connection_close(&connection);
 }
 END_TEST
 
@@ -265,9 +263,6 @@ START_TEST(greeting_that_glaked_does_not_read_is_no_silence)
 	ck_assert_int_eq(answer->status, GLAKE__WIRE__STATUS__OK);
 	connection_free(answer);
 	connection_close(&late.fd);
-	for (unsigned i = 0; i < N; i++) {
-		connection_close(&connections[i]);
-	}
 }
 END_TEST
 
@@ -319,9 +314,6 @@ START_TEST_WITH(many_unread_connections_do_not_starve_others, .n = N_UNREADS)
 	harness_as(&harness, 1234, 1234, gets_fds, NULL);
 	/* Before they are closed: what glaked had left goes when it ends. */
 	world_stop();
-	for (unsigned i = 0; i < N; i++) {
-		connection_close(&connections[i]);
-	}
 }
 END_TEST
 

@@ -258,7 +258,6 @@ START_TEST(requests_before_hello_are_refused)
 	ck_assert_int_eq(connection_alloc(connection, 0, CHUNK_BYTES, 1, &id, &fds),
 	                 GLAKE__WIRE__STATUS__BAD_REQUEST);
 	connection_expect_closed(connection);
-	connection_close(&connection);
 }
 END_TEST
 
@@ -269,7 +268,6 @@ START_TEST(second_hello_is_refused)
 	ck_assert_int_eq(connection_greet(connection, GLAKE_WIRE_VERSION),
 	                 GLAKE__WIRE__STATUS__BAD_REQUEST);
 	connection_ping(connection);
-	connection_close(&connection);
 }
 END_TEST
 
@@ -303,7 +301,6 @@ START_TEST(unknown_request_is_refused_and_the_session_goes_on)
 	int connection = connection_hello(&harness);
 	expect_unknown_refused(connection);
 	connection_ping(connection);
-	connection_close(&connection);
 }
 END_TEST
 
@@ -345,7 +342,6 @@ START_TEST(impossible_sizes_are_refused)
 	                 GLAKE__WIRE__STATUS__OK);
 	ck_assert_uint_eq(fds.n_fds, 100);
 	fdlist_deinit(&fds);
-	connection_close(&connection);
 }
 END_TEST
 
@@ -417,7 +413,6 @@ START_TEST(the_last_chunk_may_be_another_size)
 		fdlist_deinit(&fds);
 		connection_free(answer);
 	}
-	connection_close(&connection);
 }
 END_TEST
 
@@ -467,7 +462,6 @@ START_TEST(fds_with_a_request_that_takes_none_are_closed)
 	}
 	connection_ping(connection);
 	world_wait_n_fds(1);
-	connection_close(&connection);
 }
 END_TEST
 
@@ -531,7 +525,6 @@ START_TEST(too_few_and_too_many_files_are_refused)
 		              (int)status);
 	}
 	connection_ping(connection);
-	connection_close(&connection);
 }
 END_TEST
 
@@ -573,7 +566,6 @@ START_TEST(fds_of_the_wrong_kind_are_refused)
 	fd_close(&pipe_ends[1]);
 	fd_close(&pair[1]);
 	connection_ping(connection);
-	connection_close(&connection);
 }
 END_TEST
 
@@ -686,7 +678,6 @@ START_TEST(chunks_of_another_session_are_out_of_reach)
 	ck_assert_int_eq(free_chunks(thief, &ids[3], 1), GLAKE__WIRE__STATUS__OK);
 	ck_assert_int_eq(free_chunks(thief, &ids[3], 1), GLAKE__WIRE__STATUS__BAD_REQUEST);
 	ck_assert_int_eq(free_chunks(witness, ids, 3), GLAKE__WIRE__STATUS__OK);
-	connection_close(&thief);
 }
 END_TEST
 
@@ -754,7 +745,6 @@ START_TEST(a_ticket_is_for_what_was_named)
 	ck_assert_int_eq(publish(witness, ids[0], CHUNK_BYTES), GLAKE__WIRE__STATUS__BAD_REQUEST);
 	ck_assert_int_eq(share_chunks(witness, &ids[1], 2, NULL), GLAKE__WIRE__STATUS__BAD_REQUEST);
 	ck_assert_int_eq(free_chunks(witness, ids, 3), GLAKE__WIRE__STATUS__OK);
-	connection_close(&thief);
 }
 END_TEST
 
@@ -830,7 +820,6 @@ START_TEST(a_wrong_name_tells_nothing)
 		body.n_ids = 0;
 		ck_assert_int_eq(open_chunks(thief, &body, text), GLAKE__WIRE__STATUS__BAD_REQUEST);
 	}
-	connection_close(&thief);
 }
 END_TEST
 
@@ -848,7 +837,6 @@ START_TEST(ids_that_nobody_has_are_refused)
 		ck_assert_int_eq(close_model(connection, id), GLAKE__WIRE__STATUS__BAD_REQUEST);
 		ck_assert_int_eq(release_block(connection, id), GLAKE__WIRE__STATUS__BAD_REQUEST);
 	}
-	connection_close(&connection);
 }
 END_TEST
 
@@ -917,7 +905,6 @@ START_TEST(reports_are_cut_or_refused)
 	ck_assert_uint_eq(info->live_bytes, 1);
 	ck_assert_uint_eq(info->n_devices, 0);
 	connection_free(answer);
-	connection_close(&connection);
 }
 END_TEST
 
@@ -935,7 +922,6 @@ START_TEST(one_id_given_twice_is_freed_once)
 	Glake__Wire__Status status = free_chunks(connection, ids, 3);
 	ck_assert(status == GLAKE__WIRE__STATUS__OK || status == GLAKE__WIRE__STATUS__BAD_REQUEST);
 	connection_ping(connection);
-	connection_close(&connection);
 }
 END_TEST
 
