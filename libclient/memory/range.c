@@ -453,6 +453,13 @@ static int refuse(const struct glake__change *change, int error, glake_ptr ptr, 
 	                   (unsigned long long)ptr, why);
 }
 
+/* A change under a hold concerns what is held, and holes: another thread may have filled one meanwhile. */
+static bool is_busy_for(const struct glake__change *change, const struct glake__piece *piece)
+{
+	bool is_held = change->hold && piece->holder == change->hold;
+	return !is_held && (piece->holder || (change->hold && piece->chunk));
+}
+
 /* Can it begin? Called with the lock held. */
 static int check_locked(const struct glake__change *change, const char **why_out)
 {
@@ -471,7 +478,7 @@ static int check_locked(const struct glake__change *change, const char **why_out
 			return -EINVAL;
 		}
 		*why_out = "another thread works on it";
-		if (piece->holder && piece->holder != change->hold) {
+		if (is_busy_for(change, piece)) {
 			return -EBUSY;
 		}
 	}
@@ -516,7 +523,7 @@ static void begin_locked(struct glake__change *change)
 		fresh->range = range;
 		fresh->offset += change->offset;
 		fresh->readers = readers_of(range, fresh->chunk, readers);
-		fresh->writers = writers;
+		fresh->writers = writers & fresh->readers;
 	}
 }
 
@@ -644,11 +651,12 @@ static bool is_any_busy(const struct glake__piece *piece, uint64_t end)
 
 static void hold_locked(struct glake__hold *hold, struct glake__piece *piece, uint64_t end)
 {
-	*hold = (struct glake__hold){.range = piece->range, .offset = piece->offset};
+	*hold = (struct glake__hold){.offset = piece->offset};
 	for (; piece && piece->offset < end; piece = piece->next) {
 		hold->n_bytes += piece->n_bytes;
 		if (piece->chunk) {
 			piece->holder = hold;
+			hold->range = piece->range;
 		}
 	}
 }
@@ -682,6 +690,9 @@ int glake__hold_begin(struct glake__hold *hold, glake_ptr ptr, uint64_t n_bytes,
 void glake__hold_end(struct glake__hold *hold)
 {
 	uint64_t end = hold->offset + hold->n_bytes;
+	if (!hold->range) {
+		return;
+	}
 	glake__lock();
 	struct glake__piece *piece = glake__range_piece_locked(hold->range, hold->offset);
 	for (; piece && piece->offset < end; piece = piece->next) {

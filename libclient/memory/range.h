@@ -147,7 +147,7 @@ struct glake__part {
  * want to change, pin or free the memory wait for the end of the hold, so the holder must not be cancelled.
  */
 struct glake__hold {
-	struct glake__range *range; /* stays as long as the hold */
+	struct glake__range *range; /* stays as long as the hold; NULL: nothing is mapped there */
 	uint64_t offset;
 	uint64_t n_bytes;
 };

@@ -280,9 +280,9 @@ static void step_reserve(struct program *program)
 	}
 }
 
-/* By one call for both devices, or by two. */
+/* By one call for both devices, or by two, or not at all for one that has none. */
 static void set_access(struct program *program, CUdeviceptr ptr, unsigned n_pages,
-                       const struct page *page)
+                       const struct page *page, bool is_fresh)
 {
 	CUmemAccess_flags flags = page->may_write ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE
 	                                          : CU_MEM_ACCESS_FLAGS_PROT_READ;
@@ -295,7 +295,9 @@ static void set_access(struct program *program, CUdeviceptr ptr, unsigned n_page
 	if (pick(program, 2)) {
 		ck_ok(cuMemSetAccess(ptr, n_pages * PAGE, access, 2));
 	} else {
-		ck_ok(cuMemSetAccess(ptr, n_pages * PAGE, &access[1], 1));
+		if (!is_fresh || page->has_peer) {
+			ck_ok(cuMemSetAccess(ptr, n_pages * PAGE, &access[1], 1));
+		}
 		ck_ok(cuMemSetAccess(ptr, n_pages * PAGE, &access[0], 1));
 	}
 }
@@ -325,8 +327,9 @@ static void step_map(struct program *program)
 		return;
 	}
 	ck_ok(cuMemMap(ptr, object->n_pages * PAGE, 0, handle, 0));
-	struct page page = {.object = object, .may_write = true, .has_peer = pick(program, 2)};
-	set_access(program, ptr, object->n_pages, &page);
+	struct page page = {.object = object, .has_peer = pick(program, 2)};
+	page.may_write = pick(program, 4) > 0;
+	set_access(program, ptr, object->n_pages, &page, true);
 	object->n_mappings++;
 	for (; page.index < object->n_pages; page.index++) {
 		reservation->pages[first + page.index] = page;
@@ -380,7 +383,7 @@ static void step_access(struct program *program)
 	CUdeviceptr ptr = reservation->ptr + first * PAGE;
 	page.may_write = pick(program, 3) > 0;
 	page.has_peer = pick(program, 2);
-	set_access(program, ptr, page.object->n_pages, &page);
+	set_access(program, ptr, page.object->n_pages, &page, false);
 	for (; page.index < page.object->n_pages; page.index++) {
 		reservation->pages[first + page.index] = page;
 	}

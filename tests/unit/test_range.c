@@ -894,6 +894,37 @@ START_TEST(memory_that_is_held_is_changed_by_the_holder_only)
 }
 END_TEST
 
+START_TEST(holes_are_not_held)
+{
+	begin("1GiB");
+	struct glake__hold hold;
+	struct glake__range *range = reserve_range(6);
+	struct glake__part part = make_part(2);
+	struct glake__part late = make_part(2);
+	struct glake__part new = make_part(6);
+	ck_assert_int_eq(glake__hold_begin(&hold, range->ptr, 6 * MIB, false), 0);
+	ck_assert_ptr_null(hold.range);
+	ck_assert_int_eq(glake__range_fill(range, 0, &part, 1), 0);
+	glake__hold_end(&hold);
+	ck_assert_int_eq(glake__hold_begin(&hold, range->ptr, 6 * MIB, false), 0);
+	/* What another thread maps there is not the holder's to replace. */
+	ck_assert_int_eq(glake__range_fill(range, 4 * MIB, &late, 1), 0);
+	ck_assert_int_eq(glake__hold_reback(&hold, &new, 1, NULL, NULL), -EBUSY);
+	glake__hold_end(&hold);
+	ck_assert_uint_eq(word_at(range->ptr + 4 * MIB), late.chunk->id);
+	ck_assert_int_eq(glake__range_end(range, NULL), 0);
+	/* Nor does an empty hold keep a range. */
+	range = reserve_range(2);
+	ck_assert_int_eq(glake__hold_begin(&hold, range->ptr, 2 * MIB, false), 0);
+	ck_assert_int_eq(glake__range_drop(range), 0);
+	glake__hold_end(&hold);
+	end_part(&part);
+	end_part(&late);
+	end_part(&new);
+	ck_assert(glake__space_is_valid());
+}
+END_TEST
+
 /* A program frees what somebody is just about to seal or to move. */
 START_TEST(the_end_of_a_range_waits_for_a_change_of_it)
 {
