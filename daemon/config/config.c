@@ -364,7 +364,7 @@ static int read_tenant(struct config_file *file, const config_setting_t *entry,
 	return result;
 }
 
-/* The default tenant goes behind the rules: open_list() left room for one that nobody wrote. */
+/* The default tenant comes after the rules: open_list() left room in case the file has none. */
 static void put_default_last(struct config *config)
 {
 	size_t last = config->n_tenants;
@@ -405,7 +405,7 @@ static CONFIG_VALUE(tenants)
 
 /* ---- loading ---- */
 
-/* What is wrong only in company. */
+/* Checks across keys. */
 static int check_together(struct config_file *file, const config_setting_t *root,
                           const struct config *config)
 {
@@ -461,7 +461,7 @@ static int read_file(struct config *config, const char *path, char *error_out, s
 	return result == 0 && !config->path ? -ENOMEM : result;
 }
 
-/* glake-mover is installed beside glaked, and in a build tree it lies there too. */
+/* glake-mover lies beside glaked, installed or in a build tree. */
 static int find_mover(char **path_out)
 {
 	char path[PATH_MAX];
@@ -477,7 +477,7 @@ static int find_mover(char **path_out)
 int config_load(const char *path, struct config **config_out, char *error_out, size_t error_bytes)
 {
 	struct config *config = calloc(1, sizeof(*config));
-	/* Errors of the file bring their own text; what remains is named here. */
+	/* Errors in the file have their own text; others get one here. */
 	snprintf(error_out, error_bytes, "%s: out of memory", path ? path : "built-in defaults");
 	int result = config ? read_defaults(config, error_out, error_bytes) : -ENOMEM;
 	if (result == 0 && path) {

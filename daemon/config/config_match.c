@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Who somebody is, as the config sees it: admin or not, realm, tenant; and what the tenant may have.
+ * What the config decides about a peer: admin rights, realm, tenant; and a tenant's limits.
  */
 #include "daemon/config/config.h"
 
@@ -64,7 +64,7 @@ void config_realm_of(const struct config *config, const struct peer *peer, char 
 			return;
 		}
 	}
-	/* No name in the file has a colon, so this is nobody else's. */
+	/* No name in the file has a colon, so no other realm has this name. */
 	snprintf(name_out, name_bytes, "uid:%u", (unsigned)peer->owner);
 }
 
@@ -105,13 +105,13 @@ uint32_t config_user_sessions(const struct config *config)
 	return quarter > 16 ? quarter : 16;
 }
 
-/* What the limit leaves of @most when the reserve is taken. */
+/* The limit minus the reserve, at most @most. */
 static uint32_t fds_left(uint64_t most)
 {
 	struct rlimit limit = {.rlim_max = CONFIG_MAX_FDS};
 	getrlimit(RLIMIT_NOFILE, &limit);
 	uint64_t max = limit.rlim_max < most ? limit.rlim_max : most;
-	/* Under a limit this small nothing is right; half of it keeps glaked answering. */
+	/* With such a small limit no value is right; half of it keeps glaked answering. */
 	uint64_t left = max > 2 * CONFIG_RESERVED_FDS ? max - CONFIG_RESERVED_FDS : max / 2;
 	return left < UINT32_MAX ? (uint32_t)left : UINT32_MAX;
 }
@@ -124,6 +124,6 @@ uint32_t config_fd_budget(const struct config *config)
 
 uint32_t config_mover_fds(const struct config *config)
 {
-	/* Whoever sets more knows that the host allows it. */
+	/* An administrator who sets more knows that the host allows it. */
 	return fds_left(config->fd_budget > CONFIG_MAX_FDS ? config->fd_budget : CONFIG_MAX_FDS);
 }

@@ -360,7 +360,7 @@ static int add_gid(struct config_file *file, struct config_members *members, gid
 typedef int (*member_fn)(struct config_file *file, const config_setting_t *entry,
                          struct config_members *members);
 
-/* An empty list is refused: it reads as "nobody" but would mean "not asked". */
+/* An empty list is refused: it looks like "nobody" but would mean "any". */
 static int add_all(struct config_file *file, const config_setting_t *at, void *field,
                    const char *expected, member_fn add)
 {
@@ -378,7 +378,7 @@ static int add_all(struct config_file *file, const config_setting_t *at, void *f
 	return result;
 }
 
-/* (uid_t)-1 is nobody at all for the kernel. */
+/* To the kernel, (uid_t)-1 is no uid. */
 static int add_uid_entry(struct config_file *file, const config_setting_t *entry,
                          struct config_members *members)
 {

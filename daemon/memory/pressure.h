@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Pressure: everything that wants device memory or fds and does not find them waits here.
+ * Pressure: requests for device memory or fds that do not fit wait here.
  *
  *            is charged
  *   NEW ------------------> MAKING ---------- all is made ---------> GRANTED
@@ -15,43 +15,44 @@
  *   IN_LINE and SHORT become CANCELLED at once. MAKING does too, but the maker still has the request:
  *   it is over with pressure_made().
  *
- * 1. NEW. A request that can never fit is refused at once, before anybody gives anything up for it: one
- *    that is larger than the device, than all that the tenant may have there, or than all fds.
+ * 1. NEW. A request that can never fit is refused at once, before anything is taken back for it: if
+ * it is
+ *    larger than the device, than the tenant's quota there, or than all fds.
  *
  * 2. IN_LINE. The request is charged to its tenant. If the tenant's bytes on the device do not allow
  *    that, the tenant's clients are asked for their warm memory, and the request stands in line.
- *    Nobody is asked if all that the clients hold would not be enough. Nothing is evicted: the tenant does
- *    not pay for what nobody uses.
+ *    No client is asked if all that the clients hold would not be enough. Nothing is evicted: the tenant
+ *    does not pay for unused models and blocks.
  *
  * 3. MAKING, SHORT. A charged request is made. If the device is full, memory is taken back in rounds:
  *      made ahead   the pool is given up,
- *      unused       models and blocks that nobody uses are evicted, the longest unused first,
+ *      unused       unused models and blocks are evicted, the longest unused first,
  *      (sleepers and then lower priorities will be rounds between these two and the last),
  *      warm         all clients are asked for their warm memory, and the request waits.
- *    After each round that made room the request is made again. No round begins if blocks in use leave so
+ *    After each round that made room the request is tried again. No round begins if blocks in use leave so
  *    little that the request would not fit after all rounds.
  *    The last round is the only one that takes time. So it comes last: a full device with a cache is
  *    the normal state, and an allocation does not wait for clients then.
  *
- * fds: blocks and big chunks may have the whole budget, small private chunks three quarters. For blocks
- * and big chunks the first two rounds give up fds, on any device, if that gives all that the request
- * lacks. Private chunks are held by handle otherwise, and blocks are refused: nobody waits for fds.
+ * fds: blocks and big chunks may use the whole budget, small private chunks three quarters. For blocks
+ * and big chunks the first two rounds give up fds of any device, if that is enough for the request.
+ * Otherwise private chunks are held by handle, and blocks are refused. No request waits for fds.
  * Host memory: manifests are charged as a model's header is read (charge_grow_manifest()), before its
- * first chunk is asked for. Nobody waits for it, either.
+ * first chunk is requested. No request waits for it, either.
  *
- * Patience: a request waits `wait_ms` if the config says `pressure = "wait"`, less what its client has
- * waited for the same memory already. In any case it waits for clients that were asked and have not
- * answered, PRESSURE_LATE_MS at most, and PRESSURE_AFTER_MS longer for what they give back behind their
- * answer. Then it is refused.
+ * Patience: with `pressure = "wait"` a request waits `wait_ms`, minus the time that earlier
+ * requests waited for the same memory. In any case it waits for clients that were asked and have
+ * not answered, PRESSURE_LATE_MS at most, and PRESSURE_AFTER_MS longer for memory that they give
+ * back after their answer. Then it is refused.
  *
- * Fairness: a tenant's requests for one device are charged in the order of their coming. A small request
- * does not pass a big one that waits, so the big one gets its turn. No request waits longer than its
- * own time, so a small one behind a big one gets its turn too. Other tenants and devices do not
- * notice. After the charge there is no order: the first request that fits is served.
+ * Fairness: a tenant's requests for one device are charged in the order of their arrival. A small
+ * request does not overtake a big one that waits, so the big one gets its turn. No request waits
+ * longer than its own time, so a small one behind a big one gets its turn too. Other tenants and
+ * devices do not wait. After the charge there is no order: the first request that fits is served.
  *
  * Nothing here knows sessions, the wire, the store or the driver. Sources take memory back, clients
- * are asked for it, and owners of requests make it. Whether a source gave anything is read from the
- * device's books, not from its word.
+ * are asked for it, and owners of requests make it. The device's books show whether a source gave
+ * anything; its own report does not count.
  *
  * Owner: the allocator. Threads: loop thread.
  */
@@ -64,15 +65,15 @@
 #include "daemon/memory/chunk.h"
 
 /*
- * A request is not refused for so long while memory is on its way: while a client was asked and has not
- * answered, and while the books have room and only the driver says no. What was released is then
- * still mapped by a process that is about to end, or by a load being cancelled.
+ * A request waits so long for memory that is on its way: while a client has not answered, and while
+ * the books have room but the driver has none. In that case a process that is about to end, or a
+ * load that is being cancelled, still has released memory mapped.
  */
 #define PRESSURE_LATE_MS 1000
 
 /*
- * A client may still be giving back so long after its answer: memory that streams were done with goes
- * piece by piece, and what was in use just then follows when it is freed.
+ * A client may still give memory back so long after its answer: it returns memory of finished
+ * streams piece by piece, and memory that was in use when the program frees it.
  */
 #define PRESSURE_AFTER_MS 30
 
@@ -96,7 +97,7 @@ enum pressure_round {
 
 enum pressure_fds {
 	PRESSURE_FDS_SMALL, /* of the lower three quarters of the budget, or none */
-	PRESSURE_FDS_BIG,   /* of the whole budget, also taken from what nobody uses, or none */
+	PRESSURE_FDS_BIG,   /* of the whole budget, also from unused things, or none */
 	PRESSURE_FDS_MUST,  /* the same, or the request is refused */
 };
 
@@ -112,9 +113,9 @@ struct pressure_source {
 struct pressure_client;
 
 struct pressure_client_ops {
-	/* What it holds on @device that it could give back: the books' number, not its own. */
+	/* The bytes on @device that it could give back, by glaked's books. */
 	uint64_t (*held_bytes)(const struct pressure_client *client, const struct device *device);
-	/* Ask for @bytes of warm memory; @id names the asking. Returns whether that was sent. */
+	/* Ask for @bytes of warm memory; @id numbers the request. Returns whether it was sent. */
 	bool (*ask)(struct pressure_client *client, const struct device *device, uint64_t bytes,
 	            uint64_t id);
 	/* An answer may lie unread. */
@@ -126,36 +127,36 @@ struct pressure_client {
 	struct list link; /* link: pressure.clients */
 	const struct pressure_client_ops *ops;
 	const struct tenant *tenant; /* borrowed */
-	uint64_t last_id;            /* of the last asking; 0 = none yet */
-	uint64_t answered_id;        /* of the last that it answered */
-	uint64_t since_ms;           /* since when it owes an answer, or when it gave the last */
+	uint64_t last_id;            /* of the last request to it; 0 = none yet */
+	uint64_t answered_id;        /* of the last one that it answered */
+	uint64_t since_ms; /* when the unanswered request was sent, or the last answer came */
 };
 
 struct pressure_request;
 
 struct pressure_ops {
 	/*
-	 * Have all of it charged, and set what is missing: the rest was there already. Returns 0, or
-	 * TENANT_E_*: nothing is charged.
+	 * Charge all of it, and set what is missing beside ready chunks. Returns 0, or TENANT_E_*:
+	 * nothing is charged.
 	 */
 	int (*charge)(struct pressure_request *request);
 	/*
-	 * Make what is missing, and say so by pressure_made(), before this returns only if nothing
-	 * is.
+	 * Make the missing chunks, and call pressure_made(): from within here only if none is
+	 * missing.
 	 */
 	void (*make)(struct pressure_request *request);
-	/* It is over; the request is the owner's again. */
+	/* The request is over; its owner has it again. */
 	void (*done)(struct pressure_request *request, enum status status);
 };
 
-/* What clients were asked for, and whether that is still to come. */
+/* Clients were asked, and may still answer. */
 struct pressure_asked {
-	uint64_t asked_ms; /* when last */
-	uint64_t n_looks;  /* pressure.n_looks when is_awaited was found out */
+	uint64_t asked_ms; /* the last time */
+	uint64_t n_looks;  /* pressure.n_looks when is_awaited was computed */
 	bool is_awaited;
 };
 
-/* Embedded in what is wanted. The owner sets the first part, zeroes the rest, and reads all. */
+/* Embedded by its owner, who sets the first part, zeroes the rest, and may read all. */
 struct pressure_request {
 	const struct pressure_ops *ops;
 	struct device *device;
@@ -163,7 +164,8 @@ struct pressure_request {
 	enum pressure_fds fds;
 	uint64_t bytes;
 	uint64_t n_chunks;
-	uint64_t waited_ms; /* for the same memory before; when it is over, with its own time */
+	uint64_t
+		waited_ms; /* by earlier requests for the same memory; in the end with its own time */
 
 	/* Of ops->charge(). */
 	uint64_t missing_bytes;
@@ -177,14 +179,17 @@ struct pressure_request {
 	uint64_t n_reserved; /* fds, until they are made */
 	uint64_t since_ms;   /* when it began to wait */
 	bool has_waited;
-	bool has_asked;              /* for the room that it lacks now */
+	bool has_asked;              /* clients, for the room that it lacks now */
 	struct pressure_asked asked; /* of the tenant's clients */
 };
 
-/* Time, for the owner to give. */
+/* The time, provided by the owner. */
 struct pressure_clock {
 	uint64_t (*now_ms)(void *user);
-	/* Call pressure_look() in @ms, or earlier if that was asked for. 0: as soon as possible. */
+	/*
+	 * Call pressure_look() in @ms, or earlier if that was requested before. 0: as soon as
+	 * possible.
+	 */
 	void (*wake)(void *user, uint64_t ms);
 	void *user;
 };
@@ -193,28 +198,28 @@ struct pressure {
 	struct pressure_clock clock;
 	struct stats *stats; /* borrowed, as the next two */
 	struct chunk_books *books;
-	const struct tenant *cache; /* pays for what nobody uses */
-	uint64_t wait_ms;           /* 0: nobody waits but for what was asked for */
+	const struct tenant *cache; /* pays for unused things */
+	uint64_t wait_ms;           /* 0: requests wait only for the answers of clients */
 	struct pressure_source sources[N_PRESSURE_ROUNDS];
 	struct list clients;
 	struct list waiting;
-	uint64_t n_looks; /* at those that wait */
+	uint64_t n_looks; /* calls of pressure_look() */
 	uint32_t n_devices;
 	struct pressure_asked *asked; /* owned, one per device: of all clients */
 };
 
-/* Returns 0 or -ENOMEM. Sources that nobody sets have nothing. */
+/* Returns 0 or -ENOMEM. Sources that are not set have nothing. */
 int pressure_init(struct pressure *pressure, uint32_t n_devices, struct chunk_books *books,
                   const struct tenant *cache, struct stats *stats,
                   const struct pressure_clock *clock);
-/* Nobody waits, and all clients have left. */
+/* No request may wait, and all clients must have left. */
 void pressure_deinit(struct pressure *pressure);
 
 void pressure_client_enter(struct pressure *pressure, struct pressure_client *client,
                            const struct pressure_client_ops *ops, const struct tenant *tenant);
-/* Nothing to do for a zeroed client, or for one that has left. */
+/* Harmless for a zeroed client, or one that has left. */
 void pressure_client_leave(struct pressure_client *client);
-/* It says that it has given what it can for all askings up to @id. Others are ignored. */
+/* The client has given what it can for all requests up to @id. Other ids are ignored. */
 void pressure_client_answer(struct pressure *pressure, struct pressure_client *client, uint64_t id);
 
 /*
@@ -231,24 +236,24 @@ enum status pressure_start(struct pressure *pressure, struct pressure_request *r
 void pressure_made(struct pressure_request *request, enum status status);
 
 /*
- * The owner does not want it any more. Returns whether it is over: if not, the maker has it, and
- * ops->done() follows.
+ * The owner does not want it any more. Returns whether the request is over. If not, the maker still has
+ * it, and ops->done() follows.
  */
 bool pressure_cancel(struct pressure_request *request);
 
-/* Look at all that wait: what the clock calls. */
+/* Look at all waiting requests. The clock calls this. */
 void pressure_look(struct pressure *pressure);
 
 /*
- * One fd of the budget for a chunk that has none, if need be taken from what nobody uses. The chunk's
- * release gives it back, or pressure_give_fd(). Returns STATUS_OK or STATUS_NO_FDS.
+ * Take one fd of the budget for a chunk without one; unused things may be evicted for it. The
+ * chunk's release gives it back, or pressure_give_fd(). Returns STATUS_OK or STATUS_NO_FDS.
  */
 enum status pressure_take_fd(struct pressure *pressure);
 void pressure_give_fd(struct pressure *pressure);
 
 /*
- * What could come together if everybody gave back all his private memory and nothing were kept that
- * nobody uses: bytes on @device, and fds, for which private memory is not asked.
+ * The most that could become available: bytes on @device, if all private memory were given back and
+ * everything unused were evicted; and fds, for which private memory does not count.
  */
 uint64_t pressure_most_bytes(const struct pressure *pressure, const struct device *device);
 uint64_t pressure_most_fds(const struct pressure *pressure);

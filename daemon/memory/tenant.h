@@ -1,22 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Tenants: who pays for memory, sessions and fds, and how much of each they may have.
+ * Tenants pay for memory, sessions and fds, and have a limit for each.
  *
- * Whatever glaked grants stores the charge that paid for it. A charge is made before the thing is,
- * moved when the thing changes hands (a private chunk becomes a block that nobody uses), refunded
- * when the thing is gone. Per tenant and device
+ * Everything that glaked grants stores its charge. The charge is made before the thing. It moves
+ * when another tenant pays (a block becomes cache), and is refunded when the thing is gone. Per
+ * tenant and device
  *
  *     used_bytes = sum of bytes over its charges,   n_fds = sum of n_fds over its charges,
  *     manifest_bytes = sum of manifest_bytes over its charges
  *
- * and a charge that would lift one above its limit is refused. A limit may be set below use: then
- * nothing is taken away, and further charges are refused until use has sunk.
+ * and a charge that would exceed a limit is refused. A limit may be set below the current use:
+ * nothing is taken away then, but further charges are refused until the use is low enough.
  *
- * Owner: the table owns its tenants; sessions and charges borrow them.
- * Lifetime: a tenant that is no longer in the config lives until its last session left, its last
- * charge is refunded and nobody waits for it. tenant_table_free() asserts that every counter of every
- * tenant is zero.
- * Threads: loop thread only.
+ * Owner: the table owns its tenants; holders and charges borrow them. Lifetime: a tenant that is
+ * not in the config any more lives until its last session has left, its last charge is refunded,
+ * and no request waits in its queues. tenant_table_free() asserts that all counters of all tenants
+ * are zero. Threads: loop thread only.
  */
 #ifndef GLAKE_DAEMON_TENANT_H
 #define GLAKE_DAEMON_TENANT_H
@@ -37,8 +36,8 @@ enum {
 struct tenant_device {
 	uint64_t used_bytes;
 	uint64_t quota_bytes; /* 0 = no limit */
-	uint64_t peak_bytes;  /* the highest used_bytes since the tenant is here */
-	struct list queue;    /* of who waits for room here, in the order of their coming */
+	uint64_t peak_bytes;  /* the highest used_bytes so far */
+	struct list queue;    /* of requests that wait for room, in the order of arrival */
 };
 
 /* To be read by anyone; written by tenant.c. */
@@ -61,7 +60,7 @@ struct tenant {
 	struct tenant_device devices[];
 };
 
-/* What one granted thing costs whom. Zeroed memory is no charge. */
+/* The cost of one granted thing, and its payer. Zeroed memory is no charge. */
 struct charge {
 	struct tenant *tenant; /* borrowed; NULL = nothing charged */
 	uint64_t bytes;
@@ -83,12 +82,12 @@ int tenant_table_new(const struct config *config, uint32_t n_devices,
 void tenant_table_free(struct tenant_table *table);
 
 /*
- * Take limits and priorities from a config that was read again; counters stay, and whatever
- * tenant_set_*() changed is undone. Returns 0, or -ENOMEM: nothing has changed then.
+ * Take limits and priorities from a config that was read again. Counters stay; changes of
+ * tenant_set_*() are lost. Returns 0, or -ENOMEM: nothing has changed.
  */
 int tenant_table_apply(struct tenant_table *table, const struct config *config);
 
-/* Pays for the pool and for blocks that nobody uses and nobody pinned. Never NULL. */
+/* Pays for the pool, and for blocks that are neither used nor pinned. Never NULL. */
 struct tenant *tenant_table_cache(struct tenant_table *table);
 
 /* NULL when there is none of that name. */
@@ -105,7 +104,7 @@ void tenant_set_manifest_quota(struct tenant *tenant, uint64_t quota_bytes);
 /* Returns 0 or TENANT_E_SESSIONS. */
 int tenant_session_enter(struct tenant *tenant);
 
-/* The session does not touch @tenant any more: it may be gone when this returns. */
+/* @tenant may be gone when this returns. */
 void tenant_session_leave(struct tenant *tenant);
 
 /*
@@ -115,25 +114,25 @@ void tenant_session_leave(struct tenant *tenant);
 int tenant_charge(struct tenant *tenant, uint32_t device, uint64_t bytes, uint32_t n_fds,
                   struct charge *charge_out);
 
-/* For a manifest that begins. It has no bytes yet, so this cannot be refused. */
+/* For a new manifest. It has no bytes yet, so this cannot be refused. */
 struct charge tenant_charge_manifest(struct tenant *tenant);
 /* The manifest grows. Returns 0 or TENANT_E_MANIFESTS: nothing has changed then. */
 int charge_grow_manifest(struct charge *charge, uint64_t more_bytes);
 
 /*
- * Who waits until @device has room stands in line: @place hangs on its queue, and keeps the tenant.
- * Nobody is told of room; the first in line comes and tries.
+ * Enter the queue of requests that wait for room on @device. While @place is there, the tenant
+ * stays. No event tells about room; the first request tries again.
  */
 void tenant_queue_enter(struct tenant *tenant, uint32_t device, struct list *place);
-/* Nothing to do when @place hangs nowhere; else the tenant may be gone when this returns. */
+/* Harmless if @place is in no queue; otherwise the tenant may be gone when this returns. */
 void tenant_queue_leave(struct tenant *tenant, struct list *place);
-/* Nobody stands before @place, which may hang nowhere yet. */
+/* Whether no request is before @place, which need not be in the queue yet. */
 bool tenant_queue_is_next(const struct tenant *tenant, uint32_t device, const struct list *place);
 
-/* Pays back and zeroes @charge; nothing to do when it is zero already. The tenant may be gone. */
+/* Refund and zero @charge; harmless if it is zero. The tenant may be gone afterwards. */
 void charge_refund(struct charge *charge);
 
-/* Let @to pay instead. Returns 0 or TENANT_E_*: nothing has changed then. */
+/* @to pays from now on. Returns 0, or TENANT_E_*: nothing has changed. */
 int charge_move(struct charge *charge, struct tenant *to);
 
 #endif

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The host memory that loads may take for headers and plans, all together.
+ * The host memory of all loads for headers and plans.
  *
- * What a header will take is bounded by its length, which is known before it is read. So a load claims
- * that much first, waits until there is room, and afterwards keeps what its plan really has. Of what
- * other users leave, a user's loads may have half. There is no order: who fits first goes on.
+ * The length of a header is known before it is read, and bounds the memory that it takes. So a load
+ * first claims that much and waits for room. Then it keeps the size of its plan. The loads of a user
+ * may have half of what other users leave. There is no order: the first claim that fits goes on.
  *
- * Owner: main; a claim is its load's. Lifetime: the process's.
+ * Owner: main; a claim belongs to its load. Lifetime: that of the process.
  * Threads: any.
  */
 #ifndef GLAKE_MOVER_BUDGET_H
@@ -22,7 +22,7 @@ enum {
 	BUDGET_E_CANCELLED,
 };
 
-/* Zeroed memory is none. */
+/* Zeroed memory is no claim. */
 struct budget_claim {
 	struct budget_claim *next; /* link: budget.claims, while bytes > 0 */
 	uint32_t uid;
@@ -38,17 +38,17 @@ struct budget {
 
 void budget_init(struct budget *budget, uint64_t max_bytes);
 
-/* What the loads of one user may have at most, while nobody else has anything. */
+/* The most that the loads of one user may have while no other user has a claim. */
 uint64_t budget_share(const struct budget *budget);
 
 /*
- * Wait until @claim, which has none, can have @bytes, or *@is_cancelled, after which budget_look() is
+ * Wait until @claim, which is empty, can have @bytes, or until *@is_cancelled is set and budget_look()
  * called. Returns 0 or BUDGET_E_*.
  */
 int budget_take(struct budget *budget, struct budget_claim *claim, uint64_t bytes,
                 const atomic_bool *is_cancelled);
 
-/* Give back what @claim has beyond @bytes. */
+/* Reduce @claim to @bytes. */
 void budget_keep(struct budget *budget, struct budget_claim *claim, uint64_t bytes);
 
 void budget_look(struct budget *budget);

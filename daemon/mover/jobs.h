@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Takes glaked's orders apart and gives each to whom it concerns.
+ * Decodes glaked's orders and passes each on.
  *
- * glaked is trusted, but its bugs are told from races: a grant or a cancel that crosses the end of
- * its load is dropped, one for a load that never was is answered with Failed. So is any whose fds did not
- * all arrive, since this process has no room for them.
+ * glaked is trusted, but its bugs are told from races: a grant or a cancel that crosses the end of its
+ * load is dropped; one for a load that never existed is answered with Failed. So is an order whose fds
+ * did not all arrive because this process had no room for them.
  *
  * Owner: main. Lifetime: jobs_init() to jobs_deinit(), which waits for the loads it has cancelled.
  * Threads: jobs_order() from one.
@@ -22,7 +22,7 @@
 #include "daemon/mover/report.h"
 #include "proto/fdlist.h"
 
-/* Loads whose end is remembered. */
+/* The ends of so many loads are remembered. */
 #define JOBS_ENDED 256u
 
 enum {
@@ -35,8 +35,8 @@ struct jobs {
 	struct load_host host;
 	pthread_mutex_t lock;
 	pthread_cond_t freed;
-	struct load *loads; /* under lock: known by their jobs */
-	unsigned n_loads;   /* under lock: threads, ended loads that are not gone included */
+	struct load *loads;         /* under lock: known by their jobs */
+	unsigned n_loads;           /* under lock: threads, also of ended loads that are not gone */
 	uint64_t ended[JOBS_ENDED]; /* under lock: a ring */
 	uint64_t n_ended;           /* under lock */
 };
@@ -46,7 +46,7 @@ void jobs_init(struct jobs *jobs, const struct cudrv *drv, struct devices *devic
                struct budget *budget, struct report *report);
 void jobs_deinit(struct jobs *jobs);
 
-/* One packet; its fds are taken. Closes no file of a client's. Returns 0 or JOBS_E_MALFORMED. */
+/* Handle one packet and take over its fds. Closes no client's file. Returns 0 or JOBS_E_MALFORMED. */
 int jobs_order(struct jobs *jobs, const uint8_t *packet, size_t n_bytes, struct fdlist *fds);
 
 #endif

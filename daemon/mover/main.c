@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * glake-mover: the hands of glaked. Only glake-keeper starts it, for glaked, with a SOCK_SEQPACKET socket as fd 3
- * (proto/mover.proto), and it ends when that socket does.
+ * glake-mover: the hands of glaked. Only glake-keeper starts it, for glaked, with a SOCK_SEQPACKET
+ * socket as fd 3 (proto/mover.proto), and it ends when that socket does.
  *
  * Environment: GLAKE_LIBCUDA (the driver library), GLAKE_MOVER_READERS (reader threads),
- * GLAKE_MOVER_SLOT_KIB (staging slot; a multiple of 4) and GLAKE_MOVER_HEADERS_MIB (memory for headers and
- * plans), for measurements.
+ * GLAKE_MOVER_SLOT_KIB (staging slot; a multiple of 4) and GLAKE_MOVER_HEADERS_MIB (memory for
+ * headers and plans), for measurements.
  */
 #include <fcntl.h>
 #include <jansson.h>
@@ -27,9 +27,9 @@
 #define DEFAULT_READERS 8
 #define DEFAULT_SLOT_KIB 4096
 #define MMAP_BYTES (256 * 1024)
-/* The largest header that is valid fits half of it. */
+/* The largest valid header fits half of it. */
 #define DEFAULT_HEADERS_MIB 1024
-/* An orderly end that hangs, in a dead file system say, is cut short by SIGALRM. */
+/* SIGALRM ends the process if its orderly end hangs, for example in a dead file system. */
 #define END_SECONDS 10
 
 struct mover {
@@ -77,7 +77,7 @@ static void keep_no_memory(void)
 	mallopt(M_MMAP_THRESHOLD, MMAP_BYTES);
 }
 
-/* Grants bring fds by the hundred. */
+/* Grants bring hundreds of fds. */
 static void raise_fd_limit(void)
 {
 	struct rlimit limit;
@@ -159,7 +159,7 @@ int main(void)
 	/* With glake-keeper, which ends with glaked. */
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	signal(SIGPIPE, SIG_IGN);
-	/* Of a lease that is broken in the moment that settle() has it. */
+	/* A lease may be broken while settle() has it. */
 	signal(SIGIO, SIG_IGN);
 	keep_no_memory();
 	raise_fd_limit();

@@ -85,7 +85,10 @@ void refuser_refuse(struct refuser *refuser, uint64_t job, const struct fault *f
 {
 	struct refusal *refusal = malloc(sizeof(*refusal));
 	if (!refusal) {
-		/* Leaked beats stuck; and the job, which is not told, counts for them. */
+		/*
+		 * Leaked is better than stuck. The job is not reported, so glaked keeps counting
+		 * its fds.
+		 */
 		say("no memory to refuse a job: %s", fault->text);
 		fdlist_init(fds);
 		return;
@@ -95,7 +98,7 @@ void refuser_refuse(struct refuser *refuser, uint64_t job, const struct fault *f
 	pthread_mutex_lock(&refuser->lock);
 	refusal->next = refuser->refusals;
 	refuser->refusals = refusal;
-	/* Where no more can be had, one that is at it takes this one next. */
+	/* If no thread can be started, a busy one takes this refusal next. */
 	if (++refuser->n_refusals > refuser->n_idle) {
 		start_thread(refuser);
 	}

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the mover says to glaked: one packet a report. The generated message types of reports stay
- * inside report.c, those of orders inside jobs.c.
+ * The mover's reports to glaked, one packet each. Only report.c knows the generated types of
+ * reports, only jobs.c those of orders.
  *
- * Owner: the mover. The socket is borrowed.
- * Threads: any; packets of several threads do not mix. A send may wait for glaked to read. When
- * glaked is gone reports are dropped: the receiving side sees the end.
+ * Owner: the mover. The socket is borrowed. Threads: any; packets of several threads do not mix. A
+ * send may wait until glaked reads. If glaked is gone, reports are dropped; the receiving thread
+ * sees the end.
  */
 #ifndef GLAKE_MOVER_REPORT_H
 #define GLAKE_MOVER_REPORT_H

@@ -19,7 +19,7 @@
 #define NS_PER_S (1000ll * 1000 * 1000)
 
 enum keeping {
-	KEEPS_NOTHING, /* of which one can be sure */
+	KEEPS_NOTHING, /* nothing is certain */
 	KEEPS_CTIME,   /* the kernel sets it before each change */
 	KEEPS_CONTENT, /* nothing ever changes */
 };
@@ -66,8 +66,8 @@ static bool has_verity(int fd)
 }
 
 /*
- * A description of our own. When a lease is broken, its description says with which signal its owner is
- * told, and the client may have set SIGKILL on that which it gave us.
+ * Open the file anew. When a lease is broken, the kernel sends the signal that is set on its open file
+ * description, and the client may have set SIGKILL on its own.
  */
 static int open_anew(int fd)
 {
@@ -76,10 +76,10 @@ static int open_anew(int fd)
 	return open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
 }
 
-/* Does nobody have the file open for writing at this moment? NULL, or why that is not known. */
+/* Returns NULL if no process has the file open for writing now, or the reason why that is unknown. */
 static const char *find_writers(int fd)
 {
-	/* To open it would break it. */
+	/* Opening the file would break the lease. */
 	if (fcntl(fd, F_GETLEASE) == F_WRLCK) {
 		return "no lease: the program has one for writing";
 	}
@@ -101,7 +101,7 @@ static const char *find_writers(int fd)
 	}
 }
 
-/* How far its clock is past @ctime at least: it may have been rounded down. */
+/* The least time by which its clock has passed @ctime, which may have been rounded down. */
 static int64_t age_ns(const struct timespec *ctime, const struct timespec *now)
 {
 	/* Old file systems keep whole seconds. */

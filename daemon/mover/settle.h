@@ -1,26 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Will every later change of a file show in its attributes? Only then may a model be found again by
- * the attributes its files had.
+ * Finds out whether every later change of a file will show in its attributes. Only then may a model be
+ * found again by the attributes of its files.
  *
- * A change shows as a new ctime, if three things hold:
+ * A change shows as a new ctime if three conditions hold:
  *
- *   the kernel sets ctime   before each change, on a clock that goes on: so on the local file systems
- *                           of the table in settle.c. It is a server's to say on NFS and FUSE. On tmpfs
- *                           a store through a mapping sets none, nor does it on an overlay of tmpfs.
- *   no change is under way  a page that is mapped writable and dirty, or a write() that is being
- *                           copied, had its ctime set when it began. A read lease is refused while
- *                           anybody has the file open for writing or mapped shared and writable, so
- *                           to get one proves that nobody had. It is given back at once: who opens
- *                           the file later has to set a new ctime before anything changes.
- *   the clock has gone on   ctime is taken from a clock that stands for some milliseconds. Until it
- *                           has left the ctime behind, another change may set the same one.
+ *   the kernel sets ctime   before each change: so on the local file systems of the table in settle.c.
+ *                           On NFS and FUSE a server decides. On tmpfs, and on an overlay of tmpfs, a
+ *                           store through a mapping sets no time.
+ *   no change has begun     A dirty page of a writable mapping, or a running write(), had its ctime set
+ *                           when it began. The kernel refuses a read lease while a process has the
+ *                           file open for writing, or mapped shared and writable. So a granted lease
+ *                           proves that there was none. It is given back at once: a later writer sets
+ *                           a new ctime before it changes anything.
+ *   the clock has advanced  The clock of ctime stands still for some milliseconds. Until it has passed
+ *                           the file's ctime, another change may set the same one.
  *
- * Files that cannot change need none of it: those with fs-verity, and all of a file system that can
- * only be read.
+ * Files that cannot change need none of this: those with fs-verity, and those of a read-only file
+ * system.
  *
- * Threads: any. Blocks as long as the file system does, and on a freshly written file for the tick of
- * the clock.
+ * Threads: any. Blocks as long as the file system does, and after a fresh change for a tick of the
+ * clock.
  */
 #ifndef GLAKE_MOVER_SETTLE_H
 #define GLAKE_MOVER_SETTLE_H
@@ -28,9 +28,9 @@
 #include <sys/stat.h>
 
 /*
- * Examine @fd, an open regular file. *stat_io holds what fstat() says, and is taken anew: what is read
- * afterwards, while the file has these attributes, is its content. Returns NULL, or why a later
- * change could go unseen: a few words, static.
+ * Examine @fd, an open regular file. *stat_io has its attributes, and gets them anew: everything
+ * that is read later, while the file has these attributes, is its content. Returns NULL, or a few
+ * words (static): the reason why a later change might not show.
  */
 const char *settle(int fd, struct stat *stat_io);
 

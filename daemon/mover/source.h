@@ -2,10 +2,10 @@
 /*
  * A file that is being loaded: an fd that a client opened, and the state the file had at first.
  *
- * A file that is mostly not in the page cache is read past it (O_DIRECT), where the one who started
- * the load allows it and the file system can. Such reads are of whole SOURCE_ALIGN_BYTES into memory
- * so aligned; source_read_span() reads a little more at both ends for that. The flag sits on the
- * open file description, which the client shares: it is put back at the end.
+ * A file that is mostly not in the page cache is read past it (O_DIRECT), if the request allows it
+ * and the file system can. Such reads have a multiple of SOURCE_ALIGN_BYTES, and the memory has
+ * that alignment; source_read_span() reads a little more at both ends for this. The flag belongs to
+ * the open file description, which the client shares, so it is restored at the end.
  *
  * Owner: the load. Lifetime: source_open() to source_close().
  * Threads: source_read*() from any number; the others from one.
