@@ -75,7 +75,7 @@ GPU_TESTS := $(call programs,tests/gpu/test_*.c)
 BENCHES := $(call programs,tests/bench/bench_*.c)
 DEMO := $(call programs,tests/demo/*.c)
 SHIM_PROGRAMS := $(addprefix $(B)/tests/shim/,program linked driver_usage contexts driver_api \
-	driver_api_per_thread green_contexts ipc nvml patcher quota runtime constructor.so \
+	driver_api_per_thread green_contexts ipc nvml patcher quota runtime seal constructor.so \
 	second.so)
 FUZZERS := $(call programs,tests/fuzz/fuzz_*.c)
 FORMATTED := $(wildcard $(addsuffix /*.[ch],proto daemon $(DAEMON_FOLDERS) daemon/keeper daemon/mover libclient \
@@ -215,7 +215,7 @@ $(B)/bin/glake-keeper: $(addprefix $(B)/obj/,daemon/keeper/main.o proto/wire.o p
 $(B)/lib/libglake-client.so: $(CLIENT_OBJ) $(PROTO_OBJ) libclient/glake.map
 	$(call say,LD,$@)
 	@mkdir -p $(@D)
-	$(Q)$(CC) $(LDFLAGS) -shared -Wl,-soname,libglake-client.so.$(SOVERSION) \
+	$(Q)$(CC) $(LDFLAGS) -shared -Wl,-soname,libglake-client.so.$(SOVERSION) -Wl,-Bsymbolic \
 		-Wl,--version-script,libclient/glake.map $(if $(SANITIZE),,-Wl,-z,defs) -o $@ \
 		$(CLIENT_OBJ) $(PROTO_OBJ) $(CLIENT_LIBS) $(call rpath,.)
 	$(Q)ln -sf libglake-client.so $@.$(SOVERSION)
@@ -249,7 +249,7 @@ $(addprefix $(B)/tests/integration/,test_account test_nvml test_shim_nvml): | \
 # ---- shim: has the SONAMEs and entries of the driver and of NVML, and needs nothing but libc ---
 # A preloaded library that needs another one would end every program of a tree where that is absent.
 # In a folder of its own, for ldconfig must not take it for the driver.
-SHIM_LIBS = -Wl,-Bstatic -lprotobuf-c -lxxhash -Wl,-Bdynamic -ldl -lpthread
+SHIM_LIBS = -Wl,-Bstatic -lprotobuf-c -ljansson -lxxhash -Wl,-Bdynamic -ldl -lpthread
 # The toolkit's stub library lacks the calls for graphics, which every driver has.
 $(B)/gen/shim/names.def: shim/gen/names.sh shim/gen/graphics.txt $(CUDA_HOME)/lib64/stubs/libcuda.so
 	$(call say,GEN,$@)
@@ -262,6 +262,12 @@ $(B)/gen/shim/gates.def: shim/gen/gates.awk shim/gen/gates.txt $(CUDA_HOME)/incl
 	@mkdir -p $(@D)
 	$(Q)$(CC) -E -P -D__CUDA_API_VERSION_INTERNAL -x c $(CUDA_HOME)/include/cuda.h | \
 		awk -f shim/gen/gates.awk shim/gen/gates.txt - >$@.tmp && mv $@.tmp $@
+# The library's API too: a program that uses both has one map of its memory, the shim's.
+$(B)/gen/shim/shim.map: shim/shim.map libclient/glake.map
+	$(call say,GEN,$@)
+	@mkdir -p $(@D)
+	$(Q)awk 'FNR == NR { if (/glake_.*;/) api = api $$0 "\n"; next } /local:/ { printf "%s", api } \
+		{ print }' libclient/glake.map shim/shim.map >$@.tmp && mv $@.tmp $@
 $(B)/gen/shim/nvml/names.def: shim/gen/names.sh shim/nvml/names.txt
 	$(call say,GEN,$@)
 	@mkdir -p $(@D)
@@ -278,7 +284,8 @@ $(addsuffix /trampolines.o,$(B)/obj/shim $(B)/obj/shim/nvml): $(B)/obj/%/trampol
 	$(Q)$(CC) -I$(B)/gen -DNAMES='"$*/names.def"' -c -o $@ $<
 
 $(B)/lib/glake/libglake-shim.so: SONAME = libcuda.so.1
-$(B)/lib/glake/libglake-shim.so: $(SHIM_OBJ) $(B)/lib/libglake-client.a shim/shim.map
+$(B)/lib/glake/libglake-shim.so: SHIM_LIBS += -Wl,--wrap=stdin
+$(B)/lib/glake/libglake-shim.so: $(SHIM_OBJ) $(CLIENT_OBJ) $(PROTO_OBJ) $(B)/gen/shim/shim.map
 $(B)/lib/glake/libglake-nvml.so: SONAME = libnvidia-ml.so.1
 $(B)/lib/glake/libglake-nvml.so: $(NVML_OBJ) $(B)/lib/libglake-client.a shim/nvml/nvml.map
 $(B)/lib/glake/%.so:
@@ -318,8 +325,11 @@ $(B)/obj/tests/shim/driver_api_per_thread.o: tests/shim/driver_api.c
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) -c -o $@ $<
 $(addprefix $(B)/tests/shim/,linked driver_usage contexts driver_api driver_api_per_thread \
-		green_contexts ipc runtime): \
+		green_contexts ipc runtime seal): \
 	STUB = -L$(CUDA_HOME)/lib64/stubs -lcuda
+# A program that uses the library as well.
+$(B)/tests/shim/seal: STUB += -L$(B)/lib -lglake-client $(call rpath,../../lib)
+$(B)/tests/shim/seal: | $(B)/lib/libglake-client.so
 $(addprefix $(B)/tests/shim/,constructor.so second.so): $(B)/tests/shim/%.so: \
 		$(B)/obj/tests/shim/%.o
 	$(call say,LD,$@)
