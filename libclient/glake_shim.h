@@ -8,6 +8,7 @@
 #ifndef GLAKE_SHIM_PRIVATE_H
 #define GLAKE_SHIM_PRIVATE_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -183,6 +184,20 @@ enum glake__pin glake__pin_at(glake_ptr address);
  * changes of it that are under way.
  */
 void glake__pin_range(glake_ptr address, uint64_t n_bytes, enum glake__pin pin, bool is_pinned);
+
+/* ---- sealed memory ---------------------------------------------------------------------------- */
+
+/*
+ * Blocks that are mapped, each mapping counted. Private memory becomes one only while the gate is closed, so
+ * whoever is inside and reads 0 may write anywhere.
+ */
+extern _Atomic uint64_t glake__n_sealed __attribute__((visibility("hidden")));
+
+/*
+ * The first address in [ptr, ptr + n_bytes) that is in a block, sealed here or opened; 0: there is none.
+ * Calls no driver and waits for nobody.
+ */
+glake_ptr glake__find_sealed(glake_ptr ptr, uint64_t n_bytes);
 
 /* ---- the program's own virtual memory management ---------------------------------------------- */
 

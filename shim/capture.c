@@ -242,6 +242,11 @@ static bool is_captured(CUstream stream, unsigned flags)
 	       status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
+bool capture_may_have(CUstream stream, unsigned flags)
+{
+	return has_any() && is_captured(stream, flags);
+}
+
 CUresult capture_ended(CUstream stream, unsigned flags, CUresult result)
 {
 	if (has_any() && (result == CUDA_SUCCESS || !is_captured(stream, flags))) {

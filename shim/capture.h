@@ -22,6 +22,9 @@
 /* Is any stream captured? A load. */
 bool capture_is_any(void);
 
+/* Is this one, perhaps? @flags: GLAKE_PER_THREAD or 0. False without a driver call outside captures. */
+bool capture_may_have(CUstream stream, unsigned flags);
+
 /* May the thread allocate memory? CUDA_SUCCESS, or the driver's error. A load outside captures. */
 CUresult capture_ask_alloc(void);
 

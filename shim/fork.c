@@ -12,6 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "glake_shim.h"
 #include "shim/fork.h"
 #include "shim/gate.h"
 #include "shim/shim.h"
@@ -44,6 +45,8 @@ static bool inode_of(int fd, uint64_t *inode_out)
 static void in_child(void)
 {
 	gate_forked();
+	/* Nothing of the parent's memory is here, and its locks may be held for ever. */
+	glake__n_sealed = 0;
 	if (!is_initialised) {
 		return;
 	}

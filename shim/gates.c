@@ -5,9 +5,11 @@
 
 #include "proto/cudrv.h"
 #include "shim/gate.h"
+#include "shim/writes.h"
 
 #define EXCUSED(symbol)
 #define UNKNOWN(symbol)
+#define UNDECIDED(symbol)
 
 #define GATE(symbol, parameters, arguments) \
 	static CUresult(*real_##symbol) parameters; \
@@ -18,13 +20,35 @@
 		gate_leave(thread_); \
 		return result; \
 	}
+
+/* Looked at inside, where no memory is sealed meanwhile; and again whenever it was outside. */
+#define WRITE(symbol, parameters, arguments, stream, flags, find, where) \
+	static CUresult(*real_##symbol) parameters; \
+	static CUresult gated_##symbol parameters \
+	{ \
+		CUresult result = CUDA_SUCCESS; \
+		struct writes_span sealed_; \
+		struct gate_thread *thread_ = gate_enter(); \
+		while (writes_are_watched() && (sealed_ = writes_##find where).n_bytes > 0 && \
+		       writes_give_copies(&thread_, sealed_, stream, flags, &result)) { \
+		} \
+		if (result == CUDA_SUCCESS) { \
+			result = real_##symbol arguments; \
+		} \
+		gate_leave(thread_); \
+		return result; \
+	}
 #include "shim/gates.def"
 #undef GATE
+#undef WRITE
 
 const struct gated_call gated_calls[] = {
 #define GATE(symbol, parameters, arguments) \
 	{#symbol, (void *)gated_##symbol, (void **)&real_##symbol},
+#define WRITE(symbol, parameters, arguments, stream, flags, find, where) \
+	GATE(symbol, parameters, arguments)
 #include "shim/gates.def"
 #undef GATE
+#undef WRITE
 };
 const size_t n_gated_calls = sizeof(gated_calls) / sizeof(gated_calls[0]);

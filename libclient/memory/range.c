@@ -13,6 +13,8 @@
 /* Between two looks at a busy piece. */
 #define BUSY_PAUSE_NS 20000
 
+_Atomic uint64_t glake__n_sealed;
+
 /* ---- chunks ----------------------------------------------------------------------------------- */
 
 static void free_chunk(struct glake__chunk *chunk)
@@ -102,10 +104,16 @@ const char *glake__pin_text(enum glake__pin pin)
 	return texts[pin];
 }
 
+static bool is_sealed(const struct glake__piece *piece)
+{
+	return piece->chunk && piece->chunk->kind == GLAKE__PAGE_BLOCK;
+}
+
 static void map_chunk(struct glake__piece *piece)
 {
 	struct glake__chunk *chunk = piece->chunk;
 	if (chunk) {
+		glake__n_sealed += is_sealed(piece);
 		chunk->n_uses++;
 		chunk->n_mappings++;
 		piece->next_mapping = chunk->mappings;
@@ -124,6 +132,7 @@ static void unmap_chunk(struct glake__piece *piece, struct glake__chunk **dead)
 		link = &(*link)->next_mapping;
 	}
 	*link = piece->next_mapping;
+	glake__n_sealed -= is_sealed(piece);
 	chunk->n_mappings--;
 	piece->chunk = NULL;
 	piece->access = GLAKE__ACCESS_NONE;
@@ -158,8 +167,12 @@ static void enter(const struct glake__piece *piece)
 
 void glake__chunk_set_kind_locked(struct glake__chunk *chunk, enum glake__page_kind kind)
 {
+	for (const struct glake__piece *at = chunk->mappings; at; at = at->next_mapping) {
+		glake__n_sealed -= is_sealed(at);
+	}
 	chunk->kind = kind;
 	for (const struct glake__piece *at = chunk->mappings; at; at = at->next_mapping) {
+		glake__n_sealed += is_sealed(at);
 		enter(at);
 	}
 }
@@ -701,6 +714,56 @@ void glake__hold_end(struct glake__hold *hold)
 	glake__unlock();
 }
 
+/* ---- sealed memory ---------------------------------------------------------------------------- */
+
+static uint64_t later(uint64_t a, uint64_t b)
+{
+	return a > b ? a : b;
+}
+
+static uint64_t sooner(uint64_t a, uint64_t b)
+{
+	return a < b ? a : b;
+}
+
+/* In the window: by the page map, without a lock. 0: none. */
+static glake_ptr find_sealed_inside(glake_ptr begin, glake_ptr end)
+{
+	glake_ptr base = glake__pages.base;
+	glake_ptr at = later(begin, base);
+	end = sooner(end, base + glake__pages.n_bytes);
+	while (at < end && glake__page_kind(glake__page_of(at)) != GLAKE__PAGE_BLOCK) {
+		at = (at / GLAKE__PAGE_BYTES + 1) * GLAKE__PAGE_BYTES;
+	}
+	return at < end ? at : 0;
+}
+
+static glake_ptr find_sealed_outside_locked(glake_ptr begin, glake_ptr end)
+{
+	for (const struct glake__range *range = glake__space.outside; range;
+	     range = range->next_outside) {
+		for (const struct glake__piece *at = range->first; at; at = at->next) {
+			glake_ptr ptr = range->ptr + at->offset;
+			if (begin < ptr + at->n_bytes && ptr < end && is_sealed(at)) {
+				return later(begin, ptr);
+			}
+		}
+	}
+	return 0;
+}
+
+glake_ptr glake__find_sealed(glake_ptr ptr, uint64_t n_bytes)
+{
+	glake_ptr end = n_bytes > UINT64_MAX - ptr ? UINT64_MAX : ptr + n_bytes;
+	glake_ptr found = find_sealed_inside(ptr, end);
+	if (!found) {
+		glake__lock();
+		found = find_sealed_outside_locked(ptr, end);
+		glake__unlock();
+	}
+	return found;
+}
+
 /* ---- for tests -------------------------------------------------------------------------------- */
 
 static bool chunk_is_valid(const struct glake__chunk *chunk)
@@ -735,7 +798,7 @@ static bool piece_is_valid(const struct glake__piece *piece)
 	return true;
 }
 
-static bool range_is_valid(const struct glake__range *range)
+static bool range_is_valid(const struct glake__range *range, uint64_t *n_sealed)
 {
 	uint64_t at = 0;
 	for (const struct glake__piece *piece = range->first; piece; piece = piece->next) {
@@ -743,6 +806,7 @@ static bool range_is_valid(const struct glake__range *range)
 		    !piece_is_valid(piece)) {
 			return false;
 		}
+		*n_sealed += is_sealed(piece);
 		at += piece->n_bytes;
 	}
 	return at == range->n_bytes && range->is_outside == !glake__window_has(range->ptr);
@@ -750,11 +814,13 @@ static bool range_is_valid(const struct glake__range *range)
 
 bool glake__space_is_valid(void)
 {
+	uint64_t n_sealed = 0;
 	glake__lock();
 	bool is_valid = glake__window_is_valid();
 	for (const struct glake__range *at = glake__space.ranges; is_valid && at; at = at->next) {
-		is_valid = range_is_valid(at);
+		is_valid = range_is_valid(at, &n_sealed);
 	}
+	is_valid = is_valid && glake__n_sealed == n_sealed;
 	glake__unlock();
 	return is_valid;
 }

@@ -3,8 +3,11 @@
 # The calls of the toolkit that touch device memory, streams or graphs, from its prototypes and the
 # list of which of them pass the gate:
 #   GATE(symbol, (parameters), (arguments))    it passes the gate
+#   WRITE(symbol, (parameters), (arguments), stream, flags, finder, (where))
+#                                              the same, and a function of writes.h finds what it writes to
 #   EXCUSED(symbol)                            it does not, and the list says why
 #   UNKNOWN(symbol)                            the list does not have it
+#   UNDECIDED(symbol)                          the list says neither what it writes to, nor why it does not
 #
 #   awk -f gates.awk gates.txt PREPROCESSED
 
@@ -12,11 +15,15 @@ BEGIN {
 	print "/* Made by shim/gen/gates.awk. */"
 	touches = "CUdeviceptr|CUstream[^A-Za-z]|CUgraphExec|CUDA_MEMCPY|CUDA_LAUNCH_PARAMS|" \
 		"CUlaunchConfig|NODE_PARAMS|CUgraphNodeParams"
+	may_write = "CUdeviceptr|CUDA_MEMCPY|BatchMemOpParams|DecompressParams|dst|dest"
 }
 
 FNR == NR {
-	if ($1 == "gate" || $1 == "excuse") {
+	if ($1 == "gate" || $1 == "write" || $1 == "excuse") {
 		class[$2] = $1
+		rest[$2] = $3
+		where[$2] = $0
+		sub(/^[^ ]+ +[^ ]+ +[^ ]+ */, "", where[$2])
 	}
 	next
 }
@@ -40,12 +47,27 @@ function arguments_of(parameters,   list, n, i, arguments)
 	return parameters ~ /^ *(void)? *$/ ? "" : arguments
 }
 
+# The stream that it is submitted to; those without one wait.
+function stream_of(parameters)
+{
+	return match(parameters, /CUstream [A-Za-z]+/) ? \
+		substr(parameters, RSTART + 9, RLENGTH - 9) : "NULL"
+}
+
+# The addresses of the oldest versions have 32 bits: none is ours.
 function judge(symbol, parameters,   base)
 {
 	base = symbol
 	sub(/_pt[sd][sz]$/, "", base)
 	sub(/_v[0-9]+$/, "", base)
-	if (class[base] == "gate") {
+	if (class[base] == "gate" && rest[base] == "" && parameters ~ may_write) {
+		printf "UNDECIDED(%s)\n", symbol
+	}
+	if (class[base] == "write" && parameters !~ /_v1 /) {
+		printf "WRITE(%s, (%s), (%s), %s, %d, %s, (%s))\n", symbol, parameters,
+			arguments_of(parameters), stream_of(parameters), symbol ~ /_pt[sd][sz]$/,
+			rest[base], where[base]
+	} else if (class[base] == "gate" || class[base] == "write") {
 		printf "GATE(%s, (%s), (%s))\n", symbol, parameters, arguments_of(parameters)
 	} else if (class[base] == "excuse") {
 		printf "EXCUSED(%s)\n", symbol

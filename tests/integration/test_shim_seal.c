@@ -23,3 +23,9 @@ START_TEST(a_linked_program_seals_memory_of_the_driver)
 	run_scenario("one_library");
 }
 END_TEST
+
+START_TEST(every_write_by_the_api_gets_its_copy)
+{
+	run_scenario("all_writes");
+}
+END_TEST

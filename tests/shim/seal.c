@@ -35,6 +35,14 @@ static CUcontext start(int device)
 	return ctx;
 }
 
+static uint64_t n_copies(void)
+{
+	uint64_t (*count)(const char *) = (uint64_t(*)(const char *))dlsym(RTLD_DEFAULT,
+	                                                                   "glake_shim_count");
+	must(count);
+	return count("copies");
+}
+
 static CUdeviceptr alloc(size_t n_bytes)
 {
 	CUdeviceptr ptr = 0;
@@ -81,6 +89,338 @@ static uint64_t seal(CUdeviceptr ptr)
 	return sealed.shared_bytes;
 }
 
+/* ---- writes ---- */
+
+/* What is written: two rows around the border of the blocks, or all between them. */
+#define AT (PAGE - 65536)
+#define PITCH 65536u
+#define WIDTH 4096u
+#define HEIGHT 2u
+#define N (PITCH + WIDTH)
+
+static uint8_t source[N_BYTES]; /* on the host */
+static CUdeviceptr device_source;
+
+static void set_rows(size_t width, size_t height, const uint8_t *from, size_t pitch)
+{
+	for (size_t y = 0; y < height; y++) {
+		memcpy(bytes + AT + y * PITCH, from + y * pitch, width);
+	}
+}
+
+static void set_words(const void *word, size_t word_bytes, size_t width, size_t height)
+{
+	for (size_t y = 0; y < height; y++) {
+		for (size_t x = 0; x < width; x++) {
+			memcpy(bytes + AT + y * PITCH + x * word_bytes, word, word_bytes);
+		}
+	}
+}
+
+static void mirror(void)
+{
+	memcpy(bytes + AT, source, N);
+}
+
+/* Each writes at @to, which is AT in the memory, and to bytes[]. */
+static void copy(CUdeviceptr to)
+{
+	must_ok(cuMemcpy(to, device_source, N));
+	mirror();
+}
+static void copy_async(CUdeviceptr to)
+{
+	must_ok(cuMemcpyAsync(to, device_source, N, stream));
+	mirror();
+}
+static void host(CUdeviceptr to)
+{
+	must_ok(cuMemcpyHtoD(to, source, N));
+	mirror();
+}
+static void host_async(CUdeviceptr to)
+{
+	must_ok(cuMemcpyHtoDAsync(to, source, N, stream));
+	mirror();
+}
+static void device(CUdeviceptr to)
+{
+	must_ok(cuMemcpyDtoD(to, device_source, N));
+	mirror();
+}
+static void device_async(CUdeviceptr to)
+{
+	must_ok(cuMemcpyDtoDAsync(to, device_source, N, stream));
+	mirror();
+}
+static void peer(CUdeviceptr to)
+{
+	must_ok(cuMemcpyPeer(to, ctx, device_source, ctx, N));
+	mirror();
+}
+static void peer_async(CUdeviceptr to)
+{
+	must_ok(cuMemcpyPeerAsync(to, ctx, device_source, ctx, N, stream));
+	mirror();
+}
+static void set_8(CUdeviceptr to)
+{
+	must_ok(cuMemsetD8(to, 0xa1, N));
+	memset(bytes + AT, 0xa1, N);
+}
+static void set_8_async(CUdeviceptr to)
+{
+	must_ok(cuMemsetD8Async(to, 0xa2, N, stream));
+	memset(bytes + AT, 0xa2, N);
+}
+static void set_16(CUdeviceptr to)
+{
+	const uint16_t word = 0xa3b4;
+	must_ok(cuMemsetD16(to, word, N / 2));
+	set_words(&word, 2, N / 2, 1);
+}
+static void set_16_async(CUdeviceptr to)
+{
+	const uint16_t word = 0xa4b4;
+	must_ok(cuMemsetD16Async(to, word, N / 2, stream));
+	set_words(&word, 2, N / 2, 1);
+}
+static void set_32(CUdeviceptr to)
+{
+	const uint32_t word = 0xa5b4c3d2;
+	must_ok(cuMemsetD32(to, word, N / 4));
+	set_words(&word, 4, N / 4, 1);
+}
+static void set_32_async(CUdeviceptr to)
+{
+	const uint32_t word = 0xa6b4c3d2;
+	must_ok(cuMemsetD32Async(to, word, N / 4, stream));
+	set_words(&word, 4, N / 4, 1);
+}
+static void set_rows_8(CUdeviceptr to)
+{
+	const uint8_t word = 0xb1;
+	must_ok(cuMemsetD2D8(to, PITCH, word, WIDTH, HEIGHT));
+	set_words(&word, 1, WIDTH, HEIGHT);
+}
+static void set_rows_8_async(CUdeviceptr to)
+{
+	const uint8_t word = 0xb2;
+	must_ok(cuMemsetD2D8Async(to, PITCH, word, WIDTH, HEIGHT, stream));
+	set_words(&word, 1, WIDTH, HEIGHT);
+}
+static void set_rows_16(CUdeviceptr to)
+{
+	const uint16_t word = 0xb3a4;
+	must_ok(cuMemsetD2D16(to, PITCH, word, WIDTH, HEIGHT));
+	set_words(&word, 2, WIDTH, HEIGHT);
+}
+static void set_rows_16_async(CUdeviceptr to)
+{
+	const uint16_t word = 0xb4a4;
+	must_ok(cuMemsetD2D16Async(to, PITCH, word, WIDTH, HEIGHT, stream));
+	set_words(&word, 2, WIDTH, HEIGHT);
+}
+static void set_rows_32(CUdeviceptr to)
+{
+	const uint32_t word = 0xb5a4c3d2;
+	must_ok(cuMemsetD2D32(to, PITCH, word, WIDTH, HEIGHT));
+	set_words(&word, 4, WIDTH, HEIGHT);
+}
+static void set_rows_32_async(CUdeviceptr to)
+{
+	const uint32_t word = 0xb6a4c3d2;
+	must_ok(cuMemsetD2D32Async(to, PITCH, word, WIDTH, HEIGHT, stream));
+	set_words(&word, 4, WIDTH, HEIGHT);
+}
+
+/* The rows, as ones that begin at (64, 1) of something larger. */
+static CUDA_MEMCPY2D rows_of(CUdeviceptr to, CUmemorytype type)
+{
+	return (CUDA_MEMCPY2D){
+		.srcMemoryType = CU_MEMORYTYPE_HOST,
+		.srcHost = source,
+		.srcPitch = WIDTH,
+		.dstMemoryType = type,
+		.dstDevice = to - PITCH - 64,
+		.dstXInBytes = 64,
+		.dstY = 1,
+		.dstPitch = PITCH,
+		.WidthInBytes = WIDTH,
+		.Height = HEIGHT,
+	};
+}
+static void copy_2d(CUdeviceptr to)
+{
+	const CUDA_MEMCPY2D form = rows_of(to, CU_MEMORYTYPE_DEVICE);
+	must_ok(cuMemcpy2D(&form));
+	set_rows(WIDTH, HEIGHT, source, WIDTH);
+}
+static void copy_2d_async(CUdeviceptr to)
+{
+	const CUDA_MEMCPY2D form = rows_of(to, CU_MEMORYTYPE_UNIFIED);
+	CUDA_MEMCPY2D unified = form;
+	unified.srcMemoryType = CU_MEMORYTYPE_UNIFIED;
+	unified.srcDevice = device_source;
+	must_ok(cuMemcpy2DAsync(&unified, stream));
+	set_rows(WIDTH, HEIGHT, source, WIDTH);
+}
+static void copy_2d_unaligned(CUdeviceptr to)
+{
+	const CUDA_MEMCPY2D form = rows_of(to, CU_MEMORYTYPE_DEVICE);
+	must_ok(cuMemcpy2DUnaligned(&form));
+	set_rows(WIDTH, HEIGHT, source, WIDTH);
+}
+
+/* Two layers of one row each. */
+static CUDA_MEMCPY3D layers_of(CUdeviceptr to)
+{
+	return (CUDA_MEMCPY3D){
+		.srcMemoryType = CU_MEMORYTYPE_HOST,
+		.srcHost = source,
+		.srcPitch = WIDTH,
+		.srcHeight = 1,
+		.dstMemoryType = CU_MEMORYTYPE_DEVICE,
+		.dstDevice = to - PITCH - PITCH / 4 - 64,
+		.dstXInBytes = 64,
+		.dstY = 1,
+		.dstZ = 1,
+		.dstPitch = PITCH / 4,
+		.dstHeight = 4,
+		.WidthInBytes = WIDTH,
+		.Height = 1,
+		.Depth = 2,
+	};
+}
+static void copy_3d(CUdeviceptr to)
+{
+	const CUDA_MEMCPY3D form = layers_of(to);
+	must_ok(cuMemcpy3D(&form));
+	set_rows(WIDTH, HEIGHT, source, WIDTH);
+}
+static void copy_3d_async(CUdeviceptr to)
+{
+	const CUDA_MEMCPY3D form = layers_of(to);
+	must_ok(cuMemcpy3DAsync(&form, stream));
+	set_rows(WIDTH, HEIGHT, source, WIDTH);
+}
+static CUDA_MEMCPY3D_PEER peer_layers_of(CUdeviceptr to)
+{
+	const CUDA_MEMCPY3D form = layers_of(to);
+	return (CUDA_MEMCPY3D_PEER){
+		.srcMemoryType = CU_MEMORYTYPE_DEVICE,
+		.srcDevice = device_source,
+		.srcContext = ctx,
+		.srcPitch = WIDTH,
+		.srcHeight = 1,
+		.dstMemoryType = CU_MEMORYTYPE_DEVICE,
+		.dstDevice = form.dstDevice,
+		.dstContext = ctx,
+		.dstXInBytes = form.dstXInBytes,
+		.dstY = form.dstY,
+		.dstZ = form.dstZ,
+		.dstPitch = form.dstPitch,
+		.dstHeight = form.dstHeight,
+		.WidthInBytes = WIDTH,
+		.Height = 1,
+		.Depth = 2,
+	};
+}
+static void copy_3d_peer(CUdeviceptr to)
+{
+	const CUDA_MEMCPY3D_PEER form = peer_layers_of(to);
+	must_ok(cuMemcpy3DPeer(&form));
+	set_rows(WIDTH, HEIGHT, source, WIDTH);
+}
+static void copy_3d_peer_async(CUdeviceptr to)
+{
+	const CUDA_MEMCPY3D_PEER form = peer_layers_of(to);
+	must_ok(cuMemcpy3DPeerAsync(&form, stream));
+	set_rows(WIDTH, HEIGHT, source, WIDTH);
+}
+static void batch(CUdeviceptr to)
+{
+	CUdeviceptr dsts[] = {device_source + N_BYTES / 2, to, to + PITCH};
+	CUdeviceptr srcs[] = {device_source, device_source, device_source};
+	size_t sizes[] = {16, WIDTH, WIDTH};
+	CUmemcpyAttributes attributes = {.srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM};
+	size_t first = 0;
+	must_ok(cuMemcpyBatchAsync(dsts, srcs, sizes, 3, &attributes, &first, 1, stream));
+	set_rows(WIDTH, HEIGHT, source, 0);
+}
+static void word_32(CUdeviceptr to)
+{
+	const uint32_t word = 0xc1a4c3d2;
+	must_ok(cuStreamWriteValue32(stream, to, word, 0));
+	set_words(&word, 4, 1, 1);
+}
+static void word_64(CUdeviceptr to)
+{
+	const uint64_t word = 0xc2a4c3d2e1f00123;
+	must_ok(cuStreamWriteValue64(stream, to, word, 0));
+	set_words(&word, 8, 1, 1);
+}
+static void words(CUdeviceptr to)
+{
+	const uint32_t word = 0xc3a4c3d2;
+	CUstreamBatchMemOpParams ops[2];
+	memset(ops, 0, sizeof(ops));
+	for (int i = 0; i < 2; i++) {
+		ops[i].writeValue.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
+		ops[i].writeValue.address = to + (unsigned)i * PITCH;
+		ops[i].writeValue.value = word;
+	}
+	must_ok(cuStreamBatchMemOp(stream, 2, ops, 0));
+	set_words(&word, 4, 1, 2);
+}
+
+static const struct {
+	const char *name;
+	void (*write)(CUdeviceptr to);
+} writes[] = {
+	{"cuMemcpy", copy},
+	{"cuMemcpyAsync", copy_async},
+	{"cuMemcpyHtoD", host},
+	{"cuMemcpyHtoDAsync", host_async},
+	{"cuMemcpyDtoD", device},
+	{"cuMemcpyDtoDAsync", device_async},
+	{"cuMemcpyPeer", peer},
+	{"cuMemcpyPeerAsync", peer_async},
+	{"cuMemsetD8", set_8},
+	{"cuMemsetD8Async", set_8_async},
+	{"cuMemsetD16", set_16},
+	{"cuMemsetD16Async", set_16_async},
+	{"cuMemsetD32", set_32},
+	{"cuMemsetD32Async", set_32_async},
+	{"cuMemsetD2D8", set_rows_8},
+	{"cuMemsetD2D8Async", set_rows_8_async},
+	{"cuMemsetD2D16", set_rows_16},
+	{"cuMemsetD2D16Async", set_rows_16_async},
+	{"cuMemsetD2D32", set_rows_32},
+	{"cuMemsetD2D32Async", set_rows_32_async},
+	{"cuMemcpy2D", copy_2d},
+	{"cuMemcpy2DAsync", copy_2d_async},
+	{"cuMemcpy2DUnaligned", copy_2d_unaligned},
+	{"cuMemcpy3D", copy_3d},
+	{"cuMemcpy3DAsync", copy_3d_async},
+	{"cuMemcpy3DPeer", copy_3d_peer},
+	{"cuMemcpy3DPeerAsync", copy_3d_peer_async},
+	{"cuMemcpyBatchAsync", batch},
+	{"cuStreamWriteValue32", word_32},
+	{"cuStreamWriteValue64", word_64},
+	{"cuStreamBatchMemOp", words},
+};
+#define N_WRITES (sizeof(writes) / sizeof(writes[0]))
+
+static void make_sources(void)
+{
+	for (size_t i = 0; i < N_BYTES; i++) {
+		source[i] = (uint8_t)(i * 7 + 1);
+	}
+	device_source = alloc(N_BYTES);
+	must_ok(cuMemcpyHtoD(device_source, source, N_BYTES));
+}
+
 /* ---- scenarios ---- */
 
 /* The library that the program is linked with is the shim's, so that it knows the shim's memory. */
@@ -102,11 +442,43 @@ static void one_library(void)
 	expect(two, bytes, "shared");
 }
 
+/* Each call that writes gets its copies, where it writes, and nobody else notices. */
+static void all_writes(void)
+{
+	static uint8_t before[N_BYTES];
+	start(0);
+	make_sources();
+	CUdeviceptr ptr = alloc(N_BYTES);
+	CUdeviceptr twin = alloc(N_BYTES);
+	for (unsigned i = 0; i < N_WRITES; i++) {
+		fill(ptr, i);
+		fill(twin, i);
+		seal(ptr);
+		must(seal(twin) == N_BYTES);
+		memcpy(before, bytes, N_BYTES);
+		uint64_t n = n_copies();
+		/* The border of the blocks is what is between the rows. */
+		writes[i].write(ptr + AT);
+		must_ok(cuStreamSynchronize(stream));
+		expect(ptr, bytes, writes[i].name);
+		expect(twin, before, writes[i].name);
+		must(n_copies() > n);
+		n = n_copies();
+		/* And a second time, there is nothing left to do. */
+		writes[i].write(ptr + AT);
+		must_ok(cuStreamSynchronize(stream));
+		expect(ptr, bytes, writes[i].name);
+		must(n_copies() == n);
+		must(glake_unseal(twin, N_BYTES) == 0);
+	}
+}
+
 static const struct {
 	const char *name;
 	void (*run)(void);
 } scenarios[] = {
 	{"one_library", one_library},
+	{"all_writes", all_writes},
 };
 
 int main(int argc, char **argv)

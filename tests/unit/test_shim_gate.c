@@ -383,11 +383,28 @@ START_TEST(every_call_is_gated_or_excused)
 {
 	static const char *const unknown[] = {
 #define GATE(symbol, parameters, arguments)
+#define WRITE(symbol, parameters, arguments, stream, flags, find, where)
 #define EXCUSED(symbol)
 #define UNKNOWN(symbol) #symbol,
+#define UNDECIDED(symbol)
 #include "shim/gates.def"
+#undef UNKNOWN
+#undef UNDECIDED
 		NULL};
 	ck_assert_msg(!unknown[0], "%s is not in shim/gen/gates.txt", unknown[0]);
+}
+END_TEST
+
+/* What takes a destination says where that is, or why nothing of ours can be there. */
+START_TEST(every_gated_call_says_what_it_writes)
+{
+	static const char *const undecided[] = {
+#define UNKNOWN(symbol)
+#define UNDECIDED(symbol) #symbol,
+#include "shim/gates.def"
+		NULL};
+	ck_assert_msg(!undecided[0], "%s has neither a finder nor a reason in shim/gen/gates.txt",
+	              undecided[0]);
 }
 END_TEST
 

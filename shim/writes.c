@@ -1,0 +1,221 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "shim/writes.h"
+
+#include <errno.h>
+
+#include "shim/capture.h"
+#include "shim/heap.h"
+
+/* The largest element of an array. */
+#define ARRAY_ELEMENT_BYTES 16u
+
+/* ---- looking: inside the gate ----------------------------------------------------------------- */
+
+/* The driver refuses what is larger than memory; it only must not look small here. */
+static uint64_t times(uint64_t a, uint64_t b)
+{
+	uint64_t product;
+	return __builtin_mul_overflow(a, b, &product) ? UINT64_MAX : product;
+}
+
+static uint64_t plus(uint64_t a, uint64_t b)
+{
+	uint64_t sum;
+	return __builtin_add_overflow(a, b, &sum) ? UINT64_MAX : sum;
+}
+
+struct writes_span writes_linear(CUdeviceptr dst, uint64_t n_bytes)
+{
+	struct writes_span span = {.ptr = glake__find_sealed(dst, n_bytes)};
+	if (span.ptr) {
+		span.n_bytes = n_bytes - (span.ptr - dst);
+	}
+	return span;
+}
+
+/* A box of rows that begins at (x, y, z) of a larger one. */
+struct box {
+	uint64_t x, y, z;
+	uint64_t pitch, layer_rows;
+	uint64_t width, height, depth; /* bytes, rows, layers */
+};
+
+static struct writes_span find_in_box(CUdeviceptr dst, const struct box *box)
+{
+	if (!dst || !box->width || !box->height || !box->depth) {
+		return (struct writes_span){.n_bytes = 0};
+	}
+	uint64_t pitch = box->pitch ? box->pitch : box->width;
+	uint64_t layer = times(pitch, box->layer_rows ? box->layer_rows : box->height);
+	uint64_t first = plus(plus(times(box->z, layer), times(box->y, pitch)), box->x);
+	uint64_t last = plus(times(box->depth - 1, layer), times(box->height - 1, pitch));
+	return writes_linear(plus(dst, first), plus(last, box->width));
+}
+
+struct writes_span writes_rows(CUdeviceptr dst, uint64_t pitch, unsigned element_bytes,
+                               uint64_t width, uint64_t height)
+{
+	const struct box box = {
+		.pitch = pitch,
+		.width = times(width, element_bytes),
+		.height = height,
+		.depth = 1,
+	};
+	return find_in_box(dst, &box);
+}
+
+static CUdeviceptr place_of(CUmemorytype type, CUdeviceptr device, const void *host)
+{
+	return type == CU_MEMORYTYPE_ARRAY  ? 0
+	       : type == CU_MEMORYTYPE_HOST ? (CUdeviceptr)(uintptr_t)host
+	                                    : device;
+}
+
+struct writes_span writes_copy_2d(const CUDA_MEMCPY2D *copy)
+{
+	if (!copy) {
+		return (struct writes_span){.n_bytes = 0};
+	}
+	const struct box box = {
+		.x = copy->dstXInBytes,
+		.y = copy->dstY,
+		.pitch = copy->dstPitch,
+		.width = copy->WidthInBytes,
+		.height = copy->Height,
+		.depth = 1,
+	};
+	return find_in_box(place_of(copy->dstMemoryType, copy->dstDevice, copy->dstHost), &box);
+}
+
+/* CUDA_MEMCPY3D and CUDA_MEMCPY3D_PEER have these members alike. */
+#define BOX_3D(copy) \
+	{ \
+		.x = (copy)->dstXInBytes, .y = (copy)->dstY, .z = (copy)->dstZ, \
+		.pitch = (copy)->dstPitch, .layer_rows = (copy)->dstHeight, \
+		.width = (copy)->WidthInBytes, .height = (copy)->Height, .depth = (copy)->Depth, \
+	}
+
+struct writes_span writes_copy_3d(const CUDA_MEMCPY3D *copy)
+{
+	if (!copy) {
+		return (struct writes_span){.n_bytes = 0};
+	}
+	const struct box box = BOX_3D(copy);
+	return find_in_box(place_of(copy->dstMemoryType, copy->dstDevice, copy->dstHost), &box);
+}
+
+struct writes_span writes_copy_peer(const CUDA_MEMCPY3D_PEER *copy)
+{
+	if (!copy) {
+		return (struct writes_span){.n_bytes = 0};
+	}
+	const struct box box = BOX_3D(copy);
+	return find_in_box(place_of(copy->dstMemoryType, copy->dstDevice, copy->dstHost), &box);
+}
+
+struct writes_span writes_batch(const CUdeviceptr *dsts, const size_t *sizes, size_t n)
+{
+	struct writes_span span = {.n_bytes = 0};
+	for (size_t i = 0; dsts && sizes && span.n_bytes == 0 && i < n; i++) {
+		span = writes_linear(dsts[i], sizes[i]);
+	}
+	return span;
+}
+
+/* Lengths are in elements: of the array, if one side is an array, else bytes. */
+static struct writes_span find_in_op(const CUDA_MEMCPY3D_BATCH_OP *op)
+{
+	uint64_t n = op->src.type == CU_MEMCPY_OPERAND_TYPE_ARRAY ? ARRAY_ELEMENT_BYTES : 1;
+	const struct box box = {
+		.pitch = times(op->dst.op.ptr.rowLength, n),
+		.layer_rows = op->dst.op.ptr.layerHeight,
+		.width = times(op->extent.width, n),
+		.height = op->extent.height,
+		.depth = op->extent.depth,
+	};
+	bool is_pointer = op->dst.type == CU_MEMCPY_OPERAND_TYPE_POINTER;
+	return find_in_box(is_pointer ? op->dst.op.ptr.ptr : 0, &box);
+}
+
+struct writes_span writes_batch_3d(const CUDA_MEMCPY3D_BATCH_OP *ops, size_t n)
+{
+	struct writes_span span = {.n_bytes = 0};
+	for (size_t i = 0; ops && span.n_bytes == 0 && i < n; i++) {
+		span = find_in_op(&ops[i]);
+	}
+	return span;
+}
+
+/* How much a decompression writes is a hint, and may be left out. */
+static uint64_t most_at(CUdeviceptr dst, uint64_t n_bytes)
+{
+	struct heap_facts facts;
+	if (n_bytes == 0 && heap_find(dst, &facts)) {
+		n_bytes = facts.address + facts.n_bytes - dst;
+	}
+	return n_bytes;
+}
+
+struct writes_span writes_batch_decompress(const CUmemDecompressParams *params, size_t n)
+{
+	struct writes_span span = {.n_bytes = 0};
+	for (size_t i = 0; params && span.n_bytes == 0 && i < n; i++) {
+		const CUmemDecompressParams *one = &params[i];
+		CUdeviceptr dst = (CUdeviceptr)(uintptr_t)one->dst;
+		span = writes_linear(dst, most_at(dst, one->dstNumBytes));
+		if (span.n_bytes == 0 && one->dstActBytes) {
+			span = writes_linear((CUdeviceptr)(uintptr_t)one->dstActBytes,
+			                     sizeof(*one->dstActBytes));
+		}
+	}
+	return span;
+}
+
+struct writes_span writes_batch_mem_op(const CUstreamBatchMemOpParams *ops, unsigned n)
+{
+	struct writes_span span = {.n_bytes = 0};
+	for (unsigned i = 0; ops && span.n_bytes == 0 && i < n; i++) {
+		if (ops[i].operation == CU_STREAM_MEM_OP_WRITE_VALUE_32) {
+			span = writes_linear(ops[i].writeValue.address, 4);
+		} else if (ops[i].operation == CU_STREAM_MEM_OP_WRITE_VALUE_64) {
+			span = writes_linear(ops[i].writeValue.address, 8);
+		}
+	}
+	return span;
+}
+
+/* ---- making private: outside ------------------------------------------------------------------ */
+
+/* -EINVAL: not memory that can be made private. The driver knows what to say of it. */
+static int unseal(CUdeviceptr ptr, uint64_t n_bytes)
+{
+	struct heap_facts facts;
+	if (!heap_find(ptr, &facts)) {
+		return -EINVAL;
+	}
+	uint64_t n_left = facts.n_bytes - (ptr - facts.address);
+	int r = glake_unseal(ptr, n_bytes < n_left ? n_bytes : n_left);
+	if (r == 0) {
+		shim_count(SHIM_COUNT_copies);
+	}
+	return r;
+}
+
+CUresult writes_unseal(CUdeviceptr ptr, uint64_t n_bytes)
+{
+	int r = unseal(ptr, n_bytes);
+	return r == 0 || r == -EINVAL ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+bool writes_give_copies(struct gate_thread **thread, struct writes_span span, CUstream stream,
+                        bool is_per_thread, CUresult *result_out)
+{
+	int r = -EINVAL;
+	gate_leave(*thread);
+	if (!capture_may_have(stream, is_per_thread ? GLAKE_PER_THREAD : 0)) {
+		r = unseal(span.ptr, span.n_bytes);
+	}
+	*result_out = r == 0 || r == -EINVAL ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+	*thread = gate_enter();
+	return r == 0;
+}

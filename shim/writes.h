@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Writes by the driver's API to sealed memory (glake_seal()), which is read-only: the writer first gets
+ * private copies, at the same addresses.
+ *
+ * The bodies of gates.c look, inside the gate, for sealed memory in what a call is about to write to. Where
+ * the map has no block at all, that is one load. If they find some, the thread leaves the gate, has it
+ * replaced, enters and looks again.
+ *
+ * A call that is captured writes nothing yet. A write for which there is no memory fails as an allocation
+ * does, with CUDA_ERROR_OUT_OF_MEMORY, and so does one whose queued work does not end: the old bytes stay.
+ *
+ * Threads: any.
+ */
+#ifndef GLAKE_SHIM_WRITES_H
+#define GLAKE_SHIM_WRITES_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "glake_shim.h"
+#include "proto/cudrv.h"
+#include "shim/gate.h"
+
+static inline bool writes_are_watched(void)
+{
+	return __builtin_expect(atomic_load_explicit(&glake__n_sealed, memory_order_relaxed) > 0,
+	                        0);
+}
+
+/* What a call writes to, from the first sealed byte on; no bytes: nothing sealed. */
+struct writes_span {
+	CUdeviceptr ptr;
+	uint64_t n_bytes;
+};
+
+/*
+ * What is found of each form of a call. Rows may have more between them, which is taken for written; so is
+ * the most that elements of an array can have.
+ */
+struct writes_span writes_linear(CUdeviceptr dst, uint64_t n_bytes);
+struct writes_span writes_rows(CUdeviceptr dst, uint64_t pitch, unsigned element_bytes,
+                               uint64_t width, uint64_t height);
+struct writes_span writes_copy_2d(const CUDA_MEMCPY2D *copy);
+struct writes_span writes_copy_3d(const CUDA_MEMCPY3D *copy);
+struct writes_span writes_copy_peer(const CUDA_MEMCPY3D_PEER *copy);
+struct writes_span writes_batch(const CUdeviceptr *dsts, const size_t *sizes, size_t n);
+struct writes_span writes_batch_3d(const CUDA_MEMCPY3D_BATCH_OP *ops, size_t n);
+struct writes_span writes_batch_decompress(const CUmemDecompressParams *params, size_t n);
+struct writes_span writes_batch_mem_op(const CUstreamBatchMemOpParams *ops, unsigned n);
+
+/*
+ * The thread leaves the gate, @span becomes private as far as it is one allocation's, and the thread is back
+ * inside. True: look again. False: *result_out says whether the driver gets the call; with CUDA_SUCCESS it does.
+ * @stream: of the call; NULL as well if it has none; @is_per_thread: its default stream is the thread's.
+ */
+bool writes_give_copies(struct gate_thread **thread, struct writes_span span, CUstream stream,
+                        bool is_per_thread, CUresult *result_out);
+
+/*
+ * Outside the gate: what [ptr, ptr + n_bytes) has of one allocation is private. CUDA_SUCCESS also if there is
+ * nothing of ours; CUDA_ERROR_OUT_OF_MEMORY.
+ */
+CUresult writes_unseal(CUdeviceptr ptr, uint64_t n_bytes);
+
+#endif
