@@ -127,6 +127,27 @@ int cudrv_errno(CUresult result)
 	}
 }
 
+bool cudrv_is_lost(CUresult result)
+{
+	switch (result) {
+	case CUDA_ERROR_DEINITIALIZED:
+	case CUDA_ERROR_ECC_UNCORRECTABLE:
+	case CUDA_ERROR_CONTEXT_IS_DESTROYED:
+	case CUDA_ERROR_ILLEGAL_ADDRESS:
+	case CUDA_ERROR_LAUNCH_TIMEOUT:
+	case CUDA_ERROR_ASSERT:
+	case CUDA_ERROR_HARDWARE_STACK_ERROR:
+	case CUDA_ERROR_ILLEGAL_INSTRUCTION:
+	case CUDA_ERROR_MISALIGNED_ADDRESS:
+	case CUDA_ERROR_INVALID_ADDRESS_SPACE:
+	case CUDA_ERROR_INVALID_PC:
+	case CUDA_ERROR_LAUNCH_FAILED:
+		return true;
+	default:
+		return false;
+	}
+}
+
 CUmemAllocationProp cudrv_chunk_properties(CUdevice device, unsigned handle_types, int rdma)
 {
 	return (CUmemAllocationProp){

@@ -13,6 +13,7 @@
 #define GLAKE_PROTO_CUDRV_H
 
 #include <cuda.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -37,6 +38,9 @@ const char *cudrv_error(const struct cudrv *drv, CUresult result);
 
 /* -ENOMEM for out of memory, -ENODEV, -EPERM, -EINVAL; -EIO for anything else; 0 for success. */
 int cudrv_errno(CUresult result);
+
+/* The context has ended, or a fault has ended its work. No call in it works any more. */
+bool cudrv_is_lost(CUresult result);
 
 /* The properties of every chunk glake makes on a device: pinned, exportable as @handle_types. */
 CUmemAllocationProp cudrv_chunk_properties(CUdevice device, unsigned handle_types, int rdma);

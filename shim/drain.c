@@ -27,29 +27,10 @@ struct drain {
 	int error;
 };
 
-/* ---- the driver's results --------------------------------------------------------------------- */
-
-/* The context has ended, or is lost after a fault. Then its work has ended too. */
+/* A context that is gone has no work. */
 static bool has_ended(CUresult result)
 {
-	switch (result) {
-	case CUDA_ERROR_DEINITIALIZED:
-	case CUDA_ERROR_INVALID_CONTEXT:
-	case CUDA_ERROR_CONTEXT_IS_DESTROYED:
-	case CUDA_ERROR_ECC_UNCORRECTABLE:
-	case CUDA_ERROR_ILLEGAL_ADDRESS:
-	case CUDA_ERROR_LAUNCH_TIMEOUT:
-	case CUDA_ERROR_ASSERT:
-	case CUDA_ERROR_HARDWARE_STACK_ERROR:
-	case CUDA_ERROR_ILLEGAL_INSTRUCTION:
-	case CUDA_ERROR_MISALIGNED_ADDRESS:
-	case CUDA_ERROR_INVALID_ADDRESS_SPACE:
-	case CUDA_ERROR_INVALID_PC:
-	case CUDA_ERROR_LAUNCH_FAILED:
-		return true;
-	default:
-		return false;
-	}
+	return result == CUDA_ERROR_INVALID_CONTEXT || cudrv_is_lost(result);
 }
 
 /* Errors that may pass are -EAGAIN. */

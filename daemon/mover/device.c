@@ -3,33 +3,11 @@
 
 #include <string.h>
 
-/* After these no call on the context works any more, whatever its cause was. */
-static bool is_lost(CUresult result)
-{
-	switch (result) {
-	case CUDA_ERROR_DEINITIALIZED:
-	case CUDA_ERROR_ECC_UNCORRECTABLE:
-	case CUDA_ERROR_CONTEXT_IS_DESTROYED:
-	case CUDA_ERROR_ILLEGAL_ADDRESS:
-	case CUDA_ERROR_LAUNCH_TIMEOUT:
-	case CUDA_ERROR_ASSERT:
-	case CUDA_ERROR_HARDWARE_STACK_ERROR:
-	case CUDA_ERROR_ILLEGAL_INSTRUCTION:
-	case CUDA_ERROR_MISALIGNED_ADDRESS:
-	case CUDA_ERROR_INVALID_ADDRESS_SPACE:
-	case CUDA_ERROR_INVALID_PC:
-	case CUDA_ERROR_LAUNCH_FAILED:
-	case CUDA_ERROR_UNKNOWN:
-		return true;
-	default:
-		return false;
-	}
-}
-
 int device_fault(const struct cudrv *drv, CUresult result, const char *call, struct fault *fault)
 {
+	bool is_lost = cudrv_is_lost(result) || result == CUDA_ERROR_UNKNOWN;
 	enum fault_kind kind = result == CUDA_ERROR_OUT_OF_MEMORY ? FAULT_NO_DEVICE_MEMORY
-	                       : is_lost(result)                  ? FAULT_DEVICE_LOST
+	                       : is_lost                          ? FAULT_DEVICE_LOST
 	                                                          : FAULT_INTERNAL;
 	return fault_set(fault, kind, "%s: %s", call, cudrv_error(drv, result));
 }

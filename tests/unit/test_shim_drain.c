@@ -250,6 +250,24 @@ START_TEST(work_of_a_green_context_that_has_ended_is_waited_for)
 }
 END_TEST
 
+/* A fault ends the work of its context. Others go on, and are waited for. */
+START_TEST(a_context_that_is_lost_has_no_work)
+{
+	CUcontext created = NULL;
+	CUdeviceptr nowhere = 0;
+	begin();
+	CUfunction spin = kernel("spin");
+	ck_ok(cuMemAddressReserve(&nowhere, 2 * MIB, 0, 0, 0));
+	ck_ok(cuCtxCreate_v2(&created, 0, 0));
+	CUstream stream = new_stream();
+	ck_ok(launch_add(kernel("add"), stream, nowhere, 1));
+	ck_assert_int_eq((int)cuStreamSynchronize(stream), (int)CUDA_ERROR_ILLEGAL_ADDRESS);
+	ck_ok(cuCtxPopCurrent(&created));
+	expect_idle(1);
+	expect_waited_for(spin, new_stream());
+}
+END_TEST
+
 START_TEST(the_context_of_the_thread_stays_current)
 {
 	CUcontext before = NULL;
