@@ -293,6 +293,9 @@ int glake__rpc_model_close(struct glake_session *session, uint64_t model)
 
 /* ---- blocks ----------------------------------------------------------------------------------- */
 
+/* glaked answers BUSY to more requests of one session. */
+#define PUBLISHED_AT_ONCE 8u
+
 /*
  * If it has not one fd, a whole digest and sizes that can be mapped, the daemon has broken the
  * protocol.
@@ -306,43 +309,100 @@ static bool is_sound(const struct glake__call *call)
 	       block->content_bytes <= block->chunk_bytes;
 }
 
-static int call_block(struct glake_session *session, Glake__Wire__Request *request,
+/* Ends @call, which was answered. */
+static int take_block(struct glake_session *session, struct glake__call *call,
                       struct glake__block_answer *answer_out)
 {
-	struct glake__call call;
-	int r = glake__call(&session->link, &call, request, GLAKE__WIRE__ANSWER__BODY_BLOCK, NULL,
-	                    0);
-	if (r < 0) {
-		return r;
-	}
-	if (is_sound(&call)) {
-		const Glake__Wire__BlockAnswer *block = call.answer->block;
+	int r = 0;
+	if (is_sound(call)) {
+		const Glake__Wire__BlockAnswer *block = call->answer->block;
 		*answer_out = (struct glake__block_answer){
 			.block = block->block,
 			.chunk_bytes = block->chunk_bytes,
 			.content_bytes = block->content_bytes,
 			.was_known = block->was_known,
-			.fd = fdlist_take(&call.fds, 0),
+			.fd = fdlist_take(&call->fds, 0),
 		};
 		memcpy(answer_out->digest.bytes, block->digest.data, block->digest.len);
 	} else {
 		r = glake__link_kill(&session->link, GLAKE_E_PROTOCOL,
 		                     "the daemon's answer about a block is invalid");
 	}
-	glake__call_end(&session->link, &call);
+	glake__call_end(&session->link, call);
 	return r;
+}
+
+static int call_block(struct glake_session *session, Glake__Wire__Request *request,
+                      struct glake__block_answer *answer_out)
+{
+	struct glake__call call;
+	int r = glake__call(&session->link, &call, request, GLAKE__WIRE__ANSWER__BODY_BLOCK, NULL,
+	                    0);
+	return r < 0 ? r : take_block(session, &call, answer_out);
+}
+
+static void want_block(Glake__Wire__Request *request, Glake__Wire__BlockPublish *publish,
+                       uint64_t chunk, uint64_t content_bytes)
+{
+	glake__wire__block_publish__init(publish);
+	publish->chunk = chunk;
+	publish->content_bytes = content_bytes;
+	glake__wire__request__init(request);
+	request->body_case = GLAKE__WIRE__REQUEST__BODY_BLOCK_PUBLISH;
+	request->block_publish = publish;
 }
 
 int glake__rpc_block_publish(struct glake_session *session, uint64_t chunk, uint64_t content_bytes,
                              struct glake__block_answer *answer_out)
 {
-	Glake__Wire__BlockPublish publish = GLAKE__WIRE__BLOCK_PUBLISH__INIT;
-	publish.chunk = chunk;
-	publish.content_bytes = content_bytes;
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_BLOCK_PUBLISH;
-	request.block_publish = &publish;
+	Glake__Wire__BlockPublish publish;
+	Glake__Wire__Request request;
+	want_block(&request, &publish, chunk, content_bytes);
 	return call_block(session, &request, answer_out);
+}
+
+static int start_publish(struct glake_session *session, struct glake__call *call,
+                         const struct glake__publication *publication)
+{
+	Glake__Wire__BlockPublish publish;
+	Glake__Wire__Request request;
+	want_block(&request, &publish, publication->chunk, publication->content_bytes);
+	return glake__call_start(&session->link, call, &request, GLAKE__WIRE__ANSWER__BODY_BLOCK,
+	                         NULL, 0);
+}
+
+static int wait_publish(struct glake_session *session, struct glake__call *call,
+                        struct glake__publication *publication)
+{
+	int r = glake__call_wait(&session->link, call, NULL, NULL);
+	if (r < 0) {
+		glake__call_end(&session->link, call);
+		return r;
+	}
+	return take_block(session, call, &publication->answer);
+}
+
+void glake__rpc_block_publish_all(struct glake_session *session,
+                                  struct glake__publication *publications, size_t n)
+{
+	struct glake__call calls[PUBLISHED_AT_ONCE];
+	size_t n_started = 0;
+	for (size_t i = 0; i < n; i++) {
+		for (; n_started < n && n_started < i + PUBLISHED_AT_ONCE; n_started++) {
+			struct glake__publication *next = &publications[n_started];
+			next->result = start_publish(session, &calls[n_started % PUBLISHED_AT_ONCE],
+			                             next);
+		}
+		struct glake__publication *at = &publications[i];
+		if (at->result == 0) {
+			at->result = wait_publish(session, &calls[i % PUBLISHED_AT_ONCE], at);
+		}
+		if (at->result == GLAKE_E_GONE || at->result == GLAKE_E_BUSY) {
+			/* By itself, and on a new connection if there is one. */
+			at->result = glake__rpc_block_publish(session, at->chunk, at->content_bytes,
+			                                      &at->answer);
+		}
+	}
 }
 
 int glake__rpc_block_lookup(struct glake_session *session, uint32_t device,

@@ -65,6 +65,17 @@ struct glake__block_answer {
 
 int glake__rpc_block_publish(struct glake_session *session, uint64_t chunk, uint64_t content_bytes,
                              struct glake__block_answer *answer_out);
+/* One of several. */
+struct glake__publication {
+	uint64_t chunk;
+	uint64_t content_bytes;
+	int result;                        /* out: 0 or an error */
+	struct glake__block_answer answer; /* out, if the result is 0 */
+};
+
+/* The same for @n chunks, several at a time; each has its own result. */
+void glake__rpc_block_publish_all(struct glake_session *session,
+                                  struct glake__publication *publications, size_t n);
 int glake__rpc_block_lookup(struct glake_session *session, uint32_t device,
                             const struct glake_digest *digest,
                             struct glake__block_answer *answer_out);

@@ -413,15 +413,14 @@ static void flip_all(struct seal *seal, struct part *parts, size_t n)
 
 /* ---- publishing ------------------------------------------------------------------------------- */
 
-static int publish(struct part *part)
+/* glaked has answered for @part. */
+static int take_answer(struct part *part, const struct glake__publication *publication)
 {
 	struct glake_session *session = part->backing->device->session;
-	glake__lock();
-	uint64_t chunk = chunk_of_locked(part)->id;
-	glake__unlock();
-	int r = glake__rpc_block_publish(session, chunk, part->n_bytes, &part->answer);
-	if (r == 0 && part->answer.chunk_bytes != part->n_bytes) {
-		fd_close(&part->answer.fd);
+	int r = publication->result;
+	if (r == 0 && publication->answer.chunk_bytes != part->n_bytes) {
+		int fd = publication->answer.fd;
+		fd_close(&fd);
 		r = glake__fail(GLAKE_E_PROTOCOL,
 		                "the daemon's block has another size than the chunk");
 	}
@@ -429,14 +428,60 @@ static int publish(struct part *part)
 		unflip(part);
 		return r;
 	}
+	part->answer = publication->answer;
+	part->is_published = true;
 	/* What is mapped is the block now. */
 	glake__lock();
 	chunk_of_locked(part)->id = part->answer.block;
 	session->books.reserved_bytes -= part->n_bytes;
 	session->books.shared_bytes += part->n_bytes;
 	glake__unlock();
-	part->is_published = true;
 	return 0;
+}
+
+/* At most BATCH flipped parts of one session. */
+static void publish(struct seal *seal, struct part *const *parts, size_t n)
+{
+	struct glake__publication publications[BATCH];
+	glake__lock();
+	for (size_t i = 0; i < n; i++) {
+		publications[i] = (struct glake__publication){
+			.chunk = chunk_of_locked(parts[i])->id,
+			.content_bytes = parts[i]->n_bytes,
+		};
+	}
+	glake__unlock();
+	if (n > 0) {
+		glake__rpc_block_publish_all(parts[0]->backing->device->session, publications, n);
+	}
+	for (size_t i = 0; i < n; i++) {
+		stop(seal, take_answer(parts[i], &publications[i]));
+		seal->sum.sealed_bytes += parts[i]->is_published ? parts[i]->n_bytes : 0;
+	}
+}
+
+/* A program may have memory of several sessions. */
+static void publish_all(struct seal *seal, struct part *parts, size_t n)
+{
+	struct part *some[BATCH];
+	size_t n_some = 0;
+	for (size_t i = 0; i < n; i++) {
+		struct part *part = &parts[i];
+		if (!part->is_flipped) {
+			continue;
+		}
+		if (seal->is_stopped) {
+			unflip(part);
+			continue;
+		}
+		if (n_some > 0 &&
+		    some[0]->backing->device->session != part->backing->device->session) {
+			publish(seal, some, n_some);
+			n_some = 0;
+		}
+		some[n_some++] = part;
+	}
+	publish(seal, some, n_some);
 }
 
 /* ---- collapsing ------------------------------------------------------------------------------- */
@@ -493,15 +538,7 @@ static bool has_known(const struct part *parts, size_t n)
 static void seal_batch(struct seal *seal, struct part *parts, size_t n)
 {
 	flip_all(seal, parts, n);
-	for (size_t i = 0; i < n; i++) {
-		struct part *part = &parts[i];
-		if (part->is_flipped && seal->is_stopped) {
-			unflip(part);
-		} else if (part->is_flipped) {
-			stop(seal, publish(part));
-			seal->sum.sealed_bytes += part->is_published ? part->n_bytes : 0;
-		}
-	}
+	publish_all(seal, parts, n);
 	if (has_known(parts, n)) {
 		collapse_all(seal, parts, n);
 	}
