@@ -237,59 +237,72 @@ static bool undo(struct work *work)
 	return is_lost;
 }
 
+/* Everything that can be done while the program goes on. After an error: finish() too. */
+static int prepare(struct work *work, const struct glake__site *site,
+                   const struct glake__part *parts, size_t n_parts, bool only_holes)
+{
+	int r = take_new(work, parts, n_parts);
+	if (r == 0) {
+		r = take_old(work);
+	}
+	if (r == 0 && only_holes && work->old.n > 0) {
+		r = glake__fail(-EINVAL, "%llu bytes at 0x%llx: already mapped, in part",
+		                (unsigned long long)work->change.n_bytes,
+		                (unsigned long long)site->ptr);
+	}
+	return r;
+}
+
+/* With the gate closed, if access goes. */
 static int exchange(struct work *work, bool *is_lost)
 {
-	int r = work->takes_access ? glake__gate_close(work->gated, GLAKE__GATE_PATIENCE_NS) : 0;
-	if (r < 0) {
-		return r;
-	}
-	r = row_unmap(&work->old);
+	int r = row_unmap(&work->old);
 	if (r == 0) {
 		r = row_map(&work->new);
 	}
 	if (r < 0) {
 		*is_lost = undo(work);
 	}
-	if (work->takes_access) {
-		glake__gate_open();
-	}
 	return r;
+}
+
+static void finish(struct work *work, int r, struct glake__chunk **dead)
+{
+	struct glake__chunk *unused = NULL;
+	if (r == 0) {
+		glake__change_commit(&work->change, &unused);
+	} else {
+		glake__change_cancel(&work->change, &unused);
+	}
+	row_deinit(&work->new);
+	row_deinit(&work->old);
+	if (dead) {
+		*dead = unused;
+	} else {
+		glake__chunks_release(unused);
+	}
 }
 
 static int reback(const struct glake__site *site, const struct glake__part *parts, size_t n_parts,
                   bool only_holes, struct glake__chunk **dead, bool *is_lost_out)
 {
 	struct work work = {.takes_access = false};
-	struct glake__chunk *unused = NULL;
 	bool is_lost = false;
 	int r = glake__change_begin(&work.change, site, parts, n_parts);
 	if (r < 0) {
 		return r;
 	}
-	r = take_new(&work, parts, n_parts);
-	if (r == 0) {
-		r = take_old(&work);
-	}
-	if (r == 0 && only_holes && work.old.n > 0) {
-		r = glake__fail(-EINVAL, "%llu bytes at 0x%llx: already mapped, in part",
-		                (unsigned long long)work.change.n_bytes,
-		                (unsigned long long)site->ptr);
+	r = prepare(&work, site, parts, n_parts, only_holes);
+	if (r == 0 && work.takes_access) {
+		r = glake__gate_close(work.gated, GLAKE__GATE_PATIENCE_NS);
 	}
 	if (r == 0) {
 		r = exchange(&work, &is_lost);
+		if (work.takes_access) {
+			glake__gate_open();
+		}
 	}
-	if (r == 0) {
-		glake__change_commit(&work.change, &unused);
-	} else {
-		glake__change_cancel(&work.change, &unused);
-	}
-	row_deinit(&work.new);
-	row_deinit(&work.old);
-	if (dead) {
-		*dead = unused;
-	} else {
-		glake__chunks_release(unused);
-	}
+	finish(&work, r, dead);
 	if (is_lost_out) {
 		*is_lost_out = is_lost;
 	}
@@ -321,6 +334,53 @@ int glake__hold_reback(const struct glake__hold *hold, const struct glake__part 
 {
 	const struct glake__site site = site_of(hold);
 	return reback(&site, parts, n_parts, false, dead, is_lost_out);
+}
+
+/* Of those that are prepared. */
+static void exchange_all(struct work *works, struct glake__rebacking *list, size_t n)
+{
+	uint64_t gated = 0;
+	for (size_t i = 0; i < n; i++) {
+		gated |= list[i].result == 0 ? works[i].gated : 0;
+	}
+	int closed = glake__gate_close_soon(gated);
+	for (size_t i = 0; i < n; i++) {
+		bool is_lost;
+		if (list[i].result == 0) {
+			list[i].result = closed < 0 ? closed : exchange(&works[i], &is_lost);
+		}
+	}
+	if (closed == 0) {
+		glake__gate_open();
+	}
+}
+
+int glake__hold_reback_all(struct glake__rebacking *list, size_t n)
+{
+	cleanup_free struct work *works = calloc(n, sizeof(*works));
+	cleanup_free bool *has_begun = calloc(n, sizeof(*has_begun));
+	int error = 0;
+	if (!works || !has_begun) {
+		return glake__fail(-ENOMEM, "out of memory");
+	}
+	for (size_t i = 0; i < n; i++) {
+		const struct glake__site site = site_of(list[i].hold);
+		list[i].result = glake__change_begin(&works[i].change, &site, &list[i].part, 1);
+		has_begun[i] = list[i].result == 0;
+		if (has_begun[i]) {
+			list[i].result = prepare(&works[i], &site, &list[i].part, 1, false);
+		}
+	}
+	exchange_all(works, list, n);
+	char *text = glake__error_save();
+	for (size_t i = 0; i < n; i++) {
+		if (has_begun[i]) {
+			finish(&works[i], list[i].result, NULL);
+		}
+		error = error ? error : list[i].result;
+	}
+	glake__error_restore(text);
+	return error;
 }
 
 int glake__range_fill(struct glake__range *range, uint64_t offset, const struct glake__part *parts,

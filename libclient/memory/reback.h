@@ -30,6 +30,18 @@ int glake__range_reback(struct glake__range *range, uint64_t offset,
 int glake__hold_reback(const struct glake__hold *hold, const struct glake__part *parts,
                        size_t n_parts, struct glake__chunk **dead, bool *is_lost_out);
 
+/*
+ * The same for several, each by one part, while the gate is closed once and for a short time: handles are taken
+ * before and given back behind. Chunks that lost their last use are released. Returns the first error; each
+ * has its own result, and those that failed are as they were.
+ */
+struct glake__rebacking {
+	const struct glake__hold *hold;
+	struct glake__part part;
+	int result; /* out */
+};
+int glake__hold_reback_all(struct glake__rebacking *list, size_t n);
+
 /* The same where nothing is yet: anything but holes is -EINVAL. */
 int glake__range_fill(struct glake__range *range, uint64_t offset, const struct glake__part *parts,
                       size_t n_parts);

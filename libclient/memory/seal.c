@@ -34,7 +34,7 @@
 /* Spans that lie no further apart are one: PyTorch's allocator rounds sizes up to this. */
 #define GAP_BYTES 512u
 
-/* So many parts at a time: two milliseconds of driver calls while the program is held back. */
+/* So many parts at a time: three milliseconds of driver calls while the program is held back. */
 #define BATCH 64u
 
 struct span {
@@ -486,62 +486,53 @@ static void publish_all(struct seal *seal, struct part *parts, size_t n)
 
 /* ---- collapsing ------------------------------------------------------------------------------- */
 
-static int collapse(const struct part *part)
+static bool is_known(const struct part *part)
 {
-	const struct glake__range *range = part->backing->range;
-	struct glake__chunk *chunk = glake__chunk_new(part->answer.block, part->n_bytes,
-	                                              range->device, GLAKE__PAGE_BLOCK);
-	if (!chunk) {
-		return -ENOMEM;
-	}
-	const struct glake__part block = {
-		.chunk = chunk,
-		.n_bytes = part->n_bytes,
-		.access = GLAKE__ACCESS_READ,
-		.fd = part->answer.fd,
-	};
-	int r = glake__hold_reback(&part->hold, &block, 1, NULL, NULL);
-	glake__chunk_put(chunk);
-	return r;
+	return part->is_published && part->answer.was_known && part->answer.fd >= 0;
 }
 
-static void collapse_all(struct seal *seal, struct part *parts, size_t n)
+static int plan_collapse(const struct part *part, struct glake__rebacking *rebacking)
 {
-	int r = glake__gate_close_soon(readers_of(parts, n));
-	note(seal, r);
-	if (r < 0) {
-		return;
-	}
+	struct glake__chunk *chunk = glake__chunk_new(
+		part->answer.block, part->n_bytes, part->backing->range->device, GLAKE__PAGE_BLOCK);
+	*rebacking = (struct glake__rebacking){
+		.hold = &part->hold,
+		.part = {.chunk = chunk,
+	                 .n_bytes = part->n_bytes,
+	                 .access = GLAKE__ACCESS_READ,
+	                 .fd = part->answer.fd},
+	};
+	return chunk ? 0 : -ENOMEM;
+}
+
+static void collapse_all(struct seal *seal, const struct part *parts, size_t n)
+{
+	struct glake__rebacking list[BATCH];
+	size_t n_known = 0;
 	for (size_t i = 0; i < n; i++) {
-		struct part *part = &parts[i];
-		if (part->is_published && part->answer.was_known && part->answer.fd >= 0) {
-			int error = collapse(part);
-			note(seal, error);
-			seal->sum.shared_bytes += error == 0 ? part->n_bytes : 0;
+		if (is_known(&parts[i])) {
+			int r = plan_collapse(&parts[i], &list[n_known]);
+			note(seal, r);
+			n_known += r == 0;
 		}
 	}
-	glake__gate_open();
+	if (n_known > 0) {
+		note(seal, glake__hold_reback_all(list, n_known));
+	}
+	for (size_t i = 0; i < n_known; i++) {
+		seal->sum.shared_bytes += list[i].result == 0 ? list[i].part.n_bytes : 0;
+		glake__chunk_put(list[i].part.chunk);
+	}
 }
 
 /* ---- all of it -------------------------------------------------------------------------------- */
-
-static bool has_known(const struct part *parts, size_t n)
-{
-	size_t i = 0;
-	while (i < n && !(parts[i].is_published && parts[i].answer.was_known)) {
-		i++;
-	}
-	return i < n;
-}
 
 /* Parts that were not flipped, or are refused, stay private, and so does all that follows. */
 static void seal_batch(struct seal *seal, struct part *parts, size_t n)
 {
 	flip_all(seal, parts, n);
 	publish_all(seal, parts, n);
-	if (has_known(parts, n)) {
-		collapse_all(seal, parts, n);
-	}
+	collapse_all(seal, parts, n);
 	for (size_t i = 0; i < n; i++) {
 		fd_close(&parts[i].answer.fd);
 		if (parts[i].hold.range) {
