@@ -5,6 +5,7 @@ Files are written by the real safetensors library and compared byte by byte. Not
 the simulator's device memory is host memory: bytes come through Tensor.numpy().
 """
 import ctypes
+import errno
 import gc
 import json
 import os
@@ -359,6 +360,117 @@ class Export(Case):
             self.assertEqual(interface["typestr"], tensors["large"].dtype.str)
             self.assertEqual(interface["data"], (model["large"].ptr, True))
             self.assertEqual(interface["version"], 3)
+
+
+MIB = 1 << 20
+
+
+class Seals(Case):
+    """Memory that reads zero is equal memory."""
+
+    def counts(self):
+        device = glake.status()["devices"][0]
+        return device["private_bytes"] + device["block_bytes"]
+
+    def read(self, session, ptr, n_bytes):
+        got = bytearray(n_bytes)
+        memory = (ctypes.c_char * n_bytes).from_buffer(got)
+        _lib.check(_lib.library().glake_read(session.handle, 0, memory, ptr, n_bytes))
+        return bytes(got)
+
+    def test_equal_memory_becomes_one_copy(self):
+        one, two = glake.connect(), glake.connect()
+        before = self.counts()
+        first = one.alloc(6 * MIB, zero=True)
+        second = two.alloc(6 * MIB, "cuda:0", zero=True)
+        self.assertEqual(self.counts() - before, 12 * MIB)
+        self.assertEqual(glake.seal([(first, 6 * MIB)]), glake.Sealed(6 * MIB))
+        self.assertEqual(glake.seal([(second, 6 * MIB)]), glake.Sealed(6 * MIB, 6 * MIB))
+        self.assertEqual(two.usage()["shared_bytes"], 6 * MIB)
+        self.assertEqual(self.counts() - before, 6 * MIB)
+        glake.unseal(second, 1)
+        self.assertEqual((two.usage()["shared_bytes"], one.usage()["shared_bytes"]), (0, 6 * MIB))
+        self.assertEqual(self.read(two, second, 6 * MIB), bytes(6 * MIB))
+        one.free(first)
+        two.free(second)
+        self.assertEqual(one.usage()["shared_bytes"], 0)
+
+    def test_spans_in_any_order(self):
+        with glake.connect() as session:
+            ptr = session.alloc(10 * MIB, zero=True)
+            small = session.alloc(4096)
+            sealed = glake.seal((ptr + at * MIB, n * MIB) for at, n in ((5, 4), (1, 4)))
+            # What they fill together is [2, 8) MiB.
+            self.assertEqual((sealed.sealed_bytes, sealed.edge_bytes), (6 * MIB, 2 * MIB))
+            self.assertEqual(sealed.pinned_why, None)
+            self.assertEqual(sealed.private, {})
+            self.assertEqual(glake.seal([(small, 4096)]).edge_bytes, 4096)
+            self.assertEqual(glake.seal([]), glake.Sealed())
+
+    def test_memory_that_must_stay_is_pinned(self):
+        with glake.connect() as session:
+            ptr = session.alloc(2 * MIB, zero=True)
+            name = (ctypes.c_uint64 * 6)()
+            _lib.check(_lib.library().glake_share(session.handle, ctypes.c_uint64(ptr), name))
+            sealed = glake.seal([(ptr, 2 * MIB)])
+            self.assertEqual((sealed.sealed_bytes, sealed.pinned_bytes), (0, 2 * MIB))
+            self.assertTrue(sealed.pinned_why)
+
+    def test_errors(self):
+        with glake.connect() as session:
+            ptr = session.alloc(4 * MIB, zero=True)
+            for span in ((ptr, 4 * MIB + 1), (ptr, 0), (4096, 4096), (ptr - 1, 2)):
+                with self.assertRaises(OSError) as caught:
+                    glake.seal([(ptr, 4 * MIB), span])
+                self.assertEqual(caught.exception.errno, errno.EINVAL)
+                self.assertEqual(caught.exception.sealed, glake.Sealed())
+                with self.assertRaises(OSError) as caught:
+                    glake.unseal(*span)
+                self.assertEqual(caught.exception.errno, errno.EINVAL)
+            with self.assertRaises(OSError):
+                session.free(ptr + MIB)
+            with self.assertRaises(FileNotFoundError):
+                session.alloc(MIB, 7)
+
+    def test_dedup_off_wins(self):
+        os.environ["GLAKE_DEDUP"] = "off"
+        self.addCleanup(os.environ.pop, "GLAKE_DEDUP")
+        with glake.connect() as session:
+            ptr = session.alloc(2 * MIB, zero=True)
+            for spans in ([(ptr, 2 * MIB)], []):
+                with self.assertRaises(PermissionError):
+                    glake.seal(spans)
+            self.assertEqual(session.usage()["shared_bytes"], 0)
+            glake.unseal(ptr, 2 * MIB)
+
+    def test_without_a_daemon_it_stays_private(self):
+        session = glake.connect()
+        ptr = session.alloc(2 * MIB, zero=True)
+        self.stop_daemon(self.daemon)
+        with self.assertRaises(glake.GoneError) as caught:
+            glake.seal([(ptr, 2 * MIB)])
+        self.assertEqual(caught.exception.sealed.sealed_bytes, 0)
+        self.assertEqual(self.read(session, ptr, 2 * MIB), bytes(2 * MIB))
+
+    def test_the_copy_that_the_process_has_is_the_one(self):
+        """Two copies would know nothing of each other's memory."""
+        program = """
+            import ctypes, os, glake
+            from glake import _lib
+            mine = ctypes.CDLL(os.environ["LD_PRELOAD"])
+            theirs = _lib.library()
+            address = lambda lib: ctypes.cast(lib.glake_seal, ctypes.c_void_p).value
+            assert address(mine) == address(theirs)
+            with glake.connect() as session:
+                print(glake.seal([(session.alloc(2 << 20, zero=True), 2 << 20)]).sealed_bytes)
+        """
+        # Whichever else is named is not looked at.
+        result = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True,
+            timeout=60, env={**os.environ, "GLAKE_CLIENT_LIB": "/nowhere",
+                             "LD_PRELOAD": os.path.abspath(os.path.join(
+                                 BUILD, "lib", _lib.SONAME))})
+        self.assertEqual((result.stdout, result.stderr), (f"{2 * MIB}\n", ""))
 
 
 class Forks(Case):

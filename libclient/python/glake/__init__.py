@@ -6,13 +6,14 @@ from .admin import (blocks, evict, models, pin, sessions, set_manifest_quota, se
 from .errors import (BadFileError, BusyError, DriverError, Error, ForkedError, GoneError,
                      NotFoundError, OutOfMemoryError, PermissionDeniedError, QuotaError)
 from .model import Model
+from .sealing import Sealed, seal, unseal
 from .session import Session, connect, default_session
 from .tensor import Tensor
 
 __all__ = [
     "BadFileError", "BusyError", "DriverError", "Error", "ForkedError", "GoneError", "Model",
-    "NotFoundError", "OutOfMemoryError", "PermissionDeniedError", "QuotaError", "Session",
-    "Tensor", "__version__", "blocks", "connect", "default_session", "evict", "models", "pin",
-    "sessions", "set_manifest_quota", "set_max_sessions", "set_quota", "stats", "status",
-    "tenants", "unpin",
+    "NotFoundError", "OutOfMemoryError", "PermissionDeniedError", "QuotaError", "Sealed",
+    "Session", "Tensor", "__version__", "blocks", "connect", "default_session", "evict", "models",
+    "pin", "seal", "sessions", "set_manifest_quota", "set_max_sessions", "set_quota", "stats",
+    "status", "tenants", "unpin", "unseal",
 ]

@@ -58,6 +58,15 @@ class Usage(Structure):
                 ("n_cold_allocs", c_uint64), ("peak_bytes", c_uint64)]
 
 
+class Span(Structure):
+    _fields_ = [("ptr", c_uint64), ("bytes", c_uint64)]
+
+
+class Sealed(Structure):
+    _fields_ = [("size", c_size_t), ("sealed_bytes", c_uint64), ("shared_bytes", c_uint64),
+                ("pinned_bytes", c_uint64), ("edge_bytes", c_uint64), ("pinned_why", c_char_p)]
+
+
 # ---- structs of glake_admin.h ----
 
 class DeviceStatus(Structure):
@@ -147,6 +156,8 @@ _FUNCTIONS: List[Tuple[str, Any, List[Any]]] = [
     ("glake_alloc", c_int, [c_void_p, c_uint32, c_uint64, c_uint, POINTER(c_uint64)]),
     ("glake_free", c_int, [c_void_p, c_uint64]),
     ("glake_trim", c_int, [c_void_p, c_uint32, c_uint64]),
+    ("glake_seal", c_int, [POINTER(Span), c_size_t, POINTER(Sealed)]),
+    ("glake_unseal", c_int, [c_uint64, c_uint64]),
     ("glake_dtype_name", c_char_p, [c_int]),
     ("glake_dtype_bits", c_uint, [c_int]),
     ("glake_model_open", c_int, [c_void_p, c_char_p, POINTER(ModelOptions), POINTER(c_void_p)]),
@@ -195,20 +206,30 @@ def _candidates() -> Iterator[str]:
     yield SONAME
 
 
+def _of_process() -> Optional[ctypes.CDLL]:
+    """The copy that the process has already: the shim's, or the program's own. A second one would
+    know nothing of the memory that the first has mapped."""
+    everything = ctypes.CDLL(None)
+    has_all = hasattr(everything, "glake_connect") and hasattr(everything, "glake_seal")
+    return everything if has_all else None
+
+
 def _load() -> ctypes.CDLL:
+    library = _of_process()
     reasons = []
-    for path in _candidates():
+    for path in _candidates() if library is None else ():
         try:
             library = ctypes.CDLL(path)
+            break
         except OSError as error:
             reasons.append(str(error))
-            continue
-        for name, result, arguments in _FUNCTIONS:
-            function = getattr(library, name)
-            function.restype = result
-            function.argtypes = arguments
-        return library
-    raise ImportError("cannot load libglake-client: " + "; ".join(reasons))
+    if library is None:
+        raise ImportError("cannot load libglake-client: " + "; ".join(reasons))
+    for name, result, arguments in _FUNCTIONS:
+        function = getattr(library, name)
+        function.restype = result
+        function.argtypes = arguments
+    return library
 
 
 _library: Optional[ctypes.CDLL] = None

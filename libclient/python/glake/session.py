@@ -83,6 +83,19 @@ class Session:
         """glaked's number for CUDA's device ``ordinal`` of this process, matched by UUID."""
         return _lib.check(_lib.library().glake_device_index(self.handle, ordinal))
 
+    def alloc(self, n_bytes: int, device: DeviceLike = 0, *, zero: bool = False) -> int:
+        """The address of private memory: whole pages of 2 MiB from 2 MiB on. With ``zero`` it reads
+        zero, and no earlier memory of the process is used again for it."""
+        index = self.device_index(parse_ordinal(device))
+        ptr = ctypes.c_uint64()
+        _lib.check(_lib.library().glake_alloc(self.handle, index, n_bytes, 1 if zero else 0,
+                                              ctypes.byref(ptr)))
+        return ptr.value
+
+    def free(self, ptr: int) -> None:
+        """Everything that uses the memory on the GPU has to be done."""
+        _lib.check(_lib.library().glake_free(self.handle, ptr))
+
     def usage(self) -> Dict[str, int]:
         """This session's own counters."""
         usage = _lib.Usage(ctypes.sizeof(_lib.Usage))
