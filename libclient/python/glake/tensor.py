@@ -20,7 +20,7 @@ _TYPESTR = {"BOOL": "|b1", "U8": "|u1", "I8": "|i1", "I16": "<i2", "U16": "<u2",
 _ML_DTYPES = {"BF16": ("bfloat16", "<u2"), "F8_E4M3": ("float8_e4m3fn", "|u1"),
               "F8_E5M2": ("float8_e5m2", "|u1"), "F8_E8M0": ("float8_e8m0fnu", "|u1")}
 
-_KDL_CUDA = 2
+KDL_CUDA = 2
 _CAPSULE_NAME = b"dltensor"
 
 # Prototypes of our own: other modules share the attributes of ctypes.pythonapi.
@@ -41,9 +41,11 @@ class _DLTensor(ctypes.Structure):
                 ("strides", ctypes.POINTER(ctypes.c_int64)), ("byte_offset", ctypes.c_uint64)]
 
 
+DELETER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
 class DLManagedTensor(_DLTensor):
-    _fields_ = [("context", ctypes.c_void_p),
-                ("deleter", ctypes.CFUNCTYPE(None, ctypes.c_void_p))]
+    _fields_ = [("context", ctypes.c_void_p), ("deleter", DELETER)]
 
 
 def delete_managed(address: int) -> None:
@@ -58,9 +60,22 @@ def _drop_capsule(capsule: int) -> None:
         delete_managed(_capsule_pointer(capsule, _CAPSULE_NAME))
 
 
-# A capsule may be the last thing to go when the interpreter ends: its destructor must outlive it.
-_inc_ref(_drop_capsule)
+def keep_forever(callback: Any) -> None:
+    """What it ends may be the last thing to go when the interpreter ends."""
+    _inc_ref(callback)
+
+
+keep_forever(_drop_capsule)
 _drop_capsule_address = ctypes.cast(_drop_capsule, ctypes.c_void_p)
+
+
+def new_capsule(managed: int) -> Any:
+    """A classic (unversioned) capsule of the DLManagedTensor at an address, which it owns."""
+    try:
+        return _capsule_new(managed, _CAPSULE_NAME, _drop_capsule_address)
+    except BaseException:
+        delete_managed(managed)
+        raise
 
 
 class Tensor:
@@ -125,21 +140,16 @@ class Tensor:
     def __dlpack__(self, *, stream: Optional[Any] = None, max_version: Optional[Any] = None,
                    dl_device: Optional[Tuple[int, int]] = None,
                    copy: Optional[bool] = None) -> Any:
-        """A classic (unversioned) capsule. The weights were there before any stream of ours, so
-        there is nothing to wait for. Bytes of 8-bit floats come as uint8."""
+        """The weights were there before any stream of ours, so there is nothing to wait for. Bytes
+        of 8-bit floats come as uint8."""
         if dl_device is not None and tuple(dl_device) != self.__dlpack_device__():
             raise BufferError("the tensor is on another device")
         if copy:
             raise BufferError("clone the tensor in the library that takes it")
-        managed = self._model.export(self._position)
-        try:
-            return _capsule_new(managed, _CAPSULE_NAME, _drop_capsule_address)
-        except BaseException:
-            delete_managed(managed)
-            raise
+        return new_capsule(self._model.export(self._position))
 
     def __dlpack_device__(self) -> Tuple[int, int]:
-        return (_KDL_CUDA, self._model.ordinal)
+        return (KDL_CUDA, self._model.ordinal)
 
     @property
     def __cuda_array_interface__(self) -> Dict[str, Any]:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For PyTorch: load_file() as in safetensors.torch, without a copy.
+"""For PyTorch: load_file() as in safetensors.torch, without a copy, and seal() for modules that
+something else has loaded.
 
 The tensors are views of the node's one copy of the weights, mapped read-only. PyTorch does not know
-that: writing to one in place is an illegal memory access. Clone what is to change.
+that: writing to one in place is an illegal memory access. Clone what is to change, or unseal().
 """
 from __future__ import annotations
 
@@ -11,9 +12,13 @@ from typing import Dict, Optional, Sequence, Tuple, Union
 import torch
 import torch.utils.dlpack
 
+from ._torch_devices import check_number
+from ._torch_seal import mapped_storages, seal, unseal
 from .model import Model, Path, Progress
 from .session import DeviceLike, Session, parse_ordinal
 from .tensor import Tensor
+
+__all__ = ["as_tensor", "load_file", "open_model", "seal", "unseal"]
 
 # Names that this torch lacks are missing.
 _DTYPES = {name: getattr(torch, kind) for name, kind in (
@@ -43,6 +48,7 @@ def as_tensor(tensor: Tensor) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=f"cuda:{tensor.device}")
     # With the capsule itself torch does not look for a stream to wait for.
     view = torch.utils.dlpack.from_dlpack(tensor.__dlpack__())
+    mapped_storages.add(view.untyped_storage())
     return view.reshape(shape).view(dtype) if tensor.dtype in _AS_BYTES else view
 
 
@@ -67,21 +73,12 @@ def open_model(filename: Union[Path, Sequence[Path]], device: DeviceLike = "cuda
     ordinal = _ordinal_of(device)
     _start_cuda(ordinal)
     model = Model(filename, ordinal, session=session, progress=progress)
-    _check_uuid(model, ordinal)
+    try:
+        check_number(model._session, ordinal)
+    except RuntimeError:
+        model.close()
+        raise
     return model
-
-
-def _check_uuid(model: Model, ordinal: int) -> None:
-    """torch's device of that number is the one the model is on."""
-    theirs = getattr(torch.cuda.get_device_properties(ordinal), "uuid", None)
-    if theirs is None:
-        return
-    for device in model._session.devices():
-        if device["ordinal"] == ordinal and \
-                device["uuid"] != str(theirs).replace("-", "").lower():
-            model.close()
-            raise RuntimeError(f"torch and the driver number their devices differently: {theirs} "
-                               f"is not {device['uuid']}")
 
 
 def load_file(filename: Union[Path, Sequence[Path]], device: DeviceLike = "cuda", *,

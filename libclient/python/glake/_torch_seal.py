@@ -1,0 +1,384 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sealing the tensors of a torch module: where they lie, and how they move.
+
+Blocks are equal where whole pages of 2 MiB are equal, so a tensor's place within its page decides.
+PyTorch's allocator puts it where there is room. A move gives each tensor a place that follows from
+the module alone, in a home: one allocation of glake_alloc(), zero where no tensor lies.
+"""
+from __future__ import annotations
+
+import ctypes
+import errno
+import sys
+import weakref
+from dataclasses import dataclass
+from typing import Any, Dict, Iterator, List, Optional, Tuple
+
+import torch
+import torch.utils.dlpack
+
+from ._torch_devices import check_number
+from .errors import OutOfMemoryError, QuotaError
+from .sealing import PAGE_BYTES, Sealed
+from .sealing import seal as seal_spans
+from .sealing import unseal as unseal_span
+from .session import Session, default_session
+from .tensor import DELETER, KDL_CUDA, DLManagedTensor, keep_forever, new_capsule
+
+#: Tensors in one home lie as far apart as PyTorch would put them.
+_ALIGN_BYTES = 512
+#: The largest block: a home of several tensors is one.
+_PACK_BYTES = 128 << 20
+#: A tensor has a home of its own if that wastes no more than this part of it.
+_WASTE = 8
+
+_KDL_UINT = 1
+
+#: Storages that a Model maps: shared already.
+mapped_storages: "weakref.WeakSet[torch.UntypedStorage]" = weakref.WeakSet()
+#: Storages of torch's own memory, sealed in place. Its allocator would hand the memory of dead ones
+#: to the next tensor, and a kernel that writes there faults.
+_kept: Dict[int, torch.UntypedStorage] = {}
+
+
+# ---- homes ----
+
+@dataclass
+class _Home:
+    session: Session
+    ordinal: int
+    ptr: int
+    n_bytes: int
+    # DLPack borrows both.
+    shape: Any
+    managed: DLManagedTensor
+
+
+#: by address; each as long as a tensor is in it
+_homes: Dict[int, _Home] = {}
+#: No tensor is in them, and they are not freed yet.
+_dead: List[_Home] = []
+
+
+def _free_dead() -> None:
+    while _dead:
+        home = _dead.pop()
+        try:
+            torch.cuda.synchronize(home.ordinal)
+        except Exception:  # noqa: B902
+            # A stream is being captured, or the context is lost: the next call tries again.
+            _dead.append(home)
+            return
+        # A closed session has taken its memory along.
+        if home.session._handle:
+            home.session.free(home.ptr)
+
+
+@DELETER
+def _drop(managed: int, is_finalizing: Any = sys.is_finalizing) -> None:
+    """The last tensor in a home is gone."""
+    if not is_finalizing():
+        _dead.append(_homes.pop(DLManagedTensor.from_address(managed).data))
+        _free_dead()
+
+
+keep_forever(_drop)
+
+
+def _room(session: Session, ordinal: int, n_bytes: int) -> int:
+    """Zeroed and fresh: what lies between and behind tensors is equal in all processes."""
+    _free_dead()
+    try:
+        return session.alloc(n_bytes, ordinal, zero=True)
+    except (OutOfMemoryError, QuotaError):
+        # torch still has what was moved before.
+        torch.cuda.empty_cache()
+        return session.alloc(n_bytes, ordinal, zero=True)
+
+
+def _new_home(session: Session, ordinal: int, n_bytes: int) -> torch.UntypedStorage:
+    ptr = _room(session, ordinal, n_bytes)
+    shape = (ctypes.c_int64 * 1)(n_bytes)
+    managed = DLManagedTensor(data=ptr, device_type=KDL_CUDA, device_id=ordinal, n_dims=1,
+                              type_code=_KDL_UINT, type_bits=8, type_lanes=1, shape=shape,
+                              deleter=_drop)
+    _homes[ptr] = _Home(session, ordinal, ptr, n_bytes, shape, managed)
+    capsule = new_capsule(ctypes.addressof(managed))
+    return torch.utils.dlpack.from_dlpack(capsule).untyped_storage()
+
+
+# ---- units ----
+
+@dataclass
+class _Unit:
+    """Tensors of one storage that overlap, and move together: most often one, or tied ones."""
+
+    name: str  # the first of its tensors
+    storage: torch.UntypedStorage
+    begin: int  # of their bytes in the storage
+    end: int
+    shift: int  # the tensors' alignment in the unit is that in the storage
+    tensors: List[Tuple[str, torch.Tensor]]
+
+    @property
+    def ptr(self) -> int:
+        return self.storage.data_ptr() + self.begin
+
+    @property
+    def n_bytes(self) -> int:
+        return self.end - self.begin
+
+    @property
+    def ordinal(self) -> int:
+        return self.storage.device.index
+
+
+def _plain(name: str, tensor: torch.Tensor) -> Iterator[Tuple[str, torch.Tensor]]:
+    """A tensor, or the tensors that a wrapper (a DTensor, a quantized one) consists of."""
+    if not hasattr(tensor, "__tensor_flatten__"):
+        yield name, tensor
+        return
+    for part in tensor.__tensor_flatten__()[0]:
+        yield from _plain(f"{name}.{part}", getattr(tensor, part))
+
+
+def _tensors_of(module: torch.nn.Module) -> Iterator[Tuple[str, torch.Tensor]]:
+    """All names, tied tensors under each of theirs."""
+    for name, tensor in (*module.named_parameters(remove_duplicate=False),
+                         *module.named_buffers(remove_duplicate=False)):
+        yield from _plain(name, tensor)
+
+
+def _why_not(tensor: torch.Tensor) -> Optional[str]:
+    if tensor.layout != torch.strided:
+        return "it is not dense"
+    if tensor.is_conj() or tensor.is_neg():
+        return "it is a conjugate or negative view"
+    return None
+
+
+def _bytes_of(tensor: torch.Tensor) -> Tuple[int, int]:
+    last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride()))
+    begin = tensor.storage_offset() * tensor.element_size()
+    return begin, begin + (last + 1) * tensor.element_size()
+
+
+def _units_of(module: torch.nn.Module, private: Dict[str, str]) -> List[_Unit]:
+    """In the order of names. What cannot be sealed is noted in ``private``."""
+    by_storage: Dict[int, List[Tuple[int, int, str, torch.Tensor]]] = {}
+    seen = set()
+    for name, tensor in sorted(_tensors_of(module), key=lambda named: named[0]):
+        if not tensor.is_cuda or tensor.numel() == 0 or id(tensor) in seen:
+            continue
+        seen.add(id(tensor))
+        why = _why_not(tensor)
+        if why:
+            private[name] = why
+        elif tensor.untyped_storage() not in mapped_storages:
+            by_storage.setdefault(tensor.untyped_storage().data_ptr(), []).append(
+                (*_bytes_of(tensor), name, tensor))
+    units = []
+    for rows in by_storage.values():
+        units.extend(_overlapping(rows))
+    return sorted(units, key=lambda unit: unit.name)
+
+
+def _overlapping(rows: List[Tuple[int, int, str, torch.Tensor]]) -> Iterator[_Unit]:
+    """Tensors of one storage as units."""
+    unit: Optional[_Unit] = None
+    for begin, end, name, tensor in sorted(rows, key=lambda row: row[:3]):
+        if unit is None or begin >= unit.end:
+            if unit is not None:
+                yield unit
+            unit = _Unit(name, tensor.untyped_storage(), begin, end, 0, [])
+        unit.name = min(unit.name, name)
+        unit.end = max(unit.end, end)
+        unit.shift = max(unit.shift, unit.begin % tensor.element_size())
+        unit.tensors.append((name, tensor))
+    if unit is not None:
+        yield unit
+
+
+# ---- moving ----
+
+def _round_up(n_bytes: int, to: int) -> int:
+    return -(-n_bytes // to) * to
+
+
+def _is_alone(unit: _Unit) -> bool:
+    """It has a home of its own: equal tensors of different modules can be shared then."""
+    n_bytes = unit.shift + unit.n_bytes
+    return (_round_up(n_bytes, PAGE_BYTES) - n_bytes) * _WASTE <= n_bytes
+
+
+def _plan(units: List[_Unit]) -> Iterator[List[Tuple[_Unit, int]]]:
+    """The homes of one device: the units of each, with their places. It follows from names and
+    sizes alone."""
+    pack: List[Tuple[_Unit, int]] = []
+    n_used = 0
+    for unit in units:
+        if _is_alone(unit):
+            yield [(unit, unit.shift)]
+            continue
+        place = _round_up(n_used, _ALIGN_BYTES) + unit.shift
+        if pack and place + unit.n_bytes > _PACK_BYTES:
+            yield pack
+            pack, place = [], unit.shift
+        pack.append((unit, place))
+        n_used = place + unit.n_bytes
+    if pack:
+        yield pack
+
+
+def _raw(storage: torch.UntypedStorage, begin: int, n_bytes: int) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage, begin,
+                                                                         (n_bytes,), (1,))
+
+
+def _move(session: Session, ordinal: int, places: List[Tuple[_Unit, int]]) -> None:
+    """Copy units to a new home, and let their tensors be there."""
+    last, place = places[-1]
+    storage = _new_home(session, ordinal, place + last.n_bytes)
+    for unit, place in places:
+        _raw(storage, place, unit.n_bytes).copy_(_raw(unit.storage, unit.begin, unit.n_bytes))
+    # Before torch has the old memory again: its allocator knows nothing of this stream.
+    torch.cuda.synchronize(ordinal)
+    for unit, place in places:
+        for _, tensor in unit.tensors:
+            offset = place + _bytes_of(tensor)[0] - unit.begin
+            tensor.data = torch.empty(0, dtype=tensor.dtype, device=storage.device).set_(
+                storage, offset // tensor.element_size(), tensor.shape, tensor.stride())
+        unit.storage = storage
+        unit.begin, unit.end = place, place + unit.n_bytes
+
+
+def _move_all(units: List[_Unit]) -> None:
+    session = default_session()
+    strangers = [unit for unit in units if unit.storage.data_ptr() not in _homes]
+    for ordinal in sorted({unit.ordinal for unit in strangers}):
+        check_number(session, ordinal)
+        for places in _plan([unit for unit in strangers if unit.ordinal == ordinal]):
+            _move(session, ordinal, places)
+    if strangers:
+        torch.cuda.empty_cache()
+
+
+# ---- sealing in place ----
+
+def _seal_one(unit: _Unit) -> Optional[Sealed]:
+    """None: it is not memory of glake."""
+    try:
+        return seal_spans([(unit.ptr, unit.n_bytes)])
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return None
+
+
+def _note(private: Dict[str, str], unit: _Unit, why: str) -> None:
+    private.update((name, why) for name, _ in unit.tensors)
+
+
+def _note_edges(units: List[_Unit], private: Dict[str, str]) -> None:
+    """Units that touch fill pages together; what has no page even so stays private."""
+    regions: List[List[_Unit]] = []
+    end = 0
+    for unit in sorted(units, key=lambda unit: unit.ptr):
+        if not regions or unit.ptr >= end + _ALIGN_BYTES:
+            regions.append([])
+        regions[-1].append(unit)
+        end = unit.ptr + unit.n_bytes
+    for region in regions:
+        first = _round_up(region[0].ptr, PAGE_BYTES)
+        last = (region[-1].ptr + region[-1].n_bytes) // PAGE_BYTES * PAGE_BYTES
+        for unit in region:
+            if max(first, unit.ptr) >= min(last, unit.ptr + unit.n_bytes):
+                _note(private, unit, "its pages of 2 MiB hold other memory, too")
+
+
+def _seal_in_place(units: List[_Unit], private: Dict[str, str]) -> Sealed:
+    """Of torch's own memory. One call is not enough: one stranger fails all."""
+    shared_bytes = 0
+    ours = []
+    for unit in units:
+        sealed = _seal_one(unit)
+        if sealed is None:
+            _note(private, unit, "it is not memory of glake")
+            continue
+        ours.append(unit)
+        _kept[unit.storage.data_ptr()] = unit.storage
+        shared_bytes += sealed.shared_bytes
+        if sealed.pinned_why:
+            _note(private, unit, sealed.pinned_why)
+    # What only neighbours fill.
+    together = seal_spans((unit.ptr, unit.n_bytes) for unit in ours)
+    together.shared_bytes += shared_bytes
+    _note_edges([unit for unit in ours if unit.name not in private], private)
+    return together
+
+
+# ---- modules ----
+
+def _wait(units: List[_Unit]) -> None:
+    for ordinal in {unit.ordinal for unit in units}:
+        torch.cuda.synchronize(ordinal)
+
+
+def seal(module: torch.nn.Module, *, move: bool = True) -> Sealed:
+    """Share the parameters and buffers of ``module`` on GPUs with every process of the realm that
+    seals equal bytes, however they came there.
+
+    With ``move`` (the default) all tensors move to *homes*, memory of ``glake.default_session()``:
+    their places there follow from their names and sizes alone, so that two processes with the same
+    module have equal pages whatever loaded it. Large tensors get a home each, starting on 2 MiB, the
+    others are packed one behind the other. Parameters stay the same objects: ``param.data`` is
+    replaced, with its strides; tied and overlapping ones stay so. The old memory goes back to torch,
+    and from there to the driver. A home belongs to its tensors: with the last of them, views
+    included, it waits for the device and is freed. It works without ``glake run``. torch's statistics
+    do not count homes. torch's own memory is never sealed like this, because torch's allocator would
+    give the memory of a dead tensor, read-only as it is, to the next one.
+
+    ``move=False`` seals tensors where they are. It is for modules whose addresses are in captured
+    CUDA graphs or in other hands. It needs ``glake run``, and only pages of 2 MiB that hold nothing
+    else and that lie alike in other processes can be shared. What is sealed like this is never freed
+    before ``unseal()``, dead or not, for the reason above.
+
+    The tensors are **read-only** afterwards. Modules in training, or whose parameters require
+    gradients, can be sealed, but the kernel of an optimizer, ``copy_()``, ``load_state_dict()`` or a
+    batch norm's running mean writes, faults, and ends the process's CUDA context: ``unseal()`` first.
+
+    Call it when no other thread uses the module, and no stream is being captured; it waits for the
+    devices. Tensors of ``load_file()`` are shared already: they stay, and are not counted. Returns
+    the sums, and in ``private`` the tensors that could not be shared and why. Exceptions are those
+    of ``glake.seal()`` and ``Session.alloc()``; behind one the module works as before, some of its
+    tensors moved or sealed.
+    """
+    seal_spans([])  # GLAKE_DEDUP=off says so before anything moves
+    private: Dict[str, str] = {}
+    units = _units_of(module, private)
+    _wait(units)
+    if move:
+        _move_all(units)
+    in_homes = {unit.storage.data_ptr() for unit in units} & _homes.keys()
+    sealed = seal_spans((ptr, _homes[ptr].n_bytes) for ptr in sorted(in_homes))
+    others = [unit for unit in units if unit.storage.data_ptr() not in in_homes]
+    if others:
+        sealed += _seal_in_place(others, private)
+    sealed.private = private
+    return sealed
+
+
+def unseal(module: torch.nn.Module) -> None:
+    """Make the parameters and buffers of ``module`` private and writable again, where they are.
+    Tensors of ``load_file()`` stay read-only. Waits for the devices."""
+    units = _units_of(module, {})
+    _wait(units)
+    for unit in units:
+        try:
+            unseal_span(unit.ptr, unit.n_bytes)
+        except OSError as error:
+            # Not memory of glake: never sealed.
+            if error.errno != errno.EINVAL:
+                raise
+    for unit in units:
+        _kept.pop(unit.storage.data_ptr(), None)
