@@ -120,37 +120,51 @@ static uint32_t slot_find_free(void)
 	return index;
 }
 
+/* Leave of the @n slots those whose lock is not listed. Returns how many. */
+static uint32_t keep_missing(uint32_t *slots, uint32_t n)
+{
+	uint64_t *inodes = NULL;
+	size_t n_inodes = 0;
+	uint32_t n_missing = 0;
+
+	if (proclocks_read(&inodes, &n_inodes) != 0) {
+		return 0;
+	}
+	for (uint32_t i = 0; i < n; i++) {
+		if (!proclocks_has(inodes, n_inodes, registry->slots[slots[i]].inode)) {
+			slots[n_missing++] = slots[i];
+		}
+	}
+	free(inodes);
+	return n_missing;
+}
+
 /*
  * The kernel lists locks page by page and not as one snapshot: while others close files, an entry
- * can slip from a page not yet read to one already read. So a lock counts as gone only after it
- * was missing twice.
+ * can slip from a page not yet read to one already read. With many who come and go, one in ten
+ * does. So a lock counts as gone only after it was missing each time.
  */
 static void sweep(void)
 {
-	uint64_t *first = NULL;
-	uint64_t *second = NULL;
-	size_t n_first = 0;
-	size_t n_second = 0;
-	bool has_second = false;
+	enum { N_LOOKS = 8 };
+	uint32_t *slots = malloc(registry->n_touched * sizeof(*slots));
+	uint32_t n = 0;
 
-	if (proclocks_read(&first, &n_first) != 0) {
+	if (!slots) {
 		return;
 	}
 	for (uint32_t i = 0; i < registry->n_touched; i++) {
-		uint64_t inode = registry->slots[i].inode;
-		if (inode == 0 || proclocks_has(first, n_first, inode)) {
-			continue;
-		}
-		if (!has_second && proclocks_read(&second, &n_second) != 0) {
-			break;
-		}
-		has_second = true;
-		if (!proclocks_has(second, n_second, inode)) {
-			slot_give(i);
+		if (registry->slots[i].inode != 0) {
+			slots[n++] = i;
 		}
 	}
-	free(first);
-	free(second);
+	for (int i = 0; i < N_LOOKS && n > 0; i++) {
+		n = keep_missing(slots, n);
+	}
+	for (uint32_t i = 0; i < n; i++) {
+		slot_give(slots[i]);
+	}
+	free(slots);
 }
 
 static bool has_room(unsigned physical, uint64_t bytes)
