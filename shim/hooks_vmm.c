@@ -4,6 +4,7 @@
 
 #include "shim/alloc_result.h"
 #include "shim/vmm.h"
+#include "shim/writes.h"
 
 static bool owns_vmm(void)
 {
@@ -220,41 +221,69 @@ CUresult shim_cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *proper
 
 /* ---- what pins -------------------------------------------------------------------------------- */
 
-/* The pin is noted before the driver's call, and undone if the call fails. */
-static CUresult settle_pin(CUresult result, CUdeviceptr address, size_t n_bytes,
-                           enum glake__pin pin, bool was_pinned)
-{
-	if (result != CUDA_SUCCESS && !was_pinned && !shim_is_forked()) {
-		glake__pin_range(address, n_bytes, pin, false);
-	}
-	return result;
-}
+/* Memory that is being given another name. */
+struct naming {
+	CUdeviceptr address;
+	size_t n_bytes;
+	enum glake__pin pin;
+	bool is_new; /* the pin */
+};
 
-static bool begin_pin(CUdeviceptr address, size_t n_bytes, enum glake__pin pin)
+/*
+ * The pin is noted before the driver's call, and undone if the call fails. Sealed memory becomes private first,
+ * because the name is good for writing; once it is pinned, nobody seals it.
+ */
+static CUresult begin_naming(struct naming *naming)
 {
 	if (shim_is_forked()) {
-		return true;
+		return CUDA_SUCCESS;
 	}
-	bool was_pinned = glake__pin_at(address) == pin;
-	glake__pin_range(address, n_bytes, pin, true);
-	return was_pinned;
+	for (;;) {
+		CUresult result = writes_unseal(naming->address, naming->n_bytes);
+		if (result != CUDA_SUCCESS) {
+			return result;
+		}
+		naming->is_new = glake__pin_at(naming->address) != naming->pin;
+		glake__pin_range(naming->address, naming->n_bytes, naming->pin, true);
+		if (!writes_have_sealed(naming->address, naming->n_bytes)) {
+			return CUDA_SUCCESS;
+		}
+		/* Another thread has sealed it between the two. */
+		glake__pin_range(naming->address, naming->n_bytes, naming->pin, false);
+	}
+}
+
+static CUresult settle_naming(const struct naming *naming, CUresult result)
+{
+	if (result != CUDA_SUCCESS && naming->is_new) {
+		glake__pin_range(naming->address, naming->n_bytes, naming->pin, false);
+	}
+	return result;
 }
 
 CUresult shim_cuMemGetHandleForAddressRange(void *handle_out, CUdeviceptr address, size_t n_bytes,
                                             CUmemRangeHandleType type, unsigned long long flags)
 {
-	bool was_pinned = begin_pin(address, n_bytes, GLAKE__PIN_DMABUF);
-	CUresult result = real(cuMemGetHandleForAddressRange)(handle_out, address, n_bytes, type,
-	                                                      flags);
-	return settle_pin(result, address, n_bytes, GLAKE__PIN_DMABUF, was_pinned);
+	struct naming naming = {.address = address, .n_bytes = n_bytes, .pin = GLAKE__PIN_DMABUF};
+	CUresult result = begin_naming(&naming);
+	if (result != CUDA_SUCCESS) {
+		return result;
+	}
+	return settle_naming(&naming, real(cuMemGetHandleForAddressRange)(handle_out, address,
+	                                                                  n_bytes, type, flags));
 }
 
 CUresult shim_cuMulticastBindAddr(vmm_handle multicast, size_t offset, CUdeviceptr address,
                                   size_t n_bytes, unsigned long long flags)
 {
-	bool was_pinned = begin_pin(address, n_bytes, GLAKE__PIN_MULTICAST);
-	CUresult result = real(cuMulticastBindAddr)(multicast, offset, address, n_bytes, flags);
-	return settle_pin(result, address, n_bytes, GLAKE__PIN_MULTICAST, was_pinned);
+	struct naming naming = {
+		.address = address, .n_bytes = n_bytes, .pin = GLAKE__PIN_MULTICAST};
+	CUresult result = begin_naming(&naming);
+	if (result != CUDA_SUCCESS) {
+		return result;
+	}
+	return settle_naming(&naming,
+	                     real(cuMulticastBindAddr)(multicast, offset, address, n_bytes, flags));
 }
 
 CUresult shim_cuMulticastBindMem(vmm_handle multicast, size_t offset, vmm_handle handle,
@@ -281,7 +310,10 @@ CUresult shim_cuPointerSetAttribute(const void *value, CUpointer_attribute attri
 	if (attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS) {
 		return real(cuPointerSetAttribute)(value, attribute, address);
 	}
-	bool was_pinned = begin_pin(address, 1, GLAKE__PIN_SYNC_MEMOPS);
-	CUresult result = real(cuPointerSetAttribute)(value, attribute, address);
-	return settle_pin(result, address, 1, GLAKE__PIN_SYNC_MEMOPS, was_pinned);
+	struct naming naming = {.address = address, .n_bytes = 1, .pin = GLAKE__PIN_SYNC_MEMOPS};
+	CUresult result = begin_naming(&naming);
+	if (result != CUDA_SUCCESS) {
+		return result;
+	}
+	return settle_naming(&naming, real(cuPointerSetAttribute)(value, attribute, address));
 }

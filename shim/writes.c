@@ -201,9 +201,14 @@ static int unseal(CUdeviceptr ptr, uint64_t n_bytes)
 	return r;
 }
 
+bool writes_have_sealed(CUdeviceptr ptr, uint64_t n_bytes)
+{
+	return writes_are_watched() && heap_find(ptr, NULL) && glake__find_sealed(ptr, n_bytes);
+}
+
 CUresult writes_unseal(CUdeviceptr ptr, uint64_t n_bytes)
 {
-	int r = unseal(ptr, n_bytes);
+	int r = writes_have_sealed(ptr, n_bytes) ? unseal(ptr, n_bytes) : 0;
 	return r == 0 || r == -EINVAL ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 

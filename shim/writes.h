@@ -65,4 +65,7 @@ bool writes_give_copies(struct gate_thread **thread, struct writes_span span, CU
  */
 CUresult writes_unseal(CUdeviceptr ptr, uint64_t n_bytes);
 
+/* Would that have something to do? */
+bool writes_have_sealed(CUdeviceptr ptr, uint64_t n_bytes);
+
 #endif

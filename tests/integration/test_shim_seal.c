@@ -29,3 +29,55 @@ START_TEST(every_write_by_the_api_gets_its_copy)
 	run_scenario("all_writes");
 }
 END_TEST
+
+START_TEST(names_of_sealed_memory_end_the_sealing)
+{
+	run_scenario("names");
+}
+END_TEST
+
+START_TEST(a_peer_reads_sealed_memory)
+{
+	run_scenario("peers");
+}
+END_TEST
+
+START_TEST(a_captured_write_copies_nothing)
+{
+	run_scenario("captures");
+}
+END_TEST
+
+START_TEST(a_write_does_not_wait_for_ever)
+{
+	run_scenario("work_under_way");
+}
+END_TEST
+
+START_TEST(a_write_without_memory_fails_as_an_allocation)
+{
+	struct run run;
+	run_start(&run, NULL, run_in_build("tests/shim/seal"), "poor", NULL);
+	run_read(&run, "ready");
+	assert_ok(glake_set_quota(eye, "default", 0, 4 * MIB));
+	run_continue(&run);
+	run_read(&run, "ready");
+	assert_ok(glake_set_quota(eye, "default", 0, 512 * MIB));
+	run_continue(&run);
+	run_end_well(&run);
+}
+END_TEST
+
+START_TEST(sealed_memory_ends_as_any)
+{
+	struct run run;
+	run_start(&run, NULL, run_in_build("tests/shim/seal"), "ends", NULL);
+	for (unsigned i = 0; i < 6; i++) {
+		run_read(&run, "ready");
+		struct books want = world_books();
+		ck_assert_uint_eq(want.used_block_bytes, 0);
+		run_continue(&run);
+	}
+	run_end_well(&run);
+}
+END_TEST

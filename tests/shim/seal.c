@@ -4,7 +4,7 @@
  *
  *   seal SCENARIO
  *
- * It ends with 0, or with 1 and a line on stderr.
+ * It ends with 0, or with 1 and a line on stderr. Where it waits, it prints "ready" and reads a line.
  */
 #include <cuda.h>
 #include <dlfcn.h>
@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "libclient/glake.h"
 #include "tests/shim/must.h"
@@ -33,6 +34,21 @@ static CUcontext start(int device)
 	must_ok(cuCtxSetCurrent(ctx));
 	must_ok(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
 	return ctx;
+}
+
+static void CUDA_CB wait_for_start(void *user)
+{
+	while (!__atomic_load_n((bool *)user, __ATOMIC_SEQ_CST)) {
+		usleep(1000);
+	}
+}
+
+static void wait_for_line(void)
+{
+	char line[64];
+	puts("ready");
+	fflush(stdout);
+	must(fgets(line, sizeof(line), stdin));
 }
 
 static uint64_t n_copies(void)
@@ -73,6 +89,15 @@ static void expect(CUdeviceptr ptr, const uint8_t *want, const char *what)
 		fprintf(stderr, "%s: byte 0x%zx is 0x%x, not 0x%x\n", what, i, seen[i], want[i]);
 		_exit(1);
 	}
+}
+
+/* How much of it is sealed, having tried. */
+static struct glake_sealed try_seal(CUdeviceptr ptr)
+{
+	struct glake_sealed sealed = {.size = sizeof(sealed)};
+	const struct glake_span span = {ptr, N_BYTES};
+	must(glake_seal(&span, 1, &sealed) == 0);
+	return sealed;
 }
 
 /* A block for each page. Returns the bytes that the realm had already. */
@@ -421,6 +446,23 @@ static void make_sources(void)
 	must_ok(cuMemcpyHtoD(device_source, source, N_BYTES));
 }
 
+/* ---- kernels ---- */
+
+/* The simulator knows it by its name. */
+static const uint32_t image[4] = {0xba55ed50};
+
+/* What a kernel of the current context that writes @value over @n_bytes ends with. */
+static CUresult write_by_kernel(CUdeviceptr ptr, uint64_t n_bytes, uint32_t value)
+{
+	CUmodule module;
+	CUfunction kernel;
+	void *params[] = {&ptr, &n_bytes, &value};
+	must_ok(cuModuleLoadData(&module, image));
+	must_ok(cuModuleGetFunction(&kernel, module, "cudasim_fill"));
+	must_ok(cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, NULL, params, NULL));
+	return cuCtxSynchronize();
+}
+
 /* ---- scenarios ---- */
 
 /* The library that the program is linked with is the shim's, so that it knows the shim's memory. */
@@ -473,12 +515,195 @@ static void all_writes(void)
 	}
 }
 
+/* Names of sealed memory are not given, or end the sealing of what they name. */
+static void names(void)
+{
+	static const int yes = 1;
+	start(0);
+	CUdeviceptr ptr = alloc(N_BYTES);
+	CUdeviceptr twin = alloc(N_BYTES);
+	CUmemGenericAllocationHandle handle;
+	const CUmemAccessDesc access = {
+		.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0},
+		.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+	};
+	fill(ptr, 1);
+	fill(twin, 1);
+	seal(ptr);
+	seal(twin);
+	must_be(cuMemRetainAllocationHandle(&handle, (void *)(uintptr_t)ptr),
+	        CUDA_ERROR_INVALID_VALUE);
+	must_be(cuMemSetAccess(ptr, PAGE, &access, 1), CUDA_ERROR_INVALID_VALUE);
+	must(n_copies() == 0);
+	must_ok(cuPointerSetAttribute(&yes, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, ptr + PAGE));
+	must(n_copies() == 1);
+	struct glake_sealed sealed = try_seal(ptr);
+	must(sealed.sealed_bytes == PAGE && sealed.pinned_bytes == PAGE);
+	expect(ptr, bytes, "half");
+	/* Of memory that nothing else pins, all of it. */
+	CUdeviceptr other = alloc(N_BYTES);
+	CUipcMemHandle name;
+	fill(other, 1);
+	seal(other);
+	must_ok(cuIpcGetMemHandle(&name, other));
+	sealed = try_seal(other);
+	must(sealed.sealed_bytes == 0 && sealed.pinned_bytes == N_BYTES);
+	must_ok(cuMemsetD8(other, 1, N_BYTES));
+	must_ok(cuMemsetD8(ptr + PAGE, 1, PAGE));
+	expect(twin, bytes, "twin");
+	/* A call that fails leaves no pin. */
+	must(cuPointerSetAttribute(NULL, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, twin) != CUDA_SUCCESS);
+	seal(twin);
+}
+
+/* Another device reads sealed memory, and writes it as any: by the API it gets copies, a kernel faults. */
+static void peers(void)
+{
+	CUcontext zero = start(0);
+	CUdeviceptr ptr = alloc(N_BYTES);
+	CUdeviceptr twin = alloc(N_BYTES);
+	fill(ptr, 1);
+	fill(twin, 1);
+	seal(ptr);
+	seal(twin);
+	CUcontext one = start(1);
+	must_ok(cuCtxEnablePeerAccess(zero, 0));
+	expect(ptr, bytes, "of a peer");
+	must_ok(cuMemsetD8(ptr, 7, PAGE));
+	must_ok(write_by_kernel(ptr, PAGE, 9));
+	must_be(write_by_kernel(twin, PAGE, 9), CUDA_ERROR_ILLEGAL_ADDRESS);
+	must_ok(cuCtxSetCurrent(zero));
+	expect(twin, bytes, "twin");
+	memset(bytes, 9, PAGE);
+	expect(ptr, bytes, "written by a peer");
+	(void)one;
+}
+
+/*
+ * A captured write writes nothing yet: the driver may record it, or refuse memory that is read-only now. During
+ * a capture there is no copy for others either.
+ */
+static void captures(void)
+{
+	CUgraph graph;
+	CUstream other;
+	start(0);
+	must_ok(cuStreamCreate(&other, CU_STREAM_NON_BLOCKING));
+	CUdeviceptr ptr = alloc(N_BYTES);
+	fill(ptr, 1);
+	seal(ptr);
+	must_ok(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+	must(cuMemsetD8Async(ptr, 7, N_BYTES, stream) != CUDA_ERROR_OUT_OF_MEMORY);
+	must_be(cuMemsetD8Async(ptr, 8, N_BYTES, other), CUDA_ERROR_OUT_OF_MEMORY);
+	must_ok(cuStreamEndCapture(stream, &graph));
+	must(n_copies() == 0);
+	expect(ptr, bytes, "captured");
+	must_ok(cuMemsetD8Async(ptr, 9, N_BYTES, stream));
+	must_ok(cuStreamSynchronize(stream));
+	memset(bytes, 9, N_BYTES);
+	expect(ptr, bytes, "after the capture");
+}
+
+/* Work that does not end: the write fails, and works once it has. */
+static void work_under_way(void)
+{
+	bool goes_on = false;
+	CUstream other;
+	start(0);
+	must_ok(cuStreamCreate(&other, CU_STREAM_NON_BLOCKING));
+	CUdeviceptr ptr = alloc(N_BYTES);
+	fill(ptr, 1);
+	seal(ptr);
+	must_ok(cuLaunchHostFunc(stream, wait_for_start, &goes_on));
+	must_be(cuMemsetD8Async(ptr, 8, N_BYTES, other), CUDA_ERROR_OUT_OF_MEMORY);
+	must_ok(cuMemcpyDtoHAsync(seen, ptr, N_BYTES, other));
+	must_ok(cuStreamSynchronize(other));
+	must(memcmp(seen, bytes, N_BYTES) == 0);
+	__atomic_store_n(&goes_on, true, __ATOMIC_SEQ_CST);
+	must_ok(cuMemsetD8Async(ptr, 9, N_BYTES, other));
+	must_ok(cuStreamSynchronize(other));
+	memset(bytes, 9, N_BYTES);
+	expect(ptr, bytes, "in the end");
+}
+
+/* There is no memory for copies until the second line has come. */
+static void poor(void)
+{
+	start(0);
+	CUdeviceptr ptr = alloc(N_BYTES);
+	fill(ptr, 1);
+	seal(ptr);
+	wait_for_line();
+	must_be(cuMemsetD8(ptr, 8, N_BYTES), CUDA_ERROR_OUT_OF_MEMORY);
+	must_be(cuMemsetD32(ptr, 8, 1), CUDA_ERROR_OUT_OF_MEMORY);
+	expect(ptr, bytes, "without memory");
+	wait_for_line();
+	must_ok(cuMemsetD8(ptr, 9, N_BYTES));
+	memset(bytes, 9, N_BYTES);
+	expect(ptr, bytes, "with memory");
+}
+
+/* Whichever call ends sealed memory: then nothing is held any more. */
+static void ends(void)
+{
+	CUcontext made;
+	CUdeviceptr ptr;
+	for (unsigned i = 0; i < 6; i++) {
+		start(0);
+		if (i < 3) {
+			ptr = alloc(N_BYTES);
+		} else if (i == 5) {
+			must_ok(cuCtxCreate(&made, NULL, 0, 0));
+			ptr = alloc(N_BYTES);
+		} else {
+			must_ok(cuMemAllocAsync(&ptr, N_BYTES, stream));
+			must_ok(cuStreamSynchronize(stream));
+		}
+		fill(ptr, 1);
+		seal(ptr);
+		/* Half of it is private again. */
+		must_ok(cuMemsetD8Async(ptr, 1, 1, stream));
+		must_ok(cuStreamSynchronize(stream));
+		switch (i) {
+		case 0:
+		case 3:
+			must_ok(cuMemFree(ptr));
+			break;
+		case 1:
+		case 4:
+			must_ok(cuMemFreeAsync(ptr, stream));
+			must_ok(cuStreamSynchronize(stream));
+			break;
+		case 2:
+			must_ok(cuDevicePrimaryCtxReset(0));
+			start(0);
+			break;
+		default:
+			must_ok(cuCtxDestroy(made));
+			must_ok(cuCtxSetCurrent(ctx));
+		}
+		/* In stream order it is back with the next allocation. */
+		CUdeviceptr next = 0;
+		must_ok(cuMemAllocAsync(&next, N_BYTES, stream));
+		must_ok(cuMemsetD8Async(next, 3, N_BYTES, stream));
+		must_ok(cuStreamSynchronize(stream));
+		must_ok(cuMemFree(next));
+		wait_for_line();
+	}
+}
+
 static const struct {
 	const char *name;
 	void (*run)(void);
 } scenarios[] = {
 	{"one_library", one_library},
 	{"all_writes", all_writes},
+	{"names", names},
+	{"peers", peers},
+	{"captures", captures},
+	{"work_under_way", work_under_way},
+	{"poor", poor},
+	{"ends", ends},
 };
 
 int main(int argc, char **argv)
