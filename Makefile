@@ -75,8 +75,8 @@ GPU_TESTS := $(call programs,tests/gpu/test_*.c)
 BENCHES := $(call programs,tests/bench/bench_*.c)
 DEMO := $(call programs,tests/demo/*.c)
 SHIM_PROGRAMS := $(addprefix $(B)/tests/shim/,program linked driver_usage contexts driver_api \
-	driver_api_per_thread green_contexts ipc nvml patcher quota runtime seal constructor.so \
-	second.so)
+	driver_api_per_thread green_contexts ipc nvml patcher quota runtime seal seal_random \
+	constructor.so second.so)
 FUZZERS := $(call programs,tests/fuzz/fuzz_*.c)
 FORMATTED := $(wildcard $(addsuffix /*.[ch],proto daemon $(DAEMON_FOLDERS) daemon/keeper daemon/mover libclient \
 	$(CLIENT_FOLDERS) libclient/ctl \
@@ -325,11 +325,11 @@ $(B)/obj/tests/shim/driver_api_per_thread.o: tests/shim/driver_api.c
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) -c -o $@ $<
 $(addprefix $(B)/tests/shim/,linked driver_usage contexts driver_api driver_api_per_thread \
-		green_contexts ipc runtime seal): \
+		green_contexts ipc runtime seal seal_random): \
 	STUB = -L$(CUDA_HOME)/lib64/stubs -lcuda
-# A program that uses the library as well.
-$(B)/tests/shim/seal: STUB += -L$(B)/lib -lglake-client $(call rpath,../../lib)
-$(B)/tests/shim/seal: | $(B)/lib/libglake-client.so
+# Programs that use the library as well.
+$(addprefix $(B)/tests/shim/,seal seal_random): STUB += -L$(B)/lib -lglake-client $(call rpath,../../lib)
+$(addprefix $(B)/tests/shim/,seal seal_random): | $(B)/lib/libglake-client.so
 $(addprefix $(B)/tests/shim/,constructor.so second.so): $(B)/tests/shim/%.so: \
 		$(B)/obj/tests/shim/%.o
 	$(call say,LD,$@)
