@@ -297,7 +297,8 @@ def until(condition):
 
 
 def note_sealed(kind, sealed, report):
-    report["sealed"] = [{**one, "private": len(one["private"])} for one in sealed if one]
+    report["sealed"] = [{**one, "private": len(one["private"]), "digest": one["digest"][:8]}
+                        for one in sealed if one]
     for number, one in enumerate(sealed):
         if not one:
             continue

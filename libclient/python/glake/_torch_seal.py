@@ -168,13 +168,14 @@ def _units_of(module: torch.nn.Module, private: Dict[str, str]) -> List[_Unit]:
     by_storage: Dict[int, List[Tuple[int, int, str, torch.Tensor]]] = {}
     seen = set()
     for name, tensor in sorted(_tensors_of(module), key=lambda named: named[0]):
-        if not tensor.is_cuda or tensor.numel() == 0 or id(tensor) in seen:
+        if not tensor.is_cuda or id(tensor) in seen:
             continue
         seen.add(id(tensor))
         why = _why_not(tensor)
         if why:
             private[name] = why
-        elif tensor.untyped_storage() not in mapped_storages:
+        elif tensor.numel() > 0 and tensor.untyped_storage().data_ptr() and \
+                tensor.untyped_storage() not in mapped_storages:
             by_storage.setdefault(tensor.untyped_storage().data_ptr(), []).append(
                 (*_bytes_of(tensor), name, tensor))
     units = []
@@ -267,11 +268,16 @@ def _move_all(units: List[_Unit]) -> None:
 
 def _seal_one(unit: _Unit) -> Optional[Sealed]:
     """None: it is not memory of glake."""
+    start = unit.storage.data_ptr()
+    was_kept = start in _kept
+    _kept[start] = unit.storage
     try:
         return seal_spans([(unit.ptr, unit.n_bytes)])
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
+        if not was_kept:
+            del _kept[start]
         return None
 
 
@@ -306,7 +312,6 @@ def _seal_in_place(units: List[_Unit], private: Dict[str, str]) -> Sealed:
             _note(private, unit, "it is not memory of glake")
             continue
         ours.append(unit)
-        _kept[unit.storage.data_ptr()] = unit.storage
         shared_bytes += sealed.shared_bytes
         if sealed.pinned_why:
             _note(private, unit, sealed.pinned_why)
@@ -343,9 +348,10 @@ def seal(module: torch.nn.Module, *, move: bool = True) -> Sealed:
     else and that lie alike in other processes can be shared. What is sealed like this is never freed
     before ``unseal()``, dead or not, for the reason above.
 
-    The tensors are **read-only** afterwards. Modules in training, or whose parameters require
-    gradients, can be sealed, but the kernel of an optimizer, ``copy_()``, ``load_state_dict()`` or a
-    batch norm's running mean writes, faults, and ends the process's CUDA context: ``unseal()`` first.
+    The tensors are **read-only** afterwards, buffers included. Modules in training, or whose
+    parameters require gradients, can be sealed, but a kernel that writes to them faults, and the
+    process loses its CUDA context: an optimizer's, that of ``copy_()`` or ``load_state_dict()``, of a
+    batch norm's running mean, of a cache that is a buffer. ``unseal()`` first.
 
     Call it when no other thread uses the module, and no stream is being captured; it waits for the
     devices. Tensors of ``load_file()`` are shared already: they stay, and are not counted. Returns
@@ -358,6 +364,8 @@ def seal(module: torch.nn.Module, *, move: bool = True) -> Sealed:
     units = _units_of(module, private)
     _wait(units)
     if move:
+        if any(unit.storage.data_ptr() in _kept for unit in units):
+            unseal(module)
         _move_all(units)
     in_homes = {unit.storage.data_ptr() for unit in units} & _homes.keys()
     sealed = seal_spans((ptr, _homes[ptr].n_bytes) for ptr in sorted(in_homes))
