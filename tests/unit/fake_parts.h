@@ -17,7 +17,7 @@
 #define CHUNK_BYTES (2 * MIB)
 
 static struct allocator allocator;
-static struct admit_context context = {.store = &store, .allocator = &allocator};
+FAKE_UNUSED static struct admit_context context = {.store = &store, .allocator = &allocator};
 
 /* ---- the driver, as far as exporting goes ----------------------------------------------------- */
 
@@ -147,15 +147,6 @@ FAKE_UNUSED static struct block *have_idle_block(unsigned name)
 FAKE_UNUSED static uint64_t used_bytes(const struct tenant *tenant)
 {
 	return tenant->devices[0].used_bytes;
-}
-
-/* ---- suites ----------------------------------------------------------------------------------- */
-
-FAKE_UNUSED static void add_loop(Suite *suite, const TTest *test, int n)
-{
-	TCase *tcase = tcase_create(test->name);
-	tcase_add_loop_test(tcase, test, 0, n);
-	suite_add_tcase(suite, tcase);
 }
 
 #endif

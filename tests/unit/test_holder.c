@@ -1,0 +1,257 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Holders by themselves: what a process has, with and without a connection, and that its end gives
+ * everything back. Store, worker and driver are the test's; the processes are real ones.
+ */
+#include "daemon/holders/holder.h"
+
+#include <signal.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+
+#include "proto/fdlist.h"
+#include "proto/wire.h"
+#include "tests/unit/fake_parts.h"
+
+static struct holders holders;
+
+static void begin_holders(void)
+{
+	begin();
+	holders_init(&holders, &loop, devices, N_DEVICES, &store, 0);
+}
+BEGIN_EACH(begin_holders)
+
+/* end() proves that nobody has anything. */
+static void end_holders(void)
+{
+	while (holders.n > 0) {
+		holder_end(list_first(&holders.list, struct holder, link));
+	}
+	ck_assert_uint_eq(payer->n_sessions, 0);
+	uv_run(&loop, UV_RUN_NOWAIT);
+	end();
+}
+END_EACH(end_holders)
+
+/* One end of a connection whose other end, and so its peer, is this process's. */
+static int connection_of_own(int *other_out)
+{
+	int ends[2];
+	ck_assert_int_eq(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);
+	*other_out = ends[1];
+	return ends[0];
+}
+
+/* The list's reference alone is left. */
+static struct holder *attach(int connection, uint64_t image)
+{
+	struct holder *holder = holder_new(&holders);
+	ck_assert_ptr_nonnull(holder);
+	ck_assert_int_eq(peer_init(&holder->peer, connection, false), 0);
+	ck_assert_int_eq(tenant_session_enter(payer), 0);
+	holder->tenant = payer;
+	holder->realm = realm_ref(realm);
+	ck_assert_int_eq(holder_attach(holder, NULL, image), 0);
+	holder_unref(holder);
+	return holder;
+}
+
+static uint64_t give_chunk(struct holder *holder, uint64_t request)
+{
+	struct chunk chunk = new_chunk();
+	struct held *held;
+	ck_assert_int_eq(holder_add_chunks(holder, request, &chunk, 1, &held), 0);
+	ck_assert_ptr_null(chunk.device);
+	return held->id;
+}
+
+static uint64_t give_block(struct holder *holder, uint64_t request, unsigned name)
+{
+	return holder_add_block(holder, request, have_block(name));
+}
+
+START_TEST(an_end_gives_everything_back)
+{
+	int other;
+	int connection = connection_of_own(&other);
+	struct holder *holder = attach(connection, 0);
+	for (unsigned i = 0; i < 100; i++) {
+		give_chunk(holder, i);
+	}
+	give_block(holder, 100, 1);
+	ck_assert_uint_eq(holder->devices[0].reserved_bytes, 100 * CHUNK_BYTES);
+	ck_assert_uint_eq(holder->devices[0].shared_bytes, CHUNK_BYTES);
+	ck_assert_uint_eq(used_bytes(payer), 101 * CHUNK_BYTES);
+	holder_end(holder);
+	run_workers();
+	ck_assert_uint_eq(used_bytes(payer), 0);
+	ck_assert_uint_eq(holders.n, 0);
+	close(connection);
+	close(other);
+}
+END_TEST
+
+START_TEST(ids_are_of_one_kind_and_never_come_again)
+{
+	int other;
+	int connection = connection_of_own(&other);
+	struct holder *holder = attach(connection, 0);
+	uint64_t chunk = give_chunk(holder, 1);
+	uint64_t block = give_block(holder, 2, 1);
+	ck_assert_ptr_nonnull(holder_find(holder, HELD_CHUNK, chunk));
+	ck_assert_ptr_null(holder_find(holder, HELD_BLOCK, chunk));
+	ck_assert_ptr_null(holder_find(holder, HELD_CHUNK, block));
+	holder_release(holder, holder_find(holder, HELD_CHUNK, chunk));
+	ck_assert_ptr_null(holder_find(holder, HELD_CHUNK, chunk));
+	ck_assert_uint_gt(give_chunk(holder, 3), block);
+	close(connection);
+	close(other);
+}
+END_TEST
+
+/* What a client was granted and never heard of, it does not keep. */
+START_TEST(what_was_not_answered_is_given_back)
+{
+	const uint64_t unanswered[] = {8, 9, 77};
+	int other;
+	int connection = connection_of_own(&other);
+	struct holder *holder = attach(connection, 0);
+	uint64_t kept = give_chunk(holder, 7);
+	give_chunk(holder, 8);
+	give_chunk(holder, 8);
+	give_block(holder, 9, 1);
+	holder_release_unanswered(holder, unanswered, 3);
+	run_workers();
+	ck_assert_uint_eq(holder->n_held[HELD_CHUNK], 1);
+	ck_assert_uint_eq(holder->n_held[HELD_BLOCK], 0);
+	ck_assert_ptr_nonnull(holder_find(holder, HELD_CHUNK, kept));
+	ck_assert_uint_eq(used_bytes(payer), CHUNK_BYTES);
+	close(connection);
+	close(other);
+}
+END_TEST
+
+START_TEST(a_lost_connection_costs_a_living_process_nothing)
+{
+	int other;
+	int connection = connection_of_own(&other);
+	struct holder *holder = attach(connection, 0);
+	struct peer peer = holder->peer;
+	uint8_t key[GLAKE_KEY_BYTES];
+	give_chunk(holder, 1);
+	memcpy(key, holder->key, sizeof(key));
+	ck_assert(holder_detach(holder, connection));
+	ck_assert_uint_eq(holders_n_detached(&holders, peer.owner), 1);
+	ck_assert_uint_eq(used_bytes(payer), CHUNK_BYTES);
+	ck_assert_ptr_eq(holder_by_key(&holders, &peer, key), holder);
+	/* Neither with another key, nor as another process or user. */
+	key[0] ^= 1;
+	ck_assert_ptr_null(holder_by_key(&holders, &peer, key));
+	key[0] ^= 1;
+	peer.pid++;
+	ck_assert_ptr_null(holder_by_key(&holders, &peer, key));
+	peer.pid--;
+	peer.uid++;
+	ck_assert_ptr_null(holder_by_key(&holders, &peer, key));
+	holder_resume(holder);
+	ck_assert_uint_eq(holders_n_detached(&holders, holder->peer.owner), 0);
+	ck_assert_uint_eq(holder->n_held[HELD_CHUNK], 1);
+	close(connection);
+	close(other);
+}
+END_TEST
+
+/* A process that has called exec() has nothing mapped any more of what it had. */
+START_TEST(another_program_in_the_process_ends_what_is_detached)
+{
+	int other;
+	int connection = connection_of_own(&other);
+	struct holder *before = attach(connection, 1);
+	give_chunk(before, 1);
+	ck_assert(holder_detach(before, connection));
+	struct holder *same = attach(connection, 1);
+	ck_assert_uint_eq(holders.n, 2);
+	struct holder *after = attach(connection, 2);
+	run_workers();
+	ck_assert_uint_eq(holders.n, 2);
+	ck_assert_uint_eq(used_bytes(payer), 0);
+	ck_assert_int_eq(same->state, HOLDER_ATTACHED);
+	ck_assert_int_eq(after->state, HOLDER_ATTACHED);
+	close(connection);
+	close(other);
+}
+END_TEST
+
+START_TEST(who_drains_keeps_nobody_detached)
+{
+	int other;
+	int connection = connection_of_own(&other);
+	struct holder *lost = attach(connection, 0);
+	struct holder *here = attach(connection, 0);
+	give_chunk(lost, 1);
+	ck_assert(holder_detach(lost, connection));
+	holders_drain(&holders);
+	run_workers();
+	ck_assert_uint_eq(used_bytes(payer), 0);
+	ck_assert_uint_eq(holders.n, 1);
+	ck_assert(!holder_detach(here, connection));
+	close(connection);
+	close(other);
+}
+END_TEST
+
+/* A connection that another process has made, which then waits. */
+static int connection_of_child(pid_t *pid_out)
+{
+	int ways[2];
+	int fd = -1;
+	ck_assert_int_eq(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ways), 0);
+	*pid_out = fork();
+	if (*pid_out == 0) {
+		int other;
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		int own = connection_of_own(&other);
+		ck_assert_int_eq(wire_send(ways[1], "x", 1, &own, 1, 0), 0);
+		for (;;) {
+			pause();
+		}
+	}
+	struct fdlist fds;
+	char byte;
+	size_t n_bytes;
+	fdlist_init(&fds);
+	ck_assert_int_eq(wire_recv(ways[0], &byte, 1, &n_bytes, &fds, 0), 0);
+	ck_assert_uint_eq(fds.n_fds, 1);
+	fd = dup(fds.fds[0]);
+	fdlist_deinit(&fds);
+	close(ways[0]);
+	close(ways[1]);
+	return fd;
+}
+
+START_TEST(the_end_of_its_process_is_the_end_of_a_detached_holder)
+{
+	pid_t pid;
+	int connection = connection_of_child(&pid);
+	struct holder *holder = attach(connection, 0);
+	ck_assert_int_eq(holder->peer.pid, pid);
+	give_chunk(holder, 1);
+	give_block(holder, 2, 1);
+	ck_assert(holder_detach(holder, connection));
+	uv_run(&loop, UV_RUN_NOWAIT);
+	ck_assert_uint_eq(holders.n, 1);
+	kill(pid, SIGKILL);
+	while (holders.n > 0) {
+		uv_run(&loop, UV_RUN_ONCE);
+	}
+	run_workers();
+	ck_assert_uint_eq(used_bytes(payer), 0);
+	/* There is nobody to wait for any more. */
+	ck_assert_int_eq(waitpid(pid, NULL, 0), pid);
+	ck_assert(!holder_detach(attach(connection, 0), connection));
+	close(connection);
+}
+END_TEST
