@@ -473,6 +473,32 @@ class Seals(Case):
         self.assertEqual((result.stdout, result.stderr), (f"{2 * MIB}\n", ""))
 
 
+class SealsUnderTheShim(Case):
+    def test_memory_of_the_program_itself(self):
+        program = """
+            import ctypes, glake
+            cuda = ctypes.CDLL("libcuda.so.1")
+            def call(name, *arguments):
+                result = getattr(cuda, name)(*arguments)
+                assert result == 0, (name, result)
+            context, ptr, n_bytes = ctypes.c_void_p(), ctypes.c_uint64(), ctypes.c_size_t(4 << 20)
+            call("cuInit", 0)
+            call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
+            call("cuCtxSetCurrent", context)
+            call("cuMemAlloc_v2", ctypes.byref(ptr), n_bytes)
+            call("cuMemsetD8_v2", ptr, ctypes.c_ubyte(7), n_bytes)
+            sealed = glake.seal([(ptr.value, n_bytes.value)])
+            glake.unseal(ptr.value, 1)
+            call("cuMemsetD8_v2", ptr, ctypes.c_ubyte(8), n_bytes)
+            print(sealed.sealed_bytes, sealed.shared_bytes)
+        """
+        for expected in (0, 4 * MIB):
+            result = subprocess.run(
+                [os.path.join(BUILD, "bin", "glake"), "run", "--", sys.executable, "-c",
+                 textwrap.dedent(program)], capture_output=True, text=True, timeout=60)
+            self.assertEqual((result.stdout, result.stderr), (f"{4 * MIB} {expected}\n", ""))
+
+
 class Forks(Case):
     def test_a_child_gets_a_session_of_its_own(self):
         self.save()
