@@ -267,7 +267,7 @@ def _move_all(units: List[_Unit]) -> None:
 # ---- sealing in place ----
 
 def _seal_one(unit: _Unit) -> Optional[Sealed]:
-    """None: it is not memory of glake."""
+    """None: it is not an allocation of glake."""
     start = unit.storage.data_ptr()
     was_kept = start in _kept
     _kept[start] = unit.storage
@@ -309,7 +309,7 @@ def _seal_in_place(units: List[_Unit], private: Dict[str, str]) -> Sealed:
     for unit in units:
         sealed = _seal_one(unit)
         if sealed is None:
-            _note(private, unit, "it is not memory of glake")
+            _note(private, unit, "it is not an allocation of glake")
             continue
         ours.append(unit)
         shared_bytes += sealed.shared_bytes
