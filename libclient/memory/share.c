@@ -19,6 +19,8 @@
 #include "libclient/link/rpc.h"
 #include "proto/limits.h"
 
+#define UNDO_TRIES 10
+
 static uint64_t chunk_id(const struct glake_share *share, uint32_t i_chunk)
 {
 	return i_chunk + 1 == share->n_chunks ? share->last_chunk : share->first_chunk + i_chunk;
@@ -141,8 +143,10 @@ static int name(struct glake_session *session, glake_ptr ptr, bool is_whole,
 	if (r == 0) {
 		r = find_name(session, ptr, is_whole, &share);
 	}
-	if (r == -ENOTSUP && (r = glake__seal_undo(ptr)) == 0) {
-		r = find_name(session, ptr, is_whole, &share);
+	/* Another thread may seal the memory again before it has its name. */
+	for (int i = 0; i < UNDO_TRIES && r == -ENOTSUP; i++) {
+		r = glake__seal_undo(ptr);
+		r = r < 0 ? r : find_name(session, ptr, is_whole, &share);
 	}
 	if (r < 0) {
 		return r;
