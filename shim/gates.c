@@ -5,6 +5,7 @@
 
 #include "proto/cudrv.h"
 #include "shim/gate.h"
+#include "shim/graphs.h"
 #include "shim/writes.h"
 
 #define EXCUSED(symbol)

@@ -52,6 +52,11 @@ typedef CUresult shim_ctx_create_v4_fn(CUcontext *ctx, void *parameters, unsigne
 typedef CUresult shim_ctx_event_fn(CUcontext ctx, CUevent event);
 /* The version before _v2. */
 typedef CUresult shim_stream_ctx_fn(CUstream stream, CUcontext *ctx);
+/* Before they were other calls. */
+typedef CUresult shim_graph_make_fn(CUgraphExec *exec, CUgraph graph, CUgraphNode *error_node,
+                                    char *text, size_t n_text);
+typedef CUresult shim_graph_update_fn(CUgraphExec exec, CUgraph graph, CUgraphNode *node,
+                                      CUgraphExecUpdateResult *why);
 /* New in CUDA 13. */
 typedef CUresult shim_set_pool_fn(CUmemLocation *location, CUmemAllocationType type,
                                   CUmemoryPool pool);

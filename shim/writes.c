@@ -40,7 +40,7 @@ struct box {
 	uint64_t width, height, depth; /* bytes, rows, layers */
 };
 
-static struct writes_span find_in_box(CUdeviceptr dst, const struct box *box)
+static struct writes_span span_of(CUdeviceptr dst, const struct box *box)
 {
 	if (!dst || !box->width || !box->height || !box->depth) {
 		return (struct writes_span){.n_bytes = 0};
@@ -49,11 +49,16 @@ static struct writes_span find_in_box(CUdeviceptr dst, const struct box *box)
 	uint64_t layer = times(pitch, box->layer_rows ? box->layer_rows : box->height);
 	uint64_t first = plus(plus(times(box->z, layer), times(box->y, pitch)), box->x);
 	uint64_t last = plus(times(box->depth - 1, layer), times(box->height - 1, pitch));
-	return writes_linear(plus(dst, first), plus(last, box->width));
+	return (struct writes_span){plus(dst, first), plus(last, box->width)};
 }
 
-struct writes_span writes_rows(CUdeviceptr dst, uint64_t pitch, unsigned element_bytes,
-                               uint64_t width, uint64_t height)
+static struct writes_span find_in(struct writes_span all)
+{
+	return writes_linear(all.ptr, all.n_bytes);
+}
+
+struct writes_span writes_of_rows(CUdeviceptr dst, uint64_t pitch, unsigned element_bytes,
+                                  uint64_t width, uint64_t height)
 {
 	const struct box box = {
 		.pitch = pitch,
@@ -61,7 +66,13 @@ struct writes_span writes_rows(CUdeviceptr dst, uint64_t pitch, unsigned element
 		.height = height,
 		.depth = 1,
 	};
-	return find_in_box(dst, &box);
+	return span_of(dst, &box);
+}
+
+struct writes_span writes_rows(CUdeviceptr dst, uint64_t pitch, unsigned element_bytes,
+                               uint64_t width, uint64_t height)
+{
+	return find_in(writes_of_rows(dst, pitch, element_bytes, width, height));
 }
 
 static CUdeviceptr place_of(CUmemorytype type, CUdeviceptr device, const void *host)
@@ -84,7 +95,8 @@ struct writes_span writes_copy_2d(const CUDA_MEMCPY2D *copy)
 		.height = copy->Height,
 		.depth = 1,
 	};
-	return find_in_box(place_of(copy->dstMemoryType, copy->dstDevice, copy->dstHost), &box);
+	return find_in(
+		span_of(place_of(copy->dstMemoryType, copy->dstDevice, copy->dstHost), &box));
 }
 
 /* CUDA_MEMCPY3D and CUDA_MEMCPY3D_PEER have these members alike. */
@@ -95,13 +107,15 @@ struct writes_span writes_copy_2d(const CUDA_MEMCPY2D *copy)
 		.width = (copy)->WidthInBytes, .height = (copy)->Height, .depth = (copy)->Depth, \
 	}
 
+struct writes_span writes_of_copy_3d(const CUDA_MEMCPY3D *copy)
+{
+	const struct box box = BOX_3D(copy);
+	return span_of(place_of(copy->dstMemoryType, copy->dstDevice, copy->dstHost), &box);
+}
+
 struct writes_span writes_copy_3d(const CUDA_MEMCPY3D *copy)
 {
-	if (!copy) {
-		return (struct writes_span){.n_bytes = 0};
-	}
-	const struct box box = BOX_3D(copy);
-	return find_in_box(place_of(copy->dstMemoryType, copy->dstDevice, copy->dstHost), &box);
+	return copy ? find_in(writes_of_copy_3d(copy)) : (struct writes_span){.n_bytes = 0};
 }
 
 struct writes_span writes_copy_peer(const CUDA_MEMCPY3D_PEER *copy)
@@ -110,7 +124,8 @@ struct writes_span writes_copy_peer(const CUDA_MEMCPY3D_PEER *copy)
 		return (struct writes_span){.n_bytes = 0};
 	}
 	const struct box box = BOX_3D(copy);
-	return find_in_box(place_of(copy->dstMemoryType, copy->dstDevice, copy->dstHost), &box);
+	return find_in(
+		span_of(place_of(copy->dstMemoryType, copy->dstDevice, copy->dstHost), &box));
 }
 
 struct writes_span writes_batch(const CUdeviceptr *dsts, const size_t *sizes, size_t n)
@@ -134,7 +149,7 @@ static struct writes_span find_in_op(const CUDA_MEMCPY3D_BATCH_OP *op)
 		.depth = op->extent.depth,
 	};
 	bool is_pointer = op->dst.type == CU_MEMCPY_OPERAND_TYPE_POINTER;
-	return find_in_box(is_pointer ? op->dst.op.ptr.ptr : 0, &box);
+	return find_in(span_of(is_pointer ? op->dst.op.ptr.ptr : 0, &box));
 }
 
 struct writes_span writes_batch_3d(const CUDA_MEMCPY3D_BATCH_OP *ops, size_t n)
@@ -171,15 +186,19 @@ struct writes_span writes_batch_decompress(const CUmemDecompressParams *params, 
 	return span;
 }
 
+struct writes_span writes_of_mem_op(const CUstreamBatchMemOpParams *op)
+{
+	uint64_t n_bytes = op->operation == CU_STREAM_MEM_OP_WRITE_VALUE_32   ? 4
+	                   : op->operation == CU_STREAM_MEM_OP_WRITE_VALUE_64 ? 8
+	                                                                      : 0;
+	return (struct writes_span){n_bytes ? op->writeValue.address : 0, n_bytes};
+}
+
 struct writes_span writes_batch_mem_op(const CUstreamBatchMemOpParams *ops, unsigned n)
 {
 	struct writes_span span = {.n_bytes = 0};
 	for (unsigned i = 0; ops && span.n_bytes == 0 && i < n; i++) {
-		if (ops[i].operation == CU_STREAM_MEM_OP_WRITE_VALUE_32) {
-			span = writes_linear(ops[i].writeValue.address, 4);
-		} else if (ops[i].operation == CU_STREAM_MEM_OP_WRITE_VALUE_64) {
-			span = writes_linear(ops[i].writeValue.address, 8);
-		}
+		span = find_in(writes_of_mem_op(&ops[i]));
 	}
 	return span;
 }

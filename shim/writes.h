@@ -51,6 +51,12 @@ struct writes_span writes_batch_3d(const CUDA_MEMCPY3D_BATCH_OP *ops, size_t n);
 struct writes_span writes_batch_decompress(const CUmemDecompressParams *params, size_t n);
 struct writes_span writes_batch_mem_op(const CUstreamBatchMemOpParams *ops, unsigned n);
 
+/* All that is written to, sealed or not. */
+struct writes_span writes_of_rows(CUdeviceptr dst, uint64_t pitch, unsigned element_bytes,
+                                  uint64_t width, uint64_t height);
+struct writes_span writes_of_copy_3d(const CUDA_MEMCPY3D *copy);
+struct writes_span writes_of_mem_op(const CUstreamBatchMemOpParams *op);
+
 /*
  * The thread leaves the gate, @span becomes private as far as it is one allocation's, and the thread is back
  * inside. True: look again. False: *result_out says whether the driver gets the call; with CUDA_SUCCESS it does.

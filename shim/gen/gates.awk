@@ -54,6 +54,14 @@ function stream_of(parameters)
 		substr(parameters, RSTART + 9, RLENGTH - 9) : "NULL"
 }
 
+# In @text, $1 is the first of @parameters.
+function with_first(text, parameters,   list)
+{
+	split(parameters, list, ",")
+	gsub(/\$1/, name_of(list[1]), text)
+	return text
+}
+
 # The addresses of the oldest versions have 32 bits: none is ours.
 function judge(symbol, parameters,   base)
 {
@@ -66,7 +74,7 @@ function judge(symbol, parameters,   base)
 	if (class[base] == "write" && parameters !~ /_v1 /) {
 		printf "WRITE(%s, (%s), (%s), %s, %d, %s, (%s))\n", symbol, parameters,
 			arguments_of(parameters), stream_of(parameters), symbol ~ /_pt[sd][sz]$/,
-			rest[base], where[base]
+			rest[base], with_first(where[base], parameters)
 	} else if (class[base] == "gate" || class[base] == "write") {
 		printf "GATE(%s, (%s), (%s))\n", symbol, parameters, arguments_of(parameters)
 	} else if (class[base] == "excuse") {

@@ -30,6 +30,12 @@ START_TEST(every_write_by_the_api_gets_its_copy)
 }
 END_TEST
 
+START_TEST(writes_of_graphs_get_their_copies)
+{
+	run_scenario("graphs");
+}
+END_TEST
+
 START_TEST(names_of_sealed_memory_end_the_sealing)
 {
 	run_scenario("names");

@@ -604,6 +604,142 @@ static void captures(void)
 	expect(ptr, bytes, "after the capture");
 }
 
+/* ---- graphs ---- */
+
+static CUgraphNode add_set(CUgraph graph, CUdeviceptr dst, unsigned value)
+{
+	CUgraphNode node;
+	const CUDA_MEMSET_NODE_PARAMS params = {
+		.dst = dst,
+		.value = value,
+		.elementSize = 1,
+		.width = 64,
+		.height = 1,
+	};
+	must_ok(cuGraphAddMemsetNode(&node, graph, NULL, 0, &params, ctx));
+	return node;
+}
+
+static CUDA_MEMCPY3D row_copy(CUdeviceptr dst)
+{
+	return (CUDA_MEMCPY3D){
+		.srcMemoryType = CU_MEMORYTYPE_DEVICE,
+		.srcDevice = device_source,
+		.dstMemoryType = CU_MEMORYTYPE_DEVICE,
+		.dstDevice = dst,
+		.WidthInBytes = 64,
+		.Height = 1,
+		.Depth = 1,
+	};
+}
+
+static void launch(CUgraphExec exec)
+{
+	must_ok(cuGraphLaunch(exec, stream));
+	must_ok(cuStreamSynchronize(stream));
+}
+
+/* Nodes of graphs that write, on four pages: as they were made, and as they were changed. */
+static void graphs(void)
+{
+	static uint8_t before[N_BYTES];
+	CUdeviceptr ptrs[3];
+	CUgraph graph;
+	CUgraph child;
+	CUgraphNode nodes[4];
+	CUgraphExec exec;
+	start(0);
+	make_sources();
+	for (int i = 0; i < 3; i++) {
+		ptrs[i] = alloc(N_BYTES);
+		fill(ptrs[i], 1);
+	}
+	memcpy(before, bytes, N_BYTES);
+	CUstreamBatchMemOpParams op;
+	memset(&op, 0, sizeof(op));
+	op.writeValue.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
+	op.writeValue.address = ptrs[1];
+	op.writeValue.value = 0x03030303;
+	CUDA_BATCH_MEM_OP_NODE_PARAMS words = {.ctx = ctx, .count = 1, .paramArray = &op};
+	CUDA_MEMCPY3D row = row_copy(ptrs[0] + PAGE);
+	must_ok(cuGraphCreate(&child, 0));
+	CUgraphNode inner = add_set(child, ptrs[1] + PAGE, 4);
+	must_ok(cuGraphCreate(&graph, 0));
+	nodes[0] = add_set(graph, ptrs[0], 1);
+	must_ok(cuGraphAddMemcpyNode(&nodes[1], graph, NULL, 0, &row, ctx));
+	must_ok(cuGraphAddBatchMemOpNode(&nodes[2], graph, NULL, 0, &words));
+	must_ok(cuGraphAddChildGraphNode(&nodes[3], graph, NULL, 0, child));
+	must_ok(cuGraphInstantiateWithFlags(&exec, graph, 0));
+
+	for (int i = 0; i < 3; i++) {
+		seal(ptrs[i]);
+	}
+	launch(exec);
+	must(n_copies() == 4);
+	memset(bytes, 1, 64);
+	memcpy(bytes + PAGE, source, 64);
+	expect(ptrs[0], bytes, "first");
+	memcpy(bytes, before, N_BYTES);
+	memset(bytes, 3, 4);
+	memset(bytes + PAGE, 4, 64);
+	expect(ptrs[1], bytes, "second");
+	expect(ptrs[2], before, "third");
+	launch(exec);
+	must(n_copies() == 4);
+
+	/* All of them write to the third now, one after the other. It is private when they are told. */
+	memcpy(bytes, before, N_BYTES);
+	CUDA_MEMSET_NODE_PARAMS set = {
+		.dst = ptrs[2], .value = 5, .elementSize = 1, .width = 64, .height = 1};
+	must(glake_unseal(ptrs[2], N_BYTES) == 0);
+	must_ok(cuGraphExecMemsetNodeSetParams(exec, nodes[0], &set, ctx));
+	seal(ptrs[2]);
+	launch(exec);
+	must(n_copies() == 5);
+	memset(bytes, 5, 64);
+	expect(ptrs[2], bytes, "set");
+	row.dstDevice = ptrs[2] + PAGE;
+	must(glake_unseal(ptrs[2], N_BYTES) == 0);
+	must_ok(cuGraphExecMemcpyNodeSetParams(exec, nodes[1], &row, ctx));
+	seal(ptrs[2]);
+	launch(exec);
+	memcpy(bytes + PAGE, source, 64);
+	expect(ptrs[2], bytes, "copied");
+	op.writeValue.address = ptrs[2] + 128;
+	must(glake_unseal(ptrs[2], N_BYTES) == 0);
+	must_ok(cuGraphExecBatchMemOpNodeSetParams(exec, nodes[2], &words));
+	seal(ptrs[2]);
+	launch(exec);
+	memset(bytes + 128, 3, 4);
+	expect(ptrs[2], bytes, "words");
+	set.dst = ptrs[2] + PAGE + 128;
+	must(glake_unseal(ptrs[2], N_BYTES) == 0);
+	must_ok(cuGraphMemsetNodeSetParams(inner, &set));
+	must_ok(cuGraphExecChildGraphNodeSetParams(exec, nodes[3], child));
+	seal(ptrs[2]);
+	launch(exec);
+	memset(bytes + PAGE + 128, 5, 64);
+	expect(ptrs[2], bytes, "child");
+
+	/* Nothing of it writes to the others any more; and as it was made, again. */
+	seal(ptrs[0]);
+	seal(ptrs[1]);
+	uint64_t n = n_copies();
+	launch(exec);
+	must(n_copies() == n);
+	CUgraphExecUpdateResultInfo why;
+	must(glake_unseal(ptrs[0], N_BYTES) == 0);
+	must(glake_unseal(ptrs[1], N_BYTES) == 0);
+	must_ok(cuGraphExecUpdate(exec, graph, &why));
+	for (int i = 0; i < 3; i++) {
+		seal(ptrs[i]);
+	}
+	launch(exec);
+	must(n_copies() == n + 4);
+	expect(ptrs[2], bytes, "not any more");
+	must_ok(cuGraphExecDestroy(exec));
+}
+
 /* Work that does not end: the write fails, and works once it has. */
 static void work_under_way(void)
 {
@@ -698,6 +834,7 @@ static const struct {
 } scenarios[] = {
 	{"one_library", one_library},
 	{"all_writes", all_writes},
+	{"graphs", graphs},
 	{"names", names},
 	{"peers", peers},
 	{"captures", captures},

@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What executable graphs write to by nodes that copy, set or write words: noted when they are made and changed,
+ * looked at when they are launched (writes.h). Kernels of graphs are not looked at, nor the bodies of conditional
+ * nodes, which the driver does not tell of.
+ *
+ * A note may outlive what it is about: then more is taken for written than is.
+ *
+ * Ownership: the process. Threads: any; one at a time changes an executable, as with the driver.
+ */
+#ifndef GLAKE_SHIM_GRAPHS_H
+#define GLAKE_SHIM_GRAPHS_H
+
+#include <stdbool.h>
+
+#include "proto/cudrv.h"
+#include "shim/writes.h"
+
+/*
+ * Around a call of the driver that makes or changes @exec: note what it is to write to from then on, by all nodes
+ * of @graph, or by @node, which gets @params; then settle, with the same @node. False: there is no memory, and
+ * the call must not be made. What the executable wrote to before, by @node or (NULL) by all nodes, is
+ * forgotten if the call @is_done, else what was noted.
+ */
+bool graphs_note(CUgraphExec exec, CUgraph graph, CUgraphNode node);
+bool graphs_note_node(CUgraphExec exec, CUgraphNode node, const CUgraphNodeParams *params);
+void graphs_settle(CUgraphExec exec, CUgraphNode node, bool is_done);
+
+void graphs_drop(CUgraphExec exec);
+
+/* The first note of @exec that has sealed memory. Inside the gate. */
+struct writes_span writes_graph(CUgraphExec exec);
+
+#endif
