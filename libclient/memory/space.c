@@ -107,7 +107,7 @@ int glake__gate_close_soon(uint64_t readers)
 		pause_ns *= 2;
 		r = glake__gate_close(readers, SOON_TRY_NS);
 	}
-	return r;
+	return r == -EAGAIN ? -EBUSY : r;
 }
 
 void glake__gate_open(void)

@@ -59,7 +59,7 @@ void glake__gate_open(void);
 
 /*
  * The same for changes that can wait: the program is held back for a few milliseconds at a time and goes on
- * in between, until its work has ended or half a second is over (-EAGAIN).
+ * in between, until its work has ended or half a second is over (-EBUSY).
  */
 int glake__gate_close_soon(uint64_t readers);
 
