@@ -429,7 +429,7 @@ END_TEST
 
 START_TEST(the_manager_is_told_of_the_end)
 {
-	world_begin_unseen(.config = "drain_ms = 300;");
+	world_begin_unseen(.config = "drain_ms = 3000;", .speed = 5);
 	struct glake_session *session = world_connect_blind();
 	harness_wait_notified(&harness, "\nSTATUS=1 sessions");
 	harness_signal(&harness, SIGTERM);
