@@ -531,9 +531,11 @@ struct glake_digest {
  * must first wait for everything that may write to it. Afterwards the same address is mapped
  * read-only, backed by the realm's one copy of these bytes, and belongs to the block: the caller
  * ends it with glake_block_release(). After an error the memory is as before, allocated and
- * writable. There is one exception: the realm had an equal block, and the driver unmaps the
- * caller's memory but cannot map that block (GLAKE_E_CUDA). Then the address is empty and no longer
- * allocated, and glake_free() of it is -EINVAL.
+ * writable. There are two exceptions. After GLAKE_E_GONE the memory is allocated and read-only:
+ * another process may have the block already (glake_unseal() gives a private copy, if glaked can be
+ * reached again). The realm had an equal block, and the driver unmaps the caller's memory but cannot
+ * map that block (GLAKE_E_CUDA): then the address is empty and no longer allocated, and glake_free()
+ * of it is -EINVAL.
  * Errors: request errors; -EINVAL (@ptr, @content_bytes, or not one chunk); -EBUSY (another thread
  * changes this memory); GLAKE_E_BAD_REQUEST (the memory has a name of glake_share()); GLAKE_E_BUSY;
  * GLAKE_E_NO_DEVICE_MEMORY; GLAKE_E_NO_HOST_MEMORY; GLAKE_E_NO_FDS; GLAKE_E_MOVER;
@@ -601,7 +603,8 @@ struct glake_sealed {
  * themselves. glake_free() and glake_free_async() end it as any allocation. Cutting large memory into
  * blocks copies it, chunk by chunk, for which up to 1 GiB must be free at a time.
  *
- * After an error what could not be sealed is private and writable, as before. @sealed_out (may be NULL) is
+ * After an error what could not be sealed is private and writable, as before; but what glaked was asked
+ * to seal when the connection was lost (GLAKE_E_GONE) stays read-only, since others may share it. @sealed_out (may be NULL) is
  * written in any case, and tells what was sealed.
  * Errors: session errors; request errors; grant errors; -EINVAL (a span is not in one allocation;
  * @sealed_out); -EPERM (GLAKE_DEDUP=off); -EBUSY (work that is queued does not end in

@@ -171,10 +171,21 @@ static void flush(struct glake_session *session, struct batch *batch)
 	batch->n_bytes = 0;
 }
 
-/* Sealed memory that is gone. */
+void glake__backing_seal_locked(struct glake_session *session, struct glake__chunk *chunk,
+                                uint64_t id)
+{
+	chunk->id = id;
+	glake__chunk_set_kind_locked(chunk, GLAKE__PAGE_BLOCK);
+	session->books.reserved_bytes -= chunk->n_bytes;
+	session->books.shared_bytes += chunk->n_bytes;
+}
+
+/* Sealed memory that is gone. If its publication was lost, it is a chunk still. */
 static void return_block(struct glake_session *session, struct glake__chunk *chunk)
 {
-	glake__rpc_block_release(session, chunk->id);
+	if (glake__rpc_block_release(session, chunk->id) == GLAKE_E_BAD_REQUEST) {
+		glake__rpc_chunk_free(session, &chunk->id, 1);
+	}
 	glake__lock();
 	session->books.shared_bytes -= chunk->n_bytes;
 	glake__unlock();

@@ -60,6 +60,13 @@ int glake__backing_fill(struct glake__device *device, struct glake__range *range
  */
 void glake__backing_return(struct glake_session *session, struct glake__chunk *dead);
 
+/*
+ * A mapped, read-only chunk is block @id of the session from here on. If a publication was lost without an
+ * answer nobody knows whether it is: then too, under the chunk's own id, which the block would have.
+ */
+void glake__backing_seal_locked(struct glake_session *session, struct glake__chunk *chunk,
+                                uint64_t id);
+
 /* A filled range, in no list. Blocks; no lock is held. */
 int glake__backing_new(struct glake_session *session, struct glake__device *device,
                        uint64_t n_bytes, struct glake__wait *wait,

@@ -3,7 +3,8 @@
  * Publishing, step by step, and what a failure of each leaves behind:
  *
  *   access to read-only    nothing can change the bytes while they are digested; undone below
- *   BlockPublish           refused, or the daemon is gone: access back to read-write
+ *   BlockPublish           refused: access back to read-write. Its answer is lost: the chunk may be a block
+ *                          that another process has already, so it stays read-only
  *   the chunk is now the block. If the realm had no equal one we are done: what is mapped is it.
  *   reback                 fails, or the fd is lost: we keep what is mapped. The bytes are the same;
  *                          only the memory that sharing would have saved is not saved until the
@@ -147,11 +148,17 @@ static int check_shape(const struct glake__backing *backing, uint64_t content_by
 	return 0;
 }
 
-/* Put the memory back as it was. */
-static void undo(struct glake_session *session, struct glake__backing *backing, bool is_flipped)
+/* Put the memory back as it was, after @error. */
+static void undo(struct glake_session *session, struct glake__backing *backing, bool is_flipped,
+                 int error)
 {
 	char *text = glake__error_save();
-	if (is_flipped) {
+	if (is_flipped && error == GLAKE_E_GONE) {
+		struct glake__chunk *chunk = backing->range->first->chunk;
+		glake__lock();
+		glake__backing_seal_locked(session, chunk, chunk->id);
+		glake__unlock();
+	} else if (is_flipped) {
 		glake__range_access(backing->range, 0, backing->n_bytes, GLAKE__ACCESS_WRITE);
 	}
 	glake__heap_put_back(session, backing);
@@ -184,7 +191,7 @@ int glake_block_publish(struct glake_session *session, glake_ptr ptr, uint64_t c
 		r = publish(session, backing, content_bytes, block, &is_ours);
 	}
 	if (r < 0 && is_ours) {
-		undo(session, backing, is_flipped);
+		undo(session, backing, is_flipped, r);
 	}
 	if (r == 0) {
 		*block_out = ptr_steal(block);

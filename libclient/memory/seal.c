@@ -393,6 +393,8 @@ static void flip_all(struct seal *seal, struct part *parts, size_t n)
 		stop(seal, zero_tail(&parts[i]));
 		stop(seal, hold_part(&parts[i]));
 	}
+	/* Without glaked nothing needs to be held back. */
+	stop(seal, n > 0 ? glake__rpc_ping(parts[0].backing->device->session) : 0);
 	if (seal->is_stopped) {
 		return;
 	}
@@ -424,19 +426,19 @@ static int take_answer(struct part *part, const struct glake__publication *publi
 		r = glake__fail(GLAKE_E_PROTOCOL,
 		                "the daemon's block has another size than the chunk");
 	}
-	if (r < 0) {
+	if (r < 0 && r != GLAKE_E_GONE) {
 		unflip(part);
 		return r;
 	}
-	part->answer = publication->answer;
-	part->is_published = true;
-	/* What is mapped is the block now. */
 	glake__lock();
-	chunk_of_locked(part)->id = part->answer.block;
-	session->books.reserved_bytes -= part->n_bytes;
-	session->books.shared_bytes += part->n_bytes;
+	glake__backing_seal_locked(session, chunk_of_locked(part),
+	                           r < 0 ? publication->chunk : publication->answer.block);
 	glake__unlock();
-	return 0;
+	if (r == 0) {
+		part->answer = publication->answer;
+		part->is_published = true;
+	}
+	return r;
 }
 
 /* At most BATCH flipped parts of one session. */

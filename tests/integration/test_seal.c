@@ -388,3 +388,35 @@ START_TEST(a_dead_glaked_seals_nothing)
 	check_words(sealed, 2 * MIB, 1);
 }
 END_TEST
+
+/*
+ * The answer is lost, and with it whether the memory is a block that others may have: it stays read-only.
+ */
+START_TEST(after_a_lost_answer_nobody_writes)
+{
+	struct glake_session *session = world_connect();
+	glake_ptr first = alloc_words(session, 2 * MIB, 1);
+	glake_ptr ptr = alloc_words(session, 2 * MIB, 2);
+	seal_of(first, 2 * MIB);
+	/* The mover hangs, so glaked has heard of the request and has not answered. */
+	kill(world_mover(), SIGSTOP);
+	pid_t killer = fork();
+	if (killer == 0) {
+		usleep(300000);
+		kill(harness.pid, SIGKILL);
+		_exit(0);
+	}
+	struct glake_span span = {.ptr = ptr, .bytes = 2 * MIB};
+	struct glake_sealed sealed = {.size = sizeof(sealed)};
+	ck_assert_int_eq(glake_seal(&span, 1, &sealed), GLAKE_E_GONE);
+	ck_assert_uint_eq(sealed.sealed_bytes, 0);
+	waitpid(killer, NULL, 0);
+	harness_wait_exit(&harness);
+	ck_assert(!can_write(ptr));
+	check_words(ptr, 2 * MIB, 2);
+	assert_ok(glake_free(session, ptr));
+	assert_ok(glake_free(session, first));
+	ck_assert_uint_eq(world_usage(session).shared_bytes, 0);
+	ck_assert_uint_eq(world_usage(session).reserved_bytes, 0);
+}
+END_TEST
