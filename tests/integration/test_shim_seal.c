@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Sealed memory of programs under the shim: tests/shim/seal.c, beside a real glaked. */
+#include <stdlib.h>
+
 #include "tests/check_glake.h"
 #include "tests/harness/run.h"
 #include "tests/harness/world.h"
@@ -21,6 +23,15 @@ static void run_scenario(const char *scenario)
 START_TEST(a_linked_program_seals_memory_of_the_driver)
 {
 	run_scenario("one_library");
+}
+END_TEST
+
+START_TEST(a_session_of_the_program_uses_the_real_driver)
+{
+	struct run run;
+	setenv("LD_LIBRARY_PATH", run_in_build("cudasim"), 1);
+	run_start(&run, "GLAKE_LIBCUDA=", run_in_build("tests/shim/seal"), "own_session", NULL);
+	run_end_well(&run);
 }
 END_TEST
 

@@ -484,6 +484,29 @@ static void one_library(void)
 	expect(two, bytes, "shared");
 }
 
+/*
+ * A session of the program's own, that looks for the driver by its name and finds the shim. Sealing by a thread
+ * without a context works behind the closed gate all the same.
+ */
+static void own_session(void)
+{
+	struct glake_session *session;
+	glake_ptr ptr;
+	must(glake_connect(NULL, &session) == 0);
+	start(0);
+	must(glake_alloc(session, 0, N_BYTES, 0, &ptr) == 0);
+	fill(ptr, 1);
+	must_ok(cuCtxSetCurrent(NULL));
+	seal(ptr);
+	must_ok(cuCtxSetCurrent(ctx));
+	expect(ptr, bytes, "sealed");
+	must_ok(cuMemsetD8(ptr, 3, N_BYTES));
+	memset(bytes, 3, N_BYTES);
+	expect(ptr, bytes, "written");
+	must(glake_free(session, ptr) == 0);
+	glake_disconnect(session);
+}
+
 /* Each call that writes gets its copies, where it writes, and nobody else notices. */
 static void all_writes(void)
 {
@@ -833,6 +856,7 @@ static const struct {
 	void (*run)(void);
 } scenarios[] = {
 	{"one_library", one_library},
+	{"own_session", own_session},
 	{"all_writes", all_writes},
 	{"graphs", graphs},
 	{"names", names},
