@@ -2,8 +2,11 @@
 #include "shim/writes.h"
 
 #include <errno.h>
+#include <pthread.h>
 
+#include "proto/cleanup.h"
 #include "shim/capture.h"
+#include "shim/connection.h"
 #include "shim/heap.h"
 
 /* The largest element of an array. */
@@ -205,18 +208,53 @@ struct writes_span writes_batch_mem_op(const CUstreamBatchMemOpParams *ops, unsi
 
 /* ---- making private: outside ------------------------------------------------------------------ */
 
+/* Threads take turns: closing the gate for one would time out for another, again and again. */
+static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER;
+
+struct request {
+	CUdeviceptr ptr;
+	uint64_t n_bytes;
+	int error; /* the library's */
+};
+
+static int request_copies(struct connection *connection, void *user)
+{
+	struct request *request = user;
+	(void)connection;
+	request->error = glake_unseal(request->ptr, request->n_bytes);
+	return request->error;
+}
+
+/* Memory of a session of the program's own, or of one that is dead, is not the current connection's. */
+static int get_copies(const struct connection *owner, CUdeviceptr ptr, uint64_t n_bytes)
+{
+	struct request request = {.ptr = ptr, .n_bytes = n_bytes};
+	struct connection *connection = connection_peek();
+	if (connection && connection == owner) {
+		connection_ask(connection, request_copies, &request);
+	} else {
+		request_copies(NULL, &request);
+	}
+	connection_unref(connection);
+	return request.error;
+}
+
 /* -EINVAL: not memory that can be made private. The driver knows what to say of it. */
 static int unseal(CUdeviceptr ptr, uint64_t n_bytes)
 {
+	cleanup_cancel int cancel = cancel_disable();
 	struct heap_facts facts;
-	if (!heap_find(ptr, &facts)) {
-		return -EINVAL;
+	int r = -EINVAL;
+	pthread_mutex_lock(&turn);
+	if (heap_find(ptr, &facts)) {
+		uint64_t n_left = facts.n_bytes - (ptr - facts.address);
+		n_bytes = n_bytes < n_left ? n_bytes : n_left;
+		/* Another thread may have done it meanwhile. */
+		bool is_sealed = glake__find_sealed(ptr, n_bytes) != 0;
+		r = is_sealed ? get_copies(facts.connection, ptr, n_bytes) : 0;
+		shim_count_add(SHIM_COUNT_copies, is_sealed && r == 0);
 	}
-	uint64_t n_left = facts.n_bytes - (ptr - facts.address);
-	int r = glake_unseal(ptr, n_bytes < n_left ? n_bytes : n_left);
-	if (r == 0) {
-		shim_count(SHIM_COUNT_copies);
-	}
+	pthread_mutex_unlock(&turn);
 	return r;
 }
 

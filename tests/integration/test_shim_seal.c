@@ -71,6 +71,12 @@ START_TEST(a_write_does_not_wait_for_ever)
 }
 END_TEST
 
+START_TEST(many_threads_write_at_once)
+{
+	run_scenario("crowd");
+}
+END_TEST
+
 START_TEST(a_write_without_memory_fails_as_an_allocation)
 {
 	struct run run;

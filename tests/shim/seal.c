@@ -8,6 +8,7 @@
  */
 #include <cuda.h>
 #include <dlfcn.h>
+#include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -785,6 +786,52 @@ static void work_under_way(void)
 	expect(ptr, bytes, "in the end");
 }
 
+#define N_WRITERS 40
+
+static struct writer {
+	pthread_t thread;
+	CUdeviceptr ptr;
+} writers[N_WRITERS];
+static pthread_barrier_t all_there;
+
+static void *write_at_once(void *user)
+{
+	const struct writer *writer = user;
+	CUstream own;
+	must_ok(cuCtxSetCurrent(ctx));
+	must_ok(cuStreamCreate(&own, CU_STREAM_NON_BLOCKING));
+	pthread_barrier_wait(&all_there);
+	must_ok(cuMemsetD32Async(writer->ptr, (unsigned)(writer - writers), PAGE / 4, own));
+	must_ok(cuStreamSynchronize(own));
+	return NULL;
+}
+
+/* Many threads write to sealed memory at once. */
+static void crowd(void)
+{
+	start(0);
+	must(pthread_barrier_init(&all_there, NULL, N_WRITERS) == 0);
+	for (unsigned i = 0; i < N_WRITERS; i++) {
+		writers[i].ptr = alloc(PAGE);
+		const struct glake_span span = {writers[i].ptr, PAGE};
+		must_ok(cuMemsetD8(writers[i].ptr, 7, PAGE));
+		must(glake_seal(&span, 1, NULL) == 0);
+	}
+	for (unsigned i = 0; i < N_WRITERS; i++) {
+		must(pthread_create(&writers[i].thread, NULL, write_at_once, &writers[i]) == 0);
+	}
+	for (unsigned i = 0; i < N_WRITERS; i++) {
+		pthread_join(writers[i].thread, NULL);
+	}
+	must(n_copies() == N_WRITERS);
+	for (unsigned i = 0; i < N_WRITERS; i++) {
+		unsigned words[2];
+		must_ok(cuMemcpyDtoH(&words[0], writers[i].ptr, 4));
+		must_ok(cuMemcpyDtoH(&words[1], writers[i].ptr + PAGE - 4, 4));
+		must(words[0] == i && words[1] == i);
+	}
+}
+
 /* There is no memory for copies until the second line has come. */
 static void poor(void)
 {
@@ -863,6 +910,7 @@ static const struct {
 	{"peers", peers},
 	{"captures", captures},
 	{"work_under_way", work_under_way},
+	{"crowd", crowd},
 	{"poor", poor},
 	{"ends", ends},
 };
