@@ -76,7 +76,7 @@ static bool note_words(CUgraphExec exec, CUgraphNode node,
                        const CUDA_BATCH_MEM_OP_NODE_PARAMS *params)
 {
 	bool is_noted = true;
-	for (unsigned i = 0; is_noted && i < params->count; i++) {
+	for (unsigned i = 0; params->paramArray && is_noted && i < params->count; i++) {
 		is_noted = add_note(exec, node, writes_of_mem_op(&params->paramArray[i]));
 	}
 	return is_noted;

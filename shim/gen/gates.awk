@@ -15,7 +15,7 @@ BEGIN {
 	print "/* Made by shim/gen/gates.awk. */"
 	touches = "CUdeviceptr|CUstream[^A-Za-z]|CUgraphExec|CUDA_MEMCPY|CUDA_LAUNCH_PARAMS|" \
 		"CUlaunchConfig|NODE_PARAMS|CUgraphNodeParams"
-	may_write = "CUdeviceptr|CUDA_MEMCPY|BatchMemOpParams|DecompressParams|dst|dest"
+	may_write = "CUdeviceptr|CUDA_MEMCPY|BatchMemOpParams|DecompressParams|[dD]st|[dD]est"
 }
 
 FNR == NR {

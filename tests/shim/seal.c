@@ -733,6 +733,10 @@ static void graphs(void)
 	must(glake_unseal(ptrs[2], N_BYTES) == 0);
 	must_ok(cuGraphExecBatchMemOpNodeSetParams(exec, nodes[2], &words));
 	seal(ptrs[2]);
+	CUDA_BATCH_MEM_OP_NODE_PARAMS wrong = {.ctx = ctx, .count = 1};
+	must(cuGraphExecBatchMemOpNodeSetParams(exec, nodes[2], &wrong) != CUDA_SUCCESS);
+	must(cuGraphExecMemcpyNodeSetParams(exec, nodes[1], NULL, ctx) != CUDA_SUCCESS);
+	must(cuGraphExecMemsetNodeSetParams(exec, nodes[0], NULL, ctx) != CUDA_SUCCESS);
 	launch(exec);
 	memset(bytes + 128, 3, 4);
 	expect(ptrs[2], bytes, "words");
