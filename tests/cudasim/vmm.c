@@ -297,3 +297,26 @@ CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle_out, v
 	space_unlock();
 	return err;
 }
+
+/* A descriptor, as for a dma-buf, that nothing can be done with: no other device is here. */
+CUresult cuMemGetHandleForAddressRange(void *handle_out, CUdeviceptr addr, size_t bytes,
+                                       CUmemRangeHandleType type, unsigned long long flags)
+{
+	ENTER(cuMemGetHandleForAddressRange);
+	if (!handle_out || bytes == 0 || flags != 0 ||
+	    type != CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD) {
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+	space_lock_read();
+	bool is_mapped = space_find(addr) && space_find(addr + bytes - 1);
+	space_unlock();
+	if (!is_mapped) {
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+	int fd = memfd_create("cudasim-dmabuf", MFD_CLOEXEC);
+	if (fd < 0) {
+		return CUDA_ERROR_OPERATING_SYSTEM;
+	}
+	*(int *)handle_out = fd;
+	return CUDA_SUCCESS;
+}

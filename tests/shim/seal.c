@@ -564,6 +564,12 @@ static void names(void)
 	struct glake_sealed sealed = try_seal(ptr);
 	must(sealed.sealed_bytes == PAGE && sealed.pinned_bytes == PAGE);
 	expect(ptr, bytes, "half");
+	int fd = -1;
+	must_ok(cuMemGetHandleForAddressRange(&fd, ptr, PAGE, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD,
+	                                      0));
+	must(fd >= 0 && n_copies() == 2);
+	must(try_seal(ptr).pinned_bytes == N_BYTES);
+	expect(ptr, bytes, "all of it");
 	/* Of memory that nothing else pins, all of it. */
 	CUdeviceptr other = alloc(N_BYTES);
 	CUipcMemHandle name;
