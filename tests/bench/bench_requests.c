@@ -134,7 +134,7 @@ static void open_client(struct client *client, const char *socket_path)
 static void close_client(struct client *client)
 {
 	for (int i = 0; i < SESSIONS; i++) {
-		close(client->sockets[i]);
+		raw_close(client->sockets[i]);
 	}
 	close(client->epoll);
 }

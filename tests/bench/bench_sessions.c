@@ -48,7 +48,7 @@ static void run(const struct bench_daemon *daemon, int *sockets, unsigned n, uns
 	uint64_t ns = bench_now_ns() - begin_ns;
 	struct bench_process open = bench_process_now(daemon->pid);
 	for (unsigned i = 0; i < n; i++) {
-		close(sockets[i]);
+		raw_close(sockets[i]);
 	}
 	struct bench_process after = wait_for_fds(daemon, before.n_fds);
 	if (round == 0) {

@@ -108,3 +108,18 @@ int raw_connect(const char *socket_path, const char *program)
 	raw_free(answer);
 	return fd;
 }
+
+void raw_close(int socket)
+{
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	Glake__Wire__Goodbye goodbye = GLAKE__WIRE__GOODBYE__INIT;
+	uint8_t bytes[RAW_REQUEST_BYTES];
+	request.id = UINT64_MAX;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_GOODBYE;
+	request.goodbye = &goodbye;
+	if (wire_send(socket, bytes, glake__wire__request__pack(&request, bytes), NULL, 0, 0) !=
+	    0) {
+		bench_fail("cannot say Goodbye");
+	}
+	close(socket);
+}

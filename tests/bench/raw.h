@@ -20,6 +20,9 @@
 /* Connect and say Hello; the answer has come. Ends the program on failure. Returns the socket. */
 int raw_connect(const char *socket_path, const char *program);
 
+/* Say Goodbye and close: without it glaked keeps the session for as long as this process lives. */
+void raw_close(int socket);
+
 /* Pack into @bytes_out, which has room for RAW_REQUEST_BYTES. Each returns the length. */
 size_t raw_pack_ping(uint64_t id, uint8_t *bytes_out);
 size_t raw_pack_chunk_alloc(uint64_t id, uint64_t chunk_bytes, uint32_t n_chunks,
