@@ -25,6 +25,12 @@ struct glake__device;
 
 #define BACKING_CHUNK_BYTES (1ull << 30)
 
+/* The next chunk of a request of which @n_left bytes have none yet. */
+static inline uint64_t glake__backing_chunk_bytes(uint64_t n_left)
+{
+	return n_left < BACKING_CHUNK_BYTES ? n_left : BACKING_CHUNK_BYTES;
+}
+
 struct glake__backing {
 	struct glake__range *range; /* owned; all chunks */
 	glake_ptr ptr;              /* of the range, as is the next: here for speed */

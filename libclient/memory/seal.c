@@ -96,9 +96,9 @@ static void stop(struct seal *seal, int r)
 
 /* ---- holding ---------------------------------------------------------------------------------- */
 
-static int hold(const struct seal *seal, struct span *span)
+static int hold(const void *holder, struct span *span)
 {
-	if (span->n_bytes == 0 || !glake__heap_hold(span->ptr, seal, &span->held)) {
+	if (span->n_bytes == 0 || !glake__heap_hold(span->ptr, holder, &span->held)) {
 		return glake__fail(-EINVAL, "%llu bytes at 0x%llx are not memory of glake_alloc()",
 		                   (unsigned long long)span->n_bytes,
 		                   (unsigned long long)span->ptr);
@@ -636,22 +636,16 @@ static int unseal_pages(struct glake__backing *backing, uint64_t begin, uint64_t
 int glake_unseal(glake_ptr ptr, uint64_t bytes)
 {
 	cleanup_cancel int cancel = cancel_disable();
-	const struct glake_span all = {.ptr = ptr, .bytes = bytes};
-	struct seal seal;
-	int r = seal_new(&seal, &all, 1);
-	if (r < 0) {
+	struct span span = {.ptr = ptr, .n_bytes = bytes};
+	int r = hold(&span, &span);
+	struct glake__backing *backing = span.held.backing;
+	if (!backing) {
 		return r;
 	}
-	struct span *span = seal.spans;
-	r = hold(&seal, span);
-	struct glake__backing *backing = span->held.backing;
-	struct glake_session *session = backing ? backing->device->session : NULL;
-	if (r == 0 && backing) {
-		r = unseal_pages(backing, span->begin, span->end);
-	}
-	let_all(&seal);
-	free(seal.spans);
-	return session ? glake__leave(session, r) : r;
+	struct glake_session *session = backing->device->session;
+	r = r < 0 ? r : unseal_pages(backing, span.begin, span.end);
+	glake__heap_let(backing);
+	return glake__leave(session, r);
 }
 
 /* Is it in chunks as glake__backing_new() makes them? */
@@ -660,10 +654,8 @@ static bool is_as_new(const struct glake__backing *backing)
 	bool is_new = true;
 	for (uint64_t at = 0; is_new && at < backing->n_bytes; at += BACKING_CHUNK_BYTES) {
 		struct look piece = look_at(backing, at);
-		uint64_t n_left = backing->n_bytes - at;
 		is_new = piece.kind == GLAKE__PAGE_CHUNK &&
-		         piece.n_bytes ==
-		                 (n_left < BACKING_CHUNK_BYTES ? n_left : BACKING_CHUNK_BYTES);
+		         piece.n_bytes == glake__backing_chunk_bytes(backing->n_bytes - at);
 	}
 	return is_new;
 }
@@ -677,9 +669,9 @@ static int make_new(struct glake__backing *backing)
 		return glake__fail(-ENOMEM, "out of memory");
 	}
 	for (size_t i = 0; i < n; i++) {
-		sizes[i] = BACKING_CHUNK_BYTES;
+		uint64_t n_left = backing->n_bytes - i * BACKING_CHUNK_BYTES;
+		sizes[i] = glake__backing_chunk_bytes(n_left);
 	}
-	sizes[n - 1] = backing->n_bytes - (n - 1) * BACKING_CHUNK_BYTES;
 	return glake__repiece(backing, 0, sizes, n, &wait);
 }
 

@@ -177,8 +177,7 @@ int glake__share_region(struct glake_session *session, glake_ptr ptr, struct gla
 
 static uint64_t chunk_bytes(const struct glake_share *share, uint32_t i_chunk)
 {
-	uint64_t n_left = share->bytes - i_chunk * BACKING_CHUNK_BYTES;
-	return n_left < BACKING_CHUNK_BYTES ? n_left : BACKING_CHUNK_BYTES;
+	return glake__backing_chunk_bytes(share->bytes - i_chunk * BACKING_CHUNK_BYTES);
 }
 
 /* A name may come from anywhere, so it is checked. Each memory has exactly one valid name. */
