@@ -19,6 +19,7 @@
 
 #include "tests/shim/green.h"
 #include "tests/shim/must.h"
+#include "tests/shim/scenario.h"
 
 #define MIB (1ull << 20)
 
@@ -523,10 +524,7 @@ static void made_by_hand(void)
 	must(shim_count("passed") == 0);
 }
 
-static const struct {
-	const char *name;
-	void (*run)(void);
-} scenarios[] = {
+static const struct scenario scenarios[] = {
 	{"made_by_hand", made_by_hand},
 	{"captures_end", captures_end},
 	{"captures_stay", captures_stay},
@@ -546,13 +544,5 @@ static const struct {
 
 int main(int argc, char **argv)
 {
-	must(argc == 2);
-	for (size_t i = 0; i < sizeof(scenarios) / sizeof(scenarios[0]); i++) {
-		if (strcmp(scenarios[i].name, argv[1]) == 0) {
-			scenarios[i].run();
-			return 0;
-		}
-	}
-	fprintf(stderr, "no scenario %s\n", argv[1]);
-	return 1;
+	return run_scenario(argc, argv, scenarios, sizeof(scenarios) / sizeof(scenarios[0]));
 }

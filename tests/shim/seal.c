@@ -18,6 +18,7 @@
 
 #include "libclient/glake.h"
 #include "tests/shim/must.h"
+#include "tests/shim/scenario.h"
 
 #define MIB (1ull << 20)
 #define PAGE (2 * MIB)
@@ -908,10 +909,7 @@ static void ends(void)
 	}
 }
 
-static const struct {
-	const char *name;
-	void (*run)(void);
-} scenarios[] = {
+static const struct scenario scenarios[] = {
 	{"one_library", one_library},
 	{"own_session", own_session},
 	{"all_writes", all_writes},
@@ -927,13 +925,5 @@ static const struct {
 
 int main(int argc, char **argv)
 {
-	must(argc == 2);
-	for (size_t i = 0; i < sizeof(scenarios) / sizeof(scenarios[0]); i++) {
-		if (strcmp(scenarios[i].name, argv[1]) == 0) {
-			scenarios[i].run();
-			return 0;
-		}
-	}
-	fprintf(stderr, "no scenario %s\n", argv[1]);
-	return 1;
+	return run_scenario(argc, argv, scenarios, sizeof(scenarios) / sizeof(scenarios[0]));
 }
