@@ -591,21 +591,24 @@ struct glake_sealed {
 };
 
 /*
- * Seal memory in place: what the spans hold becomes blocks, which all processes of the realm share, and
- * stays readable at the same addresses, all the time. Blocks are found by their content, so it does not
- * matter which program made the bytes, or from what. Each span lies in one allocation of glake_alloc() or,
- * under the shim, of the program; spans may come in any order, touch and overlap. Memory is shared by whole pages of 2 MiB,
- * at equal offsets within them: spans are rounded inward, and pages that hold anything else stay private.
+ * Seal memory in place. The memory becomes blocks, which all processes of the realm share, and stays
+ * readable at the same addresses all the time. glaked finds equal blocks by their content, so it does
+ * not matter which program made them. Each span lies in one allocation of glake_alloc() or, under the
+ * shim, of the program. Spans may come in any order, touch and overlap. Whole pages of 2 MiB are
+ * shared, at equal offsets within them: spans are rounded inward, and a page that holds anything else
+ * stays private.
  *
- * The caller must first wait for everything that may write to the memory (under the shim: kernels; what is
- * queued is waited for). Sealed memory is read-only: a kernel that writes to it faults, in this process
- * alone. glake_unseal() makes it writable again; under the shim, writes by the driver's API do so by
- * themselves. glake_free() and glake_free_async() end it as any allocation. Cutting large memory into
- * blocks copies it, chunk by chunk, for which up to 1 GiB must be free at a time.
+ * The caller must first wait for everything that may write to the memory. Under the shim that means
+ * kernels that are launched later: glake_seal() waits for queued work. Sealed memory is read-only: a
+ * kernel that writes to it faults, in this process alone. glake_unseal() makes it writable again;
+ * under the shim, a write by the driver's API does so by itself. glake_free() and glake_free_async()
+ * free it as any allocation. Large memory is copied when it is cut into blocks, chunk by chunk, for
+ * which up to 1 GiB must be free at a time.
  *
- * After an error what could not be sealed is private and writable, as before; but what glaked was asked
- * to seal when the connection was lost (GLAKE_E_GONE) stays read-only, since others may share it. @sealed_out (may be NULL) is
- * written in any case, and tells what was sealed.
+ * After an error, memory that could not be sealed is private and writable, as before. One part is not:
+ * if the connection was lost (GLAKE_E_GONE), the memory that glaked was sealing stays read-only, since
+ * other processes may share it. @sealed_out (may be NULL) is written in any case, and says how much
+ * was sealed.
  * Errors: session errors; request errors; grant errors; -EINVAL (a span is not in one allocation;
  * @sealed_out); -EPERM (GLAKE_DEDUP=off); -EBUSY (work that is queued does not end in
  * time); GLAKE_E_MOVER; GLAKE_E_CUDA; -ENOMEM.

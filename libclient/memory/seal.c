@@ -6,7 +6,8 @@
  *   plan      spans are joined where they touch, and rounded inward to whole pages
  *   repiece   a chunk that is not one part, or too large for a block, is copied to several. A failure leaves
  *             the chunk as it was
- *   flip      the parts become read-only. What is compared later can be written by nobody. A failure undoes it
+ *   flip      the parts become read-only, so that nobody can write to the bytes that are compared later. A
+ *             failure undoes it
  *   publish   glaked makes the chunk a block, or finds an equal one and compares all bytes. A refusal makes
  *             the part writable again
  *   collapse  an equal block is mapped in the part's place, and the chunk goes. A failure keeps the chunk
@@ -191,7 +192,7 @@ static int cut(struct seal *seal, const struct span *spans, size_t n_spans, uint
 	return r < 0 ? r : add_parts(seal, backing, begin, end);
 }
 
-/* What a piece is, looked up once: only the holder changes it. */
+/* The facts of a piece, looked up once: only the holder changes it. */
 struct look {
 	uint64_t offset;
 	uint64_t n_bytes;
@@ -219,7 +220,7 @@ static int plan_region(struct seal *seal, const struct span *spans, size_t n_spa
 	struct glake__backing *backing = spans[0].held.backing;
 	uint64_t n_asked = end - spans[0].begin;
 	uint64_t begin = round_up(spans[0].begin);
-	/* What is behind the allocation is nobody's. */
+	/* The bytes behind the allocation belong to nobody. */
 	end = end == spans[0].held.end ? backing->n_bytes : round_down(end);
 	uint64_t n_pages = begin < end ? end - begin : 0;
 	int r = 0;
@@ -322,7 +323,7 @@ static struct glake__chunk *chunk_of_locked(const struct part *part)
 	return glake__range_piece_locked(part->backing->range, part->offset)->chunk;
 }
 
-/* Before its access is taken: whoever looks it up behind the gate finds what it will be. */
+/* Called before its access is taken, so that calls behind the gate find the new kind. */
 static void mark(const struct part *part, enum glake__page_kind kind)
 {
 	glake__lock();
@@ -330,7 +331,7 @@ static void mark(const struct part *part, enum glake__page_kind kind)
 	glake__unlock();
 }
 
-/* Nobody's bytes behind the allocation: equal in all processes, if they are zero. */
+/* The bytes behind the allocation belong to nobody. Zeroed, they are equal in all processes. */
 static int zero_tail(const struct part *part)
 {
 	const struct glake__backing *backing = part->backing;
@@ -341,7 +342,7 @@ static int zero_tail(const struct part *part)
 	return glake__context_zero(backing->device, backing->ptr + end, backing->n_bytes - end);
 }
 
-/* Nobody pins it from here on. Pinned meanwhile: it is not held. */
+/* Nobody can pin the part from here on. A part that is pinned already is not held. */
 static int hold_part(struct part *part)
 {
 	int r = glake__hold_begin(&part->hold, part->backing->ptr + part->offset, part->n_bytes,
