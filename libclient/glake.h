@@ -598,8 +598,8 @@ struct glake_sealed {
  * shared, at equal offsets within them: spans are rounded inward, and a page that holds anything else
  * stays private.
  *
- * The caller must first wait for everything that may write to the memory. Under the shim that means
- * kernels that are launched later: glake_seal() waits for queued work. Sealed memory is read-only: a
+ * Without the shim, the caller must first wait for everything that may write to the memory; under the
+ * shim, glake_seal() waits for queued work itself. Sealed memory is read-only: a
  * kernel that writes to it faults, in this process alone. glake_unseal() makes it writable again;
  * under the shim, a write by the driver's API does so by itself. glake_free() and glake_free_async()
  * free it as any allocation. Large memory is copied when it is cut into blocks, chunk by chunk, for
