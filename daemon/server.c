@@ -374,6 +374,7 @@ static void open_rpc(struct server *server)
 {
 	struct rpc_context *rpc = &server->rpc;
 	rpc->stats = &server->stats;
+	rpc->events = &server->events;
 	rpc->tenants = server->tenants;
 	rpc->allocator = &server->allocator;
 	rpc->store = &server->store;
@@ -409,8 +410,10 @@ static int open_parts(struct server *server)
 	if (r < 0) {
 		goto err_tenants;
 	}
+	events_init(&server->events, &server->stats);
 	r = mover_link_init(&server->mover, &server->loop, &server->keeper, &server->stats,
-	                    config->mover_path, config->mover_idle_ms, config_mover_fds(config));
+	                    &server->events, config->mover_path, config->mover_idle_ms,
+	                    config_mover_fds(config));
 	if (r < 0) {
 		goto err_mover;
 	}

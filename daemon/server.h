@@ -24,6 +24,7 @@
 #include "daemon/memory/nvml.h"
 #include "daemon/net/owner.h"
 #include "daemon/rpc/rpc_context.h"
+#include "daemon/base/events.h"
 #include "daemon/base/stats.h"
 #include "daemon/store/store.h"
 #include "daemon/memory/tenant.h"
@@ -43,6 +44,7 @@ struct server {
 	uint32_t n_devices;
 	struct device *devices; /* owned */
 	struct stats stats;
+	struct events events;
 	struct tenant_table *tenants; /* owned */
 	struct allocator allocator;
 	struct store store;

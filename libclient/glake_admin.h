@@ -177,6 +177,23 @@ typedef int (*glake_block_fn)(void *user, const struct glake_block_row *row);
 /* One row per block. Errors: request errors. */
 GLAKE_API int glake_list_blocks(struct glake_session *session, glake_block_fn row, void *user);
 
+struct glake_event_row {
+	uint64_t id;       /* from 1 on, since glaked started */
+	uint64_t time_ms;  /* since 1970 */
+	const char *kind;  /* "block_damaged", "device_fault", "mover_failed" */
+	const char *realm; /* "" = of none: only admins see it */
+	uint64_t session;  /* 0 = of none */
+	uint32_t pid;      /* 0 = of none */
+	const char *text;
+};
+
+typedef int (*glake_event_fn)(void *user, const struct glake_event_row *row);
+/*
+ * One row per event that an operator must know, oldest first. glaked keeps the last 512: its counters
+ * tell how many were dropped. Errors: request errors.
+ */
+GLAKE_API int glake_list_events(struct glake_session *session, glake_event_fn row, void *user);
+
 /*
  * Pin or unpin a model of the own realm, or of any as admin. @model is its name, or its id
  * (glake_model_row) in decimal digits: a text of digits alone is always an id. A pinned model is

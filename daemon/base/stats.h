@@ -44,7 +44,9 @@
 	X(memory_refusals, "requests refused for lack of device memory") \
 	X(mover_starts, "times glake-mover was started") \
 	X(mover_deaths, "times glake-mover ended without being asked to") \
-	X(notices_dropped, "notices not sent to a client that does not read")
+	X(notices_dropped, "notices not sent to a client that does not read") \
+	X(events_total, "events, dropped ones included") \
+	X(events_dropped, "events dropped for newer ones")
 
 struct stats {
 #define STATS_FIELD(name, help) uint64_t name;

@@ -7,6 +7,7 @@
 #ifndef GLAKE_DAEMON_RPC_CONTEXT_H
 #define GLAKE_DAEMON_RPC_CONTEXT_H
 
+#include "daemon/base/events.h"
 #include "daemon/base/list.h"
 #include "daemon/holders/session.h"
 #include "daemon/memory/nvml.h"
@@ -19,6 +20,7 @@ struct rpc_context {
 	struct holders holders;
 	const struct config *config;
 	struct stats *stats;
+	struct events *events;
 	struct tenant_table *tenants;
 	struct allocator *allocator;
 	struct store *store;

@@ -32,6 +32,7 @@ void rpc_session_list(struct session *session, const request_t *request, struct 
 void rpc_tenant_list(struct session *session, const request_t *request, struct fdlist *fds);
 void rpc_model_list(struct session *session, const request_t *request, struct fdlist *fds);
 void rpc_block_list(struct session *session, const request_t *request, struct fdlist *fds);
+void rpc_event_list(struct session *session, const request_t *request, struct fdlist *fds);
 
 void rpc_pin(struct session *session, const request_t *request, struct fdlist *fds);
 void rpc_evict(struct session *session, const request_t *request, struct fdlist *fds);

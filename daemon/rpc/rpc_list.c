@@ -394,3 +394,44 @@ void rpc_block_list(struct session *session, const request_t *request, struct fd
 	answer.block_list = &body;
 	rpc_answer(session, request->id, &answer, NULL, 0);
 }
+
+static void describe_event(const struct event *event, Glake__Wire__EventInfo *row)
+{
+	glake__wire__event_info__init(row);
+	row->id = event->id;
+	row->time_ms = event->time_ms;
+	row->kind = (char *)event_kind_name(event->kind);
+	row->realm = (char *)event->realm;
+	row->session = event->session;
+	row->pid = (uint32_t)event->pid;
+	row->text = (char *)event->text;
+}
+
+void rpc_event_list(struct session *session, const request_t *request, struct fdlist *fds)
+{
+	static Glake__Wire__EventInfo rows[PAGE_ROWS];
+	static Glake__Wire__EventInfo *list[PAGE_ROWS];
+	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
+	Glake__Wire__EventListAnswer body = GLAKE__WIRE__EVENT_LIST_ANSWER__INIT;
+	struct rpc_page page = {.rows = rows, .list = list, .max_rows = PAGE_ROWS};
+	uint64_t after = request->event_list->after;
+	const struct event *event;
+	while ((event = events_next(rpc_of(session)->events, after))) {
+		after = event->id;
+		if (!session->holder->is_admin &&
+		    strcmp(event->realm, session->holder->realm->name) != 0) {
+			continue;
+		}
+		Glake__Wire__EventInfo next;
+		describe_event(event, &next);
+		if (!rpc_page_add(&page, event->id, &next.base)) {
+			break;
+		}
+	}
+	body.events = list;
+	body.n_events = page.n_rows;
+	body.next = page.next;
+	answer.body_case = GLAKE__WIRE__ANSWER__BODY_EVENT_LIST;
+	answer.event_list = &body;
+	rpc_answer(session, request->id, &answer, NULL, 0);
+}

@@ -151,7 +151,9 @@ static void on_process_end(void *user, struct mover_process *process, const char
 {
 	struct mover_link *link = user;
 	link->process = NULL;
-	log_error("%s, %u jobs under way", error, HASH_COUNT(link->jobs));
+	const struct event_subject nobody = {.pid = mover_process_pid(process)};
+	events_add(link->events, EVENT_MOVER_FAILED, &nobody, "%s, %u jobs under way", error,
+	           HASH_COUNT(link->jobs));
 	fail_all(link, is_gone ? NULL : process, error);
 }
 
@@ -490,11 +492,13 @@ int mover_link_pid(const struct mover_link *link)
 }
 
 int mover_link_init(struct mover_link *link, uv_loop_t *loop, struct keeper *keeper,
-                    struct stats *stats, const char *path, uint64_t idle_ms, size_t max_fds)
+                    struct stats *stats, struct events *events, const char *path, uint64_t idle_ms,
+                    size_t max_fds)
 {
 	*link = (struct mover_link){.loop = loop,
 	                            .keeper = keeper,
 	                            .stats = stats,
+	                            .events = events,
 	                            .idle_ms = idle_ms,
 	                            .max_fds = max_fds};
 	link->path = strdup(path);

@@ -24,6 +24,7 @@
 #include <stdbool.h>
 
 #include "daemon/memory/device.h"
+#include "daemon/base/events.h"
 #include "daemon/base/hash.h"
 #include "daemon/base/list.h"
 #include "daemon/store/mover_process.h"
@@ -96,6 +97,7 @@ struct mover_link {
 	uv_loop_t *loop;       /* borrowed */
 	struct keeper *keeper; /* borrowed */
 	struct stats *stats;   /* borrowed */
+	struct events *events; /* borrowed */
 	char *path;            /* owned: the program */
 	uint64_t idle_ms;      /* 0 = an idle mover stays */
 	uv_timer_t idle_timer;
@@ -112,7 +114,8 @@ struct mover_link {
  * there is nothing to close.
  */
 int mover_link_init(struct mover_link *link, uv_loop_t *loop, struct keeper *keeper,
-                    struct stats *stats, const char *path, uint64_t idle_ms, size_t max_fds);
+                    struct stats *stats, struct events *events, const char *path, uint64_t idle_ms,
+                    size_t max_fds);
 
 /*
  * Set the program of movers that are ordered from now on. Takes over @path, which was allocated.

@@ -135,6 +135,7 @@ struct list {
 		glake_tenant_fn tenant;
 		glake_model_fn model;
 		glake_block_fn block;
+		glake_event_fn event;
 	} row;
 	void *user;
 };
@@ -144,6 +145,7 @@ union list_body {
 	Glake__Wire__TenantList tenants;
 	Glake__Wire__ModelList models;
 	Glake__Wire__BlockList blocks;
+	Glake__Wire__EventList events;
 };
 
 static int walk_pages(struct glake_session *session, const struct list *list)
@@ -408,6 +410,49 @@ int glake_list_blocks(struct glake_session *session, glake_block_fn row, void *u
 		.ask = ask_blocks,
 		.show = show_blocks,
 		.row.block = row,
+		.user = user,
+	};
+	return walk(session, &list);
+}
+
+static void ask_events(Glake__Wire__Request *request, void *body, uint64_t after)
+{
+	Glake__Wire__EventList *events = body;
+	glake__wire__event_list__init(events);
+	events->after = after;
+	request->body_case = GLAKE__WIRE__REQUEST__BODY_EVENT_LIST;
+	request->event_list = events;
+}
+
+static int show_events(const Glake__Wire__Answer *answer, const struct list *list,
+                       uint64_t *next_out)
+{
+	const Glake__Wire__EventListAnswer *page = answer->event_list;
+	int r = 0;
+	for (size_t i = 0; r == 0 && i < page->n_events; i++) {
+		const Glake__Wire__EventInfo *from = page->events[i];
+		struct glake_event_row row = {
+			.id = from->id,
+			.time_ms = from->time_ms,
+			.kind = TEXT(from->kind),
+			.realm = TEXT(from->realm),
+			.session = from->session,
+			.pid = from->pid,
+			.text = TEXT(from->text),
+		};
+		r = list->row.event(list->user, &row);
+	}
+	*next_out = page->next;
+	return r;
+}
+
+int glake_list_events(struct glake_session *session, glake_event_fn row, void *user)
+{
+	struct list list = {
+		.kind = GLAKE__WIRE__ANSWER__BODY_EVENT_LIST,
+		.ask = ask_events,
+		.show = show_events,
+		.row.event = row,
 		.user = user,
 	};
 	return walk(session, &list);

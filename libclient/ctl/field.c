@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "ctl/text.h"
 #include "glake.h"
@@ -60,6 +61,16 @@ void field_bytes(uint64_t bytes, bool exact, char *text_out, size_t text_bytes)
 	snprintf(text_out, text_bytes, "%s", text);
 }
 
+/* Local time. */
+static void format_time(uint64_t ms, char *text_out)
+{
+	time_t seconds = (time_t)(ms / 1000);
+	struct tm time;
+	if (!localtime_r(&seconds, &time) || strftime(text_out, CELL_BYTES, "%F %T", &time) == 0) {
+		strcpy(text_out, "?");
+	}
+}
+
 static void format_number(uint64_t value, enum field_style style, bool exact, char *text_out)
 {
 	switch (style) {
@@ -78,6 +89,9 @@ static void format_number(uint64_t value, enum field_style style, bool exact, ch
 		break;
 	case FIELD_MS:
 		text_duration(value, text_out);
+		return;
+	case FIELD_TIME:
+		format_time(value, text_out);
 		return;
 	case FIELD_PLAIN:
 	case FIELD_BYTES:

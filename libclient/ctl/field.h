@@ -34,6 +34,7 @@ enum field_style {
 	FIELD_BYTES_LIMIT, /* bytes, 0 = "none" */
 	FIELD_BYTES_KNOWN, /* bytes, 0 = "?" */
 	FIELD_MS,
+	FIELD_TIME,    /* milliseconds since 1970 */
 	FIELD_PERCENT, /* of a ratio */
 };
 

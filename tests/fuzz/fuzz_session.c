@@ -487,8 +487,9 @@ static bool look_request(struct client *client, struct input *input, unsigned ch
 	Glake__Wire__TenantList tenants = GLAKE__WIRE__TENANT_LIST__INIT;
 	Glake__Wire__ModelList models = GLAKE__WIRE__MODEL_LIST__INIT;
 	Glake__Wire__BlockList blocks = GLAKE__WIRE__BLOCK_LIST__INIT;
+	Glake__Wire__EventList events = GLAKE__WIRE__EVENT_LIST__INIT;
 	uint64_t after = take_byte(input) & 1 ? take_raw(input) : 0;
-	sessions.after = tenants.after = models.after = blocks.after = after;
+	sessions.after = tenants.after = models.after = blocks.after = events.after = after;
 	switch (choice) {
 	case 0:
 		return SEND(client, STATUS_GET, status_get, &status);
@@ -502,6 +503,8 @@ static bool look_request(struct client *client, struct input *input, unsigned ch
 		return SEND(client, MODEL_LIST, model_list, &models);
 	case 5:
 		return SEND(client, BLOCK_LIST, block_list, &blocks);
+	case 6:
+		return SEND(client, EVENT_LIST, event_list, &events);
 	default:
 		device.device = take_byte(input) % 3;
 		return SEND(client, DEVICE_GET, device_get, &device);

@@ -381,6 +381,7 @@ CALLS = {
     "glake_list_tenants": (nothing, lambda w, x: (w.session, ROW, None)),
     "glake_list_models": (World.model, lambda w, x: (w.session, ROW, None)),
     "glake_list_blocks": (World.model, lambda w, x: (w.session, ROW, None)),
+    "glake_list_events": (nothing, lambda w, x: (w.session, ROW, None)),
     "glake_pin": (World.name_of_unused, lambda w, x: (w.session, x, 1)),
     "glake_evict": (World.name, lambda w, x: (w.session, None, None, None)),
     "glake_set_quota": (nothing, lambda w, x: (w.session, b"default", 0, 0)),

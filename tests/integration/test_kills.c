@@ -8,6 +8,15 @@
 
 #define SEED 9
 
+static int note_event(void *user, const struct glake_event_row *row)
+{
+	struct glake_event_row *event = user;
+	*event = *row;
+	ck_assert(strstr(row->text, "signal 9"));
+	ck_assert_str_eq(row->kind, "mover_failed");
+	return 0;
+}
+
 /* Room for one of our models, and not for two. */
 static const struct harness_options one_model = {
 	.config = WORLD_CONFIG,
@@ -83,6 +92,10 @@ START_TEST(the_mover_is_killed_in_a_load)
 	world_join(client);
 	ck_assert_uint_eq(world_metric("mover_deaths"), 1);
 	ck_assert_uint_eq(world_metric("models_failed"), 1);
+	struct glake_event_row event = {0};
+	assert_ok(glake_list_events(eye, note_event, &event));
+	ck_assert_uint_eq(event.id, 1);
+	ck_assert_int_eq((pid_t)event.pid, mover);
 	struct books books = world_books();
 	ck_assert_uint_eq(books.n_models, 0);
 	ck_assert_uint_eq(books.physical_bytes, books_before.physical_bytes);

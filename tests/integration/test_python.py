@@ -545,6 +545,7 @@ class Admin(Case):
             self.assertIn(model.mapped_bytes, [row["shared_bytes"] for row in mine])
             self.assertTrue(glake.blocks())
             self.assertEqual(len(glake.blocks()[0]["digest"]), 32)
+            self.assertEqual(glake.events(), [])
             tenant = {row["name"]: row for row in glake.tenants()}["default"]
             self.assertEqual(tenant["devices"][1]["quota_bytes"], 1 << 30)
             with self.assertRaises(glake.BusyError):

@@ -17,6 +17,7 @@ struct view {
 	unsigned n_models;
 	unsigned n_blocks;
 	unsigned n_tenants;
+	unsigned n_events;
 };
 
 static int count_session(void *user, const struct glake_session_row *row)
@@ -43,6 +44,12 @@ static int count_tenant(void *user, const struct glake_tenant_row *row)
 	return 0;
 }
 
+static int count_event(void *user, const struct glake_event_row *row)
+{
+	((struct view *)user)->n_events++;
+	return 0;
+}
+
 static struct view look(struct glake_session *session)
 {
 	struct view view = {0};
@@ -50,6 +57,7 @@ static struct view look(struct glake_session *session)
 	assert_ok(glake_list_models(session, count_model, &view));
 	assert_ok(glake_list_blocks(session, count_block, &view));
 	assert_ok(glake_list_tenants(session, count_tenant, &view));
+	assert_ok(glake_list_events(session, count_event, &view));
 	return view;
 }
 
@@ -151,6 +159,7 @@ static void look_around(void *user)
 	ck_assert_uint_eq(view.n_models, 0);
 	ck_assert_uint_eq(view.n_blocks, 0);
 	ck_assert_uint_eq(view.n_tenants, 1);
+	ck_assert_uint_eq(view.n_events, 0);
 
 	/* What is there, by its exact name or digest, is not there for him. */
 	char name[600];
@@ -193,12 +202,16 @@ START_TEST(strangers_share_and_see_nothing)
 	pid_t first = world_client(live_as, &alice);
 	world_await(1);
 	ck_assert_uint_eq(world_books().block_bytes, FILE_BYTES + 2 * MIB);
+	/* An event of no realm. */
+	ck_assert_int_eq(kill(world_mover(), SIGKILL), 0);
+	world_wait_metric("mover_deaths", 1);
 	pid_t second = world_client(live_as, &bob);
 	world_await(3);
 	/* Nothing became one, and root sees it all. */
 	ck_assert_uint_eq(world_books().block_bytes, 2 * (FILE_BYTES + 2 * MIB));
 	ck_assert_uint_eq(world_metric("blocks_collapsed"), 0);
 	struct view view = look(eye);
+	ck_assert_uint_eq(view.n_events, 1);
 	ck_assert_uint_eq(view.n_sessions, 3);
 	ck_assert_uint_eq(view.n_models, 2);
 	ck_assert_uint_eq(view.n_blocks, 4);

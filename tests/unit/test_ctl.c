@@ -8,6 +8,7 @@
 #include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "ctl/ctl.h"
 #include "ctl/table.h"
@@ -186,6 +187,19 @@ int glake_list_blocks(struct glake_session *session, glake_block_fn row, void *u
 	block.digest.bytes[15] = 0xfe;
 	block.digest.bytes[0] = 0x01;
 	return fake.error ? fake.error : row(user, &block);
+}
+
+int glake_list_events(struct glake_session *session, glake_event_fn row, void *user)
+{
+	struct glake_event_row event = {
+		.id = 3,
+		.time_ms = 1700000000999,
+		.kind = "block_damaged",
+		.realm = "uid:0",
+		.pid = 77,
+		.text = fake.name,
+	};
+	return fake.error ? fake.error : row(user, &event);
 }
 
 int glake_pin(struct glake_session *session, const char *model, int pin)
@@ -445,8 +459,8 @@ END_TEST
 START_TEST(every_command_has_help_without_a_daemon)
 {
 	static const char *const names[] = {
-		"status", "stats", "sessions", "fragmentation", "tenants", "models",
-		"blocks", "load",  "pin",      "unpin",         "evict",   "quota",
+		"status", "stats", "sessions", "fragmentation", "tenants", "models", "blocks",
+		"events", "load",  "pin",      "unpin",         "evict",   "quota",
 	};
 	fake.connect_error = GLAKE_E_GONE;
 	ck_assert_int_eq(run("--help"), 0);
@@ -528,24 +542,15 @@ START_TEST(errors_have_their_exit_codes)
 		{-99999, 1},
 	};
 	static const char *const lines[] = {
-		"status",
-		"stats",
-		"sessions",
-		"fragmentation",
-		"tenants",
-		"models",
-		"blocks",
-		"pin m",
-		"evict m",
-		"load m",
-		"quota t --sessions 1",
+		"status", "stats",  "sessions", "fragmentation", "tenants", "models",
+		"blocks", "events", "pin m",    "evict m",       "load m",  "quota t --sessions 1",
 	};
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
 		fake.connect_error = cases[i].error;
 		ck_assert_int_eq(run("status"), cases[i].code);
 		fake.connect_error = 0;
 		fake.error = cases[i].error;
-		ck_assert_int_eq(run(lines[i % 11]), cases[i].code);
+		ck_assert_int_eq(run(lines[i % 12]), cases[i].code);
 		ck_assert_str_eq(out_text, "");
 	}
 }
@@ -627,6 +632,7 @@ START_TEST(lists_have_their_columns_and_keys)
 		{"sessions", "sessions", "RESERVED", "reserved_bytes"},
 		{"models", "models", "UNIQUE", "unique_bytes"},
 		{"blocks", "blocks", "DIGEST", "digest"},
+		{"events", "events", "EVENT", "kind"},
 		{"tenants", "tenants", "QUOTA", "devices"},
 		{"stats", "metrics", "MEANING", "help"},
 		{"fragmentation", "sessions", "FRAGMENTATION", "fragmentation"},
@@ -690,9 +696,10 @@ END_TEST
 
 START_TEST(foreign_names_are_escaped_everywhere)
 {
-	static const char *const commands[] = {"status", "sessions", "fragmentation", "models"};
+	static const char *const commands[] = {"status", "sessions", "fragmentation", "models",
+	                                       "events"};
 	fake.name = "\033]0;owned\a\xff";
-	for (size_t i = 0; i < 4; i++) {
+	for (size_t i = 0; i < 5; i++) {
 		char line[64];
 		ck_assert_int_eq(run(commands[i]), 0);
 		assert_contains(out_text, "\\x1b]0;owned\\x07\\xff");
@@ -700,6 +707,19 @@ START_TEST(foreign_names_are_escaped_everywhere)
 		json_decref(run_json(line));
 		ck_assert_ptr_null(strchr(out_text, '\033'));
 	}
+}
+END_TEST
+
+START_TEST(events_have_their_time_for_people_and_for_programs)
+{
+	setenv("TZ", "UTC", 1);
+	tzset();
+	ck_assert_int_eq(run("events"), 0);
+	assert_contains(out_text, "2023-11-14 22:13:20  block_damaged  uid:0");
+	json_t *document = run_json("events --json");
+	json_t *row = json_array_get(json_object_get(document, "events"), 0);
+	ck_assert_int_eq(json_integer_value(json_object_get(row, "time_ms")), 1700000000999);
+	json_decref(document);
 }
 END_TEST
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """glake: borrow GPU memory from glaked, the one owner of it on this node. See README.md."""
 from ._version import VERSION as __version__
-from .admin import (blocks, evict, models, pin, sessions, set_manifest_quota, set_max_sessions,
+from .admin import (blocks, events, evict, models, pin, sessions, set_manifest_quota, set_max_sessions,
                     set_quota, stats, status, tenants, unpin)
 from .errors import (BadFileError, BusyError, DriverError, Error, ForkedError, GoneError,
                      NotFoundError, OutOfMemoryError, PermissionDeniedError, QuotaError)
@@ -13,7 +13,7 @@ from .tensor import Tensor
 __all__ = [
     "BadFileError", "BusyError", "DriverError", "Error", "ForkedError", "GoneError", "Model",
     "NotFoundError", "OutOfMemoryError", "PermissionDeniedError", "QuotaError", "Sealed",
-    "Session", "Tensor", "__version__", "blocks", "connect", "default_session", "evict", "models",
+    "Session", "Tensor", "__version__", "blocks", "connect", "default_session", "events", "evict", "models",
     "pin", "seal", "sessions", "set_manifest_quota", "set_max_sessions", "set_quota", "stats",
     "status", "tenants", "unpin", "unseal",
 ]

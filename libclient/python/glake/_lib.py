@@ -134,12 +134,19 @@ class BlockRow(Structure):
                 ("n_models", c_uint32), ("n_users", c_uint32)]
 
 
+class EventRow(Structure):
+    _fields_ = [("id", c_uint64), ("time_ms", c_uint64), ("kind", c_char_p),
+                ("realm", c_char_p), ("session", c_uint64), ("pid", c_uint32),
+                ("text", c_char_p)]
+
+
 STATUS_ROW = CFUNCTYPE(c_int, c_void_p, POINTER(Status))
 METRIC_ROW = CFUNCTYPE(c_int, c_void_p, c_char_p, c_uint64, c_char_p)
 SESSION_ROW = CFUNCTYPE(c_int, c_void_p, POINTER(SessionRow))
 TENANT_ROW = CFUNCTYPE(c_int, c_void_p, POINTER(TenantRow))
 MODEL_ROW = CFUNCTYPE(c_int, c_void_p, POINTER(ModelRow))
 BLOCK_ROW = CFUNCTYPE(c_int, c_void_p, POINTER(BlockRow))
+EVENT_ROW = CFUNCTYPE(c_int, c_void_p, POINTER(EventRow))
 
 # ---- functions: name, result, arguments ----
 
@@ -177,6 +184,7 @@ _FUNCTIONS: List[Tuple[str, Any, List[Any]]] = [
     ("glake_list_tenants", c_int, [c_void_p, TENANT_ROW, c_void_p]),
     ("glake_list_models", c_int, [c_void_p, MODEL_ROW, c_void_p]),
     ("glake_list_blocks", c_int, [c_void_p, BLOCK_ROW, c_void_p]),
+    ("glake_list_events", c_int, [c_void_p, EVENT_ROW, c_void_p]),
     ("glake_pin", c_int, [c_void_p, c_char_p, c_int]),
     ("glake_evict", c_int, [c_void_p, c_char_p, POINTER(c_uint64), POINTER(c_uint64)]),
     ("glake_set_quota", c_int, [c_void_p, c_char_p, c_uint32, c_uint64]),

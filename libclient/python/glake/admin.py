@@ -103,6 +103,11 @@ def blocks(session: Optional[Session] = None) -> List[Row]:
     return _collect("glake_list_blocks", _lib.BLOCK_ROW, session)
 
 
+def events(session: Optional[Session] = None) -> List[Row]:
+    """What an operator must know, oldest first."""
+    return _collect("glake_list_events", _lib.EVENT_ROW, session)
+
+
 def _act(call: Callable[[Session], int], session: Optional[Session]) -> None:
     with _session(session) as open_session:
         _lib.check(call(open_session))

@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Events: what an operator must know, kept in a ring until EVENTS_KEPT newer ones have come. Each is
+ * an error line of the log as well.
+ *
+ * Owner: the server. Threads: loop thread.
+ */
+#ifndef GLAKE_DAEMON_EVENTS_H
+#define GLAKE_DAEMON_EVENTS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "daemon/base/log.h"
+#include "daemon/base/stats.h"
+
+#define EVENTS_KEPT 512u
+#define EVENT_REALM_BYTES 64u
+#define EVENT_TEXT_BYTES 448u
+
+enum event_kind {
+	EVENT_BLOCK_DAMAGED, /* the content of a block is not that of its digest any more */
+	EVENT_DEVICE_FAULT,  /* a program lost its context */
+	EVENT_MOVER_FAILED,  /* glake-mover ended without being asked to, or cannot be started */
+	EVENT_N_KINDS,
+};
+
+struct event {
+	uint64_t id;      /* from 1 on, in the order of their coming */
+	uint64_t time_ms; /* since 1970 */
+	enum event_kind kind;
+	int pid;                       /* 0 = of none */
+	uint64_t session;              /* 0 = of none */
+	char realm[EVENT_REALM_BYTES]; /* "" = of none: only admins see it */
+	char text[EVENT_TEXT_BYTES];   /* one line, safe to show */
+};
+
+struct events {
+	struct event ring[EVENTS_KEPT];
+	uint64_t n;          /* all that came */
+	struct stats *stats; /* borrowed */
+};
+
+/* Whom an event is about. All members may be 0. */
+struct event_subject {
+	const char *realm;
+	uint64_t session;
+	int pid;
+	struct log_limit
+		*limit; /* of the client that causes such events; NULL: glaked itself does */
+};
+
+void events_init(struct events *events, struct stats *stats);
+
+/* Returns false if the subject's limit is spent: the event is neither kept nor logged. */
+__attribute__((format(printf, 4, 5))) bool events_add(struct events *events, enum event_kind kind,
+                                                      const struct event_subject *subject,
+                                                      const char *format, ...);
+
+/* The oldest event that is kept and whose id is greater than @after. NULL: there is none. */
+const struct event *events_next(const struct events *events, uint64_t after);
+
+/* "block_damaged" and so on. Static. */
+const char *event_kind_name(enum event_kind kind);
+
+#endif

@@ -1,0 +1,90 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The ring of events. */
+#include "daemon/base/events.h"
+
+#include <string.h>
+
+#include "tests/check_glake.h"
+
+static struct stats stats;
+static struct events events;
+
+static void begin(void)
+{
+	events_init(&events, &stats);
+}
+
+static bool add(const struct event_subject *subject, unsigned number)
+{
+	return events_add(&events, EVENT_DEVICE_FAULT, subject, "number %u", number);
+}
+
+START_TEST(events_are_seen_in_their_order)
+{
+	begin();
+	ck_assert_ptr_null(events_next(&events, 0));
+	const struct event_subject one = {.realm = "r", .session = 7, .pid = 9};
+	ck_assert(add(&one, 1));
+	ck_assert(add(&(struct event_subject){.realm = NULL}, 2));
+	const struct event *event = events_next(&events, 0);
+	ck_assert_uint_eq(event->id, 1);
+	ck_assert_uint_eq(event->session, 7);
+	ck_assert_int_eq(event->pid, 9);
+	ck_assert_str_eq(event->realm, "r");
+	ck_assert_str_eq(event->text, "number 1");
+	ck_assert_str_eq(event_kind_name(event->kind), "device_fault");
+	ck_assert_uint_gt(event->time_ms, 1600000000000);
+	event = events_next(&events, 1);
+	ck_assert_uint_eq(event->id, 2);
+	ck_assert_str_eq(event->realm, "");
+	ck_assert_ptr_null(events_next(&events, 2));
+	ck_assert_ptr_null(events_next(&events, UINT64_MAX));
+	ck_assert_uint_eq(stats.events_total, 2);
+	ck_assert_uint_eq(stats.events_dropped, 0);
+}
+END_TEST
+
+START_TEST(the_oldest_are_dropped)
+{
+	begin();
+	for (unsigned i = 1; i <= EVENTS_KEPT + 3; i++) {
+		ck_assert(add(&(struct event_subject){.realm = NULL}, i));
+	}
+	uint64_t after = 0;
+	unsigned n_seen = 0;
+	const struct event *event;
+	while ((event = events_next(&events, after))) {
+		after = event->id;
+		ck_assert_uint_eq(event->id, ++n_seen + 3);
+	}
+	ck_assert_uint_eq(n_seen, EVENTS_KEPT);
+	ck_assert_uint_eq(stats.events_dropped, 3);
+}
+END_TEST
+
+START_TEST(one_client_cannot_push_the_events_of_others_out)
+{
+	begin();
+	struct log_limit limit = {0};
+	unsigned n_kept = 0;
+	for (unsigned i = 0; i < 2 * EVENTS_KEPT; i++) {
+		n_kept += add(&(struct event_subject){.realm = "r", .limit = &limit}, i);
+	}
+	ck_assert_uint_lt(n_kept, 2 * LOG_LIMIT_BURST);
+	ck_assert_uint_eq(events.n, n_kept);
+}
+END_TEST
+
+START_TEST(a_text_is_one_line)
+{
+	begin();
+	char text[2 * EVENT_TEXT_BYTES];
+	memset(text, 'x', sizeof(text));
+	text[0] = '\n';
+	text[sizeof(text) - 1] = '\0';
+	events_add(&events, EVENT_MOVER_FAILED, &(struct event_subject){.realm = NULL}, "%s", text);
+	const struct event *event = events_next(&events, 0);
+	ck_assert_uint_eq(strlen(event->text), EVENT_TEXT_BYTES - 1);
+	ck_assert_int_eq(event->text[0], '?');
+}
+END_TEST
