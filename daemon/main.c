@@ -86,6 +86,11 @@ int main(int argc, char **argv)
 	 * clients.
 	 */
 	setenv("GLAKE_SHIM", "off", 1);
+	/*
+	 * Nor clients of an MPS server, where a fault of one ends the contexts of all: no server
+	 * answers there. Our children have this environment.
+	 */
+	setenv("CUDA_MPS_PIPE_DIRECTORY", "/dev/null", 1);
 	argp_err_exit_status = 2;
 	argp_parse(&argp, argc, argv, 0, NULL, &arguments);
 	if (arguments.check_config) {

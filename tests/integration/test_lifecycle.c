@@ -95,6 +95,30 @@ END_TEST
 
 /* ---- the socket ------------------------------------------------------------------------------ */
 
+/* Whatever glaked's own environment says. */
+START_TEST(a_mover_joins_no_mps_server)
+{
+	static const char *const env[] = {"CUDA_MPS_PIPE_DIRECTORY=/tmp/nvidia-mps", NULL};
+	static char text[65536];
+	char path[64];
+	size_t n_seen = 0;
+	world_begin(.config = WORLD_CONFIG, .env = env);
+	world_start_mover();
+	snprintf(path, sizeof(path), "/proc/%d/environ", (int)world_mover());
+	FILE *file = fopen(path, "re");
+	ck_assert_ptr_nonnull(file);
+	size_t n_bytes = fread(text, 1, sizeof(text) - 1, file);
+	fclose(file);
+	for (const char *at = text; at < text + n_bytes; at += strlen(at) + 1) {
+		if (strncmp(at, "CUDA_MPS_PIPE", 13) == 0) {
+			ck_assert_str_eq(at, "CUDA_MPS_PIPE_DIRECTORY=/dev/null");
+			n_seen++;
+		}
+	}
+	ck_assert_uint_eq(n_seen, 1);
+}
+END_TEST
+
 START_TEST(the_socket_of_a_dead_glaked_is_replaced)
 {
 	world_begin_unseen();
