@@ -588,6 +588,8 @@ struct glake_sealed {
 	uint64_t pinned_bytes;  /* stay private, because others may write to them by another way */
 	uint64_t edge_bytes;    /* stay private: pages that the spans do not fill */
 	const char *pinned_why; /* of one of the pinned pages; static; NULL: there is none */
+	uint64_t held_ns;       /* the program's work was held back, in sum; 0 without the shim */
+	uint64_t longest_held_ns; /* at a time */
 };
 
 /*

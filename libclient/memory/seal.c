@@ -29,6 +29,7 @@
 #include "libclient/memory/page.h"
 #include "libclient/memory/reback.h"
 #include "libclient/memory/repiece.h"
+#include "libclient/memory/space.h"
 #include "proto/cleanup.h"
 #include "proto/limits.h"
 
@@ -599,11 +600,15 @@ int glake_seal(const struct glake_span *spans, size_t n_spans, struct glake_seal
 	if (is_off()) {
 		return glake__fail(-EPERM, "GLAKE_DEDUP=off: nothing is sealed");
 	}
+	glake__gate_take_time();
 	int r = seal_new(&seal, spans, n_spans);
 	if (r < 0) {
 		return r;
 	}
 	r = run(&seal);
+	struct glake__held_back held = glake__gate_take_time();
+	seal.sum.held_ns = held.sum_ns;
+	seal.sum.longest_held_ns = held.longest_ns;
 	struct glake_session *session = session_of(&seal);
 	let_all(&seal);
 	free(seal.spans);

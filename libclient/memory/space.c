@@ -10,6 +10,7 @@
 #include "libclient/link/fork.h"
 #include "libclient/memory/window.h"
 #include "proto/cleanup.h"
+#include "proto/clock.h"
 
 struct glake__space glake__space = {
 	.lock = PTHREAD_MUTEX_INITIALIZER,
@@ -62,16 +63,36 @@ static _Thread_local struct {
 	unsigned depth;
 	uint64_t readers; /* of the outermost closing */
 	int cancel;       /* the state before */
+	uint64_t since_ns;
+	struct glake__held_back time;
 } closed;
+
+static void count_time(void)
+{
+	uint64_t held_ns = clock_now_ns() - closed.since_ns;
+	closed.time.sum_ns += held_ns;
+	if (held_ns > closed.time.longest_ns) {
+		closed.time.longest_ns = held_ns;
+	}
+}
+
+struct glake__held_back glake__gate_take_time(void)
+{
+	struct glake__held_back time = closed.time;
+	closed.time = (struct glake__held_back){0};
+	return time;
+}
 
 static int close_first(uint64_t readers, uint64_t patience_ns)
 {
 	const struct glake__gate *gate = &glake__space.gate;
 	int cancel = cancel_disable();
+	closed.since_ns = gate->close ? clock_now_ns() : 0;
 	int r = gate->close ? gate->close(gate->user, readers, patience_ns) : 0;
 	closed.readers = readers;
 	closed.cancel = cancel;
 	if (r < 0) {
+		count_time();
 		pthread_setcancelstate(cancel, &cancel);
 	}
 	return r < 0 ? glake__fail(r, "the program's work cannot be held back%s",
@@ -119,6 +140,7 @@ void glake__gate_open(void)
 	}
 	if (gate->close) {
 		gate->open(gate->user);
+		count_time();
 	}
 	pthread_setcancelstate(closed.cancel, &closed.cancel);
 }

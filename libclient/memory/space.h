@@ -63,6 +63,14 @@ void glake__gate_open(void);
  */
 int glake__gate_close_soon(uint64_t readers);
 
+/* How long this thread has held the program's work back: closings that failed count, too. */
+struct glake__held_back {
+	uint64_t sum_ns;
+	uint64_t longest_ns;
+};
+/* Since the last call of this; begins anew. */
+struct glake__held_back glake__gate_take_time(void);
+
 /* A session begins in this process. */
 void glake__space_begin(void);
 /* And it has the driver: from now on there is a window, unless the driver has no addresses. */

@@ -71,6 +71,12 @@ START_TEST(a_write_does_not_wait_for_ever)
 }
 END_TEST
 
+START_TEST(sealing_says_how_long_it_held_work_back)
+{
+	run_scenario("held_back");
+}
+END_TEST
+
 START_TEST(many_threads_write_at_once)
 {
 	run_scenario("crowd");

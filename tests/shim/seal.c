@@ -8,6 +8,7 @@
  */
 #include <cuda.h>
 #include <dlfcn.h>
+#include <errno.h>
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -797,6 +798,26 @@ static void work_under_way(void)
 	expect(ptr, bytes, "in the end");
 }
 
+/* How long it was held back: also by tries in vain. */
+static void held_back(void)
+{
+	struct glake_sealed sealed = {.size = sizeof(sealed)};
+	bool goes_on = false;
+	start(0);
+	CUdeviceptr ptr = alloc(N_BYTES);
+	const struct glake_span span = {ptr, N_BYTES};
+	fill(ptr, 1);
+	must_ok(cuLaunchHostFunc(stream, wait_for_start, &goes_on));
+	must(glake_seal(&span, 1, &sealed) == -EBUSY);
+	must(sealed.longest_held_ns > 1000000 && sealed.held_ns > sealed.longest_held_ns);
+	__atomic_store_n(&goes_on, true, __ATOMIC_SEQ_CST);
+	must_ok(cuStreamSynchronize(stream));
+	sealed = try_seal(ptr);
+	must(sealed.sealed_bytes == N_BYTES);
+	must(sealed.longest_held_ns > 0 && sealed.held_ns >= sealed.longest_held_ns);
+	must(try_seal(ptr).held_ns == 0);
+}
+
 #define N_WRITERS 40
 
 static struct writer {
@@ -918,6 +939,7 @@ static const struct scenario scenarios[] = {
 	{"peers", peers},
 	{"captures", captures},
 	{"work_under_way", work_under_way},
+	{"held_back", held_back},
 	{"crowd", crowd},
 	{"poor", poor},
 	{"ends", ends},

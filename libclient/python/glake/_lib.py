@@ -64,7 +64,8 @@ class Span(Structure):
 
 class Sealed(Structure):
     _fields_ = [("size", c_size_t), ("sealed_bytes", c_uint64), ("shared_bytes", c_uint64),
-                ("pinned_bytes", c_uint64), ("edge_bytes", c_uint64), ("pinned_why", c_char_p)]
+                ("pinned_bytes", c_uint64), ("edge_bytes", c_uint64), ("pinned_why", c_char_p),
+                ("held_ns", c_uint64), ("longest_held_ns", c_uint64)]
 
 
 # ---- structs of glake_admin.h ----

@@ -26,6 +26,10 @@ class Sealed:
     edge_bytes: int = 0
     #: the reason, for one of the pinned pages
     pinned_why: Optional[str] = None
+    #: the program's work was held back so long, in sum; 0 without ``glake run``
+    held_ns: int = 0
+    #: and at a time
+    longest_held_ns: int = 0
     #: of glake.torch.seal(): tensors that could not be shared, and why
     private: Dict[str, str] = field(default_factory=dict)
 
@@ -35,6 +39,8 @@ class Sealed:
         self.pinned_bytes += other.pinned_bytes
         self.edge_bytes += other.edge_bytes
         self.pinned_why = self.pinned_why or other.pinned_why
+        self.held_ns += other.held_ns
+        self.longest_held_ns = max(self.longest_held_ns, other.longest_held_ns)
         return self
 
 
@@ -55,7 +61,8 @@ def seal(spans: Iterable[Tuple[int, int]]) -> Sealed:
     result = _lib.library().glake_seal((_lib.Span * len(rows))(*rows), len(rows),
                                        ctypes.byref(out))
     sealed = Sealed(out.sealed_bytes, out.shared_bytes, out.pinned_bytes, out.edge_bytes,
-                    _lib.text(out.pinned_why) if out.pinned_why else None)
+                    _lib.text(out.pinned_why) if out.pinned_why else None,
+                    out.held_ns, out.longest_held_ns)
     try:
         _lib.check(result)
     except Exception as error:
