@@ -18,17 +18,14 @@ import hashlib
 import json
 import os
 import random
-import subprocess
 import sys
-import tempfile
-import threading
 import time
 import zlib
 
-HERE = os.path.dirname(os.path.abspath(__file__))
+from child import Child, serve
+from run import Daemon, expect, failures
+
 MIB = 1 << 20
-# Only a hang takes so long.
-PATIENCE_SECONDS = 300
 TIED = "tied.embedding.weight"
 
 
@@ -222,71 +219,7 @@ class Program:
                 "allocated": self.torch.cuda.memory_allocated()}
 
 
-def be_child(options):
-    program = Program(options.child, options.layers, options.in_place)
-    for line in sys.stdin:
-        try:
-            answer = getattr(program, line.strip())()
-        except Exception as error:
-            import traceback
-            traceback.print_exc()
-            answer = {"error": f"{type(error).__name__}: {error}"[:1000]}
-        print(json.dumps(answer), flush=True)
-    # A context that is lost cannot be torn down.
-    os._exit(0)
-
-
 # ---- all of them --------------------------------------------------------------------------------
-
-failures = []
-
-
-def expect(condition, what):
-    if not condition:
-        failures.append(what)
-        print(f"# FAILED: {what}", flush=True)
-
-
-class Child:
-    def __init__(self, daemon, number, options, *more):
-        from run import ROOT
-        prefix = [] if "library" in more else [os.path.join(ROOT, "bin", "glake"), "run",
-                                               "--socket", daemon.socket, "--"]
-        self.number = number
-        self.err = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")
-        self.process = subprocess.Popen(
-            [*prefix, sys.executable, os.path.abspath(__file__), "--child", str(number),
-             "--layers", str(options.layers), *(["--in-place"] if "graph" in more else [])],
-            env={**daemon.environment, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"},
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.err, text=True)
-
-    def ask(self, what):
-        """{} behind a failure, which is noted."""
-        watchdog = threading.Timer(PATIENCE_SECONDS, self.process.kill)
-        watchdog.start()
-        try:
-            self.process.stdin.write(what + "\n")
-            self.process.stdin.flush()
-            answer = json.loads(self.process.stdout.readline())
-        except (OSError, ValueError):
-            answer = {"error": f"ended with {self.process.wait()}"}
-        watchdog.cancel()
-        if "error" in answer:
-            self.err.seek(0)
-            expect(False, f"process {self.number}, {what}: {answer['error']}\n"
-                          f"{self.err.read()[-3000:]}")
-            return {}
-        return answer
-
-    def end(self):
-        self.process.stdin.close()
-        try:
-            self.process.wait(timeout=PATIENCE_SECONDS)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-            expect(False, f"process {self.number} does not end")
-
 
 def until(condition):
     """Sessions end a moment after their processes."""
@@ -313,16 +246,20 @@ def note_sealed(kind, sealed, report):
 
 
 def scenario(kind, options):
-    from run import Daemon
     daemon = Daemon()
-    children = [Child(daemon, number, options, kind) for number in range(options.processes)]
+    children = [
+        Child(daemon, f"process {number}",
+              [os.path.abspath(__file__), "--child", str(number), "--layers", str(options.layers),
+               *(["--in-place"] if kind == "graph" else [])], shim=kind != "library",
+              environment={"CUBLAS_WORKSPACE_CONFIG": ":4096:8"})
+        for number in range(options.processes)]
     digests = set()
 
     def ask(child, what):
         answer = child.ask(what)
         if answer:
             digests.add(answer["digest"])
-            expect(len(digests) == 1, f"{kind}: process {child.number}: other bits after {what}")
+            expect(len(digests) == 1, f"{kind}: {child.name}: other bits after {what}")
         return answer
 
     copy = [ask(child, "compute") for child in children][0].get("bytes", 1)
@@ -381,8 +318,7 @@ def main():
     parser.add_argument("--in-place", action="store_true")
     options = parser.parse_args()
     if options.child is not None:
-        be_child(options)
-    import run
+        serve(Program(options.child, options.layers, options.in_place))
     report = {}
     for kind in options.only.split(","):
         begin = time.perf_counter()
@@ -391,7 +327,6 @@ def main():
         except Exception as error:
             expect(False, f"{kind}: {type(error).__name__}: {error}")
         print(f"# {kind}: {time.perf_counter() - begin:.1f} s", flush=True)
-    failures.extend(run.failures)
     print(json.dumps({"layers": options.layers, "processes": options.processes, **report,
                       "failures": failures}), flush=True)
     sys.exit(bool(failures))

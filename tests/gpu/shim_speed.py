@@ -8,7 +8,8 @@
     lora      time of a training step of peft's adapters on it, with gradient checkpointing
 
 Three ways: `driver`, `shim`, and `again`, which is the driver once more: what it differs by from
-the driver is what this measurement makes of nothing. A set is a process of each way. In a turn of a
+the driver is what this measurement makes of nothing; for `generate` also `sealed`, under the shim
+with all weights sealed. A set is a process of each way. In a turn of a
 set each process does its work once, so that a drift of the machine is nobody's: all at once where
 the CPU is what it takes time of, one after the other, in a changing order, where it is the GPU. Of
 `start`, each set has one turn. Processes of one way differ among themselves by more than their turns
@@ -29,8 +30,9 @@ import sys
 import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-WAYS = ("driver", "again", "shim")
+WAYS = ("driver", "again", "shim", "sealed")
 START_SETS = 12
+WAYS_OF = {"generate": WAYS, "lora": WAYS[:3]}
 SETS = {"generate": 6, "lora": 2}
 TURNS = {"generate": 40, "lora": 20}
 AT_ONCE = ("generate",)
@@ -62,10 +64,13 @@ def llama():
     return torch, model
 
 
-def generate():
+def generate(is_sealed):
     """A function that returns tokens a second."""
     torch, model = llama()
     model.eval()
+    if is_sealed:
+        import glake.torch
+        assert glake.torch.seal(model).sealed_bytes
     prompt = torch.randint(0, 32000, (BATCH, PROMPT_TOKENS), device="cuda")
 
     def run():
@@ -79,7 +84,7 @@ def generate():
     return run
 
 
-def lora():
+def lora(_):
     """A function that returns the milliseconds of a step, over steps of all lengths."""
     torch, model = llama()
     from peft import LoraConfig, get_peft_model
@@ -107,8 +112,8 @@ def lora():
     return run
 
 
-def measure_here(name):
-    run = {"generate": generate, "lora": lora}[name]()
+def measure_here(name, is_sealed):
+    run = {"generate": generate, "lora": lora}[name](is_sealed)
     run()
     for _ in sys.stdin:
         print(json.dumps(run()), flush=True)
@@ -119,9 +124,9 @@ def measure_here(name):
 class Measuring:
     """A process that does its work when it is asked."""
 
-    def __init__(self, name, prefix, environment):
+    def __init__(self, name, prefix, environment, *more):
         self.process = subprocess.Popen(
-            [*prefix, sys.executable, os.path.abspath(__file__), "--measure", name],
+            [*prefix, sys.executable, os.path.abspath(__file__), "--measure", name, *more],
             env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def begin(self):
@@ -138,7 +143,7 @@ class Measuring:
 
 
 def shuffled(values):
-    return random.sample(values, len(values))
+    return random.sample(list(values), len(values))
 
 
 START_PROGRAM = """import time; at = [time.time()]
@@ -161,7 +166,7 @@ def run_starts(ways):
     """By part: sets of turns."""
     # What all need from the disk is there from the first one on.
     time_start(*ways["driver"])
-    sets = [{way: time_start(*ways[way]) for way in shuffled(WAYS)} for _ in range(START_SETS)]
+    sets = [{way: time_start(*ways[way]) for way in shuffled(WAYS[:3])} for _ in range(START_SETS)]
     whole = [{way: sum(times) for way, times in turn.items()} for turn in sets]
     return {"start": [[turn] for turn in whole],
             **{part: [[{way: times[i] for way, times in turn.items()}] for turn in sets]
@@ -170,7 +175,7 @@ def run_starts(ways):
 
 def take_turn(processes, at_once):
     """The values by way."""
-    order = shuffled(WAYS)
+    order = shuffled(processes)
     if not at_once:
         values = {}
         for way in order:
@@ -184,7 +189,7 @@ def take_turn(processes, at_once):
 
 def run_turns(name, ways):
     """Sets of turns."""
-    sets = [{way: Measuring(name, *ways[way]) for way in WAYS} for _ in range(SETS[name])]
+    sets = [{way: Measuring(name, *ways[way]) for way in WAYS_OF[name]} for _ in range(SETS[name])]
     at_once = name in AT_ONCE
     for processes in sets:
         take_turn(processes, at_once)
@@ -212,6 +217,8 @@ def compare(sets):
     result = {"sets": sets, "difference": {},
               "driver": median_of_medians([[turn["driver"] for turn in turns] for turns in sets])}
     for way in WAYS[1:]:
+        if way not in sets[0][0]:
+            continue
         differences = [[turn[way] - turn["driver"] for turn in turns] for turns in sets]
         drawn = sorted(median_of_medians(draw(drawing, differences)) for _ in range(N_RESAMPLES))
         result["difference"][way] = [drawn[N_RESAMPLES // 40], median_of_medians(differences),
@@ -232,19 +239,20 @@ def show(name, unit, target, result):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--measure")
+    parser.add_argument("--sealed", action="store_true")
     parser.add_argument("--only", default="start,generate,lora")
     parser.add_argument("--out")
     arguments = parser.parse_args()
     if arguments.measure:
-        measure_here(arguments.measure)
+        measure_here(arguments.measure, arguments.sealed)
         return
     sys.path.insert(0, HERE)
     from run import ROOT, Daemon
     daemon = Daemon()
     plain = ([], dict(os.environ))
-    ways = {"driver": plain, "again": plain,
-            "shim": ([os.path.join(ROOT, "bin", "glake"), "run", "--socket", daemon.socket, "--"],
-                     daemon.environment)}
+    shim = ([os.path.join(ROOT, "bin", "glake"), "run", "--socket", daemon.socket, "--"],
+            daemon.environment)
+    ways = {"driver": plain, "again": plain, "shim": shim, "sealed": (*shim, "--sealed")}
     chosen = arguments.only.split(",")
     results = {}
     if "start" in chosen:

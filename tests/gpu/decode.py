@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How fast sealed weights are read, and what sealing holds up in a program that decodes.
+
+    python3 tests/gpu/decode.py [--only graph,eager] [--layers 32] [--pairs 40]
+
+    graph    a captured graph that reads all weights of Llama-3-8B's shapes for one token: the GPU's time
+    eager    transformers' Llama of 1.1 B parameters, a launch by a launch: the CPU's time
+
+Two processes under `glake run` have the same weights, and share them. One of them decodes, in pairs of
+stretches: one with its weights sealed, one with private weights, at the same addresses in the same
+memory. Which comes first changes from pair to pair, so that a drift of the machine is nobody's.
+Printed is the median over pairs of the speed of sealed weights in parts of that of private ones, with
+its 95 % interval (bootstrap). Then it decodes on while it seals and unseals: printed is by how much
+the tokens (and the launches of the graph) meanwhile took longer than their median, in sum and at
+most, and the same for as long a time without sealing. Numbers are not judged. Exit 1 when a process
+fails, or when the tokens have other bits.
+"""
+import argparse
+import os
+import random
+import statistics
+import sys
+import threading
+import time
+
+from child import Child, serve
+from load_pairs import interval
+from run import Daemon, expect, failures
+
+#: tokens of a stretch
+STRETCH = {"graph": 60, "eager": 24}
+CONTEXT = 64
+
+
+# ---- in the process -----------------------------------------------------------------------------
+
+class Graph:
+    def __init__(self, layers):
+        import seal
+        self.program = seal.Program(0, layers, False)
+        self.program.tokens = self.program.tokens[:1, :1].clone()
+        self.module = self.program.module
+
+    def prepare(self):
+        """Once addresses are what they will be."""
+        self.graph = self.program.capture()
+
+    def token(self):
+        """Milliseconds of the launch."""
+        begin = time.perf_counter()
+        self.graph.replay()
+        launched = time.perf_counter()
+        self.program.torch.cuda.synchronize()
+        return (launched - begin) * 1e3
+
+    def digest(self):
+        self.token()
+        return self.program.digest(self.program.captured)
+
+
+class Eager:
+    def __init__(self, layers):
+        from shim_speed import llama
+        self.torch, self.module = llama()
+        self.module.eval().requires_grad_(False)
+
+    def prepare(self):
+        self.begin()
+
+    def begin(self):
+        from transformers import DynamicCache
+        self.cache = DynamicCache()
+        self.next = self.torch.full((1, 1), 17, device="cuda")
+        self.tokens = []
+
+    def token(self):
+        if len(self.tokens) == CONTEXT:
+            self.begin()
+        with self.torch.no_grad():
+            out = self.module(self.next, past_key_values=self.cache, use_cache=True)
+        self.next = out.logits[:, -1:].argmax(-1)
+        self.tokens.append(int(self.next))
+        return 0
+
+    def digest(self):
+        self.begin()
+        while len(self.tokens) < CONTEXT:
+            self.token()
+        return str(self.tokens)
+
+
+class Program:
+    def __init__(self, kind, layers):
+        self.kind = kind
+        self.work = {"graph": Graph, "eager": Eager}[kind](layers)
+        # The decoding thread and the one that seals take turns with Python's lock.
+        sys.setswitchinterval(1e-4)
+
+    def start(self):
+        """Tensors move here, once."""
+        import glake.torch
+        sealed = glake.torch.seal(self.work.module)
+        self.is_sealed = True
+        self.work.prepare()
+        return vars(sealed)
+
+    def set_sealed(self, wanted):
+        import glake.torch
+        begin = time.perf_counter()
+        if wanted != self.is_sealed:
+            (glake.torch.seal if wanted else glake.torch.unseal)(self.work.module)
+        self.is_sealed = wanted
+        return (time.perf_counter() - begin) * 1e3
+
+    def stretch(self, is_sealed):
+        """Milliseconds of a token."""
+        self.set_sealed(is_sealed)
+        for _ in range(4):
+            self.work.token()
+        begin = time.perf_counter()
+        for _ in range(STRETCH[self.kind]):
+            self.work.token()
+        return (time.perf_counter() - begin) * 1e3 / STRETCH[self.kind]
+
+    def pairs(self, n_pairs):
+        rows = []
+        for number in range(n_pairs):
+            order = (True, False) if number % 2 else (False, True)
+            row = {is_sealed: self.stretch(is_sealed) for is_sealed in order}
+            rows.append([row[False], row[True]])
+        return rows
+
+    def bits(self):
+        digests = []
+        for wanted in (True, False, True):
+            self.set_sealed(wanted)
+            digests.append(self.work.digest())
+        return digests
+
+    def decode_while(self, function):
+        """What the function returned, and tokens of meanwhile: (ms, ms of its launch)."""
+        tokens, result = [], []
+        done = threading.Event()
+
+        def run():
+            try:
+                result.append(function())
+            except Exception as error:
+                result.append(error)
+            done.set()
+
+        for _ in range(8):
+            self.work.token()
+        thread = threading.Thread(target=run)
+        thread.start()
+        while not done.is_set():
+            begin = time.perf_counter()
+            launch_ms = self.work.token()
+            tokens.append(((time.perf_counter() - begin) * 1e3, launch_ms))
+        thread.join()
+        if isinstance(result[0], Exception):
+            raise result[0]
+        return result[0], tokens
+
+    def held(self, rounds):
+        """Rows of what, ms of it, tokens, ms that tokens took too long in sum and at most, ms of
+        launches likewise."""
+        self.set_sealed(True)
+        rows = []
+        for _ in range(rounds):
+            for what, function in (("unseal", lambda: self.set_sealed(False)),
+                                   ("seal", lambda: self.set_sealed(True)),
+                                   ("nothing", lambda: time.sleep(0.4) or 400)):
+                try:
+                    ms, tokens = self.decode_while(function)
+                except Exception as error:
+                    return rows + [[what, repr(error)]]
+                rows.append([what, ms, len(tokens), *too_long([t for t, _ in tokens]),
+                             *too_long([launch for _, launch in tokens])])
+        return rows
+
+
+def too_long(values):
+    usual = statistics.median(values)
+    over = [value - usual for value in values if value > usual + 0.2]
+    return sum(over), max(over, default=0)
+
+
+# ---- the report ---------------------------------------------------------------------------------
+
+def measure(kind, options):
+    daemon = Daemon("mover_idle_ms = 600000;\n")
+    arguments = [os.path.abspath(__file__), "--child", kind, "--layers", str(options.layers)]
+    other, child = (Child(daemon, f"{kind} {number}", arguments) for number in (0, 1))
+    other.ask("start")
+    sealed = child.ask("start")
+    expect(sealed.get("shared_bytes"), f"{kind}: nothing is shared: {sealed}")
+    digests = child.ask("bits")
+    expect(digests and len(set(digests)) == 1, f"{kind}: other bits: {digests}")
+    rows = child.ask("pairs", options.pairs)
+    held = child.ask("held", 5)
+    for one in (other, child):
+        one.end()
+    daemon.stop()
+    report = []
+    if rows:
+        ratios = [private / sealed for private, sealed in rows]
+        low, high = interval(ratios)
+        report.append(f"{kind}: {statistics.median(p for p, _ in rows):.3f} ms a token; sealed x "
+                      f"{statistics.median(ratios):.4f} ({low:.4f} .. {high:.4f}) of private speed, "
+                      f"{len(rows)} pairs  [>= 0.998]")
+    for what in ("seal", "unseal", "nothing"):
+        mine = [row[1:] for row in held or () if row[0] == what and len(row) > 2]
+        if mine:
+            ms, n, sum_ms, most_ms, launch_sum, launch_most = (
+                statistics.median(column) for column in zip(*mine))
+            report.append(f"{kind}, decoding meanwhile: {what} {ms:.0f} ms, {n:.0f} tokens; held "
+                          f"{sum_ms:.1f} ms, {most_ms:.1f} at most (worst "
+                          f"{max(row[3] for row in mine):.1f}); launches {launch_sum:.1f} ms, "
+                          f"{launch_most:.1f} at most (worst {max(row[5] for row in mine):.1f})"
+                          f"{'  [<= 35 ms, <= 5]' if what == 'seal' else ''}")
+    report.extend(f"{kind}: {row}" for row in held or () if len(row) == 2)
+    return report
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="graph,eager")
+    parser.add_argument("--layers", type=int, default=32)
+    parser.add_argument("--pairs", type=int, default=40)
+    parser.add_argument("--child", choices=STRETCH)
+    options = parser.parse_args()
+    if options.child:
+        serve(Program(options.child, options.layers))
+    random.seed(1)
+    report = []
+    for kind in options.only.split(","):
+        begin = time.perf_counter()
+        try:
+            report += measure(kind, options)
+        except Exception as error:
+            expect(False, f"{kind}: {type(error).__name__}: {error}")
+        print(f"# {kind}: {time.perf_counter() - begin:.1f} s", flush=True)
+    print("\n".join([*report, "OK" if not failures else f"{len(failures)} FAILED"]))
+    sys.exit(bool(failures))
+
+
+if __name__ == "__main__":
+    main()
