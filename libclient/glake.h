@@ -225,6 +225,15 @@ GLAKE_API int glake_alloc(struct glake_session *session, uint32_t device, uint64
                           unsigned flags, glake_ptr *ptr_out);
 
 /*
+ * @n allocations, as glake_alloc() makes them, of @bytes[i] at ptrs_out[i]: all or none. It is faster than one
+ * by one: glaked gives up to 16 chunks of equal size in one answer, and makes the next ones meanwhile.
+ * Errors: as glake_alloc(), for any of them; -EINVAL (@bytes or @ptrs_out is NULL, and @n is not 0); -ENOMEM.
+ */
+GLAKE_API int glake_alloc_many(struct glake_session *session, uint32_t device,
+                               const uint64_t *bytes, size_t n, unsigned flags,
+                               glake_ptr *ptrs_out);
+
+/*
  * Give memory back. The caller must first wait for every kernel and copy that uses it. The memory
  * becomes warm up to the limit that glaked sets; the rest is unmapped and returned to glaked. @ptr
  * is exactly what glake_alloc() or glake_alloc_async() returned; 0 is allowed.

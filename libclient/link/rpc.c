@@ -120,40 +120,76 @@ static int take_fds(struct glake__call *call, struct fdlist *fds)
 
 /* ---- chunks ----------------------------------------------------------------------------------- */
 
-int glake__rpc_chunk_alloc(struct glake_session *session, uint32_t device, uint64_t chunk_bytes,
-                           uint32_t n_chunks, uint64_t last_bytes, struct glake__wait *wait,
-                           uint64_t *ids_out, struct fdlist *fds)
+static void want_chunks(Glake__Wire__Request *request, Glake__Wire__ChunkAlloc *alloc,
+                        uint32_t device, uint64_t chunk_bytes, uint32_t n_chunks,
+                        uint64_t last_bytes, struct glake__wait *wait)
 {
 	uint64_t now_ns = clock_now_ns();
 	wait->since_ns = wait->since_ns ? wait->since_ns : now_ns;
-	Glake__Wire__ChunkAlloc alloc = GLAKE__WIRE__CHUNK_ALLOC__INIT;
-	alloc.device = device;
-	alloc.chunk_bytes = chunk_bytes;
-	alloc.n_chunks = n_chunks;
-	alloc.last_bytes = last_bytes;
-	alloc.waited_ms = (now_ns - wait->since_ns) / 1000000;
-	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
-	request.body_case = GLAKE__WIRE__REQUEST__BODY_CHUNK_ALLOC;
-	request.chunk_alloc = &alloc;
-	struct glake__call call;
-	int r = glake__call(&session->link, &call, &request, GLAKE__WIRE__ANSWER__BODY_CHUNK_ALLOC,
-	                    NULL, 0);
-	if (r < 0) {
-		return r;
-	}
-	const Glake__Wire__ChunkAllocAnswer *answer = call.answer->chunk_alloc;
-	if (answer->n_ids != n_chunks || !has_fds(&call, n_chunks)) {
+	glake__wire__chunk_alloc__init(alloc);
+	alloc->device = device;
+	alloc->chunk_bytes = chunk_bytes;
+	alloc->n_chunks = n_chunks;
+	alloc->last_bytes = last_bytes;
+	alloc->waited_ms = (now_ns - wait->since_ns) / 1000000;
+	glake__wire__request__init(request);
+	request->body_case = GLAKE__WIRE__REQUEST__BODY_CHUNK_ALLOC;
+	request->chunk_alloc = alloc;
+}
+
+/* Ends @call, which was answered. */
+static int take_chunks(struct glake_session *session, struct glake__call *call, uint32_t n_chunks,
+                       uint64_t *ids_out, struct fdlist *fds)
+{
+	int r;
+	const Glake__Wire__ChunkAllocAnswer *answer = call->answer->chunk_alloc;
+	if (answer->n_ids != n_chunks || !has_fds(call, n_chunks)) {
 		r = glake__link_kill(&session->link, GLAKE_E_PROTOCOL,
 		                     "the daemon gave another number of chunks than asked for");
 	} else {
 		memcpy(ids_out, answer->ids, n_chunks * sizeof(*ids_out));
-		if (call.fds.is_cut) {
+		if (call->fds.is_cut) {
 			glake__rpc_chunk_free(session, answer->ids, n_chunks);
 		}
-		r = take_fds(&call, fds);
+		r = take_fds(call, fds);
 	}
-	glake__call_end(&session->link, &call);
+	glake__call_end(&session->link, call);
 	return r;
+}
+
+int glake__rpc_chunk_alloc(struct glake_session *session, uint32_t device, uint64_t chunk_bytes,
+                           uint32_t n_chunks, uint64_t last_bytes, struct glake__wait *wait,
+                           uint64_t *ids_out, struct fdlist *fds)
+{
+	Glake__Wire__ChunkAlloc alloc;
+	Glake__Wire__Request request;
+	struct glake__call call;
+	want_chunks(&request, &alloc, device, chunk_bytes, n_chunks, last_bytes, wait);
+	int r = glake__call(&session->link, &call, &request, GLAKE__WIRE__ANSWER__BODY_CHUNK_ALLOC,
+	                    NULL, 0);
+	return r < 0 ? r : take_chunks(session, &call, n_chunks, ids_out, fds);
+}
+
+int glake__rpc_chunk_alloc_start(struct glake_session *session, struct glake__call *call,
+                                 uint32_t device, uint64_t chunk_bytes, uint32_t n_chunks,
+                                 uint64_t last_bytes, struct glake__wait *wait)
+{
+	Glake__Wire__ChunkAlloc alloc;
+	Glake__Wire__Request request;
+	want_chunks(&request, &alloc, device, chunk_bytes, n_chunks, last_bytes, wait);
+	return glake__call_start(&session->link, call, &request,
+	                         GLAKE__WIRE__ANSWER__BODY_CHUNK_ALLOC, NULL, 0);
+}
+
+int glake__rpc_chunk_alloc_wait(struct glake_session *session, struct glake__call *call,
+                                uint32_t n_chunks, uint64_t *ids_out, struct fdlist *fds)
+{
+	int r = glake__call_wait(&session->link, call, NULL, NULL);
+	if (r < 0) {
+		glake__call_end(&session->link, call);
+		return r;
+	}
+	return take_chunks(session, call, n_chunks, ids_out, fds);
 }
 
 int glake__rpc_chunk_share(struct glake_session *session, const uint64_t *ids, size_t n_ids,

@@ -29,6 +29,15 @@ int glake__rpc_hello(struct glake_session *session, const char *program);
 int glake__rpc_chunk_alloc(struct glake_session *session, uint32_t device, uint64_t chunk_bytes,
                            uint32_t n_chunks, uint64_t last_bytes, struct glake__wait *wait,
                            uint64_t *ids_out, struct fdlist *fds);
+/*
+ * The same in two halves, so that several can be under way. @call is ended by the wait, which is due if the
+ * start returned 0. A lost connection is not made anew.
+ */
+int glake__rpc_chunk_alloc_start(struct glake_session *session, struct glake__call *call,
+                                 uint32_t device, uint64_t chunk_bytes, uint32_t n_chunks,
+                                 uint64_t last_bytes, struct glake__wait *wait);
+int glake__rpc_chunk_alloc_wait(struct glake_session *session, struct glake__call *call,
+                                uint32_t n_chunks, uint64_t *ids_out, struct fdlist *fds);
 int glake__rpc_chunk_free(struct glake_session *session, const uint64_t *ids, size_t n_ids);
 /* Get the ticket, not 0, of @n_ids (1 .. 253) chunks of this session. */
 int glake__rpc_chunk_share(struct glake_session *session, const uint64_t *ids, size_t n_ids,

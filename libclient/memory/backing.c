@@ -110,9 +110,9 @@ int glake__backing_fill(struct glake__device *device, struct glake__range *range
 	return r;
 }
 
-int glake__backing_new(struct glake_session *session, struct glake__device *device,
-                       uint64_t n_bytes, struct glake__wait *wait,
-                       struct glake__backing **backing_out)
+/* Its range, a hole. */
+static int reserve(struct glake__device *device, uint64_t n_bytes,
+                   struct glake__backing **backing_out)
 {
 	cleanup_free struct glake__backing *backing = calloc(1, sizeof(*backing));
 	if (!backing) {
@@ -123,18 +123,61 @@ int glake__backing_new(struct glake_session *session, struct glake__device *devi
 	if (r < 0) {
 		return r;
 	}
-	r = glake__backing_fill(device, backing->range, 0, n_bytes, BACKING_CHUNK_BYTES, wait);
-	if (r < 0) {
-		char *why = glake__error_save();
-		glake__range_end(backing->range, NULL);
-		glake__error_restore(why);
-		return r;
-	}
 	backing->ptr = backing->range->ptr;
 	backing->n_bytes = n_bytes;
 	backing->device = device;
 	*backing_out = ptr_steal(backing);
 	return 0;
+}
+
+/* It could not be filled. */
+static void unreserve(struct glake__backing *backing)
+{
+	char *why = glake__error_save();
+	glake__range_end(backing->range, NULL);
+	glake__backing_free(backing);
+	glake__error_restore(why);
+}
+
+int glake__backing_new(struct glake__device *device, uint64_t n_bytes, struct glake__wait *wait,
+                       struct glake__backing **backing_out)
+{
+	int r = reserve(device, n_bytes, backing_out);
+	if (r < 0) {
+		return r;
+	}
+	struct glake__backing *backing = *backing_out;
+	r = glake__backing_fill(device, backing->range, 0, n_bytes, BACKING_CHUNK_BYTES, wait);
+	if (r < 0) {
+		unreserve(backing);
+	}
+	return r;
+}
+
+int glake__backing_of_chunk(struct glake__device *device, uint64_t id, uint64_t n_bytes, int fd,
+                            struct glake__backing **backing_out)
+{
+	struct glake__part part = {
+		.chunk = glake__chunk_new(id, n_bytes, device->handle, GLAKE__PAGE_CHUNK),
+		.n_bytes = n_bytes,
+		.access = GLAKE__ACCESS_WRITE,
+		.fd = fd,
+	};
+	if (!part.chunk) {
+		return -ENOMEM;
+	}
+	int r = reserve(device, n_bytes, backing_out);
+	if (r == 0) {
+		r = glake__range_fill((*backing_out)->range, 0, &part, 1);
+		if (r < 0) {
+			unreserve(*backing_out);
+		}
+	}
+	glake__chunk_put(part.chunk);
+	if (r == 0) {
+		count_reserved(device->session, (int64_t)n_bytes);
+	}
+	return r;
 }
 
 void glake__backing_free(struct glake__backing *backing)

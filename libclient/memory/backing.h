@@ -74,9 +74,11 @@ void glake__backing_seal_locked(struct glake_session *session, struct glake__chu
                                 uint64_t id);
 
 /* A filled range, in no list. Blocks; no lock is held. */
-int glake__backing_new(struct glake_session *session, struct glake__device *device,
-                       uint64_t n_bytes, struct glake__wait *wait,
+int glake__backing_new(struct glake__device *device, uint64_t n_bytes, struct glake__wait *wait,
                        struct glake__backing **backing_out);
+/* The same of one chunk @id of @n_bytes that glaked has granted, by its fd. On failure it is still granted. */
+int glake__backing_of_chunk(struct glake__device *device, uint64_t id, uint64_t n_bytes, int fd,
+                            struct glake__backing **backing_out);
 void glake__backing_free(struct glake__backing *backing);
 
 /* Is something of it pinned or sealed? Then it is given back when it is freed. */

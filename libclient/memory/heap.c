@@ -316,8 +316,7 @@ int glake__heap_make(struct glake__device *device, uint64_t n_bytes, bool is_sma
 	cleanup_cancel int cancel = cancel_disable();
 	struct glake_session *session = device->session;
 	struct glake__backing *backing;
-	int r = glake__backing_new(session, device,
-	                           is_small ? SLAB_BYTES : glake_chunk_bytes(n_bytes), wait,
+	int r = glake__backing_new(device, is_small ? SLAB_BYTES : glake_chunk_bytes(n_bytes), wait,
 	                           &backing);
 	if (r < 0) {
 		return r;
@@ -340,6 +339,17 @@ int glake__heap_make(struct glake__device *device, uint64_t n_bytes, bool is_sma
 		return glake__fail(-ENOMEM, "out of memory");
 	}
 	return 0;
+}
+
+struct glake__allocation *glake__heap_add(struct glake__backing *backing, uint64_t n_bytes,
+                                          const struct glake__tag *tag)
+{
+	glake__lock();
+	add_live(backing);
+	begin(&backing->whole, backing, n_bytes, tag);
+	backing->device->session->books.n_cold_allocs++;
+	glake__unlock();
+	return &backing->whole;
 }
 
 struct glake__allocation *glake__heap_take(struct glake_session *session, int ordinal,

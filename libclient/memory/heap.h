@@ -68,6 +68,10 @@ int glake__heap_make(struct glake__device *device, uint64_t n_bytes, bool is_sma
                      const struct glake__tag *tag, struct glake__wait *wait,
                      struct glake__allocation **allocation_out);
 
+/* @backing, which is new, is an allocation of @n_bytes from now on. */
+struct glake__allocation *glake__heap_add(struct glake__backing *backing, uint64_t n_bytes,
+                                          const struct glake__tag *tag);
+
 /* -EINVAL, with the text for @ptr. */
 int glake__heap_unknown(glake_ptr ptr);
 

@@ -3,6 +3,7 @@
 #include <pthread.h>
 
 #include "libclient/glake_shim.h"
+#include "libclient/memory/range.h"
 #include "tests/harness/world.h"
 
 #define CONFIG \
@@ -256,6 +257,122 @@ START_TEST(nothing_remains_of_a_failed_allocation)
 	glake_ptr ptr = 0;
 	assert_ok(glake_alloc(session, 0, 3 * GIB + 2 * MIB, 0, &ptr));
 	assert_ok(glake_free(session, ptr));
+}
+END_TEST
+
+static uint64_t live_bytes(struct glake_session *session)
+{
+	return world_usage(session).live_bytes;
+}
+
+/* More than one answer carries, of several sizes, in no order; one of several chunks, one of a slab. */
+START_TEST(many_allocations_are_each_as_one)
+{
+	enum { N = 60 };
+	struct glake_session *session = world_connect();
+	uint64_t sizes[N];
+	glake_ptr ptrs[N];
+	for (int i = 0; i < N; i++) {
+		sizes[i] = (i % 3 + 1) * 2 * MIB - (i % 2) * 700;
+	}
+	sizes[7] = GIB + 2 * MIB;
+	sizes[11] = 1000;
+	for (unsigned flags = 0; flags <= GLAKE_ZERO; flags += GLAKE_ZERO) {
+		assert_ok(glake_alloc_many(session, 0, sizes, N, flags, ptrs));
+		ck_assert(glake__space_is_valid());
+		for (int i = 0; i < N; i++) {
+			fill(ptrs[i], (uint8_t)i, i == 7 ? 1 : sizes[i]);
+		}
+		for (int i = 0; i < N; i++) {
+			uint64_t n_seen = i == 7 ? 1 : sizes[i];
+			ck_assert_msg(is_all(session, ptrs[i], (uint8_t)i, n_seen), "%d", i);
+			assert_ok(glake_free(session, ptrs[i]));
+		}
+		ck_assert_uint_eq(world_usage(session).n_cold_allocs, N * (flags + 1));
+	}
+	assert_ok(glake_trim(session, 0, 0));
+	ck_assert_uint_eq(world_usage(session).reserved_bytes, 0);
+	ck_assert_uint_eq(world_row(session).n_chunks, 0);
+	assert_ok(glake_alloc_many(session, 0, NULL, 0, 0, NULL));
+}
+END_TEST
+
+START_TEST(many_allocations_are_zero_if_asked)
+{
+	struct glake_session *session = world_connect();
+	static const uint64_t sizes[] = {2 * MIB, 4 * MIB, 2 * MIB, 1000};
+	glake_ptr ptrs[4];
+	assert_ok(glake_alloc_many(session, 0, sizes, 4, 0, ptrs));
+	for (int i = 0; i < 4; i++) {
+		fill(ptrs[i], 7, sizes[i]);
+		assert_ok(glake_free(session, ptrs[i]));
+	}
+	assert_ok(glake_alloc_many(session, 0, sizes, 4, GLAKE_ZERO, ptrs));
+	for (int i = 0; i < 4; i++) {
+		ck_assert(is_all(session, ptrs[i], 0, sizes[i]));
+	}
+}
+END_TEST
+
+START_TEST(many_allocations_are_all_or_none)
+{
+	enum { N = 40 };
+	struct glake_session *session = world_connect();
+	uint64_t sizes[N];
+	glake_ptr ptrs[N] = {0};
+	glake_ptr warm = 0;
+	for (int i = 0; i < N; i++) {
+		sizes[i] = 256 * MIB;
+	}
+	/* Warm memory goes first. */
+	assert_ok(glake_alloc(session, 0, 64 * MIB, 0, &warm));
+	assert_ok(glake_free(session, warm));
+	ck_assert_int_eq(glake_alloc_many(session, 0, sizes, 33, 0, ptrs), GLAKE_E_OVER_QUOTA);
+	ck_assert_uint_eq(live_bytes(session), 0);
+	assert_ok(glake_trim(session, 0, 0));
+	ck_assert_uint_eq(world_usage(session).reserved_bytes, 0);
+	ck_assert_uint_eq(world_row(session).n_chunks, 0);
+	assert_ok(glake_alloc(session, 0, 64 * MIB, 0, &warm));
+	assert_ok(glake_free(session, warm));
+	assert_ok(glake_alloc_many(session, 0, sizes, 32, 0, ptrs));
+	ck_assert_uint_eq(live_bytes(session), 8 * GIB);
+}
+END_TEST
+
+START_TEST(many_allocations_survive_a_failure_in_the_middle)
+{
+	static const char *const calls[] = {
+		"cuMemImportFromShareableHandle:3:fail=1",
+		"cuMemMap:2:fail=1",
+		"cuMemSetAccess:5:fail=2",
+	};
+	enum { N = 30 };
+	struct glake_session *session = world_connect();
+	uint64_t sizes[N];
+	glake_ptr ptrs[N];
+	size_t n_fds = world_own_n_fds();
+	for (int i = 0; i < N; i++) {
+		sizes[i] = 2 * MIB;
+	}
+	for (size_t i = 0; i < sizeof(calls) / sizeof(calls[0]); i++) {
+		world_set_own_faults(calls[i]);
+		/* Once, so the second try finds the driver well. */
+		assert_ok(glake_alloc_many(session, 0, sizes, N, GLAKE_ZERO, ptrs));
+		ck_assert_uint_eq(world_row(session).n_chunks, N);
+		for (int k = 0; k < N; k++) {
+			assert_ok(glake_free(session, ptrs[k]));
+		}
+		assert_ok(glake_trim(session, 0, 0));
+		ck_assert_uint_eq(world_row(session).n_chunks, 0);
+		ck_assert_uint_eq(world_usage(session).reserved_bytes, 0);
+		ck_assert_uint_eq(world_own_n_fds(), n_fds);
+	}
+	world_set_own_faults("cuMemMap:*:fail=1");
+	ck_assert_int_eq(glake_alloc_many(session, 0, sizes, N, 0, ptrs), GLAKE_E_CUDA);
+	world_set_own_faults("");
+	ck_assert_uint_eq(live_bytes(session), 0);
+	assert_ok(glake_trim(session, 0, 0));
+	ck_assert_uint_eq(world_row(session).n_chunks, 0);
 }
 END_TEST
 

@@ -51,7 +51,8 @@ EXCUSES = {
     "GLAKE_E_NO_HOST_MEMORY": ("tests/integration/test_quota.c", EVERY),
     "GLAKE_E_SHUTTING_DOWN": ("tests/integration/test_lifecycle.c", EVERY),
     "GLAKE_E_BUSY": ("tests/integration/test_client_model.c",
-                     OPEN | SEAL | {"glake_alloc", "glake_alloc_async", "glake_chunk_new",
+                     OPEN | SEAL | {"glake_alloc", "glake_alloc_many", "glake_alloc_async",
+                                    "glake_chunk_new",
                                     "glake_map", "glake_share_open", "glake_block_publish",
                                     "glake_pin"}),
     "GLAKE_E_FILE_CHANGED": ("tests/integration/test_bad_files.c", OPEN),
@@ -187,6 +188,10 @@ def sized(*fields, size=64):
 
 def out():
     return (c_uint64 * 64)()
+
+
+def sizes(*values):
+    return (c_uint64 * len(values))(*values)
 
 
 def pointers(*strings):
@@ -343,6 +348,7 @@ CALLS = {
     "glake_device_view": (nothing, lambda w, x: (w.session, 0, sized())),
     "glake_ping": (nothing, lambda w, x: (w.session,)),
     "glake_alloc": (nothing, lambda w, x: (w.session, 0, CHUNK, 1, out())),
+    "glake_alloc_many": (nothing, lambda w, x: (w.session, 0, sizes(CHUNK, CHUNK), 2, 1, out())),
     "glake_free": (lambda w: w.alloc(WARM + CHUNK), lambda w, x: (w.session, x)),
     "glake_alloc_async": (nothing, lambda w, x: (w.session, None, 2 * CHUNK, 0, out())),
     "glake_free_async": (World.alloc, lambda w, x: (w.session, None, x, 0)),
@@ -409,6 +415,12 @@ WRONG = [
     ("glake_alloc", "-ENODEV", nothing, lambda w, x: (w.session, 99, CHUNK, 0, out())),
     ("glake_alloc", "GLAKE_E_NO_DEVICE_MEMORY", nothing,
      lambda w, x: (w.session, 0, HUGE, 0, out())),
+    ("glake_alloc_many", "-EINVAL", nothing,
+     lambda w, x: (w.session, 0, sizes(CHUNK, 0), 2, 0, out())),
+    ("glake_alloc_many", "-ENODEV", nothing,
+     lambda w, x: (w.session, 99, sizes(CHUNK), 1, 0, out())),
+    ("glake_alloc_many", "GLAKE_E_NO_DEVICE_MEMORY", nothing,
+     lambda w, x: (w.session, 0, sizes(CHUNK, HUGE), 2, 0, out())),
     ("glake_free", "-EINVAL", nothing, lambda w, x: (w.session, 8)),
     ("glake_alloc_async", "-EINVAL", nothing, lambda w, x: (w.session, None, 0, 0, out())),
     ("glake_alloc_async", "GLAKE_E_NO_DEVICE_MEMORY", nothing,

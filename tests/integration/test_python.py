@@ -398,7 +398,8 @@ class Seals(Case):
     def test_spans_in_any_order(self):
         with glake.connect() as session:
             ptr = session.alloc(10 * MIB, zero=True)
-            small = session.alloc(4096)
+            small, other = session.alloc_many([4096, 2 * MIB])
+            session.free(other)
             sealed = glake.seal((ptr + at * MIB, n * MIB) for at, n in ((5, 4), (1, 4)))
             # What they fill together is [2, 8) MiB.
             self.assertEqual((sealed.sealed_bytes, sealed.edge_bytes), (6 * MIB, 2 * MIB))

@@ -162,6 +162,8 @@ _FUNCTIONS: List[Tuple[str, Any, List[Any]]] = [
     ("glake_device_index", c_int, [c_void_p, c_int]),
     ("glake_ping", c_int, [c_void_p]),
     ("glake_alloc", c_int, [c_void_p, c_uint32, c_uint64, c_uint, POINTER(c_uint64)]),
+    ("glake_alloc_many", c_int, [c_void_p, c_uint32, POINTER(c_uint64), c_size_t, c_uint,
+                                 POINTER(c_uint64)]),
     ("glake_free", c_int, [c_void_p, c_uint64]),
     ("glake_trim", c_int, [c_void_p, c_uint32, c_uint64]),
     ("glake_seal", c_int, [POINTER(Span), c_size_t, POINTER(Sealed)]),

@@ -6,7 +6,7 @@ import ctypes
 import os
 import threading
 import weakref
-from typing import Any, Dict, List, Optional, Union
+from typing import Any, Dict, List, Optional, Sequence, Union
 
 from . import _lib
 
@@ -91,6 +91,16 @@ class Session:
         _lib.check(_lib.library().glake_alloc(self.handle, index, n_bytes, 1 if zero else 0,
                                               ctypes.byref(ptr)))
         return ptr.value
+
+    def alloc_many(self, sizes: Sequence[int], device: DeviceLike = 0, *,
+                   zero: bool = False) -> List[int]:
+        """alloc() of all or none, faster than one by one."""
+        index = self.device_index(parse_ordinal(device))
+        many = ctypes.c_uint64 * len(sizes)
+        ptrs = many()
+        _lib.check(_lib.library().glake_alloc_many(self.handle, index, many(*sizes), len(sizes),
+                                                   1 if zero else 0, ptrs))
+        return list(ptrs)
 
     def free(self, ptr: int) -> None:
         """Everything that uses the memory on the GPU has to be done."""
