@@ -12,7 +12,7 @@ import errno
 import sys
 import weakref
 from dataclasses import dataclass
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Tuple
 
 import torch
 import torch.utils.dlpack
@@ -31,6 +31,8 @@ _ALIGN_BYTES = 512
 _PACK_BYTES = 128 << 20
 #: A tensor has a home of its own if that wastes no more than this part of it.
 _WASTE = 8
+#: Homes that are made and filled together.
+_WAVE_BYTES = 1 << 30
 
 _KDL_UINT = 1
 
@@ -85,19 +87,8 @@ def _drop(managed: int, is_finalizing: Any = sys.is_finalizing) -> None:
 keep_forever(_drop)
 
 
-def _room(session: Session, ordinal: int, n_bytes: int) -> int:
-    """Zeroed and fresh: what lies between and behind tensors is equal in all processes."""
-    _free_dead()
-    try:
-        return session.alloc(n_bytes, ordinal, zero=True)
-    except (OutOfMemoryError, QuotaError):
-        # torch still has what was moved before.
-        torch.cuda.empty_cache()
-        return session.alloc(n_bytes, ordinal, zero=True)
-
-
-def _new_home(session: Session, ordinal: int, n_bytes: int) -> torch.UntypedStorage:
-    ptr = _room(session, ordinal, n_bytes)
+def _new_home(session: Session, ordinal: int, ptr: int, n_bytes: int) -> torch.UntypedStorage:
+    """Memory at ``ptr``, zeroed, is a home from now on."""
     shape = (ctypes.c_int64 * 1)(n_bytes)
     managed = DLManagedTensor(data=ptr, device_type=KDL_CUDA, device_id=ordinal, n_dims=1,
                               type_code=_KDL_UINT, type_bits=8, type_lanes=1, shape=shape,
@@ -202,6 +193,10 @@ def _overlapping(rows: List[Tuple[int, int, str, torch.Tensor]]) -> Iterator[_Un
 
 # ---- moving ----
 
+#: The units of a home, with their places in it.
+_Layout = List[Tuple[_Unit, int]]
+
+
 def _round_up(n_bytes: int, to: int) -> int:
     return -(-n_bytes // to) * to
 
@@ -212,10 +207,10 @@ def _is_alone(unit: _Unit) -> bool:
     return (_round_up(n_bytes, PAGE_BYTES) - n_bytes) * _WASTE <= n_bytes
 
 
-def _plan(units: List[_Unit]) -> Iterator[List[Tuple[_Unit, int]]]:
+def _plan(units: List[_Unit]) -> Iterator[_Layout]:
     """The homes of one device: the units of each, with their places. It follows from names and
     sizes alone."""
-    pack: List[Tuple[_Unit, int]] = []
+    pack: _Layout = []
     n_used = 0
     for unit in units:
         if _is_alone(unit):
@@ -236,21 +231,81 @@ def _raw(storage: torch.UntypedStorage, begin: int, n_bytes: int) -> torch.Tenso
                                                                          (n_bytes,), (1,))
 
 
-def _move(session: Session, ordinal: int, places: List[Tuple[_Unit, int]]) -> None:
-    """Copy units to a new home, and let their tensors be there."""
-    last, place = places[-1]
-    storage = _new_home(session, ordinal, place + last.n_bytes)
-    for unit, place in places:
-        _raw(storage, place, unit.n_bytes).copy_(_raw(unit.storage, unit.begin, unit.n_bytes))
-    # Before torch has the old memory again: its allocator knows nothing of this stream.
-    torch.cuda.synchronize(ordinal)
-    for unit, place in places:
-        for _, tensor in unit.tensors:
-            offset = place + _bytes_of(tensor)[0] - unit.begin
-            tensor.data = torch.empty(0, dtype=tensor.dtype, device=storage.device).set_(
-                storage, offset // tensor.element_size(), tensor.shape, tensor.stride())
-        unit.storage = storage
-        unit.begin, unit.end = place, place + unit.n_bytes
+def _home_bytes(layout: _Layout) -> int:
+    last, place = layout[-1]
+    return place + last.n_bytes
+
+
+def _waves(layouts: Iterable[_Layout]) -> Iterator[List[_Layout]]:
+    """So many homes at a time as are made and filled together."""
+    wave: List[_Layout] = []
+    n_bytes = 0
+    for layout in layouts:
+        if wave and n_bytes + _home_bytes(layout) > _WAVE_BYTES:
+            yield wave
+            wave, n_bytes = [], 0
+        wave.append(layout)
+        n_bytes += _home_bytes(layout)
+    if wave:
+        yield wave
+
+
+class _Moving:
+    """Moves units of one device. While copies run, the next homes are made."""
+
+    def __init__(self, session: Session, ordinal: int) -> None:
+        self._session = session
+        self._ordinal = ordinal
+        #: copied, once the device is done, and still where they were
+        self._copied: List[Tuple[torch.UntypedStorage, _Layout]] = []
+
+    def move(self, wave: List[_Layout]) -> None:
+        _free_dead()
+        try:
+            ptrs = self._make(wave)
+        except (OutOfMemoryError, QuotaError):
+            # torch still has what was moved before.
+            self.settle()
+            torch.cuda.empty_cache()
+            if len(wave) > 1:
+                # As little at a time as can be.
+                for layout in wave:
+                    self.move([layout])
+                return
+            ptrs = self._make(wave)
+        storages = [_new_home(self._session, self._ordinal, ptr, _home_bytes(layout))
+                    for ptr, layout in zip(ptrs, wave)]
+        self.settle()
+        for storage, layout in zip(storages, wave):
+            for unit, place in layout:
+                _raw(storage, place, unit.n_bytes).copy_(
+                    _raw(unit.storage, unit.begin, unit.n_bytes))
+            self._copied.append((storage, layout))
+
+    def _make(self, wave: List[_Layout]) -> List[int]:
+        """Zeroed and fresh: what lies between and behind tensors is equal in all processes."""
+        return self._session.alloc_many([_home_bytes(layout) for layout in wave], self._ordinal,
+                                        zero=True)
+
+    def settle(self) -> None:
+        """Let the tensors be where they were copied to."""
+        if not self._copied:
+            return
+        # Before torch has the old memory again: its allocator knows nothing of this stream.
+        torch.cuda.synchronize(self._ordinal)
+        for storage, layout in self._copied:
+            for unit, place in layout:
+                _let_be(unit, storage, place)
+        self._copied = []
+
+
+def _let_be(unit: _Unit, storage: torch.UntypedStorage, place: int) -> None:
+    for _, tensor in unit.tensors:
+        offset = place + _bytes_of(tensor)[0] - unit.begin
+        tensor.data = torch.empty(0, dtype=tensor.dtype, device=storage.device).set_(
+            storage, offset // tensor.element_size(), tensor.shape, tensor.stride())
+    unit.storage = storage
+    unit.begin, unit.end = place, place + unit.n_bytes
 
 
 def _move_all(units: List[_Unit]) -> None:
@@ -258,8 +313,10 @@ def _move_all(units: List[_Unit]) -> None:
     strangers = [unit for unit in units if unit.storage.data_ptr() not in _homes]
     for ordinal in sorted({unit.ordinal for unit in strangers}):
         check_number(session, ordinal)
-        for places in _plan([unit for unit in strangers if unit.ordinal == ordinal]):
-            _move(session, ordinal, places)
+        moving = _Moving(session, ordinal)
+        for wave in _waves(_plan([unit for unit in strangers if unit.ordinal == ordinal])):
+            moving.move(wave)
+        moving.settle()
     if strangers:
         torch.cuda.empty_cache()
 
