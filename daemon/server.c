@@ -12,6 +12,7 @@
 #include "daemon/net/inflight.h"
 #include "daemon/net/listener.h"
 #include "daemon/base/notify.h"
+#include "daemon/rpc/damage.h"
 #include "daemon/rpc/rpc.h"
 #include "daemon/rpc/rpc_answer.h"
 #include "daemon/net/turn.h"
@@ -42,6 +43,12 @@ static void on_model_evicted(void *user, const struct model *model)
 			rpc_notify_evicted(session, model->name);
 		}
 	}
+}
+
+static void on_block_damaged(void *user, const struct block *block)
+{
+	struct server *server = user;
+	rpc_note_damage(&server->rpc, block);
 }
 
 static void on_connection(void *user, int fd)
@@ -191,6 +198,7 @@ static void apply_limits(struct server *server)
 	server->load_context.window_bytes = config->load_window_bytes;
 	server->load_context.trust_file_times = config->trust_file_times;
 	server->mover.idle_ms = config->mover_idle_ms;
+	patrol_set_mode(&server->patrol, config->verify);
 	server->rpc.config = config;
 	server->rpc.sessions.config = config;
 }
@@ -445,6 +453,10 @@ static int open_parts(struct server *server)
 	};
 	server->nvml = nvml_new(&server->loop, server->devices, server->n_devices);
 	open_rpc(server);
+	patrol_init(&server->patrol, &server->loop, &server->store, &server->mover, server->devices,
+	            server->n_devices);
+	server->patrol.on_damaged = on_block_damaged;
+	server->patrol.user = server;
 	apply_limits(server);
 	want_pools(server);
 	turns_begin(&server->loop);
@@ -500,6 +512,7 @@ static bool workers_are_busy(const struct server *server)
 /* Close all parts, in the order of their dependencies. */
 static void close_parts(struct server *server)
 {
+	patrol_close(&server->patrol);
 	mover_link_close(&server->mover);
 	keeper_close(&server->keeper);
 	store_deinit(&server->store);

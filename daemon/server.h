@@ -26,6 +26,7 @@
 #include "daemon/rpc/rpc_context.h"
 #include "daemon/base/events.h"
 #include "daemon/base/stats.h"
+#include "daemon/store/patrol.h"
 #include "daemon/store/store.h"
 #include "daemon/memory/tenant.h"
 #include "proto/cudrv.h"
@@ -53,6 +54,7 @@ struct server {
 	struct mover_link mover;
 	struct admit_context admit_context;
 	struct load_context load_context;
+	struct patrol patrol;
 	struct nvml *nvml; /* owned; NULL: no memory for it */
 
 	struct listener *listener; /* owned; NULL while draining */

@@ -38,6 +38,8 @@
 	X(blocks_evicted, "unreferenced blocks given back") \
 	X(models_evicted, "models dropped from the store") \
 	X(evicted_bytes, "bytes of evicted blocks") \
+	X(blocks_verified, "times that a block was digested again, see verify") \
+	X(blocks_damaged, "blocks whose digest was another one then") \
 	X(reclaims_sent, "notices asking clients for warm memory") \
 	X(quota_waits, "requests that waited for room in a tenant's limit") \
 	X(quota_refusals, "requests refused by a tenant's limit") \

@@ -55,6 +55,7 @@ static CONFIG_VALUE(tenants);
 	KEY("", config, load_window_bytes, "\"1GiB\"", \
 	    size, load_window_bytes, GLAKE_MAX_BLOCK_BYTES, MAX_BYTES) \
 	KEY("", config, trust_file_times, "false", flag, trust_file_times, 0, 0) \
+	KEY("", config, verify, "\"sample\"", verify, verify, 0, 0) \
 	KEY("", config, reserve_bytes, "0", size, reserve_bytes, 0, MAX_BYTES) \
 	KEY("", config, pressure, "\"refuse\"", pressure, pressure, 0, 0) \
 	KEY("", config, wait_ms, "0", u64, wait_ms, 0, DAY_MS) \

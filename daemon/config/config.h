@@ -90,7 +90,8 @@ struct config {
 	size_t n_pool;
 	uint64_t warm_bytes; /* per session and device */
 	uint64_t load_window_bytes;
-	bool trust_file_times;  /* also if the files' times may miss a change */
+	bool trust_file_times; /* also if the files' times may miss a change */
+	enum config_verify verify;
 	uint64_t reserve_bytes; /* per device, never given out */
 	enum config_pressure pressure;
 	uint64_t wait_ms; /* with CONFIG_PRESSURE_WAIT */

@@ -18,6 +18,13 @@ enum config_pressure {
 	CONFIG_PRESSURE_WAIT,   /* it waits for memory, wait_ms at most */
 };
 
+/* How often blocks are digested again: see patrol.h. */
+enum config_verify {
+	CONFIG_VERIFY_OFF,
+	CONFIG_VERIFY_SAMPLE,
+	CONFIG_VERIFY_ALWAYS,
+};
+
 /* A peer is a member if its uid is in uids, or one of its gids in gids. Names are resolved. */
 struct config_members {
 	uid_t *uids; /* owned */

@@ -218,6 +218,27 @@ CONFIG_VALUE(pressure)
 	return 0;
 }
 
+CONFIG_VALUE(verify)
+{
+	static const char *const names[] = {
+		[CONFIG_VERIFY_OFF] = "off",
+		[CONFIG_VERIFY_SAMPLE] = "sample",
+		[CONFIG_VERIFY_ALWAYS] = "always",
+	};
+	const char *name = NULL;
+	int result = read_text(file, at, &name);
+	for (size_t i = 0; result == 0 && i < n_elements(names); i++) {
+		if (strcmp(name, names[i]) == 0) {
+			*(enum config_verify *)field = (enum config_verify)i;
+			return 0;
+		}
+	}
+	return result < 0
+	               ? result
+	               : config_file_wrong(file, at, "%s must be off, sample or always, not \"%s\"",
+	                                   label_of(at).text, name);
+}
+
 /* ---- numbers ---- */
 
 static bool is_number(const config_setting_t *at)

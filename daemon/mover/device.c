@@ -102,7 +102,7 @@ int devices_find(struct devices *devices, const uint8_t *uuid, size_t n_uuid_byt
 		}
 	}
 	if (!device) {
-		return fault_set(fault, FAULT_BAD_REQUEST, "no device has this UUID");
+		return fault_set(fault, FAULT_INTERNAL, "no device has this UUID");
 	}
 	pthread_mutex_lock(&devices->lock);
 	int error = device->is_open ? 0 : open_device(device, fault);

@@ -17,7 +17,7 @@ static void admit_set_state(struct admit *admit, enum admit_state state)
 		[ADMIT_EXPORTING] = BIT(ADMIT_DIGESTING) | BIT(ADMIT_COMPARING) |
 	                            BIT(ADMIT_LEAVING) | BIT(ADMIT_ENDED),
 		[ADMIT_DIGESTING] = BIT(ADMIT_COMPARING) | BIT(ADMIT_LEAVING) | BIT(ADMIT_ENDED),
-		[ADMIT_COMPARING] = BIT(ADMIT_LEAVING) | BIT(ADMIT_ENDED),
+		[ADMIT_COMPARING] = BIT(ADMIT_COMPARING) | BIT(ADMIT_LEAVING) | BIT(ADMIT_ENDED),
 		[ADMIT_LEAVING] = BIT(ADMIT_ENDED),
 	};
 	assert(legal[admit->state] & BIT(state));
@@ -110,6 +110,8 @@ static void seal_collision(struct admit *admit)
 
 /* ---- comparing -------------------------------------------------------------------------------- */
 
+static void meet(struct admit *admit);
+
 static void on_compared(struct compare_job *job, bool equal)
 {
 	struct admit *admit = container_of(job, struct admit, compare_job);
@@ -119,6 +121,11 @@ static void on_compared(struct compare_job *job, bool equal)
 	}
 	struct block *candidate = admit->candidate;
 	admit->candidate = NULL;
+	if (candidate->is_damaged) {
+		store_end_compare(store, candidate);
+		meet(admit);
+		return;
+	}
 	if (!equal) {
 		store_end_compare(store, candidate);
 		seal_collision(admit);

@@ -10,7 +10,7 @@
  *              for it
  *   DIGESTING  the digest is unknown: the mover computes it
  *   COMPARING  the realm has a block of that digest: the mover compares all bytes, because a digest alone
- *              is never trusted
+ *              is never trusted. If that block is found damaged meanwhile, it is as if it were not there
  *   LEAVING    nobody wants the block any more; the worker or the mover still has the chunk
  *
  * A failure ends it from any state; states that are not needed are skipped. How it ends:

@@ -6,7 +6,8 @@
  *   n_manifests  models that contain it
  *   n_users      models in use (see model.h) that contain it, and holders that use it directly
  *   n_pins       its places in pinned models
- *   n_compared   chunks that are being compared with it (admit.h); its payer stays the same meanwhile
+ *   n_compared   chunks that are being compared with it (admit.h), and a look at it (patrol.h); its payer
+ *                stays the same meanwhile
  * While n_users > 0 or n_pins > 0, the tenant that brought it into use or pinned it pays. Otherwise
  * the built-in tenant pays, and the block is cache. A block that a program published may be cache
  * without a manifest. A block from a file goes with its last manifest.
@@ -33,7 +34,7 @@ struct block_key {
 };
 
 struct block {
-	UT_hash_handle hh; /* store.blocks, unless is_collision */
+	UT_hash_handle hh; /* store.blocks, unless is_collision or is_damaged */
 	struct block_key key;
 	struct list link;    /* link: store.block_list, in the order of ids */
 	struct idle idle;    /* link: store.idle, while published, unused and in no manifest */
@@ -47,6 +48,7 @@ struct block {
 	uint32_t n_compared;
 	bool is_published;
 	bool is_collision; /* another content has its digest: it is not in the table, and never shared */
+	bool is_damaged; /* its content has changed: the same, but for those who share it already */
 };
 
 #endif

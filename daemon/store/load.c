@@ -240,9 +240,15 @@ static void tell_progress(struct load *load)
 /* The load may be gone afterwards. */
 static void check_end(struct load *load)
 {
-	if (load->state == LOAD_SETTLING && load->n_done == load->model->n_blocks) {
-		succeed(load);
+	if (load->state != LOAD_SETTLING || load->n_done < load->model->n_blocks) {
+		return;
 	}
+	if (store_has_damaged(load->model)) {
+		fail(load, STATUS_BUSY,
+		     "a block that the model shares was found damaged: open it again");
+		return;
+	}
+	succeed(load);
 }
 
 /* ---- granting -------------------------------------------------------------------------------- */

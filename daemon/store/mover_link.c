@@ -77,7 +77,7 @@ static struct mover_job *find_job_of(const struct mover_link *link,
 }
 
 /* Jobs that dead movers hold do not count. */
-static bool has_jobs(const struct mover_link *link)
+bool mover_is_busy(const struct mover_link *link)
 {
 	return find_job_of(link, NULL, link->last_job) != NULL;
 }
@@ -180,7 +180,7 @@ static void let_go(struct mover_link *link)
 static void on_idle(uv_timer_t *timer)
 {
 	struct mover_link *link = container_of(timer, struct mover_link, idle_timer);
-	if (!has_jobs(link)) {
+	if (!mover_is_busy(link)) {
 		log_info("glake-mover was idle and is stopped");
 		let_go(link);
 	}
@@ -188,7 +188,10 @@ static void on_idle(uv_timer_t *timer)
 
 static void start_idle_timer(struct mover_link *link)
 {
-	if (!has_jobs(link) && link->process && link->idle_ms && !link->is_closing) {
+	/* It runs already behind a job that was aside. */
+	bool is_started = uv_is_active((const uv_handle_t *)&link->idle_timer);
+	if (!mover_is_busy(link) && link->process && link->idle_ms && !link->is_closing &&
+	    !is_started) {
 		uv_timer_start(&link->idle_timer, on_idle, link->idle_ms, 0);
 	}
 }
@@ -214,7 +217,10 @@ static int begin(struct mover_link *link, struct mover_job *job, size_t n_counte
 			return r;
 		}
 	}
-	uv_timer_stop(&link->idle_timer);
+	if (!job->is_aside) {
+		uv_timer_stop(&link->idle_timer);
+		link->last_begun_ms = uv_now(link->loop);
+	}
 	job->id = ++link->last_job;
 	job->is_cancelled = false;
 	HASH_ADD(hh, link->jobs, id, sizeof(job->id), job);
@@ -519,7 +525,7 @@ void mover_link_close(struct mover_link *link)
 	link->is_closing = true;
 	let_go(link);
 	fail_all(link, NULL, "glaked ends");
-	assert(!has_jobs(link));
+	assert(!mover_is_busy(link));
 	mover_link_take_path(link, NULL);
 	uv_close((uv_handle_t *)&link->idle_timer, NULL);
 }

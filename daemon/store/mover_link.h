@@ -45,6 +45,7 @@ struct mover_job {
 	enum job_kind kind;
 	size_t n_fds; /* it counts for so many */
 	bool is_cancelled;
+	bool is_aside; /* set by the caller: it does not keep an idle mover running */
 	struct mover_process
 		*held_by; /* the dead process that still has its fds, after it failed */
 	/* @error is one line, valid during the call. The link does not know the job any more. */
@@ -104,6 +105,7 @@ struct mover_link {
 	struct mover_process *process; /* owned; NULL: none runs */
 	struct mover_job *jobs;        /* table by id */
 	uint64_t last_job;
+	uint64_t last_begun_ms; /* when the last job began that is not aside */
 	size_t max_fds;
 	size_t n_fds; /* of all jobs */
 	bool is_closing;
@@ -130,6 +132,9 @@ void mover_link_close(struct mover_link *link);
 
 /* The mover's pid, or 0 when none runs. */
 int mover_link_pid(const struct mover_link *link);
+
+/* Whether it has jobs. */
+bool mover_is_busy(const struct mover_link *link);
 
 /*
  * Start a job. The caller has set its handlers, and the uid of a load; it keeps the fds. Returns 0,

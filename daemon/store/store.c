@@ -124,7 +124,7 @@ static uint64_t free_block(struct store *store, struct block *block)
 	uint64_t freed_bytes = block->chunk.bytes;
 	assert(block->n_users == 0 && block->n_compared == 0 && block->n_manifests == 0 &&
 	       block->n_pins == 0);
-	if (!block->is_collision) {
+	if (!block->is_collision && !block->is_damaged) {
 		HASH_DEL(store->blocks, block);
 	}
 	list_remove(&block->link);
@@ -492,6 +492,26 @@ void store_drop_left_over(struct store *store, const struct model *successor)
 	}
 }
 
+bool store_has_block(const struct model *model, const struct block *block)
+{
+	for (size_t i = 0; i < model->n_blocks; i++) {
+		if (model->blocks[i].block == block) {
+			return true;
+		}
+	}
+	return false;
+}
+
+bool store_has_damaged(const struct model *model)
+{
+	for (size_t i = 0; i < model->n_blocks; i++) {
+		if (model->blocks[i].block && model->blocks[i].block->is_damaged) {
+			return true;
+		}
+	}
+	return false;
+}
+
 uint64_t store_unique_bytes(const struct model *model)
 {
 	uint64_t bytes = 0;
@@ -522,6 +542,33 @@ uint64_t store_evict_model(struct store *store, struct model *model)
 	store->stats->blocks_evicted += n_blocks - store->n_blocks;
 	store->stats->evicted_bytes += freed_bytes;
 	return freed_bytes;
+}
+
+int store_withdraw_block(struct store *store, struct block *block)
+{
+	struct model *model;
+	struct model *next;
+	assert(block->n_compared > 0 && !block->is_damaged);
+	list_for_each (model, &store->model_list, link) {
+		int r = !model->reload_reason && store_has_block(model, block)
+		                ? store_hide_model(store, model, "a block of it is damaged")
+		                : 0;
+		if (r < 0) {
+			return r;
+		}
+	}
+	if (!block->is_collision) {
+		HASH_DEL(store->blocks, block);
+	}
+	block->is_damaged = true;
+	/* Then it goes with its last user. */
+	block->is_published = false;
+	list_for_each_safe (model, next, &store->model_list, link) {
+		if (model->n_holders == 0 && !model->is_pinned && store_has_block(model, block)) {
+			store_evict_model(store, model);
+		}
+	}
+	return 0;
 }
 
 static uint64_t evict_block(struct store *store, struct block *block)

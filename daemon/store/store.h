@@ -68,6 +68,19 @@ void store_end_compare(struct store *store, struct block *block);
  */
 void store_use_compared(struct store *store, struct block *block, struct charge *charge);
 
+/*
+ * The content of @block has changed. Nobody else shares it from now on: it is not found any more, nor
+ * are models with it, and those that are idle go. Whoever uses it keeps it. The caller has it from
+ * store_begin_compare(). Returns 0, or -ENOMEM: nothing has changed.
+ */
+int store_withdraw_block(struct store *store, struct block *block);
+
+/* Whether one of its blocks is damaged. */
+bool store_has_damaged(const struct model *model);
+
+/* Whether @block is one of its blocks. */
+bool store_has_block(const struct model *model, const struct block *block);
+
 /* ---- models ---- */
 
 struct model *store_find_model(struct store *store, const struct realm *realm,

@@ -84,6 +84,16 @@ void mover_cancel(struct mover_link *link, struct mover_job *job)
 	}
 }
 
+bool mover_is_busy(const struct mover_link *link)
+{
+	return fake_mover.jobs != NULL;
+}
+
+int mover_link_pid(const struct mover_link *link)
+{
+	return 1;
+}
+
 /* The oldest job of that kind. */
 FAKE_UNUSED static struct mover_job *fake_mover_job(enum job_kind kind)
 {

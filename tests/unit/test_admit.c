@@ -288,6 +288,33 @@ START_TEST_WITH(a_block_that_nobody_keeps_goes_with_its_last_comparison, .n = 2)
 }
 END_TEST
 
+/* Found by the patrol while it is compared: whatever the comparison says, the chunk is a block of its own. */
+START_TEST_WITH(a_block_that_is_found_damaged_is_not_shared, .n = 2)
+{
+	struct wish wish;
+	begin();
+	struct block *damaged = have_block(1);
+	start(&wish, 1);
+	ck_assert_int_eq(store_withdraw_block(&store, damaged), 0);
+	fake_mover_compared(fake_mover_job(JOB_COMPARE), _i == 0);
+	struct block *block = assert_block(&wish, false);
+	struct digest name = digest(1);
+	ck_assert_ptr_ne(block, damaged);
+	ck_assert_ptr_eq(store_find_block(&store, realm, &devices[0], &name), block);
+	/* And the next one is compared with that. */
+	start(&wish, 1);
+	fake_mover_compared(fake_mover_job(JOB_COMPARE), true);
+	ck_assert_ptr_eq(assert_block(&wish, true), block);
+	store_unuse_block(&store, block, 0);
+	store_unuse_block(&store, block, 0);
+	/* A program had published it, and yet its last user takes it along. */
+	ck_assert_uint_eq(store.n_blocks, 1);
+	store_unuse_block(&store, damaged, 0);
+	ck_assert_uint_eq(store.n_blocks, 0);
+	end();
+}
+END_TEST
+
 /* ---- what goes wrong, at each state ----------------------------------------------------------- */
 
 /* Have an admission get to a state in which something is under way. */

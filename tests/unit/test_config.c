@@ -87,6 +87,7 @@ static void check_defaults(const struct config *config)
 	ck_assert_uint_eq(config->warm_bytes, 1024 * MIB);
 	ck_assert_uint_eq(config->load_window_bytes, GIB);
 	ck_assert(!config->trust_file_times);
+	ck_assert_int_eq(config->verify, CONFIG_VERIFY_SAMPLE);
 	ck_assert_uint_eq(config->reserve_bytes, 0);
 	ck_assert_int_eq(config->pressure, CONFIG_PRESSURE_REFUSE);
 	ck_assert_uint_eq(config->wait_ms, 0);
@@ -157,6 +158,7 @@ START_TEST(every_scalar_arrives)
 	                             "warm_bytes = \"1 GiB\";\n"
 	                             "load_window_bytes = 0x10000000;\n"
 	                             "trust_file_times = true;\n"
+	                             "verify = \"always\";\n"
 	                             "reserve_bytes = \"2GB\";\n"
 	                             "pressure = \"wait\";\n"
 	                             "wait_ms = 250;\n");
@@ -182,6 +184,7 @@ START_TEST(every_scalar_arrives)
 	ck_assert_uint_eq(config->warm_bytes, GIB);
 	ck_assert_uint_eq(config->load_window_bytes, 256 * MIB);
 	ck_assert(config->trust_file_times);
+	ck_assert_int_eq(config->verify, CONFIG_VERIFY_ALWAYS);
 	ck_assert_uint_eq(config->reserve_bytes, 2000000000);
 	ck_assert_int_eq(config->pressure, CONFIG_PRESSURE_WAIT);
 	ck_assert_uint_eq(config->wait_ms, 250);
@@ -315,6 +318,7 @@ START_TEST(mistakes_are_refused_with_their_line)
 		{"admin_group = \"no-such-group\";", ":1: no group is named \"no-such-group\""},
 		{"log_level = \"loud\";",
 	         ":1: log_level must be error, warning, info or debug, not \"loud\""},
+		{"verify = \"on\";", ":1: verify must be off, sample or always, not \"on\""},
 		{"pressure = \"push\";", ":1: pressure must be refuse or wait, not \"push\""},
 		{"drain_ms = -1;", ":1: drain_ms is -1, must be 0 to 86400000"},
 		{"mover_idle_ms = 86400001;",

@@ -148,6 +148,29 @@ START_TEST(equal_blocks_of_one_model_are_one)
 }
 END_TEST
 
+/* The block that the model shares is found damaged after it was placed, and before the model is ready. */
+START_TEST(a_model_with_a_damaged_block_does_not_get_ready)
+{
+	struct client client;
+	struct digest name = digest(1);
+	begin();
+	reach(&client, FILLING);
+	struct block *block = store_find_block(&store, realm, &devices[0], &name);
+	fake_mover_loaded(job, 0, name);
+	fake_mover_compared(fake_mover_job(JOB_COMPARE), true);
+	ck_assert(store_has_block(model, block));
+	store_begin_compare(block);
+	ck_assert_int_eq(store_withdraw_block(&store, block), 0);
+	store_end_compare(&store, block);
+	fake_mover_loaded(job, 1, digest(2));
+	fake_mover_loaded(job, 2, digest(3));
+	fake_mover_load_done(job);
+	assert_told(&client, STATUS_BUSY);
+	ck_assert_uint_eq(store.n_blocks, 0);
+	end();
+}
+END_TEST
+
 START_TEST_WITH(a_mover_that_dies_leaves_nothing, .n = N_STAGES)
 {
 	struct client client;

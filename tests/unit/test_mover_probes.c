@@ -189,9 +189,9 @@ START_TEST(unknown_devices_are_refused)
 	struct chunk_in_test chunk = peer_chunk(&peer, 0, 2 * MIB);
 	peer.uuids[0][3] ^= 1;
 	peer_digest(&peer, 1, &chunk, 1);
-	peer_expect_failed(&peer, 1, GLAKE__WIRE__STATUS__BAD_REQUEST, "no device");
+	peer_expect_failed(&peer, 1, GLAKE__WIRE__STATUS__INTERNAL, "no device");
 	peer_load(&peer, 2, "m");
-	peer_expect_failed(&peer, 2, GLAKE__WIRE__STATUS__BAD_REQUEST, "no device");
+	peer_expect_failed(&peer, 2, GLAKE__WIRE__STATUS__INTERNAL, "no device");
 	peer_drop_chunk(&peer, &chunk);
 	made_free(&model);
 	peer_end(&peer);

@@ -1,0 +1,197 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/store/patrol.h"
+
+#include <stdlib.h>
+
+#include "daemon/base/log.h"
+#include "proto/cleanup.h"
+
+/* A block in the mover. If that has died and cannot end, the look outlives patrol.look. */
+struct look {
+	struct digest_job job;
+	struct patrol *patrol;
+	struct block *block; /* the store keeps it: store_begin_compare() */
+};
+
+/* ---- the result ------------------------------------------------------------------------------ */
+
+static void leave(struct look *look)
+{
+	if (look->patrol->look == look) {
+		look->patrol->look = NULL;
+	}
+}
+
+static void end(struct look *look)
+{
+	leave(look);
+	store_end_compare(look->patrol->store, look->block);
+	free(look);
+}
+
+static void find_damaged(struct look *look)
+{
+	struct patrol *patrol = look->patrol;
+	patrol->store->stats->blocks_damaged++;
+	patrol->on_damaged(patrol->user, look->block);
+	if (store_withdraw_block(patrol->store, look->block) < 0) {
+		log_error("a damaged block stays in the store: no host memory");
+	}
+}
+
+static void on_digested(struct digest_job *job, const struct digest *digest)
+{
+	struct look *look = container_of(job, struct look, job);
+	look->patrol->store->stats->blocks_verified++;
+	if (!digest_equal(digest, &look->block->key.digest)) {
+		find_damaged(look);
+	}
+	end(look);
+}
+
+static void on_failed(struct mover_job *job, enum status status, const char *error)
+{
+	struct look *look = container_of(job, struct look, job.job);
+	struct patrol *patrol = look->patrol;
+	/* The order is right, so this is about the chunk: it is not zero behind its content. */
+	if (status == STATUS_BAD_REQUEST) {
+		patrol->store->stats->blocks_verified++;
+		find_damaged(look);
+	} else {
+		patrol->next_ms = uv_now(patrol->timer.loop) + PATROL_RETRY_MS;
+	}
+	if (job->id == 0) {
+		end(look);
+	} else {
+		leave(look);
+	}
+}
+
+static void on_gone(struct mover_job *job)
+{
+	end(container_of(job, struct look, job.job));
+}
+
+/* ---- what to look at, and when --------------------------------------------------------------- */
+
+/* The next one in the order of ids, and the first behind the last. NULL: there is none. */
+static struct block *next_block(const struct patrol *patrol)
+{
+	struct block *first = NULL;
+	struct block *block;
+	list_for_each (block, &patrol->store->block_list, link) {
+		if (block->is_damaged) {
+			continue;
+		}
+		if (block->id > patrol->last_id) {
+			return block;
+		}
+		first = first ? first : block;
+	}
+	return first;
+}
+
+/* A mover that runs for the patrol alone must not take the memory that a program is about to need. */
+static bool has_room(const struct patrol *patrol)
+{
+	for (uint32_t i = 0; i < patrol->n_devices; i++) {
+		uint64_t free_bytes = device_free_bytes(&patrol->devices[i]);
+		if (free_bytes > 0 && free_bytes < PATROL_FREE_BYTES) {
+			return false;
+		}
+	}
+	return true;
+}
+
+static bool may_look(struct patrol *patrol, uint64_t now_ms)
+{
+	if (patrol->look || now_ms < patrol->next_ms || mover_is_busy(patrol->mover)) {
+		return false;
+	}
+	if (patrol->mode == CONFIG_VERIFY_ALWAYS) {
+		return true;
+	}
+	if (mover_link_pid(patrol->mover)) {
+		return now_ms - patrol->mover->last_begun_ms >= PATROL_QUIET_MS;
+	}
+	return now_ms >= patrol->start_ms && has_room(patrol);
+}
+
+static void look_at(struct patrol *patrol, struct block *block)
+{
+	struct look *look = calloc(1, sizeof(*look));
+	if (!look) {
+		return;
+	}
+	const struct chunk *chunk = &block->chunk;
+	look->job = (struct digest_job){
+		.job.on_failed = on_failed,
+		.job.on_gone = on_gone,
+		.job.is_aside = patrol->mode == CONFIG_VERIFY_SAMPLE,
+		.on_digested = on_digested,
+	};
+	look->patrol = patrol;
+	look->block = block;
+	if (mover_digest(patrol->mover, &look->job, chunk->device, chunk->fd, chunk->bytes,
+	                 block->content_bytes) < 0) {
+		patrol->next_ms = uv_now(patrol->timer.loop) + PATROL_RETRY_MS;
+		free(look);
+		return;
+	}
+	store_begin_compare(block);
+	patrol->look = look;
+	patrol->last_id = block->id;
+}
+
+static void on_timer(uv_timer_t *timer)
+{
+	struct patrol *patrol = container_of(timer, struct patrol, timer);
+	uint64_t now_ms = uv_now(timer->loop);
+	struct block *block = may_look(patrol, now_ms) ? next_block(patrol) : NULL;
+	if (!block) {
+		return;
+	}
+	if (!mover_link_pid(patrol->mover)) {
+		patrol->start_ms = now_ms + PATROL_START_MS;
+	}
+	look_at(patrol, block);
+}
+
+/* ---- from above ------------------------------------------------------------------------------ */
+
+void patrol_init(struct patrol *patrol, uv_loop_t *loop, struct store *store,
+                 struct mover_link *mover, const struct device *devices, uint32_t n_devices)
+{
+	*patrol = (struct patrol){
+		.store = store,
+		.mover = mover,
+		.devices = devices,
+		.n_devices = n_devices,
+		.mode = CONFIG_VERIFY_OFF,
+		.start_ms = uv_now(loop) + PATROL_START_MS,
+	};
+	uv_timer_init(loop, &patrol->timer);
+}
+
+void patrol_set_mode(struct patrol *patrol, enum config_verify mode)
+{
+	uint64_t period_ms = mode == CONFIG_VERIFY_ALWAYS ? PATROL_ALWAYS_MS : PATROL_SAMPLE_MS;
+	if (mode == patrol->mode) {
+		return;
+	}
+	patrol->mode = mode;
+	patrol->next_ms = 0;
+	if (mode == CONFIG_VERIFY_OFF) {
+		uv_timer_stop(&patrol->timer);
+	} else {
+		uv_timer_start(&patrol->timer, on_timer, period_ms, period_ms);
+	}
+}
+
+void patrol_close(struct patrol *patrol)
+{
+	uv_close((uv_handle_t *)&patrol->timer, NULL);
+	if (patrol->look) {
+		mover_cancel(patrol->mover, &patrol->look->job.job);
+	}
+}

@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The patrol: digests the blocks of the store again, one after the other and slowly, to find those
+ * whose content has changed.
+ *
+ * Nobody may write to a block, but memory fails, and a process that has an fd of a block can write to
+ * it in spite of the rules. Who opens a model or publishes a chunk later must not get such bytes.
+ *
+ *   sample  a block every PATROL_SAMPLE_MS, while a mover runs that has had no other work for
+ *           PATROL_QUIET_MS. The patrol does not keep it running. If none runs, the patrol starts one
+ *           after PATROL_START_MS, unless a device is known to be nearly full
+ *   always  a block every PATROL_ALWAYS_MS, unless the mover has other work. The mover stays
+ *
+ * A block is damaged if the mover digested it and the digest is another one, or found its rest not
+ * to be zero. Any other failure says nothing about it. While it is looked at, it is not evicted.
+ *
+ * Owner: the server. Threads: loop thread.
+ */
+#ifndef GLAKE_DAEMON_PATROL_H
+#define GLAKE_DAEMON_PATROL_H
+
+#include <uv.h>
+
+#include "daemon/config/config.h"
+#include "daemon/store/mover_link.h"
+#include "daemon/store/store.h"
+
+#define PATROL_SAMPLE_MS 2000u
+#define PATROL_QUIET_MS 5000u
+#define PATROL_START_MS (10u * 60 * 1000)
+#define PATROL_ALWAYS_MS 100u
+/* After a failure of the mover or of a device. */
+#define PATROL_RETRY_MS 60000u
+/* What must be free of a device for a mover that nobody needs: its context takes half of it. */
+#define PATROL_FREE_BYTES (1024ull * 1024 * 1024)
+
+struct look;
+
+struct patrol {
+	struct store *store;          /* borrowed */
+	struct mover_link *mover;     /* borrowed */
+	const struct device *devices; /* borrowed */
+	uint32_t n_devices;
+	enum config_verify mode;
+	uv_timer_t timer;
+	struct look *look; /* under way; NULL: none */
+	uint64_t last_id;  /* of the last block that was looked at */
+	uint64_t start_ms; /* not before may the patrol start a mover, */
+	uint64_t next_ms;  /* and look at anything */
+	/* @block is damaged; it and its models are in the store as before. */
+	void (*on_damaged)(void *user, const struct block *block);
+	void *user;
+};
+
+/* It begins with patrol_set_mode(). */
+void patrol_init(struct patrol *patrol, uv_loop_t *loop, struct store *store,
+                 struct mover_link *mover, const struct device *devices, uint32_t n_devices);
+void patrol_set_mode(struct patrol *patrol, enum config_verify mode);
+/* What it looks at ends with the link to the mover, or with the keeper. */
+void patrol_close(struct patrol *patrol);
+
+#endif
