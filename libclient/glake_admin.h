@@ -89,6 +89,12 @@ struct glake_session_device {
 	uint64_t process_bytes; /* driver usage without managed memory, by NVML; 0 = not known */
 };
 
+/* Memory that was to be sealed, and is private. */
+struct glake_unsealed {
+	const char *why;
+	uint64_t bytes;
+};
+
 struct glake_session_row {
 	uint64_t session;
 	uint32_t pid;
@@ -111,6 +117,15 @@ struct glake_session_row {
 	uint32_t n_devices; /* devices where it has memory */
 	const struct glake_session_device *devices;
 	int detached; /* its connection is lost; its process lives, and keeps what it has */
+	uint64_t sealed_bytes; /* of shared_bytes: by glake_seal() and glake_block_publish() */
+	uint64_t sealed_common_bytes; /* of sealed_bytes: mapped more than once, by any session */
+	uint64_t part_bytes; /* of shared_bytes, each block divided by the number of its mappings */
+	uint64_t n_seals;    /* calls of glake_seal(). It and the next as the program reports */
+	uint64_t seal_ns;    /* that they took */
+	uint64_t
+		held_ns; /* that the shim has held back the process's work, for them and to unseal */
+	uint32_t n_unsealed;
+	const struct glake_unsealed *unsealed; /* one per cause; of the memory that is live */
 };
 
 typedef int (*glake_session_fn)(void *user, const struct glake_session_row *row);
@@ -156,6 +171,7 @@ struct glake_model_row {
 	int pinned;
 	uint64_t idle_ms;
 	const char *reload_reason; /* why each open loads it again; "" = opens reuse it */
+	uint64_t part_bytes; /* of its blocks, each divided by the number of its places in models */
 };
 
 typedef int (*glake_model_fn)(void *user, const struct glake_model_row *row);
@@ -169,8 +185,9 @@ struct glake_block_row {
 	const char *realm;
 	uint64_t chunk_bytes;
 	uint64_t content_bytes;
-	uint32_t n_models;
-	uint32_t n_users;
+	uint32_t n_models;   /* places in models */
+	uint32_t n_users;    /* models that are open, and sessions that have the block alone */
+	uint32_t n_mappings; /* by sessions, each place of a model counted */
 };
 
 typedef int (*glake_block_fn)(void *user, const struct glake_block_row *row);

@@ -176,6 +176,18 @@ enum glake__pin {
 };
 const char *glake__pin_text(enum glake__pin pin);
 
+/*
+ * Why memory that was to be sealed is private: as UnsealedWhy of glake.proto. Behind GLAKE__UNSEALED_NAMED
+ * come the reasons of enum glake__pin.
+ */
+enum glake__unsealed {
+	GLAKE__UNSEALED_EDGE,    /* the spans do not fill its pages */
+	GLAKE__UNSEALED_FAILED,  /* sealing it was an error */
+	GLAKE__UNSEALED_WRITTEN, /* the driver's API was about to write to it */
+	GLAKE__UNSEALED_ASKED,   /* glake_unseal() */
+	GLAKE__UNSEALED_NAMED,   /* another process or device was about to get it */
+};
+
 /* Of the memory at @address; GLAKE__PIN_NONE also for memory that is not ours. */
 enum glake__pin glake__pin_at(glake_ptr address);
 
@@ -198,6 +210,9 @@ extern _Atomic uint64_t glake__n_sealed __attribute__((visibility("hidden")));
  * Calls no driver and waits for nobody.
  */
 glake_ptr glake__find_sealed(glake_ptr ptr, uint64_t n_bytes);
+
+/* glake_unseal() for cause @why. */
+int glake__unseal(glake_ptr ptr, uint64_t bytes, enum glake__unsealed why);
 
 /* ---- the program's own virtual memory management ---------------------------------------------- */
 

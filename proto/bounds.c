@@ -37,6 +37,10 @@ struct bounds {
 #define DRIVER_FIELDS 6u
 #define DRIVER_BYTES (2 + 5 * (1 + VARINT_BYTES))
 
+/* An Unsealed, with some room. */
+#define UNSEALED_FIELDS 3u
+#define UNSEALED_BYTES (2 + 2 * (1 + VARINT_BYTES))
+
 static const struct bounds bounds_of[] = {
 	[GLAKE__WIRE__REQUEST__BODY_HELLO] = {4 * GLAKE_MAX_NAME_BYTES +
                                                       GLAKE_MAX_UNANSWERED * VARINT_BYTES,
@@ -49,8 +53,10 @@ static const struct bounds bounds_of[] = {
 	[GLAKE__WIRE__REQUEST__BODY_CHUNK_SHARE] = NUMBERS(GLAKE_MAX_PACKET_FDS + 1),
 	[GLAKE__WIRE__REQUEST__BODY_CHUNK_OPEN] = NUMBERS(GLAKE_MAX_PACKET_FDS + 1),
 	[GLAKE__WIRE__REQUEST__BODY_USAGE_REPORT] =
-		{(GLAKE_MAX_REPORTED_DEVICES + 1) * DRIVER_BYTES + SPARE_BYTES,
-                 (GLAKE_MAX_REPORTED_DEVICES + 1) * DRIVER_FIELDS + SPARE_FIELDS},
+		{(GLAKE_MAX_REPORTED_DEVICES + 1) * DRIVER_BYTES +
+                         GLAKE_N_UNSEALED * UNSEALED_BYTES + SPARE_BYTES,
+                 (GLAKE_MAX_REPORTED_DEVICES + 1) * DRIVER_FIELDS +
+                         GLAKE_N_UNSEALED *UNSEALED_FIELDS + SPARE_FIELDS},
 	[GLAKE__WIRE__REQUEST__BODY_MODEL_OPEN] = {GLAKE_MAX_PACKET_BYTES,
                                                    GLAKE_MAX_PACKET_FDS + SPARE_FIELDS},
 	[GLAKE__WIRE__REQUEST__BODY_MODEL_TENSORS] = SMALL,

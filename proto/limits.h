@@ -61,9 +61,10 @@ static inline uint64_t glake_chunk_bytes(uint64_t content_bytes)
 #define GLAKE_MAX_BLOCKS 1000000u
 #define GLAKE_MAX_DIMS 32u
 
-/* Chunks that one ChunkFree gives back, and devices that one UsageReport tells of. */
+/* Chunks that one ChunkFree gives back; devices and causes (UnsealedWhy) that one UsageReport tells of. */
 #define GLAKE_MAX_FREED_CHUNKS 2048u
 #define GLAKE_MAX_REPORTED_DEVICES 64u
+#define GLAKE_N_UNSEALED 13u
 
 /* Loads that glake-mover has at the same time; each is a thread there. More are refused as busy. */
 #define GLAKE_MAX_LOADS 64u

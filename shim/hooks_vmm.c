@@ -239,7 +239,7 @@ static CUresult begin_naming(struct naming *naming)
 		return CUDA_SUCCESS;
 	}
 	for (;;) {
-		CUresult result = writes_unseal(naming->address, naming->n_bytes);
+		CUresult result = writes_unseal_to_name(naming->address, naming->n_bytes);
 		if (result != CUDA_SUCCESS) {
 			return result;
 		}

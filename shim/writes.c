@@ -214,6 +214,7 @@ static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER;
 struct request {
 	CUdeviceptr ptr;
 	uint64_t n_bytes;
+	enum glake__unsealed why;
 	int error; /* the library's */
 };
 
@@ -221,14 +222,15 @@ static int request_copies(struct connection *connection, void *user)
 {
 	struct request *request = user;
 	(void)connection;
-	request->error = glake_unseal(request->ptr, request->n_bytes);
+	request->error = glake__unseal(request->ptr, request->n_bytes, request->why);
 	return request->error;
 }
 
 /* Memory of a session of the program's own, or of one that is dead, is not the current connection's. */
-static int get_copies(const struct connection *owner, CUdeviceptr ptr, uint64_t n_bytes)
+static int get_copies(const struct connection *owner, CUdeviceptr ptr, uint64_t n_bytes,
+                      enum glake__unsealed why)
 {
-	struct request request = {.ptr = ptr, .n_bytes = n_bytes};
+	struct request request = {.ptr = ptr, .n_bytes = n_bytes, .why = why};
 	struct connection *connection = connection_peek();
 	if (connection && connection == owner) {
 		connection_ask(connection, request_copies, &request);
@@ -240,7 +242,7 @@ static int get_copies(const struct connection *owner, CUdeviceptr ptr, uint64_t 
 }
 
 /* -EINVAL: not memory that can be made private. The driver knows what to say of it. */
-static int unseal(CUdeviceptr ptr, uint64_t n_bytes)
+static int unseal(CUdeviceptr ptr, uint64_t n_bytes, enum glake__unsealed why)
 {
 	cleanup_cancel int cancel = cancel_disable();
 	struct heap_facts facts;
@@ -251,7 +253,7 @@ static int unseal(CUdeviceptr ptr, uint64_t n_bytes)
 		n_bytes = n_bytes < n_left ? n_bytes : n_left;
 		/* Another thread may have done it meanwhile. */
 		bool is_sealed = glake__find_sealed(ptr, n_bytes) != 0;
-		r = is_sealed ? get_copies(facts.connection, ptr, n_bytes) : 0;
+		r = is_sealed ? get_copies(facts.connection, ptr, n_bytes, why) : 0;
 		shim_count_add(SHIM_COUNT_copies, is_sealed && r == 0);
 	}
 	pthread_mutex_unlock(&turn);
@@ -263,9 +265,9 @@ bool writes_have_sealed(CUdeviceptr ptr, uint64_t n_bytes)
 	return writes_are_watched() && heap_find(ptr, NULL) && glake__find_sealed(ptr, n_bytes);
 }
 
-CUresult writes_unseal(CUdeviceptr ptr, uint64_t n_bytes)
+CUresult writes_unseal_to_name(CUdeviceptr ptr, uint64_t n_bytes)
 {
-	int r = writes_have_sealed(ptr, n_bytes) ? unseal(ptr, n_bytes) : 0;
+	int r = writes_have_sealed(ptr, n_bytes) ? unseal(ptr, n_bytes, GLAKE__UNSEALED_NAMED) : 0;
 	return r == 0 || r == -EINVAL ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
@@ -275,7 +277,7 @@ bool writes_give_copies(struct gate_thread **thread, struct writes_span span, CU
 	int r = -EINVAL;
 	gate_leave(*thread);
 	if (!capture_may_have(stream, is_per_thread ? GLAKE_PER_THREAD : 0)) {
-		r = unseal(span.ptr, span.n_bytes);
+		r = unseal(span.ptr, span.n_bytes, GLAKE__UNSEALED_WRITTEN);
 	}
 	*result_out = r == 0 || r == -EINVAL ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 	*thread = gate_enter();

@@ -66,10 +66,10 @@ bool writes_give_copies(struct gate_thread **thread, struct writes_span span, CU
                         bool is_per_thread, CUresult *result_out);
 
 /*
- * Outside the gate: what [ptr, ptr + n_bytes) has of one allocation is private. CUDA_SUCCESS also if there is
- * nothing of ours; CUDA_ERROR_OUT_OF_MEMORY.
+ * Outside the gate: what [ptr, ptr + n_bytes) has of one allocation is private, and can be handed out.
+ * CUDA_SUCCESS also if there is nothing of ours; CUDA_ERROR_OUT_OF_MEMORY.
  */
-CUresult writes_unseal(CUdeviceptr ptr, uint64_t n_bytes);
+CUresult writes_unseal_to_name(CUdeviceptr ptr, uint64_t n_bytes);
 
 /* Would that have something to do? */
 bool writes_have_sealed(CUdeviceptr ptr, uint64_t n_bytes);

@@ -260,6 +260,9 @@ uint64_t holder_add_model(struct holder *holder, uint64_t request, struct model 
 		return 0;
 	}
 	held->model = model;
+	for (size_t i = 0; i < model->n_blocks; i++) {
+		model->blocks[i].block->n_mappings++;
+	}
 	count_shared(holder, model->device, model->span_bytes);
 	return held->id;
 }
@@ -271,6 +274,7 @@ uint64_t holder_add_block(struct holder *holder, uint64_t request, struct block 
 		return 0;
 	}
 	held->block = block;
+	block->n_mappings++;
 	count_shared(holder, block->chunk.device, block->chunk.bytes);
 	return held->id;
 }
@@ -287,6 +291,7 @@ void holder_turn_block(struct holder *holder, struct held *held, struct block *b
 	held->admit = NULL;
 	held->was_chunk = true;
 	held->was_known = was_known;
+	block->n_mappings++;
 	count_shared(holder, device, block->chunk.bytes);
 }
 
@@ -309,10 +314,14 @@ void holder_release(struct holder *holder, struct held *held)
 		release_chunk(holder, held);
 		break;
 	case HELD_MODEL:
+		for (size_t i = 0; i < held->model->n_blocks; i++) {
+			held->model->blocks[i].block->n_mappings--;
+		}
 		uncount_shared(holder, held->model->device, held->model->span_bytes);
 		store_unhold_model(store, held->model, holder->tenant->priority);
 		break;
 	default:
+		held->block->n_mappings--;
 		uncount_shared(holder, held->block->chunk.device, held->block->chunk.bytes);
 		store_unuse_block(store, held->block, holder->tenant->priority);
 	}
@@ -331,6 +340,29 @@ void holder_release_unanswered(struct holder *holder, const uint64_t *requests, 
 			}
 		}
 	}
+}
+
+static void add_sharing(struct holder_sharing *sharing, const struct block *block, bool is_sealed)
+{
+	uint64_t n_bytes = block->chunk.bytes;
+	sharing->part_bytes += (double)n_bytes / block->n_mappings;
+	sharing->sealed_bytes += is_sealed ? n_bytes : 0;
+	sharing->sealed_common_bytes += is_sealed && block->n_mappings > 1 ? n_bytes : 0;
+	sharing->n_walked++;
+}
+
+struct holder_sharing holder_sharing(const struct holder *holder)
+{
+	struct holder_sharing sharing = {.n_walked = holder->n_held[HELD_CHUNK]};
+	for (const struct held *held = holder->held; held; held = held->hh.next) {
+		if (held->kind == HELD_BLOCK) {
+			add_sharing(&sharing, held->block, held->was_chunk);
+		}
+		for (size_t i = 0; held->kind == HELD_MODEL && i < held->model->n_blocks; i++) {
+			add_sharing(&sharing, held->model->blocks[i].block, false);
+		}
+	}
+	return sharing;
 }
 
 /* ---- the end --------------------------------------------------------------------------------- */

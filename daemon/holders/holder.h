@@ -85,6 +85,14 @@ struct holder_device {
 	struct driver_memory driver;
 };
 
+/* What the holder has in common with others, on all devices. */
+struct holder_sharing {
+	uint64_t sealed_bytes;        /* blocks that were its chunks */
+	uint64_t sealed_common_bytes; /* of them: mapped more than once */
+	double part_bytes;            /* of all its blocks, each divided by its mappings */
+	size_t n_walked;              /* for the caller, who bounds his time */
+};
+
 /* The process's report about itself. */
 struct holder_usage {
 	uint64_t live_bytes;
@@ -92,6 +100,10 @@ struct holder_usage {
 	uint64_t peak_bytes;
 	uint64_t n_owned;
 	uint64_t n_passed;
+	uint64_t unsealed_bytes[GLAKE_N_UNSEALED];
+	uint64_t n_seals;
+	uint64_t seal_ns;
+	uint64_t held_ns;
 };
 
 /* All holders of the node, and what they need. */
@@ -186,6 +198,9 @@ uint64_t holder_add_block(struct holder *holder, uint64_t request, struct block 
 /* The chunk of @held was moved away and has become @block, which the caller uses. */
 void holder_turn_block(struct holder *holder, struct held *held, struct block *block,
                        bool was_known);
+
+/* Walks all that it holds. */
+struct holder_sharing holder_sharing(const struct holder *holder);
 
 /* Give back everything that these requests brought: the client does not know of it. */
 void holder_release_unanswered(struct holder *holder, const uint64_t *requests, size_t n_requests);

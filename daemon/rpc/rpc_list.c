@@ -167,11 +167,15 @@ void rpc_stats_get(struct session *session, const request_t *request, struct fdl
 
 /* Devices of the rows of one page. */
 #define PAGE_DEVICES 2048
+/* Things held that are looked at for one page of sessions. */
+#define PAGE_HELD 16384
 
-/* The place for a row's devices: room for RPC_MAX_DEVICES. */
-struct device_place {
+/* The place for what a row has lists of: room for RPC_MAX_DEVICES and GLAKE_N_UNSEALED. */
+struct row_place {
 	Glake__Wire__SessionDevice *devices;
-	Glake__Wire__SessionDevice **list;
+	Glake__Wire__SessionDevice **device_list;
+	Glake__Wire__Unsealed *unsealed;
+	Glake__Wire__Unsealed **unsealed_list;
 };
 
 /* Returns whether the holder or its process has anything on the device. */
@@ -193,8 +197,28 @@ static bool describe_share(const struct rpc_context *rpc, const struct holder *h
 	       row->graph_bytes || row->other_bytes || row->process_bytes;
 }
 
+static void describe_seals(const struct holder *holder, const struct row_place *place,
+                           Glake__Wire__SessionInfo *row)
+{
+	const struct holder_usage *usage = &holder->usage;
+	row->n_seals = usage->n_seals;
+	row->seal_ns = usage->seal_ns;
+	row->held_ns = usage->held_ns;
+	row->unsealed = place->unsealed_list;
+	for (unsigned i = 0; i < GLAKE_N_UNSEALED; i++) {
+		if (usage->unsealed_bytes[i] > 0) {
+			Glake__Wire__Unsealed *unsealed = &place->unsealed[row->n_unsealed];
+			glake__wire__unsealed__init(unsealed);
+			unsealed->why = (Glake__Wire__UnsealedWhy)i;
+			unsealed->bytes = usage->unsealed_bytes[i];
+			place->unsealed_list[row->n_unsealed++] = unsealed;
+		}
+	}
+}
+
 static void describe_holder(const struct rpc_context *rpc, const struct holder *holder,
-                            const struct device_place *place, Glake__Wire__SessionInfo *row)
+                            const struct holder_sharing *sharing, const struct row_place *place,
+                            Glake__Wire__SessionInfo *row)
 {
 	glake__wire__session_info__init(row);
 	row->session = holder->id;
@@ -213,13 +237,17 @@ static void describe_holder(const struct rpc_context *rpc, const struct holder *
 	row->n_owned = holder->usage.n_owned;
 	row->n_passed = holder->usage.n_passed;
 	row->detached = holder->state == HOLDER_DETACHED;
-	row->devices = place->list;
+	row->sealed_bytes = sharing->sealed_bytes;
+	row->sealed_common_bytes = sharing->sealed_common_bytes;
+	row->part_bytes = (uint64_t)(sharing->part_bytes + 0.5);
+	describe_seals(holder, place, row);
+	row->devices = place->device_list;
 	for (uint32_t i = 0; i < rpc->n_devices; i++) {
 		Glake__Wire__SessionDevice *device = &place->devices[row->n_devices];
 		row->reserved_bytes += holder->devices[i].reserved_bytes;
 		row->shared_bytes += holder->devices[i].shared_bytes;
 		if (row->n_devices < RPC_MAX_DEVICES && describe_share(rpc, holder, i, device)) {
-			place->list[row->n_devices++] = device;
+			place->device_list[row->n_devices++] = device;
 		}
 	}
 }
@@ -230,7 +258,10 @@ void rpc_session_list(struct session *session, const request_t *request, struct 
 	static Glake__Wire__SessionInfo *list[PAGE_ROWS];
 	static Glake__Wire__SessionDevice devices[PAGE_DEVICES];
 	static Glake__Wire__SessionDevice *device_list[PAGE_DEVICES];
+	static Glake__Wire__Unsealed unsealed[PAGE_ROWS + 1][GLAKE_N_UNSEALED];
+	static Glake__Wire__Unsealed *unsealed_list[PAGE_ROWS + 1][GLAKE_N_UNSEALED];
 	size_t n_devices = 0;
+	size_t n_held = 0;
 	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
 	Glake__Wire__SessionListAnswer body = GLAKE__WIRE__SESSION_LIST_ANSWER__INIT;
 	struct rpc_page page = {.rows = rows, .list = list, .max_rows = PAGE_ROWS};
@@ -242,16 +273,19 @@ void rpc_session_list(struct session *session, const request_t *request, struct 
 			continue;
 		}
 		Glake__Wire__SessionInfo next;
-		const struct device_place place = {&devices[n_devices], &device_list[n_devices]};
-		if (n_devices + RPC_MAX_DEVICES > PAGE_DEVICES) {
+		const struct row_place place = {&devices[n_devices], &device_list[n_devices],
+		                                unsealed[page.n_rows], unsealed_list[page.n_rows]};
+		if (n_devices + RPC_MAX_DEVICES > PAGE_DEVICES || n_held > PAGE_HELD) {
 			page.next = page.last;
 			break;
 		}
-		describe_holder(rpc, holder, &place, &next);
+		const struct holder_sharing sharing = holder_sharing(holder);
+		describe_holder(rpc, holder, &sharing, &place, &next);
 		if (!rpc_page_add(&page, holder->id, &next.base)) {
 			break;
 		}
 		n_devices += next.n_devices;
+		n_held += sharing.n_walked;
 	}
 	body.sessions = list;
 	body.n_sessions = page.n_rows;
@@ -316,6 +350,7 @@ static void describe_model(const struct session *session, const struct model *mo
 	row->span_bytes = model->span_bytes;
 	row->content_bytes = model->content_bytes;
 	row->unique_bytes = store_unique_bytes(model);
+	row->part_bytes = store_part_bytes(model);
 	row->n_tensors = model->n_tensors;
 	row->n_blocks = model->n_blocks;
 	row->n_open = is_ready ? model->n_holders : 0;
@@ -365,6 +400,7 @@ static void describe_block(const struct block *block, Glake__Wire__BlockInfo *ro
 	row->content_bytes = block->content_bytes;
 	row->n_models = block->n_manifests;
 	row->n_users = block->n_users;
+	row->n_mappings = block->n_mappings;
 }
 
 void rpc_block_list(struct session *session, const request_t *request, struct fdlist *fds)

@@ -3,6 +3,8 @@
  * A client's report about itself: its own memory and its memory of the driver, for listings; and
  * whether it has followed a Reclaim. The numbers are bounded, so no sum of them overflows.
  */
+#include <string.h>
+
 #include "daemon/rpc/rpc_handlers.h"
 
 static uint64_t bounded(uint64_t bytes, uint64_t limit)
@@ -39,6 +41,24 @@ static struct driver_memory take_driver(const Glake__Wire__DriverMemory *from, u
 	};
 }
 
+/* Causes of later versions are passed over. */
+static void take_seals(struct holder_usage *usage, const Glake__Wire__UsageReport *report)
+{
+	_Static_assert(GLAKE_N_UNSEALED == GLAKE__WIRE__UNSEALED_WHY__UNSEALED_MULTICAST + 1,
+	               "all causes");
+	memset(usage->unsealed_bytes, 0, sizeof(usage->unsealed_bytes));
+	for (size_t i = 0; i < report->n_unsealed; i++) {
+		const Glake__Wire__Unsealed *unsealed = report->unsealed[i];
+		if ((uint32_t)unsealed->why < GLAKE_N_UNSEALED) {
+			usage->unsealed_bytes[unsealed->why] = bounded(unsealed->bytes,
+			                                               GLAKE_MAX_REPORTED_BYTES);
+		}
+	}
+	usage->n_seals = report->n_seals;
+	usage->seal_ns = report->seal_ns;
+	usage->held_ns = report->held_ns;
+}
+
 void rpc_usage_report(struct session *session, const request_t *request, struct fdlist *fds)
 {
 	const Glake__Wire__UsageReport *report = request->usage_report;
@@ -51,6 +71,7 @@ void rpc_usage_report(struct session *session, const request_t *request, struct 
 	session->holder->usage.peak_bytes = bounded(report->peak_bytes, GLAKE_MAX_REPORTED_BYTES);
 	session->holder->usage.n_owned = report->n_owned;
 	session->holder->usage.n_passed = report->n_passed;
+	take_seals(&session->holder->usage, report);
 	for (uint32_t i = 0; i < rpc->n_devices; i++) {
 		session->holder->devices[i].driver = (struct driver_memory){0};
 	}

@@ -46,6 +46,8 @@ struct block {
 	uint32_t n_manifests;
 	uint32_t n_users;
 	uint32_t n_compared;
+	uint32_t
+		n_mappings; /* by holders (holder.c): each place of a model that one has, and each use */
 	bool is_published;
 	bool is_collision; /* another content has its digest: it is not in the table, and never shared */
 	bool is_damaged; /* its content has changed: the same, but for those who share it already */

@@ -524,6 +524,16 @@ uint64_t store_unique_bytes(const struct model *model)
 	return bytes;
 }
 
+uint64_t store_part_bytes(const struct model *model)
+{
+	double bytes = 0;
+	for (size_t i = 0; i < model->n_blocks; i++) {
+		const struct block *block = model->blocks[i].block;
+		bytes += block ? (double)block->chunk.bytes / block->n_manifests : 0;
+	}
+	return (uint64_t)(bytes + 0.5);
+}
+
 /* ---- eviction -------------------------------------------------------------------------------- */
 
 uint64_t store_evict_model(struct store *store, struct model *model)

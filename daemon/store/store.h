@@ -131,6 +131,8 @@ void store_unpin_model(struct store *store, struct model *model);
 
 /* Bytes of chunks that only this model keeps. */
 uint64_t store_unique_bytes(const struct model *model);
+/* Its part of the chunks: each divided by the places of manifests that name it. */
+uint64_t store_part_bytes(const struct model *model);
 
 /* ---- eviction ---- */
 

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "proto/cleanup.h"
+#include "libclient/glake_shim.h"
 #include "libclient/link/call.h"
 #include "libclient/link/dispatch.h"
 #include "libclient/link/session.h"
@@ -188,6 +189,21 @@ static void ask_sessions(Glake__Wire__Request *request, void *body, uint64_t aft
 	request->session_list = sessions;
 }
 
+static const char *unsealed_text(uint32_t why)
+{
+	static const char *const texts[] = {
+		[GLAKE__UNSEALED_EDGE] = "the rest of the page of 2 MiB is not to be sealed",
+		[GLAKE__UNSEALED_FAILED] = "sealing failed",
+		[GLAKE__UNSEALED_WRITTEN] = "written to by the driver's API",
+		[GLAKE__UNSEALED_ASKED] = "unsealed by the program",
+		[GLAKE__UNSEALED_NAMED] = "handed out to another process or device",
+	};
+	enum glake__pin pin = (enum glake__pin)(why - GLAKE__UNSEALED_NAMED);
+	return why <= GLAKE__UNSEALED_NAMED ? texts[why]
+	       : why < GLAKE_N_UNSEALED     ? glake__pin_text(pin)
+	                                    : "for a reason of a later version";
+}
+
 static int show_session(const Glake__Wire__SessionInfo *from, const struct list *list)
 {
 	cleanup_free struct glake_session_device *devices = calloc(from->n_devices + 1,
@@ -205,6 +221,17 @@ static int show_session(const Glake__Wire__SessionInfo *from, const struct list 
 			.graph_bytes = from->devices[i]->graph_bytes,
 			.other_bytes = from->devices[i]->other_bytes,
 			.process_bytes = from->devices[i]->process_bytes,
+		};
+	}
+	cleanup_free struct glake_unsealed *unsealed = calloc(from->n_unsealed + 1,
+	                                                      sizeof(*unsealed));
+	if (!unsealed) {
+		return glake__fail(-ENOMEM, "out of memory");
+	}
+	for (size_t i = 0; i < from->n_unsealed; i++) {
+		unsealed[i] = (struct glake_unsealed){
+			.why = unsealed_text((uint32_t)from->unsealed[i]->why),
+			.bytes = from->unsealed[i]->bytes,
 		};
 	}
 	struct glake_session_row row = {
@@ -228,6 +255,14 @@ static int show_session(const Glake__Wire__SessionInfo *from, const struct list 
 		.n_devices = (uint32_t)from->n_devices,
 		.devices = devices,
 		.detached = from->detached,
+		.sealed_bytes = from->sealed_bytes,
+		.sealed_common_bytes = from->sealed_common_bytes,
+		.part_bytes = from->part_bytes,
+		.n_seals = from->n_seals,
+		.seal_ns = from->seal_ns,
+		.held_ns = from->held_ns,
+		.n_unsealed = (uint32_t)from->n_unsealed,
+		.unsealed = unsealed,
 	};
 	return list->row.session(list->user, &row);
 }
@@ -350,6 +385,7 @@ static int show_models(const Glake__Wire__Answer *answer, const struct list *lis
 			.pinned = from->pinned,
 			.idle_ms = from->idle_ms,
 			.reload_reason = TEXT(from->reload_reason),
+			.part_bytes = from->part_bytes,
 		};
 		r = list->row.model(list->user, &row);
 	}
@@ -393,6 +429,7 @@ static int show_blocks(const Glake__Wire__Answer *answer, const struct list *lis
 			.content_bytes = from->content_bytes,
 			.n_models = from->n_models,
 			.n_users = from->n_users,
+			.n_mappings = from->n_mappings,
 		};
 		if (from->digest.len == sizeof(row.digest.bytes)) {
 			memcpy(row.digest.bytes, from->digest.data, sizeof(row.digest.bytes));

@@ -23,6 +23,7 @@
 #include <stdint.h>
 
 #include "proto/cudrv.h"
+#include "proto/limits.h"
 #include "libclient/glake.h"
 #include "libclient/link/error.h"
 #include "libclient/link/link.h"
@@ -45,6 +46,10 @@ struct glake__books {
 	uint64_t shared_bytes;
 	uint64_t n_warm_allocs;
 	uint64_t n_cold_allocs;
+	uint64_t
+		unsealed_bytes[GLAKE_N_UNSEALED]; /* of live memory, by cause (memory/unsealed.h) */
+	uint64_t n_seals;
+	uint64_t seal_ns;
 };
 
 /* The program holds @n_bytes more. Called with the lock held. */
@@ -62,6 +67,10 @@ struct glake__usage {
 	uint64_t warm_bytes;
 	uint64_t peak_bytes;
 	uint64_t program_version;
+	uint64_t unsealed_bytes[GLAKE_N_UNSEALED];
+	uint64_t n_seals;
+	uint64_t seal_ns;
+	uint64_t held_ns; /* of the process */
 };
 
 struct glake__program {

@@ -17,6 +17,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "proto/limits.h"
 #include "libclient/glake_shim.h"
 #include "libclient/memory/range.h"
 
@@ -51,6 +52,7 @@ struct glake__backing {
 	struct glake__slab *slab; /* owned; NULL: one allocation, which is: */
 	struct glake__allocation whole;
 	uint64_t ticket; /* of its chunks, which others may have; 0: they have no name */
+	uint64_t unsealed_bytes[GLAKE_N_UNSEALED]; /* unsealed.h */
 };
 
 /*

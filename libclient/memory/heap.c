@@ -9,6 +9,7 @@
 #include "libclient/link/dispatch.h"
 #include "libclient/memory/backing.h"
 #include "libclient/memory/space.h"
+#include "libclient/memory/unsealed.h"
 
 /* Ids that the driver does not give to its own buffers: registration caches key on them. */
 #define FIRST_ID (1ull << 62)
@@ -45,6 +46,7 @@ static void remove_live(struct glake__backing *backing)
 	if (!backing->whole.is_parked) {
 		books->live_bytes -= backing->n_bytes;
 	}
+	glake__unsealed_forget_locked(backing);
 	backing->older = NULL;
 	backing->newer = NULL;
 	backing->is_live = false;
@@ -521,6 +523,7 @@ uint64_t glake__heap_park(struct glake__allocation *allocation)
 	if (!allocation->block) {
 		glake__lock();
 		backing->device->session->books.live_bytes -= backing->n_bytes;
+		glake__unsealed_forget_locked(backing);
 		is_tied = glake__backing_is_tied_locked(backing);
 		glake__unlock();
 	}

@@ -30,7 +30,10 @@
 #include "libclient/memory/reback.h"
 #include "libclient/memory/repiece.h"
 #include "libclient/memory/space.h"
+#include "libclient/memory/unsealed.h"
+#include "libclient/memory/usage.h"
 #include "proto/cleanup.h"
+#include "proto/clock.h"
 #include "proto/limits.h"
 
 /* Spans that lie no further apart are one: PyTorch's allocator rounds sizes up to this. */
@@ -54,6 +57,7 @@ struct part {
 	uint64_t n_bytes;
 	struct glake__hold hold; /* from flipping to collapsing; range is NULL: there is none */
 	struct glake__block_answer answer; /* once it is published */
+	enum glake__pin pin;               /* the reason why it is not held */
 	bool is_flipped;
 	bool is_published;
 };
@@ -225,7 +229,9 @@ static int plan_region(struct seal *seal, const struct span *spans, size_t n_spa
 	end = end == spans[0].held.end ? backing->n_bytes : round_down(end);
 	uint64_t n_pages = begin < end ? end - begin : 0;
 	int r = 0;
-	seal->sum.edge_bytes += n_pages < n_asked ? n_asked - n_pages : 0;
+	uint64_t edge_bytes = n_pages < n_asked ? n_asked - n_pages : 0;
+	seal->sum.edge_bytes += edge_bytes;
+	glake__unsealed_add(backing, GLAKE__UNSEALED_EDGE, edge_bytes);
 	while (r == 0 && begin < end) {
 		struct look piece = look_at(backing, begin);
 		uint64_t stop = piece.offset + piece.n_bytes;
@@ -235,6 +241,7 @@ static int plan_region(struct seal *seal, const struct span *spans, size_t n_spa
 		} else if (piece.kind != GLAKE__PAGE_CHUNK || piece.pin != GLAKE__PIN_NONE) {
 			seal->sum.pinned_bytes += stop - begin;
 			seal->sum.pinned_why = glake__pin_text(piece.pin);
+			glake__unsealed_pinned(backing, piece.pin, stop - begin);
 		} else {
 			r = cut(seal, spans, n_spans, begin, stop);
 		}
@@ -243,9 +250,22 @@ static int plan_region(struct seal *seal, const struct span *spans, size_t n_spa
 	return r;
 }
 
+/* Of the allocations that this seal has to do with. */
+static void begin_books(struct seal *seal)
+{
+	glake__lock();
+	for (size_t i = 0; i < seal->n_spans; i++) {
+		if (seal->spans[i].held.backing) {
+			glake__unsealed_forget_locked(seal->spans[i].held.backing);
+		}
+	}
+	glake__unlock();
+}
+
 static int plan(struct seal *seal)
 {
 	int r = 0;
+	begin_books(seal);
 	for (size_t i = 0; r == 0 && i < seal->n_spans;) {
 		const struct span *first = &seal->spans[i];
 		uint64_t end = first->end;
@@ -294,6 +314,16 @@ static int separate(struct part *parts, size_t n_parts, const struct look *piece
 	return n == 1 ? 0 : glake__repiece(parts[0].backing, piece->offset, sizes, n, &wait);
 }
 
+/* Parts that are still private. */
+static void count_private(const struct part *parts, size_t n)
+{
+	for (size_t i = 0; i < n; i++) {
+		if (!parts[i].is_published) {
+			glake__unsealed_pinned(parts[i].backing, parts[i].pin, parts[i].n_bytes);
+		}
+	}
+}
+
 /* Parts whose piece cannot be cut are dropped. */
 static void separate_all(struct seal *seal)
 {
@@ -311,6 +341,8 @@ static void separate_all(struct seal *seal)
 		if (r == 0) {
 			memmove(&seal->parts[n_kept], first, n * sizeof(*first));
 			n_kept += n;
+		} else {
+			count_private(first, n);
 		}
 		i += n;
 	}
@@ -352,7 +384,8 @@ static int hold_part(struct part *part)
 		part->hold.range = NULL;
 		return r;
 	}
-	if (look_at(part->backing, part->offset).pin != GLAKE__PIN_NONE) {
+	part->pin = look_at(part->backing, part->offset).pin;
+	if (part->pin != GLAKE__PIN_NONE) {
 		glake__hold_end(&part->hold);
 		part->hold.range = NULL;
 	}
@@ -562,6 +595,7 @@ static int run(struct seal *seal)
 		size_t n = seal->n_parts - i < BATCH ? seal->n_parts - i : BATCH;
 		seal_batch(seal, &seal->parts[i], n);
 	}
+	count_private(seal->parts, seal->n_parts);
 	return 0;
 }
 
@@ -587,15 +621,29 @@ static int seal_new(struct seal *seal, const struct glake_span *spans, size_t n_
 	return 0;
 }
 
-/* The session of what was sealed; NULL: nothing was. */
+/* The session of the first span that can be sealed; NULL: there is none. */
 static struct glake_session *session_of(const struct seal *seal)
 {
-	return seal->n_parts > 0 ? seal->parts[0].backing->device->session : NULL;
+	size_t i = 0;
+	while (i < seal->n_spans && !seal->spans[i].held.backing) {
+		i++;
+	}
+	return i < seal->n_spans ? seal->spans[i].held.backing->device->session : NULL;
+}
+
+static void count_seal(struct glake_session *session, uint64_t since_ns)
+{
+	glake__lock();
+	session->books.n_seals++;
+	session->books.seal_ns += clock_now_ns() - since_ns;
+	glake__unlock();
+	glake__usage_report_now(session);
 }
 
 int glake_seal(const struct glake_span *spans, size_t n_spans, struct glake_sealed *sealed_out)
 {
 	cleanup_cancel int cancel = cancel_disable();
+	uint64_t since_ns = clock_now_ns();
 	struct seal seal;
 	if (is_off()) {
 		return glake__fail(-EPERM, "GLAKE_DEDUP=off: nothing is sealed");
@@ -611,6 +659,9 @@ int glake_seal(const struct glake_span *spans, size_t n_spans, struct glake_seal
 	seal.sum.longest_held_ns = held.longest_ns;
 	struct glake_session *session = session_of(&seal);
 	let_all(&seal);
+	if (session) {
+		count_seal(session, since_ns);
+	}
 	free(seal.spans);
 	free(seal.parts);
 	if (seal.error) {
@@ -625,7 +676,8 @@ int glake_seal(const struct glake_span *spans, size_t n_spans, struct glake_seal
 
 /* ---- undoing ---------------------------------------------------------------------------------- */
 
-static int unseal_pages(struct glake__backing *backing, uint64_t begin, uint64_t end)
+static int unseal_pages(struct glake__backing *backing, uint64_t begin, uint64_t end,
+                        enum glake__unsealed why)
 {
 	struct glake__wait wait = {0};
 	int r = 0;
@@ -633,13 +685,14 @@ static int unseal_pages(struct glake__backing *backing, uint64_t begin, uint64_t
 		struct look piece = look_at(backing, begin);
 		if (piece.kind == GLAKE__PAGE_BLOCK) {
 			r = glake__repiece(backing, piece.offset, &piece.n_bytes, 1, &wait);
+			glake__unsealed_add(backing, why, r == 0 ? piece.n_bytes : 0);
 		}
 		begin = piece.offset + piece.n_bytes;
 	}
 	return r;
 }
 
-int glake_unseal(glake_ptr ptr, uint64_t bytes)
+int glake__unseal(glake_ptr ptr, uint64_t bytes, enum glake__unsealed why)
 {
 	cleanup_cancel int cancel = cancel_disable();
 	struct span span = {.ptr = ptr, .n_bytes = bytes};
@@ -649,9 +702,15 @@ int glake_unseal(glake_ptr ptr, uint64_t bytes)
 		return r;
 	}
 	struct glake_session *session = backing->device->session;
-	r = r < 0 ? r : unseal_pages(backing, span.begin, span.end);
+	r = r < 0 ? r : unseal_pages(backing, span.begin, span.end, why);
 	glake__heap_let(backing);
+	glake__usage_report_now(session);
 	return glake__leave(session, r);
+}
+
+int glake_unseal(glake_ptr ptr, uint64_t bytes)
+{
+	return glake__unseal(ptr, bytes, GLAKE__UNSEALED_ASKED);
 }
 
 /* Is it in chunks as glake__backing_new() makes them? */
@@ -681,13 +740,28 @@ static int make_new(struct glake__backing *backing)
 	return glake__repiece(backing, 0, sizes, n, &wait);
 }
 
+static uint64_t sealed_bytes_of(const struct glake__backing *backing)
+{
+	uint64_t n_bytes = 0;
+	glake__lock();
+	for (const struct glake__piece *at = backing->range->first; at; at = at->next) {
+		n_bytes += at->chunk && at->chunk->kind == GLAKE__PAGE_BLOCK ? at->n_bytes : 0;
+	}
+	glake__unlock();
+	return n_bytes;
+}
+
 int glake__seal_undo(glake_ptr ptr)
 {
 	struct glake__held held = {0};
 	if (!glake__heap_hold(ptr, &held, &held) || !held.backing) {
 		return 0;
 	}
+	uint64_t n_sealed = sealed_bytes_of(held.backing);
 	int r = is_as_new(held.backing) ? 0 : make_new(held.backing);
+	struct glake_session *session = held.backing->device->session;
+	glake__unsealed_add(held.backing, GLAKE__UNSEALED_NAMED, r == 0 ? n_sealed : 0);
 	glake__heap_let(held.backing);
+	glake__usage_report_now(session);
 	return r;
 }

@@ -67,13 +67,21 @@ static _Thread_local struct {
 	struct glake__held_back time;
 } closed;
 
+static _Atomic uint64_t all_held_ns;
+
 static void count_time(void)
 {
 	uint64_t held_ns = clock_now_ns() - closed.since_ns;
 	closed.time.sum_ns += held_ns;
+	all_held_ns += held_ns;
 	if (held_ns > closed.time.longest_ns) {
 		closed.time.longest_ns = held_ns;
 	}
+}
+
+uint64_t glake__gate_held_ns(void)
+{
+	return all_held_ns;
 }
 
 struct glake__held_back glake__gate_take_time(void)

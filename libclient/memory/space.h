@@ -70,6 +70,8 @@ struct glake__held_back {
 };
 /* Since the last call of this; begins anew. */
 struct glake__held_back glake__gate_take_time(void);
+/* The sum of all threads, since the process began. */
+uint64_t glake__gate_held_ns(void);
 
 /* A session begins in this process. */
 void glake__space_begin(void);

@@ -34,7 +34,11 @@ static struct glake__usage measure(struct glake_session *session)
 		.live_bytes = books->live_bytes,
 		.warm_bytes = warm_bytes_locked(session),
 		.peak_bytes = books->peak_bytes,
+		.n_seals = books->n_seals,
+		.seal_ns = books->seal_ns,
+		.held_ns = glake__gate_held_ns(),
 	};
+	memcpy(usage.unsealed_bytes, books->unsealed_bytes, sizeof(usage.unsealed_bytes));
 	glake__unlock();
 	return usage;
 }
@@ -46,7 +50,31 @@ struct report {
 	Glake__Wire__UsageReport body;
 	Glake__Wire__DriverMemory rows[GLAKE_MAX_REPORTED_DEVICES];
 	Glake__Wire__DriverMemory *list[GLAKE_MAX_REPORTED_DEVICES];
+	Glake__Wire__Unsealed unsealed[GLAKE_N_UNSEALED];
+	Glake__Wire__Unsealed *unsealed_list[GLAKE_N_UNSEALED];
 };
+
+_Static_assert((int)GLAKE__UNSEALED_NAMED == (int)GLAKE__WIRE__UNSEALED_WHY__UNSEALED_NAMED &&
+                       GLAKE__UNSEALED_NAMED + (int)GLAKE__PIN_MULTICAST ==
+                               (int)GLAKE__WIRE__UNSEALED_WHY__UNSEALED_MULTICAST,
+               "the wire has the same causes");
+
+static void add_seals(struct report *report, const struct glake__usage *usage)
+{
+	report->body.n_seals = usage->n_seals;
+	report->body.seal_ns = usage->seal_ns;
+	report->body.held_ns = usage->held_ns;
+	report->body.unsealed = report->unsealed_list;
+	for (unsigned why = 0; why < GLAKE_N_UNSEALED; why++) {
+		if (usage->unsealed_bytes[why] > 0) {
+			Glake__Wire__Unsealed *row = &report->unsealed[report->body.n_unsealed];
+			glake__wire__unsealed__init(row);
+			row->why = (Glake__Wire__UnsealedWhy)why;
+			row->bytes = usage->unsealed_bytes[why];
+			report->unsealed_list[report->body.n_unsealed++] = row;
+		}
+	}
+}
 
 static bool has_any(const struct glake__driver_memory *driver)
 {
@@ -77,14 +105,14 @@ static void add_program_locked(const struct glake_session *session, struct repor
 	}
 }
 
-/* True if a report is due, or wanted now; it is then taken as sent. */
-static bool take_due(struct glake_session *session, struct glake__usage usage, bool is_wanted,
-                     struct report *report)
+/* True if a report is due, which it is @period_ns after the last one, or wanted; it is then taken as sent. */
+static bool take_due(struct glake_session *session, struct glake__usage usage, uint64_t period_ns,
+                     bool is_wanted, struct report *report)
 {
 	pthread_mutex_lock(&session->usage_lock);
 	uint64_t now_ns = clock_now_ns();
 	usage.program_version = session->program.version;
-	bool due = is_wanted || (now_ns - session->usage_sent_ns >= USAGE_PERIOD_NS &&
+	bool due = is_wanted || (now_ns - session->usage_sent_ns >= period_ns &&
 	                         memcmp(&usage, &session->usage_sent, sizeof(usage)) != 0);
 	if (due) {
 		session->usage_sent_ns = now_ns;
@@ -96,14 +124,15 @@ static bool take_due(struct glake_session *session, struct glake__usage usage, b
 }
 
 /* @reclaim: the id of the Reclaim that it answers; 0 = none. */
-static void send_report(struct glake_session *session, uint64_t reclaim)
+static void send_report(struct glake_session *session, uint64_t period_ns, uint64_t reclaim)
 {
 	struct glake__usage usage = measure(session);
 	struct report report;
 	glake__wire__usage_report__init(&report.body);
-	if (!take_due(session, usage, reclaim != 0, &report)) {
+	if (!take_due(session, usage, period_ns, reclaim != 0, &report)) {
 		return;
 	}
+	add_seals(&report, &usage);
 	report.body.live_bytes = usage.live_bytes;
 	report.body.warm_bytes = usage.warm_bytes;
 	report.body.peak_bytes = usage.peak_bytes;
@@ -116,12 +145,17 @@ static void send_report(struct glake_session *session, uint64_t reclaim)
 
 void glake__usage_report(struct glake_session *session)
 {
-	send_report(session, 0);
+	send_report(session, USAGE_PERIOD_NS, 0);
+}
+
+void glake__usage_report_now(struct glake_session *session)
+{
+	send_report(session, 0, 0);
 }
 
 void glake__usage_answer(struct glake_session *session, uint64_t id)
 {
-	send_report(session, id);
+	send_report(session, USAGE_PERIOD_NS, id);
 }
 
 /* ---- of the program --------------------------------------------------------------------------- */

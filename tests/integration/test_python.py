@@ -405,6 +405,13 @@ class Seals(Case):
             self.assertEqual((sealed.sealed_bytes, sealed.edge_bytes), (6 * MIB, 2 * MIB))
             self.assertEqual(sealed.pinned_why, None)
             self.assertEqual(sealed.private, {})
+            (row,) = (row for row in glake.admin.sessions(session) if row["sealed_bytes"])
+            # All of it is zero: one block, at several places.
+            self.assertEqual((row["sealed_bytes"], row["sealed_common_bytes"]), (6 * MIB, 6 * MIB))
+            self.assertEqual(row["part_bytes"], 2 * MIB)
+            self.assertEqual([why["bytes"] for why in row["unsealed"]], [2 * MIB])
+            self.assertIn("page", row["unsealed"][0]["why"])
+            self.assertEqual((row["n_seals"], row["held_ns"]), (1, 0))
             self.assertEqual(glake.seal([(small, 4096)]).edge_bytes, 4096)
             self.assertEqual(glake.seal([]), glake.Sealed())
 

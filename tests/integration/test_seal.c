@@ -265,6 +265,143 @@ START_TEST(sealed_memory_is_freed_and_never_warm)
 }
 END_TEST
 
+/* What a listing says of the test's own session. */
+struct listed {
+	uint64_t session;
+	struct glake_session_row row; /* without its lists */
+	uint64_t n_unsealed;
+	uint64_t all_bytes; /* unsealed */
+	const char *why;    /* of the bytes that follow */
+	uint64_t bytes;
+};
+
+static int take_listed(void *user, const struct glake_session_row *row)
+{
+	struct listed *listed = user;
+	if (row->session != listed->session) {
+		return 0;
+	}
+	listed->row = *row;
+	for (uint32_t i = 0; i < row->n_unsealed; i++) {
+		listed->n_unsealed++;
+		listed->all_bytes += row->unsealed[i].bytes;
+		listed->bytes += strcmp(row->unsealed[i].why, listed->why) == 0
+		                         ? row->unsealed[i].bytes
+		                         : 0;
+	}
+	return 1;
+}
+
+static struct listed listed_for(struct glake_session *session, const char *why)
+{
+	struct glake_session_info info = {.size = sizeof(info)};
+	assert_ok(glake_session_info(session, &info));
+	struct listed listed = {.session = info.session, .why = why};
+	ck_assert_int_eq(glake_list_sessions(session, take_listed, &listed), 1);
+	return listed;
+}
+
+#define UNFILLED "the rest of the page of 2 MiB is not to be sealed"
+
+/* Each byte that was to be sealed and is live has one cause, or is sealed. */
+START_TEST(private_memory_is_listed_by_cause)
+{
+	struct glake_session *session = world_connect();
+	glake_ptr ptr = alloc_words(session, 10 * MIB, 1);
+	for (unsigned i = 0; i < 2; i++) {
+		/* Again: nothing is counted twice. */
+		seal_of(ptr + MIB, 6 * MIB);
+		struct listed listed = listed_for(session, UNFILLED);
+		ck_assert_uint_eq(listed.bytes, 2 * MIB);
+		ck_assert_uint_eq(listed.all_bytes, 2 * MIB);
+		ck_assert_uint_eq(listed.row.n_seals, i + 1);
+		ck_assert_uint_gt(listed.row.seal_ns, 0);
+		ck_assert_uint_eq(listed.row.held_ns, 0);
+	}
+	assert_ok(glake_unseal(ptr + 2 * MIB, 1));
+	struct listed listed = listed_for(session, "unsealed by the program");
+	ck_assert_uint_eq(listed.bytes, 4 * MIB);
+	ck_assert_uint_eq(listed.all_bytes, 6 * MIB);
+	/* All of it. */
+	seal_of(ptr, 10 * MIB);
+	ck_assert_uint_eq(listed_for(session, "").n_unsealed, 0);
+	struct glake_share share;
+	assert_ok(glake_share(session, ptr, &share));
+	listed = listed_for(session, "handed out to another process or device");
+	ck_assert_uint_eq(listed.bytes, 10 * MIB);
+	seal_of(ptr, 10 * MIB);
+	listed = listed_for(session, "named for other processes");
+	ck_assert_uint_eq(listed.bytes, 10 * MIB);
+	ck_assert_uint_eq(listed.all_bytes, 10 * MIB);
+	assert_ok(glake_free(session, ptr));
+	/* That is reported with a later request. */
+	for (unsigned i = 0; i < 200 && listed_for(session, "").n_unsealed > 0; i++) {
+		usleep(50000);
+	}
+	ck_assert_uint_eq(listed_for(session, "").n_unsealed, 0);
+	/* Nobody can compare the bytes. */
+	ptr = alloc_words(session, 4 * MIB, 1);
+	struct glake_session *other = world_connect();
+	glake_ptr equal = alloc_words(other, 4 * MIB, 1);
+	seal_of(equal, 4 * MIB);
+	world_set_faults("cuMemcpyDtoH*=999,cuLaunchKernel*=999,cuModuleLoad*=999");
+	kill(world_mover(), SIGKILL);
+	struct glake_span span = {.ptr = ptr, .bytes = 4 * MIB};
+	ck_assert_int_lt(glake_seal(&span, 1, NULL), 0);
+	world_set_faults(NULL);
+	listed = listed_for(session, "sealing failed");
+	ck_assert_uint_eq(listed.bytes, 4 * MIB);
+	ck_assert_uint_eq(listed.all_bytes, 4 * MIB);
+}
+END_TEST
+
+struct blocks {
+	uint64_t logical_bytes;
+	uint64_t physical_bytes;
+};
+
+static int add_block(void *user, const struct glake_block_row *row)
+{
+	struct blocks *blocks = user;
+	blocks->logical_bytes += row->n_mappings * row->chunk_bytes;
+	blocks->physical_bytes += row->n_mappings ? row->chunk_bytes : 0;
+	return 0;
+}
+
+/* The parts of sessions are the whole. */
+START_TEST(each_session_has_its_part_of_a_block)
+{
+	enum { N = 3 };
+	struct glake_session *sessions[N];
+	glake_ptr ptrs[N];
+	for (unsigned i = 0; i < N; i++) {
+		sessions[i] = world_connect();
+		ptrs[i] = alloc_words(sessions[i], 12 * MIB, 1);
+		write_words(ptrs[i] + 6 * MIB, 6 * MIB, i + 2);
+		struct glake_span spans[] = {{ptrs[i], 6 * MIB}, {ptrs[i] + 6 * MIB, 6 * MIB}};
+		assert_ok(glake_seal(spans, 2, NULL));
+	}
+	struct blocks blocks = {.logical_bytes = 0};
+	assert_ok(glake_list_blocks(eye, add_block, &blocks));
+	ck_assert_uint_eq(blocks.logical_bytes, N * 12 * MIB);
+	ck_assert_uint_eq(blocks.physical_bytes, (1 + N) * 6 * MIB);
+	for (unsigned i = 0; i < N; i++) {
+		struct glake_session_row row = world_row(sessions[i]);
+		ck_assert_uint_eq(row.shared_bytes, 12 * MIB);
+		ck_assert_uint_eq(row.sealed_bytes, 12 * MIB);
+		ck_assert_uint_eq(row.sealed_common_bytes, 6 * MIB);
+		ck_assert_uint_eq(row.part_bytes, 8 * MIB);
+	}
+	/* The last one has all that is left, whoever was first. */
+	assert_ok(glake_free(sessions[0], ptrs[0]));
+	assert_ok(glake_unseal(ptrs[1], 12 * MIB));
+	ck_assert_uint_eq(world_row(sessions[1]).sealed_bytes, 0);
+	struct glake_session_row row = world_row(sessions[2]);
+	ck_assert_uint_eq(row.sealed_common_bytes, 0);
+	ck_assert_uint_eq(row.part_bytes, 12 * MIB);
+}
+END_TEST
+
 START_TEST(dedup_off_wins)
 {
 	struct glake_session *session = world_connect();

@@ -868,6 +868,18 @@ START_TEST(reports_are_cut_or_refused)
 	}
 	report.live_bytes = report.warm_bytes = report.peak_bytes = UINT64_MAX;
 	report.n_owned = report.n_passed = UINT64_MAX;
+	/* A cause twice, and one of a later version. */
+	Glake__Wire__Unsealed unsealed[3];
+	Glake__Wire__Unsealed *unsealed_list[3];
+	for (unsigned i = 0; i < 3; i++) {
+		glake__wire__unsealed__init(&unsealed[i]);
+		unsealed[i].why = i < 2 ? GLAKE__WIRE__UNSEALED_WHY__UNSEALED_WRITTEN
+		                        : (Glake__Wire__UnsealedWhy)GLAKE_N_UNSEALED;
+		unsealed[i].bytes = UINT64_MAX;
+		unsealed_list[i] = &unsealed[i];
+	}
+	report.unsealed = unsealed_list;
+	report.n_unsealed = 3;
 	report.driver = list;
 	report.n_driver = 2;
 	ck_assert_int_eq(send_report(connection, &report), GLAKE__WIRE__STATUS__OK);
@@ -876,6 +888,9 @@ START_TEST(reports_are_cut_or_refused)
 	ck_assert_uint_eq(info->warm_bytes, GLAKE_MAX_REPORTED_BYTES);
 	ck_assert_uint_eq(info->peak_bytes, GLAKE_MAX_REPORTED_BYTES);
 	ck_assert_uint_eq(info->n_passed, UINT64_MAX);
+	ck_assert_uint_eq(info->n_unsealed, 1);
+	ck_assert_int_eq(info->unsealed[0]->why, GLAKE__WIRE__UNSEALED_WHY__UNSEALED_WRITTEN);
+	ck_assert_uint_eq(info->unsealed[0]->bytes, GLAKE_MAX_REPORTED_BYTES);
 	ck_assert_uint_eq(info->n_devices, 2);
 	ck_assert_uint_eq(info->devices[1]->device, 1);
 	ck_assert_uint_eq(info->devices[1]->managed_bytes, GLAKE_MAX_REPORTED_BYTES);

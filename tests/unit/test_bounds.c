@@ -67,6 +67,8 @@ START_TEST(the_longest_reports_and_lists_pass)
 	static Glake__Wire__DriverMemory rows[N];
 	static Glake__Wire__DriverMemory *list[N];
 	static uint64_t ids[MANY];
+	Glake__Wire__Unsealed unsealed[GLAKE_N_UNSEALED];
+	Glake__Wire__Unsealed *unsealed_list[GLAKE_N_UNSEALED];
 	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
 	Glake__Wire__UsageReport report = GLAKE__WIRE__USAGE_REPORT__INIT;
 	Glake__Wire__ChunkFree chunk_free = GLAKE__WIRE__CHUNK_FREE__INIT;
@@ -80,6 +82,15 @@ START_TEST(the_longest_reports_and_lists_pass)
 	}
 	report.live_bytes = report.warm_bytes = report.peak_bytes = UINT64_MAX;
 	report.n_owned = report.n_passed = report.reclaim = UINT64_MAX;
+	report.n_seals = report.seal_ns = report.held_ns = UINT64_MAX;
+	for (unsigned i = 0; i < GLAKE_N_UNSEALED; i++) {
+		glake__wire__unsealed__init(&unsealed[i]);
+		unsealed[i].why = GLAKE__WIRE__UNSEALED_WHY__UNSEALED_MULTICAST;
+		unsealed[i].bytes = UINT64_MAX;
+		unsealed_list[i] = &unsealed[i];
+	}
+	report.unsealed = unsealed_list;
+	report.n_unsealed = GLAKE_N_UNSEALED;
 	report.driver = list;
 	report.n_driver = N;
 	request.body_case = GLAKE__WIRE__REQUEST__BODY_USAGE_REPORT;

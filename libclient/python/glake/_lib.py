@@ -99,6 +99,10 @@ class SessionDevice(Structure):
                 ("process_bytes", c_uint64)]
 
 
+class Unsealed(Structure):
+    _fields_ = [("why", c_char_p), ("bytes", c_uint64)]
+
+
 class SessionRow(Structure):
     _fields_ = [("session", c_uint64), ("pid", c_uint32), ("uid", c_uint32),
                 ("program", c_char_p), ("tenant", c_char_p), ("realm", c_char_p),
@@ -106,7 +110,10 @@ class SessionRow(Structure):
                 ("shared_bytes", c_uint64), ("n_chunks", c_uint32), ("n_models", c_uint32),
                 ("age_ms", c_uint64), ("n_requests", c_uint64), ("peak_bytes", c_uint64),
                 ("n_owned", c_uint64), ("n_passed", c_uint64), ("n_devices", c_uint32),
-                ("devices", POINTER(SessionDevice)), ("detached", c_int)]
+                ("devices", POINTER(SessionDevice)), ("detached", c_int),
+                ("sealed_bytes", c_uint64), ("sealed_common_bytes", c_uint64),
+                ("part_bytes", c_uint64), ("n_seals", c_uint64), ("seal_ns", c_uint64),
+                ("held_ns", c_uint64), ("n_unsealed", c_uint32), ("unsealed", POINTER(Unsealed))]
 
 
 class TenantDevice(Structure):
@@ -126,13 +133,13 @@ class ModelRow(Structure):
                 ("device", c_uint32), ("span_bytes", c_uint64), ("content_bytes", c_uint64),
                 ("unique_bytes", c_uint64), ("n_tensors", c_uint64), ("n_blocks", c_uint64),
                 ("n_open", c_uint32), ("pinned", c_int), ("idle_ms", c_uint64),
-                ("reload_reason", c_char_p)]
+                ("reload_reason", c_char_p), ("part_bytes", c_uint64)]
 
 
 class BlockRow(Structure):
     _fields_ = [("id", c_uint64), ("digest", c_uint8 * 16), ("device", c_uint32),
                 ("realm", c_char_p), ("chunk_bytes", c_uint64), ("content_bytes", c_uint64),
-                ("n_models", c_uint32), ("n_users", c_uint32)]
+                ("n_models", c_uint32), ("n_users", c_uint32), ("n_mappings", c_uint32)]
 
 
 class EventRow(Structure):

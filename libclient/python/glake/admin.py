@@ -33,7 +33,7 @@ def _plain(value: Any) -> Any:
 
 
 def _row(struct: ctypes.Structure, flags: Tuple[str, ...] = ()) -> Row:
-    """A struct as a dict: texts decoded, None for none, the lists (devices) put in as lists."""
+    """A struct as a dict: texts decoded, None for none, the lists put in as lists."""
     row: Row = {}
     for field in struct._fields_:
         name = field[0]
@@ -41,8 +41,8 @@ def _row(struct: ctypes.Structure, flags: Tuple[str, ...] = ()) -> Row:
         if name in flags:
             row[name] = bool(value)
         elif isinstance(value, ctypes._Pointer):
-            row[name] = [_row(value[i], ("rdma",)) for i in range(struct.n_devices)]
-        elif name != "n_devices":
+            row[name] = [_row(value[i], ("rdma",)) for i in range(getattr(struct, "n_" + name))]
+        elif name not in ("n_devices", "n_unsealed"):
             row[name] = "" if value is None else _plain(value)
     return row
 
