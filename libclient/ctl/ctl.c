@@ -14,9 +14,9 @@
 #include "glake.h"
 
 static const struct ctl_command *const commands[] = {
-	&ctl_status, &ctl_stats,  &ctl_sessions, &ctl_fragmentation, &ctl_tenants,
-	&ctl_models, &ctl_blocks, &ctl_events,   &ctl_load,          &ctl_pin,
-	&ctl_unpin,  &ctl_evict,  &ctl_quota,
+	&ctl_status,  &ctl_stats,  &ctl_sessions, &ctl_fragmentation, &ctl_dedup,
+	&ctl_tenants, &ctl_models, &ctl_blocks,   &ctl_events,        &ctl_load,
+	&ctl_pin,     &ctl_unpin,  &ctl_evict,    &ctl_quota,
 };
 
 #define N_COMMANDS (sizeof(commands) / sizeof(commands[0]))

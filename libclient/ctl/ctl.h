@@ -115,6 +115,7 @@ int ctl_list_add_more(void *list, const void *row, const char *key, json_t *more
 
 extern const struct ctl_command ctl_status, ctl_stats, ctl_events; /* look.c */
 extern const struct ctl_command ctl_sessions, ctl_fragmentation;   /* sessions.c */
+extern const struct ctl_command ctl_dedup;                         /* dedup.c */
 extern const struct ctl_command ctl_tenants, ctl_quota;            /* tenants.c */
 extern const struct ctl_command ctl_models, ctl_blocks, ctl_pin, ctl_unpin, ctl_evict; /* store.c */
 extern const struct ctl_command ctl_load;                                              /* load.c */

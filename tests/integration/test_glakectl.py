@@ -202,6 +202,7 @@ class Glakectl(unittest.TestCase):
                          ("glakectl", os.getuid(), "default"))
         (row,) = self.ask("fragmentation")["sessions"]
         self.assertIsNone(row["fragmentation"])
+        self.assertEqual(self.ask("dedup")["sessions"], [])
         metrics = {m["name"]: m["value"] for m in self.ask("stats")["metrics"]}
         self.assertGreater(metrics["sessions_total"], 1)
 

@@ -122,6 +122,10 @@ int glake_list_sessions(struct glake_session *session, glake_session_fn row, voi
 	         .process_bytes = 2 * GIB},
 		{.device = 3, .array_bytes = GIB / 4, .graph_bytes = GIB / 4},
 	};
+	const struct glake_unsealed unsealed[] = {
+		{"written to by the driver's API", GIB},
+		{"named for other processes", GIB / 2},
+	};
 	struct glake_session_row rows[] = {
 		{
 			.session = 1,
@@ -138,6 +142,15 @@ int glake_list_sessions(struct glake_session *session, glake_session_fn row, voi
 			.n_passed = 67,
 			.n_devices = 2,
 			.devices = devices,
+			.shared_bytes = 16 * GIB,
+			.sealed_bytes = 12 * GIB,
+			.sealed_common_bytes = 10 * GIB,
+			.part_bytes = 8 * GIB,
+			.n_seals = 3,
+			.seal_ns = 412 * 1000000ull,
+			.held_ns = 18 * 1000000ull,
+			.n_unsealed = 2,
+			.unsealed = unsealed,
 		},
 		{.session = 2,
 	         .pid = 101,
@@ -177,16 +190,26 @@ int glake_list_models(struct glake_session *session, glake_model_fn row, void *u
 		.state = "ready",
 		.pinned = 1,
 		.reload_reason = "",
+		.span_bytes = 4 * GIB,
+		.n_open = 2,
+		.part_bytes = 3 * GIB,
 	};
 	return fake.error ? fake.error : row(user, &model);
 }
 
 int glake_list_blocks(struct glake_session *session, glake_block_fn row, void *user)
 {
-	struct glake_block_row block = {.id = 5, .realm = "uid:0", .chunk_bytes = 2 * 1024 * 1024};
-	block.digest.bytes[15] = 0xfe;
-	block.digest.bytes[0] = 0x01;
-	return fake.error ? fake.error : row(user, &block);
+	struct glake_block_row blocks[] = {
+		{.id = 5, .realm = "uid:0", .chunk_bytes = 2 * 1024 * 1024, .n_mappings = 3},
+		{.id = 6, .realm = "uid:1000", .chunk_bytes = 4 * 1024 * 1024},
+	};
+	blocks[0].digest.bytes[15] = 0xfe;
+	blocks[0].digest.bytes[0] = 0x01;
+	int err = fake.error;
+	for (size_t i = 0; err == 0 && i < 2; i++) {
+		err = row(user, &blocks[i]);
+	}
+	return err;
 }
 
 int glake_list_events(struct glake_session *session, glake_event_fn row, void *user)
@@ -459,8 +482,8 @@ END_TEST
 START_TEST(every_command_has_help_without_a_daemon)
 {
 	static const char *const names[] = {
-		"status", "stats", "sessions", "fragmentation", "tenants", "models", "blocks",
-		"events", "load",  "pin",      "unpin",         "evict",   "quota",
+		"status", "stats",  "sessions", "fragmentation", "dedup", "tenants", "models",
+		"blocks", "events", "load",     "pin",           "unpin", "evict",   "quota",
 	};
 	fake.connect_error = GLAKE_E_GONE;
 	ck_assert_int_eq(run("--help"), 0);
@@ -542,15 +565,26 @@ START_TEST(errors_have_their_exit_codes)
 		{-99999, 1},
 	};
 	static const char *const lines[] = {
-		"status", "stats",  "sessions", "fragmentation", "tenants", "models",
-		"blocks", "events", "pin m",    "evict m",       "load m",  "quota t --sessions 1",
+		"status",
+		"stats",
+		"sessions",
+		"fragmentation",
+		"dedup",
+		"tenants",
+		"models",
+		"blocks",
+		"events",
+		"pin m",
+		"evict m",
+		"load m",
+		"quota t --sessions 1",
 	};
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
 		fake.connect_error = cases[i].error;
 		ck_assert_int_eq(run("status"), cases[i].code);
 		fake.connect_error = 0;
 		fake.error = cases[i].error;
-		ck_assert_int_eq(run(lines[i % 12]), cases[i].code);
+		ck_assert_int_eq(run(lines[i % (sizeof(lines) / sizeof(lines[0]))]), cases[i].code);
 		ck_assert_str_eq(out_text, "");
 	}
 }
@@ -653,12 +687,12 @@ END_TEST
 START_TEST(sessions_show_what_each_process_has)
 {
 	ck_assert_int_eq(run("sessions"), 0);
-	assert_contains(out_text, "RESERVED     LIVE     PEAK     WARM    UTIL  SHARED   DRIVER  "
+	assert_contains(out_text, "RESERVED     LIVE     PEAK     WARM    UTIL    SHARED   DRIVER  "
 	                          "OWNED  PASSED   AGE");
 	/* By NVML on one device, by its own word on the other. */
 	assert_contains(
 		out_text,
-		" 4.0 GiB  3.0 GiB  3.5 GiB  1.0 GiB  75.0 %       0  2.5 GiB  12345      67");
+		" 4.0 GiB  3.0 GiB  3.5 GiB  1.0 GiB  75.0 %  16.0 GiB  2.5 GiB  12345      67");
 	json_t *document = run_json("sessions --json");
 	json_t *row = json_array_get(json_object_get(document, "sessions"), 0);
 	json_t *none = json_array_get(json_object_get(document, "sessions"), 1);
@@ -674,6 +708,46 @@ START_TEST(sessions_show_what_each_process_has)
 	                 3);
 	ck_assert(json_is_null(json_object_get(none, "utilization")));
 	ck_assert_uint_eq(json_array_size(json_object_get(none, "devices")), 0);
+	json_decref(document);
+}
+END_TEST
+
+START_TEST(dedup_adds_up_what_sharing_saves)
+{
+	fake.name = "python";
+	ck_assert_int_eq(run("dedup"), 0);
+	ck_assert_str_eq(out_text,
+	                 "DEVICE  REALM     PRIVATE  LOGICAL  PHYSICAL  RATIO    SAVED   CACHED\n"
+	                 "     0  all       4.0 GiB  6.0 MiB   2.0 MiB   3.00  4.0 MiB  4.0 MiB\n"
+	                 "     0  uid:0           0  6.0 MiB   2.0 MiB   3.00  4.0 MiB        0\n"
+	                 "     0  uid:1000  4.0 GiB        0         0      -        0  4.0 MiB\n"
+	                 "\n"
+	                 "ID  DEVICE  OPEN  LOGICAL  PHYSICAL  RATIO  MODEL\n"
+	                 " 9       0     2  8.0 GiB   3.0 GiB   2.67  python\n"
+	                 "\n"
+	                 "SESSION  PID  PROGRAM  PRIVATE   LOGICAL  PHYSICAL  RATIO\n"
+	                 "      1  100  python   4.0 GiB  16.0 GiB   8.0 GiB   2.00\n"
+	                 "\n"
+	                 "PID    SEALED    SHARED  SEALS    TOOK  HELD BACK\n"
+	                 "100  12.0 GiB  10.0 GiB      3  412 ms      18 ms\n"
+	                 "\n"
+	                 "PID   UNSEALED  WHY\n"
+	                 "100    1.0 GiB  written to by the driver's API\n"
+	                 "100  512.0 MiB  named for other processes\n");
+	json_t *document = run_json("dedup --json");
+	json_t *device = json_array_get(json_object_get(document, "devices"), 0);
+	ck_assert_int_eq(json_integer_value(json_object_get(device, "saved_bytes")), 4 << 20);
+	ck_assert_uint_eq(json_array_size(json_object_get(document, "realms")), 2);
+	json_t *model = json_array_get(json_object_get(document, "models"), 0);
+	ck_assert_double_eq_tol(json_real_value(json_object_get(model, "ratio")), 8 / 3.0, 1e-4);
+	/* glakectl's own session has nothing. */
+	ck_assert_uint_eq(json_array_size(json_object_get(document, "sessions")), 1);
+	json_t *session = json_array_get(json_object_get(document, "sessions"), 0);
+	ck_assert_int_eq(json_integer_value(json_object_get(session, "held_ms")), 18);
+	json_t *why = json_array_get(json_object_get(session, "unsealed"), 1);
+	ck_assert_int_eq(json_integer_value(json_object_get(why, "bytes")), GIB / 2);
+	ck_assert_str_eq(json_string_value(json_object_get(why, "why")),
+	                 "named for other processes");
 	json_decref(document);
 }
 END_TEST

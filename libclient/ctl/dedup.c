@@ -1,0 +1,460 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What sharing saves, and what it misses: of devices, realms, models and sessions, from their lists.
+ *
+ * Logical and physical bytes are those of blocks in use. Private memory has its own column: nothing of it is
+ * shared. A session's or a model's physical bytes are its part of the blocks, so that the parts add up.
+ *
+ * Texts of rows are kept by struct dedup.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ctl/ctl.h"
+#include "ctl/field.h"
+#include "glake_admin.h"
+
+#define ROW struct place
+
+/* A realm on a device, or all that one may see of a device. */
+struct place {
+	uint32_t device;
+	const char *realm; /* "all": of the device */
+	uint64_t private_bytes;
+	uint64_t logical_bytes;
+	uint64_t physical_bytes;
+	double ratio;
+	uint64_t saved_bytes;
+	uint64_t cached_bytes; /* of blocks that nobody uses */
+};
+
+static const struct field place_fields[] = {
+	FIELD(ROW, device, U32, PLAIN, "DEVICE"),
+	FIELD(ROW, realm, TEXT, PLAIN, "REALM"),
+	FIELD(ROW, private_bytes, U64, BYTES, "PRIVATE"),
+	FIELD(ROW, logical_bytes, U64, BYTES, "LOGICAL"),
+	FIELD(ROW, physical_bytes, U64, BYTES, "PHYSICAL"),
+	FIELD(ROW, ratio, RATIO, PLAIN, "RATIO"),
+	FIELD(ROW, saved_bytes, U64, BYTES, "SAVED"),
+	FIELD(ROW, cached_bytes, U64, BYTES, "CACHED"),
+};
+
+#undef ROW
+#define ROW struct model
+
+struct model {
+	uint64_t id;
+	const char *name;
+	const char *realm;
+	uint32_t device;
+	uint32_t n_open;
+	uint64_t logical_bytes;
+	uint64_t physical_bytes;
+	double ratio;
+};
+
+static const struct field model_fields[] = {
+	FIELD(ROW, id, U64, PLAIN, "ID"),
+	FIELD(ROW, device, U32, PLAIN, "DEVICE"),
+	FIELD(ROW, realm, TEXT, PLAIN, NULL),
+	FIELD(ROW, n_open, U32, PLAIN, "OPEN"),
+	FIELD(ROW, logical_bytes, U64, BYTES, "LOGICAL"),
+	FIELD(ROW, physical_bytes, U64, BYTES, "PHYSICAL"),
+	FIELD(ROW, ratio, RATIO, PLAIN, "RATIO"),
+	FIELD(ROW, name, TEXT, PLAIN, "MODEL"),
+};
+
+#undef ROW
+#define ROW struct session
+
+struct session {
+	uint64_t session;
+	uint32_t pid;
+	const char *program;
+	const char *realm;
+	uint64_t private_bytes;
+	uint64_t logical_bytes;
+	uint64_t physical_bytes;
+	double ratio;
+	uint64_t sealed_bytes;
+	uint64_t common_bytes;
+	uint64_t n_seals;
+	uint64_t seal_ms;
+	uint64_t held_ms;
+};
+
+static const struct field session_fields[] = {
+	FIELD(ROW, session, U64, PLAIN, "SESSION"),
+	FIELD(ROW, pid, U32, PLAIN, "PID"),
+	FIELD(ROW, realm, TEXT, PLAIN, NULL),
+	FIELD(ROW, program, TEXT, PLAIN, "PROGRAM"),
+	FIELD(ROW, private_bytes, U64, BYTES, "PRIVATE"),
+	FIELD(ROW, logical_bytes, U64, BYTES, "LOGICAL"),
+	FIELD(ROW, physical_bytes, U64, BYTES, "PHYSICAL"),
+	FIELD(ROW, ratio, RATIO, PLAIN, "RATIO"),
+};
+
+/* In a table of its own: all of it would not fit a terminal. */
+static const struct field seal_fields[] = {
+	FIELD(ROW, pid, U32, PLAIN, "PID"),
+	FIELD(ROW, sealed_bytes, U64, BYTES, "SEALED"),
+	FIELD(ROW, common_bytes, U64, BYTES, "SHARED"),
+	FIELD(ROW, n_seals, U64, PLAIN, "SEALS"),
+	FIELD(ROW, seal_ms, U64, MS, "TOOK"),
+	FIELD(ROW, held_ms, U64, MS, "HELD BACK"),
+};
+
+#undef ROW
+#define ROW struct unsealed
+
+struct unsealed {
+	uint64_t session;
+	uint32_t pid;
+	uint64_t bytes;
+	const char *why;
+};
+
+static const struct field unsealed_fields[] = {
+	FIELD(ROW, pid, U32, PLAIN, "PID"),
+	FIELD(ROW, bytes, U64, BYTES, "UNSEALED"),
+	FIELD(ROW, why, TEXT, PLAIN, "WHY"),
+};
+
+/* The same in a session's object. */
+static const struct field why_fields[] = {
+	FIELD(ROW, bytes, U64, BYTES, NULL),
+	FIELD(ROW, why, TEXT, PLAIN, NULL),
+};
+
+#undef ROW
+
+/* ---- gathering -------------------------------------------------------------------------------- */
+
+struct rows {
+	char *list; /* owned */
+	size_t n;
+	size_t row_bytes;
+};
+
+struct dedup {
+	struct rows devices;  /* struct place */
+	struct rows realms;   /* struct place */
+	struct rows models;   /* struct model */
+	struct rows sessions; /* struct session */
+	struct rows sealers;  /* struct session: again those that have sealed */
+	struct rows unsealed; /* struct unsealed */
+	struct rows texts;    /* char *, owned */
+};
+
+static void *row_at(const struct rows *rows, size_t i)
+{
+	return rows->list + i * rows->row_bytes;
+}
+
+/* A zeroed row more; NULL: no memory. */
+static void *add_row(struct rows *rows, size_t row_bytes)
+{
+	char *list = realloc(rows->list, (rows->n + 1) * row_bytes);
+	if (!list) {
+		return NULL;
+	}
+	rows->list = list;
+	rows->row_bytes = row_bytes;
+	return memset(list + rows->n++ * row_bytes, 0, row_bytes);
+}
+
+/* A copy that lives as long as @dedup; "" without memory. */
+static const char *keep(struct dedup *dedup, const char *text)
+{
+	char **place = add_row(&dedup->texts, sizeof(*place));
+	if (place) {
+		*place = strdup(text);
+	}
+	return place && *place ? *place : "";
+}
+
+static struct place *place_of(struct dedup *dedup, struct rows *places, uint32_t device,
+                              const char *realm)
+{
+	for (size_t i = 0; i < places->n; i++) {
+		struct place *place = row_at(places, i);
+		if (place->device == device && strcmp(place->realm, realm) == 0) {
+			return place;
+		}
+	}
+	struct place *place = add_row(places, sizeof(*place));
+	if (place) {
+		place->device = device;
+		place->realm = keep(dedup, realm);
+	}
+	return place;
+}
+
+static double ratio_of(uint64_t logical, uint64_t physical)
+{
+	return logical > 0 && physical > 0 ? (double)logical / (double)physical : -1;
+}
+
+static int add_block(void *user, const struct glake_block_row *row)
+{
+	struct dedup *dedup = user;
+	struct place *place = place_of(dedup, &dedup->realms, row->device, row->realm);
+	if (!place) {
+		return -ENOMEM;
+	}
+	if (row->n_mappings > 0) {
+		place->physical_bytes += row->chunk_bytes;
+	} else {
+		place->cached_bytes += row->chunk_bytes;
+	}
+	place->logical_bytes += row->chunk_bytes * row->n_mappings;
+	return 0;
+}
+
+static int add_model(void *user, const struct glake_model_row *row)
+{
+	struct dedup *dedup = user;
+	struct model *model = add_row(&dedup->models, sizeof(*model));
+	if (!model) {
+		return -ENOMEM;
+	}
+	*model = (struct model){
+		.id = row->id,
+		.name = keep(dedup, row->name),
+		.realm = keep(dedup, row->realm),
+		.device = row->device,
+		.n_open = row->n_open,
+		.logical_bytes = row->span_bytes * row->n_open,
+		.physical_bytes = row->part_bytes,
+		.ratio = ratio_of(row->span_bytes * row->n_open, row->part_bytes),
+	};
+	return 0;
+}
+
+static int add_private(struct dedup *dedup, const struct glake_session_row *row)
+{
+	for (uint32_t i = 0; i < row->n_devices; i++) {
+		const struct glake_session_device *device = &row->devices[i];
+		if (device->reserved_bytes > 0) {
+			struct place *place = place_of(dedup, &dedup->realms, device->device,
+			                               row->realm);
+			if (!place) {
+				return -ENOMEM;
+			}
+			place->private_bytes += device->reserved_bytes;
+		}
+	}
+	return 0;
+}
+
+static int add_unsealed(struct dedup *dedup, const struct glake_session_row *row)
+{
+	for (uint32_t i = 0; i < row->n_unsealed; i++) {
+		struct unsealed *unsealed = add_row(&dedup->unsealed, sizeof(*unsealed));
+		if (!unsealed) {
+			return -ENOMEM;
+		}
+		unsealed->session = row->session;
+		unsealed->pid = row->pid;
+		unsealed->bytes = row->unsealed[i].bytes;
+		unsealed->why = keep(dedup, row->unsealed[i].why);
+	}
+	return 0;
+}
+
+/* Sessions without memory, as glakectl's own, are left out. */
+static int add_session(void *user, const struct glake_session_row *row)
+{
+	struct dedup *dedup = user;
+	if (row->reserved_bytes == 0 && row->shared_bytes == 0 && row->n_seals == 0) {
+		return 0;
+	}
+	struct session *session = add_row(&dedup->sessions, sizeof(*session));
+	if (!session) {
+		return -ENOMEM;
+	}
+	*session = (struct session){
+		.session = row->session,
+		.pid = row->pid,
+		.program = keep(dedup, row->program),
+		.realm = keep(dedup, row->realm),
+		.private_bytes = row->reserved_bytes,
+		.logical_bytes = row->shared_bytes,
+		.physical_bytes = row->part_bytes,
+		.ratio = ratio_of(row->shared_bytes, row->part_bytes),
+		.sealed_bytes = row->sealed_bytes,
+		.common_bytes = row->sealed_common_bytes,
+		.n_seals = row->n_seals,
+		.seal_ms = row->seal_ns / 1000000,
+		.held_ms = row->held_ns / 1000000,
+	};
+	if (session->sealed_bytes > 0 || session->n_seals > 0) {
+		struct session *sealer = add_row(&dedup->sealers, sizeof(*sealer));
+		if (!sealer) {
+			return -ENOMEM;
+		}
+		*sealer = *session;
+	}
+	int err = add_private(dedup, row);
+	return err == 0 ? add_unsealed(dedup, row) : err;
+}
+
+static void add_up(struct place *to, const struct place *from)
+{
+	to->private_bytes += from->private_bytes;
+	to->logical_bytes += from->logical_bytes;
+	to->physical_bytes += from->physical_bytes;
+	to->cached_bytes += from->cached_bytes;
+}
+
+static void finish(const struct rows *places)
+{
+	for (size_t i = 0; i < places->n; i++) {
+		struct place *place = row_at(places, i);
+		place->ratio = ratio_of(place->logical_bytes, place->physical_bytes);
+		place->saved_bytes = place->logical_bytes - place->physical_bytes;
+	}
+}
+
+static int gather(struct ctl *ctl, struct dedup *dedup)
+{
+	int err = glake_list_blocks(ctl->session, add_block, dedup);
+	if (err == 0) {
+		err = glake_list_models(ctl->session, add_model, dedup);
+	}
+	if (err == 0) {
+		err = glake_list_sessions(ctl->session, add_session, dedup);
+	}
+	for (size_t i = 0; err == 0 && i < dedup->realms.n; i++) {
+		const struct place *realm = row_at(&dedup->realms, i);
+		struct place *device = place_of(dedup, &dedup->devices, realm->device, "all");
+		if (!device) {
+			return -ENOMEM;
+		}
+		add_up(device, realm);
+	}
+	finish(&dedup->devices);
+	finish(&dedup->realms);
+	return err;
+}
+
+static void dedup_deinit(struct dedup *dedup)
+{
+	for (size_t i = 0; i < dedup->texts.n; i++) {
+		free(*(char **)row_at(&dedup->texts, i));
+	}
+	free(dedup->texts.list);
+	free(dedup->devices.list);
+	free(dedup->realms.list);
+	free(dedup->models.list);
+	free(dedup->sessions.list);
+	free(dedup->sealers.list);
+	free(dedup->unsealed.list);
+}
+
+/* ---- showing ---------------------------------------------------------------------------------- */
+
+#define FIELDS(fields) fields, sizeof(fields) / sizeof((fields)[0])
+
+static json_t *list_of(const struct rows *rows, const struct field *fields, size_t n_fields)
+{
+	json_t *list = json_array();
+	for (size_t i = 0; i < rows->n; i++) {
+		json_array_append_new(list, field_object(fields, n_fields, row_at(rows, i)));
+	}
+	return list;
+}
+
+static json_t *session_object(const struct dedup *dedup, const struct session *session)
+{
+	json_t *object = field_object(FIELDS(session_fields), session);
+	json_t *seals = field_object(FIELDS(seal_fields), session);
+	json_t *list = json_array();
+	json_object_update(object, seals);
+	json_decref(seals);
+	for (size_t i = 0; i < dedup->unsealed.n; i++) {
+		const struct unsealed *row = row_at(&dedup->unsealed, i);
+		if (row->session == session->session) {
+			json_array_append_new(list, field_object(FIELDS(why_fields), row));
+		}
+	}
+	json_object_set_new(object, "unsealed", list);
+	return object;
+}
+
+static int print_json(struct ctl *ctl, const struct dedup *dedup)
+{
+	json_t *sessions = json_array();
+	for (size_t i = 0; i < dedup->sessions.n; i++) {
+		json_array_append_new(sessions, session_object(dedup, row_at(&dedup->sessions, i)));
+	}
+	json_t *devices = list_of(&dedup->devices, FIELDS(place_fields));
+	json_t *realms = list_of(&dedup->realms, FIELDS(place_fields));
+	json_t *models = list_of(&dedup->models, FIELDS(model_fields));
+	return ctl_print_json(ctl, json_pack("{s:o, s:o, s:o, s:o}", "devices", devices, "realms",
+	                                     realms, "models", models, "sessions", sessions));
+}
+
+/* Add @rows, of the fields that the table was made for. */
+static void fill(const struct ctl *ctl, struct table *table, const struct rows *rows,
+                 const struct field *fields, size_t n_fields)
+{
+	for (size_t i = 0; i < rows->n; i++) {
+		field_cells(table, fields, n_fields, row_at(rows, i), ctl->exact);
+	}
+}
+
+/* One table of the answer: what is in @more comes behind @rows. */
+static int show(const struct ctl *ctl, const struct rows *rows, const struct rows *more,
+                const struct field *fields, size_t n_fields)
+{
+	struct table table;
+	table_init(&table);
+	field_columns(&table, fields, n_fields);
+	fill(ctl, &table, rows, fields, n_fields);
+	fill(ctl, &table, more, fields, n_fields);
+	int err = table_print(&table, ctl->out) < 0 ? CTL_E_OUTPUT : 0;
+	table_deinit(&table);
+	return err;
+}
+
+/* The same behind an empty line, if there are rows. */
+static int show_more(const struct ctl *ctl, const struct rows *rows, const struct field *fields,
+                     size_t n_fields)
+{
+	static const struct rows none;
+	if (rows->n == 0) {
+		return 0;
+	}
+	fputc('\n', ctl->out);
+	return show(ctl, rows, &none, fields, n_fields);
+}
+
+static int print_text(struct ctl *ctl, const struct dedup *dedup)
+{
+	int err = show(ctl, &dedup->devices, &dedup->realms, FIELDS(place_fields));
+	err = err ? err : show_more(ctl, &dedup->models, FIELDS(model_fields));
+	err = err ? err : show_more(ctl, &dedup->sessions, FIELDS(session_fields));
+	err = err ? err : show_more(ctl, &dedup->sealers, FIELDS(seal_fields));
+	return err ? err : show_more(ctl, &dedup->unsealed, FIELDS(unsealed_fields));
+}
+
+static int run_dedup(struct ctl *ctl)
+{
+	struct dedup dedup = {.texts = {.n = 0}};
+	int err = gather(ctl, &dedup);
+	if (err == 0) {
+		err = ctl->json ? print_json(ctl, &dedup) : print_text(ctl, &dedup);
+	}
+	dedup_deinit(&dedup);
+	return err;
+}
+
+const struct ctl_command ctl_dedup = {
+	.name = "dedup",
+	.operands = "",
+	.summary = "What sharing saves, and what it misses and why",
+	.options = CTL_OPTION_EXACT,
+	.run = run_dedup,
+};
