@@ -102,29 +102,59 @@ void prober_cancel(struct prober *prober, uint64_t job)
 	}
 }
 
-static void run(struct prober *prober, struct probe *probe)
+/* ---- the thread ------------------------------------------------------------------------------- */
+
+/* Started, and not finished; oldest first. */
+struct runs {
+	struct probe_run ring[PROBES_AT_ONCE];
+	unsigned first;
+	unsigned n;
+};
+
+static struct probe_run *oldest(struct runs *runs)
+{
+	return &runs->ring[runs->first];
+}
+
+static void start(struct prober *prober, struct runs *runs, const struct probe *probe)
 {
 	struct fault fault;
-	struct digest digest;
-	bool equal;
-	bool is_digest = probe->kind == PROBE_DIGEST;
-	int error = is_digest ? probe_digest(&prober->lanes, probe, &digest, &fault)
-	                      : probe_compare(&prober->lanes, probe, &equal, &fault);
-	drop_fds(probe);
+	unsigned i_slot = (runs->first + runs->n) % PROBES_AT_ONCE;
+	struct probe_run *run = &runs->ring[i_slot];
+	*run = (struct probe_run){.probe = *probe};
+	int error = probe_start(&prober->lanes, run, i_slot, &fault);
+	drop_fds(&run->probe);
 	if (error) {
-		report_failed(prober->report, probe->job, &fault);
-	} else if (is_digest) {
-		report_digested(prober->report, probe->job, &digest);
+		report_failed(prober->report, run->probe.job, &fault);
 	} else {
-		report_compared(prober->report, probe->job, equal);
+		runs->n++;
 	}
 }
 
-static struct probe *next_probe(struct prober *prober)
+static void finish_oldest(struct prober *prober, struct runs *runs)
+{
+	struct fault fault;
+	struct probe_result result;
+	struct probe_run *run = oldest(runs);
+	uint64_t job = run->probe.job;
+	int error = probe_finish(run, &result, &fault);
+	runs->first = (runs->first + 1) % PROBES_AT_ONCE;
+	runs->n--;
+	if (error) {
+		report_failed(prober->report, job, &fault);
+	} else if (run->probe.kind == PROBE_DIGEST) {
+		report_digested(prober->report, job, &result.digest);
+	} else {
+		report_compared(prober->report, job, result.equal);
+	}
+}
+
+/* NULL: there is none, and if @waits there will be none. */
+static struct probe *next_probe(struct prober *prober, bool waits)
 {
 	struct probe *probe = NULL;
 	pthread_mutex_lock(&prober->lock);
-	while (!prober->first && !prober->is_stopping) {
+	while (waits && !prober->first && !prober->is_stopping) {
 		pthread_cond_wait(&prober->changed, &prober->lock);
 	}
 	if (prober->first) {
@@ -137,10 +167,21 @@ static struct probe *next_probe(struct prober *prober)
 static void *prober_main(void *argument)
 {
 	struct prober *prober = argument;
+	struct runs runs = {.n = 0};
 	struct probe *probe;
-	while ((probe = next_probe(prober))) {
-		run(prober, probe);
-		free(probe);
+	for (;;) {
+		while (runs.n == PROBES_AT_ONCE || (runs.n > 0 && probe_is_done(oldest(&runs)))) {
+			finish_oldest(prober, &runs);
+		}
+		probe = next_probe(prober, runs.n == 0);
+		if (probe) {
+			start(prober, &runs, probe);
+			free(probe);
+		} else if (runs.n > 0) {
+			finish_oldest(prober, &runs);
+		} else {
+			break;
+		}
 	}
 	probe_lanes_deinit(&prober->lanes);
 	return NULL;

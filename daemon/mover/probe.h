@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The small jobs: digest a chunk, compare two. They run one after the other on
- * a thread and streams of their own, so that they never wait behind a load.
+ * The small jobs: digest a chunk, compare two. They run in their order on a thread and streams of their own, so
+ * that they never wait behind a load. A few are under way at a time: what takes long is mapping the chunks, and the
+ * GPU works meanwhile.
  *
  * Owner: the mover. Lifetime: prober_init() to prober_deinit(), which works off what is queued.
  * Threads: prober_submit() and prober_cancel() from any.

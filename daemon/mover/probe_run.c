@@ -11,17 +11,14 @@ struct probe_words {
 	uint8_t root[DIGEST_BYTES];
 	uint8_t edge[32]; /* where the content ends */
 	uint32_t differs;
+	uint32_t padding_differs;
 };
 
-#define WORD(lane, field) ((lane)->words + offsetof(struct probe_words, field))
+#define WORD(slot, field) ((slot)->words + offsetof(struct probe_words, field))
 
-/* A chunk mapped for a while. */
-struct view {
-	CUdeviceptr address; /* 0 = none */
-	uint64_t bytes;
-};
+/* ---- views ---------------------------------------------------------------------------------- */
 
-static void view_close(struct view *view, const struct cudrv *drv)
+static void view_close(struct probe_view *view, const struct cudrv *drv)
 {
 	struct fault fault;
 	if (!view->address) {
@@ -31,10 +28,10 @@ static void view_close(struct view *view, const struct cudrv *drv)
 		say("%s", fault.text);
 	}
 	chunk_unreserve(drv, view->address, view->bytes);
-	*view = (struct view){0};
+	*view = (struct probe_view){0};
 }
 
-static int view_open(struct view *view, const struct device *device, int fd, uint64_t bytes,
+static int view_open(struct probe_view *view, const struct device *device, int fd, uint64_t bytes,
                      struct fault *fault)
 {
 	CUdeviceptr address;
@@ -47,28 +44,42 @@ static int view_open(struct view *view, const struct device *device, int fd, uin
 		chunk_unreserve(device->drv, address, bytes);
 		return error;
 	}
-	*view = (struct view){.address = address, .bytes = bytes};
+	*view = (struct probe_view){.address = address, .bytes = bytes};
 	return 0;
 }
 
-/* Accepts a zeroed lane. The lane's device is entered. */
+static void close_views(struct probe_run *run)
+{
+	view_close(&run->views[0], run->device->drv);
+	view_close(&run->views[1], run->device->drv);
+}
+
+/* ---- lanes ---------------------------------------------------------------------------------- */
+
+/* Accepts a zeroed slot. The lane's device is entered. */
+static void slot_deinit(struct probe_slot *slot, const struct cudrv *drv)
+{
+	if (slot->leaves) {
+		drv->cuMemFree(slot->leaves);
+	}
+	if (slot->host_words) {
+		drv->cuMemFreeHost(slot->host_words);
+	}
+	if (slot->words) {
+		drv->cuMemFree(slot->words);
+	}
+	if (slot->done) {
+		drv->cuEventDestroy(slot->done);
+	}
+	*slot = (struct probe_slot){0};
+}
+
 static void lane_deinit(struct probe_lane *lane, const struct cudrv *drv)
 {
-	if (lane->leaves) {
-		drv->cuMemFree(lane->leaves);
+	for (unsigned i = 0; i < PROBES_AT_ONCE; i++) {
+		slot_deinit(&lane->slots[i], drv);
 	}
-	if (lane->host_words) {
-		drv->cuMemFreeHost(lane->host_words);
-	}
-	if (lane->words) {
-		drv->cuMemFree(lane->words);
-	}
-	if (lane->done) {
-		drv->cuEventDestroy(lane->done);
-	}
-	if (lane->stream) {
-		drv->cuStreamDestroy(lane->stream);
-	}
+	drv->cuStreamDestroy(lane->stream);
 	*lane = (struct probe_lane){0};
 }
 
@@ -83,220 +94,275 @@ void probe_lanes_deinit(struct probe_lanes *lanes)
 	}
 }
 
-static int make_lane(struct probe_lane *lane, const struct cudrv *drv, struct fault *fault)
+static int make_slot(struct probe_slot *slot, const struct cudrv *drv, struct fault *fault)
 {
-	CUresult result = drv->cuStreamCreate(&lane->stream, CU_STREAM_NON_BLOCKING);
+	CUresult result = drv->cuEventCreate(&slot->done,
+	                                     CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING);
 	if (result == CUDA_SUCCESS) {
-		result = drv->cuEventCreate(&lane->done,
-		                            CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING);
+		result = drv->cuMemAlloc(&slot->words, sizeof(*slot->host_words));
 	}
 	if (result == CUDA_SUCCESS) {
-		result = drv->cuMemAlloc(&lane->words, sizeof(*lane->host_words));
-	}
-	if (result == CUDA_SUCCESS) {
-		result = drv->cuMemHostAlloc((void **)&lane->host_words, sizeof(*lane->host_words),
+		result = drv->cuMemHostAlloc((void **)&slot->host_words, sizeof(*slot->host_words),
 		                             CU_MEMHOSTALLOC_PORTABLE);
 	}
 	if (result != CUDA_SUCCESS) {
-		lane_deinit(lane, drv);
+		slot->host_words = NULL;
+		slot_deinit(slot, drv);
 		return device_fault(drv, result, "preparing the device", fault);
 	}
 	return 0;
 }
 
-/* The probe's device, entered, and the lane on it. */
-static int enter(struct probe_lanes *lanes, const struct probe *probe, struct device **device_out,
-                 struct probe_lane **lane_out, struct fault *fault)
+static int need_lane(struct probe_run *run, unsigned i_slot, struct fault *fault)
 {
+	const struct cudrv *drv = run->device->drv;
+	struct probe_lane *lane = run->lane;
+	if (!lane->stream) {
+		CUresult result = drv->cuStreamCreate(&lane->stream, CU_STREAM_NON_BLOCKING);
+		if (result != CUDA_SUCCESS) {
+			lane->stream = NULL;
+			return device_fault(drv, result, "preparing the device", fault);
+		}
+	}
+	run->slot = &lane->slots[i_slot];
+	return run->slot->host_words ? 0 : make_slot(run->slot, drv, fault);
+}
+
+/* The probe's device, entered, and its lane and slot there. */
+static int enter(struct probe_lanes *lanes, struct probe_run *run, unsigned i_slot,
+                 struct fault *fault)
+{
+	const struct probe *probe = &run->probe;
 	if (probe->chunk_bytes == 0 || probe->chunk_bytes % GLAKE_CHUNK_GRANULARITY != 0 ||
 	    probe->chunk_bytes > GLAKE_MAX_CHUNK_BYTES) {
 		return fault_set(fault, FAULT_BAD_REQUEST, "no chunk has %llu bytes",
 		                 (unsigned long long)probe->chunk_bytes);
 	}
-	int error = devices_find(lanes->devices, probe->uuid, probe->n_uuid_bytes, device_out,
+	int error = devices_find(lanes->devices, probe->uuid, probe->n_uuid_bytes, &run->device,
 	                         fault);
 	if (error) {
 		return error;
 	}
-	struct probe_lane *lane = &lanes->lanes[(*device_out)->index];
-	*lane_out = lane;
-	return lane->stream ? 0 : make_lane(lane, (*device_out)->drv, fault);
-}
-
-/* Wait for what is queued on the lane. @result is that of queueing it, by the call @call. */
-static int finish(struct probe_lane *lane, const struct cudrv *drv, CUresult result,
-                  const char *call, struct fault *fault)
-{
-	if (result == CUDA_SUCCESS) {
-		result = drv->cuEventRecord(lane->done, lane->stream);
-	}
-	if (result == CUDA_SUCCESS) {
-		result = drv->cuEventSynchronize(lane->done);
-	}
-	if (result != CUDA_SUCCESS) {
-		/* Part of it may run, on memory that is about to be unmapped. */
-		drv->cuStreamSynchronize(lane->stream);
-	}
-	return result == CUDA_SUCCESS ? 0 : device_fault(drv, result, call, fault);
+	run->lane = &lanes->lanes[run->device->index];
+	return need_lane(run, i_slot, fault);
 }
 
 /* ---- digest --------------------------------------------------------------------------------- */
 
 /* The buffer only grows: to free device memory waits for everything that runs on the device. */
-static int need_leaves(struct probe_lane *lane, const struct cudrv *drv, uint64_t bytes,
+static int need_leaves(struct probe_slot *slot, const struct cudrv *drv, uint64_t bytes,
                        struct fault *fault)
 {
-	if (bytes <= lane->leaves_bytes) {
+	if (bytes <= slot->leaves_bytes) {
 		return 0;
 	}
-	if (lane->leaves) {
-		drv->cuMemFree(lane->leaves);
-		lane->leaves = 0;
-		lane->leaves_bytes = 0;
+	if (slot->leaves) {
+		drv->cuMemFree(slot->leaves);
+		slot->leaves = 0;
+		slot->leaves_bytes = 0;
 	}
-	CUresult result = drv->cuMemAlloc(&lane->leaves, bytes);
+	CUresult result = drv->cuMemAlloc(&slot->leaves, bytes);
 	if (result != CUDA_SUCCESS) {
-		lane->leaves = 0;
+		slot->leaves = 0;
 		return device_fault(drv, result, "cuMemAlloc", fault);
 	}
-	lane->leaves_bytes = bytes;
+	slot->leaves_bytes = bytes;
 	return 0;
 }
 
-static CUresult queue_digest(struct probe_lane *lane, const struct device *device, CUdeviceptr base,
-                             uint64_t content_bytes)
+static CUresult queue_digest(struct probe_run *run)
 {
-	const struct cudrv *drv = device->drv;
-	struct probe_words *words = lane->host_words;
+	const struct cudrv *drv = run->device->drv;
+	const struct kernels *kernels = &run->device->kernels;
+	const CUstream stream = run->lane->stream;
+	struct probe_slot *slot = run->slot;
+	struct probe_words *words = slot->host_words;
 	words->item = (struct kernel_root_item){
-		.leaves = lane->leaves,
-		.n_leaves = digest_n_leaves(content_bytes),
-		.content_bytes = content_bytes,
-		.root_out = WORD(lane, root),
+		.leaves = slot->leaves,
+		.n_leaves = digest_n_leaves(run->probe.content_bytes),
+		.content_bytes = run->probe.content_bytes,
+		.root_out = WORD(slot, root),
 	};
-	CUresult result = drv->cuMemcpyHtoDAsync(WORD(lane, item), &words->item,
-	                                         sizeof(words->item), lane->stream);
+	CUresult result = drv->cuMemcpyHtoDAsync(WORD(slot, item), &words->item,
+	                                         sizeof(words->item), stream);
 	if (result == CUDA_SUCCESS) {
-		result = kernels_leaves(&device->kernels, lane->stream, base, words->item.n_leaves,
-		                        lane->leaves);
+		result = kernels_leaves(kernels, stream, run->views[0].address,
+		                        words->item.n_leaves, slot->leaves);
 	}
 	if (result == CUDA_SUCCESS) {
-		result = kernels_roots(&device->kernels, lane->stream, WORD(lane, item), 1);
+		result = kernels_roots(kernels, stream, WORD(slot, item), 1);
 	}
 	if (result == CUDA_SUCCESS) {
-		result = drv->cuMemcpyDtoHAsync(words->root, WORD(lane, root), sizeof(words->root),
-		                                lane->stream);
+		result = drv->cuMemcpyDtoHAsync(words->root, WORD(slot, root), sizeof(words->root),
+		                                stream);
 	}
 	return result;
 }
 
-static CUresult queue_compare(struct probe_lane *lane, const struct device *device, CUdeviceptr a,
-                              CUdeviceptr b, uint64_t n_bytes)
+/* Whether @n_bytes at @a and @b differ, to the word at @word on the device and @host_word here. */
+static CUresult queue_compare(struct probe_run *run, CUdeviceptr a, CUdeviceptr b, uint64_t n_bytes,
+                              CUdeviceptr word, uint32_t *host_word)
 {
-	const struct cudrv *drv = device->drv;
-	CUresult result = drv->cuMemsetD32Async(WORD(lane, differs), 0, 1, lane->stream);
+	const struct cudrv *drv = run->device->drv;
+	const CUstream stream = run->lane->stream;
+	CUresult result = drv->cuMemsetD32Async(word, 0, 1, stream);
 	if (result == CUDA_SUCCESS && n_bytes > 0) {
-		result = kernels_compare(&device->kernels, lane->stream, a, b, n_bytes,
-		                         WORD(lane, differs));
+		result = kernels_compare(&run->device->kernels, stream, a, b, n_bytes, word);
 	}
 	if (result == CUDA_SUCCESS) {
-		result = drv->cuMemcpyDtoHAsync(&lane->host_words->differs, WORD(lane, differs),
-		                                sizeof(lane->host_words->differs), lane->stream);
+		result = drv->cuMemcpyDtoHAsync(host_word, word, sizeof(*host_word), stream);
 	}
 	return result;
+}
+
+/* From the 16 bytes in which the content ends. */
+static uint64_t padding_of(const struct probe *probe)
+{
+	return probe->chunk_bytes - probe->content_bytes / 16 * 16;
+}
+
+/* The bytes of it that are looked at here. */
+static size_t edge_of(const struct probe *probe)
+{
+	const struct probe_words *words;
+	uint64_t rest = padding_of(probe);
+	return rest < sizeof(words->edge) ? (size_t)rest : sizeof(words->edge);
 }
 
 /*
  * Memory is zero if its first 16 bytes are and it equals itself 16 bytes further: no zeros to
  * compare it with are needed. The edge is the 16 bytes in which the content ends and the next 16.
  */
-static int check_padding(struct probe_lane *lane, const struct device *device,
-                         const struct view *view, uint64_t content_bytes, struct fault *fault)
+static CUresult queue_padding(struct probe_run *run)
 {
-	const uint64_t edge = content_bytes / 16 * 16;
-	const uint64_t rest = view->bytes - edge;
-	const size_t n_edge = rest < sizeof(lane->host_words->edge)
-	                              ? (size_t)rest
-	                              : sizeof(lane->host_words->edge);
+	struct probe_slot *slot = run->slot;
+	const uint64_t rest = padding_of(&run->probe);
+	const CUdeviceptr edge = run->views[0].address + run->probe.chunk_bytes - rest;
+	const CUdeviceptr zeros = edge + 16;
 	if (rest == 0) {
+		return CUDA_SUCCESS;
+	}
+	CUresult result = run->device->drv->cuMemcpyDtoHAsync(
+		slot->host_words->edge, edge, edge_of(&run->probe), run->lane->stream);
+	return result != CUDA_SUCCESS
+	               ? result
+	               : queue_compare(run, zeros, zeros + 16, rest > 32 ? rest - 32 : 0,
+	                               WORD(slot, padding_differs),
+	                               &slot->host_words->padding_differs);
+}
+
+static int check_padding(const struct probe_run *run, struct fault *fault)
+{
+	const struct probe *probe = &run->probe;
+	const struct probe_words *words = run->slot->host_words;
+	if (padding_of(probe) == 0) {
 		return 0;
 	}
-	CUresult result = device->drv->cuMemcpyDtoHAsync(
-		lane->host_words->edge, view->address + edge, n_edge, lane->stream);
-	if (result == CUDA_SUCCESS) {
-		CUdeviceptr zeros = view->address + edge + 16;
-		result = queue_compare(lane, device, zeros, zeros + 16, rest > 32 ? rest - 32 : 0);
-	}
-	int error = finish(lane, device->drv, result, "checking the padding", fault);
-	if (error) {
-		return error;
-	}
-	bool is_zero = lane->host_words->differs == 0;
-	for (size_t i = (size_t)(content_bytes - edge); i < n_edge; i++) {
-		is_zero &= lane->host_words->edge[i] == 0;
+	bool is_zero = words->padding_differs == 0;
+	for (size_t i = (size_t)(probe->content_bytes % 16); i < edge_of(probe); i++) {
+		is_zero &= words->edge[i] == 0;
 	}
 	return is_zero ? 0
 	               : fault_set(fault, FAULT_BAD_REQUEST,
 	                           "the chunk is not zero behind its %llu bytes of content",
-	                           (unsigned long long)content_bytes);
+	                           (unsigned long long)probe->content_bytes);
 }
 
-int probe_digest(struct probe_lanes *lanes, const struct probe *probe, struct digest *digest_out,
-                 struct fault *fault)
+static int start_digest(struct probe_run *run, struct fault *fault)
 {
-	struct device *device;
-	struct probe_lane *lane;
-	struct view view = {0};
-	int error = enter(lanes, probe, &device, &lane, fault);
-	if (error) {
-		return error;
-	}
+	const struct probe *probe = &run->probe;
+	const struct cudrv *drv = run->device->drv;
 	if (probe->content_bytes > probe->chunk_bytes) {
 		return fault_set(fault, FAULT_BAD_REQUEST, "a content larger than its chunk");
 	}
-	uint64_t leaves_bytes = digest_n_leaves(probe->content_bytes) * DIGEST_BYTES;
-	error = need_leaves(lane, device->drv, leaves_bytes, fault);
+	int error = need_leaves(run->slot, drv,
+	                        digest_n_leaves(probe->content_bytes) * DIGEST_BYTES, fault);
 	if (!error) {
-		error = view_open(&view, device, probe->fds[0], probe->chunk_bytes, fault);
+		error = view_open(&run->views[0], run->device, probe->fds[0], probe->chunk_bytes,
+		                  fault);
 	}
-	if (!error) {
-		error = check_padding(lane, device, &view, probe->content_bytes, fault);
+	if (error) {
+		return error;
 	}
-	if (!error) {
-		CUresult result = queue_digest(lane, device, view.address, probe->content_bytes);
-		error = finish(lane, device->drv, result, "digesting", fault);
+	CUresult result = queue_padding(run);
+	if (result == CUDA_SUCCESS) {
+		result = queue_digest(run);
 	}
-	if (!error) {
-		*digest_out = digest_from_bytes(lane->host_words->root);
-	}
-	view_close(&view, device->drv);
-	return error;
+	return result == CUDA_SUCCESS ? 0 : device_fault(drv, result, "digesting", fault);
 }
 
 /* ---- compare -------------------------------------------------------------------------------- */
 
-int probe_compare(struct probe_lanes *lanes, const struct probe *probe, bool *equal_out,
-                  struct fault *fault)
+static int start_compare(struct probe_run *run, struct fault *fault)
 {
-	struct device *device;
-	struct probe_lane *lane;
-	struct view views[2] = {{0}, {0}};
-	int error = enter(lanes, probe, &device, &lane, fault);
+	const struct probe *probe = &run->probe;
+	int error = 0;
+	for (unsigned i = 0; i < 2 && !error; i++) {
+		error = view_open(&run->views[i], run->device, probe->fds[i], probe->chunk_bytes,
+		                  fault);
+	}
 	if (error) {
 		return error;
 	}
-	for (unsigned i = 0; i < 2 && !error; i++) {
-		error = view_open(&views[i], device, probe->fds[i], probe->chunk_bytes, fault);
+	CUresult result = queue_compare(run, run->views[0].address, run->views[1].address,
+	                                probe->chunk_bytes, WORD(run->slot, differs),
+	                                &run->slot->host_words->differs);
+	return result == CUDA_SUCCESS ? 0
+	                              : device_fault(run->device->drv, result, "comparing", fault);
+}
+
+/* ---- runs ----------------------------------------------------------------------------------- */
+
+int probe_start(struct probe_lanes *lanes, struct probe_run *run, unsigned i_slot,
+                struct fault *fault)
+{
+	run->views[0] = run->views[1] = (struct probe_view){0};
+	int error = enter(lanes, run, i_slot, fault);
+	if (error) {
+		return error;
+	}
+	error = run->probe.kind == PROBE_DIGEST ? start_digest(run, fault)
+	                                        : start_compare(run, fault);
+	const struct cudrv *drv = run->device->drv;
+	if (!error) {
+		CUresult result = drv->cuEventRecord(run->slot->done, run->lane->stream);
+		error = result == CUDA_SUCCESS ? 0
+		                               : device_fault(drv, result, "cuEventRecord", fault);
+	}
+	if (error) {
+		/* Part of it may run, on memory that is about to be unmapped. */
+		drv->cuStreamSynchronize(run->lane->stream);
+		close_views(run);
+	}
+	return error;
+}
+
+bool probe_is_done(const struct probe_run *run)
+{
+	return run->device->drv->cuEventQuery(run->slot->done) != CUDA_ERROR_NOT_READY;
+}
+
+int probe_finish(struct probe_run *run, struct probe_result *result_out, struct fault *fault)
+{
+	const struct cudrv *drv = run->device->drv;
+	int error = device_enter(run->device, fault);
+	if (!error) {
+		CUresult result = drv->cuEventSynchronize(run->slot->done);
+		error = result == CUDA_SUCCESS
+		                ? 0
+		                : device_fault(drv, result, "waiting for the device", fault);
+	}
+	if (error) {
+		drv->cuStreamSynchronize(run->lane->stream);
+	} else if (run->probe.kind == PROBE_DIGEST) {
+		error = check_padding(run, fault);
 	}
 	if (!error) {
-		CUresult result = queue_compare(lane, device, views[0].address, views[1].address,
-		                                probe->chunk_bytes);
-		error = finish(lane, device->drv, result, "comparing", fault);
+		*result_out = (struct probe_result){
+			.digest = digest_from_bytes(run->slot->host_words->root),
+			.equal = run->slot->host_words->differs == 0,
+		};
 	}
-	if (!error) {
-		*equal_out = lane->host_words->differs == 0;
-	}
-	view_close(&views[0], device->drv);
-	view_close(&views[1], device->drv);
+	close_views(run);
 	return error;
 }

@@ -28,14 +28,21 @@ struct probe {
 	uint64_t content_bytes; /* digest */
 };
 
-/* What the probes need on one device, made on first use. */
-struct probe_lane {
-	CUstream stream; /* NULL = not made yet */
+/* So many are under way: the next are mapped while the GPU works on the first. */
+#define PROBES_AT_ONCE 4u
+
+/* What a probe needs on its device beside the stream, made on first use. */
+struct probe_slot {
 	CUevent done;
 	CUdeviceptr words; /* struct probe_words */
 	CUdeviceptr leaves;
 	uint64_t leaves_bytes;
-	struct probe_words *host_words; /* pinned */
+	struct probe_words *host_words; /* pinned; NULL = not made yet */
+};
+
+struct probe_lane {
+	CUstream stream; /* NULL = not made yet */
+	struct probe_slot slots[PROBES_AT_ONCE];
 };
 
 struct probe_lanes {
@@ -43,10 +50,33 @@ struct probe_lanes {
 	struct probe_lane lanes[DEVICE_MAX];
 };
 
-int probe_digest(struct probe_lanes *lanes, const struct probe *probe, struct digest *digest_out,
-                 struct fault *fault);
-int probe_compare(struct probe_lanes *lanes, const struct probe *probe, bool *equal_out,
-                  struct fault *fault);
+/* A chunk that is mapped for a while. */
+struct probe_view {
+	CUdeviceptr address; /* 0 = none */
+	uint64_t bytes;
+};
+
+/* A probe under way, from probe_start() to probe_finish(). */
+struct probe_run {
+	struct probe probe; /* its fds are the caller's, who may close them once it is started */
+	struct device *device;
+	struct probe_lane *lane;
+	struct probe_slot *slot;
+	struct probe_view views[2];
+};
+
+struct probe_result {
+	struct digest digest; /* of a PROBE_DIGEST */
+	bool equal;           /* of a PROBE_COMPARE */
+};
+
+/* Map the chunks of run->probe and queue the work, in the slot @i_slot, which no other run has. */
+int probe_start(struct probe_lanes *lanes, struct probe_run *run, unsigned i_slot,
+                struct fault *fault);
+/* Or it has failed: probe_finish() will not wait. */
+bool probe_is_done(const struct probe_run *run);
+/* Wait for it, and unmap the chunks in any case. */
+int probe_finish(struct probe_run *run, struct probe_result *result_out, struct fault *fault);
 
 /* The devices are still open. */
 void probe_lanes_deinit(struct probe_lanes *lanes);

@@ -144,6 +144,51 @@ START_TEST_WITH(a_driver_fault_fails_one_probe, .n = n_elements(faults))
 }
 END_TEST
 
+/* More than are under way at a time, of both kinds. One fails, and the others know nothing of it. */
+START_TEST(probes_under_way_do_not_meet)
+{
+	enum { N = 12, BAD = 5 };
+	struct chunk_in_test chunks[N];
+	struct digest want[N];
+	peer_start(&peer, NULL);
+	for (unsigned i = 0; i < N; i++) {
+		uint64_t n_bytes = (1 + i % 3) * 2 * MIB;
+		uint8_t *bytes = random_bytes(n_bytes - 1000 * i, n_bytes);
+		want[i] = digest_of(bytes, n_bytes - 1000 * i);
+		bytes[n_bytes - 1] |= i == BAD;
+		chunks[i] = peer_chunk(&peer, 0, n_bytes);
+		peer_move(&peer, &chunks[i], 0, bytes, true);
+		free(bytes);
+	}
+	for (unsigned i = 0; i < N; i++) {
+		peer_digest(&peer, 100 + i, &chunks[i], chunks[i].bytes - 1000 * i);
+		/* Every other one with itself, the rest with one of its size. */
+		unsigned k = i % 2 && i > 2 ? i - 3 : i;
+		peer_compare(&peer, 200 + i, &chunks[i], &chunks[k]);
+	}
+	for (unsigned i = 0; i < N; i++) {
+		if (i == BAD) {
+			peer_expect_failed(&peer, 100 + i, GLAKE__WIRE__STATUS__BAD_REQUEST,
+			                   "not zero behind");
+		} else {
+			Glake__Mover__Report *report = peer_expect(
+				&peer, 100 + i, GLAKE__MOVER__REPORT__BODY_DIGESTED);
+			struct digest have = digest_from_bytes(report->digested->digest.data);
+			ck_assert_msg(digest_equal(&have, &want[i]), "%u", i);
+			peer_free_report(report);
+		}
+		Glake__Mover__Report *report = peer_expect(&peer, 200 + i,
+		                                           GLAKE__MOVER__REPORT__BODY_COMPARED);
+		ck_assert_msg(report->compared->equal == (i % 2 == 0 || i == 1), "%u", i);
+		peer_free_report(report);
+	}
+	for (unsigned i = 0; i < N; i++) {
+		peer_drop_chunk(&peer, &chunks[i]);
+	}
+	peer_end(&peer);
+}
+END_TEST
+
 START_TEST(probes_do_not_wait_for_loads)
 {
 	peer_start(&peer, NULL);
