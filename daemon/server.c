@@ -15,6 +15,7 @@
 #include "daemon/rpc/damage.h"
 #include "daemon/rpc/rpc.h"
 #include "daemon/rpc/rpc_answer.h"
+#include "daemon/rpc/rpc_seal.h"
 #include "daemon/net/turn.h"
 #include "proto/cleanup.h"
 
@@ -90,6 +91,7 @@ static void on_tick(uv_timer_t *timer)
 		pool_resume(&server->allocator.pools[i]);
 	}
 	sessions_tick(&server->rpc.sessions);
+	rpc_seals_tick(&server->rpc);
 	owners_tick(server->owners);
 	inflight_tick();
 	store_trim(&server->store);
@@ -131,6 +133,7 @@ static void on_drained(uv_timer_t *timer)
 static void on_session_closed(void *user)
 {
 	struct server *server = user;
+	rpc_seals_tick(&server->rpc);
 	if (server->state == SERVER_DRAINING && server->rpc.holders.n == 0) {
 		stop(server);
 	}
@@ -397,6 +400,7 @@ static void open_rpc(struct server *server)
 	holders_init(&rpc->holders, &server->loop, server->devices, server->n_devices,
 	             &server->store, first_id());
 	list_init(&rpc->sessions.list);
+	list_init(&rpc->seal_list);
 	rpc->sessions.loop = &server->loop;
 	rpc->sessions.holders = &rpc->holders;
 	rpc->sessions.pressure = &server->allocator.pressure;

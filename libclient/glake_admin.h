@@ -230,6 +230,46 @@ GLAKE_API int glake_pin(struct glake_session *session, const char *model, int pi
 GLAKE_API int glake_evict(struct glake_session *session, const char *model, uint64_t *n_models_out,
                           uint64_t *freed_bytes_out);
 
+struct glake_seal_options {
+	size_t size; /* set by the caller */
+	int dry_run; /* nonzero: only say how much it would be */
+	glake_progress_fn
+		progress; /* called during glake_seal_session(), on its thread; may be NULL */
+	void *progress_user;
+};
+
+/* What a program has after its sealing. Each byte that it has of glaked is in one of these. */
+struct glake_seal_report {
+	size_t size; /* set by the caller */
+	uint64_t
+		sealed_bytes; /* in blocks now, those included that were before; of a dry run, would be */
+	uint64_t shared_bytes;    /* of them: the realm had an equal block; of a dry run, 0 */
+	uint64_t small_bytes;     /* private: slabs of allocations smaller than 2 MiB */
+	uint64_t unfilled_bytes;  /* private: pages that copies from the host have not filled */
+	uint64_t rewritten_bytes; /* private: pages that were written to again */
+	uint64_t pinned_bytes;    /* private: others may write to them by another way */
+	uint64_t failed_bytes;    /* private: they could not be sealed */
+	uint64_t took_ns;
+	char pinned_why[128]; /* of one of the pinned pages; "" = there is none */
+	char failed_why[128]; /* the first error; "" = there was none */
+};
+
+/*
+ * Ask the program of session @id, which runs under `glake run`, to seal what looks like weights: pages of
+ * 2 MiB that copies from the host have filled once. Blocks until it has, or does not answer any more (10
+ * seconds). glaked cannot see what kernels write: seal only programs whose weights are loaded, and that do
+ * not change them by kernels.
+ * @options may be NULL. @report is written on success only.
+ * Errors: request errors; -EINVAL (@options or @report, their size); GLAKE_E_NOT_FOUND (no such session, or
+ * it has ended); GLAKE_E_BAD_REQUEST (its program is not under glake run); GLAKE_E_BUSY (it is being
+ * sealed, captures a stream, or does not answer); GLAKE_E_NO_PERMISSION (the program must ask itself, or
+ * GLAKE_DEDUP=off; glake_error() tells why); GLAKE_E_NO_HOST_MEMORY (of glaked or the program);
+ * GLAKE_E_SHUTTING_DOWN.
+ */
+GLAKE_API int glake_seal_session(struct glake_session *session, uint64_t id,
+                                 const struct glake_seal_options *options,
+                                 struct glake_seal_report *report);
+
 /*
  * Set one limit of a tenant; 0 = no limit. Only for admins. The limit holds until glaked rereads
  * its configuration.

@@ -214,6 +214,62 @@ glake_ptr glake__find_sealed(glake_ptr ptr, uint64_t n_bytes);
 /* glake_unseal() for cause @why. */
 int glake__unseal(glake_ptr ptr, uint64_t bytes, enum glake__unsealed why);
 
+/* ---- what the host has filled ----------------------------------------------------------------- */
+
+/*
+ * The program's calls write to [ptr, ptr + n_bytes), which may be anywhere: copied from the host; zeroed or set,
+ * which may come before a copy; or written otherwise, also again and again. Each costs a few
+ * instructions for each page.
+ */
+void glake__fill_copied(glake_ptr ptr, uint64_t n_bytes);
+void glake__fill_set(glake_ptr ptr, uint64_t n_bytes);
+void glake__fill_written(glake_ptr ptr, uint64_t n_bytes);
+
+/* GLAKE_DEDUP=off wins over whoever asks: nothing is counted, and nothing sealed. */
+bool glake__dedup_is_off(void);
+
+/* Would glake__fill_copied() count anything there? */
+bool glake__fill_is_open(glake_ptr ptr, uint64_t n_bytes);
+
+/* ---- sealing that glaked asks for ------------------------------------------------------------- */
+
+/*
+ * The session follows glaked's wishes for sealing: @ask is called with no lock held, by any thread that calls
+ * the library, with an id for glake__seal_tell(). Set it before other threads use the session.
+ */
+typedef void glake__seal_ask_fn(void *user, uint64_t id, bool is_dry_run);
+void glake__seal_follow(struct glake_session *session, glake__seal_ask_fn *ask, void *user);
+
+/* The memory of a session: what looks like weights, and what does not, by reason. */
+struct glake__weights {
+	struct glake_span
+		*spans; /* owned: free(). Each ends where a block does, in all processes alike */
+	size_t n_spans;
+	uint64_t n_bytes; /* of the spans, sealed ones included */
+	uint64_t small_bytes;
+	uint64_t unfilled_bytes;
+	uint64_t rewritten_bytes;
+};
+/* 0 or -ENOMEM. */
+int glake__weights_find(struct glake_session *session, struct glake__weights *weights_out);
+
+struct glake__seal_report {
+	uint64_t done_bytes;
+	uint64_t total_bytes;
+	bool is_over;
+	int error; /* an error of glake.h, if it is over and nothing was sealed, and its text: */
+	const char *why;
+	/* Else what was. */
+	const struct glake__weights *weights;
+	const struct glake_sealed *sealed;
+	uint64_t failed_bytes;
+	const char *failed_why; /* NULL: nothing failed */
+	uint64_t took_ns;
+};
+/* Tell glaked. Does not wait for its answer. */
+void glake__seal_tell(struct glake_session *session, uint64_t id,
+                      const struct glake__seal_report *report);
+
 /* ---- the program's own virtual memory management ---------------------------------------------- */
 
 /*

@@ -76,6 +76,8 @@ static const struct bounds bounds_of[] = {
 	[GLAKE__WIRE__REQUEST__BODY_PIN] = NAMED,
 	[GLAKE__WIRE__REQUEST__BODY_EVICT] = NAMED,
 	[GLAKE__WIRE__REQUEST__BODY_QUOTA_SET] = NAMED,
+	[GLAKE__WIRE__REQUEST__BODY_SESSION_SEAL] = SMALL,
+	[GLAKE__WIRE__REQUEST__BODY_SEAL_PROGRESS] = {4 * GLAKE_MAX_NAME_BYTES, 2 * SPARE_FIELDS},
 };
 
 /* Of a request of a later version: it is not decoded, and refused. */

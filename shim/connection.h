@@ -35,7 +35,8 @@ struct connection {
 	atomic_bool is_dead;
 	sem_t room; /* for requests under way: */
 	atomic_int n_room;
-	int watch; /* of its socket; see fork.h */
+	int watch;                 /* of its socket; see fork.h */
+	_Atomic uint64_t seal_ask; /* that its service thread is to serve (seal_ask.c); 0: none */
 };
 
 /*

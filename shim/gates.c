@@ -4,6 +4,8 @@
 #include "shim/gates.h"
 
 #include "proto/cudrv.h"
+#include "shim/capture.h"
+#include "shim/fills.h"
 #include "shim/gate.h"
 #include "shim/graphs.h"
 #include "shim/writes.h"
@@ -22,6 +24,8 @@
 		return result; \
 	}
 
+#define LIST(...) __VA_ARGS__
+
 /* Looked at inside, where no memory is sealed meanwhile; and again whenever it was outside. */
 #define WRITE(symbol, parameters, arguments, stream, flags, find, where) \
 	static CUresult(*real_##symbol) parameters; \
@@ -34,6 +38,8 @@
 		       writes_give_copies(&thread_, sealed_, stream, flags, &result)) { \
 		} \
 		if (result == CUDA_SUCCESS) { \
+			fills_##find(capture_may_have(stream, (flags) ? GLAKE_PER_THREAD : 0), \
+			             LIST where); \
 			result = real_##symbol arguments; \
 		} \
 		gate_leave(thread_); \

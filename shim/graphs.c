@@ -64,6 +64,7 @@ static bool add_note(CUgraphExec handle, CUgraphNode node, struct writes_span sp
 	if (span.n_bytes == 0 || glake__space_look(span.ptr).kind == GLAKE__ELSEWHERE) {
 		return true;
 	}
+	glake__fill_written(span.ptr, span.n_bytes);
 	pthread_mutex_lock(&lock);
 	bool is_noted = add_note_locked(handle, node, span);
 	pthread_mutex_unlock(&lock);

@@ -11,6 +11,7 @@
 #include "shim/capture.h"
 #include "shim/order.h"
 #include "shim/report.h"
+#include "shim/seal_ask.h"
 #include "shim/shim.h"
 
 #define STACK_BYTES (256u * 1024)
@@ -74,6 +75,7 @@ static void take_turn(struct connection *connection, uint64_t *reported_ns)
 		report_program(connection);
 	}
 	connection_note(connection, glake_dispatch(connection->session));
+	seal_ask_serve(connection, &is_ending);
 }
 
 /* A dead connection's glaked does not ask for warm memory any more. */
@@ -140,6 +142,7 @@ void service_start(struct connection *connection)
 	}
 	pthread_once(&once, watch_exit);
 	glake_set_notice_handler(connection->session, on_notice, NULL);
+	seal_ask_follow(connection);
 	pthread_attr_setstacksize(&attributes, STACK_BYTES);
 	pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
 	sigfillset(&all);

@@ -43,16 +43,38 @@ struct box {
 	uint64_t width, height, depth; /* bytes, rows, layers */
 };
 
-static struct writes_span span_of(CUdeviceptr dst, const struct box *box)
+static struct writes_rows rows_of(CUdeviceptr dst, const struct box *box)
 {
 	if (!dst || !box->width || !box->height || !box->depth) {
-		return (struct writes_span){.n_bytes = 0};
+		return (struct writes_rows){.depth = 0};
 	}
 	uint64_t pitch = box->pitch ? box->pitch : box->width;
 	uint64_t layer = times(pitch, box->layer_rows ? box->layer_rows : box->height);
 	uint64_t first = plus(plus(times(box->z, layer), times(box->y, pitch)), box->x);
-	uint64_t last = plus(times(box->depth - 1, layer), times(box->height - 1, pitch));
-	return (struct writes_span){plus(dst, first), plus(last, box->width)};
+	return (struct writes_rows){
+		.ptr = plus(dst, first),
+		.pitch = pitch,
+		.layer = layer,
+		.width = box->width,
+		.height = box->height,
+		.depth = box->depth,
+	};
+}
+
+struct writes_span writes_all_rows(const struct writes_rows *rows)
+{
+	if (rows->depth == 0) {
+		return (struct writes_span){.n_bytes = 0};
+	}
+	uint64_t last = plus(times(rows->depth - 1, rows->layer),
+	                     times(rows->height - 1, rows->pitch));
+	return (struct writes_span){rows->ptr, plus(last, rows->width)};
+}
+
+static struct writes_span span_of(CUdeviceptr dst, const struct box *box)
+{
+	struct writes_rows rows = rows_of(dst, box);
+	return writes_all_rows(&rows);
 }
 
 static struct writes_span find_in(struct writes_span all)
@@ -85,11 +107,8 @@ static CUdeviceptr place_of(CUmemorytype type, CUdeviceptr device, const void *h
 	                                    : device;
 }
 
-struct writes_span writes_copy_2d(const CUDA_MEMCPY2D *copy)
+struct writes_rows writes_rows_of_2d(const CUDA_MEMCPY2D *copy)
 {
-	if (!copy) {
-		return (struct writes_span){.n_bytes = 0};
-	}
 	const struct box box = {
 		.x = copy->dstXInBytes,
 		.y = copy->dstY,
@@ -98,8 +117,16 @@ struct writes_span writes_copy_2d(const CUDA_MEMCPY2D *copy)
 		.height = copy->Height,
 		.depth = 1,
 	};
-	return find_in(
-		span_of(place_of(copy->dstMemoryType, copy->dstDevice, copy->dstHost), &box));
+	return rows_of(place_of(copy->dstMemoryType, copy->dstDevice, copy->dstHost), &box);
+}
+
+struct writes_span writes_copy_2d(const CUDA_MEMCPY2D *copy)
+{
+	if (!copy) {
+		return (struct writes_span){.n_bytes = 0};
+	}
+	struct writes_rows rows = writes_rows_of_2d(copy);
+	return find_in(writes_all_rows(&rows));
 }
 
 /* CUDA_MEMCPY3D and CUDA_MEMCPY3D_PEER have these members alike. */
@@ -110,10 +137,16 @@ struct writes_span writes_copy_2d(const CUDA_MEMCPY2D *copy)
 		.width = (copy)->WidthInBytes, .height = (copy)->Height, .depth = (copy)->Depth, \
 	}
 
-struct writes_span writes_of_copy_3d(const CUDA_MEMCPY3D *copy)
+struct writes_rows writes_rows_of_3d(const CUDA_MEMCPY3D *copy)
 {
 	const struct box box = BOX_3D(copy);
-	return span_of(place_of(copy->dstMemoryType, copy->dstDevice, copy->dstHost), &box);
+	return rows_of(place_of(copy->dstMemoryType, copy->dstDevice, copy->dstHost), &box);
+}
+
+struct writes_span writes_of_copy_3d(const CUDA_MEMCPY3D *copy)
+{
+	struct writes_rows rows = writes_rows_of_3d(copy);
+	return writes_all_rows(&rows);
 }
 
 struct writes_span writes_copy_3d(const CUDA_MEMCPY3D *copy)
@@ -121,14 +154,15 @@ struct writes_span writes_copy_3d(const CUDA_MEMCPY3D *copy)
 	return copy ? find_in(writes_of_copy_3d(copy)) : (struct writes_span){.n_bytes = 0};
 }
 
+struct writes_span writes_of_copy_peer(const CUDA_MEMCPY3D_PEER *copy)
+{
+	const struct box box = BOX_3D(copy);
+	return span_of(place_of(copy->dstMemoryType, copy->dstDevice, copy->dstHost), &box);
+}
+
 struct writes_span writes_copy_peer(const CUDA_MEMCPY3D_PEER *copy)
 {
-	if (!copy) {
-		return (struct writes_span){.n_bytes = 0};
-	}
-	const struct box box = BOX_3D(copy);
-	return find_in(
-		span_of(place_of(copy->dstMemoryType, copy->dstDevice, copy->dstHost), &box));
+	return copy ? find_in(writes_of_copy_peer(copy)) : (struct writes_span){.n_bytes = 0};
 }
 
 struct writes_span writes_batch(const CUdeviceptr *dsts, const size_t *sizes, size_t n)
@@ -141,7 +175,7 @@ struct writes_span writes_batch(const CUdeviceptr *dsts, const size_t *sizes, si
 }
 
 /* Lengths are in elements: of the array, if one side is an array, else bytes. */
-static struct writes_span find_in_op(const CUDA_MEMCPY3D_BATCH_OP *op)
+struct writes_rows writes_rows_of_op(const CUDA_MEMCPY3D_BATCH_OP *op)
 {
 	uint64_t n = op->src.type == CU_MEMCPY_OPERAND_TYPE_ARRAY ? ARRAY_ELEMENT_BYTES : 1;
 	const struct box box = {
@@ -152,20 +186,21 @@ static struct writes_span find_in_op(const CUDA_MEMCPY3D_BATCH_OP *op)
 		.depth = op->extent.depth,
 	};
 	bool is_pointer = op->dst.type == CU_MEMCPY_OPERAND_TYPE_POINTER;
-	return find_in(span_of(is_pointer ? op->dst.op.ptr.ptr : 0, &box));
+	return rows_of(is_pointer ? op->dst.op.ptr.ptr : 0, &box);
 }
 
 struct writes_span writes_batch_3d(const CUDA_MEMCPY3D_BATCH_OP *ops, size_t n)
 {
 	struct writes_span span = {.n_bytes = 0};
 	for (size_t i = 0; ops && span.n_bytes == 0 && i < n; i++) {
-		span = find_in_op(&ops[i]);
+		struct writes_rows rows = writes_rows_of_op(&ops[i]);
+		span = find_in(writes_all_rows(&rows));
 	}
 	return span;
 }
 
 /* How much a decompression writes is a hint, and may be left out. */
-static uint64_t most_at(CUdeviceptr dst, uint64_t n_bytes)
+uint64_t writes_most_at(CUdeviceptr dst, uint64_t n_bytes)
 {
 	struct heap_facts facts;
 	if (n_bytes == 0 && heap_find(dst, &facts)) {
@@ -180,7 +215,7 @@ struct writes_span writes_batch_decompress(const CUmemDecompressParams *params, 
 	for (size_t i = 0; params && span.n_bytes == 0 && i < n; i++) {
 		const CUmemDecompressParams *one = &params[i];
 		CUdeviceptr dst = (CUdeviceptr)(uintptr_t)one->dst;
-		span = writes_linear(dst, most_at(dst, one->dstNumBytes));
+		span = writes_linear(dst, writes_most_at(dst, one->dstNumBytes));
 		if (span.n_bytes == 0 && one->dstActBytes) {
 			span = writes_linear((CUdeviceptr)(uintptr_t)one->dstActBytes,
 			                     sizeof(*one->dstActBytes));

@@ -51,11 +51,43 @@ struct writes_span writes_batch_3d(const CUDA_MEMCPY3D_BATCH_OP *ops, size_t n);
 struct writes_span writes_batch_decompress(const CUmemDecompressParams *params, size_t n);
 struct writes_span writes_batch_mem_op(const CUstreamBatchMemOpParams *ops, unsigned n);
 
+/* What calls that also tell where they copy from write to. */
+static inline struct writes_span writes_upload(CUdeviceptr dst, uint64_t n_bytes)
+{
+	return writes_linear(dst, n_bytes);
+}
+static inline struct writes_span writes_copy(CUdeviceptr dst, uint64_t n_bytes, CUdeviceptr src)
+{
+	(void)src;
+	return writes_linear(dst, n_bytes);
+}
+static inline struct writes_span writes_copies(const CUdeviceptr *dsts, const size_t *sizes,
+                                               size_t n, const CUdeviceptr *srcs)
+{
+	(void)srcs;
+	return writes_batch(dsts, sizes, n);
+}
+
+/* Rows of so many bytes; a depth of 0: nothing is written. */
+struct writes_rows {
+	CUdeviceptr ptr;
+	uint64_t pitch, layer; /* bytes from one to the next */
+	uint64_t width, height, depth;
+};
+
 /* All that is written to, sealed or not. */
+struct writes_rows writes_rows_of_2d(const CUDA_MEMCPY2D *copy);
+struct writes_rows writes_rows_of_3d(const CUDA_MEMCPY3D *copy);
+struct writes_rows writes_rows_of_op(const CUDA_MEMCPY3D_BATCH_OP *op);
+struct writes_span writes_all_rows(const struct writes_rows *rows);
+struct writes_span writes_of_copy_peer(const CUDA_MEMCPY3D_PEER *copy);
 struct writes_span writes_of_rows(CUdeviceptr dst, uint64_t pitch, unsigned element_bytes,
                                   uint64_t width, uint64_t height);
 struct writes_span writes_of_copy_3d(const CUDA_MEMCPY3D *copy);
 struct writes_span writes_of_mem_op(const CUstreamBatchMemOpParams *op);
+
+/* @n_bytes, or if that is 0, all that there is at @dst. */
+uint64_t writes_most_at(CUdeviceptr dst, uint64_t n_bytes);
 
 /*
  * The thread leaves the gate, @span becomes private as far as it is one allocation's, and the thread is back

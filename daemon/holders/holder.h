@@ -134,6 +134,7 @@ struct holder {
 	struct tenant *tenant; /* entered; NULL with a refusal */
 	struct realm *realm;   /* owned reference */
 	bool is_admin;
+	bool follows_seals;  /* it has said so */
 	const char *refusal; /* static: the limit that refuses it; NULL: it is let in */
 	char *program;       /* owned; the client's name for itself; NULL before Hello */
 	uint64_t since_ms;

@@ -157,6 +157,8 @@ static const struct {
 	[GLAKE__WIRE__REQUEST__BODY_PIN] = {rpc_pin},
 	[GLAKE__WIRE__REQUEST__BODY_EVICT] = {rpc_evict},
 	[GLAKE__WIRE__REQUEST__BODY_QUOTA_SET] = {rpc_quota_set},
+	[GLAKE__WIRE__REQUEST__BODY_SESSION_SEAL] = {rpc_session_seal, .grants = true},
+	[GLAKE__WIRE__REQUEST__BODY_SEAL_PROGRESS] = {rpc_seal_progress},
 };
 
 static void dispatch(struct session *session, const request_t *request, struct fdlist *fds)

@@ -33,7 +33,8 @@ struct rpc_context {
 	uint32_t n_devices;
 	int driver_version; /* 13000 = 13.0 */
 	uint64_t started_ms;
-	bool is_draining; /* nothing new is granted */
+	struct list seal_list; /* of what programs were asked to seal (rpc_seal.h) */
+	bool is_draining;      /* nothing new is granted */
 };
 
 static inline struct rpc_context *rpc_of(const struct session *session)

@@ -38,4 +38,7 @@ void rpc_pin(struct session *session, const request_t *request, struct fdlist *f
 void rpc_evict(struct session *session, const request_t *request, struct fdlist *fds);
 void rpc_quota_set(struct session *session, const request_t *request, struct fdlist *fds);
 
+void rpc_session_seal(struct session *session, const request_t *request, struct fdlist *fds);
+void rpc_seal_progress(struct session *session, const request_t *request, struct fdlist *fds);
+
 #endif

@@ -6,6 +6,7 @@
 #include "libclient/glake_admin.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -14,6 +15,7 @@
 #include "libclient/link/call.h"
 #include "libclient/link/dispatch.h"
 #include "libclient/link/session.h"
+#include "libclient/link/sized.h"
 
 #define TEXT(string) ((string) ? (string) : "")
 
@@ -544,6 +546,58 @@ int glake_evict(struct glake_session *session, const char *model, uint64_t *n_mo
 		if (freed_bytes_out) {
 			*freed_bytes_out = call.answer->evict->freed_bytes;
 		}
+		glake__call_end(&session->link, &call);
+	}
+	return glake__leave(session, r);
+}
+
+static void copy_text(char *out, size_t n_bytes, const char *text)
+{
+	snprintf(out, n_bytes, "%s", text ? text : "");
+}
+
+static int take_report(const Glake__Wire__SealResult *from, struct glake_seal_report *report)
+{
+	struct glake_seal_report full = {
+		.sealed_bytes = from->sealed_bytes,
+		.shared_bytes = from->shared_bytes,
+		.small_bytes = from->small_bytes,
+		.unfilled_bytes = from->unfilled_bytes,
+		.rewritten_bytes = from->rewritten_bytes,
+		.pinned_bytes = from->pinned_bytes,
+		.failed_bytes = from->failed_bytes,
+		.took_ns = from->took_ns,
+	};
+	copy_text(full.pinned_why, sizeof(full.pinned_why), from->pinned_why);
+	copy_text(full.failed_why, sizeof(full.failed_why), from->failed_why);
+	return glake__sized_out(report, &full, sizeof(full));
+}
+
+int glake_seal_session(struct glake_session *session, uint64_t id,
+                       const struct glake_seal_options *options, struct glake_seal_report *report)
+{
+	struct glake_seal_options full;
+	int r = glake__session_check(session);
+	if (r == 0) {
+		r = glake__sized_in(options, &full, sizeof(full));
+	}
+	if (r < 0) {
+		return r;
+	}
+	cleanup_cancel int cancel = cancel_disable();
+	Glake__Wire__SessionSeal body = GLAKE__WIRE__SESSION_SEAL__INIT;
+	body.session = id;
+	body.dry_run = full.dry_run;
+	body.progress = full.progress != NULL;
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_SESSION_SEAL;
+	request.session_seal = &body;
+	struct glake__call call;
+	r = glake__call_start(&session->link, &call, &request,
+	                      GLAKE__WIRE__ANSWER__BODY_SESSION_SEAL, NULL, 0);
+	if (r == 0) {
+		r = glake__call_wait(&session->link, &call, full.progress, full.progress_user);
+		r = r < 0 ? r : take_report(call.answer->session_seal, report);
 		glake__call_end(&session->link, &call);
 	}
 	return glake__leave(session, r);

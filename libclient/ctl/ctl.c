@@ -16,7 +16,7 @@
 static const struct ctl_command *const commands[] = {
 	&ctl_status,  &ctl_stats,  &ctl_sessions, &ctl_fragmentation, &ctl_dedup,
 	&ctl_tenants, &ctl_models, &ctl_blocks,   &ctl_events,        &ctl_load,
-	&ctl_pin,     &ctl_unpin,  &ctl_evict,    &ctl_quota,
+	&ctl_pin,     &ctl_unpin,  &ctl_evict,    &ctl_quota,         &ctl_seal,
 };
 
 #define N_COMMANDS (sizeof(commands) / sizeof(commands[0]))
@@ -61,6 +61,7 @@ static const struct {
 	{CTL_OPTION_MANIFESTS, "manifests", "SIZE",
          "limit of glaked's memory for manifests, or none"},
 	{CTL_OPTION_EXACT, "bytes", NULL, "sizes in bytes"},
+	{CTL_OPTION_DRY_RUN, "dry-run", NULL, "only say how much would be sealed"},
 };
 
 #define N_OPTIONS (sizeof(command_options) / sizeof(command_options[0]))
@@ -149,6 +150,7 @@ static int set_command_option(struct ctl *ctl, enum ctl_option bit, const char *
 		return GO_ON;
 	case CTL_OPTION_PIN:
 	case CTL_OPTION_ALL:
+	case CTL_OPTION_DRY_RUN:
 		return GO_ON;
 	}
 	return GO_ON;

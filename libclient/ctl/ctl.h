@@ -49,6 +49,7 @@ enum ctl_option {
 	CTL_OPTION_SESSIONS = 1 << 5,
 	CTL_OPTION_EXACT = 1 << 6,
 	CTL_OPTION_MANIFESTS = 1 << 7,
+	CTL_OPTION_DRY_RUN = 1 << 8,
 };
 
 struct ctl_values {
@@ -119,5 +120,6 @@ extern const struct ctl_command ctl_dedup;                         /* dedup.c */
 extern const struct ctl_command ctl_tenants, ctl_quota;            /* tenants.c */
 extern const struct ctl_command ctl_models, ctl_blocks, ctl_pin, ctl_unpin, ctl_evict; /* store.c */
 extern const struct ctl_command ctl_load;                                              /* load.c */
+extern const struct ctl_command ctl_seal;                                              /* seal.c */
 
 #endif

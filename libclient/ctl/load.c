@@ -1,31 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Bring a model into the store ahead of its first user.
- *
- * Progress goes to stderr: a bar that is redrawn on a terminal, else a line per ten percent. With
- * --json there is none, unless stderr is a terminal.
- */
+/* Bring a model into the store ahead of its first user. */
 #include <inttypes.h>
 #include <stdlib.h>
-#include <time.h>
-#include <unistd.h>
 
 #include "ctl/ctl.h"
 #include "ctl/field.h"
+#include "ctl/progress.h"
 #include "ctl/text.h"
 #include "glake.h"
-
-#define BAR_COLUMNS 40
-#define REDRAW_NS 100000000ull
-
-struct progress {
-	FILE *out; /* borrowed; NULL: be silent */
-	bool is_terminal;
-	bool is_drawn; /* a bar is on the screen */
-	uint64_t begin_ns;
-	uint64_t drawn_ns;
-	unsigned next_percent; /* not a terminal: the next one that gets a line */
-};
 
 #define ROW struct loaded
 
@@ -57,62 +39,6 @@ static const struct field loaded_fields[] = {
 
 #undef ROW
 
-static uint64_t now_ns(void)
-{
-	struct timespec now;
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
-
-static uint64_t per_second(uint64_t bytes, uint64_t ns)
-{
-	return ns ? (uint64_t)((double)bytes * 1e9 / (double)ns) : 0;
-}
-
-static void draw_bar(struct progress *progress, unsigned percent, const char *done,
-                     const char *total, const char *speed)
-{
-	char bar[BAR_COLUMNS + 1];
-	for (unsigned i = 0; i < BAR_COLUMNS; i++) {
-		bar[i] = i * 100 < percent * BAR_COLUMNS ? '#' : '.';
-	}
-	bar[BAR_COLUMNS] = '\0';
-	/* "\033[K": what a longer line before left over goes. */
-	fprintf(progress->out, "\r[%s] %3u %%  %s of %s, %s/s\033[K", bar, percent, done, total,
-	        speed);
-	progress->is_drawn = true;
-}
-
-static void show_progress(void *user, uint64_t done_bytes, uint64_t total_bytes)
-{
-	struct progress *progress = user;
-	if (!progress->out || total_bytes == 0) {
-		return;
-	}
-	uint64_t now = now_ns();
-	unsigned percent = (unsigned)((double)done_bytes * 100 / (double)total_bytes);
-	bool is_due = progress->is_terminal
-	                      ? now - progress->drawn_ns >= REDRAW_NS || done_bytes == total_bytes
-	                      : percent >= progress->next_percent;
-	if (!is_due) {
-		return;
-	}
-	char done[TEXT_NUMBER_BYTES];
-	char total[TEXT_NUMBER_BYTES];
-	char speed[TEXT_NUMBER_BYTES];
-	text_size(done_bytes, done);
-	text_size(total_bytes, total);
-	text_size(per_second(done_bytes, now - progress->begin_ns), speed);
-	if (progress->is_terminal) {
-		draw_bar(progress, percent, done, total, speed);
-	} else {
-		fprintf(progress->out, "%u %%: %s of %s, %s/s\n", percent, done, total, speed);
-	}
-	fflush(progress->out);
-	progress->drawn_ns = now;
-	progress->next_percent = percent / 10 * 10 + 10;
-}
-
 static void print_loaded(struct ctl *ctl, const struct loaded *loaded)
 {
 	char size[TEXT_NUMBER_BYTES];
@@ -141,7 +67,7 @@ static int open_model(struct ctl *ctl, struct progress *progress, struct glake_m
 		.size = sizeof(options),
 		.device = ctl->values.device,
 		.name = ctl->values.name,
-		.progress = show_progress,
+		.progress = progress_show,
 		.progress_user = progress,
 		.no_map = 1,
 		.pin = (ctl->values.given & CTL_OPTION_PIN) != 0,
@@ -170,7 +96,7 @@ static int describe(struct ctl *ctl, const struct glake_model *model)
 		.was_loaded = info.was_loaded,
 		.deduplicated_bytes = info.deduplicated_bytes,
 		.load_ns = info.load_ns,
-		.bytes_per_second = per_second(info.content_bytes, info.load_ns),
+		.bytes_per_second = progress_per_second(info.content_bytes, info.load_ns),
 	};
 	if (ctl->json) {
 		return ctl_print_json(ctl,
@@ -184,18 +110,10 @@ static int describe(struct ctl *ctl, const struct glake_model *model)
 
 static int run_load(struct ctl *ctl)
 {
-	bool is_terminal = isatty(fileno(ctl->err));
-	struct progress progress = {
-		.out = ctl->json && !is_terminal ? NULL : ctl->err,
-		.is_terminal = is_terminal,
-		.begin_ns = now_ns(),
-		.next_percent = 10,
-	};
+	struct progress progress = progress_begin(ctl);
 	struct glake_model *model = NULL;
 	int err = open_model(ctl, &progress, &model);
-	if (progress.is_drawn) {
-		fputc('\n', progress.out);
-	}
+	progress_end(&progress);
 	if (err < 0) {
 		return err;
 	}

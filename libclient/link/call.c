@@ -81,6 +81,16 @@ static void take_evicted(struct glake__link *link, const Glake__Wire__ModelEvict
 	}
 }
 
+/* It comes only to sessions that follow it. */
+static void take_seal(struct glake__link *link, const Glake__Wire__Seal *seal)
+{
+	struct glake__notice *notice = link->seal ? glake__notices_add(&link->notices, 0) : NULL;
+	if (notice) {
+		notice->seal = seal->id;
+		notice->is_dry_run = seal->dry_run;
+	}
+}
+
 static void take_notice(struct glake__link *link, const Glake__Wire__Answer *answer)
 {
 	switch (answer->body_case) {
@@ -95,6 +105,9 @@ static void take_notice(struct glake__link *link, const Glake__Wire__Answer *ans
 		break;
 	case GLAKE__WIRE__ANSWER__BODY_MODEL_EVICTED:
 		take_evicted(link, answer->model_evicted);
+		break;
+	case GLAKE__WIRE__ANSWER__BODY_SEAL:
+		take_seal(link, answer->seal);
 		break;
 	default:
 		/* A kind that a newer daemon knows. */

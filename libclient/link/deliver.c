@@ -19,7 +19,9 @@ static int deliver_locked(struct glake__link *link)
 			link->reclaim(link->reclaim_user, notice->public.device,
 			              notice->public.bytes, notice->reclaim);
 		}
-		if (handler) {
+		if (notice->seal) {
+			link->seal(link->seal_user, notice->seal, notice->is_dry_run);
+		} else if (handler) {
 			handler(user, &notice->public);
 		}
 		glake__notice_free(notice);

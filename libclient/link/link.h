@@ -62,6 +62,9 @@ struct glake__link {
 	/* Called by the delivering thread with no lock held: glaked wants warm memory back. */
 	void (*reclaim)(void *user, uint32_t device, uint64_t n_bytes, uint64_t id);
 	void *reclaim_user;
+	/* The same: glaked wants the memory sealed that looks like weights. NULL: nobody does that. */
+	void (*seal)(void *user, uint64_t id, bool is_dry_run);
+	void *seal_user;
 	bool is_delivering;
 	pthread_t deliverer; /* valid while is_delivering */
 	glake_notice_fn handler;

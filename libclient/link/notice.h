@@ -9,6 +9,7 @@
 #define GLAKE_LIBCLIENT_NOTICE_H
 
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "libclient/glake.h"
@@ -17,6 +18,8 @@ struct glake__notice {
 	struct glake__notice *next; /* link: notices.first */
 	struct glake_notice public; /* public.name is owned */
 	uint64_t reclaim;           /* its id with the daemon; 0 = another kind */
+	uint64_t seal;              /* the same; the program's handler does not get it */
+	bool is_dry_run;
 };
 
 struct glake__notices {

@@ -8,6 +8,7 @@
 #include "proto/limits.h"
 #include "libclient/link/dispatch.h"
 #include "libclient/memory/backing.h"
+#include "libclient/memory/fill.h"
 #include "libclient/memory/space.h"
 #include "libclient/memory/unsealed.h"
 
@@ -295,6 +296,7 @@ static struct glake__allocation *take_large(struct glake__heap *heap, uint64_t n
 		return NULL;
 	}
 	add_live(backing);
+	glake__fill_reset(backing->ptr, backing->n_bytes);
 	begin(&backing->whole, backing, n_bytes, tag);
 	return &backing->whole;
 }
@@ -331,6 +333,7 @@ int glake__heap_make(struct glake__device *device, uint64_t n_bytes, bool is_sma
 		if (is_small) {
 			*allocation_out = take_small(device->heap, n_bytes, tag);
 		} else {
+			glake__fill_reset(backing->ptr, backing->n_bytes);
 			begin(&backing->whole, backing, n_bytes, tag);
 		}
 		session->books.n_cold_allocs++;
@@ -548,6 +551,9 @@ void glake__heap_reuse(struct glake__allocation *allocation, uint64_t n_bytes,
 	allocation->n_bytes = n_bytes;
 	allocation->id = next_id++;
 	allocation->is_claimed = false;
+	if (!allocation->block) {
+		glake__fill_reset(allocation->address, allocation->n_capacity);
+	}
 	glake__unlock();
 }
 

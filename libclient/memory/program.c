@@ -7,6 +7,7 @@
 #include <stdlib.h>
 
 #include "libclient/link/error.h"
+#include "libclient/memory/fill.h"
 #include "libclient/memory/ptr_table.h"
 #include "libclient/memory/reback.h"
 #include "libclient/memory/window.h"
@@ -26,6 +27,9 @@ int glake__space_start(const char *libcuda, const struct glake__gate *gate)
 		}
 		glake__unlock();
 		glake__space_open(&drv);
+		glake__lock();
+		glake__fill_start();
+		glake__unlock();
 	}
 	return r;
 }

@@ -25,6 +25,7 @@
 #include "libclient/link/rpc.h"
 #include "libclient/link/sized.h"
 #include "libclient/memory/context.h"
+#include "libclient/memory/fill.h"
 #include "libclient/memory/heap.h"
 #include "libclient/memory/page.h"
 #include "libclient/memory/reback.h"
@@ -599,13 +600,6 @@ static int run(struct seal *seal)
 	return 0;
 }
 
-/* GLAKE_DEDUP=off wins over whoever asks. */
-static bool is_off(void)
-{
-	const char *dedup = secure_getenv("GLAKE_DEDUP");
-	return dedup && strcmp(dedup, "off") == 0;
-}
-
 static int seal_new(struct seal *seal, const struct glake_span *spans, size_t n_spans)
 {
 	*seal = (struct seal){.n_spans = n_spans};
@@ -645,7 +639,7 @@ int glake_seal(const struct glake_span *spans, size_t n_spans, struct glake_seal
 	cleanup_cancel int cancel = cancel_disable();
 	uint64_t since_ns = clock_now_ns();
 	struct seal seal;
-	if (is_off()) {
+	if (glake__dedup_is_off()) {
 		return glake__fail(-EPERM, "GLAKE_DEDUP=off: nothing is sealed");
 	}
 	glake__gate_take_time();

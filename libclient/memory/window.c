@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
+#include "libclient/memory/fill.h"
 #include "libclient/memory/fit.h"
 #include "libclient/memory/page.h"
 
@@ -197,6 +198,7 @@ static void free_list(struct extent *list)
 
 void glake__window_forget(void)
 {
+	glake__fill_forget();
 	uint64_t n_bytes = atomic_exchange(&glake__pages.n_bytes, 0);
 	if (n_bytes) {
 		munmap(glake__pages.entries, (n_bytes >> GLAKE__PAGE_SHIFT) * sizeof(uint64_t));

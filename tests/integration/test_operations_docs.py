@@ -8,7 +8,7 @@ import unittest
 
 
 SOURCES = (glob.glob("daemon/**/*.c", recursive=True) + glob.glob("libclient/**/*.c", recursive=True)
-           + ["proto/cudrv.c"])
+           + glob.glob("shim/*.c") + ["proto/cudrv.c"])
 
 
 def read(path):

@@ -240,6 +240,22 @@ int glake_evict(struct glake_session *session, const char *model, uint64_t *n_mo
 	return fake.error;
 }
 
+int glake_seal_session(struct glake_session *session, uint64_t id,
+                       const struct glake_seal_options *options, struct glake_seal_report *report)
+{
+	snprintf(fake.call, sizeof(fake.call), "seal %llu %d", (unsigned long long)id,
+	         options->dry_run);
+	*report = (struct glake_seal_report){
+		.size = sizeof(*report),
+		.sealed_bytes = 3 * GIB,
+		.shared_bytes = 2 * GIB,
+		.failed_bytes = 1024,
+		.took_ns = 250000000,
+		.failed_why = "no room",
+	};
+	return fake.error;
+}
+
 int glake_set_quota(struct glake_session *session, const char *tenant, uint32_t device,
                     uint64_t quota_bytes)
 {
@@ -482,8 +498,9 @@ END_TEST
 START_TEST(every_command_has_help_without_a_daemon)
 {
 	static const char *const names[] = {
-		"status", "stats",  "sessions", "fragmentation", "dedup", "tenants", "models",
-		"blocks", "events", "load",     "pin",           "unpin", "evict",   "quota",
+		"status",  "stats",  "sessions", "fragmentation", "dedup",
+		"tenants", "models", "blocks",   "events",        "load",
+		"pin",     "unpin",  "evict",    "quota",         "seal",
 	};
 	fake.connect_error = GLAKE_E_GONE;
 	ck_assert_int_eq(run("--help"), 0);
@@ -514,6 +531,8 @@ START_TEST(bad_command_lines_are_usage_errors)
 		"pin a b",
 		"evict",
 		"evict a --all",
+		"seal",
+		"seal serve.py",
 		"quota t",
 		"quota t --device 1",
 		"quota t --device 1 --sessions 3",
@@ -816,6 +835,19 @@ START_TEST(steering_passes_its_arguments)
 	ck_assert_str_eq(out_text, "1 model evicted, 3.0 GiB freed\n");
 	json_decref(run_json("evict --all --json"));
 	ck_assert_str_eq(fake.call, "evict (all)");
+	/* A pid or a session; of what glaked does not list it has the words. */
+	ck_assert_int_eq(run("seal 101"), 0);
+	ck_assert_str_eq(fake.call, "seal 2 0");
+	assert_contains(out_text, "no room");
+	ck_assert_int_eq(run("seal 2 --dry-run --bytes"), 0);
+	ck_assert_str_eq(fake.call, "seal 2 1");
+	assert_contains(out_text, "3221225472");
+	json_t *sealed = run_json("seal 77 --json");
+	ck_assert_str_eq(fake.call, "seal 77 0");
+	json_t *row = json_array_get(json_object_get(sealed, "sessions"), 0);
+	ck_assert_int_eq(json_integer_value(json_object_get(row, "took_ns")), 250000000);
+	ck_assert_str_eq(json_string_value(json_object_get(row, "why")), "no room");
+	json_decref(sealed);
 	ck_assert_int_eq(run("quota t --device 3 --bytes 24GiB"), 0);
 	ck_assert_str_eq(fake.call, "quota t 3 25769803776");
 	ck_assert_str_eq(out_text, "quota on device 3: 24.0 GiB\n");

@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "ctl/progress.h"
+
+#include <time.h>
+#include <unistd.h>
+
+#include "ctl/text.h"
+
+#define BAR_COLUMNS 40
+#define REDRAW_NS 100000000ull
+
+static uint64_t now_ns(void)
+{
+	struct timespec now;
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+uint64_t progress_per_second(uint64_t bytes, uint64_t ns)
+{
+	return ns ? (uint64_t)((double)bytes * 1e9 / (double)ns) : 0;
+}
+
+static void draw_bar(struct progress *progress, unsigned percent, const char *done,
+                     const char *total, const char *speed)
+{
+	char bar[BAR_COLUMNS + 1];
+	for (unsigned i = 0; i < BAR_COLUMNS; i++) {
+		bar[i] = i * 100 < percent * BAR_COLUMNS ? '#' : '.';
+	}
+	bar[BAR_COLUMNS] = '\0';
+	/* "\033[K": what a longer line before left over goes. */
+	fprintf(progress->out, "\r[%s] %3u %%  %s of %s, %s/s\033[K", bar, percent, done, total,
+	        speed);
+	progress->is_drawn = true;
+}
+
+void progress_show(void *user, uint64_t done_bytes, uint64_t total_bytes)
+{
+	struct progress *progress = user;
+	if (!progress->out || total_bytes == 0) {
+		return;
+	}
+	uint64_t now = now_ns();
+	unsigned percent = (unsigned)((double)done_bytes * 100 / (double)total_bytes);
+	bool is_due = progress->is_terminal
+	                      ? now - progress->drawn_ns >= REDRAW_NS || done_bytes == total_bytes
+	                      : percent >= progress->next_percent;
+	if (!is_due) {
+		return;
+	}
+	char done[TEXT_NUMBER_BYTES];
+	char total[TEXT_NUMBER_BYTES];
+	char speed[TEXT_NUMBER_BYTES];
+	text_size(done_bytes, done);
+	text_size(total_bytes, total);
+	text_size(progress_per_second(done_bytes, now - progress->begin_ns), speed);
+	if (progress->is_terminal) {
+		draw_bar(progress, percent, done, total, speed);
+	} else {
+		fprintf(progress->out, "%u %%: %s of %s, %s/s\n", percent, done, total, speed);
+	}
+	fflush(progress->out);
+	progress->drawn_ns = now;
+	progress->next_percent = percent / 10 * 10 + 10;
+}
+
+struct progress progress_begin(const struct ctl *ctl)
+{
+	bool is_terminal = isatty(fileno(ctl->err));
+	return (struct progress){
+		.out = ctl->json && !is_terminal ? NULL : ctl->err,
+		.is_terminal = is_terminal,
+		.begin_ns = now_ns(),
+		.next_percent = 10,
+	};
+}
+
+void progress_end(struct progress *progress)
+{
+	if (progress->is_drawn) {
+		fputc('\n', progress->out);
+	}
+}

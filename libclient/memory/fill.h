@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the program's calls have written to each page since it was allocated: a page that copies from the host
+ * have filled once looks like weights. Kernels' writes are not seen.
+ *
+ * A word for each page of the window: the bytes that were copied there, and which of its 32 cells of 64 KiB they
+ * touched. So a small buffer that is copied to again and again does not look like a page that was filled.
+ *
+ * It is a hint, which decides what is sealed, never whether that is right.
+ *
+ * Owner: the process. Lifetime: with the window. Threads: any; no locks.
+ */
+#ifndef GLAKE_LIBCLIENT_FILL_H
+#define GLAKE_LIBCLIENT_FILL_H
+
+#include "libclient/glake_shim.h"
+
+enum glake__fill {
+	GLAKE__FILL_PARTLY,    /* or not at all */
+	GLAKE__FILL_WHOLE,     /* once */
+	GLAKE__FILL_REWRITTEN, /* or written by other calls */
+};
+
+/* Of the page at @ptr, of which the allocation has the first @n_bytes. */
+enum glake__fill glake__fill_at(glake_ptr ptr, uint64_t n_bytes);
+
+/* [ptr, ptr + n_bytes) is allocated anew. */
+void glake__fill_reset(glake_ptr ptr, uint64_t n_bytes);
+
+/* The window is there: count from now on. Called with the lock of the space held. */
+void glake__fill_start(void);
+
+/* The window goes: the process is a forked child. */
+void glake__fill_forget(void);
+
+#endif

@@ -1,0 +1,238 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "shim/seal_ask.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "glake_shim.h"
+#include "proto/clock.h"
+#include "shim/capture.h"
+#include "shim/shim.h"
+
+/* A call seals so much: between two, glaked hears of it, and the program may end. */
+#define BATCH_BYTES (1ull << 30)
+
+/* ---- what forbids it -------------------------------------------------------------------------- */
+
+/* Devices that read and write GPU memory past its page tables. Paths begin with these. */
+static const char *const bypasses[] = {"/dev/infiniband/uverbs", "/dev/gdrdrv", "/dev/nvidia-fs"};
+
+/* Static; NULL: @path is none of them. */
+static const char *find_bypass(const char *path)
+{
+	for (size_t i = 0; path && i < sizeof(bypasses) / sizeof(bypasses[0]); i++) {
+		if (strncmp(path, bypasses[i], strlen(bypasses[i])) == 0) {
+			return bypasses[i];
+		}
+	}
+	return NULL;
+}
+
+static const char *find_open_bypass(void)
+{
+	const char *found = NULL;
+	DIR *fds = opendir("/proc/self/fd");
+	const struct dirent *entry;
+	while (fds && !found && (entry = readdir(fds))) {
+		char path[64] = "";
+		if (readlinkat(dirfd(fds), entry->d_name, path, sizeof(path) - 1) > 0) {
+			found = find_bypass(path);
+		}
+	}
+	if (fds) {
+		closedir(fds);
+	}
+	return found;
+}
+
+/* A mapping outlives its fd. */
+static const char *find_mapped_bypass(void)
+{
+	const char *found = NULL;
+	FILE *maps = fopen("/proc/self/maps", "re");
+	char *line = NULL;
+	size_t n_line = 0;
+	while (maps && !found && getline(&line, &n_line, maps) > 0) {
+		found = find_bypass(strchr(line, '/'));
+	}
+	free(line);
+	if (maps) {
+		fclose(maps);
+	}
+	return found;
+}
+
+/* CU_DEVICE_ATTRIBUTE_MPS_ENABLED, which is new in CUDA 12.5. */
+#define MPS_ENABLED ((CUdevice_attribute)133)
+
+static bool has_mps_control(void)
+{
+	char path[4096];
+	const char *folder = secure_getenv("CUDA_MPS_PIPE_DIRECTORY");
+	snprintf(path, sizeof(path), "%s/control", folder ? folder : "/tmp/nvidia-mps");
+	return access(path, F_OK) == 0;
+}
+
+static bool is_mps_client(void)
+{
+	int is_client = 0;
+	CUresult result = real(cuDeviceGetAttribute)(&is_client, MPS_ENABLED, 0);
+	return result == CUDA_SUCCESS ? is_client != 0 : has_mps_control();
+}
+
+/* 0, or an error with its text in @why. */
+static int may_seal(char *why, size_t n_why)
+{
+	if (glake__dedup_is_off()) {
+		snprintf(why, n_why, "GLAKE_DEDUP=off");
+		return -EPERM;
+	}
+	const char *bypass = find_open_bypass();
+	bypass = bypass ? bypass : find_mapped_bypass();
+	if (bypass) {
+		snprintf(
+			why, n_why,
+			"it has %s open, which writes past the GPU's page tables: only the program "
+			"itself may ask",
+			bypass);
+		return -EPERM;
+	}
+	if (is_mps_client()) {
+		snprintf(why, n_why,
+		         "it is a client of MPS, where a fault ends other clients too: only the "
+		         "program itself may ask");
+		return -EPERM;
+	}
+	if (capture_is_any()) {
+		snprintf(why, n_why, "it captures a stream now");
+		return -EBUSY;
+	}
+	return 0;
+}
+
+/* ---- sealing ---------------------------------------------------------------------------------- */
+
+/* One ask, in connection->seal_ask. */
+static uint64_t ask_of(uint64_t id, bool is_dry_run)
+{
+	return id << 1 | is_dry_run;
+}
+
+static void tell_error(struct connection *connection, uint64_t id, int error, const char *why)
+{
+	const struct glake__seal_report report = {.is_over = true, .error = error, .why = why};
+	glake__seal_tell(connection->session, id, &report);
+}
+
+/* Also after an error: the rest goes on if it can. */
+static void add(struct glake__seal_report *report, struct glake_sealed *sum,
+                const struct glake_sealed *sealed)
+{
+	sum->sealed_bytes += sealed->sealed_bytes;
+	sum->shared_bytes += sealed->shared_bytes;
+	sum->pinned_bytes += sealed->pinned_bytes;
+	sum->pinned_why = sealed->pinned_why ? sealed->pinned_why : sum->pinned_why;
+	report->done_bytes = sum->sealed_bytes + sum->pinned_bytes;
+}
+
+/* The next spans, BATCH_BYTES or one. */
+static size_t next_batch(const struct glake__weights *weights, size_t first)
+{
+	uint64_t n_bytes = 0;
+	size_t n = 0;
+	while (first + n < weights->n_spans && n_bytes < BATCH_BYTES) {
+		n_bytes += weights->spans[first + n].bytes;
+		n++;
+	}
+	return n;
+}
+
+/* Stops at the first error, whose text goes to @why. */
+static void seal_all(struct connection *connection, uint64_t id, struct glake__seal_report *report,
+                     struct glake_sealed *sum, char *why, size_t n_why,
+                     const atomic_bool *is_ending)
+{
+	const struct glake__weights *weights = report->weights;
+	int r = 0;
+	for (size_t i = 0; r == 0 && i < weights->n_spans;) {
+		struct glake_sealed sealed = {.size = sizeof(sealed)};
+		size_t n = next_batch(weights, i);
+		if (*is_ending) {
+			snprintf(why, n_why, "the program ends");
+			return;
+		}
+		r = glake_seal(&weights->spans[i], n, &sealed);
+		if (r < 0) {
+			snprintf(why, n_why, "%s", glake_error());
+		}
+		add(report, sum, &sealed);
+		glake__seal_tell(connection->session, id, report);
+		i += n;
+	}
+	connection_note(connection, r);
+}
+
+static void run(struct connection *connection, uint64_t id, bool is_dry_run,
+                const atomic_bool *is_ending)
+{
+	struct glake__weights weights;
+	struct glake_sealed sum = {.size = sizeof(sum)};
+	struct glake__seal_report report = {.weights = &weights, .sealed = &sum};
+	char why[128] = "";
+	uint64_t began_ns = clock_now_ns();
+	/* glaked waits only for programs that answer. */
+	glake__seal_tell(connection->session, id, &report);
+	int r = may_seal(why, sizeof(why));
+	if (r == 0 && glake__weights_find(connection->session, &weights) < 0) {
+		r = -ENOMEM;
+		snprintf(why, sizeof(why), "out of memory");
+	}
+	if (r < 0) {
+		connection->seal_ask = 0;
+		tell_error(connection, id, r, why);
+		return;
+	}
+	report.total_bytes = weights.n_bytes;
+	if (is_dry_run) {
+		sum.sealed_bytes = weights.n_bytes;
+	} else {
+		seal_all(connection, id, &report, &sum, why, sizeof(why), is_ending);
+	}
+	report.is_over = true;
+	report.failed_bytes = weights.n_bytes - sum.sealed_bytes - sum.pinned_bytes;
+	report.failed_why = why[0] ? why : NULL;
+	report.took_ns = clock_now_ns() - began_ns;
+	/* Before: who learns of the end may ask again at once. */
+	connection->seal_ask = 0;
+	glake__seal_tell(connection->session, id, &report);
+	free(weights.spans);
+}
+
+/* ---- asking ----------------------------------------------------------------------------------- */
+
+/* Of the threads of the program any may have read it, and this one must not wait for the GPU. */
+static void on_ask(void *user, uint64_t id, bool is_dry_run)
+{
+	struct connection *connection = user;
+	uint64_t none = 0;
+	if (!atomic_compare_exchange_strong(&connection->seal_ask, &none, ask_of(id, is_dry_run))) {
+		tell_error(connection, id, -EBUSY, "it is sealing already");
+	}
+}
+
+void seal_ask_follow(struct connection *connection)
+{
+	glake__seal_follow(connection->session, on_ask, connection);
+}
+
+void seal_ask_serve(struct connection *connection, const atomic_bool *is_ending)
+{
+	uint64_t ask = connection->seal_ask;
+	if (ask) {
+		run(connection, ask >> 1, ask & 1, is_ending);
+	}
+}

@@ -1,0 +1,254 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Programs under the shim that are sealed from outside: tests/shim/outside.c, beside a real glaked. */
+#include <stdlib.h>
+
+#include "tests/check_glake.h"
+#include "tests/harness/run.h"
+#include "tests/harness/world.h"
+
+#define PAGE (2 * MIB)
+/* What the scenario "weights" has that looks like weights, and "others" has not. */
+#define WEIGHTS (13 * PAGE)
+
+static void begin(void)
+{
+	world_begin(.config = WORLD_CONFIG "warm_bytes = \"64MiB\";", .devices = "2x1GiB");
+}
+
+BEGIN_EACH(begin)
+
+/* ---- help ---- */
+
+static void start(struct run *run, const char *extra, const char *scenario)
+{
+	run_start(run, extra, run_in_build("tests/shim/outside"), scenario, NULL);
+	run_read(run, "ready");
+}
+
+struct wanted {
+	uint32_t pid;
+	uint64_t session;
+};
+
+static int find_pid(void *user, const struct glake_session_row *row)
+{
+	struct wanted *wanted = user;
+	wanted->session = row->pid == wanted->pid ? row->session : wanted->session;
+	return 0;
+}
+
+static uint64_t session_of(pid_t pid)
+{
+	struct wanted wanted = {.pid = (uint32_t)pid};
+	assert_ok(glake_list_sessions(eye, find_pid, &wanted));
+	ck_assert_uint_ne(wanted.session, 0);
+	return wanted.session;
+}
+
+static struct glake_seal_report seal_with(const struct run *run,
+                                          const struct glake_seal_options *options)
+{
+	struct glake_seal_report report = {.size = sizeof(report)};
+	assert_ok(glake_seal_session(eye, session_of(run->pid), options, &report));
+	return report;
+}
+
+static struct glake_seal_report seal(const struct run *run)
+{
+	return seal_with(run, NULL);
+}
+
+static int try_seal(uint64_t session)
+{
+	struct glake_seal_report report = {.size = sizeof(report)};
+	return glake_seal_session(eye, session, NULL, &report);
+}
+
+/* ---- one copy ---- */
+
+START_TEST(two_programs_end_with_one_copy)
+{
+	struct run one, two;
+	start(&one, NULL, "weights");
+	start(&two, NULL, "weights");
+	struct glake_seal_report first = seal(&one);
+	ck_assert_uint_eq(first.sealed_bytes, WEIGHTS);
+	ck_assert_uint_eq(first.failed_bytes, 0);
+	ck_assert_uint_eq(first.unfilled_bytes + first.rewritten_bytes + first.pinned_bytes, 0);
+	struct glake_seal_report second = seal(&two);
+	ck_assert_uint_eq(second.sealed_bytes, WEIGHTS);
+	ck_assert_uint_eq(second.shared_bytes, WEIGHTS);
+	struct books books = world_books();
+	ck_assert_uint_eq(books.private_bytes, 0);
+	ck_assert_uint_le(books.used_block_bytes, WEIGHTS);
+	/* Once more changes nothing. */
+	run_continue(&one);
+	run_read(&one, "ready");
+	first = seal(&one);
+	ck_assert_uint_eq(first.sealed_bytes, WEIGHTS);
+	ck_assert_uint_eq(world_books().used_block_bytes, books.used_block_bytes);
+	run_continue(&one);
+	run_end_well(&one);
+	run_continue(&two);
+	run_read(&two, "ready");
+	run_continue(&two);
+	run_end_well(&two);
+}
+END_TEST
+
+static void note_progress(void *user, uint64_t done_bytes, uint64_t total_bytes)
+{
+	uint64_t *last = user;
+	ck_assert_uint_le(done_bytes, total_bytes);
+	ck_assert_uint_ge(done_bytes, *last);
+	*last = done_bytes;
+}
+
+START_TEST(progress_is_told_and_a_dry_run_seals_nothing)
+{
+	struct run run;
+	uint64_t last = 0;
+	struct glake_seal_options options = {.size = sizeof(options), .dry_run = 1};
+	start(&run, NULL, "weights");
+	ck_assert_uint_eq(seal_with(&run, &options).sealed_bytes, WEIGHTS);
+	ck_assert_uint_eq(world_books().used_block_bytes, 0);
+	options = (struct glake_seal_options){
+		.size = sizeof(options),
+		.progress = note_progress,
+		.progress_user = &last,
+	};
+	ck_assert_uint_eq(seal_with(&run, &options).sealed_bytes, WEIGHTS);
+	ck_assert_uint_eq(last, WEIGHTS);
+	run_continue(&run);
+	run_read(&run, "ready");
+	run_continue(&run);
+	run_end_well(&run);
+}
+END_TEST
+
+START_TEST(what_is_no_weights_stays_private)
+{
+	struct run run;
+	start(&run, NULL, "others");
+	struct glake_seal_report report = seal(&run);
+	/* The one page that was filled after it was allocated again. */
+	ck_assert_uint_eq(report.sealed_bytes, PAGE);
+	/* Written twice, set, copied on the device twice, captured. */
+	ck_assert_uint_eq(report.rewritten_bytes, 6 * PAGE);
+	/* A small buffer, half a page, two pages allocated again. */
+	ck_assert_uint_eq(report.unfilled_bytes, 4 * PAGE);
+	ck_assert_uint_eq(report.small_bytes, PAGE);
+	run_continue(&run);
+	run_end_well(&run);
+}
+END_TEST
+
+START_TEST(written_pages_stay_private_when_asked_again)
+{
+	struct run run;
+	start(&run, NULL, "writes");
+	ck_assert_uint_eq(seal(&run).sealed_bytes, 4 * PAGE);
+	run_continue(&run);
+	run_read(&run, "ready");
+	/* Page by page: a copy is as large as the block. */
+	struct glake_seal_report report = seal(&run);
+	ck_assert_uint_eq(report.sealed_bytes, 2 * PAGE);
+	ck_assert_uint_eq(report.rewritten_bytes, 2 * PAGE);
+	run_continue(&run);
+	run_read(&run, "ready");
+	ck_assert_uint_eq(seal(&run).sealed_bytes, 4 * PAGE);
+	run_continue(&run);
+	run_end_well(&run);
+}
+END_TEST
+
+START_TEST(a_thread_that_writes_meanwhile_loses_nothing)
+{
+	struct run run;
+	start(&run, NULL, "busy");
+	struct glake_seal_report report = seal(&run);
+	ck_assert_uint_ge(report.sealed_bytes, 24 * PAGE);
+	run_continue(&run);
+	run_read(&run, "ready");
+	seal(&run);
+	run_continue(&run);
+	run_end_well(&run);
+}
+END_TEST
+
+/* ---- refusals ---- */
+
+START_TEST(a_captured_stream_is_waited_for_by_the_asker)
+{
+	struct run run;
+	start(&run, NULL, "captures");
+	uint64_t session = session_of(run.pid);
+	assert_fails(GLAKE_E_BUSY, "captures", try_seal(session));
+	run_continue(&run);
+	run_read(&run, "ready");
+	ck_assert_uint_eq(seal(&run).sealed_bytes, PAGE);
+	run_continue(&run);
+	run_end_well(&run);
+}
+END_TEST
+
+START_TEST(the_environment_of_the_program_wins)
+{
+	struct run run;
+	start(&run, "GLAKE_DEDUP=off", "writes");
+	assert_fails(GLAKE_E_NO_PERMISSION, "GLAKE_DEDUP=off", try_seal(session_of(run.pid)));
+	for (unsigned i = 0; i < 3; i++) {
+		run_continue(&run);
+		run_read(&run, i < 2 ? "ready" : NULL);
+	}
+	run_end_well(&run);
+}
+END_TEST
+
+START_TEST(a_session_without_the_shim_is_refused)
+{
+	struct glake_session_info info = {.size = sizeof(info)};
+	assert_ok(glake_session_info(eye, &info));
+	assert_fails(GLAKE_E_BAD_REQUEST, "not under glake run", try_seal(info.session));
+	assert_fails(GLAKE_E_NOT_FOUND, "no session 1", try_seal(1));
+}
+END_TEST
+
+START_TEST(a_program_that_ends_is_said_to_have)
+{
+	struct run run;
+	start(&run, NULL, "writes");
+	uint64_t session = session_of(run.pid);
+	kill(run.pid, SIGSTOP);
+	pid_t killer = fork();
+	if (killer == 0) {
+		sleep(1);
+		kill(run.pid, SIGKILL);
+		_exit(0);
+	}
+	assert_fails(GLAKE_E_NOT_FOUND, "has ended", try_seal(session));
+	waitpid(killer, NULL, 0);
+	run_end(&run);
+}
+END_TEST
+
+START_TEST(a_stopped_program_is_not_waited_for)
+{
+	struct run run;
+	start(&run, NULL, "writes");
+	uint64_t session = session_of(run.pid);
+	kill(run.pid, SIGSTOP);
+	assert_fails(GLAKE_E_BUSY, "is it stopped?", try_seal(session));
+	/* It does now what it was asked for, and nobody waits for it; then it can be asked again. */
+	kill(run.pid, SIGCONT);
+	while (try_seal(session) != 0) {
+		ck_assert_ptr_nonnull(strstr(glake_error(), "already"));
+		usleep(10000);
+	}
+	for (unsigned i = 0; i < 3; i++) {
+		run_continue(&run);
+		run_read(&run, i < 2 ? "ready" : NULL);
+	}
+	run_end_well(&run);
+}
+END_TEST

@@ -1,0 +1,306 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A program that knows nothing of glake and is sealed from outside, linked against the driver alone.
+ *
+ *   outside SCENARIO
+ *
+ * It ends with 0, or with 1 and a line on stderr. Where it waits, it prints "ready" and reads a line.
+ */
+#include <cuda.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "tests/shim/must.h"
+#include "tests/shim/scenario.h"
+
+#define KIB (1ull << 10)
+#define MIB (1ull << 20)
+#define PAGE (2 * MIB)
+#define MAX_BYTES (8 * PAGE)
+
+/* ---- help ---- */
+
+static CUstream stream;
+static CUcontext ctx;
+static uint8_t source[MAX_BYTES];
+static uint8_t seen[MAX_BYTES];
+
+static void start(void)
+{
+	must_ok(cuInit(0));
+	must_ok(cuDevicePrimaryCtxRetain(&ctx, 0));
+	must_ok(cuCtxSetCurrent(ctx));
+	must_ok(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+	for (size_t i = 0; i < MAX_BYTES; i++) {
+		source[i] = (uint8_t)(i * 31 + i / 977);
+	}
+}
+
+static void wait_for_line(void)
+{
+	char line[64];
+	puts("ready");
+	fflush(stdout);
+	must(fgets(line, sizeof(line), stdin));
+}
+
+/* Memory, and what it must hold. */
+struct buffer {
+	CUdeviceptr ptr;
+	size_t n_bytes;
+	uint8_t *want;
+};
+
+static struct buffer buffers[32];
+static size_t n_buffers;
+
+static struct buffer *make(size_t n_bytes)
+{
+	struct buffer *buffer = &buffers[n_buffers++];
+	must(n_buffers <= sizeof(buffers) / sizeof(buffers[0]));
+	buffer->n_bytes = n_bytes;
+	buffer->want = calloc(1, n_bytes);
+	must(buffer->want);
+	must_ok(cuMemAlloc(&buffer->ptr, n_bytes));
+	must_ok(cuMemsetD8(buffer->ptr, 0, n_bytes));
+	must_ok(cuCtxSynchronize());
+	return buffer;
+}
+
+static void upload(struct buffer *buffer, size_t at, size_t n_bytes)
+{
+	must_ok(cuMemcpyHtoD(buffer->ptr + at, source + at, n_bytes));
+	memcpy(buffer->want + at, source + at, n_bytes);
+}
+
+static struct buffer *load(size_t n_bytes)
+{
+	struct buffer *buffer = make(n_bytes);
+	upload(buffer, 0, n_bytes);
+	return buffer;
+}
+
+static void expect_all(void)
+{
+	must_ok(cuCtxSynchronize());
+	for (size_t i = 0; i < n_buffers; i++) {
+		const struct buffer *buffer = &buffers[i];
+		must_ok(cuMemcpyDtoH(seen, buffer->ptr, buffer->n_bytes));
+		if (memcmp(seen, buffer->want, buffer->n_bytes) != 0) {
+			fprintf(stderr, "buffer %zu has other bytes\n", i);
+			_exit(1);
+		}
+	}
+}
+
+static void wait_and_expect(void)
+{
+	wait_for_line();
+	expect_all();
+}
+
+/* ---- what looks like weights ---- */
+
+/* 16 pages by every way from the host, and the tail of an allocation. */
+static void make_weights(void)
+{
+	struct buffer *buffer = load(2 * PAGE);
+	/* A tail that nobody owns. */
+	load(PAGE + 100 * KIB);
+	buffer = make(PAGE);
+	must_ok(cuMemcpyHtoDAsync(buffer->ptr, source, PAGE, stream));
+	memcpy(buffer->want, source, PAGE);
+	buffer = make(PAGE);
+	must_ok(cuMemcpy(buffer->ptr, (CUdeviceptr)(uintptr_t)source, PAGE));
+	memcpy(buffer->want, source, PAGE);
+	buffer = make(PAGE);
+	must_ok(cuMemcpyAsync(buffer->ptr, (CUdeviceptr)(uintptr_t)source, PAGE, stream));
+	memcpy(buffer->want, source, PAGE);
+	/* Tensors with gaps between them. */
+	buffer = make(2 * PAGE);
+	for (size_t at = 0; at < 2 * PAGE; at += 64 * KIB) {
+		upload(buffer, at, 64 * KIB - 300);
+	}
+	/* Rows. */
+	buffer = make(PAGE);
+	CUDA_MEMCPY2D rows = {
+		.srcMemoryType = CU_MEMORYTYPE_HOST,
+		.srcHost = source,
+		.srcPitch = 8 * KIB,
+		.dstMemoryType = CU_MEMORYTYPE_DEVICE,
+		.dstDevice = buffer->ptr,
+		.dstPitch = 8 * KIB,
+		.WidthInBytes = 8 * KIB - 128,
+		.Height = PAGE / (8 * KIB),
+	};
+	must_ok(cuMemcpy2D(&rows));
+	for (size_t y = 0; y < rows.Height; y++) {
+		memcpy(buffer->want + y * 8 * KIB, source + y * 8 * KIB, rows.WidthInBytes);
+	}
+	buffer = make(PAGE);
+	CUDA_MEMCPY3D box = {
+		.srcMemoryType = CU_MEMORYTYPE_HOST,
+		.srcHost = source,
+		.srcPitch = 4 * KIB,
+		.srcHeight = 16,
+		.dstMemoryType = CU_MEMORYTYPE_DEVICE,
+		.dstDevice = buffer->ptr,
+		.dstPitch = 4 * KIB,
+		.dstHeight = 16,
+		.WidthInBytes = 4 * KIB,
+		.Height = 16,
+		.Depth = PAGE / (64 * KIB),
+	};
+	must_ok(cuMemcpy3D(&box));
+	memcpy(buffer->want, source, PAGE);
+	buffer = make(2 * PAGE);
+	CUdeviceptr to[] = {buffer->ptr, buffer->ptr + PAGE};
+	CUdeviceptr from[] = {(CUdeviceptr)(uintptr_t)source,
+	                      (CUdeviceptr)(uintptr_t)source + PAGE};
+	size_t sizes[] = {PAGE, PAGE};
+	size_t first = 0;
+	CUmemcpyAttributes attributes = {.srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM};
+	must_ok(cuMemcpyBatchAsync(to, from, sizes, 2, &attributes, &first, 1, stream));
+	memcpy(buffer->want, source, 2 * PAGE);
+	must_ok(cuStreamSynchronize(stream));
+}
+
+static void weights(void)
+{
+	start();
+	make_weights();
+	wait_and_expect();
+	wait_and_expect();
+}
+
+/* ---- what does not ---- */
+
+static void make_others(void)
+{
+	CUgraph graph;
+	/* Written twice, as a cache of keys and values is. */
+	struct buffer *buffer = load(2 * PAGE);
+	upload(buffer, 0, 2 * PAGE);
+	/* The same little buffer again and again, a page of bytes in all. */
+	buffer = make(PAGE);
+	for (size_t i = 0; i < PAGE / (4 * KIB); i++) {
+		must_ok(cuMemcpyHtoD(buffer->ptr, source, 4 * KIB));
+	}
+	memcpy(buffer->want, source, 4 * KIB);
+	/* Half a page. */
+	buffer = make(PAGE);
+	upload(buffer, 0, PAGE / 2);
+	/* Set after it was filled. */
+	buffer = load(PAGE);
+	must_ok(cuMemsetD8(buffer->ptr + 8, 1, 8));
+	memset(buffer->want + 8, 1, 8);
+	/* Copied on the device. */
+	buffer = make(PAGE);
+	must_ok(cuMemcpyDtoD(buffer->ptr, buffers[0].ptr, PAGE));
+	memcpy(buffer->want, source, PAGE);
+	buffer = make(PAGE);
+	must_ok(cuMemcpy(buffer->ptr, buffers[0].ptr, PAGE));
+	memcpy(buffer->want, source, PAGE);
+	/* Written by a graph, whenever that runs. */
+	buffer = load(PAGE);
+	must_ok(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+	must_ok(cuMemcpyHtoDAsync(buffer->ptr, source, PAGE, stream));
+	must_ok(cuStreamEndCapture(stream, &graph));
+	/* Small. */
+	load(64 * KIB);
+}
+
+/* 2 MiB that held weights, and hold something else: the allocator gives the same memory again. */
+static void make_again(void)
+{
+	struct buffer *buffer = load(3 * PAGE);
+	must_ok(cuCtxSynchronize());
+	CUdeviceptr was = buffer->ptr;
+	must_ok(cuMemFree(buffer->ptr));
+	must_ok(cuMemAlloc(&buffer->ptr, 3 * PAGE));
+	must(buffer->ptr == was);
+	upload(buffer, 0, PAGE);
+}
+
+static void others(void)
+{
+	start();
+	make_others();
+	make_again();
+	wait_and_expect();
+}
+
+/* ---- what comes afterwards ---- */
+
+/* Each write gets its copy, and its page is not sealed again. */
+static void writes(void)
+{
+	start();
+	struct buffer *buffer = load(4 * PAGE);
+	wait_and_expect();
+	must_ok(cuMemsetD8(buffer->ptr + 10, 9, 100));
+	memset(buffer->want + 10, 9, 100);
+	upload(buffer, 2 * PAGE, 100);
+	wait_and_expect();
+	must_ok(cuMemFree(buffer->ptr));
+	must_ok(cuMemAlloc(&buffer->ptr, 4 * PAGE));
+	upload(buffer, 0, 4 * PAGE);
+	wait_and_expect();
+}
+
+/* A stream is captured while somebody asks. */
+static void captures(void)
+{
+	CUgraph graph;
+	start();
+	load(PAGE);
+	must_ok(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+	wait_for_line();
+	must_ok(cuStreamEndCapture(stream, &graph));
+	wait_and_expect();
+}
+
+/* Large, and written to all the time. */
+static bool is_over;
+
+static void *write_on(void *user)
+{
+	struct buffer *buffer = user;
+	must_ok(cuCtxSetCurrent(ctx));
+	for (size_t i = 0; !__atomic_load_n(&is_over, __ATOMIC_SEQ_CST); i++) {
+		size_t at = i * 4099 % (buffer->n_bytes - 16);
+		memset(buffer->want + at, (int)i, 16);
+		must_ok(cuMemcpyHtoD(buffer->ptr + at, buffer->want + at, 16));
+	}
+	return NULL;
+}
+
+static void busy(void)
+{
+	pthread_t thread;
+	start();
+	for (unsigned i = 0; i < 4; i++) {
+		load(MAX_BYTES);
+	}
+	pthread_create(&thread, NULL, write_on, &buffers[1]);
+	wait_for_line();
+	__atomic_store_n(&is_over, true, __ATOMIC_SEQ_CST);
+	pthread_join(thread, NULL);
+	expect_all();
+	wait_and_expect();
+}
+
+static const struct scenario scenarios[] = {
+	{"weights", weights},   {"others", others}, {"writes", writes},
+	{"captures", captures}, {"busy", busy},
+};
+
+int main(int argc, char **argv)
+{
+	return run_scenario(argc, argv, scenarios, sizeof(scenarios) / sizeof(scenarios[0]));
+}
