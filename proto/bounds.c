@@ -41,6 +41,10 @@ struct bounds {
 #define UNSEALED_FIELDS 3u
 #define UNSEALED_BYTES (2 + 2 * (1 + VARINT_BYTES))
 
+/* A Tensor and a WeightsBlocks, themselves and what they have. */
+#define TENSOR_FIELDS 7u
+#define RUN_FIELDS 6u
+
 static const struct bounds bounds_of[] = {
 	[GLAKE__WIRE__REQUEST__BODY_HELLO] = {4 * GLAKE_MAX_NAME_BYTES +
                                                       GLAKE_MAX_UNANSWERED * VARINT_BYTES,
@@ -65,6 +69,11 @@ static const struct bounds bounds_of[] = {
 	[GLAKE__WIRE__REQUEST__BODY_BLOCK_PUBLISH] = SMALL,
 	[GLAKE__WIRE__REQUEST__BODY_BLOCK_LOOKUP] = SMALL,
 	[GLAKE__WIRE__REQUEST__BODY_BLOCK_RELEASE] = SMALL,
+	[GLAKE__WIRE__REQUEST__BODY_WEIGHTS_PUBLISH] = {GLAKE_MAX_PACKET_BYTES,
+                                                        GLAKE_PAGE_TENSORS *TENSOR_FIELDS +
+                                                                GLAKE_PAGE_RUNS *RUN_FIELDS +
+                                                                SPARE_FIELDS},
+	[GLAKE__WIRE__REQUEST__BODY_WEIGHTS_ATTACH] = NAMED,
 	[GLAKE__WIRE__REQUEST__BODY_STATUS_GET] = SMALL,
 	[GLAKE__WIRE__REQUEST__BODY_DEVICE_GET] = SMALL,
 	[GLAKE__WIRE__REQUEST__BODY_STATS_GET] = SMALL,

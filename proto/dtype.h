@@ -7,6 +7,8 @@
 #ifndef GLAKE_PROTO_DTYPE_H
 #define GLAKE_PROTO_DTYPE_H
 
+#include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 /* X(identifier, safetensors name, bits of an element), in the order of their numbers from 1. */
@@ -45,6 +47,13 @@ const char *dtype_name(uint32_t dtype);
 
 /* Bits of an element; 0 for a number that is none. */
 unsigned dtype_bits(uint32_t dtype);
+
+/*
+ * The bytes from a tensor's first element to the end of its last. @strides in elements; NULL: row-major,
+ * without gaps. Returns false for an unknown dtype, and for sizes that do not fit 64 bits.
+ */
+bool dtype_extent(uint32_t dtype, const uint64_t *shape, const uint64_t *strides, size_t n_dims,
+                  uint64_t *bytes_out);
 
 /* DTYPE_NONE for an unknown name. */
 enum dtype dtype_from_name(const char *name);

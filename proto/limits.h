@@ -61,6 +61,12 @@ static inline uint64_t glake_chunk_bytes(uint64_t content_bytes)
 #define GLAKE_MAX_BLOCKS 1000000u
 #define GLAKE_MAX_DIMS 32u
 
+/* Keys of published models. */
+#define GLAKE_MAX_KEY_BYTES 255u
+/* What a client puts into one WeightsPublish. */
+#define GLAKE_PAGE_TENSORS 192u
+#define GLAKE_PAGE_RUNS 32u
+
 /* Chunks that one ChunkFree gives back; devices and causes (UnsealedWhy) that one UsageReport tells of. */
 #define GLAKE_MAX_FREED_CHUNKS 2048u
 #define GLAKE_MAX_REPORTED_DEVICES 64u

@@ -30,6 +30,7 @@
 	X(models_loaded, "model loads that finished") \
 	X(models_failed, "model loads that failed") \
 	X(models_hit, "model opens answered from the store") \
+	X(models_published, "models that programs published") \
 	X(bytes_loaded, "bytes read from model files") \
 	X(bytes_direct, "of them past the page cache") \
 	X(bytes_deduplicated, "bytes whose block was in the store already") \

@@ -267,6 +267,20 @@ uint64_t holder_add_model(struct holder *holder, uint64_t request, struct model 
 	return held->id;
 }
 
+struct held *holder_add_draft(struct holder *holder, uint64_t request, struct model *draft)
+{
+	struct held *held = add(holder, request, HELD_DRAFT);
+	if (held) {
+		held->model = draft;
+	}
+	return held;
+}
+
+void holder_forget_draft(struct holder *holder, struct held *held)
+{
+	drop(holder, held);
+}
+
 uint64_t holder_add_block(struct holder *holder, uint64_t request, struct block *block)
 {
 	struct held *held = add(holder, request, HELD_BLOCK);
@@ -319,6 +333,9 @@ void holder_release(struct holder *holder, struct held *held)
 		}
 		uncount_shared(holder, held->model->device, held->model->span_bytes);
 		store_unhold_model(store, held->model, holder->tenant->priority);
+		break;
+	case HELD_DRAFT:
+		store_drop_model(store, held->model);
 		break;
 	default:
 		held->block->n_mappings--;

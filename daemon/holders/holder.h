@@ -48,6 +48,7 @@ enum held_kind {
 	HELD_CHUNK,
 	HELD_MODEL,
 	HELD_BLOCK,
+	HELD_DRAFT,
 	N_HELD_KINDS,
 };
 
@@ -63,7 +64,7 @@ struct held {
 	bool was_known;      /* a published block that the store had already */
 	union {
 		struct chunk chunk;  /* private */
-		struct model *model; /* held in the store */
+		struct model *model; /* held in the store; or a draft */
 		struct block *block; /* used in the store */
 	};
 };
@@ -192,6 +193,10 @@ struct held *holder_find(const struct holder *holder, enum held_kind kind, uint6
 /* Take over all @chunks; @held_out gets their entries. Returns 0, or -ENOMEM: none is taken over. */
 int holder_add_chunks(struct holder *holder, uint64_t request, struct chunk *chunks,
                       size_t n_chunks, struct held **held_out);
+/* Record a draft that the caller holds. NULL: no memory. */
+struct held *holder_add_draft(struct holder *holder, uint64_t request, struct model *draft);
+/* The draft is published or gone. */
+void holder_forget_draft(struct holder *holder, struct held *held);
 /* Record a model that the caller holds, or a block that it uses. Returns its id, or 0: no memory. */
 uint64_t holder_add_model(struct holder *holder, uint64_t request, struct model *model);
 uint64_t holder_add_block(struct holder *holder, uint64_t request, struct block *block);

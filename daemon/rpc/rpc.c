@@ -143,6 +143,8 @@ static const struct {
 	[GLAKE__WIRE__REQUEST__BODY_MODEL_TENSORS] = {rpc_model_tensors},
 	[GLAKE__WIRE__REQUEST__BODY_MODEL_BLOCKS] = {rpc_model_blocks},
 	[GLAKE__WIRE__REQUEST__BODY_MODEL_CLOSE] = {rpc_model_close},
+	[GLAKE__WIRE__REQUEST__BODY_WEIGHTS_PUBLISH] = {rpc_weights_publish, .grants = true},
+	[GLAKE__WIRE__REQUEST__BODY_WEIGHTS_ATTACH] = {rpc_weights_attach, .grants = true},
 	[GLAKE__WIRE__REQUEST__BODY_BLOCK_PUBLISH] = {rpc_block_publish, .grants = true},
 	[GLAKE__WIRE__REQUEST__BODY_BLOCK_LOOKUP] = {rpc_block_lookup, .grants = true},
 	[GLAKE__WIRE__REQUEST__BODY_BLOCK_RELEASE] = {rpc_block_release},

@@ -6,12 +6,12 @@
 
 #include "daemon/rpc/rpc_handlers.h"
 
-/* A text of digits only is an id, as in listings, and never a name. */
+/* A text of digits only is an id, as in listings, and never a name. A key is that of its latest model. */
 static bool is_meant(const struct model *model, const char *text)
 {
 	char id[24];
 	if (text[strspn(text, "0123456789")] != '\0') {
-		return strcmp(model->name, text) == 0;
+		return strcmp(model->name, text) == 0 && !model_is_replaced(model);
 	}
 	snprintf(id, sizeof(id), "%" PRIu64, model->id);
 	return strcmp(id, text) == 0;

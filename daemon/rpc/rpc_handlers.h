@@ -21,6 +21,9 @@ void rpc_model_tensors(struct session *session, const request_t *request, struct
 void rpc_model_blocks(struct session *session, const request_t *request, struct fdlist *fds);
 void rpc_model_close(struct session *session, const request_t *request, struct fdlist *fds);
 
+void rpc_weights_publish(struct session *session, const request_t *request, struct fdlist *fds);
+void rpc_weights_attach(struct session *session, const request_t *request, struct fdlist *fds);
+
 void rpc_block_publish(struct session *session, const request_t *request, struct fdlist *fds);
 void rpc_block_lookup(struct session *session, const request_t *request, struct fdlist *fds);
 void rpc_block_release(struct session *session, const request_t *request, struct fdlist *fds);

@@ -346,7 +346,9 @@ static void describe_model(const struct session *session, const struct model *mo
 	row->name = model->name;
 	row->realm = model->realm->name;
 	row->device = model->device->index;
-	row->state = (char *)(is_ready ? "ready" : "loading");
+	row->state = (char *)(model_is_replaced(model) ? "replaced"
+	                      : is_ready               ? "ready"
+	                                               : "loading");
 	row->span_bytes = model->span_bytes;
 	row->content_bytes = model->content_bytes;
 	row->unique_bytes = store_unique_bytes(model);
@@ -356,6 +358,7 @@ static void describe_model(const struct session *session, const struct model *mo
 	row->n_open = is_ready ? model->n_holders : 0;
 	row->pinned = model->is_pinned;
 	row->reload_reason = (char *)(model->reload_reason ? model->reload_reason : "");
+	row->is_published = model->is_published;
 	row->idle_ms = model->n_holders == 0 ? age_ms(session, model->idle.since_ms) : 0;
 }
 

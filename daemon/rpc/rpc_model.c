@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Requests for models: open, page through the manifest, close. */
+/* Requests for models: open or attach, page through the manifest, close. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -302,6 +302,25 @@ void rpc_model_open(struct session *session, const request_t *request, struct fd
 	wait_for_load(session, request, device, &files, model);
 }
 
+void rpc_weights_attach(struct session *session, const request_t *request, struct fdlist *fds)
+{
+	const Glake__Wire__WeightsAttach *body = request->weights_attach;
+	struct device *device = rpc_device(session, request->id, body->device);
+	if (!device) {
+		return;
+	}
+	struct model *model = store_find_published(rpc_of(session)->store, session->holder->realm,
+	                                           device, body->key);
+	if (!model) {
+		rpc_refuse(session, request->id, STATUS_NOT_FOUND,
+		           "realm %s has no weights '%.255s' on device %u",
+		           session->holder->realm->name, body->key, device->index);
+		return;
+	}
+	rpc_of(session)->stats->models_hit++;
+	open_ready(session, request->id, model, body->pin, true, (struct load_result){0});
+}
+
 /* ---- the manifest ---------------------------------------------------------------------------- */
 
 static struct held *find_open(struct session *session, uint64_t request, uint64_t id)
@@ -336,6 +355,8 @@ void rpc_model_tensors(struct session *session, const request_t *request, struct
 		row.dtype = tensor->dtype;
 		row.shape = tensor->shape;
 		row.n_shape = tensor->n_dims;
+		row.strides = tensor->strides;
+		row.n_strides = tensor->strides ? tensor->n_dims : 0;
 		row.offset = tensor->offset;
 		row.bytes = tensor->bytes;
 		if (!rpc_page_add(&page, next, &row.base)) {
@@ -376,7 +397,9 @@ void rpc_model_blocks(struct session *session, const request_t *request, struct 
 
 void rpc_model_close(struct session *session, const request_t *request, struct fdlist *fds)
 {
-	struct held *open = find_open(session, request->id, request->model_close->model);
+	uint64_t id = request->model_close->model;
+	struct held *draft = holder_find(session->holder, HELD_DRAFT, id);
+	struct held *open = draft ? draft : find_open(session, request->id, id);
 	if (open) {
 		holder_release(session->holder, open);
 		rpc_answer_ok(session, request->id);

@@ -369,7 +369,7 @@ static int on_plan_tensor(struct load_job *job, const char *name, uint32_t dtype
 	if (load->state != LOAD_PLANNING) {
 		return late_plan(load);
 	}
-	int r = model_add_tensor(load->model, name, dtype, shape, n_dims, offset, bytes);
+	int r = model_add_tensor(load->model, name, dtype, shape, NULL, n_dims, offset, bytes);
 	return r < 0 ? r : charge_manifest(load);
 }
 

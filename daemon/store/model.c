@@ -33,7 +33,7 @@ uint64_t model_chunk_bytes(const struct model *model, size_t i)
 }
 
 int model_add_tensor(struct model *model, const char *name, uint32_t dtype, const uint64_t *shape,
-                     size_t n_dims, uint64_t offset, uint64_t bytes)
+                     const uint64_t *strides, size_t n_dims, uint64_t offset, uint64_t bytes)
 {
 	size_t name_bytes = strlen(name) + 1;
 	if (name_bytes > GLAKE_MAX_NAME_BYTES + 1 || n_dims > GLAKE_MAX_DIMS ||
@@ -43,7 +43,8 @@ int model_add_tensor(struct model *model, const char *name, uint32_t dtype, cons
 	if (grow((void **)&model->tensors, model->n_tensors, sizeof(model->tensors[0])) < 0) {
 		return -ENOMEM;
 	}
-	size_t tensor_bytes = sizeof(struct tensor) + n_dims * sizeof(shape[0]) + name_bytes;
+	size_t n_numbers = strides ? 2 * n_dims : n_dims;
+	size_t tensor_bytes = sizeof(struct tensor) + n_numbers * sizeof(shape[0]) + name_bytes;
 	struct tensor *tensor = malloc(tensor_bytes);
 	if (!tensor) {
 		return -ENOMEM;
@@ -53,10 +54,17 @@ int model_add_tensor(struct model *model, const char *name, uint32_t dtype, cons
 	if (n_dims > 0) {
 		memcpy(tensor->shape, shape, n_dims * sizeof(shape[0]));
 	}
-	tensor->name = (char *)&tensor->shape[n_dims];
+	if (strides) {
+		tensor->strides = &tensor->shape[n_dims];
+		memcpy(tensor->strides, strides, n_dims * sizeof(strides[0]));
+	}
+	tensor->name = (char *)&tensor->shape[n_numbers];
 	memcpy(tensor->name, name, name_bytes);
 	model->tensors[model->n_tensors++] = tensor;
-	model->content_bytes += bytes;
+	/* What a published model says of tensors that overlap has no bound. */
+	if (__builtin_add_overflow(model->content_bytes, bytes, &model->content_bytes)) {
+		model->content_bytes = UINT64_MAX;
+	}
 	model->end_bytes = offset + bytes > model->end_bytes ? offset + bytes : model->end_bytes;
 	model->manifest_bytes += tensor_bytes + ENTRY_BYTES;
 	return 0;
@@ -80,6 +88,31 @@ int model_add_block(struct model *model, uint64_t content_bytes)
 int model_check_plan(const struct model *model)
 {
 	return model->end_bytes <= model->span_bytes ? 0 : -EINVAL;
+}
+
+/* ---- comparing ------------------------------------------------------------------------------- */
+
+static bool is_equal_tensor(const struct tensor *tensor, const struct tensor *other)
+{
+	size_t n_bytes = tensor->n_dims * sizeof(tensor->shape[0]);
+	return tensor->offset == other->offset && tensor->bytes == other->bytes &&
+	       tensor->dtype == other->dtype && tensor->n_dims == other->n_dims &&
+	       !tensor->strides == !other->strides &&
+	       memcmp(tensor->shape, other->shape, n_bytes) == 0 &&
+	       (!tensor->strides || memcmp(tensor->strides, other->strides, n_bytes) == 0) &&
+	       strcmp(tensor->name, other->name) == 0;
+}
+
+bool model_is_equal(const struct model *model, const struct model *other)
+{
+	bool is_equal = model->n_blocks == other->n_blocks && model->n_tensors == other->n_tensors;
+	for (size_t i = 0; is_equal && i < model->n_blocks; i++) {
+		is_equal = model->blocks[i].block == other->blocks[i].block;
+	}
+	for (size_t i = 0; is_equal && i < model->n_tensors; i++) {
+		is_equal = is_equal_tensor(model->tensors[i], other->tensors[i]);
+	}
+	return is_equal;
 }
 
 /* ---- the end --------------------------------------------------------------------------------- */

@@ -13,6 +13,10 @@
  * again. It is in use while n_holders > 0: its load holds it, and each holder that has it open.
  * While it is in use it counts as one user of each of its blocks.
  *
+ * A published model has no files. It is found by its key, and LOADING means that its manifest is still
+ * coming: it is a draft, which its holder holds, and nobody else sees. If a later one gets the key, it is
+ * not found any more, and goes with its last holder.
+ *
  * Owner: the store's table. Threads: loop thread.
  */
 #ifndef GLAKE_DAEMON_MODEL_H
@@ -34,7 +38,8 @@ struct tensor {
 	uint64_t bytes;
 	uint32_t dtype;
 	uint32_t n_dims;
-	char *name; /* in the same allocation, as is shape */
+	char *name;        /* in the same allocation, as are the next */
+	uint64_t *strides; /* in elements; NULL: row-major, without gaps */
 	uint64_t shape[];
 };
 
@@ -48,7 +53,8 @@ struct model_block {
 struct model_key {
 	uint64_t realm_id;
 	uint64_t device;
-	struct digest files; /* of the file_ids */
+	uint64_t is_published;
+	struct digest digest; /* of the file_ids, or of the key */
 };
 
 enum model_state {
@@ -62,11 +68,13 @@ struct model {
 	struct list link; /* link: store.model_list, in the order of ids */
 	struct idle idle; /* link: store.idle, while ready, unused and not pinned */
 	uint64_t id;
-	char *name;            /* owned; the first client's name for it, for listings */
+	char *name;            /* owned; the key, or the first client's name for it, for listings */
 	struct realm *realm;   /* owned reference */
 	struct device *device; /* borrowed */
 	enum model_state state;
 	bool is_pinned;
+	bool is_published;
+	bool is_hidden; /* not in store.models */
 	bool is_in_log; /* the log has a line about its load, and will have one about its eviction */
 	uint32_t n_holders;
 	struct load *load; /* borrowed; while MODEL_LOADING */
@@ -91,11 +99,21 @@ uint64_t model_chunk_bytes(const struct model *model, size_t i);
 
 /* Build the plan, while LOADING. Return 0, -ENOMEM, or -EINVAL: no plan may contain this. */
 int model_add_tensor(struct model *model, const char *name, uint32_t dtype, const uint64_t *shape,
-                     size_t n_dims, uint64_t offset, uint64_t bytes);
+                     const uint64_t *strides, size_t n_dims, uint64_t offset, uint64_t bytes);
 int model_add_block(struct model *model, uint64_t content_bytes);
 
 /* Returns 0 if every tensor lies in the span, else -EINVAL. */
 int model_check_plan(const struct model *model);
+
+/* Another model has its key now. */
+static inline bool model_is_replaced(const struct model *model)
+{
+	return model->is_published && model->is_hidden && !model->reload_reason &&
+	       model->state == MODEL_READY;
+}
+
+/* Have two complete manifests the same tensors, in the same places of the same blocks? */
+bool model_is_equal(const struct model *model, const struct model *other);
 
 /* Free the tensors. If there are many, a thread of libuv's pool does; @loop stays alive for it. */
 void model_free_tensors(struct model *model, uv_loop_t *loop);

@@ -208,7 +208,16 @@ static struct model_key model_key(const struct realm *realm, const struct device
 {
 	return (struct model_key){.realm_id = realm->id,
 	                          .device = device->index,
-	                          .files = digest_of(files, n_files * sizeof(files[0]))};
+	                          .digest = digest_of(files, n_files * sizeof(files[0]))};
+}
+
+static struct model_key published_key(const struct realm *realm, const struct device *device,
+                                      const char *key)
+{
+	return (struct model_key){.realm_id = realm->id,
+	                          .device = device->index,
+	                          .is_published = true,
+	                          .digest = digest_of(key, strlen(key))};
 }
 
 struct model *store_find_model(struct store *store, const struct realm *realm,
@@ -223,6 +232,15 @@ struct model *store_find_model(struct store *store, const struct realm *realm,
 		return NULL;
 	}
 	return model;
+}
+
+struct model *store_find_published(struct store *store, const struct realm *realm,
+                                   const struct device *device, const char *name)
+{
+	struct model_key key = published_key(realm, device, name);
+	struct model *model;
+	HASH_FIND(hh, store->models, &key, sizeof(key), model);
+	return model && strcmp(model->name, name) == 0 ? model : NULL;
 }
 
 static void model_fall_idle(struct store *store, struct model *model)
@@ -253,9 +271,9 @@ static void free_model(struct store *store, struct model *model)
 	free(model);
 }
 
-struct model *store_add_model(struct store *store, struct realm *realm, struct device *device,
-                              struct tenant *payer, const char *name, const struct file_id *files,
-                              size_t n_files)
+/* LOADING, held once, and not in the table. NULL: no memory. */
+static struct model *new_model(struct store *store, struct realm *realm, struct device *device,
+                               struct tenant *payer, const char *name)
 {
 	struct model *model = calloc(1, sizeof(*model));
 	if (!model) {
@@ -264,27 +282,59 @@ struct model *store_add_model(struct store *store, struct realm *realm, struct d
 	model->realm = realm_ref(realm);
 	model->device = device;
 	model->charge = tenant_charge_manifest(payer);
-	model->key = model_key(realm, device, files, n_files);
-	model->name = strdup(name);
-	model->files = calloc(n_files, sizeof(files[0]));
-	if (!model->name || !model->files) {
-		free_model(store, model);
-		return NULL;
-	}
-	memcpy(model->files, files, n_files * sizeof(files[0]));
-	model->n_files = n_files;
-	model->manifest_bytes = MODEL_BYTES + strlen(name) + n_files * sizeof(files[0]);
-	model->id = ++store->last_id;
+	model->manifest_bytes = MODEL_BYTES + strlen(name);
 	model->n_holders = 1;
 	model->idle.kind = IDLE_MODEL;
 	list_init(&model->idle.link);
-	HASH_ADD(hh, store->models, key, sizeof(model->key), model);
-	if (!hash_has(model)) {
+	list_init(&model->link);
+	model->is_hidden = true;
+	model->name = strdup(name);
+	if (!model->name) {
 		free_model(store, model);
 		return NULL;
 	}
+	return model;
+}
+
+/* Enter it under its key. False: no memory. */
+static bool enter_model(struct store *store, struct model *model)
+{
+	HASH_ADD(hh, store->models, key, sizeof(model->key), model);
+	if (!hash_has(model)) {
+		return false;
+	}
+	model->is_hidden = false;
+	model->id = ++store->last_id;
 	list_insert(&store->model_list, &model->link);
 	store->n_models++;
+	return true;
+}
+
+static void hide_model(struct store *store, struct model *model)
+{
+	HASH_DEL(store->models, model);
+	model->is_hidden = true;
+}
+
+struct model *store_add_model(struct store *store, struct realm *realm, struct device *device,
+                              struct tenant *payer, const char *name, const struct file_id *files,
+                              size_t n_files)
+{
+	struct model *model = new_model(store, realm, device, payer, name);
+	if (!model) {
+		return NULL;
+	}
+	model->key = model_key(realm, device, files, n_files);
+	model->files = calloc(n_files, sizeof(files[0]));
+	if (model->files) {
+		memcpy(model->files, files, n_files * sizeof(files[0]));
+		model->n_files = n_files;
+		model->manifest_bytes += n_files * sizeof(files[0]);
+	}
+	if (!model->files || !enter_model(store, model)) {
+		free_model(store, model);
+		return NULL;
+	}
 	return model;
 }
 
@@ -294,7 +344,9 @@ int store_hide_model(struct store *store, struct model *model, const char *reaso
 	if (!copy) {
 		return -ENOMEM;
 	}
-	HASH_DEL(store->models, model);
+	if (!model->is_hidden) {
+		hide_model(store, model);
+	}
 	model->reload_reason = copy;
 	return 0;
 }
@@ -351,29 +403,18 @@ static void unuse_all(struct store *store, struct model *model, int32_t priority
 	}
 }
 
-void store_unhold_model(struct store *store, struct model *model, int32_t priority)
-{
-	assert(model->n_holders > 0);
-	if (--model->n_holders > 0) {
-		return;
-	}
-	unuse_all(store, model, priority);
-	note_unused(store, &model->idle, priority);
-	if (!model->is_pinned) {
-		model_fall_idle(store, model);
-	}
-}
-
 /* The model is unused. Its references to blocks go with it. */
 static uint64_t remove_model(struct store *store, struct model *model)
 {
 	uint64_t freed_bytes = 0;
-	if (!model->reload_reason) {
-		HASH_DEL(store->models, model);
+	if (!model->is_hidden) {
+		hide_model(store, model);
 	}
-	list_remove(&model->link);
+	if (!list_is_empty(&model->link)) {
+		list_remove(&model->link);
+		store->n_models--;
+	}
 	model_leave_idle(store, model);
-	store->n_models--;
 	for (size_t i = 0; i < model->n_blocks; i++) {
 		struct block *block = model->blocks[i].block;
 		if (!block || --block->n_manifests > 0 || block->n_users > 0) {
@@ -386,6 +427,23 @@ static uint64_t remove_model(struct store *store, struct model *model)
 	return freed_bytes;
 }
 
+void store_unhold_model(struct store *store, struct model *model, int32_t priority)
+{
+	assert(model->n_holders > 0);
+	if (--model->n_holders > 0) {
+		return;
+	}
+	unuse_all(store, model, priority);
+	note_unused(store, &model->idle, priority);
+	if (model->is_pinned) {
+		return;
+	}
+	if (model->is_published && model->is_hidden) {
+		remove_model(store, model);
+	} else {
+		model_fall_idle(store, model);
+	}
+}
 void store_drop_model(struct store *store, struct model *model)
 {
 	assert(model->state == MODEL_LOADING && model->n_holders == 1);
@@ -512,6 +570,68 @@ bool store_has_damaged(const struct model *model)
 	return false;
 }
 
+/* ---- published models ------------------------------------------------------------------------- */
+
+struct model *store_new_draft(struct store *store, struct realm *realm, struct device *device,
+                              struct tenant *payer, const char *key)
+{
+	struct model *draft = new_model(store, realm, device, payer, key);
+	if (draft) {
+		draft->is_published = true;
+		draft->key = published_key(realm, device, key);
+	}
+	return draft;
+}
+
+int store_add_used_block(struct store *store, struct model *draft, struct block *block)
+{
+	assert(block->n_users > 0);
+	int r = model_add_block(draft, block->chunk.bytes);
+	if (r == 0) {
+		block->n_users++;
+		store_place_block(store, draft, draft->n_blocks - 1, block);
+	}
+	return r;
+}
+
+/* The next holder finds another one. */
+static void replace_model(struct store *store, struct model *model)
+{
+	hide_model(store, model);
+	store_unpin_model(store, model);
+	if (model->n_holders == 0) {
+		remove_model(store, model);
+	}
+}
+
+int store_publish(struct store *store, struct model *draft, struct tenant *tenant, bool pin)
+{
+	struct model *earlier;
+	HASH_FIND(hh, store->models, &draft->key, sizeof(draft->key), earlier);
+	draft->state = MODEL_READY;
+	if (draft->content_bytes > draft->span_bytes) {
+		draft->content_bytes = draft->span_bytes;
+	}
+	int r = 0;
+	if (pin || (earlier && earlier->is_pinned)) {
+		r = store_pin_model(store, draft, tenant);
+	}
+	if (r == 0 && !enter_model(store, draft)) {
+		r = -ENOMEM;
+	}
+	if (r != 0) {
+		store_unpin_model(store, draft);
+		draft->state = MODEL_LOADING;
+		return r;
+	}
+	if (earlier) {
+		replace_model(store, earlier);
+	}
+	store->stats->models_published++;
+	store_unhold_model(store, draft, tenant->priority);
+	return 0;
+}
+
 uint64_t store_unique_bytes(const struct model *model)
 {
 	uint64_t bytes = 0;
@@ -608,12 +728,28 @@ static const struct realm *realm_of(const struct idle *idle)
 	                                : container_of(idle, struct block, idle)->realm;
 }
 
+/* Nothing becomes free with it, now or later: others keep all of its blocks. */
+static bool frees_nothing(const struct idle *idle)
+{
+	if (idle->kind != IDLE_MODEL) {
+		return false;
+	}
+	const struct model *model = container_of(idle, struct model, idle);
+	size_t i = 0;
+	while (i < model->n_blocks &&
+	       (model->blocks[i].block->n_users > 0 || model->blocks[i].block->n_pins > 0)) {
+		i++;
+	}
+	return model->n_blocks > 0 && i == model->n_blocks;
+}
+
 /* What to evict, in the order of the list, and when to stop. */
 struct sweep {
 	const struct device *device; /* NULL: of any */
 	const struct realm *realm;   /* NULL: of any */
 	uint64_t bytes;
 	uint64_t n_blocks;
+	bool all; /* also what frees nothing */
 };
 
 static uint64_t evict(struct store *store, const struct sweep *sweep)
@@ -625,7 +761,8 @@ static uint64_t evict(struct store *store, const struct sweep *sweep)
 	       n_blocks - store->n_blocks < sweep->n_blocks) {
 		struct idle *idle = container_of(link, struct idle, link);
 		if ((sweep->device && device_of(idle) != sweep->device) ||
-		    (sweep->realm && realm_of(idle) != sweep->realm)) {
+		    (sweep->realm && realm_of(idle) != sweep->realm) ||
+		    (!sweep->all && frees_nothing(idle))) {
 			link = link->next;
 			continue;
 		}
@@ -680,9 +817,12 @@ void store_trim(struct store *store)
 uint64_t store_evict_all(struct store *store, const struct realm *realm, uint64_t *n_models_out)
 {
 	uint64_t n_models = store->n_models;
-	uint64_t freed_bytes = evict(
-		store,
-		&(struct sweep){.realm = realm, .bytes = UINT64_MAX, .n_blocks = UINT64_MAX});
+	uint64_t freed_bytes = evict(store, &(struct sweep){
+						    .realm = realm,
+						    .bytes = UINT64_MAX,
+						    .n_blocks = UINT64_MAX,
+						    .all = true,
+					    });
 	if (n_models_out) {
 		*n_models_out = n_models - store->n_models;
 	}

@@ -92,6 +92,10 @@ struct model *store_add_model(struct store *store, struct realm *realm, struct d
                               struct tenant *payer, const char *name, const struct file_id *files,
                               size_t n_files);
 
+/* The READY model of the realm with the key @name; NULL: there is none. */
+struct model *store_find_published(struct store *store, const struct realm *realm,
+                                   const struct device *device, const char *name);
+
 /*
  * From now on the model, LOADING, is not found by its files, because of @reason. Returns 0, or
  * -ENOMEM: nothing has changed.
@@ -117,7 +121,7 @@ int store_hold_model(struct store *store, struct model *model, struct tenant *te
 /* The counterpart of store_hold_model(). A model that nobody holds is cache. */
 void store_unhold_model(struct store *store, struct model *model, int32_t priority);
 
-/* The load failed: the model goes, and every block that nothing else keeps. */
+/* The load failed, or the draft is given up: the model goes, and every block that nothing else keeps. */
 void store_drop_model(struct store *store, struct model *model);
 
 /*
@@ -128,6 +132,18 @@ void store_drop_model(struct store *store, struct model *model);
 int store_pin_model(struct store *store, struct model *model, struct tenant *tenant);
 /* A model that nobody holds is cache again. */
 void store_unpin_model(struct store *store, struct model *model);
+
+/* A draft, held once. @payer pays for its manifest. NULL: no memory. */
+struct model *store_new_draft(struct store *store, struct realm *realm, struct device *device,
+                              struct tenant *payer, const char *key);
+/* Put @block, which has a user, behind the draft's blocks. Returns 0, -ENOMEM, or -EINVAL: it is full. */
+int store_add_used_block(struct store *store, struct model *draft, struct block *block);
+/*
+ * The draft, complete and checked, becomes the model of its key, and its hold ends. An earlier model of
+ * that key is found no more, and goes when nobody has it open. @tenant pays for the pin, if @pin or
+ * the earlier one is pinned. Returns 0, or TENANT_E_* or -ENOMEM: it is a draft still.
+ */
+int store_publish(struct store *store, struct model *draft, struct tenant *tenant, bool pin);
 
 /* Bytes of chunks that only this model keeps. */
 uint64_t store_unique_bytes(const struct model *model);

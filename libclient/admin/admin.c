@@ -388,6 +388,7 @@ static int show_models(const Glake__Wire__Answer *answer, const struct list *lis
 			.idle_ms = from->idle_ms,
 			.reload_reason = TEXT(from->reload_reason),
 			.part_bytes = from->part_bytes,
+			.is_published = from->is_published,
 		};
 		r = list->row.model(list->user, &row);
 	}

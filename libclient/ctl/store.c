@@ -26,6 +26,7 @@ static const struct field model_fields[] = {
 	FIELD(ROW, n_open, U32, PLAIN, "OPEN"),
 	FIELD(ROW, pinned, BOOL, PLAIN, "PINNED"),
 	FIELD(ROW, idle_ms, U64, MS, "IDLE"),
+	FIELD(ROW, is_published, BOOL, PLAIN, "PUBLISHED"),
 	FIELD(ROW, reload_reason, TEXT, PLAIN, "LOADED AGAIN"),
 };
 

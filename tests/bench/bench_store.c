@@ -177,7 +177,7 @@ static void add_model(struct parts *parts, struct chunk *chunks, unsigned first,
 		         "model.layers.%08u.self_attention.query_projection."
 		         "weight.0000",
 		         first + i);
-		if (model_add_tensor(model, name, 1, shape, 2, i * GLAKE_CHUNK_GRANULARITY,
+		if (model_add_tensor(model, name, 1, shape, NULL, 2, i * GLAKE_CHUNK_GRANULARITY,
 		                     GLAKE_CHUNK_GRANULARITY - 1) < 0 ||
 		    model_add_block(model, GLAKE_CHUNK_GRANULARITY - 1) < 0) {
 			bench_fail("no memory for a model");

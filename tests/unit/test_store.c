@@ -74,7 +74,7 @@ START_TEST(a_manifest_is_paid_for_by_who_keeps_the_model)
 	struct tenant *other = other_payer;
 	struct file_id file = {.inode = 1};
 	struct model *model = store_add_model(&store, realm, &devices[0], payer, "m", &file, 1);
-	ck_assert_int_eq(model_add_tensor(model, "t", 0, NULL, 0, 0, 0), 0);
+	ck_assert_int_eq(model_add_tensor(model, "t", 0, NULL, NULL, 0, 0, 0), 0);
 	ck_assert_int_eq(charge_grow_manifest(&model->charge, model->manifest_bytes), 0);
 	uint64_t bytes = model->manifest_bytes;
 	ck_assert_uint_eq(payer->manifest_bytes, bytes);
@@ -135,7 +135,7 @@ START_TEST(many_tensors_are_freed_by_a_thread)
 		struct model *model = store_add_model(&store, realm, &devices[0], payer, "m", &file,
 		                                      1);
 		for (size_t i = 0; i < n_tensors; i++) {
-			ck_assert_int_eq(model_add_tensor(model, "t", 0, shape, 1, 0, 0), 0);
+			ck_assert_int_eq(model_add_tensor(model, "t", 0, shape, NULL, 1, 0, 0), 0);
 		}
 		store_drop_model(&store, model);
 		ck_assert_uint_eq(payer->manifest_bytes, 0);
@@ -164,10 +164,10 @@ START_TEST(tensors_outside_the_span_are_no_plan)
 		struct file_id file = {.inode = 1};
 		struct model *model = store_add_model(&store, realm, &devices[0], payer, "m", &file,
 		                                      1);
-		ck_assert_int_eq(
-			model_add_tensor(model, "t", 0, NULL, 0, cases[i].offset, cases[i].bytes),
-			cases[i].added);
-		ck_assert_int_eq(model_add_tensor(model, "u", 0, NULL, 0, 0, 1), 0);
+		ck_assert_int_eq(model_add_tensor(model, "t", 0, NULL, NULL, 0, cases[i].offset,
+		                                  cases[i].bytes),
+		                 cases[i].added);
+		ck_assert_int_eq(model_add_tensor(model, "u", 0, NULL, NULL, 0, 0, 1), 0);
 		ck_assert_int_eq(model_add_block(model, 1000), 0);
 		ck_assert_int_eq(model_check_plan(model), cases[i].checked);
 		store_drop_model(&store, model);
