@@ -11,7 +11,8 @@
  *   block     a sealed chunk: its content never changes, and all processes of a realm share it.
  *   digest    the XXH3-128 tree hash of a block's content. glaked finds equal blocks by it, and
  *             compares their bytes before it shares one.
- *   model     a named list of tensors and of the blocks that hold them.
+ *   model     a named list of tensors and of the blocks that hold them. Its tensors come from files, or a
+ *             program has published them under a key.
  *   session   one connected process.
  *   holder    a session that has a chunk, block or model, and therefore keeps it alive.
  *   tenant    the account that a session is charged to. It has quotas for bytes, fds and sessions.
@@ -486,8 +487,10 @@ struct glake_tensor {
 	enum glake_dtype dtype;
 	uint32_t n_dims;
 	const uint64_t *shape; /* elements, owned by the model */
-	uint64_t bytes;
-	glake_ptr ptr; /* 0 with no_map, and for tensors of no bytes */
+	uint64_t bytes;        /* from the first element to the end of the last */
+	glake_ptr ptr;         /* 0 with no_map, and for tensors of no bytes */
+	const uint64_t
+		*strides; /* in elements, owned by the model; NULL: row-major, without gaps */
 };
 
 /*
@@ -635,6 +638,64 @@ GLAKE_API int glake_seal(const struct glake_span *spans, size_t n_spans,
  * is queued does not end in time); GLAKE_E_CUDA; -ENOMEM.
  */
 GLAKE_API int glake_unseal(glake_ptr ptr, uint64_t bytes);
+
+/* ---- published weights ---------------------------------------------------------------------- */
+
+struct glake_publish_options {
+	size_t size;     /* sizeof(struct glake_publish_options) */
+	uint32_t device; /* glaked's index */
+	int pin;         /* nonzero: never evicted until unpinned; the tenant is charged for it */
+};
+
+struct glake_published {
+	size_t size;             /* set by the caller */
+	uint64_t in_place_bytes; /* of the model's blocks: the tensors' own memory, read-only now */
+	uint64_t
+		copied_bytes; /* of the model's blocks: copies. The tensors' memory stays as it was */
+	const char *copied_why; /* of one of the copied pages; static; NULL: there is none */
+	int was_published;      /* nonzero: the key had these tensors already, in the same memory */
+};
+
+/*
+ * Leave a model of these tensors in the store, under @key, for all processes of the realm to attach. It
+ * lives there as a model from files does: while nobody has it open it is cache, also after the end of
+ * this process, and glakectl lists, pins and evicts it by its key. A key names one model on each device:
+ * publishing it again replaces the model for later attaches. Those that have it open keep the old one.
+ *
+ * Each of @tensors has its size set. The call reads name, dtype, n_dims, shape, strides and ptr. Names are
+ * unique. Tensors may overlap, also as a whole (tied weights), and ptr of those without elements is ignored.
+ * The caller must first wait for everything that may write to them. @key is UTF-8 of 1 to 255 bytes, without
+ * control characters and not only digits. @options may be NULL (device 0).
+ *
+ * The call seals the tensors' memory, as glake_seal() does; also tensors of open models and blocks are
+ * shared as they are. Pages of 2 MiB that cannot become blocks are copied for the model, charged to the
+ * tenant: those that hold anything else, pinned ones, and memory that is not of glake. The model is
+ * published whole or not at all; after an error, memory may be sealed. Nothing that the program does with
+ * its memory afterwards changes the model. @published_out may be NULL.
+ * Errors: as glake_seal(); map errors; -EINVAL (@key, @options, @published_out, or a tensor);
+ * GLAKE_E_BAD_REQUEST (glaked refuses a tensor, or another thread freed or unsealed its memory).
+ */
+GLAKE_API int glake_weights_publish(struct glake_session *session, const char *key,
+                                    const struct glake_tensor *tensors, size_t n_tensors,
+                                    const struct glake_publish_options *options,
+                                    struct glake_published *published_out);
+
+struct glake_attach_options {
+	size_t size;      /* sizeof(struct glake_attach_options) */
+	uint32_t device;  /* glaked's index */
+	uint32_t wait_ms; /* if the key is not there, wait so long for it */
+	int pin;          /* nonzero: never evicted until unpinned; the tenant is charged for it */
+};
+
+/*
+ * Open the model that a process of the realm has published under @key, and map it read-only, as
+ * glake_model_open() does for files; glake_model_close() ends it. @options may be NULL (device 0).
+ * Errors: request errors; map errors; -EINVAL (@key, @options); GLAKE_E_NOT_FOUND; GLAKE_E_OVER_QUOTA;
+ * GLAKE_E_NO_HOST_MEMORY; GLAKE_E_NO_FDS; GLAKE_E_SHUTTING_DOWN; -EMFILE.
+ */
+GLAKE_API int glake_weights_attach(struct glake_session *session, const char *key,
+                                   const struct glake_attach_options *options,
+                                   struct glake_model **model_out);
 
 /* ---- notices -------------------------------------------------------------------------------- */
 

@@ -172,7 +172,7 @@ struct glake_model_row {
 	uint64_t idle_ms;
 	const char *reload_reason; /* why each open loads it again; "" = opens reuse it */
 	uint64_t part_bytes; /* of its blocks, each divided by the number of its places in models */
-	int is_published;          /* by a program: its name is the key */
+	int is_published;    /* by a program: its name is the key */
 };
 
 typedef int (*glake_model_fn)(void *user, const struct glake_model_row *row);

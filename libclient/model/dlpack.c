@@ -5,6 +5,7 @@
  */
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "libclient/memory/space.h"
 #include "libclient/model/model.h"
@@ -45,7 +46,7 @@ struct DLManagedTensor {
 struct exported {
 	struct DLManagedTensor managed; /* first: the deleter gets its address */
 	struct glake_model *model;      /* one reference */
-	int64_t shape[];
+	int64_t shape[];                /* and the strides, if there are some */
 };
 
 /* Code 0 with 0 bits: as bytes. */
@@ -100,6 +101,10 @@ static void describe(struct exported *exported, const struct glake_tensor *tenso
 	for (uint32_t i = 0; i < tensor->n_dims; i++) {
 		exported->shape[i] = (int64_t)tensor->shape[i];
 	}
+	if (tensor->strides) {
+		managed->strides = &exported->shape[tensor->n_dims];
+		memcpy(managed->strides, tensor->strides, tensor->n_dims * sizeof(int64_t));
+	}
 }
 
 int glake_model_dlpack(struct glake_model *model, uint64_t position,
@@ -117,7 +122,7 @@ int glake_model_dlpack(struct glake_model *model, uint64_t position,
 		return glake__fail(-EINVAL, "%s was opened without mapping it", model->name);
 	}
 	struct exported *exported = calloc(1, sizeof(*exported) +
-	                                              (tensor.n_dims + 1) * sizeof(int64_t));
+	                                              (2 * tensor.n_dims + 1) * sizeof(int64_t));
 	if (!exported) {
 		return glake__fail(-ENOMEM, "out of memory");
 	}

@@ -178,6 +178,7 @@ static int show_tensor(const struct glake_model *model, const struct glake__tens
 		.dtype = (enum glake_dtype)tensor->dtype,
 		.n_dims = tensor->n_dims,
 		.shape = tensor->shape,
+		.strides = tensor->strides,
 		.bytes = tensor->n_bytes,
 		.ptr = model->base && tensor->n_bytes ? model->base + tensor->offset : 0,
 	};

@@ -45,6 +45,13 @@ struct glake_model {
 int glake__model_map_blocks(struct glake_model *model, const uint64_t *n_bytes, const int *fds,
                             size_t n_blocks);
 
+/* Ask glaked for a model: on success @model has its numbers and id. */
+typedef int (*glake__model_ask_fn)(struct glake_model *model, const void *how);
+
+/* Ask for a model, and map it unless @no_map: the rest of opening it. */
+int glake__model_make(struct glake_session *session, struct glake__device *device, bool no_map,
+                      glake__model_ask_fn ask, const void *how, struct glake_model **model_out);
+
 /* Unmap all mapped blocks. */
 void glake__model_unmap(struct glake_model *model);
 /* Free the struct. No block is mapped. */

@@ -39,6 +39,25 @@ static int take_opened(struct glake_model *model, const Glake__Wire__ModelOpenAn
 	return model->name ? 0 : glake__fail(-ENOMEM, "out of memory");
 }
 
+int glake__model_attach(struct glake_model *model, const char *key, bool pin)
+{
+	Glake__Wire__WeightsAttach attach = GLAKE__WIRE__WEIGHTS_ATTACH__INIT;
+	attach.device = model->device->public.index;
+	attach.key = (char *)key;
+	attach.pin = pin;
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_WEIGHTS_ATTACH;
+	request.weights_attach = &attach;
+	struct glake__call call;
+	int r = glake__call(&model->session->link, &call, &request,
+	                    GLAKE__WIRE__ANSWER__BODY_MODEL_OPEN, NULL, 0);
+	if (r == 0) {
+		r = take_opened(model, call.answer->model_open);
+		glake__call_end(&model->session->link, &call);
+	}
+	return r;
+}
+
 int glake__model_request(struct glake_model *model, const struct glake__model_files *files,
                          const struct glake_model_options *options)
 {
@@ -107,12 +126,15 @@ static int take_tensor(struct glake_model *model, const Glake__Wire__Tensor *wir
 	struct glake__tensor tensor = {
 		.name = wire->name,
 		.shape = wire->shape,
+		.strides = wire->n_strides ? wire->strides : NULL,
 		.n_dims = (uint32_t)wire->n_shape,
 		.dtype = wire->dtype,
 		.offset = wire->offset,
 		.n_bytes = wire->bytes,
 	};
-	if (wire->n_shape > GLAKE_MAX_DIMS || tensor.n_bytes > model->span_bytes ||
+	if (wire->n_shape > GLAKE_MAX_DIMS ||
+	    (tensor.strides && wire->n_strides != wire->n_shape) ||
+	    tensor.n_bytes > model->span_bytes ||
 	    tensor.offset > model->span_bytes - tensor.n_bytes ||
 	    model->tensors.n_tensors == model->n_tensors) {
 		return protocol_error(model, "the daemon's list of tensors is invalid");

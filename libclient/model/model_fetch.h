@@ -16,6 +16,9 @@
 int glake__model_request(struct glake_model *model, const struct glake__model_files *files,
                          const struct glake_model_options *options);
 
+/* The same for a published model. */
+int glake__model_attach(struct glake_model *model, const char *key, bool pin);
+
 /*
  * Fetch all tensors and, unless no_map, all blocks, mapping each as it comes. On failure the caller
  * unmaps the blocks that are mapped so far.

@@ -57,25 +57,18 @@ static void enter(struct glake_model *model)
 	glake__unlock();
 }
 
-struct opening {
-	struct glake_session *session;
-	struct glake_model_options options;
-	struct glake__device *device;
-	struct glake__model_files files;
-};
-
-static int open_model(const struct opening *opening, struct glake_model **model_out)
+int glake__model_make(struct glake_session *session, struct glake__device *device, bool no_map,
+                      glake__model_ask_fn ask, const void *how, struct glake_model **model_out)
 {
-	struct glake_session *session = opening->session;
 	struct glake_model *model = calloc(1, sizeof(*model));
 	if (!model) {
 		return glake__fail(-ENOMEM, "out of memory");
 	}
 	model->session = session;
 	model->n_refs = 1;
-	model->device = opening->device;
-	model->no_map = opening->options.no_map != 0;
-	int r = glake__model_request(model, &opening->files, &opening->options);
+	model->device = device;
+	model->no_map = no_map;
+	int r = ask(model, how);
 	if (r == 0) {
 		r = bring_in(model);
 	}
@@ -92,6 +85,21 @@ static int open_model(const struct opening *opening, struct glake_model **model_
 	enter(model);
 	*model_out = model;
 	return 0;
+}
+
+/* ---- files ------------------------------------------------------------------------------------ */
+
+struct opening {
+	struct glake_session *session;
+	struct glake_model_options options;
+	struct glake__device *device;
+	struct glake__model_files files;
+};
+
+static int ask(struct glake_model *model, const void *how)
+{
+	const struct opening *opening = how;
+	return glake__model_request(model, &opening->files, &opening->options);
 }
 
 /* ---- the public calls ------------------------------------------------------------------------- */
@@ -119,7 +127,8 @@ static int begin(struct opening *opening, struct glake_session *session,
 static int finish(struct opening *opening, int r, struct glake_model **model_out)
 {
 	if (r == 0) {
-		r = open_model(opening, model_out);
+		r = glake__model_make(opening->session, opening->device,
+		                      opening->options.no_map != 0, ask, opening, model_out);
 	}
 	glake__model_files_deinit(&opening->files);
 	return glake__leave(opening->session, r);

@@ -31,19 +31,25 @@ int glake__tensor_table_add(struct glake__tensor_table *table, const struct glak
 {
 	size_t name_bytes = strlen(tensor->name) + 1;
 	size_t shape_bytes = tensor->n_dims * sizeof(uint64_t);
+	size_t stride_bytes = tensor->strides ? shape_bytes : 0;
 	char *name = glake__arena_take(&table->arena, name_bytes);
 	uint64_t *shape = glake__arena_take(&table->arena, shape_bytes);
-	if (!name || !shape || reserve_one(table) < 0) {
+	uint64_t *strides = glake__arena_take(&table->arena, stride_bytes);
+	if (!name || !shape || !strides || reserve_one(table) < 0) {
 		return -ENOMEM;
 	}
 	memcpy(name, tensor->name, name_bytes);
 	if (shape_bytes > 0) {
 		memcpy(shape, tensor->shape, shape_bytes);
 	}
+	if (stride_bytes > 0) {
+		memcpy(strides, tensor->strides, stride_bytes);
+	}
 	struct glake__tensor *copy = &table->tensors[table->n_tensors++];
 	*copy = *tensor;
 	copy->name = name;
 	copy->shape = shape;
+	copy->strides = tensor->strides ? strides : NULL;
 	return 0;
 }
 

@@ -14,8 +14,9 @@
 #include "libclient/glake.h"
 
 struct glake__tensor {
-	const char *name;      /* owned by the table */
-	const uint64_t *shape; /* owned by the table */
+	const char *name;        /* owned by the table */
+	const uint64_t *shape;   /* owned by the table, as is the next */
+	const uint64_t *strides; /* NULL: row-major, without gaps */
 	uint32_t n_dims;
 	uint32_t dtype;
 	uint64_t offset; /* in the model's span */
@@ -31,7 +32,7 @@ struct glake__tensor_table {
 
 void glake__tensor_table_deinit(struct glake__tensor_table *table);
 
-/* Append a copy of @tensor, its name and shape included. Returns 0 or -ENOMEM. */
+/* Append a copy of @tensor, its name, shape and strides included. Returns 0 or -ENOMEM. */
 int glake__tensor_table_add(struct glake__tensor_table *table, const struct glake__tensor *tensor);
 
 /* By name, for find. Returns 0, or -EEXIST when two have one name. */

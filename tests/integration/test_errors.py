@@ -27,11 +27,12 @@ HEADERS = [f"libclient/{name}.h" for name in ("glake", "glake_admin", "glake_ord
 MIB = 1 << 20
 CHUNK = 2 * MIB
 WARM = 4 * MIB
+U8 = 2  # enum glake_dtype
 HUGE = 1 << 30  # more than the simulated device has
 
 EVERY = None
 OPEN = {"glake_model_open", "glake_model_open_shards", "glake_model_open_fds"}
-SEAL = {"glake_seal", "glake_unseal"}
+SEAL = {"glake_seal", "glake_unseal", "glake_weights_publish"}
 ASYNC = {"glake_alloc_async", "glake_free_async"}
 # Listed errors that no call here returns: the test that meets them or why none does, the functions.
 EXCUSES = {
@@ -58,15 +59,16 @@ EXCUSES = {
     "GLAKE_E_FILE_CHANGED": ("tests/integration/test_bad_files.c", OPEN),
     "GLAKE_E_READ": ("tests/integration/test_bad_files.c", OPEN),
     "GLAKE_E_MOVER": ("tests/integration/test_kills.c",
-                      OPEN | {"glake_block_publish", "glake_seal"}),
-    "-EPERM": ("GLAKE_DEDUP=off", {"glake_seal"}),
-    "-EMFILE": ("memory that is large enough to be cut", {"glake_seal"}),
-    "GLAKE_E_OVER_QUOTA": ("memory that is large enough to be cut", {"glake_seal"}),
+                      OPEN | {"glake_block_publish", "glake_seal", "glake_weights_publish"}),
+    "-EPERM": ("GLAKE_DEDUP=off", {"glake_seal", "glake_weights_publish"}),
+    "-EMFILE": ("memory that is large enough to be cut", {"glake_seal", "glake_weights_publish"}),
+    "GLAKE_E_OVER_QUOTA": ("memory that is large enough to be cut",
+                           {"glake_seal", "glake_weights_publish"}),
     "GLAKE_E_VERSION": ("tests/unit/test_client_call.c", {"glake_connect"}),
     "GLAKE_E_CUDA": ("the driver gives addresses only where the window has none",
                      {"glake_reserve", "glake_unreserve"}),
     "GLAKE_E_NO_DEVICE_MEMORY": ("glake-mover needs memory to compare",
-                                 {"glake_block_publish", "glake_seal"}),
+                                 {"glake_block_publish", "glake_seal", "glake_weights_publish"}),
 }
 
 
@@ -280,6 +282,21 @@ class World:
         self.ok(LIBRARY.glake_seal(span, 1, None))
         return span
 
+    def tensor(self):
+        """Of all of an allocation."""
+        name, shape = ctypes.c_char_p(b"t"), (c_uint64 * 1)(CHUNK)
+        tensor = sized(ctypes.cast(name, c_void_p).value, U8 | 1 << 32,
+                       ctypes.addressof(shape), 0, self.alloc())
+        tensor.keep = name, shape
+        return tensor
+
+    def key(self):
+        """Of published weights that nobody has open."""
+        tensor = self.tensor()
+        self.ok(LIBRARY.glake_weights_publish(self.session, b"key", tensor, 1, None, None))
+        self.ok(LIBRARY.glake_free(self.session, tensor[5]))
+        return b"key"
+
     def block(self):
         return self.get("glake_block_publish", self.alloc(), CHUNK)
 
@@ -378,6 +395,8 @@ CALLS = {
     "glake_block_lookup": (World.digest, lambda w, x: (w.session, 0, x, out())),
     "glake_block_info": (World.block, lambda w, x: (x, sized())),
     "glake_seal": (World.span, lambda w, x: (x, 1, None)),
+    "glake_weights_publish": (World.tensor, lambda w, x: (w.session, b"new", x, 1, None, None)),
+    "glake_weights_attach": (World.key, lambda w, x: (w.session, x, None, out())),
     "glake_unseal": (World.sealed, lambda w, x: tuple(x)),
     "glake_dispatch": (nothing, dispatched),
     "glake_usage": (nothing, lambda w, x: (w.session, sized())),
@@ -482,6 +501,17 @@ WRONG = [
      lambda w, x: (w.session, 0, out(), out())),
     ("glake_block_info", "-EINVAL", nothing, lambda w, x: (None, sized())),
     ("glake_seal", "-EINVAL", nothing, lambda w, x: ((c_uint64 * 2)(8, CHUNK), 1, None)),
+    ("glake_weights_publish", "-EINVAL", World.tensor,
+     lambda w, x: (w.session, b"", x, 1, None, None)),
+    ("glake_weights_publish", "GLAKE_E_BAD_REQUEST", World.tensor,
+     lambda w, x: (w.session, b"1", x, 1, None, None)),
+    ("glake_weights_publish", "-ENODEV", World.tensor,
+     lambda w, x: (w.session, b"key", x, 1, sized(99), None)),
+    ("glake_weights_attach", "-EINVAL", nothing, lambda w, x: (w.session, None, None, out())),
+    ("glake_weights_attach", "-ENODEV", nothing,
+     lambda w, x: (w.session, b"key", sized(99), out())),
+    ("glake_weights_attach", "GLAKE_E_NOT_FOUND", nothing,
+     lambda w, x: (w.session, b"none", None, out())),
     ("glake_unseal", "-EINVAL", nothing, lambda w, x: (8, CHUNK)),
     ("glake_unseal", "GLAKE_E_NO_DEVICE_MEMORY", lambda w: (w.sealed(), w.full_device())[0],
      lambda w, x: tuple(x)),

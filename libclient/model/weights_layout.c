@@ -1,0 +1,192 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "libclient/model/weights_layout.h"
+
+#include <errno.h>
+#include <stdbool.h>
+#include <stdlib.h>
+
+#include "libclient/memory/backing.h"
+#include "libclient/memory/block.h"
+#include "libclient/memory/range.h"
+#include "libclient/model/model.h"
+#include "proto/limits.h"
+
+void glake__layout_deinit(struct glake__layout *layout)
+{
+	free(layout->extents);
+	free(layout->places);
+	*layout = (struct glake__layout){0};
+}
+
+/* ---- extents ---------------------------------------------------------------------------------- */
+
+static int by_address(const void *a, const void *b)
+{
+	const struct glake__extent *left = a;
+	const struct glake__extent *right = b;
+	return (left->begin > right->begin) - (left->begin < right->begin);
+}
+
+static void join(struct glake__layout *layout)
+{
+	struct glake__extent *extents = layout->extents;
+	size_t n = 0;
+	qsort(extents, layout->n_extents, sizeof(*extents), by_address);
+	for (size_t i = 0; i < layout->n_extents; i++) {
+		if (n > 0 && extents[i].begin <= extents[n - 1].end) {
+			extents[n - 1].end = extents[i].end > extents[n - 1].end
+			                             ? extents[i].end
+			                             : extents[n - 1].end;
+		} else {
+			extents[n++] = extents[i];
+		}
+	}
+	layout->n_extents = n;
+}
+
+const struct glake__extent *glake__layout_extent_at(const struct glake__layout *layout,
+                                                    glake_ptr ptr)
+{
+	size_t low = 0;
+	size_t high = layout->n_extents;
+	while (low < high) {
+		size_t middle = low + (high - low) / 2;
+		if (layout->extents[middle].end > ptr) {
+			high = middle;
+		} else {
+			low = middle + 1;
+		}
+	}
+	return &layout->extents[low];
+}
+
+/* ---- places ----------------------------------------------------------------------------------- */
+
+static uint64_t index_of(const struct glake__piece *piece)
+{
+	uint64_t index = 0;
+	while ((piece = piece->previous)) {
+		index++;
+	}
+	return index;
+}
+
+/* Who has the block in @piece, and under which name. False: nobody who could be asked. */
+static bool name_locked(const struct glake__piece *piece, struct glake__place *place)
+{
+	void *user = piece->range->user;
+	place->block = piece->chunk->id;
+	if (!user) {
+		return false;
+	}
+	if (piece->range->use == GLAKE__RANGE_PRIVATE) {
+		place->owner = ((struct glake__backing *)user)->device->session;
+	} else if (piece->range->use == GLAKE__RANGE_BLOCK) {
+		place->owner = ((struct glake_block *)user)->session;
+	} else if (piece->range->use == GLAKE__RANGE_MODEL) {
+		const struct glake_model *model = user;
+		place->owner = model->session;
+		place->block = 0;
+		place->model = model->id;
+		place->index = index_of(piece);
+	}
+	if (place->owner && place->owner->is_closing) {
+		place->owner = NULL;
+	}
+	return place->owner != NULL;
+}
+
+static const char *why_copied_locked(const struct glake__piece *piece)
+{
+	enum glake__pin pin = piece && piece->chunk ? glake__chunk_pin_locked(piece->chunk)
+	                                            : GLAKE__PIN_NONE;
+	if (pin != GLAKE__PIN_NONE) {
+		return glake__pin_text(pin);
+	}
+	return piece && piece->range->use == GLAKE__RANGE_PRIVATE ? "in pages with other memory"
+	                                                          : "not memory of glake_alloc()";
+}
+
+/* What is at the page @at. A piece that changes is looked at when it has. */
+static struct glake__place look_at(struct glake__layout *layout, const struct glake__device *device,
+                                   glake_ptr at)
+{
+	struct glake__place place = {.ptr = at, .n_bytes = GLAKE__PAGE_BYTES};
+	glake__lock();
+	const struct glake__piece *piece = glake__piece_at_locked(at);
+	while (piece && piece->holder) {
+		glake__unlock();
+		glake__busy_pause();
+		glake__lock();
+		piece = glake__piece_at_locked(at);
+	}
+	if (piece && piece->chunk && piece->chunk->kind == GLAKE__PAGE_BLOCK &&
+	    piece->chunk->device == device->handle && name_locked(piece, &place)) {
+		place.ptr = piece->range->ptr + piece->offset;
+		place.n_bytes = piece->n_bytes;
+	} else {
+		layout->copied_why = why_copied_locked(piece);
+	}
+	glake__unlock();
+	return place;
+}
+
+static int add(struct glake__layout *layout, const struct glake__place *place)
+{
+	struct glake__place *last = layout->n_places ? &layout->places[layout->n_places - 1] : NULL;
+	if (last && !last->owner && !place->owner && last->ptr + last->n_bytes == place->ptr &&
+	    last->n_bytes + place->n_bytes <= GLAKE_MAX_BLOCK_BYTES) {
+		last->n_bytes += place->n_bytes;
+		layout->span_bytes += place->n_bytes;
+		return 0;
+	}
+	if (layout->n_places == layout->capacity) {
+		size_t capacity = layout->capacity ? 2 * layout->capacity : 64;
+		struct glake__place *more = reallocarray(layout->places, capacity, sizeof(*more));
+		if (!more) {
+			return glake__fail(-ENOMEM, "out of memory");
+		}
+		layout->places = more;
+		layout->capacity = capacity;
+	}
+	struct glake__place *added = &layout->places[layout->n_places++];
+	*added = *place;
+	added->offset = layout->span_bytes;
+	layout->span_bytes += place->n_bytes;
+	return 0;
+}
+
+int glake__layout_make(struct glake__layout *layout, const struct glake__device *device,
+                       struct glake__extent *extents, size_t n_extents)
+{
+	glake_ptr done = 0; /* the places end there */
+	int r = 0;
+	*layout = (struct glake__layout){.extents = extents, .n_extents = n_extents};
+	join(layout);
+	for (size_t i = 0; r == 0 && i < layout->n_extents; i++) {
+		const struct glake__extent *extent = &layout->extents[i];
+		glake_ptr at = extent->begin & ~(GLAKE__PAGE_BYTES - 1);
+		at = at > done ? at : done;
+		while (r == 0 && at < extent->end) {
+			struct glake__place place = look_at(layout, device, at);
+			r = add(layout, &place);
+			at = done = place.ptr + place.n_bytes;
+		}
+	}
+	return r;
+}
+
+uint64_t glake__layout_offset(const struct glake__layout *layout, glake_ptr ptr)
+{
+	size_t low = 0;
+	size_t high = layout->n_places;
+	while (high - low > 1) {
+		size_t middle = low + (high - low) / 2;
+		if (layout->places[middle].ptr <= ptr) {
+			low = middle;
+		} else {
+			high = middle;
+		}
+	}
+	return layout->places[low].offset + (ptr - layout->places[low].ptr);
+}

@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The memory of tensors as places side by side: what a published model is made of.
+ *
+ * A place is a block that the process has mapped, whole, or pages that are to be copied. Places are in the
+ * order of addresses, and each page that a tensor touches is in one, so a tensor that lies in several has
+ * them side by side.
+ *
+ * Owner: the publishing call. Lifetime: {0} is empty; glake__layout_deinit().
+ * Threads: none of its own.
+ */
+#ifndef GLAKE_LIBCLIENT_WEIGHTS_LAYOUT_H
+#define GLAKE_LIBCLIENT_WEIGHTS_LAYOUT_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "libclient/glake.h"
+#include "libclient/link/session.h"
+
+/* Bytes of tensors. */
+struct glake__extent {
+	glake_ptr begin;
+	glake_ptr end;
+};
+
+struct glake__place {
+	glake_ptr ptr;
+	uint64_t n_bytes;
+	uint64_t offset;             /* in the span of the model */
+	struct glake_session *owner; /* borrowed: has the block; NULL: pages to be copied */
+	uint64_t block;              /* its id there; 0: the block is number index of: */
+	uint64_t model;
+	uint64_t index;
+	struct glake_block *copy; /* owned by who makes it; of a place without an owner */
+};
+
+struct glake__layout {
+	struct glake__extent *extents; /* owned; by address, none touch */
+	size_t n_extents;
+	struct glake__place *places; /* owned; by address */
+	size_t n_places;
+	size_t capacity;
+	uint64_t span_bytes;
+	const char *copied_why; /* static; of one page; NULL: none is copied */
+};
+
+/*
+ * Look up where @extents (taken over, any order) lie. Blocks are those of @device. Returns 0 or -ENOMEM.
+ * What is found to be a block has the content that its id stands for, also if it is unmapped meanwhile.
+ */
+int glake__layout_make(struct glake__layout *layout, const struct glake__device *device,
+                       struct glake__extent *extents, size_t n_extents);
+void glake__layout_deinit(struct glake__layout *layout);
+
+/* Where @ptr, in an extent, is in the span. */
+uint64_t glake__layout_offset(const struct glake__layout *layout, glake_ptr ptr);
+
+/* The first extent that ends behind @ptr; one past the last if none does. */
+const struct glake__extent *glake__layout_extent_at(const struct glake__layout *layout,
+                                                    glake_ptr ptr);
+
+#endif
