@@ -378,23 +378,35 @@ static int call_block(struct glake_session *session, Glake__Wire__Request *reque
 }
 
 static void want_block(Glake__Wire__Request *request, Glake__Wire__BlockPublish *publish,
-                       uint64_t chunk, uint64_t content_bytes)
+                       const struct glake__publication *publication)
 {
 	glake__wire__block_publish__init(publish);
-	publish->chunk = chunk;
-	publish->content_bytes = content_bytes;
+	publish->chunk = publication->chunk;
+	publish->content_bytes = publication->content_bytes;
 	glake__wire__request__init(request);
 	request->body_case = GLAKE__WIRE__REQUEST__BODY_BLOCK_PUBLISH;
 	request->block_publish = publish;
 }
 
-int glake__rpc_block_publish(struct glake_session *session, uint64_t chunk, uint64_t content_bytes,
-                             struct glake__block_answer *answer_out)
+/* There is an answer. It is about memory of the chunk's size, or about nothing that could be mapped there. */
+static int check_published(struct glake_session *session, struct glake__publication *publication)
+{
+	if (publication->answer.chunk_bytes == publication->chunk_bytes) {
+		return 0;
+	}
+	fd_close(&publication->answer.fd);
+	return glake__link_kill(&session->link, GLAKE_E_PROTOCOL,
+	                        "the daemon's block has another size than the chunk");
+}
+
+int glake__rpc_block_publish(struct glake_session *session, struct glake__publication *publication)
 {
 	Glake__Wire__BlockPublish publish;
 	Glake__Wire__Request request;
-	want_block(&request, &publish, chunk, content_bytes);
-	return call_block(session, &request, answer_out);
+	want_block(&request, &publish, publication);
+	int r = call_block(session, &request, &publication->answer);
+	publication->result = r < 0 ? r : check_published(session, publication);
+	return publication->result;
 }
 
 static int start_publish(struct glake_session *session, struct glake__call *call,
@@ -402,7 +414,7 @@ static int start_publish(struct glake_session *session, struct glake__call *call
 {
 	Glake__Wire__BlockPublish publish;
 	Glake__Wire__Request request;
-	want_block(&request, &publish, publication->chunk, publication->content_bytes);
+	want_block(&request, &publish, publication);
 	return glake__call_start(&session->link, call, &request, GLAKE__WIRE__ANSWER__BODY_BLOCK,
 	                         NULL, 0);
 }
@@ -415,7 +427,13 @@ static int wait_publish(struct glake_session *session, struct glake__call *call,
 		glake__call_end(&session->link, call);
 		return r;
 	}
-	return take_block(session, call, &publication->answer);
+	r = take_block(session, call, &publication->answer);
+	return r < 0 ? r : check_published(session, publication);
+}
+
+bool glake__may_be_block(int error)
+{
+	return error == GLAKE_E_GONE || error == GLAKE_E_PROTOCOL;
 }
 
 void glake__rpc_block_publish_all(struct glake_session *session,
@@ -435,8 +453,7 @@ void glake__rpc_block_publish_all(struct glake_session *session,
 		}
 		if (at->result == GLAKE_E_GONE || at->result == GLAKE_E_BUSY) {
 			/* By itself, and on a new connection if there is one. */
-			at->result = glake__rpc_block_publish(session, at->chunk, at->content_bytes,
-			                                      &at->answer);
+			glake__rpc_block_publish(session, at);
 		}
 	}
 }

@@ -72,19 +72,27 @@ struct glake__block_answer {
 	int fd; /* owned by the receiver; close-on-exec. -1: this process's own limit cost it */
 };
 
-int glake__rpc_block_publish(struct glake_session *session, uint64_t chunk, uint64_t content_bytes,
-                             struct glake__block_answer *answer_out);
-/* One of several. */
+/* A chunk that is to become a block. */
 struct glake__publication {
 	uint64_t chunk;
+	uint64_t chunk_bytes;
 	uint64_t content_bytes;
 	int result;                        /* out: 0 or an error */
 	struct glake__block_answer answer; /* out, if the result is 0 */
 };
 
+/* Returns its result. */
+int glake__rpc_block_publish(struct glake_session *session, struct glake__publication *publication);
 /* The same for @n chunks, several at a time; each has its own result. */
 void glake__rpc_block_publish_all(struct glake_session *session,
                                   struct glake__publication *publications, size_t n);
+
+/*
+ * Whether glaked may have made a block of the chunk in spite of @error: the answer was lost, or makes no
+ * sense. Others may have that block then, so nobody may write to the memory any more.
+ */
+bool glake__may_be_block(int error);
+
 int glake__rpc_block_lookup(struct glake_session *session, uint32_t device,
                             const struct glake_digest *digest,
                             struct glake__block_answer *answer_out);

@@ -3,8 +3,8 @@
  * Publishing, step by step, and what a failure of each leaves behind:
  *
  *   access to read-only    nothing can change the bytes while they are digested; undone below
- *   BlockPublish           refused: access back to read-write. Its answer is lost: the chunk may be a block
- *                          that another process has already, so it stays read-only
+ *   BlockPublish           refused: access back to read-write. Its answer is lost, or makes no sense: the
+ *                          chunk may be a block that another process has already, so it stays read-only
  *   the chunk is now the block. If the realm had no equal one we are done: what is mapped is it.
  *   reback                 fails, or the fd is lost: we keep what is mapped. The bytes are the same;
  *                          only the memory that sharing would have saved is not saved until the
@@ -104,29 +104,31 @@ static void seal(struct glake__range *range, uint64_t id)
 static int publish(struct glake_session *session, struct glake__backing *backing,
                    uint64_t content_bytes, struct glake_block *block, bool *is_ours)
 {
-	struct glake__block_answer answer;
 	struct glake__range *range = backing->range;
+	struct glake__publication publication = {
+		.chunk = range->first->chunk->id,
+		.chunk_bytes = backing->n_bytes,
+		.content_bytes = content_bytes,
+	};
+	const struct glake__block_answer *answer = &publication.answer;
 	bool is_lost = false;
-	int r = glake__rpc_block_publish(session, range->first->chunk->id, content_bytes, &answer);
+	int r = glake__rpc_block_publish(session, &publication);
 	if (r < 0) {
 		return r;
 	}
-	cleanup_fd int fd = answer.fd;
+	cleanup_fd int fd = answer->fd;
 	*is_ours = false;
-	if (answer.chunk_bytes != backing->n_bytes) {
-		r = glake__link_kill(&session->link, GLAKE_E_PROTOCOL,
-		                     "the daemon's block has another size than the chunk");
-	} else if (answer.was_known && fd >= 0) {
-		r = map_block(range, &answer, &is_lost);
+	if (answer->was_known && fd >= 0) {
+		r = map_block(range, answer, &is_lost);
 		r = is_lost ? r : 0;
 	}
 	if (r == 0) {
-		seal(range, answer.block);
-		enter(block, &answer, range);
+		seal(range, answer->block);
+		enter(block, answer, range);
 	} else {
 		char *text = glake__error_save();
 		glake__range_end(range, NULL);
-		glake__rpc_block_release(session, answer.block);
+		glake__rpc_block_release(session, answer->block);
 		glake__error_restore(text);
 	}
 	/* Last: until the range is a block's, other threads may read the backing that it points to. */
@@ -153,7 +155,7 @@ static void undo(struct glake_session *session, struct glake__backing *backing, 
                  int error)
 {
 	char *text = glake__error_save();
-	if (is_flipped && error == GLAKE_E_GONE) {
+	if (is_flipped && glake__may_be_block(error)) {
 		struct glake__chunk *chunk = backing->range->first->chunk;
 		glake__lock();
 		glake__backing_seal_locked(session, chunk, chunk->id);

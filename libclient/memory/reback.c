@@ -329,13 +329,6 @@ int glake__range_reback(struct glake__range *range, uint64_t offset,
 	return reback(&site, parts, n_parts, false, dead, is_lost_out);
 }
 
-int glake__hold_reback(const struct glake__hold *hold, const struct glake__part *parts,
-                       size_t n_parts, struct glake__chunk **dead, bool *is_lost_out)
-{
-	const struct glake__site site = site_of(hold);
-	return reback(&site, parts, n_parts, false, dead, is_lost_out);
-}
-
 /* Of those that are prepared. */
 static void exchange_all(struct work *works, struct glake__rebacking *list, size_t n)
 {
@@ -374,8 +367,9 @@ int glake__hold_reback_all(struct glake__rebacking *list, size_t n)
 	exchange_all(works, list, n);
 	char *text = glake__error_save();
 	for (size_t i = 0; i < n; i++) {
+		list[i].dead = NULL;
 		if (has_begun[i]) {
-			finish(&works[i], list[i].result, NULL);
+			finish(&works[i], list[i].result, &list[i].dead);
 		}
 		error = error ? error : list[i].result;
 	}

@@ -26,19 +26,16 @@ int glake__range_reback(struct glake__range *range, uint64_t offset,
                         const struct glake__part *parts, size_t n_parts, struct glake__chunk **dead,
                         bool *is_lost_out);
 
-/* The same in place of all that @hold has, which goes on; what is there now is held. */
-int glake__hold_reback(const struct glake__hold *hold, const struct glake__part *parts,
-                       size_t n_parts, struct glake__chunk **dead, bool *is_lost_out);
-
 /*
- * The same for several, each by one part, while the gate is closed once and for a short time: handles are taken
- * before and given back behind. Chunks that lost their last use are released. Returns the first error; each
- * has its own result, and those that failed are as they were.
+ * The same in place of all that holds have, each by one part; what is there now is held. The gate is closed once and
+ * for a short time: handles are taken before and given back behind. Returns the first error; each has its own
+ * result, and those that failed are as they were, unless *dead has what was there: then it is lost.
  */
 struct glake__rebacking {
 	const struct glake__hold *hold;
 	struct glake__part part;
-	int result; /* out */
+	int result;                /* out */
+	struct glake__chunk *dead; /* out: chunks that lost their last use; the caller's */
 };
 int glake__hold_reback_all(struct glake__rebacking *list, size_t n);
 

@@ -11,7 +11,8 @@
  *   publish   glaked makes the chunk a block, or finds an equal one and compares all bytes. A refusal makes
  *             the part writable again
  *   collapse  an equal block is mapped in the part's place, and the chunk goes. A failure keeps the chunk
- *             mapped, as the block: the bytes are the same, but its memory is not saved until it is freed
+ *             mapped, as the block: the bytes are the same, but its memory is not saved until it is freed. If not
+ *             even that can be mapped again, the bytes are lost, as with block.c
  *
  * Parts are flipped and collapsed many at a time, since each time waits for the work that is queued.
  */
@@ -456,13 +457,7 @@ static int take_answer(struct part *part, const struct glake__publication *publi
 {
 	struct glake_session *session = part->backing->device->session;
 	int r = publication->result;
-	if (r == 0 && publication->answer.chunk_bytes != part->n_bytes) {
-		int fd = publication->answer.fd;
-		fd_close(&fd);
-		r = glake__fail(GLAKE_E_PROTOCOL,
-		                "the daemon's block has another size than the chunk");
-	}
-	if (r < 0 && r != GLAKE_E_GONE) {
+	if (r < 0 && !glake__may_be_block(r)) {
 		unflip(part);
 		return r;
 	}
@@ -485,6 +480,7 @@ static void publish(struct seal *seal, struct part *const *parts, size_t n)
 	for (size_t i = 0; i < n; i++) {
 		publications[i] = (struct glake__publication){
 			.chunk = chunk_of_locked(parts[i])->id,
+			.chunk_bytes = parts[i]->n_bytes,
 			.content_bytes = parts[i]->n_bytes,
 		};
 	}
@@ -546,11 +542,13 @@ static int plan_collapse(const struct part *part, struct glake__rebacking *rebac
 static void collapse_all(struct seal *seal, const struct part *parts, size_t n)
 {
 	struct glake__rebacking list[BATCH];
+	struct glake_session *sessions[BATCH];
 	size_t n_known = 0;
 	for (size_t i = 0; i < n; i++) {
 		if (is_known(&parts[i])) {
 			int r = plan_collapse(&parts[i], &list[n_known]);
 			note(seal, r);
+			sessions[n_known] = parts[i].backing->device->session;
 			n_known += r == 0;
 		}
 	}
@@ -558,7 +556,13 @@ static void collapse_all(struct seal *seal, const struct part *parts, size_t n)
 		note(seal, glake__hold_reback_all(list, n_known));
 	}
 	for (size_t i = 0; i < n_known; i++) {
-		seal->sum.shared_bytes += list[i].result == 0 ? list[i].part.n_bytes : 0;
+		if (list[i].result == 0) {
+			seal->sum.shared_bytes += list[i].part.n_bytes;
+			glake__chunks_release(list[i].dead);
+		} else {
+			/* The driver has mapped neither the block nor what was there: it is lost. */
+			glake__backing_return(sessions[i], list[i].dead);
+		}
 		glake__chunk_put(list[i].part.chunk);
 	}
 }

@@ -4,75 +4,22 @@
 
 #include "libclient/glake_shim.h"
 #include "libclient/memory/range.h"
-#include "tests/harness/world.h"
+#include "proto/glake.pb-c.h"
+#include "proto/wire.h"
+#include "tests/harness/proxy.h"
+#include "tests/harness/words.h"
 
 static void begin_blind(void)
 {
 	world_begin(.config = WORLD_CONFIG "warm_bytes = \"64MiB\";", .devices = "1x4GiB");
 }
 
-static void open_driver(void)
-{
-	CUcontext context;
-	world_open_driver();
-	ck_assert_int_eq(drv.cuDevicePrimaryCtxRetain(&context, 0), CUDA_SUCCESS);
-	ck_assert_int_eq(drv.cuCtxSetCurrent(context), CUDA_SUCCESS);
-}
-
 static void begin(void)
 {
 	begin_blind();
-	open_driver();
+	words_open_driver();
 }
 BEGIN_EACH(begin)
-
-/* Words that tell where they are, and of which content. */
-static void write_words(glake_ptr ptr, uint64_t n_bytes, uint64_t content)
-{
-	uint64_t n = n_bytes / sizeof(uint64_t);
-	uint64_t *words = malloc(n_bytes);
-	for (uint64_t i = 0; i < n; i++) {
-		words[i] = content << 48 | i;
-	}
-	ck_assert_int_eq(drv.cuMemcpyHtoD(ptr, words, n_bytes), CUDA_SUCCESS);
-	free(words);
-}
-
-static void check_words(glake_ptr ptr, uint64_t n_bytes, uint64_t content)
-{
-	uint64_t n = n_bytes / sizeof(uint64_t);
-	uint64_t *words = malloc(n_bytes);
-	ck_assert_int_eq(drv.cuMemcpyDtoH(words, ptr, n_bytes), CUDA_SUCCESS);
-	uint64_t i = 0;
-	while (i < n && words[i] == (content << 48 | i)) {
-		i++;
-	}
-	ck_assert_msg(i == n, "word %lu of 0x%lx is %lx, not of content %lu", i, ptr,
-	              i < n ? words[i] : 0, content);
-	free(words);
-}
-
-static glake_ptr alloc_words(struct glake_session *session, uint64_t n_bytes, uint64_t content)
-{
-	glake_ptr ptr;
-	assert_ok(glake_alloc(session, 0, n_bytes, 0, &ptr));
-	write_words(ptr, n_bytes, content);
-	return ptr;
-}
-
-static bool can_write(glake_ptr ptr)
-{
-	uint64_t word = 0;
-	return drv.cuMemcpyHtoD(ptr, &word, sizeof(word)) == CUDA_SUCCESS;
-}
-
-static struct glake_sealed seal_of(glake_ptr ptr, uint64_t n_bytes)
-{
-	struct glake_sealed sealed = {.size = sizeof(sealed)};
-	struct glake_span span = {.ptr = ptr, .bytes = n_bytes};
-	assert_ok(glake_seal(&span, 1, &sealed));
-	return sealed;
-}
 
 /* Private or sealed, each copy once. */
 static uint64_t held_bytes(void)
@@ -85,30 +32,30 @@ START_TEST(equal_memory_becomes_one_copy)
 {
 	struct glake_session *one = world_connect();
 	struct glake_session *two = world_connect();
-	glake_ptr first = alloc_words(one, 6 * MIB, 7);
-	glake_ptr second = alloc_words(two, 6 * MIB, 7);
+	glake_ptr first = words_alloc(one, 6 * MIB, 7);
+	glake_ptr second = words_alloc(two, 6 * MIB, 7);
 	ck_assert_uint_eq(held_bytes(), 12 * MIB);
-	struct glake_sealed sealed = seal_of(first, 6 * MIB);
+	struct glake_sealed sealed = words_seal(first, 6 * MIB);
 	ck_assert_uint_eq(sealed.sealed_bytes, 6 * MIB);
 	ck_assert_uint_eq(sealed.shared_bytes, 0);
-	sealed = seal_of(second, 6 * MIB);
+	sealed = words_seal(second, 6 * MIB);
 	ck_assert_uint_eq(sealed.sealed_bytes, 6 * MIB);
 	ck_assert_uint_eq(sealed.shared_bytes, 6 * MIB);
 	ck_assert_uint_eq(held_bytes(), 6 * MIB);
-	check_words(first, 6 * MIB, 7);
-	check_words(second, 6 * MIB, 7);
-	ck_assert(!can_write(first));
-	ck_assert(!can_write(second));
+	words_check(first, 6 * MIB, 7);
+	words_check(second, 6 * MIB, 7);
+	ck_assert(!words_can_write(first));
+	ck_assert(!words_can_write(second));
 	ck_assert_uint_eq(world_usage(two).shared_bytes, 6 * MIB);
 	ck_assert_uint_eq(world_usage(two).reserved_bytes, 0);
 	ck_assert(glake__space_is_valid());
 
 	assert_ok(glake_unseal(second, 1));
-	ck_assert(can_write(second));
-	ck_assert(!can_write(first));
-	write_words(second, 6 * MIB, 8);
-	check_words(first, 6 * MIB, 7);
-	check_words(second, 6 * MIB, 8);
+	ck_assert(words_can_write(second));
+	ck_assert(!words_can_write(first));
+	words_write(second, 6 * MIB, 8);
+	words_check(first, 6 * MIB, 7);
+	words_check(second, 6 * MIB, 8);
 	ck_assert_uint_eq(world_usage(two).shared_bytes, 0);
 	ck_assert_uint_eq(world_usage(two).reserved_bytes, 6 * MIB);
 	assert_ok(glake_free(one, first));
@@ -123,11 +70,11 @@ START_TEST(large_memory_is_cut_where_tensors_end)
 	enum { A = 130, B = 4, ALL = 140 };
 	struct glake_session *one = world_connect();
 	struct glake_session *two = world_connect();
-	glake_ptr first = alloc_words(one, ALL * MIB, 1);
-	glake_ptr second = alloc_words(two, ALL * MIB, 1);
+	glake_ptr first = words_alloc(one, ALL * MIB, 1);
+	glake_ptr second = words_alloc(two, ALL * MIB, 1);
 	/* Two tensors that touch, and a rest that differs. */
-	write_words(first + (A + B) * MIB, (ALL - A - B) * MIB, 2);
-	write_words(second + (A + B) * MIB, (ALL - A - B) * MIB, 3);
+	words_write(first + (A + B) * MIB, (ALL - A - B) * MIB, 2);
+	words_write(second + (A + B) * MIB, (ALL - A - B) * MIB, 3);
 	for (unsigned i = 0; i < 2; i++) {
 		glake_ptr ptr = i ? second : first;
 		struct glake_span spans[] = {
@@ -139,17 +86,17 @@ START_TEST(large_memory_is_cut_where_tensors_end)
 		ck_assert_uint_eq(sealed.sealed_bytes, (A + B) * MIB);
 		ck_assert_uint_eq(sealed.shared_bytes, i * (A + B) * MIB);
 		ck_assert_uint_eq(sealed.edge_bytes, 0);
-		ck_assert(!can_write(ptr + 20 * MIB));
-		ck_assert(can_write(ptr + (A + B) * MIB));
+		ck_assert(!words_can_write(ptr + 20 * MIB));
+		ck_assert(words_can_write(ptr + (A + B) * MIB));
 	}
-	write_words(first + (A + B) * MIB, (ALL - A - B) * MIB, 2);
-	write_words(second + (A + B) * MIB, (ALL - A - B) * MIB, 3);
+	words_write(first + (A + B) * MIB, (ALL - A - B) * MIB, 2);
+	words_write(second + (A + B) * MIB, (ALL - A - B) * MIB, 3);
 	ck_assert_uint_eq(held_bytes(), (A + B + 2 * (ALL - A - B)) * MIB);
 	ck_assert(glake__space_is_valid());
 	/* Only the block that is written to becomes private. */
 	assert_ok(glake_unseal(first + (A + 1) * MIB, 1));
-	ck_assert(can_write(first + A * MIB));
-	ck_assert(!can_write(first));
+	ck_assert(words_can_write(first + A * MIB));
+	ck_assert(!words_can_write(first));
 	ck_assert_uint_eq(world_usage(one).shared_bytes, A * MIB);
 	assert_ok(glake_unseal(first, ALL * MIB));
 	assert_ok(glake_unseal(second, ALL * MIB));
@@ -162,26 +109,26 @@ END_TEST
 START_TEST(pages_with_anything_else_stay_private)
 {
 	struct glake_session *session = world_connect();
-	glake_ptr ptr = alloc_words(session, 10 * MIB, 1);
-	struct glake_sealed sealed = seal_of(ptr + MIB, 6 * MIB);
+	glake_ptr ptr = words_alloc(session, 10 * MIB, 1);
+	struct glake_sealed sealed = words_seal(ptr + MIB, 6 * MIB);
 	ck_assert_uint_eq(sealed.sealed_bytes, 4 * MIB);
 	ck_assert_uint_eq(sealed.edge_bytes, 2 * MIB);
-	ck_assert(can_write(ptr + MIB));
-	ck_assert(!can_write(ptr + 2 * MIB));
-	ck_assert(!can_write(ptr + 6 * MIB - 8));
-	ck_assert(can_write(ptr + 6 * MIB));
+	ck_assert(words_can_write(ptr + MIB));
+	ck_assert(!words_can_write(ptr + 2 * MIB));
+	ck_assert(!words_can_write(ptr + 6 * MIB - 8));
+	ck_assert(words_can_write(ptr + 6 * MIB));
 	/* Again, and the page that both spans have a half of. */
 	struct glake_span spans[] = {{ptr + 7 * MIB + 512, 3 * MIB - 512}, {ptr + MIB, 6 * MIB}};
 	assert_ok(glake_seal(spans, 2, NULL));
-	ck_assert(can_write(ptr + 6 * MIB));
+	ck_assert(words_can_write(ptr + 6 * MIB));
 	spans[0] = (struct glake_span){ptr + 7 * MIB + 256, 3 * MIB - 256};
 	sealed.size = sizeof(sealed);
 	assert_ok(glake_seal(spans, 2, &sealed));
 	ck_assert_uint_eq(sealed.sealed_bytes, 8 * MIB);
-	ck_assert(!can_write(ptr + 6 * MIB));
+	ck_assert(!words_can_write(ptr + 6 * MIB));
 	/* Small memory lies with other small memory. */
-	glake_ptr small = alloc_words(session, MIB, 1);
-	sealed = seal_of(small, MIB);
+	glake_ptr small = words_alloc(session, MIB, 1);
+	sealed = words_seal(small, MIB);
 	ck_assert_uint_eq(sealed.sealed_bytes, 0);
 	ck_assert_uint_eq(sealed.edge_bytes, MIB);
 	struct glake_span wrong[] = {{ptr, 10 * MIB + 1}, {ptr - 1, 5}, {ptr, 0}};
@@ -196,28 +143,28 @@ START_TEST(nobodys_bytes_behind_an_allocation_are_zero)
 {
 	struct glake_session *one = world_connect();
 	struct glake_session *two = world_connect();
-	glake_ptr old = alloc_words(two, 4 * MIB, 9);
+	glake_ptr old = words_alloc(two, 4 * MIB, 9);
 	assert_ok(glake_free(two, old));
-	glake_ptr first = alloc_words(one, 3 * MIB, 1);
-	glake_ptr second = alloc_words(two, 3 * MIB, 1);
+	glake_ptr first = words_alloc(one, 3 * MIB, 1);
+	glake_ptr second = words_alloc(two, 3 * MIB, 1);
 	ck_assert_uint_eq(second, old);
-	ck_assert_uint_eq(seal_of(first, 3 * MIB).sealed_bytes, 4 * MIB);
-	ck_assert_uint_eq(seal_of(second, 3 * MIB).shared_bytes, 4 * MIB);
-	check_words(second, 3 * MIB, 1);
+	ck_assert_uint_eq(words_seal(first, 3 * MIB).sealed_bytes, 4 * MIB);
+	ck_assert_uint_eq(words_seal(second, 3 * MIB).shared_bytes, 4 * MIB);
+	words_check(second, 3 * MIB, 1);
 }
 END_TEST
 
 START_TEST(memory_that_others_may_write_is_pinned)
 {
 	struct glake_session *session = world_connect();
-	glake_ptr ptr = alloc_words(session, 4 * MIB, 1);
+	glake_ptr ptr = words_alloc(session, 4 * MIB, 1);
 	struct glake_share share;
 	assert_ok(glake_share(session, ptr, &share));
-	struct glake_sealed sealed = seal_of(ptr, 4 * MIB);
+	struct glake_sealed sealed = words_seal(ptr, 4 * MIB);
 	ck_assert_uint_eq(sealed.sealed_bytes, 0);
 	ck_assert_uint_eq(sealed.pinned_bytes, 4 * MIB);
 	ck_assert_str_eq(sealed.pinned_why, "named for other processes");
-	ck_assert(can_write(ptr));
+	ck_assert(words_can_write(ptr));
 }
 END_TEST
 
@@ -226,14 +173,14 @@ START_TEST(a_name_ends_sealing)
 {
 	struct glake_session *session = world_connect();
 	struct glake_session *other = world_connect();
-	glake_ptr ptr = alloc_words(session, 140 * MIB, 1);
-	ck_assert_uint_eq(seal_of(ptr, 132 * MIB).sealed_bytes, 132 * MIB);
+	glake_ptr ptr = words_alloc(session, 140 * MIB, 1);
+	ck_assert_uint_eq(words_seal(ptr, 132 * MIB).sealed_bytes, 132 * MIB);
 	struct glake_share share;
 	assert_ok(glake_share(session, ptr, &share));
 	glake_ptr opened;
 	assert_ok(glake_share_open(other, &share, -1, &opened));
-	write_words(opened, 140 * MIB, 2);
-	check_words(ptr, 140 * MIB, 2);
+	words_write(opened, 140 * MIB, 2);
+	words_check(ptr, 140 * MIB, 2);
 	assert_ok(glake_share_close(other, &share, opened));
 	ck_assert_uint_eq(world_usage(session).shared_bytes, 0);
 	assert_ok(glake_free(session, ptr));
@@ -246,15 +193,15 @@ START_TEST(sealed_memory_is_freed_and_never_warm)
 	CUstream stream;
 	ck_assert_int_eq(drv.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
 	for (unsigned i = 0; i < 2; i++) {
-		glake_ptr ptr = alloc_words(session, 4 * MIB, 1);
-		seal_of(ptr, 2 * MIB);
+		glake_ptr ptr = words_alloc(session, 4 * MIB, 1);
+		words_seal(ptr, 2 * MIB);
 		if (i) {
 			assert_ok(glake_free(session, ptr));
 		} else {
 			assert_ok(glake_free_async(session, stream, ptr, 0));
 		}
-		glake_ptr next = alloc_words(session, 4 * MIB, 2);
-		check_words(next, 4 * MIB, 2);
+		glake_ptr next = words_alloc(session, 4 * MIB, 2);
+		words_check(next, 4 * MIB, 2);
 		assert_ok(glake_free(session, next));
 		assert_ok(glake_trim(session, 0, 0));
 		ck_assert_uint_eq(world_usage(session).shared_bytes, 0);
@@ -307,10 +254,10 @@ static struct listed listed_for(struct glake_session *session, const char *why)
 START_TEST(private_memory_is_listed_by_cause)
 {
 	struct glake_session *session = world_connect();
-	glake_ptr ptr = alloc_words(session, 10 * MIB, 1);
+	glake_ptr ptr = words_alloc(session, 10 * MIB, 1);
 	for (unsigned i = 0; i < 2; i++) {
 		/* Again: nothing is counted twice. */
-		seal_of(ptr + MIB, 6 * MIB);
+		words_seal(ptr + MIB, 6 * MIB);
 		struct listed listed = listed_for(session, UNFILLED);
 		ck_assert_uint_eq(listed.bytes, 2 * MIB);
 		ck_assert_uint_eq(listed.all_bytes, 2 * MIB);
@@ -323,13 +270,13 @@ START_TEST(private_memory_is_listed_by_cause)
 	ck_assert_uint_eq(listed.bytes, 4 * MIB);
 	ck_assert_uint_eq(listed.all_bytes, 6 * MIB);
 	/* All of it. */
-	seal_of(ptr, 10 * MIB);
+	words_seal(ptr, 10 * MIB);
 	ck_assert_uint_eq(listed_for(session, "").n_unsealed, 0);
 	struct glake_share share;
 	assert_ok(glake_share(session, ptr, &share));
 	listed = listed_for(session, "handed out to another process or device");
 	ck_assert_uint_eq(listed.bytes, 10 * MIB);
-	seal_of(ptr, 10 * MIB);
+	words_seal(ptr, 10 * MIB);
 	listed = listed_for(session, "named for other processes");
 	ck_assert_uint_eq(listed.bytes, 10 * MIB);
 	ck_assert_uint_eq(listed.all_bytes, 10 * MIB);
@@ -340,10 +287,10 @@ START_TEST(private_memory_is_listed_by_cause)
 	}
 	ck_assert_uint_eq(listed_for(session, "").n_unsealed, 0);
 	/* Nobody can compare the bytes. */
-	ptr = alloc_words(session, 4 * MIB, 1);
+	ptr = words_alloc(session, 4 * MIB, 1);
 	struct glake_session *other = world_connect();
-	glake_ptr equal = alloc_words(other, 4 * MIB, 1);
-	seal_of(equal, 4 * MIB);
+	glake_ptr equal = words_alloc(other, 4 * MIB, 1);
+	words_seal(equal, 4 * MIB);
 	world_set_faults("cuMemcpyDtoH*=999,cuLaunchKernel*=999,cuModuleLoad*=999");
 	kill(world_mover(), SIGKILL);
 	struct glake_span span = {.ptr = ptr, .bytes = 4 * MIB};
@@ -376,8 +323,8 @@ START_TEST(each_session_has_its_part_of_a_block)
 	glake_ptr ptrs[N];
 	for (unsigned i = 0; i < N; i++) {
 		sessions[i] = world_connect();
-		ptrs[i] = alloc_words(sessions[i], 12 * MIB, 1);
-		write_words(ptrs[i] + 6 * MIB, 6 * MIB, i + 2);
+		ptrs[i] = words_alloc(sessions[i], 12 * MIB, 1);
+		words_write(ptrs[i] + 6 * MIB, 6 * MIB, i + 2);
 		struct glake_span spans[] = {{ptrs[i], 6 * MIB}, {ptrs[i] + 6 * MIB, 6 * MIB}};
 		assert_ok(glake_seal(spans, 2, NULL));
 	}
@@ -405,12 +352,12 @@ END_TEST
 START_TEST(dedup_off_wins)
 {
 	struct glake_session *session = world_connect();
-	glake_ptr ptr = alloc_words(session, 2 * MIB, 1);
+	glake_ptr ptr = words_alloc(session, 2 * MIB, 1);
 	struct glake_span span = {.ptr = ptr, .bytes = 2 * MIB};
 	setenv("GLAKE_DEDUP", "off", 1);
 	ck_assert_int_eq(glake_seal(&span, 1, NULL), -EPERM);
 	unsetenv("GLAKE_DEDUP");
-	ck_assert(can_write(ptr));
+	ck_assert(words_can_write(ptr));
 }
 END_TEST
 
@@ -426,7 +373,7 @@ START_TEST(a_free_waits_for_a_seal)
 {
 	struct glake_session *session = world_connect();
 	for (unsigned i = 0; i < 20; i++) {
-		glake_ptr ptr = alloc_words(session, 4 * MIB, i);
+		glake_ptr ptr = words_alloc(session, 4 * MIB, i);
 		glake_ptr what[] = {(glake_ptr)(uintptr_t)session, ptr};
 		struct glake_span span = {.ptr = ptr, .bytes = 4 * MIB};
 		pthread_t thread;
@@ -448,15 +395,15 @@ END_TEST
  */
 static void seal_with_faults(void *user)
 {
-	open_driver();
+	words_open_driver();
 	struct glake_session *one = world_connect();
 	struct glake_session *two = world_connect();
-	glake_ptr first = alloc_words(one, 6 * MIB, 1);
-	seal_of(first, 6 * MIB);
+	glake_ptr first = words_alloc(one, 6 * MIB, 1);
+	words_seal(first, 6 * MIB);
 	unsigned n_failed = 0;
 	for (unsigned n = 1; n < 60; n++) {
-		glake_ptr second = alloc_words(two, 6 * MIB, 1);
-		write_words(second + 4 * MIB, 2 * MIB, 2);
+		glake_ptr second = words_alloc(two, 6 * MIB, 1);
+		words_write(second + 4 * MIB, 2 * MIB, 2);
 		char rule[64];
 		snprintf(rule, sizeof(rule), "*:%u:fail=1", n);
 		struct glake_span span = {.ptr = second, .bytes = 4 * MIB};
@@ -465,14 +412,14 @@ static void seal_with_faults(void *user)
 		has_failed |= glake_unseal(second, MIB) < 0;
 		world_set_own_faults(NULL);
 		n_failed += has_failed;
-		check_words(second, 4 * MIB, 1);
-		check_words(second + 4 * MIB, 2 * MIB, 2);
-		check_words(first, 6 * MIB, 1);
-		ck_assert(can_write(second + 4 * MIB));
+		words_check(second, 4 * MIB, 1);
+		words_check(second + 4 * MIB, 2 * MIB, 2);
+		words_check(first, 6 * MIB, 1);
+		ck_assert(words_can_write(second + 4 * MIB));
 		assert_ok(glake_unseal(second, 6 * MIB));
-		write_words(second, 6 * MIB, 3);
-		check_words(second, 6 * MIB, 3);
-		check_words(first, 6 * MIB, 1);
+		words_write(second, 6 * MIB, 3);
+		words_check(second, 6 * MIB, 3);
+		words_check(first, 6 * MIB, 1);
 		assert_ok(glake_free(two, second));
 		assert_ok(glake_trim(two, 0, 0));
 		ck_assert_msg(world_usage(two).reserved_bytes == 0 &&
@@ -493,36 +440,65 @@ START_TEST_WITH(no_byte_is_lost_when_the_driver_fails, .begin = begin_blind)
 }
 END_TEST
 
+/* The driver maps nothing any more, neither the block nor what was there. */
+static void seal_without_maps(void *user)
+{
+	words_open_driver();
+	struct glake_session *one = world_connect();
+	struct glake_session *two = world_connect();
+	glake_ptr first = words_alloc(one, 2 * MIB, 1);
+	glake_ptr second = words_alloc(two, 2 * MIB, 1);
+	struct glake_span span = {.ptr = second, .bytes = 2 * MIB};
+	words_seal(first, 2 * MIB);
+	world_set_own_faults("cuMemMap:1+:fail=1");
+	ck_assert_int_eq(glake_seal(&span, 1, NULL), GLAKE_E_CUDA);
+	world_set_own_faults(NULL);
+	/* The bytes are lost, and nobody goes on paying for them. */
+	ck_assert_uint_eq(world_usage(two).shared_bytes, 0);
+	ck_assert_uint_eq(world_usage(two).reserved_bytes, 0);
+	ck_assert_uint_eq(world_row(two).shared_bytes, 0);
+	ck_assert_uint_eq(world_row(two).reserved_bytes, 0);
+	ck_assert(glake__space_is_valid());
+	words_check(first, 2 * MIB, 1);
+	assert_ok(glake_free(two, second));
+}
+
+START_TEST_WITH(what_the_driver_loses_goes_back_to_glaked, .begin = begin_blind)
+{
+	world_join(world_client(seal_without_maps, NULL));
+}
+END_TEST
+
 /* Nobody has room for a copy: what cannot be cut stays private, and what is sealed stays sealed. */
 START_TEST(without_memory_for_a_copy_nothing_changes)
 {
 	struct glake_session *session = world_connect();
-	glake_ptr ptr = alloc_words(session, 6 * MIB, 1);
-	seal_of(ptr + 4 * MIB, 2 * MIB);
+	glake_ptr ptr = words_alloc(session, 6 * MIB, 1);
+	words_seal(ptr + 4 * MIB, 2 * MIB);
 	assert_ok(glake_set_quota(session, "default", 0, 6 * MIB));
 	struct glake_span span = {.ptr = ptr, .bytes = 2 * MIB};
 	int r = glake_seal(&span, 1, NULL);
 	ck_assert_int_eq(r, GLAKE_E_OVER_QUOTA);
 	ck_assert_int_eq(glake_unseal(ptr + 4 * MIB, 1), GLAKE_E_OVER_QUOTA);
-	check_words(ptr, 6 * MIB, 1);
-	ck_assert(can_write(ptr));
-	ck_assert(!can_write(ptr + 4 * MIB));
+	words_check(ptr, 6 * MIB, 1);
+	ck_assert(words_can_write(ptr));
+	ck_assert(!words_can_write(ptr + 4 * MIB));
 }
 END_TEST
 
 START_TEST(a_dead_glaked_seals_nothing)
 {
 	struct glake_session *session = world_connect();
-	glake_ptr sealed = alloc_words(session, 2 * MIB, 1);
-	glake_ptr ptr = alloc_words(session, 2 * MIB, 2);
-	seal_of(sealed, 2 * MIB);
+	glake_ptr sealed = words_alloc(session, 2 * MIB, 1);
+	glake_ptr ptr = words_alloc(session, 2 * MIB, 2);
+	words_seal(sealed, 2 * MIB);
 	harness_kill(&harness);
 	struct glake_span span = {.ptr = ptr, .bytes = 2 * MIB};
 	ck_assert_int_eq(glake_seal(&span, 1, NULL), GLAKE_E_GONE);
-	check_words(ptr, 2 * MIB, 2);
-	ck_assert(can_write(ptr));
+	words_check(ptr, 2 * MIB, 2);
+	ck_assert(words_can_write(ptr));
 	ck_assert_int_eq(glake_unseal(sealed, 1), GLAKE_E_GONE);
-	check_words(sealed, 2 * MIB, 1);
+	words_check(sealed, 2 * MIB, 1);
 }
 END_TEST
 
@@ -532,9 +508,9 @@ END_TEST
 START_TEST(after_a_lost_answer_nobody_writes)
 {
 	struct glake_session *session = world_connect();
-	glake_ptr first = alloc_words(session, 2 * MIB, 1);
-	glake_ptr ptr = alloc_words(session, 2 * MIB, 2);
-	seal_of(first, 2 * MIB);
+	glake_ptr first = words_alloc(session, 2 * MIB, 1);
+	glake_ptr ptr = words_alloc(session, 2 * MIB, 2);
+	words_seal(first, 2 * MIB);
 	/* The mover hangs, so glaked has heard of the request and has not answered. */
 	kill(world_mover(), SIGSTOP);
 	pid_t killer = fork();
@@ -549,11 +525,63 @@ START_TEST(after_a_lost_answer_nobody_writes)
 	ck_assert_uint_eq(sealed.sealed_bytes, 0);
 	waitpid(killer, NULL, 0);
 	harness_wait_exit(&harness);
-	ck_assert(!can_write(ptr));
-	check_words(ptr, 2 * MIB, 2);
+	ck_assert(!words_can_write(ptr));
+	words_check(ptr, 2 * MIB, 2);
 	assert_ok(glake_free(session, ptr));
 	assert_ok(glake_free(session, first));
 	ck_assert_uint_eq(world_usage(session).shared_bytes, 0);
 	ck_assert_uint_eq(world_usage(session).reserved_bytes, 0);
+}
+END_TEST
+
+/* glaked answers what makes no sense: a block of another size, or a digest too short. */
+struct nonsense {
+	bool is_digest;
+	bool by_block; /* glake_block_publish() */
+};
+
+static bool bend(void *user, struct proxy_packet *packet)
+{
+	const struct nonsense *nonsense = user;
+	Glake__Wire__Answer *answer = packet->is_answer
+	                                      ? glake__wire__answer__unpack(NULL, packet->n_bytes,
+	                                                                    packet->bytes)
+	                                      : NULL;
+	if (answer && answer->body_case == GLAKE__WIRE__ANSWER__BODY_BLOCK) {
+		if (nonsense->is_digest) {
+			answer->block->digest.len = 3;
+		} else {
+			answer->block->chunk_bytes += 2 * MIB;
+		}
+		packet->n_bytes = glake__wire__answer__pack(answer, packet->bytes);
+	}
+	if (answer) {
+		glake__wire__answer__free_unpacked(answer, NULL);
+	}
+	return true;
+}
+
+static void seal_with_nonsense(void *user)
+{
+	const struct nonsense *nonsense = user;
+	struct glake_block *block;
+	words_open_driver();
+	proxy_start(bend, user);
+	struct glake_session *session = world_connect();
+	glake_ptr ptr = words_alloc(session, 2 * MIB, 1);
+	struct glake_span span = {.ptr = ptr, .bytes = 2 * MIB};
+	int r = nonsense->by_block ? glake_block_publish(session, ptr, 2 * MIB, &block)
+	                           : glake_seal(&span, 1, NULL);
+	ck_assert_int_eq(r, GLAKE_E_PROTOCOL);
+	/* It is a block, for all that this program knows, and others may have it. */
+	ck_assert(!words_can_write(ptr));
+	words_check(ptr, 2 * MIB, 1);
+	ck_assert(glake__space_is_valid());
+}
+
+START_TEST_WITH(after_an_answer_without_sense_nobody_writes, .n = 4, .begin = begin_blind)
+{
+	struct nonsense nonsense = {.is_digest = _i & 1, .by_block = _i >> 1};
+	world_join(world_client(seal_with_nonsense, &nonsense));
 }
 END_TEST

@@ -687,7 +687,7 @@ static void copy(const struct held *held, const struct glake__part *part)
 static bool exchange(const struct glake__hold *hold, const struct held *held,
                      const struct glake__part *part, struct glake__chunk **dead)
 {
-	bool is_lost = false;
+	struct glake__rebacking rebacking = {.hold = hold, .part = *part};
 	uint64_t patience_ns = held->ptr / held->n_bytes % 4 ? LONG_NS : SHORT_NS;
 	int r = glake__gate_close(held->readers, patience_ns);
 	if (r < 0) {
@@ -699,10 +699,14 @@ static bool exchange(const struct glake__hold *hold, const struct held *held,
 	ck_assert_int_eq(glake__hold_access(hold, GLAKE__ACCESS_READ), 0);
 	copy(held, part);
 	ck_assert_int_eq(glake__hold_access(hold, held->access), 0);
-	r = glake__hold_reback(hold, part, 1, dead, &is_lost);
+	r = glake__hold_reback_all(&rebacking, 1);
 	glake__gate_open();
 	ck_assert_msg(r == 0, "%d: %s", r, glake_error());
-	ck_assert(!is_lost);
+	if (dead) {
+		*dead = rebacking.dead;
+	} else {
+		glake__chunks_release(rebacking.dead);
+	}
 	n_replaced++;
 	return true;
 }

@@ -877,7 +877,9 @@ START_TEST(memory_that_is_held_is_changed_by_the_holder_only)
 	ck_assert_int_ne(drv.cuMemcpyHtoD(range->ptr, "x", 1), CUDA_SUCCESS);
 	usleep(20000);
 	ck_assert(!is_pinned);
-	ck_assert_int_eq(glake__hold_reback(&hold, &new, 1, NULL, NULL), 0);
+	struct glake__rebacking rebacking = {.hold = &hold, .part = new};
+	ck_assert_int_eq(glake__hold_reback_all(&rebacking, 1), 0);
+	glake__chunks_release(rebacking.dead);
 	ck_assert_uint_eq(word_at(range->ptr + 3 * MIB), new.chunk->id);
 	/* It is held still. */
 	ck_assert_int_eq(glake__hold_begin(&other, range->ptr, 1, false), -EBUSY);
@@ -909,7 +911,8 @@ START_TEST(holes_are_not_held)
 	ck_assert_int_eq(glake__hold_begin(&hold, range->ptr, 6 * MIB, false), 0);
 	/* What another thread maps there is not the holder's to replace. */
 	ck_assert_int_eq(glake__range_fill(range, 4 * MIB, &late, 1), 0);
-	ck_assert_int_eq(glake__hold_reback(&hold, &new, 1, NULL, NULL), -EBUSY);
+	struct glake__rebacking rebacking = {.hold = &hold, .part = new};
+	ck_assert_int_eq(glake__hold_reback_all(&rebacking, 1), -EBUSY);
 	glake__hold_end(&hold);
 	ck_assert_uint_eq(word_at(range->ptr + 4 * MIB), late.chunk->id);
 	ck_assert_int_eq(glake__range_end(range, NULL), 0);

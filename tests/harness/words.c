@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tests/harness/words.h"
+
+#include <stdlib.h>
+
+void words_open_driver(void)
+{
+	CUcontext context;
+	world_open_driver();
+	ck_assert_int_eq(drv.cuDevicePrimaryCtxRetain(&context, 0), CUDA_SUCCESS);
+	ck_assert_int_eq(drv.cuCtxSetCurrent(context), CUDA_SUCCESS);
+}
+
+void words_write(glake_ptr ptr, uint64_t n_bytes, uint64_t content)
+{
+	uint64_t n = n_bytes / sizeof(uint64_t);
+	uint64_t *words = malloc(n_bytes);
+	for (uint64_t i = 0; i < n; i++) {
+		words[i] = content << 48 | i;
+	}
+	ck_assert_int_eq(drv.cuMemcpyHtoD(ptr, words, n_bytes), CUDA_SUCCESS);
+	free(words);
+}
+
+/* Returns the first word that is another one; n_bytes / 8: none is. */
+static uint64_t find_wrong(glake_ptr ptr, uint64_t n_bytes, uint64_t content, uint64_t *word_out)
+{
+	uint64_t n = n_bytes / sizeof(uint64_t);
+	uint64_t *words = malloc(n_bytes);
+	ck_assert_int_eq(drv.cuMemcpyDtoH(words, ptr, n_bytes), CUDA_SUCCESS);
+	uint64_t i = 0;
+	while (i < n && words[i] == (content << 48 | i)) {
+		i++;
+	}
+	*word_out = i < n ? words[i] : 0;
+	free(words);
+	return i;
+}
+
+bool words_are(glake_ptr ptr, uint64_t n_bytes, uint64_t content)
+{
+	uint64_t word;
+	return find_wrong(ptr, n_bytes, content, &word) == n_bytes / sizeof(word);
+}
+
+void words_check(glake_ptr ptr, uint64_t n_bytes, uint64_t content)
+{
+	uint64_t word;
+	uint64_t i = find_wrong(ptr, n_bytes, content, &word);
+	ck_assert_msg(i == n_bytes / sizeof(word), "word %lu of 0x%lx is %lx, not of content %lu",
+	              i, ptr, word, content);
+}
+
+glake_ptr words_alloc(struct glake_session *session, uint64_t n_bytes, uint64_t content)
+{
+	glake_ptr ptr;
+	assert_ok(glake_alloc(session, 0, n_bytes, 0, &ptr));
+	words_write(ptr, n_bytes, content);
+	return ptr;
+}
+
+bool words_can_write(glake_ptr ptr)
+{
+	uint64_t word = 0;
+	return drv.cuMemcpyHtoD(ptr, &word, sizeof(word)) == CUDA_SUCCESS;
+}
+
+struct glake_sealed words_seal(glake_ptr ptr, uint64_t n_bytes)
+{
+	struct glake_sealed sealed = {.size = sizeof(sealed)};
+	struct glake_span span = {.ptr = ptr, .bytes = n_bytes};
+	assert_ok(glake_seal(&span, 1, &sealed));
+	return sealed;
+}
