@@ -547,3 +547,87 @@ START_TEST_WITH(the_store_can_be_seen_and_steered, .timeout_s = TEST_TIMEOUT_S *
 	ck_assert_int_eq(glake_connect(NULL, &refused), GLAKE_E_OVER_QUOTA);
 }
 END_TEST
+
+struct parts {
+	uint64_t of_models;
+	uint64_t of_sessions;
+	uint64_t logical_bytes;
+	uint64_t physical_bytes;
+	uint64_t least_bytes; /* the smallest part of a session that has one */
+};
+
+static int add_model_part(void *user, const struct glake_model_row *row)
+{
+	((struct parts *)user)->of_models += row->part_bytes;
+	return 0;
+}
+
+static int add_session_part(void *user, const struct glake_session_row *row)
+{
+	struct parts *parts = user;
+	ck_assert_uint_eq(row->sealed_bytes, 0);
+	parts->of_sessions += row->part_bytes;
+	if (row->part_bytes > 0 && (!parts->least_bytes || row->part_bytes < parts->least_bytes)) {
+		parts->least_bytes = row->part_bytes;
+	}
+	return 0;
+}
+
+static int add_block_part(void *user, const struct glake_block_row *row)
+{
+	struct parts *parts = user;
+	parts->logical_bytes += row->n_mappings * row->chunk_bytes;
+	parts->physical_bytes += row->chunk_bytes;
+	return 0;
+}
+
+static struct parts parts_now(void)
+{
+	struct parts parts = {.of_models = 0};
+	assert_ok(glake_list_models(eye, add_model_part, &parts));
+	assert_ok(glake_list_sessions(eye, add_session_part, &parts));
+	assert_ok(glake_list_blocks(eye, add_block_part, &parts));
+	return parts;
+}
+
+/* A block that is in both models, twice in one, and mapped by three sessions. */
+START_TEST_WITH(parts_of_models_and_sessions_are_the_whole, .timeout_s = TEST_TIMEOUT_S * 10)
+{
+	enum { N = 16 };
+	const struct model_tensor base[] = {
+		{"a", "U8", 1, {N * MIB}, 1},
+		{"b", "U8", 1, {N * MIB}, 2},
+		{"c", "U8", 1, {N * MIB}, 1},
+	};
+	const struct model_tensor tuned[] = {
+		{"a", "U8", 1, {N * MIB}, 1},
+		{"b", "U8", 1, {N * MIB}, 3},
+	};
+	struct glake_session *sessions[3];
+	struct glake_model *opened[3];
+	const char *base_path = world_path("base.safetensors");
+	const char *tuned_path = world_path("tuned.safetensors");
+	model_file_write(base_path, base, 3);
+	model_file_write(tuned_path, tuned, 2);
+	for (size_t i = 0; i < 3; i++) {
+		sessions[i] = world_connect_blind();
+		assert_ok(world_open_unmapped(sessions[i], i < 2 ? base_path : tuned_path,
+		                              &opened[i]));
+	}
+	struct parts parts = parts_now();
+	ck_assert_uint_eq(parts.physical_bytes, 3 * N * MIB);
+	ck_assert_uint_eq(parts.logical_bytes, 8 * N * MIB);
+	ck_assert_uint_eq(parts.of_models, 3 * N * MIB);
+	ck_assert_uint_le(parts.of_sessions, 3 * N * MIB + 3);
+	ck_assert_uint_ge(parts.of_sessions, 3 * N * MIB - 3);
+	/* Two of five places, and a half of the other block. */
+	ck_assert_uint_eq(parts.least_bytes, (2 * N * MIB + 2) / 5 + N * MIB / 2);
+	glake_model_close(opened[0]);
+	glake_model_close(opened[2]);
+	parts = parts_now();
+	ck_assert_uint_eq(parts.logical_bytes, 3 * N * MIB);
+	ck_assert_uint_eq(parts.of_sessions, 2 * N * MIB);
+	glake_model_close(opened[1]);
+	ck_assert_uint_eq(parts_now().logical_bytes, 0);
+}
+END_TEST
