@@ -121,7 +121,7 @@ check-tsan: deps ## the C tests under ThreadSanitizer
 check-gpu: tests ## tests and benchmarks of a GPU host (needs PyTorch)
 	@GLAKE_LIBCUDA= TEST_JOBS=1 tests/run $(B) $(GPU_TESTS) $(B)/tests/unit/test_shim_drain
 	@python3 tests/gpu/run.py --out $(B)/gpu
-demo: deps ## four model servers, one copy of the weights
+demo: deps ## model servers that share weights, and programs that are made to
 	@$(submake) all cudasim $(DEMO)
 	@tests/demo/run.sh $(B)
 bench: tests ## run all benchmarks
@@ -339,6 +339,11 @@ $(B)/tests/shim/%: $(B)/obj/tests/shim/%.o
 	$(call say,LD,$@)
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(LDFLAGS) -o $@ $< $(STUB) -ldl -lpthread
+
+$(B)/tests/demo/engine: $(B)/obj/tests/demo/engine.o
+	$(call say,LD,$@)
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(LDFLAGS) -o $@ $< -L$(CUDA_HOME)/lib64/stubs -lcuda -ljansson
 
 # ---- install, dist ------------------------------------------------------------------------------
 install: all ## into DESTDIR and PREFIX (/usr/local); an absent configuration into /etc

@@ -1,7 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# The demo: four model servers, two models, one copy of every weight.
+# The demo. First act: four model servers that use glake, two models, one copy of every weight. Second act: two
+# programs that know nothing of glake load one model each by itself, and are made to share it.
 #   tests/demo/run.sh [BUILD]
 # On the first GPU if the machine has one, else on cudasim. DEMO_SCALE=N makes the models N times
 # deeper (300 MB each at 1), DEMO_PRIVATE_MIB is each server's private memory.
@@ -54,17 +55,42 @@ status_of()
 	ctl --json status | sed -n "s/^ *\"$1\": \\([0-9]*\\),\\{0,1\\}\$/\\1/p" | head -n 1
 }
 
-# start NAME MODEL: a server that takes commands.
+# A number of the first device by `glakectl dedup`: in blocks, as all of them.
+dedup_of()
+{
+	ctl --json dedup | sed -n "s/^ *\"$1\": \([0-9]*\),\{0,1\}\$/\1/p" | head -n 1
+}
+
+# start NAME PROGRAM...: it takes commands.
 start()
 {
 	local name=$1 fd
+	shift
 	rm -f "$work/$name.in" "$work/$name.out"
 	mkfifo "$work/$name.in"
-	"$tools/server" "$name" "$work/$2.safetensors" "$private_mib" \
-		<"$work/$name.in" >>"$work/$name.out" 2>"$work/$name.err" 3>&- &
+	"$@" <"$work/$name.in" >>"$work/$name.out" 2>"$work/$name.err" 3>&- &
 	pid_of[$name]=$!
 	exec {fd}>"$work/$name.in"
 	input_of[$name]=$fd
+}
+
+start_server()
+{
+	start "$1" "$tools/server" "$1" "$work/$2.safetensors" "$private_mib"
+}
+
+# stop NAME...: they end well.
+stop()
+{
+	local name
+	for name in "$@"; do
+		ask "$name" quit >/dev/null
+		wait "${pid_of[$name]}" ||
+			fail "$name ended with an error: $(tail -n 1 "$work/$name.err")"
+		unset "pid_of[$name]"
+	done
+	until_equal private_bytes 0
+	until_equal used_block_bytes 0
 }
 
 # answer NAME WORD: the server's next line that starts with WORD.
@@ -119,10 +145,12 @@ mib()
 # ---- which driver -------------------------------------------------------------------------------
 if gpu=$("$tools/server" --probe 2>/dev/null); then
 	backend=cuda
+	sim_folder=
 	unset GLAKE_LIBCUDA
 	say "backend: cuda, $gpu"
 else
 	backend=cudasim
+	sim_folder=$build/cudasim
 	export GLAKE_LIBCUDA=$build/cudasim/libcuda.so.1 CUDASIM_STATE=$work/cudasim
 	say "backend: cudasim, since no CUDA device was found (a simulated driver: times mean little)"
 fi
@@ -152,7 +180,7 @@ ctl status >/dev/null || fail "glaked does not answer"
 say "three servers on the base, one on the fine-tune; each compares every tensor with the file"
 servers="base-1 base-2 base-3 tuned-1"
 for name in $servers; do
-	start "$name" "${name%-*}"
+	start_server "$name" "${name%-*}"
 done
 for name in $servers; do
 	line=$(answer "$name" ready)
@@ -162,7 +190,7 @@ done
 say "who maps what"
 ctl sessions
 echo
-ctl models
+ctl dedup
 echo
 ctl status
 logical=$(status_of logical_block_bytes)
@@ -190,7 +218,7 @@ echo "private before $(mib "$private"), after $(mib "$(status_of private_bytes)"
 [ "$(status_of used_block_bytes)" = "$physical" ] || fail "the weights did not stay"
 
 say "base-2 again: the weights are there, it only maps them"
-start base-2 base
+start_server base-2 base
 line=$(answer base-2 ready)
 echo "base-2: ${line#ready }"
 case $line in
@@ -213,15 +241,65 @@ for name in $servers; do
 	echo "$name: $line"
 done
 
-# ---- the end ------------------------------------------------------------------------------------
 say "all servers leave"
-for name in $servers; do
-	ask "$name" quit >/dev/null
-	wait "${pid_of[$name]}" || fail "$name ended with an error: $(tail -n 1 "$work/$name.err")"
-	unset "pid_of[$name]"
+# shellcheck disable=SC2086 # a list of names
+stop $servers
+ctl evict --all
+echo "private memory and mappings: all given back"
+
+# ---- second act: programs that know nothing of glake --------------------------------------------
+say "two CUDA programs under 'glake run', each loading the base model by itself"
+engines="forward backward"
+for name in $engines; do
+	start "$name" env ${sim_folder:+LD_LIBRARY_PATH=$sim_folder} \
+		"$build/bin/glake" run -- "$tools/engine" "$work/base.safetensors" "$name"
 done
-until_equal private_bytes 0
-until_equal used_block_bytes 0
+for name in $engines; do
+	line=$(answer "$name" ready)
+	echo "$name: ${line#ready }"
+done
+echo
+ctl dedup
+before=$(dedup_of private_bytes)
+[ "$before" -ge $((2 * base_bytes)) ] || fail "two programs have only $before bytes"
+[ "$(dedup_of physical_bytes)" = 0 ] || fail "something is shared already"
+
+say "glakectl seal: what is equal becomes one copy, and the programs go on"
+for name in $engines; do
+	ctl seal "${pid_of[$name]}" || fail "$name could not be sealed"
+	echo
+done
+ctl dedup
+sealed_logical=$(dedup_of logical_bytes)
+sealed_physical=$(dedup_of physical_bytes)
+left=$(dedup_of private_bytes)
+# One copy of all but what is smaller than a page.
+[ "$sealed_logical" -ge $((2 * base_bytes - base_bytes / 50)) ] ||
+	fail "only $sealed_logical of $before bytes are sealed"
+[ $((2 * sealed_physical)) = "$sealed_logical" ] ||
+	fail "$sealed_physical bytes for $sealed_logical: the copies did not become one"
+[ "$left" -le $((base_bytes / 50 + 16777216)) ] || fail "$left bytes are still private"
+for name in $engines; do
+	line=$(ask "$name" verify)
+	echo "$name: $line"
+done
+
+say "one of them overwrites a tensor: it gets a copy, and the other's bytes stay"
+line=$(ask forward write)
+echo "forward: $line"
+for name in $engines; do
+	line=$(ask "$name" verify)
+	echo "$name: $line"
+done
+echo
+ctl dedup
+[ "$(dedup_of physical_bytes)" = "$sealed_physical" ] || fail "the other's blocks did not stay"
+[ "$(dedup_of private_bytes)" -gt "$left" ] || fail "the writer has no copy"
+
+# ---- the end ------------------------------------------------------------------------------------
+say "both leave"
+# shellcheck disable=SC2086
+stop $engines
 kill -TERM "$daemon"
 wait "$daemon" || fail "glaked ended with an error"
 daemon=
@@ -229,4 +307,5 @@ echo "private memory and mappings: all given back; glaked ended"
 
 printf '\n'
 echo "demo: servers=4 logical_bytes=$logical physical_bytes=$physical ratio=$ratio" \
-	"remap_ms=$remap_ms backend=$backend OK"
+	"remap_ms=$remap_ms programs=2 sealed_logical_bytes=$sealed_logical" \
+	"sealed_physical_bytes=$sealed_physical backend=$backend OK"

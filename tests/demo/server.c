@@ -10,33 +10,21 @@
  * again), "write" (try to overwrite a shared tensor), "quit". Each is answered by one line that
  * starts with the command's name. It ends with its parent.
  */
-#include <fcntl.h>
 #include <inttypes.h>
-#include <jansson.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/prctl.h>
-#include <sys/stat.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "glake.h"
 #include "proto/cudrv.h"
+#include "tests/demo/weights.h"
 
 #define MIB (1024ull * 1024)
 #define PIECE_BYTES (8 * MIB)
-
-struct file {
-	const uint8_t *bytes; /* mapped */
-	uint64_t n_bytes;
-	const uint8_t *data; /* behind the header */
-	json_t *header;      /* owned */
-};
 
 struct server {
 	const char *name;
@@ -48,17 +36,6 @@ struct server {
 	uint64_t opened_ns; /* from the request to the mapped model */
 	uint64_t piece[PIECE_BYTES / sizeof(uint64_t)];
 };
-
-static void __attribute__((noreturn, format(printf, 1, 2))) fail(const char *format, ...)
-{
-	va_list arguments;
-	va_start(arguments, format);
-	fputs("server: ", stderr);
-	vfprintf(stderr, format, arguments);
-	fputc('\n', stderr);
-	va_end(arguments);
-	exit(1);
-}
 
 static void check(int err, const char *what)
 {
@@ -72,47 +49,6 @@ static uint64_t now_ns(void)
 	struct timespec now;
 	clock_gettime(CLOCK_MONOTONIC, &now);
 	return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
-
-/* ---- the file, as the format's description has it ---- */
-
-static void open_file(struct file *file, const char *path)
-{
-	struct stat stat;
-	int fd = open(path, O_RDONLY | O_CLOEXEC);
-	if (fd < 0 || fstat(fd, &stat) < 0 || stat.st_size < 8) {
-		fail("%s: cannot be read", path);
-	}
-	file->n_bytes = (uint64_t)stat.st_size;
-	file->bytes = mmap(NULL, file->n_bytes, PROT_READ, MAP_SHARED, fd, 0);
-	close(fd);
-	if (file->bytes == MAP_FAILED) {
-		fail("%s: cannot be mapped", path);
-	}
-	uint64_t header_bytes = 0;
-	for (int i = 7; i >= 0; i--) {
-		header_bytes = header_bytes << 8 | file->bytes[i];
-	}
-	if (header_bytes > file->n_bytes - 8) {
-		fail("%s: not a safetensors file", path);
-	}
-	file->header = json_loadb((const char *)file->bytes + 8, header_bytes, 0, NULL);
-	file->data = file->bytes + 8 + header_bytes;
-	if (!file->header) {
-		fail("%s: the header is not JSON", path);
-	}
-}
-
-static const uint8_t *find_tensor(const struct file *file, const char *name, uint64_t *n_bytes_out)
-{
-	json_t *offsets = json_object_get(json_object_get(file->header, name), "data_offsets");
-	uint64_t begin = (uint64_t)json_integer_value(json_array_get(offsets, 0));
-	uint64_t end = (uint64_t)json_integer_value(json_array_get(offsets, 1));
-	if (!offsets || end < begin || end > file->n_bytes) {
-		fail("the file has no tensor %s", name);
-	}
-	*n_bytes_out = end - begin;
-	return file->data + begin;
 }
 
 /* ---- comparing ---- */
