@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks that wait for each other in NCCL while memory of one is sealed. Needs two GPUs.
+
+    python3 tests/gpu/ranks.py [--seconds 6] [--only threads,processes]
+
+Two programs under `glake run` hold equal weights on GPU 0. One only keeps them. In the other, two ranks
+of NCCL, one on each GPU, sum without end, and meanwhile its weights are sealed, written by API, and
+sealed again. With `threads` the ranks are threads of one process: a thread that waits at the gate may
+be the one that the other's work on the GPU waits for, so the drain has to give up and try again. With
+`processes` the other rank is a process of its own. All sums and all bytes have to be right, and both
+ranks have to go on. Prints how often sealing succeeded, was put off (busy), and how long the program's
+work was held back. Exit 1 when something is wrong; no time decides.
+"""
+import argparse
+import ctypes
+import errno
+import os
+import sys
+import threading
+import time
+
+from child import Child, serve
+from run import Daemon, expect, failures
+
+MIB = 1 << 20
+N_WEIGHTS = 16
+WEIGHT_BYTES = 24 * MIB
+N_ELEMENTS = 1 << 20
+# A rank looks at its sums every so many.
+N_SUMS = 50
+NCCL_FLOAT32, NCCL_SUM = 7, 0
+
+
+class UniqueId(ctypes.Structure):
+    _fields_ = [("internal", ctypes.c_char * 128)]
+
+
+class Nccl:
+    def __init__(self):
+        import torch
+        torch.cuda.nccl.version()
+        with open("/proc/self/maps", encoding="ascii") as file:
+            path = next((line.split()[-1] for line in file if "/libnccl" in line), "libnccl.so.2")
+        self._library = ctypes.CDLL(path)
+
+    def call(self, name, *arguments):
+        result = getattr(self._library, name)(*arguments)
+        assert result == 0, f"{name}: {result}"
+
+
+class Rank(threading.Thread):
+    """Sums on one GPU until it is told to stop. Both ranks have to make equally many."""
+
+    def __init__(self, nccl, communicator, ordinal):
+        super().__init__(daemon=True)
+        self.nccl, self.communicator, self.ordinal = nccl, communicator, ordinal
+        self.n_rounds = 0
+        self.n_wrong = 0
+        self.error = None
+
+    def run(self):
+        import torch
+        try:
+            torch.cuda.set_device(self.ordinal)
+            self.stream = torch.cuda.Stream()
+            with torch.cuda.stream(self.stream):
+                self.buffer = torch.empty(N_ELEMENTS, device="cuda")
+                self.go = torch.empty(1, device="cuda")
+                while self.round(torch):
+                    self.n_rounds += 1
+        except Exception as error:
+            self.error = f"rank {self.ordinal}: {error}"
+
+    def sum(self, tensor):
+        self.nccl.call("ncclAllReduce", ctypes.c_void_p(tensor.data_ptr()),
+                       ctypes.c_void_p(tensor.data_ptr()), ctypes.c_size_t(tensor.numel()),
+                       NCCL_FLOAT32, NCCL_SUM, self.communicator,
+                       ctypes.c_void_p(self.stream.cuda_stream))
+
+    def round(self, torch):
+        for _ in range(N_SUMS):
+            self.buffer.fill_(self.ordinal + 1)
+            self.sum(self.buffer)
+        # Who of both knows that it is over says it to the other.
+        self.go.fill_(1 if time.monotonic() < self.until else 0)
+        self.sum(self.go)
+        self.n_wrong += int((self.buffer != 3).sum())
+        return self.go.item() == 2
+
+
+class Program:
+    def __init__(self):
+        import torch
+        self.torch = torch
+        generator = torch.Generator().manual_seed(7)
+        self.plain = [torch.randint(0, 256, (WEIGHT_BYTES,), generator=generator, dtype=torch.uint8)
+                      for _ in range(N_WEIGHTS)]
+        self.weights = [weight.cuda(0) for weight in self.plain]
+        torch.cuda.synchronize()
+        self.ranks = []
+
+    def spans(self):
+        return [(weight.data_ptr(), weight.nbytes) for weight in self.weights]
+
+    def seal(self):
+        import glake
+        return vars(glake.seal(self.spans()))
+
+    def unique_id(self):
+        unique_id = UniqueId()
+        Nccl().call("ncclGetUniqueId", ctypes.byref(unique_id))
+        return bytes(unique_id).hex()
+
+    def start(self, ordinals, seconds, unique_id):
+        """Ranks on these GPUs, of two in all."""
+        nccl = Nccl()
+        until = time.monotonic() + seconds
+        communicators = [ctypes.c_void_p() for _ in ordinals]
+        nccl.call("ncclGroupStart")
+        for ordinal, communicator in zip(ordinals, communicators):
+            self.torch.cuda.set_device(ordinal)
+            nccl.call("ncclCommInitRank", ctypes.byref(communicator), 2,
+                      UniqueId.from_buffer_copy(bytes.fromhex(unique_id)), ordinal)
+        nccl.call("ncclGroupEnd")
+        self.torch.cuda.set_device(0)
+        for ordinal, communicator in zip(ordinals, communicators):
+            rank = Rank(nccl, communicator, ordinal)
+            rank.until = until
+            self.ranks.append(rank)
+            rank.start()
+        return {}
+
+    def seal_and_write(self):
+        """Until the ranks are done."""
+        import glake
+        n = {"sealed": 0, "shared": 0, "busy": 0, "writes": 0, "refused writes": 0, "held_ms": 0,
+             "longest_ms": 0}
+        number = 0
+        while any(rank.is_alive() for rank in self.ranks):
+            try:
+                sealed = glake.seal(self.spans())
+                n["sealed"] += sealed.sealed_bytes == N_WEIGHTS * WEIGHT_BYTES
+                n["shared"] += sealed.shared_bytes > 0
+                n["held_ms"] += sealed.held_ns / 1e6
+                n["longest_ms"] = max(n["longest_ms"], sealed.longest_held_ns / 1e6)
+            except OSError as error:
+                if error.errno != errno.EBUSY:
+                    raise
+                n["busy"] += 1
+            number = (number + 1) % N_WEIGHTS
+            plain = self.plain[number].roll(1)
+            try:
+                self.weights[number].copy_(plain)
+                self.plain[number] = plain
+                n["writes"] += 1
+            except self.torch.OutOfMemoryError:
+                n["refused writes"] += 1
+            except RuntimeError as error:
+                if "out of memory" not in str(error):
+                    raise
+                n["refused writes"] += 1
+        return n
+
+    def finish(self):
+        for rank in self.ranks:
+            rank.join()
+        return {"rounds": [rank.n_rounds for rank in self.ranks],
+                "wrong": sum(rank.n_wrong for rank in self.ranks),
+                "errors": [rank.error for rank in self.ranks if rank.error]}
+
+    def look(self):
+        return {"wrong": sum(int((weight.cpu() != plain).sum())
+                             for weight, plain in zip(self.weights, self.plain))}
+
+
+def run(daemon, kind, seconds):
+    child = [os.path.abspath(__file__), "--child"]
+    environment = {"NCCL_NVLS_ENABLE": "0"}
+    keeper, worker = (Child(daemon, f"{kind}: {name}", child, environment=environment)
+                      for name in ("keeper", "worker"))
+    programs = [worker]
+    total = N_WEIGHTS * WEIGHT_BYTES
+    expect(keeper.ask("seal").get("sealed_bytes") == total, f"{kind}: the keeper's are not sealed")
+    unique_id = worker.ask("unique_id")
+    if kind == "threads":
+        worker.ask("start", [0, 1], seconds, unique_id)
+    else:
+        programs.append(Child(daemon, f"{kind}: other rank", child, environment=environment))
+        for rank, program in enumerate(programs):
+            program.tell("start", [rank], seconds, unique_id)
+        for program in programs:
+            program.hear("start")
+    counts = worker.ask("seal_and_write")
+    ends = [program.ask("finish") for program in programs]
+    rounds = [n for end in ends for n in end.get("rounds", [])]
+    expect(len(set(rounds)) == 1 and len(rounds) == 2 and rounds[0] > 0, f"{kind}: rounds: {rounds}")
+    expect(all(end.get("wrong") == 0 and end.get("errors") == [] for end in ends), f"{kind}: {ends}")
+    for program in (keeper, worker):
+        expect(program.ask("look").get("wrong") == 0, f"{program.name}: wrong bytes")
+    expect(counts.get("sealed", 0) > 0 and counts.get("writes", 0) > 0, f"{kind}: {counts}")
+    for program in (keeper, *programs):
+        program.end()
+    return {"rounds": rounds[:1], **counts}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--child", action="store_true")
+    parser.add_argument("--seconds", type=float, default=6)
+    parser.add_argument("--only", default="threads,processes")
+    arguments = parser.parse_args()
+    if arguments.child:
+        serve(Program())
+    daemon = Daemon()
+    rows = {kind: run(daemon, kind, arguments.seconds) for kind in arguments.only.split(",")}
+    daemon.stop()
+    for kind, counts in rows.items():
+        print(f"{kind:10} " + ", ".join(f"{key} {value:.1f}" if isinstance(value, float)
+                                        else f"{key} {value}" for key, value in counts.items()))
+    print("OK" if not failures else f"{len(failures)} FAILED")
+    sys.exit(bool(failures))
+
+
+if __name__ == "__main__":
+    main()
