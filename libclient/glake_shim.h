@@ -15,7 +15,9 @@
 
 #include "glake.h"
 #include "glake_order.h"
+#include "libclient/memory/page.h"
 #include "libclient/memory/ptr_table.h"
+#include "proto/limits.h"
 
 /* ---- the heap --------------------------------------------------------------------------------- */
 
@@ -204,6 +206,8 @@ void glake__pin_range(glake_ptr address, uint64_t n_bytes, enum glake__pin pin, 
  * whoever is inside and reads 0 may write anywhere.
  */
 extern _Atomic uint64_t glake__n_sealed __attribute__((visibility("hidden")));
+/* The same, but it only grows. */
+extern _Atomic uint64_t glake__n_sealings __attribute__((visibility("hidden")));
 
 /*
  * The first address in [ptr, ptr + n_bytes) that is in a block, sealed here or opened; 0: there is none.
@@ -213,6 +217,9 @@ glake_ptr glake__find_sealed(glake_ptr ptr, uint64_t n_bytes);
 
 /* glake_unseal() for cause @why. */
 int glake__unseal(glake_ptr ptr, uint64_t bytes, enum glake__unsealed why);
+
+/* Of blocks that are mapped, each mapping counted. */
+uint64_t glake__sealed_bytes(void);
 
 /* ---- what the host has filled ----------------------------------------------------------------- */
 
@@ -357,6 +364,28 @@ void glake__order_drop_context(struct glake_order *order);
  * one. Local.
  */
 bool glake__session_is_gone(struct glake_session *session);
+
+/* ---- faults of the program -------------------------------------------------------------------- */
+
+/* A kernel that was given sealed memory. */
+struct glake__suspect {
+	const char *kernel; /* its name, as the driver has it; borrowed */
+	glake_ptr ptr;
+	glake_ptr range; /* that ptr lies in: an allocation, or the range of a model */
+	uint64_t range_bytes;
+};
+
+/* A context of the program is lost. */
+struct glake__fault {
+	int error;        /* the driver's */
+	const char *name; /* of the error; borrowed */
+	uint64_t sealed_bytes;
+	struct glake__suspect suspects[GLAKE_MAX_SUSPECTS]; /* the most suspect first */
+	size_t n_suspects;
+};
+
+/* Tell glaked, for an operator. Blocks until it answers. Calls no driver. */
+int glake__report_fault(struct glake_session *session, const struct glake__fault *fault);
 
 /* ---- reports of the program ------------------------------------------------------------------- */
 

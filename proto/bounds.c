@@ -45,6 +45,10 @@ struct bounds {
 #define TENSOR_FIELDS 7u
 #define RUN_FIELDS 6u
 
+/* A FaultSuspect: tag and length, a name with its own, and three numbers with their tags. */
+#define SUSPECT_FIELDS 5u
+#define SUSPECT_BYTES (3 + 3 + GLAKE_MAX_KERNEL_NAME_BYTES + 3 * (1 + VARINT_BYTES))
+
 static const struct bounds bounds_of[] = {
 	[GLAKE__WIRE__REQUEST__BODY_HELLO] = {4 * GLAKE_MAX_NAME_BYTES +
                                                       GLAKE_MAX_UNANSWERED * VARINT_BYTES,
@@ -61,6 +65,10 @@ static const struct bounds bounds_of[] = {
                          GLAKE_N_UNSEALED * UNSEALED_BYTES + SPARE_BYTES,
                  (GLAKE_MAX_REPORTED_DEVICES + 1) * DRIVER_FIELDS +
                          GLAKE_N_UNSEALED *UNSEALED_FIELDS + SPARE_FIELDS},
+	[GLAKE__WIRE__REQUEST__BODY_FAULT_REPORT] = {(GLAKE_MAX_SUSPECTS + 1) * SUSPECT_BYTES +
+                                                             SPARE_BYTES,
+                                                     (GLAKE_MAX_SUSPECTS + 1) * SUSPECT_FIELDS +
+                                                             SPARE_FIELDS},
 	[GLAKE__WIRE__REQUEST__BODY_MODEL_OPEN] = {GLAKE_MAX_PACKET_BYTES,
                                                    GLAKE_MAX_PACKET_FDS + SPARE_FIELDS},
 	[GLAKE__WIRE__REQUEST__BODY_MODEL_TENSORS] = SMALL,

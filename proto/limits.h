@@ -72,6 +72,10 @@ static inline uint64_t glake_chunk_bytes(uint64_t content_bytes)
 #define GLAKE_MAX_REPORTED_DEVICES 64u
 #define GLAKE_N_UNSEALED 13u
 
+/* Kernels that one FaultReport tells of, and the bytes of a kernel's name there. */
+#define GLAKE_MAX_SUSPECTS 8u
+#define GLAKE_MAX_KERNEL_NAME_BYTES 512u
+
 /* Loads that glake-mover has at the same time; each is a thread there. More are refused as busy. */
 #define GLAKE_MAX_LOADS 64u
 

@@ -138,6 +138,7 @@ static const struct {
 	[GLAKE__WIRE__REQUEST__BODY_CHUNK_SHARE] = {rpc_chunk_share, .grants = true},
 	[GLAKE__WIRE__REQUEST__BODY_CHUNK_OPEN] = {rpc_chunk_open, .grants = true},
 	[GLAKE__WIRE__REQUEST__BODY_USAGE_REPORT] = {rpc_usage_report},
+	[GLAKE__WIRE__REQUEST__BODY_FAULT_REPORT] = {rpc_fault_report},
 	[GLAKE__WIRE__REQUEST__BODY_MODEL_OPEN] = {rpc_model_open, .takes_fds = true,
                                                    .grants = true},
 	[GLAKE__WIRE__REQUEST__BODY_MODEL_TENSORS] = {rpc_model_tensors},

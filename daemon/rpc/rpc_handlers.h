@@ -15,6 +15,7 @@ void rpc_chunk_free(struct session *session, const request_t *request, struct fd
 void rpc_chunk_share(struct session *session, const request_t *request, struct fdlist *fds);
 void rpc_chunk_open(struct session *session, const request_t *request, struct fdlist *fds);
 void rpc_usage_report(struct session *session, const request_t *request, struct fdlist *fds);
+void rpc_fault_report(struct session *session, const request_t *request, struct fdlist *fds);
 
 void rpc_model_open(struct session *session, const request_t *request, struct fdlist *fds);
 void rpc_model_tensors(struct session *session, const request_t *request, struct fdlist *fds);

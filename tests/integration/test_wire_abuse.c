@@ -923,6 +923,55 @@ START_TEST(reports_are_cut_or_refused)
 }
 END_TEST
 
+static int count_event(void *user, const struct glake_event_row *row)
+{
+	for (const char *at = row->text; *at; at++) {
+		ck_assert_int_ge((unsigned char)*at, ' ');
+	}
+	ck_assert_ptr_nonnull(strstr(row->text, "CUDA error 7 (x?y), "));
+	++*(unsigned *)user;
+	return 0;
+}
+
+/* The most that a client of ours sends becomes an event, if there are not too many. */
+START_TEST(reports_of_faults_are_cleaned_and_limited)
+{
+	enum { MANY = GLAKE_MAX_SUSPECTS + 1 };
+	static char name[GLAKE_MAX_KERNEL_NAME_BYTES + 1];
+	static Glake__Wire__FaultSuspect rows[MANY];
+	static Glake__Wire__FaultSuspect *list[MANY];
+	Glake__Wire__FaultReport report = GLAKE__WIRE__FAULT_REPORT__INIT;
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	unsigned n_events = 0;
+	world_begin_as(&quiet);
+	int connection = connection_hello(&harness);
+	memset(name, '\n', GLAKE_MAX_KERNEL_NAME_BYTES);
+	for (uint32_t i = 0; i < MANY; i++) {
+		glake__wire__fault_suspect__init(&rows[i]);
+		rows[i].kernel = name;
+		rows[i].address = rows[i].range = rows[i].range_bytes = UINT64_MAX;
+		list[i] = &rows[i];
+	}
+	report.error = 7;
+	report.name = (char *)"x\033y";
+	report.sealed_bytes = UINT64_MAX;
+	report.suspects = list;
+	report.n_suspects = MANY;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_FAULT_REPORT;
+	request.fault_report = &report;
+	ck_assert_int_eq(connection_status(connection, &request, NULL, 0),
+	                 GLAKE__WIRE__STATUS__BAD_REQUEST);
+	report.n_suspects = GLAKE_MAX_SUSPECTS;
+	for (unsigned i = 0; i < 20; i++) {
+		ck_assert_int_eq(connection_status(connection, &request, NULL, 0),
+		                 GLAKE__WIRE__STATUS__OK);
+	}
+	assert_ok(glake_list_events(eye, count_event, &n_events));
+	ck_assert_uint_ge(n_events, 1);
+	ck_assert_uint_lt(n_events, 20);
+}
+END_TEST
+
 START_TEST(one_id_given_twice_is_freed_once)
 {
 	struct fdlist fds;

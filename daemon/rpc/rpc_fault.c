@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A program has lost its context, and says which kernels may have written to sealed memory. */
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "daemon/base/events.h"
+#include "daemon/rpc/rpc_handlers.h"
+
+/* Of a name in an event: names of C++ are long, and begin with what tells most. */
+#define SHOWN_BYTES 128
+#define MIB (1024.0 * 1024)
+
+/* As many as fit. Each is a client's word. */
+static void describe_suspects(const Glake__Wire__FaultReport *report, char *text_out,
+                              size_t text_bytes)
+{
+	size_t n_written = 0;
+	text_out[0] = '\0';
+	for (size_t i = 0; i < report->n_suspects; i++) {
+		const Glake__Wire__FaultSuspect *suspect = report->suspects[i];
+		int n = snprintf(text_out + n_written, text_bytes - n_written,
+		                 "%s%.*s at 0x%" PRIx64 " (%.0f MiB at 0x%" PRIx64 ")",
+		                 i == 0 ? "; given sealed memory last: " : ", ", SHOWN_BYTES,
+		                 suspect->kernel, suspect->address,
+		                 (double)suspect->range_bytes / MIB, suspect->range);
+		if (n < 0 || (size_t)n >= text_bytes - n_written) {
+			text_out[n_written] = '\0';
+			return;
+		}
+		n_written += (size_t)n;
+	}
+}
+
+void rpc_fault_report(struct session *session, const request_t *request, struct fdlist *fds)
+{
+	const Glake__Wire__FaultReport *report = request->fault_report;
+	struct holder *holder = session->holder;
+	const struct event_subject subject = {
+		.realm = holder->realm->name,
+		.session = holder->id,
+		.pid = (int)holder->peer.pid,
+		.limit = &holder->tenant->log_limit,
+	};
+	char suspects[EVENT_TEXT_BYTES - 128];
+	if (report->n_suspects > GLAKE_MAX_SUSPECTS) {
+		rpc_refuse(session, request->id, STATUS_BAD_REQUEST, "more than %u suspects",
+		           GLAKE_MAX_SUSPECTS);
+		return;
+	}
+	describe_suspects(report, suspects, sizeof(suspects));
+	events_add(rpc_of(session)->events, EVENT_DEVICE_FAULT, &subject,
+	           "CUDA error %" PRIu32 " (%.*s), %.0f MiB sealed%s", report->error, SHOWN_BYTES,
+	           report->name, (double)report->sealed_bytes / MIB, suspects);
+	rpc_answer_ok(session, request->id);
+}
