@@ -13,7 +13,7 @@
  *   closer:    flag = set; membarrier;         read each depth -> wait while one is not 0
  * One of the two sees the other's store. (The asymmetric form of Dekker's algorithm, as in liburcu.)
  *
- * Calls that wait or ask are not gated: work under way may depend on the thread that makes them. A
+ * Calls that wait or ask are not gated (their results are looked at, fault.h): work under way may depend on the thread that makes them. A
  * synchronous copy both submits and waits, and may hold up the closer for as long as work does that
  * waits for a thread at the gate. So closing has a deadline and is tried again later.
  *

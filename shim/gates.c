@@ -5,6 +5,8 @@
 
 #include "proto/cudrv.h"
 #include "shim/capture.h"
+#include "shim/eyes.h"
+#include "shim/fault.h"
 #include "shim/fills.h"
 #include "shim/gate.h"
 #include "shim/graphs.h"
@@ -21,6 +23,36 @@
 		struct gate_thread *thread_ = gate_enter(); \
 		CUresult result = real_##symbol arguments; \
 		gate_leave(thread_); \
+		return fault_look(result); \
+	}
+
+#define LAUNCH(symbol, parameters, arguments, what) \
+	static CUresult(*real_##symbol) parameters; \
+	static CUresult gated_##symbol parameters \
+	{ \
+		struct gate_thread *thread_ = gate_enter(); \
+		if (writes_are_watched()) { \
+			eyes_look what; \
+		} \
+		CUresult result = real_##symbol arguments; \
+		gate_leave(thread_); \
+		return fault_look(result); \
+	}
+
+#define ASK(symbol, parameters, arguments) \
+	static CUresult(*real_##symbol) parameters; \
+	static CUresult gated_##symbol parameters \
+	{ \
+		return fault_look(real_##symbol arguments); \
+	}
+
+#define UNLOAD(symbol, parameters, arguments) \
+	static CUresult(*real_##symbol) parameters; \
+	static CUresult gated_##symbol parameters \
+	{ \
+		eyes_hide_code(); \
+		CUresult result = real_##symbol arguments; \
+		eyes_show_code(); \
 		return result; \
 	}
 
@@ -43,19 +75,22 @@
 			result = real_##symbol arguments; \
 		} \
 		gate_leave(thread_); \
-		return result; \
+		return fault_look(result); \
 	}
 #include "shim/gates.def"
 #undef GATE
 #undef WRITE
+#undef LAUNCH
+#undef ASK
+#undef UNLOAD
 
 const struct gated_call gated_calls[] = {
-#define GATE(symbol, parameters, arguments) \
-	{#symbol, (void *)gated_##symbol, (void **)&real_##symbol},
-#define WRITE(symbol, parameters, arguments, stream, flags, find, where) \
-	GATE(symbol, parameters, arguments)
+#define ROW(symbol, is_gated) {#symbol, (void *)gated_##symbol, (void **)&real_##symbol, is_gated},
+#define GATE(symbol, parameters, arguments) ROW(symbol, true)
+#define WRITE(symbol, parameters, arguments, stream, flags, find, where) ROW(symbol, true)
+#define LAUNCH(symbol, parameters, arguments, what) ROW(symbol, true)
+#define ASK(symbol, parameters, arguments) ROW(symbol, false)
+#define UNLOAD(symbol, parameters, arguments) ROW(symbol, false)
 #include "shim/gates.def"
-#undef GATE
-#undef WRITE
 };
 const size_t n_gated_calls = sizeof(gated_calls) / sizeof(gated_calls[0]);

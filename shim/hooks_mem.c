@@ -5,6 +5,7 @@
 #include "shim/alloc_result.h"
 #include "shim/capture.h"
 #include "shim/driver_usage.h"
+#include "shim/fault.h"
 #include "shim/order.h"
 #include "shim/quiesce.h"
 
@@ -148,12 +149,12 @@ CUresult shim_cuMemFree_v2(CUdeviceptr address)
 	                                               ? glake__heap_claim(address)
 	                                               : NULL;
 	if (!allocation) {
-		return free_by_driver(address);
+		return fault_look(free_by_driver(address));
 	}
 	CUresult result = quiesce_ctx(allocation->tag.ctx);
 	if (result != CUDA_SUCCESS) {
 		glake__heap_unclaim(allocation);
-		return result;
+		return fault_look(result);
 	}
 	shim_count(SHIM_COUNT_freed);
 	heap_release(allocation);

@@ -32,7 +32,7 @@ struct glake__pages {
 	_Atomic uint64_t base;
 	_Atomic uint64_t *_Atomic entries;
 };
-extern struct glake__pages glake__pages;
+extern struct glake__pages glake__pages __attribute__((visibility("hidden")));
 
 /* 0: not in the window, or nobody's. */
 static inline uint64_t glake__page_of(uint64_t word)

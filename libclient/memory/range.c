@@ -14,6 +14,7 @@
 #define BUSY_PAUSE_NS 20000
 
 _Atomic uint64_t glake__n_sealed;
+_Atomic uint64_t glake__n_sealings;
 
 /* ---- chunks ----------------------------------------------------------------------------------- */
 
@@ -109,11 +110,17 @@ static bool is_sealed(const struct glake__piece *piece)
 	return piece->chunk && piece->chunk->kind == GLAKE__PAGE_BLOCK;
 }
 
+static void count_sealed(const struct glake__piece *piece)
+{
+	glake__n_sealed += is_sealed(piece);
+	glake__n_sealings += is_sealed(piece);
+}
+
 static void map_chunk(struct glake__piece *piece)
 {
 	struct glake__chunk *chunk = piece->chunk;
 	if (chunk) {
-		glake__n_sealed += is_sealed(piece);
+		count_sealed(piece);
 		chunk->n_uses++;
 		chunk->n_mappings++;
 		piece->next_mapping = chunk->mappings;
@@ -172,7 +179,7 @@ void glake__chunk_set_kind_locked(struct glake__chunk *chunk, enum glake__page_k
 	}
 	chunk->kind = kind;
 	for (const struct glake__piece *at = chunk->mappings; at; at = at->next_mapping) {
-		glake__n_sealed += is_sealed(at);
+		count_sealed(at);
 		enter(at);
 	}
 }
@@ -762,6 +769,19 @@ glake_ptr glake__find_sealed(glake_ptr ptr, uint64_t n_bytes)
 		glake__unlock();
 	}
 	return found;
+}
+
+uint64_t glake__sealed_bytes(void)
+{
+	uint64_t n_bytes = 0;
+	glake__lock();
+	for (const struct glake__range *range = glake__space.ranges; range; range = range->next) {
+		for (const struct glake__piece *at = range->first; at; at = at->next) {
+			n_bytes += is_sealed(at) ? at->n_bytes : 0;
+		}
+	}
+	glake__unlock();
+	return n_bytes;
 }
 
 /* ---- for tests -------------------------------------------------------------------------------- */

@@ -5,6 +5,10 @@
 #   GATE(symbol, (parameters), (arguments))    it passes the gate
 #   WRITE(symbol, (parameters), (arguments), stream, flags, finder, (where))
 #                                              the same, and a function of writes.h finds what it writes to
+#   LAUNCH(symbol, (parameters), (arguments), (what))
+#                                              the same, and eyes.h looks at the kernel and its parameters
+#   ASK(symbol, (parameters), (arguments))     it does not pass, and its result is looked at
+#   UNLOAD(symbol, (parameters), (arguments))  it does not pass, and code may end
 #   EXCUSED(symbol)                            it does not, and the list says why
 #   UNKNOWN(symbol)                            the list does not have it
 #   UNDECIDED(symbol)                          the list says neither what it writes to, nor why it does not
@@ -19,11 +23,13 @@ BEGIN {
 }
 
 FNR == NR {
-	if ($1 == "gate" || $1 == "write" || $1 == "excuse") {
+	if ($1 ~ /^(gate|write|launch|ask|unload|excuse)$/) {
 		class[$2] = $1
 		rest[$2] = $3
 		where[$2] = $0
 		sub(/^[^ ]+ +[^ ]+ +[^ ]+ */, "", where[$2])
+		what[$2] = $0
+		sub(/^[^ ]+ +[^ ]+ */, "", what[$2])
 	}
 	next
 }
@@ -75,6 +81,12 @@ function judge(symbol, parameters,   base)
 		printf "WRITE(%s, (%s), (%s), %s, %d, %s, (%s))\n", symbol, parameters,
 			arguments_of(parameters), stream_of(parameters), symbol ~ /_pt[sd][sz]$/,
 			rest[base], with_first(where[base], parameters)
+	} else if (class[base] == "launch") {
+		printf "LAUNCH(%s, (%s), (%s), (%s))\n", symbol, parameters,
+			arguments_of(parameters), what[base]
+	} else if (class[base] == "ask" || class[base] == "unload") {
+		printf "%s(%s, (%s), (%s))\n", toupper(class[base]), symbol, parameters,
+			arguments_of(parameters)
 	} else if (class[base] == "gate" || class[base] == "write") {
 		printf "GATE(%s, (%s), (%s))\n", symbol, parameters, arguments_of(parameters)
 	} else if (class[base] == "excuse") {

@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Which kernels were given sealed memory. While the process has some, the parameters of each launch are looked
+ * up in the page map, in words of 8 bytes at multiples of 8, as a pointer in a parameter lies.
+ *
+ * A kernel that reads sealed memory is launched over and over, and one that writes to it faults at once. So a word of
+ * a kernel's parameters is noted when it points to sealed memory for the first time since something was sealed
+ * last: what was noted last is the most suspect when the context is lost.
+ *
+ * Not seen: pointers that lie in device memory, memory outside the window, kernels of graphs that were captured before
+ * memory was sealed, and all on drivers before CUDA 12.4, which do not tell where parameters are.
+ *
+ * What is known of a function is kept until code may have been unloaded, since a handle may then be another's.
+ *
+ * Ownership: the process. Threads: any.
+ */
+#ifndef GLAKE_SHIM_EYES_H
+#define GLAKE_SHIM_EYES_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "glake_shim.h"
+#include "proto/cudrv.h"
+
+/* Look at a launch, before it and inside the gate. @params and @extra are the call's, either may be NULL. */
+void eyes_look(CUfunction function, void *const *params, void *const *extra);
+
+/* Around a call after which handles of functions may be others'. */
+void eyes_hide_code(void);
+void eyes_show_code(void);
+
+/* False: the driver does not tell where parameters are. */
+bool eyes_can_see(void);
+
+/*
+ * What was noted and is still sealed, the latest first. Returns how many, at most @max; names are static.
+ */
+size_t eyes_suspects(struct glake__suspect *suspects_out, size_t max);
+
+#endif

@@ -1,0 +1,156 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "shim/fault.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "proto/cleanup.h"
+#include "shim/connection.h"
+#include "shim/eyes.h"
+#include "shim/shim.h"
+
+#define PATIENCE_S 1
+#define STACK_BYTES (256u * 1024)
+#define MIB (1024.0 * 1024)
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t told = PTHREAD_COND_INITIALIZER;
+static bool is_seen;        /* under the lock */
+static atomic_bool is_told; /* written under the lock; nobody waits any more */
+static struct glake__fault fault;
+
+/* An orderly end is none. */
+static bool is_fault(CUresult result)
+{
+	return cudrv_is_lost(result) && result != CUDA_ERROR_DEINITIALIZED &&
+	       result != CUDA_ERROR_CONTEXT_IS_DESTROYED;
+}
+
+static void look_around(CUresult result)
+{
+	fault.error = (int)result;
+	fault.name = "unknown";
+	if (real(cuGetErrorName)) {
+		real(cuGetErrorName)(result, &fault.name);
+	}
+	fault.sealed_bytes = glake__sealed_bytes();
+	fault.n_suspects = eyes_suspects(fault.suspects, n_elements(fault.suspects));
+}
+
+/* ---- stderr ----------------------------------------------------------------------------------- */
+
+static void print_suspects(void)
+{
+	for (size_t i = 0; i < fault.n_suspects; i++) {
+		const struct glake__suspect *suspect = &fault.suspects[i];
+		dprintf(STDERR_FILENO, "glake:   %s at 0x%llx, in %.0f MiB at 0x%llx\n",
+		        suspect->kernel, (unsigned long long)suspect->ptr,
+		        (double)suspect->range_bytes / MIB, (unsigned long long)suspect->range);
+	}
+}
+
+static void print(void)
+{
+	const char *list =
+		!eyes_can_see() ? "Which kernels use it cannot be told before CUDA 12.4."
+		: fault.n_suspects > 0
+			? "The last kernels that were given sealed memory for the first time:"
+			: "No kernel was seen that was given sealed memory.";
+	dprintf(STDERR_FILENO,
+	        "glake: CUDA error %d (%s) while %.0f MiB are sealed, which kernels must not write "
+	        "to. %s\n",
+	        fault.error, fault.name, (double)fault.sealed_bytes / MIB, list);
+	print_suspects();
+	dprintf(STDERR_FILENO,
+	        "glake: If one of them writes there, call glake_unseal() before, or set "
+	        "GLAKE_DEDUP=off.\n");
+}
+
+/* ---- glaked ----------------------------------------------------------------------------------- */
+
+static void set_told(void)
+{
+	pthread_mutex_lock(&lock);
+	is_told = true;
+	pthread_cond_broadcast(&told);
+	pthread_mutex_unlock(&lock);
+}
+
+static void *tell(void *user)
+{
+	struct connection *connection = user;
+	glake__report_fault(connection->session, &fault);
+	set_told();
+	connection_unref(connection);
+	return NULL;
+}
+
+/* All signals are blocked in the thread. */
+static bool start_telling(struct connection *connection)
+{
+	pthread_attr_t attributes;
+	pthread_t thread;
+	sigset_t all;
+	sigset_t before;
+	if (pthread_attr_init(&attributes) != 0) {
+		return false;
+	}
+	pthread_attr_setstacksize(&attributes, STACK_BYTES);
+	pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &before);
+	bool is_started = pthread_create(&thread, &attributes, tell, connection) == 0;
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	pthread_attr_destroy(&attributes);
+	return is_started;
+}
+
+/* A program without a connection has no memory of glaked's. */
+static void report(CUresult result)
+{
+	look_around(result);
+	if (fault.sealed_bytes > 0) {
+		print();
+	}
+	struct connection *connection = connection_peek();
+	if (!connection || !start_telling(connection)) {
+		connection_unref(connection);
+		set_told();
+	}
+}
+
+static void wait_until_told(void)
+{
+	struct timespec end;
+	clock_gettime(CLOCK_REALTIME, &end);
+	end.tv_sec += PATIENCE_S;
+	pthread_mutex_lock(&lock);
+	while (!is_told && pthread_cond_timedwait(&told, &lock, &end) == 0) {
+	}
+	/* The next calls do not wait again. */
+	is_told = true;
+	pthread_mutex_unlock(&lock);
+}
+
+void fault_look_closer(CUresult result)
+{
+	if (is_told || !is_fault(result) || shim_is_forked()) {
+		return;
+	}
+	cleanup_cancel int cancel = cancel_disable();
+	const int saved = errno;
+	pthread_mutex_lock(&lock);
+	bool is_first = !is_seen;
+	is_seen = true;
+	pthread_mutex_unlock(&lock);
+	if (is_first) {
+		report(result);
+	}
+	wait_until_told();
+	errno = saved;
+}

@@ -1,0 +1,346 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which launches the shim notes, with a driver that knows some functions. */
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "shim/eyes.h"
+#include "shim/shim.h"
+#include "tests/check_glake.h"
+
+#define PAGE GLAKE__PAGE_BYTES
+#define BASE (1000 * PAGE)
+#define N_PAGES 16u
+#define SEALED (BASE + 8 * PAGE) /* the one page that is */
+#define PRIVATE (BASE + 9 * PAGE)
+#define MAX_PARAMS 8
+#define N_FUNCTIONS 200u
+
+static _Atomic uint64_t entries[N_PAGES];
+
+/* ---- a driver --------------------------------------------------------------------------------- */
+
+struct function {
+	char name[16];
+	bool is_kernel; /* a handle of a library */
+	unsigned n;
+	size_t offsets[MAX_PARAMS];
+	size_t sizes[MAX_PARAMS];
+};
+
+static struct function functions[N_FUNCTIONS];
+static atomic_uint n_asked;
+
+static CUresult name_of(const char **name, const void *handle, bool is_kernel)
+{
+	const struct function *function = handle;
+	n_asked++;
+	if (function->is_kernel != is_kernel) {
+		return CUDA_ERROR_INVALID_HANDLE;
+	}
+	*name = function->name;
+	return CUDA_SUCCESS;
+}
+
+static CUresult info_of(const void *handle, size_t i, size_t *offset, size_t *size, bool is_kernel)
+{
+	const struct function *function = handle;
+	if (function->is_kernel != is_kernel) {
+		return CUDA_ERROR_INVALID_HANDLE;
+	}
+	if (i >= function->n) {
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+	*offset = function->offsets[i];
+	*size = function->sizes[i];
+	return CUDA_SUCCESS;
+}
+
+static CUresult func_name(const char **name, CUfunction function)
+{
+	return name_of(name, function, false);
+}
+
+static CUresult kernel_name(const char **name, CUkernel kernel)
+{
+	return name_of(name, kernel, true);
+}
+
+static CUresult func_info(CUfunction function, size_t i, size_t *offset, size_t *size)
+{
+	return info_of(function, i, offset, size, false);
+}
+
+static CUresult kernel_info(CUkernel kernel, size_t i, size_t *offset, size_t *size)
+{
+	return info_of(kernel, i, offset, size, true);
+}
+
+static void begin(void)
+{
+	for (unsigned i = 0; i < N_PAGES; i++) {
+		enum glake__page_kind kind = BASE + i * PAGE == SEALED ? GLAKE__PAGE_BLOCK
+		                                                       : GLAKE__PAGE_CHUNK;
+		entries[i] = glake__page_entry(kind, 0, NULL);
+	}
+	glake__pages.base = BASE;
+	glake__pages.entries = entries;
+	glake__pages.n_bytes = N_PAGES * PAGE;
+	glake__n_sealings = 1;
+	shim_real.real_cuFuncGetName = func_name;
+	shim_real.real_cuKernelGetName = kernel_name;
+	shim_real.real_cuFuncGetParamInfo = func_info;
+	shim_real.real_cuKernelGetParamInfo = kernel_info;
+	for (unsigned i = 0; i < N_FUNCTIONS; i++) {
+		functions[i] = (struct function){.n = 1, .offsets = {0}, .sizes = {8}};
+		snprintf(functions[i].name, sizeof(functions[i].name), "f%u", i);
+	}
+}
+
+BEGIN_EACH(begin)
+
+/* ---- launches --------------------------------------------------------------------------------- */
+
+static CUfunction handle(unsigned i)
+{
+	return (CUfunction)&functions[i];
+}
+
+static void launch(unsigned i, uint64_t word)
+{
+	void *params[] = {&word};
+	eyes_look(handle(i), params, NULL);
+}
+
+/* Names of the suspects, with a space behind each. Static. */
+static const char *suspects(void)
+{
+	static char names[256];
+	struct glake__suspect list[GLAKE_MAX_SUSPECTS];
+	size_t n = eyes_suspects(list, GLAKE_MAX_SUSPECTS);
+	names[0] = '\0';
+	for (size_t i = 0; i < n; i++) {
+		strcat(names, list[i].kernel);
+		strcat(names, " ");
+	}
+	return names;
+}
+
+START_TEST(a_kernel_is_noted_when_it_meets_sealed_memory)
+{
+	launch(0, PRIVATE);
+	launch(0, 0);
+	launch(0, UINT64_MAX);
+	ck_assert_str_eq(suspects(), "");
+	launch(0, SEALED + 8);
+	struct glake__suspect one;
+	ck_assert_uint_eq(eyes_suspects(&one, 1), 1);
+	ck_assert_str_eq(one.kernel, "f0");
+	ck_assert_uint_eq(one.ptr, SEALED + 8);
+	launch(1, SEALED);
+	/* Not the first time any more. */
+	launch(0, SEALED + 16);
+	ck_assert_str_eq(suspects(), "f1 f0 ");
+	ck_assert_uint_eq(n_asked, 2);
+	/* Something is sealed: all are new to it. */
+	glake__n_sealings++;
+	launch(0, SEALED + 16);
+	ck_assert_str_eq(suspects(), "f0 f1 f0 ");
+}
+END_TEST
+
+START_TEST(the_latest_are_the_most_suspect)
+{
+	for (unsigned i = 0; i < N_FUNCTIONS; i++) {
+		launch(i, SEALED);
+	}
+	for (unsigned i = 0; i < N_FUNCTIONS - 1; i++) {
+		launch(i, SEALED);
+	}
+	ck_assert_str_eq(suspects(), "f199 f198 f197 f196 f195 f194 f193 f192 ");
+}
+END_TEST
+
+START_TEST(memory_that_is_private_again_accuses_nobody)
+{
+	launch(0, SEALED);
+	entries[(SEALED - BASE) / PAGE] = glake__page_entry(GLAKE__PAGE_CHUNK, 0, NULL);
+	ck_assert_str_eq(suspects(), "");
+}
+END_TEST
+
+/* Pointers lie at multiples of 8 of the kernel's own layout. */
+START_TEST(words_of_all_parameters_are_looked_at)
+{
+	struct {
+		uint32_t n;
+		uint32_t words[5];
+		char rest[28];
+	} given;
+	functions[0] = (struct function){
+		.name = "f0",
+		.n = 4,
+		.offsets = {0, 4, 24, 56},
+		.sizes = {4, 20, 32, 8},
+	};
+	const uint64_t sealed = SEALED;
+	const uint64_t nothing = 0;
+	char inner[33];
+	/* The second one has words at 4 and 12 of itself, the third at 0 to 24; their copies lie anywhere. */
+	for (unsigned word = 0; word < 7; word++) {
+		memset(&given, 0, sizeof(given));
+		memset(inner, 0, sizeof(inner));
+		if (word < 2) {
+			memcpy((char *)given.words + 4 + 8 * word, &sealed, 8);
+		} else if (word < 6) {
+			memcpy(inner + 1 + 8 * (word - 2), &sealed, 8);
+		}
+		void *params[] = {&given.n, given.words, inner + 1,
+		                  (void *)(word == 6 ? &sealed : &nothing)};
+		glake__n_sealings++;
+		launch(1, SEALED);
+		eyes_look(handle(0), params, NULL);
+		struct glake__suspect last;
+		ck_assert_uint_eq(eyes_suspects(&last, 1), 1);
+		ck_assert_msg(strcmp(last.kernel, "f0") == 0, "word %u", word);
+	}
+	/* Between words: two numbers that look like an address. */
+	memset(&given, 0, sizeof(given));
+	memset(inner, 0, sizeof(inner));
+	memcpy(given.words, &sealed, 8);
+	memcpy(inner + 1 + 4, &sealed, 8);
+	void *params[] = {&given.n, given.words, inner + 1, (void *)&nothing};
+	glake__n_sealings++;
+	launch(1, SEALED);
+	eyes_look(handle(0), params, NULL);
+	struct glake__suspect last;
+	ck_assert_uint_eq(eyes_suspects(&last, 1), 1);
+	ck_assert_str_eq(last.kernel, "f1");
+}
+END_TEST
+
+START_TEST(packed_parameters_are_looked_at)
+{
+	functions[0] = (struct function){.name = "f0", .n = 2, .offsets = {0, 8}, .sizes = {4, 8}};
+	struct {
+		uint32_t n;
+		uint64_t ptr;
+		uint64_t beyond;
+	} packed = {.ptr = PRIVATE, .beyond = SEALED};
+	size_t n_bytes = sizeof(packed);
+	void *extra[] = {CU_LAUNCH_PARAM_BUFFER_SIZE, &n_bytes, CU_LAUNCH_PARAM_BUFFER_POINTER,
+	                 &packed, CU_LAUNCH_PARAM_END};
+	eyes_look(handle(0), NULL, extra);
+	ck_assert_str_eq(suspects(), "");
+	packed.ptr = SEALED;
+	n_bytes = 8;
+	eyes_look(handle(0), NULL, extra);
+	ck_assert_str_eq(suspects(), "");
+	n_bytes = sizeof(packed);
+	eyes_look(handle(0), NULL, extra);
+	ck_assert_str_eq(suspects(), "f0 ");
+	/* What the driver refuses. */
+	void *nothing[] = {CU_LAUNCH_PARAM_END};
+	void *null[] = {NULL};
+	eyes_look(handle(0), NULL, nothing);
+	eyes_look(handle(0), NULL, NULL);
+	eyes_look(handle(1), null, NULL);
+	eyes_look(NULL, null, NULL);
+}
+END_TEST
+
+/* A handle of code that was unloaded is another function's: its parameters are read, and no more. */
+START_TEST(handles_may_be_others_after_unloading)
+{
+	long page = sysconf(_SC_PAGESIZE);
+	char *memory = mmap(NULL, 2 * (size_t)page, PROT_READ | PROT_WRITE,
+	                    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	ck_assert_ptr_ne(memory, MAP_FAILED);
+	ck_assert_int_eq(mprotect(memory + page, (size_t)page, PROT_NONE), 0);
+	functions[0].sizes[0] = 4096;
+	uint64_t large[512] = {SEALED};
+	void *params[] = {large};
+	eyes_look(handle(0), params, NULL);
+	ck_assert_str_eq(suspects(), "f0 ");
+	eyes_hide_code();
+	functions[0] = (struct function){.name = "other", .n = 1, .sizes = {8}};
+	void *small[] = {memory + page - 8};
+	memcpy(small[0], &(uint64_t){SEALED}, 8);
+	eyes_look(handle(0), small, NULL);
+	ck_assert_str_eq(suspects(), "f0 ");
+	eyes_show_code();
+	eyes_look(handle(0), small, NULL);
+	ck_assert_str_eq(suspects(), "other f0 ");
+	/* The same one is not new because something else was unloaded. */
+	eyes_hide_code();
+	eyes_hide_code();
+	eyes_show_code();
+	eyes_show_code();
+	launch(1, SEALED);
+	eyes_look(handle(0), small, NULL);
+	ck_assert_str_eq(suspects(), "f1 other f0 ");
+	munmap(memory, 2 * (size_t)page);
+}
+END_TEST
+
+START_TEST(kernels_of_libraries_are_launched_as_functions)
+{
+	functions[0].is_kernel = true;
+	launch(0, SEALED);
+	ck_assert_str_eq(suspects(), "f0 ");
+	/* A driver that knows neither. */
+	shim_real.real_cuKernelGetName = NULL;
+	functions[1].is_kernel = true;
+	launch(1, SEALED);
+	ck_assert_str_eq(suspects(), "f0 ");
+}
+END_TEST
+
+START_TEST(an_older_driver_tells_nothing)
+{
+	shim_real.real_cuFuncGetParamInfo = NULL;
+	launch(0, SEALED);
+	ck_assert(!eyes_can_see());
+	ck_assert_str_eq(suspects(), "");
+}
+END_TEST
+
+#define N_THREADS 4
+#define N_LAUNCHES 20000u
+
+static void *launch_many(void *user)
+{
+	unsigned state = (unsigned)(uintptr_t)user;
+	for (unsigned i = 0; i < N_LAUNCHES; i++) {
+		launch((unsigned)rand_r(&state) % N_FUNCTIONS, i % 3 ? SEALED : PRIVATE);
+		if (i % 64 == 0) {
+			eyes_hide_code();
+			eyes_show_code();
+			glake__n_sealings++;
+			struct glake__suspect list[GLAKE_MAX_SUSPECTS];
+			eyes_suspects(list, GLAKE_MAX_SUSPECTS);
+		}
+	}
+	return NULL;
+}
+
+START_TEST(many_threads_launch_at_once)
+{
+	pthread_t threads[N_THREADS];
+	for (uintptr_t i = 0; i < N_THREADS; i++) {
+		ck_assert_int_eq(pthread_create(&threads[i], NULL, launch_many, (void *)i), 0);
+	}
+	for (unsigned i = 0; i < N_THREADS; i++) {
+		pthread_join(threads[i], NULL);
+	}
+	launch(7, PRIVATE);
+	glake__n_sealings++;
+	launch(7, SEALED);
+	struct glake__suspect one;
+	ck_assert_uint_eq(eyes_suspects(&one, 1), 1);
+	ck_assert_str_eq(one.kernel, "f7");
+}
+END_TEST
