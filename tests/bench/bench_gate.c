@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What the shim's gate costs: passing it, alone and behind fences (without membarrier), and closing it
- * while threads pass it without a pause.
+ * while threads pass it without a pause. Launches of a kernel with ten pointers, without sealed memory in the
+ * process and with some, in turns.
  *
  *   bench_gate [ROUNDS]
  *
@@ -15,8 +16,10 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "glake_shim.h"
 #include "shim/gate.h"
 #include "shim/gates.h"
+#include "shim/shim.h"
 #include "tests/bench/bench.h"
 
 #define N_PASSES 1000000u /* a batch */
@@ -68,16 +71,21 @@ static int do_nothing(void)
 typedef int any_call_fn(void *, void *, void *, void *, void *, void *, void *, void *, void *,
                         void *, void *, void *);
 
-/* What the body of a gated call costs, the driver's part left out. */
-static void measure_call(const char *symbol)
+static any_call_fn *body_of(const char *symbol)
 {
-	double ns[N_BATCHES];
 	size_t i = 0;
 	while (strcmp(gated_calls[i].symbol, symbol) != 0) {
 		i++;
 	}
-	any_call_fn *body = (any_call_fn *)gated_calls[i].body;
 	*gated_calls[i].real = (void *)do_nothing;
+	return (any_call_fn *)gated_calls[i].body;
+}
+
+/* What the body of a gated call costs, the driver's part left out. */
+static void measure_call(const char *symbol)
+{
+	double ns[N_BATCHES];
+	any_call_fn *body = body_of(symbol);
 	for (unsigned batch = 0; batch < N_BATCHES; batch++) {
 		uint64_t begin = bench_now_ns();
 		for (unsigned n = 0; n < N_PASSES; n++) {
@@ -86,6 +94,67 @@ static void measure_call(const char *symbol)
 		ns[batch] = (double)(bench_now_ns() - begin) / N_PASSES;
 	}
 	print_spread(symbol, "ns", ns, N_BATCHES);
+}
+
+#define PAGE GLAKE__PAGE_BYTES
+#define BASE (1000 * PAGE)
+#define N_PAGES 16u
+#define N_POINTERS 10u
+
+static CUresult tell_name(const char **name, CUfunction function)
+{
+	*name = "kernel";
+	return CUDA_SUCCESS;
+}
+
+static CUresult tell_param(CUfunction function, size_t i, size_t *offset, size_t *n_bytes)
+{
+	*offset = 8 * i;
+	*n_bytes = 8;
+	return i < N_POINTERS ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+static double time_launches(any_call_fn *body, void **params)
+{
+	uint64_t begin = bench_now_ns();
+	for (unsigned n = 0; n < N_PASSES; n++) {
+		body((void *)16, 0, 0, 0, 0, 0, 0, 0, 0, params, 0, 0);
+	}
+	return (double)(bench_now_ns() - begin) / N_PASSES;
+}
+
+/* Every other pointer is to sealed memory. */
+static void measure_launches(void)
+{
+	static _Atomic uint64_t entries[N_PAGES];
+	uint64_t pointers[N_POINTERS];
+	void *params[N_POINTERS];
+	double plain_ns[N_BATCHES];
+	double sealed_ns[N_BATCHES];
+	any_call_fn *body = body_of("cuLaunchKernel");
+	for (unsigned i = 0; i < N_PAGES; i++) {
+		entries[i] = glake__page_entry(i % 2 ? GLAKE__PAGE_BLOCK : GLAKE__PAGE_CHUNK, 0,
+		                               NULL);
+	}
+	for (unsigned i = 0; i < N_POINTERS; i++) {
+		pointers[i] = BASE + i * PAGE;
+		params[i] = &pointers[i];
+	}
+	glake__pages.base = BASE;
+	glake__pages.entries = entries;
+	glake__pages.n_bytes = N_PAGES * PAGE;
+	shim_real.real_cuFuncGetName = tell_name;
+	shim_real.real_cuFuncGetParamInfo = tell_param;
+	glake__n_sealings = 1;
+	for (unsigned i = 0; i < N_BATCHES; i++) {
+		glake__n_sealed = 0;
+		plain_ns[i] = time_launches(body, params);
+		glake__n_sealed = N_PAGES / 2;
+		sealed_ns[i] = time_launches(body, params);
+	}
+	glake__n_sealed = 0;
+	print_spread("a launch, nothing sealed", "ns", plain_ns, N_BATCHES);
+	print_spread("a launch, memory sealed", "ns", sealed_ns, N_BATCHES);
 }
 
 static void *be_busy(void *argument)
@@ -141,6 +210,7 @@ int main(int argc, char **argv)
 	measure_passing("enter and leave");
 	measure_call("cuMemcpyDtoD_v2");
 	measure_call("cuLaunchKernel");
+	measure_launches();
 	measure_call("cuGraphLaunch");
 	measure_closing(0, n_rounds);
 	measure_closing(1, n_rounds);
