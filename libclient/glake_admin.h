@@ -251,8 +251,10 @@ struct glake_seal_report {
 	uint64_t pinned_bytes;    /* private: others may write to them by another way */
 	uint64_t failed_bytes;    /* private: they could not be sealed */
 	uint64_t took_ns;
-	char pinned_why[128]; /* of one of the pinned pages; "" = there is none */
-	char failed_why[128]; /* the first error; "" = there was none */
+	uint64_t held_ns;         /* of that, the program's work was held back, in sum */
+	uint64_t longest_held_ns; /* at a time */
+	char pinned_why[128];     /* of one of the pinned pages; "" = there is none */
+	char failed_why[128];     /* the first error; "" = there was none */
 };
 
 /*

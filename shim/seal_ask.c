@@ -135,6 +135,10 @@ static void add(struct glake__seal_report *report, struct glake_sealed *sum,
 	sum->sealed_bytes += sealed->sealed_bytes;
 	sum->shared_bytes += sealed->shared_bytes;
 	sum->pinned_bytes += sealed->pinned_bytes;
+	sum->held_ns += sealed->held_ns;
+	if (sealed->longest_held_ns > sum->longest_held_ns) {
+		sum->longest_held_ns = sealed->longest_held_ns;
+	}
 	sum->pinned_why = sealed->pinned_why ? sealed->pinned_why : sum->pinned_why;
 	report->done_bytes = sum->sealed_bytes + sum->pinned_bytes;
 }

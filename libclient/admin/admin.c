@@ -568,6 +568,8 @@ static int take_report(const Glake__Wire__SealResult *from, struct glake_seal_re
 		.pinned_bytes = from->pinned_bytes,
 		.failed_bytes = from->failed_bytes,
 		.took_ns = from->took_ns,
+		.held_ns = from->held_ns,
+		.longest_held_ns = from->longest_held_ns,
 	};
 	copy_text(full.pinned_why, sizeof(full.pinned_why), from->pinned_why);
 	copy_text(full.failed_why, sizeof(full.failed_why), from->failed_why);

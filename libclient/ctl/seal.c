@@ -18,6 +18,7 @@ struct outcome {
 	uint32_t pid;
 	struct glake_seal_report report;
 	uint64_t took_ms;
+	uint64_t held_ms;
 	const char *why; /* of the first that failed, or else of what is pinned */
 };
 
@@ -38,7 +39,10 @@ static const struct field outcome_fields[] = {
 	OF_REPORT(pinned_bytes, BYTES, "PINNED"),
 	OF_REPORT(failed_bytes, BYTES, "FAILED"),
 	OF_REPORT(took_ns, PLAIN, NULL),
+	OF_REPORT(held_ns, PLAIN, NULL),
+	OF_REPORT(longest_held_ns, PLAIN, NULL),
 	FIELD(ROW, took_ms, U64, MS, "TOOK"),
+	FIELD(ROW, held_ms, U64, MS, "HELD"),
 	FIELD(ROW, why, TEXT, PLAIN, "WHY"),
 };
 
@@ -103,6 +107,7 @@ static int fill_outcomes(struct ctl *ctl, struct ctl_list *list)
 		bool is_other = err == GLAKE_E_BAD_REQUEST && (n_sealed > 0 || i + 1 < meant.n);
 		if (err == 0) {
 			outcome.took_ms = outcome.report.took_ns / 1000000;
+			outcome.held_ms = outcome.report.held_ns / 1000000;
 			outcome.why = outcome.report.failed_why[0] ? outcome.report.failed_why
 			                                           : outcome.report.pinned_why;
 			err = ctl_list_add(list, &outcome);

@@ -138,6 +138,8 @@ static Glake__Wire__SealResult result_of(const struct glake__seal_report *report
 		result.failed_why = (char *)report->failed_why;
 	}
 	result.took_ns = report->took_ns;
+	result.held_ns = report->sealed->held_ns;
+	result.longest_held_ns = report->sealed->longest_held_ns;
 	return result;
 }
 

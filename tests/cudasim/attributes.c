@@ -3,6 +3,7 @@
 #include "sim.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* By CUdevice_attribute, from 1; a dump of the real thing with driver 580. */
@@ -27,6 +28,8 @@ static const int attributes[] = {
 };
 
 #define N_ATTRIBUTES (int)(sizeof(attributes) / sizeof(attributes[0]))
+/* CU_DEVICE_ATTRIBUTE_MPS_ENABLED, which is new in CUDA 12.5. */
+#define MPS_ENABLED ((CUdevice_attribute)133)
 #define PCI_BUS_OF(PHYSICAL) (0x10 + (PHYSICAL))
 
 CUresult cuDeviceGetAttribute(int *value_out, CUdevice_attribute attribute, CUdevice dev)
@@ -44,6 +47,9 @@ CUresult cuDeviceGetAttribute(int *value_out, CUdevice_attribute attribute, CUde
 		break;
 	case CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID:
 		*value_out = 0;
+		break;
+	case MPS_ENABLED:
+		*value_out = getenv("CUDASIM_MPS") != NULL;
 		break;
 	case CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED:
 		*value_out = device_fabric() != FABRIC_NONE;

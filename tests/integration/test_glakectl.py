@@ -79,6 +79,37 @@ class Glakectl(unittest.TestCase):
         write_model(path, **more)
         return path
 
+    def serve(self):
+        """A program that knows nothing of glake. It has loaded 2 MiB."""
+        program = subprocess.Popen(
+            [os.path.join(BUILD, "bin", "glake"), "run", "--socket", self.socket, "--",
+             os.path.join(BUILD, "tests", "shim", "outside"), "serve"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.addCleanup(program.communicate)
+        self.addCleanup(program.kill)
+        self.assertEqual(program.stdout.readline(), "ready\n")
+        return program
+
+    def test_programs_are_sealed_by_their_pids(self):
+        programs = [self.serve(), self.serve()]
+        pids = [str(program.pid) for program in programs]
+        (row,) = self.ask("seal", "--dry-run", pids[0])["sessions"]
+        self.assertEqual((row["sealed_bytes"], self.ask("blocks")["blocks"]), (2 * MIB, []))
+        (row,) = self.ask("seal", pids[0])["sessions"]
+        self.assertEqual((row["pid"], row["sealed_bytes"], row["failed_bytes"]),
+                         (programs[0].pid, 2 * MIB, 0))
+        (other,) = (session["session"] for session in self.ask("sessions")["sessions"]
+                    if session["pid"] == programs[1].pid)
+        done = self.ctl("--bytes", "seal", str(other))
+        self.assertEqual(done.returncode, 0)
+        self.assertRegex(done.stdout, rf"(?m)^ *{other} +{pids[1]} +2097152 +2097152 +0 ")
+        self.assertEqual(len(self.ask("blocks")["blocks"]), 1)
+        self.assertIn("no session 1", self.refused(5, "GLAKE_E_NOT_FOUND", "seal", "1"))
+        self.refused(5, "GLAKE_E_NOT_FOUND", "seal", pids[0], uid=NOBODY)
+        for program in programs:
+            program.communicate("\n", timeout=60)
+            self.assertEqual(program.returncode, 0)
+
     def test_a_model_comes_and_goes(self):
         path = self.model("m.safetensors", seed=1)
         loaded = self.ask("load", path, "--name", "first")

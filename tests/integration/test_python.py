@@ -395,6 +395,24 @@ class Seals(Case):
         two.free(second)
         self.assertEqual(one.usage()["shared_bytes"], 0)
 
+    def test_a_program_is_sealed_from_outside(self):
+        program = subprocess.Popen(
+            [os.path.join(BUILD, "bin", "glake"), "run", "--",
+             os.path.join(BUILD, "tests", "shim", "outside"), "serve"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.addCleanup(program.communicate)
+        self.addCleanup(program.kill)
+        program.stdout.readline()
+        (row,) = (row for row in glake.sessions() if row["pid"] == program.pid)
+        self.assertEqual(glake.seal_session(row["session"], dry_run=True)["sealed_bytes"], 2 * MIB)
+        report = glake.seal_session(row["session"])
+        self.assertEqual((report["sealed_bytes"], report["shared_bytes"]), (2 * MIB, 0))
+        self.assertEqual(report["failed_why"], "")
+        with glake.connect() as session, self.assertRaisesRegex(glake.Error, "glake run"):
+            glake.seal_session(session.info()["session"], session=session)
+        program.communicate("\n", timeout=60)
+        self.assertEqual(program.returncode, 0)
+
     def test_spans_in_any_order(self):
         with glake.connect() as session:
             ptr = session.alloc(10 * MIB, zero=True)

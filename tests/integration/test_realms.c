@@ -4,6 +4,7 @@
  * becomes somebody else.
  */
 #include <grp.h>
+#include <sys/mman.h>
 
 #include "tests/harness/models.h"
 #include "tests/harness/world.h"
@@ -89,11 +90,16 @@ static void live_as(void *user)
 	person->live(person->user);
 }
 
+/* In memory that all processes of the test have. */
+static uint64_t *alices_session;
+
 /* The driver is copied to where everybody may read it. */
 static void begin(const char *config)
 {
 	char command[1500];
 	world_begin(.config = config, .devices = "1x512MiB");
+	alices_session = mmap(NULL, sizeof(*alices_session), PROT_READ | PROT_WRITE,
+	                      MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	snprintf(command, sizeof(command), "cp '%s' '%s' && chmod 644 '%s'",
 	         getenv("GLAKE_LIBCUDA"), world_path("libcuda.so.1"), world_path("libcuda.so.1"));
 	ck_assert_int_eq(system(command), 0);
@@ -131,7 +137,14 @@ static void live_and_stay(void *user)
 {
 	struct glake_session *session = world_connect();
 	struct glake_block *block;
+	struct glake_session_info info = {.size = sizeof(info)};
+	struct glake_seal_report report = {.size = sizeof(report)};
 	map_model(session);
+	assert_ok(glake_session_info(session, &info));
+	*alices_session = info.session;
+	/* Her own she may ask, if it were under the shim. */
+	assert_fails(GLAKE_E_BAD_REQUEST, "not under glake run",
+	             glake_seal_session(session, info.session, NULL, &report));
 	publish_some(session, &block);
 	world_reach(1);
 	world_await(4);
@@ -171,6 +184,9 @@ static void look_around(void *user)
 	ck_assert_uint_eq(freed_bytes, 0);
 	glake_digest_bytes(zeros, sizeof(zeros), &digest);
 	assert_fails(GLAKE_E_NOT_FOUND, "realm", glake_block_lookup(session, 0, &digest, &block));
+	struct glake_seal_report report = {.size = sizeof(report)};
+	assert_fails(GLAKE_E_NOT_FOUND, "no session",
+	             glake_seal_session(session, *alices_session, NULL, &report));
 	assert_fails(GLAKE_E_NO_PERMISSION, "admin", glake_set_quota(session, "default", 0, 1));
 	assert_fails(GLAKE_E_NO_PERMISSION, "admin", glake_set_max_sessions(session, "default", 1));
 	assert_fails(GLAKE_E_NO_PERMISSION, "admin",

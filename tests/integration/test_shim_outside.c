@@ -37,23 +37,25 @@ static int find_pid(void *user, const struct glake_session_row *row)
 	return 0;
 }
 
-static uint64_t session_of(pid_t pid)
+static uint64_t session_of(struct run *run)
 {
-	struct wanted wanted = {.pid = (uint32_t)pid};
+	struct wanted wanted = {.pid = (uint32_t)run->pid};
 	assert_ok(glake_list_sessions(eye, find_pid, &wanted));
+	if (wanted.session == 0) {
+		run_end_well(run);
+	}
 	ck_assert_uint_ne(wanted.session, 0);
 	return wanted.session;
 }
 
-static struct glake_seal_report seal_with(const struct run *run,
-                                          const struct glake_seal_options *options)
+static struct glake_seal_report seal_with(struct run *run, const struct glake_seal_options *options)
 {
 	struct glake_seal_report report = {.size = sizeof(report)};
-	assert_ok(glake_seal_session(eye, session_of(run->pid), options, &report));
+	assert_ok(glake_seal_session(eye, session_of(run), options, &report));
 	return report;
 }
 
-static struct glake_seal_report seal(const struct run *run)
+static struct glake_seal_report seal(struct run *run)
 {
 	return seal_with(run, NULL);
 }
@@ -182,7 +184,7 @@ START_TEST(a_captured_stream_is_waited_for_by_the_asker)
 {
 	struct run run;
 	start(&run, NULL, "captures");
-	uint64_t session = session_of(run.pid);
+	uint64_t session = session_of(&run);
 	assert_fails(GLAKE_E_BUSY, "captures", try_seal(session));
 	run_continue(&run);
 	run_read(&run, "ready");
@@ -196,7 +198,7 @@ START_TEST(the_environment_of_the_program_wins)
 {
 	struct run run;
 	start(&run, "GLAKE_DEDUP=off", "writes");
-	assert_fails(GLAKE_E_NO_PERMISSION, "GLAKE_DEDUP=off", try_seal(session_of(run.pid)));
+	assert_fails(GLAKE_E_NO_PERMISSION, "GLAKE_DEDUP=off", try_seal(session_of(&run)));
 	for (unsigned i = 0; i < 3; i++) {
 		run_continue(&run);
 		run_read(&run, i < 2 ? "ready" : NULL);
@@ -218,7 +220,7 @@ START_TEST(a_program_that_ends_is_said_to_have)
 {
 	struct run run;
 	start(&run, NULL, "writes");
-	uint64_t session = session_of(run.pid);
+	uint64_t session = session_of(&run);
 	kill(run.pid, SIGSTOP);
 	pid_t killer = fork();
 	if (killer == 0) {
@@ -236,7 +238,7 @@ START_TEST(a_stopped_program_is_not_waited_for)
 {
 	struct run run;
 	start(&run, NULL, "writes");
-	uint64_t session = session_of(run.pid);
+	uint64_t session = session_of(&run);
 	kill(run.pid, SIGSTOP);
 	assert_fails(GLAKE_E_BUSY, "is it stopped?", try_seal(session));
 	/* It does now what it was asked for, and nobody waits for it; then it can be asked again. */
@@ -250,5 +252,174 @@ START_TEST(a_stopped_program_is_not_waited_for)
 		run_read(&run, i < 2 ? "ready" : NULL);
 	}
 	run_end_well(&run);
+}
+END_TEST
+
+/* A NIC writes past the page tables of the GPU: nothing would keep it from sealed memory. */
+static void expect_refused(const char *extra, const char *scenario, const char *words)
+{
+	struct run run;
+	run_start(&run, extra, run_in_build("tests/shim/outside"), scenario, NULL);
+	run_read(&run, "\n");
+	if (strstr(run.text, "no namespaces")) {
+		run_end_well(&run);
+		return;
+	}
+	run_read(&run, "ready");
+	assert_fails(GLAKE_E_NO_PERMISSION, words, try_seal(session_of(&run)));
+	ck_assert_uint_eq(world_books().used_block_bytes, 0);
+	run_continue(&run);
+	run_end_well(&run);
+}
+
+START_TEST(programs_that_faults_or_devices_reach_ask_themselves)
+{
+	expect_refused(NULL, "verbs", "/dev/infiniband/uverbs open");
+	expect_refused(NULL, "gdrcopy", "/dev/gdrdrv open");
+	expect_refused("CUDASIM_MPS=1", "serve", "a client of MPS");
+}
+END_TEST
+
+/* ---- whoever is killed ---- */
+
+/* A process that asks; its answer is its own. */
+static pid_t ask_beside(uint64_t session)
+{
+	fflush(NULL);
+	pid_t pid = fork();
+	ck_assert_int_ge(pid, 0);
+	if (pid == 0) {
+		struct glake_seal_report report = {.size = sizeof(report)};
+		struct glake_session *own = world_connect_blind();
+		glake_seal_session(own, session, NULL, &report);
+		_exit(0);
+	}
+	return pid;
+}
+
+START_TEST(an_asker_who_is_killed_harms_nothing)
+{
+	struct run run;
+	start(&run, NULL, "weights");
+	uint64_t session = session_of(&run);
+	for (unsigned i = 0; i < 8; i++) {
+		pid_t asker = ask_beside(session);
+		usleep(i * 3000);
+		kill(asker, SIGKILL);
+		waitpid(asker, NULL, 0);
+	}
+	while (try_seal(session) != 0) {
+		ck_assert_ptr_nonnull(strstr(glake_error(), "already"));
+		usleep(1000);
+	}
+	ck_assert_uint_eq(seal(&run).sealed_bytes, WEIGHTS);
+	run_continue(&run);
+	run_read(&run, "ready");
+	run_continue(&run);
+	run_end_well(&run);
+}
+END_TEST
+
+START_TEST(two_who_ask_at_once_get_one_sealing)
+{
+	struct run run;
+	start(&run, NULL, "serve");
+	uint64_t session = session_of(&run);
+	kill(run.pid, SIGSTOP);
+	pid_t asker = ask_beside(session);
+	/* As soon as the other one has asked. */
+	int r;
+	do {
+		struct glake_seal_options options = {.size = sizeof(options)};
+		struct glake_seal_report report = {.size = sizeof(report)};
+		usleep(200000);
+		r = glake_seal_session(eye, session, &options, &report);
+	} while (r == 0);
+	ck_assert_int_eq(r, GLAKE_E_BUSY);
+	ck_assert_ptr_nonnull(strstr(glake_error(), "already"));
+	kill(run.pid, SIGCONT);
+	waitpid(asker, NULL, 0);
+	ck_assert_uint_eq(seal(&run).sealed_bytes, PAGE);
+	run_continue(&run);
+	run_end_well(&run);
+}
+END_TEST
+
+START_TEST(a_program_that_is_killed_meanwhile_leaves_nothing)
+{
+	for (unsigned i = 0; i < 6; i++) {
+		struct run run;
+		start(&run, NULL, "weights");
+		uint64_t session = session_of(&run);
+		pid_t killer = fork();
+		if (killer == 0) {
+			usleep(i * 4000);
+			kill(run.pid, SIGKILL);
+			_exit(0);
+		}
+		int r = try_seal(session);
+		ck_assert_msg(r == 0 || r == GLAKE_E_NOT_FOUND, "%d: %s", r, glake_error());
+		waitpid(killer, NULL, 0);
+		run_end(&run);
+	}
+}
+END_TEST
+
+START_TEST(a_mover_that_is_killed_meanwhile_costs_a_try)
+{
+	struct run run;
+	world_start_mover();
+	start(&run, NULL, "busy");
+	for (unsigned i = 0; i < 3; i++) {
+		struct glake_seal_report report;
+		pid_t asker = ask_beside(session_of(&run));
+		usleep(i * 10000);
+		if (world_mover() > 0) {
+			kill(world_mover(), SIGKILL);
+		}
+		waitpid(asker, NULL, 0);
+		report = seal(&run);
+		ck_assert_uint_ge(report.sealed_bytes + report.failed_bytes, 24 * PAGE);
+	}
+	run_continue(&run);
+	run_read(&run, "ready");
+	ck_assert_uint_eq(seal(&run).failed_bytes, 0);
+	run_continue(&run);
+	run_end_well(&run);
+}
+END_TEST
+
+START_TEST(programs_keep_all_bytes_without_glaked)
+{
+	struct run run;
+	start(&run, NULL, "busy");
+	pid_t asker = ask_beside(session_of(&run));
+	usleep(20000);
+	harness_kill(&harness);
+	waitpid(asker, NULL, 0);
+	for (unsigned i = 0; i < 2; i++) {
+		run_continue(&run);
+		run_read(&run, i < 1 ? "ready" : NULL);
+	}
+	run_end_well(&run);
+}
+END_TEST
+
+/* Programs that write, free and load anything, asked all the time. */
+START_TEST(no_byte_is_lost)
+{
+	struct run runs[3];
+	for (unsigned i = 0; i < 3; i++) {
+		start(&runs[i], NULL, "anything");
+	}
+	uint64_t shared_bytes = 0;
+	for (unsigned i = 0; i < 60; i++) {
+		shared_bytes += seal(&runs[i % 3]).shared_bytes;
+	}
+	ck_assert_uint_gt(shared_bytes, 0);
+	for (unsigned i = 0; i < 3; i++) {
+		run_continue(&runs[i]);
+		run_end_well(&runs[i]);
+	}
 }
 END_TEST

@@ -7,12 +7,17 @@
  * It ends with 0, or with 1 and a line on stderr. Where it waits, it prints "ready" and reads a line.
  */
 #include <cuda.h>
+#include <fcntl.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "tests/shim/must.h"
@@ -295,9 +300,126 @@ static void busy(void)
 	wait_and_expect();
 }
 
+/* ---- devices that write past page tables ---- */
+
+/* A /dev of our own, as far as the machine lets us. The file is open, or mapped only. */
+static void open_device(const char *folder, const char *path, bool is_mapped)
+{
+	if (unshare(CLONE_NEWNS) < 0 || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0 ||
+	    mount("none", "/dev", "tmpfs", 0, NULL) < 0) {
+		puts("no namespaces");
+		exit(0);
+	}
+	must(!folder || mkdir(folder, 0700) == 0);
+	int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+	must(fd >= 0 && ftruncate(fd, 4096) == 0);
+	if (is_mapped) {
+		must(mmap(NULL, 4096, PROT_READ, MAP_SHARED, fd, 0) != MAP_FAILED);
+		close(fd);
+	}
+}
+
+static void serve(void)
+{
+	start();
+	load(PAGE);
+	wait_and_expect();
+}
+
+static void has_verbs(void)
+{
+	open_device("/dev/infiniband", "/dev/infiniband/uverbs0", false);
+	serve();
+}
+
+static void has_gdrcopy(void)
+{
+	open_device(NULL, "/dev/gdrdrv", true);
+	serve();
+}
+
+/* ---- anything ---- */
+
+static unsigned seed;
+static bool is_done;
+
+static void *read_line(void *user)
+{
+	(void)user;
+	wait_for_line();
+	__atomic_store_n(&is_done, true, __ATOMIC_SEQ_CST);
+	return NULL;
+}
+
+static unsigned pick(unsigned n)
+{
+	return (unsigned)rand_r(&seed) % n;
+}
+
+/* One of the calls, on some bytes or all of them. */
+static void write_some(struct buffer *buffer)
+{
+	bool is_whole = pick(2) == 0;
+	size_t at = is_whole ? 0 : pick((unsigned)buffer->n_bytes / 16) * 16ull;
+	size_t n_left = buffer->n_bytes - at;
+	size_t n = is_whole ? n_left : 16 + pick((unsigned)n_left - 15);
+	CUdeviceptr to = buffer->ptr + at;
+	switch (pick(4)) {
+	case 0:
+		must_ok(cuMemcpyHtoD(to, source + at, n));
+		memcpy(buffer->want + at, source + at, n);
+		break;
+	case 1:
+		must_ok(cuMemcpyHtoDAsync(to, source + at, n, stream));
+		must_ok(cuStreamSynchronize(stream));
+		memcpy(buffer->want + at, source + at, n);
+		break;
+	case 2:
+		must_ok(cuMemsetD8Async(to, (unsigned char)at, n, stream));
+		must_ok(cuStreamSynchronize(stream));
+		memset(buffer->want + at, (unsigned char)at, n);
+		break;
+	default:
+		must_ok(cuMemcpyDtoD(to, buffers[0].ptr, n));
+		must_ok(cuCtxSynchronize());
+		memcpy(buffer->want + at, buffers[0].want, n);
+	}
+}
+
+/* What programs have equal, they have by the loads. */
+static void begin_again(struct buffer *buffer)
+{
+	must_ok(cuMemFree(buffer->ptr));
+	must_ok(cuMemAlloc(&buffer->ptr, buffer->n_bytes));
+	upload(buffer, 0, buffer->n_bytes);
+}
+
+static void anything(void)
+{
+	pthread_t thread;
+	start();
+	seed = (unsigned)getpid();
+	fprintf(stderr, "seed %u\n", seed);
+	for (unsigned i = 0; i < 4; i++) {
+		load((4 - i) * PAGE);
+	}
+	pthread_create(&thread, NULL, read_line, NULL);
+	while (!__atomic_load_n(&is_done, __ATOMIC_SEQ_CST)) {
+		/* The first is what others are copied from. */
+		struct buffer *buffer = &buffers[1 + pick(3)];
+		(pick(3) == 0 ? begin_again : write_some)(buffer);
+		if (pick(8) == 0) {
+			expect_all();
+		}
+	}
+	pthread_join(thread, NULL);
+	expect_all();
+}
+
 static const struct scenario scenarios[] = {
-	{"weights", weights},   {"others", others}, {"writes", writes},
-	{"captures", captures}, {"busy", busy},
+	{"weights", weights},     {"others", others}, {"writes", writes},
+	{"captures", captures},   {"busy", busy},     {"verbs", has_verbs},
+	{"gdrcopy", has_gdrcopy}, {"serve", serve},   {"anything", anything},
 };
 
 int main(int argc, char **argv)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """glake: borrow GPU memory from glaked, the one owner of it on this node. See README.md."""
 from ._version import VERSION as __version__
-from .admin import (blocks, events, evict, models, pin, sessions, set_manifest_quota, set_max_sessions,
-                    set_quota, stats, status, tenants, unpin)
+from .admin import (blocks, events, evict, models, pin, seal_session, sessions, set_manifest_quota,
+                    set_max_sessions, set_quota, stats, status, tenants, unpin)
 from .errors import (BadFileError, BusyError, DriverError, Error, ForkedError, GoneError,
                      NotFoundError, OutOfMemoryError, PermissionDeniedError, QuotaError)
 from .model import Model
@@ -14,6 +14,6 @@ __all__ = [
     "BadFileError", "BusyError", "DriverError", "Error", "ForkedError", "GoneError", "Model",
     "NotFoundError", "OutOfMemoryError", "PermissionDeniedError", "QuotaError", "Sealed",
     "Session", "Tensor", "__version__", "blocks", "connect", "default_session", "events", "evict", "models",
-    "pin", "seal", "sessions", "set_manifest_quota", "set_max_sessions", "set_quota", "stats",
+    "pin", "seal", "seal_session", "sessions", "set_manifest_quota", "set_max_sessions", "set_quota", "stats",
     "status", "tenants", "unpin", "unseal",
 ]

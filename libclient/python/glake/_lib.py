@@ -148,6 +148,20 @@ class EventRow(Structure):
                 ("text", c_char_p)]
 
 
+class SealOptions(Structure):
+    _fields_ = [("size", c_size_t), ("dry_run", c_int), ("progress", PROGRESS),
+                ("progress_user", c_void_p)]
+
+
+class SealReport(Structure):
+    _fields_ = [("size", c_size_t), ("sealed_bytes", c_uint64), ("shared_bytes", c_uint64),
+                ("small_bytes", c_uint64), ("unfilled_bytes", c_uint64),
+                ("rewritten_bytes", c_uint64), ("pinned_bytes", c_uint64),
+                ("failed_bytes", c_uint64), ("took_ns", c_uint64), ("held_ns", c_uint64),
+                ("longest_held_ns", c_uint64), ("pinned_why", c_char * 128),
+                ("failed_why", c_char * 128)]
+
+
 STATUS_ROW = CFUNCTYPE(c_int, c_void_p, POINTER(Status))
 METRIC_ROW = CFUNCTYPE(c_int, c_void_p, c_char_p, c_uint64, c_char_p)
 SESSION_ROW = CFUNCTYPE(c_int, c_void_p, POINTER(SessionRow))
@@ -197,6 +211,7 @@ _FUNCTIONS: List[Tuple[str, Any, List[Any]]] = [
     ("glake_list_events", c_int, [c_void_p, EVENT_ROW, c_void_p]),
     ("glake_pin", c_int, [c_void_p, c_char_p, c_int]),
     ("glake_evict", c_int, [c_void_p, c_char_p, POINTER(c_uint64), POINTER(c_uint64)]),
+    ("glake_seal_session", c_int, [c_void_p, c_uint64, POINTER(SealOptions), POINTER(SealReport)]),
     ("glake_set_quota", c_int, [c_void_p, c_char_p, c_uint32, c_uint64]),
     ("glake_set_max_sessions", c_int, [c_void_p, c_char_p, c_uint32]),
     ("glake_set_manifest_quota", c_int, [c_void_p, c_char_p, c_uint64]),

@@ -135,6 +135,21 @@ def evict(model: Optional[str] = None, session: Optional[Session] = None) -> Tup
     return n_models.value, n_bytes.value
 
 
+def seal_session(number: int, dry_run: bool = False, session: Optional[Session] = None) -> Row:
+    """Ask the program of a session, ``row["session"]`` of sessions(), to seal what looks like weights.
+
+    It must be under ``glake run``. Nobody sees what kernels write: see docs/dedup.md. Returns what is sealed,
+    and what stays private, by reason, in bytes. ``dry_run`` only tells how much it would be.
+    """
+    options = _lib.SealOptions(size=ctypes.sizeof(_lib.SealOptions), dry_run=dry_run)
+    report = _lib.SealReport(size=ctypes.sizeof(_lib.SealReport))
+    _act(lambda s: _lib.library().glake_seal_session(s.handle, number, ctypes.byref(options),
+                                                     ctypes.byref(report)), session)
+    row = _row(report)
+    del row["size"]
+    return row
+
+
 def set_quota(tenant: str, device: int, quota_bytes: int,
               session: Optional[Session] = None) -> None:
     """Admin. ``device`` is glaked's number; 0 bytes = no limit."""
