@@ -83,6 +83,12 @@ START_TEST(many_threads_write_at_once)
 }
 END_TEST
 
+START_TEST(two_threads_write_while_a_third_seals)
+{
+	run_scenario("two_writers");
+}
+END_TEST
+
 START_TEST(a_write_without_memory_fails_as_an_allocation)
 {
 	struct run run;

@@ -881,6 +881,101 @@ static void poor(void)
 	expect(ptr, bytes, "with memory");
 }
 
+/* Two threads write to memory of theirs, page by page, which a third seals all the time. */
+#define N_ROUNDS 150u
+
+static struct {
+	pthread_t thread;
+	CUdeviceptr ptr;
+	unsigned first; /* the value of its first round */
+} pairs[2];
+static bool is_over;
+
+static void *write_on(void *user)
+{
+	uint32_t words[8];
+	const unsigned me = (unsigned)(uintptr_t)user;
+	must_ok(cuCtxSetCurrent(ctx));
+	for (unsigned i = 0; i < N_ROUNDS; i++) {
+		uint32_t value = pairs[me].first + i;
+		CUdeviceptr at = pairs[me].ptr + i % 2 * PAGE;
+		must_ok(cuMemsetD32(at, value, PAGE / 4));
+		must_ok(cuMemcpyDtoH(words, at + PAGE / 2, sizeof(words)));
+		must(words[0] == value && words[7] == value);
+		/* The other page is that of the round before. */
+		must_ok(cuMemcpyDtoH(words, pairs[me].ptr + (i + 1) % 2 * PAGE, sizeof(words)));
+		must(words[3] == (i ? value - 1 : 0));
+	}
+	return NULL;
+}
+
+static void *seal_on(void *user)
+{
+	unsigned *n_sealed = user;
+	must_ok(cuCtxSetCurrent(ctx));
+	while (!__atomic_load_n(&is_over, __ATOMIC_SEQ_CST)) {
+		struct glake_sealed sealed = {.size = sizeof(sealed)};
+		const struct glake_span spans[] = {{pairs[0].ptr, N_BYTES},
+		                                   {pairs[1].ptr, N_BYTES}};
+		int r = glake_seal(spans, 2, &sealed);
+		must(r == 0 || r == -EAGAIN);
+		*n_sealed += (unsigned)(sealed.sealed_bytes / PAGE);
+	}
+	return NULL;
+}
+
+static void two_writers(void)
+{
+	pthread_t sealer;
+	unsigned n_sealed = 0;
+	start(0);
+	for (unsigned i = 0; i < 2; i++) {
+		pairs[i].ptr = alloc(N_BYTES);
+		pairs[i].first = 1 + i * 1000;
+		must_ok(cuMemsetD8(pairs[i].ptr, 0, N_BYTES));
+	}
+	must(pthread_create(&sealer, NULL, seal_on, &n_sealed) == 0);
+	for (unsigned i = 0; i < 2; i++) {
+		must(pthread_create(&pairs[i].thread, NULL, write_on, (void *)(uintptr_t)i) == 0);
+	}
+	for (unsigned i = 0; i < 2; i++) {
+		pthread_join(pairs[i].thread, NULL);
+	}
+	__atomic_store_n(&is_over, true, __ATOMIC_SEQ_CST);
+	pthread_join(sealer, NULL);
+	must(n_sealed > 0);
+}
+
+/* Seals, and says at each line whether its bytes are what they were. */
+static void keep(void)
+{
+	start(0);
+	CUdeviceptr ptr = alloc(N_BYTES);
+	fill(ptr, 1);
+	seal(ptr);
+	for (;;) {
+		wait_for_line();
+		expect(ptr, bytes, "kept");
+	}
+}
+
+/* The same bytes; at some call from the line on it may be killed. */
+static void be_killed(void)
+{
+	start(0);
+	CUdeviceptr ptr = alloc(N_BYTES);
+	fill(ptr, 1);
+	wait_for_line();
+	must(seal(ptr) == N_BYTES);
+	must_ok(cuMemsetD8(ptr + PAGE, 8, 16));
+	memset(bytes + PAGE, 8, 16);
+	expect(ptr, bytes, "written");
+	seal(ptr);
+	must(glake_unseal(ptr, N_BYTES) == 0);
+	expect(ptr, bytes, "unsealed");
+	must_ok(cuMemFree(ptr));
+}
+
 /* Whichever call ends sealed memory: then nothing is held any more. */
 static void ends(void)
 {
@@ -941,6 +1036,9 @@ static const struct scenario scenarios[] = {
 	{"work_under_way", work_under_way},
 	{"held_back", held_back},
 	{"crowd", crowd},
+	{"two_writers", two_writers},
+	{"keep", keep},
+	{"be_killed", be_killed},
 	{"poor", poor},
 	{"ends", ends},
 };
