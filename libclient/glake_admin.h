@@ -89,7 +89,7 @@ struct glake_session_device {
 	uint64_t process_bytes; /* driver usage without managed memory, by NVML; 0 = not known */
 };
 
-/* Memory that was to be sealed, and is private. */
+/* Pages of 2 MiB that were to be sealed, or a part of them, and are private. */
 struct glake_unsealed {
 	const char *why;
 	uint64_t bytes;

@@ -183,11 +183,12 @@ const char *glake__pin_text(enum glake__pin pin);
  * come the reasons of enum glake__pin.
  */
 enum glake__unsealed {
-	GLAKE__UNSEALED_EDGE,    /* the spans do not fill its pages */
-	GLAKE__UNSEALED_FAILED,  /* sealing it was an error */
-	GLAKE__UNSEALED_WRITTEN, /* the driver's API was about to write to it */
-	GLAKE__UNSEALED_ASKED,   /* glake_unseal() */
-	GLAKE__UNSEALED_NAMED,   /* another process or device was about to get it */
+	GLAKE__UNSEALED_NOT = -1, /* no cause */
+	GLAKE__UNSEALED_EDGE,     /* only a part of the page was to be sealed */
+	GLAKE__UNSEALED_FAILED,   /* sealing it was an error */
+	GLAKE__UNSEALED_WRITTEN,  /* the driver's API was about to write to it */
+	GLAKE__UNSEALED_ASKED,    /* glake_unseal() */
+	GLAKE__UNSEALED_NAMED,    /* another process or device was about to get it */
 };
 
 /* Of the memory at @address; GLAKE__PIN_NONE also for memory that is not ours. */

@@ -194,7 +194,7 @@ static void ask_sessions(Glake__Wire__Request *request, void *body, uint64_t aft
 static const char *unsealed_text(uint32_t why)
 {
 	static const char *const texts[] = {
-		[GLAKE__UNSEALED_EDGE] = "the rest of the page of 2 MiB is not to be sealed",
+		[GLAKE__UNSEALED_EDGE] = "only a part of the page is to be sealed",
 		[GLAKE__UNSEALED_FAILED] = "sealing failed",
 		[GLAKE__UNSEALED_WRITTEN] = "written to by the driver's API",
 		[GLAKE__UNSEALED_ASKED] = "unsealed by the program",

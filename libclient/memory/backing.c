@@ -182,6 +182,7 @@ int glake__backing_of_chunk(struct glake__device *device, uint64_t id, uint64_t 
 
 void glake__backing_free(struct glake__backing *backing)
 {
+	free(backing->unsealed);
 	free(backing);
 }
 

@@ -17,7 +17,6 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "proto/limits.h"
 #include "libclient/glake_shim.h"
 #include "libclient/memory/range.h"
 
@@ -51,8 +50,8 @@ struct glake__backing {
 	uint64_t id;              /* of this life; never used again */
 	struct glake__slab *slab; /* owned; NULL: one allocation, which is: */
 	struct glake__allocation whole;
-	uint64_t ticket; /* of its chunks, which others may have; 0: they have no name */
-	uint64_t unsealed_bytes[GLAKE_N_UNSEALED]; /* unsealed.h */
+	uint64_t ticket;  /* of its chunks, which others may have; 0: they have no name */
+	int8_t *unsealed; /* owned: a cause for each page (unsealed.h); NULL: none has one */
 };
 
 /*

@@ -225,15 +225,17 @@ static struct look look_at(const struct glake__backing *backing, uint64_t offset
 static int plan_region(struct seal *seal, const struct span *spans, size_t n_spans, uint64_t end)
 {
 	struct glake__backing *backing = spans[0].held.backing;
+	uint64_t asked_end = end;
 	uint64_t n_asked = end - spans[0].begin;
 	uint64_t begin = round_up(spans[0].begin);
 	/* The bytes behind the allocation belong to nobody. */
 	end = end == spans[0].held.end ? backing->n_bytes : round_down(end);
 	uint64_t n_pages = begin < end ? end - begin : 0;
 	int r = 0;
-	uint64_t edge_bytes = n_pages < n_asked ? n_asked - n_pages : 0;
-	seal->sum.edge_bytes += edge_bytes;
-	glake__unsealed_add(backing, GLAKE__UNSEALED_EDGE, edge_bytes);
+	seal->sum.edge_bytes += n_pages < n_asked ? n_asked - n_pages : 0;
+	glake__unsealed_note(backing, spans[0].begin, begin < asked_end ? begin : asked_end,
+	                     GLAKE__UNSEALED_EDGE);
+	glake__unsealed_note(backing, end, asked_end, GLAKE__UNSEALED_EDGE);
 	while (r == 0 && begin < end) {
 		struct look piece = look_at(backing, begin);
 		uint64_t stop = piece.offset + piece.n_bytes;
@@ -243,7 +245,8 @@ static int plan_region(struct seal *seal, const struct span *spans, size_t n_spa
 		} else if (piece.kind != GLAKE__PAGE_CHUNK || piece.pin != GLAKE__PIN_NONE) {
 			seal->sum.pinned_bytes += stop - begin;
 			seal->sum.pinned_why = glake__pin_text(piece.pin);
-			glake__unsealed_pinned(backing, piece.pin, stop - begin);
+			glake__unsealed_note(backing, begin, stop,
+			                     glake__unsealed_by_pin(piece.pin));
 		} else {
 			r = cut(seal, spans, n_spans, begin, stop);
 		}
@@ -252,22 +255,9 @@ static int plan_region(struct seal *seal, const struct span *spans, size_t n_spa
 	return r;
 }
 
-/* Of the allocations that this seal has to do with. */
-static void begin_books(struct seal *seal)
-{
-	glake__lock();
-	for (size_t i = 0; i < seal->n_spans; i++) {
-		if (seal->spans[i].held.backing) {
-			glake__unsealed_forget_locked(seal->spans[i].held.backing);
-		}
-	}
-	glake__unlock();
-}
-
 static int plan(struct seal *seal)
 {
 	int r = 0;
-	begin_books(seal);
 	for (size_t i = 0; r == 0 && i < seal->n_spans;) {
 		const struct span *first = &seal->spans[i];
 		uint64_t end = first->end;
@@ -316,13 +306,13 @@ static int separate(struct part *parts, size_t n_parts, const struct look *piece
 	return n == 1 ? 0 : glake__repiece(parts[0].backing, piece->offset, sizes, n, &wait);
 }
 
-/* Parts that are still private. */
-static void count_private(const struct part *parts, size_t n)
+/* Parts are blocks now, or private for good. */
+static void note_causes(const struct part *parts, size_t n)
 {
 	for (size_t i = 0; i < n; i++) {
-		if (!parts[i].is_published) {
-			glake__unsealed_pinned(parts[i].backing, parts[i].pin, parts[i].n_bytes);
-		}
+		glake__unsealed_note(parts[i].backing, parts[i].offset,
+		                     parts[i].offset + parts[i].n_bytes,
+		                     glake__unsealed_by_pin(parts[i].pin));
 	}
 }
 
@@ -344,7 +334,7 @@ static void separate_all(struct seal *seal)
 			memmove(&seal->parts[n_kept], first, n * sizeof(*first));
 			n_kept += n;
 		} else {
-			count_private(first, n);
+			note_causes(first, n);
 		}
 		i += n;
 	}
@@ -600,7 +590,7 @@ static int run(struct seal *seal)
 		size_t n = seal->n_parts - i < BATCH ? seal->n_parts - i : BATCH;
 		seal_batch(seal, &seal->parts[i], n);
 	}
-	count_private(seal->parts, seal->n_parts);
+	note_causes(seal->parts, seal->n_parts);
 	return 0;
 }
 
@@ -683,7 +673,8 @@ static int unseal_pages(struct glake__backing *backing, uint64_t begin, uint64_t
 		struct look piece = look_at(backing, begin);
 		if (piece.kind == GLAKE__PAGE_BLOCK) {
 			r = glake__repiece(backing, piece.offset, &piece.n_bytes, 1, &wait);
-			glake__unsealed_add(backing, why, r == 0 ? piece.n_bytes : 0);
+			glake__unsealed_note(backing, piece.offset, piece.offset + piece.n_bytes,
+			                     why);
 		}
 		begin = piece.offset + piece.n_bytes;
 	}
@@ -738,27 +729,21 @@ static int make_new(struct glake__backing *backing)
 	return glake__repiece(backing, 0, sizes, n, &wait);
 }
 
-static uint64_t sealed_bytes_of(const struct glake__backing *backing)
-{
-	uint64_t n_bytes = 0;
-	glake__lock();
-	for (const struct glake__piece *at = backing->range->first; at; at = at->next) {
-		n_bytes += at->chunk && at->chunk->kind == GLAKE__PAGE_BLOCK ? at->n_bytes : 0;
-	}
-	glake__unlock();
-	return n_bytes;
-}
-
 int glake__seal_undo(glake_ptr ptr)
 {
 	struct glake__held held = {0};
 	if (!glake__heap_hold(ptr, &held, &held) || !held.backing) {
 		return 0;
 	}
-	uint64_t n_sealed = sealed_bytes_of(held.backing);
-	int r = is_as_new(held.backing) ? 0 : make_new(held.backing);
 	struct glake_session *session = held.backing->device->session;
-	glake__unsealed_add(held.backing, GLAKE__UNSEALED_NAMED, r == 0 ? n_sealed : 0);
+	int r = 0;
+	if (!is_as_new(held.backing)) {
+		glake__unsealed_blocks(held.backing, GLAKE__UNSEALED_NAMED);
+		r = make_new(held.backing);
+	}
+	if (r < 0) {
+		glake__unsealed_blocks(held.backing, GLAKE__UNSEALED_NOT);
+	}
 	glake__heap_let(held.backing);
 	glake__usage_report_now(session);
 	return r;

@@ -2,8 +2,8 @@
 /*
  * The books of memory that was to be sealed and is private: bytes by cause, for listings.
  *
- * They are of live memory. A backing begins anew with each glake_seal() that has to do with it, so sealing
- * again counts nothing twice. Allocations in slabs are never sealed, and are not counted.
+ * Each page of a live backing has at most one cause, and a block has none. So however often memory is sealed,
+ * nothing is counted twice. Allocations in slabs are never sealed, and are not counted.
  *
  * Threads: any.
  */
@@ -13,13 +13,20 @@
 #include "libclient/glake_shim.h"
 #include "libclient/memory/backing.h"
 
-/* Pages of @backing, which the caller holds, are private. Takes the lock. */
-void glake__unsealed_add(struct glake__backing *backing, enum glake__unsealed why,
-                         uint64_t n_bytes);
-/* The same where @pin is the reason. */
-void glake__unsealed_pinned(struct glake__backing *backing, enum glake__pin pin, uint64_t n_bytes);
+/*
+ * The pages that [begin, end) of @backing touches, which the caller holds, are private because of @why; those
+ * of them that are blocks have no cause any more. Takes the lock, as does the next.
+ */
+void glake__unsealed_note(struct glake__backing *backing, uint64_t begin, uint64_t end,
+                          enum glake__unsealed why);
 
-/* @backing is no longer live, or begins anew. */
+/* The blocks of @backing will be private because of @why; or, with GLAKE__UNSEALED_NOT, they have stayed blocks. */
+void glake__unsealed_blocks(struct glake__backing *backing, enum glake__unsealed why);
+
+/* The cause where @pin is the reason. */
+enum glake__unsealed glake__unsealed_by_pin(enum glake__pin pin);
+
+/* @backing is no longer live. */
 void glake__unsealed_forget_locked(struct glake__backing *backing);
 
 #endif

@@ -295,6 +295,7 @@ echo
 ctl dedup
 [ "$(dedup_of physical_bytes)" = "$sealed_physical" ] || fail "the other's blocks did not stay"
 [ "$(dedup_of private_bytes)" -gt "$left" ] || fail "the writer has no copy"
+ctl --json dedup | grep -q "written to by the driver's API" || fail "nothing says why"
 
 # ---- the end ------------------------------------------------------------------------------------
 say "both leave"

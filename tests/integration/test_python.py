@@ -427,7 +427,7 @@ class Seals(Case):
             # All of it is zero: one block, at several places.
             self.assertEqual((row["sealed_bytes"], row["sealed_common_bytes"]), (6 * MIB, 6 * MIB))
             self.assertEqual(row["part_bytes"], 2 * MIB)
-            self.assertEqual([why["bytes"] for why in row["unsealed"]], [2 * MIB])
+            self.assertEqual([why["bytes"] for why in row["unsealed"]], [4 * MIB])
             self.assertIn("page", row["unsealed"][0]["why"])
             self.assertEqual((row["n_seals"], row["held_ns"]), (1, 0))
             self.assertEqual(glake.seal([(small, 4096)]).edge_bytes, 4096)

@@ -248,26 +248,32 @@ static struct listed listed_for(struct glake_session *session, const char *why)
 	return listed;
 }
 
-#define UNFILLED "the rest of the page of 2 MiB is not to be sealed"
+#define UNFILLED "only a part of the page is to be sealed"
 
-/* Each byte that was to be sealed and is live has one cause, or is sealed. */
+/* Each page that was to be sealed and is live has one cause, or is sealed. */
 START_TEST(private_memory_is_listed_by_cause)
 {
 	struct glake_session *session = world_connect();
 	glake_ptr ptr = words_alloc(session, 10 * MIB, 1);
+	struct listed listed;
 	for (unsigned i = 0; i < 2; i++) {
 		/* Again: nothing is counted twice. */
 		words_seal(ptr + MIB, 6 * MIB);
-		struct listed listed = listed_for(session, UNFILLED);
-		ck_assert_uint_eq(listed.bytes, 2 * MIB);
-		ck_assert_uint_eq(listed.all_bytes, 2 * MIB);
+		listed = listed_for(session, UNFILLED);
+		ck_assert_uint_eq(listed.bytes, 4 * MIB);
+		ck_assert_uint_eq(listed.all_bytes, 4 * MIB);
 		ck_assert_uint_eq(listed.row.n_seals, i + 1);
 		ck_assert_uint_gt(listed.row.seal_ns, 0);
 		ck_assert_uint_eq(listed.row.held_ns, 0);
 	}
 	assert_ok(glake_unseal(ptr + 2 * MIB, 1));
-	struct listed listed = listed_for(session, "unsealed by the program");
+	listed = listed_for(session, "unsealed by the program");
 	ck_assert_uint_eq(listed.bytes, 4 * MIB);
+	ck_assert_uint_eq(listed.all_bytes, 8 * MIB);
+	/* A part. */
+	words_seal(ptr + 2 * MIB, 2 * MIB);
+	listed = listed_for(session, "unsealed by the program");
+	ck_assert_uint_eq(listed.bytes, 2 * MIB);
 	ck_assert_uint_eq(listed.all_bytes, 6 * MIB);
 	/* All of it. */
 	words_seal(ptr, 10 * MIB);
