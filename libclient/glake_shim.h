@@ -368,11 +368,11 @@ bool glake__session_is_gone(struct glake_session *session);
 
 /* ---- faults of the program -------------------------------------------------------------------- */
 
-/* A kernel that was given sealed memory. */
+/* A kernel that was given sealed memory, or a graph that may have such. */
 struct glake__suspect {
 	const char *kernel; /* its name, as the driver has it; borrowed */
-	glake_ptr ptr;
-	glake_ptr range; /* that ptr lies in: an allocation, or the range of a model */
+	glake_ptr ptr;      /* 0: not known, nor is what follows */
+	glake_ptr range;    /* that ptr lies in: an allocation, or the range of a model */
 	uint64_t range_bytes;
 };
 

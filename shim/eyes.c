@@ -272,6 +272,18 @@ void eyes_look(CUfunction function, void *const *params, void *const *extra)
 	}
 }
 
+/* What may be any of its kernels. */
+static struct kernel any_of_graph = {.name = (char *)"a CUDA graph"};
+
+void eyes_look_at_graph(uint64_t *seen)
+{
+	uint64_t now = glake__n_sealings;
+	if (*seen != now) {
+		*seen = now;
+		add_note(&any_of_graph, 0);
+	}
+}
+
 bool eyes_can_see(void)
 {
 	return real(cuFuncGetParamInfo) != NULL;
@@ -283,6 +295,9 @@ static struct glake__suspect suspect_of(const struct kernel *kernel, uint64_t pt
 {
 	struct glake__suspect suspect = {.kernel = kernel->name, .ptr = ptr};
 	struct heap_facts facts;
+	if (!ptr) {
+		return suspect;
+	}
 	if (heap_find(ptr, &facts)) {
 		suspect.range = facts.address;
 		suspect.range_bytes = facts.n_bytes;
@@ -315,7 +330,7 @@ size_t eyes_suspects(struct glake__suspect *suspects_out, size_t max)
 		uint64_t before = note->number;
 		const struct kernel *kernel = note->kernel;
 		uint64_t ptr = note->ptr;
-		if (before == number && note->number == number && is_sealed(ptr) &&
+		if (before == number && note->number == number && (!ptr || is_sealed(ptr)) &&
 		    !has_suspect(suspects_out, n, kernel, ptr)) {
 			suspects_out[n++] = suspect_of(kernel, ptr);
 		}

@@ -7,8 +7,9 @@
  * a kernel's parameters is noted when it points to sealed memory for the first time since something was sealed
  * last: what was noted last is the most suspect when the context is lost.
  *
- * Not seen: pointers that lie in device memory, memory outside the window, kernels of graphs that were captured before
- * memory was sealed, and all on drivers before CUDA 12.4, which do not tell where parameters are.
+ * Of graphs, only the first launch since then is noted: their kernels are seen if they are captured while memory is
+ * sealed. Not seen: pointers that lie in device memory, memory outside the window, and all kernels on drivers before
+ * CUDA 12.4, which do not tell where parameters are.
  *
  * What is known of a function is kept until code may have been unloaded, since a handle may then be another's.
  *
@@ -26,6 +27,9 @@
 /* Look at a launch, before it and inside the gate. @params and @extra are the call's, either may be NULL. */
 void eyes_look(CUfunction function, void *const *params, void *const *extra);
 
+/* An executable graph is about to be launched, which was looked at when glake__n_sealings was *@seen. */
+void eyes_look_at_graph(uint64_t *seen);
+
 /* Around a call after which handles of functions may be others'. */
 void eyes_hide_code(void);
 void eyes_show_code(void);
@@ -34,7 +38,8 @@ void eyes_show_code(void);
 bool eyes_can_see(void);
 
 /*
- * What was noted and is still sealed, the latest first. Returns how many, at most @max; names are static.
+ * What was noted and is still sealed, the latest first; a graph has no pointer. Returns how many, at most @max;
+ * names are static.
  */
 size_t eyes_suspects(struct glake__suspect *suspects_out, size_t max);
 

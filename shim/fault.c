@@ -48,6 +48,10 @@ static void print_suspects(void)
 {
 	for (size_t i = 0; i < fault.n_suspects; i++) {
 		const struct glake__suspect *suspect = &fault.suspects[i];
+		if (!suspect->ptr) {
+			dprintf(STDERR_FILENO, "glake:   %s\n", suspect->kernel);
+			continue;
+		}
 		dprintf(STDERR_FILENO, "glake:   %s at 0x%llx, in %.0f MiB at 0x%llx\n",
 		        suspect->kernel, (unsigned long long)suspect->ptr,
 		        (double)suspect->range_bytes / MIB, (unsigned long long)suspect->range);

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "proto/cleanup.h"
+#include "shim/eyes.h"
 #include "shim/shim.h"
 
 /* Bytes that a node writes to. */
@@ -18,6 +19,7 @@ struct exec {
 	struct note *notes; /* owned */
 	size_t n_notes;
 	size_t capacity;
+	uint64_t seen; /* of eyes_look_at_graph() */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -222,7 +224,10 @@ struct writes_span writes_graph(CUgraphExec handle)
 {
 	struct writes_span span = {.n_bytes = 0};
 	pthread_mutex_lock(&lock);
-	const struct exec *exec = glake__ptr_table_get(&execs, (uint64_t)(uintptr_t)handle);
+	struct exec *exec = get_exec_locked(handle);
+	if (exec) {
+		eyes_look_at_graph(&exec->seen);
+	}
 	for (size_t i = 0; exec && span.n_bytes == 0 && i < exec->n_notes; i++) {
 		span = writes_linear(exec->notes[i].span.ptr, exec->notes[i].span.n_bytes);
 	}

@@ -2,6 +2,7 @@
 /* A program has lost its context, and says which kernels may have written to sealed memory. */
 #include <inttypes.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "daemon/base/events.h"
 #include "daemon/rpc/rpc_handlers.h"
@@ -10,24 +11,33 @@
 #define SHOWN_BYTES 128
 #define MIB (1024.0 * 1024)
 
+static void describe_suspect(const Glake__Wire__FaultSuspect *suspect, char *text_out,
+                             size_t text_bytes)
+{
+	if (!suspect->address) {
+		snprintf(text_out, text_bytes, "%.*s", SHOWN_BYTES, suspect->kernel);
+		return;
+	}
+	snprintf(text_out, text_bytes, "%.*s at 0x%" PRIx64 " (%.0f MiB at 0x%" PRIx64 ")",
+	         SHOWN_BYTES, suspect->kernel, suspect->address, (double)suspect->range_bytes / MIB,
+	         suspect->range);
+}
+
 /* As many as fit. Each is a client's word. */
 static void describe_suspects(const Glake__Wire__FaultReport *report, char *text_out,
                               size_t text_bytes)
 {
+	static const char title[] = "; given sealed memory last: ";
 	size_t n_written = 0;
 	text_out[0] = '\0';
 	for (size_t i = 0; i < report->n_suspects; i++) {
-		const Glake__Wire__FaultSuspect *suspect = report->suspects[i];
-		int n = snprintf(text_out + n_written, text_bytes - n_written,
-		                 "%s%.*s at 0x%" PRIx64 " (%.0f MiB at 0x%" PRIx64 ")",
-		                 i == 0 ? "; given sealed memory last: " : ", ", SHOWN_BYTES,
-		                 suspect->kernel, suspect->address,
-		                 (double)suspect->range_bytes / MIB, suspect->range);
-		if (n < 0 || (size_t)n >= text_bytes - n_written) {
-			text_out[n_written] = '\0';
+		const char *before = i == 0 ? title : ", ";
+		char text[SHOWN_BYTES + 80];
+		describe_suspect(report->suspects[i], text, sizeof(text));
+		if (n_written + strlen(before) + strlen(text) >= text_bytes) {
 			return;
 		}
-		n_written += (size_t)n;
+		n_written += (size_t)sprintf(text_out + n_written, "%s%s", before, text);
 	}
 }
 

@@ -413,6 +413,25 @@ static bool memory_request(struct client *client, struct input *input, unsigned 
 	}
 }
 
+static bool fault_report(struct client *client, struct input *input)
+{
+	request_t request = GLAKE__WIRE__REQUEST__INIT;
+	Glake__Wire__FaultSuspect suspect = GLAKE__WIRE__FAULT_SUSPECT__INIT;
+	Glake__Wire__FaultSuspect *suspects[GLAKE_MAX_SUSPECTS + 1];
+	Glake__Wire__FaultReport body = GLAKE__WIRE__FAULT_REPORT__INIT;
+	suspect.kernel = take_text(input);
+	suspect.address = take_raw(input);
+	suspect.range_bytes = take_raw(input);
+	body.error = take_byte(input);
+	body.name = take_text(input);
+	body.n_suspects = take_byte(input) % (n_elements(suspects) + 1);
+	for (size_t i = 0; i < body.n_suspects; i++) {
+		suspects[i] = &suspect;
+	}
+	body.suspects = suspects;
+	return SEND(client, FAULT_REPORT, fault_report, &body);
+}
+
 static bool open_request(struct client *client, struct input *input)
 {
 	request_t request = GLAKE__WIRE__REQUEST__INIT;
@@ -588,7 +607,7 @@ static bool crowded_packet(struct client *client, struct input *input)
 
 static bool one_request(struct client *client, struct input *input)
 {
-	unsigned choice = take_byte(input) % 28;
+	unsigned choice = take_byte(input) % 29;
 	if (choice < 5) {
 		return memory_request(client, input, choice);
 	}
@@ -607,7 +626,10 @@ static bool one_request(struct client *client, struct input *input)
 	if (choice < 26) {
 		return raw_packet(client, input);
 	}
-	return choice < 27 ? crowded_packet(client, input) : ping(client);
+	if (choice < 27) {
+		return crowded_packet(client, input);
+	}
+	return choice < 28 ? ping(client) : fault_report(client, input);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n_bytes)

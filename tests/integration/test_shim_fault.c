@@ -121,6 +121,26 @@ START_TEST(a_program_that_ends_badly_was_heard)
 }
 END_TEST
 
+/* Of a graph that was captured while memory was sealed, the kernel is known; of others, that it was a graph. */
+START_TEST(graphs_are_named)
+{
+	struct run run;
+	start(&run, "replayed", "by_stream", "end_at_once");
+	run_continue(&run);
+	run_end_well(&run);
+	struct faults faults = list_faults();
+	ck_assert_uint_eq(faults.n, 1);
+	ck_assert_ptr_nonnull(strstr(faults.text, "last: a CUDA graph, reader at 0x"));
+	run_expect(&run, "  a CUDA graph\n");
+	start(&run, "captured", "by_stream", "end_at_once");
+	run_continue(&run);
+	run_end_well(&run);
+	faults = list_faults();
+	ck_assert_uint_eq(faults.n, 2);
+	ck_assert_ptr_nonnull(strstr(faults.text, "last: a CUDA graph, guilty_plain at 0x"));
+}
+END_TEST
+
 /* What lies in device memory is not seen, and halves of an address are none. */
 START_TEST(a_hidden_pointer_is_not_seen)
 {

@@ -227,6 +227,31 @@ static void elsewhere(CUdeviceptr to)
 	plain(8);
 }
 
+/* The first of these is a graph that is older than the sealing; the other one is captured now. */
+static CUgraphExec old_graph;
+static void replayed(CUdeviceptr to)
+{
+	(void)to;
+	must_ok(cuGraphLaunch(old_graph, stream));
+}
+
+static CUgraphExec capture(CUdeviceptr to)
+{
+	CUgraph graph;
+	CUgraphExec exec;
+	must_ok(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+	plain(to);
+	must_ok(cuStreamEndCapture(stream, &graph));
+	must_ok(cuGraphInstantiateWithFlags(&exec, graph, 0));
+	must_ok(cuGraphDestroy(graph));
+	return exec;
+}
+
+static void captured(CUdeviceptr to)
+{
+	must_ok(cuGraphLaunch(capture(to), stream));
+}
+
 static void unsealed(CUdeviceptr to)
 {
 	must(glake_unseal(to, 1) == 0);
@@ -309,7 +334,7 @@ static const struct {
 } forms[] = {
 	ROW(plain),        ROW(nested),    ROW(packed),   ROW(cooperative), ROW(extended),
 	ROW(extended_own), ROW(own),       ROW(thread),   ROW(fork_first),  ROW(hidden),
-	ROW(look),         ROW(elsewhere), ROW(unsealed),
+	ROW(look),         ROW(elsewhere), ROW(replayed), ROW(captured),    ROW(unsealed),
 };
 static const struct {
 	const char *name;
@@ -359,6 +384,7 @@ static void prepare(CUdeviceptr ptr)
 	nested(other);
 	hidden(other);
 	must_ok(cuStreamSynchronize(stream));
+	old_graph = capture(ptr + AT);
 	seal(ptr);
 	read_many(ptr);
 	must_ok(cuStreamSynchronize(stream));

@@ -299,6 +299,23 @@ START_TEST(kernels_of_libraries_are_launched_as_functions)
 }
 END_TEST
 
+START_TEST(a_graph_is_one_suspect)
+{
+	uint64_t seen[2] = {0, 0};
+	launch(0, SEALED);
+	eyes_look_at_graph(&seen[0]);
+	launch(1, SEALED);
+	eyes_look_at_graph(&seen[0]);
+	ck_assert_str_eq(suspects(), "f1 a CUDA graph f0 ");
+	eyes_look_at_graph(&seen[1]);
+	struct glake__suspect one;
+	ck_assert_uint_eq(eyes_suspects(&one, 1), 1);
+	ck_assert_str_eq(one.kernel, "a CUDA graph");
+	ck_assert_uint_eq(one.ptr, 0);
+	ck_assert_uint_eq(one.range, 0);
+}
+END_TEST
+
 START_TEST(an_older_driver_tells_nothing)
 {
 	shim_real.real_cuFuncGetParamInfo = NULL;
