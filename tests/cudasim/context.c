@@ -64,26 +64,34 @@ uint64_t ctx_id(const struct ctx *ctx)
 	return id;
 }
 
-void ctx_poison(struct ctx *ctx, CUresult err)
+static void poison_one(struct ctx *ctx, CUresult err)
 {
 	int clean = CUDA_SUCCESS;
 
 	atomic_compare_exchange_strong(&ctx->poison, &clean, err);
 }
 
-static void poison_those(struct ctx *list, size_t n, CUresult err)
+/* @ctx: and those of its device; NULL: all. */
+static void poison_those(struct ctx *list, size_t n, const struct ctx *ctx, CUresult err)
 {
 	for (size_t i = 0; i < n; i++) {
-		if (atomic_load(&list[i].active)) {
-			ctx_poison(&list[i], err);
+		if (atomic_load(&list[i].active) && (!ctx || list[i].device == ctx->device)) {
+			poison_one(&list[i], err);
 		}
 	}
 }
 
+void ctx_poison(struct ctx *ctx, CUresult err)
+{
+	poison_one(ctx, err);
+	poison_those(contexts, SIM_MAX_DEVICES, ctx, err);
+	poison_those(created, MAX_CREATED, ctx, err);
+}
+
 void ctx_poison_all(CUresult err)
 {
-	poison_those(contexts, SIM_MAX_DEVICES, err);
-	poison_those(created, MAX_CREATED, err);
+	poison_those(contexts, SIM_MAX_DEVICES, NULL, err);
+	poison_those(created, MAX_CREATED, NULL, err);
 }
 
 static CUresult ctx_charge_overhead(struct ctx *ctx)

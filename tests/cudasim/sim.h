@@ -139,6 +139,7 @@ struct ctx *ctx_from_handle(CUcontext handle);
 CUresult ctx_retain(CUdevice dev, bool is_for_green, struct ctx **ctx_out);
 CUresult ctx_release(struct ctx *ctx, bool is_for_green);
 uint64_t ctx_new_id(void);
+/* With all others of its device: a GPU drops them together. all: of all devices. */
 void ctx_poison(struct ctx *ctx, CUresult err);
 void ctx_poison_all(CUresult err);
 

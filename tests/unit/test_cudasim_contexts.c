@@ -90,15 +90,18 @@ START_TEST(streams_are_of_their_context)
 }
 END_TEST
 
-START_TEST(a_lost_context_leaves_the_others)
+START_TEST(all_contexts_of_the_device_are_lost)
 {
-	CUcontext primary = driver_begin("1x64MiB");
+	CUcontext primary = driver_begin("2x64MiB");
+	CUcontext other = create(1);
 	CUcontext ctx = create(0);
 
 	ck_ok(launch_fill(reserve(GRANULE), 4, 1, NULL));
 	ck_cu(cu.CtxSynchronize(), CUDA_ERROR_ILLEGAL_ADDRESS);
 	ck_ok(cu.CtxDestroy_v2(ctx));
-	ck_assert_ptr_eq(now(), primary);
+	ck_assert_ptr_eq(now(), other);
 	ck_ok(cu.CtxSynchronize());
+	ck_ok(cu.CtxSetCurrent(primary));
+	ck_cu(cu.CtxSynchronize(), CUDA_ERROR_ILLEGAL_ADDRESS);
 }
 END_TEST
