@@ -343,7 +343,7 @@ $(B)/tests/shim/%: $(B)/obj/tests/shim/%.o
 $(B)/tests/demo/engine: $(B)/obj/tests/demo/engine.o
 	$(call say,LD,$@)
 	@mkdir -p $(@D)
-	$(Q)$(CC) $(LDFLAGS) -o $@ $< -L$(CUDA_HOME)/lib64/stubs -lcuda -ljansson
+	$(Q)$(CC) $(LDFLAGS) -o $@ $< -L$(CUDA_HOME)/lib64/stubs -lcuda -ljansson $(call rpath,../../lib)
 
 # ---- install, dist ------------------------------------------------------------------------------
 install: all ## into DESTDIR and PREFIX (/usr/local); an absent configuration into /etc
