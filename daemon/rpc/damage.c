@@ -58,7 +58,6 @@ void rpc_note_damage(struct rpc_context *rpc, const struct block *block)
 	digest_to_text(&block->key.digest, digest);
 	const struct event_subject subject = {.realm = block->realm->name};
 	events_add(rpc->events, EVENT_BLOCK_DAMAGED, &subject,
-	           "block %s on device %u is damaged; used by %u models (%s) and %u sessions (%s)",
-	           digest, block->chunk.device->index, models.n, models.text, sessions.n,
-	           sessions.text);
+	           "block %s on device %u is damaged; models (%u): %s; sessions (%u): %s", digest,
+	           block->chunk.device->index, models.n, models.text, sessions.n, sessions.text);
 }

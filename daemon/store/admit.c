@@ -127,6 +127,7 @@ static void on_compared(struct compare_job *job, bool equal)
 		return;
 	}
 	if (!equal) {
+		candidate->is_suspect = true;
 		store_end_compare(store, candidate);
 		seal_collision(admit);
 		return;

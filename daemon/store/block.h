@@ -50,6 +50,7 @@ struct block {
 		n_mappings; /* by holders (holder.c): each place of a model that one has, and each use */
 	bool is_published;
 	bool is_collision; /* another content has its digest: it is not in the table, and never shared */
+	bool is_suspect; /* other bytes had its digest: the patrol looks at it first */
 	bool is_damaged; /* its content has changed: the same, but for those who share it already */
 };
 

@@ -74,21 +74,23 @@ static void on_gone(struct mover_job *job)
 
 /* ---- what to look at, and when --------------------------------------------------------------- */
 
-/* The next one in the order of ids, and the first behind the last. NULL: there is none. */
+/* A suspect; else the next one in the order of ids, and the first behind the last. NULL: there is none. */
 static struct block *next_block(const struct patrol *patrol)
 {
 	struct block *first = NULL;
+	struct block *next = NULL;
 	struct block *block;
 	list_for_each (block, &patrol->store->block_list, link) {
 		if (block->is_damaged) {
 			continue;
 		}
-		if (block->id > patrol->last_id) {
+		if (block->is_suspect) {
 			return block;
 		}
 		first = first ? first : block;
+		next = !next && block->id > patrol->last_id ? block : next;
 	}
-	return first;
+	return next ? next : first;
 }
 
 /* A mover that runs for the patrol alone must not take the memory that a program is about to need. */
@@ -139,6 +141,7 @@ static void look_at(struct patrol *patrol, struct block *block)
 		return;
 	}
 	store_begin_compare(block);
+	block->is_suspect = false;
 	patrol->look = look;
 	patrol->last_id = block->id;
 }

@@ -11,6 +11,9 @@
  *           after PATROL_START_MS, unless a device is known to be nearly full
  *   always  a block every PATROL_ALWAYS_MS, unless the mover has other work. The mover stays
  *
+ * A block that a comparison has shown to differ from other memory of its digest comes first: by chance that
+ * does not happen.
+ *
  * A block is damaged if the mover digested it and the digest is another one, or found its rest not
  * to be zero. Any other failure says nothing about it. While it is looked at, it is not evicted.
  *

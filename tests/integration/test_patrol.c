@@ -7,7 +7,7 @@
 #include <dirent.h>
 
 #include "tests/harness/models.h"
-#include "tests/harness/world.h"
+#include "tests/harness/words.h"
 
 #define ALWAYS WORLD_CONFIG "verify = \"always\"; "
 #define SAMPLE "pool = (); drain_ms = 300; verify = \"sample\"; "
@@ -144,8 +144,8 @@ START_TEST(whoever_has_a_damaged_block_keeps_it_and_nobody_else_gets_it)
 	damage_model(7 * MIB + 12345);
 	wait_damaged();
 	struct seen seen = events();
-	ck_assert_msg(strstr(seen.text, "1 models") && strstr(seen.text, FILE_NAME) &&
-	                      strstr(seen.text, "1 sessions") &&
+	ck_assert_msg(strstr(seen.text, "models (1)") && strstr(seen.text, FILE_NAME) &&
+	                      strstr(seen.text, "sessions (1)") &&
 	                      in_text(seen.text, (uint64_t)client),
 	              "%s", seen.text);
 	ck_assert_str_eq(seen.realm, "uid:0");
@@ -168,7 +168,7 @@ START_TEST(an_idle_model_with_a_damaged_block_goes)
 	damage_model(0x1fff);
 	wait_damaged();
 	world_wait_books(&books_before);
-	ck_assert_ptr_nonnull(strstr(events().text, "0 sessions"));
+	ck_assert_ptr_nonnull(strstr(events().text, "sessions (0)"));
 	world_join(world_client(open_right, (void *)&anew));
 }
 END_TEST
@@ -204,47 +204,121 @@ START_TEST(a_rest_that_is_not_zero_is_damage)
 }
 END_TEST
 
-static void publish(struct glake_session *session, struct glake_block **block_out)
-{
-	glake_ptr ptr;
-	assert_ok(glake_alloc(session, 0, 2 * MIB, GLAKE_ZERO, &ptr));
-	ck_assert_int_eq(drv.cuMemsetD8(ptr, 0x77, 2 * MIB), CUDA_SUCCESS);
-	ck_assert_int_eq(drv.cuCtxSynchronize(), CUDA_SUCCESS);
-	assert_ok(glake_block_publish(session, ptr, 2 * MIB, block_out));
-}
-
 static void publish_some(void *user)
 {
 	struct glake_block *block;
 	struct glake_block_info info = {.size = sizeof(info)};
-	CUcontext context;
-	world_open_driver();
-	ck_assert_int_eq(drv.cuDevicePrimaryCtxRetain(&context, 0), CUDA_SUCCESS);
-	ck_assert_int_eq(drv.cuCtxSetCurrent(context), CUDA_SUCCESS);
+	words_open_driver();
 	struct glake_session *session = world_connect();
-	publish(session, &block);
+	assert_ok(glake_block_publish(session, words_alloc(session, 2 * MIB, 7), 2 * MIB, &block));
 	glake_block_release(block);
 	world_reach(1);
 	world_await(2);
-	publish(session, &block);
+	assert_ok(glake_block_publish(session, words_alloc(session, 2 * MIB, 7), 2 * MIB, &block));
 	assert_ok(glake_block_info(block, &info));
 	ck_assert_int_eq(info.was_known, 0);
 	world_disconnect(session);
 }
 
+static void damage_words(uint64_t content)
+{
+	const uint64_t words[] = {content << 48, content << 48 | 1, content << 48 | 2};
+	damage(words, sizeof(words), 4711);
+}
+
 START_TEST(a_damaged_block_of_a_program_is_not_shared_again)
 {
 	world_begin(.config = ALWAYS, .devices = "1x256MiB");
-	uint8_t bytes[64];
-	memset(bytes, 0x77, sizeof(bytes));
 	pid_t client = world_client(publish_some, NULL);
 	world_await(1);
 	look_on();
-	damage(bytes, sizeof(bytes), 4711);
+	damage_words(7);
 	wait_damaged();
 	ck_assert_uint_eq(world_books().n_blocks, 0);
 	world_reach(2);
 	world_join(client);
+}
+END_TEST
+
+static void publish_weights(struct glake_session *session, uint64_t content)
+{
+	const uint64_t shape[] = {2 * MIB / sizeof(uint64_t)};
+	const struct glake_tensor tensor = {
+		.size = sizeof(tensor),
+		.name = "w",
+		.dtype = GLAKE_U64,
+		.n_dims = 1,
+		.shape = shape,
+		.ptr = words_alloc(session, 2 * MIB, content),
+	};
+	assert_ok(glake_weights_publish(session, "key", &tensor, 1, NULL, NULL));
+}
+
+static void use_weights(void *user)
+{
+	struct glake_model *model;
+	words_open_driver();
+	struct glake_session *session = world_connect();
+	publish_weights(session, 8);
+	world_reach(1);
+	world_await(2);
+	assert_fails(GLAKE_E_NOT_FOUND, "key", glake_weights_attach(session, "key", NULL, &model));
+	publish_weights(session, 8);
+	assert_ok(glake_weights_attach(session, "key", NULL, &model));
+	words_check(world_tensor(model, "w").ptr, 2 * MIB, 8);
+	world_disconnect(session);
+}
+
+/* Whoever published them has them sealed, and so damaged; but nobody attaches them. */
+START_TEST(published_weights_with_a_damaged_block_are_not_attached)
+{
+	world_begin(.config = ALWAYS, .devices = "1x256MiB");
+	pid_t client = world_client(use_weights, NULL);
+	world_await(1);
+	look_on();
+	damage_words(8);
+	wait_damaged();
+	world_reach(2);
+	world_join(client);
+}
+END_TEST
+
+static void publish_layer(void *user)
+{
+	const struct model_tensor *layer = user;
+	static uint8_t bytes[WORLD_LAYER_BYTES];
+	struct glake_block *block;
+	struct glake_block_info info = {.size = sizeof(info)};
+	glake_ptr ptr;
+	words_open_driver();
+	struct glake_session *session = world_connect();
+	assert_ok(glake_alloc(session, 0, sizeof(bytes), 0, &ptr));
+	model_tensor_fill(layer, 0, bytes, sizeof(bytes));
+	ck_assert_int_eq(drv.cuMemcpyHtoD(ptr, bytes, sizeof(bytes)), CUDA_SUCCESS);
+	assert_ok(glake_block_publish(session, ptr, sizeof(bytes), &block));
+	assert_ok(glake_block_info(block, &info));
+	ck_assert_int_eq(info.was_known, 0);
+	world_disconnect(session);
+}
+
+/* Whoever has the right bytes is not given the damaged ones; and the patrol looks there first. */
+START_TEST(a_block_that_differs_from_its_equal_is_looked_at_first)
+{
+	struct glake_model *model;
+	uint8_t bytes[32];
+	world_begin(.config = WORLD_CONFIG, .devices = "1x256MiB");
+	const char *path = world_write_layers(FILE_NAME, SEED);
+	struct glake_session *session = world_connect_blind();
+	assert_ok(world_open_unmapped(session, path, &model));
+	struct model_tensor layer = {.seed = SEED * WORLD_N_LAYERS + WORLD_N_LAYERS / 2};
+	model_tensor_fill(&layer, 0, bytes, sizeof(bytes));
+	damage(bytes, sizeof(bytes), 4711);
+	world_join(world_client(publish_layer, &layer));
+	harness_wait_log(&harness, "two different contents have the digest");
+	harness_reload(&harness, ALWAYS);
+	wait_damaged();
+	/* And not after all the blocks before it. */
+	ck_assert_uint_lt(world_metric("blocks_verified"), WORLD_N_LAYERS / 2);
 }
 END_TEST
 
