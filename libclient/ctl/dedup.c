@@ -85,7 +85,7 @@ struct session {
 };
 
 static const struct field session_fields[] = {
-	FIELD(ROW, session, U64, PLAIN, "SESSION"),
+	FIELD(ROW, session, U64, PLAIN, NULL),
 	FIELD(ROW, pid, U32, PLAIN, "PID"),
 	FIELD(ROW, realm, TEXT, PLAIN, NULL),
 	FIELD(ROW, program, TEXT, PLAIN, "PROGRAM"),

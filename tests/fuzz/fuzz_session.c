@@ -374,6 +374,8 @@ static bool memory_request(struct client *client, struct input *input, unsigned 
 	Glake__Wire__ChunkOpen open_ = GLAKE__WIRE__CHUNK_OPEN__INIT;
 	Glake__Wire__DriverMemory driver[4];
 	Glake__Wire__DriverMemory *list[n_elements(driver)];
+	Glake__Wire__Unsealed unsealed = GLAKE__WIRE__UNSEALED__INIT;
+	Glake__Wire__Unsealed *unsealed_list[] = {&unsealed};
 	Glake__Wire__UsageReport usage = GLAKE__WIRE__USAGE_REPORT__INIT;
 	uint64_t ids[N_TAKEN];
 	switch (choice) {
@@ -409,6 +411,11 @@ static bool memory_request(struct client *client, struct input *input, unsigned 
 			list[i] = &driver[i];
 		}
 		usage.driver = list;
+		/* Of what was taken already: seeds mean what they meant. */
+		unsealed.why = (Glake__Wire__UnsealedWhy)usage.live_bytes;
+		unsealed.bytes = usage.warm_bytes;
+		usage.unsealed = unsealed_list;
+		usage.n_unsealed = usage.n_driver % 2;
 		return SEND(client, USAGE_REPORT, usage_report, &usage);
 	}
 }
