@@ -114,7 +114,7 @@ static bool start_telling(struct connection *connection)
 	return is_started;
 }
 
-/* A program without a connection has no memory of glaked's. */
+/* A program that has memory of glaked only by sessions of its own has no connection: then stderr is all. */
 static void report(CUresult result)
 {
 	look_around(result);

@@ -10,16 +10,11 @@
 #include "shim/eyes.h"
 #include "shim/shim.h"
 #include "tests/check_glake.h"
+#include "tests/unit/fake_window.h"
 
-#define PAGE GLAKE__PAGE_BYTES
-#define BASE (1000 * PAGE)
-#define N_PAGES 16u
-#define SEALED (BASE + 8 * PAGE) /* the one page that is */
 #define PRIVATE (BASE + 9 * PAGE)
 #define MAX_PARAMS 8
 #define N_FUNCTIONS 200u
-
-static _Atomic uint64_t entries[N_PAGES];
 
 /* ---- a driver --------------------------------------------------------------------------------- */
 
@@ -81,14 +76,7 @@ static CUresult kernel_info(CUkernel kernel, size_t i, size_t *offset, size_t *s
 
 static void begin(void)
 {
-	for (unsigned i = 0; i < N_PAGES; i++) {
-		enum glake__page_kind kind = BASE + i * PAGE == SEALED ? GLAKE__PAGE_BLOCK
-		                                                       : GLAKE__PAGE_CHUNK;
-		entries[i] = glake__page_entry(kind, 0, NULL);
-	}
-	glake__pages.base = BASE;
-	glake__pages.entries = entries;
-	glake__pages.n_bytes = N_PAGES * PAGE;
+	make_window();
 	glake__n_sealings = 1;
 	shim_real.real_cuFuncGetName = func_name;
 	shim_real.real_cuKernelGetName = kernel_name;
@@ -167,7 +155,7 @@ END_TEST
 START_TEST(memory_that_is_private_again_accuses_nobody)
 {
 	launch(0, SEALED);
-	entries[(SEALED - BASE) / PAGE] = glake__page_entry(GLAKE__PAGE_CHUNK, 0, NULL);
+	fake_entries[(SEALED - BASE) / PAGE] = glake__page_entry(GLAKE__PAGE_CHUNK, 0, NULL);
 	ck_assert_str_eq(suspects(), "");
 }
 END_TEST

@@ -3,28 +3,9 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "libclient/memory/page.h"
 #include "shim/writes.h"
 #include "tests/check_glake.h"
-
-#define PAGE GLAKE__PAGE_BYTES
-#define BASE (1000 * PAGE)
-#define N_PAGES 16u
-#define SEALED (BASE + 8 * PAGE) /* the one page that is */
-
-static _Atomic uint64_t entries[N_PAGES];
-
-static void make_window(void)
-{
-	for (unsigned i = 0; i < N_PAGES; i++) {
-		enum glake__page_kind kind = BASE + i * PAGE == SEALED ? GLAKE__PAGE_BLOCK
-		                                                       : GLAKE__PAGE_CHUNK;
-		entries[i] = glake__page_entry(kind, 0, NULL);
-	}
-	glake__pages.base = BASE;
-	glake__pages.entries = entries;
-	glake__pages.n_bytes = N_PAGES * PAGE;
-}
+#include "tests/unit/fake_window.h"
 
 #define ck_none(span) ck_assert_uint_eq((span).n_bytes, 0)
 #define ck_span(span, ptr_, n_bytes_) \
