@@ -10,7 +10,7 @@
  *                stays the same meanwhile
  * While n_users > 0 or n_pins > 0, the tenant that brought it into use or pinned it pays. Otherwise
  * the built-in tenant pays, and the block is cache. A block that a program published may be cache
- * without a manifest. A block from a file goes with its last manifest.
+ * without a manifest. A block that has been in a model goes with its last manifest.
  *
  * Owner: the store's table. Threads: loop thread.
  */

@@ -627,6 +627,9 @@ int store_publish(struct store *store, struct model *draft, struct tenant *tenan
 	if (earlier) {
 		replace_model(store, earlier);
 	}
+	for (size_t i = 0; i < draft->n_blocks; i++) {
+		draft->blocks[i].block->is_published = false;
+	}
 	store->stats->models_published++;
 	store_unhold_model(store, draft, tenant->priority);
 	return 0;

@@ -139,8 +139,9 @@ struct model *store_new_draft(struct store *store, struct realm *realm, struct d
 /* Put @block, which has a user, behind the draft's blocks. Returns 0, -ENOMEM, or -EINVAL: it is full. */
 int store_add_used_block(struct store *store, struct model *draft, struct block *block);
 /*
- * The draft, complete and checked, becomes the model of its key, and its hold ends. An earlier model of
- * that key is found no more, and goes when nobody has it open. @tenant pays for the pin, if @pin or
+ * The draft, complete and checked, becomes the model of its key, and its hold ends. From then on its blocks
+ * go with their last model and user, so that models that come and go leave no cache behind. An earlier
+ * model of that key is found no more, and goes when nobody has it open. @tenant pays for the pin, if @pin or
  * the earlier one is pinned. Returns 0, or TENANT_E_* or -ENOMEM: it is a draft still.
  */
 int store_publish(struct store *store, struct model *draft, struct tenant *tenant, bool pin);

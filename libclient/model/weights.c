@@ -2,11 +2,13 @@
 /*
  * Published weights. Publishing, step by step, and what a failure of each leaves behind:
  *
+ *   begin     a draft at glaked, which checks the key
  *   seal      the tensors' memory, as glake_seal() does. What is sealed stays sealed
  *   layout    which blocks the tensors lie in, and which pages must be copied (weights_layout.h)
  *   copy      those pages, to blocks of their own, which are released in the end, whatever happens
- *   send      the manifest, page by page, to a draft of glaked's; the last request makes it the model of
- *             its key. A failure ends the draft
+ *   send      the manifest, page by page; the last one makes the draft the model of its key
+ *
+ * A failure gives the draft up.
  */
 #include <errno.h>
 #include <stdbool.h>
@@ -378,53 +380,75 @@ static int add_tensors(struct page *page)
 	return r;
 }
 
-static int send_all(struct publication *publication, struct page *page)
+/* After a refusal it is gone already. */
+static void give_up(struct page *page)
 {
-	page->publication = publication;
-	page->draft = 0;
-	clear(page);
+	if (page->draft != 0) {
+		char *text = glake__error_save();
+		glake__rpc_model_close(page->publication->session, page->draft);
+		glake__error_restore(text);
+	}
+}
+
+static int send_manifest(struct page *page)
+{
 	int r = add_places(page);
 	if (r == 0) {
 		r = add_tensors(page);
 	}
 	if (r == 0) {
 		page->body.commit = true;
-		page->body.pin = publication->pin;
+		page->body.pin = page->publication->pin;
 		r = send_page(page);
 	}
-	if (r < 0 && page->draft != 0) {
-		/* After a refusal it is gone already. */
-		char *text = glake__error_save();
-		glake__rpc_model_close(publication->session, page->draft);
-		glake__error_restore(text);
-	}
-	publication->sum.was_published = r == 0 && page->was_published;
 	return r;
-}
-
-static int send_manifest(struct publication *publication)
-{
-	cleanup_free struct page *page = calloc(1, sizeof(*page));
-	if (!page) {
-		return glake__fail(-ENOMEM, "out of memory");
-	}
-	int r = send_all(publication, page);
-	/* On a new connection, if there is one: blocks keep their ids. */
-	return r == GLAKE_E_GONE ? send_all(publication, page) : r;
 }
 
 /* ---- publishing ------------------------------------------------------------------------------- */
 
-static int publish(struct publication *publication)
+static int publish(struct publication *publication, struct page *page)
 {
-	int r = seal(publication);
+	int r = send_page(page);
+	if (r == GLAKE_E_GONE) {
+		r = send_page(page);
+	}
+	if (r == 0) {
+		r = seal(publication);
+	}
 	if (r == 0) {
 		r = lay_out(publication);
 	}
 	if (r == 0) {
 		r = copy_places(publication);
 	}
-	return r < 0 ? r : send_manifest(publication);
+	if (r < 0) {
+		return r;
+	}
+	r = send_manifest(page);
+	if (r == GLAKE_E_GONE) {
+		/* Again, if there is a new connection: blocks keep their ids. */
+		give_up(page);
+		page->draft = 0;
+		clear(page);
+		r = send_manifest(page);
+	}
+	publication->sum.was_published = page->was_published;
+	return r;
+}
+
+static int publish_tensors(struct publication *publication)
+{
+	cleanup_free struct page *page = calloc(1, sizeof(*page));
+	if (!page) {
+		return glake__fail(-ENOMEM, "out of memory");
+	}
+	page->publication = publication;
+	clear(page);
+	int r = publish(publication, page);
+	if (r < 0) {
+		give_up(page);
+	}
+	return r;
 }
 
 static void deinit(struct publication *publication)
@@ -478,7 +502,7 @@ int glake_weights_publish(struct glake_session *session, const char *key,
 	publication.pin = full.pin != 0;
 	r = take_tensors(&publication, tensors, n_tensors);
 	if (r == 0) {
-		r = publish(&publication);
+		r = publish_tensors(&publication);
 	}
 	deinit(&publication);
 	if (r == 0 && published_out) {

@@ -1,14 +1,31 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Published weights: what one process leaves under a key, others attach. */
+#include <pthread.h>
+#include <sys/socket.h>
+
+#include "libclient/memory/range.h"
+#include "proto/limits.h"
+#include "tests/harness/models.h"
 #include "tests/harness/world.h"
 
-static void begin(void)
+static void open_driver(void)
 {
 	CUcontext context;
-	world_begin(.config = WORLD_CONFIG "warm_bytes = \"64MiB\";", .devices = "1x4GiB");
 	world_open_driver();
 	ck_assert_int_eq(drv.cuDevicePrimaryCtxRetain(&context, 0), CUDA_SUCCESS);
 	ck_assert_int_eq(drv.cuCtxSetCurrent(context), CUDA_SUCCESS);
+}
+
+/* For tests with processes. */
+static void begin_blind(void)
+{
+	world_begin(.config = WORLD_CONFIG "warm_bytes = \"64MiB\";", .devices = "1x4GiB");
+}
+
+static void begin(void)
+{
+	begin_blind();
+	open_driver();
 }
 BEGIN_EACH(begin)
 
@@ -94,6 +111,22 @@ static uint64_t held_bytes(void)
 {
 	struct books books = world_books();
 	return books.private_bytes + books.block_bytes;
+}
+
+static int add_charged(void *user, const struct glake_tenant_row *row)
+{
+	if (strcmp(row->name, "default") == 0) {
+		*(uint64_t *)user += row->devices[0].used_bytes;
+	}
+	return 0;
+}
+
+/* To the clients' tenant; the cache pays for the rest. */
+static uint64_t charged_bytes(void)
+{
+	uint64_t bytes = 0;
+	assert_ok(glake_list_tenants(eye, add_charged, &bytes));
+	return bytes;
 }
 
 START_TEST(what_one_publishes_others_attach)
@@ -189,6 +222,43 @@ START_TEST(tensors_are_attached_as_they_were)
 }
 END_TEST
 
+/* Of dlpack.h, as consumers see it. */
+struct DLManagedTensor {
+	void *data;
+	int32_t device[2];
+	int32_t n_dims;
+	uint8_t type[4];
+	int64_t *shape;
+	int64_t *strides;
+	uint64_t byte_offset;
+	void *context;
+	void (*deleter)(struct DLManagedTensor *self);
+};
+
+START_TEST(dlpack_has_the_strides)
+{
+	struct glake_session *session = world_connect();
+	glake_ptr ptr = alloc_words(session, 2 * MIB, 1);
+	const struct glake_tensor tensors[] = {
+		{sizeof(tensors[0]), "a", GLAKE_F32, 2, (uint64_t[]){3, 5}, 0, ptr,
+	         (uint64_t[]){1, 3}},
+		{sizeof(tensors[0]), "b", GLAKE_F32, 2, (uint64_t[]){3, 5}, 0, ptr, NULL},
+	};
+	publish(session, "key", tensors, 2);
+	struct glake_model *model = attach(session, "key");
+	struct DLManagedTensor *managed;
+	assert_ok(glake_model_dlpack(model, 0, &managed));
+	ck_assert_int_eq(managed->n_dims, 2);
+	ck_assert(managed->shape[0] == 3 && managed->shape[1] == 5);
+	ck_assert(managed->strides[0] == 1 && managed->strides[1] == 3);
+	managed->deleter(managed);
+	assert_ok(glake_model_dlpack(model, 1, &managed));
+	ck_assert_ptr_null(managed->strides);
+	managed->deleter(managed);
+	glake_model_close(model);
+}
+END_TEST
+
 /* What cannot be a block is copied, page by page, and only the tensors' bytes of it. */
 START_TEST(what_cannot_be_sealed_is_copied)
 {
@@ -232,5 +302,596 @@ START_TEST(what_cannot_be_sealed_is_copied)
 	check_words(tensor_of(model, "foreign").ptr, 3 * MIB, 3);
 	glake_model_close(model);
 	ck_assert_int_eq(drv.cuMemFree(foreign), CUDA_SUCCESS);
+}
+END_TEST
+
+/* Whose the memory is does not matter, if it is the process's: other sessions', models', blocks'. */
+START_TEST(blocks_of_all_kinds_are_shared_as_they_are)
+{
+	struct glake_session *one = world_connect();
+	struct glake_session *two = world_connect();
+	struct glake_session *third = world_connect();
+	struct glake_model *file;
+	struct glake_block *block;
+	struct glake_block_info block_info = {.size = sizeof(block_info)};
+	const char *path = world_write_model("m.safetensors", 300 * MIB, 5);
+	assert_ok(glake_model_open(two, path, NULL, &file));
+	glake_ptr first = alloc_words(one, 8 * MIB, 1);
+	glake_ptr second = alloc_words(two, 6 * MIB, 2);
+	glake_ptr published = alloc_words(two, 4 * MIB, 3);
+	assert_ok(glake_block_publish(two, published, 4 * MIB, &block));
+	uint64_t before = held_bytes();
+	const struct glake_tensor tensors[] = {
+		WORDS("a", first, 8 * MIB),
+		WORDS("b", second, 6 * MIB),
+		WORDS("c", published, 4 * MIB),
+		WORDS("w", world_tensor(file, "w").ptr, 300 * MIB),
+		/* The second block of it alone. */
+		WORDS("part", world_tensor(file, "w").ptr + 130 * MIB, 2 * MIB),
+	};
+	struct glake_published result = publish(third, "all", tensors, 4);
+	ck_assert_uint_eq(result.in_place_bytes, 318 * MIB);
+	ck_assert_uint_eq(result.copied_bytes, 0);
+	result = publish(third, "part", &tensors[4], 1);
+	ck_assert_uint_eq(result.in_place_bytes, 128 * MIB);
+	ck_assert_uint_eq(held_bytes(), before);
+	glake_model_close(file);
+	world_disconnect(one);
+	world_disconnect(two);
+
+	struct glake_model *all = attach(third, "all");
+	struct glake_model *part = attach(third, "part");
+	check_words(tensor_of(all, "a").ptr, 8 * MIB, 1);
+	check_words(tensor_of(all, "b").ptr, 6 * MIB, 2);
+	check_words(tensor_of(all, "c").ptr, 4 * MIB, 3);
+	ck_assert(world_is_content(third, tensor_of(all, "w").ptr, 300 * MIB, 5, 0));
+	ck_assert(world_is_content(third, tensor_of(part, "part").ptr, 2 * MIB, 5, 130 * MIB));
+	glake_model_close(all);
+	glake_model_close(part);
+}
+END_TEST
+
+/* ---- keys ------------------------------------------------------------------------------------- */
+
+START_TEST(equal_bytes_under_two_keys_are_one_copy)
+{
+	struct glake_session *one = world_connect();
+	struct glake_session *two = world_connect();
+	const struct glake_tensor first = WORDS("a", alloc_words(one, 200 * MIB, 1), 200 * MIB);
+	const struct glake_tensor second = WORDS("b", alloc_words(two, 200 * MIB, 1), 200 * MIB);
+	publish(one, "one", &first, 1);
+	publish(two, "two", &second, 1);
+	ck_assert_uint_eq(held_bytes(), 200 * MIB);
+	ck_assert_uint_eq(world_books().n_models, 2);
+	world_disconnect(one);
+	world_disconnect(two);
+	ck_assert_uint_eq(held_bytes(), 200 * MIB);
+	assert_ok(glake_evict(eye, "one", NULL, NULL));
+	ck_assert_uint_eq(held_bytes(), 200 * MIB);
+}
+END_TEST
+
+static int find_row(void *user, const struct glake_model_row *row)
+{
+	struct glake_model_row *found = user;
+	if (strcmp(row->name, found->name) != 0 || strcmp(row->state, found->state) != 0) {
+		return 0;
+	}
+	*found = *row;
+	return 1;
+}
+
+static bool is_listed(const char *key, const char *state)
+{
+	struct glake_model_row row = {.name = key, .state = state};
+	bool is_there = glake_list_models(eye, find_row, &row) == 1;
+	ck_assert(!is_there || row.is_published);
+	return is_there;
+}
+
+/* The same once more changes nothing. Others get a new one, and who has the old one keeps it. */
+START_TEST(a_key_is_of_what_was_published_last)
+{
+	struct glake_session *session = world_connect();
+	glake_ptr first = alloc_words(session, 6 * MIB, 1);
+	glake_ptr second = alloc_words(session, 6 * MIB, 2);
+	const struct glake_tensor old = WORDS("w", first, 6 * MIB);
+	const struct glake_tensor new = WORDS("w", second, 6 * MIB);
+	ck_assert(!publish(session, "step", &old, 1).was_published);
+	struct glake_model *model = attach(session, "step");
+	ck_assert(publish(session, "step", &old, 1).was_published);
+	ck_assert_uint_eq(world_books().n_models, 1);
+
+	ck_assert(!publish(session, "step", &new, 1).was_published);
+	ck_assert_uint_eq(world_books().n_models, 2);
+	ck_assert(is_listed("step", "ready") && is_listed("step", "replaced"));
+	struct glake_model *next = attach(session, "step");
+	check_words(tensor_of(model, "w").ptr, 6 * MIB, 1);
+	check_words(tensor_of(next, "w").ptr, 6 * MIB, 2);
+	assert_ok(glake_free(session, first));
+	assert_ok(glake_free(session, second));
+	glake_model_close(next);
+	ck_assert_uint_eq(held_bytes(), 12 * MIB);
+	/* Its name is the new one's. */
+	assert_ok(glake_evict(eye, "step", NULL, NULL));
+	ck_assert(!is_listed("step", "ready") && is_listed("step", "replaced"));
+	check_words(tensor_of(model, "w").ptr, 6 * MIB, 1);
+	glake_model_close(model);
+	ck_assert_uint_eq(world_books().n_models, 0);
+}
+END_TEST
+
+START_TEST(a_pin_is_the_keys)
+{
+	struct glake_publish_options options = {.size = sizeof(options), .pin = 1};
+	struct glake_session *session = world_connect();
+	glake_ptr ptr = alloc_words(session, 6 * MIB, 1);
+	const struct glake_tensor old = WORDS("w", ptr, 6 * MIB);
+	assert_ok(glake_weights_publish(session, "key", &old, 1, &options, NULL));
+	assert_ok(glake_unseal(ptr, 6 * MIB));
+	write_words(ptr, 6 * MIB, 2);
+	assert_ok(glake_weights_publish(session, "key", &old, 1, NULL, NULL));
+	world_disconnect(session);
+	assert_ok(glake_evict(eye, NULL, NULL, NULL));
+	ck_assert_uint_eq(world_books().n_models, 1);
+	ck_assert_uint_eq(charged_bytes(), 6 * MIB);
+	assert_fails(GLAKE_E_BUSY, "pinned", glake_evict(eye, "key", NULL, NULL));
+
+	struct glake_session *other = world_connect();
+	struct glake_model *model = attach(other, "key");
+	check_words(tensor_of(model, "w").ptr, 6 * MIB, 2);
+	glake_model_close(model);
+	assert_ok(glake_pin(eye, "key", 0));
+	assert_ok(glake_evict(eye, "key", NULL, NULL));
+	ck_assert_uint_eq(held_bytes(), 0);
+
+	struct glake_attach_options pin = {.size = sizeof(pin), .pin = 1};
+	const struct glake_tensor new = WORDS("w", alloc_words(other, 2 * MIB, 3), 2 * MIB);
+	publish(other, "key", &new, 1);
+	assert_ok(glake_weights_attach(other, "key", &pin, &model));
+	glake_model_close(model);
+	assert_fails(GLAKE_E_BUSY, "pinned", glake_evict(eye, "key", NULL, NULL));
+	assert_ok(glake_pin(eye, "key", 0));
+}
+END_TEST
+
+START_TEST(attached_weights_stay)
+{
+	struct glake_session *session = world_connect();
+	struct glake_model *model;
+	glake_ptr ptr = alloc_words(session, 6 * MIB, 1);
+	const struct glake_tensor tensor = WORDS("w", ptr, 6 * MIB);
+	publish(session, "key", &tensor, 1);
+	model = attach(session, "key");
+	assert_ok(glake_free(session, ptr));
+	assert_fails(GLAKE_E_BUSY, "in use", glake_evict(eye, "key", NULL, NULL));
+	assert_ok(glake_evict(eye, NULL, NULL, NULL));
+	check_words(tensor_of(model, "w").ptr, 6 * MIB, 1);
+	glake_model_close(model);
+	assert_ok(glake_evict(eye, "key", NULL, NULL));
+	assert_fails(GLAKE_E_NOT_FOUND, "'key'",
+	             glake_weights_attach(session, "key", NULL, &model));
+	ck_assert_uint_eq(held_bytes(), 0);
+}
+END_TEST
+
+START_TEST(bad_keys_and_tensors_are_refused)
+{
+	static char long_key[GLAKE_MAX_KEY_BYTES + 2];
+	struct glake_session *session = world_connect();
+	struct glake_model *model;
+	glake_ptr ptr = alloc_words(session, 2 * MIB, 1);
+	const struct glake_tensor good = WORDS("w", ptr, 2 * MIB);
+	memset(long_key, 'k', sizeof(long_key) - 1);
+	const struct {
+		const char *key;
+		int error;
+	} keys[] = {
+		{NULL, -EINVAL},
+		{"", -EINVAL},
+		{long_key, -EINVAL},
+		{"4711", GLAKE_E_BAD_REQUEST},
+		{"a\nb", GLAKE_E_BAD_REQUEST},
+		{"\xff", GLAKE_E_BAD_REQUEST},
+	};
+	for (size_t i = 0; i < n_elements(keys); i++) {
+		assert_fails(keys[i].error, "a key has 1 to 255 bytes",
+		             glake_weights_publish(session, keys[i].key, &good, 1, NULL, NULL));
+	}
+	struct glake_tensor bad[8];
+	for (size_t i = 0; i < n_elements(bad); i++) {
+		bad[i] = good;
+	}
+	bad[0].name = NULL;
+	bad[1].name = "";
+	bad[2].shape = NULL;
+	bad[3].n_dims = GLAKE_MAX_DIMS + 1;
+	bad[4].dtype = (enum glake_dtype)99;
+	bad[5].shape = (const uint64_t[]){UINT64_MAX / 4};
+	bad[6].ptr = 0;
+	bad[7].strides = (const uint64_t[]){UINT64_MAX / 8};
+	for (size_t i = 0; i < n_elements(bad); i++) {
+		assert_fails(-EINVAL, "tensor",
+		             glake_weights_publish(session, "key", &bad[i], 1, NULL, NULL));
+	}
+	const struct glake_tensor twins[] = {good, good};
+	assert_fails(-EINVAL, "two tensors are named w",
+	             glake_weights_publish(session, "key", twins, 2, NULL, NULL));
+	assert_fails(-EINVAL, "NULL", glake_weights_publish(session, "key", NULL, 1, NULL, NULL));
+	setenv("GLAKE_DEDUP", "off", 1);
+	assert_fails(-EPERM, "GLAKE_DEDUP",
+	             glake_weights_publish(session, "key", &good, 1, NULL, NULL));
+	unsetenv("GLAKE_DEDUP");
+	ck_assert(can_write(ptr));
+	ck_assert_uint_eq(world_books().n_models, 0);
+	/* The longest; and no tensors at all. */
+	long_key[GLAKE_MAX_KEY_BYTES] = '\0';
+	publish(session, long_key, &good, 1);
+	publish(session, "none", NULL, 0);
+	model = attach(session, "none");
+	ck_assert_uint_eq(info_of(model).n_tensors, 0);
+	glake_model_close(model);
+}
+END_TEST
+
+/* ---- limits ----------------------------------------------------------------------------------- */
+
+START_TEST(many_tensors)
+{
+	enum { N = 10000, BYTES = 2048 };
+	static char names[N][200];
+	static struct glake_tensor tensors[N];
+	static const uint64_t shape[] = {2, 4, BYTES / 64};
+	struct glake_session *session = world_connect();
+	glake_ptr ptr = alloc_words(session, N * BYTES, 1);
+	for (unsigned i = 0; i < N; i++) {
+		snprintf(names[i], sizeof(names[i]), "model.layers.%u.%0*u", (i * 7919u) % N,
+		         (int)(i % 150), i);
+		tensors[i] = (struct glake_tensor){
+			.size = sizeof(tensors[i]),
+			.name = names[i],
+			.dtype = GLAKE_U64,
+			.n_dims = 3,
+			.shape = shape,
+			.ptr = ptr + i * BYTES,
+		};
+	}
+	struct glake_published result = publish(session, "many", tensors, N);
+	ck_assert_uint_eq(result.copied_bytes, 0);
+	struct glake_model *model = attach(session, "many");
+	ck_assert_uint_eq(info_of(model).n_tensors, N);
+	check_words(info_of(model).base, N * BYTES, 1);
+	for (unsigned i = 0; i < N; i++) {
+		struct glake_tensor tensor = tensor_of(model, names[i]);
+		ck_assert_uint_eq(tensor.ptr - info_of(model).base, i * BYTES);
+	}
+	glake_model_close(model);
+	assert_ok(glake_set_manifest_quota(eye, "default", MIB));
+	assert_fails(GLAKE_E_OVER_QUOTA, "manifest",
+	             glake_weights_publish(session, "more", tensors, N, NULL, NULL));
+	assert_fails(GLAKE_E_OVER_QUOTA, "manifest",
+	             glake_weights_attach(session, "many", NULL, &model));
+	assert_ok(glake_set_manifest_quota(eye, "default", 0));
+	ck_assert_uint_eq(world_books().n_models, 1);
+	assert_ok(glake_evict(eye, "many", NULL, NULL));
+	ck_assert_uint_eq(world_books().charged_manifest_bytes,
+	                  books_before.charged_manifest_bytes);
+}
+END_TEST
+
+/* Who uses them pays. What cannot be copied is not published. */
+START_TEST(weights_beyond_the_quota_are_refused)
+{
+	struct glake_session *session = world_connect();
+	struct glake_model *model;
+	CUdeviceptr foreign;
+	glake_ptr ptr = alloc_words(session, 8 * MIB, 1);
+	const struct glake_tensor tensor = WORDS("w", ptr, 8 * MIB);
+	publish(session, "key", &tensor, 1);
+	assert_ok(glake_free(session, ptr));
+	ck_assert_uint_eq(charged_bytes(), 0);
+	assert_ok(glake_set_quota(eye, "default", 0, 6 * MIB));
+	assert_fails(GLAKE_E_OVER_QUOTA, "limits",
+	             glake_weights_attach(session, "key", NULL, &model));
+
+	ck_assert_int_eq(drv.cuMemAlloc(&foreign, 8 * MIB), CUDA_SUCCESS);
+	write_words(foreign, 8 * MIB, 2);
+	const struct glake_tensor too_large = WORDS("w", foreign, 8 * MIB);
+	assert_fails(GLAKE_E_OVER_QUOTA, "tenant default",
+	             glake_weights_publish(session, "new", &too_large, 1, NULL, NULL));
+	ck_assert_uint_eq(world_books().n_models, 1);
+	ck_assert_uint_eq(charged_bytes(), 0);
+	assert_ok(glake_set_quota(eye, "default", 0, 0));
+	publish(session, "new", &too_large, 1);
+	struct glake_model *copy = attach(session, "new");
+	ck_assert_uint_eq(charged_bytes(), 8 * MIB);
+	check_words(tensor_of(copy, "w").ptr, 8 * MIB, 2);
+	glake_model_close(copy);
+	ck_assert_int_eq(drv.cuMemFree(foreign), CUDA_SUCCESS);
+}
+END_TEST
+
+static void begin_small(void)
+{
+	world_begin(.config = WORLD_CONFIG, .devices = "1x128MiB");
+	open_driver();
+}
+
+/* While the publisher has its memory, nothing would become free with the model. */
+START_TEST_WITH(a_full_device_does_not_evict_what_frees_nothing, .begin = begin_small)
+{
+	struct glake_session *session = world_connect();
+	struct glake_model *model;
+	glake_ptr ptr = alloc_words(session, 40 * MIB, 1);
+	glake_ptr cached = alloc_words(session, 40 * MIB, 2);
+	const struct glake_tensor kept = WORDS("w", ptr, 40 * MIB);
+	const struct glake_tensor other = WORDS("w", cached, 40 * MIB);
+	publish(session, "kept", &kept, 1);
+	publish(session, "other", &other, 1);
+	assert_ok(glake_free(session, cached));
+	assert_ok(glake_alloc(session, 0, 60 * MIB, 0, &cached));
+	assert_fails(GLAKE_E_NOT_FOUND, "other",
+	             glake_weights_attach(session, "other", NULL, &model));
+	assert_fails(GLAKE_E_NO_DEVICE_MEMORY, "", glake_alloc(session, 0, 60 * MIB, 0, &cached));
+	model = attach(session, "kept");
+	check_words(tensor_of(model, "w").ptr, 40 * MIB, 1);
+	glake_model_close(model);
+}
+END_TEST
+
+/* ---- processes -------------------------------------------------------------------------------- */
+
+static void publish_and_stay(void *user)
+{
+	open_driver();
+	struct glake_session *session = world_connect();
+	const struct glake_tensor tensor = WORDS("w", alloc_words(session, 20 * MIB, 1), 20 * MIB);
+	publish(session, "key", &tensor, 1);
+	world_reach(1);
+	for (;;) {
+		pause();
+	}
+}
+
+static void attach_and_check(void *user)
+{
+	struct glake_attach_options options = {
+		.size = sizeof(options),
+		.wait_ms = HARNESS_TIMEOUT_MS,
+	};
+	struct glake_model *model;
+	open_driver();
+	struct glake_session *session = world_connect();
+	world_reach(2);
+	assert_ok(glake_weights_attach(session, "key", &options, &model));
+	check_words(tensor_of(model, "w").ptr, 20 * MIB, 1);
+	glake_model_close(model);
+	world_disconnect(session);
+}
+
+START_TEST_WITH(a_killed_publisher_leaves_its_weights, .begin = begin_blind)
+{
+	pid_t publisher = world_client(publish_and_stay, NULL);
+	world_await(1);
+	world_kill(publisher);
+	struct books books = world_books();
+	ck_assert_uint_eq(books.block_bytes, 20 * MIB);
+	ck_assert_uint_eq(books.used_block_bytes, 0);
+	ck_assert_uint_eq(charged_bytes(), 0);
+	world_join(world_client(attach_and_check, NULL));
+}
+END_TEST
+
+START_TEST_WITH(who_comes_first_waits, .begin = begin_blind)
+{
+	pid_t reader = world_client(attach_and_check, NULL);
+	world_await(2);
+	pid_t publisher = world_client(publish_and_stay, NULL);
+	world_join(reader);
+	world_kill(publisher);
+}
+END_TEST
+
+START_TEST(waiting_ends)
+{
+	struct glake_attach_options options = {.size = sizeof(options), .wait_ms = 120};
+	struct glake_session *session = world_connect();
+	struct glake_model *model;
+	uint64_t since_ms = harness_now_ms();
+	assert_fails(GLAKE_E_NOT_FOUND, "'none'",
+	             glake_weights_attach(session, "none", &options, &model));
+	ck_assert_uint_ge(harness_now_ms(), since_ms + 120);
+}
+END_TEST
+
+/* ---- what dies on the way --------------------------------------------------------------------- */
+
+/* In whatever call of the driver: nothing, or all of it. */
+static void publish_mixed(void *user)
+{
+	CUdeviceptr foreign;
+	open_driver();
+	struct glake_session *session = world_connect();
+	const char *faults = user;
+	glake_ptr ptr = alloc_words(session, 20 * MIB, 1);
+	ck_assert_int_eq(drv.cuMemAlloc(&foreign, 4 * MIB), CUDA_SUCCESS);
+	write_words(foreign, 4 * MIB, 2);
+	const struct glake_tensor tensors[] = {
+		WORDS("w", ptr, 20 * MIB),
+		WORDS("f", foreign, 4 * MIB),
+	};
+	world_set_own_faults(faults);
+	glake_weights_publish(session, "key", tensors, 2, NULL, NULL);
+	world_set_own_faults(NULL);
+	for (;;) {
+		world_reach(1);
+		pause();
+	}
+}
+
+static void check_mixed(void *user)
+{
+	struct glake_model *model;
+	open_driver();
+	struct glake_session *session = world_connect();
+	int r = glake_weights_attach(session, "key", NULL, &model);
+	ck_assert_msg(r == 0 || r == GLAKE_E_NOT_FOUND, "%d %s", r, glake_error());
+	if (r == 0) {
+		check_words(tensor_of(model, "w").ptr, 20 * MIB, 1);
+		check_words(tensor_of(model, "f").ptr, 4 * MIB, 2);
+		glake_model_close(model);
+	}
+	world_disconnect(session);
+}
+
+START_TEST_WITH(a_publisher_dies_anywhere, .begin = begin_blind)
+{
+	static const char *const calls[] = {
+		"cuMemSetAccess:1",      "cuMemSetAccess:2",
+		"cuMemSetAccess:3",      "cuMemMap:1",
+		"cuMemUnmap:1",          "cuMemcpyDtoDAsync_v2:1",
+		"cuStreamSynchronize:1", "cuMemImportFromShareableHandle:1",
+		"cuMemAddressFree:1",    "cuMemRelease:1",
+		"cuStreamCreate:1",
+	};
+	char faults[128];
+	for (size_t i = 0; i < n_elements(calls); i++) {
+		int status;
+		pid_t parent;
+		*world_stage = 0;
+		snprintf(faults, sizeof(faults), "*/%s:die", calls[i]);
+		pid_t publisher = world_client(publish_mixed, faults);
+		uint64_t end_ms = harness_now_ms() + HARNESS_TIMEOUT_MS;
+		while (*world_stage == 0 && world_state_of(publisher, &parent) != 'Z') {
+			ck_assert(harness_now_ms() < end_ms);
+			harness_sleep_ms(5);
+		}
+		kill(publisher, SIGKILL);
+		waitpid(publisher, &status, 0);
+		world_join(world_client(check_mixed, NULL));
+		world_assert_level();
+	}
+}
+END_TEST
+
+START_TEST(the_mover_dies_while_weights_are_published)
+{
+	struct glake_session *session = world_connect();
+	struct glake_model *model;
+	CUdeviceptr foreign;
+	glake_ptr ptr = alloc_words(session, 20 * MIB, 1);
+	ck_assert_int_eq(drv.cuMemAlloc(&foreign, 4 * MIB), CUDA_SUCCESS);
+	write_words(foreign, 4 * MIB, 2);
+	const struct glake_tensor tensors[] = {
+		WORDS("w", ptr, 20 * MIB),
+		WORDS("f", foreign, 4 * MIB),
+	};
+	for (unsigned i = 1; i <= 2; i++) {
+		char faults[64];
+		snprintf(faults, sizeof(faults), "glake-mover/cuLaunchKernel:%u:die", i);
+		world_set_faults(faults);
+		int r = glake_weights_publish(session, "key", tensors, 2, NULL, NULL);
+		ck_assert_msg(r == GLAKE_E_MOVER, "%d %s", r, glake_error());
+		world_set_faults(NULL);
+		write_words(foreign, 4 * MIB, 2);
+		check_words(ptr, 20 * MIB, 1);
+		assert_fails(GLAKE_E_NOT_FOUND, "key",
+		             glake_weights_attach(session, "key", NULL, &model));
+	}
+	publish(session, "key", tensors, 2);
+	model = attach(session, "key");
+	check_words(tensor_of(model, "f").ptr, 4 * MIB, 2);
+	glake_model_close(model);
+	ck_assert_int_eq(drv.cuMemFree(foreign), CUDA_SUCCESS);
+}
+END_TEST
+
+/* The connection is lost again and again, in the middle of a long manifest. */
+static atomic_bool is_over;
+
+static void *cut(void *user)
+{
+	while (!is_over) {
+		int socket = glake_fd(user);
+		if (socket >= 0) {
+			shutdown(socket, SHUT_RDWR);
+		}
+		harness_sleep_ms(2);
+	}
+	return NULL;
+}
+
+START_TEST(a_lost_connection_leaves_no_half_of_a_manifest)
+{
+	enum { N = 20000 };
+	static char names[N][16];
+	static struct glake_tensor tensors[N];
+	static const uint64_t shape[] = {1};
+	struct glake_session *session = world_connect();
+	pthread_t thread;
+	unsigned n_done = 0;
+	glake_ptr ptr = alloc_words(session, 2 * MIB, 1);
+	for (unsigned i = 0; i < N; i++) {
+		snprintf(names[i], sizeof(names[i]), "%u", i);
+		tensors[i] = (struct glake_tensor){
+			.size = sizeof(tensors[i]),
+			.name = names[i],
+			.dtype = GLAKE_U64,
+			.n_dims = 1,
+			.shape = shape,
+			.ptr = ptr + 8 * i,
+		};
+	}
+	struct glake_span span = {ptr, 2 * MIB};
+	assert_ok(glake_seal(&span, 1, NULL));
+	ck_assert_int_eq(pthread_create(&thread, NULL, cut, session), 0);
+	for (unsigned i = 0; i < 30; i++) {
+		char key[16];
+		snprintf(key, sizeof(key), "key%u", i);
+		int r = glake_weights_publish(session, key, tensors, N, NULL, NULL);
+		ck_assert_msg(r == 0 || r == GLAKE_E_GONE, "%d %s", r, glake_error());
+		n_done += r == 0;
+	}
+	is_over = true;
+	pthread_join(thread, NULL);
+	ck_assert_uint_ge(world_books().n_models, n_done);
+	assert_ok(glake_ping(session));
+	/* No draft is left that somebody pays for. */
+	assert_ok(glake_evict(eye, NULL, NULL, NULL));
+	ck_assert_uint_eq(world_books().charged_manifest_bytes,
+	                  books_before.charged_manifest_bytes);
+	publish(session, "last", tensors, N);
+	struct glake_model *model = attach(session, "last");
+	ck_assert_uint_eq(info_of(model).n_tensors, N);
+	glake_model_close(model);
+}
+END_TEST
+
+START_TEST(glaked_is_killed_and_comes_again)
+{
+	struct glake_session *session = world_connect();
+	struct glake_model *other;
+	glake_ptr ptr = alloc_words(session, 6 * MIB, 1);
+	const struct glake_tensor tensor = WORDS("w", ptr, 6 * MIB);
+	publish(session, "key", &tensor, 1);
+	struct glake_model *model = attach(session, "key");
+	harness_kill(&harness);
+	assert_fails(GLAKE_E_GONE, "", glake_weights_attach(session, "key", NULL, &other));
+	assert_fails(GLAKE_E_GONE, "",
+	             glake_weights_publish(session, "new", &tensor, 1, NULL, NULL));
+	check_words(tensor_of(model, "w").ptr, 6 * MIB, 1);
+	check_words(ptr, 6 * MIB, 1);
+	world_restart();
+	check_words(tensor_of(model, "w").ptr, 6 * MIB, 1);
+	/* It knows nothing of the blocks of before; their bytes can be copied. */
+	struct glake_session *next = world_connect();
+	assert_fails(GLAKE_E_NOT_FOUND, "key", glake_weights_attach(next, "key", NULL, &other));
+	world_disconnect(session);
+	glake_ptr again = alloc_words(next, 6 * MIB, 1);
+	const struct glake_tensor fresh = WORDS("w", again, 6 * MIB);
+	publish(next, "key", &fresh, 1);
+	other = attach(next, "key");
+	check_words(tensor_of(other, "w").ptr, 6 * MIB, 1);
+	glake_model_close(other);
 }
 END_TEST
