@@ -175,6 +175,8 @@ static void learn_ids(struct client *client, const answer_t *answer)
 		id = answer->model_open->model;
 	} else if (answer->body_case == GLAKE__WIRE__ANSWER__BODY_BLOCK) {
 		id = answer->block->block;
+	} else if (answer->body_case == GLAKE__WIRE__ANSWER__BODY_WEIGHTS_PUBLISH) {
+		id = answer->weights_publish->draft;
 	}
 	if (id) {
 		client->ids[client->n_ids++ % MAX_IDS] = id;
@@ -503,6 +505,60 @@ static bool store_request(struct client *client, struct input *input, unsigned c
 	}
 }
 
+/* Without glake-mover there are no blocks, but manifests of tensors without bytes. */
+static bool publish_request(struct client *client, struct input *input)
+{
+	request_t request = GLAKE__WIRE__REQUEST__INIT;
+	Glake__Wire__WeightsPublish publish = GLAKE__WIRE__WEIGHTS_PUBLISH__INIT;
+	Glake__Wire__WeightsBlocks run = GLAKE__WIRE__WEIGHTS_BLOCKS__INIT;
+	Glake__Wire__WeightsBlocks *runs[] = {&run};
+	Glake__Wire__Tensor tensors[4];
+	Glake__Wire__Tensor *list[n_elements(tensors)];
+	uint64_t ids[N_TAKEN];
+	uint64_t numbers[n_elements(tensors)][2];
+	publish.draft = take_byte(input) & 1 ? take_id(client, input) : 0;
+	publish.key = take_text(input);
+	publish.device = take_byte(input) % 3;
+	publish.commit = take_byte(input) & 1;
+	publish.pin = take_byte(input) & 1;
+	publish.n_blocks = take_byte(input) & 1;
+	publish.blocks = runs;
+	run.n_blocks = take_ids(client, input, ids);
+	run.blocks = ids;
+	run.model = take_id(client, input);
+	run.first = take_size(input);
+	run.count = take_size(input);
+	publish.n_tensors = take_byte(input) % (n_elements(tensors) + 1);
+	publish.tensors = list;
+	for (size_t i = 0; i < publish.n_tensors; i++) {
+		glake__wire__tensor__init(&tensors[i]);
+		list[i] = &tensors[i];
+		tensors[i].name = take_text(input);
+		tensors[i].dtype = take_byte(input) % 24;
+		numbers[i][0] = take_size(input);
+		numbers[i][1] = take_size(input);
+		tensors[i].shape = tensors[i].strides = numbers[i];
+		tensors[i].n_shape = take_byte(input) % 3;
+		tensors[i].n_strides = take_byte(input) % 3;
+		tensors[i].offset = take_size(input);
+		tensors[i].bytes = take_size(input);
+	}
+	return SEND(client, WEIGHTS_PUBLISH, weights_publish, &publish);
+}
+
+static bool weights_request(struct client *client, struct input *input)
+{
+	request_t request = GLAKE__WIRE__REQUEST__INIT;
+	Glake__Wire__WeightsAttach attach = GLAKE__WIRE__WEIGHTS_ATTACH__INIT;
+	if (take_byte(input) & 1) {
+		return publish_request(client, input);
+	}
+	attach.key = take_text(input);
+	attach.device = take_byte(input) % 3;
+	attach.pin = take_byte(input) & 1;
+	return SEND(client, WEIGHTS_ATTACH, weights_attach, &attach);
+}
+
 static bool look_request(struct client *client, struct input *input, unsigned choice)
 {
 	request_t request = GLAKE__WIRE__REQUEST__INIT;
@@ -614,7 +670,7 @@ static bool crowded_packet(struct client *client, struct input *input)
 
 static bool one_request(struct client *client, struct input *input)
 {
-	unsigned choice = take_byte(input) % 29;
+	unsigned choice = take_byte(input) % 32;
 	if (choice < 5) {
 		return memory_request(client, input, choice);
 	}
@@ -633,10 +689,13 @@ static bool one_request(struct client *client, struct input *input)
 	if (choice < 26) {
 		return raw_packet(client, input);
 	}
-	if (choice < 27) {
+	if (choice < 29) {
+		return weights_request(client, input);
+	}
+	if (choice < 30) {
 		return crowded_packet(client, input);
 	}
-	return choice < 28 ? ping(client) : fault_report(client, input);
+	return choice < 31 ? ping(client) : fault_report(client, input);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n_bytes)

@@ -240,6 +240,61 @@ START_TEST(strangers_share_and_see_nothing)
 }
 END_TEST
 
+/* ---- published weights ------------------------------------------------------------------------ */
+
+static void publish_key(struct glake_session *session)
+{
+	glake_ptr ptr = 0;
+	assert_ok(glake_alloc(session, 0, 4 * MIB, GLAKE_ZERO, &ptr));
+	const struct glake_tensor tensor = {
+		.size = sizeof(tensor),
+		.name = "w",
+		.dtype = GLAKE_U8,
+		.n_dims = 1,
+		.shape = (const uint64_t[]){4 * MIB},
+		.ptr = ptr,
+	};
+	assert_ok(glake_weights_publish(session, "key", &tensor, 1, NULL, NULL));
+}
+
+static void publish_and_leave(void *user)
+{
+	struct glake_session *session = world_connect();
+	publish_key(session);
+	world_disconnect(session);
+}
+
+static void have_own_weights(void *user)
+{
+	struct glake_session *session = world_connect();
+	struct glake_model *model;
+	assert_fails(GLAKE_E_NOT_FOUND, "'key'",
+	             glake_weights_attach(session, "key", NULL, &model));
+	assert_fails(GLAKE_E_NOT_FOUND, "'key'", glake_evict(session, "key", NULL, NULL));
+	ck_assert_uint_eq(look(session).n_models, 0);
+	publish_key(session);
+	assert_ok(glake_weights_attach(session, "key", NULL, &model));
+	ck_assert_uint_eq(look(session).n_models, 1);
+	world_disconnect(session);
+}
+
+START_TEST(a_key_is_the_realms)
+{
+	if (!harness_is_root()) {
+		return;
+	}
+	begin(WORLD_CONFIG);
+	as(ALICE, 0, publish_and_leave);
+	as(BOB, 0, have_own_weights);
+	struct books books = world_books();
+	ck_assert_uint_eq(books.n_models, 2);
+	ck_assert_uint_eq(books.block_bytes, 2 * 4 * MIB);
+	/* Root sees both, and says which. */
+	assert_fails(GLAKE_E_BAD_REQUEST, "2 models have that name",
+	             glake_evict(eye, "key", NULL, NULL));
+}
+END_TEST
+
 /* ---- friends --------------------------------------------------------------------------------- */
 
 static void find_it_there(void *user)

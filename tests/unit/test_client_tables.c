@@ -12,6 +12,8 @@
 #include "libclient/link/sized.h"
 #include "libclient/model/tensor_table.h"
 #include "libclient/memory/warm.h"
+#include "proto/cleanup.h"
+#include "proto/dtype.h"
 #include "tests/check_glake.h"
 
 #define MIB (1024ull * 1024)
@@ -290,6 +292,46 @@ START_TEST(every_code_has_a_text)
 	ck_assert_str_eq(glake_dtype_name(GLAKE_BF16), "BF16");
 	ck_assert_str_eq(glake_dtype_name((enum glake_dtype)999), "?");
 	ck_assert_uint_eq(glake_dtype_bits(GLAKE_F4), 4);
+}
+END_TEST
+
+START_TEST(extents_of_tensors)
+{
+	const uint64_t max = UINT64_MAX;
+	const struct {
+		uint32_t dtype;
+		size_t n_dims;
+		uint64_t shape[3];
+		const uint64_t *strides;
+		uint64_t bytes; /* max: it has none */
+	} cases[] = {
+		{GLAKE_F32, 0, {0}, NULL, 4},
+		{GLAKE_F32, 2, {3, 5}, NULL, 60},
+		{GLAKE_F32, 2, {3, 5}, (const uint64_t[]){1, 3}, 60},
+		{GLAKE_F32, 2, {3, 5}, (const uint64_t[]){8, 1}, (2 * 8 + 4 + 1) * 4},
+		{GLAKE_F32, 2, {3, 5}, (const uint64_t[]){0, 0}, 4},
+		{GLAKE_F32, 2, {1, 5}, (const uint64_t[]){max, 1}, 20},
+		{GLAKE_F32, 3, {max, max, 0}, (const uint64_t[]){max, max, max}, 0},
+		{GLAKE_F32, 3, {0, max, max}, NULL, 0},
+		{GLAKE_F4, 1, {3}, NULL, 2},
+		{GLAKE_F6_E2M3, 1, {4}, NULL, 3},
+		{GLAKE_U8, 1, {max / 8}, NULL, max / 8},
+		{GLAKE_U8, 1, {max / 8 + 1}, NULL, max},
+		{GLAKE_U8, 2, {1ull << 40, 1ull << 40}, NULL, max},
+		{GLAKE_U8, 1, {2}, &max, max},
+		{GLAKE_U8, 1, {3}, (const uint64_t[]){1ull << 63}, max},
+		{GLAKE_U8, 2, {2, 2}, (const uint64_t[]){1ull << 63, 1ull << 63}, max},
+		{0, 1, {1}, NULL, max},
+		{99, 1, {0}, NULL, max},
+	};
+	for (size_t i = 0; i < n_elements(cases); i++) {
+		uint64_t bytes = max;
+		bool has_one = dtype_extent(cases[i].dtype, cases[i].shape, cases[i].strides,
+		                            cases[i].n_dims, &bytes);
+		ck_assert_msg(has_one == (cases[i].bytes != max) &&
+		                      (!has_one || bytes == cases[i].bytes),
+		              "case %zu: %lu", i, bytes);
+	}
 }
 END_TEST
 
