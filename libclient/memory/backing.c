@@ -182,7 +182,9 @@ int glake__backing_of_chunk(struct glake__device *device, uint64_t id, uint64_t 
 
 void glake__backing_free(struct glake__backing *backing)
 {
-	free(backing->unsealed);
+	if (backing) {
+		free(backing->unsealed);
+	}
 	free(backing);
 }
 

@@ -80,6 +80,7 @@ int glake__backing_new(struct glake__device *device, uint64_t n_bytes, struct gl
 /* The same of one chunk @id of @n_bytes that glaked has granted, by its fd. On failure it is still granted. */
 int glake__backing_of_chunk(struct glake__device *device, uint64_t id, uint64_t n_bytes, int fd,
                             struct glake__backing **backing_out);
+/* NULL is fine. */
 void glake__backing_free(struct glake__backing *backing);
 
 /* Is something of it pinned or sealed? Then it is given back when it is freed. */
