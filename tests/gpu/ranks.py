@@ -114,7 +114,6 @@ class Program:
     def start(self, ordinals, seconds, unique_id):
         """Ranks on these GPUs, of two in all."""
         nccl = Nccl()
-        until = time.monotonic() + seconds
         communicators = [ctypes.c_void_p() for _ in ordinals]
         nccl.call("ncclGroupStart")
         for ordinal, communicator in zip(ordinals, communicators):
@@ -125,7 +124,8 @@ class Program:
         self.torch.cuda.set_device(0)
         for ordinal, communicator in zip(ordinals, communicators):
             rank = Rank(nccl, communicator, ordinal)
-            rank.until = until
+            # Joining NCCL takes seconds.
+            rank.until = time.monotonic() + seconds
             self.ranks.append(rank)
             rank.start()
         return {}
