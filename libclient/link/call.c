@@ -415,6 +415,14 @@ int glake__call_wait(struct glake__link *link, struct glake__call *call, glake_p
 	return judge(link, call);
 }
 
+bool glake__call_is_done(struct glake__link *link, const struct glake__call *call)
+{
+	pthread_mutex_lock(&link->lock);
+	bool is_done = call->is_done;
+	pthread_mutex_unlock(&link->lock);
+	return is_done;
+}
+
 void glake__call_end(struct glake__link *link, struct glake__call *call)
 {
 	if (call->id == 0) {

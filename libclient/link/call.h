@@ -44,6 +44,9 @@ int glake__call_start(struct glake__link *link, struct glake__call *call,
 int glake__call_wait(struct glake__link *link, struct glake__call *call, glake_progress_fn progress,
                      void *progress_user);
 
+/* Whether its wait returns at once. glake__link_poll() looks for answers. */
+bool glake__call_is_done(struct glake__link *link, const struct glake__call *call);
+
 /* Free the answer and its fds. A call still under way is waited for. Safe to repeat. */
 void glake__call_end(struct glake__link *link, struct glake__call *call);
 

@@ -329,9 +329,6 @@ int glake__rpc_model_close(struct glake_session *session, uint64_t model)
 
 /* ---- blocks ----------------------------------------------------------------------------------- */
 
-/* glaked answers BUSY to more requests of one session. */
-#define PUBLISHED_AT_ONCE 8u
-
 /*
  * If it has not one fd, a whole digest and sizes that can be mapped, the daemon has broken the
  * protocol.
@@ -409,26 +406,17 @@ int glake__rpc_block_publish(struct glake_session *session, struct glake__public
 	return publication->result;
 }
 
-static int start_publish(struct glake_session *session, struct glake__call *call,
-                         const struct glake__publication *publication)
+static void start_publish(struct glake__publisher *publisher)
 {
+	size_t i = publisher->n_started++;
+	struct glake__publication *publication = &publisher->list[i];
 	Glake__Wire__BlockPublish publish;
 	Glake__Wire__Request request;
 	want_block(&request, &publish, publication);
-	return glake__call_start(&session->link, call, &request, GLAKE__WIRE__ANSWER__BODY_BLOCK,
-	                         NULL, 0);
-}
-
-static int wait_publish(struct glake_session *session, struct glake__call *call,
-                        struct glake__publication *publication)
-{
-	int r = glake__call_wait(&session->link, call, NULL, NULL);
-	if (r < 0) {
-		glake__call_end(&session->link, call);
-		return r;
-	}
-	r = take_block(session, call, &publication->answer);
-	return r < 0 ? r : check_published(session, publication);
+	publication->is_started = true;
+	publication->result = glake__call_start(&publisher->session->link,
+	                                        &publisher->calls[i % GLAKE__PUBLISHED_AT_ONCE],
+	                                        &request, GLAKE__WIRE__ANSWER__BODY_BLOCK, NULL, 0);
 }
 
 bool glake__may_be_block(int error)
@@ -436,26 +424,74 @@ bool glake__may_be_block(int error)
 	return error == GLAKE_E_GONE || error == GLAKE_E_PROTOCOL;
 }
 
-void glake__rpc_block_publish_all(struct glake_session *session,
-                                  struct glake__publication *publications, size_t n)
+/* Wait for the oldest that is under way. */
+static void end_publish(struct glake__publisher *publisher)
 {
-	struct glake__call calls[PUBLISHED_AT_ONCE];
-	size_t n_started = 0;
-	for (size_t i = 0; i < n; i++) {
-		for (; n_started < n && n_started < i + PUBLISHED_AT_ONCE; n_started++) {
-			struct glake__publication *next = &publications[n_started];
-			next->result = start_publish(session, &calls[n_started % PUBLISHED_AT_ONCE],
-			                             next);
-		}
-		struct glake__publication *at = &publications[i];
-		if (at->result == 0) {
-			at->result = wait_publish(session, &calls[i % PUBLISHED_AT_ONCE], at);
-		}
-		if (at->result == GLAKE_E_GONE || at->result == GLAKE_E_BUSY) {
-			/* By itself, and on a new connection if there is one. */
-			glake__rpc_block_publish(session, at);
+	struct glake_session *session = publisher->session;
+	size_t i = publisher->n_ended++;
+	struct glake__publication *publication = &publisher->list[i];
+	struct glake__call *call = &publisher->calls[i % GLAKE__PUBLISHED_AT_ONCE];
+	if (publication->result == 0) {
+		publication->result = glake__call_wait(&session->link, call, NULL, NULL);
+		if (publication->result == 0) {
+			publication->result = take_block(session, call, &publication->answer);
+			if (publication->result == 0) {
+				publication->result = check_published(session, publication);
+			}
+		} else {
+			glake__call_end(&session->link, call);
 		}
 	}
+	if (publication->result == GLAKE_E_GONE || publication->result == GLAKE_E_BUSY) {
+		/* By itself, and on a new connection if there is one. */
+		glake__rpc_block_publish(session, publication);
+	}
+	if (publication->result < 0) {
+		publication->text = glake__error_save();
+	}
+}
+
+static void start_publishing(struct glake__publisher *publisher)
+{
+	while (publisher->n_started < publisher->n &&
+	       publisher->n_started < publisher->n_ended + GLAKE__PUBLISHED_AT_ONCE) {
+		start_publish(publisher);
+	}
+}
+
+static bool has_answer(const struct glake__publisher *publisher)
+{
+	size_t i = publisher->n_ended;
+	return i < publisher->n_started &&
+	       (publisher->list[i].result < 0 ||
+	        glake__call_is_done(&publisher->session->link,
+	                            &publisher->calls[i % GLAKE__PUBLISHED_AT_ONCE]));
+}
+
+void glake__publisher_go_on(struct glake__publisher *publisher)
+{
+	if (publisher->n_ended < publisher->n_started) {
+		/* An error is the calls' as well. */
+		glake__link_poll(&publisher->session->link);
+	}
+	while (has_answer(publisher)) {
+		end_publish(publisher);
+	}
+	start_publishing(publisher);
+}
+
+void glake__publisher_wait(struct glake__publisher *publisher, size_t n)
+{
+	start_publishing(publisher);
+	while (publisher->n_ended < n && publisher->n_ended < publisher->n_started) {
+		end_publish(publisher);
+		start_publishing(publisher);
+	}
+}
+
+void glake__publisher_stop(struct glake__publisher *publisher)
+{
+	publisher->n = publisher->n_started;
 }
 
 int glake__rpc_block_lookup(struct glake_session *session, uint32_t device,

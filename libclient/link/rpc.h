@@ -16,6 +16,7 @@
 #include <stdint.h>
 
 #include "proto/fdlist.h"
+#include "libclient/link/call.h"
 #include "libclient/link/session.h"
 #include "libclient/glake_shim.h"
 
@@ -77,21 +78,43 @@ struct glake__publication {
 	uint64_t chunk;
 	uint64_t chunk_bytes;
 	uint64_t content_bytes;
+	bool is_started;
 	int result;                        /* out: 0 or an error */
+	char *text;                        /* out, owned by the caller: glake__error_save() of it */
 	struct glake__block_answer answer; /* out, if the result is 0 */
 };
 
 /* Returns its result. */
 int glake__rpc_block_publish(struct glake_session *session, struct glake__publication *publication);
-/* The same for @n chunks, several at a time; each has its own result. */
-void glake__rpc_block_publish_all(struct glake_session *session,
-                                  struct glake__publication *publications, size_t n);
 
 /*
  * Whether glaked may have made a block of the chunk in spite of @error: the answer was lost, or makes no
  * sense. Others may have that block then, so nobody may write to the memory any more.
  */
 bool glake__may_be_block(int error);
+
+/* Of 16 requests of a session; glaked answers BUSY to more, and other threads have some, too. */
+#define GLAKE__PUBLISHED_AT_ONCE 12u
+
+/*
+ * Publishes a list in its order, several at a time, while its owner does other things. The list may grow, not
+ * move. One thread, which is not cancelled.
+ */
+struct glake__publisher {
+	struct glake_session *session;
+	struct glake__publication *list;
+	size_t n;
+	size_t n_started;
+	size_t n_ended; /* they have their results */
+	struct glake__call calls[GLAKE__PUBLISHED_AT_ONCE];
+};
+
+/* Take the answers that have come, and start as many as may be. Waits for nothing, but for a lost connection. */
+void glake__publisher_go_on(struct glake__publisher *publisher);
+/* Until the first @n have ended. */
+void glake__publisher_wait(struct glake__publisher *publisher, size_t n);
+/* Those that are not started will not be. */
+void glake__publisher_stop(struct glake__publisher *publisher);
 
 int glake__rpc_block_lookup(struct glake_session *session, uint32_t device,
                             const struct glake_digest *digest,

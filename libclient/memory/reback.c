@@ -348,7 +348,8 @@ static void exchange_all(struct work *works, struct glake__rebacking *list, size
 	}
 }
 
-int glake__hold_reback_all(struct glake__rebacking *list, size_t n)
+int glake__hold_reback_all(struct glake__rebacking *list, size_t n, void (*meanwhile)(void *user),
+                           void *user)
 {
 	cleanup_free struct work *works = calloc(n, sizeof(*works));
 	cleanup_free bool *has_begun = calloc(n, sizeof(*has_begun));
@@ -363,6 +364,9 @@ int glake__hold_reback_all(struct glake__rebacking *list, size_t n)
 		if (has_begun[i]) {
 			list[i].result = prepare(&works[i], &site, &list[i].part, 1, false);
 		}
+		if (meanwhile) {
+			meanwhile(user);
+		}
 	}
 	exchange_all(works, list, n);
 	char *text = glake__error_save();
@@ -372,6 +376,9 @@ int glake__hold_reback_all(struct glake__rebacking *list, size_t n)
 			finish(&works[i], list[i].result, &list[i].dead);
 		}
 		error = error ? error : list[i].result;
+		if (meanwhile) {
+			meanwhile(user);
+		}
 	}
 	glake__error_restore(text);
 	return error;

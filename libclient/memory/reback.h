@@ -28,8 +28,9 @@ int glake__range_reback(struct glake__range *range, uint64_t offset,
 
 /*
  * The same in place of all that holds have, each by one part; what is there now is held. The gate is closed once and
- * for a short time: handles are taken before and given back behind. Returns the first error; each has its own
- * result, and those that failed are as they were, unless *dead has what was there: then it is lost.
+ * for a short time: handles are taken before and given back behind. @meanwhile (may be NULL) is called now and then
+ * while the program goes on. Returns the first error; each has its own result, and those that failed are as they
+ * were, unless *dead has what was there: then it is lost.
  */
 struct glake__rebacking {
 	const struct glake__hold *hold;
@@ -37,7 +38,8 @@ struct glake__rebacking {
 	int result;                /* out */
 	struct glake__chunk *dead; /* out: chunks that lost their last use; the caller's */
 };
-int glake__hold_reback_all(struct glake__rebacking *list, size_t n);
+int glake__hold_reback_all(struct glake__rebacking *list, size_t n, void (*meanwhile)(void *user),
+                           void *user);
 
 /* The same where nothing is yet: anything but holes is -EINVAL. */
 int glake__range_fill(struct glake__range *range, uint64_t offset, const struct glake__part *parts,

@@ -14,7 +14,8 @@
  *             mapped, as the block: the bytes are the same, but its memory is not saved until it is freed. If not
  *             even that can be mapped again, the bytes are lost, as with block.c
  *
- * Parts are flipped and collapsed many at a time, since each time waits for the work that is queued.
+ * Parts are flipped and collapsed many at a time, since each time waits for the work that is queued. While
+ * glaked works on those that were flipped last, the ones before are collapsed and the next are flipped.
  */
 #include "libclient/memory/seal.h"
 
@@ -42,7 +43,7 @@
 #define GAP_BYTES 512u
 
 /* So many parts at a time: three milliseconds of driver calls while the program is held back. */
-#define BATCH 64u
+#define BATCH 48u
 
 struct span {
 	glake_ptr ptr;
@@ -58,8 +59,9 @@ struct part {
 	uint64_t offset;
 	uint64_t n_bytes;
 	struct glake__hold hold; /* from flipping to collapsing; range is NULL: there is none */
-	struct glake__block_answer answer; /* once it is published */
-	enum glake__pin pin;               /* the reason why it is not held */
+	struct glake__publication *publication; /* borrowed; NULL: it is not to be published */
+	struct glake__block_answer answer;      /* once it is published */
+	enum glake__pin pin;                    /* the reason why it is not held */
 	bool is_flipped;
 	bool is_published;
 };
@@ -462,50 +464,51 @@ static int take_answer(struct part *part, const struct glake__publication *publi
 	return r;
 }
 
-/* At most BATCH flipped parts of one session. */
-static void publish(struct seal *seal, struct part *const *parts, size_t n)
+/* Those that are flipped, unless one could not be. */
+static void publish_all(struct seal *seal, struct glake__publisher *publisher, struct part *parts,
+                        size_t n)
 {
-	struct glake__publication publications[BATCH];
-	glake__lock();
-	for (size_t i = 0; i < n; i++) {
-		publications[i] = (struct glake__publication){
-			.chunk = chunk_of_locked(parts[i])->id,
-			.chunk_bytes = parts[i]->n_bytes,
-			.content_bytes = parts[i]->n_bytes,
-		};
-	}
-	glake__unlock();
-	if (n > 0) {
-		glake__rpc_block_publish_all(parts[0]->backing->device->session, publications, n);
-	}
-	for (size_t i = 0; i < n; i++) {
-		stop(seal, take_answer(parts[i], &publications[i]));
-		seal->sum.sealed_bytes += parts[i]->is_published ? parts[i]->n_bytes : 0;
-	}
-}
-
-/* A program may have memory of several sessions. */
-static void publish_all(struct seal *seal, struct part *parts, size_t n)
-{
-	struct part *some[BATCH];
-	size_t n_some = 0;
 	for (size_t i = 0; i < n; i++) {
 		struct part *part = &parts[i];
-		if (!part->is_flipped) {
+		if (part->is_flipped && seal->is_stopped) {
+			unflip(part);
+		} else if (part->is_flipped) {
+			part->publication = &publisher->list[publisher->n++];
+			glake__lock();
+			*part->publication = (struct glake__publication){
+				.chunk = chunk_of_locked(part)->id,
+				.chunk_bytes = part->n_bytes,
+				.content_bytes = part->n_bytes,
+			};
+			glake__unlock();
+		}
+	}
+	glake__publisher_go_on(publisher);
+}
+
+/* Wait for the answers. Those that are not asked for yet will not be if there was an error. */
+static void take_all(struct seal *seal, struct glake__publisher *publisher, struct part *parts,
+                     size_t n)
+{
+	for (size_t i = 0; i < n; i++) {
+		struct part *part = &parts[i];
+		if (!part->publication) {
 			continue;
 		}
 		if (seal->is_stopped) {
+			glake__publisher_stop(publisher);
+		}
+		glake__publisher_wait(publisher, (size_t)(part->publication - publisher->list) + 1);
+		if (!part->publication->is_started) {
 			unflip(part);
 			continue;
 		}
-		if (n_some > 0 &&
-		    some[0]->backing->device->session != part->backing->device->session) {
-			publish(seal, some, n_some);
-			n_some = 0;
+		if (part->publication->result < 0) {
+			glake__error_restore(ptr_steal(part->publication->text));
 		}
-		some[n_some++] = part;
+		stop(seal, take_answer(part, part->publication));
+		seal->sum.sealed_bytes += part->is_published ? part->n_bytes : 0;
 	}
-	publish(seal, some, n_some);
 }
 
 /* ---- collapsing ------------------------------------------------------------------------------- */
@@ -529,21 +532,27 @@ static int plan_collapse(const struct part *part, struct glake__rebacking *rebac
 	return chunk ? 0 : -ENOMEM;
 }
 
-static void collapse_all(struct seal *seal, const struct part *parts, size_t n)
+static void go_on(void *publisher)
+{
+	char *text = glake__error_save();
+	glake__publisher_go_on(publisher);
+	glake__error_restore(text);
+}
+
+static void collapse_all(struct seal *seal, struct glake__publisher *publisher,
+                         const struct part *parts, size_t n)
 {
 	struct glake__rebacking list[BATCH];
-	struct glake_session *sessions[BATCH];
 	size_t n_known = 0;
 	for (size_t i = 0; i < n; i++) {
 		if (is_known(&parts[i])) {
 			int r = plan_collapse(&parts[i], &list[n_known]);
 			note(seal, r);
-			sessions[n_known] = parts[i].backing->device->session;
 			n_known += r == 0;
 		}
 	}
 	if (n_known > 0) {
-		note(seal, glake__hold_reback_all(list, n_known));
+		note(seal, glake__hold_reback_all(list, n_known, go_on, publisher));
 	}
 	for (size_t i = 0; i < n_known; i++) {
 		if (list[i].result == 0) {
@@ -551,7 +560,7 @@ static void collapse_all(struct seal *seal, const struct part *parts, size_t n)
 			glake__chunks_release(list[i].dead);
 		} else {
 			/* The driver has mapped neither the block nor what was there: it is lost. */
-			glake__backing_return(sessions[i], list[i].dead);
+			glake__backing_return(publisher->session, list[i].dead);
 		}
 		glake__chunk_put(list[i].part.chunk);
 	}
@@ -559,18 +568,84 @@ static void collapse_all(struct seal *seal, const struct part *parts, size_t n)
 
 /* ---- all of it -------------------------------------------------------------------------------- */
 
-/* Parts that were not flipped, or are refused, stay private, and so does all that follows. */
-static void seal_batch(struct seal *seal, struct part *parts, size_t n)
+static void end_batch(struct seal *seal, struct glake__publisher *publisher, struct part *parts,
+                      size_t n)
 {
-	flip_all(seal, parts, n);
-	publish_all(seal, parts, n);
-	collapse_all(seal, parts, n);
+	take_all(seal, publisher, parts, n);
+	collapse_all(seal, publisher, parts, n);
 	for (size_t i = 0; i < n; i++) {
 		fd_close(&parts[i].answer.fd);
 		if (parts[i].hold.range) {
 			glake__hold_end(&parts[i].hold);
 		}
 	}
+}
+
+static size_t batch_of(size_t n_parts, size_t begin)
+{
+	return n_parts - begin < BATCH ? n_parts - begin : BATCH;
+}
+
+/*
+ * Parts of one session. Those that were not flipped, or are refused, stay private, and so does all that
+ * follows.
+ */
+static int seal_parts(struct seal *seal, struct part *parts, size_t n)
+{
+	cleanup_free struct glake__publisher *publisher = calloc(1, sizeof(*publisher));
+	cleanup_free struct glake__publication *list = calloc(n, sizeof(*list));
+	if (!publisher || !list) {
+		return glake__fail(-ENOMEM, "out of memory");
+	}
+	publisher->session = parts[0].backing->device->session;
+	publisher->list = list;
+	size_t n_begun = 0;
+	size_t n_ended = 0;
+	while (n_ended < n_begun || (n_begun < n && !seal->is_stopped)) {
+		if (n_begun < n && !seal->is_stopped) {
+			size_t n_batch = batch_of(n, n_begun);
+			flip_all(seal, &parts[n_begun], n_batch);
+			publish_all(seal, publisher, &parts[n_begun], n_batch);
+			n_begun += n_batch;
+		}
+		/* The first alone gives glaked nothing to work on meanwhile. */
+		if (n_begun > n_ended + BATCH || n_begun == n || seal->is_stopped) {
+			size_t n_batch = batch_of(n_begun, n_ended);
+			end_batch(seal, publisher, &parts[n_ended], n_batch);
+			n_ended += n_batch;
+		}
+	}
+	return 0;
+}
+
+static int by_session(const void *a, const void *b)
+{
+	const struct part *left = a;
+	const struct part *right = b;
+	uintptr_t sessions[] = {(uintptr_t)left->backing->device->session,
+	                        (uintptr_t)right->backing->device->session};
+	glake_ptr ptrs[] = {left->backing->ptr + left->offset, right->backing->ptr + right->offset};
+	return sessions[0] != sessions[1]
+	               ? (sessions[0] > sessions[1]) - (sessions[0] < sessions[1])
+	               : (ptrs[0] > ptrs[1]) - (ptrs[0] < ptrs[1]);
+}
+
+/* A program may have memory of several sessions. */
+static int seal_all(struct seal *seal)
+{
+	int r = 0;
+	qsort(seal->parts, seal->n_parts, sizeof(*seal->parts), by_session);
+	for (size_t i = 0; r == 0 && i < seal->n_parts && !seal->is_stopped;) {
+		struct part *first = &seal->parts[i];
+		size_t n = 1;
+		while (i + n < seal->n_parts &&
+		       first[n].backing->device->session == first->backing->device->session) {
+			n++;
+		}
+		r = seal_parts(seal, first, n);
+		i += n;
+	}
+	return r;
 }
 
 static int run(struct seal *seal)
@@ -586,12 +661,9 @@ static int run(struct seal *seal)
 		return r;
 	}
 	separate_all(seal);
-	for (size_t i = 0; i < seal->n_parts && !seal->is_stopped; i += BATCH) {
-		size_t n = seal->n_parts - i < BATCH ? seal->n_parts - i : BATCH;
-		seal_batch(seal, &seal->parts[i], n);
-	}
+	r = seal_all(seal);
 	note_causes(seal->parts, seal->n_parts);
-	return 0;
+	return r;
 }
 
 static int seal_new(struct seal *seal, const struct glake_span *spans, size_t n_spans)

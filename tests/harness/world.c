@@ -168,6 +168,17 @@ pid_t world_mover(void)
 	return (pid_t)pid;
 }
 
+pid_t world_running_mover(void)
+{
+	uint64_t end_ms = harness_now_ms() + HARNESS_TIMEOUT_MS;
+	pid_t pid;
+	while ((pid = world_mover()) == 0) {
+		ck_assert(harness_now_ms() < end_ms);
+		usleep(1000);
+	}
+	return pid;
+}
+
 char world_state_of(pid_t pid, pid_t *parent_out)
 {
 	char path[64];

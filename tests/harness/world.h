@@ -191,6 +191,8 @@ size_t world_own_n_fds(void);
 
 /* The pid of glake-mover, 0 = none runs. */
 pid_t world_mover(void);
+/* The same of one that runs: it may be at work before glaked knows its pid. Waits. */
+pid_t world_running_mover(void);
 
 /* Of a process, as /proc has it: one that is gone is in state Z. The parent is that of one that lives. */
 char world_state_of(pid_t pid, pid_t *parent_out);

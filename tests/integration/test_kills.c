@@ -152,7 +152,7 @@ START_TEST(the_mover_dies_anywhere)
 	for (size_t i = 0; i < n_elements(calls); i++) {
 		struct glake_model *model;
 		/* So that it is the new one that dies. */
-		kill(world_mover(), SIGKILL);
+		kill(world_running_mover(), SIGKILL);
 		world_wait_metric("mover_deaths", 2 * n_deaths + 1 + (i - n_deaths));
 		snprintf(faults, sizeof(faults), "glake-mover/%s:die", calls[i]);
 		world_set_faults(faults);

@@ -219,7 +219,7 @@ START_TEST(strangers_share_and_see_nothing)
 	world_await(1);
 	ck_assert_uint_eq(world_books().block_bytes, FILE_BYTES + 2 * MIB);
 	/* An event of no realm. */
-	ck_assert_int_eq(kill(world_mover(), SIGKILL), 0);
+	ck_assert_int_eq(kill(world_running_mover(), SIGKILL), 0);
 	world_wait_metric("mover_deaths", 1);
 	pid_t second = world_client(live_as, &bob);
 	world_await(3);

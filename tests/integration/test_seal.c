@@ -298,7 +298,7 @@ START_TEST(private_memory_is_listed_by_cause)
 	glake_ptr equal = words_alloc(other, 4 * MIB, 1);
 	words_seal(equal, 4 * MIB);
 	world_set_faults("cuMemcpyDtoH*=999,cuLaunchKernel*=999,cuModuleLoad*=999");
-	kill(world_mover(), SIGKILL);
+	kill(world_running_mover(), SIGKILL);
 	struct glake_span span = {.ptr = ptr, .bytes = 4 * MIB};
 	ck_assert_int_lt(glake_seal(&span, 1, NULL), 0);
 	world_set_faults(NULL);
@@ -475,6 +475,54 @@ START_TEST_WITH(what_the_driver_loses_goes_back_to_glaked, .begin = begin_blind)
 }
 END_TEST
 
+/* Memory of several sessions, more than is worked on at a time. */
+START_TEST(many_are_sealed_in_one_call)
+{
+	enum { N = 110 };
+	struct glake_session *sessions[] = {world_connect(), world_connect(), world_connect()};
+	struct glake_span first[N];
+	struct glake_span second[N];
+	for (unsigned i = 0; i < N; i++) {
+		first[i] = (struct glake_span){words_alloc(sessions[0], 2 * MIB, i), 2 * MIB};
+		second[i] = (struct glake_span){words_alloc(sessions[1 + i % 2], 2 * MIB, i),
+		                                2 * MIB};
+	}
+	struct glake_sealed sealed = {.size = sizeof(sealed)};
+	assert_ok(glake_seal(first, N, &sealed));
+	ck_assert_uint_eq(sealed.sealed_bytes, N * 2 * MIB);
+	ck_assert_uint_eq(sealed.shared_bytes, 0);
+
+	/* glake-mover fails once, in the middle. Each is sealed or not, and nothing is lost. */
+	world_set_faults("glake-mover/cuMemSetAccess:100:fail=1");
+	ck_assert_int_eq(glake_seal(second, N, &sealed), GLAKE_E_INTERNAL);
+	ck_assert_ptr_nonnull(strstr(glake_error(), "cuMemSetAccess"));
+	world_set_faults("");
+	unsigned n_sealed = 0;
+	for (unsigned i = 0; i < N; i++) {
+		words_check(second[i].ptr, 2 * MIB, i);
+		bool is_sealed = !words_can_write(second[i].ptr);
+		n_sealed += is_sealed;
+		if (!is_sealed) {
+			words_write(second[i].ptr, 2 * MIB, i);
+		}
+	}
+	ck_assert_uint_eq(sealed.sealed_bytes, n_sealed * 2 * MIB);
+	ck_assert_uint_eq(sealed.shared_bytes, n_sealed * 2 * MIB);
+	ck_assert_uint_gt(n_sealed, 0);
+	ck_assert_uint_lt(n_sealed, N);
+
+	assert_ok(glake_seal(second, N, &sealed));
+	ck_assert_uint_eq(sealed.sealed_bytes, N * 2 * MIB);
+	ck_assert_uint_eq(held_bytes(), N * 2 * MIB);
+	ck_assert(glake__space_is_valid());
+	for (unsigned i = 0; i < N; i++) {
+		words_check(second[i].ptr, 2 * MIB, i);
+		words_check(first[i].ptr, 2 * MIB, i);
+		ck_assert(!words_can_write(second[i].ptr));
+	}
+}
+END_TEST
+
 /* Nobody has room for a copy: what cannot be cut stays private, and what is sealed stays sealed. */
 START_TEST(without_memory_for_a_copy_nothing_changes)
 {
@@ -518,7 +566,7 @@ START_TEST(after_a_lost_answer_nobody_writes)
 	glake_ptr ptr = words_alloc(session, 2 * MIB, 2);
 	words_seal(first, 2 * MIB);
 	/* The mover hangs, so glaked has heard of the request and has not answered. */
-	kill(world_mover(), SIGSTOP);
+	kill(world_running_mover(), SIGSTOP);
 	pid_t killer = fork();
 	if (killer == 0) {
 		usleep(300000);

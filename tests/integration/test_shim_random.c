@@ -699,7 +699,7 @@ static bool exchange(const struct glake__hold *hold, const struct held *held,
 	ck_assert_int_eq(glake__hold_access(hold, GLAKE__ACCESS_READ), 0);
 	copy(held, part);
 	ck_assert_int_eq(glake__hold_access(hold, held->access), 0);
-	r = glake__hold_reback_all(&rebacking, 1);
+	r = glake__hold_reback_all(&rebacking, 1, NULL, NULL);
 	glake__gate_open();
 	ck_assert_msg(r == 0, "%d: %s", r, glake_error());
 	if (dead) {

@@ -878,7 +878,7 @@ START_TEST(memory_that_is_held_is_changed_by_the_holder_only)
 	usleep(20000);
 	ck_assert(!is_pinned);
 	struct glake__rebacking rebacking = {.hold = &hold, .part = new};
-	ck_assert_int_eq(glake__hold_reback_all(&rebacking, 1), 0);
+	ck_assert_int_eq(glake__hold_reback_all(&rebacking, 1, NULL, NULL), 0);
 	glake__chunks_release(rebacking.dead);
 	ck_assert_uint_eq(word_at(range->ptr + 3 * MIB), new.chunk->id);
 	/* It is held still. */
@@ -912,7 +912,7 @@ START_TEST(holes_are_not_held)
 	/* What another thread maps there is not the holder's to replace. */
 	ck_assert_int_eq(glake__range_fill(range, 4 * MIB, &late, 1), 0);
 	struct glake__rebacking rebacking = {.hold = &hold, .part = new};
-	ck_assert_int_eq(glake__hold_reback_all(&rebacking, 1), -EBUSY);
+	ck_assert_int_eq(glake__hold_reback_all(&rebacking, 1, NULL, NULL), -EBUSY);
 	glake__hold_end(&hold);
 	ck_assert_uint_eq(word_at(range->ptr + 4 * MIB), late.chunk->id);
 	ck_assert_int_eq(glake__range_end(range, NULL), 0);
