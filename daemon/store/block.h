@@ -46,8 +46,7 @@ struct block {
 	uint32_t n_manifests;
 	uint32_t n_users;
 	uint32_t n_compared;
-	uint32_t
-		n_mappings; /* by holders (holder.c): each place of a model that one has, and each use */
+	uint32_t n_mappings; /* by holders: see holder.c */
 	bool is_published;
 	bool is_collision; /* another content has its digest: it is not in the table, and never shared */
 	bool is_suspect; /* other bytes had its digest: the patrol looks at it first */

@@ -123,7 +123,7 @@ static uint64_t free_block(struct store *store, struct block *block)
 {
 	uint64_t freed_bytes = block->chunk.bytes;
 	assert(block->n_users == 0 && block->n_compared == 0 && block->n_manifests == 0 &&
-	       block->n_pins == 0);
+	       block->n_pins == 0 && block->n_mappings == 0);
 	if (!block->is_collision && !block->is_damaged) {
 		HASH_DEL(store->blocks, block);
 	}
