@@ -105,6 +105,123 @@ class Case(unittest.TestCase):
         return tensors
 
 
+class Memory:
+    """Private memory with content: the driver is asked as a program would."""
+
+    def __init__(self, session):
+        self._session = session
+        self._cuda = ctypes.CDLL(os.environ["GLAKE_LIBCUDA"])
+        session.device_index(0)
+        context = ctypes.c_void_p()
+        self._call("cuInit", 0)
+        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
+        self._call("cuCtxSetCurrent", context)
+
+    def _call(self, name, *arguments):
+        result = getattr(self._cuda, name)(*arguments)
+        if result != 0:
+            raise RuntimeError(f"{name}: {result}")
+
+    def holding(self, *arrays):
+        """One allocation, the arrays 512 bytes apart in it. Their addresses."""
+        places, n_bytes = [], 0
+        for array in arrays:
+            places.append(n_bytes)
+            n_bytes += -(-array.nbytes // 512) * 512
+        ptr = self._session.alloc(max(n_bytes, 1), 0, zero=True)
+        for place, array in zip(places, arrays):
+            raw = numpy.ascontiguousarray(array)
+            self._call("cuMemcpyHtoD_v2", ctypes.c_uint64(ptr + place),
+                       raw.ctypes.data_as(ctypes.c_void_p), ctypes.c_size_t(raw.nbytes))
+        return [ptr + place for place in places]
+
+
+class Published(Case):
+    """Weights that a process publishes, as others find them."""
+
+    def setUp(self):
+        super().setUp()
+        self.session = glake.default_session()
+        self.memory = Memory(self.session)
+
+    def publish(self, key="llama@1", **more):
+        self.large = make(1, "float32", (1024, 1024))
+        self.small = make(2, "int16", (3, 5))
+        large, small = self.memory.holding(self.large, self.small)
+        return glake.publish(key, {
+            "large": glake.Weight(large, "F32", (1024, 1024)),
+            "tied": glake.Weight(large, "F32", (1024, 1024)),
+            "turned": glake.Weight(large, "F32", (512, 1024), (1, 1024)),
+            "small": glake.Weight(small, "I16", (3, 5)),
+            "empty": glake.Weight(0, "F32", (0, 4))}, **more)
+
+    def check(self, model):
+        self.assertEqual(set(model), {"large", "tied", "turned", "small", "empty"})
+        self.assertEqual(model["large"].numpy().tobytes(), self.large.tobytes())
+        self.assertEqual(model["tied"].ptr, model["large"].ptr)
+        self.assertEqual(model["small"].numpy().tobytes(), self.small.tobytes())
+        self.assertEqual(model["empty"].shape, (0, 4))
+        turned = model["turned"]
+        self.assertEqual((turned.shape, turned.strides), ((512, 1024), (1, 1024)))
+        self.assertEqual(turned.numpy().tobytes(), self.large[:, :512].T.tobytes())
+        self.assertEqual(turned.__cuda_array_interface__["strides"], (4, 4096))
+        self.assertIsNone(model["large"].strides)
+
+    def test_other_sessions_attach(self):
+        published = self.publish()
+        self.assertGreaterEqual(published.in_place_bytes + published.copied_bytes,
+                                self.large.nbytes)
+        self.assertFalse(published.was_published)
+        with glake.connect() as session, \
+                glake.Model.attach("llama@1", session=session) as model:
+            self.check(model)
+            self.assertEqual(model.name, "llama@1")
+            self.assertEqual([(row["name"], row["is_published"]) for row in glake.models()],
+                             [("llama@1", True)])
+
+    def test_a_key_stays_when_its_publisher_has_gone(self):
+        code = """
+            import glake, sys
+            sys.path.insert(0, sys.argv[1])
+            from test_python import Memory
+            import numpy
+            memory = Memory(glake.default_session())
+            ptr, = memory.holding(numpy.arange(1 << 20, dtype="int32"))
+            glake.publish("numbers", {"n": glake.Weight(ptr, "I32", (1 << 20,))}, pin=True)
+        """
+        subprocess.run([sys.executable, "-c", textwrap.dedent(code),
+                        os.path.dirname(os.path.abspath(__file__))], check=True)
+        with glake.Model.attach("numbers") as model:
+            self.assertEqual(model["n"].numpy().tolist(), list(range(1 << 20)))
+
+    def test_a_key_that_is_not_there(self):
+        with self.assertRaises(glake.NotFoundError):
+            glake.Model.attach("nobody")
+        begin = time.monotonic()
+        with self.assertRaises(glake.NotFoundError):
+            glake.Model.attach("nobody", wait=0.3)
+        self.assertGreater(time.monotonic() - begin, 0.25)
+
+    def test_waiting_for_a_key(self):
+        found = []
+
+        def attach():
+            with glake.connect() as session:
+                with glake.Model.attach("later", wait=60, session=session) as model:
+                    found.append(len(model))
+
+        thread = threading.Thread(target=attach)
+        thread.start()
+        time.sleep(0.1)
+        self.publish("later")
+        thread.join(60)
+        self.assertEqual(found, [5])
+
+    def test_a_type_that_is_unknown(self):
+        with self.assertRaises(KeyError):
+            glake.publish("key", {"a": glake.Weight(0, "F7", (0,))})
+
+
 class Models(Case):
     def check(self, model, tensors):
         self.assertEqual(set(model), set(tensors))

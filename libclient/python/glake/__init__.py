@@ -6,14 +6,16 @@ from .admin import (blocks, events, evict, models, pin, seal_session, sessions, 
 from .errors import (BadFileError, BusyError, DriverError, Error, ForkedError, GoneError,
                      NotFoundError, OutOfMemoryError, PermissionDeniedError, QuotaError)
 from .model import Model
+from .publishing import Published, Weight, publish
 from .sealing import Sealed, seal, unseal
 from .session import Session, connect, default_session
 from .tensor import Tensor
 
 __all__ = [
     "BadFileError", "BusyError", "DriverError", "Error", "ForkedError", "GoneError", "Model",
-    "NotFoundError", "OutOfMemoryError", "PermissionDeniedError", "QuotaError", "Sealed",
-    "Session", "Tensor", "__version__", "blocks", "connect", "default_session", "events", "evict", "models",
-    "pin", "seal", "seal_session", "sessions", "set_manifest_quota", "set_max_sessions", "set_quota", "stats",
-    "status", "tenants", "unpin", "unseal",
+    "NotFoundError", "OutOfMemoryError", "PermissionDeniedError", "Published", "QuotaError",
+    "Sealed", "Session", "Tensor", "Weight", "__version__", "blocks", "connect",
+    "default_session", "events", "evict", "models", "pin", "publish", "seal", "seal_session",
+    "sessions", "set_manifest_quota", "set_max_sessions", "set_quota", "stats", "status",
+    "tenants", "unpin", "unseal",
 ]

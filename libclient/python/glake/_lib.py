@@ -49,7 +49,8 @@ class ModelInfo(Structure):
 
 class TensorInfo(Structure):
     _fields_ = [("size", c_size_t), ("name", c_char_p), ("dtype", c_int), ("n_dims", c_uint32),
-                ("shape", POINTER(c_uint64)), ("bytes", c_uint64), ("ptr", c_uint64)]
+                ("shape", POINTER(c_uint64)), ("bytes", c_uint64), ("ptr", c_uint64),
+                ("strides", POINTER(c_uint64))]
 
 
 class Usage(Structure):
@@ -66,6 +67,19 @@ class Sealed(Structure):
     _fields_ = [("size", c_size_t), ("sealed_bytes", c_uint64), ("shared_bytes", c_uint64),
                 ("pinned_bytes", c_uint64), ("edge_bytes", c_uint64), ("pinned_why", c_char_p),
                 ("held_ns", c_uint64), ("longest_held_ns", c_uint64)]
+
+
+class PublishOptions(Structure):
+    _fields_ = [("size", c_size_t), ("device", c_uint32), ("pin", c_int)]
+
+
+class Published(Structure):
+    _fields_ = [("size", c_size_t), ("in_place_bytes", c_uint64), ("copied_bytes", c_uint64),
+                ("copied_why", c_char_p), ("was_published", c_int)]
+
+
+class AttachOptions(Structure):
+    _fields_ = [("size", c_size_t), ("device", c_uint32), ("wait_ms", c_uint32), ("pin", c_int)]
 
 
 # ---- structs of glake_admin.h ----
@@ -133,7 +147,7 @@ class ModelRow(Structure):
                 ("device", c_uint32), ("span_bytes", c_uint64), ("content_bytes", c_uint64),
                 ("unique_bytes", c_uint64), ("n_tensors", c_uint64), ("n_blocks", c_uint64),
                 ("n_open", c_uint32), ("pinned", c_int), ("idle_ms", c_uint64),
-                ("reload_reason", c_char_p), ("part_bytes", c_uint64)]
+                ("reload_reason", c_char_p), ("part_bytes", c_uint64), ("is_published", c_int)]
 
 
 class BlockRow(Structure):
@@ -189,6 +203,10 @@ _FUNCTIONS: List[Tuple[str, Any, List[Any]]] = [
     ("glake_trim", c_int, [c_void_p, c_uint32, c_uint64]),
     ("glake_seal", c_int, [POINTER(Span), c_size_t, POINTER(Sealed)]),
     ("glake_unseal", c_int, [c_uint64, c_uint64]),
+    ("glake_weights_publish", c_int, [c_void_p, c_char_p, POINTER(TensorInfo), c_size_t,
+                                      POINTER(PublishOptions), POINTER(Published)]),
+    ("glake_weights_attach", c_int, [c_void_p, c_char_p, POINTER(AttachOptions),
+                                     POINTER(c_void_p)]),
     ("glake_dtype_name", c_char_p, [c_int]),
     ("glake_dtype_bits", c_uint, [c_int]),
     ("glake_model_open", c_int, [c_void_p, c_char_p, POINTER(ModelOptions), POINTER(c_void_p)]),

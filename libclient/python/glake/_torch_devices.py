@@ -4,7 +4,21 @@ from __future__ import annotations
 
 import torch
 
-from .session import Session
+from .session import DeviceLike, Session, parse_ordinal
+
+
+def cuda_ordinal(device: DeviceLike) -> int:
+    if str(device).partition(":")[0] == "cpu":
+        raise ValueError("glake maps GPU memory; for device='cpu' use safetensors.torch.load_file")
+    return parse_ordinal(device)
+
+
+def start_cuda(ordinal: int) -> None:
+    """Views need the primary context, and the numbering is only right once torch has read it."""
+    torch.cuda.init()
+    with torch.cuda.device(ordinal):
+        torch.cuda.current_stream()
+        torch.cuda.synchronize()
 
 
 def check_number(session: Session, ordinal: int) -> None:

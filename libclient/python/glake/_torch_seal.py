@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import sys
-import weakref
 from dataclasses import dataclass
 from typing import Any, Dict, Iterable, Iterator, List, Optional, Tuple
 
@@ -18,6 +17,7 @@ import torch
 import torch.utils.dlpack
 
 from ._torch_devices import check_number
+from ._torch_tensors import mapped_storages
 from .errors import OutOfMemoryError, QuotaError
 from .sealing import PAGE_BYTES, Sealed
 from .sealing import seal as seal_spans
@@ -36,8 +36,6 @@ _WAVE_BYTES = 1 << 30
 
 _KDL_UINT = 1
 
-#: Storages that a Model maps: shared already.
-mapped_storages: "weakref.WeakSet[torch.UntypedStorage]" = weakref.WeakSet()
 #: Storages of torch's own memory, sealed in place. Its allocator would hand the memory of dead ones
 #: to the next tensor, and a kernel that writes there faults.
 _kept: Dict[int, torch.UntypedStorage] = {}
@@ -124,23 +122,23 @@ class _Unit:
         return self.storage.device.index
 
 
-def _plain(name: str, tensor: torch.Tensor) -> Iterator[Tuple[str, torch.Tensor]]:
+def plain(name: str, tensor: torch.Tensor) -> Iterator[Tuple[str, torch.Tensor]]:
     """A tensor, or the tensors that a wrapper (a DTensor, a quantized one) consists of."""
     if not hasattr(tensor, "__tensor_flatten__"):
         yield name, tensor
         return
     for part in tensor.__tensor_flatten__()[0]:
-        yield from _plain(f"{name}.{part}", getattr(tensor, part))
+        yield from plain(f"{name}.{part}", getattr(tensor, part))
 
 
-def _tensors_of(module: torch.nn.Module) -> Iterator[Tuple[str, torch.Tensor]]:
+def tensors_of(module: torch.nn.Module) -> Iterator[Tuple[str, torch.Tensor]]:
     """All names, tied tensors under each of theirs."""
     for name, tensor in (*module.named_parameters(remove_duplicate=False),
                          *module.named_buffers(remove_duplicate=False)):
-        yield from _plain(name, tensor)
+        yield from plain(name, tensor)
 
 
-def _why_not(tensor: torch.Tensor) -> Optional[str]:
+def why_not(tensor: torch.Tensor) -> Optional[str]:
     if tensor.layout != torch.strided:
         return "it is not dense"
     if tensor.is_conj() or tensor.is_neg():
@@ -158,11 +156,11 @@ def _units_of(module: torch.nn.Module, private: Dict[str, str]) -> List[_Unit]:
     """In the order of names. What cannot be sealed is noted in ``private``."""
     by_storage: Dict[int, List[Tuple[int, int, str, torch.Tensor]]] = {}
     seen = set()
-    for name, tensor in sorted(_tensors_of(module), key=lambda named: named[0]):
+    for name, tensor in sorted(tensors_of(module), key=lambda named: named[0]):
         if not tensor.is_cuda or id(tensor) in seen:
             continue
         seen.add(id(tensor))
-        why = _why_not(tensor)
+        why = why_not(tensor)
         if why:
             private[name] = why
         elif tensor.numel() > 0 and tensor.untyped_storage().data_ptr() and \

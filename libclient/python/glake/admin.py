@@ -96,7 +96,7 @@ def tenants(session: Optional[Session] = None) -> List[Row]:
 
 
 def models(session: Optional[Session] = None) -> List[Row]:
-    return _collect("glake_list_models", _lib.MODEL_ROW, session, ("pinned",))
+    return _collect("glake_list_models", _lib.MODEL_ROW, session, ("pinned", "is_published"))
 
 
 def blocks(session: Optional[Session] = None) -> List[Row]:

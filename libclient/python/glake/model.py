@@ -38,15 +38,36 @@ class Model(Mapping):
         self.ordinal = parse_ordinal(device)
         self._device = self._session.device_index(self.ordinal)
         failures: List[BaseException] = []
-        handle = self._open(path, self._options(name, pin, progress, failures))
-        self._handle: Optional[ctypes.c_void_p] = handle
-        self._finalizer = weakref.finalize(self, _close, self._session, handle)
-        # The process's end is the daemon's to see; other threads may still use the weights.
-        self._finalizer.atexit = False
+        self._own(self._open(path, self._options(name, pin, progress, failures)))
         if failures:
             self.close()
             raise failures[0]
         self._read_tables()
+
+    @classmethod
+    def attach(cls, key: str, device: DeviceLike = 0, *, wait: float = 0, pin: bool = False,
+               session: Optional[Session] = None) -> "Model":
+        """The model that a process of the realm has published under ``key``. ``wait``: so many seconds
+        for it to be published; NotFoundError then."""
+        self = cls.__new__(cls)
+        self._session = session if session is not None else default_session()
+        self.ordinal = parse_ordinal(device)
+        self._device = self._session.device_index(self.ordinal)
+        options = _lib.AttachOptions(ctypes.sizeof(_lib.AttachOptions), self._device,
+                                     int(wait * 1000), int(pin))
+        handle = ctypes.c_void_p()
+        _lib.check(_lib.library().glake_weights_attach(self._session.handle, key.encode(),
+                                                       ctypes.byref(options),
+                                                       ctypes.byref(handle)))
+        self._own(handle)
+        self._read_tables()
+        return self
+
+    def _own(self, handle: ctypes.c_void_p) -> None:
+        self._handle: Optional[ctypes.c_void_p] = handle
+        self._finalizer = weakref.finalize(self, _close, self._session, handle)
+        # The process's end is the daemon's to see; other threads may still use the weights.
+        self._finalizer.atexit = False
 
     def _options(self, name: Optional[str], pin: bool, progress: Optional[Progress],
                  failures: List[BaseException]) -> _lib.ModelOptions:

@@ -81,7 +81,7 @@ def new_capsule(managed: int) -> Any:
 class Tensor:
     """A tensor in GPU memory, read-only. It holds its Model."""
 
-    __slots__ = ("_model", "_position", "name", "dtype", "shape", "nbytes", "ptr")
+    __slots__ = ("_model", "_position", "name", "dtype", "shape", "strides", "nbytes", "ptr")
 
     def __init__(self, model: "Model", position: int, info: _lib.TensorInfo) -> None:
         self._model = model
@@ -90,6 +90,10 @@ class Tensor:
         #: safetensors' name of the element type, "BF16"
         self.dtype: str = _lib.text(_lib.library().glake_dtype_name(info.dtype))
         self.shape: Tuple[int, ...] = tuple(info.shape[:info.n_dims])
+        #: in elements; None: row-major, without gaps
+        self.strides: Optional[Tuple[int, ...]] = \
+            tuple(info.strides[:info.n_dims]) if info.strides else None
+        #: from the first element to the end of the last
         self.nbytes: int = info.bytes
         #: the device address; 0 for a tensor of no bytes
         self.ptr: int = info.ptr
@@ -119,7 +123,14 @@ class Tensor:
         raw = numpy.empty(self.nbytes, numpy.uint8)
         self._model.read_into(raw, self.ptr)
         dtype = self._numpy_dtype()
-        return raw if dtype is None else raw.view(dtype).reshape(self.shape)
+        if dtype is None:
+            return raw
+        if self.strides is None:
+            return raw.view(dtype).reshape(self.shape)
+        return numpy.ndarray(self.shape, dtype, raw, strides=self._strides_bytes(dtype.itemsize))
+
+    def _strides_bytes(self, item_bytes: int) -> Optional[Tuple[int, ...]]:
+        return None if self.strides is None else tuple(n * item_bytes for n in self.strides)
 
     def _numpy_dtype(self) -> Any:
         """None for types smaller than a byte."""
@@ -157,4 +168,4 @@ class Tensor:
             raise AttributeError(f"{self.dtype} has no type string of numpy")
         self._model.mark_exported()
         return {"shape": self.shape, "typestr": _TYPESTR[self.dtype], "data": (self.ptr, True),
-                "version": 3, "strides": None}
+                "version": 3, "strides": self._strides_bytes(int(_TYPESTR[self.dtype][2:]))}

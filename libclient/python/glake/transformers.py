@@ -20,8 +20,8 @@ from typing import Any, Callable, List, Optional, Union
 
 import torch
 
-from ._torch_seal import mapped_storages
 from ._torch_seal import seal as seal_module
+from ._torch_tensors import mapped_storages
 from .sealing import PAGE_BYTES
 from .torch import load_file
 
