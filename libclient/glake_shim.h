@@ -253,13 +253,17 @@ struct glake__weights {
 	struct glake_span
 		*spans; /* owned: free(). Each ends where a block does, in all processes alike */
 	size_t n_spans;
-	uint64_t n_bytes; /* of the spans, sealed ones included */
+	uint64_t n_bytes;      /* of the spans */
+	uint64_t sealed_bytes; /* of n_bytes */
 	uint64_t small_bytes;
 	uint64_t unfilled_bytes;
 	uint64_t rewritten_bytes;
 };
 /* 0 or -ENOMEM. */
 int glake__weights_find(struct glake_session *session, struct glake__weights *weights_out);
+
+/* glake_seal() of @n of the spans. What has been freed or written to meanwhile is left out. */
+int glake__weights_seal(const struct glake_span *spans, size_t n, struct glake_sealed *sealed_out);
 
 struct glake__seal_report {
 	uint64_t done_bytes;

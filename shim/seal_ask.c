@@ -14,7 +14,7 @@
 #include "shim/shim.h"
 
 /* A call seals so much: between two, glaked hears of it, and the program may end. */
-#define BATCH_BYTES (1ull << 30)
+#define BATCH_BYTES (4ull << 30)
 
 /* ---- what forbids it -------------------------------------------------------------------------- */
 
@@ -122,25 +122,29 @@ static uint64_t ask_of(uint64_t id, bool is_dry_run)
 	return id << 1 | is_dry_run;
 }
 
-static void tell_error(struct connection *connection, uint64_t id, int error, const char *why)
-{
-	const struct glake__seal_report report = {.is_over = true, .error = error, .why = why};
-	glake__seal_tell(connection->session, id, &report);
-}
+struct work {
+	struct connection *connection;
+	uint64_t id;
+	bool is_dry_run;
+	const atomic_bool *is_ending;
+	struct glake__weights weights;
+	struct glake_sealed sum;
+	struct glake__seal_report report;
+	char why[128]; /* of the first error; "" = there was none */
+};
 
-/* Also after an error: the rest goes on if it can. */
-static void add(struct glake__seal_report *report, struct glake_sealed *sum,
-                const struct glake_sealed *sealed)
+static void add(struct work *work, const struct glake_sealed *sealed)
 {
+	struct glake_sealed *sum = &work->sum;
 	sum->sealed_bytes += sealed->sealed_bytes;
 	sum->shared_bytes += sealed->shared_bytes;
 	sum->pinned_bytes += sealed->pinned_bytes;
+	sum->pinned_why = sealed->pinned_why ? sealed->pinned_why : sum->pinned_why;
 	sum->held_ns += sealed->held_ns;
 	if (sealed->longest_held_ns > sum->longest_held_ns) {
 		sum->longest_held_ns = sealed->longest_held_ns;
 	}
-	sum->pinned_why = sealed->pinned_why ? sealed->pinned_why : sum->pinned_why;
-	report->done_bytes = sum->sealed_bytes + sum->pinned_bytes;
+	work->report.done_bytes = sum->sealed_bytes + sum->pinned_bytes;
 }
 
 /* The next spans, BATCH_BYTES or one. */
@@ -155,65 +159,84 @@ static size_t next_batch(const struct glake__weights *weights, size_t first)
 	return n;
 }
 
-/* Stops at the first error, whose text goes to @why. */
-static void seal_all(struct connection *connection, uint64_t id, struct glake__seal_report *report,
-                     struct glake_sealed *sum, char *why, size_t n_why,
-                     const atomic_bool *is_ending)
+/* Stops at the first error: the next would be the same. */
+static void seal_all(struct work *work)
 {
-	const struct glake__weights *weights = report->weights;
 	int r = 0;
-	for (size_t i = 0; r == 0 && i < weights->n_spans;) {
+	for (size_t i = 0; !work->why[0] && i < work->weights.n_spans;) {
 		struct glake_sealed sealed = {.size = sizeof(sealed)};
-		size_t n = next_batch(weights, i);
-		if (*is_ending) {
-			snprintf(why, n_why, "the program ends");
+		size_t n = next_batch(&work->weights, i);
+		if (*work->is_ending) {
+			snprintf(work->why, sizeof(work->why), "the program ends");
 			return;
 		}
-		r = glake_seal(&weights->spans[i], n, &sealed);
+		r = glake__weights_seal(&work->weights.spans[i], n, &sealed);
 		if (r < 0) {
-			snprintf(why, n_why, "%s", glake_error());
+			snprintf(work->why, sizeof(work->why), "%s", glake_error());
 		}
-		add(report, sum, &sealed);
-		glake__seal_tell(connection->session, id, report);
+		add(work, &sealed);
+		glake__seal_tell(work->connection->session, work->id, &work->report);
 		i += n;
 	}
-	connection_note(connection, r);
+	connection_note(work->connection, r);
 }
 
-static void run(struct connection *connection, uint64_t id, bool is_dry_run,
-                const atomic_bool *is_ending)
+/*
+ * What there is now, by reason. The program went on meanwhile: what it has filled since counts as not filled.
+ */
+static int look_again(struct work *work)
 {
-	struct glake__weights weights;
-	struct glake_sealed sum = {.size = sizeof(sum)};
-	struct glake__seal_report report = {.weights = &weights, .sealed = &sum};
-	char why[128] = "";
-	uint64_t began_ns = clock_now_ns();
-	/* glaked waits only for programs that answer. */
-	glake__seal_tell(connection->session, id, &report);
-	int r = may_seal(why, sizeof(why));
-	if (r == 0 && glake__weights_find(connection->session, &weights) < 0) {
-		r = -ENOMEM;
-		snprintf(why, sizeof(why), "out of memory");
-	}
-	if (r < 0) {
-		connection->seal_ask = 0;
-		tell_error(connection, id, r, why);
-		return;
-	}
-	report.total_bytes = weights.n_bytes;
-	if (is_dry_run) {
-		sum.sealed_bytes = weights.n_bytes;
+	struct glake__weights *weights = &work->weights;
+	free(weights->spans);
+	int r = glake__weights_find(work->connection->session, weights);
+	uint64_t n_done = weights->sealed_bytes + work->sum.pinned_bytes;
+	uint64_t n_left = weights->n_bytes > n_done ? weights->n_bytes - n_done : 0;
+	if (work->why[0]) {
+		work->report.failed_bytes = n_left;
+		work->report.failed_why = work->why;
 	} else {
-		seal_all(connection, id, &report, &sum, why, sizeof(why), is_ending);
+		weights->unfilled_bytes += n_left;
 	}
-	report.is_over = true;
-	report.failed_bytes = weights.n_bytes - sum.sealed_bytes - sum.pinned_bytes;
-	report.failed_why = why[0] ? why : NULL;
-	report.took_ns = clock_now_ns() - began_ns;
+	return r;
+}
+
+/* 0, or an error: the asker gets no numbers. */
+static int run(struct work *work)
+{
+	int r = may_seal(work->why, sizeof(work->why));
+	if (r < 0) {
+		return r;
+	}
+	r = glake__weights_find(work->connection->session, &work->weights);
+	work->report.total_bytes = work->weights.n_bytes;
+	if (r == 0 && work->is_dry_run) {
+		work->weights.sealed_bytes = work->weights.n_bytes;
+	} else if (r == 0) {
+		seal_all(work);
+		r = look_again(work);
+	}
+	free(work->weights.spans);
+	if (r < 0) {
+		snprintf(work->why, sizeof(work->why), "out of memory");
+	}
+	return r;
+}
+
+static void serve(struct work *work)
+{
+	struct glake_session *session = work->connection->session;
+	uint64_t began_ns = clock_now_ns();
+	work->report.weights = &work->weights;
+	work->report.sealed = &work->sum;
+	/* glaked waits only for programs that answer. */
+	glake__seal_tell(session, work->id, &work->report);
+	work->report.error = run(work);
+	work->report.why = work->why;
+	work->report.is_over = true;
+	work->report.took_ns = clock_now_ns() - began_ns;
 	/* Before: who learns of the end may ask again at once. */
-	connection->seal_ask = 0;
-	glake__seal_tell(connection->session, id, &report);
-	free(weights.spans);
+	work->connection->seal_ask = 0;
+	glake__seal_tell(session, work->id, &work->report);
 }
 
 /* ---- asking ----------------------------------------------------------------------------------- */
@@ -224,7 +247,12 @@ static void on_ask(void *user, uint64_t id, bool is_dry_run)
 	struct connection *connection = user;
 	uint64_t none = 0;
 	if (!atomic_compare_exchange_strong(&connection->seal_ask, &none, ask_of(id, is_dry_run))) {
-		tell_error(connection, id, -EBUSY, "it is sealing already");
+		const struct glake__seal_report report = {
+			.is_over = true,
+			.error = -EBUSY,
+			.why = "it is sealing already",
+		};
+		glake__seal_tell(connection->session, id, &report);
 	}
 }
 
@@ -237,6 +265,12 @@ void seal_ask_serve(struct connection *connection, const atomic_bool *is_ending)
 {
 	uint64_t ask = connection->seal_ask;
 	if (ask) {
-		run(connection, ask >> 1, ask & 1, is_ending);
+		struct work work = {
+			.connection = connection,
+			.id = ask >> 1,
+			.is_dry_run = ask & 1,
+			.is_ending = is_ending,
+		};
+		serve(&work);
 	}
 }

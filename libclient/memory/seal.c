@@ -73,9 +73,10 @@ struct seal {
 	size_t n_parts;
 	size_t capacity;
 	struct glake_sealed sum;
-	bool is_stopped; /* what is not sealed yet stays private */
-	int error;       /* the first */
-	char *text;      /* owned: its text */
+	glake__is_still_fn *is_still; /* NULL: the caller knows */
+	bool is_stopped;              /* what is not sealed yet stays private */
+	int error;                    /* the first */
+	char *text;                   /* owned: its text */
 };
 
 static uint64_t round_up(uint64_t offset)
@@ -648,15 +649,29 @@ static int seal_all(struct seal *seal)
 	return r;
 }
 
-static int run(struct seal *seal)
+/* Spans that are no more what they were when they were found are left out. */
+static int hold_all(struct seal *seal)
 {
-	for (size_t i = 0; i < seal->n_spans; i++) {
-		int r = hold(seal, &seal->spans[i]);
-		if (r < 0) {
-			return r;
+	int r = 0;
+	for (size_t i = 0; r == 0 && i < seal->n_spans; i++) {
+		struct span *span = &seal->spans[i];
+		r = hold(seal, span);
+		if (seal->is_still && (r < 0 || !seal->is_still(span->ptr, span->n_bytes))) {
+			span->n_bytes = 0;
+			span->end = span->begin;
+			r = 0;
 		}
 	}
-	int r = plan(seal);
+	return r;
+}
+
+static int run(struct seal *seal)
+{
+	int r = hold_all(seal);
+	if (r < 0) {
+		return r;
+	}
+	r = plan(seal);
 	if (r < 0) {
 		return r;
 	}
@@ -700,7 +715,8 @@ static void count_seal(struct glake_session *session, uint64_t since_ns)
 	glake__usage_report_now(session);
 }
 
-int glake_seal(const struct glake_span *spans, size_t n_spans, struct glake_sealed *sealed_out)
+int glake__seal_still(const struct glake_span *spans, size_t n_spans, glake__is_still_fn *is_still,
+                      struct glake_sealed *sealed_out)
 {
 	cleanup_cancel int cancel = cancel_disable();
 	uint64_t since_ns = clock_now_ns();
@@ -713,6 +729,7 @@ int glake_seal(const struct glake_span *spans, size_t n_spans, struct glake_seal
 	if (r < 0) {
 		return r;
 	}
+	seal.is_still = is_still;
 	r = run(&seal);
 	struct glake__held_back held = glake__gate_take_time();
 	seal.sum.held_ns = held.sum_ns;
@@ -732,6 +749,11 @@ int glake_seal(const struct glake_span *spans, size_t n_spans, struct glake_seal
 		r = -EINVAL;
 	}
 	return session ? glake__leave(session, r) : r;
+}
+
+int glake_seal(const struct glake_span *spans, size_t n_spans, struct glake_sealed *sealed_out)
+{
+	return glake__seal_still(spans, n_spans, NULL, sealed_out);
 }
 
 /* ---- undoing ---------------------------------------------------------------------------------- */

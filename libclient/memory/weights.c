@@ -12,6 +12,7 @@
 #include "libclient/memory/backing.h"
 #include "libclient/memory/fill.h"
 #include "libclient/memory/page.h"
+#include "libclient/memory/seal.h"
 #include "proto/cleanup.h"
 #include "proto/limits.h"
 
@@ -32,12 +33,20 @@ static int add_span(struct glake__weights *weights, glake_ptr ptr, uint64_t n_by
 	return 0;
 }
 
+static bool is_sealed(glake_ptr ptr)
+{
+	return glake__page_kind(glake__page_of(ptr)) == GLAKE__PAGE_BLOCK;
+}
+
 /* Sealed memory counts as what it is, whoever filled it. */
 static enum glake__fill fill_at(glake_ptr ptr, uint64_t n_bytes)
 {
-	return glake__page_kind(glake__page_of(ptr)) == GLAKE__PAGE_BLOCK
-	               ? GLAKE__FILL_WHOLE
-	               : glake__fill_at(ptr, n_bytes);
+	return is_sealed(ptr) ? GLAKE__FILL_WHOLE : glake__fill_at(ptr, n_bytes);
+}
+
+static uint64_t in_page(uint64_t n_left)
+{
+	return n_left < GLAKE__PAGE_BYTES ? n_left : GLAKE__PAGE_BYTES;
 }
 
 /*
@@ -50,12 +59,14 @@ static int find_in_locked(struct glake__weights *weights, const struct glake__al
 	int r = 0;
 	for (uint64_t at = 0; r == 0 && at < whole->n_bytes; at += GLAKE__PAGE_BYTES) {
 		uint64_t n_left = whole->n_bytes - at;
-		uint64_t n_bytes = n_left < GLAKE__PAGE_BYTES ? n_left : GLAKE__PAGE_BYTES;
+		uint64_t n_bytes = in_page(n_left);
 		enum glake__fill fill = fill_at(whole->address + at, n_bytes);
 		bool is_last = n_left <= GLAKE__PAGE_BYTES;
 		uint64_t end = at;
 		if (fill == GLAKE__FILL_WHOLE) {
 			weights->n_bytes += GLAKE__PAGE_BYTES;
+			weights->sealed_bytes += is_sealed(whole->address + at) ? GLAKE__PAGE_BYTES
+			                                                        : 0;
 			end += n_bytes;
 		} else if (fill == GLAKE__FILL_REWRITTEN) {
 			weights->rewritten_bytes += GLAKE__PAGE_BYTES;
@@ -94,6 +105,21 @@ int glake__weights_find(struct glake_session *session, struct glake__weights *we
 	return r;
 }
 
+/* A page that is filled anew since counts as well. */
+static bool are_weights(glake_ptr ptr, uint64_t n_bytes)
+{
+	uint64_t at = 0;
+	while (at < n_bytes && fill_at(ptr + at, in_page(n_bytes - at)) == GLAKE__FILL_WHOLE) {
+		at += GLAKE__PAGE_BYTES;
+	}
+	return at >= n_bytes;
+}
+
+int glake__weights_seal(const struct glake_span *spans, size_t n, struct glake_sealed *sealed_out)
+{
+	return glake__seal_still(spans, n, are_weights, sealed_out);
+}
+
 /* ---- reporting -------------------------------------------------------------------------------- */
 
 static void send_report(struct glake_session *session, Glake__Wire__SealProgress *body)
@@ -124,7 +150,7 @@ static Glake__Wire__Status status_of(int error)
 static Glake__Wire__SealResult result_of(const struct glake__seal_report *report)
 {
 	Glake__Wire__SealResult result = GLAKE__WIRE__SEAL_RESULT__INIT;
-	result.sealed_bytes = report->sealed->sealed_bytes;
+	result.sealed_bytes = report->weights->sealed_bytes;
 	result.shared_bytes = report->sealed->shared_bytes;
 	result.small_bytes = report->weights->small_bytes;
 	result.unfilled_bytes = report->weights->unfilled_bytes;

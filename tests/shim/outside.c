@@ -394,10 +394,30 @@ static void begin_again(struct buffer *buffer)
 	upload(buffer, 0, buffer->n_bytes);
 }
 
+/* The same addresses become memory that kernels write to. */
+static CUfunction fill_kernel;
+
+static void use_for_kernels(struct buffer *buffer)
+{
+	must_ok(cuMemFree(buffer->ptr));
+	must_ok(cuMemAlloc(&buffer->ptr, buffer->n_bytes));
+	uint64_t n_bytes = buffer->n_bytes;
+	for (uint32_t value = 1; value < 4; value++) {
+		void *params[] = {&buffer->ptr, &n_bytes, &value};
+		must_ok(cuLaunchKernel(fill_kernel, 1, 1, 1, 1, 1, 1, 0, stream, params, NULL));
+		must_ok(cuStreamSynchronize(stream));
+		memset(buffer->want, (int)value, n_bytes);
+	}
+}
+
 static void anything(void)
 {
+	static const uint32_t image[4] = {0xba55ed50}; /* the simulator knows kernels by name */
+	CUmodule module;
 	pthread_t thread;
 	start();
+	must_ok(cuModuleLoadData(&module, image));
+	must_ok(cuModuleGetFunction(&fill_kernel, module, "cudasim_fill"));
 	seed = (unsigned)getpid();
 	fprintf(stderr, "seed %u\n", seed);
 	for (unsigned i = 0; i < 4; i++) {
@@ -407,7 +427,8 @@ static void anything(void)
 	while (!__atomic_load_n(&is_done, __ATOMIC_SEQ_CST)) {
 		/* The first is what others are copied from. */
 		struct buffer *buffer = &buffers[1 + pick(3)];
-		(pick(3) == 0 ? begin_again : write_some)(buffer);
+		unsigned what = pick(6);
+		(what < 2 ? begin_again : what == 2 ? use_for_kernels : write_some)(buffer);
 		if (pick(8) == 0) {
 			expect_all();
 		}
