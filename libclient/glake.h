@@ -617,7 +617,7 @@ struct glake_sealed {
  * kernel that writes to it faults, in this process alone. glake_unseal() makes it writable again;
  * under the shim, a write by the driver's API does so by itself. glake_free() and glake_free_async()
  * free it as any allocation. Large memory is copied when it is cut into blocks, chunk by chunk, for
- * which up to 1 GiB must be free at a time.
+ * which up to 2 GiB must be free at a time.
  *
  * After an error, memory that could not be sealed is private and writable, as before. One part is not:
  * if the connection was lost (GLAKE_E_GONE), the memory that glaked was sealing stays read-only, since

@@ -4,8 +4,8 @@
  *
  *   hold      nobody frees or shares the allocations meanwhile; the program goes on using them
  *   plan      spans are joined where they touch, and rounded inward to whole pages
- *   repiece   a chunk that is not one part, or too large for a block, is copied to several. A failure leaves
- *             the chunk as it was
+ *   repiece   a chunk that is not one part, or too large for a block, is copied to several, and several that
+ *             a part lies in to one. A failure leaves the chunks as they were
  *   flip      the parts become read-only, so that nobody can write to the bytes that are compared later. A
  *             failure undoes it
  *   publish   glaked makes the chunk a block, or finds an equal one and compares all bytes. A refusal makes
@@ -183,8 +183,8 @@ static int add_parts(struct seal *seal, struct glake__backing *backing, uint64_t
 }
 
 /*
- * Pages [begin, end) of one piece. Parts start and end where the pages of a span do: two programs may have
- * one tensor in common and not its neighbours.
+ * Private pages [begin, end). Parts start and end where the pages of a span do, whatever chunks the memory came
+ * in: two programs may have one tensor in common, and neither its neighbours nor its place.
  */
 static int cut(struct seal *seal, const struct span *spans, size_t n_spans, uint64_t begin,
                uint64_t end)
@@ -224,6 +224,22 @@ static struct look look_at(const struct glake__backing *backing, uint64_t offset
 	return look;
 }
 
+static bool is_open(const struct look *piece)
+{
+	return piece->kind == GLAKE__PAGE_CHUNK && piece->pin == GLAKE__PIN_NONE;
+}
+
+/* Where the pieces that are like @piece, and can be sealed, end; at most @end. */
+static uint64_t end_of_open(const struct glake__backing *backing, struct look piece, uint64_t end)
+{
+	uint64_t at = piece.offset + piece.n_bytes;
+	while (at < end && is_open(&piece)) {
+		piece = look_at(backing, at);
+		at = is_open(&piece) ? piece.offset + piece.n_bytes : at;
+	}
+	return at < end ? at : end;
+}
+
 /* @spans touch, in one backing, and end at @end. */
 static int plan_region(struct seal *seal, const struct span *spans, size_t n_spans, uint64_t end)
 {
@@ -241,17 +257,16 @@ static int plan_region(struct seal *seal, const struct span *spans, size_t n_spa
 	glake__unsealed_note(backing, end, asked_end, GLAKE__UNSEALED_EDGE);
 	while (r == 0 && begin < end) {
 		struct look piece = look_at(backing, begin);
-		uint64_t stop = piece.offset + piece.n_bytes;
-		stop = stop < end ? stop : end;
-		if (piece.kind == GLAKE__PAGE_BLOCK) {
+		uint64_t stop = end_of_open(backing, piece, end);
+		if (is_open(&piece)) {
+			r = cut(seal, spans, n_spans, begin, stop);
+		} else if (piece.kind == GLAKE__PAGE_BLOCK) {
 			seal->sum.sealed_bytes += stop - begin;
-		} else if (piece.kind != GLAKE__PAGE_CHUNK || piece.pin != GLAKE__PIN_NONE) {
+		} else {
 			seal->sum.pinned_bytes += stop - begin;
 			seal->sum.pinned_why = glake__pin_text(piece.pin);
 			glake__unsealed_note(backing, begin, stop,
 			                     glake__unsealed_by_pin(piece.pin));
-		} else {
-			r = cut(seal, spans, n_spans, begin, stop);
 		}
 		begin = stop;
 	}
@@ -290,12 +305,12 @@ static void add_size(uint64_t *sizes, size_t *n, uint64_t n_bytes)
 	}
 }
 
-/* @parts are all of one piece. They become pieces of their own. */
-static int separate(struct part *parts, size_t n_parts, const struct look *piece)
+/* @parts, of the pieces that fill [begin, end), become pieces of their own. @is_one: it is one piece now. */
+static int separate(struct part *parts, size_t n_parts, uint64_t begin, uint64_t end, bool is_one)
 {
 	cleanup_free uint64_t *sizes = calloc(2 * n_parts + 1, sizeof(*sizes));
 	struct glake__wait wait = {0};
-	uint64_t at = piece->offset;
+	uint64_t at = begin;
 	size_t n = 0;
 	if (!sizes) {
 		return glake__fail(-ENOMEM, "out of memory");
@@ -305,8 +320,8 @@ static int separate(struct part *parts, size_t n_parts, const struct look *piece
 		add_size(sizes, &n, parts[i].n_bytes);
 		at = parts[i].offset + parts[i].n_bytes;
 	}
-	add_size(sizes, &n, piece->offset + piece->n_bytes - at);
-	return n == 1 ? 0 : glake__repiece(parts[0].backing, piece->offset, sizes, n, &wait);
+	add_size(sizes, &n, end - at);
+	return n == 1 && is_one ? 0 : glake__repiece(parts[0].backing, begin, sizes, n, &wait);
 }
 
 /* Parts are blocks now, or private for good. */
@@ -319,20 +334,38 @@ static void note_causes(const struct part *parts, size_t n)
 	}
 }
 
-/* Parts whose piece cannot be cut are dropped. */
+/*
+ * Those of the first piece. The last of them may lie in the next pieces as well, and what it leaves of those is a
+ * piece for the parts that follow: so never more than two chunks are copied at a time. Returns how many.
+ */
+static size_t separate_first(struct seal *seal, struct part *parts, size_t n_left, int *result_out)
+{
+	struct look piece = look_at(parts[0].backing, parts[0].offset);
+	uint64_t end = piece.offset + piece.n_bytes;
+	uint64_t begin = piece.offset;
+	bool is_one = true;
+	size_t n = 1;
+	while (n < n_left && parts[n].backing == parts[0].backing && parts[n].offset < end) {
+		n++;
+	}
+	while (end < parts[n - 1].offset + parts[n - 1].n_bytes) {
+		piece = look_at(parts[0].backing, end);
+		end = piece.offset + piece.n_bytes;
+		is_one = false;
+	}
+	*result_out = separate(parts, n, begin, end, is_one);
+	note(seal, *result_out);
+	return n;
+}
+
+/* Parts whose pieces cannot be cut are dropped. */
 static void separate_all(struct seal *seal)
 {
 	size_t n_kept = 0;
 	for (size_t i = 0; i < seal->n_parts;) {
 		struct part *first = &seal->parts[i];
-		struct look piece = look_at(first->backing, first->offset);
-		size_t n = 1;
-		while (i + n < seal->n_parts && first[n].backing == first->backing &&
-		       first[n].offset < piece.offset + piece.n_bytes) {
-			n++;
-		}
-		int r = separate(first, n, &piece);
-		note(seal, r);
+		int r;
+		size_t n = separate_first(seal, first, seal->n_parts - i, &r);
 		if (r == 0) {
 			memmove(&seal->parts[n_kept], first, n * sizeof(*first));
 			n_kept += n;

@@ -106,6 +106,37 @@ START_TEST(large_memory_is_cut_where_tensors_end)
 }
 END_TEST
 
+/* The memory of a tensor may come in several chunks, in one program and not in the other. */
+START_TEST(tensors_are_found_across_chunks)
+{
+	enum { ALL = 140, AT = 120, B = 12 };
+	struct glake_session *one = world_connect();
+	struct glake_session *two = world_connect();
+	glake_ptr alone = words_alloc(one, B * MIB, 7);
+	words_seal(alone, B * MIB);
+	glake_ptr ptr = words_alloc(two, ALL * MIB, 1);
+	struct glake_span spans[] = {{ptr, 130 * MIB}, {ptr + 130 * MIB, 4 * MIB}};
+	assert_ok(glake_seal(spans, 2, NULL));
+	assert_ok(glake_unseal(ptr, ALL * MIB));
+	/* Now it has chunks that end at 128, 130 and 134 MiB. */
+	words_write(ptr + AT * MIB, B * MIB, 7);
+	uint64_t held = held_bytes();
+	struct glake_sealed sealed = words_seal(ptr + AT * MIB, B * MIB);
+	ck_assert_uint_eq(sealed.sealed_bytes, B * MIB);
+	ck_assert_uint_eq(sealed.shared_bytes, B * MIB);
+	ck_assert_uint_eq(held_bytes(), held - B * MIB);
+	words_check(ptr + AT * MIB, B * MIB, 7);
+	ck_assert(words_are(ptr, AT * MIB, 1));
+	ck_assert(words_can_write(ptr + AT * MIB - 8));
+	ck_assert(!words_can_write(ptr + AT * MIB));
+	ck_assert(words_can_write(ptr + (AT + B) * MIB));
+	ck_assert(glake__space_is_valid());
+	assert_ok(glake_unseal(ptr, ALL * MIB));
+	words_check(ptr + AT * MIB, B * MIB, 7);
+	glake_free(two, ptr);
+}
+END_TEST
+
 START_TEST(pages_with_anything_else_stay_private)
 {
 	struct glake_session *session = world_connect();
