@@ -1,21 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """How fast sealed weights are read, and what sealing holds up in a program that decodes.
 
-    python3 tests/gpu/decode.py [--only graph,eager] [--layers 32] [--pairs 16]
+    python3 tests/gpu/decode.py [--only graph,eager] [--layers 32] [--pairs 24]
 
     graph    a captured graph that reads all weights of Llama-3-8B's shapes for one token: the GPU's time
     eager    transformers' Llama of 1.1 B parameters, a launch by a launch: the CPU's time
 
 Two processes under `glake run` have the same weights, and share them. One of them decodes, in pairs of
-stretches: one with its weights sealed, one with private weights, at the same addresses in the same
-memory. Which comes first changes from pair to pair, so that a drift of the machine is nobody's.
-Printed is the median over pairs of the speed of sealed weights in parts of that of private ones, with
-its 95 % interval (bootstrap). Then it decodes on while it seals and unseals: printed is by how much
+stretches: one with sealed weights, one with private ones. Which comes first changes from pair to pair,
+so that a drift of the machine is nobody's. The private weights of `graph` are a copy that was never
+sealed, with a graph of its own; those of `eager` are the same ones, unsealed, so that nothing in the
+process is sealed then. Printed is the median over pairs of the speed with sealed weights (by the median
+token of a stretch) in parts of that with private ones, and its 95 % interval (bootstrap). Then it decodes on while it seals and unseals: printed is by how much
 the tokens (and the launches of the graph) meanwhile took longer than their median, in sum and at
 most, and the same for as long a time without sealing. Numbers are not judged. Exit 1 when a process
 fails, or when the tokens have other bits.
 """
 import argparse
+import copy
+import gc
 import os
 import random
 import statistics
@@ -28,7 +31,7 @@ from load_pairs import interval
 from run import Daemon, expect, failures
 
 #: tokens of a stretch
-STRETCH = {"graph": 40, "eager": 16}
+STRETCH = {"graph": 40, "eager": 32}
 CONTEXT = 64
 #: printed at the end
 report = []
@@ -37,39 +40,51 @@ report = []
 # ---- in the process -----------------------------------------------------------------------------
 
 class Graph:
-    def __init__(self, layers):
+    def __init__(self, layers, has_copy):
         import seal
         self.program = seal.Program(0, layers, False)
         self.program.tokens = self.program.tokens[:1, :1].clone()
         self.module = self.program.module
+        self.private = copy.copy(self.program)
+        if has_copy:
+            self.private.module = copy.deepcopy(self.module)
 
     def prepare(self):
         """Once addresses are what they will be."""
-        self.graph = self.program.capture()
+        self.program.graph = self.now = self.program.capture()
+        self.private.graph = self.private.capture()
+
+    def begin(self, program, is_sealed):
+        self.now = (self.program if is_sealed else self.private).graph
 
     def token(self):
         """Milliseconds of the launch."""
         begin = time.perf_counter()
-        self.graph.replay()
+        self.now.replay()
         launched = time.perf_counter()
         self.program.torch.cuda.synchronize()
         return (launched - begin) * 1e3
 
     def digest(self):
+        self.program.captured.zero_()
         self.token()
         return self.program.digest(self.program.captured)
 
 
 class Eager:
-    def __init__(self, layers):
+    def __init__(self, layers, has_copy):
         from shim_speed import llama
         self.torch, self.module = llama()
         self.module.eval().requires_grad_(False)
 
     def prepare(self):
-        self.begin()
+        self.start_over()
 
-    def begin(self):
+    def begin(self, program, is_sealed):
+        program.set_sealed(is_sealed)
+        self.start_over()
+
+    def start_over(self):
         from transformers import DynamicCache
         self.cache = DynamicCache()
         self.next = self.torch.full((1, 1), 17, device="cuda")
@@ -77,7 +92,7 @@ class Eager:
 
     def token(self):
         if len(self.tokens) == CONTEXT:
-            self.begin()
+            self.start_over()
         with self.torch.no_grad():
             out = self.module(self.next, past_key_values=self.cache, use_cache=True)
         self.next = out.logits[:, -1:].argmax(-1)
@@ -85,16 +100,16 @@ class Eager:
         return 0
 
     def digest(self):
-        self.begin()
+        self.start_over()
         while len(self.tokens) < CONTEXT:
             self.token()
         return str(self.tokens)
 
 
 class Program:
-    def __init__(self, kind, layers):
+    def __init__(self, kind, layers, has_copy):
         self.kind = kind
-        self.work = {"graph": Graph, "eager": Eager}[kind](layers)
+        self.work = {"graph": Graph, "eager": Eager}[kind](layers, has_copy)
         # The decoding thread and the one that seals take turns with Python's lock.
         sys.setswitchinterval(1e-4)
 
@@ -115,21 +130,26 @@ class Program:
         return (time.perf_counter() - begin) * 1e3
 
     def stretch(self, is_sealed):
-        """Milliseconds of a token."""
-        self.set_sealed(is_sealed)
+        """Milliseconds of its median token."""
+        self.work.begin(self, is_sealed)
         for _ in range(4):
             self.work.token()
-        begin = time.perf_counter()
+        times = []
         for _ in range(STRETCH[self.kind]):
+            begin = time.perf_counter()
             self.work.token()
-        return (time.perf_counter() - begin) * 1e3 / STRETCH[self.kind]
+            times.append((time.perf_counter() - begin) * 1e3)
+        return statistics.median(times)
 
     def pairs(self, n_pairs):
+        self.set_sealed(True)
+        gc.disable()
         rows = []
         for number in range(n_pairs):
             order = (True, False) if number % 2 else (False, True)
             row = {is_sealed: self.stretch(is_sealed) for is_sealed in order}
             rows.append([row[False], row[True]])
+        gc.enable()
         return rows
 
     def bits(self):
@@ -167,6 +187,7 @@ class Program:
     def held(self, rounds):
         """Rows of what, ms of it, tokens, ms that tokens took too long in sum and at most, ms of
         launches likewise."""
+        self.work.begin(self, True)
         self.set_sealed(True)
         rows = []
         for _ in range(rounds):
@@ -192,7 +213,8 @@ def too_long(values):
 
 def start(daemon, kind, options):
     arguments = [os.path.abspath(__file__), "--child", kind, "--layers", str(options.layers)]
-    return [Child(daemon, f"{kind} {number}", arguments) for number in (0, 1)]
+    return [Child(daemon, f"{kind} {number}", [*arguments, *more])
+            for number, more in enumerate(([], ["--copy"]))]
 
 
 def say(line):
@@ -235,11 +257,12 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="graph,eager")
     parser.add_argument("--layers", type=int, default=32)
-    parser.add_argument("--pairs", type=int, default=16)
+    parser.add_argument("--pairs", type=int, default=24)
     parser.add_argument("--child", choices=STRETCH)
+    parser.add_argument("--copy", action="store_true")
     options = parser.parse_args()
     if options.child:
-        serve(Program(options.child, options.layers))
+        serve(Program(options.child, options.layers, options.copy))
     random.seed(1)
     daemon = Daemon("mover_idle_ms = 600000;\n")
     # All at once: they take longer to start than to measure.
