@@ -449,6 +449,9 @@ static void seal_with_faults(void *user)
 		has_failed |= glake_unseal(second, MIB) < 0;
 		world_set_own_faults(NULL);
 		n_failed += has_failed;
+		/* What is private has a cause. */
+		uint64_t n_sealed = glake__find_sealed(second, 4 * MIB) ? 4 * MIB : 0;
+		ck_assert_uint_eq(listed_for(two, "").all_bytes, 4 * MIB - n_sealed);
 		words_check(second, 4 * MIB, 1);
 		words_check(second + 4 * MIB, 2 * MIB, 2);
 		words_check(first, 6 * MIB, 1);
