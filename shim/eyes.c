@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "shim/capture.h"
 #include "shim/heap.h"
 #include "shim/shim.h"
 
@@ -150,6 +151,18 @@ static struct kernel *ask_kernel(CUfunction function, uint64_t code)
 	return kernel;
 }
 
+/* The same; a driver that loads the function now must not end a capture. */
+static struct kernel *ask_quietly(CUfunction function, uint64_t code)
+{
+	if (!capture_is_any()) {
+		return ask_kernel(function, code);
+	}
+	CUstreamCaptureMode mode = capture_relax();
+	struct kernel *kernel = ask_kernel(function, code);
+	capture_restore(mode);
+	return kernel;
+}
+
 static bool is_same(const struct kernel *a, const struct kernel *b)
 {
 	return a->n_spans == b->n_spans && strcmp(a->name, b->name) == 0 &&
@@ -162,7 +175,7 @@ static bool is_same(const struct kernel *a, const struct kernel *b)
 static struct kernel *learn(_Atomic(struct kernel *) *slot, struct kernel *old, CUfunction function,
                             uint64_t code)
 {
-	struct kernel *kernel = n_kernels < MAX_KERNELS ? ask_kernel(function, code) : NULL;
+	struct kernel *kernel = n_kernels < MAX_KERNELS ? ask_quietly(function, code) : NULL;
 	if (kernel && old && is_same(kernel, old)) {
 		old->code = code;
 		free_kernel(kernel);
