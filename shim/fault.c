@@ -16,7 +16,8 @@
 
 #define PATIENCE_S 1
 #define STACK_BYTES (256u * 1024)
-#define MIB (1024.0 * 1024)
+#define KIB 1024ull
+#define MIB (KIB * 1024)
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t told = PTHREAD_COND_INITIALIZER;
@@ -52,9 +53,11 @@ static void print_suspects(void)
 			dprintf(STDERR_FILENO, "glake:   %s\n", suspect->kernel);
 			continue;
 		}
-		dprintf(STDERR_FILENO, "glake:   %s at 0x%llx, in %.0f MiB at 0x%llx\n",
+		bool is_small = suspect->range_bytes < MIB;
+		dprintf(STDERR_FILENO, "glake:   %s at 0x%llx, in %llu %s at 0x%llx\n",
 		        suspect->kernel, (unsigned long long)suspect->ptr,
-		        (double)suspect->range_bytes / MIB, (unsigned long long)suspect->range);
+		        (unsigned long long)suspect->range_bytes / (is_small ? KIB : MIB),
+		        is_small ? "KiB" : "MiB", (unsigned long long)suspect->range);
 	}
 }
 
@@ -66,9 +69,9 @@ static void print(void)
 			? "The last kernels that were given sealed memory for the first time:"
 			: "No kernel was seen that was given sealed memory.";
 	dprintf(STDERR_FILENO,
-	        "glake: CUDA error %d (%s) while %.0f MiB are sealed, which kernels must not write "
+	        "glake: CUDA error %d (%s) while %llu MiB are sealed, which kernels must not write "
 	        "to. %s\n",
-	        fault.error, fault.name, (double)fault.sealed_bytes / MIB, list);
+	        fault.error, fault.name, (unsigned long long)fault.sealed_bytes / MIB, list);
 	print_suspects();
 	dprintf(STDERR_FILENO,
 	        "glake: If one of them writes there, call glake_unseal() before, or set "

@@ -18,7 +18,7 @@ static void describe_suspect(const Glake__Wire__FaultSuspect *suspect, char *tex
 		snprintf(text_out, text_bytes, "%.*s", SHOWN_BYTES, suspect->kernel);
 		return;
 	}
-	snprintf(text_out, text_bytes, "%.*s at 0x%" PRIx64 " (%.0f MiB at 0x%" PRIx64 ")",
+	snprintf(text_out, text_bytes, "%.*s at 0x%" PRIx64 " (%.4g MiB at 0x%" PRIx64 ")",
 	         SHOWN_BYTES, suspect->kernel, suspect->address, (double)suspect->range_bytes / MIB,
 	         suspect->range);
 }
