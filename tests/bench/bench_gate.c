@@ -101,6 +101,11 @@ static void measure_call(const char *symbol)
 #define N_PAGES 16u
 #define N_POINTERS 10u
 
+/* With one parameter, as large as they were before CUDA 12.1. */
+#define LARGE_BYTES 4096u
+static const CUfunction large = (CUfunction)32;
+static const CUfunction small = (CUfunction)16;
+
 static CUresult tell_name(const char **name, CUfunction function)
 {
 	*name = "kernel";
@@ -110,15 +115,15 @@ static CUresult tell_name(const char **name, CUfunction function)
 static CUresult tell_param(CUfunction function, size_t i, size_t *offset, size_t *n_bytes)
 {
 	*offset = 8 * i;
-	*n_bytes = 8;
-	return i < N_POINTERS ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+	*n_bytes = function == large ? LARGE_BYTES : 8;
+	return i < (function == large ? 1 : N_POINTERS) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-static double time_launches(any_call_fn *body, void **params)
+static double time_launches(any_call_fn *body, CUfunction function, void **params)
 {
 	uint64_t begin = bench_now_ns();
 	for (unsigned n = 0; n < N_PASSES; n++) {
-		body((void *)16, 0, 0, 0, 0, 0, 0, 0, 0, params, 0, 0);
+		body(function, 0, 0, 0, 0, 0, 0, 0, 0, params, 0, 0);
 	}
 	return (double)(bench_now_ns() - begin) / N_PASSES;
 }
@@ -131,6 +136,9 @@ static void measure_launches(void)
 	void *params[N_POINTERS];
 	double plain_ns[N_BATCHES];
 	double sealed_ns[N_BATCHES];
+	double large_ns[N_BATCHES];
+	static uint64_t words[LARGE_BYTES / 8];
+	void *large_params[] = {words};
 	any_call_fn *body = body_of("cuLaunchKernel");
 	for (unsigned i = 0; i < N_PAGES; i++) {
 		entries[i] = glake__page_entry(i % 2 ? GLAKE__PAGE_BLOCK : GLAKE__PAGE_CHUNK, 0,
@@ -148,13 +156,15 @@ static void measure_launches(void)
 	glake__n_sealings = 1;
 	for (unsigned i = 0; i < N_BATCHES; i++) {
 		glake__n_sealed = 0;
-		plain_ns[i] = time_launches(body, params);
+		plain_ns[i] = time_launches(body, small, params);
 		glake__n_sealed = N_PAGES / 2;
-		sealed_ns[i] = time_launches(body, params);
+		sealed_ns[i] = time_launches(body, small, params);
+		large_ns[i] = time_launches(body, large, large_params);
 	}
 	glake__n_sealed = 0;
 	print_spread("a launch, nothing sealed", "ns", plain_ns, N_BATCHES);
 	print_spread("a launch, memory sealed", "ns", sealed_ns, N_BATCHES);
+	print_spread("the same, of 4 KiB of parameters", "ns", large_ns, N_BATCHES);
 }
 
 static void *be_busy(void *argument)
