@@ -49,10 +49,10 @@ void eyes_hide_code(void)
 	atomic_fetch_add(&code_now, 1);
 }
 
-void eyes_show_code(void)
+void eyes_show_code(bool is_gone)
 {
-	/* One less there, and one more above. */
-	atomic_fetch_add(&code_now, HIDDEN_MASK);
+	/* One less there, and perhaps one more above. */
+	atomic_fetch_add(&code_now, is_gone ? (uint64_t)HIDDEN_MASK : UINT64_MAX);
 }
 
 /* ---- what the driver knows of a kernel -------------------------------------------------------- */
@@ -232,23 +232,34 @@ static bool is_sealed(uint64_t word)
 	return glake__page_kind(glake__page_of(word)) == GLAKE__PAGE_BLOCK;
 }
 
-/* @words may lie anywhere; @first is the number of the first one. */
-static inline void look_at_words(struct kernel *kernel, const char *words, size_t first, size_t n,
-                                 uint64_t now)
+/* What all words of a launch are compared with. */
+struct look {
+	uint64_t base; /* of the window */
+	uint64_t n_bytes;
+	uint64_t now; /* glake__n_sealings */
+};
+
+/* @words may lie anywhere; @first is the number of the first one. Some kernels have hundreds of them. */
+static inline void look_at_words(struct kernel *kernel, const struct look *look, const char *words,
+                                 size_t first, size_t n)
 {
 	for (size_t i = 0; i < n; i++) {
 		uint64_t word;
 		memcpy(&word, words + 8 * i, 8);
+		if (__builtin_expect(word - look->base >= look->n_bytes, 1)) {
+			continue;
+		}
 		_Atomic uint64_t *seen = &kernel->seen[first + i];
-		if (is_sealed(word) && atomic_load_explicit(seen, memory_order_relaxed) != now) {
-			atomic_store_explicit(seen, now, memory_order_relaxed);
+		if (atomic_load_explicit(seen, memory_order_relaxed) != look->now &&
+		    is_sealed(word)) {
+			atomic_store_explicit(seen, look->now, memory_order_relaxed);
 			add_note(kernel, word);
 		}
 	}
 }
 
 /* All parameters side by side. */
-static void look_at_buffer(struct kernel *kernel, void *const *extra, uint64_t now)
+static void look_at_buffer(struct kernel *kernel, const struct look *look, void *const *extra)
 {
 	const char *buffer = NULL;
 	size_t n_bytes = 0;
@@ -262,7 +273,7 @@ static void look_at_buffer(struct kernel *kernel, void *const *extra, uint64_t n
 		}
 	}
 	size_t n_words = n_bytes / 8 < kernel->n_words ? n_bytes / 8 : kernel->n_words;
-	look_at_words(kernel, buffer, 0, buffer ? n_words : 0, now);
+	look_at_words(kernel, look, buffer, 0, buffer ? n_words : 0);
 }
 
 void eyes_look(CUfunction function, void *const *params, void *const *extra)
@@ -272,15 +283,19 @@ void eyes_look(CUfunction function, void *const *params, void *const *extra)
 		return;
 	}
 	struct kernel *kernel = find(function, code);
-	uint64_t now = atomic_load_explicit(&glake__n_sealings, memory_order_relaxed);
+	const struct look look = {
+		.n_bytes = atomic_load_explicit(&glake__pages.n_bytes, memory_order_acquire),
+		.base = atomic_load_explicit(&glake__pages.base, memory_order_relaxed),
+		.now = atomic_load_explicit(&glake__n_sealings, memory_order_relaxed),
+	};
 	if (kernel && extra) {
-		look_at_buffer(kernel, extra, now);
+		look_at_buffer(kernel, &look, extra);
 	}
 	for (uint32_t i = 0; kernel && params && i < kernel->n_spans; i++) {
 		struct span span = kernel->spans[i];
 		const char *param = params[span.param];
 		if (param) {
-			look_at_words(kernel, param + span.at, span.first, span.n, now);
+			look_at_words(kernel, &look, param + span.at, span.first, span.n);
 		}
 	}
 }

@@ -30,9 +30,9 @@ void eyes_look(CUfunction function, void *const *params, void *const *extra);
 /* An executable graph is about to be launched, which was looked at when glake__n_sealings was *@seen. */
 void eyes_look_at_graph(uint64_t *seen);
 
-/* Around a call after which handles of functions may be others'. */
+/* Around a call after which handles of functions may be others'; they are if code @is_gone. */
 void eyes_hide_code(void);
-void eyes_show_code(void);
+void eyes_show_code(bool is_gone);
 
 /* False: the driver does not tell where parameters are. */
 bool eyes_can_see(void);

@@ -52,7 +52,7 @@
 	{ \
 		eyes_hide_code(); \
 		CUresult result = real_##symbol arguments; \
-		eyes_show_code(); \
+		eyes_show_code(result == CUDA_SUCCESS); \
 		return result; \
 	}
 

@@ -3,6 +3,7 @@
 #include "shim/capture.h"
 #include "shim/context.h"
 #include "shim/driver_usage.h"
+#include "shim/eyes.h"
 #include "shim/heap.h"
 #include "shim/ipc.h"
 #include "shim/order.h"
@@ -54,11 +55,13 @@ static void ending_prepare(struct ending *ending)
 {
 	ending->generation = context_next_generation();
 	order_hide_ctx(ending->ctx);
+	eyes_hide_code();
 }
 
 /* Contexts are let before the parts that ask glaked, so that others can end meanwhile. */
 static void ending_settle(const struct ending *ending, bool is_gone)
 {
+	eyes_show_code(is_gone);
 	if (!is_gone) {
 		order_show_ctx(ending->ctx);
 		order_let_contexts();

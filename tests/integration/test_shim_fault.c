@@ -141,6 +141,19 @@ START_TEST(graphs_are_named)
 }
 END_TEST
 
+/* Of each function the driver is asked once, however often memory is sealed. */
+START_TEST(functions_are_asked_for_once)
+{
+	struct run run;
+	world_set_own_faults("fault/cuFuncGetName:5+:die");
+	start(&run, "resealed", "by_stream", "end_at_once");
+	run_continue(&run);
+	run_end_well(&run);
+	world_set_own_faults(NULL);
+	run_expect(&run, "guilty_plain at 0x");
+}
+END_TEST
+
 /* What lies in device memory is not seen, and halves of an address are none. */
 START_TEST(a_hidden_pointer_is_not_seen)
 {

@@ -95,6 +95,9 @@ static const struct cudasim_image image = {
 static CUmodule module;
 static CUcontext ctx;
 static CUstream stream;
+static CUevent event;
+static CUdeviceptr spare;
+static CUfunction reader;
 
 static CUfunction kernel(const char *name)
 {
@@ -109,6 +112,31 @@ static void launch(const char *name, void **params, void **extra)
 }
 
 /* ---- forms ---- */
+
+static void seal(CUdeviceptr ptr)
+{
+	const struct glake_span span = {ptr, PAGE};
+	struct glake_sealed sealed = {.size = sizeof(sealed)};
+	must_ok(cuMemsetD8(ptr, 7, PAGE));
+	must(glake_seal(&span, 1, &sealed) == 0);
+	must(sealed.sealed_bytes == PAGE);
+}
+
+static CUdeviceptr alloc(void)
+{
+	CUdeviceptr ptr;
+	must_ok(cuMemAlloc(&ptr, PAGE));
+	return ptr;
+}
+
+static void read_many(CUdeviceptr ptr)
+{
+	reader = kernel("reader");
+	for (unsigned i = 0; i < 100; i++) {
+		void *params[] = {&ptr};
+		launch("reader", params, NULL);
+	}
+}
 
 static void plain(CUdeviceptr to)
 {
@@ -252,6 +280,18 @@ static void captured(CUdeviceptr to)
 	must_ok(cuGraphLaunch(capture(to), stream));
 }
 
+/* Kernels are launched between sealings. */
+static void resealed(CUdeviceptr to)
+{
+	for (unsigned i = 0; i < 10; i++) {
+		CUdeviceptr other = alloc();
+		seal(other);
+		read_many(other);
+		must_ok(cuStreamSynchronize(stream));
+	}
+	plain(to);
+}
+
 static void unsealed(CUdeviceptr to)
 {
 	must(glake_unseal(to, 1) == 0);
@@ -259,10 +299,6 @@ static void unsealed(CUdeviceptr to)
 }
 
 /* ---- who is told ---- */
-
-static CUevent event;
-static CUdeviceptr spare;
-static CUfunction reader;
 
 static CUresult by_context(void)
 {
@@ -332,9 +368,10 @@ static const struct {
 	const char *name;
 	void (*run)(CUdeviceptr to);
 } forms[] = {
-	ROW(plain),        ROW(nested),    ROW(packed),   ROW(cooperative), ROW(extended),
-	ROW(extended_own), ROW(own),       ROW(thread),   ROW(fork_first),  ROW(hidden),
-	ROW(look),         ROW(elsewhere), ROW(replayed), ROW(captured),    ROW(unsealed),
+	ROW(plain),      ROW(nested),       ROW(packed),   ROW(cooperative),
+	ROW(extended),   ROW(extended_own), ROW(own),      ROW(thread),
+	ROW(fork_first), ROW(hidden),       ROW(look),     ROW(elsewhere),
+	ROW(replayed),   ROW(captured),     ROW(resealed), ROW(unsealed),
 };
 static const struct {
 	const char *name;
@@ -347,31 +384,6 @@ static const struct {
 	const char *name;
 	void (*run)(void);
 } ends[] = {ROW(end_at_once), ROW(end_well), ROW(end_badly)};
-
-static void seal(CUdeviceptr ptr)
-{
-	const struct glake_span span = {ptr, PAGE};
-	struct glake_sealed sealed = {.size = sizeof(sealed)};
-	must_ok(cuMemsetD8(ptr, 7, PAGE));
-	must(glake_seal(&span, 1, &sealed) == 0);
-	must(sealed.sealed_bytes == PAGE);
-}
-
-static CUdeviceptr alloc(void)
-{
-	CUdeviceptr ptr;
-	must_ok(cuMemAlloc(&ptr, PAGE));
-	return ptr;
-}
-
-static void read_many(CUdeviceptr ptr)
-{
-	reader = kernel("reader");
-	for (unsigned i = 0; i < 100; i++) {
-		void *params[] = {&ptr};
-		launch("reader", params, NULL);
-	}
-}
 
 /* The kernels have had private memory before. */
 static void prepare(CUdeviceptr ptr)
@@ -424,7 +436,8 @@ int main(int argc, char **argv)
 	printf("written at 0x%llx\n", ptr + AT);
 	fflush(stdout);
 	bool is_good = strcmp(argv[1], "unsealed") == 0 || strcmp(argv[1], "look") == 0;
-	if (!is_good && strcmp(argv[1], "elsewhere") != 0) {
+	/* Sealing waits for the stream. */
+	if (!is_good && strcmp(argv[1], "elsewhere") != 0 && strcmp(argv[1], "resealed") != 0) {
 		must_ok(cuLaunchHostFunc(stream, wait_for_start, &goes_on));
 	}
 	PICK(forms, argv[1])(ptr + AT);

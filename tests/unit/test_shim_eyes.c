@@ -259,17 +259,23 @@ START_TEST(handles_may_be_others_after_unloading)
 	memcpy(small[0], &(uint64_t){SEALED}, 8);
 	eyes_look(handle(0), small, NULL);
 	ck_assert_str_eq(suspects(), "f0 ");
-	eyes_show_code();
+	eyes_show_code(true);
 	eyes_look(handle(0), small, NULL);
 	ck_assert_str_eq(suspects(), "other f0 ");
 	/* The same one is not new because something else was unloaded. */
 	eyes_hide_code();
 	eyes_hide_code();
-	eyes_show_code();
-	eyes_show_code();
+	eyes_show_code(true);
+	eyes_show_code(true);
 	launch(1, SEALED);
 	eyes_look(handle(0), small, NULL);
 	ck_assert_str_eq(suspects(), "f1 other f0 ");
+	/* Nothing is asked again if nothing was unloaded. */
+	unsigned n = n_asked;
+	eyes_hide_code();
+	eyes_show_code(false);
+	eyes_look(handle(0), small, NULL);
+	ck_assert_uint_eq(n_asked, n);
 	munmap(memory, 2 * (size_t)page);
 }
 END_TEST
@@ -323,7 +329,7 @@ static void *launch_many(void *user)
 		launch((unsigned)rand_r(&state) % N_FUNCTIONS, i % 3 ? SEALED : PRIVATE);
 		if (i % 64 == 0) {
 			eyes_hide_code();
-			eyes_show_code();
+			eyes_show_code(true);
 			glake__n_sealings++;
 			struct glake__suspect list[GLAKE_MAX_SUSPECTS];
 			eyes_suspects(list, GLAKE_MAX_SUSPECTS);
