@@ -10,6 +10,8 @@ from __future__ import annotations
 import ctypes
 import errno
 import sys
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Dict, Iterable, Iterator, List, Optional, Tuple
 
@@ -32,7 +34,7 @@ _PACK_BYTES = 128 << 20
 #: A tensor has a home of its own if that wastes no more than this part of it.
 _WASTE = 8
 #: Homes that are made and filled together.
-_WAVE_BYTES = 1 << 30
+_WAVE_BYTES = 512 << 20
 
 _KDL_UINT = 1
 
@@ -249,7 +251,8 @@ def _waves(layouts: Iterable[_Layout]) -> Iterator[List[_Layout]]:
 
 
 class _Moving:
-    """Moves units of one device. While copies run, the next homes are made."""
+    """Moves units of one device. While some are copied, a thread makes the next homes: half of the
+    time is glaked's and the driver's."""
 
     def __init__(self, session: Session, ordinal: int) -> None:
         self._session = session
@@ -257,35 +260,63 @@ class _Moving:
         #: copied, once the device is done, and still where they were
         self._copied: List[Tuple[torch.UntypedStorage, _Layout]] = []
 
-    def move(self, wave: List[_Layout]) -> None:
+    def move(self, waves: List[List[_Layout]]) -> None:
         _free_dead()
-        try:
-            ptrs = self._make(wave)
-        except (OutOfMemoryError, QuotaError):
-            # torch still has what was moved before.
-            self.settle()
-            torch.cuda.empty_cache()
-            if len(wave) > 1:
-                # As little at a time as can be.
-                for layout in wave:
-                    self.move([layout])
-                return
-            ptrs = self._make(wave)
-        storages = [_new_home(self._session, self._ordinal, ptr, _home_bytes(layout))
-                    for ptr, layout in zip(ptrs, wave)]
-        self.settle()
-        for storage, layout in zip(storages, wave):
-            for unit, place in layout:
-                _raw(storage, place, unit.n_bytes).copy_(
-                    _raw(unit.storage, unit.begin, unit.n_bytes))
-            self._copied.append((storage, layout))
+        ahead: Optional["Future[List[int]]"] = None
+        with ThreadPoolExecutor(max_workers=1) as maker:
+            try:
+                for wave, following in zip(waves, [*waves[1:], None]):
+                    ptrs = self._made(ahead or maker.submit(self._make, wave))
+                    ahead = maker.submit(self._make, following) if ptrs and following else None
+                    if ptrs:
+                        self._copy(wave, ptrs)
+                    else:
+                        self._move_sparingly(wave)
+                self._settle()
+            finally:
+                if ahead:
+                    self._give_back(ahead)
 
     def _make(self, wave: List[_Layout]) -> List[int]:
         """Zeroed and fresh: what lies between and behind tensors is equal in all processes."""
         return self._session.alloc_many([_home_bytes(layout) for layout in wave], self._ordinal,
                                         zero=True)
 
-    def settle(self) -> None:
+    @staticmethod
+    def _made(homes: "Future[List[int]]") -> List[int]:
+        """None of them: there is no memory for all."""
+        try:
+            return homes.result()
+        except (OutOfMemoryError, QuotaError):
+            return []
+
+    def _give_back(self, homes: "Future[List[int]]") -> None:
+        if not homes.exception():
+            for ptr in homes.result():
+                self._session.free(ptr)
+
+    def _copy(self, wave: List[_Layout], ptrs: List[int]) -> None:
+        storages = [_new_home(self._session, self._ordinal, ptr, _home_bytes(layout))
+                    for ptr, layout in zip(ptrs, wave)]
+        self._settle()
+        for storage, layout in zip(storages, wave):
+            for unit, place in layout:
+                _raw(storage, place, unit.n_bytes).copy_(
+                    _raw(unit.storage, unit.begin, unit.n_bytes))
+            self._copied.append((storage, layout))
+
+    def _move_sparingly(self, wave: List[_Layout]) -> None:
+        """torch still has what was moved before."""
+        for layout in wave:
+            try:
+                ptrs = self._make([layout])
+            except (OutOfMemoryError, QuotaError):
+                self._settle()
+                torch.cuda.empty_cache()
+                ptrs = self._make([layout])
+            self._copy([layout], ptrs)
+
+    def _settle(self) -> None:
         """Let the tensors be where they were copied to."""
         if not self._copied:
             return
@@ -306,17 +337,34 @@ def _let_be(unit: _Unit, storage: torch.UntypedStorage, place: int) -> None:
     unit.begin, unit.end = place, place + unit.n_bytes
 
 
-def _move_all(units: List[_Unit]) -> None:
+def _move_all(units: List[_Unit]) -> bool:
+    """Whether torch has memory now that is free."""
     session = default_session()
     strangers = [unit for unit in units if unit.storage.data_ptr() not in _homes]
     for ordinal in sorted({unit.ordinal for unit in strangers}):
         check_number(session, ordinal)
-        moving = _Moving(session, ordinal)
-        for wave in _waves(_plan([unit for unit in strangers if unit.ordinal == ordinal])):
-            moving.move(wave)
-        moving.settle()
-    if strangers:
-        torch.cuda.empty_cache()
+        layouts = _plan([unit for unit in strangers if unit.ordinal == ordinal])
+        _Moving(session, ordinal).move(list(_waves(layouts)))
+    return bool(strangers)
+
+
+@contextmanager
+def _emptying_cache(is_full: bool) -> Iterator[None]:
+    """To give memory back to the driver takes long; meanwhile something else can be done."""
+    if not is_full:
+        yield
+        return
+    ordinal = torch.cuda.current_device()
+
+    def empty_cache() -> None:
+        # In a new thread device 0 is the current one, and may have no context yet.
+        with torch.cuda.device(ordinal):
+            torch.cuda.empty_cache()
+
+    with ThreadPoolExecutor(max_workers=1) as other:
+        emptied = other.submit(empty_cache)
+        yield
+        emptied.result()
 
 
 # ---- sealing in place ----
@@ -418,12 +466,14 @@ def seal(module: torch.nn.Module, *, move: bool = True) -> Sealed:
     private: Dict[str, str] = {}
     units = _units_of(module, private)
     _wait(units)
+    has_moved = False
     if move:
         if any(unit.storage.data_ptr() in _kept for unit in units):
             unseal(module)
-        _move_all(units)
+        has_moved = _move_all(units)
     in_homes = {unit.storage.data_ptr() for unit in units} & _homes.keys()
-    sealed = seal_spans((ptr, _homes[ptr].n_bytes) for ptr in sorted(in_homes))
+    with _emptying_cache(has_moved):
+        sealed = seal_spans((ptr, _homes[ptr].n_bytes) for ptr in sorted(in_homes))
     others = [unit for unit in units if unit.storage.data_ptr() not in in_homes]
     if others:
         sealed += _seal_in_place(others, private)
