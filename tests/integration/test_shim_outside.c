@@ -66,6 +66,21 @@ static int try_seal(uint64_t session)
 	return glake_seal_session(eye, session, NULL, &report);
 }
 
+/* It waits for the last time. */
+static void end(struct run *run)
+{
+	run_continue(run);
+	run_end_well(run);
+}
+
+/* It waits once more before. */
+static void end_late(struct run *run)
+{
+	run_continue(run);
+	run_read(run, "ready");
+	end(run);
+}
+
 /* ---- one copy ---- */
 
 START_TEST(two_programs_end_with_one_copy)
@@ -89,12 +104,21 @@ START_TEST(two_programs_end_with_one_copy)
 	first = seal(&one);
 	ck_assert_uint_eq(first.sealed_bytes, WEIGHTS);
 	ck_assert_uint_eq(world_books().used_block_bytes, books.used_block_bytes);
-	run_continue(&one);
-	run_end_well(&one);
-	run_continue(&two);
-	run_read(&two, "ready");
-	run_continue(&two);
-	run_end_well(&two);
+	end(&one);
+	end_late(&two);
+}
+END_TEST
+
+START_TEST(memory_of_all_devices_is_sealed)
+{
+	struct run one, two;
+	start(&one, NULL, "two_devices");
+	start(&two, NULL, "two_devices");
+	ck_assert_uint_eq(seal(&one).sealed_bytes, 4 * PAGE);
+	ck_assert_uint_eq(seal(&two).shared_bytes, 4 * PAGE);
+	ck_assert_uint_eq(world_books().private_bytes, 0);
+	end(&one);
+	end(&two);
 }
 END_TEST
 
@@ -121,10 +145,7 @@ START_TEST(progress_is_told_and_a_dry_run_seals_nothing)
 	};
 	ck_assert_uint_eq(seal_with(&run, &options).sealed_bytes, WEIGHTS);
 	ck_assert_uint_eq(last, WEIGHTS);
-	run_continue(&run);
-	run_read(&run, "ready");
-	run_continue(&run);
-	run_end_well(&run);
+	end_late(&run);
 }
 END_TEST
 
@@ -140,8 +161,7 @@ START_TEST(what_is_no_weights_stays_private)
 	/* A small buffer, half a page, two pages allocated again. */
 	ck_assert_uint_eq(report.unfilled_bytes, 4 * PAGE);
 	ck_assert_uint_eq(report.small_bytes, PAGE);
-	run_continue(&run);
-	run_end_well(&run);
+	end(&run);
 }
 END_TEST
 
@@ -159,8 +179,7 @@ START_TEST(written_pages_stay_private_when_asked_again)
 	run_continue(&run);
 	run_read(&run, "ready");
 	ck_assert_uint_eq(seal(&run).sealed_bytes, 4 * PAGE);
-	run_continue(&run);
-	run_end_well(&run);
+	end(&run);
 }
 END_TEST
 
@@ -173,8 +192,7 @@ START_TEST(a_thread_that_writes_meanwhile_loses_nothing)
 	run_continue(&run);
 	run_read(&run, "ready");
 	seal(&run);
-	run_continue(&run);
-	run_end_well(&run);
+	end(&run);
 }
 END_TEST
 
@@ -189,8 +207,7 @@ START_TEST(a_captured_stream_is_waited_for_by_the_asker)
 	run_continue(&run);
 	run_read(&run, "ready");
 	ck_assert_uint_eq(seal(&run).sealed_bytes, PAGE);
-	run_continue(&run);
-	run_end_well(&run);
+	end(&run);
 }
 END_TEST
 
@@ -268,8 +285,7 @@ static void expect_refused(const char *extra, const char *scenario, const char *
 	run_read(&run, "ready");
 	assert_fails(GLAKE_E_NO_PERMISSION, words, try_seal(session_of(&run)));
 	ck_assert_uint_eq(world_books().used_block_bytes, 0);
-	run_continue(&run);
-	run_end_well(&run);
+	end(&run);
 }
 
 START_TEST(programs_that_faults_or_devices_reach_ask_themselves)
@@ -313,10 +329,7 @@ START_TEST(an_asker_who_is_killed_harms_nothing)
 		usleep(1000);
 	}
 	ck_assert_uint_eq(seal(&run).sealed_bytes, WEIGHTS);
-	run_continue(&run);
-	run_read(&run, "ready");
-	run_continue(&run);
-	run_end_well(&run);
+	end_late(&run);
 }
 END_TEST
 
@@ -340,8 +353,7 @@ START_TEST(two_who_ask_at_once_get_one_sealing)
 	kill(run.pid, SIGCONT);
 	waitpid(asker, NULL, 0);
 	ck_assert_uint_eq(seal(&run).sealed_bytes, PAGE);
-	run_continue(&run);
-	run_end_well(&run);
+	end(&run);
 }
 END_TEST
 
@@ -365,6 +377,22 @@ START_TEST(a_program_that_is_killed_meanwhile_leaves_nothing)
 }
 END_TEST
 
+START_TEST(a_program_that_ends_meanwhile_ends_well)
+{
+	for (unsigned i = 0; i < 6; i++) {
+		struct run run;
+		start(&run, NULL, "busy");
+		pid_t asker = ask_beside(session_of(&run));
+		usleep(i * 5000);
+		run_continue(&run);
+		run_read(&run, "ready");
+		run_continue(&run);
+		run_end_well(&run);
+		waitpid(asker, NULL, 0);
+	}
+}
+END_TEST
+
 START_TEST(a_mover_that_is_killed_meanwhile_costs_a_try)
 {
 	struct run run;
@@ -384,8 +412,7 @@ START_TEST(a_mover_that_is_killed_meanwhile_costs_a_try)
 	run_continue(&run);
 	run_read(&run, "ready");
 	ck_assert_uint_eq(seal(&run).failed_bytes, 0);
-	run_continue(&run);
-	run_end_well(&run);
+	end(&run);
 }
 END_TEST
 

@@ -326,6 +326,21 @@ static void serve(void)
 	wait_and_expect();
 }
 
+/* Both devices, in turn. */
+static void two_devices(void)
+{
+	CUcontext other;
+	start();
+	load(PAGE);
+	must_ok(cuDevicePrimaryCtxRetain(&other, 1));
+	must_ok(cuCtxSetCurrent(other));
+	load(2 * PAGE);
+	must_ok(cuCtxSynchronize());
+	must_ok(cuCtxSetCurrent(ctx));
+	load(PAGE);
+	wait_and_expect();
+}
+
 static void has_verbs(void)
 {
 	open_device("/dev/infiniband", "/dev/infiniband/uverbs0", false);
@@ -440,7 +455,8 @@ static void anything(void)
 static const struct scenario scenarios[] = {
 	{"weights", weights},     {"others", others}, {"writes", writes},
 	{"captures", captures},   {"busy", busy},     {"verbs", has_verbs},
-	{"gdrcopy", has_gdrcopy}, {"serve", serve},   {"anything", anything},
+	{"gdrcopy", has_gdrcopy}, {"serve", serve},   {"two_devices", two_devices},
+	{"anything", anything},
 };
 
 int main(int argc, char **argv)
