@@ -972,6 +972,89 @@ START_TEST(reports_of_faults_are_cleaned_and_limited)
 }
 END_TEST
 
+static Glake__Wire__Status tell_seal(int connection, Glake__Wire__SealProgress *report)
+{
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_SEAL_PROGRESS;
+	request.seal_progress = report;
+	return connection_status(connection, &request, NULL, 0);
+}
+
+/* Returns the id of the request, which @program has then got a notice of: *seal_out. */
+static uint64_t ask_seal(int asker, int program, uint64_t session, uint64_t *seal_out)
+{
+	Glake__Wire__SessionSeal seal = GLAKE__WIRE__SESSION_SEAL__INIT;
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	seal.session = session;
+	seal.progress = true;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_SESSION_SEAL;
+	request.session_seal = &seal;
+	uint64_t id = connection_send(asker, &request, NULL, 0);
+	Glake__Wire__Answer *notice = connection_receive(program, NULL);
+	ck_assert_uint_eq(notice->id, 0);
+	ck_assert_int_eq(notice->body_case, GLAKE__WIRE__ANSWER__BODY_SEAL);
+	*seal_out = notice->seal->id;
+	connection_free(notice);
+	return id;
+}
+
+/* A program may say anything about itself, and nothing about others. */
+START_TEST(reports_of_sealing_are_cut_and_cleaned)
+{
+	Glake__Wire__SealProgress report = GLAKE__WIRE__SEAL_PROGRESS__INIT;
+	Glake__Wire__SealResult result = GLAKE__WIRE__SEAL_RESULT__INIT;
+	struct connection_identity identity = {.version = GLAKE_WIRE_VERSION};
+	world_begin_as(&quiet);
+	int program = connection_open(&harness);
+	ck_assert_int_eq(connection_greet_as(program, &identity), GLAKE__WIRE__STATUS__OK);
+	int asker = connection_hello(&harness);
+	int other = connection_hello(&harness);
+	report.seal = 5;
+	ck_assert_int_eq(tell_seal(program, &report), GLAKE__WIRE__STATUS__NOT_FOUND);
+	report.seal = 0;
+	ck_assert_int_eq(tell_seal(program, &report), GLAKE__WIRE__STATUS__OK);
+
+	/* The id is another's. The status may say nothing about glaked. */
+	uint64_t id = ask_seal(asker, program, identity.session, &report.seal);
+	report.status = GLAKE__WIRE__STATUS__VERSION;
+	report.error = (char *)"x\033y";
+	ck_assert_int_eq(tell_seal(other, &report), GLAKE__WIRE__STATUS__NOT_FOUND);
+	ck_assert_int_eq(tell_seal(program, &report), GLAKE__WIRE__STATUS__OK);
+	Glake__Wire__Answer *answer = connection_receive_for(asker, id, NULL);
+	ck_assert_int_eq(answer->status, GLAKE__WIRE__STATUS__INTERNAL);
+	ck_assert_ptr_nonnull(strstr(answer->error, "x?y"));
+	connection_free(answer);
+	ck_assert_int_eq(tell_seal(program, &report), GLAKE__WIRE__STATUS__NOT_FOUND);
+
+	id = ask_seal(asker, program, identity.session, &report.seal);
+	report.status = GLAKE__WIRE__STATUS__OK;
+	report.done_bytes = report.total_bytes = UINT64_MAX;
+	ck_assert_int_eq(tell_seal(program, &report), GLAKE__WIRE__STATUS__OK);
+	answer = connection_receive(asker, NULL);
+	ck_assert_int_eq(answer->body_case, GLAKE__WIRE__ANSWER__BODY_PROGRESS);
+	ck_assert_uint_eq(answer->progress->request, id);
+	ck_assert_uint_eq(answer->progress->done_bytes, GLAKE_MAX_REPORTED_BYTES);
+	connection_free(answer);
+	result.sealed_bytes = result.failed_bytes = UINT64_MAX;
+	result.failed_why = (char *)"a\nb";
+	report.result = &result;
+	ck_assert_int_eq(tell_seal(program, &report), GLAKE__WIRE__STATUS__OK);
+	answer = connection_receive_for(asker, id, NULL);
+	ck_assert_int_eq(answer->status, GLAKE__WIRE__STATUS__OK);
+	ck_assert_uint_eq(answer->session_seal->sealed_bytes, GLAKE_MAX_REPORTED_BYTES);
+	ck_assert_uint_eq(answer->session_seal->failed_bytes, GLAKE_MAX_REPORTED_BYTES);
+	ck_assert_str_eq(answer->session_seal->failed_why, "a?b");
+	connection_free(answer);
+
+	/* Its session may be gone while it is asked. */
+	id = ask_seal(asker, program, identity.session, &report.seal);
+	connection_goodbye(program);
+	answer = connection_receive_for(asker, id, NULL);
+	ck_assert_int_eq(answer->status, GLAKE__WIRE__STATUS__NOT_FOUND);
+	connection_free(answer);
+}
+END_TEST
+
 START_TEST(one_id_given_twice_is_freed_once)
 {
 	struct fdlist fds;
