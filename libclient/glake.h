@@ -544,10 +544,9 @@ struct glake_digest {
  * read-only, backed by the realm's one copy of these bytes, and belongs to the block: the caller
  * ends it with glake_block_release(). After an error the memory is as before, allocated and
  * writable. There are two exceptions. After GLAKE_E_GONE the memory is allocated and read-only:
- * another process may have the block already (glake_unseal() gives a private copy, if glaked can be
- * reached again). The realm had an equal block, and the driver unmaps the caller's memory but cannot
- * map that block (GLAKE_E_CUDA): then the address is empty and no longer allocated, and glake_free()
- * of it is -EINVAL.
+ * another process may have the block already (glake_unseal() gives a private copy). The realm had an
+ * equal block, and the driver unmaps the caller's memory but cannot map that block (GLAKE_E_CUDA):
+ * then the address is empty and no longer allocated, and glake_free() of it is -EINVAL.
  * Errors: request errors; -EINVAL (@ptr, @content_bytes, or not one chunk); -EBUSY (another thread
  * changes this memory); GLAKE_E_BAD_REQUEST (the memory has a name of glake_share()); GLAKE_E_BUSY;
  * GLAKE_E_NO_DEVICE_MEMORY; GLAKE_E_NO_HOST_MEMORY; GLAKE_E_NO_FDS; GLAKE_E_MOVER;
@@ -632,10 +631,10 @@ GLAKE_API int glake_seal(const struct glake_span *spans, size_t n_spans,
 
 /*
  * Make sealed memory private and writable again, at the same addresses: each block that the span touches
- * is replaced by a copy. Memory that is not sealed stays as it is. After an error, what is sealed stays
- * sealed, and can be read.
- * Errors: request errors; grant errors; -EINVAL (the span is not in one allocation); -EBUSY (work that
- * is queued does not end in time); GLAKE_E_CUDA; -ENOMEM.
+ * is replaced by a copy. Memory that is not sealed stays as it is. If glaked is gone, the copy is memory of
+ * the driver. After an error, what is sealed stays sealed, and can be read.
+ * Errors: session errors; grant errors; GLAKE_E_BAD_REQUEST; -EINVAL (the span is not in one
+ * allocation); -EBUSY (work that is queued does not end in time); GLAKE_E_CUDA; -ENOMEM; -ENOBUFS.
  */
 GLAKE_API int glake_unseal(glake_ptr ptr, uint64_t bytes);
 

@@ -257,8 +257,10 @@ void glake__backing_return(struct glake_session *session, struct glake__chunk *d
 		if (batch.n_ids == GLAKE_MAX_FREED_CHUNKS) {
 			flush(session, &batch);
 		}
-		batch.ids[batch.n_ids++] = chunk->id;
-		batch.n_bytes += chunk->n_bytes;
+		if (chunk->id) {
+			batch.ids[batch.n_ids++] = chunk->id;
+			batch.n_bytes += chunk->n_bytes;
+		}
 		chunk->release(chunk);
 	}
 	flush(session, &batch);

@@ -61,6 +61,18 @@ void glake__map_release(CUmemGenericAllocationHandle handle)
 	drv()->cuMemRelease(handle);
 }
 
+/* As glaked makes its chunks. */
+int glake__map_create(int device, uint64_t n_bytes, CUmemGenericAllocationHandle *handle_out)
+{
+	int rdma = 0;
+	drv()->cuDeviceGetAttribute(
+		&rdma, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, device);
+	CUmemAllocationProp properties = cudrv_chunk_properties(
+		device, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, rdma);
+	CUresult result = drv()->cuMemCreate(handle_out, n_bytes, &properties, 0);
+	return result == CUDA_SUCCESS ? 0 : driver_error(result, "cuMemCreate", 0, n_bytes);
+}
+
 int glake__map_handle(glake_ptr ptr, uint64_t n_bytes, CUmemGenericAllocationHandle handle)
 {
 	CUresult result = drv()->cuMemMap(ptr, n_bytes, 0, handle, 0);

@@ -35,6 +35,9 @@ int glake__map_import(int fd, CUmemGenericAllocationHandle *handle_out);
 int glake__map_retain(glake_ptr ptr, CUmemGenericAllocationHandle *handle_out);
 void glake__map_release(CUmemGenericAllocationHandle handle);
 
+/* A handle of the caller's, of new memory that is the driver's and not glaked's. @device is CUDA's. */
+int glake__map_create(int device, uint64_t n_bytes, CUmemGenericAllocationHandle *handle_out);
+
 /* Map @handle, of @n_bytes, at @ptr. Nothing may touch it before glake__map_access(). */
 int glake__map_handle(glake_ptr ptr, uint64_t n_bytes, CUmemGenericAllocationHandle handle);
 

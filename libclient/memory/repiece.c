@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "libclient/link/error.h"
+#include "libclient/link/session.h"
 #include "libclient/memory/context.h"
 #include "libclient/memory/reback.h"
 #include "libclient/memory/supply.h"
@@ -29,6 +30,40 @@ static int fill_once(const struct glake__backing *backing, struct glake__range *
 	return r;
 }
 
+/* Fresh memory of the driver: nobody pays for it, and it ends with its mapping. */
+static int create_one(const struct glake__backing *backing, struct glake__range *scratch,
+                      uint64_t offset, uint64_t n_bytes)
+{
+	struct glake__part part = {
+		.chunk = glake__chunk_new(0, n_bytes, backing->device->handle, GLAKE__PAGE_CHUNK),
+		.n_bytes = n_bytes,
+		.access = GLAKE__ACCESS_WRITE,
+		.fd = -1,
+	};
+	if (!part.chunk) {
+		return -ENOMEM;
+	}
+	int r = glake__map_create(backing->device->handle, n_bytes, &part.handle);
+	if (r == 0) {
+		r = glake__range_fill(scratch, offset, &part, 1);
+		glake__map_release(part.handle);
+	}
+	glake__chunk_put(part.chunk);
+	return r;
+}
+
+static int create(const struct glake__backing *backing, struct glake__range *scratch,
+                  const uint64_t *sizes, size_t n_sizes)
+{
+	uint64_t offset = 0;
+	int r = 0;
+	for (size_t i = 0; r == 0 && i < n_sizes; i++) {
+		r = create_one(backing, scratch, offset, sizes[i]);
+		offset += sizes[i];
+	}
+	return r;
+}
+
 /* Unmap what is in @scratch; the chunks that nothing else has go back. */
 static int empty(const struct glake__backing *backing, struct glake__range *scratch)
 {
@@ -44,6 +79,12 @@ static int fill(const struct glake__backing *backing, struct glake__range *scrat
 	int r = fill_once(backing, scratch, sizes, n_sizes, wait);
 	if (r < 0 && glake__supply_make_room(backing->device, r) && empty(backing, scratch) == 0) {
 		r = fill_once(backing, scratch, sizes, n_sizes, wait);
+	}
+	/* Whoever wants to write must not notice that glaked has gone, or leaves. */
+	bool is_absent = r == GLAKE_E_GONE || r == GLAKE_E_SHUTTING_DOWN ||
+	                 glake__link_is_gone(&backing->device->session->link);
+	if (r < 0 && is_absent && empty(backing, scratch) == 0) {
+		r = create(backing, scratch, sizes, n_sizes);
 	}
 	return r;
 }

@@ -4,6 +4,8 @@
  * driver, or a packet. Every other process has its bytes, the books are level, and a program that lives on has
  * its bytes, too.
  */
+#include <sys/mman.h>
+
 #include "libclient/memory/range.h"
 #include "tests/harness/proxy.h"
 #include "tests/harness/run.h"
@@ -273,37 +275,53 @@ START_TEST_WITH(glaked_is_killed_at_each_call, .timeout_s = 100)
 }
 END_TEST
 
-/* What happens to the packet of that number, and behind it. */
+/* What happens to the packet of that number, and behind it. All processes of a test see it. */
+enum fate { LOST, LOST_WITH_GLAKED, LAST_OF_GLAKED };
+
 static struct {
-	enum { LOST, LOST_WITH_GLAKED, LAST_OF_GLAKED } how;
-	bool is_armed;
-	unsigned n_left;
-} fate;
+	enum fate how;
+	atomic_bool is_armed;
+	atomic_uint n_left;
+	pid_t glaked;
+} * fate;
+
+static void begin_fate(enum fate how)
+{
+	fate = mmap(NULL, sizeof(*fate), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	ck_assert_ptr_ne(fate, MAP_FAILED);
+	fate->how = how;
+}
+
+static void arm(unsigned n)
+{
+	fate->n_left = n;
+	fate->glaked = harness.pid;
+	fate->is_armed = true;
+}
 
 static bool on_packet(void *user, struct proxy_packet *packet)
 {
-	if (!fate.is_armed || --fate.n_left > 0) {
+	if (!fate->is_armed || --fate->n_left > 0) {
 		return true;
 	}
-	fate.is_armed = false;
-	if (fate.how == LAST_OF_GLAKED) {
+	fate->is_armed = false;
+	if (fate->how == LAST_OF_GLAKED) {
 		/* It may have begun, or have answered something else: the moment is anybody's. */
 		usleep(2000);
 	}
-	if (fate.how != LOST) {
-		kill(harness.pid, SIGKILL);
+	if (fate->how != LOST) {
+		kill(fate->glaked, SIGKILL);
 	}
-	return fate.how == LAST_OF_GLAKED;
+	return fate->how == LAST_OF_GLAKED;
 }
 
 static void lose_packet(void *user)
 {
 	proxy_start(on_packet, NULL);
 	struct victim victim = begin_victim();
-	fate.n_left = *(const unsigned *)user;
-	fate.is_armed = true;
+	arm(*(const unsigned *)user);
 	seal_and_unseal(&victim);
-	fate.is_armed = false;
+	fate->is_armed = false;
 	check_result(&victim);
 	check_victim(&victim, true);
 	glake_free(victim.session, victim.ptr);
@@ -312,13 +330,71 @@ static void lose_packet(void *user)
 START_TEST_WITH(glaked_is_killed_at_each_packet, .n = 2, .timeout_s = 100)
 {
 	world_begin(.config = WORLD_CONFIG, .devices = DEVICES);
-	fate.how = _i == 1 ? LAST_OF_GLAKED : LOST_WITH_GLAKED;
+	begin_fate(_i == 1 ? LAST_OF_GLAKED : LOST_WITH_GLAKED);
 	unsigned n = 0;
 	do {
 		ck_assert_uint_lt(++n, MAX_STEPS);
 	} while (kill_glaked(lose_packet, n));
 	printf("%u steps\n", n);
 	ck_assert_uint_gt(n, 10);
+}
+END_TEST
+
+/* Under the shim a program does not notice. Returns whether glaked was killed; there is another one then. */
+static bool endure(const char *socket, const char *rule, unsigned n)
+{
+	static struct run run;
+	pid_t keeper = begin_keeper();
+	run_start(&run, socket, run_in_build("tests/shim/seal"), "endure", NULL);
+	run_read(&run, "ready");
+	if (!rule) {
+		arm(n);
+	}
+	world_set_faults(rule);
+	run_continue(&run);
+	run_end_well(&run);
+	world_set_faults(NULL);
+	fate->is_armed = false;
+	check_keeper();
+	world_kill(keeper);
+	bool is_killed = world_state_of(harness.pid, &(pid_t){0}) == 'Z';
+	if (is_killed) {
+		harness_wait_exit(&harness);
+		world_restart();
+	}
+	return is_killed;
+}
+
+static void be_between(void *user)
+{
+	proxy_start(on_packet, NULL);
+	world_reach(1);
+	pause();
+}
+
+START_TEST_WITH(a_program_under_the_shim_does_not_notice, .n = 3, .timeout_s = 100)
+{
+	world_begin(.config = WORLD_CONFIG, .devices = DEVICES);
+	begin_fate(_i == 1 ? LAST_OF_GLAKED : LOST_WITH_GLAKED);
+	/* To glaked, the program is this process, and ends with it. */
+	pid_t between = _i > 0 ? world_client(be_between, NULL) : 0;
+	if (between) {
+		world_await(1);
+		world_reach(0);
+	}
+	unsigned n = 0;
+	char rule[32];
+	char socket[300];
+	snprintf(socket, sizeof(socket), "GLAKE_SOCKET=%s", world_path("proxy.sock"));
+	do {
+		ck_assert_uint_lt(++n, MAX_STEPS);
+		snprintf(rule, sizeof(rule), "glaked/*:%u:die", n);
+	} while (endure(between ? socket : NULL, between ? NULL : rule, n));
+	printf("%u steps\n", n);
+	ck_assert_uint_gt(n, 5);
+	if (between) {
+		world_kill(between);
+	}
 }
 END_TEST
 
@@ -331,12 +407,11 @@ static void lose_connection(void *user)
 	struct victim victim = begin_victim();
 	const struct glake_span shared = {victim.ptr, 4 * MIB};
 	const struct glake_span own = {victim.ptr + 4 * MIB, 2 * MIB};
-	fate.n_left = *(const unsigned *)user;
-	fate.is_armed = true;
+	arm(*(const unsigned *)user);
 	note(&victim, glake_seal(&shared, 1, NULL));
 	note(&victim, glake_seal(&own, 1, NULL));
-	bool is_over = fate.is_armed;
-	fate.is_armed = false;
+	bool is_over = fate->is_armed;
+	fate->is_armed = false;
 	/* Memory without a block, or whose block it could not be told of, stays private or read-only. */
 	world_reach(1);
 	world_await(2);
@@ -365,7 +440,7 @@ static void share_with_victim(void *user)
 START_TEST_WITH(a_connection_is_lost_at_each_packet, .timeout_s = 100)
 {
 	world_begin(.config = WORLD_CONFIG, .devices = DEVICES);
-	fate.how = LOST;
+	begin_fate(LOST);
 	unsigned n = 0;
 	do {
 		ck_assert_uint_lt(++n, MAX_STEPS);

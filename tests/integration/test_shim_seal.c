@@ -103,6 +103,20 @@ START_TEST(a_write_without_memory_fails_as_an_allocation)
 }
 END_TEST
 
+START_TEST(a_program_writes_to_sealed_memory_of_a_dead_glaked)
+{
+	struct run run;
+	run_start(&run, NULL, run_in_build("tests/shim/seal"), "orphaned", NULL);
+	run_read(&run, "ready");
+	harness_kill(&harness);
+	run_continue(&run);
+	run_read(&run, "ready");
+	world_restart();
+	run_continue(&run);
+	run_end_well(&run);
+}
+END_TEST
+
 START_TEST(sealed_memory_ends_as_any)
 {
 	struct run run;

@@ -918,7 +918,7 @@ static void *seal_on(void *user)
 		const struct glake_span spans[] = {{pairs[0].ptr, N_BYTES},
 		                                   {pairs[1].ptr, N_BYTES}};
 		int r = glake_seal(spans, 2, &sealed);
-		must(r == 0 || r == -EAGAIN);
+		must(r == 0 || r == -EBUSY || r == -EAGAIN);
 		*n_sealed += (unsigned)(sealed.sealed_bytes / PAGE);
 	}
 	return NULL;
@@ -974,6 +974,50 @@ static void be_killed(void)
 	must(glake_unseal(ptr, N_BYTES) == 0);
 	expect(ptr, bytes, "unsealed");
 	must_ok(cuMemFree(ptr));
+}
+
+/* Writes what it likes, whatever becomes of glaked and of sealing from the line on. */
+static void endure(void)
+{
+	start(0);
+	CUdeviceptr ptr = alloc(N_BYTES);
+	const struct glake_span spans[] = {{ptr, PAGE}, {ptr + PAGE, PAGE}};
+	fill(ptr, 1);
+	wait_for_line();
+	for (uint8_t i = 0; i < 2; i++) {
+		glake_seal(spans, 2, NULL);
+		expect(ptr, bytes, "sealed");
+		must_ok(cuMemsetD8(ptr + PAGE, i, 16));
+		memset(bytes + PAGE, i, 16);
+		expect(ptr, bytes, "written");
+	}
+	must(glake_unseal(ptr, N_BYTES) == 0);
+	fill(ptr, 2);
+	expect(ptr, bytes, "written whole");
+	must_ok(cuMemFree(ptr));
+}
+
+/* glaked has gone when the first line has come, and another is there with the second. */
+static void orphaned(void)
+{
+	CUdeviceptr ptrs[2];
+	start(0);
+	for (unsigned i = 0; i < 2; i++) {
+		ptrs[i] = alloc(N_BYTES);
+		fill(ptrs[i], 1);
+		seal(ptrs[i]);
+	}
+	for (unsigned i = 0; i < 2; i++) {
+		wait_for_line();
+		fill(ptrs[0], 1 + i);
+		expect(ptrs[0], bytes, "written whole");
+		must_ok(cuMemsetD8Async(ptrs[i] + i * PAGE, 9, 16, stream));
+		must_ok(cuStreamSynchronize(stream));
+	}
+	fill(ptrs[1], 5);
+	expect(ptrs[1], bytes, "the other");
+	must_ok(cuMemFree(ptrs[0]));
+	must_ok(cuMemFree(ptrs[1]));
 }
 
 /* Whichever call ends sealed memory: then nothing is held any more. */
@@ -1040,6 +1084,8 @@ static const struct scenario scenarios[] = {
 	{"keep", keep},
 	{"be_killed", be_killed},
 	{"poor", poor},
+	{"endure", endure},
+	{"orphaned", orphaned},
 	{"ends", ends},
 };
 
