@@ -9,7 +9,8 @@
 
 /* Of a name in an event: names of C++ are long, and begin with what tells most. */
 #define SHOWN_BYTES 128
-#define MIB (1024.0 * 1024)
+#define KIB 1024u
+#define MIB (1024u * KIB)
 
 static void describe_suspect(const Glake__Wire__FaultSuspect *suspect, char *text_out,
                              size_t text_bytes)
@@ -18,8 +19,10 @@ static void describe_suspect(const Glake__Wire__FaultSuspect *suspect, char *tex
 		snprintf(text_out, text_bytes, "%.*s", SHOWN_BYTES, suspect->kernel);
 		return;
 	}
-	snprintf(text_out, text_bytes, "%.*s at 0x%" PRIx64 " (%.4g MiB at 0x%" PRIx64 ")",
-	         SHOWN_BYTES, suspect->kernel, suspect->address, (double)suspect->range_bytes / MIB,
+	bool is_small = suspect->range_bytes < MIB;
+	snprintf(text_out, text_bytes, "%.*s at 0x%" PRIx64 " (%" PRIu64 " %s at 0x%" PRIx64 ")",
+	         SHOWN_BYTES, suspect->kernel, suspect->address,
+	         suspect->range_bytes / (is_small ? KIB : MIB), is_small ? "KiB" : "MiB",
 	         suspect->range);
 }
 
@@ -59,7 +62,7 @@ void rpc_fault_report(struct session *session, const request_t *request, struct 
 	}
 	describe_suspects(report, suspects, sizeof(suspects));
 	events_add(rpc_of(session)->events, EVENT_DEVICE_FAULT, &subject,
-	           "CUDA error %" PRIu32 " (%.*s), %.0f MiB sealed%s", report->error, SHOWN_BYTES,
-	           report->name, (double)report->sealed_bytes / MIB, suspects);
+	           "CUDA error %" PRIu32 " (%.*s), %" PRIu64 " MiB sealed%s", report->error,
+	           SHOWN_BYTES, report->name, report->sealed_bytes / MIB, suspects);
 	rpc_answer_ok(session, request->id);
 }
