@@ -81,7 +81,13 @@ static bool is_mps_client(void)
 {
 	int is_client = 0;
 	CUresult result = real(cuDeviceGetAttribute)(&is_client, MPS_ENABLED, 0);
-	return result == CUDA_SUCCESS ? is_client != 0 : has_mps_control();
+	if (result != CUDA_SUCCESS) {
+		return has_mps_control();
+	}
+	for (CUdevice device = 1; result == CUDA_SUCCESS && !is_client; device++) {
+		result = real(cuDeviceGetAttribute)(&is_client, MPS_ENABLED, device);
+	}
+	return is_client != 0;
 }
 
 /* 0, or an error with its text in @why. */
