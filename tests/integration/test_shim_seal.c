@@ -35,6 +35,12 @@ START_TEST(a_session_of_the_program_uses_the_real_driver)
 }
 END_TEST
 
+START_TEST(memory_of_the_driver_is_published)
+{
+	run_scenario("weights");
+}
+END_TEST
+
 START_TEST(every_write_by_the_api_gets_its_copy)
 {
 	run_scenario("all_writes");

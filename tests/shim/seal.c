@@ -510,6 +510,45 @@ static void own_session(void)
 	glake_disconnect(session);
 }
 
+/*
+ * Memory of the driver's allocations and of the program's own session under one key. What the program writes
+ * afterwards goes to copies of its own.
+ */
+static void weights(void)
+{
+	struct glake_session *session;
+	struct glake_model *model;
+	struct glake_published published = {.size = sizeof(published)};
+	struct glake_tensor tensor = {.size = sizeof(tensor)};
+	glake_ptr own;
+	start(0);
+	must(glake_connect(NULL, &session) == 0);
+	must(glake_alloc(session, 0, N_BYTES, 0, &own) == 0);
+	CUdeviceptr ptr = alloc(N_BYTES);
+	fill(own, 1);
+	fill(ptr, 2);
+	const uint64_t shape[] = {N_BYTES};
+	const struct glake_tensor tensors[] = {
+		{sizeof(tensor), "driver", GLAKE_U8, 1, shape, 0, ptr, NULL},
+		{sizeof(tensor), "own", GLAKE_U8, 1, shape, 0, own, NULL},
+	};
+	if (glake_weights_publish(session, "key", tensors, 2, NULL, &published) != 0) {
+		fprintf(stderr, "glake_weights_publish: %s\n", glake_error());
+		_exit(1);
+	}
+	must(published.in_place_bytes == 2 * N_BYTES && published.copied_bytes == 0);
+	must_ok(cuMemsetD8(ptr, 3, N_BYTES));
+	must_ok(cuMemFree(ptr));
+	must(glake_weights_attach(session, "key", NULL, &model) == 0);
+	must(glake_model_tensor(model, "driver", &tensor) == 0);
+	expect(tensor.ptr, bytes, "driver");
+	must(glake_model_tensor(model, "own", &tensor) == 0);
+	fill(own, 1);
+	expect(tensor.ptr, bytes, "own");
+	glake_model_close(model);
+	glake_disconnect(session);
+}
+
 /* Each call that writes gets its copies, where it writes, and nobody else notices. */
 static void all_writes(void)
 {
@@ -1072,6 +1111,7 @@ static void ends(void)
 static const struct scenario scenarios[] = {
 	{"one_library", one_library},
 	{"own_session", own_session},
+	{"weights", weights},
 	{"all_writes", all_writes},
 	{"graphs", graphs},
 	{"names", names},
