@@ -58,9 +58,14 @@ static bool is_row_major(const struct glake_tensor *tensor)
 	return true;
 }
 
+/* Nobody can map more, so a tensor does not have more. */
+#define MAX_SPANS_PER_DEVICE 16u
+
 /* A copy of the caller's, checked, with its bytes. */
-static int take_tensor(const struct glake_tensor *from, struct glake_tensor *tensor)
+static int take_tensor(const struct publication *publication, const struct glake_tensor *from,
+                       struct glake_tensor *tensor)
 {
+	uint64_t max_bytes = MAX_SPANS_PER_DEVICE * publication->device->public.total_bytes;
 	int r = glake__sized_in(from, tensor, sizeof(*tensor));
 	if (r < 0) {
 		return r;
@@ -74,6 +79,7 @@ static int take_tensor(const struct glake_tensor *from, struct glake_tensor *ten
 	}
 	if (!dtype_extent(tensor->dtype, tensor->shape, tensor->strides, tensor->n_dims,
 	                  &tensor->bytes) ||
+	    tensor->bytes > max_bytes ||
 	    tensor->bytes > UINT64_MAX - GLAKE__PAGE_BYTES - tensor->ptr) {
 		return glake__fail(-EINVAL, "tensor %.200s: its dtype or its size is impossible",
 		                   tensor->name);
@@ -104,8 +110,8 @@ static int take_tensors(struct publication *publication, const struct glake_tens
 	publication->n_tensors = n_tensors;
 	for (size_t i = 0; i < n_tensors; i++) {
 		/* The caller's struct may be of another size than ours. */
-		int r = take_tensor((const void *)((const char *)tensors + i * tensors->size),
-		                    &taken[i]);
+		const void *from = (const char *)tensors + i * tensors->size;
+		int r = take_tensor(publication, from, &taken[i]);
 		if (r < 0) {
 			return r;
 		}
@@ -121,21 +127,22 @@ static int take_tensors(struct publication *publication, const struct glake_tens
 
 /* ---- sealing ---------------------------------------------------------------------------------- */
 
-/* May glake_seal() be asked to seal it? */
-static bool is_sealable(const struct glake_tensor *tensor)
+/* Can it be sealed? */
+static bool is_sealable(const struct publication *publication, const struct glake_tensor *tensor)
 {
-	bool is_in = false;
+	struct glake_session *owner = NULL;
 	glake__lock();
 	const struct glake__range *range = glake__range_at_locked(tensor->ptr,
 	                                                          GLAKE__RANGE_PRIVATE);
 	if (range) {
 		const struct glake__backing *backing = range->user;
 		uint64_t at = tensor->ptr - backing->ptr;
-		is_in = backing->is_live && !backing->slab && at <= backing->whole.n_bytes &&
-		        tensor->bytes <= backing->whole.n_bytes - at;
+		bool is_in = backing->is_live && !backing->slab && at <= backing->whole.n_bytes &&
+		             tensor->bytes <= backing->whole.n_bytes - at;
+		owner = is_in ? backing->device->session : NULL;
 	}
 	glake__unlock();
-	return is_in;
+	return owner && glake__layout_is_peer(publication->session, owner);
 }
 
 static int seal(const struct publication *publication)
@@ -147,7 +154,7 @@ static int seal(const struct publication *publication)
 	}
 	for (size_t i = 0; i < publication->n_tensors; i++) {
 		const struct glake_tensor *tensor = &publication->tensors[i];
-		if (tensor->bytes > 0 && is_sealable(tensor)) {
+		if (tensor->bytes > 0 && is_sealable(publication, tensor)) {
 			spans[n++] = (struct glake_span){tensor->ptr, tensor->bytes};
 		}
 	}

@@ -2,8 +2,8 @@
 #include "libclient/model/weights_layout.h"
 
 #include <errno.h>
-#include <stdbool.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "libclient/memory/backing.h"
 #include "libclient/memory/block.h"
@@ -107,11 +107,23 @@ static const char *why_copied_locked(const struct glake__piece *piece)
 	                                                          : "not memory of glake_alloc()";
 }
 
+bool glake__layout_is_peer(const struct glake_session *session, struct glake_session *owner)
+{
+	return owner == session || (!glake__link_is_gone(&owner->link) &&
+	                            strcmp(owner->link.path, session->link.path) == 0);
+}
+
+static struct glake__place to_copy(struct glake__layout *layout, glake_ptr at, const char *why)
+{
+	layout->copied_why = why;
+	return (struct glake__place){.ptr = at, .n_bytes = GLAKE__PAGE_BYTES};
+}
+
 /* What is at the page @at. A piece that changes is looked at when it has. */
 static struct glake__place look_at(struct glake__layout *layout, const struct glake__device *device,
                                    glake_ptr at)
 {
-	struct glake__place place = {.ptr = at, .n_bytes = GLAKE__PAGE_BYTES};
+	struct glake__place place = {0};
 	glake__lock();
 	const struct glake__piece *piece = glake__piece_at_locked(at);
 	while (piece && piece->holder) {
@@ -125,9 +137,12 @@ static struct glake__place look_at(struct glake__layout *layout, const struct gl
 		place.ptr = piece->range->ptr + piece->offset;
 		place.n_bytes = piece->n_bytes;
 	} else {
-		layout->copied_why = why_copied_locked(piece);
+		place = to_copy(layout, at, why_copied_locked(piece));
 	}
 	glake__unlock();
+	if (place.owner && !glake__layout_is_peer(device->session, place.owner)) {
+		return to_copy(layout, at, "memory of another glaked");
+	}
 	return place;
 }
 

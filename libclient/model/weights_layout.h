@@ -12,6 +12,7 @@
 #ifndef GLAKE_LIBCLIENT_WEIGHTS_LAYOUT_H
 #define GLAKE_LIBCLIENT_WEIGHTS_LAYOUT_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -52,6 +53,9 @@ struct glake__layout {
 int glake__layout_make(struct glake__layout *layout, const struct glake__device *device,
                        struct glake__extent *extents, size_t n_extents);
 void glake__layout_deinit(struct glake__layout *layout);
+
+/* Does @owner, of this process, speak with the same glaked as @session? A session of an earlier one does not. */
+bool glake__layout_is_peer(const struct glake_session *session, struct glake_session *owner);
 
 /* Where @ptr, in an extent, is in the span. */
 uint64_t glake__layout_offset(const struct glake__layout *layout, glake_ptr ptr);
