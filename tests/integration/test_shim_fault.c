@@ -47,6 +47,13 @@ static void start(struct run *run, const char *form, const char *seen_by, const 
 	run_read(run, "ready");
 }
 
+static void run_through(struct run *run, const char *form, const char *seen_by, const char *end)
+{
+	start(run, form, seen_by, end);
+	run_continue(run);
+	run_end_well(run);
+}
+
 /* The n-th event is of this program: it names the kernel, where it has written, and what begins there. */
 static void expect_event(const struct run *run, unsigned n, const char *kernel)
 {
@@ -74,9 +81,7 @@ static void expect_event(const struct run *run, unsigned n, const char *kernel)
 static void run_guilty(const char *form, const char *seen_by, const char *kernel)
 {
 	struct run run;
-	start(&run, form, seen_by, "end_at_once");
-	run_continue(&run);
-	run_end_well(&run);
+	run_through(&run, form, seen_by, "end_at_once");
 	expect_event(&run, 1, kernel);
 }
 
@@ -114,9 +119,7 @@ START_TEST(a_program_that_ends_badly_was_heard)
 	int status = run_end(&run);
 	ck_assert(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT);
 	expect_event(&run, 1, "guilty_plain");
-	start(&run, "plain", "by_stream", "end_well");
-	run_continue(&run);
-	run_end_well(&run);
+	run_through(&run, "plain", "by_stream", "end_well");
 	expect_event(&run, 2, "guilty_plain");
 }
 END_TEST
@@ -125,16 +128,12 @@ END_TEST
 START_TEST(graphs_are_named)
 {
 	struct run run;
-	start(&run, "replayed", "by_stream", "end_at_once");
-	run_continue(&run);
-	run_end_well(&run);
+	run_through(&run, "replayed", "by_stream", "end_at_once");
 	struct faults faults = list_faults();
 	ck_assert_uint_eq(faults.n, 1);
 	ck_assert_ptr_nonnull(strstr(faults.text, "last: a CUDA graph, reader at 0x"));
 	run_expect(&run, "  a CUDA graph\n");
-	start(&run, "captured", "by_stream", "end_at_once");
-	run_continue(&run);
-	run_end_well(&run);
+	run_through(&run, "captured", "by_stream", "end_at_once");
 	faults = list_faults();
 	ck_assert_uint_eq(faults.n, 2);
 	ck_assert_ptr_nonnull(strstr(faults.text, "last: a CUDA graph, guilty_plain at 0x"));
@@ -146,9 +145,7 @@ START_TEST(functions_are_asked_for_once)
 {
 	struct run run;
 	world_set_own_faults("fault/cuFuncGetName:5+:die");
-	start(&run, "resealed", "by_stream", "end_at_once");
-	run_continue(&run);
-	run_end_well(&run);
+	run_through(&run, "resealed", "by_stream", "end_at_once");
 	world_set_own_faults(NULL);
 	run_expect(&run, "guilty_plain at 0x");
 }
@@ -158,9 +155,7 @@ END_TEST
 START_TEST(a_hidden_pointer_is_not_seen)
 {
 	struct run run;
-	start(&run, "hidden", "by_stream", "end_at_once");
-	run_continue(&run);
-	run_end_well(&run);
+	run_through(&run, "hidden", "by_stream", "end_at_once");
 	struct faults faults = list_faults();
 	ck_assert_uint_eq(faults.n, 1);
 	ck_assert_ptr_null(strstr(faults.text, "guilty"));
@@ -171,9 +166,7 @@ END_TEST
 START_TEST(unsealed_memory_is_written)
 {
 	struct run run;
-	start(&run, "unsealed", "by_stream", "end_well");
-	run_continue(&run);
-	run_end_well(&run);
+	run_through(&run, "unsealed", "by_stream", "end_well");
 	ck_assert_uint_eq(list_faults().n, 0);
 	ck_assert_ptr_null(strstr(run.text, "glake:"));
 }
@@ -197,9 +190,7 @@ END_TEST
 START_TEST(other_faults_are_events)
 {
 	struct run run;
-	start(&run, "elsewhere", "by_stream", "end_at_once");
-	run_continue(&run);
-	run_end_well(&run);
+	run_through(&run, "elsewhere", "by_stream", "end_at_once");
 	struct faults faults = list_faults();
 	ck_assert_uint_eq(faults.n, 1);
 	ck_assert_str_eq(faults.text, "CUDA error 700 (CUDA_ERROR_ILLEGAL_ADDRESS), 0 MiB sealed");
