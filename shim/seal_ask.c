@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "glake_shim.h"
@@ -15,6 +16,9 @@
 
 /* A call seals so much: between two, glaked hears of it, and the program may end. */
 #define BATCH_BYTES (4ull << 30)
+/* A batch for which the program's work cannot be held back is tried again. */
+#define TRIES 5u
+#define PAUSE_NS 100000000
 
 /* ---- what forbids it -------------------------------------------------------------------------- */
 
@@ -139,18 +143,41 @@ struct work {
 	char why[128]; /* of the first error; "" = there was none */
 };
 
-static void add(struct work *work, const struct glake_sealed *sealed)
+/* What one try has brought. */
+static void add_try(struct glake_sealed *sum, const struct glake_sealed *sealed)
 {
-	struct glake_sealed *sum = &work->sum;
-	sum->sealed_bytes += sealed->sealed_bytes;
 	sum->shared_bytes += sealed->shared_bytes;
-	sum->pinned_bytes += sealed->pinned_bytes;
-	sum->pinned_why = sealed->pinned_why ? sealed->pinned_why : sum->pinned_why;
 	sum->held_ns += sealed->held_ns;
 	if (sealed->longest_held_ns > sum->longest_held_ns) {
 		sum->longest_held_ns = sealed->longest_held_ns;
 	}
-	work->report.done_bytes = sum->sealed_bytes + sum->pinned_bytes;
+}
+
+/* What is so after the last one. */
+static void add_last(struct glake_sealed *sum, const struct glake_sealed *sealed)
+{
+	sum->sealed_bytes += sealed->sealed_bytes;
+	sum->pinned_bytes += sealed->pinned_bytes;
+	sum->pinned_why = sealed->pinned_why ? sealed->pinned_why : sum->pinned_why;
+}
+
+/* Work that is queued may be longer than sealing waits for it, now and then. */
+static int seal_batch(struct work *work, const struct glake_span *spans, size_t n)
+{
+	const struct timespec pause = {.tv_nsec = PAUSE_NS};
+	struct glake_sealed sealed = {.size = sizeof(sealed)};
+	int r = -EBUSY;
+	for (unsigned i = 0; r == -EBUSY && i < TRIES && !*work->is_ending; i++) {
+		if (i > 0) {
+			nanosleep(&pause, NULL);
+		}
+		sealed = (struct glake_sealed){.size = sizeof(sealed)};
+		r = glake__weights_seal(spans, n, &sealed);
+		add_try(&work->sum, &sealed);
+	}
+	add_last(&work->sum, &sealed);
+	work->report.done_bytes = work->sum.sealed_bytes + work->sum.pinned_bytes;
+	return r;
 }
 
 /* The next spans, BATCH_BYTES or one. */
@@ -170,17 +197,15 @@ static void seal_all(struct work *work)
 {
 	int r = 0;
 	for (size_t i = 0; !work->why[0] && i < work->weights.n_spans;) {
-		struct glake_sealed sealed = {.size = sizeof(sealed)};
 		size_t n = next_batch(&work->weights, i);
 		if (*work->is_ending) {
 			snprintf(work->why, sizeof(work->why), "the program ends");
 			return;
 		}
-		r = glake__weights_seal(&work->weights.spans[i], n, &sealed);
+		r = seal_batch(work, &work->weights.spans[i], n);
 		if (r < 0) {
 			snprintf(work->why, sizeof(work->why), "%s", glake_error());
 		}
-		add(work, &sealed);
 		glake__seal_tell(work->connection->session, work->id, &work->report);
 		i += n;
 	}

@@ -5,7 +5,6 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "daemon/base/text.h"
 #include "daemon/rpc/rpc_handlers.h"

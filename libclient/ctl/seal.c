@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A program is asked to seal what looks like weights: all sessions of its process, or one. */
-#include <inttypes.h>
-#include <stdlib.h>
 
 #include "ctl/ctl.h"
 #include "ctl/field.h"
