@@ -196,6 +196,17 @@ START_TEST(a_thread_that_writes_meanwhile_loses_nothing)
 }
 END_TEST
 
+START_TEST(work_that_is_long_is_waited_for)
+{
+	struct run run;
+	start(&run, NULL, "long_work");
+	struct glake_seal_report report = seal(&run);
+	ck_assert_str_eq(report.failed_why, "");
+	ck_assert_uint_eq(report.sealed_bytes, PAGE);
+	end(&run);
+}
+END_TEST
+
 /* ---- refusals ---- */
 
 START_TEST(a_captured_stream_is_waited_for_by_the_asker)

@@ -270,6 +270,21 @@ static void captures(void)
 	wait_and_expect();
 }
 
+static void CUDA_CB work_long(void *user)
+{
+	(void)user;
+	usleep(1500000);
+}
+
+/* Work that is longer than one sealing waits for it. */
+static void long_work(void)
+{
+	start();
+	load(PAGE);
+	must_ok(cuLaunchHostFunc(stream, work_long, NULL));
+	wait_and_expect();
+}
+
 /* Large, and written to all the time. */
 static bool is_over;
 
@@ -453,10 +468,10 @@ static void anything(void)
 }
 
 static const struct scenario scenarios[] = {
-	{"weights", weights},     {"others", others}, {"writes", writes},
-	{"captures", captures},   {"busy", busy},     {"verbs", has_verbs},
-	{"gdrcopy", has_gdrcopy}, {"serve", serve},   {"two_devices", two_devices},
-	{"anything", anything},
+	{"weights", weights},         {"others", others},     {"writes", writes},
+	{"captures", captures},       {"busy", busy},         {"verbs", has_verbs},
+	{"gdrcopy", has_gdrcopy},     {"serve", serve},       {"long_work", long_work},
+	{"two_devices", two_devices}, {"anything", anything},
 };
 
 int main(int argc, char **argv)
