@@ -630,6 +630,15 @@ GLAKE_API int glake_seal(const struct glake_span *spans, size_t n_spans,
                          struct glake_sealed *sealed_out);
 
 /*
+ * The same for memory that no work uses, neither queued nor started before this returns: under the shim, too,
+ * nothing is waited for, and no work is held back. A kernel that uses the memory meanwhile faults, or reads what
+ * is mapped there by turns. For memory that was just filled, and that its users do not know yet.
+ * Errors: as glake_seal().
+ */
+GLAKE_API int glake_seal_idle(const struct glake_span *spans, size_t n_spans,
+                              struct glake_sealed *sealed_out);
+
+/*
  * Make sealed memory private and writable again, at the same addresses: each block that the span touches
  * is replaced by a copy. Memory that is not sealed stays as it is. If glaked is gone, the copy is memory of
  * the driver. After an error, what is sealed stays sealed, and can be read.

@@ -94,7 +94,7 @@ int glake__rpc_block_publish(struct glake_session *session, struct glake__public
 bool glake__may_be_block(int error);
 
 /* Of 16 requests of a session; glaked answers BUSY to more, and other threads have some, too. */
-#define GLAKE__PUBLISHED_AT_ONCE 12u
+#define GLAKE__PUBLISHED_AT_ONCE 8u
 
 /*
  * Publishes a list in its order, several at a time, while its owner does other things. The list may grow, not

@@ -789,6 +789,14 @@ int glake_seal(const struct glake_span *spans, size_t n_spans, struct glake_seal
 	return glake__seal_still(spans, n_spans, NULL, sealed_out);
 }
 
+int glake_seal_idle(const struct glake_span *spans, size_t n_spans, struct glake_sealed *sealed_out)
+{
+	glake__gate_waive();
+	int r = glake_seal(spans, n_spans, sealed_out);
+	glake__gate_open();
+	return r;
+}
+
 /* ---- undoing ---------------------------------------------------------------------------------- */
 
 static int unseal_pages(struct glake__backing *backing, uint64_t begin, uint64_t end,

@@ -63,6 +63,9 @@ void glake__gate_open(void);
  */
 int glake__gate_close_soon(uint64_t readers);
 
+/* Until glake__gate_open(), what this thread changes is memory that no work uses: closings inside hold nothing back. */
+void glake__gate_waive(void);
+
 /* How long this thread has held the program's work back: closings that failed count, too. */
 struct glake__held_back {
 	uint64_t sum_ns;

@@ -32,7 +32,8 @@ HUGE = 1 << 30  # more than the simulated device has
 
 EVERY = None
 OPEN = {"glake_model_open", "glake_model_open_shards", "glake_model_open_fds"}
-SEAL = {"glake_seal", "glake_unseal", "glake_weights_publish"}
+SEALS = {"glake_seal", "glake_seal_idle", "glake_weights_publish"}
+SEAL = SEALS | {"glake_unseal"}
 ASYNC = {"glake_alloc_async", "glake_free_async"}
 # Listed errors that no call here returns: the test that meets them or why none does, the functions.
 EXCUSES = {
@@ -59,16 +60,16 @@ EXCUSES = {
     "GLAKE_E_FILE_CHANGED": ("tests/integration/test_bad_files.c", OPEN),
     "GLAKE_E_READ": ("tests/integration/test_bad_files.c", OPEN),
     "GLAKE_E_MOVER": ("tests/integration/test_kills.c",
-                      OPEN | {"glake_block_publish", "glake_seal", "glake_weights_publish"}),
-    "-EPERM": ("GLAKE_DEDUP=off", {"glake_seal", "glake_weights_publish"}),
-    "-EMFILE": ("memory that is large enough to be cut", {"glake_seal", "glake_weights_publish"}),
+                      OPEN | SEALS | {"glake_block_publish"}),
+    "-EPERM": ("GLAKE_DEDUP=off", SEALS),
+    "-EMFILE": ("memory that is large enough to be cut", SEALS),
     "GLAKE_E_OVER_QUOTA": ("memory that is large enough to be cut",
-                           {"glake_seal", "glake_weights_publish"}),
+                           SEALS),
     "GLAKE_E_VERSION": ("tests/unit/test_client_call.c", {"glake_connect"}),
     "GLAKE_E_CUDA": ("the driver gives addresses only where the window has none",
                      {"glake_reserve", "glake_unreserve"}),
     "GLAKE_E_NO_DEVICE_MEMORY": ("glake-mover needs memory to compare",
-                                 {"glake_block_publish", "glake_seal", "glake_weights_publish"}),
+                                 SEALS | {"glake_block_publish"}),
 }
 
 
@@ -395,6 +396,7 @@ CALLS = {
     "glake_block_lookup": (World.digest, lambda w, x: (w.session, 0, x, out())),
     "glake_block_info": (World.block, lambda w, x: (x, sized())),
     "glake_seal": (World.span, lambda w, x: (x, 1, None)),
+    "glake_seal_idle": (World.span, lambda w, x: (x, 1, None)),
     "glake_weights_publish": (World.tensor, lambda w, x: (w.session, b"new", x, 1, None, None)),
     "glake_weights_attach": (World.key, lambda w, x: (w.session, x, None, out())),
     "glake_unseal": (World.sealed, lambda w, x: tuple(x)),
@@ -501,6 +503,7 @@ WRONG = [
      lambda w, x: (w.session, 0, out(), out())),
     ("glake_block_info", "-EINVAL", nothing, lambda w, x: (None, sized())),
     ("glake_seal", "-EINVAL", nothing, lambda w, x: ((c_uint64 * 2)(8, CHUNK), 1, None)),
+    ("glake_seal_idle", "-EINVAL", nothing, lambda w, x: ((c_uint64 * 2)(8, CHUNK), 1, None)),
     ("glake_weights_publish", "-EINVAL", World.tensor,
      lambda w, x: (w.session, b"", x, 1, None, None)),
     ("glake_weights_publish", "GLAKE_E_BAD_REQUEST", World.tensor,

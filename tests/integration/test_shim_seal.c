@@ -83,6 +83,12 @@ START_TEST(sealing_says_how_long_it_held_work_back)
 }
 END_TEST
 
+START_TEST(sealing_of_idle_memory_waits_for_nothing)
+{
+	run_scenario("idle");
+}
+END_TEST
+
 START_TEST(many_threads_write_at_once)
 {
 	run_scenario("crowd");

@@ -857,6 +857,43 @@ static void held_back(void)
 	must(try_seal(ptr).held_ns == 0);
 }
 
+/* Memory that no work uses is sealed in large and small, while work goes on. */
+static void idle(void)
+{
+	struct glake_sealed sealed = {.size = sizeof(sealed)};
+	bool goes_on = false;
+	start(0);
+	CUdeviceptr ptr = alloc(N_BYTES);
+	CUdeviceptr twin = alloc(N_BYTES);
+	CUdeviceptr used = alloc(N_BYTES);
+	const struct glake_span cut = {ptr, PAGE};
+	const struct glake_span whole = {ptr, N_BYTES};
+	const struct glake_span equal[] = {{twin, PAGE}, {twin + PAGE, PAGE}};
+	const struct glake_span other = {used, N_BYTES};
+	fill(used, 1);
+	fill(ptr, 1);
+	fill(twin, 1);
+	must_ok(cuLaunchHostFunc(stream, wait_for_start, &goes_on));
+	must(glake_seal_idle(&cut, 1, &sealed) == 0);
+	must(sealed.sealed_bytes == PAGE && sealed.held_ns == 0);
+	must(glake_seal_idle(&whole, 1, &sealed) == 0);
+	must(sealed.sealed_bytes == N_BYTES);
+	must(glake_seal_idle(equal, 2, &sealed) == 0);
+	must(sealed.shared_bytes == N_BYTES && sealed.held_ns == 0);
+	/* It was for that memory, and at that time. */
+	must(glake_seal(&other, 1, &sealed) == -EBUSY);
+	must(sealed.held_ns > 0);
+	__atomic_store_n(&goes_on, true, __ATOMIC_SEQ_CST);
+	must_ok(cuStreamSynchronize(stream));
+	must(try_seal(used).held_ns > 0);
+	expect(ptr, bytes, "first");
+	expect(twin, bytes, "second");
+	expect(used, bytes, "third");
+	must_ok(cuMemsetD8(twin, 3, 1));
+	must(n_copies() > 0);
+	expect(ptr, bytes, "after a write to its twin");
+}
+
 #define N_WRITERS 40
 
 static struct writer {
@@ -1119,6 +1156,7 @@ static const struct scenario scenarios[] = {
 	{"captures", captures},
 	{"work_under_way", work_under_way},
 	{"held_back", held_back},
+	{"idle", idle},
 	{"crowd", crowd},
 	{"two_writers", two_writers},
 	{"keep", keep},

@@ -10,10 +10,10 @@ from __future__ import annotations
 import ctypes
 import errno
 import sys
+from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Dict, Iterable, Iterator, List, Optional, Tuple
+from typing import Any, Deque, Dict, Iterable, Iterator, List, Optional, Tuple
 
 import torch
 import torch.utils.dlpack
@@ -34,7 +34,7 @@ _PACK_BYTES = 128 << 20
 #: A tensor has a home of its own if that wastes no more than this part of it.
 _WASTE = 8
 #: Homes that are made and filled together.
-_WAVE_BYTES = 512 << 20
+_WAVE_BYTES = 1 << 30
 
 _KDL_UINT = 1
 
@@ -250,20 +250,29 @@ def _waves(layouts: Iterable[_Layout]) -> Iterator[List[_Layout]]:
         yield wave
 
 
+#: A home, and what is to be in it.
+_Filled = Tuple[torch.UntypedStorage, _Layout]
+
+
 class _Moving:
-    """Moves units of one device. While some are copied, a thread makes the next homes: half of the
-    time is glaked's and the driver's."""
+    """Moves units of one device to sealed homes, a wave at a time. Of four waves the first is sealed,
+    the second copied, the third made, and the memory that was the fourth's goes back to the driver:
+    each waits for somebody else, and so each has a thread. The program knows no home before it is
+    sealed, and so nothing of its work is waited for or held back."""
 
     def __init__(self, session: Session, ordinal: int) -> None:
         self._session = session
         self._ordinal = ordinal
-        #: copied, once the device is done, and still where they were
-        self._copied: List[Tuple[torch.UntypedStorage, _Layout]] = []
+        self._sealer = ThreadPoolExecutor(max_workers=1)
+        self._emptier = ThreadPoolExecutor(max_workers=1)
+        #: not sealed yet, perhaps; the tensors are still where they were
+        self._copied: Deque[Tuple[List[_Filled], "Future[Sealed]"]] = deque()
+        self._sealed = Sealed()
 
-    def move(self, waves: List[List[_Layout]]) -> None:
+    def move(self, waves: List[List[_Layout]]) -> Sealed:
         _free_dead()
         ahead: Optional["Future[List[int]]"] = None
-        with ThreadPoolExecutor(max_workers=1) as maker:
+        with ThreadPoolExecutor(max_workers=1) as maker, self._sealer, self._emptier:
             try:
                 for wave, following in zip(waves, [*waves[1:], None]):
                     ptrs = self._made(ahead or maker.submit(self._make, wave))
@@ -272,10 +281,11 @@ class _Moving:
                         self._copy(wave, ptrs)
                     else:
                         self._move_sparingly(wave)
-                self._settle()
+                self._settle(0)
             finally:
                 if ahead:
                     self._give_back(ahead)
+        return self._sealed
 
     def _make(self, wave: List[_Layout]) -> List[int]:
         """Zeroed and fresh: what lies between and behind tensors is equal in all processes."""
@@ -298,12 +308,21 @@ class _Moving:
     def _copy(self, wave: List[_Layout], ptrs: List[int]) -> None:
         storages = [_new_home(self._session, self._ordinal, ptr, _home_bytes(layout))
                     for ptr, layout in zip(ptrs, wave)]
-        self._settle()
         for storage, layout in zip(storages, wave):
             for unit, place in layout:
                 _raw(storage, place, unit.n_bytes).copy_(
                     _raw(unit.storage, unit.begin, unit.n_bytes))
-            self._copied.append((storage, layout))
+        copied = torch.cuda.current_stream(self._ordinal).record_event()
+        spans = [(ptr, _home_bytes(layout)) for ptr, layout in zip(ptrs, wave)]
+        self._copied.append((list(zip(storages, wave)),
+                             self._sealer.submit(self._seal, copied, spans)))
+        self._settle(1)
+
+    def _seal(self, copied: torch.cuda.Event, spans: List[Tuple[int, int]]) -> Sealed:
+        # In a new thread device 0 is the current one, and may have no context yet.
+        with torch.cuda.device(self._ordinal):
+            copied.synchronize()
+        return seal_spans(spans, idle=True)
 
     def _move_sparingly(self, wave: List[_Layout]) -> None:
         """torch still has what was moved before."""
@@ -311,21 +330,24 @@ class _Moving:
             try:
                 ptrs = self._make([layout])
             except (OutOfMemoryError, QuotaError):
-                self._settle()
+                self._settle(0)
                 torch.cuda.empty_cache()
                 ptrs = self._make([layout])
             self._copy([layout], ptrs)
 
-    def _settle(self) -> None:
-        """Let the tensors be where they were copied to."""
-        if not self._copied:
-            return
-        # Before torch has the old memory again: its allocator knows nothing of this stream.
-        torch.cuda.synchronize(self._ordinal)
-        for storage, layout in self._copied:
-            for unit, place in layout:
-                _let_be(unit, storage, place)
-        self._copied = []
+    def _settle(self, n_left: int) -> None:
+        """Let the tensors be where they were copied to, but for the last waves."""
+        while len(self._copied) > n_left:
+            filled, sealed = self._copied.popleft()
+            self._sealed += sealed.result()
+            for storage, layout in filled:
+                for unit, place in layout:
+                    _let_be(unit, storage, place)
+            self._emptier.submit(self._empty_cache)
+
+    def _empty_cache(self) -> None:
+        with torch.cuda.device(self._ordinal):
+            torch.cuda.empty_cache()
 
 
 def _let_be(unit: _Unit, storage: torch.UntypedStorage, place: int) -> None:
@@ -337,34 +359,14 @@ def _let_be(unit: _Unit, storage: torch.UntypedStorage, place: int) -> None:
     unit.begin, unit.end = place, place + unit.n_bytes
 
 
-def _move_all(units: List[_Unit]) -> bool:
-    """Whether torch has memory now that is free."""
+def _move_all(units: List[_Unit]) -> Sealed:
     session = default_session()
-    strangers = [unit for unit in units if unit.storage.data_ptr() not in _homes]
-    for ordinal in sorted({unit.ordinal for unit in strangers}):
+    sealed = Sealed()
+    for ordinal in sorted({unit.ordinal for unit in units}):
         check_number(session, ordinal)
-        layouts = _plan([unit for unit in strangers if unit.ordinal == ordinal])
-        _Moving(session, ordinal).move(list(_waves(layouts)))
-    return bool(strangers)
-
-
-@contextmanager
-def _emptying_cache(is_full: bool) -> Iterator[None]:
-    """To give memory back to the driver takes long; meanwhile something else can be done."""
-    if not is_full:
-        yield
-        return
-    ordinal = torch.cuda.current_device()
-
-    def empty_cache() -> None:
-        # In a new thread device 0 is the current one, and may have no context yet.
-        with torch.cuda.device(ordinal):
-            torch.cuda.empty_cache()
-
-    with ThreadPoolExecutor(max_workers=1) as other:
-        emptied = other.submit(empty_cache)
-        yield
-        emptied.result()
+        layouts = _plan([unit for unit in units if unit.ordinal == ordinal])
+        sealed += _Moving(session, ordinal).move(list(_waves(layouts)))
+    return sealed
 
 
 # ---- sealing in place ----
@@ -466,14 +468,15 @@ def seal(module: torch.nn.Module, *, move: bool = True) -> Sealed:
     private: Dict[str, str] = {}
     units = _units_of(module, private)
     _wait(units)
-    has_moved = False
+    moved = Sealed()
+    old = {unit.storage.data_ptr() for unit in units} & _homes.keys()
     if move:
         if any(unit.storage.data_ptr() in _kept for unit in units):
             unseal(module)
-        has_moved = _move_all(units)
+        moved = _move_all([unit for unit in units if unit.storage.data_ptr() not in old])
+    sealed = seal_spans((ptr, _homes[ptr].n_bytes) for ptr in sorted(old))
+    sealed += moved
     in_homes = {unit.storage.data_ptr() for unit in units} & _homes.keys()
-    with _emptying_cache(has_moved):
-        sealed = seal_spans((ptr, _homes[ptr].n_bytes) for ptr in sorted(in_homes))
     others = [unit for unit in units if unit.storage.data_ptr() not in in_homes]
     if others:
         sealed += _seal_in_place(others, private)

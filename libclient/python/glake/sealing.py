@@ -44,7 +44,7 @@ class Sealed:
         return self
 
 
-def seal(spans: Iterable[Tuple[int, int]]) -> Sealed:
+def seal(spans: Iterable[Tuple[int, int]], *, idle: bool = False) -> Sealed:
     """Seal memory in place: ``spans`` are (address, bytes), each in one allocation of
     Session.alloc() or, under ``glake run``, of the program.
 
@@ -53,13 +53,16 @@ def seal(spans: Iterable[Tuple[int, int]]) -> Sealed:
     for all that may write to it on the GPU. A kernel that writes to it afterwards faults, until
     unseal(). ``GLAKE_DEDUP=off`` in the environment makes this a PermissionError.
 
+    ``idle`` says that no work uses the memory, neither queued nor begun before this returns: then
+    none is waited for, nor held back, under ``glake run`` either.
+
     What an error leaves unsealed is private and writable, as before; the exception's ``sealed``
     tells what was sealed.
     """
     rows = [_lib.Span(ptr, n_bytes) for ptr, n_bytes in spans]
     out = _lib.Sealed(ctypes.sizeof(_lib.Sealed))
-    result = _lib.library().glake_seal((_lib.Span * len(rows))(*rows), len(rows),
-                                       ctypes.byref(out))
+    call = _lib.library().glake_seal_idle if idle else _lib.library().glake_seal
+    result = call((_lib.Span * len(rows))(*rows), len(rows), ctypes.byref(out))
     sealed = Sealed(out.sealed_bytes, out.shared_bytes, out.pinned_bytes, out.edge_bytes,
                     _lib.text(out.pinned_why) if out.pinned_why else None,
                     out.held_ns, out.longest_held_ns)
