@@ -678,8 +678,9 @@ struct glake_published {
  * The call seals the tensors' memory, as glake_seal() does; also tensors of open models and blocks are
  * shared as they are. Pages of 2 MiB that cannot become blocks are copied for the model, charged to the
  * tenant: those that hold anything else, pinned ones, and memory that is not of glake. The model is
- * published whole or not at all; after an error, memory may be sealed. Nothing that the program does with
- * its memory afterwards changes the model. @published_out may be NULL.
+ * published whole or not at all; after an error, memory may be sealed. Blocks are shared whole, with what
+ * else was sealed in them. Nothing that the program does with its memory afterwards changes the model.
+ * @published_out may be NULL.
  * Errors: as glake_seal(); map errors; -EINVAL (@key, @options, @published_out, or a tensor);
  * GLAKE_E_BAD_REQUEST (glaked refuses a tensor, or another thread freed or unsealed its memory).
  */

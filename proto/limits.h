@@ -63,7 +63,8 @@ static inline uint64_t glake_chunk_bytes(uint64_t content_bytes)
 
 /* Keys of published models. */
 #define GLAKE_MAX_KEY_BYTES 255u
-/* What a client puts into one WeightsPublish. */
+/* The most in one WeightsPublish: blocks, which glaked counts, and what bounds.c counts as fields. */
+#define GLAKE_PAGE_BLOCKS 2048u
 #define GLAKE_PAGE_TENSORS 192u
 #define GLAKE_PAGE_RUNS 32u
 

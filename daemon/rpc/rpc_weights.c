@@ -204,10 +204,26 @@ static bool charge(struct session *session, struct model *draft, struct fault *f
 	            tenant->name, tenant->quota_manifest_bytes);
 }
 
+/* Of an open model, few bytes name a million blocks. */
+static bool has_too_many_blocks(const Glake__Wire__WeightsPublish *page)
+{
+	uint64_t n = 0;
+	for (size_t i = 0; i < page->n_blocks && n <= GLAKE_PAGE_BLOCKS; i++) {
+		const Glake__Wire__WeightsBlocks *run = page->blocks[i];
+		n += run->count <= GLAKE_PAGE_BLOCKS ? run->count : GLAKE_PAGE_BLOCKS + 1;
+		n += run->n_blocks;
+	}
+	return n > GLAKE_PAGE_BLOCKS;
+}
+
 static bool add_page(struct session *session, struct model *draft,
                      const Glake__Wire__WeightsPublish *page, struct fault *fault)
 {
 	bool is_good = true;
+	if (has_too_many_blocks(page)) {
+		return fail(fault, STATUS_BAD_REQUEST, "more than %u blocks in a request",
+		            GLAKE_PAGE_BLOCKS);
+	}
 	for (size_t i = 0; is_good && i < page->n_blocks; i++) {
 		is_good = add_run(session, draft, page->blocks[i], fault);
 	}

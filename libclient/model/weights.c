@@ -238,27 +238,25 @@ static int copy_places(struct publication *publication)
 
 /* ---- sending ---------------------------------------------------------------------------------- */
 
-#define PAGE_IDS 2048u
-
 /* One WeightsPublish under construction. */
 struct page {
 	const struct publication *publication;
 	uint64_t draft;
 	bool was_published;
 	size_t n_bytes; /* at most, when packed */
-	size_t n_ids;
+	size_t n_places;
 	Glake__Wire__WeightsPublish body;
 	Glake__Wire__WeightsBlocks *run_list[GLAKE_PAGE_RUNS];
 	Glake__Wire__WeightsBlocks runs[GLAKE_PAGE_RUNS];
 	Glake__Wire__Tensor *tensor_list[GLAKE_PAGE_TENSORS];
 	Glake__Wire__Tensor tensors[GLAKE_PAGE_TENSORS];
-	uint64_t ids[PAGE_IDS];
+	uint64_t ids[GLAKE_PAGE_BLOCKS]; /* by place */
 };
 
 static void clear(struct page *page)
 {
 	page->n_bytes = 0;
-	page->n_ids = 0;
+	page->n_places = 0;
 	glake__wire__weights_publish__init(&page->body);
 	page->body.draft = page->draft;
 	page->body.blocks = page->run_list;
@@ -295,7 +293,8 @@ static int send_page(struct page *page)
 /* Room for @n_bytes more. */
 static int make_room(struct page *page, size_t n_bytes)
 {
-	bool is_full = page->n_bytes + n_bytes > GLAKE_PAGE_BYTES || page->n_ids == PAGE_IDS ||
+	bool is_full = page->n_bytes + n_bytes > GLAKE_PAGE_BYTES ||
+	               page->n_places == GLAKE_PAGE_BLOCKS ||
 	               page->body.n_blocks == GLAKE_PAGE_RUNS ||
 	               page->body.n_tensors == GLAKE_PAGE_TENSORS;
 	int r = is_full ? send_page(page) : 0;
@@ -325,7 +324,7 @@ static Glake__Wire__WeightsBlocks *new_run(struct page *page, const struct glake
 	}
 	run->model = place->model;
 	run->first = place->index;
-	run->blocks = &page->ids[page->n_ids];
+	run->blocks = &page->ids[page->n_places];
 	return run;
 }
 
@@ -355,9 +354,10 @@ static int add_places(struct page *page)
 		if (place.model != 0) {
 			run->count++;
 		} else {
-			page->ids[page->n_ids++] = place.block;
+			page->ids[page->n_places] = place.block;
 			run->n_blocks++;
 		}
+		page->n_places++;
 		last = place;
 	}
 	return r;

@@ -12,13 +12,13 @@ typedef Glake__Wire__Tensor tensor_t;
 typedef Glake__Wire__WeightsBlocks run_t;
 
 static int connection;
-static uint64_t block; /* of 4 MiB */
+static uint64_t block; /* of 4 MiB, on a device of 4 GiB */
 
 static void begin(void)
 {
 	uint64_t chunk;
 	struct fdlist fds;
-	world_begin(.config = WORLD_CONFIG, .devices = "2x256MiB", .has_witness = true);
+	world_begin(.config = WORLD_CONFIG, .devices = "2x4GiB", .has_witness = true);
 	connection = connection_hello(&harness);
 	fdlist_init(&fds);
 	ck_assert_int_eq(connection_alloc(connection, 0, 4 * MIB, 1, &chunk, &fds),
@@ -238,7 +238,7 @@ END_TEST
 /* The same block, again and again, is of no more use than there is memory. */
 START_TEST(spans_are_bounded)
 {
-	enum { N = 1500 };
+	enum { N = GLAKE_PAGE_BLOCKS + 1 };
 	uint64_t ids[N];
 	uint64_t draft = 0;
 	Glake__Wire__Status status = GLAKE__WIRE__STATUS__OK;
@@ -248,6 +248,15 @@ START_TEST(spans_are_bounded)
 	run_t run = run_of(ids, N);
 	run_t *list[] = {&run};
 	unsigned n = 0;
+	uint64_t few[] = {1024};
+	tensor_t tensor = tensor_of("a", 0, few);
+	ck_assert_int_eq(publish(&run, &tensor, 1), GLAKE__WIRE__STATUS__BAD_REQUEST);
+	run.n_blocks--;
+	run.count = 1;
+	ck_assert_int_eq(publish(&run, &tensor, 1), GLAKE__WIRE__STATUS__BAD_REQUEST);
+	run.count = UINT64_MAX;
+	ck_assert_int_eq(publish(&run, &tensor, 1), GLAKE__WIRE__STATUS__BAD_REQUEST);
+	run.count = 0;
 	for (; status == GLAKE__WIRE__STATUS__OK && n < 10; n++) {
 		Glake__Wire__WeightsPublish page = GLAKE__WIRE__WEIGHTS_PUBLISH__INIT;
 		page.draft = draft;

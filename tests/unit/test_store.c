@@ -175,3 +175,101 @@ START_TEST(tensors_outside_the_span_are_no_plan)
 	store_end();
 }
 END_TEST
+
+/* ---- published models ------------------------------------------------------------------------- */
+
+static struct model *new_draft(struct tenant *tenant, struct block *block)
+{
+	struct model *draft = store_new_draft(&store, realm, &devices[0], tenant, "key");
+	ck_assert_int_eq(store_add_used_block(&store, draft, block), 0);
+	ck_assert_int_eq(charge_grow_manifest(&draft->charge, draft->manifest_bytes), 0);
+	return draft;
+}
+
+static struct model *find_key(void)
+{
+	return store_find_published(&store, realm, &devices[0], "key");
+}
+
+START_TEST(a_draft_is_no_model_until_it_is_published)
+{
+	store_begin();
+	struct block *block = add_block(0, 1);
+	struct model *draft = new_draft(payer, block);
+	ck_assert_ptr_null(find_key());
+	ck_assert_uint_eq(store.n_models, 0);
+	store_drop_model(&store, draft);
+	ck_assert_uint_eq(payer->manifest_bytes, 0);
+	ck_assert_uint_eq(block->n_users, 1);
+
+	draft = new_draft(payer, block);
+	ck_assert_int_eq(store_publish(&store, draft, payer, false), 0);
+	ck_assert_ptr_eq(find_key(), draft);
+	ck_assert_uint_eq(store.n_models, 1);
+	store_unuse_block(&store, block, 0);
+	ck_assert_uint_eq(payer->devices[0].used_bytes, 0);
+	/* What comes next takes it along, and its block. */
+	block = add_block(0, 2);
+	draft = new_draft(payer, block);
+	ck_assert_int_eq(store_publish(&store, draft, payer, false), 0);
+	ck_assert_ptr_eq(find_key(), draft);
+	ck_assert_uint_eq(store.n_models, 1);
+	ck_assert_uint_eq(store.n_blocks, 1);
+	store_unuse_block(&store, block, 0);
+	store_end();
+}
+END_TEST
+
+/* The pin is the key's: who cannot pay for it leaves the earlier model there. */
+START_TEST(a_refused_pin_publishes_nothing)
+{
+	store_begin();
+	struct block *first = add_block(0, 1);
+	struct block *second = add_block(0, 2);
+	struct model *earlier = new_draft(payer, first);
+	ck_assert_int_eq(store_publish(&store, earlier, payer, true), 0);
+	struct model *draft = new_draft(other_payer, second);
+	tenant_set_quota(other_payer, 0, 1);
+	ck_assert_int_ne(store_publish(&store, draft, other_payer, false), 0);
+	ck_assert_ptr_eq(find_key(), earlier);
+	ck_assert(earlier->is_pinned && !draft->is_pinned);
+	ck_assert_uint_eq(second->n_pins, 0);
+	ck_assert_int_eq(draft->state, MODEL_LOADING);
+	tenant_set_quota(other_payer, 0, 0);
+	ck_assert_int_eq(store_publish(&store, draft, other_payer, false), 0);
+	ck_assert(draft->is_pinned);
+	ck_assert_uint_eq(store.n_models, 1);
+	ck_assert_uint_eq(other_payer->devices[0].used_bytes, 2 * MIB);
+	store_unuse_block(&store, first, 0);
+	store_unuse_block(&store, second, 0);
+	store_end();
+}
+END_TEST
+
+/* Its users keep it, and nobody else finds it. */
+START_TEST(a_damaged_block_hides_published_models)
+{
+	store_begin();
+	struct block *block = add_block(0, 1);
+	struct model *replaced = new_draft(payer, block);
+	ck_assert_int_eq(store_publish(&store, replaced, payer, false), 0);
+	ck_assert_int_eq(store_hold_model(&store, replaced, payer), 0);
+	struct block *other = add_block(0, 2);
+	struct model *model = new_draft(payer, other);
+	ck_assert_int_eq(store_add_used_block(&store, model, block), 0);
+	ck_assert_int_eq(store_publish(&store, model, payer, false), 0);
+	ck_assert_int_eq(store_hold_model(&store, model, payer), 0);
+	ck_assert(model_is_replaced(replaced));
+	store_begin_compare(block);
+	ck_assert_int_eq(store_withdraw_block(&store, block), 0);
+	store_end_compare(&store, block);
+	ck_assert_ptr_null(find_key());
+	ck_assert_uint_eq(store.n_models, 2);
+	store_unhold_model(&store, replaced, 0);
+	store_unhold_model(&store, model, 0);
+	ck_assert_uint_eq(store.n_models, 0);
+	store_unuse_block(&store, block, 0);
+	store_unuse_block(&store, other, 0);
+	store_end();
+}
+END_TEST
