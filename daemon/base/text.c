@@ -8,6 +8,12 @@
 
 #include "proto/cleanup.h"
 
+/* Some terminals obey those of U+0080 .. U+009F, too. */
+static bool is_control(const unsigned char *text)
+{
+	return text[0] < 0x20 || text[0] == 0x7f || (text[0] == 0xc2 && text[1] < 0xa0);
+}
+
 /* Bytes of the valid UTF-8 character at @text, 0 if it is none. RFC 3629. */
 static size_t character_bytes(const unsigned char *text)
 {
@@ -38,7 +44,7 @@ void text_clean(char *text)
 {
 	for (unsigned char *at = (unsigned char *)text; *at;) {
 		size_t n = character_bytes(at);
-		if (n == 0 || *at < 0x20 || *at == 0x7f) {
+		if (n == 0 || is_control(at)) {
 			*at = '?';
 			n = 1;
 		}

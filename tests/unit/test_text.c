@@ -13,6 +13,10 @@ static const struct {
 	{"/srv/models/llama.safetensors", "/srv/models/llama.safetensors"},
 	{"K\xc3\xb6ln \xe2\x82\xac \xf0\x9f\x8c\x8a", "K\xc3\xb6ln \xe2\x82\xac \xf0\x9f\x8c\x8a"},
 	{"a\nb\x1b[31mc\x7f", "a?b?[31mc?"},
+	/* Control characters of two bytes: terminals take the first for ESC [. */
+	{"a\xc2\x9b"
+         "31mb\xc2\x80\xc2\xa0",
+         "a??31mb??\xc2\xa0"},
 	/* Alone, cut short, longer than need be, a surrogate, beyond the last. */
 	{"\x80x", "?x"},
 	{"x\xe2\x82", "x??"},
