@@ -253,13 +253,20 @@ static void uncount_shared(struct holder *holder, struct device *device, uint64_
 	device->logical_block_bytes -= bytes;
 }
 
+static size_t places_of(const struct model *model)
+{
+	return model->n_blocks + 1;
+}
+
 uint64_t holder_add_model(struct holder *holder, uint64_t request, struct model *model)
 {
-	struct held *held = add(holder, request, HELD_MODEL);
+	bool is_full = holder->n_places + places_of(model) > HOLDER_MAX_PLACES;
+	struct held *held = is_full ? NULL : add(holder, request, HELD_MODEL);
 	if (!held) {
 		return 0;
 	}
 	held->model = model;
+	holder->n_places += places_of(model);
 	for (size_t i = 0; i < model->n_blocks; i++) {
 		model->blocks[i].block->n_mappings++;
 	}
@@ -328,6 +335,7 @@ void holder_release(struct holder *holder, struct held *held)
 		release_chunk(holder, held);
 		break;
 	case HELD_MODEL:
+		holder->n_places -= places_of(held->model);
 		for (size_t i = 0; i < held->model->n_blocks; i++) {
 			held->model->blocks[i].block->n_mappings--;
 		}

@@ -44,6 +44,9 @@ enum holder_state {
 	N_HOLDER_STATES,
 };
 
+/* Blocks of all models that it has open, again and again: they are walked through. 8 TiB of addresses. */
+#define HOLDER_MAX_PLACES (4u * 1024 * 1024)
+
 enum held_kind {
 	HELD_CHUNK,
 	HELD_MODEL,
@@ -142,6 +145,7 @@ struct holder {
 	uint64_t n_requests;
 	struct held *held;
 	uint32_t n_held[N_HELD_KINDS];
+	size_t n_places; /* of blocks in its models, and one for each model */
 	struct holder_usage usage;
 	struct holder_device devices[]; /* by index */
 };
@@ -197,7 +201,10 @@ int holder_add_chunks(struct holder *holder, uint64_t request, struct chunk *chu
 struct held *holder_add_draft(struct holder *holder, uint64_t request, struct model *draft);
 /* The draft is published or gone. */
 void holder_forget_draft(struct holder *holder, struct held *held);
-/* Record a model that the caller holds, or a block that it uses. Returns its id, or 0: no memory. */
+/*
+ * Record a model that the caller holds, or a block that it uses. Returns its id, or 0: no memory, or
+ * HOLDER_MAX_PLACES.
+ */
 uint64_t holder_add_model(struct holder *holder, uint64_t request, struct model *model);
 uint64_t holder_add_block(struct holder *holder, uint64_t request, struct block *block);
 

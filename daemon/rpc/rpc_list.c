@@ -167,7 +167,7 @@ void rpc_stats_get(struct session *session, const request_t *request, struct fdl
 
 /* Devices of the rows of one page. */
 #define PAGE_DEVICES 2048
-/* Things held that are looked at for one page of sessions. */
+/* Things held that are looked at for one page of sessions, and blocks for one of models. */
 #define PAGE_HELD 16384
 
 /* The place for what a row has lists of: room for RPC_MAX_DEVICES and GLAKE_N_UNSEALED. */
@@ -369,6 +369,7 @@ void rpc_model_list(struct session *session, const request_t *request, struct fd
 	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
 	Glake__Wire__ModelListAnswer body = GLAKE__WIRE__MODEL_LIST_ANSWER__INIT;
 	struct rpc_page page = {.rows = rows, .list = list, .max_rows = PAGE_ROWS};
+	size_t n_walked = 0;
 	struct model *model;
 	list_for_each (model, &rpc_of(session)->store->model_list, link) {
 		if (model->id <= request->model_list->after ||
@@ -376,6 +377,11 @@ void rpc_model_list(struct session *session, const request_t *request, struct fd
 			continue;
 		}
 		Glake__Wire__ModelInfo next;
+		if (n_walked > PAGE_HELD) {
+			page.next = page.last;
+			break;
+		}
+		n_walked += model->n_blocks;
 		describe_model(session, model, &next);
 		if (!rpc_page_add(&page, model->id, &next.base)) {
 			break;

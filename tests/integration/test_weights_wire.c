@@ -271,6 +271,67 @@ START_TEST(spans_are_bounded)
 }
 END_TEST
 
+/* A model of as many places as the device lets it have. */
+static void publish_large(const char *key)
+{
+	enum { N = 1024 };
+	uint64_t ids[N];
+	for (size_t i = 0; i < N; i++) {
+		ids[i] = block;
+	}
+	run_t run = run_of(ids, N);
+	run_t *list[] = {&run};
+	Glake__Wire__WeightsPublish page = GLAKE__WIRE__WEIGHTS_PUBLISH__INIT;
+	page.key = (char *)key;
+	page.blocks = list;
+	page.n_blocks = 1;
+	page.commit = true;
+	ck_assert_int_eq(send_page(&page, NULL), GLAKE__WIRE__STATUS__OK);
+}
+
+/* Each listing walks through all of it, and so does the session's end. */
+START_TEST(what_a_session_has_open_is_bounded)
+{
+	Glake__Wire__Status status = GLAKE__WIRE__STATUS__OK;
+	unsigned n = 0;
+	publish_large("key");
+	for (; status == GLAKE__WIRE__STATUS__OK && n < 5000; n++) {
+		status = attach(connection, "key");
+	}
+	ck_assert_int_eq(status, GLAKE__WIRE__STATUS__NO_HOST_MEMORY);
+	ck_assert_uint_gt(n, 4000);
+	ck_assert_int_eq(attach(witness, "key"), GLAKE__WIRE__STATUS__OK);
+	world_serves_in_time();
+	connection_close(&connection);
+}
+END_TEST
+
+START_TEST(a_page_of_models_ends_before_it_takes_long)
+{
+	char key[16];
+	uint64_t after = 0;
+	unsigned n_pages = 0;
+	size_t n_models = 0;
+	for (unsigned i = 0; i < 40; i++) {
+		snprintf(key, sizeof(key), "key%u", i);
+		publish_large(key);
+	}
+	do {
+		Glake__Wire__Answer *answer = connection_call(
+			connection,
+			CONNECTION_REQUEST(MODEL_LIST, ModelList, model_list, .after = after), NULL,
+			0, NULL);
+		ck_assert_int_eq(answer->status, GLAKE__WIRE__STATUS__OK);
+		n_models += answer->model_list->n_models;
+		after = answer->model_list->next;
+		n_pages++;
+		connection_free(answer);
+	} while (after != 0);
+	ck_assert_uint_eq(n_models, 40);
+	ck_assert_uint_gt(n_pages, 1);
+}
+END_TEST
+
 static uint64_t begin_draft(void)
 {
 	uint64_t draft;
@@ -335,7 +396,13 @@ END_TEST
 START_TEST(a_key_is_a_name)
 {
 	static char long_key[257];
-	static const char *const bad[] = {"", "123", "a\tb", "\xc0\x80", long_key};
+	static const char *const bad[] = {"",
+	                                  "123",
+	                                  "a\tb",
+	                                  "\xc0\x80",
+	                                  "a\xc2\x9b"
+	                                  "2J",
+	                                  long_key};
 	memset(long_key, 'k', sizeof(long_key) - 1);
 	for (size_t i = 0; i < n_elements(bad); i++) {
 		Glake__Wire__WeightsPublish page = GLAKE__WIRE__WEIGHTS_PUBLISH__INIT;
