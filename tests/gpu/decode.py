@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """How fast sealed weights are read, and what sealing holds up in a program that decodes.
 
-    python3 tests/gpu/decode.py [--only graph,eager] [--layers 32] [--pairs 24]
+    python3 tests/gpu/decode.py [--only graph,eager] [--layers 32] [--pairs 20]
 
     graph    a captured graph that reads all weights of Llama-3-8B's shapes for one token: the GPU's time
     eager    transformers' Llama of 1.1 B parameters, a launch by a launch: the CPU's time
 
-Two processes under `glake run` have the same weights, and share them. One of them decodes, in pairs of
-stretches: one with sealed weights, one with private ones. Which comes first changes from pair to pair,
-so that a drift of the machine is nobody's. The private weights of `graph` are a copy that was never
-sealed, with a graph of its own; those of `eager` are the same ones, unsealed, so that nothing in the
-process is sealed then. Printed is the median over pairs of the speed with sealed weights (by the median
-token of a stretch) in parts of that with private ones, and its 95 % interval (bootstrap). Then it decodes on while it seals and unseals: printed is by how much
-the tokens (and the launches of the graph) meanwhile took longer than their median, in sum and at
-most, and the same for as long a time without sealing. Numbers are not judged. Exit 1 when a process
+Two processes under `glake run` have the same weights. They decode in pairs of stretches: one with sealed
+weights, one with private ones. Which comes first changes from pair to pair, so that a drift of the machine
+is nobody's. In `graph` both stretches are of one process; its private weights are a copy that was never
+sealed, with a graph of its own. In `eager` the processes take turns, one sealed, one with nothing sealed,
+and change their roles halfway, so that their difference is nobody's either. Printed is the speed with
+sealed weights, by the median token of a stretch, in parts of that with private ones: the median over pairs,
+of each half, and its 95 % interval (bootstrap). Then a process with the graph decodes on while it seals and
+unseals: printed is by how much its tokens and launches meanwhile took longer than their median, in sum and
+at most, and the same for as long a time without sealing. Numbers are not judged. Exit 1 when a process
 fails, or when the tokens have other bits.
 """
 import argparse
@@ -27,12 +28,14 @@ import threading
 import time
 
 from child import Child, serve
-from load_pairs import interval
 from run import Daemon, expect, failures
 
 #: tokens of a stretch
-STRETCH = {"graph": 40, "eager": 32}
+STRETCH = {"graph": 40, "eager": 40}
 CONTEXT = 64
+#: glaked and the mover have memory to free when something has been unsealed.
+SETTLE_SECONDS = 2
+N_RESAMPLES = 2000
 #: printed at the end
 report = []
 
@@ -54,7 +57,7 @@ class Graph:
         self.program.graph = self.now = self.program.capture()
         self.private.graph = self.private.capture()
 
-    def begin(self, program, is_sealed):
+    def begin(self, is_sealed):
         self.now = (self.program if is_sealed else self.private).graph
 
     def token(self):
@@ -80,8 +83,7 @@ class Eager:
     def prepare(self):
         self.start_over()
 
-    def begin(self, program, is_sealed):
-        program.set_sealed(is_sealed)
+    def begin(self, is_sealed):
         self.start_over()
 
     def start_over(self):
@@ -131,7 +133,9 @@ class Program:
 
     def stretch(self, is_sealed):
         """Milliseconds of its median token."""
-        self.work.begin(self, is_sealed)
+        gc.collect()
+        gc.disable()
+        self.work.begin(is_sealed)
         for _ in range(4):
             self.work.token()
         times = []
@@ -139,18 +143,8 @@ class Program:
             begin = time.perf_counter()
             self.work.token()
             times.append((time.perf_counter() - begin) * 1e3)
-        return statistics.median(times)
-
-    def pairs(self, n_pairs):
-        self.set_sealed(True)
-        gc.disable()
-        rows = []
-        for number in range(n_pairs):
-            order = (True, False) if number % 2 else (False, True)
-            row = {is_sealed: self.stretch(is_sealed) for is_sealed in order}
-            rows.append([row[False], row[True]])
         gc.enable()
-        return rows
+        return statistics.median(times)
 
     def bits(self):
         digests = []
@@ -187,8 +181,8 @@ class Program:
     def held(self, rounds):
         """Rows of what, ms of it, tokens, ms that tokens took too long in sum and at most, ms of
         launches likewise."""
-        self.work.begin(self, True)
         self.set_sealed(True)
+        self.work.begin(True)
         rows = []
         for _ in range(rounds):
             for what, function in (("unseal", lambda: self.set_sealed(False)),
@@ -222,42 +216,84 @@ def say(line):
     print(f"# {line}", flush=True)
 
 
-def measure(kind, other, child, options):
-    """Prints what it finds as soon as it knows."""
-    other.ask("start")
-    sealed = child.ask("start")
-    expect(sealed.get("shared_bytes"), f"{kind}: nothing is shared: {sealed}")
+def take_pairs(n_pairs, sealed, private):
+    """Milliseconds of a token, sealed and private, by two processes or one."""
+    rows = []
+    for number in range(n_pairs):
+        ways = [(True, sealed), (False, private)]
+        row = {is_sealed: child.ask("stretch", is_sealed)
+               for is_sealed, child in (ways if number % 2 else ways[::-1])}
+        if not all(row.values()):
+            break
+        rows.append((row[True], row[False]))
+    return rows
+
+
+def speed(halves):
+    """Of sealed weights in parts of that of private ones. What the processes differ by is in one half
+    as much as it is missing in the other."""
+    return statistics.geometric_mean(statistics.median(private / sealed for sealed, private in rows)
+                                     for rows in halves)
+
+
+def say_speed(kind, *halves):
+    if not all(halves):
+        return
+    drawn = sorted(speed([random.choices(rows, k=len(rows)) for rows in halves])
+                   for _ in range(N_RESAMPLES))
+    say(f"{kind}: {statistics.median(private for rows in halves for _, private in rows):.3f} ms a token; "
+        f"sealed x {speed(halves):.4f} ({drawn[N_RESAMPLES // 40]:.4f} .. "
+        f"{drawn[-N_RESAMPLES // 40]:.4f}) of private speed, {sum(map(len, halves))} pairs  [>= 0.998]")
+
+
+def same_bits(kind, child):
     digests = child.ask("bits")
     expect(digests and len(set(digests)) == 1, f"{kind}: other bits: {digests}")
-    rows = child.ask("pairs", options.pairs)
-    if rows:
-        ratios = [private / sealed for private, sealed in rows]
-        low, high = interval(ratios)
-        say(f"{kind}: {statistics.median(p for p, _ in rows):.3f} ms a token; sealed x "
-            f"{statistics.median(ratios):.4f} ({low:.4f} .. {high:.4f}) of private speed, "
-            f"{len(rows)} pairs  [>= 0.998]")
+
+
+def measure_eager(first, second, options):
+    for child in (first, second):
+        child.ask("start")
+    same_bits("eager", second)
+    halves = []
+    for sealed, private in ((first, second), (second, first)):
+        sealed.ask("set_sealed", True)
+        private.ask("set_sealed", False)
+        time.sleep(SETTLE_SECONDS)
+        halves.append(take_pairs(options.pairs // 2, sealed, private))
+    say_speed("eager", *halves)
+
+
+def measure_graph(other, child, options):
+    other.ask("start")
+    sealed = child.ask("start")
+    expect(sealed.get("shared_bytes"), f"graph: nothing is shared: {sealed}")
+    same_bits("graph", child)
+    time.sleep(SETTLE_SECONDS)
+    say_speed("graph", take_pairs(options.pairs, child, child))
     held = child.ask("held", 3)
     for what in ("seal", "unseal", "nothing"):
         mine = [row[1:] for row in held or () if row[0] == what and len(row) > 2]
         if mine:
             ms, n, sum_ms, most_ms, launch_sum, launch_most = (
                 statistics.median(column) for column in zip(*mine))
-            say(f"{kind}, decoding meanwhile: {what} {ms:.0f} ms, {n:.0f} tokens; held {sum_ms:.1f} ms, "
+            say(f"graph, decoding meanwhile: {what} {ms:.0f} ms, {n:.0f} tokens; held {sum_ms:.1f} ms, "
                 f"{most_ms:.1f} at most (worst {max(row[3] for row in mine):.1f}); launches "
                 f"{launch_sum:.1f} ms, {launch_most:.1f} at most (worst "
                 f"{max(row[5] for row in mine):.1f}){'  [<= 35 ms, <= 5]' if what == 'seal' else ''}")
     for row in held or ():
         if len(row) == 2:
-            say(f"{kind}: {row}")
-    for one in (other, child):
-        one.end()
+            say(f"graph: {row}")
+
+
+MEASURE = {"graph": measure_graph, "eager": measure_eager}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="graph,eager")
     parser.add_argument("--layers", type=int, default=32)
-    parser.add_argument("--pairs", type=int, default=24)
+    parser.add_argument("--pairs", type=int, default=20)
     parser.add_argument("--child", choices=STRETCH)
     parser.add_argument("--copy", action="store_true")
     options = parser.parse_args()
@@ -267,10 +303,12 @@ def main():
     daemon = Daemon("mover_idle_ms = 600000;\n")
     # All at once: they take longer to start than to measure.
     children = {kind: start(daemon, kind, options) for kind in options.only.split(",")}
-    for kind, (other, child) in children.items():
+    for kind in children:
         begin = time.perf_counter()
         try:
-            measure(kind, other, child, options)
+            MEASURE[kind](*children[kind], options)
+            for child in children[kind]:
+                child.end()
         except Exception as error:
             expect(False, f"{kind}: {type(error).__name__}: {error}")
         print(f"# {kind}: {time.perf_counter() - begin:.1f} s", flush=True)

@@ -201,16 +201,33 @@ class Torch:
         return {"ms": ms, **vars(published), "digest": digest_of(self.tensors())}
 
     def attach(self, key):
+        """And where its time goes: in the library, of that in its mapping, and in tensors of torch."""
+        import types
         import glake.torch
-        session_begin = time.perf_counter()
-        import glake
-        glake.default_session()
+        from glake import _torch_publish as doors
+        parts = {"library": 0, "tensors": 0}
+        models = []
+
+        def timed(part, function):
+            def call(*arguments, **options):
+                begin = time.perf_counter()
+                result = function(*arguments, **options)
+                parts[part] += (time.perf_counter() - begin) * 1e3
+                if part == "library":
+                    models.append(result.map_ns / 1e6)
+                    models.append(len(result))
+                return result
+            return call
+
+        glake.default_session().ping()
+        doors.Model = types.SimpleNamespace(attach=timed("library", doors.Model.attach))
+        doors.as_tensor = timed("tensors", doors.as_tensor)
         begin = time.perf_counter()
         glake.torch.attach(self.modules["model"], key)
         ms = (time.perf_counter() - begin) * 1e3
         strides = self.modules["model"].model.layers[0].mlp.down_proj.weight.stride()
-        return {"ms": ms, "session_ms": (begin - session_begin) * 1e3, "strides": list(strides),
-                **self.look()}
+        return {"ms": ms, **parts, "mapping": models[0], "n_tensors": models[1],
+                "strides": list(strides), **self.look()}
 
     # time to the first token
 
@@ -454,6 +471,11 @@ def part_e(options):
         f"copied ({published.get('copied_why')}); attach "
         f"{', '.join(format(a.get('ms', 0), '.1f') for a in attached)} ms [15 ms]; weights of "
         f"4 processes {physical(daemon, 4 * copy) / copy:.4f} x [1.005]")
+    parts = ("library", "mapping", "tensors", "n_tensors")
+    n_blocks = daemon.ctl("models")["models"][0]["n_blocks"]
+    say("e, of attach: " + "; ".join(
+        "{:.1f} ms in the library, {:.1f} of that to map, {:.1f} for {} tensors of torch".format(
+            *(answer.get(part, 0) for part in parts)) for answer in attached) + f"; {n_blocks} blocks")
     first.end()
     answer = late.ask("attach", "llama-8b@1")
     same([before, answer], "attached after the publisher's end")
