@@ -342,6 +342,9 @@ static void exchange_all(struct work *works, struct glake__rebacking *list, size
 		if (list[i].result == 0) {
 			list[i].result = closed < 0 ? closed : exchange(&works[i], &is_lost);
 		}
+		if (closed == 0 && i + 1 < n) {
+			closed = glake__gate_pause(gated);
+		}
 	}
 	if (closed == 0) {
 		glake__gate_open();

@@ -461,19 +461,20 @@ static void flip_all(struct seal *seal, struct part *parts, size_t n)
 	if (seal->is_stopped) {
 		return;
 	}
-	int r = glake__gate_close_soon(readers_of(parts, n));
-	stop(seal, r);
-	if (r < 0) {
-		return;
-	}
-	for (size_t i = 0; i < n; i++) {
+	const uint64_t readers = readers_of(parts, n);
+	int r = glake__gate_close_soon(readers);
+	for (size_t i = 0; r == 0 && i < n; i++) {
 		if (parts[i].hold.range) {
 			stop(seal, flip(&parts[i]));
 		} else {
 			seal->sum.pinned_bytes += parts[i].n_bytes;
 		}
+		r = i + 1 < n ? glake__gate_pause(readers) : 0;
 	}
-	glake__gate_open();
+	if (r == 0) {
+		glake__gate_open();
+	}
+	stop(seal, r);
 }
 
 /* ---- publishing ------------------------------------------------------------------------------- */

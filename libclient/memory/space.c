@@ -132,10 +132,15 @@ int glake__gate_close(uint64_t readers, uint64_t patience_ns)
 	return r;
 }
 
-/* Each try waits so long, and the pause behind it twice as long as the one before. */
-#define SOON_TRY_NS 4000000u
+/* Each try waits so long, and the pause behind it twice as long as the one before, up to a limit. */
+#define SOON_TRY_NS 3000000u
 #define SOON_FIRST_PAUSE_NS 2000000u
-#define SOON_TRIES 8u
+#define SOON_MAX_PAUSE_NS 32000000u
+#define SOON_TRIES 18u
+
+/* Held back for so long, the program gets a pause. */
+#define LONG_NS 4000000u
+#define PAUSE_NS 1000000
 
 int glake__gate_close_soon(uint64_t readers)
 {
@@ -143,10 +148,21 @@ int glake__gate_close_soon(uint64_t readers)
 	int r = glake__gate_close(readers, SOON_TRY_NS);
 	for (unsigned i = 1; r == -EAGAIN && i < SOON_TRIES; i++) {
 		nanosleep(&(struct timespec){.tv_nsec = (long)pause_ns}, NULL);
-		pause_ns *= 2;
+		pause_ns = pause_ns < SOON_MAX_PAUSE_NS ? 2 * pause_ns : pause_ns;
 		r = glake__gate_close(readers, SOON_TRY_NS);
 	}
 	return r == -EAGAIN ? -EBUSY : r;
+}
+
+int glake__gate_pause(uint64_t readers)
+{
+	bool holds = closed.depth == 1 && !closed.is_waived && glake__space.gate.close;
+	if (!holds || clock_now_ns() - closed.since_ns < LONG_NS) {
+		return 0;
+	}
+	glake__gate_open();
+	nanosleep(&(struct timespec){.tv_nsec = PAUSE_NS}, NULL);
+	return glake__gate_close_soon(readers);
 }
 
 void glake__gate_open(void)

@@ -63,6 +63,12 @@ void glake__gate_open(void);
  */
 int glake__gate_close_soon(uint64_t readers);
 
+/*
+ * Called between changes while the gate is closed: if it has been for some milliseconds, the program goes on for one,
+ * and the gate is closed again for @readers. An error is that of closing: then it is open.
+ */
+int glake__gate_pause(uint64_t readers);
+
 /* Until glake__gate_open(), what this thread changes is memory that no work uses: closings inside hold nothing back. */
 void glake__gate_waive(void);
 

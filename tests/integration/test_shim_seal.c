@@ -83,6 +83,15 @@ START_TEST(sealing_says_how_long_it_held_work_back)
 }
 END_TEST
 
+START_TEST(work_is_held_back_for_milliseconds_at_a_time)
+{
+	struct run run;
+	run_start(&run, "CUDASIM_FAULT=cuMemSetAccess:*:slow=1", run_in_build("tests/shim/seal"),
+	          "in_pieces", NULL);
+	run_end_well(&run);
+}
+END_TEST
+
 START_TEST(sealing_of_idle_memory_waits_for_nothing)
 {
 	run_scenario("idle");

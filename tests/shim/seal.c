@@ -857,6 +857,27 @@ static void held_back(void)
 	must(try_seal(ptr).held_ns == 0);
 }
 
+/* Many parts, by a driver that is slow: not all at once. */
+static void in_pieces(void)
+{
+	enum { N_SPANS = 20 };
+	struct glake_sealed sealed = {.size = sizeof(sealed)};
+	struct glake_span spans[2][N_SPANS];
+	start(0);
+	for (unsigned k = 0; k < 2; k++) {
+		for (unsigned i = 0; i < N_SPANS; i++) {
+			spans[k][i] = (struct glake_span){alloc(PAGE), PAGE};
+			must_ok(cuMemsetD8(spans[k][i].ptr, (unsigned char)i, PAGE));
+		}
+		must_ok(cuCtxSynchronize());
+		must(glake_seal(spans[k], N_SPANS, &sealed) == 0);
+		must(sealed.sealed_bytes == N_SPANS * PAGE);
+		must(sealed.shared_bytes == k * N_SPANS * PAGE);
+		must(sealed.held_ns > 20000000);
+		must(sealed.longest_held_ns < sealed.held_ns / 4 * 3);
+	}
+}
+
 /* Memory that no work uses is sealed in large and small, while work goes on. */
 static void idle(void)
 {
@@ -1157,6 +1178,7 @@ static const struct scenario scenarios[] = {
 	{"work_under_way", work_under_way},
 	{"held_back", held_back},
 	{"idle", idle},
+	{"in_pieces", in_pieces},
 	{"crowd", crowd},
 	{"two_writers", two_writers},
 	{"keep", keep},
