@@ -8,7 +8,8 @@
 #include "libclient/memory/page.h"
 
 /* A word: the copied bytes; then a bit for each cell. */
-#define BYTES_MASK 0x7fffffffull
+#define BYTES_MASK 0x3fffffffull
+#define BOUND 0x40000000ull     /* of large copies */
 #define REWRITTEN 0x80000000ull /* nothing counts any more */
 #define CELLS_SHIFT 32
 #define CELL_SHIFT 16 /* 64 KiB */
@@ -66,9 +67,24 @@ static bool is_open(uint64_t word)
 	return !(word & REWRITTEN) && (word & BYTES_MASK) <= GLAKE__PAGE_BYTES;
 }
 
+/* The next page that begins at @ptr or behind it. */
+static void bound(glake_ptr ptr)
+{
+	struct slice slice;
+	uint64_t n_bytes = GLAKE__PAGE_BYTES;
+	ptr = (ptr + GLAKE__PAGE_BYTES - 1) & ~(GLAKE__PAGE_BYTES - 1);
+	if (next_slice(&ptr, &n_bytes, &slice)) {
+		atomic_fetch_or_explicit(slice.word, BOUND, memory_order_relaxed);
+	}
+}
+
 void glake__fill_copied(glake_ptr ptr, uint64_t n_bytes)
 {
 	struct slice slice;
+	if (n_bytes >= GLAKE__FILL_LARGE_BYTES) {
+		bound(ptr);
+		bound((ptr + n_bytes) & ~(GLAKE__PAGE_BYTES - 1));
+	}
 	while (next_slice(&ptr, &n_bytes, &slice)) {
 		if (is_open(look(slice.word))) {
 			atomic_fetch_add_explicit(slice.word, slice.end - slice.begin,
@@ -84,7 +100,7 @@ void glake__fill_set(glake_ptr ptr, uint64_t n_bytes)
 	struct slice slice;
 	while (next_slice(&ptr, &n_bytes, &slice)) {
 		uint64_t word = look(slice.word);
-		if (word != 0 && !(word & REWRITTEN)) {
+		if (word & ~BOUND && !(word & REWRITTEN)) {
 			atomic_fetch_or_explicit(slice.word, REWRITTEN, memory_order_relaxed);
 		}
 	}
@@ -137,6 +153,13 @@ enum glake__fill glake__fill_at(glake_ptr ptr, uint64_t n_bytes)
 	return (word & BYTES_MASK) >= least_bytes(n_bytes) && (word & cells) == cells
 	               ? GLAKE__FILL_WHOLE
 	               : GLAKE__FILL_PARTLY;
+}
+
+bool glake__fill_is_bound(glake_ptr ptr)
+{
+	struct slice slice;
+	uint64_t n_bytes = 1;
+	return next_slice(&ptr, &n_bytes, &slice) && look(slice.word) & BOUND;
 }
 
 static uint64_t array_bytes(void)

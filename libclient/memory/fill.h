@@ -4,7 +4,8 @@
  * have filled once looks like weights. Kernels' writes are not seen.
  *
  * A word for each page of the window: the bytes that were copied there, and which of its 32 cells of 64 KiB they
- * touched. So a small buffer that is copied to again and again does not look like a page that was filled.
+ * touched. So a small buffer that is copied to again and again does not look like a page that was filled. And
+ * whether a large copy began there, or ended before: tensors lie there in any order, so they are told apart.
  *
  * It is a hint, which decides what is sealed, never whether that is right.
  *
@@ -15,6 +16,9 @@
 
 #include "libclient/glake_shim.h"
 
+/* Loaders that copy through a buffer do so in smaller parts. */
+#define GLAKE__FILL_LARGE_BYTES (8ull << 20)
+
 enum glake__fill {
 	GLAKE__FILL_PARTLY,    /* or not at all */
 	GLAKE__FILL_WHOLE,     /* once */
@@ -23,6 +27,9 @@ enum glake__fill {
 
 /* Of the page at @ptr, of which the allocation has the first @n_bytes. */
 enum glake__fill glake__fill_at(glake_ptr ptr, uint64_t n_bytes);
+
+/* Does the page at @ptr begin, or follow, a copy of GLAKE__FILL_LARGE_BYTES or more? */
+bool glake__fill_is_bound(glake_ptr ptr);
 
 /* [ptr, ptr + n_bytes) is allocated anew. */
 void glake__fill_reset(glake_ptr ptr, uint64_t n_bytes);

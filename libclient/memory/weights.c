@@ -49,36 +49,43 @@ static uint64_t in_page(uint64_t n_left)
 	return n_left < GLAKE__PAGE_BYTES ? n_left : GLAKE__PAGE_BYTES;
 }
 
+/* Counts the page. Returns whether it looks like weights. */
+static bool count_page(struct glake__weights *weights, glake_ptr ptr, uint64_t n_bytes)
+{
+	enum glake__fill fill = fill_at(ptr, n_bytes);
+	if (fill == GLAKE__FILL_WHOLE) {
+		weights->n_bytes += GLAKE__PAGE_BYTES;
+		weights->sealed_bytes += is_sealed(ptr) ? GLAKE__PAGE_BYTES : 0;
+	} else if (fill == GLAKE__FILL_REWRITTEN) {
+		weights->rewritten_bytes += GLAKE__PAGE_BYTES;
+	} else {
+		weights->unfilled_bytes += GLAKE__PAGE_BYTES;
+	}
+	return fill == GLAKE__FILL_WHOLE;
+}
+
 /*
- * Spans end at multiples of a block from the allocation's start, so that one page that differs does not
- * shift the blocks behind it against those of other processes.
+ * Spans begin and end where large tensors do, so that they become the same blocks wherever other processes have
+ * them. From there, or from the allocation's start, they end at multiples of a block: one page that differs does
+ * not shift the blocks behind it.
  */
 static int find_in_locked(struct glake__weights *weights, const struct glake__allocation *whole)
 {
 	uint64_t begin = 0;
+	uint64_t bound = 0;
 	int r = 0;
 	for (uint64_t at = 0; r == 0 && at < whole->n_bytes; at += GLAKE__PAGE_BYTES) {
-		uint64_t n_left = whole->n_bytes - at;
-		uint64_t n_bytes = in_page(n_left);
-		enum glake__fill fill = fill_at(whole->address + at, n_bytes);
-		bool is_last = n_left <= GLAKE__PAGE_BYTES;
-		uint64_t end = at;
-		if (fill == GLAKE__FILL_WHOLE) {
-			weights->n_bytes += GLAKE__PAGE_BYTES;
-			weights->sealed_bytes += is_sealed(whole->address + at) ? GLAKE__PAGE_BYTES
-			                                                        : 0;
-			end += n_bytes;
-		} else if (fill == GLAKE__FILL_REWRITTEN) {
-			weights->rewritten_bytes += GLAKE__PAGE_BYTES;
-		} else {
-			weights->unfilled_bytes += GLAKE__PAGE_BYTES;
+		uint64_t n_bytes = in_page(whole->n_bytes - at);
+		bool is_weights = count_page(weights, whole->address + at, n_bytes);
+		bound = glake__fill_is_bound(whole->address + at) ? at : bound;
+		if (begin < at && (!is_weights || (at - bound) % GLAKE_MAX_BLOCK_BYTES == 0)) {
+			r = add_span(weights, whole->address + begin, at - begin);
+			begin = at;
 		}
-		if (fill != GLAKE__FILL_WHOLE || is_last || end % GLAKE_MAX_BLOCK_BYTES == 0) {
-			if (begin < end) {
-				r = add_span(weights, whole->address + begin, end - begin);
-			}
-			begin = at + GLAKE__PAGE_BYTES;
-		}
+		begin = is_weights ? begin : at + GLAKE__PAGE_BYTES;
+	}
+	if (r == 0 && begin < whole->n_bytes) {
+		r = add_span(weights, whole->address + begin, whole->n_bytes - begin);
 	}
 	return r;
 }

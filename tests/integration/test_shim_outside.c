@@ -109,6 +109,21 @@ START_TEST(two_programs_end_with_one_copy)
 }
 END_TEST
 
+/* Loaders with threads fill one large allocation in any order. */
+START_TEST(tensors_are_one_copy_in_any_order)
+{
+	struct run one, two;
+	start(&one, NULL, "forward");
+	start(&two, NULL, "backward");
+	ck_assert_uint_eq(seal(&one).sealed_bytes, 9 * PAGE);
+	struct glake_seal_report report = seal(&two);
+	ck_assert_uint_eq(report.sealed_bytes, 9 * PAGE);
+	ck_assert_uint_eq(report.shared_bytes, 9 * PAGE);
+	end(&one);
+	end(&two);
+}
+END_TEST
+
 START_TEST(memory_of_all_devices_is_sealed)
 {
 	struct run one, two;

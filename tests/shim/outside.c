@@ -183,6 +183,31 @@ static void weights(void)
 	wait_and_expect();
 }
 
+/* Two large tensors in one allocation, in one order or the other. */
+static void load_in_order(bool is_backward)
+{
+	enum { FIRST = 5, SECOND = 4 };
+	start();
+	struct buffer *buffer = make((FIRST + SECOND) * PAGE);
+	size_t first = is_backward ? SECOND * PAGE : 0;
+	size_t second = is_backward ? 0 : FIRST * PAGE;
+	must_ok(cuMemcpyHtoD(buffer->ptr + first, source, FIRST * PAGE));
+	memcpy(buffer->want + first, source, FIRST * PAGE);
+	must_ok(cuMemcpyHtoD(buffer->ptr + second, source + 3 * PAGE, SECOND * PAGE));
+	memcpy(buffer->want + second, source + 3 * PAGE, SECOND * PAGE);
+	wait_and_expect();
+}
+
+static void forward(void)
+{
+	load_in_order(false);
+}
+
+static void backward(void)
+{
+	load_in_order(true);
+}
+
 /* ---- what does not ---- */
 
 static void make_others(void)
@@ -468,10 +493,11 @@ static void anything(void)
 }
 
 static const struct scenario scenarios[] = {
-	{"weights", weights},         {"others", others},     {"writes", writes},
-	{"captures", captures},       {"busy", busy},         {"verbs", has_verbs},
-	{"gdrcopy", has_gdrcopy},     {"serve", serve},       {"long_work", long_work},
-	{"two_devices", two_devices}, {"anything", anything},
+	{"weights", weights},   {"forward", forward},     {"backward", backward},
+	{"others", others},     {"writes", writes},       {"captures", captures},
+	{"busy", busy},         {"verbs", has_verbs},     {"gdrcopy", has_gdrcopy},
+	{"serve", serve},       {"long_work", long_work}, {"two_devices", two_devices},
+	{"anything", anything},
 };
 
 int main(int argc, char **argv)

@@ -76,6 +76,28 @@ START_TEST(a_buffer_that_is_copied_to_each_step_fills_nothing)
 }
 END_TEST
 
+START_TEST(large_copies_are_told_apart)
+{
+	/* From the middle of the first page to that of the sixth. */
+	glake__fill_copied(BASE + PAGE / 2, 5 * PAGE);
+	for (uint64_t i = 0; i < 10; i++) {
+		ck_assert_int_eq(glake__fill_is_bound(BASE + i * PAGE), i == 1 || i == 5);
+	}
+	/* One that was bounded before it is set and filled looks like any other. */
+	glake__fill_copied(BASE + 10 * PAGE, 4 * PAGE);
+	glake__fill_set(BASE + 14 * PAGE, PAGE);
+	glake__fill_copied(BASE + 14 * PAGE, PAGE);
+	ck_assert_int_eq(glake__fill_at(BASE + 14 * PAGE, PAGE), GLAKE__FILL_WHOLE);
+	ck_assert(glake__fill_is_bound(BASE + 14 * PAGE));
+	ck_assert(!glake__fill_is_bound(BASE + 15 * PAGE));
+	glake__fill_reset(BASE, 16 * PAGE);
+	ck_assert(!glake__fill_is_bound(BASE + 14 * PAGE));
+	/* The last page of the window. */
+	glake__fill_copied(BASE + 60 * PAGE, 4 * PAGE);
+	ck_assert(glake__fill_is_bound(BASE + 60 * PAGE));
+}
+END_TEST
+
 START_TEST(what_comes_before_a_fill_may_set)
 {
 	glake__fill_set(BASE, 2 * PAGE);
