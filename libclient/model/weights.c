@@ -346,7 +346,7 @@ static int add_places(struct page *page)
 	struct glake__place last;
 	int r = 0;
 	for (size_t i = 0; r == 0 && i < layout->n_places; i++) {
-		struct glake__place place = as_named(page->publication, &layout->places[i]);
+		struct glake__place place = as_named(page->publication, layout->in_span[i]);
 		/* A run, or an id. */
 		r = make_room(page, 80);
 		Glake__Wire__WeightsBlocks *run = last_run(page, &place, i > 0 ? &last : NULL);

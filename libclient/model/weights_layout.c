@@ -9,12 +9,14 @@
 #include "libclient/memory/block.h"
 #include "libclient/memory/range.h"
 #include "libclient/model/model.h"
+#include "proto/cleanup.h"
 #include "proto/limits.h"
 
 void glake__layout_deinit(struct glake__layout *layout)
 {
 	free(layout->extents);
 	free(layout->places);
+	free(layout->in_span);
 	*layout = (struct glake__layout){0};
 }
 
@@ -33,7 +35,7 @@ static void join(struct glake__layout *layout)
 	size_t n = 0;
 	qsort(extents, layout->n_extents, sizeof(*extents), by_address);
 	for (size_t i = 0; i < layout->n_extents; i++) {
-		if (n > 0 && extents[i].begin <= extents[n - 1].end) {
+		if (n > 0 && extents[i].begin < extents[n - 1].end) {
 			extents[n - 1].end = extents[i].end > extents[n - 1].end
 			                             ? extents[i].end
 			                             : extents[n - 1].end;
@@ -152,7 +154,6 @@ static int add(struct glake__layout *layout, const struct glake__place *place)
 	if (last && !last->owner && !place->owner && last->ptr + last->n_bytes == place->ptr &&
 	    last->n_bytes + place->n_bytes <= GLAKE_MAX_BLOCK_BYTES) {
 		last->n_bytes += place->n_bytes;
-		layout->span_bytes += place->n_bytes;
 		return 0;
 	}
 	if (layout->n_places == layout->capacity) {
@@ -164,20 +165,14 @@ static int add(struct glake__layout *layout, const struct glake__place *place)
 		layout->places = more;
 		layout->capacity = capacity;
 	}
-	struct glake__place *added = &layout->places[layout->n_places++];
-	*added = *place;
-	added->offset = layout->span_bytes;
-	layout->span_bytes += place->n_bytes;
+	layout->places[layout->n_places++] = *place;
 	return 0;
 }
 
-int glake__layout_make(struct glake__layout *layout, const struct glake__device *device,
-                       struct glake__extent *extents, size_t n_extents)
+static int find_places(struct glake__layout *layout, const struct glake__device *device)
 {
 	glake_ptr done = 0; /* the places end there */
 	int r = 0;
-	*layout = (struct glake__layout){.extents = extents, .n_extents = n_extents};
-	join(layout);
 	for (size_t i = 0; r == 0 && i < layout->n_extents; i++) {
 		const struct glake__extent *extent = &layout->extents[i];
 		glake_ptr at = extent->begin & ~(GLAKE__PAGE_BYTES - 1);
@@ -191,7 +186,8 @@ int glake__layout_make(struct glake__layout *layout, const struct glake__device 
 	return r;
 }
 
-uint64_t glake__layout_offset(const struct glake__layout *layout, glake_ptr ptr)
+/* The one that @ptr, in an extent, lies in. */
+static size_t place_at(const struct glake__layout *layout, glake_ptr ptr)
 {
 	size_t low = 0;
 	size_t high = layout->n_places;
@@ -203,5 +199,88 @@ uint64_t glake__layout_offset(const struct glake__layout *layout, glake_ptr ptr)
 			high = middle;
 		}
 	}
-	return layout->places[low].offset + (ptr - layout->places[low].ptr);
+	return low;
+}
+
+uint64_t glake__layout_offset(const struct glake__layout *layout, glake_ptr ptr)
+{
+	const struct glake__place *place = &layout->places[place_at(layout, ptr)];
+	return place->offset + (ptr - place->ptr);
+}
+
+/* ---- the span --------------------------------------------------------------------------------- */
+
+/* Does an extent reach into place @i from the one before it? */
+static bool goes_on(const struct glake__layout *layout, size_t i)
+{
+	glake_ptr ptr = layout->places[i].ptr;
+	const struct glake__extent *extent = glake__layout_extent_at(layout, ptr);
+	return extent < &layout->extents[layout->n_extents] && extent->begin < ptr;
+}
+
+/* Number the rows by the first tensor that begins in them; one begins in each. */
+static int number_rows(struct glake__layout *layout, const glake_ptr *tensors, size_t n_tensors)
+{
+	size_t *numbers = calloc(layout->n_places + 1, sizeof(*numbers)); /* by first place */
+	size_t n = 0;
+	if (!numbers) {
+		return glake__fail(-ENOMEM, "out of memory");
+	}
+	for (size_t i = 0; i < layout->n_places; i++) {
+		layout->places[i].row = i > 0 && goes_on(layout, i) ? layout->places[i - 1].row : i;
+	}
+	for (size_t i = 0; i < n_tensors; i++) {
+		size_t first = layout->places[place_at(layout, tensors[i])].row;
+		numbers[first] = numbers[first] ? numbers[first] : ++n;
+	}
+	for (size_t i = 0; i < layout->n_places; i++) {
+		layout->places[i].row = numbers[layout->places[i].row];
+	}
+	free(numbers);
+	return 0;
+}
+
+static int by_row(const void *a, const void *b)
+{
+	const struct glake__place *left = *(struct glake__place *const *)a;
+	const struct glake__place *right = *(struct glake__place *const *)b;
+	return left->row != right->row ? (left->row > right->row) - (left->row < right->row)
+	                               : (left->ptr > right->ptr) - (left->ptr < right->ptr);
+}
+
+static int arrange(struct glake__layout *layout, const glake_ptr *tensors, size_t n_tensors)
+{
+	int r = number_rows(layout, tensors, n_tensors);
+	if (r < 0) {
+		return r;
+	}
+	layout->in_span = calloc(layout->n_places + 1, sizeof(*layout->in_span));
+	if (!layout->in_span) {
+		return glake__fail(-ENOMEM, "out of memory");
+	}
+	for (size_t i = 0; i < layout->n_places; i++) {
+		layout->in_span[i] = &layout->places[i];
+	}
+	qsort(layout->in_span, layout->n_places, sizeof(*layout->in_span), by_row);
+	for (size_t i = 0; i < layout->n_places; i++) {
+		layout->in_span[i]->offset = layout->span_bytes;
+		layout->span_bytes += layout->in_span[i]->n_bytes;
+	}
+	return 0;
+}
+
+int glake__layout_make(struct glake__layout *layout, const struct glake__device *device,
+                       struct glake__extent *extents, size_t n_extents)
+{
+	*layout = (struct glake__layout){.extents = extents, .n_extents = n_extents};
+	cleanup_free glake_ptr *tensors = calloc(n_extents + 1, sizeof(*tensors));
+	if (!tensors) {
+		return glake__fail(-ENOMEM, "out of memory");
+	}
+	for (size_t i = 0; i < n_extents; i++) {
+		tensors[i] = extents[i].begin;
+	}
+	join(layout);
+	int r = find_places(layout, device);
+	return r < 0 ? r : arrange(layout, tensors, n_extents);
 }

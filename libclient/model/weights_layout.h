@@ -2,9 +2,9 @@
 /*
  * The memory of tensors as places side by side: what a published model is made of.
  *
- * A place is a block that the process has mapped, whole, or pages that are to be copied. Places are in the
- * order of addresses, and each page that a tensor touches is in one, so a tensor that lies in several has
- * them side by side.
+ * A place is a block that the process has mapped, whole, or pages that are to be copied. Each page that a
+ * tensor touches is in one. A tensor that lies in several has them side by side; apart from that, places
+ * are in the order of their tensors, so that it does not matter which addresses a process has.
  *
  * Owner: the publishing call. Lifetime: {0} is empty; glake__layout_deinit().
  * Threads: none of its own.
@@ -29,6 +29,7 @@ struct glake__place {
 	glake_ptr ptr;
 	uint64_t n_bytes;
 	uint64_t offset;             /* in the span of the model */
+	size_t row;                  /* of places that belong together, by their first tensor */
 	struct glake_session *owner; /* borrowed: has the block; NULL: pages to be copied */
 	uint64_t block;              /* its id there; 0: the block is number index of: */
 	uint64_t model;
@@ -37,17 +38,19 @@ struct glake__place {
 };
 
 struct glake__layout {
-	struct glake__extent *extents; /* owned; by address, none touch */
+	struct glake__extent *extents; /* owned; by address, none overlap */
 	size_t n_extents;
 	struct glake__place *places; /* owned; by address */
 	size_t n_places;
 	size_t capacity;
+	struct glake__place **in_span; /* owned; the same by offset */
 	uint64_t span_bytes;
 	const char *copied_why; /* static; of one page; NULL: none is copied */
 };
 
 /*
- * Look up where @extents (taken over, any order) lie. Blocks are those of @device. Returns 0 or -ENOMEM.
+ * Look up where @extents lie, one for each tensor, which are taken over. Blocks are those of @device. Returns
+ * 0 or -ENOMEM.
  * What is found to be a block has the content that its id stands for, also if it is unmapped meanwhile.
  */
 int glake__layout_make(struct glake__layout *layout, const struct glake__device *device,

@@ -136,7 +136,7 @@ START_TEST(what_one_publishes_others_attach)
 	glake_ptr ptr = alloc_words(one, 300 * MIB, 7);
 	const struct glake_tensor tensors[] = {
 		WORDS("large", ptr, 200 * MIB),
-		WORDS("end", ptr + 200 * MIB, 100 * MIB),
+		WORDS("tail", ptr + 200 * MIB, 100 * MIB),
 	};
 	struct glake_published published = publish(one, "llama/fused", tensors, 2);
 	ck_assert_uint_eq(published.in_place_bytes, 300 * MIB);
@@ -156,7 +156,7 @@ START_TEST(what_one_publishes_others_attach)
 	ck_assert_uint_eq(large.shape[0], 25 * MIB);
 	ck_assert_ptr_null(large.strides);
 	check_words(large.ptr, 300 * MIB, 7);
-	ck_assert_uint_eq(tensor_of(model, "end").ptr, large.ptr + 200 * MIB);
+	ck_assert_uint_eq(tensor_of(model, "tail").ptr, large.ptr + 200 * MIB);
 	ck_assert(!can_write(large.ptr));
 
 	/* What the publisher does next is its own affair. */
@@ -350,6 +350,43 @@ START_TEST(blocks_of_all_kinds_are_shared_as_they_are)
 	ck_assert(world_is_content(third, tensor_of(part, "part").ptr, 2 * MIB, 5, 130 * MIB));
 	glake_model_close(all);
 	glake_model_close(part);
+}
+END_TEST
+
+/* Who gets which addresses does not matter, nor in which order tensors are named. */
+START_TEST(equal_weights_at_other_addresses_are_the_same)
+{
+	enum { N = 8, EACH = 4 };
+	static const char *const names[N] = {"a", "b", "c", "d", "e", "f", "g", "h"};
+	struct glake_model *model = NULL;
+	for (unsigned round = 0; round < 3; round++) {
+		struct glake_session *session = world_connect();
+		struct glake_tensor tensors[N + 1];
+		const struct glake_tensor whole = WORDS("", 0, EACH * MIB);
+		glake_ptr ptrs[N];
+		for (unsigned i = 0; i < N; i++) {
+			/* Forwards, backwards, and in between. */
+			unsigned at = round == 0 ? i : round == 1 ? N - 1 - i : (i * 3) % N;
+			ptrs[at] = alloc_words(session, EACH * MIB, at);
+		}
+		for (unsigned i = 0; i < N; i++) {
+			tensors[i] = whole;
+			tensors[i].name = names[(i + round) % N];
+			tensors[i].ptr = ptrs[(i + round) % N];
+		}
+		tensors[N] = tensors[0];
+		tensors[N].name = "tied";
+		tensors[N].ptr = ptrs[3];
+		struct glake_published published = publish(session, "key", tensors, N + 1);
+		ck_assert_int_eq(published.was_published, round > 0);
+		model = model ? model : attach(world_connect(), "key");
+	}
+	for (unsigned i = 0; i < N; i++) {
+		check_words(tensor_of(model, names[i]).ptr, EACH * MIB, i);
+	}
+	check_words(tensor_of(model, "tied").ptr, EACH * MIB, 3);
+	ck_assert_uint_eq(world_books().n_models, 1);
+	ck_assert_uint_eq(held_bytes(), N * EACH * MIB);
 }
 END_TEST
 
