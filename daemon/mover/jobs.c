@@ -195,7 +195,7 @@ static void order_probe(struct jobs *jobs, const Glake__Mover__Order *order, str
 		probe.chunk_bytes = order->digest->chunk_bytes;
 		probe.content_bytes = order->digest->content_bytes;
 		put_uuid(&probe, &order->digest->device_uuid);
-		submit(jobs, &probe, fds, 1);
+		submit(jobs, &probe, fds, fds->n_fds == 2 ? 2 : 1);
 	} else {
 		probe.kind = PROBE_COMPARE;
 		probe.chunk_bytes = order->compare->chunk_bytes;

@@ -143,7 +143,7 @@ static void finish_oldest(struct prober *prober, struct runs *runs)
 	if (error) {
 		report_failed(prober->report, job, &fault);
 	} else if (run->probe.kind == PROBE_DIGEST) {
-		report_digested(prober->report, job, &result.digest);
+		report_digested(prober->report, job, &result.digest, result.equal);
 	} else {
 		report_compared(prober->report, job, result.equal);
 	}

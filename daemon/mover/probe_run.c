@@ -215,6 +215,14 @@ static CUresult queue_compare(struct probe_run *run, CUdeviceptr a, CUdeviceptr 
 	return result;
 }
 
+/* Compare all of both chunks. */
+static CUresult queue_views(struct probe_run *run)
+{
+	return queue_compare(run, run->views[0].address, run->views[1].address,
+	                     run->probe.chunk_bytes, WORD(run->slot, differs),
+	                     &run->slot->host_words->differs);
+}
+
 /* From the 16 bytes in which the content ends. */
 static uint64_t padding_of(const struct probe *probe)
 {
@@ -281,12 +289,19 @@ static int start_digest(struct probe_run *run, struct fault *fault)
 		error = view_open(&run->views[0], run->device, probe->fds[0], probe->chunk_bytes,
 		                  fault);
 	}
+	if (!error && probe->fds[1] >= 0) {
+		error = view_open(&run->views[1], run->device, probe->fds[1], probe->chunk_bytes,
+		                  fault);
+	}
 	if (error) {
 		return error;
 	}
 	CUresult result = queue_padding(run);
 	if (result == CUDA_SUCCESS) {
 		result = queue_digest(run);
+	}
+	if (result == CUDA_SUCCESS && run->views[1].address) {
+		result = queue_views(run);
 	}
 	return result == CUDA_SUCCESS ? 0 : device_fault(drv, result, "digesting", fault);
 }
@@ -304,9 +319,7 @@ static int start_compare(struct probe_run *run, struct fault *fault)
 	if (error) {
 		return error;
 	}
-	CUresult result = queue_compare(run, run->views[0].address, run->views[1].address,
-	                                probe->chunk_bytes, WORD(run->slot, differs),
-	                                &run->slot->host_words->differs);
+	CUresult result = queue_views(run);
 	return result == CUDA_SUCCESS ? 0
 	                              : device_fault(run->device->drv, result, "comparing", fault);
 }
@@ -360,7 +373,7 @@ int probe_finish(struct probe_run *run, struct probe_result *result_out, struct 
 	if (!error) {
 		*result_out = (struct probe_result){
 			.digest = digest_from_bytes(run->slot->host_words->root),
-			.equal = run->slot->host_words->differs == 0,
+			.equal = run->views[1].address && run->slot->host_words->differs == 0,
 		};
 	}
 	close_views(run);

@@ -21,7 +21,7 @@ struct probe {
 	struct probe *next; /* link: prober.first */
 	enum probe_kind kind;
 	uint64_t job;
-	int fds[2]; /* owned; -1 = none */
+	int fds[2]; /* owned; -1 = none. A digest may have a second one to compare with */
 	uint8_t uuid[16];
 	size_t n_uuid_bytes;
 	uint64_t chunk_bytes;
@@ -67,7 +67,7 @@ struct probe_run {
 
 struct probe_result {
 	struct digest digest; /* of a PROBE_DIGEST */
-	bool equal;           /* of a PROBE_COMPARE */
+	bool equal;           /* both chunks, if there are two */
 };
 
 /* Map the chunks of run->probe and queue the work, in the slot @i_slot, which no other run has. */

@@ -168,13 +168,14 @@ void report_load_done(struct report *report, uint64_t job, uint64_t read_bytes,
 	send_report(report, &message);
 }
 
-void report_digested(struct report *report, uint64_t job, const struct digest *digest)
+void report_digested(struct report *report, uint64_t job, const struct digest *digest, bool equal)
 {
 	uint8_t bytes[DIGEST_BYTES];
 	Glake__Mover__Digested body = GLAKE__MOVER__DIGESTED__INIT;
 	Glake__Mover__Report message = REPORT(job, DIGESTED);
 	digest_to_bytes(digest, bytes);
 	body.digest = (ProtobufCBinaryData){.len = sizeof(bytes), .data = bytes};
+	body.equal = equal;
 	message.digested = &body;
 	send_report(report, &message);
 }

@@ -112,6 +112,19 @@ static void seal_collision(struct admit *admit)
 
 static void meet(struct admit *admit);
 
+/* All bytes are equal. */
+static void share(struct admit *admit, struct block *block)
+{
+	struct store *store = admit->context->store;
+	store->stats->blocks_collapsed++;
+	if (admit->number) {
+		guess_right(&store->guess, admit->number, block);
+	}
+	store_use_compared(store, block, &admit->chunk.charge);
+	chunk_release(&admit->chunk);
+	end(admit, &(struct admit_result){.block = block, .was_known = true});
+}
+
 static void on_compared(struct compare_job *job, bool equal)
 {
 	struct admit *admit = container_of(job, struct admit, compare_job);
@@ -132,10 +145,7 @@ static void on_compared(struct compare_job *job, bool equal)
 		seal_collision(admit);
 		return;
 	}
-	store->stats->blocks_collapsed++;
-	store_use_compared(store, candidate, &admit->chunk.charge);
-	chunk_release(&admit->chunk);
-	end(admit, &(struct admit_result){.block = candidate, .was_known = true});
+	share(admit, candidate);
 }
 
 static void on_compare_failed(struct mover_job *job, enum status status, const char *error)
@@ -165,11 +175,16 @@ static void start_compare(struct admit *admit, struct block *candidate)
 	admit_set_state(admit, ADMIT_COMPARING);
 }
 
+static struct block *find_block(const struct admit *admit)
+{
+	return store_find_block(admit->context->store, admit->realm, admit->chunk.device,
+	                        &admit->digest);
+}
+
 /* Its digest is known: look for a block of the realm with the same digest. */
 static void meet(struct admit *admit)
 {
-	struct block *candidate = store_find_block(admit->context->store, admit->realm,
-	                                           admit->chunk.device, &admit->digest);
+	struct block *candidate = find_block(admit);
 	if (!candidate) {
 		seal(admit, false);
 	} else if (candidate->chunk.bytes != admit->chunk.bytes) {
@@ -184,11 +199,23 @@ static void meet(struct admit *admit)
 static void on_digested(struct digest_job *job, const struct digest *digest)
 {
 	struct admit *admit = container_of(job, struct admit, digest_job);
-	if (!has_left(admit)) {
-		admit->digest = *digest;
-		admit->has_digest = true;
-		meet(admit);
+	struct store *store = admit->context->store;
+	struct block *guess = admit->candidate;
+	if (has_left(admit)) {
+		return;
 	}
+	admit->digest = *digest;
+	admit->has_digest = true;
+	admit->candidate = NULL;
+	if (guess && job->is_equal && find_block(admit) == guess) {
+		share(admit, guess);
+		return;
+	}
+	if (guess) {
+		guess_wrong(&store->guess);
+		store_end_compare(store, guess);
+	}
+	meet(admit);
 }
 
 static void on_digest_failed(struct mover_job *job, enum status status, const char *error)
@@ -204,14 +231,21 @@ static void on_digest_gone(struct mover_job *job)
 static void start_digest(struct admit *admit)
 {
 	const struct chunk *chunk = &admit->chunk;
+	struct store *store = admit->context->store;
+	struct block *guess;
 	admit->digest_job = (struct digest_job){.job.on_failed = on_digest_failed,
 	                                        .job.on_gone = on_digest_gone,
 	                                        .on_digested = on_digested};
+	admit->number = guess_block(&store->guess, &store->block_list, admit->realm, chunk, &guess);
 	int r = mover_digest(admit->context->mover, &admit->digest_job, chunk->device, chunk->fd,
-	                     chunk->bytes, admit->content_bytes);
+	                     guess ? guess->chunk.fd : -1, chunk->bytes, admit->content_bytes);
 	if (r < 0) {
 		fail_order(admit, r);
 		return;
+	}
+	if (guess) {
+		admit->candidate = guess;
+		store_begin_compare(guess);
 	}
 	admit_set_state(admit, ADMIT_DIGESTING);
 }

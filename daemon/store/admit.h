@@ -8,7 +8,7 @@
  *
  *   EXPORTING  only a handle holds the chunk: the device's worker makes an fd. Unused things may be evicted
  *              for it
- *   DIGESTING  the digest is unknown: the mover computes it
+ *   DIGESTING  the digest is unknown: the mover computes it, and compares the chunk with a block that it may equal
  *   COMPARING  the realm has a block of that digest: the mover compares all bytes, because a digest alone
  *              is never trusted. If that block is found damaged meanwhile, it is as if it were not there
  *   LEAVING    nobody wants the block any more; the worker or the mover still has the chunk
@@ -91,6 +91,7 @@ struct admit {
 	struct chunk chunk;  /* owned until the end */
 	uint64_t content_bytes;
 	struct digest digest;    /* with has_digest */
+	uint64_t number;         /* of the guess; 0: it was not digested */
 	struct block *candidate; /* that is being compared with the chunk, or NULL */
 	const struct admit_ops *ops;
 	union {

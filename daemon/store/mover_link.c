@@ -282,7 +282,7 @@ static int begin_probe(struct mover_link *link, struct mover_job *job, order_t *
 }
 
 int mover_digest(struct mover_link *link, struct digest_job *digest, const struct device *device,
-                 int fd, uint64_t chunk_bytes, uint64_t content_bytes)
+                 int fd, int other_fd, uint64_t chunk_bytes, uint64_t content_bytes)
 {
 	Glake__Mover__Digest body = GLAKE__MOVER__DIGEST__INIT;
 	order_t order = GLAKE__MOVER__ORDER__INIT;
@@ -292,7 +292,8 @@ int mover_digest(struct mover_link *link, struct digest_job *digest, const struc
 	order.body_case = GLAKE__MOVER__ORDER__BODY_DIGEST;
 	order.digest = &body;
 	digest->job.kind = JOB_DIGEST;
-	return begin_probe(link, &digest->job, &order, &fd, 1);
+	const int fds[] = {fd, other_fd};
+	return begin_probe(link, &digest->job, &order, fds, other_fd < 0 ? 1 : 2);
 }
 
 int mover_compare(struct mover_link *link, struct compare_job *compare, const struct device *device,
@@ -438,6 +439,7 @@ static int deliver_digest(struct mover_link *link, struct digest_job *job, const
 		return -EPROTO;
 	}
 	remove_job(link, &job->job);
+	job->is_equal = report->digested->equal;
 	job->on_digested(job, &digest);
 	return 0;
 }

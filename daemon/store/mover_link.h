@@ -86,6 +86,7 @@ struct load_job {
 /* When its handler is called, the link has forgotten the job. */
 struct digest_job {
 	struct mover_job job;
+	bool is_equal; /* set before the next: to the second chunk, if there was one */
 	void (*on_digested)(struct digest_job *job, const struct digest *digest);
 };
 
@@ -145,7 +146,7 @@ int mover_load(struct mover_link *link, struct load_job *load, const struct devi
                const char *const *names, const char *index, const int *fds, size_t n_fds,
                bool may_direct);
 int mover_digest(struct mover_link *link, struct digest_job *digest, const struct device *device,
-                 int fd, uint64_t chunk_bytes, uint64_t content_bytes);
+                 int fd, int other_fd, uint64_t chunk_bytes, uint64_t content_bytes);
 int mover_compare(struct mover_link *link, struct compare_job *compare, const struct device *device,
                   int fd, int other_fd, uint64_t chunk_bytes);
 

@@ -134,7 +134,7 @@ static void look_at(struct patrol *patrol, struct block *block)
 	};
 	look->patrol = patrol;
 	look->block = block;
-	if (mover_digest(patrol->mover, &look->job, chunk->device, chunk->fd, chunk->bytes,
+	if (mover_digest(patrol->mover, &look->job, chunk->device, chunk->fd, -1, chunk->bytes,
 	                 block->content_bytes) < 0) {
 		patrol->next_ms = uv_now(patrol->timer.loop) + PATROL_RETRY_MS;
 		free(look);

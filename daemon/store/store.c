@@ -127,6 +127,7 @@ static uint64_t free_block(struct store *store, struct block *block)
 	if (!block->is_collision && !block->is_damaged) {
 		HASH_DEL(store->blocks, block);
 	}
+	guess_forget(&store->guess, block);
 	list_remove(&block->link);
 	list_remove(&block->idle.link);
 	store->n_blocks--;

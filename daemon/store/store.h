@@ -9,6 +9,7 @@
 #ifndef GLAKE_DAEMON_STORE_H
 #define GLAKE_DAEMON_STORE_H
 
+#include "daemon/store/guess.h"
 #include "daemon/store/model.h"
 #include "daemon/base/stats.h"
 
@@ -24,6 +25,7 @@ struct store {
 	struct list block_list;
 	struct list model_list;
 	struct list idle; /* of blocks and models that may be evicted, in that order */
+	struct guess guess;
 	uint64_t last_id;
 	uint64_t n_blocks;
 	uint64_t n_models;

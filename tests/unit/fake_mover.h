@@ -16,6 +16,7 @@ static struct {
 	uint64_t last_job;
 	int refusal;      /* of the next order; 0: none */
 	size_t n_granted; /* chunks, to all loads */
+	size_t n_guesses; /* digests with a second chunk */
 } fake_mover;
 
 static int fake_mover_take(struct mover_job *job, enum job_kind kind)
@@ -39,9 +40,10 @@ static void fake_mover_forget(struct mover_job *job)
 }
 
 int mover_digest(struct mover_link *link, struct digest_job *digest, const struct device *device,
-                 int fd, uint64_t chunk_bytes, uint64_t content_bytes)
+                 int fd, int other_fd, uint64_t chunk_bytes, uint64_t content_bytes)
 {
 	ck_assert_int_ge(fd, 0);
+	fake_mover.n_guesses += other_fd >= 0;
 	ck_assert_uint_le(content_bytes, chunk_bytes);
 	return fake_mover_take(&digest->job, JOB_DIGEST);
 }
@@ -111,6 +113,13 @@ FAKE_UNUSED static void fake_mover_digested(struct mover_job *job, struct digest
 	ck_assert_int_eq(job->kind, JOB_DIGEST);
 	fake_mover_forget(job);
 	digest_job->on_digested(digest_job, &digest);
+}
+
+/* And the second chunk is equal. */
+FAKE_UNUSED static void fake_mover_guessed(struct mover_job *job, struct digest digest)
+{
+	container_of(job, struct digest_job, job)->is_equal = true;
+	fake_mover_digested(job, digest);
 }
 
 FAKE_UNUSED static void fake_mover_compared(struct mover_job *job, bool equal)

@@ -315,6 +315,22 @@ PEER_UNUSED static void peer_digest(struct peer *peer, uint64_t job,
 	peer_send(peer, &order, &chunk->fd, 1);
 }
 
+/* The same, and whether all bytes are those of @other. */
+PEER_UNUSED static void peer_digest_beside(struct peer *peer, uint64_t job,
+                                           const struct chunk_in_test *chunk,
+                                           uint64_t content_bytes,
+                                           const struct chunk_in_test *other)
+{
+	Glake__Mover__Digest body = GLAKE__MOVER__DIGEST__INIT;
+	Glake__Mover__Order order = ORDER(job, DIGEST);
+	int fds[] = {chunk->fd, other->fd};
+	body.device_uuid = peer_uuid(peer, 0);
+	body.chunk_bytes = chunk->bytes;
+	body.content_bytes = content_bytes;
+	order.digest = &body;
+	peer_send(peer, &order, fds, 2);
+}
+
 PEER_UNUSED static void peer_compare(struct peer *peer, uint64_t job, const struct chunk_in_test *a,
                                      const struct chunk_in_test *b)
 {

@@ -117,6 +117,123 @@ START_TEST(a_new_content_becomes_a_block)
 }
 END_TEST
 
+/* The blocks with digests 1, 2, 3, in that order, and a chunk that equals the first. Returns the blocks. */
+static void have_row(struct block **blocks, struct wish *wish)
+{
+	for (unsigned i = 0; i < 3; i++) {
+		blocks[i] = have_block(i + 1);
+		blocks[i]->is_published = false;
+	}
+	start(wish, 0);
+	ck_assert_uint_eq(fake_mover.n_guesses, 0);
+	fake_mover_digested(fake_mover_job(JOB_DIGEST), digest(1));
+	fake_mover_compared(fake_mover_job(JOB_COMPARE), true);
+	ck_assert_ptr_eq(assert_block(wish, true), blocks[0]);
+}
+
+static void end_row(struct block **blocks)
+{
+	for (unsigned i = 0; i < 3; i++) {
+		while (blocks[i]->n_users > 1) {
+			store_unuse_block(&store, blocks[i], 0);
+		}
+		ck_assert_uint_eq(blocks[i]->n_compared, 0);
+		store_unuse_block(&store, blocks[i], 0);
+	}
+	end();
+}
+
+/* A program that goes on as the one before: the next blocks are compared while the chunks are digested. */
+START_TEST(the_next_block_is_guessed)
+{
+	struct block *blocks[3];
+	struct wish wishes[4];
+	begin();
+	have_row(blocks, &wishes[0]);
+	for (unsigned i = 1; i < 3; i++) {
+		start(&wishes[i], 0);
+		assert_waits(&wishes[i], ADMIT_DIGESTING);
+		ck_assert_ptr_eq(wishes[i].admit.candidate, blocks[i]);
+		ck_assert_uint_eq(blocks[i]->n_compared, 1);
+	}
+	ck_assert_uint_eq(fake_mover.n_guesses, 2);
+	/* There is no fourth. */
+	start(&wishes[3], 0);
+	ck_assert_ptr_null(wishes[3].admit.candidate);
+	for (unsigned i = 1; i < 3; i++) {
+		fake_mover_guessed(fake_mover_job(JOB_DIGEST), digest(i + 1));
+		ck_assert_ptr_eq(assert_block(&wishes[i], true), blocks[i]);
+		ck_assert_uint_eq(blocks[i]->n_users, 2);
+	}
+	fake_mover_digested(fake_mover_job(JOB_DIGEST), digest(4));
+	store_unuse_block(&store, assert_block(&wishes[3], false), 0);
+	end_row(blocks);
+}
+END_TEST
+
+/* Neither a digest nor a comparison is enough: other bytes, another digest, a block that is damaged meanwhile. */
+START_TEST_WITH(a_wrong_guess_shares_nothing, .n = 3)
+{
+	struct block *blocks[3];
+	struct wish wishes[3];
+	begin();
+	have_row(blocks, &wishes[0]);
+	start(&wishes[1], 0);
+	ck_assert_ptr_eq(wishes[1].admit.candidate, blocks[1]);
+	if (_i == 0) {
+		fake_mover_digested(fake_mover_job(JOB_DIGEST), digest(3));
+	} else if (_i == 1) {
+		fake_mover_guessed(fake_mover_job(JOB_DIGEST), digest(3));
+	} else {
+		ck_assert_int_eq(store_withdraw_block(&store, blocks[1]), 0);
+		fake_mover_guessed(fake_mover_job(JOB_DIGEST), digest(2));
+	}
+	ck_assert_uint_eq(blocks[1]->n_compared, 0);
+	ck_assert_uint_eq(blocks[1]->n_users, 1);
+	if (_i < 2) {
+		assert_waits(&wishes[1], ADMIT_COMPARING);
+		ck_assert_ptr_eq(wishes[1].admit.candidate, blocks[2]);
+		/* Nobody knows better before that has ended. */
+		start(&wishes[2], 0);
+		ck_assert_ptr_null(wishes[2].admit.candidate);
+		fake_mover_digested(fake_mover_job(JOB_DIGEST), digest(9));
+		store_unuse_block(&store, assert_block(&wishes[2], false), 0);
+		fake_mover_compared(fake_mover_job(JOB_COMPARE), true);
+		ck_assert_ptr_eq(assert_block(&wishes[1], true), blocks[2]);
+	} else {
+		store_unuse_block(&store, assert_block(&wishes[1], false), 0);
+	}
+	end_row(blocks);
+}
+END_TEST
+
+/* What is guessed stays, cancelled or not, as long as the mover has it; and nobody guesses what is gone. */
+START_TEST(a_guess_keeps_its_block)
+{
+	struct block *blocks[3];
+	struct wish wishes[3];
+	begin();
+	have_row(blocks, &wishes[0]);
+	start(&wishes[1], 0);
+	store_unuse_block(&store, blocks[1], 0);
+	ck_assert_uint_eq(store.n_blocks, 3);
+	admit_cancel(&wishes[1].admit);
+	ck_assert_uint_eq(store.n_blocks, 3);
+	fake_mover_failed(fake_mover_job(JOB_DIGEST), STATUS_BUSY);
+	assert_left(&wishes[1]);
+	ck_assert_uint_eq(store.n_blocks, 2);
+	store_unuse_block(&store, blocks[0], 0);
+	store_unuse_block(&store, blocks[0], 0);
+	ck_assert_uint_eq(store.n_blocks, 1);
+	start(&wishes[2], 0);
+	ck_assert_ptr_null(wishes[2].admit.candidate);
+	fake_mover_failed(fake_mover_job(JOB_DIGEST), STATUS_BUSY);
+	assert_failed(&wishes[2], STATUS_BUSY);
+	store_unuse_block(&store, blocks[2], 0);
+	end();
+}
+END_TEST
+
 START_TEST(a_digest_that_is_known_needs_no_mover)
 {
 	struct wish wish;

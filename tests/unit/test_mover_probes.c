@@ -120,6 +120,45 @@ START_TEST(every_byte_is_compared)
 }
 END_TEST
 
+/* A digest of one chunk, and whether another is equal: also behind the content. */
+START_TEST(a_chunk_is_compared_while_it_is_digested)
+{
+	static const uint64_t places[] = {0, 2 * MIB, 3 * MIB - 1, 4 * MIB - 1};
+	enum { N = n_elements(places) };
+	peer_start(&peer, NULL);
+	struct chunk_in_test a = peer_chunk(&peer, 0, 4 * MIB);
+	struct chunk_in_test b = peer_chunk(&peer, 0, 4 * MIB);
+	uint8_t *bytes = random_bytes(3 * MIB, 4 * MIB);
+	struct digest want = digest_of(bytes, 3 * MIB);
+	peer_move(&peer, &a, 0, bytes, true);
+	for (size_t i = 0; i <= N; i++) {
+		if (i < N) {
+			bytes[places[i]] ^= 0x80;
+		}
+		peer_move(&peer, &b, 0, bytes, true);
+		peer_digest_beside(&peer, 5, &a, 3 * MIB, &b);
+		Glake__Mover__Report *report = peer_expect(&peer, 5,
+		                                           GLAKE__MOVER__REPORT__BODY_DIGESTED);
+		struct digest have = digest_from_bytes(report->digested->digest.data);
+		ck_assert(digest_equal(&have, &want));
+		ck_assert_msg(report->digested->equal == (i == N), "%zu", i);
+		peer_free_report(report);
+		if (i < N) {
+			bytes[places[i]] ^= 0x80;
+		}
+	}
+	/* Alone it equals nothing. */
+	peer_digest(&peer, 5, &a, 3 * MIB);
+	Glake__Mover__Report *report = peer_expect(&peer, 5, GLAKE__MOVER__REPORT__BODY_DIGESTED);
+	ck_assert(!report->digested->equal);
+	peer_free_report(report);
+	free(bytes);
+	peer_drop_chunk(&peer, &a);
+	peer_drop_chunk(&peer, &b);
+	peer_end(&peer);
+}
+END_TEST
+
 static const char *const faults[] = {
 	"glake-mover/cuMemImportFromShareableHandle:1:fail=1",
 	"glake-mover/cuMemAddressReserve:1:fail=1",
