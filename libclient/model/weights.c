@@ -137,7 +137,9 @@ static bool is_sealable(const struct publication *publication, const struct glak
 	if (range) {
 		const struct glake__backing *backing = range->user;
 		uint64_t at = tensor->ptr - backing->ptr;
-		bool is_in = backing->is_live && !backing->slab && at <= backing->whole.n_bytes &&
+		bool is_in = backing->is_live && !backing->slab &&
+		             range->device == publication->device->handle &&
+		             at <= backing->whole.n_bytes &&
 		             tensor->bytes <= backing->whole.n_bytes - at;
 		owner = is_in ? backing->device->session : NULL;
 	}

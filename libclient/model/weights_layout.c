@@ -98,12 +98,16 @@ static bool name_locked(const struct glake__piece *piece, struct glake__place *p
 	return place->owner != NULL;
 }
 
-static const char *why_copied_locked(const struct glake__piece *piece)
+static const char *why_copied_locked(const struct glake__piece *piece,
+                                     const struct glake__device *device)
 {
 	enum glake__pin pin = piece && piece->chunk ? glake__chunk_pin_locked(piece->chunk)
 	                                            : GLAKE__PIN_NONE;
 	if (pin != GLAKE__PIN_NONE) {
 		return glake__pin_text(pin);
+	}
+	if (piece && piece->chunk && piece->chunk->device != device->handle) {
+		return "memory of another device";
 	}
 	return piece && piece->range->use == GLAKE__RANGE_PRIVATE ? "in pages with other memory"
 	                                                          : "not memory of glake_alloc()";
@@ -139,7 +143,7 @@ static struct glake__place look_at(struct glake__layout *layout, const struct gl
 		place.ptr = piece->range->ptr + piece->offset;
 		place.n_bytes = piece->n_bytes;
 	} else {
-		place = to_copy(layout, at, why_copied_locked(piece));
+		place = to_copy(layout, at, why_copied_locked(piece, device));
 	}
 	glake__unlock();
 	if (place.owner && !glake__layout_is_peer(device->session, place.owner)) {

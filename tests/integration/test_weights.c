@@ -410,6 +410,44 @@ START_TEST(equal_bytes_under_two_keys_are_one_copy)
 }
 END_TEST
 
+static void begin_two(void)
+{
+	world_begin(.config = WORLD_CONFIG, .devices = "2x256MiB");
+	open_driver();
+}
+
+/* A key is of one device. What lies on another one is copied. */
+START_TEST_WITH(each_device_has_its_own_keys, .begin = begin_two)
+{
+	struct glake_publish_options to = {.size = sizeof(to), .device = 1};
+	struct glake_attach_options from = {.size = sizeof(from), .device = 1};
+	struct glake_published published = {.size = sizeof(published)};
+	struct glake_session *session = world_connect();
+	struct glake_model *model;
+	glake_ptr first = alloc_words(session, 4 * MIB, 1);
+	glake_ptr second;
+	assert_ok(glake_alloc(session, 1, 4 * MIB, 0, &second));
+	write_words(second, 4 * MIB, 2);
+	const struct glake_tensor tensors[] = {
+		WORDS("a", first, 4 * MIB),
+		WORDS("b", second, 4 * MIB),
+	};
+	assert_ok(glake_weights_publish(session, "key", tensors, 2, &to, &published));
+	ck_assert_uint_eq(published.in_place_bytes, 4 * MIB);
+	ck_assert_uint_eq(published.copied_bytes, 4 * MIB);
+	ck_assert_str_eq(published.copied_why, "memory of another device");
+	assert_fails(GLAKE_E_NOT_FOUND, "device 0",
+	             glake_weights_attach(session, "key", NULL, &model));
+	assert_ok(glake_weights_attach(session, "key", &from, &model));
+	ck_assert_uint_eq(info_of(model).device, 1);
+	check_words(tensor_of(model, "a").ptr, 4 * MIB, 1);
+	check_words(tensor_of(model, "b").ptr, 4 * MIB, 2);
+	/* Nobody asked for it to be sealed. */
+	ck_assert(can_write(first) && !can_write(second));
+	glake_model_close(model);
+}
+END_TEST
+
 static int find_row(void *user, const struct glake_model_row *row)
 {
 	struct glake_model_row *found = user;
