@@ -669,6 +669,9 @@ static int by_session(const void *a, const void *b)
 static int seal_all(struct seal *seal)
 {
 	int r = 0;
+	if (seal->n_parts == 0) {
+		return 0;
+	}
 	qsort(seal->parts, seal->n_parts, sizeof(*seal->parts), by_session);
 	for (size_t i = 0; r == 0 && i < seal->n_parts && !seal->is_stopped;) {
 		struct part *first = &seal->parts[i];
