@@ -9,7 +9,9 @@
 
 void events_init(struct events *events, struct stats *stats)
 {
-	events->n = 0;
+	events->own.n = 0;
+	events->of_clients.n = 0;
+	events->last_id = 0;
 	events->stats = stats;
 }
 
@@ -54,17 +56,27 @@ bool events_add(struct events *events, enum event_kind kind, const struct event_
 		return false;
 	}
 	events->stats->events_total++;
-	events->stats->events_dropped += events->n >= EVENTS_KEPT;
-	event.id = events->n + 1;
-	events->ring[events->n++ % EVENTS_KEPT] = event;
+	struct event_ring *ring = subject->limit ? &events->of_clients : &events->own;
+	events->stats->events_dropped += ring->n >= EVENTS_KEPT;
+	event.id = ++events->last_id;
+	ring->list[ring->n++ % EVENTS_KEPT] = event;
 	return true;
+}
+
+static const struct event *next_in(const struct event_ring *ring, uint64_t after)
+{
+	uint64_t i = ring->n > EVENTS_KEPT ? ring->n - EVENTS_KEPT : 0;
+	while (i < ring->n && ring->list[i % EVENTS_KEPT].id <= after) {
+		i++;
+	}
+	return i < ring->n ? &ring->list[i % EVENTS_KEPT] : NULL;
 }
 
 const struct event *events_next(const struct events *events, uint64_t after)
 {
-	uint64_t n_gone = events->n > EVENTS_KEPT ? events->n - EVENTS_KEPT : 0;
-	uint64_t i = after > n_gone ? after : n_gone;
-	return i < events->n ? &events->ring[i % EVENTS_KEPT] : NULL;
+	const struct event *own = next_in(&events->own, after);
+	const struct event *other = next_in(&events->of_clients, after);
+	return !own || (other && other->id < own->id) ? other : own;
 }
 
 const char *event_kind_name(enum event_kind kind)

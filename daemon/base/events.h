@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Events: what an operator must know, kept in a ring until EVENTS_KEPT newer ones have come. Each is
- * an error line of the log as well.
+ * Events: what an operator must know, kept in a ring until EVENTS_KEPT newer ones have come. Those that
+ * clients cause have a ring of their own. Each is an error line of the log as well.
  *
  * Owner: the server. Threads: loop thread.
  */
@@ -35,9 +35,15 @@ struct event {
 	char text[EVENT_TEXT_BYTES];   /* one line, safe to show */
 };
 
+struct event_ring {
+	struct event list[EVENTS_KEPT];
+	uint64_t n; /* all that came */
+};
+
 struct events {
-	struct event ring[EVENTS_KEPT];
-	uint64_t n;          /* all that came */
+	struct event_ring own;
+	struct event_ring of_clients;
+	uint64_t last_id;
 	struct stats *stats; /* borrowed */
 };
 

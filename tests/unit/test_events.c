@@ -71,7 +71,31 @@ START_TEST(one_client_cannot_push_the_events_of_others_out)
 		n_kept += add(&(struct event_subject){.realm = "r", .limit = &limit}, i);
 	}
 	ck_assert_uint_lt(n_kept, 2 * LOG_LIMIT_BURST);
-	ck_assert_uint_eq(events.n, n_kept);
+	ck_assert_uint_eq(events.last_id, n_kept);
+}
+END_TEST
+
+/* However patient it is: what glaked itself has found stays, in its place. */
+START_TEST(clients_cannot_push_out_what_glaked_has_found)
+{
+	begin();
+	ck_assert(add(&(struct event_subject){.realm = "r"}, 1));
+	for (unsigned i = 0; i < 2 * EVENTS_KEPT; i++) {
+		struct log_limit limit = {0};
+		ck_assert(add(&(struct event_subject){.realm = "r", .limit = &limit}, i));
+	}
+	ck_assert(add(&(struct event_subject){.realm = "r"}, 2));
+	ck_assert_str_eq(events_next(&events, 0)->text, "number 1");
+	uint64_t last = 0;
+	unsigned n = 0;
+	const struct event *event;
+	for (; (event = events_next(&events, last)); n++) {
+		ck_assert_uint_gt(event->id, last);
+		last = event->id;
+	}
+	ck_assert_uint_eq(n, EVENTS_KEPT + 2);
+	ck_assert_uint_eq(last, 2 * EVENTS_KEPT + 2);
+	ck_assert_uint_eq(stats.events_dropped, EVENTS_KEPT);
 }
 END_TEST
 
