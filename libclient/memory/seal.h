@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Sealing: private pieces of an allocation become blocks, which all processes of the realm share, at the
- * same addresses; and become private copies again where they are to be written.
- *
- * Sealing itself is public (glake_seal(), glake_unseal()).
+ * Sealing for the library itself: private pieces of allocations become blocks, which all processes of the realm
+ * share, at the same addresses. The public door is glake_seal().
  *
  * Threads: any. Blocks; no lock is held.
  */
@@ -13,12 +11,6 @@
 #include <stdbool.h>
 
 #include "libclient/glake.h"
-
-/*
- * All of the allocation that @ptr lies in is private, in chunks as glake_alloc() makes them, so that they can
- * be named. Nothing happens to one that has never been sealed, or that is not there.
- */
-int glake__seal_undo(glake_ptr ptr);
 
 /*
  * glake_seal() of memory that somebody else uses: what is freed meanwhile is left out, and so is a span that

@@ -14,7 +14,7 @@
 #include "libclient/memory/heap.h"
 #include "libclient/memory/backing.h"
 #include "libclient/memory/reback.h"
-#include "libclient/memory/seal.h"
+#include "libclient/memory/unseal.h"
 #include "libclient/link/dispatch.h"
 #include "libclient/link/rpc.h"
 #include "proto/limits.h"
