@@ -355,5 +355,8 @@ dist: tests ## dist/glake-VERSION-x86_64.tar.gz, runs from any folder
 clean: ## remove all that was built
 	rm -rf $(B) dist
 
--include $(shell find $(B)/obj $(B)/tests $(SHARED)/gen -name '*.d' 2>/dev/null)
+-include $(shell find $(B)/tests $(SHARED)/gen -name '*.d' 2>/dev/null)
+# Objects of an earlier build whose source is gone need nothing.
+-include $(shell find $(B)/obj -name '*.d' -exec awk 'FNR == 1 && ($$2 == "\\" || \
+	(getline line <$$2) >= 0) { print FILENAME } FNR == 1 { close($$2) }' {} + 2>/dev/null)
 .SECONDARY:
