@@ -249,9 +249,8 @@ typedef void glake__seal_ask_fn(void *user, uint64_t id, bool is_dry_run);
 void glake__seal_follow(struct glake_session *session, glake__seal_ask_fn *ask, void *user);
 
 /* The memory of a session: what looks like weights, and what does not, by reason. */
-struct glake__weights {
-	struct glake_span
-		*spans; /* owned: free(). Each ends where a block does, in all processes alike */
+struct glake__candidates {
+	struct glake_span *spans; /* owned: free(). Each becomes blocks of its own */
 	size_t n_spans;
 	uint64_t n_bytes;      /* of the spans */
 	uint64_t sealed_bytes; /* of n_bytes */
@@ -260,10 +259,11 @@ struct glake__weights {
 	uint64_t rewritten_bytes;
 };
 /* 0 or -ENOMEM. */
-int glake__weights_find(struct glake_session *session, struct glake__weights *weights_out);
+int glake__candidates_find(struct glake_session *session, struct glake__candidates *candidates_out);
 
 /* glake_seal() of @n of the spans. What has been freed or written to meanwhile is left out. */
-int glake__weights_seal(const struct glake_span *spans, size_t n, struct glake_sealed *sealed_out);
+int glake__candidates_seal(const struct glake_span *spans, size_t n,
+                           struct glake_sealed *sealed_out);
 
 struct glake__seal_report {
 	uint64_t done_bytes;
@@ -272,7 +272,7 @@ struct glake__seal_report {
 	int error; /* an error of glake.h, if it is over and nothing was sealed, and its text: */
 	const char *why;
 	/* Else what was. */
-	const struct glake__weights *weights;
+	const struct glake__candidates *candidates;
 	const struct glake_sealed *sealed;
 	uint64_t failed_bytes;
 	const char *failed_why; /* NULL: nothing failed */

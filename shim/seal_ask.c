@@ -137,7 +137,7 @@ struct work {
 	uint64_t id;
 	bool is_dry_run;
 	const atomic_bool *is_ending;
-	struct glake__weights weights;
+	struct glake__candidates candidates;
 	struct glake_sealed sum;
 	struct glake__seal_report report;
 	char why[128]; /* of the first error; "" = there was none */
@@ -172,7 +172,7 @@ static int seal_batch(struct work *work, const struct glake_span *spans, size_t 
 			nanosleep(&pause, NULL);
 		}
 		sealed = (struct glake_sealed){.size = sizeof(sealed)};
-		r = glake__weights_seal(spans, n, &sealed);
+		r = glake__candidates_seal(spans, n, &sealed);
 		add_try(&work->sum, &sealed);
 	}
 	add_last(&work->sum, &sealed);
@@ -181,12 +181,12 @@ static int seal_batch(struct work *work, const struct glake_span *spans, size_t 
 }
 
 /* The next spans, BATCH_BYTES or one. */
-static size_t next_batch(const struct glake__weights *weights, size_t first)
+static size_t next_batch(const struct glake__candidates *candidates, size_t first)
 {
 	uint64_t n_bytes = 0;
 	size_t n = 0;
-	while (first + n < weights->n_spans && n_bytes < BATCH_BYTES) {
-		n_bytes += weights->spans[first + n].bytes;
+	while (first + n < candidates->n_spans && n_bytes < BATCH_BYTES) {
+		n_bytes += candidates->spans[first + n].bytes;
 		n++;
 	}
 	return n;
@@ -196,13 +196,13 @@ static size_t next_batch(const struct glake__weights *weights, size_t first)
 static void seal_all(struct work *work)
 {
 	int r = 0;
-	for (size_t i = 0; !work->why[0] && i < work->weights.n_spans;) {
-		size_t n = next_batch(&work->weights, i);
+	for (size_t i = 0; !work->why[0] && i < work->candidates.n_spans;) {
+		size_t n = next_batch(&work->candidates, i);
 		if (*work->is_ending) {
 			snprintf(work->why, sizeof(work->why), "the program ends");
 			return;
 		}
-		r = seal_batch(work, &work->weights.spans[i], n);
+		r = seal_batch(work, &work->candidates.spans[i], n);
 		if (r < 0) {
 			snprintf(work->why, sizeof(work->why), "%s", glake_error());
 		}
@@ -217,16 +217,16 @@ static void seal_all(struct work *work)
  */
 static int look_again(struct work *work)
 {
-	struct glake__weights *weights = &work->weights;
-	free(weights->spans);
-	int r = glake__weights_find(work->connection->session, weights);
-	uint64_t n_done = weights->sealed_bytes + work->sum.pinned_bytes;
-	uint64_t n_left = weights->n_bytes > n_done ? weights->n_bytes - n_done : 0;
+	struct glake__candidates *candidates = &work->candidates;
+	free(candidates->spans);
+	int r = glake__candidates_find(work->connection->session, candidates);
+	uint64_t n_done = candidates->sealed_bytes + work->sum.pinned_bytes;
+	uint64_t n_left = candidates->n_bytes > n_done ? candidates->n_bytes - n_done : 0;
 	if (work->why[0]) {
 		work->report.failed_bytes = n_left;
 		work->report.failed_why = work->why;
 	} else {
-		weights->unfilled_bytes += n_left;
+		candidates->unfilled_bytes += n_left;
 	}
 	return r;
 }
@@ -238,15 +238,15 @@ static int run(struct work *work)
 	if (r < 0) {
 		return r;
 	}
-	r = glake__weights_find(work->connection->session, &work->weights);
-	work->report.total_bytes = work->weights.n_bytes;
+	r = glake__candidates_find(work->connection->session, &work->candidates);
+	work->report.total_bytes = work->candidates.n_bytes;
 	if (r == 0 && work->is_dry_run) {
-		work->weights.sealed_bytes = work->weights.n_bytes;
+		work->candidates.sealed_bytes = work->candidates.n_bytes;
 	} else if (r == 0) {
 		seal_all(work);
 		r = look_again(work);
 	}
-	free(work->weights.spans);
+	free(work->candidates.spans);
 	if (r < 0) {
 		snprintf(work->why, sizeof(work->why), "out of memory");
 	}
@@ -257,7 +257,7 @@ static void serve(struct work *work)
 {
 	struct glake_session *session = work->connection->session;
 	uint64_t began_ns = clock_now_ns();
-	work->report.weights = &work->weights;
+	work->report.candidates = &work->candidates;
 	work->report.sealed = &work->sum;
 	/* glaked waits only for programs that answer. */
 	glake__seal_tell(session, work->id, &work->report);

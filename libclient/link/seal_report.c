@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Sealing that glaked asks for: where to pass the ask on to, and the reports to glaked of what became of it. */
+#include <errno.h>
+
+#include "libclient/glake_shim.h"
+#include "libclient/link/call.h"
+#include "libclient/link/session.h"
+
+static void send_report(struct glake_session *session, Glake__Wire__SealProgress *body)
+{
+	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
+	request.body_case = GLAKE__WIRE__REQUEST__BODY_SEAL_PROGRESS;
+	request.seal_progress = body;
+	glake__call_forget(&session->link, &request);
+}
+
+void glake__seal_follow(struct glake_session *session, glake__seal_ask_fn *ask, void *user)
+{
+	Glake__Wire__SealProgress body = GLAKE__WIRE__SEAL_PROGRESS__INIT;
+	session->link.seal_user = user;
+	session->link.seal = ask;
+	send_report(session, &body);
+}
+
+static Glake__Wire__Status status_of(int error)
+{
+	return error == -EPERM || error == GLAKE_E_NO_PERMISSION
+	               ? GLAKE__WIRE__STATUS__NO_PERMISSION
+	       : error == -EBUSY || error == GLAKE_E_BUSY ? GLAKE__WIRE__STATUS__BUSY
+	       : error == -ENOMEM                         ? GLAKE__WIRE__STATUS__NO_HOST_MEMORY
+	                                                  : GLAKE__WIRE__STATUS__INTERNAL;
+}
+
+static Glake__Wire__SealResult result_of(const struct glake__seal_report *report)
+{
+	Glake__Wire__SealResult result = GLAKE__WIRE__SEAL_RESULT__INIT;
+	result.sealed_bytes = report->candidates->sealed_bytes;
+	result.shared_bytes = report->sealed->shared_bytes;
+	result.small_bytes = report->candidates->small_bytes;
+	result.unfilled_bytes = report->candidates->unfilled_bytes;
+	result.rewritten_bytes = report->candidates->rewritten_bytes;
+	result.pinned_bytes = report->sealed->pinned_bytes;
+	result.failed_bytes = report->failed_bytes;
+	if (report->sealed->pinned_why) {
+		result.pinned_why = (char *)report->sealed->pinned_why;
+	}
+	if (report->failed_why) {
+		result.failed_why = (char *)report->failed_why;
+	}
+	result.took_ns = report->took_ns;
+	result.held_ns = report->sealed->held_ns;
+	result.longest_held_ns = report->sealed->longest_held_ns;
+	return result;
+}
+
+void glake__seal_tell(struct glake_session *session, uint64_t id,
+                      const struct glake__seal_report *report)
+{
+	Glake__Wire__SealProgress body = GLAKE__WIRE__SEAL_PROGRESS__INIT;
+	Glake__Wire__SealResult result;
+	body.seal = id;
+	body.done_bytes = report->done_bytes;
+	body.total_bytes = report->total_bytes;
+	if (report->is_over && report->error) {
+		body.status = status_of(report->error);
+		body.error = (char *)report->why;
+	} else if (report->is_over) {
+		result = result_of(report);
+		body.result = &result;
+	}
+	send_report(session, &body);
+}
