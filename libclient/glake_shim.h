@@ -129,12 +129,15 @@ int glake__space_add_reader(int device, int reader);
  * negative error, and the change does not happen:
  *   -EAGAIN  work did not end within @patience_ns, or a stream is being captured: try again later
  *   others   this process can never hold back its work
+ * wait() (may be NULL) waits for the work that is submitted by now, and holds nothing back meanwhile. What it
+ * returns means the same.
  * The library calls it without its locks.
  */
 struct glake__gate {
 	int (*close)(void *user, uint64_t readers, uint64_t patience_ns);
 	void (*open)(void *user);
 	void *user;
+	int (*wait)(void *user, uint64_t readers, uint64_t patience_ns);
 };
 
 /*

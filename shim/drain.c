@@ -131,27 +131,32 @@ static void drop_marks(struct drain *drain)
 
 /* ---- the gate --------------------------------------------------------------------------------- */
 
-/* The gate is closed, and no context ends meanwhile. */
-static int wait_for_work(uint64_t readers, uint64_t deadline_ns)
+/* The gate is closed. */
+static void mark_work(struct drain *drain, uint64_t readers)
+{
+	*drain = (struct drain){.error = 0};
+	if (!context_each(readers, add_mark, drain)) {
+		drain->error = -EAGAIN;
+	}
+	look_at_marks(drain);
+}
+
+/* No context ends meanwhile. */
+static int wait_for_marks(struct drain *drain, uint64_t deadline_ns)
 {
 	const struct timespec pause = {.tv_nsec = PAUSE_NS};
 	const uint64_t spin_end_ns = clock_now_ns() + SPIN_NS;
-	struct drain drain = {.error = 0};
-	if (!context_each(readers, add_mark, &drain)) {
-		drain.error = -EAGAIN;
-	}
-	look_at_marks(&drain);
-	while (drain.marks && drain.error == 0) {
+	while (drain->marks && drain->error == 0) {
 		uint64_t now_ns = clock_now_ns();
 		if (now_ns >= deadline_ns) {
-			drain.error = -EAGAIN;
+			drain->error = -EAGAIN;
 		} else if (now_ns >= spin_end_ns) {
 			nanosleep(&pause, NULL);
 		}
-		look_at_marks(&drain);
+		look_at_marks(drain);
 	}
-	drop_marks(&drain);
-	return drain.error;
+	drop_marks(drain);
+	return drain->error;
 }
 
 static int close_until(uint64_t deadline_ns)
@@ -160,7 +165,8 @@ static int close_until(uint64_t deadline_ns)
 	return gate_close(now_ns < deadline_ns ? deadline_ns - now_ns : 0);
 }
 
-static int close_and_wait(uint64_t readers, uint64_t deadline_ns)
+/* Nobody is inside, and no stream is captured. */
+static int close_now(uint64_t deadline_ns)
 {
 	int r = close_until(deadline_ns);
 	if (r == -EAGAIN) {
@@ -171,17 +177,48 @@ static int close_and_wait(uint64_t readers, uint64_t deadline_ns)
 		return r == -ETIMEDOUT ? -EAGAIN : r;
 	}
 	/* A capture may have begun before the gate closed. Now none can begin. */
-	r = capture_is_any() ? -EAGAIN : wait_for_work(readers, deadline_ns);
+	if (capture_is_any()) {
+		gate_open();
+		return -EAGAIN;
+	}
+	return 0;
+}
+
+static int close_and_wait(uint64_t readers, uint64_t deadline_ns)
+{
+	struct drain drain;
+	int r = close_now(deadline_ns);
+	if (r < 0) {
+		return r;
+	}
+	mark_work(&drain, readers);
+	r = wait_for_marks(&drain, deadline_ns);
 	if (r < 0) {
 		gate_open();
 	}
 	return r;
 }
 
-static int close_gate(void *user, uint64_t readers, uint64_t patience_ns)
+/* The gate is closed only to mark the work. Captures may begin behind that: what is asked does not disturb them. */
+static int wait_and_open(uint64_t readers, uint64_t deadline_ns)
+{
+	struct drain drain;
+	int r = close_now(deadline_ns);
+	if (r < 0) {
+		return r;
+	}
+	mark_work(&drain, readers);
+	gate_open();
+	CUstreamCaptureMode mode = capture_relax();
+	r = wait_for_marks(&drain, deadline_ns);
+	capture_restore(mode);
+	return r;
+}
+
+static int with_contexts(int (*act)(uint64_t readers, uint64_t deadline_ns), uint64_t readers,
+                         uint64_t patience_ns)
 {
 	const uint64_t deadline_ns = clock_now_ns() + patience_ns;
-	(void)user;
 	if (shim_is_forked() || !real(cuCtxRecordEvent)) {
 		return -ENOTSUP;
 	}
@@ -189,9 +226,15 @@ static int close_gate(void *user, uint64_t readers, uint64_t patience_ns)
 	if (capture_is_any() || !order_try_hold_contexts(deadline_ns)) {
 		return -EAGAIN;
 	}
-	int r = close_and_wait(readers, deadline_ns);
+	int r = act(readers, deadline_ns);
 	order_let_contexts();
 	return r;
+}
+
+static int close_gate(void *user, uint64_t readers, uint64_t patience_ns)
+{
+	(void)user;
+	return with_contexts(close_and_wait, readers, patience_ns);
 }
 
 static void open_gate(void *user)
@@ -200,4 +243,10 @@ static void open_gate(void *user)
 	gate_open();
 }
 
-const struct glake__gate drain_gate = {close_gate, open_gate, NULL};
+static int wait_at_gate(void *user, uint64_t readers, uint64_t patience_ns)
+{
+	(void)user;
+	return with_contexts(wait_and_open, readers, patience_ns);
+}
+
+const struct glake__gate drain_gate = {close_gate, open_gate, NULL, wait_at_gate};

@@ -133,25 +133,37 @@ int glake__gate_close(uint64_t readers, uint64_t patience_ns)
 }
 
 /* Each try waits so long, and the pause behind it twice as long as the one before, up to a limit. */
+#define SOON_WAIT_NS 10000000u
 #define SOON_TRY_NS 3000000u
 #define SOON_FIRST_PAUSE_NS 2000000u
 #define SOON_MAX_PAUSE_NS 32000000u
-#define SOON_TRIES 18u
+#define SOON_TRIES 14u
 
 /* Held back for so long, the program gets a pause. */
 #define LONG_NS 4000000u
 #define PAUSE_NS 1000000
 
+/* Most of the work is waited for while the program goes on. */
+static int try_to_close(uint64_t readers)
+{
+	const struct glake__gate *gate = &glake__space.gate;
+	int r = closed.depth == 0 && gate->wait ? gate->wait(gate->user, readers, SOON_WAIT_NS) : 0;
+	return r == -EAGAIN ? r : glake__gate_close(readers, SOON_TRY_NS);
+}
+
 int glake__gate_close_soon(uint64_t readers)
 {
 	uint64_t pause_ns = SOON_FIRST_PAUSE_NS;
-	int r = glake__gate_close(readers, SOON_TRY_NS);
+	int r = try_to_close(readers);
 	for (unsigned i = 1; r == -EAGAIN && i < SOON_TRIES; i++) {
 		nanosleep(&(struct timespec){.tv_nsec = (long)pause_ns}, NULL);
 		pause_ns = pause_ns < SOON_MAX_PAUSE_NS ? 2 * pause_ns : pause_ns;
-		r = glake__gate_close(readers, SOON_TRY_NS);
+		r = try_to_close(readers);
 	}
-	return r == -EAGAIN ? -EBUSY : r;
+	return r != -EAGAIN
+	               ? r
+	               : glake__fail(-EBUSY, "the program's work cannot be held back now: it goes "
+	                                     "on, or is captured");
 }
 
 int glake__gate_pause(uint64_t readers)

@@ -837,7 +837,7 @@ static void work_under_way(void)
 	expect(ptr, bytes, "in the end");
 }
 
-/* How long it was held back: also by tries in vain. */
+/* How long it was held back: not at all for work that does not end. */
 static void held_back(void)
 {
 	struct glake_sealed sealed = {.size = sizeof(sealed)};
@@ -848,7 +848,7 @@ static void held_back(void)
 	fill(ptr, 1);
 	must_ok(cuLaunchHostFunc(stream, wait_for_start, &goes_on));
 	must(glake_seal(&span, 1, &sealed) == -EBUSY);
-	must(sealed.longest_held_ns > 1000000 && sealed.held_ns > sealed.longest_held_ns);
+	must(sealed.sealed_bytes == 0 && sealed.held_ns == 0);
 	__atomic_store_n(&goes_on, true, __ATOMIC_SEQ_CST);
 	must_ok(cuStreamSynchronize(stream));
 	sealed = try_seal(ptr);
@@ -903,7 +903,6 @@ static void idle(void)
 	must(sealed.shared_bytes == N_BYTES && sealed.held_ns == 0);
 	/* It was for that memory, and at that time. */
 	must(glake_seal(&other, 1, &sealed) == -EBUSY);
-	must(sealed.held_ns > 0);
 	__atomic_store_n(&goes_on, true, __ATOMIC_SEQ_CST);
 	must_ok(cuStreamSynchronize(stream));
 	must(try_seal(used).held_ns > 0);

@@ -346,7 +346,8 @@ static void open_gate(void *user)
 START_TEST(the_gate_is_closed_when_access_goes_and_only_then)
 {
 	begin("1GiB");
-	glake__space.gate = (struct glake__gate){close_gate, open_gate, &drv};
+	glake__space.gate = (struct glake__gate){
+		.close = close_gate, .open = open_gate, .user = &drv};
 	struct glake__range *range = reserve_range(4);
 	struct glake__part one = make_part(2);
 	struct glake__part two = make_part(2);
@@ -374,7 +375,8 @@ END_TEST
 START_TEST(changes_under_one_closing_of_the_gate_close_it_once)
 {
 	begin("1GiB");
-	glake__space.gate = (struct glake__gate){close_gate, open_gate, &drv};
+	glake__space.gate = (struct glake__gate){
+		.close = close_gate, .open = open_gate, .user = &drv};
 	struct glake__range *range = reserve_range(4);
 	struct glake__part one = make_part(2);
 	ck_assert_int_eq(glake__range_reback(range, 0, &one, 1, NULL, NULL), 0);
@@ -561,7 +563,8 @@ static struct glake__range *private_range(struct glake__part *part)
 	ck_assert_int_eq(glake__range_reserve(GLAKE__RANGE_PRIVATE, NULL, 0, 2 * MIB, 0, 0, &range),
 	                 0);
 	ck_assert_int_eq(glake__range_fill(range, 0, part, 1), 0);
-	glake__space.gate = (struct glake__gate){close_as_a_peer_comes, open_nothing, NULL};
+	glake__space.gate = (struct glake__gate){.close = close_as_a_peer_comes,
+	                                         .open = open_nothing};
 	return range;
 }
 
@@ -938,7 +941,7 @@ START_TEST(the_end_of_a_range_waits_for_a_change_of_it)
 	slow_part = make_part(2);
 	ck_assert_int_eq(glake__range_fill(range, 0, &part, 1), 0);
 	end_part(&part);
-	glake__space.gate = (struct glake__gate){close_slowly, open_nothing, NULL};
+	glake__space.gate = (struct glake__gate){.close = close_slowly, .open = open_nothing};
 	pthread_create(&threads[0], NULL, reback_slowly, range);
 	while (!is_changing) {
 		usleep(100);
