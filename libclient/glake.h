@@ -681,8 +681,8 @@ struct glake_published {
  * published whole or not at all; after an error, memory may be sealed. Blocks are shared whole, with what
  * else was sealed in them. Nothing that the program does with its memory afterwards changes the model.
  * @published_out may be NULL.
- * Errors: as glake_seal(); map errors; -EINVAL (@key, @options, @published_out, or a tensor);
- * GLAKE_E_BAD_REQUEST (glaked refuses a tensor, or another thread freed or unsealed its memory).
+ * Errors: as glake_seal(); map errors; -EINVAL (@key, @options, @published_out, a tensor, or its memory is
+ * freed); GLAKE_E_BAD_REQUEST (glaked refuses a tensor, or another thread freed or unsealed its memory).
  */
 GLAKE_API int glake_weights_publish(struct glake_session *session, const char *key,
                                     const struct glake_tensor *tensors, size_t n_tensors,

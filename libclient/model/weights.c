@@ -23,6 +23,7 @@
 #include "libclient/memory/backing.h"
 #include "libclient/memory/block.h"
 #include "libclient/memory/context.h"
+#include "libclient/memory/heap.h"
 #include "libclient/memory/range.h"
 #include "libclient/glake_shim.h"
 #include "libclient/model/model.h"
@@ -182,6 +183,37 @@ static int lay_out(struct publication *publication)
 	return glake__layout_make(&publication->layout, publication->device, extents, n);
 }
 
+/* Of memory that is ours, what was freed is perhaps not mapped any more: to read there ends the context. */
+static bool is_freed(glake_ptr ptr)
+{
+	return glake__heap_has(ptr) || glake__space_look(ptr).kind == GLAKE__FREE;
+}
+
+/* Of one allocation after the other, which nobody frees meanwhile. */
+static int copy_bytes(const struct publication *publication, glake_ptr copy, glake_ptr from,
+                      glake_ptr to)
+{
+	int r = 0;
+	while (r == 0 && from < to) {
+		struct glake__held held = {0};
+		glake_ptr end = to;
+		if (!glake__heap_hold(from, publication, &held) && is_freed(from)) {
+			return glake__fail(-EINVAL, "the memory at 0x%llx is not allocated",
+			                   (unsigned long long)from);
+		}
+		if (held.backing && held.backing->ptr + held.end < to) {
+			end = held.backing->ptr + held.end;
+		}
+		r = glake__context_copy(publication->device, copy, from, end - from);
+		if (held.backing) {
+			glake__heap_let(held.backing);
+		}
+		copy += end - from;
+		from = end;
+	}
+	return r;
+}
+
 /* The bytes of tensors alone: what lies between them may be anything. */
 static int fill(const struct publication *publication, const struct glake__place *place,
                 glake_ptr copy)
@@ -194,8 +226,7 @@ static int fill(const struct publication *publication, const struct glake__place
 	for (; r == 0 && extent < end && extent->begin < place_end; extent++) {
 		glake_ptr from = extent->begin > place->ptr ? extent->begin : place->ptr;
 		glake_ptr to = extent->end < place_end ? extent->end : place_end;
-		r = glake__context_copy(publication->device, copy + (from - place->ptr), from,
-		                        to - from);
+		r = copy_bytes(publication, copy + (from - place->ptr), from, to);
 	}
 	return r;
 }

@@ -614,6 +614,29 @@ END_TEST
 
 /* ---- limits ----------------------------------------------------------------------------------- */
 
+/* To read where nothing is mapped would cost the program its context. */
+START_TEST(freed_memory_is_refused)
+{
+	struct glake_session *session = world_connect();
+	glake_ptr kept = alloc_words(session, 4 * MIB, 1);
+	for (unsigned is_trimmed = 0; is_trimmed < 2; is_trimmed++) {
+		glake_ptr freed = alloc_words(session, 4 * MIB, 2);
+		const struct glake_tensor both[] = {WORDS("a", kept, 4 * MIB),
+		                                    WORDS("b", freed, 4 * MIB)};
+		assert_ok(glake_free(session, freed));
+		if (is_trimmed) {
+			assert_ok(glake_trim(session, 0, 0));
+		}
+		assert_fails(-EINVAL, "not allocated",
+		             glake_weights_publish(session, "key", both, 2, NULL, NULL));
+		check_words(kept, 4 * MIB, 1);
+	}
+	const struct glake_tensor one[] = {WORDS("a", kept, 4 * MIB)};
+	publish(session, "key", one, 1);
+	world_disconnect(session);
+}
+END_TEST
+
 START_TEST(many_tensors)
 {
 	enum { N = 10000, BYTES = 2048 };
