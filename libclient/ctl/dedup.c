@@ -13,6 +13,7 @@
 
 #include "ctl/ctl.h"
 #include "ctl/field.h"
+#include "ctl/rows.h"
 #include "glake_admin.h"
 
 #define ROW struct place
@@ -131,12 +132,6 @@ static const struct field why_fields[] = {
 
 /* ---- gathering -------------------------------------------------------------------------------- */
 
-struct rows {
-	char *list; /* owned */
-	size_t n;
-	size_t row_bytes;
-};
-
 struct dedup {
 	struct rows devices;  /* struct place */
 	struct rows realms;   /* struct place */
@@ -147,27 +142,10 @@ struct dedup {
 	struct rows texts;    /* char *, owned */
 };
 
-static void *row_at(const struct rows *rows, size_t i)
-{
-	return rows->list + i * rows->row_bytes;
-}
-
-/* A zeroed row more; NULL: no memory. */
-static void *add_row(struct rows *rows, size_t row_bytes)
-{
-	char *list = realloc(rows->list, (rows->n + 1) * row_bytes);
-	if (!list) {
-		return NULL;
-	}
-	rows->list = list;
-	rows->row_bytes = row_bytes;
-	return memset(list + rows->n++ * row_bytes, 0, row_bytes);
-}
-
 /* A copy that lives as long as @dedup; "" without memory. */
 static const char *keep(struct dedup *dedup, const char *text)
 {
-	char **place = add_row(&dedup->texts, sizeof(*place));
+	char **place = rows_add(&dedup->texts, sizeof(*place));
 	if (place) {
 		*place = strdup(text);
 	}
@@ -178,12 +156,12 @@ static struct place *place_of(struct dedup *dedup, struct rows *places, uint32_t
                               const char *realm)
 {
 	for (size_t i = 0; i < places->n; i++) {
-		struct place *place = row_at(places, i);
+		struct place *place = rows_at(places, i);
 		if (place->device == device && strcmp(place->realm, realm) == 0) {
 			return place;
 		}
 	}
-	struct place *place = add_row(places, sizeof(*place));
+	struct place *place = rows_add(places, sizeof(*place));
 	if (place) {
 		place->device = device;
 		place->realm = keep(dedup, realm);
@@ -215,7 +193,7 @@ static int add_block(void *user, const struct glake_block_row *row)
 static int add_model(void *user, const struct glake_model_row *row)
 {
 	struct dedup *dedup = user;
-	struct model *model = add_row(&dedup->models, sizeof(*model));
+	struct model *model = rows_add(&dedup->models, sizeof(*model));
 	if (!model) {
 		return -ENOMEM;
 	}
@@ -251,7 +229,7 @@ static int add_private(struct dedup *dedup, const struct glake_session_row *row)
 static int add_unsealed(struct dedup *dedup, const struct glake_session_row *row)
 {
 	for (uint32_t i = 0; i < row->n_unsealed; i++) {
-		struct unsealed *unsealed = add_row(&dedup->unsealed, sizeof(*unsealed));
+		struct unsealed *unsealed = rows_add(&dedup->unsealed, sizeof(*unsealed));
 		if (!unsealed) {
 			return -ENOMEM;
 		}
@@ -270,7 +248,7 @@ static int add_session(void *user, const struct glake_session_row *row)
 	if (row->reserved_bytes == 0 && row->shared_bytes == 0 && row->n_seals == 0) {
 		return 0;
 	}
-	struct session *session = add_row(&dedup->sessions, sizeof(*session));
+	struct session *session = rows_add(&dedup->sessions, sizeof(*session));
 	if (!session) {
 		return -ENOMEM;
 	}
@@ -290,7 +268,7 @@ static int add_session(void *user, const struct glake_session_row *row)
 		.held_ms = row->held_ns / 1000000,
 	};
 	if (session->sealed_bytes > 0 || session->n_seals > 0) {
-		struct session *sealer = add_row(&dedup->sealers, sizeof(*sealer));
+		struct session *sealer = rows_add(&dedup->sealers, sizeof(*sealer));
 		if (!sealer) {
 			return -ENOMEM;
 		}
@@ -311,7 +289,7 @@ static void add_up(struct place *to, const struct place *from)
 static void finish(const struct rows *places)
 {
 	for (size_t i = 0; i < places->n; i++) {
-		struct place *place = row_at(places, i);
+		struct place *place = rows_at(places, i);
 		place->ratio = ratio_of(place->logical_bytes, place->physical_bytes);
 		place->saved_bytes = place->logical_bytes - place->physical_bytes;
 	}
@@ -327,7 +305,7 @@ static int gather(struct ctl *ctl, struct dedup *dedup)
 		err = glake_list_sessions(ctl->session, add_session, dedup);
 	}
 	for (size_t i = 0; err == 0 && i < dedup->realms.n; i++) {
-		const struct place *realm = row_at(&dedup->realms, i);
+		const struct place *realm = rows_at(&dedup->realms, i);
 		struct place *device = place_of(dedup, &dedup->devices, realm->device, "all");
 		if (!device) {
 			return -ENOMEM;
@@ -342,29 +320,18 @@ static int gather(struct ctl *ctl, struct dedup *dedup)
 static void dedup_deinit(struct dedup *dedup)
 {
 	for (size_t i = 0; i < dedup->texts.n; i++) {
-		free(*(char **)row_at(&dedup->texts, i));
+		free(*(char **)rows_at(&dedup->texts, i));
 	}
-	free(dedup->texts.list);
-	free(dedup->devices.list);
-	free(dedup->realms.list);
-	free(dedup->models.list);
-	free(dedup->sessions.list);
-	free(dedup->sealers.list);
-	free(dedup->unsealed.list);
+	rows_deinit(&dedup->texts);
+	rows_deinit(&dedup->devices);
+	rows_deinit(&dedup->realms);
+	rows_deinit(&dedup->models);
+	rows_deinit(&dedup->sessions);
+	rows_deinit(&dedup->sealers);
+	rows_deinit(&dedup->unsealed);
 }
 
 /* ---- showing ---------------------------------------------------------------------------------- */
-
-#define FIELDS(fields) fields, sizeof(fields) / sizeof((fields)[0])
-
-static json_t *list_of(const struct rows *rows, const struct field *fields, size_t n_fields)
-{
-	json_t *list = json_array();
-	for (size_t i = 0; i < rows->n; i++) {
-		json_array_append_new(list, field_object(fields, n_fields, row_at(rows, i)));
-	}
-	return list;
-}
 
 static json_t *session_object(const struct dedup *dedup, const struct session *session)
 {
@@ -374,7 +341,7 @@ static json_t *session_object(const struct dedup *dedup, const struct session *s
 	json_object_update(object, seals);
 	json_decref(seals);
 	for (size_t i = 0; i < dedup->unsealed.n; i++) {
-		const struct unsealed *row = row_at(&dedup->unsealed, i);
+		const struct unsealed *row = rows_at(&dedup->unsealed, i);
 		if (row->session == session->session) {
 			json_array_append_new(list, field_object(FIELDS(why_fields), row));
 		}
@@ -387,57 +354,23 @@ static int print_json(struct ctl *ctl, const struct dedup *dedup)
 {
 	json_t *sessions = json_array();
 	for (size_t i = 0; i < dedup->sessions.n; i++) {
-		json_array_append_new(sessions, session_object(dedup, row_at(&dedup->sessions, i)));
+		json_array_append_new(sessions,
+		                      session_object(dedup, rows_at(&dedup->sessions, i)));
 	}
-	json_t *devices = list_of(&dedup->devices, FIELDS(place_fields));
-	json_t *realms = list_of(&dedup->realms, FIELDS(place_fields));
-	json_t *models = list_of(&dedup->models, FIELDS(model_fields));
+	json_t *devices = rows_json(&dedup->devices, FIELDS(place_fields));
+	json_t *realms = rows_json(&dedup->realms, FIELDS(place_fields));
+	json_t *models = rows_json(&dedup->models, FIELDS(model_fields));
 	return ctl_print_json(ctl, json_pack("{s:o, s:o, s:o, s:o}", "devices", devices, "realms",
 	                                     realms, "models", models, "sessions", sessions));
 }
 
-/* Add @rows, of the fields that the table was made for. */
-static void fill(const struct ctl *ctl, struct table *table, const struct rows *rows,
-                 const struct field *fields, size_t n_fields)
-{
-	for (size_t i = 0; i < rows->n; i++) {
-		field_cells(table, fields, n_fields, row_at(rows, i), ctl->exact);
-	}
-}
-
-/* One table of the answer: what is in @more comes behind @rows. */
-static int show(const struct ctl *ctl, const struct rows *rows, const struct rows *more,
-                const struct field *fields, size_t n_fields)
-{
-	struct table table;
-	table_init(&table);
-	field_columns(&table, fields, n_fields);
-	fill(ctl, &table, rows, fields, n_fields);
-	fill(ctl, &table, more, fields, n_fields);
-	int err = table_print(&table, ctl->out) < 0 ? CTL_E_OUTPUT : 0;
-	table_deinit(&table);
-	return err;
-}
-
-/* The same behind an empty line, if there are rows. */
-static int show_more(const struct ctl *ctl, const struct rows *rows, const struct field *fields,
-                     size_t n_fields)
-{
-	static const struct rows none;
-	if (rows->n == 0) {
-		return 0;
-	}
-	fputc('\n', ctl->out);
-	return show(ctl, rows, &none, fields, n_fields);
-}
-
 static int print_text(struct ctl *ctl, const struct dedup *dedup)
 {
-	int err = show(ctl, &dedup->devices, &dedup->realms, FIELDS(place_fields));
-	err = err ? err : show_more(ctl, &dedup->models, FIELDS(model_fields));
-	err = err ? err : show_more(ctl, &dedup->sessions, FIELDS(session_fields));
-	err = err ? err : show_more(ctl, &dedup->sealers, FIELDS(seal_fields));
-	return err ? err : show_more(ctl, &dedup->unsealed, FIELDS(unsealed_fields));
+	int err = rows_show(ctl, &dedup->devices, &dedup->realms, FIELDS(place_fields));
+	err = err ? err : rows_show_next(ctl, &dedup->models, FIELDS(model_fields));
+	err = err ? err : rows_show_next(ctl, &dedup->sessions, FIELDS(session_fields));
+	err = err ? err : rows_show_next(ctl, &dedup->sealers, FIELDS(seal_fields));
+	return err ? err : rows_show_next(ctl, &dedup->unsealed, FIELDS(unsealed_fields));
 }
 
 static int run_dedup(struct ctl *ctl)

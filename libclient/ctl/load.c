@@ -125,7 +125,7 @@ static int run_load(struct ctl *ctl)
 const struct ctl_command ctl_load = {
 	.name = "load",
 	.operands = "PATH...",
-	.summary = "Load a model into GPU memory: a .safetensors file, a folder, or all its shards",
+	.summary = "Load a model: a .safetensors file, a folder, or all its shards",
 	.options = CTL_OPTION_DEVICE | CTL_OPTION_NAME | CTL_OPTION_PIN | CTL_OPTION_EXACT,
 	.min_operands = 1,
 	.max_operands = 252,

@@ -269,6 +269,6 @@ const struct ctl_command ctl_stats = {
 const struct ctl_command ctl_events = {
 	.name = "events",
 	.operands = "",
-	.summary = "What an operator must know: damaged blocks, faults of GPUs, dead movers",
+	.summary = "Damaged blocks, faults of GPUs, movers that ended",
 	.run = run_events,
 };

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A program is asked to seal what looks like weights: all sessions of its process, or one. */
+#include <errno.h>
 
 #include "ctl/ctl.h"
 #include "ctl/field.h"
 #include "ctl/progress.h"
+#include "ctl/rows.h"
 #include "ctl/text.h"
 #include "glake_admin.h"
 
@@ -31,17 +33,35 @@ static const struct field outcome_fields[] = {
 	FIELD(ROW, pid, U32, PLAIN, "PID"),
 	OF_REPORT(sealed_bytes, BYTES, "SEALED"),
 	OF_REPORT(shared_bytes, BYTES, "SHARED"),
-	OF_REPORT(small_bytes, BYTES, "SMALL"),
-	OF_REPORT(unfilled_bytes, BYTES, "UNFILLED"),
-	OF_REPORT(rewritten_bytes, BYTES, "REWRITTEN"),
-	OF_REPORT(pinned_bytes, BYTES, "PINNED"),
-	OF_REPORT(failed_bytes, BYTES, "FAILED"),
+	OF_REPORT(small_bytes, BYTES, NULL),
+	OF_REPORT(unfilled_bytes, BYTES, NULL),
+	OF_REPORT(rewritten_bytes, BYTES, NULL),
+	OF_REPORT(pinned_bytes, BYTES, NULL),
+	OF_REPORT(failed_bytes, BYTES, NULL),
 	OF_REPORT(took_ns, PLAIN, NULL),
 	OF_REPORT(held_ns, PLAIN, NULL),
 	OF_REPORT(longest_held_ns, PLAIN, NULL),
 	FIELD(ROW, took_ms, U64, MS, "TOOK"),
-	FIELD(ROW, held_ms, U64, MS, "HELD"),
-	FIELD(ROW, why, TEXT, PLAIN, "WHY"),
+	FIELD(ROW, held_ms, U64, MS, "HELD BACK"),
+	FIELD(ROW, why, TEXT, PLAIN, NULL),
+};
+
+#undef ROW
+#define ROW struct left
+
+/* What stays private, in a table of its own: all of it would not fit a terminal. */
+struct left {
+	uint32_t pid;
+	uint64_t bytes;
+	const char *cause;
+	const char *meaning;
+};
+
+static const struct field left_fields[] = {
+	FIELD(ROW, pid, U32, PLAIN, "PID"),
+	FIELD(ROW, bytes, U64, BYTES, "PRIVATE"),
+	FIELD(ROW, cause, TEXT, PLAIN, "CAUSE"),
+	FIELD(ROW, meaning, TEXT, PLAIN, "MEANING"),
 };
 
 #undef ROW
@@ -82,11 +102,22 @@ static int seal_one(struct ctl *ctl, uint64_t session, struct glake_seal_report 
 	return err;
 }
 
+static int add_outcome(struct rows *outcomes, const struct outcome *outcome)
+{
+	struct outcome *row = rows_add(outcomes, sizeof(*row));
+	if (!row) {
+		return -ENOMEM;
+	}
+	*row = *outcome;
+	row->took_ms = row->report.took_ns / 1000000;
+	row->held_ms = row->report.held_ns / 1000000;
+	return 0;
+}
+
 /* A process may have a session beside the shim's, which cannot be sealed. */
-static int fill_outcomes(struct ctl *ctl, struct ctl_list *list)
+static int seal_all(struct ctl *ctl, struct rows *outcomes)
 {
 	struct meant meant = {.n = 0};
-	size_t n_sealed = 0;
 	int err = text_parse_count(ctl->operands[0], INT64_MAX, &meant.number);
 	if (err == 0) {
 		err = glake_list_sessions(ctl->session, find_meant, &meant);
@@ -102,17 +133,55 @@ static int fill_outcomes(struct ctl *ctl, struct ctl_list *list)
 			.report = {.size = sizeof(outcome.report)},
 		};
 		err = seal_one(ctl, outcome.session, &outcome.report);
-		bool is_other = err == GLAKE_E_BAD_REQUEST && (n_sealed > 0 || i + 1 < meant.n);
 		if (err == 0) {
-			outcome.took_ms = outcome.report.took_ns / 1000000;
-			outcome.held_ms = outcome.report.held_ns / 1000000;
-			outcome.why = outcome.report.failed_why[0] ? outcome.report.failed_why
-			                                           : outcome.report.pinned_why;
-			err = ctl_list_add(list, &outcome);
-			n_sealed++;
+			err = add_outcome(outcomes, &outcome);
+		} else if (err == GLAKE_E_BAD_REQUEST && (outcomes->n > 0 || i + 1 < meant.n)) {
+			err = 0;
 		}
-		err = is_other ? 0 : err;
 	}
+	for (size_t i = 0; i < outcomes->n; i++) {
+		struct outcome *row = rows_at(outcomes, i);
+		row->why = row->report.failed_why[0] ? row->report.failed_why
+		                                     : row->report.pinned_why;
+	}
+	return err;
+}
+
+/* By cause, what is not nothing. */
+static int find_left(const struct outcome *outcome, struct rows *left)
+{
+	const struct glake_seal_report *report = &outcome->report;
+	const struct left causes[] = {
+		{outcome->pid, report->small_bytes, "small", "allocations of less than 2 MiB"},
+		{outcome->pid, report->unfilled_bytes, "unfilled",
+	         "copies from the host have not filled it"},
+		{outcome->pid, report->rewritten_bytes, "rewritten",
+	         "written to after it was filled"},
+		{outcome->pid, report->pinned_bytes, "pinned", report->pinned_why},
+		{outcome->pid, report->failed_bytes, "failed", report->failed_why},
+	};
+	for (size_t i = 0; i < sizeof(causes) / sizeof(causes[0]); i++) {
+		if (causes[i].bytes > 0) {
+			struct left *row = rows_add(left, sizeof(*row));
+			if (!row) {
+				return -ENOMEM;
+			}
+			*row = causes[i];
+		}
+	}
+	return 0;
+}
+
+static int print_text(const struct ctl *ctl, const struct rows *outcomes)
+{
+	struct rows left = {0};
+	int err = 0;
+	for (size_t i = 0; err == 0 && i < outcomes->n; i++) {
+		err = find_left(rows_at(outcomes, i), &left);
+	}
+	err = err ? err : rows_show(ctl, outcomes, NULL, FIELDS(outcome_fields));
+	err = err ? err : rows_show_next(ctl, &left, FIELDS(left_fields));
+	rows_deinit(&left);
 	return err;
 }
 
@@ -127,8 +196,16 @@ static int check_seal(struct ctl *ctl)
 
 static int run_seal(struct ctl *ctl)
 {
-	return ctl_print_list(ctl, "sessions", outcome_fields,
-	                      sizeof(outcome_fields) / sizeof(outcome_fields[0]), fill_outcomes);
+	struct rows outcomes = {0};
+	int err = seal_all(ctl, &outcomes);
+	if (err == 0 && ctl->json) {
+		json_t *list = rows_json(&outcomes, FIELDS(outcome_fields));
+		err = ctl_print_json(ctl, json_pack("{s:o}", "sessions", list));
+	} else if (err == 0) {
+		err = print_text(ctl, &outcomes);
+	}
+	rows_deinit(&outcomes);
+	return err;
 }
 
 const struct ctl_command ctl_seal = {

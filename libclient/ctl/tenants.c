@@ -184,7 +184,7 @@ const struct ctl_command ctl_tenants = {
 const struct ctl_command ctl_quota = {
 	.name = "quota",
 	.operands = "TENANT",
-	.summary = "Set a tenant's limits, until glaked reads its configuration again",
+	.summary = "Set a tenant's limits, until the configuration is read again",
 	.options = CTL_OPTION_DEVICE | CTL_OPTION_QUOTA_BYTES | CTL_OPTION_SESSIONS |
                    CTL_OPTION_MANIFESTS,
 	.min_operands = 1,

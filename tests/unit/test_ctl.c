@@ -838,7 +838,11 @@ START_TEST(steering_passes_its_arguments)
 	/* A pid or a session; of what glaked does not list it has the words. */
 	ck_assert_int_eq(run("seal 101"), 0);
 	ck_assert_str_eq(fake.call, "seal 2 0");
-	assert_contains(out_text, "no room");
+	ck_assert_str_eq(out_text, "SESSION  PID   SEALED   SHARED    TOOK  HELD BACK\n"
+	                           "      2  101  3.0 GiB  2.0 GiB  250 ms       0 ms\n"
+	                           "\n"
+	                           "PID  PRIVATE  CAUSE   MEANING\n"
+	                           "101  1.0 KiB  failed  no room\n");
 	ck_assert_int_eq(run("seal 2 --dry-run --bytes"), 0);
 	ck_assert_str_eq(fake.call, "seal 2 1");
 	assert_contains(out_text, "3221225472");

@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "ctl/rows.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "ctl/table.h"
+
+void rows_deinit(struct rows *rows)
+{
+	free(rows->list);
+	*rows = (struct rows){0};
+}
+
+void *rows_at(const struct rows *rows, size_t i)
+{
+	return rows->list + i * rows->row_bytes;
+}
+
+void *rows_add(struct rows *rows, size_t row_bytes)
+{
+	char *list = realloc(rows->list, (rows->n + 1) * row_bytes);
+	if (!list) {
+		return NULL;
+	}
+	rows->list = list;
+	rows->row_bytes = row_bytes;
+	return memset(list + rows->n++ * row_bytes, 0, row_bytes);
+}
+
+json_t *rows_json(const struct rows *rows, const struct field *fields, size_t n_fields)
+{
+	json_t *list = json_array();
+	for (size_t i = 0; i < rows->n; i++) {
+		json_array_append_new(list, field_object(fields, n_fields, rows_at(rows, i)));
+	}
+	return list;
+}
+
+static void fill(const struct ctl *ctl, struct table *table, const struct rows *rows,
+                 const struct field *fields, size_t n_fields)
+{
+	for (size_t i = 0; rows && i < rows->n; i++) {
+		field_cells(table, fields, n_fields, rows_at(rows, i), ctl->exact);
+	}
+}
+
+int rows_show(const struct ctl *ctl, const struct rows *rows, const struct rows *more,
+              const struct field *fields, size_t n_fields)
+{
+	struct table table;
+	table_init(&table);
+	field_columns(&table, fields, n_fields);
+	fill(ctl, &table, rows, fields, n_fields);
+	fill(ctl, &table, more, fields, n_fields);
+	int err = table_print(&table, ctl->out) < 0 ? CTL_E_OUTPUT : 0;
+	table_deinit(&table);
+	return err;
+}
+
+int rows_show_next(const struct ctl *ctl, const struct rows *rows, const struct field *fields,
+                   size_t n_fields)
+{
+	if (rows->n == 0) {
+		return 0;
+	}
+	fputc('\n', ctl->out);
+	return rows_show(ctl, rows, NULL, fields, n_fields);
+}
