@@ -109,6 +109,11 @@ static int close_first(uint64_t readers, uint64_t patience_ns)
 	             : 0;
 }
 
+bool glake__gate_holds(void)
+{
+	return glake__space.gate.close && !closed.is_waived;
+}
+
 void glake__gate_waive(void)
 {
 	if (closed.depth++ == 0) {
@@ -168,7 +173,7 @@ int glake__gate_close_soon(uint64_t readers)
 
 int glake__gate_pause(uint64_t readers)
 {
-	bool holds = closed.depth == 1 && !closed.is_waived && glake__space.gate.close;
+	bool holds = closed.depth == 1 && glake__gate_holds();
 	if (!holds || clock_now_ns() - closed.since_ns < LONG_NS) {
 		return 0;
 	}

@@ -71,6 +71,8 @@ int glake__gate_pause(uint64_t readers);
 
 /* Until glake__gate_open(), what this thread changes is memory that no work uses: closings inside hold nothing back. */
 void glake__gate_waive(void);
+/* Whether closings of this thread hold anything back. */
+bool glake__gate_holds(void);
 
 /* How long this thread has held the program's work back: closings that failed count, too. */
 struct glake__held_back {
