@@ -486,11 +486,10 @@ struct glake_tensor {
 	const char *name; /* owned by the model */
 	enum glake_dtype dtype;
 	uint32_t n_dims;
-	const uint64_t *shape; /* elements, owned by the model */
-	uint64_t bytes;        /* from the first element to the end of the last */
-	glake_ptr ptr;         /* 0 with no_map, and for tensors of no bytes */
-	const uint64_t
-		*strides; /* in elements, owned by the model; NULL: row-major, without gaps */
+	const uint64_t *shape;   /* elements, owned by the model */
+	uint64_t bytes;          /* from the first element to the end of the last */
+	glake_ptr ptr;           /* 0 with no_map, and for tensors of no bytes */
+	const uint64_t *strides; /* elements, owned by the model; NULL: row-major, no gaps */
 };
 
 /*
@@ -656,10 +655,10 @@ struct glake_publish_options {
 };
 
 struct glake_published {
-	size_t size;             /* set by the caller */
-	uint64_t in_place_bytes; /* of the model's blocks: the tensors' own memory, read-only now */
-	uint64_t
-		copied_bytes; /* of the model's blocks: copies. The tensors' memory stays as it was */
+	size_t size; /* set by the caller */
+	/* Of the model's blocks: the tensors' own memory, read-only now; and copies of memory that stays as it was. */
+	uint64_t in_place_bytes;
+	uint64_t copied_bytes;
 	const char *copied_why; /* of one of the copied pages; static; NULL: there is none */
 	int was_published;      /* nonzero: the key had these tensors already, in the same memory */
 };

@@ -122,8 +122,7 @@ struct glake_session_row {
 	uint64_t part_bytes; /* of shared_bytes, each block divided by the number of its mappings */
 	uint64_t n_seals;    /* calls of glake_seal(). It and the next as the program reports */
 	uint64_t seal_ns;    /* that they took */
-	uint64_t
-		held_ns; /* that the shim has held back the process's work, for them and to unseal */
+	uint64_t held_ns;    /* the process's work was held back, for them and to unseal */
 	uint32_t n_unsealed;
 	const struct glake_unsealed *unsealed; /* one per cause; of the memory that is live */
 };
@@ -207,8 +206,8 @@ struct glake_event_row {
 
 typedef int (*glake_event_fn)(void *user, const struct glake_event_row *row);
 /*
- * One row per event that an operator must know, oldest first. glaked keeps the last 512: its counters
- * tell how many were dropped. Errors: request errors.
+ * One row per event that an operator must know, oldest first. glaked keeps the last 512 that it found, and the
+ * last 512 that programs reported: its counters tell how many were dropped. Errors: request errors.
  */
 GLAKE_API int glake_list_events(struct glake_session *session, glake_event_fn row, void *user);
 
@@ -234,16 +233,15 @@ GLAKE_API int glake_evict(struct glake_session *session, const char *model, uint
 struct glake_seal_options {
 	size_t size; /* set by the caller */
 	int dry_run; /* nonzero: only say how much it would be */
-	glake_progress_fn
-		progress; /* called during glake_seal_session(), on its thread; may be NULL */
+	/* Called during glake_seal_session(), on its thread; may be NULL. */
+	glake_progress_fn progress;
 	void *progress_user;
 };
 
 /* What a program has after its sealing. Each byte that it has of glaked is in one of these. */
 struct glake_seal_report {
-	size_t size; /* set by the caller */
-	uint64_t
-		sealed_bytes; /* in blocks now, those included that were before; of a dry run, would be */
+	size_t size;              /* set by the caller */
+	uint64_t sealed_bytes;    /* in blocks, also from before; of a dry run, what would be */
 	uint64_t shared_bytes;    /* of them: the realm had an equal block; of a dry run, 0 */
 	uint64_t small_bytes;     /* private: slabs of allocations smaller than 2 MiB */
 	uint64_t unfilled_bytes;  /* private: pages that copies from the host have not filled */
