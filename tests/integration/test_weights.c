@@ -6,15 +6,8 @@
 #include "libclient/memory/range.h"
 #include "proto/limits.h"
 #include "tests/harness/models.h"
+#include "tests/harness/words.h"
 #include "tests/harness/world.h"
-
-static void open_driver(void)
-{
-	CUcontext context;
-	world_open_driver();
-	ck_assert_int_eq(drv.cuDevicePrimaryCtxRetain(&context, 0), CUDA_SUCCESS);
-	ck_assert_int_eq(drv.cuCtxSetCurrent(context), CUDA_SUCCESS);
-}
 
 /* For tests with processes. */
 static void begin_blind(void)
@@ -25,49 +18,9 @@ static void begin_blind(void)
 static void begin(void)
 {
 	begin_blind();
-	open_driver();
+	words_open_driver();
 }
 BEGIN_EACH(begin)
-
-/* Words that tell where they are, and of which content. */
-static void write_words(glake_ptr ptr, uint64_t n_bytes, uint64_t content)
-{
-	uint64_t n = n_bytes / sizeof(uint64_t);
-	uint64_t *words = malloc(n_bytes);
-	for (uint64_t i = 0; i < n; i++) {
-		words[i] = content << 48 | i;
-	}
-	ck_assert_int_eq(drv.cuMemcpyHtoD(ptr, words, n_bytes), CUDA_SUCCESS);
-	free(words);
-}
-
-static void check_words(glake_ptr ptr, uint64_t n_bytes, uint64_t content)
-{
-	uint64_t n = n_bytes / sizeof(uint64_t);
-	uint64_t *words = malloc(n_bytes);
-	ck_assert_int_eq(drv.cuMemcpyDtoH(words, ptr, n_bytes), CUDA_SUCCESS);
-	uint64_t i = 0;
-	while (i < n && words[i] == (content << 48 | i)) {
-		i++;
-	}
-	ck_assert_msg(i == n, "word %lu of 0x%lx is %lx, not of content %lu", i, ptr,
-	              i < n ? words[i] : 0, content);
-	free(words);
-}
-
-static glake_ptr alloc_words(struct glake_session *session, uint64_t n_bytes, uint64_t content)
-{
-	glake_ptr ptr;
-	assert_ok(glake_alloc(session, 0, n_bytes, 0, &ptr));
-	write_words(ptr, n_bytes, content);
-	return ptr;
-}
-
-static bool can_write(glake_ptr ptr)
-{
-	uint64_t word = 0;
-	return drv.cuMemcpyHtoD(ptr, &word, sizeof(word)) == CUDA_SUCCESS;
-}
 
 /* One of 64-bit words in one dimension. */
 #define WORDS(NAME, PTR, N_BYTES) \
@@ -133,7 +86,7 @@ START_TEST(what_one_publishes_others_attach)
 {
 	struct glake_session *one = world_connect();
 	struct glake_session *two = world_connect();
-	glake_ptr ptr = alloc_words(one, 300 * MIB, 7);
+	glake_ptr ptr = words_alloc(one, 300 * MIB, 7);
 	const struct glake_tensor tensors[] = {
 		WORDS("large", ptr, 200 * MIB),
 		WORDS("tail", ptr + 200 * MIB, 100 * MIB),
@@ -143,7 +96,7 @@ START_TEST(what_one_publishes_others_attach)
 	ck_assert_uint_eq(published.copied_bytes, 0);
 	ck_assert_ptr_null(published.copied_why);
 	ck_assert(!published.was_published);
-	ck_assert(!can_write(ptr));
+	ck_assert(!words_can_write(ptr));
 
 	struct glake_model *model = attach(two, "llama/fused");
 	ck_assert_str_eq(info_of(model).name, "llama/fused");
@@ -155,19 +108,19 @@ START_TEST(what_one_publishes_others_attach)
 	ck_assert_uint_eq(large.n_dims, 1);
 	ck_assert_uint_eq(large.shape[0], 25 * MIB);
 	ck_assert_ptr_null(large.strides);
-	check_words(large.ptr, 300 * MIB, 7);
+	words_check(large.ptr, 300 * MIB, 7);
 	ck_assert_uint_eq(tensor_of(model, "tail").ptr, large.ptr + 200 * MIB);
-	ck_assert(!can_write(large.ptr));
+	ck_assert(!words_can_write(large.ptr));
 
 	/* What the publisher does next is its own affair. */
 	assert_ok(glake_unseal(ptr, 300 * MIB));
-	write_words(ptr, 300 * MIB, 8);
-	check_words(large.ptr, 300 * MIB, 7);
+	words_write(ptr, 300 * MIB, 8);
+	words_check(large.ptr, 300 * MIB, 7);
 	world_disconnect(one);
-	check_words(large.ptr, 300 * MIB, 7);
+	words_check(large.ptr, 300 * MIB, 7);
 	glake_model_close(model);
 	model = attach(two, "llama/fused");
-	check_words(tensor_of(model, "large").ptr, 300 * MIB, 7);
+	words_check(tensor_of(model, "large").ptr, 300 * MIB, 7);
 	glake_model_close(model);
 }
 END_TEST
@@ -176,7 +129,7 @@ END_TEST
 START_TEST(tensors_are_attached_as_they_were)
 {
 	struct glake_session *session = world_connect();
-	glake_ptr ptr = alloc_words(session, 8 * MIB, 1);
+	glake_ptr ptr = words_alloc(session, 8 * MIB, 1);
 	const uint64_t square[] = {1024, 1024};
 	const uint64_t transposed[] = {1, 1024};
 	const uint64_t row_major[] = {1024, 1};
@@ -219,7 +172,7 @@ START_TEST(tensors_are_attached_as_they_were)
 	ck_assert_uint_eq(tensor_of(model, "scalar").bytes, 1);
 	ck_assert_uint_eq(tensor_of(model, "empty").bytes, 0);
 	ck_assert_uint_eq(tensor_of(model, "nibbles").bytes, 39);
-	check_words(base, 8 * MIB, 1);
+	words_check(base, 8 * MIB, 1);
 	glake_model_close(model);
 }
 END_TEST
@@ -240,7 +193,7 @@ struct DLManagedTensor {
 START_TEST(dlpack_has_the_strides)
 {
 	struct glake_session *session = world_connect();
-	glake_ptr ptr = alloc_words(session, 2 * MIB, 1);
+	glake_ptr ptr = words_alloc(session, 2 * MIB, 1);
 	const struct glake_tensor tensors[] = {
 		{sizeof(tensors[0]), "a", GLAKE_F32, 2, (uint64_t[]){3, 5}, 0, ptr,
 	         (uint64_t[]){1, 3}},
@@ -266,13 +219,13 @@ START_TEST(what_cannot_be_sealed_is_copied)
 {
 	enum { N = 10 };
 	struct glake_session *session = world_connect();
-	glake_ptr ptr = alloc_words(session, N * MIB, 1);
+	glake_ptr ptr = words_alloc(session, N * MIB, 1);
 	CUdeviceptr foreign;
 	glake_ptr small;
 	assert_ok(glake_alloc(session, 0, 64 * KIB, 0, &small));
-	write_words(small, 64 * KIB, 2);
+	words_write(small, 64 * KIB, 2);
 	ck_assert_int_eq(drv.cuMemAlloc(&foreign, 3 * MIB), CUDA_SUCCESS);
-	write_words(foreign, 3 * MIB, 3);
+	words_write(foreign, 3 * MIB, 3);
 	const struct glake_tensor tensors[] = {
 		WORDS("inner", ptr + MIB, (N - 2) * MIB),
 		WORDS("small", small, 64 * KIB),
@@ -283,9 +236,9 @@ START_TEST(what_cannot_be_sealed_is_copied)
 	ck_assert_uint_ge(published.copied_bytes, 2 * 2 * MIB + 2 * MIB + 4 * MIB);
 	ck_assert_ptr_nonnull(published.copied_why);
 	/* What was copied is the program's own as before. */
-	ck_assert(can_write(small) && can_write(foreign) && can_write(ptr + MIB));
-	ck_assert(!can_write(ptr + 2 * MIB));
-	write_words(small, 64 * KIB, 9);
+	ck_assert(words_can_write(small) && words_can_write(foreign) && words_can_write(ptr + MIB));
+	ck_assert(!words_can_write(ptr + 2 * MIB));
+	words_write(small, 64 * KIB, 9);
 	struct glake_model *model = attach(session, "mixed");
 	glake_ptr inner = tensor_of(model, "inner").ptr;
 	uint64_t words[2];
@@ -300,8 +253,8 @@ START_TEST(what_cannot_be_sealed_is_copied)
 	}
 	ck_assert_uint_eq(i, (N - 2) * MIB / 8);
 	free(all);
-	check_words(tensor_of(model, "small").ptr, 64 * KIB, 2);
-	check_words(tensor_of(model, "foreign").ptr, 3 * MIB, 3);
+	words_check(tensor_of(model, "small").ptr, 64 * KIB, 2);
+	words_check(tensor_of(model, "foreign").ptr, 3 * MIB, 3);
 	glake_model_close(model);
 	ck_assert_int_eq(drv.cuMemFree(foreign), CUDA_SUCCESS);
 }
@@ -318,9 +271,9 @@ START_TEST(blocks_of_all_kinds_are_shared_as_they_are)
 	struct glake_block_info block_info = {.size = sizeof(block_info)};
 	const char *path = world_write_model("m.safetensors", 300 * MIB, 5);
 	assert_ok(glake_model_open(two, path, NULL, &file));
-	glake_ptr first = alloc_words(one, 8 * MIB, 1);
-	glake_ptr second = alloc_words(two, 6 * MIB, 2);
-	glake_ptr published = alloc_words(two, 4 * MIB, 3);
+	glake_ptr first = words_alloc(one, 8 * MIB, 1);
+	glake_ptr second = words_alloc(two, 6 * MIB, 2);
+	glake_ptr published = words_alloc(two, 4 * MIB, 3);
 	assert_ok(glake_block_publish(two, published, 4 * MIB, &block));
 	uint64_t before = held_bytes();
 	const struct glake_tensor tensors[] = {
@@ -343,9 +296,9 @@ START_TEST(blocks_of_all_kinds_are_shared_as_they_are)
 
 	struct glake_model *all = attach(third, "all");
 	struct glake_model *part = attach(third, "part");
-	check_words(tensor_of(all, "a").ptr, 8 * MIB, 1);
-	check_words(tensor_of(all, "b").ptr, 6 * MIB, 2);
-	check_words(tensor_of(all, "c").ptr, 4 * MIB, 3);
+	words_check(tensor_of(all, "a").ptr, 8 * MIB, 1);
+	words_check(tensor_of(all, "b").ptr, 6 * MIB, 2);
+	words_check(tensor_of(all, "c").ptr, 4 * MIB, 3);
 	ck_assert(world_is_content(third, tensor_of(all, "w").ptr, 300 * MIB, 5, 0));
 	ck_assert(world_is_content(third, tensor_of(part, "part").ptr, 2 * MIB, 5, 130 * MIB));
 	glake_model_close(all);
@@ -367,7 +320,7 @@ START_TEST(equal_weights_at_other_addresses_are_the_same)
 		for (unsigned i = 0; i < N; i++) {
 			/* Forwards, backwards, and in between. */
 			unsigned at = round == 0 ? i : round == 1 ? N - 1 - i : (i * 3) % N;
-			ptrs[at] = alloc_words(session, EACH * MIB, at);
+			ptrs[at] = words_alloc(session, EACH * MIB, at);
 		}
 		for (unsigned i = 0; i < N; i++) {
 			tensors[i] = whole;
@@ -382,9 +335,9 @@ START_TEST(equal_weights_at_other_addresses_are_the_same)
 		model = model ? model : attach(world_connect(), "key");
 	}
 	for (unsigned i = 0; i < N; i++) {
-		check_words(tensor_of(model, names[i]).ptr, EACH * MIB, i);
+		words_check(tensor_of(model, names[i]).ptr, EACH * MIB, i);
 	}
-	check_words(tensor_of(model, "tied").ptr, EACH * MIB, 3);
+	words_check(tensor_of(model, "tied").ptr, EACH * MIB, 3);
 	ck_assert_uint_eq(world_books().n_models, 1);
 	ck_assert_uint_eq(held_bytes(), N * EACH * MIB);
 }
@@ -396,8 +349,8 @@ START_TEST(equal_bytes_under_two_keys_are_one_copy)
 {
 	struct glake_session *one = world_connect();
 	struct glake_session *two = world_connect();
-	const struct glake_tensor first = WORDS("a", alloc_words(one, 200 * MIB, 1), 200 * MIB);
-	const struct glake_tensor second = WORDS("b", alloc_words(two, 200 * MIB, 1), 200 * MIB);
+	const struct glake_tensor first = WORDS("a", words_alloc(one, 200 * MIB, 1), 200 * MIB);
+	const struct glake_tensor second = WORDS("b", words_alloc(two, 200 * MIB, 1), 200 * MIB);
 	publish(one, "one", &first, 1);
 	publish(two, "two", &second, 1);
 	ck_assert_uint_eq(held_bytes(), 200 * MIB);
@@ -413,7 +366,7 @@ END_TEST
 static void begin_two(void)
 {
 	world_begin(.config = WORLD_CONFIG, .devices = "2x256MiB");
-	open_driver();
+	words_open_driver();
 }
 
 /* A key is of one device. What lies on another one is copied. */
@@ -424,10 +377,10 @@ START_TEST_WITH(each_device_has_its_own_keys, .begin = begin_two)
 	struct glake_published published = {.size = sizeof(published)};
 	struct glake_session *session = world_connect();
 	struct glake_model *model;
-	glake_ptr first = alloc_words(session, 4 * MIB, 1);
+	glake_ptr first = words_alloc(session, 4 * MIB, 1);
 	glake_ptr second;
 	assert_ok(glake_alloc(session, 1, 4 * MIB, 0, &second));
-	write_words(second, 4 * MIB, 2);
+	words_write(second, 4 * MIB, 2);
 	const struct glake_tensor tensors[] = {
 		WORDS("a", first, 4 * MIB),
 		WORDS("b", second, 4 * MIB),
@@ -440,10 +393,10 @@ START_TEST_WITH(each_device_has_its_own_keys, .begin = begin_two)
 	             glake_weights_attach(session, "key", NULL, &model));
 	assert_ok(glake_weights_attach(session, "key", &from, &model));
 	ck_assert_uint_eq(info_of(model).device, 1);
-	check_words(tensor_of(model, "a").ptr, 4 * MIB, 1);
-	check_words(tensor_of(model, "b").ptr, 4 * MIB, 2);
+	words_check(tensor_of(model, "a").ptr, 4 * MIB, 1);
+	words_check(tensor_of(model, "b").ptr, 4 * MIB, 2);
 	/* Nobody asked for it to be sealed. */
-	ck_assert(can_write(first) && !can_write(second));
+	ck_assert(words_can_write(first) && !words_can_write(second));
 	glake_model_close(model);
 }
 END_TEST
@@ -470,8 +423,8 @@ static bool is_listed(const char *key, const char *state)
 START_TEST(a_key_is_of_what_was_published_last)
 {
 	struct glake_session *session = world_connect();
-	glake_ptr first = alloc_words(session, 6 * MIB, 1);
-	glake_ptr second = alloc_words(session, 6 * MIB, 2);
+	glake_ptr first = words_alloc(session, 6 * MIB, 1);
+	glake_ptr second = words_alloc(session, 6 * MIB, 2);
 	const struct glake_tensor old = WORDS("w", first, 6 * MIB);
 	const struct glake_tensor new = WORDS("w", second, 6 * MIB);
 	ck_assert(!publish(session, "step", &old, 1).was_published);
@@ -483,8 +436,8 @@ START_TEST(a_key_is_of_what_was_published_last)
 	ck_assert_uint_eq(world_books().n_models, 2);
 	ck_assert(is_listed("step", "ready") && is_listed("step", "replaced"));
 	struct glake_model *next = attach(session, "step");
-	check_words(tensor_of(model, "w").ptr, 6 * MIB, 1);
-	check_words(tensor_of(next, "w").ptr, 6 * MIB, 2);
+	words_check(tensor_of(model, "w").ptr, 6 * MIB, 1);
+	words_check(tensor_of(next, "w").ptr, 6 * MIB, 2);
 	assert_ok(glake_free(session, first));
 	assert_ok(glake_free(session, second));
 	glake_model_close(next);
@@ -492,7 +445,7 @@ START_TEST(a_key_is_of_what_was_published_last)
 	/* Its name is the new one's. */
 	assert_ok(glake_evict(eye, "step", NULL, NULL));
 	ck_assert(!is_listed("step", "ready") && is_listed("step", "replaced"));
-	check_words(tensor_of(model, "w").ptr, 6 * MIB, 1);
+	words_check(tensor_of(model, "w").ptr, 6 * MIB, 1);
 	glake_model_close(model);
 	ck_assert_uint_eq(world_books().n_models, 0);
 }
@@ -502,11 +455,11 @@ START_TEST(a_pin_is_the_keys)
 {
 	struct glake_publish_options options = {.size = sizeof(options), .pin = 1};
 	struct glake_session *session = world_connect();
-	glake_ptr ptr = alloc_words(session, 6 * MIB, 1);
+	glake_ptr ptr = words_alloc(session, 6 * MIB, 1);
 	const struct glake_tensor old = WORDS("w", ptr, 6 * MIB);
 	assert_ok(glake_weights_publish(session, "key", &old, 1, &options, NULL));
 	assert_ok(glake_unseal(ptr, 6 * MIB));
-	write_words(ptr, 6 * MIB, 2);
+	words_write(ptr, 6 * MIB, 2);
 	assert_ok(glake_weights_publish(session, "key", &old, 1, NULL, NULL));
 	world_disconnect(session);
 	assert_ok(glake_evict(eye, NULL, NULL, NULL));
@@ -516,14 +469,14 @@ START_TEST(a_pin_is_the_keys)
 
 	struct glake_session *other = world_connect();
 	struct glake_model *model = attach(other, "key");
-	check_words(tensor_of(model, "w").ptr, 6 * MIB, 2);
+	words_check(tensor_of(model, "w").ptr, 6 * MIB, 2);
 	glake_model_close(model);
 	assert_ok(glake_pin(eye, "key", 0));
 	assert_ok(glake_evict(eye, "key", NULL, NULL));
 	ck_assert_uint_eq(held_bytes(), 0);
 
 	struct glake_attach_options pin = {.size = sizeof(pin), .pin = 1};
-	const struct glake_tensor new = WORDS("w", alloc_words(other, 2 * MIB, 3), 2 * MIB);
+	const struct glake_tensor new = WORDS("w", words_alloc(other, 2 * MIB, 3), 2 * MIB);
 	publish(other, "key", &new, 1);
 	assert_ok(glake_weights_attach(other, "key", &pin, &model));
 	glake_model_close(model);
@@ -536,14 +489,14 @@ START_TEST(attached_weights_stay)
 {
 	struct glake_session *session = world_connect();
 	struct glake_model *model;
-	glake_ptr ptr = alloc_words(session, 6 * MIB, 1);
+	glake_ptr ptr = words_alloc(session, 6 * MIB, 1);
 	const struct glake_tensor tensor = WORDS("w", ptr, 6 * MIB);
 	publish(session, "key", &tensor, 1);
 	model = attach(session, "key");
 	assert_ok(glake_free(session, ptr));
 	assert_fails(GLAKE_E_BUSY, "in use", glake_evict(eye, "key", NULL, NULL));
 	assert_ok(glake_evict(eye, NULL, NULL, NULL));
-	check_words(tensor_of(model, "w").ptr, 6 * MIB, 1);
+	words_check(tensor_of(model, "w").ptr, 6 * MIB, 1);
 	glake_model_close(model);
 	assert_ok(glake_evict(eye, "key", NULL, NULL));
 	assert_fails(GLAKE_E_NOT_FOUND, "'key'",
@@ -557,7 +510,7 @@ START_TEST(bad_keys_and_tensors_are_refused)
 	static char long_key[GLAKE_MAX_KEY_BYTES + 2];
 	struct glake_session *session = world_connect();
 	struct glake_model *model;
-	glake_ptr ptr = alloc_words(session, 2 * MIB, 1);
+	glake_ptr ptr = words_alloc(session, 2 * MIB, 1);
 	const struct glake_tensor good = WORDS("w", ptr, 2 * MIB);
 	memset(long_key, 'k', sizeof(long_key) - 1);
 	const struct {
@@ -600,7 +553,7 @@ START_TEST(bad_keys_and_tensors_are_refused)
 	assert_fails(-EPERM, "GLAKE_DEDUP",
 	             glake_weights_publish(session, "key", &good, 1, NULL, NULL));
 	unsetenv("GLAKE_DEDUP");
-	ck_assert(can_write(ptr));
+	ck_assert(words_can_write(ptr));
 	ck_assert_uint_eq(world_books().n_models, 0);
 	/* The longest; and no tensors at all. */
 	long_key[GLAKE_MAX_KEY_BYTES] = '\0';
@@ -618,9 +571,9 @@ END_TEST
 START_TEST(freed_memory_is_refused)
 {
 	struct glake_session *session = world_connect();
-	glake_ptr kept = alloc_words(session, 4 * MIB, 1);
+	glake_ptr kept = words_alloc(session, 4 * MIB, 1);
 	for (unsigned is_trimmed = 0; is_trimmed < 2; is_trimmed++) {
-		glake_ptr freed = alloc_words(session, 4 * MIB, 2);
+		glake_ptr freed = words_alloc(session, 4 * MIB, 2);
 		const struct glake_tensor both[] = {WORDS("a", kept, 4 * MIB),
 		                                    WORDS("b", freed, 4 * MIB)};
 		assert_ok(glake_free(session, freed));
@@ -629,7 +582,7 @@ START_TEST(freed_memory_is_refused)
 		}
 		assert_fails(-EINVAL, "not allocated",
 		             glake_weights_publish(session, "key", both, 2, NULL, NULL));
-		check_words(kept, 4 * MIB, 1);
+		words_check(kept, 4 * MIB, 1);
 	}
 	const struct glake_tensor one[] = {WORDS("a", kept, 4 * MIB)};
 	publish(session, "key", one, 1);
@@ -644,7 +597,7 @@ START_TEST(many_tensors)
 	static struct glake_tensor tensors[N];
 	static const uint64_t shape[] = {2, 4, BYTES / 64};
 	struct glake_session *session = world_connect();
-	glake_ptr ptr = alloc_words(session, N * BYTES, 1);
+	glake_ptr ptr = words_alloc(session, N * BYTES, 1);
 	for (unsigned i = 0; i < N; i++) {
 		snprintf(names[i], sizeof(names[i]), "model.layers.%u.%0*u", (i * 7919u) % N,
 		         (int)(i % 150), i);
@@ -661,7 +614,7 @@ START_TEST(many_tensors)
 	ck_assert_uint_eq(result.copied_bytes, 0);
 	struct glake_model *model = attach(session, "many");
 	ck_assert_uint_eq(info_of(model).n_tensors, N);
-	check_words(info_of(model).base, N * BYTES, 1);
+	words_check(info_of(model).base, N * BYTES, 1);
 	for (unsigned i = 0; i < N; i++) {
 		struct glake_tensor tensor = tensor_of(model, names[i]);
 		ck_assert_uint_eq(tensor.ptr - info_of(model).base, i * BYTES);
@@ -686,7 +639,7 @@ START_TEST(weights_beyond_the_quota_are_refused)
 	struct glake_session *session = world_connect();
 	struct glake_model *model;
 	CUdeviceptr foreign;
-	glake_ptr ptr = alloc_words(session, 8 * MIB, 1);
+	glake_ptr ptr = words_alloc(session, 8 * MIB, 1);
 	const struct glake_tensor tensor = WORDS("w", ptr, 8 * MIB);
 	publish(session, "key", &tensor, 1);
 	assert_ok(glake_free(session, ptr));
@@ -696,7 +649,7 @@ START_TEST(weights_beyond_the_quota_are_refused)
 	             glake_weights_attach(session, "key", NULL, &model));
 
 	ck_assert_int_eq(drv.cuMemAlloc(&foreign, 8 * MIB), CUDA_SUCCESS);
-	write_words(foreign, 8 * MIB, 2);
+	words_write(foreign, 8 * MIB, 2);
 	const struct glake_tensor too_large = WORDS("w", foreign, 8 * MIB);
 	assert_fails(GLAKE_E_OVER_QUOTA, "tenant default",
 	             glake_weights_publish(session, "new", &too_large, 1, NULL, NULL));
@@ -706,7 +659,7 @@ START_TEST(weights_beyond_the_quota_are_refused)
 	publish(session, "new", &too_large, 1);
 	struct glake_model *copy = attach(session, "new");
 	ck_assert_uint_eq(charged_bytes(), 8 * MIB);
-	check_words(tensor_of(copy, "w").ptr, 8 * MIB, 2);
+	words_check(tensor_of(copy, "w").ptr, 8 * MIB, 2);
 	glake_model_close(copy);
 	ck_assert_int_eq(drv.cuMemFree(foreign), CUDA_SUCCESS);
 }
@@ -715,7 +668,7 @@ END_TEST
 static void begin_small(void)
 {
 	world_begin(.config = WORLD_CONFIG, .devices = "1x128MiB");
-	open_driver();
+	words_open_driver();
 }
 
 /* While the publisher has its memory, nothing would become free with the model. */
@@ -723,8 +676,8 @@ START_TEST_WITH(a_full_device_does_not_evict_what_frees_nothing, .begin = begin_
 {
 	struct glake_session *session = world_connect();
 	struct glake_model *model;
-	glake_ptr ptr = alloc_words(session, 40 * MIB, 1);
-	glake_ptr cached = alloc_words(session, 40 * MIB, 2);
+	glake_ptr ptr = words_alloc(session, 40 * MIB, 1);
+	glake_ptr cached = words_alloc(session, 40 * MIB, 2);
 	const struct glake_tensor kept = WORDS("w", ptr, 40 * MIB);
 	const struct glake_tensor other = WORDS("w", cached, 40 * MIB);
 	publish(session, "kept", &kept, 1);
@@ -735,7 +688,7 @@ START_TEST_WITH(a_full_device_does_not_evict_what_frees_nothing, .begin = begin_
 	             glake_weights_attach(session, "other", NULL, &model));
 	assert_fails(GLAKE_E_NO_DEVICE_MEMORY, "", glake_alloc(session, 0, 60 * MIB, 0, &cached));
 	model = attach(session, "kept");
-	check_words(tensor_of(model, "w").ptr, 40 * MIB, 1);
+	words_check(tensor_of(model, "w").ptr, 40 * MIB, 1);
 	glake_model_close(model);
 }
 END_TEST
@@ -744,9 +697,9 @@ END_TEST
 
 static void publish_and_stay(void *user)
 {
-	open_driver();
+	words_open_driver();
 	struct glake_session *session = world_connect();
-	const struct glake_tensor tensor = WORDS("w", alloc_words(session, 20 * MIB, 1), 20 * MIB);
+	const struct glake_tensor tensor = WORDS("w", words_alloc(session, 20 * MIB, 1), 20 * MIB);
 	publish(session, "key", &tensor, 1);
 	world_reach(1);
 	for (;;) {
@@ -761,11 +714,11 @@ static void attach_and_check(void *user)
 		.wait_ms = HARNESS_TIMEOUT_MS,
 	};
 	struct glake_model *model;
-	open_driver();
+	words_open_driver();
 	struct glake_session *session = world_connect();
 	world_reach(2);
 	assert_ok(glake_weights_attach(session, "key", &options, &model));
-	check_words(tensor_of(model, "w").ptr, 20 * MIB, 1);
+	words_check(tensor_of(model, "w").ptr, 20 * MIB, 1);
 	glake_model_close(model);
 	world_disconnect(session);
 }
@@ -809,9 +762,9 @@ END_TEST
 static void publish_again_and_again(void *user)
 {
 	uint64_t content = (uintptr_t)user;
-	open_driver();
+	words_open_driver();
 	struct glake_session *session = world_connect();
-	glake_ptr ptr = alloc_words(session, 6 * MIB, content);
+	glake_ptr ptr = words_alloc(session, 6 * MIB, content);
 	const struct glake_tensor tensors[] = {
 		WORDS("a", ptr, 3 * MIB),
 		WORDS("b", ptr + 3 * MIB, 3 * MIB),
@@ -826,14 +779,14 @@ static void publish_again_and_again(void *user)
 
 static void attach_again_and_again(void *user)
 {
-	open_driver();
+	words_open_driver();
 	struct glake_session *session = world_connect();
 	for (unsigned i = 0; i < 200; i++) {
 		struct glake_model *model = attach(session, "key");
 		uint64_t word;
 		glake_ptr ptr = tensor_of(model, "a").ptr;
 		ck_assert_int_eq(drv.cuMemcpyDtoH(&word, ptr, sizeof(word)), CUDA_SUCCESS);
-		check_words(ptr, 6 * MIB, word >> 48);
+		words_check(ptr, 6 * MIB, word >> 48);
 		glake_model_close(model);
 	}
 	world_disconnect(session);
@@ -859,12 +812,12 @@ END_TEST
 static void publish_mixed(void *user)
 {
 	CUdeviceptr foreign;
-	open_driver();
+	words_open_driver();
 	struct glake_session *session = world_connect();
 	const char *faults = user;
-	glake_ptr ptr = alloc_words(session, 20 * MIB, 1);
+	glake_ptr ptr = words_alloc(session, 20 * MIB, 1);
 	ck_assert_int_eq(drv.cuMemAlloc(&foreign, 4 * MIB), CUDA_SUCCESS);
-	write_words(foreign, 4 * MIB, 2);
+	words_write(foreign, 4 * MIB, 2);
 	const struct glake_tensor tensors[] = {
 		WORDS("w", ptr, 20 * MIB),
 		WORDS("f", foreign, 4 * MIB),
@@ -881,13 +834,13 @@ static void publish_mixed(void *user)
 static void check_mixed(void *user)
 {
 	struct glake_model *model;
-	open_driver();
+	words_open_driver();
 	struct glake_session *session = world_connect();
 	int r = glake_weights_attach(session, "key", NULL, &model);
 	ck_assert_msg(r == 0 || r == GLAKE_E_NOT_FOUND, "%d %s", r, glake_error());
 	if (r == 0) {
-		check_words(tensor_of(model, "w").ptr, 20 * MIB, 1);
-		check_words(tensor_of(model, "f").ptr, 4 * MIB, 2);
+		words_check(tensor_of(model, "w").ptr, 20 * MIB, 1);
+		words_check(tensor_of(model, "f").ptr, 4 * MIB, 2);
 		glake_model_close(model);
 	}
 	world_disconnect(session);
@@ -928,9 +881,9 @@ START_TEST(the_mover_dies_while_weights_are_published)
 	struct glake_session *session = world_connect();
 	struct glake_model *model;
 	CUdeviceptr foreign;
-	glake_ptr ptr = alloc_words(session, 20 * MIB, 1);
+	glake_ptr ptr = words_alloc(session, 20 * MIB, 1);
 	ck_assert_int_eq(drv.cuMemAlloc(&foreign, 4 * MIB), CUDA_SUCCESS);
-	write_words(foreign, 4 * MIB, 2);
+	words_write(foreign, 4 * MIB, 2);
 	const struct glake_tensor tensors[] = {
 		WORDS("w", ptr, 20 * MIB),
 		WORDS("f", foreign, 4 * MIB),
@@ -942,14 +895,14 @@ START_TEST(the_mover_dies_while_weights_are_published)
 		int r = glake_weights_publish(session, "key", tensors, 2, NULL, NULL);
 		ck_assert_msg(r == GLAKE_E_MOVER, "%d %s", r, glake_error());
 		world_set_faults(NULL);
-		write_words(foreign, 4 * MIB, 2);
-		check_words(ptr, 20 * MIB, 1);
+		words_write(foreign, 4 * MIB, 2);
+		words_check(ptr, 20 * MIB, 1);
 		assert_fails(GLAKE_E_NOT_FOUND, "key",
 		             glake_weights_attach(session, "key", NULL, &model));
 	}
 	publish(session, "key", tensors, 2);
 	model = attach(session, "key");
-	check_words(tensor_of(model, "f").ptr, 4 * MIB, 2);
+	words_check(tensor_of(model, "f").ptr, 4 * MIB, 2);
 	glake_model_close(model);
 	ck_assert_int_eq(drv.cuMemFree(foreign), CUDA_SUCCESS);
 }
@@ -979,7 +932,7 @@ START_TEST(a_lost_connection_leaves_no_half_of_a_manifest)
 	struct glake_session *session = world_connect();
 	pthread_t thread;
 	unsigned n_done = 0;
-	glake_ptr ptr = alloc_words(session, 2 * MIB, 1);
+	glake_ptr ptr = words_alloc(session, 2 * MIB, 1);
 	for (unsigned i = 0; i < N; i++) {
 		snprintf(names[i], sizeof(names[i]), "%u", i);
 		tensors[i] = (struct glake_tensor){
@@ -1031,7 +984,7 @@ START_TEST_WITH(glaked_is_killed_while_weights_are_published, .n = 4)
 	const struct glake_tensor whole = WORDS("", 0, MIB);
 	unsigned after_ms = 5 * (unsigned)_i;
 	struct glake_session *session = world_connect();
-	glake_ptr ptr = alloc_words(session, N * MIB, 1);
+	glake_ptr ptr = words_alloc(session, N * MIB, 1);
 	pthread_t thread;
 	for (unsigned i = 0; i < N; i++) {
 		snprintf(names[i], sizeof(names[i]), "%u", i);
@@ -1043,7 +996,7 @@ START_TEST_WITH(glaked_is_killed_while_weights_are_published, .n = 4)
 	int r = glake_weights_publish(session, "key", tensors, N, NULL, NULL);
 	pthread_join(thread, NULL);
 	ck_assert_msg(r == 0 || r == GLAKE_E_GONE, "%d %s", r, glake_error());
-	check_words(ptr, N * MIB, 1);
+	words_check(ptr, N * MIB, 1);
 }
 END_TEST
 
@@ -1051,7 +1004,7 @@ START_TEST(glaked_is_killed_and_comes_again)
 {
 	struct glake_session *session = world_connect();
 	struct glake_model *other;
-	glake_ptr ptr = alloc_words(session, 6 * MIB, 1);
+	glake_ptr ptr = words_alloc(session, 6 * MIB, 1);
 	const struct glake_tensor tensor = WORDS("w", ptr, 6 * MIB);
 	publish(session, "key", &tensor, 1);
 	struct glake_model *model = attach(session, "key");
@@ -1059,10 +1012,10 @@ START_TEST(glaked_is_killed_and_comes_again)
 	assert_fails(GLAKE_E_GONE, "", glake_weights_attach(session, "key", NULL, &other));
 	assert_fails(GLAKE_E_GONE, "",
 	             glake_weights_publish(session, "new", &tensor, 1, NULL, NULL));
-	check_words(tensor_of(model, "w").ptr, 6 * MIB, 1);
-	check_words(ptr, 6 * MIB, 1);
+	words_check(tensor_of(model, "w").ptr, 6 * MIB, 1);
+	words_check(ptr, 6 * MIB, 1);
 	world_restart();
-	check_words(tensor_of(model, "w").ptr, 6 * MIB, 1);
+	words_check(tensor_of(model, "w").ptr, 6 * MIB, 1);
 	/* It knows nothing of the blocks of before; their bytes are copied. */
 	struct glake_session *next = world_connect();
 	assert_fails(GLAKE_E_NOT_FOUND, "key", glake_weights_attach(next, "key", NULL, &other));
@@ -1071,7 +1024,7 @@ START_TEST(glaked_is_killed_and_comes_again)
 	ck_assert_str_eq(published.copied_why, "memory of another glaked");
 	world_disconnect(session);
 	other = attach(next, "key");
-	check_words(tensor_of(other, "w").ptr, 6 * MIB, 1);
+	words_check(tensor_of(other, "w").ptr, 6 * MIB, 1);
 	glake_model_close(other);
 }
 END_TEST
