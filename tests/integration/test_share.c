@@ -6,17 +6,10 @@
 #include <dirent.h>
 
 #include "tests/harness/models.h"
+#include "tests/harness/words.h"
 #include "tests/harness/world.h"
 
 static const struct harness_options defaults = {.config = WORLD_CONFIG, .devices = "1x512MiB"};
-
-static void open_driver(void)
-{
-	CUcontext context;
-	world_open_driver();
-	ck_assert_int_eq(drv.cuDevicePrimaryCtxRetain(&context, 0), CUDA_SUCCESS);
-	ck_assert_int_eq(drv.cuCtxSetCurrent(context), CUDA_SUCCESS);
-}
 
 static void fill(glake_ptr ptr, uint8_t value, uint64_t n_bytes)
 {
@@ -213,7 +206,7 @@ static void write_and_fall(void *user)
 	char bytes[16] = "overwritten";
 	struct glake_session *session = world_connect();
 	struct glake_model *model = open_base(session);
-	open_driver();
+	words_open_driver();
 	for (size_t i = 0; i < n_elements(base); i++) {
 		glake_ptr ptr = world_tensor(model, base[i].name).ptr;
 		/* Refused, and the process goes on. */
@@ -258,7 +251,7 @@ static void publish_and_hold(void *user)
 	struct glake_session *session = world_connect();
 	struct glake_block *block;
 	glake_ptr ptr = 0;
-	open_driver();
+	words_open_driver();
 	assert_ok(glake_alloc(session, 0, 6 * MIB, GLAKE_ZERO, &ptr));
 	fill(ptr, 7, 5 * MIB);
 	assert_ok(glake_block_publish(session, ptr, 5 * MIB, &block));
@@ -316,7 +309,7 @@ START_TEST(bytes_behind_the_content_are_refused)
 	glake_ptr ptr = 0;
 	world_begin_as(&defaults);
 	struct glake_session *session = world_connect();
-	open_driver();
+	words_open_driver();
 	assert_ok(glake_alloc(session, 0, 2 * MIB, GLAKE_ZERO, &ptr));
 	fill(ptr, 7, 1000);
 	struct books before = world_books();
@@ -339,7 +332,7 @@ START_TEST(a_publication_without_mover_leaves_the_memory)
 	struct glake_block *known;
 	struct glake_block *block;
 	glake_ptr ptr = 0;
-	open_driver();
+	words_open_driver();
 	/* A block of the same content, so that a comparison comes after the digest. */
 	assert_ok(glake_alloc(session, 0, 2 * MIB, GLAKE_ZERO, &ptr));
 	fill(ptr, 5, 3000);
