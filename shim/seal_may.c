@@ -1,0 +1,114 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "shim/seal_may.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "glake_shim.h"
+#include "shim/capture.h"
+#include "shim/shim.h"
+
+/* Devices that read and write GPU memory past its page tables. Paths begin with these. */
+static const char *const bypasses[] = {"/dev/infiniband/uverbs", "/dev/gdrdrv", "/dev/nvidia-fs"};
+
+/* Static; NULL: @path is none of them. */
+static const char *find_bypass(const char *path)
+{
+	for (size_t i = 0; path && i < sizeof(bypasses) / sizeof(bypasses[0]); i++) {
+		if (strncmp(path, bypasses[i], strlen(bypasses[i])) == 0) {
+			return bypasses[i];
+		}
+	}
+	return NULL;
+}
+
+static const char *find_open_bypass(void)
+{
+	const char *found = NULL;
+	DIR *fds = opendir("/proc/self/fd");
+	const struct dirent *entry;
+	while (fds && !found && (entry = readdir(fds))) {
+		char path[64] = "";
+		if (readlinkat(dirfd(fds), entry->d_name, path, sizeof(path) - 1) > 0) {
+			found = find_bypass(path);
+		}
+	}
+	if (fds) {
+		closedir(fds);
+	}
+	return found;
+}
+
+/* A mapping outlives its fd. */
+static const char *find_mapped_bypass(void)
+{
+	const char *found = NULL;
+	FILE *maps = fopen("/proc/self/maps", "re");
+	char *line = NULL;
+	size_t n_line = 0;
+	while (maps && !found && getline(&line, &n_line, maps) > 0) {
+		found = find_bypass(strchr(line, '/'));
+	}
+	free(line);
+	if (maps) {
+		fclose(maps);
+	}
+	return found;
+}
+
+/* CU_DEVICE_ATTRIBUTE_MPS_ENABLED, which is new in CUDA 12.5. */
+#define MPS_ENABLED ((CUdevice_attribute)133)
+
+static bool has_mps_control(void)
+{
+	char path[4096];
+	const char *folder = secure_getenv("CUDA_MPS_PIPE_DIRECTORY");
+	snprintf(path, sizeof(path), "%s/control", folder ? folder : "/tmp/nvidia-mps");
+	return access(path, F_OK) == 0;
+}
+
+static bool is_mps_client(void)
+{
+	int is_client = 0;
+	CUresult result = real(cuDeviceGetAttribute)(&is_client, MPS_ENABLED, 0);
+	if (result != CUDA_SUCCESS) {
+		return has_mps_control();
+	}
+	for (CUdevice device = 1; result == CUDA_SUCCESS && !is_client; device++) {
+		result = real(cuDeviceGetAttribute)(&is_client, MPS_ENABLED, device);
+	}
+	return is_client != 0;
+}
+
+int seal_may(char *why, size_t n_why)
+{
+	if (glake__dedup_is_off()) {
+		snprintf(why, n_why, "GLAKE_DEDUP=off");
+		return -EPERM;
+	}
+	const char *bypass = find_open_bypass();
+	bypass = bypass ? bypass : find_mapped_bypass();
+	if (bypass) {
+		snprintf(
+			why, n_why,
+			"it has %s open, which writes past the GPU's page tables: only the program "
+			"itself may ask",
+			bypass);
+		return -EPERM;
+	}
+	if (is_mps_client()) {
+		snprintf(why, n_why,
+		         "it is a client of MPS, where a fault ends other clients too: only the "
+		         "program itself may ask");
+		return -EPERM;
+	}
+	if (capture_is_any()) {
+		snprintf(why, n_why, "it captures a stream now");
+		return -EBUSY;
+	}
+	return 0;
+}

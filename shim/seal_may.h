@@ -1,0 +1,16 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Whether somebody outside may have the program sealed: not one that may do more harm by a fault, or by a write
+ * that nobody sees.
+ *
+ * Threads: any. Looks at the process's open files and mappings.
+ */
+#ifndef GLAKE_SHIM_SEAL_MAY_H
+#define GLAKE_SHIM_SEAL_MAY_H
+
+#include <stddef.h>
+
+/* 0, or -EPERM or -EBUSY with the reason in @why. */
+int seal_may(char *why, size_t n_why);
+
+#endif
