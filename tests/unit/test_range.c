@@ -931,6 +931,32 @@ START_TEST(holes_are_not_held)
 }
 END_TEST
 
+/* Each piece of work takes 15 ms, and the next is queued as soon as one ends. */
+static int close_in_15_ms(void *user, uint64_t readers, uint64_t patience_ns)
+{
+	(void)user;
+	(void)readers;
+	return patience_ns < 15000000 ? -EAGAIN : 0;
+}
+
+static int wait_for_end(void *user, uint64_t readers, uint64_t patience_ns)
+{
+	(void)user;
+	(void)readers;
+	(void)patience_ns;
+	return 0;
+}
+
+START_TEST(work_that_leaves_no_moment_between_is_held_back_in_the_end)
+{
+	begin("1GiB");
+	glake__space.gate = (struct glake__gate){
+		.close = close_in_15_ms, .open = open_nothing, .wait = wait_for_end};
+	ck_assert_int_eq(glake__gate_close_soon(1), 0);
+	glake__gate_open();
+}
+END_TEST
+
 /* A program frees what somebody is just about to seal or to move. */
 START_TEST(the_end_of_a_range_waits_for_a_change_of_it)
 {
