@@ -376,7 +376,7 @@ static struct glake__place as_named(const struct publication *publication,
 static int add_places(struct page *page)
 {
 	const struct glake__layout *layout = &page->publication->layout;
-	struct glake__place last;
+	struct glake__place last = {0};
 	int r = 0;
 	for (size_t i = 0; r == 0 && i < layout->n_places; i++) {
 		struct glake__place place = as_named(page->publication, layout->in_span[i]);
