@@ -143,8 +143,8 @@ static int name(struct glake_session *session, glake_ptr ptr, bool is_whole,
 	if (r == 0) {
 		r = find_name(session, ptr, is_whole, &share);
 	}
-	/* Another thread may seal the memory again before it has its name. */
-	for (int i = 0; i < UNDO_TRIES && r == -ENOTSUP; i++) {
+	/* Another thread may seal the memory again before it has its name, or queue work all the time. */
+	for (int i = 0; i < UNDO_TRIES && (r == -ENOTSUP || r == -EBUSY); i++) {
 		r = glake__seal_undo(ptr);
 		r = r < 0 ? r : find_name(session, ptr, is_whole, &share);
 	}

@@ -139,7 +139,7 @@ int glake__gate_close(uint64_t readers, uint64_t patience_ns)
 
 /*
  * Each try waits so long, and the pause behind it twice as long as the one before, up to a limit. A program that
- * queues the next work at once leaves no moment between: the last tries hold it back until that has ended.
+ * queues the next work at once leaves no moment between: the last tries hold it back until all of its work has ended.
  */
 #define SOON_WAIT_NS 10000000u
 #define SOON_TRY_NS 3000000u
@@ -154,22 +154,24 @@ int glake__gate_close(uint64_t readers, uint64_t patience_ns)
 #define PAUSE_NS 1000000
 
 /* Most of the work is waited for while the program goes on. */
-static int try_to_close(uint64_t readers, uint64_t patience_ns)
+static int try_to_close(uint64_t readers, bool is_last)
 {
 	const struct glake__gate *gate = &glake__space.gate;
+	if (is_last) {
+		return glake__gate_close(readers, SOON_LAST_TRY_NS);
+	}
 	int r = closed.depth == 0 && gate->wait ? gate->wait(gate->user, readers, SOON_WAIT_NS) : 0;
-	return r == -EAGAIN ? r : glake__gate_close(readers, patience_ns);
+	return r == -EAGAIN ? r : glake__gate_close(readers, SOON_TRY_NS);
 }
 
 int glake__gate_close_soon(uint64_t readers)
 {
 	uint64_t pause_ns = SOON_FIRST_PAUSE_NS;
-	int r = try_to_close(readers, SOON_TRY_NS);
+	int r = try_to_close(readers, false);
 	for (unsigned i = 1; r == -EAGAIN && i < SOON_TRIES; i++) {
 		nanosleep(&(struct timespec){.tv_nsec = (long)pause_ns}, NULL);
 		pause_ns = pause_ns < SOON_MAX_PAUSE_NS ? 2 * pause_ns : pause_ns;
-		r = try_to_close(readers,
-		                 i + SOON_N_LAST < SOON_TRIES ? SOON_TRY_NS : SOON_LAST_TRY_NS);
+		r = try_to_close(readers, i + SOON_N_LAST >= SOON_TRIES);
 	}
 	return r != -EAGAIN
 	               ? r
