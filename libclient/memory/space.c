@@ -173,10 +173,8 @@ int glake__gate_close_soon(uint64_t readers)
 		pause_ns = pause_ns < SOON_MAX_PAUSE_NS ? 2 * pause_ns : pause_ns;
 		r = try_to_close(readers, i + SOON_N_LAST >= SOON_TRIES);
 	}
-	return r != -EAGAIN
-	               ? r
-	               : glake__fail(-EBUSY, "the program's work cannot be held back now: it goes "
-	                                     "on, or is captured");
+	/* The last try has set the text. */
+	return r == -EAGAIN ? -EBUSY : r;
 }
 
 int glake__gate_pause(uint64_t readers)
