@@ -77,6 +77,12 @@ static int open_driver(struct glake_session *session, const char *libcuda)
 	return 0;
 }
 
+static bool wants_stitching(const struct glake_connect_options *options)
+{
+	const char *alloc = secure_getenv("GLAKE_ALLOC");
+	return options->stitch || (alloc && strcmp(alloc, "stitch") == 0);
+}
+
 /* ---- connecting ------------------------------------------------------------------------------- */
 
 /* glaked waits for the answer: another session may wait for this memory. */
@@ -101,6 +107,7 @@ static int session_new(const struct glake_connect_options *options,
 	session->link.reclaim = reclaim;
 	session->link.reclaim_user = session;
 	session->report = glake__usage_report;
+	session->stitches = wants_stitching(options);
 	session->n_refs = 1;
 	glake__space_begin();
 	pthread_mutex_init(&session->usage_lock, NULL);

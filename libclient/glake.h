@@ -125,6 +125,7 @@ struct glake_connect_options {
 	const char *program;     /* label for listings; NULL: the program's name */
 	const char *libcuda;     /* NULL: $GLAKE_LIBCUDA, then libcuda.so.1 */
 	int no_cuda;             /* nonzero: never open the driver. Calls that map then fail */
+	int stitch;              /* nonzero: as with GLAKE_ALLOC=stitch: free memory is stitched */
 };
 
 /*
@@ -761,6 +762,39 @@ struct glake_usage {
 
 /* This session's own counters. Local. Errors: session errors; -EINVAL (@usage). */
 GLAKE_API int glake_usage(struct glake_session *session, struct glake_usage *usage);
+
+/* Memory in stream order of one device, of a session that stitches; all 0 for another. */
+struct glake_pool_stats {
+	size_t size;                  /* set by the caller */
+	uint64_t live_bytes;          /* as asked for */
+	uint64_t peak_live_bytes;     /* the highest since the last reset */
+	uint64_t used_bytes;          /* as taken: rounded up */
+	uint64_t reserved_bytes;      /* chunks, each counted once */
+	uint64_t peak_reserved_bytes; /* the highest since the last reset */
+	uint64_t n_allocs;            /* so many were served */
+	uint64_t n_stitches;          /* ranges stitched of free chunks that are apart */
+	uint64_t stitched_bytes;      /* in them, in sum */
+	uint64_t n_reuses;            /* allocations served by a stitched range that was kept */
+	uint64_t n_grows;             /* requests to glaked */
+	uint64_t grown_bytes;         /* that they brought */
+	uint64_t n_mapped;            /* handles mapped: the driver's calls that cost */
+	uint64_t n_unmapped;
+	uint32_t n_kept;      /* stitched ranges that are kept now, live ones included */
+	uint32_t n_kept_live; /* of n_kept: in use */
+	uint64_t kept_bytes;  /* addresses in n_kept: no memory of their own */
+};
+
+/*
+ * The numbers of glaked's device @device. Local.
+ * Errors: session errors; -ENODEV (glaked has no such device); -EINVAL (@stats).
+ */
+GLAKE_API int glake_pool_stats(struct glake_session *session, uint32_t device,
+                               struct glake_pool_stats *stats);
+/*
+ * Begin both peaks anew, at the present values. Local.
+ * Errors: session errors; -ENODEV (glaked has no such device).
+ */
+GLAKE_API int glake_pool_reset_peaks(struct glake_session *session, uint32_t device);
 
 #ifdef __cplusplus
 }

@@ -85,6 +85,7 @@ struct glake_session {
 	_Atomic bool is_closing; /* glake_disconnect(): the daemon is told nothing any more */
 	bool is_forked;          /* glake_disconnect() in a child: no driver call, no lock */
 	bool has_driver;         /* false: no_cuda */
+	bool stitches;           /* memory in stream order is cut of one range, and stitched */
 	struct cudrv drv;
 	uint64_t id;
 	bool is_admin;

@@ -30,6 +30,7 @@ struct glake__heap {
 	struct glake__backing *empty_slab; /* one of the live ones */
 	/* Bytes that glaked wanted when less was warm. Memory that is freed next pays them. */
 	uint64_t reclaim_debt;
+	struct glake_pool_stats pool; /* of memory in stream order, for programs */
 };
 
 /* After Hello. Returns 0 or -ENOMEM. */

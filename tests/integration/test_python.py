@@ -495,6 +495,13 @@ class Seals(Case):
         _lib.check(_lib.library().glake_read(session.handle, 0, memory, ptr, n_bytes))
         return bytes(got)
 
+    def test_pool_stats_are_all_there(self):
+        with glake.connect(stitch=True) as session:
+            stats = session.pool_stats()
+            self.assertEqual(stats["peak_live_bytes"], 0)
+            self.assertEqual(stats["kept_bytes"], 0)
+            session.reset_pool_peaks("cuda:0")
+
     def test_equal_memory_becomes_one_copy(self):
         one, two = glake.connect(), glake.connect()
         before = self.counts()

@@ -17,7 +17,7 @@ SONAME = "libglake-client.so.0"
 
 class ConnectOptions(Structure):
     _fields_ = [("size", c_size_t), ("socket_path", c_char_p), ("program", c_char_p),
-                ("libcuda", c_char_p), ("no_cuda", c_int)]
+                ("libcuda", c_char_p), ("no_cuda", c_int), ("stitch", c_int)]
 
 
 class Device(Structure):
@@ -57,6 +57,16 @@ class Usage(Structure):
     _fields_ = [("size", c_size_t), ("live_bytes", c_uint64), ("reserved_bytes", c_uint64),
                 ("warm_bytes", c_uint64), ("shared_bytes", c_uint64), ("n_warm_allocs", c_uint64),
                 ("n_cold_allocs", c_uint64), ("peak_bytes", c_uint64)]
+
+
+class PoolStats(Structure):
+    _fields_ = [("size", c_size_t), ("live_bytes", c_uint64), ("peak_live_bytes", c_uint64),
+                ("used_bytes", c_uint64), ("reserved_bytes", c_uint64),
+                ("peak_reserved_bytes", c_uint64), ("n_allocs", c_uint64),
+                ("n_stitches", c_uint64), ("stitched_bytes", c_uint64), ("n_reuses", c_uint64),
+                ("n_grows", c_uint64), ("grown_bytes", c_uint64), ("n_mapped", c_uint64),
+                ("n_unmapped", c_uint64), ("n_kept", c_uint32), ("n_kept_live", c_uint32),
+                ("kept_bytes", c_uint64)]
 
 
 class Span(Structure):
@@ -221,6 +231,8 @@ _FUNCTIONS: List[Tuple[str, Any, List[Any]]] = [
     ("glake_fd", c_int, [c_void_p]),
     ("glake_dispatch", c_int, [c_void_p]),
     ("glake_usage", c_int, [c_void_p, POINTER(Usage)]),
+    ("glake_pool_stats", c_int, [c_void_p, c_uint32, POINTER(PoolStats)]),
+    ("glake_pool_reset_peaks", c_int, [c_void_p, c_uint32]),
     ("glake_get_status", c_int, [c_void_p, STATUS_ROW, c_void_p]),
     ("glake_get_stats", c_int, [c_void_p, METRIC_ROW, c_void_p]),
     ("glake_list_sessions", c_int, [c_void_p, SESSION_ROW, c_void_p]),

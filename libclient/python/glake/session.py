@@ -18,12 +18,12 @@ class Session:
     were exported without a copy (DLPack): these stay mapped as long as they live."""
 
     def __init__(self, socket: Optional[str] = None, program: Optional[str] = None,
-                 cuda: bool = True, libcuda: Optional[str] = None) -> None:
+                 cuda: bool = True, libcuda: Optional[str] = None, stitch: bool = False) -> None:
         self._handle = ctypes.c_void_p()
         options = _lib.ConnectOptions(
             ctypes.sizeof(_lib.ConnectOptions), os.fsencode(socket) if socket else None,
             program.encode() if program else None, os.fsencode(libcuda) if libcuda else None,
-            0 if cuda else 1)
+            0 if cuda else 1, 1 if stitch else 0)
         handle = ctypes.c_void_p()
         _lib.check(_lib.library().glake_connect(ctypes.byref(options), ctypes.byref(handle)))
         self._handle = handle
@@ -112,6 +112,18 @@ class Session:
         _lib.check(_lib.library().glake_usage(self.handle, ctypes.byref(usage)))
         return {name: getattr(usage, name) for name, _ in usage._fields_ if name != "size"}
 
+    def pool_stats(self, device: DeviceLike = 0) -> Dict[str, int]:
+        """Of memory in stream order, of a session that stitches; all 0 for another."""
+        stats = _lib.PoolStats(ctypes.sizeof(_lib.PoolStats))
+        index = self.device_index(parse_ordinal(device))
+        _lib.check(_lib.library().glake_pool_stats(self.handle, index, ctypes.byref(stats)))
+        return {name: getattr(stats, name) for name, _ in stats._fields_ if name != "size"}
+
+    def reset_pool_peaks(self, device: DeviceLike = 0) -> None:
+        """Both peaks of pool_stats() begin anew, at the present values."""
+        index = self.device_index(parse_ordinal(device))
+        _lib.check(_lib.library().glake_pool_reset_peaks(self.handle, index))
+
     def ping(self) -> None:
         _lib.check(_lib.library().glake_ping(self.handle))
 
@@ -139,9 +151,10 @@ def default_session() -> Session:
 
 
 def connect(socket: Optional[str] = None, program: Optional[str] = None, cuda: bool = True,
-            libcuda: Optional[str] = None) -> Session:
-    """A new session. ``cuda=False`` never opens the driver: enough to look and steer."""
-    return Session(socket, program, cuda, libcuda)
+            libcuda: Optional[str] = None, stitch: bool = False) -> Session:
+    """A new session. ``cuda=False`` never opens the driver: enough to look and steer. ``stitch``:
+    memory in stream order is stitched of free memory, as with ``GLAKE_ALLOC=stitch``."""
+    return Session(socket, program, cuda, libcuda, stitch)
 
 
 def parse_ordinal(device: DeviceLike) -> int:
