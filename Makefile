@@ -296,7 +296,8 @@ $(B)/lib/glake/%.so:
 		$(filter %.o %.a,$^) $(SHIM_LIBS)
 	$(Q)ln -sf $(@F) $(@D)/$(SONAME)
 
-$(B)/bin/glake: $(call objects,shim/run/*.c) $(B)/obj/shim/library.o $(B)/lib/libglake-client.so
+$(B)/bin/glake: $(call objects,shim/run/*.c) $(addprefix $(B)/obj/shim/,library.o policy.o) \
+		$(B)/lib/libglake-client.so
 	$(call say,LD,$@)
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(LDFLAGS) -o $@ $(filter %.o,$^) -L$(B)/lib -lglake-client $(call rpath,../lib)

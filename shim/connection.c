@@ -63,6 +63,7 @@ static struct connection *connection_new(void)
 	struct glake_connect_options options = {
 		.size = sizeof(options),
 		.libcuda = shim_libcuda(),
+		.stitch = shim_policy()->stitches,
 	};
 	int r = glake_connect(&options, &connection->session);
 	was_refused = r == GLAKE_E_OVER_QUOTA || r == GLAKE_E_VERSION;

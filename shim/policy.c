@@ -37,6 +37,7 @@ static void read_environment(void)
 		.owns_alloc = !owned || has_word(owned, "alloc"),
 		.owns_async = !owned || has_word(owned, "async"),
 		.owns_vmm = !owned || has_word(owned, "vmm"),
+		.stitches = is_set_to("GLAKE_ALLOC", "stitch"),
 	};
 }
 

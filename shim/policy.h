@@ -16,6 +16,7 @@ struct shim_policy {
 	bool owns_alloc;     /* GLAKE_SHIM_OWN: cuMemAlloc and its family */
 	bool owns_async;     /* GLAKE_SHIM_OWN: cuMemAllocAsync and its family */
 	bool owns_vmm;       /* GLAKE_SHIM_OWN: cuMemCreate and its family */
+	bool stitches;       /* GLAKE_ALLOC=stitch: memory in stream order is stitched */
 };
 
 const struct shim_policy *shim_policy(void);

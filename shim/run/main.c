@@ -19,7 +19,9 @@
 #include "glake.h"
 #include "proto/cleanup.h"
 #include "shim/library.h"
+#include "shim/policy.h"
 #include "shim/run/program.h"
+#include "shim/run/torch.h"
 
 enum {
 	EXIT_REFUSED = 125,
@@ -37,6 +39,9 @@ static const char usage_text[] =
 	"  --own=LIST      what comes from glaked: alloc, async, vmm (cuMemAlloc,\n"
 	"                  cuMemAllocAsync, cuMemCreate, and their families), none;\n"
 	"                  default: all\n"
+	"  --alloc=HOW     stitch: free pieces of memory that are apart become one\n"
+	"                  allocation, and PyTorch allocates in stream order;\n"
+	"                  plain (default)\n"
 	"  --libcuda=PATH  the real driver library, instead of the loader's\n"
 	"  --shim=PATH     the preload library, instead of the installed one\n"
 	"  --help, --version\n";
@@ -45,6 +50,7 @@ struct options {
 	const char *socket_path;
 	const char *libcuda;
 	const char *own;
+	const char *alloc;
 	const char *shim_path;
 	bool is_strict;
 	bool is_optional;
@@ -161,12 +167,31 @@ static int check_own(const char *list)
 	}
 }
 
-/* With --strict it is an error that the environment turns the shim off. */
-static int check_on(bool is_strict)
+/* Stitching is for memory in stream order. */
+static int check_alloc(const char *how)
 {
-	const char *value = getenv("GLAKE_SHIM");
-	bool is_off = value && (strcmp(value, "off") == 0 || strcmp(value, "0") == 0);
-	return is_strict && is_off ? refuse(EXIT_REFUSED, "--strict", "GLAKE_SHIM=off is set") : 0;
+	if (strcmp(how, "stitch") != 0 && strcmp(how, "plain") != 0) {
+		return refuse(EXIT_REFUSED, how, "must be stitch or plain");
+	}
+	return shim_policy()->stitches && !shim_policy()->owns_async
+	               ? refuse(EXIT_REFUSED, "--alloc=stitch", "GLAKE_SHIM_OWN lacks async")
+	               : 0;
+}
+
+/* The environment that the shim will see, with the options in it. */
+static int check_environment(const struct options *options)
+{
+	const char *own = getenv("GLAKE_SHIM_OWN");
+	const char *alloc = getenv("GLAKE_ALLOC");
+	int status = own ? check_own(own) : 0;
+	if (status == 0 && alloc) {
+		status = check_alloc(alloc);
+	}
+	/* With --strict it is an error that the environment turns the shim off. */
+	if (status == 0 && options->is_strict && shim_policy()->is_off) {
+		status = refuse(EXIT_REFUSED, "--strict", "GLAKE_SHIM=off is set");
+	}
+	return status;
 }
 
 /* ---- running ---------------------------------------------------------------------------------- */
@@ -219,9 +244,20 @@ static void set_environment(const struct options *options)
 	if (options->own) {
 		setenv("GLAKE_SHIM_OWN", options->own, 1);
 	}
+	if (options->alloc) {
+		setenv("GLAKE_ALLOC", options->alloc, 1);
+	}
 	if (options->is_strict) {
 		setenv("GLAKE_SHIM_ABSENT", "refuse", 1);
 	}
+}
+
+static int set_torch(void)
+{
+	bool stitches = shim_policy()->stitches && !shim_policy()->is_off;
+	return stitches && torch_use_async() < 0
+	               ? refuse(EXIT_REFUSED, "--alloc=stitch", strerror(ENOMEM))
+	               : 0;
 }
 
 static int run(const struct options *options, char **arguments)
@@ -233,11 +269,7 @@ static int run(const struct options *options, char **arguments)
 		              "not found");
 	}
 	set_environment(options);
-	const char *own = getenv("GLAKE_SHIM_OWN");
-	int status = own ? check_own(own) : 0;
-	if (status == 0) {
-		status = check_on(options->is_strict);
-	}
+	int status = check_environment(options);
 	if (status == 0) {
 		status = check_program(arguments[0]);
 	}
@@ -254,6 +286,9 @@ static int run(const struct options *options, char **arguments)
 	}
 	if (status == 0) {
 		status = set_preload(shim_path);
+	}
+	if (status == 0) {
+		status = set_torch();
 	}
 	if (status != 0) {
 		return status;
@@ -274,15 +309,11 @@ static int complain(void)
 static int parse(int argc, char **argv, struct options *options, int *status_out)
 {
 	static const struct option table[] = {
-		{"socket", required_argument, NULL, 's'},
-		{"strict", no_argument, NULL, 'S'},
-		{"optional", no_argument, NULL, 'o'},
-		{"own", required_argument, NULL, 'O'},
-		{"libcuda", required_argument, NULL, 'l'},
-		{"shim", required_argument, NULL, 'p'},
-		{"help", no_argument, NULL, 'h'},
-		{"version", no_argument, NULL, 'v'},
-		{NULL, 0, NULL, 0},
+		{"socket", required_argument, NULL, 's'}, {"strict", no_argument, NULL, 'S'},
+		{"optional", no_argument, NULL, 'o'},     {"own", required_argument, NULL, 'O'},
+		{"alloc", required_argument, NULL, 'a'},  {"libcuda", required_argument, NULL, 'l'},
+		{"shim", required_argument, NULL, 'p'},   {"help", no_argument, NULL, 'h'},
+		{"version", no_argument, NULL, 'v'},      {NULL, 0, NULL, 0},
 	};
 	int option;
 	*status_out = 0;
@@ -301,6 +332,9 @@ static int parse(int argc, char **argv, struct options *options, int *status_out
 			break;
 		case 'O':
 			options->own = optarg;
+			break;
+		case 'a':
+			options->alloc = optarg;
 			break;
 		case 'l':
 			options->libcuda = optarg;

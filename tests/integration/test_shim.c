@@ -660,6 +660,61 @@ START_TEST(glake_run_runs)
 }
 END_TEST
 
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+/* The settings of PyTorch's allocator, as the user has them, and as the program gets them. */
+static const struct {
+	const char *option;
+	const char *before;
+	const char *
+		after; /* PYTORCH_CUDA_ALLOC_CONF|PYTORCH_ALLOC_CONF|GLAKE_ALLOC, after a line or none */
+} settings[] = {
+	{"--alloc=plain", "A=", "||plain\n"},
+	{"--optional", "GLAKE_ALLOC=stitch", "backend:cudaMallocAsync||stitch\n"},
+	{"--alloc=plain", "GLAKE_ALLOC=stitch", "||plain\n"},
+	{"--alloc=stitch", "GLAKE_SHIM=off", "||stitch\n"},
+	{"--alloc=stitch", "A=", "backend:cudaMallocAsync||stitch\n"},
+	{"--alloc=stitch", "PYTORCH_CUDA_ALLOC_CONF=", "backend:cudaMallocAsync||stitch\n"},
+	{"--alloc=stitch", "PYTORCH_ALLOC_CONF=a:[1,2]",
+         "|a:[1,2],backend:cudaMallocAsync|stitch\n"},
+	{"--alloc=stitch", "PYTORCH_ALLOC_CONF=a:1 , backend : cudaMallocAsync",
+         "|a:1 , backend : cudaMallocAsync|stitch\n"},
+	{"--alloc=stitch", "PYTORCH_CUDA_ALLOC_CONF=backend:native,a:1",
+         "glake: PYTORCH_CUDA_ALLOC_CONF names a backend, which stays; --alloc=stitch is for "
+         "backend:cudaMallocAsync\nbackend:native,a:1||stitch\n"},
+	{"--alloc=stitch", "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+         "glake: PYTORCH_CUDA_ALLOC_CONF: expandable_segments has no effect with --alloc=stitch\n"
+         "expandable_segments:True,backend:cudaMallocAsync||stitch\n"},
+	{"--alloc=stitch", "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False",
+         "expandable_segments:False,backend:cudaMallocAsync||stitch\n"},
+};
+
+START_TEST_WITH(glake_run_tells_pytorch, .n = n_elements(settings))
+{
+	struct run run;
+	world_begin();
+	run_start(&run, "LD_PRELOAD=", "/usr/bin/env", settings[_i].before,
+	          run_in_build("bin/glake"), "run", settings[_i].option, "sh", "-c",
+	          "echo \"$PYTORCH_CUDA_ALLOC_CONF|$PYTORCH_ALLOC_CONF|$GLAKE_ALLOC\"", NULL);
+	run_end_well(&run);
+	ck_assert_str_eq(run.text, settings[_i].after);
+}
+END_TEST
+
+/* PyTorch takes the older name where both are set. */
+START_TEST(glake_run_tells_pytorch_by_the_name_that_it_reads)
+{
+	struct run run;
+	world_begin();
+	run_start(&run, "PYTORCH_ALLOC_CONF=backend:native", "/usr/bin/env",
+	          "LD_PRELOAD=", "PYTORCH_CUDA_ALLOC_CONF=a:1", run_in_build("bin/glake"), "run",
+	          "--alloc=stitch", "sh", "-c",
+	          "echo \"$PYTORCH_CUDA_ALLOC_CONF|$PYTORCH_ALLOC_CONF\"", NULL);
+	run_end_well(&run);
+	ck_assert_str_eq(run.text, "a:1,backend:cudaMallocAsync|backend:native\n");
+}
+END_TEST
+#endif
+
 START_TEST(glake_run_says_why_not)
 {
 	struct run run;
@@ -690,6 +745,14 @@ START_TEST(glake_run_says_why_not)
 	run_start(&run, "LD_PRELOAD=", run_in_build("bin/glake"), "run", "--own=vmm,aloc", "sh",
 	          NULL);
 	run_refused(&run, 125, "vmm,aloc: must be a list of alloc, async and vmm, or none");
+	run_start(&run, "LD_PRELOAD=", run_in_build("bin/glake"), "run", "--alloc=stich", "sh",
+	          NULL);
+	run_refused(&run, 125, "stich: must be stitch or plain");
+	run_start(&run, "GLAKE_ALLOC=", run_in_build("bin/glake"), "run", "sh", NULL);
+	run_refused(&run, 125, ": must be stitch or plain");
+	run_start(&run, "LD_PRELOAD=", run_in_build("bin/glake"), "run", "--alloc=stitch",
+	          "--own=alloc,vmm", "sh", NULL);
+	run_refused(&run, 125, "--alloc=stitch: GLAKE_SHIM_OWN lacks async");
 	run_start(&run, "GLAKE_SHIM=off", run_in_build("bin/glake"), "run", "--strict", "sh", NULL);
 	run_refused(&run, 125, "--strict: GLAKE_SHIM=off is set");
 
