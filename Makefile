@@ -81,7 +81,8 @@ FUZZERS := $(call programs,tests/fuzz/fuzz_*.c)
 FORMATTED := $(wildcard $(addsuffix /*.[ch],proto daemon $(DAEMON_FOLDERS) daemon/keeper daemon/mover libclient \
 	$(CLIENT_FOLDERS) libclient/ctl \
 	tests/harness tests/unit tests/integration tests/gpu tests/bench tests/fuzz tests/demo \
-	tests/cudasim tests/nvmlsim tests/clocksim tests shim shim/nvml shim/run tests/shim))
+	tests/cudasim tests/nvmlsim tests/clocksim tests shim shim/nvml shim/run shim/replay \
+	tests/shim))
 
 .PHONY: help all daemon lib shim ctl cudasim tests deps test check run-tests run-c-tests demo bench \
 	check-asan check-tsan check-gpu fuzz format format-check check-layers install dist clean ci
@@ -296,8 +297,8 @@ $(B)/lib/glake/%.so:
 		$(filter %.o %.a,$^) $(SHIM_LIBS)
 	$(Q)ln -sf $(@F) $(@D)/$(SONAME)
 
-$(B)/bin/glake: $(call objects,shim/run/*.c) $(addprefix $(B)/obj/shim/,library.o policy.o) \
-		$(B)/lib/libglake-client.so
+$(B)/bin/glake: $(call objects,shim/run/*.c shim/replay/*.c) \
+		$(addprefix $(B)/obj/shim/,library.o policy.o) $(B)/lib/libglake-client.so
 	$(call say,LD,$@)
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(LDFLAGS) -o $@ $(filter %.o,$^) -L$(B)/lib -lglake-client $(call rpath,../lib)

@@ -20,6 +20,7 @@
 #include "proto/cleanup.h"
 #include "shim/library.h"
 #include "shim/policy.h"
+#include "shim/replay/replay.h"
 #include "shim/run/program.h"
 #include "shim/run/torch.h"
 
@@ -44,7 +45,9 @@ static const char usage_text[] =
 	"                  plain (default)\n"
 	"  --libcuda=PATH  the real driver library, instead of the loader's\n"
 	"  --shim=PATH     the preload library, instead of the installed one\n"
-	"  --help, --version\n";
+	"  --help, --version\n"
+	"\n"
+	"glake replay --help: replay an allocation trace with several allocators.\n";
 
 struct options {
 	const char *socket_path;
@@ -365,8 +368,13 @@ int main(int argc, char **argv)
 	if (at == 0) {
 		return status;
 	}
+	if (at < argc && strcmp(argv[at], "replay") == 0) {
+		set_environment(&options);
+		return replay_main(argc - at, argv + at);
+	}
 	if (at >= argc || strcmp(argv[at], "run") != 0) {
-		fprintf(stderr, "glake: %s\n", at < argc ? "there is only `run`" : "what to do?");
+		fprintf(stderr, "glake: %s\n",
+		        at < argc ? "there are `run` and `replay`" : "what to do?");
 		return complain();
 	}
 	argc -= at;

@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "shim/replay/play.h"
+
+#include "shim/replay/must.h"
+#include "shim/replay/progress.h"
+
+/* False: the trace does not fit the limit of @books. */
+static bool play_events(const struct model *model, const struct trace *trace, struct books *books,
+                        struct block **blocks)
+{
+	for (size_t i = 0; i < trace->n_events; i++) {
+		const struct trace_event *event = &trace->events[i];
+		struct block **block = &blocks[event->allocation];
+		progress_show(model->name, i, trace->n_events);
+		if (event->n_bytes == 0) {
+			model->free(books, *block);
+			*block = NULL;
+			continue;
+		}
+		*block = model->alloc(books, event->stream, event->n_bytes);
+		if (!*block) {
+			return false;
+		}
+	}
+	return true;
+}
+
+static bool play(const struct model *model, const struct trace *trace, uint64_t limit_bytes,
+                 struct result *result_out)
+{
+	struct books books = {.limit_bytes = limit_bytes};
+	struct block **blocks = must_calloc(trace->n_allocations, sizeof(struct block *));
+	bool fits = play_events(model, trace, &books, blocks);
+	*result_out = (struct result){
+		.name = model->name,
+		.peak_reserved_bytes = books.peak_reserved_bytes,
+		.n_made = books.n_made,
+		.n_freed = books.n_freed,
+	};
+	for (uint32_t i = 0; i < trace->n_allocations; i++) {
+		if (blocks[i]) {
+			books_drop(blocks[i]);
+		}
+	}
+	free(blocks);
+	books_deinit(&books);
+	return fits;
+}
+
+/* What fits a limit is taken to fit every higher one. For best fit that is nearly always so. */
+void play_model(const struct model *model, const struct trace *trace, struct result *result_out)
+{
+	struct result under_limit;
+	play(model, trace, UINT64_MAX, result_out);
+	uint64_t low = round_up(trace->peak_live_bytes, MIB) / MIB;
+	uint64_t high = round_up(result_out->peak_reserved_bytes, MIB) / MIB;
+	while (low < high) {
+		uint64_t middle = low + (high - low) / 2;
+		if (play(model, trace, middle * MIB, &under_limit)) {
+			high = middle;
+		} else {
+			low = middle + 1;
+		}
+	}
+	result_out->smallest_bytes = high * MIB;
+}

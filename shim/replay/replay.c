@@ -1,0 +1,145 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "shim/replay/replay.h"
+
+#include <errno.h>
+#include <getopt.h>
+#include <string.h>
+
+#include "proto/cleanup.h"
+#include "shim/replay/play.h"
+#include "shim/replay/progress.h"
+
+enum {
+	EXIT_USAGE = 125,
+};
+
+static const char usage_text[] =
+	"usage: glake replay [OPTION]... TRACE\n"
+	"Replay an allocation trace with several allocators: what would each reserve?\n"
+	"TRACE is a file, or - for stdin; glake(1) describes its format.\n"
+	"\n"
+	"  --on=LIST       of caching (PyTorch's allocator), expandable (the same with\n"
+	"                  expandable_segments), driver (cuMemAlloc); these are models.\n"
+	"                  Default: all\n"
+	"  --json          sizes in bytes, for programs\n"
+	"  --help\n";
+
+static const struct model *const models[] = {&model_caching, &model_expandable, &model_driver};
+
+#define N_ALLOCATORS n_elements(models)
+
+struct options {
+	const char *trace_path;
+	unsigned on; /* bits, by index in models */
+	bool is_json;
+};
+
+static int complain(const char *subject, const char *reason)
+{
+	fprintf(stderr, "glake: %s: %s\nTry 'glake replay --help'.\n", subject, reason);
+	return EXIT_USAGE;
+}
+
+/* 0: the list has a word that is none of ours. */
+static unsigned parse_on(const char *list)
+{
+	unsigned on = 0;
+	for (const char *word = list;; word++) {
+		unsigned bit = 0;
+		size_t n_bytes = strcspn(word, ",");
+		for (size_t i = 0; i < N_ALLOCATORS; i++) {
+			const char *name = models[i]->name;
+			if (strlen(name) == n_bytes && strncmp(word, name, n_bytes) == 0) {
+				bit = 1u << i;
+			}
+		}
+		if (bit == 0) {
+			return 0;
+		}
+		on |= bit;
+		word += n_bytes;
+		if (*word == '\0') {
+			return on;
+		}
+	}
+}
+
+static int read_trace(const char *path, struct trace *trace)
+{
+	char error[TRACE_ERROR_BYTES];
+	bool is_stdin = strcmp(path, "-") == 0;
+	FILE *file = is_stdin ? stdin : fopen(path, "re");
+	if (!file) {
+		fprintf(stderr, "glake: %s: %s\n", path, strerror(errno));
+		return EXIT_FAILURE;
+	}
+	int r = trace_read(trace, file, error);
+	if (!is_stdin) {
+		fclose(file);
+	}
+	if (r < 0) {
+		fprintf(stderr, "glake: %s:%s\n", is_stdin ? "stdin" : path, error);
+		return EXIT_FAILURE;
+	}
+	return 0;
+}
+
+static int replay(const struct options *options)
+{
+	struct trace trace;
+	struct result results[N_ALLOCATORS];
+	size_t n = 0;
+	int status = read_trace(options->trace_path, &trace);
+	if (status != 0) {
+		return status;
+	}
+	for (size_t i = 0; i < N_ALLOCATORS; i++) {
+		if (options->on & 1u << i) {
+			play_model(models[i], &trace, &results[n++]);
+		}
+	}
+	progress_end();
+	(options->is_json ? result_print_json : result_print)(stdout, &trace, results, n);
+	trace_deinit(&trace);
+	return status;
+}
+
+int replay_main(int argc, char **argv)
+{
+	static const struct option table[] = {
+		{"on", required_argument, NULL, 'O'},
+		{"json", no_argument, NULL, 'j'},
+		{"help", no_argument, NULL, 'h'},
+		{NULL, 0, NULL, 0},
+	};
+	struct options options = {.on = (1u << N_ALLOCATORS) - 1};
+	int option;
+	/* The name in messages of getopt(). */
+	argv[0] = program_invocation_short_name;
+	optind = 1;
+	while ((option = getopt_long(argc, argv, "h", table, NULL)) != -1) {
+		switch (option) {
+		case 'O':
+			options.on = parse_on(optarg);
+			if (options.on == 0) {
+				return complain(optarg,
+				                "must be a list of caching, expandable and driver");
+			}
+			break;
+		case 'j':
+			options.is_json = true;
+			break;
+		case 'h':
+			fputs(usage_text, stdout);
+			return 0;
+		default:
+			fputs("Try 'glake replay --help'.\n", stderr);
+			return EXIT_USAGE;
+		}
+	}
+	if (argc - optind != 1) {
+		return complain("replay", argc == optind ? "which trace?" : "one trace at a time");
+	}
+	options.trace_path = argv[optind];
+	return replay(&options);
+}

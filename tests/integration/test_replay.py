@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""glake replay: the models keep their rules, the traces of tests/traces their peaks."""
+
+import glob
+import importlib.util
+import json
+import os
+import random
+import re
+import subprocess
+import unittest
+
+BUILD = os.environ["GLAKE_BUILD"]
+GLAKE = os.path.join(BUILD, "bin", "glake")
+TRACES = "tests/traces"
+MIB = 1024 * 1024
+MODELS = ["caching", "expandable", "driver"]
+
+# Peak live in bytes; of each model peak reserved, and the GPU that the trace fits in, in MiB.
+PEAKS = {
+    "lora": (1702863280, (2296, 1922), (1674, 1654), (1636, 1636)),
+    "generate": (6078177280, (9934, 7900), (5802, 5800), (5812, 5812)),
+    "unet": (1746563072, (2286, 1848), (1756, 1724), (1730, 1730)),
+    "moe": (1295694848, (1968, 1508), (1354, 1350), (1362, 1362)),
+    "pipeline": (2012305408, (2860, 2200), (1962, 1960), (1986, 1986)),
+}
+
+
+def glake_replay(*words, text=None):
+    return subprocess.run([GLAKE, "replay", *words], input=text, capture_output=True, timeout=300,
+                          text=not isinstance(text, bytes), check=False)
+
+
+def replay(events, on=",".join(MODELS)):
+    """Of each model what it reserves, and what it fits in, in MiB."""
+    done = glake_replay("--json", "--on", on, "-", text="\n".join(events) + "\n")
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    return {row["name"]: (row["peak_reserved_bytes"] / MIB, row["smallest_bytes"] / MIB)
+            for row in answer["allocators"]}
+
+
+def allocs(*sizes, first=0, stream=0):
+    return [f"a {first + i} {int(size * MIB)} {stream}" for i, size in enumerate(sizes)]
+
+
+def frees(*numbers, stream=0):
+    return [f"f {number} {stream}" for number in numbers]
+
+
+class Models(unittest.TestCase):
+    def check(self, events, **expected):
+        self.assertEqual({name: replay(events)[name] for name in expected}, expected)
+
+    def test_the_smallest_allocation(self):
+        self.check(["a 1 1 0"], caching=(2, 2), expandable=(2, 2), driver=(2, 2))
+
+    def test_small_ones_share(self):
+        self.check(allocs(*[1 / 2048] * 4096), caching=(2, 2), expandable=(2, 2), driver=(2, 2))
+        self.check(allocs(*[1 / 2048] * 4097), caching=(4, 4), expandable=(4, 4), driver=(4, 4))
+
+    def test_sizes_of_segments(self):
+        self.check(allocs(1), caching=(2, 2), expandable=(2, 2), driver=(2, 2))
+        self.check(["a 1 1048577 0"], caching=(20, 20), expandable=(20, 20), driver=(2, 2))
+        self.check(allocs(5, 5, 5, 5), caching=(20, 20), expandable=(20, 20), driver=(24, 24))
+        self.check(allocs(10), caching=(10, 10), expandable=(20, 20), driver=(10, 10))
+        self.check(allocs(21), caching=(22, 22), expandable=(40, 40), driver=(22, 22))
+
+    def test_a_rest_of_one_mib_stays_with_its_block(self):
+        self.check(allocs(20) + frees(0) + allocs(19, 1.5), caching=(40, 40), expandable=(40, 40))
+        self.check(allocs(20) + frees(0) + allocs(18.5, 1.5), caching=(20, 20), expandable=(20, 20))
+        self.check(allocs(20) + frees(0) + allocs(18, 1.5), driver=(20, 20))
+
+    def test_the_best_fit_is_taken(self):
+        events = allocs(40, 30) + frees(0, 1) + allocs(30, 40, first=2)
+        self.check(events, caching=(70, 70))
+
+    def test_streams_share_nothing_until_memory_is_short(self):
+        events = allocs(20) + frees(0) + allocs(20, stream=7)
+        self.check(events, caching=(40, 20), expandable=(40, 20), driver=(20, 20))
+
+    def test_what_is_cached_goes_back_and_the_request_is_tried_again(self):
+        self.check(allocs(30) + frees(0) + allocs(40), caching=(70, 40), expandable=(40, 40))
+
+    def test_a_used_part_keeps_a_segment_but_not_pages(self):
+        events = (allocs(80) + frees(0) + allocs(20, 20, 20, 20) + frees(0, 2) +
+                  allocs(40, first=8))
+        self.check(events, caching=(120, 120), expandable=(120, 80), driver=(80, 80))
+
+    def test_free_pages_are_mapped_before_new_ones(self):
+        """The hole in the middle joins the free block before it."""
+        events = allocs(20, 20, 20) + frees(0, 1) + allocs(60, first=4)
+        self.check(events, expandable=(120, 80))
+
+    def test_ids_come_again_and_streams_are_any_number(self):
+        events = ["# a comment", "", "a 0xffffffffffffffff 512 18446744073709551615 12",
+                  "f 18446744073709551615 0", "a 0xffffffffffffffff 512 0"]
+        self.check(events, driver=(2, 2))
+
+
+class Traces(unittest.TestCase):
+    def test_peaks(self):
+        self.assertEqual(sorted(PEAKS), sorted(os.path.basename(path)[:-6]
+                                               for path in glob.glob(TRACES + "/*.trace")))
+        for name, (live, *rows) in PEAKS.items():
+            done = glake_replay("--json", "--on", ",".join(MODELS), f"{TRACES}/{name}.trace")
+            answer = json.loads(done.stdout)
+            found = [(row["peak_reserved_bytes"] // MIB, row["smallest_bytes"] // MIB)
+                     for row in answer["allocators"]]
+            self.assertEqual((answer["peak_live_bytes"], found), (live, rows), name)
+            for row in answer["allocators"]:
+                self.assertAlmostEqual(row["utilization"], live / row["peak_reserved_bytes"], 4)
+                self.assertGreaterEqual(row["n_made"], row["n_freed"])
+                self.assertIsNone(row["time_ns"])
+
+    def test_traces_are_made_by_their_rules(self):
+        spec = importlib.util.spec_from_file_location("make", f"{TRACES}/make.py")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        for make in module.ALL:
+            trace = make()
+            path = f"{TRACES}/{trace.name}.trace"
+            with open(path, encoding="ascii") as file:
+                self.assertEqual(file.read(), "\n".join(trace.lines) + "\n", path)
+            self.assertLess(os.path.getsize(path), 60 * 1024)
+
+    def test_the_table(self):
+        done = glake_replay("--on=driver,caching", f"{TRACES}/lora.trace")
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertRegex(done.stdout, r"(?m)^caching +1624\.0 +2296\.0 +70\.7 % .* 1922$")
+        self.assertNotIn("expandable", done.stdout)
+
+
+class BadTraces(unittest.TestCase):
+    def check(self, text, message, line=2):
+        done = glake_replay("--on=driver", "-", text="a 1 512 0\n" + text)
+        self.assertEqual((done.returncode, done.stdout), (1, ""), text)
+        self.assertEqual(done.stderr, f"glake: stdin:{line}: {message}\n")
+
+    def test_wrong_lines_are_named(self):
+        self.check("b 2 512 0\n", "neither a nor f: b")
+        self.check("a\n", "no id")
+        self.check("a 2\n", "no size")
+        self.check("a 2 512\n", "no stream")
+        self.check("f 1\n", "no stream")
+        self.check("a x 512 0\n", "id is not a number: x")
+        self.check("a 2 -512 0\n", "size is not a number: -512")
+        self.check("a 2 512KiB 0\n", "size is not a number: 512KiB")
+        self.check("a 2 0x 0\n", "size is not a number: 0x")
+        self.check("a 2 18446744073709551616 0\n", "size is not a number: 18446744073709551616")
+        self.check("a 2 512 0 1 2\n", "a word too many: 2")
+        self.check("f 1 0 now\n", "time is not a number: now")
+        self.check("a 2 0 0\n", "size is 0")
+        self.check("a 2 18446744073709551615 0\n", "over 16 TiB live")
+        self.check("a 2 17592186044416 0\n", "over 16 TiB live")
+        self.check("a 1 512 0\n", "id 1 is live already")
+        self.check("f 2 0\n", "id 2 is not live")
+        self.check("f 1 0\nf 1 0\n", "id 1 is not live", line=3)
+        self.check("a 2 " + "5" * 300 + " 0\n", "the line is too long, or not text")
+
+    def test_no_trace(self):
+        for text in ("", "# nothing\n"):
+            done = glake_replay("-", text=text)
+            self.assertEqual((done.returncode, done.stderr), (1, "glake: stdin:no allocation in it\n"))
+        for path in ("nosuch.trace", TRACES):
+            done = glake_replay(path)
+            self.assertEqual(done.returncode, 1)
+            self.assertRegex(done.stderr, rf"^glake: {path}:.+\n$")
+
+    def test_damaged_traces_end_with_a_line(self):
+        """Bytes are changed, left out and doubled."""
+        generator = random.Random(12)
+        with open(f"{TRACES}/moe.trace", "rb") as file:
+            good = file.read()[:4000]
+        n_refused = 0
+        for _ in range(150):
+            text = bytearray(good)
+            for _ in range(generator.randrange(1, 4)):
+                at = generator.randrange(len(text))
+                text[at:at + generator.randrange(3)] = generator.choice(
+                    [b"", b"\0", b" ", b"\n", b"a", b"9" * 9, bytes([generator.randrange(256)])])
+            done = glake_replay("--on=expandable", "-", text=bytes(text))
+            self.assertIn(done.returncode, (0, 1), bytes(text))
+            if done.returncode == 1:
+                self.assertRegex(done.stderr, rb"^glake: stdin:\d+: .+\n$")
+                n_refused += 1
+        self.assertGreater(n_refused, 50)
+
+
+class Command(unittest.TestCase):
+    def test_wrong_words(self):
+        trace = f"{TRACES}/lora.trace"
+        for words in ((), (trace, trace), ("--on=", trace), ("--on=caching,", trace),
+                      ("--on=cache", trace), ("--nosuch", trace)):
+            done = glake_replay(*words)
+            self.assertEqual((done.returncode, done.stdout), (125, ""), words)
+            self.assertRegex(done.stderr, r"^glake: .+\nTry 'glake replay --help'.\n$")
+
+    def test_the_man_page_has_every_option(self):
+        done = glake_replay("--help")
+        options = re.findall(r"^  (--[a-z]+)", done.stdout, re.M)
+        self.assertEqual((done.returncode, len(options) >= 3), (0, True))
+        run = subprocess.run([GLAKE, "--help"], capture_output=True, text=True, check=True)
+        self.assertIn("glake replay", run.stdout)
+        options += re.findall(r"^  (--[a-z]+)", run.stdout, re.M)
+        with open("shim/run/glake.1", encoding="utf-8") as file:
+            man = re.sub(r"\\f[BIRP]", "", file.read()).replace("\\-", "-")
+        for option in options:
+            self.assertIn(option, man)
+
+
+if __name__ == "__main__":
+    unittest.main()
