@@ -95,6 +95,24 @@ struct glake_unsealed {
 	uint64_t bytes;
 };
 
+/* Memory in stream order on one device, of a program that stitches; as it reports it. */
+struct glake_session_pool {
+	uint32_t device;
+	uint64_t live_bytes; /* this and the others are those of struct glake_pool_stats */
+	uint64_t peak_live_bytes;
+	uint64_t reserved_bytes;
+	uint64_t peak_reserved_bytes;
+	uint64_t n_allocs;
+	uint64_t n_stitches;
+	uint64_t stitched_bytes;
+	uint64_t n_reuses;
+	uint64_t n_grows;
+	uint64_t n_mapped;
+	uint64_t n_unmapped;
+	uint64_t n_kept;
+	uint64_t kept_bytes;
+};
+
 struct glake_session_row {
 	uint64_t session;
 	uint32_t pid;
@@ -125,6 +143,8 @@ struct glake_session_row {
 	uint64_t held_ns;    /* the process's work was held back, for them and to unseal */
 	uint32_t n_unsealed;
 	const struct glake_unsealed *unsealed; /* one per cause; of the memory that is live */
+	uint32_t n_pools;                      /* devices where it stitches */
+	const struct glake_session_pool *pools;
 };
 
 typedef int (*glake_session_fn)(void *user, const struct glake_session_row *row);

@@ -41,6 +41,10 @@ struct bounds {
 #define UNSEALED_FIELDS 3u
 #define UNSEALED_BYTES (2 + 2 * (1 + VARINT_BYTES))
 
+/* A PoolReport: tag and length, and fourteen numbers with their tags. */
+#define POOL_FIELDS 15u
+#define POOL_BYTES (4 + 14 * (1 + VARINT_BYTES))
+
 /* A Tensor and a WeightsBlocks, themselves and what they have. */
 #define TENSOR_FIELDS 7u
 #define RUN_FIELDS 6u
@@ -61,9 +65,9 @@ static const struct bounds bounds_of[] = {
 	[GLAKE__WIRE__REQUEST__BODY_CHUNK_SHARE] = NUMBERS(GLAKE_MAX_PACKET_FDS + 1),
 	[GLAKE__WIRE__REQUEST__BODY_CHUNK_OPEN] = NUMBERS(GLAKE_MAX_PACKET_FDS + 1),
 	[GLAKE__WIRE__REQUEST__BODY_USAGE_REPORT] =
-		{(GLAKE_MAX_REPORTED_DEVICES + 1) * DRIVER_BYTES +
+		{(GLAKE_MAX_REPORTED_DEVICES + 1) * (DRIVER_BYTES + POOL_BYTES) +
                          GLAKE_N_UNSEALED * UNSEALED_BYTES + SPARE_BYTES,
-                 (GLAKE_MAX_REPORTED_DEVICES + 1) * DRIVER_FIELDS +
+                 (GLAKE_MAX_REPORTED_DEVICES + 1) * (DRIVER_FIELDS + POOL_FIELDS) +
                          GLAKE_N_UNSEALED *UNSEALED_FIELDS + SPARE_FIELDS},
 	[GLAKE__WIRE__REQUEST__BODY_FAULT_REPORT] = {(GLAKE_MAX_SUSPECTS + 1) * SUSPECT_BYTES +
                                                              SPARE_BYTES,

@@ -83,10 +83,28 @@ struct driver_memory {
 	uint64_t other_bytes;
 };
 
+/* Its memory in stream order there, as it reports it; the bytes that there are now, bounded. */
+struct holder_pool {
+	uint64_t live_bytes;
+	uint64_t peak_live_bytes;
+	uint64_t reserved_bytes;
+	uint64_t peak_reserved_bytes;
+	uint64_t n_allocs; /* all 0: it has none */
+	uint64_t n_stitches;
+	uint64_t stitched_bytes;
+	uint64_t n_reuses;
+	uint64_t n_grows;
+	uint64_t n_mapped;
+	uint64_t n_unmapped;
+	uint64_t n_kept;
+	uint64_t kept_bytes;
+};
+
 struct holder_device {
 	uint64_t reserved_bytes; /* of chunks */
 	uint64_t shared_bytes;   /* of models and blocks */
 	struct driver_memory driver;
+	struct holder_pool pool;
 };
 
 /* What the holder has in common with others, on all devices. */

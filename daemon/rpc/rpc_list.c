@@ -176,6 +176,8 @@ struct row_place {
 	Glake__Wire__SessionDevice **device_list;
 	Glake__Wire__Unsealed *unsealed;
 	Glake__Wire__Unsealed **unsealed_list;
+	Glake__Wire__PoolReport *pools;
+	Glake__Wire__PoolReport **pool_list;
 };
 
 /* Returns whether the holder or its process has anything on the device. */
@@ -195,6 +197,28 @@ static bool describe_share(const struct rpc_context *rpc, const struct holder *h
 	row->process_bytes = driver_usage_of_process(rpc, holder, &rpc->devices[index]);
 	return row->reserved_bytes || row->shared_bytes || row->managed_bytes || row->array_bytes ||
 	       row->graph_bytes || row->other_bytes || row->process_bytes;
+}
+
+/* Returns whether the holder has reported any. */
+static bool describe_pool(const struct holder *holder, uint32_t index, Glake__Wire__PoolReport *row)
+{
+	const struct holder_pool *pool = &holder->devices[index].pool;
+	glake__wire__pool_report__init(row);
+	row->device = index;
+	row->live_bytes = pool->live_bytes;
+	row->peak_live_bytes = pool->peak_live_bytes;
+	row->reserved_bytes = pool->reserved_bytes;
+	row->peak_reserved_bytes = pool->peak_reserved_bytes;
+	row->n_allocs = pool->n_allocs;
+	row->n_stitches = pool->n_stitches;
+	row->stitched_bytes = pool->stitched_bytes;
+	row->n_reuses = pool->n_reuses;
+	row->n_grows = pool->n_grows;
+	row->n_mapped = pool->n_mapped;
+	row->n_unmapped = pool->n_unmapped;
+	row->n_kept = pool->n_kept;
+	row->kept_bytes = pool->kept_bytes;
+	return pool->n_allocs > 0 || pool->reserved_bytes > 0;
 }
 
 static void describe_seals(const struct holder *holder, const struct row_place *place,
@@ -242,12 +266,17 @@ static void describe_holder(const struct rpc_context *rpc, const struct holder *
 	row->part_bytes = (uint64_t)(sharing->part_bytes + 0.5);
 	describe_seals(holder, place, row);
 	row->devices = place->device_list;
+	row->pools = place->pool_list;
 	for (uint32_t i = 0; i < rpc->n_devices; i++) {
 		Glake__Wire__SessionDevice *device = &place->devices[row->n_devices];
 		row->reserved_bytes += holder->devices[i].reserved_bytes;
 		row->shared_bytes += holder->devices[i].shared_bytes;
 		if (row->n_devices < RPC_MAX_DEVICES && describe_share(rpc, holder, i, device)) {
 			place->device_list[row->n_devices++] = device;
+		}
+		Glake__Wire__PoolReport *pool = &place->pools[row->n_pools];
+		if (row->n_pools < RPC_MAX_DEVICES && describe_pool(holder, i, pool)) {
+			place->pool_list[row->n_pools++] = pool;
 		}
 	}
 }
@@ -260,7 +289,10 @@ void rpc_session_list(struct session *session, const request_t *request, struct 
 	static Glake__Wire__SessionDevice *device_list[PAGE_DEVICES];
 	static Glake__Wire__Unsealed unsealed[PAGE_ROWS + 1][GLAKE_N_UNSEALED];
 	static Glake__Wire__Unsealed *unsealed_list[PAGE_ROWS + 1][GLAKE_N_UNSEALED];
+	static Glake__Wire__PoolReport pools[PAGE_DEVICES];
+	static Glake__Wire__PoolReport *pool_list[PAGE_DEVICES];
 	size_t n_devices = 0;
+	size_t n_pools = 0;
 	size_t n_held = 0;
 	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
 	Glake__Wire__SessionListAnswer body = GLAKE__WIRE__SESSION_LIST_ANSWER__INIT;
@@ -273,9 +305,11 @@ void rpc_session_list(struct session *session, const request_t *request, struct 
 			continue;
 		}
 		Glake__Wire__SessionInfo next;
-		const struct row_place place = {&devices[n_devices], &device_list[n_devices],
-		                                unsealed[page.n_rows], unsealed_list[page.n_rows]};
-		if (n_devices + RPC_MAX_DEVICES > PAGE_DEVICES || n_held > PAGE_HELD) {
+		const struct row_place place = {&devices[n_devices],   &device_list[n_devices],
+		                                unsealed[page.n_rows], unsealed_list[page.n_rows],
+		                                &pools[n_pools],       &pool_list[n_pools]};
+		if (n_devices + RPC_MAX_DEVICES > PAGE_DEVICES ||
+		    n_pools + RPC_MAX_DEVICES > PAGE_DEVICES || n_held > PAGE_HELD) {
 			page.next = page.last;
 			break;
 		}
@@ -285,6 +319,7 @@ void rpc_session_list(struct session *session, const request_t *request, struct 
 			break;
 		}
 		n_devices += next.n_devices;
+		n_pools += next.n_pools;
 		n_held += sharing.n_walked;
 	}
 	body.sessions = list;

@@ -12,22 +12,33 @@ static uint64_t bounded(uint64_t bytes, uint64_t limit)
 	return bytes < limit ? bytes : limit;
 }
 
+/* Whether @device is one of glaked, and not in *seen. If not, the request was refused. */
+static bool is_next(struct session *session, uint64_t id, uint32_t device, uint64_t *seen)
+{
+	_Static_assert(RPC_MAX_DEVICES <= 64, "a bit for each");
+	if (device >= rpc_of(session)->n_devices || device >= RPC_MAX_DEVICES ||
+	    *seen & 1ull << device) {
+		rpc_refuse(session, id, STATUS_BAD_REQUEST,
+		           "device %u is unknown, or reported twice", device);
+		return false;
+	}
+	*seen |= 1ull << device;
+	return true;
+}
+
 /* Whether each entry names a device of glaked, and none twice. If not, the request was refused. */
 static bool is_sound(struct session *session, uint64_t id, const Glake__Wire__UsageReport *report)
 {
-	uint64_t seen = 0;
-	_Static_assert(RPC_MAX_DEVICES <= 64, "a bit for each");
-	for (size_t i = 0; i < report->n_driver; i++) {
-		uint32_t device = report->driver[i]->device;
-		if (device >= rpc_of(session)->n_devices || device >= RPC_MAX_DEVICES ||
-		    seen & 1ull << device) {
-			rpc_refuse(session, id, STATUS_BAD_REQUEST,
-			           "device %u is unknown, or reported twice", device);
-			return false;
-		}
-		seen |= 1ull << device;
+	uint64_t drivers = 0;
+	uint64_t pools = 0;
+	bool is = true;
+	for (size_t i = 0; is && i < report->n_driver; i++) {
+		is = is_next(session, id, report->driver[i]->device, &drivers);
 	}
-	return true;
+	for (size_t i = 0; is && i < report->n_pools; i++) {
+		is = is_next(session, id, report->pools[i]->device, &pools);
+	}
+	return is;
 }
 
 /* Only managed memory may be more than the device has. */
@@ -38,6 +49,26 @@ static struct driver_memory take_driver(const Glake__Wire__DriverMemory *from, u
 		.array_bytes = bounded(from->array_bytes, total_bytes),
 		.graph_bytes = bounded(from->graph_bytes, total_bytes),
 		.other_bytes = bounded(from->other_bytes, total_bytes),
+	};
+}
+
+/* A stitched range has addresses, but no memory of its own. */
+static struct holder_pool take_pool(const Glake__Wire__PoolReport *from, uint64_t total_bytes)
+{
+	return (struct holder_pool){
+		.live_bytes = bounded(from->live_bytes, total_bytes),
+		.peak_live_bytes = bounded(from->peak_live_bytes, total_bytes),
+		.reserved_bytes = bounded(from->reserved_bytes, total_bytes),
+		.peak_reserved_bytes = bounded(from->peak_reserved_bytes, total_bytes),
+		.n_allocs = from->n_allocs,
+		.n_stitches = from->n_stitches,
+		.stitched_bytes = from->stitched_bytes,
+		.n_reuses = from->n_reuses,
+		.n_grows = from->n_grows,
+		.n_mapped = from->n_mapped,
+		.n_unmapped = from->n_unmapped,
+		.n_kept = from->n_kept,
+		.kept_bytes = bounded(from->kept_bytes, GLAKE_MAX_REPORTED_BYTES),
 	};
 }
 
@@ -74,10 +105,16 @@ void rpc_usage_report(struct session *session, const request_t *request, struct 
 	take_seals(&session->holder->usage, report);
 	for (uint32_t i = 0; i < rpc->n_devices; i++) {
 		session->holder->devices[i].driver = (struct driver_memory){0};
+		session->holder->devices[i].pool = (struct holder_pool){0};
 	}
 	for (size_t i = 0; i < report->n_driver; i++) {
 		const Glake__Wire__DriverMemory *from = report->driver[i];
 		session->holder->devices[from->device].driver = take_driver(
+			from, rpc->devices[from->device].total_bytes);
+	}
+	for (size_t i = 0; i < report->n_pools; i++) {
+		const Glake__Wire__PoolReport *from = report->pools[i];
+		session->holder->devices[from->device].pool = take_pool(
 			from, rpc->devices[from->device].total_bytes);
 	}
 	pressure_client_answer(session->all->pressure, &session->warm, report->reclaim);

@@ -206,6 +206,26 @@ static const char *unsealed_text(uint32_t why)
 	                                    : "for a reason of a later version";
 }
 
+static void take_pool(struct glake_session_pool *to, const Glake__Wire__PoolReport *from)
+{
+	*to = (struct glake_session_pool){
+		.device = from->device,
+		.live_bytes = from->live_bytes,
+		.peak_live_bytes = from->peak_live_bytes,
+		.reserved_bytes = from->reserved_bytes,
+		.peak_reserved_bytes = from->peak_reserved_bytes,
+		.n_allocs = from->n_allocs,
+		.n_stitches = from->n_stitches,
+		.stitched_bytes = from->stitched_bytes,
+		.n_reuses = from->n_reuses,
+		.n_grows = from->n_grows,
+		.n_mapped = from->n_mapped,
+		.n_unmapped = from->n_unmapped,
+		.n_kept = from->n_kept,
+		.kept_bytes = from->kept_bytes,
+	};
+}
+
 static int show_session(const Glake__Wire__SessionInfo *from, const struct list *list)
 {
 	cleanup_free struct glake_session_device *devices = calloc(from->n_devices + 1,
@@ -227,8 +247,12 @@ static int show_session(const Glake__Wire__SessionInfo *from, const struct list 
 	}
 	cleanup_free struct glake_unsealed *unsealed = calloc(from->n_unsealed + 1,
 	                                                      sizeof(*unsealed));
-	if (!unsealed) {
+	cleanup_free struct glake_session_pool *pools = calloc(from->n_pools + 1, sizeof(*pools));
+	if (!unsealed || !pools) {
 		return glake__fail(-ENOMEM, "out of memory");
+	}
+	for (size_t i = 0; i < from->n_pools; i++) {
+		take_pool(&pools[i], from->pools[i]);
 	}
 	for (size_t i = 0; i < from->n_unsealed; i++) {
 		unsealed[i] = (struct glake_unsealed){
@@ -265,6 +289,8 @@ static int show_session(const Glake__Wire__SessionInfo *from, const struct list 
 		.held_ns = from->held_ns,
 		.n_unsealed = (uint32_t)from->n_unsealed,
 		.unsealed = unsealed,
+		.n_pools = (uint32_t)from->n_pools,
+		.pools = pools,
 	};
 	return list->row.session(list->user, &row);
 }

@@ -71,6 +71,7 @@ struct glake__usage {
 	uint64_t n_seals;
 	uint64_t seal_ns;
 	uint64_t held_ns; /* of the process */
+	uint64_t pools_hash;
 };
 
 struct glake__program {

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <xxhash.h>
 
 #include "proto/cleanup.h"
 #include "proto/clock.h"
@@ -26,6 +27,17 @@ static uint64_t warm_bytes_locked(const struct glake_session *session)
 	return n_bytes;
 }
 
+/* Of all numbers of the pools: one that differs is news. Called with the lock held. */
+static uint64_t pools_hash_locked(const struct glake_session *session)
+{
+	uint64_t hash = 0;
+	for (uint32_t i = 0; i < session->n_devices; i++) {
+		const struct glake_pool_stats *pool = &session->heaps[i].pool;
+		hash = XXH3_64bits_withSeed(pool, sizeof(*pool), hash);
+	}
+	return hash;
+}
+
 static struct glake__usage measure(struct glake_session *session)
 {
 	struct glake__books *books = &session->books;
@@ -37,6 +49,7 @@ static struct glake__usage measure(struct glake_session *session)
 		.n_seals = books->n_seals,
 		.seal_ns = books->seal_ns,
 		.held_ns = glake__gate_held_ns(),
+		.pools_hash = pools_hash_locked(session),
 	};
 	memcpy(usage.unsealed_bytes, books->unsealed_bytes, sizeof(usage.unsealed_bytes));
 	glake__unlock();
@@ -52,6 +65,8 @@ struct report {
 	Glake__Wire__DriverMemory *list[GLAKE_MAX_REPORTED_DEVICES];
 	Glake__Wire__Unsealed unsealed[GLAKE_N_UNSEALED];
 	Glake__Wire__Unsealed *unsealed_list[GLAKE_N_UNSEALED];
+	Glake__Wire__PoolReport pools[GLAKE_MAX_REPORTED_DEVICES];
+	Glake__Wire__PoolReport *pool_list[GLAKE_MAX_REPORTED_DEVICES];
 };
 
 _Static_assert((int)GLAKE__UNSEALED_NAMED == (int)GLAKE__WIRE__UNSEALED_WHY__UNSEALED_NAMED &&
@@ -74,6 +89,41 @@ static void add_seals(struct report *report, const struct glake__usage *usage)
 			report->unsealed_list[report->body.n_unsealed++] = row;
 		}
 	}
+}
+
+static void add_pool(struct report *report, uint32_t device, const struct glake_pool_stats *pool)
+{
+	Glake__Wire__PoolReport *row = &report->pools[report->body.n_pools];
+	glake__wire__pool_report__init(row);
+	row->device = device;
+	row->live_bytes = pool->live_bytes;
+	row->peak_live_bytes = pool->peak_live_bytes;
+	row->reserved_bytes = pool->reserved_bytes;
+	row->peak_reserved_bytes = pool->peak_reserved_bytes;
+	row->n_allocs = pool->n_allocs;
+	row->n_stitches = pool->n_stitches;
+	row->stitched_bytes = pool->stitched_bytes;
+	row->n_reuses = pool->n_reuses;
+	row->n_grows = pool->n_grows;
+	row->n_mapped = pool->n_mapped;
+	row->n_unmapped = pool->n_unmapped;
+	row->n_kept = pool->n_kept;
+	row->kept_bytes = pool->kept_bytes;
+	report->pool_list[report->body.n_pools++] = row;
+}
+
+static void add_pools(struct glake_session *session, struct report *report)
+{
+	report->body.pools = report->pool_list;
+	glake__lock();
+	for (uint32_t i = 0; i < session->n_devices; i++) {
+		const struct glake_pool_stats *pool = &session->heaps[i].pool;
+		bool is_used = pool->n_allocs > 0 || pool->reserved_bytes > 0;
+		if (is_used && report->body.n_pools < GLAKE_MAX_REPORTED_DEVICES) {
+			add_pool(report, session->devices[i].public.index, pool);
+		}
+	}
+	glake__unlock();
 }
 
 static bool has_any(const struct glake__driver_memory *driver)
@@ -133,6 +183,7 @@ static void send_report(struct glake_session *session, uint64_t period_ns, uint6
 		return;
 	}
 	add_seals(&report, &usage);
+	add_pools(session, &report);
 	report.body.live_bytes = usage.live_bytes;
 	report.body.warm_bytes = usage.warm_bytes;
 	report.body.peak_bytes = usage.peak_bytes;

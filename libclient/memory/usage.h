@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Reports to the daemon, for listings: live, warm and peak bytes, sealing, and the program's own numbers.
+ * Reports to the daemon, for listings: live, warm and peak bytes, sealing, memory in stream order, and the
+ * program's own numbers.
  *
  * A report is sent after another request, or at glake_dispatch(), if the numbers have changed and
  * the last report is USAGE_PERIOD_NS old; after sealing at once, since no request may follow. The warm path

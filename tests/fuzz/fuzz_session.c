@@ -378,6 +378,8 @@ static bool memory_request(struct client *client, struct input *input, unsigned 
 	Glake__Wire__DriverMemory *list[n_elements(driver)];
 	Glake__Wire__Unsealed unsealed = GLAKE__WIRE__UNSEALED__INIT;
 	Glake__Wire__Unsealed *unsealed_list[] = {&unsealed};
+	Glake__Wire__PoolReport pools[2];
+	Glake__Wire__PoolReport *pool_list[] = {&pools[0], &pools[1]};
 	Glake__Wire__UsageReport usage = GLAKE__WIRE__USAGE_REPORT__INIT;
 	uint64_t ids[N_TAKEN];
 	switch (choice) {
@@ -418,6 +420,14 @@ static bool memory_request(struct client *client, struct input *input, unsigned 
 		unsealed.bytes = usage.warm_bytes;
 		usage.unsealed = unsealed_list;
 		usage.n_unsealed = usage.n_driver % 2;
+		for (size_t i = 0; i < n_elements(pools); i++) {
+			glake__wire__pool_report__init(&pools[i]);
+			pools[i].device = (uint32_t)(usage.live_bytes >> i) % 3;
+			pools[i].live_bytes = pools[i].n_allocs = usage.warm_bytes;
+			pools[i].reserved_bytes = usage.live_bytes;
+		}
+		usage.pools = pool_list;
+		usage.n_pools = usage.live_bytes % (n_elements(pools) + 1);
 		return SEND(client, USAGE_REPORT, usage_report, &usage);
 	}
 }

@@ -3,6 +3,8 @@
  * The numbers of memory in stream order, from the library to the listing. The tests write them where the
  * allocator counts them, so that each has a value of its own.
  */
+#include <stddef.h>
+
 #include "libclient/link/session.h"
 #include "libclient/memory/heap.h"
 #include "tests/harness/world.h"
@@ -67,6 +69,76 @@ START_TEST(peaks_begin_anew_at_the_present_values)
 	want.peak_live_bytes = COUNTED.live_bytes;
 	want.peak_reserved_bytes = COUNTED.reserved_bytes;
 	ck_assert_mem_eq(&stats, &want, sizeof(want));
+}
+END_TEST
+
+struct seen {
+	uint64_t session;
+	uint32_t n_pools;
+	struct glake_session_pool pool;
+};
+
+static int see(void *user, const struct glake_session_row *row)
+{
+	struct seen *seen = user;
+	if (row->session == seen->session) {
+		seen->n_pools = row->n_pools;
+		seen->pool = row->n_pools ? row->pools[0] : (struct glake_session_pool){0};
+	}
+	return 0;
+}
+
+/* What glaked lists of it, once it has told. */
+static struct seen listed(struct glake_session *session)
+{
+	struct glake_session_info info = {.size = sizeof(info)};
+	assert_ok(glake_session_info(session, &info));
+	usleep(120000);
+	assert_ok(glake_ping(session));
+	struct seen seen = {.session = info.session};
+	assert_ok(glake_list_sessions(eye, see, &seen));
+	return seen;
+}
+
+START_TEST(glaked_lists_what_each_device_has)
+{
+	struct glake_session *session = world_connect_blind();
+	ck_assert_uint_eq(listed(session).n_pools, 0);
+	count(session, 1, &COUNTED);
+	struct seen seen = listed(session);
+	ck_assert_uint_eq(seen.n_pools, 1);
+	const struct glake_session_pool want = {
+		.device = 1,
+		.live_bytes = COUNTED.live_bytes,
+		.peak_live_bytes = COUNTED.peak_live_bytes,
+		.reserved_bytes = COUNTED.reserved_bytes,
+		.peak_reserved_bytes = COUNTED.peak_reserved_bytes,
+		.n_allocs = COUNTED.n_allocs,
+		.n_stitches = COUNTED.n_stitches,
+		.stitched_bytes = COUNTED.stitched_bytes,
+		.n_reuses = COUNTED.n_reuses,
+		.n_grows = COUNTED.n_grows,
+		.n_mapped = COUNTED.n_mapped,
+		.n_unmapped = COUNTED.n_unmapped,
+		.n_kept = COUNTED.n_kept,
+		.kept_bytes = COUNTED.kept_bytes,
+	};
+	ck_assert_uint_eq(seen.pool.device, want.device);
+	ck_assert_mem_eq(&seen.pool.live_bytes, &want.live_bytes,
+	                 sizeof(want) - offsetof(struct glake_session_pool, live_bytes));
+}
+END_TEST
+
+/* The kept ranges alone have changed: nothing else of the session has. */
+START_TEST(each_number_that_changes_is_told)
+{
+	struct glake_session *session = world_connect_blind();
+	struct glake_pool_stats stats = COUNTED;
+	count(session, 0, &stats);
+	ck_assert_uint_eq(listed(session).pool.n_kept, 7);
+	stats.n_kept = 6;
+	count(session, 0, &stats);
+	ck_assert_uint_eq(listed(session).pool.n_kept, 6);
 }
 END_TEST
 

@@ -880,6 +880,17 @@ START_TEST(reports_are_cut_or_refused)
 	}
 	report.unsealed = unsealed_list;
 	report.n_unsealed = 3;
+	Glake__Wire__PoolReport pools[2];
+	Glake__Wire__PoolReport *pool_list[] = {&pools[0], &pools[1]};
+	for (uint32_t i = 0; i < 2; i++) {
+		glake__wire__pool_report__init(&pools[i]);
+		pools[i].device = i;
+		pools[i].live_bytes = pools[i].peak_live_bytes = UINT64_MAX;
+		pools[i].reserved_bytes = pools[i].peak_reserved_bytes = UINT64_MAX;
+		pools[i].n_mapped = pools[i].n_kept = pools[i].kept_bytes = UINT64_MAX;
+	}
+	report.pools = pool_list;
+	report.n_pools = 2;
 	report.driver = list;
 	report.n_driver = 2;
 	ck_assert_int_eq(send_report(connection, &report), GLAKE__WIRE__STATUS__OK);
@@ -897,6 +908,14 @@ START_TEST(reports_are_cut_or_refused)
 	ck_assert_uint_eq(info->devices[1]->array_bytes, 256ull << 20);
 	ck_assert_uint_eq(info->devices[1]->graph_bytes, 256ull << 20);
 	ck_assert_uint_eq(info->devices[1]->other_bytes, 256ull << 20);
+	ck_assert_uint_eq(info->n_pools, 2);
+	ck_assert_uint_eq(info->pools[1]->device, 1);
+	ck_assert_uint_eq(info->pools[1]->live_bytes, 256ull << 20);
+	ck_assert_uint_eq(info->pools[1]->peak_live_bytes, 256ull << 20);
+	ck_assert_uint_eq(info->pools[1]->reserved_bytes, 256ull << 20);
+	ck_assert_uint_eq(info->pools[1]->peak_reserved_bytes, 256ull << 20);
+	ck_assert_uint_eq(info->pools[1]->n_mapped, UINT64_MAX);
+	ck_assert_uint_eq(info->pools[1]->kept_bytes, GLAKE_MAX_REPORTED_BYTES);
 	connection_free(answer);
 
 	/* Refused whole: what was reported before stays. */
@@ -908,6 +927,11 @@ START_TEST(reports_are_cut_or_refused)
 	ck_assert_int_eq(send_report(connection, &report), GLAKE__WIRE__STATUS__BAD_REQUEST);
 	rows[1].device = UINT32_MAX;
 	ck_assert_int_eq(send_report(connection, &report), GLAKE__WIRE__STATUS__BAD_REQUEST);
+	rows[1].device = 1;
+	pools[1].device = 0;
+	ck_assert_int_eq(send_report(connection, &report), GLAKE__WIRE__STATUS__BAD_REQUEST);
+	pools[1].device = UINT32_MAX;
+	ck_assert_int_eq(send_report(connection, &report), GLAKE__WIRE__STATUS__BAD_REQUEST);
 	answer = list_sessions(&info);
 	ck_assert_uint_eq(info->live_bytes, GLAKE_MAX_REPORTED_BYTES);
 	ck_assert_uint_eq(info->n_devices, 2);
@@ -915,10 +939,12 @@ START_TEST(reports_are_cut_or_refused)
 
 	/* A report is all there is: what it does not name is gone. */
 	report.n_driver = 0;
+	report.n_pools = 0;
 	ck_assert_int_eq(send_report(connection, &report), GLAKE__WIRE__STATUS__OK);
 	answer = list_sessions(&info);
 	ck_assert_uint_eq(info->live_bytes, 1);
 	ck_assert_uint_eq(info->n_devices, 0);
+	ck_assert_uint_eq(info->n_pools, 0);
 	connection_free(answer);
 }
 END_TEST

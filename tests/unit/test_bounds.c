@@ -66,6 +66,8 @@ START_TEST(the_longest_reports_and_lists_pass)
 	enum { N = GLAKE_MAX_REPORTED_DEVICES, MANY = GLAKE_MAX_FREED_CHUNKS };
 	static Glake__Wire__DriverMemory rows[N];
 	static Glake__Wire__DriverMemory *list[N];
+	static Glake__Wire__PoolReport pools[N];
+	static Glake__Wire__PoolReport *pool_list[N];
 	static uint64_t ids[MANY];
 	Glake__Wire__Unsealed unsealed[GLAKE_N_UNSEALED];
 	Glake__Wire__Unsealed *unsealed_list[GLAKE_N_UNSEALED];
@@ -79,7 +81,17 @@ START_TEST(the_longest_reports_and_lists_pass)
 		rows[i].managed_bytes = rows[i].array_bytes = UINT64_MAX;
 		rows[i].graph_bytes = rows[i].other_bytes = UINT64_MAX;
 		list[i] = &rows[i];
+		glake__wire__pool_report__init(&pools[i]);
+		pools[i].device = UINT32_MAX;
+		pools[i].live_bytes = pools[i].peak_live_bytes = UINT64_MAX;
+		pools[i].reserved_bytes = pools[i].peak_reserved_bytes = UINT64_MAX;
+		pools[i].n_allocs = pools[i].n_stitches = pools[i].stitched_bytes = UINT64_MAX;
+		pools[i].n_reuses = pools[i].n_grows = pools[i].n_mapped = UINT64_MAX;
+		pools[i].n_unmapped = pools[i].n_kept = pools[i].kept_bytes = UINT64_MAX;
+		pool_list[i] = &pools[i];
 	}
+	report.pools = pool_list;
+	report.n_pools = N;
 	report.live_bytes = report.warm_bytes = report.peak_bytes = UINT64_MAX;
 	report.n_owned = report.n_passed = report.reclaim = UINT64_MAX;
 	report.n_seals = report.seal_ns = report.held_ns = UINT64_MAX;
@@ -150,9 +162,9 @@ START_TEST(crowds_of_fields_are_refused)
 		}
 	}
 	/* In the rows of a report: no row too many, but fields. */
-	size_t at = put_counted(0, GLAKE__WIRE__REQUEST__BODY_USAGE_REPORT, 3 + 1000);
-	at = put_counted(at, 6, 1000);
-	for (unsigned i = 0; i < 500; i++) {
+	size_t at = put_counted(0, GLAKE__WIRE__REQUEST__BODY_USAGE_REPORT, 3 + 4000);
+	at = put_counted(at, 6, 4000);
+	for (unsigned i = 0; i < 2000; i++) {
 		at = put_varint(put_varint(at, 2 << 3), 1);
 	}
 	ck_assert_ptr_nonnull(bounds_check_request(bytes, at));

@@ -127,6 +127,14 @@ class Unsealed(Structure):
     _fields_ = [("why", c_char_p), ("bytes", c_uint64)]
 
 
+class SessionPool(Structure):
+    _fields_ = [("device", c_uint32), ("live_bytes", c_uint64), ("peak_live_bytes", c_uint64),
+                ("reserved_bytes", c_uint64), ("peak_reserved_bytes", c_uint64),
+                ("n_allocs", c_uint64), ("n_stitches", c_uint64), ("stitched_bytes", c_uint64),
+                ("n_reuses", c_uint64), ("n_grows", c_uint64), ("n_mapped", c_uint64),
+                ("n_unmapped", c_uint64), ("n_kept", c_uint64), ("kept_bytes", c_uint64)]
+
+
 class SessionRow(Structure):
     _fields_ = [("session", c_uint64), ("pid", c_uint32), ("uid", c_uint32),
                 ("program", c_char_p), ("tenant", c_char_p), ("realm", c_char_p),
@@ -137,7 +145,8 @@ class SessionRow(Structure):
                 ("devices", POINTER(SessionDevice)), ("detached", c_int),
                 ("sealed_bytes", c_uint64), ("sealed_common_bytes", c_uint64),
                 ("part_bytes", c_uint64), ("n_seals", c_uint64), ("seal_ns", c_uint64),
-                ("held_ns", c_uint64), ("n_unsealed", c_uint32), ("unsealed", POINTER(Unsealed))]
+                ("held_ns", c_uint64), ("n_unsealed", c_uint32), ("unsealed", POINTER(Unsealed)),
+                ("n_pools", c_uint32), ("pools", POINTER(SessionPool))]
 
 
 class TenantDevice(Structure):

@@ -42,7 +42,7 @@ def _row(struct: ctypes.Structure, flags: Tuple[str, ...] = ()) -> Row:
             row[name] = bool(value)
         elif isinstance(value, ctypes._Pointer):
             row[name] = [_row(value[i], ("rdma",)) for i in range(getattr(struct, "n_" + name))]
-        elif name not in ("n_devices", "n_unsealed"):
+        elif name not in ("n_devices", "n_unsealed", "n_pools"):
             row[name] = "" if value is None else _plain(value)
     return row
 
