@@ -3,9 +3,11 @@
 
 #include <errno.h>
 #include <getopt.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "proto/cleanup.h"
+#include "shim/replay/ours.h"
 #include "shim/replay/play.h"
 #include "shim/replay/progress.h"
 
@@ -18,19 +20,34 @@ static const char usage_text[] =
 	"Replay an allocation trace with several allocators: what would each reserve?\n"
 	"TRACE is a file, or - for stdin; glake(1) describes its format.\n"
 	"\n"
-	"  --on=LIST       of caching (PyTorch's allocator), expandable (the same with\n"
-	"                  expandable_segments), driver (cuMemAlloc); these are models.\n"
-	"                  Default: all\n"
+	"  --on=LIST       of stitch (glaked's memory, stitched), plain (glaked's memory),\n"
+	"                  and models: caching (PyTorch's allocator), expandable (the same\n"
+	"                  with expandable_segments), driver (cuMemAlloc). Default: all\n"
+	"  --device=N      the CUDA device for stitch and plain (0)\n"
+	"  --socket=PATH   glaked's socket ($GLAKE_SOCKET, /run/glake/glaked.sock)\n"
 	"  --json          sizes in bytes, for programs\n"
 	"  --help\n";
 
-static const struct model *const models[] = {&model_caching, &model_expandable, &model_driver};
+/* Ours first. */
+static const struct {
+	const char *name;
+	const struct model *model; /* NULL: ours */
+	int stitch;
+} allocators[] = {
+	{"stitch", NULL, 1},
+	{"plain", NULL, 0},
+	{"caching", &model_caching, 0},
+	{"expandable", &model_expandable, 0},
+	{"driver", &model_driver, 0},
+};
 
-#define N_ALLOCATORS n_elements(models)
+#define N_ALLOCATORS n_elements(allocators)
 
 struct options {
 	const char *trace_path;
-	unsigned on; /* bits, by index in models */
+	const char *socket_path;
+	int ordinal;
+	unsigned on; /* bits, by index in allocators */
 	bool is_json;
 };
 
@@ -48,7 +65,7 @@ static unsigned parse_on(const char *list)
 		unsigned bit = 0;
 		size_t n_bytes = strcspn(word, ",");
 		for (size_t i = 0; i < N_ALLOCATORS; i++) {
-			const char *name = models[i]->name;
+			const char *name = allocators[i].name;
 			if (strlen(name) == n_bytes && strncmp(word, name, n_bytes) == 0) {
 				bit = 1u << i;
 			}
@@ -62,6 +79,13 @@ static unsigned parse_on(const char *list)
 			return on;
 		}
 	}
+}
+
+/* -1: not a number. */
+static int parse_ordinal(const char *text)
+{
+	size_t n_digits = strspn(text, "0123456789");
+	return n_digits > 0 && n_digits < 5 && text[n_digits] == '\0' ? atoi(text) : -1;
 }
 
 static int read_trace(const char *path, struct trace *trace)
@@ -94,8 +118,19 @@ static int replay(const struct options *options)
 		return status;
 	}
 	for (size_t i = 0; i < N_ALLOCATORS; i++) {
-		if (options->on & 1u << i) {
-			play_model(models[i], &trace, &results[n++]);
+		const struct ours ours = {.name = allocators[i].name,
+		                          .socket_path = options->socket_path,
+		                          .ordinal = options->ordinal,
+		                          .stitch = allocators[i].stitch};
+		if (!(options->on & 1u << i)) {
+			continue;
+		}
+		if (allocators[i].model) {
+			play_model(allocators[i].model, &trace, &results[n++]);
+		} else if (ours_play(&ours, &trace, &results[n]) == 0) {
+			n++;
+		} else {
+			status = EXIT_FAILURE;
 		}
 	}
 	progress_end();
@@ -107,10 +142,9 @@ static int replay(const struct options *options)
 int replay_main(int argc, char **argv)
 {
 	static const struct option table[] = {
-		{"on", required_argument, NULL, 'O'},
-		{"json", no_argument, NULL, 'j'},
-		{"help", no_argument, NULL, 'h'},
-		{NULL, 0, NULL, 0},
+		{"on", required_argument, NULL, 'O'},     {"device", required_argument, NULL, 'd'},
+		{"socket", required_argument, NULL, 's'}, {"json", no_argument, NULL, 'j'},
+		{"help", no_argument, NULL, 'h'},         {NULL, 0, NULL, 0},
 	};
 	struct options options = {.on = (1u << N_ALLOCATORS) - 1};
 	int option;
@@ -125,6 +159,15 @@ int replay_main(int argc, char **argv)
 				return complain(optarg,
 				                "must be a list of caching, expandable and driver");
 			}
+			break;
+		case 'd':
+			options.ordinal = parse_ordinal(optarg);
+			if (options.ordinal < 0) {
+				return complain(optarg, "must be the number of a CUDA device");
+			}
+			break;
+		case 's':
+			options.socket_path = optarg;
 			break;
 		case 'j':
 			options.is_json = true;

@@ -7,7 +7,10 @@ import json
 import os
 import random
 import re
+import shutil
 import subprocess
+import tempfile
+import time
 import unittest
 
 BUILD = os.environ["GLAKE_BUILD"]
@@ -131,6 +134,64 @@ class Traces(unittest.TestCase):
         self.assertNotIn("expandable", done.stdout)
 
 
+class Ours(unittest.TestCase):
+    """glake's allocator, with a real glaked on simulated GPUs."""
+
+    def setUp(self):
+        self.folder = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, self.folder)
+        self.socket = os.path.join(self.folder, "glaked.sock")
+
+    def start_daemon(self, config=""):
+        path = os.path.join(self.folder, "glaked.conf")
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(f'socket_path = "{self.socket}";\n{config}\n')
+        log = open(os.path.join(self.folder, "log"), "w", encoding="utf-8")
+        self.addCleanup(log.close)
+        daemon = subprocess.Popen([os.path.join(BUILD, "bin", "glaked"), "-c", path], stderr=log)
+        self.addCleanup(lambda: self.assertEqual(daemon.wait(60), 0))
+        self.addCleanup(daemon.terminate)
+        for _ in range(200):
+            if os.path.exists(self.socket):
+                return
+            time.sleep(0.05)
+        self.fail("glaked did not start")
+
+    def test_every_allocation_is_served(self):
+        self.start_daemon()
+        for name, (live, *_) in PEAKS.items():
+            done = glake_replay("--json", f"--socket={self.socket}", "--on=stitch,plain",
+                                f"{TRACES}/{name}.trace")
+            self.assertEqual((done.returncode, done.stderr), (0, ""), name)
+            rows = json.loads(done.stdout)["allocators"]
+            self.assertEqual([row["name"] for row in rows], ["stitch", "plain"])
+            for row in rows:
+                self.assertGreaterEqual(row["peak_reserved_bytes"], live)
+                self.assertEqual(row["smallest_bytes"], row["peak_reserved_bytes"])
+                self.assertGreater(row["time_ns"], 0)
+
+    def test_without_a_glaked_there_are_the_models(self):
+        done = glake_replay("--json", f"--socket={self.socket}", f"{TRACES}/moe.trace")
+        self.assertEqual(done.returncode, 1)
+        self.assertRegex(done.stderr, r"^glake: stitch: .+\nglake: plain: .+\n$")
+        self.assertEqual([row["name"] for row in json.loads(done.stdout)["allocators"]], MODELS)
+
+    def test_a_quota_too_small_names_the_line(self):
+        self.start_daemon('tenants = ({ name = "default"; device_bytes = "64MiB"; });')
+        done = glake_replay(f"--socket={self.socket}", "--on=stitch,driver", "-",
+                            text="a 1 33554432 0\n# more than that\na 2 67108864 0\n")
+        self.assertEqual(done.returncode, 1)
+        self.assertRegex(done.stderr, r"^glake: stitch: line 3 of the trace: .+\n$")
+        self.assertIn("driver", done.stdout)
+
+    def test_a_device_that_is_not_there(self):
+        self.start_daemon()
+        done = glake_replay(f"--socket={self.socket}", "--on=stitch", "--device=77",
+                            f"{TRACES}/moe.trace")
+        self.assertEqual(done.returncode, 1)
+        self.assertRegex(done.stderr, r"^glake: stitch: CUDA_ERROR_INVALID_DEVICE\n$")
+
+
 class BadTraces(unittest.TestCase):
     def check(self, text, message, line=2):
         done = glake_replay("--on=driver", "-", text="a 1 512 0\n" + text)
@@ -191,7 +252,8 @@ class Command(unittest.TestCase):
     def test_wrong_words(self):
         trace = f"{TRACES}/lora.trace"
         for words in ((), (trace, trace), ("--on=", trace), ("--on=caching,", trace),
-                      ("--on=cache", trace), ("--nosuch", trace)):
+                      ("--on=cache", trace), ("--nosuch", trace), ("--device=-1", trace),
+                      ("--device=", trace)):
             done = glake_replay(*words)
             self.assertEqual((done.returncode, done.stdout), (125, ""), words)
             self.assertRegex(done.stderr, r"^glake: .+\nTry 'glake replay --help'.\n$")
