@@ -32,8 +32,9 @@ def serve(program):
 class Child:
     """A process of a script, under `glake run` unless told otherwise."""
 
-    def __init__(self, daemon, name, command, shim=True, environment=None):
-        prefix = [os.path.join(ROOT, "bin", "glake"), "run", "--socket", daemon.socket, "--"]
+    def __init__(self, daemon, name, command, shim=True, environment=None, options=()):
+        prefix = [os.path.join(ROOT, "bin", "glake"), "run", "--socket", daemon.socket, *options,
+                  "--"]
         self.name = name
         self.err = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")
         self.process = subprocess.Popen(
