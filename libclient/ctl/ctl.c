@@ -48,7 +48,7 @@ static const struct option common_options[] = {
 static const struct {
 	enum ctl_option bit;
 	const char *name;
-	const char *argument; /* NULL: takes none */
+	const char *argument; /* NULL: takes none; [=...]: may be left out */
 	const char *help;
 } command_options[] = {
 	{CTL_OPTION_DEVICE, "device", "N",
@@ -62,6 +62,9 @@ static const struct {
          "limit of glaked's memory for manifests, or none"},
 	{CTL_OPTION_EXACT, "bytes", NULL, "sizes in bytes"},
 	{CTL_OPTION_DRY_RUN, "dry-run", NULL, "only say how much would be sealed"},
+	{CTL_OPTION_WATCH, "watch", NULL, "again each second, until it is interrupted"},
+	{CTL_OPTION_HTML, "html", "[=FILE]", "a picture over time, in FILE (fragmentation.html)"},
+	{CTL_OPTION_SECONDS, "seconds", "N", "watch, or gather the picture, for so long (20)"},
 };
 
 #define N_OPTIONS (sizeof(command_options) / sizeof(command_options[0]))
@@ -91,9 +94,11 @@ static void print_command(const struct ctl_command *command, FILE *out)
 	for (size_t i = 0; i < N_OPTIONS; i++) {
 		if (command->options & command_options[i].bit) {
 			const char *argument = command_options[i].argument;
+			const char *gap = argument && *argument == '[' ? "" : " ";
 			int width = 14 - (int)strlen(command_options[i].name) - 2;
-			fprintf(out, "  --%s %-*s %s\n", command_options[i].name, width - 1,
-			        argument ? argument : "", command_options[i].help);
+			fprintf(out, "  --%s%s%-*s %s\n", command_options[i].name, gap,
+			        width - (int)strlen(gap), argument ? argument : "",
+			        command_options[i].help);
 		}
 	}
 	fputs("  --socket, --json, --help: see glakectl --help\n", out);
@@ -148,9 +153,15 @@ static int set_command_option(struct ctl *ctl, enum ctl_option bit, const char *
 	case CTL_OPTION_EXACT:
 		ctl->exact = true;
 		return GO_ON;
+	case CTL_OPTION_HTML:
+		ctl->values.html = argument;
+		return GO_ON;
+	case CTL_OPTION_SECONDS:
+		return set_count(ctl, "seconds", argument, &ctl->values.seconds);
 	case CTL_OPTION_PIN:
 	case CTL_OPTION_ALL:
 	case CTL_OPTION_DRY_RUN:
+	case CTL_OPTION_WATCH:
 		return GO_ON;
 	}
 	return GO_ON;
@@ -195,10 +206,12 @@ static int read_options(struct ctl *ctl, int argc, char **argv)
 	memcpy(options, common_options, sizeof(common_options));
 	for (size_t i = 0; i < N_OPTIONS; i++) {
 		if (taken & command_options[i].bit) {
+			const char *argument = command_options[i].argument;
 			options[n_options++] = (struct option){
 				.name = command_options[i].name,
-				.has_arg = command_options[i].argument ? required_argument
-			                                               : no_argument,
+				.has_arg = !argument          ? no_argument
+			                   : *argument == '[' ? optional_argument
+			                                      : required_argument,
 				.val = OPTION_OF_COMMAND + __builtin_ctz(command_options[i].bit),
 			};
 		}

@@ -4,7 +4,7 @@
  *
  * A command first checks its operands (no connection yet), then runs and either prints what it
  * found or returns an error, which ctl_run() reports in the form asked for. Its result is 0, a
- * negative code of glake.h, CTL_E_USAGE (the cause is said already), or CTL_E_OUTPUT.
+ * negative code of glake.h, or one of CTL_E_*.
  *
  * Owner: main(), or a test; ctl_run() leaves nothing behind.
  * Threads: one (getopt_long() has its state in globals).
@@ -37,6 +37,7 @@ enum ctl_exit {
 enum {
 	CTL_E_USAGE = 1,
 	CTL_E_OUTPUT, /* nothing can be written, or no memory to say it */
+	CTL_E_SAID,   /* another failure; its cause is said already */
 };
 
 /* Options of commands; a command lists those it takes. */
@@ -50,6 +51,9 @@ enum ctl_option {
 	CTL_OPTION_EXACT = 1 << 6,
 	CTL_OPTION_MANIFESTS = 1 << 7,
 	CTL_OPTION_DRY_RUN = 1 << 8,
+	CTL_OPTION_WATCH = 1 << 9,
+	CTL_OPTION_HTML = 1 << 10,
+	CTL_OPTION_SECONDS = 1 << 11,
 };
 
 struct ctl_values {
@@ -59,6 +63,8 @@ struct ctl_values {
 	uint64_t quota_bytes;
 	uint32_t max_sessions;
 	uint64_t quota_manifest_bytes;
+	const char *html; /* NULL: the default */
+	uint32_t seconds;
 };
 
 struct ctl_command {
@@ -115,7 +121,8 @@ int ctl_list_add_more(void *list, const void *row, const char *key, json_t *more
 /* ---- the commands, by file ---- */
 
 extern const struct ctl_command ctl_status, ctl_stats, ctl_events; /* look.c */
-extern const struct ctl_command ctl_sessions, ctl_fragmentation;   /* sessions.c */
+extern const struct ctl_command ctl_sessions;                      /* sessions.c */
+extern const struct ctl_command ctl_fragmentation;                 /* fragmentation.c */
 extern const struct ctl_command ctl_dedup;                         /* dedup.c */
 extern const struct ctl_command ctl_tenants, ctl_quota;            /* tenants.c */
 extern const struct ctl_command ctl_models, ctl_blocks, ctl_pin, ctl_unpin, ctl_evict; /* store.c */

@@ -26,6 +26,11 @@ static uint64_t number(const struct field *field, const void *row)
 	return *(const uint64_t *)member(field, row);
 }
 
+static bool is_none(const struct field *field, const void *row)
+{
+	return field->type == FIELD_MAYBE && number(field, row) == FIELD_NONE;
+}
+
 static const char *text_of(const struct field *field, const void *row)
 {
 	const char *text = *(const char *const *)member(field, row);
@@ -115,9 +120,14 @@ static void format_ratio(double ratio, enum field_style style, char *text_out)
 
 static void format(const struct field *field, const void *row, bool exact, char *text_out)
 {
+	if (is_none(field, row)) {
+		snprintf(text_out, CELL_BYTES, "-");
+		return;
+	}
 	switch (field->type) {
 	case FIELD_U32:
 	case FIELD_U64:
+	case FIELD_MAYBE:
 		format_number(number(field, row), field->style, exact, text_out);
 		break;
 	case FIELD_I32:
@@ -146,7 +156,8 @@ void field_columns(struct table *table, const struct field *fields, size_t n_fie
 		if (fields[i].title) {
 			enum field_type type = fields[i].type;
 			table_column(table, fields[i].title,
-			             type == FIELD_U32 || type == FIELD_U64 || type == FIELD_I32 ||
+			             type == FIELD_U32 || type == FIELD_U64 ||
+			                     type == FIELD_MAYBE || type == FIELD_I32 ||
 			                     type == FIELD_RATIO);
 		}
 	}
@@ -198,6 +209,11 @@ static json_t *field_value(const struct field *field, const void *row)
 {
 	char cell[CELL_BYTES] = "";
 	switch (field->type) {
+	case FIELD_MAYBE:
+		if (is_none(field, row)) {
+			return json_null();
+		}
+		/* fallthrough */
 	case FIELD_U32:
 	case FIELD_U64:
 		return json_number(number(field, row));

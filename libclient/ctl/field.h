@@ -19,6 +19,7 @@
 enum field_type {
 	FIELD_U32,
 	FIELD_U64,
+	FIELD_MAYBE, /* uint64_t; FIELD_NONE: there is none ("-", null) */
 	FIELD_I32,
 	FIELD_BOOL,   /* int: nonzero is true */
 	FIELD_TEXT,   /* const char *; NULL is "" */
@@ -37,6 +38,8 @@ enum field_style {
 	FIELD_TIME,    /* milliseconds since 1970 */
 	FIELD_PERCENT, /* of a ratio */
 };
+
+#define FIELD_NONE UINT64_MAX
 
 struct field {
 	const char *key;

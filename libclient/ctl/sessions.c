@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Sessions: their processes, and how well each uses its reserved memory.
- */
+/* Sessions: their processes, and the memory of each. */
 #include "ctl/ctl.h"
 #include "ctl/field.h"
 #include "glake_admin.h"
@@ -52,32 +50,6 @@ static const struct field device_fields[] = {
 	FIELD(ROW, shared_bytes, U64, BYTES, NULL), FIELD(ROW, managed_bytes, U64, BYTES, NULL),
 	FIELD(ROW, array_bytes, U64, BYTES, NULL),  FIELD(ROW, graph_bytes, U64, BYTES, NULL),
 	FIELD(ROW, other_bytes, U64, BYTES, NULL),  FIELD(ROW, process_bytes, U64, BYTES, NULL),
-};
-
-#undef ROW
-#define ROW struct usage
-
-/* A session as `fragmentation` shows it. */
-struct usage {
-	uint64_t session;
-	uint32_t pid;
-	const char *program; /* borrowed from the row */
-	uint64_t live_bytes;
-	uint64_t reserved_bytes;
-	uint64_t warm_bytes;
-	double utilization;   /* live / reserved; -1 with nothing reserved */
-	double fragmentation; /* 1 - utilization; -1 */
-};
-
-static const struct field usage_fields[] = {
-	FIELD(ROW, session, U64, PLAIN, "SESSION"),
-	FIELD(ROW, pid, U32, PLAIN, "PID"),
-	FIELD(ROW, program, TEXT, PLAIN, "PROGRAM"),
-	FIELD(ROW, live_bytes, U64, BYTES, "LIVE"),
-	FIELD(ROW, reserved_bytes, U64, BYTES, "RESERVED"),
-	FIELD(ROW, warm_bytes, U64, BYTES, "WARM"),
-	FIELD(ROW, utilization, RATIO, PERCENT, "UTILIZATION"),
-	FIELD(ROW, fragmentation, RATIO, PERCENT, "FRAGMENTATION"),
 };
 
 #undef ROW
@@ -136,47 +108,10 @@ static int run_sessions(struct ctl *ctl)
 	                      sizeof(session_fields) / sizeof(session_fields[0]), fill_sessions);
 }
 
-static int add_usage(void *list, const struct glake_session_row *row)
-{
-	struct usage usage = {
-		.session = row->session,
-		.pid = row->pid,
-		.program = row->program,
-		.live_bytes = row->live_bytes,
-		.reserved_bytes = row->reserved_bytes,
-		.warm_bytes = row->warm_bytes,
-		.utilization = utilization(row),
-		.fragmentation = -1,
-	};
-	if (usage.utilization >= 0) {
-		usage.fragmentation = 1 - usage.utilization;
-	}
-	return ctl_list_add(list, &usage);
-}
-
-static int fill_usages(struct ctl *ctl, struct ctl_list *list)
-{
-	return glake_list_sessions(ctl->session, add_usage, list);
-}
-
-static int run_fragmentation(struct ctl *ctl)
-{
-	return ctl_print_list(ctl, "sessions", usage_fields,
-	                      sizeof(usage_fields) / sizeof(usage_fields[0]), fill_usages);
-}
-
 const struct ctl_command ctl_sessions = {
 	.name = "sessions",
 	.operands = "",
 	.summary = "Processes that are connected, and the memory each has",
 	.options = CTL_OPTION_EXACT,
 	.run = run_sessions,
-};
-
-const struct ctl_command ctl_fragmentation = {
-	.name = "fragmentation",
-	.operands = "",
-	.summary = "How much of its reserved memory each session uses",
-	.options = CTL_OPTION_EXACT,
-	.run = run_fragmentation,
 };

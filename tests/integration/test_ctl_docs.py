@@ -26,7 +26,7 @@ def commands():
 
 
 def options(text):
-    return set(re.findall(r"^  (--[a-z-]+) ", text, re.M))
+    return set(re.findall(r"^  (--[a-z-]+)[ []", text, re.M))
 
 
 class ManPage(unittest.TestCase):

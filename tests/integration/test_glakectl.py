@@ -231,8 +231,10 @@ class Glakectl(unittest.TestCase):
         (row,) = self.ask("sessions")["sessions"]
         self.assertEqual((row["program"], row["uid"], row["tenant"]),
                          ("glakectl", os.getuid(), "default"))
-        (row,) = self.ask("fragmentation")["sessions"]
-        self.assertIsNone(row["fragmentation"])
+        fragmentation = self.ask("fragmentation")
+        self.assertEqual(fragmentation["sessions"], [])
+        self.assertEqual(fragmentation["reserved_by_others"], [{"device": 0, "others_bytes": 0}])
+        self.refused(5, "GLAKE_E_NOT_FOUND", "fragmentation", "4194305")
         self.assertEqual(self.ask("dedup")["sessions"], [])
         metrics = {m["name"]: m["value"] for m in self.ask("stats")["metrics"]}
         self.assertGreater(metrics["sessions_total"], 1)

@@ -27,6 +27,7 @@ static struct {
 	char socket_path[64];
 	char call[256]; /* the last steering call with its arguments */
 	const char *name;
+	bool stitches; /* the session with memory */
 } fake;
 
 const char *glake_strerror(int error)
@@ -158,6 +159,28 @@ int glake_list_sessions(struct glake_session *session, glake_session_fn row, voi
 	         .tenant = "default",
 	         .realm = "r"},
 	};
+	const struct glake_session_pool pools[] = {
+		{
+			.device = 0,
+			.live_bytes = 2 * GIB,
+			.peak_live_bytes = 5 * GIB / 2,
+			.reserved_bytes = 2 * GIB + GIB / 8,
+			.peak_reserved_bytes = 3 * GIB,
+			.n_allocs = 1234567,
+			.n_stitches = 89,
+			.stitched_bytes = 33 * GIB,
+			.n_reuses = 4567,
+			.n_grows = 21,
+			.n_mapped = 700,
+			.n_unmapped = 300,
+			.n_kept = 17,
+			.kept_bytes = 6 * GIB,
+		},
+	};
+	if (fake.stitches) {
+		rows[0].n_pools = 1;
+		rows[0].pools = pools;
+	}
 	int err = fake.error;
 	for (size_t i = 0; err == 0 && i < 2; i++) {
 		err = row(user, &rows[i]);
@@ -543,6 +566,12 @@ START_TEST(bad_command_lines_are_usage_errors)
 		"load x --device -1",
 		"load x --device 4294967296",
 		"load x --pin=yes",
+		"fragmentation serve.py",
+		"fragmentation 0",
+		"fragmentation 1 2",
+		"fragmentation --seconds 3",
+		"fragmentation --watch --seconds 0",
+		"fragmentation --watch --seconds 99999999",
 	};
 	fake.connect_error = GLAKE_E_INTERNAL;
 	for (size_t i = 0; i < sizeof(lines) / sizeof(lines[0]); i++) {
@@ -688,7 +717,7 @@ START_TEST(lists_have_their_columns_and_keys)
 		{"events", "events", "EVENT", "kind"},
 		{"tenants", "tenants", "QUOTA", "devices"},
 		{"stats", "metrics", "MEANING", "help"},
-		{"fragmentation", "sessions", "FRAGMENTATION", "fragmentation"},
+		{"fragmentation", "sessions", "PEAK RES", "fragmentation"},
 	};
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
 		char line[64];
@@ -774,16 +803,88 @@ END_TEST
 START_TEST(fragmentation_is_one_minus_utilization)
 {
 	ck_assert_int_eq(run("fragmentation"), 0);
-	assert_contains(out_text, "3.0 GiB   4.0 GiB  1.0 GiB       75.0 %         25.0 %");
+	ck_assert_str_eq(out_text,
+	                 "PID  DEV     LIVE  RESERVED    UTIL  PEAK LIVE  PEAK RES  PROGRAM\n"
+	                 "100    0  3.0 GiB   4.0 GiB  75.0 %    3.5 GiB         -  plain\n"
+	                 "\n"
+	                 "reserved by others on device 0: 0\n"
+	                 "reserved by others on device 1: 0\n");
 	json_t *document = run_json("fragmentation --json");
 	json_t *rows = json_object_get(document, "sessions");
-	json_t *busy = json_array_get(rows, 0);
-	json_t *empty = json_array_get(rows, 1);
-	ck_assert_double_eq_tol(json_real_value(json_object_get(busy, "utilization")), 0.75, 1e-9);
-	ck_assert_double_eq_tol(json_real_value(json_object_get(busy, "fragmentation")), 0.25,
-	                        1e-9);
-	ck_assert(json_is_null(json_object_get(empty, "utilization")));
+	/* glakectl's own session has nothing. */
+	ck_assert_uint_eq(json_array_size(rows), 1);
+	json_t *row = json_array_get(rows, 0);
+	ck_assert_double_eq_tol(json_real_value(json_object_get(row, "utilization")), 0.75, 1e-9);
+	ck_assert_double_eq_tol(json_real_value(json_object_get(row, "fragmentation")), 0.25, 1e-9);
+	ck_assert_int_eq(json_integer_value(json_object_get(row, "warm_bytes")), GIB);
+	ck_assert(json_is_false(json_object_get(row, "stitches")));
+	ck_assert(json_is_null(json_object_get(row, "n_kept")));
 	json_decref(document);
+}
+END_TEST
+
+/* A screen is 80 columns wide. */
+static void assert_narrow(const char *text)
+{
+	for (const char *line = text; *line; line += strcspn(line, "\n") + 1) {
+		ck_assert_msg(strcspn(line, "\n") <= 80, "too wide: %s", line);
+	}
+}
+
+START_TEST(stitching_has_rows_of_its_own)
+{
+	fake.stitches = true;
+	fake.name = "python3";
+	ck_assert_int_eq(run("fragmentation"), 0);
+	ck_assert_str_eq(out_text,
+	                 "PID  DEV     LIVE  RESERVED    UTIL  PEAK LIVE  PEAK RES  PROGRAM\n"
+	                 "100    0  2.0 GiB   2.1 GiB  94.1 %    2.5 GiB   3.0 GiB  python3\n"
+	                 "100    0  1.0 GiB   1.9 GiB  53.3 %          -         -  python3\n"
+	                 "\n"
+	                 "PID  DEV   ALLOCS  STITCHES  STITCHED  KEPT  REUSES  GROWS  VMM CALLS\n"
+	                 "100    0  1234567        89  33.0 GiB    17    4567     21       1000\n"
+	                 "\n"
+	                 "reserved by others on device 0: 0\n"
+	                 "reserved by others on device 1: 0\n");
+	assert_narrow(out_text);
+	json_t *document = run_json("fragmentation --json");
+	json_t *rows = json_object_get(document, "sessions");
+	ck_assert_uint_eq(json_array_size(rows), 2);
+	json_t *row = json_array_get(rows, 0);
+	ck_assert(json_is_true(json_object_get(row, "stitches")));
+	ck_assert_int_eq(json_integer_value(json_object_get(row, "n_mapped")), 700);
+	ck_assert_int_eq(json_integer_value(json_object_get(row, "kept_bytes")), 6 * GIB);
+	ck_assert_str_eq(json_string_value(json_object_get(row, "program")), "python3");
+	json_decref(document);
+}
+END_TEST
+
+START_TEST(one_process_can_be_asked_for)
+{
+	static const char *const lines[] = {"fragmentation 100 --json", "fragmentation 1 --json"};
+	for (size_t i = 0; i < 2; i++) {
+		json_t *document = run_json(lines[i]);
+		ck_assert_uint_eq(json_array_size(json_object_get(document, "sessions")), 1);
+		json_decref(document);
+	}
+	/* It is there, and has nothing: all is of others. */
+	json_t *document = run_json("fragmentation 101 --json");
+	ck_assert_uint_eq(json_array_size(json_object_get(document, "sessions")), 0);
+	json_t *others = json_array_get(json_object_get(document, "reserved_by_others"), 0);
+	ck_assert_int_eq(json_integer_value(json_object_get(others, "others_bytes")), GIB);
+	json_decref(document);
+	ck_assert_int_eq(run("fragmentation 77"), CTL_NOT_FOUND);
+}
+END_TEST
+
+START_TEST(fragmentation_is_watched_each_second)
+{
+	ck_assert_int_eq(run("fragmentation --watch --seconds 1"), 0);
+	const char *again = strstr(out_text + 1, "PID  DEV");
+	ck_assert_ptr_nonnull(again);
+	ck_assert_ptr_null(strstr(again + 1, "PID  DEV"));
+	/* No terminal is steered that is none. */
+	ck_assert_ptr_null(strchr(out_text, '\033'));
 }
 END_TEST
 

@@ -1,0 +1,176 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "ctl/memory.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ctl/field.h"
+#include "glake_admin.h"
+
+void memory_deinit(struct memory *memory)
+{
+	for (size_t i = 0; i < memory->list.n; i++) {
+		struct memory_row *row = rows_at(&memory->list, i);
+		free((char *)row->program);
+	}
+	rows_deinit(&memory->list);
+	rows_deinit(&memory->devices);
+}
+
+double memory_utilization(uint64_t live_bytes, uint64_t reserved_bytes)
+{
+	uint64_t n_bytes = live_bytes < reserved_bytes ? live_bytes : reserved_bytes;
+	return reserved_bytes > 0 ? (double)n_bytes / (double)reserved_bytes : -1;
+}
+
+/* The reports of a client and the books of glaked are of different moments. */
+static uint64_t without(uint64_t bytes, uint64_t part)
+{
+	return bytes > part ? bytes - part : 0;
+}
+
+static int add_devices(void *user, const struct glake_status *status)
+{
+	struct memory *memory = user;
+	for (uint32_t i = 0; i < status->n_devices; i++) {
+		struct memory_device *device = rows_add(&memory->devices, sizeof(*device));
+		if (!device) {
+			return -ENOMEM;
+		}
+		device->device = status->devices[i].index;
+		device->others_bytes = status->devices[i].private_bytes;
+	}
+	return 0;
+}
+
+int memory_find_devices(struct ctl *ctl, struct memory *memory)
+{
+	return glake_get_status(ctl->session, add_devices, memory);
+}
+
+static void take_from_others(struct memory *memory, const struct glake_session_device *of)
+{
+	for (size_t i = 0; i < memory->devices.n; i++) {
+		struct memory_device *device = rows_at(&memory->devices, i);
+		if (device->device == of->device) {
+			device->others_bytes = without(device->others_bytes, of->reserved_bytes);
+		}
+	}
+}
+
+/* ---- sessions --------------------------------------------------------------------------------- */
+
+static int add_row(struct memory *memory, const struct glake_session_row *of,
+                   const struct memory_row *numbers)
+{
+	struct memory_row *row = rows_add(&memory->list, sizeof(*row));
+	if (!row) {
+		return -ENOMEM;
+	}
+	*row = *numbers;
+	row->session = of->session;
+	row->pid = of->pid;
+	row->program = strdup(of->program);
+	row->utilization = memory_utilization(row->live_bytes, row->reserved_bytes);
+	row->fragmentation = row->utilization < 0 ? -1 : 1 - row->utilization;
+	return row->program ? 0 : -ENOMEM;
+}
+
+static int add_pool(struct memory *memory, const struct glake_session_row *of,
+                    const struct glake_session_pool *pool)
+{
+	const struct memory_row row = {
+		.device = pool->device,
+		.stitches = 1,
+		.live_bytes = pool->live_bytes,
+		.reserved_bytes = pool->reserved_bytes,
+		.warm_bytes = FIELD_NONE,
+		.peak_live_bytes = pool->peak_live_bytes,
+		.peak_reserved_bytes = pool->peak_reserved_bytes,
+		.n_allocs = pool->n_allocs,
+		.n_stitches = pool->n_stitches,
+		.stitched_bytes = pool->stitched_bytes,
+		.n_reuses = pool->n_reuses,
+		.n_grows = pool->n_grows,
+		.n_mapped = pool->n_mapped,
+		.n_unmapped = pool->n_unmapped,
+		.n_vmm_calls = pool->n_mapped + pool->n_unmapped,
+		.n_kept = pool->n_kept,
+		.kept_bytes = pool->kept_bytes,
+	};
+	return add_row(memory, of, &row);
+}
+
+static uint64_t pool_reserved(const struct glake_session_row *of, uint32_t device)
+{
+	uint64_t n_bytes = 0;
+	for (uint32_t i = 0; i < of->n_pools; i++) {
+		n_bytes += of->pools[i].device == device ? of->pools[i].reserved_bytes : 0;
+	}
+	return n_bytes;
+}
+
+static int add_plain(struct memory *memory, const struct glake_session_row *of)
+{
+	struct memory_row row = {
+		.device = FIELD_NONE,
+		.live_bytes = of->live_bytes,
+		.warm_bytes = of->warm_bytes,
+		.peak_live_bytes = of->n_pools ? FIELD_NONE : of->peak_bytes,
+		.peak_reserved_bytes = FIELD_NONE,
+		.n_allocs = FIELD_NONE,
+		.n_stitches = FIELD_NONE,
+		.stitched_bytes = FIELD_NONE,
+		.n_reuses = FIELD_NONE,
+		.n_grows = FIELD_NONE,
+		.n_mapped = FIELD_NONE,
+		.n_unmapped = FIELD_NONE,
+		.n_vmm_calls = FIELD_NONE,
+		.n_kept = FIELD_NONE,
+		.kept_bytes = FIELD_NONE,
+	};
+	unsigned n_devices = 0;
+	for (uint32_t i = 0; i < of->n_devices; i++) {
+		const struct glake_session_device *device = &of->devices[i];
+		uint64_t rest = without(device->reserved_bytes, pool_reserved(of, device->device));
+		row.reserved_bytes += rest;
+		if (rest > 0) {
+			row.device = ++n_devices == 1 ? device->device : FIELD_NONE;
+		}
+	}
+	for (uint32_t i = 0; i < of->n_pools; i++) {
+		row.live_bytes = without(row.live_bytes, of->pools[i].live_bytes);
+	}
+	return row.reserved_bytes > 0 ? add_row(memory, of, &row) : 0;
+}
+
+struct gathering {
+	struct memory *memory;
+	uint64_t number;
+};
+
+static int add_session(void *user, const struct glake_session_row *of)
+{
+	const struct gathering *gathering = user;
+	struct memory *memory = gathering->memory;
+	uint64_t number = gathering->number;
+	if (number != 0 && of->session != number && of->pid != number) {
+		return 0;
+	}
+	memory->is_found = true;
+	int err = 0;
+	for (uint32_t i = 0; err == 0 && i < of->n_pools; i++) {
+		err = add_pool(memory, of, &of->pools[i]);
+	}
+	for (uint32_t i = 0; i < of->n_devices; i++) {
+		take_from_others(memory, &of->devices[i]);
+	}
+	return err ? err : add_plain(memory, of);
+}
+
+int memory_gather(struct ctl *ctl, uint64_t number, struct memory *memory)
+{
+	struct gathering gathering = {.memory = memory, .number = number};
+	return glake_list_sessions(ctl->session, add_session, &gathering);
+}

@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The private memory of each process, and how well it is used.
+ *
+ * What a program has in stream order and stitches has a row per device. All else of a session is one row:
+ * the library does not say on which device it is live.
+ *
+ * Owner: whoever has the struct. Lifetime: {0} is empty; memory_deinit(). Threads: one.
+ */
+#ifndef GLAKE_CTL_MEMORY_H
+#define GLAKE_CTL_MEMORY_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "ctl/ctl.h"
+#include "ctl/rows.h"
+
+/* Numbers may be FIELD_NONE, unless it says that they are known. */
+struct memory_row {
+	uint64_t session; /* known, as the next */
+	uint32_t pid;
+	const char *program; /* owned */
+	uint64_t device;     /* FIELD_NONE: several */
+	int stitches;
+	uint64_t live_bytes;     /* known */
+	uint64_t reserved_bytes; /* known */
+	double utilization;      /* live / reserved; -1 with nothing reserved */
+	double fragmentation;    /* 1 - utilization; -1 */
+	uint64_t warm_bytes;
+	uint64_t peak_live_bytes;
+	uint64_t peak_reserved_bytes;
+	uint64_t n_allocs;
+	uint64_t n_stitches;
+	uint64_t stitched_bytes;
+	uint64_t n_reuses;
+	uint64_t n_grows;
+	uint64_t n_mapped;
+	uint64_t n_unmapped;
+	uint64_t n_vmm_calls; /* both */
+	uint64_t n_kept;
+	uint64_t kept_bytes;
+};
+
+struct memory_device {
+	uint32_t device;
+	uint64_t others_bytes; /* private memory of sessions that are not in the rows */
+};
+
+struct memory {
+	struct rows list;    /* struct memory_row */
+	struct rows devices; /* struct memory_device */
+	bool is_found;       /* a session that was meant is there, with memory or without */
+};
+
+void memory_deinit(struct memory *memory);
+
+/* Add glaked's devices. Before memory_gather(), if at all. Returns as that does. */
+int memory_find_devices(struct ctl *ctl, struct memory *memory);
+
+/*
+ * Add the sessions that @number means, a pid or a session; 0: all. Sessions without memory are left out.
+ * Returns 0 or a code of glake.h.
+ */
+int memory_gather(struct ctl *ctl, uint64_t number, struct memory *memory);
+
+/* Live over reserved, where what is live beyond it does not count; -1: nothing is reserved. */
+double memory_utilization(uint64_t live_bytes, uint64_t reserved_bytes);
+
+#endif
