@@ -31,7 +31,7 @@ draw the same sizes. In the table
               pool's attributes
     speed     time of native's lap over that of this allocator's, in the same round: the median of all
               laps, with the lowest and highest; then of last laps only
-    driver    handles mapped per timed step, by glaked
+    driver    handles mapped and unmapped per timed step
 Numbers are not judged. Exit 1 when a process fails, when what it computes is not what native computes,
 and when the two processes of `phases` do not both end well with stitch.
 """
@@ -186,10 +186,10 @@ def has_session(allocator):
     return allocator == "pluggable" or ALLOCATORS[allocator][1]
 
 
-def session_of(daemon, child):
-    """What glaked knows of a process: a row of `glakectl fragmentation`."""
+def memory_of(daemon, child):
+    """What glaked knows of a process's memory: rows of `glakectl fragmentation`."""
     rows = daemon.ctl("fragmentation")["sessions"]
-    return next((row for row in rows if row["pid"] == child.process.pid), {})
+    return [row for row in rows if row["pid"] == child.process.pid]
 
 
 def run_child(daemon, child, allocator, workload, n_steps):
@@ -197,15 +197,15 @@ def run_child(daemon, child, allocator, workload, n_steps):
     n_warm, n_timed = n_steps
     if not child.ask("start", workload, n_warm):
         return None
-    before = session_of(daemon, child) if has_session(allocator) else {}
+    before = memory_of(daemon, child) if has_session(allocator) else []
     laps = []
     for _ in range(N_LAPS):
         laps.append(child.ask("lap", n_timed // N_LAPS))
         if not laps[-1]:
             return None
     result = child.ask("end")
-    after = session_of(daemon, child) if has_session(allocator) else {}
-    return {**result, "laps": laps, "before": before, "session": after} if result else None
+    after = memory_of(daemon, child) if has_session(allocator) else []
+    return {**result, "laps": laps, "before": before, "after": after} if result else None
 
 
 def run_round(daemon, workload, allocators, n_steps, device):
@@ -225,15 +225,12 @@ def run_round(daemon, workload, allocators, n_steps, device):
     return results
 
 
-def of_pools(row, name):
-    """A number of the process's memory in stream order, over all devices; None without such memory."""
-    pools = row.get("pools")
-    return sum(pool[name] for pool in pools) if pools else None
-
-
 def reserved(result):
-    """The peak: by glaked if it knows it, else by PyTorch."""
-    return of_pools(result["session"], "peak_reserved_bytes") or result["reserved"]
+    """The peak: by glaked of a process that stitches, with what else the process has; else by PyTorch."""
+    if any(row.get("stitches") for row in result["after"]):
+        return sum(row["peak_reserved_bytes"] if row["stitches"] else row["reserved_bytes"]
+                   for row in result["after"])
+    return result["reserved"]
 
 
 def is_equal(value, other):
@@ -260,9 +257,10 @@ def rate(value, total):
     return f"{100 * value / total:6.1f} %" if total else f"{'-':>8}"
 
 
-def maps_per_step(result, n_timed):
-    before, after = (of_pools(result[key], "n_mapped") for key in ("before", "session"))
-    return "-" if None in (before, after) else f"{(after - before) / n_timed:.1f}"
+def calls_per_step(result, n_timed):
+    before, after = (sum(row["n_vmm_calls"] for row in result[key] if row.get("stitches"))
+                     for key in ("before", "after"))
+    return f"{(after - before) / n_timed:.1f}" if after else "-"
 
 
 def table_rows(workload, rounds, allocators, n_timed):
@@ -285,7 +283,7 @@ def table_rows(workload, rounds, allocators, n_timed):
         last = next((results[name] for results in rounds[::-1] if results.get(name)), None)
         yield (f"{workload:9} {name:11} {live / GIB:7.2f} {n_bytes / GIB:9.2f} "
                f"{rate(live, n_bytes)} {rate(*torch)}  {speed:32} "
-               f"{maps_per_step(last, n_timed) if last else 'FAILED'}")
+               f"{calls_per_step(last, n_timed) if last else 'FAILED'}")
 
 
 def measure_table(options, workloads):
