@@ -1,25 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """How fast sealed weights are read, and what sealing holds up in a program that decodes.
 
-    python3 tests/gpu/decode.py [--only graph,eager] [--layers 32] [--pairs 20]
+    python3 tests/gpu/decode.py [--only graph,eager] [--layers 32] [--pairs 20] [--eager-pairs 200]
 
     graph    a captured graph that reads all weights of Llama-3-8B's shapes for one token: the GPU's time
-    eager    transformers' Llama of 1.1 B parameters, a launch by a launch: the CPU's time
+    eager    transformers' Llama of the 1.1 B model's shapes, 4 layers of it, a launch by a launch: the
+             CPU's time
 
-Two processes under `glake run` have the same weights. They decode in pairs of stretches: one with sealed
-weights, one with private ones. Which comes first changes from pair to pair, so that a drift of the machine
-is nobody's. In `graph` both stretches are of one process; its private weights are a copy that was never
-sealed, with a graph of its own. In `eager` the processes take turns, one sealed, one with nothing sealed,
-and change their roles halfway, so that their difference is nobody's either. Printed is the speed with
-sealed weights, by the median token of a stretch, in parts of that with private ones: the median over pairs,
-of each half, and its 95 % interval (bootstrap). Then a process with the graph decodes on while it seals and
-unseals: printed is by how much its tokens and launches meanwhile took longer than their median, in sum and
-at most, and the same for as long a time without sealing. Numbers are not judged. Exit 1 when a process
-fails, or when the tokens have other bits.
+Two processes under `glake run` have the same weights. One of them decodes in pairs of stretches: one with
+sealed weights, one with private ones, a copy that was never sealed, in `graph` with a graph of its own.
+Which comes first changes from pair to pair, so that a drift of the machine is nobody's. In `eager` the
+shim also does more for a launch as long as anything is sealed. So the other process, when its weights are
+private again, decodes in such pairs too: while one page beside them is sealed, and with nothing sealed. The
+product of both is the speed of a sealed process in parts of one with nothing sealed. Both decode on one and
+the same processor. Printed is the speed by the median token of a stretch: the median over pairs, and its 95 %
+interval (bootstrap). Then a process with the graph decodes on while it seals and unseals: printed is
+by how much its tokens and launches meanwhile took longer than their median, in sum and at most, and the
+same for as long a time without sealing. Numbers are not judged. Exit 1 when a process fails, or when the
+tokens have other bits.
 """
 import argparse
 import copy
 import gc
+import math
 import os
 import random
 import statistics
@@ -31,10 +34,12 @@ from child import Child, serve
 from run import Daemon, expect, failures
 
 #: tokens of a stretch
-STRETCH = {"graph": 40, "eager": 40}
+STRETCH = {"graph": 40, "eager": 16}
+EAGER_LAYERS = 4
 CONTEXT = 64
-#: glaked and the mover have memory to free when something has been unsealed.
+#: glaked and the mover have memory to free when something has been unsealed: weights, or a page.
 SETTLE_SECONDS = 2
+PAGE_SETTLE_SECONDS = 0.02
 N_RESAMPLES = 2000
 #: printed at the end
 report = []
@@ -77,14 +82,27 @@ class Graph:
 class Eager:
     def __init__(self, layers, has_copy):
         from shim_speed import llama
-        self.torch, self.module = llama()
-        self.module.eval().requires_grad_(False)
+        self.torch, self.module = llama(EAGER_LAYERS)
+        self.now = self.module.eval().requires_grad_(False)
+        self.private = copy.deepcopy(self.module) if has_copy else None
+        self.page = self.torch.nn.Linear(1024, 1024, bias=False, device="cuda",
+                                         dtype=self.torch.bfloat16).requires_grad_(False)
+        self.is_page_sealed = False
 
     def prepare(self):
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
         self.start_over()
 
     def begin(self, is_sealed):
+        self.now = self.module if is_sealed or not self.private else self.private
         self.start_over()
+
+    def seal_page(self, wanted):
+        import glake.torch
+        if wanted != self.is_page_sealed:
+            (glake.torch.seal if wanted else glake.torch.unseal)(self.page)
+            time.sleep(PAGE_SETTLE_SECONDS)
+        self.is_page_sealed = wanted
 
     def start_over(self):
         from transformers import DynamicCache
@@ -96,7 +114,7 @@ class Eager:
         if len(self.tokens) == CONTEXT:
             self.start_over()
         with self.torch.no_grad():
-            out = self.module(self.next, past_key_values=self.cache, use_cache=True)
+            out = self.now(self.next, past_key_values=self.cache, use_cache=True)
         self.next = out.logits[:, -1:].argmax(-1)
         self.tokens.append(int(self.next))
         return 0
@@ -121,6 +139,8 @@ class Program:
         sealed = glake.torch.seal(self.work.module)
         self.is_sealed = True
         self.work.prepare()
+        gc.collect()
+        gc.freeze()
         return vars(sealed)
 
     def set_sealed(self, wanted):
@@ -131,11 +151,11 @@ class Program:
         self.is_sealed = wanted
         return (time.perf_counter() - begin) * 1e3
 
-    def stretch(self, is_sealed):
+    def stretch(self, begin, is_sealed):
         """Milliseconds of its median token."""
         gc.collect()
         gc.disable()
-        self.work.begin(is_sealed)
+        begin(is_sealed)
         for _ in range(4):
             self.work.token()
         times = []
@@ -145,6 +165,26 @@ class Program:
             times.append((time.perf_counter() - begin) * 1e3)
         gc.enable()
         return statistics.median(times)
+
+    def take_pairs(self, n_pairs, begin):
+        """Milliseconds of a token, sealed and private."""
+        rows = []
+        for number in range(n_pairs):
+            row = {is_sealed: self.stretch(begin, is_sealed)
+                   for is_sealed in ((True, False) if number % 2 else (False, True))}
+            rows.append((row[True], row[False]))
+        return rows
+
+    def pairs(self, n_pairs):
+        """The weights are sealed, or a copy is used that is private."""
+        return self.take_pairs(n_pairs, self.work.begin)
+
+    def pairs_of_page(self, n_pairs):
+        """The weights are private; something else is sealed, or nothing is."""
+        def begin(is_sealed):
+            self.work.seal_page(is_sealed)
+            self.work.begin(False)
+        return self.take_pairs(n_pairs, begin)
 
     def bits(self):
         digests = []
@@ -216,34 +256,21 @@ def say(line):
     print(f"# {line}", flush=True)
 
 
-def take_pairs(n_pairs, sealed, private):
-    """Milliseconds of a token, sealed and private, by two processes or one."""
-    rows = []
-    for number in range(n_pairs):
-        ways = [(True, sealed), (False, private)]
-        row = {is_sealed: child.ask("stretch", is_sealed)
-               for is_sealed, child in (ways if number % 2 else ways[::-1])}
-        if not all(row.values()):
-            break
-        rows.append((row[True], row[False]))
-    return rows
+def speed(rows):
+    """Of sealed weights in parts of that of private ones."""
+    return statistics.median(private / sealed for sealed, private in rows)
 
 
-def speed(halves):
-    """Of sealed weights in parts of that of private ones. What the processes differ by is in one half
-    as much as it is missing in the other."""
-    return statistics.geometric_mean(statistics.median(private / sealed for sealed, private in rows)
-                                     for rows in halves)
-
-
-def say_speed(kind, *halves):
-    if not all(halves):
+def say_speed(what, *sets):
+    """The product over sets of pairs."""
+    if not all(sets):
         return
-    drawn = sorted(speed([random.choices(rows, k=len(rows)) for rows in halves])
+    drawn = sorted(math.prod(speed(random.choices(rows, k=len(rows))) for rows in sets)
                    for _ in range(N_RESAMPLES))
-    say(f"{kind}: {statistics.median(private for rows in halves for _, private in rows):.3f} ms a token; "
-        f"sealed x {speed(halves):.4f} ({drawn[N_RESAMPLES // 40]:.4f} .. "
-        f"{drawn[-N_RESAMPLES // 40]:.4f}) of private speed, {sum(map(len, halves))} pairs  [>= 0.998]")
+    say(f"{what}: {statistics.median(private for rows in sets for _, private in rows):.3f} ms a token; "
+        f"x {math.prod(map(speed, sets)):.4f} ({drawn[N_RESAMPLES // 40]:.4f} .. "
+        f"{drawn[-N_RESAMPLES // 40]:.4f}), {' and '.join(str(len(rows)) for rows in sets)} pairs  "
+        "[>= 0.998]")
 
 
 def same_bits(kind, child):
@@ -251,17 +278,18 @@ def same_bits(kind, child):
     expect(digests and len(set(digests)) == 1, f"{kind}: other bits: {digests}")
 
 
-def measure_eager(first, second, options):
-    for child in (first, second):
-        child.ask("start")
-    same_bits("eager", second)
-    halves = []
-    for sealed, private in ((first, second), (second, first)):
-        sealed.ask("set_sealed", True)
-        private.ask("set_sealed", False)
-        time.sleep(SETTLE_SECONDS)
-        halves.append(take_pairs(options.pairs // 2, sealed, private))
-    say_speed("eager", *halves)
+def measure_eager(other, child, options):
+    for process in (other, child):
+        process.ask("start")
+    same_bits("eager", child)
+    time.sleep(SETTLE_SECONDS)
+    weights = child.ask("pairs", options.eager_pairs)
+    other.ask("set_sealed", False)
+    time.sleep(SETTLE_SECONDS)
+    page = other.ask("pairs_of_page", options.eager_pairs)
+    say_speed("eager, sealed weights to private ones", weights)
+    say_speed("eager, something else sealed to nothing", page)
+    say_speed("eager, sealed to nothing sealed", weights, page)
 
 
 def measure_graph(other, child, options):
@@ -270,7 +298,7 @@ def measure_graph(other, child, options):
     expect(sealed.get("shared_bytes"), f"graph: nothing is shared: {sealed}")
     same_bits("graph", child)
     time.sleep(SETTLE_SECONDS)
-    say_speed("graph", take_pairs(options.pairs, child, child))
+    say_speed("graph, sealed weights to private ones", child.ask("pairs", options.pairs))
     held = child.ask("held", 3)
     for what in ("seal", "unseal", "nothing"):
         mine = [row[1:] for row in held or () if row[0] == what and len(row) > 2]
@@ -294,6 +322,7 @@ def main():
     parser.add_argument("--only", default="graph,eager")
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--pairs", type=int, default=20)
+    parser.add_argument("--eager-pairs", type=int, default=200)
     parser.add_argument("--child", choices=STRETCH)
     parser.add_argument("--copy", action="store_true")
     options = parser.parse_args()

@@ -49,13 +49,13 @@ SHOWN_AS = {"start": ("ms", "[+30 ms at most]"), "generate": ("tokens/s", "[x 0.
 # ---- in the measuring process -------------------------------------------------------------------
 
 
-def llama():
+def llama(layers=22):
     """TinyLlama-1.1B's shapes."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
     torch.manual_seed(1)
     config = LlamaConfig(vocab_size=32000, hidden_size=2048, intermediate_size=5632,
-                         num_hidden_layers=22, num_attention_heads=32, num_key_value_heads=4,
+                         num_hidden_layers=layers, num_attention_heads=32, num_key_value_heads=4,
                          max_position_embeddings=2048, eos_token_id=None)
     torch.set_default_dtype(torch.bfloat16)
     with torch.device("cuda"):
