@@ -10,8 +10,8 @@
 Three ways: `driver`, `shim`, and `again`, which is the driver once more: what it differs by from
 the driver is what this measurement makes of nothing; for `generate` also `sealed`, under the shim
 with all weights sealed. A set is a process of each way. In a turn of a
-set each process does its work once, so that a drift of the machine is nobody's: all at once where
-the CPU is what it takes time of, one after the other, in a changing order, where it is the GPU. Of
+set each process does its work once, one after the other, in a changing order, so that a drift of the
+machine is nobody's; `generate`, which takes the CPU's time, on one and the same processor. Of
 `start`, each set has one turn. Processes of one way differ among themselves by more than their turns
 do, so there are several sets. Printed is the median over sets of the median over turns of what a way
 differs by from the driver; its bounds, with 95 %, are found by drawing sets, then turns of them.
@@ -34,13 +34,13 @@ WAYS = ("driver", "again", "shim", "sealed")
 START_SETS = 12
 WAYS_OF = {"generate": WAYS, "lora": WAYS[:3]}
 SETS = {"generate": 6, "lora": 2}
-TURNS = {"generate": 40, "lora": 20}
-AT_ONCE = ("generate",)
+TURNS = {"generate": 30, "lora": 20}
+ON_ONE_PROCESSOR = ("generate",)
 BATCH = 4
 # A step that the GPU takes longer for than the CPU: its time says what the memory is like.
 LORA_BATCH = 16
 PROMPT_TOKENS = 64
-NEW_TOKENS = 16
+NEW_TOKENS = 8
 LORA_LENGTHS = (512, 768)
 N_RESAMPLES = 2000
 SHOWN_AS = {"start": ("ms", "[+30 ms at most]"), "generate": ("tokens/s", "[x 0.995 at least]"),
@@ -115,6 +115,8 @@ def lora(_):
 def measure_here(name, is_sealed):
     run = {"generate": generate, "lora": lora}[name](is_sealed)
     run()
+    if name in ON_ONE_PROCESSOR:
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     for _ in sys.stdin:
         print(json.dumps(run()), flush=True)
 
@@ -127,7 +129,9 @@ class Measuring:
     def __init__(self, name, prefix, environment, *more):
         self.process = subprocess.Popen(
             [*prefix, sys.executable, os.path.abspath(__file__), "--measure", name, *more],
-            env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            # Else Python's sets have another order in each process.
+            env={**environment, "PYTHONHASHSEED": "0"},
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def begin(self):
         self.process.stdin.write("go\n")
@@ -173,30 +177,24 @@ def run_starts(ways):
                for i, part in enumerate(START_PARTS)}}
 
 
-def take_turn(processes, at_once):
+def take_turn(processes):
     """The values by way."""
-    order = shuffled(processes)
-    if not at_once:
-        values = {}
-        for way in order:
-            processes[way].begin()
-            values[way] = processes[way].value()
-        return values
-    for way in order:
+    values = {}
+    for way in shuffled(processes):
         processes[way].begin()
-    return {way: processes[way].value() for way in order}
+        values[way] = processes[way].value()
+    return values
 
 
 def run_turns(name, ways):
     """Sets of turns."""
     sets = [{way: Measuring(name, *ways[way]) for way in WAYS_OF[name]} for _ in range(SETS[name])]
-    at_once = name in AT_ONCE
     for processes in sets:
-        take_turn(processes, at_once)
+        take_turn(processes)
     turns = [[] for _ in sets]
     for _ in range(TURNS[name]):
         for processes, values in zip(sets, turns):
-            values.append(take_turn(processes, at_once))
+            values.append(take_turn(processes))
     for processes in sets:
         for process in processes.values():
             process.end()
