@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How many copies of equal weights are left, and how long it takes: programs as they are in use.
 
-    python3 tests/gpu/dedup.py [--only a,b,c,d,e,f] [--layers 32] [--models FOLDER]
+    python3 tests/gpu/dedup.py [--only a,b,c,d,e,f,g] [--layers 32] [--models FOLDER]
 
     a  three transformers processes load one model of Llama-3-8B's shapes, each by itself, in one thread;
        `glakectl seal` from outside, then glake.torch.seal()
@@ -11,6 +11,9 @@
        equal in all; an allocation for each, and all in one arena; `glakectl seal`
     e  one process publishes the model with fused projections, others attach to it
     f  from_pretrained() of the model in the store, to the first token, with and without glake.transformers
+    g  a base model of Llama-3.2-1B's shapes and its instruct model, in which all matrices of the layers are
+       trained and some are as they were: embeddings (tied to the output) and norms; glake.torch.seal().
+       Then 256 rows of the embeddings, for new tokens, differ as well
 
 Starts a glaked for each part. Weights are what the modules' tensors have; physical memory of weights is the
 blocks in use and what of the weights is in no block. Digests of all tensors, or logits, have to be
@@ -34,6 +37,7 @@ MIB = 1 << 20
 WARM_MOVER = "mover_idle_ms = 600000;\n"
 #: words that are digested at a time
 CHUNK = 1 << 24
+PAGE = 2 * MIB
 SELF = os.path.abspath(__file__)
 #: printed at the end
 report = []
@@ -53,14 +57,21 @@ def llama_config(layers):
                        tie_word_embeddings=False, dtype="bfloat16", eos_token_id=None)
 
 
-def write_llama(folder, layers):
-    """As from_pretrained() reads it: two shards."""
+def base_config():
+    from transformers import LlamaConfig
+    return LlamaConfig(vocab_size=128256, hidden_size=2048, intermediate_size=8192,
+                       num_hidden_layers=16, num_attention_heads=32, num_key_value_heads=8,
+                       tie_word_embeddings=True, dtype="bfloat16", eos_token_id=None)
+
+
+def write_llama(folder, config):
+    """As from_pretrained() reads it: the larger one in two shards."""
     import torch
     from transformers import LlamaForCausalLM
     torch.manual_seed(1)
     torch.set_default_dtype(torch.bfloat16)
     with torch.device("cuda"):
-        model = LlamaForCausalLM(llama_config(layers))
+        model = LlamaForCausalLM(config)
     model.save_pretrained(folder, max_shard_size="10GB")
 
 
@@ -75,6 +86,20 @@ def digest_of(tensors):
         values = torch.stack([(part * keys[:part.numel()]).sum() for part in words]).tolist()
         whole.update(f"{name} {tuple(tensor.shape)} {tensor.dtype} {values}".encode())
     return whole.hexdigest()
+
+
+def pages_of(tensor):
+    """Digests of its parts of 2 MiB, and how long each is."""
+    import torch
+    raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    keys = torch.arange(PAGE // 2, device="cuda") * 0x9E3779B1 | 1
+    digests = []
+    for part in raw.split(16 * PAGE):
+        words = part.view(torch.int16)
+        words = torch.nn.functional.pad(words, (0, -words.numel() % keys.numel()))
+        digests += (words.view(-1, keys.numel()) * keys).sum(1).tolist()
+    return [(digest, min(PAGE, raw.numel() - number * PAGE))
+            for number, digest in enumerate(digests)]
 
 
 # ---- processes ----------------------------------------------------------------------------------
@@ -110,12 +135,13 @@ class Torch:
         ms = (time.perf_counter() - begin) * 1e3
         return {"ms": ms, "shared": shared, "sealed": sealed, "digest": digest_of(self.tensors())}
 
-    def pretrained(self, in_threads=True):
+    def pretrained(self, in_threads=True, folder=None):
         from transformers import AutoModelForCausalLM
         if not in_threads:
             os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"
         self.modules["model"] = AutoModelForCausalLM.from_pretrained(
-            self.options.models, device_map="cuda:0", dtype=self.torch.bfloat16).requires_grad_(False)
+            folder or self.options.models, device_map="cuda:0",
+            dtype=self.torch.bfloat16).requires_grad_(False)
         return self.look()
 
     def tuned(self, number):
@@ -132,6 +158,30 @@ class Torch:
                     p.data += (b @ a).to(p.dtype)
                     changed += p.nbytes
         return {**self.look(), "changed": changed}
+
+    def look_closely(self):
+        """At each part that could be shared, too."""
+        return {**self.look(), "pages": {name: pages_of(t) for name, t in self.tensors().items()}}
+
+    def instruct(self, number):
+        """The base, or what full training of its layers makes of it: little changes of most values."""
+        torch = self.torch
+        self.pretrained(folder=base_folder(self.options))
+        if number:
+            generator = torch.Generator("cuda").manual_seed(number)
+            for name, p in self.modules["model"].named_parameters():
+                if "proj" in name:
+                    noise = torch.randn(p.shape, generator=generator, device="cuda", dtype=p.dtype)
+                    p.data += noise * (0.02 * p.std())
+        return self.look_closely()
+
+    def new_tokens(self):
+        """Their embeddings are trained later on."""
+        import glake.torch
+        model = self.modules["model"]
+        glake.torch.unseal(model)
+        model.get_input_embeddings().weight.data[-256:] += 0.01
+        return self.look_closely()
 
     def pipeline(self, number):
         torch = self.torch
@@ -510,9 +560,38 @@ def part_f(options):
         f"{first['first_token']:.2f} s")
 
 
-PARTS = {"a": part_a, "b": part_b, "c": part_c, "d": part_d, "e": part_e, "f": part_f}
+def base_folder(options):
+    return options.models + "-base"
+
+
+def part_g(options):
+    daemon = Daemon(WARM_MOVER)
+    processes = children(daemon, options, "torch", 2)
+    for number, process in enumerate(processes):
+        process.tell("instruct", number)
+    before = [process.hear("instruct") for process in processes]
+    for what in ("embeddings and norms equal", "256 rows of the embeddings differ, too"):
+        if "rows" in what:
+            before[1] = processes[1].ask("new_tokens")
+        answers = [process.ask("seal") for process in processes]
+        for one, other in zip(before, answers):
+            same([one, other], "instruct")
+        base, tuned = (answer["pages"] for answer in before)
+        equal = sum(page[1] for name in base for page, other in zip(base[name], tuned[name])
+                    if page == other)
+        total = sum(answer["bytes"] for answer in before)
+        used = physical(daemon, total)
+        say(f"g, base and instruct, {what}: {used / 1e9:.3f} GB, {used / (total - equal):.4f} x the "
+            f"{(total - equal) / 1e9:.3f} GB that differ by pages of 2 MiB [1.03], of {total / 1e9:.3f} GB; "
+            f"{ms([answer.get('ms', 0) for answer in answers])}")
+    same([before[0], processes[0].ask("look")], "the base")
+    end(daemon, processes)
+
+
+PARTS = {"a": part_a, "b": part_b, "c": part_c, "d": part_d, "e": part_e, "f": part_f,
+         "g": part_g}
 #: Those of a row run at the same time: what they take is not asked for.
-ROWS = (("a",), ("e",), ("f",), ("b", "c", "d"))
+ROWS = (("a",), ("e",), ("f",), ("b", "c", "d", "g"))
 
 
 def run_part(name, options):
@@ -532,18 +611,24 @@ def main():
     parser.add_argument("--child", choices=("torch", "small"))
     parser.add_argument("--number", type=int, default=0)
     parser.add_argument("--write", action="store_true")
+    parser.add_argument("--write-base", action="store_true")
     options = parser.parse_args()
     if options.child:
         serve({"torch": Torch, "small": Small}[options.child](options))
     if options.write:
-        write_llama(options.models, options.layers)
+        write_llama(options.models, llama_config(options.layers))
+        return
+    if options.write_base:
+        write_llama(base_folder(options), base_config())
         return
     only = options.only.split(",")
-    if set(only) - {"c", "d"} and not os.path.exists(os.path.join(options.models, "config.json")):
-        begin = time.perf_counter()
-        subprocess.run([sys.executable, SELF, "--write", "--models", options.models,
-                        "--layers", str(options.layers)], check=True)
-        print(f"# model written in {time.perf_counter() - begin:.0f} s", flush=True)
+    for folder, how, needed in ((options.models, "--write", set(only) - {"c", "d", "g"}),
+                                (base_folder(options), "--write-base", "g" in only)):
+        if needed and not os.path.exists(os.path.join(folder, "config.json")):
+            begin = time.perf_counter()
+            subprocess.run([sys.executable, SELF, how, "--models", options.models,
+                            "--layers", str(options.layers)], check=True)
+            print(f"# model written in {time.perf_counter() - begin:.0f} s", flush=True)
     for row in ROWS:
         with concurrent.futures.ThreadPoolExecutor() as pool:
             list(pool.map(lambda name: run_part(name, options), [n for n in row if n in only]))
