@@ -4,6 +4,7 @@
 #include <errno.h>
 
 #include "shim/context.h"
+#include "shim/record.h"
 
 bool heap_place_here(struct heap_place *place_out)
 {
@@ -190,6 +191,7 @@ void heap_release_ctx(CUcontext ctx, uint64_t generation)
 	while (list) {
 		struct glake__allocation *allocation = list;
 		list = allocation->next;
+		record_free(allocation->ordinal, allocation->address, 0);
 		heap_release(allocation);
 	}
 }

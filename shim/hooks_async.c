@@ -9,6 +9,7 @@
 #include "shim/capture.h"
 #include "shim/driver_usage.h"
 #include "shim/order.h"
+#include "shim/record.h"
 
 static bool owns_async(void)
 {
@@ -69,7 +70,11 @@ static enum alloc_result alloc_in_order(const struct calls *calls, CUdeviceptr *
 	if (!pool || pool_device(pool) != stream.ordinal) {
 		return LEFT_TO_DRIVER;
 	}
-	return alloc_result_of(order_alloc_async(&stream, pool, n_bytes, address_out), result_out);
+	int r = order_alloc_async(&stream, pool, n_bytes, address_out);
+	if (r == 0) {
+		record_alloc(stream.ordinal, *address_out, n_bytes, stream.id);
+	}
+	return alloc_result_of(r, result_out);
 }
 
 static CUresult alloc_async(const struct calls *calls, CUdeviceptr *address_out, size_t n_bytes,
@@ -132,9 +137,10 @@ static bool is_captured(const struct calls *calls, CUstream stream)
 static CUresult free_claimed(const struct calls *calls, struct glake__allocation *allocation,
                              CUstream handle)
 {
-	struct glake_stream stream;
-	if (owns_async() && order_find_stream(handle, calls->flags, &stream) &&
-	    order_free(handle, calls->flags, &stream, allocation)) {
+	struct glake_stream stream = {0};
+	bool is_known = owns_async() && order_find_stream(handle, calls->flags, &stream);
+	record_free(allocation->ordinal, allocation->address, stream.id);
+	if (is_known && order_free(handle, calls->flags, &stream, allocation)) {
 		return CUDA_SUCCESS;
 	}
 	CUresult result = calls->synchronize(handle);
@@ -172,6 +178,7 @@ static CUresult free_async(const struct calls *calls, CUdeviceptr address, CUstr
 	}
 	CUresult result = free_claimed(calls, allocation, stream);
 	if (result != CUDA_SUCCESS) {
+		record_alloc(allocation->ordinal, address, allocation->n_bytes, 0);
 		glake__heap_unclaim(allocation);
 		return result;
 	}

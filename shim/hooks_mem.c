@@ -8,6 +8,7 @@
 #include "shim/fault.h"
 #include "shim/order.h"
 #include "shim/quiesce.h"
+#include "shim/record.h"
 
 static bool owns_alloc(void)
 {
@@ -27,6 +28,9 @@ static enum alloc_result alloc_ours(CUdeviceptr *address_out, uint64_t n_bytes,
 		return ANSWERED;
 	}
 	int r = order_alloc(&place, n_bytes, address_out);
+	if (r == 0) {
+		record_alloc(place.device, *address_out, n_bytes, 0);
+	}
 	return alloc_result_of(r, result_out);
 }
 
@@ -157,6 +161,7 @@ CUresult shim_cuMemFree_v2(CUdeviceptr address)
 		return fault_look(result);
 	}
 	shim_count(SHIM_COUNT_freed);
+	record_free(allocation->ordinal, address, 0);
 	heap_release(allocation);
 	return CUDA_SUCCESS;
 }

@@ -10,6 +10,7 @@
 #include "proto/clock.h"
 #include "shim/capture.h"
 #include "shim/order.h"
+#include "shim/record.h"
 #include "shim/report.h"
 #include "shim/seal_ask.h"
 #include "shim/shim.h"
@@ -73,6 +74,7 @@ static void take_turn(struct connection *connection, uint64_t *reported_ns)
 	if (clock_now_ns() - *reported_ns >= REPORT_MS * 1000000ull) {
 		*reported_ns = clock_now_ns();
 		report_program(connection);
+		record_flush();
 	}
 	connection_note(connection, glake_dispatch(connection->session));
 	seal_ask_serve(connection, &is_ending);

@@ -43,6 +43,7 @@ static const char usage_text[] =
 	"  --alloc=HOW     stitch: free pieces of memory that are apart become one\n"
 	"                  allocation, and PyTorch allocates in stream order;\n"
 	"                  plain (default)\n"
+	"  --record=FILE   write a trace of allocations to FILE.PID, for glake replay\n"
 	"  --libcuda=PATH  the real driver library, instead of the loader's\n"
 	"  --shim=PATH     the preload library, instead of the installed one\n"
 	"  --help, --version\n"
@@ -54,6 +55,7 @@ struct options {
 	const char *libcuda;
 	const char *own;
 	const char *alloc;
+	const char *record;
 	const char *shim_path;
 	bool is_strict;
 	bool is_optional;
@@ -255,6 +257,30 @@ static void set_environment(const struct options *options)
 	}
 }
 
+/* Absolute, because the program may change its folder. The shim writes nothing without a word: look. */
+static int set_record(const char *file)
+{
+	char folder[PATH_MAX];
+	char path[2 * PATH_MAX];
+	if (*file == '\0') {
+		return refuse(EXIT_REFUSED, "--record", "must be a file");
+	}
+	if (*file == '/') {
+		snprintf(path, sizeof(path), "%s", file);
+	} else if (getcwd(folder, sizeof(folder))) {
+		snprintf(path, sizeof(path), "%s/%s", folder, file);
+	} else {
+		return refuse(EXIT_REFUSED, "--record", strerror(errno));
+	}
+	size_t n_folder = (size_t)(strrchr(path, '/') - path);
+	snprintf(folder, sizeof(folder), "%.*s", (int)n_folder, path);
+	if (access(n_folder ? folder : "/", W_OK) < 0) {
+		return refuse(EXIT_REFUSED, file, strerror(errno));
+	}
+	setenv("GLAKE_SHIM_RECORD", path, 1);
+	return 0;
+}
+
 static int set_torch(void)
 {
 	bool stitches = shim_policy()->stitches && !shim_policy()->is_off;
@@ -293,6 +319,9 @@ static int run(const struct options *options, char **arguments)
 	if (status == 0) {
 		status = set_torch();
 	}
+	if (status == 0 && options->record) {
+		status = set_record(options->record);
+	}
 	if (status != 0) {
 		return status;
 	}
@@ -312,11 +341,17 @@ static int complain(void)
 static int parse(int argc, char **argv, struct options *options, int *status_out)
 {
 	static const struct option table[] = {
-		{"socket", required_argument, NULL, 's'}, {"strict", no_argument, NULL, 'S'},
-		{"optional", no_argument, NULL, 'o'},     {"own", required_argument, NULL, 'O'},
-		{"alloc", required_argument, NULL, 'a'},  {"libcuda", required_argument, NULL, 'l'},
-		{"shim", required_argument, NULL, 'p'},   {"help", no_argument, NULL, 'h'},
-		{"version", no_argument, NULL, 'v'},      {NULL, 0, NULL, 0},
+		{"socket", required_argument, NULL, 's'},
+		{"strict", no_argument, NULL, 'S'},
+		{"optional", no_argument, NULL, 'o'},
+		{"own", required_argument, NULL, 'O'},
+		{"alloc", required_argument, NULL, 'a'},
+		{"libcuda", required_argument, NULL, 'l'},
+		{"record", required_argument, NULL, 'r'},
+		{"shim", required_argument, NULL, 'p'},
+		{"help", no_argument, NULL, 'h'},
+		{"version", no_argument, NULL, 'v'},
+		{NULL, 0, NULL, 0},
 	};
 	int option;
 	*status_out = 0;
@@ -338,6 +373,9 @@ static int parse(int argc, char **argv, struct options *options, int *status_out
 			break;
 		case 'a':
 			options->alloc = optarg;
+			break;
+		case 'r':
+			options->record = optarg;
 			break;
 		case 'l':
 			options->libcuda = optarg;

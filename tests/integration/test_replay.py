@@ -30,8 +30,9 @@ PEAKS = {
 
 
 def glake_replay(*words, text=None):
+    environment = dict(os.environ, CUDASIM_DEVICES="2x8GiB")
     return subprocess.run([GLAKE, "replay", *words], input=text, capture_output=True, timeout=300,
-                          text=not isinstance(text, bytes), check=False)
+                          text=not isinstance(text, bytes), env=environment, check=False)
 
 
 def replay(events, on=",".join(MODELS)):
@@ -134,13 +135,14 @@ class Traces(unittest.TestCase):
         self.assertNotIn("expandable", done.stdout)
 
 
-class Ours(unittest.TestCase):
-    """glake's allocator, with a real glaked on simulated GPUs."""
+class WithDaemon(unittest.TestCase):
+    """A real glaked on simulated GPUs."""
 
     def setUp(self):
         self.folder = tempfile.mkdtemp()
         self.addCleanup(shutil.rmtree, self.folder)
         self.socket = os.path.join(self.folder, "glaked.sock")
+        self.environment = dict(os.environ, CUDASIM_DEVICES="2x8GiB")
 
     def start_daemon(self, config=""):
         path = os.path.join(self.folder, "glaked.conf")
@@ -148,7 +150,8 @@ class Ours(unittest.TestCase):
             file.write(f'socket_path = "{self.socket}";\n{config}\n')
         log = open(os.path.join(self.folder, "log"), "w", encoding="utf-8")
         self.addCleanup(log.close)
-        daemon = subprocess.Popen([os.path.join(BUILD, "bin", "glaked"), "-c", path], stderr=log)
+        daemon = subprocess.Popen([os.path.join(BUILD, "bin", "glaked"), "-c", path], stderr=log,
+                                  env=self.environment)
         self.addCleanup(lambda: self.assertEqual(daemon.wait(60), 0))
         self.addCleanup(daemon.terminate)
         for _ in range(200):
@@ -157,6 +160,8 @@ class Ours(unittest.TestCase):
             time.sleep(0.05)
         self.fail("glaked did not start")
 
+
+class Ours(WithDaemon):
     def test_every_allocation_is_served(self):
         self.start_daemon()
         for name, (live, *_) in PEAKS.items():
@@ -190,6 +195,62 @@ class Ours(unittest.TestCase):
                             f"{TRACES}/moe.trace")
         self.assertEqual(done.returncode, 1)
         self.assertRegex(done.stderr, r"^glake: stitch: CUDA_ERROR_INVALID_DEVICE\n$")
+
+
+class Recording(WithDaemon):
+    """`glake run --record`: what a program allocates of glaked's memory becomes a trace."""
+
+    def run_recorded(self, *words, options=("--record=r.trace",), **more):
+        """The traces by what their names have behind the pid, each as its lines."""
+        environment = dict(self.environment, **more)
+        program = os.path.join(BUILD, "tests", "shim", words[0])
+        command = [GLAKE, "run", f"--socket={self.socket}", *options, "--", program, *words[1:]]
+        with subprocess.Popen(command, cwd=self.folder, env=environment, stdin=subprocess.PIPE,
+                              stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as child:
+            error = child.communicate(b"\n" * 100, timeout=300)[1]
+        self.assertEqual((child.returncode, error), (0, b""))
+        traces = {}
+        for path in glob.glob(os.path.join(self.folder, "r.trace.*")):
+            done = glake_replay("--on=driver", path)
+            self.assertEqual((done.returncode, done.stderr), (0, ""))
+            with open(path, encoding="ascii") as file:
+                traces[path.split(f".{child.pid}", 1)[1]] = file.read().splitlines()
+            os.unlink(path)
+        return traces
+
+    def test_every_allocation_is_in_it(self):
+        self.start_daemon()
+        counts = os.path.join(self.folder, "counts")
+        (lines,) = self.run_recorded("runtime", SHIM_COUNTS=counts).values()
+        with open(counts, encoding="utf-8") as file:
+            n_owned = json.load(file)["owned"]
+        self.assertGreater(n_owned, 0)
+        self.assertEqual(sum(line[0] == "a" for line in lines), n_owned)
+        self.assertEqual(sum(line[0] == "f" for line in lines), n_owned)
+        self.assertGreater(len({line.split()[-1] for line in lines}), 1)
+
+    def test_threads_and_contexts_that_end_leave_it_whole(self):
+        self.start_daemon()
+        for scenario in ("async_threads", "threads", "resets", "async_resets", "forks"):
+            self.assertEqual(list(self.run_recorded("program", "dlsym", scenario)), [""], scenario)
+
+    def test_a_second_device_has_a_trace_of_its_own(self):
+        self.start_daemon()
+        self.assertIn(".1", self.run_recorded("program", "dlsym", "async"))
+
+    def test_a_folder_that_cannot_be_written_is_refused(self):
+        self.start_daemon()
+        done = subprocess.run([GLAKE, "run", f"--socket={self.socket}", "--record=/proc/no/r", "--",
+                               "true"], capture_output=True, text=True, check=False)
+        self.assertEqual(done.returncode, 125)
+        self.assertRegex(done.stderr, "^glake: /proc/no/r: .+\n$")
+
+    def test_what_cannot_be_written_disturbs_nobody(self):
+        self.start_daemon()
+        counts = os.path.join(self.folder, "counts")
+        self.run_recorded("runtime", options=(), SHIM_COUNTS=counts, GLAKE_SHIM_RECORD="/proc/no/r")
+        with open(counts, encoding="utf-8") as file:
+            self.assertEqual(json.load(file)["passed"], 0)
 
 
 class BadTraces(unittest.TestCase):
