@@ -5,10 +5,12 @@ import glob
 import importlib.util
 import json
 import os
+import pickle
 import random
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 import unittest
@@ -251,6 +253,76 @@ class Recording(WithDaemon):
         self.run_recorded("runtime", options=(), SHIM_COUNTS=counts, GLAKE_SHIM_RECORD="/proc/no/r")
         with open(counts, encoding="utf-8") as file:
             self.assertEqual(json.load(file)["passed"], 0)
+
+
+def event(action, address, size, stream=0):
+    return {"action": action, "addr": address, "size": size, "stream": stream, "frames": []}
+
+
+def freed(*where):
+    return [event("free_requested", *where), event("free_completed", *where)]
+
+
+class Snapshots(unittest.TestCase):
+    """python -m glake.trace: PyTorch's memory snapshots."""
+
+    def setUp(self):
+        self.folder = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, self.folder)
+
+    def convert(self, snapshot, *words):
+        path = os.path.join(self.folder, "snapshot.pickle")
+        with open(path, "wb") as file:
+            pickle.dump(snapshot, file)
+        return subprocess.run([sys.executable, "-m", "glake.trace", *words, path], timeout=60,
+                              capture_output=True, text=True, check=False)
+
+    def check(self, history, *expected, segments=()):
+        done = self.convert({"segments": list(segments), "device_traces": [history]})
+        self.assertEqual((done.stdout.splitlines(), done.stderr), (list(expected), ""))
+        self.assertEqual(glake_replay("--on=caching", "-", text=done.stdout).returncode, 0)
+
+    def test_allocations_and_frees(self):
+        self.check([event("segment_alloc", 4096, 2 * MIB), event("alloc", 4096, 100),
+                    event("alloc", 8192, 200, 7), *freed(4096, 100), event("alloc", 4096, 50),
+                    event("snapshot", 0, 0), event("oom", 0, 1 << 40)],
+                   "a 0x1000 100 0", "a 0x2000 200 7", "f 0x1000 0", "a 0x1000 50 0")
+
+    def test_a_free_is_where_other_streams_are_done(self):
+        self.check([event("alloc", 4096, 100), event("free_requested", 4096, 100),
+                    event("alloc", 8192, 200), event("free_completed", 4096, 100)],
+                   "a 0x1000 100 0", "a 0x2000 200 0", "f 0x1000 0")
+        self.check([event("alloc", 4096, 100), event("free_requested", 4096, 100)],
+                   "a 0x1000 100 0", "f 0x1000 0")
+
+    def test_what_is_older_lives_from_the_beginning(self):
+        blocks = [{"size": 1024, "requested_size": 1000, "state": "active_allocated"},
+                  {"size": 3072, "state": "inactive"},
+                  {"size": 512, "requested_size": 300, "state": "active_allocated"},
+                  {"size": 512, "requested_size": 10, "state": "active_awaiting_free"}]
+        segment = {"device": 0, "address": 4096, "stream": 3, "blocks": blocks}
+        self.check([event("alloc", 8192, 300, 3), *freed(65536, 2000)],
+                   "a 0x10000 2000 0", "a 0x1000 1000 3", "a 0x2200 10 3", "a 0x2000 300 3",
+                   "f 0x10000 0", segments=[segment, {**segment, "device": 1}])
+
+    def test_a_history_with_a_gap(self):
+        self.check([event("alloc", 4096, 100), event("alloc", 4096, 200)],
+                   "a 0x1000 100 0", "f 0x1000 0", "a 0x1000 200 0")
+
+    def test_a_device_is_chosen(self):
+        snapshot = {"segments": [], "device_traces": [[event("alloc", 1, 2)], [],
+                                                      [event("alloc", 3, 4)]]}
+        done = self.convert(snapshot)
+        self.assertEqual((done.returncode, done.stdout), (1, ""))
+        self.assertIn("--device", done.stderr)
+        self.assertEqual(self.convert(snapshot, "--device=2").stdout, "a 0x3 4 0\n")
+
+    def test_what_is_no_snapshot_is_refused(self):
+        for wrong in ([], {"device_traces": [[]]}, {"device_traces": [[{"action": "alloc"}]]},
+                      {"device_traces": [[unittest.TestCase()]]}):
+            done = self.convert(wrong)
+            self.assertEqual((done.returncode, done.stdout), (1, ""), wrong)
+            self.assertRegex(done.stderr, r"^glake.trace: .+\n$")
 
 
 class BadTraces(unittest.TestCase):
