@@ -23,7 +23,8 @@ import unittest
 from ctypes import byref, c_uint64, c_void_p
 
 BUILD = os.environ["GLAKE_BUILD"]
-HEADERS = [f"libclient/{name}.h" for name in ("glake", "glake_admin", "glake_order")]
+HEADERS = [f"libclient/{name}.h" for name in ("glake", "glake_admin", "glake_order",
+                                                "glake_torch")]
 MIB = 1 << 20
 CHUNK = 2 * MIB
 WARM = 4 * MIB

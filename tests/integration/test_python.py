@@ -482,6 +482,137 @@ class Export(Case):
 MIB = 1 << 20
 
 
+# What _torch_alloc.py uses of PyTorch, which does not run on the simulator. A program that has its GPU
+# memory from the daemon says so, and lives until its stdin ends.
+PYTORCH = """
+import ctypes, sys, types
+
+class Allocator:
+    def __init__(self, alloc, free):
+        self.alloc = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int,
+                                      ctypes.c_void_p)(alloc)
+        self.free = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int,
+                                     ctypes.c_void_p)(free)
+    def set_record_stream_fn(self, address):
+        self.record_stream = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(address)
+    def set_reset_fn(self, address):
+        self.reset = ctypes.CFUNCTYPE(None)(address)
+
+class CUDAPluggableAllocator:
+    def __init__(self, path, alloc, free):
+        library = ctypes.CDLL(path)
+        self._allocator = Allocator(*(ctypes.cast(getattr(library, name), ctypes.c_void_p).value
+                                      for name in (alloc, free)))
+    def allocator(self):
+        return self._allocator
+
+class Native:
+    is_used = False
+    def allocator(self):
+        return self
+
+class MemPool:
+    def __init__(self, allocator, use_on_oom=False):
+        self.allocator, self.use_on_oom = allocator, use_on_oom
+
+current = Native()
+def change(allocator):
+    global current
+    if not isinstance(current, Native) or current.is_used:
+        raise RuntimeError("Can't swap an already initialized allocator")
+    current = types.SimpleNamespace(allocator=lambda: allocator)
+
+torch = types.ModuleType("torch")
+torch.__file__ = "/nowhere/torch/__init__.py"
+torch._C = types.SimpleNamespace(_cuda_changeCurrentAllocator=change)
+torch.cuda = types.SimpleNamespace(
+    memory=types.SimpleNamespace(CUDAPluggableAllocator=CUDAPluggableAllocator,
+                                 _get_current_allocator=lambda: current),
+    MemPool=MemPool, current_device=lambda: 0)
+sys.modules["torch"] = torch
+from glake import _torch_alloc as door
+MIB = 1 << 20
+"""
+
+
+class PyTorch(Case):
+    """The entry points as PyTorch sets them up."""
+
+    CONFIG = "pool = (); tenants = ({ name = \"default\"; device_bytes = \"256MiB\"; });"
+
+    def start(self, program):
+        script = PYTORCH + textwrap.dedent(program) + "\nprint('ready', flush=True)\nsys.stdin.read()"
+        child = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE,
+                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.addCleanup(child.communicate)
+        self.addCleanup(child.kill)
+        if child.stdout.readline() != "ready\n":
+            self.fail(child.stderr.read())
+        return child
+
+    def test_all_memory_is_the_daemons(self):
+        child = self.start("""
+            door.use_allocator()
+            door.use_allocator()
+            allocator = current.allocator()
+            assert set(door.memory_stats(0).values()) == {0}
+            ptr = allocator.alloc(4 * MIB, 0, None)
+            session = door._Door()
+            assert session.usage()["live_bytes"] == 4 * MIB
+            allocator.record_stream(ptr, None)
+            allocator.free(ptr, 4 * MIB, 0, None)
+            allocator.reset()
+            assert session.usage()["live_bytes"] == 0
+            assert allocator.alloc(1 << 40, 0, None) is None
+            door.reset_peak_memory_stats("cuda")
+            assert "n_stitches" in door.memory_stats()
+            """)
+        self.assertIn("does not know this PyTorch", child.communicate()[1])
+        self.assertEqual(child.returncode, 0)
+
+    def test_pools_have_their_options(self):
+        self.start("""
+            pool = door.mem_pool(use_on_oom=True)
+            assert pool.use_on_oom and isinstance(current, Native)
+            assert pool.allocator.alloc(4 * MIB, 0, None)
+            assert door.mem_pool().allocator is pool.allocator
+            """)
+
+    def test_it_says_when_it_is_too_late_or_in_vain(self):
+        self.start("""
+            current.is_used = True
+            try:
+                door.use_allocator()
+                raise SystemExit("no error")
+            except RuntimeError as error:
+                assert "before anything else uses torch.cuda" in str(error), error
+            """)
+        self.daemon.kill()
+        self.daemon.wait()
+        self.start("""
+            import glake
+            try:
+                door.use_allocator()
+                raise SystemExit("no error")
+            except glake.GoneError:
+                assert isinstance(current, Native)
+            """)
+
+    def test_others_get_what_it_keeps_warm(self):
+        """Though the program does nothing."""
+        self.start("""
+            pool = door.mem_pool()
+            ptr = pool.allocator.alloc(200 * MIB, 0, None)
+            pool.allocator.free(ptr, 200 * MIB, 0, None)
+            cuda = ctypes.CDLL(__import__("os").environ["GLAKE_LIBCUDA"])
+            context = ctypes.c_void_p()
+            assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+            assert cuda.cuCtxSetCurrent(context) == 0 and cuda.cuCtxSynchronize() == 0
+            """)
+        with glake.connect() as session:
+            session.alloc(200 * MIB)
+
+
 class Seals(Case):
     """Memory that reads zero is equal memory."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 from ctypes import (CFUNCTYPE, POINTER, Structure, c_char, c_char_p, c_int, c_int32, c_size_t,
-                    c_uint, c_uint8, c_uint32, c_uint64, c_void_p)
+                    c_ssize_t, c_uint, c_uint8, c_uint32, c_uint64, c_void_p)
 from typing import Any, Iterator, List, Optional, Tuple
 
 from . import errors
@@ -242,6 +242,13 @@ _FUNCTIONS: List[Tuple[str, Any, List[Any]]] = [
     ("glake_usage", c_int, [c_void_p, POINTER(Usage)]),
     ("glake_pool_stats", c_int, [c_void_p, c_uint32, POINTER(PoolStats)]),
     ("glake_pool_reset_peaks", c_int, [c_void_p, c_uint32]),
+    ("glake_torch_alloc", c_void_p, [c_ssize_t, c_int, c_void_p]),
+    ("glake_torch_pool_alloc", c_void_p, [c_ssize_t, c_int, c_void_p]),
+    ("glake_torch_free", None, [c_void_p, c_ssize_t, c_int, c_void_p]),
+    ("glake_torch_record_stream", None, [c_void_p, c_void_p]),
+    ("glake_torch_empty_cache", None, []),
+    ("glake_torch_session", c_void_p, []),
+    ("glake_torch_set_raise", None, [c_void_p]),
     ("glake_get_status", c_int, [c_void_p, STATUS_ROW, c_void_p]),
     ("glake_get_stats", c_int, [c_void_p, METRIC_ROW, c_void_p]),
     ("glake_list_sessions", c_int, [c_void_p, SESSION_ROW, c_void_p]),

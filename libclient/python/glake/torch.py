@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """For PyTorch: load_file() as in safetensors.torch, without a copy; seal() for modules that
-something else has loaded; publish() and attach() for modules that are ready to run.
+something else has loaded; publish() and attach() for modules that are ready to run;
+use_allocator() and mem_pool() for all other memory.
 
 The tensors are views of the node's one copy of the weights, mapped read-only. PyTorch does not know
 that: writing to one in place is an illegal memory access. Clone what is to change, or unseal().
@@ -11,6 +12,7 @@ from typing import Dict, Optional, Sequence, Union
 
 import torch
 
+from ._torch_alloc import mem_pool, memory_stats, reset_peak_memory_stats, use_allocator
 from ._torch_devices import check_number, cuda_ordinal, start_cuda
 from ._torch_publish import Attached, attach, publish
 from ._torch_seal import seal, unseal
@@ -18,8 +20,8 @@ from ._torch_tensors import as_tensor
 from .model import Model, Path, Progress
 from .session import DeviceLike, Session
 
-__all__ = ["Attached", "as_tensor", "attach", "load_file", "open_model", "publish", "seal",
-           "unseal"]
+__all__ = ["Attached", "as_tensor", "attach", "load_file", "mem_pool", "memory_stats", "open_model",
+           "publish", "reset_peak_memory_stats", "seal", "unseal", "use_allocator"]
 
 
 def open_model(filename: Union[Path, Sequence[Path]], device: DeviceLike = "cuda", *,

@@ -1,0 +1,241 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What PyTorch calls for memory. */
+#include "libclient/glake_torch.h"
+
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "libclient/memory/async.h"
+#include "libclient/memory/space.h"
+#include "libclient/memory/torch_uses.h"
+
+static _Atomic(struct glake_session *) current;
+static _Atomic(CUcontext) primaries[GLAKE__MAX_DEVICES]; /* retained; NULL: not asked for yet */
+static _Atomic(glake_torch_raise_fn *) raise_error;
+
+/* Memory whose stream is captured, to be freed later. */
+struct postponed {
+	void *ptr;
+	int device;
+	void *stream;
+	struct postponed *next;
+};
+static _Atomic(struct postponed *) postponed; /* owned list */
+
+/* ---- the session ------------------------------------------------------------------------------ */
+
+/* NULL: there is none in this process yet. */
+static struct glake_session *session_here(void)
+{
+	struct glake_session *session = current;
+	return session && glake__session_check(session) == 0 ? session : NULL;
+}
+
+/* No lock, since a child of fork() would inherit it locked. Of two that are made at a time, one stays. */
+static int get_session(struct glake_session **session_out)
+{
+	struct glake_session *before = current;
+	struct glake_session *session = session_here();
+	const struct glake_connect_options options = {.size = sizeof(options), .stitch = 1};
+	int r = session ? 0 : glake_connect(&options, &session);
+	if (r == 0 && session != before &&
+	    !atomic_compare_exchange_strong(&current, &before, session)) {
+		glake_disconnect(session);
+		session = before;
+	}
+	*session_out = session;
+	return r;
+}
+
+struct glake_session *glake_torch_session(void)
+{
+	return session_here();
+}
+
+/* ---- the context ------------------------------------------------------------------------------ */
+
+static int primary_of(const struct glake_session *session, int device, CUcontext *context_out)
+{
+	const struct cudrv *drv = &session->drv;
+	const struct glake__device *found = glake__session_at_ordinal(session, device);
+	if (!found || found->handle >= GLAKE__MAX_DEVICES) {
+		return glake__fail(-ENOENT, "the daemon does not own CUDA device %d", device);
+	}
+	*context_out = primaries[found->handle];
+	if (!*context_out) {
+		CUresult result = drv->cuDevicePrimaryCtxRetain(context_out, found->handle);
+		if (result != CUDA_SUCCESS) {
+			return glake__fail(GLAKE_E_CUDA, "cuDevicePrimaryCtxRetain: %s",
+			                   cudrv_error(drv, result));
+		}
+		primaries[found->handle] = *context_out;
+	}
+	return 0;
+}
+
+/*
+ * The default stream is that of the current context, and PyTorch frees on any thread, with any device
+ * current. *previous_out is for leave().
+ */
+static int enter(const struct glake_session *session, int device, CUcontext *previous_out)
+{
+	const struct cudrv *drv = &session->drv;
+	CUcontext primary = NULL;
+	int r = primary_of(session, device, &primary);
+	if (r < 0) {
+		return r;
+	}
+	CUresult result = drv->cuCtxGetCurrent(previous_out);
+	if (result == CUDA_SUCCESS && *previous_out != primary) {
+		result = drv->cuCtxSetCurrent(primary);
+	}
+	return result == CUDA_SUCCESS
+	               ? 0
+	               : glake__fail(GLAKE_E_CUDA, "cuCtxSetCurrent: %s", cudrv_error(drv, result));
+}
+
+static void leave(const struct glake_session *session, CUcontext previous)
+{
+	CUcontext now = NULL;
+	if (session->drv.cuCtxGetCurrent(&now) == CUDA_SUCCESS && now != previous) {
+		session->drv.cuCtxSetCurrent(previous);
+	}
+}
+
+/* ---- freeing ---------------------------------------------------------------------------------- */
+
+static int free_in_order(struct glake_session *session, void *ptr, int device, void *stream)
+{
+	glake_ptr address = (glake_ptr)(uintptr_t)ptr;
+	CUcontext previous;
+	int r = enter(session, device, &previous);
+	if (r < 0) {
+		return r;
+	}
+	r = glake__torch_uses_join(session, address, stream);
+	if (r == 0) {
+		r = glake_free_async(session, stream, address, 0);
+	}
+	leave(session, previous);
+	return r;
+}
+
+/* After any other error than -EBUSY nobody knows what uses the memory: it stays for good. */
+static void free_or_postpone(struct glake_session *session, struct postponed *wanted)
+{
+	struct postponed *kept = NULL;
+	if (free_in_order(session, wanted->ptr, wanted->device, wanted->stream) == -EBUSY) {
+		kept = malloc(sizeof(*kept));
+	}
+	if (kept) {
+		*kept = *wanted;
+		kept->next = postponed;
+		while (!atomic_compare_exchange_weak(&postponed, &kept->next, kept)) {
+		}
+	}
+}
+
+static void free_postponed(struct glake_session *session)
+{
+	struct postponed *list = postponed ? atomic_exchange(&postponed, NULL) : NULL;
+	while (list) {
+		struct postponed *wanted = list;
+		list = wanted->next;
+		free_or_postpone(session, wanted);
+		free(wanted);
+	}
+}
+
+void glake_torch_free(void *ptr, ssize_t size, int device, void *stream)
+{
+	(void)size;
+	struct glake_session *session = session_here();
+	struct postponed wanted = {.ptr = ptr, .device = device, .stream = stream};
+	if (session && ptr) {
+		free_or_postpone(session, &wanted);
+	}
+}
+
+void glake_torch_record_stream(void *ptr, void *stream)
+{
+	if (session_here() && ptr) {
+		glake__torch_uses_add((glake_ptr)(uintptr_t)ptr, stream);
+	}
+}
+
+void glake_torch_empty_cache(void)
+{
+	struct glake_session *session = session_here();
+	if (session) {
+		free_postponed(session);
+	}
+	for (uint32_t i = 0; session && i < session->n_devices; i++) {
+		glake_trim(session, session->devices[i].public.index, 0);
+	}
+}
+
+/* ---- allocating ------------------------------------------------------------------------------- */
+
+static int alloc(ssize_t size, int device, void *stream, bool for_pool, glake_ptr *ptr_out)
+{
+	CUcontext previous;
+	struct glake_session *session;
+	int r = get_session(&session);
+	if (r < 0) {
+		return r;
+	}
+	free_postponed(session);
+	r = enter(session, device, &previous);
+	if (r < 0) {
+		return r;
+	}
+	r = glake_alloc_async(session, stream, (uint64_t)size, 0, ptr_out);
+	if (r == -EBUSY && for_pool) {
+		/* A graph's replays are in no order that is known now: memory that nobody uses. */
+		uint32_t index = glake__session_at_ordinal(session, device)->public.index;
+		r = glake_alloc(session, index, (uint64_t)size, 0, ptr_out);
+	} else if (r == -EBUSY) {
+		r = glake__fail(-EBUSY, "the stream is being captured, and graphs need memory of "
+		                        "a MemPool: glake.torch.mem_pool()");
+	}
+	leave(session, previous);
+	return r;
+}
+
+static void raise_failure(glake_torch_raise_fn *raise, ssize_t size, int device, int error)
+{
+	char text[640];
+	bool is_full = error == GLAKE_E_OVER_QUOTA || error == GLAKE_E_NO_DEVICE_MEMORY;
+	/* Programs look for the first words, which are PyTorch's, to try again with less. */
+	snprintf(text, sizeof(text), "%s %zd bytes on device %d from glaked: %s",
+	         is_full ? "CUDA out of memory. Tried to allocate" : "Cannot allocate", size,
+	         device, glake_error());
+	raise("glake_torch_alloc", __FILE__, __LINE__, text);
+}
+
+void *glake_torch_alloc(ssize_t size, int device, void *stream)
+{
+	glake_ptr ptr = 0;
+	int r = size > 0 ? alloc(size, device, stream, false, &ptr) : 0;
+	glake_torch_raise_fn *raise = raise_error;
+	if (r < 0 && raise) {
+		raise_failure(raise, size, device, r);
+	}
+	return (void *)(uintptr_t)ptr;
+}
+
+void *glake_torch_pool_alloc(ssize_t size, int device, void *stream)
+{
+	glake_ptr ptr = 0;
+	if (size > 0) {
+		alloc(size, device, stream, true, &ptr);
+	}
+	return (void *)(uintptr_t)ptr;
+}
+
+void glake_torch_set_raise(glake_torch_raise_fn *raise)
+{
+	raise_error = raise;
+}
