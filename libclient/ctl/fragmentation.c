@@ -6,6 +6,7 @@
 #include "ctl/ctl.h"
 #include "ctl/field.h"
 #include "ctl/memory.h"
+#include "ctl/sampling.h"
 #include "ctl/text.h"
 #include "glake.h"
 
@@ -157,8 +158,11 @@ static int check_fragmentation(struct ctl *ctl)
 	    (text_parse_count(ctl->operands[0], INT64_MAX, &number) < 0 || number == 0)) {
 		return ctl_usage(ctl, "neither a pid nor a session: %s", ctl->operands[0]);
 	}
-	if (given & CTL_OPTION_SECONDS && !(given & CTL_OPTION_WATCH)) {
-		return ctl_usage(ctl, "--seconds: of --watch only");
+	if (given & CTL_OPTION_SECONDS && !(given & (CTL_OPTION_WATCH | CTL_OPTION_HTML))) {
+		return ctl_usage(ctl, "--seconds: of --watch and --html only");
+	}
+	if (given & CTL_OPTION_HTML && (given & CTL_OPTION_WATCH || ctl->json)) {
+		return ctl_usage(ctl, "--html: neither with --watch nor with --json");
 	}
 	if (given & CTL_OPTION_SECONDS &&
 	    (ctl->values.seconds == 0 || ctl->values.seconds > MAX_SECONDS)) {
@@ -169,6 +173,9 @@ static int check_fragmentation(struct ctl *ctl)
 
 static int run_fragmentation(struct ctl *ctl)
 {
+	if (ctl->values.given & CTL_OPTION_HTML) {
+		return sampling_run(ctl, operand(ctl));
+	}
 	return ctl->values.given & CTL_OPTION_WATCH ? watch(ctl) : show(ctl);
 }
 
@@ -176,7 +183,7 @@ const struct ctl_command ctl_fragmentation = {
 	.name = "fragmentation",
 	.operands = "[PID | SESSION]",
 	.summary = "How much of its reserved memory each process uses",
-	.options = CTL_OPTION_EXACT | CTL_OPTION_WATCH | CTL_OPTION_SECONDS,
+	.options = CTL_OPTION_EXACT | CTL_OPTION_WATCH | CTL_OPTION_HTML | CTL_OPTION_SECONDS,
 	.max_operands = 1,
 	.check = check_fragmentation,
 	.run = run_fragmentation,

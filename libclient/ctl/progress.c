@@ -21,8 +21,7 @@ uint64_t progress_per_second(uint64_t bytes, uint64_t ns)
 	return ns ? (uint64_t)((double)bytes * 1e9 / (double)ns) : 0;
 }
 
-static void draw_bar(struct progress *progress, unsigned percent, const char *done,
-                     const char *total, const char *speed)
+static void draw_bar(struct progress *progress, unsigned percent, const char *text)
 {
 	char bar[BAR_COLUMNS + 1];
 	for (unsigned i = 0; i < BAR_COLUMNS; i++) {
@@ -30,39 +29,52 @@ static void draw_bar(struct progress *progress, unsigned percent, const char *do
 	}
 	bar[BAR_COLUMNS] = '\0';
 	/* "\033[K": what a longer line before left over goes. */
-	fprintf(progress->out, "\r[%s] %3u %%  %s of %s, %s/s\033[K", bar, percent, done, total,
-	        speed);
+	fprintf(progress->out, "\r[%s] %3u %%  %s\033[K", bar, percent, text);
 	progress->is_drawn = true;
+}
+
+static bool is_due(const struct progress *progress, unsigned percent)
+{
+	if (!progress->out) {
+		return false;
+	}
+	return progress->is_terminal ? now_ns() - progress->drawn_ns >= REDRAW_NS || percent == 100
+	                             : percent >= progress->next_percent;
+}
+
+void progress_note(struct progress *progress, unsigned percent, const char *text)
+{
+	if (!is_due(progress, percent)) {
+		return;
+	}
+	if (progress->is_terminal) {
+		draw_bar(progress, percent, text);
+	} else {
+		fprintf(progress->out, "%u %%: %s\n", percent, text);
+	}
+	fflush(progress->out);
+	progress->drawn_ns = now_ns();
+	progress->next_percent = percent / 10 * 10 + 10;
 }
 
 void progress_show(void *user, uint64_t done_bytes, uint64_t total_bytes)
 {
 	struct progress *progress = user;
-	if (!progress->out || total_bytes == 0) {
-		return;
-	}
-	uint64_t now = now_ns();
-	unsigned percent = (unsigned)((double)done_bytes * 100 / (double)total_bytes);
-	bool is_due = progress->is_terminal
-	                      ? now - progress->drawn_ns >= REDRAW_NS || done_bytes == total_bytes
-	                      : percent >= progress->next_percent;
-	if (!is_due) {
+	unsigned percent = total_bytes > 0
+	                           ? (unsigned)((double)done_bytes * 100 / (double)total_bytes)
+	                           : 0;
+	if (total_bytes == 0 || !is_due(progress, percent)) {
 		return;
 	}
 	char done[TEXT_NUMBER_BYTES];
 	char total[TEXT_NUMBER_BYTES];
 	char speed[TEXT_NUMBER_BYTES];
+	char text[4 * TEXT_NUMBER_BYTES];
 	text_size(done_bytes, done);
 	text_size(total_bytes, total);
-	text_size(progress_per_second(done_bytes, now - progress->begin_ns), speed);
-	if (progress->is_terminal) {
-		draw_bar(progress, percent, done, total, speed);
-	} else {
-		fprintf(progress->out, "%u %%: %s of %s, %s/s\n", percent, done, total, speed);
-	}
-	fflush(progress->out);
-	progress->drawn_ns = now;
-	progress->next_percent = percent / 10 * 10 + 10;
+	text_size(progress_per_second(done_bytes, now_ns() - progress->begin_ns), speed);
+	snprintf(text, sizeof(text), "%s of %s, %s/s", done, total, speed);
+	progress_note(progress, percent, text);
 }
 
 struct progress progress_begin(const struct ctl *ctl)

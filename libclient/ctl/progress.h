@@ -22,6 +22,9 @@ struct progress {
 struct progress progress_begin(const struct ctl *ctl);
 void progress_end(struct progress *progress);
 
+/* Of what is not bytes. */
+void progress_note(struct progress *progress, unsigned percent, const char *text);
+
 /* A glake_progress_fn; @progress is a struct progress. */
 void progress_show(void *progress, uint64_t done_bytes, uint64_t total_bytes);
 

@@ -4,6 +4,7 @@
 import json
 import os
 import shutil
+import signal
 import struct
 import subprocess
 import tempfile
@@ -238,6 +239,24 @@ class Glakectl(unittest.TestCase):
         self.assertEqual(self.ask("dedup")["sessions"], [])
         metrics = {m["name"]: m["value"] for m in self.ask("stats")["metrics"]}
         self.assertGreater(metrics["sessions_total"], 1)
+
+    def test_a_picture_ends_when_it_is_interrupted(self):
+        path = os.path.join(self.folder, "memory.html")
+        glakectl = subprocess.Popen(
+            [os.path.join(BUILD, "bin", "glakectl"), "--socket", self.socket, "fragmentation",
+             f"--html={path}", "--seconds=3600"],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(1000):
+            if os.path.exists(path):
+                break
+            time.sleep(0.02)
+        glakectl.send_signal(signal.SIGINT)
+        out, err = glakectl.communicate(timeout=60)
+        self.assertEqual((glakectl.returncode, out), (0, f"{path}: 1 samples of 0 sessions\n"), err)
+        with open(path, encoding="utf-8") as file:
+            page = file.read()
+        self.assertIn("No process had memory of glaked.", page)
+        self.assertTrue(page.endswith("</html>\n"))
 
     def test_what_nobody_asks_the_device_is_not_0(self):
         """This glaked has no NVML."""

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "ctl/ctl.h"
 #include "ctl/table.h"
@@ -571,6 +572,9 @@ START_TEST(bad_command_lines_are_usage_errors)
 		"fragmentation 1 2",
 		"fragmentation --seconds 3",
 		"fragmentation --watch --seconds 0",
+		"fragmentation --html --seconds 0",
+		"fragmentation --html --watch",
+		"fragmentation --html x.html y.html",
 		"fragmentation --watch --seconds 99999999",
 	};
 	fake.connect_error = GLAKE_E_INTERNAL;
@@ -579,6 +583,7 @@ START_TEST(bad_command_lines_are_usage_errors)
 		ck_assert_str_eq(out_text, "");
 		assert_contains(err_text, "glakectl: ");
 	}
+	ck_assert_int_eq(run("fragmentation --html --json"), CTL_USAGE);
 	ck_assert_int_eq(run("quota t --json"), CTL_USAGE);
 	ck_assert_str_eq(err_text, "");
 	assert_contains(out_text, "\"code\": -22");
@@ -885,6 +890,53 @@ START_TEST(fragmentation_is_watched_each_second)
 	ck_assert_ptr_null(strstr(again + 1, "PID  DEV"));
 	/* No terminal is steered that is none. */
 	ck_assert_ptr_null(strchr(out_text, '\033'));
+}
+END_TEST
+
+static unsigned count(const char *text, const char *part)
+{
+	unsigned n = 0;
+	for (const char *at = strstr(text, part); at; at = strstr(at + 1, part)) {
+		n++;
+	}
+	return n;
+}
+
+START_TEST(a_picture_needs_nothing_else)
+{
+	static char page[1 << 16];
+	char folder[] = "/tmp/glakectl-XXXXXX";
+	fake.stitches = true;
+	fake.name = "<b>&\"\033";
+	ck_assert_ptr_nonnull(mkdtemp(folder));
+	ck_assert_int_eq(chdir(folder), 0);
+	ck_assert_int_eq(run("fragmentation --html --seconds 1"), 0);
+	ck_assert_str_eq(out_text, "fragmentation.html: 3 samples of 1 sessions\n");
+	assert_contains(err_text, "100 %: 1.0 of 1 s");
+	FILE *file = fopen("fragmentation.html", "re");
+	ck_assert_ptr_nonnull(file);
+	ck_assert_uint_lt(fread(page, 1, sizeof(page), file), sizeof(page));
+	fclose(file);
+	assert_contains(page, "<h2>&lt;b&gt;&amp;&quot;\\x1b <small>pid 100");
+	/* Its stitched memory and the rest of it are one curve. */
+	assert_contains(page, "<title>0.0 s: live 3.0 GiB, reserved 4.0 GiB, utilization 75.0 %");
+	ck_assert_uint_eq(count(page, "<path class=\"live\""), 1);
+	ck_assert_uint_eq(count(page, "<title>") - 1, 3);
+	assert_contains(page, "<td>33.0 GiB<td>17<td title=\"1000 since the session began\">0");
+	ck_assert_uint_eq(count(page, "<script") + count(page, "://") + count(page, "url("), 0);
+	assert_contains(page, "prefers-color-scheme: dark");
+	assert_contains(page, "</html>\n");
+	ck_assert_int_eq(run("fragmentation 77 --html=none.html"), CTL_NOT_FOUND);
+	ck_assert_int_ne(access("none.html", F_OK), 0);
+	ck_assert_int_eq(unlink("fragmentation.html"), 0);
+	ck_assert_int_eq(rmdir(folder), 0);
+}
+END_TEST
+
+START_TEST(a_picture_that_cannot_be_written_is_told_at_once)
+{
+	ck_assert_int_eq(run("fragmentation --html=/no/folder.html --seconds 86400"), CTL_FAILED);
+	assert_contains(err_text, "/no/folder.html: No such file or directory\n");
 }
 END_TEST
 
