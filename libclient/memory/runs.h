@@ -1,0 +1,138 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Runs: the books of memory that is split and merged. No driver call, no lock, no memory behind it.
+ *
+ * A row of units of 512 bytes is cut into runs, side by side, without a gap: holes (no memory is mapped),
+ * free ones and used ones. A free run belongs to a line, the work of one stream: the line may use it at
+ * once, because its work comes later than what freed it; others may once the line has passed the run's
+ * number. Nobody's memory is that of a line which has passed everything.
+ *
+ *   hole -> (grown) -> used <-> free -> used -> (given back) -> hole
+ *
+ * A request takes the best fit: the smallest run of its bin (fit.h) that is large enough, else of the next
+ * bin with any. What is left over is a free run of the same line. A run that becomes free merges with free
+ * neighbours of its line, and with nobody's.
+ *
+ * Invariants (glake__runs_are_valid()): runs fill the row; no two free neighbours have one line, no two
+ * holes touch; a free run or hole hangs in exactly one bin; pages[p] is the run that the first unit of page p
+ * lies in.
+ *
+ * Owner: embedded in its user. Lifetime: glake__runs_init() .. glake__runs_deinit().
+ * Threads: none of its own.
+ */
+#ifndef GLAKE_LIBCLIENT_RUNS_H
+#define GLAKE_LIBCLIENT_RUNS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "libclient/memory/page.h"
+#include "libclient/memory/ptr_table.h"
+
+#define RUN_UNIT_BYTES 512u
+#define RUN_PAGE_UNITS (GLAKE__PAGE_BYTES / RUN_UNIT_BYTES)
+#define RUN_BINS 128u
+
+enum glake__run_state {
+	GLAKE__RUN_HOLE,
+	GLAKE__RUN_FREE,
+	GLAKE__RUN_USED,
+};
+
+struct glake__run {
+	uint64_t first; /* unit */
+	uint64_t n_units;
+	enum glake__run_state state;
+	struct glake__line *line; /* borrowed; of a free run */
+	uint64_t number;          /* of a free run: that the line must have passed */
+	void *user;               /* of a used run: the user's */
+	struct glake__run *next;  /* link: by address */
+	struct glake__run *previous;
+	struct glake__run *next_in_bin;
+	struct glake__run *previous_in_bin;
+};
+
+/* Free runs of one line, or the holes. */
+struct glake__run_bins {
+	uint64_t filled[RUN_BINS / 64]; /* bit per bin */
+	struct glake__run *first[RUN_BINS];
+	size_t n_runs;
+};
+
+struct glake__line {
+	uint64_t stream;   /* the driver's id; nobody's has none */
+	uint64_t n_freed;  /* the last number given out */
+	uint64_t n_passed; /* all up to this one have been passed */
+	size_t n_waiting;  /* numbers given out whose user will still call glake__line_pass() */
+	struct glake__run_bins bins;
+	struct glake__line *next; /* link: runs.lines */
+};
+
+struct glake__runs {
+	uint64_t n_units;
+	struct glake__run *first;  /* owned list */
+	struct glake__run **pages; /* owned; by page */
+	struct glake__run *spares; /* owned */
+	struct glake__run_bins holes;
+	struct glake__line nobody; /* has passed all: number 0 */
+	struct glake__line *lines; /* owned list, without nobody */
+	size_t n_lines;
+	struct glake__ptr_table by_stream; /* lines, by stream + 1 */
+};
+
+/* One hole of @n_units, a multiple of RUN_PAGE_UNITS. 0 or -ENOMEM. */
+int glake__runs_init(struct glake__runs *runs, uint64_t n_units);
+/* Frees all runs and lines. Zeroes are fine. */
+void glake__runs_deinit(struct glake__runs *runs);
+
+/* The line of @stream, made now if it is new; lines without runs that nobody waits for end. NULL: no memory. */
+struct glake__line *glake__runs_line(struct glake__runs *runs, uint64_t stream);
+/* A free that has happened has been passed. @number was given by ++line->n_freed, with n_waiting counted. */
+void glake__line_pass(struct glake__line *line, uint64_t number);
+
+/* May @line use the free run @run, now? */
+static inline bool glake__run_serves(const struct glake__run *run, const struct glake__line *line)
+{
+	return run->line == line || run->number <= run->line->n_passed;
+}
+
+static inline uint64_t glake__run_end(const struct glake__run *run)
+{
+	return run->first + run->n_units;
+}
+
+/* The run that holds @unit. */
+struct glake__run *glake__runs_at(const struct glake__runs *runs, uint64_t unit);
+
+/*
+ * The best fit for @n_units among free runs of @line, then nobody's, then those that other lines have
+ * passed. NULL: there is none. It is still free.
+ */
+struct glake__run *glake__runs_find(struct glake__runs *runs, const struct glake__line *line,
+                                    uint64_t n_units);
+/* The same among holes. */
+struct glake__run *glake__runs_find_hole(struct glake__runs *runs, uint64_t n_units);
+
+/*
+ * [first, first + n_units) of @run, which is free or a hole, becomes a used run; what is left of it
+ * stays what it is. NULL without memory: nothing has changed.
+ */
+struct glake__run *glake__runs_use(struct glake__runs *runs, struct glake__run *run, uint64_t first,
+                                   uint64_t n_units);
+/* The used @run, and @next behind it, which is used as well, become one. */
+struct glake__run *glake__runs_join(struct glake__runs *runs, struct glake__run *run);
+/* The used @run ends at @first from now on; the rest is a used run, returned. NULL without memory. */
+struct glake__run *glake__runs_split(struct glake__runs *runs, struct glake__run *run,
+                                     uint64_t first);
+
+/* The used @run is free, for @line at once and for others once @number has been passed. It may be gone. */
+void glake__runs_free(struct glake__runs *runs, struct glake__run *run, struct glake__line *line,
+                      uint64_t number);
+/* The used @run is a hole. It may be gone. */
+void glake__runs_unmap(struct glake__runs *runs, struct glake__run *run);
+
+/* For tests: the invariants above. */
+bool glake__runs_are_valid(const struct glake__runs *runs);
+
+#endif
