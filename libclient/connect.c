@@ -132,6 +132,7 @@ static int greet(struct glake_session *session, const struct glake_connect_optio
 	}
 	if (r == 0) {
 		glake__space_open(&session->drv);
+		glake__heap_open_pools(session);
 	}
 	return r;
 }

@@ -30,7 +30,17 @@ struct glake__tag {
 	uint64_t generation;
 	void *pool;
 	void *connection;
+	uint64_t stream; /* the id of the stream in whose order it was allocated, + 1; 0: none */
 };
+
+/* Smaller requests lie in slabs. */
+#define GLAKE__POOL_MIN_BYTES (128u * 1024)
+
+/* Does an allocation with @tag, of @n_bytes, come from the pool of a session that stitches? */
+static inline bool glake__pool_serves(const struct glake__tag *tag, uint64_t n_bytes)
+{
+	return tag->stream > 0 && n_bytes >= GLAKE__POOL_MIN_BYTES;
+}
 
 /* The start of the wait of one allocation, over all its requests to glaked. Begins as zeroes. */
 struct glake__wait {
@@ -38,7 +48,7 @@ struct glake__wait {
 };
 
 /*
- * A piece of private memory, live or parked: all of a range of its own, or part of a slab. A thread
+ * A piece of private memory, live or parked: all of a range of its own, or part of a slab or pool. A thread
  * reads it if it has claimed it or holds the lock.
  */
 struct glake__allocation {
@@ -51,6 +61,7 @@ struct glake__allocation {
 	bool is_parked;      /* freed in the order of a stream, which may still use it */
 	struct glake__tag tag;
 	struct glake__allocation *next;  /* link: a list of claimed ones */
+	bool is_pooled;                  /* it lies in a pool (pool.h), and not in: */
 	struct glake__backing *backing;  /* borrowed: it lies there */
 	struct glake__slab_block *block; /* borrowed; NULL: all of the backing */
 };
@@ -96,11 +107,25 @@ struct glake__allocation *glake__heap_claim_of(const void *ctx, uint64_t generat
 void glake__heap_unclaim(struct glake__allocation *allocation);
 
 /*
- * A claimed allocation leaves the program. Returns the bytes that it can serve next: 0 if it must
- * be given back. unpark: the program has it again.
+ * A claimed allocation leaves the program, in the order of @stream. park: before that is an event of the stream;
+ * false: no memory of the host. Behind it, parked: the stream may have the memory at once; or unpark: the program
+ * has it again.
  */
-uint64_t glake__heap_park(struct glake__allocation *allocation);
-void glake__heap_unpark(struct glake__allocation *allocation);
+struct glake__parking {
+	uint64_t
+		n_reusable; /* bytes that a parked allocation may serve next, by glake__heap_reuse() */
+	/* The memory, if it is of a pool (pool.h). */
+	struct glake__pool *pool;
+	struct glake__line *line;
+	uint64_t number;
+	struct glake__waiting *waiting;
+	struct glake__run *runs;
+	struct glake__stitched *stitched;
+};
+bool glake__heap_park(struct glake__allocation *allocation, uint64_t stream,
+                      struct glake__parking *parking_out);
+void glake__heap_parked(struct glake__parking *parking);
+void glake__heap_unpark(struct glake__allocation *allocation, struct glake__parking *parking);
 /* A parked allocation becomes another, live one. The connection of its tag stays. */
 void glake__heap_reuse(struct glake__allocation *allocation, uint64_t n_bytes,
                        const struct glake__tag *tag);

@@ -10,6 +10,7 @@ bool heap_place_here(struct heap_place *place_out)
 {
 	CUcontext current = NULL;
 	place_out->pool = NULL;
+	place_out->stream = 0;
 	if (real(cuCtxGetCurrent)(&current) != CUDA_SUCCESS || !current ||
 	    real(cuCtxGetDevice)(&place_out->device) != CUDA_SUCCESS ||
 	    context_has_ended(current)) {
@@ -27,6 +28,7 @@ static struct glake__tag tag_of(const struct heap_place *place, struct connectio
 		.generation = place->generation,
 		.pool = place->pool,
 		.connection = connection,
+		.stream = place->stream,
 	};
 }
 
@@ -63,6 +65,14 @@ static int alloc_of(struct connection *connection, void *user)
 	return r != 0 && request->is_foreign ? CONNECTION_E_FOREIGN : r;
 }
 
+static CUdeviceptr begin(const struct request *request)
+{
+	int64_t n_taken = (int64_t)request->allocation->n_capacity;
+	shim_count_add(SHIM_COUNT_live_bytes, (int64_t)request->n_bytes);
+	pool_note(request->place->pool, n_taken, n_taken);
+	return request->allocation->address;
+}
+
 int heap_alloc(const struct heap_place *place, uint64_t n_bytes, struct glake__wait *wait,
                CUdeviceptr *address_out)
 {
@@ -71,14 +81,27 @@ int heap_alloc(const struct heap_place *place, uint64_t n_bytes, struct glake__w
 	if (place->device >= 0 && place->device < SHIM_MAX_DEVICES) {
 		r = connection_use(alloc_of, &request);
 	}
-	if (r != 0) {
-		return r;
+	if (r == 0) {
+		*address_out = begin(&request);
 	}
-	int64_t n_taken = (int64_t)request.allocation->n_capacity;
-	shim_count_add(SHIM_COUNT_live_bytes, (int64_t)n_bytes);
-	pool_note(place->pool, n_taken, n_taken);
-	*address_out = request.allocation->address;
-	return 0;
+	return r;
+}
+
+bool heap_alloc_warm(const struct heap_place *place, uint64_t n_bytes, CUdeviceptr *address_out)
+{
+	struct request request = {.place = place, .n_bytes = n_bytes};
+	struct connection *connection = connection_peek();
+	if (connection && !connection->is_dead) {
+		request.tag = tag_of(place, connection);
+		request.allocation = glake__heap_take(connection->session, place->device, n_bytes,
+		                                      &request.tag);
+	}
+	if (!request.allocation) {
+		connection_unref(connection);
+		return false;
+	}
+	*address_out = begin(&request);
+	return true;
 }
 
 /* ---- looking ---------------------------------------------------------------------------------- */
@@ -132,7 +155,8 @@ void heap_release(struct glake__allocation *allocation)
 	if (!was.is_parked) {
 		shim_count_add(SHIM_COUNT_live_bytes, -(int64_t)was.n_bytes);
 	}
-	pool_note(was.tag.pool, was.is_parked ? 0 : -n_taken, -n_taken);
+	pool_note(was.tag.pool, was.is_parked ? 0 : -n_taken,
+	          was.is_parked && was.is_pooled ? 0 : -n_taken);
 	if (connection->is_dead) {
 		/* Allocations use the current connection only: warm memory here is of no use. */
 		int index = glake_device_index(connection->session, was.ordinal);
@@ -143,21 +167,32 @@ void heap_release(struct glake__allocation *allocation)
 
 /* ---- in stream order -------------------------------------------------------------------------- */
 
+/* Pooled memory that is parked is the pool's, and no allocation's. */
 static void note_parked(const struct glake__allocation *allocation, int sign)
 {
+	int64_t n_taken = sign * (int64_t)allocation->n_capacity;
 	shim_count_add(SHIM_COUNT_live_bytes, sign * (int64_t)allocation->n_bytes);
-	pool_note(allocation->tag.pool, sign * (int64_t)allocation->n_capacity, 0);
+	pool_note(allocation->tag.pool, n_taken, allocation->is_pooled ? n_taken : 0);
 }
 
-uint64_t heap_park(struct glake__allocation *allocation)
+bool heap_park(struct glake__allocation *allocation, const struct glake_stream *stream,
+               struct glake__parking *parking_out)
 {
-	note_parked(allocation, -1);
-	return glake__heap_park(allocation);
+	bool is_parked = glake__heap_park(allocation, stream->id, parking_out);
+	if (is_parked) {
+		note_parked(allocation, -1);
+	}
+	return is_parked;
 }
 
-void heap_unpark(struct glake__allocation *allocation)
+void heap_parked(struct glake__parking *parking)
 {
-	glake__heap_unpark(allocation);
+	glake__heap_parked(parking);
+}
+
+void heap_unpark(struct glake__allocation *allocation, struct glake__parking *parking)
+{
+	glake__heap_unpark(allocation, parking);
 	note_parked(allocation, 1);
 }
 

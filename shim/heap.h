@@ -21,6 +21,8 @@ struct heap_place {
 	CUcontext ctx;       /* that allocates; the memory ends with it */
 	uint64_t generation; /* of ctx (context.h) */
 	struct pool *pool;   /* of cuMemAllocAsync(); NULL: of cuMemAlloc() */
+	uint64_t
+		stream; /* its id + 1, in whose order it is allocated, if that is stitched; else 0 */
 };
 
 /* The place of a cuMemAlloc() by this thread, now. False: there is no usable current context. */
@@ -33,6 +35,9 @@ bool heap_place_here(struct heap_place *place_out);
  */
 int heap_alloc(const struct heap_place *place, uint64_t n_bytes, struct glake__wait *wait,
                CUdeviceptr *address_out);
+
+/* The same, if glaked need not be asked: does not block. False: it must. */
+bool heap_alloc_warm(const struct heap_place *place, uint64_t n_bytes, CUdeviceptr *address_out);
 
 /* A description of an allocation. */
 struct heap_facts {
@@ -61,11 +66,13 @@ void heap_release(struct glake__allocation *allocation);
 
 /*
  * Memory that is freed in stream order is parked while work may use it: it is no longer the
- * program's, and stays claimed. park: returns the bytes that a new allocation may have there, 0 for
- * none. unpark: it is the program's again. reuse: it becomes a new allocation; returns the address.
+ * program's, and stays claimed. park, before @stream's event: false without host memory. parked: behind it.
+ * unpark: it is the program's again. reuse: it becomes a new allocation; returns the address.
  */
-uint64_t heap_park(struct glake__allocation *allocation);
-void heap_unpark(struct glake__allocation *allocation);
+bool heap_park(struct glake__allocation *allocation, const struct glake_stream *stream,
+               struct glake__parking *parking_out);
+void heap_parked(struct glake__parking *parking);
+void heap_unpark(struct glake__allocation *allocation, struct glake__parking *parking);
 CUdeviceptr heap_reuse(struct glake__allocation *allocation, const struct heap_place *place,
                        uint64_t n_bytes);
 

@@ -61,7 +61,14 @@ int order_alloc_async(const struct glake_stream *stream, struct pool *pool, uint
 		.ctx = stream->context,
 		.pool = pool,
 		.generation = context_generation(),
+		.stream = shim_policy()->stitches ? stream->id + 1 : 0,
 	};
+	const struct glake__tag tag = {.stream = place.stream};
+	if (glake__pool_serves(&tag, n_bytes)) {
+		return heap_alloc_warm(&place, n_bytes, address_out)
+		               ? 0
+		               : order_alloc(&place, n_bytes, address_out);
+	}
 	struct glake__allocation *parked = glake_order_take(order, stream,
 	                                                    glake__heap_round(n_bytes));
 	if (parked) {
@@ -74,12 +81,16 @@ int order_alloc_async(const struct glake_stream *stream, struct pool *pool, uint
 bool order_free(CUstream handle, unsigned flags, const struct glake_stream *stream,
                 struct glake__allocation *allocation)
 {
-	uint64_t n_reusable = heap_park(allocation);
-	if (glake_order_park(order, handle, flags, stream, allocation, allocation->ordinal,
-	                     n_reusable) < 0) {
-		heap_unpark(allocation);
+	struct glake__parking parking;
+	if (!heap_park(allocation, stream, &parking)) {
 		return false;
 	}
+	if (glake_order_park(order, handle, flags, stream, allocation, allocation->ordinal,
+	                     parking.n_reusable) < 0) {
+		heap_unpark(allocation, &parking);
+		return false;
+	}
+	heap_parked(&parking);
 	return true;
 }
 

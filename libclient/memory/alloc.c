@@ -44,7 +44,6 @@ int glake_free(struct glake_session *session, glake_ptr ptr)
 int glake_alloc_async(struct glake_session *session, void *stream, uint64_t bytes, unsigned flags,
                       glake_ptr *ptr_out)
 {
-	static const struct glake__tag nobody;
 	struct glake__async_place place;
 	int r = glake__session_check(session);
 	if (r == 0 && !ptr_out) {
@@ -59,16 +58,19 @@ int glake_alloc_async(struct glake_session *session, void *stream, uint64_t byte
 	if (r < 0) {
 		return r;
 	}
-	struct glake__allocation *allocation = glake_order_take(place.order, &place.stream,
-	                                                        glake__heap_round(bytes));
+	const struct glake__tag tag = {.stream = place.stream.id + 1};
+	struct glake__allocation *allocation = NULL;
+	if (!glake__heap_is_pooled(place.device, bytes, &tag)) {
+		allocation = glake_order_take(place.order, &place.stream, glake__heap_round(bytes));
+	}
 	if (allocation) {
-		glake__heap_reuse(allocation, bytes, &nobody);
+		glake__heap_reuse(allocation, bytes, &tag);
 		*ptr_out = allocation->address;
 		return 0;
 	}
 	glake_order_collect(place.order, place.stream.context, false);
 	struct glake__wait wait = {0};
-	r = glake__supply_get_on(place.device, bytes, false, &nobody, &wait, &allocation);
+	r = glake__supply_get_on(place.device, bytes, false, &tag, &wait, &allocation);
 	if (r == 0) {
 		*ptr_out = allocation->address;
 	}
@@ -108,10 +110,17 @@ int glake_free_async(struct glake_session *session, void *stream, glake_ptr ptr,
 	if (!allocation) {
 		return -EINVAL;
 	}
+	struct glake__parking parking;
+	if (!glake__heap_park(allocation, place.stream.id, &parking)) {
+		glake__heap_unclaim(allocation);
+		return glake__fail(-ENOMEM, "out of memory");
+	}
 	r = glake_order_park(place.order, stream, flags, &place.stream, allocation,
-	                     allocation->ordinal, glake__heap_park(allocation));
-	if (r < 0) {
-		glake__heap_unpark(allocation);
+	                     allocation->ordinal, parking.n_reusable);
+	if (r == 0) {
+		glake__heap_parked(&parking);
+	} else {
+		glake__heap_unpark(allocation, &parking);
 		glake__heap_unclaim(allocation);
 	}
 	/* Parking may have released memory of other streams. */

@@ -9,9 +9,10 @@
 static void release(void *user, void *allocation)
 {
 	struct glake_session *session = user;
-	/* glake_disconnect() drops it with the rest. */
-	if (!session->is_closing) {
-		glake__heap_release(session, allocation);
+	struct glake__allocation *released = allocation;
+	/* glake_disconnect() drops it with the rest; what a pool has parked is no memory any more. */
+	if (!session->is_closing || (released->is_pooled && !session->is_forked)) {
+		glake__heap_release(session, released);
 	}
 }
 

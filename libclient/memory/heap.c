@@ -9,13 +9,9 @@
 #include "libclient/link/dispatch.h"
 #include "libclient/memory/backing.h"
 #include "libclient/memory/fill.h"
+#include "libclient/memory/pool.h"
 #include "libclient/memory/space.h"
 #include "libclient/memory/unsealed.h"
-
-/* Ids that the driver does not give to its own buffers: registration caches key on them. */
-#define FIRST_ID (1ull << 62)
-
-static uint64_t next_id = FIRST_ID; /* under the lock */
 
 /* ---- the books: all of it with the lock held -------------------------------------------------- */
 
@@ -23,7 +19,7 @@ static void add_live(struct glake__backing *backing)
 {
 	struct glake__books *books = &backing->device->session->books;
 	backing->is_live = true;
-	backing->id = next_id++;
+	backing->id = glake__next_id_locked();
 	backing->older = NULL;
 	backing->newer = books->live;
 	if (books->live) {
@@ -54,16 +50,29 @@ static void remove_live(struct glake__backing *backing)
 	backing->whole.is_parked = false;
 }
 
+static struct glake__allocation *find_in(struct glake__backing *backing, glake_ptr address)
+{
+	if (backing->is_live && backing->slab) {
+		struct glake__slab_block *block = glake__slab_find(backing->slab, address);
+		return block->is_used ? &block->allocation : NULL;
+	}
+	return backing->is_live ? &backing->whole : NULL;
+}
+
+static bool is_of_pool(const struct glake__range *range)
+{
+	return range->use == GLAKE__RANGE_POOL || range->use == GLAKE__RANGE_STITCHED;
+}
+
 static struct glake__allocation *find(glake_ptr address)
 {
-	const struct glake__range *range = glake__range_at_locked(address, GLAKE__RANGE_PRIVATE);
-	struct glake__backing *backing = range ? range->user : NULL;
+	const struct glake__piece *piece = glake__piece_at_locked(address);
+	const struct glake__range *range = piece ? piece->range : NULL;
 	struct glake__allocation *found = NULL;
-	if (backing && backing->is_live && backing->slab) {
-		struct glake__slab_block *block = glake__slab_find(backing->slab, address);
-		found = block->is_used ? &block->allocation : NULL;
-	} else if (backing && backing->is_live) {
-		found = &backing->whole;
+	if (range && range->use == GLAKE__RANGE_PRIVATE) {
+		found = find_in(range->user, address);
+	} else if (range && is_of_pool(range)) {
+		found = glake__pool_find_locked(range, address);
 	}
 	return found && !found->is_claimed && address - found->address < found->n_bytes ? found
 	                                                                                : NULL;
@@ -79,24 +88,30 @@ void glake__heap_wait_let_locked(void)
 static struct glake__allocation *find_free(glake_ptr address)
 {
 	struct glake__allocation *found;
-	while ((found = find(address)) && found->backing->holder) {
+	while ((found = find(address)) && !found->is_pooled && found->backing->holder) {
 		glake__heap_wait_let_locked();
 	}
 	return found;
 }
 
+static struct glake__device *device_of(const struct glake__allocation *allocation)
+{
+	return allocation->is_pooled ? glake__pool_device_of(allocation)
+	                             : allocation->backing->device;
+}
+
 struct glake__allocation *glake__heap_at_locked(const struct glake_session *session, glake_ptr ptr)
 {
 	struct glake__allocation *found = find_free(ptr);
-	return found && found->address == ptr && found->backing->device->session == session ? found
-	                                                                                    : NULL;
+	return found && found->address == ptr && device_of(found)->session == session ? found
+	                                                                              : NULL;
 }
 
 struct glake__backing *glake__heap_backing_locked(const struct glake_session *session,
                                                   glake_ptr ptr)
 {
 	struct glake__allocation *found = glake__heap_at_locked(session, ptr);
-	return found && !found->block ? found->backing : NULL;
+	return found && !found->is_pooled && !found->block ? found->backing : NULL;
 }
 
 int glake__heap_unknown(glake_ptr ptr)
@@ -135,7 +150,7 @@ static void begin(struct glake__allocation *allocation, struct glake__backing *b
 		.address = backing->ptr,
 		.n_bytes = n_bytes,
 		.n_capacity = backing->n_bytes,
-		.id = next_id++,
+		.id = glake__next_id_locked(),
 		.ordinal = backing->device->public.ordinal,
 		.tag = *tag,
 		.backing = backing,
@@ -176,6 +191,10 @@ static void uncut(struct glake__backing *backing)
 static struct glake__backing *release(struct glake__allocation *allocation)
 {
 	struct glake__backing *backing = allocation->backing;
+	if (allocation->is_pooled) {
+		glake__pool_release_locked(allocation);
+		return NULL;
+	}
 	struct glake__heap *heap = backing->device->heap;
 	if (allocation->block) {
 		glake__slab_give(&heap->bins, allocation->block);
@@ -212,28 +231,49 @@ int glake__heap_trim(struct glake__device *device, uint64_t keep_bytes)
 	struct glake__backing *first;
 	glake__lock();
 	gather_locked(device, &first);
+	struct glake__pool *pool = device->heap->stitching;
+	uint64_t n_free = pool ? glake__pool_free_bytes_locked(pool) : 0;
+	uint64_t n_warm = device->heap->warm.n_bytes;
 	struct glake__backing *list = glake__warm_evict(&device->heap->warm, keep_bytes);
 	glake__unlock();
 	int r = glake__backing_give_back(device->session, first);
 	int second = glake__backing_give_back(device->session, list);
+	uint64_t n_kept = n_warm < keep_bytes ? n_warm : keep_bytes;
+	if (n_free > keep_bytes - n_kept) {
+		glake__pool_reclaim(pool, n_free - (keep_bytes - n_kept), false);
+	}
 	return r < 0 ? r : second;
 }
 
 void glake__heap_reclaim(struct glake__device *device, uint64_t n_bytes)
 {
 	struct glake__backing *list;
+	struct glake__pool *pool = device->heap->stitching;
 	glake__lock();
 	uint64_t n_warm = gather_locked(device, &list);
-	device->heap->reclaim_debt = n_bytes > n_warm ? n_bytes - n_warm : 0;
+	uint64_t n_missing = n_bytes > n_warm ? n_bytes - n_warm : 0;
+	device->heap->reclaim_debt = pool ? 0 : n_missing;
+	struct glake__backing *old = glake__warm_evict(&device->heap->warm,
+	                                               n_warm > n_bytes ? n_warm - n_bytes : 0);
 	glake__unlock();
 	glake__backing_give_back(device->session, list);
-	glake__heap_trim(device, n_warm > n_bytes ? n_warm - n_bytes : 0);
+	glake__backing_give_back(device->session, old);
+	if (pool) {
+		/* What its work still uses pays the rest, as soon as it is done. */
+		glake__pool_reclaim(pool, n_missing, true);
+	}
+}
+
+uint64_t glake__heap_free_bytes_locked(const struct glake__heap *heap)
+{
+	return heap->warm.n_bytes +
+	       (heap->stitching ? glake__pool_free_bytes_locked(heap->stitching) : 0);
 }
 
 bool glake__heap_is_warm(const struct glake__device *device)
 {
 	glake__lock();
-	bool is_warm = device->heap->warm.n_bytes > 0 || device->heap->empty_slab;
+	bool is_warm = glake__heap_free_bytes_locked(device->heap) > 0 || device->heap->empty_slab;
 	glake__unlock();
 	return is_warm;
 }
@@ -301,13 +341,24 @@ static struct glake__allocation *take_large(struct glake__heap *heap, uint64_t n
 	return &backing->whole;
 }
 
+bool glake__heap_is_pooled(const struct glake__device *device, uint64_t n_bytes,
+                           const struct glake__tag *tag)
+{
+	return device->heap->stitching && glake__pool_serves(tag, n_bytes);
+}
+
 struct glake__allocation *glake__heap_take_on(struct glake__device *device, uint64_t n_bytes,
                                               const struct glake__tag *tag)
 {
 	glake__lock();
 	struct glake__heap *heap = device->heap;
-	struct glake__allocation *taken = n_bytes < SLAB_BYTES ? take_small(heap, n_bytes, tag)
-	                                                       : take_large(heap, n_bytes, tag);
+	struct glake__allocation *taken;
+	if (glake__heap_is_pooled(device, n_bytes, tag)) {
+		taken = glake__pool_take_locked(heap->stitching, n_bytes, tag);
+	} else {
+		taken = n_bytes < SLAB_BYTES ? take_small(heap, n_bytes, tag)
+		                             : take_large(heap, n_bytes, tag);
+	}
 	device->session->books.n_warm_allocs += taken != NULL;
 	glake__unlock();
 	return taken;
@@ -320,6 +371,14 @@ int glake__heap_make(struct glake__device *device, uint64_t n_bytes, bool is_sma
 	cleanup_cancel int cancel = cancel_disable();
 	struct glake_session *session = device->session;
 	struct glake__backing *backing;
+	if (glake__heap_is_pooled(device, n_bytes, tag)) {
+		int made = glake__pool_make(device->heap->stitching, n_bytes, tag, wait,
+		                            allocation_out);
+		glake__lock();
+		session->books.n_cold_allocs += made == 0;
+		glake__unlock();
+		return made;
+	}
 	int r = glake__backing_new(device, is_small ? SLAB_BYTES : glake_chunk_bytes(n_bytes), wait,
 	                           &backing);
 	if (r < 0) {
@@ -386,9 +445,10 @@ bool glake__heap_find(glake_ptr address, struct glake__facts *facts_out)
 			.id = found->id,
 			.ordinal = found->ordinal,
 			.tag = found->tag,
-			.region_address = found->backing->ptr,
-			.region_bytes = found->backing->n_bytes,
-			.region_id = found->backing->id,
+			.region_address = found->is_pooled ? found->address : found->backing->ptr,
+			.region_bytes = found->is_pooled ? found->n_capacity
+		                                         : found->backing->n_bytes,
+			.region_id = found->is_pooled ? found->id : found->backing->id,
 		};
 	}
 	glake__unlock();
@@ -398,30 +458,32 @@ bool glake__heap_find(glake_ptr address, struct glake__facts *facts_out)
 bool glake__heap_has(glake_ptr address)
 {
 	glake__lock();
-	bool has = glake__range_at_locked(address, GLAKE__RANGE_PRIVATE) != NULL;
+	const struct glake__piece *piece = glake__piece_at_locked(address);
+	bool has = piece && glake__range_is_private(piece->range);
 	glake__unlock();
 	return has;
 }
 
 /* ---- holding ---------------------------------------------------------------------------------- */
 
+/* In a range of its own? */
+static bool is_alone(const struct glake__allocation *allocation)
+{
+	return !allocation->is_pooled && !allocation->block;
+}
+
 bool glake__heap_hold(glake_ptr address, const void *holder, struct glake__held *held_out)
 {
 	struct glake__allocation *found;
 	glake__lock();
-	while ((found = find(address)) && !found->block && found->backing->holder &&
+	while ((found = find(address)) && is_alone(found) && found->backing->holder &&
 	       found->backing->holder != holder) {
 		glake__heap_wait_let_locked();
 	}
-	if (found) {
-		uint64_t begin = found->address - found->backing->ptr;
-		*held_out = (struct glake__held){
-			.backing = found->block ? NULL : found->backing,
-			.begin = begin,
-			.end = begin + found->n_bytes,
-		};
-	}
-	if (found && !found->block) {
+	*held_out = (struct glake__held){.backing = NULL};
+	if (found && is_alone(found)) {
+		held_out->backing = found->backing;
+		held_out->end = found->n_bytes;
 		found->backing->holder = holder;
 	}
 	glake__unlock();
@@ -485,12 +547,30 @@ static void claim_in(struct glake__backing *backing, const void *ctx, uint64_t g
 	}
 }
 
+struct claim {
+	const void *ctx;
+	uint64_t generation;
+	struct glake__allocation **list;
+};
+
+static void claim_pooled(struct glake__allocation *allocation, void *user)
+{
+	const struct claim *claim = user;
+	claim_if(allocation, claim->ctx, claim->generation, claim->list);
+}
+
 struct glake__allocation *glake__heap_claim_of(const void *ctx, uint64_t generation)
 {
 	struct glake__allocation *list = NULL;
+	struct claim claim = {ctx, generation, &list};
 	glake__lock();
 	struct glake__range *range = glake__space.ranges;
 	while (range) {
+		if (range->use == GLAKE__RANGE_POOL) {
+			glake__pool_visit_locked(range->user, claim_pooled, &claim);
+			range = range->next;
+			continue;
+		}
 		struct glake__backing *backing = range->user;
 		bool is_live = range->use == GLAKE__RANGE_PRIVATE && backing->is_live;
 		if (is_live && backing->holder) {
@@ -518,10 +598,18 @@ static void unpark(struct glake__allocation *allocation)
 }
 
 /* Pinned memory must be given back. A slab stays with all its allocations, as the driver's does. */
-uint64_t glake__heap_park(struct glake__allocation *allocation)
+bool glake__heap_park(struct glake__allocation *allocation, uint64_t stream,
+                      struct glake__parking *parking_out)
 {
 	struct glake__backing *backing = allocation->backing;
 	bool is_tied = false;
+	*parking_out = (struct glake__parking){.n_reusable = 0};
+	if (allocation->is_pooled) {
+		glake__lock();
+		bool is_parked = glake__pool_detach_locked(allocation, stream, parking_out);
+		glake__unlock();
+		return is_parked;
+	}
 	allocation->is_parked = true;
 	if (!allocation->block) {
 		glake__lock();
@@ -530,13 +618,27 @@ uint64_t glake__heap_park(struct glake__allocation *allocation)
 		is_tied = glake__backing_is_tied_locked(backing);
 		glake__unlock();
 	}
-	return is_tied ? 0 : allocation->n_capacity;
+	parking_out->n_reusable = is_tied ? 0 : allocation->n_capacity;
+	return true;
 }
 
-void glake__heap_unpark(struct glake__allocation *allocation)
+void glake__heap_parked(struct glake__parking *parking)
+{
+	if (parking->pool) {
+		glake__lock();
+		glake__pool_attach_free_locked(parking);
+		glake__unlock();
+	}
+}
+
+void glake__heap_unpark(struct glake__allocation *allocation, struct glake__parking *parking)
 {
 	glake__lock();
-	unpark(allocation);
+	if (parking->pool) {
+		glake__pool_undo_locked(allocation, parking);
+	} else {
+		unpark(allocation);
+	}
 	glake__unlock();
 }
 
@@ -549,7 +651,7 @@ void glake__heap_reuse(struct glake__allocation *allocation, uint64_t n_bytes,
 	allocation->tag = *tag;
 	allocation->tag.connection = connection;
 	allocation->n_bytes = n_bytes;
-	allocation->id = next_id++;
+	allocation->id = glake__next_id_locked();
 	allocation->is_claimed = false;
 	if (!allocation->block) {
 		glake__fill_reset(allocation->address, allocation->n_capacity);
@@ -559,10 +661,14 @@ void glake__heap_reuse(struct glake__allocation *allocation, uint64_t n_bytes,
 
 void glake__heap_release(struct glake_session *session, struct glake__allocation *allocation)
 {
+	struct glake__pool *pool = allocation->is_pooled ? glake__pool_of(allocation) : NULL;
 	glake__lock();
 	struct glake__backing *list = release(allocation);
 	glake__unlock();
 	glake__backing_give_back(session, list);
+	if (pool && !session->is_closing) {
+		glake__pool_settle(pool);
+	}
 }
 
 int glake__heap_free(struct glake_session *session, glake_ptr ptr)
@@ -592,6 +698,19 @@ int glake__heap_init(struct glake_session *session)
 	return 0;
 }
 
+/* Without addresses or memory of the host for one, the device has no pool. */
+void glake__heap_open_pools(struct glake_session *session)
+{
+	for (uint32_t i = 0; session->stitches && i < session->n_devices; i++) {
+		struct glake__device *device = &session->devices[i];
+		struct glake__heap *heap = device->heap;
+		if (device->public.ordinal >= 0 &&
+		    glake__pool_new(device, &heap->pool, &heap->stitching) < 0) {
+			heap->stitching = NULL;
+		}
+	}
+}
+
 static void drop_all(struct glake_session *session, struct glake__backing *list)
 {
 	while (list) {
@@ -614,6 +733,7 @@ void glake__heap_deinit(struct glake_session *session)
 	}
 	for (uint32_t i = 0; session->heaps && i < session->n_devices; i++) {
 		struct glake__warm *warm = &session->heaps[i].warm;
+		glake__pool_end(session->heaps[i].stitching);
 		drop_all(session, glake__warm_evict(warm, 0));
 		glake__warm_deinit(warm);
 	}

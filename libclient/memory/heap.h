@@ -3,7 +3,8 @@
  * Private memory: allocations, large and small, in backings that are live or warm.
  *
  * From 2 MiB on an allocation is a backing of its own. A smaller one lies in a slab, a backing of
- * 2 MiB, unless it must be zero. Freed backings stay mapped in their device's warm memory, so the
+ * 2 MiB, unless it must be zero. In a session that stitches, memory in stream order of 128 KiB and more lies in a
+ * pool (pool.h). Freed backings stay mapped in their device's warm memory, so the
  * usual allocation is a search in a small array under a mutex: no system call, no driver call.
  * supply.h gets the rest.
  *
@@ -28,6 +29,7 @@ struct glake__heap {
 	struct glake__warm warm;
 	struct glake__slab_bins bins;
 	struct glake__backing *empty_slab; /* one of the live ones */
+	struct glake__pool *stitching;     /* owned; NULL: the session does not stitch, or cannot */
 	/* Bytes that glaked wanted when less was warm. Memory that is freed next pays them. */
 	uint64_t reclaim_debt;
 	struct glake_pool_stats pool; /* of memory in stream order, for programs */
@@ -35,6 +37,8 @@ struct glake__heap {
 
 /* After Hello. Returns 0 or -ENOMEM. */
 int glake__heap_init(struct glake_session *session);
+/* Once the driver is open, for a session that stitches. */
+void glake__heap_open_pools(struct glake_session *session);
 /* Drop everything, live or warm: the session ends. Also without glake__heap_init(). */
 void glake__heap_deinit(struct glake_session *session);
 
@@ -51,11 +55,18 @@ void glake__heap_reclaim(struct glake__device *device, uint64_t n_bytes);
  */
 int glake__heap_trim(struct glake__device *device, uint64_t keep_bytes);
 
+/* Free memory that stays mapped. */
+uint64_t glake__heap_free_bytes_locked(const struct glake__heap *heap);
+
 /* Is there free memory, which glake__heap_trim() would give back? No lock is held. */
 bool glake__heap_is_warm(const struct glake__device *device);
 
 /* Check the size and flags of a request. Returns 0 or -EINVAL. */
 int glake__heap_check(uint64_t bytes, unsigned flags, unsigned known_flags);
+
+/* Does an allocation with @tag come from the device's pool? */
+bool glake__heap_is_pooled(const struct glake__device *device, uint64_t n_bytes,
+                           const struct glake__tag *tag);
 
 /* glake__heap_take() on a device that is known. */
 struct glake__allocation *glake__heap_take_on(struct glake__device *device, uint64_t n_bytes,
@@ -79,11 +90,11 @@ int glake__heap_unknown(glake_ptr ptr);
 /*
  * Hold the live allocation that @address lies in. Until it is let, threads that free, share or hold its
  * backing wait; the program goes on using it. A second hold by the same @holder is the same hold. An
- * allocation in a slab is found, and not held. Callers hold several in the order of their addresses, so
+ * allocation in a slab or pool is found, and not held. Callers hold several in the order of their addresses, so
  * that they cannot wait for each other. False: there is none.
  */
 struct glake__held {
-	struct glake__backing *backing; /* NULL: it is in a slab */
+	struct glake__backing *backing; /* NULL: it is in a slab or pool */
 	uint64_t begin;                 /* of the allocation, in its backing */
 	uint64_t end;                   /* the same; the rest of the backing is unused */
 };

@@ -334,7 +334,7 @@ static glake_ptr take_addresses(uint64_t n_bytes, uint64_t alignment, glake_ptr 
 static void enter_range(struct glake__range *range)
 {
 	glake__lock();
-	if (range->use == GLAKE__RANGE_PRIVATE && range->device >= 0) {
+	if (glake__range_is_private(range) && range->device >= 0) {
 		range->readers |= glake__space.readers[range->device];
 	}
 	range->next = glake__space.ranges;

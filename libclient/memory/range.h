@@ -32,14 +32,16 @@
 
 /* Whose a range is: what user points to. */
 enum glake__range_use {
-	GLAKE__RANGE_PRIVATE, /* struct glake__backing: glake_alloc(), live or warm */
-	GLAKE__RANGE_PLACED,  /* struct glake__placed: glake_reserve() */
-	GLAKE__RANGE_BLOCK,   /* struct glake_block */
-	GLAKE__RANGE_MODEL,   /* struct glake_model */
-	GLAKE__RANGE_OPENED,  /* glake_share_open(): another process's */
-	GLAKE__RANGE_PROGRAM, /* the program's own reservation, under the shim */
-	GLAKE__RANGE_SCRATCH, /* nobody's: fresh chunks on their way to a place (repiece.h) */
-	GLAKE__RANGE_LOST,    /* nobody's: the driver has not unmapped it */
+	GLAKE__RANGE_PRIVATE,  /* struct glake__backing: glake_alloc(), live or warm */
+	GLAKE__RANGE_POOL,     /* struct glake__pool: memory in stream order */
+	GLAKE__RANGE_STITCHED, /* struct glake__stitched: the same memory, side by side */
+	GLAKE__RANGE_PLACED,   /* struct glake__placed: glake_reserve() */
+	GLAKE__RANGE_BLOCK,    /* struct glake_block */
+	GLAKE__RANGE_MODEL,    /* struct glake_model */
+	GLAKE__RANGE_OPENED,   /* glake_share_open(): another process's */
+	GLAKE__RANGE_PROGRAM,  /* the program's own reservation, under the shim */
+	GLAKE__RANGE_SCRATCH,  /* nobody's: fresh chunks on their way to a place (repiece.h) */
+	GLAKE__RANGE_LOST,     /* nobody's: the driver has not unmapped it */
 };
 
 struct glake__chunk {
@@ -115,6 +117,13 @@ enum glake__pin glake__chunk_pin_locked(const struct glake__chunk *chunk);
  */
 int glake__range_reserve(enum glake__range_use use, void *user, int device, uint64_t n_bytes,
                          uint64_t alignment, glake_ptr hint, struct glake__range **range_out);
+
+/* Private memory of the program, that all readers of its device may have. */
+static inline bool glake__range_is_private(const struct glake__range *range)
+{
+	return range->use == GLAKE__RANGE_PRIVATE || range->use == GLAKE__RANGE_POOL ||
+	       range->use == GLAKE__RANGE_STITCHED;
+}
 
 /* Out of the map, its addresses given back, unless it has memory mapped: -EBUSY. Frees it if 0. */
 int glake__range_drop(struct glake__range *range);

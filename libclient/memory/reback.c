@@ -544,7 +544,7 @@ static int open_all_locked(int device, int reader)
 {
 	int r = 0;
 	for (struct glake__range *at = glake__space.ranges; r == 0 && at; at = at->next) {
-		if (at->use == GLAKE__RANGE_PRIVATE && at->device == device &&
+		if (glake__range_is_private(at) && at->device == device &&
 		    !(at->readers >> reader & 1)) {
 			r = open_locked(at, reader);
 		}

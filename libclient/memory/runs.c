@@ -193,7 +193,7 @@ static void end_lines(struct glake__runs *runs)
 	struct glake__line **link = &runs->lines;
 	while (*link) {
 		struct glake__line *line = *link;
-		if (line->n_waiting > 0 || line->bins.n_runs > 0) {
+		if (line->n_holders > 0 || line->bins.n_runs > 0) {
 			link = &line->next;
 			continue;
 		}
@@ -225,11 +225,30 @@ struct glake__line *glake__runs_line(struct glake__runs *runs, uint64_t stream)
 	return line;
 }
 
-void glake__line_pass(struct glake__line *line, uint64_t number)
+struct glake__waiting *glake__line_wait(struct glake__line *line)
 {
-	line->n_waiting--;
-	if (number > line->n_passed) {
-		line->n_passed = number;
+	struct glake__waiting *waiting = malloc(sizeof(*waiting));
+	if (waiting) {
+		waiting->number = ++line->n_freed;
+		line->n_holders++;
+	}
+	return waiting;
+}
+
+void glake__line_pass(struct glake__line *line, struct glake__waiting *waiting)
+{
+	struct glake__waiting **link = &line->early;
+	while (*link && (*link)->number < waiting->number) {
+		link = &(*link)->next;
+	}
+	waiting->next = *link;
+	*link = waiting;
+	while (line->early && line->early->number == line->n_passed + 1) {
+		struct glake__waiting *over = line->early;
+		line->early = over->next;
+		line->n_passed++;
+		line->n_holders--;
+		free(over);
 	}
 }
 
@@ -358,7 +377,7 @@ static bool is_mergeable(const struct glake__runs *runs, const struct glake__run
 }
 
 /* @run, in no bin, has its new state. */
-static void settle(struct glake__runs *runs, struct glake__run *run)
+static struct glake__run *settle(struct glake__runs *runs, struct glake__run *run)
 {
 	struct glake__line *line = run->line;
 	run->user = NULL;
@@ -374,6 +393,7 @@ static void settle(struct glake__runs *runs, struct glake__run *run)
 		run->line = line;
 	}
 	hang(runs, run);
+	return run;
 }
 
 void glake__runs_free(struct glake__runs *runs, struct glake__run *run, struct glake__line *line,
@@ -383,6 +403,21 @@ void glake__runs_free(struct glake__runs *runs, struct glake__run *run, struct g
 	run->line = line;
 	run->number = number;
 	settle(runs, run);
+}
+
+void glake__runs_unite(struct glake__runs *runs)
+{
+	struct glake__run *run = runs->first;
+	while (run) {
+		if (run->state == GLAKE__RUN_FREE && run->line != &runs->nobody &&
+		    run->number <= run->line->n_passed) {
+			unhang(runs, run);
+			run->line = &runs->nobody;
+			run->number = 0;
+			run = settle(runs, run);
+		}
+		run = run->next;
+	}
 }
 
 void glake__runs_unmap(struct glake__runs *runs, struct glake__run *run)
@@ -429,6 +464,11 @@ void glake__runs_deinit(struct glake__runs *runs)
 	while (runs->lines) {
 		struct glake__line *line = runs->lines;
 		runs->lines = line->next;
+		while (line->early) {
+			struct glake__waiting *waiting = line->early;
+			line->early = waiting->next;
+			free(waiting);
+		}
 		free(line);
 	}
 	glake__ptr_table_deinit(&runs->by_stream);

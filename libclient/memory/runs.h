@@ -60,11 +60,18 @@ struct glake__run_bins {
 	size_t n_runs;
 };
 
+/* A free that the line has not passed yet. */
+struct glake__waiting {
+	uint64_t number;
+	struct glake__waiting *next;
+};
+
 struct glake__line {
-	uint64_t stream;   /* the driver's id; nobody's has none */
-	uint64_t n_freed;  /* the last number given out */
-	uint64_t n_passed; /* all up to this one have been passed */
-	size_t n_waiting;  /* numbers given out whose user will still call glake__line_pass() */
+	uint64_t stream;              /* the driver's id; nobody's has none */
+	uint64_t n_freed;             /* the last number given out */
+	uint64_t n_passed;            /* all up to this one have been passed */
+	size_t n_holders;             /* whoever keeps it, such as the frees that wait */
+	struct glake__waiting *early; /* owned: those passed before others with smaller numbers */
 	struct glake__run_bins bins;
 	struct glake__line *next; /* link: runs.lines */
 };
@@ -86,10 +93,16 @@ int glake__runs_init(struct glake__runs *runs, uint64_t n_units);
 /* Frees all runs and lines. Zeroes are fine. */
 void glake__runs_deinit(struct glake__runs *runs);
 
-/* The line of @stream, made now if it is new; lines without runs that nobody waits for end. NULL: no memory. */
+/* The line of @stream, made now if it is new; lines without runs that nobody holds end. NULL: no memory. */
 struct glake__line *glake__runs_line(struct glake__runs *runs, uint64_t stream);
-/* A free that has happened has been passed. @number was given by ++line->n_freed, with n_waiting counted. */
-void glake__line_pass(struct glake__line *line, uint64_t number);
+
+/*
+ * A free happens on @line, which it holds until it has been passed. Threads may give their frees to the stream in
+ * another order than that of their numbers: a number counts as passed once all smaller ones are. NULL: no memory.
+ */
+struct glake__waiting *glake__line_wait(struct glake__line *line);
+/* It has been passed, or did not happen. Frees @waiting, at once or later. */
+void glake__line_pass(struct glake__line *line, struct glake__waiting *waiting);
 
 /* May @line use the free run @run, now? */
 static inline bool glake__run_serves(const struct glake__run *run, const struct glake__line *line)
@@ -129,6 +142,8 @@ struct glake__run *glake__runs_split(struct glake__runs *runs, struct glake__run
 /* The used @run is free, for @line at once and for others once @number has been passed. It may be gone. */
 void glake__runs_free(struct glake__runs *runs, struct glake__run *run, struct glake__line *line,
                       uint64_t number);
+/* What lines have passed is nobody's, so that it merges: pages that two lines have are whole again. */
+void glake__runs_unite(struct glake__runs *runs);
 /* The used @run is a hole. It may be gone. */
 void glake__runs_unmap(struct glake__runs *runs, struct glake__run *run);
 

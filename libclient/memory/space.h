@@ -30,6 +30,7 @@ struct glake__space {
 	struct glake__gate gate;      /* set before there is memory; none: close is NULL */
 	struct glake__range *ranges;  /* owned by their users: all, for walks */
 	struct glake__range *outside; /* those of them that are not in the window */
+	uint64_t n_ids;               /* given out by glake__next_id_locked() */
 	uint64_t readers
 		[GLAKE__MAX_DEVICES]; /* of each device, those that read its private memory */
 };
@@ -38,6 +39,12 @@ extern struct glake__space glake__space;
 static inline void glake__lock(void)
 {
 	pthread_mutex_lock(&glake__space.lock);
+}
+
+/* An id that was never used. The driver does not give such to its own buffers: registration caches key on them. */
+static inline uint64_t glake__next_id_locked(void)
+{
+	return (1ull << 62) + glake__space.n_ids++;
 }
 
 static inline void glake__unlock(void)

@@ -22,7 +22,7 @@ static uint64_t warm_bytes_locked(const struct glake_session *session)
 {
 	uint64_t n_bytes = 0;
 	for (uint32_t i = 0; i < session->n_devices; i++) {
-		n_bytes += session->heaps[i].warm.n_bytes;
+		n_bytes += glake__heap_free_bytes_locked(&session->heaps[i]);
 	}
 	return n_bytes;
 }
@@ -311,7 +311,7 @@ int glake_device_view(struct glake_session *session, uint32_t index, struct glak
 	if (r == 0) {
 		const struct glake__device *device = glake__session_device(session, index);
 		glake__lock();
-		full.warm_bytes = device ? device->heap->warm.n_bytes : 0;
+		full.warm_bytes = device ? glake__heap_free_bytes_locked(device->heap) : 0;
 		glake__unlock();
 		r = glake__sized_out(view, &full, sizeof(full));
 	}

@@ -68,15 +68,34 @@ START_TEST(other_lines_wait_until_it_has_been_passed)
 	struct glake__line *one = glake__runs_line(&runs, 1);
 	struct glake__line *two = glake__runs_line(&runs, 2);
 	struct glake__run *run = take(one, PAGE);
-	one->n_freed++;
-	one->n_waiting++;
-	glake__runs_free(&runs, run, one, one->n_freed);
+	struct glake__waiting *waiting = glake__line_wait(one);
+	glake__runs_free(&runs, run, one, waiting->number);
 	ck_assert_ptr_null(glake__runs_find(&runs, two, 1));
 	ck_assert_ptr_null(glake__runs_find(&runs, &runs.nobody, 1));
 	ck_assert_ptr_nonnull(glake__runs_find(&runs, one, PAGE));
-	glake__line_pass(one, 1);
+	glake__line_pass(one, waiting);
 	ck_assert_ptr_nonnull(glake__runs_find(&runs, two, PAGE));
 	ck_assert_ptr_nonnull(glake__runs_find(&runs, &runs.nobody, PAGE));
+	end();
+}
+END_TEST
+
+/* A thread may be slow between its number and its event. */
+START_TEST(a_number_is_passed_once_all_smaller_ones_are)
+{
+	struct glake__waiting *waiting[3];
+	begin(1);
+	struct glake__line *line = glake__runs_line(&runs, 1);
+	for (unsigned i = 0; i < 3; i++) {
+		waiting[i] = glake__line_wait(line);
+	}
+	glake__line_pass(line, waiting[2]);
+	ck_assert_uint_eq(line->n_passed, 0);
+	glake__line_pass(line, waiting[0]);
+	ck_assert_uint_eq(line->n_passed, 1);
+	glake__line_pass(line, waiting[1]);
+	ck_assert_uint_eq(line->n_passed, 3);
+	ck_assert_uint_eq(line->n_holders, 0);
 	end();
 }
 END_TEST

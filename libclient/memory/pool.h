@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The pool: a session's memory in stream order on one device, split, merged and stitched.
+ *
+ * Its memory lies in one range, home: mostly a hole, that fresh chunks fill. Home is cut into runs (runs.h).
+ * A request of GLAKE__POOL_MIN_BYTES or more takes, in this order:
+ *   1. the best fit among free runs: no driver call
+ *   2. a stitched range that was kept, if its memory is free: no driver call
+ *   3. free memory from anywhere, stitched (stitched.h), and what is missing from glaked
+ *   4. where hardly anything is free, memory of glaked, next to a free run if there is a hole
+ * so that what glaked has given is used before more is asked for. Fresh memory whose end wastes little
+ * starts on 2 MiB, so that equal weights stay shareable; the rest is packed by 512 bytes.
+ *
+ * A free happens in two steps: glake__pool_detach() takes the memory from the allocation before the
+ * stream's event is recorded, glake__pool_attach_free() makes it free for the stream behind it. When the
+ * event has completed, glake__pool_release() makes it free for others.
+ *
+ * Memory goes back to glaked when it asks, when the program asks, and when it was not used for two rounds of
+ * POOL_ROUND_NS: what stays is the peak of the last rounds.
+ *
+ * Owner: the heap. Lifetime: glake__pool_new() .. glake__pool_end().
+ * Threads: any; _locked: called with the lock of the space held; the others block, no lock is held.
+ */
+#ifndef GLAKE_LIBCLIENT_POOL_H
+#define GLAKE_LIBCLIENT_POOL_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "libclient/glake_shim.h"
+#include "libclient/memory/runs.h"
+
+struct glake__pool;
+struct glake__device;
+struct glake__range;
+struct glake__stitched;
+
+#define POOL_ROUND_NS (5ull * 1000 * 1000 * 1000)
+
+/* 0, or an error: then the session goes on without. @stats is the pool's to write, under the lock. */
+int glake__pool_new(struct glake__device *device, struct glake_pool_stats *stats,
+                    struct glake__pool **pool_out);
+/* The session ends: unmap all, or in a forked child free only. NULL is fine. */
+void glake__pool_end(struct glake__pool *pool);
+
+/* Of an allocation of a pool. */
+struct glake__pool *glake__pool_of(const struct glake__allocation *allocation);
+struct glake__device *glake__pool_device_of(const struct glake__allocation *allocation);
+
+/* Ways 1 and 2. NULL: neither, or no memory of the host. */
+struct glake__allocation *glake__pool_take_locked(struct glake__pool *pool, uint64_t n_bytes,
+                                                  const struct glake__tag *tag);
+
+/* All ways. 0; -ENOMEM; GLAKE_E_CUDA; errors of glake__backing_fill(). After an error all is as it was. */
+int glake__pool_make(struct glake__pool *pool, uint64_t n_bytes, const struct glake__tag *tag,
+                     struct glake__wait *wait, struct glake__allocation **allocation_out);
+
+/* Step one: the memory waits for the work of @stream, and the allocation has none. False: no memory of the host. */
+bool glake__pool_detach_locked(struct glake__allocation *allocation, uint64_t stream,
+                               struct glake__parking *parking);
+/* Step two. */
+void glake__pool_attach_free_locked(struct glake__parking *parking);
+/* Or back: the free did not happen. */
+void glake__pool_undo_locked(struct glake__allocation *allocation, struct glake__parking *parking);
+
+/* Nothing uses it any more. It is gone. */
+void glake__pool_release_locked(struct glake__allocation *allocation);
+
+/* The allocation that @address, in a range of a pool, lies in; NULL: free memory. */
+struct glake__allocation *glake__pool_find_locked(const struct glake__range *range,
+                                                  glake_ptr address);
+
+/* Call @visit for each allocation. */
+void glake__pool_visit_locked(const struct glake__pool *pool,
+                              void (*visit)(struct glake__allocation *allocation, void *user),
+                              void *user);
+
+/* Mapped and free. */
+uint64_t glake__pool_free_bytes_locked(const struct glake__pool *pool);
+
+/*
+ * Give free memory that no work uses back to glaked: @n_bytes, or what there is. Returns its bytes. With
+ * @is_owed, memory that work still uses pays the rest as soon as it can.
+ */
+uint64_t glake__pool_reclaim(struct glake__pool *pool, uint64_t n_bytes, bool is_owed);
+
+/* Pay what is owed, and give back what was not used for two rounds. Cheap if there is nothing. */
+void glake__pool_settle(struct glake__pool *pool);
+
+/* For tests: runs, stitched ranges and the numbers agree. Takes the lock. */
+bool glake__pool_is_valid(struct glake__pool *pool);
+
+#endif

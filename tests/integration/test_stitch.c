@@ -1,0 +1,334 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Memory in stream order that is split, merged and stitched (libclient/memory/pool.h), with the real daemon. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "libclient/link/session.h"
+#include "libclient/memory/heap.h"
+#include "libclient/memory/pool.h"
+#include "tests/harness/world.h"
+
+#define CONFIG "tenants = ({ name = \"default\"; device_bytes = \"128MiB\"; });"
+
+static struct glake_session *session;
+static CUcontext context;
+
+static struct glake_session *connect_stitching(void)
+{
+	setenv("GLAKE_ALLOC", "stitch", 1);
+	struct glake_session *made = world_connect();
+	unsetenv("GLAKE_ALLOC");
+	return made;
+}
+
+static void begin(void)
+{
+	world_begin(.config = CONFIG, .devices = "1x1GiB");
+	world_open_driver();
+	ck_assert_int_eq(drv.cuDevicePrimaryCtxRetain(&context, 0), CUDA_SUCCESS);
+	ck_assert_int_eq(drv.cuCtxSetCurrent(context), CUDA_SUCCESS);
+	session = connect_stitching();
+}
+BEGIN_EACH(begin)
+
+static CUstream stream_new(void)
+{
+	CUstream stream;
+	ck_assert_int_eq(drv.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+	return stream;
+}
+
+static void synchronize(CUstream stream)
+{
+	ck_assert_int_eq(drv.cuStreamSynchronize(stream), CUDA_SUCCESS);
+}
+
+static glake_ptr alloc_on(CUstream stream, uint64_t n_bytes)
+{
+	glake_ptr ptr = 0;
+	assert_ok(glake_alloc_async(session, stream, n_bytes, 0, &ptr));
+	return ptr;
+}
+
+static void free_on(CUstream stream, glake_ptr ptr)
+{
+	assert_ok(glake_free_async(session, stream, ptr, 0));
+}
+
+/* The simulator's streams do nothing before they are waited for. */
+static void queue_write(CUstream stream, glake_ptr ptr, uint64_t n_bytes, unsigned char value)
+{
+	ck_assert_int_eq(drv.cuMemsetD8Async(ptr, value, n_bytes, stream), CUDA_SUCCESS);
+}
+
+static struct glake_pool_stats stats(void)
+{
+	struct glake_pool_stats stats = {.size = sizeof(stats)};
+	assert_ok(glake_pool_stats(session, 0, &stats));
+	ck_assert(glake__pool_is_valid(session->heaps[0].stitching));
+	ck_assert(glake__space_is_valid());
+	return stats;
+}
+
+/* How many of the bytes are not @value. */
+static uint64_t n_wrong(glake_ptr ptr, uint64_t n_bytes, unsigned char value)
+{
+	unsigned char *bytes = malloc(n_bytes);
+	uint64_t n = 0;
+	ck_assert_int_eq(drv.cuMemcpyDtoH(bytes, ptr, n_bytes), CUDA_SUCCESS);
+	for (uint64_t i = 0; i < n_bytes; i++) {
+		n += bytes[i] != value;
+	}
+	free(bytes);
+	return n;
+}
+
+START_TEST(pieces_that_are_apart_become_one_range)
+{
+	CUstream stream = stream_new();
+	glake_ptr ptr[5];
+	for (unsigned i = 0; i < 5; i++) {
+		ptr[i] = alloc_on(stream, 8 * MIB);
+		queue_write(stream, ptr[i], 8 * MIB, (unsigned char)i);
+	}
+	ck_assert_uint_eq(stats().reserved_bytes, 40 * MIB);
+	free_on(stream, ptr[1]);
+	free_on(stream, ptr[3]);
+	/* Beside the work that still uses them: the stream has not got there. */
+	glake_ptr large = alloc_on(stream, 16 * MIB);
+	queue_write(stream, large, 16 * MIB, 9);
+	struct glake_pool_stats now = stats();
+	ck_assert_uint_eq(now.reserved_bytes, 40 * MIB);
+	ck_assert_uint_eq(now.n_stitches, 1);
+	ck_assert_uint_eq(now.used_bytes, 40 * MIB);
+	synchronize(stream);
+	ck_assert_uint_eq(n_wrong(large, 16 * MIB, 9), 0);
+	ck_assert_uint_eq(n_wrong(ptr[0], 8 * MIB, 0), 0);
+	ck_assert_uint_eq(n_wrong(ptr[2], 8 * MIB, 2), 0);
+	ck_assert_uint_eq(n_wrong(ptr[4], 8 * MIB, 4), 0);
+	/* The second round maps nothing, also for less. */
+	free_on(stream, large);
+	ck_assert_uint_eq(alloc_on(stream, 13 * MIB), large);
+	ck_assert_uint_eq(stats().n_mapped, now.n_mapped);
+	ck_assert_uint_eq(stats().n_reuses, 1);
+	free_on(stream, large);
+	ck_assert_uint_eq(stats().used_bytes, 24 * MIB);
+}
+END_TEST
+
+START_TEST(only_what_is_missing_is_asked_for)
+{
+	CUstream stream = stream_new();
+	glake_ptr ptr[3];
+	for (unsigned i = 0; i < 3; i++) {
+		ptr[i] = alloc_on(stream, 8 * MIB);
+	}
+	free_on(stream, ptr[1]);
+	/* At the end: no stitching, the hole behind is filled. */
+	free_on(stream, ptr[2]);
+	glake_ptr joined = alloc_on(stream, 20 * MIB);
+	ck_assert_uint_eq(stats().reserved_bytes, 28 * MIB);
+	free_on(stream, ptr[0]);
+	glake_ptr kept = alloc_on(stream, 4 * MIB);
+	glake_ptr large = alloc_on(stream, 10 * MIB);
+	ck_assert_uint_eq(stats().reserved_bytes, 34 * MIB);
+	free_on(stream, large);
+	free_on(stream, kept);
+	free_on(stream, joined);
+	synchronize(stream);
+	assert_ok(glake_trim(session, 0, 0));
+	ck_assert_uint_eq(stats().reserved_bytes, 0);
+	ck_assert_uint_eq(stats().n_kept, 0);
+}
+END_TEST
+
+START_TEST(ends_of_allocations_serve_others)
+{
+	CUstream stream = stream_new();
+	glake_ptr first = alloc_on(stream, 16 * MIB - 300 * KIB);
+	glake_ptr second = alloc_on(stream, 280 * KIB);
+	ck_assert_uint_eq(stats().reserved_bytes, 16 * MIB);
+	ck_assert_uint_eq(first % (2 * MIB), 0);
+	free_on(stream, first);
+	free_on(stream, second);
+	glake_ptr whole = alloc_on(stream, 16 * MIB);
+	ck_assert_uint_eq(stats().reserved_bytes, 16 * MIB);
+	free_on(stream, whole);
+}
+END_TEST
+
+START_TEST(another_stream_has_it_once_it_has_been_passed)
+{
+	CUstream one = stream_new();
+	CUstream two = stream_new();
+	glake_ptr first = alloc_on(one, 32 * MIB);
+	queue_write(one, first, 32 * MIB, 1);
+	free_on(one, first);
+	glake_ptr second = alloc_on(two, 16 * MIB);
+	ck_assert_uint_eq(stats().reserved_bytes, 48 * MIB);
+	queue_write(two, second, 16 * MIB, 2);
+	synchronize(one);
+	glake_ptr third = alloc_on(two, 32 * MIB);
+	ck_assert_uint_eq(stats().reserved_bytes, 48 * MIB);
+	queue_write(two, third, 32 * MIB, 3);
+	synchronize(two);
+	ck_assert_uint_eq(n_wrong(second, 16 * MIB, 2), 0);
+	ck_assert_uint_eq(n_wrong(third, 32 * MIB, 3), 0);
+}
+END_TEST
+
+START_TEST(a_full_quota_stitches_the_last_page)
+{
+	CUstream stream = stream_new();
+	CUstream other = stream_new();
+	glake_ptr ptr[32];
+	for (unsigned i = 0; i < 32; i++) {
+		ptr[i] = alloc_on(i % 2 ? stream : other, 4 * MIB);
+		queue_write(i % 2 ? stream : other, ptr[i], 4 * MIB, 1);
+	}
+	ck_assert_uint_eq(stats().reserved_bytes, 128 * MIB);
+	glake_ptr none;
+	ck_assert_int_lt(glake_alloc_async(session, stream, 2 * MIB, 0, &none), 0);
+	for (unsigned i = 0; i < 32; i += 2) {
+		free_on(other, ptr[i]);
+	}
+	/* Not passed yet: the request waits for the other stream's work. */
+	glake_ptr large = alloc_on(stream, 64 * MIB);
+	queue_write(stream, large, 64 * MIB, 5);
+	synchronize(stream);
+	ck_assert_uint_eq(n_wrong(large, 64 * MIB, 5), 0);
+	for (unsigned i = 1; i < 32; i += 2) {
+		ck_assert_uint_eq(n_wrong(ptr[i], 4 * MIB, 1), 0);
+	}
+	ck_assert_uint_eq(stats().reserved_bytes, 128 * MIB);
+}
+END_TEST
+
+START_TEST(memory_of_a_pool_is_not_shared)
+{
+	CUstream stream = stream_new();
+	struct glake_share share;
+	glake_ptr ptr = alloc_on(stream, 8 * MIB);
+	ck_assert_int_eq(glake_share(session, ptr, &share), -EINVAL);
+	/* Smaller ones lie in slabs, and glake_alloc() has ranges of its own, as ever. */
+	ck_assert_uint_eq(stats().n_allocs, 1);
+	glake_ptr small = alloc_on(stream, 64 * KIB);
+	glake_ptr own;
+	assert_ok(glake_alloc(session, 0, 8 * MIB, 0, &own));
+	assert_ok(glake_share(session, own, &share));
+	ck_assert_uint_eq(stats().n_allocs, 1);
+	free_on(stream, small);
+	/* Without a stream: the caller has waited. */
+	assert_ok(glake_free(session, ptr));
+	ck_assert_int_eq(glake_free(session, ptr), -EINVAL);
+	assert_ok(glake_free(session, own));
+	ck_assert_uint_eq(stats().live_bytes, 0);
+}
+END_TEST
+
+/* ---- random ----------------------------------------------------------------------------------- */
+
+#define N_SLOTS 24u
+#define N_STREAMS 3u
+#define N_STEPS 4000u
+
+static struct slot {
+	glake_ptr ptr; /* 0: empty */
+	uint64_t n_bytes;
+	CUstream stream; /* whose work it waits for */
+	unsigned char value;
+} slots[N_SLOTS];
+
+static uint64_t random_bytes(void)
+{
+	static const uint64_t most[] = {256 * KIB, 2 * MIB, 8 * MIB, 24 * MIB};
+	return 1 + (uint64_t)random() % most[random() % 4];
+}
+
+static void look(const struct slot *slot)
+{
+	synchronize(slot->stream);
+	ck_assert_uint_eq(n_wrong(slot->ptr, slot->n_bytes, slot->value), 0);
+}
+
+static void fill(struct slot *slot, CUstream stream)
+{
+	uint64_t n_bytes = random_bytes();
+	if (glake_alloc_async(session, stream, n_bytes, 0, &slot->ptr) < 0) {
+		slot->ptr = 0;
+		return;
+	}
+	slot->n_bytes = n_bytes;
+	slot->stream = stream;
+	slot->value = (unsigned char)random();
+	queue_write(stream, slot->ptr, n_bytes, slot->value);
+}
+
+static void empty(struct slot *slot, CUstream stream)
+{
+	if (random() % 4 == 0) {
+		look(slot);
+	}
+	if (random() % 8 == 0) {
+		synchronize(slot->stream);
+		assert_ok(glake_free(session, slot->ptr));
+	} else if (random() % 8 == 0) {
+		/* In another stream's order, which knows that the work is done. */
+		synchronize(slot->stream);
+		free_on(stream, slot->ptr);
+	} else {
+		free_on(slot->stream, slot->ptr);
+	}
+	slot->ptr = 0;
+}
+
+START_TEST(random_work_keeps_every_byte)
+{
+	CUstream streams[N_STREAMS];
+	uint64_t most = 0;
+	for (unsigned i = 0; i < N_STREAMS; i++) {
+		streams[i] = stream_new();
+	}
+	for (unsigned step = 0; step < N_STEPS; step++) {
+		struct slot *slot = &slots[random() % N_SLOTS];
+		CUstream stream = streams[random() % N_STREAMS];
+		if (slot->ptr) {
+			empty(slot, stream);
+		} else {
+			fill(slot, stream);
+		}
+		if (random() % 100 == 0) {
+			uint64_t keep_bytes = (uint64_t)random() % 64 * MIB;
+			assert_ok(glake_trim(session, 0, keep_bytes));
+		}
+		if (random() % 50 == 0) {
+			synchronize(stream);
+			glake__pool_settle(session->heaps[0].stitching);
+		}
+		if (step % 16 == 0) {
+			struct glake_pool_stats now = stats();
+			most = now.peak_reserved_bytes;
+			ck_assert_uint_le(now.reserved_bytes, 128 * MIB);
+		}
+	}
+	ck_assert_uint_gt(most, 100 * MIB);
+	ck_assert_uint_gt(stats().n_stitches, 20);
+	for (unsigned i = 0; i < N_SLOTS; i++) {
+		if (slots[i].ptr) {
+			look(&slots[i]);
+			free_on(slots[i].stream, slots[i].ptr);
+		}
+	}
+	for (unsigned i = 0; i < N_STREAMS; i++) {
+		synchronize(streams[i]);
+	}
+	assert_ok(glake_trim(session, 0, 0));
+	ck_assert_uint_eq(stats().used_bytes, 0);
+	ck_assert_uint_eq(stats().reserved_bytes, 0);
+	struct glake_usage usage = {.size = sizeof(usage)};
+	assert_ok(glake_usage(session, &usage));
+	ck_assert_uint_eq(usage.live_bytes, 0);
+	ck_assert_uint_eq(usage.reserved_bytes, 0);
+}
+END_TEST
