@@ -27,13 +27,15 @@ static uint64_t warm_bytes_locked(const struct glake_session *session)
 	return n_bytes;
 }
 
-/* Of all numbers of the pools: one that differs is news. Called with the lock held. */
+/* Of all numbers of the pools: one that differs is news. 0: none was used. Called with the lock held. */
 static uint64_t pools_hash_locked(const struct glake_session *session)
 {
 	uint64_t hash = 0;
 	for (uint32_t i = 0; i < session->n_devices; i++) {
 		const struct glake_pool_stats *pool = &session->heaps[i].pool;
-		hash = XXH3_64bits_withSeed(pool, sizeof(*pool), hash);
+		if (pool->n_allocs > 0) {
+			hash = XXH3_64bits_withSeed(pool, sizeof(*pool), hash);
+		}
 	}
 	return hash;
 }
