@@ -64,6 +64,7 @@ CLIENT_FOLDERS := $(addprefix libclient/,link memory model admin)
 CLIENT_OBJ := $(call objects,libclient/*.c $(CLIENT_FOLDERS:%=%/*.c))
 CTL_OBJ := $(filter-out %/main.o,$(call objects,libclient/ctl/*.c))
 SHIM_OBJ := $(call objects,shim/*.c) $(B)/obj/shim/trampolines.o
+REPLAY_OBJ := $(call objects,shim/replay/*.c)
 NVML_OBJ := $(call objects,shim/nvml/*.c) $(B)/obj/shim/nvml/trampolines.o \
 	$(addprefix $(B)/obj/shim/,library.o policy.o view.o)
 HARNESS_OBJ := $(call objects,tests/harness/*.c) \
@@ -186,6 +187,7 @@ $(B)/lib/mover.a: $(MOVER_OBJ)
 $(B)/lib/ctl.a: $(CTL_OBJ)
 $(B)/lib/harness.a: $(HARNESS_OBJ)
 $(B)/lib/shim.a: $(SHIM_OBJ) $(B)/obj/shim/run/program.o
+$(B)/lib/replay.a: $(REPLAY_OBJ)
 $(B)/lib/client.a: $(CLIENT_OBJ) $(PROTO_OBJ)
 $(B)/lib/libglake-client.a: $(CLIENT_OBJ) $(PROTO_OBJ)
 	$(call say,AR,$@)
@@ -297,7 +299,7 @@ $(B)/lib/glake/%.so:
 		$(filter %.o %.a,$^) $(SHIM_LIBS)
 	$(Q)ln -sf $(@F) $(@D)/$(SONAME)
 
-$(B)/bin/glake: $(call objects,shim/run/*.c shim/replay/*.c) \
+$(B)/bin/glake: $(call objects,shim/run/*.c) $(REPLAY_OBJ) \
 		$(addprefix $(B)/obj/,shim/library.o shim/policy.o proto/cudrv.o) $(B)/lib/libglake-client.so
 	$(call say,LD,$@)
 	@mkdir -p $(@D)
@@ -305,7 +307,7 @@ $(B)/bin/glake: $(call objects,shim/run/*.c shim/replay/*.c) \
 
 # Every test program may use every part: the linker takes what it needs.
 TEST_ARCHIVES = $(B)/lib/harness.a $(B)/lib/daemon.a $(B)/lib/mover.a $(B)/lib/ctl.a \
-	$(B)/lib/shim.a $(B)/lib/client.a
+	$(B)/lib/shim.a $(B)/lib/replay.a $(B)/lib/client.a
 $(FUZZERS): TEST_LIBS += -fsanitize=fuzzer
 # And it is linked again when a part that it took has changed: the linker says which, in $@.d.
 $(B)/tests/%: $(B)/obj/tests/%.o Makefile | $(TEST_ARCHIVES)
