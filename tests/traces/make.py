@@ -55,7 +55,7 @@ class Trace:
 
 def lora():
     trace = Trace("lora", "LoRA with recomputation, sequences of changing length.")
-    n_layers, width, inner, vocabulary, n_heads, rank = 8, 2048, 5632, 8000, 16, 16
+    n_layers, width, inner, vocabulary, n_heads, rank = 4, 2048, 5632, 8000, 16, 16
     for _ in range(n_layers):
         for n in (width * width,) * 4 + (width * inner,) * 3:
             trace.alloc(n * HALF)
@@ -63,7 +63,7 @@ def lora():
             trace.alloc(width * rank * HALF), trace.alloc(width * rank * HALF)
     trace.alloc(vocabulary * width * HALF)
     states = []
-    for step in range(7):
+    for step in range(14):
         n_sequences, n_tokens = trace.between(1, 6), trace.between(200, 2600)
         n = n_sequences * n_tokens
         row = n * width * HALF
@@ -143,11 +143,11 @@ def generate():
 
 def unet():
     trace = Trace("unet", "A convolution net on images of changing size.")
-    channels = (64, 128, 256, 512)
+    channels = (64, 128, 256)
     for c in channels:
         for _ in range(4):
             trace.alloc(9 * c * c * FLOAT), trace.alloc(c * FLOAT)
-    for _ in range(14):
+    for _ in range(20):
         n_images, side = trace.between(1, 8), trace.between(48, 200)
         kept, skips = [], []
 
@@ -166,7 +166,7 @@ def unet():
             sizes.append(convolve(c, side >> depth))
             skips.append(sizes[-1])
             kept.append(trace.alloc(max(skips[-1] // 4, 4)))
-        for depth in (2, 1, 0):
+        for depth in (1, 0):
             kept.append(trace.alloc(2 * skips[depth]))
             sizes.append(convolve(channels[depth], side >> depth))
         gradient = trace.alloc(sizes[-1])
@@ -178,7 +178,7 @@ def unet():
             trace.free(workspace, gradient, kept.pop())
             gradient = next_gradient
             if len(kept) % 4 == 0:
-                c = channels[len(kept) // 4 % 4]
+                c = channels[len(kept) // 4 % 3]
                 gradients.append(trace.alloc(9 * c * c * FLOAT))
         trace.free(gradient, *gradients)
     return trace
@@ -186,11 +186,11 @@ def unet():
 
 def moe():
     trace = Trace("moe", "A mixture of experts: sizes by routed tokens.")
-    n_layers, n_experts, width, inner, n_tokens = 4, 8, 1024, 3584, 8192
+    n_layers, n_experts, width, inner, n_tokens = 3, 8, 1024, 3584, 8192
     for _ in range(n_layers):
         for n in (width * width,) * 4 + (width * inner,) * 2 * n_experts:
             trace.alloc(n * HALF)
-    for _ in range(10):
+    for _ in range(13):
         row = n_tokens * width * HALF
         kept = []
         for _ in range(n_layers):
