@@ -31,6 +31,10 @@ PEAKS = {
 }
 
 
+# What the allocator that stitches reaches at least, of 1.
+UTILIZATION = {"lora": 0.99, "generate": 0.99, "unet": 0.98, "moe": 0.93, "pipeline": 0.96}
+
+
 def glake_replay(*words, text=None):
     environment = dict(os.environ, CUDASIM_DEVICES="2x8GiB")
     return subprocess.run([GLAKE, "replay", *words], input=text, capture_output=True, timeout=300,
@@ -176,6 +180,25 @@ class Ours(WithDaemon):
                 self.assertGreaterEqual(row["peak_reserved_bytes"], live)
                 self.assertEqual(row["smallest_bytes"], row["peak_reserved_bytes"])
                 self.assertGreater(row["time_ns"], 0)
+            self.assertGreaterEqual(rows[0]["utilization"], UTILIZATION[name], name)
+            self.assertGreater(rows[0]["n_made"], 0)
+
+    def test_a_loop_makes_no_driver_calls_from_its_third_round_on(self):
+        """What a trace frees is allocated again. Streams that wait for each other are not in it."""
+        self.start_daemon()
+        for name in ("lora", "generate", "unet", "moe"):
+            with open(f"{TRACES}/{name}.trace", encoding="ascii") as file:
+                lines = file.read().splitlines()[1:]
+            n_kept = sum(1 if line[0] == "a" else -1 for line in lines)
+            rows = []
+            for n_rounds in (3, 6):
+                text = "\n".join(lines[:n_kept] + lines[n_kept:] * n_rounds) + "\n"
+                done = glake_replay("--json", f"--socket={self.socket}", "--on=stitch", "-", text=text)
+                self.assertEqual((done.returncode, done.stderr), (0, ""), name)
+                rows += json.loads(done.stdout)["allocators"]
+            first, second = ((row["n_made"], row["n_freed"], row["peak_reserved_bytes"])
+                             for row in rows)
+            self.assertEqual(first, second, name)
 
     def test_without_a_glaked_there_are_the_models(self):
         done = glake_replay("--json", f"--socket={self.socket}", f"{TRACES}/moe.trace")
