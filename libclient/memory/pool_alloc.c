@@ -1,0 +1,475 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "libclient/memory/pool.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "libclient/link/session.h"
+#include "libclient/memory/backing.h"
+#include "libclient/memory/pool_parts.h"
+#include "proto/cleanup.h"
+#include "proto/clock.h"
+
+/* Of addresses, for each byte of the device: memory that was given back leaves holes of all sizes. */
+#define HOME_TIMES 2u
+/* So many stitched ranges of the right size are looked at. */
+#define MAX_LOOKS 64u
+
+static struct glake__pooled *pooled_of(struct glake__allocation *allocation)
+{
+	return (struct glake__pooled *)allocation;
+}
+
+/* ---- numbers, with the lock held ---------------------------------------------------------------- */
+
+static void raise(uint64_t *peak, uint64_t now)
+{
+	*peak = now > *peak ? now : *peak;
+}
+
+static void count_taken(struct glake__pool *pool, const struct glake__allocation *allocation)
+{
+	struct glake_pool_stats *stats = pool->stats;
+	stats->n_allocs++;
+	stats->live_bytes += allocation->n_bytes;
+	stats->used_bytes += allocation->n_capacity;
+	raise(&stats->peak_live_bytes, stats->live_bytes);
+	raise(&pool->peak_bytes, stats->used_bytes);
+	glake__books_add_live(&pool->device->session->books, allocation->n_capacity);
+}
+
+static void count_freed(struct glake__pool *pool, const struct glake__allocation *allocation)
+{
+	pool->stats->live_bytes -= allocation->n_bytes;
+	pool->stats->used_bytes -= allocation->n_capacity;
+	pool->device->session->books.live_bytes -= allocation->n_capacity;
+}
+
+void glake__pool_count_reserved(struct glake__pool *pool, int64_t n_bytes)
+{
+	pool->stats->reserved_bytes += (uint64_t)n_bytes;
+	raise(&pool->stats->peak_reserved_bytes, pool->stats->reserved_bytes);
+}
+
+void glake__pool_count_stitched(struct glake__pool *pool)
+{
+	pool->stats->n_kept = (uint32_t)pool->stitched.n;
+	pool->stats->n_kept_live = (uint32_t)pool->stitched.n_live;
+	pool->stats->kept_bytes = pool->stitched.n_pages * GLAKE__PAGE_BYTES;
+}
+
+/* ---- allocations ------------------------------------------------------------------------------- */
+
+struct glake__pooled *glake__pooled_new(struct glake__pool *pool, uint64_t n_bytes,
+                                        const struct glake__tag *tag)
+{
+	struct glake__pooled *pooled = calloc(1, sizeof(*pooled));
+	if (pooled) {
+		pooled->pool = pool;
+		pooled->allocation = (struct glake__allocation){
+			.n_bytes = n_bytes,
+			.n_capacity = glake__units_of(n_bytes) * RUN_UNIT_BYTES,
+			.ordinal = pool->device->public.ordinal,
+			.is_pooled = true,
+			.is_claimed = true, /* until it has an address */
+			.tag = *tag,
+		};
+	}
+	return pooled;
+}
+
+void glake__pooled_add_run(struct glake__pooled *pooled, struct glake__run *run)
+{
+	run->user = pooled;
+	run->next_in_bin = pooled->runs;
+	pooled->runs = run;
+}
+
+/* Its memory is free again, for @line, as if it had never been taken. */
+static void give_runs(struct glake__pool *pool, struct glake__run *list, struct glake__line *line,
+                      uint64_t number)
+{
+	while (list) {
+		struct glake__run *run = list;
+		list = run->next_in_bin;
+		glake__runs_free(&pool->runs, run, line, number);
+	}
+}
+
+void glake__pooled_give_up(struct glake__pooled *pooled, struct glake__line *line)
+{
+	give_runs(pooled->pool, pooled->runs, line, line->n_freed);
+	pooled->runs = NULL;
+}
+
+struct glake__allocation *glake__pooled_begin(struct glake__pooled *pooled)
+{
+	struct glake__allocation *allocation = &pooled->allocation;
+	struct glake__pool *pool = pooled->pool;
+	allocation->address = pooled->stitched
+	                              ? pooled->stitched->range->ptr
+	                              : pool->home->ptr + pooled->runs->first * RUN_UNIT_BYTES;
+	allocation->id = glake__next_id_locked();
+	allocation->is_claimed = false;
+	count_taken(pool, allocation);
+	return allocation;
+}
+
+/* ---- what is free ------------------------------------------------------------------------------ */
+
+/* Free for @line, in all of [unit, unit + n_units)? */
+static bool is_free(const struct glake__pool *pool, const struct glake__line *line, uint64_t unit,
+                    uint64_t n_units)
+{
+	uint64_t end = unit + n_units;
+	while (unit < end) {
+		const struct glake__run *run = glake__runs_at(&pool->runs, unit);
+		if (run->state != GLAKE__RUN_FREE || !glake__run_serves(run, line)) {
+			return false;
+		}
+		unit = glake__run_end(run);
+	}
+	return true;
+}
+
+/* Take it, which is free. False: no memory of the host; what was taken is with @pooled. */
+static bool carve(struct glake__pool *pool, struct glake__pooled *pooled, uint64_t unit,
+                  uint64_t n_units)
+{
+	uint64_t end = unit + n_units;
+	while (unit < end) {
+		struct glake__run *run = glake__runs_at(&pool->runs, unit);
+		uint64_t n = (glake__run_end(run) < end ? glake__run_end(run) : end) - unit;
+		run = glake__runs_use(&pool->runs, run, unit, n);
+		if (!run) {
+			return false;
+		}
+		glake__pooled_add_run(pooled, run);
+		unit += n;
+	}
+	return true;
+}
+
+/* Way 1. */
+static bool take_run(struct glake__pool *pool, struct glake__pooled *pooled,
+                     const struct glake__line *line)
+{
+	uint64_t n_units = glake__units_of(pooled->allocation.n_bytes);
+	struct glake__run *run = glake__runs_find(&pool->runs, line, n_units);
+	if (!run) {
+		return false;
+	}
+	pool->is_reused |= run->number > 0 && n_units >= RUN_PAGE_UNITS;
+	run = glake__runs_use(&pool->runs, run, run->first, n_units);
+	if (run) {
+		glake__pooled_add_run(pooled, run);
+	}
+	return run != NULL;
+}
+
+/* The first @n_units of what it maps. */
+static bool is_kept_free(const struct glake__pool *pool, const struct glake__stitched *stitched,
+                         const struct glake__line *line, uint64_t n_units)
+{
+	for (size_t i = 0; n_units > 0; i++) {
+		const struct glake__stretch *stretch = &stitched->stretches[i];
+		uint64_t n = stretch->n_pages * RUN_PAGE_UNITS;
+		n = n < n_units ? n : n_units;
+		if (!is_free(pool, line, stretch->page * RUN_PAGE_UNITS, n)) {
+			return false;
+		}
+		n_units -= n;
+	}
+	return true;
+}
+
+bool glake__pooled_carve(struct glake__pool *pool, struct glake__pooled *pooled,
+                         const struct glake__stretch *stretches, size_t n_stretches,
+                         uint64_t n_units)
+{
+	bool is_done = true;
+	for (size_t i = 0; is_done && n_units > 0 && i < n_stretches; i++) {
+		uint64_t n = stretches[i].n_pages * RUN_PAGE_UNITS;
+		n = n < n_units ? n : n_units;
+		is_done = carve(pool, pooled, stretches[i].page * RUN_PAGE_UNITS, n);
+		n_units -= n;
+	}
+	return is_done;
+}
+
+/* Way 2. */
+static bool take_kept(struct glake__pool *pool, struct glake__pooled *pooled,
+                      struct glake__line *line)
+{
+	uint64_t n_units = glake__units_of(pooled->allocation.n_bytes);
+	struct glake__stitched *found = NULL;
+	size_t at = glake__stitched_lower_bound(&pool->stitched, glake__pages_of(n_units));
+	for (unsigned n = 0; !found && at < pool->stitched.n && n < MAX_LOOKS; at++, n++) {
+		struct glake__stitched *stitched = pool->stitched.by_size[at];
+		if (!stitched->is_live && is_kept_free(pool, stitched, line, n_units)) {
+			found = stitched;
+		}
+	}
+	if (!found) {
+		return false;
+	}
+	if (!glake__pooled_carve(pool, pooled, found->stretches, found->n_stretches, n_units)) {
+		glake__pooled_give_up(pooled, line);
+		return false;
+	}
+	glake__stitched_set_live(&pool->stitched, found);
+	found->user = pooled;
+	pooled->stitched = found;
+	pool->stats->n_reuses++;
+	glake__pool_count_stitched(pool);
+	return true;
+}
+
+bool glake__pooled_take(struct glake__pool *pool, struct glake__pooled *pooled,
+                        struct glake__line *line)
+{
+	return take_run(pool, pooled, line) ||
+	       (pooled->allocation.n_bytes > GLAKE__PAGE_BYTES && take_kept(pool, pooled, line));
+}
+
+struct glake__allocation *glake__pool_take_locked(struct glake__pool *pool, uint64_t n_bytes,
+                                                  const struct glake__tag *tag)
+{
+	struct glake__line *line = glake__runs_line(&pool->runs, tag->stream - 1);
+	struct glake__pooled *pooled = line ? glake__pooled_new(pool, n_bytes, tag) : NULL;
+	if (!pooled || !glake__pooled_take(pool, pooled, line)) {
+		free(pooled);
+		return NULL;
+	}
+	return glake__pooled_begin(pooled);
+}
+
+/* ---- chunks ---- */
+
+uint64_t glake__pool_chunk_end(const struct glake__pool *pool, uint64_t page, bool *is_start_out)
+{
+	uint64_t offset = page * GLAKE__PAGE_BYTES;
+	const struct glake__piece *piece = glake__range_piece_locked(pool->home, offset);
+	*is_start_out = piece->offset == offset;
+	return (piece->offset + piece->n_bytes) / GLAKE__PAGE_BYTES;
+}
+
+struct glake__stretch glake__pool_whole_chunks(const struct glake__pool *pool,
+                                               const struct glake__run *run)
+{
+	uint64_t first = glake__pages_of(run->first);
+	uint64_t end = glake__run_end(run) / RUN_PAGE_UNITS;
+	bool is_start;
+	if (first < end) {
+		uint64_t after = glake__pool_chunk_end(pool, first, &is_start);
+		first = is_start ? first : after;
+	}
+	if (first < end && glake__pool_chunk_end(pool, end - 1, &is_start) > end) {
+		const struct glake__piece *last = glake__range_piece_locked(
+			pool->home, (end - 1) * GLAKE__PAGE_BYTES);
+		end = last->offset / GLAKE__PAGE_BYTES;
+	}
+	return (struct glake__stretch){first, first < end ? end - first : 0};
+}
+
+/* ---- freeing ----------------------------------------------------------------------------------- */
+
+static void set_user(struct glake__run *runs, struct glake__stitched *stitched,
+                     struct glake__pooled *user)
+{
+	for (struct glake__run *run = runs; run; run = run->next_in_bin) {
+		run->user = user;
+	}
+	if (stitched) {
+		stitched->user = user;
+	}
+}
+
+bool glake__pool_detach_locked(struct glake__allocation *allocation, uint64_t stream,
+                               struct glake__parking *parking)
+{
+	struct glake__pooled *pooled = pooled_of(allocation);
+	struct glake__line *line = glake__runs_line(&pooled->pool->runs, stream);
+	struct glake__waiting *waiting = line ? glake__line_wait(line) : NULL;
+	if (!waiting) {
+		return false;
+	}
+	*parking = (struct glake__parking){
+		.pool = pooled->pool,
+		.line = line,
+		.number = waiting->number,
+		.waiting = waiting,
+		.runs = pooled->runs,
+		.stitched = pooled->stitched,
+	};
+	set_user(pooled->runs, pooled->stitched, NULL);
+	pooled->line = line;
+	pooled->waiting = waiting;
+	pooled->runs = NULL;
+	pooled->stitched = NULL;
+	allocation->is_parked = true;
+	count_freed(pooled->pool, allocation);
+	return true;
+}
+
+static void keep(struct glake__pool *pool, struct glake__stitched *stitched, uint64_t stream,
+                 uint64_t number)
+{
+	if (stitched) {
+		stitched->stream = stream;
+		stitched->number = number;
+		glake__stitched_set_kept(&pool->stitched, stitched);
+		glake__pool_count_stitched(pool);
+	}
+}
+
+void glake__pool_attach_free_locked(struct glake__parking *parking)
+{
+	struct glake__pool *pool = parking->pool;
+	keep(pool, parking->stitched, parking->line->stream, parking->number);
+	give_runs(pool, parking->runs, parking->line, parking->number);
+}
+
+void glake__pool_undo_locked(struct glake__allocation *allocation, struct glake__parking *parking)
+{
+	struct glake__pooled *pooled = pooled_of(allocation);
+	glake__line_pass(parking->line, parking->waiting);
+	pooled->runs = parking->runs;
+	pooled->stitched = parking->stitched;
+	set_user(pooled->runs, pooled->stitched, pooled);
+	allocation->is_parked = false;
+	pooled->pool->stats->n_allocs--;
+	count_taken(pooled->pool, allocation);
+}
+
+void glake__pool_release_locked(struct glake__allocation *allocation)
+{
+	struct glake__pooled *pooled = pooled_of(allocation);
+	struct glake__pool *pool = pooled->pool;
+	if (allocation->is_parked) {
+		glake__line_pass(pooled->line, pooled->waiting);
+	} else {
+		count_freed(pool, allocation);
+		keep(pool, pooled->stitched, 0, 0);
+		give_runs(pool, pooled->runs, &pool->runs.nobody, 0);
+	}
+	free(pooled);
+}
+
+/* ---- looking ----------------------------------------------------------------------------------- */
+
+struct glake__pool *glake__pool_of(const struct glake__allocation *allocation)
+{
+	return ((const struct glake__pooled *)allocation)->pool;
+}
+
+struct glake__device *glake__pool_device_of(const struct glake__allocation *allocation)
+{
+	return glake__pool_of(allocation)->device;
+}
+
+struct glake__allocation *glake__pool_find_locked(const struct glake__range *range,
+                                                  glake_ptr address)
+{
+	const struct glake__pooled *pooled = NULL;
+	if (range->use == GLAKE__RANGE_STITCHED) {
+		const struct glake__stitched *stitched = range->user;
+		pooled = stitched->user;
+	} else {
+		const struct glake__pool *pool = range->user;
+		const struct glake__run *run = glake__runs_at(&pool->runs, (address - range->ptr) /
+		                                                                   RUN_UNIT_BYTES);
+		pooled = run->state == GLAKE__RUN_USED ? run->user : NULL;
+	}
+	return pooled ? (struct glake__allocation *)&pooled->allocation : NULL;
+}
+
+void glake__pool_visit_locked(const struct glake__pool *pool,
+                              void (*visit)(struct glake__allocation *allocation, void *user),
+                              void *user)
+{
+	for (const struct glake__run *run = pool->runs.first; run; run = run->next) {
+		struct glake__pooled *pooled = run->state == GLAKE__RUN_USED ? run->user : NULL;
+		if (pooled && pooled->runs == run) {
+			visit(&pooled->allocation, user);
+		}
+	}
+}
+
+uint64_t glake__pool_free_bytes_locked(const struct glake__pool *pool)
+{
+	return pool->stats->reserved_bytes - pool->stats->used_bytes;
+}
+
+/* ---- beginning and end -------------------------------------------------------------------------- */
+
+int glake__pool_new(struct glake__device *device, struct glake_pool_stats *stats,
+                    struct glake__pool **pool_out)
+{
+	cleanup_free struct glake__pool *pool = calloc(1, sizeof(*pool));
+	uint64_t n_pages = HOME_TIMES * (device->public.total_bytes / GLAKE__PAGE_BYTES);
+	if (!pool || glake__runs_init(&pool->runs, n_pages * RUN_PAGE_UNITS) < 0) {
+		return glake__fail(-ENOMEM, "out of memory");
+	}
+	int r = glake__range_reserve(GLAKE__RANGE_POOL, pool, device->handle,
+	                             n_pages * GLAKE__PAGE_BYTES, 0, 0, &pool->home);
+	if (r < 0) {
+		glake__runs_deinit(&pool->runs);
+		return r;
+	}
+	pool->device = device;
+	pool->stats = stats;
+	pool->round_ns = clock_now_ns();
+	*pool_out = ptr_steal(pool);
+	return 0;
+}
+
+static void free_pooled(struct glake__allocation *allocation, void *user)
+{
+	(void)user;
+	free(pooled_of(allocation));
+}
+
+void glake__pool_end(struct glake__pool *pool)
+{
+	if (!pool) {
+		return;
+	}
+	struct glake_session *session = pool->device->session;
+	for (size_t i = 0; i < pool->stitched.n; i++) {
+		struct glake__stitched *stitched = pool->stitched.by_size[i];
+		glake__range_drop_all(session, stitched->range);
+		free(stitched->stretches);
+		free(stitched);
+	}
+	free(pool->stitched.by_size);
+	glake__range_drop_all(session, pool->home);
+	glake__pool_visit_locked(pool, free_pooled, NULL);
+	glake__runs_deinit(&pool->runs);
+	free(pool);
+}
+
+static bool is_stitched_valid(const struct glake__stitched *stitched)
+{
+	const struct glake__pooled *pooled = stitched->user;
+	return !pooled || (stitched->is_live && pooled->stitched == stitched);
+}
+
+bool glake__pool_is_valid(struct glake__pool *pool)
+{
+	uint64_t n_used = 0;
+	uint64_t n_mapped = 0;
+	glake__lock();
+	bool is_valid = glake__runs_are_valid(&pool->runs);
+	for (const struct glake__run *run = pool->runs.first; run; run = run->next) {
+		n_used += run->state == GLAKE__RUN_USED ? run->n_units : 0;
+		n_mapped += run->state != GLAKE__RUN_HOLE ? run->n_units : 0;
+	}
+	for (size_t i = 0; i < pool->stitched.n; i++) {
+		is_valid &= is_stitched_valid(pool->stitched.by_size[i]);
+	}
+	is_valid &= n_used * RUN_UNIT_BYTES == pool->stats->used_bytes &&
+	            n_mapped * RUN_UNIT_BYTES == pool->stats->reserved_bytes;
+	glake__unlock();
+	return is_valid;
+}

@@ -1,0 +1,450 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "libclient/link/session.h"
+#include "libclient/memory/backing.h"
+#include "libclient/memory/pool_parts.h"
+#include "proto/cleanup.h"
+
+/* With less than this part of a request free, stitching would map much to save little. */
+#define WORTH_PART 16u
+/* Fresh memory starts on 2 MiB if no more than this part of it is wasted at its end. */
+#define ALIGNED_PART 16u
+/* What is kept of them: so many times the pool's memory, and at least so many pages. */
+#define KEPT_TIMES 4u
+#define KEPT_MIN_PAGES 4096u
+/* A chunk is this part of the pool's memory, 2 MiB to 64 MiB: smaller ones are easier to stitch. */
+#define CHUNK_PART 4096u
+#define CHUNK_MAX_BYTES (64ull << 20)
+/* Before memory has been used again, requests from here on get one chunk: most are weights. */
+#define WHOLE_MIN_BYTES (32ull << 20)
+
+static uint64_t page_up(uint64_t unit)
+{
+	return glake__pages_of(unit) * RUN_PAGE_UNITS;
+}
+
+/* ---- whole chunks that are free ------------------------------------------------------------------ */
+
+struct stretches {
+	struct glake__stretch *list; /* owned */
+	size_t n;
+	size_t capacity;
+	uint64_t n_pages;
+};
+
+static int add_stretch(struct stretches *stretches, uint64_t page, uint64_t n_pages)
+{
+	if (stretches->n == stretches->capacity) {
+		size_t capacity = stretches->capacity ? 2 * stretches->capacity : 64;
+		void *more = reallocarray(stretches->list, capacity, sizeof(*stretches->list));
+		if (!more) {
+			return glake__fail(-ENOMEM, "out of memory");
+		}
+		stretches->list = more;
+		stretches->capacity = capacity;
+	}
+	stretches->list[stretches->n++] = (struct glake__stretch){page, n_pages};
+	stretches->n_pages += n_pages;
+	return 0;
+}
+
+/* @line NULL: what nobody's work uses. */
+static int gather_in(struct glake__pool *pool, const struct glake__run_bins *bins,
+                     const struct glake__line *line, struct stretches *stretches)
+{
+	int r = 0;
+	for (unsigned bin = 0; bin < RUN_BINS; bin++) {
+		const struct glake__run *run = bins->first[bin];
+		for (; r == 0 && run; run = run->next_in_bin) {
+			struct glake__stretch whole = glake__pool_whole_chunks(pool, run);
+			if (whole.n_pages > 0 && glake__run_serves(run, line)) {
+				r = add_stretch(stretches, whole.page, whole.n_pages);
+			}
+		}
+	}
+	return r;
+}
+
+static int by_pages(const void *one, const void *other)
+{
+	const struct glake__stretch *a = one;
+	const struct glake__stretch *b = other;
+	return (a->n_pages > b->n_pages) - (a->n_pages < b->n_pages);
+}
+
+/* All whole chunks that are free for @line, the smallest stretches first. */
+static int gather(struct glake__pool *pool, const struct glake__line *line,
+                  struct stretches *stretches)
+{
+	glake__runs_unite(&pool->runs);
+	int r = gather_in(pool, &pool->runs.nobody.bins, line, stretches);
+	for (const struct glake__line *at = pool->runs.lines; r == 0 && at; at = at->next) {
+		r = gather_in(pool, &at->bins, line, stretches);
+	}
+	if (stretches->n > 1) {
+		qsort(stretches->list, stretches->n, sizeof(*stretches->list), by_pages);
+	}
+	return r;
+}
+
+/* As many as @n_pages need, which leaves the large ones whole. The last one is cut where a chunk ends. */
+static void choose(const struct glake__pool *pool, struct stretches *stretches, uint64_t n_pages)
+{
+	uint64_t n_chosen = 0;
+	size_t n = 0;
+	while (n < stretches->n && n_chosen < n_pages) {
+		struct glake__stretch *stretch = &stretches->list[n++];
+		if (n_chosen + stretch->n_pages > n_pages) {
+			bool is_start;
+			uint64_t last = stretch->page + (n_pages - n_chosen) - 1;
+			stretch->n_pages = glake__pool_chunk_end(pool, last, &is_start) -
+			                   stretch->page;
+		}
+		n_chosen += stretch->n_pages;
+	}
+	stretches->n = n;
+	stretches->n_pages = n_chosen;
+}
+
+/* ---- growing ----------------------------------------------------------------------------------- */
+
+static uint64_t chunk_bytes_for(const struct glake__pool *pool, uint64_t n_bytes)
+{
+	uint64_t chunk_bytes = GLAKE__PAGE_BYTES;
+	if (!pool->is_reused && n_bytes >= WHOLE_MIN_BYTES) {
+		return glake__backing_chunk_bytes(n_bytes);
+	}
+	while (chunk_bytes < CHUNK_MAX_BYTES &&
+	       2 * chunk_bytes <= pool->stats->reserved_bytes / CHUNK_PART) {
+		chunk_bytes *= 2;
+	}
+	return chunk_bytes;
+}
+
+/* Memory of glaked for the used @run, which is in a hole. No lock is held. */
+static int fill(struct glake__pool *pool, const struct glake__run *run, struct glake__wait *wait)
+{
+	uint64_t n_bytes = run->n_units * RUN_UNIT_BYTES;
+	glake__lock();
+	uint64_t chunk_bytes = chunk_bytes_for(pool, n_bytes);
+	glake__unlock();
+	int r = glake__backing_fill(pool->device, pool->home, run->first * RUN_UNIT_BYTES, n_bytes,
+	                            chunk_bytes, wait);
+	glake__lock();
+	if (r == 0) {
+		pool->stats->n_grows++;
+		pool->stats->grown_bytes += n_bytes;
+		pool->stats->n_mapped += (n_bytes + chunk_bytes - 1) / chunk_bytes;
+		pool->spare_bytes = 0;
+		glake__pool_count_reserved(pool, (int64_t)n_bytes);
+	}
+	glake__unlock();
+	return r;
+}
+
+/* Where fresh memory starts for @n_units, if free memory ends at a hole at @run. */
+static uint64_t start_in(const struct glake__run *run, uint64_t n_units)
+{
+	uint64_t waste = page_up(n_units) - n_units;
+	bool is_aligned = n_units >= RUN_PAGE_UNITS && waste <= n_units / ALIGNED_PART;
+	return is_aligned ? page_up(run->first) : run->first;
+}
+
+/* The hole behind the most free memory of @line's that @n_units can begin in; NULL: there is none. */
+static struct glake__run *find_frontier(struct glake__pool *pool, const struct glake__line *line,
+                                        uint64_t n_units)
+{
+	struct glake__run *best = NULL;
+	uint64_t most = 0;
+	for (unsigned bin = 0; bin < RUN_BINS; bin++) {
+		for (struct glake__run *at = pool->runs.holes.first[bin]; at;
+		     at = at->next_in_bin) {
+			const struct glake__run *before = at->previous;
+			if (!before || before->state != GLAKE__RUN_FREE ||
+			    !glake__run_serves(before, line)) {
+				continue;
+			}
+			uint64_t start = start_in(before, n_units);
+			uint64_t n_have = start < at->first ? at->first - start : 0;
+			if (n_have > most && n_have < n_units &&
+			    at->n_units >= page_up(n_units - n_have)) {
+				best = at;
+				most = n_have;
+			}
+		}
+	}
+	return best;
+}
+
+/* What an allocation is to grow in: free memory, if any, and the hole behind it. */
+struct site {
+	struct glake__run *before; /* used; NULL: none */
+	struct glake__run *fresh;  /* used; no memory yet */
+};
+
+static int find_site_locked(struct glake__pool *pool, struct glake__line *line, uint64_t n_units,
+                            struct site *site)
+{
+	struct glake__run *hole = find_frontier(pool, line, n_units);
+	uint64_t n_have = 0;
+	*site = (struct site){.before = NULL};
+	if (hole) {
+		struct glake__run *before = hole->previous;
+		uint64_t start = start_in(before, n_units);
+		n_have = hole->first - start;
+		site->before = glake__runs_use(&pool->runs, before, start, n_have);
+	}
+	if (!site->before) {
+		n_have = 0;
+		hole = glake__runs_find_hole(&pool->runs, page_up(n_units));
+	}
+	site->fresh = hole ? glake__runs_use(&pool->runs, hole, hole->first,
+	                                     page_up(n_units - n_have))
+	                   : NULL;
+	if (!site->fresh && site->before) {
+		glake__runs_free(&pool->runs, site->before, line, line->n_freed);
+	}
+	return site->fresh ? 0 : glake__fail(-ENOMEM, "the pool has no addresses left");
+}
+
+/* What is not needed of the used @run, behind @n_units, is nobody's. */
+static void let_rest_locked(struct glake__pool *pool, struct glake__run *run, uint64_t n_units)
+{
+	if (run->n_units > n_units) {
+		struct glake__run *rest = glake__runs_split(&pool->runs, run, run->first + n_units);
+		if (rest) {
+			glake__runs_free(&pool->runs, rest, &pool->runs.nobody, 0);
+		}
+	}
+}
+
+/* Way 4. */
+static int grow(struct glake__pool *pool, struct glake__pooled *pooled, struct glake__line *line,
+                struct glake__wait *wait)
+{
+	uint64_t n_units = glake__units_of(pooled->allocation.n_bytes);
+	struct site site;
+	glake__lock();
+	int r = find_site_locked(pool, line, n_units, &site);
+	glake__unlock();
+	if (r < 0) {
+		return r;
+	}
+	r = fill(pool, site.fresh, wait);
+	glake__lock();
+	if (r == 0) {
+		struct glake__run *run = site.before ? glake__runs_join(&pool->runs, site.before)
+		                                     : site.fresh;
+		let_rest_locked(pool, run, n_units);
+		glake__pooled_add_run(pooled, run);
+	} else {
+		glake__runs_unmap(&pool->runs, site.fresh);
+		if (site.before) {
+			glake__runs_free(&pool->runs, site.before, line, line->n_freed);
+		}
+	}
+	glake__unlock();
+	return r;
+}
+
+/* ---- stitching --------------------------------------------------------------------------------- */
+
+/*
+ * Free memory of at most @n_units is @pooled's, by @stretches; *n_missing_out pages are missing. None, if what is
+ * free is not worth it.
+ */
+static int take_stretches_locked(struct glake__pool *pool, struct glake__pooled *pooled,
+                                 struct glake__line *line, struct stretches *stretches,
+                                 bool is_tight, uint64_t *n_missing_out)
+{
+	uint64_t n_units = glake__units_of(pooled->allocation.n_bytes);
+	uint64_t n_pages = glake__pages_of(n_units);
+	int r = gather(pool, line, stretches);
+	if (r == 0 && !is_tight && stretches->n_pages < n_pages / WORTH_PART) {
+		stretches->n = 0;
+		stretches->n_pages = 0;
+	}
+	if (r < 0 || stretches->n == 0) {
+		return r;
+	}
+	choose(pool, stretches, n_pages);
+	*n_missing_out = stretches->n_pages < n_pages ? n_pages - stretches->n_pages : 0;
+	if (!glake__pooled_carve(pool, pooled, stretches->list, stretches->n, n_units)) {
+		glake__pooled_give_up(pooled, line);
+		return glake__fail(-ENOMEM, "out of memory");
+	}
+	return 0;
+}
+
+/* Fresh memory for what is missing, the last stretch. Some of its last page may be left over. */
+static int add_missing(struct glake__pool *pool, struct glake__pooled *pooled,
+                       struct stretches *stretches, uint64_t n_units, struct glake__wait *wait)
+{
+	glake__lock();
+	struct glake__run *hole = glake__runs_find_hole(&pool->runs, page_up(n_units));
+	struct glake__run *run = hole ? glake__runs_use(&pool->runs, hole, hole->first,
+	                                                page_up(n_units))
+	                              : NULL;
+	glake__unlock();
+	if (!run) {
+		return glake__fail(-ENOMEM, "the pool has no addresses left");
+	}
+	uint64_t page = run->first / RUN_PAGE_UNITS;
+	int r = fill(pool, run, wait);
+	glake__lock();
+	if (r == 0) {
+		let_rest_locked(pool, run, n_units);
+		glake__pooled_add_run(pooled, run);
+		r = add_stretch(stretches, page, glake__pages_of(n_units));
+	} else {
+		glake__runs_unmap(&pool->runs, run);
+	}
+	glake__unlock();
+	return r;
+}
+
+/* Has the work that used it last been done? Called with the lock held. */
+static bool is_idle(const struct glake__pool *pool, const struct glake__stitched *stitched)
+{
+	const struct glake__line *line = glake__ptr_table_get(&pool->runs.by_stream,
+	                                                      stitched->stream + 1);
+	return !line || stitched->number <= line->n_passed;
+}
+
+/* The oldest kept range, if there are too many; it is the caller's to drop. */
+static struct glake__stitched *take_oldest_locked(struct glake__pool *pool)
+{
+	struct glake__stitched *oldest = pool->stitched.oldest;
+	uint64_t n_pages = KEPT_TIMES * (pool->stats->reserved_bytes / GLAKE__PAGE_BYTES);
+	n_pages = n_pages > KEPT_MIN_PAGES ? n_pages : KEPT_MIN_PAGES;
+	if (!oldest || pool->stitched.n_pages <= n_pages || !is_idle(pool, oldest)) {
+		return NULL;
+	}
+	glake__stitched_remove(&pool->stitched, oldest);
+	pool->stats->n_unmapped += oldest->n_chunks;
+	glake__pool_count_stitched(pool);
+	return oldest;
+}
+
+static void drop_oldest(struct glake__pool *pool)
+{
+	struct glake__stitched *oldest;
+	do {
+		glake__lock();
+		oldest = take_oldest_locked(pool);
+		glake__unlock();
+		if (oldest) {
+			glake__stitched_drop(oldest);
+		}
+	} while (oldest);
+}
+
+static int map_stretches(struct glake__pool *pool, struct glake__pooled *pooled,
+                         struct stretches *stretches)
+{
+	struct glake__stitched *stitched;
+	int r = glake__stitched_new(pool->home, pool->device->handle, stretches->list, stretches->n,
+	                            &stitched);
+	if (r < 0) {
+		return r;
+	}
+	stretches->list = NULL;
+	glake__lock();
+	r = glake__stitched_add(&pool->stitched, stitched);
+	if (r == 0) {
+		stitched->user = pooled;
+		pooled->stitched = stitched;
+		pool->stats->n_stitches++;
+		pool->stats->stitched_bytes += stitched->n_pages * GLAKE__PAGE_BYTES;
+		pool->stats->n_mapped += stitched->n_chunks;
+		glake__pool_count_stitched(pool);
+	}
+	glake__unlock();
+	if (r < 0) {
+		glake__stitched_drop(stitched);
+	}
+	return r;
+}
+
+/* Way 3, with @stretches already @pooled's. */
+static int stitch(struct glake__pool *pool, struct glake__pooled *pooled, struct glake__line *line,
+                  struct stretches *stretches, uint64_t n_missing, struct glake__wait *wait)
+{
+	uint64_t n_units = glake__units_of(pooled->allocation.n_bytes);
+	int r = 0;
+	if (n_missing > 0) {
+		r = add_missing(pool, pooled, stretches,
+		                n_units - stretches->n_pages * RUN_PAGE_UNITS, wait);
+	}
+	if (r == 0) {
+		r = map_stretches(pool, pooled, stretches);
+	}
+	if (r < 0) {
+		glake__lock();
+		glake__pooled_give_up(pooled, line);
+		glake__unlock();
+	} else {
+		drop_oldest(pool);
+	}
+	return r;
+}
+
+/* ---- making ------------------------------------------------------------------------------------ */
+
+static bool lacks_memory(int r)
+{
+	return r == GLAKE_E_OVER_QUOTA || r == GLAKE_E_NO_DEVICE_MEMORY || r == GLAKE_E_NO_FDS;
+}
+
+/* Ways 1 to 4. If @is_tight, the least free memory is worth stitching. */
+static int make_once(struct glake__pool *pool, struct glake__pooled *pooled,
+                     struct glake__line *line, bool is_tight, struct glake__wait *wait)
+{
+	uint64_t n_missing = 0;
+	struct stretches stretches = {.n = 0};
+	glake__lock();
+	bool is_taken = glake__pooled_take(pool, pooled, line);
+	int r = 0;
+	if (!is_taken && pooled->allocation.n_bytes > GLAKE__PAGE_BYTES) {
+		r = take_stretches_locked(pool, pooled, line, &stretches, is_tight, &n_missing);
+	}
+	glake__unlock();
+	if (r == 0 && !is_taken) {
+		r = stretches.n > 0 ? stitch(pool, pooled, line, &stretches, n_missing, wait)
+		                    : grow(pool, pooled, line, wait);
+	}
+	free(stretches.list);
+	return r;
+}
+
+int glake__pool_make(struct glake__pool *pool, uint64_t n_bytes, const struct glake__tag *tag,
+                     struct glake__wait *wait, struct glake__allocation **allocation_out)
+{
+	cleanup_cancel int cancel = cancel_disable();
+	glake__lock();
+	struct glake__line *line = glake__runs_line(&pool->runs, tag->stream - 1);
+	if (line) {
+		line->n_holders++;
+	}
+	glake__unlock();
+	struct glake__pooled *pooled = line ? glake__pooled_new(pool, n_bytes, tag) : NULL;
+	int r = pooled ? make_once(pool, pooled, line, false, wait)
+	               : glake__fail(-ENOMEM, "out of memory");
+	if (lacks_memory(r)) {
+		r = make_once(pool, pooled, line, true, wait);
+	}
+	glake__lock();
+	if (r == 0) {
+		*allocation_out = glake__pooled_begin(pooled);
+	}
+	if (line) {
+		line->n_holders--;
+	}
+	glake__unlock();
+	if (r < 0) {
+		free(pooled);
+	}
+	return r;
+}

@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the files of a pool share: its state, and what is done with it under the lock.
+ *
+ *   pool_alloc.c    allocations: taken of what is free, freed, found; the numbers
+ *   pool_make.c     what takes time: stitching, and memory of glaked
+ *   pool_reclaim.c  giving back
+ */
+#ifndef GLAKE_LIBCLIENT_POOL_PARTS_H
+#define GLAKE_LIBCLIENT_POOL_PARTS_H
+
+#include "libclient/memory/pool.h"
+#include "libclient/memory/range.h"
+#include "libclient/memory/stitched.h"
+
+struct glake__pool {
+	struct glake__device *device; /* borrowed from the session */
+	struct glake__range *home;    /* owned */
+	struct glake__runs runs;
+	struct glake__stitched_set stitched;
+	struct glake_pool_stats *stats; /* the heap's */
+	bool is_reused;                 /* memory that was freed has served again */
+	uint64_t owed_bytes;            /* to glaked, which has asked */
+	uint64_t spare_bytes;           /* above what the last rounds have used */
+	uint64_t round_ns;              /* when this one began */
+	uint64_t peak_bytes;            /* used in this one */
+	uint64_t last_peak_bytes;
+	unsigned n_calls;
+};
+
+/* An allocation. The library and the shim know its first member. */
+struct glake__pooled {
+	struct glake__allocation allocation;
+	struct glake__pool *pool;
+	struct glake__run *runs;          /* used ones, by next_in_bin; NULL while it is parked */
+	struct glake__stitched *stitched; /* NULL: runs is one, where it lies */
+	struct glake__line *line;         /* while it is parked */
+	struct glake__waiting *waiting;
+};
+
+static inline uint64_t glake__units_of(uint64_t n_bytes)
+{
+	return (n_bytes + RUN_UNIT_BYTES - 1) / RUN_UNIT_BYTES;
+}
+
+static inline uint64_t glake__pages_of(uint64_t n_units)
+{
+	return (n_units + RUN_PAGE_UNITS - 1) / RUN_PAGE_UNITS;
+}
+
+/* All that follows is called with the lock held. */
+
+/* Without memory or address yet, and claimed until glake__pooled_begin(). NULL without memory of the host. */
+struct glake__pooled *glake__pooled_new(struct glake__pool *pool, uint64_t n_bytes,
+                                        const struct glake__tag *tag);
+/* @run, used, is a part of it. */
+void glake__pooled_add_run(struct glake__pooled *pooled, struct glake__run *run);
+/* Its memory, which no work has used, is free again, for @line. */
+void glake__pooled_give_up(struct glake__pooled *pooled, struct glake__line *line);
+/* It has its memory: from now on it is an allocation. */
+struct glake__allocation *glake__pooled_begin(struct glake__pooled *pooled);
+
+/* Memory without a driver call: a free run, or a stitched range that was kept. */
+bool glake__pooled_take(struct glake__pool *pool, struct glake__pooled *pooled,
+                        struct glake__line *line);
+/* The first @n_units of @stretches, which are free for its line. False: no memory of the host. */
+bool glake__pooled_carve(struct glake__pool *pool, struct glake__pooled *pooled,
+                         const struct glake__stretch *stretches, size_t n_stretches,
+                         uint64_t n_units);
+
+/* The end of the chunk that page @page is in, in pages; is_start: it starts there. */
+uint64_t glake__pool_chunk_end(const struct glake__pool *pool, uint64_t page, bool *is_start_out);
+/* The whole chunks in @run, which is mapped, side by side. n_pages 0: there are none. */
+struct glake__stretch glake__pool_whole_chunks(const struct glake__pool *pool,
+                                               const struct glake__run *run);
+
+void glake__pool_count_reserved(struct glake__pool *pool, int64_t n_bytes);
+void glake__pool_count_stitched(struct glake__pool *pool);
+
+#endif
