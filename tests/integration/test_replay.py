@@ -256,8 +256,10 @@ class Recording(WithDaemon):
 
     def test_threads_and_contexts_that_end_leave_it_whole(self):
         self.start_daemon()
-        for scenario in ("async_threads", "threads", "resets", "async_resets", "forks"):
-            self.assertEqual(list(self.run_recorded("program", "dlsym", scenario)), [""], scenario)
+        for how in ("plain", "stitch"):
+            for scenario in ("async_threads", "threads", "resets", "async_resets", "forks"):
+                traces = self.run_recorded("program", "dlsym", scenario, GLAKE_ALLOC=how)
+                self.assertEqual(list(traces), [""], scenario)
 
     def test_a_second_device_has_a_trace_of_its_own(self):
         self.start_daemon()
