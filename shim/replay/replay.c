@@ -148,6 +148,8 @@ int replay_main(int argc, char **argv)
 	};
 	struct options options = {.on = (1u << N_ALLOCATORS) - 1};
 	int option;
+	/* It would make `plain` stitch. */
+	unsetenv("GLAKE_ALLOC");
 	/* The name in messages of getopt(). */
 	argv[0] = program_invocation_short_name;
 	optind = 1;

@@ -200,6 +200,16 @@ class Ours(WithDaemon):
                              for row in rows)
             self.assertEqual(first, second, name)
 
+    def test_the_environment_does_not_choose(self):
+        self.start_daemon()
+        done = subprocess.run([GLAKE, "replay", "--json", f"--socket={self.socket}",
+                               "--on=stitch,plain", f"{TRACES}/moe.trace"], capture_output=True,
+                              env=dict(self.environment, GLAKE_ALLOC="stitch"), check=True)
+        stitch, plain = json.loads(done.stdout)["allocators"]
+        self.assertGreater(stitch["n_made"], 0)
+        self.assertEqual(plain["n_made"], 0)
+        self.assertGreater(plain["peak_reserved_bytes"], stitch["peak_reserved_bytes"])
+
     def test_without_a_glaked_there_are_the_models(self):
         done = glake_replay("--json", f"--socket={self.socket}", f"{TRACES}/moe.trace")
         self.assertEqual(done.returncode, 1)
