@@ -796,6 +796,34 @@ GLAKE_API int glake_pool_stats(struct glake_session *session, uint32_t device,
  */
 GLAKE_API int glake_pool_reset_peaks(struct glake_session *session, uint32_t device);
 
+enum glake_pool_state {
+	GLAKE_POOL_FREE,   /* for any stream */
+	GLAKE_POOL_PARKED, /* freed, and for its stream at once: work of that may still use it */
+	GLAKE_POOL_USED,
+};
+
+#define GLAKE_POOL_NO_STREAM UINT64_MAX
+
+/* A piece of memory in stream order. */
+struct glake_pool_range {
+	glake_ptr ptr;
+	uint64_t bytes;
+	enum glake_pool_state state;
+	int is_stitched;      /* of a used one: it is part of a stitched range */
+	glake_ptr allocation; /* that it is of, by the program's address; 0: none */
+	uint64_t stream;      /* that uses it, or used it last, by cuStreamGetId() */
+	uint64_t chunk_bytes; /* of the chunk at ptr */
+};
+
+/*
+ * All memory in stream order of glaked's device @device: each byte of reserved_bytes once, by address. What
+ * other threads allocate and free waits meanwhile. The caller frees *@ranges_out by free(); without ranges it
+ * is NULL. Local.
+ * Errors: session errors; -ENODEV (glaked has no such device); -EINVAL (an output is NULL); -ENOMEM.
+ */
+GLAKE_API int glake_pool_snapshot(struct glake_session *session, uint32_t device,
+                                  struct glake_pool_range **ranges_out, size_t *n_out);
+
 #ifdef __cplusplus
 }
 #endif

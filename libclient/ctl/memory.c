@@ -116,7 +116,7 @@ static int add_plain(struct memory *memory, const struct glake_session_row *of)
 	struct memory_row row = {
 		.device = FIELD_NONE,
 		.live_bytes = of->live_bytes,
-		.warm_bytes = of->warm_bytes,
+		.warm_bytes = of->n_pools ? FIELD_NONE : of->warm_bytes,
 		.peak_live_bytes = of->n_pools ? FIELD_NONE : of->peak_bytes,
 		.peak_reserved_bytes = FIELD_NONE,
 		.n_allocs = FIELD_NONE,

@@ -75,6 +75,12 @@ void glake__pool_visit_locked(const struct glake__pool *pool,
                               void (*visit)(struct glake__allocation *allocation, void *user),
                               void *user);
 
+/* Call @visit for each mapped piece, by address. */
+void glake__pool_visit_ranges_locked(const struct glake__pool *pool,
+                                     void (*visit)(const struct glake_pool_range *range,
+                                                   void *user),
+                                     void *user);
+
 /* Mapped and free. */
 uint64_t glake__pool_free_bytes_locked(const struct glake__pool *pool);
 

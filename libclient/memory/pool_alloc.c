@@ -396,6 +396,46 @@ void glake__pool_visit_locked(const struct glake__pool *pool,
 	}
 }
 
+/* Of a run that is used or being freed. */
+static void describe_used(const struct glake__pooled *pooled, struct glake_pool_range *range)
+{
+	range->state = GLAKE_POOL_USED;
+	range->is_stitched = pooled->stitched != NULL;
+	range->allocation = pooled->allocation.address;
+	range->stream = pooled->allocation.tag.stream - 1;
+}
+
+void glake__pool_visit_ranges_locked(const struct glake__pool *pool,
+                                     void (*visit)(const struct glake_pool_range *range,
+                                                   void *user),
+                                     void *user)
+{
+	for (const struct glake__run *run = pool->runs.first; run; run = run->next) {
+		uint64_t offset = run->first * RUN_UNIT_BYTES;
+		const struct glake__piece *piece = glake__range_piece_locked(pool->home, offset);
+		if (!piece->chunk) {
+			/* A hole, or on its way from or to glaked. */
+			continue;
+		}
+		struct glake_pool_range range = {
+			.ptr = pool->home->ptr + offset,
+			.bytes = run->n_units * RUN_UNIT_BYTES,
+			.state = GLAKE_POOL_PARKED,
+			.stream = GLAKE_POOL_NO_STREAM,
+			.chunk_bytes = piece->chunk->n_bytes,
+		};
+		if (run->state == GLAKE__RUN_FREE) {
+			bool is_passed = run->number <= run->line->n_passed;
+			range.state = is_passed ? GLAKE_POOL_FREE : GLAKE_POOL_PARKED;
+			range.stream = run->line == &pool->runs.nobody ? GLAKE_POOL_NO_STREAM
+			                                               : run->line->stream;
+		} else if (run->user && run->user != pool) {
+			describe_used(run->user, &range);
+		}
+		visit(&range, user);
+	}
+}
+
 uint64_t glake__pool_free_bytes_locked(const struct glake__pool *pool)
 {
 	return pool->stats->reserved_bytes - pool->stats->used_bytes;

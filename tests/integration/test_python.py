@@ -632,6 +632,7 @@ class Seals(Case):
             self.assertEqual(stats["peak_live_bytes"], 0)
             self.assertEqual(stats["kept_bytes"], 0)
             session.reset_pool_peaks("cuda:0")
+            self.assertEqual(session.pool_snapshot(), [])
 
     def test_equal_memory_becomes_one_copy(self):
         one, two = glake.connect(), glake.connect()

@@ -117,6 +117,78 @@ START_TEST(pieces_that_are_apart_become_one_range)
 }
 END_TEST
 
+/* The caller frees it. What it adds up to is what the numbers say. */
+static struct glake_pool_range *snapshot(size_t *n_out)
+{
+	struct glake_pool_range *ranges;
+	assert_ok(glake_pool_snapshot(session, 0, &ranges, n_out));
+	uint64_t n_reserved = 0;
+	uint64_t n_used = 0;
+	for (size_t i = 0; i < *n_out; i++) {
+		ck_assert(i == 0 || ranges[i].ptr >= ranges[i - 1].ptr + ranges[i - 1].bytes);
+		n_reserved += ranges[i].bytes;
+		n_used += ranges[i].state == GLAKE_POOL_USED ? ranges[i].bytes : 0;
+	}
+	ck_assert_uint_eq(n_reserved, stats().reserved_bytes);
+	ck_assert_uint_eq(n_used, stats().used_bytes);
+	return ranges;
+}
+
+START_TEST(a_snapshot_shows_each_piece_once)
+{
+	CUstream stream = stream_new();
+	glake_ptr ptr[5];
+	size_t n;
+	struct glake_pool_range *ranges = snapshot(&n);
+	ck_assert_uint_eq(n, 0);
+	ck_assert_ptr_null(ranges);
+	for (unsigned i = 0; i < 5; i++) {
+		ptr[i] = alloc_on(stream, 8 * MIB);
+	}
+	free_on(stream, ptr[1]);
+	free_on(stream, ptr[3]);
+	ranges = snapshot(&n);
+	ck_assert_uint_eq(n, 5);
+	for (unsigned i = 0; i < 5; i++) {
+		bool is_used = i % 2 == 0;
+		ck_assert_uint_eq(ranges[i].ptr, ptr[i]);
+		ck_assert_int_eq(ranges[i].state, is_used ? GLAKE_POOL_USED : GLAKE_POOL_PARKED);
+		ck_assert_uint_eq(ranges[i].allocation, is_used ? ptr[i] : 0);
+		ck_assert_uint_eq(ranges[i].stream, ranges[0].stream);
+		ck_assert_uint_ne(ranges[i].stream, GLAKE_POOL_NO_STREAM);
+		ck_assert_uint_eq(ranges[i].chunk_bytes % (2 * MIB), 0);
+		ck_assert_uint_gt(ranges[i].chunk_bytes, 0);
+		ck_assert(!ranges[i].is_stitched);
+	}
+	free(ranges);
+	glake_ptr large = alloc_on(stream, 16 * MIB);
+	ranges = snapshot(&n);
+	ck_assert_uint_eq(n, 5);
+	for (unsigned i = 1; i < 5; i += 2) {
+		ck_assert_int_eq(ranges[i].state, GLAKE_POOL_USED);
+		ck_assert(ranges[i].is_stitched);
+		ck_assert_uint_eq(ranges[i].allocation, large);
+	}
+	free(ranges);
+	free_on(stream, large);
+	synchronize(stream);
+	/* Another stream can have it now, and takes some. */
+	glake_ptr other = alloc_on(stream_new(), 2 * MIB);
+	ranges = snapshot(&n);
+	size_t at = 0;
+	uint64_t n_free = 0;
+	for (size_t i = 0; i < n; i++) {
+		ck_assert_int_ne(ranges[i].state, GLAKE_POOL_PARKED);
+		n_free += ranges[i].state == GLAKE_POOL_FREE ? ranges[i].bytes : 0;
+		at = ranges[i].allocation == other ? i : at;
+	}
+	ck_assert_uint_eq(n_free, 14 * MIB);
+	ck_assert_uint_eq(ranges[at].bytes, 2 * MIB);
+	ck_assert_uint_ne(ranges[at].stream, ranges[0].stream);
+	free(ranges);
+}
+END_TEST
+
 START_TEST(only_what_is_missing_is_asked_for)
 {
 	CUstream stream = stream_new();

@@ -69,6 +69,11 @@ class PoolStats(Structure):
                 ("kept_bytes", c_uint64)]
 
 
+class PoolRange(Structure):
+    _fields_ = [("ptr", c_uint64), ("bytes", c_uint64), ("state", c_int), ("is_stitched", c_int),
+                ("allocation", c_uint64), ("stream", c_uint64), ("chunk_bytes", c_uint64)]
+
+
 class Span(Structure):
     _fields_ = [("ptr", c_uint64), ("bytes", c_uint64)]
 
@@ -242,6 +247,8 @@ _FUNCTIONS: List[Tuple[str, Any, List[Any]]] = [
     ("glake_usage", c_int, [c_void_p, POINTER(Usage)]),
     ("glake_pool_stats", c_int, [c_void_p, c_uint32, POINTER(PoolStats)]),
     ("glake_pool_reset_peaks", c_int, [c_void_p, c_uint32]),
+    ("glake_pool_snapshot", c_int, [c_void_p, c_uint32, POINTER(POINTER(PoolRange)),
+                                    POINTER(c_size_t)]),
     ("glake_torch_alloc", c_void_p, [c_ssize_t, c_int, c_void_p]),
     ("glake_torch_pool_alloc", c_void_p, [c_ssize_t, c_int, c_void_p]),
     ("glake_torch_free", None, [c_void_p, c_ssize_t, c_int, c_void_p]),

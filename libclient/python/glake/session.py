@@ -124,6 +124,26 @@ class Session:
         index = self.device_index(parse_ordinal(device))
         _lib.check(_lib.library().glake_pool_reset_peaks(self.handle, index))
 
+    def pool_snapshot(self, device: DeviceLike = 0) -> List[Dict[str, Any]]:
+        """All memory in stream order, by address. ``state`` is "free", "parked" (only its ``stream``
+        can have it yet) or "used", by ``allocation``, which is its address for the program."""
+        index = self.device_index(parse_ordinal(device))
+        ranges = ctypes.POINTER(_lib.PoolRange)()
+        n_ranges = ctypes.c_size_t()
+        _lib.check(_lib.library().glake_pool_snapshot(
+            self.handle, index, ctypes.byref(ranges), ctypes.byref(n_ranges)))
+        try:
+            return [{"ptr": row.ptr, "bytes": row.bytes,
+                     "state": ("free", "parked", "used")[row.state],
+                     "is_stitched": bool(row.is_stitched), "allocation": row.allocation,
+                     "stream": None if row.stream == 2**64 - 1 else row.stream,
+                     "chunk_bytes": row.chunk_bytes}
+                    for row in ranges[:n_ranges.value]]
+        finally:
+            free = ctypes.CDLL(None).free
+            free.argtypes, free.restype = [ctypes.c_void_p], None
+            free(ctypes.cast(ranges, ctypes.c_void_p))
+
     def ping(self) -> None:
         _lib.check(_lib.library().glake_ping(self.handle))
 
