@@ -194,7 +194,7 @@ struct glake_device_view {
 	uint64_t reserved_bytes; /* of used_bytes: this session's private chunks, warm too */
 	uint64_t idle_bytes;     /* made ahead, just freed, or unused blocks: to be had */
 	uint64_t room_bytes;     /* that glaked may add if the device has as much */
-	uint64_t warm_bytes;     /* of reserved_bytes: this session's warm memory */
+	uint64_t warm_bytes;     /* of reserved_bytes: free, now or as soon as a stream is done */
 };
 
 /*

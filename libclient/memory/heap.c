@@ -40,7 +40,9 @@ static void remove_live(struct glake__backing *backing)
 	if (backing->newer) {
 		backing->newer->older = backing->older;
 	}
-	if (!backing->whole.is_parked) {
+	if (backing->whole.is_parked) {
+		backing->device->heap->parked_bytes -= backing->n_bytes;
+	} else {
 		books->live_bytes -= backing->n_bytes;
 	}
 	glake__unsealed_forget_locked(backing);
@@ -593,6 +595,7 @@ static void unpark(struct glake__allocation *allocation)
 	struct glake__backing *backing = allocation->backing;
 	allocation->is_parked = false;
 	if (!allocation->block) {
+		backing->device->heap->parked_bytes -= backing->n_bytes;
 		glake__books_add_live(&backing->device->session->books, backing->n_bytes);
 	}
 }
@@ -614,6 +617,7 @@ bool glake__heap_park(struct glake__allocation *allocation, uint64_t stream,
 	if (!allocation->block) {
 		glake__lock();
 		backing->device->session->books.live_bytes -= backing->n_bytes;
+		backing->device->heap->parked_bytes += backing->n_bytes;
 		glake__unsealed_forget_locked(backing);
 		is_tied = glake__backing_is_tied_locked(backing);
 		glake__unlock();

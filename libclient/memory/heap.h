@@ -30,6 +30,7 @@ struct glake__heap {
 	struct glake__slab_bins bins;
 	struct glake__backing *empty_slab; /* one of the live ones */
 	struct glake__pool *stitching;     /* owned; NULL: the session does not stitch, or cannot */
+	uint64_t parked_bytes;             /* of backings that are parked as a whole */
 	/* Bytes that glaked wanted when less was warm. Memory that is freed next pays them. */
 	uint64_t reclaim_debt;
 	struct glake_pool_stats pool; /* of memory in stream order, for programs */

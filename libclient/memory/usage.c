@@ -313,7 +313,10 @@ int glake_device_view(struct glake_session *session, uint32_t index, struct glak
 	if (r == 0) {
 		const struct glake__device *device = glake__session_device(session, index);
 		glake__lock();
-		full.warm_bytes = device ? glake__heap_free_bytes_locked(device->heap) : 0;
+		/* An allocation that needs what is parked waits for its stream, and has it. */
+		full.warm_bytes = device ? glake__heap_free_bytes_locked(device->heap) +
+		                                   device->heap->parked_bytes
+		                         : 0;
 		glake__unlock();
 		r = glake__sized_out(view, &full, sizeof(full));
 	}

@@ -264,11 +264,17 @@ END_TEST
 
 /* ---- what is said to be left ------------------------------------------------------------------ */
 
+/* "left" or "release". */
+static uint64_t left_by(struct run *run, const char *line)
+{
+	ask(run, line, "\n");
+	ck_assert_int_eq(strncmp(run->text, line, strlen(line) - 1), 0);
+	return strtoull(run->text + strlen(line), NULL, 10);
+}
+
 static uint64_t left(struct run *run)
 {
-	ask(run, "left\n", "\n");
-	ck_assert_int_eq(strncmp(run->text, "left ", 5), 0);
-	return strtoull(run->text + 5, NULL, 10);
+	return left_by(run, "left\n");
 }
 
 /* With and without a quota. */
@@ -288,6 +294,31 @@ START_TEST_WITH(what_was_freed_is_left, .n = 2)
 	ck_assert_uint_eq(left(&run), before - 384 * MIB);
 	ask(&run, "free\n", "free 0\n");
 	ck_assert_uint_eq(left(&run), before);
+	run_end_well(&run);
+}
+END_TEST
+
+/* An allocation that needs it waits for the stream, and gets it: so it is free. With and without a quota. */
+START_TEST_WITH(what_a_stream_is_not_done_with_is_left, .n = 2)
+{
+	static struct run run;
+	begin(_i == 0 ? "pool = ();" : TENANT("1GiB"));
+	run_program(&run);
+	ask(&run, "alloc 2097152\n", "alloc 0\n");
+	uint64_t before = left(&run);
+	for (int i = 0; i < 2; i++) {
+		ask(&run, "alloc_async 134217728\n", "alloc_async 0\n");
+		ck_assert_uint_eq(left(&run), before - 128 * MIB);
+		ck_assert_uint_eq(left_by(&run, "release\n"), before);
+		if (i == 0) {
+			/* It comes back while the stream is not done with it. */
+			ask(&run, "alloc_async 134217728\n", "alloc_async 0\n");
+			ck_assert_uint_eq(left(&run), before - 128 * MIB);
+			ask(&run, "free_async\n", "free_async 0\n");
+		}
+		ask(&run, "sync\n", "sync\n");
+		ck_assert_uint_eq(left(&run), before);
+	}
 	run_end_well(&run);
 }
 END_TEST

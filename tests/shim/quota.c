@@ -9,6 +9,7 @@
  *     left                              and what of it is free
  *     exchange BYTES                    free the newest in order, behind work that lasts until the next line
  *                                       comes, and want BYTES meanwhile: the result
+ *     release                           free the newest in order, behind such work, and what is left then
  *     sync                              wait for the stream
  *     spin, compute                     be busy, on the CPU or the GPU, until the next line comes
  *     threads N BYTES                   N threads want that much each
@@ -23,6 +24,7 @@
 #include <dlfcn.h>
 #include <poll.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -88,6 +90,8 @@ static CUresult release(CUdeviceptr ptr, bool in_order)
 
 /* ---- by the line ------------------------------------------------------------------------------ */
 
+static atomic_uintptr_t n_lines;
+
 static void CUDA_CB await_input(void *user)
 {
 	struct pollfd ready = {.fd = STDIN_FILENO, .events = POLLIN};
@@ -138,6 +142,31 @@ static CUresult exchange(size_t n_bytes)
 	return result;
 }
 
+static size_t left(void)
+{
+	size_t free_bytes;
+	size_t total_bytes;
+	must_ok(cu(cuMemGetInfo_v2)(&free_bytes, &total_bytes));
+	must(free_bytes <= total_bytes);
+	return free_bytes;
+}
+
+/* @user: how many lines there were. Unlike for await_input(), somebody else reads the next one. */
+static void CUDA_CB await_line(void *user)
+{
+	while (n_lines == (uintptr_t)user) {
+		usleep(1000);
+	}
+}
+
+static size_t release_later(void)
+{
+	must(n_held > 0);
+	must_ok(cu(cuLaunchHostFunc)(stream, await_line, (void *)(uintptr_t)n_lines));
+	must_ok(release(held[--n_held], true));
+	return left();
+}
+
 static void follow(const char *word, size_t number, size_t n_bytes)
 {
 	bool in_order = strstr(word, "_async");
@@ -158,11 +187,14 @@ static void follow(const char *word, size_t number, size_t n_bytes)
 			must(pthread_create(&threads[n_threads], NULL, want, NULL) == 0);
 		}
 		puts("threads");
-	} else if (strcmp(word, "info") == 0 || strcmp(word, "left") == 0) {
+	} else if (strcmp(word, "info") == 0) {
 		size_t free_bytes, total_bytes;
 		must_ok(cu(cuMemGetInfo_v2)(&free_bytes, &total_bytes));
-		must(free_bytes <= total_bytes);
-		printf("%s %zu\n", word, *word == 'i' ? total_bytes : free_bytes);
+		printf("%s %zu\n", word, total_bytes);
+	} else if (strcmp(word, "left") == 0) {
+		printf("%s %zu\n", word, left());
+	} else if (strcmp(word, "release") == 0) {
+		printf("%s %zu\n", word, release_later());
 	} else if (strcmp(word, "sync") == 0) {
 		must_ok(cu(cuStreamSynchronize)(stream));
 		puts("sync");
@@ -190,6 +222,7 @@ static void follow_lines(void)
 	/* Byte by byte: what waits must be in the pipe, for poll(), and not in a buffer. */
 	setvbuf(stdin, NULL, _IONBF, 0);
 	while (fgets(line, sizeof(line), stdin)) {
+		n_lines++;
 		number = n_bytes = 0;
 		must(sscanf(line, "%31s %zu %zu", word, &number, &n_bytes) >= 1);
 		follow(word, number, n_bytes);
