@@ -220,6 +220,28 @@ void heap_trim(CUdevice device, uint64_t keep_bytes)
 	connection_unref(connection);
 }
 
+struct glake_pool_stats heap_pool_stats(CUdevice device)
+{
+	struct glake_pool_stats stats = {.size = sizeof(stats)};
+	struct connection *connection = connection_peek();
+	int index = connection ? glake_device_index(connection->session, device) : -1;
+	if (index < 0 || glake_pool_stats(connection->session, (uint32_t)index, &stats) < 0) {
+		stats = (struct glake_pool_stats){0};
+	}
+	connection_unref(connection);
+	return stats;
+}
+
+void heap_reset_pool_peaks(CUdevice device)
+{
+	struct connection *connection = connection_peek();
+	int index = connection ? glake_device_index(connection->session, device) : -1;
+	if (index >= 0) {
+		glake_pool_reset_peaks(connection->session, (uint32_t)index);
+	}
+	connection_unref(connection);
+}
+
 void heap_release_ctx(CUcontext ctx, uint64_t generation)
 {
 	struct glake__allocation *list = glake__heap_claim_of(ctx, generation);

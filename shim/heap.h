@@ -76,6 +76,10 @@ void heap_unpark(struct glake__allocation *allocation, struct glake__parking *pa
 CUdeviceptr heap_reuse(struct glake__allocation *allocation, const struct heap_place *place,
                        uint64_t n_bytes);
 
+/* The numbers of @device's memory that is split, merged and stitched; 0s if there is none. */
+struct glake_pool_stats heap_pool_stats(CUdevice device);
+void heap_reset_pool_peaks(CUdevice device);
+
 /* Keep @keep_bytes of the warm memory of @device, and give the rest back to glaked. */
 void heap_trim(CUdevice device, uint64_t keep_bytes);
 

@@ -50,11 +50,34 @@ static struct pool *find(CUmemoryPool pool)
 	return owns_pools() ? pool_find(pool) : NULL;
 }
 
+static uint64_t at_least(uint64_t value, uint64_t least)
+{
+	return value > least ? value : least;
+}
+
+/*
+ * Free memory that is stitched from serves all pools of the device, and is counted in the one that
+ * cuMemAllocAsync() takes from: what PyTorch calls reserved.
+ */
+static uint64_t ours_of(const struct pool *pool, CUmemPool_attribute attribute)
+{
+	uint64_t n_bytes = pool_attribute(pool, attribute);
+	bool is_high = attribute == CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH;
+	if ((is_high || attribute == CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) &&
+	    pool == pool_current(pool_device(pool))) {
+		struct glake_pool_stats stats = heap_pool_stats(pool_device(pool));
+		uint64_t now = pool_reserved_bytes(pool) + stats.reserved_bytes - stats.used_bytes;
+		n_bytes = is_high ? at_least(at_least(n_bytes, stats.peak_reserved_bytes), now)
+		                  : now;
+	}
+	return n_bytes;
+}
+
 CUresult shim_cuMemPoolGetAttribute(CUmemoryPool handle, CUmemPool_attribute attribute, void *value)
 {
 	CUresult result = real(cuMemPoolGetAttribute)(handle, attribute, value);
 	const struct pool *pool = result == CUDA_SUCCESS ? find(handle) : NULL;
-	uint64_t ours = pool ? pool_attribute(pool, attribute) : 0;
+	uint64_t ours = pool ? ours_of(pool, attribute) : 0;
 	if (ours > 0) {
 		/* All attributes with a part of glaked's have 64 bits. */
 		*(cuuint64_t *)value += ours;
@@ -68,6 +91,10 @@ CUresult shim_cuMemPoolSetAttribute(CUmemoryPool handle, CUmemPool_attribute att
 	struct pool *pool = result == CUDA_SUCCESS ? find(handle) : NULL;
 	if (pool) {
 		pool_reset(pool, attribute);
+		if (attribute == CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH &&
+		    pool == pool_current(pool_device(pool))) {
+			heap_reset_pool_peaks(pool_device(pool));
+		}
 	}
 	return result;
 }

@@ -334,6 +334,17 @@ START_TEST(pools_count_what_is_ours)
 }
 END_TEST
 
+START_TEST(free_memory_that_is_stitched_from_is_reserved)
+{
+	struct run run;
+	world_begin();
+	run_start(&run, "GLAKE_ALLOC=stitch", run_in_build(PROGRAM), "dlsym", "async_stitched",
+	          NULL);
+	run_end_well(&run);
+	run_expect(&run, "owned 2 passed 0");
+}
+END_TEST
+
 START_TEST(threads_have_streams)
 {
 	world_begin();

@@ -960,6 +960,32 @@ static uint64_t pool_attribute(CUmemoryPool pool, CUmemPool_attribute which)
 	return value;
 }
 
+/* With GLAKE_ALLOC=stitch: what PyTorch shows as allocated and reserved. */
+static void async_stitched(const char *argument)
+{
+	CUmemoryPool standard = NULL;
+	cuuint64_t zero = 0;
+	start();
+	CUstream stream = new_stream();
+	must_ok(cu(cuDeviceGetDefaultMemPool)(&standard, 0));
+	CUdeviceptr one = alloc_on(stream, 8 * MIB);
+	CUdeviceptr two = alloc_on(stream, 4 * MIB);
+	must_ok(cu(cuMemFreeAsync)(one, stream));
+	must_ok(cu(cuStreamSynchronize)(stream));
+	must(pool_attribute(standard, CU_MEMPOOL_ATTR_USED_MEM_CURRENT) == 4 * MIB);
+	must(pool_attribute(standard, CU_MEMPOOL_ATTR_USED_MEM_HIGH) == 12 * MIB);
+	/* What is free stays for the next. */
+	must(pool_attribute(standard, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) == 12 * MIB);
+	must_ok(cu(cuMemFreeAsync)(two, stream));
+	must_ok(cu(cuStreamSynchronize)(stream));
+	must_ok(cu(cuMemPoolTrimTo)(standard, 0));
+	must(pool_attribute(standard, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) == 0);
+	must(pool_attribute(standard, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH) == 12 * MIB);
+	must_ok(cu(cuMemPoolSetAttribute)(standard, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH, &zero));
+	must(pool_attribute(standard, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH) == 0);
+	print_counts();
+}
+
 static void async_pools(const char *argument)
 {
 	CUmemoryPool standard = NULL;
@@ -1433,6 +1459,7 @@ static const struct {
 	{"async_errors", async_errors},
 	{"async_captures", async_captures},
 	{"async_pools", async_pools},
+	{"async_stitched", async_stitched},
 	{"async_greedy", async_greedy},
 	{"async_threads", async_threads},
 	{"async_steps", async_steps},
