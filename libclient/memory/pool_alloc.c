@@ -429,7 +429,7 @@ void glake__pool_visit_ranges_locked(const struct glake__pool *pool,
 			range.state = is_passed ? GLAKE_POOL_FREE : GLAKE_POOL_PARKED;
 			range.stream = run->line == &pool->runs.nobody ? GLAKE_POOL_NO_STREAM
 			                                               : run->line->stream;
-		} else if (run->user && run->user != pool) {
+		} else if (run->user) {
 			describe_used(run->user, &range);
 		}
 		visit(&range, user);

@@ -135,8 +135,8 @@ static struct glake__chunk *unmap(struct glake__pool *pool, struct victims *vict
 		struct glake__chunk *dead = NULL;
 		int r = glake__range_clear(pool->home, run->first * RUN_UNIT_BYTES,
 		                           run->n_units * RUN_UNIT_BYTES, &dead);
-		/* What the driver does not unmap is never used again. */
-		run->user = r == 0 ? NULL : pool;
+		/* What the driver does not unmap is never used again: it stays used, by nobody. */
+		run->number = r < 0;
 		while (dead) {
 			struct glake__chunk *next = dead->next;
 			dead->next = all;
@@ -152,13 +152,11 @@ static void end_victims_locked(struct glake__pool *pool, struct victims *victims
 	while (victims->runs) {
 		struct glake__run *run = victims->runs;
 		victims->runs = run->next_in_bin;
-		if (!run->user) {
+		if (run->number == 0) {
 			uint64_t n_bytes = run->n_units * RUN_UNIT_BYTES;
 			pool->stats->n_unmapped += n_bytes / GLAKE__PAGE_BYTES;
 			glake__pool_count_reserved(pool, -(int64_t)n_bytes);
 			glake__runs_unmap(&pool->runs, run);
-		} else {
-			run->user = NULL;
 		}
 	}
 }
