@@ -189,6 +189,42 @@ START_TEST(a_snapshot_shows_each_piece_once)
 }
 END_TEST
 
+static int find_pool(void *user, const struct glake_session_row *row)
+{
+	struct glake_session_pool *pool = user;
+	if (row->n_pools > 0) {
+		*pool = row->pools[0];
+	}
+	return 0;
+}
+
+START_TEST(glaked_lists_what_the_pool_has)
+{
+	CUstream stream = stream_new();
+	glake_ptr ptr[3];
+	for (unsigned i = 0; i < 3; i++) {
+		ptr[i] = alloc_on(stream, 8 * MIB);
+	}
+	free_on(stream, ptr[0]);
+	free_on(stream, ptr[2]);
+	alloc_on(stream, 14 * MIB);
+	/* Nothing is told twice within a tenth of a second. */
+	usleep(120000);
+	assert_ok(glake_ping(session));
+	struct glake_session_pool pool = {.device = 99};
+	assert_ok(glake_list_sessions(eye, find_pool, &pool));
+	struct glake_pool_stats now = stats();
+	ck_assert_uint_eq(pool.device, 0);
+	ck_assert_uint_eq(pool.live_bytes, 22 * MIB);
+	ck_assert_uint_eq(pool.reserved_bytes, 24 * MIB);
+	ck_assert_uint_eq(pool.n_allocs, 4);
+	ck_assert_uint_eq(pool.n_stitches, 1);
+	ck_assert_uint_eq(pool.n_kept, 1);
+	ck_assert_uint_eq(pool.n_mapped, now.n_mapped);
+	ck_assert_uint_eq(world_row(session).live_bytes, 22 * MIB);
+}
+END_TEST
+
 START_TEST(only_what_is_missing_is_asked_for)
 {
 	CUstream stream = stream_new();
