@@ -15,7 +15,9 @@ struct point {
 	bool stitches;
 	uint64_t live_bytes;
 	uint64_t reserved_bytes;
-	/* Of what it stitches. */
+	/* Of what it stitches. The peaks are between samples, too. */
+	uint64_t peak_live_bytes;
+	uint64_t peak_reserved_bytes;
 	uint64_t stitched_bytes;
 	uint64_t n_kept;
 	uint64_t n_vmm_calls;
@@ -89,6 +91,8 @@ static void add_row(struct point *point, const struct memory_row *row)
 	point->reserved_bytes += row->reserved_bytes;
 	if (row->stitches) {
 		point->stitches = true;
+		point->peak_live_bytes += row->peak_live_bytes;
+		point->peak_reserved_bytes += row->peak_reserved_bytes;
 		point->stitched_bytes += row->stitched_bytes;
 		point->n_kept += row->n_kept;
 		point->n_vmm_calls += row->n_vmm_calls;
@@ -361,6 +365,21 @@ static void put_name(FILE *out, const struct series *series)
 	}
 }
 
+/* As the program has counted them, since it began or last began them anew. */
+static void put_peaks(FILE *out, const struct point *last)
+{
+	if (last && last->stitches) {
+		fputs(" Peaks of what is stitched: live ", out);
+		put_size(out, last->peak_live_bytes);
+		fputs(" of ", out);
+		put_size(out, last->peak_reserved_bytes);
+		fputs(" reserved, ", out);
+		put_percent(out,
+		            memory_utilization(last->peak_live_bytes, last->peak_reserved_bytes));
+		fputs(".", out);
+	}
+}
+
 static void put_chart(const struct picture *picture, const struct series *series, FILE *out)
 {
 	struct summary summary = sum_up(picture, series);
@@ -383,9 +402,11 @@ static void put_chart(const struct picture *picture, const struct series *series
 	put_size(out, summary.most_reserved_bytes);
 	fputs("; utilization ", out);
 	put_percent(out, summary.mean_utilization);
+	fputs(" on average.", out);
+	put_peaks(out, summary.last);
 	fprintf(out,
-	        " on average.</p>\n"
-	        "<svg viewBox=\"0 0 %d %d\" role=\"img\" aria-label=\"Live and reserved memory "
+	        "</p>\n<svg viewBox=\"0 0 %d %d\" role=\"img\" aria-label=\"Live and reserved "
+	        "memory "
 	        "over time\">\n",
 	        WIDTH, HEIGHT);
 	put_axes(&chart);

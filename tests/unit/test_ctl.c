@@ -921,6 +921,8 @@ START_TEST(a_picture_needs_nothing_else)
 	/* Its stitched memory and the rest of it are one curve. */
 	assert_contains(page, "<title>0.0 s: live 3.0 GiB, reserved 4.0 GiB, utilization 75.0 %");
 	ck_assert_uint_eq(count(page, "<path class=\"live\""), 1);
+	assert_contains(page,
+	                "Peaks of what is stitched: live 2.5 GiB of 3.0 GiB reserved, 83.3 %.");
 	ck_assert_uint_eq(count(page, "<title>") - 1, 3);
 	assert_contains(page, "<td>33.0 GiB<td>17<td title=\"1000 since the session began\">0");
 	ck_assert_uint_eq(count(page, "<script") + count(page, "://") + count(page, "url("), 0);
