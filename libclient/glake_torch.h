@@ -54,6 +54,13 @@ GLAKE_API void glake_torch_record_stream(void *ptr, void *stream);
 /* Give free memory of all devices back to glaked. As torch.cuda.empty_cache(). */
 GLAKE_API void glake_torch_empty_cache(void);
 
+/*
+ * Give back what glaked asks for, and what streams are done with; wait for that, @timeout_ms at most. The
+ * library starts no thread: a program has one that calls this again and again, so that it keeps nothing
+ * from others while it works or sleeps.
+ */
+GLAKE_API void glake_torch_tend(int timeout_ms);
+
 /* The process's session, which stays the library's. NULL before the first allocation. */
 GLAKE_API struct glake_session *glake_torch_session(void);
 

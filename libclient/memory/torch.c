@@ -3,6 +3,7 @@
 #include "libclient/glake_torch.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -173,6 +174,20 @@ void glake_torch_empty_cache(void)
 	}
 	for (uint32_t i = 0; session && i < session->n_devices; i++) {
 		glake_trim(session, session->devices[i].public.index, 0);
+	}
+}
+
+void glake_torch_tend(int timeout_ms)
+{
+	struct glake_session *session = session_here();
+	/* Without a socket it is a pause. */
+	struct pollfd ready = {.fd = session ? glake_fd(session) : -1, .events = POLLIN};
+	poll(&ready, 1, timeout_ms);
+	if (session && glake_dispatch(session) < 0) {
+		poll(NULL, 0, timeout_ms);
+	}
+	if (session) {
+		glake__async_collect(session, -1);
 	}
 }
 

@@ -281,6 +281,40 @@ START_TEST(an_emptied_cache_is_the_daemons)
 }
 END_TEST
 
+static void *tend(void *user)
+{
+	const atomic_bool *is_over = user;
+	while (!*is_over) {
+		glake_torch_tend(10);
+	}
+	return NULL;
+}
+
+/* Another process is refused what a stream still uses. The program does nothing more, and has a thread. */
+START_TEST(what_others_want_is_given_back)
+{
+	static atomic_bool is_over;
+	pthread_t tender;
+	glake_ptr wanted;
+	glake_torch_tend(0);
+	CUstream stream = stream_new();
+	struct glake_session *other = world_connect();
+	void *ptr = alloc_on(0, stream, 200 * MIB);
+	queue_gate(stream);
+	glake_torch_free(ptr, 200 * MIB, 0, stream);
+	ck_assert_int_eq(pthread_create(&tender, NULL, tend, &is_over), 0);
+	ck_assert_int_eq(glake_alloc(other, 0, 200 * MIB, 0, &wanted), GLAKE_E_OVER_QUOTA);
+	ck_assert_uint_eq(world_usage(glake_torch_session()).reserved_bytes, 200 * MIB);
+	gate_is_open = true;
+	while (world_usage(glake_torch_session()).reserved_bytes > 0) {
+		usleep(1000);
+	}
+	assert_ok(glake_alloc(other, 0, 200 * MIB, 0, &wanted));
+	is_over = true;
+	pthread_join(tender, NULL);
+}
+END_TEST
+
 static void *begin_at_once(void *user)
 {
 	pthread_barrier_wait(user);

@@ -256,6 +256,7 @@ _FUNCTIONS: List[Tuple[str, Any, List[Any]]] = [
     ("glake_torch_empty_cache", None, []),
     ("glake_torch_session", c_void_p, []),
     ("glake_torch_set_raise", None, [c_void_p]),
+    ("glake_torch_tend", None, [c_int]),
     ("glake_get_status", c_int, [c_void_p, STATUS_ROW, c_void_p]),
     ("glake_get_stats", c_int, [c_void_p, METRIC_ROW, c_void_p]),
     ("glake_list_sessions", c_int, [c_void_p, SESSION_ROW, c_void_p]),

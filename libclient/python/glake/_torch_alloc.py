@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-import select
 import threading
-import time
 import warnings
 from typing import Any, Dict
 
@@ -20,7 +18,7 @@ _CHECK_FAIL = "_ZN3c106detail14torchCheckFailEPKcS2_jS2_"
 _POLL_MS = 1000
 
 _allocators: Dict[str, Any] = {}  # kept: PyTorch borrows them
-_server: Any = None
+_tender: Any = None
 
 
 def _address(name: str) -> int:
@@ -29,30 +27,22 @@ def _address(name: str) -> int:
     return address
 
 
-def _serve() -> None:
-    """Give memory back when the daemon asks for it, whatever the program does."""
+def _tend() -> None:
     library = _lib.library()
     while True:
-        session = library.glake_torch_session()
-        fd = library.glake_fd(session) if session else -1
-        if fd >= 0:
-            poller = select.poll()
-            poller.register(fd, select.POLLIN)
-            poller.poll(_POLL_MS)
-        if fd < 0 or library.glake_dispatch(session) < 0:
-            time.sleep(_POLL_MS / 1000)
+        library.glake_torch_tend(_POLL_MS)
 
 
 def _allocator(alloc: str) -> Any:
-    global _server
+    global _tender
     if alloc not in _allocators:
         with Session(cuda=False):
             pass  # here its error is clear, and in an allocation it would be out of memory
         _allocators[alloc] = torch.cuda.memory.CUDAPluggableAllocator(
             _lib.library()._name, alloc, "glake_torch_free").allocator()
-    if _server is None or not _server.is_alive():
-        _server = threading.Thread(target=_serve, name="glake", daemon=True)
-        _server.start()
+    if _tender is None or not _tender.is_alive():
+        _tender = threading.Thread(target=_tend, name="glake", daemon=True)
+        _tender.start()
     return _allocators[alloc]
 
 
