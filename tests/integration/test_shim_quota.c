@@ -277,12 +277,17 @@ static uint64_t left(struct run *run)
 	return left_by(run, "left\n");
 }
 
-/* With and without a quota. */
-START_TEST_WITH(what_was_freed_is_left, .n = 2)
+/* With and without a quota, with and without stitching. */
+static void begin_left(struct run *run, int i)
+{
+	begin(i & 1 ? TENANT("1GiB") : "pool = ();");
+	run_start(run, i & 2 ? "GLAKE_ALLOC=stitch" : NULL, run_in_build(PROGRAM), NULL);
+}
+
+START_TEST_WITH(what_was_freed_is_left, .n = 4)
 {
 	static struct run run;
-	begin(_i == 0 ? "pool = ();" : TENANT("1GiB"));
-	run_program(&run);
+	begin_left(&run, _i);
 	ask(&run, "alloc 2097152\n", "alloc 0\n");
 	uint64_t before = left(&run);
 	ask(&run, "alloc 402653184\n", "alloc 0\n");
@@ -298,12 +303,11 @@ START_TEST_WITH(what_was_freed_is_left, .n = 2)
 }
 END_TEST
 
-/* An allocation that needs it waits for the stream, and gets it: so it is free. With and without a quota. */
-START_TEST_WITH(what_a_stream_is_not_done_with_is_left, .n = 2)
+/* An allocation that needs it waits for the stream, and gets it: so it is free. */
+START_TEST_WITH(what_a_stream_is_not_done_with_is_left, .n = 4)
 {
 	static struct run run;
-	begin(_i == 0 ? "pool = ();" : TENANT("1GiB"));
-	run_program(&run);
+	begin_left(&run, _i);
 	ask(&run, "alloc 2097152\n", "alloc 0\n");
 	uint64_t before = left(&run);
 	for (int i = 0; i < 2; i++) {
