@@ -198,6 +198,7 @@ static void end_lines(struct glake__runs *runs)
 			continue;
 		}
 		*link = line->next;
+		runs->n_ended = line->n_freed > runs->n_ended ? line->n_freed : runs->n_ended;
 		glake__ptr_table_remove(&runs->by_stream, line->stream + 1);
 		runs->n_lines--;
 		free(line);
@@ -219,6 +220,8 @@ struct glake__line *glake__runs_line(struct glake__runs *runs, uint64_t stream)
 		return NULL;
 	}
 	line->stream = stream;
+	line->n_freed = runs->n_ended;
+	line->n_passed = runs->n_ended;
 	line->next = runs->lines;
 	runs->lines = line;
 	runs->n_lines++;

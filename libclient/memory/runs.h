@@ -86,6 +86,8 @@ struct glake__runs {
 	struct glake__line *lines; /* owned list, without nobody */
 	size_t n_lines;
 	struct glake__ptr_table by_stream; /* lines, by stream + 1 */
+	uint64_t
+		n_ended; /* the highest number of lines that have ended: new ones go on from there */
 };
 
 /* One hole of @n_units, a multiple of RUN_PAGE_UNITS. 0 or -ENOMEM. */

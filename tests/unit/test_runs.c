@@ -61,6 +61,26 @@ START_TEST(the_best_fit_is_taken_and_neighbours_merge)
 }
 END_TEST
 
+/* What was kept for work of the line remembers numbers (stitched.h). */
+START_TEST(a_line_that_comes_again_has_passed_what_it_had)
+{
+	begin(2);
+	struct glake__line *line = glake__runs_line(&runs, 5);
+	uint64_t number = 0;
+	for (unsigned i = 0; i < 3; i++) {
+		struct glake__waiting *waiting = glake__line_wait(line);
+		number = waiting->number;
+		glake__line_pass(line, waiting);
+	}
+	for (uint64_t stream = 100; stream < 200; stream++) {
+		glake__runs_line(&runs, stream);
+	}
+	ck_assert_ptr_null(glake__ptr_table_get(&runs.by_stream, 6));
+	ck_assert_uint_ge(glake__runs_line(&runs, 5)->n_passed, number);
+	end();
+}
+END_TEST
+
 START_TEST(other_lines_wait_until_it_has_been_passed)
 {
 	begin(2);
