@@ -350,9 +350,20 @@ void glake__pool_release_locked(struct glake__allocation *allocation)
 		glake__line_pass(pooled->line, pooled->waiting);
 	} else {
 		count_freed(pool, allocation);
-		keep(pool, pooled->stitched, 0, 0);
-		give_runs(pool, pooled->runs, &pool->runs.nobody, 0);
+		/* Its stream may still use what was there before it. */
+		struct glake__line *line = line_before(pool, allocation);
+		keep(pool, pooled->stitched, line->stream, line->n_freed);
+		give_runs(pool, pooled->runs, line, line->n_freed);
 	}
+/* The line in whose order it was allocated, or nobody's, if that has passed all. */
+static struct glake__line *line_before(struct glake__pool *pool,
+                                       const struct glake__allocation *allocation)
+{
+	struct glake__line *line = glake__ptr_table_get(&pool->runs.by_stream,
+	                                                allocation->tag.stream);
+	return line && line->n_passed < line->n_freed ? line : &pool->runs.nobody;
+}
+
 	free(pooled);
 }
 

@@ -6,7 +6,7 @@
 
 #include "libclient/link/session.h"
 #include "libclient/memory/heap.h"
-#include "libclient/memory/pool.h"
+#include "libclient/memory/pool_parts.h"
 #include "tests/harness/world.h"
 
 #define CONFIG "tenants = ({ name = \"default\"; device_bytes = \"128MiB\"; });"
@@ -334,6 +334,91 @@ START_TEST(memory_of_a_pool_is_not_shared)
 	ck_assert_uint_eq(stats().live_bytes, 0);
 }
 END_TEST
+
+/* ---- edges ------------------------------------------------------------------------------------- */
+
+static struct glake__pool *the_pool(void)
+{
+	return session->heaps[0].stitching;
+}
+
+/* Three pieces that are apart, freed, and one range of 26 MiB that was stitched of them, freed as well. */
+static glake_ptr keep_a_range(CUstream stream, glake_ptr held[3])
+{
+	glake_ptr ptr[6];
+	for (unsigned i = 0; i < 6; i++) {
+		ptr[i] = alloc_on(stream, (i < 5 ? 8 : 10) * MIB);
+	}
+	for (unsigned i = 0; i < 3; i++) {
+		held[i] = ptr[2 * i];
+		free_on(stream, ptr[2 * i + 1]);
+	}
+	glake_ptr large = alloc_on(stream, 26 * MIB);
+	ck_assert_uint_eq(stats().n_stitches, 1);
+	free_on(stream, large);
+	synchronize(stream);
+	return large;
+}
+
+/* Where handles are asked for. */
+static __typeof__(cuMemRetainAllocationHandle) *retain;
+static unsigned n_retained;
+static unsigned n_elsewhere;
+
+static CUresult retain_at(CUmemGenericAllocationHandle *handle, void *address)
+{
+	glake__lock();
+	const struct glake__piece *piece = glake__piece_at_locked((glake_ptr)(uintptr_t)address);
+	n_retained++;
+	n_elsewhere += piece->range->use != GLAKE__RANGE_POOL;
+	glake__unlock();
+	return retain(handle, address);
+}
+
+static __typeof__(cuMemUnmap) *unmap;
+static CUdeviceptr stuck;
+static unsigned n_found;
+
+/* The first call fails; whoever looks meanwhile finds nothing there. */
+static CUresult unmap_but_one(CUdeviceptr ptr, size_t n_bytes)
+{
+	struct glake__facts facts;
+	if (stuck) {
+		n_found += glake__heap_find(stuck, &facts);
+		return unmap(ptr, n_bytes);
+	}
+	stuck = ptr;
+	return CUDA_ERROR_UNKNOWN;
+}
+
+/* The program never used the second allocation, but the stream still uses the first one. */
+START_TEST(a_free_without_a_stream_waits_for_work_before)
+{
+	CUstream one = stream_new();
+	CUstream two = stream_new();
+	glake_ptr kept = alloc_on(one, 32 * MIB);
+	glake_ptr first = alloc_on(one, 32 * MIB);
+	queue_write(one, first, 32 * MIB, 1);
+	ck_assert_int_eq(drv.cuMemcpyDtoDAsync(kept, first, 32 * MIB, one), CUDA_SUCCESS);
+	free_on(one, first);
+	glake_ptr second = alloc_on(one, 32 * MIB);
+	ck_assert_uint_eq(second, first);
+	assert_ok(glake_free(session, second));
+	glake_ptr third = alloc_on(two, 32 * MIB);
+	queue_write(two, third, 32 * MIB, 3);
+	synchronize(two);
+	synchronize(one);
+	ck_assert_uint_eq(n_wrong(kept, 32 * MIB, 1), 0);
+	ck_assert_uint_eq(n_wrong(third, 32 * MIB, 3), 0);
+}
+END_TEST
+
+static uint64_t reserved_bytes(void)
+{
+	struct glake_usage usage = {.size = sizeof(usage)};
+	assert_ok(glake_usage(session, &usage));
+	return usage.reserved_bytes;
+}
 
 /* ---- random ----------------------------------------------------------------------------------- */
 
