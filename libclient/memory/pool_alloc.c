@@ -309,6 +309,8 @@ bool glake__pool_detach_locked(struct glake__allocation *allocation, uint64_t st
 	pooled->stitched = NULL;
 	allocation->is_parked = true;
 	count_freed(pooled->pool, allocation);
+	/* Others may release the allocation before the parking is over. */
+	line->n_holders++;
 	return true;
 }
 
@@ -335,12 +337,14 @@ void glake__pool_undo_locked(struct glake__allocation *allocation, struct glake_
 	struct glake__pooled *pooled = pooled_of(allocation);
 	glake__line_pass(parking->line, parking->waiting);
 	pooled->runs = parking->runs;
+	parking->line->n_holders--;
 	pooled->stitched = parking->stitched;
 	set_user(pooled->runs, pooled->stitched, pooled);
 	allocation->is_parked = false;
 	pooled->pool->stats->n_allocs--;
 	count_taken(pooled->pool, allocation);
 }
+	parking->line->n_holders--;
 
 void glake__pool_release_locked(struct glake__allocation *allocation)
 {
@@ -478,12 +482,14 @@ int glake__pool_new(struct glake__device *device, struct glake_pool_stats *stats
 static void free_pooled(struct glake__allocation *allocation, void *user)
 {
 	(void)user;
-	free(pooled_of(allocation));
+	set_user(pooled->runs, NULL, NULL);
+	free(pooled);
 }
 
 void glake__pool_end(struct glake__pool *pool)
 {
 	if (!pool) {
+	struct glake__pooled *pooled = pooled_of(allocation);
 		return;
 	}
 	struct glake_session *session = pool->device->session;

@@ -40,7 +40,7 @@ struct glake__pooled {
 
 static inline uint64_t glake__units_of(uint64_t n_bytes)
 {
-	return (n_bytes + RUN_UNIT_BYTES - 1) / RUN_UNIT_BYTES;
+	return n_bytes / RUN_UNIT_BYTES + (n_bytes % RUN_UNIT_BYTES > 0);
 }
 
 static inline uint64_t glake__pages_of(uint64_t n_units)

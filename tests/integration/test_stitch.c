@@ -375,6 +375,27 @@ static CUresult retain_at(CUmemGenericAllocationHandle *handle, void *address)
 	return retain(handle, address);
 }
 
+/* The freeing thread is between its event and the pool; others have seen the event, and use many streams. */
+START_TEST(a_free_that_is_under_way_keeps_its_line)
+{
+	CUstream stream = stream_new();
+	struct glake__parking parking;
+	glake_ptr ptr = alloc_on(stream, 8 * MIB);
+	struct glake__allocation *allocation = glake__heap_claim(ptr);
+	ck_assert(glake__heap_park(allocation, allocation->tag.stream - 1, &parking));
+	glake__heap_release(session, allocation);
+	glake__lock();
+	for (uint64_t id = 1000; id < 1100; id++) {
+		ck_assert_ptr_nonnull(glake__runs_line(&the_pool()->runs, id));
+	}
+	glake__unlock();
+	glake__heap_parked(&parking);
+	stats();
+	assert_ok(glake_trim(session, 0, 0));
+	ck_assert_uint_eq(stats().reserved_bytes, 0);
+}
+END_TEST
+
 static __typeof__(cuMemUnmap) *unmap;
 static CUdeviceptr stuck;
 static unsigned n_found;
@@ -390,6 +411,18 @@ static CUresult unmap_but_one(CUdeviceptr ptr, size_t n_bytes)
 	stuck = ptr;
 	return CUDA_ERROR_UNKNOWN;
 }
+
+START_TEST(sizes_do_not_wrap)
+{
+	CUstream stream = stream_new();
+	glake_ptr held[3];
+	keep_a_range(stream, held);
+	const struct glake__tag tag = {.stream = 1};
+	ck_assert_ptr_null(glake__heap_take(session, 0, UINT64_MAX, &tag));
+	ck_assert_ptr_null(glake__heap_take(session, 0, UINT64_MAX - 512, &tag));
+	ck_assert_ptr_null(glake__heap_take(session, 0, UINT64_MAX / 2, &tag));
+}
+END_TEST
 
 /* The program never used the second allocation, but the stream still uses the first one. */
 START_TEST(a_free_without_a_stream_waits_for_work_before)
@@ -419,6 +452,20 @@ static uint64_t reserved_bytes(void)
 	assert_ok(glake_usage(session, &usage));
 	return usage.reserved_bytes;
 }
+
+/* Some of its runs lie before the one that stands for all, some behind. */
+START_TEST(a_session_ends_with_ranges_in_use)
+{
+	CUstream stream = stream_new();
+	glake_ptr held[3];
+	keep_a_range(stream, held);
+	free_on(stream, held[0]);
+	alloc_on(stream, 30 * MIB);
+	alloc_on(stream, 12 * MIB);
+	stats();
+	world_disconnect(session);
+}
+END_TEST
 
 /* ---- random ----------------------------------------------------------------------------------- */
 
