@@ -254,7 +254,7 @@ void glake__heap_reclaim(struct glake__device *device, uint64_t n_bytes)
 	glake__lock();
 	uint64_t n_warm = gather_locked(device, &list);
 	uint64_t n_missing = n_bytes > n_warm ? n_bytes - n_warm : 0;
-	device->heap->reclaim_debt = pool ? 0 : n_missing;
+	device->heap->reclaim_debt = n_missing;
 	struct glake__backing *old = glake__warm_evict(&device->heap->warm,
 	                                               n_warm > n_bytes ? n_warm - n_bytes : 0);
 	glake__unlock();
@@ -679,10 +679,14 @@ int glake__heap_free(struct glake_session *session, glake_ptr ptr)
 {
 	glake__lock();
 	struct glake__allocation *found = glake__heap_at_locked(session, ptr);
+	struct glake__pool *pool = found && found->is_pooled ? glake__pool_of(found) : NULL;
 	struct glake__backing *list = found ? release(found) : NULL;
 	glake__unlock();
 	if (!found) {
 		return glake__heap_unknown(ptr);
+	}
+	if (pool) {
+		glake__pool_settle(pool);
 	}
 	return list ? glake__leave(session, glake__backing_give_back(session, list)) : 0;
 }

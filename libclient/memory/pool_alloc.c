@@ -244,6 +244,13 @@ struct glake__allocation *glake__pool_take_locked(struct glake__pool *pool, uint
 	return glake__pooled_begin(pooled);
 }
 
+bool glake__pool_is_idle(const struct glake__pool *pool, const struct glake__stitched *stitched)
+{
+	const struct glake__line *line = glake__ptr_table_get(&pool->runs.by_stream,
+	                                                      stitched->stream + 1);
+	return !line || stitched->number <= line->n_passed;
+}
+
 /* ---- chunks ---- */
 
 uint64_t glake__pool_chunk_end(const struct glake__pool *pool, uint64_t page, bool *is_start_out)
@@ -302,6 +309,8 @@ bool glake__pool_detach_locked(struct glake__allocation *allocation, uint64_t st
 		.runs = pooled->runs,
 		.stitched = pooled->stitched,
 	};
+	/* Others may release the allocation before the parking is over. */
+	line->n_holders++;
 	set_user(pooled->runs, pooled->stitched, NULL);
 	pooled->line = line;
 	pooled->waiting = waiting;
@@ -309,8 +318,6 @@ bool glake__pool_detach_locked(struct glake__allocation *allocation, uint64_t st
 	pooled->stitched = NULL;
 	allocation->is_parked = true;
 	count_freed(pooled->pool, allocation);
-	/* Others may release the allocation before the parking is over. */
-	line->n_holders++;
 	return true;
 }
 
@@ -330,21 +337,30 @@ void glake__pool_attach_free_locked(struct glake__parking *parking)
 	struct glake__pool *pool = parking->pool;
 	keep(pool, parking->stitched, parking->line->stream, parking->number);
 	give_runs(pool, parking->runs, parking->line, parking->number);
+	parking->line->n_holders--;
 }
 
 void glake__pool_undo_locked(struct glake__allocation *allocation, struct glake__parking *parking)
 {
 	struct glake__pooled *pooled = pooled_of(allocation);
 	glake__line_pass(parking->line, parking->waiting);
-	pooled->runs = parking->runs;
 	parking->line->n_holders--;
+	pooled->runs = parking->runs;
 	pooled->stitched = parking->stitched;
 	set_user(pooled->runs, pooled->stitched, pooled);
 	allocation->is_parked = false;
 	pooled->pool->stats->n_allocs--;
 	count_taken(pooled->pool, allocation);
 }
-	parking->line->n_holders--;
+
+/* The line in whose order it was allocated, or nobody's, if that has passed all. */
+static struct glake__line *line_before(struct glake__pool *pool,
+                                       const struct glake__allocation *allocation)
+{
+	struct glake__line *line = glake__ptr_table_get(&pool->runs.by_stream,
+	                                                allocation->tag.stream);
+	return line && line->n_passed < line->n_freed ? line : &pool->runs.nobody;
+}
 
 void glake__pool_release_locked(struct glake__allocation *allocation)
 {
@@ -359,15 +375,6 @@ void glake__pool_release_locked(struct glake__allocation *allocation)
 		keep(pool, pooled->stitched, line->stream, line->n_freed);
 		give_runs(pool, pooled->runs, line, line->n_freed);
 	}
-/* The line in whose order it was allocated, or nobody's, if that has passed all. */
-static struct glake__line *line_before(struct glake__pool *pool,
-                                       const struct glake__allocation *allocation)
-{
-	struct glake__line *line = glake__ptr_table_get(&pool->runs.by_stream,
-	                                                allocation->tag.stream);
-	return line && line->n_passed < line->n_freed ? line : &pool->runs.nobody;
-}
-
 	free(pooled);
 }
 
@@ -481,6 +488,7 @@ int glake__pool_new(struct glake__device *device, struct glake_pool_stats *stats
 
 static void free_pooled(struct glake__allocation *allocation, void *user)
 {
+	struct glake__pooled *pooled = pooled_of(allocation);
 	(void)user;
 	set_user(pooled->runs, NULL, NULL);
 	free(pooled);
@@ -489,7 +497,6 @@ static void free_pooled(struct glake__allocation *allocation, void *user)
 void glake__pool_end(struct glake__pool *pool)
 {
 	if (!pool) {
-	struct glake__pooled *pooled = pooled_of(allocation);
 		return;
 	}
 	struct glake_session *session = pool->device->session;

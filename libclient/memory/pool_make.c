@@ -305,21 +305,13 @@ static int add_missing(struct glake__pool *pool, struct glake__pooled *pooled,
 	return r;
 }
 
-/* Has the work that used it last been done? Called with the lock held. */
-static bool is_idle(const struct glake__pool *pool, const struct glake__stitched *stitched)
-{
-	const struct glake__line *line = glake__ptr_table_get(&pool->runs.by_stream,
-	                                                      stitched->stream + 1);
-	return !line || stitched->number <= line->n_passed;
-}
-
 /* The oldest kept range, if there are too many; it is the caller's to drop. */
 static struct glake__stitched *take_oldest_locked(struct glake__pool *pool)
 {
 	struct glake__stitched *oldest = pool->stitched.oldest;
 	uint64_t n_pages = KEPT_TIMES * (pool->stats->reserved_bytes / GLAKE__PAGE_BYTES);
 	n_pages = n_pages > KEPT_MIN_PAGES ? n_pages : KEPT_MIN_PAGES;
-	if (!oldest || pool->stitched.n_pages <= n_pages || !is_idle(pool, oldest)) {
+	if (!oldest || pool->stitched.n_pages <= n_pages || !glake__pool_is_idle(pool, oldest)) {
 		return NULL;
 	}
 	glake__stitched_remove(&pool->stitched, oldest);

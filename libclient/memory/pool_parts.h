@@ -20,7 +20,6 @@ struct glake__pool {
 	struct glake__stitched_set stitched;
 	struct glake_pool_stats *stats; /* the heap's */
 	bool is_reused;                 /* memory that was freed has served again */
-	uint64_t owed_bytes;            /* to glaked, which has asked */
 	uint64_t spare_bytes;           /* above what the last rounds have used */
 	uint64_t round_ns;              /* when this one began */
 	uint64_t peak_bytes;            /* used in this one */
@@ -67,6 +66,9 @@ bool glake__pooled_take(struct glake__pool *pool, struct glake__pooled *pooled,
 bool glake__pooled_carve(struct glake__pool *pool, struct glake__pooled *pooled,
                          const struct glake__stretch *stretches, size_t n_stretches,
                          uint64_t n_units);
+
+/* Has the work that used it last been done? */
+bool glake__pool_is_idle(const struct glake__pool *pool, const struct glake__stitched *stitched);
 
 /* The end of the chunk that page @page is in, in pages; is_start: it starts there. */
 uint64_t glake__pool_chunk_end(const struct glake__pool *pool, uint64_t page, bool *is_start_out);

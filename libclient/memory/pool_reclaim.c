@@ -4,6 +4,7 @@
 
 #include "libclient/link/session.h"
 #include "libclient/memory/backing.h"
+#include "libclient/memory/heap.h"
 #include "libclient/memory/pool_parts.h"
 #include "libclient/memory/reback.h"
 #include "proto/cleanup.h"
@@ -19,80 +20,85 @@
 /* What goes back: used runs of whole chunks, by next_in_bin, and the stitched ranges that map some of them. */
 struct victims {
 	struct glake__run *runs;
+	struct glake__run *stuck;         /* the driver has not unmapped them */
 	struct glake__stitched *stitched; /* by newer */
 	uint64_t n_bytes;
-	uint8_t *marks; /* owned; by page of home: */
+	uint64_t n_chunks; /* unmapped */
+	uint8_t *marks;    /* owned; by page of home: */
 };
 enum {
 	VICTIM = 1, /* it goes */
-	KEPT = 2,   /* a live stitched range maps it, behind its end or not */
+	KEPT = 2,   /* a stitched range maps it that is live, or was for work that goes on */
 };
 
-static void mark_live(const struct glake__pool *pool, uint8_t *marks)
+/* Of those in use, with what they have behind the end of the allocation: nobody unmaps a part of one. */
+static void mark_kept(const struct glake__pool *pool, uint8_t *marks)
 {
 	for (size_t i = 0; i < pool->stitched.n; i++) {
 		const struct glake__stitched *stitched = pool->stitched.by_size[i];
-		for (size_t j = 0; stitched->is_live && j < stitched->n_stretches; j++) {
+		bool is_used = stitched->is_live || !glake__pool_is_idle(pool, stitched);
+		for (size_t j = 0; is_used && j < stitched->n_stretches; j++) {
 			const struct glake__stretch *stretch = &stitched->stretches[j];
 			memset(marks + stretch->page, KEPT, stretch->n_pages);
 		}
 	}
 }
 
-static void take_victim(struct glake__pool *pool, struct glake__run *run,
-                        const struct glake__stretch *stretch, struct victims *victims)
+/* NULL without memory of the host. */
+static struct glake__run *take_victim(struct glake__pool *pool, struct glake__run *run,
+                                      const struct glake__stretch *stretch, struct victims *victims)
 {
 	run = glake__runs_use(&pool->runs, run, stretch->page * RUN_PAGE_UNITS,
 	                      stretch->n_pages * RUN_PAGE_UNITS);
-	if (!run) {
-		return;
+	if (run) {
+		run->next_in_bin = victims->runs;
+		victims->runs = run;
+		victims->n_bytes += stretch->n_pages * GLAKE__PAGE_BYTES;
+		memset(victims->marks + stretch->page, VICTIM, stretch->n_pages);
 	}
-	run->next_in_bin = victims->runs;
-	victims->runs = run;
-	victims->n_bytes += stretch->n_pages * GLAKE__PAGE_BYTES;
-	memset(victims->marks + stretch->page, VICTIM, stretch->n_pages);
+	return run;
 }
 
-/* The whole chunks at the start of @run that may go, @n_pages or a little more; n_pages 0: there are none. */
+/* The first whole chunks in @run that may go, @n_pages or a little more; n_pages 0: there are none. */
 static struct glake__stretch find_victim(const struct glake__pool *pool,
                                          const struct glake__run *run, const uint8_t *marks,
                                          uint64_t n_pages)
 {
-	struct glake__stretch stretch = {.n_pages = 0};
+	struct glake__stretch victim = {.n_pages = 0};
+	struct glake__stretch whole = {.n_pages = 0};
 	if (run->state == GLAKE__RUN_FREE && run->line == &pool->runs.nobody) {
-		stretch = glake__pool_whole_chunks(pool, run);
-		const uint8_t *first = marks + stretch.page;
-		const uint8_t *kept = memchr(first, KEPT, stretch.n_pages);
-		uint64_t n_free = kept ? (uint64_t)(kept - first) : stretch.n_pages;
-		uint64_t page = 0;
-		bool is_start;
-		while (page < n_free && page < n_pages) {
-			uint64_t end = glake__pool_chunk_end(pool, stretch.page + page, &is_start) -
-			               stretch.page;
-			if (end > n_free) {
-				break;
-			}
-			page = end;
-		}
-		stretch.n_pages = page;
+		whole = glake__pool_whole_chunks(pool, run);
 	}
-	return stretch;
+	uint64_t page = whole.page;
+	while (page < whole.page + whole.n_pages && victim.n_pages < n_pages) {
+		bool is_start;
+		uint64_t end = glake__pool_chunk_end(pool, page, &is_start);
+		if (!memchr(marks + page, KEPT, end - page)) {
+			victim.page = victim.n_pages > 0 ? victim.page : page;
+			victim.n_pages += end - page;
+		} else if (victim.n_pages > 0) {
+			break;
+		}
+		page = end;
+	}
+	return victim;
 }
 
 static void take_victims_locked(struct glake__pool *pool, uint64_t n_bytes, struct victims *victims)
 {
 	glake__runs_unite(&pool->runs);
 	struct glake__run *run = pool->runs.first;
-	mark_live(pool, victims->marks);
+	mark_kept(pool, victims->marks);
 	while (run && victims->n_bytes < n_bytes) {
-		struct glake__run *next = run->next;
 		uint64_t n_left = n_bytes - victims->n_bytes + GLAKE__PAGE_BYTES - 1;
 		struct glake__stretch stretch = find_victim(pool, run, victims->marks,
 		                                            n_left / GLAKE__PAGE_BYTES);
+		struct glake__run *taken = NULL;
 		if (stretch.n_pages > 0) {
-			take_victim(pool, run, &stretch, victims);
+			taken = take_victim(pool, run, &stretch, victims);
 		}
-		run = next;
+		/* What is left behind it comes next. */
+		run = taken ? taken->next : run->next;
 	}
 }
 
@@ -131,17 +137,23 @@ static struct glake__chunk *unmap(struct glake__pool *pool, struct victims *vict
 		victims->stitched = stitched->newer;
 		glake__stitched_drop(stitched);
 	}
-	for (struct glake__run *run = victims->runs; run; run = run->next_in_bin) {
+	struct glake__run *runs = victims->runs;
+	victims->runs = NULL;
+	while (runs) {
+		struct glake__run *run = runs;
+		runs = run->next_in_bin;
 		struct glake__chunk *dead = NULL;
 		int r = glake__range_clear(pool->home, run->first * RUN_UNIT_BYTES,
 		                           run->n_units * RUN_UNIT_BYTES, &dead);
-		/* What the driver does not unmap is never used again: it stays used, by nobody. */
-		run->number = r < 0;
+		struct glake__run **list = r == 0 ? &victims->runs : &victims->stuck;
+		run->next_in_bin = *list;
+		*list = run;
 		while (dead) {
 			struct glake__chunk *next = dead->next;
 			dead->next = all;
 			all = dead;
 			dead = next;
+			victims->n_chunks++;
 		}
 	}
 	return all;
@@ -149,31 +161,36 @@ static struct glake__chunk *unmap(struct glake__pool *pool, struct victims *vict
 
 static void end_victims_locked(struct glake__pool *pool, struct victims *victims)
 {
+	pool->stats->n_unmapped += victims->n_chunks;
 	while (victims->runs) {
 		struct glake__run *run = victims->runs;
 		victims->runs = run->next_in_bin;
-		if (run->number == 0) {
-			uint64_t n_bytes = run->n_units * RUN_UNIT_BYTES;
-			pool->stats->n_unmapped += n_bytes / GLAKE__PAGE_BYTES;
-			glake__pool_count_reserved(pool, -(int64_t)n_bytes);
-			glake__runs_unmap(&pool->runs, run);
-		}
+		glake__pool_count_reserved(pool, -(int64_t)(run->n_units * RUN_UNIT_BYTES));
+		glake__runs_unmap(&pool->runs, run);
 	}
+	/* Those are never used again. */
+	for (const struct glake__run *run = victims->stuck; run; run = run->next_in_bin) {
+		pool->stats->used_bytes += run->n_units * RUN_UNIT_BYTES;
+	}
+}
+
+static uint64_t lesser(uint64_t one, uint64_t other)
+{
+	return one < other ? one : other;
 }
 
 uint64_t glake__pool_reclaim(struct glake__pool *pool, uint64_t n_bytes, bool is_owed)
 {
 	cleanup_cancel int cancel = cancel_disable();
 	struct victims victims = {.marks = calloc(pool->runs.n_units / RUN_PAGE_UNITS, 1)};
+	uint64_t *debt = &pool->device->heap->reclaim_debt;
 	if (!victims.marks) {
 		return 0;
 	}
 	glake__lock();
 	take_victims_locked(pool, n_bytes, &victims);
 	take_stitched_locked(pool, &victims);
-	if (is_owed) {
-		pool->owed_bytes = n_bytes > victims.n_bytes ? n_bytes - victims.n_bytes : 0;
-	}
+	*debt -= is_owed ? lesser(*debt, victims.n_bytes) : 0;
 	glake__unlock();
 	if (victims.runs) {
 		struct glake__chunk *dead = unmap(pool, &victims);
@@ -209,8 +226,9 @@ void glake__pool_settle(struct glake__pool *pool)
 			end_round(pool, now_ns);
 		}
 	}
-	uint64_t owed = pool->owed_bytes;
-	uint64_t spare = pool->spare_bytes < SETTLE_BYTES ? pool->spare_bytes : SETTLE_BYTES;
+	uint64_t free_bytes = glake__pool_free_bytes_locked(pool);
+	uint64_t owed = lesser(pool->device->heap->reclaim_debt, free_bytes);
+	uint64_t spare = lesser(pool->spare_bytes, SETTLE_BYTES);
 	pool->spare_bytes -= spare;
 	glake__unlock();
 	if (owed > 0) {

@@ -360,6 +360,40 @@ static glake_ptr keep_a_range(CUstream stream, glake_ptr held[3])
 	return large;
 }
 
+START_TEST(addresses_that_work_still_uses_stay_mapped)
+{
+	CUstream stream = stream_new();
+	glake_ptr held[3];
+	glake_ptr large = keep_a_range(stream, held);
+	/* Less than the range has: its last piece is free, and no work uses that. */
+	ck_assert_uint_eq(alloc_on(stream, 16 * MIB), large);
+	queue_write(stream, large, 16 * MIB, 7);
+	free_on(stream, large);
+	assert_ok(glake_trim(session, 0, 0));
+	synchronize(stream);
+	ck_assert_uint_eq(stats().n_kept, 1);
+	assert_ok(glake_trim(session, 0, 0));
+	ck_assert_uint_eq(stats().n_kept, 0);
+	ck_assert_uint_eq(stats().reserved_bytes, 24 * MIB);
+}
+END_TEST
+
+START_TEST(free_memory_behind_what_stays_is_given_back)
+{
+	CUstream stream = stream_new();
+	glake_ptr held[3];
+	glake_ptr large = keep_a_range(stream, held);
+	ck_assert_uint_eq(alloc_on(stream, 16 * MIB), large);
+	/* The live range keeps its last piece, but not what was freed behind that. */
+	glake_ptr behind = alloc_on(stream, 20 * MIB);
+	ck_assert_uint_eq(stats().reserved_bytes, 60 * MIB);
+	free_on(stream, behind);
+	synchronize(stream);
+	assert_ok(glake_trim(session, 0, 0));
+	ck_assert_uint_eq(stats().reserved_bytes, 50 * MIB);
+}
+END_TEST
+
 /* Where handles are asked for. */
 static __typeof__(cuMemRetainAllocationHandle) *retain;
 static unsigned n_retained;
@@ -428,6 +462,28 @@ static CUresult unmap_but_one(CUdeviceptr ptr, size_t n_bytes)
 	return CUDA_ERROR_UNKNOWN;
 }
 
+START_TEST(what_cannot_be_unmapped_is_not_used_again)
+{
+	CUstream stream = stream_new();
+	glake_ptr ptr[3];
+	for (unsigned i = 0; i < 3; i++) {
+		ptr[i] = alloc_on(stream, 2 * MIB);
+	}
+	free_on(stream, ptr[0]);
+	free_on(stream, ptr[2]);
+	synchronize(stream);
+	unmap = glake__space.drv.cuMemUnmap;
+	glake__space.drv.cuMemUnmap = unmap_but_one;
+	assert_ok(glake_trim(session, 0, 0));
+	glake__space.drv.cuMemUnmap = unmap;
+	ck_assert_uint_eq(n_found, 0);
+	for (unsigned i = 0; i < 4; i++) {
+		ck_assert_uint_ne(alloc_on(stream, 2 * MIB), stuck);
+		stats();
+	}
+}
+END_TEST
+
 START_TEST(sizes_do_not_wrap)
 {
 	CUstream stream = stream_new();
@@ -468,6 +524,26 @@ static uint64_t reserved_bytes(void)
 	assert_ok(glake_usage(session, &usage));
 	return usage.reserved_bytes;
 }
+
+START_TEST(whatever_is_freed_next_pays_what_glaked_asked_for)
+{
+	CUstream stream = stream_new();
+	glake_ptr own;
+	glake_ptr pooled = alloc_on(stream, 8 * MIB);
+	glake_ptr other = alloc_on(stream, 8 * MIB);
+	assert_ok(glake_alloc(session, 0, 8 * MIB, 0, &own));
+	/* Nothing is free. */
+	glake__heap_reclaim(&session->devices[0], 16 * MIB);
+	ck_assert_uint_eq(reserved_bytes(), 24 * MIB);
+	assert_ok(glake_free(session, own));
+	ck_assert_uint_eq(reserved_bytes(), 16 * MIB);
+	assert_ok(glake_free(session, pooled));
+	ck_assert_uint_eq(reserved_bytes(), 8 * MIB);
+	/* All is paid. */
+	assert_ok(glake_free(session, other));
+	ck_assert_uint_eq(reserved_bytes(), 8 * MIB);
+}
+END_TEST
 
 /* Some of its runs lie before the one that stands for all, some behind. */
 START_TEST(a_session_ends_with_ranges_in_use)
