@@ -108,6 +108,7 @@ static int session_new(const struct glake_connect_options *options,
 	session->link.reclaim_user = session;
 	session->report = glake__usage_report;
 	session->stitches = wants_stitching(options);
+	session->settle = session->stitches ? glake__supply_settle : NULL;
 	session->n_refs = 1;
 	glake__space_begin();
 	pthread_mutex_init(&session->usage_lock, NULL);

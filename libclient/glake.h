@@ -741,8 +741,9 @@ GLAKE_API void glake_set_notice_handler(struct glake_session *session, glake_not
  */
 GLAKE_API int glake_fd(struct glake_session *session);
 /*
- * Deliver the notices that wait. Does not block. Returns how many there were, or, if none, an
- * error.
+ * Deliver the notices that wait. Does not wait for any. In a session that stitches, also give memory back
+ * that was not needed for some seconds, which takes milliseconds: call it now and then while the program
+ * neither allocates nor frees. Returns how many notices there were, or, if none, an error.
  * Errors: session errors; GLAKE_E_GONE; GLAKE_E_PROTOCOL.
  */
 GLAKE_API int glake_dispatch(struct glake_session *session);

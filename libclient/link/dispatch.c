@@ -38,6 +38,9 @@ int glake_dispatch(struct glake_session *session)
 		return r;
 	}
 	r = glake__link_poll(&session->link);
+	if (session->settle) {
+		session->settle(session);
+	}
 	session->report(session);
 	int n_delivered = glake__deliver(&session->link);
 	return n_delivered > 0 ? n_delivered : r;

@@ -101,6 +101,8 @@ struct glake_session {
 	struct glake__heap *heaps; /* owned; by position in devices */
 	/* Report usage if that is due (memory/usage.h). Never blocks; no lock is held. */
 	void (*report)(struct glake_session *session);
+	/* Give back memory that the program does not need (memory/supply.h); NULL: it does so when it frees. */
+	void (*settle)(struct glake_session *session);
 	/* Set with the first model: a program without models need not link their code. */
 	void (*end_models)(struct glake_session *session);
 	/* async.c: owned; made by the first call that wants it. */

@@ -90,8 +90,13 @@ uint64_t glake__pool_free_bytes_locked(const struct glake__pool *pool);
  */
 uint64_t glake__pool_reclaim(struct glake__pool *pool, uint64_t n_bytes, bool is_owed);
 
-/* Pay what is owed, and give back what was not used for two rounds. Cheap if there is nothing. */
+/*
+ * Pay what is owed, and give back what was not used for two rounds: some of it each time. All that is free if
+ * glaked's warm_bytes is 0. Cheap if there is nothing. The program waits for it.
+ */
 void glake__pool_settle(struct glake__pool *pool);
+/* The same by a thread that the program does not wait for, also while it frees nothing: more at a time. */
+void glake__pool_settle_idle(struct glake__pool *pool);
 
 /* For tests: runs, stitched ranges and the numbers agree. Takes the lock. */
 bool glake__pool_is_valid(struct glake__pool *pool);

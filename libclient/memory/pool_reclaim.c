@@ -12,6 +12,8 @@
 
 /* Given back at a time by a call of the program that frees. */
 #define SETTLE_BYTES (32ull << 20)
+/* And by another thread: in the driver the program may wait for that. */
+#define IDLE_BYTES (256ull << 20)
 /* Between two looks at the clock. */
 #define SETTLE_CALLS 64u
 /* Memory above the peak of the last rounds that stays, as a part of that. */
@@ -216,24 +218,36 @@ static void end_round(struct glake__pool *pool, uint64_t now_ns)
 	pool->round_ns = now_ns;
 }
 
-void glake__pool_settle(struct glake__pool *pool)
+static void settle(struct glake__pool *pool, unsigned n_calls, uint64_t most_bytes)
 {
 	glake__lock();
-	if (++pool->n_calls >= SETTLE_CALLS) {
+	pool->n_calls += n_calls;
+	if (pool->n_calls >= SETTLE_CALLS) {
 		uint64_t now_ns = clock_now_ns();
 		pool->n_calls = 0;
 		if (now_ns - pool->round_ns >= POOL_ROUND_NS) {
 			end_round(pool, now_ns);
 		}
 	}
+	bool keeps_any = pool->device->session->warm_bytes > 0;
 	uint64_t free_bytes = glake__pool_free_bytes_locked(pool);
 	uint64_t owed = lesser(pool->device->heap->reclaim_debt, free_bytes);
-	uint64_t spare = lesser(pool->spare_bytes, SETTLE_BYTES);
+	uint64_t spare = lesser(pool->spare_bytes, most_bytes);
 	pool->spare_bytes -= spare;
 	glake__unlock();
 	if (owed > 0) {
 		glake__pool_reclaim(pool, owed, true);
-	} else if (spare > 0) {
-		glake__pool_reclaim(pool, spare, false);
+	} else if (spare > 0 || (!keeps_any && free_bytes > 0)) {
+		glake__pool_reclaim(pool, keeps_any ? spare : free_bytes, false);
 	}
+}
+
+void glake__pool_settle(struct glake__pool *pool)
+{
+	settle(pool, 1, SETTLE_BYTES);
+}
+
+void glake__pool_settle_idle(struct glake__pool *pool)
+{
+	settle(pool, SETTLE_CALLS, IDLE_BYTES);
 }

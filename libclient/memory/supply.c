@@ -6,6 +6,7 @@
 #include "libclient/link/dispatch.h"
 #include "libclient/memory/async.h"
 #include "libclient/memory/heap.h"
+#include "libclient/memory/pool.h"
 
 void glake__supply_reclaim(struct glake_session *session, uint32_t device, uint64_t n_bytes)
 {
@@ -14,6 +15,16 @@ void glake__supply_reclaim(struct glake_session *session, uint32_t device, uint6
 		glake__heap_reclaim(found, n_bytes);
 		/* Memory that becomes free by this pays the debt. */
 		glake__async_collect(session, -1);
+	}
+}
+
+void glake__supply_settle(struct glake_session *session)
+{
+	glake__async_collect(session, -1);
+	for (uint32_t i = 0; i < session->n_devices; i++) {
+		if (session->heaps[i].stitching) {
+			glake__pool_settle_idle(session->heaps[i].stitching);
+		}
 	}
 }
 

@@ -25,6 +25,9 @@ void glake__supply_reclaim(struct glake_session *session, uint32_t device, uint6
  */
 bool glake__supply_make_room(struct glake__device *device, int error);
 
+/* Give back what streams are done with and the program has not needed for a while (pool.h). */
+void glake__supply_settle(struct glake_session *session);
+
 /* glake__supply_get() on a device that is known; @is_zeroed: fresh chunks, of no slab. */
 int glake__supply_get_on(struct glake__device *device, uint64_t n_bytes, bool is_zeroed,
                          const struct glake__tag *tag, struct glake__wait *wait,

@@ -370,6 +370,107 @@ START_TEST(what_glaked_has_yet_to_close_is_left)
 }
 END_TEST
 
+/* ---- programs that stitch --------------------------------------------------------------------- */
+
+static void run_stitching(struct run *run)
+{
+	run_start(run, "GLAKE_ALLOC=stitch", run_in_build(PROGRAM), NULL);
+}
+
+/* What a phase needs: 1 GiB in four pieces. */
+#define N_PIECES 4
+
+static void begin_phase(struct run *run)
+{
+	for (unsigned i = 0; i < N_PIECES; i++) {
+		ask(run, "alloc_async 268435456\n", "alloc_async 0\n");
+	}
+}
+
+static void end_phase(struct run *run)
+{
+	for (unsigned i = 0; i < N_PIECES; i++) {
+		ask(run, "free_async\n", "free_async 0\n");
+	}
+	ask(run, "sync\n", "sync\n");
+}
+
+START_TEST(the_peak_of_one_is_the_trough_of_the_other)
+{
+	static struct run programs[2];
+	begin(TENANT("1280MiB"));
+	for (unsigned i = 0; i < 2; i++) {
+		run_stitching(&programs[i]);
+		/* That it has all the time. */
+		ask(&programs[i], "alloc_async 33554432\n", "alloc_async 0\n");
+	}
+	for (unsigned round = 0; round < 4; round++) {
+		begin_phase(&programs[round % 2]);
+		end_phase(&programs[round % 2]);
+	}
+	ck_assert_uint_eq(world_metric("quota_refusals"), 0);
+	run_end_well(&programs[0]);
+	run_end_well(&programs[1]);
+}
+END_TEST
+
+/* Nor does it call the driver any more: what its streams finish is found by the shim. */
+START_TEST(work_that_ends_later_pays_then)
+{
+	static struct run first;
+	static struct run second;
+	begin(WAIT TENANT("1280MiB"));
+	run_stitching(&first);
+	run_stitching(&second);
+	for (unsigned round = 0; round < 2; round++) {
+		struct run *from = round == 0 ? &first : &second;
+		struct run *to = round == 0 ? &second : &first;
+		ask(from, "alloc_async 1073741824\n", "alloc_async 0\n");
+		ask(from, "release\n", "release");
+		uint64_t n_waits = world_metric("quota_waits");
+		say(to, "alloc_async 1073741824\n");
+		await(have_waited, n_waits + 1);
+		ask(from, "sync\n", "sync\n");
+		run_read(to, "alloc_async 0\n");
+		ask(to, "free_async\n", "free_async 0\n");
+		ask(to, "sync\n", "sync\n");
+	}
+	ck_assert_uint_eq(world_metric("quota_refusals"), 0);
+	run_end_well(&second);
+	run_end_well(&first);
+}
+END_TEST
+
+static uint64_t n_used(void)
+{
+	struct glake_device_view view = {.size = sizeof(view)};
+	assert_ok(glake_device_view(eye, 0, &view));
+	return view.used_bytes - view.idle_bytes;
+}
+
+static bool is_used(uint64_t n_bytes)
+{
+	return n_used() == n_bytes;
+}
+
+/* Of memory of either kind; the program does nothing more than wait for its stream. */
+START_TEST_WITH(warm_bytes_of_zero_keeps_nothing, .n = 2)
+{
+	static struct run run;
+	begin("warm_bytes = \"0\"; pool = ();");
+	run_start(&run, _i ? "GLAKE_ALLOC=stitch" : NULL, run_in_build(PROGRAM), NULL);
+	for (unsigned i = 0; i < 3; i++) {
+		ask(&run, "alloc_async 134217728\n", "alloc_async 0\n");
+	}
+	uint64_t before = n_used();
+	ask(&run, "free_async\n", "free_async 0\n");
+	ask(&run, "free_async\n", "free_async 0\n");
+	ask(&run, "sync\n", "sync\n");
+	await(is_used, before - 256 * MIB);
+	run_end_well(&run);
+}
+END_TEST
+
 /* ---- eight programs --------------------------------------------------------------------------- */
 
 #define N_PROGRAMS 8

@@ -545,6 +545,25 @@ START_TEST(whatever_is_freed_next_pays_what_glaked_asked_for)
 }
 END_TEST
 
+/* It calls only glake_dispatch() any more. */
+START_TEST(an_idle_program_gives_its_memory_back)
+{
+	CUstream stream = stream_new();
+	glake_ptr live = alloc_on(stream, 8 * MIB);
+	glake_ptr ptr = alloc_on(stream, 64 * MIB);
+	free_on(stream, ptr);
+	synchronize(stream);
+	ck_assert_uint_eq(stats().reserved_bytes, 72 * MIB);
+	for (unsigned round = 0; round < 4; round++) {
+		the_pool()->round_ns -= POOL_ROUND_NS;
+		ck_assert_int_ge(glake_dispatch(session), 0);
+	}
+	/* An eighth of what it has used may stay. */
+	ck_assert_uint_le(stats().reserved_bytes, 9 * MIB);
+	free_on(stream, live);
+}
+END_TEST
+
 /* Some of its runs lie before the one that stands for all, some behind. */
 START_TEST(a_session_ends_with_ranges_in_use)
 {
