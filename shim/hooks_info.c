@@ -11,6 +11,9 @@
 #include "shim/connection.h"
 #include "shim/view.h"
 
+/* Others may allocate and free all the time: then the last answer is as good as any. */
+#define MAX_LOOKS 32
+
 static bool asks_us(void)
 {
 	return shim_policy_owns_any() && shim_can_own() && !shim_is_forked();
@@ -70,10 +73,29 @@ static void apply_view(CUdevice device, struct view *view)
 	connection_unref(connection);
 }
 
+/*
+ * The driver and glaked are asked one after the other. Memory that glaked closes in between would be in
+ * neither number, so they are asked again until the driver's has not changed meanwhile.
+ */
+static CUresult look(CUdevice device, struct view *view_out)
+{
+	struct view before = {0};
+	struct view after = {0};
+	CUresult result = real(cuMemGetInfo_v2)(&before.free_bytes, &before.total_bytes);
+	for (int i = 0; i < MAX_LOOKS && result == CUDA_SUCCESS; i++) {
+		*view_out = before;
+		apply_view(device, view_out);
+		result = real(cuMemGetInfo_v2)(&after.free_bytes, &after.total_bytes);
+		if (after.free_bytes == before.free_bytes) {
+			break;
+		}
+		before = after;
+	}
+	return result;
+}
+
 CUresult shim_cuMemGetInfo_v2(size_t *free_out, size_t *total_out)
 {
-	size_t free_bytes = 0;
-	size_t total_bytes = 0;
 	CUdevice device;
 	struct heap_place place;
 	if (!free_out || !total_out || !asks_us() ||
@@ -84,15 +106,13 @@ CUresult shim_cuMemGetInfo_v2(size_t *free_out, size_t *total_out)
 	if (heap_place_here(&place)) {
 		order_collect(place.ctx, false);
 	}
-	CUresult result = real(cuMemGetInfo_v2)(&free_bytes, &total_bytes);
-	if (result != CUDA_SUCCESS) {
-		return result;
+	struct view view;
+	CUresult result = look(device, &view);
+	if (result == CUDA_SUCCESS) {
+		*free_out = view.free_bytes;
+		*total_out = view.total_bytes;
 	}
-	struct view view = {.free_bytes = free_bytes, .total_bytes = total_bytes};
-	apply_view(device, &view);
-	*free_out = view.free_bytes;
-	*total_out = view.total_bytes;
-	return CUDA_SUCCESS;
+	return result;
 }
 
 CUresult shim_cuDeviceTotalMem_v2(size_t *total_out, CUdevice device)

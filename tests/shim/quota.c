@@ -10,6 +10,8 @@
  *     exchange BYTES                    free the newest in order, behind work that lasts until the next line
  *                                       comes, and want BYTES meanwhile: the result
  *     release                           free the newest in order, behind such work, and what is left then
+ *     churn N BYTES                     N times allocate and free, look 20 times, and say how often
+ *                                       not the same was left as before
  *     sync                              wait for the stream
  *     spin, compute                     be busy, on the CPU or the GPU, until the next line comes
  *     threads N BYTES                   N threads want that much each
@@ -167,6 +169,22 @@ static size_t release_later(void)
 	return left();
 }
 
+static size_t churn(size_t n, size_t n_bytes)
+{
+	size_t before = left();
+	size_t n_wrong = 0;
+	for (size_t i = 0; i < n; i++) {
+		CUdeviceptr ptr;
+		must_ok(allocate(&ptr, n_bytes, false));
+		must_ok(release(ptr, false));
+		/* For some milliseconds, in which it is closed. */
+		for (size_t look = 0; look < 20; look++) {
+			n_wrong += left() != before;
+		}
+	}
+	return n_wrong;
+}
+
 static void follow(const char *word, size_t number, size_t n_bytes)
 {
 	bool in_order = strstr(word, "_async");
@@ -195,6 +213,8 @@ static void follow(const char *word, size_t number, size_t n_bytes)
 		printf("%s %zu\n", word, left());
 	} else if (strcmp(word, "release") == 0) {
 		printf("%s %zu\n", word, release_later());
+	} else if (strcmp(word, "churn") == 0) {
+		printf("%s %zu\n", word, churn(number, n_bytes));
 	} else if (strcmp(word, "sync") == 0) {
 		must_ok(cu(cuStreamSynchronize)(stream));
 		puts("sync");
