@@ -72,6 +72,7 @@ struct glake__facts {
 	uint64_t n_bytes;
 	uint64_t id;
 	int ordinal;
+	struct glake_session *session; /* borrowed */
 	struct glake__tag tag;
 	glake_ptr region_address; /* of its range */
 	uint64_t region_bytes;

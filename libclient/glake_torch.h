@@ -4,7 +4,8 @@
  * GPU memory of a program, or of a torch.cuda.MemPool, comes from glaked, in the order of its stream.
  * From Python, glake.torch.use_allocator() and glake.torch.mem_pool() set them up.
  *
- * They share one session of the process, which the first allocation makes and nothing ends. It
+ * They share one session of the process, which the first allocation makes and nothing ends. When its
+ * glaked has ended, the next one serves: memory of the earlier stays until it is freed. The session
  * stitches (struct glake_connect_options). Streams are cudaStream_t, which are CUstream; devices are
  * CUDA ordinals. The device's primary context is used, and retained for ever. In a child of fork(),
  * memory of the parent is ignored, and allocations need a session of the child's own.

@@ -441,11 +441,14 @@ bool glake__heap_find(glake_ptr address, struct glake__facts *facts_out)
 	glake__lock();
 	const struct glake__allocation *found = find(address);
 	if (found && facts_out) {
+		const struct glake__device *device = found->is_pooled ? glake__pool_device_of(found)
+		                                                      : found->backing->device;
 		*facts_out = (struct glake__facts){
 			.address = found->address,
 			.n_bytes = found->n_bytes,
 			.id = found->id,
 			.ordinal = found->ordinal,
+			.session = device->session,
 			.tag = found->tag,
 			.region_address = found->is_pooled ? found->address : found->backing->ptr,
 			.region_bytes = found->is_pooled ? found->n_capacity

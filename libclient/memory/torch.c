@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "libclient/glake_shim.h"
 #include "libclient/memory/async.h"
 #include "libclient/memory/space.h"
 #include "libclient/memory/torch_uses.h"
@@ -34,20 +35,26 @@ static struct glake_session *session_here(void)
 	return session && glake__session_check(session) == 0 ? session : NULL;
 }
 
-/* No lock, since a child of fork() would inherit it locked. Of two that are made at a time, one stays. */
-static int get_session(struct glake_session **session_out)
+/*
+ * In place of @before. No lock, since a child of fork() would inherit it locked: of two that are made at a
+ * time, one stays.
+ */
+static int make_session(struct glake_session *before, struct glake_session **session_out)
 {
-	struct glake_session *before = current;
-	struct glake_session *session = session_here();
 	const struct glake_connect_options options = {.size = sizeof(options), .stitch = 1};
-	int r = session ? 0 : glake_connect(&options, &session);
-	if (r == 0 && session != before &&
-	    !atomic_compare_exchange_strong(&current, &before, session)) {
-		glake_disconnect(session);
-		session = before;
+	int r = glake_connect(&options, session_out);
+	if (r == 0 && !atomic_compare_exchange_strong(&current, &before, *session_out)) {
+		glake_disconnect(*session_out);
+		*session_out = before;
 	}
-	*session_out = session;
 	return r;
+}
+
+static void trim(struct glake_session *session)
+{
+	for (uint32_t i = 0; i < session->n_devices; i++) {
+		glake_trim(session, session->devices[i].public.index, 0);
+	}
 }
 
 struct glake_session *glake_torch_session(void)
@@ -107,27 +114,35 @@ static void leave(const struct glake_session *session, CUcontext previous)
 
 /* ---- freeing ---------------------------------------------------------------------------------- */
 
-static int free_in_order(struct glake_session *session, void *ptr, int device, void *stream)
+static int free_in_order(void *ptr, int device, void *stream)
 {
 	glake_ptr address = (glake_ptr)(uintptr_t)ptr;
+	struct glake__facts facts;
 	CUcontext previous;
-	int r = enter(session, device, &previous);
+	if (!glake__heap_find(address, &facts) || facts.address != address) {
+		return -EINVAL;
+	}
+	int r = enter(facts.session, device, &previous);
 	if (r < 0) {
 		return r;
 	}
-	r = glake__torch_uses_join(session, address, stream);
+	r = glake__torch_uses_join(facts.session, address, stream);
 	if (r == 0) {
-		r = glake_free_async(session, stream, address, 0);
+		r = glake_free_async(facts.session, stream, address, 0);
 	}
-	leave(session, previous);
+	leave(facts.session, previous);
+	if (r == 0 && facts.session != current) {
+		/* Nobody allocates from a session whose glaked has ended. */
+		trim(facts.session);
+	}
 	return r;
 }
 
 /* After any other error than -EBUSY nobody knows what uses the memory: it stays for good. */
-static void free_or_postpone(struct glake_session *session, struct postponed *wanted)
+static void free_or_postpone(const struct postponed *wanted)
 {
 	struct postponed *kept = NULL;
-	if (free_in_order(session, wanted->ptr, wanted->device, wanted->stream) == -EBUSY) {
+	if (free_in_order(wanted->ptr, wanted->device, wanted->stream) == -EBUSY) {
 		kept = malloc(sizeof(*kept));
 	}
 	if (kept) {
@@ -138,13 +153,13 @@ static void free_or_postpone(struct glake_session *session, struct postponed *wa
 	}
 }
 
-static void free_postponed(struct glake_session *session)
+static void free_postponed(void)
 {
 	struct postponed *list = postponed ? atomic_exchange(&postponed, NULL) : NULL;
 	while (list) {
 		struct postponed *wanted = list;
 		list = wanted->next;
-		free_or_postpone(session, wanted);
+		free_or_postpone(wanted);
 		free(wanted);
 	}
 }
@@ -152,10 +167,9 @@ static void free_postponed(struct glake_session *session)
 void glake_torch_free(void *ptr, ssize_t size, int device, void *stream)
 {
 	(void)size;
-	struct glake_session *session = session_here();
-	struct postponed wanted = {.ptr = ptr, .device = device, .stream = stream};
-	if (session && ptr) {
-		free_or_postpone(session, &wanted);
+	const struct postponed wanted = {.ptr = ptr, .device = device, .stream = stream};
+	if (session_here() && ptr) {
+		free_or_postpone(&wanted);
 	}
 }
 
@@ -170,10 +184,8 @@ void glake_torch_empty_cache(void)
 {
 	struct glake_session *session = session_here();
 	if (session) {
-		free_postponed(session);
-	}
-	for (uint32_t i = 0; session && i < session->n_devices; i++) {
-		glake_trim(session, session->devices[i].public.index, 0);
+		free_postponed();
+		trim(session);
 	}
 }
 
@@ -193,16 +205,11 @@ void glake_torch_tend(int timeout_ms)
 
 /* ---- allocating ------------------------------------------------------------------------------- */
 
-static int alloc(ssize_t size, int device, void *stream, bool for_pool, glake_ptr *ptr_out)
+static int alloc_from(struct glake_session *session, ssize_t size, int device, void *stream,
+                      bool for_pool, glake_ptr *ptr_out)
 {
 	CUcontext previous;
-	struct glake_session *session;
-	int r = get_session(&session);
-	if (r < 0) {
-		return r;
-	}
-	free_postponed(session);
-	r = enter(session, device, &previous);
+	int r = enter(session, device, &previous);
 	if (r < 0) {
 		return r;
 	}
@@ -216,6 +223,27 @@ static int alloc(ssize_t size, int device, void *stream, bool for_pool, glake_pt
 		                        "a MemPool: glake.torch.mem_pool()");
 	}
 	leave(session, previous);
+	return r;
+}
+
+static int alloc(ssize_t size, int device, void *stream, bool for_pool, glake_ptr *ptr_out)
+{
+	struct glake_session *session = session_here();
+	int r = session ? 0 : make_session(current, &session);
+	if (r < 0) {
+		return r;
+	}
+	free_postponed();
+	r = alloc_from(session, size, device, stream, for_pool, ptr_out);
+	if (r < 0 && glake__session_is_gone(session)) {
+		/* Its glaked has ended. What it has free is of no use to the next. */
+		struct glake_session *gone = session;
+		r = make_session(gone, &session);
+		if (r == 0) {
+			trim(gone);
+			r = alloc_from(session, size, device, stream, for_pool, ptr_out);
+		}
+	}
 	return r;
 }
 

@@ -315,6 +315,38 @@ START_TEST(what_others_want_is_given_back)
 }
 END_TEST
 
+START_TEST(the_next_daemon_serves_on)
+{
+	CUstream stream = stream_new();
+	void *old = alloc_on(0, stream, 4 * MIB);
+	void *freed = alloc_on(0, stream, 4 * MIB);
+	struct glake_session *before = glake_torch_session();
+	queue_write(stream, old, 1);
+	harness_kill(&harness);
+	/* What there is serves without one. */
+	glake_torch_free(freed, 4 * MIB, 0, stream);
+	ck_assert_ptr_eq(alloc_on(0, stream, 4 * MIB), freed);
+	ck_assert_ptr_null(glake_torch_alloc(64 * MIB, 0, stream));
+	world_restart();
+	void *next = alloc_on(0, stream, 64 * MIB);
+	struct glake_session *after = glake_torch_session();
+	ck_assert_ptr_ne(after, before);
+	queue_write(stream, next, 2);
+	ck_assert_int_eq(drv.cuStreamSynchronize(stream), CUDA_SUCCESS);
+	ck_assert_int_eq(first_byte(old), 1);
+	ck_assert_int_eq(first_byte(next), 2);
+	glake_torch_free(old, 4 * MIB, 0, stream);
+	glake_torch_free(freed, 4 * MIB, 0, stream);
+	struct glake_usage usage = {.size = sizeof(usage)};
+	assert_ok(glake_usage(before, &usage));
+	ck_assert_uint_eq(usage.live_bytes, 0);
+	glake_torch_free(next, 64 * MIB, 0, stream);
+	ck_assert_uint_eq(world_usage(after).live_bytes, 0);
+	ck_assert_int_eq(drv.cuStreamSynchronize(stream), CUDA_SUCCESS);
+	glake_disconnect(before);
+}
+END_TEST
+
 static void *begin_at_once(void *user)
 {
 	pthread_barrier_wait(user);
