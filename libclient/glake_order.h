@@ -3,7 +3,8 @@
  * Memory in stream order, for authors of allocators: memory that was freed on a stream and may
  * still be in use. glake_alloc_async() and the shim's cuMemAllocAsync() are built on it.
  *
- * To free an allocation on a stream, an allocator parks it there: an event is recorded behind it.
+ * To free an allocation on a stream, an allocator parks it there: an event is recorded behind it, or behind it and
+ * the next ones.
  * The same stream may take it again at once, because its work comes later anyway. When the event
  * has completed, the allocation is released for all other uses. An order knows of an allocation
  * only a pointer, a device and a size.
@@ -38,6 +39,13 @@ struct glake_order_options {
 	 */
 	void (*release)(void *user, void *allocation);
 	void *user;
+	/*
+	 * Record @event, a CUevent, behind all work of the CUcontext @context: cuCtxRecordEvent(), unless a
+	 * stream is being captured, or could begin to be meanwhile: the call would end the capture. Returns 0,
+	 * or something else if it did not. With it, frees share events; NULL: each free has its own. Called with
+	 * no lock held.
+	 */
+	int (*record)(void *user, void *context, void *event);
 };
 
 /*

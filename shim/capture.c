@@ -189,6 +189,17 @@ static CUcontext ctx_of(CUstream stream)
 }
 
 /* Called before the driver's call, so that no thread misses a capture that has begun. */
+CUresult capture_record_ctx(CUcontext ctx, CUevent event)
+{
+	CUresult result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+	pthread_mutex_lock(&lock);
+	if (n_captures == 0 && real(cuCtxRecordEvent)) {
+		result = real(cuCtxRecordEvent)(ctx, event);
+	}
+	pthread_mutex_unlock(&lock);
+	return result;
+}
+
 bool capture_begins(CUstream stream, unsigned flags)
 {
 	struct capture *capture = shim_is_forked() ? NULL : calloc(1, sizeof(*capture));

@@ -51,6 +51,12 @@ CUresult capture_stream_destroyed(CUstream stream, CUresult result);
 void capture_drop_ctx(CUcontext ctx, uint64_t generation);
 
 /*
+ * Record @event behind all work of @ctx, unless any stream is captured: it would end the capture. Meanwhile none
+ * begins to be. Drivers before CUDA 12.5 cannot.
+ */
+CUresult capture_record_ctx(CUcontext ctx, CUevent event);
+
+/*
  * relax: from now on captures forbid this thread only what disturbs its own captured streams.
  * Returns the mode before, for restore.
  */

@@ -19,12 +19,27 @@ static void release(void *user, void *allocation)
 	heap_release(allocation);
 }
 
+static _Atomic(order_record_fn *) recorder;
+
+void order_set_recorder(order_record_fn *record)
+{
+	recorder = record;
+}
+
+static int record(void *user, void *ctx, void *event)
+{
+	order_record_fn *call = recorder;
+	(void)user;
+	return call && call(ctx, event) == CUDA_SUCCESS ? 0 : -1;
+}
+
 static void make_order(void)
 {
 	const struct glake_order_options options = {
 		.size = sizeof(options),
 		.libcuda = shim_libcuda(),
 		.release = release,
+		.record = record,
 	};
 	if (glake_order_new(&options, &order) < 0) {
 		order = NULL;

@@ -10,6 +10,10 @@
 
 #include "shim/heap.h"
 
+/* Records an event behind all work of a context, unless that would end a capture. Until it is set, nothing does. */
+typedef CUresult order_record_fn(CUcontext ctx, CUevent event);
+void order_set_recorder(order_record_fn *record);
+
 /*
  * Describe a stream. False: the driver does not tell, so the call is the driver's. @flags, here and
  * below: GLAKE_PER_THREAD or 0.

@@ -146,6 +146,7 @@ void service_start(struct connection *connection)
 		return;
 	}
 	pthread_once(&once, watch_exit);
+	order_set_recorder(capture_record_ctx);
 	glake_set_notice_handler(connection->session, on_notice, NULL);
 	seal_ask_follow(connection);
 	pthread_attr_setstacksize(&attributes, STACK_BYTES);

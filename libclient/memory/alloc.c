@@ -68,9 +68,12 @@ int glake_alloc_async(struct glake_session *session, void *stream, uint64_t byte
 		*ptr_out = allocation->address;
 		return 0;
 	}
-	glake_order_collect(place.order, place.stream.context, false);
-	struct glake__wait wait = {0};
-	r = glake__supply_get_on(place.device, bytes, false, &tag, &wait, &allocation);
+	allocation = glake__heap_take_on(place.device, bytes, &tag);
+	if (!allocation) {
+		struct glake__wait wait = {0};
+		glake_order_collect(place.order, place.stream.context, false);
+		r = glake__supply_get_on(place.device, bytes, false, &tag, &wait, &allocation);
+	}
 	if (r == 0) {
 		*ptr_out = allocation->address;
 	}

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 
 #include "proto/cleanup.h"
+#include "proto/clock.h"
 #include "libclient/link/error.h"
 #include "libclient/link/fork.h"
 #include "libclient/memory/fit.h"
@@ -21,6 +22,11 @@
 #define MANY_STREAMS 64u
 /* So many are searched for one that fits, the newest first, because they fit most often. */
 #define MAX_LOOKS 256u
+/* A stream gets a mark for its frees no more often, unless there are many. */
+#define MARK_NS 1000000u
+#define MANY_UNMARKED 16u
+/* An idle GPU gets to a mark that soon. */
+#define IDLE_NS 100000u
 /* So many are released at a time, without the lock. */
 #define MAX_DONE 64u
 
@@ -33,12 +39,25 @@ struct calls {
 	__typeof__(cuStreamIsCapturing) *is_capturing;
 };
 
-/* One event, and the allocation that waits for it; or a spare one. */
+/*
+ * An event that has been recorded behind frees. Each free could have its own, but an event between two kernels
+ * costs the GPU microseconds; so a stream gets one now and then, for all of its frees since the last one. Those
+ * without one are marked by context when somebody wants them (options.record).
+ */
+struct mark {
+	CUevent event; /* owned; it dies with its context */
+	unsigned n_parked;
+	bool is_done;
+	struct mark *next; /* link: spares */
+};
+
+/* An allocation that waits. */
 struct parked {
-	void *allocation; /* while parked */
+	void *allocation;
 	uint64_t n_bytes;
 	int ordinal;
-	CUevent event;           /* owned; it dies with its context */
+	uint64_t number;         /* grows */
+	struct mark *mark;       /* shared; NULL: none yet */
 	struct parked *next;     /* link: a stream's, from old to new; spares */
 	struct parked *previous; /* link: a stream's */
 };
@@ -46,10 +65,11 @@ struct parked {
 /* One generation of a context: once it has ended, a new context may have its handle. */
 struct context {
 	CUcontext ctx;
-	bool is_hidden;        /* it may be ending: its events must not be touched */
-	uint64_t round;        /* the last one in which it was collected from */
-	struct parked *spares; /* owned; events to be used again */
-	struct context *next;  /* link: order.contexts */
+	bool is_hidden;       /* it may be ending: its events must not be touched */
+	uint64_t round;       /* the last one in which it was collected from */
+	unsigned n_unmarked;  /* parked, without a mark */
+	struct mark *spares;  /* owned */
+	struct context *next; /* link: order.contexts */
 };
 
 struct line {
@@ -58,7 +78,9 @@ struct line {
 	struct parked *oldest; /* owned */
 	struct parked *newest;
 	unsigned n_parked;
-	struct line *next; /* link: order.lines */
+	unsigned n_unmarked; /* without a mark */
+	uint64_t marked_ns;  /* when it got its last mark */
+	struct line *next;   /* link: order.lines */
 };
 
 /* Allocations that nothing uses any more and that have left the order. */
@@ -81,7 +103,10 @@ struct glake_order {
 	pthread_mutex_t context_lock;
 	struct parked *dropped; /* owned; under it: of contexts that ended, to be released */
 	pthread_mutex_t lock;   /* for what follows */
-	struct line *lines;     /* owned list */
+	struct parked *spares;  /* owned */
+	uint64_t n_numbers;
+	bool is_refused;    /* a context could not be marked last time */
+	struct line *lines; /* owned list */
 	unsigned n_lines;
 	struct glake__ptr_table by_id; /* lines, by key_of() */
 	struct context *contexts;      /* owned list */
@@ -107,6 +132,8 @@ static void append(struct glake_order *order, struct line *line, struct parked *
 	}
 	line->newest = parked;
 	line->n_parked++;
+	line->n_unmarked += !parked->mark;
+	line->of->n_unmarked += !parked->mark;
 	order->n_parked++;
 }
 
@@ -123,6 +150,8 @@ static void take_out(struct glake_order *order, struct line *line, struct parked
 		line->newest = parked->previous;
 	}
 	line->n_parked--;
+	line->n_unmarked -= !parked->mark;
+	line->of->n_unmarked -= !parked->mark;
 	order->n_parked--;
 }
 
@@ -141,11 +170,40 @@ static struct context *context_of(struct glake_order *order, CUcontext ctx)
 	return context;
 }
 
-static void keep_spare(struct context *context, struct parked *parked)
+static void keep_mark(struct context *context, struct mark *mark)
 {
-	parked->allocation = NULL;
-	parked->next = context->spares;
-	context->spares = parked;
+	mark->is_done = false;
+	mark->next = context->spares;
+	context->spares = mark;
+}
+
+static void keep_spare(struct glake_order *order, struct parked *parked)
+{
+	parked->next = order->spares;
+	order->spares = parked;
+}
+
+static void put_mark(struct context *context, struct parked *parked)
+{
+	struct mark *mark = parked->mark;
+	parked->mark = NULL;
+	if (mark && --mark->n_parked == 0) {
+		keep_mark(context, mark);
+	}
+}
+
+/* @mark has been recorded behind all of @line's that have a number up to @upto. */
+static void set_mark(struct line *line, struct mark *mark, uint64_t upto, uint64_t now_ns)
+{
+	for (struct parked *at = line->newest; at; at = at->previous) {
+		if (!at->mark && at->number <= upto) {
+			at->mark = mark;
+			mark->n_parked++;
+			line->n_unmarked--;
+			line->of->n_unmarked--;
+		}
+	}
+	line->marked_ns = now_ns;
 }
 
 /* Drop the line that @link points to. Nothing is parked on it. */
@@ -211,13 +269,22 @@ static struct parked *find_fit(const struct line *line, uint64_t n_bytes)
 	return NULL;
 }
 
-/* Its event is a spare one again; returns the allocation. */
+/* Returns the allocation. */
 static void *take_allocation(struct glake_order *order, struct line *line, struct parked *parked)
 {
 	void *allocation = parked->allocation;
 	take_out(order, line, parked);
-	keep_spare(line->of, parked);
+	put_mark(line->of, parked);
+	keep_spare(order, parked);
 	return allocation;
+}
+
+static bool is_done(const struct glake_order *order, struct mark *mark)
+{
+	if (mark && !mark->is_done) {
+		mark->is_done = order->drv.cuEventQuery(mark->event) == CUDA_SUCCESS;
+	}
+	return mark && mark->is_done;
 }
 
 /*
@@ -226,8 +293,7 @@ static void *take_allocation(struct glake_order *order, struct line *line, struc
  */
 static void take_done(struct glake_order *order, struct line *line, struct done *done)
 {
-	while (line->oldest && done->n < MAX_DONE &&
-	       order->drv.cuEventQuery(line->oldest->event) == CUDA_SUCCESS) {
+	while (line->oldest && done->n < MAX_DONE && is_done(order, line->oldest->mark)) {
 		done->allocations[done->n++] = take_allocation(order, line, line->oldest);
 	}
 }
@@ -269,40 +335,81 @@ static CUresult make_event(struct glake_order *order, CUcontext ctx, CUevent *ev
 	return result;
 }
 
-static int take_spare(struct glake_order *order, CUcontext ctx, struct parked **parked_out)
+/* A mark that is not recorded yet, and the caller's. */
+static int take_mark(struct glake_order *order, CUcontext ctx, struct mark **mark_out)
 {
 	pthread_mutex_lock(&order->lock);
 	struct context *context = context_of(order, ctx);
-	struct parked *parked = context ? context->spares : NULL;
-	if (parked) {
-		context->spares = parked->next;
+	struct mark *mark = context ? context->spares : NULL;
+	if (mark) {
+		context->spares = mark->next;
 	}
 	pthread_mutex_unlock(&order->lock);
-	if (!parked) {
-		parked = calloc(1, sizeof(*parked));
-		CUresult result = parked ? make_event(order, ctx, &parked->event) : CUDA_SUCCESS;
-		if (!parked || result != CUDA_SUCCESS) {
-			free(parked);
-			return parked ? glake__fail(GLAKE_E_CUDA, "cuEventCreate: %s",
-			                            cudrv_error(&order->drv, result))
-			              : glake__fail(-ENOMEM, "out of memory");
+	if (!mark) {
+		mark = calloc(1, sizeof(*mark));
+		CUresult result = mark ? make_event(order, ctx, &mark->event) : CUDA_SUCCESS;
+		if (!mark || result != CUDA_SUCCESS) {
+			free(mark);
+			return mark ? glake__fail(GLAKE_E_CUDA, "cuEventCreate: %s",
+			                          cudrv_error(&order->drv, result))
+			            : glake__fail(-ENOMEM, "out of memory");
 		}
 	}
-	*parked_out = parked;
+	*mark_out = mark;
 	return 0;
 }
 
-static void give_spare(struct glake_order *order, CUcontext ctx, struct parked *parked)
+/* Nothing is parked behind it. Called with the lock held. */
+static void give_mark_locked(struct glake_order *order, CUcontext ctx, struct mark *mark)
 {
-	pthread_mutex_lock(&order->lock);
 	struct context *context = context_of(order, ctx);
 	if (context) {
-		keep_spare(context, parked);
+		keep_mark(context, mark);
+	} else {
+		order->drv.cuEventDestroy(mark->event);
+		free(mark);
+	}
+}
+
+/*
+ * Record a mark behind all that is parked in @ctx. If that is refused, because of a capture, what has no mark stays
+ * parked, and each free gets one. NULL: there is no new one.
+ */
+static CUevent mark_all(struct glake_order *order, CUcontext ctx)
+{
+	struct mark *mark = NULL;
+	uint64_t now_ns = clock_now_ns();
+	pthread_mutex_lock(&order->lock);
+	const struct context *context = context_of(order, ctx);
+	bool is_due = context && context->n_unmarked > 0 && order->options.record;
+	uint64_t upto = order->n_numbers;
+	pthread_mutex_unlock(&order->lock);
+	if (!is_due || take_mark(order, ctx, &mark) < 0) {
+		return NULL;
+	}
+	CUevent event = mark->event;
+	bool is_recorded = order->options.record(order->options.user, ctx, mark->event) == 0;
+	pthread_mutex_lock(&order->lock);
+	order->is_refused = !is_recorded;
+	for (struct line *line = order->lines; is_recorded && line; line = line->next) {
+		if (line->of->ctx == ctx && !line->of->is_hidden) {
+			set_mark(line, mark, upto, now_ns);
+		}
+	}
+	if (mark->n_parked == 0) {
+		give_mark_locked(order, ctx, mark);
+		event = NULL;
 	}
 	pthread_mutex_unlock(&order->lock);
-	if (!context) {
-		order->drv.cuEventDestroy(parked->event);
-		free(parked);
+	return event;
+}
+
+/* The same, and let an idle GPU get there. */
+static void mark_all_now(struct glake_order *order, CUcontext ctx)
+{
+	CUevent event = mark_all(order, ctx);
+	uint64_t end_ns = clock_now_ns() + IDLE_NS;
+	while (event && clock_now_ns() < end_ns && order->drv.cuEventQuery(event) != CUDA_SUCCESS) {
 	}
 }
 
@@ -406,38 +513,102 @@ static void take_some(struct glake_order *order, struct line *line, struct done 
 	}
 }
 
+static struct parked *take_spare(struct glake_order *order)
+{
+	pthread_mutex_lock(&order->lock);
+	struct parked *parked = order->spares;
+	if (parked) {
+		order->spares = parked->next;
+	}
+	pthread_mutex_unlock(&order->lock);
+	return parked ? parked : malloc(sizeof(*parked));
+}
+
+static void give_spare(struct glake_order *order, struct parked *parked)
+{
+	pthread_mutex_lock(&order->lock);
+	keep_spare(order, parked);
+	pthread_mutex_unlock(&order->lock);
+}
+
+/* Does the stream get a mark with this free? *upto_out is then for set_mark(). */
+static bool is_mark_due(struct glake_order *order, const struct glake_stream *stream,
+                        uint64_t now_ns, uint64_t *upto_out)
+{
+	pthread_mutex_lock(&order->lock);
+	const struct line *line = find_line(order, stream->id);
+	bool is_due = !line || !order->options.record || order->is_refused ||
+	              line->n_unmarked >= MANY_UNMARKED || now_ns - line->marked_ns >= MARK_NS;
+	*upto_out = order->n_numbers;
+	pthread_mutex_unlock(&order->lock);
+	return is_due;
+}
+
+/* NULL and 0: none is due. It is recorded behind this free and all up to *upto_out. */
+static int record_mark(struct glake_order *order, void *handle, unsigned flags,
+                       const struct glake_stream *stream, uint64_t now_ns, uint64_t *upto_out,
+                       struct mark **mark_out)
+{
+	*mark_out = NULL;
+	if (!is_mark_due(order, stream, now_ns, upto_out)) {
+		return 0;
+	}
+	int r = take_mark(order, stream->context, mark_out);
+	if (r < 0) {
+		return r;
+	}
+	CUresult result = calls_of(order, flags)->record((*mark_out)->event, handle);
+	if (result != CUDA_SUCCESS) {
+		pthread_mutex_lock(&order->lock);
+		give_mark_locked(order, stream->context, *mark_out);
+		pthread_mutex_unlock(&order->lock);
+		return glake__fail(GLAKE_E_CUDA, "cuEventRecord: %s",
+		                   cudrv_error(&order->drv, result));
+	}
+	return 0;
+}
+
 int glake_order_park(struct glake_order *order, void *handle, unsigned flags,
                      const struct glake_stream *stream, void *allocation, int ordinal,
                      uint64_t bytes)
 {
 	struct done done = {.n = 0};
-	struct parked *parked = NULL;
-	int r = take_spare(order, stream->context, &parked);
+	struct mark *mark;
+	uint64_t upto = 0;
+	uint64_t now_ns = clock_now_ns();
+	struct parked *parked = take_spare(order);
+	if (!parked) {
+		return glake__fail(-ENOMEM, "out of memory");
+	}
+	int r = record_mark(order, handle, flags, stream, now_ns, &upto, &mark);
 	if (r < 0) {
+		give_spare(order, parked);
 		return r;
 	}
-	CUresult result = calls_of(order, flags)->record(parked->event, handle);
-	if (result != CUDA_SUCCESS) {
-		give_spare(order, stream->context, parked);
-		return glake__fail(GLAKE_E_CUDA, "cuEventRecord: %s",
-		                   cudrv_error(&order->drv, result));
-	}
-	parked->allocation = allocation;
-	parked->n_bytes = bytes;
-	parked->ordinal = ordinal;
+	*parked = (struct parked){.allocation = allocation, .n_bytes = bytes, .ordinal = ordinal};
 	pthread_mutex_lock(&order->lock);
 	struct line *line = line_of(order, stream);
 	if (line) {
+		parked->number = ++order->n_numbers;
 		append(order, line, parked);
+		if (mark) {
+			set_mark(line, mark, upto, now_ns);
+			/* Recorded behind this one, too, but perhaps not behind those between. */
+			parked->mark = mark;
+			mark->n_parked++;
+			line->n_unmarked--;
+			line->of->n_unmarked--;
+		}
 		take_some(order, line, &done);
+	} else {
+		keep_spare(order, parked);
+		if (mark) {
+			give_mark_locked(order, stream->context, mark);
+		}
 	}
 	pthread_mutex_unlock(&order->lock);
-	if (!line) {
-		give_spare(order, stream->context, parked);
-		return glake__fail(-ENOMEM, "out of memory");
-	}
 	release_done(order, &done);
-	return 0;
+	return line ? 0 : glake__fail(-ENOMEM, "out of memory");
 }
 
 /* ---- collecting ------------------------------------------------------------------------------- */
@@ -474,7 +645,7 @@ static CUevent oldest_on(const struct line *line, int ordinal)
 	while (parked && ordinal != ANY_ORDINAL && parked->ordinal != ordinal) {
 		parked = parked->next;
 	}
-	return parked ? parked->event : NULL;
+	return parked && parked->mark ? parked->mark->event : NULL;
 }
 
 /*
@@ -485,6 +656,7 @@ static CUevent oldest_on(const struct line *line, int ordinal)
 static bool wait_for_one(struct glake_order *order, CUcontext ctx, int ordinal)
 {
 	CUevent event = NULL;
+	mark_all(order, ctx);
 	pthread_mutex_lock(&order->lock);
 	for (const struct line *line = order->lines; !event && line; line = line->next) {
 		if (line->of->ctx == ctx && !line->of->is_hidden) {
@@ -511,6 +683,7 @@ int glake_order_collect(struct glake_order *order, void *context, int waits)
 		await_ends(order);
 	}
 	CUstreamCaptureMode mode = relax(order);
+	mark_all(order, context);
 	bool is_any = collect_done(order, context);
 	/* Enough rounds if no thread parks anything meanwhile. */
 	unsigned n_left = waits ? order->n_parked : 0;
@@ -541,6 +714,7 @@ static void take_done_in(struct glake_order *order, CUcontext ctx, int ordinal, 
 	if (order->push(ctx) != CUDA_SUCCESS) {
 		return;
 	}
+	mark_all_now(order, ctx);
 	take_done_of(order, ctx, done);
 	if (done->n == 0 && ordinal >= 0 && *n_left > 0 && wait_for_one(order, ctx, ordinal)) {
 		--*n_left;
@@ -635,6 +809,16 @@ static void free_nodes(struct parked *list)
 	}
 }
 
+/* Their events are gone. */
+static void free_marks(struct mark *list)
+{
+	while (list) {
+		struct mark *mark = list;
+		list = mark->next;
+		free(mark);
+	}
+}
+
 /* Called with the lock held, when no line is of them. Their events are gone. */
 static void drop_hidden(struct glake_order *order)
 {
@@ -643,7 +827,7 @@ static void drop_hidden(struct glake_order *order)
 		struct context *context = *link;
 		if (context->is_hidden) {
 			*link = context->next;
-			free_nodes(context->spares);
+			free_marks(context->spares);
 			free(context);
 		} else {
 			link = &context->next;
@@ -666,6 +850,7 @@ void glake__order_drop_context(struct glake_order *order)
 		while (line->oldest) {
 			struct parked *parked = line->oldest;
 			take_out(order, line, parked);
+			put_mark(line->of, parked);
 			parked->next = list;
 			list = parked;
 		}
@@ -767,25 +952,18 @@ int glake_order_new(const struct glake_order_options *options, struct glake_orde
 }
 
 /* If a context cannot be entered, it has ended with its events. In a forked child all have. */
-static void end_parked(struct glake_order *order, CUcontext ctx, struct parked *list)
+static void end_marks(struct glake_order *order, CUcontext ctx, struct mark *list)
 {
 	CUcontext popped;
 	bool is_alive = order->fork_generation == glake__fork_generation() && list &&
 	                order->push(ctx) == CUDA_SUCCESS;
-	while (list) {
-		struct parked *parked = list;
-		list = parked->next;
-		if (parked->allocation) {
-			order->options.release(order->options.user, parked->allocation);
-		}
-		if (is_alive) {
-			order->drv.cuEventDestroy(parked->event);
-		}
-		free(parked);
+	for (const struct mark *mark = list; is_alive && mark; mark = mark->next) {
+		order->drv.cuEventDestroy(mark->event);
 	}
 	if (is_alive) {
 		order->pop(&popped);
 	}
+	free_marks(list);
 }
 
 void glake_order_free(struct glake_order *order)
@@ -795,15 +973,22 @@ void glake_order_free(struct glake_order *order)
 	}
 	while (order->lines) {
 		struct line *line = order->lines;
-		end_parked(order, line->stream.context, line->oldest);
+		while (line->oldest) {
+			struct parked *parked = line->oldest;
+			take_out(order, line, parked);
+			put_mark(line->of, parked);
+			order->options.release(order->options.user, parked->allocation);
+			free(parked);
+		}
 		forget_line(order, &order->lines);
 	}
 	while (order->contexts) {
 		struct context *context = order->contexts;
 		order->contexts = context->next;
-		end_parked(order, context->ctx, context->spares);
+		end_marks(order, context->ctx, context->spares);
 		free(context);
 	}
+	free_nodes(order->spares);
 	glake__ptr_table_deinit(&order->by_id);
 	free(order);
 }
