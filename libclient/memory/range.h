@@ -204,6 +204,13 @@ void glake__change_cancel(struct glake__change *change, struct glake__chunk **de
 
 /* The first piece of what is changed, busy: its row up to the change's end stays as it is. */
 struct glake__piece *glake__change_first(const struct glake__change *change);
+/* The one behind @piece; NULL: it is the last. What lies behind that, other threads may change. */
+static inline struct glake__piece *glake__change_next(const struct glake__change *change,
+                                                      const struct glake__piece *piece)
+{
+	bool is_last = piece->offset + piece->n_bytes >= change->offset + change->n_bytes;
+	return is_last ? NULL : piece->next;
+}
 
 /* For tests: the invariants at the top, of all ranges and the window. Takes the lock. */
 bool glake__space_is_valid(void);

@@ -169,7 +169,7 @@ static int take_new(struct work *work, const struct glake__part *parts, size_t n
 static size_t count_old(const struct glake__change *change, const struct glake__piece *first)
 {
 	size_t n = 0;
-	for (; first && first->offset < change->offset + change->n_bytes; first = first->next) {
+	for (; first; first = glake__change_next(change, first)) {
 		n += first->chunk != NULL;
 	}
 	return n;
@@ -182,8 +182,7 @@ static int take_old(struct work *work)
 	struct glake__piece *piece = glake__change_first(change);
 	int r = row_init(&work->old, count_old(change, piece) + 1);
 	work->old.n = 0;
-	for (; r == 0 && piece && piece->offset < change->offset + change->n_bytes;
-	     piece = piece->next) {
+	for (; r == 0 && piece; piece = glake__change_next(change, piece)) {
 		if (!piece->chunk) {
 			continue;
 		}
@@ -402,20 +401,18 @@ int glake__range_fill(struct glake__range *range, uint64_t offset, const struct 
 /* Give all pieces in the change @access; NULL: each its own. */
 static int set_access(const struct glake__change *change, const enum glake__access *access)
 {
-	uint64_t end = change->offset + change->n_bytes;
 	int r = 0;
 	const struct glake__piece *piece = glake__change_first(change);
-	while (r == 0 && piece && piece->offset < end) {
+	while (r == 0 && piece) {
 		const struct glake__piece *first = piece;
 		uint64_t n_bytes = 0;
-		while (piece && piece->offset < end && piece->chunk &&
-		       piece->readers == first->readers &&
+		while (piece && piece->chunk && piece->readers == first->readers &&
 		       (access || piece->access == first->access)) {
 			n_bytes += piece->n_bytes;
-			piece = piece->next;
+			piece = glake__change_next(change, piece);
 		}
 		if (n_bytes == 0) {
-			piece = piece->next;
+			piece = glake__change_next(change, piece);
 		} else {
 			r = glake__map_access(change->range->ptr + first->offset, n_bytes,
 			                      first->readers, access ? *access : first->access);
@@ -436,9 +433,8 @@ static int change_access(const struct glake__site *site, uint64_t n_bytes,
 	if (r < 0) {
 		return r;
 	}
-	const uint64_t end = change.offset + n_bytes;
 	struct glake__piece *first = glake__change_first(&change);
-	for (const struct glake__piece *at = first; at && at->offset < end; at = at->next) {
+	for (const struct glake__piece *at = first; at; at = glake__change_next(&change, at)) {
 		takes |= at->access > access;
 		readers |= at->readers;
 	}
@@ -454,7 +450,7 @@ static int change_access(const struct glake__site *site, uint64_t n_bytes,
 			glake__gate_open();
 		}
 	}
-	for (struct glake__piece *at = first; r == 0 && at && at->offset < end; at = at->next) {
+	for (struct glake__piece *at = first; r == 0 && at; at = glake__change_next(&change, at)) {
 		at->access = at->chunk ? access : GLAKE__ACCESS_NONE;
 	}
 	glake__change_cancel(&change, &none);
@@ -489,7 +485,7 @@ int glake__range_clear(struct glake__range *range, uint64_t offset, uint64_t n_b
 		return error;
 	}
 	struct glake__piece *piece = glake__change_first(&change);
-	for (; piece && piece->offset < offset + n_bytes; piece = piece->next) {
+	for (; piece; piece = glake__change_next(&change, piece)) {
 		if (piece->chunk) {
 			int r = glake__map_unmap(range->ptr + piece->offset, piece->n_bytes);
 			piece->is_unmapped = r == 0;
