@@ -328,7 +328,7 @@ static void drop_oldest(struct glake__pool *pool)
 		oldest = take_oldest_locked(pool);
 		glake__unlock();
 		if (oldest) {
-			glake__stitched_drop(oldest);
+			glake__stitched_drop(pool->device->session, oldest);
 		}
 	} while (oldest);
 }
@@ -355,7 +355,7 @@ static int map_stretches(struct glake__pool *pool, struct glake__pooled *pooled,
 	}
 	glake__unlock();
 	if (r < 0) {
-		glake__stitched_drop(stitched);
+		glake__stitched_drop(pool->device->session, stitched);
 	}
 	return r;
 }

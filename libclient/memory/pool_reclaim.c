@@ -137,7 +137,7 @@ static struct glake__chunk *unmap(struct glake__pool *pool, struct victims *vict
 	while (victims->stitched) {
 		struct glake__stitched *stitched = victims->stitched;
 		victims->stitched = stitched->newer;
-		glake__stitched_drop(stitched);
+		glake__stitched_drop(pool->device->session, stitched);
 	}
 	struct glake__run *runs = victims->runs;
 	victims->runs = NULL;

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "libclient/link/error.h"
+#include "libclient/memory/backing.h"
 #include "libclient/memory/reback.h"
 #include "proto/cleanup.h"
 
@@ -74,10 +75,11 @@ int glake__stitched_new(struct glake__range *home, int device, struct glake__str
 	return 0;
 }
 
-void glake__stitched_drop(struct glake__stitched *stitched)
+void glake__stitched_drop(struct glake_session *session, struct glake__stitched *stitched)
 {
-	/* No chunk ends with it: home has them. */
-	glake__range_end(stitched->range, NULL);
+	struct glake__chunk *dead = NULL;
+	glake__range_end(stitched->range, &dead);
+	glake__backing_return(session, dead);
 	free(stitched->stretches);
 	free(stitched);
 }

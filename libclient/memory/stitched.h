@@ -59,8 +59,11 @@ struct glake__stitched_set {
 int glake__stitched_new(struct glake__range *home, int device, struct glake__stretch *stretches,
                         size_t n_stretches, struct glake__stitched **stitched_out);
 
-/* Unmap and free it. No work uses it. What the driver does not unmap stays mapped, and its memory alive. */
-void glake__stitched_drop(struct glake__stitched *stitched);
+/*
+ * Unmap and free it. No work uses it. What the driver does not unmap stays mapped, and its memory alive. Memory
+ * that another thread has unmapped in home meanwhile goes back to glaked with this.
+ */
+void glake__stitched_drop(struct glake_session *session, struct glake__stitched *stitched);
 
 /* Into the set, live. 0 or -ENOMEM. */
 int glake__stitched_add(struct glake__stitched_set *set, struct glake__stitched *stitched);

@@ -1,88 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Memory in stream order that is split, merged and stitched (libclient/memory/pool.h), with the real daemon. */
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
-#include "libclient/link/session.h"
-#include "libclient/memory/heap.h"
 #include "libclient/memory/pool_parts.h"
-#include "tests/harness/world.h"
+#include "tests/integration/stitching.h"
 
 #define CONFIG "tenants = ({ name = \"default\"; device_bytes = \"128MiB\"; });"
-
-static struct glake_session *session;
-static CUcontext context;
-
-static struct glake_session *connect_stitching(void)
-{
-	setenv("GLAKE_ALLOC", "stitch", 1);
-	struct glake_session *made = world_connect();
-	unsetenv("GLAKE_ALLOC");
-	return made;
-}
 
 static void begin(void)
 {
 	world_begin(.config = CONFIG, .devices = "1x1GiB");
-	world_open_driver();
-	ck_assert_int_eq(drv.cuDevicePrimaryCtxRetain(&context, 0), CUDA_SUCCESS);
-	ck_assert_int_eq(drv.cuCtxSetCurrent(context), CUDA_SUCCESS);
-	session = connect_stitching();
+	stitching_begin();
 }
 BEGIN_EACH(begin)
-
-static CUstream stream_new(void)
-{
-	CUstream stream;
-	ck_assert_int_eq(drv.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
-	return stream;
-}
-
-static void synchronize(CUstream stream)
-{
-	ck_assert_int_eq(drv.cuStreamSynchronize(stream), CUDA_SUCCESS);
-}
-
-static glake_ptr alloc_on(CUstream stream, uint64_t n_bytes)
-{
-	glake_ptr ptr = 0;
-	assert_ok(glake_alloc_async(session, stream, n_bytes, 0, &ptr));
-	return ptr;
-}
-
-static void free_on(CUstream stream, glake_ptr ptr)
-{
-	assert_ok(glake_free_async(session, stream, ptr, 0));
-}
-
-/* The simulator's streams do nothing before they are waited for. */
-static void queue_write(CUstream stream, glake_ptr ptr, uint64_t n_bytes, unsigned char value)
-{
-	ck_assert_int_eq(drv.cuMemsetD8Async(ptr, value, n_bytes, stream), CUDA_SUCCESS);
-}
-
-static struct glake_pool_stats stats(void)
-{
-	struct glake_pool_stats stats = {.size = sizeof(stats)};
-	assert_ok(glake_pool_stats(session, 0, &stats));
-	ck_assert(glake__pool_is_valid(session->heaps[0].stitching));
-	ck_assert(glake__space_is_valid());
-	return stats;
-}
-
-/* How many of the bytes are not @value. */
-static uint64_t n_wrong(glake_ptr ptr, uint64_t n_bytes, unsigned char value)
-{
-	unsigned char *bytes = malloc(n_bytes);
-	uint64_t n = 0;
-	ck_assert_int_eq(drv.cuMemcpyDtoH(bytes, ptr, n_bytes), CUDA_SUCCESS);
-	for (uint64_t i = 0; i < n_bytes; i++) {
-		n += bytes[i] != value;
-	}
-	free(bytes);
-	return n;
-}
 
 START_TEST(pieces_that_are_apart_become_one_range)
 {
@@ -337,11 +268,6 @@ END_TEST
 
 /* ---- edges ------------------------------------------------------------------------------------- */
 
-static struct glake__pool *the_pool(void)
-{
-	return session->heaps[0].stitching;
-}
-
 /* Three pieces that are apart, freed, and one range of 26 MiB that was stitched of them, freed as well. */
 static glake_ptr keep_a_range(CUstream stream, glake_ptr held[3])
 {
@@ -575,6 +501,42 @@ START_TEST(a_session_ends_with_ranges_in_use)
 	alloc_on(stream, 12 * MIB);
 	stats();
 	world_disconnect(session);
+}
+END_TEST
+
+/* Two threads give back at a time: one has the range, the other one what it maps. */
+START_TEST(memory_of_a_range_that_is_dropped_late_goes_back)
+{
+	CUstream stream = stream_new();
+	struct glake__stretch *stretch = calloc(1, sizeof(*stretch));
+	struct glake__stitched *late;
+	free_on(stream, alloc_on(stream, 8 * MIB));
+	synchronize(stream);
+	*stretch = (struct glake__stretch){.page = 0, .n_pages = 4};
+	assert_ok(glake__stitched_new(the_pool()->home, 0, stretch, 1, &late));
+	assert_ok(glake_trim(session, 0, 0));
+	ck_assert_uint_eq(stats().reserved_bytes, 0);
+	ck_assert_uint_eq(reserved_bytes(), 8 * MIB);
+	glake__stitched_drop(session, late);
+	ck_assert_uint_eq(reserved_bytes(), 0);
+}
+END_TEST
+
+/* While a thread asked glaked for a slab, others have freed what it needs. */
+START_TEST(a_slab_too_many_goes_back)
+{
+	struct glake__device *device = &session->devices[0];
+	const struct glake__tag tag = {.stream = 0};
+	struct glake__wait wait = {0};
+	struct glake__allocation *allocations[4];
+	for (unsigned i = 0; i < 4; i++) {
+		assert_ok(glake__heap_make(device, KIB, true, &tag, &wait, &allocations[i]));
+	}
+	for (unsigned i = 0; i < 4; i++) {
+		glake__heap_release(session, allocations[i]);
+	}
+	assert_ok(glake_trim(session, 0, 0));
+	ck_assert_uint_eq(reserved_bytes(), 0);
 }
 END_TEST
 
