@@ -189,7 +189,18 @@ static void uncut(struct glake__backing *backing)
 	backing->slab = NULL;
 }
 
-/* One empty slab stays, for a program that allocates and frees in turn. */
+/* A slab of which nothing is used. One stays, for a program that allocates and frees in turn. */
+static struct glake__backing *keep_empty(struct glake__backing *backing)
+{
+	struct glake__heap *heap = backing->device->heap;
+	if (!heap->empty_slab) {
+		heap->empty_slab = backing;
+		return NULL;
+	}
+	uncut(backing);
+	return make_warm(backing);
+}
+
 static struct glake__backing *release(struct glake__allocation *allocation)
 {
 	struct glake__backing *backing = allocation->backing;
@@ -197,17 +208,9 @@ static struct glake__backing *release(struct glake__allocation *allocation)
 		glake__pool_release_locked(allocation);
 		return NULL;
 	}
-	struct glake__heap *heap = backing->device->heap;
 	if (allocation->block) {
-		glake__slab_give(&heap->bins, allocation->block);
-		if (backing->slab->n_used > 0) {
-			return NULL;
-		}
-		if (!heap->empty_slab) {
-			heap->empty_slab = backing;
-			return NULL;
-		}
-		uncut(backing);
+		glake__slab_give(&backing->device->heap->bins, allocation->block);
+		return backing->slab->n_used > 0 ? NULL : keep_empty(backing);
 	}
 	return make_warm(backing);
 }
@@ -386,6 +389,7 @@ int glake__heap_make(struct glake__device *device, uint64_t n_bytes, bool is_sma
 	if (r < 0) {
 		return r;
 	}
+	struct glake__backing *unused = NULL;
 	glake__lock();
 	bool is_in = !is_small || cut(backing);
 	if (is_in) {
@@ -393,6 +397,8 @@ int glake__heap_make(struct glake__device *device, uint64_t n_bytes, bool is_sma
 		*allocation_out = &backing->whole;
 		if (is_small) {
 			*allocation_out = take_small(device->heap, n_bytes, tag);
+			/* What other threads have freed meanwhile may have served. */
+			unused = backing->slab->n_used > 0 ? NULL : keep_empty(backing);
 		} else {
 			glake__fill_reset(backing->ptr, backing->n_bytes);
 			begin(&backing->whole, backing, n_bytes, tag);
@@ -400,6 +406,7 @@ int glake__heap_make(struct glake__device *device, uint64_t n_bytes, bool is_sma
 		session->books.n_cold_allocs++;
 	}
 	glake__unlock();
+	glake__backing_give_back(session, unused);
 	if (!is_in) {
 		glake__backing_give_back(session, backing);
 		return glake__fail(-ENOMEM, "out of memory");
