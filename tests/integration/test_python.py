@@ -566,6 +566,17 @@ class PyTorch(Case):
             assert allocator.alloc(1 << 40, 0, None) is None
             door.reset_peak_memory_stats("cuda")
             assert "n_stitches" in door.memory_stats()
+
+            held = allocator.alloc(6 * MIB, 0, None)
+            allocator.free(allocator.alloc(20 * MIB, 0, None), 20 * MIB, 0, None)
+            stats = torch._C._cuda_memoryStats(0)
+            allocated = stats["allocated_bytes"]["all"]
+            reserved = stats["reserved_bytes"]["all"]
+            assert (allocated["current"], allocated["peak"]) == (6 * MIB, 26 * MIB), allocated
+            assert 26 * MIB <= reserved["peak"] <= 40 * MIB, reserved
+            torch._C._cuda_resetPeakMemoryStats(0)
+            torch._C._cuda_resetAccumulatedMemoryStats(0)
+            assert torch._C._cuda_memoryStats(0)["allocated_bytes"]["all"]["peak"] == 6 * MIB
             """)
         self.assertIn("does not know this PyTorch", child.communicate()[1])
         self.assertEqual(child.returncode, 0)

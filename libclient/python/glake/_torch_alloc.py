@@ -58,6 +58,35 @@ def _raise_errors() -> None:
     _lib.library().glake_torch_set_raise(ctypes.cast(raises, ctypes.c_void_p))
 
 
+def _torch_stats(device: int) -> Dict[str, Any]:
+    """memory_stats() as PyTorch's own allocators have it. It does not tell sizes apart."""
+    ours = memory_stats(device)
+
+    def stat(now: int = 0, peak: int = 0, total: int = 0) -> Dict[str, int]:
+        return {"current": now, "peak": peak, "allocated": total, "freed": max(total - now, 0)}
+
+    def by_pool(every: Dict[str, int]) -> Dict[str, Dict[str, int]]:
+        return {"all": every, "large_pool": stat(), "small_pool": stat()}
+
+    live = by_pool(stat(ours["live_bytes"], ours["peak_live_bytes"]))
+    reserved = by_pool(stat(ours["reserved_bytes"], ours["peak_reserved_bytes"],
+                            ours["grown_bytes"]))
+    return {"allocated_bytes": live, "active_bytes": live, "requested_bytes": live,
+            "reserved_bytes": reserved, "inactive_split_bytes": by_pool(stat()),
+            "allocation": by_pool(stat(total=ours["n_allocs"])), "active": by_pool(stat()),
+            "segment": by_pool(stat(total=ours["n_grows"])), "inactive_split": by_pool(stat()),
+            "oversize_allocations": stat(), "oversize_segments": stat(), "num_alloc_retries": 0,
+            "num_ooms": 0, "num_device_alloc": ours["n_grows"], "num_device_free": 0}
+
+
+def _have_stats() -> None:
+    """PyTorch raises an error where a program asks for statistics of a pluggable allocator, and many
+    programs print them."""
+    torch._C._cuda_memoryStats = _torch_stats
+    torch._C._cuda_resetPeakMemoryStats = reset_peak_memory_stats
+    torch._C._cuda_resetAccumulatedMemoryStats = lambda device: None
+
+
 def use_allocator() -> None:
     """All CUDA memory that PyTorch allocates from here on comes from the daemon, in stream order,
     and is given back to it when another process needs it. Call it before anything else uses
@@ -78,6 +107,7 @@ def use_allocator() -> None:
         raise RuntimeError("PyTorch has an allocator in use already: call "
                            "glake.torch.use_allocator() before anything else uses torch.cuda"
                            ) from error
+    _have_stats()
 
 
 def mem_pool(**options: Any) -> torch.cuda.MemPool:
@@ -98,8 +128,8 @@ class _Door(Session):
 
 
 def memory_stats(device: DeviceLike = "cuda") -> Dict[str, int]:
-    """What use_allocator() and mem_pool() have on a device, as Session.pool_stats();
-    torch.cuda.memory_stats() knows only PyTorch's own allocators."""
+    """What use_allocator() and mem_pool() have on a device, as Session.pool_stats(). Small memory
+    (below 128 KiB) is not counted."""
     door = _Door()
     if not door._handle:
         return {name: 0 for name, _ in _lib.PoolStats._fields_ if name != "size"}
