@@ -36,10 +36,17 @@ struct glake__tag {
 /* Smaller requests lie in slabs. */
 #define GLAKE__POOL_MIN_BYTES (128u * 1024)
 
-/* Does an allocation with @tag, of @n_bytes, come from the pool of a session that stitches? */
+/* Ids from here on are no streams of the driver's, but of captures (shim/graphmem.h). */
+#define GLAKE__GRAPH_STREAM (1ull << 63)
+
+/*
+ * Does an allocation with @tag, of @n_bytes, come from the pool of a session that stitches? Small ones of a capture
+ * do: a slab does not know what may serve again in the same capture.
+ */
 static inline bool glake__pool_serves(const struct glake__tag *tag, uint64_t n_bytes)
 {
-	return tag->stream > 0 && n_bytes >= GLAKE__POOL_MIN_BYTES;
+	return tag->stream > GLAKE__GRAPH_STREAM ||
+	       (tag->stream > 0 && n_bytes >= GLAKE__POOL_MIN_BYTES);
 }
 
 /* The start of the wait of one allocation, over all its requests to glaked. Begins as zeroes. */

@@ -24,6 +24,8 @@ struct capture {
 	CUcontext ctx;        /* of the stream; it may be a green one */
 	CUcontext primary;    /* of ctx: memory belongs to it */
 	uint64_t generation;  /* of both */
+	uint64_t id;          /* the driver's, if is_in_graph */
+	bool is_in_graph;     /* the program had made the graph */
 	struct capture *next; /* link: captures */
 };
 
@@ -124,6 +126,12 @@ CUresult capture_ask_free(void)
 }
 
 /* ---- captures --------------------------------------------------------------------------------- */
+
+shim_capture_info_fn *capture_info_call(unsigned flags)
+{
+	return flags & GLAKE_PER_THREAD ? real(cuStreamGetCaptureInfo_v2_ptsz)
+	                                : real(cuStreamGetCaptureInfo_v2);
+}
 
 static bool is_per_thread(CUstream stream, unsigned flags)
 {
@@ -235,6 +243,55 @@ CUresult capture_begun(CUstream stream, unsigned flags, bool is_new, CUresult re
 		remove_stream(&failed);
 	}
 	return result;
+}
+
+/* Without the id, or a note of it, all captures count as such until this one ends. */
+CUresult capture_begun_in_graph(CUstream stream, unsigned flags, bool is_new, CUresult result)
+{
+	CUstreamCaptureStatus status;
+	cuuint64_t id = 0;
+	shim_capture_info_fn *ask = capture_info_call(flags);
+	if (!is_new || result != CUDA_SUCCESS) {
+		return capture_begun(stream, flags, is_new, result);
+	}
+	if (ask) {
+		ask(stream, &status, &id, NULL, NULL, NULL);
+	}
+	const struct capture begun = describe(stream, flags);
+	pthread_mutex_lock(&lock);
+	struct capture *capture = *link_of(&begun);
+	if (capture) {
+		capture->id = id;
+		capture->is_in_graph = true;
+	}
+	pthread_mutex_unlock(&lock);
+	return result;
+}
+
+bool capture_is_in_graph(uint64_t id)
+{
+	pthread_mutex_lock(&lock);
+	const struct capture *capture = captures;
+	while (capture && !(capture->is_in_graph && (capture->id == id || capture->id == 0))) {
+		capture = capture->next;
+	}
+	pthread_mutex_unlock(&lock);
+	return capture != NULL;
+}
+
+/* Other streams than those that captures began on are in some context of these. */
+bool capture_may_be_in(CUstream stream, unsigned flags, CUcontext ctx)
+{
+	bool may_be = false;
+	const struct capture wanted = describe(stream, flags);
+	pthread_mutex_lock(&lock);
+	const struct capture *found = *link_of(&wanted);
+	for (const struct capture *one = captures; one; one = one->next) {
+		may_be |= one->primary == ctx;
+	}
+	may_be = found ? found->primary == ctx : may_be;
+	pthread_mutex_unlock(&lock);
+	return may_be;
 }
 
 static bool has_any(void)

@@ -25,6 +25,15 @@ bool capture_is_any(void);
 /* Is this one, perhaps? @flags: GLAKE_PER_THREAD or 0. False without a driver call outside captures. */
 bool capture_may_have(CUstream stream, unsigned flags);
 
+/* The driver's call that tells of the capture that a stream is in; NULL: it has none. */
+shim_capture_info_fn *capture_info_call(unsigned flags);
+
+/* May a captured stream be one of context @ctx? Asking the driver could end its capture. */
+bool capture_may_be_in(CUstream stream, unsigned flags, CUcontext ctx);
+
+/* Did the capture with the driver's id @id begin in a graph that the program had made? */
+bool capture_is_in_graph(uint64_t id);
+
 /* May the thread allocate memory? CUDA_SUCCESS, or the driver's error. A load outside captures. */
 CUresult capture_ask_alloc(void);
 
@@ -38,12 +47,14 @@ CUresult capture_ask_free(void);
  * The calls that begin and end captures. @flags: GLAKE_PER_THREAD or 0. @result is the driver's.
  * begins: before a call that begins a capture. Returns @is_new for begun.
  * begun: after that call. Returns @result.
+ * begun_in_graph: the same, if the capture began in a graph of the program.
  * ended: after a call that ends a capture, also an invalidated one. Returns @result.
  * stream_destroyed: after the call that destroys a stream, and its capture with it. Returns
  * @result.
  */
 bool capture_begins(CUstream stream, unsigned flags);
 CUresult capture_begun(CUstream stream, unsigned flags, bool is_new, CUresult result);
+CUresult capture_begun_in_graph(CUstream stream, unsigned flags, bool is_new, CUresult result);
 CUresult capture_ended(CUstream stream, unsigned flags, CUresult result);
 CUresult capture_stream_destroyed(CUstream stream, CUresult result);
 

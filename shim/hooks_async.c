@@ -2,12 +2,14 @@
 /*
  * Memory in stream order, and its pools.
  *
- * During captures the driver serves all of these calls. On a captured stream they make nodes of a
- * graph, and on other streams the shim cannot get memory without calls that may end the capture.
+ * During captures the driver serves these calls. On a captured stream they make nodes of a graph, unless
+ * the session stitches (graphmem.h), and on other streams the shim cannot get memory without calls that may
+ * end the capture.
  */
 #include "shim/alloc_result.h"
 #include "shim/capture.h"
 #include "shim/driver_usage.h"
+#include "shim/graphmem.h"
 #include "shim/order.h"
 #include "shim/record.h"
 
@@ -52,14 +54,28 @@ static struct calls calls_of_per_thread(void)
 
 /* ---- allocating ------------------------------------------------------------------------------- */
 
+/* Called in a capture; the capture may forbid this thread the driver calls for it. */
+static int alloc_captured(const struct glake_stream *stream, struct pool *pool, uint64_t n_bytes,
+                          CUdeviceptr *address_out)
+{
+	CUstreamCaptureMode mode = capture_relax();
+	int r = order_alloc_async(stream, pool, n_bytes, address_out);
+	capture_restore(mode);
+	return r;
+}
+
 /* @from NULL: the current pool of the stream's device. */
 static enum alloc_result alloc_in_order(const struct calls *calls, CUdeviceptr *address_out,
                                         size_t n_bytes, CUmemoryPool from, CUstream handle,
                                         CUresult *result_out)
 {
 	struct glake_stream stream;
-	if (!owns_async() || !address_out || n_bytes == 0 || capture_is_any() ||
-	    !order_find_stream(handle, calls->flags, &stream)) {
+	if (!owns_async() || !address_out || n_bytes == 0) {
+		return LEFT_TO_DRIVER;
+	}
+	bool is_capture = capture_is_any();
+	if (is_capture ? !graphmem_find_stream(handle, calls->flags, &stream)
+	               : !order_find_stream(handle, calls->flags, &stream)) {
 		return LEFT_TO_DRIVER;
 	}
 	struct pool *pool = pool_current(stream.ordinal);
@@ -70,7 +86,9 @@ static enum alloc_result alloc_in_order(const struct calls *calls, CUdeviceptr *
 	if (!pool || pool_device(pool) != stream.ordinal) {
 		return LEFT_TO_DRIVER;
 	}
-	int r = order_alloc_async(&stream, pool, n_bytes, address_out);
+	graphmem_collect();
+	int r = is_capture ? alloc_captured(&stream, pool, n_bytes, address_out)
+	                   : order_alloc_async(&stream, pool, n_bytes, address_out);
 	if (r == 0) {
 		record_alloc(stream.ordinal, *address_out, n_bytes, stream.id);
 	}
@@ -133,18 +151,27 @@ static bool is_captured(const struct calls *calls, CUstream stream)
 	                               status != CU_STREAM_CAPTURE_STATUS_NONE);
 }
 
-/* If the shim cannot learn when the stream gets here, it waits for it. */
+static CUresult wait_for(const struct calls *calls, CUstream handle)
+{
+	CUstreamCaptureMode mode = capture_relax();
+	CUresult result = calls->synchronize(handle);
+	capture_restore(mode);
+	return result;
+}
+
+/* If the shim cannot learn when the stream gets here, or a graph keeps the memory, it waits for it. */
 static CUresult free_claimed(const struct calls *calls, struct glake__allocation *allocation,
                              CUstream handle)
 {
 	struct glake_stream stream = {0};
-	bool is_known = owns_async() && order_find_stream(handle, calls->flags, &stream);
+	bool is_known = owns_async() && !graphmem_has(allocation) &&
+	                order_find_stream(handle, calls->flags, &stream);
 	record_free(allocation->ordinal, allocation->address, stream.id);
 	if (is_known && order_free(handle, calls->flags, &stream, allocation)) {
 		return CUDA_SUCCESS;
 	}
-	CUresult result = calls->synchronize(handle);
-	if (result == CUDA_SUCCESS) {
+	CUresult result = wait_for(calls, handle);
+	if (result == CUDA_SUCCESS && !graphmem_keep(allocation)) {
 		heap_release(allocation);
 	}
 	return result;
@@ -162,19 +189,47 @@ static CUresult free_by_driver(const struct calls *calls, CUdeviceptr address, C
 	return result;
 }
 
+static CUresult free_in_capture(const struct calls *calls, struct glake__allocation *allocation,
+                                CUstream stream)
+{
+	CUdeviceptr address = allocation->address;
+	record_free(allocation->ordinal, address, allocation->tag.stream - 1);
+	if (!graphmem_free(stream, calls->flags, allocation)) {
+		record_alloc(allocation->ordinal, address, allocation->n_bytes, 0);
+		glake__heap_unclaim(allocation);
+		return free_by_driver(calls, address, stream);
+	}
+	shim_count(SHIM_COUNT_freed);
+	return CUDA_SUCCESS;
+}
+
+/* Not found: it may be a graph's, freed before an earlier launch. */
+static CUresult free_unknown(const struct calls *calls, CUdeviceptr address, CUstream stream)
+{
+	CUcontext ctx;
+	if (!address || shim_is_forked() || !graphmem_has_freed(address, &ctx)) {
+		return free_by_driver(calls, address, stream);
+	}
+	return capture_may_have(stream, calls->flags) ? CUDA_SUCCESS : wait_for(calls, stream);
+}
+
 /*
  * A program may free memory of cuMemAlloc() in stream order too. On a captured stream that is an
- * error, which the driver reports.
+ * error, which the driver reports, and memory of graphs alone can be freed.
  */
 static CUresult free_async(const struct calls *calls, CUdeviceptr address, CUstream stream)
 {
 	struct glake__allocation *allocation = NULL;
-	if (address && !shim_is_forked() &&
-	    !(capture_is_any() && heap_find(address, NULL) && is_captured(calls, stream))) {
+	if (address && !shim_is_forked()) {
+		bool is_ours = capture_is_any() && heap_find(address, NULL);
+		bool is_in_capture = is_ours && is_captured(calls, stream);
 		allocation = glake__heap_claim(address);
+		if (allocation && is_in_capture) {
+			return free_in_capture(calls, allocation, stream);
+		}
 	}
 	if (!allocation) {
-		return free_by_driver(calls, address, stream);
+		return free_unknown(calls, address, stream);
 	}
 	CUresult result = free_claimed(calls, allocation, stream);
 	if (result != CUDA_SUCCESS) {

@@ -4,6 +4,7 @@
 #include "shim/context.h"
 #include "shim/driver_usage.h"
 #include "shim/eyes.h"
+#include "shim/graphmem.h"
 #include "shim/heap.h"
 #include "shim/ipc.h"
 #include "shim/order.h"
@@ -73,6 +74,7 @@ static void ending_settle(const struct ending *ending, bool is_gone)
 	order_drop_ctx();
 	order_let_contexts();
 	ipc_release_ctx(ending->ctx, ending->generation);
+	graphmem_drop_ctx(ending->ctx, ending->generation);
 	heap_release_ctx(ending->ctx, ending->generation);
 	driver_usage_release_ctx(ending->ctx, ending->generation);
 }

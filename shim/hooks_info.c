@@ -6,6 +6,7 @@
  */
 #include <string.h>
 
+#include "shim/graphmem.h"
 #include "shim/ipc.h"
 #include "shim/order.h"
 #include "shim/connection.h"
@@ -106,6 +107,7 @@ CUresult shim_cuMemGetInfo_v2(size_t *free_out, size_t *total_out)
 	if (heap_place_here(&place)) {
 		order_collect(place.ctx, false);
 	}
+	graphmem_collect();
 	struct view view;
 	CUresult result = look(device, &view);
 	if (result == CUDA_SUCCESS) {

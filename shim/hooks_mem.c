@@ -6,6 +6,7 @@
 #include "shim/capture.h"
 #include "shim/driver_usage.h"
 #include "shim/fault.h"
+#include "shim/graphmem.h"
 #include "shim/order.h"
 #include "shim/quiesce.h"
 #include "shim/record.h"
@@ -27,6 +28,7 @@ static enum alloc_result alloc_ours(CUdeviceptr *address_out, uint64_t n_bytes,
 	if (*result_out != CUDA_SUCCESS) {
 		return ANSWERED;
 	}
+	graphmem_collect();
 	int r = order_alloc(&place, n_bytes, address_out);
 	if (r == 0) {
 		record_alloc(place.device, *address_out, n_bytes, 0);
@@ -152,8 +154,10 @@ CUresult shim_cuMemFree_v2(CUdeviceptr address)
 	struct glake__allocation *allocation = address && !shim_is_forked()
 	                                               ? glake__heap_claim(address)
 	                                               : NULL;
+	CUcontext ctx = NULL;
 	if (!allocation) {
-		return fault_look(free_by_driver(address));
+		bool is_graphs = address && !shim_is_forked() && graphmem_has_freed(address, &ctx);
+		return fault_look(is_graphs ? quiesce_ctx(ctx) : free_by_driver(address));
 	}
 	CUresult result = quiesce_ctx(allocation->tag.ctx);
 	if (result != CUDA_SUCCESS) {
@@ -162,6 +166,8 @@ CUresult shim_cuMemFree_v2(CUdeviceptr address)
 	}
 	shim_count(SHIM_COUNT_freed);
 	record_free(allocation->ordinal, address, 0);
-	heap_release(allocation);
+	if (!graphmem_keep(allocation)) {
+		heap_release(allocation);
+	}
 	return CUDA_SUCCESS;
 }

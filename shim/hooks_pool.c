@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The driver's pools. Answers about them include the memory that they have from glaked. */
+#include "shim/graphmem.h"
 #include "shim/order.h"
 
 static bool owns_pools(void)
@@ -105,6 +106,7 @@ CUresult shim_cuMemPoolTrimTo(CUmemoryPool handle, size_t keep_bytes)
 	CUresult result = real(cuMemPoolTrimTo)(handle, keep_bytes);
 	const struct pool *pool = result == CUDA_SUCCESS ? find(handle) : NULL;
 	if (pool) {
+		graphmem_collect();
 		order_collect_all();
 		uint64_t reserved_bytes = pool_reserved_bytes(pool);
 		heap_trim(pool_device(pool),

@@ -9,6 +9,7 @@
 
 #include "proto/clock.h"
 #include "shim/capture.h"
+#include "shim/graphmem.h"
 #include "shim/order.h"
 #include "shim/record.h"
 #include "shim/report.h"
@@ -68,11 +69,17 @@ static void end_turn(void)
 	pthread_mutex_unlock(&turn);
 }
 
+static void collect(void)
+{
+	order_collect_all();
+	graphmem_collect();
+}
+
 /* ---- the thread ------------------------------------------------------------------------------- */
 
 static void take_turn(struct connection *connection, uint64_t *reported_ns)
 {
-	order_collect_all();
+	collect();
 	if (clock_now_ns() - *reported_ns >= REPORT_MS * 1000000ull) {
 		*reported_ns = clock_now_ns();
 		report_program(connection);
@@ -86,7 +93,7 @@ static void take_turn(struct connection *connection, uint64_t *reported_ns)
 static void give_up_warm(struct connection *connection)
 {
 	struct glake_device device;
-	order_collect_all();
+	collect();
 	for (uint32_t i = 0; glake_device_at(connection->session, i, &device) == 0; i++) {
 		glake_trim(connection->session, device.index, 0);
 	}
@@ -132,7 +139,7 @@ static void on_notice(void *user, const struct glake_notice *notice)
 {
 	(void)user;
 	if (notice->kind == GLAKE_NOTICE_RECLAIM) {
-		order_collect_all();
+		collect();
 	}
 }
 

@@ -57,6 +57,10 @@ typedef CUresult shim_graph_make_fn(CUgraphExec *exec, CUgraph graph, CUgraphNod
                                     char *text, size_t n_text);
 typedef CUresult shim_graph_update_fn(CUgraphExec exec, CUgraph graph, CUgraphNode *node,
                                       CUgraphExecUpdateResult *why);
+/* The version before _v3. */
+typedef CUresult shim_capture_info_fn(CUstream stream, CUstreamCaptureStatus *status,
+                                      cuuint64_t *id, CUgraph *graph, const CUgraphNode **nodes,
+                                      size_t *n_nodes);
 /* New in CUDA 13. */
 typedef CUresult shim_set_pool_fn(CUmemLocation *location, CUmemAllocationType type,
                                   CUmemoryPool pool);

@@ -81,7 +81,7 @@ void glake__pool_visit_ranges_locked(const struct glake__pool *pool,
                                                    void *user),
                                      void *user);
 
-/* Mapped and free. */
+/* Mapped and free, less what graphs keep. */
 uint64_t glake__pool_free_bytes_locked(const struct glake__pool *pool);
 
 /*

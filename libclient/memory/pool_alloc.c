@@ -15,6 +15,8 @@
 /* So many stitched ranges of the right size are looked at. */
 #define MAX_LOOKS 64u
 
+_Static_assert(RUN_TIED_STREAMS == GLAKE__GRAPH_STREAM, "memory of graphs is tied");
+
 static struct glake__pooled *pooled_of(struct glake__allocation *allocation)
 {
 	return (struct glake__pooled *)allocation;
@@ -460,7 +462,8 @@ void glake__pool_visit_ranges_locked(const struct glake__pool *pool,
 
 uint64_t glake__pool_free_bytes_locked(const struct glake__pool *pool)
 {
-	return pool->stats->reserved_bytes - pool->stats->used_bytes;
+	return pool->stats->reserved_bytes - pool->stats->used_bytes -
+	       pool->runs.n_tied * RUN_UNIT_BYTES;
 }
 
 /* ---- beginning and end -------------------------------------------------------------------------- */

@@ -81,7 +81,9 @@ static int gather(struct glake__pool *pool, const struct glake__line *line,
 	glake__runs_unite(&pool->runs);
 	int r = gather_in(pool, &pool->runs.nobody.bins, line, stretches);
 	for (const struct glake__line *at = pool->runs.lines; r == 0 && at; at = at->next) {
-		r = gather_in(pool, &at->bins, line, stretches);
+		r = at == line || !glake__line_is_tied(at)
+		            ? gather_in(pool, &at->bins, line, stretches)
+		            : 0;
 	}
 	if (stretches->n > 1) {
 		qsort(stretches->list, stretches->n, sizeof(*stretches->list), by_pages);

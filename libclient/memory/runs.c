@@ -18,6 +18,13 @@ static struct glake__run_bins *bins_of(struct glake__runs *runs, const struct gl
 	return run->state == GLAKE__RUN_HOLE ? &runs->holes : &run->line->bins;
 }
 
+static void count_tied(const struct glake__run *run, uint64_t n_units)
+{
+	if (run->state == GLAKE__RUN_FREE && run->line->n_tied) {
+		*run->line->n_tied += n_units;
+	}
+}
+
 static void hang(struct glake__runs *runs, struct glake__run *run)
 {
 	struct glake__run_bins *bins = bins_of(runs, run);
@@ -30,6 +37,8 @@ static void hang(struct glake__runs *runs, struct glake__run *run)
 	bins->first[bin] = run;
 	bins->filled[bin / 64] |= 1ull << (bin % 64);
 	bins->n_runs++;
+	bins->n_units += run->n_units;
+	count_tied(run, run->n_units);
 }
 
 static void unhang(struct glake__runs *runs, struct glake__run *run)
@@ -48,6 +57,8 @@ static void unhang(struct glake__runs *runs, struct glake__run *run)
 		bins->filled[bin / 64] &= ~(1ull << (bin % 64));
 	}
 	bins->n_runs--;
+	bins->n_units -= run->n_units;
+	count_tied(run, -run->n_units);
 }
 
 /* The first bin from @bin on with any; RUN_BINS: none. */
@@ -220,6 +231,7 @@ struct glake__line *glake__runs_line(struct glake__runs *runs, uint64_t stream)
 		return NULL;
 	}
 	line->stream = stream;
+	line->n_tied = stream >= RUN_TIED_STREAMS ? &runs->n_tied : NULL;
 	line->n_freed = runs->n_ended;
 	line->n_passed = runs->n_ended;
 	line->next = runs->lines;
@@ -253,6 +265,10 @@ void glake__line_pass(struct glake__line *line, struct glake__waiting *waiting)
 		line->n_holders--;
 		free(over);
 	}
+	if (line->n_tied && line->n_passed == line->n_freed) {
+		*line->n_tied -= line->bins.n_units;
+		line->n_tied = NULL;
+	}
 }
 
 /* ---- finding ---------------------------------------------------------------------------------- */
@@ -265,7 +281,8 @@ struct glake__run *glake__runs_find(struct glake__runs *runs, const struct glake
 		run = find_in(&runs->nobody.bins, NULL, n_units);
 	}
 	for (const struct glake__line *other = runs->lines; !run && other; other = other->next) {
-		run = other != line ? find_in(&other->bins, line, n_units) : NULL;
+		bool may_serve = other != line && !glake__line_is_tied(other);
+		run = may_serve ? find_in(&other->bins, line, n_units) : NULL;
 	}
 	return run;
 }
@@ -370,13 +387,13 @@ struct glake__run *glake__runs_split(struct glake__runs *runs, struct glake__run
 	return behind;
 }
 
-/* A hole merges with holes, a free run with those of its line and nobody's. */
+/* A hole merges with holes, a free run with those of its line, and unless it is tied with nobody's. */
 static bool is_mergeable(const struct glake__runs *runs, const struct glake__run *run,
                          const struct glake__run *neighbour)
 {
 	return neighbour && neighbour->state == run->state &&
 	       (run->state == GLAKE__RUN_HOLE || neighbour->line == run->line ||
-	        neighbour->line == &runs->nobody);
+	        (neighbour->line == &runs->nobody && !glake__line_is_tied(run->line)));
 }
 
 /* @run, in no bin, has its new state. */
@@ -507,6 +524,7 @@ static bool is_valid(const struct glake__runs *runs, const struct glake__run *ru
 bool glake__runs_are_valid(const struct glake__runs *runs)
 {
 	uint64_t n_hanging = 0;
+	uint64_t n_tied = 0;
 	for (const struct glake__run *run = runs->first; run; run = run->next) {
 		if (!is_valid(runs, run)) {
 			return false;
@@ -516,6 +534,7 @@ bool glake__runs_are_valid(const struct glake__runs *runs)
 	uint64_t n_hung = runs->holes.n_runs + runs->nobody.bins.n_runs;
 	for (const struct glake__line *line = runs->lines; line; line = line->next) {
 		n_hung += line->bins.n_runs;
+		n_tied += line->n_tied ? line->bins.n_units : 0;
 	}
 	for (uint64_t unit = 0; unit < runs->n_units; unit += RUN_PAGE_UNITS) {
 		const struct glake__run *run = runs->pages[unit / RUN_PAGE_UNITS];
@@ -523,5 +542,5 @@ bool glake__runs_are_valid(const struct glake__runs *runs)
 			return false;
 		}
 	}
-	return n_hanging == n_hung;
+	return n_hanging == n_hung && n_tied == runs->n_tied;
 }

@@ -33,6 +33,8 @@
 #define RUN_UNIT_BYTES 512u
 #define RUN_PAGE_UNITS (GLAKE__PAGE_BYTES / RUN_UNIT_BYTES)
 #define RUN_BINS 128u
+/* From this stream on, what is free is tied: others have it when all frees of its line have been passed. */
+#define RUN_TIED_STREAMS (1ull << 63)
 
 enum glake__run_state {
 	GLAKE__RUN_HOLE,
@@ -58,6 +60,7 @@ struct glake__run_bins {
 	uint64_t filled[RUN_BINS / 64]; /* bit per bin */
 	struct glake__run *first[RUN_BINS];
 	size_t n_runs;
+	uint64_t n_units;
 };
 
 /* A free that the line has not passed yet. */
@@ -73,6 +76,7 @@ struct glake__line {
 	size_t n_holders;             /* whoever keeps it, such as the frees that wait */
 	struct glake__waiting *early; /* owned: those passed before others with smaller numbers */
 	struct glake__run_bins bins;
+	uint64_t *n_tied;         /* of runs, where what it has free counts; NULL: it is not tied */
 	struct glake__line *next; /* link: runs.lines */
 };
 
@@ -86,6 +90,7 @@ struct glake__runs {
 	struct glake__line *lines; /* owned list, without nobody */
 	size_t n_lines;
 	struct glake__ptr_table by_stream; /* lines, by stream + 1 */
+	uint64_t n_tied;                   /* free units that are tied */
 	uint64_t
 		n_ended; /* the highest number of lines that have ended: new ones go on from there */
 };
@@ -105,6 +110,12 @@ struct glake__line *glake__runs_line(struct glake__runs *runs, uint64_t stream);
 struct glake__waiting *glake__line_wait(struct glake__line *line);
 /* It has been passed, or did not happen. Frees @waiting, at once or later. */
 void glake__line_pass(struct glake__line *line, struct glake__waiting *waiting);
+
+/* May others have nothing of it, free or not? */
+static inline bool glake__line_is_tied(const struct glake__line *line)
+{
+	return line->n_tied != NULL;
+}
 
 /* May @line use the free run @run, now? */
 static inline bool glake__run_serves(const struct glake__run *run, const struct glake__line *line)

@@ -34,6 +34,36 @@ static struct glake__run *take(struct glake__line *line, uint64_t n_units)
 	return run ? glake__runs_use(&runs, run, run->first, n_units) : NULL;
 }
 
+START_TEST(what_is_tied_is_nobodys_when_all_frees_were_passed)
+{
+	begin(8);
+	grow(4 * PAGE);
+	struct glake__line *graph = glake__runs_line(&runs, RUN_TIED_STREAMS + 5);
+	struct glake__line *line = glake__runs_line(&runs, 7);
+	struct glake__run *all = take(graph, 3 * PAGE);
+	struct glake__waiting *one = glake__line_wait(graph);
+	struct glake__waiting *two = glake__line_wait(graph);
+	glake__runs_free(&runs, all, graph, one->number);
+	ck_assert_uint_eq(runs.n_tied, 3 * PAGE);
+	ck_assert_ptr_null(glake__runs_find(&runs, line, 2 * PAGE));
+	/* What lies beside it is nobody's all the time. */
+	ck_assert_ptr_nonnull(glake__runs_find(&runs, line, PAGE));
+	glake__runs_free(&runs, take(graph, 2 * PAGE), graph, two->number);
+	ck_assert(glake__runs_are_valid(&runs));
+	ck_assert_uint_eq(runs.n_tied, 3 * PAGE);
+	/* In any order. */
+	glake__line_pass(graph, two);
+	ck_assert_uint_eq(runs.n_tied, 3 * PAGE);
+	ck_assert_ptr_null(glake__runs_find(&runs, line, 2 * PAGE));
+	glake__line_pass(graph, one);
+	ck_assert_uint_eq(runs.n_tied, 0);
+	ck_assert_ptr_nonnull(glake__runs_find(&runs, line, 3 * PAGE));
+	glake__runs_unite(&runs);
+	ck_assert_ptr_nonnull(glake__runs_find(&runs, line, 4 * PAGE));
+	end();
+}
+END_TEST
+
 START_TEST(the_best_fit_is_taken_and_neighbours_merge)
 {
 	begin(8);
