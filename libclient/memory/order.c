@@ -25,6 +25,8 @@
 /* A stream gets a mark for its frees no more often, unless there are many. */
 #define MARK_NS 1000000u
 #define MANY_UNMARKED 16u
+/* A free that finds many parked looks for what is done no more often. */
+#define ASK_NS 20000u
 /* An idle GPU gets to a mark that soon. */
 #define IDLE_NS 100000u
 /* So many are released at a time, without the lock. */
@@ -60,6 +62,8 @@ struct parked {
 	struct mark *mark;       /* shared; NULL: none yet */
 	struct parked *next;     /* link: a stream's, from old to new; spares */
 	struct parked *previous; /* link: a stream's */
+	struct parked *next_fit; /* link: those of them that can serve, with n_bytes */
+	struct parked *previous_fit;
 };
 
 /* One generation of a context: once it has ended, a new context may have its handle. */
@@ -77,9 +81,11 @@ struct line {
 	struct context *of;    /* borrowed */
 	struct parked *oldest; /* owned */
 	struct parked *newest;
+	struct parked *newest_fit; /* by previous_fit */
 	unsigned n_parked;
 	unsigned n_unmarked; /* without a mark */
 	uint64_t marked_ns;  /* when it got its last mark */
+	uint64_t asked_ns;   /* when a free last looked for what is done */
 	struct line *next;   /* link: order.lines */
 };
 
@@ -131,6 +137,13 @@ static void append(struct glake_order *order, struct line *line, struct parked *
 		line->oldest = parked;
 	}
 	line->newest = parked;
+	if (parked->n_bytes > 0) {
+		parked->previous_fit = line->newest_fit;
+		if (line->newest_fit) {
+			line->newest_fit->next_fit = parked;
+		}
+		line->newest_fit = parked;
+	}
 	line->n_parked++;
 	line->n_unmarked += !parked->mark;
 	line->of->n_unmarked += !parked->mark;
@@ -148,6 +161,14 @@ static void take_out(struct glake_order *order, struct line *line, struct parked
 		parked->next->previous = parked->previous;
 	} else {
 		line->newest = parked->previous;
+	}
+	if (parked->previous_fit) {
+		parked->previous_fit->next_fit = parked->next_fit;
+	}
+	if (parked->next_fit) {
+		parked->next_fit->previous_fit = parked->previous_fit;
+	} else if (parked == line->newest_fit) {
+		line->newest_fit = parked->previous_fit;
 	}
 	line->n_parked--;
 	line->n_unmarked -= !parked->mark;
@@ -195,7 +216,10 @@ static void put_mark(struct context *context, struct parked *parked)
 /* @mark has been recorded behind all of @line's that have a number up to @upto. */
 static void set_mark(struct line *line, struct mark *mark, uint64_t upto, uint64_t now_ns)
 {
-	for (struct parked *at = line->newest; at; at = at->previous) {
+	/* Those without one are the newest, but for few. */
+	unsigned n_left = line->n_unmarked;
+	for (struct parked *at = line->newest; at && n_left > 0; at = at->previous) {
+		n_left -= !at->mark;
 		if (!at->mark && at->number <= upto) {
 			at->mark = mark;
 			mark->n_parked++;
@@ -259,8 +283,8 @@ static struct line *line_of(struct glake_order *order, const struct glake_stream
 /* Memory may be freed on a stream of another device. */
 static struct parked *find_fit(const struct line *line, uint64_t n_bytes)
 {
-	struct parked *parked = line->newest;
-	for (unsigned i = 0; parked && i < MAX_LOOKS; i++, parked = parked->previous) {
+	struct parked *parked = line->newest_fit;
+	for (unsigned i = 0; parked && i < MAX_LOOKS; i++, parked = parked->previous_fit) {
 		if (glake__fits(parked->n_bytes, n_bytes) &&
 		    parked->ordinal == line->stream.ordinal) {
 			return parked;
@@ -503,10 +527,13 @@ void *glake_order_take(struct glake_order *order, const struct glake_stream *str
 	return allocation;
 }
 
-/* Take allocations that are no longer in use, if many are parked on the stream. */
-static void take_some(struct glake_order *order, struct line *line, struct done *done)
+/* Take allocations that are no longer in use, if many are parked on the stream. The GPU may be far behind. */
+static void take_some(struct glake_order *order, struct line *line, uint64_t now_ns,
+                      struct done *done)
 {
-	if (line->n_parked > MANY_PARKED && !line->of->is_hidden) {
+	if (line->n_parked > MANY_PARKED && now_ns - line->asked_ns >= ASK_NS &&
+	    !line->of->is_hidden) {
+		line->asked_ns = now_ns;
 		CUstreamCaptureMode mode = relax(order);
 		take_done(order, line, done);
 		restore(order, mode);
@@ -599,7 +626,7 @@ int glake_order_park(struct glake_order *order, void *handle, unsigned flags,
 			line->n_unmarked--;
 			line->of->n_unmarked--;
 		}
-		take_some(order, line, &done);
+		take_some(order, line, now_ns, &done);
 	} else {
 		keep_spare(order, parked);
 		if (mark) {
