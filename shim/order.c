@@ -79,11 +79,10 @@ int order_alloc_async(const struct glake_stream *stream, struct pool *pool, uint
 		.stream = shim_policy()->stitches ? stream->id + 1 : 0,
 	};
 	const struct glake__tag tag = {.stream = place.stream};
-	if (glake__pool_serves(&tag, n_bytes)) {
-		return heap_alloc_warm(&place, n_bytes, address_out)
-		               ? 0
-		               : order_alloc(&place, n_bytes, address_out);
+	if (glake__pool_serves(&tag, n_bytes) && heap_alloc_warm(&place, n_bytes, address_out)) {
+		return 0;
 	}
+	/* Nothing of a pool is parked whole. */
 	struct glake__allocation *parked = glake_order_take(order, stream,
 	                                                    glake__heap_round(n_bytes));
 	if (parked) {

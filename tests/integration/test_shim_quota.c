@@ -488,6 +488,26 @@ START_TEST_WITH(warm_bytes_of_zero_keeps_nothing, .n = 2)
 }
 END_TEST
 
+/* The driver has no addresses for the window, nor for the home of the pool, and then it has. */
+START_TEST(a_stream_has_its_memory_at_once_without_a_home)
+{
+	enum { N_WINDOW = 15 }; /* tries, from 32 GiB to 2 MiB */
+	static struct run run;
+	char faults[1024] = "CUDASIM_FAULT=";
+	for (unsigned i = 1; i <= N_WINDOW + 1; i++) {
+		size_t n = strlen(faults);
+		snprintf(faults + n, sizeof(faults) - n, "%squota/cuMemAddressReserve:%u:fail=2",
+		         i > 1 ? "," : "", i);
+	}
+	setenv("GLAKE_ALLOC", "stitch", 1);
+	begin(TENANT("192MiB"));
+	run_start(&run, faults, run_in_build(PROGRAM), NULL);
+	ask(&run, "alloc_async 134217728\n", "alloc_async 0\n");
+	ask(&run, "exchange_async 134217728\n", "exchange_async 0\n");
+	run_end_well(&run);
+}
+END_TEST
+
 /* ---- eight programs --------------------------------------------------------------------------- */
 
 #define N_PROGRAMS 8

@@ -7,8 +7,8 @@
  *     free, free_async                  the newest, and the result
  *     info                              what cuMemGetInfo() says is all there is
  *     left                              and what of it is free
- *     exchange BYTES                    free the newest in order, behind work that lasts until the next line
- *                                       comes, and want BYTES meanwhile: the result
+ *     exchange BYTES, exchange_async BYTES    free the newest in order, behind work that lasts until the next
+ *                                       line comes, and want BYTES meanwhile: the result
  *     release                           free the newest in order, behind such work, and what is left then
  *     churn N BYTES                     N times allocate and free, look 20 times, and say how often
  *                                       not the same was left as before
@@ -134,12 +134,12 @@ static void join(void)
 	printf("join %u %u\n", n_threads - n_refused, n_refused);
 }
 
-static CUresult exchange(size_t n_bytes)
+static CUresult exchange(size_t n_bytes, bool in_order)
 {
 	must(n_held > 0);
 	must_ok(cu(cuLaunchHostFunc)(stream, await_input, NULL));
 	must_ok(release(held[--n_held], true));
-	CUresult result = allocate(&held[n_held], n_bytes, false);
+	CUresult result = allocate(&held[n_held], n_bytes, in_order);
 	n_held += result == CUDA_SUCCESS;
 	return result;
 }
@@ -196,8 +196,8 @@ static void follow(const char *word, size_t number, size_t n_bytes)
 	} else if (strncmp(word, "free", 4) == 0) {
 		must(n_held > 0);
 		printf("%s %d\n", word, (int)release(held[--n_held], in_order));
-	} else if (strcmp(word, "exchange") == 0) {
-		printf("%s %d\n", word, (int)exchange(number));
+	} else if (strncmp(word, "exchange", 8) == 0) {
+		printf("%s %d\n", word, (int)exchange(number, in_order));
 	} else if (strcmp(word, "threads") == 0) {
 		must(number <= MAX_HELD);
 		thread_bytes = n_bytes;
