@@ -17,8 +17,12 @@
 /* A chunk is this part of the pool's memory, 2 MiB to 64 MiB: smaller ones are easier to stitch. */
 #define CHUNK_PART 4096u
 #define CHUNK_MAX_BYTES (64ull << 20)
-/* Before memory has been used again, requests from here on get one chunk: most are weights. */
+/*
+ * Requests from here on get one chunk while nothing needs to be stitched: before memory has been used again, when
+ * most are weights, and after so many growths without a stitch.
+ */
 #define WHOLE_MIN_BYTES (32ull << 20)
+#define PLAIN_GROWS 64u
 
 static uint64_t page_up(uint64_t unit)
 {
@@ -115,7 +119,8 @@ static void choose(const struct glake__pool *pool, struct stretches *stretches, 
 static uint64_t chunk_bytes_for(const struct glake__pool *pool, uint64_t n_bytes)
 {
 	uint64_t chunk_bytes = GLAKE__PAGE_BYTES;
-	if (!pool->is_reused && n_bytes >= WHOLE_MIN_BYTES) {
+	bool is_plain = !pool->is_reused || pool->n_grows_plain >= PLAIN_GROWS;
+	if (is_plain && n_bytes >= WHOLE_MIN_BYTES) {
 		return glake__backing_chunk_bytes(n_bytes);
 	}
 	while (chunk_bytes < CHUNK_MAX_BYTES &&
@@ -137,6 +142,7 @@ static int fill(struct glake__pool *pool, const struct glake__run *run, struct g
 	glake__lock();
 	if (r == 0) {
 		pool->stats->n_grows++;
+		pool->n_grows_plain++;
 		pool->stats->grown_bytes += n_bytes;
 		pool->stats->n_mapped += (n_bytes + chunk_bytes - 1) / chunk_bytes;
 		pool->spare_bytes = 0;
@@ -351,6 +357,7 @@ static int map_stretches(struct glake__pool *pool, struct glake__pooled *pooled,
 		stitched->user = pooled;
 		pooled->stitched = stitched;
 		pool->stats->n_stitches++;
+		pool->n_grows_plain = 0;
 		pool->stats->stitched_bytes += stitched->n_pages * GLAKE__PAGE_BYTES;
 		pool->stats->n_mapped += stitched->n_chunks;
 		glake__pool_count_stitched(pool);
