@@ -94,6 +94,16 @@ GLAKE_API int glake_order_park(struct glake_order *order, void *handle, unsigned
                                uint64_t bytes);
 
 /*
+ * CUstream @handle waits for all that is parked on the stream with the id @from by now: what it gets later may use
+ * that memory at once. The GPU waits, not the caller. The allocations stay parked; the caller knows which of their
+ * memory it uses, and that stream @from does not get it meanwhile. After an error @handle may wait for a part.
+ * Errors: -ENOENT (nothing is parked there any more); -EBUSY (a stream is being captured, or a context may be
+ * ending); GLAKE_E_CUDA.
+ */
+GLAKE_API int glake_order_follow(struct glake_order *order, void *handle, unsigned flags,
+                                 uint64_t from);
+
+/*
  * Release allocations that are parked on streams of @context and no longer in use. If @waits is
  * not 0, wait for all that were parked when the call began. Returns 1 if it released any, else 0.
  */

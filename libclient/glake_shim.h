@@ -49,9 +49,15 @@ static inline bool glake__pool_serves(const struct glake__tag *tag, uint64_t n_b
 	       (tag->stream > 0 && n_bytes >= GLAKE__POOL_MIN_BYTES);
 }
 
-/* The start of the wait of one allocation, over all its requests to glaked. Begins as zeroes. */
+/*
+ * How one allocation waits: since when, over all its requests to glaked. In stream order its stream may also wait for
+ * another one's work (glake_order_follow()), unless order is NULL. Begins as zeroes.
+ */
 struct glake__wait {
 	uint64_t since_ns;
+	struct glake_order *order; /* borrowed */
+	void *stream;              /* its CUstream, and */
+	unsigned flags;            /* GLAKE_PER_THREAD or 0 */
 };
 
 /*

@@ -59,7 +59,8 @@ static int alloc_captured(const struct glake_stream *stream, struct pool *pool, 
                           CUdeviceptr *address_out)
 {
 	CUstreamCaptureMode mode = capture_relax();
-	int r = order_alloc_async(stream, pool, n_bytes, address_out);
+	struct glake__wait wait = {0};
+	int r = order_alloc_async(stream, pool, n_bytes, &wait, address_out);
 	capture_restore(mode);
 	return r;
 }
@@ -87,8 +88,9 @@ static enum alloc_result alloc_in_order(const struct calls *calls, CUdeviceptr *
 		return LEFT_TO_DRIVER;
 	}
 	graphmem_collect();
+	struct glake__wait wait = order_wait_on(handle, calls->flags);
 	int r = is_capture ? alloc_captured(&stream, pool, n_bytes, address_out)
-	                   : order_alloc_async(&stream, pool, n_bytes, address_out);
+	                   : order_alloc_async(&stream, pool, n_bytes, &wait, address_out);
 	if (r == 0) {
 		record_alloc(stream.ordinal, *address_out, n_bytes, stream.id);
 	}

@@ -57,19 +57,30 @@ bool order_find_stream(CUstream handle, unsigned flags, struct glake_stream *str
 	return get_order() && glake_order_stream(order, handle, flags, stream_out) == 0;
 }
 
-int order_alloc(const struct heap_place *place, uint64_t n_bytes, CUdeviceptr *address_out)
+static int alloc(const struct heap_place *place, uint64_t n_bytes, struct glake__wait *wait,
+                 CUdeviceptr *address_out)
 {
-	struct glake__wait wait = {0};
 	order_collect(place->ctx, false);
-	int r = heap_alloc(place, n_bytes, &wait, address_out);
+	int r = heap_alloc(place, n_bytes, wait, address_out);
 	if (r == CONNECTION_E_REFUSED && order_collect(place->ctx, true)) {
-		r = heap_alloc(place, n_bytes, &wait, address_out);
+		r = heap_alloc(place, n_bytes, wait, address_out);
 	}
 	return r;
 }
 
+int order_alloc(const struct heap_place *place, uint64_t n_bytes, CUdeviceptr *address_out)
+{
+	struct glake__wait wait = {0};
+	return alloc(place, n_bytes, &wait, address_out);
+}
+
+struct glake__wait order_wait_on(CUstream handle, unsigned flags)
+{
+	return (struct glake__wait){.order = get_order(), .stream = handle, .flags = flags};
+}
+
 int order_alloc_async(const struct glake_stream *stream, struct pool *pool, uint64_t n_bytes,
-                      CUdeviceptr *address_out)
+                      struct glake__wait *wait, CUdeviceptr *address_out)
 {
 	const struct heap_place place = {
 		.device = stream->ordinal,
@@ -89,7 +100,7 @@ int order_alloc_async(const struct glake_stream *stream, struct pool *pool, uint
 		*address_out = heap_reuse(parked, &place, n_bytes);
 		return 0;
 	}
-	return order_alloc(&place, n_bytes, address_out);
+	return alloc(&place, n_bytes, wait, address_out);
 }
 
 bool order_free(CUstream handle, unsigned flags, const struct glake_stream *stream,

@@ -26,9 +26,12 @@ bool order_find_stream(CUstream handle, unsigned flags, struct glake_stream *str
  */
 int order_alloc(const struct heap_place *place, uint64_t n_bytes, CUdeviceptr *address_out);
 
+/* For an allocation on @handle, which is not captured: if glaked refuses, it may wait for another stream. */
+struct glake__wait order_wait_on(CUstream handle, unsigned flags);
+
 /* The same in stream order, from @pool: memory that is parked on @stream is used at once. */
 int order_alloc_async(const struct glake_stream *stream, struct pool *pool, uint64_t n_bytes,
-                      CUdeviceptr *address_out);
+                      struct glake__wait *wait, CUdeviceptr *address_out);
 
 /* Free a claimed allocation in stream order. False: it is still the caller's. */
 bool order_free(CUstream handle, unsigned flags, const struct glake_stream *stream,

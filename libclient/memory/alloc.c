@@ -70,7 +70,7 @@ int glake_alloc_async(struct glake_session *session, void *stream, uint64_t byte
 	}
 	allocation = glake__heap_take_on(place.device, bytes, &tag);
 	if (!allocation) {
-		struct glake__wait wait = {0};
+		struct glake__wait wait = {.order = place.order, .stream = stream, .flags = flags};
 		glake_order_collect(place.order, place.stream.context, false);
 		r = glake__supply_get_on(place.device, bytes, false, &tag, &wait, &allocation);
 	}

@@ -38,6 +38,7 @@ struct calls {
 	CUresult (*get_ctx)(CUstream stream, CUcontext *ctx); /* before its _v2 */
 	CUresult (*get_ctx_v2)(CUstream stream, CUcontext *ctx, CUgreenCtx *green); /* CUDA 12.5 */
 	__typeof__(cuEventRecord) *record;
+	__typeof__(cuStreamWaitEvent) *wait;
 	__typeof__(cuStreamIsCapturing) *is_capturing;
 };
 
@@ -48,6 +49,7 @@ struct calls {
  */
 struct mark {
 	CUevent event; /* owned; it dies with its context */
+	uint64_t upto; /* it is behind all of its streams that have a number up to this one */
 	unsigned n_parked;
 	bool is_done;
 	struct mark *next; /* link: spares */
@@ -216,6 +218,7 @@ static void put_mark(struct context *context, struct parked *parked)
 /* @mark has been recorded behind all of @line's that have a number up to @upto. */
 static void set_mark(struct line *line, struct mark *mark, uint64_t upto, uint64_t now_ns)
 {
+	mark->upto = upto;
 	/* Those without one are the newest, but for few. */
 	unsigned n_left = line->n_unmarked;
 	for (struct parked *at = line->newest; at && n_left > 0; at = at->previous) {
@@ -471,7 +474,8 @@ int glake_order_stream(struct glake_order *order, void *handle, unsigned flags,
 {
 	const struct calls *calls = calls_of(order, flags);
 	unsigned long long id = 0;
-	if (!calls->get_id || !calls->get_ctx || !calls->record || !calls->is_capturing) {
+	if (!calls->get_id || !calls->get_ctx || !calls->record || !calls->wait ||
+	    !calls->is_capturing) {
 		return glake__fail(-ENOSYS, "the driver has no default streams by thread");
 	}
 	CUresult result = calls->get_id(handle, &id);
@@ -636,6 +640,65 @@ int glake_order_park(struct glake_order *order, void *handle, unsigned flags,
 	pthread_mutex_unlock(&order->lock);
 	release_done(order, &done);
 	return line ? 0 : glake__fail(-ENOMEM, "out of memory");
+}
+
+/*
+ * Threads that parked at the same time may have marks of their own, which the newest one is not behind. All of it with
+ * the lock held: a mark that is let go is recorded anew.
+ */
+static CUresult follow_locked(struct glake_order *order, const struct line *line, CUstream handle,
+                              unsigned flags)
+{
+	uint64_t n_followed = 0;
+	CUresult result = CUDA_SUCCESS;
+	const struct parked *at = line->newest;
+	while (result == CUDA_SUCCESS && at && at->number > n_followed) {
+		const struct mark *mark = at->mark;
+		result = mark ? calls_of(order, flags)->wait(handle, mark->event, 0)
+		              : CUDA_ERROR_NOT_READY;
+		n_followed = mark && mark->upto > n_followed ? mark->upto : n_followed;
+		at = at->previous;
+	}
+	return result;
+}
+
+static CUcontext context_with(struct glake_order *order, uint64_t id)
+{
+	pthread_mutex_lock(&order->lock);
+	const struct line *line = find_line(order, id);
+	CUcontext ctx = line ? line->of->ctx : NULL;
+	pthread_mutex_unlock(&order->lock);
+	return ctx;
+}
+
+int glake_order_follow(struct glake_order *order, void *handle, unsigned flags, uint64_t from)
+{
+	CUcontext ctx = context_with(order, from);
+	CUresult result = CUDA_SUCCESS;
+	if (glake__order_is_captured(order, handle, flags)) {
+		return glake__fail(-EBUSY, "the stream is being captured");
+	}
+	if (ctx) {
+		mark_all(order, ctx);
+	}
+	pthread_mutex_lock(&order->lock);
+	const struct line *line = find_line(order, from);
+	bool is_any = line && line->n_parked > 0;
+	if (is_any) {
+		result = line->of->is_hidden ? CUDA_ERROR_NOT_READY
+		                             : follow_locked(order, line, handle, flags);
+	}
+	pthread_mutex_unlock(&order->lock);
+	if (!is_any) {
+		return glake__fail(-ENOENT, "nothing is parked on stream %llu",
+		                   (unsigned long long)from);
+	}
+	if (result == CUDA_ERROR_NOT_READY) {
+		return glake__fail(-EBUSY, "the other stream cannot be waited for now");
+	}
+	return result == CUDA_SUCCESS ? 0
+	                              : glake__fail(GLAKE_E_CUDA, "cuStreamWaitEvent: %s",
+	                                            cudrv_error(&order->drv, result));
 }
 
 /* ---- collecting ------------------------------------------------------------------------------- */
@@ -921,11 +984,13 @@ static bool find_calls(struct glake_order *order)
 		{"cuStreamGetCtx", (void **)&order->calls[0].get_ctx, true},
 		{"cuStreamGetCtx_v2", (void **)&order->calls[0].get_ctx_v2, false},
 		{"cuEventRecord", (void **)&order->calls[0].record, true},
+		{"cuStreamWaitEvent", (void **)&order->calls[0].wait, true},
 		{"cuStreamIsCapturing", (void **)&order->calls[0].is_capturing, true},
 		{"cuStreamGetId_ptsz", (void **)&order->calls[1].get_id, false},
 		{"cuStreamGetCtx_ptsz", (void **)&order->calls[1].get_ctx, false},
 		{"cuStreamGetCtx_v2_ptsz", (void **)&order->calls[1].get_ctx_v2, false},
 		{"cuEventRecord_ptsz", (void **)&order->calls[1].record, false},
+		{"cuStreamWaitEvent_ptsz", (void **)&order->calls[1].wait, false},
 		{"cuStreamIsCapturing_ptsz", (void **)&order->calls[1].is_capturing, false},
 	};
 	for (size_t i = 0; i < n_elements(wanted); i++) {

@@ -355,12 +355,11 @@ void glake__pool_undo_locked(struct glake__allocation *allocation, struct glake_
 	count_taken(pooled->pool, allocation);
 }
 
-/* The line in whose order it was allocated, or nobody's, if that has passed all. */
-static struct glake__line *line_before(struct glake__pool *pool,
-                                       const struct glake__allocation *allocation)
+/* The line whose memory it was before, or nobody's, if that has passed all. */
+static struct glake__line *line_before(struct glake__pool *pool, const struct glake__pooled *pooled)
 {
-	struct glake__line *line = glake__ptr_table_get(&pool->runs.by_stream,
-	                                                allocation->tag.stream);
+	uint64_t stream = pooled->lender ? pooled->lender : pooled->allocation.tag.stream;
+	struct glake__line *line = glake__ptr_table_get(&pool->runs.by_stream, stream);
 	return line && line->n_passed < line->n_freed ? line : &pool->runs.nobody;
 }
 
@@ -373,7 +372,7 @@ void glake__pool_release_locked(struct glake__allocation *allocation)
 	} else {
 		count_freed(pool, allocation);
 		/* Its stream may still use what was there before it. */
-		struct glake__line *line = line_before(pool, allocation);
+		struct glake__line *line = line_before(pool, pooled);
 		keep(pool, pooled->stitched, line->stream, line->n_freed);
 		give_runs(pool, pooled->runs, line, line->n_freed);
 	}

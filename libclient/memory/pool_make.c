@@ -392,6 +392,43 @@ static int stitch(struct glake__pool *pool, struct glake__pooled *pooled, struct
 	return r;
 }
 
+/* ---- borrowing --------------------------------------------------------------------------------- */
+
+/*
+ * Way 5, when glaked has no more: memory that another stream has freed and may still use. The stream of the
+ * allocation waits for that, on the device. What is borrowed is never stitched.
+ */
+static bool borrow(struct glake__pool *pool, struct glake__pooled *pooled,
+                   const struct glake__line *line, const struct glake__wait *wait)
+{
+	uint64_t n_units = glake__units_of(pooled->allocation.n_bytes);
+	struct glake__line *lender = NULL;
+	uint64_t number = 0;
+	glake__lock();
+	struct glake__run *run = glake__runs_find_early(&pool->runs, line, n_units);
+	if (run) {
+		lender = run->line;
+		number = run->number;
+		run = glake__runs_use(&pool->runs, run, run->first, n_units);
+		lender->n_holders += run != NULL;
+	}
+	glake__unlock();
+	if (!run) {
+		return false;
+	}
+	int r = glake_order_follow(wait->order, wait->stream, wait->flags, lender->stream);
+	glake__lock();
+	lender->n_holders--;
+	if (r == 0) {
+		glake__pooled_add_run(pooled, run);
+		pooled->lender = lender->stream + 1;
+	} else {
+		glake__runs_free(&pool->runs, run, lender, number);
+	}
+	glake__unlock();
+	return r == 0;
+}
+
 /* ---- making ------------------------------------------------------------------------------------ */
 
 static bool lacks_memory(int r)
@@ -435,6 +472,11 @@ int glake__pool_make(struct glake__pool *pool, uint64_t n_bytes, const struct gl
 	               : glake__fail(-ENOMEM, "out of memory");
 	if (lacks_memory(r)) {
 		r = make_once(pool, pooled, line, true, wait);
+	}
+	if (lacks_memory(r) && wait->order) {
+		char *text = glake__error_save();
+		r = borrow(pool, pooled, line, wait) ? 0 : r;
+		glake__error_restore(text);
 	}
 	glake__lock();
 	if (r == 0) {

@@ -34,7 +34,8 @@ struct glake__pooled {
 	struct glake__pool *pool;
 	struct glake__run *runs;          /* used ones, by next_in_bin; NULL while it is parked */
 	struct glake__stitched *stitched; /* NULL: runs is one, where it lies */
-	struct glake__line *line;         /* while it is parked */
+	uint64_t lender;          /* the stream that its memory was borrowed from, + 1; 0: none */
+	struct glake__line *line; /* while it is parked */
 	struct glake__waiting *waiting;
 };
 

@@ -287,6 +287,41 @@ struct glake__run *glake__runs_find(struct glake__runs *runs, const struct glake
 	return run;
 }
 
+/* So many frees must be passed first. */
+static uint64_t distance(const struct glake__run *run)
+{
+	return run->number - run->line->n_passed;
+}
+
+static struct glake__run *soonest(struct glake__run *best, struct glake__run *first,
+                                  const struct glake__line *line, uint64_t n_units)
+{
+	unsigned n_looks = 0;
+	for (struct glake__run *at = first; at && n_looks < MAX_LOOKS; at = at->next_in_bin) {
+		if (glake__fits(at->n_units, n_units) && !glake__run_serves(at, line) &&
+		    (!best || distance(at) < distance(best))) {
+			best = at;
+		}
+		n_looks++;
+	}
+	return best;
+}
+
+struct glake__run *glake__runs_find_early(struct glake__runs *runs, const struct glake__line *line,
+                                          uint64_t n_units)
+{
+	struct glake__run *best = NULL;
+	unsigned last = glake__fit_bin_of(n_units + n_units / 8);
+	for (const struct glake__line *other = runs->lines; other; other = other->next) {
+		unsigned bin = glake__fit_bin_of(n_units);
+		bool may_lend = other != line && !glake__line_is_tied(other);
+		for (; may_lend && bin <= last; bin++) {
+			best = soonest(best, other->bins.first[bin], line, n_units);
+		}
+	}
+	return best;
+}
+
 struct glake__run *glake__runs_find_hole(struct glake__runs *runs, uint64_t n_units)
 {
 	return find_in(&runs->holes, NULL, n_units);

@@ -137,7 +137,13 @@ struct glake__run *glake__runs_at(const struct glake__runs *runs, uint64_t unit)
  */
 struct glake__run *glake__runs_find(struct glake__runs *runs, const struct glake__line *line,
                                     uint64_t n_units);
-/* The same among holes. */
+/*
+ * Of the free runs that another line has not passed yet and that fit (fit.h), the one that it passes soonest. A larger
+ * one is left whole to its line. NULL: there is none.
+ */
+struct glake__run *glake__runs_find_early(struct glake__runs *runs, const struct glake__line *line,
+                                          uint64_t n_units);
+/* The best fit among holes. */
 struct glake__run *glake__runs_find_hole(struct glake__runs *runs, uint64_t n_units);
 
 /*

@@ -324,6 +324,39 @@ START_TEST(an_order_gives_up_with_its_context)
 }
 END_TEST
 
+START_TEST(a_stream_follows_what_another_one_has_freed)
+{
+	const struct glake_order_options options = {
+		.size = sizeof(options),
+		.release = count_release,
+	};
+	struct glake_order *order;
+	struct glake_stream known;
+	CUstream stream = stream_new();
+	CUstream other = stream_new();
+	int allocation;
+	assert_ok(glake_order_new(&options, &order));
+	assert_ok(glake_order_stream(order, stream, 0, &known));
+	assert_fails(-ENOENT, "nothing is parked", glake_order_follow(order, other, 0, known.id));
+	glake_ptr ptr = alloc_on(stream, 2 * MIB);
+	CUevent behind;
+	queue_write(stream, ptr, 2 * MIB);
+	ck_assert_int_eq(drv.cuEventCreate(&behind, CU_EVENT_DISABLE_TIMING), CUDA_SUCCESS);
+	ck_assert_int_eq(drv.cuEventRecord(behind, stream), CUDA_SUCCESS);
+	assert_ok(glake_order_park(order, stream, 0, &known, &allocation, 0, 1024));
+	assert_ok(glake_order_follow(order, other, 0, known.id));
+	ck_assert_int_eq(drv.cuEventQuery(behind), CUDA_ERROR_NOT_READY);
+	ck_assert_int_eq(drv.cuStreamSynchronize(other), CUDA_SUCCESS);
+	ck_assert_int_eq(drv.cuEventQuery(behind), CUDA_SUCCESS);
+	glake__order_hold_contexts(order);
+	glake__order_hide_context(order, context);
+	assert_fails(-EBUSY, "cannot be waited for", glake_order_follow(order, other, 0, known.id));
+	glake__order_show_context(order, context);
+	glake__order_let_contexts(order);
+	glake_order_free(order);
+}
+END_TEST
+
 static int gate_is_open;
 
 static void CUDA_CB wait_at_gate(void *user)

@@ -46,7 +46,8 @@ EXCUSES = {
     "-ENODEV": ("a device that the process does not see", {"glake_share_open"}),
     "-ENOENT": ("a device that glaked does not own", ASYNC),
     "-EBUSY": ("tests/integration/test_client_async.c",
-               ASYNC | SEAL | {"glake_map", "glake_unmap", "glake_block_publish"}),
+               ASYNC | SEAL | {"glake_map", "glake_order_follow", "glake_unmap",
+                               "glake_block_publish"}),
     "GLAKE_E_NO_PERMISSION": ("tests/integration/test_realms.c",
                               {"glake_set_quota", "glake_set_max_sessions",
                                "glake_set_manifest_quota", "glake_seal_session"}),
@@ -328,6 +329,11 @@ class World:
         self.ok(LIBRARY.glake_order_stream(order, None, 0, stream))
         return order, stream
 
+    def parked(self):
+        order, stream = self.order()
+        self.ok(LIBRARY.glake_order_park(order, None, 0, stream, 1, 0, CHUNK))
+        return order, stream[0]
+
     def close(self):
         LIBRARY.glake_pin(self.whole, self.test.model, 0)
         LIBRARY.glake_disconnect(self.whole)
@@ -421,6 +427,7 @@ CALLS = {
     "glake_set_manifest_quota": (nothing, lambda w, x: (w.session, b"default", 0)),
     "glake_order_new": (nothing, lambda w, x: (order_options(), out())),
     "glake_order_stream": (World.order, lambda w, x: (x[0], None, 0, out())),
+    "glake_order_follow": (World.parked, lambda w, x: (x[0], None, 0, x[1])),
     "glake_order_park": (World.order, lambda w, x: (x[0], None, 0, x[1], 1, 0, CHUNK)),
 }
 
@@ -543,6 +550,7 @@ WRONG = [
      lambda w, x: (w.session, b"none", 0)),
     ("glake_set_manifest_quota", "GLAKE_E_NOT_FOUND", nothing,
      lambda w, x: (w.session, b"none", 0)),
+    ("glake_order_follow", "-ENOENT", World.order, lambda w, x: (x[0], None, 0, 99)),
     ("glake_order_new", "-EINVAL", nothing, lambda w, x: (order_options(release=0), out())),
     ("glake_order_new", "GLAKE_E_NO_DRIVER", nothing,
      lambda w, x: (order_options(libcuda=b"/none"), out())),

@@ -504,6 +504,93 @@ START_TEST(a_session_ends_with_ranges_in_use)
 }
 END_TEST
 
+/* ---- borrowing --------------------------------------------------------------------------------- */
+
+/* The quota is full, and @lender's half is freed behind a copy of it to the other half. */
+struct loan {
+	CUstream lender;
+	CUstream borrower;
+	glake_ptr lent;
+	glake_ptr copy;
+	CUevent behind; /* on the lender */
+};
+
+static struct loan lend(void)
+{
+	struct loan loan = {.lender = stream_new(), .borrower = stream_new()};
+	loan.copy = alloc_on(loan.lender, 64 * MIB);
+	loan.lent = alloc_on(loan.lender, 64 * MIB);
+	queue_write(loan.lender, loan.lent, 64 * MIB, 1);
+	must(drv.cuMemcpyDtoDAsync(loan.copy, loan.lent, 64 * MIB, loan.lender));
+	free_on(loan.lender, loan.lent);
+	loan.behind = record(loan.lender);
+	return loan;
+}
+
+START_TEST(a_stream_borrows_without_waiting)
+{
+	struct loan loan = lend();
+	glake_ptr ptr = alloc_on(loan.borrower, 60 * MIB);
+	ck_assert_uint_eq(ptr, loan.lent);
+	ck_assert_int_eq(drv.cuEventQuery(loan.behind), CUDA_ERROR_NOT_READY);
+	ck_assert_uint_eq(stats().reserved_bytes, 128 * MIB);
+	queue_write(loan.borrower, ptr, 60 * MIB, 2);
+	/* What is left over is still the lender's. */
+	glake_ptr rest = alloc_on(loan.lender, 4 * MIB);
+	ck_assert_uint_eq(rest, loan.lent + 60 * MIB);
+	ck_assert_int_eq(drv.cuEventQuery(loan.behind), CUDA_ERROR_NOT_READY);
+	synchronize(loan.borrower);
+	ck_assert_uint_eq(n_wrong(loan.copy, 64 * MIB, 1), 0);
+	ck_assert_uint_eq(n_wrong(ptr, 60 * MIB, 2), 0);
+	free_on(loan.borrower, ptr);
+	synchronize(loan.borrower);
+	ck_assert_uint_eq(alloc_on(loan.lender, 60 * MIB), ptr);
+}
+END_TEST
+
+START_TEST(much_larger_memory_is_not_borrowed)
+{
+	struct loan loan = lend();
+	glake_ptr ptr = alloc_on(loan.borrower, 48 * MIB);
+	ck_assert_int_eq(drv.cuEventQuery(loan.behind), CUDA_SUCCESS);
+	queue_write(loan.borrower, ptr, 48 * MIB, 2);
+	synchronize(loan.borrower);
+	ck_assert_uint_eq(n_wrong(loan.copy, 64 * MIB, 1), 0);
+}
+END_TEST
+
+/* The borrower never used it, but the lender still does. */
+START_TEST(what_is_borrowed_and_freed_at_once_is_the_lenders)
+{
+	struct loan loan = lend();
+	CUstream third = stream_new();
+	glake_ptr ptr = alloc_on(loan.borrower, 60 * MIB);
+	assert_ok(glake_free(session, ptr));
+	stats();
+	glake_ptr again = alloc_on(third, 60 * MIB);
+	queue_write(third, again, 60 * MIB, 3);
+	synchronize(third);
+	synchronize(loan.lender);
+	ck_assert_uint_eq(n_wrong(loan.copy, 64 * MIB, 1), 0);
+	ck_assert_uint_eq(n_wrong(again, 60 * MIB, 3), 0);
+}
+END_TEST
+
+/* The driver refuses the wait: then the host waits, as ever. */
+START_TEST(a_wait_that_fails_gives_the_memory_back)
+{
+	struct loan loan = lend();
+	world_set_own_faults("cuStreamWaitEvent:1:fail=999");
+	glake_ptr ptr = alloc_on(loan.borrower, 60 * MIB);
+	world_set_own_faults(NULL);
+	ck_assert_int_eq(drv.cuEventQuery(loan.behind), CUDA_SUCCESS);
+	queue_write(loan.borrower, ptr, 60 * MIB, 2);
+	synchronize(loan.borrower);
+	ck_assert_uint_eq(n_wrong(loan.copy, 64 * MIB, 1), 0);
+	ck_assert_uint_eq(stats().live_bytes, 124 * MIB);
+}
+END_TEST
+
 /* Two threads give back at a time: one has the range, the other one what it maps. */
 START_TEST(memory_of_a_range_that_is_dropped_late_goes_back)
 {
