@@ -1,5 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Memory of graphs from glaked (shim/graphmem.h): programs that capture, in sessions that stitch and in others. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
 #include "tests/check_glake.h"
 #include "tests/harness/run.h"
 #include "tests/harness/world.h"
@@ -89,5 +93,25 @@ END_TEST
 START_TEST(memory_of_a_graph_ends_with_its_context)
 {
 	stitching("contexts_end");
+}
+END_TEST
+
+/* Sizes, streams, captures that are lost, launches, frees in and outside of captures. */
+START_TEST_WITH(random_graphs_keep_every_byte, .timeout_s = 300)
+{
+	struct run run;
+	char words[16];
+	const char *wanted = getenv("GLAKE_RANDOM_SEED");
+	unsigned seed = wanted && *wanted ? (unsigned)strtoul(wanted, NULL, 10)
+	                                  : (unsigned)time(NULL);
+	snprintf(words, sizeof(words), "%u", seed);
+	printf("GLAKE_RANDOM_SEED=%u\n", seed);
+	fflush(stdout);
+	world_begin(.config = "tenants = ({ name = \"default\"; device_bytes = \"20MiB\"; });",
+	            .devices = "1x1GiB");
+	run_start(&run, "GLAKE_ALLOC=stitch", run_in_build("tests/shim/graphmem_random"), words,
+	          "3000", NULL);
+	run_end_well(&run);
+	printf("%s", run.text);
 }
 END_TEST
