@@ -313,13 +313,19 @@ static int add_missing(struct glake__pool *pool, struct glake__pooled *pooled,
 	return r;
 }
 
-/* The oldest kept range, if there are too many; it is the caller's to drop. */
+/* The oldest kept range that no work uses, if there are too many; it is the caller's to drop. */
 static struct glake__stitched *take_oldest_locked(struct glake__pool *pool)
 {
 	struct glake__stitched *oldest = pool->stitched.oldest;
 	uint64_t n_pages = KEPT_TIMES * (pool->stats->reserved_bytes / GLAKE__PAGE_BYTES);
 	n_pages = n_pages > KEPT_MIN_PAGES ? n_pages : KEPT_MIN_PAGES;
-	if (!oldest || pool->stitched.n_pages <= n_pages || !glake__pool_is_idle(pool, oldest)) {
+	if (pool->stitched.n_pages <= n_pages) {
+		return NULL;
+	}
+	while (oldest && !glake__pool_is_idle(pool, oldest)) {
+		oldest = oldest->newer;
+	}
+	if (!oldest) {
 		return NULL;
 	}
 	glake__stitched_remove(&pool->stitched, oldest);

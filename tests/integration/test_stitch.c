@@ -471,6 +471,69 @@ START_TEST(whatever_is_freed_next_pays_what_glaked_asked_for)
 }
 END_TEST
 
+/* Every other piece of @n that are side by side is free. */
+static void leave_gaps(CUstream stream, unsigned n, glake_ptr *ptr)
+{
+	for (unsigned i = 0; i < n; i++) {
+		ptr[i] = alloc_on(stream, 8 * MIB);
+	}
+	for (unsigned i = 0; i < n; i += 2) {
+		free_on(stream, ptr[i]);
+	}
+}
+
+/* A graph, for example, may be launched again for as long as the program lives. */
+START_TEST(a_range_in_use_does_not_keep_younger_ones)
+{
+	CUstream one = stream_new();
+	CUstream two = stream_new();
+	const uint64_t many = 5000;
+	glake_ptr of_one[4];
+	glake_ptr of_two[6];
+	free_on(one, alloc_on(one, 8 * MIB));
+	glake__lock();
+	struct glake__line *line = the_pool()->runs.lines;
+	struct glake__waiting *work = glake__line_wait(line);
+	glake__unlock();
+	leave_gaps(one, 4, of_one);
+	free_on(one, alloc_on(one, 16 * MIB));
+	leave_gaps(two, 6, of_two);
+	free_on(two, alloc_on(two, 16 * MIB));
+	ck_assert_uint_eq(stats().n_kept, 2);
+	the_pool()->stitched.n_pages += many;
+	alloc_on(two, 24 * MIB);
+	the_pool()->stitched.n_pages -= many;
+	ck_assert_uint_eq(stats().n_stitches, 3);
+	ck_assert_uint_eq(stats().n_kept, 2);
+	ck_assert_uint_eq(stats().n_kept_live, 1);
+	glake__lock();
+	glake__line_pass(line, work);
+	glake__unlock();
+}
+END_TEST
+
+START_TEST(without_glaked_what_is_free_serves)
+{
+	CUstream stream = stream_new();
+	glake_ptr ptr[6];
+	leave_gaps(stream, 6, ptr);
+	harness_kill(&harness);
+	glake_ptr large = alloc_on(stream, 24 * MIB);
+	ck_assert_uint_eq(stats().n_stitches, 1);
+	glake_ptr none;
+	for (unsigned i = 0; i < 2; i++) {
+		ck_assert_int_lt(glake_alloc_async(session, stream, 32 * MIB, 0, &none), 0);
+		ck_assert_uint_eq(stats().reserved_bytes, 48 * MIB);
+		free_on(stream, ptr[1 + 2 * i]);
+	}
+	free_on(stream, large);
+	synchronize(stream);
+	assert_ok(glake_trim(session, 0, 0));
+	ck_assert_uint_eq(stats().reserved_bytes, 8 * MIB);
+	world_restart();
+}
+END_TEST
+
 /* It calls only glake_dispatch() any more. */
 START_TEST(an_idle_program_gives_its_memory_back)
 {
