@@ -676,12 +676,13 @@ void glake__heap_reuse(struct glake__allocation *allocation, uint64_t n_bytes,
 void glake__heap_release(struct glake_session *session, struct glake__allocation *allocation)
 {
 	struct glake__pool *pool = allocation->is_pooled ? glake__pool_of(allocation) : NULL;
+	uint64_t n_freed = allocation->n_capacity;
 	glake__lock();
 	struct glake__backing *list = release(allocation);
 	glake__unlock();
 	glake__backing_give_back(session, list);
 	if (pool && !session->is_closing) {
-		glake__pool_settle(pool);
+		glake__pool_settle(pool, n_freed);
 	}
 }
 
@@ -690,13 +691,14 @@ int glake__heap_free(struct glake_session *session, glake_ptr ptr)
 	glake__lock();
 	struct glake__allocation *found = glake__heap_at_locked(session, ptr);
 	struct glake__pool *pool = found && found->is_pooled ? glake__pool_of(found) : NULL;
+	uint64_t n_freed = found ? found->n_capacity : 0;
 	struct glake__backing *list = found ? release(found) : NULL;
 	glake__unlock();
 	if (!found) {
 		return glake__heap_unknown(ptr);
 	}
 	if (pool) {
-		glake__pool_settle(pool);
+		glake__pool_settle(pool, n_freed);
 	}
 	return list ? glake__leave(session, glake__backing_give_back(session, list)) : 0;
 }

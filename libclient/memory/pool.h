@@ -94,9 +94,9 @@ uint64_t glake__pool_reclaim(struct glake__pool *pool, uint64_t n_bytes, bool is
 
 /*
  * Pay what is owed, and give back what was not used for two rounds: some of it each time. All that is free if
- * glaked's warm_bytes is 0. Cheap if there is nothing. The program waits for it.
+ * glaked's warm_bytes is 0. Cheap if there is nothing. The program, which has freed @n_freed bytes, waits for it.
  */
-void glake__pool_settle(struct glake__pool *pool);
+void glake__pool_settle(struct glake__pool *pool, uint64_t n_freed);
 /* The same by a thread that the program does not wait for, also while it frees nothing: more at a time. */
 void glake__pool_settle_idle(struct glake__pool *pool);
 

@@ -218,11 +218,15 @@ static void end_round(struct glake__pool *pool, uint64_t now_ns)
 	pool->round_ns = now_ns;
 }
 
-static void settle(struct glake__pool *pool, unsigned n_calls, uint64_t most_bytes)
+/* Small frees seldom leave a whole chunk free, and looking for one reads all runs. */
+static void settle(struct glake__pool *pool, unsigned n_calls, uint64_t n_freed,
+                   uint64_t most_bytes)
 {
 	glake__lock();
 	pool->n_calls += n_calls;
+	bool looks = n_freed >= GLAKE__PAGE_BYTES;
 	if (pool->n_calls >= SETTLE_CALLS) {
+		looks = true;
 		uint64_t now_ns = clock_now_ns();
 		pool->n_calls = 0;
 		if (now_ns - pool->round_ns >= POOL_ROUND_NS) {
@@ -230,7 +234,7 @@ static void settle(struct glake__pool *pool, unsigned n_calls, uint64_t most_byt
 		}
 	}
 	bool keeps_any = pool->device->session->warm_bytes > 0;
-	uint64_t free_bytes = glake__pool_free_bytes_locked(pool);
+	uint64_t free_bytes = looks ? glake__pool_free_bytes_locked(pool) : 0;
 	uint64_t owed = lesser(pool->device->heap->reclaim_debt, free_bytes);
 	uint64_t spare = lesser(pool->spare_bytes, most_bytes);
 	pool->spare_bytes -= spare;
@@ -242,12 +246,12 @@ static void settle(struct glake__pool *pool, unsigned n_calls, uint64_t most_byt
 	}
 }
 
-void glake__pool_settle(struct glake__pool *pool)
+void glake__pool_settle(struct glake__pool *pool, uint64_t n_freed)
 {
-	settle(pool, 1, SETTLE_BYTES);
+	settle(pool, 1, n_freed, SETTLE_BYTES);
 }
 
 void glake__pool_settle_idle(struct glake__pool *pool)
 {
-	settle(pool, SETTLE_CALLS, IDLE_BYTES);
+	settle(pool, SETTLE_CALLS, 0, IDLE_BYTES);
 }

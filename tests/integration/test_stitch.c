@@ -471,6 +471,22 @@ START_TEST(whatever_is_freed_next_pays_what_glaked_asked_for)
 }
 END_TEST
 
+START_TEST(small_frees_pay_too)
+{
+	enum { N = 128 };
+	CUstream stream = stream_new();
+	glake_ptr ptr[N];
+	for (unsigned i = 0; i < N; i++) {
+		ptr[i] = alloc_on(stream, 256 * KIB);
+	}
+	glake__heap_reclaim(&session->devices[0], 32 * MIB);
+	for (unsigned i = 0; i < N; i++) {
+		assert_ok(glake_free(session, ptr[i]));
+	}
+	ck_assert_uint_eq(stats().reserved_bytes, 0);
+}
+END_TEST
+
 /* Every other piece of @n that are side by side is free. */
 static void leave_gaps(CUstream stream, unsigned n, glake_ptr *ptr)
 {
@@ -767,7 +783,7 @@ START_TEST(random_work_keeps_every_byte)
 		}
 		if (random() % 50 == 0) {
 			synchronize(stream);
-			glake__pool_settle(session->heaps[0].stitching);
+			glake__pool_settle(session->heaps[0].stitching, 2 * MIB);
 		}
 		if (step % 16 == 0) {
 			struct glake_pool_stats now = stats();

@@ -145,7 +145,7 @@ static void bother(struct worker *worker)
 	case 1:
 	case 2:
 	case 3:
-		glake__pool_settle(the_pool());
+		glake__pool_settle(the_pool(), 2 * MIB);
 		break;
 	case 4:
 		assert_ok(glake_pool_reset_peaks(session, 0));
