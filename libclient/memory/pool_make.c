@@ -23,6 +23,8 @@
  */
 #define WHOLE_MIN_BYTES (32ull << 20)
 #define PLAIN_GROWS 64u
+/* Memory that went to other programs comes back in chunks of this part of a request: it may go to and fro. */
+#define LENT_PART 8u
 
 static uint64_t page_up(uint64_t unit)
 {
@@ -123,8 +125,11 @@ static uint64_t chunk_bytes_for(const struct glake__pool *pool, uint64_t n_bytes
 	if (is_plain && n_bytes >= WHOLE_MIN_BYTES) {
 		return glake__backing_chunk_bytes(n_bytes);
 	}
-	while (chunk_bytes < CHUNK_MAX_BYTES &&
-	       2 * chunk_bytes <= pool->stats->reserved_bytes / CHUNK_PART) {
+	uint64_t wanted = pool->stats->reserved_bytes / CHUNK_PART;
+	if (pool->lent_bytes > 0 && wanted < n_bytes / LENT_PART) {
+		wanted = n_bytes / LENT_PART;
+	}
+	while (chunk_bytes < CHUNK_MAX_BYTES && 2 * chunk_bytes <= wanted) {
 		chunk_bytes *= 2;
 	}
 	return chunk_bytes;
@@ -143,6 +148,7 @@ static int fill(struct glake__pool *pool, const struct glake__run *run, struct g
 	if (r == 0) {
 		pool->stats->n_grows++;
 		pool->n_grows_plain++;
+		pool->lent_bytes -= n_bytes < pool->lent_bytes ? n_bytes : pool->lent_bytes;
 		pool->stats->grown_bytes += n_bytes;
 		pool->stats->n_mapped += (n_bytes + chunk_bytes - 1) / chunk_bytes;
 		pool->spare_bytes = 0;

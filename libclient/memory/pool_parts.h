@@ -21,6 +21,7 @@ struct glake__pool {
 	struct glake_pool_stats *stats; /* the heap's */
 	bool is_reused;                 /* memory that was freed has served again */
 	unsigned n_grows_plain;         /* since it last stitched */
+	uint64_t lent_bytes;            /* given back because glaked asked, and not had again */
 	uint64_t spare_bytes;           /* above what the last rounds have used */
 	uint64_t round_ns;              /* when this one began */
 	uint64_t peak_bytes;            /* used in this one */

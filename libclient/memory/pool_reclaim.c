@@ -193,6 +193,7 @@ uint64_t glake__pool_reclaim(struct glake__pool *pool, uint64_t n_bytes, bool is
 	take_victims_locked(pool, n_bytes, &victims);
 	take_stitched_locked(pool, &victims);
 	*debt -= is_owed ? lesser(*debt, victims.n_bytes) : 0;
+	pool->lent_bytes += is_owed ? victims.n_bytes : 0;
 	glake__unlock();
 	if (victims.runs) {
 		struct glake__chunk *dead = unmap(pool, &victims);

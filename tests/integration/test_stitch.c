@@ -244,6 +244,38 @@ START_TEST(a_full_quota_stitches_the_last_page)
 }
 END_TEST
 
+/* Two programs that need much by turns would make and map it in thousands of small ones. */
+START_TEST(what_glaked_wanted_comes_back_in_large_chunks)
+{
+	CUstream stream = stream_new();
+	glake_ptr small[3];
+	for (unsigned i = 0; i < 3; i++) {
+		small[i] = alloc_on(stream, 8 * MIB);
+	}
+	free_on(stream, small[0]);
+	free_on(stream, small[2]);
+	free_on(stream, alloc_on(stream, 16 * MIB));
+	ck_assert_uint_eq(stats().n_stitches, 1);
+	/* Memory has been used again: from now on it is made in small chunks. */
+	free_on(stream, alloc_on(stream, 8 * MIB));
+	glake_ptr ptr = alloc_on(stream, 64 * MIB);
+	uint64_t n_mapped = stats().n_mapped;
+	ck_assert_uint_ge(n_mapped, 24);
+	free_on(stream, ptr);
+	synchronize(stream);
+	assert_ok(glake_trim(session, 0, GIB)); /* sees that the stream has got there */
+	ck_assert_uint_gt(glake__pool_reclaim(session->heaps[0].stitching, 64 * MIB, true), 0);
+	n_mapped = stats().n_mapped;
+	ptr = alloc_on(stream, 64 * MIB);
+	ck_assert_uint_le(stats().n_mapped - n_mapped, 24);
+	queue_write(stream, ptr, 64 * MIB, 7);
+	synchronize(stream);
+	ck_assert_uint_eq(n_wrong(ptr, 64 * MIB, 7), 0);
+	free_on(stream, ptr);
+	free_on(stream, small[1]);
+}
+END_TEST
+
 START_TEST(memory_of_a_pool_is_not_shared)
 {
 	CUstream stream = stream_new();
