@@ -6,6 +6,7 @@
 #include "libclient/memory/backing.h"
 #include "libclient/memory/pool_parts.h"
 #include "proto/cleanup.h"
+#include "proto/clock.h"
 
 /* With less than this part of a request free, stitching would map much to save little. */
 #define WORTH_PART 16u
@@ -25,6 +26,8 @@
 #define PLAIN_GROWS 64u
 /* Memory that went to other programs comes back in chunks of this part of a request: it may go to and fro. */
 #define LENT_PART 8u
+/* glaked asks the others before it refuses: so long after that, a stream borrows before it asks again. */
+#define REFUSED_NS 1000000000u
 
 static uint64_t page_up(uint64_t unit)
 {
@@ -448,6 +451,31 @@ static bool lacks_memory(int r)
 	return r == GLAKE_E_OVER_QUOTA || r == GLAKE_E_NO_DEVICE_MEMORY || r == GLAKE_E_NO_FDS;
 }
 
+/* What is had without glaked: ways 1 to 3, and else 5. */
+static bool make_of_own(struct glake__pool *pool, struct glake__pooled *pooled,
+                        struct glake__line *line, struct glake__wait *wait)
+{
+	uint64_t n_missing = 0;
+	struct stretches stretches = {.n = 0};
+	int r = 0;
+	glake__lock();
+	bool is_done = glake__pooled_take(pool, pooled, line);
+	if (!is_done && pooled->allocation.n_bytes > GLAKE__PAGE_BYTES) {
+		r = take_stretches_locked(pool, pooled, line, &stretches, true, &n_missing);
+	}
+	if (n_missing > 0) {
+		glake__pooled_give_up(pooled, line);
+		stretches.n = 0;
+	}
+	glake__unlock();
+	if (!is_done && r == 0) {
+		is_done = stretches.n > 0 ? stitch(pool, pooled, line, &stretches, 0, wait) == 0
+		                          : borrow(pool, pooled, line, wait);
+	}
+	free(stretches.list);
+	return is_done;
+}
+
 /* Ways 1 to 4. If @is_tight, the least free memory is worth stitching. */
 static int make_once(struct glake__pool *pool, struct glake__pooled *pooled,
                      struct glake__line *line, bool is_tight, struct glake__wait *wait)
@@ -478,19 +506,25 @@ int glake__pool_make(struct glake__pool *pool, uint64_t n_bytes, const struct gl
 	if (line) {
 		line->n_holders++;
 	}
+	bool is_refused = pool->refused_ns > 0 && clock_now_ns() - pool->refused_ns < REFUSED_NS;
 	glake__unlock();
 	struct glake__pooled *pooled = line ? glake__pooled_new(pool, n_bytes, tag) : NULL;
-	int r = pooled ? make_once(pool, pooled, line, false, wait)
-	               : glake__fail(-ENOMEM, "out of memory");
+	int r = pooled ? 0 : glake__fail(-ENOMEM, "out of memory");
+	bool is_made = r == 0 && is_refused && wait->order && make_of_own(pool, pooled, line, wait);
+	if (r == 0 && !is_made) {
+		r = make_once(pool, pooled, line, false, wait);
+	}
 	if (lacks_memory(r)) {
 		r = make_once(pool, pooled, line, true, wait);
 	}
-	if (lacks_memory(r) && wait->order) {
+	uint64_t refused_ns = lacks_memory(r) ? clock_now_ns() : 0;
+	if (refused_ns > 0 && wait->order) {
 		char *text = glake__error_save();
 		r = borrow(pool, pooled, line, wait) ? 0 : r;
 		glake__error_restore(text);
 	}
 	glake__lock();
+	pool->refused_ns = refused_ns > 0 ? refused_ns : pool->refused_ns;
 	if (r == 0) {
 		*allocation_out = glake__pooled_begin(pooled);
 	}

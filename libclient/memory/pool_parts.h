@@ -22,6 +22,7 @@ struct glake__pool {
 	bool is_reused;                 /* memory that was freed has served again */
 	unsigned n_grows_plain;         /* since it last stitched */
 	uint64_t lent_bytes;            /* given back because glaked asked, and not had again */
+	uint64_t refused_ns;            /* when glaked had no memory last; 0: never */
 	uint64_t spare_bytes;           /* above what the last rounds have used */
 	uint64_t round_ns;              /* when this one began */
 	uint64_t peak_bytes;            /* used in this one */

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "libclient/memory/pool_parts.h"
+#include "proto/clock.h"
 #include "tests/integration/stitching.h"
 
 #define CONFIG "tenants = ({ name = \"default\"; device_bytes = \"128MiB\"; });"
@@ -656,6 +657,31 @@ START_TEST(a_stream_borrows_without_waiting)
 	free_on(loan.borrower, ptr);
 	synchronize(loan.borrower);
 	ck_assert_uint_eq(alloc_on(loan.lender, 60 * MIB), ptr);
+}
+END_TEST
+
+/* glaked asks all sessions before it refuses, which takes time. */
+START_TEST(glaked_is_not_asked_again_soon_after_a_refusal)
+{
+	struct loan loan = lend();
+	glake_ptr ptr = alloc_on(loan.borrower, 60 * MIB);
+	uint64_t n_refusals = world_metric("quota_refusals");
+	ck_assert_uint_gt(n_refusals, 0);
+	queue_write(loan.borrower, ptr, 60 * MIB, 2);
+	free_on(loan.borrower, ptr);
+	the_pool()->refused_ns = clock_now_ns();
+	ck_assert_uint_eq(alloc_on(loan.lender, 60 * MIB), ptr);
+	ck_assert_uint_eq(world_metric("quota_refusals"), n_refusals);
+	ck_assert_int_eq(drv.cuEventQuery(loan.behind), CUDA_ERROR_NOT_READY);
+	queue_write(loan.lender, ptr, 60 * MIB, 3);
+	/* Nothing fits: it is asked after all. */
+	glake_ptr none;
+	ck_assert_int_eq(glake_alloc_async(session, loan.borrower, 8 * MIB, 0, &none),
+	                 GLAKE_E_OVER_QUOTA);
+	ck_assert_uint_gt(world_metric("quota_refusals"), n_refusals);
+	synchronize(loan.lender);
+	ck_assert_uint_eq(n_wrong(ptr, 60 * MIB, 3), 0);
+	ck_assert_uint_eq(n_wrong(loan.copy, 64 * MIB, 1), 0);
 }
 END_TEST
 
