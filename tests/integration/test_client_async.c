@@ -324,6 +324,60 @@ START_TEST(an_order_gives_up_with_its_context)
 }
 END_TEST
 
+static unsigned n_recorded;
+static bool is_refused;
+
+static int record_context(void *user, void *of, void *event)
+{
+	__typeof__(cuCtxRecordEvent) *record;
+	(void)user;
+	*(void **)&record = dlsym(drv.library, "cuCtxRecordEvent");
+	n_recorded += !is_refused;
+	return is_refused || record(of, event) != CUDA_SUCCESS;
+}
+
+/* The first and some of the next have events; who wants all has the rest marked. */
+START_TEST(frees_of_a_stream_share_events)
+{
+	const struct glake_order_options options = {
+		.size = sizeof(options),
+		.release = count_release,
+		.record = record_context,
+	};
+	struct glake_order *order;
+	struct glake_stream known;
+	CUstream stream = stream_new();
+	char allocations[40];
+	glake_ptr ptr = alloc_on(stream, 2 * MIB);
+	queue_write(stream, ptr, 2 * MIB);
+	n_released = 0;
+	assert_ok(glake_order_new(&options, &order));
+	assert_ok(glake_order_stream(order, stream, 0, &known));
+	for (unsigned i = 0; i < 40; i++) {
+		assert_ok(glake_order_park(order, stream, 0, &known, &allocations[i], 0, 1024));
+	}
+	ck_assert_int_eq(drv.cuStreamSynchronize(stream), CUDA_SUCCESS);
+	/* While something is captured nobody may mark the context: those with an event are released. */
+	is_refused = true;
+	ck_assert_int_eq(glake_order_collect(order, context, 0), 1);
+	ck_assert_uint_gt(n_released, 0);
+	ck_assert_uint_eq(n_recorded, 0);
+	/* From then on each free has one, which covers those before it. */
+	assert_ok(glake_order_park(order, stream, 0, &known, &allocations[0], 0, 1024));
+	ck_assert_int_eq(drv.cuStreamSynchronize(stream), CUDA_SUCCESS);
+	glake_order_collect(order, context, 0);
+	ck_assert_uint_eq(n_released, 41);
+	is_refused = false;
+	for (unsigned i = 0; i < 10; i++) {
+		assert_ok(glake_order_park(order, stream, 0, &known, &allocations[i], 0, 1024));
+	}
+	ck_assert_int_eq(glake_order_collect(order, context, 1), 1);
+	ck_assert_uint_eq(n_released, 51);
+	ck_assert_uint_le(n_recorded, 1);
+	glake_order_free(order);
+}
+END_TEST
+
 START_TEST(a_stream_follows_what_another_one_has_freed)
 {
 	const struct glake_order_options options = {
