@@ -11,7 +11,7 @@
 
 static void begin(void)
 {
-	world_begin(.config = CONFIG, .devices = "1x1GiB");
+	world_begin(.config = CONFIG, .devices = "2x1GiB");
 	stitching_begin();
 }
 BEGIN_EACH(begin)
@@ -583,6 +583,44 @@ START_TEST(without_glaked_what_is_free_serves)
 }
 END_TEST
 
+static bool has_reader(glake_ptr ptr, uint64_t n_bytes, int device)
+{
+	bool has = true;
+	glake__lock();
+	for (uint64_t at = 0; at < n_bytes; at += 2 * MIB) {
+		has &= glake__piece_at_locked(ptr + at)->readers >> device & 1;
+	}
+	glake__unlock();
+	return has;
+}
+
+/* Where it lies and where it is stitched, what there was and what comes. */
+START_TEST(a_peer_reads_all_of_it)
+{
+	CUstream stream = stream_new();
+	glake_ptr ptr[6];
+	leave_gaps(stream, 6, ptr);
+	glake_ptr first = alloc_on(stream, 16 * MIB);
+	assert_ok(glake__space_add_reader(0, 1));
+	glake_ptr fresh = alloc_on(stream, 30 * MIB);
+	glake_ptr second = alloc_on(stream, 20 * MIB);
+	ck_assert_uint_eq(stats().n_stitches, 2);
+	ck_assert(has_reader(ptr[1], 8 * MIB, 1));
+	ck_assert(has_reader(first, 16 * MIB, 1));
+	ck_assert(has_reader(fresh, 30 * MIB, 1));
+	ck_assert(has_reader(second, 20 * MIB, 1));
+	queue_write(stream, first, 16 * MIB, 5);
+	queue_write(stream, second, 20 * MIB, 6);
+	synchronize(stream);
+	CUcontext other;
+	ck_assert_int_eq(drv.cuDevicePrimaryCtxRetain(&other, 1), CUDA_SUCCESS);
+	ck_assert_int_eq(drv.cuCtxSetCurrent(other), CUDA_SUCCESS);
+	ck_assert_uint_eq(n_wrong(first, 16 * MIB, 5), 0);
+	ck_assert_uint_eq(n_wrong(second, 20 * MIB, 6), 0);
+	ck_assert_int_eq(drv.cuCtxSetCurrent(context), CUDA_SUCCESS);
+}
+END_TEST
+
 /* It calls only glake_dispatch() any more. */
 START_TEST(an_idle_program_gives_its_memory_back)
 {
@@ -624,7 +662,7 @@ struct loan {
 	CUstream borrower;
 	glake_ptr lent;
 	glake_ptr copy;
-	CUevent behind; /* on the lender */
+	CUevent behind; /* the copy */
 };
 
 static struct loan lend(void)
@@ -634,8 +672,9 @@ static struct loan lend(void)
 	loan.lent = alloc_on(loan.lender, 64 * MIB);
 	queue_write(loan.lender, loan.lent, 64 * MIB, 1);
 	must(drv.cuMemcpyDtoDAsync(loan.copy, loan.lent, 64 * MIB, loan.lender));
-	free_on(loan.lender, loan.lent);
+	/* Before the free: whoever has waited for that has waited for this. */
 	loan.behind = record(loan.lender);
+	free_on(loan.lender, loan.lent);
 	return loan;
 }
 
