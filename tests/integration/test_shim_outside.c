@@ -259,12 +259,21 @@ START_TEST(a_session_without_the_shim_is_refused)
 }
 END_TEST
 
+/* And wait until all its threads have stopped. */
+static void stop(const struct run *run)
+{
+	int status = 0;
+	kill(run->pid, SIGSTOP);
+	ck_assert_int_eq(waitpid(run->pid, &status, WUNTRACED), run->pid);
+	ck_assert(WIFSTOPPED(status));
+}
+
 START_TEST(a_program_that_ends_is_said_to_have)
 {
 	struct run run;
 	start(&run, NULL, "writes");
 	uint64_t session = session_of(&run);
-	kill(run.pid, SIGSTOP);
+	stop(&run);
 	pid_t killer = fork();
 	if (killer == 0) {
 		sleep(1);
@@ -282,7 +291,7 @@ START_TEST(a_stopped_program_is_not_waited_for)
 	struct run run;
 	start(&run, NULL, "writes");
 	uint64_t session = session_of(&run);
-	kill(run.pid, SIGSTOP);
+	stop(&run);
 	assert_fails(GLAKE_E_BUSY, "is it stopped?", try_seal(session));
 	/* It does now what it was asked for, and nobody waits for it; then it can be asked again. */
 	kill(run.pid, SIGCONT);
@@ -364,7 +373,7 @@ START_TEST(two_who_ask_at_once_get_one_sealing)
 	struct run run;
 	start(&run, NULL, "serve");
 	uint64_t session = session_of(&run);
-	kill(run.pid, SIGSTOP);
+	stop(&run);
 	pid_t asker = ask_beside(session);
 	/* As soon as the other one has asked. On a slow machine we may be first, and nobody answers us. */
 	int r;
