@@ -978,7 +978,7 @@ static void poor(void)
 }
 
 /* Two threads write to memory of theirs, page by page, which a third seals all the time. */
-#define N_ROUNDS 150u
+#define N_ROUNDS 60u
 
 static struct {
 	pthread_t thread;
