@@ -28,7 +28,7 @@
 /* A free that finds many parked looks for what is done no more often. */
 #define ASK_NS 20000u
 /* An idle GPU gets to a mark that soon. */
-#define IDLE_NS 100000u
+#define IDLE_NS 1000000u
 /* So many are released at a time, without the lock. */
 #define MAX_DONE 64u
 
