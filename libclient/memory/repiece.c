@@ -129,7 +129,7 @@ static int exchange(struct glake__backing *backing, uint64_t offset,
 		                        scratch->n_bytes);
 	}
 	if (r == 0) {
-		r = glake__gate_close_soon(range->readers);
+		r = glake__gate_close_in_a_hurry(range->readers);
 	}
 	if (r < 0) {
 		return r;

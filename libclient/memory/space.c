@@ -148,6 +148,11 @@ int glake__gate_close(uint64_t readers, uint64_t patience_ns)
 #define SOON_FIRST_PAUSE_NS 2000000u
 #define SOON_MAX_PAUSE_NS 32000000u
 #define SOON_TRIES 14u
+#define SOON_FIRST_LAST (SOON_TRIES - SOON_N_LAST)
+/* After the last tries were necessary, those who are in a hurry begin with them for so long. */
+#define HURRY_NS 1000000000u
+
+static _Atomic uint64_t hurry_until_ns;
 
 /* Held back for so long, the program gets a pause. */
 #define LONG_NS 4000000u
@@ -164,17 +169,31 @@ static int try_to_close(uint64_t readers, bool is_last)
 	return r == -EAGAIN ? r : glake__gate_close(readers, SOON_TRY_NS);
 }
 
-int glake__gate_close_soon(uint64_t readers)
+static int close_soon(uint64_t readers, unsigned first)
 {
 	uint64_t pause_ns = SOON_FIRST_PAUSE_NS;
-	int r = try_to_close(readers, false);
-	for (unsigned i = 1; r == -EAGAIN && i < SOON_TRIES; i++) {
+	unsigned i = first;
+	int r = try_to_close(readers, i >= SOON_FIRST_LAST);
+	while (r == -EAGAIN && ++i < SOON_TRIES) {
 		nanosleep(&(struct timespec){.tv_nsec = (long)pause_ns}, NULL);
 		pause_ns = pause_ns < SOON_MAX_PAUSE_NS ? 2 * pause_ns : pause_ns;
-		r = try_to_close(readers, i + SOON_N_LAST >= SOON_TRIES);
+		r = try_to_close(readers, i >= SOON_FIRST_LAST);
+	}
+	if (r == 0 && i >= SOON_FIRST_LAST) {
+		hurry_until_ns = clock_now_ns() + HURRY_NS;
 	}
 	/* The last try has set the text. */
 	return r == -EAGAIN ? -EBUSY : r;
+}
+
+int glake__gate_close_soon(uint64_t readers)
+{
+	return close_soon(readers, 0);
+}
+
+int glake__gate_close_in_a_hurry(uint64_t readers)
+{
+	return close_soon(readers, clock_now_ns() < hurry_until_ns ? SOON_FIRST_LAST : 0);
 }
 
 int glake__gate_pause(uint64_t readers)

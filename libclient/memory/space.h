@@ -69,6 +69,11 @@ void glake__gate_open(void);
  * in between, until its work has ended or half a second is over (-EBUSY).
  */
 int glake__gate_close_soon(uint64_t readers);
+/*
+ * The same for one of many changes that somebody waits for. If the last one found no moment between the program's
+ * work, this one does not look for it again, but holds the work back at once.
+ */
+int glake__gate_close_in_a_hurry(uint64_t readers);
 
 /*
  * Called between changes while the gate is closed: if it has been for some milliseconds, the program goes on for one,

@@ -931,11 +931,14 @@ START_TEST(holes_are_not_held)
 }
 END_TEST
 
+static unsigned n_closings;
+
 /* Each piece of work takes 15 ms, and the next is queued as soon as one ends. */
 static int close_in_15_ms(void *user, uint64_t readers, uint64_t patience_ns)
 {
 	(void)user;
 	(void)readers;
+	n_closings++;
 	return patience_ns < 15000000 ? -EAGAIN : 0;
 }
 
@@ -960,6 +963,26 @@ START_TEST(work_that_leaves_no_moment_between_is_held_back_in_the_end)
 	wait_result = -EAGAIN;
 	ck_assert_int_eq(glake__gate_close_soon(1), 0);
 	glake__gate_open();
+}
+END_TEST
+
+/* A model of hundreds of blocks is unsealed while graphs run: that no moment is left need not be found out each time. */
+START_TEST(many_changes_in_a_hurry_look_for_a_moment_once)
+{
+	begin("1GiB");
+	glake__space.gate = (struct glake__gate){.close = close_in_15_ms, .open = open_nothing};
+	ck_assert_int_eq(glake__gate_close_in_a_hurry(1), 0);
+	glake__gate_open();
+	ck_assert_uint_gt(n_closings, 1);
+	n_closings = 0;
+	ck_assert_int_eq(glake__gate_close_in_a_hurry(1), 0);
+	glake__gate_open();
+	ck_assert_uint_eq(n_closings, 1);
+	/* Who has time goes on looking. */
+	n_closings = 0;
+	ck_assert_int_eq(glake__gate_close_soon(1), 0);
+	glake__gate_open();
+	ck_assert_uint_gt(n_closings, 1);
 }
 END_TEST
 
