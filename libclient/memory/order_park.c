@@ -1,0 +1,169 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "libclient/memory/order_parts.h"
+
+#include "libclient/memory/fit.h"
+
+/* With more parked on a stream, a free looks for those no longer in use. */
+#define MANY_PARKED 16u
+/* So many are searched for one that fits, the newest first, because they fit most often. */
+#define MAX_LOOKS 256u
+/* A free that finds many parked looks for what is done no more often. */
+#define ASK_NS 20000u
+
+/* Memory may be freed on a stream of another device. */
+static struct glake__parked *find_fit(const struct glake__order_line *line, uint64_t n_bytes)
+{
+	struct glake__parked *parked = line->newest_fit;
+	for (unsigned i = 0; parked && i < MAX_LOOKS; i++, parked = parked->previous_fit) {
+		if (glake__fits(parked->n_bytes, n_bytes) &&
+		    parked->ordinal == line->stream.ordinal) {
+			return parked;
+		}
+	}
+	return NULL;
+}
+
+void *glake_order_take(struct glake_order *order, const struct glake_stream *stream, uint64_t bytes)
+{
+	if (order->n_parked == 0) {
+		return NULL;
+	}
+	pthread_mutex_lock(&order->lock);
+	struct glake__order_line *line = glake__order_find_line(order, stream->id);
+	struct glake__parked *parked = line && !line->of->is_hidden ? find_fit(line, bytes) : NULL;
+	void *allocation = parked ? glake__order_take_allocation(order, line, parked) : NULL;
+	pthread_mutex_unlock(&order->lock);
+	return allocation;
+}
+
+/* Take allocations that are no longer in use, if many are parked on the stream. The GPU may be far behind. */
+static void take_some(struct glake_order *order, struct glake__order_line *line, uint64_t now_ns,
+                      struct glake__order_done *done)
+{
+	if (line->n_parked > MANY_PARKED && now_ns - line->asked_ns >= ASK_NS &&
+	    !line->of->is_hidden) {
+		line->asked_ns = now_ns;
+		CUstreamCaptureMode mode = glake__order_relax(order);
+		glake__order_take_done(order, line, done);
+		glake__order_restore(order, mode);
+	}
+}
+
+static struct glake__parked *take_spare(struct glake_order *order)
+{
+	pthread_mutex_lock(&order->lock);
+	struct glake__parked *parked = order->spares;
+	if (parked) {
+		order->spares = parked->next;
+	}
+	pthread_mutex_unlock(&order->lock);
+	return parked ? parked : malloc(sizeof(*parked));
+}
+
+static void give_spare(struct glake_order *order, struct glake__parked *parked)
+{
+	pthread_mutex_lock(&order->lock);
+	glake__order_keep_spare(order, parked);
+	pthread_mutex_unlock(&order->lock);
+}
+
+int glake_order_park(struct glake_order *order, void *handle, unsigned flags,
+                     const struct glake_stream *stream, void *allocation, int ordinal,
+                     uint64_t bytes)
+{
+	struct glake__order_done done = {.n = 0};
+	struct glake__mark *mark;
+	uint64_t upto = 0;
+	uint64_t now_ns = clock_now_ns();
+	struct glake__parked *parked = take_spare(order);
+	if (!parked) {
+		return glake__fail(-ENOMEM, "out of memory");
+	}
+	int r = glake__order_record_mark(order, handle, flags, stream, now_ns, &upto, &mark);
+	if (r < 0) {
+		give_spare(order, parked);
+		return r;
+	}
+	*parked = (struct glake__parked){
+		.allocation = allocation, .n_bytes = bytes, .ordinal = ordinal};
+	pthread_mutex_lock(&order->lock);
+	struct glake__order_line *line = glake__order_line_of(order, stream);
+	if (line) {
+		parked->number = ++order->n_numbers;
+		if (mark) {
+			/* It is behind this one, too, but perhaps not behind those that have come since. */
+			glake__order_set_mark(line, mark, upto, now_ns);
+			parked->mark = mark;
+			mark->n_parked++;
+		}
+		glake__order_append(order, line, parked);
+		take_some(order, line, now_ns, &done);
+	} else {
+		glake__order_keep_spare(order, parked);
+		if (mark) {
+			glake__order_give_mark(order, stream->context, mark);
+		}
+	}
+	pthread_mutex_unlock(&order->lock);
+	glake__order_release_done(order, &done);
+	return line ? 0 : glake__fail(-ENOMEM, "out of memory");
+}
+
+/*
+ * Threads that parked at the same time may have marks of their own, which the newest one is not behind. All of it with
+ * the lock held: a mark that is let go is recorded anew.
+ */
+static CUresult follow_locked(struct glake_order *order, const struct glake__order_line *line,
+                              CUstream handle, unsigned flags)
+{
+	uint64_t n_followed = 0;
+	CUresult result = CUDA_SUCCESS;
+	const struct glake__parked *at = line->newest;
+	while (result == CUDA_SUCCESS && at && at->number > n_followed) {
+		const struct glake__mark *mark = at->mark;
+		result = mark ? glake__order_calls_of(order, flags)->wait(handle, mark->event, 0)
+		              : CUDA_ERROR_NOT_READY;
+		n_followed = mark && mark->upto > n_followed ? mark->upto : n_followed;
+		at = at->previous;
+	}
+	return result;
+}
+
+static CUcontext context_with(struct glake_order *order, uint64_t id)
+{
+	pthread_mutex_lock(&order->lock);
+	const struct glake__order_line *line = glake__order_find_line(order, id);
+	CUcontext ctx = line ? line->of->ctx : NULL;
+	pthread_mutex_unlock(&order->lock);
+	return ctx;
+}
+
+int glake_order_follow(struct glake_order *order, void *handle, unsigned flags, uint64_t from)
+{
+	CUcontext ctx = context_with(order, from);
+	CUresult result = CUDA_SUCCESS;
+	if (glake__order_is_captured(order, handle, flags)) {
+		return glake__fail(-EBUSY, "the stream is being captured");
+	}
+	if (ctx) {
+		glake__order_mark_all(order, ctx);
+	}
+	pthread_mutex_lock(&order->lock);
+	const struct glake__order_line *line = glake__order_find_line(order, from);
+	bool is_any = line && line->n_parked > 0;
+	if (is_any) {
+		result = line->of->is_hidden ? CUDA_ERROR_NOT_READY
+		                             : follow_locked(order, line, handle, flags);
+	}
+	pthread_mutex_unlock(&order->lock);
+	if (!is_any) {
+		return glake__fail(-ENOENT, "nothing is parked on stream %llu",
+		                   (unsigned long long)from);
+	}
+	if (result == CUDA_ERROR_NOT_READY) {
+		return glake__fail(-EBUSY, "the other stream cannot be waited for now");
+	}
+	return result == CUDA_SUCCESS ? 0
+	                              : glake__fail(GLAKE_E_CUDA, "cuStreamWaitEvent: %s",
+	                                            cudrv_error(&order->drv, result));
+}
