@@ -2,14 +2,13 @@
 #include "libclient/memory/order_parts.h"
 
 #define ANY_ORDINAL (-1)
-/* An idle GPU gets to a mark that soon. */
+/* Idle GPUs get to their marks that soon. */
 #define IDLE_NS 1000000u
 
-/* Mark all that is parked in @ctx, and let an idle GPU get there. */
-static void mark_all_now(struct glake_order *order, CUcontext ctx)
+/* Mark all that is parked in @ctx, and until @end_ns let an idle GPU get there. */
+static void mark_all_until(struct glake_order *order, CUcontext ctx, uint64_t end_ns)
 {
 	CUevent event = glake__order_mark_all(order, ctx);
-	uint64_t end_ns = clock_now_ns() + IDLE_NS;
 	while (event && clock_now_ns() < end_ns && order->drv.cuEventQuery(event) != CUDA_SUCCESS) {
 	}
 }
@@ -123,15 +122,15 @@ static struct glake__order_context *next_context(struct glake_order *order, uint
 	return context;
 }
 
-/* With the lock of contexts held. Waits *n_left times at most. */
-static void take_done_in(struct glake_order *order, CUcontext ctx, int ordinal, unsigned *n_left,
-                         struct glake__order_done *done)
+/* With the lock of contexts held. Waits *n_left times at most, and for idle GPUs until @idle_ns. */
+static void take_done_in(struct glake_order *order, CUcontext ctx, int ordinal, uint64_t idle_ns,
+                         unsigned *n_left, struct glake__order_done *done)
 {
 	CUcontext popped;
 	if (order->push(ctx) != CUDA_SUCCESS) {
 		return;
 	}
-	mark_all_now(order, ctx);
+	mark_all_until(order, ctx, idle_ns);
 	take_done_of(order, ctx, done);
 	if (done->n == 0 && ordinal >= 0 && *n_left > 0 && wait_for_one(order, ctx, ordinal)) {
 		--*n_left;
@@ -164,6 +163,7 @@ int glake_order_collect_all(struct glake_order *order, int ordinal)
 	pthread_mutex_unlock(&order->lock);
 	CUstreamCaptureMode mode = glake__order_relax(order);
 	unsigned n_left = order->n_parked;
+	uint64_t idle_ns = clock_now_ns() + IDLE_NS;
 	do {
 		done.n = 0;
 		if (!lock_contexts(order, ordinal >= 0)) {
@@ -171,7 +171,7 @@ int glake_order_collect_all(struct glake_order *order, int ordinal)
 		}
 		context = next_context(order, round);
 		if (context) {
-			take_done_in(order, context->ctx, ordinal, &n_left, &done);
+			take_done_in(order, context->ctx, ordinal, idle_ns, &n_left, &done);
 			if (done.n == 0) {
 				context->round = round;
 			}
