@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <systemd/sd-daemon.h>
 
 #include "daemon/config/config.h"
 #include "daemon/net/keeper_starter.h"
@@ -96,6 +97,8 @@ int main(int argc, char **argv)
 	if (arguments.check_config) {
 		return check_config(arguments.server.config_path);
 	}
+	/* Children inherit nothing of what the service manager passed. */
+	sd_listen_fds(0);
 	arguments.server.keeper_socket = keeper_starter_begin();
 	if (arguments.server.keeper_socket < 0) {
 		fprintf(stderr, "cannot start glake-keeper: %s\n",

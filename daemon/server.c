@@ -295,6 +295,18 @@ static void on_hup_signal(uv_signal_t *handle, int signal)
 
 /* ---- the beginning --------------------------------------------------------------------------- */
 
+static int open_fdstore(struct server *server)
+{
+	int r = fdstore_open(&server->loop, &server->fdstore);
+	if (r == -EINVAL) {
+		log_error("the service manager passed something that is not one listening "
+		          "SEQPACKET socket");
+	} else if (r < 0) {
+		log_error("cannot take what the service manager passed: %s", strerror(-r));
+	}
+	return r;
+}
+
 /* Chunks are fds, so take as many as the system allows. */
 static void raise_fd_limit(void)
 {
@@ -547,9 +559,10 @@ static int serve(struct server *server, const struct server_options *options)
 		keeper_close(&server->keeper);
 		return r;
 	}
-	r = listener_open(&server->loop, path, server->config->socket_mode, on_connection, server,
-	                  &server->listener);
+	r = listener_open(&server->loop, server->fdstore, path, server->config->socket_mode,
+	                  on_connection, server, &server->listener);
 	if (r == 0) {
+		fdstore_settle(server->fdstore);
 		open_handles(server);
 		log_info("glaked %s is ready", GLAKE_VERSION);
 		notify_ready("ready");
@@ -576,7 +589,10 @@ int server_run(const struct server_options *options)
 	raise_fd_limit();
 	r = uv_loop_init(&server.loop);
 	if (r == 0) {
-		r = open_driver(&server);
+		r = open_fdstore(&server);
+		if (r == 0) {
+			r = open_driver(&server);
+		}
 		if (r == 0) {
 			r = open_devices(&server);
 		}
@@ -584,6 +600,7 @@ int server_run(const struct server_options *options)
 			r = serve(&server, options);
 		}
 		close_devices(&server);
+		fdstore_close(server.fdstore);
 		while (uv_run(&server.loop, UV_RUN_DEFAULT) != 0) {
 		}
 		int closed = uv_loop_close(&server.loop);

@@ -25,6 +25,7 @@
 #include "daemon/net/owner.h"
 #include "daemon/rpc/rpc_context.h"
 #include "daemon/base/events.h"
+#include "daemon/base/fdstore.h"
 #include "daemon/base/stats.h"
 #include "daemon/store/patrol.h"
 #include "daemon/store/store.h"
@@ -39,6 +40,7 @@ enum server_state {
 
 struct server {
 	uv_loop_t loop;
+	struct fdstore *fdstore; /* owned */
 	enum server_state state;
 	struct config *config; /* owned */
 	struct cudrv drv;

@@ -22,7 +22,7 @@
 /* What the manager must hear waits so long for room in its queue. */
 #define PATIENCE_US 100000
 
-/* "/path" or "@abstract". Returns the length for sendto(), 0 when it is neither. */
+/* "/path" or "@abstract". Returns the length for connect(), 0 when it is neither. */
 static socklen_t manager_address(const char *text, struct sockaddr_un *address_out)
 {
 	size_t n_bytes = strlen(text);
@@ -38,22 +38,30 @@ static socklen_t manager_address(const char *text, struct sockaddr_un *address_o
 	return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + n_bytes);
 }
 
-/* sd_notify() would block the loop for as long as the manager does not read. */
-static bool tell(const char *text, bool may_wait)
+int notify_connect(void)
 {
 	struct sockaddr_un address;
-	const struct timeval patience = {.tv_usec = PATIENCE_US};
 	const char *manager = getenv("NOTIFY_SOCKET");
 	socklen_t length = manager ? manager_address(manager, &address) : 0;
 	if (length == 0) {
-		return false;
+		return -ENOENT;
 	}
 	cleanup_fd int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+	if (fd < 0 || connect(fd, (struct sockaddr *)&address, length) < 0) {
+		return -errno;
+	}
+	return fd_steal(&fd);
+}
+
+/* sd_notify() would block the loop for as long as the manager does not read. */
+static bool tell(const char *text, bool may_wait)
+{
+	const struct timeval patience = {.tv_usec = PATIENCE_US};
+	cleanup_fd int fd = notify_connect();
 	if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience)) < 0) {
 		return false;
 	}
-	int flags = MSG_NOSIGNAL | (may_wait ? 0 : MSG_DONTWAIT);
-	return sendto(fd, text, strlen(text), flags, (struct sockaddr *)&address, length) >= 0;
+	return send(fd, text, strlen(text), MSG_NOSIGNAL | (may_wait ? 0 : MSG_DONTWAIT)) >= 0;
 }
 
 static void one_line(char *text)
@@ -117,23 +125,4 @@ uint64_t notify_watchdog_interval_ms(void)
 void notify_watchdog(void)
 {
 	tell("WATCHDOG=1", false);
-}
-
-int notify_listen_fd(void)
-{
-	int n_fds = sd_listen_fds(1);
-	if (n_fds < 0) {
-		return n_fds;
-	}
-	if (n_fds == 0) {
-		return -ENOENT;
-	}
-	int fd = SD_LISTEN_FDS_START;
-	if (n_fds == 1 && sd_is_socket(fd, AF_UNIX, SOCK_SEQPACKET, 1) > 0) {
-		return fd;
-	}
-	for (int i = 0; i < n_fds; i++) {
-		close(SD_LISTEN_FDS_START + i);
-	}
-	return -EINVAL;
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Notifications to the service manager, sd_notify(3), and the socket that it passes.
+ * Notifications to the service manager, sd_notify(3).
  *
  * Without a service manager ($NOTIFY_SOCKET is not set) every notify_* call does nothing. A message
  * that cannot be sent is lost: glaked works without its manager. It does not wait for a manager
@@ -33,11 +33,9 @@ uint64_t notify_watchdog_interval_ms(void);
 void notify_watchdog(void);
 
 /*
- * The listening socket that the manager passed, close-on-exec, which is then the caller's. To be
- * called once: it forgets the passed fds and clears $LISTEN_FDS, so that no child sees them.
- * Returns the fd, -ENOENT when none was passed, -EINVAL when what was passed is not exactly one
- * listening AF_UNIX SOCK_SEQPACKET socket (every passed fd is then closed), or another -errno.
+ * A datagram socket, connected to the manager, for what fdstore.h sends. Returns the fd, which is the
+ * caller's, -ENOENT when there is no manager, or another -errno.
  */
-int notify_listen_fd(void);
+int notify_connect(void);
 
 #endif

@@ -12,8 +12,8 @@
 #include <sys/stat.h>
 #include <sys/un.h>
 
+#include "daemon/base/fdstore.h"
 #include "daemon/base/log.h"
-#include "daemon/base/notify.h"
 #include "daemon/net/turn.h"
 #include "proto/cleanup.h"
 
@@ -133,16 +133,12 @@ static int bind_path(struct listener *listener, const char *path, mode_t mode)
 	return 0;
 }
 
-static int get_socket(struct listener *listener, const char *path, mode_t mode)
+static int get_socket(struct listener *listener, struct fdstore *store, const char *path,
+                      mode_t mode)
 {
-	int fd = notify_listen_fd();
-	if (fd == -ENOENT) {
-		return bind_path(listener, path, mode);
-	}
+	int fd = fdstore_take_listener(store);
 	if (fd < 0) {
-		log_error("the service manager passed something that is not one listening "
-		          "SEQPACKET socket");
-		return fd;
+		return bind_path(listener, path, mode);
 	}
 	listener->fd = fd;
 	int flags = fcntl(fd, F_GETFL);
@@ -186,8 +182,8 @@ static void on_readable(uv_poll_t *poll, int status, int events)
 	turn_wait(&container_of(poll, struct listener, poll)->turn);
 }
 
-int listener_open(uv_loop_t *loop, const char *path, mode_t mode, listener_fn on_connection,
-                  void *user, struct listener **listener_out)
+int listener_open(uv_loop_t *loop, struct fdstore *store, const char *path, mode_t mode,
+                  listener_fn on_connection, void *user, struct listener **listener_out)
 {
 	struct listener *listener = calloc(1, sizeof(*listener));
 	if (!listener) {
@@ -197,7 +193,7 @@ int listener_open(uv_loop_t *loop, const char *path, mode_t mode, listener_fn on
 	listener->lock_fd = -1;
 	listener->on_connection = on_connection;
 	listener->user = user;
-	int r = get_socket(listener, path, mode);
+	int r = get_socket(listener, store, path, mode);
 	if (r == 0) {
 		r = uv_poll_init(loop, &listener->poll, listener->fd);
 	}

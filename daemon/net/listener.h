@@ -14,17 +14,18 @@
 #include <sys/types.h>
 #include <uv.h>
 
+struct fdstore;
 struct listener;
 
 /* A new connection; the callee owns the fd. */
 typedef void (*listener_fn)(void *user, int fd);
 
 /*
- * Listen on the socket that the service manager passed, else on @path. Logs errors.
+ * Listen on the socket that the service manager passed (@store), else on @path. Logs errors.
  * Returns 0 or -errno; -EADDRINUSE: another glaked has the path.
  */
-int listener_open(uv_loop_t *loop, const char *path, mode_t mode, listener_fn on_connection,
-                  void *user, struct listener **listener_out);
+int listener_open(uv_loop_t *loop, struct fdstore *store, const char *path, mode_t mode,
+                  listener_fn on_connection, void *user, struct listener **listener_out);
 
 /* Accept nothing for 100 ms; connections wait in the backlog. */
 void listener_pause(struct listener *listener);

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the service manager is told, and which sockets are taken from it. */
+/* What the service manager is told. */
 #include "daemon/base/notify.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -128,90 +126,5 @@ START_TEST(watchdog_interval_is_half_the_patience)
 	ck_assert_uint_eq(notify_watchdog_interval_ms(), 1);
 	setenv("WATCHDOG_PID", "1", 1);
 	ck_assert_uint_eq(notify_watchdog_interval_ms(), 0);
-}
-END_TEST
-
-/* Puts @fd at the first place of passed fds. */
-static void pass(int fd, int place)
-{
-	char number[16];
-	ck_assert_int_eq(dup2(fd, place), place);
-	snprintf(number, sizeof(number), "%d", (int)getpid());
-	setenv("LISTEN_PID", number, 1);
-	snprintf(number, sizeof(number), "%d", place - 2);
-	setenv("LISTEN_FDS", number, 1);
-}
-
-static int listener(int type, int listens)
-{
-	struct sockaddr_un address = {.sun_family = AF_UNIX};
-	int fd = fcntl(socket(AF_UNIX, type, 0), F_DUPFD, 20);
-	ck_assert_int_ge(fd, 20);
-	ck_assert_int_eq(bind(fd, (struct sockaddr *)&address, sizeof(sa_family_t)), 0);
-	if (listens) {
-		ck_assert_int_eq(listen(fd, 4), 0);
-	}
-	return fd;
-}
-
-START_TEST(no_passed_fd)
-{
-	unsetenv("LISTEN_FDS");
-	ck_assert_int_eq(notify_listen_fd(), -ENOENT);
-}
-END_TEST
-
-START_TEST(fds_of_another_process_are_not_ours)
-{
-	pass(listener(SOCK_SEQPACKET, 1), 3);
-	setenv("LISTEN_PID", "1", 1);
-	ck_assert_int_eq(notify_listen_fd(), -ENOENT);
-}
-END_TEST
-
-START_TEST(listening_seqpacket_is_taken)
-{
-	pass(listener(SOCK_SEQPACKET, 1), 3);
-	ck_assert_int_eq(notify_listen_fd(), 3);
-	ck_assert_int_eq(fcntl(3, F_GETFD), FD_CLOEXEC);
-	ck_assert_ptr_null(getenv("LISTEN_FDS"));
-	ck_assert_ptr_null(getenv("LISTEN_PID"));
-}
-END_TEST
-
-static void refused(int n_passed)
-{
-	ck_assert_int_eq(notify_listen_fd(), -EINVAL);
-	for (int fd = 3; fd < 3 + n_passed; fd++) {
-		ck_assert_int_eq(fcntl(fd, F_GETFD), -1);
-	}
-}
-
-START_TEST(stream_socket_is_refused)
-{
-	pass(listener(SOCK_STREAM, 1), 3);
-	refused(1);
-}
-END_TEST
-
-START_TEST(socket_that_does_not_listen_is_refused)
-{
-	pass(listener(SOCK_SEQPACKET, 0), 3);
-	refused(1);
-}
-END_TEST
-
-START_TEST(no_socket_is_refused)
-{
-	pass(open("/dev/null", O_RDONLY), 3);
-	refused(1);
-}
-END_TEST
-
-START_TEST(two_sockets_are_refused)
-{
-	pass(listener(SOCK_SEQPACKET, 1), 3);
-	pass(listener(SOCK_SEQPACKET, 1), 4);
-	refused(2);
 }
 END_TEST

@@ -1,0 +1,393 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What is asked of a manager that keeps fds, and what is taken from it. The manager is the test. */
+#include "daemon/base/fdstore.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "proto/cleanup.h"
+#include "proto/wire.h"
+#include "tests/check_glake.h"
+
+static uv_loop_t loop;
+static struct fdstore *store;
+static int manager = -1;
+static unsigned n_came; /* barriers that came back */
+
+/* Becomes the manager, which keeps @max fds. */
+static void become_manager(const char *max)
+{
+	struct sockaddr_un address = {.sun_family = AF_UNIX};
+	int n_bytes = snprintf(address.sun_path + 1, sizeof(address.sun_path) - 1,
+	                       "glake-fdstore-%d", (int)getpid());
+	char name[128];
+	snprintf(name, sizeof(name), "@%s", address.sun_path + 1);
+	manager = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	socklen_t length = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 +
+	                               (size_t)n_bytes);
+	ck_assert_int_eq(bind(manager, (struct sockaddr *)&address, length), 0);
+	setenv("NOTIFY_SOCKET", name, 1);
+	setenv("FDSTORE", max, 1);
+}
+
+static void begin(void)
+{
+	ck_assert_int_eq(uv_loop_init(&loop), 0);
+	ck_assert_int_eq(fdstore_open(&loop, &store), 0);
+}
+
+static void end(void)
+{
+	fdstore_close(store);
+	uv_run(&loop, UV_RUN_DEFAULT);
+	ck_assert_int_eq(uv_loop_close(&loop), 0);
+}
+
+/* The next message, and the fd with it, which is the caller's; -1: none. */
+static const char *told_with(int *fd_out)
+{
+	static char text[GLAKE_MAX_PACKET_BYTES + 1];
+	size_t n_bytes = 0;
+	cleanup_fdlist struct fdlist fds;
+	fdlist_init(&fds);
+	*fd_out = -1;
+	if (wire_recv(manager, text, sizeof(text) - 1, &n_bytes, &fds, MSG_DONTWAIT) == 0) {
+		ck_assert_uint_le(fds.n_fds, 1);
+		*fd_out = fdlist_take(&fds, 0);
+	}
+	text[n_bytes] = '\0';
+	return text;
+}
+
+static const char *told(void)
+{
+	cleanup_fd int fd = -1;
+	return told_with(&fd);
+}
+
+static int file(const char *text)
+{
+	int fd = memfd_create("test", MFD_CLOEXEC);
+	ck_assert_int_ge(fd, 0);
+	ck_assert_int_eq(write(fd, text, strlen(text)), (int)strlen(text));
+	return fd;
+}
+
+static void assert_file(int fd, const char *text)
+{
+	char found[64] = "";
+	ck_assert_int_ge(pread(fd, found, sizeof(found) - 1, 0), 0);
+	ck_assert_str_eq(found, text);
+}
+
+static void on_barrier(void *user)
+{
+	n_came++;
+}
+
+static void turn(void)
+{
+	uv_run(&loop, UV_RUN_NOWAIT);
+}
+
+START_TEST(without_a_manager_nothing_is_kept)
+{
+	unsetenv("FDSTORE");
+	unsetenv("NOTIFY_SOCKET");
+	begin();
+	ck_assert(!fdstore_is_kept(store));
+	ck_assert_int_eq(fdstore_put(store, "b1", STDIN_FILENO), -ENOTSUP);
+	fdstore_remove(store, "b1");
+	ck_assert_int_eq(fdstore_barrier(store, on_barrier, NULL), 0);
+	ck_assert_uint_eq(n_came, 0);
+	uv_run(&loop, UV_RUN_DEFAULT);
+	ck_assert_uint_eq(n_came, 1);
+	ck_assert_int_eq(fdstore_take_listener(store), -ENOENT);
+	ck_assert_int_eq(fdstore_take(store, "b1"), -ENOENT);
+	ck_assert_ptr_null(fdstore_passed(store, 0));
+	end();
+}
+END_TEST
+
+/* systemd before 254, and a unit without FileDescriptorStoreMax=. */
+START_TEST(manager_that_does_not_say_how_many_keeps_none)
+{
+	become_manager("5");
+	unsetenv("FDSTORE");
+	begin();
+	ck_assert(!fdstore_is_kept(store));
+	ck_assert_int_eq(fdstore_put(store, "b1", STDIN_FILENO), -ENOTSUP);
+	ck_assert_str_eq(told(), "");
+	end();
+}
+END_TEST
+
+START_TEST(words_are_those_of_sd_notify)
+{
+	cleanup_fd int kept = file("kept");
+	cleanup_fd int fd = -1;
+	become_manager("5");
+	begin();
+	ck_assert(fdstore_is_kept(store));
+	ck_assert_uint_eq(fdstore_max(store), 5);
+	ck_assert_int_eq(fdstore_put(store, "b1", kept), 0);
+	ck_assert_uint_eq(fdstore_n_kept(store), 1);
+	ck_assert_str_eq(told_with(&fd), "FDSTORE=1\nFDPOLL=0\nFDNAME=b1");
+	assert_file(fd, "kept");
+	fdstore_remove(store, "b1");
+	ck_assert_uint_eq(fdstore_n_kept(store), 0);
+	ck_assert_str_eq(told(), "FDSTOREREMOVE=1\nFDNAME=b1");
+	end();
+}
+END_TEST
+
+START_TEST(barrier_comes_back_when_the_manager_closes_it)
+{
+	int first, second;
+	become_manager("5");
+	begin();
+	ck_assert_int_eq(fdstore_barrier(store, on_barrier, NULL), 0);
+	ck_assert_int_eq(fdstore_barrier(store, on_barrier, NULL), 0);
+	ck_assert_str_eq(told_with(&first), "BARRIER=1");
+	ck_assert_str_eq(told_with(&second), "BARRIER=1");
+	turn();
+	ck_assert_uint_eq(n_came, 0);
+	close(first);
+	turn();
+	ck_assert_uint_eq(n_came, 1);
+	close(second);
+	turn();
+	ck_assert_uint_eq(n_came, 2);
+	end();
+}
+END_TEST
+
+/* Then messages wait here, and keep their order; the loop does not wait. */
+START_TEST(manager_that_does_not_read_is_waited_for)
+{
+	enum { N = 1000 };
+	char name[16], text[64];
+	become_manager("5000");
+	begin();
+	for (unsigned i = 0; i < N; i++) {
+		snprintf(name, sizeof(name), "b%u", i);
+		cleanup_fd int fd = file(name);
+		ck_assert_int_eq(fdstore_put(store, name, fd), 0);
+	}
+	ck_assert_int_eq(fdstore_barrier(store, on_barrier, NULL), 0);
+	turn();
+	ck_assert_uint_eq(n_came, 0);
+	for (unsigned i = 0; i < N;) {
+		cleanup_fd int fd = -1;
+		const char *message = told_with(&fd);
+		if (!*message) {
+			turn();
+			continue;
+		}
+		snprintf(name, sizeof(name), "b%u", i++);
+		snprintf(text, sizeof(text), "FDSTORE=1\nFDPOLL=0\nFDNAME=%s", name);
+		ck_assert_str_eq(message, text);
+		assert_file(fd, name);
+	}
+	ck_assert_uint_eq(n_came, 0);
+	turn();
+	ck_assert_str_eq(told(), "BARRIER=1");
+	turn();
+	ck_assert_uint_eq(n_came, 1);
+	end();
+}
+END_TEST
+
+START_TEST(end_does_not_wait_for_the_manager)
+{
+	char name[16];
+	become_manager("5000");
+	begin();
+	for (unsigned i = 0; i < 1000; i++) {
+		snprintf(name, sizeof(name), "b%u", i);
+		ck_assert_int_eq(fdstore_put(store, name, STDIN_FILENO), 0);
+	}
+	ck_assert_int_eq(fdstore_barrier(store, on_barrier, NULL), 0);
+	end();
+	ck_assert_uint_eq(n_came, 0);
+}
+END_TEST
+
+START_TEST(full_store_refuses)
+{
+	become_manager("2");
+	begin();
+	ck_assert_int_eq(fdstore_put(store, "b1", STDIN_FILENO), 0);
+	ck_assert_int_eq(fdstore_put(store, "b2", STDIN_FILENO), 0);
+	ck_assert_int_eq(fdstore_put(store, "b3", STDIN_FILENO), -ENOSPC);
+	fdstore_remove(store, "b1");
+	ck_assert_int_eq(fdstore_put(store, "b3", STDIN_FILENO), 0);
+	end();
+}
+END_TEST
+
+/* The kernel starts no program with a longer variable: nobody could start glaked again. */
+START_TEST(names_fill_the_store_too)
+{
+	char name[FDSTORE_NAME_BYTES];
+	unsigned n_put = 0;
+	int r;
+	become_manager("1000000");
+	begin();
+	for (;; n_put++) {
+		snprintf(name, sizeof(name), "%0255u", n_put);
+		r = fdstore_put(store, name, STDIN_FILENO);
+		if (r < 0) {
+			break;
+		}
+		while (*told()) {
+		}
+	}
+	ck_assert_int_eq(r, -ENOSPC);
+	ck_assert_uint_eq(n_put, FDSTORE_NAMES_BYTES / 256);
+	end();
+}
+END_TEST
+
+START_TEST(wrong_names_are_refused)
+{
+	char name[FDSTORE_NAME_BYTES + 1];
+	become_manager("5");
+	begin();
+	memset(name, 'a', FDSTORE_NAME_BYTES);
+	name[FDSTORE_NAME_BYTES] = '\0';
+	ck_assert_int_eq(fdstore_put(store, name, STDIN_FILENO), -EINVAL);
+	ck_assert_int_eq(fdstore_put(store, "", STDIN_FILENO), -EINVAL);
+	ck_assert_int_eq(fdstore_put(store, "a:b", STDIN_FILENO), -EINVAL);
+	ck_assert_int_eq(fdstore_put(store, "a\nREADY=1", STDIN_FILENO), -EINVAL);
+	ck_assert_str_eq(told(), "");
+	end();
+}
+END_TEST
+
+/* ---- what is passed --------------------------------------------------------------------------- */
+
+/* Puts @fd at its place among the passed fds: 3 and on. */
+static void pass(int fd, int place, const char *names)
+{
+	char number[16];
+	ck_assert_int_eq(dup2(fd, place), place);
+	snprintf(number, sizeof(number), "%d", (int)getpid());
+	setenv("LISTEN_PID", number, 1);
+	snprintf(number, sizeof(number), "%d", place - 2);
+	setenv("LISTEN_FDS", number, 1);
+	setenv("LISTEN_FDNAMES", names, 1);
+}
+
+static int listener(int type, int listens)
+{
+	struct sockaddr_un address = {.sun_family = AF_UNIX};
+	int fd = fcntl(socket(AF_UNIX, type, 0), F_DUPFD, 20);
+	ck_assert_int_ge(fd, 20);
+	ck_assert_int_eq(bind(fd, (struct sockaddr *)&address, sizeof(sa_family_t)), 0);
+	if (listens) {
+		ck_assert_int_eq(listen(fd, 4), 0);
+	}
+	return fd;
+}
+
+START_TEST(kept_files_come_back_beside_a_listener)
+{
+	int fd;
+	cleanup_fd int first = fcntl(file("first"), F_DUPFD, 20);
+	cleanup_fd int second = fcntl(file("second"), F_DUPFD, 20);
+	pass(listener(SOCK_SEQPACKET, 1), 3, "glaked.socket");
+	pass(second, 4, "glaked.socket:b2");
+	pass(first, 5, "glaked.socket:b2:b1");
+	pass(listener(SOCK_SEQPACKET, 1), 6, "glaked.socket:b2:b1:listen");
+	become_manager("5");
+	begin();
+	ck_assert_ptr_null(getenv("LISTEN_FDS"));
+	ck_assert_ptr_null(getenv("LISTEN_FDNAMES"));
+	ck_assert_uint_eq(fdstore_n_kept(store), 3);
+	ck_assert_str_eq(fdstore_passed(store, 0), "b1");
+	ck_assert_str_eq(fdstore_passed(store, 1), "b2");
+	ck_assert_str_eq(fdstore_passed(store, 2), "listen");
+	ck_assert_ptr_null(fdstore_passed(store, 3));
+	ck_assert_int_eq(fdstore_take_listener(store), 3);
+	ck_assert_int_eq(fdstore_take_listener(store), -ENOENT);
+	fd = fdstore_take(store, "b1");
+	ck_assert_int_eq(fd, 5);
+	assert_file(fd, "first");
+	ck_assert_int_eq(fcntl(fd, F_GETFD), FD_CLOEXEC);
+	ck_assert_int_eq(fdstore_take(store, "b1"), -ENOENT);
+	ck_assert_int_eq(fdstore_take(store, "listen"), 6);
+
+	/* What nobody took goes, here and there. */
+	ck_assert_uint_eq(fdstore_settle(store), 1);
+	ck_assert_str_eq(told(), "FDSTOREREMOVE=1\nFDNAME=b2");
+	ck_assert_str_eq(told(), "");
+	ck_assert_uint_eq(fdstore_n_kept(store), 2);
+	ck_assert_ptr_null(fdstore_passed(store, 0));
+	uv_run(&loop, UV_RUN_DEFAULT);
+	ck_assert_int_eq(fcntl(4, F_GETFD), -1);
+	ck_assert_int_eq(fcntl(5, F_GETFD), FD_CLOEXEC);
+	end();
+}
+END_TEST
+
+START_TEST(fds_of_another_process_are_not_ours)
+{
+	pass(listener(SOCK_SEQPACKET, 1), 3, "glaked.socket");
+	setenv("LISTEN_PID", "1", 1);
+	begin();
+	ck_assert_int_eq(fdstore_take_listener(store), -ENOENT);
+	end();
+}
+END_TEST
+
+/* Whoever passes fds need not name them. */
+START_TEST(listener_without_a_name_is_taken)
+{
+	pass(listener(SOCK_SEQPACKET, 1), 3, "");
+	unsetenv("LISTEN_FDNAMES");
+	begin();
+	ck_assert_int_eq(fdstore_take_listener(store), 3);
+	ck_assert_int_eq(fcntl(3, F_GETFD), FD_CLOEXEC);
+	end();
+}
+END_TEST
+
+static void refused(int n_passed)
+{
+	ck_assert_int_eq(uv_loop_init(&loop), 0);
+	ck_assert_int_eq(fdstore_open(&loop, &store), -EINVAL);
+	for (int fd = 3; fd < 3 + n_passed; fd++) {
+		ck_assert_int_eq(fcntl(fd, F_GETFD), -1);
+	}
+	ck_assert_int_eq(uv_loop_close(&loop), 0);
+}
+
+START_TEST(stream_socket_is_refused)
+{
+	pass(listener(SOCK_STREAM, 1), 3, "a");
+	refused(1);
+}
+END_TEST
+
+START_TEST(socket_that_does_not_listen_is_refused)
+{
+	pass(listener(SOCK_SEQPACKET, 0), 3, "a");
+	refused(1);
+}
+END_TEST
+
+START_TEST(two_sockets_are_refused)
+{
+	pass(listener(SOCK_SEQPACKET, 1), 3, "a");
+	pass(listener(SOCK_SEQPACKET, 1), 4, "a:b");
+	refused(2);
+}
+END_TEST
