@@ -141,6 +141,7 @@ struct list {
 		glake_event_fn event;
 	} row;
 	void *user;
+	uint64_t after; /* begin behind this row */
 };
 
 union list_body {
@@ -154,7 +155,7 @@ union list_body {
 static int walk_pages(struct glake_session *session, const struct list *list)
 {
 	int r = 0;
-	uint64_t after = 0;
+	uint64_t after = list->after;
 	do {
 		union list_body body;
 		Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
@@ -512,7 +513,8 @@ static int show_events(const Glake__Wire__Answer *answer, const struct list *lis
 	return r;
 }
 
-int glake_list_events(struct glake_session *session, glake_event_fn row, void *user)
+int glake_list_events_after(struct glake_session *session, uint64_t after, glake_event_fn row,
+                            void *user)
 {
 	struct list list = {
 		.kind = GLAKE__WIRE__ANSWER__BODY_EVENT_LIST,
@@ -520,8 +522,14 @@ int glake_list_events(struct glake_session *session, glake_event_fn row, void *u
 		.show = show_events,
 		.row.event = row,
 		.user = user,
+		.after = after,
 	};
 	return walk(session, &list);
+}
+
+int glake_list_events(struct glake_session *session, glake_event_fn row, void *user)
+{
+	return glake_list_events_after(session, 0, row, user);
 }
 
 /* ---- acting ----------------------------------------------------------------------------------- */
