@@ -13,13 +13,11 @@
 #include "ctl/text.h"
 #include "glake.h"
 
-static const struct ctl_command *const commands[] = {
-	&ctl_status,  &ctl_stats,  &ctl_sessions, &ctl_fragmentation, &ctl_dedup,
-	&ctl_tenants, &ctl_models, &ctl_blocks,   &ctl_events,        &ctl_load,
-	&ctl_pin,     &ctl_unpin,  &ctl_evict,    &ctl_quota,         &ctl_seal,
+const struct ctl_command *const ctl_commands[] = {
+	&ctl_status, &ctl_stats,  &ctl_sessions, &ctl_fragmentation, &ctl_dedup,      &ctl_tenants,
+	&ctl_models, &ctl_blocks, &ctl_events,   &ctl_doctor,        &ctl_load,       &ctl_pin,
+	&ctl_unpin,  &ctl_evict,  &ctl_quota,    &ctl_seal,          &ctl_completion, NULL,
 };
-
-#define N_COMMANDS (sizeof(commands) / sizeof(commands[0]))
 
 /* Numbers of long options; those of commands follow with the numbers of enum ctl_option. */
 enum {
@@ -45,12 +43,7 @@ static const struct option common_options[] = {
 
 #define N_COMMON (sizeof(common_options) / sizeof(common_options[0]))
 
-static const struct {
-	enum ctl_option bit;
-	const char *name;
-	const char *argument; /* NULL: takes none; [=...]: may be left out */
-	const char *help;
-} command_options[] = {
+const struct ctl_option_text ctl_options[] = {
 	{CTL_OPTION_DEVICE, "device", "N",
          "the GPU, by the number that `glakectl status` shows (0)"},
 	{CTL_OPTION_NAME, "name", "NAME", "what the model is called in listings (its path)"},
@@ -65,17 +58,20 @@ static const struct {
 	{CTL_OPTION_WATCH, "watch", NULL, "again each second, until it is interrupted"},
 	{CTL_OPTION_HTML, "html", "[=FILE]", "a picture over time, in FILE (fragmentation.html)"},
 	{CTL_OPTION_SECONDS, "seconds", "N", "watch, or gather the picture, for so long (20)"},
+	{CTL_OPTION_FOLLOW, "follow", NULL,
+         "then each new one as it comes, until it is interrupted"},
+	{0},
 };
 
-#define N_OPTIONS (sizeof(command_options) / sizeof(command_options[0]))
+#define N_OPTIONS (sizeof(ctl_options) / sizeof(ctl_options[0]) - 1)
 
 static void print_commands(FILE *out)
 {
 	fputs("Usage: glakectl [--socket PATH] [--json] [--bytes] COMMAND [...]\n"
 	      "Look at, and steer, the GPU memory that glaked owns.\n\nCommands:\n",
 	      out);
-	for (size_t i = 0; i < N_COMMANDS; i++) {
-		fprintf(out, "  %-14s %s\n", commands[i]->name, commands[i]->summary);
+	for (size_t i = 0; ctl_commands[i]; i++) {
+		fprintf(out, "  %-14s %s\n", ctl_commands[i]->name, ctl_commands[i]->summary);
 	}
 	fputs("\nOptions:\n"
 	      "  --socket PATH  glaked's socket ($GLAKE_SOCKET, then /run/glake/glaked.sock)\n"
@@ -92,13 +88,13 @@ static void print_command(const struct ctl_command *command, FILE *out)
 	        command->options ? " [OPTION...]" : "", *command->operands ? " " : "",
 	        command->operands, command->summary);
 	for (size_t i = 0; i < N_OPTIONS; i++) {
-		if (command->options & command_options[i].bit) {
-			const char *argument = command_options[i].argument;
+		if (command->options & ctl_options[i].bit) {
+			const char *argument = ctl_options[i].argument;
 			const char *gap = argument && *argument == '[' ? "" : " ";
-			int width = 14 - (int)strlen(command_options[i].name) - 2;
-			fprintf(out, "  --%s%s%-*s %s\n", command_options[i].name, gap,
+			int width = 14 - (int)strlen(ctl_options[i].name) - 2;
+			fprintf(out, "  --%s%s%-*s %s\n", ctl_options[i].name, gap,
 			        width - (int)strlen(gap), argument ? argument : "",
-			        command_options[i].help);
+			        ctl_options[i].help);
 		}
 	}
 	fputs("  --socket, --json, --help: see glakectl --help\n", out);
@@ -162,6 +158,7 @@ static int set_command_option(struct ctl *ctl, enum ctl_option bit, const char *
 	case CTL_OPTION_ALL:
 	case CTL_OPTION_DRY_RUN:
 	case CTL_OPTION_WATCH:
+	case CTL_OPTION_FOLLOW:
 		return GO_ON;
 	}
 	return GO_ON;
@@ -205,14 +202,14 @@ static int read_options(struct ctl *ctl, int argc, char **argv)
 	size_t n_options = N_COMMON;
 	memcpy(options, common_options, sizeof(common_options));
 	for (size_t i = 0; i < N_OPTIONS; i++) {
-		if (taken & command_options[i].bit) {
-			const char *argument = command_options[i].argument;
+		if (taken & ctl_options[i].bit) {
+			const char *argument = ctl_options[i].argument;
 			options[n_options++] = (struct option){
-				.name = command_options[i].name,
+				.name = ctl_options[i].name,
 				.has_arg = !argument          ? no_argument
 			                   : *argument == '[' ? optional_argument
 			                                      : required_argument,
-				.val = OPTION_OF_COMMAND + __builtin_ctz(command_options[i].bit),
+				.val = OPTION_OF_COMMAND + __builtin_ctz(ctl_options[i].bit),
 			};
 		}
 	}
@@ -243,9 +240,9 @@ static int read_command_line(struct ctl *ctl, int argc, char **argv)
 	}
 	argc -= optind;
 	argv += optind;
-	for (size_t i = 0; i < N_COMMANDS; i++) {
-		if (strcmp(commands[i]->name, argv[0]) == 0) {
-			ctl->command = commands[i];
+	for (size_t i = 0; ctl_commands[i]; i++) {
+		if (strcmp(ctl_commands[i]->name, argv[0]) == 0) {
+			ctl->command = ctl_commands[i];
 		}
 	}
 	if (!ctl->command) {
@@ -267,7 +264,7 @@ static int read_command_line(struct ctl *ctl, int argc, char **argv)
 	return ctl->command->check ? ctl->command->check(ctl) : GO_ON;
 }
 
-static int connect_and_run(struct ctl *ctl)
+int ctl_connect(struct ctl *ctl)
 {
 	struct glake_connect_options options = {
 		.size = sizeof(options),
@@ -275,15 +272,25 @@ static int connect_and_run(struct ctl *ctl)
 		.program = "glakectl",
 		.no_cuda = 1,
 	};
-	int err = glake_connect(&options, &ctl->session);
+	return glake_connect(&options, &ctl->session);
+}
+
+void ctl_disconnect(struct ctl *ctl)
+{
+	glake_disconnect(ctl->session);
+	ctl->session = NULL;
+}
+
+static int connect_and_run(struct ctl *ctl)
+{
+	int err = ctl_connect(ctl);
 	if (err == 0) {
 		err = ctl->command->run(ctl);
 	}
 	if (err < 0) {
 		ctl_report(ctl, err, glake_error());
 	}
-	glake_disconnect(ctl->session);
-	ctl->session = NULL;
+	ctl_disconnect(ctl);
 	return err;
 }
 
@@ -303,7 +310,7 @@ int ctl_run(int argc, char **argv, FILE *out, FILE *err)
 	struct ctl ctl = {.out = out, .err = err, .json = wants_json(argc, argv)};
 	int result = read_command_line(&ctl, argc, argv);
 	if (result == GO_ON) {
-		result = connect_and_run(&ctl);
+		result = ctl.command->is_offline ? ctl.command->run(&ctl) : connect_and_run(&ctl);
 	} else if (result == DONE) {
 		result = 0;
 	}

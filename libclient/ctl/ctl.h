@@ -4,7 +4,8 @@
  *
  * A command first checks its operands (no connection yet), then runs and either prints what it
  * found or returns an error, which ctl_run() reports in the form asked for. Its result is 0, a
- * negative code of glake.h, or one of CTL_E_*.
+ * negative code of glake.h, or one of CTL_E_*. A command that works without a daemon (is_offline)
+ * reports its own errors; its code is only for the exit status.
  *
  * Owner: main(), or a test; ctl_run() leaves nothing behind.
  * Threads: one (getopt_long() has its state in globals).
@@ -54,6 +55,7 @@ enum ctl_option {
 	CTL_OPTION_WATCH = 1 << 9,
 	CTL_OPTION_HTML = 1 << 10,
 	CTL_OPTION_SECONDS = 1 << 11,
+	CTL_OPTION_FOLLOW = 1 << 12,
 };
 
 struct ctl_values {
@@ -74,6 +76,7 @@ struct ctl_command {
 	unsigned options; /* enum ctl_option */
 	int min_operands;
 	int max_operands;
+	bool is_offline;               /* runs without a connection */
 	int (*check)(struct ctl *ctl); /* may be NULL: nothing more to check */
 	int (*run)(struct ctl *ctl);
 };
@@ -91,8 +94,25 @@ struct ctl {
 	struct glake_session *session; /* owned; NULL until connected */
 };
 
+/* An option of commands. */
+struct ctl_option_text {
+	enum ctl_option bit;
+	const char *name;
+	const char *argument; /* NULL: takes none; [=...]: may be left out */
+	const char *help;
+};
+
+/* Every command, and every option of one, as help and completions have them. Both end with a zeroed entry. */
+extern const struct ctl_command *const ctl_commands[];
+extern const struct ctl_option_text ctl_options[];
+
 /* Everything between main()'s arguments and its exit code. */
 int ctl_run(int argc, char **argv, FILE *out, FILE *err);
+
+/* Connect, as ctl_run() does before most commands. Returns 0 or a code of glake.h. */
+int ctl_connect(struct ctl *ctl);
+/* The session ends, if there is one. */
+void ctl_disconnect(struct ctl *ctl);
 
 /* Report a command line that makes no sense. Returns CTL_E_USAGE. */
 int ctl_usage(struct ctl *ctl, const char *format, ...) __attribute__((format(printf, 2, 3)));
@@ -120,11 +140,14 @@ int ctl_list_add_more(void *list, const void *row, const char *key, json_t *more
 
 /* ---- the commands, by file ---- */
 
-extern const struct ctl_command ctl_status, ctl_stats, ctl_events; /* look.c */
-extern const struct ctl_command ctl_sessions;                      /* sessions.c */
-extern const struct ctl_command ctl_fragmentation;                 /* fragmentation.c */
-extern const struct ctl_command ctl_dedup;                         /* dedup.c */
-extern const struct ctl_command ctl_tenants, ctl_quota;            /* tenants.c */
+extern const struct ctl_command ctl_status, ctl_stats;  /* look.c */
+extern const struct ctl_command ctl_events;             /* events.c */
+extern const struct ctl_command ctl_doctor;             /* doctor.c */
+extern const struct ctl_command ctl_completion;         /* completion.c */
+extern const struct ctl_command ctl_sessions;           /* sessions.c */
+extern const struct ctl_command ctl_fragmentation;      /* fragmentation.c */
+extern const struct ctl_command ctl_dedup;              /* dedup.c */
+extern const struct ctl_command ctl_tenants, ctl_quota; /* tenants.c */
 extern const struct ctl_command ctl_models, ctl_blocks, ctl_pin, ctl_unpin, ctl_evict; /* store.c */
 extern const struct ctl_command ctl_load;                                              /* load.c */
 extern const struct ctl_command ctl_seal;                                              /* seal.c */

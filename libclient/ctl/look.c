@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The daemon as a whole: status, its counters, its events.
+ * The daemon as a whole: status and its counters.
  */
 #include <inttypes.h>
 #include <stdarg.h>
@@ -63,17 +63,6 @@ static const struct field metric_fields[] = {
 	FIELD(ROW, name, TEXT, PLAIN, "NAME"),
 	FIELD(ROW, value, U64, PLAIN, "VALUE"),
 	FIELD(ROW, help, TEXT, PLAIN, "MEANING"),
-};
-
-#undef ROW
-#define ROW struct glake_event_row
-
-/* The text is long: it gets what a terminal has left. */
-static const struct field event_fields[] = {
-	FIELD(ROW, id, U64, PLAIN, NULL),       FIELD(ROW, time_ms, U64, TIME, "TIME"),
-	FIELD(ROW, kind, TEXT, PLAIN, "EVENT"), FIELD(ROW, realm, TEXT, PLAIN, "REALM"),
-	FIELD(ROW, session, U64, PLAIN, NULL),  FIELD(ROW, pid, U32, PLAIN, "PID"),
-	FIELD(ROW, text, TEXT, PLAIN, "TEXT"),
 };
 
 #undef ROW
@@ -236,22 +225,6 @@ static int run_stats(struct ctl *ctl)
 	                      sizeof(metric_fields) / sizeof(metric_fields[0]), fill_metrics);
 }
 
-static int add_event(void *list, const struct glake_event_row *row)
-{
-	return ctl_list_add(list, row);
-}
-
-static int fill_events(struct ctl *ctl, struct ctl_list *list)
-{
-	return glake_list_events(ctl->session, add_event, list);
-}
-
-static int run_events(struct ctl *ctl)
-{
-	return ctl_print_list(ctl, "events", event_fields,
-	                      sizeof(event_fields) / sizeof(event_fields[0]), fill_events);
-}
-
 const struct ctl_command ctl_status = {
 	.name = "status",
 	.operands = "",
@@ -265,11 +238,4 @@ const struct ctl_command ctl_stats = {
 	.operands = "",
 	.summary = "The daemon's counters",
 	.run = run_stats,
-};
-
-const struct ctl_command ctl_events = {
-	.name = "events",
-	.operands = "",
-	.summary = "Damaged blocks, faults of GPUs, movers that ended",
-	.run = run_events,
 };

@@ -3,6 +3,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import unittest
 
@@ -57,6 +58,48 @@ class ManPage(unittest.TestCase):
     def test_version(self):
         version = re.search(r"^VERSION := (.*)$", read("Makefile"), re.M).group(1)
         self.assertIn(f'"glake {version}"', self.man)
+
+
+class Completions(unittest.TestCase):
+    """Of each shell that is here."""
+
+    def script(self, shell):
+        return subprocess.run([GLAKECTL, "completion", shell], capture_output=True, text=True,
+                              check=True).stdout
+
+    def bash(self, *words):
+        line = " ".join(f"'{word}'" for word in words)
+        done = subprocess.run(
+            ["bash", "-c", f"{self.script('bash')}\nCOMP_WORDS=({line})\nCOMP_CWORD={len(words) - 1}\n"
+             '_glakectl\nprintf "%s\\n" "${COMPREPLY[@]}"'], capture_output=True, text=True, check=True)
+        self.assertEqual(done.stderr, "")
+        return done.stdout.split()
+
+    def test_bash(self):
+        self.assertEqual(set(commands()) - set(self.bash("glakectl", "")), set())
+        self.assertEqual(self.bash("glakectl", "--json", "sta"), ["status", "stats"])
+        self.assertEqual(self.bash("glakectl", "-s", "/x", "ev"), ["events", "evict"])
+        self.assertEqual(self.bash("glakectl", "events", "--f"), ["--follow"])
+        self.assertEqual(self.bash("glakectl", "completion", "z"), ["zsh"])
+        self.assertEqual(self.bash("glakectl", "load", "Makef"), ["Makefile"])
+        self.assertEqual(self.bash("glakectl", "quota", "--bytes", ""), [])
+        for command in commands():
+            self.assertEqual(set(self.bash("glakectl", command, "--")), options(help_of(command)) |
+                             {"--socket", "--json", "--help"})
+
+    def test_zsh_and_fish(self):
+        for shell, check in (("zsh", "-n"), ("fish", "--no-execute")):
+            script = self.script(shell)
+            for command in commands():
+                self.assertIn(command, script)
+            if shutil.which(shell):
+                done = subprocess.run([shell, check], input=script, capture_output=True, text=True,
+                                      check=False)
+                self.assertEqual((done.returncode, done.stderr), (0, ""))
+        if shutil.which("fish"):
+            done = subprocess.run(["fish", "-c", self.script("fish") + "\ncomplete -C 'glakectl load --p'"],
+                                  capture_output=True, text=True, check=True)
+            self.assertEqual(done.stdout.split()[0], "--pin")
 
 
 if __name__ == "__main__":

@@ -32,6 +32,9 @@ class Install(unittest.TestCase):
                          "lib/glake/libglake-shim.so", "lib/glake/libglake-nvml.so",
                          "lib/glake/libcuda.so.1", "lib/glake/libnvidia-ml.so.1",
                          "include/glake.h", "lib/libglake-client.so.1.2.3",
+                         "share/bash-completion/completions/glakectl",
+                         "share/zsh/site-functions/_glakectl",
+                         "share/fish/vendor_completions.d/glakectl.fish",
                          "share/man/man1/glakectl.1", "share/man/man8/glaked.8"):
                 self.assertTrue(os.path.isfile(tree + path), path)
             self.assertEqual(os.readlink(tree + "lib/libglake-client.so"), "libglake-client.so.0")

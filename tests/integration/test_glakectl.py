@@ -111,6 +111,51 @@ class Glakectl(unittest.TestCase):
             program.communicate("\n", timeout=60)
             self.assertEqual(program.returncode, 0)
 
+    def kill_mover(self):
+        """It is there after a load, for mover_idle_ms."""
+        self.ask("load", self.model("killed.safetensors", seed=os.getpid() % 200))
+        mover = self.ask("status")["mover"]
+        self.assertRegex(mover, r"^running \d+$")
+        os.kill(int(mover.split()[1]), signal.SIGKILL)
+
+    def test_events_are_followed_beyond_a_restart(self):
+        self.kill_mover()
+        command = [os.path.join(BUILD, "bin", "glakectl"), "--socket", self.socket, "--json", "events",
+                   "--follow"]
+        follower = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.addCleanup(follower.communicate)
+        self.addCleanup(follower.kill)
+        first = json.loads(follower.stdout.readline())
+        self.assertEqual((first["id"], first["kind"]), (1, "mover_failed"))
+        self.kill_mover()
+        self.assertEqual(json.loads(follower.stdout.readline())["id"], 2)
+        self.stop_daemon()
+        self.assertIn("trying again", follower.stderr.readline())
+        self.start_daemon()
+        self.kill_mover()
+        self.assertEqual(json.loads(follower.stdout.readline())["id"], 1)
+
+    def findings(self, code, *words):
+        done = self.ctl("--json", "doctor", *words)
+        self.assertEqual((done.returncode, done.stderr), (code, ""), done.stdout)
+        return {row["check"]: row for row in json.loads(done.stdout)["findings"]}
+
+    def test_the_doctor_finds_what_is_wrong(self):
+        found = self.findings(0)
+        self.assertEqual({found[check]["level"] for check in ("driver", "socket", "daemon", "events")}, {"ok"})
+        self.assertIn("an admin", found["rights"]["text"])
+        os.chmod(self.socket, 0o600)
+        self.assertEqual(self.findings(0)["socket"]["level"], "note")
+        self.stop_daemon()
+        found = self.findings(3)
+        self.assertEqual(found["daemon"]["level"], "error")
+        self.assertIn("systemctl start", found["daemon"]["remedy"])
+        env = {**os.environ, "GLAKE_LIBCUDA": "/nowhere/libcuda.so.1"}
+        done = subprocess.run([os.path.join(BUILD, "bin", "glakectl"), "doctor"], env=env,
+                              capture_output=True, text=True, check=False)
+        self.assertRegex(done.stdout, r"(?m)^error +driver +/nowhere/libcuda.so.1: cannot open")
+        self.assertRegex(done.stdout, r"(?m)^ +-> install the driver")
+
     def test_a_model_comes_and_goes(self):
         path = self.model("m.safetensors", seed=1)
         loaded = self.ask("load", path, "--name", "first")

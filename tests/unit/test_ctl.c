@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "ctl/ctl.h"
+#include "ctl/doctor.h"
 #include "ctl/table.h"
 #include "ctl/text.h"
 #include "glake_admin.h"
@@ -234,6 +235,20 @@ int glake_list_blocks(struct glake_session *session, glake_block_fn row, void *u
 		err = row(user, &blocks[i]);
 	}
 	return err;
+}
+
+int glake_list_events_after(struct glake_session *session, uint64_t after, glake_event_fn row,
+                            void *user)
+{
+	return after < 3 ? glake_list_events(session, row, user) : fake.error;
+}
+
+int glake_session_info(struct glake_session *session, struct glake_session_info *info)
+{
+	ck_assert_uint_eq(info->size, sizeof(*info));
+	snprintf(info->tenant, sizeof(info->tenant), "default");
+	snprintf(info->realm, sizeof(info->realm), "uid:1000");
+	return fake.error;
 }
 
 int glake_list_events(struct glake_session *session, glake_event_fn row, void *user)
@@ -522,9 +537,9 @@ END_TEST
 START_TEST(every_command_has_help_without_a_daemon)
 {
 	static const char *const names[] = {
-		"status",  "stats",  "sessions", "fragmentation", "dedup",
-		"tenants", "models", "blocks",   "events",        "load",
-		"pin",     "unpin",  "evict",    "quota",         "seal",
+		"status", "stats",  "sessions", "fragmentation", "dedup",      "tenants",
+		"models", "blocks", "events",   "load",          "pin",        "unpin",
+		"evict",  "quota",  "seal",     "doctor",        "completion",
 	};
 	fake.connect_error = GLAKE_E_GONE;
 	ck_assert_int_eq(run("--help"), 0);
@@ -576,6 +591,10 @@ START_TEST(bad_command_lines_are_usage_errors)
 		"fragmentation --html --watch",
 		"fragmentation --html x.html y.html",
 		"fragmentation --watch --seconds 99999999",
+		"events --seconds 1",
+		"events x",
+		"completion",
+		"completion tcsh",
 	};
 	fake.connect_error = GLAKE_E_INTERNAL;
 	for (size_t i = 0; i < sizeof(lines) / sizeof(lines[0]); i++) {
@@ -734,6 +753,88 @@ START_TEST(lists_have_their_columns_and_keys)
 		ck_assert_ptr_nonnull(json_object_get(row, cases[i].member));
 		json_decref(document);
 	}
+}
+END_TEST
+
+START_TEST(events_are_followed_once_each)
+{
+	ck_assert_int_eq(run("events --follow --seconds 1"), 0);
+	const char *line = strstr(out_text, "block_damaged  uid:0          77  plain\n");
+	ck_assert_ptr_nonnull(line);
+	ck_assert_ptr_null(strstr(line + 1, "block_damaged"));
+	ck_assert_int_eq(run("events --follow --seconds 0 --json"), 0);
+	json_t *row = json_loads(out_text, 0, NULL);
+	ck_assert_int_eq(json_integer_value(json_object_get(row, "id")), 3);
+	json_decref(row);
+}
+END_TEST
+
+static void add_lines(const char *path, const char *lines)
+{
+	FILE *file = fopen(path, "w");
+	ck_assert_ptr_nonnull(file);
+	fputs(lines, file);
+	fclose(file);
+}
+
+static const struct finding *finding(const struct findings *findings, size_t i)
+{
+	ck_assert_uint_lt(i, findings->list.n);
+	return rows_at(&findings->list, i);
+}
+
+START_TEST(the_doctor_sees_ranges_that_overlap)
+{
+	char path[256];
+	struct findings findings = {.n_errors = 0};
+	snprintf(path, sizeof(path), "%s/subuid", getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp");
+	add_lines(path, "# a comment\nanna:100000:65536\nben:165536:65536\nanna:300000:1\n");
+	doctor_check_subuids(&findings, path);
+	ck_assert_str_eq(finding(&findings, 0)->level, "ok");
+	add_lines(path, "ben:165535:65536\nanna:100000:65536\n");
+	doctor_check_subuids(&findings, path);
+	ck_assert_str_eq(finding(&findings, 1)->level, "warning");
+	assert_contains(finding(&findings, 1)->text, "anna and ben overlap at 165535");
+	ck_assert_uint_eq(findings.n_warnings, 1);
+	add_lines(path, "0::/serving.slice/a\n");
+	doctor_check_cgroup(&findings, path);
+	assert_contains(finding(&findings, 2)->text, "/serving.slice/a");
+	add_lines(path, "4:memory:/x\n");
+	doctor_check_cgroup(&findings, path);
+	ck_assert_str_eq(finding(&findings, 3)->level, "note");
+	findings_deinit(&findings);
+	unlink(path);
+}
+END_TEST
+
+START_TEST(the_doctor_works_without_a_daemon)
+{
+	fake.connect_error = -EACCES;
+	fake.cause = "cannot connect";
+	ck_assert_int_eq(run("doctor"), CTL_NO_PERMISSION);
+	assert_contains(out_text, "error    daemon   some error: cannot connect\n");
+	assert_contains(out_text, "-> socket_mode, ");
+	ck_assert_str_eq(err_text, "");
+	fake.connect_error = GLAKE_E_VERSION;
+	ck_assert_int_eq(run("doctor --json"), CTL_UNREACHABLE);
+	json_t *document = json_loads(out_text, 0, NULL);
+	ck_assert_int_gt(json_integer_value(json_object_get(document, "n_errors")), 0);
+	json_decref(document);
+}
+END_TEST
+
+START_TEST(the_doctor_looks_at_the_daemon)
+{
+	fake.name = "H200";
+	/* The driver of this machine may be none. */
+	int code = run("doctor");
+	ck_assert(code == CTL_OK || code == CTL_FAILED);
+	assert_contains(out_text, "ok       daemon   glaked 0.1.0, pid 42");
+	assert_contains(out_text, "warning  fds      7 of 100 in use\n");
+	assert_contains(out_text, "note     fabric   device 0: no: not permitted\n");
+	assert_contains(out_text, "note     nvml     device 1: nobody tells what is free\n");
+	assert_contains(out_text, "warning  events   1 since glaked started\n");
+	assert_contains(out_text, "note     rights   tenant default, realm uid:1000; ");
 }
 END_TEST
 

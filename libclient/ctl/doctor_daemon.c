@@ -1,0 +1,215 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The doctor's look at glaked, through its socket, or at why there is no way through it. */
+#include <errno.h>
+#include <inttypes.h>
+#include <libgen.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "ctl/doctor.h"
+#include "ctl/text.h"
+#include "glake.h"
+#include "glake_admin.h"
+
+#define DEFAULT_SOCKET "/run/glake/glaked.sock"
+
+/* Below this a few models of the usual size leave no fds for anything else. */
+#define LOW_BUDGET 4096u
+
+static const char *socket_path(const struct ctl *ctl)
+{
+	const char *path = ctl->socket_path ? ctl->socket_path : getenv("GLAKE_SOCKET");
+	return path && *path ? path : DEFAULT_SOCKET;
+}
+
+/* ---- no way in -------------------------------------------------------------------------------- */
+
+static const char *remedy_of(int err, const char *path)
+{
+	struct stat status;
+	switch (err) {
+	case GLAKE_E_VERSION:
+	case GLAKE_E_PROTOCOL:
+		return "only one of glaked and this library was upgraded: restart glaked and the "
+		       "programs";
+	case GLAKE_E_OVER_QUOTA:
+		return "max_sessions, max_sessions_per_user, tenants.max_sessions; as root it "
+		       "connects anyway";
+	case GLAKE_E_SHUTTING_DOWN:
+		return "wait for it, then: systemctl start glaked";
+	case -EACCES:
+		return "socket_mode, SocketMode= of glaked.socket, and the modes of its folders";
+	default:
+		break;
+	}
+	if (stat(path, &status) < 0) {
+		return "systemctl start glaked.socket, or glaked --config /etc/glake/glaked.conf; "
+		       "in a container: mount the socket's folder";
+	}
+	return S_ISSOCK(status.st_mode)
+	               ? "nobody listens: systemctl restart glaked.socket glaked, and "
+	                 "journalctl -u glaked for why it ended"
+	               : "it is not a socket: remove it, and start glaked";
+}
+
+static void check_rights(struct findings *findings, const char *path)
+{
+	struct stat status;
+	char folder[4096];
+	snprintf(folder, sizeof(folder), "%s", path);
+	if (stat(path, &status) == 0 && (status.st_mode & 0222) != 0222) {
+		finding_add(findings, "socket", FINDING_NOTE,
+		            "socket_mode = \"0666\": glaked decides by realm and tenant",
+		            "%s has mode %04o: only some users may connect", path,
+		            (unsigned)status.st_mode & 07777);
+	} else if (stat(dirname(folder), &status) == 0 && !(status.st_mode & 0001)) {
+		finding_add(findings, "socket", FINDING_NOTE,
+		            "chmod 0755, if others are to connect",
+		            "%s has mode %04o: only some users may enter it", folder,
+		            (unsigned)status.st_mode & 07777);
+	} else {
+		finding_add(findings, "socket", FINDING_OK, NULL, "%s", path);
+	}
+}
+
+/* ---- its limits ------------------------------------------------------------------------------- */
+
+static bool is_glaked(uint64_t pid)
+{
+	char path[64];
+	char name[32] = "";
+	snprintf(path, sizeof(path), "/proc/%" PRIu64 "/comm", pid);
+	FILE *file = fopen(path, "re");
+	bool is = file && fgets(name, sizeof(name), file) && strcmp(name, "glaked\n") == 0;
+	if (file) {
+		fclose(file);
+	}
+	return is;
+}
+
+static void check_memlock(struct findings *findings, uint64_t pid)
+{
+	/* In another pid namespace the number is somebody else's. */
+	struct rlimit locked;
+	if (!is_glaked(pid) || prlimit((pid_t)pid, RLIMIT_MEMLOCK, NULL, &locked) < 0) {
+		return;
+	}
+	if (locked.rlim_cur < 1ull << 30) {
+		finding_add(findings, "limits", FINDING_NOTE, "LimitMEMLOCK=infinity of the unit",
+		            "glake-mover may lock %llu KiB of memory, and pins what it copies "
+		            "through",
+		            (unsigned long long)locked.rlim_cur / 1024);
+	}
+}
+
+static void check_fds(struct findings *findings, const struct glake_status *status)
+{
+	static const char remedy[] = "LimitNOFILE=65536 of glaked.service, and fd_budget";
+	bool is_low = status->fds_budget < LOW_BUDGET;
+	bool is_short = status->fds_used > status->fds_budget / 4 * 3;
+	finding_add(findings, "fds", is_low || is_short ? FINDING_WARNING : FINDING_OK,
+	            is_low || is_short ? remedy : NULL, "%" PRIu64 " of %" PRIu64 " in use",
+	            status->fds_used, status->fds_budget);
+}
+
+/* ---- its devices ------------------------------------------------------------------------------ */
+
+static void check_device(struct findings *findings, const struct glake_device_status *device)
+{
+	if (strcmp(device->fabric, "yes") != 0) {
+		finding_add(findings, "fabric", FINDING_NOTE,
+		            "only to share memory between nodes: an IMEX channel "
+		            "(nvidia-modprobe -i 0), and nvidia-imex running",
+		            "device %" PRIu32 ": %s", device->index, device->fabric);
+	}
+	if (device->free_bytes == 0) {
+		finding_add(findings, "nvml", FINDING_NOTE,
+		            "libnvidia-ml.so.1 for glaked; in a container: the driver capability "
+		            "utility. A MIG instance has none",
+		            "device %" PRIu32 ": nobody tells what is free", device->index);
+	} else if (device->unaccounted_bytes > device->total_bytes / 20) {
+		char size[TEXT_NUMBER_BYTES];
+		text_size(device->unaccounted_bytes, size);
+		finding_add(findings, "memory", FINDING_WARNING,
+		            "nvidia-smi: graphics programs; or programs that keep mapped what "
+		            "they gave back",
+		            "device %" PRIu32 ": %s are unaccounted", device->index, size);
+	}
+}
+
+static int check_status(void *user, const struct glake_status *status)
+{
+	struct findings *findings = user;
+	bool differs = strcmp(status->version, glake_version()) != 0;
+	finding_add(findings, "daemon", differs ? FINDING_WARNING : FINDING_OK,
+	            differs ? "restart what is older" : NULL,
+	            "glaked %s, pid %" PRIu64 "; this is glakectl %s", status->version, status->pid,
+	            glake_version());
+	if (status->draining) {
+		finding_add(findings, "daemon", FINDING_WARNING,
+		            "it ends when its clients have left, or after drain_ms",
+		            "glaked is draining: it takes no new sessions");
+	}
+	check_fds(findings, status);
+	check_memlock(findings, status->pid);
+	for (uint32_t i = 0; i < status->n_devices; i++) {
+		check_device(findings, &status->devices[i]);
+	}
+	return 0;
+}
+
+static int count_event(void *user, const struct glake_event_row *row)
+{
+	uint64_t *n = user;
+	++*n;
+	return 0;
+}
+
+static void check_events(struct ctl *ctl, struct findings *findings)
+{
+	uint64_t n = 0;
+	int err = glake_list_events(ctl->session, count_event, &n);
+	if (err < 0) {
+		return;
+	}
+	finding_add(findings, "events", n > 0 ? FINDING_WARNING : FINDING_OK,
+	            n > 0 ? "glakectl events" : NULL, "%" PRIu64 " since glaked started", n);
+}
+
+static void check_session(struct ctl *ctl, struct findings *findings)
+{
+	struct glake_session_info info = {.size = sizeof(info)};
+	if (glake_session_info(ctl->session, &info) < 0) {
+		return;
+	}
+	finding_add(findings, "rights", info.is_admin ? FINDING_OK : FINDING_NOTE,
+	            info.is_admin ? NULL : "as root or a member of admin_group one sees all",
+	            "tenant %s, realm %s%s", info.tenant, info.realm,
+	            info.is_admin ? ", an admin" : "; other realms are not shown");
+}
+
+int doctor_check_daemon(struct ctl *ctl, struct findings *findings)
+{
+	const char *path = socket_path(ctl);
+	int err = ctl_connect(ctl);
+	if (err < 0) {
+		const char *cause = glake_error();
+		finding_add(findings, "daemon", FINDING_ERROR, remedy_of(err, path), "%s: %s",
+		            glake_strerror(err), *cause ? cause : path);
+		return err;
+	}
+	check_rights(findings, path);
+	err = glake_get_status(ctl->session, check_status, findings);
+	if (err < 0) {
+		finding_add(findings, "daemon", FINDING_ERROR, "glaked's log: journalctl -u glaked",
+		            "it does not tell its status: %s", glake_strerror(err));
+	} else {
+		check_session(ctl, findings);
+		check_events(ctl, findings);
+	}
+	ctl_disconnect(ctl);
+	return err;
+}

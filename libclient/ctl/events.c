@@ -1,0 +1,163 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What an operator must know: all that glaked keeps, and each new event as it comes. */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "ctl/ctl.h"
+#include "ctl/field.h"
+#include "ctl/text.h"
+#include "glake.h"
+#include "glake_admin.h"
+
+#define ROW struct glake_event_row
+
+/* The text is long: it gets what a terminal has left. */
+static const struct field event_fields[] = {
+	FIELD(ROW, id, U64, PLAIN, NULL),       FIELD(ROW, time_ms, U64, TIME, "TIME"),
+	FIELD(ROW, kind, TEXT, PLAIN, "EVENT"), FIELD(ROW, realm, TEXT, PLAIN, "REALM"),
+	FIELD(ROW, session, U64, PLAIN, NULL),  FIELD(ROW, pid, U32, PLAIN, "PID"),
+	FIELD(ROW, text, TEXT, PLAIN, "TEXT"),
+};
+
+#undef ROW
+
+#define N_FIELDS (sizeof(event_fields) / sizeof(event_fields[0]))
+
+static int add_event(void *list, const struct glake_event_row *row)
+{
+	return ctl_list_add(list, row);
+}
+
+static int fill_events(struct ctl *ctl, struct ctl_list *list)
+{
+	return glake_list_events(ctl->session, add_event, list);
+}
+
+/* ---- as they come ----------------------------------------------------------------------------- */
+
+struct following {
+	struct ctl *ctl;
+	uint64_t pid;  /* of the glaked that the ids are of; 0 = none yet */
+	uint64_t last; /* the id of the last event that was shown */
+	bool is_lost;  /* it was said that glaked is away */
+};
+
+/* Columns of a width that most fit: nobody knows yet what comes. */
+#define LINE "%-19s  %-13s  %-10s"
+
+static int show_event(void *user, const struct glake_event_row *row)
+{
+	struct following *following = user;
+	struct ctl *ctl = following->ctl;
+	following->last = row->id;
+	if (ctl->json) {
+		json_t *object = field_object(event_fields, N_FIELDS, row);
+		int err = object ? json_dumpf(object, ctl->out, JSON_COMPACT | JSON_ENSURE_ASCII)
+		                 : -1;
+		json_decref(object);
+		return err < 0 || fputc('\n', ctl->out) == EOF ? CTL_E_OUTPUT : 0;
+	}
+	char time[32] = "?";
+	time_t seconds = (time_t)(row->time_ms / 1000);
+	struct tm local;
+	if (localtime_r(&seconds, &local)) {
+		strftime(time, sizeof(time), "%F %T", &local);
+	}
+	char *realm = text_escape(row->realm);
+	char *text = text_escape(row->text);
+	if (realm && text) {
+		fprintf(ctl->out, LINE, time, row->kind, realm);
+		fprintf(ctl->out, "%7" PRIu32 "  %s\n", row->pid, text);
+	}
+	bool is_lost = !realm || !text;
+	free(realm);
+	free(text);
+	return is_lost ? CTL_E_OUTPUT : 0;
+}
+
+static int see_daemon(void *user, const struct glake_status *status)
+{
+	struct following *following = user;
+	if (status->pid != following->pid) {
+		/* Its ids begin anew. */
+		following->pid = status->pid;
+		following->last = 0;
+	}
+	return 0;
+}
+
+static int show_new(struct following *following)
+{
+	struct glake_session *session = following->ctl->session;
+	int err = glake_get_status(session, see_daemon, following);
+	return err ? err : glake_list_events_after(session, following->last, show_event, following);
+}
+
+/* glaked may be away for a while: it is asked again each second. */
+static int wait_for_daemon(struct following *following, int err)
+{
+	struct ctl *ctl = following->ctl;
+	if (ctl_exit_code(err) != CTL_UNREACHABLE) {
+		return err;
+	}
+	if (!following->is_lost) {
+		fprintf(ctl->err, "glakectl: events: %s; trying again\n", glake_strerror(err));
+	}
+	following->is_lost = true;
+	ctl_disconnect(ctl);
+	return 0;
+}
+
+static int follow(struct ctl *ctl)
+{
+	struct following following = {.ctl = ctl};
+	uint32_t n_seconds = ctl->values.given & CTL_OPTION_SECONDS ? ctl->values.seconds
+	                                                            : UINT32_MAX;
+	int err = 0;
+	if (!ctl->json) {
+		fprintf(ctl->out, LINE "    PID  TEXT\n", "TIME", "EVENT", "REALM");
+	}
+	for (uint32_t i = 0; err == 0 && i <= n_seconds; i++) {
+		if (i > 0) {
+			sleep(1);
+		}
+		err = ctl->session ? 0 : ctl_connect(ctl);
+		err = err ? err : show_new(&following);
+		if (err < 0) {
+			err = wait_for_daemon(&following, err);
+		} else {
+			following.is_lost = false;
+		}
+		if (err == 0 && fflush(ctl->out) != 0) {
+			err = CTL_E_OUTPUT;
+		}
+	}
+	return err;
+}
+
+static int check_events(struct ctl *ctl)
+{
+	unsigned given = ctl->values.given;
+	if (given & CTL_OPTION_SECONDS && !(given & CTL_OPTION_FOLLOW)) {
+		return ctl_usage(ctl, "--seconds: of --follow only");
+	}
+	return 0;
+}
+
+static int run_events(struct ctl *ctl)
+{
+	return ctl->values.given & CTL_OPTION_FOLLOW
+	               ? follow(ctl)
+	               : ctl_print_list(ctl, "events", event_fields, N_FIELDS, fill_events);
+}
+
+const struct ctl_command ctl_events = {
+	.name = "events",
+	.operands = "",
+	.summary = "Damaged blocks, faults of GPUs, movers that ended",
+	.options = CTL_OPTION_FOLLOW | CTL_OPTION_SECONDS,
+	.check = check_events,
+	.run = run_events,
+};
