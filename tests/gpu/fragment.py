@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How much of the memory that it reserves PyTorch uses, and how fast it is, by allocator.
 
-    python3 tests/gpu/fragment.py [--only PART,...] [--allocators NAME,...] [--rounds 2] [--steps N]
+    python3 tests/gpu/fragment.py [--only PART,...] [--allocators NAME,...] [--turns 15] [--cores N]
                                   [--out FILE.json]
 
 Parts, of which the first four are the default (tests/gpu/workloads.py has the programs):
@@ -20,27 +20,31 @@ Allocators:
     again       native once more: what its speed differs by is what the measurement makes of nothing
     shim, shim-async    native and async, under the shim as it is
 
-Each workload has a process for each allocator and round. A round's processes start together, and then
-work one after the other on the otherwise idle GPU: first steps that are not timed, then three laps. All
-draw the same sizes. In the table
+A workload has a process for each allocator, all at once: up to 120 GiB of the GPU. They warm up together,
+until none reserves more, and then take turns, one lap each, in the same order. All draw the same sizes.
+A lap is short, so that clocks, heat and neighbours are the same for all of a turn, and a turn is over before
+a pool of glake gives back what it did not use for two rounds of five seconds. In the table
     live      the peak of what the program held, in bytes as asked for: the same number for all of a
               workload, from its native run
     reserved  the peak of what the allocator held for that: as glaked knows it of a process that
               stitches (`glakectl fragmentation`), else as PyTorch does
     torch     max_memory_allocated() over max_memory_reserved(), which for async and stitch are the
               pool's attributes
-    speed     time of native's lap over that of this allocator's, in the same round: the median of all
-              laps, with the lowest and highest; then of last laps only
+    speed     time of native's lap over that of this allocator's, in the same turn: the median of all
+              turns, the quartiles, and in which bounds the true median is, 95 times of 100
     driver    handles mapped and unmapped per timed step
-Numbers are not judged. Exit 1 when a process fails, when what it computes is not what native computes,
+Each part's table is printed as soon as the part is over, and once more at the end; --out is written as it
+goes. Numbers are not judged. Exit 1 when a process fails, when what it computes is not what native computes,
 and when the two processes of `phases` do not both end well with stitch.
 """
 import argparse
 import contextlib
+import gc
 import json
 import math
 import os
 import random
+import signal
 import statistics
 import sys
 import time
@@ -59,13 +63,16 @@ ALLOCATORS = {  # PyTorch's configuration, whether under the shim, and its optio
     "pluggable": ("", False, ()),
     "shim": ("", True, ()),
     "shim-async": ("backend:cudaMallocAsync", True, ())}
-DEFAULT = {"table": "native,expandable,async,stitch,pluggable", "twins": "native,async,stitch",
-           "phases": "stitch,shim,shim-async", "batch": "native,expandable,stitch"}
-#: Steps that are not timed, and those of the three laps.
-STEPS = {"lora": (6, 24), "full": (6, 24), "generate": (4, 15), "unet": (26, 90), "twins": (4, 15)}
-N_LAPS = 3
+DEFAULT = {"table": "native,expandable,async,stitch,pluggable,again",
+           "twins": "native,async,stitch", "phases": "stitch,shim,shim-async",
+           "batch": "native,expandable,stitch"}
+TWINS = ("one", "halves", "opposite")
+#: Steps that are not timed: at first, and as often again while somebody reserves more than this part more.
+N_WARM = {"lora": 8, "full": 8, "generate": 5, "unet": 30, "twins": 3}
+MAX_WARM, GROWTH = 4, 0.01
+LAP_SECONDS, N_TRIAL_STEPS = 0.4, 3
 PHASES_QUOTA, SMALL_PHASE, BIG_PHASES, N_PHASES = 24 * GIB, 2, (16, 20), 8
-BATCH_BYTES, BATCHES, N_BATCH_STEPS = 20 * GIB, (1, 33), 10
+BATCH_BYTES, N_BATCH_STEPS = 20 * GIB, 6
 CONFIGURATIONS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "GLAKE_ALLOC")
 
 
@@ -82,19 +89,19 @@ class Program:
             import glake.torch
             glake.torch.use_allocator()
 
-    def ready(self):
-        return True
+    def pin(self, n_cores):
+        """To the same ones as all others, of which one works at a time."""
+        if n_cores:
+            os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:n_cores])
 
     def synchronize(self):
         if self.device == "cuda":
             self.torch.cuda.synchronize()
 
-    def start(self, name, n_steps):
-        """Everything that is not timed."""
+    def start(self, name):
         from workloads import WORKLOADS
         self.workload = WORKLOADS[name](self.device, self.is_tiny)
         self.values = []
-        return self.lap(n_steps)
 
     def lap(self, n_steps):
         """Seconds."""
@@ -105,10 +112,11 @@ class Program:
         return time.perf_counter() - begin
 
     def end(self):
-        """What was computed, and PyTorch's peaks, as far as it knows them."""
-        return {"values": [float(value) for value in self.values], **self.peaks()}
+        """What was computed."""
+        return {"values": [float(value) for value in self.values]}
 
     def peaks(self):
+        """As far as PyTorch knows them."""
         try:
             stats = self.torch.cuda.memory_stats()
         except (RuntimeError, AssertionError):  # of a pluggable allocator; without a GPU
@@ -116,21 +124,33 @@ class Program:
         return {name: stats.get(f"{name}_bytes.all.peak", 0)
                 for name in ("requested", "allocated", "reserved")}
 
-    def fits(self, batch, n_bytes):
-        """Whether some steps with that batch fit; @n_bytes limits what PyTorch reserves, if not 0."""
+    def start_batch(self, n_bytes):
+        """@n_bytes limits what PyTorch reserves, if not 0."""
         from workloads import Training
         torch = self.torch
         if n_bytes:
             torch.cuda.set_per_process_memory_fraction(
                 n_bytes / torch.cuda.get_device_properties(0).total_memory)
+        self.workload = Training(self.device, self.is_tiny, True)
+
+    def fits(self, batch, n_steps):
+        """Whether steps with that batch fit, of which one has the most tokens."""
+        torch, training = self.torch, self.workload
+        training.batch, training.random = (batch, batch), random.Random(1)
+        if self.device == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
         try:
-            training = Training(self.device, self.is_tiny, True, (batch, batch))
-            for i in range(N_BATCH_STEPS):
-                training.step(training.tokens[1] if i == N_BATCH_STEPS // 2 else None)
+            for i in range(n_steps):
+                training.step(training.tokens[1] if i == n_steps // 2 else None)
             self.synchronize()
+            return {"fits": True, **self.peaks()}
         except torch.OutOfMemoryError as error:
-            return {"fits": False, "why": str(error)[:500]}
-        return {"fits": True, **self.peaks()}
+            why = str(error)[:300]
+        # What the step had is gone with the error.
+        training.optimizer.zero_grad()
+        gc.collect()
+        return {"fits": False, "why": why}
 
     def hold(self, gib, seed):
         """Holds tensors of so much in sum, others than before, and says how long that took."""
@@ -192,45 +212,107 @@ def memory_of(daemon, child):
     return [row for row in rows if row["pid"] == child.process.pid]
 
 
-def run_child(daemon, child, allocator, workload, n_steps):
-    """A process's whole work."""
-    n_warm, n_timed = n_steps
-    if not child.ask("start", workload, n_warm):
-        return None
-    before = memory_of(daemon, child) if has_session(allocator) else []
-    laps = []
-    for _ in range(N_LAPS):
-        laps.append(child.ask("lap", n_timed // N_LAPS))
-        if not laps[-1]:
-            return None
-    result = child.ask("end")
-    after = memory_of(daemon, child) if has_session(allocator) else []
-    return {**result, "laps": laps, "before": before, "after": after} if result else None
-
-
-def run_round(daemon, workload, allocators, n_steps, device):
-    """Results by allocator; None of what failed."""
-    children = {name: start_child(daemon, name, device, workload) for name in allocators}
-    for child in children.values():
-        child.tell("ready")
-    for child in children.values():
-        child.hear("ready")
-    results = {}
-    for name, child in children.items():
-        results[name] = run_child(daemon, child, name, workload, n_steps)
-        child.end()
-        if results[name]:
-            print(f"# {workload}, {name}: {sum(results[name]['laps']):.2f} s, reserved "
-                  f"{reserved(results[name]) / GIB:.2f} GiB", flush=True)
-    return results
+def peaks_of(daemon, child, allocator):
+    """Of PyTorch, and what glaked knows."""
+    rows = memory_of(daemon, child) if has_session(allocator) else []
+    return {**child.ask("peaks"), "rows": rows}
 
 
 def reserved(result):
     """The peak: by glaked of a process that stitches, with what else the process has; else by PyTorch."""
-    if any(row.get("stitches") for row in result["after"]):
+    if any(row.get("stitches") for row in result["rows"]):
         return sum(row["peak_reserved_bytes"] if row["stitches"] else row["reserved_bytes"]
-                   for row in result["after"])
-    return result["reserved"]
+                   for row in result["rows"])
+    return result.get("reserved", 0)
+
+
+def live(result):
+    """The peak, as asked for where that is known."""
+    if any(row.get("stitches") for row in result["rows"]):
+        return sum(row["peak_live_bytes"] if row["stitches"] else row["live_bytes"]
+                   for row in result["rows"])
+    return result.get("requested") or result.get("allocated", 0)
+
+
+def drop_failed(children, answers):
+    for name, answer in answers.items():
+        if answer == {}:
+            children.pop(name).end()
+
+
+def tell_all(children, what, *arguments):
+    """At the same time. Those that fail are children no more."""
+    drop_failed(children, dict(zip(children, ask_all(children.values(), what, *arguments))))
+
+
+def warm_up(children, n_steps, measure):
+    """Until hardly any reserves more."""
+    before = None
+    for _ in range(MAX_WARM):
+        tell_all(children, "lap", n_steps)
+        after = {name: reserved(measure(name)) for name in children}
+        if before and all(after[name] <= (1 + GROWTH) * before[name] for name in after):
+            return
+        before = after
+
+
+def take_turns(children, what, n_turns):
+    """Laps by child, one after the other, and how many steps a lap has."""
+    seconds = {name: child.ask("lap", N_TRIAL_STEPS) for name, child in children.items()}
+    drop_failed(children, seconds)
+    trial = statistics.median(filter(None, seconds.values())) / N_TRIAL_STEPS
+    n_steps = max(1, round(LAP_SECONDS / trial))
+    laps = {name: [] for name in children}
+    for turn in range(n_turns):
+        seconds = {name: child.ask("lap", n_steps) for name, child in children.items()}
+        drop_failed(children, seconds)
+        for name in children:
+            laps[name].append(seconds[name])
+        print(f"# {what}, turn {turn}, {n_steps} steps, ms: " +
+              " ".join(f"{name} {seconds[name] * 1e3:.0f}" for name in children), flush=True)
+    return laps, n_steps
+
+
+def end_all(children):
+    for child in children.values():
+        child.close()
+    for child in children.values():
+        child.end()
+
+
+def run_together(daemon, programs, n_warm, options):
+    """
+    Results by name, of what did not fail: the laps and peaks. @programs: allocator and workload by name.
+    """
+    begin = time.perf_counter()
+    children = {name: start_child(daemon, allocator, options.device, workload)
+                for name, (allocator, workload) in programs.items()}
+    everybody = dict(children)
+    what = "/".join(sorted({workload for _, workload in programs.values()}))
+
+    def measure(name):
+        return peaks_of(daemon, children[name], programs[name][0])
+
+    def note(text):
+        print(f"# {what}: {text} after {time.perf_counter() - begin:.0f} s", flush=True)
+
+    try:
+        tell_all(children, "pin", options.cores)
+        for name, child in children.items():
+            child.tell("start", programs[name][1])
+        drop_failed(children, {name: child.hear("start") for name, child in children.items()})
+        note("started")
+        warm_up(children, n_warm, measure)
+        note("warm")
+        before = {name: measure(name) for name in children}
+        laps, n_steps = take_turns(children, what, options.turns)
+        results = {name: {**child.ask("end"), **measure(name), "laps": laps[name],
+                          "n_timed": N_TRIAL_STEPS + n_steps * options.turns,
+                          "before": before[name]["rows"]} for name, child in children.items()}
+        note("over")
+        return results
+    finally:
+        end_all(everybody)
 
 
 def is_equal(value, other):
@@ -239,98 +321,91 @@ def is_equal(value, other):
 
 def check_values(workload, results):
     """What was computed is what native computed, but for the order of additions."""
-    native = results.get("native") or next(filter(None, results.values()), None)
+    native = results.get("native") or next(iter(results.values()), None)
     for name, result in results.items():
-        if result:
-            n_equal = sum(map(is_equal, result["values"], native["values"]))
-            expect(n_equal >= 0.9 * len(native["values"]),
-                   f"{workload}, {name}: {n_equal} of {len(native['values'])} steps as in native")
+        n_equal = sum(map(is_equal, result["values"], native["values"]))
+        expect(n_equal >= 0.9 * len(native["values"]),
+               f"{workload}, {name}: {n_equal} of {len(native['values'])} steps as in native")
 
 
-def paired(rounds, name):
-    """Native's laps over those of the same rounds."""
-    return [[base / lap for base, lap in zip(results["native"]["laps"], results[name]["laps"])]
-            for results in rounds if results.get("native") and results.get(name)]
+def median_bounds(values):
+    """Of what the values are drawn from: in 95 of 100 cases, whatever the distribution (sign test)."""
+    n, n_out, tail = len(values), 0, 1
+    while 2 * tail <= 0.05 * 2 ** n:
+        n_out += 1
+        tail += math.comb(n, n_out)
+    ordered = sorted(values)
+    return ordered[max(n_out - 1, 0)], ordered[min(n - n_out, n - 1)]
+
+
+def speed_of(laps, base):
+    """Text: base's laps over those of the same turns."""
+    ratios = [b / lap for b, lap in zip(base, laps)]
+    if len(ratios) < 2:
+        return "-"
+    first, middle, third = statistics.quantiles(ratios, n=4, method="inclusive")
+    low, high = median_bounds(ratios)
+    return f"{middle:.3f}  {first:.3f}..{third:.3f}  {low:.3f}..{high:.3f}"
+
+
+SPEED_TITLE = f"{'speed':5}  {'quartiles':12}  {'95 % in':12}"
 
 
 def rate(value, total):
     return f"{100 * value / total:6.1f} %" if total else f"{'-':>8}"
 
 
-def calls_per_step(result, n_timed):
+def calls_per_step(result):
     before, after = (sum(row["n_vmm_calls"] for row in result[key] if row.get("stitches"))
-                     for key in ("before", "after"))
-    return f"{(after - before) / n_timed:.1f}" if after else "-"
+                     for key in ("before", "rows"))
+    return f"{(after - before) / result['n_timed']:.1f}" if after else "-"
 
 
-def table_rows(workload, rounds, allocators, n_timed):
-    """As text."""
-    def median(of, name):
-        values = [of(results[name]) for results in rounds if results.get(name)]
-        return statistics.median(values) if values else 0
-
-    live = median(lambda r: r["requested"] or r["allocated"],
-                  "native" if "native" in allocators else allocators[0])
-    for name in allocators:
-        n_bytes = median(lambda r: reserved(r), name)
-        torch = [median(lambda r: r[key], name) for key in ("allocated", "reserved")]
-        laps = paired(rounds, name)
-        ratios = [ratio for lap in laps for ratio in lap]
-        speed = "-"
-        if ratios and name != "native":
-            speed = (f"{statistics.median(ratios):.3f} ({min(ratios):.3f}..{max(ratios):.3f})  "
-                     f"{statistics.median(lap[-1] for lap in laps):.3f}")
-        last = next((results[name] for results in rounds[::-1] if results.get(name)), None)
-        yield (f"{workload:9} {name:11} {live / GIB:7.2f} {n_bytes / GIB:9.2f} "
-               f"{rate(live, n_bytes)} {rate(*torch)}  {speed:32} "
-               f"{calls_per_step(last, n_timed) if last else 'FAILED'}")
-
-
-def measure_table(options, workloads):
-    """The rows, and all results."""
+def measure_workload(workload, options, report):
     allocators = (options.allocators or DEFAULT["table"]).split(",")
-    rows = [f"{'workload':9} {'allocator':11} {'live':>7} {'reserved':>9} {'live/res':>8} "
-            f"{'torch':>8}  {'speed, native = 1; last lap':32} driver"]
-    everything = {}
-    for workload in workloads:
-        n_warm, n_timed = STEPS[workload]
-        n_timed = options.steps or n_timed
-        rounds = []
-        for number in range(options.rounds):
-            # Not always the same one first.
-            order = allocators[::-1] if number % 2 else allocators
-            with running() as daemon:
-                rounds.append(run_round(daemon, workload, order, (n_warm, n_timed),
-                                        options.device))
-            check_values(workload, rounds[-1])
-        everything[workload] = rounds
-        rows += table_rows(workload, rounds, allocators, n_timed // N_LAPS * N_LAPS)
-    return rows, everything
+    with running() as daemon:
+        results = run_together(daemon, {name: (name, workload) for name in allocators},
+                               N_WARM[workload], options)
+    check_values(workload, results)
+    native = results.get("native") or next(iter(results.values()))
+    report.save(workload, results)
+    report.row("")
+    report.row(f"{'workload':9} {'allocator':11} {'live':>7} {'reserved':>9} {'live/res':>8} "
+               f"{'torch':>8}  {SPEED_TITLE} driver")
+    for name in allocators:
+        result = results.get(name)
+        if not result:
+            report.row(f"{workload:9} {name:11} FAILED")
+            continue
+        speed = speed_of(result["laps"], native["laps"]) if result is not native else "-"
+        report.row(f"{workload:9} {name:11} {live(native) / GIB:7.2f} "
+                   f"{reserved(result) / GIB:9.2f} {rate(live(native), reserved(result))} "
+                   f"{rate(result.get('allocated', 0), result.get('reserved', 0))}  {speed:33} "
+                   f"{calls_per_step(result)}")
 
 
-def measure_twins(options):
-    n_warm, n_timed = STEPS["twins"]
-    n_timed = options.steps or n_timed
-    rows = [f"{'twins':11} {'streams':9} {'reserved':>9} {'of one':>8} {'s/step':>8} {'speed':>8}"]
-    everything = {}
+def measure_twins(options, report):
+    """Speed is batches' time with one stream over that with two, in the same turn."""
+    report.row("")
+    report.row(f"{'twins':11} {'streams':9} {'live':>7} {'reserved':>9} {'live/res':>8} {'of one':>8} "
+               f"{SPEED_TITLE} driver")
     for name in (options.allocators or DEFAULT["twins"]).split(","):
-        one = None
-        for way in ("one", "halves", "opposite"):
-            with running() as daemon:
-                child = start_child(daemon, name, options.device, f"twins-{way}")
-                result = run_child(daemon, child, name, f"twins-{way}", (n_warm, n_timed))
-                child.end()
-            everything[f"{name}, {way}"] = result
-            if not result:
-                rows.append(f"{name:11} {way:9} FAILED")
+        with running() as daemon:
+            results = run_together(daemon, {way: (name, f"twins-{way}") for way in TWINS},
+                                   N_WARM["twins"], options)
+        report.save(f"twins, {name}", results)
+        one = results.get("one")
+        for way in TWINS:
+            result = results.get(way)
+            if not result or not one:
+                report.row(f"{name:11} {way:9} FAILED")
                 continue
             expect(all(map(math.isfinite, result["values"])), f"twins, {name}, {way}: not finite")
-            one = one or result
-            n_bytes, seconds = reserved(result), statistics.median(result["laps"])
-            rows.append(f"{name:11} {way:9} {n_bytes / GIB:9.2f} {rate(n_bytes, reserved(one))} "
-                        f"{seconds / (n_timed // N_LAPS):8.4f} "
-                        f"{statistics.median(one['laps']) / seconds:8.3f}")
-    return rows, everything
+            speed = speed_of(result["laps"], one["laps"]) if result is not one else "-"
+            report.row(f"{name:11} {way:9} {live(result) / GIB:7.2f} {reserved(result) / GIB:9.2f} "
+                       f"{rate(live(result), reserved(result))} "
+                       f"{rate(reserved(result), reserved(one))} {speed:33} "
+                       f"{calls_per_step(result)}")
 
 
 def alternate(children, name):
@@ -350,9 +425,9 @@ def alternate(children, name):
     return N_PHASES, times
 
 
-def measure_phases(options):
-    rows = [f"{'phases':11} of {N_PHASES}, 16-20 and 2 GiB under a quota of 24 GiB; ms to grow"]
-    everything = {}
+def measure_phases(options, report):
+    report.row("")
+    report.row(f"{'phases':11} of {N_PHASES}, 16-20 and 2 GiB under a quota of 24 GiB; ms to grow")
     for name in (options.allocators or DEFAULT["phases"]).split(","):
         with running('pressure = "wait"; wait_ms = 2000;\n' + quota(PHASES_QUOTA)) as daemon:
             children = [start_child(daemon, name, options.device, f"phases {i}") for i in range(2)]
@@ -361,54 +436,78 @@ def measure_phases(options):
                 child.end()
         expect(n_phases == N_PHASES or name not in ("stitch", "pluggable"),
                f"phases, {name}: stopped in phase {n_phases}")
-        everything[name] = {"n_phases": n_phases, "ms": times}
+        report.save(f"phases, {name}", {"n_phases": n_phases, "ms": times})
         end = "both to the end" if n_phases == N_PHASES else f"stopped in phase {n_phases}"
-        rows.append(f"{name:11} {end:18} {' '.join(f'{ms:.0f}' for ms in times)}")
-    return rows, everything
+        report.row(f"{name:11} {end:18} {' '.join(f'{ms:.0f}' for ms in times)}")
 
 
-def largest_batch(daemon, name, device):
-    """The batch and its peaks. A process for each try: one that was short of memory is no measure."""
-    limit = 0 if has_session(name) or device == "cpu" else BATCH_BYTES
-    low, high = BATCHES
-    best = {}
-    while high - low > 1:
-        batch = (low + high) // 2
-        child = start_child(daemon, name, device, f"batch {batch}")
-        answer = child.ask("fits", batch, limit)
-        child.end()
-        if not answer:
-            return 0, {}
+def most_that_can_fit(child):
+    """Batches: what is live at the peak grows evenly with them."""
+    two, three = (child.ask("fits", batch, 1).get("allocated", 0) for batch in (2, 3))
+    return 2 + (BATCH_BYTES - two) // (three - two) if three > two else 2
+
+
+def largest_batch(child, name, most):
+    """The batch and its peaks. One that cannot fit is the first to be tried."""
+    for batch in range(most + 1, 0, -1):
+        answer = child.ask("fits", batch, N_BATCH_STEPS)
         print(f"# batch, {name}: {batch}: {answer}", flush=True)
-        if answer["fits"]:
-            low, best = batch, answer
-        else:
-            high = batch
-    return low, best
+        if not answer or answer["fits"]:
+            return (batch, answer) if answer else (0, {})
+    return 0, {}
 
 
-def measure_batch(options):
-    rows = [f"{'batch':11} the largest that fits in 20 GiB"]
-    everything = {}
-    for name in (options.allocators or DEFAULT["batch"]).split(","):
-        with running(quota(BATCH_BYTES)) as daemon:
-            batch, best = largest_batch(daemon, name, options.device)
-        everything[name] = {"batch": batch, **best}
-        rows.append(f"{name:11} {batch:3}  live {best.get('allocated', 0) / GIB:.2f} GiB")
-    return rows, everything
+def measure_batch(options, report):
+    """A process for each allocator, which goes on when it was short of memory."""
+    names = (options.allocators or DEFAULT["batch"]).split(",")
+    report.row("")
+    with running(quota(BATCH_BYTES)) as daemon:
+        children = {name: start_child(daemon, name, options.device, "batch") for name in names}
+        try:
+            for name, child in children.items():
+                is_bound = has_session(name) or options.device == "cpu"
+                child.tell("start_batch", 0 if is_bound else BATCH_BYTES)
+            for child in children.values():
+                child.hear("start_batch")
+            most = most_that_can_fit(children[names[0]])
+            report.row(f"{'batch':11} the largest that fits in 20 GiB; what is live fits up to {most}")
+            for name, child in children.items():
+                batch, best = largest_batch(child, name, most)
+                report.save(f"batch, {name}", {"batch": batch, **best})
+                report.row(f"{name:11} {batch:3}  live {best.get('allocated', 0) / GIB:.2f} GiB")
+        finally:
+            end_all(children)
 
 
-def measure_cold():
+def measure_cold(report):
     bench_program(None, "bench_shim_crowd", "2")
-    return ["cold: see bench_shim_crowd above"], {}
+    report.row("cold: see bench_shim_crowd above")
+
+
+class Report:
+    def __init__(self, path):
+        self.path = path
+        self.rows = []
+        self.results = {}
+
+    def row(self, text):
+        self.rows.append(text)
+        print(text, flush=True)
+
+    def save(self, name, result):
+        self.results[name] = result
+        if self.path:
+            with open(self.path, "w", encoding="ascii") as file:
+                json.dump(self.results, file, indent=1)
 
 
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--only", default=",".join(TABLE))
     parser.add_argument("--allocators")
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=0)
+    parser.add_argument("--turns", type=int, default=15)
+    # Processes of a workload stay on so many cores, the same ones.
+    parser.add_argument("--cores", type=int, default=0)
     parser.add_argument("--out")
     # On a CPU all shapes are tiny: it tries this program, and measures nothing.
     parser.add_argument("--device", default="cuda", help=argparse.SUPPRESS)
@@ -419,27 +518,27 @@ def main():
         return
     for name in CONFIGURATIONS:
         os.environ.pop(name, None)
+    # What is cut off stops its glaked.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     chosen = options.only.split(",")
-    parts = [(name, measure) for name, measure in (
-        ("table", lambda: measure_table(options, [w for w in TABLE if w in chosen])),
-        ("twins", lambda: measure_twins(options)), ("phases", lambda: measure_phases(options)),
-        ("batch", lambda: measure_batch(options)), ("cold", measure_cold))
-        if name in chosen or name == "table" and set(chosen) & set(TABLE)]
-    rows, everything = [], {}
+    report = Report(options.out)
+    parts = [*((name, lambda name=name: measure_workload(name, options, report)) for name in TABLE),
+             ("twins", lambda: measure_twins(options, report)),
+             ("phases", lambda: measure_phases(options, report)),
+             ("batch", lambda: measure_batch(options, report)),
+             ("cold", lambda: measure_cold(report))]
     for name, measure in parts:
         try:
-            lines, everything[name] = measure()
-            rows += ["", *lines]
+            if name in chosen:
+                measure()
         except Exception as error:  # one part's failure must not hide the others' results
             import traceback
             traceback.print_exc()
             expect(False, f"{name}: {type(error).__name__}: {error}")
-    rows += [f"FAILED: {failure.splitlines()[0]}" for failure in failures]
-    rows.append("OK" if not failures else f"{len(failures)} FAILED")
-    print("\n".join(rows), flush=True)
-    if options.out:
-        with open(options.out, "w", encoding="ascii") as file:
-            json.dump(everything, file, indent=1)
+    print("\n".join(["", *report.rows]))
+    for failure in failures:
+        print(f"FAILED: {failure.splitlines()[0]}")
+    print("OK" if not failures else f"{len(failures)} FAILED", flush=True)
     sys.exit(1 if failures else 0)
 
 
