@@ -128,10 +128,9 @@ static int take_tensors(struct publication *publication, const struct glake_tens
 
 /* ---- sealing ---------------------------------------------------------------------------------- */
 
-/* Can it be sealed? */
-static bool is_sealable(const struct publication *publication, const struct glake_tensor *tensor)
+static bool can_be_sealed(const struct publication *publication, const struct glake_tensor *tensor)
 {
-	struct glake_session *owner = NULL;
+	bool can = false;
 	glake__lock();
 	const struct glake__range *range = glake__range_at_locked(tensor->ptr,
 	                                                          GLAKE__RANGE_PRIVATE);
@@ -142,10 +141,11 @@ static bool is_sealable(const struct publication *publication, const struct glak
 		             range->device == publication->device->handle &&
 		             at <= backing->whole.n_bytes &&
 		             tensor->bytes <= backing->whole.n_bytes - at;
-		owner = is_in ? backing->device->session : NULL;
+		can = is_in &&
+		      glake__layout_is_peer_locked(publication->session, backing->device->session);
 	}
 	glake__unlock();
-	return owner && glake__layout_is_peer(publication->session, owner);
+	return can;
 }
 
 static int seal(const struct publication *publication)
@@ -157,7 +157,7 @@ static int seal(const struct publication *publication)
 	}
 	for (size_t i = 0; i < publication->n_tensors; i++) {
 		const struct glake_tensor *tensor = &publication->tensors[i];
-		if (tensor->bytes > 0 && is_sealable(publication, tensor)) {
+		if (tensor->bytes > 0 && can_be_sealed(publication, tensor)) {
 			spans[n++] = (struct glake_span){tensor->ptr, tensor->bytes};
 		}
 	}
@@ -244,7 +244,10 @@ static int copy_place(const struct publication *publication, struct glake__place
 	if (r == 0) {
 		r = glake_block_publish(session, copy, place->n_bytes, &place->copy);
 	}
-	if (r < 0) {
+	if (r == 0) {
+		place->block = place->copy->id;
+		memcpy(place->key, session->link.key, sizeof(place->key));
+	} else {
 		char *text = glake__error_save();
 		glake_free(session, copy);
 		glake__error_restore(text);
@@ -258,7 +261,7 @@ static int copy_places(struct publication *publication)
 	int r = 0;
 	for (size_t i = 0; r == 0 && i < layout->n_places; i++) {
 		struct glake__place *place = &layout->places[i];
-		if (place->owner) {
+		if (place->is_block) {
 			publication->sum.in_place_bytes += place->n_bytes;
 		} else {
 			publication->sum.copied_bytes += place->n_bytes;
@@ -339,21 +342,23 @@ static int make_room(struct page *page, size_t n_bytes)
 static Glake__Wire__WeightsBlocks *last_run(struct page *page, const struct glake__place *place,
                                             const struct glake__place *last)
 {
-	if (page->body.n_blocks == 0 || !last || place->owner != last->owner ||
-	    place->model != last->model || (place->model != 0 && place->index != last->index + 1)) {
+	if (page->body.n_blocks == 0 || !last ||
+	    memcmp(place->key, last->key, sizeof(place->key)) != 0 || place->model != last->model ||
+	    (place->model != 0 && place->index != last->index + 1)) {
 		return NULL;
 	}
 	return &page->runs[page->body.n_blocks - 1];
 }
 
-static Glake__Wire__WeightsBlocks *new_run(struct page *page, const struct glake__place *place)
+static Glake__Wire__WeightsBlocks *new_run(struct page *page, struct glake__place *place)
 {
+	const struct glake__link *link = &page->publication->session->link;
 	Glake__Wire__WeightsBlocks *run = &page->runs[page->body.n_blocks];
 	page->run_list[page->body.n_blocks++] = run;
 	glake__wire__weights_blocks__init(run);
-	if (place->owner && place->owner != page->publication->session) {
-		run->session_key.data = place->owner->link.key;
-		run->session_key.len = sizeof(place->owner->link.key);
+	if (memcmp(place->key, link->key, sizeof(place->key)) != 0) {
+		run->session_key.data = place->key;
+		run->session_key.len = sizeof(place->key);
 	}
 	run->model = place->model;
 	run->first = place->index;
@@ -361,33 +366,21 @@ static Glake__Wire__WeightsBlocks *new_run(struct page *page, const struct glake
 	return run;
 }
 
-/* Of what the library itself copied, the session has the block. */
-static struct glake__place as_named(const struct publication *publication,
-                                    const struct glake__place *place)
-{
-	struct glake__place named = *place;
-	if (place->copy) {
-		named.owner = publication->session;
-		named.block = place->copy->id;
-	}
-	return named;
-}
-
 static int add_places(struct page *page)
 {
 	const struct glake__layout *layout = &page->publication->layout;
-	struct glake__place last = {0};
+	struct glake__place *last = NULL;
 	int r = 0;
 	for (size_t i = 0; r == 0 && i < layout->n_places; i++) {
-		struct glake__place place = as_named(page->publication, layout->in_span[i]);
+		struct glake__place *place = layout->in_span[i];
 		/* A run, or an id. */
 		r = make_room(page, 80);
-		Glake__Wire__WeightsBlocks *run = last_run(page, &place, i > 0 ? &last : NULL);
-		run = run ? run : new_run(page, &place);
-		if (place.model != 0) {
+		Glake__Wire__WeightsBlocks *run = last_run(page, place, last);
+		run = run ? run : new_run(page, place);
+		if (place->model != 0) {
 			run->count++;
 		} else {
-			page->ids[page->n_places] = place.block;
+			page->ids[page->n_places] = place->block;
 			run->n_blocks++;
 		}
 		page->n_places++;

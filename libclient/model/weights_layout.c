@@ -73,29 +73,28 @@ static uint64_t index_of(const struct glake__piece *piece)
 	return index;
 }
 
-/* Who has the block in @piece, and under which name. False: nobody who could be asked. */
-static bool name_locked(const struct glake__piece *piece, struct glake__place *place)
+/* Who has the block in @piece, and under which name. NULL: nobody who could be asked. */
+static struct glake_session *name_locked(const struct glake__piece *piece,
+                                         struct glake__place *place)
 {
+	struct glake_session *owner = NULL;
 	void *user = piece->range->user;
 	place->block = piece->chunk->id;
 	if (!user) {
-		return false;
+		return NULL;
 	}
 	if (piece->range->use == GLAKE__RANGE_PRIVATE) {
-		place->owner = ((struct glake__backing *)user)->device->session;
+		owner = ((struct glake__backing *)user)->device->session;
 	} else if (piece->range->use == GLAKE__RANGE_BLOCK) {
-		place->owner = ((struct glake_block *)user)->session;
+		owner = ((struct glake_block *)user)->session;
 	} else if (piece->range->use == GLAKE__RANGE_MODEL) {
 		const struct glake_model *model = user;
-		place->owner = model->session;
+		owner = model->session;
 		place->block = 0;
 		place->model = model->id;
 		place->index = index_of(piece);
 	}
-	if (place->owner && place->owner->is_closing) {
-		place->owner = NULL;
-	}
-	return place->owner != NULL;
+	return owner && owner->is_closing ? NULL : owner;
 }
 
 static const char *why_copied_locked(const struct glake__piece *piece,
@@ -113,7 +112,7 @@ static const char *why_copied_locked(const struct glake__piece *piece,
 	                                                          : "not memory of glake_alloc()";
 }
 
-bool glake__layout_is_peer(const struct glake_session *session, struct glake_session *owner)
+bool glake__layout_is_peer_locked(const struct glake_session *session, struct glake_session *owner)
 {
 	return owner == session || (!glake__link_is_gone(&owner->link) &&
 	                            strcmp(owner->link.path, session->link.path) == 0);
@@ -129,7 +128,8 @@ static struct glake__place to_copy(struct glake__layout *layout, glake_ptr at, c
 static struct glake__place look_at(struct glake__layout *layout, const struct glake__device *device,
                                    glake_ptr at)
 {
-	struct glake__place place = {0};
+	struct glake__place place = {.is_block = true};
+	struct glake_session *owner = NULL;
 	glake__lock();
 	const struct glake__piece *piece = glake__piece_at_locked(at);
 	while (piece && piece->holder) {
@@ -139,23 +139,27 @@ static struct glake__place look_at(struct glake__layout *layout, const struct gl
 		piece = glake__piece_at_locked(at);
 	}
 	if (piece && piece->chunk && piece->chunk->kind == GLAKE__PAGE_BLOCK &&
-	    piece->chunk->device == device->handle && name_locked(piece, &place)) {
+	    piece->chunk->device == device->handle) {
+		owner = name_locked(piece, &place);
+	}
+	if (!owner) {
+		place = to_copy(layout, at, why_copied_locked(piece, device));
+	} else if (!glake__layout_is_peer_locked(device->session, owner)) {
+		place = to_copy(layout, at, "memory of another glaked");
+	} else {
 		place.ptr = piece->range->ptr + piece->offset;
 		place.n_bytes = piece->n_bytes;
-	} else {
-		place = to_copy(layout, at, why_copied_locked(piece, device));
+		memcpy(place.key, owner->link.key, sizeof(place.key));
 	}
 	glake__unlock();
-	if (place.owner && !glake__layout_is_peer(device->session, place.owner)) {
-		return to_copy(layout, at, "memory of another glaked");
-	}
 	return place;
 }
 
 static int add(struct glake__layout *layout, const struct glake__place *place)
 {
 	struct glake__place *last = layout->n_places ? &layout->places[layout->n_places - 1] : NULL;
-	if (last && !last->owner && !place->owner && last->ptr + last->n_bytes == place->ptr &&
+	if (last && !last->is_block && !place->is_block &&
+	    last->ptr + last->n_bytes == place->ptr &&
 	    last->n_bytes + place->n_bytes <= GLAKE_MAX_BLOCK_BYTES) {
 		last->n_bytes += place->n_bytes;
 		return 0;

@@ -28,13 +28,14 @@ struct glake__extent {
 struct glake__place {
 	glake_ptr ptr;
 	uint64_t n_bytes;
-	uint64_t offset;             /* in the span of the model */
-	size_t row;                  /* of places that belong together, by their first tensor */
-	struct glake_session *owner; /* borrowed: has the block; NULL: pages to be copied */
-	uint64_t block;              /* its id there; 0: the block is number index of: */
+	uint64_t offset;              /* in the span of the model */
+	size_t row;                   /* of places that belong together, by their first tensor */
+	bool is_block;                /* else pages to be copied */
+	uint8_t key[GLAKE_KEY_BYTES]; /* of the session that has the block: it may end meanwhile */
+	uint64_t block;               /* its id there; 0: the block is number index of: */
 	uint64_t model;
 	uint64_t index;
-	struct glake_block *copy; /* owned by who makes it; of a place without an owner */
+	struct glake_block *copy; /* owned by who makes it; of pages */
 };
 
 struct glake__layout {
@@ -57,8 +58,11 @@ int glake__layout_make(struct glake__layout *layout, const struct glake__device 
                        struct glake__extent *extents, size_t n_extents);
 void glake__layout_deinit(struct glake__layout *layout);
 
-/* Does @owner, of this process, speak with the same glaked as @session? A session of an earlier one does not. */
-bool glake__layout_is_peer(const struct glake_session *session, struct glake_session *owner);
+/*
+ * Does @owner, of this process, speak with the same glaked as @session? A session of an earlier one does not.
+ * Called with the space locked, which keeps @owner.
+ */
+bool glake__layout_is_peer_locked(const struct glake_session *session, struct glake_session *owner);
 
 /* Where @ptr, in an extent, is in the span. */
 uint64_t glake__layout_offset(const struct glake__layout *layout, glake_ptr ptr);
