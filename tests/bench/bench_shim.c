@@ -392,10 +392,12 @@ int main(int argc, char **argv)
 		for (int way = 0; way < SHIMMED_N_WAYS; way++) {
 			shimmed_start(&child, way, "numbers");
 			shimmed_collect(&child, results.numbers[way], N_NUMBERS);
+			shimmed_end(&child);
 		}
 	}
 	shimmed_start(&child, SHIMMED_ON, "turns");
 	shimmed_collect(&child, results.batches, 2 * N_TURNS);
+	shimmed_end(&child);
 	for (size_t i = 0; i < N_TURNS; i++) {
 		add_up(results.batches, i, &added[i]);
 	}

@@ -137,6 +137,9 @@ static void run_crowd(enum shimmed_way way, const char *what, struct bench_sampl
 	for (int i = 0; i < N_PROCESSES; i++) {
 		shimmed_collect(&children[i], samples, N_NUMBERS);
 	}
+	for (int i = 0; i < N_PROCESSES; i++) {
+		shimmed_end(&children[i]);
+	}
 }
 
 static double us(struct bench_samples *samples, double percent)

@@ -79,25 +79,28 @@ void shimmed_await(struct shimmed *child)
 
 void shimmed_let_go(struct shimmed *child)
 {
-	close(child->go);
-	child->go = -1;
+	if (write(child->go, "", 1) != 1) {
+		bench_fail("a measuring process has ended");
+	}
 }
 
 void shimmed_collect(struct shimmed *child, struct bench_samples *samples, size_t n_numbers)
 {
 	size_t number;
 	uint64_t value;
-	int status;
 	while (fscanf(child->output, "%zu %" SCNu64, &number, &value) == 2) {
 		if (number >= n_numbers) {
 			bench_fail("there is no number %zu", number);
 		}
 		bench_samples_add(&samples[number], value);
 	}
+}
+
+void shimmed_end(struct shimmed *child)
+{
+	int status;
+	close(child->go);
 	fclose(child->output);
-	if (child->go >= 0) {
-		shimmed_let_go(child);
-	}
 	if (waitpid(child->pid, &status, 0) != child->pid || status != 0) {
 		bench_fail("a measuring process ended with status 0x%x", (unsigned)status);
 	}
@@ -173,7 +176,7 @@ void shimmed_wait(void)
 	char byte;
 	puts("ready");
 	fflush(stdout);
-	if (read(STDIN_FILENO, &byte, 1) != 0) {
+	if (read(STDIN_FILENO, &byte, 1) != 1) {
 		bench_fail("nobody says go");
 	}
 }
@@ -185,6 +188,9 @@ void shimmed_send(size_t number, uint64_t value)
 
 void shimmed_done(void)
 {
+	char byte;
+	puts("done");
 	fflush(stdout);
+	(void)!read(STDIN_FILENO, &byte, 1);
 	_exit(0);
 }

@@ -33,7 +33,7 @@ struct cu {
 struct shimmed {
 	pid_t pid;
 	FILE *output;
-	int go; /* the child waits in shimmed_wait() until this is closed */
+	int go; /* the child's standard input */
 };
 
 /* Start ourselves with the arguments "--measure WHAT WAY". */
@@ -43,8 +43,10 @@ void shimmed_start(struct shimmed *child, enum shimmed_way way, const char *what
 void shimmed_await(struct shimmed *child);
 void shimmed_let_go(struct shimmed *child);
 
-/* Add all that the child sends, by number, and wait for its end. */
+/* Add all that the child sends, by number. It stays: the end of a process disturbs the others. */
 void shimmed_collect(struct shimmed *child, struct bench_samples *samples, size_t n_numbers);
+
+void shimmed_end(struct shimmed *child);
 
 /* ---- in the child ----------------------------------------------------------------------------- */
 
@@ -64,7 +66,7 @@ void shimmed_must(CUresult result, const char *what);
 void shimmed_wait(void);
 void shimmed_send(size_t number, uint64_t value);
 
-/* Without the driver's own farewell. */
+/* All is sent. Ends with shimmed_end(), without the driver's own farewell. */
 void __attribute__((noreturn)) shimmed_done(void);
 
 #endif
