@@ -21,6 +21,8 @@
 /* What stitches asks glaked for little: what it reports would be old news in a picture over time. */
 #define STITCH_REPORT_MS 250
 /* Another thread may be reading the packet that woke the service: let it. */
+#define LET_NS 100000
+/* It has, and the next packets will be its too. */
 #define REST_NS 5000000
 /* A turn takes milliseconds, unless it and the exiting thread wait for each other. */
 #define EXIT_S 2
@@ -99,10 +101,29 @@ static void give_up_warm(struct connection *connection)
 	}
 }
 
+static bool has_packet(const struct connection *connection, int wait_ms)
+{
+	struct pollfd ready = {.fd = glake_fd(connection->session), .events = POLLIN};
+	return poll(&ready, 1, wait_ms) != 0;
+}
+
+/* Until a packet comes that no other thread reads, or the time is over. */
+static void await_packet(const struct connection *connection, int wait_ms)
+{
+	const struct timespec let = {.tv_nsec = LET_NS};
+	const struct timespec rest = {.tv_nsec = REST_NS};
+	if (!has_packet(connection, wait_ms)) {
+		return;
+	}
+	nanosleep(&let, NULL);
+	if (!has_packet(connection, 0)) {
+		nanosleep(&rest, NULL);
+	}
+}
+
 static void *serve(void *user)
 {
 	struct connection *connection = user;
-	const struct timespec rest = {.tv_nsec = REST_NS};
 	const int period_ms = shim_policy()->stitches ? STITCH_REPORT_MS : REPORT_MS;
 	uint64_t reported_ns = clock_now_ns();
 	bool is_over = false;
@@ -112,9 +133,8 @@ static void *serve(void *user)
 	capture_relax();
 	end_turn();
 	while (!is_over) {
-		struct pollfd ready = {.fd = glake_fd(connection->session), .events = POLLIN};
-		if (!connection->is_dead && poll(&ready, 1, period_ms) != 0) {
-			nanosleep(&rest, NULL);
+		if (!connection->is_dead) {
+			await_packet(connection, period_ms);
 		}
 		if (!begin_turn()) {
 			return NULL;

@@ -76,11 +76,15 @@ static const struct {
 	const char *free;
 	const char *freed;
 	const char *doing; /* NULL: it sleeps */
+	const char *extra; /* for its environment */
 } firsts[] = {
-	{"alloc 1073741824\n", "alloc 0\n", "free\n", "free 0\n", NULL},
-	{"alloc 1073741824\n", "alloc 0\n", "free\n", "free 0\n", "spin"},
-	{"alloc 1073741824\n", "alloc 0\n", "free\n", "free 0\n", "compute"},
-	{"alloc_async 1073741824\n", "alloc_async 0\n", "free_async\n", "free_async 0\n", NULL},
+	{"alloc 1073741824\n", "alloc 0\n", "free\n", "free 0\n", NULL, NULL},
+	{"alloc 1073741824\n", "alloc 0\n", "free\n", "free 0\n", "spin", NULL},
+	{"alloc 1073741824\n", "alloc 0\n", "free\n", "free 0\n", "compute", NULL},
+	{"alloc_async 1073741824\n", "alloc_async 0\n", "free_async\n", "free_async 0\n", "spin",
+         "GLAKE_ALLOC=stitch"},
+	{"alloc_async 1073741824\n", "alloc_async 0\n", "free_async\n", "free_async 0\n", NULL,
+         NULL},
 };
 
 START_TEST_WITH(warm_memory_goes_to_who_needs_it, .n = n_elements(firsts))
@@ -88,7 +92,7 @@ START_TEST_WITH(warm_memory_goes_to_who_needs_it, .n = n_elements(firsts))
 	static struct run first;
 	static struct run second;
 	begin(TENANT("1536MiB"));
-	run_program(&first);
+	run_start(&first, firsts[_i].extra, run_in_build(PROGRAM), NULL);
 	ask(&first, firsts[_i].alloc, firsts[_i].allocated);
 	ask(&first, firsts[_i].free, firsts[_i].freed);
 	if (firsts[_i].doing) {
