@@ -134,6 +134,9 @@ static void take_from_pool(struct alloc *alloc)
 		chunk_move(&alloc->chunks[i], &chunk);
 	}
 	request->n_missing = alloc->n_missing;
+	if (alloc->n_missing > 0 && alloc->use == CHUNK_PRIVATE) {
+		pool_follow(pool, alloc->sizes[alloc->missing[0]]);
+	}
 	uv_timer_start(&allocator->refill, on_refill, REFILL_MS, 0);
 }
 
