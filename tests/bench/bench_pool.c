@@ -5,6 +5,7 @@
  *   pair      allocate and free 8 MiB in turn
  *   churn     of LIVE allocations of 256 KiB to 32 MiB one is freed and another made, again and again
  *   stitch    1 GiB of free pieces of 2 MiB that do not touch, the first time and the next
+ *   calls     what the driver itself takes for each of these pieces, call by call: less is not to be had
  *
  *   bench_pool [RUNS]
  */
@@ -103,6 +104,51 @@ static void run_churn(unsigned n_runs)
 	print_pairs("  churn", &pairs);
 }
 
+/* What @n pieces took, each. */
+static void print_each(const char *label, uint64_t begin_ns, unsigned n)
+{
+	bench_print(label, "%.2f us a piece", (double)(bench_now_ns() - begin_ns) / n / 1e3);
+}
+
+/* Of pieces in use, which lie in pages of their own; a third mapping of those that are stitched. */
+static void run_calls(const glake_ptr *pieces, unsigned n, unsigned step)
+{
+	static CUmemGenericAllocationHandle handles[PIECES];
+	const CUmemAccessDesc access = {
+		.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE},
+		.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+	};
+	CUdeviceptr ptr;
+	bench_check_cuda(&drv, drv.cuMemAddressReserve(&ptr, n * 2 * MIB, 0, 0, 0), "addresses");
+	uint64_t begin_ns = bench_now_ns();
+	for (unsigned i = 0; i < n; i++) {
+		CUresult r = drv.cuMemRetainAllocationHandle(&handles[i],
+		                                             (void *)(uintptr_t)pieces[i * step]);
+		bench_check_cuda(&drv, r, "cuMemRetainAllocationHandle");
+	}
+	print_each("  cuMemRetainAllocationHandle", begin_ns, n);
+	begin_ns = bench_now_ns();
+	for (unsigned i = 0; i < n; i++) {
+		bench_check_cuda(&drv, drv.cuMemMap(ptr + i * 2 * MIB, 2 * MIB, 0, handles[i], 0),
+		                 "cuMemMap");
+	}
+	print_each("  cuMemMap", begin_ns, n);
+	begin_ns = bench_now_ns();
+	bench_check_cuda(&drv, drv.cuMemSetAccess(ptr, n * 2 * MIB, &access, 1), "cuMemSetAccess");
+	print_each("  cuMemSetAccess, one call", begin_ns, n);
+	begin_ns = bench_now_ns();
+	for (unsigned i = 0; i < n; i++) {
+		bench_check_cuda(&drv, drv.cuMemRelease(handles[i]), "cuMemRelease");
+	}
+	print_each("  cuMemRelease", begin_ns, n);
+	begin_ns = bench_now_ns();
+	for (unsigned i = 0; i < n; i++) {
+		bench_check_cuda(&drv, drv.cuMemUnmap(ptr + i * 2 * MIB, 2 * MIB), "cuMemUnmap");
+	}
+	print_each("  cuMemUnmap", begin_ns, n);
+	bench_check_cuda(&drv, drv.cuMemAddressFree(ptr, n * 2 * MIB), "cuMemAddressFree");
+}
+
 static void run_stitch(void)
 {
 	static glake_ptr pieces[2 * PIECES];
@@ -120,6 +166,7 @@ static void run_stitch(void)
 		bench_print(i ? "  1 GiB again" : "  1 GiB of 2 MiB pieces (target 12 ms)",
 		            "%.3f ms", (double)ns / 1e6);
 	}
+	run_calls(pieces + 1, PIECES, 2);
 	for (unsigned i = 1; i < 2 * PIECES; i += 2) {
 		release(pieces[i]);
 	}
