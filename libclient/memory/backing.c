@@ -50,6 +50,23 @@ static void let_chunks(struct some *some)
 	glake__chunks_release(dead);
 }
 
+/*
+ * Chunk @i, which came with @fd. Those of a pool keep a handle: they are mapped again and again, and asking for it
+ * each time costs two driver calls. It goes before glaked is told that the chunk is free: it keeps memory.
+ */
+static int take_chunk(struct some *some, uint32_t i, int fd, int device, bool keeps_handle)
+{
+	struct glake__part *part = &some->parts[i];
+	part->fd = fd;
+	part->chunk = glake__chunk_new(some->ids[i], part->n_bytes, device, GLAKE__PAGE_CHUNK);
+	if (!part->chunk || !keeps_handle) {
+		return part->chunk ? 0 : -ENOMEM;
+	}
+	int r = glake__map_import(fd, &part->chunk->handle);
+	part->handle = part->chunk->handle;
+	return r;
+}
+
 static int fill_some(struct glake_session *session, struct glake__device *device,
                      struct glake__range *range, uint64_t offset, struct some *some,
                      struct glake__wait *wait)
@@ -63,20 +80,18 @@ static int fill_some(struct glake_session *session, struct glake__device *device
 		return r;
 	}
 	for (uint32_t i = 0; r == 0 && i < some->n; i++) {
-		some->parts[i].fd = fds.fds[i];
-		some->parts[i].chunk = glake__chunk_new(some->ids[i], some->parts[i].n_bytes,
-		                                        device->handle, GLAKE__PAGE_CHUNK);
-		r = some->parts[i].chunk ? 0 : -ENOMEM;
+		r = take_chunk(some, i, fds.fds[i], device->handle,
+		               range->use == GLAKE__RANGE_POOL);
 	}
 	if (r == 0) {
 		r = glake__range_fill(range, offset, some->parts, some->n);
 	}
+	let_chunks(some);
 	if (r < 0) {
 		char *why = glake__error_save();
 		glake__rpc_chunk_free(session, some->ids, some->n);
 		glake__error_restore(why);
 	}
-	let_chunks(some);
 	return r;
 }
 

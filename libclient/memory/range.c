@@ -20,6 +20,9 @@ _Atomic uint64_t glake__n_sealings;
 
 static void free_chunk(struct glake__chunk *chunk)
 {
+	if (chunk->handle) {
+		glake__map_release(chunk->handle);
+	}
 	free(chunk);
 }
 
@@ -425,6 +428,9 @@ void glake__range_forget(struct glake__range *range)
 	while (range->first) {
 		struct glake__piece *piece = range->first;
 		range->first = piece->next;
+		if (piece->chunk) {
+			piece->chunk->handle = 0;
+		}
 		unmap_chunk(piece, &dead);
 		free(piece);
 	}

@@ -54,6 +54,7 @@ struct glake__chunk {
 	uint32_t n_uses;            /* mappings, handles and others that keep it */
 	uint32_t n_mappings;
 	uint32_t n_handles;                          /* that the program has */
+	CUmemGenericAllocationHandle handle;         /* the library's own; 0: it keeps none */
 	uint32_t pins;                               /* bit per enum glake__pin */
 	void (*release)(struct glake__chunk *chunk); /* it is dead; no lock is held */
 	void *user;                                  /* program.c */

@@ -118,14 +118,11 @@ static int row_map(struct row *row)
 
 /* ---- the parts of a reback -------------------------------------------------------------------- */
 
-/* Where @chunk is mapped, somewhere. What is stitched may be unmapped meanwhile: it is found where it is the pool's. */
+/* Where @chunk is mapped, somewhere. */
 static bool find_mapping(const struct glake__chunk *chunk, glake_ptr *ptr_out)
 {
 	glake__lock();
 	const struct glake__piece *piece = chunk->mappings;
-	while (piece && piece->range->use == GLAKE__RANGE_STITCHED && piece->next_mapping) {
-		piece = piece->next_mapping;
-	}
 	if (piece) {
 		*ptr_out = piece->range->ptr + piece->offset;
 	}

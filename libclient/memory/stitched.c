@@ -26,6 +26,7 @@ static size_t list_parts_locked(const struct glake__range *home,
 			.n_bytes = piece->n_bytes,
 			.access = GLAKE__ACCESS_WRITE,
 			.fd = -1,
+			.handle = piece->chunk->handle,
 		};
 	}
 	return n;

@@ -354,36 +354,6 @@ START_TEST(free_memory_behind_what_stays_is_given_back)
 END_TEST
 
 /* Where handles are asked for. */
-static __typeof__(cuMemRetainAllocationHandle) *retain;
-static unsigned n_retained;
-static unsigned n_elsewhere;
-
-static CUresult retain_at(CUmemGenericAllocationHandle *handle, void *address)
-{
-	glake__lock();
-	const struct glake__piece *piece = glake__piece_at_locked((glake_ptr)(uintptr_t)address);
-	n_retained++;
-	n_elsewhere += piece->range->use != GLAKE__RANGE_POOL;
-	glake__unlock();
-	return retain(handle, address);
-}
-
-/* Another thread may unmap a range that was kept, and map something else there. */
-START_TEST(chunks_are_found_where_they_stay)
-{
-	CUstream stream = stream_new();
-	glake_ptr held[3];
-	keep_a_range(stream, held);
-	free_on(stream, held[1]);
-	retain = glake__space.drv.cuMemRetainAllocationHandle;
-	glake__space.drv.cuMemRetainAllocationHandle = retain_at;
-	alloc_on(stream, 32 * MIB);
-	ck_assert_uint_eq(stats().n_stitches, 2);
-	ck_assert_uint_gt(n_retained, 0);
-	ck_assert_uint_eq(n_elsewhere, 0);
-}
-END_TEST
-
 /* The freeing thread is between its event and the pool; others have seen the event, and use many streams. */
 START_TEST(a_free_that_is_under_way_keeps_its_line)
 {

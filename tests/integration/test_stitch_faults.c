@@ -156,6 +156,53 @@ START_TEST_WITH(each_call_that_fails_leaves_all_as_it_was, .n = n_elements(fault
 }
 END_TEST
 
+static size_t free_of_device(void)
+{
+	size_t n_free;
+	size_t n_all;
+	must(drv.cuMemGetInfo(&n_free, &n_all));
+	return n_free;
+}
+
+/* glaked lets go of a chunk a moment after its answer. */
+static void wait_for_free(size_t n_bytes)
+{
+	while (free_of_device() != n_bytes) {
+		usleep(1000);
+	}
+}
+
+/* The handles that it is stitched by go with it. */
+START_TEST(memory_that_leaves_is_the_devices_again)
+{
+	stitching_begin();
+	CUstream stream = stream_new();
+	size_t n_before = free_of_device();
+	glake_ptr ptr[5];
+	for (unsigned i = 0; i < 5; i++) {
+		ptr[i] = alloc_on(stream, 8 * MIB);
+	}
+	free_on(stream, ptr[1]);
+	free_on(stream, ptr[3]);
+	/* The driver is not asked for what it has said before. */
+	world_set_own_faults("cuMemRetainAllocationHandle:*:fail=2");
+	glake_ptr large = alloc_on(stream, 16 * MIB);
+	ck_assert_uint_eq(stats().n_stitches, 1);
+	ck_assert_uint_eq(n_before - free_of_device(), 40 * MIB);
+	free_on(stream, large);
+	synchronize(stream);
+	assert_ok(glake_trim(session, 0, 0));
+	ck_assert_uint_eq(stats().reserved_bytes, 24 * MIB);
+	wait_for_free(n_before - 24 * MIB);
+	for (unsigned i = 0; i < 5; i += 2) {
+		free_on(stream, ptr[i]);
+	}
+	synchronize(stream);
+	assert_ok(glake_trim(session, 0, 0));
+	wait_for_free(n_before);
+}
+END_TEST
+
 /* ---- processes --------------------------------------------------------------------------------- */
 
 struct death {
