@@ -209,11 +209,11 @@ $(B)/bin/glake-mover: $(B)/obj/daemon/mover/main.o $(B)/lib/mover.a $(B)/lib/pro
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(MOVER_LIBS) $(call rpath,../lib)
 
-# It is there as long as glaked, and small: libc is all that it loads.
-$(B)/bin/glake-keeper: $(addprefix $(B)/obj/,daemon/keeper/main.o proto/wire.o proto/fdlist.o)
+# It is there longer than glaked, and small: libc is all that it loads.
+$(B)/bin/glake-keeper: $(call objects,daemon/keeper/*.c) $(addprefix $(B)/obj/,proto/wire.o proto/fdlist.o)
 	$(call say,LD,$@)
 	@mkdir -p $(@D)
-	$(Q)$(CC) $(LDFLAGS) -o $@ $^
+	$(Q)$(CC) $(LDFLAGS) -o $@ $^ -lpthread
 
 $(B)/lib/libglake-client.so: $(CLIENT_OBJ) $(PROTO_OBJ) libclient/glake.map
 	$(call say,LD,$@)

@@ -1,266 +1,77 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * glake-keeper: the parent of glake-movers. Only glaked starts it, before it has anything of a client,
- * with a SOCK_SEQPACKET socket as fd 3 (proto/keeper.h). It ends with glaked.
- *
- * A new process has a copy of its parent's table of open files, and closes those on its way to the
- * program. In glaked's table are files of clients, and a file system that is hostile (FUSE) makes a
- * close() last for ever. So glaked starts nothing. This process has an empty table, one thread and no
- * library but libc: starting a child from here takes a millisecond, whatever glaked has open.
- *
- * It also knows when a child has really ended. A process that is killed keeps its memory and files
- * until the last of its threads has left the kernel. Waiting for it says nothing until then.
+ * glake-keeper: two small parents in one program. With a command it is the service manager of glaked
+ * (supervisor.h). Without arguments it is a child of glaked, and the parent of its movers (movers.h).
  */
-#include <errno.h>
-#include <fcntl.h>
-#include <poll.h>
-#include <signal.h>
-#include <spawn.h>
-#include <stdbool.h>
-#include <stdio.h>
-#include <string.h>
-#include <sys/prctl.h>
-#include <sys/socket.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
-#include <time.h>
-#include <unistd.h>
+#include <argp.h>
+#include <stdlib.h>
 
-#include "proto/cleanup.h"
-#include "proto/clock.h"
-#include "proto/keeper.h"
-#include "proto/wire.h"
+#include "daemon/keeper/movers.h"
+#include "daemon/keeper/supervisor.h"
 
-/* One mover works; the others are ending, or cannot. */
-#define MAX_CHILDREN 64
-/* How often to look whether a child is dying, and how many times before glaked is told. */
-#define LOOK_MS 400
-#define DYING_LOOKS 2
+/* libc looks it up by its name. */
+__attribute__((visibility("default")))
+const char *argp_program_version = "glake-keeper " GLAKE_VERSION;
 
-struct child {
-	uint64_t id;
-	pid_t pid; /* 0: none */
-	unsigned n_looks;
+#define WATCHDOG_MS 30000
+
+static const struct argp_option argp_options[] = {
+	{"max-fds", 'n', "N", 0, "Keep no more than N fds (what the limit on open files allows)",
+         0},
+	{"watchdog", 'w', "SECONDS", 0, "Replace a glaked that is silent so long (30); 0 = never",
+         0},
+	{0},
 };
 
-static struct child children[MAX_CHILDREN];
-
-static struct child *find_child(pid_t pid)
+static uint64_t number(const char *text, struct argp_state *state)
 {
-	for (size_t i = 0; i < MAX_CHILDREN; i++) {
-		if (children[i].pid == pid) {
-			return &children[i];
-		}
+	char *end;
+	errno = 0;
+	unsigned long value = strtoul(text, &end, 10);
+	if (errno || *end || *text < '0' || *text > '9' || value > UINT32_MAX) {
+		argp_error(state, "not a number: '%s'", text);
 	}
-	return NULL;
+	return value;
 }
 
-static bool has_children(void)
+static error_t parse(int key, char *value, struct argp_state *state)
 {
-	for (size_t i = 0; i < MAX_CHILDREN; i++) {
-		if (children[i].pid) {
-			return true;
-		}
-	}
-	return false;
-}
-
-/* @fd -1: none goes with it. */
-static void tell_with(uint64_t child, enum keeper_event event, int value, int fd)
-{
-	const struct keeper_news news = {.child = child, .event = event, .value = value};
-	if (wire_send(KEEPER_FD, &news, sizeof(news), &fd, fd >= 0 ? 1 : 0, 0) != 0) {
-		_exit(EXIT_SUCCESS);
-	}
-}
-
-static void tell(uint64_t child, enum keeper_event event, int value)
-{
-	tell_with(child, event, value, -1);
-}
-
-/* ---- orders ---------------------------------------------------------------------------------- */
-
-/* Cuts the next string from the text that ends at @end. NULL: there is none. */
-static char *next_string(char **text, const char *end)
-{
-	char *string = *text;
-	if (string >= end) {
-		return NULL;
-	}
-	*text = string + strlen(string) + 1;
-	return string;
-}
-
-static int spawn(char *program, int fd, pid_t *pid_out)
-{
-	const char *slash = strrchr(program, '/');
-	char *arguments[] = {(char *)(slash ? slash + 1 : program), NULL};
-	posix_spawn_file_actions_t files;
-	posix_spawnattr_t attributes;
-	sigset_t none, all;
-	sigemptyset(&none);
-	sigfillset(&all);
-	posix_spawn_file_actions_init(&files);
-	posix_spawnattr_init(&attributes);
-	posix_spawn_file_actions_adddup2(&files, fd, KEEPER_FD);
-	posix_spawnattr_setsigmask(&attributes, &none);
-	posix_spawnattr_setsigdefault(&attributes, &all);
-	posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
-	int error = posix_spawn(pid_out, program, &files, &attributes, arguments, environ);
-	posix_spawnattr_destroy(&attributes);
-	posix_spawn_file_actions_destroy(&files);
-	return error;
-}
-
-static void start(uint64_t id, char *text, const char *end, struct fdlist *fds)
-{
-	cleanup_fd int fd = fdlist_take(fds, 0);
-	struct child *child = find_child(0);
-	char *program = next_string(&text, end);
-	char *setting;
-	while ((setting = next_string(&text, end))) {
-		char *value = strchr(setting, '=');
-		if (value) {
-			*value = '\0';
-			setenv(setting, value + 1, 1);
-		}
-	}
-	pid_t pid = 0;
-	int error = !program || fd < 0 ? EINVAL : !child ? EAGAIN : spawn(program, fd, &pid);
-	if (error) {
-		tell(id, KEEPER_FAILED, error);
-		return;
-	}
-	*child = (struct child){.id = id, .pid = pid};
-	/* The pid is the child's for as long as this process does not reap it. */
-	cleanup_fd int pidfd = (int)syscall(SYS_pidfd_open, pid, 0);
-	tell_with(id, KEEPER_STARTED, pid, pidfd);
-}
-
-static void kill_child(uint64_t id)
-{
-	for (size_t i = 0; i < MAX_CHILDREN; i++) {
-		if (children[i].pid && children[i].id == id) {
-			kill(children[i].pid, SIGKILL);
-		}
+	struct supervisor_options *options = state->input;
+	switch (key) {
+	case 'n':
+		options->max_fds = number(value, state);
+		return 0;
+	case 'w':
+		options->watchdog_ms = number(value, state) * 1000;
+		return 0;
+	case ARGP_KEY_ARGS:
+		options->command = state->argv + state->next;
+		return 0;
+	case ARGP_KEY_NO_ARGS:
+		argp_error(state, "no command");
+		return EINVAL;
+	default:
+		return ARGP_ERR_UNKNOWN;
 	}
 }
 
-/* Returns whether glaked is still there. */
-static bool obey(void)
+int main(int argc, char **argv)
 {
-	static union {
-		struct keeper_order order;
-		char bytes[GLAKE_MAX_PACKET_BYTES + 1];
-	} packet;
-	size_t n_bytes;
-	cleanup_fdlist struct fdlist fds;
-	fdlist_init(&fds);
-	if (wire_recv(KEEPER_FD, packet.bytes, sizeof(packet.bytes) - 1, &n_bytes, &fds, 0) != 0 ||
-	    n_bytes < sizeof(packet.order)) {
-		return false;
+	static const struct argp argp = {
+		argp_options,
+		parse,
+		"-- glaked [ARGUMENT...]",
+		"Keeps the memory of a glaked that ends, and starts the next one."
+		"\vSIGTERM and SIGINT end both, SIGUSR2 restarts glaked, SIGHUP and SIGUSR1 are "
+		"passed on.",
+		NULL,
+		NULL,
+		NULL};
+	struct supervisor_options options = {.watchdog_ms = WATCHDOG_MS};
+	if (argc == 1) {
+		return movers_keep();
 	}
-	packet.bytes[n_bytes] = '\0';
-	if (packet.order.verb == KEEPER_START) {
-		start(packet.order.child, packet.order.text, packet.bytes + n_bytes, &fds);
-	} else if (packet.order.verb == KEEPER_KILL) {
-		kill_child(packet.order.child);
-	}
-	return true;
-}
-
-/* ---- ends ------------------------------------------------------------------------------------ */
-
-static void reap(void)
-{
-	int status;
-	pid_t pid;
-	while ((pid = waitpid(-1, &status, WNOHANG)) > 0) {
-		struct child *child = find_child(pid);
-		if (child) {
-			tell(child->id, KEEPER_ENDED, status);
-			child->pid = 0;
-		}
-	}
-}
-
-/* Its first thread has ended. */
-static bool is_zombie(pid_t pid)
-{
-	char path[64];
-	char text[128] = "";
-	snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
-	cleanup_fd int fd = open(path, O_RDONLY | O_CLOEXEC);
-	if (fd < 0 || read(fd, text, sizeof(text) - 1) <= 0) {
-		return false;
-	}
-	/* The name in parentheses may be anything. */
-	const char *state = strrchr(text, ')');
-	return state && strncmp(state, ") Z", 3) == 0;
-}
-
-/* Those that have ended are reaped already. */
-static void look(void)
-{
-	static uint64_t last_ns;
-	uint64_t now_ns = clock_now_ns();
-	if (now_ns - last_ns < LOOK_MS * 1000000ull) {
-		return;
-	}
-	last_ns = now_ns;
-	for (size_t i = 0; i < MAX_CHILDREN; i++) {
-		struct child *child = &children[i];
-		if (child->pid && is_zombie(child->pid) && ++child->n_looks == DYING_LOOKS) {
-			tell(child->id, KEEPER_DYING, 0);
-		}
-	}
-}
-
-/* ---- the process ----------------------------------------------------------------------------- */
-
-static void on_child(int signal)
-{
-}
-
-static bool has_socket(void)
-{
-	int type;
-	socklen_t length = sizeof(type);
-	return getsockopt(KEEPER_FD, SOL_SOCKET, SO_TYPE, &type, &length) == 0 &&
-	       type == SOCK_SEQPACKET && fcntl(KEEPER_FD, F_SETFD, FD_CLOEXEC) == 0;
-}
-
-int main(void)
-{
-	struct pollfd ready = {.fd = KEEPER_FD, .events = POLLIN};
-	const struct timespec period = {.tv_nsec = LOOK_MS * 1000000};
-	sigset_t child_signal, none;
-	if (!has_socket()) {
-		fprintf(stderr,
-		        "glake-keeper: fd %d is not glaked's socket: this program is "
-		        "started by glaked only\n",
-		        KEEPER_FD);
-		return EXIT_FAILURE;
-	}
-	/* A glaked that is killed may keep its socket open: it is a process like any other. */
-	prctl(PR_SET_PDEATHSIG, SIGKILL);
-	/* A service manager signals everybody; glaked drains, and movers work meanwhile. */
-	signal(SIGTERM, SIG_IGN);
-	signal(SIGINT, SIG_IGN);
-	signal(SIGHUP, SIG_IGN);
-	signal(SIGCHLD, on_child);
-	sigemptyset(&none);
-	sigemptyset(&child_signal);
-	sigaddset(&child_signal, SIGCHLD);
-	sigprocmask(SIG_BLOCK, &child_signal, NULL);
-	do {
-		int n_ready = ppoll(&ready, 1, has_children() ? &period : NULL, &none);
-		reap();
-		look();
-		if (n_ready < 1) {
-			ready.revents = 0;
-		}
-	} while (!ready.revents || obey());
-	return EXIT_SUCCESS;
+	argp_err_exit_status = 2;
+	argp_parse(&argp, argc, argv, ARGP_IN_ORDER, NULL, &options);
+	return supervisor_run(&options);
 }

@@ -1,0 +1,179 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/keeper/kept.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "daemon/keeper/closer.h"
+#include "proto/cleanup.h"
+
+#define FIRST_FD 3
+#define MAX_NAME_BYTES 255u
+
+struct kept {
+	char *name; /* owned */
+	int fd;     /* owned */
+};
+
+static struct kept *table;
+static size_t n_kept;
+static size_t n_places;
+static size_t max_kept;
+static bool is_full; /* and stderr says so */
+/* From kept_prepare() to kept_pass(): the index of the kept fd of that number, or -1. */
+static int *owner_of;
+static int n_numbers;
+
+void kept_set_max(size_t max)
+{
+	max_kept = max;
+}
+
+size_t kept_n(void)
+{
+	return n_kept;
+}
+
+static bool has_place(void)
+{
+	if (n_kept < n_places) {
+		return true;
+	}
+	size_t n = n_places ? 2 * n_places : 256;
+	struct kept *bigger = realloc(table, n * sizeof(*table));
+	if (bigger) {
+		table = bigger;
+		n_places = n;
+	}
+	return bigger;
+}
+
+void kept_put(const char *name, int fd)
+{
+	/* As systemd has it. */
+	const char *key = *name && strlen(name) <= MAX_NAME_BYTES && !strchr(name, ':') ? name
+	                                                                                : "stored";
+	char *copy = n_kept < max_kept && has_place() ? strdup(key) : NULL;
+	if (!copy) {
+		if (!is_full) {
+			fprintf(stderr, "glake-keeper: no room for more than %zu fds: %s is lost\n",
+			        n_kept, key);
+		}
+		is_full = true;
+		closer_close(fd);
+		return;
+	}
+	table[n_kept++] = (struct kept){copy, fd};
+}
+
+void kept_remove(const char *name)
+{
+	size_t n_left = 0;
+	for (size_t i = 0; i < n_kept; i++) {
+		if (strcmp(table[i].name, name) == 0) {
+			closer_close(table[i].fd);
+			free(table[i].name);
+			is_full = false;
+		} else {
+			table[n_left++] = table[i];
+		}
+	}
+	n_kept = n_left;
+}
+
+void kept_take_passed(void)
+{
+	const char *pid = getenv("LISTEN_PID");
+	const char *n = getenv("LISTEN_FDS");
+	const char *names = getenv("LISTEN_FDNAMES");
+	if (!pid || !n || strtol(pid, NULL, 10) != (long)getpid()) {
+		return;
+	}
+	int end = FIRST_FD + (int)strtol(n, NULL, 10);
+	cleanup_free char *copy = names ? strdup(names) : NULL;
+	char *rest = copy;
+	for (int fd = FIRST_FD; fd < end && fcntl(fd, F_SETFD, FD_CLOEXEC) == 0; fd++) {
+		char *name = rest ? strsep(&rest, ":") : NULL;
+		kept_put(name ? name : "unknown", fd);
+	}
+}
+
+/* ---- for the next one ------------------------------------------------------------------------ */
+
+static char *join_names(void)
+{
+	size_t n_bytes = 1;
+	for (size_t i = 0; i < n_kept; i++) {
+		n_bytes += strlen(table[i].name) + 1;
+	}
+	char *names = malloc(n_bytes);
+	char *end = names;
+	for (size_t i = 0; names && i < n_kept; i++) {
+		end = stpcpy(end, i == 0 ? "" : ":");
+		end = stpcpy(end, table[i].name);
+	}
+	return names;
+}
+
+int kept_prepare(void)
+{
+	char number[24];
+	unsetenv("LISTEN_FDS");
+	unsetenv("LISTEN_FDNAMES");
+	if (n_kept == 0) {
+		return 0;
+	}
+	cleanup_free char *names = join_names();
+	n_numbers = 0;
+	for (size_t i = 0; i < n_kept; i++) {
+		n_numbers = table[i].fd < n_numbers ? n_numbers : table[i].fd + 1;
+	}
+	free(owner_of);
+	owner_of = malloc((size_t)n_numbers * sizeof(*owner_of));
+	snprintf(number, sizeof(number), "%zu", n_kept);
+	if (!names || !owner_of || setenv("LISTEN_FDNAMES", names, 1) < 0 ||
+	    setenv("LISTEN_FDS", number, 1) < 0) {
+		return -ENOMEM;
+	}
+	memset(owner_of, 0xff, (size_t)n_numbers * sizeof(*owner_of));
+	for (size_t i = 0; i < n_kept; i++) {
+		owner_of[table[i].fd] = (int)i;
+	}
+	return 0;
+}
+
+/*
+ * The table of the child's memory says where each fd is now. A kept fd that is in the way goes to a
+ * number that nobody wants. So there is never more than one fd more than before.
+ */
+int kept_pass(void)
+{
+	int end = FIRST_FD + (int)n_kept;
+	for (int i = 0; i < (int)n_kept; i++) {
+		int fd = table[i].fd;
+		int place = FIRST_FD + i;
+		if (fd == place) {
+			if (fcntl(fd, F_SETFD, 0) < 0) {
+				return -errno;
+			}
+			continue;
+		}
+		int in_the_way = place < n_numbers ? owner_of[place] : -1;
+		if (in_the_way > i) {
+			table[in_the_way].fd = fcntl(place, F_DUPFD_CLOEXEC, end);
+			if (table[in_the_way].fd < 0) {
+				return -errno;
+			}
+		}
+		if (dup2(fd, place) < 0) {
+			return -errno;
+		}
+		close(fd);
+	}
+	return 0;
+}

@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The fds that are kept for the next glaked, under names, in the order in which they came.
+ *
+ * Owner: the process. Threads: one.
+ */
+#ifndef GLAKE_DAEMON_KEPT_H
+#define GLAKE_DAEMON_KEPT_H
+
+#include <stddef.h>
+
+/* No more than @max from now on. */
+void kept_set_max(size_t max);
+
+size_t kept_n(void);
+
+/* Keep the fds that the own service manager passed ($LISTEN_FDS), such as a socket unit's. */
+void kept_take_passed(void);
+
+/* Takes @fd over. What is too much is closed, with a line on stderr. */
+void kept_put(const char *name, int fd);
+
+/* Closes what has this name. */
+void kept_remove(const char *name);
+
+/*
+ * Start a program with the fds: kept_prepare() sets what sd_listen_fds(3) wants, all but $LISTEN_PID,
+ * in this process's environment; kept_pass(), between fork() and exec(), puts the fds at 3 and on.
+ * Both return 0 or -errno.
+ */
+int kept_prepare(void);
+int kept_pass(void);
+
+#endif
