@@ -26,9 +26,9 @@ struct listener {
 	struct turn turn;
 	uv_timer_t pause;
 	int fd;      /* owned */
-	int lock_fd; /* owned; -1: the service manager passed the socket */
+	int lock_fd; /* owned; -1: the socket is a socket unit's */
 	int n_handles;
-	char *path; /* owned; NULL: the service manager passed the socket */
+	char *path; /* owned, to be removed at the end; NULL: the service manager keeps the socket */
 	listener_fn on_connection;
 	void *user;
 	struct log_limit log_limit;
@@ -133,12 +133,50 @@ static int bind_path(struct listener *listener, const char *path, mode_t mode)
 	return 0;
 }
 
+/* @fd listens at @path, and clients find it there: the folder may have been made anew. */
+static bool is_at(int fd, const char *path)
+{
+	struct sockaddr_un address = {0};
+	socklen_t length = sizeof(address) - 1;
+	struct stat stat;
+	return getsockname(fd, (struct sockaddr *)&address, &length) == 0 &&
+	       strcmp(address.sun_path, path) == 0 && lstat(path, &stat) == 0 &&
+	       S_ISSOCK(stat.st_mode);
+}
+
+/* The socket of an earlier glaked, in whose backlog clients wait. Returns -ENOENT if there is none. */
+static int take_kept(struct listener *listener, struct fdstore *store, const char *path)
+{
+	cleanup_fd int fd = fdstore_take(store, FDSTORE_LISTEN);
+	if (fd >= 0 && !is_at(fd, path)) {
+		fdstore_remove(store, FDSTORE_LISTEN);
+		fd_close(&fd);
+	}
+	if (fd < 0) {
+		return -ENOENT;
+	}
+	listener->lock_fd = lock_path(path);
+	if (listener->lock_fd < 0) {
+		return listener->lock_fd;
+	}
+	listener->fd = fd_steal(&fd);
+	return 0;
+}
+
 static int get_socket(struct listener *listener, struct fdstore *store, const char *path,
                       mode_t mode)
 {
 	int fd = fdstore_take_listener(store);
 	if (fd < 0) {
-		return bind_path(listener, path, mode);
+		int r = take_kept(listener, store, path);
+		if (r == -ENOENT) {
+			r = bind_path(listener, path, mode);
+			if (r == 0 && fdstore_put(store, FDSTORE_LISTEN, listener->fd) == 0) {
+				/* Its file stays, too. */
+				free(ptr_steal(listener->path));
+			}
+		}
+		return r;
 	}
 	listener->fd = fd;
 	int flags = fcntl(fd, F_GETFL);

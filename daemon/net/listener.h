@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The listening socket: passed by the service manager, or bound here under a lock file.
+ * The listening socket: passed by the service manager, or bound here under a lock file. A manager that
+ * keeps fds keeps it for the next glaked; clients that connect meanwhile wait in its backlog.
  *
  * PATH belongs to the process that holds the lock (flock on PATH.lock). While one glaked lives, a
  * second one is refused. The socket file of a dead glaked is removed only under the lock, and only
@@ -21,7 +22,8 @@ struct listener;
 typedef void (*listener_fn)(void *user, int fd);
 
 /*
- * Listen on the socket that the service manager passed (@store), else on @path. Logs errors.
+ * Listen on the socket of a socket unit, else on @path: on the socket that @store has kept, or on a new
+ * one, which it keeps from then on. Logs errors.
  * Returns 0 or -errno; -EADDRINUSE: another glaked has the path.
  */
 int listener_open(uv_loop_t *loop, struct fdstore *store, const char *path, mode_t mode,
@@ -31,8 +33,8 @@ int listener_open(uv_loop_t *loop, struct fdstore *store, const char *path, mode
 void listener_pause(struct listener *listener);
 
 /*
- * Stop listening, and remove the socket file if we made it. The loop frees the listener. NULL is
- * fine.
+ * Stop listening, and remove the socket file if nobody keeps the socket. The loop frees the listener.
+ * NULL is fine.
  */
 void listener_close(struct listener *listener);
 

@@ -198,6 +198,7 @@ static void become_user(uid_t uid, gid_t gid)
 static void become_glaked(const struct harness *harness)
 {
 	char program[PATH_MAX];
+	char keeper[PATH_MAX];
 	char pid[16];
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	int log_fd = open(harness->log_path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
@@ -222,13 +223,16 @@ static void become_glaked(const struct harness *harness)
 		become_user(harness->options.uid, harness->options.uid);
 	}
 	snprintf(program, sizeof(program), "%s/bin/glaked", build_folder());
-	const char *arguments[] = {program, "--socket", harness->socket_path, NULL, NULL, NULL};
+	snprintf(keeper, sizeof(keeper), "%s/bin/glake-keeper", build_folder());
+	const char *arguments[] = {keeper, "--", program, "--socket", harness->socket_path,
+	                           NULL,   NULL, NULL};
 	if (harness->options.config) {
-		arguments[3] = "--config";
-		arguments[4] = harness->config_path;
+		arguments[5] = "--config";
+		arguments[6] = harness->config_path;
 	}
-	execv(program, (char **)arguments);
-	dprintf(STDERR_FILENO, "cannot run %s: %s\n", program, strerror(errno));
+	char **begin = (char **)(harness->options.has_keeper ? arguments : arguments + 2);
+	execv(begin[0], begin);
+	dprintf(STDERR_FILENO, "cannot run %s: %s\n", begin[0], strerror(errno));
 	_exit(127);
 }
 
@@ -240,13 +244,37 @@ static void spawn(struct harness *harness)
 	if (harness->pid == 0) {
 		become_glaked(harness);
 	}
+	harness->keeper = harness->options.has_keeper ? harness->pid : 0;
+}
+
+/* Our child. */
+static pid_t *child_of(struct harness *harness)
+{
+	return harness->keeper ? &harness->keeper : &harness->pid;
+}
+
+/* Of glaked, when it is ready. */
+static void find_pid(struct harness *harness)
+{
+	char path[64];
+	int pid = 0;
+	if (harness->keeper) {
+		snprintf(path, sizeof(path), "/proc/%d/task/%d/children", (int)harness->keeper,
+		         (int)harness->keeper);
+		FILE *file = fopen(path, "re");
+		ck_assert_ptr_nonnull(file);
+		ck_assert_int_eq(fscanf(file, "%d", &pid), 1);
+		fclose(file);
+		harness->pid = pid;
+	}
 }
 
 static void check_alive(struct harness *harness)
 {
 	int status;
-	if (harness->pid && waitpid(harness->pid, &status, WNOHANG) == harness->pid) {
-		harness->pid = 0;
+	pid_t *child = child_of(harness);
+	if (*child && waitpid(*child, &status, WNOHANG) == *child) {
+		*child = harness->pid = 0;
 		ck_abort_msg("glaked ended with status 0x%x\n%s", status, log_tail(harness));
 	}
 }
@@ -271,6 +299,12 @@ void harness_wait_notified(struct harness *harness, const char *want)
 		ck_assert_msg(harness_now_ms() < end_ms, "glaked did not say %s%s", want + 1,
 		              log_tail(harness));
 	}
+}
+
+static void await_ready(struct harness *harness)
+{
+	harness_wait_notified(harness, "\nREADY=1\n");
+	find_pid(harness);
 }
 
 static void prepare(struct harness *harness, const struct harness_options *options)
@@ -298,7 +332,7 @@ void harness_start(struct harness *harness, const struct harness_options *option
 {
 	prepare(harness, options);
 	spawn(harness);
-	harness_wait_notified(harness, "\nREADY=1\n");
+	await_ready(harness);
 }
 
 int harness_start_failing(struct harness *harness, const struct harness_options *options)
@@ -311,8 +345,10 @@ int harness_start_failing(struct harness *harness, const struct harness_options 
 void harness_restart(struct harness *harness)
 {
 	ck_assert_int_eq(harness->pid, 0);
-	spawn(harness);
-	harness_wait_notified(harness, "\nREADY=1\n");
+	if (!harness->keeper) {
+		spawn(harness);
+	}
+	await_ready(harness);
 }
 
 /* ---- ending ---------------------------------------------------------------------------------- */
@@ -321,14 +357,15 @@ int harness_wait_exit(struct harness *harness)
 {
 	int status = 0;
 	uint64_t end_ms = harness_now_ms() + HARNESS_TIMEOUT_MS;
-	while (waitpid(harness->pid, &status, WNOHANG) == 0) {
+	pid_t *child = child_of(harness);
+	while (waitpid(*child, &status, WNOHANG) == 0) {
 		if (harness_now_ms() >= end_ms) {
 			kill(harness->pid, SIGABRT);
 			ck_abort_msg("glaked does not end\n%s", log_tail(harness));
 		}
 		harness_sleep_ms(POLL_MS);
 	}
-	harness->pid = 0;
+	*child = harness->pid = 0;
 	return status;
 }
 
@@ -348,13 +385,15 @@ void harness_clean(struct harness *harness)
 void harness_end(struct harness *harness)
 {
 	check_alive(harness);
-	harness_signal(harness, SIGTERM);
+	ck_assert_int_gt(*child_of(harness), 0);
+	ck_assert_int_eq(kill(*child_of(harness), SIGTERM), 0);
 	int status = harness_wait_exit(harness);
 	ck_assert_msg(WIFEXITED(status) && WEXITSTATUS(status) == 0,
 	              "glaked ended with status 0x%x\n%s", status, log_tail(harness));
 	const char *log = harness_log(harness);
 	ck_assert_msg(!strstr(log, "Assertion") && !strstr(log, "assert"), "%s", log);
-	ck_assert_msg(harness->options.is_activated || access(harness->socket_path, F_OK) != 0,
+	ck_assert_msg(harness->options.is_activated || harness->options.has_keeper ||
+	                      access(harness->socket_path, F_OK) != 0,
 	              "glaked leaves its socket");
 }
 
@@ -367,7 +406,11 @@ void harness_stop(struct harness *harness)
 void harness_kill(struct harness *harness)
 {
 	harness_signal(harness, SIGKILL);
-	harness_wait_exit(harness);
+	if (harness->keeper) {
+		harness->pid = 0; /* the keeper reaps it */
+	} else {
+		harness_wait_exit(harness);
+	}
 }
 
 void harness_signal(struct harness *harness, int signal)

@@ -36,13 +36,15 @@ struct harness_options {
 	unsigned max_fds;       /* RLIMIT_NOFILE of glaked; 0 = inherited */
 	uid_t uid;              /* of glaked, and its gid; 0 = as the test. Needs root */
 	int stderr_fd;          /* of glaked; 0 = into the log file */
+	bool has_keeper;        /* glaked is the child of a glake-keeper, which keeps its fds */
 	bool has_witness;       /* see world.h */
 	unsigned speed;         /* of glaked's clock, and of programs: tests/clocksim; 0 = 1 */
 	const char *const *env; /* more "NAME=value", ended by NULL; NULL = none */
 };
 
 struct harness {
-	pid_t pid; /* of glaked; 0 = ended and reaped */
+	pid_t pid;    /* of glaked; 0 = ended and reaped */
+	pid_t keeper; /* its parent; 0 = there is none, or it is reaped */
 	int notify_fd;
 	int listen_fd; /* -1 unless activated */
 	char folder[HARNESS_PATH_BYTES];
@@ -56,7 +58,7 @@ struct harness {
 /* @options NULL: a glaked with defaults. */
 void harness_start(struct harness *harness, const struct harness_options *options);
 
-/* SIGTERM, exit status 0, a log without failed asserts, no socket left. */
+/* SIGTERM, exit status 0, a log without failed asserts, no socket left unless it had a keeper. */
 void harness_end(struct harness *harness);
 
 /* The same; then the folder goes. */
@@ -71,10 +73,13 @@ void harness_environment(const struct harness *harness);
 /* SIGKILL; the folder, the socket's file and the driver's state stay. */
 void harness_kill(struct harness *harness);
 
-/* Start glaked again in the same folder, after harness_kill() or harness_wait_exit(). */
+/*
+ * Start glaked again in the same folder, after harness_kill() or harness_wait_exit(). If it was killed
+ * under a keeper: wait until the keeper has done so.
+ */
 void harness_restart(struct harness *harness);
 
-/* What waitpid() says, once glaked has ended by itself or by a signal sent before. */
+/* What waitpid() says, once glaked, or its keeper, has ended by itself or by a signal sent before. */
 int harness_wait_exit(struct harness *harness);
 
 /* A run that is not expected to become ready: returns what waitpid() says. Log and folder stay. */

@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A glaked under glake-keeper: it may die at any time, and clients find the next one. */
+#include <sys/socket.h>
+
+#include "tests/harness/connection.h"
+#include "tests/harness/world.h"
+
+/* A keeper that waits between quick ends does not wait long then. */
+#define SPEED 20
+
+static ino_t socket_inode(void)
+{
+	struct stat stat;
+	ck_assert_int_eq(lstat(harness.socket_path, &stat), 0);
+	return stat.st_ino;
+}
+
+/* A client that has connected while there was no glaked is served by the next one. */
+static void is_served(int connection)
+{
+	ck_assert_int_eq(connection_greet(connection, GLAKE_WIRE_VERSION), GLAKE__WIRE__STATUS__OK);
+	connection_goodbye(connection);
+	connection_close(&connection);
+	harness_restart(&harness);
+}
+
+START_TEST(clients_find_the_next_glaked_on_the_same_socket)
+{
+	world_begin_unseen(.config = WORLD_CONFIG, .has_keeper = true, .speed = SPEED);
+	ino_t inode = socket_inode();
+	for (int i = 0; i < 20; i++) {
+		pid_t before = harness.pid;
+		int old = connection_hello(&harness);
+		harness_kill(&harness);
+		/* There is no glaked now: it waits in the backlog. */
+		int new = connection_open(&harness);
+		harness_restart(&harness);
+		ck_assert_int_ne(harness.pid, before);
+		ck_assert_int_eq(connection_greet(new, 1), GLAKE__WIRE__STATUS__OK);
+		connection_close(&new);
+		connection_close(&old);
+		ck_assert_uint_eq(socket_inode(), inode);
+	}
+	ck_assert_uint_eq(harness_n_log_lines(&harness, "was killed by signal 9"), 20);
+}
+END_TEST
+
+START_TEST(glaked_ends_with_its_keeper)
+{
+	pid_t parent;
+	world_begin_unseen(.config = WORLD_CONFIG, .has_keeper = true);
+	prctl(PR_SET_CHILD_SUBREAPER, 1);
+	pid_t glaked = harness.pid;
+	kill(harness.keeper, SIGKILL);
+	harness_wait_exit(&harness);
+	uint64_t end_ms = harness_now_ms() + HARNESS_TIMEOUT_MS;
+	while (world_state_of(glaked, &parent) != 'Z') {
+		ck_assert_uint_lt(harness_now_ms(), end_ms);
+		harness_sleep_ms(5);
+	}
+}
+END_TEST
+
+/* As for another version of it. */
+START_TEST(sigusr2_restarts_glaked)
+{
+	world_begin_unseen(.config = WORLD_CONFIG, .has_keeper = true);
+	pid_t before = harness.pid;
+	ino_t inode = socket_inode();
+	ck_assert_int_eq(kill(harness.keeper, SIGUSR2), 0);
+	harness.pid = 0;
+	harness_restart(&harness);
+	ck_assert_int_ne(harness.pid, before);
+	ck_assert_uint_eq(socket_inode(), inode);
+}
+END_TEST
+
+START_TEST(socket_of_a_socket_unit_is_kept)
+{
+	world_begin_unseen(.config = WORLD_CONFIG, .has_keeper = true, .is_activated = true);
+	harness_kill(&harness);
+	is_served(connection_open(&harness));
+}
+END_TEST
+
+/* Such as when a folder in /run is made anew. */
+START_TEST(a_kept_socket_that_nobody_finds_is_replaced)
+{
+	world_begin_unseen(.config = WORLD_CONFIG, .has_keeper = true);
+	ck_assert_int_eq(unlink(harness.socket_path), 0);
+	harness_kill(&harness);
+	harness_restart(&harness);
+	/* And that one is kept. */
+	ino_t inode = socket_inode();
+	harness_kill(&harness);
+	harness_restart(&harness);
+	ck_assert_uint_eq(socket_inode(), inode);
+}
+END_TEST
