@@ -77,6 +77,21 @@ typedef int (*glake_metric_fn)(void *user, const char *name, uint64_t value, con
 /* One row per counter. Errors: request errors. */
 GLAKE_API int glake_get_stats(struct glake_session *session, glake_metric_fn row, void *user);
 
+/* How long something took, many times since glaked started. */
+struct glake_histogram {
+	const char *name; /* "request", "alloc", "load" */
+	const char *help;
+	uint32_t n_bounds;
+	const uint64_t *bounds_ns; /* upper ones, themselves included, ascending */
+	const uint64_t *counts;    /* by bound, and one more: what is above the last */
+	uint64_t sum_ns;
+};
+
+typedef int (*glake_histogram_fn)(void *user, const struct glake_histogram *histogram);
+/* One row per histogram. Errors: request errors. */
+GLAKE_API int glake_get_histograms(struct glake_session *session, glake_histogram_fn row,
+                                   void *user);
+
 /* The memory of a session, and of its process, on one device. */
 struct glake_session_device {
 	uint32_t device;

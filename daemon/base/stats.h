@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Counters since the start of glaked. One list makes the struct, the names and the help.
+ * Counters and histograms since the start of glaked. A list of each makes the struct, the names and the help.
  *
  * Counters only grow. Current values (sessions, bytes, fds) are not here: the object that owns a
  * value answers for it, so no number is kept twice.
@@ -12,6 +12,8 @@
 #define GLAKE_DAEMON_STATS_H
 
 #include <stdint.h>
+
+#include "daemon/base/histogram.h"
 
 /* X(name, help) */
 #define STATS_LIST(X) \
@@ -51,15 +53,31 @@
 	X(events_total, "events, dropped ones included") \
 	X(events_dropped, "events dropped for newer ones")
 
+/* X(name, help). Members have the suffix _time. */
+#define STATS_TIMES(X) \
+	X(request, \
+	  "time that glaked's thread took to handle a request; it serves nobody else then") \
+	X(alloc, "time from a request for private memory to its answer, refused ones included") \
+	X(load, "time that the load of a model took")
+
 struct stats {
 #define STATS_FIELD(name, help) uint64_t name;
 	STATS_LIST(STATS_FIELD)
 #undef STATS_FIELD
+#define STATS_TIME(name, help) struct histogram name##_time;
+	STATS_TIMES(STATS_TIME)
+#undef STATS_TIME
 };
 
 typedef void (*stats_fn)(void *user, const char *name, uint64_t value, const char *help);
 
 /* In the order of the list. Names and help texts are static. */
 void stats_for_each(const struct stats *stats, stats_fn fn, void *user);
+
+typedef void (*stats_time_fn)(void *user, const char *name, const struct histogram *histogram,
+                              const char *help);
+
+/* The same, of the histograms. */
+void stats_for_each_time(const struct stats *stats, stats_time_fn fn, void *user);
 
 #endif

@@ -193,7 +193,8 @@ static void dispatch(struct session *session, const request_t *request, struct f
 	handlers[body].handle(session, request, fds);
 }
 
-void rpc_handle(struct session *session, const uint8_t *bytes, size_t n_bytes, struct fdlist *fds)
+static void handle(struct session *session, const uint8_t *bytes, size_t n_bytes,
+                   struct fdlist *fds)
 {
 	rpc_of(session)->stats->requests_total++;
 	const char *error = bounds_check_request(bytes, n_bytes);
@@ -210,4 +211,12 @@ void rpc_handle(struct session *session, const uint8_t *bytes, size_t n_bytes, s
 	if (request) {
 		glake__wire__request__free_unpacked(request, NULL);
 	}
+}
+
+void rpc_handle(struct session *session, const uint8_t *bytes, size_t n_bytes, struct fdlist *fds)
+{
+	struct stats *stats = rpc_of(session)->stats;
+	uint64_t began_ns = uv_hrtime();
+	handle(session, bytes, n_bytes, fds);
+	histogram_add(&stats->request_time, uv_hrtime() - began_ns);
 }

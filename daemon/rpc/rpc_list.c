@@ -150,14 +150,44 @@ static void add_metric(void *user, const char *name, uint64_t value, const char 
 	metrics->list[metrics->n++] = row;
 }
 
+#define COUNT_TIME(name, help) +1
+enum { N_TIMES = 0 STATS_TIMES(COUNT_TIME) };
+#undef COUNT_TIME
+
+struct times {
+	Glake__Wire__Histogram rows[N_TIMES];
+	Glake__Wire__Histogram *list[N_TIMES];
+	size_t n;
+};
+
+static void add_time(void *user, const char *name, const struct histogram *histogram,
+                     const char *help)
+{
+	struct times *times = user;
+	Glake__Wire__Histogram *row = &times->rows[times->n];
+	glake__wire__histogram__init(row);
+	row->name = (char *)name;
+	row->help = (char *)help;
+	row->bounds_ns = (uint64_t *)histogram_bounds_ns;
+	row->n_bounds_ns = HISTOGRAM_N_BOUNDS;
+	row->counts = (uint64_t *)histogram->counts;
+	row->n_counts = HISTOGRAM_N_BUCKETS;
+	row->sum_ns = histogram->sum_ns;
+	times->list[times->n++] = row;
+}
+
 void rpc_stats_get(struct session *session, const request_t *request, struct fdlist *fds)
 {
 	struct metrics metrics = {.n = 0};
+	struct times times = {.n = 0};
 	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
 	Glake__Wire__StatsAnswer body = GLAKE__WIRE__STATS_ANSWER__INIT;
 	stats_for_each(rpc_of(session)->stats, add_metric, &metrics);
 	body.metrics = metrics.list;
 	body.n_metrics = metrics.n;
+	stats_for_each_time(rpc_of(session)->stats, add_time, &times);
+	body.histograms = times.list;
+	body.n_histograms = times.n;
 	answer.body_case = GLAKE__WIRE__ANSWER__BODY_STATS_GET;
 	answer.stats_get = &body;
 	rpc_answer(session, request->id, &answer, NULL, 0);

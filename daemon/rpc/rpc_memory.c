@@ -14,6 +14,7 @@ struct chunk_request {
 	uint32_t device;
 	uint64_t bytes; /* of all its chunks */
 	uint64_t waited_ms;
+	uint64_t began_ns;
 };
 
 static void cancel_chunk_request(struct pending *pending)
@@ -44,6 +45,7 @@ static void on_chunks(void *user, enum status status, struct chunk *chunks, size
 	uint64_t ids[GLAKE_MAX_PACKET_FDS];
 	int fds[GLAKE_MAX_PACKET_FDS];
 
+	histogram_add(&rpc_of(session)->stats->alloc_time, uv_hrtime() - operation->began_ns);
 	session_end(&operation->pending);
 	free(operation);
 	if (status == STATUS_OK &&
@@ -108,6 +110,7 @@ void rpc_chunk_alloc(struct session *session, const request_t *request, struct f
 		rpc_refuse(session, request->id, STATUS_BUSY, "too many requests under way");
 		return;
 	}
+	operation->began_ns = uv_hrtime();
 	operation->device = device->index;
 	operation->waited_ms = body->waited_ms;
 	operation->bytes = (body->n_chunks - 1) * body->chunk_bytes + last_bytes;

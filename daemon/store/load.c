@@ -208,6 +208,7 @@ static void succeed(struct load *load)
 
 	load->ended_ns = uv_hrtime();
 	stats->models_loaded++;
+	histogram_add(&stats->load_time, load_result(load).ns);
 	stats->bytes_loaded += load->read_bytes;
 	stats->bytes_direct += load->direct_bytes;
 	stats->bytes_deduplicated += load->deduplicated_bytes;

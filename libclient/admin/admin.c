@@ -101,7 +101,10 @@ int glake_get_status(struct glake_session *session, glake_status_fn row, void *u
 	return glake__leave(session, r);
 }
 
-int glake_get_stats(struct glake_session *session, glake_metric_fn row, void *user)
+typedef int (*show_stats_fn)(const Glake__Wire__StatsAnswer *stats, const void *row, void *user);
+
+/* @row: a pointer to the callback. */
+static int get_stats(struct glake_session *session, show_stats_fn show, const void *row, void *user)
 {
 	int r = glake__session_check(session);
 	if (r < 0) {
@@ -115,14 +118,54 @@ int glake_get_stats(struct glake_session *session, glake_metric_fn row, void *us
 	r = glake__call(&session->link, &call, &request, GLAKE__WIRE__ANSWER__BODY_STATS_GET, NULL,
 	                0);
 	if (r == 0) {
-		const Glake__Wire__StatsAnswer *stats = call.answer->stats_get;
-		for (size_t i = 0; r == 0 && i < stats->n_metrics; i++) {
-			const Glake__Wire__Metric *metric = stats->metrics[i];
-			r = row(user, TEXT(metric->name), metric->value, TEXT(metric->help));
-		}
+		r = show(call.answer->stats_get, row, user);
 		glake__call_end(&session->link, &call);
 	}
 	return glake__leave(session, r);
+}
+
+static int show_metrics(const Glake__Wire__StatsAnswer *stats, const void *row, void *user)
+{
+	const glake_metric_fn *fn = row;
+	int r = 0;
+	for (size_t i = 0; r == 0 && i < stats->n_metrics; i++) {
+		const Glake__Wire__Metric *metric = stats->metrics[i];
+		r = (*fn)(user, TEXT(metric->name), metric->value, TEXT(metric->help));
+	}
+	return r;
+}
+
+int glake_get_stats(struct glake_session *session, glake_metric_fn row, void *user)
+{
+	return get_stats(session, show_metrics, &row, user);
+}
+
+static int show_histograms(const Glake__Wire__StatsAnswer *stats, const void *row, void *user)
+{
+	const glake_histogram_fn *fn = row;
+	int r = 0;
+	for (size_t i = 0; r == 0 && i < stats->n_histograms; i++) {
+		const Glake__Wire__Histogram *from = stats->histograms[i];
+		if (from->n_counts != from->n_bounds_ns + 1) {
+			return glake__fail(GLAKE_E_PROTOCOL,
+			                   "a histogram has no count for each bound");
+		}
+		const struct glake_histogram histogram = {
+			.name = TEXT(from->name),
+			.help = TEXT(from->help),
+			.n_bounds = (uint32_t)from->n_bounds_ns,
+			.bounds_ns = from->bounds_ns,
+			.counts = from->counts,
+			.sum_ns = from->sum_ns,
+		};
+		r = (*fn)(user, &histogram);
+	}
+	return r;
+}
+
+int glake_get_histograms(struct glake_session *session, glake_histogram_fn row, void *user)
+{
+	return get_stats(session, show_histograms, &row, user);
 }
 
 /* ---- paged lists ------------------------------------------------------------------------------ */

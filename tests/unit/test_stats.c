@@ -2,6 +2,7 @@
 /* The counters: one list makes struct, names and help, and docs/operations.md has them all. */
 #include "daemon/base/stats.h"
 
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -33,11 +34,13 @@ START_TEST(every_field_is_seen_once)
 	struct stats stats;
 	struct seen seen = {0};
 	uint64_t *fields = (uint64_t *)&stats;
-	for (size_t i = 0; i < sizeof(stats) / sizeof(fields[0]); i++) {
+	/* The histograms come behind them. */
+	size_t n_fields = offsetof(struct stats, request_time) / sizeof(fields[0]);
+	for (size_t i = 0; i < n_fields; i++) {
 		fields[i] = 1000 + i;
 	}
 	stats_for_each(&stats, note, &seen);
-	ck_assert_uint_eq(seen.n, sizeof(stats) / sizeof(fields[0]));
+	ck_assert_uint_eq(seen.n, n_fields);
 	for (size_t i = 0; i < seen.n; i++) {
 		ck_assert_uint_eq(seen.values[i], 1000 + i);
 	}
@@ -62,6 +65,31 @@ static void find_in_docs(void *user, const char *name, uint64_t value, const cha
 	ck_assert_msg(strstr(user, row), "docs/operations.md lacks the row\n%s", row);
 }
 
+static void find_time_in_docs(void *user, const char *name, const struct histogram *histogram,
+                              const char *help)
+{
+	find_in_docs(user, name, 0, help);
+	ck_assert_uint_eq(histogram->sum_ns, 0);
+}
+
+START_TEST(a_duration_counts_in_one_bucket)
+{
+	struct histogram histogram = {.sum_ns = 0};
+	for (unsigned i = 0; i < HISTOGRAM_N_BOUNDS; i++) {
+		histogram_add(&histogram, histogram_bounds_ns[i]);
+		ck_assert_uint_eq(histogram.counts[i], i > 0 ? 2 : 1);
+		histogram_add(&histogram, histogram_bounds_ns[i] + 1);
+		ck_assert_uint_eq(histogram.counts[i + 1], 1);
+		ck_assert(i == 0 || histogram_bounds_ns[i] > histogram_bounds_ns[i - 1]);
+	}
+	struct histogram two = {.sum_ns = 0};
+	histogram_add(&two, 0);
+	histogram_add(&two, 7);
+	ck_assert_uint_eq(two.counts[0], 2);
+	ck_assert_uint_eq(two.sum_ns, 7);
+}
+END_TEST
+
 START_TEST(docs_have_every_counter)
 {
 	static char docs[256 * 1024];
@@ -72,5 +100,6 @@ START_TEST(docs_have_every_counter)
 	ck_assert_uint_lt(n_bytes, sizeof(docs) - 1);
 	struct stats stats = {0};
 	stats_for_each(&stats, find_in_docs, docs);
+	stats_for_each_time(&stats, find_time_in_docs, docs);
 }
 END_TEST
