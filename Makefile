@@ -47,7 +47,7 @@ rpath = -Wl,--disable-new-dtags -Wl,-rpath,'$$ORIGIN/$(1)'
 CLIENT_LIBS = -lprotobuf-c -ljansson -lxxhash -ldl -lpthread
 DAEMON_LIBS = -luv -lprotobuf-c -lconfig -lsystemd -lsubid -lxxhash -ldl -lpthread
 MOVER_LIBS = -lprotobuf-c -ljansson -lxxhash -ldl -lpthread
-CTL_LIBS = -ljansson
+CTL_LIBS = -ljansson -Wl,--as-needed -lmicrohttpd -Wl,--no-as-needed
 TEST_LIBS = $(shell pkg-config --libs check) -lm
 
 # ---- sources ------------------------------------------------------------------------------------
@@ -313,7 +313,7 @@ $(FUZZERS): TEST_LIBS += -fsanitize=fuzzer
 $(B)/tests/%: $(B)/obj/tests/%.o Makefile | $(TEST_ARCHIVES)
 	$(call say,LD,$@)
 	@mkdir -p $(@D)
-	$(Q)$(CC) $(LDFLAGS) -o $@ $< $(TEST_ARCHIVES) $(DAEMON_LIBS) -ljansson $(TEST_LIBS) \
+	$(Q)$(CC) $(LDFLAGS) -o $@ $< $(TEST_ARCHIVES) $(DAEMON_LIBS) $(CTL_LIBS) $(TEST_LIBS) \
 		$(call rpath,../../lib) -Wl,--trace >$@.trace && \
 		sed -n 's|^$(B)/lib/\.\.\(/obj/.*\.o\)$$|$@: $(B)\1\n$(B)\1:|p' $@.trace >$@.d && rm $@.trace
 

@@ -56,6 +56,7 @@ enum ctl_option {
 	CTL_OPTION_HTML = 1 << 10,
 	CTL_OPTION_SECONDS = 1 << 11,
 	CTL_OPTION_FOLLOW = 1 << 12,
+	CTL_OPTION_SERVE = 1 << 13,
 };
 
 struct ctl_values {
@@ -67,6 +68,7 @@ struct ctl_values {
 	uint64_t quota_manifest_bytes;
 	const char *html; /* NULL: the default */
 	uint32_t seconds;
+	const char *serve; /* NULL: not given */
 };
 
 struct ctl_command {
@@ -143,6 +145,7 @@ int ctl_list_add_more(void *list, const void *row, const char *key, json_t *more
 extern const struct ctl_command ctl_status, ctl_stats;  /* look.c */
 extern const struct ctl_command ctl_events;             /* events.c */
 extern const struct ctl_command ctl_doctor;             /* doctor.c */
+extern const struct ctl_command ctl_metrics;            /* metrics_command.c */
 extern const struct ctl_command ctl_completion;         /* completion.c */
 extern const struct ctl_command ctl_sessions;           /* sessions.c */
 extern const struct ctl_command ctl_fragmentation;      /* fragmentation.c */

@@ -5,9 +5,11 @@
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "ctl/ctl.h"
 #include "ctl/field.h"
+#include "ctl/rows.h"
 #include "ctl/text.h"
 #include "glake_admin.h"
 
@@ -208,21 +210,153 @@ static int run_status(struct ctl *ctl)
 	return glake_get_status(ctl->session, print_status, ctl);
 }
 
-static int add_metric(void *list, const char *name, uint64_t value, const char *help)
+/* ---- counters and times ----------------------------------------------------------------------- */
+
+static int add_metric(void *rows, const char *name, uint64_t value, const char *help)
 {
-	struct metric metric = {.name = name, .value = value, .help = help};
-	return ctl_list_add(list, &metric);
+	struct metric *metric = rows_add(rows, sizeof(*metric));
+	if (!metric) {
+		return CTL_E_OUTPUT;
+	}
+	*metric = (struct metric){.name = strdup(name), .value = value, .help = strdup(help)};
+	return metric->name && metric->help ? 0 : CTL_E_OUTPUT;
 }
 
-static int fill_metrics(struct ctl *ctl, struct ctl_list *list)
+static void free_metrics(struct rows *rows)
 {
-	return glake_get_stats(ctl->session, add_metric, list);
+	for (size_t i = 0; i < rows->n; i++) {
+		struct metric *metric = rows_at(rows, i);
+		free((char *)metric->name);
+		free((char *)metric->help);
+	}
+	rows_deinit(rows);
+}
+
+static uint64_t n_times(const struct glake_histogram *histogram)
+{
+	uint64_t n = 0;
+	for (uint32_t i = 0; i <= histogram->n_bounds; i++) {
+		n += histogram->counts[i];
+	}
+	return n;
+}
+
+static json_t *numbers(const uint64_t *list, uint32_t n)
+{
+	json_t *array = json_array();
+	for (uint32_t i = 0; i < n; i++) {
+		json_array_append_new(array, json_integer((json_int_t)list[i]));
+	}
+	return array;
+}
+
+static int add_histogram(void *user, const struct glake_histogram *histogram)
+{
+	json_t *list = user;
+	json_t *object = json_pack("{s:s, s:s, s:I, s:I, s:o, s:o}", "name", histogram->name,
+	                           "help", histogram->help, "count", (json_int_t)n_times(histogram),
+	                           "sum_ns", (json_int_t)histogram->sum_ns, "bounds_ns",
+	                           numbers(histogram->bounds_ns, histogram->n_bounds), "counts",
+	                           numbers(histogram->counts, histogram->n_bounds + 1));
+	return json_array_append_new(list, object) < 0 ? CTL_E_OUTPUT : 0;
+}
+
+/* "30 us", "1.5 s" */
+static void duration(double ns, char text_out[TEXT_NUMBER_BYTES])
+{
+	static const char *const units[] = {"ns", "us", "ms", "s"};
+	unsigned unit = 0;
+	while (ns >= 1000 && unit < 3) {
+		ns /= 1000;
+		unit++;
+	}
+	snprintf(text_out, TEXT_NUMBER_BYTES, ns < 10 && unit > 0 ? "%.1f %s" : "%.0f %s", ns,
+	         units[unit]);
+}
+
+/* Where the bucket ends in which @part of all end. */
+static void bound(const struct glake_histogram *histogram, double part,
+                  char text_out[TEXT_NUMBER_BYTES])
+{
+	uint64_t n_all = n_times(histogram);
+	uint64_t n = 0;
+	uint32_t i = 0;
+	while (i < histogram->n_bounds && (n += histogram->counts[i]) < part * (double)n_all) {
+		i++;
+	}
+	if (n_all == 0) {
+		strcpy(text_out, "-");
+	} else if (i == histogram->n_bounds) {
+		strcpy(text_out, "more");
+	} else {
+		duration((double)histogram->bounds_ns[i], text_out);
+	}
+}
+
+static int add_time(void *user, const struct glake_histogram *histogram)
+{
+	struct table *table = user;
+	char text[TEXT_NUMBER_BYTES];
+	uint64_t n = n_times(histogram);
+	table_cell(table, histogram->name);
+	snprintf(text, sizeof(text), "%" PRIu64, n);
+	table_cell(table, text);
+	strcpy(text, "-");
+	if (n > 0) {
+		duration((double)histogram->sum_ns / (double)n, text);
+	}
+	table_cell(table, text);
+	bound(histogram, 0.5, text);
+	table_cell(table, text);
+	bound(histogram, 0.99, text);
+	table_cell(table, text);
+	table_cell(table, histogram->help);
+	return 0;
+}
+
+static int print_times(struct ctl *ctl)
+{
+	static const char *const titles[] = {"TIME", "COUNT", "MEAN", "HALF", "99 %"};
+	struct table table;
+	table_init(&table);
+	for (size_t i = 0; i < sizeof(titles) / sizeof(titles[0]); i++) {
+		table_column(&table, titles[i], i > 0);
+	}
+	table_column(&table, "MEANING", false);
+	int err = glake_get_histograms(ctl->session, add_time, &table);
+	if (err == 0) {
+		fputc('\n', ctl->out);
+		err = table_print(&table, ctl->out) < 0 ? CTL_E_OUTPUT : 0;
+	}
+	table_deinit(&table);
+	return err;
+}
+
+static int print_stats_json(struct ctl *ctl, const struct rows *metrics)
+{
+	json_t *histograms = json_array();
+	int err = glake_get_histograms(ctl->session, add_histogram, histograms);
+	if (err) {
+		json_decref(histograms);
+		return err;
+	}
+	return ctl_print_json(ctl, json_pack("{s:o, s:o}", "metrics",
+	                                     rows_json(metrics, FIELDS(metric_fields)),
+	                                     "histograms", histograms));
 }
 
 static int run_stats(struct ctl *ctl)
 {
-	return ctl_print_list(ctl, "metrics", metric_fields,
-	                      sizeof(metric_fields) / sizeof(metric_fields[0]), fill_metrics);
+	struct rows metrics = {.n = 0};
+	int err = glake_get_stats(ctl->session, add_metric, &metrics);
+	if (err == 0 && ctl->json) {
+		err = print_stats_json(ctl, &metrics);
+	} else if (err == 0) {
+		err = rows_show(ctl, &metrics, NULL, FIELDS(metric_fields));
+		err = err ? err : print_times(ctl);
+	}
+	free_metrics(&metrics);
+	return err;
 }
 
 const struct ctl_command ctl_status = {
@@ -236,6 +370,6 @@ const struct ctl_command ctl_status = {
 const struct ctl_command ctl_stats = {
 	.name = "stats",
 	.operands = "",
-	.summary = "The daemon's counters",
+	.summary = "The daemon's counters, and how long it took",
 	.run = run_stats,
 };

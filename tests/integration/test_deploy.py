@@ -35,11 +35,14 @@ class Install(unittest.TestCase):
                          "share/bash-completion/completions/glakectl",
                          "share/zsh/site-functions/_glakectl",
                          "share/fish/vendor_completions.d/glakectl.fish",
+                         "share/glake/grafana-glake.json",
                          "share/man/man1/glakectl.1", "share/man/man8/glaked.8"):
                 self.assertTrue(os.path.isfile(tree + path), path)
             self.assertEqual(os.readlink(tree + "lib/libglake-client.so"), "libglake-client.so.0")
             self.assertIn("ExecStart=/opt/glake/bin/glaked ",
                           read(tree + "lib/systemd/system/glaked.service"))
+            self.assertIn("ExecStart=/opt/glake/bin/glakectl metrics",
+                          read(tree + "lib/systemd/system/glake-metrics.service"))
             self.assertEqual(read(root + "/etc/glake/glaked.conf"), read("deploy/glaked.conf"))
             self.assertIn("prefix=/opt/glake\n", read(tree + "lib/pkgconfig/glake-client.pc"))
             self.assertEqual(run(tree + "bin/glakectl", "--version").returncode, 0)

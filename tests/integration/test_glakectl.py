@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """glakectl against a real glaked on simulated GPUs: each command does what it says."""
 
+import http.client
 import json
 import os
+import re
 import shutil
 import signal
+import socket
 import struct
 import subprocess
 import tempfile
@@ -155,6 +158,98 @@ class Glakectl(unittest.TestCase):
                               capture_output=True, text=True, check=False)
         self.assertRegex(done.stdout, r"(?m)^error +driver +/nowhere/libcuda.so.1: cannot open")
         self.assertRegex(done.stdout, r"(?m)^ +-> install the driver")
+
+    def serve_metrics(self, address):
+        server = subprocess.Popen([os.path.join(BUILD, "bin", "glakectl"), "--socket", self.socket, "metrics",
+                                   "--serve", address], stderr=subprocess.PIPE, text=True)
+        self.addCleanup(server.communicate)
+        self.addCleanup(server.terminate)
+        self.assertIn(f"serving {address}", server.stderr.readline())
+        return server
+
+    def parse_metrics(self, text):
+        """Samples by name and labels; each family in one place, behind its type."""
+        samples, types = {}, {}
+        family = None
+        for line in text.splitlines():
+            if line.startswith("# TYPE "):
+                _, _, family, kind = line.split()
+                self.assertNotIn(family, types)
+                types[family] = kind
+            elif not line.startswith("# HELP "):
+                self.assertRegex(line, r'^[a-z_]+(\{([a-z_]+="([^"\\\n]|\\["\\n])*",?)*\})? [0-9.e+-]+$')
+                name = re.match("[a-z_]+", line).group()
+                self.assertIn(name, [family + suffix for suffix in ("", "_bucket", "_sum", "_count")])
+                key, value = line.rsplit(" ", 1)
+                self.assertNotIn(key, samples)
+                samples[key] = float(value)
+        if shutil.which("promtool"):
+            done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True,
+                                  text=True, check=False)
+            self.assertEqual((done.returncode, done.stdout + done.stderr), (0, ""))
+        return samples, types
+
+    def get(self, connection, path="/metrics", method="GET", **headers):
+        connection.request(method, path, headers=headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+
+    def test_metrics_are_served(self):
+        address = os.path.join(self.folder, "metrics.sock")
+        server = self.serve_metrics("unix:" + address)
+        self.assertEqual(os.stat(address).st_mode & 0o777, 0o660)
+        connection = http.client.HTTPConnection("metrics", timeout=60)
+        connection.sock = socket.socket(socket.AF_UNIX)
+        connection.sock.connect(address)
+        self.ask("load", "--pin", self.model("m.safetensors", seed=1))
+        status, text = self.get(connection)
+        samples, types = self.parse_metrics(text)
+        self.assertEqual((status, samples["glake_up"], samples["glake_models_loaded_total"]), (200, 1, 1))
+        self.assertEqual(samples['glake_device_bytes{device="0",use="blocks_cached"}'], 6 * MIB)
+        self.assertEqual(types["glake_load_seconds"], "histogram")
+        self.assertEqual((samples["glake_load_seconds_count"], samples['glake_load_seconds_bucket{le="+Inf"}']),
+                         (1, 1))
+        buckets = [value for key, value in samples.items() if key.startswith("glake_request_seconds_bucket")]
+        self.assertEqual(buckets, sorted(buckets))
+        self.assertGreater(samples["glake_request_seconds_count"], 5)
+        self.assertEqual(self.get(connection, "/else")[0], 404)
+        self.check_dashboard(types)
+        # It goes on without glaked, and with the next one.
+        self.stop_daemon()
+        self.assertEqual(self.parse_metrics(self.get(connection)[1])[0], {"glake_up": 0})
+        self.start_daemon()
+        self.assertEqual(self.parse_metrics(self.get(connection)[1])[0]["glake_up"], 1)
+        server.terminate()
+        self.assertEqual(server.wait(30), 0)
+        self.assertFalse(os.path.exists(address))
+
+    def check_dashboard(self, types):
+        """Each metric that it, and the documentation, asks for is there."""
+        with open("deploy/grafana-glake.json", encoding="utf-8") as file:
+            asked = " ".join(target["expr"] for panel in json.load(file)["panels"]
+                             for target in panel["targets"])
+        with open("docs/operations.md", encoding="utf-8") as file:
+            asked += file.read().split("## Metrics")[1].split("\n## ")[0]
+        names = set(re.findall(r"\bglake_[a-z_]*[a-z]\b", asked))
+        self.assertGreater(len(names), 25)
+        # A bucket is of a histogram.
+        self.assertEqual({re.sub("_bucket$", "", name) for name in names} - set(types), set())
+
+    def test_metrics_are_for_this_host(self):
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            port = taken.getsockname()[1]
+        self.serve_metrics(f"127.0.0.1:{port}")
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        self.assertEqual(self.get(connection)[0], 200)
+        self.assertEqual(self.get(connection, Host="localhost")[0], 200)
+        self.assertEqual(self.get(connection, Host="elsewhere.example")[0], 403)
+        self.assertEqual(self.get(connection, Host="127.0.0.1.elsewhere.example")[0], 403)
+        self.assertEqual(self.get(connection, method="POST")[0], 405)
+        done = self.ctl("metrics", "--serve", f"127.0.0.1:{port}")
+        self.assertEqual((done.returncode, done.stdout), (1, ""))
+        self.assertIn("Address already in use", done.stderr)
+        self.parse_metrics(self.ctl("metrics").stdout)
 
     def test_a_model_comes_and_goes(self):
         path = self.model("m.safetensors", seed=1)

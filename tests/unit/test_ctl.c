@@ -116,6 +116,26 @@ int glake_get_stats(struct glake_session *session, glake_metric_fn row, void *us
 	return fake.error ? fake.error : row(user, "loads", 12, "models loaded");
 }
 
+int glake_get_histograms(struct glake_session *session, glake_histogram_fn row, void *user)
+{
+	static const uint64_t bounds[] = {1000, 3000000, 5000000000};
+	static const uint64_t counts[] = {5, 4, 0, 1};
+	static const uint64_t none[4];
+	struct glake_histogram histogram = {
+		.name = "load",
+		.help = "time of a load",
+		.n_bounds = 3,
+		.bounds_ns = bounds,
+		.counts = counts,
+		.sum_ns = 7000000000,
+	};
+	int err = fake.error ? fake.error : row(user, &histogram);
+	histogram.name = "alloc";
+	histogram.counts = none;
+	histogram.sum_ns = 0;
+	return err ? err : row(user, &histogram);
+}
+
 int glake_list_sessions(struct glake_session *session, glake_session_fn row, void *user)
 {
 	const struct glake_session_device devices[] = {
@@ -539,7 +559,7 @@ START_TEST(every_command_has_help_without_a_daemon)
 	static const char *const names[] = {
 		"status", "stats",  "sessions", "fragmentation", "dedup",      "tenants",
 		"models", "blocks", "events",   "load",          "pin",        "unpin",
-		"evict",  "quota",  "seal",     "doctor",        "completion",
+		"evict",  "quota",  "seal",     "doctor",        "completion", "metrics",
 	};
 	fake.connect_error = GLAKE_E_GONE;
 	ck_assert_int_eq(run("--help"), 0);
@@ -595,6 +615,10 @@ START_TEST(bad_command_lines_are_usage_errors)
 		"events x",
 		"completion",
 		"completion tcsh",
+		"metrics --serve 0.0.0.0:80",
+		"metrics --serve 127.0.0.1:70000",
+		"metrics --serve unix:relative",
+		"metrics x",
 	};
 	fake.connect_error = GLAKE_E_INTERNAL;
 	for (size_t i = 0; i < sizeof(lines) / sizeof(lines[0]); i++) {
@@ -835,6 +859,56 @@ START_TEST(the_doctor_looks_at_the_daemon)
 	assert_contains(out_text, "note     nvml     device 1: nobody tells what is free\n");
 	assert_contains(out_text, "warning  events   1 since glaked started\n");
 	assert_contains(out_text, "note     rights   tenant default, realm uid:1000; ");
+}
+END_TEST
+
+START_TEST(times_show_where_most_end)
+{
+	ck_assert_int_eq(run("stats"), 0);
+	assert_contains(out_text, "\nTIME   COUNT    MEAN    HALF  99 %  MEANING\n"
+	                          "load      10  700 ms  1.0 us  more  time of a load\n"
+	                          "alloc      0       -       -     -  time of a load\n");
+	json_t *document = run_json("stats --json");
+	json_t *load = json_array_get(json_object_get(document, "histograms"), 0);
+	ck_assert_int_eq(json_integer_value(json_object_get(load, "count")), 10);
+	ck_assert_uint_eq(json_array_size(json_object_get(load, "counts")), 4);
+	ck_assert_uint_eq(json_array_size(json_object_get(load, "bounds_ns")), 3);
+	json_decref(document);
+}
+END_TEST
+
+START_TEST(metrics_have_their_format)
+{
+	fake.name = "a \"b\" \\ c\nd \xff";
+	ck_assert_int_eq(run("metrics"), 0);
+	assert_contains(out_text,
+	                "\nglake_device_bytes{device=\"0\",use=\"private\"} 1073741824\n");
+	assert_contains(out_text,
+	                "\nglake_device_bytes{device=\"0\",use=\"blocks_cached\"} 1073741824\n");
+	assert_contains(out_text,
+	                "\nglake_tenant_quota_bytes{tenant=\"default\",device=\"0\"} 2147483648\n");
+	/* No limit is not a limit of 0. */
+	ck_assert_ptr_null(
+		strstr(out_text, "glake_tenant_quota_bytes{tenant=\"default\",device=\"1\"}"));
+	assert_contains(out_text,
+	                "\nglake_session_bytes{session=\"1\",pid=\"100\",program=\"a \\\"b\\\" "
+	                "\\\\x5c c\\\\x0ad \\\\xff\",tenant=\"default\",kind=\"live\"} "
+	                "3221225472\n");
+	assert_contains(out_text, "\n# TYPE glake_loads_total counter\nglake_loads_total 12\n");
+	assert_contains(out_text, "\n# TYPE glake_load_seconds histogram\n"
+	                          "glake_load_seconds_bucket{le=\"1e-06\"} 5\n"
+	                          "glake_load_seconds_bucket{le=\"0.003\"} 9\n"
+	                          "glake_load_seconds_bucket{le=\"5\"} 9\n"
+	                          "glake_load_seconds_bucket{le=\"+Inf\"} 10\n"
+	                          "glake_load_seconds_sum 7.000000000\n"
+	                          "glake_load_seconds_count 10\n");
+	fake.name = "line\nline";
+	ck_assert_int_eq(run("metrics"), 0);
+	assert_contains(out_text, ",program=\"line\\nline\",");
+	fake.connect_error = GLAKE_E_GONE;
+	ck_assert_int_eq(run("metrics"), CTL_UNREACHABLE);
+	ck_assert_str_eq(out_text, "");
+	assert_contains(err_text, "glakectl: metrics: ");
 }
 END_TEST
 

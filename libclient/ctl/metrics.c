@@ -1,0 +1,351 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "ctl/metrics.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ctl/text.h"
+
+/* ---- the format ------------------------------------------------------------------------------- */
+
+static void begin(FILE *out, const char *name, const char *type, const char *help)
+{
+	fprintf(out, "# HELP %s %s\n# TYPE %s %s\n", name, help, name, type);
+}
+
+/* A label of foreign text: what is not UTF-8 is escaped as on a terminal, and then as the format wants it. */
+static void label(FILE *out, const char *name, const char *text)
+{
+	char *escaped = text_is_utf8(text) ? NULL : text_escape(text);
+	fprintf(out, "%s=\"", name);
+	for (const char *at = escaped ? escaped : text; *at; at++) {
+		if (*at == '\n') {
+			fputs("\\n", out);
+			continue;
+		}
+		if (*at == '"' || *at == '\\') {
+			fputc('\\', out);
+		}
+		fputc(*at, out);
+	}
+	fputc('"', out);
+	free(escaped);
+}
+
+static void value(FILE *out, uint64_t number)
+{
+	fprintf(out, "} %" PRIu64 "\n", number);
+}
+
+/* The whole of a metric that has no labels. */
+static void plain(FILE *out, const char *name, const char *help, uint64_t number)
+{
+	begin(out, name, "gauge", help);
+	fprintf(out, "%s %" PRIu64 "\n", name, number);
+}
+
+/* ---- glaked and its devices ------------------------------------------------------------------- */
+
+static void write_daemon(const struct snapshot *snapshot, FILE *out)
+{
+	const struct glake_status *status = &snapshot->status;
+	begin(out, "glake_info", "gauge", "Versions of glaked and of the CUDA driver");
+	fputs("glake_info{", out);
+	label(out, "version", status->version);
+	fputc(',', out);
+	label(out, "driver", status->driver);
+	value(out, 1);
+	begin(out, "glake_uptime_seconds", "gauge", "Since glaked started");
+	fprintf(out, "glake_uptime_seconds %.3f\n", (double)status->uptime_ms / 1000);
+	plain(out, "glake_draining", "1 while glaked takes no new sessions",
+	      (uint64_t)(status->draining != 0));
+	plain(out, "glake_mover_running", "1 while glake-mover runs",
+	      (uint64_t)(strncmp(status->mover, "running", 7) == 0));
+	plain(out, "glake_sessions", "Sessions, detached ones included", status->n_sessions);
+	plain(out, "glake_models", "Models in the store", status->n_models);
+	plain(out, "glake_blocks", "Blocks in the store", status->n_blocks);
+	plain(out, "glake_fds_used", "File descriptors of the budget that are in use",
+	      status->fds_used);
+	plain(out, "glake_fds_budget", "File descriptors for sessions, chunks and blocks",
+	      status->fds_budget);
+}
+
+#define OF(member) offsetof(struct glake_device_status, member)
+
+static uint64_t number_at(const void *row, size_t offset)
+{
+	return *(const uint64_t *)((const char *)row + offset);
+}
+
+static void device_label(FILE *out, const char *name, uint32_t device)
+{
+	fprintf(out, "%s{device=\"%" PRIu32 "\"", name, device);
+}
+
+static void use(FILE *out, const struct glake_device_status *device, const char *name,
+                uint64_t bytes)
+{
+	device_label(out, "glake_device_bytes", device->index);
+	fprintf(out, ",use=\"%s\"", name);
+	value(out, bytes);
+}
+
+/* Each byte of the device once, if NVML tells what is free. */
+static void write_uses(const struct glake_device_status *device, FILE *out)
+{
+	uint64_t used = device->used_block_bytes;
+	use(out, device, "private", device->private_bytes);
+	use(out, device, "blocks_used", used);
+	use(out, device, "blocks_cached",
+	    device->block_bytes > used ? device->block_bytes - used : 0);
+	use(out, device, "pool", device->pool_bytes);
+	use(out, device, "context", device->context_bytes);
+	use(out, device, "managed", device->managed_bytes);
+	use(out, device, "array", device->array_bytes);
+	use(out, device, "graph", device->graph_bytes);
+	use(out, device, "other", device->other_bytes);
+	use(out, device, "mover", device->mover_bytes);
+	if (device->free_bytes > 0) {
+		use(out, device, "foreign", device->foreign_bytes);
+		use(out, device, "unaccounted", device->unaccounted_bytes);
+		use(out, device, "free", device->free_bytes);
+	}
+}
+
+static void write_devices(const struct snapshot *snapshot, FILE *out)
+{
+	static const struct {
+		const char *name;
+		const char *help;
+		size_t offset;
+	} numbers[] = {
+		{"glake_device_total_bytes", "Memory of the device", OF(total_bytes)},
+		{"glake_device_physical_bytes", "Chunks that exist", OF(physical_bytes)},
+		{"glake_device_logical_bytes", "What sessions would have without sharing",
+	         OF(logical_bytes)},
+		{"glake_device_logical_block_bytes", "Of it, blocks", OF(logical_block_bytes)},
+	};
+	const struct rows *devices = &snapshot->devices;
+	begin(out, "glake_device_info", "gauge", "Name and UUID of the device");
+	for (size_t i = 0; i < devices->n; i++) {
+		const struct glake_device_status *device = rows_at(devices, i);
+		device_label(out, "glake_device_info", device->index);
+		fputc(',', out);
+		label(out, "name", device->name);
+		fputs(",uuid=\"GPU-", out);
+		for (int at = 0; at < 16; at++) {
+			fprintf(out, at == 4 || at == 6 || at == 8 || at == 10 ? "-%02x" : "%02x",
+			        device->uuid[at]);
+		}
+		fputc('"', out);
+		value(out, 1);
+	}
+	for (size_t n = 0; n < sizeof(numbers) / sizeof(numbers[0]); n++) {
+		begin(out, numbers[n].name, "gauge", numbers[n].help);
+		for (size_t i = 0; i < devices->n; i++) {
+			const struct glake_device_status *device = rows_at(devices, i);
+			device_label(out, numbers[n].name, device->index);
+			value(out, number_at(device, numbers[n].offset));
+		}
+	}
+	begin(out, "glake_device_bytes", "gauge",
+	      "Memory of the device by its use; the uses add up to the total if free is known");
+	for (size_t i = 0; i < devices->n; i++) {
+		write_uses(rows_at(devices, i), out);
+	}
+}
+
+#undef OF
+
+/* ---- tenants, sessions, models ---------------------------------------------------------------- */
+
+static void tenant_label(FILE *out, const char *name, const struct glake_tenant_row *tenant)
+{
+	fprintf(out, "%s{", name);
+	label(out, "tenant", tenant->name);
+}
+
+#define OF(member) offsetof(struct glake_tenant_device, member)
+
+/* A limit that is not set has no sample. */
+static void write_tenant_devices(const struct rows *tenants, FILE *out)
+{
+	static const struct {
+		const char *name;
+		const char *help;
+		size_t offset;
+		bool is_limit;
+	} numbers[] = {
+		{"glake_tenant_bytes", "What the tenant is charged for", OF(used_bytes), false},
+		{"glake_tenant_peak_bytes", "The highest charge", OF(peak_bytes), false},
+		{"glake_tenant_quota_bytes", "Its limit", OF(quota_bytes), true},
+	};
+	for (size_t n = 0; n < sizeof(numbers) / sizeof(numbers[0]); n++) {
+		begin(out, numbers[n].name, "gauge", numbers[n].help);
+		for (size_t i = 0; i < tenants->n; i++) {
+			const struct glake_tenant_row *tenant = rows_at(tenants, i);
+			for (uint32_t at = 0; at < tenant->n_devices; at++) {
+				uint64_t number = number_at(&tenant->devices[at],
+				                            numbers[n].offset);
+				if (number == 0 && numbers[n].is_limit) {
+					continue;
+				}
+				tenant_label(out, numbers[n].name, tenant);
+				fprintf(out, ",device=\"%" PRIu32 "\"", tenant->devices[at].device);
+				value(out, number);
+			}
+		}
+	}
+}
+
+#undef OF
+
+static void write_tenants(const struct snapshot *snapshot, FILE *out)
+{
+	const struct rows *tenants = &snapshot->tenants;
+	write_tenant_devices(tenants, out);
+	begin(out, "glake_tenant_sessions", "gauge", "Sessions of the tenant");
+	for (size_t i = 0; i < tenants->n; i++) {
+		const struct glake_tenant_row *tenant = rows_at(tenants, i);
+		tenant_label(out, "glake_tenant_sessions", tenant);
+		value(out, tenant->n_sessions);
+	}
+	begin(out, "glake_tenant_fds", "gauge", "Chunks and blocks that the tenant is charged for");
+	for (size_t i = 0; i < tenants->n; i++) {
+		const struct glake_tenant_row *tenant = rows_at(tenants, i);
+		tenant_label(out, "glake_tenant_fds", tenant);
+		value(out, tenant->n_fds);
+	}
+}
+
+static void session_label(FILE *out, const char *name, const struct glake_session_row *session)
+{
+	fprintf(out, "%s{session=\"%" PRIu64 "\",pid=\"%" PRIu32 "\",", name, session->session,
+	        session->pid);
+	label(out, "program", session->program);
+	fputc(',', out);
+	label(out, "tenant", session->tenant);
+}
+
+static void write_sessions(const struct snapshot *snapshot, FILE *out)
+{
+	const struct rows *sessions = &snapshot->sessions;
+	begin(out, "glake_session_bytes", "gauge",
+	      "Memory of a session; live and warm are the program's word");
+	for (size_t i = 0; i < sessions->n; i++) {
+		const struct glake_session_row *session = rows_at(sessions, i);
+		const struct {
+			const char *kind;
+			uint64_t bytes;
+		} kinds[] = {
+			{"reserved", session->reserved_bytes},
+			{"live", session->live_bytes},
+			{"warm", session->warm_bytes},
+			{"shared", session->shared_bytes},
+		};
+		for (size_t at = 0; at < sizeof(kinds) / sizeof(kinds[0]); at++) {
+			session_label(out, "glake_session_bytes", session);
+			fprintf(out, ",kind=\"%s\"", kinds[at].kind);
+			value(out, kinds[at].bytes);
+		}
+	}
+	begin(out, "glake_session_requests_total", "counter", "Requests of a session");
+	for (size_t i = 0; i < sessions->n; i++) {
+		const struct glake_session_row *session = rows_at(sessions, i);
+		session_label(out, "glake_session_requests_total", session);
+		value(out, session->n_requests);
+	}
+}
+
+static void model_label(FILE *out, const char *name, const struct glake_model_row *model)
+{
+	fprintf(out, "%s{id=\"%" PRIu64 "\",", name, model->id);
+	label(out, "model", model->name);
+	fputc(',', out);
+	label(out, "realm", model->realm);
+	fprintf(out, ",device=\"%" PRIu32 "\"", model->device);
+}
+
+static void write_models(const struct snapshot *snapshot, FILE *out)
+{
+	const struct rows *models = &snapshot->models;
+	begin(out, "glake_model_bytes", "gauge",
+	      "Blocks of a model; its part of them, which adds up over models; those that only it "
+	      "has");
+	for (size_t i = 0; i < models->n; i++) {
+		const struct glake_model_row *model = rows_at(models, i);
+		const struct {
+			const char *kind;
+			uint64_t bytes;
+		} kinds[] = {
+			{"span", model->span_bytes},
+			{"part", model->part_bytes},
+			{"unique", model->unique_bytes},
+		};
+		for (size_t at = 0; at < sizeof(kinds) / sizeof(kinds[0]); at++) {
+			model_label(out, "glake_model_bytes", model);
+			fprintf(out, ",kind=\"%s\"", kinds[at].kind);
+			value(out, kinds[at].bytes);
+		}
+	}
+	begin(out, "glake_model_open", "gauge", "Sessions that have the model open");
+	for (size_t i = 0; i < models->n; i++) {
+		const struct glake_model_row *model = rows_at(models, i);
+		model_label(out, "glake_model_open", model);
+		value(out, model->n_open);
+	}
+	begin(out, "glake_model_pinned", "gauge", "1 if the model is pinned");
+	for (size_t i = 0; i < models->n; i++) {
+		const struct glake_model_row *model = rows_at(models, i);
+		model_label(out, "glake_model_pinned", model);
+		value(out, (uint64_t)(model->pinned != 0));
+	}
+}
+
+/* ---- counters and histograms ------------------------------------------------------------------ */
+
+static void write_counter(const struct snapshot_metric *metric, FILE *out)
+{
+	char name[128];
+	size_t n = strlen(metric->name);
+	bool has_suffix = n > 6 && strcmp(metric->name + n - 6, "_total") == 0;
+	snprintf(name, sizeof(name), "glake_%s%s", metric->name, has_suffix ? "" : "_total");
+	begin(out, name, "counter", metric->help);
+	fprintf(out, "%s %" PRIu64 "\n", name, metric->value);
+}
+
+static void write_histogram(const struct glake_histogram *histogram, FILE *out)
+{
+	char name[128];
+	snprintf(name, sizeof(name), "glake_%s_seconds", histogram->name);
+	begin(out, name, "histogram", histogram->help);
+	uint64_t n = 0;
+	for (uint32_t i = 0; i < histogram->n_bounds; i++) {
+		n += histogram->counts[i];
+		fprintf(out, "%s_bucket{le=\"%g\"} %" PRIu64 "\n", name,
+		        (double)histogram->bounds_ns[i] / 1e9, n);
+	}
+	n += histogram->counts[histogram->n_bounds];
+	fprintf(out, "%s_bucket{le=\"+Inf\"} %" PRIu64 "\n%s_sum %.9f\n%s_count %" PRIu64 "\n",
+	        name, n, name, (double)histogram->sum_ns / 1e9, name, n);
+}
+
+void metrics_write(const struct snapshot *snapshot, FILE *out)
+{
+	plain(out, "glake_up", "1 if glaked answers", (uint64_t)(snapshot != NULL));
+	if (!snapshot) {
+		return;
+	}
+	write_daemon(snapshot, out);
+	write_devices(snapshot, out);
+	write_tenants(snapshot, out);
+	write_sessions(snapshot, out);
+	write_models(snapshot, out);
+	for (size_t i = 0; i < snapshot->metrics.n; i++) {
+		write_counter(rows_at(&snapshot->metrics, i), out);
+	}
+	for (size_t i = 0; i < snapshot->histograms.n; i++) {
+		write_histogram(rows_at(&snapshot->histograms, i), out);
+	}
+}

@@ -1,0 +1,286 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "ctl/serve.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <microhttpd.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "ctl/metrics.h"
+#include "ctl/snapshot.h"
+#include "ctl/text.h"
+#include "glake.h"
+
+#define MAX_CONNECTIONS 16u
+#define PATIENCE_S 15u
+
+union address {
+	struct sockaddr any;
+	struct sockaddr_un un;
+	struct sockaddr_in in;
+	struct sockaddr_in6 in6;
+};
+
+/* ---- the address ------------------------------------------------------------------------------ */
+
+/* Returns its length, or 0: it is none that is served. */
+static socklen_t parse(const char *text, union address *address_out)
+{
+	*address_out = (union address){.any.sa_family = AF_UNSPEC};
+	if (strncmp(text, "unix:/", 6) == 0 &&
+	    strlen(text + 5) < sizeof(address_out->un.sun_path)) {
+		address_out->un.sun_family = AF_UNIX;
+		strcpy(address_out->un.sun_path, text + 5);
+		return sizeof(address_out->un);
+	}
+	const char *colon = strrchr(text, ':');
+	uint64_t port;
+	if (!colon || text_parse_count(colon + 1, 65535, &port) < 0) {
+		return 0;
+	}
+	size_t n = (size_t)(colon - text);
+	/* Everybody who can connect sees everything, so others than this host cannot. */
+	if ((n == 9 && strncmp(text, "127.0.0.1", n) == 0) ||
+	    (n == 9 && strncmp(text, "localhost", n) == 0)) {
+		address_out->in.sin_family = AF_INET;
+		address_out->in.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+		address_out->in.sin_port = htons((uint16_t)port);
+		return sizeof(address_out->in);
+	}
+	if (n == 5 && strncmp(text, "[::1]", n) == 0) {
+		address_out->in6.sin6_family = AF_INET6;
+		address_out->in6.sin6_addr = in6addr_loopback;
+		address_out->in6.sin6_port = htons((uint16_t)port);
+		return sizeof(address_out->in6);
+	}
+	return 0;
+}
+
+bool serve_is_address(const char *address)
+{
+	union address parsed;
+	return parse(address, &parsed) > 0;
+}
+
+/* A socket that nobody listens on any more is left by a server that died. */
+static void remove_left_over(const union address *address, socklen_t n_bytes)
+{
+	struct stat status;
+	int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	if (stat(address->un.sun_path, &status) == 0 && S_ISSOCK(status.st_mode) && fd >= 0 &&
+	    connect(fd, &address->any, n_bytes) < 0 && errno == ECONNREFUSED) {
+		unlink(address->un.sun_path);
+	}
+	if (fd >= 0) {
+		close(fd);
+	}
+}
+
+/* Returns a listening socket, or -errno. */
+static int open_socket(const char *text, union address *address_out)
+{
+	socklen_t n_bytes = parse(text, address_out);
+	bool is_unix = address_out->any.sa_family == AF_UNIX;
+	int one = 1;
+	int fd = socket(address_out->any.sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	if (fd < 0) {
+		return -errno;
+	}
+	if (is_unix) {
+		remove_left_over(address_out, n_bytes);
+	} else {
+		setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
+	}
+	/* Of a Unix socket, the owner and the group may connect. */
+	mode_t mask = umask(0117);
+	int err = bind(fd, &address_out->any, n_bytes) < 0 ? -errno : 0;
+	umask(mask);
+	if (err == 0 && listen(fd, MAX_CONNECTIONS) < 0) {
+		err = -errno;
+	}
+	if (err < 0) {
+		close(fd);
+	}
+	return err < 0 ? err : fd;
+}
+
+/* ---- pages ------------------------------------------------------------------------------------ */
+
+struct server {
+	struct ctl *ctl; /* after the start of the HTTP library only its thread has the session */
+	bool is_tcp;
+};
+
+/* A session may have ended with its glaked: then another one is tried, once. */
+static int look(struct ctl *ctl, struct snapshot *snapshot)
+{
+	int err = GLAKE_E_GONE;
+	for (int i = 0; err != 0 && i < 2; i++) {
+		err = ctl->session ? 0 : ctl_connect(ctl);
+		err = err ? err : snapshot_take(ctl, snapshot);
+		if (err) {
+			ctl_disconnect(ctl);
+		}
+	}
+	return err;
+}
+
+static void write_metrics(struct server *server, FILE *out)
+{
+	struct snapshot snapshot;
+	int err = look(server->ctl, &snapshot);
+	metrics_write(err ? NULL : &snapshot, out);
+	if (err == 0) {
+		snapshot_deinit(&snapshot);
+	}
+}
+
+static void write_index(struct server *server, FILE *out)
+{
+	fputs("<!DOCTYPE html>\n<title>glake</title>\n<p><a href=\"/metrics\">metrics</a></p>\n",
+	      out);
+}
+
+static const struct {
+	const char *url;
+	const char *type;
+	void (*write)(struct server *server, FILE *out);
+} pages[] = {
+	{"/", "text/html; charset=utf-8", write_index},
+	{"/metrics", "text/plain; version=0.0.4; charset=utf-8", write_metrics},
+};
+
+#define N_PAGES (sizeof(pages) / sizeof(pages[0]))
+
+/* ---- answers ---------------------------------------------------------------------------------- */
+
+static enum MHD_Result say(struct MHD_Connection *connection, unsigned status, const char *type,
+                           char *text, size_t n_bytes)
+{
+	/* The text is the library's from here on. */
+	struct MHD_Response *response = MHD_create_response_from_buffer(n_bytes, text,
+	                                                                MHD_RESPMEM_MUST_FREE);
+	if (!response) {
+		free(text);
+		return MHD_NO;
+	}
+	MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, type);
+	MHD_add_response_header(response, MHD_HTTP_HEADER_CACHE_CONTROL, "no-store");
+	MHD_add_response_header(response, "X-Content-Type-Options", "nosniff");
+	enum MHD_Result result = MHD_queue_response(connection, status, response);
+	MHD_destroy_response(response);
+	return result;
+}
+
+static enum MHD_Result refuse(struct MHD_Connection *connection, unsigned status, const char *why)
+{
+	char *text = strdup(why);
+	return text ? say(connection, status, "text/plain", text, strlen(text)) : MHD_NO;
+}
+
+/* A page from elsewhere may point a name of its own to loopback, and read what the browser gets there. */
+static bool is_our_host(const struct server *server, struct MHD_Connection *connection)
+{
+	static const char *const names[] = {"127.0.0.1", "localhost", "[::1]"};
+	const char *host = MHD_lookup_connection_value(connection, MHD_HEADER_KIND, "Host");
+	bool is = !server->is_tcp || !host;
+	for (size_t i = 0; !is && i < sizeof(names) / sizeof(names[0]); i++) {
+		size_t n = strlen(names[i]);
+		is = strncasecmp(host, names[i], n) == 0 && (host[n] == ':' || host[n] == '\0');
+	}
+	return is;
+}
+
+static enum MHD_Result answer(void *user, struct MHD_Connection *connection, const char *url,
+                              const char *method, const char *version, const char *upload,
+                              size_t *n_upload, void **request)
+{
+	struct server *server = user;
+	static int seen;
+	if (strcmp(method, "GET") != 0 && strcmp(method, "HEAD") != 0) {
+		return refuse(connection, MHD_HTTP_METHOD_NOT_ALLOWED, "GET and HEAD only\n");
+	}
+	/* First with the headers; then, when all has come, to be answered. */
+	if (!*request) {
+		*request = &seen;
+		return MHD_YES;
+	}
+	if (!is_our_host(server, connection)) {
+		return refuse(connection, MHD_HTTP_FORBIDDEN, "ask for localhost\n");
+	}
+	size_t i = 0;
+	while (i < N_PAGES && strcmp(pages[i].url, url) != 0) {
+		i++;
+	}
+	if (i == N_PAGES) {
+		return refuse(connection, MHD_HTTP_NOT_FOUND, "/ and /metrics\n");
+	}
+	char *text = NULL;
+	size_t n_bytes = 0;
+	FILE *out = open_memstream(&text, &n_bytes);
+	if (!out) {
+		return MHD_NO;
+	}
+	pages[i].write(server, out);
+	if (fclose(out) != 0) {
+		free(text);
+		return MHD_NO;
+	}
+	return say(connection, MHD_HTTP_OK, pages[i].type, text, n_bytes);
+}
+
+/* ---- the command ------------------------------------------------------------------------------ */
+
+static int cannot(struct ctl *ctl, const char *what, int err)
+{
+	char cause[256];
+	snprintf(cause, sizeof(cause), "cannot serve %s: %s", what, strerror(-err));
+	ctl_report(ctl, err, cause);
+	return CTL_E_SAID;
+}
+
+static void wait_for_signal(const sigset_t *signals)
+{
+	int number;
+	sigwait(signals, &number);
+}
+
+int serve_run(struct ctl *ctl, const char *text)
+{
+	union address address;
+	sigset_t signals;
+	struct server server = {.ctl = ctl};
+	int fd = open_socket(text, &address);
+	if (fd < 0) {
+		return cannot(ctl, text, fd);
+	}
+	server.is_tcp = address.any.sa_family != AF_UNIX;
+	/* The thread of the library inherits it. */
+	sigemptyset(&signals);
+	sigaddset(&signals, SIGINT);
+	sigaddset(&signals, SIGTERM);
+	pthread_sigmask(SIG_BLOCK, &signals, NULL);
+	signal(SIGPIPE, SIG_IGN);
+	struct MHD_Daemon *http = MHD_start_daemon(
+		MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_POLL, 0, NULL, NULL, answer, &server,
+		MHD_OPTION_LISTEN_SOCKET, fd, MHD_OPTION_CONNECTION_LIMIT, MAX_CONNECTIONS,
+		MHD_OPTION_CONNECTION_TIMEOUT, PATIENCE_S, MHD_OPTION_END);
+	if (!http) {
+		close(fd);
+		return cannot(ctl, text, -EIO);
+	}
+	fprintf(ctl->err, "glakectl: metrics: serving %s\n", text);
+	wait_for_signal(&signals);
+	MHD_stop_daemon(http);
+	ctl_disconnect(ctl);
+	if (!server.is_tcp) {
+		unlink(address.un.sun_path);
+	}
+	return 0;
+}

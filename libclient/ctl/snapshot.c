@@ -1,0 +1,163 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "ctl/snapshot.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+void snapshot_deinit(struct snapshot *snapshot)
+{
+	for (size_t i = 0; i < snapshot->kept.n; i++) {
+		free(*(void **)rows_at(&snapshot->kept, i));
+	}
+	rows_deinit(&snapshot->kept);
+	rows_deinit(&snapshot->devices);
+	rows_deinit(&snapshot->sessions);
+	rows_deinit(&snapshot->tenants);
+	rows_deinit(&snapshot->models);
+	rows_deinit(&snapshot->metrics);
+	rows_deinit(&snapshot->histograms);
+	*snapshot = (struct snapshot){.at_ms = 0};
+}
+
+/* A copy that lives as long as the snapshot; NULL: no memory. */
+static void *keep(struct snapshot *snapshot, const void *bytes, size_t n_bytes)
+{
+	void **place = rows_add(&snapshot->kept, sizeof(*place));
+	if (!place) {
+		return NULL;
+	}
+	*place = malloc(n_bytes + 1);
+	return *place && n_bytes > 0 ? memcpy(*place, bytes, n_bytes) : *place;
+}
+
+/* Returns whether there was memory. */
+static bool keep_text(struct snapshot *snapshot, const char **text)
+{
+	*text = keep(snapshot, *text ? *text : "", *text ? strlen(*text) + 1 : 1);
+	return *text != NULL;
+}
+
+/* A copy of @row, without what it points to. NULL: no memory. */
+static void *copy_row(struct rows *rows, const void *row, size_t n_bytes)
+{
+	void *copy = rows_add(rows, n_bytes);
+	return copy ? memcpy(copy, row, n_bytes) : NULL;
+}
+
+static int take_status(void *user, const struct glake_status *status)
+{
+	struct snapshot *snapshot = user;
+	snapshot->status = *status;
+	snapshot->status.devices = NULL;
+	bool is = keep_text(snapshot, &snapshot->status.version) &&
+	          keep_text(snapshot, &snapshot->status.driver) &&
+	          keep_text(snapshot, &snapshot->status.config) &&
+	          keep_text(snapshot, &snapshot->status.mover);
+	for (uint32_t i = 0; is && i < status->n_devices; i++) {
+		struct glake_device_status *row = copy_row(&snapshot->devices, &status->devices[i],
+		                                           sizeof(*row));
+		is = row && keep_text(snapshot, &row->name) && keep_text(snapshot, &row->fabric);
+	}
+	return is ? 0 : -ENOMEM;
+}
+
+static int take_session(void *user, const struct glake_session_row *of)
+{
+	struct snapshot *snapshot = user;
+	if (of->pid == (uint32_t)getpid() && of->reserved_bytes + of->shared_bytes == 0) {
+		return 0;
+	}
+	struct glake_session_row *row = copy_row(&snapshot->sessions, of, sizeof(*row));
+	if (!row) {
+		return -ENOMEM;
+	}
+	row->devices = keep(snapshot, of->devices, of->n_devices * sizeof(*of->devices));
+	row->n_unsealed = 0;
+	row->unsealed = NULL;
+	row->n_pools = 0;
+	row->pools = NULL;
+	return row->devices && keep_text(snapshot, &row->program) &&
+	                       keep_text(snapshot, &row->tenant) && keep_text(snapshot, &row->realm)
+	               ? 0
+	               : -ENOMEM;
+}
+
+static int take_tenant(void *user, const struct glake_tenant_row *of)
+{
+	struct snapshot *snapshot = user;
+	struct glake_tenant_row *row = copy_row(&snapshot->tenants, of, sizeof(*row));
+	if (!row) {
+		return -ENOMEM;
+	}
+	row->devices = keep(snapshot, of->devices, of->n_devices * sizeof(*of->devices));
+	return row->devices && keep_text(snapshot, &row->name) ? 0 : -ENOMEM;
+}
+
+static int take_model(void *user, const struct glake_model_row *of)
+{
+	struct snapshot *snapshot = user;
+	struct glake_model_row *row = copy_row(&snapshot->models, of, sizeof(*row));
+	return row && keep_text(snapshot, &row->name) && keep_text(snapshot, &row->realm) &&
+	                       keep_text(snapshot, &row->state) &&
+	                       keep_text(snapshot, &row->reload_reason)
+	               ? 0
+	               : -ENOMEM;
+}
+
+static int take_metric(void *user, const char *name, uint64_t value, const char *help)
+{
+	struct snapshot *snapshot = user;
+	const struct snapshot_metric of = {.name = name, .value = value, .help = help};
+	struct snapshot_metric *row = copy_row(&snapshot->metrics, &of, sizeof(of));
+	return row && keep_text(snapshot, &row->name) && keep_text(snapshot, &row->help) ? 0
+	                                                                                 : -ENOMEM;
+}
+
+static int take_histogram(void *user, const struct glake_histogram *of)
+{
+	struct snapshot *snapshot = user;
+	struct glake_histogram *row = copy_row(&snapshot->histograms, of, sizeof(*row));
+	if (!row) {
+		return -ENOMEM;
+	}
+	row->bounds_ns = keep(snapshot, of->bounds_ns, of->n_bounds * sizeof(*of->bounds_ns));
+	row->counts = keep(snapshot, of->counts, (of->n_bounds + 1) * sizeof(*of->counts));
+	return row->bounds_ns && row->counts && keep_text(snapshot, &row->name) &&
+	                       keep_text(snapshot, &row->help)
+	               ? 0
+	               : -ENOMEM;
+}
+
+int snapshot_take(struct ctl *ctl, struct snapshot *snapshot)
+{
+	struct timespec now;
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	*snapshot = (struct snapshot){
+		.at_ms = (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000,
+	};
+	struct glake_session *session = ctl->session;
+	int err = glake_get_status(session, take_status, snapshot);
+	err = err ? err : glake_list_sessions(session, take_session, snapshot);
+	err = err ? err : glake_list_tenants(session, take_tenant, snapshot);
+	err = err ? err : glake_list_models(session, take_model, snapshot);
+	err = err ? err : glake_get_stats(session, take_metric, snapshot);
+	err = err ? err : glake_get_histograms(session, take_histogram, snapshot);
+	if (err) {
+		snapshot_deinit(snapshot);
+	}
+	return err;
+}
+
+uint64_t snapshot_counter(const struct snapshot *snapshot, const char *name)
+{
+	for (size_t i = 0; i < snapshot->metrics.n; i++) {
+		const struct snapshot_metric *metric = rows_at(&snapshot->metrics, i);
+		if (strcmp(metric->name, name) == 0) {
+			return metric->value;
+		}
+	}
+	return 0;
+}

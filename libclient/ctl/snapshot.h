@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * All that glaked tells at one time: what the live views and the metrics are made of.
+ *
+ * Owner: whoever has the struct. Lifetime: {0} is empty; snapshot_deinit(). Threads: one.
+ */
+#ifndef GLAKE_CTL_SNAPSHOT_H
+#define GLAKE_CTL_SNAPSHOT_H
+
+#include "ctl/ctl.h"
+#include "ctl/rows.h"
+#include "glake_admin.h"
+
+struct snapshot_metric {
+	const char *name;
+	uint64_t value;
+	const char *help;
+};
+
+/* Texts and lists of rows are owned by the snapshot. */
+struct snapshot {
+	uint64_t at_ms;             /* CLOCK_MONOTONIC */
+	struct glake_status status; /* without its devices */
+	struct rows devices;        /* struct glake_device_status */
+	struct rows sessions;       /* struct glake_session_row, without glakectl's own */
+	struct rows tenants;        /* struct glake_tenant_row */
+	struct rows models;         /* struct glake_model_row */
+	struct rows metrics;        /* struct snapshot_metric */
+	struct rows histograms;     /* struct glake_histogram */
+	struct rows kept;           /* void *: what the others point to */
+};
+
+/* Returns 0 or a code of glake.h: then @snapshot is empty. It is to be ended either way. */
+int snapshot_take(struct ctl *ctl, struct snapshot *snapshot);
+void snapshot_deinit(struct snapshot *snapshot);
+
+/* Of a counter; 0: there is none of that name. */
+uint64_t snapshot_counter(const struct snapshot *snapshot, const char *name);
+
+#endif
