@@ -271,6 +271,14 @@ GLAKE_API int glake_free_async(struct glake_session *session, void *stream, glak
                                unsigned flags);
 
 /*
+ * The program is about to destroy @stream, on which it has called glake_free_async(). glake records events on streams
+ * after the frees, by any thread: without this call it may use the handle when it is gone. A stream that lives until
+ * glake_disconnect() needs no such call, nor does a default stream, nor any under the shim.
+ * Errors: session errors; -EINVAL (@flags); else as glake_free_async().
+ */
+GLAKE_API int glake_stream_ends(struct glake_session *session, void *stream, unsigned flags);
+
+/*
  * Unmap warm memory of @device and return it to glaked, until at most @keep_bytes are warm.
  * Errors: session errors; map errors.
  */

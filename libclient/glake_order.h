@@ -3,8 +3,8 @@
  * Memory in stream order, for authors of allocators: memory that was freed on a stream and may
  * still be in use. glake_alloc_async() and the shim's cuMemAllocAsync() are built on it.
  *
- * To free an allocation on a stream, an allocator parks it there: an event is recorded behind it, or behind it and
- * the next ones.
+ * To free an allocation on a stream, an allocator parks it there: an event is recorded behind it, at once or when
+ * somebody wants to know, and then for all that was parked there by then.
  * The same stream may take it again at once, because its work comes later anyway. When the event
  * has completed, the allocation is released for all other uses. An order knows of an allocation
  * only a pointer, a device and a size.
@@ -42,10 +42,16 @@ struct glake_order_options {
 	/*
 	 * Record @event, a CUevent, behind all work of the CUcontext @context: cuCtxRecordEvent(), unless a
 	 * stream is being captured, or could begin to be meanwhile: the call would end the capture. Returns 0,
-	 * or something else if it did not. With it, frees share events; NULL: each free has its own. Called with
-	 * no lock held.
+	 * or something else if it did not. NULL: the order records events on the streams themselves, after the
+	 * frees, so it must be told of their ends: glake_order_stream_ends(). Called with no lock held.
 	 */
 	int (*record)(void *user, void *context, void *event);
+	/*
+	 * An event is about to be recorded behind @allocation, which is parked or being parked: what the caller
+	 * parks together with it from now on, under the same pointer, is not behind the event. May be
+	 * called more than once. Must not wait, nor call the order. May be NULL.
+	 */
+	void (*marking)(void *user, void *allocation);
 };
 
 /*
@@ -92,6 +98,13 @@ GLAKE_API void *glake_order_take(struct glake_order *order, const struct glake_s
 GLAKE_API int glake_order_park(struct glake_order *order, void *handle, unsigned flags,
                                const struct glake_stream *stream, void *allocation, int ordinal,
                                uint64_t bytes);
+
+/*
+ * The program is about to destroy @stream: the order does not use it after this, until something is parked there.
+ * Needed without record() only. A default stream of a thread needs it never.
+ */
+GLAKE_API void glake_order_stream_ends(struct glake_order *order,
+                                       const struct glake_stream *stream);
 
 /*
  * CUstream @handle waits for all that is parked on the stream with the id @from by now: what it gets later may use

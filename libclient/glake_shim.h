@@ -121,6 +121,16 @@ struct glake__allocation *glake__heap_claim_of(const void *ctx, uint64_t generat
 void glake__heap_unclaim(struct glake__allocation *allocation);
 
 /*
+ * Free the allocation that starts at @address in the order of @stream, without an event: it joins one that is
+ * parked there and waits for the next mark (glake_order.h). *was_out is what it was. False: it cannot, as memory of
+ * graphs, or there is none; @session NULL: of any session.
+ */
+bool glake__heap_join(const struct glake_session *session, glake_ptr address, uint64_t stream,
+                      struct glake__allocation *was_out);
+/* marking() of glake_order.h. */
+void glake__heap_marking(struct glake__allocation *allocation);
+
+/*
  * A claimed allocation leaves the program, in the order of @stream. park: before that is an event of the stream;
  * false: no memory of the host. Behind it, parked: the stream may have the memory at once; or unpark: the program
  * has it again.
@@ -130,9 +140,8 @@ struct glake__parking {
 		n_reusable; /* bytes that a parked allocation may serve next, by glake__heap_reuse() */
 	/* The memory, if it is of a pool (pool.h). */
 	struct glake__pool *pool;
-	struct glake__line *line;
+	struct glake__pooled *waiting;
 	uint64_t number;
-	struct glake__waiting *waiting;
 	struct glake__run *runs;
 	struct glake__stitched *stitched;
 };

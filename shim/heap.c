@@ -185,6 +185,17 @@ bool heap_park(struct glake__allocation *allocation, const struct glake_stream *
 	return is_parked;
 }
 
+bool heap_join(CUdeviceptr address, const struct glake_stream *stream)
+{
+	struct glake__allocation was;
+	if (!glake__heap_join(NULL, address, stream->id, &was)) {
+		return false;
+	}
+	note_parked(&was, -1);
+	connection_unref(was.tag.connection);
+	return true;
+}
+
 void heap_parked(struct glake__parking *parking)
 {
 	glake__heap_parked(parking);

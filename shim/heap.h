@@ -64,6 +64,9 @@ bool heap_share(const struct heap_facts *facts, struct glake_share *share_out);
 /* Give a claimed allocation back, parked or not. Nothing uses it any more. */
 void heap_release(struct glake__allocation *allocation);
 
+/* Free memory of a pool in stream order, if another free there waits for an event. False: it takes the steps below. */
+bool heap_join(CUdeviceptr address, const struct glake_stream *stream);
+
 /*
  * Memory that is freed in stream order is parked while work may use it: it is no longer the
  * program's, and stays claimed. park, before @stream's event: false without host memory. parked: behind it.

@@ -215,6 +215,18 @@ static CUresult free_unknown(const struct calls *calls, CUdeviceptr address, CUs
 	return capture_may_have(stream, calls->flags) ? CUDA_SUCCESS : wait_for(calls, stream);
 }
 
+/* The usual free of a session that stitches. What graphs keep goes the long way, as all does during captures. */
+static bool joins(const struct calls *calls, CUdeviceptr address, CUstream handle)
+{
+	struct glake_stream stream;
+	if (!owns_async() || !shim_policy()->stitches || record_is_on || capture_is_any() ||
+	    !order_find_stream(handle, calls->flags, &stream) || !heap_join(address, &stream)) {
+		return false;
+	}
+	shim_count(SHIM_COUNT_freed);
+	return true;
+}
+
 /*
  * A program may free memory of cuMemAlloc() in stream order too. On a captured stream that is an
  * error, which the driver reports, and memory of graphs alone can be freed.
@@ -222,6 +234,9 @@ static CUresult free_unknown(const struct calls *calls, CUdeviceptr address, CUs
 static CUresult free_async(const struct calls *calls, CUdeviceptr address, CUstream stream)
 {
 	struct glake__allocation *allocation = NULL;
+	if (address && joins(calls, address, stream)) {
+		return CUDA_SUCCESS;
+	}
 	if (address && !shim_is_forked()) {
 		bool is_ours = capture_is_any() && heap_find(address, NULL);
 		bool is_in_capture = is_ours && is_captured(calls, stream);

@@ -76,8 +76,13 @@ CUresult shim_cuStreamEndCapture_ptsz(CUstream stream, CUgraph *graph)
 /* Before the driver's call, which may give the handle to another stream at once. */
 static void forget(CUstream stream)
 {
-	if (capture_is_any() && !shim_is_forked()) {
+	if (shim_is_forked()) {
+		return;
+	}
+	if (capture_is_any()) {
 		graphmem_forget_stream(stream);
+	} else {
+		order_stream_ends(stream);
 	}
 }
 

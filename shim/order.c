@@ -19,6 +19,12 @@ static void release(void *user, void *allocation)
 	heap_release(allocation);
 }
 
+static void marking(void *user, void *allocation)
+{
+	(void)user;
+	glake__heap_marking(allocation);
+}
+
 static _Atomic(order_record_fn *) recorder;
 
 void order_set_recorder(order_record_fn *record)
@@ -40,6 +46,7 @@ static void make_order(void)
 		.libcuda = shim_libcuda(),
 		.release = release,
 		.record = record,
+		.marking = marking,
 	};
 	if (glake_order_new(&options, &order) < 0) {
 		order = NULL;
@@ -117,6 +124,14 @@ bool order_free(CUstream handle, unsigned flags, const struct glake_stream *stre
 	}
 	heap_parked(&parking);
 	return true;
+}
+
+void order_stream_ends(CUstream handle)
+{
+	struct glake_stream stream;
+	if (order && glake_order_stream(order, handle, 0, &stream) == 0) {
+		glake_order_stream_ends(order, &stream);
+	}
 }
 
 bool order_collect(CUcontext ctx, bool waits)

@@ -37,6 +37,9 @@ int order_alloc_async(const struct glake_stream *stream, struct pool *pool, uint
 bool order_free(CUstream handle, unsigned flags, const struct glake_stream *stream,
                 struct glake__allocation *allocation);
 
+/* @handle, which is not captured, is about to be destroyed: an event of it tells sooner than one of its context. */
+void order_stream_ends(CUstream handle);
+
 /*
  * Give parked memory of @ctx, the current context, back to the heap: what is no longer in use, or
  * all of it if @waits, which blocks until the GPU is there. Returns whether there was any.

@@ -109,6 +109,10 @@ int glake_free_async(struct glake_session *session, void *stream, glake_ptr ptr,
 	if (r < 0) {
 		return r;
 	}
+	struct glake__allocation was;
+	if (glake__heap_join(session, ptr, place.stream.id, &was)) {
+		return 0;
+	}
 	struct glake__allocation *allocation = claim(session, ptr);
 	if (!allocation) {
 		return -EINVAL;
@@ -128,6 +132,22 @@ int glake_free_async(struct glake_session *session, void *stream, glake_ptr ptr,
 	}
 	/* Parking may have released memory of other streams. */
 	return glake__leave(session, r);
+}
+
+int glake_stream_ends(struct glake_session *session, void *stream, unsigned flags)
+{
+	struct glake__async_place place;
+	int r = glake__session_check(session);
+	if (r == 0 && (flags & ~(unsigned)GLAKE_PER_THREAD)) {
+		r = glake__fail(-EINVAL, "flags 0x%x of a stream", flags);
+	}
+	if (r == 0) {
+		r = glake__async_place(session, stream, flags, &place);
+	}
+	if (r == 0) {
+		glake_order_stream_ends(place.order, &place.stream);
+	}
+	return r;
 }
 
 int glake_trim(struct glake_session *session, uint32_t device, uint64_t keep_bytes)

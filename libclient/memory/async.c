@@ -16,11 +16,18 @@ static void release(void *user, void *allocation)
 	}
 }
 
+static void marking(void *user, void *allocation)
+{
+	(void)user;
+	glake__heap_marking(allocation);
+}
+
 static int find_order(struct glake_session *session, struct glake_order **order_out)
 {
 	struct glake_order *order = session->order;
 	if (!order) {
-		const struct glake_order_options options = {.release = release, .user = session};
+		const struct glake_order_options options = {
+			.release = release, .user = session, .marking = marking};
 		struct glake_order *first = NULL;
 		int r = glake__order_over(&session->drv, &options, &order);
 		if (r < 0) {

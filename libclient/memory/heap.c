@@ -524,6 +524,29 @@ struct glake__allocation *glake__heap_claim(glake_ptr address)
 	return found;
 }
 
+bool glake__heap_join(const struct glake_session *session, glake_ptr address, uint64_t stream,
+                      struct glake__allocation *was_out)
+{
+	glake__lock();
+	struct glake__allocation *found = find(address);
+	bool may_join = found && found->is_pooled && found->address == address &&
+	                found->tag.stream <= GLAKE__GRAPH_STREAM &&
+	                (!session || device_of(found)->session == session);
+	if (may_join) {
+		*was_out = *found;
+		may_join = glake__pool_join_locked(found, stream);
+	}
+	glake__unlock();
+	return may_join;
+}
+
+void glake__heap_marking(struct glake__allocation *allocation)
+{
+	if (allocation->is_pooled) {
+		glake__pool_close(allocation);
+	}
+}
+
 void glake__heap_unclaim(struct glake__allocation *allocation)
 {
 	glake__lock();

@@ -99,18 +99,156 @@ void glake__order_give_mark(struct glake_order *order, CUcontext ctx, struct gla
 	}
 }
 
-CUevent glake__order_mark_all(struct glake_order *order, CUcontext ctx)
+/* With the lock held: a mark for all that has none is about to be recorded. */
+static void tell_unmarked(struct glake_order *order, const struct glake__order_line *line)
+{
+	unsigned n_left = order->options.marking ? line->n_unmarked : 0;
+	for (const struct glake__parked *at = line->newest; n_left > 0; at = at->previous) {
+		if (!at->mark) {
+			order->options.marking(order->options.user, at->allocation);
+			n_left--;
+		}
+	}
+}
+
+/* ---- by stream -------------------------------------------------------------------------------- */
+
+/* Is it a thread's default stream? Other threads have no handle of it. */
+static bool is_per_thread(void *handle, unsigned flags)
+{
+	return handle == CU_STREAM_PER_THREAD || (!handle && flags & GLAKE_PER_THREAD);
+}
+
+/* A stream that is to get a mark. */
+struct target {
+	struct glake_stream stream;
+	void *handle;
+	unsigned flags;
+	uint64_t upto;
+};
+
+static bool is_target(const struct glake__order_line *line, CUcontext ctx)
+{
+	return line->n_unmarked > 0 && line->of->ctx == ctx && !line->of->is_hidden &&
+	       !is_per_thread(line->handle, line->flags);
+}
+
+/* With the lock held. */
+static struct target begin_target(struct glake_order *order, const struct glake__order_line *line)
+{
+	tell_unmarked(order, line);
+	return (struct target){line->stream, line->handle, line->flags, order->n_numbers};
+}
+
+/* False: there are no more in this round. */
+static bool next_target(struct glake_order *order, CUcontext ctx, uint64_t round,
+                        struct target *target_out)
+{
+	pthread_mutex_lock(&order->lock);
+	struct glake__order_line *line = order->lines;
+	while (line && (line->round >= round || !is_target(line, ctx))) {
+		line = line->next;
+	}
+	if (line) {
+		line->round = round;
+		*target_out = begin_target(order, line);
+	}
+	pthread_mutex_unlock(&order->lock);
+	return line != NULL;
+}
+
+/*
+ * A capture must not have the event. One may begin before it is recorded, in another thread: then the event is of no
+ * use, and asking about it would end the capture.
+ */
+static bool record_on(struct glake_order *order, const struct target *target, CUevent event)
+{
+	const struct glake__order_calls *calls = glake__order_calls_of(order, target->flags);
+	CUstreamCaptureStatus before;
+	CUstreamCaptureStatus behind;
+	return calls->is_capturing(target->handle, &before) == CUDA_SUCCESS &&
+	       before == CU_STREAM_CAPTURE_STATUS_NONE &&
+	       calls->record(event, target->handle) == CUDA_SUCCESS &&
+	       calls->is_capturing(target->handle, &behind) == CUDA_SUCCESS &&
+	       behind == CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+/* The event, or NULL: there is no new mark. */
+static CUevent mark_target(struct glake_order *order, const struct target *target)
+{
+	CUcontext ctx = target->stream.context;
+	CUcontext popped;
+	struct glake__mark *mark;
+	uint64_t now_ns = clock_now_ns();
+	if (order->push(ctx) != CUDA_SUCCESS) {
+		return NULL;
+	}
+	bool is_taken = take_mark(order, ctx, &mark) == 0;
+	bool is_recorded = is_taken && record_on(order, target, mark->event);
+	order->pop(&popped);
+	if (!is_taken) {
+		return NULL;
+	}
+	CUevent event = mark->event;
+	pthread_mutex_lock(&order->lock);
+	struct glake__order_line *line = glake__order_find_line(order, target->stream.id);
+	if (is_recorded && line && !line->of->is_hidden) {
+		glake__order_set_mark(line, mark, target->upto, now_ns);
+	}
+	if (mark->n_parked == 0) {
+		glake__order_give_mark(order, ctx, mark);
+		event = NULL;
+	}
+	pthread_mutex_unlock(&order->lock);
+	return event;
+}
+
+static CUevent mark_streams(struct glake_order *order, CUcontext ctx)
+{
+	struct target target;
+	CUevent newest = NULL;
+	pthread_mutex_lock(&order->lock);
+	uint64_t round = ++order->n_rounds;
+	pthread_mutex_unlock(&order->lock);
+	while (next_target(order, ctx, round, &target)) {
+		CUevent event = mark_target(order, &target);
+		newest = event ? event : newest;
+	}
+	return newest;
+}
+
+void glake_order_stream_ends(struct glake_order *order, const struct glake_stream *stream)
+{
+	struct target target;
+	pthread_mutex_lock(&order->lock);
+	const struct glake__order_line *line = glake__order_find_line(order, stream->id);
+	bool is_due = line && is_target(line, stream->context);
+	if (is_due) {
+		target = begin_target(order, line);
+	}
+	pthread_mutex_unlock(&order->lock);
+	if (is_due) {
+		mark_target(order, &target);
+	}
+}
+
+/* ---- by context ------------------------------------------------------------------------------- */
+
+static CUevent mark_context(struct glake_order *order, CUcontext ctx)
 {
 	struct glake__mark *mark = NULL;
 	uint64_t now_ns = clock_now_ns();
-	pthread_mutex_lock(&order->lock);
-	const struct glake__order_context *context = glake__order_context_of(order, ctx);
-	bool is_due = context && context->n_unmarked > 0 && order->options.record;
-	uint64_t upto = order->n_numbers;
-	pthread_mutex_unlock(&order->lock);
-	if (!is_due || take_mark(order, ctx, &mark) < 0) {
+	if (take_mark(order, ctx, &mark) < 0) {
 		return NULL;
 	}
+	pthread_mutex_lock(&order->lock);
+	for (const struct glake__order_line *line = order->lines; line; line = line->next) {
+		if (line->of->ctx == ctx && !line->of->is_hidden) {
+			tell_unmarked(order, line);
+		}
+	}
+	uint64_t upto = order->n_numbers;
+	pthread_mutex_unlock(&order->lock);
 	CUevent event = mark->event;
 	bool is_recorded = order->options.record(order->options.user, ctx, mark->event) == 0;
 	pthread_mutex_lock(&order->lock);
@@ -129,30 +267,56 @@ CUevent glake__order_mark_all(struct glake_order *order, CUcontext ctx)
 	return event;
 }
 
+CUevent glake__order_mark_all(struct glake_order *order, CUcontext ctx)
+{
+	pthread_mutex_lock(&order->lock);
+	const struct glake__order_context *context = glake__order_context_of(order, ctx);
+	bool is_due = context && context->n_unmarked > 0;
+	pthread_mutex_unlock(&order->lock);
+	if (!is_due) {
+		return NULL;
+	}
+	return order->options.record ? mark_context(order, ctx) : mark_streams(order, ctx);
+}
+
+/* ---- with a free ------------------------------------------------------------------------------ */
+
+/* May what is freed there get its mark later? */
+static bool can_wait(const struct glake_order *order, void *handle, unsigned flags)
+{
+	return order->options.record ? !order->is_refused : !is_per_thread(handle, flags);
+}
+
 /* Does the stream get a mark with this free? *upto_out is then for glake__order_set_mark(). */
-static bool is_mark_due(struct glake_order *order, const struct glake_stream *stream,
-                        uint64_t now_ns, uint64_t *upto_out)
+static bool is_mark_due(struct glake_order *order, void *handle, unsigned flags,
+                        const struct glake_stream *stream, uint64_t now_ns, uint64_t *upto_out)
 {
 	pthread_mutex_lock(&order->lock);
 	const struct glake__order_line *line = glake__order_find_line(order, stream->id);
-	bool is_due = !line || !order->options.record || order->is_refused ||
+	bool is_due = !line || !can_wait(order, handle, flags) ||
 	              line->n_unmarked >= MANY_UNMARKED || now_ns - line->marked_ns >= MARK_NS;
+	if (is_due && line) {
+		tell_unmarked(order, line);
+	}
 	*upto_out = order->n_numbers;
 	pthread_mutex_unlock(&order->lock);
 	return is_due;
 }
 
 int glake__order_record_mark(struct glake_order *order, void *handle, unsigned flags,
-                             const struct glake_stream *stream, uint64_t now_ns, uint64_t *upto_out,
-                             struct glake__mark **mark_out)
+                             const struct glake_stream *stream, void *allocation, uint64_t now_ns,
+                             uint64_t *upto_out, struct glake__mark **mark_out)
 {
 	*mark_out = NULL;
-	if (!is_mark_due(order, stream, now_ns, upto_out)) {
+	if (!is_mark_due(order, handle, flags, stream, now_ns, upto_out)) {
 		return 0;
 	}
 	int r = take_mark(order, stream->context, mark_out);
 	if (r < 0) {
 		return r;
+	}
+	if (order->options.marking) {
+		order->options.marking(order->options.user, allocation);
 	}
 	CUresult result = glake__order_calls_of(order, flags)->record((*mark_out)->event, handle);
 	if (result != CUDA_SUCCESS) {

@@ -79,7 +79,8 @@ int glake_order_park(struct glake_order *order, void *handle, unsigned flags,
 	if (!parked) {
 		return glake__fail(-ENOMEM, "out of memory");
 	}
-	int r = glake__order_record_mark(order, handle, flags, stream, now_ns, &upto, &mark);
+	int r = glake__order_record_mark(order, handle, flags, stream, allocation, now_ns, &upto,
+	                                 &mark);
 	if (r < 0) {
 		give_spare(order, parked);
 		return r;
@@ -96,6 +97,8 @@ int glake_order_park(struct glake_order *order, void *handle, unsigned flags,
 			parked->mark = mark;
 			mark->n_parked++;
 		}
+		line->handle = handle;
+		line->flags = flags;
 		glake__order_append(order, line, parked);
 		take_some(order, line, now_ns, &done);
 	} else {

@@ -39,7 +39,7 @@ struct glake__order_calls {
 /*
  * An event that has been recorded behind frees. Each free could have its own, but an event between two kernels
  * costs the GPU microseconds; so a stream gets one now and then, for all of its frees since the last one. Those
- * without one are marked by context when somebody wants them (options.record).
+ * without one are marked when somebody wants them, by context (options.record) or by stream.
  */
 struct glake__mark {
 	CUevent event; /* owned; it dies with its context */
@@ -79,9 +79,12 @@ struct glake__order_line {
 	struct glake__parked *newest;
 	struct glake__parked *newest_fit; /* by previous_fit */
 	unsigned n_parked;
-	unsigned n_unmarked;            /* without a mark */
-	uint64_t marked_ns;             /* when it got its last mark */
-	uint64_t asked_ns;              /* when a free last looked for what is done */
+	unsigned n_unmarked; /* without a mark */
+	void *handle;        /* of the last free; it may be gone if nothing is unmarked */
+	unsigned flags;      /* GLAKE_PER_THREAD or 0 */
+	uint64_t round;      /* the last one in which it was marked by its handle */
+	uint64_t marked_ns;  /* when it got its last mark */
+	uint64_t asked_ns;   /* when a free last looked for what is done */
 	struct glake__order_line *next; /* link: order.lines */
 };
 
@@ -141,12 +144,12 @@ void glake__order_free_nodes(struct glake__parked *list);
 /* ---- marks ------------------------------------------------------------------------------------ */
 
 /*
- * If one is due for a free on @stream: recorded on @handle, behind this free and all that have a number up to
- * *upto_out, and the caller's. Else NULL. The lock is not held. 0, or an error as of glake_order_park().
+ * If one is due for the free of @allocation on @stream: recorded on @handle, behind this free and all that have a
+ * number up to *upto_out, and the caller's. Else NULL. The lock is not held. 0, or an error as of glake_order_park().
  */
 int glake__order_record_mark(struct glake_order *order, void *handle, unsigned flags,
-                             const struct glake_stream *stream, uint64_t now_ns, uint64_t *upto_out,
-                             struct glake__mark **mark_out);
+                             const struct glake_stream *stream, void *allocation, uint64_t now_ns,
+                             uint64_t *upto_out, struct glake__mark **mark_out);
 /*
  * Record a mark behind all that is parked in @ctx. If that is refused, because of a capture, what has no mark stays
  * parked, and each free gets one. The lock is not held. NULL: there is no new one.

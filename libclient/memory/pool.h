@@ -13,7 +13,7 @@
  * so that what glaked has given is used before more is asked for. Fresh memory whose end wastes little
  * starts on 2 MiB, so that equal weights stay shareable; the rest is packed by 512 bytes.
  *
- * A free happens in two steps: glake__pool_detach() takes the memory from the allocation before the
+ * The usual free joins one that waits already: glake__pool_join_locked(). Else it happens in two steps: glake__pool_detach() takes the memory from the allocation before the
  * stream's event is recorded, glake__pool_attach_free() makes it free for the stream behind it. When the
  * event has completed, glake__pool_release() makes it free for others.
  *
@@ -57,11 +57,18 @@ struct glake__allocation *glake__pool_take_locked(struct glake__pool *pool, uint
 int glake__pool_make(struct glake__pool *pool, uint64_t n_bytes, const struct glake__tag *tag,
                      struct glake__wait *wait, struct glake__allocation **allocation_out);
 
+/*
+ * A free that happens in no steps: another free on @stream, just before, waits for the next mark, and this one with it.
+ * The allocation is gone. False: there is none.
+ */
+bool glake__pool_join_locked(struct glake__allocation *allocation, uint64_t stream);
 /* Step one: the memory waits for the work of @stream, and the allocation has none. False: no memory of the host. */
 bool glake__pool_detach_locked(struct glake__allocation *allocation, uint64_t stream,
                                struct glake__parking *parking);
 /* Step two. */
 void glake__pool_attach_free_locked(struct glake__parking *parking);
+/* A mark is about to be recorded behind the free: it is for none that joins later. Calls come one at a time. */
+void glake__pool_close(struct glake__allocation *allocation);
 /* Or back: the free did not happen. */
 void glake__pool_undo_locked(struct glake__allocation *allocation, struct glake__parking *parking);
 

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <time.h>
 
 #include "libclient/link/session.h"
 #include "libclient/memory/backing.h"
@@ -12,6 +13,8 @@
 
 /* Of addresses, for each byte of the device: memory that was given back leaves holes of all sizes. */
 #define HOME_TIMES 2u
+/* Frees of a stream in so short a time wait for one mark. */
+#define JOIN_NS 1000000u
 /* So many stitched ranges of the right size are looked at. */
 #define MAX_LOOKS 64u
 
@@ -283,6 +286,14 @@ struct glake__stretch glake__pool_whole_chunks(const struct glake__pool *pool,
 
 /* ---- freeing ----------------------------------------------------------------------------------- */
 
+/* Cheap, and exact to a few milliseconds. */
+static uint64_t now_ns(void)
+{
+	struct timespec now;
+	clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+	return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
 static void set_user(struct glake__run *runs, struct glake__stitched *stitched,
                      struct glake__pooled *user)
 {
@@ -292,35 +303,6 @@ static void set_user(struct glake__run *runs, struct glake__stitched *stitched,
 	if (stitched) {
 		stitched->user = user;
 	}
-}
-
-bool glake__pool_detach_locked(struct glake__allocation *allocation, uint64_t stream,
-                               struct glake__parking *parking)
-{
-	struct glake__pooled *pooled = pooled_of(allocation);
-	struct glake__line *line = glake__runs_line(&pooled->pool->runs, stream);
-	struct glake__waiting *waiting = line ? glake__line_wait(line) : NULL;
-	if (!waiting) {
-		return false;
-	}
-	*parking = (struct glake__parking){
-		.pool = pooled->pool,
-		.line = line,
-		.number = waiting->number,
-		.waiting = waiting,
-		.runs = pooled->runs,
-		.stitched = pooled->stitched,
-	};
-	/* Others may release the allocation before the parking is over. */
-	line->n_holders++;
-	set_user(pooled->runs, pooled->stitched, NULL);
-	pooled->line = line;
-	pooled->waiting = waiting;
-	pooled->runs = NULL;
-	pooled->stitched = NULL;
-	allocation->is_parked = true;
-	count_freed(pooled->pool, allocation);
-	return true;
 }
 
 static void keep(struct glake__pool *pool, struct glake__stitched *stitched, uint64_t stream,
@@ -334,19 +316,104 @@ static void keep(struct glake__pool *pool, struct glake__stitched *stitched, uin
 	}
 }
 
+/* The number is given out before anybody looks whether it is too late: glake__pool_close() does the reverse. */
+bool glake__pool_join_locked(struct glake__allocation *allocation, uint64_t stream)
+{
+	struct glake__pooled *pooled = pooled_of(allocation);
+	struct glake__pool *pool = pooled->pool;
+	struct glake__line *line = glake__runs_line(&pool->runs, stream);
+	const struct glake__pooled *waiting = line ? line->waiting : NULL;
+	if (!waiting || now_ns() - waiting->parked_ns >= JOIN_NS) {
+		return false;
+	}
+	uint64_t number = ++line->n_freed;
+	if (waiting->is_closed) {
+		return false;
+	}
+	count_freed(pool, allocation);
+	keep(pool, pooled->stitched, stream, number);
+	give_runs(pool, pooled->runs, line, number);
+	free(pooled);
+	return true;
+}
+
+void glake__pool_close(struct glake__allocation *allocation)
+{
+	struct glake__pooled *pooled = pooled_of(allocation);
+	if (!pooled->is_closed) {
+		pooled->is_closed = true;
+		pooled->number = pooled->line->n_freed;
+	}
+}
+
+bool glake__pool_detach_locked(struct glake__allocation *allocation, uint64_t stream,
+                               struct glake__parking *parking)
+{
+	struct glake__pooled *pooled = pooled_of(allocation);
+	struct glake__line *line = glake__runs_line(&pooled->pool->runs, stream);
+	if (!line) {
+		return false;
+	}
+	*parking = (struct glake__parking){
+		.pool = pooled->pool,
+		.waiting = pooled,
+		.number = ++line->n_freed,
+		.runs = pooled->runs,
+		.stitched = pooled->stitched,
+	};
+	line->n_holders++;
+	set_user(pooled->runs, pooled->stitched, NULL);
+	pooled->line = line;
+	pooled->parked_ns = now_ns();
+	pooled->is_closed = false;
+	pooled->is_in_parking = true;
+	pooled->is_passed = false;
+	pooled->runs = NULL;
+	pooled->stitched = NULL;
+	allocation->is_parked = true;
+	count_freed(pooled->pool, allocation);
+	return true;
+}
+
+static void end_waiting(struct glake__pooled *pooled)
+{
+	if (pooled->line->waiting == pooled) {
+		pooled->line->waiting = NULL;
+	}
+	pooled->line->n_holders--;
+	free(pooled);
+}
+
+/* A tied line passes all at once, when nothing waits any more. */
+static void pass(const struct glake__pooled *pooled)
+{
+	struct glake__line *line = pooled->line;
+	if (!glake__line_is_tied(line)) {
+		glake__line_pass(line, pooled->is_closed ? pooled->number : line->n_freed);
+	} else if (line->n_holders == 1) {
+		glake__line_pass(line, line->n_freed);
+	}
+}
+
+/* Another thread may have released it meanwhile. */
 void glake__pool_attach_free_locked(struct glake__parking *parking)
 {
 	struct glake__pool *pool = parking->pool;
-	keep(pool, parking->stitched, parking->line->stream, parking->number);
-	give_runs(pool, parking->runs, parking->line, parking->number);
-	parking->line->n_holders--;
+	struct glake__pooled *pooled = parking->waiting;
+	struct glake__line *line = pooled->line;
+	keep(pool, parking->stitched, line->stream, parking->number);
+	give_runs(pool, parking->runs, line, parking->number);
+	line->waiting = pooled;
+	pooled->is_in_parking = false;
+	if (pooled->is_passed) {
+		end_waiting(pooled);
+	}
 }
 
 void glake__pool_undo_locked(struct glake__allocation *allocation, struct glake__parking *parking)
 {
 	struct glake__pooled *pooled = pooled_of(allocation);
-	glake__line_pass(parking->line, parking->waiting);
-	parking->line->n_holders--;
+	pooled->line->n_holders--;
 	pooled->runs = parking->runs;
 	pooled->stitched = parking->stitched;
 	set_user(pooled->runs, pooled->stitched, pooled);
@@ -368,15 +435,19 @@ void glake__pool_release_locked(struct glake__allocation *allocation)
 	struct glake__pooled *pooled = pooled_of(allocation);
 	struct glake__pool *pool = pooled->pool;
 	if (allocation->is_parked) {
-		glake__line_pass(pooled->line, pooled->waiting);
+		pass(pooled);
+		pooled->is_passed = true;
+		if (!pooled->is_in_parking) {
+			end_waiting(pooled);
+		}
 	} else {
 		count_freed(pool, allocation);
 		/* Its stream may still use what was there before it. */
 		struct glake__line *line = line_before(pool, pooled);
 		keep(pool, pooled->stitched, line->stream, line->n_freed);
 		give_runs(pool, pooled->runs, line, line->n_freed);
+		free(pooled);
 	}
-	free(pooled);
 }
 
 /* ---- looking ----------------------------------------------------------------------------------- */

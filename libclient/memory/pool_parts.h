@@ -36,9 +36,14 @@ struct glake__pooled {
 	struct glake__pool *pool;
 	struct glake__run *runs;          /* used ones, by next_in_bin; NULL while it is parked */
 	struct glake__stitched *stitched; /* NULL: runs is one, where it lies */
-	uint64_t lender;          /* the stream that its memory was borrowed from, + 1; 0: none */
-	struct glake__line *line; /* while it is parked */
-	struct glake__waiting *waiting;
+	uint64_t lender; /* the stream that its memory was borrowed from, + 1; 0: none */
+	/* While it is parked, frees that come soon behind it on its line wait with it: */
+	struct glake__line *line;
+	uint64_t parked_ns;
+	_Atomic bool is_closed; /* no more of them */
+	uint64_t number;        /* then: of the last that it waits for */
+	bool is_in_parking;     /* not yet, or not any more, of glake__pool_detach_locked() */
+	bool is_passed;
 };
 
 static inline uint64_t glake__units_of(uint64_t n_bytes)

@@ -240,31 +240,9 @@ struct glake__line *glake__runs_line(struct glake__runs *runs, uint64_t stream)
 	return line;
 }
 
-struct glake__waiting *glake__line_wait(struct glake__line *line)
+void glake__line_pass(struct glake__line *line, uint64_t number)
 {
-	struct glake__waiting *waiting = malloc(sizeof(*waiting));
-	if (waiting) {
-		waiting->number = ++line->n_freed;
-		line->n_holders++;
-	}
-	return waiting;
-}
-
-void glake__line_pass(struct glake__line *line, struct glake__waiting *waiting)
-{
-	struct glake__waiting **link = &line->early;
-	while (*link && (*link)->number < waiting->number) {
-		link = &(*link)->next;
-	}
-	waiting->next = *link;
-	*link = waiting;
-	while (line->early && line->early->number == line->n_passed + 1) {
-		struct glake__waiting *over = line->early;
-		line->early = over->next;
-		line->n_passed++;
-		line->n_holders--;
-		free(over);
-	}
+	line->n_passed = number > line->n_passed ? number : line->n_passed;
 	if (line->n_tied && line->n_passed == line->n_freed) {
 		*line->n_tied -= line->bins.n_units;
 		line->n_tied = NULL;
@@ -519,11 +497,6 @@ void glake__runs_deinit(struct glake__runs *runs)
 	while (runs->lines) {
 		struct glake__line *line = runs->lines;
 		runs->lines = line->next;
-		while (line->early) {
-			struct glake__waiting *waiting = line->early;
-			line->early = waiting->next;
-			free(waiting);
-		}
 		free(line);
 	}
 	glake__ptr_table_deinit(&runs->by_stream);

@@ -63,18 +63,12 @@ struct glake__run_bins {
 	uint64_t n_units;
 };
 
-/* A free that the line has not passed yet. */
-struct glake__waiting {
-	uint64_t number;
-	struct glake__waiting *next;
-};
-
 struct glake__line {
-	uint64_t stream;              /* the driver's id; nobody's has none */
-	uint64_t n_freed;             /* the last number given out */
-	uint64_t n_passed;            /* all up to this one have been passed */
-	size_t n_holders;             /* whoever keeps it, such as the frees that wait */
-	struct glake__waiting *early; /* owned: those passed before others with smaller numbers */
+	uint64_t stream;          /* the driver's id; nobody's has none */
+	_Atomic uint64_t n_freed; /* the last number given out */
+	uint64_t n_passed;        /* all up to this one have been passed */
+	size_t n_holders;         /* whoever keeps it, such as the frees that wait */
+	void *waiting;            /* the user's: a free that waits, which others may join */
 	struct glake__run_bins bins;
 	uint64_t *n_tied;         /* of runs, where what it has free counts; NULL: it is not tied */
 	struct glake__line *next; /* link: runs.lines */
@@ -104,12 +98,10 @@ void glake__runs_deinit(struct glake__runs *runs);
 struct glake__line *glake__runs_line(struct glake__runs *runs, uint64_t stream);
 
 /*
- * A free happens on @line, which it holds until it has been passed. Threads may give their frees to the stream in
- * another order than that of their numbers: a number counts as passed once all smaller ones are. NULL: no memory.
+ * The line has passed all numbers up to @number: work that was queued before they were given out is done. Threads may
+ * tell so in any order.
  */
-struct glake__waiting *glake__line_wait(struct glake__line *line);
-/* It has been passed, or did not happen. Frees @waiting, at once or later. */
-void glake__line_pass(struct glake__line *line, struct glake__waiting *waiting);
+void glake__line_pass(struct glake__line *line, uint64_t number);
 
 /* May others have nothing of it, free or not? */
 static inline bool glake__line_is_tied(const struct glake__line *line)

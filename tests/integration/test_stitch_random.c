@@ -292,12 +292,19 @@ static void release(void *user, void *allocation)
 	glake__heap_release(user, allocation);
 }
 
+static void marking(void *user, void *allocation)
+{
+	(void)user;
+	glake__heap_marking(allocation);
+}
+
 static void share_events(void)
 {
 	const struct glake_order_options options = {
 		.release = release,
 		.user = session,
 		.record = record_all,
+		.marking = marking,
 	};
 	struct glake_order *order;
 	record_ctx = (__typeof__(cuCtxRecordEvent) *)dlsym(drv.library, "cuCtxRecordEvent");
