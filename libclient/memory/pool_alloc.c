@@ -112,7 +112,8 @@ struct glake__allocation *glake__pooled_begin(struct glake__pooled *pooled)
 	struct glake__allocation *allocation = &pooled->allocation;
 	struct glake__pool *pool = pooled->pool;
 	allocation->address = pooled->stitched
-	                              ? pooled->stitched->range->ptr
+	                              ? pooled->stitched->range->ptr +
+	                                        pooled->stitched->n_skipped * RUN_UNIT_BYTES
 	                              : pool->home->ptr + pooled->runs->first * RUN_UNIT_BYTES;
 	allocation->id = glake__next_id_locked();
 	allocation->is_claimed = false;
@@ -172,32 +173,42 @@ static bool take_run(struct glake__pool *pool, struct glake__pooled *pooled,
 	return run != NULL;
 }
 
-/* The first @n_units of what it maps. */
+/* The first of @n_units of @stretch, behind @n_skipped; *n_out of them are in it. */
+static uint64_t part_of(const struct glake__stretch *stretch, uint64_t n_skipped, uint64_t n_units,
+                        uint64_t *n_out)
+{
+	uint64_t n = stretch->n_pages * RUN_PAGE_UNITS - n_skipped;
+	*n_out = n < n_units ? n : n_units;
+	return stretch->page * RUN_PAGE_UNITS + n_skipped;
+}
+
+/* The first @n_units of what it was made for. */
 static bool is_kept_free(const struct glake__pool *pool, const struct glake__stitched *stitched,
                          const struct glake__line *line, uint64_t n_units)
 {
-	for (size_t i = 0; n_units > 0; i++) {
-		const struct glake__stretch *stretch = &stitched->stretches[i];
-		uint64_t n = stretch->n_pages * RUN_PAGE_UNITS;
-		n = n < n_units ? n : n_units;
-		if (!is_free(pool, line, stretch->page * RUN_PAGE_UNITS, n)) {
-			return false;
-		}
+	uint64_t n_skipped = stitched->n_skipped;
+	bool is_all_free = n_skipped + n_units <= stitched->n_pages * RUN_PAGE_UNITS;
+	for (size_t i = 0; is_all_free && n_units > 0; i++) {
+		uint64_t n;
+		uint64_t unit = part_of(&stitched->stretches[i], n_skipped, n_units, &n);
+		is_all_free = is_free(pool, line, unit, n);
 		n_units -= n;
+		n_skipped = 0;
 	}
-	return true;
+	return is_all_free;
 }
 
 bool glake__pooled_carve(struct glake__pool *pool, struct glake__pooled *pooled,
-                         const struct glake__stretch *stretches, size_t n_stretches,
+                         const struct glake__stretch *stretches, uint64_t n_skipped,
                          uint64_t n_units)
 {
 	bool is_done = true;
-	for (size_t i = 0; is_done && n_units > 0 && i < n_stretches; i++) {
-		uint64_t n = stretches[i].n_pages * RUN_PAGE_UNITS;
-		n = n < n_units ? n : n_units;
-		is_done = carve(pool, pooled, stretches[i].page * RUN_PAGE_UNITS, n);
+	for (size_t i = 0; is_done && n_units > 0; i++) {
+		uint64_t n;
+		uint64_t unit = part_of(&stretches[i], n_skipped, n_units, &n);
+		is_done = carve(pool, pooled, unit, n);
 		n_units -= n;
+		n_skipped = 0;
 	}
 	return is_done;
 }
@@ -218,7 +229,7 @@ static bool take_kept(struct glake__pool *pool, struct glake__pooled *pooled,
 	if (!found) {
 		return false;
 	}
-	if (!glake__pooled_carve(pool, pooled, found->stretches, found->n_stretches, n_units)) {
+	if (!glake__pooled_carve(pool, pooled, found->stretches, found->n_skipped, n_units)) {
 		glake__pooled_give_up(pooled, line);
 		return false;
 	}
@@ -256,14 +267,14 @@ bool glake__pool_is_idle(const struct glake__pool *pool, const struct glake__sti
 	return !line || stitched->number <= line->n_passed;
 }
 
-/* ---- chunks ---- */
+/* ---- chunks ------------------------------------------------------------------------------------ */
 
-uint64_t glake__pool_chunk_end(const struct glake__pool *pool, uint64_t page, bool *is_start_out)
+struct glake__stretch glake__pool_chunk_at(const struct glake__pool *pool, uint64_t page)
 {
-	uint64_t offset = page * GLAKE__PAGE_BYTES;
-	const struct glake__piece *piece = glake__range_piece_locked(pool->home, offset);
-	*is_start_out = piece->offset == offset;
-	return (piece->offset + piece->n_bytes) / GLAKE__PAGE_BYTES;
+	const struct glake__piece *piece = glake__range_piece_locked(pool->home,
+	                                                             page * GLAKE__PAGE_BYTES);
+	return (struct glake__stretch){piece->offset / GLAKE__PAGE_BYTES,
+	                               piece->n_bytes / GLAKE__PAGE_BYTES};
 }
 
 struct glake__stretch glake__pool_whole_chunks(const struct glake__pool *pool,
@@ -271,15 +282,13 @@ struct glake__stretch glake__pool_whole_chunks(const struct glake__pool *pool,
 {
 	uint64_t first = glake__pages_of(run->first);
 	uint64_t end = glake__run_end(run) / RUN_PAGE_UNITS;
-	bool is_start;
 	if (first < end) {
-		uint64_t after = glake__pool_chunk_end(pool, first, &is_start);
-		first = is_start ? first : after;
+		struct glake__stretch chunk = glake__pool_chunk_at(pool, first);
+		first = chunk.page == first ? first : chunk.page + chunk.n_pages;
 	}
-	if (first < end && glake__pool_chunk_end(pool, end - 1, &is_start) > end) {
-		const struct glake__piece *last = glake__range_piece_locked(
-			pool->home, (end - 1) * GLAKE__PAGE_BYTES);
-		end = last->offset / GLAKE__PAGE_BYTES;
+	if (first < end) {
+		struct glake__stretch chunk = glake__pool_chunk_at(pool, end - 1);
+		end = chunk.page + chunk.n_pages == end ? end : chunk.page;
 	}
 	return (struct glake__stretch){first, first < end ? end - first : 0};
 }

@@ -9,14 +9,17 @@
 #include "proto/clock.h"
 
 /* With less than this part of a request free, stitching would map much to save little. */
-#define WORTH_PART 16u
+#define WORTH_PART 8u
 /* Fresh memory starts on 2 MiB if no more than this part of it is wasted at its end. */
 #define ALIGNED_PART 16u
 /* What is kept of them: so many times the pool's memory, and at least so many pages. */
 #define KEPT_TIMES 4u
 #define KEPT_MIN_PAGES 4096u
-/* A chunk is this part of the pool's memory, 2 MiB to 64 MiB: smaller ones are easier to stitch. */
-#define CHUNK_PART 4096u
+/*
+ * A chunk is this part of the pool's memory, 2 MiB to 64 MiB: the driver's time is by the chunk, and what lies
+ * unused between allocations is a part of one.
+ */
+#define CHUNK_PART 512u
 #define CHUNK_MAX_BYTES (64ull << 20)
 /*
  * Requests from here on get one chunk while nothing needs to be stitched: before memory has been used again, when
@@ -32,91 +35,6 @@
 static uint64_t page_up(uint64_t unit)
 {
 	return glake__pages_of(unit) * RUN_PAGE_UNITS;
-}
-
-/* ---- whole chunks that are free ------------------------------------------------------------------ */
-
-struct stretches {
-	struct glake__stretch *list; /* owned */
-	size_t n;
-	size_t capacity;
-	uint64_t n_pages;
-};
-
-static int add_stretch(struct stretches *stretches, uint64_t page, uint64_t n_pages)
-{
-	if (stretches->n == stretches->capacity) {
-		size_t capacity = stretches->capacity ? 2 * stretches->capacity : 64;
-		void *more = reallocarray(stretches->list, capacity, sizeof(*stretches->list));
-		if (!more) {
-			return glake__fail(-ENOMEM, "out of memory");
-		}
-		stretches->list = more;
-		stretches->capacity = capacity;
-	}
-	stretches->list[stretches->n++] = (struct glake__stretch){page, n_pages};
-	stretches->n_pages += n_pages;
-	return 0;
-}
-
-/* @line NULL: what nobody's work uses. */
-static int gather_in(struct glake__pool *pool, const struct glake__run_bins *bins,
-                     const struct glake__line *line, struct stretches *stretches)
-{
-	int r = 0;
-	for (unsigned bin = 0; bin < RUN_BINS; bin++) {
-		const struct glake__run *run = bins->first[bin];
-		for (; r == 0 && run; run = run->next_in_bin) {
-			struct glake__stretch whole = glake__pool_whole_chunks(pool, run);
-			if (whole.n_pages > 0 && glake__run_serves(run, line)) {
-				r = add_stretch(stretches, whole.page, whole.n_pages);
-			}
-		}
-	}
-	return r;
-}
-
-static int by_pages(const void *one, const void *other)
-{
-	const struct glake__stretch *a = one;
-	const struct glake__stretch *b = other;
-	return (a->n_pages > b->n_pages) - (a->n_pages < b->n_pages);
-}
-
-/* All whole chunks that are free for @line, the smallest stretches first. */
-static int gather(struct glake__pool *pool, const struct glake__line *line,
-                  struct stretches *stretches)
-{
-	glake__runs_unite(&pool->runs);
-	int r = gather_in(pool, &pool->runs.nobody.bins, line, stretches);
-	for (const struct glake__line *at = pool->runs.lines; r == 0 && at; at = at->next) {
-		r = at == line || !glake__line_is_tied(at)
-		            ? gather_in(pool, &at->bins, line, stretches)
-		            : 0;
-	}
-	if (stretches->n > 1) {
-		qsort(stretches->list, stretches->n, sizeof(*stretches->list), by_pages);
-	}
-	return r;
-}
-
-/* As many as @n_pages need, which leaves the large ones whole. The last one is cut where a chunk ends. */
-static void choose(const struct glake__pool *pool, struct stretches *stretches, uint64_t n_pages)
-{
-	uint64_t n_chosen = 0;
-	size_t n = 0;
-	while (n < stretches->n && n_chosen < n_pages) {
-		struct glake__stretch *stretch = &stretches->list[n++];
-		if (n_chosen + stretch->n_pages > n_pages) {
-			bool is_start;
-			uint64_t last = stretch->page + (n_pages - n_chosen) - 1;
-			stretch->n_pages = glake__pool_chunk_end(pool, last, &is_start) -
-			                   stretch->page;
-		}
-		n_chosen += stretch->n_pages;
-	}
-	stretches->n = n;
-	stretches->n_pages = n_chosen;
 }
 
 /* ---- growing ----------------------------------------------------------------------------------- */
@@ -269,56 +187,71 @@ static int grow(struct glake__pool *pool, struct glake__pooled *pooled, struct g
 /* ---- stitching --------------------------------------------------------------------------------- */
 
 /*
- * Free memory of at most @n_units is @pooled's, by @stretches; *n_missing_out pages are missing. None, if what is
- * free is not worth it.
+ * Is stitching worth it? Of a plan that misses something, only if there is much of the rest, and if growing next to
+ * free memory would not do with as little of glaked.
  */
-static int take_stretches_locked(struct glake__pool *pool, struct glake__pooled *pooled,
-                                 struct glake__line *line, struct stretches *stretches,
-                                 bool is_tight, uint64_t *n_missing_out)
+static bool is_worth(struct glake__pool *pool, const struct glake__line *line, uint64_t n_units,
+                     const struct glake__plan *plan)
+{
+	if (plan->n_missing == 0) {
+		return true;
+	}
+	const struct glake__run *hole = find_frontier(pool, line, n_units);
+	uint64_t n_grown = n_units;
+	if (hole) {
+		n_grown -= hole->first - start_in(hole->previous, n_units);
+	}
+	return plan->n_units >= n_units / WORTH_PART &&
+	       glake__pages_of(plan->n_missing) < glake__pages_of(n_grown);
+}
+
+/* What is free of @plan is @pooled's. An empty plan: nothing is, or it is not worth it. */
+static int take_plan_locked(struct glake__pool *pool, struct glake__pooled *pooled,
+                            struct glake__line *line, bool is_tight, struct glake__plan *plan)
 {
 	uint64_t n_units = glake__units_of(pooled->allocation.n_bytes);
-	uint64_t n_pages = glake__pages_of(n_units);
-	int r = gather(pool, line, stretches);
-	if (r == 0 && !is_tight && stretches->n_pages < n_pages / WORTH_PART) {
-		stretches->n = 0;
-		stretches->n_pages = 0;
+	int r = glake__plan_make(pool, line, n_units, plan);
+	if (r == 0 && !is_tight && !is_worth(pool, line, n_units, plan)) {
+		plan->n = 0;
 	}
-	if (r < 0 || stretches->n == 0) {
+	if (r < 0 || plan->n == 0) {
 		return r;
 	}
-	choose(pool, stretches, n_pages);
-	*n_missing_out = stretches->n_pages < n_pages ? n_pages - stretches->n_pages : 0;
-	if (!glake__pooled_carve(pool, pooled, stretches->list, stretches->n, n_units)) {
+	if (!glake__pooled_carve(pool, pooled, plan->list, plan->n_skipped, plan->n_units)) {
 		glake__pooled_give_up(pooled, line);
 		return glake__fail(-ENOMEM, "out of memory");
 	}
 	return 0;
 }
 
-/* Fresh memory for what is missing, the last stretch. Some of its last page may be left over. */
+/* Fresh memory for what is missing. Some of its last page may be left over. */
 static int add_missing(struct glake__pool *pool, struct glake__pooled *pooled,
-                       struct stretches *stretches, uint64_t n_units, struct glake__wait *wait)
+                       struct glake__plan *plan, struct glake__wait *wait)
 {
+	uint64_t n_units = page_up(plan->n_missing);
 	glake__lock();
-	struct glake__run *hole = glake__runs_find_hole(&pool->runs, page_up(n_units));
-	struct glake__run *run = hole ? glake__runs_use(&pool->runs, hole, hole->first,
-	                                                page_up(n_units))
+	struct glake__run *hole = glake__runs_find_hole(&pool->runs, n_units);
+	struct glake__run *run = hole ? glake__runs_use(&pool->runs, hole, hole->first, n_units)
 	                              : NULL;
 	glake__unlock();
 	if (!run) {
 		return glake__fail(-ENOMEM, "the pool has no addresses left");
 	}
-	uint64_t page = run->first / RUN_PAGE_UNITS;
+	struct glake__stretch fresh = {run->first / RUN_PAGE_UNITS, n_units / RUN_PAGE_UNITS};
 	int r = fill(pool, run, wait);
 	glake__lock();
 	if (r == 0) {
-		let_rest_locked(pool, run, n_units);
+		let_rest_locked(pool, run, plan->n_missing);
 		glake__pooled_add_run(pooled, run);
-		r = add_stretch(stretches, page, glake__pages_of(n_units));
+		plan->list[plan->n++] = fresh;
 	} else {
 		glake__runs_unmap(&pool->runs, run);
 	}
 	glake__unlock();
+	if (r == 0 && plan->has_last) {
+		plan->list[plan->n - 1] = plan->list[plan->n - 2];
+		plan->list[plan->n - 2] = fresh;
+	}
 	return r;
 }
 
@@ -356,16 +289,17 @@ static void drop_oldest(struct glake__pool *pool)
 	} while (oldest);
 }
 
-static int map_stretches(struct glake__pool *pool, struct glake__pooled *pooled,
-                         struct stretches *stretches)
+static int map_plan(struct glake__pool *pool, struct glake__pooled *pooled,
+                    struct glake__plan *plan)
 {
 	struct glake__stitched *stitched;
-	int r = glake__stitched_new(pool->home, pool->device->handle, stretches->list, stretches->n,
+	int r = glake__stitched_new(pool->home, pool->device->handle, plan->list, plan->n,
 	                            &stitched);
 	if (r < 0) {
 		return r;
 	}
-	stretches->list = NULL;
+	plan->list = NULL;
+	stitched->n_skipped = plan->n_skipped;
 	glake__lock();
 	r = glake__stitched_add(&pool->stitched, stitched);
 	if (r == 0) {
@@ -384,18 +318,13 @@ static int map_stretches(struct glake__pool *pool, struct glake__pooled *pooled,
 	return r;
 }
 
-/* Way 3, with @stretches already @pooled's. */
+/* Way 3, with what is free of @plan already @pooled's. */
 static int stitch(struct glake__pool *pool, struct glake__pooled *pooled, struct glake__line *line,
-                  struct stretches *stretches, uint64_t n_missing, struct glake__wait *wait)
+                  struct glake__plan *plan, struct glake__wait *wait)
 {
-	uint64_t n_units = glake__units_of(pooled->allocation.n_bytes);
-	int r = 0;
-	if (n_missing > 0) {
-		r = add_missing(pool, pooled, stretches,
-		                n_units - stretches->n_pages * RUN_PAGE_UNITS, wait);
-	}
+	int r = plan->n_missing > 0 ? add_missing(pool, pooled, plan, wait) : 0;
 	if (r == 0) {
-		r = map_stretches(pool, pooled, stretches);
+		r = map_plan(pool, pooled, plan);
 	}
 	if (r < 0) {
 		glake__lock();
@@ -455,24 +384,23 @@ static bool lacks_memory(int r)
 static bool make_of_own(struct glake__pool *pool, struct glake__pooled *pooled,
                         struct glake__line *line, struct glake__wait *wait)
 {
-	uint64_t n_missing = 0;
-	struct stretches stretches = {.n = 0};
+	struct glake__plan plan = {.n = 0};
 	int r = 0;
 	glake__lock();
 	bool is_done = glake__pooled_take(pool, pooled, line);
 	if (!is_done && pooled->allocation.n_bytes > GLAKE__PAGE_BYTES) {
-		r = take_stretches_locked(pool, pooled, line, &stretches, true, &n_missing);
+		r = take_plan_locked(pool, pooled, line, true, &plan);
 	}
-	if (n_missing > 0) {
+	if (plan.n_missing > 0) {
 		glake__pooled_give_up(pooled, line);
-		stretches.n = 0;
+		plan.n = 0;
 	}
 	glake__unlock();
 	if (!is_done && r == 0) {
-		is_done = stretches.n > 0 ? stitch(pool, pooled, line, &stretches, 0, wait) == 0
-		                          : borrow(pool, pooled, line, wait);
+		is_done = plan.n > 0 ? stitch(pool, pooled, line, &plan, wait) == 0
+		                     : borrow(pool, pooled, line, wait);
 	}
-	free(stretches.list);
+	free(plan.list);
 	return is_done;
 }
 
@@ -480,20 +408,19 @@ static bool make_of_own(struct glake__pool *pool, struct glake__pooled *pooled,
 static int make_once(struct glake__pool *pool, struct glake__pooled *pooled,
                      struct glake__line *line, bool is_tight, struct glake__wait *wait)
 {
-	uint64_t n_missing = 0;
-	struct stretches stretches = {.n = 0};
+	struct glake__plan plan = {.n = 0};
 	glake__lock();
 	bool is_taken = glake__pooled_take(pool, pooled, line);
 	int r = 0;
 	if (!is_taken && pooled->allocation.n_bytes > GLAKE__PAGE_BYTES) {
-		r = take_stretches_locked(pool, pooled, line, &stretches, is_tight, &n_missing);
+		r = take_plan_locked(pool, pooled, line, is_tight, &plan);
 	}
 	glake__unlock();
 	if (r == 0 && !is_taken) {
-		r = stretches.n > 0 ? stitch(pool, pooled, line, &stretches, n_missing, wait)
-		                    : grow(pool, pooled, line, wait);
+		r = plan.n > 0 ? stitch(pool, pooled, line, &plan, wait)
+		               : grow(pool, pooled, line, wait);
 	}
-	free(stretches.list);
+	free(plan.list);
 	return r;
 }
 

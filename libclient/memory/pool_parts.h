@@ -3,6 +3,7 @@
  * What the files of a pool share: its state, and what is done with it under the lock.
  *
  *   pool_alloc.c    allocations: taken of what is free, freed, found; the numbers
+ *   pool_plan.c     of what is free: chunks to be stitched
  *   pool_make.c     what takes time: stitching, and memory of glaked
  *   pool_reclaim.c  giving back
  */
@@ -71,19 +72,33 @@ struct glake__allocation *glake__pooled_begin(struct glake__pooled *pooled);
 /* Memory without a driver call: a free run, or a stitched range that was kept. */
 bool glake__pooled_take(struct glake__pool *pool, struct glake__pooled *pooled,
                         struct glake__line *line);
-/* The first @n_units of @stretches, which are free for its line. False: no memory of the host. */
+/* @n_units of @stretches behind @n_skipped, which are free for its line. False: no memory of the host. */
 bool glake__pooled_carve(struct glake__pool *pool, struct glake__pooled *pooled,
-                         const struct glake__stretch *stretches, size_t n_stretches,
+                         const struct glake__stretch *stretches, uint64_t n_skipped,
                          uint64_t n_units);
 
 /* Has the work that used it last been done? */
 bool glake__pool_is_idle(const struct glake__pool *pool, const struct glake__stitched *stitched);
 
-/* The end of the chunk that page @page is in, in pages; is_start: it starts there. */
-uint64_t glake__pool_chunk_end(const struct glake__pool *pool, uint64_t page, bool *is_start_out);
+/* The chunk that page @page is in. */
+struct glake__stretch glake__pool_chunk_at(const struct glake__pool *pool, uint64_t page);
 /* The whole chunks in @run, which is mapped, side by side. n_pages 0: there are none. */
 struct glake__stretch glake__pool_whole_chunks(const struct glake__pool *pool,
                                                const struct glake__run *run);
+
+/* What an allocation is stitched of. {0} is empty: it is not. */
+struct glake__plan {
+	struct glake__stretch *list; /* owned: what is mapped, in order; with room for one more */
+	size_t n;
+	uint64_t n_units;   /* free ones in it, that are the allocation's */
+	uint64_t n_skipped; /* others, of the first chunk, in front of them */
+	uint64_t n_missing; /* units that nothing is free for. Fresh memory comes last, */
+	bool has_last;      /* or before the last chunk, of which only the front is free */
+};
+
+/* The smallest whole chunks first, which leaves the large ones whole. 0 or -ENOMEM, when the plan is empty. */
+int glake__plan_make(struct glake__pool *pool, const struct glake__line *line, uint64_t n_units,
+                     struct glake__plan *plan);
 
 void glake__pool_count_reserved(struct glake__pool *pool, int64_t n_bytes);
 void glake__pool_count_stitched(struct glake__pool *pool);

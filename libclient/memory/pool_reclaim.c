@@ -73,8 +73,8 @@ static struct glake__stretch find_victim(const struct glake__pool *pool,
 	}
 	uint64_t page = whole.page;
 	while (page < whole.page + whole.n_pages && victim.n_pages < n_pages) {
-		bool is_start;
-		uint64_t end = glake__pool_chunk_end(pool, page, &is_start);
+		struct glake__stretch chunk = glake__pool_chunk_at(pool, page);
+		uint64_t end = chunk.page + chunk.n_pages;
 		if (!memchr(marks + page, KEPT, end - page)) {
 			victim.page = victim.n_pages > 0 ? victim.page : page;
 			victim.n_pages += end - page;

@@ -4,7 +4,7 @@
  *
  * Nothing is unmapped, so work that runs is not disturbed. A stitched range is made for one allocation and
  * kept: a later one that finds the same memory free takes it again without a driver call, also a smaller one,
- * which takes the first pages. So the second round of a loop maps nothing. Those not used longest are dropped
+ * which takes its front. So the second round of a loop maps nothing. Those not used longest are dropped
  * when there are too many; live ones never count against that.
  *
  * The pool says which memory is free (pool.h). Here are only the ranges, and what is mapped in them.
@@ -33,10 +33,11 @@ struct glake__stitched {
 	struct glake__stretch *stretches; /* owned: what is mapped, in order */
 	size_t n_stretches;
 	size_t n_chunks;
-	bool is_live;    /* false: it is kept for the next */
-	void *user;      /* the allocation that it is; NULL: none, or it is being freed */
-	uint64_t stream; /* whose work used it last, */
-	uint64_t number; /* up to this number (runs.h); 0: no work uses it */
+	uint64_t n_skipped; /* units (runs.h) at its front that are another allocation's */
+	bool is_live;       /* false: it is kept for the next */
+	void *user;         /* the allocation that it is; NULL: none, or it is being freed */
+	uint64_t stream;    /* whose work used it last, */
+	uint64_t number;    /* up to this number (runs.h); 0: no work uses it */
 	struct glake__stitched *older; /* link: those kept, by age */
 	struct glake__stitched *newer;
 };

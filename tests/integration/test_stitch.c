@@ -183,6 +183,68 @@ START_TEST(only_what_is_missing_is_asked_for)
 }
 END_TEST
 
+/* Of a chunk that another allocation is in, the rear begins a row, or the front ends it. */
+START_TEST(chunks_in_part_begin_and_end_a_range)
+{
+	CUstream stream = stream_new();
+	glake_ptr before = alloc_on(stream, MIB);
+	glake_ptr behind = alloc_on(stream, MIB);
+	glake_ptr front = alloc_on(stream, 3 * MIB);
+	alloc_on(stream, 2 * MIB);
+	ck_assert_uint_eq(stats().reserved_bytes, 8 * MIB);
+	queue_write(stream, behind, MIB, 1);
+	queue_write(stream, front, 3 * MIB, 2);
+	free_on(stream, before);
+	/* 1 MiB of the second and 1 MiB of the first chunk; without them it would be 6 MiB more. */
+	glake_ptr large = alloc_on(stream, 6 * MIB);
+	queue_write(stream, large, 6 * MIB, 3);
+	struct glake_pool_stats now = stats();
+	ck_assert_uint_eq(now.n_stitches, 1);
+	ck_assert_uint_eq(now.reserved_bytes, 12 * MIB);
+	ck_assert_uint_eq(now.used_bytes, 12 * MIB);
+	synchronize(stream);
+	ck_assert_uint_eq(n_wrong(behind, MIB, 1), 0);
+	ck_assert_uint_eq(n_wrong(front, 3 * MIB, 2), 0);
+	ck_assert_uint_eq(n_wrong(large, 6 * MIB, 3), 0);
+	/* Kept, it serves again, from where it began. */
+	free_on(stream, large);
+	glake_ptr again = alloc_on(stream, 5 * MIB);
+	ck_assert_uint_eq(again, large);
+	queue_write(stream, again, 5 * MIB, 4);
+	ck_assert_uint_eq(stats().n_mapped, now.n_mapped);
+	/* Its chunks stay, also those that others leave. */
+	free_on(stream, behind);
+	free_on(stream, front);
+	synchronize(stream);
+	assert_ok(glake_trim(session, 0, 0));
+	ck_assert_uint_eq(n_wrong(again, 5 * MIB, 4), 0);
+	ck_assert_uint_eq(stats().n_kept_live, 1);
+	free_on(stream, again);
+	synchronize(stream);
+	assert_ok(glake_trim(session, 0, 0));
+	ck_assert_uint_eq(stats().reserved_bytes, 2 * MIB);
+}
+END_TEST
+
+START_TEST(a_large_chunk_in_part_is_stitched)
+{
+	CUstream stream = stream_new();
+	glake_ptr first = alloc_on(stream, 40 * MIB);
+	ck_assert_uint_eq(stats().n_mapped, 1);
+	alloc_on(stream, 2 * MIB);
+	free_on(stream, first);
+	glake_ptr small = alloc_on(stream, 10 * MIB);
+	queue_write(stream, small, 10 * MIB, 1);
+	glake_ptr large = alloc_on(stream, 40 * MIB);
+	queue_write(stream, large, 40 * MIB, 2);
+	ck_assert_uint_eq(stats().reserved_bytes, 52 * MIB);
+	ck_assert_uint_eq(stats().n_stitches, 1);
+	synchronize(stream);
+	ck_assert_uint_eq(n_wrong(small, 10 * MIB, 1), 0);
+	ck_assert_uint_eq(n_wrong(large, 40 * MIB, 2), 0);
+}
+END_TEST
+
 START_TEST(ends_of_allocations_serve_others)
 {
 	CUstream stream = stream_new();

@@ -59,8 +59,8 @@ static bool try_free(const struct scene *scene, glake_ptr ptr)
 /* All that the pool does, once. */
 static void scene_play(struct scene *scene)
 {
-	scene->large = try_alloc(scene, 18 * MIB); /* stitched, with 6 MiB more */
-	scene->small = try_alloc(scene, MIB);      /* of a fresh chunk, or what is left */
+	scene->small = try_alloc(scene, MIB);      /* the front of a chunk */
+	scene->large = try_alloc(scene, 17 * MIB); /* stitched, its rear first, with 6 MiB more */
 	stats();
 	if (try_free(scene, scene->large)) {
 		scene->large = try_alloc(scene, 14 * MIB); /* the range that was kept */
