@@ -49,6 +49,25 @@ class Install(unittest.TestCase):
             self.assert_compiles(tree)
             self.assert_imports(tree)
 
+    def test_folders_of_a_distribution(self):
+        with tempfile.TemporaryDirectory() as root:
+            more = {"VERSION": "1.2.3", "SOVERSION": "0", "SYSCONFDIR": "/opt/etc",
+                    "LIBDIR": "/opt/glake/lib/x86_64-linux-gnu"}
+            done = run("deploy/install", BUILD, root, "/opt/glake", env={**os.environ, **more})
+            self.assertEqual(done.returncode, 0, done.stderr)
+            library = root + more["LIBDIR"] + "/libglake-client.so"
+            self.assertEqual(os.path.realpath(library), os.path.realpath(library + ".1.2.3"))
+            self.assertEqual(glob.glob(root + "/opt/glake/lib/libglake*"), [])
+            done = run("pkg-config", "--libs", "glake-client",
+                       env={**os.environ, "PKG_CONFIG_LIBDIR": root + more["LIBDIR"] + "/pkgconfig"})
+            self.assertEqual(done.stdout.split(), [f"-L{more['LIBDIR']}", "-lglake-client"])
+            units = root + "/opt/glake/lib/systemd/system/"
+            self.assertEqual(sorted(os.listdir(units)),
+                             ["glake-metrics.service", "glaked-devices.service", "glaked.service",
+                              "glaked.socket"])
+            self.assertIn("ExecStart=/opt/glake/bin/glaked --config /opt/etc/glake/glaked.conf\n",
+                          read(units + "glaked.service"))
+
     def assert_compiles(self, tree):
         """A program of somebody else: public headers and the shared library are enough."""
         source = tree + "use.c"
