@@ -9,6 +9,7 @@ say = $(if $(filter 1,$(V)),,@printf '  %-5s %s\n' $(1) $(2))
 VERSION := 0.1.0
 SOVERSION := 0
 PREFIX ?= /usr/local
+LIBDIR ?= $(PREFIX)/lib
 SYSCONFDIR ?= /etc
 JOBS ?= $(shell nproc)
 FUZZ_SECONDS ?= 60
@@ -47,7 +48,7 @@ rpath = -Wl,--disable-new-dtags -Wl,-rpath,'$$ORIGIN/$(1)'
 CLIENT_LIBS = -lprotobuf-c -ljansson -lxxhash -ldl -lpthread
 DAEMON_LIBS = -luv -lprotobuf-c -lconfig -lsystemd -lsubid -lxxhash -ldl -lpthread
 MOVER_LIBS = -lprotobuf-c -ljansson -lxxhash -ldl -lpthread
-CTL_LIBS = -ljansson -Wl,--as-needed -lmicrohttpd -Wl,--no-as-needed
+CTL_LIBS = -ljansson -Wl,--push-state,--as-needed -lmicrohttpd -Wl,--pop-state
 TEST_LIBS = $(shell pkg-config --libs check) -lm
 
 # ---- sources ------------------------------------------------------------------------------------
@@ -86,7 +87,7 @@ FORMATTED := $(wildcard $(addsuffix /*.[ch],proto daemon $(DAEMON_FOLDERS) daemo
 	tests/shim))
 
 .PHONY: help all daemon lib shim ctl cudasim tests deps test check run-tests run-c-tests demo bench \
-	check-asan check-tsan check-gpu fuzz format format-check check-layers install dist clean ci
+	check-asan check-tsan check-gpu check-deploy fuzz format format-check check-layers install dist deb clean ci
 .DEFAULT_GOAL := all
 
 help: ## list the targets
@@ -123,6 +124,9 @@ check-tsan: deps ## the C tests under ThreadSanitizer
 check-gpu: tests ## tests and benchmarks of a GPU host (needs PyTorch)
 	@GLAKE_LIBCUDA= TEST_JOBS=1 tests/run $(B) $(GPU_TESTS) $(B)/tests/unit/test_shim_drain
 	@python3 tests/gpu/run.py --out $(B)/gpu
+check-deploy: tests ## the packages on a bare Debian with a systemd of its own (needs root)
+	@tests/deps deb && tests/deps boot
+	@VERSION=$(VERSION) SOVERSION=$(SOVERSION) tests/run $(B) tests/deploy/test_packages.py
 demo: deps ## model servers that share weights, and programs that are made to
 	@$(submake) all cudasim $(DEMO)
 	@tests/demo/run.sh $(B)
@@ -351,11 +355,17 @@ $(B)/tests/demo/engine: $(B)/obj/tests/demo/engine.o
 
 # ---- install, dist ------------------------------------------------------------------------------
 install: all ## into DESTDIR and PREFIX (/usr/local); an absent configuration into /etc
-	$(Q)VERSION=$(VERSION) SOVERSION=$(SOVERSION) SYSCONFDIR=$(SYSCONFDIR) \
+	$(Q)VERSION=$(VERSION) SOVERSION=$(SOVERSION) LIBDIR="$(LIBDIR)" SYSCONFDIR="$(SYSCONFDIR)" \
 		deploy/install $(B) "$(DESTDIR)" "$(PREFIX)"
 	$(call say,INST,"$(DESTDIR)$(PREFIX)")
 dist: tests ## dist/glake-VERSION-x86_64.tar.gz, runs from any folder
 	$(Q)VERSION=$(VERSION) SOVERSION=$(SOVERSION) deploy/dist $(B)
+# The project has no mail host, and no bug of Debian's to close.
+LINTIAN_IRRELEVANT = bogus-mail-host,bogus-mail-host-in-debian-changelog,initial-upload-closes-no-bugs
+deb: all ## dist/*.deb
+	@tests/deps deb
+	$(Q)VERSION=$(VERSION) SOVERSION=$(SOVERSION) deploy/deb $(B) dist
+	$(Q)lintian --allow-root --fail-on error --suppress-tags $(LINTIAN_IRRELEVANT) dist/*.deb
 clean: ## remove all that was built
 	rm -rf $(B) dist
 

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The packages on a bare Debian with a real systemd: `make check-deploy`."""
+
+import glob
+import json
+import os
+import shutil
+import struct
+import subprocess
+import tempfile
+import unittest
+
+from tests.deploy import debian
+
+BUILD = os.environ["GLAKE_BUILD"]
+PACKAGES = ("glaked", "glakectl", "glake-shim", "libglake-client0", "python3-glake")
+# What a host with a GPU has. The books of all simulated processes are one file.
+DRIVER = "/usr/lib/x86_64-linux-gnu/libcuda.so.1"
+DROP_IN = "/etc/systemd/system/glaked.service.d/simulated.conf"
+BOOKS = "CUDASIM_STATE=/dev/shm/books"
+
+
+def write_model(path):
+    """Three tensors that are blocks of their own, and a small one."""
+    sizes = {"a": 4 << 20, "b": 4 << 20, "c": 6 << 20, "d": 1000}
+    header, at = {}, 0
+    for name, size in sizes.items():
+        header[name] = {"dtype": "U8", "shape": [size], "data_offsets": [at, at + size]}
+        at += size
+    text = json.dumps(header).encode()
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text + os.urandom(at))
+
+
+class Packages(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        reason = debian.why_not()
+        if reason:
+            raise unittest.SkipTest(reason)
+        cls.folder = tempfile.mkdtemp()
+        cls.addClassCleanup(shutil.rmtree, cls.folder)
+        cls.debian = debian.Debian(cls.folder)
+        cls.addClassCleanup(cls.debian.stop)
+        for revision in ("1", "2"):
+            subprocess.run(["deploy/deb", BUILD, f"{cls.debian.root}/srv/{revision}"], check=True,
+                           env={**os.environ, "DEB_REVISION": revision}, stdout=subprocess.DEVNULL)
+        write_model(cls.debian.root + "/srv/model.safetensors")
+        shutil.copy("tests/deploy/client.py", cls.debian.root + "/srv")
+        # Nobody is there to be asked.
+        with open(cls.debian.root + "/srv/apt.conf", "w", encoding="utf-8") as file:
+            file.write('APT::Get::Assume-Yes "true";\n')
+
+    def inside(self, *words):
+        """The output of a command that succeeds."""
+        done = self.debian.run(*words)
+        self.assertEqual(done.returncode, 0, f"{words}: {done.stdout[-3000:]}{done.stderr[-3000:]}")
+        return done.stdout
+
+    def install(self, revision):
+        files = [glob.glob(f"{self.debian.root}/srv/{revision}/{name}_*.deb")[0]
+                 for name in PACKAGES]
+        self.inside("apt-get", "install", "-y", "-qq", "--no-install-recommends",
+                    *[file[len(self.debian.root):] for file in files])
+
+    def property_of(self, unit, name):
+        return self.inside("systemctl", "show", "--value", "-p", name, unit).strip()
+
+    def status(self):
+        return json.loads(self.inside("glakectl", "--json", "status"))
+
+    def start_client(self):
+        """A client, and the digest that it has of the model."""
+        client = self.debian.start("env", BOOKS, "python3", "/srv/client.py", "/srv/model.safetensors")
+        self.addCleanup(client.communicate)
+        return client, self.answer(client)
+
+    def answer(self, client):
+        line = client.stdout.readline().strip()
+        self.assertRegex(line, "^[0-9a-f]{64}$", line)
+        return line
+
+    def check(self, client):
+        client.stdin.write("check\n")
+        client.stdin.flush()
+        return self.answer(client)
+
+    def quit(self, client):
+        self.assertEqual(client.communicate("quit\n")[0], "")
+        self.assertEqual(client.returncode, 0)
+
+    def put_driver(self):
+        shutil.copy(BUILD + "/cudasim/libcuda.so.1", self.debian.root + DRIVER)
+        os.makedirs(os.path.dirname(self.debian.root + DROP_IN), exist_ok=True)
+        with open(self.debian.root + DROP_IN, "w", encoding="utf-8") as file:
+            file.write(f"[Service]\nEnvironment={BOOKS}\n")
+        self.inside("systemctl", "daemon-reload")
+
+    def remove_driver(self):
+        os.unlink(self.debian.root + DRIVER)
+        shutil.rmtree(os.path.dirname(self.debian.root + DROP_IN))
+
+    def test_life_of_the_packages(self):
+        self.inside("apt-get", "update", "-qq")
+        self.install(1)
+        self.assert_installed()
+        self.put_driver()
+        self.inside("systemctl", "start", "glaked")
+        self.assert_runs_in_its_sandbox()
+        self.assert_charges_by_cgroup()
+
+        client, digest = self.start_client()
+        # The sandbox lets glake-mover see that nobody has the file open for writing.
+        model, = json.loads(self.inside("glakectl", "--json", "models"))["models"]
+        self.assertEqual(model["reload_reason"], "")
+        for change in (self.restart, self.upgrade, self.kill):
+            with self.subTest(change.__name__):
+                before = self.status()["pid"]
+                change()
+                self.assertNotEqual(self.status()["pid"], before)
+                self.assertEqual(self.check(client), digest)
+                other, other_digest = self.start_client()
+                self.assertEqual(other_digest, digest)
+                self.quit(other)
+        self.quit(client)
+        self.run_demo()
+        self.assert_nothing_left()
+
+    def assert_installed(self):
+        self.assertEqual(self.property_of("glaked.socket", "ActiveState"), "active")
+        self.assertEqual(self.property_of("glaked.service", "UnitFileState"), "enabled")
+        # There is no driver yet: nothing has been started, and so nothing has failed.
+        self.assertEqual(self.property_of("glaked.service", "ActiveState"), "inactive")
+        self.assertIn("(video)", self.inside("id", "glake"))
+        self.assertEqual(self.inside("stat", "-c", "%a", "/run/glake/glaked.sock").strip(), "666")
+        self.inside("glaked", "--check-config", "--config", "/etc/glake/glaked.conf")
+
+    def assert_runs_in_its_sandbox(self):
+        pid = self.property_of("glaked.service", "MainPID")
+        self.assertEqual(self.inside("stat", "-c", "%U", f"/proc/{pid}").strip(), "glake")
+        self.assertEqual(self.status()["pid"], int(pid))
+        done = self.debian.run("systemd-analyze", "security", "--no-pager", "--threshold=16",
+                               "glaked.service")
+        self.assertEqual(done.returncode, 0, done.stdout)
+        print(done.stdout.strip().splitlines()[-1])
+
+    def assert_charges_by_cgroup(self):
+        """glaked sees the cgroups of other users' processes."""
+        config = self.debian.root + "/etc/glake/glaked.conf"
+        with open(config, encoding="utf-8") as file:
+            text = file.read()
+        with open(config, "w", encoding="utf-8") as file:
+            file.write(text.replace('#\t{ name = "batch"', '\t{ name = "batch"'))
+        self.inside("systemctl", "reload", "glaked")
+        tenant = "import glake; print(glake.connect(cuda=False).info()['tenant'])"
+        self.assertEqual(self.inside("systemd-run", "--quiet", "--pipe", "--wait",
+                                     "--slice=batch.slice", "--uid=nobody",
+                                     "python3", "-c", tenant).strip(), "batch")
+
+    def restart(self):
+        self.inside("systemctl", "restart", "glaked")
+
+    def upgrade(self):
+        self.install(2)
+        self.assertTrue(self.inside("dpkg-query", "-W", "-f", "${Version}", "glaked").endswith("-2"))
+
+    def kill(self):
+        self.inside("systemctl", "kill", "--kill-whom=main", "--signal=KILL", "glaked")
+        self.inside("systemctl", "is-active", "--quiet", "glaked.socket")
+
+    def run_demo(self):
+        """With what is installed, beside the service."""
+        tree = self.debian.root + "/srv/demo"
+        shutil.copytree(BUILD + "/tests/demo", tree + "/tests/demo",
+                        ignore=shutil.ignore_patterns("*.d"))
+        shutil.copy("tests/demo/run.sh", tree + "/tests/demo")
+        shutil.copytree(BUILD + "/cudasim", tree + "/cudasim")
+        os.symlink("/usr/bin", tree + "/bin")
+        # /tmp is a tmpfs, where a file may change unnoticed.
+        out = self.inside("env", "TMPDIR=/var/tmp", "/srv/demo/tests/demo/run.sh", "/srv/demo")
+        self.assertRegex(out, "\ndemo: .* OK\n$")
+
+    def test_readme_word_by_word(self):
+        """What the README tells an operator to type, after `make deb`."""
+        with open("README.md", encoding="utf-8") as file:
+            block = file.read().split("as root:\n\n```sh\n", 1)[1].split("```", 1)[0]
+        self.assertTrue(block.startswith("make deb "))
+        steps = "set -e\n" + block.split("\n", 1)[1]
+        home = self.debian.root + "/srv/readme"
+        os.makedirs(home)
+        shutil.copytree(self.debian.root + "/srv/1", home + "/dist")
+        shutil.copy("tests/deploy/serve.py", home)
+        os.makedirs(self.debian.root + "/srv/models/llama-8b")
+        shutil.copy(self.debian.root + "/srv/model.safetensors",
+                    self.debian.root + "/srv/models/llama-8b")
+        self.put_driver()
+        self.inside("apt-get", "update", "-qq")
+        out = self.inside("env", "--chdir=/srv/readme", BOOKS, "APT_CONFIG=/srv/apt.conf", "bash",
+                          "-c", steps)
+        self.assertIn("CUDASIM", out)
+        self.assertIn("\nglaked's memory: True\n", out)
+        page = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:9464/metrics').read())"
+        self.assertIn("glake_up 1", self.inside("python3", "-c", page))
+        self.assert_nothing_left()
+
+    def assert_nothing_left(self):
+        self.inside("apt-get", "remove", "-y", "-qq", *PACKAGES)
+        self.assertEqual(self.property_of("glaked.service", "LoadState"), "not-found")
+        self.assertFalse(os.path.exists(self.debian.root + "/run/glake"))
+        self.assertTrue(os.path.exists(self.debian.root + "/etc/glake/glaked.conf"))
+        self.assertEqual(self.debian.run("pgrep", "glake").stdout, "")
+        self.inside("apt-get", "purge", "-y", "-qq", "glaked", "glakectl")
+        self.remove_driver()
+        found = self.inside("find", "/", "-xdev", "-path", "/srv", "-prune", "-o",
+                            "(", "-iname", "*glake*", "-o", "-user", "glake", ")", "-print",
+                            "-o", "-path", "/run", "-prune")
+        self.assertEqual(found, "")
+        self.assertEqual(self.inside("find", "/run", "-iname", "*glake*"), "")
+
+
+if __name__ == "__main__":
+    unittest.main()
