@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What glaked says of itself, its manual page, and the exit statuses that page promises."""
+"""What glaked and glake-keeper say of themselves, their pages, and the exit statuses these promise."""
 
 import os
 import re
@@ -7,40 +7,53 @@ import subprocess
 import tempfile
 import unittest
 
-GLAKED = os.path.join(os.environ.get("GLAKE_BUILD", "build"), "bin", "glaked")
+PAGES = {"glaked": "daemon/glaked.8", "glake-keeper": "daemon/keeper/glake-keeper.8"}
 
 
-def run(*arguments):
+def run(*arguments, program="glaked"):
     env = {key: value for key, value in os.environ.items() if key != "GLAKE_CONFIG"}
+    path = os.path.join(os.environ.get("GLAKE_BUILD", "build"), "bin", program)
     return subprocess.run(
-        [GLAKED, *arguments], capture_output=True, text=True, timeout=60, env=env
+        [path, *arguments], capture_output=True, text=True, timeout=60, env=env
     )
 
 
-def manual():
-    with open("daemon/glaked.8", encoding="utf-8") as page:
+def manual(program):
+    with open(PAGES[program], encoding="utf-8") as page:
         return page.read().replace("\\-", "-")
 
 
 class Docs(unittest.TestCase):
     def test_every_option_is_in_the_manual(self):
-        options = set(re.findall(r"--[a-z][a-z-]+", run("--help").stdout))
-        options.discard("--usage")
-        self.assertIn("--config", options)
-        for option in options:
-            self.assertIn(option, manual())
+        for program in PAGES:
+            options = set(re.findall(r"--[a-z][a-z-]+", run("--help", program=program).stdout))
+            options.discard("--usage")
+            self.assertGreater(len(options), 1)
+            for option in options:
+                self.assertIn(option, manual(program))
 
     def test_every_option_of_the_manual_exists(self):
-        text = run("--help").stdout
-        section = manual().split(".SH OPTIONS")[1].split(".SH ")[0]
-        for option in re.findall(r"^\.BR? (?:-. \", \" )?(--[a-z-]+)", section, re.M):
-            self.assertIn(option, text)
+        for program in PAGES:
+            text = run("--help", program=program).stdout
+            section = manual(program).split(".SH OPTIONS")[1].split(".SH ")[0]
+            for option in re.findall(r"^\.BR? (?:-. \", \" )?(--[a-z-]+)", section, re.M):
+                self.assertIn(option, text)
 
     def test_version(self):
-        done = run("--version")
-        self.assertEqual(done.returncode, 0)
-        self.assertRegex(done.stdout, r"^glaked \d+\.\d+\.\d+\n$")
-        self.assertIn(done.stdout.replace("glaked", "glake").strip(), manual())
+        for program in PAGES:
+            done = run("--version", program=program)
+            self.assertEqual(done.returncode, 0)
+            self.assertRegex(done.stdout, rf"^{program} \d+\.\d+\.\d+\n$")
+            self.assertIn(done.stdout.replace(program, "glake").strip(), manual(program))
+
+    def test_wrong_usage_of_the_keeper(self):
+        self.assertEqual(run("--no-such-option", program="glake-keeper").returncode, 2)
+        self.assertEqual(run("--watchdog=soon", "glaked", program="glake-keeper").returncode, 2)
+        self.assertEqual(run("--max-fds=1", program="glake-keeper").returncode, 2)
+        done = run("--", "/nowhere/glaked", program="glake-keeper")
+        self.assertEqual(done.returncode, 127)
+        self.assertIn("cannot start /nowhere/glaked: No such file", done.stderr)
+        self.assertEqual(run("--", "false", program="glake-keeper").returncode, 1)
 
     def test_wrong_usage_is_2(self):
         self.assertEqual(run("--no-such-option").returncode, 2)
