@@ -14,10 +14,10 @@
 #include "glake.h"
 
 const struct ctl_command *const ctl_commands[] = {
-	&ctl_status, &ctl_stats,  &ctl_sessions, &ctl_fragmentation, &ctl_dedup,  &ctl_tenants,
-	&ctl_models, &ctl_blocks, &ctl_events,   &ctl_metrics,       &ctl_doctor, &ctl_load,
-	&ctl_pin,    &ctl_unpin,  &ctl_evict,    &ctl_quota,         &ctl_seal,   &ctl_completion,
-	NULL,
+	&ctl_status,  &ctl_top,     &ctl_stats,  &ctl_sessions,   &ctl_fragmentation,
+	&ctl_dedup,   &ctl_tenants, &ctl_models, &ctl_blocks,     &ctl_events,
+	&ctl_metrics, &ctl_doctor,  &ctl_load,   &ctl_pin,        &ctl_unpin,
+	&ctl_evict,   &ctl_quota,   &ctl_seal,   &ctl_completion, NULL,
 };
 
 /* Numbers of long options; those of commands follow with the numbers of enum ctl_option. */
@@ -61,6 +61,7 @@ const struct ctl_option_text ctl_options[] = {
 	{CTL_OPTION_SECONDS, "seconds", "N", "watch, or gather the picture, for so long (20)"},
 	{CTL_OPTION_FOLLOW, "follow", NULL,
          "then each new one as it comes, until it is interrupted"},
+	{CTL_OPTION_ONCE, "once", NULL, "once, as plain lines"},
 	{CTL_OPTION_SERVE, "serve", "ADDRESS", "over HTTP at unix:PATH or 127.0.0.1:PORT"},
 	{0},
 };
@@ -164,6 +165,7 @@ static int set_command_option(struct ctl *ctl, enum ctl_option bit, const char *
 	case CTL_OPTION_DRY_RUN:
 	case CTL_OPTION_WATCH:
 	case CTL_OPTION_FOLLOW:
+	case CTL_OPTION_ONCE:
 		return GO_ON;
 	}
 	return GO_ON;

@@ -20,6 +20,7 @@
 
 struct ctl;
 struct field;
+struct glake_device_status;
 struct glake_session;
 
 /* Exit codes; glakectl.1 documents them. */
@@ -57,6 +58,7 @@ enum ctl_option {
 	CTL_OPTION_SECONDS = 1 << 11,
 	CTL_OPTION_FOLLOW = 1 << 12,
 	CTL_OPTION_SERVE = 1 << 13,
+	CTL_OPTION_ONCE = 1 << 14,
 };
 
 struct ctl_values {
@@ -128,6 +130,9 @@ const char *ctl_error_name(int error);
 /* Print a document, which is released. NULL (no memory when it was made) is CTL_E_OUTPUT. */
 int ctl_print_json(struct ctl *ctl, json_t *document);
 
+/* A device as `status` has it. A new object, the caller's. NULL: no memory. */
+json_t *ctl_device_object(const struct glake_device_status *device);
+
 /* ---- lists: rows that become a table, or {"KEY": [row, ...]} ---- */
 
 struct ctl_list;
@@ -143,6 +148,7 @@ int ctl_list_add_more(void *list, const void *row, const char *key, json_t *more
 /* ---- the commands, by file ---- */
 
 extern const struct ctl_command ctl_status, ctl_stats;  /* look.c */
+extern const struct ctl_command ctl_top;                /* top.c */
 extern const struct ctl_command ctl_events;             /* events.c */
 extern const struct ctl_command ctl_doctor;             /* doctor.c */
 extern const struct ctl_command ctl_metrics;            /* metrics_command.c */

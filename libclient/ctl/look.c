@@ -78,7 +78,7 @@ static double dedup_ratio(const struct glake_device_status *device)
 	return (double)device->logical_block_bytes / (double)device->used_block_bytes;
 }
 
-static json_t *device_object(const struct glake_device_status *device)
+json_t *ctl_device_object(const struct glake_device_status *device)
 {
 	static const char *const unknown[] = {"free_bytes", "unaccounted_bytes", "foreign_bytes",
 	                                      "n_foreign"};
@@ -99,7 +99,7 @@ static int print_status_json(struct ctl *ctl, const struct glake_status *status)
 {
 	json_t *devices = json_array();
 	for (uint32_t i = 0; i < status->n_devices; i++) {
-		json_array_append_new(devices, device_object(&status->devices[i]));
+		json_array_append_new(devices, ctl_device_object(&status->devices[i]));
 	}
 	json_t *object = field_object(status_fields, sizeof(status_fields) / sizeof(*status_fields),
 	                              status);

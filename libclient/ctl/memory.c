@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "ctl/field.h"
-#include "glake_admin.h"
 
 void memory_deinit(struct memory *memory)
 {
@@ -22,6 +21,18 @@ double memory_utilization(uint64_t live_bytes, uint64_t reserved_bytes)
 {
 	uint64_t n_bytes = live_bytes < reserved_bytes ? live_bytes : reserved_bytes;
 	return reserved_bytes > 0 ? (double)n_bytes / (double)reserved_bytes : -1;
+}
+
+uint64_t memory_driver_bytes(const struct glake_session_row *row)
+{
+	uint64_t n_bytes = 0;
+	for (uint32_t i = 0; i < row->n_devices; i++) {
+		const struct glake_session_device *device = &row->devices[i];
+		n_bytes += device->process_bytes > 0 ? device->process_bytes
+		                                     : device->array_bytes + device->graph_bytes +
+		                                               device->other_bytes;
+	}
+	return n_bytes;
 }
 
 /* The reports of a client and the books of glaked are of different moments. */

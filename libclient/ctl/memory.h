@@ -15,6 +15,7 @@
 
 #include "ctl/ctl.h"
 #include "ctl/rows.h"
+#include "glake_admin.h"
 
 /* Numbers may be FIELD_NONE, unless it says that they are known. */
 struct memory_row {
@@ -63,6 +64,9 @@ int memory_find_devices(struct ctl *ctl, struct memory *memory);
  * Returns 0 or a code of glake.h.
  */
 int memory_gather(struct ctl *ctl, uint64_t number, struct memory *memory);
+
+/* Of the process, on all devices, without managed memory: by NVML, or as it reports if NVML does not know it. */
+uint64_t memory_driver_bytes(const struct glake_session_row *row);
 
 /* Live over reserved, where what is live beyond it does not count; -1: nothing is reserved. */
 double memory_utilization(uint64_t live_bytes, uint64_t reserved_bytes);

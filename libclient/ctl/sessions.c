@@ -2,6 +2,7 @@
 /* Sessions: their processes, and the memory of each. */
 #include "ctl/ctl.h"
 #include "ctl/field.h"
+#include "ctl/memory.h"
 #include "glake_admin.h"
 
 #define ROW struct shown
@@ -54,27 +55,6 @@ static const struct field device_fields[] = {
 
 #undef ROW
 
-/* The client reports its live bytes. They count up to what it has reserved. */
-static double utilization(const struct glake_session_row *row)
-{
-	uint64_t live = row->live_bytes < row->reserved_bytes ? row->live_bytes
-	                                                      : row->reserved_bytes;
-	return row->reserved_bytes > 0 ? (double)live / (double)row->reserved_bytes : -1;
-}
-
-/* By NVML, or as the process reports if NVML does not know it. Without managed memory. */
-static uint64_t driver_bytes(const struct glake_session_row *row)
-{
-	uint64_t n_bytes = 0;
-	for (uint32_t i = 0; i < row->n_devices; i++) {
-		const struct glake_session_device *device = &row->devices[i];
-		n_bytes += device->process_bytes > 0 ? device->process_bytes
-		                                     : device->array_bytes + device->graph_bytes +
-		                                               device->other_bytes;
-	}
-	return n_bytes;
-}
-
 static json_t *device_list(const struct glake_session_row *row)
 {
 	json_t *devices = json_array();
@@ -91,8 +71,8 @@ static int add_session(void *list, const struct glake_session_row *row)
 {
 	struct shown shown = {
 		.row = *row,
-		.utilization = utilization(row),
-		.driver_bytes = driver_bytes(row),
+		.utilization = memory_utilization(row->live_bytes, row->reserved_bytes),
+		.driver_bytes = memory_driver_bytes(row),
 	};
 	return ctl_list_add_more(list, &shown, "devices", device_list(row));
 }

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ctl/screen.h"
 #include "ctl/text.h"
 
 void table_init(struct table *table)
@@ -75,7 +76,32 @@ static void print_cell(const char *text, size_t width, bool right, bool is_last,
 	fputs(is_last ? "\n" : "  ", out);
 }
 
-int table_print(struct table *table, FILE *out)
+/* Where the columns end that fit into @width behind the first, from @begin on; one at least. */
+static size_t fitting(const struct table *table, const size_t *widths, size_t begin, size_t width)
+{
+	size_t used = widths[0];
+	size_t i = begin;
+	while (i < table->n_columns && (i == begin || used + 2 + widths[i] <= width)) {
+		used += 2 + widths[i++];
+	}
+	/* A text at the end of the line may go on in the next. */
+	bool is_text = i + 1 == table->n_columns && !table->right[i];
+	return is_text && used + 2 + text_width(table->cells[i]) <= width ? i + 1 : i;
+}
+
+static void print_columns(const struct table *table, const size_t *widths, size_t begin, size_t end,
+                          FILE *out)
+{
+	for (size_t row = 0; row < table->n_cells; row += table->n_columns) {
+		print_cell(table->cells[row], widths[0], table->right[0], begin == end, out);
+		for (size_t i = begin; i < end; i++) {
+			print_cell(table->cells[row + i], widths[i], table->right[i], i + 1 == end,
+			           out);
+		}
+	}
+}
+
+int table_print_width(struct table *table, FILE *out, size_t width)
 {
 	while (!table->is_lost && table->n_columns && table->n_cells % table->n_columns) {
 		table_cell(table, "");
@@ -86,11 +112,21 @@ int table_print(struct table *table, FILE *out)
 		return -ENOMEM;
 	}
 	measure(table, widths);
-	for (size_t i = 0; i < table->n_cells; i++) {
-		size_t column = i % table->n_columns;
-		print_cell(table->cells[i], widths[column], table->right[column],
-		           column + 1 == table->n_columns, out);
+	size_t begin = 1;
+	while (table->n_columns > 0) {
+		size_t end = width > 0 ? fitting(table, widths, begin, width) : table->n_columns;
+		print_columns(table, widths, begin, end, out);
+		if (end >= table->n_columns) {
+			break;
+		}
+		fputc('\n', out);
+		begin = end;
 	}
 	free(widths);
 	return 0;
+}
+
+int table_print(struct table *table, FILE *out)
+{
+	return table_print_width(table, out, screen_width(out));
 }

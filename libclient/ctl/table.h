@@ -31,7 +31,12 @@ void table_column(struct table *table, const char *title, bool right);
 /* @text comes as it is: names of foreign origin go through text_escape() first. */
 void table_cell(struct table *table, const char *text);
 
-/* Returns 0 or -ENOMEM. Unfinished rows are filled up. */
+/*
+ * Returns 0 or -ENOMEM. Unfinished rows are filled up. If @out is a terminal on which the columns do not fit side by
+ * side, they come in several tables that begin with the first column. A last column of text may run over.
+ */
 int table_print(struct table *table, FILE *out);
+/* The same, for @width columns; 0: any. */
+int table_print_width(struct table *table, FILE *out, size_t width);
 
 #endif

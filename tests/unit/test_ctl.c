@@ -434,6 +434,14 @@ END_EACH(teardown)
 #define assert_contains(text, part) \
 	ck_assert_msg(strstr((text), (part)) != NULL, "no '%s' in: %s", (part), (text))
 
+/* A screen is 80 columns wide. */
+static void assert_narrow(const char *text)
+{
+	for (const char *line = text; *line; line += strcspn(line, "\n") + 1) {
+		ck_assert_msg(strcspn(line, "\n") <= 80, "too wide: %s", line);
+	}
+}
+
 /* ---- tests ---------------------------------------------------------------------------------- */
 
 START_TEST(sizes_are_short_and_rounded)
@@ -554,12 +562,49 @@ START_TEST(tables_are_aligned)
 }
 END_TEST
 
+START_TEST(tables_fold_where_they_do_not_fit)
+{
+	static const struct {
+		size_t width;
+		const char *text;
+	} cases[] = {
+		{0, "ID  ONE  TWO  TEXT\n 1   11   22  a long one\n"},
+		{30, "ID  ONE  TWO  TEXT\n 1   11   22  a long one\n"},
+		/* It runs over, as its title fits. */
+		{20, "ID  ONE  TWO  TEXT\n 1   11   22  a long one\n"},
+		{16, "ID  ONE  TWO\n 1   11   22\n\nID  TEXT\n 1  a long one\n"},
+		{8, "ID  ONE\n 1   11\n\nID  TWO\n 1   22\n\nID  TEXT\n 1  a long one\n"},
+		{1, "ID  ONE\n 1   11\n\nID  TWO\n 1   22\n\nID  TEXT\n 1  a long one\n"},
+	};
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		struct table table;
+		char *text;
+		size_t n_bytes;
+		table_init(&table);
+		table_column(&table, "ID", true);
+		table_column(&table, "ONE", true);
+		table_column(&table, "TWO", true);
+		table_column(&table, "TEXT", false);
+		table_cell(&table, "1");
+		table_cell(&table, "11");
+		table_cell(&table, "22");
+		table_cell(&table, "a long one");
+		FILE *out = open_memstream(&text, &n_bytes);
+		ck_assert_int_eq(table_print_width(&table, out, cases[i].width), 0);
+		fclose(out);
+		ck_assert_str_eq(text, cases[i].text);
+		free(text);
+		table_deinit(&table);
+	}
+}
+END_TEST
+
 START_TEST(every_command_has_help_without_a_daemon)
 {
 	static const char *const names[] = {
-		"status", "stats",  "sessions", "fragmentation", "dedup",      "tenants",
-		"models", "blocks", "events",   "load",          "pin",        "unpin",
-		"evict",  "quota",  "seal",     "doctor",        "completion", "metrics",
+		"status", "stats",  "sessions",   "fragmentation", "dedup", "tenants", "models",
+		"blocks", "events", "load",       "pin",           "unpin", "evict",   "quota",
+		"seal",   "doctor", "completion", "metrics",       "top",
 	};
 	fake.connect_error = GLAKE_E_GONE;
 	ck_assert_int_eq(run("--help"), 0);
@@ -619,6 +664,7 @@ START_TEST(bad_command_lines_are_usage_errors)
 		"metrics --serve 127.0.0.1:70000",
 		"metrics --serve unix:relative",
 		"metrics x",
+		"top --once --seconds 2",
 	};
 	fake.connect_error = GLAKE_E_INTERNAL;
 	for (size_t i = 0; i < sizeof(lines) / sizeof(lines[0]); i++) {
@@ -862,6 +908,33 @@ START_TEST(the_doctor_looks_at_the_daemon)
 }
 END_TEST
 
+START_TEST(top_is_plain_where_there_is_no_terminal)
+{
+	fake.name = "python3";
+	ck_assert_int_eq(run("top --once"), 0);
+	assert_contains(out_text, "glaked 0.1.0, up 1m 01s  3 sessions");
+	/* 1.5 columns to a GiB; what is there ends where it ends in sum. */
+	assert_contains(
+		out_text,
+		" 0 python3      [PBBBccddddooooooouu.................] 12.0 GiB of 24.0 GiB\n");
+	assert_contains(out_text, "] >= 0 of 24.0 GiB\n");
+	assert_contains(
+		out_text,
+		"100   4.0 GiB  3.0 GiB  75.0 %  16.0 GiB  2.5 GiB      -  default  python3\n");
+	ck_assert_ptr_null(strchr(out_text, '\033'));
+	assert_narrow(out_text);
+	ck_assert_int_eq(run("top --seconds 1"), 0);
+	const char *again = strstr(out_text + 1, "per second:");
+	ck_assert_ptr_nonnull(strstr(again + 1, "per second:  requests 0.0"));
+	json_t *document = run_json("top --once --json");
+	json_t *row = json_array_get(json_object_get(document, "sessions"), 0);
+	ck_assert(json_is_null(json_object_get(row, "requests")));
+	ck_assert_uint_eq(json_array_size(json_object_get(document, "tenants")), 2);
+	ck_assert_uint_eq(json_array_size(json_object_get(document, "devices")), 2);
+	json_decref(document);
+}
+END_TEST
+
 START_TEST(times_show_where_most_end)
 {
 	ck_assert_int_eq(run("stats"), 0);
@@ -1002,14 +1075,6 @@ START_TEST(fragmentation_is_one_minus_utilization)
 	json_decref(document);
 }
 END_TEST
-
-/* A screen is 80 columns wide. */
-static void assert_narrow(const char *text)
-{
-	for (const char *line = text; *line; line += strcspn(line, "\n") + 1) {
-		ck_assert_msg(strcspn(line, "\n") <= 80, "too wide: %s", line);
-	}
-}
 
 START_TEST(stitching_has_rows_of_its_own)
 {
