@@ -122,7 +122,7 @@ void glake__heap_unclaim(struct glake__allocation *allocation);
 
 /*
  * Free the allocation that starts at @address in the order of @stream, without an event: it joins one that is
- * parked there and waits for the next mark (glake_order.h). *was_out is what it was. False: it cannot, as memory of
+ * parked there and waits for the next mark (glake_order.h). *was_out (may be NULL) is what it was. False: it cannot, as memory of
  * graphs, or there is none; @session NULL: of any session.
  */
 bool glake__heap_join(const struct glake_session *session, glake_ptr address, uint64_t stream,

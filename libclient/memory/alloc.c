@@ -109,8 +109,7 @@ int glake_free_async(struct glake_session *session, void *stream, glake_ptr ptr,
 	if (r < 0) {
 		return r;
 	}
-	struct glake__allocation was;
-	if (glake__heap_join(session, ptr, place.stream.id, &was)) {
+	if (glake__heap_join(session, ptr, place.stream.id, NULL)) {
 		return 0;
 	}
 	struct glake__allocation *allocation = claim(session, ptr);

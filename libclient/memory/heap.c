@@ -532,8 +532,10 @@ bool glake__heap_join(const struct glake_session *session, glake_ptr address, ui
 	bool may_join = found && found->is_pooled && found->address == address &&
 	                found->tag.stream <= GLAKE__GRAPH_STREAM &&
 	                (!session || device_of(found)->session == session);
-	if (may_join) {
+	if (may_join && was_out) {
 		*was_out = *found;
+	}
+	if (may_join) {
 		may_join = glake__pool_join_locked(found, stream);
 	}
 	glake__unlock();

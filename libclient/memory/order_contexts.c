@@ -71,6 +71,7 @@ void glake__order_drop_context(struct glake_order *order)
 		glake__order_forget_line(order, link);
 	}
 	drop_hidden(order);
+	glake__order_forget_streams(order);
 	pthread_mutex_unlock(&order->lock);
 	while (list) {
 		struct glake__parked *parked = list;

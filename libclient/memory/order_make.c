@@ -35,6 +35,18 @@ const struct glake__order_calls *glake__order_calls_of(const struct glake_order 
 	return &order->calls[(flags & GLAKE_PER_THREAD) != 0];
 }
 
+/* What this thread asked for last. */
+static _Thread_local struct {
+	uint64_t epoch; /* of the order; 0: none */
+	struct glake_stream stream;
+} last;
+
+void glake__order_forget_streams(struct glake_order *order)
+{
+	static _Atomic uint64_t n_epochs; /* of all orders */
+	order->epoch = ++n_epochs;
+}
+
 int glake_order_stream(struct glake_order *order, void *handle, unsigned flags,
                        struct glake_stream *stream_out)
 {
@@ -45,6 +57,10 @@ int glake_order_stream(struct glake_order *order, void *handle, unsigned flags,
 		return glake__fail(-ENOSYS, "the driver has no default streams by thread");
 	}
 	CUresult result = calls->get_id(handle, &id);
+	if (result == CUDA_SUCCESS && last.epoch == order->epoch && last.stream.id == id) {
+		*stream_out = last.stream;
+		return 0;
+	}
 	if (result == CUDA_SUCCESS) {
 		pthread_mutex_lock(&order->lock);
 		const struct glake__order_line *line = glake__order_find_line(order, id);
@@ -53,6 +69,8 @@ int glake_order_stream(struct glake_order *order, void *handle, unsigned flags,
 		}
 		pthread_mutex_unlock(&order->lock);
 		if (line) {
+			last.epoch = order->epoch;
+			last.stream = *stream_out;
 			return 0;
 		}
 	}
@@ -136,6 +154,7 @@ int glake__order_over(const struct cudrv *drv, const struct glake_order_options 
 		return glake__fail(-ENOMEM, "out of memory");
 	}
 	order->options = *options;
+	glake__order_forget_streams(order);
 	order->fork_generation = glake__fork_generation();
 	order->drv = *drv;
 	if (!find_calls(order)) {

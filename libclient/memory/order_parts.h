@@ -95,6 +95,8 @@ struct glake__order_done {
 };
 
 struct glake_order {
+	/* As long as it is the same, threads remember streams; no other order has or had it. */
+	_Atomic uint64_t epoch;
 	struct glake_order_options options;
 	uint64_t fork_generation; /* of the process that made it */
 	struct cudrv drv;
@@ -185,6 +187,9 @@ void glake__order_release_done(struct glake_order *order, const struct glake__or
 
 const struct glake__order_calls *glake__order_calls_of(const struct glake_order *order,
                                                        unsigned flags);
+
+/* Streams have ended with their context: threads ask anew. */
+void glake__order_forget_streams(struct glake_order *order);
 
 /*
  * While a stream of the process is captured, no other thread may query events, or the capture

@@ -68,16 +68,19 @@ void glake__pool_count_stitched(struct glake__pool *pool)
 struct glake__pooled *glake__pooled_new(struct glake__pool *pool, uint64_t n_bytes,
                                         const struct glake__tag *tag)
 {
-	struct glake__pooled *pooled = calloc(1, sizeof(*pooled));
+	struct glake__pooled *pooled = malloc(sizeof(*pooled));
 	if (pooled) {
-		pooled->pool = pool;
-		pooled->allocation = (struct glake__allocation){
-			.n_bytes = n_bytes,
-			.n_capacity = glake__units_of(n_bytes) * RUN_UNIT_BYTES,
-			.ordinal = pool->device->public.ordinal,
-			.is_pooled = true,
-			.is_claimed = true, /* until it has an address */
-			.tag = *tag,
+		*pooled = (struct glake__pooled){
+			.pool = pool,
+			.allocation =
+				{
+					.n_bytes = n_bytes,
+					.n_capacity = glake__units_of(n_bytes) * RUN_UNIT_BYTES,
+					.ordinal = pool->device->public.ordinal,
+					.is_pooled = true,
+					.is_claimed = true, /* until it has an address */
+					.tag = *tag,
+				},
 		};
 	}
 	return pooled;
