@@ -33,6 +33,8 @@
 #define N_QUICK 5u
 #define FIRST_DELAY_MS 100u
 #define MAX_DELAY_MS 5000u
+/* How many times longer than the watchdog's a start may take: devices wake up. */
+#define START_WATCHDOGS 10u
 /* Time for a core dump between SIGABRT and SIGKILL. */
 #define ABORT_MS 10000u
 #define NS_PER_MS 1000000ull
@@ -61,7 +63,7 @@ static struct {
 	int status;        /* of the last end, as an exit status */
 	uint64_t ready_ns; /* when the child became ready */
 	uint64_t start_ns; /* when the next one starts */
-	uint64_t beat_ns;  /* when the child must have said WATCHDOG=1 */
+	uint64_t beat_ns;  /* when the child must have said READY=1, and then WATCHDOG=1 */
 	uint64_t kill_ns;  /* when SIGABRT has not helped */
 	uint64_t outer_ns; /* when the own manager wants to hear from us */
 } self = {.outer = -1, .start_ns = NEVER, .beat_ns = NEVER, .kill_ns = NEVER, .outer_ns = NEVER};
@@ -131,6 +133,9 @@ static void start(void)
 		return;
 	}
 	self.child = pid;
+	if (self.options->watchdog_ms) {
+		self.beat_ns = in_ms(START_WATCHDOGS * self.options->watchdog_ms);
+	}
 }
 
 static unsigned delay_ms(void)
@@ -348,7 +353,8 @@ static void on_time(uint64_t now_ns)
 		start();
 	}
 	if (now_ns >= self.beat_ns) {
-		say("glaked does not answer its watchdog: SIGABRT");
+		say("glaked %s: SIGABRT",
+		    self.is_ready ? "does not answer its watchdog" : "does not become ready");
 		self.beat_ns = NEVER;
 		self.kill_ns = in_ms(ABORT_MS);
 		signal_child(SIGABRT);

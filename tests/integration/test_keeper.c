@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -173,6 +174,15 @@ static int be_silent(int n)
 	return 0;
 }
 
+/* A driver can hang. */
+static int never_be_ready(int n)
+{
+	while (n == 0) {
+		pause();
+	}
+	return 0;
+}
+
 static int fail_later(int n)
 {
 	notify_ready(NULL);
@@ -212,7 +222,7 @@ static const struct {
 } roles[] = {
 	{"hoard", hoard},           {"remove", remove_all}, {"overfill", overfill},
 	{"crash", crash},           {"fail", fail_at_once}, {"silent", be_silent},
-	{"fail_later", fail_later}, {"serve", serve},
+	{"fail_later", fail_later}, {"serve", serve},       {"never_ready", never_be_ready},
 };
 
 static int play(const char *name)
@@ -265,6 +275,7 @@ static void start(const char *option, const char *role)
 	keeper = fork();
 	ck_assert_int_ge(keeper, 0);
 	if (keeper == 0) {
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
 		int fd = open("log", O_WRONLY | O_CREAT | O_APPEND, 0600);
 		dup2(fd, STDERR_FILENO);
 		close(fd);
@@ -341,6 +352,17 @@ START_TEST(silent_one_is_replaced)
 	ends_with(0);
 	wait_log("glaked does not answer its watchdog");
 	wait_log("was killed by signal 6");
+	ck_assert_int_eq(n_starts(), 2);
+}
+END_TEST
+
+START_TEST(one_that_does_not_become_ready_is_replaced)
+{
+	setenv("CLOCKSIM_SPEED", "10", 1);
+	harness_preload(run_in_build("clocksim.so"));
+	start("--watchdog=1", "never_ready");
+	ends_with(0);
+	wait_log("glaked does not become ready");
 	ck_assert_int_eq(n_starts(), 2);
 }
 END_TEST
