@@ -87,7 +87,7 @@ FORMATTED := $(wildcard $(addsuffix /*.[ch],proto daemon $(DAEMON_FOLDERS) daemo
 	tests/shim))
 
 .PHONY: help all daemon lib shim ctl cudasim tests deps test check run-tests run-c-tests demo bench \
-	check-asan check-tsan check-gpu check-deploy fuzz format format-check check-layers install dist deb clean ci
+	check-asan check-tsan check-gpu check-deploy fuzz format format-check check-layers install dist deb wheel clean ci
 .DEFAULT_GOAL := all
 
 help: ## list the targets
@@ -124,9 +124,9 @@ check-tsan: deps ## the C tests under ThreadSanitizer
 check-gpu: tests ## tests and benchmarks of a GPU host (needs PyTorch)
 	@GLAKE_LIBCUDA= TEST_JOBS=1 tests/run $(B) $(GPU_TESTS) $(B)/tests/unit/test_shim_drain
 	@python3 tests/gpu/run.py --out $(B)/gpu
-check-deploy: tests ## the packages on a bare Debian with a systemd of its own (needs root)
+check-deploy: tests wheel ## the wheel; the packages on a bare Debian with a systemd of its own (needs root)
 	@tests/deps deb && tests/deps boot
-	@VERSION=$(VERSION) SOVERSION=$(SOVERSION) tests/run $(B) tests/deploy/test_packages.py
+	@VERSION=$(VERSION) SOVERSION=$(SOVERSION) tests/run $(B) $(wildcard tests/deploy/test_*.py)
 demo: deps ## model servers that share weights, and programs that are made to
 	@$(submake) all cudasim $(DEMO)
 	@tests/demo/run.sh $(B)
@@ -226,6 +226,15 @@ $(B)/lib/libglake-client.so: $(CLIENT_OBJ) $(PROTO_OBJ) libclient/glake.map
 		-Wl,--version-script,libclient/glake.map $(if $(SANITIZE),,-Wl,-z,defs) -o $@ \
 		$(CLIENT_OBJ) $(PROTO_OBJ) $(CLIENT_LIBS) $(call rpath,.)
 	$(Q)ln -sf libglake-client.so $@.$(SOVERSION)
+
+# For the wheel: it brings what it needs but libc.
+$(B)/wheel/libglake-client.so.$(SOVERSION): $(CLIENT_OBJ) $(PROTO_OBJ) $(B)/obj/shim/jansson.o \
+		libclient/glake.map
+	$(call say,LD,$@)
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(LDFLAGS) -shared -Wl,-soname,$(@F) -Wl,-Bsymbolic -Wl,--exclude-libs,ALL \
+		-Wl,--version-script,libclient/glake.map $(if $(SANITIZE),,-Wl,-z,defs) -Wl,--wrap=stdin \
+		-o $@ $(filter %.o,$^) $(SHIM_LIBS)
 
 $(B)/bin/glakectl: $(B)/obj/libclient/ctl/main.o $(B)/lib/ctl.a $(B)/lib/libglake-client.so
 	$(call say,LD,$@)
@@ -366,6 +375,8 @@ deb: all ## dist/*.deb
 	@tests/deps deb
 	$(Q)VERSION=$(VERSION) SOVERSION=$(SOVERSION) deploy/deb $(B) dist
 	$(Q)lintian --allow-root --fail-on error --suppress-tags $(LINTIAN_IRRELEVANT) dist/*.deb
+wheel: $(B)/wheel/libglake-client.so.$(SOVERSION) ## dist/*.whl: the Python binding with the client library (pip)
+	$(Q)SOVERSION=$(SOVERSION) deploy/wheel/build $(B) dist
 clean: ## remove all that was built
 	rm -rf $(B) dist
 

@@ -282,6 +282,7 @@ def _candidates() -> Iterator[str]:
     package = os.path.dirname(os.path.abspath(__file__))
     build = os.environ.get("GLAKE_BUILD")
     folders = [
+        package,                                                          # a wheel
         os.path.join(package, "..", "..", "lib"),                         # an unpacked tarball
         os.path.join(package, "..", "..", ".."),                          # PREFIX/lib
         os.path.join(build, "lib") if build else None,
