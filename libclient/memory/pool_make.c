@@ -144,15 +144,19 @@ static int find_site_locked(struct glake__pool *pool, struct glake__line *line, 
 	return site->fresh ? 0 : glake__fail(-ENOMEM, "the pool has no addresses left");
 }
 
-/* What is not needed of the used @run, behind @n_units, is nobody's. */
-static void let_rest_locked(struct glake__pool *pool, struct glake__run *run, uint64_t n_units)
+/* What is not needed of the used @run, behind @n_units, is nobody's. Returns what is. */
+static struct glake__run *let_rest_locked(struct glake__pool *pool, struct glake__run *run,
+                                          uint64_t n_units)
 {
+	struct glake__run *rest = NULL;
 	if (run->n_units > n_units) {
-		struct glake__run *rest = glake__runs_split(&pool->runs, run, run->first + n_units);
-		if (rest) {
-			glake__runs_free(&pool->runs, rest, &pool->runs.nobody, 0);
-		}
+		rest = glake__runs_split(&pool->runs, run, run->first + n_units);
 	}
+	if (rest) {
+		run = rest->previous;
+		glake__runs_free(&pool->runs, rest, &pool->runs.nobody, 0);
+	}
+	return run;
 }
 
 /* Way 4. */
@@ -172,8 +176,7 @@ static int grow(struct glake__pool *pool, struct glake__pooled *pooled, struct g
 	if (r == 0) {
 		struct glake__run *run = site.before ? glake__runs_join(&pool->runs, site.before)
 		                                     : site.fresh;
-		let_rest_locked(pool, run, n_units);
-		glake__pooled_add_run(pooled, run);
+		glake__pooled_add_run(pooled, let_rest_locked(pool, run, n_units));
 	} else {
 		glake__runs_unmap(&pool->runs, site.fresh);
 		if (site.before) {
@@ -241,8 +244,7 @@ static int add_missing(struct glake__pool *pool, struct glake__pooled *pooled,
 	int r = fill(pool, run, wait);
 	glake__lock();
 	if (r == 0) {
-		let_rest_locked(pool, run, plan->n_missing);
-		glake__pooled_add_run(pooled, run);
+		glake__pooled_add_run(pooled, let_rest_locked(pool, run, plan->n_missing));
 		plan->list[plan->n++] = fresh;
 	} else {
 		glake__runs_unmap(&pool->runs, run);

@@ -1,7 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <stdlib.h>
-#include <string.h>
-
 #include "libclient/link/session.h"
 #include "libclient/memory/backing.h"
 #include "libclient/memory/heap.h"
@@ -26,22 +23,37 @@ struct victims {
 	struct glake__stitched *stitched; /* by newer */
 	uint64_t n_bytes;
 	uint64_t n_chunks; /* unmapped */
-	uint8_t *marks;    /* owned; by page of home: */
-};
-enum {
-	VICTIM = 1, /* it goes */
-	KEPT = 2,   /* a stitched range maps it that is live, or was for work that goes on */
 };
 
-/* Of those in use, with what they have behind the end of the allocation: nobody unmaps a part of one. */
-static void mark_kept(const struct glake__pool *pool, uint8_t *marks)
+/* Of the chunk at @page. */
+static const struct glake__piece *mappings_at(const struct glake__pool *pool, uint64_t page)
 {
-	for (size_t i = 0; i < pool->stitched.n; i++) {
-		const struct glake__stitched *stitched = pool->stitched.by_size[i];
-		bool is_used = stitched->is_live || !glake__pool_is_idle(pool, stitched);
-		for (size_t j = 0; is_used && j < stitched->n_stretches; j++) {
-			const struct glake__stretch *stretch = &stitched->stretches[j];
-			memset(marks + stretch->page, KEPT, stretch->n_pages);
+	return glake__range_piece_locked(pool->home, page * GLAKE__PAGE_BYTES)->chunk->mappings;
+}
+
+/* Is the chunk at @page in a stitched range that is live, or was for work that goes on? Also behind its end. */
+static bool is_kept(const struct glake__pool *pool, uint64_t page)
+{
+	bool is_kept = false;
+	for (const struct glake__piece *at = mappings_at(pool, page); !is_kept && at;
+	     at = at->next_mapping) {
+		const struct glake__stitched *stitched = at->range->user;
+		is_kept = at->range->use == GLAKE__RANGE_STITCHED &&
+		          (stitched->is_live || !glake__pool_is_idle(pool, stitched));
+	}
+	return is_kept;
+}
+
+/* The stitched ranges that map the chunk at @page, which is not kept. Others may be dropping some of them already. */
+static void take_stitched(struct glake__pool *pool, uint64_t page, struct victims *victims)
+{
+	for (const struct glake__piece *at = mappings_at(pool, page); at; at = at->next_mapping) {
+		struct glake__stitched *stitched = at->range->user;
+		if (at->range->use == GLAKE__RANGE_STITCHED && stitched->is_in_set) {
+			glake__stitched_remove(&pool->stitched, stitched);
+			pool->stats->n_unmapped += stitched->n_chunks;
+			stitched->newer = victims->stitched;
+			victims->stitched = stitched;
 		}
 	}
 }
@@ -56,15 +68,18 @@ static struct glake__run *take_victim(struct glake__pool *pool, struct glake__ru
 		run->next_in_bin = victims->runs;
 		victims->runs = run;
 		victims->n_bytes += stretch->n_pages * GLAKE__PAGE_BYTES;
-		memset(victims->marks + stretch->page, VICTIM, stretch->n_pages);
+		uint64_t page = stretch->page;
+		while (page < stretch->page + stretch->n_pages) {
+			take_stitched(pool, page, victims);
+			page += glake__pool_chunk_at(pool, page).n_pages;
+		}
 	}
 	return run;
 }
 
 /* The first whole chunks in @run that may go, @n_pages or a little more; n_pages 0: there are none. */
 static struct glake__stretch find_victim(const struct glake__pool *pool,
-                                         const struct glake__run *run, const uint8_t *marks,
-                                         uint64_t n_pages)
+                                         const struct glake__run *run, uint64_t n_pages)
 {
 	struct glake__stretch victim = {.n_pages = 0};
 	struct glake__stretch whole = {.n_pages = 0};
@@ -75,7 +90,7 @@ static struct glake__stretch find_victim(const struct glake__pool *pool,
 	while (page < whole.page + whole.n_pages && victim.n_pages < n_pages) {
 		struct glake__stretch chunk = glake__pool_chunk_at(pool, page);
 		uint64_t end = chunk.page + chunk.n_pages;
-		if (!memchr(marks + page, KEPT, end - page)) {
+		if (!is_kept(pool, page)) {
 			victim.page = victim.n_pages > 0 ? victim.page : page;
 			victim.n_pages += end - page;
 		} else if (victim.n_pages > 0) {
@@ -90,42 +105,15 @@ static void take_victims_locked(struct glake__pool *pool, uint64_t n_bytes, stru
 {
 	glake__runs_unite(&pool->runs);
 	struct glake__run *run = pool->runs.first;
-	mark_kept(pool, victims->marks);
 	while (run && victims->n_bytes < n_bytes) {
 		uint64_t n_left = n_bytes - victims->n_bytes + GLAKE__PAGE_BYTES - 1;
-		struct glake__stretch stretch = find_victim(pool, run, victims->marks,
-		                                            n_left / GLAKE__PAGE_BYTES);
+		struct glake__stretch stretch = find_victim(pool, run, n_left / GLAKE__PAGE_BYTES);
 		struct glake__run *taken = NULL;
 		if (stretch.n_pages > 0) {
 			taken = take_victim(pool, run, &stretch, victims);
 		}
 		/* What is left behind it comes next. */
 		run = taken ? taken->next : run->next;
-	}
-}
-
-static bool maps_any(const struct glake__stitched *stitched, const uint8_t *marks)
-{
-	bool maps = false;
-	for (size_t i = 0; !maps && i < stitched->n_stretches; i++) {
-		const struct glake__stretch *stretch = &stitched->stretches[i];
-		maps = memchr(marks + stretch->page, VICTIM, stretch->n_pages) != NULL;
-	}
-	return maps;
-}
-
-static void take_stitched_locked(struct glake__pool *pool, struct victims *victims)
-{
-	for (size_t i = 0; i < pool->stitched.n;) {
-		struct glake__stitched *stitched = pool->stitched.by_size[i];
-		if (stitched->is_live || !maps_any(stitched, victims->marks)) {
-			i++;
-			continue;
-		}
-		glake__stitched_remove(&pool->stitched, stitched);
-		pool->stats->n_unmapped += stitched->n_chunks;
-		stitched->newer = victims->stitched;
-		victims->stitched = stitched;
 	}
 	glake__pool_count_stitched(pool);
 }
@@ -184,14 +172,10 @@ static uint64_t lesser(uint64_t one, uint64_t other)
 uint64_t glake__pool_reclaim(struct glake__pool *pool, uint64_t n_bytes, bool is_owed)
 {
 	cleanup_cancel int cancel = cancel_disable();
-	struct victims victims = {.marks = calloc(pool->runs.n_units / RUN_PAGE_UNITS, 1)};
+	struct victims victims = {.n_bytes = 0};
 	uint64_t *debt = &pool->device->heap->reclaim_debt;
-	if (!victims.marks) {
-		return 0;
-	}
 	glake__lock();
 	take_victims_locked(pool, n_bytes, &victims);
-	take_stitched_locked(pool, &victims);
 	*debt -= is_owed ? lesser(*debt, victims.n_bytes) : 0;
 	pool->lent_bytes += is_owed ? victims.n_bytes : 0;
 	glake__unlock();
@@ -202,7 +186,6 @@ uint64_t glake__pool_reclaim(struct glake__pool *pool, uint64_t n_bytes, bool is
 		end_victims_locked(pool, &victims);
 		glake__unlock();
 	}
-	free(victims.marks);
 	return victims.n_bytes;
 }
 

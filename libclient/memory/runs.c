@@ -156,19 +156,27 @@ static void take_out(struct glake__runs *runs, struct glake__run *run)
 	}
 }
 
-/* Cut @run, in no bin, at @first: @spare becomes what is behind, of the same kind. */
-static void cut(struct glake__runs *runs, struct glake__run *run, uint64_t first,
-                struct glake__run *spare)
+/*
+ * Cut @run, in no bin, at @unit: @spare becomes the smaller part, of the same kind, so that only its pages change.
+ * Returns the part behind.
+ */
+static struct glake__run *cut(struct glake__runs *runs, struct glake__run *run, uint64_t unit,
+                              struct glake__run *spare)
 {
-	spare->first = first;
-	spare->n_units = glake__run_end(run) - first;
+	uint64_t n_before = unit - run->first;
+	uint64_t n_behind = glake__run_end(run) - unit;
+	bool is_before = n_before < n_behind;
+	spare->first = is_before ? run->first : unit;
+	spare->n_units = is_before ? n_before : n_behind;
 	spare->state = run->state;
 	spare->line = run->line;
 	spare->number = run->number;
 	spare->user = run->user;
-	run->n_units = first - run->first;
-	link_behind(runs, spare, run);
+	run->first = is_before ? unit : run->first;
+	run->n_units -= spare->n_units;
+	link_behind(runs, spare, is_before ? run->previous : run);
 	enter_part(runs, spare, spare->first, glake__run_end(spare));
+	return is_before ? run : spare;
 }
 
 /* Neighbours, in no bin, become one. Only the smaller one's pages are entered anew. */
@@ -307,79 +315,34 @@ struct glake__run *glake__runs_find_hole(struct glake__runs *runs, uint64_t n_un
 
 /* ---- changing --------------------------------------------------------------------------------- */
 
-/* What is left of @run, of the same kind as it was. The larger part stays @run: only the smaller one's pages change. */
-static void shrink(struct glake__runs *runs, struct glake__run *run, uint64_t first, uint64_t end,
-                   struct glake__run *spare)
-{
-	uint64_t n_before = first - run->first;
-	uint64_t n_behind = glake__run_end(run) - end;
-	struct glake__run *before = run->previous;
-	if (spare) {
-		spare->state = run->state;
-		spare->line = run->line;
-		spare->number = run->number;
-	}
-	if (spare && n_before < n_behind) {
-		spare->first = run->first;
-		spare->n_units = n_before;
-		link_behind(runs, spare, before);
-	} else if (spare) {
-		spare->first = end;
-		spare->n_units = n_behind;
-		link_behind(runs, spare, run);
-	}
-	if (n_before < n_behind) {
-		run->first = end;
-		run->n_units = n_behind;
-	} else {
-		run->n_units = n_before;
-	}
-	if (spare) {
-		enter_part(runs, spare, spare->first, glake__run_end(spare));
-		hang(runs, spare);
-	}
-	hang(runs, run);
-}
-
-static void become_used(struct glake__run *run)
-{
-	run->state = GLAKE__RUN_USED;
-	run->line = NULL;
-	run->user = NULL;
-}
-
 struct glake__run *glake__runs_use(struct glake__runs *runs, struct glake__run *run, uint64_t first,
                                    uint64_t n_units)
 {
 	uint64_t end = first + n_units;
 	bool has_before = run->first < first;
 	bool has_behind = glake__run_end(run) > end;
-	if (!has_before && !has_behind) {
-		unhang(runs, run);
-		become_used(run);
-		return run;
-	}
-	struct glake__run *used = run_new(runs);
-	struct glake__run *spare = has_before && has_behind ? run_new(runs) : NULL;
-	if (!used || (has_before && has_behind && !spare)) {
-		if (used) {
-			run_free(runs, used);
+	struct glake__run *before = has_before ? run_new(runs) : NULL;
+	struct glake__run *behind = has_behind ? run_new(runs) : NULL;
+	if ((has_before && !before) || (has_behind && !behind)) {
+		if (before || behind) {
+			run_free(runs, before ? before : behind);
 		}
 		return NULL;
 	}
 	unhang(runs, run);
-	struct glake__run *previous = run->previous;
-	shrink(runs, run, first, end, spare);
 	if (has_before) {
-		/* One of the two lies before it. */
-		previous = run->first < first ? run : spare;
+		run = cut(runs, run, first, before);
+		hang(runs, run->previous);
 	}
-	used->first = first;
-	used->n_units = n_units;
-	link_behind(runs, used, previous);
-	enter_part(runs, used, first, end);
-	become_used(used);
-	return used;
+	if (has_behind) {
+		behind = cut(runs, run, end, behind);
+		hang(runs, behind);
+		run = behind->previous;
+	}
+	run->state = GLAKE__RUN_USED;
+	run->line = NULL;
+	run->user = NULL;
+	return run;
 }
 
 struct glake__run *glake__runs_join(struct glake__runs *runs, struct glake__run *run)
@@ -393,11 +356,8 @@ struct glake__run *glake__runs_join(struct glake__runs *runs, struct glake__run 
 struct glake__run *glake__runs_split(struct glake__runs *runs, struct glake__run *run,
                                      uint64_t first)
 {
-	struct glake__run *behind = run_new(runs);
-	if (behind) {
-		cut(runs, run, first, behind);
-	}
-	return behind;
+	struct glake__run *spare = run_new(runs);
+	return spare ? cut(runs, run, first, spare) : NULL;
 }
 
 /* A hole merges with holes, a free run with those of its line, and unless it is tied with nobody's. */

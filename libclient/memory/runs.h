@@ -146,7 +146,7 @@ struct glake__run *glake__runs_use(struct glake__runs *runs, struct glake__run *
                                    uint64_t n_units);
 /* The used @run, and @next behind it, which is used as well, become one. */
 struct glake__run *glake__runs_join(struct glake__runs *runs, struct glake__run *run);
-/* The used @run ends at @first from now on; the rest is a used run, returned. NULL without memory. */
+/* The used @run is two from @first on. Returns the one behind; @run may be either. NULL without memory. */
 struct glake__run *glake__runs_split(struct glake__runs *runs, struct glake__run *run,
                                      uint64_t first);
 

@@ -116,6 +116,7 @@ int glake__stitched_add(struct glake__stitched_set *set, struct glake__stitched 
 	size_t at = glake__stitched_lower_bound(set, stitched->n_pages);
 	memmove(&set->by_size[at + 1], &set->by_size[at], (set->n - at) * sizeof(set->by_size[0]));
 	set->by_size[at] = stitched;
+	stitched->is_in_set = true;
 	stitched->is_live = true;
 	set->n++;
 	set->n_live++;
@@ -146,6 +147,7 @@ void glake__stitched_remove(struct glake__stitched_set *set, struct glake__stitc
 		at++;
 	}
 	unlink_age(set, stitched);
+	stitched->is_in_set = false;
 	set->n--;
 	set->n_pages -= stitched->n_pages;
 	memmove(&set->by_size[at], &set->by_size[at + 1], (set->n - at) * sizeof(set->by_size[0]));

@@ -34,10 +34,11 @@ struct glake__stitched {
 	size_t n_stretches;
 	size_t n_chunks;
 	uint64_t n_skipped; /* units (runs.h) at its front that are another allocation's */
-	bool is_live;       /* false: it is kept for the next */
-	void *user;         /* the allocation that it is; NULL: none, or it is being freed */
-	uint64_t stream;    /* whose work used it last, */
-	uint64_t number;    /* up to this number (runs.h); 0: no work uses it */
+	bool is_in_set;
+	bool is_live;    /* false: it is kept for the next */
+	void *user;      /* the allocation that it is; NULL: none, or it is being freed */
+	uint64_t stream; /* whose work used it last, */
+	uint64_t number; /* up to this number (runs.h); 0: no work uses it */
 	struct glake__stitched *older; /* link: those kept, by age */
 	struct glake__stitched *newer;
 };
