@@ -287,11 +287,10 @@ static bool can_wait(const struct glake_order *order, void *handle, unsigned fla
 	return order->options.record ? !order->is_refused : !is_per_thread(handle, flags);
 }
 
-/* Does the stream get a mark with this free? *upto_out is then for glake__order_set_mark(). */
-static bool is_mark_due(struct glake_order *order, void *handle, unsigned flags,
-                        const struct glake_stream *stream, uint64_t now_ns, uint64_t *upto_out)
+bool glake__order_is_mark_due(struct glake_order *order, void *handle, unsigned flags,
+                              const struct glake_stream *stream, uint64_t now_ns,
+                              uint64_t *upto_out)
 {
-	pthread_mutex_lock(&order->lock);
 	const struct glake__order_line *line = glake__order_find_line(order, stream->id);
 	bool is_due = !line || !can_wait(order, handle, flags) ||
 	              line->n_unmarked >= MANY_UNMARKED || now_ns - line->marked_ns >= MARK_NS;
@@ -299,18 +298,13 @@ static bool is_mark_due(struct glake_order *order, void *handle, unsigned flags,
 		tell_unmarked(order, line);
 	}
 	*upto_out = order->n_numbers;
-	pthread_mutex_unlock(&order->lock);
 	return is_due;
 }
 
 int glake__order_record_mark(struct glake_order *order, void *handle, unsigned flags,
-                             const struct glake_stream *stream, void *allocation, uint64_t now_ns,
-                             uint64_t *upto_out, struct glake__mark **mark_out)
+                             const struct glake_stream *stream, void *allocation,
+                             struct glake__mark **mark_out)
 {
-	*mark_out = NULL;
-	if (!is_mark_due(order, handle, flags, stream, now_ns, upto_out)) {
-		return 0;
-	}
 	int r = take_mark(order, stream->context, mark_out);
 	if (r < 0) {
 		return r;

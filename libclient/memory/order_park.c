@@ -49,67 +49,90 @@ static void take_some(struct glake_order *order, struct glake__order_line *line,
 	}
 }
 
+/* With the lock held. NULL without memory. */
 static struct glake__parked *take_spare(struct glake_order *order)
 {
-	pthread_mutex_lock(&order->lock);
 	struct glake__parked *parked = order->spares;
 	if (parked) {
 		order->spares = parked->next;
 	}
-	pthread_mutex_unlock(&order->lock);
 	return parked ? parked : malloc(sizeof(*parked));
 }
 
-static void give_spare(struct glake_order *order, struct glake__parked *parked)
+/* What the program frees, and where. */
+struct freed {
+	void *handle;
+	unsigned flags;
+	const struct glake_stream *stream;
+	void *allocation;
+	int ordinal;
+	uint64_t n_bytes;
+};
+
+/* With the lock held. False: no memory. It is behind @mark, if that is not NULL, as all up to @upto are. */
+static bool park_locked(struct glake_order *order, const struct freed *freed,
+                        struct glake__mark *mark, uint64_t upto, uint64_t now_ns,
+                        struct glake__order_done *done)
 {
+	struct glake__order_line *line = glake__order_line_of(order, freed->stream);
+	struct glake__parked *parked = line ? take_spare(order) : NULL;
+	if (!parked) {
+		return false;
+	}
+	*parked = (struct glake__parked){
+		.allocation = freed->allocation,
+		.n_bytes = freed->n_bytes,
+		.ordinal = freed->ordinal,
+		.number = ++order->n_numbers,
+	};
+	if (mark) {
+		/* It is behind this one, too, but perhaps not behind those that have come since. */
+		glake__order_set_mark(line, mark, upto, now_ns);
+		parked->mark = mark;
+		mark->n_parked++;
+	}
+	line->handle = freed->handle;
+	line->flags = freed->flags;
+	glake__order_append(order, line, parked);
+	take_some(order, line, now_ns, done);
+	return true;
+}
+
+static int park_marked(struct glake_order *order, const struct freed *freed, uint64_t upto,
+                       uint64_t now_ns, struct glake__order_done *done)
+{
+	struct glake__mark *mark;
+	int r = glake__order_record_mark(order, freed->handle, freed->flags, freed->stream,
+	                                 freed->allocation, &mark);
+	if (r < 0) {
+		return r;
+	}
 	pthread_mutex_lock(&order->lock);
-	glake__order_keep_spare(order, parked);
+	bool is_parked = park_locked(order, freed, mark, upto, now_ns, done);
+	if (!is_parked) {
+		glake__order_give_mark(order, freed->stream->context, mark);
+	}
 	pthread_mutex_unlock(&order->lock);
+	return is_parked ? 0 : glake__fail(-ENOMEM, "out of memory");
 }
 
 int glake_order_park(struct glake_order *order, void *handle, unsigned flags,
                      const struct glake_stream *stream, void *allocation, int ordinal,
                      uint64_t bytes)
 {
+	const struct freed freed = {handle, flags, stream, allocation, ordinal, bytes};
 	struct glake__order_done done = {.n = 0};
-	struct glake__mark *mark;
-	uint64_t upto = 0;
 	uint64_t now_ns = clock_now_ns();
-	struct glake__parked *parked = take_spare(order);
-	if (!parked) {
-		return glake__fail(-ENOMEM, "out of memory");
-	}
-	int r = glake__order_record_mark(order, handle, flags, stream, allocation, now_ns, &upto,
-	                                 &mark);
-	if (r < 0) {
-		give_spare(order, parked);
-		return r;
-	}
-	*parked = (struct glake__parked){
-		.allocation = allocation, .n_bytes = bytes, .ordinal = ordinal};
+	uint64_t upto;
 	pthread_mutex_lock(&order->lock);
-	struct glake__order_line *line = glake__order_line_of(order, stream);
-	if (line) {
-		parked->number = ++order->n_numbers;
-		if (mark) {
-			/* It is behind this one, too, but perhaps not behind those that have come since. */
-			glake__order_set_mark(line, mark, upto, now_ns);
-			parked->mark = mark;
-			mark->n_parked++;
-		}
-		line->handle = handle;
-		line->flags = flags;
-		glake__order_append(order, line, parked);
-		take_some(order, line, now_ns, &done);
-	} else {
-		glake__order_keep_spare(order, parked);
-		if (mark) {
-			glake__order_give_mark(order, stream->context, mark);
-		}
-	}
+	bool is_due = glake__order_is_mark_due(order, handle, flags, stream, now_ns, &upto);
+	bool is_parked = !is_due && park_locked(order, &freed, NULL, 0, now_ns, &done);
 	pthread_mutex_unlock(&order->lock);
+	int r = is_due      ? park_marked(order, &freed, upto, now_ns, &done)
+	        : is_parked ? 0
+	                    : glake__fail(-ENOMEM, "out of memory");
 	glake__order_release_done(order, &done);
-	return line ? 0 : glake__fail(-ENOMEM, "out of memory");
+	return r;
 }
 
 /*

@@ -146,12 +146,16 @@ void glake__order_free_nodes(struct glake__parked *list);
 /* ---- marks ------------------------------------------------------------------------------------ */
 
 /*
- * If one is due for the free of @allocation on @stream: recorded on @handle, behind this free and all that have a
- * number up to *upto_out, and the caller's. Else NULL. The lock is not held. 0, or an error as of glake_order_park().
+ * With the lock held: does @stream get a mark with a free now? Then it is to be recorded at once, and will be behind all
+ * that have a number up to *upto_out.
  */
+bool glake__order_is_mark_due(struct glake_order *order, void *handle, unsigned flags,
+                              const struct glake_stream *stream, uint64_t now_ns,
+                              uint64_t *upto_out);
+/* Without it: record a mark behind the free of @allocation, the caller's. 0, or an error as of glake_order_park(). */
 int glake__order_record_mark(struct glake_order *order, void *handle, unsigned flags,
-                             const struct glake_stream *stream, void *allocation, uint64_t now_ns,
-                             uint64_t *upto_out, struct glake__mark **mark_out);
+                             const struct glake_stream *stream, void *allocation,
+                             struct glake__mark **mark_out);
 /*
  * Record a mark behind all that is parked in @ctx. If that is refused, because of a capture, what has no mark stays
  * parked, and each free gets one. The lock is not held. NULL: there is no new one.
