@@ -701,7 +701,8 @@ void glake__heap_reuse(struct glake__allocation *allocation, uint64_t n_bytes,
 void glake__heap_release(struct glake_session *session, struct glake__allocation *allocation)
 {
 	struct glake__pool *pool = allocation->is_pooled ? glake__pool_of(allocation) : NULL;
-	uint64_t n_freed = allocation->n_capacity;
+	/* Others may have joined what was parked. */
+	uint64_t n_freed = allocation->is_parked ? GLAKE__PAGE_BYTES : allocation->n_capacity;
 	glake__lock();
 	struct glake__backing *list = release(allocation);
 	glake__unlock();

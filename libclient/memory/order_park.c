@@ -4,7 +4,7 @@
 #include "libclient/memory/fit.h"
 
 /* With more parked on a stream, a free looks for those no longer in use. */
-#define MANY_PARKED 16u
+#define MANY_PARKED 4u
 /* So many are searched for one that fits, the newest first, because they fit most often. */
 #define MAX_LOOKS 256u
 /* A free that finds many parked looks for what is done no more often. */
