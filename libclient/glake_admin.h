@@ -229,6 +229,17 @@ typedef int (*glake_block_fn)(void *user, const struct glake_block_row *row);
 /* One row per block. Errors: request errors. */
 GLAKE_API int glake_list_blocks(struct glake_session *session, glake_block_fn row, void *user);
 
+/* The models that a session has open. */
+struct glake_use_row {
+	uint64_t session;
+	uint32_t n_models;      /* 4096 at most */
+	const uint64_t *models; /* ids of glake_model_row; one that is open twice is there twice */
+};
+
+typedef int (*glake_use_fn)(void *user, const struct glake_use_row *row);
+/* One row per session that has models open. Errors: request errors; GLAKE_E_BAD_REQUEST (an older glaked). */
+GLAKE_API int glake_list_uses(struct glake_session *session, glake_use_fn row, void *user);
+
 struct glake_event_row {
 	uint64_t id;       /* from 1 on, since glaked started */
 	uint64_t time_ms;  /* since 1970 */

@@ -157,6 +157,7 @@ static const struct {
 	[GLAKE__WIRE__REQUEST__BODY_MODEL_LIST] = {rpc_model_list},
 	[GLAKE__WIRE__REQUEST__BODY_BLOCK_LIST] = {rpc_block_list},
 	[GLAKE__WIRE__REQUEST__BODY_EVENT_LIST] = {rpc_event_list},
+	[GLAKE__WIRE__REQUEST__BODY_USE_LIST] = {rpc_use_list},
 	[GLAKE__WIRE__REQUEST__BODY_PIN] = {rpc_pin},
 	[GLAKE__WIRE__REQUEST__BODY_EVICT] = {rpc_evict},
 	[GLAKE__WIRE__REQUEST__BODY_QUOTA_SET] = {rpc_quota_set},

@@ -360,6 +360,62 @@ void rpc_session_list(struct session *session, const request_t *request, struct 
 	rpc_answer(session, request->id, &answer, NULL, 0);
 }
 
+/* Models of the rows of one page, and of one row. */
+#define PAGE_USES 8192
+#define ROW_USES 4096
+
+static size_t list_models(const struct holder *holder, uint64_t *ids_out)
+{
+	size_t n = 0;
+	struct held *held;
+	struct held *next;
+	HASH_ITER(hh, holder->held, held, next)
+	{
+		if (held->kind == HELD_MODEL && n < ROW_USES) {
+			ids_out[n++] = held->model->id;
+		}
+	}
+	return n;
+}
+
+void rpc_use_list(struct session *session, const request_t *request, struct fdlist *fds)
+{
+	static Glake__Wire__Use rows[PAGE_ROWS];
+	static Glake__Wire__Use *list[PAGE_ROWS];
+	static uint64_t ids[PAGE_USES];
+	size_t n_ids = 0;
+	size_t n_walked = 0;
+	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
+	Glake__Wire__UseListAnswer body = GLAKE__WIRE__USE_LIST_ANSWER__INIT;
+	struct rpc_page page = {.rows = rows, .list = list, .max_rows = PAGE_ROWS};
+	struct holder *holder;
+	list_for_each (holder, &rpc_of(session)->holders.list, link) {
+		if (holder->id <= request->use_list->after || holder->state == HOLDER_NEW ||
+		    holder->n_held[HELD_MODEL] == 0 || !rpc_may_act(session, holder->realm)) {
+			continue;
+		}
+		Glake__Wire__Use next = GLAKE__WIRE__USE__INIT;
+		if (n_ids + ROW_USES > PAGE_USES || n_walked > PAGE_HELD) {
+			page.next = page.last;
+			break;
+		}
+		next.session = holder->id;
+		next.models = &ids[n_ids];
+		next.n_models = list_models(holder, next.models);
+		if (!rpc_page_add(&page, holder->id, &next.base)) {
+			break;
+		}
+		n_ids += next.n_models;
+		n_walked += HASH_COUNT(holder->held);
+	}
+	body.uses = list;
+	body.n_uses = page.n_rows;
+	body.next = page.next;
+	answer.body_case = GLAKE__WIRE__ANSWER__BODY_USE_LIST;
+	answer.use_list = &body;
+	rpc_answer(session, request->id, &answer, NULL, 0);
+}
+
 /* One tenant a page: there are few, and each has a row for each device. */
 void rpc_tenant_list(struct session *session, const request_t *request, struct fdlist *fds)
 {

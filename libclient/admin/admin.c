@@ -182,6 +182,7 @@ struct list {
 		glake_model_fn model;
 		glake_block_fn block;
 		glake_event_fn event;
+		glake_use_fn use;
 	} row;
 	void *user;
 	uint64_t after; /* begin behind this row */
@@ -193,6 +194,7 @@ union list_body {
 	Glake__Wire__ModelList models;
 	Glake__Wire__BlockList blocks;
 	Glake__Wire__EventList events;
+	Glake__Wire__UseList uses;
 };
 
 static int walk_pages(struct glake_session *session, const struct list *list)
@@ -573,6 +575,43 @@ int glake_list_events_after(struct glake_session *session, uint64_t after, glake
 int glake_list_events(struct glake_session *session, glake_event_fn row, void *user)
 {
 	return glake_list_events_after(session, 0, row, user);
+}
+
+static void ask_uses(Glake__Wire__Request *request, void *body, uint64_t after)
+{
+	Glake__Wire__UseList *uses = body;
+	glake__wire__use_list__init(uses);
+	uses->after = after;
+	request->body_case = GLAKE__WIRE__REQUEST__BODY_USE_LIST;
+	request->use_list = uses;
+}
+
+static int show_uses(const Glake__Wire__Answer *answer, const struct list *list, uint64_t *next_out)
+{
+	const Glake__Wire__UseListAnswer *page = answer->use_list;
+	int r = 0;
+	for (size_t i = 0; r == 0 && i < page->n_uses; i++) {
+		const struct glake_use_row row = {
+			.session = page->uses[i]->session,
+			.n_models = (uint32_t)page->uses[i]->n_models,
+			.models = page->uses[i]->models,
+		};
+		r = list->row.use(list->user, &row);
+	}
+	*next_out = page->next;
+	return r;
+}
+
+int glake_list_uses(struct glake_session *session, glake_use_fn row, void *user)
+{
+	struct list list = {
+		.kind = GLAKE__WIRE__ANSWER__BODY_USE_LIST,
+		.ask = ask_uses,
+		.show = show_uses,
+		.row.use = row,
+		.user = user,
+	};
+	return walk(session, &list);
 }
 
 /* ---- acting ----------------------------------------------------------------------------------- */

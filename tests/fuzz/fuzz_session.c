@@ -580,8 +580,10 @@ static bool look_request(struct client *client, struct input *input, unsigned ch
 	Glake__Wire__ModelList models = GLAKE__WIRE__MODEL_LIST__INIT;
 	Glake__Wire__BlockList blocks = GLAKE__WIRE__BLOCK_LIST__INIT;
 	Glake__Wire__EventList events = GLAKE__WIRE__EVENT_LIST__INIT;
+	Glake__Wire__UseList uses = GLAKE__WIRE__USE_LIST__INIT;
 	uint64_t after = take_byte(input) & 1 ? take_raw(input) : 0;
 	sessions.after = tenants.after = models.after = blocks.after = events.after = after;
+	uses.after = after;
 	switch (choice) {
 	case 0:
 		return SEND(client, STATUS_GET, status_get, &status);
@@ -597,6 +599,8 @@ static bool look_request(struct client *client, struct input *input, unsigned ch
 		return SEND(client, BLOCK_LIST, block_list, &blocks);
 	case 6:
 		return SEND(client, EVENT_LIST, event_list, &events);
+	case 7:
+		return SEND(client, USE_LIST, use_list, &uses);
 	default:
 		device.device = take_byte(input) % 3;
 		return SEND(client, DEVICE_GET, device_get, &device);
@@ -691,7 +695,7 @@ static bool one_request(struct client *client, struct input *input)
 		return store_request(client, input, choice - 7);
 	}
 	if (choice < 20) {
-		return look_request(client, input, choice - 13);
+		return look_request(client, input, take_byte(input) % 9);
 	}
 	if (choice < 24) {
 		return act_request(client, input, choice - 20);
