@@ -14,10 +14,10 @@
 #include "glake.h"
 
 const struct ctl_command *const ctl_commands[] = {
-	&ctl_status,  &ctl_top,     &ctl_stats,  &ctl_sessions,   &ctl_fragmentation,
-	&ctl_dedup,   &ctl_tenants, &ctl_models, &ctl_blocks,     &ctl_events,
-	&ctl_metrics, &ctl_doctor,  &ctl_load,   &ctl_pin,        &ctl_unpin,
-	&ctl_evict,   &ctl_quota,   &ctl_seal,   &ctl_completion, NULL,
+	&ctl_status,  &ctl_top,        &ctl_stats,  &ctl_sessions, &ctl_fragmentation, &ctl_dedup,
+	&ctl_tenants, &ctl_models,     &ctl_blocks, &ctl_events,   &ctl_map,           &ctl_metrics,
+	&ctl_doctor,  &ctl_load,       &ctl_pin,    &ctl_unpin,    &ctl_evict,         &ctl_quota,
+	&ctl_seal,    &ctl_completion, NULL,
 };
 
 /* Numbers of long options; those of commands follow with the numbers of enum ctl_option. */
@@ -57,8 +57,8 @@ const struct ctl_option_text ctl_options[] = {
 	{CTL_OPTION_EXACT, "bytes", NULL, "sizes in bytes"},
 	{CTL_OPTION_DRY_RUN, "dry-run", NULL, "only say how much would be sealed"},
 	{CTL_OPTION_WATCH, "watch", NULL, "again each second, until it is interrupted"},
-	{CTL_OPTION_HTML, "html", "[=FILE]", "a picture over time, in FILE (fragmentation.html)"},
-	{CTL_OPTION_SECONDS, "seconds", "N", "watch, or gather the picture, for so long (20)"},
+	{CTL_OPTION_HTML, "html", "[=FILE]", "write a page to FILE (fragmentation.html, map.html)"},
+	{CTL_OPTION_SECONDS, "seconds", "N", "watch, follow or gather for so long"},
 	{CTL_OPTION_FOLLOW, "follow", NULL,
          "then each new one as it comes, until it is interrupted"},
 	{CTL_OPTION_ONCE, "once", NULL, "once, as plain lines"},

@@ -5,9 +5,8 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
-#include "ctl/text.h"
+#include "ctl/html.h"
 
 /* The numbers of a session in one sample, on all devices. */
 struct point {
@@ -27,7 +26,7 @@ struct point {
 struct series {
 	uint64_t session;
 	uint32_t pid;
-	char *program;        /* owned, safe for terminals */
+	char *program;        /* owned */
 	struct point *points; /* owned, by sample */
 };
 
@@ -70,7 +69,7 @@ static struct series *series_of(struct picture *picture, const struct memory_row
 	struct series made = {
 		.session = row->session,
 		.pid = row->pid,
-		.program = text_escape(row->program),
+		.program = strdup(row->program),
 		.points = calloc(picture->max_samples, sizeof(*made.points)),
 	};
 	struct series *series = made.program && made.points
@@ -168,44 +167,6 @@ static struct summary sum_up(const struct picture *picture, const struct series 
 		summary.mean_utilization = live < reserved ? live / reserved : 1;
 	}
 	return summary;
-}
-
-static void put_html(FILE *out, const char *text)
-{
-	for (; *text; text++) {
-		switch (*text) {
-		case '&':
-			fputs("&amp;", out);
-			break;
-		case '<':
-			fputs("&lt;", out);
-			break;
-		case '>':
-			fputs("&gt;", out);
-			break;
-		case '"':
-			fputs("&quot;", out);
-			break;
-		default:
-			fputc(*text, out);
-		}
-	}
-}
-
-static void put_size(FILE *out, uint64_t bytes)
-{
-	char text[TEXT_NUMBER_BYTES];
-	text_size(bytes, text);
-	fputs(text, out);
-}
-
-static void put_percent(FILE *out, double ratio)
-{
-	if (ratio < 0) {
-		fputs("-", out);
-	} else {
-		fprintf(out, "%.1f %%", ratio * 100);
-	}
 }
 
 /* ---- one chart -------------------------------------------------------------------------------- */
@@ -307,7 +268,7 @@ static void put_axes(const struct chart *chart)
 	}
 	for (double bytes = 0; bytes <= chart->most_bytes; bytes += step) {
 		put_line(chart, y_of(chart, bytes), "y");
-		put_size(chart->out, (uint64_t)bytes);
+		html_size(chart->out, (uint64_t)bytes);
 		fputs("</text>\n", chart->out);
 	}
 	for (int percent = 0; percent <= 100; percent += 50) {
@@ -345,12 +306,12 @@ static void put_titles(const struct chart *chart)
 		        "<title>%.1f s: live ",
 		        begin, TOP, end - begin + 0.1, STRIP_BOTTOM - TOP,
 		        (double)picture->at_ms[i] / 1000);
-		put_size(chart->out, point->live_bytes);
+		html_size(chart->out, point->live_bytes);
 		fputs(", reserved ", chart->out);
-		put_size(chart->out, point->reserved_bytes);
+		html_size(chart->out, point->reserved_bytes);
 		fputs(", utilization ", chart->out);
-		put_percent(chart->out,
-		            memory_utilization(point->live_bytes, point->reserved_bytes));
+		html_percent(chart->out,
+		             memory_utilization(point->live_bytes, point->reserved_bytes));
 		fputs("</title></rect>\n", chart->out);
 	}
 }
@@ -358,7 +319,7 @@ static void put_titles(const struct chart *chart)
 static void put_name(FILE *out, const struct series *series)
 {
 	if (series->program) {
-		put_html(out, series->program);
+		html_text(out, series->program);
 		fprintf(out, " <small>pid %" PRIu32 "</small>", series->pid);
 	} else {
 		fputs("All processes", out);
@@ -370,12 +331,12 @@ static void put_peaks(FILE *out, const struct point *last)
 {
 	if (last && last->stitches) {
 		fputs(" Peaks of what is stitched: live ", out);
-		put_size(out, last->peak_live_bytes);
+		html_size(out, last->peak_live_bytes);
 		fputs(" of ", out);
-		put_size(out, last->peak_reserved_bytes);
+		html_size(out, last->peak_reserved_bytes);
 		fputs(" reserved, ", out);
-		put_percent(out,
-		            memory_utilization(last->peak_live_bytes, last->peak_reserved_bytes));
+		html_percent(out,
+		             memory_utilization(last->peak_live_bytes, last->peak_reserved_bytes));
 		fputs(".", out);
 	}
 }
@@ -397,11 +358,11 @@ static void put_chart(const struct picture *picture, const struct series *series
 	fputs("<section>\n<h2>", out);
 	put_name(out, series);
 	fputs("</h2>\n<p>Live at most ", out);
-	put_size(out, summary.most_live_bytes);
+	html_size(out, summary.most_live_bytes);
 	fputs(", reserved at most ", out);
-	put_size(out, summary.most_reserved_bytes);
+	html_size(out, summary.most_reserved_bytes);
 	fputs("; utilization ", out);
-	put_percent(out, summary.mean_utilization);
+	html_percent(out, summary.mean_utilization);
 	fputs(" on average.", out);
 	put_peaks(out, summary.last);
 	fprintf(out,
@@ -420,25 +381,11 @@ static void put_chart(const struct picture *picture, const struct series *series
 
 /* ---- the page --------------------------------------------------------------------------------- */
 
-static const char head[] =
-	"<!DOCTYPE html>\n"
-	"<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
-	"<meta http-equiv=\"Content-Security-Policy\" "
-	"content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
-	"<meta name=\"viewport\" content=\"width=device-width\">\n"
-	"<title>GPU memory over time</title>\n<style>\n"
-	":root { color-scheme: light dark; --back: #fff; --ink: #1b1f24; --faint: #626c78; "
-	"--grid: #e3e7ec;\n"
-	"  --reserved: #cfdff2; --top: #84a9d6; --live: #2f6fbf; --utilization: #b4531a; }\n"
-	"@media (prefers-color-scheme: dark) { :root { --back: #14171b; --ink: #e5e8ec; "
-	"--faint: #98a3b0;\n"
-	"  --grid: #2b3138; --reserved: #263c58; --top: #5c86bb; --live: #4f92de; "
-	"--utilization: #eb9a62; } }\n"
-	"body { background: var(--back); color: var(--ink); font: 15px/1.5 system-ui, sans-serif;\n"
-	"  max-width: 960px; margin: 2em auto; padding: 0 1em; }\n"
-	"h1 { font-size: 1.5em; margin: 0; } h2 { font-size: 1.1em; margin: 2em 0 0; }\n"
-	"p { margin: .2em 0 .6em; } p, small, .legend { color: var(--faint); } "
-	"small { font-weight: normal; }\n"
+static const char style[] =
+	":root { --reserved: #cfdff2; --top: #84a9d6; --live: #2f6fbf; --utilization: #b4531a; }\n"
+	"@media (prefers-color-scheme: dark) { :root { --reserved: #263c58; --top: #5c86bb; "
+	"--live: #4f92de; --utilization: #eb9a62; } }\n"
+	".legend { color: var(--faint); }\n"
 	"svg { width: 100%; min-width: 600px; height: auto; display: block; }\n"
 	"path { stroke-linejoin: round; }\n"
 	".reserved { fill: var(--reserved); } .live { fill: var(--live); }\n"
@@ -456,8 +403,7 @@ static const char head[] =
 	"font-variant-numeric: tabular-nums; white-space: nowrap; }\n"
 	"th, td { padding: .3em .5em; text-align: right; border-bottom: 1px solid var(--grid); }\n"
 	"th { color: var(--faint); font-weight: normal; }\n"
-	"th:first-child, td:first-child { text-align: left; padding-left: 0; }\n"
-	"</style>\n</head>\n<body>\n";
+	"th:first-child, td:first-child { text-align: left; padding-left: 0; }\n";
 
 static const char legend[] =
 	"<p class=\"legend\">"
@@ -467,24 +413,17 @@ static const char legend[] =
 
 static void put_head(const struct picture *picture, FILE *out)
 {
-	char host[256] = "";
-	char when[64] = "";
-	struct tm time;
-	gethostname(host, sizeof(host) - 1);
-	if (localtime_r(&picture->begin, &time)) {
-		strftime(when, sizeof(when), "%F %T %Z", &time);
-	}
-	fputs(head, out);
-	fputs("<h1>GPU memory over time</h1>\n<p>", out);
-	put_html(out, host);
-	fprintf(out, ", %s: %zu samples in %.1f s. The programs report what is live.</p>\n%s", when,
+	html_begin(out, "GPU memory over time", style, 0);
+	fputs("<p>", out);
+	html_place(out, picture->begin);
+	fprintf(out, ": %zu samples in %.1f s. The programs report what is live.</p>\n%s",
 	        picture->n_samples, (double)picture->at_ms[picture->n_samples - 1] / 1000, legend);
 }
 
 static void put_cell(FILE *out, uint64_t bytes)
 {
 	fputs("<td>", out);
-	put_size(out, bytes);
+	html_size(out, bytes);
 }
 
 static void put_row(const struct picture *picture, const struct series *series, FILE *out)
@@ -492,12 +431,12 @@ static void put_row(const struct picture *picture, const struct series *series, 
 	struct summary summary = sum_up(picture, series);
 	const struct point *last = summary.last;
 	fputs("<tr><td>", out);
-	put_html(out, series->program);
+	html_text(out, series->program);
 	fprintf(out, "<td>%" PRIu32, series->pid);
 	put_cell(out, last->live_bytes);
 	put_cell(out, last->reserved_bytes);
 	fputs("<td>", out);
-	put_percent(out, memory_utilization(last->live_bytes, last->reserved_bytes));
+	html_percent(out, memory_utilization(last->live_bytes, last->reserved_bytes));
 	put_cell(out, summary.most_live_bytes);
 	put_cell(out, summary.most_reserved_bytes);
 	if (last->stitches) {
@@ -547,7 +486,7 @@ int picture_write(const struct picture *picture, FILE *out)
 	if (picture->series.n > 0) {
 		put_table(picture, out);
 	}
-	fputs("</body>\n</html>\n", out);
+	html_end(out);
 	series_deinit(&sum);
 	return 0;
 }

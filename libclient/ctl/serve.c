@@ -4,6 +4,7 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <microhttpd.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,6 +13,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "ctl/map.h"
 #include "ctl/metrics.h"
 #include "ctl/snapshot.h"
 #include "ctl/text.h"
@@ -19,6 +21,9 @@
 
 #define MAX_CONNECTIONS 16u
 #define PATIENCE_S 15u
+
+/* Of the map, and between its samples. */
+#define REFRESH_S 5
 
 union address {
 	struct sockaddr any;
@@ -113,8 +118,10 @@ static int open_socket(const char *text, union address *address_out)
 /* ---- pages ------------------------------------------------------------------------------------ */
 
 struct server {
-	struct ctl *ctl; /* after the start of the HTTP library only its thread has the session */
+	struct ctl *ctl;
 	bool is_tcp;
+	pthread_mutex_t lock; /* of the next, and of the session */
+	struct map map;
 };
 
 /* A session may have ended with its glaked: then another one is tried, once. */
@@ -141,10 +148,26 @@ static void write_metrics(struct server *server, FILE *out)
 	}
 }
 
-static void write_index(struct server *server, FILE *out)
+static void write_map(struct server *server, FILE *out)
 {
-	fputs("<!DOCTYPE html>\n<title>glake</title>\n<p><a href=\"/metrics\">metrics</a></p>\n",
-	      out);
+	struct snapshot snapshot;
+	int err = look(server->ctl, &snapshot);
+	map_write(&server->map, err ? NULL : &snapshot, REFRESH_S, out);
+	if (err == 0) {
+		snapshot_deinit(&snapshot);
+	}
+}
+
+/* For what the map shows over time. While glaked is away, nothing is added. */
+static void take_sample(struct server *server)
+{
+	struct snapshot snapshot;
+	pthread_mutex_lock(&server->lock);
+	if (look(server->ctl, &snapshot) == 0) {
+		map_add(&server->map, &snapshot);
+		snapshot_deinit(&snapshot);
+	}
+	pthread_mutex_unlock(&server->lock);
 }
 
 static const struct {
@@ -152,7 +175,7 @@ static const struct {
 	const char *type;
 	void (*write)(struct server *server, FILE *out);
 } pages[] = {
-	{"/", "text/html; charset=utf-8", write_index},
+	{"/", "text/html; charset=utf-8", write_map},
 	{"/metrics", "text/plain; version=0.0.4; charset=utf-8", write_metrics},
 };
 
@@ -227,7 +250,9 @@ static enum MHD_Result answer(void *user, struct MHD_Connection *connection, con
 	if (!out) {
 		return MHD_NO;
 	}
+	pthread_mutex_lock(&server->lock);
 	pages[i].write(server, out);
+	pthread_mutex_unlock(&server->lock);
 	if (fclose(out) != 0) {
 		free(text);
 		return MHD_NO;
@@ -245,17 +270,19 @@ static int cannot(struct ctl *ctl, const char *what, int err)
 	return CTL_E_SAID;
 }
 
-static void wait_for_signal(const sigset_t *signals)
+static void sample_until_signal(struct server *server, const sigset_t *signals)
 {
-	int number;
-	sigwait(signals, &number);
+	const struct timespec period = {.tv_sec = REFRESH_S};
+	do {
+		take_sample(server);
+	} while (sigtimedwait(signals, NULL, &period) < 0);
 }
 
 int serve_run(struct ctl *ctl, const char *text)
 {
 	union address address;
 	sigset_t signals;
-	struct server server = {.ctl = ctl};
+	struct server server = {.ctl = ctl, .lock = PTHREAD_MUTEX_INITIALIZER};
 	int fd = open_socket(text, &address);
 	if (fd < 0) {
 		return cannot(ctl, text, fd);
@@ -276,9 +303,10 @@ int serve_run(struct ctl *ctl, const char *text)
 		return cannot(ctl, text, -EIO);
 	}
 	fprintf(ctl->err, "glakectl: metrics: serving %s\n", text);
-	wait_for_signal(&signals);
+	sample_until_signal(&server, &signals);
 	MHD_stop_daemon(http);
 	ctl_disconnect(ctl);
+	map_deinit(&server.map);
 	if (!server.is_tcp) {
 		unlink(address.un.sun_path);
 	}

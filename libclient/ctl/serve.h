@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Metrics over HTTP, on a Unix socket or a loopback port. glaked is asked when somebody asks.
+ * Metrics and the memory map over HTTP, on a Unix socket or a loopback port. glaked is asked when somebody asks, and each
+ * five seconds for what the map shows over time.
  *
- * Threads: the caller's waits for a signal; one of the HTTP library's answers.
+ * Threads: the caller's takes samples until there is a signal; one of the HTTP library's answers.
  */
 #ifndef GLAKE_CTL_SERVE_H
 #define GLAKE_CTL_SERVE_H

@@ -7,6 +7,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "glake.h"
+
 void snapshot_deinit(struct snapshot *snapshot)
 {
 	for (size_t i = 0; i < snapshot->kept.n; i++) {
@@ -17,6 +19,7 @@ void snapshot_deinit(struct snapshot *snapshot)
 	rows_deinit(&snapshot->sessions);
 	rows_deinit(&snapshot->tenants);
 	rows_deinit(&snapshot->models);
+	rows_deinit(&snapshot->uses);
 	rows_deinit(&snapshot->metrics);
 	rows_deinit(&snapshot->histograms);
 	*snapshot = (struct snapshot){.at_ms = 0};
@@ -107,6 +110,40 @@ static int take_model(void *user, const struct glake_model_row *of)
 	               : -ENOMEM;
 }
 
+static bool has_use(const struct snapshot *snapshot, uint64_t session, uint64_t model)
+{
+	for (size_t i = snapshot->uses.n; i-- > 0;) {
+		const struct snapshot_use *use = rows_at(&snapshot->uses, i);
+		if (use->session != session) {
+			return false;
+		}
+		if (use->model == model) {
+			return true;
+		}
+	}
+	return false;
+}
+
+static int take_use(void *user, const struct glake_use_row *row)
+{
+	struct snapshot *snapshot = user;
+	for (uint32_t i = 0; i < row->n_models; i++) {
+		const struct snapshot_use of = {.session = row->session, .model = row->models[i]};
+		if (!has_use(snapshot, of.session, of.model) &&
+		    !copy_row(&snapshot->uses, &of, sizeof(of))) {
+			return -ENOMEM;
+		}
+	}
+	return 0;
+}
+
+/* An older glaked does not know of them. */
+static int list_uses(struct glake_session *session, struct snapshot *snapshot)
+{
+	int err = glake_list_uses(session, take_use, snapshot);
+	return err == GLAKE_E_BAD_REQUEST ? 0 : err;
+}
+
 static int take_metric(void *user, const char *name, uint64_t value, const char *help)
 {
 	struct snapshot *snapshot = user;
@@ -143,6 +180,7 @@ int snapshot_take(struct ctl *ctl, struct snapshot *snapshot)
 	err = err ? err : glake_list_sessions(session, take_session, snapshot);
 	err = err ? err : glake_list_tenants(session, take_tenant, snapshot);
 	err = err ? err : glake_list_models(session, take_model, snapshot);
+	err = err ? err : list_uses(session, snapshot);
 	err = err ? err : glake_get_stats(session, take_metric, snapshot);
 	err = err ? err : glake_get_histograms(session, take_histogram, snapshot);
 	if (err) {

@@ -17,6 +17,12 @@ struct snapshot_metric {
 	const char *help;
 };
 
+/* A session has a model open. */
+struct snapshot_use {
+	uint64_t session;
+	uint64_t model;
+};
+
 /* Texts and lists of rows are owned by the snapshot. */
 struct snapshot {
 	uint64_t at_ms;             /* CLOCK_MONOTONIC */
@@ -25,6 +31,7 @@ struct snapshot {
 	struct rows sessions;       /* struct glake_session_row, without glakectl's own */
 	struct rows tenants;        /* struct glake_tenant_row */
 	struct rows models;         /* struct glake_model_row */
+	struct rows uses;           /* struct snapshot_use, by session */
 	struct rows metrics;        /* struct snapshot_metric */
 	struct rows histograms;     /* struct glake_histogram */
 	struct rows kept;           /* void *: what the others point to */

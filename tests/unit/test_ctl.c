@@ -13,6 +13,7 @@
 
 #include "ctl/ctl.h"
 #include "ctl/doctor.h"
+#include "ctl/map.h"
 #include "ctl/table.h"
 #include "ctl/text.h"
 #include "glake_admin.h"
@@ -29,6 +30,7 @@ static struct {
 	char socket_path[64];
 	char call[256]; /* the last steering call with its arguments */
 	const char *name;
+	bool is_old;
 	bool stitches; /* the session with memory */
 } fake;
 
@@ -208,6 +210,14 @@ int glake_list_sessions(struct glake_session *session, glake_session_fn row, voi
 		err = row(user, &rows[i]);
 	}
 	return err;
+}
+
+int glake_list_uses(struct glake_session *session, glake_use_fn row, void *user)
+{
+	static const uint64_t models[] = {9, 9, 77};
+	const struct glake_use_row use = {.session = 1, .n_models = 3, .models = models};
+	/* As from an older glaked. */
+	return fake.error ? fake.error : fake.is_old ? GLAKE_E_BAD_REQUEST : row(user, &use);
 }
 
 int glake_list_tenants(struct glake_session *session, glake_tenant_fn row, void *user)
@@ -604,7 +614,7 @@ START_TEST(every_command_has_help_without_a_daemon)
 	static const char *const names[] = {
 		"status", "stats",  "sessions",   "fragmentation", "dedup", "tenants", "models",
 		"blocks", "events", "load",       "pin",           "unpin", "evict",   "quota",
-		"seal",   "doctor", "completion", "metrics",       "top",
+		"seal",   "doctor", "completion", "metrics",       "top",   "map",
 	};
 	fake.connect_error = GLAKE_E_GONE;
 	ck_assert_int_eq(run("--help"), 0);
@@ -664,6 +674,8 @@ START_TEST(bad_command_lines_are_usage_errors)
 		"metrics --serve 127.0.0.1:70000",
 		"metrics --serve unix:relative",
 		"metrics x",
+		"map",
+		"map x --html",
 		"top --once --seconds 2",
 	};
 	fake.connect_error = GLAKE_E_INTERNAL;
@@ -932,6 +944,80 @@ START_TEST(top_is_plain_where_there_is_no_terminal)
 	ck_assert_uint_eq(json_array_size(json_object_get(document, "tenants")), 2);
 	ck_assert_uint_eq(json_array_size(json_object_get(document, "devices")), 2);
 	json_decref(document);
+}
+END_TEST
+
+START_TEST(the_map_names_who_holds_what)
+{
+	char path[256];
+	char line[300];
+	char page[64 * 1024] = "";
+	fake.name = "<i>\"a\" & b\n";
+	snprintf(path, sizeof(path), "%s/map.html", getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp");
+	snprintf(line, sizeof(line), "map --html=%s --seconds 1", path);
+	for (int i = 0; i < 2; i++) {
+		ck_assert_int_eq(run(line), 0);
+		assert_contains(out_text, "map.html: 2 samples of 2 devices\n");
+		FILE *file = fopen(path, "r");
+		ck_assert_ptr_nonnull(file);
+		page[fread(page, 1, sizeof(page) - 1, file)] = '\0';
+		fclose(file);
+		unlink(path);
+		ck_assert_ptr_null(strstr(page, "<i>\"a"));
+		ck_assert_ptr_null(strstr(page, "<script"));
+		ck_assert_ptr_null(strstr(page, "http://"));
+		ck_assert_ptr_null(strstr(page, "https://"));
+		assert_contains(page, "<b>&lt;i&gt;&quot;a&quot; &amp; b\\x0a (100)</b>");
+		assert_contains(page, "utilization 75.0 %, fragmentation 25.0 %");
+		assert_contains(
+			page,
+			"12.0 GiB of 24.0 GiB used. Sharing saves 4.0 GiB, dedup ratio 3.00.");
+		assert_contains(
+			page, "<b>programs without a session</b></span><span class=\"n\">5.0 GiB");
+		assert_contains(page, "; pinned");
+		ck_assert_int_eq(strstr(page, "; open in &lt;i&gt;") != NULL, !fake.is_old);
+		assert_contains(page, "<polygon class=\"cached\"");
+		fake.is_old = true;
+	}
+	ck_assert_int_eq(run("map --html=/nowhere/map.html"), CTL_FAILED);
+}
+END_TEST
+
+static struct map_sample_head {
+	uint64_t at_ms;
+	uint32_t device;
+} head_of(const struct map *map, size_t i)
+{
+	struct map_sample_head head;
+	memcpy(&head, rows_at(&map->samples, i), sizeof(head));
+	return head;
+}
+
+START_TEST(a_map_forgets_what_is_long_ago_first)
+{
+	struct map map = {.n_times = 0};
+	struct snapshot snapshot = {.at_ms = 0};
+	const struct glake_device_status devices[] = {{.index = 0}, {.index = 1}};
+	for (size_t i = 0; i < 2; i++) {
+		memcpy(rows_add(&snapshot.devices, sizeof(devices[0])), &devices[i],
+		       sizeof(devices[0]));
+	}
+	for (uint64_t at = 1; at <= 10 * MAP_MAX_SAMPLES; at++) {
+		snapshot.at_ms = at;
+		ck_assert_int_eq(map_add(&map, &snapshot), 0);
+		ck_assert_uint_le(map.n_times, MAP_MAX_SAMPLES);
+		ck_assert_uint_eq(map.samples.n, 2 * map.n_times);
+	}
+	size_t n = map.n_times;
+	ck_assert_uint_gt(n, MAP_MAX_SAMPLES / 2);
+	ck_assert_uint_eq(head_of(&map, 0).at_ms, 1);
+	ck_assert_uint_eq(head_of(&map, 2 * n - 1).at_ms, 10 * MAP_MAX_SAMPLES);
+	for (size_t i = 1; i < n; i++) {
+		ck_assert_uint_gt(head_of(&map, 2 * i).at_ms, head_of(&map, 2 * i - 1).at_ms);
+		ck_assert_uint_eq(head_of(&map, 2 * i + 1).device, 1);
+	}
+	map_deinit(&map);
+	snapshot_deinit(&snapshot);
 }
 END_TEST
 
