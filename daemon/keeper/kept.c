@@ -25,9 +25,6 @@ static size_t n_kept;
 static size_t n_places;
 static size_t max_kept;
 static bool is_full; /* and stderr says so */
-/* From kept_prepare() to kept_pass(): the index of the kept fd of that number, or -1. */
-static int *owner_of;
-static int n_numbers;
 
 void kept_set_max(size_t max)
 {
@@ -120,40 +117,36 @@ static char *join_names(void)
 	return names;
 }
 
-int kept_prepare(void)
+/* Of each number below @n_numbers: the index of the kept fd that has it, or -1. */
+static int *find_owners(int *n_numbers_out)
 {
-	char number[24];
-	unsetenv("LISTEN_FDS");
-	unsetenv("LISTEN_FDNAMES");
-	if (n_kept == 0) {
-		return 0;
-	}
-	cleanup_free char *names = join_names();
-	n_numbers = 0;
+	int n_numbers = 0;
 	for (size_t i = 0; i < n_kept; i++) {
 		n_numbers = table[i].fd < n_numbers ? n_numbers : table[i].fd + 1;
 	}
-	free(owner_of);
-	owner_of = malloc((size_t)n_numbers * sizeof(*owner_of));
-	snprintf(number, sizeof(number), "%zu", n_kept);
-	if (!names || !owner_of || setenv("LISTEN_FDNAMES", names, 1) < 0 ||
-	    setenv("LISTEN_FDS", number, 1) < 0) {
-		return -ENOMEM;
+	int *owners = malloc((size_t)n_numbers * sizeof(*owners));
+	if (owners) {
+		memset(owners, 0xff, (size_t)n_numbers * sizeof(*owners));
+		for (size_t i = 0; i < n_kept; i++) {
+			owners[table[i].fd] = (int)i;
+		}
 	}
-	memset(owner_of, 0xff, (size_t)n_numbers * sizeof(*owner_of));
-	for (size_t i = 0; i < n_kept; i++) {
-		owner_of[table[i].fd] = (int)i;
-	}
-	return 0;
+	*n_numbers_out = n_numbers;
+	return owners;
 }
 
 /*
- * The table of the child's memory says where each fd is now. A kept fd that is in the way goes to a
- * number that nobody wants. So there is never more than one fd more than before.
+ * The child's copy of the table says where each fd is now. A kept fd that is in the way goes to a number
+ * that nobody wants. So there is never more than one fd more than before.
  */
-int kept_pass(void)
+static int move(void)
 {
 	int end = FIRST_FD + (int)n_kept;
+	int n_numbers;
+	cleanup_free int *owners = find_owners(&n_numbers);
+	if (!owners) {
+		return -ENOMEM;
+	}
 	for (int i = 0; i < (int)n_kept; i++) {
 		int fd = table[i].fd;
 		int place = FIRST_FD + i;
@@ -163,7 +156,7 @@ int kept_pass(void)
 			}
 			continue;
 		}
-		int in_the_way = place < n_numbers ? owner_of[place] : -1;
+		int in_the_way = place < n_numbers ? owners[place] : -1;
 		if (in_the_way > i) {
 			table[in_the_way].fd = fcntl(place, F_DUPFD_CLOEXEC, end);
 			if (table[in_the_way].fd < 0) {
@@ -176,4 +169,21 @@ int kept_pass(void)
 		close(fd);
 	}
 	return 0;
+}
+
+int kept_pass(void)
+{
+	char n[24];
+	char pid[24];
+	if (n_kept == 0) {
+		return 0;
+	}
+	cleanup_free char *names = join_names();
+	snprintf(n, sizeof(n), "%zu", n_kept);
+	snprintf(pid, sizeof(pid), "%d", (int)getpid());
+	if (!names || setenv("LISTEN_FDNAMES", names, 1) < 0 || setenv("LISTEN_FDS", n, 1) < 0 ||
+	    setenv("LISTEN_PID", pid, 1) < 0) {
+		return -ENOMEM;
+	}
+	return move();
 }

@@ -24,11 +24,9 @@ void kept_put(const char *name, int fd);
 void kept_remove(const char *name);
 
 /*
- * Start a program with the fds: kept_prepare() sets what sd_listen_fds(3) wants, all but $LISTEN_PID,
- * in this process's environment; kept_pass(), between fork() and exec(), puts the fds at 3 and on.
- * Both return 0 or -errno.
+ * Between fork() and exec(): put the fds at 3 and on, and into the environment what sd_listen_fds(3)
+ * wants. It allocates memory, so no other thread of the process may do that. Returns 0 or -errno.
  */
-int kept_prepare(void);
 int kept_pass(void);
 
 #endif

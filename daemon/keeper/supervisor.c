@@ -96,7 +96,6 @@ static uint64_t in_ms(uint64_t ms)
 
 __attribute__((noreturn)) static void become_glaked(pid_t keeper)
 {
-	char number[24];
 	sigset_t none;
 	/* The signals of a terminal are for the keeper. */
 	setpgid(0, 0);
@@ -106,9 +105,8 @@ __attribute__((noreturn)) static void become_glaked(pid_t keeper)
 	}
 	sigemptyset(&none);
 	sigprocmask(SIG_SETMASK, &none, NULL);
-	snprintf(number, sizeof(number), "%d", (int)getpid());
-	errno = kept_n() > 0 ? -kept_pass() : 0;
-	if (errno == 0 && (kept_n() == 0 || setenv("LISTEN_PID", number, 1) == 0)) {
+	errno = -kept_pass();
+	if (errno == 0) {
 		execvp(self.options->command[0], self.options->command);
 	}
 	dprintf(STDERR_FILENO, "glake-keeper: cannot start %s: %s\n", self.options->command[0],
@@ -122,13 +120,12 @@ static void start(void)
 	self.start_ns = NEVER;
 	self.is_ready = false;
 	self.goal = GOAL_RUN;
-	int r = kept_prepare();
-	pid_t pid = r < 0 ? -1 : fork();
+	pid_t pid = fork();
 	if (pid == 0) {
 		become_glaked(keeper);
 	}
 	if (pid < 0) {
-		say("cannot start %s: %s", self.options->command[0], strerror(r < 0 ? -r : errno));
+		say("cannot start %s: %s", self.options->command[0], strerror(errno));
 		self.start_ns = in_ms(MAX_DELAY_MS);
 		return;
 	}
@@ -334,11 +331,11 @@ static bool on_signal(void)
 		signal_child(signal);
 		return self.child != 0;
 	case SIGUSR2:
-		if (self.goal == GOAL_RUN && self.child) {
+		if (!self.child) {
+			self.start_ns = 0;
+		} else if (self.goal != GOAL_END) {
 			self.goal = GOAL_RESTART;
 			signal_child(SIGTERM);
-		} else if (!self.child) {
-			self.start_ns = 0;
 		}
 		return true;
 	default:
@@ -353,8 +350,8 @@ static void on_time(uint64_t now_ns)
 		start();
 	}
 	if (now_ns >= self.beat_ns) {
-		say("glaked %s: SIGABRT",
-		    self.is_ready ? "does not answer its watchdog" : "does not become ready");
+		say(self.is_ready ? "glaked does not answer its watchdog: SIGABRT"
+		                  : "glaked does not become ready: SIGABRT");
 		self.beat_ns = NEVER;
 		self.kill_ns = in_ms(ABORT_MS);
 		signal_child(SIGABRT);
@@ -499,6 +496,8 @@ static int set_environment(uint64_t max_fds)
 	r |= setenv("NOTIFY_SOCKET", self.address.sun_path, 1);
 	unsetenv("WATCHDOG_PID");
 	unsetenv("LISTEN_PID");
+	unsetenv("LISTEN_FDS");
+	unsetenv("LISTEN_FDNAMES");
 	return r;
 }
 
