@@ -83,11 +83,17 @@ static int primary_of(const struct glake_session *session, int device, CUcontext
 	return 0;
 }
 
+/* For leave(). */
+struct entered {
+	CUcontext previous;
+	bool is_other; /* than the device's */
+};
+
 /*
  * The default stream is that of the current context, and PyTorch frees on any thread, with any device
- * current. *previous_out is for leave().
+ * current.
  */
-static int enter(const struct glake_session *session, int device, CUcontext *previous_out)
+static int enter(const struct glake_session *session, int device, struct entered *entered_out)
 {
 	const struct cudrv *drv = &session->drv;
 	CUcontext primary = NULL;
@@ -95,8 +101,9 @@ static int enter(const struct glake_session *session, int device, CUcontext *pre
 	if (r < 0) {
 		return r;
 	}
-	CUresult result = drv->cuCtxGetCurrent(previous_out);
-	if (result == CUDA_SUCCESS && *previous_out != primary) {
+	CUresult result = drv->cuCtxGetCurrent(&entered_out->previous);
+	entered_out->is_other = entered_out->previous != primary;
+	if (result == CUDA_SUCCESS && entered_out->is_other) {
 		result = drv->cuCtxSetCurrent(primary);
 	}
 	return result == CUDA_SUCCESS
@@ -104,36 +111,43 @@ static int enter(const struct glake_session *session, int device, CUcontext *pre
 	               : glake__fail(GLAKE_E_CUDA, "cuCtxSetCurrent: %s", cudrv_error(drv, result));
 }
 
-static void leave(const struct glake_session *session, CUcontext previous)
+static void leave(const struct glake_session *session, const struct entered *entered)
 {
-	CUcontext now = NULL;
-	if (session->drv.cuCtxGetCurrent(&now) == CUDA_SUCCESS && now != previous) {
-		session->drv.cuCtxSetCurrent(previous);
+	if (entered->is_other) {
+		session->drv.cuCtxSetCurrent(entered->previous);
 	}
 }
 
 /* ---- freeing ---------------------------------------------------------------------------------- */
 
-static int free_in_order(void *ptr, int device, void *stream)
+static int free_of(struct glake_session *session, glake_ptr address, int device, void *stream)
 {
-	glake_ptr address = (glake_ptr)(uintptr_t)ptr;
-	struct glake__facts facts;
-	CUcontext previous;
-	if (!glake__heap_find(address, &facts) || facts.address != address) {
-		return -EINVAL;
-	}
-	int r = enter(facts.session, device, &previous);
+	struct entered entered;
+	int r = enter(session, device, &entered);
 	if (r < 0) {
 		return r;
 	}
-	r = glake__torch_uses_join(facts.session, address, stream);
+	r = glake__torch_uses_join(session, address, stream);
 	if (r == 0) {
-		r = glake_free_async(facts.session, stream, address, 0);
+		r = glake_free_async(session, stream, address, 0);
 	}
-	leave(facts.session, previous);
-	if (r == 0 && facts.session != current) {
-		/* Nobody allocates from a session whose glaked has ended. */
-		trim(facts.session);
+	leave(session, &entered);
+	return r;
+}
+
+static int free_in_order(void *ptr, int device, void *stream)
+{
+	glake_ptr address = (glake_ptr)(uintptr_t)ptr;
+	struct glake_session *session = current;
+	struct glake__facts facts;
+	int r = free_of(session, address, device, stream);
+	if ((r == -EINVAL || r == -ENOENT) && glake__heap_find(address, &facts) &&
+	    facts.session != session) {
+		r = free_of(facts.session, address, device, stream);
+		if (r == 0) {
+			/* Nobody allocates from a session whose glaked has ended. */
+			trim(facts.session);
+		}
 	}
 	return r;
 }
@@ -208,8 +222,8 @@ void glake_torch_tend(int timeout_ms)
 static int alloc_from(struct glake_session *session, ssize_t size, int device, void *stream,
                       bool for_pool, glake_ptr *ptr_out)
 {
-	CUcontext previous;
-	int r = enter(session, device, &previous);
+	struct entered entered;
+	int r = enter(session, device, &entered);
 	if (r < 0) {
 		return r;
 	}
@@ -222,7 +236,7 @@ static int alloc_from(struct glake_session *session, ssize_t size, int device, v
 		r = glake__fail(-EBUSY, "the stream is being captured, and graphs need memory of "
 		                        "a MemPool: glake.torch.mem_pool()");
 	}
-	leave(session, previous);
+	leave(session, &entered);
 	return r;
 }
 
