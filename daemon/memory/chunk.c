@@ -6,8 +6,8 @@
 
 #include "proto/cleanup.h"
 
-/* WORKER_MAX_LAZY jobs of so many fds are fewer fds than the reserve, CONFIG_RESERVED_FDS. */
-#define MAX_LAZY_HOLDS 4
+/* WORKER_MAX_LAZY such jobs are fewer fds than the reserve, CONFIG_RESERVED_FDS. */
+#define MAX_LAZY_HOLDS 1
 
 struct hold {
 	int fd;

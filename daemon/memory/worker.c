@@ -44,10 +44,16 @@ static void pass_turn(struct worker *worker, struct work *first, bool is_finishe
 	}
 }
 
+static bool has_many_lazy(const struct worker *worker)
+{
+	return worker->n_lazy > WORKER_MANY_LAZY;
+}
+
 /* Nothing came for a while, so lazy work is in nobody's way. */
 static bool is_quiet(struct worker *worker)
 {
-	int r = uv_cond_timedwait(&worker->wakeup, &worker->mutex, WORKER_LAZY_US * 1000u);
+	unsigned wait_us = has_many_lazy(worker) ? WORKER_PAUSE_US : WORKER_LAZY_US;
+	int r = uv_cond_timedwait(&worker->wakeup, &worker->mutex, wait_us * 1000u);
 	return r == UV_ETIMEDOUT && list_is_empty(&worker->turns) &&
 	       list_is_empty(&worker->releases);
 }
@@ -60,10 +66,12 @@ static enum next wait_for_work(struct worker *worker)
 			return NEXT_RELEASE;
 		}
 		bool has_turns = !list_is_empty(&worker->turns);
-		if (has_turns && (list_is_empty(&worker->releases) || worker->was_release)) {
+		bool has_releases = !list_is_empty(&worker->releases);
+		if (has_turns &&
+		    (worker->was_release || !(has_releases || has_many_lazy(worker)))) {
 			return NEXT_TURN;
 		}
-		if (!list_is_empty(&worker->releases)) {
+		if (has_turns || has_releases) {
 			return NEXT_RELEASE;
 		}
 		if (list_is_empty(&worker->lazy)) {

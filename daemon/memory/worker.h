@@ -3,10 +3,11 @@
  * One thread that does blocking work (driver calls) for the loop.
  *
  * Three kinds of work, in the order in which they are looked for:
- *   - releases that wait for a quiet moment (worker_submit_lazy): giving a few chunks back. Driver calls
+ *   - releases that wait for a quiet moment (worker_submit_lazy): giving a chunk back. Driver calls
  *     of two processes slow each other down many times over, and the client that just got an answer
- *     is mapping its memory now. So they wait until the worker has had nothing else to do for
- *     WORKER_LAZY_US, unless more than WORKER_MAX_LAZY of them do.
+ *     is mapping its memory now. So each waits until the worker has had nothing else to do for
+ *     WORKER_LAZY_US. When there are more than WORKER_MANY_LAZY, that is WORKER_PAUSE_US, and one runs
+ *     before each turn; when there are more than WORKER_MAX_LAZY, they do not wait.
  *   - releases that do not wait (worker_submit_release), in order, and
  *   - work that somebody waits for (worker_submit), by turns of its users: each user's work is done
  *     in the order of its coming, one piece at a time, and then the next user has his turn.
@@ -52,9 +53,11 @@ struct work {
 /* Work of nobody. */
 #define WORKER_NOBODY UINT64_MAX
 
-/* Lazy work waits so long for a quiet moment, and no more than so much of it may wait. */
+/* Lazy work: see above. */
 #define WORKER_LAZY_US 1000u
-#define WORKER_MAX_LAZY 64u
+#define WORKER_MANY_LAZY 32u
+#define WORKER_PAUSE_US 100u
+#define WORKER_MAX_LAZY 256u
 
 struct worker {
 	uv_thread_t thread;

@@ -6,7 +6,7 @@
 #include "proto/cleanup.h"
 #include "tests/check_glake.h"
 
-enum { MAX_NOTES = 256 };
+enum { MAX_NOTES = WORKER_MAX_LAZY + 16 };
 
 /* What has run, in its order. */
 static struct {
@@ -251,6 +251,29 @@ START_TEST(who_needs_it_catches_up)
 }
 END_TEST
 
+/* They are not done one after the other while somebody waits. */
+START_TEST(much_lazy_work_runs_between_turns)
+{
+	enum { N_TURNS = 3, N_LAZY = WORKER_MANY_LAZY + N_TURNS - 1 };
+	uv_sem_t gate;
+	begin();
+	submit_gated(&gate);
+	for (int i = 0; i < N_TURNS; i++) {
+		submit(1 + i, false);
+	}
+	for (int i = 0; i < N_LAZY; i++) {
+		submit(100 + i, true);
+	}
+	uv_sem_post(&gate);
+	finish(1 + N_TURNS + N_LAZY);
+	const int expected[] = {0, 100, 1, 101, 2, 3, 102};
+	for (unsigned i = 0; i < n_elements(expected); i++) {
+		ck_assert_int_eq(ran.names[i], expected[i]);
+	}
+	uv_sem_destroy(&gate);
+}
+END_TEST
+
 START_TEST(lazy_work_does_not_pile_up)
 {
 	uv_sem_t gate;
@@ -265,7 +288,7 @@ START_TEST(lazy_work_does_not_pile_up)
 	finish(WORKER_MAX_LAZY + 4);
 	/* Two too many: they came before what somebody waited for. */
 	const int expected[] = {0, 1, 2, last, 3};
-	for (int i = 0; i < 5; i++) {
+	for (unsigned i = 0; i < n_elements(expected); i++) {
 		ck_assert_int_eq(ran.names[i], expected[i]);
 	}
 	uv_sem_destroy(&gate);
