@@ -124,9 +124,10 @@ check-tsan: deps ## the C tests under ThreadSanitizer
 check-gpu: tests ## tests and benchmarks of a GPU host (needs PyTorch)
 	@GLAKE_LIBCUDA= TEST_JOBS=1 tests/run $(B) $(GPU_TESTS) $(B)/tests/unit/test_shim_drain
 	@python3 tests/gpu/run.py --out $(B)/gpu
-check-deploy: tests wheel ## the wheel; the packages on a bare Debian with a systemd of its own (needs root)
+check-deploy: tests wheel $(SHARED)/deploy/venv/.done ## the wheel; the packages on a bare Debian with a systemd of its own (needs root)
 	@tests/deps deb && tests/deps boot
-	@VERSION=$(VERSION) SOVERSION=$(SOVERSION) tests/run $(B) $(wildcard tests/deploy/test_*.py)
+	@VERSION=$(VERSION) SOVERSION=$(SOVERSION) PYTHON=$(SHARED)/deploy/venv/bin/python \
+		tests/run $(B) $(wildcard tests/deploy/test_*.py)
 demo: deps ## model servers that share weights, and programs that are made to
 	@$(submake) all cudasim $(DEMO)
 	@tests/demo/run.sh $(B)
@@ -150,6 +151,11 @@ format-check: ## fail where clang-format would change something
 check-layers: ## the layering rules, by grep
 	@tests/check-layers
 
+$(SHARED)/deploy/venv/.done:
+	$(call say,VENV,$(@D))
+	$(Q)python3 -m venv --clear $(@D)
+	$(Q)$(@D)/bin/python -m pip install -q --disable-pip-version-check kubernetes-validate
+	@touch $@
 $(SHARED)/venv/.done:
 	$(call say,VENV,$(@D))
 	$(Q)tests/deps venv $(@D)

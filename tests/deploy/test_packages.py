@@ -113,6 +113,7 @@ class Packages(unittest.TestCase):
         # The sandbox lets glake-mover see that nobody has the file open for writing.
         model, = json.loads(self.inside("glakectl", "--json", "models"))["models"]
         self.assertEqual(model["reload_reason"], "")
+        self.assert_preloads_from_a_copy()
         for change in (self.restart, self.upgrade, self.kill):
             with self.subTest(change.__name__):
                 before = self.status()["pid"]
@@ -145,17 +146,49 @@ class Packages(unittest.TestCase):
         print(done.stdout.strip().splitlines()[-1])
 
     def assert_charges_by_cgroup(self):
-        """glaked sees the cgroups of other users' processes."""
+        """A pod's limit: glaked sees the cgroups of other users' processes."""
+        uid = "0ccc0a7e-35f5-4a1c-9e0a-6b0f7e8f6c11"
+        slice_name = f"kubepods-besteffort-pod{uid.replace('-', '_')}.slice"
+        shutil.copy("deploy/kubernetes/tenants.py", self.debian.root + "/srv")
+        pod = {"metadata": {"name": "serve", "namespace": "default", "uid": uid,
+                            "annotations": {"glake/device-bytes": "64MiB"}}}
+        with open(self.debian.root + "/srv/pods", "w", encoding="utf-8") as file:
+            json.dump({"items": [pod]}, file)
         config = self.debian.root + "/etc/glake/glaked.conf"
         with open(config, encoding="utf-8") as file:
             text = file.read()
-        with open(config, "w", encoding="utf-8") as file:
-            file.write(text.replace('#\t{ name = "batch"', '\t{ name = "batch"'))
+        with open(config + ".base", "w", encoding="utf-8") as file:
+            file.write(text.replace("\ntenants = (\n", "\ntenants = (\n#pods\n"))
+        self.inside("systemctl", "start", slice_name)
+        # Of this machine's hierarchies, the unified one.
+        cgroups = "/sys/fs/cgroup"
+        if os.path.isdir("/sys/fs/cgroup/unified"):
+            cgroups += "/unified"
+        self.inside("python3", "/srv/tenants.py", "--once", "--config=/etc/glake/glaked.conf.base",
+                    "--out=/etc/glake/glaked.conf", "--pods=/srv/pods", "--cgroups=" + cgroups)
+        os.unlink(config + ".base")
         self.inside("systemctl", "reload", "glaked")
-        tenant = "import glake; print(glake.connect(cuda=False).info()['tenant'])"
-        self.assertEqual(self.inside("systemd-run", "--quiet", "--pipe", "--wait",
-                                     "--slice=batch.slice", "--uid=nobody",
-                                     "python3", "-c", tenant).strip(), "batch")
+        program = """import glake
+session = glake.connect()
+print(session.info()["tenant"])
+session.alloc(32 << 20)
+try:
+    session.alloc(128 << 20)
+except glake.QuotaError as error:
+    print(error)
+"""
+        out = self.inside("systemd-run", "--quiet", "--pipe", "--wait", "--slice=" + slice_name,
+                          "--uid=nobody", "--setenv=" + BOOKS, "python3", "-c", program)
+        self.assertIn(f"serve.{uid}\n", out)
+        self.assertIn(f"tenant serve.{uid} uses 33554432 of 67108864\n", out)
+
+    def assert_preloads_from_a_copy(self):
+        """As a pod does it, whose image has nothing of glake."""
+        shutil.copy("tests/deploy/serve.py", self.debian.root + "/srv")
+        self.inside("cp", "-r", "/usr/lib/glake", "/srv/")
+        out = self.inside("env", BOOKS, "LD_PRELOAD=/srv/glake/libcuda.so.1",
+                          "GLAKE_SHIM_ABSENT=refuse", "python3", "/srv/serve.py")
+        self.assertEqual(out, "glaked's memory: True\n")
 
     def restart(self):
         self.inside("systemctl", "restart", "glaked")

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The manifests by the API's schema, and what tenants.py makes of pods: `make check-deploy`."""
+
+import glob
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+
+BUILD = os.environ["GLAKE_BUILD"]
+RELEASE = "1.34"
+
+
+def pod(name, uid, limit):
+    return {"metadata": {"name": name, "namespace": "default", "uid": uid,
+                         "annotations": {"glake/device-bytes": limit}}}
+
+
+class Kubernetes(unittest.TestCase):
+    def test_schema(self):
+        import kubernetes_validate
+        import yaml
+        kinds = []
+        for path in glob.glob("deploy/kubernetes/*.yaml"):
+            with open(path, encoding="utf-8") as file:
+                for document in yaml.safe_load_all(file):
+                    with self.subTest(path=path, kind=document["kind"]):
+                        kubernetes_validate.validate(document, RELEASE, strict=True)
+                    kinds.append(document["kind"])
+        self.assertIn("DaemonSet", kinds)
+        self.assertIn("Pod", kinds)
+
+    def test_the_config_map_is_what_tenants_py_expects(self):
+        import yaml
+        with open("deploy/kubernetes/glaked.yaml", encoding="utf-8") as file:
+            config = next(document["data"]["glaked.conf"] for document in yaml.safe_load_all(file)
+                          if document["kind"] == "ConfigMap")
+        uids = [f"{n:08x}-0000-4000-8000-000000000000" for n in range(5)]
+        pods = [pod("a-name-that-is-longer-than-a-tenant-may-have", uids[0], "24GiB"),
+                pod("plain", uids[1], "1073741824"),
+                pod("of-another-driver", uids[2], "8GB"),
+                pod("without-a-cgroup", uids[3], "8GB"),
+                pod("bad", uids[4], '1"; }, { name = "x"; priority = 1000; device_bytes = "1')]
+        with tempfile.TemporaryDirectory() as folder:
+            for path in ("kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod"
+                         + uids[0].replace("-", "_") + ".slice",
+                         "kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod"
+                         + uids[1].replace("-", "_") + ".slice",
+                         f"kubepods/besteffort/pod{uids[2]}",
+                         "kubepods.slice/kubepods-pod" + uids[4].replace("-", "_") + ".slice"):
+                os.makedirs(f"{folder}/cgroup/{path}/cri-containerd-0.scope")
+            for name, text in (("base", config), ("pods", json.dumps({"items": pods}))):
+                with open(f"{folder}/{name}", "w", encoding="utf-8") as file:
+                    file.write(text)
+            done = subprocess.run([sys.executable, "deploy/kubernetes/tenants.py", "--once",
+                                   f"--config={folder}/base", f"--out={folder}/out",
+                                   f"--pods={folder}/pods", f"--cgroups={folder}/cgroup"],
+                                  check=True, capture_output=True, text=True)
+            self.assertIn("default/bad: glake/device-bytes is no size", done.stderr)
+            with open(folder + "/out", encoding="utf-8") as file:
+                made = file.read()
+            self.assertEqual(made.count("cgroup ="), 3)
+            self.assertIn(f'"of-another-driver.{uids[2]}"; cgroup = "/kubepods/besteffort/pod{uids[2]}";'
+                          ' device_bytes = "8GB"', made)
+            subprocess.run([BUILD + "/bin/glaked", "--check-config", "--config", folder + "/out"],
+                           check=True)
+
+
+if __name__ == "__main__":
+    unittest.main()
