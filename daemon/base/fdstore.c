@@ -395,7 +395,7 @@ size_t fdstore_settle(struct fdstore *store)
 		log_warning("closing %zu fds of an earlier glaked that nothing describes",
 		            n_closed);
 	}
-	struct closing *closing = calloc(1, sizeof(*closing));
+	struct closing *closing = n_closed > 0 ? calloc(1, sizeof(*closing)) : NULL;
 	if (closing) {
 		*closing = (struct closing){.passed = store->passed, .n = store->n_passed};
 		uv_queue_work(store->loop, &closing->work, close_passed, on_passed_closed);
