@@ -1,0 +1,741 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/base/journal.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include <xxhash.h>
+
+#include "daemon/base/log.h"
+#include "proto/cleanup.h"
+
+/* Addresses for the file: it grows without being mapped anew. */
+#define MAX_BYTES (1024ull * 1024 * 1024)
+/* A thread makes room for AHEAD bytes as soon as less than LOW are left. */
+#define AHEAD_BYTES (8u * 1024 * 1024)
+#define LOW_BYTES (4u * 1024 * 1024)
+/* Below this it does not matter what is still valid. */
+#define MIN_COMPACT_BYTES (1024u * 1024)
+
+static const char magic[8] = "glake\r\n\1";
+
+struct header {
+	char magic[8];
+	uint32_t version;
+	uint32_t n_bytes; /* of the header */
+	char boot[JOURNAL_BOOT_BYTES];
+	uint64_t checksum; /* of all before it */
+};
+
+enum verb {
+	VERB_PUT = 1,
+	VERB_MORE,
+	VERB_DELETE,
+};
+
+/* The body follows, and zeros up to a multiple of 8 bytes. */
+struct record {
+	union {
+		struct {
+			uint32_t n_bytes; /* of the body */
+			uint16_t kind;
+			uint16_t verb;
+		};
+		uint64_t first; /* 0: there is no record here */
+	};
+	uint64_t id;
+	uint64_t checksum;
+};
+
+_Static_assert(sizeof(struct header) % 8 == 0 && sizeof(struct record) == 24, "no padding");
+
+#define MAX_RECORD_BYTES (sizeof(struct record) + JOURNAL_MAX_BODY)
+
+static size_t record_bytes(size_t n_body)
+{
+	return sizeof(struct record) + ((n_body + 7) & ~(size_t)7);
+}
+
+static uint64_t checksum_of(unsigned verb, unsigned kind, uint64_t id, const void *body,
+                            size_t n_bytes)
+{
+	const uint64_t seed[2] = {(uint64_t)verb << 48 | (uint64_t)kind << 32 | n_bytes, id};
+	return XXH3_64bits_withSeed(body, n_bytes, XXH3_64bits(seed, sizeof(seed)));
+}
+
+static uint64_t header_checksum(const struct header *header)
+{
+	return XXH3_64bits(header, offsetof(struct header, checksum));
+}
+
+/* ---- reading --------------------------------------------------------------------------------- */
+
+static struct journal_entry *find_entry(const struct journal_image *image,
+                                        const struct journal_key *key)
+{
+	struct journal_entry *entry;
+	HASH_FIND(hh, image->entries, key, sizeof(*key), entry);
+	return entry;
+}
+
+static void drop_entry(struct journal_image *image, struct journal_entry *entry)
+{
+	HASH_DEL(image->entries, entry);
+	free(entry->pieces);
+	free(entry);
+}
+
+static struct journal_entry *add_entry(struct journal_image *image, const struct journal_key *key)
+{
+	struct journal_entry *entry = calloc(1, sizeof(*entry));
+	if (!entry) {
+		return NULL;
+	}
+	entry->key = *key;
+	HASH_ADD(hh, image->entries, key, sizeof(entry->key), entry);
+	if (!hash_has(entry)) {
+		free(entry);
+		return NULL;
+	}
+	return entry;
+}
+
+static int add_piece(struct journal_entry *entry, const uint8_t *body, size_t n_bytes)
+{
+	size_t n = entry->n_pieces;
+	/* Doubled when the count is a power of two. */
+	if ((n & (n - 1)) == 0) {
+		void *grown = reallocarray(entry->pieces, n ? 2 * n : 1, sizeof(entry->pieces[0]));
+		if (!grown) {
+			return -ENOMEM;
+		}
+		entry->pieces = grown;
+	}
+	entry->pieces[entry->n_pieces++] = (struct journal_piece){.body = body, .n_bytes = n_bytes};
+	return 0;
+}
+
+/* Returns 0 or -ENOMEM. */
+static int take_record(struct journal_image *image, const struct record *record)
+{
+	const struct journal_key key = {.kind = record->kind, .id = record->id};
+	struct journal_entry *entry = find_entry(image, &key);
+	if (image->max_ids[key.kind] < key.id) {
+		image->max_ids[key.kind] = key.id;
+	}
+	if (record->verb == VERB_DELETE) {
+		if (entry) {
+			drop_entry(image, entry);
+		}
+		return 0;
+	}
+	if (entry && record->verb == VERB_PUT) {
+		entry->n_pieces = 0;
+		free(entry->pieces);
+		entry->pieces = NULL;
+	}
+	if (!entry) {
+		entry = add_entry(image, &key);
+	}
+	return entry ? add_piece(entry, (const uint8_t *)(record + 1), record->n_bytes) : -ENOMEM;
+}
+
+static bool is_record(const struct record *record, size_t n_left)
+{
+	return record->n_bytes <= JOURNAL_MAX_BODY && record_bytes(record->n_bytes) <= n_left &&
+	       record->kind > 0 && record->kind < JOURNAL_MAX_KINDS && record->verb >= VERB_PUT &&
+	       record->verb <= VERB_DELETE &&
+	       record->checksum == checksum_of(record->verb, record->kind, record->id, record + 1,
+	                                       record->n_bytes);
+}
+
+static bool is_zero(const uint8_t *bytes, size_t n_bytes)
+{
+	return n_bytes == 0 || (bytes[0] == 0 && memcmp(bytes, bytes + 1, n_bytes - 1) == 0);
+}
+
+/*
+ * It is no record: do the records end here? A process that was killed has not written the first word. A file
+ * that was cut has only a part of the last one.
+ */
+static bool is_end(const struct record *record, size_t n_left)
+{
+	if (record->first == 0) {
+		return n_left <= MAX_RECORD_BYTES ||
+		       is_zero((const uint8_t *)record + MAX_RECORD_BYTES,
+		               n_left - MAX_RECORD_BYTES);
+	}
+	return record->n_bytes <= JOURNAL_MAX_BODY && record_bytes(record->n_bytes) > n_left;
+}
+
+static enum journal_state judge_header(const void *bytes, size_t n_bytes, const char *boot)
+{
+	const struct header *header = bytes;
+	if (is_zero(bytes, n_bytes < sizeof(*header) ? n_bytes : sizeof(*header))) {
+		return JOURNAL_ABSENT;
+	}
+	if (n_bytes < sizeof(*header) || memcmp(header->magic, magic, sizeof(magic)) != 0) {
+		return JOURNAL_DAMAGED;
+	}
+	/* Its header may have grown. */
+	if (header->version > JOURNAL_VERSION) {
+		return JOURNAL_NEWER;
+	}
+	if (header->version != JOURNAL_VERSION || header->n_bytes != sizeof(*header) ||
+	    header->checksum != header_checksum(header)) {
+		return JOURNAL_DAMAGED;
+	}
+	return boot && strncmp(header->boot, boot, sizeof(header->boot)) != 0 ? JOURNAL_OTHER_BOOT
+	                                                                      : JOURNAL_GOOD;
+}
+
+static void drop_entries(struct journal_image *image)
+{
+	struct journal_entry *entry;
+	struct journal_entry *spare;
+	HASH_ITER(hh, image->entries, entry, spare)
+	{
+		drop_entry(image, entry);
+	}
+}
+
+int journal_read(const void *bytes, size_t n_bytes, const char *boot,
+                 struct journal_image *image_out)
+{
+	const uint8_t *all = bytes;
+	size_t end = sizeof(struct header);
+	struct journal_image image = {.state = judge_header(bytes, n_bytes, boot)};
+	int r = 0;
+	while (r == 0 && image.state == JOURNAL_GOOD && n_bytes - end >= sizeof(struct record)) {
+		const struct record *record = (const void *)(all + end);
+		if (!is_record(record, n_bytes - end)) {
+			image.state = is_end(record, n_bytes - end) ? JOURNAL_GOOD
+			                                            : JOURNAL_DAMAGED;
+			break;
+		}
+		r = take_record(&image, record);
+		end += record_bytes(record->n_bytes);
+	}
+	if (r < 0 || image.state != JOURNAL_GOOD) {
+		drop_entries(&image);
+	}
+	if (r == 0) {
+		image.end = image.state == JOURNAL_GOOD ? end : 0;
+		image.is_torn = image.state == JOURNAL_GOOD && !is_zero(all + end, n_bytes - end);
+		*image_out = image;
+	}
+	return r;
+}
+
+void journal_image_free(struct journal_image *image)
+{
+	drop_entries(image);
+	*image = (struct journal_image){.state = JOURNAL_ABSENT};
+}
+
+struct journal_entry *journal_find(const struct journal_image *image, unsigned kind, uint64_t id)
+{
+	const struct journal_key key = {.kind = kind, .id = id};
+	return find_entry(image, &key);
+}
+
+static int by_key(const struct journal_entry *a, const struct journal_entry *b)
+{
+	if (a->key.kind != b->key.kind) {
+		return a->key.kind < b->key.kind ? -1 : 1;
+	}
+	return a->key.id < b->key.id ? -1 : a->key.id > b->key.id;
+}
+
+void journal_sort(struct journal_image *image)
+{
+	HASH_SORT(image->entries, by_key);
+}
+
+/* ---- one file -------------------------------------------------------------------------------- */
+
+struct file {
+	int fd;         /* owned; -1: none */
+	uint8_t *bytes; /* mapped, MAX_BYTES of addresses */
+	size_t n_used;
+	size_t n_allocated;
+};
+
+static void file_close(struct file *file)
+{
+	if (file->bytes) {
+		munmap(file->bytes, MAX_BYTES);
+	}
+	fd_close(&file->fd);
+	*file = (struct file){.fd = -1};
+}
+
+static int file_map(struct file *file)
+{
+	void *bytes = mmap(NULL, MAX_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE,
+	                   file->fd, 0);
+	if (bytes == MAP_FAILED) {
+		return -errno;
+	}
+	file->bytes = bytes;
+	return 0;
+}
+
+/* Any thread. Returns the bytes that the file has then, or -errno. */
+static int64_t allocate(const struct file *file, size_t n_bytes)
+{
+	if (n_bytes > MAX_BYTES) {
+		return -EFBIG;
+	}
+	int error = posix_fallocate(file->fd, 0, (off_t)n_bytes);
+	return error ? -error : (int64_t)n_bytes;
+}
+
+/* Also has the pages made, so that the loop need not wait for them. */
+static int64_t allocate_ahead(const struct file *file, size_t n_used, size_t n_allocated)
+{
+	int64_t n_bytes = allocate(file, n_used + AHEAD_BYTES);
+#ifdef MADV_POPULATE_WRITE
+	size_t begin = n_allocated & ~(size_t)4095;
+	if (n_bytes > (int64_t)begin) {
+		madvise(file->bytes + begin, (size_t)n_bytes - begin, MADV_POPULATE_WRITE);
+	}
+#endif
+	return n_bytes;
+}
+
+static void file_begin(struct file *file, const char *boot)
+{
+	struct header header = {.version = JOURNAL_VERSION, .n_bytes = sizeof(header)};
+	memcpy(header.magic, magic, sizeof(magic));
+	snprintf(header.boot, sizeof(header.boot), "%s", boot);
+	header.checksum = header_checksum(&header);
+	memcpy(file->bytes, &header, sizeof(header));
+	file->n_used = sizeof(header);
+}
+
+/* There is room. */
+static void file_append(struct file *file, enum verb verb, unsigned kind, uint64_t id,
+                        const void *body, size_t n_bytes)
+{
+	struct record *record = (void *)(file->bytes + file->n_used);
+	const struct record head = {
+		.n_bytes = (uint32_t)n_bytes, .kind = (uint16_t)kind, .verb = (uint16_t)verb};
+	record->id = id;
+	record->checksum = checksum_of(verb, kind, id, body, n_bytes);
+	if (n_bytes > 0) {
+		memcpy(record + 1, body, n_bytes);
+	}
+	__atomic_store_n(&record->first, head.first, __ATOMIC_RELEASE);
+	file->n_used += record_bytes(n_bytes);
+}
+
+/* A burst that was faster than the threads waits for the file system here. Returns 0 or -errno. */
+static int file_make_room(struct file *file, size_t n_bytes)
+{
+	int64_t n_allocated = (int64_t)file->n_allocated;
+	if (file->n_used + n_bytes > file->n_allocated) {
+		n_allocated = allocate(file, file->n_used + n_bytes + LOW_BYTES);
+	}
+	if (n_allocated < 0) {
+		n_allocated = allocate(file, file->n_used + n_bytes);
+	}
+	if (n_allocated < 0) {
+		return (int)n_allocated;
+	}
+	file->n_allocated = (size_t)n_allocated;
+	return 0;
+}
+
+static int open_new(const char *path, struct file *file_out)
+{
+	struct file file = {.fd = -1};
+	unlink(path);
+	file.fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
+	int r = file.fd < 0 ? -errno : file_map(&file);
+	if (r < 0) {
+		file_close(&file);
+		return r;
+	}
+	*file_out = file;
+	return 0;
+}
+
+/* ---- the journal ----------------------------------------------------------------------------- */
+
+enum job {
+	JOB_NONE,
+	JOB_GROW,
+	JOB_COMPACT, /* writes the new file */
+	JOB_RENAME,  /* both files are appended to */
+	JOB_CLOSE,   /* the old file */
+};
+
+struct journal {
+	uv_loop_t *loop;
+	char *path;     /* owned */
+	char *new_path; /* owned; of the file that takes the name */
+	char boot[JOURNAL_BOOT_BYTES];
+	struct file file;
+	struct file next;  /* of JOB_COMPACT and JOB_RENAME, or the old one of JOB_CLOSE */
+	size_t compact_at; /* n_used from which on the valid records get a new file */
+	int error;
+	bool is_closed;
+
+	uv_work_t work;
+	enum job job;
+	size_t job_end; /* the file's n_used and n_allocated at its start */
+	size_t job_allocated;
+	int64_t job_result; /* of the job: bytes, or -errno */
+};
+
+int journal_boot(char boot_out[JOURNAL_BOOT_BYTES])
+{
+	cleanup_fd int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+	ssize_t n = fd < 0 ? -1 : read(fd, boot_out, JOURNAL_BOOT_BYTES - 1);
+	if (n <= 0) {
+		return n < 0 ? -errno : -ENODATA;
+	}
+	boot_out[n] = '\0';
+	boot_out[strcspn(boot_out, "\n")] = '\0';
+	return 0;
+}
+
+static void fail(struct journal *journal, int error)
+{
+	journal->error = -error;
+	unlink(journal->path);
+	log_error("%s: %s: the books of glaked end here, and a restart will lose what there is",
+	          journal->path, strerror(-error));
+}
+
+/* Not below twice of what is valid now, so each record is copied twice at most, on average. */
+static size_t next_compaction(size_t n_valid)
+{
+	return n_valid + (n_valid > MIN_COMPACT_BYTES ? n_valid : MIN_COMPACT_BYTES);
+}
+
+static void start(struct journal *journal, enum job job);
+
+/* ---- jobs: on a thread ----------------------------------------------------------------------- */
+
+static void write_entry(struct file *file, const struct journal_entry *entry)
+{
+	for (size_t i = 0; i < entry->n_pieces; i++) {
+		file_append(file, i ? VERB_MORE : VERB_PUT, (unsigned)entry->key.kind,
+		            entry->key.id, entry->pieces[i].body, entry->pieces[i].n_bytes);
+	}
+}
+
+/* Ids are never used again, so the highest is remembered. */
+static void write_max_ids(struct file *file, struct journal_image *image)
+{
+	for (unsigned kind = 1; kind < JOURNAL_MAX_KINDS; kind++) {
+		const struct journal_key key = {.kind = kind, .id = image->max_ids[kind]};
+		if (key.id > 0 && !find_entry(image, &key)) {
+			file_append(file, VERB_DELETE, kind, key.id, NULL, 0);
+		}
+	}
+}
+
+static int64_t compact(struct journal *journal)
+{
+	struct journal_image image;
+	struct file next;
+	int r = journal_read(journal->file.bytes, journal->job_end, NULL, &image);
+	if (r < 0) {
+		return r;
+	}
+	/* The old file does not grow meanwhile, so that much is enough for what comes behind. */
+	size_t n_bytes = journal->job_allocated + JOURNAL_MAX_KINDS * sizeof(struct record);
+	r = open_new(journal->new_path, &next);
+	int64_t n_allocated = r < 0 ? r : allocate_ahead(&next, n_bytes, 0);
+	if (n_allocated < 0) {
+		if (r == 0) {
+			unlink(journal->new_path);
+			file_close(&next);
+		}
+	} else {
+		next.n_allocated = (size_t)n_allocated;
+		file_begin(&next, journal->boot);
+		for (const struct journal_entry *entry = image.entries; entry;
+		     entry = entry->hh.next) {
+			write_entry(&next, entry);
+		}
+		write_max_ids(&next, &image);
+		journal->next = next;
+	}
+	journal_image_free(&image);
+	return n_allocated;
+}
+
+static void run_job(uv_work_t *work)
+{
+	struct journal *journal = container_of(work, struct journal, work);
+	switch (journal->job) {
+	case JOB_GROW:
+		journal->job_result = allocate_ahead(&journal->file, journal->job_end,
+		                                     journal->job_allocated);
+		break;
+	case JOB_COMPACT:
+		journal->job_result = compact(journal);
+		break;
+	case JOB_RENAME:
+		journal->job_result = rename(journal->new_path, journal->path) < 0 ? -errno : 0;
+		break;
+	default:
+		file_close(&journal->next);
+		journal->job_result = 0;
+	}
+}
+
+/* ---- jobs: on the loop ----------------------------------------------------------------------- */
+
+static void warn_compaction(struct journal *journal)
+{
+	log_warning("%s: cannot be written anew: %s", journal->path,
+	            strerror((int)-journal->job_result));
+	journal->compact_at = next_compaction(journal->file.n_used);
+}
+
+static void end_grow(struct journal *journal)
+{
+	if (journal->job_result > (int64_t)journal->file.n_allocated) {
+		journal->file.n_allocated = (size_t)journal->job_result;
+	}
+}
+
+/* What was put meanwhile goes behind; then the new file has all. */
+static void end_compact(struct journal *journal)
+{
+	struct file *next = &journal->next;
+	size_t n_more = journal->file.n_used - journal->job_end;
+	if (journal->job_result < 0) {
+		warn_compaction(journal);
+		return;
+	}
+	int r = journal->error ? -journal->error : file_make_room(next, n_more);
+	if (r < 0) {
+		unlink(journal->new_path);
+		journal->job_result = r;
+		warn_compaction(journal);
+		start(journal, JOB_CLOSE);
+		return;
+	}
+	journal->compact_at = next_compaction(next->n_used);
+	memcpy(next->bytes + next->n_used, journal->file.bytes + journal->job_end, n_more);
+	next->n_used += n_more;
+	start(journal, JOB_RENAME);
+}
+
+static void end_rename(struct journal *journal)
+{
+	if (journal->job_result < 0) {
+		warn_compaction(journal);
+	} else {
+		struct file old = journal->file;
+		journal->file = journal->next;
+		journal->next = old;
+	}
+	if (journal->error) {
+		unlink(journal->path);
+	}
+	start(journal, JOB_CLOSE);
+}
+
+static void on_job_done(uv_work_t *work, int status)
+{
+	struct journal *journal = container_of(work, struct journal, work);
+	enum job job = journal->job;
+	journal->job = JOB_NONE;
+	if (job == JOB_GROW) {
+		end_grow(journal);
+	} else if (job == JOB_COMPACT) {
+		end_compact(journal);
+	} else if (job == JOB_RENAME) {
+		end_rename(journal);
+	}
+}
+
+static void start(struct journal *journal, enum job job)
+{
+	assert(journal->job == JOB_NONE);
+	journal->job = job;
+	journal->job_end = journal->file.n_used;
+	journal->job_allocated = journal->file.n_allocated;
+	uv_queue_work(journal->loop, &journal->work, run_job, on_job_done);
+}
+
+/* ---- from above ------------------------------------------------------------------------------ */
+
+static int take_old(struct journal *journal, struct journal_image *image_out)
+{
+	struct file *file = &journal->file;
+	struct stat status;
+	file->fd = open(journal->path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+	if (file->fd < 0) {
+		*image_out = (struct journal_image){.state = JOURNAL_ABSENT};
+		return errno == ENOENT ? 0 : -errno;
+	}
+	if (fstat(file->fd, &status) < 0 || !S_ISREG(status.st_mode)) {
+		return -EINVAL;
+	}
+	if ((uint64_t)status.st_size > MAX_BYTES) {
+		*image_out = (struct journal_image){.state = JOURNAL_DAMAGED};
+		return 0;
+	}
+	int r = file_map(file);
+	if (r == 0) {
+		r = journal_read(file->bytes, (size_t)status.st_size, journal->boot, image_out);
+	}
+	if (r < 0 || image_out->state != JOURNAL_GOOD) {
+		return r;
+	}
+	/* What others may have allowed themselves is over: it has keys of sessions. */
+	fchmod(file->fd, 0600);
+	file->n_used = image_out->end;
+	memset(file->bytes + image_out->end, 0, (size_t)status.st_size - image_out->end);
+	int64_t n_allocated = allocate_ahead(file, file->n_used, (size_t)status.st_size);
+	file->n_allocated = n_allocated < 0 ? (size_t)status.st_size : (size_t)n_allocated;
+	return 0;
+}
+
+/* Whatever has the name is replaced. */
+static int make_new(struct journal *journal)
+{
+	file_close(&journal->file);
+	int r = open_new(journal->new_path, &journal->file);
+	if (r < 0) {
+		return r;
+	}
+	int64_t n_allocated = allocate_ahead(&journal->file, 0, 0);
+	if (n_allocated < 0) {
+		unlink(journal->new_path);
+		return (int)n_allocated;
+	}
+	journal->file.n_allocated = (size_t)n_allocated;
+	file_begin(&journal->file, journal->boot);
+	return rename(journal->new_path, journal->path) < 0 ? -errno : 0;
+}
+
+int journal_open(uv_loop_t *loop, const char *path, const char *boot, struct journal **journal_out,
+                 struct journal_image *image_out)
+{
+	struct journal *journal = calloc(1, sizeof(*journal));
+	if (!journal) {
+		return -ENOMEM;
+	}
+	journal->loop = loop;
+	journal->file.fd = journal->next.fd = -1;
+	snprintf(journal->boot, sizeof(journal->boot), "%s", boot);
+	journal->path = strdup(path);
+	int r = journal->path && asprintf(&journal->new_path, "%s.new", path) > 0 ? 0 : -ENOMEM;
+	if (r == 0) {
+		r = take_old(journal, image_out);
+	}
+	if (r == 0 && image_out->state != JOURNAL_GOOD) {
+		r = make_new(journal);
+	}
+	if (r < 0) {
+		journal->is_closed = true;
+		journal_free(journal);
+		return r;
+	}
+	journal->compact_at = next_compaction(journal->file.n_used);
+	*journal_out = journal;
+	return 0;
+}
+
+void journal_close(struct journal *journal)
+{
+	if (journal) {
+		journal->is_closed = true;
+	}
+}
+
+bool journal_is_busy(const struct journal *journal)
+{
+	return journal && journal->job != JOB_NONE;
+}
+
+void journal_free(struct journal *journal)
+{
+	if (!journal) {
+		return;
+	}
+	assert(journal->is_closed && journal->job == JOB_NONE);
+	file_close(&journal->file);
+	file_close(&journal->next);
+	free(journal->path);
+	free(journal->new_path);
+	free(journal);
+}
+
+static void look_ahead(struct journal *journal)
+{
+	const struct file *file = &journal->file;
+	if (journal->job != JOB_NONE || journal->is_closed) {
+		return;
+	}
+	if (file->n_used >= journal->compact_at) {
+		start(journal, JOB_COMPACT);
+	} else if (file->n_allocated - file->n_used < LOW_BYTES) {
+		start(journal, JOB_GROW);
+	}
+}
+
+static void append(struct journal *journal, enum verb verb, unsigned kind, uint64_t id,
+                   const void *body, size_t n_bytes)
+{
+	assert(n_bytes <= JOURNAL_MAX_BODY && kind > 0 && kind < JOURNAL_MAX_KINDS);
+	if (journal->error || journal->is_closed) {
+		return;
+	}
+	bool is_renaming = journal->job == JOB_RENAME;
+	int r = file_make_room(&journal->file, record_bytes(n_bytes));
+	if (r == 0 && is_renaming) {
+		r = file_make_room(&journal->next, record_bytes(n_bytes));
+	}
+	if (r < 0) {
+		fail(journal, r);
+		return;
+	}
+	file_append(&journal->file, verb, kind, id, body, n_bytes);
+	if (is_renaming) {
+		file_append(&journal->next, verb, kind, id, body, n_bytes);
+	}
+	look_ahead(journal);
+}
+
+void journal_put(struct journal *journal, unsigned kind, uint64_t id, const void *body,
+                 size_t n_bytes)
+{
+	append(journal, VERB_PUT, kind, id, body, n_bytes);
+}
+
+void journal_more(struct journal *journal, unsigned kind, uint64_t id, const void *body,
+                  size_t n_bytes)
+{
+	append(journal, VERB_MORE, kind, id, body, n_bytes);
+}
+
+void journal_delete(struct journal *journal, unsigned kind, uint64_t id)
+{
+	append(journal, VERB_DELETE, kind, id, NULL, 0);
+}
+
+int journal_error(const struct journal *journal)
+{
+	return journal->error;
+}
+
+size_t journal_n_bytes(const struct journal *journal)
+{
+	return journal->file.n_used;
+}

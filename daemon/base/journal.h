@@ -1,0 +1,125 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A journal: a file of records that survives the end of this process, however it ends.
+ *
+ *     header | record | record | ... | zeros, allocated ahead
+ *
+ * The file is mapped and shared, so appending is a copy into memory: nothing on the loop makes a system
+ * call, and the kernel has each record when journal_put() returns. A record counts once its first word is
+ * written, which is last. So a process that is killed leaves whole records, and perhaps bytes behind them
+ * that do not count. The file does not survive the machine, and need not: its header names the boot.
+ *
+ * A record puts a body under a kind and an id, in place of an earlier one; or appends to that body (more);
+ * or deletes it. Bodies in protobuf may be cut in pieces, because messages behind each other are one.
+ *
+ * Threads of libuv's pool allocate space ahead. They also write what is still valid into a new file, which
+ * then takes the name, when the file has doubled. Meanwhile records go on into the old one, and into both
+ * until the new one has the name.
+ *
+ * Owner: books. Threads: loop thread; journal_read() any.
+ */
+#ifndef GLAKE_DAEMON_JOURNAL_H
+#define GLAKE_DAEMON_JOURNAL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <uv.h>
+
+#include "daemon/base/hash.h"
+
+#define JOURNAL_VERSION 1u
+/* Kinds are 1 .. JOURNAL_MAX_KINDS - 1. */
+#define JOURNAL_MAX_KINDS 16u
+/* Of a body; longer ones are cut by the caller: journal_more(). */
+#define JOURNAL_MAX_BODY (64u * 1024u)
+#define JOURNAL_BOOT_BYTES 40u
+
+/* ---- reading --------------------------------------------------------------------------------- */
+
+enum journal_state {
+	JOURNAL_GOOD,
+	JOURNAL_ABSENT,     /* no file, or an empty one */
+	JOURNAL_OTHER_BOOT, /* the machine was started since */
+	JOURNAL_NEWER,      /* of a version that this program does not know */
+	JOURNAL_DAMAGED,    /* no journal, or a record in the middle is wrong */
+};
+
+struct journal_piece {
+	const uint8_t *body; /* in the bytes that were read */
+	size_t n_bytes;
+};
+
+/* No padding: hashed as bytes. */
+struct journal_key {
+	uint64_t kind;
+	uint64_t id;
+};
+
+struct journal_entry {
+	UT_hash_handle hh; /* journal_image.entries */
+	struct journal_key key;
+	struct journal_piece *pieces; /* owned */
+	size_t n_pieces;
+	void *user; /* the reader's; NULL at first */
+};
+
+/* What is valid in a journal. */
+struct journal_image {
+	enum journal_state state;
+	struct journal_entry *entries;       /* a table, in the order of their first records */
+	uint64_t max_ids[JOURNAL_MAX_KINDS]; /* the highest ever used, deleted or not */
+	size_t end;                          /* of the records */
+	bool is_torn;                        /* bytes behind them do not count */
+};
+
+/*
+ * Read @n_bytes at @bytes, which stay until journal_image_free(). @boot: the current boot; NULL: any.
+ * Returns 0, or -ENOMEM: nothing is to be freed. Without JOURNAL_GOOD there are no entries.
+ */
+int journal_read(const void *bytes, size_t n_bytes, const char *boot,
+                 struct journal_image *image_out);
+void journal_image_free(struct journal_image *image);
+/* NULL: there is none. */
+struct journal_entry *journal_find(const struct journal_image *image, unsigned kind, uint64_t id);
+/* Entries come by kind, and then by id. */
+void journal_sort(struct journal_image *image);
+
+/* ---- writing --------------------------------------------------------------------------------- */
+
+struct journal;
+
+/* This boot's name, with the NUL. Returns 0 or -errno. */
+int journal_boot(char boot_out[JOURNAL_BOOT_BYTES]);
+
+/*
+ * Open or make the file @path, of mode 0600, and read it. Blocks: start-up only. If it is not
+ * JOURNAL_GOOD, the journal is new and empty, and the old content is gone. @image_out points into the
+ * journal: free it before anything is put. Returns 0 or -errno.
+ */
+int journal_open(uv_loop_t *loop, const char *path, const char *boot, struct journal **journal_out,
+                 struct journal_image *image_out);
+
+/* For journal_is_busy(): the loop runs until it says no. The file stays. */
+void journal_close(struct journal *journal);
+/* After journal_close(): a thread has it still. NULL is fine. */
+bool journal_is_busy(const struct journal *journal);
+/* Closed and not busy. NULL is fine. */
+void journal_free(struct journal *journal);
+
+/*
+ * @body has at most JOURNAL_MAX_BODY bytes. If the file cannot grow, the journal fails once and for all: it is
+ * not complete any more, so its file goes, and what is put later is ignored. journal_error() says so.
+ */
+void journal_put(struct journal *journal, unsigned kind, uint64_t id, const void *body,
+                 size_t n_bytes);
+void journal_more(struct journal *journal, unsigned kind, uint64_t id, const void *body,
+                  size_t n_bytes);
+void journal_delete(struct journal *journal, unsigned kind, uint64_t id);
+/* The errno, or 0. */
+int journal_error(const struct journal *journal);
+
+/* Of the file: records so far. */
+size_t journal_n_bytes(const struct journal *journal);
+
+#endif

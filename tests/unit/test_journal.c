@@ -1,0 +1,470 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The journal: what was put is there again, whatever happens to the process or the file. */
+#include "daemon/base/journal.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "proto/cleanup.h"
+#include "tests/check_glake.h"
+
+#define N_IDS 40u
+
+static uv_loop_t loop;
+static char folder[256];
+static char path[300];
+static struct journal *journal;
+static struct journal_image image;
+
+static void begin(void)
+{
+	const char *temporary = getenv("TMPDIR");
+	snprintf(folder, sizeof(folder), "%s/journalXXXXXX", temporary ? temporary : "/tmp");
+	ck_assert_ptr_nonnull(mkdtemp(folder));
+	snprintf(path, sizeof(path), "%s/state", folder);
+	ck_assert_int_eq(uv_loop_init(&loop), 0);
+}
+
+static void open_as(const char *boot)
+{
+	int r = journal_open(&loop, path, boot, &journal, &image);
+	ck_assert_msg(r == 0, "%s: %s", path, strerror(-r));
+}
+
+static void run_jobs(void)
+{
+	while (journal_is_busy(journal)) {
+		uv_run(&loop, UV_RUN_ONCE);
+	}
+}
+
+static void leave(void)
+{
+	journal_close(journal);
+	run_jobs();
+	journal_free(journal);
+	journal = NULL;
+}
+
+static void end(void)
+{
+	if (journal) {
+		leave();
+	}
+	ck_assert_int_eq(uv_loop_close(&loop), 0);
+	unlink(path);
+	/* So no file is left beside it. */
+	ck_assert_int_eq(rmdir(folder), 0);
+}
+BEGIN_EACH(begin)
+END_EACH(end)
+
+/* ---- what it should say ----------------------------------------------------------------------- */
+
+/* Bodies as the test's own table has them; 0: none. */
+static unsigned model[N_IDS];
+
+static void body_of(uint64_t id, unsigned version, char *text, size_t n_bytes)
+{
+	snprintf(text, n_bytes, "%u of %u, %.*s", version, (unsigned)id,
+	         (int)(version * 7 + id * 3) % 60,
+	         "abcdefghijklmnopqrstuvwxyzabcdefghijklmnopqrstuvwxyzabcdefgh");
+}
+
+static void put(unsigned id, unsigned version)
+{
+	char text[128];
+	body_of(id, version, text, sizeof(text));
+	journal_put(journal, 1 + id % 3, id, text, strlen(text));
+	model[id] = version;
+}
+
+static void delete (unsigned id)
+{
+	journal_delete(journal, 1 + id % 3, id);
+	model[id] = 0;
+}
+
+static unsigned version_of(const struct journal_entry *entry)
+{
+	char text[128];
+	unsigned version = (unsigned)strtoul((const char *)entry->pieces[0].body, NULL, 10);
+	body_of(entry->key.id, version, text, sizeof(text));
+	ck_assert_uint_eq(entry->n_pieces, 1);
+	ck_assert_uint_eq(entry->key.kind, 1 + entry->key.id % 3);
+	ck_assert_uint_eq(entry->pieces[0].n_bytes, strlen(text));
+	ck_assert_int_eq(memcmp(entry->pieces[0].body, text, strlen(text)), 0);
+	return version;
+}
+
+static void assert_says(const struct journal_image *says, const unsigned *want)
+{
+	unsigned seen[N_IDS] = {0};
+	ck_assert_int_eq(says->state, JOURNAL_GOOD);
+	for (const struct journal_entry *entry = says->entries; entry; entry = entry->hh.next) {
+		seen[entry->key.id] = version_of(entry);
+	}
+	ck_assert_int_eq(memcmp(seen, want, sizeof(seen)), 0);
+}
+
+static void open_again(void)
+{
+	leave();
+	open_as("one");
+	assert_says(&image, model);
+	ck_assert(!image.is_torn);
+	journal_image_free(&image);
+}
+
+static void change(unsigned step)
+{
+	unsigned id = (step * 2654435761u >> 8) % N_IDS;
+	if (step % 4 == 3 && model[id]) {
+		delete (id);
+	} else {
+		put(id, step + 1);
+	}
+}
+
+/* ---- the tests -------------------------------------------------------------------------------- */
+
+START_TEST(what_was_put_is_there_again)
+{
+	struct stat status;
+	open_as("one");
+	ck_assert_int_eq(image.state, JOURNAL_ABSENT);
+	for (unsigned step = 0; step < 200; step++) {
+		change(step);
+	}
+	open_again();
+	change(7);
+	open_again();
+	ck_assert_int_eq(stat(path, &status), 0);
+	ck_assert_int_eq(status.st_mode & 07777, 0600);
+}
+END_TEST
+
+START_TEST(a_body_may_come_in_pieces)
+{
+	open_as("one");
+	journal_put(journal, 5, 9, "old", 3);
+	journal_put(journal, 5, 9, "a", 1);
+	journal_more(journal, 5, 9, "bc", 2);
+	journal_more(journal, 5, 9, "", 0);
+	leave();
+	open_as("one");
+	const struct journal_entry *entry = image.entries;
+	ck_assert_uint_eq(entry->n_pieces, 3);
+	ck_assert_int_eq(memcmp(entry->pieces[0].body, "a", 1), 0);
+	ck_assert_int_eq(memcmp(entry->pieces[1].body, "bc", 2), 0);
+	ck_assert_uint_eq(entry->pieces[2].n_bytes, 0);
+	journal_image_free(&image);
+}
+END_TEST
+
+START_TEST(a_killed_process_leaves_what_it_had_put)
+{
+	int status;
+	pid_t child = fork();
+	if (child == 0) {
+		uv_loop_fork(&loop);
+		open_as("one");
+		for (unsigned step = 0; step < 50; step++) {
+			change(step);
+		}
+		raise(SIGKILL);
+	}
+	ck_assert_int_eq(waitpid(child, &status, 0), child);
+	ck_assert(WIFSIGNALED(status));
+	for (unsigned step = 0; step < 50; step++) {
+		unsigned id = (step * 2654435761u >> 8) % N_IDS;
+		model[id] = step % 4 == 3 && model[id] ? 0 : step + 1;
+	}
+	open_as("one");
+	assert_says(&image, model);
+	journal_image_free(&image);
+}
+END_TEST
+
+static size_t read_file(uint8_t **bytes_out)
+{
+	cleanup_fd int fd = open(path, O_RDONLY | O_CLOEXEC);
+	size_t n_bytes = (size_t)lseek(fd, 0, SEEK_END);
+	*bytes_out = malloc(n_bytes + 8);
+	ck_assert_ptr_nonnull(*bytes_out);
+	ck_assert_int_eq(pread(fd, *bytes_out, n_bytes, 0), (ssize_t)n_bytes);
+	return n_bytes;
+}
+
+/* All steps' states, and where each of them ends in the file. */
+#define N_STEPS 30u
+static unsigned states[N_STEPS + 1][N_IDS];
+static size_t ends[N_STEPS + 1];
+
+static size_t write_steps(uint8_t **bytes_out)
+{
+	open_as("one");
+	for (unsigned step = 0; step <= N_STEPS; step++) {
+		memcpy(states[step], model, sizeof(model));
+		ends[step] = journal_n_bytes(journal);
+		change(step);
+	}
+	leave();
+	return read_file(bytes_out);
+}
+
+static unsigned step_at(size_t n_bytes)
+{
+	unsigned step = N_STEPS;
+	while (step > 0 && ends[step] > n_bytes) {
+		step--;
+	}
+	return step;
+}
+
+START_TEST(a_file_that_is_cut_anywhere_says_what_was_complete)
+{
+	uint8_t *bytes;
+	write_steps(&bytes);
+	for (size_t n = 0; n <= ends[N_STEPS]; n++) {
+		ck_assert_int_eq(journal_read(bytes, n, "one", &image), 0);
+		if (n >= ends[0]) {
+			assert_says(&image, states[step_at(n)]);
+			ck_assert(!image.is_torn || n > ends[step_at(n)]);
+		} else {
+			ck_assert_int_ne(image.state, JOURNAL_GOOD);
+			ck_assert_ptr_null(image.entries);
+		}
+		journal_image_free(&image);
+	}
+	free(bytes);
+}
+END_TEST
+
+/* The first word is written last. */
+START_TEST(a_record_that_is_not_complete_does_not_count)
+{
+	uint8_t *bytes;
+	size_t n_bytes = write_steps(&bytes);
+	memset(bytes + ends[N_STEPS - 1], 0, 8);
+	for (size_t n = ends[N_STEPS]; n > ends[N_STEPS - 1]; n--) {
+		memset(bytes + n, 0, ends[N_STEPS] - n);
+		memset(bytes + ends[N_STEPS], 0, n_bytes - ends[N_STEPS]);
+		ck_assert_int_eq(journal_read(bytes, n_bytes, "one", &image), 0);
+		assert_says(&image, states[N_STEPS - 1]);
+		journal_image_free(&image);
+	}
+	free(bytes);
+}
+END_TEST
+
+START_TEST(the_next_process_goes_on_behind_a_torn_record)
+{
+	open_as("one");
+	for (unsigned step = 0; step < N_STEPS; step++) {
+		change(step);
+	}
+	size_t at = journal_n_bytes(journal);
+	leave();
+	cleanup_fd int fd = open(path, O_RDWR | O_CLOEXEC);
+	/* All but the first word, which would have been the last. */
+	ck_assert_int_eq(pwrite(fd, "some bytes of a record", 22, (off_t)at + 8), 22);
+	open_as("one");
+	ck_assert(image.is_torn);
+	assert_says(&image, model);
+	journal_image_free(&image);
+	change(100);
+	open_again();
+}
+END_TEST
+
+START_TEST(flipped_bits_are_found)
+{
+	uint8_t *bytes;
+	size_t n_bytes = write_steps(&bytes);
+	for (size_t bit = 0; bit < ends[N_STEPS - 1] * 8; bit++) {
+		bytes[bit / 8] ^= (uint8_t)(1u << bit % 8);
+		ck_assert_int_eq(journal_read(bytes, n_bytes, "one", &image), 0);
+		/* Padding says nothing. */
+		if (image.state == JOURNAL_GOOD && image.end >= ends[N_STEPS]) {
+			ck_assert(!image.is_torn);
+		} else {
+			ck_assert_int_ne(image.state, JOURNAL_GOOD);
+			ck_assert_ptr_null(image.entries);
+		}
+		journal_image_free(&image);
+		bytes[bit / 8] ^= (uint8_t)(1u << bit % 8);
+	}
+	free(bytes);
+}
+END_TEST
+
+START_TEST(books_of_another_boot_are_not_read)
+{
+	open_as("one");
+	put(1, 1);
+	leave();
+	open_as("two");
+	ck_assert_int_eq(image.state, JOURNAL_OTHER_BOOT);
+	ck_assert_ptr_null(image.entries);
+	leave();
+	/* And are gone. */
+	open_as("one");
+	ck_assert_int_eq(image.state, JOURNAL_OTHER_BOOT);
+}
+END_TEST
+
+START_TEST(books_of_a_newer_version_are_not_read)
+{
+	uint32_t version = JOURNAL_VERSION + 1;
+	open_as("one");
+	put(1, 1);
+	leave();
+	cleanup_fd int fd = open(path, O_RDWR | O_CLOEXEC);
+	ck_assert_int_eq(pwrite(fd, &version, sizeof(version), 8), sizeof(version));
+	open_as("one");
+	ck_assert_int_eq(image.state, JOURNAL_NEWER);
+	ck_assert_ptr_null(image.entries);
+}
+END_TEST
+
+START_TEST(another_file_is_no_journal)
+{
+	cleanup_fd int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+	ck_assert_int_eq(write(fd, "# a config file\n", 16), 16);
+	open_as("one");
+	ck_assert_int_eq(image.state, JOURNAL_DAMAGED);
+	put(1, 1);
+	open_again();
+}
+END_TEST
+
+START_TEST(what_is_not_valid_any_more_does_not_stay)
+{
+	size_t most_bytes = 0;
+	open_as("one");
+	for (unsigned step = 0; step < 200000; step++) {
+		change(step);
+		if (step % 4096 == 0) {
+			run_jobs();
+		}
+		most_bytes = journal_n_bytes(journal) > most_bytes ? journal_n_bytes(journal)
+		                                                   : most_bytes;
+	}
+	/* Some 16 MB were put. */
+	ck_assert_uint_lt(most_bytes, 4u * 1024 * 1024);
+	run_jobs();
+	ck_assert_uint_lt(journal_n_bytes(journal), 4u * 1024 * 1024);
+	open_again();
+	ck_assert_int_eq(journal_error(journal), 0);
+}
+END_TEST
+
+static void crash_at(unsigned n_steps)
+{
+	open_as("one");
+	for (unsigned step = 0; step < n_steps; step++) {
+		change(step);
+		uv_run(&loop, UV_RUN_NOWAIT);
+	}
+	/* Not journal_close(): a thread may be at work. */
+	raise(SIGKILL);
+}
+
+START_TEST(a_process_that_is_killed_while_it_compacts_has_lost_nothing)
+{
+	for (unsigned n_steps = 14000; n_steps < 18000; n_steps += 397) {
+		int status;
+		pid_t child = fork();
+		if (child == 0) {
+			uv_loop_fork(&loop);
+			crash_at(n_steps);
+		}
+		ck_assert_int_eq(waitpid(child, &status, 0), child);
+		ck_assert(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+		memset(model, 0, sizeof(model));
+		for (unsigned step = 0; step < n_steps; step++) {
+			unsigned id = (step * 2654435761u >> 8) % N_IDS;
+			model[id] = step % 4 == 3 && model[id] ? 0 : step + 1;
+		}
+		open_as("one");
+		assert_says(&image, model);
+		journal_image_free(&image);
+		leave();
+		unlink(path);
+	}
+	char new_path[310];
+	snprintf(new_path, sizeof(new_path), "%s.new", path);
+	unlink(new_path);
+}
+END_TEST
+
+START_TEST(the_highest_id_is_remembered)
+{
+	open_as("one");
+	put(5, 1);
+	put(32, 1);
+	delete (32);
+	for (unsigned i = 0; i < 40000; i++) {
+		put(5, 1 + i % 9);
+		uv_run(&loop, UV_RUN_NOWAIT);
+	}
+	run_jobs();
+	ck_assert_uint_lt(journal_n_bytes(journal), 2u * 1024 * 1024);
+	leave();
+	open_as("one");
+	ck_assert_uint_eq(image.max_ids[1 + 32 % 3], 32);
+	assert_says(&image, model);
+	journal_image_free(&image);
+}
+END_TEST
+
+START_TEST(more_than_was_allocated_ahead_goes_in_at_once)
+{
+	static uint8_t body[JOURNAL_MAX_BODY];
+	open_as("one");
+	for (unsigned i = 0; i < 500; i++) {
+		memset(body, (int)i, sizeof(body));
+		journal_put(journal, 2, i, body, sizeof(body));
+	}
+	ck_assert_int_eq(journal_error(journal), 0);
+	leave();
+	open_as("one");
+	ck_assert_uint_eq(HASH_COUNT(image.entries), 500);
+	ck_assert_uint_eq(image.entries->pieces[0].n_bytes, sizeof(body));
+	journal_image_free(&image);
+}
+END_TEST
+
+START_TEST(books_that_are_not_complete_are_not_kept)
+{
+	static const uint8_t body[JOURNAL_MAX_BODY];
+	const struct rlimit limit = {.rlim_cur = 12u * 1024 * 1024, .rlim_max = 12u * 1024 * 1024};
+	signal(SIGXFSZ, SIG_IGN);
+	setrlimit(RLIMIT_FSIZE, &limit);
+	open_as("one");
+	for (unsigned i = 0; i < 500; i++) {
+		journal_put(journal, 2, i, body, sizeof(body));
+		uv_run(&loop, UV_RUN_NOWAIT);
+	}
+	ck_assert_int_eq(journal_error(journal), EFBIG);
+	run_jobs();
+	ck_assert_int_lt(access(path, F_OK), 0);
+	leave();
+}
+END_TEST
+
+START_TEST(a_folder_that_is_not_there_is_an_error)
+{
+	snprintf(path, sizeof(path), "%s/not/there", folder);
+	ck_assert_int_eq(journal_open(&loop, path, "one", &journal, &image), -ENOENT);
+	ck_assert_ptr_null(journal);
+}
+END_TEST
