@@ -13,6 +13,7 @@ struct hold {
 	int fd;
 	CUmemGenericAllocationHandle handle;
 	uint64_t bytes; /* of leaving_bytes; 0: the chunk stays */
+	uint64_t removed;
 };
 
 /*
@@ -24,6 +25,7 @@ struct hold {
 struct release {
 	struct work work;
 	struct device *device;
+	struct parking *parking;
 	size_t n_holds;
 	size_t n_closed;
 	struct hold holds[];
@@ -48,6 +50,17 @@ void chunk_init(struct chunk *chunk, struct device *device, struct chunk_books *
 	}
 }
 
+void chunk_adopt(struct chunk *chunk, struct device *device, struct chunk_books *books,
+                 uint64_t bytes, int fd, enum chunk_use use, struct charge *charge)
+{
+	chunk_init(chunk, device, books, bytes, fd, 0, use, charge);
+	chunk->is_unparked = fd < 0;
+	if (chunk->is_unparked) {
+		books->n_fds--;
+		books->unparked_bytes += bytes;
+	}
+}
+
 void chunk_move(struct chunk *to, struct chunk *from)
 {
 	*to = *from;
@@ -62,13 +75,18 @@ void chunk_set_use(struct chunk *chunk, enum chunk_use use)
 	chunk->use = use;
 }
 
-static void close_holds(struct device *device, const struct hold *holds, size_t n_holds)
+/* @parking NULL: not to be waited for. */
+static void close_holds(struct device *device, struct parking *parking, const struct hold *holds,
+                        size_t n_holds)
 {
 	for (size_t i = 0; i < n_holds; i++) {
 		int fd = holds[i].fd;
 		fd_close(&fd);
 		if (holds[i].handle) {
 			device->drv->cuMemRelease(holds[i].handle);
+		}
+		if (parking && holds[i].removed) {
+			parking_block(parking, holds[i].removed);
 		}
 		device->leaving_bytes -= holds[i].bytes;
 	}
@@ -79,7 +97,7 @@ static bool run_release(struct work *work)
 	struct release *release = container_of(work, struct release, work);
 	size_t n_left = release->n_holds - release->n_closed;
 	size_t n = n_left < PIECE_HOLDS ? n_left : PIECE_HOLDS;
-	close_holds(release->device, &release->holds[release->n_closed], n);
+	close_holds(release->device, release->parking, &release->holds[release->n_closed], n);
 	release->n_closed += n;
 	return n == n_left;
 }
@@ -93,13 +111,17 @@ static void free_release(struct work *work)
 static struct hold forget(struct chunk *chunk)
 {
 	struct device *device = chunk->device;
-	struct hold hold = {
-		.fd = fd_steal(&chunk->fd), .handle = chunk->handle, .bytes = chunk->bytes};
+	struct hold hold = {.fd = fd_steal(&chunk->fd),
+	                    .handle = chunk->handle,
+	                    .bytes = chunk->bytes,
+	                    .removed = chunk->removed};
 	assert(device->use_bytes[chunk->use] >= chunk->bytes);
 	device->use_bytes[chunk->use] -= chunk->bytes;
 	device->leaving_bytes += chunk->bytes;
 	chunk->books->stats->chunks_released++;
-	if (!hold.handle) {
+	if (chunk->is_unparked) {
+		chunk->books->unparked_bytes -= chunk->bytes;
+	} else if (!hold.handle) {
 		chunk->books->n_fds--;
 	}
 	charge_refund(&chunk->charge);
@@ -107,15 +129,17 @@ static struct hold forget(struct chunk *chunk)
 	return hold;
 }
 
-static void submit(struct device *device, const struct hold *holds, size_t n_holds)
+static void submit(struct device *device, struct parking *parking, const struct hold *holds,
+                   size_t n_holds)
 {
 	struct release *release = malloc(sizeof(*release) + n_holds * sizeof(holds[0]));
 	if (!release) {
 		/* Slow is better than leaked: close them here. */
-		close_holds(device, holds, n_holds);
+		close_holds(device, NULL, holds, n_holds);
 		return;
 	}
 	release->device = device;
+	release->parking = parking;
 	release->n_holds = n_holds;
 	release->n_closed = 0;
 	for (size_t i = 0; i < n_holds; i++) {
@@ -134,7 +158,7 @@ void chunk_drop_fd(struct chunk *chunk)
 	assert(chunk->handle);
 	struct hold hold = {.fd = fd_steal(&chunk->fd)};
 	if (hold.fd >= 0) {
-		submit(chunk->device, &hold, 1);
+		submit(chunk->device, NULL, &hold, 1);
 	}
 }
 
@@ -148,6 +172,7 @@ void chunk_release_all(struct chunk *chunks, size_t n_chunks)
 	enum { BATCH = 256 };
 	struct hold holds[BATCH];
 	struct device *device = NULL;
+	struct parking *parking = NULL;
 	size_t n_holds = 0;
 	for (size_t i = 0; i < n_chunks; i++) {
 		if (!chunks[i].device) {
@@ -155,13 +180,14 @@ void chunk_release_all(struct chunk *chunks, size_t n_chunks)
 		}
 		assert(!device || chunks[i].device == device);
 		device = chunks[i].device;
+		parking = chunks[i].books->parking;
 		holds[n_holds++] = forget(&chunks[i]);
 		if (n_holds == BATCH) {
-			submit(device, holds, n_holds);
+			submit(device, parking, holds, n_holds);
 			n_holds = 0;
 		}
 	}
 	if (n_holds > 0) {
-		submit(device, holds, n_holds);
+		submit(device, parking, holds, n_holds);
 	}
 }

@@ -6,6 +6,9 @@
  * glaked holds small private chunks by driver handle (`handle`) and closes their fd when the client
  * has it.
  *
+ * A chunk of an earlier glaked is unparked if nobody kept its fd: only mappings of its process hold the memory,
+ * so it is charged and counted, and cannot be passed on.
+ *
  * Invariants: a fresh chunk is zero. A chunk never changes realms: it is released, and a new one is
  * made. A granted chunk has exactly one charge. Its bytes count in exactly one device->use_bytes.
  *
@@ -18,15 +21,18 @@
 
 #include <stddef.h>
 
-#include "daemon/memory/device.h"
+#include "daemon/base/parking.h"
 #include "daemon/base/stats.h"
+#include "daemon/memory/device.h"
 #include "daemon/memory/tenant.h"
 
 /* Shared by the chunks of all devices: their fd budget and counters. */
 struct chunk_books {
 	uint64_t n_fds; /* of existing chunks, and reserved for chunks that are being made */
 	uint64_t max_fds;
-	struct stats *stats; /* borrowed */
+	uint64_t unparked_bytes; /* of unparked chunks */
+	struct stats *stats;     /* borrowed */
+	struct parking *parking; /* borrowed; NULL: nobody keeps fds */
 };
 
 struct chunk {
@@ -36,6 +42,9 @@ struct chunk {
 	int fd;                              /* owned; -1: only the handle holds the memory */
 	CUmemGenericAllocationHandle handle; /* owned; 0: the fd alone holds the memory */
 	enum chunk_use use;
+	bool is_unparked;
+	uint64_t
+		removed; /* number of the order to close the service manager's fd; 0: it has none */
 	struct charge charge;
 };
 
@@ -43,6 +52,10 @@ struct chunk {
 void chunk_init(struct chunk *chunk, struct device *device, struct chunk_books *books,
                 uint64_t bytes, int fd, CUmemGenericAllocationHandle handle, enum chunk_use use,
                 struct charge *charge);
+
+/* The same for a chunk of an earlier glaked, which is unparked if @fd (taken over) is -1. */
+void chunk_adopt(struct chunk *chunk, struct device *device, struct chunk_books *books,
+                 uint64_t bytes, int fd, enum chunk_use use, struct charge *charge);
 
 /* Move @from, which is empty afterwards, to @to. */
 void chunk_move(struct chunk *to, struct chunk *from);
@@ -53,8 +66,9 @@ void chunk_set_use(struct chunk *chunk, enum chunk_use use);
 void chunk_drop_fd(struct chunk *chunk);
 
 /*
- * Refund the charge, remove the chunk from the books, and have the device's worker close it. Work
- * that is submitted later finds the memory free (worker_catch_up). Empty chunks are fine.
+ * Refund the charge, remove the chunk from the books, and have the device's worker close it, and wait for
+ * the service manager to close its fd. Work that is submitted later finds the memory free
+ * (worker_catch_up). Empty chunks are fine.
  */
 void chunk_release(struct chunk *chunk);
 /* The same for many of one device, as one job. */

@@ -221,6 +221,11 @@ int tenant_session_enter(struct tenant *tenant)
 	return 0;
 }
 
+void tenant_session_adopt(struct tenant *tenant)
+{
+	tenant->n_sessions++;
+}
+
 void tenant_session_leave(struct tenant *tenant)
 {
 	assert(tenant->n_sessions > 0);
@@ -239,6 +244,20 @@ static bool fits(uint64_t used, uint64_t more, uint64_t limit)
 	return more == 0 || (used <= limit && more <= limit - used);
 }
 
+static void count(struct tenant *tenant, const struct charge *wanted, struct charge *charge_out)
+{
+	struct tenant_device *on = &tenant->devices[wanted->device];
+	on->used_bytes += wanted->bytes;
+	if (on->peak_bytes < on->used_bytes) {
+		on->peak_bytes = on->used_bytes;
+	}
+	tenant->n_fds += wanted->n_fds;
+	tenant->manifest_bytes += wanted->manifest_bytes;
+	tenant->n_charges++;
+	*charge_out = *wanted;
+	charge_out->tenant = tenant;
+}
+
 /* Have @tenant pay for what @wanted names. */
 static int take(struct tenant *tenant, const struct charge *wanted, struct charge *charge_out)
 {
@@ -253,15 +272,7 @@ static int take(struct tenant *tenant, const struct charge *wanted, struct charg
 	if (!fits(tenant->manifest_bytes, wanted->manifest_bytes, tenant->quota_manifest_bytes)) {
 		return TENANT_E_MANIFESTS;
 	}
-	on->used_bytes += wanted->bytes;
-	if (on->peak_bytes < on->used_bytes) {
-		on->peak_bytes = on->used_bytes;
-	}
-	tenant->n_fds += wanted->n_fds;
-	tenant->manifest_bytes += wanted->manifest_bytes;
-	tenant->n_charges++;
-	*charge_out = *wanted;
-	charge_out->tenant = tenant;
+	count(tenant, wanted, charge_out);
 	return 0;
 }
 
@@ -270,6 +281,16 @@ int tenant_charge(struct tenant *tenant, uint32_t device, uint64_t bytes, uint32
 {
 	struct charge wanted = {.device = device, .bytes = bytes, .n_fds = n_fds};
 	return take(tenant, &wanted, charge_out);
+}
+
+struct charge tenant_charge_adopted(struct tenant *tenant, uint32_t device, uint64_t bytes,
+                                    uint32_t n_fds, uint64_t manifest_bytes)
+{
+	const struct charge wanted = {
+		.device = device, .bytes = bytes, .n_fds = n_fds, .manifest_bytes = manifest_bytes};
+	struct charge charge;
+	count(tenant, &wanted, &charge);
+	return charge;
 }
 
 struct charge tenant_charge_manifest(struct tenant *tenant)

@@ -104,6 +104,9 @@ void tenant_set_manifest_quota(struct tenant *tenant, uint64_t quota_bytes);
 /* Returns 0 or TENANT_E_SESSIONS. */
 int tenant_session_enter(struct tenant *tenant);
 
+/* A session of an earlier glaked: it was let in already. */
+void tenant_session_adopt(struct tenant *tenant);
+
 /* @tenant may be gone when this returns. */
 void tenant_session_leave(struct tenant *tenant);
 
@@ -113,6 +116,10 @@ void tenant_session_leave(struct tenant *tenant);
  */
 int tenant_charge(struct tenant *tenant, uint32_t device, uint64_t bytes, uint32_t n_fds,
                   struct charge *charge_out);
+
+/* For what an earlier glaked has granted to @tenant, which limits do not change. @device is the table's. */
+struct charge tenant_charge_adopted(struct tenant *tenant, uint32_t device, uint64_t bytes,
+                                    uint32_t n_fds, uint64_t manifest_bytes);
 
 /* For a new manifest. It has no bytes yet, so this cannot be refused. */
 struct charge tenant_charge_manifest(struct tenant *tenant);

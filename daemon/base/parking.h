@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Which of our fds the service manager has. Orders to it (fdstore.h) have numbers, and barriers tell which of
+ * them it has carried out: then the number has passed. At most one barrier is under way, for all orders
+ * before it.
+ *
+ * A parked fd keeps its memory when glaked has gone. So memory of a parked chunk is free only when the order
+ * to remove it has passed, too: parking_block() waits for that on a worker's thread.
+ *
+ * Owner: books. Threads: the loop thread, but for parking_block().
+ */
+#ifndef GLAKE_DAEMON_PARKING_H
+#define GLAKE_DAEMON_PARKING_H
+
+#include <stdint.h>
+
+#include "daemon/base/fdstore.h"
+#include "daemon/base/list.h"
+
+struct parking;
+
+/* Embedded in what waits for a number. list_init() its link before the first use. */
+struct parking_wait {
+	struct list link; /* link: parking.waits */
+	uint64_t number;
+	void (*on_passed)(struct parking_wait *wait);
+};
+
+/* Somebody keeps fds. NULL: no memory. */
+struct parking *parking_new(struct fdstore *store);
+/* Nobody waits any more: all numbers count as passed. NULL is fine. */
+void parking_free(struct parking *parking);
+
+/* Returns the order's number, or 0: the fd is not parked, and the log knows why. */
+uint64_t parking_put(struct parking *parking, const char *name, int fd);
+uint64_t parking_remove(struct parking *parking, const char *name);
+
+/*
+ * Call back, from the loop, when @number has passed and everybody who has waited for longer was called. It has not
+ * passed yet. list_remove(&wait->link) ends the waiting.
+ */
+void parking_await(struct parking *parking, struct parking_wait *wait, uint64_t number,
+                   void (*on_passed)(struct parking_wait *wait));
+
+/* Any other thread: wait until @number has passed, or for a second. */
+void parking_block(struct parking *parking, uint64_t number);
+
+#endif
