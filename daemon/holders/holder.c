@@ -10,7 +10,7 @@
 #include "proto/cleanup.h"
 
 static const bool moves[N_HOLDER_STATES][N_HOLDER_STATES] = {
-	[HOLDER_NEW] = {[HOLDER_ATTACHED] = true, [HOLDER_ENDED] = true},
+	[HOLDER_NEW] = {[HOLDER_ATTACHED] = true, [HOLDER_DETACHED] = true, [HOLDER_ENDED] = true},
 	[HOLDER_ATTACHED] = {[HOLDER_DETACHED] = true, [HOLDER_ENDED] = true},
 	[HOLDER_DETACHED] = {[HOLDER_ATTACHED] = true, [HOLDER_ENDED] = true},
 };
@@ -84,7 +84,21 @@ static void end_other_images(struct holder *holder)
 	}
 }
 
-int holder_attach(struct holder *holder, char *program, uint64_t image)
+void holder_note_changed(const struct holder *holder)
+{
+	if (holder->all->watch && holder->state != HOLDER_NEW && holder->state != HOLDER_ENDED) {
+		holder->all->watch->holder(holder->all->watcher, holder);
+	}
+}
+
+void holder_note(const struct holder *holder, const struct held *held)
+{
+	if (holder->all->watch && held->kind != HELD_DRAFT) {
+		holder->all->watch->held(holder->all->watcher, holder, held);
+	}
+}
+
+int holder_attach(struct holder *holder, int socket, char *program, uint64_t image)
 {
 	holder->program = program;
 	holder->image = image;
@@ -93,7 +107,11 @@ int holder_attach(struct holder *holder, char *program, uint64_t image)
 		return -EAGAIN;
 	}
 	end_other_images(holder);
+	if (holder->all->watch) {
+		holder->started = peer_start_time(&holder->peer, socket);
+	}
 	holder_set_state(holder, HOLDER_ATTACHED);
+	holder_note_changed(holder);
 	return 0;
 }
 
@@ -197,15 +215,18 @@ struct held *holder_find(const struct holder *holder, enum held_kind kind, uint6
 }
 
 /* NULL: no memory. */
-static struct held *add(struct holder *holder, uint64_t request, enum held_kind kind)
+static struct held *add_as(struct holder *holder, const struct held *as, enum held_kind kind)
 {
 	struct held *held = calloc(1, sizeof(*held));
 	if (!held) {
 		return NULL;
 	}
-	held->id = ++holder->all->last_id;
+	held->id = as->id;
 	held->kind = kind;
-	held->request = request;
+	held->request = as->request;
+	held->ticket = as->ticket;
+	held->was_chunk = as->was_chunk;
+	held->was_known = as->was_known;
 	HASH_ADD(hh, holder->held, id, sizeof(held->id), held);
 	if (!hash_has(held)) {
 		free(held);
@@ -215,11 +236,26 @@ static struct held *add(struct holder *holder, uint64_t request, enum held_kind 
 	return held;
 }
 
+static struct held *add(struct holder *holder, uint64_t request, enum held_kind kind)
+{
+	const struct held as = {.id = ++holder->all->last_id, .request = request};
+	return add_as(holder, &as, kind);
+}
+
 static void drop(struct holder *holder, struct held *held)
 {
+	if (holder->all->watch && held->kind != HELD_DRAFT) {
+		holder->all->watch->held_gone(holder->all->watcher, held);
+	}
 	HASH_DEL(holder->held, held);
 	holder->n_held[held->kind]--;
 	free(held);
+}
+
+static void put_chunk(struct holder *holder, struct held *held, struct chunk *chunk)
+{
+	holder->devices[chunk->device->index].reserved_bytes += chunk->bytes;
+	chunk_move(&held->chunk, chunk);
 }
 
 int holder_add_chunks(struct holder *holder, uint64_t request, struct chunk *chunks,
@@ -235,8 +271,8 @@ int holder_add_chunks(struct holder *holder, uint64_t request, struct chunk *chu
 		}
 	}
 	for (size_t i = 0; i < n_chunks; i++) {
-		holder->devices[chunks[i].device->index].reserved_bytes += chunks[i].bytes;
-		chunk_move(&held_out[i]->chunk, &chunks[i]);
+		put_chunk(holder, held_out[i], &chunks[i]);
+		holder_note(holder, held_out[i]);
 	}
 	return 0;
 }
@@ -258,6 +294,16 @@ static size_t places_of(const struct model *model)
 	return model->n_blocks + 1;
 }
 
+static void put_model(struct holder *holder, struct held *held, struct model *model)
+{
+	held->model = model;
+	holder->n_places += places_of(model);
+	for (size_t i = 0; i < model->n_blocks; i++) {
+		model->blocks[i].block->n_mappings++;
+	}
+	count_shared(holder, model->device, model->span_bytes);
+}
+
 uint64_t holder_add_model(struct holder *holder, uint64_t request, struct model *model)
 {
 	bool is_full = holder->n_places + places_of(model) > HOLDER_MAX_PLACES;
@@ -265,12 +311,8 @@ uint64_t holder_add_model(struct holder *holder, uint64_t request, struct model 
 	if (!held) {
 		return 0;
 	}
-	held->model = model;
-	holder->n_places += places_of(model);
-	for (size_t i = 0; i < model->n_blocks; i++) {
-		model->blocks[i].block->n_mappings++;
-	}
-	count_shared(holder, model->device, model->span_bytes);
+	put_model(holder, held, model);
+	holder_note(holder, held);
 	return held->id;
 }
 
@@ -288,15 +330,21 @@ void holder_forget_draft(struct holder *holder, struct held *held)
 	drop(holder, held);
 }
 
+static void put_block(struct holder *holder, struct held *held, struct block *block)
+{
+	held->block = block;
+	block->n_mappings++;
+	count_shared(holder, block->chunk.device, block->chunk.bytes);
+}
+
 uint64_t holder_add_block(struct holder *holder, uint64_t request, struct block *block)
 {
 	struct held *held = add(holder, request, HELD_BLOCK);
 	if (!held) {
 		return 0;
 	}
-	held->block = block;
-	block->n_mappings++;
-	count_shared(holder, block->chunk.device, block->chunk.bytes);
+	put_block(holder, held, block);
+	holder_note(holder, held);
 	return held->id;
 }
 
@@ -308,12 +356,10 @@ void holder_turn_block(struct holder *holder, struct held *held, struct block *b
 	holder->n_held[HELD_CHUNK]--;
 	holder->n_held[HELD_BLOCK]++;
 	held->kind = HELD_BLOCK;
-	held->block = block;
 	held->admit = NULL;
 	held->was_chunk = true;
 	held->was_known = was_known;
-	block->n_mappings++;
-	count_shared(holder, device, block->chunk.bytes);
+	put_block(holder, held, block);
 }
 
 static void release_chunk(struct holder *holder, struct held *held)
@@ -390,6 +436,61 @@ struct holder_sharing holder_sharing(const struct holder *holder)
 	return sharing;
 }
 
+/* ---- of an earlier glaked -------------------------------------------------------------------- */
+
+struct holder *holder_adopt(struct holders *holders, uint64_t id, struct peer *peer, int pidfd,
+                            struct realm *realm, struct tenant *tenant)
+{
+	struct holder *holder = holder_new(holders);
+	if (!holder) {
+		peer_deinit(peer);
+		return NULL;
+	}
+	holder->id = id;
+	holder->peer = *peer;
+	*peer = (struct peer){0};
+	holder->realm = realm_ref(realm);
+	holder->tenant = tenant;
+	tenant_session_adopt(tenant);
+	int r = process_watch_new(holders->loop, pidfd, on_process_end, holder, &holder->watch);
+	if (r == 0) {
+		holder_set_state(holder, HOLDER_DETACHED);
+	} else {
+		holder_end(holder);
+	}
+	holder_unref(holder);
+	return r == 0 ? holder : NULL;
+}
+
+int holder_adopt_chunk(struct holder *holder, const struct held *as, struct chunk *chunk)
+{
+	struct held *held = add_as(holder, as, HELD_CHUNK);
+	if (held) {
+		put_chunk(holder, held, chunk);
+	}
+	return held ? 0 : -ENOMEM;
+}
+
+int holder_adopt_model(struct holder *holder, const struct held *as, struct model *model)
+{
+	struct held *held = add_as(holder, as, HELD_MODEL);
+	if (held) {
+		store_hold_adopted(holder->all->store, model);
+		put_model(holder, held, model);
+	}
+	return held ? 0 : -ENOMEM;
+}
+
+int holder_adopt_block(struct holder *holder, const struct held *as, struct block *block)
+{
+	struct held *held = add_as(holder, as, HELD_BLOCK);
+	if (held) {
+		store_use_adopted(holder->all->store, block);
+		put_block(holder, held, block);
+	}
+	return held ? 0 : -ENOMEM;
+}
+
 /* ---- the end --------------------------------------------------------------------------------- */
 
 /* A device's chunks go to its worker together. */
@@ -440,6 +541,9 @@ void holder_end(struct holder *holder)
 {
 	if (holder->state == HOLDER_ENDED) {
 		return;
+	}
+	if (holder->all->watch && holder->state != HOLDER_NEW) {
+		holder->all->watch->holder_gone(holder->all->watcher, holder);
 	}
 	holder_set_state(holder, HOLDER_ENDED);
 	stop_watch(holder);

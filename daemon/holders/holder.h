@@ -128,6 +128,20 @@ struct holder_usage {
 	uint64_t held_ns;
 };
 
+struct holder;
+
+/*
+ * Somebody who wants to know of all holders that have greeted, of what they hold, drafts aside, and of each change of
+ * what holder_adopt*() takes. A block that is being parked is still known as the chunk that it was.
+ */
+struct holder_watch {
+	/* New, or changed. */
+	void (*holder)(void *user, const struct holder *holder);
+	void (*holder_gone)(void *user, const struct holder *holder);
+	void (*held)(void *user, const struct holder *holder, const struct held *held);
+	void (*held_gone)(void *user, const struct held *held);
+};
+
 /* All holders of the node, and what they need. */
 struct holders {
 	struct list list; /* of struct holder, by id */
@@ -140,6 +154,8 @@ struct holders {
 	struct device *devices; /* borrowed, as the next */
 	struct store *store;
 	struct list realms;
+	const struct holder_watch *watch; /* NULL: nobody; then the next is not used */
+	void *watcher;
 	struct log_limit log_limit; /* of lines about holders without a tenant */
 };
 
@@ -153,6 +169,7 @@ struct holder {
 	uint64_t image;               /* of the program, as the client reports it; 0 = unknown */
 	struct process_watch *watch;  /* owned; of the process, while it is detached */
 	struct peer peer;
+	uint64_t started;      /* peer_start_time(); 0: unknown, or nobody watches */
 	struct tenant *tenant; /* entered; NULL with a refusal */
 	struct realm *realm;   /* owned reference */
 	bool is_admin;
@@ -179,11 +196,15 @@ struct holder *holder_ref(struct holder *holder);
 void holder_unref(struct holder *holder);
 
 /*
- * Hello is accepted. @program (taken over; may be NULL) is the client's name for itself. Detached
+ * Hello is accepted, on @socket. @program (taken over; may be NULL) is the client's name for itself. Detached
  * holders of the same process with another @image end: the process has replaced its program.
  * Returns 0, or -errno: no random numbers.
  */
-int holder_attach(struct holder *holder, char *program, uint64_t image);
+int holder_attach(struct holder *holder, int socket, char *program, uint64_t image);
+
+/* It, or something that it holds, has changed. */
+void holder_note_changed(const struct holder *holder);
+void holder_note(const struct holder *holder, const struct held *held);
 
 /*
  * Its connection, with the socket @fd, is lost. Returns whether the holder stays: not if its
@@ -202,6 +223,17 @@ size_t holders_n_detached(const struct holders *holders, uid_t owner);
 
 /* Detached holders end, and so will all that lose their connection. */
 void holders_drain(struct holders *holders);
+
+/*
+ * A holder of an earlier glaked, DETACHED, in the order of ids. The caller sets its key, image and other numbers. Takes
+ * @peer over; and @pidfd if it returns a holder. NULL: no memory, or no fd.
+ */
+struct holder *holder_adopt(struct holders *holders, uint64_t id, struct peer *peer, int pidfd,
+                            struct realm *realm, struct tenant *tenant);
+/* What it held, as @as says: id, request, ticket and flags. Takes @chunk over. Return 0 or -ENOMEM. */
+int holder_adopt_chunk(struct holder *holder, const struct held *as, struct chunk *chunk);
+int holder_adopt_model(struct holder *holder, const struct held *as, struct model *model);
+int holder_adopt_block(struct holder *holder, const struct held *as, struct block *block);
 
 /* Idempotent. None of its requests may be pending. */
 void holder_end(struct holder *holder);

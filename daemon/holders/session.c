@@ -223,7 +223,7 @@ int session_new(struct sessions *sessions, int fd, uid_t owner)
 
 int session_greet(struct session *session, char *program, uint64_t image)
 {
-	int r = holder_attach(session->holder, program, image);
+	int r = holder_attach(session->holder, session->conn.fd, program, image);
 	if (r == 0) {
 		session_set_state(session, SESSION_OPEN);
 	}

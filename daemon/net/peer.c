@@ -2,6 +2,7 @@
 #include "daemon/net/peer.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -116,6 +117,50 @@ int peer_open_process(const struct peer *peer, int socket)
 {
 	cleanup_fd int pidfd = peer->pid > 0 ? open_process(socket, peer->pid) : -ESRCH;
 	if (pidfd >= 0 && is_over(pidfd)) {
+		return -ESRCH;
+	}
+	int r = pidfd;
+	pidfd = -1;
+	return r;
+}
+
+/* Field 22 of /proc/PID/stat. The program's name, in parentheses, may be anything. */
+static uint64_t read_start_time(pid_t pid)
+{
+	char path[64];
+	char text[1024];
+	unsigned long long started;
+	snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
+	cleanup_fd int fd = open(path, O_RDONLY | O_CLOEXEC);
+	ssize_t n = fd < 0 ? -1 : read(fd, text, sizeof(text) - 1);
+	if (n <= 0) {
+		return 0;
+	}
+	text[n] = '\0';
+	const char *rest = strrchr(text, ')');
+	int n_read =
+		rest ? sscanf(rest + 1,
+	                      " %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d "
+	                      "%*d %*d %*d %llu",
+	                      &started)
+		     : 0;
+	return n_read == 1 ? started : 0;
+}
+
+uint64_t peer_start_time(const struct peer *peer, int socket)
+{
+	cleanup_fd int pidfd = peer_open_process(peer, socket);
+	uint64_t started = pidfd < 0 ? 0 : read_start_time(peer->pid);
+	return pidfd < 0 || is_over(pidfd) ? 0 : started;
+}
+
+int peer_open_started(pid_t pid, uint64_t started)
+{
+	cleanup_fd int pidfd = pidfd_open(pid, 0);
+	if (pidfd < 0) {
+		return errno == EINVAL ? -ESRCH : -errno;
+	}
+	if (read_start_time(pid) != started || is_over(pidfd)) {
 		return -ESRCH;
 	}
 	int r = pidfd;

@@ -10,6 +10,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 #include <sys/types.h>
 
 struct peer {
@@ -34,6 +35,14 @@ void peer_deinit(struct peer *peer);
  * process has ended, or is not visible in our pid namespace.
  */
 int peer_open_process(const struct peer *peer, int socket);
+
+/* When the process that connected @socket was started, in the kernel's ticks since the boot; 0: not to be found out. */
+uint64_t peer_start_time(const struct peer *peer, int socket);
+/*
+ * A pidfd of the process @pid, if it lives and was started then; the caller owns it. Or -ESRCH: it has
+ * ended; or another -errno.
+ */
+int peer_open_started(pid_t pid, uint64_t started);
 
 /* The process that connected @socket has ended. Another process may have its end of the socket. */
 bool peer_has_ended(const struct peer *peer, int socket);

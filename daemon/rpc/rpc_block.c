@@ -9,13 +9,17 @@
 /*
  * A pending BlockPublish. After any failure the chunk is private as before. It belongs to the
  * holder: a lost connection loses only the answer, and the client repeats the request for it.
+ * The block is in the books of the holder, and in the answer, as soon as it is parked.
  */
 struct publish {
 	struct pending pending; /* while is_awaited */
 	bool is_awaited;
+	bool is_admitted; /* worker and mover are done with it */
 	struct admit admit;
-	struct holder *holder; /* borrowed, like the next; both stay until it is cancelled */
-	struct held *private;
+	struct parking_wait parking; /* while the block is not parked */
+	struct holder *holder;       /* owned reference */
+	struct held *private;        /* borrowed; stays until the admission is over, or cancelled */
+	uint64_t id;                 /* of the block, which was that chunk */
 };
 
 static void answer_block(struct session *session, uint64_t request, uint64_t id,
@@ -58,26 +62,69 @@ static struct session *stop_waiting(struct publish *publish)
 	return publish->pending.session;
 }
 
+static void free_if_over(struct publish *publish)
+{
+	if (publish->is_admitted && list_is_empty(&publish->parking.link)) {
+		holder_unref(publish->holder);
+		free(publish);
+	}
+}
+
+/* Its chunk is a block, and that is on record. The holder may have gone, or the block released. */
+static void finish(struct publish *publish)
+{
+	struct held *held = holder_find(publish->holder, HELD_BLOCK, publish->id);
+	struct session *session = stop_waiting(publish);
+	if (held) {
+		holder_note(publish->holder, held);
+	}
+	if (session && held) {
+		answer_published(session, publish->pending.request, held);
+	} else if (session) {
+		rpc_refuse(session, publish->pending.request, STATUS_BAD_REQUEST,
+		           "block %" PRIu64 " was released meanwhile", publish->id);
+	}
+}
+
+static void on_parked(struct parking_wait *wait)
+{
+	struct publish *publish = container_of(wait, struct publish, parking);
+	finish(publish);
+	free_if_over(publish);
+}
+
+static void finish_when_parked(struct publish *publish, const struct block *block)
+{
+	uint64_t unparked = store_unparked_block(block);
+	if (unparked) {
+		parking_await(publish->holder->all->store->parking, &publish->parking, unparked,
+		              on_parked);
+	} else {
+		finish(publish);
+	}
+}
+
 static void on_admitted(struct admit *admit, const struct admit_result *result)
 {
 	struct publish *publish = container_of(admit, struct publish, admit);
-	struct session *session = stop_waiting(publish);
-	struct held *held = publish->private;
+	struct store *store = admit->context->store;
 	struct block *block = result->block;
-	if (block) {
-		holder_turn_block(publish->holder, held, block, result->was_known);
-		block->is_published = !block->is_collision;
-		admit->context->store->stats->bytes_deduplicated += result->was_known
-		                                                            ? block->chunk.bytes
-		                                                            : 0;
-	} else if (admit->state == ADMIT_ENDED) {
-		take_back(publish);
+	if (!block) {
+		struct session *session = stop_waiting(publish);
+		if (admit->state == ADMIT_ENDED) {
+			take_back(publish);
+		}
+		if (session) {
+			rpc_refuse(session, publish->pending.request, result->status, "%s",
+			           result->error);
+		}
+		return;
 	}
-	if (session && block) {
-		answer_published(session, publish->pending.request, held);
-	} else if (session) {
-		rpc_refuse(session, publish->pending.request, result->status, "%s", result->error);
-	}
+	publish->id = publish->private->id;
+	holder_turn_block(publish->holder, publish->private, block, result->was_known);
+	store_set_published(store, block, !block->is_collision);
+	store->stats->bytes_deduplicated += result->was_known ? block->chunk.bytes : 0;
+	finish_when_parked(publish, block);
 }
 
 static void on_gone(struct admit *admit)
@@ -86,7 +133,8 @@ static void on_gone(struct admit *admit)
 	if (admit->chunk.device) {
 		take_back(publish);
 	}
-	free(publish);
+	publish->is_admitted = true;
+	free_if_over(publish);
 }
 
 static const struct admit_ops admit_ops = {.done = on_admitted, .gone = on_gone};
@@ -107,6 +155,23 @@ static bool wait_for(struct session *session, uint64_t request, struct publish *
 	return publish->is_awaited;
 }
 
+/* NULL after a refusal. */
+static struct publish *begin(struct session *session, uint64_t request)
+{
+	struct publish *publish = calloc(1, sizeof(*publish));
+	if (!publish) {
+		rpc_refuse(session, request, STATUS_NO_HOST_MEMORY, "glaked is out of host memory");
+		return NULL;
+	}
+	if (!wait_for(session, request, publish)) {
+		free(publish);
+		return NULL;
+	}
+	list_init(&publish->parking.link);
+	publish->holder = holder_ref(session->holder);
+	return publish;
+}
+
 /*
  * If the answer to an earlier request was lost, give it now or wait for it. Returns whether that
  * was so.
@@ -116,7 +181,13 @@ static bool repeat(struct session *session, const request_t *request)
 	const Glake__Wire__BlockPublish *body = request->block_publish;
 	const struct held *held = holder_find(session->holder, HELD_BLOCK, body->chunk);
 	if (held && held->was_chunk && held->block->content_bytes == body->content_bytes) {
-		answer_published(session, request->id, held);
+		struct publish *publish = begin(session, request->id);
+		if (publish) {
+			publish->is_admitted = true;
+			publish->id = held->id;
+			finish_when_parked(publish, held->block);
+			free_if_over(publish);
+		}
 		return true;
 	}
 	held = holder_find(session->holder, HELD_CHUNK, body->chunk);
@@ -143,6 +214,9 @@ static const char *why_not(const struct held *private, uint64_t content_bytes)
 	if (private->chunk.bytes > GLAKE_MAX_BLOCK_BYTES) {
 		return "is larger than a block can be";
 	}
+	if (private->chunk.is_unparked) {
+		return "has no fd since glaked was restarted";
+	}
 	if (private->ticket != 0) {
 		return "may be mapped by other sessions, which could write to it";
 	}
@@ -163,18 +237,11 @@ void rpc_block_publish(struct session *session, const request_t *request, struct
 		           body->chunk, reason);
 		return;
 	}
-	struct publish *publish = calloc(1, sizeof(*publish));
+	struct publish *publish = begin(session, request->id);
 	if (!publish) {
-		rpc_refuse(session, request->id, STATUS_NO_HOST_MEMORY,
-		           "glaked is out of host memory");
 		return;
 	}
-	publish->holder = session->holder;
 	publish->private = private;
-	if (!wait_for(session, request->id, publish)) {
-		free(publish);
-		return;
-	}
 	private->admit = &publish->admit;
 	admit_start(&publish->admit, rpc_of(session)->admit_context, session->holder->realm,
 	            &private->chunk, body->content_bytes, NULL, &admit_ops);
@@ -195,13 +262,13 @@ void rpc_block_lookup(struct session *session, const request_t *request, struct 
 	struct digest digest = digest_from_bytes(body->digest.data);
 	struct block *block = store_find_block(rpc_of(session)->store, session->holder->realm,
 	                                       device, &digest);
-	if (!block) {
+	if (!block || store_unparked_block(block)) {
 		rpc_refuse(session, request->id, STATUS_NOT_FOUND,
 		           "realm %s has no such block on device %u", session->holder->realm->name,
 		           device->index);
 		return;
 	}
-	if (store_use_block(block, session->holder->tenant) != 0) {
+	if (store_use_block(rpc_of(session)->store, block, session->holder->tenant) != 0) {
 		rpc_of(session)->stats->quota_refusals++;
 		rpc_refuse(session, request->id, STATUS_OVER_QUOTA,
 		           "the block does not fit the limits of tenant %s",

@@ -207,6 +207,12 @@ void rpc_chunk_share(struct session *session, const request_t *request, struct f
 			           "chunk %" PRIu64 " is being published", body->ids[i]);
 			return;
 		}
+		if (privates[i]->chunk.is_unparked) {
+			rpc_refuse(session, request->id, STATUS_BUSY,
+			           "chunk %" PRIu64 " has no fd since glaked was restarted",
+			           body->ids[i]);
+			return;
+		}
 	}
 	uint64_t ticket = privates[0]->ticket ? privates[0]->ticket : new_ticket();
 	if (ticket == 0) {
@@ -216,6 +222,7 @@ void rpc_chunk_share(struct session *session, const request_t *request, struct f
 	}
 	for (size_t i = 0; i < body->n_ids; i++) {
 		privates[i]->ticket = ticket;
+		holder_note(session->holder, privates[i]);
 	}
 	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
 	Glake__Wire__ChunkShareAnswer share = GLAKE__WIRE__CHUNK_SHARE_ANSWER__INIT;
@@ -259,8 +266,12 @@ static const struct chunk *find_open_chunk(struct session *session, const reques
 		return NULL;
 	}
 	if (private->chunk.fd < 0) {
-		rpc_refuse(session, request->id, STATUS_NO_FDS,
-		           "chunk %" PRIu64 " has no fd: the fd budget was spent", id);
+		rpc_refuse(session, request->id,
+		           private->chunk.is_unparked ? STATUS_BUSY : STATUS_NO_FDS,
+		           private->chunk.is_unparked
+		                   ? "chunk %" PRIu64 " has no fd since glaked was restarted"
+		                   : "chunk %" PRIu64 " has no fd: the fd budget was spent",
+		           id);
 		return NULL;
 	}
 	return &private->chunk;

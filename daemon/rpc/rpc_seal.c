@@ -245,6 +245,7 @@ void rpc_seal_progress(struct session *session, const request_t *request, struct
 	struct seal *seal = find_seal(rpc_of(session), session->holder);
 	if (report->seal == 0) {
 		session->holder->follows_seals = true;
+		holder_note_changed(session->holder);
 	} else if (!seal || seal->id != report->seal) {
 		rpc_refuse(session, request->id, STATUS_NOT_FOUND,
 		           "nobody waits for this any more");

@@ -230,6 +230,9 @@ static bool add_page(struct session *session, struct model *draft,
 	for (size_t i = 0; is_good && i < page->n_tensors; i++) {
 		is_good = add_tensor(draft, page->tensors[i], fault);
 	}
+	if (is_good) {
+		store_note_tensors(rpc_of(session)->store, draft);
+	}
 	return is_good && charge(session, draft, fault);
 }
 
@@ -273,6 +276,12 @@ static void commit(struct session *session, const request_t *request, struct hel
 		holder_release(session->holder, held);
 		rpc_refuse(session, request->id, STATUS_INTERNAL,
 		           "a block of the weights was found damaged");
+		return;
+	}
+	if (store_unparked(draft)) {
+		holder_release(session->holder, held);
+		rpc_refuse(session, request->id, STATUS_BUSY,
+		           "a block of the weights is being published");
 		return;
 	}
 	struct model *earlier = store_find_published(store, draft->realm, draft->device,

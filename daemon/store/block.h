@@ -12,6 +12,9 @@
  * the built-in tenant pays, and the block is cache. A block that a program published may be cache
  * without a manifest. A block that has been in a model goes with its last manifest.
  *
+ * If somebody keeps fds for the next glaked, a block is parked soon after it was sealed. Until then only who has
+ * sealed it knows of it, and no answer says that it is a block.
+ *
  * Owner: the store's table. Threads: loop thread.
  */
 #ifndef GLAKE_DAEMON_BLOCK_H
@@ -20,8 +23,9 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "daemon/memory/chunk.h"
 #include "daemon/base/hash.h"
+#include "daemon/base/parking.h"
+#include "daemon/memory/chunk.h"
 #include "daemon/base/idle.h"
 #include "daemon/store/realm.h"
 #include "proto/digest.h"
@@ -39,6 +43,7 @@ struct block {
 	struct list link;    /* link: store.block_list, in the order of ids */
 	struct idle idle;    /* link: store.idle, while published, unused and in no manifest */
 	struct realm *realm; /* owned reference */
+	struct store *store; /* borrowed */
 	struct chunk chunk;
 	uint64_t id;
 	uint64_t content_bytes;
@@ -46,7 +51,9 @@ struct block {
 	uint32_t n_manifests;
 	uint32_t n_users;
 	uint32_t n_compared;
-	uint32_t n_mappings; /* by holders: see holder.c */
+	uint32_t n_mappings;         /* by holders: see holder.c */
+	struct parking_wait parking; /* while it is being parked */
+	bool is_parked;              /* the next glaked would have it */
 	bool is_published;
 	bool is_collision; /* another content has its digest: it is not in the table, and never shared */
 	bool is_suspect; /* other bytes had its digest: the patrol looks at it first */

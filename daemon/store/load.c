@@ -14,6 +14,8 @@
 
 /* Chunks asked of the allocator at a time: few enough that the mover can begin soon. */
 #define BATCH_BLOCKS 16
+/* Tensors noted at a time. */
+#define BATCH_TENSORS 256
 
 enum place_state {
 	PLACE_PLANNED,
@@ -57,9 +59,10 @@ struct load {
 	uint64_t direct_bytes;
 	uint64_t started_ns;
 	uint64_t ended_ns;
-	struct alloc *alloc;  /* under way, or NULL */
-	uint64_t asked_bytes; /* by the last alloc */
-	uint64_t waited_ms;   /* by all of them */
+	struct parking_wait parking; /* SETTLING: until all blocks are parked */
+	struct alloc *alloc;         /* under way, or NULL */
+	uint64_t asked_bytes;        /* by the last alloc */
+	uint64_t waited_ms;          /* by all of them */
 };
 
 #define BIT(state) (1u << (state))
@@ -177,6 +180,7 @@ static void fail(struct load *load, enum status status, const char *error)
 		alloc_cancel(load->alloc);
 		load->alloc = NULL;
 	}
+	list_remove(&load->parking.link);
 	load_set_state(load, LOAD_FAILED);
 	cancel_admissions(load);
 	mover_cancel(load->context->admit->mover, &load->job.job);
@@ -214,7 +218,7 @@ static void succeed(struct load *load)
 	stats->bytes_deduplicated += load->deduplicated_bytes;
 	log_success(load);
 	load_set_state(load, LOAD_READY);
-	model->state = MODEL_READY;
+	store_ready(load->context->admit->store, model);
 	if (model->reload_reason) {
 		store_drop_left_over(load->context->admit->store, model);
 	}
@@ -238,10 +242,24 @@ static void tell_progress(struct load *load)
 	}
 }
 
+static void check_end(struct load *load);
+
+static void on_parked(struct parking_wait *wait)
+{
+	check_end(container_of(wait, struct load, parking));
+}
+
 /* The load may be gone afterwards. */
 static void check_end(struct load *load)
 {
-	if (load->state != LOAD_SETTLING || load->n_done < load->model->n_blocks) {
+	if (load->state != LOAD_SETTLING || load->n_done < load->model->n_blocks ||
+	    !list_is_empty(&load->parking.link)) {
+		return;
+	}
+	uint64_t unparked = store_unparked(load->model);
+	if (unparked) {
+		parking_await(load->context->admit->store->parking, &load->parking, unparked,
+		              on_parked);
 		return;
 	}
 	if (store_has_damaged(load->model)) {
@@ -371,6 +389,9 @@ static int on_plan_tensor(struct load_job *job, const char *name, uint32_t dtype
 		return late_plan(load);
 	}
 	int r = model_add_tensor(load->model, name, dtype, shape, NULL, n_dims, offset, bytes);
+	if (r == 0 && load->model->n_tensors % BATCH_TENSORS == 0) {
+		store_note_tensors(load->context->admit->store, load->model);
+	}
 	return r < 0 ? r : charge_manifest(load);
 }
 
@@ -567,6 +588,7 @@ int load_start(const struct load_context *context, struct model *model, const ch
 		load->job.uid = waiter->uid;
 		load->started_ns = uv_hrtime();
 		list_init(&load->waiters);
+		list_init(&load->parking.link);
 		r = mover_load(context->admit->mover, &load->job, model->device, names, index, fds,
 		               n_fds, may_direct);
 	}

@@ -91,6 +91,9 @@ struct model {
 	struct model_block *blocks; /* owned */
 	size_t n_files;
 	struct file_id *files; /* owned */
+	uint64_t manifest;     /* the id of its manifest for store.watch; 0: none of it is noted */
+	size_t n_noted;        /* of the tensors */
+	bool is_noted;         /* store.watch knows of the model */
 	char *reload_reason;   /* owned; the reason why it is not found by its files. NULL: it is */
 };
 

@@ -3,6 +3,8 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -53,6 +55,113 @@ static void note_unused(struct store *store, struct idle *idle, int32_t priority
 	idle->since_ms = uv_now(store->loop);
 }
 
+/* ---- being watched --------------------------------------------------------------------------- */
+
+static void note_block(const struct store *store, const struct block *block)
+{
+	if (store->watch && block->is_parked) {
+		store->watch->block(store->watcher, block);
+	}
+}
+
+static void note_model(const struct store *store, const struct model *model)
+{
+	if (store->watch && model->is_noted) {
+		store->watch->model(store->watcher, model, false);
+	}
+}
+
+void store_note_tensors(struct store *store, struct model *model)
+{
+	if (!store->watch || model->n_noted == model->n_tensors) {
+		return;
+	}
+	if (!model->manifest) {
+		model->manifest = ++store->last_id;
+	}
+	store->watch->tensors(store->watcher, model, model->n_noted);
+	model->n_noted = model->n_tensors;
+}
+
+/* It is READY, and has an id. */
+static void note_new_model(struct store *store, struct model *model)
+{
+	if (!store->watch) {
+		return;
+	}
+	store_note_tensors(store, model);
+	if (!model->manifest) {
+		model->manifest = ++store->last_id;
+	}
+	model->is_noted = true;
+	store->watch->model(store->watcher, model, true);
+}
+
+static void note_model_gone(const struct store *store, const struct model *model)
+{
+	if (store->watch && model->manifest) {
+		store->watch->model_gone(store->watcher, model);
+	}
+}
+
+/* ---- parking --------------------------------------------------------------------------------- */
+
+#define PARKED_NAME_BYTES 24
+
+static void parked_name(const struct block *block, char name[PARKED_NAME_BYTES])
+{
+	snprintf(name, PARKED_NAME_BYTES, "b%" PRIu64, block->id);
+}
+
+static void on_parked(struct parking_wait *wait)
+{
+	struct block *block = container_of(wait, struct block, parking);
+	block->is_parked = true;
+	note_block(block->store, block);
+}
+
+static void park(struct store *store, struct block *block)
+{
+	char name[PARKED_NAME_BYTES];
+	if (!store->parking) {
+		return;
+	}
+	parked_name(block, name);
+	uint64_t number = parking_put(store->parking, name, block->chunk.fd);
+	if (number) {
+		parking_await(store->parking, &block->parking, number, on_parked);
+	}
+}
+
+static void unpark(struct store *store, struct block *block)
+{
+	char name[PARKED_NAME_BYTES];
+	bool is_coming = !list_is_empty(&block->parking.link);
+	list_remove(&block->parking.link);
+	if (block->is_parked && store->watch) {
+		store->watch->block_gone(store->watcher, block);
+	}
+	if (store->parking && (block->is_parked || is_coming)) {
+		parked_name(block, name);
+		block->chunk.removed = parking_remove(store->parking, name);
+	}
+}
+
+uint64_t store_unparked_block(const struct block *block)
+{
+	return list_is_empty(&block->parking.link) ? 0 : block->parking.number;
+}
+
+uint64_t store_unparked(const struct model *model)
+{
+	uint64_t last = 0;
+	for (size_t i = 0; i < model->n_blocks; i++) {
+		uint64_t number = store_unparked_block(model->blocks[i].block);
+		last = number > last ? number : last;
+	}
+	return last;
+}
+
 /* ---- blocks ---------------------------------------------------------------------------------- */
 
 static struct block_key block_key(const struct realm *realm, const struct device *device,
@@ -71,52 +180,92 @@ struct block *store_find_block(struct store *store, const struct realm *realm,
 	return block;
 }
 
-struct block *store_seal(struct store *store, struct realm *realm, const struct digest *digest,
-                         uint64_t content_bytes, struct chunk *chunk, bool is_collision)
+/* In the table, unless !@is_found. NULL: no memory. */
+static struct block *new_block(struct store *store, uint64_t id, struct realm *realm,
+                               const struct digest *digest, uint64_t content_bytes,
+                               struct chunk *chunk, bool is_found)
 {
 	struct block *block = calloc(1, sizeof(*block));
 	if (!block) {
 		return NULL;
 	}
+	block->store = store;
+	block->id = id;
 	block->key = block_key(realm, chunk->device, digest);
-	block->realm = realm_ref(realm);
-	block->id = ++store->last_id;
 	block->content_bytes = content_bytes;
-	block->n_users = 1;
-	block->is_collision = is_collision;
 	block->idle.kind = IDLE_BLOCK;
 	list_init(&block->idle.link);
-	if (!is_collision) {
+	list_init(&block->parking.link);
+	if (is_found) {
 		HASH_ADD(hh, store->blocks, key, sizeof(block->key), block);
 		if (!hash_has(block)) {
-			realm_unref(block->realm);
 			free(block);
 			return NULL;
 		}
 	}
-	if (chunk->use != CHUNK_BLOCK) {
-		chunk_set_use(chunk, CHUNK_BLOCK);
-	}
+	block->realm = realm_ref(realm);
 	chunk_move(&block->chunk, chunk);
-	block->chunk.device->used_block_bytes += block->chunk.bytes;
 	list_insert(&store->block_list, &block->link);
 	store->n_blocks++;
-	store->stats->blocks_sealed++;
 	return block;
 }
 
-int store_use_block(struct block *block, struct tenant *tenant)
+struct block *store_seal(struct store *store, struct realm *realm, const struct digest *digest,
+                         uint64_t content_bytes, struct chunk *chunk, bool is_collision)
 {
-	if (block->n_users == 0) {
-		int r = block->n_pins > 0 ? 0 : charge_move(&block->chunk.charge, tenant);
-		if (r != 0) {
-			return r;
-		}
+	struct block *block = new_block(store, store->last_id + 1, realm, digest, content_bytes,
+	                                chunk, !is_collision);
+	if (!block) {
+		return NULL;
+	}
+	store->last_id++;
+	block->n_users = 1;
+	block->is_collision = is_collision;
+	if (block->chunk.use != CHUNK_BLOCK) {
+		chunk_set_use(&block->chunk, CHUNK_BLOCK);
+	}
+	block->chunk.device->used_block_bytes += block->chunk.bytes;
+	store->stats->blocks_sealed++;
+	park(store, block);
+	return block;
+}
+
+static void add_user(struct block *block)
+{
+	if (block->n_users++ == 0) {
 		block->chunk.device->used_block_bytes += block->chunk.bytes;
 		list_remove(&block->idle.link);
 	}
-	block->n_users++;
-	return 0;
+}
+
+/* @tenant pays for it from now on. Returns 0, or TENANT_E_*: nothing has changed. */
+static int move_charge(struct store *store, struct block *block, struct tenant *tenant)
+{
+	if (block->chunk.charge.tenant == tenant) {
+		return 0;
+	}
+	int r = charge_move(&block->chunk.charge, tenant);
+	if (r == 0) {
+		note_block(store, block);
+	}
+	return r;
+}
+
+int store_use_block(struct store *store, struct block *block, struct tenant *tenant)
+{
+	int r = block->n_users == 0 && block->n_pins == 0 ? move_charge(store, block, tenant) : 0;
+	if (r == 0) {
+		add_user(block);
+	}
+	return r;
+}
+
+void store_set_published(struct store *store, struct block *block, bool is_published)
+{
+	if (block->is_published != is_published) {
+		block->is_published = is_published;
+		note_block(store, block);
+	}
 }
 
 static uint64_t free_block(struct store *store, struct block *block)
@@ -128,6 +277,7 @@ static uint64_t free_block(struct store *store, struct block *block)
 		HASH_DEL(store->blocks, block);
 	}
 	guess_forget(&store->guess, block);
+	unpark(store, block);
 	list_remove(&block->link);
 	list_remove(&block->idle.link);
 	store->n_blocks--;
@@ -142,7 +292,7 @@ static void pay_from_cache(struct store *store, struct block *block)
 {
 	if (block->n_users == 0 && block->n_pins == 0) {
 		/* The built-in tenant has no limits, so this cannot be refused. */
-		charge_move(&block->chunk.charge, store->cache);
+		move_charge(store, block, store->cache);
 	}
 }
 
@@ -199,6 +349,7 @@ void store_use_compared(struct store *store, struct block *block, struct charge 
 		assert(of_cache.tenant == store->cache);
 		*paid = *charge;
 		*charge = of_cache;
+		note_block(store, block);
 	}
 }
 
@@ -244,10 +395,22 @@ struct model *store_find_published(struct store *store, const struct realm *real
 	return model && strcmp(model->name, name) == 0 ? model : NULL;
 }
 
+static int move_manifest(struct store *store, struct model *model, struct tenant *tenant)
+{
+	if (model->charge.tenant == tenant) {
+		return 0;
+	}
+	int r = charge_move(&model->charge, tenant);
+	if (r == 0) {
+		note_model(store, model);
+	}
+	return r;
+}
+
 static void model_fall_idle(struct store *store, struct model *model)
 {
 	/* Without limits, so this cannot be refused. */
-	charge_move(&model->charge, store->cache);
+	move_manifest(store, model, store->cache);
 	model->realm->idle_manifest_bytes += model->manifest_bytes;
 	enter_idle(store, &model->idle);
 }
@@ -262,6 +425,7 @@ static void model_leave_idle(struct store *store, struct model *model)
 
 static void free_model(struct store *store, struct model *model)
 {
+	note_model_gone(store, model);
 	model_free_tensors(model, store->loop);
 	charge_refund(&model->charge);
 	free(model->blocks);
@@ -298,16 +462,29 @@ static struct model *new_model(struct store *store, struct realm *realm, struct 
 }
 
 /* Enter it under its key. False: no memory. */
-static bool enter_model(struct store *store, struct model *model)
+static bool find_by_key(struct store *store, struct model *model)
 {
 	HASH_ADD(hh, store->models, key, sizeof(model->key), model);
 	if (!hash_has(model)) {
 		return false;
 	}
 	model->is_hidden = false;
-	model->id = ++store->last_id;
+	return true;
+}
+
+static void list_model(struct store *store, struct model *model)
+{
 	list_insert(&store->model_list, &model->link);
 	store->n_models++;
+}
+
+static bool enter_model(struct store *store, struct model *model)
+{
+	if (!find_by_key(store, model)) {
+		return false;
+	}
+	model->id = ++store->last_id;
+	list_model(store, model);
 	return true;
 }
 
@@ -349,7 +526,14 @@ int store_hide_model(struct store *store, struct model *model, const char *reaso
 		hide_model(store, model);
 	}
 	model->reload_reason = copy;
+	note_model(store, model);
 	return 0;
+}
+
+void store_ready(struct store *store, struct model *model)
+{
+	model->state = MODEL_READY;
+	note_new_model(store, model);
 }
 
 void store_place_block(struct store *store, struct model *model, size_t i, struct block *block)
@@ -363,7 +547,7 @@ void store_place_block(struct store *store, struct model *model, size_t i, struc
 static int use_all(struct store *store, struct model *model, struct tenant *tenant)
 {
 	for (size_t i = 0; i < model->n_blocks; i++) {
-		int r = store_use_block(model->blocks[i].block, tenant);
+		int r = store_use_block(store, model->blocks[i].block, tenant);
 		if (r != 0) {
 			while (i-- > 0) {
 				store_unuse_block(store, model->blocks[i].block, 0);
@@ -378,14 +562,14 @@ int store_hold_model(struct store *store, struct model *model, struct tenant *te
 {
 	assert(model->state == MODEL_READY);
 	if (model->n_holders == 0) {
-		int r = model->is_pinned ? 0 : charge_move(&model->charge, tenant);
+		int r = model->is_pinned ? 0 : move_manifest(store, model, tenant);
 		if (r != 0) {
 			return r;
 		}
 		r = use_all(store, model, tenant);
 		if (r != 0) {
 			if (!model->is_pinned) {
-				charge_move(&model->charge, store->cache);
+				move_manifest(store, model, store->cache);
 			}
 			return r;
 		}
@@ -445,6 +629,7 @@ void store_unhold_model(struct store *store, struct model *model, int32_t priori
 		model_fall_idle(store, model);
 	}
 }
+
 void store_drop_model(struct store *store, struct model *model)
 {
 	assert(model->state == MODEL_LOADING && model->n_holders == 1);
@@ -453,7 +638,8 @@ void store_drop_model(struct store *store, struct model *model)
 }
 
 /* Charge @tenant for the blocks that are not pinned yet: all, or none. */
-static int charge_for_pin(struct model *model, struct tenant *tenant, struct charge *charges)
+static int charge_for_pin(struct store *store, struct model *model, struct tenant *tenant,
+                          struct charge *charges)
 {
 	size_t n = 0;
 	int r = 0;
@@ -475,6 +661,7 @@ static int charge_for_pin(struct model *model, struct tenant *tenant, struct cha
 		} else if (charges[i].tenant) {
 			charge_refund(&block->chunk.charge);
 			block->chunk.charge = charges[i];
+			note_block(store, block);
 		}
 	}
 	return r;
@@ -493,7 +680,7 @@ int store_pin_model(struct store *store, struct model *model, struct tenant *ten
 		r = charge_grow_manifest(&manifest, model->manifest_bytes);
 	}
 	if (r == 0) {
-		r = charge_for_pin(model, tenant, charges);
+		r = charge_for_pin(store, model, tenant, charges);
 	}
 	if (r != 0) {
 		charge_refund(&manifest);
@@ -506,6 +693,7 @@ int store_pin_model(struct store *store, struct model *model, struct tenant *ten
 		charge_refund(&manifest);
 	}
 	model->is_pinned = true;
+	note_model(store, model);
 	if (model->n_holders == 0) {
 		model_leave_idle(store, model);
 	}
@@ -521,6 +709,7 @@ void store_unpin_model(struct store *store, struct model *model)
 		return;
 	}
 	model->is_pinned = false;
+	note_model(store, model);
 	for (size_t i = 0; i < model->n_blocks; i++) {
 		struct block *block = model->blocks[i].block;
 		block->n_pins--;
@@ -599,6 +788,7 @@ int store_add_used_block(struct store *store, struct model *draft, struct block 
 static void replace_model(struct store *store, struct model *model)
 {
 	hide_model(store, model);
+	note_model(store, model);
 	store_unpin_model(store, model);
 	if (model->n_holders == 0) {
 		remove_model(store, model);
@@ -625,11 +815,12 @@ int store_publish(struct store *store, struct model *draft, struct tenant *tenan
 		draft->state = MODEL_LOADING;
 		return r;
 	}
+	note_new_model(store, draft);
 	if (earlier) {
 		replace_model(store, earlier);
 	}
 	for (size_t i = 0; i < draft->n_blocks; i++) {
-		draft->blocks[i].block->is_published = false;
+		store_set_published(store, draft->blocks[i].block, false);
 	}
 	store->stats->models_published++;
 	store_unhold_model(store, draft, tenant->priority);
@@ -656,6 +847,134 @@ uint64_t store_part_bytes(const struct model *model)
 		bytes += block ? (double)block->chunk.bytes / block->n_manifests : 0;
 	}
 	return (uint64_t)(bytes + 0.5);
+}
+
+/* ---- from an earlier glaked ------------------------------------------------------------------ */
+
+struct block *store_adopt_block(struct store *store, uint64_t id, struct realm *realm,
+                                const struct digest *digest, uint64_t content_bytes,
+                                struct chunk *chunk, bool is_found)
+{
+	if (is_found && store_find_block(store, realm, chunk->device, digest)) {
+		return NULL;
+	}
+	struct block *block = new_block(store, id, realm, digest, content_bytes, chunk, is_found);
+	if (block) {
+		block->is_parked = true;
+	}
+	return block;
+}
+
+struct model *store_adopt_model(struct store *store, uint64_t id, struct realm *realm,
+                                struct device *device, const char *name)
+{
+	struct model *model = new_model(store, realm, device, store->cache, name);
+	if (model) {
+		model->id = id;
+		model->n_holders = 0;
+	}
+	return model;
+}
+
+void store_drop_adopted(struct store *store, struct model *model)
+{
+	model->manifest = 0;
+	free_model(store, model);
+}
+
+int store_finish_adopted(struct store *store, struct model *model, struct block *const *blocks,
+                         struct tenant *payer)
+{
+	bool is_found = !model->is_hidden;
+	struct model *other = NULL;
+	model->key = model->is_published
+	                     ? published_key(model->realm, model->device, model->name)
+	                     : model_key(model->realm, model->device, model->files, model->n_files);
+	if (is_found) {
+		HASH_FIND(hh, store->models, &model->key, sizeof(model->key), other);
+	}
+	if (other || (is_found && !find_by_key(store, model))) {
+		store_drop_adopted(store, model);
+		return other ? -EEXIST : -ENOMEM;
+	}
+	charge_refund(&model->charge);
+	model->charge = tenant_charge_adopted(payer, 0, 0, 0, model->manifest_bytes);
+	model->state = MODEL_READY;
+	model->is_noted = true;
+	model->n_noted = model->n_tensors;
+	for (size_t i = 0; i < model->n_blocks; i++) {
+		model->blocks[i].block = blocks[i];
+		blocks[i]->n_manifests++;
+		blocks[i]->n_pins += model->is_pinned;
+	}
+	list_model(store, model);
+	return 0;
+}
+
+void store_use_adopted(struct store *store, struct block *block)
+{
+	add_user(block);
+}
+
+void store_hold_adopted(struct store *store, struct model *model)
+{
+	if (model->n_holders++ == 0) {
+		for (size_t i = 0; i < model->n_blocks; i++) {
+			add_user(model->blocks[i].block);
+		}
+	}
+}
+
+static int by_age(const struct list *a, const struct list *b)
+{
+	const struct idle *one = container_of(a, struct idle, link);
+	const struct idle *other = container_of(b, struct idle, link);
+	return one->since_ms < other->since_ms ? -1 : one->since_ms > other->since_ms;
+}
+
+/* Priorities are in order already. */
+static void sort_idle(struct store *store)
+{
+	struct list sorted = LIST_INIT(sorted);
+	while (!list_is_empty(&store->idle)) {
+		struct list *link = store->idle.next;
+		struct list *next = &sorted;
+		list_remove(link);
+		while (next->prev != &sorted && by_age(link, next->prev) < 0) {
+			next = next->prev;
+		}
+		list_insert(next, link);
+	}
+	while (!list_is_empty(&sorted)) {
+		struct idle *idle = list_first(&sorted, struct idle, link);
+		list_remove(&idle->link);
+		enter_idle(store, idle);
+	}
+}
+
+void store_settle_adopted(struct store *store)
+{
+	struct model *model;
+	struct model *next_model;
+	struct block *block;
+	struct block *next_block;
+	list_for_each_safe (model, next_model, &store->model_list, link) {
+		if (model->n_holders > 0 || model->is_pinned) {
+			continue;
+		}
+		if (model->is_published && model->is_hidden) {
+			remove_model(store, model);
+		} else {
+			model_fall_idle(store, model);
+		}
+	}
+	list_for_each_safe (block, next_block, &store->block_list, link) {
+		if (block->n_users == 0) {
+			pay_from_cache(store, block);
+			settle_block(store, block);
+		}
+	}
+	sort_idle(store);
 }
 
 /* ---- eviction -------------------------------------------------------------------------------- */
@@ -697,6 +1016,7 @@ int store_withdraw_block(struct store *store, struct block *block)
 	block->is_damaged = true;
 	/* Then it goes with its last user. */
 	block->is_published = false;
+	note_block(store, block);
 	list_for_each_safe (model, next, &store->model_list, link) {
 		if (model->n_holders == 0 && !model->is_pinned && store_has_block(model, block)) {
 			store_evict_model(store, model);

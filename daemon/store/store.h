@@ -16,6 +16,22 @@
 /* The manifests of unused models may have so much host memory: see store_trim(). */
 #define STORE_IDLE_MANIFEST_BYTES (128ull * 1024 * 1024)
 
+/*
+ * Somebody who wants to know what there is: all READY models and parked blocks, each of their changes, and
+ * manifests as they come.
+ */
+struct store_watch {
+	/* New, or changed. */
+	void (*block)(void *user, const struct block *block);
+	void (*block_gone)(void *user, const struct block *block);
+	/* The tensors from @first on. */
+	void (*tensors)(void *user, const struct model *model, size_t first);
+	/* New: then its files and the blocks of its places are to be noted. Or changed. */
+	void (*model)(void *user, const struct model *model, bool is_new);
+	/* Or only its manifest was noted. */
+	void (*model_gone)(void *user, const struct model *model);
+};
+
 struct store {
 	uv_loop_t *loop;      /* borrowed; for the time */
 	struct tenant *cache; /* borrowed; pays for unused blocks and models */
@@ -29,6 +45,9 @@ struct store {
 	uint64_t last_id;
 	uint64_t n_blocks;
 	uint64_t n_models;
+	struct parking *parking;         /* borrowed; NULL: nobody keeps fds */
+	const struct store_watch *watch; /* NULL: nobody; then the next is not used */
+	void *watcher;
 	/* A model left the store; for notices. */
 	void (*on_evicted)(void *user, const struct model *model);
 	void *user;
@@ -55,7 +74,7 @@ struct block *store_seal(struct store *store, struct realm *realm, const struct 
  * One more user. The first user of a block that is not pinned pays. Returns 0, or TENANT_E_*:
  * nothing has changed.
  */
-int store_use_block(struct block *block, struct tenant *tenant);
+int store_use_block(struct store *store, struct block *block, struct tenant *tenant);
 
 /* The counterpart of store_use_block() and of store_seal(). The block may be gone afterwards. */
 void store_unuse_block(struct store *store, struct block *block, int32_t priority);
@@ -83,6 +102,13 @@ bool store_has_damaged(const struct model *model);
 /* Whether @block is one of its blocks. */
 bool store_has_block(const struct model *model, const struct block *block);
 
+/* From now on the block is cache without users, if @is_published. */
+void store_set_published(struct store *store, struct block *block, bool is_published);
+
+/* The number of store.parking to wait for until @block, or all blocks of @model, are parked; 0: no need to. */
+uint64_t store_unparked_block(const struct block *block);
+uint64_t store_unparked(const struct model *model);
+
 /* ---- models ---- */
 
 struct model *store_find_model(struct store *store, const struct realm *realm,
@@ -108,6 +134,11 @@ int store_hide_model(struct store *store, struct model *model, const char *reaso
  * @successor is pinned. This is no eviction: no notice is sent.
  */
 void store_drop_left_over(struct store *store, const struct model *successor);
+
+/* Its load is over. */
+void store_ready(struct store *store, struct model *model);
+/* A model that is LOADING has got more tensors; before it is ready, all are to be noted. */
+void store_note_tensors(struct store *store, struct model *model);
 
 /*
  * Put @block, which the caller uses (store_seal, store_use_block), in place @i of a model that is
@@ -152,6 +183,35 @@ int store_publish(struct store *store, struct model *draft, struct tenant *tenan
 uint64_t store_unique_bytes(const struct model *model);
 /* Its part of the chunks: each divided by the places of manifests that name it. */
 uint64_t store_part_bytes(const struct model *model);
+
+/* ---- from an earlier glaked ---- */
+
+/*
+ * What an earlier glaked had, in the order of its ids, and before anything else. Nobody uses it yet:
+ * store_use_adopted() and store_hold_adopted() are for those who did. At last store_settle_adopted(): what
+ * nobody uses is cache, in the order of idle.since_ms, or goes.
+ */
+
+/*
+ * A parked block. @chunk, charged already, is taken over on success. The caller sets other flags and its idle
+ * numbers. @is_found: neither is_collision nor is_damaged. NULL: no memory, or there is one of that digest.
+ */
+struct block *store_adopt_block(struct store *store, uint64_t id, struct realm *realm,
+                                const struct digest *digest, uint64_t content_bytes,
+                                struct chunk *chunk, bool is_found);
+
+/* LOADING. The caller sets its flags, files and idle numbers, and builds the plan. NULL: no memory. */
+struct model *store_adopt_model(struct store *store, uint64_t id, struct realm *realm,
+                                struct device *device, const char *name);
+/* It is complete. Returns 0, -ENOMEM, or -EEXIST: there is another one of that key. Then it is gone. */
+int store_finish_adopted(struct store *store, struct model *model, struct block *const *blocks,
+                         struct tenant *payer);
+/* Instead. */
+void store_drop_adopted(struct store *store, struct model *model);
+
+void store_use_adopted(struct store *store, struct block *block);
+void store_hold_adopted(struct store *store, struct model *model);
+void store_settle_adopted(struct store *store);
 
 /* ---- eviction ---- */
 
