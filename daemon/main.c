@@ -76,7 +76,8 @@ int main(int argc, char **argv)
 		parse,
 		NULL,
 		"The owner of the GPU memory of one node."
-		"\vRuns in the foreground. SIGTERM drains and ends, SIGHUP reads the limits again.",
+		"\vRuns in the foreground. SIGINT drains and ends, SIGTERM leaves what there is to "
+		"the next glaked if its fds are kept, SIGHUP reads the limits again.",
 		NULL,
 		NULL,
 		NULL};

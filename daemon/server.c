@@ -3,7 +3,9 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <limits.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -169,9 +171,26 @@ static void drain(struct server *server, int signal)
 	uv_timer_start(&server->drain, on_drained, server->config->drain_ms, 0);
 }
 
+/* The next glaked has the books, the service manager the fds, and the processes their mappings. */
+static void leave(struct server *server, int signal)
+{
+	log_info("%s: leaving %u sessions to the next glaked", strsignal(signal),
+	         server->rpc.holders.n);
+	notify_stopping();
+	books_leave(server->books);
+	listener_close(server->listener);
+	server->listener = NULL;
+	stop(server);
+}
+
 static void on_term_signal(uv_signal_t *handle, int signal)
 {
-	drain(container_of(handle, struct server, on_term), signal);
+	struct server *server = container_of(handle, struct server, on_term);
+	if (server->books && server->state == SERVER_RUNNING) {
+		leave(server, signal);
+	} else {
+		drain(server, signal);
+	}
 }
 
 static void on_int_signal(uv_signal_t *handle, int signal)
@@ -235,6 +254,7 @@ static void take_config(struct server *server, struct config *config, char *move
 	mover_link_take_path(&server->mover, mover_path);
 	config_free(server->config);
 	server->config = config;
+	books_forget_limits(server->books);
 	owners_forget(server->owners);
 	apply_limits(server);
 	log_info("read the configuration again");
@@ -540,9 +560,34 @@ static void close_parts(struct server *server)
 		uv_run(&server->loop, UV_RUN_ONCE);
 	}
 	owners_free(server->owners);
+	books_close(server->books);
+	while (books_is_busy(server->books)) {
+		uv_run(&server->loop, UV_RUN_ONCE);
+	}
+	books_free(server->books);
 	allocator_deinit(&server->allocator);
 	tenant_table_free(server->tenants);
 	turns_end();
+}
+
+/* @socket_path: beside it are the books, if the configuration does not say otherwise. */
+static void open_books(struct server *server, const char *socket_path)
+{
+	char beside[PATH_MAX];
+	const struct books_parts parts = {.loop = &server->loop,
+	                                  .fdstore = server->fdstore,
+	                                  .config = server->config,
+	                                  .devices = server->devices,
+	                                  .n_devices = server->n_devices,
+	                                  .chunk_books = &server->allocator.books,
+	                                  .tenants = server->tenants,
+	                                  .store = &server->store,
+	                                  .holders = &server->rpc.holders};
+	snprintf(beside, sizeof(beside), "%s.state", socket_path);
+	server->books = books_open(&parts, server->config->state_path ? server->config->state_path
+	                                                              : beside);
+	server->rpc.books = server->books;
+	fdstore_settle(server->fdstore);
 }
 
 static int serve(struct server *server, const struct server_options *options)
@@ -562,7 +607,8 @@ static int serve(struct server *server, const struct server_options *options)
 	r = listener_open(&server->loop, server->fdstore, path, server->config->socket_mode,
 	                  on_connection, server, &server->listener);
 	if (r == 0) {
-		fdstore_settle(server->fdstore);
+		/* Nobody else serves this socket, so the books are nobody else's. */
+		open_books(server, path);
 		open_handles(server);
 		log_info("glaked %s is ready", GLAKE_VERSION);
 		notify_ready("ready");

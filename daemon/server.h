@@ -4,6 +4,8 @@
  *
  *   RUNNING -- SIGTERM, SIGINT --> DRAINING -- no sessions, or time is up --> STOPPED
  *
+ * If somebody keeps its fds, SIGTERM leaves everything to the next glaked instead, and stops at once.
+ *
  * While it drains, no session is let in and nothing is granted. Sessions keep what they have until
  * they leave or the time is up.
  *
@@ -15,6 +17,7 @@
 #include <stdbool.h>
 #include <uv.h>
 
+#include "daemon/books/books.h"
 #include "daemon/memory/alloc.h"
 #include "daemon/config/config.h"
 #include "daemon/net/keeper.h"
@@ -57,7 +60,8 @@ struct server {
 	struct admit_context admit_context;
 	struct load_context load_context;
 	struct patrol patrol;
-	struct nvml *nvml; /* owned; NULL: no memory for it */
+	struct books *books; /* owned; NULL: nobody keeps fds */
+	struct nvml *nvml;   /* owned; NULL: no memory for it */
 
 	struct listener *listener; /* owned; NULL while draining */
 	struct owners *owners;     /* owned: of connections, before they are sessions */

@@ -36,6 +36,7 @@ static CONFIG_VALUE(tenants);
 	KEY("", config, socket_path, "\"/run/glake/glaked.sock\"", \
 	    socket_path, socket_path, 0, 0) \
 	KEY("", config, socket_mode, "\"0666\"", mode, socket_mode, 0, 0) \
+	KEY("", config, state_path, "", absolute_path, state_path, 0, 0) \
 	KEY("", config, admin_group, "", admin_group, admin_group, 0, 0) \
 	KEY("", config, mover_path, "", absolute_path, mover_path, 0, 0) \
 	KEY("", config, mover_idle_ms, "30000", u64, mover_idle_ms, 0, DAY_MS) \
@@ -520,6 +521,7 @@ void config_free(struct config *config)
 	free(config->devices);
 	free(config->path);
 	free(config->socket_path);
+	free(config->state_path);
 	free(config->mover_path);
 	free(config->libcuda);
 	free(config->admin_group);

@@ -69,6 +69,7 @@ struct config_tenant {
 struct config {
 	char *path;        /* NULL = built-in defaults */
 	char *socket_path; /* absolute; fits sockaddr_un */
+	char *state_path;  /* absolute; NULL = beside the socket */
 	char *mover_path;  /* absolute */
 	char *libcuda;     /* NULL = as cudrv_open() decides */
 	char *admin_group; /* NULL = only root is admin */

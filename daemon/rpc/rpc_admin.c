@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "daemon/books/books.h"
 #include "daemon/rpc/rpc_handlers.h"
 
 /* A text of digits only is an id, as in listings, and never a name. A key is that of its latest model. */
@@ -116,6 +117,7 @@ void rpc_evict(struct session *session, const request_t *request, struct fdlist 
 void rpc_quota_set(struct session *session, const request_t *request, struct fdlist *fds)
 {
 	const Glake__Wire__QuotaSet *body = request->quota_set;
+	struct books *books = rpc_of(session)->books;
 	if (!session->holder->is_admin) {
 		rpc_refuse(session, request->id, STATUS_NO_PERMISSION,
 		           "quotas are set by root or the admin group");
@@ -129,10 +131,12 @@ void rpc_quota_set(struct session *session, const request_t *request, struct fdl
 	}
 	if (body->set_sessions) {
 		tenant_set_max_sessions(tenant, body->max_sessions);
+		books_set_limit(books, tenant, BOOKS_SESSIONS, 0, body->max_sessions);
 		log_info("tenant %s: at most %u sessions (0 = any), set by uid %u", tenant->name,
 		         body->max_sessions, (unsigned)session->holder->peer.uid);
 	} else if (body->set_manifests) {
 		tenant_set_manifest_quota(tenant, body->manifest_bytes);
+		books_set_limit(books, tenant, BOOKS_MANIFESTS, 0, body->manifest_bytes);
 		log_info("tenant %s: at most %llu bytes of manifests (0 = any), set by uid %u",
 		         tenant->name, (unsigned long long)body->manifest_bytes,
 		         (unsigned)session->holder->peer.uid);
@@ -141,6 +145,7 @@ void rpc_quota_set(struct session *session, const request_t *request, struct fdl
 			return;
 		}
 		tenant_set_quota(tenant, body->device, body->quota_bytes);
+		books_set_limit(books, tenant, BOOKS_BYTES, body->device, body->quota_bytes);
 		log_info("tenant %s: at most %llu bytes on device %u (0 = any), set by uid %u",
 		         tenant->name, (unsigned long long)body->quota_bytes, body->device,
 		         (unsigned)session->holder->peer.uid);

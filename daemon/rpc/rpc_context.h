@@ -29,6 +29,7 @@ struct rpc_context {
 	const struct admit_context *admit_context;
 	const struct load_context *load_context;
 	struct nvml *nvml;
+	struct books *books; /* NULL: there are none */
 	struct device *devices;
 	uint32_t n_devices;
 	int driver_version; /* 13000 = 13.0 */

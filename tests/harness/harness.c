@@ -209,7 +209,9 @@ static void become_glaked(const struct harness *harness)
 		_exit(126);
 	}
 	set_environment(harness);
-	if (harness->options.is_activated) {
+	if (harness->options.keeps_fds) {
+		fdkeeper_pass(&harness->fdkeeper, harness->listen_fd);
+	} else if (harness->options.is_activated) {
 		snprintf(pid, sizeof(pid), "%d", (int)getpid());
 		setenv("LISTEN_PID", pid, 1);
 		setenv("LISTEN_FDS", "1", 1);
@@ -326,6 +328,10 @@ static void prepare(struct harness *harness, const struct harness_options *optio
 		harness->listen_fd = bind_to(SOCK_SEQPACKET, harness->socket_path);
 		ck_assert_int_eq(listen(harness->listen_fd, 64), 0);
 	}
+	if (harness->options.keeps_fds) {
+		fdkeeper_begin(&harness->fdkeeper, harness->notify_fd);
+		harness->notify_fd = harness->fdkeeper.control;
+	}
 }
 
 void harness_start(struct harness *harness, const struct harness_options *options)
@@ -374,9 +380,18 @@ static int remove_entry(const char *path, const struct stat *stat, int type, str
 	return remove(path);
 }
 
+static void end_keeper(struct harness *harness)
+{
+	if (harness->fdkeeper.pid) {
+		harness->notify_fd = -1;
+		fdkeeper_end(&harness->fdkeeper);
+	}
+}
+
 void harness_clean(struct harness *harness)
 {
 	ck_assert_int_eq(harness->pid, 0);
+	end_keeper(harness);
 	fd_close(&harness->notify_fd);
 	fd_close(&harness->listen_fd);
 	nftw(harness->folder, remove_entry, 16, FTW_DEPTH | FTW_PHYS);
@@ -395,6 +410,7 @@ void harness_end(struct harness *harness)
 	ck_assert_msg(harness->options.is_activated || harness->options.has_keeper ||
 	                      access(harness->socket_path, F_OK) != 0,
 	              "glaked leaves its socket");
+	end_keeper(harness);
 }
 
 void harness_stop(struct harness *harness)

@@ -25,6 +25,8 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+#include "tests/harness/fdkeeper.h"
+
 #define HARNESS_PATH_BYTES 256u
 #define HARNESS_TIMEOUT_MS 20000
 
@@ -33,6 +35,7 @@ struct harness_options {
 	const char *devices;    /* $CUDASIM_DEVICES; NULL = "2x256MiB" */
 	const char *faults;     /* $CUDASIM_FAULT; NULL = none */
 	bool is_activated;      /* pass the listening socket, as systemd does */
+	bool keeps_fds;         /* keep glaked's fds for the next one, too (fdkeeper.h) */
 	unsigned max_fds;       /* RLIMIT_NOFILE of glaked; 0 = inherited */
 	uid_t uid;              /* of glaked, and its gid; 0 = as the test. Needs root */
 	int stderr_fd;          /* of glaked; 0 = into the log file */
@@ -47,6 +50,7 @@ struct harness {
 	pid_t keeper; /* its parent; 0 = there is none, or it is reaped */
 	int notify_fd;
 	int listen_fd; /* -1 unless activated */
+	struct fdkeeper fdkeeper;
 	char folder[HARNESS_PATH_BYTES];
 	char socket_path[HARNESS_PATH_BYTES];
 	char config_path[HARNESS_PATH_BYTES];

@@ -1,0 +1,497 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/books/adopt.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/books/kinds.h"
+#include "proto/cleanup.h"
+#include "proto/limits.h"
+#include "proto/state.pb-c.h"
+
+#define MAX_DEVICES 1024u
+
+struct adoption {
+	const struct books_parts *parts;
+	struct journal_image *image;
+	struct adopt_report *report;
+	struct device *devices[MAX_DEVICES]; /* by the earlier glaked's numbers; NULL: gone */
+};
+
+/* The user of entries that are adopted without being a thing. */
+static char is_adopted;
+
+static void count(struct adopt_count *count, uint64_t bytes)
+{
+	count->n++;
+	count->bytes += bytes;
+}
+
+/* ---- records --------------------------------------------------------------------------------- */
+
+/* The message of a record that has one piece. NULL: it is none. */
+static void *unpack(const ProtobufCMessageDescriptor *type, const struct journal_entry *entry)
+{
+	return entry->n_pieces == 1
+	               ? protobuf_c_message_unpack(type, NULL, entry->pieces[0].n_bytes,
+	                                           entry->pieces[0].body)
+	               : NULL;
+}
+
+static void free_message_at(void *at)
+{
+	ProtobufCMessage *message = *(void **)at;
+	if (message) {
+		protobuf_c_message_free_unpacked(message, NULL);
+	}
+}
+
+#define cleanup_message __attribute__((cleanup(free_message_at)))
+
+static void *find(const struct adoption *adoption, enum books_kind kind, uint64_t id)
+{
+	const struct journal_entry *entry = journal_find(adoption->image, kind, id);
+	return entry ? entry->user : NULL;
+}
+
+typedef void (*adopt_fn)(struct adoption *adoption, struct journal_entry *entry);
+
+static void adopt_kind(struct adoption *adoption, enum books_kind kind, adopt_fn fn)
+{
+	for (struct journal_entry *entry = adoption->image->entries; entry;
+	     entry = entry->hh.next) {
+		if (entry->key.kind == kind) {
+			fn(adoption, entry);
+		}
+	}
+}
+
+/* ---- whose and where ------------------------------------------------------------------------- */
+
+static void adopt_device(struct adoption *adoption, struct journal_entry *entry)
+{
+	cleanup_message Glake__State__Device *body = unpack(&glake__state__device__descriptor,
+	                                                    entry);
+	if (!body || entry->key.id > MAX_DEVICES || entry->key.id == 0) {
+		return;
+	}
+	for (uint32_t i = 0; i < adoption->parts->n_devices; i++) {
+		struct device *device = &adoption->parts->devices[i];
+		if (body->uuid.len == sizeof(device->uuid) &&
+		    memcmp(body->uuid.data, device->uuid, sizeof(device->uuid)) == 0) {
+			adoption->devices[entry->key.id - 1] = device;
+		}
+	}
+}
+
+static struct device *device_of(const struct adoption *adoption, uint32_t number)
+{
+	return number < MAX_DEVICES ? adoption->devices[number] : NULL;
+}
+
+/* A tenant that the configuration does not name any more is the default one. */
+static struct tenant *tenant_of(const struct adoption *adoption, const char *name)
+{
+	struct tenant *tenant = tenant_find(adoption->parts->tenants, name);
+	return tenant ? tenant : tenant_find(adoption->parts->tenants, CONFIG_DEFAULT_TENANT);
+}
+
+/* A reference; NULL: there is none. */
+static struct realm *realm_of(const struct adoption *adoption, const char *name)
+{
+	return name[0] && strlen(name) < CONFIG_NAME_BYTES
+	               ? realm_get(&adoption->parts->holders->realms, name)
+	               : NULL;
+}
+
+static bool is_chunk_size(uint64_t bytes)
+{
+	return bytes > 0 && bytes % GLAKE_CHUNK_GRANULARITY == 0 && bytes <= GLAKE_MAX_CHUNK_BYTES;
+}
+
+/* ---- limits ---------------------------------------------------------------------------------- */
+
+static void adopt_limit(struct adoption *adoption, struct journal_entry *entry)
+{
+	cleanup_message Glake__State__Quota *body = unpack(&glake__state__quota__descriptor, entry);
+	struct tenant *tenant = body ? tenant_find(adoption->parts->tenants, body->tenant) : NULL;
+	const struct device *device = body ? device_of(adoption, body->device) : NULL;
+	if (!tenant || !device) {
+		return;
+	}
+	if (body->limit == GLAKE__STATE__LIMIT__SESSIONS) {
+		tenant_set_max_sessions(tenant, (uint32_t)body->value);
+	} else if (body->limit == GLAKE__STATE__LIMIT__MANIFESTS) {
+		tenant_set_manifest_quota(tenant, body->value);
+	} else {
+		tenant_set_quota(tenant, device->index, body->value);
+	}
+	entry->user = &is_adopted;
+}
+
+/* ---- blocks ---------------------------------------------------------------------------------- */
+
+/* NULL: it cannot be. */
+static struct block *make_block(struct adoption *adoption, uint64_t id,
+                                const Glake__State__Block *body)
+{
+	char name[24];
+	struct chunk chunk;
+	const struct books_parts *parts = adoption->parts;
+	struct device *device = device_of(adoption, body->device);
+	if (!device || body->digest.len != DIGEST_BYTES || !is_chunk_size(body->bytes) ||
+	    body->content_bytes > body->bytes) {
+		return NULL;
+	}
+	snprintf(name, sizeof(name), "b%" PRIu64, id);
+	struct digest digest = digest_from_bytes(body->digest.data);
+	struct realm *realm = realm_of(adoption, body->realm);
+	int fd = realm ? fdstore_take(parts->fdstore, name) : -1;
+	if (fd < 0) {
+		realm_unref(realm);
+		return NULL;
+	}
+	struct charge charge = tenant_charge_adopted(tenant_of(adoption, body->payer),
+	                                             device->index, body->bytes, 1, 0);
+	chunk_adopt(&chunk, device, parts->chunk_books, body->bytes, fd, CHUNK_BLOCK, &charge);
+	struct block *block = store_adopt_block(parts->store, id, realm, &digest,
+	                                        body->content_bytes, &chunk,
+	                                        !body->is_collision && !body->is_damaged);
+	realm_unref(realm);
+	if (!block) {
+		chunk.removed = parking_remove(parts->chunk_books->parking, name);
+		chunk_release(&chunk);
+	}
+	return block;
+}
+
+static void adopt_block(struct adoption *adoption, struct journal_entry *entry)
+{
+	cleanup_message Glake__State__Block *body = unpack(&glake__state__block__descriptor, entry);
+	struct block *block = body ? make_block(adoption, entry->key.id, body) : NULL;
+	if (!block) {
+		count(&adoption->report->lost_blocks, body ? body->bytes : 0);
+		return;
+	}
+	block->is_published = body->is_published;
+	block->is_collision = body->is_collision;
+	block->is_suspect = body->is_suspect;
+	block->is_damaged = body->is_damaged;
+	block->idle.priority = body->priority;
+	block->idle.since_ms = body->since_ms;
+	entry->user = block;
+	count(&adoption->report->blocks, body->bytes);
+}
+
+/* ---- models ---------------------------------------------------------------------------------- */
+
+/* A model on its way. */
+struct plan {
+	struct adoption *adoption;
+	struct model *model;
+	struct block **blocks; /* owned */
+	size_t n_blocks;       /* so many there will be */
+};
+
+static bool add_place(struct plan *plan, const Glake__State__Place *place)
+{
+	struct model *model = plan->model;
+	struct block *block = find(plan->adoption, BOOKS_BLOCK, place->block);
+	if (!block || block->chunk.device != model->device || block->realm != model->realm ||
+	    model->n_blocks >= plan->n_blocks || model_add_block(model, place->content_bytes) < 0 ||
+	    model_chunk_bytes(model, model->n_blocks - 1) != block->chunk.bytes) {
+		return false;
+	}
+	plan->blocks[model->n_blocks - 1] = block;
+	return true;
+}
+
+static bool add_tensor(struct model *model, const Glake__State__Tensor *tensor)
+{
+	return (tensor->n_strides == 0 || tensor->n_strides == tensor->n_shape) &&
+	       model_add_tensor(model, tensor->name, tensor->dtype, tensor->shape,
+	                        tensor->n_strides ? tensor->strides : NULL, tensor->n_shape,
+	                        tensor->offset, tensor->bytes) == 0;
+}
+
+static bool add_file(struct model *model, const ProtobufCBinaryData *file)
+{
+	if (file->len != sizeof(model->files[0])) {
+		return false;
+	}
+	struct file_id *files = reallocarray(model->files, model->n_files + 1, sizeof(files[0]));
+	if (!files) {
+		return false;
+	}
+	memcpy(&files[model->n_files++], file->data, sizeof(files[0]));
+	model->files = files;
+	model->manifest_bytes += sizeof(files[0]);
+	return true;
+}
+
+static bool add_piece(struct plan *plan, const struct journal_piece *piece)
+{
+	cleanup_message Glake__State__Manifest *rows = glake__state__manifest__unpack(
+		NULL, piece->n_bytes, piece->body);
+	bool is_good = rows != NULL;
+	for (size_t i = 0; is_good && i < rows->n_tensors; i++) {
+		is_good = add_tensor(plan->model, rows->tensors[i]);
+	}
+	for (size_t i = 0; is_good && i < rows->n_places; i++) {
+		is_good = add_place(plan, rows->places[i]);
+	}
+	for (size_t i = 0; is_good && i < rows->n_files; i++) {
+		is_good = add_file(plan->model, &rows->files[i]);
+	}
+	return is_good;
+}
+
+static bool add_manifest(struct plan *plan, const Glake__State__Model *body,
+                         const struct journal_entry *entry)
+{
+	struct model *model = plan->model;
+	bool is_good = true;
+	for (size_t i = 0; is_good && entry && i < entry->n_pieces; i++) {
+		is_good = add_piece(plan, &entry->pieces[i]);
+	}
+	return is_good && model->n_tensors == body->n_tensors &&
+	       model->n_blocks == body->n_blocks && model_check_plan(model) == 0 &&
+	       (body->is_published || model->n_files > 0);
+}
+
+static bool set_flags(struct model *model, const Glake__State__Model *body)
+{
+	model->is_pinned = body->is_pinned;
+	model->is_published = body->is_published;
+	model->is_hidden = body->is_hidden;
+	model->is_in_log = body->is_in_log;
+	model->content_bytes = body->content_bytes;
+	model->manifest = body->manifest;
+	model->idle.priority = body->priority;
+	model->idle.since_ms = body->since_ms;
+	if (body->has_reload_reason) {
+		model->reload_reason = strdup(body->reload_reason);
+	}
+	return !body->has_reload_reason || model->reload_reason;
+}
+
+/* NULL: it cannot be. */
+static struct model *make_model(struct adoption *adoption, uint64_t id,
+                                const Glake__State__Model *body,
+                                const struct journal_entry *manifest)
+{
+	struct store *store = adoption->parts->store;
+	struct device *device = device_of(adoption, body->device);
+	struct realm *realm = device && body->n_blocks <= GLAKE_MAX_BLOCKS
+	                              ? realm_of(adoption, body->realm)
+	                              : NULL;
+	struct plan plan = {.adoption = adoption, .n_blocks = body->n_blocks};
+	if (!realm) {
+		return NULL;
+	}
+	plan.model = store_adopt_model(store, id, realm, device, body->name);
+	plan.blocks = calloc(body->n_blocks + 1, sizeof(plan.blocks[0]));
+	realm_unref(realm);
+	if (plan.model && (!plan.blocks || !add_manifest(&plan, body, manifest) ||
+	                   !set_flags(plan.model, body))) {
+		store_drop_adopted(store, plan.model);
+		plan.model = NULL;
+	}
+	if (plan.model && store_finish_adopted(store, plan.model, plan.blocks,
+	                                       tenant_of(adoption, body->payer)) < 0) {
+		plan.model = NULL;
+	}
+	free(plan.blocks);
+	return plan.model;
+}
+
+static void adopt_model(struct adoption *adoption, struct journal_entry *entry)
+{
+	cleanup_message Glake__State__Model *body = unpack(&glake__state__model__descriptor, entry);
+	struct journal_entry *manifest = body ? journal_find(adoption->image, BOOKS_MANIFEST,
+	                                                     body->manifest)
+	                                      : NULL;
+	struct model *model = body ? make_model(adoption, entry->key.id, body, manifest) : NULL;
+	if (!model) {
+		adoption->report->n_lost_models++;
+		return;
+	}
+	entry->user = model;
+	if (manifest) {
+		manifest->user = &is_adopted;
+	}
+	adoption->report->n_models++;
+}
+
+/* ---- holders --------------------------------------------------------------------------------- */
+
+static int make_peer(const Glake__State__Holder *body, struct peer *peer_out)
+{
+	struct peer peer = {
+		.pid = body->pid, .uid = body->uid, .owner = body->owner, .n_gids = body->n_gids};
+	peer.gids = calloc(body->n_gids + 1, sizeof(peer.gids[0]));
+	peer.cgroup = body->has_cgroup ? strdup(body->cgroup) : NULL;
+	if (!peer.gids || (body->has_cgroup && !peer.cgroup)) {
+		peer_deinit(&peer);
+		return -ENOMEM;
+	}
+	for (size_t i = 0; i < body->n_gids; i++) {
+		peer.gids[i] = body->gids[i];
+	}
+	*peer_out = peer;
+	return 0;
+}
+
+/* It keeps its tenant, as when the configuration is read again, if there still is one of that name. */
+static struct tenant *tenant_of_peer(const struct adoption *adoption, const char *name,
+                                     const struct peer *peer)
+{
+	struct tenant *tenant = tenant_find(adoption->parts->tenants, name);
+	return tenant ? tenant
+	              : tenant_find(adoption->parts->tenants,
+	                            config_tenant_of(adoption->parts->config, peer)->name);
+}
+
+/* NULL: its process has ended. */
+static struct holder *make_holder(struct adoption *adoption, uint64_t id,
+                                  const Glake__State__Holder *body)
+{
+	struct peer peer;
+	const struct config *config = adoption->parts->config;
+	if (body->key.len != GLAKE_KEY_BYTES || body->pid <= 0 || body->started == 0) {
+		return NULL;
+	}
+	cleanup_fd int pidfd = peer_open_started(body->pid, body->started);
+	struct realm *realm = pidfd >= 0 ? realm_of(adoption, body->realm) : NULL;
+	if (!realm || make_peer(body, &peer) < 0) {
+		realm_unref(realm);
+		return NULL;
+	}
+	bool is_admin = config_is_admin(config, peer.uid, peer.gids, peer.n_gids);
+	struct tenant *tenant = tenant_of_peer(adoption, body->tenant, &peer);
+	struct holder *holder = holder_adopt(adoption->parts->holders, id, &peer, pidfd, realm,
+	                                     tenant);
+	realm_unref(realm);
+	if (!holder) {
+		return NULL;
+	}
+	fd_steal(&pidfd);
+	memcpy(holder->key, body->key.data, sizeof(holder->key));
+	holder->image = body->image;
+	holder->started = body->started;
+	holder->is_admin = is_admin;
+	holder->follows_seals = body->follows_seals;
+	holder->program = body->has_program ? strdup(body->program) : NULL;
+	holder->since_ms = body->since_ms;
+	return holder;
+}
+
+static void adopt_holder(struct adoption *adoption, struct journal_entry *entry)
+{
+	cleanup_message Glake__State__Holder *body = unpack(&glake__state__holder__descriptor,
+	                                                    entry);
+	struct holder *holder = body ? make_holder(adoption, entry->key.id, body) : NULL;
+	if (!holder) {
+		adoption->report->n_ended++;
+		return;
+	}
+	entry->user = holder;
+	adoption->report->n_holders++;
+}
+
+/* Nobody has kept its fd, so there is none to pay for. */
+static int hold_chunk(struct adoption *adoption, struct holder *holder, const struct held *as,
+                      const Glake__State__Held *body)
+{
+	struct device *device = device_of(adoption, body->device);
+	struct chunk chunk;
+	if (!device || !is_chunk_size(body->bytes)) {
+		return -EINVAL;
+	}
+	struct charge charge = tenant_charge_adopted(holder->tenant, device->index, body->bytes, 0,
+	                                             0);
+	chunk_adopt(&chunk, device, adoption->parts->chunk_books, body->bytes, -1, CHUNK_PRIVATE,
+	            &charge);
+	int r = holder_adopt_chunk(holder, as, &chunk);
+	if (r < 0) {
+		chunk_release(&chunk);
+		return r;
+	}
+	count(&adoption->report->chunks, body->bytes);
+	return 0;
+}
+
+static int hold_model(struct adoption *adoption, struct holder *holder, const struct held *as,
+                      uint64_t id)
+{
+	struct model *model = find(adoption, BOOKS_MODEL, id);
+	return model && model->realm == holder->realm ? holder_adopt_model(holder, as, model)
+	                                              : -ENOENT;
+}
+
+static int hold_block(struct adoption *adoption, struct holder *holder, const struct held *as,
+                      uint64_t id)
+{
+	struct block *block = find(adoption, BOOKS_BLOCK, id);
+	return block && block->realm == holder->realm ? holder_adopt_block(holder, as, block)
+	                                              : -ENOENT;
+}
+
+static void adopt_held(struct adoption *adoption, struct journal_entry *entry)
+{
+	cleanup_message Glake__State__Held *body = unpack(&glake__state__held__descriptor, entry);
+	struct holder *holder = body ? find(adoption, BOOKS_HOLDER, body->holder) : NULL;
+	if (!holder) {
+		return;
+	}
+	const struct held as = {.id = entry->key.id,
+	                        .request = body->request,
+	                        .ticket = body->ticket,
+	                        .was_chunk = body->was_chunk,
+	                        .was_known = body->was_known};
+	int r = body->kind == GLAKE__STATE__HELD_KIND__CHUNK
+	                ? hold_chunk(adoption, holder, &as, body)
+	        : body->kind == GLAKE__STATE__HELD_KIND__MODEL
+	                ? hold_model(adoption, holder, &as, body->thing)
+	                : hold_block(adoption, holder, &as, body->thing);
+	if (r == 0) {
+		entry->user = &is_adopted;
+	}
+}
+
+/* ---- all ------------------------------------------------------------------------------------- */
+
+static uint64_t max_id(const struct journal_image *image, uint64_t last, enum books_kind kind)
+{
+	return image->max_ids[kind] > last ? image->max_ids[kind] : last;
+}
+
+/* No id is used again, whatever the clock says. */
+static void adopt_ids(const struct books_parts *parts, const struct journal_image *image)
+{
+	struct store *store = parts->store;
+	struct holders *holders = parts->holders;
+	holders->last_id = max_id(image, holders->last_id, BOOKS_HOLDER);
+	holders->last_id = max_id(image, holders->last_id, BOOKS_HELD);
+	store->last_id = max_id(image, store->last_id, BOOKS_BLOCK);
+	store->last_id = max_id(image, store->last_id, BOOKS_MODEL);
+	store->last_id = max_id(image, store->last_id, BOOKS_MANIFEST);
+}
+
+void adopt_all(const struct books_parts *parts, struct journal_image *image,
+               struct adopt_report *report_out)
+{
+	static struct adoption adoption;
+	*report_out = (struct adopt_report){0};
+	adoption = (struct adoption){.parts = parts, .image = image, .report = report_out};
+	journal_sort(image);
+	adopt_ids(parts, image);
+	adopt_kind(&adoption, BOOKS_DEVICE, adopt_device);
+	adopt_kind(&adoption, BOOKS_QUOTA, adopt_limit);
+	adopt_kind(&adoption, BOOKS_BLOCK, adopt_block);
+	adopt_kind(&adoption, BOOKS_MODEL, adopt_model);
+	adopt_kind(&adoption, BOOKS_HOLDER, adopt_holder);
+	adopt_kind(&adoption, BOOKS_HELD, adopt_held);
+}

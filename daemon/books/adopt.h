@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Takes over what the books of an earlier glaked say, as far as it can be true: blocks whose fd was kept, models
+ * whose blocks are all there, and holders whose process lives, with what they hold.
+ *
+ * The books are trusted like the program, because nobody else may write the file. But they need not be complete:
+ * whatever does not fit is left out, and counted.
+ *
+ * Owner: books. Threads: start-up.
+ */
+#ifndef GLAKE_DAEMON_BOOKS_ADOPT_H
+#define GLAKE_DAEMON_BOOKS_ADOPT_H
+
+#include "daemon/base/fdstore.h"
+#include "daemon/base/journal.h"
+#include "daemon/holders/holder.h"
+
+/* All borrowed. What is adopted goes there. */
+struct books_parts {
+	uv_loop_t *loop;
+	struct fdstore *fdstore;
+	const struct config *config;
+	struct device *devices;
+	uint32_t n_devices;
+	struct chunk_books *chunk_books;
+	struct tenant_table *tenants;
+	struct store *store;
+	struct holders *holders;
+};
+
+struct adopt_count {
+	uint64_t n;
+	uint64_t bytes;
+};
+
+struct adopt_report {
+	struct adopt_count blocks;
+	struct adopt_count chunks; /* private ones, without their fds */
+	uint64_t n_models;
+	uint64_t n_holders;
+	/* Not adopted. */
+	struct adopt_count lost_blocks; /* without an fd, or on a device that is gone */
+	uint64_t n_lost_models;         /* without one of their blocks */
+	uint64_t n_ended;               /* holders whose process has ended */
+};
+
+/*
+ * Adopt what @image says. Entries that were not adopted have no user afterwards, and are to be deleted. Nothing
+ * is noted. store_settle_adopted() comes later, when it is.
+ */
+void adopt_all(const struct books_parts *parts, struct journal_image *image,
+               struct adopt_report *report_out);
+
+#endif

@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The kinds of records, whose bodies are in proto/state.proto, and of limits. */
+#ifndef GLAKE_DAEMON_BOOKS_KINDS_H
+#define GLAKE_DAEMON_BOOKS_KINDS_H
+
+enum books_kind {
+	BOOKS_DEVICE = 1,
+	BOOKS_HOLDER,
+	BOOKS_HELD,
+	BOOKS_BLOCK,
+	BOOKS_MODEL,
+	BOOKS_MANIFEST,
+	BOOKS_QUOTA,
+};
+
+enum books_limit {
+	BOOKS_BYTES, /* on a device */
+	BOOKS_SESSIONS,
+	BOOKS_MANIFESTS,
+};
+
+#endif

@@ -1,0 +1,293 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/books/write.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/base/log.h"
+#include "proto/cleanup.h"
+#include "proto/state.pb-c.h"
+
+static uint8_t buffer[JOURNAL_MAX_BODY];
+
+/* Lengths are bounded where the parts came from, far below this. */
+static size_t pack(const ProtobufCMessage *message)
+{
+	size_t n_bytes = protobuf_c_message_get_packed_size(message);
+	if (n_bytes > sizeof(buffer)) {
+		log_error("%s: a record of %zu bytes", message->descriptor->name, n_bytes);
+		return 0;
+	}
+	return protobuf_c_message_pack(message, buffer);
+}
+
+static void put(struct journal *journal, enum books_kind kind, uint64_t id,
+                const ProtobufCMessage *message)
+{
+	size_t n_bytes = pack(message);
+	journal_put(journal, kind, id, buffer, n_bytes);
+}
+
+/* ---- the store ------------------------------------------------------------------------------- */
+
+static void write_block(void *user, const struct block *block)
+{
+	Glake__State__Block body = GLAKE__STATE__BLOCK__INIT;
+	uint8_t digest[DIGEST_BYTES];
+	digest_to_bytes(&block->key.digest, digest);
+	body.realm = block->realm->name;
+	body.device = block->chunk.device->index;
+	body.digest.data = digest;
+	body.digest.len = sizeof(digest);
+	body.bytes = block->chunk.bytes;
+	body.content_bytes = block->content_bytes;
+	body.payer = block->chunk.charge.tenant->name;
+	body.is_published = block->is_published;
+	body.is_collision = block->is_collision;
+	body.is_suspect = block->is_suspect;
+	body.is_damaged = block->is_damaged;
+	body.priority = block->idle.priority;
+	body.since_ms = block->idle.since_ms;
+	put(user, BOOKS_BLOCK, block->id, &body.base);
+}
+
+static void delete_block(void *user, const struct block *block)
+{
+	journal_delete(user, BOOKS_BLOCK, block->id);
+}
+
+/* Rows of a manifest, as many as fit into a record. */
+struct pages {
+	struct journal *journal;
+	uint64_t id;
+	size_t n_bytes;
+	uint8_t bytes[JOURNAL_MAX_BODY];
+};
+
+static void flush(struct pages *pages)
+{
+	if (pages->n_bytes > 0) {
+		journal_more(pages->journal, BOOKS_MANIFEST, pages->id, pages->bytes,
+		             pages->n_bytes);
+		pages->n_bytes = 0;
+	}
+}
+
+/* @manifest has one row. Messages behind each other are one message. */
+static void add_row(struct pages *pages, const Glake__State__Manifest *manifest)
+{
+	size_t n_bytes = pack(&manifest->base);
+	if (n_bytes > sizeof(pages->bytes) - pages->n_bytes) {
+		flush(pages);
+	}
+	memcpy(pages->bytes + pages->n_bytes, buffer, n_bytes);
+	pages->n_bytes += n_bytes;
+}
+
+static struct pages *begin_pages(struct journal *journal, const struct model *model)
+{
+	static struct pages pages;
+	pages.journal = journal;
+	pages.id = model->manifest;
+	pages.n_bytes = 0;
+	return &pages;
+}
+
+static void write_tensors(void *user, const struct model *model, size_t first)
+{
+	struct pages *pages = begin_pages(user, model);
+	for (size_t i = first; i < model->n_tensors; i++) {
+		const struct tensor *tensor = model->tensors[i];
+		Glake__State__Manifest manifest = GLAKE__STATE__MANIFEST__INIT;
+		Glake__State__Tensor row = GLAKE__STATE__TENSOR__INIT;
+		Glake__State__Tensor *rows = &row;
+		row.name = tensor->name;
+		row.dtype = tensor->dtype;
+		row.shape = (uint64_t *)tensor->shape;
+		row.n_shape = tensor->n_dims;
+		row.strides = tensor->strides;
+		row.n_strides = tensor->strides ? tensor->n_dims : 0;
+		row.offset = tensor->offset;
+		row.bytes = tensor->bytes;
+		manifest.tensors = &rows;
+		manifest.n_tensors = 1;
+		add_row(pages, &manifest);
+	}
+	flush(pages);
+}
+
+static void write_places(struct pages *pages, const struct model *model)
+{
+	for (size_t i = 0; i < model->n_blocks; i++) {
+		Glake__State__Manifest manifest = GLAKE__STATE__MANIFEST__INIT;
+		Glake__State__Place row = GLAKE__STATE__PLACE__INIT;
+		Glake__State__Place *rows = &row;
+		row.block = model->blocks[i].block->id;
+		row.content_bytes = model->blocks[i].content_bytes;
+		manifest.places = &rows;
+		manifest.n_places = 1;
+		add_row(pages, &manifest);
+	}
+}
+
+static void write_files(struct pages *pages, const struct model *model)
+{
+	for (size_t i = 0; i < model->n_files; i++) {
+		Glake__State__Manifest manifest = GLAKE__STATE__MANIFEST__INIT;
+		ProtobufCBinaryData file = {.data = (uint8_t *)&model->files[i],
+		                            .len = sizeof(model->files[i])};
+		manifest.files = &file;
+		manifest.n_files = 1;
+		add_row(pages, &manifest);
+	}
+}
+
+static void write_model(void *user, const struct model *model, bool is_new)
+{
+	Glake__State__Model body = GLAKE__STATE__MODEL__INIT;
+	if (is_new) {
+		struct pages *pages = begin_pages(user, model);
+		write_places(pages, model);
+		write_files(pages, model);
+		flush(pages);
+	}
+	body.realm = model->realm->name;
+	body.device = model->device->index;
+	body.name = model->name;
+	body.payer = model->charge.tenant->name;
+	body.is_pinned = model->is_pinned;
+	body.is_published = model->is_published;
+	body.is_hidden = model->is_hidden;
+	body.is_in_log = model->is_in_log;
+	body.has_reload_reason = model->reload_reason != NULL;
+	if (model->reload_reason) {
+		body.reload_reason = model->reload_reason;
+	}
+	body.content_bytes = model->content_bytes;
+	body.n_tensors = model->n_tensors;
+	body.n_blocks = model->n_blocks;
+	body.manifest = model->manifest;
+	body.priority = model->idle.priority;
+	body.since_ms = model->idle.since_ms;
+	put(user, BOOKS_MODEL, model->id, &body.base);
+}
+
+static void delete_model(void *user, const struct model *model)
+{
+	if (model->is_noted) {
+		journal_delete(user, BOOKS_MODEL, model->id);
+	}
+	journal_delete(user, BOOKS_MANIFEST, model->manifest);
+}
+
+const struct store_watch write_store_watch = {
+	.block = write_block,
+	.block_gone = delete_block,
+	.tensors = write_tensors,
+	.model = write_model,
+	.model_gone = delete_model,
+};
+
+/* ---- the holders ----------------------------------------------------------------------------- */
+
+static void write_holder(void *user, const struct holder *holder)
+{
+	const struct peer *peer = &holder->peer;
+	Glake__State__Holder body = GLAKE__STATE__HOLDER__INIT;
+	body.key.data = (uint8_t *)holder->key;
+	body.key.len = sizeof(holder->key);
+	body.image = holder->image;
+	body.pid = peer->pid;
+	body.started = holder->started;
+	body.uid = peer->uid;
+	body.owner = peer->owner;
+	body.gids = peer->gids;
+	body.n_gids = peer->n_gids;
+	body.has_cgroup = peer->cgroup != NULL;
+	if (peer->cgroup) {
+		body.cgroup = peer->cgroup;
+	}
+	body.realm = holder->realm->name;
+	body.tenant = holder->tenant->name;
+	body.follows_seals = holder->follows_seals;
+	body.has_program = holder->program != NULL;
+	if (holder->program) {
+		body.program = holder->program;
+	}
+	body.since_ms = holder->since_ms;
+	put(user, BOOKS_HOLDER, holder->id, &body.base);
+}
+
+static void delete_holder(void *user, const struct holder *holder)
+{
+	journal_delete(user, BOOKS_HOLDER, holder->id);
+}
+
+static void write_held(void *user, const struct holder *holder, const struct held *held)
+{
+	Glake__State__Held body = GLAKE__STATE__HELD__INIT;
+	body.holder = holder->id;
+	body.request = held->request;
+	body.ticket = held->ticket;
+	body.was_chunk = held->was_chunk;
+	body.was_known = held->was_known;
+	if (held->kind == HELD_MODEL) {
+		body.kind = GLAKE__STATE__HELD_KIND__MODEL;
+		body.thing = held->model->id;
+	} else if (held->kind == HELD_BLOCK) {
+		body.kind = GLAKE__STATE__HELD_KIND__BLOCK;
+		body.thing = held->block->id;
+	} else {
+		body.kind = GLAKE__STATE__HELD_KIND__CHUNK;
+		body.device = held->chunk.device->index;
+		body.bytes = held->chunk.bytes;
+	}
+	put(user, BOOKS_HELD, held->id, &body.base);
+}
+
+static void delete_held(void *user, const struct held *held)
+{
+	journal_delete(user, BOOKS_HELD, held->id);
+}
+
+const struct holder_watch write_holder_watch = {
+	.holder = write_holder,
+	.holder_gone = delete_holder,
+	.held = write_held,
+	.held_gone = delete_held,
+};
+
+/* ---- devices and limits ---------------------------------------------------------------------- */
+
+void write_device(struct journal *journal, const struct device *device)
+{
+	Glake__State__Device body = GLAKE__STATE__DEVICE__INIT;
+	body.uuid.data = (uint8_t *)device->uuid;
+	body.uuid.len = sizeof(device->uuid);
+	put(journal, BOOKS_DEVICE, device->index + 1, &body.base);
+}
+
+static uint64_t limit_id(const struct tenant *tenant, enum books_limit limit, uint32_t device)
+{
+	char text[CONFIG_NAME_BYTES + 32];
+	int n = snprintf(text, sizeof(text), "%d %u %s", (int)limit, device, tenant->name);
+	/* 0 is no id. */
+	return digest_of(text, (uint64_t)n).low | 1;
+}
+
+void write_limit(struct journal *journal, const struct tenant *tenant, enum books_limit limit,
+                 uint32_t device, uint64_t value)
+{
+	Glake__State__Quota body = GLAKE__STATE__QUOTA__INIT;
+	body.tenant = (char *)tenant->name;
+	body.limit = (Glake__State__Limit)limit;
+	body.device = device;
+	body.value = value;
+	put(journal, BOOKS_QUOTA, limit_id(tenant, limit, device), &body.base);
+}
+
+void write_no_limit(struct journal *journal, const struct tenant *tenant, enum books_limit limit,
+                    uint32_t device)
+{
+	journal_delete(journal, BOOKS_QUOTA, limit_id(tenant, limit, device));
+}

@@ -1,0 +1,309 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * glaked ends, in any way, and another one begins: what there was is there. The service manager keeps the fds
+ * (fdkeeper.h), and the socket.
+ */
+#include <stdarg.h>
+
+#include "tests/harness/connection.h"
+#include "tests/harness/models.h"
+#include "tests/harness/words.h"
+#include "tests/harness/world.h"
+
+#define CONFIG WORLD_CONFIG "tenants = ( { name = \"default\"; device_bytes = \"3GiB\"; } );"
+#define DEVICES "1x4GiB"
+
+static void begin(void)
+{
+	world_begin(.config = CONFIG, .devices = DEVICES, .is_activated = true, .keeps_fds = true);
+}
+BEGIN_EACH(begin)
+
+static void kill_glaked(void)
+{
+	harness_kill(&harness);
+}
+
+/* What `systemctl restart` does. */
+static void end_glaked(void)
+{
+	harness_signal(&harness, SIGTERM);
+	int status = harness_wait_exit(&harness);
+	ck_assert_msg(WIFEXITED(status) && WEXITSTATUS(status) == 0, "0x%x\n%s", status,
+	              harness_log(&harness));
+}
+
+static void crash_glaked(void)
+{
+	harness_signal(&harness, SIGSEGV);
+	harness_wait_exit(&harness);
+}
+
+/* By the number of the test. */
+static void (*const ends[])(void) = {kill_glaked, end_glaked, crash_glaked};
+
+/* ---- what there is, as text ------------------------------------------------------------------- */
+
+struct listing {
+	char text[65536];
+	size_t n_bytes;
+};
+
+__attribute__((format(printf, 2, 3))) static int add_line(struct listing *listing,
+                                                          const char *format, ...)
+{
+	va_list arguments;
+	va_start(arguments, format);
+	listing->n_bytes += (size_t)vsnprintf(listing->text + listing->n_bytes,
+	                                      sizeof(listing->text) - listing->n_bytes, format,
+	                                      arguments);
+	va_end(arguments);
+	ck_assert_uint_lt(listing->n_bytes, sizeof(listing->text));
+	return 0;
+}
+
+#define U(value) ((unsigned long long)(value))
+
+static int add_session(void *user, const struct glake_session_row *row)
+{
+	return add_line(
+		user,
+		"session %llu pid %u uid %u '%s' %s %s: reserved %llu shared %llu chunks %u "
+		"models %u sealed %llu part %llu\n",
+		U(row->session), row->pid, row->uid, row->program, row->tenant, row->realm,
+		U(row->reserved_bytes), U(row->shared_bytes), row->n_chunks, row->n_models,
+		U(row->sealed_bytes), U(row->part_bytes));
+}
+
+static int add_tenant(void *user, const struct glake_tenant_row *row)
+{
+	add_line(user, "tenant %s: sessions %u/%u manifests %llu/%llu", row->name, row->n_sessions,
+	         row->max_sessions, U(row->manifest_bytes), U(row->quota_manifest_bytes));
+	for (uint32_t i = 0; i < row->n_devices; i++) {
+		add_line(user, " %llu/%llu", U(row->devices[i].used_bytes),
+		         U(row->devices[i].quota_bytes));
+	}
+	return add_line(user, "\n");
+}
+
+static int add_model(void *user, const struct glake_model_row *row)
+{
+	return add_line(user,
+	                "model %llu '%s' %s %s device %u: span %llu content %llu unique %llu part "
+	                "%llu tensors %llu blocks %llu open %u%s%s '%s'\n",
+	                U(row->id), row->name, row->realm, row->state, row->device,
+	                U(row->span_bytes), U(row->content_bytes), U(row->unique_bytes),
+	                U(row->part_bytes), U(row->n_tensors), U(row->n_blocks), row->n_open,
+	                row->pinned ? " pinned" : "", row->is_published ? " published" : "",
+	                row->reload_reason);
+}
+
+static int add_block(void *user, const struct glake_block_row *row)
+{
+	uint64_t digest;
+	memcpy(&digest, &row->digest, sizeof(digest));
+	return add_line(user, "block %llu %016llx %s: %llu/%llu models %u users %u maps %u\n",
+	                U(row->id), U(digest), row->realm, U(row->content_bytes),
+	                U(row->chunk_bytes), row->n_models, row->n_users, row->n_mappings);
+}
+
+static int add_device(void *user, const struct glake_status *status)
+{
+	const struct glake_device_status *device = &status->devices[0];
+	return add_line(user,
+	                "device: physical %llu private %llu block %llu used %llu logical %llu\n",
+	                U(device->physical_bytes), U(device->private_bytes), U(device->block_bytes),
+	                U(device->used_block_bytes), U(device->logical_bytes));
+}
+
+static struct listing list(void)
+{
+	struct listing listing = {.n_bytes = 0};
+	assert_ok(glake_list_sessions(eye, add_session, &listing));
+	assert_ok(glake_list_tenants(eye, add_tenant, &listing));
+	assert_ok(glake_list_models(eye, add_model, &listing));
+	assert_ok(glake_list_blocks(eye, add_block, &listing));
+	assert_ok(glake_get_status(eye, add_device, &listing));
+	return listing;
+}
+
+static void restart(void (*end)(void))
+{
+	end();
+	harness_restart(&harness);
+}
+
+/* Everything is listed as before. */
+static void restart_unseen(void (*end)(void))
+{
+	static struct listing before;
+	before = list();
+	restart(end);
+	static struct listing after;
+	after = list();
+	ck_assert_msg(strcmp(before.text, after.text) == 0, "before:\n%s\nafter:\n%s\n%s",
+	              before.text, after.text, harness_log(&harness));
+}
+
+/* ---- the store -------------------------------------------------------------------------------- */
+
+static void load_and_leave(void *path)
+{
+	struct glake_model *model;
+	struct glake_session *session = world_connect_blind();
+	assert_ok(world_open_unmapped(session, path, &model));
+	glake_model_close(model);
+	world_disconnect(session);
+}
+
+static void check_content(void *path)
+{
+	struct glake_model *model;
+	words_open_driver();
+	struct glake_session *session = world_connect();
+	assert_ok(glake_model_open(session, path, NULL, &model));
+	struct glake_tensor tensor = world_tensor(model, "w");
+	ck_assert_int_eq(world_info(model).was_loaded, 1);
+	ck_assert(world_is_content(session, tensor.ptr, 300 * MIB, 5, 0));
+	glake_model_close(model);
+	world_disconnect(session);
+}
+
+START_TEST_WITH(a_model_of_the_cache_is_not_loaded_again, .n = n_elements(ends))
+{
+	const char *path = world_write_model("model", 300 * MIB, 5);
+	world_join(world_client(load_and_leave, (void *)path));
+	ck_assert_uint_gt(fdkeeper_n_kept(&harness.fdkeeper), 2);
+	restart_unseen(ends[_i]);
+	world_join(world_client(check_content, (void *)path));
+	ck_assert_uint_eq(world_metric("models_loaded"), 0);
+	ck_assert_uint_eq(world_metric("bytes_loaded"), 0);
+	harness_wait_log(&harness, "adopted from");
+}
+END_TEST
+
+START_TEST(pins_and_limits_stay)
+{
+	const char *path = world_write_model("model", 4 * MIB, 5);
+	world_join(world_client(load_and_leave, (void *)path));
+	assert_ok(glake_pin(eye, path, 1));
+	assert_ok(glake_set_quota(eye, "default", 0, 2 * GIB));
+	assert_ok(glake_set_max_sessions(eye, "default", 77));
+	restart_unseen(kill_glaked);
+	restart_unseen(kill_glaked);
+	uint64_t n_models;
+	assert_ok(glake_evict(eye, NULL, &n_models, NULL));
+	ck_assert_uint_eq(n_models, 0);
+	assert_ok(glake_pin(eye, path, 0));
+	/* The limits of the file count again as soon as it is read. */
+	harness_reload(&harness, CONFIG);
+	struct listing listing = list();
+	ck_assert_ptr_nonnull(strstr(listing.text, "/3221225472\n"));
+	restart_unseen(kill_glaked);
+	ck_assert_int_eq(glake_set_max_sessions(eye, "default", 0), 0);
+}
+END_TEST
+
+START_TEST(what_was_evicted_stays_so)
+{
+	const char *path = world_write_model("model", 4 * MIB, 5);
+	world_join(world_client(load_and_leave, (void *)path));
+	size_t n_kept = fdkeeper_n_kept(&harness.fdkeeper);
+	assert_ok(glake_evict(eye, NULL, NULL, NULL));
+	world_assert_level();
+	restart_unseen(kill_glaked);
+	ck_assert_uint_lt(fdkeeper_n_kept(&harness.fdkeeper), n_kept);
+	ck_assert_uint_eq(world_books().n_blocks, 0);
+}
+END_TEST
+
+/* ---- processes -------------------------------------------------------------------------------- */
+
+#define N_CLIENTS 3
+#define PRIVATE_BYTES (10 * MIB)
+#define SEALED_BYTES (8 * MIB)
+
+/* Everything that a process may have, from before the restart to behind it. */
+static void work(void *user)
+{
+	int number = (int)(intptr_t)user;
+	struct glake_model *model;
+	struct glake_model *weights;
+	struct glake_published published = {.size = sizeof(published)};
+	words_open_driver();
+	struct glake_session *session = world_connect();
+	glake_ptr private = words_alloc(session, PRIVATE_BYTES, (uint64_t)number + 1);
+	glake_ptr common = words_alloc(session, SEALED_BYTES, 99);
+	const struct glake_tensor tensor = {.size = sizeof(tensor),
+	                                    .name = "w",
+	                                    .dtype = GLAKE_U64,
+	                                    .n_dims = 1,
+	                                    .shape = (const uint64_t[]){SEALED_BYTES / 8},
+	                                    .ptr = common};
+	assert_ok(glake_model_open(session, world_path("model"), NULL, &model));
+	assert_ok(glake_weights_publish(session, "engine", &tensor, 1, NULL, &published));
+	assert_ok(glake_weights_attach(session, "engine", NULL, &weights));
+	glake_ptr w = world_tensor(model, "w").ptr;
+	atomic_fetch_add(world_stage, 1);
+	world_await(100);
+
+	/* The memory is there all the while. */
+	words_check(private, PRIVATE_BYTES, (uint64_t)number + 1);
+	words_check(common, SEALED_BYTES, 99);
+	words_check(world_tensor(weights, "w").ptr, SEALED_BYTES, 99);
+	ck_assert(world_is_content(session, w, 300 * MIB, 5, 0));
+	/* And more can be had, and given back. */
+	glake_ptr more = words_alloc(session, 6 * MIB, 55);
+	words_check(more, 6 * MIB, 55);
+	words_write(private, PRIVATE_BYTES, 77);
+	words_check(private, PRIVATE_BYTES, 77);
+	atomic_fetch_add(world_stage, 1);
+	world_await(200);
+	glake_free(session, more);
+	glake_free(session, private);
+	glake_model_close(weights);
+	glake_model_close(model);
+	glake_free(session, common);
+	world_disconnect(session);
+}
+
+START_TEST_WITH(processes_go_on, .n = n_elements(ends))
+{
+	pid_t clients[N_CLIENTS];
+	world_write_model("model", 300 * MIB, 5);
+	for (int i = 0; i < N_CLIENTS; i++) {
+		clients[i] = world_client(work, (void *)(intptr_t)i);
+	}
+	world_await(N_CLIENTS);
+	restart_unseen(ends[_i]);
+	restart_unseen(ends[_i]);
+	world_reach(100);
+	world_await(100 + N_CLIENTS);
+	restart_unseen(ends[_i]);
+	world_reach(200);
+	for (int i = 0; i < N_CLIENTS; i++) {
+		world_join(clients[i]);
+	}
+}
+END_TEST
+
+START_TEST(processes_that_end_meanwhile_leave_nothing)
+{
+	pid_t clients[N_CLIENTS];
+	world_write_model("model", 300 * MIB, 5);
+	for (int i = 0; i < N_CLIENTS; i++) {
+		clients[i] = world_client(work, (void *)(intptr_t)i);
+	}
+	world_await(N_CLIENTS);
+	kill_glaked();
+	world_kill(clients[0]);
+	harness_restart(&harness);
+	harness_wait_log(&harness, "1 sessions have ended");
+	/* This one ends without a word as well, after the restart, and the last one later. */
+	world_kill(clients[1]);
+	world_reach(100);
+	world_await(101);
+	world_reach(200);
+	world_join(clients[2]);
+}
+END_TEST
