@@ -20,7 +20,7 @@ struct piece {
 };
 
 struct pieces {
-	struct piece *list; /* owned */
+	struct piece *list;
 	size_t n;
 };
 
@@ -142,6 +142,21 @@ static void add_rest(const struct glake__pool *pool, const struct pieces *pieces
 	}
 }
 
+/* Parts of chunks are left alone, to merge when what is beside them is freed, where whole ones suffice. */
+static struct pieces those_needed(const struct pieces *all, uint64_t n_units)
+{
+	struct pieces whole = {.n = 0};
+	uint64_t n_whole = 0;
+	for (size_t i = 0; i < all->n; i++) {
+		if (all->list[i].place == BETWEEN) {
+			whole.list = whole.list ? whole.list : &all->list[i];
+			whole.n++;
+			n_whole += all->list[i].n_units;
+		}
+	}
+	return n_whole < n_units ? *all : whole;
+}
+
 static void choose(const struct glake__pool *pool, const struct pieces *pieces, uint64_t n_units,
                    struct glake__plan *plan)
 {
@@ -184,7 +199,8 @@ int glake__plan_make(struct glake__pool *pool, const struct glake__line *line, u
 	/* Each is used once, and some fresh memory. */
 	plan->list = reallocarray(NULL, pieces.n + 1, sizeof(*plan->list));
 	if (plan->list) {
-		choose(pool, &pieces, n_units, plan);
+		const struct pieces needed = those_needed(&pieces, n_units);
+		choose(pool, &needed, n_units, plan);
 		void *less = reallocarray(plan->list, plan->n + 1, sizeof(*plan->list));
 		plan->list = less ? less : plan->list;
 	}

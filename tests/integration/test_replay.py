@@ -32,8 +32,8 @@ PEAKS = {
 
 
 # What the allocator that stitches reaches at least, of 1, and the handles that it maps for that at most.
-UTILIZATION = {"lora": 0.99, "generate": 0.99, "unet": 0.99, "moe": 0.97, "pipeline": 0.98}
-MAPPED = {"lora": 2400, "generate": 2100, "unet": 950, "moe": 1050, "pipeline": 1500}
+UTILIZATION = {"lora": 0.99, "generate": 0.99, "unet": 0.99, "moe": 0.965, "pipeline": 0.98}
+MAPPED = {"lora": 2400, "generate": 2100, "unet": 950, "moe": 1000, "pipeline": 1500}
 
 
 def glake_replay(*words, text=None):
