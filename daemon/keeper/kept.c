@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "daemon/keeper/closer.h"
+#include "daemon/keeper/report.h"
 #include "proto/cleanup.h"
 
 #define FIRST_FD 3
@@ -58,8 +59,7 @@ void kept_put(const char *name, int fd)
 	char *copy = n_kept < max_kept && has_place() ? strdup(key) : NULL;
 	if (!copy) {
 		if (!is_full) {
-			fprintf(stderr, "glake-keeper: no room for more than %zu fds: %s is lost\n",
-			        n_kept, key);
+			report("no room for more than %zu fds: %s is lost", n_kept, key);
 		}
 		is_full = true;
 		closer_close(fd);

@@ -17,7 +17,7 @@ size_t kept_n(void);
 /* Keep the fds that the own service manager passed ($LISTEN_FDS), such as a socket unit's. */
 void kept_take_passed(void);
 
-/* Takes @fd over. What is too much is closed, with a line on stderr. */
+/* Takes @fd over. What is too much is closed, with a report. */
 void kept_put(const char *name, int fd);
 
 /* Closes what has this name. */

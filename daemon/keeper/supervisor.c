@@ -20,6 +20,7 @@
 
 #include "daemon/keeper/closer.h"
 #include "daemon/keeper/kept.h"
+#include "daemon/keeper/report.h"
 #include "proto/cleanup.h"
 #include "proto/clock.h"
 
@@ -83,7 +84,7 @@ __attribute__((format(printf, 1, 2))) static void say(const char *format, ...)
 	va_start(arguments, format);
 	vsnprintf(text + 7, sizeof(text) - 7, format, arguments);
 	va_end(arguments);
-	fprintf(stderr, "glake-keeper: %s\n", text + 7);
+	report("%s", text + 7);
 	tell_outer(text);
 }
 
@@ -103,14 +104,14 @@ __attribute__((noreturn)) static void become_glaked(pid_t keeper)
 	if (getppid() != keeper) {
 		_exit(EXIT_FAILURE);
 	}
+	signal(SIGPIPE, SIG_DFL);
 	sigemptyset(&none);
 	sigprocmask(SIG_SETMASK, &none, NULL);
 	errno = -kept_pass();
 	if (errno == 0) {
 		execvp(self.options->command[0], self.options->command);
 	}
-	dprintf(STDERR_FILENO, "glake-keeper: cannot start %s: %s\n", self.options->command[0],
-	        strerror(errno));
+	report("cannot start %s: %s", self.options->command[0], strerror(errno));
 	_exit(127);
 }
 
@@ -521,6 +522,8 @@ int supervisor_run(const struct supervisor_options *options)
 	if (options->max_fds && options->max_fds < max_fds) {
 		max_fds = options->max_fds;
 	}
+	/* The reader of the log may go. */
+	signal(SIGPIPE, SIG_IGN);
 	self.options = options;
 	kept_set_max(max_fds);
 	connect_outer();

@@ -223,10 +223,15 @@ static const struct {
 	{"hoard", hoard},           {"remove", remove_all}, {"overfill", overfill},
 	{"crash", crash},           {"fail", fail_at_once}, {"silent", be_silent},
 	{"fail_later", fail_later}, {"serve", serve},       {"never_ready", never_be_ready},
+	{"quiet", fail_later},
 };
 
 static int play(const char *name)
 {
+	/* Its own lines would be lost, too. */
+	if (strcmp(name, "quiet") == 0) {
+		dup2(open("log", O_WRONLY | O_CREAT | O_APPEND, 0600), STDERR_FILENO);
+	}
 	int n = n_before();
 	if (strcmp(name, "overfill") == 0) {
 		setenv("FDSTORE", "20", 1);
@@ -263,6 +268,9 @@ static void wait_log(const char *text)
 	}
 }
 
+/* Of the keeper and its glaked; -1: the log. */
+static int their_stderr = -1;
+
 /* Start a keeper with one option (NULL: none) and that glaked, in a folder of its own. */
 static void start(const char *option, const char *role)
 {
@@ -277,7 +285,7 @@ static void start(const char *option, const char *role)
 	if (keeper == 0) {
 		prctl(PR_SET_PDEATHSIG, SIGKILL);
 		int fd = open("log", O_WRONLY | O_CREAT | O_APPEND, 0600);
-		dup2(fd, STDERR_FILENO);
+		dup2(their_stderr >= 0 ? their_stderr : fd, STDERR_FILENO);
 		close(fd);
 		execl(program, "glake-keeper", option ? option : "--", self, role, NULL);
 		_exit(127);
@@ -380,6 +388,26 @@ START_TEST(failure_after_it_is_not)
 	start(NULL, "fail_later");
 	ends_with(0);
 	wait_log("ended with status 1; the next one starts in 0 ms");
+	ck_assert_int_eq(n_starts(), 2);
+}
+END_TEST
+
+/* A log that nobody reads is no reason to lose what is kept: its reader has gone, or sleeps. */
+START_TEST_WITH(unread_log_does_no_harm, .n = 2)
+{
+	char bytes[4096] = "";
+	int ends[2];
+	ck_assert_int_eq(pipe2(ends, O_CLOEXEC | O_NONBLOCK), 0);
+	if (_i == 0) {
+		close(ends[0]);
+	} else {
+		while (write(ends[1], bytes, sizeof(bytes)) > 0) {
+		}
+	}
+	fcntl(ends[1], F_SETFL, 0);
+	their_stderr = ends[1];
+	start(NULL, "quiet");
+	ends_with(0);
 	ck_assert_int_eq(n_starts(), 2);
 }
 END_TEST
