@@ -16,6 +16,13 @@
 int glake__order_over(const struct cudrv *drv, const struct glake_order_options *options,
                       struct glake_order **order_out);
 
+/*
+ * glake_order_follow(), up to the oldest of those parked there for which @is_enough() says so; not at all if there is
+ * none. It is called with the order's lock held, and must not call the order.
+ */
+int glake__order_follow(struct glake_order *order, CUstream handle, unsigned flags, uint64_t from,
+                        bool (*is_enough)(const void *allocation, void *user), void *user);
+
 bool glake__order_is_captured(const struct glake_order *order, CUstream handle, unsigned flags);
 
 #endif

@@ -135,23 +135,63 @@ int glake_order_park(struct glake_order *order, void *handle, unsigned flags,
 	return r;
 }
 
-/*
- * Threads that parked at the same time may have marks of their own, which the newest one is not behind. All of it with
- * the lock held: a mark that is let go is recorded anew.
- */
-static CUresult follow_locked(struct glake_order *order, const struct glake__order_line *line,
-                              CUstream handle, unsigned flags)
+/* Who waits, and for what: NULL is all. */
+struct follower {
+	CUstream handle;
+	unsigned flags;
+	bool (*is_enough)(const void *allocation, void *user);
+	void *user;
+};
+
+static CUresult follow_mark(struct glake_order *order, const struct follower *follower,
+                            const struct glake__mark *mark)
+{
+	return mark ? glake__order_calls_of(order, follower->flags)
+	                       ->wait(follower->handle, mark->event, 0)
+	            : CUDA_ERROR_NOT_READY;
+}
+
+static CUresult follow_oldest(struct glake_order *order, const struct glake__order_line *line,
+                              const struct follower *follower)
+{
+	const struct glake__parked *at = line->oldest;
+	while (at && !follower->is_enough(at->allocation, follower->user)) {
+		at = at->next;
+	}
+	return at ? follow_mark(order, follower, at->mark) : CUDA_SUCCESS;
+}
+
+/* Threads that parked at the same time may have marks of their own, which the newest one is not behind. */
+static CUresult follow_all(struct glake_order *order, const struct glake__order_line *line,
+                           const struct follower *follower)
 {
 	uint64_t n_followed = 0;
 	CUresult result = CUDA_SUCCESS;
 	const struct glake__parked *at = line->newest;
 	while (result == CUDA_SUCCESS && at && at->number > n_followed) {
 		const struct glake__mark *mark = at->mark;
-		result = mark ? glake__order_calls_of(order, flags)->wait(handle, mark->event, 0)
-		              : CUDA_ERROR_NOT_READY;
+		result = follow_mark(order, follower, mark);
 		n_followed = mark && mark->upto > n_followed ? mark->upto : n_followed;
 		at = at->previous;
 	}
+	return result;
+}
+
+/* All of it with the lock held: a mark that is let go is recorded anew. CUDA_ERROR_NOT_READY: some have no mark. */
+static CUresult follow_once(struct glake_order *order, uint64_t from,
+                            const struct follower *follower, bool *is_any_out)
+{
+	CUresult result = CUDA_SUCCESS;
+	pthread_mutex_lock(&order->lock);
+	const struct glake__order_line *line = glake__order_find_line(order, from);
+	*is_any_out = line && line->n_parked > 0;
+	if (*is_any_out && line->of->is_hidden) {
+		result = CUDA_ERROR_NOT_READY;
+	} else if (*is_any_out) {
+		result = follower->is_enough ? follow_oldest(order, line, follower)
+		                             : follow_all(order, line, follower);
+	}
+	pthread_mutex_unlock(&order->lock);
 	return result;
 }
 
@@ -164,24 +204,20 @@ static CUcontext context_with(struct glake_order *order, uint64_t id)
 	return ctx;
 }
 
-int glake_order_follow(struct glake_order *order, void *handle, unsigned flags, uint64_t from)
+int glake__order_follow(struct glake_order *order, CUstream handle, unsigned flags, uint64_t from,
+                        bool (*is_enough)(const void *allocation, void *user), void *user)
 {
-	CUcontext ctx = context_with(order, from);
-	CUresult result = CUDA_SUCCESS;
+	const struct follower follower = {handle, flags, is_enough, user};
+	bool is_any;
 	if (glake__order_is_captured(order, handle, flags)) {
 		return glake__fail(-EBUSY, "the stream is being captured");
 	}
+	CUresult result = follow_once(order, from, &follower, &is_any);
+	CUcontext ctx = result == CUDA_ERROR_NOT_READY ? context_with(order, from) : NULL;
 	if (ctx) {
 		glake__order_mark_all(order, ctx);
+		result = follow_once(order, from, &follower, &is_any);
 	}
-	pthread_mutex_lock(&order->lock);
-	const struct glake__order_line *line = glake__order_find_line(order, from);
-	bool is_any = line && line->n_parked > 0;
-	if (is_any) {
-		result = line->of->is_hidden ? CUDA_ERROR_NOT_READY
-		                             : follow_locked(order, line, handle, flags);
-	}
-	pthread_mutex_unlock(&order->lock);
 	if (!is_any) {
 		return glake__fail(-ENOENT, "nothing is parked on stream %llu",
 		                   (unsigned long long)from);
@@ -192,4 +228,9 @@ int glake_order_follow(struct glake_order *order, void *handle, unsigned flags, 
 	return result == CUDA_SUCCESS ? 0
 	                              : glake__fail(GLAKE_E_CUDA, "cuStreamWaitEvent: %s",
 	                                            cudrv_error(&order->drv, result));
+}
+
+int glake_order_follow(struct glake_order *order, void *handle, unsigned flags, uint64_t from)
+{
+	return glake__order_follow(order, handle, flags, from, NULL, NULL);
 }

@@ -8,8 +8,8 @@
  *   2. a stitched range that was kept, if its memory is free: no driver call
  *   3. free memory from anywhere, stitched (stitched.h), and what is missing from glaked
  *   4. where hardly anything is free, memory of glaked, next to a free run if there is a hole
- *   5. when glaked has no more: what another stream has freed and may still use, if it fits; the stream of the
- *      allocation waits for that one's work, on the device
+ *   5. before it grows, if the pool has clearly more than it needs, or glaked has refused: what another stream has freed
+ *      and may still use; the stream of the allocation waits for that one's work, on the device
  * so that what glaked has given is used before more is asked for. Fresh memory whose end wastes little
  * starts on 2 MiB, so that equal weights stay shareable; the rest is packed by 512 bytes.
  *

@@ -93,7 +93,7 @@ void glake__pooled_add_run(struct glake__pooled *pooled, struct glake__run *run)
 	pooled->runs = run;
 }
 
-/* Its memory is free again, for @line, as if it had never been taken. */
+/* They are free, for @line. */
 static void give_runs(struct glake__pool *pool, struct glake__run *list, struct glake__line *line,
                       uint64_t number)
 {
@@ -104,10 +104,13 @@ static void give_runs(struct glake__pool *pool, struct glake__run *list, struct 
 	}
 }
 
-void glake__pooled_give_up(struct glake__pooled *pooled, struct glake__line *line)
+void glake__pooled_give_up(struct glake__pooled *pooled)
 {
-	give_runs(pooled->pool, pooled->runs, line, line->n_freed);
-	pooled->runs = NULL;
+	while (pooled->runs) {
+		struct glake__run *run = pooled->runs;
+		pooled->runs = run->next_in_bin;
+		glake__runs_give_back(&pooled->pool->runs, run);
+	}
 }
 
 struct glake__allocation *glake__pooled_begin(struct glake__pooled *pooled)
@@ -233,7 +236,7 @@ static bool take_kept(struct glake__pool *pool, struct glake__pooled *pooled,
 		return false;
 	}
 	if (!glake__pooled_carve(pool, pooled, found->stretches, found->n_skipped, n_units)) {
-		glake__pooled_give_up(pooled, line);
+		glake__pooled_give_up(pooled);
 		return false;
 	}
 	glake__stitched_set_live(&pool->stitched, found);
@@ -317,15 +320,22 @@ static void set_user(struct glake__run *runs, struct glake__stitched *stitched,
 	}
 }
 
-static void keep(struct glake__pool *pool, struct glake__stitched *stitched, uint64_t stream,
-                 uint64_t number)
+static void keep(struct glake__pool *pool, struct glake__stitched *stitched)
+{
+	if (stitched) {
+		glake__stitched_set_kept(&pool->stitched, stitched);
+		glake__pool_count_stitched(pool);
+	}
+}
+
+static void keep_behind(struct glake__pool *pool, struct glake__stitched *stitched, uint64_t stream,
+                        uint64_t number)
 {
 	if (stitched) {
 		stitched->stream = stream;
 		stitched->number = number;
-		glake__stitched_set_kept(&pool->stitched, stitched);
-		glake__pool_count_stitched(pool);
 	}
+	keep(pool, stitched);
 }
 
 /* The number is given out before anybody looks whether it is too late: glake__pool_close() does the reverse. */
@@ -343,7 +353,7 @@ bool glake__pool_join_locked(struct glake__allocation *allocation, uint64_t stre
 		return false;
 	}
 	count_freed(pool, allocation);
-	keep(pool, pooled->stitched, stream, number);
+	keep_behind(pool, pooled->stitched, stream, number);
 	give_runs(pool, pooled->runs, line, number);
 	free(pooled);
 	return true;
@@ -413,7 +423,7 @@ void glake__pool_attach_free_locked(struct glake__parking *parking)
 	struct glake__pool *pool = parking->pool;
 	struct glake__pooled *pooled = parking->waiting;
 	struct glake__line *line = pooled->line;
-	keep(pool, parking->stitched, line->stream, parking->number);
+	keep_behind(pool, parking->stitched, line->stream, parking->number);
 	give_runs(pool, parking->runs, line, parking->number);
 	line->waiting = pooled;
 	pooled->is_in_parking = false;
@@ -434,14 +444,6 @@ void glake__pool_undo_locked(struct glake__allocation *allocation, struct glake_
 	count_taken(pooled->pool, allocation);
 }
 
-/* The line whose memory it was before, or nobody's, if that has passed all. */
-static struct glake__line *line_before(struct glake__pool *pool, const struct glake__pooled *pooled)
-{
-	uint64_t stream = pooled->lender ? pooled->lender : pooled->allocation.tag.stream;
-	struct glake__line *line = glake__ptr_table_get(&pool->runs.by_stream, stream);
-	return line && line->n_passed < line->n_freed ? line : &pool->runs.nobody;
-}
-
 void glake__pool_release_locked(struct glake__allocation *allocation)
 {
 	struct glake__pooled *pooled = pooled_of(allocation);
@@ -454,10 +456,9 @@ void glake__pool_release_locked(struct glake__allocation *allocation)
 		}
 	} else {
 		count_freed(pool, allocation);
-		/* Its stream may still use what was there before it. */
-		struct glake__line *line = line_before(pool, pooled);
-		keep(pool, pooled->stitched, line->stream, line->n_freed);
-		give_runs(pool, pooled->runs, line, line->n_freed);
+		/* Streams may still use what was there before it. */
+		keep(pool, pooled->stitched);
+		glake__pooled_give_up(pooled);
 		free(pooled);
 	}
 }

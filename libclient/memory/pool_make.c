@@ -31,6 +31,14 @@
 #define LENT_PART 8u
 /* glaked asks the others before it refuses: so long after that, a stream borrows before it asks again. */
 #define REFUSED_NS 1000000000u
+/*
+ * Of what a pool needs at once, so much may be freed and not passed before a stream borrows, and always so much:
+ * memory is cheaper than a wait.
+ */
+#define WASTE_PART 64u
+#define WASTE_MIN_BYTES (32ull << 20)
+/* Streams that one allocation may wait for. */
+#define MAX_LOANS 3u
 
 static uint64_t page_up(uint64_t unit)
 {
@@ -139,7 +147,7 @@ static int find_site_locked(struct glake__pool *pool, struct glake__line *line, 
 	                                     page_up(n_units - n_have))
 	                   : NULL;
 	if (!site->fresh && site->before) {
-		glake__runs_free(&pool->runs, site->before, line, line->n_freed);
+		glake__runs_give_back(&pool->runs, site->before);
 	}
 	return site->fresh ? 0 : glake__fail(-ENOMEM, "the pool has no addresses left");
 }
@@ -180,7 +188,7 @@ static int grow(struct glake__pool *pool, struct glake__pooled *pooled, struct g
 	} else {
 		glake__runs_unmap(&pool->runs, site.fresh);
 		if (site.before) {
-			glake__runs_free(&pool->runs, site.before, line, line->n_freed);
+			glake__runs_give_back(&pool->runs, site.before);
 		}
 	}
 	glake__unlock();
@@ -221,7 +229,7 @@ static int take_plan_locked(struct glake__pool *pool, struct glake__pooled *pool
 		return r;
 	}
 	if (!glake__pooled_carve(pool, pooled, plan->list, plan->n_skipped, plan->n_units)) {
-		glake__pooled_give_up(pooled, line);
+		glake__pooled_give_up(pooled);
 		return glake__fail(-ENOMEM, "out of memory");
 	}
 	return 0;
@@ -321,8 +329,8 @@ static int map_plan(struct glake__pool *pool, struct glake__pooled *pooled,
 }
 
 /* Way 3, with what is free of @plan already @pooled's. */
-static int stitch(struct glake__pool *pool, struct glake__pooled *pooled, struct glake__line *line,
-                  struct glake__plan *plan, struct glake__wait *wait)
+static int stitch(struct glake__pool *pool, struct glake__pooled *pooled, struct glake__plan *plan,
+                  struct glake__wait *wait)
 {
 	int r = plan->n_missing > 0 ? add_missing(pool, pooled, plan, wait) : 0;
 	if (r == 0) {
@@ -330,49 +338,12 @@ static int stitch(struct glake__pool *pool, struct glake__pooled *pooled, struct
 	}
 	if (r < 0) {
 		glake__lock();
-		glake__pooled_give_up(pooled, line);
+		glake__pooled_give_up(pooled);
 		glake__unlock();
 	} else {
 		drop_oldest(pool);
 	}
 	return r;
-}
-
-/* ---- borrowing --------------------------------------------------------------------------------- */
-
-/*
- * Way 5, when glaked has no more: memory that another stream has freed and may still use. The stream of the
- * allocation waits for that, on the device. What is borrowed is never stitched.
- */
-static bool borrow(struct glake__pool *pool, struct glake__pooled *pooled,
-                   const struct glake__line *line, const struct glake__wait *wait)
-{
-	uint64_t n_units = glake__units_of(pooled->allocation.n_bytes);
-	struct glake__line *lender = NULL;
-	uint64_t number = 0;
-	glake__lock();
-	struct glake__run *run = glake__runs_find_early(&pool->runs, line, n_units);
-	if (run) {
-		lender = run->line;
-		number = run->number;
-		run = glake__runs_use(&pool->runs, run, run->first, n_units);
-		lender->n_holders += run != NULL;
-	}
-	glake__unlock();
-	if (!run) {
-		return false;
-	}
-	int r = glake_order_follow(wait->order, wait->stream, wait->flags, lender->stream);
-	glake__lock();
-	lender->n_holders--;
-	if (r == 0) {
-		glake__pooled_add_run(pooled, run);
-		pooled->lender = lender->stream + 1;
-	} else {
-		glake__runs_free(&pool->runs, run, lender, number);
-	}
-	glake__unlock();
-	return r == 0;
 }
 
 /* ---- making ------------------------------------------------------------------------------------ */
@@ -382,45 +353,69 @@ static bool lacks_memory(int r)
 	return r == GLAKE_E_OVER_QUOTA || r == GLAKE_E_NO_DEVICE_MEMORY || r == GLAKE_E_NO_FDS;
 }
 
-/* What is had without glaked: ways 1 to 3, and else 5. */
-static bool make_of_own(struct glake__pool *pool, struct glake__pooled *pooled,
-                        struct glake__line *line, struct glake__wait *wait)
+/*
+ * Has the pool, with @n_pages more, clearly more than it needed at once lately? Then streams have freed too much that
+ * they have not passed. Called with the lock held.
+ */
+static bool is_wasteful(const struct glake__pool *pool, uint64_t n_bytes, uint64_t n_pages)
 {
-	struct glake__plan plan = {.n = 0};
-	int r = 0;
-	glake__lock();
-	bool is_done = glake__pooled_take(pool, pooled, line);
-	if (!is_done && pooled->allocation.n_bytes > GLAKE__PAGE_BYTES) {
-		r = take_plan_locked(pool, pooled, line, true, &plan);
-	}
-	if (plan.n_missing > 0) {
-		glake__pooled_give_up(pooled, line);
-		plan.n = 0;
-	}
-	glake__unlock();
-	if (!is_done && r == 0) {
-		is_done = plan.n > 0 ? stitch(pool, pooled, line, &plan, wait) == 0
-		                     : borrow(pool, pooled, line, wait);
-	}
-	free(plan.list);
-	return is_done;
+	uint64_t peak = pool->stats->used_bytes + n_bytes;
+	peak = peak > pool->peak_bytes ? peak : pool->peak_bytes;
+	peak = peak > pool->last_peak_bytes ? peak : pool->last_peak_bytes;
+	uint64_t slack = peak / WASTE_PART > WASTE_MIN_BYTES ? peak / WASTE_PART : WASTE_MIN_BYTES;
+	return pool->stats->reserved_bytes + n_pages * GLAKE__PAGE_BYTES > peak + slack;
 }
 
-/* Ways 1 to 4. If @is_tight, the least free memory is worth stitching. */
+/* Ways 1 and 2, else 3: what is free of @plan is @pooled's. An empty plan: nothing is worth it. */
+static int take_locked(struct glake__pool *pool, struct glake__pooled *pooled,
+                       struct glake__line *line, bool is_short, struct glake__plan *plan,
+                       bool *is_taken_out)
+{
+	uint64_t n_units = glake__units_of(pooled->allocation.n_bytes);
+	free(plan->list);
+	*plan = (struct glake__plan){.n_missing = n_units};
+	*is_taken_out = glake__pooled_take(pool, pooled, line);
+	int r = 0;
+	if (!*is_taken_out && n_units > RUN_PAGE_UNITS) {
+		r = take_plan_locked(pool, pooled, line, is_short, plan);
+		plan->n_missing = plan->n > 0 ? plan->n_missing : n_units;
+	}
+	return r;
+}
+
+/* Is it time for way 5? Called with the lock held. */
+static bool find_loan_locked(struct glake__pool *pool, const struct glake__pooled *pooled,
+                             const struct glake__line *line, bool is_short, uint64_t n_missing,
+                             struct glake__loan *loan_out)
+{
+	uint64_t n_bytes = pooled->allocation.n_capacity;
+	bool is_time = n_missing > 0 &&
+	               (is_short || is_wasteful(pool, n_bytes, glake__pages_of(n_missing)));
+	return is_time &&
+	       glake__pool_find_loan(pool, line, n_bytes / RUN_UNIT_BYTES, n_missing, loan_out);
+}
+
+/* If @is_short of memory, the least that is free is worth stitching, and borrowing comes before asking. */
 static int make_once(struct glake__pool *pool, struct glake__pooled *pooled,
-                     struct glake__line *line, bool is_tight, struct glake__wait *wait)
+                     struct glake__line *line, bool is_short, struct glake__wait *wait)
 {
 	struct glake__plan plan = {.n = 0};
+	struct glake__loan loan;
+	bool is_taken;
+	unsigned n_left = wait->order ? MAX_LOANS : 0;
 	glake__lock();
-	bool is_taken = glake__pooled_take(pool, pooled, line);
-	int r = 0;
-	if (!is_taken && pooled->allocation.n_bytes > GLAKE__PAGE_BYTES) {
-		r = take_plan_locked(pool, pooled, line, is_tight, &plan);
+	int r = take_locked(pool, pooled, line, is_short, &plan, &is_taken);
+	while (r == 0 && !is_taken && n_left-- > 0 &&
+	       find_loan_locked(pool, pooled, line, is_short, plan.n_missing, &loan)) {
+		glake__pooled_give_up(pooled);
+		glake__unlock();
+		n_left = glake__pool_borrow(&loan, line, wait) ? n_left : 0;
+		glake__lock();
+		r = take_locked(pool, pooled, line, true, &plan, &is_taken);
 	}
 	glake__unlock();
 	if (r == 0 && !is_taken) {
-		r = plan.n > 0 ? stitch(pool, pooled, line, &plan, wait)
-		               : grow(pool, pooled, line, wait);
+		r = plan.n > 0 ? stitch(pool, pooled, &plan, wait) : grow(pool, pooled, line, wait);
 	}
 	free(plan.list);
 	return r;
@@ -439,21 +434,16 @@ int glake__pool_make(struct glake__pool *pool, uint64_t n_bytes, const struct gl
 	glake__unlock();
 	struct glake__pooled *pooled = line ? glake__pooled_new(pool, n_bytes, tag) : NULL;
 	int r = pooled ? 0 : glake__fail(-ENOMEM, "out of memory");
-	bool is_made = r == 0 && is_refused && wait->order && make_of_own(pool, pooled, line, wait);
-	if (r == 0 && !is_made) {
-		r = make_once(pool, pooled, line, false, wait);
+	if (r == 0) {
+		r = make_once(pool, pooled, line, is_refused, wait);
 	}
 	if (lacks_memory(r)) {
+		glake__lock();
+		pool->refused_ns = clock_now_ns();
+		glake__unlock();
 		r = make_once(pool, pooled, line, true, wait);
 	}
-	uint64_t refused_ns = lacks_memory(r) ? clock_now_ns() : 0;
-	if (refused_ns > 0 && wait->order) {
-		char *text = glake__error_save();
-		r = borrow(pool, pooled, line, wait) ? 0 : r;
-		glake__error_restore(text);
-	}
 	glake__lock();
-	pool->refused_ns = refused_ns > 0 ? refused_ns : pool->refused_ns;
 	if (r == 0) {
 		*allocation_out = glake__pooled_begin(pooled);
 	}

@@ -5,6 +5,7 @@
  *   pool_alloc.c    allocations: taken of what is free, freed, found; the numbers
  *   pool_plan.c     of what is free: chunks to be stitched
  *   pool_make.c     what takes time: stitching, and memory of glaked
+ *   pool_borrow.c   memory that other streams have freed and may still use
  *   pool_reclaim.c  giving back
  */
 #ifndef GLAKE_LIBCLIENT_POOL_PARTS_H
@@ -37,7 +38,6 @@ struct glake__pooled {
 	struct glake__pool *pool;
 	struct glake__run *runs;          /* used ones, by next_in_bin; NULL while it is parked */
 	struct glake__stitched *stitched; /* NULL: runs is one, where it lies */
-	uint64_t lender; /* the stream that its memory was borrowed from, + 1; 0: none */
 	/* While it is parked, frees that come soon behind it on its line wait with it: */
 	struct glake__line *line;
 	uint64_t parked_ns;
@@ -64,8 +64,8 @@ struct glake__pooled *glake__pooled_new(struct glake__pool *pool, uint64_t n_byt
                                         const struct glake__tag *tag);
 /* @run, used, is a part of it. */
 void glake__pooled_add_run(struct glake__pooled *pooled, struct glake__run *run);
-/* Its memory, which no work has used, is free again, for @line. */
-void glake__pooled_give_up(struct glake__pooled *pooled, struct glake__line *line);
+/* Its memory, which no work of its own has used, is free again, for those that had it. */
+void glake__pooled_give_up(struct glake__pooled *pooled);
 /* It has its memory: from now on it is an allocation. */
 struct glake__allocation *glake__pooled_begin(struct glake__pooled *pooled);
 
@@ -99,6 +99,23 @@ struct glake__plan {
 /* The smallest whole chunks first, which leaves the large ones whole. 0 or -ENOMEM, when the plan is empty. */
 int glake__plan_make(struct glake__pool *pool, const struct glake__line *line, uint64_t n_units,
                      struct glake__plan *plan);
+
+/* What @lender has freed, up to @number. */
+struct glake__loan {
+	struct glake__pool *pool;
+	struct glake__line *lender; /* the loan holds it */
+	uint64_t number;
+};
+
+/* The loan that gives @line @n_units, of which @n_missing could not be stitched. False: there is none. */
+bool glake__pool_find_loan(struct glake__pool *pool, const struct glake__line *line,
+                           uint64_t n_units, uint64_t n_missing, struct glake__loan *loan_out);
+/*
+ * Without the lock: the stream that @wait is of, @line's, waits for the lender, on the device. False: it cannot. The
+ * loan is over.
+ */
+bool glake__pool_borrow(struct glake__loan *loan, struct glake__line *line,
+                        const struct glake__wait *wait);
 
 void glake__pool_count_reserved(struct glake__pool *pool, int64_t n_bytes);
 void glake__pool_count_stitched(struct glake__pool *pool);

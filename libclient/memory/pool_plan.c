@@ -53,17 +53,24 @@ static void add_run(const struct glake__pool *pool, const struct glake__run *run
 	pieces->n = (size_t)(next - pieces->list);
 }
 
-static void add_runs(const struct glake__pool *pool, const struct glake__run_bins *bins,
-                     const struct glake__line *line, struct pieces *pieces)
+static bool is_free(const struct glake__run *run, const struct glake__line *line)
 {
-	for (unsigned bin = 0; bin < RUN_BINS; bin++) {
-		const struct glake__run *run = bins->first[bin];
-		for (; run; run = run->next_in_bin) {
-			if (glake__run_serves(run, line)) {
-				add_run(pool, run, pieces);
-			}
-		}
+	return run && run->state == GLAKE__RUN_FREE && glake__run_serves(run, line) &&
+	       (run->line == line || !glake__line_is_tied(run->line));
+}
+
+/* Those of several lines that lie side by side count as one. Returns what comes behind them. */
+static const struct glake__run *add_runs(const struct glake__pool *pool,
+                                         const struct glake__run *first,
+                                         const struct glake__line *line, struct pieces *pieces)
+{
+	struct glake__run all = {.first = first->first};
+	const struct glake__run *run = first;
+	for (; is_free(run, line); run = run->next) {
+		all.n_units += run->n_units;
 	}
+	add_run(pool, &all, pieces);
+	return run;
 }
 
 static int by_place_and_size(const void *one, const void *other)
@@ -86,11 +93,9 @@ static int gather(struct glake__pool *pool, const struct glake__line *line, stru
 	if (!pieces->list) {
 		return glake__fail(-ENOMEM, "out of memory");
 	}
-	add_runs(pool, &pool->runs.nobody.bins, line, pieces);
-	for (const struct glake__line *at = pool->runs.lines; at; at = at->next) {
-		if (at == line || !glake__line_is_tied(at)) {
-			add_runs(pool, &at->bins, line, pieces);
-		}
+	const struct glake__run *run = pool->runs.first;
+	while (run) {
+		run = is_free(run, line) ? add_runs(pool, run, line, pieces) : run->next;
 	}
 	qsort(pieces->list, pieces->n, sizeof(*pieces->list), by_place_and_size);
 	return 0;

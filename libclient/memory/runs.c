@@ -171,6 +171,7 @@ static struct glake__run *cut(struct glake__runs *runs, struct glake__run *run, 
 	spare->state = run->state;
 	spare->line = run->line;
 	spare->number = run->number;
+	spare->stream = run->stream;
 	spare->user = run->user;
 	run->first = is_before ? unit : run->first;
 	run->n_units -= spare->n_units;
@@ -248,6 +249,20 @@ struct glake__line *glake__runs_line(struct glake__runs *runs, uint64_t stream)
 	return line;
 }
 
+void glake__line_follow(struct glake__line *line, const struct glake__line *other, uint64_t number)
+{
+	unsigned i = 0;
+	while (i < RUN_FOLLOWED && line->followed[i].stream != other->stream) {
+		i++;
+	}
+	if (i == RUN_FOLLOWED) {
+		i = line->n_followed++ % RUN_FOLLOWED;
+		line->followed[i] = (struct glake__followed){.stream = other->stream};
+	}
+	struct glake__followed *followed = &line->followed[i];
+	followed->number = number > followed->number ? number : followed->number;
+}
+
 void glake__line_pass(struct glake__line *line, uint64_t number)
 {
 	line->n_passed = number > line->n_passed ? number : line->n_passed;
@@ -280,11 +295,11 @@ static uint64_t distance(const struct glake__run *run)
 }
 
 static struct glake__run *soonest(struct glake__run *best, struct glake__run *first,
-                                  const struct glake__line *line, uint64_t n_units)
+                                  const struct glake__line *line, uint64_t n_units, uint64_t most)
 {
 	unsigned n_looks = 0;
 	for (struct glake__run *at = first; at && n_looks < MAX_LOOKS; at = at->next_in_bin) {
-		if (glake__fits(at->n_units, n_units) && !glake__run_serves(at, line) &&
+		if (at->n_units >= n_units && at->n_units <= most && !glake__run_serves(at, line) &&
 		    (!best || distance(at) < distance(best))) {
 			best = at;
 		}
@@ -293,19 +308,27 @@ static struct glake__run *soonest(struct glake__run *best, struct glake__run *fi
 	return best;
 }
 
-struct glake__run *glake__runs_find_early(struct glake__runs *runs, const struct glake__line *line,
-                                          uint64_t n_units)
+static struct glake__run *find_soonest(struct glake__runs *runs, const struct glake__line *line,
+                                       uint64_t n_units, uint64_t most)
 {
 	struct glake__run *best = NULL;
-	unsigned last = glake__fit_bin_of(n_units + n_units / 8);
+	unsigned last = glake__fit_bin_of(most);
 	for (const struct glake__line *other = runs->lines; other; other = other->next) {
-		unsigned bin = glake__fit_bin_of(n_units);
 		bool may_lend = other != line && !glake__line_is_tied(other);
-		for (; may_lend && bin <= last; bin++) {
-			best = soonest(best, other->bins.first[bin], line, n_units);
+		unsigned bin = next_filled(&other->bins, glake__fit_bin_of(n_units));
+		while (may_lend && bin <= last) {
+			best = soonest(best, other->bins.first[bin], line, n_units, most);
+			bin = next_filled(&other->bins, bin + 1);
 		}
 	}
 	return best;
+}
+
+struct glake__run *glake__runs_find_early(struct glake__runs *runs, const struct glake__line *line,
+                                          uint64_t n_units)
+{
+	struct glake__run *run = find_soonest(runs, line, n_units, n_units + n_units / 8);
+	return run ? run : find_soonest(runs, line, n_units, runs->n_units);
 }
 
 struct glake__run *glake__runs_find_hole(struct glake__runs *runs, uint64_t n_units)
@@ -339,6 +362,9 @@ struct glake__run *glake__runs_use(struct glake__runs *runs, struct glake__run *
 		hang(runs, behind);
 		run = behind->previous;
 	}
+	bool is_passed = !run->line || run->number <= run->line->n_passed;
+	run->stream = is_passed ? 0 : run->line->stream + 1;
+	run->number = is_passed ? 0 : run->number;
 	run->state = GLAKE__RUN_USED;
 	run->line = NULL;
 	run->user = NULL;
@@ -348,8 +374,10 @@ struct glake__run *glake__runs_use(struct glake__runs *runs, struct glake__run *
 struct glake__run *glake__runs_join(struct glake__runs *runs, struct glake__run *run)
 {
 	void *user = run->user;
+	uint64_t stream = run->stream ? run->stream : run->next->stream;
 	run = merge(runs, run, run->next);
 	run->user = user;
+	run->stream = stream;
 	return run;
 }
 
@@ -396,6 +424,14 @@ void glake__runs_free(struct glake__runs *runs, struct glake__run *run, struct g
 	run->line = line;
 	run->number = number;
 	settle(runs, run);
+}
+
+void glake__runs_give_back(struct glake__runs *runs, struct glake__run *run)
+{
+	struct glake__line *line = run->stream ? glake__ptr_table_get(&runs->by_stream, run->stream)
+	                                       : NULL;
+	bool is_passed = !line || run->number <= line->n_passed;
+	glake__runs_free(runs, run, is_passed ? &runs->nobody : line, is_passed ? 0 : run->number);
 }
 
 void glake__runs_unite(struct glake__runs *runs)

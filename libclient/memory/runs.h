@@ -5,7 +5,7 @@
  * A row of units of 512 bytes is cut into runs, side by side, without a gap: holes (no memory is mapped),
  * free ones and used ones. A free run belongs to a line, the work of one stream: the line may use it at
  * once, because its work comes later than what freed it; others may once the line has passed the run's
- * number. Nobody's memory is that of a line which has passed everything.
+ * number, or once their own work waits for that: they follow the line. Nobody's memory is that of a line which has passed everything.
  *
  *   hole -> (grown) -> used <-> free -> used -> (given back) -> hole
  *
@@ -33,6 +33,8 @@
 #define RUN_UNIT_BYTES 512u
 #define RUN_PAGE_UNITS (GLAKE__PAGE_BYTES / RUN_UNIT_BYTES)
 #define RUN_BINS 128u
+/* A line remembers so many that it follows. */
+#define RUN_FOLLOWED 4u
 /* From this stream on, what is free is tied: others have it when all frees of its line have been passed. */
 #define RUN_TIED_STREAMS (1ull << 63)
 
@@ -48,8 +50,9 @@ struct glake__run {
 	enum glake__run_state state;
 	struct glake__line *line; /* borrowed; of a free run */
 	uint64_t number;          /* of a free run: that the line must have passed */
-	void *user;               /* of a used run: the user's */
-	struct glake__run *next;  /* link: by address */
+	uint64_t stream; /* of a used run: + 1, of the line that had it, with number; 0: nobody */
+	void *user;      /* of a used run: the user's */
+	struct glake__run *next; /* link: by address */
 	struct glake__run *previous;
 	struct glake__run *next_in_bin;
 	struct glake__run *previous_in_bin;
@@ -63,12 +66,20 @@ struct glake__run_bins {
 	uint64_t n_units;
 };
 
+/* The line of @stream is waited for up to @number. */
+struct glake__followed {
+	uint64_t stream;
+	uint64_t number;
+};
+
 struct glake__line {
 	uint64_t stream;          /* the driver's id; nobody's has none */
 	_Atomic uint64_t n_freed; /* the last number given out */
 	uint64_t n_passed;        /* all up to this one have been passed */
 	size_t n_holders;         /* whoever keeps it, such as the frees that wait */
 	void *waiting;            /* the user's: a free that waits, which others may join */
+	struct glake__followed followed[RUN_FOLLOWED]; /* by its work: the last ones */
+	unsigned n_followed;
 	struct glake__run_bins bins;
 	uint64_t *n_tied;         /* of runs, where what it has free counts; NULL: it is not tied */
 	struct glake__line *next; /* link: runs.lines */
@@ -109,10 +120,24 @@ static inline bool glake__line_is_tied(const struct glake__line *line)
 	return line->n_tied != NULL;
 }
 
+/* All that comes on @line is behind what @other has freed up to @number. */
+void glake__line_follow(struct glake__line *line, const struct glake__line *other, uint64_t number);
+
+static inline bool glake__line_follows(const struct glake__line *line, const struct glake__run *run)
+{
+	bool follows = false;
+	for (unsigned i = 0; !follows && i < RUN_FOLLOWED; i++) {
+		follows = line->followed[i].stream == run->line->stream &&
+		          run->number <= line->followed[i].number;
+	}
+	return follows;
+}
+
 /* May @line use the free run @run, now? */
 static inline bool glake__run_serves(const struct glake__run *run, const struct glake__line *line)
 {
-	return run->line == line || run->number <= run->line->n_passed;
+	return run->line == line || run->number <= run->line->n_passed ||
+	       (!glake__line_is_tied(run->line) && glake__line_follows(line, run));
 }
 
 static inline uint64_t glake__run_end(const struct glake__run *run)
@@ -124,14 +149,14 @@ static inline uint64_t glake__run_end(const struct glake__run *run)
 struct glake__run *glake__runs_at(const struct glake__runs *runs, uint64_t unit);
 
 /*
- * The best fit for @n_units among free runs of @line, then nobody's, then those that other lines have
- * passed. NULL: there is none. It is still free.
+ * The best fit for @n_units among free runs of @line, then nobody's, then those of other lines that serve it. NULL:
+ * there is none. It is still free.
  */
 struct glake__run *glake__runs_find(struct glake__runs *runs, const struct glake__line *line,
                                     uint64_t n_units);
 /*
- * Of the free runs that another line has not passed yet and that fit (fit.h), the one that it passes soonest. A larger
- * one is left whole to its line. NULL: there is none.
+ * Of the free runs of other lines that do not serve @line yet, the one that its line passes soonest: one that fits
+ * (fit.h), else a larger one. NULL: there is none.
  */
 struct glake__run *glake__runs_find_early(struct glake__runs *runs, const struct glake__line *line,
                                           uint64_t n_units);
@@ -153,6 +178,8 @@ struct glake__run *glake__runs_split(struct glake__runs *runs, struct glake__run
 /* The used @run is free, for @line at once and for others once @number has been passed. It may be gone. */
 void glake__runs_free(struct glake__runs *runs, struct glake__run *run, struct glake__line *line,
                       uint64_t number);
+/* The used @run, which no work has used, is free again, for the line that had it. It may be gone. */
+void glake__runs_give_back(struct glake__runs *runs, struct glake__run *run);
 /* What lines have passed is nobody's, so that it merges: pages that two lines have are whole again. */
 void glake__runs_unite(struct glake__runs *runs);
 /* The used @run is a hole. It may be gone. */

@@ -28,12 +28,14 @@ PEAKS = {
     "unet": (1378947584, (2340, 1374), (1346, 1344), (1356, 1356)),
     "moe": (970831872, (1664, 1116), (1010, 1010), (1020, 1020)),
     "pipeline": (2012305408, (2860, 2200), (1962, 1960), (1986, 1986)),
+    "twins": (1720418304, (3108, 1746), (2984, 1684), (1782, 1782)),
 }
 
 
 # What the allocator that stitches reaches at least, of 1, and the handles that it maps for that at most.
-UTILIZATION = {"lora": 0.99, "generate": 0.99, "unet": 0.99, "moe": 0.965, "pipeline": 0.98}
-MAPPED = {"lora": 2400, "generate": 2100, "unet": 950, "moe": 1000, "pipeline": 1500}
+UTILIZATION = {"lora": 0.99, "generate": 0.99, "unet": 0.99, "moe": 0.965, "pipeline": 0.98,
+               "twins": 0.97}
+MAPPED = {"lora": 2400, "generate": 2100, "unet": 950, "moe": 1000, "pipeline": 1500, "twins": 4000}
 
 
 def glake_replay(*words, text=None):

@@ -768,35 +768,59 @@ END_TEST
 START_TEST(glaked_is_not_asked_again_soon_after_a_refusal)
 {
 	struct loan loan = lend();
-	glake_ptr ptr = alloc_on(loan.borrower, 60 * MIB);
+	CUstream third = stream_new();
+	/* Little enough that glaked is asked first. */
+	glake_ptr ptr = alloc_on(loan.borrower, 24 * MIB);
 	uint64_t n_refusals = world_metric("quota_refusals");
 	ck_assert_uint_gt(n_refusals, 0);
-	queue_write(loan.borrower, ptr, 60 * MIB, 2);
-	free_on(loan.borrower, ptr);
+	ck_assert_uint_eq(ptr, loan.lent);
 	the_pool()->refused_ns = clock_now_ns();
-	ck_assert_uint_eq(alloc_on(loan.lender, 60 * MIB), ptr);
+	glake_ptr next = alloc_on(third, 24 * MIB);
+	ck_assert_uint_eq(next, loan.lent + 24 * MIB);
 	ck_assert_uint_eq(world_metric("quota_refusals"), n_refusals);
 	ck_assert_int_eq(drv.cuEventQuery(loan.behind), CUDA_ERROR_NOT_READY);
-	queue_write(loan.lender, ptr, 60 * MIB, 3);
+	queue_write(third, next, 24 * MIB, 3);
 	/* Nothing fits: it is asked after all. */
 	glake_ptr none;
-	ck_assert_int_eq(glake_alloc_async(session, loan.borrower, 8 * MIB, 0, &none),
+	ck_assert_int_eq(glake_alloc_async(session, loan.borrower, 32 * MIB, 0, &none),
 	                 GLAKE_E_OVER_QUOTA);
 	ck_assert_uint_gt(world_metric("quota_refusals"), n_refusals);
-	synchronize(loan.lender);
-	ck_assert_uint_eq(n_wrong(ptr, 60 * MIB, 3), 0);
+	synchronize(third);
+	ck_assert_uint_eq(n_wrong(next, 24 * MIB, 3), 0);
 	ck_assert_uint_eq(n_wrong(loan.copy, 64 * MIB, 1), 0);
 }
 END_TEST
 
-START_TEST(much_larger_memory_is_not_borrowed)
+/* One wait is for all that the lender has freed until then: the rest needs none. */
+START_TEST(what_is_borrowed_is_cut_and_stitched)
 {
-	struct loan loan = lend();
-	glake_ptr ptr = alloc_on(loan.borrower, 48 * MIB);
-	ck_assert_int_eq(drv.cuEventQuery(loan.behind), CUDA_SUCCESS);
-	queue_write(loan.borrower, ptr, 48 * MIB, 2);
-	synchronize(loan.borrower);
-	ck_assert_uint_eq(n_wrong(loan.copy, 64 * MIB, 1), 0);
+	CUstream lender = stream_new();
+	CUstream borrower = stream_new();
+	glake_ptr ptr[4];
+	for (unsigned i = 0; i < 4; i++) {
+		ptr[i] = alloc_on(lender, 32 * MIB);
+		queue_write(lender, ptr[i], 32 * MIB, 1);
+	}
+	must(drv.cuMemcpyDtoDAsync(ptr[1], ptr[0], 32 * MIB, lender));
+	must(drv.cuMemcpyDtoDAsync(ptr[3], ptr[2], 32 * MIB, lender));
+	CUevent behind = record(lender);
+	free_on(lender, ptr[0]);
+	free_on(lender, ptr[2]);
+	glake_ptr large = alloc_on(borrower, 48 * MIB);
+	world_set_own_faults("cuStreamWaitEvent:*:fail=999");
+	glake_ptr small = alloc_on(borrower, 8 * MIB);
+	world_set_own_faults(NULL);
+	ck_assert_int_eq(drv.cuEventQuery(behind), CUDA_ERROR_NOT_READY);
+	struct glake_pool_stats now = stats();
+	ck_assert_uint_eq(now.reserved_bytes, 128 * MIB);
+	ck_assert_uint_eq(now.n_stitches, 1);
+	queue_write(borrower, large, 48 * MIB, 2);
+	queue_write(borrower, small, 8 * MIB, 3);
+	synchronize(borrower);
+	ck_assert_uint_eq(n_wrong(ptr[1], 32 * MIB, 1), 0);
+	ck_assert_uint_eq(n_wrong(ptr[3], 32 * MIB, 1), 0);
+	ck_assert_uint_eq(n_wrong(large, 48 * MIB, 2), 0);
+	ck_assert_uint_eq(n_wrong(small, 8 * MIB, 3), 0);
 }
 END_TEST
 
@@ -821,7 +845,7 @@ END_TEST
 START_TEST(a_wait_that_fails_gives_the_memory_back)
 {
 	struct loan loan = lend();
-	world_set_own_faults("cuStreamWaitEvent:1:fail=999");
+	world_set_own_faults("cuStreamWaitEvent:*:fail=999");
 	glake_ptr ptr = alloc_on(loan.borrower, 60 * MIB);
 	world_set_own_faults(NULL);
 	ck_assert_int_eq(drv.cuEventQuery(loan.behind), CUDA_SUCCESS);

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Make the traces beside this file, by the rules below: the same ones each time.
 
-They have the order and the sizes of what PyTorch asks for in five kinds of work, at a reduced depth, so
+They have the order and the sizes of what PyTorch asks for in six kinds of work, at a reduced depth, so
 that each stays small. They are not recordings.
 
 lora        Fine-tuning with adapters and recomputation. The weights stay. A step has 1 to 6 sequences of
@@ -17,6 +17,8 @@ moe         Training of a mixture of experts. A batch has a fixed number of toke
 pipeline    One stage of a pipeline of four, with two parts of the model (interleaved), 2 to 8 microbatches at a
             time, each of its own length. Inputs come on a stream of their own. Forward and backward of different
             microbatches alternate.
+twins       Training of one model from two streams, half a step apart: while one makes a layer's results, the
+            other goes back through one and drops them. Gradients are added up on a stream of their own.
 
 Usage: tests/traces/make.py [FOLDER]
 """
@@ -265,7 +267,92 @@ def pipeline():
     return trace
 
 
-ALL = (lora, generate, unet, moe, pipeline)
+def twins():
+    trace = Trace("twins", "One model, trained from two streams half a step apart.")
+    n_layers, width, inner, vocabulary, n_heads, n = 6, 768, 2048, 8000, 12, 12 * 512
+    row, wide, words = n * width * HALF, n * inner * HALF, n * vocabulary
+    square, oblong = width * width * HALF, width * inner * HALF
+    weights = (square,) * 4 + (oblong,) * 3
+    adding = 0
+    for _ in range(2 * n_layers):  # weights, gradients
+        for size in weights:
+            trace.alloc(size)
+    kept = {1: [], 2: []}
+    n_back = {1: n_layers, 2: n_layers}
+
+    def forward(stream, other):
+        """Of a layer: normalised, q, k, v, their rotated ones, attention, sums, out, and so on."""
+        x = trace.alloc(row, stream)
+        for i in range(n_layers):
+            while n_back[other] < i:
+                yield False
+            layer = [x]
+            for size in (row,) * 5 + (n * n_heads * FLOAT, row, row, row, wide, wide, wide):
+                passing = trace.alloc(size, stream) if size == row else None
+                layer.append(trace.alloc(size, stream))
+                yield True
+                if passing:
+                    trace.free(passing)
+            kept[stream].append(layer)
+            x = trace.alloc(row, stream)
+            yield True
+        while n_back[other] < n_layers:
+            yield False
+        logits = trace.alloc(words * HALF, stream)
+        floats = trace.alloc(words * FLOAT, stream)
+        losses = trace.alloc(words * FLOAT, stream)
+        trace.free(floats)
+        kept[stream].append([x, logits, losses])
+        yield True
+
+    def backward(stream):
+        x, logits, losses = kept[stream].pop()
+        floats = trace.alloc(words * FLOAT, stream)
+        trace.free(losses)
+        halves = trace.alloc(words * HALF, stream)
+        trace.free(floats, logits)
+        gradient = trace.alloc(row, stream)
+        trace.free(halves, x)
+        yield True
+        while kept[stream]:
+            layer = kept[stream].pop()
+            for size in (wide, wide, wide, row, row, row, None, row, row, row, row, row, row):
+                buffer = layer.pop()
+                if size:
+                    next_gradient = trace.alloc(size, stream)
+                    trace.free(gradient)
+                    gradient = next_gradient
+                if size and len(layer) in (0, 2, 4, 6, 8, 10, 11):
+                    weight = trace.alloc(oblong if size == wide else square, stream)
+                    trace.free((weight[0], adding))
+                trace.free(buffer)
+                yield True
+            n_back[stream] += 1
+        trace.free(gradient)
+
+    def run(*works):
+        """Threads, each as far as it gets in its time."""
+        works = list(works)
+        while works:
+            work = works[trace.between(0, len(works) - 1)]
+            for _ in range(trace.between(1, 4)):
+                went_on = next(work, None)
+                if went_on is None:
+                    works.remove(work)
+                if not went_on:
+                    break
+
+    for _ in range(2):
+        run(forward(1, 2))
+        for stream, other in ((1, 2), (2, 1), (1, 2)):
+            n_back[stream] = 0
+            run(backward(stream), forward(other, stream))
+        n_back[2] = 0
+        run(backward(2))
+    return trace
+
+
+ALL = (lora, generate, unet, moe, pipeline, twins)
 
 
 def main():
