@@ -13,91 +13,16 @@ import signal
 import socket
 import struct
 import subprocess
-import tempfile
 import termios
 import time
 import unittest
 
-BUILD = os.environ["GLAKE_BUILD"]
-MIB = 1024 * 1024
+from tests.integration.with_glaked import BUILD, MIB, WithGlaked
+
 NOBODY = 65534
 
 
-def write_model(path, seed, n_tensors=3, tensor_bytes=2 * MIB):
-    header, data = {}, b""
-    for i in range(n_tensors):
-        header[f"t{i}"] = {"dtype": "U8", "shape": [tensor_bytes],
-                           "data_offsets": [len(data), len(data) + tensor_bytes]}
-        data += bytes([seed + i]) * tensor_bytes
-    text = json.dumps(header).encode()
-    with open(path, "wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text + data)
-
-
-class Glakectl(unittest.TestCase):
-    def setUp(self):
-        self.folder = tempfile.mkdtemp()
-        self.addCleanup(shutil.rmtree, self.folder)
-        os.chmod(self.folder, 0o755)
-        self.socket = os.path.join(self.folder, "glaked.sock")
-        self.config = os.path.join(self.folder, "glaked.conf")
-        self.start_daemon()
-
-    def start_daemon(self):
-        with open(self.config, "w", encoding="utf-8") as file:
-            file.write(f'socket_path = "{self.socket}";\nmover_idle_ms = 500;\n')
-        self.log = open(os.path.join(self.folder, "log"), "w", encoding="utf-8")
-        self.addCleanup(self.log.close)
-        self.daemon = subprocess.Popen([os.path.join(BUILD, "bin", "glaked"), "-c", self.config],
-                                       stderr=self.log)
-        self.addCleanup(self.stop_daemon)
-        for _ in range(200):
-            if self.ctl("status").returncode == 0:
-                return
-            time.sleep(0.05)
-        self.fail("glaked did not start: " + open(self.log.name, encoding="utf-8").read())
-
-    def stop_daemon(self):
-        if self.daemon.poll() is None:
-            self.daemon.terminate()
-            self.assertEqual(self.daemon.wait(30), 0)
-
-    def ctl(self, *words, uid=None):
-        command = [os.path.join(BUILD, "bin", "glakectl"), "--socket", self.socket, *words]
-        if uid is not None:
-            command = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", *command]
-        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-
-    def ask(self, *words):
-        done = self.ctl("--json", *words)
-        self.assertEqual((done.returncode, done.stderr), (0, ""), done.stdout)
-        return json.loads(done.stdout)
-
-    def refused(self, code, name, *words, uid=None):
-        done = self.ctl("--json", *words, uid=uid)
-        error = json.loads(done.stdout)["error"]
-        self.assertEqual((done.returncode, error["name"]), (code, name), error)
-        text = self.ctl(*words, uid=uid)
-        self.assertEqual((text.returncode, text.stdout), (code, ""))
-        self.assertRegex(text.stderr, r"(?m)^glakectl: .+$")
-        return error["text"]
-
-    def model(self, name, **more):
-        path = os.path.join(self.folder, name)
-        write_model(path, **more)
-        return path
-
-    def serve(self):
-        """A program that knows nothing of glake. It has loaded 2 MiB."""
-        program = subprocess.Popen(
-            [os.path.join(BUILD, "bin", "glake"), "run", "--socket", self.socket, "--",
-             os.path.join(BUILD, "tests", "shim", "outside"), "serve"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.addCleanup(program.communicate)
-        self.addCleanup(program.kill)
-        self.assertEqual(program.stdout.readline(), "ready\n")
-        return program
-
+class Glakectl(WithGlaked):
     def test_programs_are_sealed_by_their_pids(self):
         programs = [self.serve(), self.serve()]
         pids = [str(program.pid) for program in programs]
@@ -200,14 +125,6 @@ class Glakectl(unittest.TestCase):
         wait_for(r"\033\[\?1049l")
         self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), 0)
         self.assertEqual(termios.tcgetattr(terminal)[3], before[3])
-
-    def serve_metrics(self, address):
-        server = subprocess.Popen([os.path.join(BUILD, "bin", "glakectl"), "--socket", self.socket, "metrics",
-                                   "--serve", address], stderr=subprocess.PIPE, text=True)
-        self.addCleanup(server.communicate)
-        self.addCleanup(server.terminate)
-        self.assertIn(f"serving {address}", server.stderr.readline())
-        return server
 
     def parse_metrics(self, text):
         """Samples by name and labels; each family in one place, behind its type."""

@@ -4,15 +4,13 @@
 import json
 import os
 import shutil
+import socket
 import subprocess
-import sys
 import tempfile
 import unittest
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-import test_glakectl  # noqa: E402
+from tests.integration.with_glaked import WithGlaked
 
-MIB = 1024 * 1024
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 
 
@@ -87,7 +85,7 @@ class Browser:
 
 
 @unittest.skipUnless(CHROMIUM, "no Chromium here")
-class Map(test_glakectl.Glakectl):
+class Map(WithGlaked):
     def setUp(self):
         super().setUp()
         profile = tempfile.mkdtemp()
@@ -129,18 +127,12 @@ class Map(test_glakectl.Glakectl):
         self.assertEqual((done.returncode, done.stdout), (0, f"{path}: 2 samples of 1 devices\n"))
         self.check_page("file://" + path, program)
         self.assertGreater(self.browser.value("document.querySelectorAll('.time polygon').length"), 3)
-        with test_glakectl.socket.socket() as taken:
+        with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))
             port = taken.getsockname()[1]
         self.serve_metrics(f"127.0.0.1:{port}")
         self.check_page(f"http://127.0.0.1:{port}/", program)
         self.assertIn("again each 5 s", self.browser.value("document.body.innerText"))
-
-
-# They are run where they are from.
-del test_glakectl.Glakectl
-for name in [name for name in dir(Map) if name.startswith("test_") and name not in vars(Map)]:
-    setattr(Map, name, None)
 
 
 if __name__ == "__main__":
