@@ -83,21 +83,20 @@ struct driver_memory {
 	uint64_t other_bytes;
 };
 
-/* Its memory in stream order there, as it reports it; the bytes that there are now, bounded. */
+/* X(name): as in a PoolReport. */
+/* clang-format off */
+#define HOLDER_POOL_LIST(X) \
+	X(live_bytes) X(peak_live_bytes) X(reserved_bytes) X(peak_reserved_bytes) \
+	X(n_allocs) X(n_stitches) X(stitched_bytes) X(n_reuses) \
+	X(n_grows) X(n_mapped) X(n_unmapped) X(n_kept) \
+	X(kept_bytes)
+/* clang-format on */
+
+/* Its memory in stream order there, as it reports it; the bytes that there are now, bounded. All 0: it has none. */
 struct holder_pool {
-	uint64_t live_bytes;
-	uint64_t peak_live_bytes;
-	uint64_t reserved_bytes;
-	uint64_t peak_reserved_bytes;
-	uint64_t n_allocs; /* all 0: it has none */
-	uint64_t n_stitches;
-	uint64_t stitched_bytes;
-	uint64_t n_reuses;
-	uint64_t n_grows;
-	uint64_t n_mapped;
-	uint64_t n_unmapped;
-	uint64_t n_kept;
-	uint64_t kept_bytes;
+#define HOLDER_POOL_MEMBER(name) uint64_t name;
+	HOLDER_POOL_LIST(HOLDER_POOL_MEMBER)
+#undef HOLDER_POOL_MEMBER
 };
 
 struct holder_device {

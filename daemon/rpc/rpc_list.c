@@ -235,19 +235,9 @@ static bool describe_pool(const struct holder *holder, uint32_t index, Glake__Wi
 	const struct holder_pool *pool = &holder->devices[index].pool;
 	glake__wire__pool_report__init(row);
 	row->device = index;
-	row->live_bytes = pool->live_bytes;
-	row->peak_live_bytes = pool->peak_live_bytes;
-	row->reserved_bytes = pool->reserved_bytes;
-	row->peak_reserved_bytes = pool->peak_reserved_bytes;
-	row->n_allocs = pool->n_allocs;
-	row->n_stitches = pool->n_stitches;
-	row->stitched_bytes = pool->stitched_bytes;
-	row->n_reuses = pool->n_reuses;
-	row->n_grows = pool->n_grows;
-	row->n_mapped = pool->n_mapped;
-	row->n_unmapped = pool->n_unmapped;
-	row->n_kept = pool->n_kept;
-	row->kept_bytes = pool->kept_bytes;
+#define TELL(name) row->name = pool->name;
+	HOLDER_POOL_LIST(TELL)
+#undef TELL
 	return pool->n_allocs > 0 || pool->reserved_bytes > 0;
 }
 

@@ -55,21 +55,17 @@ static struct driver_memory take_driver(const Glake__Wire__DriverMemory *from, u
 /* A stitched range has addresses, but no memory of its own. */
 static struct holder_pool take_pool(const Glake__Wire__PoolReport *from, uint64_t total_bytes)
 {
-	return (struct holder_pool){
-		.live_bytes = bounded(from->live_bytes, total_bytes),
-		.peak_live_bytes = bounded(from->peak_live_bytes, total_bytes),
-		.reserved_bytes = bounded(from->reserved_bytes, total_bytes),
-		.peak_reserved_bytes = bounded(from->peak_reserved_bytes, total_bytes),
-		.n_allocs = from->n_allocs,
-		.n_stitches = from->n_stitches,
-		.stitched_bytes = from->stitched_bytes,
-		.n_reuses = from->n_reuses,
-		.n_grows = from->n_grows,
-		.n_mapped = from->n_mapped,
-		.n_unmapped = from->n_unmapped,
-		.n_kept = from->n_kept,
-		.kept_bytes = bounded(from->kept_bytes, GLAKE_MAX_REPORTED_BYTES),
+	struct holder_pool pool = {
+#define TAKE(name) .name = from->name,
+		HOLDER_POOL_LIST(TAKE)
+#undef TAKE
 	};
+	pool.live_bytes = bounded(pool.live_bytes, total_bytes);
+	pool.peak_live_bytes = bounded(pool.peak_live_bytes, total_bytes);
+	pool.reserved_bytes = bounded(pool.reserved_bytes, total_bytes);
+	pool.peak_reserved_bytes = bounded(pool.peak_reserved_bytes, total_bytes);
+	pool.kept_bytes = bounded(pool.kept_bytes, GLAKE_MAX_REPORTED_BYTES);
+	return pool;
 }
 
 /* Causes of later versions are passed over. */

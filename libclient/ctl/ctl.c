@@ -9,6 +9,7 @@
 #include <errno.h>
 #include <getopt.h>
 #include <string.h>
+#include <time.h>
 
 #include "ctl/text.h"
 #include "glake.h"
@@ -269,6 +270,13 @@ static int read_command_line(struct ctl *ctl, int argc, char **argv)
 		                 ctl->operands[ctl->command->max_operands]);
 	}
 	return ctl->command->check ? ctl->command->check(ctl) : GO_ON;
+}
+
+uint64_t ctl_now_ms(void)
+{
+	struct timespec now;
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
 }
 
 int ctl_connect(struct ctl *ctl)

@@ -113,6 +113,9 @@ extern const struct ctl_option_text ctl_options[];
 /* Everything between main()'s arguments and its exit code. */
 int ctl_run(int argc, char **argv, FILE *out, FILE *err);
 
+/* Of a clock that never jumps. */
+uint64_t ctl_now_ms(void);
+
 /* Connect, as ctl_run() does before most commands. Returns 0 or a code of glake.h. */
 int ctl_connect(struct ctl *ctl);
 /* The session ends, if there is one. */
@@ -123,6 +126,8 @@ int ctl_usage(struct ctl *ctl, const char *format, ...) __attribute__((format(pr
 
 /* Report @error, a code of glake.h; @cause may be NULL. */
 void ctl_report(struct ctl *ctl, int error, const char *cause);
+/* The same, of errno: the file @path cannot be written. Returns CTL_E_SAID. */
+int ctl_cannot_write(struct ctl *ctl, const char *path);
 int ctl_exit_code(int error);
 /* "GLAKE_E_BUSY", "ENOENT"; "UNKNOWN" for a number that is neither. Static. */
 const char *ctl_error_name(int error);

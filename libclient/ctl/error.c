@@ -115,6 +115,15 @@ void ctl_report(struct ctl *ctl, int error, const char *cause)
 	free(both);
 }
 
+int ctl_cannot_write(struct ctl *ctl, const char *path)
+{
+	char cause[512];
+	int error = -errno;
+	snprintf(cause, sizeof(cause), "%s: %s", path, strerror(-error));
+	ctl_report(ctl, error, cause);
+	return CTL_E_SAID;
+}
+
 int ctl_usage(struct ctl *ctl, const char *format, ...)
 {
 	char text[256];

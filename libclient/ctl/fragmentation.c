@@ -13,6 +13,11 @@
 #define MAX_SECONDS (24 * 3600)
 
 #define ROW struct memory_row
+#define OF_POOL(member, type_, style_, title_) \
+	{ \
+		.key = #member, .offset = offsetof(ROW, pool.member), .type = FIELD_##type_, \
+		.style = FIELD_##style_, .title = title_ \
+	}
 
 static const struct field memory_fields[] = {
 	FIELD(ROW, session, U64, PLAIN, NULL),
@@ -24,18 +29,18 @@ static const struct field memory_fields[] = {
 	FIELD(ROW, utilization, RATIO, PERCENT, "UTIL"),
 	FIELD(ROW, fragmentation, RATIO, PERCENT, NULL),
 	FIELD(ROW, warm_bytes, MAYBE, BYTES, NULL),
-	FIELD(ROW, peak_live_bytes, MAYBE, BYTES, "PEAK LIVE"),
-	FIELD(ROW, peak_reserved_bytes, MAYBE, BYTES, "PEAK RES"),
-	FIELD(ROW, n_allocs, MAYBE, PLAIN, NULL),
-	FIELD(ROW, n_stitches, MAYBE, PLAIN, NULL),
-	FIELD(ROW, stitched_bytes, MAYBE, BYTES, NULL),
-	FIELD(ROW, n_reuses, MAYBE, PLAIN, NULL),
-	FIELD(ROW, n_grows, MAYBE, PLAIN, NULL),
-	FIELD(ROW, n_mapped, MAYBE, PLAIN, NULL),
-	FIELD(ROW, n_unmapped, MAYBE, PLAIN, NULL),
+	OF_POOL(peak_live_bytes, MAYBE, BYTES, "PEAK LIVE"),
+	OF_POOL(peak_reserved_bytes, MAYBE, BYTES, "PEAK RES"),
+	OF_POOL(n_allocs, MAYBE, PLAIN, NULL),
+	OF_POOL(n_stitches, MAYBE, PLAIN, NULL),
+	OF_POOL(stitched_bytes, MAYBE, BYTES, NULL),
+	OF_POOL(n_reuses, MAYBE, PLAIN, NULL),
+	OF_POOL(n_grows, MAYBE, PLAIN, NULL),
+	OF_POOL(n_mapped, MAYBE, PLAIN, NULL),
+	OF_POOL(n_unmapped, MAYBE, PLAIN, NULL),
 	FIELD(ROW, n_vmm_calls, MAYBE, PLAIN, NULL),
-	FIELD(ROW, n_kept, MAYBE, PLAIN, NULL),
-	FIELD(ROW, kept_bytes, MAYBE, BYTES, NULL),
+	OF_POOL(n_kept, MAYBE, PLAIN, NULL),
+	OF_POOL(kept_bytes, MAYBE, BYTES, NULL),
 	FIELD(ROW, program, TEXT, PLAIN, "PROGRAM"),
 };
 
@@ -43,12 +48,12 @@ static const struct field memory_fields[] = {
 static const struct field stitch_fields[] = {
 	FIELD(ROW, pid, U32, PLAIN, "PID"),
 	FIELD(ROW, device, MAYBE, PLAIN, "DEV"),
-	FIELD(ROW, n_allocs, MAYBE, PLAIN, "ALLOCS"),
-	FIELD(ROW, n_stitches, MAYBE, PLAIN, "STITCHES"),
-	FIELD(ROW, stitched_bytes, MAYBE, BYTES, "STITCHED"),
-	FIELD(ROW, n_kept, MAYBE, PLAIN, "KEPT"),
-	FIELD(ROW, n_reuses, MAYBE, PLAIN, "REUSES"),
-	FIELD(ROW, n_grows, MAYBE, PLAIN, "GROWS"),
+	OF_POOL(n_allocs, MAYBE, PLAIN, "ALLOCS"),
+	OF_POOL(n_stitches, MAYBE, PLAIN, "STITCHES"),
+	OF_POOL(stitched_bytes, MAYBE, BYTES, "STITCHED"),
+	OF_POOL(n_kept, MAYBE, PLAIN, "KEPT"),
+	OF_POOL(n_reuses, MAYBE, PLAIN, "REUSES"),
+	OF_POOL(n_grows, MAYBE, PLAIN, "GROWS"),
 	FIELD(ROW, n_vmm_calls, MAYBE, PLAIN, "VMM CALLS"),
 };
 

@@ -18,26 +18,17 @@ static int look(struct ctl *ctl, struct map *map, struct snapshot *snapshot)
 	return err ? err : map_add(map, snapshot);
 }
 
-static int cannot_write(struct ctl *ctl, const char *path)
-{
-	char cause[512];
-	int error = -errno;
-	snprintf(cause, sizeof(cause), "%s: %s", path, strerror(-error));
-	ctl_report(ctl, error, cause);
-	return CTL_E_SAID;
-}
-
 static int write_page(struct ctl *ctl, const struct map *map, const struct snapshot *snapshot)
 {
 	const char *path = ctl->values.html ? ctl->values.html : DEFAULT_FILE;
 	FILE *out = fopen(path, "we");
 	if (!out) {
-		return cannot_write(ctl, path);
+		return ctl_cannot_write(ctl, path);
 	}
 	map_write(map, snapshot, 0, out);
 	bool is_lost = ferror(out) != 0;
 	if (fclose(out) != 0 || is_lost) {
-		return cannot_write(ctl, path);
+		return ctl_cannot_write(ctl, path);
 	}
 	char *escaped = text_escape(path);
 	fprintf(ctl->out, "%s: %zu samples of %zu devices\n", escaped ? escaped : DEFAULT_FILE,

@@ -97,18 +97,8 @@ static int add_pool(struct memory *memory, const struct glake_session_row *of,
 		.live_bytes = pool->live_bytes,
 		.reserved_bytes = pool->reserved_bytes,
 		.warm_bytes = FIELD_NONE,
-		.peak_live_bytes = pool->peak_live_bytes,
-		.peak_reserved_bytes = pool->peak_reserved_bytes,
-		.n_allocs = pool->n_allocs,
-		.n_stitches = pool->n_stitches,
-		.stitched_bytes = pool->stitched_bytes,
-		.n_reuses = pool->n_reuses,
-		.n_grows = pool->n_grows,
-		.n_mapped = pool->n_mapped,
-		.n_unmapped = pool->n_unmapped,
+		.pool = *pool,
 		.n_vmm_calls = pool->n_mapped + pool->n_unmapped,
-		.n_kept = pool->n_kept,
-		.kept_bytes = pool->kept_bytes,
 	};
 	return add_row(memory, of, &row);
 }
@@ -128,19 +118,11 @@ static int add_plain(struct memory *memory, const struct glake_session_row *of)
 		.device = FIELD_NONE,
 		.live_bytes = of->live_bytes,
 		.warm_bytes = of->n_pools ? FIELD_NONE : of->warm_bytes,
-		.peak_live_bytes = of->n_pools ? FIELD_NONE : of->peak_bytes,
-		.peak_reserved_bytes = FIELD_NONE,
-		.n_allocs = FIELD_NONE,
-		.n_stitches = FIELD_NONE,
-		.stitched_bytes = FIELD_NONE,
-		.n_reuses = FIELD_NONE,
-		.n_grows = FIELD_NONE,
-		.n_mapped = FIELD_NONE,
-		.n_unmapped = FIELD_NONE,
 		.n_vmm_calls = FIELD_NONE,
-		.n_kept = FIELD_NONE,
-		.kept_bytes = FIELD_NONE,
 	};
+	/* Each of its numbers is FIELD_NONE. */
+	memset(&row.pool, 0xff, sizeof(row.pool));
+	row.pool.peak_live_bytes = of->n_pools ? FIELD_NONE : of->peak_bytes;
 	unsigned n_devices = 0;
 	for (uint32_t i = 0; i < of->n_devices; i++) {
 		const struct glake_session_device *device = &of->devices[i];

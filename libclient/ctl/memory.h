@@ -29,18 +29,9 @@ struct memory_row {
 	double utilization;      /* live / reserved; -1 with nothing reserved */
 	double fragmentation;    /* 1 - utilization; -1 */
 	uint64_t warm_bytes;
-	uint64_t peak_live_bytes;
-	uint64_t peak_reserved_bytes;
-	uint64_t n_allocs;
-	uint64_t n_stitches;
-	uint64_t stitched_bytes;
-	uint64_t n_reuses;
-	uint64_t n_grows;
-	uint64_t n_mapped;
-	uint64_t n_unmapped;
-	uint64_t n_vmm_calls; /* both */
-	uint64_t n_kept;
-	uint64_t kept_bytes;
+	struct glake_session_pool
+		pool;         /* peak_live_bytes may be known of a row that does not stitch */
+	uint64_t n_vmm_calls; /* mapped and unmapped */
 };
 
 struct memory_device {

@@ -90,10 +90,10 @@ static void add_row(struct point *point, const struct memory_row *row)
 	point->reserved_bytes += row->reserved_bytes;
 	if (row->stitches) {
 		point->stitches = true;
-		point->peak_live_bytes += row->peak_live_bytes;
-		point->peak_reserved_bytes += row->peak_reserved_bytes;
-		point->stitched_bytes += row->stitched_bytes;
-		point->n_kept += row->n_kept;
+		point->peak_live_bytes += row->pool.peak_live_bytes;
+		point->peak_reserved_bytes += row->pool.peak_reserved_bytes;
+		point->stitched_bytes += row->pool.stitched_bytes;
+		point->n_kept += row->pool.n_kept;
 		point->n_vmm_calls += row->n_vmm_calls;
 	}
 }

@@ -28,13 +28,6 @@ static void interrupt(int number)
 	is_interrupted = 1;
 }
 
-static uint64_t now_ms(void)
-{
-	struct timespec now;
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
-}
-
 static void sleep_until(uint64_t ms)
 {
 	const struct timespec until = {
@@ -73,7 +66,7 @@ static int sample(struct ctl *ctl, uint64_t number, uint64_t total_ms, struct pi
 	uint64_t period_ms = total_ms / (MAX_SAMPLES - 1);
 	period_ms = period_ms > PERIOD_MS ? period_ms : PERIOD_MS;
 	struct progress progress = progress_begin(ctl);
-	uint64_t begin_ms = now_ms();
+	uint64_t begin_ms = ctl_now_ms();
 	uint64_t next_ms = 0;
 	int err = 0;
 	while (err == 0 && next_ms + period_ms <= total_ms &&
@@ -83,23 +76,13 @@ static int sample(struct ctl *ctl, uint64_t number, uint64_t total_ms, struct pi
 		if (is_interrupted) {
 			break;
 		}
-		err = take_sample(ctl, number, now_ms() - begin_ms, picture);
+		err = take_sample(ctl, number, ctl_now_ms() - begin_ms, picture);
 		note(&progress, next_ms, total_ms);
 	}
 	progress_end(&progress);
 	return err;
 }
 
-static int cannot_write(struct ctl *ctl, const char *path)
-{
-	char cause[512];
-	int error = -errno;
-	snprintf(cause, sizeof(cause), "%s: %s", path, strerror(-error));
-	ctl_report(ctl, error, cause);
-	return CTL_E_SAID;
-}
-
-/* To be told early of a path that is none, it is opened before the sampling. */
 static int sample_into(struct ctl *ctl, uint64_t number, struct picture *picture)
 {
 	const char *path = ctl->values.html ? ctl->values.html : DEFAULT_FILE;
@@ -111,14 +94,14 @@ static int sample_into(struct ctl *ctl, uint64_t number, struct picture *picture
 	}
 	FILE *out = fopen(path, "we");
 	if (!out) {
-		return cannot_write(ctl, path);
+		return ctl_cannot_write(ctl, path);
 	}
 	err = sample(ctl, number, n_seconds * 1000, picture);
 	int written = picture_write(picture, out);
 	err = err ? err : written;
 	bool is_lost = ferror(out) != 0;
 	if (fclose(out) != 0 || is_lost) {
-		return cannot_write(ctl, path);
+		return ctl_cannot_write(ctl, path);
 	}
 	if (err == 0) {
 		char *escaped = text_escape(path);

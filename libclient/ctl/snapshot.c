@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "glake.h"
@@ -170,10 +169,8 @@ static int take_histogram(void *user, const struct glake_histogram *of)
 
 int snapshot_take(struct ctl *ctl, struct snapshot *snapshot)
 {
-	struct timespec now;
-	clock_gettime(CLOCK_MONOTONIC, &now);
 	*snapshot = (struct snapshot){
-		.at_ms = (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000,
+		.at_ms = ctl_now_ms(),
 	};
 	struct glake_session *session = ctl->session;
 	int err = glake_get_status(session, take_status, snapshot);

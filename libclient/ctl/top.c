@@ -512,27 +512,20 @@ static bool follow_key(struct top *top, const struct screen *screen, enum screen
 	return true;
 }
 
-static uint64_t now_ms(void)
-{
-	struct timespec now;
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
-}
-
 static int run_screen(struct top *top, struct screen *screen)
 {
-	uint64_t next_ms = now_ms() + PERIOD_MS;
+	uint64_t next_ms = ctl_now_ms() + PERIOD_MS;
 	int err = draw(top, screen);
 	while (err == 0) {
-		uint64_t now = now_ms();
+		uint64_t now = ctl_now_ms();
 		enum screen_key key = screen_wait(screen, now < next_ms ? (int)(next_ms - now) : 0);
 		if (!follow_key(top, screen, key)) {
 			break;
 		}
-		if (now_ms() >= next_ms) {
+		if (ctl_now_ms() >= next_ms) {
 			look(top);
 			scroll(top, 0);
-			next_ms = now_ms() + PERIOD_MS;
+			next_ms = ctl_now_ms() + PERIOD_MS;
 		}
 		err = draw(top, screen);
 	}
