@@ -89,8 +89,8 @@ class Debian:
     def command(self, *words):
         """The command line that runs words inside, in the environment of a login."""
         return ["nsenter", "--target", self._init, "--all", "env", "-i", "HOME=/root",
-                "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C.UTF-8",
-                "DEBIAN_FRONTEND=noninteractive", *words]
+                "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+                "LC_ALL=C.UTF-8", "DEBIAN_FRONTEND=noninteractive", *words]
 
     def run(self, *words, **more):
         return subprocess.run(self.command(*words), check=False, capture_output=True, text=True,
