@@ -599,10 +599,20 @@ void glake__pool_end(struct glake__pool *pool)
 	free(pool);
 }
 
+/* No page is in it twice. */
 static bool is_stitched_valid(const struct glake__stitched *stitched)
 {
 	const struct glake__pooled *pooled = stitched->user;
-	return !pooled || (stitched->is_live && pooled->stitched == stitched);
+	bool is_valid = !pooled || (stitched->is_live && pooled->stitched == stitched);
+	for (size_t i = 0; i < stitched->n_stretches; i++) {
+		const struct glake__stretch *one = &stitched->stretches[i];
+		for (size_t j = 0; j < i; j++) {
+			const struct glake__stretch *other = &stitched->stretches[j];
+			is_valid &= one->page + one->n_pages <= other->page ||
+			            other->page + other->n_pages <= one->page;
+		}
+	}
+	return is_valid;
 }
 
 bool glake__pool_is_valid(struct glake__pool *pool)

@@ -103,13 +103,20 @@ static int gather(struct glake__pool *pool, const struct glake__line *line, stru
 
 /* ---- what is chosen ---------------------------------------------------------------------------- */
 
-/* The smallest for the end with @n_units. NULL: none, or none is needed. */
-static const struct piece *find_last(const struct pieces *pieces, uint64_t n_units)
+/*
+ * The smallest for the end with @n_units. NULL: none, or none is needed. Not of the chunk of @first (may be NULL):
+ * when all of it is free, what is kept would have some of its memory twice.
+ */
+static const struct piece *find_last(const struct pieces *pieces, const struct piece *first,
+                                     uint64_t n_units)
 {
 	const struct piece *found = NULL;
 	for (size_t i = 0; n_units > 0 && !found && i < pieces->n; i++) {
 		const struct piece *piece = &pieces->list[i];
-		found = piece->place == LAST && piece->n_units >= n_units ? piece : NULL;
+		bool is_other = !first || piece->stretch.page != first->stretch.page;
+		if (piece->place == LAST && piece->n_units >= n_units && is_other) {
+			found = piece;
+		}
 	}
 	return found;
 }
@@ -123,20 +130,21 @@ static const struct piece *find_first(const struct pieces *pieces, uint64_t n_un
 	}
 	uint64_t n_left = found ? n_units - found->n_units : 0;
 	bool saves = found && (glake__pages_of(n_left) < glake__pages_of(n_units) ||
-	                       find_last(pieces, n_left % RUN_PAGE_UNITS));
+	                       find_last(pieces, found, n_left % RUN_PAGE_UNITS));
 	return saves ? found : NULL;
 }
 
 /* @stretch is free, and more than the last @n_units of the row: it ends in a chunk of which some is left over. */
 static void add_rest(const struct glake__pool *pool, const struct pieces *pieces,
-                     struct glake__stretch stretch, uint64_t n_units, struct glake__plan *plan)
+                     const struct piece *first, struct glake__stretch stretch, uint64_t n_units,
+                     struct glake__plan *plan)
 {
 	struct glake__stretch chunk = glake__pool_chunk_at(
 		pool, stretch.page + glake__pages_of(n_units) - 1);
 	uint64_t n_before = chunk.page - stretch.page;
 	const struct piece *last = NULL;
 	if (n_units - n_before * RUN_PAGE_UNITS < chunk.n_pages * RUN_PAGE_UNITS) {
-		last = find_last(pieces, n_units - n_before * RUN_PAGE_UNITS);
+		last = find_last(pieces, first, n_units - n_before * RUN_PAGE_UNITS);
 	}
 	stretch.n_pages = last ? n_before : n_before + chunk.n_pages;
 	if (stretch.n_pages > 0) {
@@ -178,12 +186,12 @@ static void choose(const struct glake__pool *pool, const struct pieces *pieces, 
 			plan->list[plan->n++] = piece->stretch;
 			plan->n_units += piece->n_units;
 		} else if (piece->place == BETWEEN) {
-			add_rest(pool, pieces, piece->stretch, n_left, plan);
+			add_rest(pool, pieces, first, piece->stretch, n_left, plan);
 			plan->n_units = n_units;
 		}
 	}
 	uint64_t n_missing = n_units - plan->n_units;
-	const struct piece *last = find_last(pieces, n_missing % RUN_PAGE_UNITS);
+	const struct piece *last = find_last(pieces, first, n_missing % RUN_PAGE_UNITS);
 	if (last) {
 		plan->list[plan->n++] = last->stretch;
 		plan->has_last = true;

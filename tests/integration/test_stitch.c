@@ -245,6 +245,28 @@ START_TEST(a_large_chunk_in_part_is_stitched)
 }
 END_TEST
 
+/* Else a larger allocation that takes the range later would have some of its bytes twice. */
+START_TEST(a_chunk_stands_once_in_a_range)
+{
+	CUstream stream = stream_new();
+	glake_ptr first = alloc_on(stream, 40 * MIB);
+	alloc_on(stream, 2 * MIB);
+	free_on(stream, first);
+	glake_ptr front = alloc_on(stream, 10 * MIB);
+	glake_ptr middle = alloc_on(stream, 20 * MIB);
+	free_on(stream, front);
+	glake_ptr large = alloc_on(stream, 21 * MIB);
+	free_on(stream, middle);
+	free_on(stream, large);
+	stats();
+	large = alloc_on(stream, 52 * MIB);
+	queue_write(stream, large, 52 * MIB, 1);
+	stats();
+	synchronize(stream);
+	ck_assert_uint_eq(n_wrong(large, 52 * MIB, 1), 0);
+}
+END_TEST
+
 START_TEST(ends_of_allocations_serve_others)
 {
 	CUstream stream = stream_new();
