@@ -62,8 +62,8 @@ int main(int argc, char **argv)
 		parse,
 		"-- glaked [ARGUMENT...]",
 		"Keeps the memory of a glaked that ends, and starts the next one."
-		"\vSIGTERM and SIGINT end both, SIGUSR2 restarts glaked, SIGHUP and SIGUSR1 are "
-		"passed on.",
+		"\vSIGTERM and SIGINT drain glaked and end both, SIGUSR2 restarts it, SIGHUP and "
+		"SIGUSR1 are passed on.",
 		NULL,
 		NULL,
 		NULL};

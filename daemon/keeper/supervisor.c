@@ -328,8 +328,9 @@ static bool on_signal(void)
 		return reap();
 	case SIGTERM:
 	case SIGINT:
+		/* There is no next glaked, so this one drains. */
 		self.goal = GOAL_END;
-		signal_child(signal);
+		signal_child(SIGINT);
 		return self.child != 0;
 	case SIGUSR2:
 		if (!self.child) {

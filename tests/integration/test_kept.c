@@ -3,6 +3,7 @@
 #include <sys/socket.h>
 
 #include "tests/harness/connection.h"
+#include "tests/harness/models.h"
 #include "tests/harness/world.h"
 
 /* A keeper that waits between quick ends does not wait long then. */
@@ -42,6 +43,30 @@ START_TEST(clients_find_the_next_glaked_on_the_same_socket)
 		ck_assert_uint_eq(socket_inode(), inode);
 	}
 	ck_assert_uint_eq(harness_n_log_lines(&harness, "was killed by signal 9"), 20);
+}
+END_TEST
+
+/* With the books (tests/integration/test_restart.c) and the real keeper. */
+START_TEST(an_open_model_survives_twenty_kills)
+{
+	struct glake_model *model;
+	world_begin(.config = WORLD_CONFIG, .has_keeper = true, .speed = SPEED);
+	const char *path = world_write_model("m.safetensors", 5, 1);
+	assert_ok(world_open_unmapped(eye, path, &model));
+	ck_assert_int_eq(unlink(path), 0);
+	const struct books before = world_books();
+	ck_assert_uint_gt(before.block_bytes, 0);
+	for (int i = 0; i < 20; i++) {
+		harness_kill(&harness);
+		harness_restart(&harness);
+		world_wait_books(&before);
+	}
+	glake_model_close(model);
+	/* And so does its end. */
+	world_evict_until(&books_before);
+	harness_kill(&harness);
+	world_restart();
+	ck_assert_uint_eq(books_before.block_bytes, 0);
 }
 END_TEST
 
