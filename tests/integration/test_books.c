@@ -1,0 +1,266 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Books that do not fit what there is: torn, of another boot, without fds, or fds without books. What they say is
+ * adopted as far as it is true, the rest is given back, and the log says so. world_end() finds what would be left.
+ */
+#include "tests/harness/connection.h"
+#include "tests/harness/models.h"
+#include "tests/harness/words.h"
+#include "tests/harness/world.h"
+
+#define MODEL_BYTES (300 * MIB)
+
+static void begin(void)
+{
+	world_begin(.config = WORLD_CONFIG, .devices = "1x4GiB", .is_activated = true,
+	            .keeps_fds = true);
+}
+BEGIN_EACH(begin)
+
+static const char *state_path(void)
+{
+	return world_path("glaked.sock.state");
+}
+
+static void load_and_leave(void *path)
+{
+	struct glake_model *model;
+	struct glake_session *session = world_connect_blind();
+	assert_ok(world_open_unmapped(session, path, &model));
+	glake_model_close(model);
+	world_disconnect(session);
+}
+
+static const char *load(const char *name, uint64_t seed)
+{
+	const char *path = world_write_model(name, MODEL_BYTES, seed);
+	world_join(world_client(load_and_leave, (void *)path));
+	return path;
+}
+
+/* The next glaked may not know the session. */
+static void look_again(void)
+{
+	/* The first finds out that the connection is lost. */
+	glake_ping(eye);
+	glake_ping(eye);
+	glake_disconnect(eye);
+	assert_ok(glake_connect(
+		&(struct glake_connect_options){.size = sizeof(struct glake_connect_options),
+	                                        .no_cuda = 1},
+		&eye));
+}
+
+/* Only the mark of the books is kept. */
+static void wait_for_fds(void)
+{
+	uint64_t end_ms = harness_now_ms() + HARNESS_TIMEOUT_MS;
+	while (fdkeeper_n_kept(&harness.fdkeeper) != 1) {
+		ck_assert_uint_lt(harness_now_ms(), end_ms);
+		harness_sleep_ms(1);
+	}
+}
+
+static void assert_nothing_is_left(void)
+{
+	look_again();
+	world_wait_books(&books_before);
+	wait_for_fds();
+}
+
+static void write_at(off_t at, const void *bytes, size_t n_bytes)
+{
+	cleanup_fd int fd = open(state_path(), O_RDWR | O_CLOEXEC);
+	ck_assert_int_ge(fd, 0);
+	ck_assert_int_eq(pwrite(fd, bytes, n_bytes, at), (ssize_t)n_bytes);
+}
+
+/* As journal.c has it: the version, the name of the boot, and the first record. */
+static const struct {
+	off_t at;
+	const char *bytes;
+	size_t n_bytes;
+	const char *line;
+} faults[] = {
+	{8, "\2", 1, "they are of a newer version of glaked"},
+	{0, "# a file", 8, "they are damaged"},
+	{20, "x", 1, "they are damaged"},
+	{64 + 24, "x", 1, "they are damaged"},
+};
+
+START_TEST_WITH(books_that_cannot_be_read_give_everything_back, .n = n_elements(faults))
+{
+	load("model", 5);
+	harness_kill(&harness);
+	write_at(faults[_i].at, faults[_i].bytes, faults[_i].n_bytes);
+	harness_restart(&harness);
+	harness_wait_log(&harness, faults[_i].line);
+	harness_wait_log(&harness, "fds of an earlier glaked that nothing describes");
+	assert_nothing_is_left();
+}
+END_TEST
+
+START_TEST(without_books_everything_is_given_back)
+{
+	load("model", 5);
+	harness_kill(&harness);
+	ck_assert_int_eq(unlink(state_path()), 0);
+	harness_restart(&harness);
+	harness_wait_log(&harness, "closing 3 fds of an earlier glaked that nothing describes");
+	assert_nothing_is_left();
+}
+END_TEST
+
+START_TEST(books_whose_fds_are_gone_describe_nothing)
+{
+	load("model", 5);
+	harness_kill(&harness);
+	fdkeeper_forget(&harness.fdkeeper, "");
+	harness_restart(&harness);
+	harness_wait_log(&harness, "nobody has kept the fds");
+	assert_nothing_is_left();
+}
+END_TEST
+
+START_TEST(a_model_without_one_of_its_fds_is_given_back)
+{
+	load("one", 5);
+	load("two", 6);
+	ck_assert_uint_eq(world_books().n_models, 2);
+	harness_kill(&harness);
+	/* Its first block, since the model has the first id of all. */
+	fdkeeper_forget(&harness.fdkeeper, "b2");
+	harness_restart(&harness);
+	harness_wait_log(&harness, "not adopted: 1 blocks");
+	ck_assert_uint_eq(world_books().n_models, 1);
+	ck_assert_uint_eq(world_books().n_blocks, 3);
+	/* And what is not adopted is not in the books any more. */
+	harness_kill(&harness);
+	harness_restart(&harness);
+	ck_assert_uint_eq(harness_n_log_lines(&harness, "not adopted"), 1);
+	ck_assert_uint_eq(world_books().n_models, 1);
+}
+END_TEST
+
+static off_t records_end(void)
+{
+	static uint8_t bytes[1024 * 1024];
+	cleanup_fd int fd = open(state_path(), O_RDONLY | O_CLOEXEC);
+	ssize_t n = pread(fd, bytes, sizeof(bytes), 0);
+	while (n > 0 && bytes[n - 1] == 0) {
+		n--;
+	}
+	return n;
+}
+
+/*
+ * Whatever is missing behind: what was before is adopted if it is whole, and nothing stays that is not listed. Sessions
+ * of this process may come back, whose end was cut off.
+ */
+START_TEST(books_that_are_cut_say_what_they_can)
+{
+	unsigned n_adopted = 0;
+	for (int i = 0; i <= 24; i++) {
+		load("model", 5);
+		harness_kill(&harness);
+		off_t end = records_end();
+		ck_assert_int_eq(truncate(state_path(), end * i / 24), 0);
+		harness_restart(&harness);
+		look_again();
+		struct books books = world_books();
+		ck_assert_uint_le(books.n_models, 1);
+		ck_assert_uint_eq(books.n_blocks > 0, books.n_models);
+		n_adopted += books.n_models > 0;
+		assert_ok(glake_evict(eye, NULL, NULL, NULL));
+		wait_for_fds();
+		ck_assert_uint_eq(world_books().physical_bytes, books_before.physical_bytes);
+	}
+	harness_kill(&harness);
+	fdkeeper_end(&harness.fdkeeper);
+	harness.notify_fd = -1;
+	ck_assert_uint_ge(n_adopted, 1);
+	ck_assert_uint_lt(n_adopted, 25);
+}
+END_TEST
+
+/* ---- parking ---------------------------------------------------------------------------------- */
+
+static void open_while_stalled(void *path)
+{
+	struct glake_model *model;
+	struct glake_session *session = world_connect_blind();
+	world_reach(1);
+	assert_ok(world_open_unmapped(session, path, &model));
+	world_reach(2);
+	glake_model_close(model);
+	world_disconnect(session);
+}
+
+START_TEST(nobody_gets_a_model_before_it_is_parked)
+{
+	const char *path = world_write_model("model", MODEL_BYTES, 5);
+	fdkeeper_stall(&harness.fdkeeper);
+	pid_t client = world_client(open_while_stalled, (void *)path);
+	world_await(1);
+	/* All of it is loaded, and waits. */
+	struct books books;
+	do {
+		books = world_books();
+	} while (books.block_bytes < MODEL_BYTES);
+	ck_assert_uint_eq(world_metric("models_loaded"), 0);
+	ck_assert_int_eq(atomic_load(world_stage), 1);
+	fdkeeper_stall(&harness.fdkeeper);
+	world_join(client);
+	ck_assert_int_eq(atomic_load(world_stage), 2);
+}
+END_TEST
+
+START_TEST(blocks_of_a_load_that_was_cut_off_are_given_back)
+{
+	const char *path = world_write_model("model", MODEL_BYTES, 5);
+	fdkeeper_stall(&harness.fdkeeper);
+	pid_t client = world_client(open_while_stalled, (void *)path);
+	world_await(1);
+	while (world_books().block_bytes < MODEL_BYTES) {
+	}
+	world_kill(client);
+	harness_kill(&harness);
+	fdkeeper_stall(&harness.fdkeeper);
+	harness_restart(&harness);
+	assert_nothing_is_left();
+}
+END_TEST
+
+static void share_after_restart(void *user)
+{
+	struct glake_block *block;
+	words_open_driver();
+	struct glake_session *session = world_connect();
+	glake_ptr old = words_alloc(session, 4 * MIB, 7);
+	world_reach(1);
+	world_await(2);
+	assert_fails(GLAKE_E_BAD_REQUEST, "has no fd since glaked was restarted",
+	             glake_block_publish(session, old, 4 * MIB, &block));
+	words_check(old, 4 * MIB, 7);
+	/* What is new is as ever. */
+	glake_ptr new = words_alloc(session, 4 * MIB, 8);
+	assert_ok(glake_block_publish(session, new, 4 * MIB, &block));
+	glake_block_release(block);
+	glake_free(session, old);
+	world_disconnect(session);
+}
+
+START_TEST(private_memory_from_before_stays_private)
+{
+	pid_t client = world_client(share_after_restart, NULL);
+	world_await(1);
+	struct books before = world_books();
+	harness_kill(&harness);
+	harness_restart(&harness);
+	struct books after = world_books();
+	ck_assert_uint_eq(after.private_bytes, before.private_bytes);
+	ck_assert_uint_eq(after.charged_bytes, before.charged_bytes);
+	world_reach(2);
+	world_join(client);
+}
+END_TEST
