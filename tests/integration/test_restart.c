@@ -17,7 +17,6 @@ static void begin(void)
 {
 	world_begin(.config = CONFIG, .devices = DEVICES, .is_activated = true, .keeps_fds = true);
 }
-BEGIN_EACH(begin)
 
 static void kill_glaked(void)
 {
@@ -171,6 +170,7 @@ static void check_content(void *path)
 
 START_TEST_WITH(a_model_of_the_cache_is_not_loaded_again, .n = n_elements(ends))
 {
+	begin();
 	const char *path = world_write_model("model", 300 * MIB, 5);
 	world_join(world_client(load_and_leave, (void *)path));
 	ck_assert_uint_gt(fdkeeper_n_kept(&harness.fdkeeper), 2);
@@ -184,6 +184,7 @@ END_TEST
 
 START_TEST(pins_and_limits_stay)
 {
+	begin();
 	const char *path = world_write_model("model", 4 * MIB, 5);
 	world_join(world_client(load_and_leave, (void *)path));
 	assert_ok(glake_pin(eye, path, 1));
@@ -206,6 +207,7 @@ END_TEST
 
 START_TEST(what_was_evicted_stays_so)
 {
+	begin();
 	const char *path = world_write_model("model", 4 * MIB, 5);
 	world_join(world_client(load_and_leave, (void *)path));
 	size_t n_kept = fdkeeper_n_kept(&harness.fdkeeper);
@@ -269,6 +271,7 @@ static void work(void *user)
 
 START_TEST_WITH(processes_go_on, .n = n_elements(ends))
 {
+	begin();
 	pid_t clients[N_CLIENTS];
 	world_write_model("model", 300 * MIB, 5);
 	for (int i = 0; i < N_CLIENTS; i++) {
@@ -289,6 +292,7 @@ END_TEST
 
 START_TEST(processes_that_end_meanwhile_leave_nothing)
 {
+	begin();
 	pid_t clients[N_CLIENTS];
 	world_write_model("model", 300 * MIB, 5);
 	for (int i = 0; i < N_CLIENTS; i++) {
@@ -305,5 +309,145 @@ START_TEST(processes_that_end_meanwhile_leave_nothing)
 	world_await(101);
 	world_reach(200);
 	world_join(clients[2]);
+}
+END_TEST
+
+/* ---- under glake-keeper ------------------------------------------------------------------------ */
+
+START_TEST(processes_go_on_under_glake_keeper)
+{
+	pid_t clients[N_CLIENTS];
+	world_begin(.config = CONFIG, .devices = DEVICES, .has_keeper = true);
+	world_write_model("model", 300 * MIB, 5);
+	for (int i = 0; i < N_CLIENTS; i++) {
+		clients[i] = world_client(work, (void *)(intptr_t)i);
+	}
+	world_await(N_CLIENTS);
+	restart_unseen(kill_glaked);
+	world_reach(100);
+	world_await(100 + N_CLIENTS);
+	/* As for another version. */
+	ck_assert_int_eq(kill(harness.keeper, SIGUSR2), 0);
+	harness.pid = 0;
+	harness_restart(&harness);
+	restart_unseen(kill_glaked);
+	world_reach(200);
+	for (int i = 0; i < N_CLIENTS; i++) {
+		world_join(clients[i]);
+	}
+}
+END_TEST
+
+/* ---- under load -------------------------------------------------------------------------------- */
+
+#define N_KILLS 20
+#define N_BUFFERS 8
+#define END_STAGE 1000
+
+static int n_gone;
+
+static void count_gone(void *user, const struct glake_notice *notice)
+{
+	n_gone += notice->kind == GLAKE_NOTICE_GONE;
+}
+
+struct buffer {
+	glake_ptr ptr; /* 0: none */
+	uint64_t n_bytes;
+	uint64_t content;
+};
+
+/* A request that a restart has cut off may fail; what has been granted stays right. */
+static void change_buffer(struct glake_session *session, struct buffer *buffer, unsigned random)
+{
+	if (buffer->ptr) {
+		words_check(buffer->ptr, buffer->n_bytes, buffer->content);
+		glake_free(session, buffer->ptr);
+		buffer->ptr = 0;
+		return;
+	}
+	buffer->n_bytes = (1 + random % 4) * 2 * MIB;
+	if (glake_alloc(session, 0, buffer->n_bytes, 0, &buffer->ptr) < 0) {
+		buffer->ptr = 0;
+		return;
+	}
+	buffer->content = random % 1000;
+	words_write(buffer->ptr, buffer->n_bytes, buffer->content);
+}
+
+static void look_into_model(struct glake_session *session)
+{
+	struct glake_model *model;
+	if (glake_model_open(session, world_path("model"), NULL, &model) == 0) {
+		ck_assert(world_is_content(session, world_tensor(model, "w").ptr, 20 * MIB, 5, 0));
+		glake_model_close(model);
+	}
+}
+
+static void publish_anew(struct glake_session *session, const struct buffer *buffer)
+{
+	const struct glake_tensor tensor = {.size = sizeof(tensor),
+	                                    .name = "w",
+	                                    .dtype = GLAKE_U64,
+	                                    .n_dims = 1,
+	                                    .shape = (const uint64_t[]){buffer->n_bytes / 8},
+	                                    .ptr = buffer->ptr};
+	struct glake_published published = {.size = sizeof(published)};
+	struct glake_model *weights;
+	if (!buffer->ptr) {
+		return;
+	}
+	glake_weights_publish(session, "engine", &tensor, 1, NULL, &published);
+	words_check(buffer->ptr, buffer->n_bytes, buffer->content);
+	if (glake_weights_attach(session, "engine", NULL, &weights) == 0) {
+		glake_model_close(weights);
+	}
+}
+
+static void be_busy(void *user)
+{
+	struct buffer buffers[N_BUFFERS] = {{0}};
+	unsigned random = 1 + (unsigned)(intptr_t)user;
+	words_open_driver();
+	struct glake_session *session = world_connect();
+	glake_set_notice_handler(session, count_gone, NULL);
+	atomic_fetch_add(world_stage, 1);
+	while (atomic_load(world_stage) < END_STAGE) {
+		random = random * 1103515245 + 12345;
+		struct buffer *buffer = &buffers[random / 65536 % N_BUFFERS];
+		if (random / 1024 % 16 == 0) {
+			look_into_model(session);
+		} else if (random / 1024 % 16 == 1) {
+			publish_anew(session, buffer);
+		} else {
+			change_buffer(session, buffer, random / 65536);
+		}
+	}
+	for (unsigned i = 0; i < N_BUFFERS; i++) {
+		if (buffers[i].ptr) {
+			change_buffer(session, &buffers[i], 0);
+		}
+	}
+	ck_assert_int_eq(n_gone, 0);
+	world_disconnect(session);
+}
+
+START_TEST(nothing_is_lost_when_glaked_is_killed_again_and_again)
+{
+	begin();
+	pid_t clients[N_CLIENTS];
+	world_write_model("model", 20 * MIB, 5);
+	for (int i = 0; i < N_CLIENTS; i++) {
+		clients[i] = world_client(be_busy, (void *)(intptr_t)i);
+	}
+	world_await(N_CLIENTS);
+	for (int i = 0; i < N_KILLS; i++) {
+		harness_sleep_ms(10 + (unsigned)(i * 37) % 90);
+		restart(ends[i % 3 == 1 ? 1 : 0]);
+	}
+	world_reach(END_STAGE);
+	for (int i = 0; i < N_CLIENTS; i++) {
+		world_join(clients[i]);
+	}
 }
 END_TEST
