@@ -82,16 +82,18 @@ class Llama(nn.Module):
         self.head_size = shape["hidden"] // shape["heads"]
         self.recomputes = recomputes
 
-    def forward(self, tokens):
-        """The loss of each token's next one."""
+    def forward(self, tokens, before=lambda number, x: None):
+        """The loss of each token's next one. @before is called before each layer and behind the last."""
         x = self.embedding(tokens)
         place = torch.arange(tokens.shape[1], device=x.device)
         part = torch.arange(0, self.head_size, 2, device=x.device) / self.head_size
         angle = torch.outer(place, 10000.0 ** -part).repeat(1, 2)
         cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
-        for layer in self.layers:
+        for i, layer in enumerate(self.layers):
+            before(i, x)
             x = (checkpoint(layer, x, cos, sin, use_reentrant=False) if self.recomputes
                  else layer(x, cos, sin))
+        before(len(self.layers), x)
         logits = self.head(self.norm(x))[:, :-1].float()
         return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
@@ -220,7 +222,9 @@ class UnetTraining:
 class Twins:
     """Training without recomputation. A step's batches come one after the other on one stream
     (`one`), or from two threads, each with a stream: half of each batch (`halves`), or every other
-    batch whole, one thread's forward pass beside the other's backward pass (`opposite`)."""
+    batch whole, one thread's forward pass beside the other's backward pass (`opposite`). There a layer goes
+    forward when as many have gone back beside it: forward is faster, and would else be at its peak
+    when the other has half of its own."""
 
     def __init__(self, device, tiny, way):
         self.device = device
@@ -236,10 +240,28 @@ class Twins:
         self.adders = [p.expand_as(p).grad_fn.next_functions[0][0]
                        for p in self.model.parameters()]
         self.pool = concurrent.futures.ThreadPoolExecutor(2)
+        # By thread: the layers that have gone back, of its batch of which some have not.
+        self.n_back = [self.shape["layers"]] * 2
+        self.moved = threading.Condition()
         self.streams = [torch.cuda.Stream() for _ in range(2)] if device == "cuda" else [None] * 2
 
-    def forward(self):
-        return self.model(torch.randint(0, self.shape["vocabulary"], self.size, device=self.device))
+    def forward(self, before=lambda number, x: None):
+        return self.model(torch.randint(0, self.shape["vocabulary"], self.size, device=self.device),
+                          before)
+
+    def went_back(self, number):
+        with self.moved:
+            self.n_back[number] += 1
+            self.moved.notify_all()
+
+    def keep_pace(self, number, barrier):
+        """For the forward passes of that thread, and its backward passes behind them."""
+        def before(layer, x):
+            with self.moved:
+                self.moved.wait_for(lambda: self.n_back[1 - number] >= layer or barrier.broken)
+            if layer < self.shape["layers"]:
+                x.register_hook(lambda gradient: self.went_back(number))
+        return before
 
     def work(self, number, barrier, n_batches):
         def meet():
@@ -253,7 +275,11 @@ class Twins:
                 if number == 1:
                     meet()
                 for _ in range(n_batches):
-                    loss = self.forward()
+                    if self.way == "opposite":
+                        loss = self.forward(self.keep_pace(number, barrier))
+                        self.n_back[number] = 0
+                    else:
+                        loss = self.forward()
                     meet()
                     loss.backward()
                     meet()
@@ -262,6 +288,8 @@ class Twins:
                 return loss.detach()
         except BaseException:
             barrier.abort()
+            with self.moved:
+                self.moved.notify_all()
             raise
 
     def step(self):
