@@ -251,13 +251,21 @@ static void read_config(uv_work_t *work)
  */
 static void take_config(struct server *server, struct config *config, char *mover_path)
 {
+	char fixed[256];
+	config_list_fixed(server->config, config, fixed, sizeof(fixed));
 	mover_link_take_path(&server->mover, mover_path);
 	config_free(server->config);
 	server->config = config;
 	books_forget_limits(server->books);
 	owners_forget(server->owners);
 	apply_limits(server);
-	log_info("read the configuration again");
+	if (fixed[0]) {
+		log_warning("read the configuration again; these keys stay as they were until "
+		            "glaked is restarted: %s",
+		            fixed);
+	} else {
+		log_info("read the configuration again");
+	}
 }
 
 static void on_config_read(uv_work_t *work, int status)

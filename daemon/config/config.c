@@ -502,6 +502,42 @@ static void members_deinit(struct config_members *members)
 	free(members->gids);
 }
 
+static bool differs(const char *a, const char *b)
+{
+	return strcmp(a ? a : "", b ? b : "") != 0;
+}
+
+void config_list_fixed(const struct config *before, const struct config *after, char *text_out,
+                       size_t text_bytes)
+{
+	const struct {
+		const char *name;
+		bool differs;
+	} fixed[] = {
+		{"socket_path", differs(before->socket_path, after->socket_path)},
+		{"socket_mode", before->socket_mode != after->socket_mode},
+		{"libcuda", differs(before->libcuda, after->libcuda)},
+		{"devices", before->n_devices != after->n_devices ||
+	                            (before->n_devices > 0 &&
+	                             memcmp(before->devices, after->devices,
+	                                    before->n_devices * sizeof(*before->devices)) != 0)},
+		{"fd_budget", before->fd_budget != after->fd_budget},
+		{"pool", before->n_pool != after->n_pool ||
+	                         (before->n_pool > 0 &&
+	                          memcmp(before->pool, after->pool,
+	                                 before->n_pool * sizeof(*before->pool)) != 0)},
+		{"reserve_bytes", before->reserve_bytes != after->reserve_bytes},
+	};
+	size_t n_bytes = 0;
+	*text_out = '\0';
+	for (size_t i = 0; i < n_elements(fixed) && n_bytes < text_bytes; i++) {
+		if (fixed[i].differs) {
+			n_bytes += (size_t)snprintf(text_out + n_bytes, text_bytes - n_bytes,
+			                            "%s%s", n_bytes ? ", " : "", fixed[i].name);
+		}
+	}
+}
+
 void config_free(struct config *config)
 {
 	if (!config) {

@@ -113,6 +113,10 @@ int config_load(const char *path, struct config **config_out, char *error_out, s
 /* NULL is fine. */
 void config_free(struct config *config);
 
+/* The names of the keys whose values differ and that hold from the start on; "" = none. */
+void config_list_fixed(const struct config *before, const struct config *after, char *text_out,
+                       size_t text_bytes);
+
 /*
  * Fds for clients: sessions, chunks, blocks. fd_budget if it is set, else CONFIG_MAX_FDS less
  * CONFIG_RESERVED_FDS; never more than the hard RLIMIT_NOFILE less the reserve.

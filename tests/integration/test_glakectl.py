@@ -210,6 +210,25 @@ class Glakectl(WithGlaked):
         self.assertIn("Address already in use", done.stderr)
         self.parse_metrics(self.ctl("metrics").stdout)
 
+    def reload(self, text):
+        with open(self.config, "a", encoding="utf-8") as file:
+            file.write(text)
+        with open(self.log.name, encoding="utf-8") as log:
+            log.seek(0, os.SEEK_END)
+            self.daemon.send_signal(signal.SIGHUP)
+            lines = ""
+            for _ in range(1200):
+                lines += log.read()
+                if re.search("the configuration (again|stays as it was).*\\n", lines):
+                    return lines
+                time.sleep(0.05)
+        return self.fail("no line about the configuration")
+
+    def test_a_reload_says_what_needs_a_restart(self):
+        self.assertNotIn("restarted", self.reload("drain_ms = 100;\n"))
+        self.assertIn("until glaked is restarted: fd_budget, pool\n", self.reload("pool = ();\nfd_budget = 5000;\n"))
+        self.assertRegex(self.reload("nonsense = 1;\n"), "stays as it was: .*glaked.conf:6: unknown key nonsense")
+
     def test_a_model_comes_and_goes(self):
         path = self.model("m.safetensors", seed=1)
         loaded = self.ask("load", path, "--name", "first")
