@@ -262,7 +262,8 @@ enum {
 GLAKE_API int glake_alloc_async(struct glake_session *session, void *stream, uint64_t bytes,
                                 unsigned flags, glake_ptr *ptr_out);
 /*
- * See glake_alloc_async(). After an error the memory is still allocated.
+ * See glake_alloc_async(), and glake_stream_ends() for a stream that is destroyed later. After an error the memory
+ * is still allocated.
  * Errors: session errors; -EINVAL (@ptr or @flags); GLAKE_E_NO_DRIVER; -EBUSY (the stream is being
  * captured); -ENOSYS (the driver is older than CUDA 12.0); -ENOENT (glaked does not own the stream's
  * device); GLAKE_E_CUDA; -ENOMEM.

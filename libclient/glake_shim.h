@@ -121,9 +121,9 @@ struct glake__allocation *glake__heap_claim_of(const void *ctx, uint64_t generat
 void glake__heap_unclaim(struct glake__allocation *allocation);
 
 /*
- * Free the allocation that starts at @address in the order of @stream, without an event: it joins one that is
- * parked there and waits for the next mark (glake_order.h). *was_out (may be NULL) is what it was. False: it cannot, as memory of
- * graphs, or there is none; @session NULL: of any session.
+ * Free the allocation that starts at @address, of @session or, if that is NULL, of any, in the order of @stream,
+ * without an event: it joins one that is parked there and waits for the next mark (glake_order.h). *was_out (may be
+ * NULL) is what it was. False: there is none, or it cannot; memory of graphs never can.
  */
 bool glake__heap_join(const struct glake_session *session, glake_ptr address, uint64_t stream,
                       struct glake__allocation *was_out);

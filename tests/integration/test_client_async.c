@@ -368,11 +368,12 @@ START_TEST(frees_of_a_stream_share_events)
 	glake_order_collect(order, context, 0);
 	ck_assert_uint_eq(n_released, 41);
 	is_refused = false;
-	for (unsigned i = 0; i < 10; i++) {
+	/* Too few for a free to look for what is done. */
+	for (unsigned i = 0; i < 4; i++) {
 		assert_ok(glake_order_park(order, stream, 0, &known, &allocations[i], 0, 1024));
 	}
 	ck_assert_int_eq(glake_order_collect(order, context, 1), 1);
-	ck_assert_uint_eq(n_released, 51);
+	ck_assert_uint_eq(n_released, 45);
 	ck_assert_uint_le(n_recorded, 1);
 	glake_order_free(order);
 }
