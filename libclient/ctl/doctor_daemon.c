@@ -117,13 +117,20 @@ static void check_fds(struct findings *findings, const struct glake_status *stat
 
 /* ---- its devices ------------------------------------------------------------------------------ */
 
-static void check_device(struct findings *findings, const struct glake_device_status *device)
+/* glaked asks NVML each five seconds, for the first time a while after it has started. */
+#define NVML_MS 10000
+
+static void check_device(struct findings *findings, const struct glake_status *status,
+                         const struct glake_device_status *device)
 {
 	if (strcmp(device->fabric, "yes") != 0) {
 		finding_add(findings, "fabric", FINDING_NOTE,
 		            "only to share memory between nodes: an IMEX channel "
 		            "(nvidia-modprobe -i 0), and nvidia-imex running",
 		            "device %" PRIu32 ": %s", device->index, device->fabric);
+	}
+	if (device->free_bytes == 0 && status->uptime_ms < NVML_MS) {
+		return;
 	}
 	if (device->free_bytes == 0) {
 		finding_add(findings, "nvml", FINDING_NOTE,
@@ -156,7 +163,7 @@ static int check_status(void *user, const struct glake_status *status)
 	check_fds(findings, status);
 	check_memlock(findings, status->pid);
 	for (uint32_t i = 0; i < status->n_devices; i++) {
-		check_device(findings, &status->devices[i]);
+		check_device(findings, status, &status->devices[i]);
 	}
 	return 0;
 }

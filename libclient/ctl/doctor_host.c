@@ -155,7 +155,8 @@ static void check_nodes(struct findings *findings)
 		finding_add(findings, "nodes", FINDING_ERROR, remedy, "there is no /dev/nvidia0");
 	} else if (is_good) {
 		finding_add(findings, "nodes", FINDING_OK, NULL,
-		            "/dev/nvidiactl, /dev/nvidia-uvm and %u GPUs", n_gpus);
+		            "/dev/nvidiactl, /dev/nvidia-uvm and %u GPU%s", n_gpus,
+		            n_gpus == 1 ? "" : "s");
 	}
 }
 
@@ -256,7 +257,7 @@ void doctor_check_limits(struct findings *findings)
 	getrlimit(RLIMIT_MEMLOCK, &locked);
 	/* A client has an fd for each handle that it maps only while it maps it; but models have many. */
 	bool is_low = files.rlim_max < 4096;
-	char text[32] = "any";
+	char text[32] = "any amount";
 	if (locked.rlim_cur != RLIM_INFINITY) {
 		snprintf(text, sizeof(text), "%llu KiB",
 		         (unsigned long long)locked.rlim_cur / 1024);

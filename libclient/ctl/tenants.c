@@ -64,9 +64,10 @@ static int add_tenant(void *user, const struct glake_tenant_row *row)
 		return add_object(tenants, row);
 	}
 	for (uint32_t i = 0; i < row->n_devices; i++) {
-		field_cells(&tenants->table, tenant_fields, N_TENANT_FIELDS, row, exact);
+		field_cells(&tenants->table, tenant_fields, 1, row, exact);
 		field_cells(&tenants->table, device_fields, N_DEVICE_FIELDS, &row->devices[i],
 		            exact);
+		field_cells(&tenants->table, tenant_fields + 1, N_TENANT_FIELDS - 1, row, exact);
 	}
 	return 0;
 }
@@ -85,8 +86,10 @@ static int run_tenants(struct ctl *ctl)
 {
 	struct tenants tenants = {.ctl = ctl, .rows = ctl->json ? json_array() : NULL};
 	table_init(&tenants.table);
-	field_columns(&tenants.table, tenant_fields, N_TENANT_FIELDS);
+	/* What differs between the lines of a tenant comes first, where a narrow terminal has it together. */
+	field_columns(&tenants.table, tenant_fields, 1);
 	field_columns(&tenants.table, device_fields, N_DEVICE_FIELDS);
+	field_columns(&tenants.table, tenant_fields + 1, N_TENANT_FIELDS - 1);
 	int err = glake_list_tenants(ctl->session, add_tenant, &tenants);
 	if (err == 0) {
 		err = print_tenants(ctl, &tenants);
