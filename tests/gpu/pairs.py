@@ -6,8 +6,8 @@
     pair    a tensor of 8 MiB (or 4 KiB) is made and dropped
     churn   of 200 live tensors of 256 KiB to 32 MiB one is replaced
 
-A process for each allocator, one after the other on the idle GPU: the median of all laps (lowest .. highest).
-The allocators are those of fragment.py. Numbers are not judged.
+A process for each allocator, one after the other on the idle GPU: the median of all laps (lowest .. highest). The clock
+of idle cores rises with the first of them, so the lowest say more. The allocators are those of fragment.py. Numbers are not judged.
 """
 import argparse
 import json
