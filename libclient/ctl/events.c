@@ -39,7 +39,8 @@ static int fill_events(struct ctl *ctl, struct ctl_list *list)
 
 struct following {
 	struct ctl *ctl;
-	uint64_t pid;  /* of the glaked that the ids are of; 0 = none yet */
+	uint64_t pid; /* of the glaked that the ids are of; 0 = none yet */
+	uint64_t uptime_ms;
 	uint64_t last; /* the id of the last event that was shown */
 	bool is_lost;  /* it was said that glaked is away */
 };
@@ -80,7 +81,10 @@ static int show_event(void *user, const struct glake_event_row *row)
 static int see_daemon(void *user, const struct glake_status *status)
 {
 	struct following *following = user;
-	if (status->pid != following->pid) {
+	/* In a container the next glaked may have the same pid. */
+	bool is_next = status->pid != following->pid || status->uptime_ms < following->uptime_ms;
+	following->uptime_ms = status->uptime_ms;
+	if (is_next) {
 		/* Its ids begin anew. */
 		following->pid = status->pid;
 		following->last = 0;
