@@ -117,6 +117,8 @@ class Packages(unittest.TestCase):
                 before = self.status()["pid"]
                 change()
                 self.assertNotEqual(self.status()["pid"], before)
+                # Kept by systemd, and not loaded again by somebody who opens it.
+                self.assertEqual(self.status()["n_models"], 1)
                 self.assertEqual(self.check(client), digest)
                 other, other_digest = self.start_client()
                 self.assertEqual(other_digest, digest)
