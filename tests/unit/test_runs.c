@@ -107,6 +107,59 @@ START_TEST(a_line_that_comes_again_has_passed_what_it_had)
 }
 END_TEST
 
+START_TEST(who_follows_a_line_has_what_was_freed_before)
+{
+	begin(4);
+	grow(3 * PAGE);
+	struct glake__line *one = glake__runs_line(&runs, 1);
+	struct glake__line *two = glake__runs_line(&runs, 2);
+	struct glake__run *first = take(one, PAGE);
+	take(one, PAGE);
+	struct glake__run *third = take(one, PAGE);
+	glake__runs_free(&runs, first, one, ++one->n_freed);
+	glake__runs_free(&runs, third, one, ++one->n_freed);
+	ck_assert_uint_eq(glake__runs_find_early(&runs, two, PAGE / 2)->number, 1);
+	glake__line_follow(two, one, 1);
+	struct glake__run *borrowed = take(two, PAGE / 2);
+	ck_assert_uint_eq(borrowed->first, 0);
+	/* It gets what is left over, and not what was freed later. */
+	ck_assert_ptr_null(glake__runs_find(&runs, two, PAGE));
+	ck_assert_uint_eq(glake__runs_find(&runs, two, PAGE / 2)->first, PAGE / 2);
+	ck_assert_ptr_null(glake__runs_find(&runs, glake__runs_line(&runs, 3), 1));
+	/* Given back unused, it is the lender's: all of it again, and nobody's when that has passed it. */
+	glake__runs_give_back(&runs, borrowed);
+	ck_assert_uint_eq(glake__runs_at(&runs, 0)->n_units, PAGE);
+	ck_assert_ptr_eq(glake__runs_at(&runs, 0)->line, one);
+	borrowed = take(two, PAGE);
+	glake__line_pass(one, 1);
+	glake__runs_give_back(&runs, borrowed);
+	ck_assert_ptr_eq(glake__runs_at(&runs, 0)->line, &runs.nobody);
+	end();
+}
+END_TEST
+
+/* It remembers the last few, and what it has forgotten it has to wait for again. */
+START_TEST(a_line_follows_several)
+{
+	begin(8);
+	grow(6 * PAGE);
+	struct glake__line *line = glake__runs_line(&runs, 9);
+	struct glake__run *taken[RUN_FOLLOWED + 1];
+	for (unsigned i = 0; i <= RUN_FOLLOWED; i++) {
+		taken[i] = take(glake__runs_line(&runs, i), PAGE);
+	}
+	for (unsigned i = 0; i <= RUN_FOLLOWED; i++) {
+		struct glake__line *other = glake__runs_line(&runs, i);
+		glake__runs_free(&runs, taken[i], other, ++other->n_freed);
+		glake__line_follow(line, other, 1);
+	}
+	for (unsigned i = 0; i <= RUN_FOLLOWED; i++) {
+		ck_assert(glake__run_serves(glake__runs_at(&runs, i * PAGE), line) == (i > 0));
+	}
+	end();
+}
+END_TEST
+
 START_TEST(other_lines_wait_until_it_has_been_passed)
 {
 	begin(2);
