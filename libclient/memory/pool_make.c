@@ -8,8 +8,11 @@
 #include "proto/cleanup.h"
 #include "proto/clock.h"
 
-/* With less than this part of a request free, stitching would map much to save little. */
-#define WORTH_PART 8u
+/*
+ * With less than this part of a request free, stitching would map much to save little. What is free then is lost at
+ * the peak; and to map what has just come takes the driver half as long as getting it.
+ */
+#define WORTH_PART 32u
 /* Fresh memory starts on 2 MiB if no more than this part of it is wasted at its end. */
 #define ALIGNED_PART 16u
 /* What is kept of them: so many times the pool's memory, and at least so many pages. */
