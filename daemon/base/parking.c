@@ -8,7 +8,7 @@
 #include "daemon/base/log.h"
 #include "proto/cleanup.h"
 
-#define PATIENCE_NS 1000000000ull
+#define PATIENCE_NS 5000000000ull
 
 struct parking {
 	struct fdstore *store; /* borrowed */
@@ -40,7 +40,9 @@ void parking_free(struct parking *parking)
 		return;
 	}
 	while (!list_is_empty(&parking->waits)) {
-		list_remove(parking->waits.next);
+		struct parking_wait *wait = list_first(&parking->waits, struct parking_wait, link);
+		list_remove(&wait->link);
+		wait->on_passed(wait);
 	}
 	uv_cond_destroy(&parking->cond);
 	uv_mutex_destroy(&parking->mutex);

@@ -28,7 +28,7 @@ struct parking_wait {
 
 /* Somebody keeps fds. NULL: no memory. */
 struct parking *parking_new(struct fdstore *store);
-/* Nobody waits any more: all numbers count as passed. NULL is fine. */
+/* All numbers count as passed: who still waits is called from here. NULL is fine. */
 void parking_free(struct parking *parking);
 
 /* Returns the order's number, or 0: the fd is not parked, and the log knows why. */
@@ -42,7 +42,7 @@ uint64_t parking_remove(struct parking *parking, const char *name);
 void parking_await(struct parking *parking, struct parking_wait *wait, uint64_t number,
                    void (*on_passed)(struct parking_wait *wait));
 
-/* Any other thread: wait until @number has passed, or for a second. */
+/* Any other thread: wait until @number has passed, or for five seconds. */
 void parking_block(struct parking *parking, uint64_t number);
 
 #endif

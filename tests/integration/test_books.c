@@ -12,7 +12,7 @@
 
 static void begin(void)
 {
-	world_begin(.config = WORLD_CONFIG, .devices = "1x4GiB", .is_activated = true,
+	world_begin(.config = WORLD_CONFIG, .devices = "1x1GiB", .is_activated = true,
 	            .keeps_fds = true);
 }
 BEGIN_EACH(begin)
@@ -262,5 +262,39 @@ START_TEST(private_memory_from_before_stays_private)
 	ck_assert_uint_eq(after.charged_bytes, before.charged_bytes);
 	world_reach(2);
 	world_join(client);
+}
+END_TEST
+
+static void use_most(void *user)
+{
+	glake_ptr ptr;
+	words_open_driver();
+	struct glake_session *session = world_connect();
+	atomic_fetch_add(world_stage, 1);
+	assert_ok(glake_alloc(session, 0, 900 * MIB, 0, &ptr));
+	glake_free(session, ptr);
+	world_disconnect(session);
+}
+
+/* It is free when the service manager has closed its fds, and the request waits for that. */
+START_TEST(what_is_evicted_is_free_at_once)
+{
+	for (int i = 0; i < 3; i++) {
+		load("one", 5);
+		load("two", 6);
+		ck_assert_uint_eq(world_books().n_models, 2);
+		/* It has much to do. */
+		kill(harness.fdkeeper.pid, SIGSTOP);
+		pid_t client = world_client(use_most, NULL);
+		world_await(i + 1);
+		harness_sleep_ms(200);
+		kill(harness.fdkeeper.pid, SIGCONT);
+		world_join(client);
+		ck_assert_uint_eq(world_books().n_models, 0);
+		if (i == 1) {
+			harness_kill(&harness);
+			harness_restart(&harness);
+		}
+	}
 }
 END_TEST
