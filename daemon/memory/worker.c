@@ -79,7 +79,8 @@ static enum next wait_for_work(struct worker *worker)
 				return NEXT_END;
 			}
 			uv_cond_wait(&worker->wakeup, &worker->mutex);
-		} else if (worker->is_stopping || is_quiet(worker)) {
+		} else if (worker->is_stopping || !list_is_empty(&worker->behind) ||
+		           is_quiet(worker)) {
 			return NEXT_RELEASE;
 		}
 	}
@@ -113,6 +114,15 @@ static void finish(struct worker *worker, struct work *work)
 	uv_async_send(&worker->async);
 }
 
+static void finish_behind(struct worker *worker)
+{
+	while (!has_many_lazy(worker) && !list_is_empty(&worker->behind)) {
+		struct work *work = first_of(&worker->behind);
+		list_remove(&work->link);
+		finish(worker, work);
+	}
+}
+
 static bool run_release(struct worker *worker)
 {
 	struct work *work = take_release(worker);
@@ -125,6 +135,7 @@ static bool run_release(struct worker *worker)
 		list_insert(worker->releases.next, &work->link);
 	}
 	worker->was_release = true;
+	finish_behind(worker);
 	return true;
 }
 
@@ -193,6 +204,7 @@ int worker_init(struct worker *worker, uv_loop_t *loop)
 	list_init(&worker->releases);
 	list_init(&worker->lazy);
 	worker->n_lazy = 0;
+	list_init(&worker->behind);
 	list_init(&worker->finished);
 	worker->n_pending = 0;
 	worker->was_release = false;
@@ -283,4 +295,18 @@ void worker_submit_lazy(struct worker *worker, struct work *work, work_run_fn ru
 	list_insert(&worker->lazy, &work->link);
 	worker->n_lazy++;
 	end_submit(worker);
+}
+
+bool worker_await_lazy(struct worker *worker, struct work *work, work_done_fn done)
+{
+	uv_mutex_lock(&worker->mutex);
+	bool waits = has_many_lazy(worker);
+	if (waits) {
+		work->done = done;
+		list_init(&work->link);
+		worker->n_pending++;
+		list_insert(&worker->behind, &work->link);
+	}
+	uv_mutex_unlock(&worker->mutex);
+	return waits;
 }

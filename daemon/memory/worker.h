@@ -7,7 +7,8 @@
  *     of two processes slow each other down many times over, and the client that just got an answer
  *     is mapping its memory now. So each waits until the worker has had nothing else to do for
  *     WORKER_LAZY_US. When there are more than WORKER_MANY_LAZY, that is WORKER_PAUSE_US, and one runs
- *     before each turn; when there are more than WORKER_MAX_LAZY, they do not wait.
+ *     before each turn; when there are more than WORKER_MAX_LAZY, they do not wait. Whoever gives much back can
+ *     be told when there is little left (worker_await_lazy).
  *   - releases that do not wait (worker_submit_release), in order, and
  *   - work that somebody waits for (worker_submit), by turns of its users: each user's work is done
  *     in the order of its coming, one piece at a time, and then the next user has his turn.
@@ -72,6 +73,7 @@ struct worker {
 	struct list releases; /* under mutex */
 	struct list lazy;     /* under mutex */
 	unsigned n_lazy;      /* under mutex */
+	struct list behind;   /* under mutex: waits until there is little lazy work */
 	struct list finished; /* under mutex */
 };
 
@@ -89,6 +91,9 @@ void worker_submit_release(struct worker *worker, struct work *work, work_run_fn
                            work_done_fn done);
 void worker_submit_lazy(struct worker *worker, struct work *work, work_run_fn run,
                         work_done_fn done);
+
+/* @done follows as soon as no more than WORKER_MANY_LAZY of the lazy work waits. Returns false if that is so already. */
+bool worker_await_lazy(struct worker *worker, struct work *work, work_done_fn done);
 
 /* Worker's thread, from inside a run: a piece of a release. Returns whether there was one. */
 bool worker_catch_up(struct worker *worker);

@@ -139,9 +139,54 @@ static bool is_being_published(const struct held *private)
 	return private->admit && private->admit->state != ADMIT_LEAVING;
 }
 
+/* A pending ChunkFree. */
+struct free_request {
+	struct pending pending;
+	struct work work;
+	bool is_cancelled;
+};
+
+static void cancel_free_request(struct pending *pending)
+{
+	container_of(pending, struct free_request, pending)->is_cancelled = true;
+}
+
+static void answer_free(struct work *work)
+{
+	struct free_request *operation = container_of(work, struct free_request, work);
+	if (!operation->is_cancelled) {
+		struct session *session = operation->pending.session;
+		uint64_t id = operation->pending.request;
+		session_end(&operation->pending);
+		rpc_answer_ok(session, id);
+	}
+	free(operation);
+}
+
+/*
+ * Much waits to be closed: the answer waits too, as a free of the driver does. Else programs that free would go on to
+ * allocate sooner than glaked gives back, and all would wait for that when they allocate. Many chunks at once are mostly
+ * what glaked has asked for, and somebody waits for the answer.
+ */
+static bool answer_later(struct session *session, uint64_t id, struct device *device)
+{
+	struct free_request *operation = calloc(1, sizeof(*operation));
+	if (!operation || !session_begin(session, &operation->pending, id, cancel_free_request)) {
+		free(operation);
+		return false;
+	}
+	if (!worker_await_lazy(&device->worker, &operation->work, answer_free)) {
+		session_end(&operation->pending);
+		free(operation);
+		return false;
+	}
+	return true;
+}
+
 void rpc_chunk_free(struct session *session, const request_t *request, struct fdlist *fds)
 {
 	const Glake__Wire__ChunkFree *body = request->chunk_free;
+	struct device *device = NULL;
 	struct held *private;
 	/* All or none, so check first. The second loop finds an id that is there twice. */
 	for (size_t i = 0; i < body->n_ids; i++) {
@@ -157,10 +202,13 @@ void rpc_chunk_free(struct session *session, const request_t *request, struct fd
 	for (size_t i = 0; i < body->n_ids; i++) {
 		private = holder_find(session->holder, HELD_CHUNK, body->ids[i]);
 		if (private) {
+			device = private->chunk.device;
 			holder_release(session->holder, private);
 		}
 	}
-	rpc_answer_ok(session, request->id);
+	if (body->n_ids != 1 || !answer_later(session, request->id, device)) {
+		rpc_answer_ok(session, request->id);
+	}
 }
 
 /* ---- for others ------------------------------------------------------------------------------- */
@@ -207,12 +255,6 @@ void rpc_chunk_share(struct session *session, const request_t *request, struct f
 			           "chunk %" PRIu64 " is being published", body->ids[i]);
 			return;
 		}
-		if (privates[i]->chunk.is_unparked) {
-			rpc_refuse(session, request->id, STATUS_BUSY,
-			           "chunk %" PRIu64 " has no fd since glaked was restarted",
-			           body->ids[i]);
-			return;
-		}
 	}
 	uint64_t ticket = privates[0]->ticket ? privates[0]->ticket : new_ticket();
 	if (ticket == 0) {
@@ -222,7 +264,6 @@ void rpc_chunk_share(struct session *session, const request_t *request, struct f
 	}
 	for (size_t i = 0; i < body->n_ids; i++) {
 		privates[i]->ticket = ticket;
-		holder_note(session->holder, privates[i]);
 	}
 	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
 	Glake__Wire__ChunkShareAnswer share = GLAKE__WIRE__CHUNK_SHARE_ANSWER__INIT;
@@ -266,12 +307,8 @@ static const struct chunk *find_open_chunk(struct session *session, const reques
 		return NULL;
 	}
 	if (private->chunk.fd < 0) {
-		rpc_refuse(session, request->id,
-		           private->chunk.is_unparked ? STATUS_BUSY : STATUS_NO_FDS,
-		           private->chunk.is_unparked
-		                   ? "chunk %" PRIu64 " has no fd since glaked was restarted"
-		                   : "chunk %" PRIu64 " has no fd: the fd budget was spent",
-		           id);
+		rpc_refuse(session, request->id, STATUS_NO_FDS,
+		           "chunk %" PRIu64 " has no fd: the fd budget was spent", id);
 		return NULL;
 	}
 	return &private->chunk;

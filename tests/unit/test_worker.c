@@ -274,6 +274,33 @@ START_TEST(much_lazy_work_runs_between_turns)
 }
 END_TEST
 
+static struct work waiting;
+static unsigned n_ran_before;
+
+static void note_ran(struct work *work)
+{
+	n_ran_before = atomic_load(&ran.n);
+	n_done++;
+}
+
+START_TEST(who_waits_for_lazy_work_is_told_when_little_is_left)
+{
+	enum { N_LAZY = WORKER_MANY_LAZY + 20 };
+	uv_sem_t gate;
+	begin();
+	ck_assert(!worker_await_lazy(&worker, &waiting, note_ran));
+	submit_gated(&gate);
+	for (int i = 1; i <= N_LAZY; i++) {
+		submit(i, true);
+	}
+	ck_assert(worker_await_lazy(&worker, &waiting, note_ran));
+	uv_sem_post(&gate);
+	finish(1 + N_LAZY + 1);
+	ck_assert_uint_ge(n_ran_before, 1 + N_LAZY - WORKER_MANY_LAZY);
+	uv_sem_destroy(&gate);
+}
+END_TEST
+
 START_TEST(lazy_work_does_not_pile_up)
 {
 	uv_sem_t gate;
