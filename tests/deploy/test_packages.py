@@ -8,6 +8,7 @@ import shutil
 import struct
 import subprocess
 import tempfile
+import time
 import unittest
 
 from tests.deploy import debian
@@ -44,7 +45,8 @@ class Packages(unittest.TestCase):
             subprocess.run(["deploy/deb", BUILD, f"{cls.debian.root}/srv/{revision}"], check=True,
                            env={**os.environ, "DEB_REVISION": revision}, stdout=subprocess.DEVNULL)
         write_model(cls.debian.root + "/srv/model.safetensors")
-        shutil.copy("tests/deploy/client.py", cls.debian.root + "/srv")
+        for program in ("client.py", "load.py"):
+            shutil.copy("tests/deploy/" + program, cls.debian.root + "/srv")
         # Nobody is there to be asked.
         with open(cls.debian.root + "/srv/apt.conf", "w", encoding="utf-8") as file:
             file.write('APT::Get::Assume-Yes "true";\n')
@@ -114,15 +116,9 @@ class Packages(unittest.TestCase):
         self.assert_preloads_from_a_copy()
         for change in (self.restart, self.upgrade, self.kill):
             with self.subTest(change.__name__):
-                before = self.status()["pid"]
-                change()
-                self.assertNotEqual(self.status()["pid"], before)
-                # Kept by systemd, and not loaded again by somebody who opens it.
-                self.assertEqual(self.status()["n_models"], 1)
-                self.assertEqual(self.check(client), digest)
-                other, other_digest = self.start_client()
-                self.assertEqual(other_digest, digest)
-                self.quit(other)
+                self.assert_loses_nothing(change, client, digest)
+        with self.subTest("under load"):
+            self.assert_loses_nothing_under_load(client, digest)
         self.quit(client)
         self.run_demo()
         self.assert_nothing_left()
@@ -181,6 +177,50 @@ except glake.QuotaError as error:
                           "--uid=nobody", "--setenv=" + BOOKS, "python3", "-c", program)
         self.assertIn(f"serve.{uid}\n", out)
         self.assertIn(f"tenant serve.{uid} uses 33554432 of 67108864\n", out)
+
+    def kept(self):
+        """What has to stay: memory, the model, and how many have it."""
+        model, = json.loads(self.inside("glakectl", "--json", "models"))["models"]
+        device, = self.status()["devices"]
+        return (device["private_bytes"], device["used_block_bytes"], model["id"], model["n_open"])
+
+    def assert_loses_nothing(self, change, client, digest):
+        before, kept = self.status()["pid"], self.kept()
+        change()
+        self.assertNotEqual(self.status()["pid"], before)
+        self.assertEqual(self.kept(), kept)
+        self.assertEqual(self.check(client), digest)
+        other, other_digest = self.start_client()
+        self.assertEqual(other_digest, digest)
+        self.quit(other)
+        # It was there for the other one.
+        stats = json.loads(self.inside("glakectl", "--json", "stats"))["metrics"]
+        loaded, = [metric["value"] for metric in stats if metric["name"] == "models_loaded"]
+        self.assertEqual(loaded, 0)
+
+    def assert_loses_nothing_under_load(self, client, digest):
+        kept, kills = self.kept(), int(os.environ.get("GLAKE_KILLS", "5"))
+        loads = [self.debian.start("env", BOOKS, "python3", "/srv/load.py",
+                                   "/srv/model.safetensors", digest) for _ in range(2)]
+        for load in loads:
+            self.addCleanup(load.communicate)
+        for _ in range(kills):
+            self.kill()
+            self.assertGreater(self.status()["pid"], 0)
+            self.assertEqual(self.check(client), digest)
+        for load in loads:
+            out = load.communicate()[0]
+            self.assertEqual(load.returncode, 0, out)
+            self.assertGreater(int(out.split()[0]), 0, out)
+            print(f"{kills} kills; good, failed: {out.strip()}")
+        self.wait_until(lambda: self.kept() == kept, lambda: f"{self.kept()}, not {kept}")
+
+    def wait_until(self, condition, otherwise):
+        for _ in range(100):
+            if condition():
+                return
+            time.sleep(0.1)
+        self.fail(otherwise())
 
     def assert_preloads_from_a_copy(self):
         """As a pod does it, whose image has nothing of glake."""
