@@ -256,7 +256,7 @@ typedef int (*glake_event_fn)(void *user, const struct glake_event_row *row);
  * last 512 that programs reported: its counters tell how many were dropped. Errors: request errors.
  */
 GLAKE_API int glake_list_events(struct glake_session *session, glake_event_fn row, void *user);
-/* The same, without those up to @after, an id. */
+/* The same, without those up to @after, an id. Errors: request errors. */
 GLAKE_API int glake_list_events_after(struct glake_session *session, uint64_t after,
                                       glake_event_fn row, void *user);
 

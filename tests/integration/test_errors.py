@@ -35,7 +35,7 @@ EVERY = None
 OPEN = {"glake_model_open", "glake_model_open_shards", "glake_model_open_fds"}
 SEALS = {"glake_seal", "glake_seal_idle", "glake_weights_publish"}
 SEAL = SEALS | {"glake_unseal"}
-ASYNC = {"glake_alloc_async", "glake_free_async"}
+ASYNC = {"glake_alloc_async", "glake_free_async", "glake_stream_ends"}
 # Listed errors that no call here returns: the test that meets them or why none does, the functions.
 EXCUSES = {
     "-ENOMEM": ("malloc() fails", EVERY),
@@ -377,6 +377,7 @@ CALLS = {
     "glake_free": (lambda w: w.alloc(WARM + CHUNK), lambda w, x: (w.session, x)),
     "glake_alloc_async": (nothing, lambda w, x: (w.session, None, 2 * CHUNK, 0, out())),
     "glake_free_async": (World.alloc, lambda w, x: (w.session, None, x, 0)),
+    "glake_stream_ends": (nothing, lambda w, x: (w.session, None, 0)),
     "glake_trim": (lambda w: LIBRARY.glake_free(w.session, w.alloc()),
                    lambda w, x: (w.session, 0, 0)),
     "glake_chunk_new": (nothing, lambda w, x: (w.session, 0, CHUNK, out(), out())),
@@ -414,11 +415,14 @@ CALLS = {
     "glake_pool_snapshot": (nothing, lambda w, x: (w.session, 0, out(), out())),
     "glake_get_status": (nothing, lambda w, x: (w.session, ROW, None)),
     "glake_get_stats": (nothing, lambda w, x: (w.session, ROW, None)),
+    "glake_get_histograms": (nothing, lambda w, x: (w.session, ROW, None)),
     "glake_list_sessions": (nothing, lambda w, x: (w.session, ROW, None)),
     "glake_list_tenants": (nothing, lambda w, x: (w.session, ROW, None)),
     "glake_list_models": (World.model, lambda w, x: (w.session, ROW, None)),
     "glake_list_blocks": (World.model, lambda w, x: (w.session, ROW, None)),
     "glake_list_events": (nothing, lambda w, x: (w.session, ROW, None)),
+    "glake_list_events_after": (nothing, lambda w, x: (w.session, 0, ROW, None)),
+    "glake_list_uses": (World.model, lambda w, x: (w.session, ROW, None)),
     "glake_pin": (World.name_of_unused, lambda w, x: (w.session, x, 1)),
     "glake_evict": (World.name, lambda w, x: (w.session, None, None, None)),
     "glake_seal_session": (nothing, lambda w, x: (w.session, 1, None, sized())),
@@ -459,6 +463,7 @@ WRONG = [
     ("glake_alloc_async", "GLAKE_E_NO_DEVICE_MEMORY", nothing,
      lambda w, x: (w.session, None, HUGE, 0, out())),
     ("glake_free_async", "-EINVAL", nothing, lambda w, x: (w.session, None, 8, 0)),
+    ("glake_stream_ends", "-EINVAL", nothing, lambda w, x: (w.session, None, 1)),
     ("glake_trim", "-ENODEV", nothing, lambda w, x: (w.session, 99, 0)),
     ("glake_chunk_new", "-EINVAL", nothing, lambda w, x: (w.session, 0, 1, out(), out())),
     ("glake_chunk_new", "-ENODEV", nothing, lambda w, x: (w.session, 99, CHUNK, out(), out())),
