@@ -53,9 +53,9 @@ def spread(values, digits=2):
 
 
 class Daemon:
-    """A glaked of our own, started and told ready by its own notification."""
+    """A glaked of our own, started and told ready by its own notification; @keeper: under glake-keeper."""
 
-    def __init__(self, config=""):
+    def __init__(self, config="", keeper=False):
         self.folder = tempfile.mkdtemp(prefix="glake-gpu-")
         self.socket = os.path.join(self.folder, "glaked.sock")
         config_path = os.path.join(self.folder, "glaked.conf")
@@ -67,8 +67,10 @@ class Daemon:
         notify.settimeout(60)
         self.log = open(os.path.join(self.folder, "log"), "w+", encoding="utf-8")
         start = time.perf_counter()
+        prefix = [os.path.join(ROOT, "bin", "glake-keeper"), "--"] if keeper else []
         self.process = subprocess.Popen(
-            [os.path.join(ROOT, "bin", "glaked"), "--config", config_path, "--socket", self.socket],
+            [*prefix, os.path.join(ROOT, "bin", "glaked"), "--config", config_path, "--socket",
+             self.socket],
             stderr=self.log, env={**os.environ, "NOTIFY_SOCKET": os.path.join(self.folder,
                                                                              "notify")})
         while b"READY=1" not in notify.recv(4096):
