@@ -13,12 +13,14 @@
  * so that what glaked has given is used before more is asked for. Fresh memory whose end wastes little
  * starts on 2 MiB, so that equal weights stay shareable; the rest is packed by 512 bytes.
  *
- * The usual free joins one that waits already: glake__pool_join_locked(). Else it happens in two steps: glake__pool_detach() takes the memory from the allocation before the
- * stream's event is recorded, glake__pool_attach_free() makes it free for the stream behind it. When the
- * event has completed, glake__pool_release() makes it free for others.
+ * The usual free joins one that waits already: glake__pool_join_locked(). Else it happens in two steps:
+ * glake__pool_detach() takes the memory from the allocation before the stream's event is recorded,
+ * glake__pool_attach_free() makes it free for the stream behind it. When the event has completed,
+ * glake__pool_release() makes it free for others.
  *
- * Memory goes back to glaked when it asks, when the program asks, and when it was not used for two rounds of
- * POOL_ROUND_NS: what stays is the peak of the last rounds.
+ * Memory goes back to glaked when it asks, when the program asks, and when it was not used for two rounds: what
+ * stays is the peak of the last rounds. A round takes POOL_ROUND_NS at first, and each time that the program wants
+ * back what went by itself, twice as long as before, POOL_ROUND_MAX_NS at most.
  *
  * Owner: the heap. Lifetime: glake__pool_new() .. glake__pool_end().
  * Threads: any; _locked: called with the lock of the space held; the others block, no lock is held.
@@ -38,6 +40,7 @@ struct glake__range;
 struct glake__stitched;
 
 #define POOL_ROUND_NS (5ull * 1000 * 1000 * 1000)
+#define POOL_ROUND_MAX_NS (32 * POOL_ROUND_NS)
 
 /* 0, or an error: then the session goes on without. @stats is the pool's to write, under the lock. */
 int glake__pool_new(struct glake__device *device, struct glake_pool_stats *stats,

@@ -568,6 +568,7 @@ int glake__pool_new(struct glake__device *device, struct glake_pool_stats *stats
 	pool->device = device;
 	pool->stats = stats;
 	pool->round_ns = clock_now_ns();
+	pool->round_length_ns = POOL_ROUND_NS;
 	*pool_out = ptr_steal(pool);
 	return 0;
 }

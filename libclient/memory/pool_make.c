@@ -67,6 +67,17 @@ static uint64_t chunk_bytes_for(const struct glake__pool *pool, uint64_t n_bytes
 	return chunk_bytes;
 }
 
+/* It has grown. If that is what went back to glaked of itself, it went too early. */
+static void look_back(struct glake__pool *pool)
+{
+	if (pool->stats->reserved_bytes <= pool->trimmed_bytes) {
+		pool->trimmed_bytes = 0;
+		if (pool->round_length_ns < POOL_ROUND_MAX_NS) {
+			pool->round_length_ns *= 2;
+		}
+	}
+}
+
 /* Memory of glaked for the used @run, which is in a hole. No lock is held. */
 static int fill(struct glake__pool *pool, const struct glake__run *run, struct glake__wait *wait)
 {
@@ -85,6 +96,7 @@ static int fill(struct glake__pool *pool, const struct glake__run *run, struct g
 		pool->stats->n_mapped += (n_bytes + chunk_bytes - 1) / chunk_bytes;
 		pool->spare_bytes = 0;
 		glake__pool_count_reserved(pool, (int64_t)n_bytes);
+		look_back(pool);
 	}
 	glake__unlock();
 	return r;

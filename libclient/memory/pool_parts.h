@@ -27,6 +27,9 @@ struct glake__pool {
 	uint64_t refused_ns;            /* when glaked had no memory last; 0: never */
 	uint64_t spare_bytes;           /* above what the last rounds have used */
 	uint64_t round_ns;              /* when this one began */
+	uint64_t round_length_ns;       /* longer, the more often what went back was wanted again */
+	uint64_t trimmed_bytes;         /* reserved when such memory went back; 0: not lately */
+	unsigned n_calm_rounds;         /* since then */
 	uint64_t peak_bytes;            /* used in this one */
 	uint64_t last_peak_bytes;
 	unsigned n_calls;

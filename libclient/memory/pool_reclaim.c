@@ -15,6 +15,8 @@
 #define SETTLE_CALLS 64u
 /* Memory above the peak of the last rounds that stays, as a part of that. */
 #define SLACK_PART 8u
+/* For so many rounds the pool remembers that memory went back. */
+#define TRIMMED_ROUNDS 8u
 
 /* What goes back: used runs of whole chunks, by next_in_bin, and the stitched ranges that map some of them. */
 struct victims {
@@ -178,6 +180,7 @@ uint64_t glake__pool_reclaim(struct glake__pool *pool, uint64_t n_bytes, bool is
 	take_victims_locked(pool, n_bytes, &victims);
 	*debt -= is_owed ? lesser(*debt, victims.n_bytes) : 0;
 	pool->lent_bytes += is_owed ? victims.n_bytes : 0;
+	pool->trimmed_bytes = is_owed ? 0 : pool->trimmed_bytes;
 	glake__unlock();
 	if (victims.runs) {
 		struct glake__chunk *dead = unmap(pool, &victims);
@@ -197,6 +200,12 @@ static void end_round(struct glake__pool *pool, uint64_t now_ns)
 	uint64_t keep = peak + peak / SLACK_PART;
 	uint64_t reserved = pool->stats->reserved_bytes;
 	pool->spare_bytes = reserved > keep ? reserved - keep : 0;
+	pool->n_calm_rounds = pool->spare_bytes > 0 ? 0 : pool->n_calm_rounds + 1;
+	if (pool->spare_bytes > 0) {
+		pool->trimmed_bytes = reserved;
+	} else if (pool->n_calm_rounds > TRIMMED_ROUNDS) {
+		pool->trimmed_bytes = 0;
+	}
 	pool->last_peak_bytes = pool->peak_bytes;
 	pool->peak_bytes = pool->stats->used_bytes;
 	pool->round_ns = now_ns;
@@ -213,7 +222,7 @@ static void settle(struct glake__pool *pool, unsigned n_calls, uint64_t n_freed,
 		looks = true;
 		uint64_t now_ns = clock_now_ns();
 		pool->n_calls = 0;
-		if (now_ns - pool->round_ns >= POOL_ROUND_NS) {
+		if (now_ns - pool->round_ns >= pool->round_length_ns) {
 			end_round(pool, now_ns);
 		}
 	}

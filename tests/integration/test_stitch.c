@@ -708,6 +708,14 @@ START_TEST(a_peer_reads_all_of_it)
 }
 END_TEST
 
+static void pass_rounds(unsigned n)
+{
+	for (unsigned i = 0; i < n; i++) {
+		the_pool()->round_ns -= POOL_ROUND_NS;
+		ck_assert_int_ge(glake_dispatch(session), 0);
+	}
+}
+
 /* It calls only glake_dispatch() any more. */
 START_TEST(an_idle_program_gives_its_memory_back)
 {
@@ -717,12 +725,35 @@ START_TEST(an_idle_program_gives_its_memory_back)
 	free_on(stream, ptr);
 	synchronize(stream);
 	ck_assert_uint_eq(stats().reserved_bytes, 72 * MIB);
-	for (unsigned round = 0; round < 4; round++) {
-		the_pool()->round_ns -= POOL_ROUND_NS;
-		ck_assert_int_ge(glake_dispatch(session), 0);
-	}
+	pass_rounds(4);
 	/* An eighth of what it has used may stay. */
 	ck_assert_uint_le(stats().reserved_bytes, 9 * MIB);
+	free_on(stream, live);
+}
+END_TEST
+
+/* A request in every minute: giving its memory back each time would cost more than it saves. */
+START_TEST(what_is_wanted_again_and_again_stays_longer)
+{
+	CUstream stream = stream_new();
+	glake_ptr live = alloc_on(stream, 8 * MIB);
+	for (unsigned n_rounds = 4; n_rounds <= 32; n_rounds *= 2) {
+		glake_ptr ptr = alloc_on(stream, 64 * MIB);
+		ck_assert_uint_eq(stats().reserved_bytes, 72 * MIB);
+		free_on(stream, ptr);
+		synchronize(stream);
+		if (n_rounds > 4) {
+			pass_rounds(n_rounds / 2 - 2);
+			ck_assert_uint_eq(stats().reserved_bytes, 72 * MIB);
+		}
+		pass_rounds(n_rounds);
+		ck_assert_uint_le(stats().reserved_bytes, 9 * MIB);
+	}
+	/* It has forgotten by now. */
+	pass_rounds(400);
+	uint64_t length_ns = the_pool()->round_length_ns;
+	alloc_on(stream, 64 * MIB);
+	ck_assert_uint_eq(the_pool()->round_length_ns, length_ns);
 	free_on(stream, live);
 }
 END_TEST
