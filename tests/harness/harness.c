@@ -217,6 +217,10 @@ static void become_glaked(const struct harness *harness)
 		setenv("LISTEN_FDS", "1", 1);
 		dup2(harness->listen_fd, 3);
 	}
+	if (harness->options.has_keeper) {
+		/* Check's own file: the first glaked would have it, and no later one. */
+		close_range(STDERR_FILENO + 1, UINT_MAX, 0);
+	}
 	if (harness->options.max_fds) {
 		struct rlimit limit = {harness->options.max_fds, harness->options.max_fds};
 		setrlimit(RLIMIT_NOFILE, &limit);

@@ -163,7 +163,7 @@ static void check_content(void *path)
 	assert_ok(glake_model_open(session, path, NULL, &model));
 	struct glake_tensor tensor = world_tensor(model, "w");
 	ck_assert_int_eq(world_info(model).was_loaded, 1);
-	ck_assert(world_is_content(session, tensor.ptr, 300 * MIB, 5, 0));
+	ck_assert(world_is_content(session, tensor.ptr, 140 * MIB, 5, 0));
 	glake_model_close(model);
 	world_disconnect(session);
 }
@@ -171,7 +171,7 @@ static void check_content(void *path)
 START_TEST_WITH(a_model_of_the_cache_is_not_loaded_again, .n = n_elements(ends))
 {
 	begin();
-	const char *path = world_write_model("model", 300 * MIB, 5);
+	const char *path = world_write_model("model", 140 * MIB, 5);
 	world_join(world_client(load_and_leave, (void *)path));
 	ck_assert_uint_gt(fdkeeper_n_kept(&harness.fdkeeper), 2);
 	restart_unseen(ends[_i]);
@@ -253,7 +253,7 @@ static void work(void *user)
 	words_check(private, PRIVATE_BYTES, (uint64_t)number + 1);
 	words_check(common, SEALED_BYTES, 99);
 	words_check(world_tensor(weights, "w").ptr, SEALED_BYTES, 99);
-	ck_assert(world_is_content(session, w, 300 * MIB, 5, 0));
+	ck_assert(world_is_content(session, w, 140 * MIB, 5, 0));
 	/* And more can be had, and given back. */
 	glake_ptr more = words_alloc(session, 6 * MIB, 55);
 	words_check(more, 6 * MIB, 55);
@@ -273,7 +273,7 @@ START_TEST_WITH(processes_go_on, .n = n_elements(ends))
 {
 	begin();
 	pid_t clients[N_CLIENTS];
-	world_write_model("model", 300 * MIB, 5);
+	world_write_model("model", 140 * MIB, 5);
 	for (int i = 0; i < N_CLIENTS; i++) {
 		clients[i] = world_client(work, (void *)(intptr_t)i);
 	}
@@ -294,7 +294,7 @@ START_TEST(processes_that_end_meanwhile_leave_nothing)
 {
 	begin();
 	pid_t clients[N_CLIENTS];
-	world_write_model("model", 300 * MIB, 5);
+	world_write_model("model", 140 * MIB, 5);
 	for (int i = 0; i < N_CLIENTS; i++) {
 		clients[i] = world_client(work, (void *)(intptr_t)i);
 	}
@@ -318,7 +318,7 @@ START_TEST(processes_go_on_under_glake_keeper)
 {
 	pid_t clients[N_CLIENTS];
 	world_begin(.config = CONFIG, .devices = DEVICES, .has_keeper = true);
-	world_write_model("model", 300 * MIB, 5);
+	world_write_model("model", 140 * MIB, 5);
 	for (int i = 0; i < N_CLIENTS; i++) {
 		clients[i] = world_client(work, (void *)(intptr_t)i);
 	}
