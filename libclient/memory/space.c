@@ -148,7 +148,6 @@ int glake__gate_close(uint64_t readers, uint64_t patience_ns)
 #define SOON_FIRST_PAUSE_NS 2000000u
 #define SOON_MAX_PAUSE_NS 32000000u
 #define SOON_TRIES 14u
-#define SOON_FIRST_LAST (SOON_TRIES - SOON_N_LAST)
 /* After the last tries were necessary, those who are in a hurry begin with them for so long. */
 #define HURRY_NS 1000000000u
 
@@ -169,17 +168,20 @@ static int try_to_close(uint64_t readers, bool is_last)
 	return r == -EAGAIN ? r : glake__gate_close(readers, SOON_TRY_NS);
 }
 
-static int close_soon(uint64_t readers, unsigned first)
+/* The long tries come last, or first as well if @hurries. */
+static int close_soon(uint64_t readers, bool hurries)
 {
 	uint64_t pause_ns = SOON_FIRST_PAUSE_NS;
-	unsigned i = first;
-	int r = try_to_close(readers, i >= SOON_FIRST_LAST);
-	while (r == -EAGAIN && ++i < SOON_TRIES) {
+	unsigned n_long = hurries ? SOON_N_LAST : 0;
+	bool is_long = hurries;
+	int r = try_to_close(readers, is_long);
+	for (unsigned i = 1; r == -EAGAIN && i < n_long + SOON_TRIES; i++) {
 		nanosleep(&(struct timespec){.tv_nsec = (long)pause_ns}, NULL);
 		pause_ns = pause_ns < SOON_MAX_PAUSE_NS ? 2 * pause_ns : pause_ns;
-		r = try_to_close(readers, i >= SOON_FIRST_LAST);
+		is_long = i < n_long || i + SOON_N_LAST >= n_long + SOON_TRIES;
+		r = try_to_close(readers, is_long);
 	}
-	if (r == 0 && i >= SOON_FIRST_LAST) {
+	if (r == 0 && is_long) {
 		hurry_until_ns = clock_now_ns() + HURRY_NS;
 	}
 	/* The last try has set the text. */
@@ -188,12 +190,12 @@ static int close_soon(uint64_t readers, unsigned first)
 
 int glake__gate_close_soon(uint64_t readers)
 {
-	return close_soon(readers, 0);
+	return close_soon(readers, false);
 }
 
 int glake__gate_close_in_a_hurry(uint64_t readers)
 {
-	return close_soon(readers, clock_now_ns() < hurry_until_ns ? SOON_FIRST_LAST : 0);
+	return close_soon(readers, clock_now_ns() < hurry_until_ns);
 }
 
 int glake__gate_pause(uint64_t readers)

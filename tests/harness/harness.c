@@ -219,7 +219,7 @@ static void become_glaked(const struct harness *harness)
 	}
 	if (harness->options.has_keeper) {
 		/* Check's own file: the first glaked would have it, and no later one. */
-		close_range(STDERR_FILENO + 1, UINT_MAX, 0);
+		close_range(harness->options.is_activated ? 4 : 3, UINT_MAX, 0);
 	}
 	if (harness->options.max_fds) {
 		struct rlimit limit = {harness->options.max_fds, harness->options.max_fds};

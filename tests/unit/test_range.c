@@ -942,6 +942,14 @@ static int close_in_15_ms(void *user, uint64_t readers, uint64_t patience_ns)
 	return patience_ns < 15000000 ? -EAGAIN : 0;
 }
 
+static int close_at_the_tenth(void *user, uint64_t readers, uint64_t patience_ns)
+{
+	(void)user;
+	(void)readers;
+	(void)patience_ns;
+	return ++n_closings < 10 ? -EAGAIN : 0;
+}
+
 static int wait_result;
 
 static int wait_for_end(void *user, uint64_t readers, uint64_t patience_ns)
@@ -978,6 +986,12 @@ START_TEST(many_changes_in_a_hurry_look_for_a_moment_once)
 	ck_assert_int_eq(glake__gate_close_in_a_hurry(1), 0);
 	glake__gate_open();
 	ck_assert_uint_eq(n_closings, 1);
+	/* But it has as much patience. */
+	glake__space.gate.close = close_at_the_tenth;
+	n_closings = 0;
+	ck_assert_int_eq(glake__gate_close_in_a_hurry(1), 0);
+	glake__gate_open();
+	glake__space.gate.close = close_in_15_ms;
 	/* Who has time goes on looking. */
 	n_closings = 0;
 	ck_assert_int_eq(glake__gate_close_soon(1), 0);
