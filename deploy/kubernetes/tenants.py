@@ -19,7 +19,7 @@ import urllib.request
 
 ANNOTATION = "glake/device-bytes"
 # Whoever may annotate a pod writes this: nothing else gets into the configuration.
-SIZE = re.compile(r"[0-9]{1,15}([KMGT]i?B)?\Z")
+SIZE = re.compile(r"([1-9][0-9]{0,5}([KMGT]iB|kB|[MGT]B)|[1-9][0-9]{0,17})\Z")
 UID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
 ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 

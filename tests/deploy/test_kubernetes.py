@@ -37,11 +37,13 @@ class Kubernetes(unittest.TestCase):
         with open("deploy/kubernetes/glaked.yaml", encoding="utf-8") as file:
             config = next(document["data"]["glaked.conf"] for document in yaml.safe_load_all(file)
                           if document["kind"] == "ConfigMap")
-        uids = [f"{n:08x}-0000-4000-8000-000000000000" for n in range(5)]
+        uids = [f"{n:08x}-0000-4000-8000-000000000000" for n in range(8)]
         pods = [pod("a-name-that-is-longer-than-a-tenant-may-have", uids[0], "24GiB"),
                 pod("plain", uids[1], "1073741824"),
                 pod("of-another-driver", uids[2], "8GB"),
                 pod("without-a-cgroup", uids[3], "8GB"),
+                # glaked would refuse its whole configuration, or the pod would have no limit.
+                pod("unit", uids[5], "5KB"), pod("huge", uids[6], "999999999999999TiB"), pod("zero", uids[7], "0"),
                 pod("bad", uids[4], '1"; }, { name = "x"; priority = 1000; device_bytes = "1')]
         with tempfile.TemporaryDirectory() as folder:
             for path in ("kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod"
@@ -49,7 +51,7 @@ class Kubernetes(unittest.TestCase):
                          "kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod"
                          + uids[1].replace("-", "_") + ".slice",
                          f"kubepods/besteffort/pod{uids[2]}",
-                         "kubepods.slice/kubepods-pod" + uids[4].replace("-", "_") + ".slice"):
+                         *(f"kubepods/pod{uid}" for uid in uids[4:])):
                 os.makedirs(f"{folder}/cgroup/{path}/cri-containerd-0.scope")
             for name, text in (("base", config), ("pods", json.dumps({"items": pods}))):
                 with open(f"{folder}/{name}", "w", encoding="utf-8") as file:
