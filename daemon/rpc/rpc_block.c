@@ -70,13 +70,20 @@ static void free_if_over(struct publish *publish)
 	}
 }
 
-/* Its chunk is a block, and that is on record. The holder may have gone, or the block released. */
+/*
+ * Its chunk is a block, and that is on record. The holder may have gone, or the block released. Others may find the
+ * block only when the record of its holder is there: else, after a restart between the two, the holder would have
+ * a chunk and write to it.
+ */
 static void finish(struct publish *publish)
 {
 	struct held *held = holder_find(publish->holder, HELD_BLOCK, publish->id);
 	struct session *session = stop_waiting(publish);
 	if (held) {
 		holder_note(publish->holder, held);
+		if (!held->block->is_collision && !held->block->is_damaged) {
+			store_set_published(publish->holder->all->store, held->block, true);
+		}
 	}
 	if (session && held) {
 		answer_published(session, publish->pending.request, held);
@@ -122,7 +129,6 @@ static void on_admitted(struct admit *admit, const struct admit_result *result)
 	}
 	publish->id = publish->private->id;
 	holder_turn_block(publish->holder, publish->private, block, result->was_known);
-	store_set_published(store, block, !block->is_collision);
 	store->stats->bytes_deduplicated += result->was_known ? block->chunk.bytes : 0;
 	finish_when_parked(publish, block);
 }
