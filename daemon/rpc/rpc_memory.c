@@ -206,7 +206,7 @@ void rpc_chunk_free(struct session *session, const request_t *request, struct fd
 			holder_release(session->holder, private);
 		}
 	}
-	if (body->n_ids != 1 || !answer_later(session, request->id, device)) {
+	if (body->n_ids != 1 || !device || !answer_later(session, request->id, device)) {
 		rpc_answer_ok(session, request->id);
 	}
 }
