@@ -515,6 +515,7 @@ void config_list_fixed(const struct config *before, const struct config *after, 
 		bool differs;
 	} fixed[] = {
 		{"socket_path", differs(before->socket_path, after->socket_path)},
+		{"state_path", differs(before->state_path, after->state_path)},
 		{"socket_mode", before->socket_mode != after->socket_mode},
 		{"libcuda", differs(before->libcuda, after->libcuda)},
 		{"devices", before->n_devices != after->n_devices ||
