@@ -278,8 +278,12 @@ struct glake__run *glake__runs_find(struct glake__runs *runs, const struct glake
                                     uint64_t n_units)
 {
 	struct glake__run *run = find_in(&line->bins, NULL, n_units);
-	if (!run && line != &runs->nobody) {
-		run = find_in(&runs->nobody.bins, NULL, n_units);
+	/* A line's own run may be most of the memory, joined to what it has just freed: not to be cut for little. */
+	bool is_own = run && (run->n_units == n_units || line == &runs->nobody ||
+	                      glake__line_is_tied(line));
+	struct glake__run *free = is_own ? NULL : find_in(&runs->nobody.bins, NULL, n_units);
+	if (free && (!run || free->n_units < run->n_units)) {
+		run = free;
 	}
 	for (const struct glake__line *other = runs->lines; !run && other; other = other->next) {
 		bool may_serve = other != line && !glake__line_is_tied(other);

@@ -88,6 +88,31 @@ START_TEST(the_best_fit_is_taken_and_neighbours_merge)
 }
 END_TEST
 
+/* Its own are often large: what it frees joins what lies beside it. */
+START_TEST(a_line_does_not_cut_its_own_where_nobodys_fits_better)
+{
+	begin(16);
+	grow(12 * PAGE);
+	struct glake__line *line = glake__runs_line(&runs, 7);
+	struct glake__run *fitting = take(line, 300);
+	struct glake__run *between = take(line, 10);
+	struct glake__run *large = take(line, 8 * PAGE);
+	struct glake__run *behind = take(line, 10);
+	glake__runs_free(&runs, fitting, &runs.nobody, 0);
+	glake__runs_free(&runs, large, line, ++line->n_freed);
+	struct glake__run *found = take(line, 290);
+	ck_assert_uint_eq(found->first, 0);
+	/* What fits as well is its own: no other can have that. */
+	struct glake__run *own = take(line, 8 * PAGE);
+	ck_assert_uint_eq(own->first, 310);
+	glake__runs_free(&runs, found, line, 1);
+	glake__runs_free(&runs, own, line, 1);
+	glake__runs_free(&runs, between, line, 1);
+	glake__runs_free(&runs, behind, line, 1);
+	end();
+}
+END_TEST
+
 /* What was kept for work of the line remembers numbers (stitched.h). */
 START_TEST(a_line_that_comes_again_has_passed_what_it_had)
 {
