@@ -67,10 +67,10 @@ static uint64_t chunk_bytes_for(const struct glake__pool *pool, uint64_t n_bytes
 	return chunk_bytes;
 }
 
-/* It has grown. If that is what went back to glaked of itself, it went too early. */
+/* It grows. If what went back to glaked of itself would do, it went too early. */
 static void look_back(struct glake__pool *pool)
 {
-	if (pool->stats->reserved_bytes <= pool->trimmed_bytes) {
+	if (pool->stats->reserved_bytes < pool->trimmed_bytes) {
 		pool->trimmed_bytes = 0;
 		if (pool->round_length_ns < POOL_ROUND_MAX_NS) {
 			pool->round_length_ns *= 2;
@@ -95,8 +95,8 @@ static int fill(struct glake__pool *pool, const struct glake__run *run, struct g
 		pool->stats->grown_bytes += n_bytes;
 		pool->stats->n_mapped += (n_bytes + chunk_bytes - 1) / chunk_bytes;
 		pool->spare_bytes = 0;
-		glake__pool_count_reserved(pool, (int64_t)n_bytes);
 		look_back(pool);
+		glake__pool_count_reserved(pool, (int64_t)n_bytes);
 	}
 	glake__unlock();
 	return r;
