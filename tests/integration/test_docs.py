@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pages: their links lead somewhere; docs/troubleshooting.md explains each warning and error of glaked and
+its helpers, and no line that nobody prints."""
+
+import glob
+import os
+import re
+import unittest
+
+DAEMON = glob.glob("daemon/**/*.c", recursive=True)
+SOURCES = (DAEMON + glob.glob("libclient/**/*.c", recursive=True) + glob.glob("shim/*.c")
+           + ["proto/cudrv.c"])
+STRING = r'"(?:[^"\\\n]|\\.)*"'
+# The calls that write a warning or an error, and what a conversion of printf() is.
+LOUD = (r"\b(?:log_error|log_warning|say|events_add|fprintf|"
+        r"log_limited(?=\([^\"]*LOG_LEVEL_(?:ERROR|WARNING)))\(((?:" + STRING + r'|[^";])*)\);')
+CONVERSION = r"%[-0-9.*]*[lz]*[a-z]"
+
+
+def read(path):
+    with open(path, encoding="utf-8") as file:
+        return file.read()
+
+
+def joined(path):
+    """The source, its literals in a row joined as the compiler does, and %PRIu64 as %u."""
+    source = re.sub(r'%"\s*PRI[a-z][0-9]+(\s*")?', lambda match: "%u" + ("" if match[1] else '"'), read(path))
+    return re.sub(r'"\s*"', "", source)
+
+
+def texts():
+    """All string literals of the product."""
+    found = [literal[1:-1] for path in SOURCES for literal in re.findall(STRING, joined(path))]
+    return "\n".join(found + [os.strerror(number) for number in range(1, 100)])
+
+
+def loud():
+    """The formats of all warnings and errors: those in the first argument that has a literal."""
+    for path in DAEMON:
+        for arguments in re.findall(LOUD, joined(path)):
+            literals = []
+            split = re.sub(STRING, lambda match: literals.append(match[0][1:-1]) or "\0", arguments)
+            n = next((part.count("\0") for part in split.split(",") if "\0" in part), 0)
+            yield from ((path, literal) for literal in literals[:n])
+
+
+def lines():
+    section = read("docs/troubleshooting.md").split("## Lines of the log")[1]
+    for row in re.findall(r"^\| (`.*?) \| ", section, re.M):
+        yield from re.findall(r"`([^`]+)`", row)
+
+
+class Troubleshooting(unittest.TestCase):
+    def test_every_line_can_be_printed(self):
+        known = texts()
+        seen = list(lines())
+        self.assertGreater(len(seen), 100)
+        for line in seen:
+            for part in re.split(r"\.\.\.|: ", line):
+                words = part.strip(" :'(),")
+                if len(words) > 2 and not words.startswith("."):
+                    self.assertTrue(words in known, f"{line}: nobody says {words!r}")
+
+    def test_every_warning_is_explained(self):
+        explained = list(lines())
+        n = 0
+        for path, text in loud():
+            parts = [re.escape(part) for part in re.split(CONVERSION, text.replace("\\n", ""))]
+            if not re.search("[a-z]{3}", "".join(parts)):
+                continue  # the text is somebody else's
+            n += 1
+            self.assertTrue(any(re.fullmatch(".+".join(parts), line) for line in explained),
+                            f"{path}: docs/troubleshooting.md has no remedy for {text!r}")
+        self.assertGreater(n, 60)
+
+
+def anchors(page):
+    """Of a page's headlines, as the places where it is read make them."""
+    headlines = re.findall(r"^#+ (.*)$", re.sub(r"(?ms)^```.*?^```", "", read(page)), re.M)
+    return [re.sub(r"[^\w -]", "", headline.lower()).replace(" ", "-") for headline in headlines]
+
+
+class Links(unittest.TestCase):
+    def test_every_link_leads_somewhere(self):
+        pages = ["README.md"] + [page for folder in ("daemon", "docs", "libclient", "shim", "tests")
+                                 for page in glob.glob(folder + "/**/*.md", recursive=True)]
+        n = 0
+        for page in pages:
+            for path, anchor in re.findall(r"\]\(([^):#]*)(?:#([^)]*))?\)", read(page)):
+                n += 1
+                target = os.path.normpath(os.path.join(os.path.dirname(page), path)) if path else page
+                self.assertTrue(os.path.exists(target), f"{page}: {path} is not there")
+                if anchor:
+                    self.assertIn(anchor, anchors(target), f"{page}: {target} has no such headline")
+        self.assertGreater(n, 100)
+
+
+if __name__ == "__main__":
+    unittest.main()
