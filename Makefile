@@ -80,6 +80,11 @@ SHIM_PROGRAMS := $(addprefix $(B)/tests/shim/,program linked driver_usage contex
 	driver_api_per_thread green_contexts ipc nvml patcher quota runtime seal seal_random outside \
 	fault graphmem graphmem_random constructor.so second.so)
 FUZZERS := $(call programs,tests/fuzz/fuzz_*.c)
+# docs/security.md says what each stands for.
+ATTACKS := $(addprefix $(B)/tests/unit/test_,bounds inflight mover_headers turn) \
+	$(addprefix $(B)/tests/integration/test_,bad_files books false_mover file_identity flood hostile holder \
+	keeper manifests realms secrets shim_bad_day subuid unread weights_wire wire_abuse) \
+	tests/integration/test_metrics_abuse.py
 FORMATTED := $(wildcard $(addsuffix /*.[ch],proto daemon $(DAEMON_FOLDERS) daemon/keeper daemon/mover libclient \
 	$(CLIENT_FOLDERS) libclient/ctl \
 	tests/harness tests/unit tests/integration tests/gpu tests/bench tests/fuzz tests/demo \
@@ -87,7 +92,7 @@ FORMATTED := $(wildcard $(addsuffix /*.[ch],proto daemon $(DAEMON_FOLDERS) daemo
 	tests/shim))
 
 .PHONY: help all daemon lib shim ctl cudasim tests deps test check run-tests run-c-tests demo bench \
-	check-asan check-tsan check-gpu check-deploy fuzz format format-check check-layers install dist deb wheel clean ci
+	check-asan check-tsan check-gpu check-deploy attack fuzz format format-check check-layers install dist deb wheel clean ci
 .DEFAULT_GOAL := all
 
 help: ## list the targets
@@ -133,6 +138,14 @@ demo: deps ## model servers that share weights, and programs that are made to
 	@tests/demo/run.sh $(B)
 bench: tests ## run all benchmarks
 	@for bench in $(BENCHES); do GLAKE_BUILD=$(B) $$bench || exit 1; done
+attack: deps ## the tests that attack, then fuzz: docs/security.md lists them
+	@$(submake) run-attacks
+	@$(submake) fuzz
+.PHONY: run-attacks list-attacks
+list-attacks:
+	@echo $(ATTACKS) $(FUZZERS)
+run-attacks: tests $(SHARED)/venv/.done
+	@PYTHON=$(SHARED)/venv/bin/python tests/run $(B) $(ATTACKS)
 fuzz: deps ## fuzz what parses foreign bytes, FUZZ_SECONDS=60 in all
 	@tests/deps clang
 	@$(submake) SHARED=$(SHARED) B=$(B)/fuzz CC=clang WERROR= \

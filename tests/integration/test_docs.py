@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pages: their links lead somewhere; docs/troubleshooting.md explains each warning and error of glaked and
-its helpers, and no line that nobody prints."""
+its helpers, and no line that nobody prints; docs/security.md lists what `make attack` runs."""
 
 import glob
 import os
 import re
+import subprocess
 import unittest
 
 DAEMON = glob.glob("daemon/**/*.c", recursive=True)
@@ -72,6 +73,14 @@ class Troubleshooting(unittest.TestCase):
             self.assertTrue(any(re.fullmatch(".+".join(parts), line) for line in explained),
                             f"{path}: docs/troubleshooting.md has no remedy for {text!r}")
         self.assertGreater(n, 60)
+
+
+class Attacks(unittest.TestCase):
+    def test_list_is_what_runs(self):
+        section = read("docs/security.md").split("## The attacks")[1].split("\n## ")[0]
+        listed = set(re.findall(r"`((?:test|fuzz)_[a-z_]+)`", section))
+        done = subprocess.run(["make", "-s", "list-attacks"], check=True, capture_output=True, text=True)
+        self.assertEqual(listed, {os.path.basename(path).removesuffix(".py") for path in done.stdout.split()})
 
 
 def anchors(page):

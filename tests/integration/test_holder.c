@@ -311,6 +311,45 @@ START_TEST(another_uid_does_not_resume)
 }
 END_TEST
 
+static Glake__Wire__Status ping_of(int connection)
+{
+	return connection_status(connection, CONNECTION_REQUEST(PING, Ping, ping), NULL, 0);
+}
+
+/* What it says was not answered is looked for among its own, however much it says. */
+START_TEST(reports_of_a_resumed_session_take_nothing_of_another)
+{
+	static uint64_t claimed[GLAKE_MAX_UNANSWERED + 1];
+	static uint8_t bytes[GLAKE_MAX_PACKET_BYTES] = {8, 1, 18, 0xf0, 0xff, 3, 34, 0xec, 0xff, 3};
+	struct connection_identity identity = {0};
+	struct connection_identity other = {0};
+	uint64_t ids[2];
+	world_begin_as(&quiet);
+	int connection = hello_as(&identity);
+	int untouched = hello_as(&other);
+	ck_assert_uint_eq(alloc(connection, 1, &ids[0]), GLAKE__WIRE__STATUS__OK);
+	ck_assert_uint_eq(alloc(untouched, 1, &ids[1]), GLAKE__WIRE__STATUS__OK);
+	/* The ids of both, and the numbers of all requests: connection.c begins behind 1000. */
+	for (size_t i = 0; i < n_elements(claimed); i++) {
+		claimed[i] = i < 2 ? ids[i] : 999 + i;
+	}
+	identity.unanswered = claimed;
+	identity.n_unanswered = n_elements(claimed);
+	refused_as(&identity, GLAKE__WIRE__STATUS__BAD_REQUEST);
+	ck_assert_int_eq(ping_of(connection), GLAKE__WIRE__STATUS__OK);
+	/* Tens of thousands. */
+	int crowd = connection_open(&harness);
+	connection_send_bytes(crowd, bytes, sizeof(bytes), NULL, 0);
+	connection_expect_closed(crowd);
+
+	identity.n_unanswered = GLAKE_MAX_UNANSWERED;
+	connection_drop(&connection);
+	connection = hello_as(&identity);
+	ck_assert_int_eq(free_chunk(untouched, ids[1]), GLAKE__WIRE__STATUS__OK);
+	ck_assert_int_eq(free_chunk(connection, ids[0]), GLAKE__WIRE__STATUS__BAD_REQUEST);
+}
+END_TEST
+
 /* ---- the end --------------------------------------------------------------------------------- */
 
 /* Loses its connection, says so, and waits to be killed. */
