@@ -103,16 +103,15 @@ int connection_hello(const struct harness *harness)
 	return connection;
 }
 
-void connection_await_hello(const struct harness *harness)
+int connection_await_hello(const struct harness *harness)
 {
 	uint64_t end_ms = harness_now_ms() + HARNESS_TIMEOUT_MS;
 	for (;;) {
 		int again = connection_open(harness);
-		Glake__Wire__Status status = connection_greet(again, GLAKE_WIRE_VERSION);
-		connection_close(&again);
-		if (status == GLAKE__WIRE__STATUS__OK) {
-			return;
+		if (connection_greet(again, GLAKE_WIRE_VERSION) == GLAKE__WIRE__STATUS__OK) {
+			return again;
 		}
+		connection_close(&again);
 		ck_assert_uint_lt(harness_now_ms(), end_ms);
 	}
 }

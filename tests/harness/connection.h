@@ -52,8 +52,8 @@ Glake__Wire__Status connection_greet_as(int connection, struct connection_identi
 /* A connection that has said Hello and been accepted. */
 int connection_hello(const struct harness *harness);
 
-/* Connect and say Hello, again and again, until one is accepted; that one is closed, too. */
-void connection_await_hello(const struct harness *harness);
+/* Connect and say Hello, again and again, until one is accepted: it, for the caller to close. */
+int connection_await_hello(const struct harness *harness);
 
 /* The session is to end. glaked may be slow, so the answer is not waited for. */
 void connection_goodbye(int connection);

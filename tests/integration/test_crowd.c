@@ -75,7 +75,8 @@ static void session_too_many(struct harness *h, void *user)
 	}
 	connection_ping(first);
 	connection_close(&first);
-	connection_await_hello(h);
+	int third = connection_await_hello(h);
+	connection_close(&third);
 }
 
 START_TEST(session_beyond_the_limit_is_told_so)

@@ -247,7 +247,7 @@ START_TEST(a_session_too_many_is_told_what_nvml_says)
 	world_begin_unseen(.config = TENANT("device_bytes = \"48MiB\"; max_sessions = 1;"));
 	use_nvmlsim();
 	must_say("A=B", "memory", NULL, "memory 0 total 50331648 ");
-	connection_hello(&harness);
+	connection_await_hello(&harness);
 	must_say("A=B", "memory", "connects", MEMORY_1 "wrong version 25\nconnects 0\n");
 }
 END_TEST

@@ -325,7 +325,8 @@ static void leaves_one_and_comes_again(struct harness *h, void *user)
 	                 GLAKE__WIRE__STATUS__OVER_QUOTA);
 	connection_close(&another);
 	connection_close(&connection);
-	connection_await_hello(h);
+	int later = connection_await_hello(h);
+	connection_close(&later);
 }
 
 START_TEST(connection_left_unread_counts_as_a_session)
