@@ -16,7 +16,7 @@
 
 #define MAX_ARGUMENTS 16
 /* A whole program, that may be under a sanitizer and beside others. */
-#define PROGRAM_TIMEOUT_MS 90000
+#define PROGRAM_TIMEOUT_MS 200000
 
 const char *run_in_build(const char *name)
 {
