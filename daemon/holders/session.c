@@ -251,6 +251,9 @@ bool session_resume(struct session *session, const uint8_t *key, const uint64_t 
 	holder_end(session->holder);
 	holder_unref(session->holder);
 	session->holder = holder_ref(holder);
+	/* The one before it may have been refused, or be another tenant's. */
+	pressure_client_leave(&session->warm);
+	pressure_client_enter(session->all->pressure, &session->warm, &warm_ops, holder->tenant);
 	holder_release_unanswered(holder, unanswered, n_unanswered);
 	session_set_state(session, SESSION_OPEN);
 	session->all->stats->sessions_resumed++;

@@ -238,3 +238,38 @@ START_TEST(threads_do_not_notice)
 	ck_assert_uint_eq(world_row(session).n_chunks, 0);
 }
 END_TEST
+
+/* ---- beyond a limit --------------------------------------------------------------------------- */
+
+static void *serve(void *argument)
+{
+	struct worker *worker = argument;
+	while (!worker->is_over) {
+		glake_dispatch(worker->session);
+		usleep(1000);
+	}
+	return NULL;
+}
+
+/* The limit was lowered meanwhile. Its warm memory is wanted back like anybody's. */
+START_TEST(a_session_beyond_a_limit_gives_back_too)
+{
+	pthread_t thread;
+	glake_ptr ptr;
+	struct worker idle = {.session = world_connect()};
+	struct glake_session *other = world_connect();
+	struct glake_usage usage = {.size = sizeof(usage)};
+	assert_ok(glake_alloc(idle.session, 0, 512 * MIB, 0, &ptr));
+	assert_ok(glake_free(idle.session, ptr));
+	usage = world_usage(idle.session);
+	ck_assert_uint_eq(usage.reserved_bytes, 512 * MIB);
+	assert_ok(glake_set_max_sessions(eye, "default", 1));
+	shut_socket(idle.session);
+	assert_ok(glake_ping(idle.session));
+	ck_assert_int_eq(pthread_create(&thread, NULL, serve, &idle), 0);
+	/* The tenant has no more than that. */
+	assert_ok(glake_alloc(other, 0, 8 * GIB - 2 * MIB, 0, &ptr));
+	idle.is_over = true;
+	pthread_join(thread, NULL);
+}
+END_TEST
