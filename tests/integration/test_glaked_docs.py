@@ -3,6 +3,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import tempfile
 import unittest
@@ -21,6 +22,11 @@ def run(*arguments, program="glaked"):
 def manual(program):
     with open(PAGES[program], encoding="utf-8") as page:
         return page.read().replace("\\-", "-")
+
+
+def config_manual():
+    return subprocess.run(["awk", "-v", "version=1.2.3", "-f", "deploy/glaked.conf.5.awk",
+                           "docs/operations.md"], capture_output=True, text=True, check=True).stdout
 
 
 class Docs(unittest.TestCase):
@@ -45,6 +51,32 @@ class Docs(unittest.TestCase):
             self.assertEqual(done.returncode, 0)
             self.assertRegex(done.stdout, rf"^{program} \d+\.\d+\.\d+\n$")
             self.assertIn(done.stdout.replace(program, "glake").strip(), manual(program))
+        with open("daemon/mover/glake-mover.8", encoding="utf-8") as page:
+            self.assertIn(done.stdout.replace(program, "glake").strip(), page.read())
+
+    def test_every_key_is_in_the_manual(self):
+        """That of the configuration is made of the page, which test_config holds against the code."""
+        text = config_manual()
+        with open("deploy/glaked.conf", encoding="utf-8") as example:
+            keys = set(re.findall(r"(?:^|[{;\t])[# ]*([a-z_]+) = ", example.read(), re.M))
+        self.assertGreater(len(keys), 30)
+        section = text.split(".SH KEYS")[1].split(".SH ")[0]
+        named = re.findall(r"^\.TP\n\\fB(?:[a-z]+\.)?([a-z_]+)\\fP( \(.*\))?$", section, re.M)
+        self.assertEqual({name for name, _ in named}, keys)
+        self.assertIn(r'.TP' '\n' r'\fBverify\fP (\fB"sample"\fP)' '\n', section)
+        for markdown in ("](", "`", "**", "|"):
+            self.assertNotIn(markdown, text)
+
+    @unittest.skipUnless(shutil.which("groff"), "no groff")
+    def test_the_manuals_are_set_without_warnings(self):
+        texts = {"glaked.conf": config_manual(), **{name: manual(name) for name in PAGES}}
+        for name in ("daemon/mover/glake-mover.8", "libclient/ctl/glakectl.1", "shim/run/glake.1"):
+            with open(name, encoding="utf-8") as page:
+                texts[name] = page.read()
+        for name, text in texts.items():
+            done = subprocess.run(["groff", "-man", "-ww", "-z"], input=text, capture_output=True,
+                                  text=True, check=True)
+            self.assertEqual(done.stderr, "", name)
 
     def test_wrong_usage_of_the_keeper(self):
         self.assertEqual(run("--no-such-option", program="glake-keeper").returncode, 2)
