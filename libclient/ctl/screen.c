@@ -150,20 +150,23 @@ static enum screen_key take_key(struct screen *screen)
 	return key;
 }
 
-enum screen_key screen_wait(struct screen *screen, int ms)
+enum screen_key screen_wait(struct screen *screen, int fd, int ms)
 {
-	struct pollfd input = {.fd = STDIN_FILENO, .events = POLLIN};
+	struct pollfd inputs[] = {
+		{.fd = STDIN_FILENO, .events = POLLIN},
+		{.fd = fd, .events = POLLIN},
+	};
 	if (is_ended) {
 		return KEY_QUIT;
 	}
 	if (screen->n_typed > 0) {
 		return take_key(screen);
 	}
-	int n = poll(&input, 1, ms);
+	int n = poll(inputs, 2, ms);
 	if (is_ended) {
 		return KEY_QUIT;
 	}
-	if (n <= 0) {
+	if (n <= 0 || !inputs[0].revents) {
 		return KEY_NONE;
 	}
 	ssize_t n_bytes = read(STDIN_FILENO, screen->typed, sizeof(screen->typed));

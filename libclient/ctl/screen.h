@@ -14,7 +14,7 @@
 #include <termios.h>
 
 enum screen_key {
-	KEY_NONE, /* the time is over, or the size has changed */
+	KEY_NONE, /* the time is over, the size has changed, or the fd can be read */
 	KEY_QUIT, /* also a signal that asks to end */
 	KEY_SORT,
 	KEY_VIEW,
@@ -45,7 +45,7 @@ void screen_close(struct screen *screen);
 /* Lines of @text, as many and as much of each as the screen has room for. */
 void screen_draw(struct screen *screen, const char *text);
 
-/* The next key, or KEY_NONE after @ms. */
-enum screen_key screen_wait(struct screen *screen, int ms);
+/* The next key; KEY_NONE after @ms, or when @fd can be read. */
+enum screen_key screen_wait(struct screen *screen, int fd, int ms);
 
 #endif

@@ -13,14 +13,20 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "ctl/looker.h"
 #include "ctl/map.h"
 #include "ctl/metrics.h"
 #include "ctl/snapshot.h"
 #include "ctl/text.h"
 #include "glake.h"
 
-#define MAX_CONNECTIONS 16u
-#define PATIENCE_S 15u
+#define MAX_CONNECTIONS 128u
+
+/* For the first request of a connection to come, and from then on for its answer to go and the next one to come. */
+#define TURN_MS 15000u
+
+/* For glaked to answer: less than a scrape waits (10 s). */
+#define LOOK_MS 5000
 
 /* Of the map, and between its samples. */
 #define REFRESH_S 5
@@ -117,31 +123,32 @@ static int open_socket(const char *text, union address *address_out)
 
 /* ---- pages ------------------------------------------------------------------------------------ */
 
-struct server {
-	struct ctl *ctl;
-	bool is_tcp;
-	pthread_mutex_t lock; /* of the next, and of the session */
-	struct map map;
+/* A connection. */
+struct guest {
+	bool is_here;
+	int fd; /* borrowed from the library */
+	uint64_t since_ms;
 };
 
-/* A session may have ended with its glaked: then another one is tried, once. */
-static int look(struct ctl *ctl, struct snapshot *snapshot)
+struct server {
+	bool is_tcp;
+	pthread_mutex_t lock;  /* of the next two */
+	struct looker *looker; /* owned */
+	struct map map;
+	pthread_mutex_t guests_lock; /* of the next */
+	struct guest guests[MAX_CONNECTIONS];
+};
+
+static int look(struct server *server, struct snapshot *snapshot)
 {
-	int err = GLAKE_E_GONE;
-	for (int i = 0; err != 0 && i < 2; i++) {
-		err = ctl->session ? 0 : ctl_connect(ctl);
-		err = err ? err : snapshot_take(ctl, snapshot);
-		if (err) {
-			ctl_disconnect(ctl);
-		}
-	}
-	return err;
+	looker_begin(server->looker);
+	return looker_end(server->looker, LOOK_MS, snapshot);
 }
 
 static void write_metrics(struct server *server, FILE *out)
 {
 	struct snapshot snapshot;
-	int err = look(server->ctl, &snapshot);
+	int err = look(server, &snapshot);
 	metrics_write(err ? NULL : &snapshot, out);
 	if (err == 0) {
 		snapshot_deinit(&snapshot);
@@ -151,7 +158,7 @@ static void write_metrics(struct server *server, FILE *out)
 static void write_map(struct server *server, FILE *out)
 {
 	struct snapshot snapshot;
-	int err = look(server->ctl, &snapshot);
+	int err = look(server, &snapshot);
 	map_write(&server->map, err ? NULL : &snapshot, REFRESH_S, out);
 	if (err == 0) {
 		snapshot_deinit(&snapshot);
@@ -163,7 +170,7 @@ static void take_sample(struct server *server)
 {
 	struct snapshot snapshot;
 	pthread_mutex_lock(&server->lock);
-	if (look(server->ctl, &snapshot) == 0) {
+	if (look(server, &snapshot) == 0) {
 		map_add(&server->map, &snapshot);
 		snapshot_deinit(&snapshot);
 	}
@@ -220,6 +227,60 @@ static bool is_our_host(const struct server *server, struct MHD_Connection *conn
 	return is;
 }
 
+/* ---- guests ----------------------------------------------------------------------------------- */
+
+/* Called by the HTTP library's thread, before it closes the socket. */
+static void note_guest(void *user, struct MHD_Connection *connection, void **place,
+                       enum MHD_ConnectionNotificationCode code)
+{
+	struct server *server = user;
+	pthread_mutex_lock(&server->guests_lock);
+	if (code == MHD_CONNECTION_NOTIFY_CLOSED) {
+		struct guest *guest = *place;
+		*guest = (struct guest){.is_here = false};
+	} else {
+		size_t i = 0;
+		/* There are not more connections than places. */
+		while (server->guests[i].is_here) {
+			i++;
+		}
+		server->guests[i] = (struct guest){
+			.is_here = true,
+			.fd = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD)
+		                      ->connect_fd,
+			.since_ms = ctl_now_ms(),
+		};
+		*place = &server->guests[i];
+	}
+	pthread_mutex_unlock(&server->guests_lock);
+}
+
+static void note_request(struct server *server, struct MHD_Connection *connection)
+{
+	struct guest *guest = MHD_get_connection_info(connection,
+	                                              MHD_CONNECTION_INFO_SOCKET_CONTEXT)
+	                              ->socket_context;
+	pthread_mutex_lock(&server->guests_lock);
+	guest->since_ms = ctl_now_ms();
+	pthread_mutex_unlock(&server->guests_lock);
+}
+
+/* The library counts only silence, which one byte now and then breaks. */
+static void end_slow_guests(struct server *server)
+{
+	uint64_t now_ms = ctl_now_ms();
+	pthread_mutex_lock(&server->guests_lock);
+	for (size_t i = 0; i < MAX_CONNECTIONS; i++) {
+		const struct guest *guest = &server->guests[i];
+		if (guest->is_here && now_ms - guest->since_ms > TURN_MS) {
+			shutdown(guest->fd, SHUT_RDWR);
+		}
+	}
+	pthread_mutex_unlock(&server->guests_lock);
+}
+
+/* ---- requests --------------------------------------------------------------------------------- */
+
 static enum MHD_Result answer(void *user, struct MHD_Connection *connection, const char *url,
                               const char *method, const char *version, const char *upload,
                               size_t *n_upload, void **request)
@@ -234,6 +295,7 @@ static enum MHD_Result answer(void *user, struct MHD_Connection *connection, con
 		*request = &seen;
 		return MHD_YES;
 	}
+	note_request(server, connection);
 	if (!is_our_host(server, connection)) {
 		return refuse(connection, MHD_HTTP_FORBIDDEN, "ask for localhost\n");
 	}
@@ -275,6 +337,7 @@ static void sample_until_signal(struct server *server, const sigset_t *signals)
 	const struct timespec period = {.tv_sec = REFRESH_S};
 	do {
 		take_sample(server);
+		end_slow_guests(server);
 	} while (sigtimedwait(signals, NULL, &period) < 0);
 }
 
@@ -282,7 +345,10 @@ int serve_run(struct ctl *ctl, const char *text)
 {
 	union address address;
 	sigset_t signals;
-	struct server server = {.ctl = ctl, .lock = PTHREAD_MUTEX_INITIALIZER};
+	struct server server = {
+		.lock = PTHREAD_MUTEX_INITIALIZER,
+		.guests_lock = PTHREAD_MUTEX_INITIALIZER,
+	};
 	int fd = open_socket(text, &address);
 	if (fd < 0) {
 		return cannot(ctl, text, fd);
@@ -294,18 +360,25 @@ int serve_run(struct ctl *ctl, const char *text)
 	sigaddset(&signals, SIGTERM);
 	pthread_sigmask(SIG_BLOCK, &signals, NULL);
 	signal(SIGPIPE, SIG_IGN);
-	struct MHD_Daemon *http = MHD_start_daemon(
-		MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_POLL, 0, NULL, NULL, answer, &server,
-		MHD_OPTION_LISTEN_SOCKET, fd, MHD_OPTION_CONNECTION_LIMIT, MAX_CONNECTIONS,
-		MHD_OPTION_CONNECTION_TIMEOUT, PATIENCE_S, MHD_OPTION_END);
+	server.looker = looker_new(ctl);
+	struct MHD_Daemon *http = server.looker
+	                                  ? MHD_start_daemon(
+						    MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_POLL,
+						    0, NULL, NULL, answer, &server,
+						    MHD_OPTION_LISTEN_SOCKET, fd,
+						    MHD_OPTION_CONNECTION_LIMIT, MAX_CONNECTIONS,
+						    MHD_OPTION_NOTIFY_CONNECTION, note_guest,
+						    &server, MHD_OPTION_END)
+	                                  : NULL;
 	if (!http) {
+		looker_free(server.looker);
 		close(fd);
 		return cannot(ctl, text, -EIO);
 	}
 	fprintf(ctl->err, "glakectl: metrics: serving %s\n", text);
 	sample_until_signal(&server, &signals);
 	MHD_stop_daemon(http);
-	ctl_disconnect(ctl);
+	looker_free(server.looker);
 	map_deinit(&server.map);
 	if (!server.is_tcp) {
 		unlink(address.un.sun_path);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What happens now: devices, and the sessions, models or tenants that use them, again each second. */
+#include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,6 +9,7 @@
 
 #include "ctl/ctl.h"
 #include "ctl/field.h"
+#include "ctl/looker.h"
 #include "ctl/memory.h"
 #include "ctl/screen.h"
 #include "ctl/snapshot.h"
@@ -15,6 +17,9 @@
 #include "glake.h"
 
 #define PERIOD_MS 1000
+
+/* Of a look that is older glaked is said not to answer. */
+#define PATIENCE_MS 3000
 
 #define ROW struct shown
 
@@ -114,6 +119,9 @@ static const struct order {
 
 struct top {
 	struct ctl *ctl;
+	struct looker *looker; /* owned */
+	bool is_looking;       /* and began: */
+	uint64_t began_ms;
 	struct snapshot before; /* empty at first */
 	struct snapshot now;    /* the same; stays while glaked is away */
 	int err;                /* of the last look */
@@ -125,19 +133,36 @@ struct top {
 
 /* ---- looking ---------------------------------------------------------------------------------- */
 
-static void look(struct top *top)
+/* Take over what the look that is under way has found, waiting for it until it is @ms old, or for ever (-1). */
+static void see(struct top *top, int ms)
 {
-	struct ctl *ctl = top->ctl;
 	struct snapshot next;
-	top->err = ctl->session ? 0 : ctl_connect(ctl);
-	top->err = top->err ? top->err : snapshot_take(ctl, &next);
-	if (top->err == 0) {
+	int err = top->is_looking ? looker_end(top->looker, ms, &next) : -EAGAIN;
+	if (err == -EAGAIN) {
+		return;
+	}
+	top->is_looking = false;
+	top->err = err;
+	if (err == 0) {
 		snapshot_deinit(&top->before);
 		top->before = top->now;
 		top->now = next;
-	} else {
-		ctl_disconnect(ctl);
 	}
+}
+
+static void begin_look(struct top *top)
+{
+	if (!top->is_looking) {
+		looker_begin(top->looker);
+		top->is_looking = true;
+		top->began_ms = ctl_now_ms();
+	}
+}
+
+static void look(struct top *top)
+{
+	begin_look(top);
+	see(top, -1);
 }
 
 /* How much more it is than before, per second; -1: nobody knows. */
@@ -436,8 +461,10 @@ static int draw(struct top *top, struct screen *screen)
 	}
 	fprintf(out, "\033[7m %s by %s \033[0m  ", view_names[top->view],
 	        orders[top->order[top->view]].name);
-	if (top->err) {
-		fprintf(out, "%s; trying again\n", glake_strerror(top->err));
+	bool is_late = top->is_looking && ctl_now_ms() - top->began_ms > PATIENCE_MS;
+	if (top->err || is_late) {
+		fprintf(out, "%s; trying again\n",
+		        is_late ? "glaked does not answer" : glake_strerror(top->err));
 	} else {
 		fprintf(out, "q quit  s sort  m %s  arrows scroll\n",
 		        view_names[(top->view + 1) % N_VIEWS]);
@@ -518,15 +545,17 @@ static int run_screen(struct top *top, struct screen *screen)
 	int err = draw(top, screen);
 	while (err == 0) {
 		uint64_t now = ctl_now_ms();
-		enum screen_key key = screen_wait(screen, now < next_ms ? (int)(next_ms - now) : 0);
+		enum screen_key key = screen_wait(screen, looker_fd(top->looker),
+		                                  now < next_ms ? (int)(next_ms - now) : 0);
 		if (!follow_key(top, screen, key)) {
 			break;
 		}
 		if (ctl_now_ms() >= next_ms) {
-			look(top);
-			scroll(top, 0);
+			begin_look(top);
 			next_ms = ctl_now_ms() + PERIOD_MS;
 		}
+		see(top, 0);
+		scroll(top, 0);
 		err = draw(top, screen);
 	}
 	return err;
@@ -568,6 +597,10 @@ static int run_top(struct ctl *ctl)
 	struct top top = {.ctl = ctl};
 	struct screen screen;
 	begin_orders(&top);
+	top.looker = looker_new(ctl);
+	if (!top.looker) {
+		return -ENOMEM;
+	}
 	look(&top);
 	int err = top.err;
 	bool is_lines = ctl->json || ctl->values.given & (CTL_OPTION_ONCE | CTL_OPTION_SECONDS);
@@ -578,6 +611,7 @@ static int run_top(struct ctl *ctl)
 	} else if (err == 0) {
 		err = run_lines(&top);
 	}
+	looker_free(top.looker);
 	snapshot_deinit(&top.before);
 	snapshot_deinit(&top.now);
 	return err;

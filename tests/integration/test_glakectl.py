@@ -121,6 +121,12 @@ class Glakectl(WithGlaked):
         wait_for("the daemon is not there; trying again")
         self.start_daemon()
         wait_for("tenants by used.*scroll")
+        # A glaked that is stopped holds up no key.
+        self.daemon.send_signal(signal.SIGSTOP)
+        self.addCleanup(self.daemon.send_signal, signal.SIGCONT)
+        wait_for("glaked does not answer; trying again")
+        os.write(terminal, b"m")
+        wait_for("sessions by live")
         os.write(terminal, b"q")
         wait_for(r"\033\[\?1049l")
         self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), 0)
@@ -178,9 +184,41 @@ class Glakectl(WithGlaked):
         self.assertEqual(self.parse_metrics(self.get(connection)[1])[0], {"glake_up": 0})
         self.start_daemon()
         self.assertEqual(self.parse_metrics(self.get(connection)[1])[0]["glake_up"], 1)
+        # Nor does it wait for one that is stopped, longer than a scrape does.
+        self.daemon.send_signal(signal.SIGSTOP)
+        self.addCleanup(self.daemon.send_signal, signal.SIGCONT)
+        connection.sock.settimeout(15)
+        for _ in range(2):
+            self.assertEqual(self.parse_metrics(self.get(connection)[1])[0], {"glake_up": 0})
         server.terminate()
         self.assertEqual(server.wait(30), 0)
         self.assertFalse(os.path.exists(address))
+
+    def test_slow_clients_keep_nobody_out(self):
+        address = os.path.join(self.folder, "metrics.sock")
+        self.serve_metrics("unix:" + address)
+        slow = []
+        for _ in range(128):
+            slow.append(socket.socket(socket.AF_UNIX))
+            self.addCleanup(slow[-1].close)
+            slow[-1].settimeout(15)
+            slow[-1].connect(address)
+            slow[-1].send(b"GET /metrics HTTP/1.1\r\nHost: ")
+        connection = http.client.HTTPConnection("metrics")
+        connection.sock = socket.socket(socket.AF_UNIX)
+        connection.sock.connect(address)
+        connection.request("GET", "/metrics")
+        # Each sends a byte a second, so none is ever silent.
+        for _ in range(60):
+            ready, _, _ = select.select([connection.sock], [], [], 1)
+            if ready:
+                break
+            for one in slow:
+                try:
+                    one.send(b"x")
+                except OSError:
+                    pass
+        self.assertEqual(connection.getresponse().status, 200)
 
     def check_dashboard(self, types):
         """Each metric that it, and the documentation, asks for is there."""
