@@ -116,6 +116,9 @@ void map_deinit(struct map *map)
 
 /* ---- who holds it ----------------------------------------------------------------------------- */
 
+/* Sessions of a device that have a row each; and models. */
+#define MAX_PARTS 100u
+
 /* A part of a device's memory. */
 struct part {
 	const char *class;
@@ -123,6 +126,7 @@ struct part {
 	double live; /* of it; 1: nothing more is known */
 	const char *name;
 	uint32_t pid; /* 0: it is no process */
+	size_t n;     /* more than 0: it is so many small ones */
 	const struct glake_model_row *model;
 	const struct glake_session_row *session;
 };
@@ -157,6 +161,41 @@ static uint64_t reserved_on(const struct glake_session_row *session, uint32_t de
 	return n_bytes;
 }
 
+static int larger(const void *a, const void *b)
+{
+	const struct part *left = a;
+	const struct part *right = b;
+	return left->bytes < right->bytes ? 1 : left->bytes > right->bytes ? -1 : 0;
+}
+
+/* From @begin on the largest first, and one part of a class for those that a page has no room for. */
+static void sort_from(struct parts *parts, size_t begin, const char *text)
+{
+	struct part rest[2] = {{.bytes = 0}};
+	size_t n_parts = parts->list.n;
+	if (n_parts <= begin) {
+		return;
+	}
+	qsort(rows_at(&parts->list, begin), n_parts - begin, sizeof(struct part), larger);
+	if (n_parts - begin <= MAX_PARTS) {
+		return;
+	}
+	for (size_t i = begin + MAX_PARTS; i < n_parts; i++) {
+		const struct part *part = rows_at(&parts->list, i);
+		struct part *of = &rest[strcmp(part->class, "cached") == 0];
+		of->class = part->class;
+		of->name = text;
+		of->bytes += part->bytes;
+		of->live += part->live < 0 ? 0 : part->live * (double)part->bytes;
+		of->n++;
+	}
+	parts->list.n = begin + MAX_PARTS;
+	for (size_t i = 0; i < 2; i++) {
+		rest[i].live /= (double)(rest[i].bytes + 1);
+		add_part(parts, &rest[i]);
+	}
+}
+
 static void add_sessions(struct parts *parts)
 {
 	uint64_t rest = parts->device->private_bytes;
@@ -173,6 +212,7 @@ static void add_sessions(struct parts *parts)
 		add_part(parts, &part);
 		rest = less(rest, part.bytes);
 	}
+	sort_from(parts, 0, "smaller sessions");
 	add_plain(parts, "private", "private memory of others", rest);
 }
 
@@ -181,6 +221,7 @@ static void add_models(struct parts *parts)
 {
 	const struct glake_device_status *device = parts->device;
 	uint64_t rest = device->block_bytes;
+	size_t begin = parts->list.n;
 	for (size_t i = 0; i < parts->snapshot->models.n; i++) {
 		const struct glake_model_row *model = rows_at(&parts->snapshot->models, i);
 		const struct part part = {
@@ -193,33 +234,16 @@ static void add_models(struct parts *parts)
 		add_part(parts, &part);
 		rest = less(rest, part.bytes);
 	}
+	sort_from(parts, begin, "smaller models");
 	/* Their parts are rounded. */
 	add_plain(parts, "blocks", "blocks of no model that is shown", rest > 64 ? rest : 0);
-}
-
-static int larger(const void *a, const void *b)
-{
-	const struct part *left = a;
-	const struct part *right = b;
-	return left->bytes < right->bytes ? 1 : left->bytes > right->bytes ? -1 : 0;
-}
-
-static void sort_from(struct parts *parts, size_t begin)
-{
-	if (parts->list.n > begin + 1) {
-		qsort(rows_at(&parts->list, begin), parts->list.n - begin, sizeof(struct part),
-		      larger);
-	}
 }
 
 static void find_parts(struct parts *parts)
 {
 	const struct glake_device_status *device = parts->device;
 	add_sessions(parts);
-	sort_from(parts, 0);
-	size_t n_sessions = parts->list.n;
 	add_models(parts);
-	sort_from(parts, n_sessions);
 	add_plain(parts, "pool", "made ahead", device->pool_bytes);
 	add_plain(parts, "driver", "driver: contexts and code, managed memory, arrays, graphs",
 	          driver_bytes(device));
@@ -234,6 +258,9 @@ static void find_parts(struct parts *parts)
 
 static void put_name(const struct part *part, FILE *out)
 {
+	if (part->n > 0) {
+		fprintf(out, "%zu ", part->n);
+	}
 	html_text(out, part->name);
 	if (part->pid > 0) {
 		fprintf(out, " (%" PRIu32 ")", part->pid);
@@ -269,27 +296,16 @@ static void put_bar(const struct parts *parts, FILE *out)
 	fputs("</svg>\n", out);
 }
 
-static const struct glake_session_row *find_session(const struct snapshot *snapshot, uint64_t id)
-{
-	for (size_t i = 0; i < snapshot->sessions.n; i++) {
-		const struct glake_session_row *session = rows_at(&snapshot->sessions, i);
-		if (session->session == id) {
-			return session;
-		}
-	}
-	return NULL;
-}
-
 static void put_sharers(const struct snapshot *snapshot, const struct glake_model_row *model,
                         FILE *out)
 {
 	unsigned n = 0;
-	for (size_t i = 0; i < snapshot->uses.n; i++) {
+	for (size_t i = snapshot_uses_of(snapshot, model->id); i < snapshot->uses.n; i++) {
 		const struct snapshot_use *use = rows_at(&snapshot->uses, i);
-		const struct glake_session_row *session = use->model == model->id
-		                                                  ? find_session(snapshot,
-		                                                                 use->session)
-		                                                  : NULL;
+		if (use->model != model->id) {
+			break;
+		}
+		const struct glake_session_row *session = snapshot_session(snapshot, use->session);
 		if (session && ++n <= MAX_SHARERS) {
 			fputs(n == 1 ? "; open in " : ", ", out);
 			html_text(out, session->program);

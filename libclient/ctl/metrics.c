@@ -219,6 +219,41 @@ static void write_tenants(const struct snapshot *snapshot, FILE *out)
 	}
 }
 
+/*
+ * Sessions, and models, that have samples of their own. The smaller ones are one: a monitoring system keeps every series
+ * that there ever was, and nodes may have thousands.
+ */
+#define MAX_SHOWN 200u
+
+/* Pointers to @rows, the largest first; the caller's. NULL: no memory. */
+static const void **sorted(const struct rows *rows, int (*compare)(const void *, const void *))
+{
+	const void **list = calloc(rows->n + 1, sizeof(*list));
+	for (size_t i = 0; list && i < rows->n; i++) {
+		list[i] = rows_at(rows, i);
+	}
+	if (list) {
+		qsort(list, rows->n, sizeof(*list), compare);
+	}
+	return list;
+}
+
+struct kind {
+	const char *name;
+	size_t offset;
+};
+
+#define OF(member) offsetof(struct glake_session_row, member)
+
+static int larger_session(const void *a, const void *b)
+{
+	const struct glake_session_row *left = *(const struct glake_session_row *const *)a;
+	const struct glake_session_row *right = *(const struct glake_session_row *const *)b;
+	uint64_t left_bytes = left->reserved_bytes + left->shared_bytes;
+	uint64_t right_bytes = right->reserved_bytes + right->shared_bytes;
+	return left_bytes < right_bytes ? 1 : left_bytes > right_bytes ? -1 : 0;
+}
+
 static void session_label(FILE *out, const char *name, const struct glake_session_row *session)
 {
 	fprintf(out, "%s{session=\"%" PRIu64 "\",pid=\"%" PRIu32 "\",", name, session->session,
@@ -230,32 +265,54 @@ static void session_label(FILE *out, const char *name, const struct glake_sessio
 
 static void write_sessions(const struct snapshot *snapshot, FILE *out)
 {
-	const struct rows *sessions = &snapshot->sessions;
+	static const struct kind kinds[] = {
+		{"reserved", OF(reserved_bytes)},
+		{"live", OF(live_bytes)},
+		{"warm", OF(warm_bytes)},
+		{"shared", OF(shared_bytes)},
+	};
+	enum { N_KINDS = sizeof(kinds) / sizeof(kinds[0]) };
+	size_t n = snapshot->sessions.n;
+	const void **sessions = sorted(&snapshot->sessions, larger_session);
+	uint64_t others[N_KINDS] = {0};
 	begin(out, "glake_session_bytes", "gauge",
 	      "Memory of a session; live and warm are the program's word");
-	for (size_t i = 0; i < sessions->n; i++) {
-		const struct glake_session_row *session = rows_at(sessions, i);
-		const struct {
-			const char *kind;
-			uint64_t bytes;
-		} kinds[] = {
-			{"reserved", session->reserved_bytes},
-			{"live", session->live_bytes},
-			{"warm", session->warm_bytes},
-			{"shared", session->shared_bytes},
-		};
-		for (size_t at = 0; at < sizeof(kinds) / sizeof(kinds[0]); at++) {
-			session_label(out, "glake_session_bytes", session);
-			fprintf(out, ",kind=\"%s\"", kinds[at].kind);
-			value(out, kinds[at].bytes);
+	for (size_t i = 0; sessions && i < n; i++) {
+		for (size_t at = 0; at < N_KINDS; at++) {
+			uint64_t bytes = number_at(sessions[i], kinds[at].offset);
+			if (i >= MAX_SHOWN) {
+				others[at] += bytes;
+				continue;
+			}
+			session_label(out, "glake_session_bytes", sessions[i]);
+			fprintf(out, ",kind=\"%s\"", kinds[at].name);
+			value(out, bytes);
 		}
 	}
+	for (size_t at = 0; at < N_KINDS && n > MAX_SHOWN; at++) {
+		fprintf(out, "glake_session_bytes{session=\"other\",kind=\"%s\"", kinds[at].name);
+		value(out, others[at]);
+	}
+	/* Of others there is no sum that only grows. */
 	begin(out, "glake_session_requests_total", "counter", "Requests of a session");
-	for (size_t i = 0; i < sessions->n; i++) {
-		const struct glake_session_row *session = rows_at(sessions, i);
+	for (size_t i = 0; sessions && i < n && i < MAX_SHOWN; i++) {
+		const struct glake_session_row *session = sessions[i];
 		session_label(out, "glake_session_requests_total", session);
 		value(out, session->n_requests);
 	}
+	free(sessions);
+}
+
+#undef OF
+#define OF(member) offsetof(struct glake_model_row, member)
+
+static int larger_model(const void *a, const void *b)
+{
+	const struct glake_model_row *left = *(const struct glake_model_row *const *)a;
+	const struct glake_model_row *right = *(const struct glake_model_row *const *)b;
+	return left->span_bytes < right->span_bytes   ? 1
+	       : left->span_bytes > right->span_bytes ? -1
+	                                              : 0;
 }
 
 static void model_label(FILE *out, const char *name, const struct glake_model_row *model)
@@ -267,41 +324,67 @@ static void model_label(FILE *out, const char *name, const struct glake_model_ro
 	fprintf(out, ",device=\"%" PRIu32 "\"", model->device);
 }
 
+/* Those that have no samples of their own, by device. */
+static void write_other_models(const struct snapshot *snapshot, const void *const *models,
+                               const struct kind *kinds, size_t n_kinds, FILE *out)
+{
+	for (size_t i = 0; i < snapshot->devices.n; i++) {
+		const struct glake_device_status *device = rows_at(&snapshot->devices, i);
+		for (size_t at = 0; at < n_kinds; at++) {
+			uint64_t bytes = 0;
+			for (size_t n = MAX_SHOWN; n < snapshot->models.n; n++) {
+				const struct glake_model_row *model = models[n];
+				bytes += model->device == device->index
+				                 ? number_at(model, kinds[at].offset)
+				                 : 0;
+			}
+			fprintf(out,
+			        "glake_model_bytes{id=\"other\",device=\"%" PRIu32 "\",kind=\"%s\"",
+			        device->index, kinds[at].name);
+			value(out, bytes);
+		}
+	}
+}
+
 static void write_models(const struct snapshot *snapshot, FILE *out)
 {
-	const struct rows *models = &snapshot->models;
+	static const struct kind kinds[] = {
+		{"span", OF(span_bytes)},
+		{"part", OF(part_bytes)},
+		{"unique", OF(unique_bytes)},
+	};
+	enum { N_KINDS = sizeof(kinds) / sizeof(kinds[0]) };
+	const void **models = sorted(&snapshot->models, larger_model);
+	size_t n = !models ? 0 : snapshot->models.n < MAX_SHOWN ? snapshot->models.n : MAX_SHOWN;
 	begin(out, "glake_model_bytes", "gauge",
 	      "Blocks of a model; its part of them, which adds up over models; those that only it "
 	      "has");
-	for (size_t i = 0; i < models->n; i++) {
-		const struct glake_model_row *model = rows_at(models, i);
-		const struct {
-			const char *kind;
-			uint64_t bytes;
-		} kinds[] = {
-			{"span", model->span_bytes},
-			{"part", model->part_bytes},
-			{"unique", model->unique_bytes},
-		};
-		for (size_t at = 0; at < sizeof(kinds) / sizeof(kinds[0]); at++) {
-			model_label(out, "glake_model_bytes", model);
-			fprintf(out, ",kind=\"%s\"", kinds[at].kind);
-			value(out, kinds[at].bytes);
+	for (size_t i = 0; i < n; i++) {
+		for (size_t at = 0; at < N_KINDS; at++) {
+			model_label(out, "glake_model_bytes", models[i]);
+			fprintf(out, ",kind=\"%s\"", kinds[at].name);
+			value(out, number_at(models[i], kinds[at].offset));
 		}
 	}
+	if (models && snapshot->models.n > MAX_SHOWN) {
+		write_other_models(snapshot, models, kinds, N_KINDS, out);
+	}
 	begin(out, "glake_model_open", "gauge", "Sessions that have the model open");
-	for (size_t i = 0; i < models->n; i++) {
-		const struct glake_model_row *model = rows_at(models, i);
+	for (size_t i = 0; i < n; i++) {
+		const struct glake_model_row *model = models[i];
 		model_label(out, "glake_model_open", model);
 		value(out, model->n_open);
 	}
 	begin(out, "glake_model_pinned", "gauge", "1 if the model is pinned");
-	for (size_t i = 0; i < models->n; i++) {
-		const struct glake_model_row *model = rows_at(models, i);
+	for (size_t i = 0; i < n; i++) {
+		const struct glake_model_row *model = models[i];
 		model_label(out, "glake_model_pinned", model);
 		value(out, (uint64_t)(model->pinned != 0));
 	}
+	free(models);
 }
+
+#undef OF
 
 /* ---- counters and histograms ------------------------------------------------------------------ */
 

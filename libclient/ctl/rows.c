@@ -19,13 +19,30 @@ void *rows_at(const struct rows *rows, size_t i)
 
 void *rows_add(struct rows *rows, size_t row_bytes)
 {
-	char *list = realloc(rows->list, (rows->n + 1) * row_bytes);
-	if (!list) {
-		return NULL;
+	if (rows->n == rows->n_room) {
+		size_t n_room = rows->n_room > 0 ? rows->n_room * 2 : 8;
+		char *list = reallocarray(rows->list, n_room, row_bytes);
+		if (!list) {
+			return NULL;
+		}
+		rows->list = list;
+		rows->n_room = n_room;
+		rows->row_bytes = row_bytes;
 	}
-	rows->list = list;
-	rows->row_bytes = row_bytes;
-	return memset(list + rows->n++ * row_bytes, 0, row_bytes);
+	return memset(rows->list + rows->n++ * row_bytes, 0, row_bytes);
+}
+
+void rows_sort(struct rows *rows, int (*compare)(const void *, const void *))
+{
+	if (rows->n > 1) {
+		qsort(rows->list, rows->n, rows->row_bytes, compare);
+	}
+}
+
+void *rows_find(const struct rows *rows, const void *key,
+                int (*compare)(const void *, const void *))
+{
+	return rows->n > 0 ? bsearch(key, rows->list, rows->n, rows->row_bytes, compare) : NULL;
 }
 
 json_t *rows_json(const struct rows *rows, const struct field *fields, size_t n_fields)

@@ -109,31 +109,49 @@ static int take_model(void *user, const struct glake_model_row *of)
 	               : -ENOMEM;
 }
 
-static bool has_use(const struct snapshot *snapshot, uint64_t session, uint64_t model)
-{
-	for (size_t i = snapshot->uses.n; i-- > 0;) {
-		const struct snapshot_use *use = rows_at(&snapshot->uses, i);
-		if (use->session != session) {
-			return false;
-		}
-		if (use->model == model) {
-			return true;
-		}
-	}
-	return false;
-}
-
 static int take_use(void *user, const struct glake_use_row *row)
 {
 	struct snapshot *snapshot = user;
 	for (uint32_t i = 0; i < row->n_models; i++) {
 		const struct snapshot_use of = {.session = row->session, .model = row->models[i]};
-		if (!has_use(snapshot, of.session, of.model) &&
-		    !copy_row(&snapshot->uses, &of, sizeof(of))) {
+		if (!copy_row(&snapshot->uses, &of, sizeof(of))) {
 			return -ENOMEM;
 		}
 	}
 	return 0;
+}
+
+static int compare(uint64_t left, uint64_t right)
+{
+	return left > right ? 1 : left < right ? -1 : 0;
+}
+
+static int by_id(const void *a, const void *b)
+{
+	const struct glake_session_row *left = a;
+	const struct glake_session_row *right = b;
+	return compare(left->session, right->session);
+}
+
+static int by_model(const void *a, const void *b)
+{
+	const struct snapshot_use *left = a;
+	const struct snapshot_use *right = b;
+	int order = compare(left->model, right->model);
+	return order != 0 ? order : compare(left->session, right->session);
+}
+
+/* A session has a model once, however often it has opened it. */
+static void sort_uses(struct rows *uses)
+{
+	size_t n = 0;
+	rows_sort(uses, by_model);
+	for (size_t i = 0; i < uses->n; i++) {
+		if (n == 0 || by_model(rows_at(uses, n - 1), rows_at(uses, i)) != 0) {
+			memmove(rows_at(uses, n++), rows_at(uses, i), uses->row_bytes);
+		}
+	}
+	uses->n = n;
 }
 
 /* An older glaked does not know of them. */
@@ -182,8 +200,33 @@ int snapshot_take(struct ctl *ctl, struct snapshot *snapshot)
 	err = err ? err : glake_get_histograms(session, take_histogram, snapshot);
 	if (err) {
 		snapshot_deinit(snapshot);
+		return err;
 	}
-	return err;
+	rows_sort(&snapshot->sessions, by_id);
+	sort_uses(&snapshot->uses);
+	return 0;
+}
+
+const struct glake_session_row *snapshot_session(const struct snapshot *snapshot, uint64_t id)
+{
+	const struct glake_session_row key = {.session = id};
+	return rows_find(&snapshot->sessions, &key, by_id);
+}
+
+size_t snapshot_uses_of(const struct snapshot *snapshot, uint64_t model)
+{
+	const struct snapshot_use key = {.model = model};
+	size_t begin = 0;
+	size_t end = snapshot->uses.n;
+	while (begin < end) {
+		size_t middle = begin + (end - begin) / 2;
+		if (by_model(rows_at(&snapshot->uses, middle), &key) < 0) {
+			begin = middle + 1;
+		} else {
+			end = middle;
+		}
+	}
+	return begin;
 }
 
 uint64_t snapshot_counter(const struct snapshot *snapshot, const char *name)

@@ -28,10 +28,10 @@ struct snapshot {
 	uint64_t at_ms;             /* CLOCK_MONOTONIC */
 	struct glake_status status; /* without its devices */
 	struct rows devices;        /* struct glake_device_status */
-	struct rows sessions;       /* struct glake_session_row, without glakectl's own */
+	struct rows sessions;       /* struct glake_session_row by id, without glakectl's own */
 	struct rows tenants;        /* struct glake_tenant_row */
 	struct rows models;         /* struct glake_model_row */
-	struct rows uses;           /* struct snapshot_use, by session */
+	struct rows uses;           /* struct snapshot_use, by model, then by session; each once */
 	struct rows metrics;        /* struct snapshot_metric */
 	struct rows histograms;     /* struct glake_histogram */
 	struct rows kept;           /* void *: what the others point to */
@@ -40,6 +40,11 @@ struct snapshot {
 /* Returns 0 or a code of glake.h: then @snapshot is empty. It is to be ended either way. */
 int snapshot_take(struct ctl *ctl, struct snapshot *snapshot);
 void snapshot_deinit(struct snapshot *snapshot);
+
+/* NULL: there is none of that id. */
+const struct glake_session_row *snapshot_session(const struct snapshot *snapshot, uint64_t id);
+/* Which of the uses is the first of @model; if it has none, the first behind. */
+size_t snapshot_uses_of(const struct snapshot *snapshot, uint64_t model);
 
 /* Of a counter; 0: there is none of that name. */
 uint64_t snapshot_counter(const struct snapshot *snapshot, const char *name);

@@ -128,6 +128,7 @@ struct top {
 	enum view view;
 	size_t order[N_VIEWS]; /* of orders */
 	size_t first;          /* row that is shown */
+	size_t n_rows;         /* at most; what follows has no room */
 	bool is_screen;
 };
 
@@ -180,13 +181,9 @@ static double counter_rate(const struct top *top, const char *name)
 
 static double request_rate(const struct top *top, const struct glake_session_row *row)
 {
-	for (size_t i = 0; i < top->before.sessions.n; i++) {
-		const struct glake_session_row *before = rows_at(&top->before.sessions, i);
-		if (before->session == row->session && before->pid == row->pid) {
-			return rate(top, row->n_requests, before->n_requests);
-		}
-	}
-	return -1;
+	const struct glake_session_row *before = snapshot_session(&top->before, row->session);
+	return before && before->pid == row->pid ? rate(top, row->n_requests, before->n_requests)
+	                                         : -1;
 }
 
 static int list_sessions(const struct top *top, struct rows *rows)
@@ -393,7 +390,7 @@ static int put_rows(const struct top *top, FILE *out)
 	table_init(&table);
 	field_columns(&table, views[top->view].fields, views[top->view].n_fields);
 	int err = list_view(top, &rows);
-	for (size_t i = top->first; i < rows.n; i++) {
+	for (size_t i = top->first; i < rows.n && i - top->first < top->n_rows; i++) {
 		field_cells(&table, views[top->view].fields, views[top->view].n_fields,
 		            rows_at(&rows, i), top->ctl->exact);
 	}
@@ -469,6 +466,7 @@ static int draw(struct top *top, struct screen *screen)
 		fprintf(out, "q quit  s sort  m %s  arrows scroll\n",
 		        view_names[(top->view + 1) % N_VIEWS]);
 	}
+	top->n_rows = screen->rows;
 	int err = put_text(top, out);
 	err = fclose(out) != 0 ? CTL_E_OUTPUT : err;
 	if (err == 0) {
@@ -594,7 +592,7 @@ static void begin_orders(struct top *top)
 
 static int run_top(struct ctl *ctl)
 {
-	struct top top = {.ctl = ctl};
+	struct top top = {.ctl = ctl, .n_rows = SIZE_MAX};
 	struct screen screen;
 	begin_orders(&top);
 	top.looker = looker_new(ctl);

@@ -31,8 +31,53 @@ static struct {
 	char call[256]; /* the last steering call with its arguments */
 	const char *name;
 	bool is_old;
-	bool stitches; /* the session with memory */
+	bool stitches;    /* the session with memory */
+	uint64_t n_crowd; /* sessions and models besides, by size */
 } fake;
+
+#define MIB (1024ull * 1024)
+
+static int list_crowd(glake_session_fn row, void *user)
+{
+	int err = 0;
+	/* The largest and youngest first: the order of ids is not for granted. */
+	for (uint64_t i = fake.n_crowd; err == 0 && i > 0; i--) {
+		const struct glake_session_device device = {.device = 0, .reserved_bytes = i * MIB};
+		const struct glake_session_row session = {
+			.session = 1000 + i,
+			.pid = (uint32_t)(1000 + i),
+			.program = "crowd",
+			.tenant = "default",
+			.realm = "r",
+			.reserved_bytes = i * MIB,
+			.live_bytes = i * MIB / 2,
+			.n_devices = 1,
+			.devices = &device,
+		};
+		err = row(user, &session);
+	}
+	return err;
+}
+
+static int list_crowd_models(glake_model_fn row, void *user)
+{
+	int err = 0;
+	for (uint64_t i = 1; err == 0 && i <= fake.n_crowd; i++) {
+		char name[32];
+		snprintf(name, sizeof(name), "model%llu", (unsigned long long)i);
+		const struct glake_model_row model = {
+			.id = 1000 + i,
+			.name = name,
+			.realm = "r",
+			.state = "ready",
+			.span_bytes = i * MIB,
+			.part_bytes = i * MIB,
+			.n_open = i % 2,
+		};
+		err = row(user, &model);
+	}
+	return err;
+}
 
 const char *glake_strerror(int error)
 {
@@ -209,7 +254,7 @@ int glake_list_sessions(struct glake_session *session, glake_session_fn row, voi
 	for (size_t i = 0; err == 0 && i < 2; i++) {
 		err = row(user, &rows[i]);
 	}
-	return err;
+	return err ? err : list_crowd(row, user);
 }
 
 int glake_list_uses(struct glake_session *session, glake_use_fn row, void *user)
@@ -217,7 +262,13 @@ int glake_list_uses(struct glake_session *session, glake_use_fn row, void *user)
 	static const uint64_t models[] = {9, 9, 77};
 	const struct glake_use_row use = {.session = 1, .n_models = 3, .models = models};
 	/* As from an older glaked. */
-	return fake.error ? fake.error : fake.is_old ? GLAKE_E_BAD_REQUEST : row(user, &use);
+	int err = fake.error ? fake.error : fake.is_old ? GLAKE_E_BAD_REQUEST : row(user, &use);
+	for (uint64_t i = 1; err == 0 && i <= fake.n_crowd; i++) {
+		const uint64_t own[] = {1000 + i, 9};
+		const struct glake_use_row of = {.session = 1000 + i, .n_models = 2, .models = own};
+		err = row(user, &of);
+	}
+	return err;
 }
 
 int glake_list_tenants(struct glake_session *session, glake_tenant_fn row, void *user)
@@ -249,7 +300,8 @@ int glake_list_models(struct glake_session *session, glake_model_fn row, void *u
 		.n_open = 2,
 		.part_bytes = 3 * GIB,
 	};
-	return fake.error ? fake.error : row(user, &model);
+	int err = fake.error ? fake.error : row(user, &model);
+	return err ? err : list_crowd_models(row, user);
 }
 
 int glake_list_blocks(struct glake_session *session, glake_block_fn row, void *user)
@@ -947,6 +999,15 @@ START_TEST(top_is_plain_where_there_is_no_terminal)
 }
 END_TEST
 
+static unsigned count(const char *text, const char *part)
+{
+	unsigned n = 0;
+	for (const char *at = strstr(text, part); at; at = strstr(at + 1, part)) {
+		n++;
+	}
+	return n;
+}
+
 START_TEST(the_map_names_who_holds_what)
 {
 	char path[256];
@@ -980,6 +1041,35 @@ START_TEST(the_map_names_who_holds_what)
 		fake.is_old = true;
 	}
 	ck_assert_int_eq(run("map --html=/nowhere/map.html"), CTL_FAILED);
+}
+END_TEST
+
+START_TEST(a_map_of_many_shows_the_largest)
+{
+	char path[256];
+	char line[300];
+	static char page[512 * 1024];
+	fake.n_crowd = 3000;
+	snprintf(path, sizeof(path), "%s/many.html", getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp");
+	snprintf(line, sizeof(line), "map --html=%s", path);
+	ck_assert_int_eq(run(line), 0);
+	FILE *file = fopen(path, "r");
+	ck_assert_ptr_nonnull(file);
+	page[fread(page, 1, sizeof(page) - 1, file)] = '\0';
+	fclose(file);
+	unlink(path);
+	ck_assert_ptr_nonnull(strstr(page, "</html>"));
+	ck_assert_ptr_nonnull(strstr(page, "<b>crowd (4000)</b>"));
+	ck_assert_ptr_null(strstr(page, "<b>crowd (1001)</b>"));
+	ck_assert_ptr_nonnull(
+		strstr(page, "<b>2901 smaller sessions</b></span><span class=\"n\">4.0 TiB"));
+	/* Of a model its users, and how many more there are. */
+	ck_assert_ptr_nonnull(strstr(page, "; open in plain (100), crowd (1001), crowd (1002), "));
+	ck_assert_ptr_nonnull(strstr(page, " and 2989 more"));
+	ck_assert_ptr_nonnull(strstr(page, "<b>1450 smaller models</b>"));
+	/* As many rows of both devices as there are parts in their bars. */
+	ck_assert_uint_eq(count(page, "<li>"), count(page, "class=\"whole\""));
+	ck_assert_uint_lt(count(page, "<li>"), 230);
 }
 END_TEST
 
@@ -1064,6 +1154,20 @@ START_TEST(metrics_have_their_format)
 	fake.name = "line\nline";
 	ck_assert_int_eq(run("metrics"), 0);
 	assert_contains(out_text, ",program=\"line\\nline\",");
+	/* Of thousands the largest have series of their own. */
+	fake.n_crowd = 3000;
+	ck_assert_int_eq(run("metrics"), 0);
+	ck_assert_uint_eq(count(out_text, "\nglake_session_bytes{"), 4 * 201);
+	ck_assert_uint_eq(count(out_text, "\nglake_session_requests_total{"), 200);
+	ck_assert_uint_eq(count(out_text, "\nglake_model_bytes{"), 3 * (200 + 2));
+	ck_assert_ptr_nonnull(strstr(out_text, "\nglake_session_bytes{session=\"4000\","));
+	/* 2801 of the crowd and the one without memory. */
+	ck_assert_ptr_nonnull(strstr(out_text,
+	                             "\nglake_session_bytes{session=\"other\",kind=\"reserved\"} "
+	                             "4114822987776\n"));
+	ck_assert_ptr_nonnull(strstr(out_text,
+	                             "\nglake_model_bytes{id=\"other\",device=\"0\",kind=\"part\"} "
+	                             "4114822987776\n"));
 	fake.connect_error = GLAKE_E_GONE;
 	ck_assert_int_eq(run("metrics"), CTL_UNREACHABLE);
 	ck_assert_str_eq(out_text, "");
@@ -1218,15 +1322,6 @@ START_TEST(fragmentation_is_watched_each_second)
 	ck_assert_ptr_null(strchr(out_text, '\033'));
 }
 END_TEST
-
-static unsigned count(const char *text, const char *part)
-{
-	unsigned n = 0;
-	for (const char *at = strstr(text, part); at; at = strstr(at + 1, part)) {
-		n++;
-	}
-	return n;
-}
 
 START_TEST(a_picture_needs_nothing_else)
 {
