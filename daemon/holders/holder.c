@@ -242,6 +242,15 @@ static struct held *add(struct holder *holder, uint64_t request, enum held_kind 
 	return add_as(holder, &as, kind);
 }
 
+bool holder_pay_record(struct holder *holder, struct held *held)
+{
+	if (!held->record.tenant) {
+		held->record = tenant_charge_manifest(holder->tenant);
+	}
+	return held->record.manifest_bytes > 0 ||
+	       charge_grow_manifest(&held->record, HOLDER_RECORD_BYTES) == 0;
+}
+
 static void drop(struct holder *holder, struct held *held)
 {
 	if (holder->all->watch && held->kind != HELD_DRAFT) {
@@ -249,7 +258,19 @@ static void drop(struct holder *holder, struct held *held)
 	}
 	HASH_DEL(holder->held, held);
 	holder->n_held[held->kind]--;
+	charge_refund(&held->record);
 	free(held);
+}
+
+/* A model or a block, which is paid for. NULL: no memory, or the tenant cannot. */
+static struct held *add_open(struct holder *holder, uint64_t request, enum held_kind kind)
+{
+	struct held *held = add(holder, request, kind);
+	if (held && !holder_pay_record(holder, held)) {
+		drop(holder, held);
+		return NULL;
+	}
+	return held;
 }
 
 static void put_chunk(struct holder *holder, struct held *held, struct chunk *chunk)
@@ -307,7 +328,7 @@ static void put_model(struct holder *holder, struct held *held, struct model *mo
 uint64_t holder_add_model(struct holder *holder, uint64_t request, struct model *model)
 {
 	bool is_full = holder->n_places + places_of(model) > HOLDER_MAX_PLACES;
-	struct held *held = is_full ? NULL : add(holder, request, HELD_MODEL);
+	struct held *held = is_full ? NULL : add_open(holder, request, HELD_MODEL);
 	if (!held) {
 		return 0;
 	}
@@ -339,7 +360,7 @@ static void put_block(struct holder *holder, struct held *held, struct block *bl
 
 uint64_t holder_add_block(struct holder *holder, uint64_t request, struct block *block)
 {
-	struct held *held = add(holder, request, HELD_BLOCK);
+	struct held *held = add_open(holder, request, HELD_BLOCK);
 	if (!held) {
 		return 0;
 	}
@@ -471,9 +492,19 @@ int holder_adopt_chunk(struct holder *holder, const struct held *as, struct chun
 	return held ? 0 : -ENOMEM;
 }
 
+/* Whatever the limit is. */
+static struct held *adopt_open(struct holder *holder, const struct held *as, enum held_kind kind)
+{
+	struct held *held = add_as(holder, as, kind);
+	if (held) {
+		held->record = tenant_charge_adopted(holder->tenant, 0, 0, 0, HOLDER_RECORD_BYTES);
+	}
+	return held;
+}
+
 int holder_adopt_model(struct holder *holder, const struct held *as, struct model *model)
 {
-	struct held *held = add_as(holder, as, HELD_MODEL);
+	struct held *held = adopt_open(holder, as, HELD_MODEL);
 	if (held) {
 		store_hold_adopted(holder->all->store, model);
 		put_model(holder, held, model);
@@ -483,7 +514,7 @@ int holder_adopt_model(struct holder *holder, const struct held *as, struct mode
 
 int holder_adopt_block(struct holder *holder, const struct held *as, struct block *block)
 {
-	struct held *held = add_as(holder, as, HELD_BLOCK);
+	struct held *held = adopt_open(holder, as, HELD_BLOCK);
 	if (held) {
 		store_use_adopted(holder->all->store, block);
 		put_block(holder, held, block);

@@ -46,6 +46,11 @@ enum holder_state {
 
 /* Blocks of all models that it has open, again and again: they are walked through. 8 TiB of addresses. */
 #define HOLDER_MAX_PLACES (4u * 1024 * 1024)
+/*
+ * Of a model or block that is open: glaked's memory for it, and for its record in the books. Its device memory
+ * may cost its holder nothing, and it can be opened again and again.
+ */
+#define HOLDER_RECORD_BYTES 256u
 
 enum held_kind {
 	HELD_CHUNK,
@@ -60,11 +65,12 @@ struct held {
 	UT_hash_handle hh; /* holder.held, by id */
 	uint64_t id;
 	enum held_kind kind;
-	uint64_t request;    /* that brought it */
-	uint64_t ticket;     /* permits others to open the chunk; 0: nobody else may */
-	struct admit *admit; /* has the chunk, which is being published; NULL: the chunk is here */
-	bool was_chunk;      /* a published block, under its chunk's id */
-	bool was_known;      /* a published block that the store had already */
+	uint64_t request;     /* that brought it */
+	uint64_t ticket;      /* permits others to open the chunk; 0: nobody else may */
+	struct admit *admit;  /* has the chunk, which is being published; NULL: the chunk is here */
+	bool was_chunk;       /* a published block, under its chunk's id */
+	bool was_known;       /* a published block that the store had already */
+	struct charge record; /* for glaked's memory; none for a chunk that is not published */
 	union {
 		struct chunk chunk;  /* private */
 		struct model *model; /* held in the store; or a draft */
@@ -251,11 +257,14 @@ struct held *holder_add_draft(struct holder *holder, uint64_t request, struct mo
 /* The draft is published or gone. */
 void holder_forget_draft(struct holder *holder, struct held *held);
 /*
- * Record a model that the caller holds, or a block that it uses. Returns its id, or 0: no memory, or
- * HOLDER_MAX_PLACES.
+ * Record a model that the caller holds, or a block that it uses. Returns its id, or 0: no memory,
+ * HOLDER_MAX_PLACES, or its tenant cannot pay for the record.
  */
 uint64_t holder_add_model(struct holder *holder, uint64_t request, struct model *model);
 uint64_t holder_add_block(struct holder *holder, uint64_t request, struct block *block);
+
+/* The chunk is to become a block: pay for the record. False: the tenant cannot. */
+bool holder_pay_record(struct holder *holder, struct held *held);
 
 /* The chunk of @held was moved away and has become @block, which the caller uses. */
 void holder_turn_block(struct holder *holder, struct held *held, struct block *block,

@@ -60,6 +60,14 @@ void rpc_refuse(struct session *session, uint64_t id, enum status status, const 
 	rpc_answer(session, id, &answer, NULL, 0);
 }
 
+void rpc_refuse_open(struct session *session, uint64_t id)
+{
+	rpc_refuse(session, id, STATUS_NO_HOST_MEMORY,
+	           "the session has too much open, or all of tenant %s (manifest_bytes), or glaked "
+	           "is out of host memory",
+	           session->holder->tenant->name);
+}
+
 bool rpc_notify(struct session *session, answer_t *notice)
 {
 	if (session->state != SESSION_OPEN) {

@@ -32,6 +32,9 @@ struct device *rpc_device(struct session *session, uint64_t id, uint32_t index);
 /* Answer with the @error of store_hold_model() or store_pin_model(). */
 void rpc_refuse_model(struct session *session, uint64_t id, const struct model *model, int error);
 
+/* What it opens cannot be recorded: see holder_add_model(). */
+void rpc_refuse_open(struct session *session, uint64_t id);
+
 /* Whether the session may see and change things of @realm. */
 bool rpc_may_act(const struct session *session, const struct realm *realm);
 

@@ -49,6 +49,7 @@ static void take_back(struct publish *publish)
 {
 	publish->private->admit = NULL;
 	chunk_move(&publish->private->chunk, &publish->admit.chunk);
+	charge_refund(&publish->private->record);
 }
 
 /* Returns the session that waits for the answer, which is sent now; NULL: nobody waits. */
@@ -243,6 +244,10 @@ void rpc_block_publish(struct session *session, const request_t *request, struct
 		           body->chunk, reason);
 		return;
 	}
+	if (!holder_pay_record(session->holder, private)) {
+		rpc_refuse_open(session, request->id);
+		return;
+	}
 	struct publish *publish = begin(session, request->id);
 	if (!publish) {
 		return;
@@ -284,8 +289,7 @@ void rpc_block_lookup(struct session *session, const request_t *request, struct 
 	uint64_t id = holder_add_block(session->holder, request->id, block);
 	if (!id) {
 		store_unuse_block(rpc_of(session)->store, block, session->holder->tenant->priority);
-		rpc_refuse(session, request->id, STATUS_NO_HOST_MEMORY,
-		           "glaked is out of host memory");
+		rpc_refuse_open(session, request->id);
 		return;
 	}
 	answer_block(session, request->id, id, block, true);

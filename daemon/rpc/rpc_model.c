@@ -56,8 +56,7 @@ static void answer_open(struct session *session, uint64_t id, struct model *mode
 	if (!body.model) {
 		store_unhold_model(rpc_of(session)->store, model,
 		                   session->holder->tenant->priority);
-		rpc_refuse(session, id, STATUS_NO_HOST_MEMORY,
-		           "glaked is out of host memory, or the session has too much open");
+		rpc_refuse_open(session, id);
 		return;
 	}
 	body.span_bytes = model->span_bytes;

@@ -319,6 +319,8 @@ START_TEST(what_the_mover_digests_of_a_lost_session_is_its_process_own)
 	connection_drop(&connection);
 	world_wait_metric("sessions_lost", 1);
 	struct books now = world_books();
+	/* For the record of the block to be. */
+	books.charged_manifest_bytes += 256;
 	ck_assert_mem_eq(&now, &books, sizeof(now));
 	connection = connection_open(&harness);
 	ck_assert_int_eq(connection_greet_as(connection, &identity), GLAKE__WIRE__STATUS__OK);
@@ -335,6 +337,7 @@ START_TEST(what_the_mover_digests_of_a_lost_session_is_its_process_own)
 	answer = connection_receive_for(connection, again, NULL);
 	ck_assert_int_eq(answer->status, GLAKE__WIRE__STATUS__MOVER_FAILED);
 	connection_free(answer);
+	books.charged_manifest_bytes -= 256;
 	now = world_books();
 	ck_assert_mem_eq(&now, &books, sizeof(now));
 	connection_close(&connection);

@@ -12,7 +12,8 @@ typedef Glake__Wire__Tensor tensor_t;
 typedef Glake__Wire__WeightsBlocks run_t;
 
 static int connection;
-static uint64_t block; /* of 4 MiB, on a device of 4 GiB */
+static uint64_t block;          /* of 4 MiB, on a device of 4 GiB */
+static uint64_t manifest_bytes; /* charged for it */
 
 static void begin(void)
 {
@@ -31,6 +32,7 @@ static void begin(void)
 	                          NULL, 0),
 		GLAKE__WIRE__STATUS__OK);
 	block = chunk;
+	manifest_bytes = world_books().charged_manifest_bytes;
 }
 BEGIN_EACH(begin)
 
@@ -98,8 +100,7 @@ static void nothing_came_of_it(void)
 {
 	ck_assert_int_eq(attach(connection, "key"), GLAKE__WIRE__STATUS__NOT_FOUND);
 	ck_assert_uint_eq(world_books().n_models, 0);
-	ck_assert_uint_eq(world_books().charged_manifest_bytes,
-	                  books_before.charged_manifest_bytes);
+	ck_assert_uint_eq(world_books().charged_manifest_bytes, manifest_bytes);
 }
 
 START_TEST(tensors_that_would_lead_astray_are_refused)
@@ -302,6 +303,74 @@ START_TEST(what_a_session_has_open_is_bounded)
 	ck_assert_uint_gt(n, 4000);
 	ck_assert_int_eq(attach(witness, "key"), GLAKE__WIRE__STATUS__OK);
 	world_serves_in_time();
+	connection_close(&connection);
+}
+END_TEST
+
+static Glake__Wire__Answer *publish_block(int session, uint64_t *chunk_out)
+{
+	cleanup_fdlist struct fdlist fds;
+	fdlist_init(&fds);
+	ck_assert_int_eq(connection_alloc(session, 0, CHUNK_BYTES, 1, chunk_out, &fds),
+	                 GLAKE__WIRE__STATUS__OK);
+	return connection_call(session,
+	                       CONNECTION_REQUEST(BLOCK_PUBLISH, BlockPublish, block_publish,
+	                                          .chunk = *chunk_out,
+	                                          .content_bytes = CHUNK_BYTES),
+	                       NULL, 0, NULL);
+}
+
+static Glake__Wire__Status look_up(int session, Glake__Wire__BlockAnswer *known, uint64_t *id_out)
+{
+	Glake__Wire__Answer *answer = connection_call(session,
+	                                              CONNECTION_REQUEST(BLOCK_LOOKUP, BlockLookup,
+	                                                                 block_lookup,
+	                                                                 .digest = known->digest),
+	                                              NULL, 0, NULL);
+	Glake__Wire__Status status = answer->status;
+	if (status == GLAKE__WIRE__STATUS__OK) {
+		*id_out = answer->block->block;
+	}
+	connection_free(answer);
+	return status;
+}
+
+enum way { BY_LOOKUP, BY_PUBLICATION, BY_ATTACHING, N_WAYS };
+
+/* What is opened again costs nobody memory of the device, but glaked's own, and a record in the books. */
+START_TEST_WITH(what_a_tenant_has_open_is_bounded, .n = N_WAYS)
+{
+	enum { N = 2000 };
+	uint64_t id;
+	uint64_t chunk;
+	Glake__Wire__Status status = GLAKE__WIRE__STATUS__OK;
+	publish(NULL, NULL, 0);
+	assert_ok(glake_set_manifest_quota(eye, "default", 128 * KIB));
+	Glake__Wire__Answer *known = publish_block(connection, &chunk);
+	ck_assert_int_eq(known->status, GLAKE__WIRE__STATUS__OK);
+	unsigned n = 0;
+	for (; status == GLAKE__WIRE__STATUS__OK && n < N; n++) {
+		if (_i == BY_LOOKUP) {
+			status = look_up(connection, known->block, &id);
+		} else if (_i == BY_ATTACHING) {
+			status = attach(connection, "key");
+		} else {
+			Glake__Wire__Answer *answer = publish_block(connection, &chunk);
+			status = answer->status;
+			connection_free(answer);
+		}
+	}
+	ck_assert_int_eq(status, GLAKE__WIRE__STATUS__NO_HOST_MEMORY);
+	ck_assert_uint_gt(n, 128);
+	/* What goes makes room. */
+	ck_assert_int_eq(
+		connection_status(connection,
+	                          CONNECTION_REQUEST(BLOCK_RELEASE, BlockRelease, block_release,
+	                                             .block = known->block->block),
+	                          NULL, 0),
+		GLAKE__WIRE__STATUS__OK);
+	ck_assert_int_eq(look_up(connection, known->block, &id), GLAKE__WIRE__STATUS__OK);
+	connection_free(known);
 	connection_close(&connection);
 }
 END_TEST
