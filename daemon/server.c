@@ -177,6 +177,7 @@ static void leave(struct server *server, int signal)
 	log_info("%s: leaving %u sessions to the next glaked", strsignal(signal),
 	         server->rpc.holders.n);
 	notify_stopping();
+	server->is_left = true;
 	books_leave(server->books);
 	listener_close(server->listener);
 	server->listener = NULL;
@@ -663,5 +664,8 @@ int server_run(const struct server_options *options)
 	nvml_free(server.nvml);
 	free(server.devices);
 	config_free(server.config);
-	return r == 0 ? 0 : 1;
+	if (r < 0) {
+		return 1;
+	}
+	return server.is_left ? SERVER_LEAVES : 0;
 }

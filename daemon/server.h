@@ -4,7 +4,8 @@
  *
  *   RUNNING -- SIGTERM, SIGINT --> DRAINING -- no sessions, or time is up --> STOPPED
  *
- * If somebody keeps its fds, SIGTERM leaves everything to the next glaked instead, and stops at once.
+ * If somebody keeps its fds, SIGTERM leaves everything to the next glaked instead, and stops at once. The
+ * exit status says so (SERVER_LEAVES), whoever sent the signal: the service manager starts the next one.
  *
  * While it drains, no session is let in and nothing is granted. Sessions keep what they have until
  * they leave or the time is up.
@@ -34,6 +35,8 @@
 #include "daemon/store/store.h"
 #include "daemon/memory/tenant.h"
 #include "proto/cudrv.h"
+
+#define SERVER_LEAVES 75 /* EX_TEMPFAIL */
 
 enum server_state {
 	SERVER_RUNNING,
@@ -66,6 +69,7 @@ struct server {
 	struct listener *listener; /* owned; NULL while draining */
 	struct owners *owners;     /* owned: of connections, before they are sessions */
 	struct rpc_context rpc;    /* with all holders and sessions */
+	bool is_left;              /* to the next glaked */
 	bool is_reloading;         /* the config is being read again */
 	bool reload_again;         /* and must be read once more after that */
 
@@ -87,8 +91,8 @@ struct server_options {
 
 /*
  * Open the driver, the devices and the socket; notify the service manager; serve until a signal;
- * close everything. Returns the exit status of the program: 0, 1, or 2 if the configuration is
- * wrong.
+ * close everything. Returns the exit status of the program: 0, 1, 2 if the configuration is wrong, or
+ * SERVER_LEAVES.
  */
 int server_run(const struct server_options *options);
 

@@ -39,6 +39,8 @@
 /* Time for a core dump between SIGABRT and SIGKILL. */
 #define ABORT_MS 10000u
 #define NS_PER_MS 1000000ull
+/* glaked's exit status when it leaves everything to the next one (SERVER_LEAVES in server.h). */
+#define GLAKED_LEAVES 75
 #define NEVER UINT64_MAX
 
 enum goal {
@@ -153,6 +155,10 @@ static bool on_end(int status)
 	bool is_restart = self.goal == GOAL_RESTART;
 	bool is_exit = WIFEXITED(status);
 	self.status = is_exit ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+	/* There will be no next one. Its own manager would start us again. */
+	if (self.goal == GOAL_END && self.status == GLAKED_LEAVES) {
+		self.status = 0;
+	}
 	self.child = 0;
 	self.beat_ns = self.kill_ns = NEVER;
 	/* An exit before the first READY is wrong usage or configuration, and nothing is kept. */

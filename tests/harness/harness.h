@@ -62,7 +62,10 @@ struct harness {
 /* @options NULL: a glaked with defaults. */
 void harness_start(struct harness *harness, const struct harness_options *options);
 
-/* SIGTERM, exit status 0, a log without failed asserts, no socket left unless it had a keeper. */
+/* The exit status of a glaked that leaves everything to the next one. */
+#define HARNESS_LEAVES 75
+
+/* SIGTERM, exit status 0 (or HARNESS_LEAVES), a log without failed asserts, no socket left unless it had a keeper. */
 void harness_end(struct harness *harness);
 
 /* The same; then the folder goes. */

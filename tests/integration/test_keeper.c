@@ -218,14 +218,21 @@ static int serve(int n)
 	return 0;
 }
 
+/* Leaves all to the next one, though it is told to end. */
+static int serve_and_leave(int n)
+{
+	serve(n);
+	return 75;
+}
+
 static const struct {
 	const char *name;
 	int (*run)(int n_before);
 } roles[] = {
-	{"hoard", hoard},           {"remove", remove_all}, {"overfill", overfill},
-	{"crash", crash},           {"fail", fail_at_once}, {"silent", be_silent},
-	{"fail_later", fail_later}, {"serve", serve},       {"never_ready", never_be_ready},
-	{"quiet", fail_later},
+	{"hoard", hoard},           {"remove", remove_all},     {"overfill", overfill},
+	{"crash", crash},           {"fail", fail_at_once},     {"silent", be_silent},
+	{"fail_later", fail_later}, {"serve", serve},           {"never_ready", never_be_ready},
+	{"quiet", fail_later},      {"leave", serve_and_leave},
 };
 
 static int play(const char *name)
@@ -424,6 +431,17 @@ START_TEST(sigterm_drains_and_ends_both_and_the_rest_is_passed_on)
 	kill(keeper, SIGTERM);
 	ends_with(0);
 	wait_log("SIGINT came");
+	ck_assert_int_eq(n_starts(), 1);
+}
+END_TEST
+
+/* glaked may be leaving when its keeper is told to end: nobody may take that for a wish to be started again. */
+START_TEST(one_that_leaves_at_the_end_of_both_has_ended_well)
+{
+	start(NULL, "leave");
+	wait_log("start 1\n0 passed");
+	kill(keeper, SIGTERM);
+	ends_with(0);
 	ck_assert_int_eq(n_starts(), 1);
 }
 END_TEST

@@ -100,6 +100,25 @@ START_TEST(sigusr2_restarts_glaked)
 }
 END_TEST
 
+/* As from a kill or pkill. Whoever wants the end of both tells the keeper. */
+START_TEST(sigterm_to_glaked_itself_is_a_restart)
+{
+	struct glake_model *model;
+	world_begin(.config = WORLD_CONFIG, .has_keeper = true);
+	const char *path = world_write_model("m.safetensors", 5, 1);
+	assert_ok(world_open_unmapped(eye, path, &model));
+	const struct books before = world_books();
+	pid_t glaked = harness.pid;
+	harness_signal(&harness, SIGTERM);
+	harness.pid = 0;
+	harness_restart(&harness);
+	ck_assert_int_ne(harness.pid, glaked);
+	world_wait_books(&before);
+	glake_model_close(model);
+	world_evict_until(&books_before);
+}
+END_TEST
+
 START_TEST(socket_of_a_socket_unit_is_kept)
 {
 	world_begin_unseen(.config = WORLD_CONFIG, .has_keeper = true, .is_activated = true);

@@ -28,8 +28,8 @@ static void end_glaked(void)
 {
 	harness_signal(&harness, SIGTERM);
 	int status = harness_wait_exit(&harness);
-	ck_assert_msg(WIFEXITED(status) && WEXITSTATUS(status) == 0, "0x%x\n%s", status,
-	              harness_log(&harness));
+	ck_assert_msg(WIFEXITED(status) && WEXITSTATUS(status) == HARNESS_LEAVES, "0x%x\n%s",
+	              status, harness_log(&harness));
 }
 
 static void crash_glaked(void)
