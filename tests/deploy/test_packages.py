@@ -19,6 +19,10 @@ PACKAGES = ("glaked", "glakectl", "glake-shim", "libglake-client0", "python3-gla
 DRIVER = "/usr/lib/x86_64-linux-gnu/libcuda.so.1"
 DROP_IN = "/etc/systemd/system/glaked.service.d/simulated.conf"
 BOOKS = "CUDASIM_STATE=/dev/shm/books"
+KEEPER = """ExecStart=
+ExecStart=/usr/bin/glake-keeper -- /usr/bin/glaked --config /etc/glake/glaked.conf
+FileDescriptorStoreMax=0
+"""
 
 
 def write_model(path):
@@ -89,11 +93,11 @@ class Packages(unittest.TestCase):
         self.assertEqual(client.communicate("quit\n")[0], "")
         self.assertEqual(client.returncode, 0)
 
-    def put_driver(self):
+    def put_driver(self, more=""):
         shutil.copy(BUILD + "/cudasim/libcuda.so.1", self.debian.root + DRIVER)
         os.makedirs(os.path.dirname(self.debian.root + DROP_IN), exist_ok=True)
         with open(self.debian.root + DROP_IN, "w", encoding="utf-8") as file:
-            file.write(f"[Service]\nEnvironment={BOOKS}\n")
+            file.write(f"[Service]\nEnvironment={BOOKS}\n{more}")
         self.inside("systemctl", "daemon-reload")
 
     def remove_driver(self):
@@ -114,13 +118,28 @@ class Packages(unittest.TestCase):
         model, = json.loads(self.inside("glakectl", "--json", "models"))["models"]
         self.assertEqual(model["reload_reason"], "")
         self.assert_preloads_from_a_copy()
-        for change in (self.restart, self.upgrade, self.kill):
+        for change in (self.restart, self.upgrade, self.kill, self.terminate, self.misconfigure):
             with self.subTest(change.__name__):
                 self.assert_loses_nothing(change, client, digest)
         with self.subTest("under load"):
             self.assert_loses_nothing_under_load(client, digest)
         self.quit(client)
         self.run_demo()
+        self.assert_nothing_left()
+
+    def test_upgrade_below_the_keeper(self):
+        """The unit's main process is glake-keeper, and stays."""
+        self.inside("apt-get", "update", "-qq")
+        self.install(1)
+        self.put_driver(KEEPER)
+        self.inside("systemctl", "start", "glaked")
+        keeper = self.property_of("glaked.service", "MainPID")
+        client, digest = self.start_client()
+        for change in (self.upgrade, self.terminate):
+            with self.subTest(change.__name__):
+                self.assert_loses_nothing(change, client, digest)
+        self.assertEqual(self.property_of("glaked.service", "MainPID"), keeper)
+        self.quit(client)
         self.assert_nothing_left()
 
     def assert_installed(self):
@@ -187,7 +206,7 @@ except glake.QuotaError as error:
     def assert_loses_nothing(self, change, client, digest):
         before, kept = self.status()["pid"], self.kept()
         change()
-        self.assertNotEqual(self.status()["pid"], before)
+        self.wait_until(lambda: self.status()["pid"] != before, lambda: "it is the same glaked")
         self.assertEqual(self.kept(), kept)
         self.assertEqual(self.check(client), digest)
         other, other_digest = self.start_client()
@@ -240,6 +259,26 @@ except glake.QuotaError as error:
     def kill(self):
         self.inside("systemctl", "kill", "--kill-whom=main", "--signal=KILL", "glaked")
         self.inside("systemctl", "is-active", "--quiet", "glaked.socket")
+
+    def terminate(self):
+        """By somebody who does not know of systemctl."""
+        self.inside("kill", str(self.status()["pid"]))
+
+    def misconfigure(self):
+        """It cannot start, which is tried again, though not all the time; what is kept stays."""
+        config = self.debian.root + "/etc/glake/glaked.conf"
+        with open(config, encoding="utf-8") as file:
+            text = file.read()
+        with open(config, "w", encoding="utf-8") as file:
+            file.write(text + "no_such_key = 1;\n")
+        begin = time.monotonic()
+        before = int(self.property_of("glaked.service", "NRestarts"))
+        self.debian.run("systemctl", "restart", "glaked")
+        self.wait_until(lambda: int(self.property_of("glaked.service", "NRestarts")) >= before + 3,
+                        lambda: "it is not tried again")
+        self.assertGreater(time.monotonic() - begin, 4)
+        with open(config, "w", encoding="utf-8") as file:
+            file.write(text)
 
     def run_demo(self):
         """With what is installed, beside the service."""
