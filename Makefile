@@ -389,7 +389,7 @@ install: all ## into DESTDIR and PREFIX (/usr/local); an absent configuration in
 dist: tests ## dist/glake-VERSION-x86_64.tar.gz, runs from any folder
 	$(Q)VERSION=$(VERSION) SOVERSION=$(SOVERSION) deploy/dist $(B)
 # The project has no mail host, and no bug of Debian's to close.
-LINTIAN_IRRELEVANT = bogus-mail-host,bogus-mail-host-in-debian-changelog,initial-upload-closes-no-bugs
+LINTIAN_IRRELEVANT = initial-upload-closes-no-bugs
 deb: all ## dist/*.deb
 	@tests/deps deb
 	$(Q)VERSION=$(VERSION) SOVERSION=$(SOVERSION) deploy/deb $(B) dist
