@@ -69,6 +69,7 @@ struct glake__order_context *glake__order_context_of(struct glake_order *order, 
 	}
 	if (!context && (context = calloc(1, sizeof(*context)))) {
 		context->ctx = ctx;
+		context->generation = ++order->n_generations;
 		context->next = order->contexts;
 		order->contexts = context;
 	}

@@ -70,12 +70,13 @@ static int take_mark(struct glake_order *order, CUcontext ctx, struct glake__mar
 	pthread_mutex_lock(&order->lock);
 	struct glake__order_context *context = glake__order_context_of(order, ctx);
 	struct glake__mark *mark = context ? context->spares : NULL;
+	uint64_t generation = context ? context->generation : 0;
 	if (mark) {
 		context->spares = mark->next;
 	}
 	pthread_mutex_unlock(&order->lock);
 	if (!mark) {
-		mark = calloc(1, sizeof(*mark));
+		mark = context ? calloc(1, sizeof(*mark)) : NULL;
 		CUresult result = mark ? make_event(order, ctx, &mark->event) : CUDA_SUCCESS;
 		if (!mark || result != CUDA_SUCCESS) {
 			free(mark);
@@ -83,20 +84,31 @@ static int take_mark(struct glake_order *order, CUcontext ctx, struct glake__mar
 			                          cudrv_error(&order->drv, result))
 			            : glake__fail(-ENOMEM, "out of memory");
 		}
+		mark->generation = generation;
 	}
 	*mark_out = mark;
 	return 0;
 }
 
-void glake__order_give_mark(struct glake_order *order, CUcontext ctx, struct glake__mark *mark)
+/* A context that is here now may have the handle of the mark's. */
+void glake__order_give_mark(struct glake_order *order, struct glake__mark *mark)
 {
-	struct glake__order_context *context = glake__order_context_of(order, ctx);
+	struct glake__order_context *context = order->contexts;
+	while (context && context->generation != mark->generation) {
+		context = context->next;
+	}
 	if (context) {
 		keep_mark(context, mark);
 	} else {
-		order->drv.cuEventDestroy(mark->event);
+		/* The event has gone with it. */
 		free(mark);
 	}
+}
+
+/* Does @mark tell of the work on @line? */
+static bool is_marked_by(const struct glake__order_line *line, const struct glake__mark *mark)
+{
+	return line->of->generation == mark->generation && !line->of->is_hidden;
 }
 
 /* With the lock held: a mark for all that has none is about to be recorded. */
@@ -192,11 +204,11 @@ static CUevent mark_target(struct glake_order *order, const struct target *targe
 	CUevent event = mark->event;
 	pthread_mutex_lock(&order->lock);
 	struct glake__order_line *line = glake__order_find_line(order, target->stream.id);
-	if (is_recorded && line && !line->of->is_hidden) {
+	if (is_recorded && line && is_marked_by(line, mark)) {
 		glake__order_set_mark(line, mark, target->upto, now_ns);
 	}
 	if (mark->n_parked == 0) {
-		glake__order_give_mark(order, ctx, mark);
+		glake__order_give_mark(order, mark);
 		event = NULL;
 	}
 	pthread_mutex_unlock(&order->lock);
@@ -255,12 +267,12 @@ static CUevent mark_context(struct glake_order *order, CUcontext ctx)
 	order->is_refused = !is_recorded;
 	for (struct glake__order_line *line = order->lines; is_recorded && line;
 	     line = line->next) {
-		if (line->of->ctx == ctx && !line->of->is_hidden) {
+		if (is_marked_by(line, mark)) {
 			glake__order_set_mark(line, mark, upto, now_ns);
 		}
 	}
 	if (mark->n_parked == 0) {
-		glake__order_give_mark(order, ctx, mark);
+		glake__order_give_mark(order, mark);
 		event = NULL;
 	}
 	pthread_mutex_unlock(&order->lock);
@@ -315,7 +327,7 @@ int glake__order_record_mark(struct glake_order *order, void *handle, unsigned f
 	CUresult result = glake__order_calls_of(order, flags)->record((*mark_out)->event, handle);
 	if (result != CUDA_SUCCESS) {
 		pthread_mutex_lock(&order->lock);
-		glake__order_give_mark(order, stream->context, *mark_out);
+		glake__order_give_mark(order, *mark_out);
 		pthread_mutex_unlock(&order->lock);
 		return glake__fail(GLAKE_E_CUDA, "cuEventRecord: %s",
 		                   cudrv_error(&order->drv, result));

@@ -110,7 +110,7 @@ static int park_marked(struct glake_order *order, const struct freed *freed, uin
 	pthread_mutex_lock(&order->lock);
 	bool is_parked = park_locked(order, freed, mark, upto, now_ns, done);
 	if (!is_parked) {
-		glake__order_give_mark(order, freed->stream->context, mark);
+		glake__order_give_mark(order, mark);
 	}
 	pthread_mutex_unlock(&order->lock);
 	return is_parked ? 0 : glake__fail(-ENOMEM, "out of memory");
@@ -199,9 +199,28 @@ static CUcontext context_with(struct glake_order *order, uint64_t id)
 {
 	pthread_mutex_lock(&order->lock);
 	const struct glake__order_line *line = glake__order_find_line(order, id);
-	CUcontext ctx = line ? line->of->ctx : NULL;
+	CUcontext ctx = line && !line->of->is_hidden ? line->of->ctx : NULL;
 	pthread_mutex_unlock(&order->lock);
 	return ctx;
+}
+
+/* The context of the caller's stream does not end meanwhile; another one could. False: it may be ending. */
+static bool mark_stream(struct glake_order *order, CUstream handle, unsigned flags, uint64_t id)
+{
+	struct glake_stream own;
+	bool is_own = glake_order_stream(order, handle, flags, &own) == 0 &&
+	              own.context == context_with(order, id);
+	if (!is_own && !glake__order_try_hold_contexts(order)) {
+		return false;
+	}
+	CUcontext ctx = context_with(order, id);
+	if (ctx) {
+		glake__order_mark_all(order, ctx);
+	}
+	if (!is_own) {
+		pthread_mutex_unlock(&order->context_lock);
+	}
+	return ctx != NULL;
 }
 
 int glake__order_follow(struct glake_order *order, CUstream handle, unsigned flags, uint64_t from,
@@ -213,9 +232,7 @@ int glake__order_follow(struct glake_order *order, CUstream handle, unsigned fla
 		return glake__fail(-EBUSY, "the stream is being captured");
 	}
 	CUresult result = follow_once(order, from, &follower, &is_any);
-	CUcontext ctx = result == CUDA_ERROR_NOT_READY ? context_with(order, from) : NULL;
-	if (ctx) {
-		glake__order_mark_all(order, ctx);
+	if (result == CUDA_ERROR_NOT_READY && mark_stream(order, handle, flags, from)) {
 		result = follow_once(order, from, &follower, &is_any);
 	}
 	if (!is_any) {

@@ -42,8 +42,9 @@ struct glake__order_calls {
  * without one are marked when somebody wants them, by context (options.record) or by stream.
  */
 struct glake__mark {
-	CUevent event; /* owned; it dies with its context */
-	uint64_t upto; /* it is behind all of its streams that have a number up to this one */
+	CUevent event;       /* owned; it dies with its context */
+	uint64_t generation; /* of that */
+	uint64_t upto;       /* it is behind all of its streams that have a number up to this one */
 	unsigned n_parked;
 	bool is_done;
 	struct glake__mark *next; /* link: spares */
@@ -65,6 +66,7 @@ struct glake__parked {
 /* One generation of a context: once it has ended, a new context may have its handle. */
 struct glake__order_context {
 	CUcontext ctx;
+	uint64_t generation;               /* from 1 on */
 	bool is_hidden;                    /* it may be ending: its events must not be touched */
 	uint64_t round;                    /* the last one in which it was collected from */
 	unsigned n_unmarked;               /* parked, without a mark */
@@ -117,6 +119,7 @@ struct glake_order {
 	unsigned n_lines;
 	struct glake__ptr_table by_id;         /* lines, by key_of() */
 	struct glake__order_context *contexts; /* owned list */
+	uint64_t n_generations;
 	uint64_t n_rounds;
 };
 
@@ -167,8 +170,8 @@ void glake__order_set_mark(struct glake__order_line *line, struct glake__mark *m
                            uint64_t now_ns);
 /* @parked needs its mark no longer. */
 void glake__order_put_mark(struct glake__order_context *context, struct glake__parked *parked);
-/* Nothing is parked behind @mark, which was the caller's. */
-void glake__order_give_mark(struct glake_order *order, CUcontext ctx, struct glake__mark *mark);
+/* Nothing is parked behind @mark, which was the caller's. Its context may have ended. */
+void glake__order_give_mark(struct glake_order *order, struct glake__mark *mark);
 /* NULL: it is not. */
 bool glake__order_is_done(const struct glake_order *order, struct glake__mark *mark);
 /* Their events are gone. */

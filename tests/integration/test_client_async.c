@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include "libclient/glake_shim.h"
+#include "libclient/memory/order_parts.h"
 #include "tests/harness/world.h"
 
 #define CONFIG \
@@ -409,6 +410,95 @@ START_TEST(a_stream_follows_what_another_one_has_freed)
 	glake__order_show_context(order, context);
 	glake__order_let_contexts(order);
 	glake_order_free(order);
+}
+END_TEST
+
+/* Frees that follow each other within a millisecond share a mark, that is recorded when somebody asks. */
+static void park_unmarked(struct glake_order *order, CUstream stream,
+                          const struct glake_stream *known)
+{
+	static int allocation;
+	const struct glake__order_line *line = glake__order_find_line(order, known->id);
+	do {
+		assert_ok(glake_order_park(order, stream, 0, known, &allocation, 0, 1024));
+	} while (line->n_unmarked == 0);
+}
+
+/* Another thread may be at cuCtxDestroy(). */
+START_TEST(a_context_that_may_be_ending_gets_no_marks)
+{
+	const struct glake_order_options options = {
+		.size = sizeof(options),
+		.release = count_release,
+	};
+	struct glake_order *order;
+	struct glake_stream known;
+	struct glake_stream known_there;
+	CUcontext there;
+	CUstream stream = stream_new();
+	CUstream own = stream_new();
+	ck_assert_int_eq(drv.cuDevicePrimaryCtxRetain(&there, 1), CUDA_SUCCESS);
+	ck_assert_int_eq(drv.cuCtxSetCurrent(there), CUDA_SUCCESS);
+	CUstream other = stream_new();
+	assert_ok(glake_order_new(&options, &order));
+	assert_ok(glake_order_stream(order, other, 0, &known_there));
+	ck_assert_ptr_eq(known_there.context, there);
+	park_unmarked(order, other, &known_there);
+	ck_assert_int_eq(drv.cuCtxSetCurrent(context), CUDA_SUCCESS);
+	assert_ok(glake_order_stream(order, own, 0, &known));
+	park_unmarked(order, own, &known);
+	glake__order_hold_contexts(order);
+	assert_fails(-EBUSY, "cannot be waited for",
+	             glake_order_follow(order, stream, 0, known_there.id));
+	ck_assert_uint_gt(glake__order_find_line(order, known_there.id)->n_unmarked, 0);
+	/* Not that of the stream that waits. */
+	assert_ok(glake_order_follow(order, stream, 0, known.id));
+	glake__order_let_contexts(order);
+	assert_ok(glake_order_follow(order, stream, 0, known_there.id));
+	glake_order_free(order);
+}
+END_TEST
+
+static struct glake_order *ending_order;
+static CUevent ended_event;
+static CUstream later_stream;
+
+/* While the event is recorded, the context ends, and the next one has its handle. */
+static int end_context(void *user, void *of, void *event)
+{
+	static int allocation;
+	struct glake_stream later;
+	(void)user;
+	ended_event = event;
+	glake__order_hold_contexts(ending_order);
+	glake__order_hide_context(ending_order, of);
+	assert_ok(glake_order_stream(ending_order, later_stream, 0, &later));
+	assert_ok(glake_order_park(ending_order, later_stream, 0, &later, &allocation, 0, 1024));
+	glake__order_drop_context(ending_order);
+	glake__order_let_contexts(ending_order);
+	return 0;
+}
+
+START_TEST(a_mark_of_a_context_that_ended_is_not_used_in_the_next)
+{
+	const struct glake_order_options options = {
+		.size = sizeof(options),
+		.release = count_release,
+		.record = end_context,
+	};
+	struct glake_stream known;
+	CUstream stream = stream_new();
+	later_stream = stream_new();
+	assert_ok(glake_order_new(&options, &ending_order));
+	assert_ok(glake_order_stream(ending_order, stream, 0, &known));
+	park_unmarked(ending_order, stream, &known);
+	glake_order_collect(ending_order, context, 0);
+	const struct glake__order_context *next = glake__order_context_of(ending_order, context);
+	ck_assert_ptr_nonnull(ended_event);
+	for (const struct glake__mark *mark = next->spares; mark; mark = mark->next) {
+		ck_assert_ptr_ne(mark->event, ended_event);
+	}
+	glake_order_free(ending_order);
 }
 END_TEST
 
