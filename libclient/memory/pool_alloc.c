@@ -384,6 +384,7 @@ bool glake__pool_detach_locked(struct glake__allocation *allocation, uint64_t st
 		.stitched = pooled->stitched,
 	};
 	line->n_holders++;
+	line->n_waiting++;
 	set_user(pooled->runs, pooled->stitched, NULL);
 	pooled->line = line;
 	pooled->parked_ns = now_ns();
@@ -410,9 +411,10 @@ static void end_waiting(struct glake__pooled *pooled)
 static void pass(const struct glake__pooled *pooled)
 {
 	struct glake__line *line = pooled->line;
+	line->n_waiting--;
 	if (!glake__line_is_tied(line)) {
 		glake__line_pass(line, pooled->is_closed ? pooled->number : line->n_freed);
-	} else if (line->n_holders == 1) {
+	} else if (line->n_waiting == 0) {
 		glake__line_pass(line, line->n_freed);
 	}
 }
@@ -436,6 +438,7 @@ void glake__pool_undo_locked(struct glake__allocation *allocation, struct glake_
 {
 	struct glake__pooled *pooled = pooled_of(allocation);
 	pooled->line->n_holders--;
+	pooled->line->n_waiting--;
 	pooled->runs = parking->runs;
 	pooled->stitched = parking->stitched;
 	set_user(pooled->runs, pooled->stitched, pooled);

@@ -77,7 +77,8 @@ struct glake__line {
 	_Atomic uint64_t n_freed; /* the last number given out */
 	uint64_t n_passed;        /* all up to this one have been passed */
 	size_t n_holders;         /* whoever keeps it, such as the frees that wait */
-	void *waiting;            /* the user's: a free that waits, which others may join */
+	size_t n_waiting; /* the user's: frees that wait, but for those that others have joined */
+	void *waiting;    /* the user's: a free that waits, which others may join */
 	struct glake__followed followed[RUN_FOLLOWED]; /* by its work: the last ones */
 	unsigned n_followed;
 	struct glake__run_bins bins;

@@ -497,6 +497,32 @@ START_TEST(a_free_that_is_under_way_keeps_its_line)
 }
 END_TEST
 
+static struct glake__allocation *park_in_graph(glake_ptr ptr, struct glake__parking *parking)
+{
+	struct glake__allocation *allocation = glake__heap_claim(ptr);
+	ck_assert(glake__heap_park(allocation, RUN_TIED_STREAMS + 7, parking));
+	return allocation;
+}
+
+/* The graph is over while a thread frees something of it. */
+START_TEST(memory_of_a_graph_is_anybodys_behind_it)
+{
+	CUstream stream = stream_new();
+	struct glake__parking first;
+	struct glake__parking second;
+	glake_ptr ptr[2] = {alloc_on(stream, 8 * MIB), alloc_on(stream, 8 * MIB)};
+	struct glake__allocation *parked = park_in_graph(ptr[0], &first);
+	glake__heap_parked(&first);
+	struct glake__allocation *parking = park_in_graph(ptr[1], &second);
+	glake__heap_release(session, parking);
+	glake__heap_release(session, parked);
+	glake__heap_parked(&second);
+	stats();
+	assert_ok(glake_trim(session, 0, 0));
+	ck_assert_uint_eq(stats().reserved_bytes, 0);
+}
+END_TEST
+
 static __typeof__(cuMemUnmap) *unmap;
 static CUdeviceptr stuck;
 static unsigned n_found;
