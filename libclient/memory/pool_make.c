@@ -331,6 +331,7 @@ static int map_plan(struct glake__pool *pool, struct glake__pooled *pooled,
 		stitched->user = pooled;
 		pooled->stitched = stitched;
 		pool->stats->n_stitches++;
+		pool->is_reused = true;
 		pool->n_grows_plain = 0;
 		pool->stats->stitched_bytes += stitched->n_pages * GLAKE__PAGE_BYTES;
 		pool->stats->n_mapped += stitched->n_chunks;

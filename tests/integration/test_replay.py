@@ -37,7 +37,7 @@ UTILIZATION = {"lora": 0.99, "generate": 0.99, "unet": 0.99, "moe": 0.965, "pipe
                "twins": 0.97}
 MAPPED = {"lora": 2600, "generate": 2100, "unet": 1050, "moe": 1200, "pipeline": 1650, "twins": 4000}
 # The same where all sizes are eight times as large.
-MAPPED_LARGE = {"lora": 4600, "generate": 2200, "unet": 3100, "moe": 3000, "pipeline": 1100,
+MAPPED_LARGE = {"lora": 4600, "generate": 2200, "unet": 3100, "moe": 3000, "pipeline": 1650,
                 "twins": 4600}
 
 

@@ -267,6 +267,24 @@ START_TEST(a_chunk_stands_once_in_a_range)
 }
 END_TEST
 
+/* Weights come in large chunks, until memory has been used a second time. */
+START_TEST(what_was_stitched_was_used_again)
+{
+	CUstream stream = stream_new();
+	glake_ptr ptr[4];
+	for (unsigned i = 0; i < 4; i++) {
+		ptr[i] = alloc_on(stream, 8 * MIB);
+	}
+	free_on(stream, ptr[0]);
+	free_on(stream, ptr[2]);
+	alloc_on(stream, 16 * MIB);
+	struct glake_pool_stats now = stats();
+	ck_assert_uint_eq(now.n_stitches, 1);
+	alloc_on(stream, 32 * MIB);
+	ck_assert_uint_eq(stats().n_mapped - now.n_mapped, 16);
+}
+END_TEST
+
 START_TEST(ends_of_allocations_serve_others)
 {
 	CUstream stream = stream_new();
