@@ -79,7 +79,7 @@ static struct glake__run *take_victim(struct glake__pool *pool, struct glake__ru
 	return run;
 }
 
-/* The first whole chunks in @run that may go, @n_pages or a little more; n_pages 0: there are none. */
+/* The last whole chunks in @run that may go, @n_pages or a little more; n_pages 0: there are none. */
 static struct glake__stretch find_victim(const struct glake__pool *pool,
                                          const struct glake__run *run, uint64_t n_pages)
 {
@@ -88,25 +88,25 @@ static struct glake__stretch find_victim(const struct glake__pool *pool,
 	if (run->state == GLAKE__RUN_FREE && run->line == &pool->runs.nobody) {
 		whole = glake__pool_whole_chunks(pool, run);
 	}
-	uint64_t page = whole.page;
-	while (page < whole.page + whole.n_pages && victim.n_pages < n_pages) {
-		struct glake__stretch chunk = glake__pool_chunk_at(pool, page);
-		uint64_t end = chunk.page + chunk.n_pages;
-		if (!is_kept(pool, page)) {
-			victim.page = victim.n_pages > 0 ? victim.page : page;
-			victim.n_pages += end - page;
+	uint64_t end = whole.page + whole.n_pages;
+	while (end > whole.page && victim.n_pages < n_pages) {
+		struct glake__stretch chunk = glake__pool_chunk_at(pool, end - 1);
+		if (!is_kept(pool, chunk.page)) {
+			victim.page = chunk.page;
+			victim.n_pages += chunk.n_pages;
 		} else if (victim.n_pages > 0) {
 			break;
 		}
-		page = end;
+		end = chunk.page;
 	}
 	return victim;
 }
 
+/* From the highest address down, so that what stays lies together. */
 static void take_victims_locked(struct glake__pool *pool, uint64_t n_bytes, struct victims *victims)
 {
 	glake__runs_unite(&pool->runs);
-	struct glake__run *run = pool->runs.first;
+	struct glake__run *run = glake__runs_at(&pool->runs, pool->runs.n_units - 1);
 	while (run && victims->n_bytes < n_bytes) {
 		uint64_t n_left = n_bytes - victims->n_bytes + GLAKE__PAGE_BYTES - 1;
 		struct glake__stretch stretch = find_victim(pool, run, n_left / GLAKE__PAGE_BYTES);
@@ -114,8 +114,8 @@ static void take_victims_locked(struct glake__pool *pool, uint64_t n_bytes, stru
 		if (stretch.n_pages > 0) {
 			taken = take_victim(pool, run, &stretch, victims);
 		}
-		/* What is left behind it comes next. */
-		run = taken ? taken->next : run->next;
+		/* What is left before it comes next. */
+		run = taken ? taken->previous : run->previous;
 	}
 	glake__pool_count_stitched(pool);
 }

@@ -776,6 +776,27 @@ START_TEST(an_idle_program_gives_its_memory_back)
 }
 END_TEST
 
+/* What stays lies together, and what is asked for next has a place behind it. */
+START_TEST(what_lies_last_goes_back_first)
+{
+	CUstream stream = stream_new();
+	glake_ptr ptr[6];
+	for (unsigned i = 0; i < 6; i++) {
+		ptr[i] = alloc_on(stream, 8 * MIB);
+	}
+	for (unsigned i = 0; i < 6; i++) {
+		free_on(stream, ptr[i]);
+	}
+	synchronize(stream);
+	assert_ok(glake_trim(session, 0, 16 * MIB));
+	size_t n;
+	struct glake_pool_range *ranges = snapshot(&n);
+	ck_assert_uint_eq(n, 1);
+	ck_assert_uint_eq(ranges[0].ptr, ptr[0]);
+	free(ranges);
+}
+END_TEST
+
 /* A request in every minute: giving its memory back each time would cost more than it saves. */
 START_TEST(what_is_wanted_again_and_again_stays_longer)
 {
