@@ -151,8 +151,10 @@ static struct glake__chunk *unmap(struct glake__pool *pool, struct victims *vict
 	return all;
 }
 
-static void end_victims_locked(struct glake__pool *pool, struct victims *victims)
+/* Returns the bytes that have gone. */
+static uint64_t end_victims_locked(struct glake__pool *pool, struct victims *victims)
 {
+	uint64_t n_gone = victims->n_bytes;
 	pool->stats->n_unmapped += victims->n_chunks;
 	while (victims->runs) {
 		struct glake__run *run = victims->runs;
@@ -163,7 +165,9 @@ static void end_victims_locked(struct glake__pool *pool, struct victims *victims
 	/* Those are never used again. */
 	for (const struct glake__run *run = victims->stuck; run; run = run->next_in_bin) {
 		pool->stats->used_bytes += run->n_units * RUN_UNIT_BYTES;
+		n_gone -= run->n_units * RUN_UNIT_BYTES;
 	}
+	return n_gone;
 }
 
 static uint64_t lesser(uint64_t one, uint64_t other)
@@ -176,20 +180,24 @@ uint64_t glake__pool_reclaim(struct glake__pool *pool, uint64_t n_bytes, bool is
 	cleanup_cancel int cancel = cancel_disable();
 	struct victims victims = {.n_bytes = 0};
 	uint64_t *debt = &pool->device->heap->reclaim_debt;
+	uint64_t n_gone = 0;
 	glake__lock();
 	take_victims_locked(pool, n_bytes, &victims);
-	*debt -= is_owed ? lesser(*debt, victims.n_bytes) : 0;
-	pool->lent_bytes += is_owed ? victims.n_bytes : 0;
+	/* At once, or another thread would pay it, too. */
+	uint64_t n_paid = is_owed ? lesser(*debt, victims.n_bytes) : 0;
+	*debt -= n_paid;
 	pool->trimmed_bytes = is_owed ? 0 : pool->trimmed_bytes;
 	glake__unlock();
 	if (victims.runs) {
 		struct glake__chunk *dead = unmap(pool, &victims);
 		glake__backing_return(pool->device->session, dead);
 		glake__lock();
-		end_victims_locked(pool, &victims);
+		n_gone = end_victims_locked(pool, &victims);
+		*debt += n_paid - lesser(n_paid, n_gone);
+		pool->lent_bytes += is_owed ? n_gone : 0;
 		glake__unlock();
 	}
-	return victims.n_bytes;
+	return n_gone;
 }
 
 /* A round is over: what is above the peak of the last two is spare. Called with the lock held. */

@@ -579,6 +579,25 @@ START_TEST(what_cannot_be_unmapped_is_not_used_again)
 }
 END_TEST
 
+/* glaked has not got it. */
+START_TEST(what_cannot_be_unmapped_pays_nothing)
+{
+	CUstream stream = stream_new();
+	glake_ptr first = alloc_on(stream, 2 * MIB);
+	glake_ptr second = alloc_on(stream, 2 * MIB);
+	glake__heap_reclaim(&session->devices[0], 2 * MIB);
+	stuck = 0;
+	unmap = glake__space.drv.cuMemUnmap;
+	glake__space.drv.cuMemUnmap = unmap_but_one;
+	assert_ok(glake_free(session, first));
+	glake__space.drv.cuMemUnmap = unmap;
+	ck_assert_uint_eq(stuck, first);
+	ck_assert_uint_eq(stats().reserved_bytes, 4 * MIB);
+	assert_ok(glake_free(session, second));
+	ck_assert_uint_eq(stats().reserved_bytes, 2 * MIB);
+}
+END_TEST
+
 START_TEST(sizes_do_not_wrap)
 {
 	CUstream stream = stream_new();
