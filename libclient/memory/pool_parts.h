@@ -26,6 +26,7 @@ struct glake__pool {
 	uint64_t lent_bytes;            /* given back because glaked asked, and not had again */
 	uint64_t refused_ns;            /* when glaked had no memory last; 0: never */
 	uint64_t spare_bytes;           /* above what the last rounds have used */
+	bool is_spare_busy;             /* none of it could go when it was tried last */
 	uint64_t round_ns;              /* when this one began */
 	uint64_t round_length_ns;       /* longer, the more often what went back was wanted again */
 	uint64_t trimmed_bytes;         /* reserved when such memory went back; 0: not lately */

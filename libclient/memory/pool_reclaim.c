@@ -228,6 +228,7 @@ static void settle(struct glake__pool *pool, unsigned n_calls, uint64_t n_freed,
 	bool looks = n_freed >= GLAKE__PAGE_BYTES;
 	if (pool->n_calls >= SETTLE_CALLS) {
 		looks = true;
+		pool->is_spare_busy = false;
 		uint64_t now_ns = clock_now_ns();
 		pool->n_calls = 0;
 		if (now_ns - pool->round_ns >= pool->round_length_ns) {
@@ -237,13 +238,16 @@ static void settle(struct glake__pool *pool, unsigned n_calls, uint64_t n_freed,
 	bool keeps_any = pool->device->session->warm_bytes > 0;
 	uint64_t free_bytes = looks ? glake__pool_free_bytes_locked(pool) : 0;
 	uint64_t owed = lesser(pool->device->heap->reclaim_debt, free_bytes);
-	uint64_t spare = lesser(pool->spare_bytes, most_bytes);
-	pool->spare_bytes -= spare;
+	uint64_t spare = pool->is_spare_busy ? 0 : lesser(pool->spare_bytes, most_bytes);
 	glake__unlock();
 	if (owed > 0) {
 		glake__pool_reclaim(pool, owed, true);
 	} else if (spare > 0 || (!keeps_any && free_bytes > 0)) {
-		glake__pool_reclaim(pool, keeps_any ? spare : free_bytes, false);
+		uint64_t n_gone = glake__pool_reclaim(pool, keeps_any ? spare : free_bytes, false);
+		glake__lock();
+		pool->spare_bytes -= lesser(pool->spare_bytes, n_gone);
+		pool->is_spare_busy = n_gone == 0;
+		glake__unlock();
 	}
 }
 

@@ -795,6 +795,25 @@ START_TEST(an_idle_program_gives_its_memory_back)
 }
 END_TEST
 
+/* Work still uses what it has freed when the round ends, and not any more in the middle of the next. */
+START_TEST(what_could_not_go_back_does_so_later)
+{
+	CUstream stream = stream_new();
+	glake_ptr live = alloc_on(stream, 8 * MIB);
+	glake_ptr ptr = alloc_on(stream, 64 * MIB);
+	queue_write(stream, ptr, 64 * MIB, 1);
+	free_on(stream, ptr);
+	pass_rounds(4);
+	ck_assert_uint_eq(stats().reserved_bytes, 72 * MIB);
+	synchronize(stream);
+	for (unsigned i = 0; i < 3; i++) {
+		ck_assert_int_ge(glake_dispatch(session), 0);
+	}
+	ck_assert_uint_le(stats().reserved_bytes, 9 * MIB);
+	free_on(stream, live);
+}
+END_TEST
+
 /* What stays lies together, and what is asked for next has a place behind it. */
 START_TEST(what_lies_last_goes_back_first)
 {
