@@ -579,9 +579,10 @@ static void close_parts(struct server *server)
 	turns_end();
 }
 
-/* @socket_path: beside it are the books, if the configuration does not say otherwise. */
-static void open_books(struct server *server, const char *socket_path)
+/* They are beside the socket, if the configuration does not say otherwise. */
+static int open_books(struct server *server)
 {
+	char socket_path[LISTENER_PATH_BYTES];
 	char beside[PATH_MAX];
 	const struct books_parts parts = {.loop = &server->loop,
 	                                  .fdstore = server->fdstore,
@@ -592,11 +593,17 @@ static void open_books(struct server *server, const char *socket_path)
 	                                  .tenants = server->tenants,
 	                                  .store = &server->store,
 	                                  .holders = &server->rpc.holders};
-	snprintf(beside, sizeof(beside), "%s.state", socket_path);
-	server->books = books_open(&parts, server->config->state_path ? server->config->state_path
-	                                                              : beside);
-	server->rpc.books = server->books;
-	fdstore_settle(server->fdstore);
+	/* A socket unit has its own path. */
+	listener_get_path(server->listener, socket_path);
+	snprintf(beside, sizeof(beside), "%s.state",
+	         socket_path[0] ? socket_path : server->config->socket_path);
+	int r = books_open(&parts, server->config->state_path ? server->config->state_path : beside,
+	                   &server->books);
+	if (r == 0) {
+		server->rpc.books = server->books;
+		fdstore_settle(server->fdstore);
+	}
+	return r;
 }
 
 static int serve(struct server *server, const struct server_options *options)
@@ -616,13 +623,16 @@ static int serve(struct server *server, const struct server_options *options)
 	r = listener_open(&server->loop, server->fdstore, path, server->config->socket_mode,
 	                  on_connection, server, &server->listener);
 	if (r == 0) {
-		/* Nobody else serves this socket, so the books are nobody else's. */
-		open_books(server, path);
+		r = open_books(server);
+	}
+	if (r == 0) {
 		open_handles(server);
 		log_info("glaked %s is ready", GLAKE_VERSION);
 		notify_ready("ready");
 		uv_run(&server->loop, UV_RUN_DEFAULT);
 		close_handles(server);
+	} else {
+		listener_close(server->listener);
 	}
 	close_parts(server);
 	log_info("glaked ends");

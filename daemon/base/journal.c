@@ -4,14 +4,18 @@
 #include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <libgen.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/random.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <xxhash.h>
 
+#include "daemon/base/lockfile.h"
 #include "daemon/base/log.h"
 #include "proto/cleanup.h"
 
@@ -30,6 +34,7 @@ struct header {
 	uint32_t version;
 	uint32_t n_bytes; /* of the header */
 	char boot[JOURNAL_BOOT_BYTES];
+	uint64_t serial;
 	uint64_t checksum; /* of all before it */
 };
 
@@ -226,8 +231,11 @@ int journal_read(const void *bytes, size_t n_bytes, const char *boot,
 		drop_entries(&image);
 	}
 	if (r == 0) {
-		image.end = image.state == JOURNAL_GOOD ? end : 0;
-		image.is_torn = image.state == JOURNAL_GOOD && !is_zero(all + end, n_bytes - end);
+		if (image.state == JOURNAL_GOOD) {
+			image.serial = ((const struct header *)bytes)->serial;
+			image.end = end;
+			image.is_torn = !is_zero(all + end, n_bytes - end);
+		}
 		*image_out = image;
 	}
 	return r;
@@ -310,9 +318,10 @@ static int64_t allocate_ahead(const struct file *file, size_t n_used, size_t n_a
 	return n_bytes;
 }
 
-static void file_begin(struct file *file, const char *boot)
+static void file_begin(struct file *file, const char *boot, uint64_t serial)
 {
-	struct header header = {.version = JOURNAL_VERSION, .n_bytes = sizeof(header)};
+	struct header header = {
+		.version = JOURNAL_VERSION, .n_bytes = sizeof(header), .serial = serial};
 	memcpy(header.magic, magic, sizeof(magic));
 	snprintf(header.boot, sizeof(header.boot), "%s", boot);
 	header.checksum = header_checksum(&header);
@@ -381,7 +390,9 @@ struct journal {
 	uv_loop_t *loop;
 	char *path;     /* owned */
 	char *new_path; /* owned; of the file that takes the name */
+	int lock_fd;    /* owned */
 	char boot[JOURNAL_BOOT_BYTES];
+	uint64_t serial;
 	struct file file;
 	struct file next;  /* of JOB_COMPACT and JOB_RENAME, or the old one of JOB_CLOSE */
 	size_t compact_at; /* n_used from which on the valid records get a new file */
@@ -463,7 +474,7 @@ static int64_t compact(struct journal *journal)
 		}
 	} else {
 		next.n_allocated = (size_t)n_allocated;
-		file_begin(&next, journal->boot);
+		file_begin(&next, journal->boot, journal->serial);
 		for (const struct journal_entry *entry = image.entries; entry;
 		     entry = entry->hh.next) {
 			write_entry(&next, entry);
@@ -574,35 +585,66 @@ static void start(struct journal *journal, enum job job)
 
 /* ---- from above ------------------------------------------------------------------------------ */
 
-static int take_old(struct journal *journal, struct journal_image *image_out)
+/* Only we, or root, may write to what has @status. In a sticky folder nobody replaces files of others. */
+static bool is_ours(const struct stat *status)
+{
+	bool is_sticky = S_ISDIR(status->st_mode) && status->st_mode & S_ISVTX;
+	return (status->st_uid == geteuid() || status->st_uid == 0) &&
+	       (is_sticky || !(status->st_mode & (S_IWGRP | S_IWOTH)));
+}
+
+static bool is_in_our_folder(const char *path)
+{
+	struct stat status;
+	cleanup_free char *copy = strdup(path);
+	return copy && stat(dirname(copy), &status) == 0 && is_ours(&status);
+}
+
+static int read_old(struct journal *journal, size_t n_bytes, uint64_t serial,
+                    struct journal_image *image_out)
+{
+	int r = file_map(&journal->file);
+	if (r == 0) {
+		r = journal_read(journal->file.bytes, n_bytes, journal->boot, image_out);
+	}
+	if (r == 0 && image_out->state == JOURNAL_GOOD &&
+	    (serial == 0 || image_out->serial != serial)) {
+		journal_image_free(image_out);
+		image_out->state = JOURNAL_FOREIGN;
+	}
+	return r;
+}
+
+static int take_old(struct journal *journal, uint64_t serial, struct journal_image *image_out)
 {
 	struct file *file = &journal->file;
 	struct stat status;
-	file->fd = open(journal->path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
-	if (file->fd < 0) {
-		*image_out = (struct journal_image){.state = JOURNAL_ABSENT};
+	*image_out = (struct journal_image){.state = JOURNAL_ABSENT};
+	file->fd = open(journal->path, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+	if (file->fd < 0 && errno != ELOOP && errno != EACCES) {
 		return errno == ENOENT ? 0 : -errno;
 	}
-	if (fstat(file->fd, &status) < 0 || !S_ISREG(status.st_mode)) {
-		return -EINVAL;
-	}
-	if ((uint64_t)status.st_size > MAX_BYTES) {
-		*image_out = (struct journal_image){.state = JOURNAL_DAMAGED};
+	if (file->fd < 0 || fstat(file->fd, &status) < 0 || !S_ISREG(status.st_mode) ||
+	    !is_ours(&status) || !is_in_our_folder(journal->path)) {
+		image_out->state = JOURNAL_STRANGE;
 		return 0;
 	}
-	int r = file_map(file);
-	if (r == 0) {
-		r = journal_read(file->bytes, (size_t)status.st_size, journal->boot, image_out);
+	if ((uint64_t)status.st_size > MAX_BYTES) {
+		image_out->state = JOURNAL_DAMAGED;
+		return 0;
 	}
+	size_t n_bytes = (size_t)status.st_size;
+	int r = read_old(journal, n_bytes, serial, image_out);
 	if (r < 0 || image_out->state != JOURNAL_GOOD) {
 		return r;
 	}
-	/* What others may have allowed themselves is over: it has keys of sessions. */
+	/* What others were allowed to read is over: it has keys of sessions. */
 	fchmod(file->fd, 0600);
+	journal->serial = serial;
 	file->n_used = image_out->end;
-	memset(file->bytes + image_out->end, 0, (size_t)status.st_size - image_out->end);
-	int64_t n_allocated = allocate_ahead(file, file->n_used, (size_t)status.st_size);
-	file->n_allocated = n_allocated < 0 ? (size_t)status.st_size : (size_t)n_allocated;
+	memset(file->bytes + image_out->end, 0, n_bytes - image_out->end);
+	int64_t n_allocated = allocate_ahead(file, file->n_used, n_bytes);
+	file->n_allocated = n_allocated < 0 ? n_bytes : (size_t)n_allocated;
 	return 0;
 }
 
@@ -610,6 +652,10 @@ static int take_old(struct journal *journal, struct journal_image *image_out)
 static int make_new(struct journal *journal)
 {
 	file_close(&journal->file);
+	if (getrandom(&journal->serial, sizeof(journal->serial), 0) !=
+	    (ssize_t)sizeof(journal->serial)) {
+		return -EAGAIN;
+	}
 	int r = open_new(journal->new_path, &journal->file);
 	if (r < 0) {
 		return r;
@@ -620,24 +666,38 @@ static int make_new(struct journal *journal)
 		return (int)n_allocated;
 	}
 	journal->file.n_allocated = (size_t)n_allocated;
-	file_begin(&journal->file, journal->boot);
+	file_begin(&journal->file, journal->boot, journal->serial);
 	return rename(journal->new_path, journal->path) < 0 ? -errno : 0;
 }
 
-int journal_open(uv_loop_t *loop, const char *path, const char *boot, struct journal **journal_out,
-                 struct journal_image *image_out)
+static int lock(struct journal *journal)
+{
+	pid_t owner = 0;
+	journal->lock_fd = lockfile_take(journal->path, &owner);
+	if (journal->lock_fd == -EADDRINUSE) {
+		log_error("another glaked (pid %d) keeps its books in %s", (int)owner,
+		          journal->path);
+	}
+	return journal->lock_fd < 0 ? journal->lock_fd : 0;
+}
+
+int journal_open(uv_loop_t *loop, const char *path, const char *boot, uint64_t serial,
+                 struct journal **journal_out, struct journal_image *image_out)
 {
 	struct journal *journal = calloc(1, sizeof(*journal));
 	if (!journal) {
 		return -ENOMEM;
 	}
 	journal->loop = loop;
-	journal->file.fd = journal->next.fd = -1;
+	journal->file.fd = journal->next.fd = journal->lock_fd = -1;
 	snprintf(journal->boot, sizeof(journal->boot), "%s", boot);
 	journal->path = strdup(path);
 	int r = journal->path && asprintf(&journal->new_path, "%s.new", path) > 0 ? 0 : -ENOMEM;
 	if (r == 0) {
-		r = take_old(journal, image_out);
+		r = lock(journal);
+	}
+	if (r == 0) {
+		r = take_old(journal, serial, image_out);
 	}
 	if (r == 0 && image_out->state != JOURNAL_GOOD) {
 		r = make_new(journal);
@@ -650,6 +710,11 @@ int journal_open(uv_loop_t *loop, const char *path, const char *boot, struct jou
 	journal->compact_at = next_compaction(journal->file.n_used);
 	*journal_out = journal;
 	return 0;
+}
+
+uint64_t journal_serial(const struct journal *journal)
+{
+	return journal->serial;
 }
 
 void journal_close(struct journal *journal)
@@ -672,6 +737,7 @@ void journal_free(struct journal *journal)
 	assert(journal->is_closed && journal->job == JOB_NONE);
 	file_close(&journal->file);
 	file_close(&journal->next);
+	fd_close(&journal->lock_fd);
 	free(journal->path);
 	free(journal->new_path);
 	free(journal);

@@ -9,6 +9,10 @@
  * written, which is last. So a process that is killed leaves whole records, and perhaps bytes behind them
  * that do not count. The file does not survive the machine, and need not: its header names the boot.
  *
+ * Each journal has a serial, a random number. Who keeps things that its records describe keeps the serial with
+ * them, and so does not take another journal's records for theirs. While a journal is open, no other process can
+ * open it (lockfile.h). It is believed only if nobody else could write it.
+ *
  * A record puts a body under a kind and an id, in place of an earlier one; or appends to that body (more);
  * or deletes it. Bodies in protobuf may be cut in pieces, because messages behind each other are one.
  *
@@ -28,7 +32,7 @@
 
 #include "daemon/base/hash.h"
 
-#define JOURNAL_VERSION 1u
+#define JOURNAL_VERSION 2u
 /* Kinds are 1 .. JOURNAL_MAX_KINDS - 1. */
 #define JOURNAL_MAX_KINDS 16u
 /* Of a body; longer ones are cut by the caller: journal_more(). */
@@ -43,6 +47,8 @@ enum journal_state {
 	JOURNAL_OTHER_BOOT, /* the machine was started since */
 	JOURNAL_NEWER,      /* of a version that this program does not know */
 	JOURNAL_DAMAGED,    /* no journal, or a record in the middle is wrong */
+	JOURNAL_STRANGE,    /* another user may have written it */
+	JOURNAL_FOREIGN,    /* it has another serial */
 };
 
 struct journal_piece {
@@ -67,6 +73,7 @@ struct journal_entry {
 /* What is valid in a journal. */
 struct journal_image {
 	enum journal_state state;
+	uint64_t serial;                     /* if GOOD */
 	struct journal_entry *entries;       /* a table, in the order of their first records */
 	uint64_t max_ids[JOURNAL_MAX_KINDS]; /* the highest ever used, deleted or not */
 	size_t end;                          /* of the records */
@@ -93,12 +100,14 @@ struct journal;
 int journal_boot(char boot_out[JOURNAL_BOOT_BYTES]);
 
 /*
- * Open or make the file @path, of mode 0600, and read it. Blocks: start-up only. If it is not
- * JOURNAL_GOOD, the journal is new and empty, and the old content is gone. @image_out points into the
- * journal: free it before anything is put. Returns 0 or -errno.
+ * Open or make the file @path, of mode 0600, and read it. Blocks: start-up only. If it is not JOURNAL_GOOD, the
+ * journal is new and empty, with a new serial, and the old content is gone. That is so, too, if the old one has not
+ * @serial; none has 0. @image_out points into the journal: free it before anything is put. Returns 0; -EADDRINUSE
+ * after a line in the log: another process has it open; or another -errno.
  */
-int journal_open(uv_loop_t *loop, const char *path, const char *boot, struct journal **journal_out,
-                 struct journal_image *image_out);
+int journal_open(uv_loop_t *loop, const char *path, const char *boot, uint64_t serial,
+                 struct journal **journal_out, struct journal_image *image_out);
+uint64_t journal_serial(const struct journal *journal);
 
 /* For journal_is_busy(): the loop runs until it says no. The file stays. */
 void journal_close(struct journal *journal);

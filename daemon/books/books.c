@@ -27,9 +27,12 @@ struct books {
 /* ---- the beginning --------------------------------------------------------------------------- */
 
 static const char *const why_not[] = {
+	[JOURNAL_ABSENT] = "the file is gone or empty",
 	[JOURNAL_OTHER_BOOT] = "they are of another boot",
 	[JOURNAL_NEWER] = "they are of a newer version of glaked",
 	[JOURNAL_DAMAGED] = "they are damaged",
+	[JOURNAL_STRANGE] = "others may write to them or to their folder",
+	[JOURNAL_FOREIGN] = "they do not describe the fds that were kept",
 };
 
 static void log_adopted(const char *path, const struct adopt_report *report, bool is_torn)
@@ -62,12 +65,16 @@ static void delete_others(struct books *books, const struct journal_image *image
 	}
 }
 
-static void adopt(struct books *books, const char *path, struct journal_image *image)
+/* @serial: of the books that describe the kept fds; 0: there are none. */
+static void adopt(struct books *books, const char *path, uint64_t serial,
+                  struct journal_image *image)
 {
 	struct adopt_report report;
 	if (image->state != JOURNAL_GOOD) {
-		if (image->state != JOURNAL_ABSENT) {
-			log_warning("nothing is adopted from %s: %s", path, why_not[image->state]);
+		bool is_unkept = image->state == JOURNAL_FOREIGN && serial == 0;
+		if (image->state != JOURNAL_ABSENT || serial != 0) {
+			log_warning("nothing is adopted from %s: %s", path,
+			            is_unkept ? "nobody has kept the fds" : why_not[image->state]);
 		}
 		return;
 	}
@@ -86,18 +93,25 @@ static void watch(struct books *books)
 	parts->holders->watcher = books->journal;
 }
 
-/* The file is of a glaked whose fds are gone: of what it says nothing can be given to anybody. */
-static void drop_old(const char *path)
+/* The mark has the serial of the books that describe the fds kept with it. 0: @fd is none. */
+static uint64_t read_mark(int fd)
 {
-	if (unlink(path) == 0) {
-		log_warning("nothing is adopted from %s: nobody has kept the fds", path);
-	}
+	uint64_t serial = 0;
+	return fd >= 0 && pread(fd, &serial, sizeof(serial), 0) == (ssize_t)sizeof(serial) ? serial
+	                                                                                   : 0;
 }
 
-static void mark(struct books *books)
+/* @kept: the mark of an earlier glaked, or -1. */
+static void mark(struct books *books, int kept, uint64_t serial)
 {
-	cleanup_fd int fd = memfd_create(MARK, MFD_CLOEXEC);
-	int r = fd < 0 ? -errno : fdstore_put(books->parts.fdstore, MARK, fd);
+	int r = 0;
+	cleanup_fd int made = kept < 0 ? memfd_create(MARK, MFD_CLOEXEC) : -1;
+	int fd = kept < 0 ? made : kept;
+	if (fd < 0 || pwrite(fd, &serial, sizeof(serial), 0) != (ssize_t)sizeof(serial)) {
+		r = -errno;
+	} else if (kept < 0) {
+		r = fdstore_put(books->parts.fdstore, MARK, fd);
+	}
 	if (r < 0) {
 		log_error("a restart of glaked will lose the store: cannot mark the books: %s",
 		          strerror(-r));
@@ -109,48 +123,54 @@ static int open_journal(struct books *books, const char *path)
 	char boot[JOURNAL_BOOT_BYTES];
 	struct journal_image image;
 	cleanup_fd int marked = fdstore_take(books->parts.fdstore, MARK);
-	if (marked < 0) {
-		drop_old(path);
-	}
+	uint64_t serial = read_mark(marked);
 	int r = journal_boot(boot);
 	if (r == 0) {
-		r = journal_open(books->parts.loop, path, boot, &books->journal, &image);
+		r = journal_open(books->parts.loop, path, boot, serial, &books->journal, &image);
+	}
+	if (r == -EADDRINUSE) {
+		return r;
 	}
 	if (r < 0) {
 		log_error("cannot keep the books %s: %s", path, strerror(-r));
+		/* Nobody keeps these books up to date. */
+		fdstore_remove(books->parts.fdstore, MARK);
 		return r;
 	}
-	adopt(books, path, &image);
+	adopt(books, path, serial, &image);
 	journal_image_free(&image);
 	for (uint32_t i = 0; i < books->parts.n_devices; i++) {
 		write_device(books->journal, &books->parts.devices[i]);
 	}
-	if (marked < 0) {
-		mark(books);
+	if (journal_serial(books->journal) != serial) {
+		mark(books, marked, journal_serial(books->journal));
 	}
 	return 0;
 }
 
-struct books *books_open(const struct books_parts *parts, const char *path)
+int books_open(const struct books_parts *parts, const char *path, struct books **books_out)
 {
+	*books_out = NULL;
 	if (!fdstore_is_kept(parts->fdstore)) {
 		log_info("nobody keeps fds: a restart of glaked will lose the store");
-		return NULL;
+		return 0;
 	}
 	struct books *books = calloc(1, sizeof(*books));
 	if (!books) {
-		return NULL;
+		return 0;
 	}
 	books->parts = *parts;
 	books->parking = parking_new(parts->fdstore);
 	parts->chunk_books->parking = books->parking;
-	if (!books->parking || open_journal(books, path) < 0) {
+	int r = books->parking ? open_journal(books, path) : -ENOMEM;
+	if (r < 0) {
 		books_free(books);
-		return NULL;
+		return r == -EADDRINUSE ? r : 0;
 	}
 	watch(books);
 	store_settle_adopted(parts->store);
-	return books;
+	*books_out = books;
+	return 0;
 }
 
 /* ---- limits ---------------------------------------------------------------------------------- */

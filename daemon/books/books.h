@@ -8,7 +8,8 @@
  *
  * The parts do not know the books: the store and the holders tell a watch of each change.
  *
- * An fd "books" is parked first. Who finds the file without it finds books whose fds nobody has kept.
+ * An fd "books" is parked first, with the serial of the file. A file that has not this serial does not describe the
+ * other parked fds.
  *
  * Owner: the server. Threads: loop thread.
  */
@@ -25,10 +26,11 @@ struct books;
 
 /*
  * Read the books @path, adopt what they say, give back what does not fit, with a line in the log, and keep the books
- * from now on. Blocks: start-up only. NULL after a line in the log: nobody keeps fds, or the file cannot be written.
- * Then there are no books, and glaked works without.
+ * from now on. Blocks: start-up only. *@books_out is NULL after a line in the log: nobody keeps fds, or the file
+ * cannot be written. Then there are no books, and glaked works without. Returns 0; or -EADDRINUSE after a line in the
+ * log: another glaked has them. Then nothing was given back, and this one must end.
  */
-struct books *books_open(const struct books_parts *parts, const char *path);
+int books_open(const struct books_parts *parts, const char *path, struct books **books_out);
 
 /* NULL is fine for all of the following. */
 

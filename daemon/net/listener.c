@@ -7,12 +7,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
 
 #include "daemon/base/fdstore.h"
+#include "daemon/base/lockfile.h"
 #include "daemon/base/log.h"
 #include "daemon/net/turn.h"
 #include "proto/cleanup.h"
@@ -47,26 +47,14 @@ static void listener_free(struct listener *listener)
 /* Returns the locked fd, or -EADDRINUSE, or another -errno. */
 static int lock_path(const char *path)
 {
-	char lock_path[sizeof(((struct sockaddr_un *)0)->sun_path) + sizeof(".lock")];
-	char owner[32] = "";
-	snprintf(lock_path, sizeof(lock_path), "%s.lock", path);
-	cleanup_fd int fd = open(lock_path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
-	if (fd < 0) {
-		int error = errno;
-		log_error("cannot open %s: %s", lock_path, strerror(error));
-		return -error;
+	pid_t owner = 0;
+	int fd = lockfile_take(path, &owner);
+	if (fd == -EADDRINUSE) {
+		log_error("another glaked (pid %d) serves %s", (int)owner, path);
+	} else if (fd < 0) {
+		log_error("cannot lock %s: %s", path, strerror(-fd));
 	}
-	if (flock(fd, LOCK_EX | LOCK_NB) < 0) {
-		ssize_t n = pread(fd, owner, sizeof(owner) - 1, 0);
-		owner[n > 0 ? n : 0] = '\0';
-		log_error("another glaked (pid %d) serves %s", atoi(owner), path);
-		return -EADDRINUSE;
-	}
-	int n = snprintf(owner, sizeof(owner), "%d\n", (int)getpid());
-	if (ftruncate(fd, 0) < 0 || pwrite(fd, owner, (size_t)n, 0) < 0) {
-		log_warning("cannot write %s: %s", lock_path, strerror(errno));
-	}
-	return fd_steal(&fd);
+	return fd;
 }
 
 /* The owner of the socket file at @address is dead: nobody accepts connections there. */
@@ -133,15 +121,23 @@ static int bind_path(struct listener *listener, const char *path, mode_t mode)
 	return 0;
 }
 
-/* @fd listens at @path, and clients find it there: the folder may have been made anew. */
-static bool is_at(int fd, const char *path)
+static void get_name(int fd, char path_out[LISTENER_PATH_BYTES])
 {
 	struct sockaddr_un address = {0};
 	socklen_t length = sizeof(address) - 1;
+	if (getsockname(fd, (struct sockaddr *)&address, &length) < 0) {
+		address.sun_path[0] = '\0';
+	}
+	snprintf(path_out, LISTENER_PATH_BYTES, "%s", address.sun_path);
+}
+
+/* @fd listens at @path, and clients find it there: the folder may have been made anew. */
+static bool is_at(int fd, const char *path)
+{
+	char name[LISTENER_PATH_BYTES];
 	struct stat stat;
-	return getsockname(fd, (struct sockaddr *)&address, &length) == 0 &&
-	       strcmp(address.sun_path, path) == 0 && lstat(path, &stat) == 0 &&
-	       S_ISSOCK(stat.st_mode);
+	get_name(fd, name);
+	return strcmp(name, path) == 0 && lstat(path, &stat) == 0 && S_ISSOCK(stat.st_mode);
 }
 
 /* The socket of an earlier glaked, in whose backlog clients wait. Returns -ENOENT if there is none. */
@@ -260,6 +256,11 @@ static void on_pause_closed(uv_handle_t *handle)
 	if (--listener->n_handles == 0) {
 		listener_free(listener);
 	}
+}
+
+void listener_get_path(const struct listener *listener, char path_out[LISTENER_PATH_BYTES])
+{
+	get_name(listener->fd, path_out);
 }
 
 void listener_close(struct listener *listener)

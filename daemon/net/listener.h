@@ -29,6 +29,11 @@ typedef void (*listener_fn)(void *user, int fd);
 int listener_open(uv_loop_t *loop, struct fdstore *store, const char *path, mode_t mode,
                   listener_fn on_connection, void *user, struct listener **listener_out);
 
+#define LISTENER_PATH_BYTES 128u
+
+/* Where it listens; "" if that is no path. */
+void listener_get_path(const struct listener *listener, char path_out[LISTENER_PATH_BYTES]);
+
 /* Accept nothing for 100 ms; connections wait in the backlog. */
 void listener_pause(struct listener *listener);
 

@@ -82,10 +82,10 @@ static const struct {
 	size_t n_bytes;
 	const char *line;
 } faults[] = {
-	{8, "\2", 1, "they are of a newer version of glaked"},
+	{8, "\3", 1, "they are of a newer version of glaked"},
 	{0, "# a file", 8, "they are damaged"},
 	{20, "x", 1, "they are damaged"},
-	{64 + 24, "x", 1, "they are damaged"},
+	{72 + 24, "x", 1, "they are damaged"},
 };
 
 START_TEST_WITH(books_that_cannot_be_read_give_everything_back, .n = n_elements(faults))
@@ -99,6 +99,84 @@ START_TEST_WITH(books_that_cannot_be_read_give_everything_back, .n = n_elements(
 	assert_nothing_is_left();
 }
 END_TEST
+
+/* ---- books of others --------------------------------------------------------------------------- */
+
+/* Ids of both begin anew: by them alone the fds of one could be taken for those of the other. */
+START_TEST(books_of_another_glaked_do_not_describe_these_fds)
+{
+	load("one", 5);
+	harness_kill(&harness);
+	ck_assert_int_eq(rename(state_path(), world_path("aside")), 0);
+	harness_restart(&harness);
+	assert_nothing_is_left();
+	load("two", 6);
+	harness_kill(&harness);
+	ck_assert_int_eq(rename(world_path("aside"), state_path()), 0);
+	harness_restart(&harness);
+	harness_wait_log(&harness, "they do not describe the fds that were kept");
+	assert_nothing_is_left();
+}
+END_TEST
+
+static void open_to_all(void)
+{
+	ck_assert_int_eq(chmod(state_path(), 0666), 0);
+}
+
+static void be_a_link(void)
+{
+	ck_assert_int_eq(rename(state_path(), world_path("aside")), 0);
+	ck_assert_int_eq(symlink("aside", state_path()), 0);
+}
+
+static void open_the_folder(void)
+{
+	ck_assert_int_eq(chmod(harness.folder, 0777), 0);
+}
+
+static void belong_to_nobody(void)
+{
+	if (harness_is_root()) {
+		ck_assert_int_eq(chown(state_path(), 65534, 65534), 0);
+	} else {
+		open_to_all();
+	}
+}
+
+static void (*const strange[])(void) = {open_to_all, be_a_link, open_the_folder, belong_to_nobody};
+
+START_TEST_WITH(books_that_others_could_write_are_not_believed, .n = n_elements(strange))
+{
+	load("model", 5);
+	harness_kill(&harness);
+	strange[_i]();
+	harness_restart(&harness);
+	harness_wait_log(&harness, "others may write to them");
+	assert_nothing_is_left();
+}
+END_TEST
+
+START_TEST(two_glakeds_do_not_share_their_books)
+{
+	struct harness second;
+	char config[1024];
+	load("model", 5);
+	snprintf(config, sizeof(config), WORLD_CONFIG "state_path = \"%s\";", state_path());
+	int status = harness_start_failing(&second, &(struct harness_options){.config = config,
+	                                                                      .is_activated = true,
+	                                                                      .keeps_fds = true});
+	ck_assert_msg(WIFEXITED(status) && WEXITSTATUS(status) == 1, "0x%x", status);
+	harness_wait_log(&second, "keeps its books in");
+	harness_clean(&second);
+	/* The first one has not noticed. */
+	harness_kill(&harness);
+	harness_restart(&harness);
+	ck_assert_uint_eq(world_books().n_models, 1);
+}
+END_TEST
+
+/* ---- parts are missing ------------------------------------------------------------------------- */
 
 START_TEST(without_books_everything_is_given_back)
 {

@@ -20,6 +20,7 @@
 static uv_loop_t loop;
 static char folder[256];
 static char path[300];
+static char lock_path[310];
 static struct journal *journal;
 static struct journal_image image;
 
@@ -29,12 +30,21 @@ static void begin(void)
 	snprintf(folder, sizeof(folder), "%s/journalXXXXXX", temporary ? temporary : "/tmp");
 	ck_assert_ptr_nonnull(mkdtemp(folder));
 	snprintf(path, sizeof(path), "%s/state", folder);
+	snprintf(lock_path, sizeof(lock_path), "%s.lock", path);
 	ck_assert_int_eq(uv_loop_init(&loop), 0);
+}
+
+/* As journal.c has it, behind the boot. 0: there is none. */
+static uint64_t serial_in_file(void)
+{
+	uint64_t serial = 0;
+	cleanup_fd int fd = open(path, O_RDONLY | O_CLOEXEC);
+	return pread(fd, &serial, sizeof(serial), 56) == (ssize_t)sizeof(serial) ? serial : 0;
 }
 
 static void open_as(const char *boot)
 {
-	int r = journal_open(&loop, path, boot, &journal, &image);
+	int r = journal_open(&loop, path, boot, serial_in_file(), &journal, &image);
 	ck_assert_msg(r == 0, "%s: %s", path, strerror(-r));
 }
 
@@ -60,7 +70,8 @@ static void end(void)
 	}
 	ck_assert_int_eq(uv_loop_close(&loop), 0);
 	unlink(path);
-	/* So no file is left beside it. */
+	unlink(lock_path);
+	/* So no other file is left beside it. */
 	ck_assert_int_eq(rmdir(folder), 0);
 }
 BEGIN_EACH(begin)
@@ -464,7 +475,7 @@ END_TEST
 START_TEST(a_folder_that_is_not_there_is_an_error)
 {
 	snprintf(path, sizeof(path), "%s/not/there", folder);
-	ck_assert_int_eq(journal_open(&loop, path, "one", &journal, &image), -ENOENT);
+	ck_assert_int_eq(journal_open(&loop, path, "one", 0, &journal, &image), -ENOENT);
 	ck_assert_ptr_null(journal);
 }
 END_TEST
