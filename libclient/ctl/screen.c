@@ -123,6 +123,7 @@ static enum screen_key take_key(struct screen *screen)
 		{"q", KEY_QUIT},
 		{"\003", KEY_QUIT},
 		{"s", KEY_SORT},
+		{"r", KEY_REVERSE},
 		{"m", KEY_VIEW},
 		{"\t", KEY_VIEW},
 		{"\033[A", KEY_UP},
@@ -134,7 +135,11 @@ static enum screen_key take_key(struct screen *screen)
 		{"\033[5~", KEY_PAGE_UP},
 		{"\033[6~", KEY_PAGE_DOWN},
 		{"\033[H", KEY_HOME},
+		{"\033OH", KEY_HOME},
 		{"\033[1~", KEY_HOME},
+		{"\033[F", KEY_END},
+		{"\033OF", KEY_END},
+		{"\033[4~", KEY_END},
 	};
 	enum screen_key key = KEY_OTHER;
 	size_t n_bytes = 1;

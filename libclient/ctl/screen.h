@@ -17,12 +17,14 @@ enum screen_key {
 	KEY_NONE, /* the time is over, the size has changed, or the fd can be read */
 	KEY_QUIT, /* also a signal that asks to end */
 	KEY_SORT,
+	KEY_REVERSE,
 	KEY_VIEW,
 	KEY_UP,
 	KEY_DOWN,
 	KEY_PAGE_UP,
 	KEY_PAGE_DOWN,
 	KEY_HOME,
+	KEY_END,
 	KEY_OTHER,
 };
 

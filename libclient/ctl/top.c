@@ -93,7 +93,7 @@ enum view {
 
 static const char *const view_names[N_VIEWS] = {"sessions", "models", "tenants"};
 
-/* Orders, the largest first; the first of a view is the one that it begins with. */
+/* Orders, the largest first unless they are turned round; the first of a view is the one that it begins with. */
 static const struct order {
 	const char *name;
 	enum view view;
@@ -127,8 +127,9 @@ struct top {
 	int err;                /* of the last look */
 	enum view view;
 	size_t order[N_VIEWS]; /* of orders */
-	size_t first;          /* row that is shown */
-	size_t n_rows;         /* at most; what follows has no room */
+	bool is_reverse[N_VIEWS];
+	size_t first;  /* row that is shown */
+	size_t n_rows; /* at most; what follows has no room */
 	bool is_screen;
 };
 
@@ -271,12 +272,18 @@ static int compare(const void *a, const void *b, void *user)
 	return left < right ? 1 : left > right ? -1 : 0;
 }
 
+static int compare_back(const void *a, const void *b, void *user)
+{
+	return compare(b, a, user);
+}
+
 /* The rows of the view, in its order. */
 static int list_view(const struct top *top, struct rows *rows)
 {
 	int err = views[top->view].list(top, rows);
 	if (err == 0 && rows->n > 0) {
-		qsort_r(rows->list, rows->n, rows->row_bytes, compare,
+		qsort_r(rows->list, rows->n, rows->row_bytes,
+		        top->is_reverse[top->view] ? compare_back : compare,
 		        (void *)&orders[top->order[top->view]]);
 	}
 	return err;
@@ -448,6 +455,15 @@ static int print_json(const struct top *top)
 
 /* ---- on a screen ------------------------------------------------------------------------------ */
 
+static size_t n_rows(const struct top *top)
+{
+	struct rows rows = {.n = 0};
+	views[top->view].list(top, &rows);
+	size_t n = rows.n;
+	rows_deinit(&rows);
+	return n;
+}
+
 static int draw(struct top *top, struct screen *screen)
 {
 	char *text = NULL;
@@ -456,14 +472,16 @@ static int draw(struct top *top, struct screen *screen)
 	if (!out) {
 		return CTL_E_OUTPUT;
 	}
-	fprintf(out, "\033[7m %s by %s \033[0m  ", view_names[top->view],
-	        orders[top->order[top->view]].name);
+	size_t n = n_rows(top);
+	fprintf(out, "\033[7m %s by %s%s, %zu of %zu \033[0m  ", view_names[top->view],
+	        orders[top->order[top->view]].name, top->is_reverse[top->view] ? " up" : "",
+	        n > 0 ? top->first + 1 : 0, n);
 	bool is_late = top->is_looking && ctl_now_ms() - top->began_ms > PATIENCE_MS;
 	if (top->err || is_late) {
 		fprintf(out, "%s; trying again\n",
 		        is_late ? "glaked does not answer" : glake_strerror(top->err));
 	} else {
-		fprintf(out, "q quit  s sort  m %s  arrows scroll\n",
+		fprintf(out, "q quit  s sort  r turn  m %s  arrows\n",
 		        view_names[(top->view + 1) % N_VIEWS]);
 	}
 	top->n_rows = screen->rows;
@@ -474,15 +492,6 @@ static int draw(struct top *top, struct screen *screen)
 	}
 	free(text);
 	return err;
-}
-
-static size_t n_rows(const struct top *top)
-{
-	struct rows rows = {.n = 0};
-	views[top->view].list(top, &rows);
-	size_t n = rows.n;
-	rows_deinit(&rows);
-	return n;
 }
 
 static void scroll(struct top *top, long by)
@@ -504,12 +513,16 @@ static void sort_next(struct top *top)
 /* Returns whether it goes on. */
 static bool follow_key(struct top *top, const struct screen *screen, enum screen_key key)
 {
-	long page = screen->rows > 12 ? (long)screen->rows - 10 : 1;
+	/* Less what stands above the rows. */
+	long page = (long)screen->rows - (long)top->now.devices.n - 6;
 	switch (key) {
 	case KEY_QUIT:
 		return false;
 	case KEY_SORT:
 		sort_next(top);
+		break;
+	case KEY_REVERSE:
+		top->is_reverse[top->view] ^= true;
 		break;
 	case KEY_VIEW:
 		top->view = (top->view + 1) % N_VIEWS;
@@ -522,13 +535,18 @@ static bool follow_key(struct top *top, const struct screen *screen, enum screen
 		scroll(top, 1);
 		break;
 	case KEY_PAGE_UP:
-		scroll(top, -page);
+		scroll(top, page > 1 ? -page : -1);
 		break;
 	case KEY_PAGE_DOWN:
-		scroll(top, page);
+		scroll(top, page > 1 ? page : 1);
 		break;
 	case KEY_HOME:
 		top->first = 0;
+		break;
+	case KEY_END:
+		/* The last page, full. */
+		top->first = n_rows(top);
+		scroll(top, page > 1 ? -page : -1);
 		break;
 	case KEY_NONE:
 	case KEY_OTHER:

@@ -106,12 +106,25 @@ class Glakectl(WithGlaked):
                 self.assertLess(time.monotonic(), end, seen[-4000:])
                 ready, _, _ = select.select([terminal], [], [], 1)
                 seen += os.read(terminal, 65536).decode() if ready else ""
-            seen = seen[re.search(pattern, seen, re.S).end():]
+            match = re.search(pattern, seen, re.S)
+            seen = seen[match.end():]
+            return match
 
         wait_for(rf"sessions by reserved.*PID +RESERVED.*\r\n *{program.pid} ")
         self.assertFalse(termios.tcgetattr(terminal)[3] & (termios.ICANON | termios.ECHO))
         os.write(terminal, b"s")
-        wait_for("sessions by live")
+        wait_for("sessions by live, 1 of 1 ")
+        # Both ways round, and to the last one.
+        pids = sorted((program.pid, self.serve().pid))
+        os.write(terminal, b"ssss")
+        rows = r".*\r\n *PID [^\n]*\n *(\d+) [^\n]*\n *(\d+) "
+        found = wait_for("sessions by pid, 1 of 2 " + rows)
+        self.assertEqual([int(pid) for pid in found.groups()], pids[::-1])
+        os.write(terminal, b"r")
+        found = wait_for("sessions by pid up, 1 of 2 " + rows)
+        self.assertEqual([int(pid) for pid in found.groups()], pids)
+        os.write(terminal, b"\033[B")
+        wait_for("sessions by pid up, 2 of 2 ")
         os.write(terminal, b"m")
         wait_for("models by span.*m.safetensors")
         os.write(terminal, b"\033[B")
@@ -120,13 +133,13 @@ class Glakectl(WithGlaked):
         self.stop_daemon()
         wait_for("the daemon is not there; trying again")
         self.start_daemon()
-        wait_for("tenants by used.*scroll")
+        wait_for("tenants by used.*arrows")
         # A glaked that is stopped holds up no key.
         self.daemon.send_signal(signal.SIGSTOP)
         self.addCleanup(self.daemon.send_signal, signal.SIGCONT)
         wait_for("glaked does not answer; trying again")
         os.write(terminal, b"m")
-        wait_for("sessions by live")
+        wait_for("sessions by pid")
         os.write(terminal, b"q")
         wait_for(r"\033\[\?1049l")
         self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), 0)
