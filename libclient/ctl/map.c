@@ -117,7 +117,7 @@ void map_deinit(struct map *map)
 /* ---- who holds it ----------------------------------------------------------------------------- */
 
 /* Sessions of a device that have a row each; and models. */
-#define MAX_PARTS 100u
+#define MAX_PARTS 40u
 
 /* A part of a device's memory. */
 struct part {
@@ -256,6 +256,9 @@ static void find_parts(struct parts *parts)
 
 #define MAX_SHARERS 12u
 
+/* Thousandths of the bar. A part that is narrower has no edges: they would be all of it. */
+#define THIN 5
+
 static void put_name(const struct part *part, FILE *out)
 {
 	if (part->n > 0) {
@@ -286,11 +289,12 @@ static void put_bar(const struct parts *parts, FILE *out)
 		put_name(part, out);
 		fputs(": ", out);
 		html_size(out, part->bytes);
+		const char *thin = width < THIN ? " thin" : "";
 		fprintf(out,
-		        "</title><rect class=\"whole\" x=\"%.2f\" width=\"%.2f\" height=\"100\"/>"
-		        "<rect class=\"live\" x=\"%.2f\" y=\"%.1f\" width=\"%.2f\" "
+		        "</title><rect class=\"whole%s\" x=\"%.2f\" width=\"%.2f\" height=\"100\"/>"
+		        "<rect class=\"live%s\" x=\"%.2f\" y=\"%.1f\" width=\"%.2f\" "
 		        "height=\"%.1f\"/></g>\n",
-		        x, width, x, 100 - 100 * live, width, 100 * live);
+		        thin, x, width, thin, x, 100 - 100 * live, width, 100 * live);
 		x += width;
 	}
 	fputs("</svg>\n", out);
@@ -345,10 +349,14 @@ static void put_session(const struct glake_session_row *session, double live, FI
 	html_percent(out, live);
 	fputs(", fragmentation ", out);
 	html_percent(out, live < 0 ? -1 : 1 - live);
-	fputs(", warm ", out);
-	html_size(out, session->warm_bytes);
-	fputs("; shared ", out);
-	html_size(out, session->shared_bytes);
+	if (session->warm_bytes > 0) {
+		fputs(", warm ", out);
+		html_size(out, session->warm_bytes);
+	}
+	if (session->shared_bytes > 0) {
+		fputs("; shared ", out);
+		html_size(out, session->shared_bytes);
+	}
 	fputs(session->detached ? "; its connection is lost" : "", out);
 }
 
@@ -456,10 +464,13 @@ static const char style[] =
 	".foreign { fill: var(--foreign); background: var(--foreign); }\n"
 	".unaccounted { fill: var(--unaccounted); background: var(--unaccounted); }\n"
 	".free, .unknown { fill: var(--free); background: var(--free); }\n"
+	"body { max-width: 1400px; } section { max-width: 960px; min-width: 0; }\n"
+	"main { display: grid; gap: 0 2.5em; "
+	"grid-template-columns: repeat(auto-fit, minmax(min(100%, 34em), 1fr)); }\n"
 	"svg { width: 100%; display: block; } .bar { height: 56px; } .time { height: 120px; "
 	"background: var(--free); }\n"
 	".whole { opacity: .45; } .bar rect { stroke: var(--back); stroke-width: 1; "
-	"vector-effect: non-scaling-stroke; }\n"
+	"vector-effect: non-scaling-stroke; } .bar .thin { stroke: none; }\n"
 	"ul { list-style: none; margin: .6em 0 1em; padding: 0; }\n"
 	"li { display: flex; gap: .7em; padding: .35em 0; border-bottom: 1px solid var(--grid); }\n"
 	"li i { flex: none; width: .8em; height: .8em; margin-top: .35em; }\n"
@@ -522,8 +533,10 @@ void map_write(const struct map *map, const struct snapshot *snapshot, unsigned 
 	html_text(out, snapshot->status.version);
 	fprintf(out, ", %" PRIu64 " sessions. Of private memory, the dark part is live.</p>\n",
 	        snapshot->status.n_sessions);
+	fputs("<main>\n", out);
 	for (size_t i = 0; i < snapshot->devices.n; i++) {
 		put_device(map, snapshot, rows_at(&snapshot->devices, i), out);
 	}
+	fputs("</main>\n", out);
 	html_end(out);
 }

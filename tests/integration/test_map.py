@@ -111,6 +111,10 @@ class Map(WithGlaked):
         self.assertEqual(len(parts), len(rows))
         for (left, width), (next_left, _) in zip(parts, parts[1:]):
             self.assertAlmostEqual(left + width, next_left, delta=0.1)
+        # A part of less than a pixel is seen, and not only its edges.
+        self.assertEqual(value("[...document.querySelectorAll('.bar rect')].filter(part =>"
+                               " part.getBoundingClientRect().width < 1 && getComputedStyle(part).stroke != 'none')"
+                               ".map(part => part.className.baseVal)"), [])
         colour = "getComputedStyle(document.querySelector('.bar .private .whole')).fill"
         self.assertEqual(value(colour), "rgb(47, 111, 191)")
         self.browser.ask("Emulation.setEmulatedMedia",
