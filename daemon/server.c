@@ -437,6 +437,7 @@ static void open_rpc(struct server *server)
 	rpc->nvml = server->nvml;
 	rpc->devices = server->devices;
 	rpc->n_devices = server->n_devices;
+	rpc->fdstore = server->fdstore;
 	rpc->started_ms = uv_now(&server->loop);
 	holders_init(&rpc->holders, &server->loop, server->devices, server->n_devices,
 	             &server->store, first_id());

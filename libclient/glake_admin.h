@@ -67,6 +67,12 @@ struct glake_status {
 	int draining;
 	uint32_t n_devices;
 	const struct glake_device_status *devices;
+	/* What the next glaked would have. */
+	uint64_t kept_fds;      /* with the service manager */
+	uint64_t max_kept_fds;  /* 0 = nobody keeps any: a restart loses the store */
+	uint64_t unkept_blocks; /* that wait for room there: a restart loses them */
+	uint64_t
+		unparked_bytes; /* chunks without an fd since a restart: only their processes have them */
 };
 
 typedef int (*glake_status_fn)(void *user, const struct glake_status *status);

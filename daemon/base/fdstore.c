@@ -144,7 +144,19 @@ uint32_t fdstore_n_kept(const struct fdstore *store)
 
 uint32_t fdstore_max(const struct fdstore *store)
 {
-	return store->max;
+	uint32_t name_bytes = store->n_kept ? store->name_bytes / store->n_kept + 1
+	                                    : FDSTORE_SHORT_BYTES;
+	uint32_t n = store->n_kept;
+	if (store->name_bytes < FDSTORE_NAMES_BYTES) {
+		n += (FDSTORE_NAMES_BYTES - store->name_bytes) / name_bytes;
+	}
+	return n < store->max ? n : store->max;
+}
+
+bool fdstore_is_full(const struct fdstore *store)
+{
+	return store->n_kept >= store->max ||
+	       store->name_bytes + FDSTORE_SHORT_BYTES > FDSTORE_NAMES_BYTES;
 }
 
 /* What sd_notify(3) demands. */

@@ -38,6 +38,7 @@
 /* Room for the names of all kept fds, each with one byte more. The rest is for a socket unit's. */
 #define FDSTORE_NAMES_BYTES (127u * 1024)
 #define FDSTORE_NAME_BYTES 256u /* the longest name, with its NUL */
+#define FDSTORE_SHORT_BYTES 24u /* a name that is not longer fits if there is room at all */
 /* A passed listening socket with another name is a socket unit's. */
 #define FDSTORE_LISTEN "listen"
 
@@ -63,9 +64,11 @@ void fdstore_close(struct fdstore *store);
 /* Somebody keeps fds. It never changes. */
 bool fdstore_is_kept(const struct fdstore *store);
 
-/* How many fds are kept, and can be. A queued put counts. */
+/* How many fds are kept, and about how many can be, if their names are as long. A queued put counts. */
 uint32_t fdstore_n_kept(const struct fdstore *store);
 uint32_t fdstore_max(const struct fdstore *store);
+/* A short name will be refused. */
+bool fdstore_is_full(const struct fdstore *store);
 
 /* ---- at the start: what was passed ------------------------------------------------------------ */
 

@@ -93,6 +93,11 @@ static void ask(struct parking *parking)
 	}
 }
 
+bool parking_is_full(const struct parking *parking)
+{
+	return fdstore_is_full(parking->store);
+}
+
 uint64_t parking_put(struct parking *parking, const char *name, int fd)
 {
 	if (fdstore_put(parking->store, name, fd) < 0) {

@@ -12,6 +12,7 @@
 #ifndef GLAKE_DAEMON_PARKING_H
 #define GLAKE_DAEMON_PARKING_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "daemon/base/fdstore.h"
@@ -30,6 +31,9 @@ struct parking_wait {
 struct parking *parking_new(struct fdstore *store);
 /* All numbers count as passed: who still waits is called from here. NULL is fine. */
 void parking_free(struct parking *parking);
+
+/* There is no room for another fd. */
+bool parking_is_full(const struct parking *parking);
 
 /* Returns the order's number, or 0: the fd is not parked, and the log knows why. */
 uint64_t parking_put(struct parking *parking, const char *name, int fd);

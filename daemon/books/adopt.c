@@ -148,20 +148,19 @@ static struct block *make_block(struct adoption *adoption, uint64_t id,
 	snprintf(name, sizeof(name), "b%" PRIu64, id);
 	struct digest digest = digest_from_bytes(body->digest.data);
 	struct realm *realm = realm_of(adoption, body->realm);
-	int fd = realm ? fdstore_take(parts->fdstore, name) : -1;
-	if (fd < 0) {
-		realm_unref(realm);
+	if (!realm) {
 		return NULL;
 	}
+	int fd = fdstore_take(parts->fdstore, name);
 	struct charge charge = tenant_charge_adopted(tenant_of(adoption, body->payer),
-	                                             device->index, body->bytes, 1, 0);
+	                                             device->index, body->bytes, fd >= 0, 0);
 	chunk_adopt(&chunk, device, parts->chunk_books, body->bytes, fd, CHUNK_BLOCK, &charge);
 	struct block *block = store_adopt_block(parts->store, id, realm, &digest,
 	                                        body->content_bytes, &chunk,
 	                                        !body->is_collision && !body->is_damaged);
 	realm_unref(realm);
 	if (!block) {
-		chunk.removed = parking_remove(parts->chunk_books->parking, name);
+		chunk.removed = fd < 0 ? 0 : parking_remove(parts->chunk_books->parking, name);
 		chunk_release(&chunk);
 	}
 	return block;
@@ -182,7 +181,8 @@ static void adopt_block(struct adoption *adoption, struct journal_entry *entry)
 	block->idle.priority = body->priority;
 	block->idle.since_ms = body->since_ms;
 	entry->user = block;
-	count(&adoption->report->blocks, body->bytes);
+	count(block->chunk.is_unparked ? &adoption->report->lost_blocks : &adoption->report->blocks,
+	      body->bytes);
 }
 
 /* ---- models ---------------------------------------------------------------------------------- */
@@ -322,7 +322,11 @@ static void adopt_model(struct adoption *adoption, struct journal_entry *entry)
 	if (manifest) {
 		manifest->user = &is_adopted;
 	}
-	adoption->report->n_models++;
+	if (store_has_unparked(model)) {
+		adoption->report->n_lost_models++;
+	} else {
+		adoption->report->n_models++;
+	}
 }
 
 /* ---- holders --------------------------------------------------------------------------------- */

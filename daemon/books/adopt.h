@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Takes over what the books of an earlier glaked say, as far as it can be true: blocks whose fd was kept, models
- * whose blocks are all there, and holders whose process lives, with what they hold.
+ * Takes over what the books of an earlier glaked say, as far as it can be true: blocks, models whose blocks are all
+ * there, and holders whose process lives, with what they hold. Blocks whose fd was not kept, and models with them,
+ * are for those holders only.
  *
  * The books are trusted like the program, because nobody else may write the file. But they need not be complete:
  * whatever does not fit is left out, and counted.
@@ -38,7 +39,7 @@ struct adopt_report {
 	struct adopt_count chunks; /* private ones, without their fds */
 	uint64_t n_models;
 	uint64_t n_holders;
-	/* Not adopted. */
+	/* Not adopted, or only for those who hold them. */
 	struct adopt_count lost_blocks; /* without an fd, or on a device that is gone */
 	uint64_t n_lost_models;         /* without one of their blocks */
 	uint64_t n_ended;               /* holders whose process has ended */

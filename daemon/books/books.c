@@ -50,7 +50,7 @@ static void log_adopted(const char *path, const struct adopt_report *report, boo
 	if (lost->n > 0 || report->n_lost_models > 0) {
 		log_warning("not adopted: %" PRIu64 " blocks (%" PRIu64
 		            " bytes) whose fd was not kept or whose device is gone, and %" PRIu64
-		            " models",
+		            " models, but for processes that have them",
 		            lost->n, lost->bytes, report->n_lost_models);
 	}
 }

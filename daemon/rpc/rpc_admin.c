@@ -70,6 +70,10 @@ void rpc_pin(struct session *session, const request_t *request, struct fdlist *f
 		rpc_refuse(session, request->id, STATUS_BUSY, "'%s' is being loaded", model->name);
 		return;
 	}
+	if (store_has_unparked(model)) {
+		rpc_refuse_unparked(session, request->id, "model", model->id);
+		return;
+	}
 	int r = store_pin_model(store, model, session->holder->tenant);
 	if (r != 0) {
 		rpc_refuse_model(session, request->id, model, r);

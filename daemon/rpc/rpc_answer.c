@@ -68,6 +68,12 @@ void rpc_refuse_open(struct session *session, uint64_t id)
 	           session->holder->tenant->name);
 }
 
+void rpc_refuse_unparked(struct session *session, uint64_t id, const char *thing, uint64_t thing_id)
+{
+	rpc_refuse(session, id, STATUS_NO_FDS, "%s %llu has no fd since glaked was restarted",
+	           thing, (unsigned long long)thing_id);
+}
+
 bool rpc_notify(struct session *session, answer_t *notice)
 {
 	if (session->state != SESSION_OPEN) {

@@ -29,6 +29,10 @@ bool rpc_notify(struct session *session, answer_t *notice);
 /* The device of that number, or NULL after a refusal. */
 struct device *rpc_device(struct session *session, uint64_t id, uint32_t index);
 
+/* The thing, a "chunk" or so, has no fd since glaked was restarted: only who has it mapped keeps it. */
+void rpc_refuse_unparked(struct session *session, uint64_t id, const char *thing,
+                         uint64_t thing_id);
+
 /* Answer with the @error of store_hold_model() or store_pin_model(). */
 void rpc_refuse_model(struct session *session, uint64_t id, const struct model *model, int error);
 

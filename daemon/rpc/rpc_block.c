@@ -42,6 +42,10 @@ static void answer_block(struct session *session, uint64_t request, uint64_t id,
 
 static void answer_published(struct session *session, uint64_t request, const struct held *held)
 {
+	if (held->block->chunk.is_unparked) {
+		rpc_refuse_unparked(session, request, "block", held->id);
+		return;
+	}
 	answer_block(session, request, held->id, held->block, held->was_known);
 }
 

@@ -8,6 +8,7 @@
 #define GLAKE_DAEMON_RPC_CONTEXT_H
 
 #include "daemon/base/events.h"
+#include "daemon/base/fdstore.h"
 #include "daemon/base/list.h"
 #include "daemon/holders/session.h"
 #include "daemon/memory/nvml.h"
@@ -30,6 +31,7 @@ struct rpc_context {
 	const struct load_context *load_context;
 	struct nvml *nvml;
 	struct books *books; /* NULL: there are none */
+	struct fdstore *fdstore;
 	struct device *devices;
 	uint32_t n_devices;
 	int driver_version; /* 13000 = 13.0 */

@@ -89,6 +89,12 @@ void rpc_status_get(struct session *session, const request_t *request, struct fd
 	body.draining = rpc->is_draining;
 	body.driver = driver;
 	body.config = rpc->config->path ? rpc->config->path : (char *)"";
+	if (rpc->books) {
+		body.kept_fds = fdstore_n_kept(rpc->fdstore);
+		body.max_kept_fds = fdstore_max(rpc->fdstore);
+		body.unkept_blocks = rpc->store->n_roomless;
+		body.unparked_bytes = rpc->allocator->books.unparked_bytes;
+	}
 	for (uint32_t i = 0; i < rpc->n_devices && i < RPC_MAX_DEVICES; i++) {
 		describe_device(rpc, &rpc->devices[i], &rows[i]);
 		list[i] = &rows[i];

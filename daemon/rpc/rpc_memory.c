@@ -255,6 +255,10 @@ void rpc_chunk_share(struct session *session, const request_t *request, struct f
 			           "chunk %" PRIu64 " is being published", body->ids[i]);
 			return;
 		}
+		if (privates[i]->chunk.is_unparked) {
+			rpc_refuse_unparked(session, request->id, "chunk", body->ids[i]);
+			return;
+		}
 	}
 	uint64_t ticket = privates[0]->ticket ? privates[0]->ticket : new_ticket();
 	if (ticket == 0) {
@@ -304,6 +308,10 @@ static const struct chunk *find_open_chunk(struct session *session, const reques
 	if (private->admit) {
 		rpc_refuse(session, request->id, STATUS_BUSY,
 		           "chunk %" PRIu64 " is being published", id);
+		return NULL;
+	}
+	if (private->chunk.is_unparked) {
+		rpc_refuse_unparked(session, request->id, "chunk", id);
 		return NULL;
 	}
 	if (private->chunk.fd < 0) {

@@ -382,6 +382,10 @@ void rpc_model_blocks(struct session *session, const request_t *request, struct 
 	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
 	Glake__Wire__ModelBlocksAnswer body = GLAKE__WIRE__MODEL_BLOCKS_ANSWER__INIT;
 	const struct model *model = open->model;
+	if (store_has_unparked(model)) {
+		rpc_refuse_unparked(session, request->id, "model", open->id);
+		return;
+	}
 	uint64_t next = request->model_blocks->first;
 	for (; next < model->n_blocks && body.n_chunk_bytes < GLAKE_PAGE_FDS; next++) {
 		const struct block *block = model->blocks[next].block;

@@ -85,6 +85,10 @@ static bool add_block(struct session *session, struct model *draft, struct block
 		return fail(fault, STATUS_BAD_REQUEST,
 		            "a block is of another device than the weights");
 	}
+	if (block->chunk.is_unparked) {
+		return fail(fault, STATUS_BAD_REQUEST,
+		            "a block has no fd since glaked was restarted");
+	}
 	if (block->chunk.bytes > max_bytes - draft->span_bytes) {
 		return fail(fault, STATUS_BAD_REQUEST,
 		            "the weights have more than %" PRIu64 " bytes", max_bytes);

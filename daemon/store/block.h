@@ -13,7 +13,9 @@
  * without a manifest. A block that has been in a model goes with its last manifest.
  *
  * If somebody keeps fds for the next glaked, a block is parked soon after it was sealed. Until then only who has
- * sealed it knows of it, and no answer says that it is a block.
+ * sealed it knows of it, and no answer says that it is a block. If there is no room for its fd, it serves without,
+ * and gets the next room. A restart before that leaves it to those who have it mapped: it is charged and counted,
+ * but nobody gets it any more.
  *
  * Owner: the store's table. Threads: loop thread.
  */
@@ -52,8 +54,9 @@ struct block {
 	uint32_t n_users;
 	uint32_t n_compared;
 	uint32_t n_mappings;         /* by holders: see holder.c */
-	struct parking_wait parking; /* while it is being parked */
+	struct parking_wait parking; /* while it is being parked, or (number 0) waits for room */
 	bool is_parked;              /* the next glaked would have it */
+	bool is_noted;               /* the watch knows it */
 	bool is_published;
 	bool is_collision; /* another content has its digest: it is not in the table, and never shared */
 	bool is_suspect; /* other bytes had its digest: the patrol looks at it first */

@@ -81,7 +81,7 @@ static struct block *next_block(const struct patrol *patrol)
 	struct block *next = NULL;
 	struct block *block;
 	list_for_each (block, &patrol->store->block_list, link) {
-		if (block->is_damaged) {
+		if (block->is_damaged || block->chunk.is_unparked) {
 			continue;
 		}
 		if (block->is_suspect) {

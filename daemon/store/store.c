@@ -24,6 +24,7 @@ void store_init(struct store *store, uv_loop_t *loop, struct tenant *cache, stru
 	list_init(&store->block_list);
 	list_init(&store->model_list);
 	list_init(&store->idle);
+	list_init(&store->roomless);
 }
 
 void store_deinit(struct store *store)
@@ -59,7 +60,7 @@ static void note_unused(struct store *store, struct idle *idle, int32_t priority
 
 static void note_block(const struct store *store, const struct block *block)
 {
-	if (store->watch && block->is_parked) {
+	if (store->watch && block->is_noted) {
 		store->watch->block(store->watcher, block);
 	}
 }
@@ -113,37 +114,83 @@ static void parked_name(const struct block *block, char name[PARKED_NAME_BYTES])
 	snprintf(name, PARKED_NAME_BYTES, "b%" PRIu64, block->id);
 }
 
+static void tell_of(struct block *block)
+{
+	if (!block->is_noted) {
+		block->is_noted = true;
+		note_block(block->store, block);
+	}
+}
+
 static void on_parked(struct parking_wait *wait)
 {
 	struct block *block = container_of(wait, struct block, parking);
 	block->is_parked = true;
-	note_block(block->store, block);
+	tell_of(block);
 }
 
-static void park(struct store *store, struct block *block)
+/* False: there is no room for its fd. */
+static bool try_park(struct store *store, struct block *block)
 {
 	char name[PARKED_NAME_BYTES];
-	if (!store->parking) {
-		return;
-	}
 	parked_name(block, name);
 	uint64_t number = parking_put(store->parking, name, block->chunk.fd);
 	if (number) {
 		parking_await(store->parking, &block->parking, number, on_parked);
+	}
+	return number;
+}
+
+/* Something idle goes for the sake of a block that is used. False: nothing did. */
+static bool evict_for_room(struct store *store)
+{
+	uint64_t n_blocks = store->n_blocks;
+	store_evict_fds(store, 1);
+	return store->n_blocks < n_blocks;
+}
+
+static void park(struct store *store, struct block *block)
+{
+	if (!store->parking) {
+		return;
+	}
+	while (parking_is_full(store->parking) && evict_for_room(store)) {
+	}
+	if (!try_park(store, block)) {
+		list_insert(&store->roomless, &block->parking.link);
+		store->n_roomless++;
+		tell_of(block);
+	}
+}
+
+/* There may be room now. */
+static void park_next(struct store *store)
+{
+	while (!list_is_empty(&store->roomless) && !parking_is_full(store->parking)) {
+		struct block *block = list_first(&store->roomless, struct block, parking.link);
+		list_remove(&block->parking.link);
+		if (!try_park(store, block)) {
+			list_insert(store->roomless.next, &block->parking.link);
+			return;
+		}
+		store->n_roomless--;
 	}
 }
 
 static void unpark(struct store *store, struct block *block)
 {
 	char name[PARKED_NAME_BYTES];
-	bool is_coming = !list_is_empty(&block->parking.link);
+	bool is_waiting = !list_is_empty(&block->parking.link);
+	bool is_roomless = is_waiting && block->parking.number == 0;
 	list_remove(&block->parking.link);
-	if (block->is_parked && store->watch) {
+	store->n_roomless -= is_roomless;
+	if (block->is_noted && store->watch) {
 		store->watch->block_gone(store->watcher, block);
 	}
-	if (store->parking && (block->is_parked || is_coming)) {
+	if (store->parking && (block->is_parked || (is_waiting && !is_roomless))) {
 		parked_name(block, name);
 		block->chunk.removed = parking_remove(store->parking, name);
+		park_next(store);
 	}
 }
 
@@ -163,6 +210,12 @@ uint64_t store_unparked(const struct model *model)
 }
 
 /* ---- blocks ---------------------------------------------------------------------------------- */
+
+/* It has a place in the table. */
+static bool is_found(const struct block *block)
+{
+	return !block->is_collision && !block->is_damaged && !block->chunk.is_unparked;
+}
 
 static struct block_key block_key(const struct realm *realm, const struct device *device,
                                   const struct digest *digest)
@@ -273,7 +326,7 @@ static uint64_t free_block(struct store *store, struct block *block)
 	uint64_t freed_bytes = block->chunk.bytes;
 	assert(block->n_users == 0 && block->n_compared == 0 && block->n_manifests == 0 &&
 	       block->n_pins == 0 && block->n_mappings == 0);
-	if (!block->is_collision && !block->is_damaged) {
+	if (is_found(block)) {
 		HASH_DEL(store->blocks, block);
 	}
 	guess_forget(&store->guess, block);
@@ -612,6 +665,12 @@ static uint64_t remove_model(struct store *store, struct model *model)
 	return freed_bytes;
 }
 
+/* Nobody can open it any more. */
+static bool is_for_users_only(const struct model *model)
+{
+	return (model->is_published && model->is_hidden) || store_has_unparked(model);
+}
+
 void store_unhold_model(struct store *store, struct model *model, int32_t priority)
 {
 	assert(model->n_holders > 0);
@@ -623,7 +682,7 @@ void store_unhold_model(struct store *store, struct model *model, int32_t priori
 	if (model->is_pinned) {
 		return;
 	}
-	if (model->is_published && model->is_hidden) {
+	if (is_for_users_only(model)) {
 		remove_model(store, model);
 	} else {
 		model_fall_idle(store, model);
@@ -750,6 +809,16 @@ bool store_has_block(const struct model *model, const struct block *block)
 	return false;
 }
 
+bool store_has_unparked(const struct model *model)
+{
+	for (size_t i = 0; i < model->n_blocks; i++) {
+		if (model->blocks[i].block->chunk.is_unparked) {
+			return true;
+		}
+	}
+	return false;
+}
+
 bool store_has_damaged(const struct model *model)
 {
 	for (size_t i = 0; i < model->n_blocks; i++) {
@@ -855,12 +924,15 @@ struct block *store_adopt_block(struct store *store, uint64_t id, struct realm *
                                 const struct digest *digest, uint64_t content_bytes,
                                 struct chunk *chunk, bool is_found)
 {
+	bool is_parked = !chunk->is_unparked;
+	is_found = is_found && is_parked;
 	if (is_found && store_find_block(store, realm, chunk->device, digest)) {
 		return NULL;
 	}
 	struct block *block = new_block(store, id, realm, digest, content_bytes, chunk, is_found);
 	if (block) {
-		block->is_parked = true;
+		block->is_parked = is_parked;
+		block->is_noted = true;
 	}
 	return block;
 }
@@ -882,9 +954,31 @@ void store_drop_adopted(struct store *store, struct model *model)
 	free_model(store, model);
 }
 
+/* Returns 0 or -ENOMEM. */
+static int hide_adopted(struct model *model)
+{
+	model->is_hidden = true;
+	model->is_pinned = false;
+	if (!model->reload_reason) {
+		model->reload_reason = strdup(
+			"a block of it was not kept when glaked was restarted");
+	}
+	return model->reload_reason ? 0 : -ENOMEM;
+}
+
+static bool are_parked(struct block *const *blocks, size_t n_blocks)
+{
+	size_t i = 0;
+	while (i < n_blocks && !blocks[i]->chunk.is_unparked) {
+		i++;
+	}
+	return i == n_blocks;
+}
+
 int store_finish_adopted(struct store *store, struct model *model, struct block *const *blocks,
                          struct tenant *payer)
 {
+	int r = are_parked(blocks, model->n_blocks) ? 0 : hide_adopted(model);
 	bool is_found = !model->is_hidden;
 	struct model *other = NULL;
 	model->key = model->is_published
@@ -893,7 +987,7 @@ int store_finish_adopted(struct store *store, struct model *model, struct block 
 	if (is_found) {
 		HASH_FIND(hh, store->models, &model->key, sizeof(model->key), other);
 	}
-	if (other || (is_found && !find_by_key(store, model))) {
+	if (r < 0 || other || (is_found && !find_by_key(store, model))) {
 		store_drop_adopted(store, model);
 		return other ? -EEXIST : -ENOMEM;
 	}
@@ -962,7 +1056,7 @@ void store_settle_adopted(struct store *store)
 		if (model->n_holders > 0 || model->is_pinned) {
 			continue;
 		}
-		if (model->is_published && model->is_hidden) {
+		if (is_for_users_only(model)) {
 			remove_model(store, model);
 		} else {
 			model_fall_idle(store, model);

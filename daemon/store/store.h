@@ -17,8 +17,8 @@
 #define STORE_IDLE_MANIFEST_BYTES (128ull * 1024 * 1024)
 
 /*
- * Somebody who wants to know what there is: all READY models and parked blocks, each of their changes, and
- * manifests as they come.
+ * Somebody who wants to know what there is: all READY models, blocks that are parked or cannot be, each of their
+ * changes, and manifests as they come.
  */
 struct store_watch {
 	/* New, or changed. */
@@ -45,7 +45,9 @@ struct store {
 	uint64_t last_id;
 	uint64_t n_blocks;
 	uint64_t n_models;
-	struct parking *parking;         /* borrowed; NULL: nobody keeps fds */
+	struct parking *parking; /* borrowed; NULL: nobody keeps fds */
+	struct list roomless;    /* blocks that wait for room for their fds; link: parking.link */
+	uint64_t n_roomless;
 	const struct store_watch *watch; /* NULL: nobody; then the next is not used */
 	void *watcher;
 	/* A model left the store; for notices. */
@@ -98,6 +100,9 @@ int store_withdraw_block(struct store *store, struct block *block);
 
 /* Whether one of its blocks is damaged. */
 bool store_has_damaged(const struct model *model);
+
+/* Whether a block of it, complete, has no fd since glaked was restarted: only who has it open keeps it. */
+bool store_has_unparked(const struct model *model);
 
 /* Whether @block is one of its blocks. */
 bool store_has_block(const struct model *model, const struct block *block);
@@ -193,8 +198,9 @@ uint64_t store_part_bytes(const struct model *model);
  */
 
 /*
- * A parked block. @chunk, charged already, is taken over on success. The caller sets other flags and its idle
- * numbers. @is_found: neither is_collision nor is_damaged. NULL: no memory, or there is one of that digest.
+ * @chunk, charged already, is taken over on success; an unparked one is kept for its users only. The caller sets
+ * other flags and its idle numbers. @is_found: neither is_collision nor is_damaged. NULL: no memory, or there is one
+ * of that digest.
  */
 struct block *store_adopt_block(struct store *store, uint64_t id, struct realm *realm,
                                 const struct digest *digest, uint64_t content_bytes,
@@ -203,7 +209,10 @@ struct block *store_adopt_block(struct store *store, uint64_t id, struct realm *
 /* LOADING. The caller sets its flags, files and idle numbers, and builds the plan. NULL: no memory. */
 struct model *store_adopt_model(struct store *store, uint64_t id, struct realm *realm,
                                 struct device *device, const char *name);
-/* It is complete. Returns 0, -ENOMEM, or -EEXIST: there is another one of that key. Then it is gone. */
+/*
+ * It is complete. If a block of it is unparked it is hidden, and not pinned any more. Returns 0, -ENOMEM, or -EEXIST:
+ * there is another one of that key. Then it is gone.
+ */
 int store_finish_adopted(struct store *store, struct model *model, struct block *const *blocks,
                          struct tenant *payer);
 /* Instead. */

@@ -77,6 +77,10 @@ static int show_status(const Glake__Wire__StatusAnswer *from, glake_status_fn ro
 		.draining = from->draining,
 		.n_devices = (uint32_t)from->n_devices,
 		.devices = devices,
+		.kept_fds = from->kept_fds,
+		.max_kept_fds = from->max_kept_fds,
+		.unkept_blocks = from->unkept_blocks,
+		.unparked_bytes = from->unparked_bytes,
 	};
 	return row(user, &status);
 }

@@ -230,13 +230,21 @@ static void become_glaked(const struct harness *harness)
 	}
 	snprintf(program, sizeof(program), "%s/bin/glaked", build_folder());
 	snprintf(keeper, sizeof(keeper), "%s/bin/glake-keeper", build_folder());
-	const char *arguments[] = {keeper, "--", program, "--socket", harness->socket_path,
-	                           NULL,   NULL, NULL};
-	if (harness->options.config) {
-		arguments[5] = "--config";
-		arguments[6] = harness->config_path;
+	const char *max_kept = harness->options.max_kept ? harness->options.max_kept : "1000000";
+	const char *arguments[] = {keeper,
+	                           "--max-fds",
+	                           max_kept,
+	                           "--",
+	                           program,
+	                           "--socket",
+	                           harness->socket_path,
+	                           "--config",
+	                           harness->config_path,
+	                           NULL};
+	if (!harness->options.config) {
+		arguments[7] = NULL;
 	}
-	char **begin = (char **)(harness->options.has_keeper ? arguments : arguments + 2);
+	char **begin = (char **)(harness->options.has_keeper ? arguments : arguments + 4);
 	execv(begin[0], begin);
 	dprintf(STDERR_FILENO, "cannot run %s: %s\n", begin[0], strerror(errno));
 	_exit(127);

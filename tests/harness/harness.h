@@ -40,6 +40,7 @@ struct harness_options {
 	uid_t uid;              /* of glaked, and its gid; 0 = as the test. Needs root */
 	int stderr_fd;          /* of glaked; 0 = into the log file */
 	bool has_keeper;        /* glaked is the child of a glake-keeper, which keeps its fds */
+	const char *max_kept;   /* no more than so many; NULL = as many as it can */
 	bool has_witness;       /* see world.h */
 	unsigned speed;         /* of glaked's clock, and of programs: tests/clocksim; 0 = 1 */
 	const char *const *env; /* more "NAME=value", ended by NULL; NULL = none */

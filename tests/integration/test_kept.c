@@ -141,3 +141,156 @@ START_TEST(a_kept_socket_that_nobody_finds_is_replaced)
 	ck_assert_uint_eq(socket_inode(), inode);
 }
 END_TEST
+
+/* ---- a full fd store --------------------------------------------------------------------------- */
+
+#define MODEL_BYTES (300 * MIB)
+#define N_BLOCKS 3u
+/* The socket, the mark of the books, a model, and one more. */
+#define N_OWN 2u
+#define MAX_KEPT "6"
+
+static void restart(void)
+{
+	harness_kill(&harness);
+	harness_restart(&harness);
+}
+
+static void begin_small(void)
+{
+	world_begin(.config = WORLD_CONFIG, .devices = "1x1GiB", .has_keeper = true,
+	            .max_kept = MAX_KEPT);
+}
+
+struct kept {
+	uint64_t n_fds;
+	uint64_t max_fds;
+	uint64_t n_waiting; /* blocks */
+	uint64_t unparked_bytes;
+};
+
+static int take_kept(void *user, const struct glake_status *status)
+{
+	*(struct kept *)user = (struct kept){status->kept_fds, status->max_kept_fds,
+	                                     status->unkept_blocks, status->unparked_bytes};
+	return 0;
+}
+
+static struct kept see_kept(void)
+{
+	struct kept kept;
+	assert_ok(glake_get_status(eye, take_kept, &kept));
+	return kept;
+}
+
+static void load_and_leave(void *path)
+{
+	struct glake_model *model;
+	struct glake_session *session = world_connect_blind();
+	assert_ok(world_open_unmapped(session, path, &model));
+	glake_model_close(model);
+	world_disconnect(session);
+}
+
+static void load(const char *name, uint64_t seed)
+{
+	const char *path = world_write_model(name, MODEL_BYTES, seed);
+	world_join(world_client(load_and_leave, (void *)path));
+}
+
+START_TEST(what_is_idle_goes_for_what_has_no_room)
+{
+	begin_small();
+	load("one", 5);
+	load("two", 6);
+	ck_assert_uint_eq(world_books().n_models, 1);
+	ck_assert_uint_eq(see_kept().n_waiting, 0);
+	restart();
+	ck_assert_uint_eq(world_books().n_models, 1);
+	ck_assert_uint_eq(world_books().n_blocks, N_BLOCKS);
+	ck_assert_uint_eq(see_kept().n_fds, N_OWN + N_BLOCKS);
+	ck_assert_uint_eq(see_kept().max_fds, strtoull(MAX_KEPT, NULL, 10));
+}
+END_TEST
+
+struct opened {
+	const char *path;
+	int open_stage;  /* reached when it is open */
+	int close_stage; /* then it closes it */
+};
+
+static void open_until(void *user)
+{
+	const struct opened *opened = user;
+	struct glake_model *model;
+	struct glake_session *session = world_connect_blind();
+	assert_ok(world_open_unmapped(session, opened->path, &model));
+	world_reach(opened->open_stage);
+	world_await(opened->close_stage);
+	glake_model_close(model);
+	world_disconnect(session);
+}
+
+/* Two models are open, and there is room for the first only. */
+static void open_two(pid_t clients[2])
+{
+	static struct opened opened[2];
+	begin_small();
+	for (int i = 0; i < 2; i++) {
+		opened[i] = (struct opened){
+			world_write_model(i ? "two" : "one", MODEL_BYTES, 5 + (uint64_t)i), i + 1,
+			10 * (i + 1)};
+		clients[i] = world_client(open_until, &opened[i]);
+		world_await(i + 1);
+	}
+	harness_wait_log(&harness, "the fd store is full");
+	ck_assert_uint_eq(see_kept().n_fds, N_OWN + N_BLOCKS + 1);
+	ck_assert_uint_eq(see_kept().n_waiting, N_BLOCKS - 1);
+}
+
+START_TEST(what_has_no_room_gets_the_next)
+{
+	pid_t clients[2];
+	open_two(clients);
+	world_reach(10);
+	world_join(clients[0]);
+	assert_ok(glake_evict(eye, NULL, NULL, NULL));
+	ck_assert_uint_eq(see_kept().n_fds, N_OWN + N_BLOCKS);
+	ck_assert_uint_eq(see_kept().n_waiting, 0);
+	restart();
+	ck_assert_uint_eq(harness_n_log_lines(&harness, "not adopted"), 0);
+	world_reach(20);
+	world_join(clients[1]);
+	ck_assert_uint_eq(world_books().n_models, 1);
+}
+END_TEST
+
+/* Its process has it mapped, and others load it anew. */
+START_TEST(what_had_no_room_stays_its_processes)
+{
+	pid_t clients[2];
+	open_two(clients);
+	struct books before = world_books();
+	for (int i = 0; i < 2; i++) {
+		restart();
+		harness_wait_log(&harness, "not adopted: 2 blocks");
+		struct books after = world_books();
+		ck_assert_uint_eq(after.physical_bytes, before.physical_bytes);
+		ck_assert_uint_eq(after.charged_bytes, before.charged_bytes);
+		ck_assert_uint_eq(after.n_models, 2);
+		ck_assert_uint_gt(see_kept().unparked_bytes, 0);
+	}
+	world_reach(10);
+	world_join(clients[0]);
+	assert_ok(glake_evict(eye, NULL, NULL, NULL));
+	world_join(world_client(load_and_leave, (void *)world_path("two")));
+	ck_assert_uint_eq(world_metric("models_loaded"), 1);
+	ck_assert_uint_eq(world_books().n_models, 2);
+	world_reach(20);
+	world_join(clients[1]);
+	/* It is of no use to anybody else. */
+	ck_assert_uint_eq(world_books().n_models, 1);
+	ck_assert_uint_eq(world_books().n_blocks, N_BLOCKS);
+	ck_assert_uint_eq(see_kept().unparked_bytes, 0);
+}
+END_TEST

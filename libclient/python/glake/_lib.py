@@ -118,7 +118,9 @@ class Status(Structure):
                 ("mover", c_char_p), ("pid", c_uint64), ("uptime_ms", c_uint64),
                 ("n_sessions", c_uint64), ("n_models", c_uint64), ("n_blocks", c_uint64),
                 ("fds_used", c_uint64), ("fds_budget", c_uint64), ("draining", c_int),
-                ("n_devices", c_uint32), ("devices", POINTER(DeviceStatus))]
+                ("n_devices", c_uint32), ("devices", POINTER(DeviceStatus)),
+                ("kept_fds", c_uint64), ("max_kept_fds", c_uint64),
+                ("unkept_blocks", c_uint64), ("unparked_bytes", c_uint64)]
 
 
 class SessionDevice(Structure):
