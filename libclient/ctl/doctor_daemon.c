@@ -115,6 +115,32 @@ static void check_fds(struct findings *findings, const struct glake_status *stat
 	            status->fds_used, status->fds_budget);
 }
 
+/* What a restart would lose. */
+static void check_kept(struct findings *findings, const struct glake_status *status)
+{
+	static const char remedy[] =
+		"FileDescriptorStoreMax= and FDSTORE= of glaked.service, or LimitNOFILE= and "
+		"--max-fds of glake-keeper; larger files in place of many small ones";
+	uint64_t n = status->kept_fds;
+	uint64_t max = status->max_kept_fds;
+	if (max == 0) {
+		finding_add(findings, "restart", FINDING_NOTE,
+		            "glaked.service, or glake-keeper -- glaked; its log says what is "
+		            "missing",
+		            "nobody keeps glaked's fds: a restart loses the store");
+	} else if (status->unkept_blocks > 0) {
+		finding_add(findings, "restart", FINDING_WARNING, remedy,
+		            "the fd store is full with %" PRIu64 " fds: a restart loses %" PRIu64
+		            " blocks",
+		            n, status->unkept_blocks);
+	} else {
+		bool is_near_full = n > max / 8 * 7;
+		finding_add(findings, "restart", is_near_full ? FINDING_WARNING : FINDING_OK,
+		            is_near_full ? remedy : NULL,
+		            "%" PRIu64 " of %" PRIu64 " fds are kept for the next glaked", n, max);
+	}
+}
+
 /* ---- its devices ------------------------------------------------------------------------------ */
 
 /* glaked asks NVML each five seconds, for the first time a while after it has started. */
@@ -161,6 +187,7 @@ static int check_status(void *user, const struct glake_status *status)
 		            "glaked is draining: it takes no new sessions");
 	}
 	check_fds(findings, status);
+	check_kept(findings, status);
 	check_memlock(findings, status->pid);
 	for (uint32_t i = 0; i < status->n_devices; i++) {
 		check_device(findings, status, &status->devices[i]);

@@ -16,12 +16,14 @@
 #define ROW struct glake_status
 
 static const struct field status_fields[] = {
-	FIELD(ROW, version, TEXT, PLAIN, NULL),   FIELD(ROW, driver, TEXT, PLAIN, NULL),
-	FIELD(ROW, config, TEXT, PLAIN, NULL),    FIELD(ROW, mover, TEXT, PLAIN, NULL),
-	FIELD(ROW, pid, U64, PLAIN, NULL),        FIELD(ROW, uptime_ms, U64, MS, NULL),
-	FIELD(ROW, n_sessions, U64, PLAIN, NULL), FIELD(ROW, n_models, U64, PLAIN, NULL),
-	FIELD(ROW, n_blocks, U64, PLAIN, NULL),   FIELD(ROW, fds_used, U64, PLAIN, NULL),
-	FIELD(ROW, fds_budget, U64, PLAIN, NULL), FIELD(ROW, draining, BOOL, PLAIN, NULL),
+	FIELD(ROW, version, TEXT, PLAIN, NULL),      FIELD(ROW, driver, TEXT, PLAIN, NULL),
+	FIELD(ROW, config, TEXT, PLAIN, NULL),       FIELD(ROW, mover, TEXT, PLAIN, NULL),
+	FIELD(ROW, pid, U64, PLAIN, NULL),           FIELD(ROW, uptime_ms, U64, MS, NULL),
+	FIELD(ROW, n_sessions, U64, PLAIN, NULL),    FIELD(ROW, n_models, U64, PLAIN, NULL),
+	FIELD(ROW, n_blocks, U64, PLAIN, NULL),      FIELD(ROW, fds_used, U64, PLAIN, NULL),
+	FIELD(ROW, fds_budget, U64, PLAIN, NULL),    FIELD(ROW, draining, BOOL, PLAIN, NULL),
+	FIELD(ROW, kept_fds, U64, PLAIN, NULL),      FIELD(ROW, max_kept_fds, U64, PLAIN, NULL),
+	FIELD(ROW, unkept_blocks, U64, PLAIN, NULL), FIELD(ROW, unparked_bytes, U64, BYTES, NULL),
 };
 
 #undef ROW
@@ -180,6 +182,22 @@ static void print_device(struct ctl *ctl, const struct glake_device_status *devi
 	line(ctl, "  rdma", "%s", device->rdma ? "yes" : "no");
 }
 
+/* Fds that the next glaked would have. */
+static void print_kept(struct ctl *ctl, const struct glake_status *status)
+{
+	char waiting[64] = "";
+	if (status->max_kept_fds == 0) {
+		line(ctl, "kept", "nothing: a restart of glaked loses the store");
+		return;
+	}
+	if (status->unkept_blocks > 0) {
+		snprintf(waiting, sizeof(waiting), ", %" PRIu64 " blocks wait for room",
+		         status->unkept_blocks);
+	}
+	line(ctl, "kept", "%" PRIu64 " of %" PRIu64 " fds%s, unparked %s", status->kept_fds,
+	     status->max_kept_fds, waiting, size(ctl, status->unparked_bytes));
+}
+
 static int print_status(void *user, const struct glake_status *status)
 {
 	struct ctl *ctl = user;
@@ -199,6 +217,7 @@ static int print_status(void *user, const struct glake_status *status)
 	line(ctl, "store", "%" PRIu64 " models, %" PRIu64 " blocks", status->n_models,
 	     status->n_blocks);
 	line(ctl, "fds", "%" PRIu64 " of %" PRIu64, status->fds_used, status->fds_budget);
+	print_kept(ctl, status);
 	for (uint32_t i = 0; i < status->n_devices; i++) {
 		print_device(ctl, &status->devices[i]);
 	}

@@ -69,6 +69,15 @@ static void write_daemon(const struct snapshot *snapshot, FILE *out)
 	      status->fds_used);
 	plain(out, "glake_fds_budget", "File descriptors for sessions, chunks and blocks",
 	      status->fds_budget);
+	plain(out, "glake_kept_fds", "File descriptors that the next glaked would have",
+	      status->kept_fds);
+	plain(out, "glake_max_kept_fds", "So many can be kept; 0: a restart loses the store",
+	      status->max_kept_fds);
+	plain(out, "glake_unkept_blocks", "Blocks that wait for room there: a restart loses them",
+	      status->unkept_blocks);
+	plain(out, "glake_unparked_bytes",
+	      "Chunks without a file descriptor since glaked was restarted",
+	      status->unparked_bytes);
 }
 
 #define OF(member) offsetof(struct glake_device_status, member)

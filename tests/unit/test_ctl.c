@@ -33,6 +33,9 @@ static struct {
 	bool is_old;
 	bool stitches;    /* the session with memory */
 	uint64_t n_crowd; /* sessions and models besides, by size */
+	uint64_t kept_fds;
+	uint64_t max_kept_fds;
+	uint64_t unkept_blocks;
 } fake;
 
 #define MIB (1024ull * 1024)
@@ -154,6 +157,10 @@ int glake_get_status(struct glake_session *session, glake_status_fn row, void *u
 		.fds_budget = 100,
 		.n_devices = 2,
 		.devices = devices,
+		.kept_fds = fake.kept_fds,
+		.max_kept_fds = fake.max_kept_fds,
+		.unkept_blocks = fake.unkept_blocks,
+		.unparked_bytes = 3 * GIB,
 	};
 	return fake.error ? fake.error : row(user, &status);
 }
@@ -827,6 +834,7 @@ START_TEST(status_shows_all_words)
 	ck_assert_int_eq(run("status"), 0);
 	assert_contains(out_text, "42, up 1m 01s");
 	assert_contains(out_text, "built-in defaults");
+	assert_contains(out_text, "kept          nothing: a restart of glaked loses the store");
 	assert_contains(out_text,
 	                "physical    4.0 GiB: private 1.0 GiB, blocks 3.0 GiB (in use 2.0");
 	assert_contains(out_text, "dedup ratio 3.00");
@@ -838,7 +846,14 @@ START_TEST(status_shows_all_words)
 	assert_contains(out_text, "unaccounted 1.0 GiB");
 	assert_contains(out_text, "unaccounted ?");
 	assert_contains(out_text, "no: not permitted");
+	fake.kept_fds = 31;
+	fake.max_kept_fds = 32;
+	ck_assert_int_eq(run("status"), 0);
+	assert_contains(out_text, "kept          31 of 32 fds, unparked 3.0 GiB\n");
+	fake.unkept_blocks = 2;
 	ck_assert_int_eq(run("--bytes status"), 0);
+	assert_contains(out_text, "kept          31 of 32 fds, 2 blocks wait for room, unparked "
+	                          "3221225472\n");
 	assert_contains(out_text, "physical    4294967296:");
 
 	json_t *document = run_json("status --json");
@@ -847,6 +862,9 @@ START_TEST(status_shows_all_words)
 	json_t *second = json_array_get(devices, 1);
 	ck_assert_int_eq(json_integer_value(json_object_get(document, "n_sessions")), 3);
 	ck_assert(json_is_false(json_object_get(document, "draining")));
+	ck_assert_int_eq(json_integer_value(json_object_get(document, "kept_fds")), 31);
+	ck_assert_int_eq(json_integer_value(json_object_get(document, "unkept_blocks")), 2);
+	ck_assert_int_eq(json_integer_value(json_object_get(document, "unparked_bytes")), 3 * GIB);
 	ck_assert_double_eq_tol(json_real_value(json_object_get(first, "dedup_ratio")), 3, 1e-9);
 	ck_assert_int_eq(json_integer_value(json_object_get(first, "unaccounted_bytes")), GIB);
 	ck_assert_int_eq(json_integer_value(json_object_get(first, "used_block_bytes")), 2 * GIB);
@@ -969,6 +987,26 @@ START_TEST(the_doctor_looks_at_the_daemon)
 	assert_contains(out_text, "note     nvml     device 1: nobody tells what is free\n");
 	assert_contains(out_text, "warning  events   1 since glaked started\n");
 	assert_contains(out_text, "note     rights   tenant default, realm uid:1000; ");
+}
+END_TEST
+
+START_TEST(the_doctor_tells_what_a_restart_loses)
+{
+	run("doctor");
+	assert_contains(out_text, "note     restart  nobody keeps glaked's fds: a restart loses");
+	assert_contains(out_text, "-> glaked.service, or glake-keeper -- glaked");
+	fake.kept_fds = 28;
+	fake.max_kept_fds = 32;
+	run("doctor");
+	assert_contains(out_text, "ok       restart  28 of 32 fds are kept for the next glaked");
+	fake.kept_fds = 29;
+	run("doctor");
+	assert_contains(out_text, "warning  restart  29 of 32 fds are kept for the next glaked");
+	assert_contains(out_text, "-> FileDescriptorStoreMax= and FDSTORE= of glaked.service");
+	fake.unkept_blocks = 3;
+	run("doctor");
+	assert_contains(out_text, "warning  restart  the fd store is full with 29 fds: a restart "
+	                          "loses 3 blocks");
 }
 END_TEST
 
