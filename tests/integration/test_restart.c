@@ -178,6 +178,7 @@ START_TEST_WITH(a_model_of_the_cache_is_not_loaded_again, .n = n_elements(ends))
 	world_join(world_client(check_content, (void *)path));
 	ck_assert_uint_eq(world_metric("models_loaded"), 0);
 	ck_assert_uint_eq(world_metric("bytes_loaded"), 0);
+	ck_assert_uint_eq(harness_n_log_lines(&harness, "evicted"), 0);
 	harness_wait_log(&harness, "adopted from");
 }
 END_TEST
