@@ -4,7 +4,7 @@
 
 #include "ctl/ctl.h"
 
-#define COMMON "--socket --json --help"
+#define COMMON "--socket --help"
 
 static void put_options(const struct ctl_command *command, FILE *out)
 {
@@ -58,12 +58,12 @@ static void put_bash(FILE *out)
 	for (size_t i = 0; ctl_commands[i]; i++) {
 		fprintf(out, "%s ", ctl_commands[i]->name);
 	}
-	fputs("--version --bytes " COMMON "' ;;\n", out);
+	fputs("--version --bytes --json " COMMON "' ;;\n", out);
 	for (size_t i = 0; ctl_commands[i]; i++) {
 		const struct ctl_command *command = ctl_commands[i];
 		fprintf(out, "\t%s) words='", command->name);
 		put_options(command, out);
-		fputs(COMMON, out);
+		fputs(command->has_no_json ? COMMON : "--json " COMMON, out);
 		if (*command->operands && !takes_files(command)) {
 			/* Those that are words, and not names of something. */
 			for (const char *at = command->operands; at; at = strchr(at, '|')) {
@@ -128,10 +128,11 @@ static void put_zsh(FILE *out)
 	      "# Completion of glakectl for zsh. Made by: glakectl completion zsh\n"
 	      "local -a common=('(-s --socket)'{-s,--socket}'[the socket of glaked]:socket:_files' "
 	      "\\\n"
-	      "\t'--json[one JSON document instead of text]' '(-h --help)'{-h,--help}'[help]')\n"
+	      "\t'(-h --help)'{-h,--help}'[help]')\n"
+	      "local -a json=('--json[one JSON document instead of text]')\n"
 	      "local curcontext=$curcontext state line\n"
 	      "typeset -A opt_args\n"
-	      "_arguments -C $common '(-V --version)'{-V,--version}'[the version]' \\\n"
+	      "_arguments -C $common $json '(-V --version)'{-V,--version}'[the version]' \\\n"
 	      "\t'--bytes[sizes in bytes]' '1: :->command' '*:: :->rest'\n"
 	      "case $state in\ncommand)\n\tlocal -a commands=(\n",
 	      out);
@@ -142,7 +143,8 @@ static void put_zsh(FILE *out)
 	}
 	fputs("\t)\n\t_describe command commands\n\t;;\nrest)\n\tcase $words[1] in\n", out);
 	for (size_t i = 0; ctl_commands[i]; i++) {
-		fprintf(out, "\t%s)\n\t\t_arguments $common", ctl_commands[i]->name);
+		fprintf(out, "\t%s)\n\t\t_arguments $common%s", ctl_commands[i]->name,
+		        ctl_commands[i]->has_no_json ? "" : " $json");
 		put_zsh_options(ctl_commands[i], out);
 		fprintf(out, "%s\n\t\t;;\n",
 		        takes_files(ctl_commands[i]) ? " '*:file:_files'" : "");
@@ -168,8 +170,11 @@ static void put_fish(FILE *out)
 	fputs("# Completion of glakectl for fish. Made by: glakectl completion fish\n"
 	      "complete -c glakectl -f\n"
 	      "complete -c glakectl -s s -l socket -r -F -d 'The socket of glaked'\n"
-	      "complete -c glakectl -l json -d 'One JSON document instead of text'\n"
 	      "complete -c glakectl -s h -l help -d 'Help'\n"
+	      "complete -c glakectl -n __fish_use_subcommand -l json -d 'One JSON document instead "
+	      "of "
+	      "text'\n"
+	      "complete -c glakectl -n __fish_use_subcommand -l bytes -d 'Sizes in bytes'\n"
 	      "complete -c glakectl -n __fish_use_subcommand -s V -l version -d 'The version'\n",
 	      out);
 	for (size_t i = 0; ctl_commands[i]; i++) {
@@ -178,6 +183,12 @@ static void put_fish(FILE *out)
 		        command->name);
 		put_fish_text(command->summary, out);
 		fputs("'\n", out);
+		if (!command->has_no_json) {
+			fprintf(out,
+			        "complete -c glakectl -n '__fish_seen_subcommand_from %s' -l json "
+			        "-d 'One JSON document instead of text'\n",
+			        command->name);
+		}
 		for (size_t j = 0; ctl_options[j].name; j++) {
 			if (!(command->options & ctl_options[j].bit)) {
 				continue;
@@ -236,6 +247,7 @@ const struct ctl_command ctl_completion = {
 	.min_operands = 1,
 	.max_operands = 1,
 	.is_offline = true,
+	.has_no_json = true,
 	.check = check_completion,
 	.run = run_completion,
 };

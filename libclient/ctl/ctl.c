@@ -95,13 +95,14 @@ static void print_command(const struct ctl_command *command, FILE *out)
 		if (command->options & ctl_options[i].bit) {
 			const char *argument = ctl_options[i].argument;
 			const char *gap = argument && *argument == '[' ? "" : " ";
-			int width = 14 - (int)strlen(ctl_options[i].name) - 2;
+			int width = 19 - (int)strlen(ctl_options[i].name) - 2;
 			fprintf(out, "  --%s%s%-*s %s\n", ctl_options[i].name, gap,
 			        width - (int)strlen(gap), argument ? argument : "",
 			        ctl_options[i].help);
 		}
 	}
-	fputs("  --socket, --json, --help: see glakectl --help\n", out);
+	fprintf(out, "  --socket,%s --help: see glakectl --help\n",
+	        command->has_no_json ? "" : " --json,");
 }
 
 static int set_count(struct ctl *ctl, const char *option, const char *text, uint32_t *count_out)
@@ -259,6 +260,9 @@ static int read_command_line(struct ctl *ctl, int argc, char **argv)
 	err = read_options(ctl, argc, argv);
 	if (err != GO_ON) {
 		return err;
+	}
+	if (ctl->json && ctl->command->has_no_json) {
+		return ctl_usage(ctl, "--json: the other commands have it");
 	}
 	ctl->n_operands = argc - optind;
 	ctl->operands = argv + optind;

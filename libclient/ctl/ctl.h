@@ -81,6 +81,7 @@ struct ctl_command {
 	int min_operands;
 	int max_operands;
 	bool is_offline;               /* runs without a connection */
+	bool has_no_json;              /* it prints a page, or what has a format of its own */
 	int (*check)(struct ctl *ctl); /* may be NULL: nothing more to check */
 	int (*run)(struct ctl *ctl);
 };

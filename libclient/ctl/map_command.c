@@ -55,10 +55,7 @@ static int run_map(struct ctl *ctl)
 
 static int check_map(struct ctl *ctl)
 {
-	if (!(ctl->values.given & CTL_OPTION_HTML)) {
-		return ctl_usage(ctl, "needs --html");
-	}
-	return ctl->json ? ctl_usage(ctl, "--json: the other commands have it") : 0;
+	return ctl->values.given & CTL_OPTION_HTML ? 0 : ctl_usage(ctl, "needs --html");
 }
 
 const struct ctl_command ctl_map = {
@@ -66,6 +63,7 @@ const struct ctl_command ctl_map = {
 	.operands = "",
 	.summary = "A page of who holds and shares what on each GPU",
 	.options = CTL_OPTION_HTML | CTL_OPTION_SECONDS,
+	.has_no_json = true,
 	.check = check_map,
 	.run = run_map,
 };

@@ -8,9 +8,6 @@
 static int check_metrics(struct ctl *ctl)
 {
 	const char *address = ctl->values.serve;
-	if (ctl->json) {
-		return ctl_usage(ctl, "--json: the other commands have it");
-	}
 	if (address && !serve_is_address(address)) {
 		return ctl_usage(ctl, "--serve: neither unix:PATH nor 127.0.0.1:PORT: %s", address);
 	}
@@ -41,6 +38,7 @@ const struct ctl_command ctl_metrics = {
 	.summary = "Everything as numbers, in the format of Prometheus",
 	.options = CTL_OPTION_SERVE,
 	.is_offline = true,
+	.has_no_json = true,
 	.check = check_metrics,
 	.run = run_metrics,
 };

@@ -295,6 +295,11 @@ static enum MHD_Result answer(void *user, struct MHD_Connection *connection, con
 		*request = &seen;
 		return MHD_YES;
 	}
+	/* What a request brings along is not looked at. */
+	if (*n_upload > 0) {
+		*n_upload = 0;
+		return MHD_YES;
+	}
 	note_request(server, connection);
 	if (!is_our_host(server, connection)) {
 		return refuse(connection, MHD_HTTP_FORBIDDEN, "ask for localhost\n");

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """glakectl's man page says what the program says of itself: commands, options, exit codes."""
 
+import json
 import os
 import re
 import shutil
@@ -27,7 +28,9 @@ def commands():
 
 
 def options(text):
-    return set(re.findall(r"^  (--[a-z-]+)[ []", text, re.M))
+    """With those that the last line of a command's help names."""
+    common = re.search(r"^  (--.*): see glakectl --help$", text, re.M)
+    return set(re.findall(r"^  (--[a-z-]+)[ []", text, re.M)) | set(common.group(1).split(", ") if common else ())
 
 
 class ManPage(unittest.TestCase):
@@ -47,6 +50,36 @@ class ManPage(unittest.TestCase):
         self.assertIn("--sessions", named)
         for option in named:
             self.assertIn(option, self.man)
+
+    def test_each_paragraph_has_the_options_of_its_command(self):
+        """Those that not all commands have: --bytes has a list of commands that do not take it."""
+        section = self.man.split(".SH COMMANDS")[1].split(".SH WORDS")[0]
+        paragraphs = {re.match(r"(?:\.B )?(\S+)", text).group(1): text for text in section.split(".TP\n")[1:]}
+        self.assertEqual(set(paragraphs), set(commands()))
+        without = set(re.findall(r"[a-z]+", self.man.split("not after\n")[1].split("After\n")[0]))
+        for command in commands():
+            text = help_of(command)
+            self.assertTrue(text.startswith(f"Usage: glakectl {command}"), text)
+            for option in options(text) - {"--socket", "--json", "--help", "--bytes"}:
+                self.assertIn(option, paragraphs[command], command)
+            for option in re.findall("--[a-z-]+", paragraphs[command].split("\n")[0]):
+                self.assertIn(option, text, command)
+            self.assertEqual(command in without, "--bytes" not in text, command)
+
+    def test_json_is_where_the_help_has_it(self):
+        """Also the error of a command line, or of a daemon that is not there, is a document."""
+        words = {"completion": ["bash"], "map": ["--html=/nowhere/x"], "seal": ["1"], "quota": ["x", "--sessions=1"]}
+        without = set(re.findall(r"[a-z]+", self.man.split("instead of text; not with\n")[1].split("which")[0])) \
+            - {"and"}
+        for command in commands():
+            done = subprocess.run([GLAKECTL, "--json", "--socket", "/nowhere/sock", command,
+                                   *words.get(command, ["x"] if command in ("load", "pin", "unpin", "evict") else [])],
+                                  capture_output=True, text=True, check=False)
+            document = json.loads(done.stdout)
+            has_json = "--json" in help_of(command)
+            self.assertEqual(document.get("error", {}).get("name") == "USAGE", not has_json, document)
+            self.assertEqual(command in without, not has_json, command)
+            self.assertEqual(done.stderr, "", command)
 
     def test_every_exit_code(self):
         header = read("libclient/ctl/ctl.h")
@@ -84,8 +117,8 @@ class Completions(unittest.TestCase):
         self.assertEqual(self.bash("glakectl", "load", "Makef"), ["Makefile"])
         self.assertEqual(self.bash("glakectl", "quota", "--bytes", ""), [])
         for command in commands():
-            self.assertEqual(set(self.bash("glakectl", command, "--")), options(help_of(command)) |
-                             {"--socket", "--json", "--help"})
+            self.assertEqual(set(self.bash("glakectl", command, "--")), options(help_of(command)), command)
+        self.assertEqual(set(self.bash("glakectl", "--")), options(help_of()))
 
     def test_zsh_and_fish(self):
         for shell, check in (("zsh", "-n"), ("fish", "--no-execute")):
@@ -96,10 +129,20 @@ class Completions(unittest.TestCase):
                 done = subprocess.run([shell, check], input=script, capture_output=True, text=True,
                                       check=False)
                 self.assertEqual((done.returncode, done.stderr), (0, ""))
-        if shutil.which("fish"):
-            done = subprocess.run(["fish", "-c", self.script("fish") + "\ncomplete -C 'glakectl load --p'"],
-                                  capture_output=True, text=True, check=True)
-            self.assertEqual(done.stdout.split()[0], "--pin")
+        # A command's line of zsh begins with those that all have.
+        for command in commands():
+            line = re.search(rf"\n\t{command}\)\n\t\t_arguments (.*?)\n\t\t;;", self.script("zsh"), re.S).group(1)
+            found = set(re.findall(r"'(--[a-z-]+)", line)) | {"--socket", "--help"}
+            self.assertEqual(found | ({"--json"} if "$json" in line else set()), options(help_of(command)), command)
+
+    @unittest.skipUnless(shutil.which("fish"), "no fish here")
+    def test_fish(self):
+        asked = [*commands(), ""]
+        lines = "".join(f"\necho ==; complete -C 'glakectl {command} --'" for command in asked)
+        done = subprocess.run(["fish", "-c", self.script("fish") + lines], capture_output=True, text=True, check=True)
+        for command, found in zip(asked, done.stdout.split("==\n")[1:]):
+            self.assertEqual({line.split()[0] for line in found.splitlines()},
+                             options(help_of(*[command] if command else [])), command)
 
 
 if __name__ == "__main__":

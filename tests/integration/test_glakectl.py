@@ -256,6 +256,11 @@ class Glakectl(WithGlaked):
         self.assertEqual(self.get(connection, Host="elsewhere.example")[0], 403)
         self.assertEqual(self.get(connection, Host="127.0.0.1.elsewhere.example")[0], 403)
         self.assertEqual(self.get(connection, method="POST")[0], 405)
+        self.assertEqual(self.get(connection, method="HEAD"), (200, ""))
+        # What a request brings along changes nothing.
+        connection.request("GET", "/metrics", body="x")
+        answer = connection.getresponse()
+        self.assertEqual((answer.status, answer.read()[:6]), (200, b"# HELP"))
         done = self.ctl("metrics", "--serve", f"127.0.0.1:{port}")
         self.assertEqual((done.returncode, done.stdout), (1, ""))
         self.assertIn("Address already in use", done.stderr)
