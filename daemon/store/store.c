@@ -682,6 +682,7 @@ void store_unhold_model(struct store *store, struct model *model, int32_t priori
 	unuse_all(store, model, priority);
 	note_unused(store, &model->idle, priority);
 	if (model->is_pinned) {
+		note_model(store, model);
 		return;
 	}
 	if (is_for_users_only(model)) {

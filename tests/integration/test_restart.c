@@ -5,6 +5,7 @@
  */
 #include <stdarg.h>
 
+#include "proto/clock.h"
 #include "tests/harness/connection.h"
 #include "tests/harness/models.h"
 #include "tests/harness/words.h"
@@ -203,6 +204,36 @@ START_TEST(pins_and_limits_stay)
 	ck_assert_ptr_nonnull(strstr(listing.text, "/3221225472\n"));
 	restart_unseen(kill_glaked);
 	ck_assert_int_eq(glake_set_max_sessions(eye, "default", 0), 0);
+}
+END_TEST
+
+static void load_pin_and_leave(void *path)
+{
+	struct glake_model *model;
+	struct glake_session *session = world_connect_blind();
+	assert_ok(world_open_unmapped(session, path, &model));
+	assert_ok(glake_pin(session, path, 1));
+	glake_model_close(model);
+	world_disconnect(session);
+}
+
+static int keep_idle(void *user, const struct glake_model_row *row)
+{
+	*(uint64_t *)user = row->idle_ms;
+	return 0;
+}
+
+START_TEST(a_pinned_model_is_unused_since_its_last_user)
+{
+	uint64_t idle_ms = UINT64_MAX;
+	uint64_t began_ms = clock_now_ns() / 1000000;
+	begin();
+	const char *path = world_write_model("model", 4 * MIB, 5);
+	world_join(world_client(load_pin_and_leave, (void *)path));
+	restart(kill_glaked);
+	assert_ok(glake_list_models(eye, keep_idle, &idle_ms));
+	ck_assert_uint_le(idle_ms, clock_now_ns() / 1000000 - began_ms + 1);
+	assert_ok(glake_pin(eye, path, 0));
 }
 END_TEST
 
