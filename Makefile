@@ -390,8 +390,9 @@ dist: tests ## dist/glake-VERSION-x86_64.tar.gz, runs from any folder
 	$(Q)VERSION=$(VERSION) SOVERSION=$(SOVERSION) deploy/dist $(B)
 # The project has no mail host, and no bug of Debian's to close.
 LINTIAN_IRRELEVANT = initial-upload-closes-no-bugs
-deb: all ## dist/*.deb
+deb: deps ## dist/*.deb
 	@tests/deps deb
+	@$(submake) all
 	$(Q)VERSION=$(VERSION) SOVERSION=$(SOVERSION) deploy/deb $(B) dist
 	$(Q)lintian --allow-root --fail-on error --suppress-tags $(LINTIAN_IRRELEVANT) dist/*.deb
 wheel: $(B)/wheel/libglake-client.so.$(SOVERSION) $(SHARED)/deploy/venv/.done ## dist/*.whl: the Python binding with the client library (pip)
