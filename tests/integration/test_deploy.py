@@ -38,7 +38,8 @@ class Install(unittest.TestCase):
                          "share/glake/grafana-glake.json",
                          "share/man/man1/glakectl.1", "share/man/man8/glaked.8",
                          "share/man/man8/glake-keeper.8", "share/man/man8/glake-mover.8",
-                         "share/man/man5/glaked.conf.5"):
+                         "share/man/man5/glaked.conf.5",
+                         "share/doc/glake/README.md", "share/doc/glake/docs/operations.md"):
                 self.assertTrue(os.path.isfile(tree + path), path)
             self.assertEqual(os.readlink(tree + "lib/libglake-client.so"), "libglake-client.so.0")
             self.assertIn("ExecStart=/opt/glake/bin/glaked ",
