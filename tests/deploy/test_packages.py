@@ -4,6 +4,7 @@
 import glob
 import json
 import os
+import re
 import shutil
 import struct
 import subprocess
@@ -323,9 +324,11 @@ except glake.QuotaError as error:
                          pid + "\n")
 
     def test_readme_word_by_word(self):
-        """What the README tells an operator to type, after `make deb`."""
+        """What the README and the first hour tell an operator to type, after `make deb`."""
         with open("README.md", encoding="utf-8") as file:
             block = file.read().split("as root:\n\n```sh\n", 1)[1].split("```", 1)[0]
+        with open("docs/first-hour.md", encoding="utf-8") as file:
+            hour = "set -e\n" + "\n".join(re.findall(r"(?ms)^```sh\n(.*?)^```", file.read()))
         self.assertTrue(block.startswith("make deb "))
         steps = "set -e\n" + block.split("\n", 1)[1]
         home = self.debian.root + "/srv/readme"
@@ -337,10 +340,18 @@ except glake.QuotaError as error:
                     self.debian.root + "/srv/models/llama-8b")
         self.put_driver()
         self.inside("apt-get", "update", "-qq")
-        out = self.inside("env", "--chdir=/srv/readme", BOOKS, "APT_CONFIG=/srv/apt.conf", "bash",
-                          "-c", steps)
+        def follow(steps):
+            return self.inside("env", "--chdir=/srv/readme", BOOKS, "APT_CONFIG=/srv/apt.conf", "bash",
+                               "-c", steps)
+
+        out = follow(steps)
         self.assertIn("CUDASIM", out)
         self.assertIn("\nglaked's memory: True\n", out)
+        out = follow(hour)
+        self.assertIn("glaked's memory: True\n", out)
+        self.assertIn("\nquota on device 0: 5.0 GiB\n", out)
+        self.assertRegex(out, r"(?s)KILL.*adopted from .*: 4 blocks .*, 1 models")
+        self.assertRegex(out.split("quota on device")[1], r"\n +1  /srv/models/llama-8b .* yes ")
         page = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:9464/metrics').read())"
         self.assertIn("glake_up 1", self.inside("python3", "-c", page))
         self.assert_nothing_left()

@@ -91,7 +91,7 @@ def anchors(page):
 
 class Links(unittest.TestCase):
     def test_every_link_leads_somewhere(self):
-        pages = ["README.md"] + [page for folder in ("daemon", "docs", "libclient", "shim", "tests")
+        pages = ["README.md", "SECURITY.md"] + [page for folder in ("daemon", "docs", "libclient", "shim", "tests")
                                  for page in glob.glob(folder + "/**/*.md", recursive=True)]
         n = 0
         for page in pages:
