@@ -26,7 +26,7 @@ struct made_model {
 	uint64_t data_begin; /* in the file, once written */
 };
 
-MADE_UNUSED static uint64_t made_random(void)
+TEST_BYTE_LOOP MADE_UNUSED static uint64_t made_random(void)
 {
 	static uint64_t state = 88172645463325252ull;
 	state ^= state << 13;
@@ -35,8 +35,8 @@ MADE_UNUSED static uint64_t made_random(void)
 	return state;
 }
 
-MADE_UNUSED static struct made_tensor *made_add(struct made_model *model, const char *name,
-                                                uint64_t bytes)
+TEST_BYTE_LOOP MADE_UNUSED static struct made_tensor *made_add(struct made_model *model,
+                                                               const char *name, uint64_t bytes)
 {
 	ck_assert_uint_lt(model->n_tensors, MADE_MAX_TENSORS);
 	struct made_tensor *tensor = &model->tensors[model->n_tensors++];

@@ -109,9 +109,17 @@ PEER_UNUSED static void drop_plan(struct peer *peer, struct known_plan *plan)
 }
 
 /* Every tensor's bytes are at their place, and nothing else is in the span. */
-PEER_UNUSED static void check_tensors(const struct known_plan *plan, const struct made_model *model)
+TEST_BYTE_LOOP static uint64_t count_set(const uint8_t *bytes, uint64_t n)
 {
 	uint64_t n_set = 0;
+	for (uint64_t i = 0; i < n; i++) {
+		n_set += bytes[i] != 0;
+	}
+	return n_set;
+}
+
+PEER_UNUSED static void check_tensors(const struct known_plan *plan, const struct made_model *model)
+{
 	uint64_t n_wanted = 0;
 	ck_assert_uint_eq(plan->n_tensors, model->n_tensors);
 	for (size_t i = 0; i < plan->n_tensors; i++) {
@@ -121,14 +129,9 @@ PEER_UNUSED static void check_tensors(const struct known_plan *plan, const struc
 		ck_assert_msg(memcmp(plan->span + plan->tensors[i].offset, tensor->content,
 		                     tensor->bytes) == 0,
 		              "tensor %s", tensor->name);
-		for (uint64_t k = 0; k < tensor->bytes; k++) {
-			n_wanted += tensor->content[k] != 0;
-		}
+		n_wanted += count_set(tensor->content, tensor->bytes);
 	}
-	for (uint64_t k = 0; k < plan->span_bytes; k++) {
-		n_set += plan->span[k] != 0;
-	}
-	ck_assert_uint_eq(n_set, n_wanted);
+	ck_assert_uint_eq(count_set(plan->span, plan->span_bytes), n_wanted);
 }
 
 struct result {
