@@ -54,6 +54,7 @@ struct client {
 	int last_kind;
 	uint64_t ids[MAX_IDS]; /* that answers brought */
 	unsigned n_ids;
+	uint8_t key[GLAKE_KEY_BYTES];
 };
 
 static char folder[] = "/tmp/glake-fuzz.XXXXXX";
@@ -167,6 +168,8 @@ static void learn_ids(struct client *client, const answer_t *answer)
 	uint64_t id = 0;
 	if (answer->body_case == GLAKE__WIRE__ANSWER__BODY_HELLO) {
 		id = answer->hello->session;
+		must(answer->hello->key.len == sizeof(client->key));
+		memcpy(client->key, answer->hello->key.data, sizeof(client->key));
 	} else if (answer->body_case == GLAKE__WIRE__ANSWER__BODY_CHUNK_SHARE) {
 		id = answer->chunk_share->ticket;
 	} else if (answer->body_case == GLAKE__WIRE__ANSWER__BODY_CHUNK_ALLOC) {
@@ -632,6 +635,74 @@ static bool act_request(struct client *client, struct input *input, unsigned cho
 	}
 }
 
+static bool hello_with_key(struct client *client, struct input *input, uint8_t *key, size_t n_bytes,
+                           size_t max_unanswered)
+{
+	request_t request = GLAKE__WIRE__REQUEST__INIT;
+	Glake__Wire__Hello body = GLAKE__WIRE__HELLO__INIT;
+	uint64_t unanswered[GLAKE_MAX_UNANSWERED + 1];
+	body.version = GLAKE_WIRE_VERSION;
+	body.key.data = key;
+	body.key.len = n_bytes;
+	body.image = take_byte(input) % 3;
+	body.unanswered = unanswered;
+	uint8_t choice = take_byte(input);
+	body.n_unanswered = choice < 250 ? choice % 8 : max_unanswered;
+	for (size_t i = 0; i < body.n_unanswered; i++) {
+		unanswered[i] = i & 1 ? take_raw(input) : client->last_request - i;
+	}
+	return SEND(client, HELLO, hello, &body) && ping(client);
+}
+
+/* The connection is lost, or only seems to be. */
+static bool resume(struct client *client, struct input *input)
+{
+	struct client before = *client;
+	bool is_lost = take_byte(input) & 1;
+	if (is_lost) {
+		fd_close(&client->socket);
+	}
+	client->socket = try_connect();
+	must(client->socket >= 0);
+	bool goes_on = hello_with_key(client, input, before.key, sizeof(before.key),
+	                              GLAKE_MAX_UNANSWERED);
+	if (!is_lost) {
+		fd_close(&before.socket);
+	}
+	return goes_on;
+}
+
+/* A key of nobody: of the wrong length, or the witness's but for a bit. */
+static bool guess(struct client *client, struct input *input)
+{
+	uint8_t key[2 * GLAKE_KEY_BYTES] = {0};
+	struct client other = {.socket = try_connect()};
+	uint8_t bit = take_byte(input) % (8 * GLAKE_KEY_BYTES);
+	uint8_t n_bytes = take_byte(input);
+	memcpy(key, witness.key, sizeof(witness.key));
+	key[bit / 8] ^= (uint8_t)(1 << bit % 8);
+	must(other.socket >= 0);
+	must(!hello_with_key(&other, input, key,
+	                     n_bytes < 200 ? GLAKE_KEY_BYTES : n_bytes % sizeof(key) + 1,
+	                     GLAKE_MAX_UNANSWERED + 1));
+	fd_close(&other.socket);
+	return true;
+}
+
+static bool seal_request(struct client *client, struct input *input)
+{
+	request_t request = GLAKE__WIRE__REQUEST__INIT;
+	Glake__Wire__SessionSeal seal = GLAKE__WIRE__SESSION_SEAL__INIT;
+	Glake__Wire__SealProgress progress = GLAKE__WIRE__SEAL_PROGRESS__INIT;
+	if (take_byte(input) & 1) {
+		seal.session = take_id(client, input);
+		return SEND(client, SESSION_SEAL, session_seal, &seal);
+	}
+	/* Not 0, which says that it will follow, and then it would be waited for. */
+	progress.seal = take_id(client, input) | 1;
+	return SEND(client, SEAL_PROGRESS, seal_progress, &progress);
+}
+
 /* Whatever it is, and whether it is answered cannot be known: a Ping behind it tells. */
 static bool raw_packet(struct client *client, struct input *input)
 {
@@ -684,7 +755,7 @@ static bool crowded_packet(struct client *client, struct input *input)
 
 static bool one_request(struct client *client, struct input *input)
 {
-	unsigned choice = take_byte(input) % 32;
+	unsigned choice = take_byte(input) % 36;
 	if (choice < 5) {
 		return memory_request(client, input, choice);
 	}
@@ -709,7 +780,12 @@ static bool one_request(struct client *client, struct input *input)
 	if (choice < 30) {
 		return crowded_packet(client, input);
 	}
-	return choice < 31 ? ping(client) : fault_report(client, input);
+	if (choice < 32) {
+		return choice < 31 ? ping(client) : fault_report(client, input);
+	}
+	return choice < 34   ? resume(client, input)
+	       : choice < 35 ? guess(client, input)
+	                     : seal_request(client, input);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n_bytes)

@@ -1,0 +1,555 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Books of every shape, and fds that are kept or not, for the adoption: whatever a record says, what has an fd is
+ * adopted or released, nothing crosses realms, charges are level, and in the end everything is back.
+ *
+ * The input is a program that writes records: each byte chooses one, the next ones its fields, from what matters; one
+ * choice takes the body as it is. Whose process a holder is, is this one. The fd store is here.
+ */
+#include <dirent.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "daemon/base/log.h"
+#include "daemon/base/parking.h"
+#include "daemon/books/adopt.h"
+#include "daemon/books/kinds.h"
+#include "daemon/config/config.h"
+#include "daemon/net/peer.h"
+#include "proto/cleanup.h"
+#include "proto/limits.h"
+#include "proto/state.pb-c.h"
+
+#define N_DEVICES 2u
+#define N_IDS 16u
+#define MAX_RECORDS 128u
+#define MIB (1024ull * 1024)
+
+int LLVMFuzzerInitialize(int *argc, char ***argv);
+int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n_bytes);
+
+struct input {
+	const uint8_t *at;
+	const uint8_t *end;
+};
+
+static void must_(int holds, int line)
+{
+	if (!holds) {
+		fprintf(stderr, "%s:%d does not hold\n", __FILE__, line);
+		abort();
+	}
+}
+#define must(holds) must_(holds, __LINE__)
+
+/* Closing one twice may close somebody else's. */
+int close(int fd)
+{
+	int result = (int)syscall(SYS_close, fd);
+	must(result == 0 || errno != EBADF);
+	return result;
+}
+
+/* ---- the fd store ---------------------------------------------------------------------------- */
+
+static struct {
+	bool is_kept, is_taken, is_removed;
+} kept[N_IDS];
+static fdstore_fn barrier_fn;
+static void *barrier_user;
+
+static uint64_t number_of(const char *name)
+{
+	must(name[0] == 'b');
+	return strtoull(name + 1, NULL, 10);
+}
+
+int fdstore_take(struct fdstore *store, const char *name)
+{
+	uint64_t number = number_of(name);
+	if (number >= N_IDS || !kept[number].is_kept || kept[number].is_taken) {
+		return -ENOENT;
+	}
+	kept[number].is_taken = true;
+	int fd = memfd_create(name, MFD_CLOEXEC);
+	must(fd >= 0);
+	return fd;
+}
+
+int fdstore_put(struct fdstore *store, const char *name, int fd)
+{
+	abort(); /* nothing is new */
+}
+
+void fdstore_remove(struct fdstore *store, const char *name)
+{
+	uint64_t number = number_of(name);
+	must(kept[number].is_taken && !kept[number].is_removed);
+	kept[number].is_removed = true;
+}
+
+int fdstore_barrier(struct fdstore *store, fdstore_fn fn, void *user)
+{
+	must(!barrier_fn);
+	barrier_fn = fn;
+	barrier_user = user;
+	return 0;
+}
+
+/* ---- values ---------------------------------------------------------------------------------- */
+
+static uint8_t take_byte(struct input *input)
+{
+	return input->at < input->end ? *input->at++ : 0;
+}
+
+static uint64_t take_raw(struct input *input)
+{
+	uint64_t value = 0;
+	for (unsigned i = 0; i < 8; i++) {
+		value = value << 8 | take_byte(input);
+	}
+	return value;
+}
+
+static uint64_t take_id(struct input *input)
+{
+	uint8_t choice = take_byte(input);
+	return choice < 240 ? choice % N_IDS : take_raw(input);
+}
+
+static uint64_t take_size(struct input *input)
+{
+	static const uint64_t sizes[] = {2 * MIB,
+	                                 4 * MIB,
+	                                 GLAKE_MAX_BLOCK_BYTES,
+	                                 GLAKE_MAX_CHUNK_BYTES,
+	                                 GLAKE_MAX_CHUNK_BYTES + 2 * MIB,
+	                                 1,
+	                                 0,
+	                                 2 * MIB + 1,
+	                                 1ull << 63,
+	                                 UINT64_MAX};
+	uint8_t choice = take_byte(input);
+	return choice < 240 ? sizes[choice % n_elements(sizes)] : take_raw(input);
+}
+
+static uint32_t take_device(struct input *input)
+{
+	uint8_t choice = take_byte(input);
+	return choice < 240 ? choice % (N_DEVICES + 2) : (uint32_t)take_raw(input);
+}
+
+static char *take_name(struct input *input)
+{
+	static char long_name[2000];
+	static const char *const names[] = {"one",  "two", "default", "cache",
+	                                    "gone", "",    "\xff\n:"};
+	uint8_t choice = take_byte(input);
+	memset(long_name, 'n', sizeof(long_name) - 1);
+	return choice < 250 ? (char *)names[choice % n_elements(names)] : long_name;
+}
+
+/* ---- records --------------------------------------------------------------------------------- */
+
+static uint8_t arena[1 << 20];
+static size_t n_arena;
+static struct journal_image image;
+
+static void put_body(unsigned kind, uint64_t id, size_t n_bytes, bool is_more)
+{
+	const struct journal_key key = {.kind = kind, .id = id};
+	struct journal_entry *entry;
+	HASH_FIND(hh, image.entries, &key, sizeof(key), entry);
+	if (!entry) {
+		entry = calloc(1, sizeof(*entry));
+		entry->key = key;
+		entry->pieces = calloc(MAX_RECORDS, sizeof(entry->pieces[0]));
+		HASH_ADD(hh, image.entries, key, sizeof(entry->key), entry);
+	}
+	entry->n_pieces = is_more ? entry->n_pieces : 0;
+	entry->pieces[entry->n_pieces++] = (struct journal_piece){.body = arena + n_arena,
+	                                                          .n_bytes = n_bytes};
+	n_arena += n_bytes;
+	if (image.max_ids[kind] < id) {
+		image.max_ids[kind] = id;
+	}
+}
+
+static void put(unsigned kind, uint64_t id, const ProtobufCMessage *message)
+{
+	size_t n_bytes = protobuf_c_message_get_packed_size(message);
+	if (n_bytes <= sizeof(arena) - n_arena) {
+		protobuf_c_message_pack(message, arena + n_arena);
+		put_body(kind, id, n_bytes, kind == BOOKS_MANIFEST);
+	}
+}
+
+static struct device devices[N_DEVICES];
+
+static void device_record(struct input *input)
+{
+	Glake__State__Device body = GLAKE__STATE__DEVICE__INIT;
+	uint64_t id = take_id(input);
+	uint8_t choice = take_byte(input);
+	body.uuid.data = (uint8_t *)devices[choice % N_DEVICES].uuid;
+	body.uuid.len = choice < 250 ? sizeof(devices[0].uuid) : 5u;
+	put(BOOKS_DEVICE, id, &body.base);
+}
+
+static void block_record(struct input *input)
+{
+	Glake__State__Block body = GLAKE__STATE__BLOCK__INIT;
+	uint8_t digest[DIGEST_BYTES] = {0};
+	uint64_t id = take_id(input);
+	body.realm = take_name(input);
+	body.device = take_device(input);
+	digest[0] = take_byte(input) % 8;
+	body.digest.data = digest;
+	body.digest.len = take_byte(input) < 250 ? sizeof(digest) : 3;
+	body.bytes = take_size(input);
+	body.content_bytes = take_size(input);
+	body.payer = take_name(input);
+	uint8_t flags = take_byte(input);
+	body.is_published = flags & 1;
+	body.is_collision = flags & 2;
+	body.is_suspect = flags & 4;
+	body.is_damaged = flags & 8;
+	body.priority = (int32_t)take_byte(input) - 128;
+	body.since_ms = take_id(input);
+	put(BOOKS_BLOCK, id, &body.base);
+}
+
+static void model_record(struct input *input)
+{
+	Glake__State__Model body = GLAKE__STATE__MODEL__INIT;
+	uint64_t id = take_id(input);
+	body.realm = take_name(input);
+	body.device = take_device(input);
+	body.name = take_name(input);
+	body.payer = take_name(input);
+	uint8_t flags = take_byte(input);
+	body.is_pinned = flags & 1;
+	body.is_published = flags & 2;
+	body.is_hidden = flags & 4;
+	body.is_in_log = flags & 8;
+	body.has_reload_reason = flags & 16;
+	body.reload_reason = take_name(input);
+	body.content_bytes = take_size(input);
+	body.n_tensors = take_id(input);
+	body.n_blocks = take_id(input);
+	body.manifest = take_id(input);
+	body.priority = (int32_t)take_byte(input) - 128;
+	body.since_ms = take_id(input);
+	put(BOOKS_MODEL, id, &body.base);
+}
+
+static void manifest_record(struct input *input)
+{
+	Glake__State__Manifest body = GLAKE__STATE__MANIFEST__INIT;
+	Glake__State__Tensor tensor = GLAKE__STATE__TENSOR__INIT;
+	Glake__State__Place place = GLAKE__STATE__PLACE__INIT;
+	Glake__State__Tensor *tensors = &tensor;
+	Glake__State__Place *places = &place;
+	static uint8_t file_bytes[sizeof(struct file_id) + 1];
+	ProtobufCBinaryData file = {.data = file_bytes};
+	static uint64_t numbers[GLAKE_MAX_DIMS + 2];
+	uint64_t id = take_id(input);
+	uint8_t what = take_byte(input);
+	place.block = take_id(input);
+	place.content_bytes = take_size(input);
+	tensor.name = take_name(input);
+	tensor.dtype = take_byte(input);
+	tensor.offset = take_size(input);
+	tensor.bytes = take_size(input);
+	tensor.shape = tensor.strides = numbers;
+	tensor.n_shape = take_byte(input) % n_elements(numbers);
+	tensor.n_strides = take_byte(input) & 1 ? tensor.n_shape : take_byte(input) % 3;
+	file_bytes[0] = take_byte(input) % 4;
+	file.len = sizeof(struct file_id) + (take_byte(input) > 250);
+	body.places = &places;
+	body.n_places = what & 1;
+	body.tensors = &tensors;
+	body.n_tensors = what >> 1 & 1;
+	body.files = &file;
+	body.n_files = what >> 2 & 1;
+	put(BOOKS_MANIFEST, id, &body.base);
+}
+
+static uint64_t own_start;
+
+static void holder_record(struct input *input)
+{
+	Glake__State__Holder body = GLAKE__STATE__HOLDER__INIT;
+	static uint8_t key[GLAKE_KEY_BYTES];
+	uint32_t gids[] = {0, 5, UINT32_MAX};
+	uint64_t id = take_id(input);
+	uint8_t choice = take_byte(input);
+	body.key.data = key;
+	body.key.len = choice < 250 ? sizeof(key) : 5;
+	body.image = take_byte(input);
+	body.pid = take_byte(input) < 230 ? getpid() : (int32_t)take_raw(input);
+	body.started = take_byte(input) < 230 ? own_start : take_raw(input);
+	body.uid = take_byte(input);
+	body.owner = take_byte(input);
+	body.gids = gids;
+	body.n_gids = take_byte(input) % (n_elements(gids) + 1);
+	body.has_cgroup = choice & 1;
+	body.cgroup = take_name(input);
+	body.realm = take_name(input);
+	body.tenant = take_name(input);
+	body.has_program = choice & 2;
+	body.program = take_name(input);
+	put(BOOKS_HOLDER, id, &body.base);
+}
+
+static void held_record(struct input *input)
+{
+	Glake__State__Held body = GLAKE__STATE__HELD__INIT;
+	uint64_t id = take_id(input);
+	body.holder = take_id(input);
+	body.kind = (Glake__State__HeldKind)(take_byte(input) % 4);
+	body.request = take_id(input);
+	body.ticket = take_id(input);
+	body.device = take_device(input);
+	body.bytes = take_size(input);
+	body.thing = take_id(input);
+	body.was_chunk = take_byte(input) & 1;
+	put(BOOKS_HELD, id, &body.base);
+}
+
+static void quota_record(struct input *input)
+{
+	Glake__State__Quota body = GLAKE__STATE__QUOTA__INIT;
+	uint64_t id = take_id(input);
+	body.tenant = take_name(input);
+	body.limit = (Glake__State__Limit)(take_byte(input) % 5);
+	body.device = take_device(input);
+	body.value = take_size(input);
+	put(BOOKS_QUOTA, id, &body.base);
+}
+
+static void raw_record(struct input *input)
+{
+	unsigned kind = take_byte(input) % (JOURNAL_MAX_KINDS - 1) + 1;
+	uint64_t id = take_id(input);
+	size_t n_bytes = take_byte(input);
+	bool is_more = take_byte(input) & 1;
+	size_t n_left = (size_t)(input->end - input->at);
+	n_bytes = n_bytes < n_left ? n_bytes : n_left;
+	if (n_bytes <= sizeof(arena) - n_arena) {
+		if (n_bytes > 0) {
+			memcpy(arena + n_arena, input->at, n_bytes);
+		}
+		put_body(kind, id, n_bytes, is_more);
+	}
+	input->at += n_bytes;
+}
+
+static void write_records(struct input *input)
+{
+	static void (*const records[])(struct input *) = {
+		device_record, block_record, block_record, model_record, manifest_record,
+		holder_record, held_record,  held_record,  quota_record, raw_record};
+	image = (struct journal_image){.state = JOURNAL_GOOD};
+	n_arena = 0;
+	for (unsigned i = 0; input->at < input->end && i < MAX_RECORDS; i++) {
+		records[take_byte(input) % n_elements(records)](input);
+	}
+}
+
+/* ---- a glaked without its ends --------------------------------------------------------------- */
+
+static uv_loop_t loop;
+static struct config *config;
+static struct tenant_table *tenants;
+static struct stats stats;
+static struct store store;
+static struct holders holders;
+static struct chunk_books chunk_books;
+static struct parking *parking;
+
+static size_t n_own_fds(void)
+{
+	size_t n = 0;
+	DIR *dir = opendir("/proc/self/fd");
+	while (readdir(dir)) {
+		n++;
+	}
+	closedir(dir);
+	return n;
+}
+
+static void begin(void)
+{
+	memset(kept, 0, sizeof(kept));
+	must(uv_loop_init(&loop) == 0);
+	for (uint32_t i = 0; i < N_DEVICES; i++) {
+		devices[i] = (struct device){.index = i};
+		memset(devices[i].uuid, (int)i + 1, sizeof(devices[i].uuid));
+		must(worker_init(&devices[i].worker, &loop) == 0);
+	}
+	must(tenant_table_new(config, N_DEVICES, &tenants) == 0);
+	stats = (struct stats){0};
+	chunk_books = (struct chunk_books){.max_fds = UINT64_MAX, .stats = &stats};
+	store_init(&store, &loop, tenant_table_cache(tenants), &stats);
+	holders_init(&holders, &loop, devices, N_DEVICES, &store, 0);
+	parking = parking_new(NULL);
+	must(parking != NULL);
+	store.parking = chunk_books.parking = parking;
+}
+
+static void run_barriers(void)
+{
+	while (barrier_fn) {
+		fdstore_fn fn = barrier_fn;
+		barrier_fn = NULL;
+		fn(barrier_user);
+	}
+}
+
+static void end(void)
+{
+	while (holders.n > 0) {
+		holder_end(list_first(&holders.list, struct holder, link));
+	}
+	store_deinit(&store);
+	for (uint32_t i = 0; i < N_DEVICES; i++) {
+		while (devices[i].worker.n_pending > 0) {
+			run_barriers();
+			uv_run(&loop, UV_RUN_ONCE);
+		}
+		must(devices[i].leaving_bytes == 0 && devices[i].logical_block_bytes == 0);
+		worker_deinit(&devices[i].worker);
+	}
+	run_barriers();
+	must(chunk_books.n_fds == 0 && chunk_books.unparked_bytes == 0);
+	must(list_is_empty(&holders.realms));
+	tenant_table_free(tenants);
+	parking_free(parking);
+	uv_run(&loop, UV_RUN_DEFAULT);
+	must(uv_loop_close(&loop) == 0);
+}
+
+/* ---- what must hold -------------------------------------------------------------------------- */
+
+static void check_blocks(void)
+{
+	uint64_t n_bytes = 0;
+	uint64_t n_adopted = 0;
+	struct block *block;
+	list_for_each (block, &store.block_list, link) {
+		must(kept[block->id].is_taken && !kept[block->id].is_removed);
+		n_adopted++;
+		n_bytes += block->chunk.bytes;
+	}
+	for (unsigned i = 0; i < N_IDS; i++) {
+		n_adopted -= kept[i].is_taken && !kept[i].is_removed;
+	}
+	must(n_adopted == 0);
+	struct holder *holder;
+	list_for_each (holder, &holders.list, link) {
+		for (uint32_t i = 0; i < N_DEVICES; i++) {
+			n_bytes += holder->devices[i].reserved_bytes;
+		}
+	}
+	struct tenant *tenant = NULL;
+	while ((tenant = tenant_next(tenants, tenant ? tenant->id : 0))) {
+		for (uint32_t i = 0; i < N_DEVICES; i++) {
+			n_bytes -= tenant->devices[i].used_bytes;
+		}
+	}
+	must(n_bytes == 0);
+}
+
+static void check_realms(void)
+{
+	struct model *model;
+	struct holder *holder;
+	list_for_each (model, &store.model_list, link) {
+		uint64_t span_bytes = 0;
+		for (size_t i = 0; i < model->n_blocks; i++) {
+			const struct block *block = model->blocks[i].block;
+			must(block->realm == model->realm && block->chunk.device == model->device);
+			span_bytes += block->chunk.bytes;
+		}
+		must(span_bytes == model->span_bytes && model->end_bytes <= span_bytes);
+	}
+	list_for_each (holder, &holders.list, link) {
+		must(holder->state == HOLDER_DETACHED && holder->peer.pid == getpid());
+		for (const struct held *held = holder->held; held; held = held->hh.next) {
+			must(held->kind != HELD_MODEL || held->model->realm == holder->realm);
+			must(held->kind != HELD_BLOCK || held->block->realm == holder->realm);
+			must(held->kind != HELD_CHUNK || held->chunk.is_unparked);
+		}
+	}
+}
+
+static void adopt(void)
+{
+	struct adopt_report report;
+	const struct books_parts parts = {.loop = &loop,
+	                                  .config = config,
+	                                  .devices = devices,
+	                                  .n_devices = N_DEVICES,
+	                                  .chunk_books = &chunk_books,
+	                                  .tenants = tenants,
+	                                  .store = &store,
+	                                  .holders = &holders};
+	adopt_all(&parts, &image, &report);
+	must(report.n_models <= store.n_models && report.n_holders == holders.n);
+	store_settle_adopted(&store);
+	check_blocks();
+	check_realms();
+}
+
+int LLVMFuzzerInitialize(int *argc, char ***argv)
+{
+	static const char text[] =
+		"tenants = ({ name = \"one\"; uids = [1]; device_bytes = \"4MiB\"; },"
+		"{ name = \"two\"; uids = [2]; max_sessions = 1; manifest_bytes = \"16KiB\"; });";
+	char path[64];
+	char error[256];
+	int ends[2];
+	int fd = memfd_create("config", MFD_CLOEXEC);
+	log_set_level(LOG_LEVEL_ERROR);
+	must(fd >= 0 && write(fd, text, sizeof(text) - 1) == sizeof(text) - 1);
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+	must(config_load(path, &config, error, sizeof(error)) == 0);
+	close(fd);
+	struct peer peer = {0};
+	must(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) == 0);
+	must(peer_init(&peer, ends[0], false) == 0);
+	own_start = peer_start_time(&peer, ends[0]);
+	must(own_start != 0);
+	peer_deinit(&peer);
+	close(ends[0]);
+	close(ends[1]);
+	/* The first loop opens what stays. */
+	begin();
+	end();
+	return 0;
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n_bytes)
+{
+	struct input input = {.at = bytes, .end = bytes + n_bytes};
+	size_t n_fds = n_own_fds();
+	begin();
+	unsigned mask = take_byte(&input) << 8 | take_byte(&input);
+	for (unsigned i = 1; i < N_IDS; i++) {
+		kept[i].is_kept = mask >> i & 1;
+	}
+	write_records(&input);
+	adopt();
+	journal_image_free(&image);
+	end();
+	must(n_own_fds() == n_fds);
+	return 0;
+}
