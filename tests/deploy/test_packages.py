@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The packages on a bare Debian with a real systemd: `make check-deploy`."""
 
+import errno
 import glob
 import json
 import os
@@ -160,6 +161,51 @@ class Packages(unittest.TestCase):
                                "glaked.service")
         self.assertEqual(done.returncode, 0, done.stdout)
         print(done.stdout.strip().splitlines()[-1])
+        self.assert_sandbox_holds()
+
+    def assert_sandbox_holds(self):
+        """From inside: a program that systemd starts as it starts glaked."""
+        shutil.copy("tests/deploy/escape.py", self.debian.root + "/srv")
+        for folder, mode in (("/home/user", "700"), ("/root", "700"), ("/home/open", "777")):
+            self.inside("install", "-d", "-m", mode, folder)
+            self.inside("bash", "-c", f"echo secret >{folder}/secret")
+        self.inside("touch", "/tmp/others")
+        drop_in = os.path.dirname(DROP_IN) + "/escape.conf"
+        with open(self.debian.root + drop_in, "w", encoding="utf-8") as file:
+            file.write("[Service]\nExecStartPost=/usr/bin/python3 /srv/escape.py /run/glake/escape $MAINPID\n")
+        self.inside("systemctl", "daemon-reload")
+        self.inside("systemctl", "restart", "glaked")
+        os.unlink(self.debian.root + drop_in)
+        self.inside("systemctl", "daemon-reload")
+        inside = json.loads(self.inside("cat", "/run/glake/escape"))
+        self.inside("rm", "/run/glake/escape")
+
+        lease = f"{1 << 28:016x}"
+        self.assertEqual(inside["status"], {"CapBnd": lease, "CapEff": lease, "CapPrm": lease, "CapAmb": lease,
+                                            "NoNewPrivs": "1", "Seccomp": "2"})
+        self.assertEqual({name: error for name, error in inside["calls"].items() if error != errno.EPERM}, {})
+        self.assertEqual(inside["attach"], errno.EPERM)
+        self.assertEqual((inside["families"], inside["suid"], inside["secrets"]), ([], False, []))
+        self.assertNotIn("others", inside["tmp"])
+        # What everybody may write on any Debian, and its own folders.
+        allowed = ("/dev/(full|mqueue|null|ptmx|pts/.*|random|shm|tty|urandom|zero)|/run/lock|"
+                   "/run/glake|(/var)?/tmp")
+        self.assertEqual([path for path in inside["writable"] if not re.fullmatch(allowed, path)], [])
+        # And nothing that it told systemd was heard.
+        shown = self.inside("systemctl", "show", "-p", "StatusText,MainPID,NFileDescriptorStore", "glaked")
+        self.assertNotIn("forged", shown)
+        self.assertEqual(self.status()["pid"], int(self.property_of("glaked.service", "MainPID")))
+        self.assertEqual(self.property_of("glaked.service", "NFileDescriptorStore"), "1")
+
+        # The same program finds ways where there is no sandbox.
+        self.inside("setpriv", "--reuid=glake", "--regid=glake", "--clear-groups", "python3", "/srv/escape.py",
+                    "/tmp/escape")
+        outside = json.loads(self.inside("cat", "/tmp/escape"))
+        self.assertEqual(outside["calls"]["ptrace"], 0)
+        self.assertIn("AF_INET", outside["families"])
+        self.assertIn("/home/open", outside["writable"])
+        self.assertTrue(outside["suid"])
+        self.inside("rm", "-r", "/tmp/escape", "/tmp/others", "/home/user", "/home/open", "/root/secret")
 
     def assert_charges_by_cgroup(self):
         """A pod's limit: glaked sees the cgroups of other users' processes."""

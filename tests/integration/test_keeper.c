@@ -225,6 +225,35 @@ static int serve_and_leave(int n)
 	return 75;
 }
 
+enum { N_HELD = 50 };
+
+static void say_kept(void *user)
+{
+	fprintf(stderr, "kept; socket %s\n", getenv("NOTIFY_SOCKET"));
+}
+
+/* Keeps some, and then has to be ended; the next one wants them back, and no others. */
+static int hold(int n)
+{
+	for (int i = 0; i < N_HELD; i++) {
+		if (n == 0) {
+			put(name_of("f%d", i));
+		} else {
+			want(was_passed(name_of("f%d", i)));
+		}
+	}
+	want(n == 0 || !fdstore_passed(store, N_HELD));
+	if (n > 0) {
+		return 0;
+	}
+	notify_ready(NULL);
+	want(fdstore_barrier(store, say_kept, NULL) == 0);
+	uv_run(&loop, UV_RUN_DEFAULT);
+	for (;;) {
+		pause();
+	}
+}
+
 static const struct {
 	const char *name;
 	int (*run)(int n_before);
@@ -232,7 +261,7 @@ static const struct {
 	{"hoard", hoard},           {"remove", remove_all},     {"overfill", overfill},
 	{"crash", crash},           {"fail", fail_at_once},     {"silent", be_silent},
 	{"fail_later", fail_later}, {"serve", serve},           {"never_ready", never_be_ready},
-	{"quiet", fail_later},      {"leave", serve_and_leave},
+	{"quiet", fail_later},      {"leave", serve_and_leave}, {"hold", hold},
 };
 
 static int play(const char *name)
@@ -446,26 +475,70 @@ START_TEST(one_that_leaves_at_the_end_of_both_has_ended_well)
 }
 END_TEST
 
-/* It could fill the store, or bring a file that never closes. */
-START_TEST(others_are_not_heard)
+/* The socket that glaked says it has. */
+static struct sockaddr_un its_address(void)
 {
 	struct sockaddr_un address = {.sun_family = AF_UNIX};
-	struct stat status;
-	start(NULL, "serve");
-	wait_log("0 passed; socket /");
 	const char *path = strstr(log_text(), "socket /") + strlen("socket ");
 	snprintf(address.sun_path, sizeof(address.sun_path), "%.*s", (int)strcspn(path, "\n"),
 	         path);
-	cleanup_fd int fd = socket(AF_UNIX, SOCK_DGRAM, 0);
+	return address;
+}
+
+/* Another user does not even get that far. */
+static void stranger_is_shut_out(int fd, const struct sockaddr_un *address)
+{
+	int status;
+	if (!harness_is_root()) {
+		return;
+	}
+	fflush(NULL);
+	pid_t pid = fork();
+	if (pid == 0) {
+		_exit(setresuid(65534, 65534, 65534) == 0 &&
+		                      connect(fd, (const struct sockaddr *)address,
+		                              sizeof(*address)) < 0 &&
+		                      errno == EACCES
+		              ? 0
+		              : 1);
+	}
+	ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+	ck_assert_int_eq(status, 0);
+}
+
+/* They could empty the store or fill it, end glaked or its patience, or bring a file that never closes. */
+START_TEST(others_are_not_heard)
+{
+	static const char *const texts[] = {"FDSTORE=1\nFDNAME=a",
+	                                    "FDSTORE=1\nFDNAME=f1",
+	                                    "FDSTOREREMOVE=1\nFDNAME=f1",
+	                                    "BARRIER=1",
+	                                    "STOPPING=1",
+	                                    "WATCHDOG=trigger",
+	                                    "\n=\n\xff"};
+	enum { N_MESSAGES = 700, N_FDS = 253 };
+	struct stat status;
+	int fds[N_FDS];
+	start(NULL, "hold");
+	wait_log("kept; socket /");
+	struct sockaddr_un address = its_address();
+	cleanup_fd int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+	stranger_is_shut_out(fd, &address);
+	/* One of the same user, as glake-mover is. */
 	ck_assert_int_eq(connect(fd, (struct sockaddr *)&address, sizeof(address)), 0);
-	ck_assert_int_eq(wire_send(fd, "FDSTORE=1\nFDNAME=a", 18, &fd, 1, 0), 0);
+	for (size_t i = 0; i < N_FDS; i++) {
+		fds[i] = fd;
+	}
+	for (size_t i = 0; i < N_MESSAGES; i++) {
+		const char *text = texts[i % n_elements(texts)];
+		ck_assert_int_eq(wire_send(fd, text, strlen(text), fds, i % (N_FDS + 1), 0), 0);
+	}
 	*strrchr(address.sun_path, '/') = '\0';
 	ck_assert_int_eq(stat(address.sun_path, &status), 0);
 	ck_assert_uint_eq(status.st_mode & 0777, 0700);
 	kill(keeper, SIGUSR2);
-	wait_log("start 2\n0 passed");
-	kill(keeper, SIGTERM);
 	ends_with(0);
+	ck_assert_int_eq(n_starts(), 2);
 	ck_assert_int_ne(access(address.sun_path, F_OK), 0);
 }
 END_TEST
