@@ -4,6 +4,7 @@
 import glob
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -20,17 +21,26 @@ def pod(name, uid, limit):
 
 class Kubernetes(unittest.TestCase):
     def test_schema(self):
+        """Of the manifests, and of what the documentation makes of them."""
         import kubernetes_validate
         import yaml
-        kinds = []
-        for path in glob.glob("deploy/kubernetes/*.yaml"):
-            with open(path, encoding="utf-8") as file:
-                for document in yaml.safe_load_all(file):
-                    with self.subTest(path=path, kind=document["kind"]):
-                        kubernetes_validate.validate(document, RELEASE, strict=True)
-                    kinds.append(document["kind"])
-        self.assertIn("DaemonSet", kinds)
-        self.assertIn("Pod", kinds)
+        kinds, images = [], []
+        with open("docs/kubernetes.md", encoding="utf-8") as file:
+            text = file.read()
+        name = re.search("(?m)^IMAGE=([^ ]+)", text).group(1)
+        named = re.findall(r"(?m)^(sed .*deploy/kubernetes/\S+\.yaml) \| kubectl apply -f -$", text)
+        for command in (*named, *("cat " + path for path in glob.glob("deploy/kubernetes/*.yaml"))):
+            done = subprocess.run(["sh", "-c", command], env={**os.environ, "IMAGE": name}, check=True,
+                                  capture_output=True, text=True)
+            for document in yaml.safe_load_all(done.stdout):
+                with self.subTest(command=command, kind=document["kind"]):
+                    kubernetes_validate.validate(document, RELEASE, strict=True)
+                kinds.append(document["kind"])
+            if command in named:
+                images += re.findall("image: (.*)", done.stdout)
+        self.assertEqual(sorted(kinds), sorted(2 * kinds[:len(kinds) // 2]))
+        self.assertEqual({"DaemonSet", "Pod"} - set(kinds), set())
+        self.assertEqual(set(images), {name, "serve"})
 
     def test_the_config_map_is_what_tenants_py_expects(self):
         import yaml

@@ -63,9 +63,9 @@ class Packages(unittest.TestCase):
         self.assertEqual(done.returncode, 0, f"{words}: {done.stdout[-3000:]}{done.stderr[-3000:]}")
         return done.stdout
 
-    def install(self, revision):
+    def install(self, revision, packages=PACKAGES):
         files = [glob.glob(f"{self.debian.root}/srv/{revision}/{name}_*.deb")[0]
-                 for name in PACKAGES]
+                 for name in packages]
         self.inside("apt-get", "install", "-y", "-qq", "--no-install-recommends",
                     *[file[len(self.debian.root):] for file in files])
 
@@ -108,6 +108,9 @@ class Packages(unittest.TestCase):
 
     def test_life_of_the_packages(self):
         self.inside("apt-get", "update", "-qq")
+        self.install(1, ("glakectl", "libglake-client0"))
+        # The metrics' unit asks with it, also where glaked is not of a package.
+        self.inside("getent", "group", "glake")
         self.install(1)
         self.assert_installed()
         self.put_driver()
