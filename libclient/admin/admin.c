@@ -201,6 +201,30 @@ union list_body {
 	Glake__Wire__UseList uses;
 };
 
+/* The list of @name: it is asked for and shown by ask_@names() and show_@names(). */
+#define LIST(NAME, name, row_, user_) \
+	{ \
+		.kind = GLAKE__WIRE__ANSWER__BODY_##NAME##_LIST, .ask = ask_##name##s, \
+		.show = show_##name##s, .row.name = (row_), .user = (user_) \
+	}
+
+#define ASK(Name, NAME, name) \
+	static void ask_##name##s(Glake__Wire__Request *request, void *body, uint64_t after) \
+	{ \
+		Glake__Wire__##Name##List *list = body; \
+		glake__wire__##name##_list__init(list); \
+		list->after = after; \
+		request->body_case = GLAKE__WIRE__REQUEST__BODY_##NAME##_LIST; \
+		request->name##_list = list; \
+	}
+
+ASK(Session, SESSION, session)
+ASK(Tenant, TENANT, tenant)
+ASK(Model, MODEL, model)
+ASK(Block, BLOCK, block)
+ASK(Event, EVENT, event)
+ASK(Use, USE, use)
+
 static int walk_pages(struct glake_session *session, const struct list *list)
 {
 	int r = 0;
@@ -230,15 +254,6 @@ static int walk(struct glake_session *session, const struct list *list)
 {
 	int r = glake__session_check(session);
 	return r < 0 ? r : glake__leave(session, walk_pages(session, list));
-}
-
-static void ask_sessions(Glake__Wire__Request *request, void *body, uint64_t after)
-{
-	Glake__Wire__SessionList *sessions = body;
-	glake__wire__session_list__init(sessions);
-	sessions->after = after;
-	request->body_case = GLAKE__WIRE__REQUEST__BODY_SESSION_LIST;
-	request->session_list = sessions;
 }
 
 static const char *unsealed_text(uint32_t why)
@@ -359,23 +374,8 @@ static int show_sessions(const Glake__Wire__Answer *answer, const struct list *l
 
 int glake_list_sessions(struct glake_session *session, glake_session_fn row, void *user)
 {
-	struct list list = {
-		.kind = GLAKE__WIRE__ANSWER__BODY_SESSION_LIST,
-		.ask = ask_sessions,
-		.show = show_sessions,
-		.row.session = row,
-		.user = user,
-	};
+	struct list list = LIST(SESSION, session, row, user);
 	return walk(session, &list);
-}
-
-static void ask_tenants(Glake__Wire__Request *request, void *body, uint64_t after)
-{
-	Glake__Wire__TenantList *tenants = body;
-	glake__wire__tenant_list__init(tenants);
-	tenants->after = after;
-	request->body_case = GLAKE__WIRE__REQUEST__BODY_TENANT_LIST;
-	request->tenant_list = tenants;
 }
 
 static int show_tenant(const Glake__Wire__TenantInfo *from, const struct list *list)
@@ -422,23 +422,8 @@ static int show_tenants(const Glake__Wire__Answer *answer, const struct list *li
 
 int glake_list_tenants(struct glake_session *session, glake_tenant_fn row, void *user)
 {
-	struct list list = {
-		.kind = GLAKE__WIRE__ANSWER__BODY_TENANT_LIST,
-		.ask = ask_tenants,
-		.show = show_tenants,
-		.row.tenant = row,
-		.user = user,
-	};
+	struct list list = LIST(TENANT, tenant, row, user);
 	return walk(session, &list);
-}
-
-static void ask_models(Glake__Wire__Request *request, void *body, uint64_t after)
-{
-	Glake__Wire__ModelList *models = body;
-	glake__wire__model_list__init(models);
-	models->after = after;
-	request->body_case = GLAKE__WIRE__REQUEST__BODY_MODEL_LIST;
-	request->model_list = models;
 }
 
 static int show_models(const Glake__Wire__Answer *answer, const struct list *list,
@@ -474,23 +459,8 @@ static int show_models(const Glake__Wire__Answer *answer, const struct list *lis
 
 int glake_list_models(struct glake_session *session, glake_model_fn row, void *user)
 {
-	struct list list = {
-		.kind = GLAKE__WIRE__ANSWER__BODY_MODEL_LIST,
-		.ask = ask_models,
-		.show = show_models,
-		.row.model = row,
-		.user = user,
-	};
+	struct list list = LIST(MODEL, model, row, user);
 	return walk(session, &list);
-}
-
-static void ask_blocks(Glake__Wire__Request *request, void *body, uint64_t after)
-{
-	Glake__Wire__BlockList *blocks = body;
-	glake__wire__block_list__init(blocks);
-	blocks->after = after;
-	request->body_case = GLAKE__WIRE__REQUEST__BODY_BLOCK_LIST;
-	request->block_list = blocks;
 }
 
 static int show_blocks(const Glake__Wire__Answer *answer, const struct list *list,
@@ -521,23 +491,8 @@ static int show_blocks(const Glake__Wire__Answer *answer, const struct list *lis
 
 int glake_list_blocks(struct glake_session *session, glake_block_fn row, void *user)
 {
-	struct list list = {
-		.kind = GLAKE__WIRE__ANSWER__BODY_BLOCK_LIST,
-		.ask = ask_blocks,
-		.show = show_blocks,
-		.row.block = row,
-		.user = user,
-	};
+	struct list list = LIST(BLOCK, block, row, user);
 	return walk(session, &list);
-}
-
-static void ask_events(Glake__Wire__Request *request, void *body, uint64_t after)
-{
-	Glake__Wire__EventList *events = body;
-	glake__wire__event_list__init(events);
-	events->after = after;
-	request->body_case = GLAKE__WIRE__REQUEST__BODY_EVENT_LIST;
-	request->event_list = events;
 }
 
 static int show_events(const Glake__Wire__Answer *answer, const struct list *list,
@@ -565,29 +520,14 @@ static int show_events(const Glake__Wire__Answer *answer, const struct list *lis
 int glake_list_events_after(struct glake_session *session, uint64_t after, glake_event_fn row,
                             void *user)
 {
-	struct list list = {
-		.kind = GLAKE__WIRE__ANSWER__BODY_EVENT_LIST,
-		.ask = ask_events,
-		.show = show_events,
-		.row.event = row,
-		.user = user,
-		.after = after,
-	};
+	struct list list = LIST(EVENT, event, row, user);
+	list.after = after;
 	return walk(session, &list);
 }
 
 int glake_list_events(struct glake_session *session, glake_event_fn row, void *user)
 {
 	return glake_list_events_after(session, 0, row, user);
-}
-
-static void ask_uses(Glake__Wire__Request *request, void *body, uint64_t after)
-{
-	Glake__Wire__UseList *uses = body;
-	glake__wire__use_list__init(uses);
-	uses->after = after;
-	request->body_case = GLAKE__WIRE__REQUEST__BODY_USE_LIST;
-	request->use_list = uses;
 }
 
 static int show_uses(const Glake__Wire__Answer *answer, const struct list *list, uint64_t *next_out)
@@ -608,13 +548,7 @@ static int show_uses(const Glake__Wire__Answer *answer, const struct list *list,
 
 int glake_list_uses(struct glake_session *session, glake_use_fn row, void *user)
 {
-	struct list list = {
-		.kind = GLAKE__WIRE__ANSWER__BODY_USE_LIST,
-		.ask = ask_uses,
-		.show = show_uses,
-		.row.use = row,
-		.user = user,
-	};
+	struct list list = LIST(USE, use, row, user);
 	return walk(session, &list);
 }
 
