@@ -27,6 +27,21 @@ static bool takes_files(const struct ctl_command *command)
 	return strncmp(command->operands, "PATH", 4) == 0;
 }
 
+/* An operand that is one of some words, like "bash | zsh"; capitals are names of something. */
+static bool has_words(const struct ctl_command *command)
+{
+	return *command->operands >= 'a' && *command->operands <= 'z';
+}
+
+static void put_words(const struct ctl_command *command, FILE *out)
+{
+	for (const char *at = command->operands; *at; at++) {
+		if (*at != '|') {
+			fputc(*at, out);
+		}
+	}
+}
+
 /* ---- bash ------------------------------------------------------------------------------------- */
 
 static void put_bash(FILE *out)
@@ -64,13 +79,9 @@ static void put_bash(FILE *out)
 		fprintf(out, "\t%s) words='", command->name);
 		put_options(command, out);
 		fputs(command->has_no_json ? COMMON : "--json " COMMON, out);
-		if (*command->operands && !takes_files(command)) {
-			/* Those that are words, and not names of something. */
-			for (const char *at = command->operands; at; at = strchr(at, '|')) {
-				at += strspn(at, "| ");
-				size_t n = strspn(at, "abcdefghijklmnopqrstuvwxyz");
-				fprintf(out, "%s%.*s", n ? " " : "", (int)n, at);
-			}
+		if (has_words(command)) {
+			fputc(' ', out);
+			put_words(command, out);
 		}
 		fputs("' ;;\n", out);
 	}
@@ -146,6 +157,11 @@ static void put_zsh(FILE *out)
 		fprintf(out, "\t%s)\n\t\t_arguments $common%s", ctl_commands[i]->name,
 		        ctl_commands[i]->has_no_json ? "" : " $json");
 		put_zsh_options(ctl_commands[i], out);
+		if (has_words(ctl_commands[i])) {
+			fputs(" '1: :(", out);
+			put_words(ctl_commands[i], out);
+			fputs(")'", out);
+		}
 		fprintf(out, "%s\n\t\t;;\n",
 		        takes_files(ctl_commands[i]) ? " '*:file:_files'" : "");
 	}
@@ -199,6 +215,13 @@ static void put_fish(FILE *out)
 			        command->name, ctl_options[j].name,
 			        takes_word(&ctl_options[j]) ? " -x" : "");
 			put_fish_text(ctl_options[j].help, out);
+			fputs("'\n", out);
+		}
+		if (has_words(command)) {
+			fprintf(out,
+			        "complete -c glakectl -n '__fish_seen_subcommand_from %s' -a '",
+			        command->name);
+			put_words(command, out);
 			fputs("'\n", out);
 		}
 		if (takes_files(command)) {

@@ -133,15 +133,19 @@ class Completions(unittest.TestCase):
         for command in commands():
             line = re.search(rf"\n\t{command}\)\n\t\t_arguments (.*?)\n\t\t;;", self.script("zsh"), re.S).group(1)
             found = set(re.findall(r"'(--[a-z-]+)", line)) | {"--socket", "--help"}
+            self.assertEqual("(bash" in line, command == "completion")
             self.assertEqual(found | ({"--json"} if "$json" in line else set()), options(help_of(command)), command)
 
     @unittest.skipUnless(shutil.which("fish"), "no fish here")
     def test_fish(self):
         asked = [*commands(), ""]
         lines = "".join(f"\necho ==; complete -C 'glakectl {command} --'" for command in asked)
+        lines += "\necho ==; complete -C 'glakectl completion '"
         done = subprocess.run(["fish", "-c", self.script("fish") + lines], capture_output=True, text=True, check=True)
-        for command, found in zip(asked, done.stdout.split("==\n")[1:]):
-            self.assertEqual({line.split()[0] for line in found.splitlines()},
+        *found, shells = done.stdout.split("==\n")[1:]
+        self.assertEqual(sorted(shells.split()), ["bash", "fish", "zsh"])
+        for command, text in zip(asked, found):
+            self.assertEqual({line.split()[0] for line in text.splitlines()},
                              options(help_of(*[command] if command else [])), command)
 
 
