@@ -6,7 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include "ctl/doctor.h"
@@ -26,6 +28,22 @@ static const char *socket_path(const struct ctl *ctl)
 }
 
 /* ---- no way in -------------------------------------------------------------------------------- */
+
+/* A socket may listen though no glaked accepts: one that is stopped, or whose unit does not start. */
+static bool is_listening(const char *path)
+{
+	struct sockaddr_un address = {.sun_family = AF_UNIX};
+	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+	snprintf(address.sun_path, sizeof(address.sun_path), "%s", path);
+	/* EAGAIN: the queue is full. */
+	bool is = fd >= 0 &&
+	          (connect(fd, (const struct sockaddr *)&address, sizeof(address)) == 0 ||
+	           errno == EAGAIN);
+	if (fd >= 0) {
+		close(fd);
+	}
+	return is;
+}
 
 static const char *remedy_of(int err, const char *path)
 {
@@ -48,6 +66,12 @@ static const char *remedy_of(int err, const char *path)
 	if (stat(path, &status) < 0) {
 		return "systemctl start glaked.socket, or glaked --config /etc/glake/glaked.conf; "
 		       "in a container: mount the socket's folder";
+	}
+	if (is_listening(path)) {
+		return "glaked is stopped (kill -CONT), hangs, or its unit does not start: "
+		       "systemctl "
+		       "status glaked, journalctl -u glaked; systemctl restart glaked loses "
+		       "nothing";
 	}
 	return S_ISSOCK(status.st_mode)
 	               ? "nobody listens: systemctl restart glaked.socket glaked, and "
