@@ -345,9 +345,7 @@ static void put_session(const struct glake_session_row *session, double live, FI
 {
 	fputs("tenant ", out);
 	html_text(out, session->tenant);
-	fputs("; utilization ", out);
-	html_percent(out, live);
-	fputs(", fragmentation ", out);
+	fputs("; fragmentation ", out);
 	html_percent(out, live < 0 ? -1 : 1 - live);
 	if (session->warm_bytes > 0) {
 		fputs(", warm ", out);
@@ -470,14 +468,16 @@ static const char style[] =
 	"svg { width: 100%; display: block; } .bar { height: 56px; } .time { height: 120px; "
 	"background: var(--free); }\n"
 	".whole { opacity: .45; } .bar rect { stroke: var(--back); stroke-width: 1; "
-	"vector-effect: non-scaling-stroke; } .bar .thin { stroke: none; }\n"
+	"vector-effect: non-scaling-stroke; } .bar .thin { stroke: none; shape-rendering: "
+	"crispEdges; }\n"
 	"ul { list-style: none; margin: .6em 0 1em; padding: 0; }\n"
 	"li { display: flex; gap: .7em; padding: .35em 0; border-bottom: 1px solid var(--grid); }\n"
 	"li i { flex: none; width: .8em; height: .8em; margin-top: .35em; }\n"
 	"li span { flex: 1; min-width: 0; overflow-wrap: anywhere; } b { font-weight: 600; }\n"
 	"li small { display: block; } li .n { flex: none; text-align: right; "
 	"font-variant-numeric: tabular-nums; }\n"
-	".axis { display: flex; justify-content: space-between; margin: 0; font-size: .8em; }\n"
+	".axis { display: flex; justify-content: space-between; margin: .5em 0 0; "
+	"font-size: .8em; }\n"
 	".legend { font-size: .8em; } .legend span { display: inline-block; margin-right: 1.2em; "
 	"}\n"
 	".legend i { display: inline-block; width: .8em; height: .8em; margin-right: .4em; }\n"
@@ -505,13 +505,12 @@ static void put_device(const struct map *map, const struct snapshot *snapshot,
 	}
 	fputs("</p>\n", out);
 	put_bar(&parts, out);
+	put_history(map, device, out);
 	fputs("<ul>\n", out);
 	for (size_t i = 0; i < parts.list.n; i++) {
 		put_part(&parts, rows_at(&parts.list, i), out);
 	}
-	fputs("</ul>\n", out);
-	put_history(map, device, out);
-	fputs("</section>\n", out);
+	fputs("</ul>\n</section>\n", out);
 	rows_deinit(&parts.list);
 }
 
@@ -531,7 +530,7 @@ void map_write(const struct map *map, const struct snapshot *snapshot, unsigned 
 	}
 	fputs("; glaked ", out);
 	html_text(out, snapshot->status.version);
-	fprintf(out, ", %" PRIu64 " sessions. Of private memory, the dark part is live.</p>\n",
+	fprintf(out, ", %" PRIu64 " sessions. Of private memory, the faint part is not live.</p>\n",
 	        snapshot->status.n_sessions);
 	fputs("<main>\n", out);
 	for (size_t i = 0; i < snapshot->devices.n; i++) {

@@ -1067,7 +1067,9 @@ START_TEST(the_map_names_who_holds_what)
 		ck_assert_ptr_null(strstr(page, "http://"));
 		ck_assert_ptr_null(strstr(page, "https://"));
 		assert_contains(page, "<b>&lt;i&gt;&quot;a&quot; &amp; b\\x0a (100)</b>");
-		assert_contains(page, "utilization 75.0 %, fragmentation 25.0 %");
+		assert_contains(
+			page,
+			"tenant default; fragmentation 25.0 %, warm 1.0 GiB; shared 16.0 GiB");
 		assert_contains(
 			page,
 			"12.0 GiB of 24.0 GiB used. Sharing saves 4.0 GiB, dedup ratio 3.00.");
