@@ -36,6 +36,7 @@ struct header {
 	char boot[JOURNAL_BOOT_BYTES];
 	uint64_t serial;
 	uint64_t checksum; /* of all before it */
+	uint64_t end;      /* records go at least that far, or the file was cut */
 };
 
 enum verb {
@@ -165,18 +166,12 @@ static bool is_zero(const uint8_t *bytes, size_t n_bytes)
 	return n_bytes == 0 || (bytes[0] == 0 && memcmp(bytes, bytes + 1, n_bytes - 1) == 0);
 }
 
-/*
- * It is no record: do the records end here? A process that was killed has not written the first word. A file
- * that was cut has only a part of the last one.
- */
+/* It is no record: do the records end here? A process that was killed has not written the first word. */
 static bool is_end(const struct record *record, size_t n_left)
 {
-	if (record->first == 0) {
-		return n_left <= MAX_RECORD_BYTES ||
-		       is_zero((const uint8_t *)record + MAX_RECORD_BYTES,
-		               n_left - MAX_RECORD_BYTES);
-	}
-	return record->n_bytes <= JOURNAL_MAX_BODY && record_bytes(record->n_bytes) > n_left;
+	return record->first == 0 &&
+	       (n_left <= MAX_RECORD_BYTES ||
+	        is_zero((const uint8_t *)record + MAX_RECORD_BYTES, n_left - MAX_RECORD_BYTES));
 }
 
 static enum journal_state judge_header(const void *bytes, size_t n_bytes, const char *boot)
@@ -210,32 +205,43 @@ static void drop_entries(struct journal_image *image)
 	}
 }
 
+/* Sets the state; @image_out has no entries unless it is GOOD. Returns 0 or -ENOMEM. */
+static int read_records(const uint8_t *bytes, size_t n_bytes, struct journal_image *image)
+{
+	size_t end = sizeof(struct header);
+	int r = 0;
+	while (r == 0 && n_bytes - end >= sizeof(struct record)) {
+		const struct record *record = (const void *)(bytes + end);
+		if (!is_record(record, n_bytes - end)) {
+			image->state = is_end(record, n_bytes - end) ? JOURNAL_GOOD
+			                                             : JOURNAL_DAMAGED;
+			break;
+		}
+		r = take_record(image, record);
+		end += record_bytes(record->n_bytes);
+	}
+	image->end = end;
+	if (r < 0 || image->state != JOURNAL_GOOD) {
+		drop_entries(image);
+	}
+	return r;
+}
+
 int journal_read(const void *bytes, size_t n_bytes, const char *boot,
                  struct journal_image *image_out)
 {
-	const uint8_t *all = bytes;
-	size_t end = sizeof(struct header);
+	const struct header *header = bytes;
 	struct journal_image image = {.state = judge_header(bytes, n_bytes, boot)};
-	int r = 0;
-	while (r == 0 && image.state == JOURNAL_GOOD && n_bytes - end >= sizeof(struct record)) {
-		const struct record *record = (const void *)(all + end);
-		if (!is_record(record, n_bytes - end)) {
-			image.state = is_end(record, n_bytes - end) ? JOURNAL_GOOD
-			                                            : JOURNAL_DAMAGED;
-			break;
-		}
-		r = take_record(&image, record);
-		end += record_bytes(record->n_bytes);
+	int r = image.state == JOURNAL_GOOD ? read_records(bytes, n_bytes, &image) : 0;
+	if (r == 0 && image.state == JOURNAL_GOOD) {
+		image.serial = header->serial;
+		image.is_torn = !is_zero((const uint8_t *)bytes + image.end, n_bytes - image.end);
 	}
-	if (r < 0 || image.state != JOURNAL_GOOD) {
+	if (r == 0 && image.state == JOURNAL_GOOD && image.end < header->end) {
 		drop_entries(&image);
+		image.state = JOURNAL_DAMAGED;
 	}
 	if (r == 0) {
-		if (image.state == JOURNAL_GOOD) {
-			image.serial = ((const struct header *)bytes)->serial;
-			image.end = end;
-			image.is_torn = !is_zero(all + end, n_bytes - end);
-		}
 		*image_out = image;
 	}
 	return r;
@@ -318,6 +324,13 @@ static int64_t allocate_ahead(const struct file *file, size_t n_used, size_t n_a
 	return n_bytes;
 }
 
+/* So far the records are whole. */
+static void file_set_end(struct file *file, size_t end)
+{
+	file->n_used = end;
+	__atomic_store_n(&((struct header *)(void *)file->bytes)->end, end, __ATOMIC_RELEASE);
+}
+
 static void file_begin(struct file *file, const char *boot, uint64_t serial)
 {
 	struct header header = {
@@ -326,7 +339,7 @@ static void file_begin(struct file *file, const char *boot, uint64_t serial)
 	snprintf(header.boot, sizeof(header.boot), "%s", boot);
 	header.checksum = header_checksum(&header);
 	memcpy(file->bytes, &header, sizeof(header));
-	file->n_used = sizeof(header);
+	file_set_end(file, sizeof(header));
 }
 
 /* There is room. */
@@ -342,7 +355,7 @@ static void file_append(struct file *file, enum verb verb, unsigned kind, uint64
 		memcpy(record + 1, body, n_bytes);
 	}
 	__atomic_store_n(&record->first, head.first, __ATOMIC_RELEASE);
-	file->n_used += record_bytes(n_bytes);
+	file_set_end(file, file->n_used + record_bytes(n_bytes));
 }
 
 /* A burst that was faster than the threads waits for the file system here. Returns 0 or -errno. */
@@ -457,9 +470,9 @@ static void write_max_ids(struct file *file, struct journal_image *image)
 
 static int64_t compact(struct journal *journal)
 {
-	struct journal_image image;
+	struct journal_image image = {.state = JOURNAL_GOOD};
 	struct file next;
-	int r = journal_read(journal->file.bytes, journal->job_end, NULL, &image);
+	int r = read_records(journal->file.bytes, journal->job_end, &image);
 	if (r < 0) {
 		return r;
 	}
@@ -541,7 +554,7 @@ static void end_compact(struct journal *journal)
 	}
 	journal->compact_at = next_compaction(next->n_used);
 	memcpy(next->bytes + next->n_used, journal->file.bytes + journal->job_end, n_more);
-	next->n_used += n_more;
+	file_set_end(next, next->n_used + n_more);
 	start(journal, JOB_RENAME);
 }
 
@@ -641,7 +654,7 @@ static int take_old(struct journal *journal, uint64_t serial, struct journal_ima
 	/* What others were allowed to read is over: it has keys of sessions. */
 	fchmod(file->fd, 0600);
 	journal->serial = serial;
-	file->n_used = image_out->end;
+	file_set_end(file, image_out->end);
 	memset(file->bytes + image_out->end, 0, n_bytes - image_out->end);
 	int64_t n_allocated = allocate_ahead(file, file->n_used, n_bytes);
 	file->n_allocated = n_allocated < 0 ? n_bytes : (size_t)n_allocated;

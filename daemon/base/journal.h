@@ -7,7 +7,7 @@
  * The file is mapped and shared, so appending is a copy into memory: nothing on the loop makes a system
  * call, and the kernel has each record when journal_put() returns. A record counts once its first word is
  * written, which is last. So a process that is killed leaves whole records, and perhaps bytes behind them
- * that do not count. The file does not survive the machine, and need not: its header names the boot.
+ * that do not count. The header says how far the records go, so that a file that was cut is seen. The file does not survive the machine, and need not: its header names the boot.
  *
  * Each journal has a serial, a random number. Who keeps things that its records describe keeps the serial with
  * them, and so does not take another journal's records for theirs. While a journal is open, no other process can
@@ -46,9 +46,9 @@ enum journal_state {
 	JOURNAL_ABSENT,     /* no file, or an empty one */
 	JOURNAL_OTHER_BOOT, /* the machine was started since */
 	JOURNAL_NEWER,      /* of a version that this program does not know */
-	JOURNAL_DAMAGED,    /* no journal, or a record in the middle is wrong */
-	JOURNAL_STRANGE,    /* another user may have written it */
-	JOURNAL_FOREIGN,    /* it has another serial */
+	JOURNAL_DAMAGED, /* no journal, a record in the middle is wrong, or the last ones are missing */
+	JOURNAL_STRANGE, /* another user may have written it */
+	JOURNAL_FOREIGN, /* it has another serial */
 };
 
 struct journal_piece {

@@ -231,41 +231,29 @@ static size_t write_steps(uint8_t **bytes_out)
 	return read_file(bytes_out);
 }
 
-static unsigned step_at(size_t n_bytes)
-{
-	unsigned step = N_STEPS;
-	while (step > 0 && ends[step] > n_bytes) {
-		step--;
-	}
-	return step;
-}
-
-START_TEST(a_file_that_is_cut_anywhere_says_what_was_complete)
+/* The last records may be those that take something back. */
+START_TEST(a_file_that_is_cut_anywhere_is_not_believed)
 {
 	uint8_t *bytes;
 	write_steps(&bytes);
 	for (size_t n = 0; n <= ends[N_STEPS]; n++) {
 		ck_assert_int_eq(journal_read(bytes, n, "one", &image), 0);
-		if (n >= ends[0]) {
-			assert_says(&image, states[step_at(n)]);
-			ck_assert(!image.is_torn || n > ends[step_at(n)]);
-		} else {
-			ck_assert_int_ne(image.state, JOURNAL_GOOD);
-			ck_assert_ptr_null(image.entries);
-		}
-		journal_image_free(&image);
+		ck_assert_int_eq(image.state, n == 0 ? JOURNAL_ABSENT : JOURNAL_DAMAGED);
+		ck_assert_ptr_null(image.entries);
 	}
 	free(bytes);
 }
 END_TEST
 
-/* The first word is written last. */
+/* The first word is written last, and behind it only where the records end: as journal.c has it. */
 START_TEST(a_record_that_is_not_complete_does_not_count)
 {
 	uint8_t *bytes;
 	size_t n_bytes = write_steps(&bytes);
-	memset(bytes + ends[N_STEPS - 1], 0, 8);
-	for (size_t n = ends[N_STEPS]; n > ends[N_STEPS - 1]; n--) {
+	uint64_t end = ends[N_STEPS - 1];
+	memset(bytes + end, 0, 8);
+	memcpy(bytes + 72, &end, sizeof(end));
+	for (size_t n = ends[N_STEPS]; n > end; n--) {
 		memset(bytes + n, 0, ends[N_STEPS] - n);
 		memset(bytes + ends[N_STEPS], 0, n_bytes - ends[N_STEPS]);
 		ck_assert_int_eq(journal_read(bytes, n_bytes, "one", &image), 0);
