@@ -101,9 +101,11 @@ static void on_tick(uv_timer_t *timer)
 	if (server->n_ticks++ % NVML_TICKS == 1) {
 		nvml_ask(server->nvml);
 	}
-	notify_status("%u sessions, %llu models, %.1f GiB", server->rpc.holders.n,
+	books_tick(server->books, server->config);
+	notify_status("%u sessions, %llu models, %.1f GiB%s", server->rpc.holders.n,
 	              (unsigned long long)server->store.n_models,
-	              (double)physical_bytes(server) / (1 << 30));
+	              (double)physical_bytes(server) / (1 << 30),
+	              books_are_good(server->books) ? "" : ", and a restart would lose them");
 }
 
 static void on_watchdog(uv_timer_t *timer)

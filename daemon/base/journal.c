@@ -410,6 +410,7 @@ struct journal {
 	struct file next;  /* of JOB_COMPACT and JOB_RENAME, or the old one of JOB_CLOSE */
 	size_t compact_at; /* n_used from which on the valid records get a new file */
 	int error;
+	bool is_renewing; /* the file has no name yet */
 	bool is_closed;
 
 	uv_work_t work;
@@ -433,10 +434,14 @@ int journal_boot(char boot_out[JOURNAL_BOOT_BYTES])
 
 static void fail(struct journal *journal, int error)
 {
+	/* A failure that lasts has had its line. */
+	if (!journal->error && !journal->is_renewing) {
+		log_error("%s: %s: the books of glaked end here, and a restart will lose what "
+		          "there is; glaked tries again every minute",
+		          journal->path, strerror(-error));
+	}
 	journal->error = -error;
-	unlink(journal->path);
-	log_error("%s: %s: the books of glaked end here, and a restart will lose what there is",
-	          journal->path, strerror(-error));
+	unlink(journal->is_renewing ? journal->new_path : journal->path);
 }
 
 /* Not below twice of what is valid now, so each record is copied twice at most, on average. */
@@ -661,26 +666,55 @@ static int take_old(struct journal *journal, uint64_t serial, struct journal_ima
 	return 0;
 }
 
-/* Whatever has the name is replaced. */
-static int make_new(struct journal *journal)
+/* A file that is empty, under the new name. */
+static int begin_new(struct journal *journal)
 {
-	file_close(&journal->file);
-	if (getrandom(&journal->serial, sizeof(journal->serial), 0) !=
-	    (ssize_t)sizeof(journal->serial)) {
-		return -EAGAIN;
-	}
 	int r = open_new(journal->new_path, &journal->file);
 	if (r < 0) {
 		return r;
 	}
 	int64_t n_allocated = allocate_ahead(&journal->file, 0, 0);
 	if (n_allocated < 0) {
-		unlink(journal->new_path);
 		return (int)n_allocated;
 	}
 	journal->file.n_allocated = (size_t)n_allocated;
 	file_begin(&journal->file, journal->boot, journal->serial);
-	return rename(journal->new_path, journal->path) < 0 ? -errno : 0;
+	return 0;
+}
+
+static void write_nothing(void *user)
+{
+}
+
+int journal_renew(struct journal *journal, void (*write)(void *user), void *user)
+{
+	int error = journal->error;
+	if (journal->job != JOB_NONE) {
+		return -EBUSY;
+	}
+	file_close(&journal->file);
+	journal->is_renewing = true;
+	int r = begin_new(journal);
+	if (r == 0) {
+		journal->error = 0;
+		write(user);
+		r = -journal->error;
+	}
+	/* Whatever has the name is replaced. */
+	if (r == 0 && rename(journal->new_path, journal->path) < 0) {
+		r = -errno;
+	}
+	if (r < 0) {
+		unlink(journal->new_path);
+	}
+	journal->is_renewing = false;
+	if (r < 0) {
+		file_close(&journal->file);
+		journal->error = error;
+		fail(journal, r);
+	}
+	journal->compact_at = next_compaction(journal->file.n_used);
+	return r;
 }
 
 static int lock(struct journal *journal)
@@ -709,18 +743,21 @@ int journal_open(uv_loop_t *loop, const char *path, const char *boot, uint64_t s
 	if (r == 0) {
 		r = lock(journal);
 	}
-	if (r == 0) {
-		r = take_old(journal, serial, image_out);
-	}
-	if (r == 0 && image_out->state != JOURNAL_GOOD) {
-		r = make_new(journal);
+	if (r == 0 && getrandom(&journal->serial, sizeof(journal->serial), 0) < 0) {
+		r = -errno;
 	}
 	if (r < 0) {
 		journal->is_closed = true;
 		journal_free(journal);
 		return r;
 	}
+	r = take_old(journal, serial, image_out);
 	journal->compact_at = next_compaction(journal->file.n_used);
+	if (r < 0) {
+		fail(journal, r);
+	} else if (image_out->state != JOURNAL_GOOD) {
+		journal_renew(journal, write_nothing, NULL);
+	}
 	*journal_out = journal;
 	return 0;
 }
@@ -759,7 +796,7 @@ void journal_free(struct journal *journal)
 static void look_ahead(struct journal *journal)
 {
 	const struct file *file = &journal->file;
-	if (journal->job != JOB_NONE || journal->is_closed) {
+	if (journal->job != JOB_NONE || journal->is_closed || journal->is_renewing) {
 		return;
 	}
 	if (file->n_used >= journal->compact_at) {

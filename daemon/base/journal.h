@@ -102,8 +102,9 @@ int journal_boot(char boot_out[JOURNAL_BOOT_BYTES]);
 /*
  * Open or make the file @path, of mode 0600, and read it. Blocks: start-up only. If it is not JOURNAL_GOOD, the
  * journal is new and empty, with a new serial, and the old content is gone. That is so, too, if the old one has not
- * @serial; none has 0. @image_out points into the journal: free it before anything is put. Returns 0; -EADDRINUSE
- * after a line in the log: another process has it open; or another -errno.
+ * @serial; none has 0. If the file cannot be read or written, the journal has failed: journal_put(). @image_out points
+ * into the journal: free it before anything is put or renewed. Returns 0; -EADDRINUSE after a line in the log: another
+ * process has it open; or another -errno: there is no such folder, or no memory.
  */
 int journal_open(uv_loop_t *loop, const char *path, const char *boot, uint64_t serial,
                  struct journal **journal_out, struct journal_image *image_out);
@@ -117,14 +118,21 @@ bool journal_is_busy(const struct journal *journal);
 void journal_free(struct journal *journal);
 
 /*
- * @body has at most JOURNAL_MAX_BODY bytes. If the file cannot grow, the journal fails once and for all: it is
- * not complete any more, so its file goes, and what is put later is ignored. journal_error() says so.
+ * @body has at most JOURNAL_MAX_BODY bytes. If the file cannot grow, the journal fails, with a line in the log: it is
+ * not complete any more, so its file goes, and what is put later is ignored, until it is renewed. journal_error()
+ * says so.
  */
 void journal_put(struct journal *journal, unsigned kind, uint64_t id, const void *body,
                  size_t n_bytes);
 void journal_more(struct journal *journal, unsigned kind, uint64_t id, const void *body,
                   size_t n_bytes);
 void journal_delete(struct journal *journal, unsigned kind, uint64_t id);
+/*
+ * A new file, with what @write puts, takes the place of the file, whole and at once. Blocks for the file system.
+ * Returns 0: the journal is good, also if it had failed; -EBUSY: a thread is at work, nothing has changed; or another
+ * -errno: the journal has failed.
+ */
+int journal_renew(struct journal *journal, void (*write)(void *user), void *user);
 /* The errno, or 0. */
 int journal_error(const struct journal *journal);
 

@@ -16,12 +16,14 @@
 #include "proto/cleanup.h"
 
 #define MARK "books"
+/* Between attempts to begin books anew that could not be written. */
+#define RETRY_MS 60000
 
 struct books {
 	struct books_parts parts;
 	struct journal *journal; /* owned */
 	struct parking *parking; /* owned */
-	bool is_left;
+	uint64_t retry_ms;       /* the next attempt, by the loop's clock; 0: they are good */
 };
 
 /* ---- the beginning --------------------------------------------------------------------------- */
@@ -83,6 +85,90 @@ static void adopt(struct books *books, const char *path, uint64_t serial,
 	log_adopted(path, &report, image->is_torn);
 }
 
+/* ---- anew ------------------------------------------------------------------------------------ */
+
+static const struct config_tenant *rule_of(const struct config *config, const struct tenant *tenant)
+{
+	for (size_t i = 0; i < config->n_tenants; i++) {
+		if (strcmp(config->tenants[i].name, tenant->name) == 0) {
+			return &config->tenants[i];
+		}
+	}
+	return NULL;
+}
+
+static void write_limit_if_set(struct books *books, const struct tenant *tenant,
+                               enum books_limit limit, uint32_t device, uint64_t is,
+                               uint64_t configured)
+{
+	if (is != configured) {
+		write_limit(books->journal, tenant, limit, device, is);
+	}
+}
+
+/* Those that were set since the configuration was read differ from it. */
+static void write_limits(struct books *books, const struct tenant *tenant)
+{
+	const struct config_tenant *rule = rule_of(books->parts.config, tenant);
+	if (!rule) {
+		return;
+	}
+	write_limit_if_set(books, tenant, BOOKS_SESSIONS, 0, tenant->max_sessions,
+	                   rule->max_sessions);
+	write_limit_if_set(books, tenant, BOOKS_MANIFESTS, 0, tenant->quota_manifest_bytes,
+	                   rule->manifest_bytes);
+	for (uint32_t i = 0; i < tenant->n_devices; i++) {
+		write_limit_if_set(books, tenant, BOOKS_BYTES, i, tenant->devices[i].quota_bytes,
+		                   config_tenant_quota(rule, i));
+	}
+}
+
+static void write_devices(struct books *books)
+{
+	for (uint32_t i = 0; i < books->parts.n_devices; i++) {
+		write_device(books->journal, &books->parts.devices[i]);
+	}
+}
+
+static void write_all(void *user)
+{
+	struct books *books = user;
+	struct tenant *tenant = NULL;
+	write_devices(books);
+	while ((tenant = tenant_next(books->parts.tenants, tenant ? tenant->id : 0))) {
+		write_limits(books, tenant);
+	}
+	store_note_all(books->parts.store);
+	holders_note_all(books->parts.holders);
+}
+
+void books_tick(struct books *books, const struct config *config)
+{
+	uint64_t now_ms = books ? uv_now(books->parts.loop) : 0;
+	if (!books || !journal_error(books->journal)) {
+		return;
+	}
+	if (books->retry_ms == 0) {
+		books->retry_ms = now_ms + RETRY_MS;
+	}
+	if (now_ms < books->retry_ms) {
+		return;
+	}
+	books->parts.config = config;
+	books->retry_ms = now_ms + RETRY_MS;
+	if (journal_renew(books->journal, write_all, books) == 0) {
+		books->retry_ms = 0;
+		log_info("the books of glaked are whole again: a restart loses nothing");
+	}
+}
+
+bool books_are_good(const struct books *books)
+{
+	return !books || !journal_error(books->journal);
+}
+
+/* ---- the file -------------------------------------------------------------------------------- */
+
 static void watch(struct books *books)
 {
 	const struct books_parts *parts = &books->parts;
@@ -139,9 +225,8 @@ static int open_journal(struct books *books, const char *path)
 	}
 	adopt(books, path, serial, &image);
 	journal_image_free(&image);
-	for (uint32_t i = 0; i < books->parts.n_devices; i++) {
-		write_device(books->journal, &books->parts.devices[i]);
-	}
+	watch(books);
+	write_devices(books);
 	if (journal_serial(books->journal) != serial) {
 		mark(books, marked, journal_serial(books->journal));
 	}
@@ -167,7 +252,6 @@ int books_open(const struct books_parts *parts, const char *path, struct books *
 		books_free(books);
 		return r == -EADDRINUSE ? r : 0;
 	}
-	watch(books);
 	store_settle_adopted(parts->store);
 	*books_out = books;
 	return 0;

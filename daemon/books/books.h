@@ -39,6 +39,14 @@ void books_set_limit(struct books *books, const struct tenant *tenant, enum book
                      uint32_t device, uint64_t value);
 void books_forget_limits(struct books *books);
 
+/*
+ * To be called every second. If the books could not be written, they are begun anew every minute, with a line in the
+ * log when that succeeds. @config is the current one, for this call.
+ */
+void books_tick(struct books *books, const struct config *config);
+/* What there is is written down, or nobody wants it to be. */
+bool books_are_good(const struct books *books);
+
 /* From now on nothing is written or given back: what there is is the next glaked's. */
 void books_leave(struct books *books);
 

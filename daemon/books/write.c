@@ -234,13 +234,16 @@ static void write_held(void *user, const struct holder *holder, const struct hel
 	if (held->kind == HELD_MODEL) {
 		body.kind = GLAKE__STATE__HELD_KIND__MODEL;
 		body.thing = held->model->id;
-	} else if (held->kind == HELD_BLOCK) {
+	} else if (held->kind == HELD_BLOCK && (held->block->is_noted || !held->was_chunk)) {
 		body.kind = GLAKE__STATE__HELD_KIND__BLOCK;
 		body.thing = held->block->id;
 	} else {
+		/* A block that is being parked is not in the books yet. */
+		const struct chunk *chunk = held->kind == HELD_BLOCK ? &held->block->chunk
+		                                                     : &held->chunk;
 		body.kind = GLAKE__STATE__HELD_KIND__CHUNK;
-		body.device = held->chunk.device->index;
-		body.bytes = held->chunk.bytes;
+		body.device = chunk->device->index;
+		body.bytes = chunk->bytes;
 	}
 	put(user, BOOKS_HELD, held->id, &body.base);
 }

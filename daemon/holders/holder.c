@@ -98,6 +98,20 @@ void holder_note(const struct holder *holder, const struct held *held)
 	}
 }
 
+void holders_note_all(const struct holders *holders)
+{
+	const struct holder *holder;
+	list_for_each (holder, &holders->list, link) {
+		holder_note_changed(holder);
+		for (const struct held *held = holder->held; held; held = held->hh.next) {
+			holder_note(holder, held);
+			if (held->kind == HELD_DRAFT) {
+				store_note_draft(holders->store, held->model);
+			}
+		}
+	}
+}
+
 int holder_attach(struct holder *holder, int socket, char *program, uint64_t image)
 {
 	holder->program = program;

@@ -210,6 +210,8 @@ int holder_attach(struct holder *holder, int socket, char *program, uint64_t ima
 /* It, or something that it holds, has changed. */
 void holder_note_changed(const struct holder *holder);
 void holder_note(const struct holder *holder, const struct held *held);
+/* The watches of holders and store have forgotten everything: they are told of all holders, and of their drafts. */
+void holders_note_all(const struct holders *holders);
 
 /*
  * Its connection, with the socket @fd, is lost. Returns whether the holder stays: not if its

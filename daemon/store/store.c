@@ -100,6 +100,29 @@ static void note_new_model(struct store *store, struct model *model)
 	store->watch->model(store->watcher, model, true);
 }
 
+void store_note_draft(struct store *store, struct model *draft)
+{
+	if (draft->manifest) {
+		draft->n_noted = 0;
+		store_note_tensors(store, draft);
+	}
+}
+
+void store_note_all(struct store *store)
+{
+	struct block *block;
+	struct model *model;
+	list_for_each (block, &store->block_list, link) {
+		note_block(store, block);
+	}
+	list_for_each (model, &store->model_list, link) {
+		store_note_draft(store, model);
+		if (model->is_noted) {
+			store->watch->model(store->watcher, model, true);
+		}
+	}
+}
+
 static void note_model_gone(const struct store *store, const struct model *model)
 {
 	if (store->watch && model->manifest) {

@@ -145,6 +145,10 @@ void store_ready(struct store *store, struct model *model);
 /* A model that is LOADING has got more tensors; before it is ready, all are to be noted. */
 void store_note_tensors(struct store *store, struct model *model);
 
+/* store.watch has forgotten everything: it is told of all anew, and of a draft. */
+void store_note_all(struct store *store);
+void store_note_draft(struct store *store, struct model *draft);
+
 /*
  * Put @block, which the caller uses (store_seal, store_use_block), in place @i of a model that is
  * loading. The model takes over that use.

@@ -3,6 +3,9 @@
  * Books that do not fit what there is: torn, of another boot, without fds, or fds without books. What they say is
  * adopted as far as it is true, the rest is given back, and the log says so. world_end() finds what would be left.
  */
+#include <sched.h>
+#include <sys/mount.h>
+
 #include "tests/harness/connection.h"
 #include "tests/harness/models.h"
 #include "tests/harness/words.h"
@@ -10,12 +13,19 @@
 
 #define MODEL_BYTES (300 * MIB)
 
+/* A minute of glaked's clock is two seconds. */
+#define SPEED 30
+
+static void begin_with(const char *config, unsigned speed)
+{
+	world_begin(.config = config, .devices = "1x1GiB", .is_activated = true, .keeps_fds = true,
+	            .speed = speed);
+}
+
 static void begin(void)
 {
-	world_begin(.config = WORLD_CONFIG, .devices = "1x1GiB", .is_activated = true,
-	            .keeps_fds = true);
+	begin_with(WORLD_CONFIG, 0);
 }
-BEGIN_EACH(begin)
 
 static const char *state_path(void)
 {
@@ -90,6 +100,7 @@ static const struct {
 
 START_TEST_WITH(books_that_cannot_be_read_give_everything_back, .n = n_elements(faults))
 {
+	begin();
 	load("model", 5);
 	harness_kill(&harness);
 	write_at(faults[_i].at, faults[_i].bytes, faults[_i].n_bytes);
@@ -105,6 +116,7 @@ END_TEST
 /* Ids of both begin anew: by them alone the fds of one could be taken for those of the other. */
 START_TEST(books_of_another_glaked_do_not_describe_these_fds)
 {
+	begin();
 	load("one", 5);
 	harness_kill(&harness);
 	ck_assert_int_eq(rename(state_path(), world_path("aside")), 0);
@@ -148,6 +160,7 @@ static void (*const strange[])(void) = {open_to_all, be_a_link, open_the_folder,
 
 START_TEST_WITH(books_that_others_could_write_are_not_believed, .n = n_elements(strange))
 {
+	begin();
 	load("model", 5);
 	harness_kill(&harness);
 	strange[_i]();
@@ -159,6 +172,7 @@ END_TEST
 
 START_TEST(two_glakeds_do_not_share_their_books)
 {
+	begin();
 	struct harness second;
 	char config[1024];
 	load("model", 5);
@@ -180,6 +194,7 @@ END_TEST
 
 START_TEST(without_books_everything_is_given_back)
 {
+	begin();
 	load("model", 5);
 	harness_kill(&harness);
 	ck_assert_int_eq(unlink(state_path()), 0);
@@ -191,6 +206,7 @@ END_TEST
 
 START_TEST(books_whose_fds_are_gone_describe_nothing)
 {
+	begin();
 	load("model", 5);
 	harness_kill(&harness);
 	fdkeeper_forget(&harness.fdkeeper, "");
@@ -202,6 +218,7 @@ END_TEST
 
 START_TEST(a_model_without_one_of_its_fds_is_given_back)
 {
+	begin();
 	load("one", 5);
 	load("two", 6);
 	ck_assert_uint_eq(world_books().n_models, 2);
@@ -232,6 +249,7 @@ static off_t records_end(void)
 /* What is missing behind may be what took something back. The whole file, at last, is believed. */
 START_TEST(books_that_are_cut_are_not_believed)
 {
+	begin();
 	enum { N_CUTS = 6 };
 	for (int i = 0; i <= N_CUTS; i++) {
 		load("model", 5);
@@ -252,6 +270,47 @@ START_TEST(books_that_are_cut_are_not_believed)
 }
 END_TEST
 
+/* ---- no room ----------------------------------------------------------------------------------- */
+
+static int copy_default(void *user, const struct glake_tenant_row *row)
+{
+	if (strcmp(row->name, "default") != 0) {
+		return 0;
+	}
+	*(uint32_t *)user = row->max_sessions;
+	return 1;
+}
+
+START_TEST(books_that_cannot_be_written_are_begun_as_soon_as_they_can)
+{
+	char config[1024];
+	char folder[512];
+	snprintf(folder, sizeof(folder), "%s/roomXXXXXX", getenv("TMPDIR"));
+	ck_assert_ptr_nonnull(mkdtemp(folder));
+	if (unshare(CLONE_NEWNS) < 0 || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0 ||
+	    mount("none", folder, "tmpfs", 0, "size=1m,mode=0700") < 0) {
+		printf("SKIP: cannot mount tmpfs\n");
+		return;
+	}
+	snprintf(config, sizeof(config), WORLD_CONFIG "state_path = \"%s/state\";", folder);
+	begin_with(config, SPEED);
+	harness_wait_log(&harness, "the books of glaked end here");
+	load("one", 5);
+	assert_ok(glake_set_max_sessions(eye, "default", 77));
+	ck_assert_int_eq(mount("none", folder, "tmpfs", MS_REMOUNT, "size=64m"), 0);
+	harness_wait_log(&harness, "the books of glaked are whole again");
+	/* What was before is in them, and what comes. */
+	load("two", 6);
+	harness_kill(&harness);
+	harness_restart(&harness);
+	ck_assert_uint_eq(world_books().n_models, 2);
+	uint32_t max_sessions = 0;
+	ck_assert_int_eq(glake_list_tenants(eye, copy_default, &max_sessions), 1);
+	ck_assert_uint_eq(max_sessions, 77);
+	assert_ok(glake_set_max_sessions(eye, "default", 0));
+}
+END_TEST
+
 /* ---- parking ---------------------------------------------------------------------------------- */
 
 static void open_while_stalled(void *path)
@@ -267,6 +326,7 @@ static void open_while_stalled(void *path)
 
 START_TEST(nobody_gets_a_model_before_it_is_parked)
 {
+	begin();
 	const char *path = world_write_model("model", MODEL_BYTES, 5);
 	fdkeeper_stall(&harness.fdkeeper);
 	pid_t client = world_client(open_while_stalled, (void *)path);
@@ -286,6 +346,7 @@ END_TEST
 
 START_TEST(blocks_of_a_load_that_was_cut_off_are_given_back)
 {
+	begin();
 	const char *path = world_write_model("model", MODEL_BYTES, 5);
 	fdkeeper_stall(&harness.fdkeeper);
 	pid_t client = world_client(open_while_stalled, (void *)path);
@@ -321,6 +382,7 @@ static void share_after_restart(void *user)
 
 START_TEST(private_memory_from_before_stays_private)
 {
+	begin();
 	pid_t client = world_client(share_after_restart, NULL);
 	world_await(1);
 	struct books before = world_books();
@@ -348,6 +410,7 @@ static void use_most(void *user)
 /* It is free when the service manager has closed its fds, and the request waits for that. */
 START_TEST(what_is_evicted_is_free_at_once)
 {
+	begin();
 	for (int i = 0; i < 3; i++) {
 		load("one", 5);
 		load("two", 6);

@@ -442,13 +442,26 @@ START_TEST(more_than_was_allocated_ahead_goes_in_at_once)
 }
 END_TEST
 
-START_TEST(books_that_are_not_complete_are_not_kept)
+static void limit_files(rlim_t n_bytes)
+{
+	struct rlimit limit;
+	getrlimit(RLIMIT_FSIZE, &limit);
+	limit.rlim_cur = n_bytes;
+	ck_assert_int_eq(setrlimit(RLIMIT_FSIZE, &limit), 0);
+}
+
+static void put_all(void *user)
+{
+	for (unsigned id = 0; id < N_IDS; id++) {
+		put(id, id + 1);
+	}
+}
+
+static void fail_journal(void)
 {
 	static const uint8_t body[JOURNAL_MAX_BODY];
-	const struct rlimit limit = {.rlim_cur = 12u * 1024 * 1024, .rlim_max = 12u * 1024 * 1024};
 	signal(SIGXFSZ, SIG_IGN);
-	setrlimit(RLIMIT_FSIZE, &limit);
-	open_as("one");
+	limit_files(12u * 1024 * 1024);
 	for (unsigned i = 0; i < 500; i++) {
 		journal_put(journal, 2, i, body, sizeof(body));
 		uv_run(&loop, UV_RUN_NOWAIT);
@@ -456,7 +469,58 @@ START_TEST(books_that_are_not_complete_are_not_kept)
 	ck_assert_int_eq(journal_error(journal), EFBIG);
 	run_jobs();
 	ck_assert_int_lt(access(path, F_OK), 0);
+}
+
+START_TEST(books_that_are_not_complete_are_not_kept)
+{
+	open_as("one");
+	fail_journal();
 	leave();
+}
+END_TEST
+
+START_TEST(books_that_have_failed_begin_anew_as_soon_as_there_is_room)
+{
+	open_as("one");
+	uint64_t serial = journal_serial(journal);
+	fail_journal();
+	limit_files(1024);
+	ck_assert_int_eq(journal_renew(journal, put_all, NULL), -EFBIG);
+	ck_assert_int_eq(journal_error(journal), EFBIG);
+	ck_assert_int_lt(access(path, F_OK), 0);
+	limit_files(RLIM_INFINITY);
+	ck_assert_int_eq(journal_renew(journal, put_all, NULL), 0);
+	change(7);
+	open_again();
+	ck_assert_uint_eq(journal_serial(journal), serial);
+}
+END_TEST
+
+/* What was there before is not. */
+START_TEST(books_begin_anew_at_once)
+{
+	open_as("one");
+	journal_put(journal, 7, 1, "old", 3);
+	ck_assert_int_eq(journal_renew(journal, put_all, NULL), 0);
+	for (unsigned step = 0; step < 20000; step++) {
+		change(step);
+		uv_run(&loop, UV_RUN_NOWAIT);
+	}
+	run_jobs();
+	open_again();
+}
+END_TEST
+
+START_TEST(a_file_that_cannot_be_made_at_first_is_made_later)
+{
+	signal(SIGXFSZ, SIG_IGN);
+	limit_files(1024);
+	open_as("one");
+	ck_assert_int_eq(journal_error(journal), EFBIG);
+	put(1, 1);
+	limit_files(RLIM_INFINITY);
+	ck_assert_int_eq(journal_renew(journal, put_all, NULL), 0);
+	open_again();
 }
 END_TEST
 
