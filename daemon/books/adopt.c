@@ -82,6 +82,8 @@ static void adopt_device(struct adoption *adoption, struct journal_entry *entry)
 		if (body->uuid.len == sizeof(device->uuid) &&
 		    memcmp(body->uuid.data, device->uuid, sizeof(device->uuid)) == 0) {
 			adoption->devices[entry->key.id - 1] = device;
+			adoption->report->is_renumbered |= device->index + 1 != entry->key.id;
+			entry->user = device;
 		}
 	}
 }

@@ -43,6 +43,7 @@ struct adopt_report {
 	struct adopt_count lost_blocks; /* without an fd, or on a device that is gone */
 	uint64_t n_lost_models;         /* without one of their blocks */
 	uint64_t n_ended;               /* holders whose process has ended */
+	bool is_renumbered; /* what was adopted names its devices by numbers of others now */
 };
 
 /*

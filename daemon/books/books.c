@@ -67,8 +67,11 @@ static void delete_others(struct books *books, const struct journal_image *image
 	}
 }
 
-/* @serial: of the books that describe the kept fds; 0: there are none. */
-static void adopt(struct books *books, const char *path, uint64_t serial,
+/*
+ * @serial: of the books that describe the kept fds; 0: there are none. Returns whether records that stay name other
+ * devices by their numbers.
+ */
+static bool adopt(struct books *books, const char *path, uint64_t serial,
                   struct journal_image *image)
 {
 	struct adopt_report report;
@@ -78,11 +81,14 @@ static void adopt(struct books *books, const char *path, uint64_t serial,
 			log_warning("nothing is adopted from %s: %s", path,
 			            is_unkept ? "nobody has kept the fds" : why_not[image->state]);
 		}
-		return;
+		return false;
 	}
 	adopt_all(&books->parts, image, &report);
-	delete_others(books, image);
+	if (!report.is_renumbered) {
+		delete_others(books, image);
+	}
 	log_adopted(path, &report, image->is_torn);
+	return report.is_renumbered;
 }
 
 /* ---- anew ------------------------------------------------------------------------------------ */
@@ -223,10 +229,15 @@ static int open_journal(struct books *books, const char *path)
 		fdstore_remove(books->parts.fdstore, MARK);
 		return r;
 	}
-	adopt(books, path, serial, &image);
+	bool is_renumbered = adopt(books, path, serial, &image);
 	journal_image_free(&image);
 	watch(books);
-	write_devices(books);
+	if (is_renumbered) {
+		/* At once: half of it would be wrong. */
+		journal_renew(books->journal, write_all, books);
+	} else {
+		write_devices(books);
+	}
 	if (journal_serial(books->journal) != serial) {
 		mark(books, marked, journal_serial(books->journal));
 	}

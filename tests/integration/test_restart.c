@@ -237,6 +237,51 @@ START_TEST(a_pinned_model_is_unused_since_its_last_user)
 }
 END_TEST
 
+static void load_on_second(void *path)
+{
+	struct glake_model *model;
+	struct glake_session *session = world_connect_blind();
+	const struct glake_model_options options = {
+		.size = sizeof(options), .no_map = 1, .device = 1};
+	assert_ok(glake_model_open(session, path, &options, &model));
+	glake_model_close(model);
+	world_disconnect(session);
+}
+
+static int find_model_device(void *user, const struct glake_model_row *row)
+{
+	*(uint32_t *)user = row->device;
+	return 1;
+}
+
+/* The GPUs have other numbers from now on. */
+START_TEST(what_is_on_a_device_stays_there_whatever_its_number)
+{
+	uint32_t device = 9;
+	world_begin(.config = CONFIG, .devices = "2x1GiB", .is_activated = true, .keeps_fds = true);
+	const char *path = world_write_model("model", 140 * MIB, 5);
+	world_join(world_client(load_on_second, (void *)path));
+	assert_ok(glake_pin(eye, path, 1));
+	assert_ok(glake_set_quota(eye, "default", 1, 2 * GIB));
+	harness_kill(&harness);
+	FILE *file = fopen(harness.config_path, "ae");
+	ck_assert_ptr_nonnull(file);
+	fputs("devices = [1, 0];\n", file);
+	ck_assert_int_eq(fclose(file), 0);
+	harness_restart(&harness);
+	ck_assert_int_eq(glake_list_models(eye, find_model_device, &device), 1);
+	ck_assert_uint_eq(device, 0);
+	struct listing listing = list();
+	ck_assert_ptr_nonnull(strstr(listing.text, "/2147483648 "));
+	/* The books have the new numbers, too. */
+	restart_unseen(kill_glaked);
+	restart_unseen(kill_glaked);
+	world_join(world_client(check_content, (void *)path));
+	ck_assert_uint_eq(world_metric("models_loaded"), 0);
+	assert_ok(glake_pin(eye, path, 0));
+}
+END_TEST
+
 START_TEST(what_was_evicted_stays_so)
 {
 	begin();
