@@ -82,6 +82,13 @@ class Attacks(unittest.TestCase):
         done = subprocess.run(["make", "-s", "list-attacks"], check=True, capture_output=True, text=True)
         self.assertEqual(listed, {os.path.basename(path).removesuffix(".py") for path in done.stdout.split()})
 
+    def test_every_finding_of_the_doctor_is_explained(self):
+        section = read("docs/troubleshooting.md").split("## glakectl doctor")[1].split("\n## ")[0]
+        rows = " ".join(re.findall(r"^\| (`.*?) \| ", section, re.M))
+        found = [name for path in glob.glob("libclient/ctl/doctor*.c")
+                 for name in re.findall(r'finding_add\(\w+, "(\w+)"', read(path))]
+        self.assertEqual(set(re.findall(r"`(\w+)`", rows)), set(found))
+
 
 def anchors(page):
     """Of a page's headlines, as the places where it is read make them."""
