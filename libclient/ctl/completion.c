@@ -187,9 +187,8 @@ static void put_fish(FILE *out)
 	      "complete -c glakectl -f\n"
 	      "complete -c glakectl -s s -l socket -r -F -d 'The socket of glaked'\n"
 	      "complete -c glakectl -s h -l help -d 'Help'\n"
-	      "complete -c glakectl -n __fish_use_subcommand -l json -d 'One JSON document instead "
-	      "of "
-	      "text'\n"
+	      "complete -c glakectl -n __fish_use_subcommand -l json"
+	      " -d 'One JSON document instead of text'\n"
 	      "complete -c glakectl -n __fish_use_subcommand -l bytes -d 'Sizes in bytes'\n"
 	      "complete -c glakectl -n __fish_use_subcommand -s V -l version -d 'The version'\n",
 	      out);

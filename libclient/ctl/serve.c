@@ -240,8 +240,8 @@ static void note_guest(void *user, struct MHD_Connection *connection, void **pla
 		*guest = (struct guest){.is_here = false};
 	} else {
 		size_t i = 0;
-		/* There are not more connections than places. */
-		while (server->guests[i].is_here) {
+		/* There are as many places as connections, at most. */
+		while (i < MAX_CONNECTIONS - 1 && server->guests[i].is_here) {
 			i++;
 		}
 		server->guests[i] = (struct guest){
@@ -295,7 +295,7 @@ static enum MHD_Result answer(void *user, struct MHD_Connection *connection, con
 		*request = &seen;
 		return MHD_YES;
 	}
-	/* What a request brings along is not looked at. */
+	/* The body of a request is not looked at. */
 	if (*n_upload > 0) {
 		*n_upload = 0;
 		return MHD_YES;

@@ -129,7 +129,7 @@ struct top {
 	size_t order[N_VIEWS]; /* of orders */
 	bool is_reverse[N_VIEWS];
 	size_t first;  /* row that is shown */
-	size_t n_rows; /* at most; what follows has no room */
+	size_t n_rows; /* at most: a screen has no room for more */
 	bool is_screen;
 };
 

@@ -261,7 +261,7 @@ class Glakectl(WithGlaked):
         self.assertEqual(self.get(connection, Host="127.0.0.1.elsewhere.example")[0], 403)
         self.assertEqual(self.get(connection, method="POST")[0], 405)
         self.assertEqual(self.get(connection, method="HEAD"), (200, ""))
-        # What a request brings along changes nothing.
+        # A body changes nothing.
         connection.request("GET", "/metrics", body="x")
         answer = connection.getresponse()
         self.assertEqual((answer.status, answer.read()[:6]), (200, b"# HELP"))
