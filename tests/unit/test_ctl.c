@@ -1046,6 +1046,15 @@ static unsigned count(const char *text, const char *part)
 	return n;
 }
 
+static void take_page(const char *path, char *page, size_t n_bytes)
+{
+	FILE *file = fopen(path, "r");
+	ck_assert_ptr_nonnull(file);
+	page[fread(page, 1, n_bytes - 1, file)] = '\0';
+	fclose(file);
+	unlink(path);
+}
+
 START_TEST(the_map_names_who_holds_what)
 {
 	char path[256];
@@ -1057,11 +1066,7 @@ START_TEST(the_map_names_who_holds_what)
 	for (int i = 0; i < 2; i++) {
 		ck_assert_int_eq(run(line), 0);
 		assert_contains(out_text, "map.html: 2 samples of 2 devices\n");
-		FILE *file = fopen(path, "r");
-		ck_assert_ptr_nonnull(file);
-		page[fread(page, 1, sizeof(page) - 1, file)] = '\0';
-		fclose(file);
-		unlink(path);
+		take_page(path, page, sizeof(page));
 		ck_assert_ptr_null(strstr(page, "<i>\"a"));
 		ck_assert_ptr_null(strstr(page, "<script"));
 		ck_assert_ptr_null(strstr(page, "http://"));
@@ -1093,11 +1098,7 @@ START_TEST(a_map_of_many_shows_the_largest)
 	snprintf(path, sizeof(path), "%s/many.html", getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp");
 	snprintf(line, sizeof(line), "map --html=%s", path);
 	ck_assert_int_eq(run(line), 0);
-	FILE *file = fopen(path, "r");
-	ck_assert_ptr_nonnull(file);
-	page[fread(page, 1, sizeof(page) - 1, file)] = '\0';
-	fclose(file);
-	unlink(path);
+	take_page(path, page, sizeof(page));
 	ck_assert_ptr_nonnull(strstr(page, "</html>"));
 	ck_assert_ptr_nonnull(strstr(page, "<b>crowd (4000)</b>"));
 	ck_assert_ptr_null(strstr(page, "<b>crowd (1001)</b>"));
