@@ -10,7 +10,7 @@
 /* ---- files ------------------------------------------------------------------------------------ */
 
 /* Deterministic bytes of a tensor: known from its name and length alone. */
-static void make_bytes(const char *name, uint8_t *bytes, size_t n_bytes)
+TEST_BYTE_LOOP static void make_bytes(const char *name, uint8_t *bytes, size_t n_bytes)
 {
 	uint64_t state = 0x243F6A8885A308D3ull;
 	for (const char *at = name; *at; at++) {
