@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdint.h>
 #include <unistd.h>
 
@@ -11,12 +12,14 @@
 #define PIPE_BYTES (1 << 20)
 
 static int line[2];
+static atomic_size_t n_waiting;
 
 static void *close_all(void *user)
 {
 	int fd;
 	while (read(line[0], &fd, sizeof(fd)) == (ssize_t)sizeof(fd)) {
 		close(fd);
+		atomic_fetch_sub(&n_waiting, 1);
 	}
 	return NULL;
 }
@@ -37,7 +40,14 @@ int closer_start(void)
 
 void closer_close(int fd)
 {
+	atomic_fetch_add(&n_waiting, 1);
 	if (write(line[1], &fd, sizeof(fd)) != (ssize_t)sizeof(fd)) {
 		close(fd);
+		atomic_fetch_sub(&n_waiting, 1);
 	}
+}
+
+size_t closer_n_waiting(void)
+{
+	return atomic_load(&n_waiting);
 }

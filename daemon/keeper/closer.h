@@ -9,10 +9,15 @@
 #ifndef GLAKE_DAEMON_CLOSER_H
 #define GLAKE_DAEMON_CLOSER_H
 
+#include <stddef.h>
+
 /* Returns 0 or -errno. */
 int closer_start(void);
 
 /* Takes @fd over. */
 void closer_close(int fd);
+
+/* So many are not closed yet. */
+size_t closer_n_waiting(void);
 
 #endif

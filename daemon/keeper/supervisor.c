@@ -38,6 +38,9 @@
 #define START_WATCHDOGS 10u
 /* Time for a core dump between SIGABRT and SIGKILL. */
 #define ABORT_MS 10000u
+/* How often it looks whether fds were closed when it has no room for more, and how long at the end of glaked. */
+#define ROOM_MS 5
+#define LAST_MS 5000u
 #define NS_PER_MS 1000000ull
 /* glaked's exit status when it leaves everything to the next one (SERVER_LEAVES in server.h). */
 #define GLAKED_LEAVES 75
@@ -53,6 +56,7 @@ static struct {
 	const struct supervisor_options *options;
 	char folder[PATH_MAX]; /* of the notify socket */
 	struct sockaddr_un address;
+	uint64_t max_open;      /* the limit on open files */
 	int notify;             /* glaked's messages */
 	int signals;            /* a signalfd */
 	int outer;              /* the own manager's socket, connected; -1: there is none */
@@ -261,6 +265,16 @@ static size_t read_control(struct msghdr *header, int *fds, pid_t *sender_out)
 	return n_fds;
 }
 
+/*
+ * What is closed may take its time, and the kernel loses what would be too much. So messages wait meanwhile, and with
+ * them glaked's orders.
+ */
+static bool has_room(void)
+{
+	size_t n_waiting = closer_n_waiting();
+	return n_waiting == 0 || kept_n() + n_waiting + OWN_FDS / 2 < self.max_open;
+}
+
 /* Returns false when there are no more messages. */
 static bool receive(void)
 {
@@ -303,8 +317,12 @@ static bool reap(void)
 	int status;
 	pid_t pid;
 	bool goes_on = true;
-	while (receive()) {
-	}
+	uint64_t end_ns = in_ms(LAST_MS);
+	do {
+		while (!has_room() && clock_now_ns() < end_ns) {
+			poll(NULL, 0, ROOM_MS);
+		}
+	} while (receive());
 	/* Where it is the first process, orphans are its children, too. */
 	while ((pid = waitpid(-1, &status, WNOHANG)) > 0) {
 		if (pid == self.child) {
@@ -357,6 +375,10 @@ static void on_time(uint64_t now_ns)
 	if (now_ns >= self.start_ns) {
 		start();
 	}
+	if (now_ns >= self.beat_ns && !has_room()) {
+		/* It was not listened to. */
+		self.beat_ns = in_ms(self.options->watchdog_ms);
+	}
 	if (now_ns >= self.beat_ns) {
 		say(self.is_ready ? "glaked does not answer its watchdog: SIGABRT"
 		                  : "glaked does not become ready: SIGABRT");
@@ -382,6 +404,10 @@ static int wait_ms(void)
 	for (size_t i = 0; i < n_elements(times); i++) {
 		first = times[i] < first ? times[i] : first;
 	}
+	if (!has_room()) {
+		uint64_t room_ns = now_ns + ROOM_MS * NS_PER_MS;
+		first = first < room_ns ? first : room_ns;
+	}
 	if (first == NEVER) {
 		return -1;
 	}
@@ -396,6 +422,7 @@ static void serve(void)
 	bool goes_on = true;
 	start();
 	while (goes_on) {
+		ready[0].fd = has_room() ? self.notify : -1;
 		int n_ready = poll(ready, n_elements(ready), wait_ms());
 		if (n_ready > 0 && ready[0].revents) {
 			receive();
@@ -533,6 +560,7 @@ int supervisor_run(const struct supervisor_options *options)
 	signal(SIGPIPE, SIG_IGN);
 	self.options = options;
 	kept_set_max(max_fds);
+	self.max_open = limit;
 	connect_outer();
 	int r = open_signals();
 	if (r == 0) {

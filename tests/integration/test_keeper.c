@@ -5,12 +5,14 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <netinet/in.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -35,6 +37,9 @@
 			_exit(9); \
 		} \
 	} while (0)
+
+/* Files that the keeper may have open, if that is little. */
+#define MAX_OPEN 200
 
 static uv_loop_t loop;
 static struct fdstore *store;
@@ -157,6 +162,61 @@ static int overfill(int n)
 	return 9;
 }
 
+/* The end of a connection whose close waits for the reader, who does not read. */
+static int slow_end(void)
+{
+	static const struct linger linger = {.l_onoff = 1, .l_linger = 2};
+	struct sockaddr_in address = {.sin_family = AF_INET,
+	                              .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	socklen_t length = sizeof(address);
+	char bytes[4096] = "";
+	int listener = socket(AF_INET, SOCK_STREAM, 0);
+	int end = socket(AF_INET, SOCK_STREAM, 0);
+	want(bind(listener, (struct sockaddr *)&address, length) == 0 && listen(listener, 1) == 0);
+	want(getsockname(listener, (struct sockaddr *)&address, &length) == 0);
+	want(connect(end, (struct sockaddr *)&address, length) == 0);
+	while (send(end, bytes, sizeof(bytes), MSG_DONTWAIT) > 0) {
+	}
+	want(setsockopt(end, SOL_SOCKET, SO_LINGER, &linger, sizeof(linger)) == 0);
+	return end;
+}
+
+/* It has few files, too, and what waits to be sent takes one each. */
+static void put_when_possible(const char *name, int fd)
+{
+	int r;
+	while ((r = fdstore_put(store, name, fd)) == -EMFILE) {
+		uv_run(&loop, UV_RUN_ONCE);
+	}
+	want(r == 0);
+}
+
+/* More is removed than can be closed in time, and than the keeper may have open. */
+static int overtake(int n)
+{
+	enum { N = 3 * MAX_OPEN };
+	int r;
+	if (n == 1) {
+		want(was_passed("last"));
+		return 0;
+	}
+	int last = file("last");
+	int slow = slow_end();
+	want(fdstore_put(store, "slow", slow) == 0);
+	fd_close(&slow);
+	fdstore_remove(store, "slow");
+	for (int i = 0; i < N; i++) {
+		put_when_possible(name_of("f%d", i), last);
+		fdstore_remove(store, name_of("f%d", i));
+	}
+	put_when_possible("last", last);
+	while ((r = fdstore_barrier(store, die, NULL)) == -EMFILE) {
+		uv_run(&loop, UV_RUN_ONCE);
+	}
+	uv_run(&loop, UV_RUN_DEFAULT);
+	return 9;
+}
+
 static int crash(int n)
 {
 	signal(SIGSEGV, SIG_DFL);
@@ -262,6 +322,7 @@ static const struct {
 	{"crash", crash},           {"fail", fail_at_once},     {"silent", be_silent},
 	{"fail_later", fail_later}, {"serve", serve},           {"never_ready", never_be_ready},
 	{"quiet", fail_later},      {"leave", serve_and_leave}, {"hold", hold},
+	{"overtake", overtake},
 };
 
 static int play(const char *name)
@@ -309,6 +370,8 @@ static void wait_log(const char *text)
 /* Of the keeper and its glaked; -1: the log. */
 static int their_stderr = -1;
 
+static rlim_t max_open; /* 0: as many as the test */
+
 /* Start a keeper with one option (NULL: none) and that glaked, in a folder of its own. */
 static void start(const char *option, const char *role)
 {
@@ -325,6 +388,9 @@ static void start(const char *option, const char *role)
 		int fd = open("log", O_WRONLY | O_CREAT | O_APPEND, 0600);
 		dup2(their_stderr >= 0 ? their_stderr : fd, STDERR_FILENO);
 		close(fd);
+		if (max_open) {
+			setrlimit(RLIMIT_NOFILE, &(struct rlimit){max_open, max_open});
+		}
 		execl(program, "glake-keeper", option ? option : "--", self, role, NULL);
 		_exit(127);
 	}
@@ -370,6 +436,15 @@ START_TEST(barrier_comes_back_after_the_close_of_what_was_removed)
 {
 	start(NULL, "remove");
 	ends_with(0);
+}
+END_TEST
+
+START_TEST(what_is_slow_to_close_is_waited_for)
+{
+	max_open = MAX_OPEN;
+	start(NULL, "overtake");
+	ends_with(0);
+	ck_assert_ptr_null(strstr(log_text(), "is lost"));
 }
 END_TEST
 
