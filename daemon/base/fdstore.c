@@ -45,6 +45,7 @@ struct fdstore {
 	uv_timer_t retry;
 	int n_handles;
 	int socket; /* owned; connected to the manager; -1: nobody keeps fds */
+	bool is_lost;
 	uint32_t max;
 	uint32_t n_kept;
 	uint32_t name_bytes; /* of the kept */
@@ -96,11 +97,10 @@ static void send_orders(struct fdstore *store)
 			uv_timer_start(&store->retry, on_retry, RETRY_MS, 0);
 			return;
 		}
-		if (r != 0) {
-			static struct log_limit limit;
-			log_limited(&limit, LOG_LEVEL_ERROR,
-			            "the service manager does not take fds any more: %s",
-			            r > 0 ? "it is gone" : strerror(-r));
+		if (r != 0 && !store->is_lost) {
+			store->is_lost = true;
+			log_error("the service manager does not take fds any more: %s",
+			          r > 0 ? "it is gone" : strerror(-r));
 		}
 		drop(order);
 	}
@@ -137,6 +137,11 @@ bool fdstore_is_kept(const struct fdstore *store)
 	return store->socket >= 0;
 }
 
+bool fdstore_is_lost(const struct fdstore *store)
+{
+	return store->is_lost;
+}
+
 uint32_t fdstore_n_kept(const struct fdstore *store)
 {
 	return store->n_kept;
@@ -155,8 +160,9 @@ uint32_t fdstore_max(const struct fdstore *store)
 
 bool fdstore_is_full(const struct fdstore *store)
 {
-	return store->n_kept >= store->max ||
-	       store->name_bytes + FDSTORE_SHORT_BYTES > FDSTORE_NAMES_BYTES;
+	/* In one that is lost no removal makes room. */
+	return !store->is_lost && (store->n_kept >= store->max ||
+	                           store->name_bytes + FDSTORE_SHORT_BYTES > FDSTORE_NAMES_BYTES);
 }
 
 /* What sd_notify(3) demands. */
@@ -198,7 +204,7 @@ int fdstore_put(struct fdstore *store, const char *name, int fd)
 {
 	static struct log_limit limit;
 	char text[FDSTORE_NAME_BYTES + 64];
-	if (!fdstore_is_kept(store)) {
+	if (!fdstore_is_kept(store) || store->is_lost) {
 		return -ENOTSUP;
 	}
 	if (!is_name(name)) {
@@ -213,6 +219,9 @@ int fdstore_put(struct fdstore *store, const char *name, int fd)
 	/* FDPOLL=0: pollable fds, such as pidfds, are kept after their end, too. */
 	snprintf(text, sizeof(text), "FDSTORE=1\nFDPOLL=0\nFDNAME=%s", name);
 	int r = give_order(store, text, fd);
+	if (r == 0 && store->is_lost) {
+		r = -ENOTSUP;
+	}
 	if (r == 0) {
 		count(store, name, 1);
 	}

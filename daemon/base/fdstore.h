@@ -64,6 +64,9 @@ void fdstore_close(struct fdstore *store);
 /* Somebody keeps fds. It never changes. */
 bool fdstore_is_kept(const struct fdstore *store);
 
+/* The manager is gone, or refuses messages: what it has not said to have may be lost. It takes no fds any more. */
+bool fdstore_is_lost(const struct fdstore *store);
+
 /* How many fds are kept, and about how many can be, if their names are as long. A queued put counts. */
 uint32_t fdstore_n_kept(const struct fdstore *store);
 uint32_t fdstore_max(const struct fdstore *store);
@@ -95,7 +98,7 @@ size_t fdstore_settle(struct fdstore *store);
 /*
  * Keep a duplicate of @fd, which stays the caller's, under @name: 1 to 255 printable characters
  * without ':', under which nothing is kept now. The manager has it when a later barrier comes back.
- * Returns 0, -ENOTSUP: nobody keeps fds; -ENOSPC: the store is full, which is logged; -EINVAL: not a
+ * Returns 0, -ENOTSUP: nobody keeps fds, or not any more; -ENOSPC: the store is full, which is logged; -EINVAL: not a
  * name; -ENOMEM or -EMFILE: it would have to wait, and cannot.
  */
 int fdstore_put(struct fdstore *store, const char *name, int fd);
@@ -108,7 +111,7 @@ void fdstore_remove(struct fdstore *store, const char *name);
 
 /*
  * Call @fn from the loop, never from here, when the manager has handled everything that was put and
- * removed before. Without a manager that is soon. Returns 0, -ENOMEM or -EMFILE.
+ * removed before. Without a manager, or with one that is lost, that is soon. Returns 0, -ENOMEM or -EMFILE.
  */
 int fdstore_barrier(struct fdstore *store, fdstore_fn fn, void *user);
 

@@ -9,10 +9,13 @@
 #include "proto/cleanup.h"
 
 #define PATIENCE_NS 5000000000ull
+/* The next try to ask when there is no memory, or no fd, for it. */
+#define RETRY_MS 20
 
 struct parking {
 	struct fdstore *store; /* borrowed */
-	uint64_t last;         /* number */
+	uv_timer_t retry;
+	uint64_t last;  /* number */
 	uint64_t asked; /* the barrier under way is for it and all before it; 0: there is none */
 	struct list waits;
 	uv_mutex_t mutex;
@@ -21,17 +24,23 @@ struct parking {
 	bool is_silent; /* under mutex: somebody has waited in vain, and no barrier came back since */
 };
 
-struct parking *parking_new(struct fdstore *store)
+struct parking *parking_new(uv_loop_t *loop, struct fdstore *store)
 {
 	struct parking *parking = calloc(1, sizeof(*parking));
 	if (!parking) {
 		return NULL;
 	}
 	parking->store = store;
+	uv_timer_init(loop, &parking->retry);
 	list_init(&parking->waits);
 	uv_mutex_init(&parking->mutex);
 	uv_cond_init(&parking->cond);
 	return parking;
+}
+
+static void on_retry_closed(uv_handle_t *handle)
+{
+	free(container_of(handle, struct parking, retry));
 }
 
 void parking_free(struct parking *parking)
@@ -46,7 +55,7 @@ void parking_free(struct parking *parking)
 	}
 	uv_cond_destroy(&parking->cond);
 	uv_mutex_destroy(&parking->mutex);
-	free(parking);
+	uv_close((uv_handle_t *)&parking->retry, on_retry_closed);
 }
 
 static void pass(struct parking *parking, uint64_t number)
@@ -77,6 +86,11 @@ static void on_barrier(void *user)
 	pass(parking, asked);
 }
 
+static void on_retry(uv_timer_t *timer)
+{
+	ask(container_of(timer, struct parking, retry));
+}
+
 static void ask(struct parking *parking)
 {
 	static struct log_limit limit;
@@ -86,11 +100,16 @@ static void ask(struct parking *parking)
 	parking->asked = parking->last;
 	int r = fdstore_barrier(parking->store, on_barrier, parking);
 	if (r < 0) {
-		/* The next order asks again. */
 		parking->asked = 0;
+		uv_timer_start(&parking->retry, on_retry, RETRY_MS, 0);
 		log_limited(&limit, LOG_LEVEL_ERROR, "cannot ask the service manager: %s",
 		            strerror(-r));
 	}
+}
+
+bool parking_is_lost(const struct parking *parking)
+{
+	return fdstore_is_lost(parking->store);
 }
 
 bool parking_is_full(const struct parking *parking)

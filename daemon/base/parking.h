@@ -28,9 +28,12 @@ struct parking_wait {
 };
 
 /* Somebody keeps fds. NULL: no memory. */
-struct parking *parking_new(struct fdstore *store);
-/* All numbers count as passed: who still waits is called from here. NULL is fine. */
+struct parking *parking_new(uv_loop_t *loop, struct fdstore *store);
+/* All numbers count as passed: who still waits is called from here. The loop frees it. NULL is fine. */
 void parking_free(struct parking *parking);
+
+/* What has not passed by now counts as passed, and is not parked. */
+bool parking_is_lost(const struct parking *parking);
 
 /* There is no room for another fd. */
 bool parking_is_full(const struct parking *parking);

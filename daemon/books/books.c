@@ -256,7 +256,7 @@ int books_open(const struct books_parts *parts, const char *path, struct books *
 		return 0;
 	}
 	books->parts = *parts;
-	books->parking = parking_new(parts->fdstore);
+	books->parking = parking_new(parts->loop, parts->fdstore);
 	parts->chunk_books->parking = books->parking;
 	int r = books->parking ? open_journal(books, path) : -ENOMEM;
 	if (r < 0) {

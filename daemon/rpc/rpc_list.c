@@ -89,7 +89,7 @@ void rpc_status_get(struct session *session, const request_t *request, struct fd
 	body.draining = rpc->is_draining;
 	body.driver = driver;
 	body.config = rpc->config->path ? rpc->config->path : (char *)"";
-	if (rpc->books) {
+	if (rpc->books && !fdstore_is_lost(rpc->fdstore)) {
 		body.kept_fds = fdstore_n_kept(rpc->fdstore);
 		body.max_kept_fds = fdstore_max(rpc->fdstore);
 		body.unkept_blocks = rpc->store->n_roomless;

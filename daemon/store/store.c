@@ -147,11 +147,25 @@ static void tell_of(struct block *block)
 	}
 }
 
+/* It serves without being kept. */
+static void add_roomless(struct block *block)
+{
+	block->parking.number = 0;
+	list_insert(&block->store->roomless, &block->parking.link);
+	block->store->n_roomless++;
+	tell_of(block);
+}
+
 static void on_parked(struct parking_wait *wait)
 {
 	struct block *block = container_of(wait, struct block, parking);
-	block->is_parked = true;
-	tell_of(block);
+	const struct parking *parking = block->store->parking;
+	if (parking && parking_is_lost(parking)) {
+		add_roomless(block);
+	} else {
+		block->is_parked = true;
+		tell_of(block);
+	}
 }
 
 /* False: there is no room for its fd. */
@@ -182,9 +196,7 @@ static void park(struct store *store, struct block *block)
 	while (parking_is_full(store->parking) && evict_for_room(store)) {
 	}
 	if (!try_park(store, block)) {
-		list_insert(&store->roomless, &block->parking.link);
-		store->n_roomless++;
-		tell_of(block);
+		add_roomless(block);
 	}
 }
 

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What is asked of a manager that keeps fds, and what is taken from it. The manager is the test. */
 #include "daemon/base/fdstore.h"
+#include "daemon/base/parking.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -202,6 +204,78 @@ START_TEST(manager_that_does_not_read_is_waited_for)
 	turn();
 	ck_assert_uint_eq(n_came, 1);
 	end();
+}
+END_TEST
+
+/* ---- parking.h -------------------------------------------------------------------------------- */
+
+static struct parking *parking;
+
+static void begin_parking(void)
+{
+	become_manager("5000");
+	begin();
+	parking = parking_new(&loop, store);
+	ck_assert_ptr_nonnull(parking);
+}
+
+static void end_parking(void)
+{
+	parking_free(parking);
+	end();
+}
+
+static void on_passed(struct parking_wait *wait)
+{
+	n_came++;
+}
+
+START_TEST(a_barrier_that_cannot_be_asked_is_asked_again)
+{
+	struct parking_wait wait;
+	struct rlimit limit;
+	begin_parking();
+	ck_assert_int_eq(getrlimit(RLIMIT_NOFILE, &limit), 0);
+	const struct rlimit none = {3, limit.rlim_max};
+	ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &none), 0);
+	list_init(&wait.link);
+	parking_await(parking, &wait, parking_put(parking, "b1", STDIN_FILENO), on_passed);
+	ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &limit), 0);
+	ck_assert_str_ne(told(), "");
+	ck_assert_str_eq(told(), "");
+	while (n_came == 0) {
+		uv_run(&loop, UV_RUN_ONCE);
+		told();
+	}
+	end_parking();
+}
+END_TEST
+
+START_TEST(a_barrier_that_was_not_sent_parks_nothing)
+{
+	char name[16];
+	struct parking_wait wait;
+	uint64_t number = 0;
+	begin_parking();
+	for (unsigned i = 0; i < 1000; i++) {
+		snprintf(name, sizeof(name), "b%u", i);
+		number = parking_put(parking, name, STDIN_FILENO);
+		ck_assert_uint_gt(number, 0);
+	}
+	list_init(&wait.link);
+	parking_await(parking, &wait, number, on_passed);
+	/* The first barrier is there, and the second one cannot be asked. */
+	for (int fd = -1; n_came == 0;) {
+		const char *text = told_with(&fd);
+		fd_close(&fd);
+		if (strcmp(text, "BARRIER=1") == 0) {
+			fd_close(&manager);
+		}
+		uv_run(&loop, UV_RUN_NOWAIT);
+	}
+	ck_assert(parking_is_lost(parking));
+	ck_assert_uint_eq(parking_put(parking, "c", STDIN_FILENO), 0);
+	end_parking();
 }
 END_TEST
 
