@@ -325,7 +325,8 @@ struct glake_share {
  * call for a piece of memory asks glaked; later ones are local. Freeing named memory returns it to
  * glaked: it does not become warm, because another process may have it mapped.
  * Errors: request errors; -EINVAL (@ptr); -ENOTSUP (the memory has more than 253 chunks, or their
- * ids do not count up); GLAKE_E_SHUTTING_DOWN; GLAKE_E_INTERNAL (glaked has no random numbers).
+ * ids do not count up); GLAKE_E_NO_FDS (the memory is from before a restart of glaked); GLAKE_E_BUSY (too many
+ * requests under way in this session); GLAKE_E_SHUTTING_DOWN; GLAKE_E_INTERNAL (glaked has no random numbers).
  */
 GLAKE_API int glake_share(struct glake_session *session, glake_ptr ptr,
                           struct glake_share *share_out);

@@ -135,6 +135,11 @@ uint64_t parking_remove(struct parking *parking, const char *name)
 	return parking->last;
 }
 
+uint64_t parking_pending(const struct parking *parking)
+{
+	return parking->passed == parking->last ? 0 : parking->last;
+}
+
 void parking_await(struct parking *parking, struct parking_wait *wait, uint64_t number,
                    void (*on_passed)(struct parking_wait *wait))
 {

@@ -42,6 +42,9 @@ bool parking_is_full(const struct parking *parking);
 uint64_t parking_put(struct parking *parking, const char *name, int fd);
 uint64_t parking_remove(struct parking *parking, const char *name);
 
+/* The number of the last order; 0: all have passed. */
+uint64_t parking_pending(const struct parking *parking);
+
 /*
  * Call back, from the loop, when @number has passed and everybody who has waited for longer was called. It has not
  * passed yet. list_remove(&wait->link) ends the waiting.

@@ -133,6 +133,15 @@ static void adopt_limit(struct adoption *adoption, struct journal_entry *entry)
 	entry->user = &is_adopted;
 }
 
+/* Nobody has it, though it is kept, if it is, under @name. */
+static void release_adopted(const struct books_parts *parts, struct chunk *chunk, const char *name)
+{
+	if (!chunk->is_unparked) {
+		chunk->removed = parking_remove(parts->chunk_books->parking, name);
+	}
+	chunk_release(chunk);
+}
+
 /* ---- blocks ---------------------------------------------------------------------------------- */
 
 /* NULL: it cannot be. */
@@ -407,22 +416,25 @@ static void adopt_holder(struct adoption *adoption, struct journal_entry *entry)
 	adoption->report->n_holders++;
 }
 
-/* Nobody has kept its fd, so there is none to pay for. */
+/* Its fd is kept if others may open it. Else there is none to pay for. */
 static int hold_chunk(struct adoption *adoption, struct holder *holder, const struct held *as,
                       const Glake__State__Held *body)
 {
+	const struct books_parts *parts = adoption->parts;
 	struct device *device = device_of(adoption, body->device);
 	struct chunk chunk;
+	char name[HOLDER_PARKED_BYTES];
 	if (!device || !is_chunk_size(body->bytes)) {
 		return -EINVAL;
 	}
-	struct charge charge = tenant_charge_adopted(holder->tenant, device->index, body->bytes, 0,
-	                                             0);
-	chunk_adopt(&chunk, device, adoption->parts->chunk_books, body->bytes, -1, CHUNK_PRIVATE,
-	            &charge);
+	holder_parked_name(as->id, name);
+	int fd = fdstore_take(parts->fdstore, name);
+	struct charge charge = tenant_charge_adopted(holder->tenant, device->index, body->bytes,
+	                                             fd >= 0, 0);
+	chunk_adopt(&chunk, device, parts->chunk_books, body->bytes, fd, CHUNK_PRIVATE, &charge);
 	int r = holder_adopt_chunk(holder, as, &chunk);
 	if (r < 0) {
-		chunk_release(&chunk);
+		release_adopted(parts, &chunk, name);
 		return r;
 	}
 	count(&adoption->report->chunks, body->bytes);

@@ -3,6 +3,8 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
@@ -397,9 +399,40 @@ void holder_turn_block(struct holder *holder, struct held *held, struct block *b
 	put_block(holder, held, block);
 }
 
+/* Short, since there is little room for names. */
+void holder_parked_name(uint64_t id, char name[HOLDER_PARKED_BYTES])
+{
+	snprintf(name, HOLDER_PARKED_BYTES, "c%" PRIx64, id);
+}
+
+void holder_share_chunk(struct holder *holder, struct held *held, uint64_t ticket)
+{
+	char name[HOLDER_PARKED_BYTES];
+	struct parking *parking = holder->all->store->parking;
+	held->ticket = ticket;
+	if (parking && !held->is_parked && held->chunk.fd >= 0) {
+		holder_parked_name(held->id, name);
+		held->is_parked = parking_put(parking, name, held->chunk.fd) != 0;
+	}
+	holder_note(holder, held);
+}
+
+/* Its chunk is about to be released. */
+static void unpark(const struct holder *holder, struct held *held)
+{
+	char name[HOLDER_PARKED_BYTES];
+	struct parking *parking = holder->all->store->parking;
+	if (parking && held->is_parked) {
+		holder_parked_name(held->id, name);
+		held->chunk.removed = parking_remove(parking, name);
+		store_use_room(holder->all->store);
+	}
+}
+
 static void release_chunk(struct holder *holder, struct held *held)
 {
 	struct chunk *chunk = held->admit ? &held->admit->chunk : &held->chunk;
+	unpark(holder, held);
 	holder->devices[chunk->device->index].reserved_bytes -= chunk->bytes;
 	if (held->admit) {
 		admit_cancel(held->admit);
@@ -501,6 +534,7 @@ int holder_adopt_chunk(struct holder *holder, const struct held *as, struct chun
 {
 	struct held *held = add_as(holder, as, HELD_CHUNK);
 	if (held) {
+		held->is_parked = !chunk->is_unparked;
 		put_chunk(holder, held, chunk);
 	}
 	return held ? 0 : -ENOMEM;
@@ -552,6 +586,7 @@ static void release_chunks(struct holder *holder, const struct device *device)
 			continue;
 		}
 		holder->devices[device->index].reserved_bytes -= held->chunk.bytes;
+		unpark(holder, held);
 		chunk_move(&chunks[n++], &held->chunk);
 		drop(holder, held);
 		if (n == BATCH) {

@@ -68,6 +68,7 @@ struct held {
 	uint64_t request;     /* that brought it */
 	uint64_t ticket;      /* permits others to open the chunk; 0: nobody else may */
 	struct admit *admit;  /* has the chunk, which is being published; NULL: the chunk is here */
+	bool is_parked;       /* the chunk is, since others may open it */
 	bool was_chunk;       /* a published block, under its chunk's id */
 	bool was_known;       /* a published block that the store had already */
 	struct charge record; /* for glaked's memory; none for a chunk that is not published */
@@ -206,6 +207,16 @@ void holder_unref(struct holder *holder);
  * Returns 0, or -errno: no random numbers.
  */
 int holder_attach(struct holder *holder, int socket, char *program, uint64_t image);
+
+/*
+ * @ticket permits others to open the chunk from now on, and after a restart as well: that is on record when this returns,
+ * and the chunk is parked when parking_pending() has passed. If the fd store is full, it is not.
+ */
+void holder_share_chunk(struct holder *holder, struct held *held, uint64_t ticket);
+
+/* The name in the fd store of the chunk with that id. */
+#define HOLDER_PARKED_BYTES 24u
+void holder_parked_name(uint64_t id, char name[HOLDER_PARKED_BYTES]);
 
 /* It, or something that it holds, has changed. */
 void holder_note_changed(const struct holder *holder);

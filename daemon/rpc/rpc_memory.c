@@ -234,6 +234,61 @@ static bool is_chunk_count(struct session *session, uint64_t request, size_t n_i
 	return is_good;
 }
 
+/* A pending ChunkShare. */
+struct share_request {
+	struct pending pending;
+	struct parking_wait parking;
+	uint64_t ticket;
+};
+
+static void answer_ticket(struct session *session, uint64_t id, uint64_t ticket)
+{
+	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
+	Glake__Wire__ChunkShareAnswer share = GLAKE__WIRE__CHUNK_SHARE_ANSWER__INIT;
+	share.ticket = ticket;
+	answer.body_case = GLAKE__WIRE__ANSWER__BODY_CHUNK_SHARE;
+	answer.chunk_share = &share;
+	rpc_answer(session, id, &answer, NULL, 0);
+}
+
+static void cancel_share_request(struct pending *pending)
+{
+	struct share_request *operation = container_of(pending, struct share_request, pending);
+	list_remove(&operation->parking.link);
+	free(operation);
+}
+
+static void on_parked(struct parking_wait *wait)
+{
+	struct share_request *operation = container_of(wait, struct share_request, parking);
+	struct session *session = operation->pending.session;
+	uint64_t id = operation->pending.request;
+	uint64_t ticket = operation->ticket;
+	session_end(&operation->pending);
+	free(operation);
+	answer_ticket(session, id, ticket);
+}
+
+/* What the ticket opens is there after a restart, too. */
+static void answer_when_parked(struct session *session, uint64_t id, uint64_t ticket)
+{
+	struct parking *parking = rpc_of(session)->store->parking;
+	uint64_t number = parking ? parking_pending(parking) : 0;
+	if (!number) {
+		answer_ticket(session, id, ticket);
+		return;
+	}
+	struct share_request *operation = calloc(1, sizeof(*operation));
+	if (!operation || !session_begin(session, &operation->pending, id, cancel_share_request)) {
+		free(operation);
+		rpc_refuse(session, id, STATUS_BUSY, "too many requests under way");
+		return;
+	}
+	operation->ticket = ticket;
+	list_init(&operation->parking.link);
+	parking_await(parking, &operation->parking, number, on_parked);
+}
+
 void rpc_chunk_share(struct session *session, const request_t *request, struct fdlist *fds)
 {
 	const Glake__Wire__ChunkShare *body = request->chunk_share;
@@ -267,14 +322,9 @@ void rpc_chunk_share(struct session *session, const request_t *request, struct f
 		return;
 	}
 	for (size_t i = 0; i < body->n_ids; i++) {
-		privates[i]->ticket = ticket;
+		holder_share_chunk(session->holder, privates[i], ticket);
 	}
-	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
-	Glake__Wire__ChunkShareAnswer share = GLAKE__WIRE__CHUNK_SHARE_ANSWER__INIT;
-	share.ticket = ticket;
-	answer.body_case = GLAKE__WIRE__ANSWER__BODY_CHUNK_SHARE;
-	answer.chunk_share = &share;
-	rpc_answer(session, request->id, &answer, NULL, 0);
+	answer_when_parked(session, request->id, ticket);
 }
 
 /* The holder with that id, if it is in the session's realm. */

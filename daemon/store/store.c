@@ -200,8 +200,7 @@ static void park(struct store *store, struct block *block)
 	}
 }
 
-/* There may be room now. */
-static void park_next(struct store *store)
+void store_use_room(struct store *store)
 {
 	while (!list_is_empty(&store->roomless) && !parking_is_full(store->parking)) {
 		struct block *block = list_first(&store->roomless, struct block, parking.link);
@@ -227,7 +226,7 @@ static void unpark(struct store *store, struct block *block)
 	if (store->parking && (block->is_parked || (is_waiting && !is_roomless))) {
 		parked_name(block, name);
 		block->chunk.removed = parking_remove(store->parking, name);
-		park_next(store);
+		store_use_room(store);
 	}
 }
 

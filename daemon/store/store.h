@@ -113,6 +113,8 @@ void store_set_published(struct store *store, struct block *block, bool is_publi
 /* The number of store.parking to wait for until @block, or all blocks of @model, are parked; 0: no need to. */
 uint64_t store_unparked_block(const struct block *block);
 uint64_t store_unparked(const struct model *model);
+/* An fd of somebody else was removed from store.parking, which is not NULL: a block may wait for its room. */
+void store_use_room(struct store *store);
 
 /* ---- models ---- */
 

@@ -364,6 +364,7 @@ END_TEST
 static void share_after_restart(void *user)
 {
 	struct glake_block *block;
+	struct glake_share share;
 	words_open_driver();
 	struct glake_session *session = world_connect();
 	glake_ptr old = words_alloc(session, 4 * MIB, 7);
@@ -371,6 +372,8 @@ static void share_after_restart(void *user)
 	world_await(2);
 	assert_fails(GLAKE_E_BAD_REQUEST, "has no fd since glaked was restarted",
 	             glake_block_publish(session, old, 4 * MIB, &block));
+	assert_fails(GLAKE_E_NO_FDS, "has no fd since glaked was restarted",
+	             glake_share(session, old, &share));
 	words_check(old, 4 * MIB, 7);
 	/* What is new is as ever. */
 	glake_ptr new = words_alloc(session, 4 * MIB, 8);

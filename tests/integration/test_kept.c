@@ -294,3 +294,36 @@ START_TEST(what_had_no_room_stays_its_processes)
 	ck_assert_uint_eq(see_kept().unparked_bytes, 0);
 }
 END_TEST
+
+static void name_memory(void *user)
+{
+	glake_ptr memory;
+	struct glake_share share;
+	world_open_driver();
+	struct glake_session *session = world_connect();
+	assert_ok(glake_alloc(session, 0, 2 * MIB, 0, &memory));
+	assert_ok(glake_share(session, memory, &share));
+	world_reach(1);
+	world_await(2);
+	glake_free(session, memory);
+	world_disconnect(session);
+}
+
+/* Other processes may open it at any time. */
+START_TEST(named_memory_takes_room_and_gives_it_back)
+{
+	begin_small();
+	pid_t client = world_client(name_memory, NULL);
+	world_await(1);
+	ck_assert_uint_eq(see_kept().n_fds, N_OWN + 1);
+	struct glake_model *model;
+	const char *path = world_write_model("one", 2 * MODEL_BYTES, 5);
+	assert_ok(world_open_unmapped(eye, path, &model));
+	uint64_t n_waiting = see_kept().n_waiting;
+	ck_assert_uint_gt(n_waiting, 0);
+	world_reach(2);
+	world_join(client);
+	ck_assert_uint_eq(see_kept().n_waiting, n_waiting - 1);
+	glake_model_close(model);
+}
+END_TEST

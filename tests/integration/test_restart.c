@@ -4,6 +4,7 @@
  * (fdkeeper.h), and the socket.
  */
 #include <stdarg.h>
+#include <sys/mman.h>
 
 #include "proto/clock.h"
 #include "tests/harness/connection.h"
@@ -363,6 +364,53 @@ START_TEST_WITH(processes_go_on, .n = n_elements(ends))
 	world_reach(200);
 	for (int i = 0; i < N_CLIENTS; i++) {
 		world_join(clients[i]);
+	}
+}
+END_TEST
+
+#define NAMED_BYTES (70 * MIB)
+
+static void name_memory(void *name)
+{
+	words_open_driver();
+	struct glake_session *session = world_connect();
+	glake_ptr memory = words_alloc(session, NAMED_BYTES, 3);
+	assert_ok(glake_share(session, memory, name));
+	world_reach(1);
+	world_await(2);
+	glake_free(session, memory);
+	world_disconnect(session);
+}
+
+static void open_named(void *name)
+{
+	glake_ptr memory;
+	words_open_driver();
+	struct glake_session *session = world_connect();
+	assert_ok(glake_share_open(session, name, 0, &memory));
+	words_check(memory, NAMED_BYTES, 3);
+	assert_ok(glake_share_close(session, name, memory));
+	world_disconnect(session);
+}
+
+/* Somebody has the name, perhaps since before. */
+START_TEST_WITH(named_memory_is_still_opened, .n = n_elements(ends))
+{
+	begin();
+	void *name = mmap(NULL, sizeof(struct glake_share), PROT_READ | PROT_WRITE,
+	                  MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	ck_assert_ptr_ne(name, MAP_FAILED);
+	size_t n_kept = fdkeeper_n_kept(&harness.fdkeeper);
+	pid_t client = world_client(name_memory, name);
+	world_await(1);
+	for (int i = 0; i < 2; i++) {
+		restart_unseen(ends[_i]);
+		world_join(world_client(open_named, name));
+	}
+	world_reach(2);
+	world_join(client);
+	while (fdkeeper_n_kept(&harness.fdkeeper) > n_kept) {
+		harness_sleep_ms(1);
 	}
 }
 END_TEST
