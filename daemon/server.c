@@ -24,6 +24,8 @@
 #define TICK_MS 1000
 /* How often NVML is asked. */
 #define NVML_TICKS 5
+/* So long the start waits for kept memory to be free. */
+#define GIVE_BACK_MS 5000
 
 /* ---- what the lower parts ask for ------------------------------------------------------------ */
 
@@ -582,6 +584,16 @@ static void close_parts(struct server *server)
 	turns_end();
 }
 
+/* Kept memory that nothing describes is free before anybody is served, and refused for its sake. */
+static void give_back(struct server *server)
+{
+	int r = fdstore_settle(server->fdstore) > 0 ? fdstore_await(server->fdstore, GIVE_BACK_MS)
+	                                            : 0;
+	if (r < 0) {
+		log_warning("the service manager may have their memory still: %s", strerror(-r));
+	}
+}
+
 /* They are beside the socket, if the configuration does not say otherwise. */
 static int open_books(struct server *server)
 {
@@ -604,7 +616,7 @@ static int open_books(struct server *server)
 	                   &server->books);
 	if (r == 0) {
 		server->rpc.books = server->books;
-		fdstore_settle(server->fdstore);
+		give_back(server);
 	}
 	return r;
 }

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -376,13 +377,6 @@ const char *fdstore_passed(const struct fdstore *store, size_t index)
 	return index < store->n_passed ? store->passed[index].name : NULL;
 }
 
-/* Closes fds on a thread: each may be the last of much GPU memory. */
-struct closing {
-	uv_work_t work;
-	struct passed *passed; /* owned */
-	size_t n;
-};
-
 static void free_passed(struct passed *passed, size_t n)
 {
 	for (size_t i = 0; i < n; i++) {
@@ -390,17 +384,6 @@ static void free_passed(struct passed *passed, size_t n)
 		free(passed[i].name);
 	}
 	free(passed);
-}
-
-static void close_passed(uv_work_t *work)
-{
-	struct closing *closing = container_of(work, struct closing, work);
-	free_passed(closing->passed, closing->n);
-}
-
-static void on_passed_closed(uv_work_t *work, int status)
-{
-	free(container_of(work, struct closing, work));
 }
 
 size_t fdstore_settle(struct fdstore *store)
@@ -416,16 +399,45 @@ size_t fdstore_settle(struct fdstore *store)
 		log_warning("closing %zu fds of an earlier glaked that nothing describes",
 		            n_closed);
 	}
-	struct closing *closing = n_closed > 0 ? calloc(1, sizeof(*closing)) : NULL;
-	if (closing) {
-		*closing = (struct closing){.passed = store->passed, .n = store->n_passed};
-		uv_queue_work(store->loop, &closing->work, close_passed, on_passed_closed);
-	} else {
-		free_passed(store->passed, store->n_passed);
-	}
+	free_passed(store->passed, store->n_passed);
 	store->passed = NULL;
 	store->n_passed = 0;
 	return n_closed;
+}
+
+/* Meanwhile the loop does not send what waits. */
+static bool wait_for_end(struct fdstore *store, int pipe, uint64_t patience_ms)
+{
+	uint64_t end_ns = uv_hrtime() + patience_ms * 1000000u;
+	struct pollfd ready[] = {{.fd = pipe, .events = POLLIN},
+	                         {.fd = store->socket, .events = POLLOUT}};
+	while (uv_hrtime() < end_ns) {
+		bool is_sent = list_is_empty(&store->orders);
+		poll(ready, is_sent ? 1 : 2, RETRY_MS);
+		if (ready[0].revents) {
+			return true;
+		}
+		send_orders(store);
+	}
+	return false;
+}
+
+int fdstore_await(struct fdstore *store, uint64_t patience_ms)
+{
+	int ends[2];
+	if (!fdstore_is_kept(store)) {
+		return 0;
+	}
+	if (pipe2(ends, O_CLOEXEC) < 0) {
+		return -errno;
+	}
+	cleanup_fd int our_end = ends[0];
+	int r = give_order(store, "BARRIER=1", ends[1]);
+	fd_close(&ends[1]);
+	if (r == 0 && !wait_for_end(store, our_end, patience_ms)) {
+		r = -ETIMEDOUT;
+	}
+	return r;
 }
 
 /* ---- the beginning and the end --------------------------------------------------------------- */

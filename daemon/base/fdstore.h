@@ -88,10 +88,16 @@ int fdstore_take(struct fdstore *store, const char *name);
 const char *fdstore_passed(const struct fdstore *store, size_t index);
 
 /*
- * All were taken that are wanted: remove the others from the manager, close them on libuv's pool,
- * and log how many. Returns the number.
+ * All were taken that are wanted: remove the others from the manager, close them, and log how many. Blocks while the
+ * driver frees their memory: start-up only. Returns the number.
  */
 size_t fdstore_settle(struct fdstore *store);
+
+/*
+ * Wait until the manager has handled everything that was put and removed before, as a barrier does, but here.
+ * Blocks: start-up only. Returns 0, also if nobody keeps fds; -ETIMEDOUT; or another -errno.
+ */
+int fdstore_await(struct fdstore *store, uint64_t patience_ms);
 
 /* ---- afterwards ------------------------------------------------------------------------------- */
 

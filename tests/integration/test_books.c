@@ -78,6 +78,14 @@ static void assert_nothing_is_left(void)
 	wait_for_fds();
 }
 
+/* Restarts have changed which fds of its own glaked has. */
+static void look_no_more(void)
+{
+	harness_kill(&harness);
+	fdkeeper_end(&harness.fdkeeper);
+	harness.notify_fd = -1;
+}
+
 static void write_at(off_t at, const void *bytes, size_t n_bytes)
 {
 	cleanup_fd int fd = open(state_path(), O_RDWR | O_CLOEXEC);
@@ -264,9 +272,46 @@ START_TEST(books_that_are_cut_are_not_believed)
 	}
 	ck_assert_uint_eq(harness_n_log_lines(&harness, "they are damaged"), N_CUTS - 1);
 	ck_assert_uint_eq(harness_n_log_lines(&harness, "the file is gone or empty"), 1);
+	look_no_more();
+}
+END_TEST
+
+/* The service manager closes its fds when it has time for it. */
+static void let_it_close(void *user)
+{
+	harness_wait_log(&harness, "fds of an earlier glaked that nothing describes");
+	harness_sleep_ms(100);
+	ck_assert_uint_eq(harness_n_log_lines(&harness, "is ready"), 1);
+	world_reach(1);
+	fdkeeper_stall(&harness.fdkeeper);
+}
+
+static void use_most(void *user)
+{
+	glake_ptr ptr;
+	words_open_driver();
+	struct glake_session *session = world_connect();
+	atomic_fetch_add(world_stage, 1);
+	assert_ok(glake_alloc(session, 0, 900 * MIB, 0, &ptr));
+	glake_free(session, ptr);
+	world_disconnect(session);
+}
+
+START_TEST(what_is_given_back_is_free_before_anybody_is_served)
+{
+	begin();
+	load("one", 5);
+	load("two", 6);
 	harness_kill(&harness);
-	fdkeeper_end(&harness.fdkeeper);
-	harness.notify_fd = -1;
+	write_at(0, "# a file", 8);
+	fdkeeper_stall(&harness.fdkeeper);
+	pid_t manager = world_client(let_it_close, NULL);
+	harness_restart(&harness);
+	ck_assert_int_eq(atomic_load(world_stage), 1);
+	world_join(manager);
+	world_join(world_client(use_most, NULL));
+	assert_nothing_is_left();
+	look_no_more();
 }
 END_TEST
 
@@ -398,17 +443,6 @@ START_TEST(private_memory_from_before_stays_private)
 	world_join(client);
 }
 END_TEST
-
-static void use_most(void *user)
-{
-	glake_ptr ptr;
-	words_open_driver();
-	struct glake_session *session = world_connect();
-	atomic_fetch_add(world_stage, 1);
-	assert_ok(glake_alloc(session, 0, 900 * MIB, 0, &ptr));
-	glake_free(session, ptr);
-	world_disconnect(session);
-}
 
 /* It is free when the service manager has closed its fds, and the request waits for that. */
 START_TEST(what_is_evicted_is_free_at_once)
