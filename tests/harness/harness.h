@@ -25,10 +25,11 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+#include "tests/check_glake.h"
 #include "tests/harness/fdkeeper.h"
 
 #define HARNESS_PATH_BYTES 256u
-#define HARNESS_TIMEOUT_MS 20000
+#define HARNESS_TIMEOUT_MS (TEST_SANITIZED ? 60000 : 20000)
 
 struct harness_options {
 	const char *config;     /* text of the file; NULL = no file */
