@@ -30,7 +30,7 @@
  */
 #define WHOLE_MIN_BYTES (32ull << 20)
 #define PLAIN_GROWS 64u
-/* Memory that went to other programs comes back in chunks of this part of a request: it may go to and fro. */
+/* Memory that went back comes again in chunks of this part of a request: it may go to and fro. */
 #define LENT_PART 8u
 /* glaked asks the others before it refuses: so long after that, a stream borrows before it asks again. */
 #define REFUSED_NS 1000000000u

@@ -23,15 +23,15 @@ struct glake__pool {
 	struct glake_pool_stats *stats; /* the heap's */
 	bool is_reused;                 /* memory that was freed has served again */
 	unsigned n_grows_plain;         /* since it last stitched */
-	uint64_t lent_bytes;            /* given back because glaked asked, and not had again */
-	uint64_t refused_ns;            /* when glaked had no memory last; 0: never */
-	uint64_t spare_bytes;           /* above what the last rounds have used */
-	bool is_spare_busy;             /* none of it could go when it was tried last */
-	uint64_t round_ns;              /* when this one began */
-	uint64_t round_length_ns;       /* longer, the more often what went back was wanted again */
-	uint64_t trimmed_bytes;         /* reserved when such memory went back; 0: not lately */
-	unsigned n_calm_rounds;         /* since then */
-	uint64_t peak_bytes;            /* used in this one */
+	uint64_t lent_bytes;      /* given back, not because the program asked, and not had again */
+	uint64_t refused_ns;      /* when glaked had no memory last; 0: never */
+	uint64_t spare_bytes;     /* above what the last rounds have used */
+	bool is_spare_busy;       /* none of it could go when it was tried last */
+	uint64_t round_ns;        /* when this one began */
+	uint64_t round_length_ns; /* longer, the more often what went back was wanted again */
+	uint64_t trimmed_bytes;   /* reserved when such memory went back; 0: not lately */
+	unsigned n_calm_rounds;   /* since then */
+	uint64_t peak_bytes;      /* used in this one */
 	uint64_t last_peak_bytes;
 	unsigned n_calls;
 };

@@ -246,6 +246,7 @@ static void settle(struct glake__pool *pool, unsigned n_calls, uint64_t n_freed,
 		uint64_t n_gone = glake__pool_reclaim(pool, keeps_any ? spare : free_bytes, false);
 		glake__lock();
 		pool->spare_bytes -= lesser(pool->spare_bytes, n_gone);
+		pool->lent_bytes += n_gone;
 		pool->is_spare_busy = n_gone == 0;
 		glake__unlock();
 	}

@@ -863,6 +863,25 @@ START_TEST(what_is_wanted_again_and_again_stays_longer)
 }
 END_TEST
 
+START_TEST(what_went_back_comes_again_in_large_chunks)
+{
+	CUstream stream = stream_new();
+	free_on(stream, alloc_on(stream, 8 * MIB));
+	/* Memory has been used again: from now on it is made in small chunks. */
+	glake_ptr live = alloc_on(stream, 8 * MIB);
+	free_on(stream, alloc_on(stream, 64 * MIB));
+	synchronize(stream);
+	pass_rounds(4);
+	struct glake_pool_stats less = stats();
+	ck_assert_uint_le(less.reserved_bytes, 9 * MIB);
+	glake_ptr ptr = alloc_on(stream, 64 * MIB);
+	ck_assert_uint_eq(stats().reserved_bytes, 72 * MIB);
+	ck_assert_uint_le(stats().n_mapped - less.n_mapped, 8);
+	free_on(stream, ptr);
+	free_on(stream, live);
+}
+END_TEST
+
 /* Some of its runs lie before the one that stands for all, some behind. */
 START_TEST(a_session_ends_with_ranges_in_use)
 {

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A pool of which several streams have memory, while the GPU is behind the program. */
 #include <dlfcn.h>
+#include <limits.h>
 #include <pthread.h>
 #include <stdio.h>
 
+#include "libclient/memory/pool_parts.h"
 #include "tests/integration/stitching.h"
 
 #define MAX_STREAMS 4u
@@ -59,14 +61,27 @@ static void let(unsigned number)
 
 /* ---- a trace ------------------------------------------------------------------------------------ */
 
-/* A free comes to its stream when the program is @n_late frees further. */
-static void play(const char *path, unsigned n_late)
+/* For twelve seconds nothing is asked for, and nothing is under way. */
+static void pause_all(const CUstream *streams)
+{
+	for (unsigned i = 0; i < MAX_STREAMS; i++) {
+		synchronize(streams[i]);
+	}
+	for (unsigned i = 0; i < 48; i++) {
+		the_pool()->round_ns -= 250000000;
+		ck_assert_int_ge(glake_dispatch(session), 0);
+	}
+}
+
+/* A free comes to its stream when the program is @n_late frees further. After each @n_busy lines there is a pause. */
+static void play(const char *path, unsigned n_late, unsigned n_busy)
 {
 	static glake_ptr ptrs[MAX_ALLOCATIONS];
 	CUstream streams[MAX_STREAMS];
 	FILE *file = fopen(path, "r");
 	char line[256];
 	unsigned number = 0;
+	unsigned n_lines = 0;
 	ck_assert_ptr_nonnull(file);
 	for (unsigned i = 0; i < MAX_STREAMS; i++) {
 		streams[i] = stream_new();
@@ -84,6 +99,10 @@ static void play(const char *path, unsigned n_late)
 		if (number > n_late) {
 			let(number - n_late);
 		}
+		if (++n_lines % n_busy == 0) {
+			let(number);
+			pause_all(streams);
+		}
 	}
 	let(number);
 	fclose(file);
@@ -94,10 +113,21 @@ static const unsigned LATE[] = {0, 10, 100, 1000};
 /* Each stream waits for the other now and then, which is cheaper than memory for both. */
 START_TEST_WITH(streams_that_are_late_need_no_more_memory, .n = 4)
 {
-	play("tests/traces/twins.trace", LATE[_i]);
+	play("tests/traces/twins.trace", LATE[_i], UINT_MAX);
 	struct glake_pool_stats now = stats();
 	double utilization = (double)now.peak_live_bytes / (double)now.peak_reserved_bytes;
 	ck_assert_msg(utilization >= 0.97, "%u late: %.3f", LATE[_i], utilization);
+}
+END_TEST
+
+/* Between its turns some of its memory goes back. That comes again in few handles, which go in few the next time. */
+START_TEST(a_program_that_pauses_maps_little)
+{
+	play("tests/traces/generate.trace", 10, 300);
+	struct glake_pool_stats now = stats();
+	ck_assert_uint_gt(now.n_unmapped, 0);
+	ck_assert_uint_le(now.n_mapped + now.n_unmapped, 6000);
+	ck_assert_uint_gt(now.peak_live_bytes, now.peak_reserved_bytes / 100 * 99);
 }
 END_TEST
 
