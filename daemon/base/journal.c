@@ -478,8 +478,9 @@ static int64_t compact(struct journal *journal)
 	struct journal_image image = {.state = JOURNAL_GOOD};
 	struct file next;
 	int r = read_records(journal->file.bytes, journal->job_end, &image);
-	if (r < 0) {
-		return r;
+	if (r < 0 || image.state != JOURNAL_GOOD) {
+		/* Somebody else has written there: the next start says so. */
+		return r < 0 ? r : -EIO;
 	}
 	/* The old file does not grow meanwhile, so that much is enough for what comes behind. */
 	size_t n_bytes = journal->job_allocated + JOURNAL_MAX_KINDS * sizeof(struct record);

@@ -524,6 +524,25 @@ START_TEST(a_file_that_cannot_be_made_at_first_is_made_later)
 }
 END_TEST
 
+/* Not as if nothing had been put. */
+START_TEST(a_damaged_file_stays_damaged)
+{
+	open_as("one");
+	for (unsigned step = 0; step < 100; step++) {
+		change(step);
+	}
+	cleanup_fd int fd = open(path, O_RDWR | O_CLOEXEC);
+	ck_assert_int_eq(pwrite(fd, "x", 1, 80 + 24), 1);
+	for (unsigned step = 0; step < 20000; step++) {
+		change(step);
+		uv_run(&loop, UV_RUN_NOWAIT);
+	}
+	leave();
+	open_as("one");
+	ck_assert_int_eq(image.state, JOURNAL_DAMAGED);
+}
+END_TEST
+
 START_TEST(a_folder_that_is_not_there_is_an_error)
 {
 	snprintf(path, sizeof(path), "%s/not/there", folder);
