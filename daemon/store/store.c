@@ -391,7 +391,7 @@ static uint64_t settle_block(struct store *store, struct block *block)
 	if (block->n_users > 0 || block->n_compared > 0 || block->n_manifests > 0) {
 		return 0;
 	}
-	if (!block->is_published) {
+	if (!block->is_published || block->chunk.is_unparked) {
 		return free_block(store, block);
 	}
 	enter_idle(store, &block->idle);

@@ -94,6 +94,11 @@ void fdstore_remove(struct fdstore *store, const char *name)
 	kept[number].is_removed = true;
 }
 
+bool fdstore_is_full(const struct fdstore *store)
+{
+	return false;
+}
+
 int fdstore_barrier(struct fdstore *store, fdstore_fn fn, void *user)
 {
 	must(!barrier_fn);
@@ -445,9 +450,16 @@ static void check_blocks(void)
 	uint64_t n_adopted = 0;
 	struct block *block;
 	list_for_each (block, &store.block_list, link) {
-		must(kept[block->id].is_taken && !kept[block->id].is_removed);
-		n_adopted++;
 		n_bytes += block->chunk.bytes;
+		if (block->chunk.is_unparked) {
+			/* Only who has it mapped has it: nobody finds it. */
+			must(block->n_users > 0 && block->chunk.fd < 0);
+			must(store_find_block(&store, block->realm, block->chunk.device,
+			                      &block->key.digest) != block);
+			continue;
+		}
+		must(block->id < N_IDS && kept[block->id].is_taken && !kept[block->id].is_removed);
+		n_adopted++;
 	}
 	for (unsigned i = 0; i < N_IDS; i++) {
 		n_adopted -= kept[i].is_taken && !kept[i].is_removed;
@@ -474,6 +486,7 @@ static void check_realms(void)
 	struct holder *holder;
 	list_for_each (model, &store.model_list, link) {
 		uint64_t span_bytes = 0;
+		must(!store_has_unparked(model) || (model->is_hidden && model->n_holders > 0));
 		for (size_t i = 0; i < model->n_blocks; i++) {
 			const struct block *block = model->blocks[i].block;
 			must(block->realm == model->realm && block->chunk.device == model->device);

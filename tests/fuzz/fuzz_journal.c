@@ -13,7 +13,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n_bytes);
 
-#define HEADER_BYTES 64u
+#define HEADER_BYTES 72u
 #define RECORD_BYTES 24u
 
 static void must(int holds)
@@ -88,6 +88,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n_bytes)
 	read_all(copy, n_bytes);
 	put_right(copy, n_bytes);
 	read_all(copy, n_bytes);
+	/* It was put right. */
+	struct journal_image image;
+	must(journal_read(copy, n_bytes < HEADER_BYTES ? 0 : HEADER_BYTES, NULL, &image) == 0);
+	must(n_bytes < HEADER_BYTES || image.state == JOURNAL_GOOD);
+	journal_image_free(&image);
 	free(copy);
 	return 0;
 }

@@ -406,6 +406,31 @@ START_TEST(blocks_of_a_load_that_was_cut_off_are_given_back)
 }
 END_TEST
 
+static void publish_and_leave(void *user)
+{
+	struct glake_block *block;
+	words_open_driver();
+	struct glake_session *session = world_connect();
+	glake_ptr ptr = words_alloc(session, 4 * MIB, 7);
+	assert_ok(glake_block_publish(session, ptr, 4 * MIB, &block));
+	glake_block_release(block);
+	world_disconnect(session);
+}
+
+/* Nobody has it: it must not count as memory that an eviction would free. */
+START_TEST(a_published_block_without_its_fd_is_given_back)
+{
+	begin();
+	world_join(world_client(publish_and_leave, NULL));
+	ck_assert_uint_eq(world_books().n_blocks, 1);
+	harness_kill(&harness);
+	fdkeeper_forget(&harness.fdkeeper, "b1");
+	harness_restart(&harness);
+	harness_wait_log(&harness, "not adopted: 1 blocks");
+	assert_nothing_is_left();
+}
+END_TEST
+
 static void share_after_restart(void *user)
 {
 	struct glake_block *block;
