@@ -616,6 +616,7 @@ static int open_books(struct server *server)
 	                   &server->books);
 	if (r == 0) {
 		server->rpc.books = server->books;
+		superblocks_adopt(&server->superblocks, server->fdstore);
 		give_back(server);
 	}
 	return r;

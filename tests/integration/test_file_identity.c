@@ -291,6 +291,50 @@ START_TEST(a_file_is_found_again)
 }
 END_TEST
 
+/*
+ * As systemd starts the unit again: all mounts are others, and no file has changed. But one of a file system that was
+ * there before, at the same place, is another file.
+ */
+START_TEST(a_restart_in_a_mount_namespace_of_its_own_finds_files_again)
+{
+	char loop[64] = "";
+	char path[PATH_MAX];
+	char loop_path[PATH_MAX];
+	if (!own_mounts()) {
+		return;
+	}
+	world_begin(.config = "", .devices = "1x1GiB", .is_activated = true, .keeps_fds = true);
+	session = world_connect();
+	snprintf(path, sizeof(path), "%s", world_path("m.safetensors"));
+	write_model(path, 1);
+	ck_assert(!was_known(path, 1));
+	bool has_loop = mount_ext4("image", "", "disk", loop, sizeof(loop));
+	snprintf(loop_path, sizeof(loop_path), "%s", world_path("disk/m.safetensors"));
+	if (has_loop) {
+		write_model(loop_path, 0x51);
+		ck_assert(!was_known(loop_path, 0x51));
+	}
+	cleanup_fd int home = open("/proc/self/ns/mnt", O_RDONLY | O_CLOEXEC);
+	for (int i = 0; i < 3; i++) {
+		harness_kill(&harness);
+		ck_assert_int_eq(setns(home, CLONE_NEWNS), 0);
+		if (has_loop && i == 1) {
+			unmount("disk");
+			detach(loop);
+			change_weights("image", "other");
+			ck_assert(attach(loop, "other"));
+			ck_assert(mount_loop(loop, "disk", "ext4", 0));
+		}
+		ck_assert(own_mounts());
+		harness_restart(&harness);
+		ck_assert(was_known(path, 1));
+		if (has_loop) {
+			ck_assert_int_eq(was_known(loop_path, i < 1 ? 0x51 : 0x52), i != 1);
+		}
+	}
+}
+END_TEST
+
 /* Its page is writable and dirty already, so that a store is seen by nobody. */
 START_TEST(a_mapping_that_is_written_through_hides_no_change)
 {
