@@ -13,6 +13,7 @@ LIBDIR ?= $(PREFIX)/lib
 SYSCONFDIR ?= /etc
 JOBS ?= $(shell nproc)
 FUZZ_SECONDS ?= 60
+SECONDS ?= 3600
 
 # ---- toolchain ----------------------------------------------------------------------------------
 CC := gcc
@@ -92,7 +93,7 @@ FORMATTED := $(wildcard $(addsuffix /*.[ch],proto daemon $(DAEMON_FOLDERS) daemo
 	tests/shim))
 
 .PHONY: help all daemon lib shim ctl cudasim tests deps test check run-tests run-c-tests demo bench \
-	check-asan check-tsan check-gpu check-deploy attack fuzz format format-check check-layers install dist deb wheel clean ci
+	check-asan check-tsan check-gpu check-deploy soak attack fuzz format format-check check-layers install dist deb wheel clean ci
 .DEFAULT_GOAL := all
 
 help: ## list the targets
@@ -136,6 +137,8 @@ check-deploy: tests wheel ## the wheel; the packages on a bare Debian with a sys
 demo: deps ## model servers that share weights, and programs that are made to
 	@$(submake) all cudasim $(DEMO)
 	@tests/demo/run.sh $(B)
+soak: all cudasim ## everything at random for SECONDS=3600, and what can die dies; GLAKE_LIBCUDA= for a GPU
+	@GLAKE_BUILD=$(B) python3 tests/soak.py --seconds $(SECONDS)
 bench: tests ## run all benchmarks
 	@for bench in $(BENCHES); do GLAKE_BUILD=$(B) $$bench || exit 1; done
 attack: deps ## the tests that attack, then fuzz: docs/security.md lists them
