@@ -1100,8 +1100,12 @@ void store_settle_adopted(struct store *store)
 		}
 	}
 	list_for_each_safe (block, next_block, &store->block_list, link) {
-		if (block->n_users == 0) {
-			pay_from_cache(store, block);
+		if (block->n_users > 0) {
+			continue;
+		}
+		pay_from_cache(store, block);
+		/* Not if it is idle already, since a model went that had it. */
+		if (list_is_empty(&block->idle.link)) {
 			settle_block(store, block);
 		}
 	}

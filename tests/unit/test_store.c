@@ -246,6 +246,33 @@ START_TEST(a_refused_pin_publishes_nothing)
 }
 END_TEST
 
+/* After a restart: who had a model that was replaced ended meanwhile, and a program had published its block. */
+START_TEST(an_adopted_block_of_a_replaced_model_is_cache_once)
+{
+	store_begin();
+	struct block *block = add_block(0, 1);
+	struct block *other = add_block(0, 2);
+	struct model *replaced = new_draft(payer, block);
+	ck_assert_int_eq(store_publish(&store, replaced, payer, false), 0);
+	ck_assert_int_eq(store_hold_model(&store, replaced, payer), 0);
+	struct model *model = new_draft(payer, other);
+	ck_assert_int_eq(store_publish(&store, model, payer, false), 0);
+	ck_assert_int_eq(store_hold_model(&store, model, payer), 0);
+	store_set_published(&store, block, true);
+	/* What is adopted has no users at first. */
+	replaced->n_holders = 0;
+	block->n_users = 0;
+	devices[0].used_block_bytes -= block->chunk.bytes;
+	store_settle_adopted(&store);
+	ck_assert_uint_eq(store.n_models, 1);
+	ck_assert_uint_eq(store.n_blocks, 2);
+	ck_assert_uint_eq(payer->devices[0].used_bytes, 2 * MIB);
+	store_unhold_model(&store, model, 0);
+	store_unuse_block(&store, other, 0);
+	store_end();
+}
+END_TEST
+
 /* Its users keep it, and nobody else finds it. */
 START_TEST(a_damaged_block_hides_published_models)
 {
