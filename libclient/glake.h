@@ -43,8 +43,9 @@
  * wait for each other. The library holds off pthread_cancel() while a call waits for glaked. It
  * starts no thread, prints nothing and never exits.
  *
- * Blocking. A call waits for glaked's answer, unless it is marked "local". If glaked dies, calls
- * return GLAKE_E_GONE. If glaked is stopped, they return it after some 20 seconds of silence.
+ * Blocking. A call waits for glaked's answer, unless it is marked "local". If glaked dies, calls wait
+ * up to 5 seconds for the next one, and then return GLAKE_E_GONE. If glaked is stopped, they do so
+ * after some 20 seconds of silence. Those that give memory back do not wait for the next one.
  * Mapped memory stays mapped and readable either way, because a mapping itself keeps its chunk
  * alive.
  *
@@ -54,8 +55,9 @@
  * on.
  *
  * Lost connections. A lost connection does not end a session: the next call connects again, for the
- * same session, and ids, mappings and charges stay. Calls under way may return GLAKE_E_GONE. A
- * glaked that was started anew does not know the session: then all its calls return GLAKE_E_GONE.
+ * same session, and ids, mappings and charges stay. So it is with the next glaked, if it has the
+ * books of the last. Calls under way may return GLAKE_E_GONE. Once glaked does not know the session,
+ * all its calls return that, and GLAKE_NOTICE_GONE has come.
  *
  * CUDA. glake_connect() opens the driver library by dlopen() ($GLAKE_LIBCUDA or libcuda.so.1) and
  * initialises it. The library needs no context and creates none: a mapping belongs to the process.
@@ -722,7 +724,7 @@ enum glake_notice_kind {
 	GLAKE_NOTICE_RECLAIM = 1,   /* glaked asked for warm memory; the library has returned it */
 	GLAKE_NOTICE_SHUTTING_DOWN, /* glaked ends; mapped memory stays */
 	GLAKE_NOTICE_MODEL_EVICTED, /* name */
-	GLAKE_NOTICE_GONE,          /* glaked closed the connection */
+	GLAKE_NOTICE_GONE,          /* the session has ended at glaked; mapped memory stays */
 };
 
 struct glake_notice {

@@ -55,8 +55,10 @@ struct bounds {
 
 static const struct bounds bounds_of[] = {
 	[GLAKE__WIRE__REQUEST__BODY_HELLO] = {4 * GLAKE_MAX_NAME_BYTES +
-                                                      GLAKE_MAX_UNANSWERED * VARINT_BYTES,
-                                              GLAKE_MAX_UNANSWERED + SPARE_FIELDS},
+                                                      (GLAKE_MAX_UNANSWERED + GLAKE_MAX_RELEASED) *
+                                                              VARINT_BYTES,
+                                              GLAKE_MAX_UNANSWERED + GLAKE_MAX_RELEASED +
+                                                      SPARE_FIELDS},
 	[GLAKE__WIRE__REQUEST__BODY_GOODBYE] = SMALL,
 	[GLAKE__WIRE__REQUEST__BODY_PING] = SMALL,
 	[GLAKE__WIRE__REQUEST__BODY_CHUNK_ALLOC] = SMALL,

@@ -54,6 +54,8 @@ static inline uint64_t glake_chunk_bytes(uint64_t content_bytes)
 /* A session's key; and the requests without an answer that a Hello with one names. */
 #define GLAKE_KEY_BYTES 16u
 #define GLAKE_MAX_UNANSWERED 256u
+/* And what it gives back. */
+#define GLAKE_MAX_RELEASED 1024u
 
 /* Names of tensors, models, programs: longer ones are refused. */
 #define GLAKE_MAX_NAME_BYTES 1024u

@@ -3,10 +3,11 @@
  * The program's connection to glaked: one session of the library, and everybody who uses it.
  *
  * There is one current connection, made when memory is first wanted. The library makes a lost
- * socket anew, for the same session. Only when glaked has ended, or is about to, the connection is
- * dead: the next request makes a new one. Attempts are at least a second apart and take at most a
- * tenth of the program's time. The memory of a dead connection stays valid, because a mapping keeps
- * it; its session stays until the last of it is freed.
+ * socket anew, for the same session, and waits some seconds for a glaked that is restarted. Only when
+ * glaked does not know the session any more, or is about to end, the connection is dead: the next request
+ * makes a new one. Attempts are at least a second apart, and short after one that was in vain. The memory
+ * of a dead connection stays valid, because a mapping keeps it; its session stays until the last of it is
+ * freed.
  *
  * A child of fork() cannot use a connection, and closes its socket (fork.h).
  *

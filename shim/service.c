@@ -24,6 +24,8 @@
 #define LET_NS 100000
 /* It has, and the next packets will be its too. */
 #define REST_NS 5000000
+/* So long a glaked that is away may come back as if nothing had been. */
+#define AWAY_MS 5000
 /* A turn takes milliseconds, unless it and the exiting thread wait for each other. */
 #define EXIT_S 2
 
@@ -79,19 +81,7 @@ static void collect(void)
 
 /* ---- the thread ------------------------------------------------------------------------------- */
 
-static void take_turn(struct connection *connection, uint64_t *reported_ns)
-{
-	collect();
-	if (clock_now_ns() - *reported_ns >= REPORT_MS * 1000000ull) {
-		*reported_ns = clock_now_ns();
-		report_program(connection);
-		record_flush();
-	}
-	connection_note(connection, glake_dispatch(connection->session));
-	seal_ask_serve(connection, &is_ending);
-}
-
-/* A dead connection's glaked does not ask for warm memory any more. */
+/* A glaked that is not there does not ask for warm memory. */
 static void give_up_warm(struct connection *connection)
 {
 	struct glake_device device;
@@ -99,6 +89,32 @@ static void give_up_warm(struct connection *connection)
 	for (uint32_t i = 0; glake_device_at(connection->session, i, &device) == 0; i++) {
 		glake_trim(connection->session, device.index, 0);
 	}
+}
+
+struct turns {
+	uint64_t reported_ns;
+	uint64_t away_ns; /* since when glaked has not been there; 0: it is */
+};
+
+static void take_turn(struct connection *connection, struct turns *turns)
+{
+	uint64_t now_ns = clock_now_ns();
+	collect();
+	if (now_ns - turns->reported_ns >= REPORT_MS * 1000000ull) {
+		turns->reported_ns = now_ns;
+		report_program(connection);
+		record_flush();
+	}
+	int r = glake_dispatch(connection->session);
+	connection_note(connection, r);
+	if (r != GLAKE_E_GONE) {
+		turns->away_ns = 0;
+	} else if (turns->away_ns == 0) {
+		turns->away_ns = now_ns;
+	} else if (now_ns - turns->away_ns >= AWAY_MS * 1000000ull) {
+		give_up_warm(connection);
+	}
+	seal_ask_serve(connection, &is_ending);
 }
 
 static bool has_packet(const struct connection *connection, int wait_ms)
@@ -125,7 +141,7 @@ static void *serve(void *user)
 {
 	struct connection *connection = user;
 	const int period_ms = shim_policy()->stitches ? STITCH_REPORT_MS : REPORT_MS;
-	uint64_t reported_ns = clock_now_ns();
+	struct turns turns = {.reported_ns = clock_now_ns()};
 	bool is_over = false;
 	if (!begin_turn()) {
 		return NULL;
@@ -144,7 +160,7 @@ static void *serve(void *user)
 			give_up_warm(connection);
 			connection_unref(connection);
 		} else {
-			take_turn(connection, &reported_ns);
+			take_turn(connection, &turns);
 		}
 		end_turn();
 	}

@@ -481,6 +481,17 @@ void holder_release_unanswered(struct holder *holder, const uint64_t *requests, 
 	}
 }
 
+void holder_release_ids(struct holder *holder, const uint64_t *ids, size_t n_ids)
+{
+	struct held *held;
+	for (size_t i = 0; i < n_ids; i++) {
+		HASH_FIND(hh, holder->held, &ids[i], sizeof(ids[i]), held);
+		if (held) {
+			holder_release(holder, held);
+		}
+	}
+}
+
 static void add_sharing(struct holder_sharing *sharing, const struct block *block, bool is_sealed)
 {
 	uint64_t n_bytes = block->chunk.bytes;

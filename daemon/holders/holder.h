@@ -289,6 +289,9 @@ struct holder_sharing holder_sharing(const struct holder *holder);
 /* Give back everything that these requests brought: the client does not know of it. */
 void holder_release_unanswered(struct holder *holder, const uint64_t *requests, size_t n_requests);
 
+/* Release what it has of these. What it does not have was released before. */
+void holder_release_ids(struct holder *holder, const uint64_t *ids, size_t n_ids);
+
 /* Give it back and free @held. A publication is cancelled. */
 void holder_release(struct holder *holder, struct held *held);
 

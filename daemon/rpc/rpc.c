@@ -62,12 +62,14 @@ static void turn_away(struct session *session, const request_t *request, enum st
 static void resume(struct session *session, const request_t *request)
 {
 	const Glake__Wire__Hello *hello = request->hello;
-	if (hello->key.len != GLAKE_KEY_BYTES || hello->n_unanswered > GLAKE_MAX_UNANSWERED) {
+	if (hello->key.len != GLAKE_KEY_BYTES || hello->n_unanswered > GLAKE_MAX_UNANSWERED ||
+	    hello->n_released > GLAKE_MAX_RELEASED) {
 		turn_away(session, request, STATUS_BAD_REQUEST, "that is no key");
 	} else if (!session_resume(session, hello->key.data, hello->unanswered,
 	                           hello->n_unanswered)) {
 		turn_away(session, request, STATUS_NOT_FOUND, "this process has no such session");
 	} else {
+		holder_release_ids(session->holder, hello->released, hello->n_released);
 		greet(session, request->id);
 	}
 }

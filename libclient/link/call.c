@@ -227,7 +227,7 @@ int glake__link_poll(struct glake__link *link)
 	}
 	r = link->error;
 	pthread_mutex_unlock(&link->lock);
-	return r ? glake__resume(link) : 0;
+	return r ? glake__resume(link, false) : 0;
 }
 
 /* ---- calls ------------------------------------------------------------------------------------ */
@@ -296,12 +296,20 @@ static int send_one(struct glake__link *link, uint64_t connection,
 static int add_pending(struct glake__link *link, struct glake__call *call)
 {
 	pthread_mutex_lock(&link->lock);
+	/* Whoever connects tells glaked what was given back until then. */
+	while (call->n_released > 0 && link->is_lost && link->is_reading) {
+		pthread_cond_wait(&link->changed, &link->lock);
+	}
 	int error = link->error;
 	call->id = link->next_id++;
 	call->connection = link->n_connections;
 	if (!error) {
 		call->next = link->pending;
 		link->pending = call;
+	} else if (glake__link_owe(link, call)) {
+		call->error = error;
+		call->is_owed = call->is_done = true;
+		error = 0;
 	}
 	pthread_mutex_unlock(&link->lock);
 	return error ? glake__fail(error, "%s", link->why) : 0;
@@ -317,19 +325,35 @@ static void remove_pending(struct glake__link *link, struct glake__call *call)
 	pthread_mutex_unlock(&link->lock);
 }
 
+static void note_released(struct glake__call *call, const Glake__Wire__Request *request)
+{
+	if (request->body_case == GLAKE__WIRE__REQUEST__BODY_CHUNK_FREE) {
+		call->released = request->chunk_free->ids;
+		call->n_released = request->chunk_free->n_ids;
+	} else if (request->body_case == GLAKE__WIRE__REQUEST__BODY_MODEL_CLOSE) {
+		call->released = &request->model_close->model;
+		call->n_released = 1;
+	} else if (request->body_case == GLAKE__WIRE__REQUEST__BODY_BLOCK_RELEASE) {
+		call->released = &request->block_release->block;
+		call->n_released = 1;
+	}
+}
+
 static int start(struct glake__link *link, struct glake__call *call, Glake__Wire__Request *request,
                  Glake__Wire__Answer__BodyCase expected, const int *fds, size_t n_fds)
 {
 	*call = (struct glake__call){.expected = expected};
 	fdlist_init(&call->fds);
+	note_released(call, request);
 	call->wants_memory = expected == GLAKE__WIRE__ANSWER__BODY_CHUNK_ALLOC ||
 	                     expected == GLAKE__WIRE__ANSWER__BODY_MODEL_OPEN;
 	int r = add_pending(link, call);
-	if (r == 0) {
+	if (r == 0 && !call->is_owed) {
 		request->id = call->id;
 		r = send_one(link, call->connection, request, fds, n_fds);
 		if (r < 0) {
 			remove_pending(link, call);
+			r = call->is_owed ? 0 : r;
 		}
 	}
 	if (r < 0) {
@@ -343,7 +367,7 @@ int glake__call_start(struct glake__link *link, struct glake__call *call,
                       const int *fds, size_t n_fds)
 {
 	int r = start(link, call, request, expected, fds, n_fds);
-	if (r == GLAKE_E_GONE && glake__resume(link) == 0) {
+	if (r == GLAKE_E_GONE && glake__resume(link, true) == 0) {
 		r = start(link, call, request, expected, fds, n_fds);
 	}
 	return r;
@@ -373,6 +397,9 @@ static void wait_locked(struct glake__link *link, struct glake__call *call, bool
 
 static int judge(struct glake__link *link, struct glake__call *call)
 {
+	if (call->is_owed) {
+		return 0;
+	}
 	if (call->error) {
 		return glake__fail(call->error, "%s", link->why);
 	}
@@ -454,13 +481,6 @@ static int call_once(struct glake__link *link, struct glake__call *call,
 	return r;
 }
 
-static bool gives_back(const Glake__Wire__Request *request)
-{
-	return request->body_case == GLAKE__WIRE__REQUEST__BODY_CHUNK_FREE ||
-	       request->body_case == GLAKE__WIRE__REQUEST__BODY_MODEL_CLOSE ||
-	       request->body_case == GLAKE__WIRE__REQUEST__BODY_BLOCK_RELEASE;
-}
-
 /* glaked takes back the grants of a lost answer, and finds a chunk that became a block again. */
 static bool may_repeat(const Glake__Wire__Request *request)
 {
@@ -472,10 +492,10 @@ int glake__call(struct glake__link *link, struct glake__call *call, Glake__Wire_
 {
 	cleanup_cancel int cancel = cancel_disable();
 	int r = call_once(link, call, request, expected, fds, n_fds);
-	if (r == GLAKE_E_GONE && may_repeat(request) && glake__resume(link) == 0) {
+	if (call->is_owed) {
+		glake__resume(link, false);
+	} else if (r == GLAKE_E_GONE && may_repeat(request) && glake__resume(link, true) == 0) {
 		r = call_once(link, call, request, expected, fds, n_fds);
-		/* The first one had done it. */
-		r = r == GLAKE_E_BAD_REQUEST && gives_back(request) ? 0 : r;
 	}
 	return r;
 }
@@ -511,7 +531,7 @@ void glake__link_leave(struct glake__link *link)
 	request.goodbye = &goodbye;
 	/* A lost connection is made anew for it: else glaked would keep our memory. */
 	if (link->is_greeted && forget(link, &request) == GLAKE_E_GONE &&
-	    glake__resume(link) == 0) {
+	    glake__resume(link, false) == 0) {
 		forget(link, &request);
 	}
 	pthread_mutex_lock(&link->lock);

@@ -14,7 +14,8 @@
  * another silence_ms the connection is gone. The answer to Hello is awaited for hello_ms.
  *
  * The next call replaces a lost connection (resume.h). Calls under way end with GLAKE_E_GONE, and
- * glaked takes back the memory that they granted; glake__call() repeats its request.
+ * glaked takes back the memory that they granted; glake__call() repeats its request. A call that gives something
+ * back succeeds, without an answer: the next Hello says what it gave back.
  *
  * Owner: a call belongs to its caller, usually on the stack: glake__call_end(). It must not be
  * moved between start and end, and its thread not be cancelled: cleanup_cancel. glake__call() sees

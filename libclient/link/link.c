@@ -45,7 +45,7 @@ static int begin(struct glake__link *link, const char *path, int socket)
 int glake__link_open(struct glake__link *link, const char *path, bool is_high)
 {
 	cleanup_fd int socket = -1;
-	int r = glake__socket_open(path, is_high, &socket);
+	int r = glake__socket_open(path, is_high, glake__patience.hello_ms, &socket);
 	if (r < 0) {
 		return r;
 	}
@@ -66,6 +66,7 @@ void glake__link_deinit(struct glake__link *link)
 	free(link->path);
 	free(link->send_buffer);
 	free(link->receive_buffer);
+	free(link->released);
 	glake__notices_deinit(&link->notices);
 }
 
@@ -93,6 +94,7 @@ void glake__link_fail(struct glake__link *link, int error, const char *why)
 	link->why = why;
 	link->error = error;
 	link->is_lost = error == GLAKE_E_GONE && link->has_key;
+	link->patience_end_ns = 0;
 	link->retry_ns = 0;
 	glake__link_shut_down(link);
 	while (link->pending) {
@@ -102,12 +104,33 @@ void glake__link_fail(struct glake__link *link, int error, const char *why)
 			link->unanswered[link->n_unanswered++] = call->id;
 		}
 		call->error = error;
+		call->is_owed = glake__link_owe(link, call);
 		call->is_done = true;
 	}
 	if (!link->is_lost) {
 		glake__notices_add(&link->notices, GLAKE_NOTICE_GONE);
 	}
 	pthread_cond_broadcast(&link->changed);
+}
+
+bool glake__link_owe(struct glake__link *link, const struct glake__call *call)
+{
+	size_t n = link->n_released + call->n_released;
+	if (!link->is_lost || call->n_released == 0) {
+		return false;
+	}
+	if (n > link->released_capacity) {
+		uint64_t *more = reallocarray(link->released, 2 * n, sizeof(*more));
+		if (!more) {
+			return false;
+		}
+		link->released = more;
+		link->released_capacity = 2 * n;
+	}
+	memcpy(&link->released[link->n_released], call->released,
+	       call->n_released * sizeof(*call->released));
+	link->n_released = n;
+	return true;
 }
 
 void glake__link_give_up(struct glake__link *link)

@@ -45,13 +45,18 @@ struct glake__link {
 	_Atomic int error;         /* not 0: the connection is dead, and this is why: */
 	_Atomic(const char *) why; /* static; set before error */
 	bool is_lost;              /* dead, and may come back (resume.h) */
-	uint64_t retry_ns;         /* not before */
-	uint64_t n_connections;    /* under both locks */
-	bool has_key;              /* set by Hello, as is the key */
+	uint64_t patience_end_ns; /* so long calls wait for glaked; 0: none has looked for it yet */
+	uint64_t retry_ns;        /* not before, by others */
+	uint64_t n_connections;   /* under both locks */
+	bool has_key;             /* set by Hello, as is the key */
 	uint8_t key[GLAKE_KEY_BYTES];
 	/* Requests that the lost connection took along. */
 	uint64_t unanswered[GLAKE_MAX_UNANSWERED];
 	size_t n_unanswered;
+	/* What was given back while it was lost. Not changed while some thread connects. */
+	uint64_t *released; /* owned */
+	size_t n_released;
+	size_t released_capacity;
 	uint64_t next_id;
 	struct glake__call *pending; /* borrowed list of calls under way */
 	bool is_reading;             /* some thread reads the socket, into receive_buffer */
@@ -76,6 +81,9 @@ struct glake__call {
 	uint64_t connection;      /* link.n_connections when it was started */
 	struct glake__call *next; /* link: link.pending; under link.lock until done */
 	Glake__Wire__Answer__BodyCase expected;
+	const uint64_t *released; /* borrowed from the request: what it gives back */
+	size_t n_released;
+	bool is_owed; /* glaked will be told so with the next connection: that is success */
 	bool is_done;
 	int error;                   /* when done: 0, or why there is no answer */
 	Glake__Wire__Answer *answer; /* owned, when done without error */
@@ -102,6 +110,8 @@ void glake__link_shut_down(struct glake__link *link);
 void glake__link_fail(struct glake__link *link, int error, const char *why);
 /* The connection has broken the protocol: @error, and its text. Returns @error. */
 int glake__link_kill(struct glake__link *link, int error, const char *why);
+/* What @call gives back can be told with the next connection. Called with link.lock held. */
+bool glake__link_owe(struct glake__link *link, const struct glake__call *call);
 /* Dead for good. Called with link.lock held. */
 void glake__link_give_up(struct glake__link *link);
 /* Is the connection dead for good? */

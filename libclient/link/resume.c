@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <poll.h>
 #include <sys/socket.h>
+#include <time.h>
 
 #include "proto/cleanup.h"
 #include "proto/clock.h"
@@ -12,8 +13,17 @@
 #include "libclient/link/fork.h"
 #include "libclient/link/socket.h"
 
-#define RETRY_NS 1000000000ull
-#define RETRY_SHARE 10 /* times what the last attempt took */
+/* Between two attempts: the shortest and the longest pause. */
+#define MIN_PAUSE_NS 10000000ull
+#define MAX_PAUSE_NS 1000000000ull
+/* A call that does not wait gives glaked so long to answer, and that for a part of the time. */
+#define GLANCE_NS 250000000ull
+#define GLANCE_SHARE 10
+
+static size_t n_to_tell(const struct glake__link *link)
+{
+	return link->n_released < GLAKE_MAX_RELEASED ? link->n_released : GLAKE_MAX_RELEASED;
+}
 
 /* Called while connecting: the buffers are ours. Returns 0 or -errno. */
 static int send_hello(struct glake__link *link, int socket)
@@ -25,6 +35,8 @@ static int send_hello(struct glake__link *link, int socket)
 	hello.key.len = sizeof(link->key);
 	hello.unanswered = link->unanswered;
 	hello.n_unanswered = link->n_unanswered;
+	hello.n_released = n_to_tell(link);
+	hello.released = link->released + link->n_released - hello.n_released;
 	request.id = 1;
 	request.body_case = GLAKE__WIRE__REQUEST__BODY_HELLO;
 	request.hello = &hello;
@@ -32,19 +44,24 @@ static int send_hello(struct glake__link *link, int socket)
 	return wire_send(socket, link->send_buffer, n_bytes, NULL, 0, MSG_DONTWAIT);
 }
 
-/* Returns 0, GLAKE_E_GONE: the session is not known any more, or -EAGAIN: no answer. */
-static int receive_hello(struct glake__link *link, int socket)
+static unsigned ms_until(uint64_t end_ns)
 {
-	uint64_t end_ns = clock_now_ns() + glake__patience.hello_ms * 1000000ull;
+	uint64_t now_ns = clock_now_ns();
+	return now_ns < end_ns ? (unsigned)((end_ns - now_ns + 999999) / 1000000) : 0;
+}
+
+/* Returns 0, GLAKE_E_GONE: the session is not known any more, or -EAGAIN: no answer. */
+static int receive_hello(struct glake__link *link, int socket, uint64_t end_ns)
+{
 	size_t n_bytes;
 	int r;
 	do {
-		uint64_t now_ns = clock_now_ns();
+		unsigned left_ms = ms_until(end_ns);
 		struct pollfd ready = {.fd = socket, .events = POLLIN};
-		if (now_ns >= end_ns) {
+		if (left_ms == 0) {
 			return -EAGAIN;
 		}
-		poll(&ready, 1, (int)((end_ns - now_ns + 999999) / 1000000));
+		poll(&ready, 1, (int)left_ms);
 		r = wire_recv(socket, link->receive_buffer, GLAKE_MAX_PACKET_BYTES, &n_bytes,
 		              &link->receive_fds, MSG_DONTWAIT);
 	} while (r == -EAGAIN);
@@ -61,18 +78,24 @@ static int receive_hello(struct glake__link *link, int socket)
 	return is_ours ? 0 : GLAKE_E_GONE;
 }
 
-/* Returns 0, GLAKE_E_GONE: never again, or another error: later, perhaps. */
-static int connect_again(struct glake__link *link, int *socket_out)
+/*
+ * Called while connecting: what was given back is ours, too. The last connection is the one on which glaked was told
+ * the rest of it. Returns 0, GLAKE_E_GONE: never again, or another error: later, perhaps.
+ */
+static int connect_again(struct glake__link *link, uint64_t end_ns, int *socket_out)
 {
 	cleanup_fd int fd = -1;
-	int r = glake__socket_open(link->path, link->is_high, &fd);
-	if (r < 0) {
-		return r == GLAKE_E_GONE && errno == EAGAIN ? -EAGAIN : r;
-	}
-	r = send_hello(link, fd);
-	if (r == 0) {
-		r = receive_hello(link, fd);
-	}
+	int r;
+	do {
+		fd_close(&fd);
+		r = glake__socket_open(link->path, link->is_high, ms_until(end_ns), &fd);
+		if (r == GLAKE_E_GONE) {
+			return -EAGAIN;
+		}
+		r = r == 0 ? send_hello(link, fd) : r;
+		r = r == 0 ? receive_hello(link, fd, end_ns) : r;
+		link->n_released -= r == 0 ? n_to_tell(link) : 0;
+	} while (r == 0 && link->n_released > 0);
 	if (r == 0) {
 		*socket_out = fd_steal(&fd);
 	}
@@ -99,14 +122,21 @@ static int take_socket(struct glake__link *link, int socket)
 	return 0;
 }
 
+static uint64_t clamp(uint64_t pause_ns)
+{
+	return pause_ns < MIN_PAUSE_NS   ? MIN_PAUSE_NS
+	       : pause_ns > MAX_PAUSE_NS ? MAX_PAUSE_NS
+	                                 : pause_ns;
+}
+
 /* Called with both locks held; the one of the rest is let go meanwhile. */
-static void resume_locked(struct glake__link *link)
+static void try_locked(struct glake__link *link, uint64_t end_ns)
 {
 	int socket = -1;
+	uint64_t since_ns = clock_now_ns();
 	link->is_reading = true;
 	pthread_mutex_unlock(&link->lock);
-	uint64_t began_ns = clock_now_ns();
-	int r = connect_again(link, &socket);
+	int r = connect_again(link, end_ns, &socket);
 	pthread_mutex_lock(&link->lock);
 	link->is_reading = false;
 	if (r == 0) {
@@ -115,28 +145,67 @@ static void resume_locked(struct glake__link *link)
 	if (r == GLAKE_E_GONE) {
 		glake__link_give_up(link);
 	} else if (r < 0) {
-		uint64_t pause_ns = (clock_now_ns() - began_ns) * RETRY_SHARE;
-		link->retry_ns = clock_now_ns() + (pause_ns > RETRY_NS ? pause_ns : RETRY_NS);
+		uint64_t now_ns = clock_now_ns();
+		link->retry_ns = now_ns + clamp((now_ns - since_ns) * GLANCE_SHARE);
 	}
 	pthread_cond_broadcast(&link->changed);
 }
 
-int glake__resume(struct glake__link *link)
+/* The same. Others may give memory back meanwhile. */
+static void pause_locked(struct glake__link *link, uint64_t pause_ns)
+{
+	const struct timespec pause = {.tv_sec = (time_t)(pause_ns / 1000000000),
+	                               .tv_nsec = (long)(pause_ns % 1000000000)};
+	pthread_mutex_unlock(&link->lock);
+	nanosleep(&pause, NULL);
+	pthread_mutex_lock(&link->lock);
+}
+
+/* Called with both locks held, and a connection that is lost. */
+static void resume_locked(struct glake__link *link, bool waits)
+{
+	uint64_t pause_ns = MIN_PAUSE_NS;
+	uint64_t now_ns = clock_now_ns();
+	if (link->patience_end_ns == 0) {
+		link->patience_end_ns = now_ns + glake__patience.hello_ms * 1000000ull;
+	}
+	waits = waits && now_ns < link->patience_end_ns;
+	if (waits || now_ns >= link->retry_ns) {
+		try_locked(link, waits ? link->patience_end_ns : now_ns + GLANCE_NS);
+	}
+	while (waits && link->is_lost && clock_now_ns() + pause_ns < link->patience_end_ns) {
+		pause_locked(link, pause_ns);
+		try_locked(link, link->patience_end_ns);
+		pause_ns = clamp(2 * pause_ns);
+	}
+}
+
+static int error_of(struct glake__link *link)
+{
+	pthread_mutex_lock(&link->lock);
+	int error = link->error;
+	const char *why = link->why;
+	pthread_mutex_unlock(&link->lock);
+	return error ? glake__fail(error, "%s", why) : 0;
+}
+
+int glake__resume(struct glake__link *link, bool waits)
 {
 	cleanup_cancel int cancel = cancel_disable();
-	pthread_mutex_lock(&link->send_lock);
+	if (waits) {
+		pthread_mutex_lock(&link->send_lock);
+	} else if (pthread_mutex_trylock(&link->send_lock) != 0) {
+		return error_of(link);
+	}
 	pthread_mutex_lock(&link->lock);
 	/* A thread that still reads the old connection has not seen its end yet. */
 	while (link->is_lost && link->is_reading) {
 		pthread_cond_wait(&link->changed, &link->lock);
 	}
-	if (link->is_lost && clock_now_ns() >= link->retry_ns &&
-	    link->fork_generation == glake__fork_generation()) {
-		resume_locked(link);
+	if (link->is_lost && link->fork_generation == glake__fork_generation()) {
+		resume_locked(link, waits);
 	}
-	int error = link->error;
-	const char *why = link->why;
 	pthread_mutex_unlock(&link->lock);
 	pthread_mutex_unlock(&link->send_lock);
-	return error ? glake__fail(error, "%s", why) : 0;
+	return error_of(link);
 }

@@ -25,10 +25,10 @@ static int connect_error(const char *path, int error)
 	                   is_stopped ? "it does not answer" : strerrordesc_np(error));
 }
 
-/* connect(), which waits while the listener's queue is full; at most as long as for a Hello. */
-static int connect_in_time(int fd, const struct sockaddr_un *address)
+/* connect(), which waits while the listener's queue is full. */
+static int connect_in_time(int fd, const struct sockaddr_un *address, unsigned timeout_ms)
 {
-	uint64_t end_ns = clock_now_ns() + glake__patience.hello_ms * 1000000ull;
+	uint64_t end_ns = clock_now_ns() + timeout_ms * 1000000ull;
 	uint64_t now_ns;
 	int r = -1;
 	errno = EINTR;
@@ -42,7 +42,7 @@ static int connect_in_time(int fd, const struct sockaddr_un *address)
 	return r;
 }
 
-static int open_socket(const char *path, int *socket_out)
+static int open_socket(const char *path, unsigned timeout_ms, int *socket_out)
 {
 	struct sockaddr_un address = {.sun_family = AF_UNIX};
 	if (strlen(path) >= sizeof(address.sun_path)) {
@@ -53,7 +53,7 @@ static int open_socket(const char *path, int *socket_out)
 	if (fd < 0) {
 		return connect_error(path, errno);
 	}
-	if (connect_in_time(fd, &address) < 0) {
+	if (connect_in_time(fd, &address, timeout_ms) < 0) {
 		return connect_error(path, errno);
 	}
 	*socket_out = fd_steal(&fd);
@@ -77,9 +77,9 @@ static void move_up(int *socket)
 	}
 }
 
-int glake__socket_open(const char *path, bool is_high, int *socket_out)
+int glake__socket_open(const char *path, bool is_high, unsigned timeout_ms, int *socket_out)
 {
-	int r = open_socket(path, socket_out);
+	int r = open_socket(path, timeout_ms, socket_out);
 	if (r == 0 && is_high) {
 		move_up(socket_out);
 	}

@@ -19,9 +19,9 @@ struct glake__patience {
 extern struct glake__patience glake__patience;
 
 /*
- * Connect to glaked at @path. @is_high: give the socket a high number. Returns 0 or an error with
- * its text. errno says why it is GLAKE_E_GONE.
+ * Connect to glaked at @path within @timeout_ms. @is_high: give the socket a high number. Returns 0 or an
+ * error with its text; GLAKE_E_GONE: nobody listens there now.
  */
-int glake__socket_open(const char *path, bool is_high, int *socket_out);
+int glake__socket_open(const char *path, bool is_high, unsigned timeout_ms, int *socket_out);
 
 #endif

@@ -114,8 +114,8 @@ static const char *why_copied_locked(const struct glake__piece *piece,
 
 bool glake__layout_is_peer_locked(const struct glake_session *session, struct glake_session *owner)
 {
-	return owner == session || (!glake__link_is_gone(&owner->link) &&
-	                            strcmp(owner->link.path, session->link.path) == 0);
+	return owner == session ||
+	       (!owner->link.error && strcmp(owner->link.path, session->link.path) == 0);
 }
 
 static struct glake__place to_copy(struct glake__layout *layout, glake_ptr at, const char *why)

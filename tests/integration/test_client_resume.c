@@ -8,6 +8,9 @@
 #include <sys/socket.h>
 
 #include "proto/cleanup.h"
+#include "proto/wire.h"
+#include "tests/harness/connection.h"
+#include "tests/harness/proxy.h"
 #include "tests/harness/world.h"
 
 #define CONFIG "pool = (); tenants = ( { name = \"default\"; device_bytes = \"8GiB\"; } );"
@@ -271,5 +274,46 @@ START_TEST(a_session_beyond_a_limit_gives_back_too)
 	assert_ok(glake_alloc(other, 0, 8 * GIB - 2 * MIB, 0, &ptr));
 	idle.is_over = true;
 	pthread_join(thread, NULL);
+}
+END_TEST
+
+/* ---- answers that are lost -------------------------------------------------------------------- */
+
+static atomic_bool is_cut;
+
+/* glaked hears of the first chunk alone, and its answer is lost. */
+static bool cut_free(void *user, struct proxy_packet *packet)
+{
+	if (packet->is_answer) {
+		return !is_cut;
+	}
+	Glake__Wire__Request *request = glake__wire__request__unpack(NULL, packet->n_bytes,
+	                                                             packet->bytes);
+	if (request->body_case == GLAKE__WIRE__REQUEST__BODY_CHUNK_FREE && !is_cut) {
+		is_cut = true;
+		request->chunk_free->n_ids = 1;
+		packet->n_bytes = glake__wire__request__pack(request, packet->bytes);
+	} else {
+		is_cut = false;
+	}
+	glake__wire__request__free_unpacked(request, NULL);
+	return true;
+}
+
+/* As when glaked ends in the middle of it. */
+START_TEST(half_of_a_free_is_followed_by_the_other)
+{
+	glake_ptr ptrs[4];
+	proxy_start(cut_free, NULL);
+	struct glake_session *session = world_connect();
+	for (int i = 0; i < 4; i++) {
+		assert_ok(glake_alloc(session, 0, 4 * MIB, 0, &ptrs[i]));
+	}
+	for (int i = 0; i < 3; i++) {
+		assert_ok(glake_free(session, ptrs[i]));
+	}
+	assert_ok(glake_trim(session, 0, 0));
+	ck_assert_uint_eq(world_row(session).reserved_bytes, 4 * MIB);
+	assert_ok(glake_free(session, ptrs[3]));
 }
 END_TEST

@@ -13,7 +13,7 @@
 #include "tests/harness/world.h"
 
 #define CONFIG WORLD_CONFIG "tenants = ( { name = \"default\"; device_bytes = \"3GiB\"; } );"
-#define DEVICES "1x4GiB"
+#define DEVICES "1x8GiB"
 
 static void begin(void)
 {
@@ -434,6 +434,95 @@ START_TEST(processes_that_end_meanwhile_leave_nothing)
 	world_await(101);
 	world_reach(200);
 	world_join(clients[2]);
+}
+END_TEST
+
+/* ---- while there is no glaked ------------------------------------------------------------------ */
+
+/* By the number of the test: connecting waits, or there is nothing to connect to. */
+static void lose_glaked(int number)
+{
+	kill_glaked();
+	if (number == 1) {
+		ck_assert_int_eq(rename(harness.socket_path, world_path("away")), 0);
+	}
+}
+
+static void begin_next_glaked(int number)
+{
+	if (number == 1) {
+		ck_assert_int_eq(rename(world_path("away"), harness.socket_path), 0);
+	}
+	harness_restart(&harness);
+}
+
+static void alloc_meanwhile(void *user)
+{
+	glake_ptr before;
+	glake_ptr meanwhile;
+	struct glake_session *session = world_connect();
+	assert_ok(glake_alloc(session, 0, 4 * MIB, 0, &before));
+	world_reach(1);
+	world_await(2);
+	world_reach(3);
+	assert_ok(glake_alloc(session, 0, 6 * MIB, 0, &meanwhile));
+	struct glake_session_row row = world_row(session);
+	ck_assert_uint_eq(row.reserved_bytes, 10 * MIB);
+	world_disconnect(session);
+}
+
+START_TEST_WITH(an_allocation_waits_for_the_next_glaked, .n = 2)
+{
+	begin();
+	pid_t client = world_client(alloc_meanwhile, NULL);
+	world_await(1);
+	lose_glaked(_i);
+	world_reach(2);
+	world_await(3);
+	/* It has surely asked by then. */
+	harness_sleep_ms(200);
+	begin_next_glaked(_i);
+	world_join(client);
+}
+END_TEST
+
+#define N_MEANWHILE 2100u
+
+/* More than one Hello tells of. */
+static void free_meanwhile(void *user)
+{
+	static uint64_t sizes[N_MEANWHILE];
+	static glake_ptr ptrs[N_MEANWHILE];
+	struct glake_session *session = world_connect();
+	for (unsigned i = 0; i < N_MEANWHILE; i++) {
+		sizes[i] = 2 * MIB;
+	}
+	assert_ok(glake_alloc_many(session, 0, sizes, N_MEANWHILE, 0, ptrs));
+	world_reach(1);
+	world_await(2);
+	for (unsigned i = 1; i < N_MEANWHILE; i++) {
+		assert_ok(glake_free(session, ptrs[i]));
+	}
+	assert_ok(glake_trim(session, 0, 0));
+	world_reach(3);
+	world_await(4);
+	ck_assert_uint_eq(world_row(session).reserved_bytes, 2 * MIB);
+	ck_assert_uint_eq(world_usage(session).reserved_bytes, 2 * MIB);
+	world_disconnect(session);
+}
+
+START_TEST_WITH(what_is_freed_meanwhile_is_free, .n = 2)
+{
+	begin();
+	assert_ok(glake_set_quota(eye, "default", 0, 0));
+	pid_t client = world_client(free_meanwhile, NULL);
+	world_await(1);
+	lose_glaked(_i);
+	world_reach(2);
+	world_await(3);
+	begin_next_glaked(_i);
+	world_reach(4);
+	world_join(client);
 }
 END_TEST
 

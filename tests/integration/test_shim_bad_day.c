@@ -309,7 +309,7 @@ START_TEST(warm_memory_goes_with_glaked)
 {
 	static struct run sleeper;
 	static struct run other;
-	world_begin(.config = "pool = ();");
+	world_begin(.config = "pool = ();", .speed = 10);
 	run_start(&sleeper, NULL, run_in_build(PROGRAM), "dlsym", "idle", "104857600", NULL);
 	run_read(&sleeper, "ready");
 	harness_kill(&harness);
