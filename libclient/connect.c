@@ -3,13 +3,17 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 
 #include "proto/cleanup.h"
+#include "proto/clock.h"
+#include "libclient/glake_shim.h"
 #include "libclient/link/call.h"
 #include "libclient/link/fork.h"
 #include "libclient/link/rpc.h"
 #include "libclient/link/session.h"
 #include "libclient/link/sized.h"
+#include "libclient/link/socket.h"
 #include "libclient/memory/async.h"
 #include "libclient/memory/block.h"
 #include "libclient/memory/heap.h"
@@ -93,17 +97,19 @@ static void reclaim(void *user, uint32_t device, uint64_t n_bytes, uint64_t id)
 	glake__usage_answer(session, id);
 }
 
-static int session_new(const struct glake_connect_options *options,
-                       struct glake_session **session_out)
+static int session_new(const struct glake_connect_options *options, const uint8_t *key,
+                       unsigned timeout_ms, struct glake_session **session_out)
 {
 	cleanup_free struct glake_session *session = calloc(1, sizeof(*session));
 	if (!session) {
 		return glake__fail(-ENOMEM, "out of memory");
 	}
-	int r = glake__link_open(&session->link, socket_path(options), !options->no_cuda);
+	int r = glake__link_open(&session->link, socket_path(options), !options->no_cuda,
+	                         timeout_ms);
 	if (r < 0) {
 		return r;
 	}
+	memcpy(session->link.key, key, sizeof(session->link.key));
 	session->link.reclaim = reclaim;
 	session->link.reclaim_user = session;
 	session->report = glake__usage_report;
@@ -138,21 +144,19 @@ static int greet(struct glake_session *session, const struct glake_connect_optio
 	return r;
 }
 
-int glake_connect(const struct glake_connect_options *options, struct glake_session **session_out)
+/* *is_lost_out: glaked may have made a session, whose answer was lost. */
+static int connect_once(const struct glake_connect_options *options, const uint8_t *key,
+                        unsigned timeout_ms, struct glake_session **session_out, bool *is_lost_out)
 {
-	struct glake_connect_options full;
-	int r = glake__sized_in(options, &full, sizeof(full));
-	if (r < 0) {
-		return r;
-	}
-	cleanup_cancel int cancel = cancel_disable();
 	struct glake_session *session = NULL;
-	r = session_new(&full, &session);
+	*is_lost_out = false;
+	int r = session_new(options, key, timeout_ms, &session);
 	if (r < 0) {
 		return r;
 	}
-	r = greet(session, &full);
+	r = greet(session, options);
 	if (r < 0) {
+		*is_lost_out = r == GLAKE_E_GONE && !session->link.is_greeted;
 		glake__link_leave(&session->link);
 		glake__heap_deinit(session);
 		glake__session_unref(session);
@@ -160,6 +164,65 @@ int glake_connect(const struct glake_connect_options *options, struct glake_sess
 	}
 	*session_out = session;
 	return 0;
+}
+
+/* The key of a session that glaked may have made for nobody: the next to connect takes it. */
+static struct {
+	pthread_mutex_t lock;
+	bool is_set;
+	uint8_t bytes[GLAKE_KEY_BYTES];
+} spare_key = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static int take_key(uint8_t *key)
+{
+	pthread_mutex_lock(&spare_key.lock);
+	bool is_spare = spare_key.is_set;
+	memcpy(key, spare_key.bytes, GLAKE_KEY_BYTES);
+	spare_key.is_set = false;
+	pthread_mutex_unlock(&spare_key.lock);
+	if (!is_spare && getrandom(key, GLAKE_KEY_BYTES, 0) != GLAKE_KEY_BYTES) {
+		return glake__fail(-errno, "no random numbers");
+	}
+	return 0;
+}
+
+static void spare(const uint8_t *key)
+{
+	pthread_mutex_lock(&spare_key.lock);
+	memcpy(spare_key.bytes, key, GLAKE_KEY_BYTES);
+	spare_key.is_set = true;
+	pthread_mutex_unlock(&spare_key.lock);
+}
+
+int glake__connect(const struct glake_connect_options *options, unsigned timeout_ms,
+                   struct glake_session **session_out)
+{
+	struct glake_connect_options full;
+	uint8_t key[GLAKE_KEY_BYTES];
+	int r = glake__sized_in(options, &full, sizeof(full));
+	if (r == 0) {
+		r = take_key(key);
+	}
+	if (r < 0) {
+		return r;
+	}
+	cleanup_cancel int cancel = cancel_disable();
+	uint64_t end_ns = clock_now_ns() + timeout_ms * 1000000ull;
+	bool is_lost;
+	r = connect_once(&full, key, timeout_ms, session_out, &is_lost);
+	if (is_lost && clock_now_ns() < end_ns) {
+		/* glaked is being restarted, perhaps. */
+		r = connect_once(&full, key, timeout_ms, session_out, &is_lost);
+	}
+	if (is_lost) {
+		spare(key);
+	}
+	return r;
+}
+
+int glake_connect(const struct glake_connect_options *options, struct glake_session **session_out)
+{
+	return glake__connect(options, glake__patience.hello_ms, session_out);
 }
 
 void glake_disconnect(struct glake_session *session)

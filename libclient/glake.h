@@ -137,8 +137,8 @@ struct glake_connect_options {
  * Errors: GLAKE_E_GONE (no glaked listens or answers), GLAKE_E_PROTOCOL, GLAKE_E_VERSION,
  * GLAKE_E_NO_DRIVER, GLAKE_E_CUDA, GLAKE_E_OVER_QUOTA (too many sessions), GLAKE_E_SHUTTING_DOWN,
  * GLAKE_E_BAD_REQUEST, GLAKE_E_INTERNAL (the answer has a status that the library does not know),
- * -EINVAL (@options), -ENAMETOOLONG (the socket's path), -ENOMEM, or -errno of socket() and
- * connect(), such as -EACCES (the socket's mode) and -EMFILE.
+ * -EINVAL (@options), -ENAMETOOLONG (the socket's path), -ENOMEM, or -errno of getrandom(),
+ * socket() and connect(), such as -EACCES (the socket's mode) and -EMFILE.
  */
 GLAKE_API int glake_connect(const struct glake_connect_options *options,
                             struct glake_session **session_out);

@@ -421,6 +421,10 @@ void glake__order_drop_context(struct glake_order *order);
  */
 bool glake__session_is_gone(struct glake_session *session);
 
+/* glake_connect(), which waits up to @timeout_ms to be accepted, and as long for an answer. */
+int glake__connect(const struct glake_connect_options *options, unsigned timeout_ms,
+                   struct glake_session **session_out);
+
 /* ---- faults of the program -------------------------------------------------------------------- */
 
 /* A kernel that was given sealed memory, or a graph that may have such. */

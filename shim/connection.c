@@ -12,7 +12,9 @@
 #include "shim/shim.h"
 
 #define RETRY_NS 1000000000ull
-#define RETRY_SHARE 10 /* times the duration of the last attempt */
+/* So long connecting may take; and if it took as long in vain the last time. */
+#define CONNECT_MS 5000u
+#define CONNECT_AGAIN_MS 250u
 /* Half of glaked's default limit, because a request may make another one before it returns. */
 #define MAX_REQUESTS 8
 
@@ -23,6 +25,7 @@ static struct connection *current; /* owned */
 /* Held while connecting. Other threads that want memory wait for the outcome. */
 static pthread_mutex_t connecting = PTHREAD_MUTEX_INITIALIZER;
 static uint64_t retry_ns; /* after a failure: no attempt before then */
+static bool was_silent;   /* somebody listens, and has not answered */
 static bool was_refused;  /* by glaked, not for lack of one */
 static connection_new_fn *on_new;
 
@@ -65,7 +68,11 @@ static struct connection *connection_new(void)
 		.libcuda = shim_libcuda(),
 		.stitch = shim_policy()->stitches,
 	};
-	int r = glake_connect(&options, &connection->session);
+	uint64_t began_ns = clock_now_ns();
+	int r = glake__connect(&options, was_silent ? CONNECT_AGAIN_MS : CONNECT_MS,
+	                       &connection->session);
+	was_silent = r == GLAKE_E_GONE &&
+	             clock_now_ns() - began_ns >= CONNECT_AGAIN_MS * 1000000ull;
 	was_refused = r == GLAKE_E_OVER_QUOTA || r == GLAKE_E_VERSION;
 	if (r < 0) {
 		free(connection);
@@ -106,14 +113,10 @@ static struct connection *peek_alive(void)
 /* Called while connecting. */
 static void connect_current(void)
 {
-	uint64_t began_ns = clock_now_ns();
 	struct connection *connection = NULL;
-	if (began_ns >= retry_ns) {
+	if (clock_now_ns() >= retry_ns) {
 		connection = connection_new();
-		uint64_t pause_ns = (clock_now_ns() - began_ns) * RETRY_SHARE;
-		retry_ns = connection
-		                   ? 0
-		                   : clock_now_ns() + (pause_ns > RETRY_NS ? pause_ns : RETRY_NS);
+		retry_ns = connection ? 0 : clock_now_ns() + RETRY_NS;
 	}
 	connection_unref(replace(connection));
 }

@@ -114,12 +114,15 @@ void holders_note_all(const struct holders *holders)
 	}
 }
 
-int holder_attach(struct holder *holder, int socket, char *program, uint64_t image)
+int holder_attach(struct holder *holder, int socket, char *program, uint64_t image,
+                  const uint8_t *key)
 {
 	holder->program = program;
 	holder->image = image;
-	if (getrandom(holder->key, sizeof(holder->key), GRND_NONBLOCK) !=
-	    (ssize_t)sizeof(holder->key)) {
+	if (key) {
+		memcpy(holder->key, key, sizeof(holder->key));
+	} else if (getrandom(holder->key, sizeof(holder->key), GRND_NONBLOCK) !=
+	           (ssize_t)sizeof(holder->key)) {
 		return -EAGAIN;
 	}
 	end_other_images(holder);

@@ -203,10 +203,11 @@ void holder_unref(struct holder *holder);
 
 /*
  * Hello is accepted, on @socket. @program (taken over; may be NULL) is the client's name for itself. Detached
- * holders of the same process with another @image end: the process has replaced its program.
+ * holders of the same process with another @image end: the process has replaced its program. @key NULL: a new one.
  * Returns 0, or -errno: no random numbers.
  */
-int holder_attach(struct holder *holder, int socket, char *program, uint64_t image);
+int holder_attach(struct holder *holder, int socket, char *program, uint64_t image,
+                  const uint8_t *key);
 
 /*
  * @ticket permits others to open the chunk from now on, and after a restart as well: that is on record when this returns,

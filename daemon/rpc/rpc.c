@@ -77,14 +77,18 @@ static void resume(struct session *session, const request_t *request)
 static void begin(struct session *session, const request_t *request)
 {
 	const Glake__Wire__Hello *hello = request->hello;
-	if (session->holder->refusal) {
+	const uint8_t *key = hello->new_key.len == GLAKE_KEY_BYTES ? hello->new_key.data : NULL;
+	if (key && session_resume(session, key, NULL, 0)) {
+		/* The answer to an earlier one was lost. */
+		greet(session, request->id);
+	} else if (session->holder->refusal) {
 		turn_away(session, request, STATUS_OVER_QUOTA, session->holder->refusal);
 	} else if (strlen(hello->program) > GLAKE_MAX_NAME_BYTES) {
 		/* A row of a listing must fit a page. */
 		rpc_refuse(session, request->id, STATUS_BAD_REQUEST,
 		           "the program's name is longer than %u bytes", GLAKE_MAX_NAME_BYTES);
 		session_close(session);
-	} else if (session_greet(session, text_clean_copy(hello->program), hello->image) < 0) {
+	} else if (session_greet(session, text_clean_copy(hello->program), hello->image, key) < 0) {
 		turn_away(session, request, STATUS_INTERNAL, "no random numbers");
 	} else {
 		greet(session, request->id);

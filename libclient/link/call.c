@@ -169,8 +169,7 @@ static int forget(struct glake__link *link, Glake__Wire__Request *request);
 /* The same, but waits. */
 static int receive_next(struct glake__link *link, size_t *n_bytes_out, const char **why_out)
 {
-	unsigned timeout_ms = link->is_greeted ? glake__patience.silence_ms
-	                                       : glake__patience.hello_ms;
+	unsigned timeout_ms = link->is_greeted ? glake__patience.silence_ms : link->hello_ms;
 	bool is_asked = !link->is_greeted;
 	int r;
 	do {

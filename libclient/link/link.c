@@ -42,10 +42,10 @@ static int begin(struct glake__link *link, const char *path, int socket)
 	return 0;
 }
 
-int glake__link_open(struct glake__link *link, const char *path, bool is_high)
+int glake__link_open(struct glake__link *link, const char *path, bool is_high, unsigned timeout_ms)
 {
 	cleanup_fd int socket = -1;
-	int r = glake__socket_open(path, is_high, glake__patience.hello_ms, &socket);
+	int r = glake__socket_open(path, is_high, timeout_ms, &socket);
 	if (r < 0) {
 		return r;
 	}
@@ -54,6 +54,7 @@ int glake__link_open(struct glake__link *link, const char *path, bool is_high)
 		return glake__fail(r, "cannot begin a session: %s", glake_strerror(r));
 	}
 	link->is_high = is_high;
+	link->hello_ms = timeout_ms;
 	fd_steal(&socket);
 	return 0;
 }

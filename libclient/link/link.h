@@ -42,13 +42,14 @@ struct glake__link {
 	dev_t socket_device;
 	ino_t socket_inode;
 	bool is_greeted;           /* Hello was answered; until then, one thread */
+	unsigned hello_ms;         /* so long its answer is awaited */
 	_Atomic int error;         /* not 0: the connection is dead, and this is why: */
 	_Atomic(const char *) why; /* static; set before error */
 	bool is_lost;              /* dead, and may come back (resume.h) */
 	uint64_t patience_end_ns; /* so long calls wait for glaked; 0: none has looked for it yet */
 	uint64_t retry_ns;        /* not before, by others */
 	uint64_t n_connections;   /* under both locks */
-	bool has_key;             /* set by Hello, as is the key */
+	bool has_key;             /* set by the answer to Hello */
 	uint8_t key[GLAKE_KEY_BYTES];
 	/* Requests that the lost connection took along. */
 	uint64_t unanswered[GLAKE_MAX_UNANSWERED];
@@ -95,8 +96,8 @@ struct glake__call {
 	uint64_t total_bytes;
 };
 
-/* Connect to glaked at @path, without a greeting. Returns 0 or an error with its text. */
-int glake__link_open(struct glake__link *link, const char *path, bool is_high);
+/* Connect to glaked at @path within @timeout_ms, without a greeting. Returns 0 or an error with its text. */
+int glake__link_open(struct glake__link *link, const char *path, bool is_high, unsigned timeout_ms);
 /* For a forked child too: touches neither the peer nor the locks. */
 void glake__link_deinit(struct glake__link *link);
 

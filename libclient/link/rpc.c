@@ -84,6 +84,8 @@ int glake__rpc_hello(struct glake_session *session, const char *program)
 	hello.version = GLAKE_WIRE_VERSION;
 	hello.program = label;
 	hello.image = image();
+	hello.new_key.data = session->link.key;
+	hello.new_key.len = sizeof(session->link.key);
 	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
 	request.body_case = GLAKE__WIRE__REQUEST__BODY_HELLO;
 	request.hello = &hello;

@@ -20,7 +20,10 @@
 #include "libclient/link/session.h"
 #include "libclient/glake_shim.h"
 
-/* Sets the fields that HelloAnswer has: identity, devices (without ordinals), limits. */
+/*
+ * Sets the fields that HelloAnswer has: identity, devices (without ordinals), limits. The link's key is that which
+ * the session is to have.
+ */
 int glake__rpc_hello(struct glake_session *session, const char *program);
 
 /*

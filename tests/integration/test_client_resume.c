@@ -317,3 +317,31 @@ START_TEST(half_of_a_free_is_followed_by_the_other)
 	assert_ok(glake_free(session, ptrs[3]));
 }
 END_TEST
+
+static atomic_int n_to_lose;
+
+static bool lose_greetings(void *user, struct proxy_packet *packet)
+{
+	if (!packet->is_answer || n_to_lose == 0) {
+		return true;
+	}
+	n_to_lose--;
+	return false;
+}
+
+/* By the number of the test: glake_connect() asks again by itself, or the program does. */
+START_TEST_WITH(a_lost_greeting_leaves_no_empty_session, .n = 2)
+{
+	struct glake_session *session;
+	uint64_t n_sessions = world_books().n_sessions;
+	proxy_start(lose_greetings, NULL);
+	n_to_lose = 1 + _i;
+	if (_i == 1) {
+		ck_assert_int_eq(glake_connect(NULL, &session), GLAKE_E_GONE);
+	}
+	session = world_connect();
+	ck_assert_uint_eq(world_books().n_sessions, n_sessions + 1);
+	/* Another one is another one. */
+	ck_assert_uint_ne(id_of(world_connect()), id_of(session));
+}
+END_TEST

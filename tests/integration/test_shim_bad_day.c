@@ -276,6 +276,52 @@ START_TEST(a_stopped_glaked_is_done_without)
 }
 END_TEST
 
+/* Neither what is there nor what comes is the driver's. */
+START_TEST(a_restart_is_waited_for)
+{
+	struct run run;
+	world_begin(.is_activated = true, .keeps_fds = true);
+	run_start(&run, NULL, run_in_build(PROGRAM), "dlsym", "steps", "2", NULL);
+	run_read(&run, "ready");
+	run_expect(&run, "result 0 owned 1 passed 0 refused 0 connects 1");
+	harness_kill(&harness);
+	ck_assert_int_eq(rename(harness.socket_path, world_path("away")), 0);
+	run_continue(&run);
+	/* It has surely asked by then. */
+	harness_sleep_ms(200);
+	ck_assert_int_eq(rename(world_path("away"), harness.socket_path), 0);
+	harness_restart(&harness);
+	run_read(&run, "ready");
+	run_expect(&run, "result 0 owned 2 passed 0 refused 0 connects 1");
+	run_continue(&run);
+	run_end_well(&run);
+}
+END_TEST
+
+/* It is away for longer than anybody waits. Then it is asked again soon, and the session goes on. */
+START_TEST(a_slow_restart_is_no_end)
+{
+	struct run run;
+	world_begin(.devices = "1x1GiB", .is_activated = true, .keeps_fds = true, .speed = 5);
+	run_start(&run, NULL, run_in_build(PROGRAM), "dlsym", "steps", "40", NULL);
+	run_read(&run, "ready");
+	harness_kill(&harness);
+	run_continue(&run);
+	run_read(&run, "ready");
+	run_expect(&run, "result 0 owned 1 passed 1 refused 0 connects 1");
+	harness_restart(&harness);
+	for (int i = 2; i < 40 && !strstr(run.text, "owned 2 "); i++) {
+		harness_sleep_ms(100);
+		run_continue(&run);
+		run_read(&run, "ready");
+	}
+	run_expect(&run, "owned 2 ");
+	run_expect(&run, "refused 0 connects 1");
+	kill(run.pid, SIGKILL);
+	run_end(&run);
+}
+END_TEST
+
 /* More threads than glaked takes requests of. */
 START_TEST(a_busy_session_is_no_reason_to_go_without)
 {

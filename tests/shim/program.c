@@ -443,7 +443,7 @@ static void storm(const char *argument)
 /* Allocates at each line; the test does things to glaked meanwhile. */
 static void steps(const char *argument)
 {
-	CUdeviceptr ptrs[8];
+	CUdeviceptr ptrs[40];
 	int n = atoi(argument);
 	start();
 	for (int i = 0; i < n; i++) {
