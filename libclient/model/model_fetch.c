@@ -58,6 +58,17 @@ int glake__model_attach(struct glake_model *model, const char *key, bool pin)
 	return r;
 }
 
+/* @call is to be ended in any case. */
+static int request_once(struct glake_model *model, struct glake__call *call,
+                        Glake__Wire__Request *request, const int *fds, size_t n_fds,
+                        const struct glake_model_options *options)
+{
+	struct glake__link *link = &model->session->link;
+	int r = glake__call_start(link, call, request, GLAKE__WIRE__ANSWER__BODY_MODEL_OPEN, fds,
+	                          n_fds);
+	return r < 0 ? r : glake__call_wait(link, call, options->progress, options->progress_user);
+}
+
 int glake__model_request(struct glake_model *model, const struct glake__model_files *files,
                          const struct glake_model_options *options)
 {
@@ -75,12 +86,12 @@ int glake__model_request(struct glake_model *model, const struct glake__model_fi
 	request.model_open = &open;
 	cleanup_cancel int cancel = cancel_disable();
 	struct glake__call call;
-	int r = glake__call_start(&model->session->link, &call, &request,
-	                          GLAKE__WIRE__ANSWER__BODY_MODEL_OPEN, files->fds,
-	                          files->n_files + (files->index_name ? 1 : 0));
-	if (r == 0) {
-		r = glake__call_wait(&model->session->link, &call, options->progress,
-		                     options->progress_user);
+	size_t n_fds = files->n_files + (files->index_name ? 1 : 0);
+	int r = request_once(model, &call, &request, files->fds, n_fds, options);
+	if (r == GLAKE_E_GONE) {
+		/* What it granted goes back, and what it loads is not lost. */
+		glake__call_end(&model->session->link, &call);
+		r = request_once(model, &call, &request, files->fds, n_fds, options);
 	}
 	if (r == 0) {
 		r = take_opened(model, call.answer->model_open);
@@ -96,6 +107,7 @@ struct pager {
 	struct glake_model *model;
 	Glake__Wire__Answer__BodyCase kind; /* MODEL_TENSORS or MODEL_BLOCKS */
 	bool is_asked;                      /* call is under way, or has its answer */
+	uint64_t first;                     /* of the page asked for */
 	struct glake__call call;
 };
 
@@ -118,6 +130,7 @@ static int ask(struct pager *pager, uint64_t first)
 	int r = glake__call_start(&pager->model->session->link, &pager->call, &request, pager->kind,
 	                          NULL, 0);
 	pager->is_asked = r == 0;
+	pager->first = first;
 	return r;
 }
 
@@ -169,6 +182,11 @@ static int turn_page(struct pager *pager)
 {
 	struct glake_model *model = pager->model;
 	int r = glake__call_wait(&model->session->link, &pager->call, NULL, NULL);
+	if (r == GLAKE_E_GONE) {
+		glake__call_end(&model->session->link, &pager->call);
+		r = ask(pager, pager->first);
+		r = r < 0 ? r : glake__call_wait(&model->session->link, &pager->call, NULL, NULL);
+	}
 	if (r < 0) {
 		return r;
 	}

@@ -458,8 +458,8 @@ static int publish(struct publication *publication, struct page *page)
 		return r;
 	}
 	r = send_manifest(page);
-	if (r == GLAKE_E_GONE) {
-		/* Again, if there is a new connection: blocks keep their ids. */
+	if (r == GLAKE_E_GONE || r == GLAKE_E_BAD_REQUEST) {
+		/* Again, perhaps on a new connection: blocks keep their ids. A restart has taken the draft. */
 		give_up(page);
 		page->draft = 0;
 		clear(page);

@@ -3,12 +3,14 @@
  * glaked ends, in any way, and another one begins: what there was is there. The service manager keeps the fds
  * (fdkeeper.h), and the socket.
  */
+#include <pthread.h>
 #include <stdarg.h>
 #include <sys/mman.h>
 
 #include "proto/clock.h"
 #include "tests/harness/connection.h"
 #include "tests/harness/models.h"
+#include "tests/harness/proxy.h"
 #include "tests/harness/words.h"
 #include "tests/harness/world.h"
 
@@ -523,6 +525,99 @@ START_TEST_WITH(what_is_freed_meanwhile_is_free, .n = 2)
 	begin_next_glaked(_i);
 	world_reach(4);
 	world_join(client);
+}
+END_TEST
+
+static void open_meanwhile(void *path)
+{
+	struct glake_model *model;
+	words_open_driver();
+	struct glake_session *session = world_connect();
+	assert_ok(glake_model_open(session, path, NULL, &model));
+	ck_assert(world_is_content(session, world_tensor(model, "w").ptr, 20 * MIB, 5, 0));
+	glake_model_close(model);
+	world_disconnect(session);
+}
+
+START_TEST(a_load_that_is_cut_off_begins_anew)
+{
+	begin();
+	const char *path = world_write_model("model", 20 * MIB, 5);
+	world_set_faults("glake-mover/cuLaunchKernel:1:slow=300");
+	pid_t client = world_client(open_meanwhile, (void *)path);
+	world_running_mover();
+	kill_glaked();
+	harness_restart(&harness);
+	world_join(client);
+}
+END_TEST
+
+/* It ends behind the first answer about a draft: the next glaked does not know it. */
+static atomic_bool is_restart_due;
+static atomic_bool was_restarted;
+
+static bool wait_behind_draft(void *user, struct proxy_packet *packet)
+{
+	Glake__Wire__Answer *answer = packet->is_answer
+	                                      ? glake__wire__answer__unpack(NULL, packet->n_bytes,
+	                                                                    packet->bytes)
+	                                      : NULL;
+	bool is_draft = answer && answer->body_case == GLAKE__WIRE__ANSWER__BODY_WEIGHTS_PUBLISH;
+	if (answer) {
+		glake__wire__answer__free_unpacked(answer, NULL);
+	}
+	is_restart_due = is_restart_due || is_draft;
+	while (is_restart_due && !was_restarted) {
+		usleep(1000);
+	}
+	return true;
+}
+
+/* The last page is not all of it, so it is copied when glaked is there again. */
+#define PUBLISHED_BYTES (SEALED_BYTES - MIB)
+
+struct publishing {
+	struct glake_session *session;
+	struct glake_tensor tensor;
+};
+
+static void *publish(void *user)
+{
+	struct publishing *publishing = user;
+	assert_ok(glake_weights_publish(publishing->session, "engine", &publishing->tensor, 1, NULL,
+	                                NULL));
+	return NULL;
+}
+
+START_TEST(weights_are_published_over_a_restart)
+{
+	pthread_t thread;
+	struct glake_model *weights;
+	begin();
+	proxy_start(wait_behind_draft, NULL);
+	words_open_driver();
+	struct glake_session *session = world_connect();
+	glake_ptr ptr = words_alloc(session, SEALED_BYTES, 99);
+	const struct glake_span span = {.ptr = ptr, .bytes = PUBLISHED_BYTES};
+	struct publishing publishing = {.session = session,
+	                                .tensor = {.size = sizeof(publishing.tensor),
+	                                           .name = "w",
+	                                           .dtype = GLAKE_U64,
+	                                           .n_dims = 1,
+	                                           .shape = (const uint64_t[]){PUBLISHED_BYTES / 8},
+	                                           .ptr = ptr}};
+	assert_ok(glake_seal(&span, 1, NULL));
+	ck_assert_int_eq(pthread_create(&thread, NULL, publish, &publishing), 0);
+	while (!is_restart_due) {
+		usleep(1000);
+	}
+	restart(kill_glaked);
+	was_restarted = true;
+	pthread_join(thread, NULL);
+	assert_ok(glake_weights_attach(session, "engine", NULL, &weights));
+	words_check(world_tensor(weights, "w").ptr, PUBLISHED_BYTES, 99);
+	glake_model_close(weights);
+	glake_free(session, ptr);
 }
 END_TEST
 
