@@ -56,6 +56,10 @@ class Session:
         """Open, of this process, and the daemon was there when last asked."""
         return bool(self._handle) and _lib.library().glake_fd(self._handle) >= 0
 
+    def _comes_back(self) -> bool:
+        """The daemon is there again and knows the session. Waits for one that is restarted."""
+        return bool(self._handle) and _lib.library().glake_ping(self._handle) == 0
+
     def info(self) -> Dict[str, Any]:
         info = _lib.SessionInfo(ctypes.sizeof(_lib.SessionInfo))
         _lib.check(_lib.library().glake_session_info(self.handle, ctypes.byref(info)))
@@ -165,7 +169,7 @@ def default_session() -> Session:
     """The process's session, made on first use, and anew after a fork or when the daemon is gone."""
     global _default
     with _lock:
-        if _default is None or not _default.is_alive:
+        if _default is None or not (_default.is_alive or _default._comes_back()):
             _default = Session()
         return _default
 
