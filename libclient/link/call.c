@@ -101,6 +101,7 @@ static void take_notice(struct glake__link *link, const Glake__Wire__Answer *ans
 		take_reclaim(link, answer->reclaim);
 		break;
 	case GLAKE__WIRE__ANSWER__BODY_SHUTTING_DOWN:
+		link->is_draining = true;
 		glake__notices_add(&link->notices, GLAKE_NOTICE_SHUTTING_DOWN);
 		break;
 	case GLAKE__WIRE__ANSWER__BODY_MODEL_EVICTED:

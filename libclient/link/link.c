@@ -94,7 +94,7 @@ void glake__link_fail(struct glake__link *link, int error, const char *why)
 	}
 	link->why = why;
 	link->error = error;
-	link->is_lost = error == GLAKE_E_GONE && link->has_key;
+	link->is_lost = error == GLAKE_E_GONE && link->has_key && !link->is_draining;
 	link->patience_end_ns = 0;
 	link->retry_ns = 0;
 	glake__link_shut_down(link);

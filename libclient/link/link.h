@@ -46,6 +46,7 @@ struct glake__link {
 	_Atomic int error;         /* not 0: the connection is dead, and this is why: */
 	_Atomic(const char *) why; /* static; set before error */
 	bool is_lost;              /* dead, and may come back (resume.h) */
+	bool is_draining;          /* glaked has said that it ends, and with it the session */
 	uint64_t patience_end_ns; /* so long calls wait for glaked; 0: none has looked for it yet */
 	uint64_t retry_ns;        /* not before, by others */
 	uint64_t n_connections;   /* under both locks */

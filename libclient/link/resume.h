@@ -3,7 +3,8 @@
  * Another connection for a session that has lost its own: the same ids, memory and charges.
  *
  * glaked knows the session by its key, and this process by the kernel. One that does not know the session ends it for
- * good. Without an answer, or with nobody who listens, the session stays lost: glaked may be on its way.
+ * good, and so does one that drains. Without an answer, or with nobody who listens, the session stays lost: glaked may
+ * be on its way.
  *
  * A call that waits looks for glaked again and again, until hello_ms after the first attempt of any call. From then
  * on, and for those that do not wait, there are short attempts: at least one a second, for a fifth of the time at
