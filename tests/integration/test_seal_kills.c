@@ -5,9 +5,11 @@
  * its bytes, too.
  */
 #include <sys/mman.h>
+#include <sys/socket.h>
 
 #include "libclient/link/socket.h"
 #include "libclient/memory/range.h"
+#include "proto/glake.pb-c.h"
 #include "tests/harness/proxy.h"
 #include "tests/harness/run.h"
 #include "tests/harness/words.h"
@@ -470,5 +472,43 @@ START_TEST_WITH(a_connection_is_lost_at_each_packet, .timeout_s = 100)
 	} while (atomic_load(world_stage) < 4);
 	printf("%u steps\n", n);
 	ck_assert_uint_gt(n, 8);
+}
+END_TEST
+
+static atomic_bool loses_publications;
+static atomic_bool has_lost_release;
+
+static bool lose_by_kind(void *user, struct proxy_packet *packet)
+{
+	Glake__Wire__Request *request = packet->is_answer
+	                                        ? NULL
+	                                        : glake__wire__request__unpack(
+							  NULL, packet->n_bytes, packet->bytes);
+	bool is_lost = false;
+	if (request && request->body_case == GLAKE__WIRE__REQUEST__BODY_BLOCK_PUBLISH) {
+		is_lost = loses_publications;
+	} else if (request && request->body_case == GLAKE__WIRE__REQUEST__BODY_BLOCK_RELEASE) {
+		is_lost = !atomic_exchange(&has_lost_release, true);
+	}
+	if (request) {
+		glake__wire__request__free_unpacked(request, NULL);
+	}
+	return !is_lost;
+}
+
+/* The library does not know if it is a block, and tells glaked with the next connection. */
+START_TEST(memory_whose_publication_was_lost_is_given_back)
+{
+	world_begin(.config = WORLD_CONFIG, .devices = DEVICES);
+	loses_publications = true;
+	proxy_start(lose_by_kind, NULL);
+	words_open_driver();
+	struct glake_session *session = world_connect();
+	const struct glake_span span = {words_alloc(session, 4 * MIB, 1), 4 * MIB};
+	ck_assert_int_eq(glake_seal(&span, 1, NULL), GLAKE_E_GONE);
+	loses_publications = false;
+	words_check(span.ptr, 4 * MIB, 1);
+	assert_ok(glake_free(session, span.ptr));
+	ck_assert_uint_eq(world_row(session).reserved_bytes, 0);
 }
 END_TEST
