@@ -391,7 +391,7 @@ install: all ## into DESTDIR and PREFIX (/usr/local); an absent configuration in
 	$(call say,INST,"$(DESTDIR)$(PREFIX)")
 dist: tests ## dist/glake-VERSION-x86_64.tar.gz, runs from any folder
 	$(Q)VERSION=$(VERSION) SOVERSION=$(SOVERSION) deploy/dist $(B)
-# The project has no mail host, and no bug of Debian's to close.
+# There is no bug of Debian's to close.
 LINTIAN_IRRELEVANT = initial-upload-closes-no-bugs
 deb: deps ## dist/*.deb
 	@tests/deps deb

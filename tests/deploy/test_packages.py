@@ -71,7 +71,9 @@ class Packages(unittest.TestCase):
     def install(self, revision, packages=PACKAGES):
         files = [glob.glob(f"{self.debian.root}/srv/{revision}/{name}_*.deb")[0]
                  for name in packages]
+        # A configuration that the test has changed, and a later version as well, stays.
         self.inside("apt-get", "install", "-y", "-qq", "--no-install-recommends",
+                    "-o", "Dpkg::Options::=--force-confold",
                     *[file[len(self.debian.root):] for file in files])
 
     def property_of(self, unit, name):
@@ -113,9 +115,11 @@ class Packages(unittest.TestCase):
 
     def test_life_of_the_packages(self):
         self.inside("apt-get", "update", "-qq")
-        self.install(1, ("glakectl", "libglake-client0"))
-        # The metrics' unit asks with it, also where glaked is not of a package.
-        self.inside("getent", "group", "glake")
+        # What is not right in an earlier version is not tested again.
+        if not OLD_PACKAGES:
+            self.install(1, ("glakectl", "libglake-client0"))
+            # The metrics' unit asks with it, also where glaked is not of a package.
+            self.inside("getent", "group", "glake")
         self.install(1)
         self.assert_installed()
         self.put_driver()
@@ -128,11 +132,15 @@ class Packages(unittest.TestCase):
         model, = json.loads(self.inside("glakectl", "--json", "models"))["models"]
         self.assertEqual(model["reload_reason"], "")
         self.assert_preloads_from_a_copy()
-        for change in (self.restart, self.upgrade, self.kill, self.terminate, self.misconfigure):
+        first = () if OLD_PACKAGES else (self.restart, self.kill)
+        for change in first:
             with self.subTest(change.__name__):
                 self.assert_loses_nothing(change, client, digest)
         with self.subTest("under load"):
             self.assert_loses_nothing_under_load(client, digest)
+        for change in (self.restart, self.terminate, self.misconfigure):
+            with self.subTest(change.__name__):
+                self.assert_loses_nothing(change, client, digest)
         self.quit(client)
         self.run_demo()
         self.assert_nothing_left()
@@ -254,9 +262,10 @@ except glake.QuotaError as error:
 
     def kept(self):
         """What has to stay: memory, the model, and how many have it."""
-        model, = json.loads(self.inside("glakectl", "--json", "models"))["models"]
+        models = json.loads(self.inside("glakectl", "--json", "models"))["models"]
         device, = self.status()["devices"]
-        return (device["private_bytes"], device["used_block_bytes"], model["id"], model["n_open"])
+        used = [(model["id"], model["n_open"]) for model in models if model["n_open"] > 0]
+        return device["private_bytes"], device["used_block_bytes"], used
 
     def assert_loses_nothing(self, change, client, digest):
         before, kept = self.status()["pid"], self.kept()
@@ -278,15 +287,15 @@ except glake.QuotaError as error:
                                    "/srv/model.safetensors", digest) for _ in range(2)]
         for load in loads:
             self.addCleanup(load.communicate)
-        for _ in range(kills):
-            self.kill()
+        for change in [self.upgrade] + [self.kill] * kills:
+            change()
             self.assertGreater(self.status()["pid"], 0)
             self.assertEqual(self.check(client), digest)
         for load in loads:
             out = load.communicate()[0]
             self.assertEqual(load.returncode, 0, out)
             self.assertGreater(int(out.split()[0]), 0, out)
-            print(f"{kills} kills; good, failed: {out.strip()}")
+            print(f"an upgrade, {kills} kills; good, failed: {out.strip()}")
         self.wait_until(lambda: self.kept() == kept, lambda: f"{self.kept()}, not {kept}")
 
     def wait_until(self, condition, otherwise):
