@@ -293,7 +293,8 @@ static int send_one(struct glake__link *link, uint64_t connection,
 	return r;
 }
 
-static int add_pending(struct glake__link *link, struct glake__call *call)
+/* *is_owed_out is call->is_owed, which whoever sees the connection end may set from now on. */
+static int add_pending(struct glake__link *link, struct glake__call *call, bool *is_owed_out)
 {
 	pthread_mutex_lock(&link->lock);
 	/* Whoever connects tells glaked what was given back until then. */
@@ -311,6 +312,7 @@ static int add_pending(struct glake__link *link, struct glake__call *call)
 		call->is_owed = call->is_done = true;
 		error = 0;
 	}
+	*is_owed_out = call->is_owed;
 	pthread_mutex_unlock(&link->lock);
 	return error ? glake__fail(error, "%s", link->why) : 0;
 }
@@ -347,8 +349,9 @@ static int start(struct glake__link *link, struct glake__call *call, Glake__Wire
 	note_released(call, request);
 	call->wants_memory = expected == GLAKE__WIRE__ANSWER__BODY_CHUNK_ALLOC ||
 	                     expected == GLAKE__WIRE__ANSWER__BODY_MODEL_OPEN;
-	int r = add_pending(link, call);
-	if (r == 0 && !call->is_owed) {
+	bool is_owed;
+	int r = add_pending(link, call, &is_owed);
+	if (r == 0 && !is_owed) {
 		request->id = call->id;
 		r = send_one(link, call->connection, request, fds, n_fds);
 		if (r < 0) {

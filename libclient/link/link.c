@@ -116,10 +116,10 @@ void glake__link_fail(struct glake__link *link, int error, const char *why)
 
 bool glake__link_owe(struct glake__link *link, const struct glake__call *call)
 {
-	size_t n = link->n_released + call->n_released;
 	if (!link->is_lost || call->n_released == 0) {
 		return false;
 	}
+	size_t n = link->n_released + call->n_released;
 	if (n > link->released_capacity) {
 		uint64_t *more = reallocarray(link->released, 2 * n, sizeof(*more));
 		if (!more) {
