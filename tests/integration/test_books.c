@@ -329,7 +329,7 @@ static int copy_default(void *user, const struct glake_tenant_row *row)
 
 START_TEST(books_that_cannot_be_written_are_begun_as_soon_as_they_can)
 {
-	char config[1024];
+	static char config[1024]; /* read when the world ends, too */
 	char folder[512];
 	snprintf(folder, sizeof(folder), "%s/roomXXXXXX", getenv("TMPDIR"));
 	ck_assert_ptr_nonnull(mkdtemp(folder));
