@@ -354,6 +354,7 @@ START_TEST(books_that_cannot_be_written_are_begun_as_soon_as_they_can)
 	ck_assert_int_eq(glake_list_tenants(eye, copy_default, &max_sessions), 1);
 	ck_assert_uint_eq(max_sessions, 77);
 	assert_ok(glake_set_max_sessions(eye, "default", 0));
+	look_no_more(); /* the file was not open in the beginning */
 }
 END_TEST
 
