@@ -4,13 +4,16 @@
  * becomes somebody else.
  */
 #include <grp.h>
+#include <sched.h>
 #include <sys/mman.h>
+#include <sys/mount.h>
 
+#include "tests/harness/connection.h"
 #include "tests/harness/models.h"
 #include "tests/harness/world.h"
 
-#define ALICE 12345
-#define BOB 12346
+#define ALICE 12345u
+#define BOB 12346u
 
 /* What a user sees in the lists. */
 struct view {
@@ -439,5 +442,346 @@ START_TEST(the_mode_of_the_socket_holds)
 	}
 	begin(WORLD_CONFIG "socket_mode = \"0600\";");
 	as(BOB, 0, stay_outside);
+}
+END_TEST
+
+/* ---- who knows another's secrets ---------------------------------------------------------------- */
+
+/* All that a process has, and what lets it have that. In memory that all processes of the test have. */
+static struct loot {
+	struct connection_identity identity;
+	pid_t pid;
+	uint64_t chunk; /* named, with that ticket */
+	uint64_t ticket;
+	uint64_t block;
+	uint8_t digest[16];
+} * loot;
+
+static void begin_open(bool keeps_fds)
+{
+	world_begin(.config = WORLD_CONFIG, .is_activated = keeps_fds, .keeps_fds = keeps_fds);
+	ck_assert_int_eq(chmod(harness.folder, 0755), 0);
+	ck_assert_int_eq(chmod(harness.socket_path, 0777), 0);
+	loot = mmap(NULL, sizeof(*loot), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+}
+
+/* From now on sockets are found from here, since folders above need not let another user pass. */
+static void enter(const char *folder)
+{
+	ck_assert_int_eq(chdir(folder), 0);
+	strcpy(harness.socket_path, "glaked.sock");
+}
+
+static int be_somebody(void)
+{
+	cleanup_fdlist struct fdlist fds;
+	uint64_t ids[2];
+	int connection = connection_open(&harness);
+	fdlist_init(&fds);
+	loot->pid = getpid();
+	loot->identity.version = GLAKE_WIRE_VERSION;
+	ck_assert_int_eq(connection_greet_as(connection, &loot->identity), 0);
+	ck_assert_int_eq(connection_alloc(connection, 0, CHUNK_BYTES, 2, ids, &fds), 0);
+	loot->chunk = ids[0];
+	Glake__Wire__Answer *answer = connection_call(
+		connection,
+		CONNECTION_REQUEST(CHUNK_SHARE, ChunkShare, chunk_share, .ids = ids, .n_ids = 1),
+		NULL, 0, NULL);
+	ck_assert_int_eq(answer->status, 0);
+	loot->ticket = answer->chunk_share->ticket;
+	connection_free(answer);
+	answer = connection_call(connection,
+	                         CONNECTION_REQUEST(BLOCK_PUBLISH, BlockPublish, block_publish,
+	                                            .chunk = ids[1], .content_bytes = 5),
+	                         NULL, 0, NULL);
+	ck_assert_int_eq(answer->status, 0);
+	loot->block = answer->block->block;
+	memcpy(loot->digest, answer->block->digest.data, sizeof(loot->digest));
+	connection_free(answer);
+	return connection;
+}
+
+static Glake__Wire__Status free_chunk(int connection)
+{
+	return connection_status(connection,
+	                         CONNECTION_REQUEST(CHUNK_FREE, ChunkFree, chunk_free,
+	                                            .ids = &loot->chunk, .n_ids = 1),
+	                         NULL, 0);
+}
+
+static Glake__Wire__Status open_chunk(int connection, uint64_t ticket)
+{
+	return connection_status(connection,
+	                         CONNECTION_REQUEST(CHUNK_OPEN, ChunkOpen, chunk_open,
+	                                            .session = loot->identity.session,
+	                                            .ids = &loot->chunk, .n_ids = 1,
+	                                            .ticket = ticket),
+	                         NULL, 0);
+}
+
+/* The key and the ids get another process nothing, of whatever realm. Returns its own session. */
+static int steal_from_session(void)
+{
+	struct connection_identity stolen = loot->identity;
+	int connection = connection_open(&harness);
+	ck_assert_int_eq(connection_greet_as(connection, &stolen), GLAKE__WIRE__STATUS__NOT_FOUND);
+	connection_drop(&connection);
+	connection = connection_open(&harness);
+	Glake__Wire__Answer *answer = connection_call(
+		connection,
+		CONNECTION_REQUEST(HELLO, Hello, hello, .version = GLAKE_WIRE_VERSION,
+	                           .new_key = {GLAKE_KEY_BYTES, loot->identity.key}),
+		NULL, 0, NULL);
+	ck_assert_int_eq(answer->status, GLAKE__WIRE__STATUS__OK);
+	ck_assert_uint_ne(answer->hello->session, loot->identity.session);
+	connection_free(answer);
+	ck_assert_int_eq(free_chunk(connection), GLAKE__WIRE__STATUS__BAD_REQUEST);
+	ck_assert_int_eq(open_chunk(connection, 0), GLAKE__WIRE__STATUS__NOT_FOUND);
+	ck_assert_int_eq(connection_status(connection,
+	                                   CONNECTION_REQUEST(BLOCK_RELEASE, BlockRelease,
+	                                                      block_release, .block = loot->block),
+	                                   NULL, 0),
+	                 GLAKE__WIRE__STATUS__BAD_REQUEST);
+	return connection;
+}
+
+/* Nor do tickets, digests and numbers in another realm. */
+static void steal(void)
+{
+	int connection = steal_from_session();
+	ck_assert_int_eq(open_chunk(connection, loot->ticket), GLAKE__WIRE__STATUS__NOT_FOUND);
+	ck_assert_int_eq(connection_status(
+				 connection,
+				 CONNECTION_REQUEST(BLOCK_LOOKUP, BlockLookup, block_lookup,
+	                                            .digest = {sizeof(loot->digest), loot->digest}),
+				 NULL, 0),
+	                 GLAKE__WIRE__STATUS__NOT_FOUND);
+	ck_assert_int_eq(
+		connection_status(connection,
+	                          CONNECTION_REQUEST(SESSION_SEAL, SessionSeal, session_seal,
+	                                             .session = loot->identity.session),
+	                          NULL, 0),
+		GLAKE__WIRE__STATUS__NOT_FOUND);
+	Glake__Wire__Answer *answer = connection_call(
+		connection, CONNECTION_REQUEST(SESSION_LIST, SessionList, session_list), NULL, 0,
+		NULL);
+	ck_assert_uint_eq(answer->session_list->n_sessions, 1);
+	connection_free(answer);
+	connection_close(&connection);
+}
+
+/* ---- a process that becomes another user -------------------------------------------------------- */
+
+static void set_uid(uid_t uid)
+{
+	ck_assert_int_eq(setresuid(0, 0, 0), 0);
+	ck_assert_int_eq(setresuid(uid, uid, 0), 0);
+}
+
+static void change_users(void *user)
+{
+	enter(harness.folder);
+	set_uid(ALICE);
+	int connection = be_somebody();
+	world_reach(1);
+	world_await(2);
+	set_uid(BOB);
+	steal();
+	connection_drop(&connection);
+	steal();
+	/* What keeps it out is the uid alone. */
+	set_uid(ALICE);
+	connection = connection_open(&harness);
+	ck_assert_int_eq(connection_greet_as(connection, &loot->identity), 0);
+	ck_assert_int_eq(free_chunk(connection), GLAKE__WIRE__STATUS__OK);
+	connection_close(&connection);
+}
+
+static void steal_as(void *uid)
+{
+	enter(harness.folder);
+	set_uid(*(const uid_t *)uid);
+	if (*(const uid_t *)uid == ALICE) {
+		connection_drop(&(int){steal_from_session()});
+	} else {
+		steal();
+	}
+}
+
+/* Nor does it follow him, or those who know it, to the next glaked. */
+START_TEST_WITH(a_key_is_of_one_process_and_one_uid, .n = 2)
+{
+	if (!harness_is_root()) {
+		return;
+	}
+	begin_open(_i == 1);
+	pid_t owner = world_client(change_users, NULL);
+	world_await(1);
+	if (_i == 1) {
+		harness_kill(&harness);
+		harness_restart(&harness);
+	}
+	world_join(world_client(steal_as, &(uid_t){ALICE}));
+	world_join(world_client(steal_as, &(uid_t){BOB}));
+	world_reach(2);
+	world_join(owner);
+}
+END_TEST
+
+/* ---- containers ---------------------------------------------------------------------------------- */
+
+struct container {
+	const char *name;
+	uid_t uid; /* of the host, as which its user counts */
+	world_fn live;
+};
+
+/* Another number for the same user: inside he is Alice, who also owns the namespace. */
+static void map_ids(uid_t uid)
+{
+	char line[64];
+	FILE *file;
+	snprintf(line, sizeof(line), "%u %u 1\n", ALICE, (unsigned)uid);
+	const char *const lines[][2] = {{"/proc/self/setgroups", "deny"},
+	                                {"/proc/self/uid_map", line},
+	                                {"/proc/self/gid_map", line}};
+	for (size_t i = 0; i < n_elements(lines); i++) {
+		file = fopen(lines[i][0], "we");
+		ck_assert_ptr_nonnull(file);
+		ck_assert_int_ge(fputs(lines[i][1], file), 0);
+		ck_assert_int_eq(fclose(file), 0);
+	}
+}
+
+static void live_inside(void *user)
+{
+	const struct container *container = user;
+	ck_assert_int_eq(setgroups(0, NULL), 0);
+	ck_assert_int_eq(setresgid(container->uid, container->uid, container->uid), 0);
+	ck_assert_int_eq(setresuid(container->uid, container->uid, container->uid), 0);
+	prctl(PR_SET_DUMPABLE, 1); /* or its files in /proc are root's */
+	ck_assert_int_eq(unshare(CLONE_NEWUSER), 0);
+	map_ids(container->uid);
+	ck_assert_uint_eq(getuid(), ALICE);
+	container->live(NULL);
+}
+
+/* The next process inside has the number that the owner has outside, where the kernel lets itself be told. */
+static void take_pid(void)
+{
+	FILE *file = fopen("/proc/sys/kernel/ns_last_pid", "we");
+	if (file) {
+		fprintf(file, "%d", loot->pid - 1);
+		fclose(file);
+	}
+}
+
+static void start_inside(void *user)
+{
+	take_pid();
+	world_join(world_client(live_inside, user));
+}
+
+/* What a container runtime does, as far as glaked can see it. */
+static void be_container(void *user)
+{
+	const struct container *container = user;
+	char socket[64];
+	enter(harness.folder);
+	snprintf(socket, sizeof(socket), "%s/glaked.sock", container->name);
+	ck_assert_int_eq(mkdir(container->name, 0755), 0);
+	close(open(socket, O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
+	ck_assert_int_eq(unshare(CLONE_NEWNS | CLONE_NEWPID), 0);
+	ck_assert_int_eq(mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL), 0);
+	ck_assert_int_eq(mount("glaked.sock", socket, NULL, MS_BIND, NULL), 0);
+	enter(container->name);
+	world_join(world_client(start_inside, user));
+}
+
+static pid_t start_container(const char *name, uid_t uid, world_fn live)
+{
+	struct container container = {.name = name, .uid = uid, .live = live};
+	return world_client(be_container, &container);
+}
+
+static void live_there(void *user)
+{
+	int connection = be_somebody();
+	world_reach(1);
+	world_await(2);
+	ck_assert_int_eq(free_chunk(connection), GLAKE__WIRE__STATUS__OK);
+	connection_close(&connection);
+}
+
+static void live_on_host(void *user)
+{
+	enter(harness.folder);
+	set_uid(ALICE);
+	live_there(user);
+}
+
+static void steal_there(void *user)
+{
+	steal();
+}
+
+static void steal_there_in_realm(void *user)
+{
+	connection_drop(&(int){steal_from_session()});
+}
+
+static bool try_namespaces(void)
+{
+	pid_t child = fork();
+	int status;
+	if (child == 0) {
+		_exit(unshare(CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWUSER) != 0 ||
+		      mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0);
+	}
+	ck_assert_int_eq(waitpid(child, &status, 0), child);
+	return status == 0;
+}
+
+/* From the host, from a container and from another one of the same user of the host. */
+START_TEST_WITH(a_container_reaches_nothing_outside, .n = 2)
+{
+	if (!harness_is_root()) {
+		return;
+	}
+	if (!try_namespaces()) {
+		printf("SKIP: no namespaces\n");
+		return;
+	}
+	begin_open(false);
+	pid_t owner = _i == 0 ? world_client(live_on_host, NULL)
+	                      : start_container("hers", ALICE, live_there);
+	world_await(1);
+	world_join(start_container("his", BOB, steal_there));
+	world_join(start_container("mine", ALICE, steal_there_in_realm));
+	world_join(world_client(steal_as, &(uid_t){BOB}));
+	world_reach(2);
+	world_join(owner);
+}
+END_TEST
+
+/* A glaked in a container without the host's pids: to it all processes outside have the number 0. */
+START_TEST(processes_without_a_visible_pid_are_not_one)
+{
+	cleanup_fd int home = open("/proc/self/ns/pid_for_children", O_RDONLY | O_CLOEXEC);
+	if (!harness_is_root()) {
+		return;
+	}
+	if (home < 0 || unshare(CLONE_NEWPID) < 0) {
+		printf("SKIP: no namespaces\n");
+		return;
+	}
+	begin_open(false);
+	ck_assert_int_eq(setns(home, CLONE_NEWPID), 0);
+	pid_t owner = world_client(live_on_host, NULL);
+	world_await(1);
+	world_join(world_client(steal_as, &(uid_t){ALICE}));
+	world_join(world_client(steal_as, &(uid_t){BOB}));
+	world_reach(2);
+	world_join(owner);
 }
 END_TEST
