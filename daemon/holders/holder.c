@@ -10,6 +10,7 @@
 #include <sys/random.h>
 
 #include "proto/cleanup.h"
+#include "proto/limits.h"
 
 static const bool moves[N_HOLDER_STATES][N_HOLDER_STATES] = {
 	[HOLDER_NEW] = {[HOLDER_ATTACHED] = true, [HOLDER_DETACHED] = true, [HOLDER_ENDED] = true},
@@ -470,16 +471,29 @@ void holder_release(struct holder *holder, struct held *held)
 	drop(holder, held);
 }
 
+static int by_number(const void *a, const void *b)
+{
+	uint64_t one = *(const uint64_t *)a;
+	uint64_t other = *(const uint64_t *)b;
+	return (one > other) - (one < other);
+}
+
+/* One walk for all requests, because the holder may have a million things. */
 void holder_release_unanswered(struct holder *holder, const uint64_t *requests, size_t n_requests)
 {
+	uint64_t sorted[GLAKE_MAX_UNANSWERED];
 	struct held *held;
 	struct held *spare;
-	for (size_t i = 0; i < n_requests; i++) {
-		HASH_ITER(hh, holder->held, held, spare)
-		{
-			if (held->request == requests[i]) {
-				holder_release(holder, held);
-			}
+	if (n_requests == 0) {
+		return;
+	}
+	assert(n_requests <= n_elements(sorted));
+	memcpy(sorted, requests, n_requests * sizeof(sorted[0]));
+	qsort(sorted, n_requests, sizeof(sorted[0]), by_number);
+	HASH_ITER(hh, holder->held, held, spare)
+	{
+		if (bsearch(&held->request, sorted, n_requests, sizeof(sorted[0]), by_number)) {
+			holder_release(holder, held);
 		}
 	}
 }

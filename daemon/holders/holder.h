@@ -287,7 +287,9 @@ void holder_turn_block(struct holder *holder, struct held *held, struct block *b
 /* Walks all that it holds. */
 struct holder_sharing holder_sharing(const struct holder *holder);
 
-/* Give back everything that these requests brought: the client does not know of it. */
+/*
+ * Give back everything that these requests, GLAKE_MAX_UNANSWERED at most, brought: the client does not know of it.
+ */
 void holder_release_unanswered(struct holder *holder, const uint64_t *requests, size_t n_requests);
 
 /* Release what it has of these. What it does not have was released before. */
