@@ -231,6 +231,9 @@ void glake_disconnect(struct glake_session *session)
 		return;
 	}
 	session->is_forked = session->link.fork_generation != glake__fork_generation();
+	if (!session->is_forked) {
+		glake__heap_wait_left(session);
+	}
 	session->is_closing = true;
 	if (session->end_models) {
 		session->end_models(session);

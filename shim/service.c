@@ -173,8 +173,9 @@ static void *serve(void *user)
  */
 static void on_notice(void *user, const struct glake_notice *notice)
 {
-	(void)user;
-	if (notice->kind == GLAKE_NOTICE_RECLAIM) {
+	const struct connection *connection = user;
+	/* A dead one may end with what is parked, and its session cannot end in its own handler. */
+	if (notice->kind == GLAKE_NOTICE_RECLAIM && !connection->is_dead) {
 		collect();
 	}
 }
@@ -190,7 +191,7 @@ void service_start(struct connection *connection)
 	}
 	pthread_once(&once, watch_exit);
 	order_set_recorder(capture_record_ctx);
-	glake_set_notice_handler(connection->session, on_notice, NULL);
+	glake_set_notice_handler(connection->session, on_notice, connection);
 	seal_ask_follow(connection);
 	pthread_attr_setstacksize(&attributes, STACK_BYTES);
 	pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);

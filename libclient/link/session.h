@@ -50,6 +50,7 @@ struct glake__books {
 		unsealed_bytes[GLAKE_N_UNSEALED]; /* of live memory, by cause (memory/unsealed.h) */
 	uint64_t n_seals;
 	uint64_t seal_ns;
+	uint32_t n_holds; /* calls that have held its memory, and are not over (memory/heap.h) */
 };
 
 /* The program holds @n_bytes more. Called with the lock held. */

@@ -510,6 +510,32 @@ void glake__heap_let(struct glake__backing *backing)
 	glake__unlock();
 }
 
+void glake__heap_hold_session(struct glake_session *session)
+{
+	glake__lock();
+	session->books.n_holds++;
+	glake__unlock();
+}
+
+int glake__heap_leave(struct glake_session *session, int result)
+{
+	int r = glake__leave(session, result);
+	glake__lock();
+	session->books.n_holds--;
+	pthread_cond_broadcast(&glake__space.let);
+	glake__unlock();
+	return r;
+}
+
+void glake__heap_wait_left(struct glake_session *session)
+{
+	glake__lock();
+	while (session->books.n_holds > 0) {
+		glake__heap_wait_let_locked();
+	}
+	glake__unlock();
+}
+
 /* ---- claiming and releasing ------------------------------------------------------------------- */
 
 struct glake__allocation *glake__heap_claim(glake_ptr address)

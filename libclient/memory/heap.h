@@ -102,6 +102,15 @@ struct glake__held {
 bool glake__heap_hold(glake_ptr address, const void *holder, struct glake__held *held_out);
 void glake__heap_let(struct glake__backing *backing);
 
+/*
+ * For a call that was given memory, and found @session by holding it. Other threads may free what it lets, and end
+ * the session then: so it holds the session before, and ends by leave(), which is glake__leave() and lets the
+ * session. glake_disconnect() waits for that.
+ */
+void glake__heap_hold_session(struct glake_session *session);
+int glake__heap_leave(struct glake_session *session, int result);
+void glake__heap_wait_left(struct glake_session *session);
+
 /* Wait, without the lock, until a thread lets a backing. Earlier lookups may be stale then. */
 void glake__heap_wait_let_locked(void);
 

@@ -21,7 +21,6 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "libclient/link/dispatch.h"
 #include "libclient/link/rpc.h"
 #include "libclient/link/sized.h"
 #include "libclient/memory/reback.h"
@@ -134,10 +133,11 @@ int glake__seal_still(const struct glake_span *spans, size_t n_spans, glake__is_
 	seal.sum.held_ns = held.sum_ns;
 	seal.sum.longest_held_ns = held.longest_ns;
 	struct glake_session *session = session_of(&seal);
-	let_all(&seal);
 	if (session) {
+		glake__heap_hold_session(session);
 		count_seal(session, since_ns);
 	}
+	let_all(&seal);
 	free(seal.spans);
 	free(seal.parts);
 	if (seal.error) {
@@ -147,7 +147,7 @@ int glake__seal_still(const struct glake_span *spans, size_t n_spans, glake__is_
 	if (sealed_out && glake__sized_out(sealed_out, &seal.sum, sizeof(seal.sum)) < 0 && r == 0) {
 		r = -EINVAL;
 	}
-	return session ? glake__leave(session, r) : r;
+	return session ? glake__heap_leave(session, r) : r;
 }
 
 int glake_seal(const struct glake_span *spans, size_t n_spans, struct glake_sealed *sealed_out)

@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "libclient/link/dispatch.h"
 #include "libclient/memory/repiece.h"
 #include "libclient/memory/seal_steps.h"
 #include "libclient/memory/unsealed.h"
@@ -39,9 +38,10 @@ int glake__unseal(glake_ptr ptr, uint64_t bytes, enum glake__unsealed why)
 	}
 	struct glake_session *session = backing->device->session;
 	r = r < 0 ? r : unseal_pages(backing, span.begin, span.end, why);
+	glake__heap_hold_session(session);
 	glake__heap_let(backing);
 	glake__usage_report_now(session);
-	return glake__leave(session, r);
+	return glake__heap_leave(session, r);
 }
 
 int glake_unseal(glake_ptr ptr, uint64_t bytes)

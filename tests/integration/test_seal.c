@@ -3,6 +3,7 @@
 #include <pthread.h>
 
 #include "libclient/glake_shim.h"
+#include "libclient/link/session.h"
 #include "libclient/memory/range.h"
 #include "proto/glake.pb-c.h"
 #include "proto/wire.h"
@@ -422,6 +423,57 @@ START_TEST(a_free_waits_for_a_seal)
 		ck_assert_uint_eq(world_usage(session).shared_bytes, 0);
 		ck_assert_uint_eq(world_usage(session).live_bytes, 0);
 	}
+	ck_assert(glake__space_is_valid());
+}
+END_TEST
+
+struct ending {
+	struct glake_session *session;
+	glake_ptr ptr;
+	pthread_t thread;
+	_Atomic bool is_over;
+	bool was_over; /* while the handler ran */
+};
+
+static void *free_and_disconnect(void *user)
+{
+	struct ending *ending = user;
+	assert_ok(glake_free(ending->session, ending->ptr));
+	world_disconnect(ending->session);
+	ending->is_over = true;
+	return NULL;
+}
+
+/* Runs at the end of glake_seal() or glake_unseal(), which let the memory go before. */
+static void end_meanwhile(void *user, const struct glake_notice *notice)
+{
+	struct ending *ending = user;
+	(void)notice;
+	ck_assert_int_eq(pthread_create(&ending->thread, NULL, free_and_disconnect, ending), 0);
+	for (unsigned i = 0; i < 200 && !ending->is_over; i++) {
+		usleep(1000);
+	}
+	ending->was_over = ending->is_over;
+}
+
+/* As under the shim, where the last free ends the session of a glaked that is gone. */
+START_TEST_WITH(a_session_ends_after_the_seal_of_its_last_memory, .n = 2)
+{
+	struct ending ending = {.session = world_connect()};
+	struct glake__link *link = &ending.session->link;
+	ending.ptr = words_alloc(ending.session, 4 * MIB, 1);
+	if (_i == 0) {
+		words_seal(ending.ptr, 4 * MIB);
+	}
+	glake_set_notice_handler(ending.session, end_meanwhile, &ending);
+	pthread_mutex_lock(&link->lock);
+	ck_assert(glake__notices_add(&link->notices, GLAKE_NOTICE_MODEL_EVICTED));
+	pthread_mutex_unlock(&link->lock);
+	/* Nothing is left to do, so that it asks glaked for nothing, which would deliver the notice. */
+	struct glake_span span = {.ptr = ending.ptr, .bytes = 4 * MIB};
+	assert_ok(_i == 0 ? glake_seal(&span, 1, NULL) : glake_unseal(ending.ptr, 4 * MIB));
+	pthread_join(ending.thread, NULL);
+	ck_assert(!ending.was_over);
 	ck_assert(glake__space_is_valid());
 }
 END_TEST
