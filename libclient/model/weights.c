@@ -189,32 +189,48 @@ static bool is_freed(glake_ptr ptr)
 	return glake__heap_has(ptr) || glake__space_look(ptr).kind == GLAKE__FREE;
 }
 
-/* Of one allocation after the other, which nobody frees meanwhile. */
+/*
+ * Where the allocation, model or block that has @from ends; at most @to. If the tensor's memory was freed, and another
+ * has its address, what lies behind that is perhaps not mapped.
+ */
+static glake_ptr end_at(glake_ptr from, glake_ptr to)
+{
+	struct glake__facts facts;
+	struct glake__address_info info = glake__space_look(from);
+	glake_ptr end = to;
+	if (glake__heap_find(from, &facts)) {
+		end = facts.address + facts.n_bytes;
+	} else if (info.kind == GLAKE__OWN) {
+		end = info.address + info.n_bytes;
+	}
+	return end < to ? end : to;
+}
+
+/* Of one after the other. Nobody frees an allocation of 2 MiB and more meanwhile. @copy is 0: nothing is copied. */
 static int copy_bytes(const struct publication *publication, glake_ptr copy, glake_ptr from,
                       glake_ptr to)
 {
 	int r = 0;
 	while (r == 0 && from < to) {
 		struct glake__held held = {0};
-		glake_ptr end = to;
 		if (!glake__heap_hold(from, publication, &held) && is_freed(from)) {
 			return glake__fail(-EINVAL, "the memory at 0x%llx is not allocated",
 			                   (unsigned long long)from);
 		}
-		if (held.backing && held.backing->ptr + held.end < to) {
-			end = held.backing->ptr + held.end;
+		glake_ptr end = end_at(from, to);
+		if (copy) {
+			r = glake__context_copy(publication->device, copy, from, end - from);
+			copy += end - from;
 		}
-		r = glake__context_copy(publication->device, copy, from, end - from);
 		if (held.backing) {
 			glake__heap_let(held.backing);
 		}
-		copy += end - from;
 		from = end;
 	}
 	return r;
 }
 
-/* The bytes of tensors alone: what lies between them may be anything. */
+/* The bytes of tensors alone: what lies between them may be anything. @copy is 0: are they all there? */
 static int fill(const struct publication *publication, const struct glake__place *place,
                 glake_ptr copy)
 {
@@ -226,7 +242,7 @@ static int fill(const struct publication *publication, const struct glake__place
 	for (; r == 0 && extent < end && extent->begin < place_end; extent++) {
 		glake_ptr from = extent->begin > place->ptr ? extent->begin : place->ptr;
 		glake_ptr to = extent->end < place_end ? extent->end : place_end;
-		r = copy_bytes(publication, copy + (from - place->ptr), from, to);
+		r = copy_bytes(publication, copy ? copy + (from - place->ptr) : 0, from, to);
 	}
 	return r;
 }
@@ -259,6 +275,10 @@ static int copy_places(struct publication *publication)
 {
 	struct glake__layout *layout = &publication->layout;
 	int r = 0;
+	/* First, because a copy may come to lie where memory was freed. */
+	for (size_t i = 0; r == 0 && i < layout->n_places; i++) {
+		r = layout->places[i].is_block ? 0 : fill(publication, &layout->places[i], 0);
+	}
 	for (size_t i = 0; r == 0 && i < layout->n_places; i++) {
 		struct glake__place *place = &layout->places[i];
 		if (place->is_block) {

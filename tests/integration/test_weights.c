@@ -590,6 +590,33 @@ START_TEST(freed_memory_is_refused)
 }
 END_TEST
 
+/* Behind what has the address now, nothing is mapped. */
+START_TEST_WITH(freed_memory_that_others_have_is_refused, .n = 3)
+{
+	struct glake_session *session = world_connect();
+	glake_ptr freed = words_alloc(session, 8 * MIB, 2);
+	const struct glake_tensor tensors[] = {WORDS("a", freed, 8 * MIB)};
+	assert_ok(glake_free(session, freed));
+	assert_ok(glake_trim(session, 0, 0));
+	glake_ptr now = words_alloc(session, _i == 0 ? 64 * 1024 : 4 * MIB, 1);
+	if (_i == 1) {
+		struct glake_block *block;
+		assert_ok(glake_block_publish(session, now, 4 * MIB, &block));
+	} else if (_i == 2) {
+		const struct glake_tensor small[] = {WORDS("b", now, 4 * MIB)};
+		publish(session, "small", small, 1);
+		assert_ok(glake_free(session, now));
+		assert_ok(glake_trim(session, 0, 0));
+		now = tensor_of(attach(session, "small"), "b").ptr;
+	}
+	ck_assert_uint_eq(now, freed);
+	assert_fails(-EINVAL, "not allocated",
+	             glake_weights_publish(session, "key", tensors, 1, NULL, NULL));
+	words_check(now, 64 * 1024, 1);
+	world_disconnect(session);
+}
+END_TEST
+
 START_TEST(many_tensors)
 {
 	enum { N = 10000, BYTES = 2048 };
