@@ -236,7 +236,8 @@ bool session_resume(struct session *session, const uint8_t *key, const uint64_t 
 	struct holder *holder = holder_by_key(session->all->holders, &session->holder->peer, key);
 	struct session *other;
 	struct session *spare;
-	if (!holder) {
+	/* A socket can outlive the process that made it, and another one then has its number. */
+	if (!holder || peer_has_ended(&session->holder->peer, session->conn.fd)) {
 		return false;
 	}
 	if (holder->state == HOLDER_DETACHED) {

@@ -7,7 +7,9 @@
 #include <sched.h>
 #include <sys/mman.h>
 #include <sys/mount.h>
+#include <sys/socket.h>
 
+#include "proto/wire.h"
 #include "tests/harness/connection.h"
 #include "tests/harness/models.h"
 #include "tests/harness/world.h"
@@ -783,5 +785,74 @@ START_TEST(processes_without_a_visible_pid_are_not_one)
 	world_join(world_client(steal_as, &(uid_t){BOB}));
 	world_reach(2);
 	world_join(owner);
+}
+END_TEST
+
+/* ---- numbers that come again -------------------------------------------------------------------- */
+
+/* Leaves a connection of its own to the other end of @user. */
+static void leave_connection(void *user)
+{
+	const int *ends = user;
+	enter(harness.folder);
+	set_uid(ALICE);
+	loot->pid = getpid();
+	int connection = connection_open(&harness);
+	ck_assert_int_eq(wire_send(ends[1], "", 1, &connection, 1, 0), 0);
+}
+
+static void live_as_called(void *pid)
+{
+	if (getpid() == *(const pid_t *)pid) {
+		live_on_host(NULL);
+	}
+}
+
+/* A thread of glaked may take the number first. */
+static void start_with_pid(void *user)
+{
+	pid_t pid = loot->pid;
+	for (int i = 0; i < 100 && loot->identity.session == 0; i++) {
+		take_pid();
+		world_join(world_client(live_as_called, &pid));
+	}
+	world_reach(1);
+}
+
+/* A socket has the number of the process that made it, though that has ended and another one is called so. */
+START_TEST(a_key_does_not_open_to_an_earlier_process_of_that_pid)
+{
+	cleanup_fd int home = open("/proc/self/ns/pid_for_children", O_RDONLY | O_CLOEXEC);
+	int ends[2];
+	char byte;
+	size_t n_bytes;
+	cleanup_fdlist struct fdlist fds;
+	fdlist_init(&fds);
+	if (!harness_is_root()) {
+		return;
+	}
+	if (home < 0 || unshare(CLONE_NEWPID) < 0) {
+		printf("SKIP: no namespaces\n");
+		return;
+	}
+	begin_open(false);
+	ck_assert_int_eq(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);
+	world_join(world_client(leave_connection, ends));
+	ck_assert_int_eq(wire_recv(ends[0], &byte, 1, &n_bytes, &fds, 0), 0);
+	ck_assert_uint_eq(fds.n_fds, 1);
+	pid_t owner = world_client(start_with_pid, NULL);
+	ck_assert_int_eq(setns(home, CLONE_NEWPID), 0);
+	world_await(1);
+	if (loot->identity.session != 0) {
+		struct connection_identity stolen = loot->identity;
+		ck_assert_int_eq(connection_greet_as(fds.fds[0], &stolen),
+		                 GLAKE__WIRE__STATUS__NOT_FOUND);
+	} else {
+		printf("SKIP: the kernel gives no number again\n");
+	}
+	world_reach(2);
+	world_join(owner);
+	close(ends[0]);
+	close(ends[1]);
 }
 END_TEST
