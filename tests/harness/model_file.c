@@ -10,7 +10,7 @@
 #include "tests/check_glake.h"
 
 /* One step of splitmix64: a word for each place of a content. */
-static uint64_t word_at(uint64_t seed, uint64_t index)
+TEST_BYTE_LOOP static uint64_t word_at(uint64_t seed, uint64_t index)
 {
 	uint64_t z = seed * 0xd1342543de82ef95ull + (index + 1) * 0x9e3779b97f4a7c15ull;
 	z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
@@ -29,8 +29,8 @@ uint64_t model_tensor_bytes(const struct model_tensor *tensor)
 	return n_elements * bits / 8;
 }
 
-void model_tensor_fill(const struct model_tensor *tensor, uint64_t offset, void *bytes_out,
-                       size_t n_bytes)
+TEST_BYTE_LOOP void model_tensor_fill(const struct model_tensor *tensor, uint64_t offset,
+                                      void *bytes_out, size_t n_bytes)
 {
 	uint8_t *out = bytes_out;
 	for (size_t i = 0; i < n_bytes;) {

@@ -11,7 +11,7 @@ void words_open_driver(void)
 	ck_assert_int_eq(drv.cuCtxSetCurrent(context), CUDA_SUCCESS);
 }
 
-void words_write(glake_ptr ptr, uint64_t n_bytes, uint64_t content)
+TEST_BYTE_LOOP void words_write(glake_ptr ptr, uint64_t n_bytes, uint64_t content)
 {
 	uint64_t n = n_bytes / sizeof(uint64_t);
 	uint64_t *words = malloc(n_bytes);
@@ -23,7 +23,8 @@ void words_write(glake_ptr ptr, uint64_t n_bytes, uint64_t content)
 }
 
 /* Returns the first word that is another one; n_bytes / 8: none is. */
-static uint64_t find_wrong(glake_ptr ptr, uint64_t n_bytes, uint64_t content, uint64_t *word_out)
+TEST_BYTE_LOOP static uint64_t find_wrong(glake_ptr ptr, uint64_t n_bytes, uint64_t content,
+                                          uint64_t *word_out)
 {
 	uint64_t n = n_bytes / sizeof(uint64_t);
 	uint64_t *words = malloc(n_bytes);

@@ -95,7 +95,7 @@ static inline struct glake_pool_stats stats(void)
 }
 
 /* How many of the bytes are not @value. */
-static inline uint64_t n_wrong(glake_ptr ptr, uint64_t n_bytes, unsigned char value)
+TEST_BYTE_LOOP static inline uint64_t n_wrong(glake_ptr ptr, uint64_t n_bytes, unsigned char value)
 {
 	unsigned char *bytes = malloc(n_bytes);
 	uint64_t n = 0;

@@ -22,7 +22,7 @@ static inline void print(const char *what, uint64_t value)
 }
 
 /* Different in all places. */
-static inline void write_pattern(CUdeviceptr ptr, size_t n_bytes, uint64_t seed)
+BYTE_LOOP static inline void write_pattern(CUdeviceptr ptr, size_t n_bytes, uint64_t seed)
 {
 	uint8_t *bytes = malloc(n_bytes);
 	must(bytes);
@@ -35,7 +35,7 @@ static inline void write_pattern(CUdeviceptr ptr, size_t n_bytes, uint64_t seed)
 }
 
 /* FNV-1a over what is there. */
-static inline uint64_t digest(CUdeviceptr ptr, size_t n_bytes)
+BYTE_LOOP static inline uint64_t digest(CUdeviceptr ptr, size_t n_bytes)
 {
 	uint64_t hash = 14695981039346656037ull;
 	uint8_t *bytes = malloc(n_bytes);

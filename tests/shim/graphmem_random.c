@@ -70,7 +70,7 @@ static bool has(CUresult result)
 	return result == CUDA_SUCCESS;
 }
 
-static void expect(CUdeviceptr ptr, size_t n_bytes, unsigned char value, const char *what)
+BYTE_LOOP static void expect(CUdeviceptr ptr, size_t n_bytes, unsigned char value, const char *what)
 {
 	must_ok(cuMemcpyDtoH(bytes, ptr, n_bytes));
 	for (size_t i = 0; i < n_bytes; i++) {

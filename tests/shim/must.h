@@ -1,13 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What programs of tests/shim say when something is not as it must be: a line on stderr, and the end
- * with 1.
+ * What every program of tests/shim needs. When something is not as it must be, it says a line on stderr,
+ * and ends with 1.
  */
 #ifndef GLAKE_TESTS_SHIM_MUST_H
 #define GLAKE_TESTS_SHIM_MUST_H
 
 #include <stdio.h>
 #include <unistd.h>
+
+/* Of a function that loops over bytes of its own, as in tests/check_glake.h. */
+#define BYTE_LOOP __attribute__((no_sanitize("thread")))
 
 #define must(condition) \
 	do { \

@@ -35,7 +35,7 @@ static CUcontext ctx;
 static uint8_t source[MAX_BYTES];
 static uint8_t seen[MAX_BYTES];
 
-static void start(void)
+BYTE_LOOP static void start(void)
 {
 	must_ok(cuInit(0));
 	must_ok(cuDevicePrimaryCtxRetain(&ctx, 0));

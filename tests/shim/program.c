@@ -148,7 +148,7 @@ static CUdeviceptr alloc(size_t n_bytes)
 	return ptr;
 }
 
-static void fill(CUdeviceptr ptr, size_t n_bytes, unsigned seed)
+BYTE_LOOP static void fill(CUdeviceptr ptr, size_t n_bytes, unsigned seed)
 {
 	uint8_t *bytes = malloc(n_bytes);
 	for (size_t i = 0; i < n_bytes; i++) {
@@ -158,7 +158,7 @@ static void fill(CUdeviceptr ptr, size_t n_bytes, unsigned seed)
 	free(bytes);
 }
 
-static void check(CUdeviceptr ptr, size_t n_bytes, unsigned seed)
+BYTE_LOOP static void check(CUdeviceptr ptr, size_t n_bytes, unsigned seed)
 {
 	uint8_t *bytes = malloc(n_bytes);
 	must_ok(cu(cuMemcpyDtoH_v2)(bytes, ptr, n_bytes));

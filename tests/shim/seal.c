@@ -73,8 +73,7 @@ static CUdeviceptr alloc(size_t n_bytes)
 static uint8_t bytes[N_BYTES];
 static uint8_t seen[N_BYTES];
 
-/* ThreadSanitizer takes most of its time for such loops, and nothing is to be found in them. */
-__attribute__((no_sanitize("thread"))) static void fill(CUdeviceptr ptr, unsigned seed)
+BYTE_LOOP static void fill(CUdeviceptr ptr, unsigned seed)
 {
 	for (size_t i = 0; i < N_BYTES; i++) {
 		bytes[i] = (uint8_t)(i * 31 + i / 977 + seed);
@@ -441,7 +440,7 @@ static const struct {
 };
 #define N_WRITES (sizeof(writes) / sizeof(writes[0]))
 
-static void make_sources(void)
+BYTE_LOOP static void make_sources(void)
 {
 	for (size_t i = 0; i < N_BYTES; i++) {
 		source[i] = (uint8_t)(i * 7 + 1);

@@ -57,7 +57,7 @@ static unsigned pick(unsigned *state, unsigned n)
 }
 
 /* The same in all programs. */
-static void make_contents(void)
+BYTE_LOOP static void make_contents(void)
 {
 	for (unsigned content = 0; content < N_CONTENTS; content++) {
 		for (size_t i = 0; i < MAX_BYTES; i++) {
