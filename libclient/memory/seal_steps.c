@@ -39,6 +39,9 @@ void glake__seal_note_causes(const struct glake__seal_part *parts, size_t n)
 
 int glake__seal_hold(const void *holder, struct glake__seal_span *span)
 {
+	if (glake__space_is_parents()) {
+		return glake__fail(GLAKE_E_FORKED, "the memory was allocated before a fork");
+	}
 	if (span->n_bytes == 0 || !glake__heap_hold(span->ptr, holder, &span->held)) {
 		return glake__fail(-EINVAL, "%llu bytes at 0x%llx are not memory of glake_alloc()",
 		                   (unsigned long long)span->n_bytes,

@@ -44,6 +44,12 @@ void glake__space_begin(void)
 	}
 }
 
+bool glake__space_is_parents(void)
+{
+	uint64_t seen = generation;
+	return seen != 0 && seen != AT_IT && seen != glake__fork_generation();
+}
+
 void glake__space_open(const struct cudrv *drv)
 {
 	glake__lock();

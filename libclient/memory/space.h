@@ -98,6 +98,9 @@ uint64_t glake__gate_held_ns(void);
 
 /* A session begins in this process. */
 void glake__space_begin(void);
+
+/* In a forked child: it is its parent's until a session begins, and the lock may be held for ever. */
+bool glake__space_is_parents(void);
 /* And it has the driver: from now on there is a window, unless the driver has no addresses. */
 void glake__space_open(const struct cudrv *drv);
 

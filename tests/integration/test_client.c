@@ -3,6 +3,7 @@
 #include <pthread.h>
 
 #include "libclient/glake_shim.h"
+#include "libclient/link/session.h"
 #include "libclient/memory/range.h"
 #include "tests/harness/world.h"
 
@@ -607,6 +608,44 @@ START_TEST(a_forked_child_is_told_so)
 	ck_assert_int_eq(status, 0);
 	assert_ok(glake_ping(session));
 	ck_assert(is_all(session, ptr, 6, 2 * MIB));
+	assert_ok(glake_free(session, ptr));
+}
+END_TEST
+
+static void call_in_a_child(struct glake_session *session, glake_ptr ptr)
+{
+	const struct glake_span span = {.ptr = ptr, .bytes = 2 * MIB};
+	const struct glake_connect_options options = {.size = sizeof(options), .no_cuda = 1};
+	struct glake_session *own = NULL;
+	bool good = glake_seal(&span, 1, NULL) == GLAKE_E_FORKED &&
+	            glake_unseal(ptr, 2 * MIB) == GLAKE_E_FORKED &&
+	            glake_free(session, ptr) == GLAKE_E_FORKED;
+	world_disconnect(session);
+	good = good && glake_connect(&options, &own) == 0 && glake_ping(own) == 0 &&
+	       glake_seal(&span, 1, NULL) == -EINVAL;
+	glake_disconnect(own);
+	_exit(good ? 0 : 1);
+}
+
+/* Another thread may hold any lock of the library when a program forks: here it is this one. */
+START_TEST(a_forked_child_waits_for_no_lock_of_its_parent)
+{
+	struct glake_session *session = world_connect();
+	glake_ptr ptr = 0;
+	assert_ok(glake_alloc(session, 0, 2 * MIB, 0, &ptr));
+	pthread_mutex_lock(&session->link.send_lock);
+	pthread_mutex_lock(&session->link.lock);
+	glake__lock();
+	pid_t pid = fork();
+	if (pid == 0) {
+		call_in_a_child(session, ptr);
+	}
+	glake__unlock();
+	pthread_mutex_unlock(&session->link.lock);
+	pthread_mutex_unlock(&session->link.send_lock);
+	int status;
+	ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+	ck_assert_int_eq(status, 0);
 	assert_ok(glake_free(session, ptr));
 }
 END_TEST
