@@ -166,32 +166,38 @@ static int connect_once(const struct glake_connect_options *options, const uint8
 	return 0;
 }
 
-/* The key of a session that glaked may have made for nobody: the next to connect takes it. */
-static struct {
-	pthread_mutex_t lock;
-	bool is_set;
-	uint8_t bytes[GLAKE_KEY_BYTES];
-} spare_key = {.lock = PTHREAD_MUTEX_INITIALIZER};
+/*
+ * The key of a session that glaked may have made for nobody: the next to connect takes it. No lock, since a child of
+ * fork() would inherit it locked: one that is being copied there is left alone.
+ */
+enum { NO_KEY, COPIED_KEY, HAS_KEY };
+static _Atomic int spare_state;
+static uint8_t spare_key[GLAKE_KEY_BYTES];
+
+/* Whether it was @state, and is ours to copy. */
+static bool claim_spare(int state)
+{
+	return atomic_compare_exchange_strong(&spare_state, &state, COPIED_KEY);
+}
 
 static int take_key(uint8_t *key)
 {
-	pthread_mutex_lock(&spare_key.lock);
-	bool is_spare = spare_key.is_set;
-	memcpy(key, spare_key.bytes, GLAKE_KEY_BYTES);
-	spare_key.is_set = false;
-	pthread_mutex_unlock(&spare_key.lock);
-	if (!is_spare && getrandom(key, GLAKE_KEY_BYTES, 0) != GLAKE_KEY_BYTES) {
-		return glake__fail(-errno, "no random numbers");
+	if (claim_spare(HAS_KEY)) {
+		memcpy(key, spare_key, GLAKE_KEY_BYTES);
+		spare_state = NO_KEY;
+		return 0;
 	}
-	return 0;
+	return getrandom(key, GLAKE_KEY_BYTES, 0) == GLAKE_KEY_BYTES
+	               ? 0
+	               : glake__fail(-errno, "no random numbers");
 }
 
 static void spare(const uint8_t *key)
 {
-	pthread_mutex_lock(&spare_key.lock);
-	memcpy(spare_key.bytes, key, GLAKE_KEY_BYTES);
-	spare_key.is_set = true;
-	pthread_mutex_unlock(&spare_key.lock);
+	if (claim_spare(NO_KEY)) {
+		memcpy(spare_key, key, GLAKE_KEY_BYTES);
+		spare_state = HAS_KEY;
+	}
 }
 
 int glake__connect(const struct glake_connect_options *options, unsigned timeout_ms,

@@ -650,6 +650,51 @@ START_TEST(a_forked_child_waits_for_no_lock_of_its_parent)
 }
 END_TEST
 
+/* The allocators of sanitizers may hang in a child of a program with threads. */
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+static int connect_too_far(void)
+{
+	static const char path[] = {[0 ... 254] = 'x', 0};
+	const struct glake_connect_options options = {.size = sizeof(options), .socket_path = path};
+	struct glake_session *session;
+	return glake_connect(&options, &session);
+}
+
+static void *connect_in_vain(void *user)
+{
+	const _Atomic bool *is_over = user;
+	while (!*is_over) {
+		ck_assert_int_eq(connect_too_far(), -ENAMETOOLONG);
+	}
+	return NULL;
+}
+
+START_TEST(a_child_connects_while_its_parent_does)
+{
+	enum { N_THREADS = 6, N_FORKS = 100 };
+	_Atomic bool is_over = false;
+	pthread_t threads[N_THREADS];
+	for (unsigned i = 0; i < N_THREADS; i++) {
+		ck_assert_int_eq(
+			pthread_create(&threads[i], NULL, connect_in_vain, (void *)&is_over), 0);
+	}
+	for (unsigned i = 0; i < N_FORKS; i++) {
+		pid_t pid = fork();
+		if (pid == 0) {
+			_exit(connect_too_far() == -ENAMETOOLONG ? 0 : 1);
+		}
+		int status;
+		ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+		ck_assert_int_eq(status, 0);
+	}
+	is_over = true;
+	for (unsigned i = 0; i < N_THREADS; i++) {
+		pthread_join(threads[i], NULL);
+	}
+}
+END_TEST
+#endif
+
 START_TEST(a_session_ends_though_a_child_holds_the_socket)
 {
 	struct glake_session *session = world_connect();
