@@ -172,7 +172,7 @@ static CUresult compare(struct ctx *ctx, const uint64_t *params)
 
 static bool fill_piece(uint8_t *host, uint64_t bytes, void *state)
 {
-	memset(host, *(uint8_t *)state, bytes);
+	bytes_set(host, *(uint8_t *)state, bytes);
 	return true;
 }
 

@@ -2,17 +2,10 @@
 /* cuMemset*: like on a GPU they do not wait for the device, not even the ones without Async. */
 #include "work.h"
 
-#include <string.h>
-
 static void fill(uint8_t *host, uint64_t bytes, const struct set *set)
 {
-	if (set->element_bytes == 1 && bytes != 4 && bytes != 8) {
-		memset(host, (int)set->value, bytes);
-		return;
-	}
 	if (set->element_bytes == 1) {
-		uint64_t word = (set->value & 0xff) * 0x0101010101010101ULL;
-		bytes_move(host, &word, bytes);
+		bytes_set(host, (uint8_t)set->value, bytes);
 		return;
 	}
 	for (uint64_t i = 0; i + set->element_bytes <= bytes; i += set->element_bytes) {

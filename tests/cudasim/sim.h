@@ -327,8 +327,9 @@ bool space_resolve(uint64_t addr, uint64_t bytes, enum space_access want, enum s
 bool space_check(uint64_t addr, uint64_t bytes, enum space_access want, enum space_view view,
                  unsigned device);
 
-/* Like memmove; a word of 4 or 8 bytes at once, in order with what is before and after. */
+/* Like memmove and memset; a word of 4 or 8 bytes at once, in order with what is before and after. */
 void bytes_move(void *dst, const void *src, size_t bytes);
+void bytes_set(void *dst, uint8_t value, size_t bytes);
 /* Is there any mapping at the address, or will a graph make one? Takes the lock itself. */
 bool space_is_known(uint64_t addr);
 uint64_t space_new_id(void);
