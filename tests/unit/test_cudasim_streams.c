@@ -99,8 +99,9 @@ START_TEST(events_order_streams)
 	ck_ok(cu.EventQuery(event));
 	ck_ok(cu.StreamWaitEvent(b, event, 0)); /* never recorded: nothing to wait for */
 	ck_cu(cu.EventElapsedTime_v2(&ms, event, end), CUDA_ERROR_INVALID_HANDLE);
-	gate_close(&gate, a);
 	ck_ok(cu.MemsetD32_v2(ptr, 0, 1));
+	ck_ok(cu.CtxSynchronize());
+	gate_close(&gate, a);
 	ck_ok(cu.MemsetD8Async(ptr, 1, 4, a));
 	ck_ok(cu.EventRecord(event, a));
 	ck_ok(cu.StreamWaitEvent(b, event, 0));
