@@ -4,6 +4,7 @@
 
 #include "libclient/glake_shim.h"
 #include "libclient/memory/order_parts.h"
+#include "tests/harness/gate.h"
 #include "tests/harness/world.h"
 
 #define CONFIG \
@@ -381,29 +382,6 @@ START_TEST(frees_of_a_stream_share_events)
 }
 END_TEST
 
-static int gate_is_open;
-
-static void CUDA_CB wait_at_gate(void *user)
-{
-	(void)user;
-	while (!__atomic_load_n(&gate_is_open, __ATOMIC_SEQ_CST)) {
-		usleep(1000);
-	}
-}
-
-/* What is queued on @stream from now on waits for open_gate(). */
-static void close_gate(CUstream stream)
-{
-	__typeof__(cuLaunchHostFunc) *launch = (__typeof__(cuLaunchHostFunc) *)dlsym(
-		drv.library, "cuLaunchHostFunc");
-	ck_assert_int_eq(launch(stream, wait_at_gate, NULL), CUDA_SUCCESS);
-}
-
-static void open_gate(void)
-{
-	__atomic_store_n(&gate_is_open, 1, __ATOMIC_SEQ_CST);
-}
-
 START_TEST(a_stream_follows_what_another_one_has_freed)
 {
 	const struct glake_order_options options = {
@@ -420,14 +398,14 @@ START_TEST(a_stream_follows_what_another_one_has_freed)
 	assert_fails(-ENOENT, "nothing is parked", glake_order_follow(order, other, 0, known.id));
 	glake_ptr ptr = alloc_on(stream, 2 * MIB);
 	CUevent behind;
-	close_gate(stream);
+	gate_close(stream);
 	queue_write(stream, ptr, 2 * MIB);
 	ck_assert_int_eq(drv.cuEventCreate(&behind, CU_EVENT_DISABLE_TIMING), CUDA_SUCCESS);
 	ck_assert_int_eq(drv.cuEventRecord(behind, stream), CUDA_SUCCESS);
 	assert_ok(glake_order_park(order, stream, 0, &known, &allocation, 0, 1024));
 	assert_ok(glake_order_follow(order, other, 0, known.id));
 	ck_assert_int_eq(drv.cuEventQuery(behind), CUDA_ERROR_NOT_READY);
-	open_gate();
+	gate_open();
 	ck_assert_int_eq(drv.cuStreamSynchronize(other), CUDA_SUCCESS);
 	ck_assert_int_eq(drv.cuEventQuery(behind), CUDA_SUCCESS);
 	glake__order_hold_contexts(order);
@@ -545,12 +523,12 @@ START_TEST(an_order_waits_for_one_device)
 	assert_ok(glake_order_new(&options, &order));
 	assert_ok(glake_order_stream(order, stream, 0, &here));
 	assert_ok(glake_order_stream(order, other, 0, &there));
-	close_gate(stream);
+	gate_close(stream);
 	assert_ok(glake_order_park(order, stream, 0, &here, &here, 0, 1024));
 	assert_ok(glake_order_park(order, other, 0, &there, &there, 1, 1024));
 	ck_assert_int_eq(glake_order_collect_all(order, 1), 1);
 	ck_assert_uint_eq(n_released, 1);
-	open_gate();
+	gate_open();
 	ck_assert_int_eq(glake_order_collect_all(order, 0), 1);
 	ck_assert_uint_eq(n_released, 2);
 	glake_order_free(order);

@@ -5,6 +5,7 @@
 
 #include "libclient/memory/pool_parts.h"
 #include "proto/clock.h"
+#include "tests/harness/gate.h"
 #include "tests/integration/stitching.h"
 
 #define CONFIG "tenants = ({ name = \"default\"; device_bytes = \"128MiB\"; });"
@@ -898,7 +899,7 @@ END_TEST
 
 /* ---- borrowing --------------------------------------------------------------------------------- */
 
-/* The quota is full, and @lender's half is freed behind a copy of it to the other half. */
+/* The quota is full, and @lender's half is freed behind a copy of it to the other half, and that behind the gate. */
 struct loan {
 	CUstream lender;
 	CUstream borrower;
@@ -907,11 +908,14 @@ struct loan {
 	CUevent behind; /* the copy */
 };
 
-static struct loan lend(void)
+static struct loan lend(bool has_gate)
 {
 	struct loan loan = {.lender = stream_new(), .borrower = stream_new()};
 	loan.copy = alloc_on(loan.lender, 64 * MIB);
 	loan.lent = alloc_on(loan.lender, 64 * MIB);
+	if (has_gate) {
+		gate_close(loan.lender);
+	}
 	queue_write(loan.lender, loan.lent, 64 * MIB, 1);
 	must(drv.cuMemcpyDtoDAsync(loan.copy, loan.lent, 64 * MIB, loan.lender));
 	/* Before the free: whoever has waited for that has waited for this. */
@@ -922,7 +926,7 @@ static struct loan lend(void)
 
 START_TEST(a_stream_borrows_without_waiting)
 {
-	struct loan loan = lend();
+	struct loan loan = lend(true);
 	glake_ptr ptr = alloc_on(loan.borrower, 60 * MIB);
 	ck_assert_uint_eq(ptr, loan.lent);
 	ck_assert_int_eq(drv.cuEventQuery(loan.behind), CUDA_ERROR_NOT_READY);
@@ -932,6 +936,7 @@ START_TEST(a_stream_borrows_without_waiting)
 	glake_ptr rest = alloc_on(loan.lender, 4 * MIB);
 	ck_assert_uint_eq(rest, loan.lent + 60 * MIB);
 	ck_assert_int_eq(drv.cuEventQuery(loan.behind), CUDA_ERROR_NOT_READY);
+	gate_open();
 	synchronize(loan.borrower);
 	ck_assert_uint_eq(n_wrong(loan.copy, 64 * MIB, 1), 0);
 	ck_assert_uint_eq(n_wrong(ptr, 60 * MIB, 2), 0);
@@ -944,7 +949,7 @@ END_TEST
 /* glaked asks all sessions before it refuses, which takes time. */
 START_TEST(glaked_is_not_asked_again_soon_after_a_refusal)
 {
-	struct loan loan = lend();
+	struct loan loan = lend(true);
 	CUstream third = stream_new();
 	/* Little enough that glaked is asked first. */
 	glake_ptr ptr = alloc_on(loan.borrower, 24 * MIB);
@@ -956,6 +961,7 @@ START_TEST(glaked_is_not_asked_again_soon_after_a_refusal)
 	ck_assert_uint_eq(next, loan.lent + 24 * MIB);
 	ck_assert_uint_eq(world_metric("quota_refusals"), n_refusals);
 	ck_assert_int_eq(drv.cuEventQuery(loan.behind), CUDA_ERROR_NOT_READY);
+	gate_open();
 	queue_write(third, next, 24 * MIB, 3);
 	/* Nothing fits: it is asked after all. */
 	glake_ptr none;
@@ -974,6 +980,7 @@ START_TEST(what_is_borrowed_is_cut_and_stitched)
 	CUstream lender = stream_new();
 	CUstream borrower = stream_new();
 	glake_ptr ptr[4];
+	gate_close(lender);
 	for (unsigned i = 0; i < 4; i++) {
 		ptr[i] = alloc_on(lender, 32 * MIB);
 		queue_write(lender, ptr[i], 32 * MIB, 1);
@@ -988,6 +995,7 @@ START_TEST(what_is_borrowed_is_cut_and_stitched)
 	glake_ptr small = alloc_on(borrower, 8 * MIB);
 	world_set_own_faults(NULL);
 	ck_assert_int_eq(drv.cuEventQuery(behind), CUDA_ERROR_NOT_READY);
+	gate_open();
 	struct glake_pool_stats now = stats();
 	ck_assert_uint_eq(now.reserved_bytes, 128 * MIB);
 	ck_assert_uint_eq(now.n_stitches, 1);
@@ -1004,7 +1012,7 @@ END_TEST
 /* The borrower never used it, but the lender still does. */
 START_TEST(what_is_borrowed_and_freed_at_once_is_the_lenders)
 {
-	struct loan loan = lend();
+	struct loan loan = lend(false);
 	CUstream third = stream_new();
 	glake_ptr ptr = alloc_on(loan.borrower, 60 * MIB);
 	assert_ok(glake_free(session, ptr));
@@ -1021,7 +1029,7 @@ END_TEST
 /* The driver refuses the wait: then the host waits, as ever. */
 START_TEST(a_wait_that_fails_gives_the_memory_back)
 {
-	struct loan loan = lend();
+	struct loan loan = lend(false);
 	world_set_own_faults("cuStreamWaitEvent:*:fail=999");
 	glake_ptr ptr = alloc_on(loan.borrower, 60 * MIB);
 	world_set_own_faults(NULL);
