@@ -73,7 +73,6 @@ static inline void free_on(CUstream stream, glake_ptr ptr)
 	assert_ok(glake_free_async(session, stream, ptr, 0));
 }
 
-/* The simulator's streams do nothing before they are waited for. */
 static inline void queue_write(CUstream stream, glake_ptr ptr, uint64_t n_bytes,
                                unsigned char value)
 {

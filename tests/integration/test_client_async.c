@@ -37,7 +37,6 @@ static glake_ptr alloc_on(CUstream stream, uint64_t n_bytes)
 	return ptr;
 }
 
-/* The simulator's streams do nothing before they are waited for. */
 static void queue_write(CUstream stream, glake_ptr ptr, uint64_t n_bytes)
 {
 	ck_assert_int_eq(drv.cuMemsetD8Async(ptr, 7, n_bytes, stream), CUDA_SUCCESS);
@@ -70,11 +69,12 @@ START_TEST(others_have_it_when_the_stream_got_there)
 	CUstream stream = stream_new();
 	CUstream other = stream_new();
 	glake_ptr first = alloc_on(stream, 8 * MIB);
-	queue_write(stream, first, 8 * MIB);
+	gate_close(stream);
 	assert_ok(glake_free_async(session, stream, first, 0));
 	glake_ptr second = alloc_on(other, 8 * MIB);
 	ck_assert_uint_ne(second, first);
 	ck_assert_uint_eq(usage().warm_bytes, 0);
+	gate_open();
 	ck_assert_int_eq(drv.cuStreamSynchronize(stream), CUDA_SUCCESS);
 	ck_assert_uint_eq(alloc_on(other, 8 * MIB), first);
 }
@@ -130,10 +130,11 @@ START_TEST(trim_takes_what_streams_are_done_with)
 {
 	CUstream stream = stream_new();
 	glake_ptr ptr = alloc_on(stream, 8 * MIB);
-	queue_write(stream, ptr, 8 * MIB);
+	gate_close(stream);
 	assert_ok(glake_free_async(session, stream, ptr, 0));
 	assert_ok(glake_trim(session, 0, 0));
 	ck_assert_uint_eq(usage().reserved_bytes, 8 * MIB);
+	gate_open();
 	ck_assert_int_eq(drv.cuStreamSynchronize(stream), CUDA_SUCCESS);
 	assert_ok(glake_trim(session, 0, 0));
 	ck_assert_uint_eq(usage().reserved_bytes, 0);
@@ -220,13 +221,14 @@ START_TEST(threads_have_default_streams_of_their_own)
 	glake_ptr ptr;
 	glake_ptr again;
 	assert_ok(glake_alloc_async(session, NULL, 4 * MIB, GLAKE_PER_THREAD, &ptr));
-	queue_write((CUstream)2 /* CU_STREAM_PER_THREAD */, ptr, 4 * MIB);
+	gate_close((CUstream)2 /* CU_STREAM_PER_THREAD */);
 	assert_ok(glake_free_async(session, NULL, ptr, GLAKE_PER_THREAD));
 	/* The legacy default stream is another one. */
 	assert_ok(glake_alloc_async(session, NULL, 4 * MIB, 0, &again));
 	ck_assert_uint_ne(again, ptr);
 	assert_ok(glake_alloc_async(session, NULL, 4 * MIB, GLAKE_PER_THREAD, &again));
 	ck_assert_uint_eq(again, ptr);
+	gate_open();
 }
 END_TEST
 
@@ -286,8 +288,7 @@ START_TEST(an_order_gives_up_with_its_context)
 	assert_ok(glake_order_stream(order, stream, 0, &known));
 	ck_assert_ptr_eq(known.context, context);
 	ck_assert_int_eq(known.ordinal, 0);
-	glake_ptr ptr = alloc_on(stream, 2 * MIB);
-	queue_write(stream, ptr, 2 * MIB);
+	gate_close(stream);
 	assert_ok(glake_order_park(order, stream, 0, &known, &first, 0, 1024));
 	assert_ok(glake_order_park(order, stream, 0, &known, &second, 1, 1024));
 	/* The newest that fits, of the stream's device, and no more than an eighth too large. */
@@ -317,6 +318,7 @@ START_TEST(an_order_gives_up_with_its_context)
 	ck_assert_ptr_eq(glake_order_take(order, &later, 1024), &first);
 	assert_ok(glake_order_stream(order, stream, 0, &known));
 	assert_ok(glake_order_park(order, stream, 0, &known, &first, 0, 1024));
+	gate_open();
 	ck_assert_int_eq(glake_order_collect_all(order, 0), 1);
 	ck_assert_uint_eq(n_released, 2);
 	assert_ok(glake_order_park(order, stream, 0, &known, &first, 0, 1024));
