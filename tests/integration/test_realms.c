@@ -766,15 +766,25 @@ START_TEST_WITH(a_container_reaches_nothing_outside, .n = 2)
 }
 END_TEST
 
+/* Processes that begin from now on have pids of their own. Returns the namespace of before; < 0: SKIP is said. */
+static int unshare_pids(void)
+{
+	if (!harness_is_root()) {
+		return -1;
+	}
+	int home = open("/proc/self/ns/pid_for_children", O_RDONLY | O_CLOEXEC);
+	if (home < 0 || unshare(CLONE_NEWPID) < 0) {
+		printf("SKIP: no namespaces\n");
+		fd_close(&home);
+	}
+	return home;
+}
+
 /* A glaked in a container without the host's pids: to it all processes outside have the number 0. */
 START_TEST(processes_without_a_visible_pid_are_not_one)
 {
-	cleanup_fd int home = open("/proc/self/ns/pid_for_children", O_RDONLY | O_CLOEXEC);
-	if (!harness_is_root()) {
-		return;
-	}
-	if (home < 0 || unshare(CLONE_NEWPID) < 0) {
-		printf("SKIP: no namespaces\n");
+	cleanup_fd int home = unshare_pids();
+	if (home < 0) {
 		return;
 	}
 	begin_open(false);
@@ -822,17 +832,13 @@ static void start_with_pid(void *user)
 /* A socket has the number of the process that made it, though that has ended and another one is called so. */
 START_TEST(a_key_does_not_open_to_an_earlier_process_of_that_pid)
 {
-	cleanup_fd int home = open("/proc/self/ns/pid_for_children", O_RDONLY | O_CLOEXEC);
+	cleanup_fd int home = unshare_pids();
 	int ends[2];
 	char byte;
 	size_t n_bytes;
 	cleanup_fdlist struct fdlist fds;
 	fdlist_init(&fds);
-	if (!harness_is_root()) {
-		return;
-	}
-	if (home < 0 || unshare(CLONE_NEWPID) < 0) {
-		printf("SKIP: no namespaces\n");
+	if (home < 0) {
 		return;
 	}
 	begin_open(false);
