@@ -137,6 +137,7 @@ bool glake__link_owe(struct glake__link *link, const struct glake__call *call)
 void glake__link_give_up(struct glake__link *link)
 {
 	link->is_lost = false;
+	link->why = "the session has ended at the daemon: connect again";
 	glake__notices_add(&link->notices, GLAKE_NOTICE_GONE);
 }
 

@@ -4,6 +4,7 @@
 
 #include "tests/harness/connection.h"
 #include "tests/harness/models.h"
+#include "tests/harness/words.h"
 #include "tests/harness/world.h"
 
 /* A keeper that waits between quick ends does not wait long then. */
@@ -70,12 +71,12 @@ START_TEST(an_open_model_survives_twenty_kills)
 }
 END_TEST
 
-START_TEST(glaked_ends_with_its_keeper)
+/* What a SIGKILL to the keeper, and only to it, leaves: nobody has the fds. */
+static void lose_keeper(void)
 {
 	pid_t parent;
-	world_begin_unseen(.config = WORLD_CONFIG, .has_keeper = true);
-	prctl(PR_SET_CHILD_SUBREAPER, 1);
 	pid_t glaked = harness.pid;
+	prctl(PR_SET_CHILD_SUBREAPER, 1);
 	kill(harness.keeper, SIGKILL);
 	harness_wait_exit(&harness);
 	uint64_t end_ms = harness_now_ms() + HARNESS_TIMEOUT_MS;
@@ -83,6 +84,70 @@ START_TEST(glaked_ends_with_its_keeper)
 		ck_assert_uint_lt(harness_now_ms(), end_ms);
 		harness_sleep_ms(5);
 	}
+}
+
+#define LOST_BYTES (6 * MIB)
+
+static int n_gone;
+
+static void count_gone(void *user, const struct glake_notice *notice)
+{
+	n_gone += notice->kind == GLAKE_NOTICE_GONE;
+}
+
+static void open_lost(struct glake_session *session, struct glake_model **model_out)
+{
+	assert_ok(glake_model_open(session, world_path("model"), NULL, model_out));
+	ck_assert(world_is_content(session, world_tensor(*model_out, "w").ptr, LOST_BYTES, 5, 0));
+}
+
+/* It computes on with what it has, and gets more as soon as it connects anew. */
+static void outlive_keeper(void *user)
+{
+	glake_ptr more;
+	struct glake_model *model;
+	struct glake_model *again;
+	words_open_driver();
+	struct glake_session *session = world_connect();
+	glake_set_notice_handler(session, count_gone, NULL);
+	glake_ptr private = words_alloc(session, LOST_BYTES, 1);
+	open_lost(session, &model);
+	world_reach(1);
+	world_await(2);
+	assert_fails(GLAKE_E_GONE, "connect again", glake_alloc(session, 0, LOST_BYTES, 0, &more));
+	ck_assert_int_eq(n_gone, 1);
+	struct glake_session *new = world_connect();
+	more = words_alloc(new, LOST_BYTES, 2);
+	open_lost(new, &again);
+	words_check(private, LOST_BYTES, 1);
+	ck_assert(world_is_content(session, world_tensor(model, "w").ptr, LOST_BYTES, 5, 0));
+	ck_assert_int_eq(world_row(new).reserved_bytes, LOST_BYTES);
+	glake_model_close(model);
+	assert_ok(glake_free(session, private));
+	world_disconnect(session);
+	words_check(more, LOST_BYTES, 2);
+	glake_model_close(again);
+	world_disconnect(new);
+}
+
+/* With its keeper glaked and the store end, but no process. The next keeper begins at once. */
+START_TEST(glaked_ends_with_its_keeper)
+{
+	world_begin(.config = WORLD_CONFIG, .devices = "1x256MiB", .has_keeper = true);
+	world_write_model("model", LOST_BYTES, 5);
+	pid_t client = world_client(outlive_keeper, NULL);
+	world_await(1);
+	lose_keeper();
+	world_restart();
+	ck_assert_uint_eq(harness_n_log_lines(&harness, "nobody has kept the fds"), 1);
+	ck_assert_uint_eq(books_before.private_bytes + books_before.block_bytes, 0);
+	world_reach(2);
+	world_join(client);
+	ck_assert_uint_eq(world_metric("models_loaded"), 1);
+	/* And this keeper keeps. */
+	harness_kill(&harness);
+	harness_restart(&harness);
+	ck_assert_uint_eq(world_books().n_models, 1);
 }
 END_TEST
 
