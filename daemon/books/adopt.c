@@ -461,6 +461,9 @@ static void adopt_held(struct adoption *adoption, struct journal_entry *entry)
 {
 	cleanup_message Glake__State__Held *body = unpack(&glake__state__held__descriptor, entry);
 	struct holder *holder = body ? find(adoption, BOOKS_HOLDER, body->holder) : NULL;
+	if (body && !holder && body->kind == GLAKE__STATE__HELD_KIND__CHUNK) {
+		count(&adoption->report->ended_chunks, body->bytes);
+	}
 	if (!holder) {
 		return;
 	}

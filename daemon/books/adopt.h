@@ -40,9 +40,10 @@ struct adopt_report {
 	uint64_t n_models;
 	uint64_t n_holders;
 	/* Not adopted, or only for those who hold them. */
-	struct adopt_count lost_blocks; /* without an fd, or on a device that is gone */
-	uint64_t n_lost_models;         /* without one of their blocks */
-	uint64_t n_ended;               /* holders whose process has ended */
+	struct adopt_count lost_blocks;  /* without an fd, or on a device that is gone */
+	uint64_t n_lost_models;          /* without one of their blocks */
+	uint64_t n_ended;                /* holders whose process has ended */
+	struct adopt_count ended_chunks; /* their private ones */
 	bool is_renumbered; /* what was adopted names its devices by numbers of others now */
 };
 

@@ -46,8 +46,9 @@ static void log_adopted(const char *path, const struct adopt_report *report, boo
 	         report->chunks.n, report->chunks.bytes,
 	         is_torn ? "; the last record was not complete" : "");
 	if (report->n_ended > 0) {
-		log_info("%" PRIu64 " sessions have ended while there was no glaked",
-		         report->n_ended);
+		log_info("%" PRIu64 " sessions have ended while there was no glaked: %" PRIu64
+		         " private chunks (%" PRIu64 " bytes) came back",
+		         report->n_ended, report->ended_chunks.n, report->ended_chunks.bytes);
 	}
 	if (lost->n > 0 || report->n_lost_models > 0) {
 		log_warning("not adopted: %" PRIu64 " blocks (%" PRIu64
