@@ -74,14 +74,18 @@ static bool is_of(const struct holder *holder, const struct peer *peer)
 	return peer->pid > 0 && holder->peer.pid == peer->pid && holder->peer.uid == peer->uid;
 }
 
-/* After exec() the process lives, but the program that had the memory mapped does not. */
-static void end_other_images(struct holder *holder)
+/*
+ * After exec() the process lives, but the program that had the memory mapped does not. A socket can outlive the process
+ * that made it, and others of its number are another process.
+ */
+static void end_other_images(struct holder *holder, int socket)
 {
 	struct holder *other;
 	struct holder *spare;
 	list_for_each_safe (other, spare, &holder->all->list, link) {
 		if (other->state == HOLDER_DETACHED && is_of(other, &holder->peer) &&
-		    other->image && holder->image && other->image != holder->image) {
+		    other->image && holder->image && other->image != holder->image &&
+		    !peer_has_ended(&holder->peer, socket)) {
 			holder_end(other);
 		}
 	}
@@ -126,7 +130,7 @@ int holder_attach(struct holder *holder, int socket, char *program, uint64_t ima
 	           (ssize_t)sizeof(holder->key)) {
 		return -EAGAIN;
 	}
-	end_other_images(holder);
+	end_other_images(holder, socket);
 	if (holder->all->watch) {
 		holder->started = peer_start_time(&holder->peer, socket);
 	}

@@ -811,26 +811,71 @@ static void leave_connection(void *user)
 	ck_assert_int_eq(wire_send(ends[1], "", 1, &connection, 1, 0), 0);
 }
 
-static void live_as_called(void *pid)
+/* Its connection is lost, and its session waits for it. */
+static void live_on_and_off(void *user)
 {
-	if (getpid() == *(const pid_t *)pid) {
-		live_on_host(NULL);
+	enter(harness.folder);
+	set_uid(ALICE);
+	loot->identity.image = 1;
+	int connection = be_somebody();
+	connection_drop(&connection);
+	world_reach(1);
+	world_await(2);
+	connection = connection_open(&harness);
+	ck_assert_int_eq(connection_greet_as(connection, &loot->identity), GLAKE__WIRE__STATUS__OK);
+	ck_assert_int_eq(free_chunk(connection), GLAKE__WIRE__STATUS__OK);
+	connection_close(&connection);
+}
+
+struct namesake {
+	pid_t pid;
+	world_fn live;
+};
+
+static void live_as_called(void *user)
+{
+	const struct namesake *namesake = user;
+	if (getpid() == namesake->pid) {
+		namesake->live(NULL);
 	}
 }
 
 /* A thread of glaked may take the number first. */
-static void start_with_pid(void *user)
+static void start_with_pid(void *live)
 {
-	pid_t pid = loot->pid;
+	struct namesake namesake = {loot->pid, *(const world_fn *)live};
 	for (int i = 0; i < 100 && loot->identity.session == 0; i++) {
 		take_pid();
-		world_join(world_client(live_as_called, &pid));
+		world_join(world_client(live_as_called, &namesake));
 	}
 	world_reach(1);
 }
 
+static void greet_with_its_key(int connection)
+{
+	struct connection_identity stolen = loot->identity;
+	ck_assert_int_eq(connection_greet_as(connection, &stolen), GLAKE__WIRE__STATUS__NOT_FOUND);
+}
+
+/* As a process does that has replaced its program: then what it had is nobody's. */
+static void greet_as_another_image(int connection)
+{
+	struct connection_identity other = {.version = GLAKE_WIRE_VERSION, .image = 2};
+	struct glake_session_row row = {.session = loot->identity.session};
+	while (!row.detached) {
+		ck_assert_int_eq(glake_list_sessions(eye, world_find_row, &row), 1);
+	}
+	ck_assert_int_eq(connection_greet_as(connection, &other), GLAKE__WIRE__STATUS__OK);
+}
+
+/* By the number of the test. */
+static const struct {
+	world_fn live;
+	void (*greet)(int connection);
+} strangers[] = {{live_on_host, greet_with_its_key}, {live_on_and_off, greet_as_another_image}};
+
 /* A socket has the number of the process that made it, though that has ended and another one is called so. */
-START_TEST(a_key_does_not_open_to_an_earlier_process_of_that_pid)
+START_TEST_WITH(an_earlier_process_of_that_pid_is_another_one, .n = n_elements(strangers))
 {
 	cleanup_fd int home = unshare_pids();
 	int ends[2];
@@ -846,13 +891,12 @@ START_TEST(a_key_does_not_open_to_an_earlier_process_of_that_pid)
 	world_join(world_client(leave_connection, ends));
 	ck_assert_int_eq(wire_recv(ends[0], &byte, 1, &n_bytes, &fds, 0), 0);
 	ck_assert_uint_eq(fds.n_fds, 1);
-	pid_t owner = world_client(start_with_pid, NULL);
+	world_fn live = strangers[_i].live;
+	pid_t owner = world_client(start_with_pid, &live);
 	ck_assert_int_eq(setns(home, CLONE_NEWPID), 0);
 	world_await(1);
 	if (loot->identity.session != 0) {
-		struct connection_identity stolen = loot->identity;
-		ck_assert_int_eq(connection_greet_as(fds.fds[0], &stolen),
-		                 GLAKE__WIRE__STATUS__NOT_FOUND);
+		strangers[_i].greet(fds.fds[0]);
 	} else {
 		printf("SKIP: the kernel gives no number again\n");
 	}
