@@ -240,6 +240,7 @@ static void write_held(void *user, const struct holder *holder, const struct hel
 	} else {
 		/* A block that is being parked is not in the books yet. */
 		const struct chunk *chunk = held->kind == HELD_BLOCK ? &held->block->chunk
+		                            : held->admit            ? &held->admit->chunk
 		                                                     : &held->chunk;
 		body.kind = GLAKE__STATE__HELD_KIND__CHUNK;
 		body.device = chunk->device->index;

@@ -327,6 +327,24 @@ static int copy_default(void *user, const struct glake_tenant_row *row)
 	return 1;
 }
 
+/* A chunk is at the mover, which is stopped. Returns the connection, and the request that waits for it. */
+static int publish_while_stopped(uint64_t *publish_out)
+{
+	uint64_t chunk;
+	cleanup_fdlist struct fdlist fds;
+	fdlist_init(&fds);
+	kill(world_running_mover(), SIGSTOP);
+	int connection = connection_hello(&harness);
+	ck_assert_int_eq(connection_alloc(connection, 0, CHUNK_BYTES, 1, &chunk, &fds), 0);
+	*publish_out = connection_send(connection,
+	                               CONNECTION_REQUEST(BLOCK_PUBLISH, BlockPublish,
+	                                                  block_publish, .chunk = chunk,
+	                                                  .content_bytes = 5),
+	                               NULL, 0);
+	connection_ping(connection);
+	return connection;
+}
+
 START_TEST(books_that_cannot_be_written_are_begun_as_soon_as_they_can)
 {
 	static char config[1024]; /* read when the world ends, too */
@@ -343,8 +361,15 @@ START_TEST(books_that_cannot_be_written_are_begun_as_soon_as_they_can)
 	harness_wait_log(&harness, "the books of glaked end here");
 	load("one", 5);
 	assert_ok(glake_set_max_sessions(eye, "default", 77));
+	uint64_t publish;
+	int connection = publish_while_stopped(&publish);
 	ck_assert_int_eq(mount("none", folder, "tmpfs", MS_REMOUNT, "size=64m"), 0);
 	harness_wait_log(&harness, "the books of glaked are whole again");
+	kill(world_running_mover(), SIGCONT);
+	Glake__Wire__Answer *answer = connection_receive_for(connection, publish, NULL);
+	ck_assert_int_eq(answer->status, GLAKE__WIRE__STATUS__OK);
+	connection_free(answer);
+	connection_close(&connection);
 	/* What was before is in them, and what comes. */
 	load("two", 6);
 	harness_kill(&harness);
