@@ -15,6 +15,8 @@
 #define HOME_TIMES 2u
 /* Frees of a stream in so short a time wait for one mark. */
 #define JOIN_NS 1000000u
+/* What is kept of stitched ranges in any case. */
+#define KEPT_MIN_PAGES 4096u
 /* So many stitched ranges of the right size are looked at. */
 #define MAX_LOOKS 64u
 
@@ -129,9 +131,8 @@ struct glake__allocation *glake__pooled_begin(struct glake__pooled *pooled)
 
 /* ---- what is free ------------------------------------------------------------------------------ */
 
-/* Free for @line, in all of [unit, unit + n_units)? */
-static bool is_free(const struct glake__pool *pool, const struct glake__line *line, uint64_t unit,
-                    uint64_t n_units)
+bool glake__pool_is_free(const struct glake__pool *pool, const struct glake__line *line,
+                         uint64_t unit, uint64_t n_units)
 {
 	uint64_t end = unit + n_units;
 	while (unit < end) {
@@ -197,7 +198,7 @@ static bool is_kept_free(const struct glake__pool *pool, const struct glake__sti
 	for (size_t i = 0; is_all_free && n_units > 0; i++) {
 		uint64_t n;
 		uint64_t unit = part_of(&stitched->stretches[i], n_skipped, n_units, &n);
-		is_all_free = is_free(pool, line, unit, n);
+		is_all_free = glake__pool_is_free(pool, line, unit, n);
 		n_units -= n;
 		n_skipped = 0;
 	}
@@ -281,6 +282,11 @@ struct glake__stretch glake__pool_chunk_at(const struct glake__pool *pool, uint6
 	                                                             page * GLAKE__PAGE_BYTES);
 	return (struct glake__stretch){piece->offset / GLAKE__PAGE_BYTES,
 	                               piece->n_bytes / GLAKE__PAGE_BYTES};
+}
+
+const struct glake__piece *glake__pool_mappings_at(const struct glake__pool *pool, uint64_t page)
+{
+	return glake__range_piece_locked(pool->home, page * GLAKE__PAGE_BYTES)->chunk->mappings;
 }
 
 struct glake__stretch glake__pool_whole_chunks(const struct glake__pool *pool,
@@ -570,6 +576,7 @@ int glake__pool_new(struct glake__device *device, struct glake_pool_stats *stats
 	}
 	pool->device = device;
 	pool->stats = stats;
+	pool->kept_min_pages = KEPT_MIN_PAGES;
 	pool->round_ns = clock_now_ns();
 	pool->round_length_ns = POOL_ROUND_NS;
 	*pool_out = ptr_steal(pool);

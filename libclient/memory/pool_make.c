@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "libclient/link/error.h"
 #include "libclient/link/session.h"
 #include "libclient/memory/backing.h"
 #include "libclient/memory/pool_parts.h"
@@ -15,9 +16,8 @@
 #define WORTH_PART 32u
 /* Fresh memory starts on 2 MiB if no more than this part of it is wasted at its end. */
 #define ALIGNED_PART 16u
-/* What is kept of them: so many times the pool's memory, and at least so many pages. */
+/* What is kept of them: so many times the pool's memory. */
 #define KEPT_TIMES 4u
-#define KEPT_MIN_PAGES 4096u
 /*
  * A chunk is this part of the pool's memory, 2 MiB to 64 MiB: the driver's time is by the chunk, and what lies
  * unused between allocations is a part of one.
@@ -231,6 +231,13 @@ static bool is_worth(struct glake__pool *pool, const struct glake__line *line, u
 	       glake__pages_of(plan->n_missing) < glake__pages_of(n_grown);
 }
 
+/* So many pages of stitched ranges are kept. */
+static uint64_t most_kept_pages(const struct glake__pool *pool)
+{
+	uint64_t n_pages = KEPT_TIMES * (pool->stats->reserved_bytes / GLAKE__PAGE_BYTES);
+	return n_pages > pool->kept_min_pages ? n_pages : pool->kept_min_pages;
+}
+
 /* What is free of @plan is @pooled's. An empty plan: nothing is, or it is not worth it. */
 static int take_plan_locked(struct glake__pool *pool, struct glake__pooled *pooled,
                             struct glake__line *line, bool is_tight, struct glake__plan *plan)
@@ -243,6 +250,9 @@ static int take_plan_locked(struct glake__pool *pool, struct glake__pooled *pool
 	if (r < 0 || plan->n == 0) {
 		return r;
 	}
+	bool is_full = pool->stitched.n_kept_pages + glake__pages_of(n_units) >
+	               most_kept_pages(pool);
+	glake__plan_change(pool, line, n_units, is_full, plan);
 	if (!glake__pooled_carve(pool, pooled, plan->list, plan->n_skipped, plan->n_units)) {
 		glake__pooled_give_up(pooled);
 		return glake__fail(-ENOMEM, "out of memory");
@@ -284,9 +294,7 @@ static int add_missing(struct glake__pool *pool, struct glake__pooled *pooled,
 static struct glake__stitched *take_oldest_locked(struct glake__pool *pool)
 {
 	struct glake__stitched *oldest = pool->stitched.oldest;
-	uint64_t n_pages = KEPT_TIMES * (pool->stats->reserved_bytes / GLAKE__PAGE_BYTES);
-	n_pages = n_pages > KEPT_MIN_PAGES ? n_pages : KEPT_MIN_PAGES;
-	if (pool->stitched.n_pages <= n_pages) {
+	if (pool->stitched.n_kept_pages <= most_kept_pages(pool)) {
 		return NULL;
 	}
 	while (oldest && !glake__pool_is_idle(pool, oldest)) {
@@ -314,8 +322,20 @@ static void drop_oldest(struct glake__pool *pool)
 	} while (oldest);
 }
 
-static int map_plan(struct glake__pool *pool, struct glake__pooled *pooled,
-                    struct glake__plan *plan)
+/* @stitched, in the set and live, is @pooled's; @n_mapped chunks of it were not there before. */
+static void begin_stitched_locked(struct glake__pool *pool, struct glake__pooled *pooled,
+                                  struct glake__stitched *stitched, size_t n_mapped)
+{
+	stitched->user = pooled;
+	pooled->stitched = stitched;
+	pool->is_reused = true;
+	pool->n_grows_plain = 0;
+	pool->stats->n_stitches++;
+	pool->stats->stitched_bytes += stitched->n_pages * GLAKE__PAGE_BYTES;
+	pool->stats->n_mapped += n_mapped;
+}
+
+static int map_new(struct glake__pool *pool, struct glake__pooled *pooled, struct glake__plan *plan)
 {
 	struct glake__stitched *stitched;
 	int r = glake__stitched_new(pool->home, pool->device->handle, plan->list, plan->n,
@@ -328,15 +348,9 @@ static int map_plan(struct glake__pool *pool, struct glake__pooled *pooled,
 	glake__lock();
 	r = glake__stitched_add(&pool->stitched, stitched);
 	if (r == 0) {
-		stitched->user = pooled;
-		pooled->stitched = stitched;
-		pool->stats->n_stitches++;
-		pool->is_reused = true;
-		pool->n_grows_plain = 0;
-		pool->stats->stitched_bytes += stitched->n_pages * GLAKE__PAGE_BYTES;
-		pool->stats->n_mapped += stitched->n_chunks;
-		glake__pool_count_stitched(pool);
+		begin_stitched_locked(pool, pooled, stitched, stitched->n_chunks);
 	}
+	glake__pool_count_stitched(pool);
 	glake__unlock();
 	if (r < 0) {
 		glake__stitched_drop(pool->device->session, stitched);
@@ -344,13 +358,49 @@ static int map_plan(struct glake__pool *pool, struct glake__pooled *pooled,
 	return r;
 }
 
-/* Way 3, with what is free of @plan already @pooled's. */
+/* After an error its kept range is as it was, and kept, or it is gone. */
+static int map_changed(struct glake__pool *pool, struct glake__pooled *pooled,
+                       struct glake__plan *plan)
+{
+	struct glake__stitched_change change;
+	struct glake__stitched *stitched = plan->kept;
+	int r = glake__stitched_change(pool->device->session, pool->home, stitched, plan->list,
+	                               plan->n, &change);
+	bool is_broken = r < 0 && change.n_unmapped > 0;
+	glake__lock();
+	pool->stats->n_unmapped += change.n_unmapped;
+	if (r == 0) {
+		glake__stitched_set_row(&pool->stitched, stitched, ptr_steal(plan->list), plan->n,
+		                        change.n_chunks);
+		stitched->n_skipped = plan->n_skipped;
+		begin_stitched_locked(pool, pooled, stitched, change.n_mapped);
+	} else {
+		glake__stitched_set_kept(&pool->stitched, stitched);
+	}
+	if (is_broken) {
+		glake__stitched_remove(&pool->stitched, stitched);
+	}
+	glake__pool_count_stitched(pool);
+	glake__unlock();
+	if (is_broken) {
+		char *text = glake__error_save();
+		glake__stitched_drop(pool->device->session, stitched);
+		glake__error_restore(text);
+	}
+	return r;
+}
+
+/* Way 3, with what is free of @plan already @pooled's, and its kept range live. */
 static int stitch(struct glake__pool *pool, struct glake__pooled *pooled, struct glake__plan *plan,
                   struct glake__wait *wait)
 {
 	int r = plan->n_missing > 0 ? add_missing(pool, pooled, plan, wait) : 0;
-	if (r == 0) {
-		r = map_plan(pool, pooled, plan);
+	if (r < 0 && plan->kept) {
+		glake__lock();
+		glake__stitched_set_kept(&pool->stitched, plan->kept);
+		glake__unlock();
+	} else if (r == 0) {
+		r = plan->kept ? map_changed(pool, pooled, plan) : map_new(pool, pooled, plan);
 	}
 	if (r < 0) {
 		glake__lock();
@@ -428,6 +478,9 @@ static int make_once(struct glake__pool *pool, struct glake__pooled *pooled,
 		n_left = glake__pool_borrow(&loan, line, wait) ? n_left : 0;
 		glake__lock();
 		r = take_locked(pool, pooled, line, true, &plan, &is_taken);
+	}
+	if (r == 0 && plan.kept) {
+		glake__stitched_set_live(&pool->stitched, plan.kept);
 	}
 	glake__unlock();
 	if (r == 0 && !is_taken) {

@@ -4,6 +4,7 @@
  *
  *   pool_alloc.c    allocations: taken of what is free, freed, found; the numbers
  *   pool_plan.c     of what is free: chunks to be stitched
+ *   pool_change.c   of what is kept: a range that such chunks make fit
  *   pool_make.c     what takes time: stitching, and memory of glaked
  *   pool_borrow.c   memory that other streams have freed and may still use
  *   pool_reclaim.c  giving back
@@ -20,6 +21,7 @@ struct glake__pool {
 	struct glake__range *home;    /* owned */
 	struct glake__runs runs;
 	struct glake__stitched_set stitched;
+	uint64_t kept_min_pages;        /* so many are kept of them in any case; tests set it */
 	struct glake_pool_stats *stats; /* the heap's */
 	bool is_reused;                 /* memory that was freed has served again */
 	unsigned n_grows_plain;         /* since it last stitched */
@@ -84,15 +86,23 @@ bool glake__pooled_carve(struct glake__pool *pool, struct glake__pooled *pooled,
 /* Has the work that used it last been done? */
 bool glake__pool_is_idle(const struct glake__pool *pool, const struct glake__stitched *stitched);
 
+/* Is all of [unit, unit + n_units) free for @line? */
+bool glake__pool_is_free(const struct glake__pool *pool, const struct glake__line *line,
+                         uint64_t unit, uint64_t n_units);
+
 /* The chunk that page @page is in. */
 struct glake__stretch glake__pool_chunk_at(const struct glake__pool *pool, uint64_t page);
 /* The whole chunks in @run, which is mapped, side by side. n_pages 0: there are none. */
 struct glake__stretch glake__pool_whole_chunks(const struct glake__pool *pool,
                                                const struct glake__run *run);
 
+/* The mappings of that chunk: a list by next_mapping. */
+const struct glake__piece *glake__pool_mappings_at(const struct glake__pool *pool, uint64_t page);
+
 /* What an allocation is stitched of. {0} is empty: it is not. */
 struct glake__plan {
-	struct glake__stretch *list; /* owned: what is mapped, in order; with room for one more */
+	struct glake__stitched *kept; /* which is changed to have the row; NULL: a new one has */
+	struct glake__stretch *list;  /* owned: what is mapped, in order; with room for one more */
 	size_t n;
 	uint64_t n_units;   /* free ones in it, that are the allocation's */
 	uint64_t n_skipped; /* others, of the first chunk, in front of them */
@@ -103,6 +113,17 @@ struct glake__plan {
 /* The smallest whole chunks first, which leaves the large ones whole. 0 or -ENOMEM, when the plan is empty. */
 int glake__plan_make(struct glake__pool *pool, const struct glake__line *line, uint64_t n_units,
                      struct glake__plan *plan);
+
+/* The whole chunks that are free for @line, the smallest stretches first. 0 or -ENOMEM. The caller frees the array. */
+int glake__plan_list_free(struct glake__pool *pool, const struct glake__line *line,
+                          struct glake__stretch **list_out, size_t *n_out);
+
+/*
+ * A kept range instead of a new one, where less has to be mapped for that, and no more is asked of glaked: one that is
+ * free but too short; or, when @is_full, one that would be dropped for the new one. Else @plan stays as it is.
+ */
+void glake__plan_change(struct glake__pool *pool, const struct glake__line *line, uint64_t n_units,
+                        bool is_full, struct glake__plan *plan);
 
 /* What @lender has freed, up to @number. */
 struct glake__loan {

@@ -220,3 +220,24 @@ int glake__plan_make(struct glake__pool *pool, const struct glake__line *line, u
 	free(pieces.list);
 	return plan->list ? 0 : glake__fail(-ENOMEM, "out of memory");
 }
+
+int glake__plan_list_free(struct glake__pool *pool, const struct glake__line *line,
+                          struct glake__stretch **list_out, size_t *n_out)
+{
+	struct pieces pieces = {.n = 0};
+	int r = gather(pool, line, &pieces);
+	if (r < 0) {
+		return r;
+	}
+	struct glake__stretch *list = reallocarray(NULL, pieces.n + 1, sizeof(*list));
+	size_t n = 0;
+	for (size_t i = 0; list && i < pieces.n; i++) {
+		if (pieces.list[i].place == BETWEEN) {
+			list[n++] = pieces.list[i].stretch;
+		}
+	}
+	free(pieces.list);
+	*list_out = list;
+	*n_out = n;
+	return list ? 0 : glake__fail(-ENOMEM, "out of memory");
+}

@@ -27,17 +27,11 @@ struct victims {
 	uint64_t n_chunks; /* unmapped */
 };
 
-/* Of the chunk at @page. */
-static const struct glake__piece *mappings_at(const struct glake__pool *pool, uint64_t page)
-{
-	return glake__range_piece_locked(pool->home, page * GLAKE__PAGE_BYTES)->chunk->mappings;
-}
-
 /* Is the chunk at @page in a stitched range that is live, or was for work that goes on? Also behind its end. */
 static bool is_kept(const struct glake__pool *pool, uint64_t page)
 {
 	bool is_kept = false;
-	for (const struct glake__piece *at = mappings_at(pool, page); !is_kept && at;
+	for (const struct glake__piece *at = glake__pool_mappings_at(pool, page); !is_kept && at;
 	     at = at->next_mapping) {
 		const struct glake__stitched *stitched = at->range->user;
 		is_kept = at->range->use == GLAKE__RANGE_STITCHED &&
@@ -49,7 +43,8 @@ static bool is_kept(const struct glake__pool *pool, uint64_t page)
 /* The stitched ranges that map the chunk at @page, which is not kept. Others may be dropping some of them already. */
 static void take_stitched(struct glake__pool *pool, uint64_t page, struct victims *victims)
 {
-	for (const struct glake__piece *at = mappings_at(pool, page); at; at = at->next_mapping) {
+	for (const struct glake__piece *at = glake__pool_mappings_at(pool, page); at;
+	     at = at->next_mapping) {
 		struct glake__stitched *stitched = at->range->user;
 		if (at->range->use == GLAKE__RANGE_STITCHED && stitched->is_in_set) {
 			glake__stitched_remove(&pool->stitched, stitched);

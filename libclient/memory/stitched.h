@@ -4,8 +4,9 @@
  *
  * Nothing is unmapped, so work that runs is not disturbed. A stitched range is made for one allocation and
  * kept: a later one that finds the same memory free takes it again without a driver call, also a smaller one,
- * which takes its front. So the second round of a loop maps nothing. Those not used longest are dropped
- * when there are too many; live ones never count against that.
+ * which takes its front. So the second round of a loop maps nothing. Where that comes near, a kept range is changed:
+ * it has addresses for more chunks at its end, and other chunks may stand where some of its own are in use.
+ * Those not used longest are dropped when there are too many; live ones never count against that.
  *
  * The pool says which memory is free (pool.h). Here are only the ranges, and what is mapped in them.
  *
@@ -51,7 +52,8 @@ struct glake__stitched_set {
 	struct glake__stitched *oldest; /* of those that are not live */
 	struct glake__stitched *newest;
 	size_t n_live;
-	uint64_t n_pages; /* in all */
+	uint64_t n_pages;      /* in all */
+	uint64_t n_kept_pages; /* in those that are not live */
 };
 
 /*
@@ -60,6 +62,20 @@ struct glake__stitched_set {
  */
 int glake__stitched_new(struct glake__range *home, int device, struct glake__stretch *stretches,
                         size_t n_stretches, struct glake__stitched **stitched_out);
+
+/*
+ * Map @stretches of @home in it instead of what is there: only where the two differ. @stitched is live, and what is
+ * there and no more in @stretches no work uses. Its own row stays as it is, until glake__stitched_set_row(). 0;
+ * -ENOMEM; GLAKE_E_CUDA.
+ */
+struct glake__stitched_change {
+	size_t n_chunks;   /* in the new row, */
+	size_t n_mapped;   /* of them new */
+	size_t n_unmapped; /* also after an error: if any, the range can only be dropped */
+};
+int glake__stitched_change(struct glake_session *session, struct glake__range *home,
+                           struct glake__stitched *stitched, const struct glake__stretch *stretches,
+                           size_t n_stretches, struct glake__stitched_change *change_out);
 
 /*
  * Unmap and free it. No work uses it. What the driver does not unmap stays mapped, and its memory alive. Memory
@@ -71,6 +87,10 @@ void glake__stitched_drop(struct glake_session *session, struct glake__stitched 
 int glake__stitched_add(struct glake__stitched_set *set, struct glake__stitched *stitched);
 /* Out of it; it is not live. */
 void glake__stitched_remove(struct glake__stitched_set *set, struct glake__stitched *stitched);
+
+/* The row that is mapped now. Takes the array over. */
+void glake__stitched_set_row(struct glake__stitched_set *set, struct glake__stitched *stitched,
+                             struct glake__stretch *stretches, size_t n_stretches, size_t n_chunks);
 
 /* It is live, or kept, as the newest of those. */
 void glake__stitched_set_live(struct glake__stitched_set *set, struct glake__stitched *stitched);

@@ -703,9 +703,9 @@ START_TEST(a_range_in_use_does_not_keep_younger_ones)
 	glake__lock();
 	the_pool()->stitched.oldest->number = UINT64_MAX;
 	glake__unlock();
-	the_pool()->stitched.n_pages += many;
+	the_pool()->stitched.n_kept_pages += many;
 	alloc_on(two, 24 * MIB);
-	the_pool()->stitched.n_pages -= many;
+	the_pool()->stitched.n_kept_pages -= many;
 	ck_assert_uint_eq(stats().n_stitches, 3);
 	ck_assert_uint_eq(stats().n_kept, 2);
 	ck_assert_uint_eq(stats().n_kept_live, 1);

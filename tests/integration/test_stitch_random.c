@@ -11,6 +11,7 @@
 #include <time.h>
 
 #include "libclient/memory/order.h"
+#include "libclient/memory/pool_parts.h"
 #include "tests/integration/stitching.h"
 
 #define N_THREADS 16u
@@ -273,6 +274,8 @@ static void connect_both(void)
 {
 	world_begin(.config = WORLD_CONFIG, .devices = DEVICES);
 	stitching_begin();
+	/* So that kept ranges get other chunks. */
+	the_pool()->kept_min_pages = 0;
 	other = world_connect();
 }
 
