@@ -25,7 +25,7 @@ __attribute__((visibility("default"))) const char *argp_program_version = "glake
 static const struct argp_option options[] = {
 	{"config", 'c', "FILE", 0, "Read FILE ($GLAKE_CONFIG, else built-in defaults)", 0},
 	{"socket", 's', "PATH", 0, "Listen on PATH ($GLAKE_SOCKET, else the configuration's)", 0},
-	{"check-config", OPTION_CHECK_CONFIG, NULL, 0, "Check the configuration and exit", 0},
+	{"check-config", OPTION_CHECK_CONFIG, NULL, 0, "Check FILE and exit", 0},
 	{0},
 };
 
@@ -54,6 +54,13 @@ static int check_config(const char *path)
 {
 	struct config *config;
 	char error[512];
+	if (!path) {
+		/* Built-in defaults are always right: whoever asks means a file. */
+		fputs("glaked: --check-config: which file? Name it with --config or "
+		      "$GLAKE_CONFIG\n",
+		      stderr);
+		return 2;
+	}
 	if (config_load(path, &config, error, sizeof(error)) < 0) {
 		fprintf(stderr, "%s\n", error);
 		return 2;
@@ -77,7 +84,7 @@ int main(int argc, char **argv)
 		NULL,
 		"The owner of the GPU memory of one node."
 		"\vRuns in the foreground. SIGINT drains and ends, SIGTERM leaves what there is to "
-		"the next glaked if its fds are kept, SIGHUP reads the limits again.",
+		"the next glaked if its fds are kept, SIGHUP reads the configuration again.",
 		NULL,
 		NULL,
 		NULL};

@@ -51,8 +51,9 @@ class Docs(unittest.TestCase):
             self.assertEqual(done.returncode, 0)
             self.assertRegex(done.stdout, rf"^{program} \d+\.\d+\.\d+\n$")
             self.assertIn(done.stdout.replace(program, "glake").strip(), manual(program))
-        with open("daemon/mover/glake-mover.8", encoding="utf-8") as page:
-            self.assertIn(done.stdout.replace(program, "glake").strip(), page.read())
+        for name in ("daemon/mover/glake-mover.8", "shim/run/glake.1"):
+            with open(name, encoding="utf-8") as page:
+                self.assertIn(done.stdout.replace(program, "glake").strip(), page.read())
 
     def test_every_key_is_in_the_manual(self):
         """That of the configuration is made of the page, which test_config holds against the code."""
@@ -103,6 +104,11 @@ class Docs(unittest.TestCase):
                 done = run(*mode, "--config", config.name)
                 self.assertEqual(done.returncode, 2)
                 self.assertIn(f"{config.name}:2: unknown key no_such_key", done.stderr)
+
+    def test_a_check_of_no_file_is_2(self):
+        done = run("--check-config")
+        self.assertEqual((done.returncode, done.stdout), (2, ""))
+        self.assertIn("which file?", done.stderr)
 
     def test_missing_config_is_2(self):
         done = run("--check-config", "--config", "/nonexistent/glaked.conf")
