@@ -6,6 +6,7 @@
  */
 #include "ctl/ctl.h"
 
+#include <ctype.h>
 #include <errno.h>
 #include <getopt.h>
 #include <string.h>
@@ -26,8 +27,8 @@ enum {
 	OPTION_HELP = 'h',
 	OPTION_VERSION = 'V',
 	OPTION_SOCKET = 's',
-	OPTION_JSON = 'j',
-	OPTION_OF_COMMAND = 256,
+	OPTION_JSON = 256,
+	OPTION_OF_COMMAND,
 };
 
 /* The result of reading options: go on, or end here with success (help was printed). */
@@ -63,7 +64,8 @@ const struct ctl_option_text ctl_options[] = {
 	{CTL_OPTION_FOLLOW, "follow", NULL,
          "then each new one as it comes, until it is interrupted"},
 	{CTL_OPTION_ONCE, "once", NULL, "once, as plain lines"},
-	{CTL_OPTION_SERVE, "serve", "ADDRESS", "over HTTP at unix:PATH or 127.0.0.1:PORT"},
+	{CTL_OPTION_SERVE, "serve", "ADDRESS",
+         "over HTTP at unix:PATH, 127.0.0.1:PORT or [::1]:PORT"},
 	{0},
 };
 
@@ -195,6 +197,11 @@ static int set_option(struct ctl *ctl, int option, char **argv)
 	case ':':
 		return ctl_usage(ctl, "%s needs a value", argv[optind - 1]);
 	case '?':
+		/* A letter may have others behind it. */
+		if (optopt < OPTION_JSON && isgraph(optopt) && optopt != OPTION_HELP &&
+		    optopt != OPTION_VERSION) {
+			return ctl_usage(ctl, "unknown option: -%c", optopt);
+		}
 		return ctl_usage(ctl, "unknown option, or one that takes no value: %s",
 		                 argv[optind - 1]);
 	default:
@@ -307,7 +314,7 @@ static int connect_and_run(struct ctl *ctl)
 		err = ctl->command->run(ctl);
 	}
 	if (err < 0) {
-		ctl_report(ctl, err, glake_error());
+		ctl_report(ctl, err, *ctl->cause ? ctl->cause : glake_error());
 	}
 	ctl_disconnect(ctl);
 	return err;

@@ -97,6 +97,7 @@ struct ctl {
 	int n_operands;
 	char **operands;               /* borrowed */
 	struct glake_session *session; /* owned; NULL until connected */
+	char cause[128];               /* of the error that run() returns; "": the library has it */
 };
 
 /* An option of commands. */
@@ -124,6 +125,9 @@ void ctl_disconnect(struct ctl *ctl);
 
 /* Report a command line that makes no sense. Returns CTL_E_USAGE. */
 int ctl_usage(struct ctl *ctl, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* A command found nobody with this pid or session. Returns the error for its run() to return. */
+int ctl_nobody(struct ctl *ctl, uint64_t pid_or_session);
 
 /* Report @error, a code of glake.h; @cause may be NULL. */
 void ctl_report(struct ctl *ctl, int error, const char *cause);

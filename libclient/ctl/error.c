@@ -3,6 +3,7 @@
  * Errors: what a script sees of them (exit code, name, JSON) and what a person reads.
  */
 #include <errno.h>
+#include <inttypes.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -113,6 +114,14 @@ void ctl_report(struct ctl *ctl, int error, const char *cause)
 	}
 	report(ctl, error, ctl_error_name(error), both ? both : text);
 	free(both);
+}
+
+int ctl_nobody(struct ctl *ctl, uint64_t pid_or_session)
+{
+	snprintf(ctl->cause, sizeof(ctl->cause),
+	         "there is no session %" PRIu64 ", and no process %" PRIu64 " that has one",
+	         pid_or_session, pid_or_session);
+	return GLAKE_E_NOT_FOUND;
 }
 
 int ctl_cannot_write(struct ctl *ctl, const char *path)

@@ -126,7 +126,7 @@ static int show(struct ctl *ctl)
 	int err = memory_find_devices(ctl, &memory);
 	err = err ? err : memory_gather(ctl, operand(ctl), &memory);
 	if (err == 0 && !memory.is_found) {
-		err = GLAKE_E_NOT_FOUND;
+		err = ctl_nobody(ctl, operand(ctl));
 	}
 	if (err == 0) {
 		err = ctl->json ? print_json(ctl, &memory) : print_text(ctl, &memory);

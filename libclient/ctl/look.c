@@ -389,6 +389,6 @@ const struct ctl_command ctl_status = {
 const struct ctl_command ctl_stats = {
 	.name = "stats",
 	.operands = "",
-	.summary = "The daemon's counters, and how long it took",
+	.summary = "The daemon's counters, and how long requests and loads took",
 	.run = run_stats,
 };

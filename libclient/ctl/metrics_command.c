@@ -9,7 +9,8 @@ static int check_metrics(struct ctl *ctl)
 {
 	const char *address = ctl->values.serve;
 	if (address && !serve_is_address(address)) {
-		return ctl_usage(ctl, "--serve: neither unix:PATH nor 127.0.0.1:PORT: %s", address);
+		return ctl_usage(ctl, "--serve: not unix:PATH, 127.0.0.1:PORT or [::1]:PORT: %s",
+		                 address);
 	}
 	return 0;
 }

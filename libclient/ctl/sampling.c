@@ -44,7 +44,7 @@ static int take_sample(struct ctl *ctl, uint64_t number, uint64_t at_ms, struct 
 	struct memory memory = {.is_found = false};
 	int err = memory_gather(ctl, number, &memory);
 	if (err == 0 && !memory.is_found && picture->n_samples == 0) {
-		err = GLAKE_E_NOT_FOUND;
+		err = ctl_nobody(ctl, number);
 	}
 	err = err ? err : picture_add(picture, at_ms, &memory);
 	memory_deinit(&memory);

@@ -122,9 +122,8 @@ static int seal_all(struct ctl *ctl, struct rows *outcomes)
 	if (err == 0) {
 		err = glake_list_sessions(ctl->session, find_meant, &meant);
 	}
-	if (meant.n == 0) {
-		/* glaked has the words for it. */
-		meant.found[meant.n++].session = meant.number;
+	if (err == 0 && meant.n == 0) {
+		err = ctl_nobody(ctl, meant.number);
 	}
 	for (size_t i = 0; err == 0 && i < meant.n; i++) {
 		struct outcome outcome = {
@@ -188,7 +187,8 @@ static int print_text(const struct ctl *ctl, const struct rows *outcomes)
 static int check_seal(struct ctl *ctl)
 {
 	uint64_t number;
-	if (text_parse_count(ctl->operands[0], INT64_MAX, &number) < 0) {
+	/* A process that glaked does not see has pid 0 in its list. */
+	if (text_parse_count(ctl->operands[0], INT64_MAX, &number) < 0 || number == 0) {
 		return ctl_usage(ctl, "neither a pid nor a session: %s", ctl->operands[0]);
 	}
 	return 0;

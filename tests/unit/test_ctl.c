@@ -706,6 +706,7 @@ START_TEST(bad_command_lines_are_usage_errors)
 		"evict a --all",
 		"seal",
 		"seal serve.py",
+		"seal 0",
 		"quota t",
 		"quota t --device 1",
 		"quota t --device 1 --sessions 3",
@@ -747,6 +748,23 @@ START_TEST(bad_command_lines_are_usage_errors)
 	ck_assert_int_eq(run("quota t --json"), CTL_USAGE);
 	ck_assert_str_eq(err_text, "");
 	assert_contains(out_text, "\"code\": -22");
+}
+END_TEST
+
+START_TEST(an_unknown_option_is_named)
+{
+	static const char *const lines[][2] = {
+		{"--nonsense status", "unknown option, or one that takes no value: --nonsense\n"},
+		{"status --json=1", "unknown option, or one that takes no value: --json=1\n"},
+		{"status --help=1", "unknown option, or one that takes no value: --help=1\n"},
+		{"-x", "glakectl: unknown option: -x\n"},
+		{"-xs", "glakectl: unknown option: -x\n"},
+		{"status -js", "glakectl: status: unknown option: -j\n"},
+	};
+	for (size_t i = 0; i < sizeof(lines) / sizeof(lines[0]); i++) {
+		ck_assert_int_eq(run(lines[i][0]), CTL_USAGE);
+		assert_contains(*out_text ? out_text : err_text, lines[i][1]);
+	}
 }
 END_TEST
 
@@ -1349,7 +1367,13 @@ START_TEST(one_process_can_be_asked_for)
 	json_t *others = json_array_get(json_object_get(document, "reserved_by_others"), 0);
 	ck_assert_int_eq(json_integer_value(json_object_get(others, "others_bytes")), GIB);
 	json_decref(document);
-	ck_assert_int_eq(run("fragmentation 77"), CTL_NOT_FOUND);
+	static const char *const absent[] = {"fragmentation 77", "fragmentation 77 --html",
+	                                     "seal 77"};
+	for (size_t i = 0; i < 3; i++) {
+		ck_assert_int_eq(run(absent[i]), CTL_NOT_FOUND);
+		assert_contains(err_text,
+		                ": there is no session 77, and no process 77 that has one\n");
+	}
 }
 END_TEST
 
@@ -1452,7 +1476,7 @@ START_TEST(steering_passes_its_arguments)
 	ck_assert_str_eq(out_text, "1 model evicted, 3.0 GiB freed\n");
 	json_decref(run_json("evict --all --json"));
 	ck_assert_str_eq(fake.call, "evict (all)");
-	/* A pid or a session; of what glaked does not list it has the words. */
+	/* A pid or a session. */
 	ck_assert_int_eq(run("seal 101"), 0);
 	ck_assert_str_eq(fake.call, "seal 2 0");
 	ck_assert_str_eq(out_text, "SESSION  PID   SEALED   SHARED    TOOK  HELD BACK\n"
@@ -1463,8 +1487,8 @@ START_TEST(steering_passes_its_arguments)
 	ck_assert_int_eq(run("seal 2 --dry-run --bytes"), 0);
 	ck_assert_str_eq(fake.call, "seal 2 1");
 	assert_contains(out_text, "3221225472");
-	json_t *sealed = run_json("seal 77 --json");
-	ck_assert_str_eq(fake.call, "seal 77 0");
+	json_t *sealed = run_json("seal 2 --json");
+	ck_assert_str_eq(fake.call, "seal 2 0");
 	json_t *row = json_array_get(json_object_get(sealed, "sessions"), 0);
 	ck_assert_int_eq(json_integer_value(json_object_get(row, "took_ns")), 250000000);
 	ck_assert_str_eq(json_string_value(json_object_get(row, "why")), "no room");
