@@ -158,8 +158,10 @@ int replay_main(int argc, char **argv)
 		case 'O':
 			options.on = parse_on(optarg);
 			if (options.on == 0) {
-				return complain(optarg,
-				                "must be a list of caching, expandable and driver");
+				return complain(
+					optarg,
+					"must be a list of stitch, plain, caching, expandable "
+					"and driver");
 			}
 			break;
 		case 'd':

@@ -130,7 +130,9 @@ static int check_daemon(void)
 	struct glake_session *session;
 	int r = glake_connect(&options, &session);
 	if (r < 0) {
-		return refuse(EXIT_REFUSED, "glaked", glake_error());
+		fprintf(stderr, "glake: %s (--optional starts the program without glaked)\n",
+		        glake_error());
+		return EXIT_REFUSED;
 	}
 	glake_disconnect(session);
 	return 0;
@@ -410,9 +412,12 @@ int main(int argc, char **argv)
 		set_environment(&options);
 		return replay_main(argc - at, argv + at);
 	}
-	if (at >= argc || strcmp(argv[at], "run") != 0) {
-		fprintf(stderr, "glake: %s\n",
-		        at < argc ? "there are `run` and `replay`" : "what to do?");
+	if (at >= argc) {
+		fputs("glake: which command?\n", stderr);
+		return complain();
+	}
+	if (strcmp(argv[at], "run") != 0) {
+		fprintf(stderr, "glake: no such command: %s\n", argv[at]);
 		return complain();
 	}
 	argc -= at;

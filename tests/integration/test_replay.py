@@ -374,6 +374,11 @@ class Snapshots(unittest.TestCase):
         self.assertIn("--device", done.stderr)
         self.assertEqual(self.convert(snapshot, "--device=2").stdout, "a 0x3 4 0\n")
 
+    def test_a_file_that_is_not_there(self):
+        done = subprocess.run([sys.executable, "-m", "glake.trace", "/nowhere"], capture_output=True, text=True,
+                              check=False)
+        self.assertEqual((done.returncode, done.stderr), (1, "glake.trace: /nowhere: No such file or directory\n"))
+
     def test_what_is_no_snapshot_is_refused(self):
         for wrong in ([], {"device_traces": [[]]}, {"device_traces": [[{"action": "alloc"}]]},
                       {"device_traces": [[unittest.TestCase()]]}):
@@ -447,6 +452,13 @@ class Command(unittest.TestCase):
             done = glake_replay(*words)
             self.assertEqual((done.returncode, done.stdout), (125, ""), words)
             self.assertRegex(done.stderr, r"^glake: .+\nTry 'glake replay --help'.\n$")
+
+    def test_a_wrong_allocator_is_told_all_of_them(self):
+        help_text = glake_replay("--help").stdout
+        done = glake_replay("--on=cache", f"{TRACES}/lora.trace")
+        for name in ["stitch", "plain", *MODELS]:
+            self.assertRegex(help_text, rf"\b{name} \(")
+            self.assertRegex(done.stderr, rf"\b{name}\b")
 
     def test_the_man_page_has_every_option(self):
         done = glake_replay("--help")

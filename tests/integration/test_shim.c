@@ -739,7 +739,9 @@ START_TEST(glake_run_says_why_not)
 	run_refused(&run, 126, "Permission denied");
 	run_start(&run, "LD_PRELOAD=", run_in_build("bin/glake"), "run", "--socket=/nowhere", "sh",
 	          NULL);
-	run_refused(&run, 125, "cannot connect to glaked at /nowhere");
+	run_refused(&run, 125,
+	            "cannot connect to glaked at /nowhere: No such file or directory (--optional "
+	            "starts");
 	run_start(&run, "LD_PRELOAD=", run_in_build("bin/glake"), "run", "--libcuda=/nowhere/x",
 	          "sh", NULL);
 	run_refused(&run, 125, "/nowhere/x: no CUDA driver library");

@@ -26,7 +26,7 @@ class _Plain(pickle.Unpickler):
     """A snapshot has no objects of classes; a pickle that does could run any code."""
 
     def find_class(self, module: str, name: str) -> Any:
-        raise pickle.UnpicklingError(f"not a memory snapshot: it has a {module}.{name}")
+        raise ValueError(f"not a memory snapshot: it has a {module}.{name}")
 
 
 def load(file: BinaryIO) -> Dict[str, Any]:
@@ -104,11 +104,16 @@ def main(arguments: Optional[List[str]] = None) -> int:
         with open(options.snapshot, "rb") as file:
             for line in lines(load(file), options.device):
                 print(line)
-    except (OSError, ValueError, IndexError, KeyError, TypeError, EOFError,
-            pickle.UnpicklingError) as error:
-        print(f"glake.trace: {options.snapshot}: {error!r}", file=sys.stderr)
-        return 1
-    return 0
+    except OSError as error:
+        cause = error.strerror
+    except ValueError as error:
+        cause = str(error)
+    except (LookupError, TypeError, EOFError, pickle.UnpicklingError) as error:
+        cause = f"not a memory snapshot: {error!r}"
+    else:
+        return 0
+    print(f"glake.trace: {options.snapshot}: {cause}", file=sys.stderr)
+    return 1
 
 
 if __name__ == "__main__":
