@@ -587,6 +587,10 @@ int glake_evict(struct glake_session *session, const char *model, uint64_t *n_mo
 	if (r < 0) {
 		return r;
 	}
+	if (model && !*model) {
+		/* glaked would evict everything. */
+		return glake__fail(GLAKE_E_NOT_FOUND, "there is no model ''");
+	}
 	Glake__Wire__Evict body = GLAKE__WIRE__EVICT__INIT;
 	body.name = model ? (char *)model : body.name;
 	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;

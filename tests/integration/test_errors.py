@@ -545,6 +545,8 @@ WRONG = [
     ("glake_pin", "GLAKE_E_NOT_FOUND", nothing, lambda w, x: (w.session, b"none", 1)),
     ("glake_evict", "GLAKE_E_NOT_FOUND", nothing,
      lambda w, x: (w.session, b"none", None, None)),
+    ("glake_evict", "GLAKE_E_NOT_FOUND", World.name_of_unused,
+     lambda w, x: (w.session, b"", None, None)),
     ("glake_evict", "GLAKE_E_BUSY", World.name, lambda w, x: (w.session, x, None, None)),
     ("glake_seal_session", "GLAKE_E_NOT_FOUND", nothing,
      lambda w, x: (w.session, 1, None, sized())),

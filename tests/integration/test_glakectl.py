@@ -299,6 +299,8 @@ class Glakectl(WithGlaked):
         self.assertEqual((model["state"], model["n_open"], model["pinned"]), ("ready", 0, False))
         self.assertEqual(len(self.ask("blocks")["blocks"]), model["n_blocks"])
         self.assertEqual(self.ask("status")["n_models"], 1)
+        # As of a variable that is not set: nobody meant everything.
+        self.refused(5, "GLAKE_E_NOT_FOUND", "evict", "")
         gone = self.ask("evict", model["name"])
         self.assertEqual((gone["n_models"], gone["freed_bytes"]), (1, 6 * MIB))
         self.assertEqual(self.ask("models")["models"], [])
