@@ -642,6 +642,10 @@ int glake_seal_session(struct glake_session *session, uint64_t id,
 	if (r == 0) {
 		r = glake__sized_in(options, &full, sizeof(full));
 	}
+	if (r == 0) {
+		/* Before the program seals. */
+		r = glake__sized_check(report);
+	}
 	if (r < 0) {
 		return r;
 	}

@@ -18,16 +18,19 @@ static int check_size(size_t n_bytes)
 	return 0;
 }
 
+int glake__sized_check(const void *out)
+{
+	return out ? check_size(*(const size_t *)out)
+	           : glake__fail(-EINVAL, "an output parameter is NULL");
+}
+
 int glake__sized_out(void *out, void *full, size_t full_bytes)
 {
-	if (!out) {
-		return glake__fail(-EINVAL, "an output parameter is NULL");
-	}
-	size_t n_bytes = *(const size_t *)out;
-	int r = check_size(n_bytes);
+	int r = glake__sized_check(out);
 	if (r < 0) {
 		return r;
 	}
+	size_t n_bytes = *(const size_t *)out;
 	size_t n_common = n_bytes < full_bytes ? n_bytes : full_bytes;
 	*(size_t *)full = n_common;
 	memcpy(out, full, n_common);

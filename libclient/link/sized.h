@@ -17,6 +17,9 @@
  */
 int glake__sized_out(void *out, void *full, size_t full_bytes);
 
+/* Would glake__sized_out() take @out? Returns what it returns. For calls that do something first. */
+int glake__sized_check(const void *out);
+
 /*
  * Read the caller's options @in (NULL: all zero) into @full of @full_bytes. Returns 0, or -EINVAL
  * for a bad size, or where a field that we do not know is not zero.

@@ -120,11 +120,16 @@ int glake__seal_still(const struct glake_span *spans, size_t n_spans, glake__is_
 	cleanup_cancel int cancel = cancel_disable();
 	uint64_t since_ns = clock_now_ns();
 	struct glake__seal seal;
+	struct glake_sealed nothing = {0};
+	int r = sealed_out ? glake__sized_out(sealed_out, &nothing, sizeof(nothing)) : 0;
+	if (r < 0) {
+		return r;
+	}
 	if (glake__dedup_is_off()) {
 		return glake__fail(-EPERM, "GLAKE_DEDUP=off: nothing is sealed");
 	}
 	glake__gate_take_time();
-	int r = seal_new(&seal, spans, n_spans);
+	r = seal_new(&seal, spans, n_spans);
 	if (r < 0) {
 		return r;
 	}
@@ -144,8 +149,8 @@ int glake__seal_still(const struct glake_span *spans, size_t n_spans, glake__is_
 		glake__error_restore(seal.text);
 		r = seal.error;
 	}
-	if (sealed_out && glake__sized_out(sealed_out, &seal.sum, sizeof(seal.sum)) < 0 && r == 0) {
-		r = -EINVAL;
+	if (sealed_out) {
+		glake__sized_out(sealed_out, &seal.sum, sizeof(seal.sum));
 	}
 	return session ? glake__heap_leave(session, r) : r;
 }

@@ -392,9 +392,22 @@ START_TEST(dedup_off_wins)
 	struct glake_session *session = world_connect();
 	glake_ptr ptr = words_alloc(session, 2 * MIB, 1);
 	struct glake_span span = {.ptr = ptr, .bytes = 2 * MIB};
+	struct glake_sealed sealed = {.size = sizeof(sealed), .sealed_bytes = 1};
 	setenv("GLAKE_DEDUP", "off", 1);
-	ck_assert_int_eq(glake_seal(&span, 1, NULL), -EPERM);
+	ck_assert_int_eq(glake_seal(&span, 1, &sealed), -EPERM);
 	unsetenv("GLAKE_DEDUP");
+	ck_assert_uint_eq(sealed.sealed_bytes, 0);
+	ck_assert(words_can_write(ptr));
+}
+END_TEST
+
+START_TEST(without_room_for_the_result_nothing_is_sealed)
+{
+	struct glake_session *session = world_connect();
+	glake_ptr ptr = words_alloc(session, 2 * MIB, 1);
+	struct glake_span span = {.ptr = ptr, .bytes = 2 * MIB};
+	struct glake_sealed sealed = {.size = 0};
+	ck_assert_int_eq(glake_seal(&span, 1, &sealed), -EINVAL);
 	ck_assert(words_can_write(ptr));
 }
 END_TEST
