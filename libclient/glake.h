@@ -39,6 +39,10 @@
  *     GLAKE_E_NO_HOST_MEMORY, GLAKE_E_BUSY (too many requests under way in this session),
  *     GLAKE_E_SHUTTING_DOWN, GLAKE_E_INTERNAL (a driver call of glaked failed), -EMFILE.
  *
+ * Structs. Those that begin with their size can grow: set it to sizeof before a call. In an output
+ * it is then how much of the struct the library knows, and the rest is 0. An option that the library
+ * does not know is -EINVAL, unless it is 0.
+ *
  * Threads. Any thread may use a session and everything that came from it. Calls lock inside and may
  * wait for each other. The library holds off pthread_cancel() while a call waits for glaked. It
  * starts no thread, prints nothing and never exits.
@@ -240,7 +244,7 @@ GLAKE_API int glake_alloc_many(struct glake_session *session, uint32_t device,
 /*
  * Give memory back. The caller must first wait for every kernel and copy that uses it. The memory
  * becomes warm up to the limit that glaked sets; the rest is unmapped and returned to glaked. @ptr
- * is exactly what glake_alloc() or glake_alloc_async() returned; 0 is allowed.
+ * is exactly what glake_alloc(), glake_alloc_many() or glake_alloc_async() returned; 0 is allowed.
  * Errors: session errors; -EINVAL (@ptr is something else: nothing happens); -ENOMEM or
  * GLAKE_E_CUDA (the memory was not unmapped: it is lost to the caller until glake_disconnect()).
  */
@@ -264,8 +268,8 @@ enum {
 GLAKE_API int glake_alloc_async(struct glake_session *session, void *stream, uint64_t bytes,
                                 unsigned flags, glake_ptr *ptr_out);
 /*
- * See glake_alloc_async(), and glake_stream_ends() for a stream that is destroyed later. After an error the memory
- * is still allocated.
+ * See glake_alloc_async(), and glake_stream_ends() for a stream that is destroyed later. @ptr may be 0. After an
+ * error the memory is still allocated.
  * Errors: session errors; -EINVAL (@ptr or @flags); GLAKE_E_NO_DRIVER; -EBUSY (the stream is being
  * captured); -ENOSYS (the driver is older than CUDA 12.0); -ENOENT (glaked does not own the stream's
  * device); GLAKE_E_CUDA; -ENOMEM.
@@ -325,10 +329,12 @@ struct glake_share {
 /*
  * Get the name of memory. @ptr is exactly what glake_alloc() returned, in whole chunks. The first
  * call for a piece of memory asks glaked; later ones are local. Freeing named memory returns it to
- * glaked: it does not become warm, because another process may have it mapped.
+ * glaked: it does not become warm, because another process may have it mapped. Sealed memory is
+ * made private first, as by glake_unseal(), and is not sealed again while it lives.
  * Errors: request errors; -EINVAL (@ptr); -ENOTSUP (the memory has more than 253 chunks, or their
  * ids do not count up); GLAKE_E_NO_FDS (the memory is from before a restart of glaked); GLAKE_E_BUSY (too many
- * requests under way in this session); GLAKE_E_SHUTTING_DOWN; GLAKE_E_INTERNAL (glaked has no random numbers).
+ * requests under way in this session); GLAKE_E_SHUTTING_DOWN; GLAKE_E_INTERNAL (glaked has no random numbers);
+ * of sealed memory also as glake_unseal().
  */
 GLAKE_API int glake_share(struct glake_session *session, glake_ptr ptr,
                           struct glake_share *share_out);
@@ -428,7 +434,7 @@ typedef void (*glake_progress_fn)(void *user, uint64_t done_bytes, uint64_t tota
 struct glake_model_options {
 	size_t size;                /* sizeof(struct glake_model_options) */
 	uint32_t device;            /* glaked's index */
-	const char *name;           /* for listings; NULL: the path */
+	const char *name;           /* for listings; NULL: the path, of shards that of the first */
 	glake_progress_fn progress; /* may be NULL */
 	void *progress_user;
 	int no_map; /* nonzero: load it into the store, map nothing (glakectl load) */
@@ -437,12 +443,12 @@ struct glake_model_options {
 
 /*
  * Open a model: load it into the store if it is not there yet, then map it read-only. @path is a
- * .safetensors file, or a folder that holds model.safetensors.index.json (and all its shards) or
- * model.safetensors. All processes of the realm that open the same files get the same physical
- * memory. glaked reads the files again only if they may have changed unnoticed (docs/security.md:
- * tmpfs, NFS, a writer). A kernel that writes to the model faults, in this process alone; the
- * driver refuses cuMemcpy and cuMemset to it. The caller owns the model and ends it with
- * glake_model_close(). @options may be NULL (device 0).
+ * .safetensors file, an index (NAME.safetensors.index.json, with all its shards beside it), or a
+ * folder that holds model.safetensors.index.json or model.safetensors. All processes of the realm
+ * that open the same files get the same physical memory. glaked reads the files again only if they
+ * may have changed unnoticed (docs/security.md: tmpfs, NFS, a writer). A kernel that writes to the
+ * model faults, in this process alone; the driver refuses cuMemcpy and cuMemset to it. The caller
+ * owns the model and ends it with glake_model_close(). @options may be NULL (device 0).
  * Errors: request errors; map errors; grant errors; -EINVAL (@path is NULL, or @options); -errno of
  * open() and fstat(); GLAKE_E_BAD_FILE; GLAKE_E_FILE_CHANGED; GLAKE_E_READ; GLAKE_E_MOVER.
  * GLAKE_E_BUSY here also says that too many loads are under way.
@@ -460,8 +466,9 @@ GLAKE_API int glake_model_open_shards(struct glake_session *session, const char 
                                       struct glake_model **model_out);
 
 /*
- * The same for files that the caller has open for reading. The fds stay the caller's. @names, and
- * any of them, may be NULL. 1 <= n_fds <= 252, else -EINVAL.
+ * The same for files that the caller has open for reading. The fds stay the caller's, and where they
+ * stand in their files does not matter. @names are those of the files, for errors and listings; it,
+ * and any of them, may be NULL. 1 <= n_fds <= 252, else -EINVAL.
  * Errors: as glake_model_open().
  */
 GLAKE_API int glake_model_open_fds(struct glake_session *session, const int *fds,
@@ -483,7 +490,7 @@ struct glake_model_info {
 	uint64_t n_tensors;
 	uint64_t n_blocks;
 	uint64_t content_bytes;      /* sum over tensors */
-	uint64_t mapped_bytes;       /* address range, a multiple of 2 MiB */
+	uint64_t mapped_bytes;       /* address range, a multiple of 2 MiB; 0 with no_map */
 	glake_ptr base;              /* 0 with no_map */
 	int was_loaded;              /* nonzero: the store had it already */
 	uint64_t deduplicated_bytes; /* of this load: bytes equal to blocks in the store */
@@ -753,7 +760,8 @@ GLAKE_API void glake_set_notice_handler(struct glake_session *session, glake_not
  */
 GLAKE_API int glake_fd(struct glake_session *session);
 /*
- * Deliver the notices that wait. Does not wait for any. In a session that stitches, also give memory back
+ * Deliver the notices that wait. Does not wait for any; but if the connection is lost, the call tries to
+ * connect again, now and then, for 250 ms at most. In a session that stitches, also give memory back
  * that was not needed for some seconds, which takes milliseconds: call it now and then while the program
  * neither allocates nor frees. Returns how many notices there were, or, if none, an error.
  * Errors: session errors; GLAKE_E_GONE; GLAKE_E_PROTOCOL.
