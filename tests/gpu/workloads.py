@@ -98,6 +98,11 @@ class Llama(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
 
+def value_of(loss):
+    """No view: as long as that lives, so does the step's graph, with tensors of it."""
+    return loss.detach().clone()
+
+
 @contextlib.contextmanager
 def made_on(device, dtype=torch.bfloat16):
     """For what is made within."""
@@ -133,7 +138,7 @@ class Training:
         loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
-        return loss.detach()
+        return value_of(loss)
 
 
 # ---- generate() ---------------------------------------------------------------------------------
@@ -214,7 +219,7 @@ class UnetTraining:
         loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
-        return loss.detach()
+        return value_of(loss)
 
 
 # ---- two streams, one model ---------------------------------------------------------------------
@@ -285,7 +290,7 @@ class Twins:
                     meet()
                 if number == 0:
                     meet()
-                return loss.detach()
+                return value_of(loss)
         except BaseException:
             barrier.abort()
             with self.moved:
@@ -297,7 +302,7 @@ class Twins:
             for _ in range(N_BATCHES):
                 loss = self.forward()
                 loss.backward()
-            loss = loss.detach()
+            loss = value_of(loss)
         else:
             loss = self.step_of_two()
         self.optimizer.step()
