@@ -562,13 +562,14 @@ struct glake_digest {
  * must first wait for everything that may write to it. Afterwards the same address is mapped
  * read-only, backed by the realm's one copy of these bytes, and belongs to the block: the caller
  * ends it with glake_block_release(). After an error the memory is as before, allocated and
- * writable. There are two exceptions. After GLAKE_E_GONE the memory is allocated and read-only:
+ * writable. There are two exceptions. After GLAKE_E_GONE and GLAKE_E_PROTOCOL the memory is sealed:
  * another process may have the block already (glake_unseal() gives a private copy). The realm had an
  * equal block, and the driver unmaps the caller's memory but cannot map that block (GLAKE_E_CUDA):
  * then the address is empty and no longer allocated, and glake_free() of it is -EINVAL.
- * Errors: request errors; -EINVAL (@ptr, @content_bytes, or not one chunk); -EBUSY (another thread
- * changes this memory); GLAKE_E_BAD_REQUEST (the memory has a name of glake_share()); GLAKE_E_BUSY;
- * GLAKE_E_NO_DEVICE_MEMORY; GLAKE_E_NO_HOST_MEMORY; GLAKE_E_NO_FDS; GLAKE_E_MOVER;
+ * Errors: request errors; -EINVAL (@ptr, @content_bytes, not one chunk, or sealed memory); -EBUSY
+ * (another thread changes this memory); GLAKE_E_BAD_REQUEST (the memory has a name of glake_share(),
+ * or is not zero behind the content); GLAKE_E_BUSY; GLAKE_E_NO_DEVICE_MEMORY; GLAKE_E_NO_HOST_MEMORY;
+ * GLAKE_E_NO_FDS; GLAKE_E_MOVER;
  * GLAKE_E_INTERNAL; GLAKE_E_SHUTTING_DOWN; GLAKE_E_CUDA; -ENOMEM.
  */
 GLAKE_API int glake_block_publish(struct glake_session *session, glake_ptr ptr,
@@ -638,8 +639,8 @@ struct glake_sealed {
  * which up to 2 GiB must be free at a time.
  *
  * After an error, memory that could not be sealed is private and writable, as before. One part is not:
- * if the connection was lost (GLAKE_E_GONE), the memory that glaked was sealing stays read-only, since
- * other processes may share it. @sealed_out (may be NULL) is written in any case, and says how much
+ * if the answer was lost (GLAKE_E_GONE, GLAKE_E_PROTOCOL), the memory that glaked was sealing stays
+ * read-only, since other processes may share it. @sealed_out (may be NULL) is written in any case, and says how much
  * was sealed.
  * Errors: session errors; request errors; grant errors; -EINVAL (a span is not in one allocation;
  * @sealed_out); -EPERM (GLAKE_DEDUP=off); -EBUSY (work that is queued does not end in

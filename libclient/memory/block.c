@@ -138,6 +138,10 @@ static int publish(struct glake_session *session, struct glake__backing *backing
 
 static int check_shape(const struct glake__backing *backing, uint64_t content_bytes)
 {
+	if (backing->range->first->chunk->kind == GLAKE__PAGE_BLOCK) {
+		return glake__fail(-EINVAL, "the memory at 0x%llx is sealed",
+		                   (unsigned long long)backing->ptr);
+	}
 	if (backing->range->first->next || backing->n_bytes > GLAKE_MAX_BLOCK_BYTES) {
 		return glake__fail(-EINVAL, "a block has at most %llu bytes",
 		                   (unsigned long long)GLAKE_MAX_BLOCK_BYTES);

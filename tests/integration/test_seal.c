@@ -401,6 +401,35 @@ START_TEST(dedup_off_wins)
 }
 END_TEST
 
+/* It is a block already, which others have mapped: a refusal must not make it writable again. */
+START_TEST(sealed_memory_is_not_published_as_private)
+{
+	struct glake_session *one = world_connect();
+	struct glake_session *two = world_connect();
+	glake_ptr first = words_alloc(one, 2 * MIB, 1);
+	glake_ptr second = words_alloc(two, 2 * MIB, 1);
+	struct glake_block *block;
+	words_seal(first, 2 * MIB);
+	ck_assert_uint_eq(words_seal(second, 2 * MIB).shared_bytes, 2 * MIB);
+	ck_assert_int_eq(glake_block_publish(one, first, 2 * MIB, &block), -EINVAL);
+	ck_assert_int_eq(glake_block_publish(two, second, 2 * MIB, &block), -EINVAL);
+	ck_assert(!words_can_write(first));
+	ck_assert(!words_can_write(second));
+	for (int i = 0; i < 2; i++) {
+		ck_assert_uint_eq(world_usage(i ? two : one).reserved_bytes, 0);
+		ck_assert_uint_eq(world_usage(i ? two : one).shared_bytes, 2 * MIB);
+	}
+	/* As private memory it is. */
+	assert_ok(glake_unseal(second, 2 * MIB));
+	assert_ok(glake_block_publish(two, second, 2 * MIB, &block));
+	glake_block_release(block);
+	assert_ok(glake_free(one, first));
+	ck_assert_uint_eq(world_usage(one).shared_bytes, 0);
+	ck_assert_uint_eq(world_usage(two).shared_bytes, 0);
+	ck_assert_uint_eq(world_usage(two).reserved_bytes, 0);
+}
+END_TEST
+
 START_TEST(without_room_for_the_result_nothing_is_sealed)
 {
 	struct glake_session *session = world_connect();
