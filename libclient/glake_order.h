@@ -16,7 +16,8 @@
  *
  * Streams and contexts are passed as the driver's own CUstream and CUcontext, which are pointers.
  *
- * Threads: any. Errors: as in glake.h.
+ * Threads: any; nobody uses the order when it is freed. A child of fork() can only free it. Errors: as
+ * in glake.h.
  */
 #ifndef GLAKE_ORDER_H
 #define GLAKE_ORDER_H
@@ -124,8 +125,8 @@ GLAKE_API int glake_order_collect(struct glake_order *order, void *context, int 
 
 /*
  * The same for all contexts. The thread may have any current context or none. Waits for the
- * allocations of device @ordinal; with -1 it waits for nothing, and does nothing while a context
- * may be ending. Returns 1 if it released any, else 0.
+ * allocations of device @ordinal; with -1 it waits for none, but gives idle GPUs a millisecond, and
+ * does nothing while a context may be ending. Returns 1 if it released any, else 0.
  */
 GLAKE_API int glake_order_collect_all(struct glake_order *order, int ordinal);
 

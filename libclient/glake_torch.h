@@ -41,8 +41,10 @@ GLAKE_API void *glake_torch_pool_alloc(ssize_t size, int device, void *stream);
 
 /*
  * Give back memory of both, in the order of @stream and of the streams that
- * glake_torch_record_stream() has noted. @ptr may be NULL. While one of these streams is captured, the
- * memory stays, and a later allocation gives it back. Never waits for a stream.
+ * glake_torch_record_stream() has noted. @ptr may be NULL; @size is not looked at. While one of these
+ * streams is captured, the memory stays, and a later allocation or glake_torch_empty_cache() gives it
+ * back. If the driver fails, nobody knows what uses the memory, and it stays for good. Never waits for
+ * a stream.
  */
 GLAKE_API void glake_torch_free(void *ptr, ssize_t size, int device, void *stream);
 
@@ -56,13 +58,17 @@ GLAKE_API void glake_torch_record_stream(void *ptr, void *stream);
 GLAKE_API void glake_torch_empty_cache(void);
 
 /*
- * Give back what glaked asks for, and what streams are done with; wait for that, @timeout_ms at most. The
+ * Give back what glaked asks for, and what streams are done with; wait for that, @timeout_ms at most, or
+ * up to twice that while the connection is lost. Before the first allocation it is a pause. The
  * library starts no thread: a program has one that calls this again and again, so that it keeps nothing
  * from others while it works or sleeps.
  */
 GLAKE_API void glake_torch_tend(int timeout_ms);
 
-/* The process's session, which stays the library's. NULL before the first allocation. */
+/*
+ * The process's session, which stays the library's. NULL before the first allocation, and in a child of
+ * fork() before its own first one.
+ */
 GLAKE_API struct glake_session *glake_torch_session(void);
 
 /*
