@@ -62,8 +62,8 @@ struct glake_status {
 	uint64_t n_sessions;
 	uint64_t n_models;
 	uint64_t n_blocks;
-	uint64_t fds_used;
-	uint64_t fds_budget;
+	uint64_t fds_used;   /* of chunks and blocks */
+	uint64_t fds_budget; /* for them: fd_budget of the configuration, less max_sessions */
 	int draining;
 	uint32_t n_devices;
 	const struct glake_device_status *devices;

@@ -65,9 +65,8 @@ static void write_daemon(const struct snapshot *snapshot, FILE *out)
 	plain(out, "glake_sessions", "Sessions, detached ones included", status->n_sessions);
 	plain(out, "glake_models", "Models in the store", status->n_models);
 	plain(out, "glake_blocks", "Blocks in the store", status->n_blocks);
-	plain(out, "glake_fds_used", "File descriptors of the budget that are in use",
-	      status->fds_used);
-	plain(out, "glake_fds_budget", "File descriptors for sessions, chunks and blocks",
+	plain(out, "glake_fds_used", "File descriptors of chunks and blocks", status->fds_used);
+	plain(out, "glake_fds_budget", "What there may be of them: fd_budget less max_sessions",
 	      status->fds_budget);
 	plain(out, "glake_kept_fds", "File descriptors that the next glaked would have",
 	      status->kept_fds);
