@@ -3,6 +3,7 @@
 
 import glob
 import os
+import re
 import subprocess
 import tempfile
 import unittest
@@ -41,6 +42,11 @@ class Install(unittest.TestCase):
                          "share/man/man5/glaked.conf.5",
                          "share/doc/glake/README.md", "share/doc/glake/docs/operations.md"):
                 self.assertTrue(os.path.isfile(tree + path), path)
+            for page in glob.glob(tree + "share/doc/glake/docs/*.md"):
+                for link in re.findall(r"\]\(([^):#]*\.md)(?:#[^)]*)?\)", read(page)):
+                    # Those to sources and their pages lead nowhere here.
+                    if "/" not in link or link.startswith("decisions/"):
+                        self.assertTrue(os.path.exists(os.path.join(os.path.dirname(page), link)), link)
             self.assertEqual(os.readlink(tree + "lib/libglake-client.so"), "libglake-client.so.0")
             self.assertIn("ExecStart=/opt/glake/bin/glaked ",
                           read(tree + "lib/systemd/system/glaked.service"))
