@@ -10,10 +10,11 @@ two whose weights are equal and sealed. All compute on and allocate memory of ch
 have the bits of the first. Meanwhile glaked is killed with SIGKILL.
 
 Printed are the times until glaked answers again, the longest time that an allocation took with and without
-kills, and bytes before and after. Exit 1 when a process fails, when bits differ, when a byte of the store is
-gone or loaded again, or when bytes are left in the end; no time decides.
+kills, bytes before and after, and what glaked said when it took longest. Exit 1 when a process fails, when bits
+differ, when a byte of the store is gone or loaded again, or when bytes are left in the end; no time decides.
 """
 import argparse
+import datetime
 import hashlib
 import os
 import shutil
@@ -177,6 +178,11 @@ def answers(daemon):
     return out.returncode == 0
 
 
+def stamp():
+    """The time, as in glaked's log."""
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds")[:23]
+
+
 def kill(daemon):
     """Returns the milliseconds until glaked answers again."""
     pid = glaked_pid(daemon.process.pid)
@@ -217,9 +223,12 @@ def measure(daemon, path, options):
     for child in children:
         child.tell("compute", seconds)
     times = []
+    slowest = (0, "", "")
     for _ in range(options.kills):
         time.sleep(max(0.1, options.every - (times[-1] / 1e3 if times else 0)))
+        begin = stamp()
         times.append(kill(daemon))
+        slowest = max(slowest, (times[-1], begin, stamp()))
         now = daemon.device()
         for field in STORE[:1]:
             expect(now[field] == before[field], f"{field}: {before[field]} became {now[field]}")
@@ -246,6 +255,7 @@ def measure(daemon, path, options):
            f"memory is left: {daemon.device()}")
     daemon.ctl("evict", "--all")
     expect(until(lambda: daemon.device()["block_bytes"] == 0), "blocks are left")
+    return slowest
 
 
 def main():
@@ -264,8 +274,10 @@ def main():
     before_mib = gpu_used_mib()
     daemon = Daemon("mover_idle_ms = 0;\n", keeper=True)
     try:
-        measure(daemon, path, options)
+        slowest, begin, end = measure(daemon, path, options)
         log = daemon.stop()
+        print(f"what glaked said meanwhile, the slowest time ({begin}, {slowest:.0f} ms):")
+        print("\n".join(line for line in log.splitlines() if begin <= line[:23] <= end))
         n_loads = sum(" loaded '" in line for line in log.splitlines())
         expect(n_loads == 1, f"the model was loaded {n_loads} times")
         expect(until(lambda: gpu_used_mib() <= before_mib + 64),
