@@ -27,10 +27,12 @@ static pthread_mutex_t connecting = PTHREAD_MUTEX_INITIALIZER;
 static uint64_t retry_ns; /* after a failure: no attempt before then */
 static bool was_silent;   /* somebody listens, and has not answered */
 static bool was_refused;  /* by glaked, not for lack of one */
+static const char *driver_path;
 static connection_new_fn *on_new;
 
-void connection_on_new(connection_new_fn *fn)
+void connection_init(const char *libcuda, connection_new_fn *fn)
 {
+	driver_path = libcuda;
 	on_new = fn;
 }
 
@@ -65,7 +67,7 @@ static struct connection *connection_new(void)
 	}
 	struct glake_connect_options options = {
 		.size = sizeof(options),
-		.libcuda = shim_libcuda(),
+		.libcuda = driver_path,
 		.stitch = shim_policy()->stitches,
 	};
 	uint64_t began_ns = clock_now_ns();

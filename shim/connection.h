@@ -41,11 +41,11 @@ struct connection {
 };
 
 /*
- * @fn is called with each new connection, by the thread that makes it, before any request. Set it
- * before the first connection. NULL: nobody is told.
+ * Before the first connection: @libcuda is the path of the driver, which stays where it is. @fn is called with each new
+ * connection, by the thread that makes it, before any request. NULL: nobody is told.
  */
 typedef void connection_new_fn(struct connection *connection);
-void connection_on_new(connection_new_fn *fn);
+void connection_init(const char *libcuda, connection_new_fn *fn);
 
 /*
  * A reference to the current connection, made now if there is none: blocks until glaked answers, 5

@@ -8,6 +8,12 @@
 #ifndef GLAKE_SHIM_FORK_H
 #define GLAKE_SHIM_FORK_H
 
+/* Called once, by shim_resolve(). */
+void shim_fork_init(void);
+
+/* cuInit() has succeeded in this process. */
+void shim_note_init(void);
+
 /*
  * From now on a forked child closes @fd, if that is still the same file then. Returns a number for
  * the calls below; -1: @fd is not open, or too many are watched, and it is not closed.

@@ -17,11 +17,12 @@
 
 #include "glake_shim.h"
 #include "proto/cleanup.h"
+#include "shim/connection.h"
 #include "shim/drain.h"
+#include "shim/fork.h"
 #include "shim/gate.h"
 #include "shim/gates.h"
 #include "shim/library.h"
-#include "shim/connection.h"
 #include "shim/service.h"
 #include "shim/shim.h"
 
@@ -246,7 +247,7 @@ static void resolve(void)
 	n_routes = 0;
 	shim_fork_init();
 	fill_table(library);
-	connection_on_new(service_start);
+	connection_init(libcuda, service_start);
 	if (can_own) {
 		/* Opened now, so that a session does not call the loader with locks held. */
 		struct cudrv drv;

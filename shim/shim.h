@@ -94,17 +94,11 @@ bool shim_can_own(void);
 
 /* ---- fork.c ----------------------------------------------------------------------------------- */
 
-/* cuInit() has succeeded in this process. */
-void shim_note_init(void);
-
 /*
  * True in a child of a process that had called cuInit(). CUDA is unusable there, and all that the
  * shim knows is the parent's. So hooks leave every call to the driver, which returns its error.
  */
 bool shim_is_forked(void);
-
-/* Called once, by shim_resolve(). */
-void shim_fork_init(void);
 
 /* ---- counts.c --------------------------------------------------------------------------------- */
 
