@@ -203,10 +203,11 @@ START_TEST(a_file_that_does_not_close_holds_up_its_users_files)
 	static const struct fuse_file_faults faults = {.is_flush_endless = true};
 	struct fuse_file file;
 	struct inflight of_user, of_other;
-	char folder[] = "/tmp/inflight.XXXXXX";
-	char mount[64], content[64];
+	const char *temporary = getenv("TMPDIR");
+	char folder[128], mount[160], content[160];
 	int pipes[PACKET_FDS + 1][2];
 	begin(2048);
+	snprintf(folder, sizeof(folder), "%s/inflight.XXXXXX", temporary ? temporary : "/tmp");
 	ck_assert_ptr_nonnull(mkdtemp(folder));
 	snprintf(mount, sizeof(mount), "%s/mount", folder);
 	snprintf(content, sizeof(content), "%s/content", folder);
