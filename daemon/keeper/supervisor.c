@@ -20,6 +20,7 @@
 
 #include "daemon/keeper/closer.h"
 #include "daemon/keeper/kept.h"
+#include "daemon/keeper/notify_socket.h"
 #include "daemon/keeper/report.h"
 #include "proto/cleanup.h"
 #include "proto/clock.h"
@@ -54,13 +55,12 @@ enum goal {
 
 static struct {
 	const struct supervisor_options *options;
-	char folder[PATH_MAX]; /* of the notify socket */
-	struct sockaddr_un address;
-	uint64_t max_open;      /* the limit on open files */
-	int notify;             /* glaked's messages */
-	int signals;            /* a signalfd */
-	int outer;              /* the own manager's socket, connected; -1: there is none */
-	uint64_t outer_beat_ns; /* how often that one wants to hear from us; 0: never */
+	struct sockaddr_un address; /* of the notify socket */
+	uint64_t max_open;          /* the limit on open files */
+	int notify;                 /* glaked's messages */
+	int signals;                /* a signalfd */
+	int outer;                  /* the own manager's socket, connected; -1: there is none */
+	uint64_t outer_beat_ns;     /* how often that one wants to hear from us; 0: never */
 
 	pid_t child; /* 0: none */
 	enum goal goal;
@@ -482,42 +482,6 @@ static void connect_outer(void)
 	self.outer_ns = self.outer_beat_ns ? 0 : NEVER;
 }
 
-/* In a folder that only this user can enter: messages can bring fds that are slow to close. */
-static int bind_notify(void)
-{
-	static const int on = 1;
-	const char *parents[] = {getenv("RUNTIME_DIRECTORY"), getenv("TMPDIR"), "/run", "/tmp"};
-	self.notify = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-	if (self.notify < 0) {
-		return -errno;
-	}
-	self.address.sun_family = AF_UNIX;
-	for (size_t i = 0; i < n_elements(parents); i++) {
-		snprintf(self.folder, sizeof(self.folder), "%s/glake-keeper.XXXXXX",
-		         parents[i] ? parents[i] : "");
-		if (!parents[i] ||
-		    strlen(self.folder) + sizeof("/s") > sizeof(self.address.sun_path) ||
-		    !mkdtemp(self.folder)) {
-			continue;
-		}
-		strcat(strcpy(self.address.sun_path, self.folder), "/s");
-		if (bind(self.notify, (struct sockaddr *)&self.address, sizeof(self.address)) < 0 ||
-		    setsockopt(self.notify, SOL_SOCKET, SO_PASSCRED, &on, sizeof(on)) < 0) {
-			return -errno;
-		}
-		return 0;
-	}
-	return -EACCES;
-}
-
-static void unbind_notify(void)
-{
-	if (self.address.sun_path[0]) {
-		unlink(self.address.sun_path);
-		rmdir(self.folder);
-	}
-}
-
 /* What glaked wants to know, all but what is about kept fds. */
 static int set_environment(uint64_t max_fds)
 {
@@ -568,14 +532,15 @@ int supervisor_run(const struct supervisor_options *options)
 	}
 	if (r == 0) {
 		kept_take_passed();
-		r = bind_notify();
+		r = notify_socket_open(&self.address);
+		self.notify = r;
 	}
 	if (r < 0 || set_environment(max_fds) != 0) {
 		say("cannot begin: %s", strerror(r < 0 ? -r : ENOMEM));
-		unbind_notify();
+		notify_socket_remove(&self.address);
 		return EXIT_FAILURE;
 	}
 	serve();
-	unbind_notify();
+	notify_socket_remove(&self.address);
 	return self.status;
 }

@@ -3,6 +3,7 @@
  * glake-keeper as the service manager. Its glaked is this program in one of its roles, so that it can
  * do what it likes; both ends of the fd store are the real ones.
  */
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -659,3 +660,99 @@ int main(int argc, char **argv)
 	}
 	return argc > 1 ? play(argv[1]) : tests_run();
 }
+
+/* ---- keepers that are killed -------------------------------------------------------------------- */
+
+static char runtime_folder[256];
+
+/* In a folder that all keepers of the test have. */
+static unsigned n_folders(void)
+{
+	unsigned n = 0;
+	DIR *folder = opendir(runtime_folder);
+	ck_assert_ptr_nonnull(folder);
+	const struct dirent *entry;
+	while ((entry = readdir(folder))) {
+		n += entry->d_name[0] != '.';
+	}
+	closedir(folder);
+	return n;
+}
+
+/* All sockets look as if they were long there. */
+static void make_old(void)
+{
+	static const struct timespec times[2] = {{.tv_sec = 1}, {.tv_sec = 1}};
+	DIR *folder = opendir(runtime_folder);
+	const struct dirent *entry;
+	ck_assert_ptr_nonnull(folder);
+	while ((entry = readdir(folder))) {
+		char path[600];
+		snprintf(path, sizeof(path), "%s/%s/s", runtime_folder, entry->d_name);
+		utimensat(AT_FDCWD, path, times, AT_SYMLINK_NOFOLLOW);
+	}
+	closedir(folder);
+}
+
+static void kill_keeper(void)
+{
+	kill(keeper, SIGKILL);
+	ck_assert_int_eq(waitpid(keeper, NULL, 0), keeper);
+}
+
+static void serve_one(void)
+{
+	start(NULL, "serve");
+	wait_log("socket");
+}
+
+/* A folder of @mode, and a socket in it that nobody listens to. */
+static void leave_folder(const char *path, mode_t mode)
+{
+	struct sockaddr_un address = {.sun_family = AF_UNIX};
+	snprintf(address.sun_path, sizeof(address.sun_path), "%s/s", path);
+	cleanup_fd int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+	ck_assert_int_eq(mkdir(path, mode), 0);
+	ck_assert_int_eq(bind(fd, (struct sockaddr *)&address, sizeof(address)), 0);
+}
+
+START_TEST(the_folder_of_a_killed_keeper_goes_with_the_next_start)
+{
+	char path[280];
+	char target[280];
+	const char *parent = getenv("TMPDIR");
+	snprintf(runtime_folder, sizeof(runtime_folder), "%s/run.XXXXXX",
+	         parent && *parent ? parent : "/tmp");
+	ck_assert_ptr_nonnull(mkdtemp(runtime_folder));
+	setenv("RUNTIME_DIRECTORY", runtime_folder, 1);
+	serve_one();
+	kill_keeper();
+	ck_assert_uint_eq(n_folders(), 1);
+	/* It could be one that is about to listen. */
+	serve_one();
+	ck_assert_uint_eq(n_folders(), 2);
+	pid_t living = keeper;
+	make_old();
+	serve_one();
+	ck_assert_uint_eq(n_folders(), 2);
+	/* What only looks like it stays: one that others can enter, and one that is elsewhere. */
+	snprintf(path, sizeof(path), "%s/glake-keeper.open", runtime_folder);
+	leave_folder(path, 0755);
+	snprintf(target, sizeof(target), "%s/elsewhere", runtime_folder);
+	leave_folder(target, 0700);
+	snprintf(path, sizeof(path), "%s/glake-keeper.link", runtime_folder);
+	ck_assert_int_eq(symlink(target, path), 0);
+	kill_keeper();
+	make_old();
+	serve_one();
+	ck_assert_uint_eq(n_folders(), 2 + 3);
+	strcat(target, "/s");
+	ck_assert_int_eq(access(target, F_OK), 0);
+	kill(keeper, SIGTERM);
+	ends_with(0);
+	keeper = living;
+	kill(keeper, SIGTERM);
+	ends_with(0);
+	ck_assert_uint_eq(n_folders(), 3);
+}
+END_TEST
