@@ -122,7 +122,13 @@ START_TEST_WITH(dispatch_connects_again, .n = 2)
 {
 	struct glake_session *session = world_connect();
 	losses[_i](session);
-	ck_assert_int_ge(glake_dispatch(session), 0);
+	/* It tries for a quarter of a second, and a busy machine may start glaked later. */
+	uint64_t end_ms = harness_now_ms() + HARNESS_TIMEOUT_MS;
+	int r;
+	while ((r = glake_dispatch(session)) < 0) {
+		ck_assert_int_eq(r, GLAKE_E_GONE);
+		ck_assert_uint_lt(harness_now_ms(), end_ms);
+	}
 	ck_assert_int_ge(glake_fd(session), 0);
 	assert_ok(glake_ping(session));
 }

@@ -270,6 +270,15 @@ static void end_slots(struct worker *worker)
 	must(drv.cuCtxSynchronize());
 }
 
+/* The last frees have no event yet: it is recorded now, and a busy simulator may get there later. */
+static void trim_all(void)
+{
+	uint64_t end_ms = harness_now_ms() + HARNESS_TIMEOUT_MS;
+	do {
+		assert_ok(glake_trim(session, 0, 0));
+	} while (stats().reserved_bytes > 0 && harness_now_ms() < end_ms);
+}
+
 static void connect_both(void)
 {
 	world_begin(.config = WORLD_CONFIG, .devices = DEVICES);
@@ -352,7 +361,7 @@ START_TEST_WITH(threads_keep_every_byte, .n = 2, .timeout_s = 600)
 		pthread_join(workers[i].thread, NULL);
 	}
 	end_slots(self);
-	assert_ok(glake_trim(session, 0, 0));
+	trim_all();
 	struct glake_pool_stats now = stats();
 	printf("%llu allocations, %u refused, %llu stitched, %llu reused, %llu grown\n",
 	       (unsigned long long)now.n_allocs, n_refused, (unsigned long long)now.n_stitches,
