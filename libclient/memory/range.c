@@ -75,7 +75,7 @@ void glake__chunk_put(struct glake__chunk *chunk)
 static bool is_aliased(const struct glake__chunk *chunk)
 {
 	unsigned n = 0;
-	for (const struct glake__piece *at = chunk->mappings; at; at = at->next_mapping) {
+	for (const struct glake__piece *at = chunk->mappings; n < 2 && at; at = at->next_mapping) {
 		n += at->range->use != GLAKE__RANGE_SCRATCH && at->range->use != GLAKE__RANGE_LOST;
 	}
 	return n > 1;
@@ -126,7 +126,11 @@ static void map_chunk(struct glake__piece *piece)
 		count_sealed(piece);
 		chunk->n_uses++;
 		chunk->n_mappings++;
+		piece->previous_mapping = NULL;
 		piece->next_mapping = chunk->mappings;
+		if (piece->next_mapping) {
+			piece->next_mapping->previous_mapping = piece;
+		}
 		chunk->mappings = piece;
 	}
 }
@@ -137,11 +141,14 @@ static void unmap_chunk(struct glake__piece *piece, struct glake__chunk **dead)
 	if (!chunk) {
 		return;
 	}
-	struct glake__piece **link = &chunk->mappings;
-	while (*link != piece) {
-		link = &(*link)->next_mapping;
+	if (piece->previous_mapping) {
+		piece->previous_mapping->next_mapping = piece->next_mapping;
+	} else {
+		chunk->mappings = piece->next_mapping;
 	}
-	*link = piece->next_mapping;
+	if (piece->next_mapping) {
+		piece->next_mapping->previous_mapping = piece->previous_mapping;
+	}
 	glake__n_sealed -= is_sealed(piece);
 	chunk->n_mappings--;
 	piece->chunk = NULL;
@@ -187,6 +194,27 @@ void glake__chunk_set_kind_locked(struct glake__chunk *chunk, enum glake__page_k
 	}
 }
 
+/* ---- pieces outside of the window ------------------------------------------------------------- */
+
+/* A program may cut a reservation of its own into thousands of pieces: engines map KV caches page by page. */
+static int by_offset(const struct glake__piece *a, const struct glake__piece *b)
+{
+	return a->offset < b->offset ? -1 : a->offset > b->offset;
+}
+
+RB_GENERATE_INTERNAL(glake__piece_tree, glake__piece, by_offset, by_offset,
+                     __attribute__((unused)) static)
+
+static struct glake__piece *find_in_tree(const struct glake__range *range, uint64_t offset)
+{
+	struct glake__piece *piece = RB_ROOT(&range->tree);
+	while (offset - piece->offset >= piece->n_bytes) {
+		piece = offset < piece->offset ? RB_LEFT(piece, by_offset)
+		                               : RB_RIGHT(piece, by_offset);
+	}
+	return piece;
+}
+
 static struct glake__range *find_outside(glake_ptr address)
 {
 	struct glake__range *range = glake__space.outside;
@@ -214,14 +242,8 @@ struct glake__range *glake__range_at_locked(glake_ptr address, enum glake__range
 
 struct glake__piece *glake__range_piece_locked(const struct glake__range *range, uint64_t offset)
 {
-	if (!range->is_outside) {
-		return glake__page_pointer(glake__page_of(range->ptr + offset));
-	}
-	struct glake__piece *piece = range->first;
-	while (offset - piece->offset >= piece->n_bytes) {
-		piece = piece->next;
-	}
-	return piece;
+	return range->is_outside ? find_in_tree(range, offset)
+	                         : glake__page_pointer(glake__page_of(range->ptr + offset));
 }
 
 /* ---- rows ------------------------------------------------------------------------------------- */
@@ -248,6 +270,9 @@ static void link_behind(struct glake__piece *piece, struct glake__piece *before)
 	if (piece->next) {
 		piece->next->previous = piece;
 	}
+	if (range->is_outside) {
+		RB_INSERT(glake__piece_tree, &range->tree, piece);
+	}
 }
 
 static void take_out(struct glake__piece *piece)
@@ -259,6 +284,9 @@ static void take_out(struct glake__piece *piece)
 	}
 	if (piece->next) {
 		piece->next->previous = piece->previous;
+	}
+	if (piece->range->is_outside) {
+		RB_REMOVE(glake__piece_tree, &piece->range->tree, piece);
 	}
 }
 
@@ -376,7 +404,7 @@ int glake__range_reserve(enum glake__range_use use, void *user, int device, uint
 		}
 	}
 	hole->n_bytes = n_bytes;
-	range->first = ptr_steal(hole);
+	link_behind(ptr_steal(hole), NULL);
 	enter_range(range);
 	*range_out = ptr_steal(range);
 	return 0;

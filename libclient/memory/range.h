@@ -21,6 +21,7 @@
 #ifndef GLAKE_LIBCLIENT_RANGE_H
 #define GLAKE_LIBCLIENT_RANGE_H
 
+#include <bsd/sys/tree.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -74,6 +75,8 @@ struct glake__piece {
 	struct glake__piece *next; /* link: range.first */
 	struct glake__piece *previous;
 	struct glake__piece *next_mapping; /* link: chunk.mappings */
+	struct glake__piece *previous_mapping;
+	RB_ENTRY(glake__piece) by_offset; /* link: range.tree */
 };
 
 struct glake__range {
@@ -84,8 +87,9 @@ struct glake__range {
 	int device;       /* CUDA's, of the memory in it; -1: of no one */
 	uint64_t readers; /* bit per CUDA device that gets access to what will be mapped */
 	bool is_outside;  /* of the window: no entries in the page map */
-	struct glake__piece *first; /* owned list, by offset */
-	struct glake__range *next;  /* link: space.ranges */
+	struct glake__piece *first;                    /* owned list, by offset */
+	RB_HEAD(glake__piece_tree, glake__piece) tree; /* the same pieces, if it is outside */
+	struct glake__range *next;                     /* link: space.ranges */
 	struct glake__range *previous;
 	struct glake__range *next_outside; /* link: space.outside */
 };

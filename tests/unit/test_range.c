@@ -248,6 +248,48 @@ START_TEST(a_range_outside_of_the_window_is_found_too)
 }
 END_TEST
 
+/* In no order that helps: as engines map a KV cache. */
+static glake_ptr nth_place(glake_ptr base, uint64_t i, uint64_t n)
+{
+	return base + i * 7919 % n * 2 * MIB;
+}
+
+static void settle(struct glake__mapping *mapping)
+{
+	glake__program_settle(mapping, true);
+}
+
+/*
+ * A walk over all pieces, or over all mappings of the chunk, for each of these steps would take minutes, as a program
+ * that unmaps its KV cache when it exits took.
+ */
+START_TEST(a_chunk_is_mapped_at_a_hundred_thousand_places)
+{
+	enum { N = 100000 };
+	begin("1GiB");
+	glake_ptr ptr;
+	struct glake__mapping *mapping;
+	ck_assert_int_eq(glake__program_reserve(N * 2 * MIB, 0, 0, &ptr), 0);
+	struct glake__chunk *chunk = glake__program_made(1, 2 * MIB, 0, NULL, NULL);
+	for (uint64_t i = 0; i < N; i++) {
+		glake_ptr at = nth_place(ptr, i, N);
+		ck_assert_int_eq(glake__program_map(at, 2 * MIB, chunk, &mapping), 0);
+		settle(mapping);
+		ck_assert_int_eq(glake__program_hold(at, 2 * MIB, &mapping), 0);
+		settle(mapping);
+	}
+	ck_assert_int_eq(glake__pin_at(ptr), GLAKE__PIN_ALIASED);
+	ck_assert(glake__space_is_valid());
+	for (uint64_t i = 0; i < N; i++) {
+		ck_assert_int_eq(glake__program_unmap(nth_place(ptr, i, N), 2 * MIB, &mapping), 0);
+		settle(mapping);
+	}
+	ck_assert(glake__space_is_valid());
+	glake__program_released(1);
+	ck_assert_int_eq(glake__program_unreserve(ptr, N * 2 * MIB), 0);
+}
+END_TEST
+
 START_TEST(the_page_map_tells_kind_and_device)
 {
 	begin("2x1GiB");
