@@ -476,4 +476,7 @@ struct glake__program_usage {
 int glake__set_program_usage(struct glake_session *session,
                              const struct glake__program_usage *usage);
 
+/* Tell glaked now what the session uses, and wait until it has heard. Errors: request errors. */
+int glake__tell_usage(struct glake_session *session);
+
 #endif

@@ -54,3 +54,15 @@ void report_program(struct connection *connection)
 	}
 	glake__set_program_usage(connection->session, &usage);
 }
+
+__attribute__((visibility("default"))) void glake_shim_tell(void)
+{
+	struct connection *connection = shim_is_forked() ? NULL : connection_peek();
+	if (!connection) {
+		return;
+	}
+	if (!connection->is_dead) {
+		connection_note(connection, glake__tell_usage(connection->session));
+	}
+	connection_unref(connection);
+}

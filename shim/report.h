@@ -3,7 +3,7 @@
  * The report to glaked about the program: its calls and its driver usage. Most numbers come from
  * the shim's tables; the driver is asked for the memory that graphs and pools keep.
  *
- * Threads: the service's.
+ * Threads: the service's, if not said otherwise.
  */
 #ifndef GLAKE_SHIM_REPORT_H
 #define GLAKE_SHIM_REPORT_H
@@ -15,5 +15,11 @@
  * have a primary context here; not during captures.
  */
 void report_program(struct connection *connection);
+
+/*
+ * Exported, for the library that stands before NVML in the same process: glaked hears now of memory that the program
+ * has freed. Any thread. Blocks until glaked answers.
+ */
+void glake_shim_tell(void);
 
 #endif

@@ -206,6 +206,16 @@ void glake__usage_report_now(struct glake_session *session)
 	send_report(session, 0, 0);
 }
 
+int glake__tell_usage(struct glake_session *session)
+{
+	int r = glake__session_check(session);
+	if (r < 0) {
+		return r;
+	}
+	glake__usage_report_now(session);
+	return glake_ping(session);
+}
+
 void glake__usage_answer(struct glake_session *session, uint64_t id)
 {
 	send_report(session, USAGE_PERIOD_NS, id);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "shim/nvml/question.h"
 
+#include <dlfcn.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -94,6 +95,16 @@ static bool connect_unless_hung(struct glake_session **session_out)
 	return r == 0;
 }
 
+/* The shim of this process, if there is one, tells glaked what has become warm since its last report. */
+static void tell(void)
+{
+	void (*shim_tell)(void);
+	*(void **)&shim_tell = dlsym(RTLD_DEFAULT, "glake_shim_tell");
+	if (shim_tell) {
+		shim_tell();
+	}
+}
+
 static bool question_begin(struct question *question, void *device)
 {
 	char name[NVML_UUID_BYTES];
@@ -102,6 +113,7 @@ static bool question_begin(struct question *question, void *device)
 		return false;
 	}
 	n_connects++;
+	tell();
 	if (!find_device(question, name) || !find_self(question)) {
 		glake_disconnect(question->session);
 		return false;

@@ -259,7 +259,7 @@ static void allocates_elsewhere(void)
 	allocate(1, 6 * MIB);
 }
 
-/* Both say the same, also of memory that was freed and is warm, as soon as glaked was told of it. */
+/* Both say the same, also of memory that was freed just now and is warm. */
 static void agrees(void)
 {
 	size_t free_bytes = 0;
@@ -268,12 +268,9 @@ static void agrees(void)
 	CUdeviceptr address = allocate(0, 20 * MIB);
 	allocate(0, 10 * MIB);
 	must_cuda(cuMemFree_v2, address);
-	do {
-		usleep(10000);
-		must_cuda(cuMemGetInfo_v2, &free_bytes, &total_bytes);
-		must(call2(nvmlDeviceGetMemoryInfo, void *, struct memory *)(device(0), &info) ==
-		     0);
-	} while (info.free != free_bytes);
+	must_cuda(cuMemGetInfo_v2, &free_bytes, &total_bytes);
+	must(call2(nvmlDeviceGetMemoryInfo, void *, struct memory *)(device(0), &info) == 0);
+	must(info.free == free_bytes);
 	must(info.total == total_bytes);
 	printf("agree total %zu free %zu\n", total_bytes, free_bytes);
 }
