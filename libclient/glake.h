@@ -292,7 +292,7 @@ GLAKE_API int glake_stream_ends(struct glake_session *session, void *stream, uns
 GLAKE_API int glake_trim(struct glake_session *session, uint32_t device, uint64_t keep_bytes);
 
 /*
- * Get one zeroed chunk of @bytes (a multiple of 2 MiB, at most 64 GiB), for callers that import and
+ * Get one zeroed chunk of @bytes (a multiple of 2 MiB, at most 512 GiB), for callers that import and
  * map it themselves. The caller owns *fd_out and may close it after the import. It gives the chunk
  * back with glake_chunk_free().
  * Errors: request errors; grant errors; -EINVAL (@bytes); -ENODEV (glaked has no such device).

@@ -39,8 +39,8 @@ static inline uint64_t glake_chunk_bytes(uint64_t content_bytes)
 	return (content_bytes + GLAKE_CHUNK_GRANULARITY - 1) & ~(GLAKE_CHUNK_GRANULARITY - 1);
 }
 
-/* One chunk may not be larger: a request beyond it is split by the client library. */
-#define GLAKE_MAX_CHUNK_BYTES (64ull * 1024 * 1024 * 1024)
+/* One chunk may not be larger. No GPU has more memory: what a program asks for at once can be one chunk. */
+#define GLAKE_MAX_CHUNK_BYTES (512ull * 1024 * 1024 * 1024)
 
 /*
  * A tensor larger than this is cut into several blocks; every block but the last is this large.

@@ -227,6 +227,16 @@ END_TEST
 
 /* ---- the program's own virtual memory management ---------------------------------------------- */
 
+START_TEST(a_chunk_may_be_most_of_a_gpu)
+{
+	struct run run;
+	world_begin(.devices = "1x100GiB");
+	run_start(&run, NULL, run_in_build(PROGRAM), "dlsym", "vmm_large", NULL);
+	run_end_well(&run);
+	run_expect(&run, "owned 1 passed 0");
+}
+END_TEST
+
 START_TEST(chunks_go_with_their_last_use)
 {
 	struct run run;

@@ -733,6 +733,17 @@ static void vmm(const char *argument)
 	wait_for_line();
 }
 
+/* Most of the memory of a GPU of today at once. */
+static void vmm_large(const char *argument)
+{
+	CUmemAllocationProp plain = chunk_properties(0);
+	CUmemGenericAllocationHandle handle;
+	start();
+	must_ok(cu(cuMemCreate)(&handle, 84ull << 30, &plain, 0));
+	print_counts();
+	must_ok(cu(cuMemRelease)(handle));
+}
+
 /*
  * In a relaxed capture memory may be had and given back; in another it may not, and the attempt ends
  * the capture, as it does without the shim.
@@ -1443,6 +1454,7 @@ static const struct {
 	{"ipc_take", ipc_take},
 	{"ipc_dead", ipc_dead},
 	{"vmm", vmm},
+	{"vmm_large", vmm_large},
 	{"idle", idle},
 	{"usurp", usurp},
 	{"no_fds", no_fds},
