@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The driver's pools. Answers about them include the memory that they have from glaked. */
+#include "proto/limits.h"
 #include "shim/graphmem.h"
 #include "shim/order.h"
 
@@ -58,20 +59,27 @@ static uint64_t at_least(uint64_t value, uint64_t least)
 
 /*
  * Free memory that is stitched from serves all pools of the device, and is counted in the one that
- * cuMemAllocAsync() takes from: what PyTorch calls reserved.
+ * cuMemAllocAsync() takes from: what PyTorch calls reserved. A pool reserves whole chunks: as with the driver, a small
+ * allocation takes its bytes from those that are free.
  */
-static uint64_t ours_of(const struct pool *pool, CUmemPool_attribute attribute)
+static uint64_t reserved_of(const struct pool *pool, CUmemPool_attribute attribute)
 {
 	uint64_t n_bytes = pool_attribute(pool, attribute);
 	bool is_high = attribute == CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH;
-	if ((is_high || attribute == CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) &&
-	    pool == pool_current(pool_device(pool))) {
+	if (pool == pool_current(pool_device(pool))) {
 		struct glake_pool_stats stats = heap_pool_stats(pool_device(pool));
 		uint64_t now = pool_reserved_bytes(pool) + stats.reserved_bytes - stats.used_bytes;
 		n_bytes = is_high ? at_least(at_least(n_bytes, stats.peak_reserved_bytes), now)
 		                  : now;
 	}
-	return n_bytes;
+	return glake_chunk_bytes(n_bytes);
+}
+
+static uint64_t ours_of(const struct pool *pool, CUmemPool_attribute attribute)
+{
+	bool is_reserved = attribute == CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT ||
+	                   attribute == CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH;
+	return is_reserved ? reserved_of(pool, attribute) : pool_attribute(pool, attribute);
 }
 
 CUresult shim_cuMemPoolGetAttribute(CUmemoryPool handle, CUmemPool_attribute attribute, void *value)

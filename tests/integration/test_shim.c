@@ -328,6 +328,13 @@ START_TEST(captured_streams_are_the_drivers)
 }
 END_TEST
 
+START_TEST(small_allocations_share_what_a_pool_has)
+{
+	world_begin();
+	run_scenario(PROGRAM, "dlsym", "async_small", NULL, "owned 3 passed 0");
+}
+END_TEST
+
 START_TEST(pools_count_what_is_ours)
 {
 	struct run run;

@@ -998,6 +998,32 @@ static void async_stitched(const char *argument)
 	print_counts();
 }
 
+/* What a pool has does not grow with each small allocation, as CuPy's tests expect. */
+static void async_small(const char *argument)
+{
+	CUmemoryPool pool = NULL;
+	start();
+	CUstream stream = new_stream();
+	must_ok(cu(cuDeviceGetDefaultMemPool)(&pool, 0));
+	CUdeviceptr first = alloc_on(stream, 1024);
+	cuuint64_t reserved = pool_attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT);
+	must(reserved >= 1024);
+	CUdeviceptr second = alloc_on(stream, 2048);
+	must(pool_attribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT) == 3072);
+	must(pool_attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) == reserved);
+	must_ok(cu(cuMemFreeAsync)(second, stream));
+	must_ok(cu(cuMemFreeAsync)(first, stream));
+	must(pool_attribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT) == 0);
+	must(pool_attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) == reserved);
+	must(pool_attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH) == reserved);
+	must_ok(cu(cuStreamSynchronize)(stream));
+	must_ok(cu(cuMemPoolTrimTo)(pool, 0));
+	must(pool_attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) == 0);
+	must_ok(cu(cuMemFreeAsync)(alloc_on(new_stream(), 2048), stream));
+	must(pool_attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) == reserved);
+	print_counts();
+}
+
 static void async_pools(const char *argument)
 {
 	CUmemoryPool standard = NULL;
@@ -1473,6 +1499,7 @@ static const struct {
 	{"async_errors", async_errors},
 	{"async_captures", async_captures},
 	{"async_pools", async_pools},
+	{"async_small", async_small},
 	{"async_stitched", async_stitched},
 	{"async_greedy", async_greedy},
 	{"async_threads", async_threads},
