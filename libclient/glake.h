@@ -541,6 +541,15 @@ GLAKE_API int glake_model_dlpack(struct glake_model *model, uint64_t position,
                                  struct DLManagedTensor **managed_out);
 
 /*
+ * The destructor, as PyCapsule_New() takes one, of a Python capsule named "dltensor" that owns a DLPack
+ * object: of glake_model_dlpack(), or any other. If no consumer has taken the object, it calls the
+ * object's deleter, without the interpreter's lock, and leaves an exception that is set as it is. NULL: the
+ * process has no Python of which symbols can be found. Local. Call it without the interpreter's lock, as
+ * ctypes.CDLL does.
+ */
+GLAKE_API void *glake_capsule_destructor(void);
+
+/*
  * Copy @bytes at device pointer @from to host memory, through the device's primary context. Waits
  * for the copy, not for glaked.
  * Errors: session errors; map errors.

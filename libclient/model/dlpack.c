@@ -8,9 +8,8 @@
 #include <string.h>
 
 #include "libclient/memory/space.h"
+#include "libclient/model/dlpack.h"
 #include "libclient/model/model.h"
-
-/* ---- dlpack.h, version 0.8 and before: the ABI that every consumer takes ---------------------- */
 
 enum {
 	DL_CUDA = 2,
@@ -21,27 +20,6 @@ enum {
 	DL_COMPLEX = 5,
 	DL_BOOL = 6,
 };
-
-struct dl_type {
-	uint8_t code;
-	uint8_t bits;
-	uint16_t lanes;
-};
-
-struct DLManagedTensor {
-	void *data;
-	int32_t device_type;
-	int32_t device_id;
-	int32_t n_dims;
-	struct dl_type type;
-	int64_t *shape;
-	int64_t *strides; /* NULL: contiguous, the last dimension fastest */
-	uint64_t byte_offset;
-	void *context;
-	void (*deleter)(struct DLManagedTensor *self);
-};
-
-/* ---- ours ------------------------------------------------------------------------------------- */
 
 struct exported {
 	struct DLManagedTensor managed; /* first: the deleter gets its address */

@@ -425,6 +425,41 @@ class Export(Case):
         """
         self.assertEqual(self.run_python(program), "0\n")
 
+    def test_a_consumer_that_refuses_lets_go(self):
+        self.save()
+        program = f"""
+            import glake, numpy
+            model = glake.Model({self.path("model.safetensors")!r})
+            for _ in range(100):
+                try:
+                    numpy.from_dlpack(model["large"])
+                except (BufferError, RuntimeError) as error:
+                    text = str(error)
+            assert "evice" in text, text
+            model.close()
+            print(glake.default_session().usage()["shared_bytes"])
+        """
+        self.assertEqual(self.run_python(program), "0\n")
+
+    def test_a_deleter_in_python_runs_beside_an_exception(self):
+        program = """
+            import ctypes, numpy
+            from glake.tensor import DELETER, KDL_CUDA, DLManagedTensor, new_capsule
+            dropped = []
+            drop = DELETER(dropped.append)
+            managed = DLManagedTensor(device_type=KDL_CUDA, deleter=drop)
+            class Home:
+                def __dlpack__(self, **options):
+                    return new_capsule(ctypes.addressof(managed))
+                def __dlpack_device__(self):
+                    return KDL_CUDA, 0
+            try:
+                numpy.from_dlpack(Home())
+            except (BufferError, RuntimeError) as error:
+                print(dropped == [ctypes.addressof(managed)])
+        """
+        self.assertEqual(self.run_python(program), "True\n")
+
     def run_python(self, program):
         result = subprocess.run([sys.executable, "-c", textwrap.dedent(program)],
                                 capture_output=True, text=True, timeout=60)

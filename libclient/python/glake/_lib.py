@@ -242,6 +242,7 @@ _FUNCTIONS: List[Tuple[str, Any, List[Any]]] = [
     ("glake_model_close", None, [c_void_p]),
     ("glake_model_info", c_int, [c_void_p, POINTER(ModelInfo)]),
     ("glake_model_tensor_at", c_int, [c_void_p, c_uint64, POINTER(TensorInfo)]),
+    ("glake_capsule_destructor", c_void_p, []),
     ("glake_model_dlpack", c_int, [c_void_p, c_uint64, POINTER(c_void_p)]),
     ("glake_read", c_int, [c_void_p, c_uint32, c_void_p, c_uint64, c_uint64]),
     ("glake_fd", c_int, [c_void_p]),

@@ -26,10 +26,6 @@ _CAPSULE_NAME = b"dltensor"
 # Prototypes of our own: other modules share the attributes of ctypes.pythonapi.
 _capsule_new = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p,
                                  ctypes.c_void_p)(("PyCapsule_New", ctypes.pythonapi))
-_capsule_is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(
-    ("PyCapsule_IsValid", ctypes.pythonapi))
-_capsule_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(
-    ("PyCapsule_GetPointer", ctypes.pythonapi))
 _inc_ref = ctypes.PYFUNCTYPE(None, ctypes.py_object)(("Py_IncRef", ctypes.pythonapi))
 
 
@@ -53,26 +49,18 @@ def delete_managed(address: int) -> None:
     DLManagedTensor.from_address(address).deleter(address)
 
 
-@ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
-def _drop_capsule(capsule: int) -> None:
-    # A consumer renames what it took.
-    if _capsule_is_valid(capsule, _CAPSULE_NAME):
-        delete_managed(_capsule_pointer(capsule, _CAPSULE_NAME))
-
-
 def keep_forever(callback: Any) -> None:
     """What it ends may be the last thing to go when the interpreter ends."""
     _inc_ref(callback)
 
 
-keep_forever(_drop_capsule)
-_drop_capsule_address = ctypes.cast(_drop_capsule, ctypes.c_void_p)
-
-
 def new_capsule(managed: int) -> Any:
     """A classic (unversioned) capsule of the DLManagedTensor at an address, which it owns."""
     try:
-        return _capsule_new(managed, _CAPSULE_NAME, _drop_capsule_address)
+        destructor = _lib.library().glake_capsule_destructor()
+        if destructor is None:
+            raise ImportError("glake: the symbols of Python cannot be found in this process")
+        return _capsule_new(managed, _CAPSULE_NAME, destructor)
     except BaseException:
         delete_managed(managed)
         raise
