@@ -92,6 +92,12 @@ class Case(unittest.TestCase):
                     raise
                 time.sleep(0.01)
 
+    def until(self, is_so):
+        deadline = time.monotonic() + 60
+        while not is_so():
+            self.assertLess(time.monotonic(), deadline)
+            time.sleep(0.01)
+
     @staticmethod
     def stop_daemon(daemon):
         daemon.kill()
@@ -892,8 +898,10 @@ class Admin(Case):
         with self.assertRaises(glake.QuotaError) as caught:
             glake.Model(self.path("m.safetensors"))
         self.assertIn("quota", str(caught.exception))
-        # The default session is one.
-        glake.set_max_sessions("default", 2)
+        # The default session is one, and those before it have ended.
+        session = glake.default_session()
+        self.until(lambda: len(glake.sessions(session)) == 1)
+        glake.set_max_sessions("default", 2, session)
         keep = glake.connect(cuda=False)
         with self.assertRaises(glake.QuotaError):
             glake.connect(cuda=False)

@@ -1178,7 +1178,11 @@ static void async_steps(const char *argument)
 	must_ok(cu(cuMemFreeAsync)(kept, stream));
 	print_counts();
 	wait_for_line();
-	must_ok(cu(cuMemFreeAsync)(alloc_on(stream, 8 * MIB), stream));
+	for (int i = atoi(argument); i > 0; i--) {
+		must_ok(cu(cuMemFreeAsync)(alloc_on(stream, 8 * MIB), stream));
+		print_counts();
+		wait_for_line();
+	}
 	print_counts();
 }
 
