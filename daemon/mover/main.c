@@ -7,6 +7,7 @@
  * GLAKE_MOVER_SLOT_KIB (staging slot; a multiple of 4) and GLAKE_MOVER_HEADERS_MIB (memory for
  * headers and plans), for measurements.
  */
+#include <argp.h>
 #include <fcntl.h>
 #include <jansson.h>
 #include <malloc.h>
@@ -26,11 +27,17 @@
 #define SOCKET_FD 3
 #define DEFAULT_READERS 8
 #define DEFAULT_SLOT_KIB 4096
+/* Files are read past the page cache in pages. */
+#define SLOT_STEP_KIB 4
 #define MMAP_BYTES (256 * 1024)
 /* The largest valid header fits half of it. */
 #define DEFAULT_HEADERS_MIB 1024
 /* SIGALRM ends the process if its orderly end hangs, for example in a dead file system. */
 #define END_SECONDS 10
+
+/* libc looks it up by its name. */
+__attribute__((visibility("default")))
+const char *argp_program_version = "glake-mover " GLAKE_VERSION;
 
 struct mover {
 	struct cudrv drv;
@@ -43,8 +50,9 @@ struct mover {
 	struct jobs jobs;
 };
 
-/* A number from the environment, within bounds, or @fallback. */
-static unsigned long setting(const char *name, unsigned long fallback, unsigned long most)
+/* A multiple of @least from the environment, or @fallback. */
+static unsigned long setting(const char *name, unsigned long fallback, unsigned long least,
+                             unsigned long most)
 {
 	const char *text = getenv(name);
 	if (!text || !*text) {
@@ -52,8 +60,9 @@ static unsigned long setting(const char *name, unsigned long fallback, unsigned 
 	}
 	char *end;
 	unsigned long value = strtoul(text, &end, 10);
-	if (*end || value == 0 || value > most) {
-		say("%s is not a number from 1 to %lu: %lu is used", name, most, fallback);
+	if (*end || value == 0 || value > most || value % least != 0) {
+		say("%s is not a number from %lu to %lu, in steps of %lu: %lu is used", name, least,
+		    most, least, fallback);
 		return fallback;
 	}
 	return value;
@@ -65,7 +74,8 @@ static unsigned n_readers(void)
 	long fallback = n_processors < 2                 ? 2
 	                : n_processors < DEFAULT_READERS ? n_processors
 	                                                 : DEFAULT_READERS;
-	return (unsigned)setting("GLAKE_MOVER_READERS", (unsigned long)fallback, PUMP_MAX_THREADS);
+	return (unsigned)setting("GLAKE_MOVER_READERS", (unsigned long)fallback, 1,
+	                         PUMP_MAX_THREADS);
 }
 
 /*
@@ -153,9 +163,24 @@ static int serve(struct mover *mover)
 	}
 }
 
-int main(void)
+static error_t refuse_arguments(int key, char *value, struct argp_state *state)
 {
+	if (key != ARGP_KEY_ARG) {
+		return ARGP_ERR_UNKNOWN;
+	}
+	argp_error(state, "unexpected argument: '%s'", value);
+	return EINVAL;
+}
+
+int main(int argc, char **argv)
+{
+	static const struct argp argp = {
+		.parser = refuse_arguments,
+		.doc = "Loads, digests and compares GPU memory for glaked, which starts it.",
+	};
 	static struct mover mover;
+	argp_err_exit_status = 2;
+	argp_parse(&argp, argc, argv, 0, NULL, NULL);
 	/* With glake-keeper, which ends with glaked. */
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	signal(SIGPIPE, SIG_IGN);
@@ -169,10 +194,10 @@ int main(void)
 		return EXIT_FAILURE;
 	}
 	report_init(&mover.report, SOCKET_FD);
-	budget_init(&mover.budget, setting("GLAKE_MOVER_HEADERS_MIB", DEFAULT_HEADERS_MIB, 65536)
+	budget_init(&mover.budget, setting("GLAKE_MOVER_HEADERS_MIB", DEFAULT_HEADERS_MIB, 1, 65536)
 	                                   << 20);
 	pump_init(&mover.pump, &mover.drv, n_readers(),
-	          setting("GLAKE_MOVER_SLOT_KIB", DEFAULT_SLOT_KIB, 65536) / 4 * 4096);
+	          setting("GLAKE_MOVER_SLOT_KIB", DEFAULT_SLOT_KIB, SLOT_STEP_KIB, 65536) * 1024);
 	int error = prober_init(&mover.prober, &mover.devices, &mover.report);
 	if (!error) {
 		error = refuser_init(&mover.refuser, &mover.report);

@@ -8,7 +8,8 @@ import subprocess
 import tempfile
 import unittest
 
-PAGES = {"glaked": "daemon/glaked.8", "glake-keeper": "daemon/keeper/glake-keeper.8"}
+PAGES = {"glaked": "daemon/glaked.8", "glake-keeper": "daemon/keeper/glake-keeper.8",
+         "glake-mover": "daemon/mover/glake-mover.8"}
 
 
 def run(*arguments, program="glaked"):
@@ -51,9 +52,8 @@ class Docs(unittest.TestCase):
             self.assertEqual(done.returncode, 0)
             self.assertRegex(done.stdout, rf"^{program} \d+\.\d+\.\d+\n$")
             self.assertIn(done.stdout.replace(program, "glake").strip(), manual(program))
-        for name in ("daemon/mover/glake-mover.8", "shim/run/glake.1"):
-            with open(name, encoding="utf-8") as page:
-                self.assertIn(done.stdout.replace(program, "glake").strip(), page.read())
+        with open("shim/run/glake.1", encoding="utf-8") as page:
+            self.assertIn(done.stdout.replace(program, "glake").strip(), page.read())
 
     def test_every_key_is_in_the_manual(self):
         """That of the configuration is made of the page, which test_config holds against the code."""
@@ -71,7 +71,7 @@ class Docs(unittest.TestCase):
     @unittest.skipUnless(shutil.which("groff"), "no groff")
     def test_the_manuals_are_set_without_warnings(self):
         texts = {"glaked.conf": config_manual(), **{name: manual(name) for name in PAGES}}
-        for name in ("daemon/mover/glake-mover.8", "libclient/ctl/glakectl.1", "shim/run/glake.1"):
+        for name in ("libclient/ctl/glakectl.1", "shim/run/glake.1"):
             with open(name, encoding="utf-8") as page:
                 texts[name] = page.read()
         for name, text in texts.items():
@@ -91,6 +91,14 @@ class Docs(unittest.TestCase):
     def test_wrong_usage_is_2(self):
         self.assertEqual(run("--no-such-option").returncode, 2)
         self.assertEqual(run("operand").returncode, 2)
+
+    def test_the_mover_is_started_by_glaked_only(self):
+        done = run("--help", program="glake-mover")
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertEqual(run("operand", program="glake-mover").returncode, 2)
+        done = run(program="glake-mover")
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("started by glaked only", done.stderr)
 
     def test_example_is_right(self):
         done = run("--check-config", "--config", "deploy/glaked.conf")

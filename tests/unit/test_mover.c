@@ -140,6 +140,22 @@ START_TEST(small_slots_do)
 }
 END_TEST
 
+/* It would have no page, or end within one. */
+START_TEST_WITH(a_slot_of_no_whole_pages_is_not_taken, .n = 3)
+{
+	struct result result;
+	const char *name = "model.safetensors";
+	const char *kib[] = {"1", "3", "65"};
+	setenv("GLAKE_MOVER_SLOT_KIB", kib[_i], 1);
+	peer_start(&peer, NULL);
+	add_mixed(&model);
+	made_write(&model, peer.folder, name);
+	load_and_check(&peer, &name, 1, NULL, false, &model, 1, &result);
+	made_free(&model);
+	peer_end(&peer);
+}
+END_TEST
+
 /* Another holder of the description may switch O_DIRECT on under our reads. */
 START_TEST(a_shared_description_does_no_harm)
 {
