@@ -52,6 +52,13 @@ int glake__supply_get_on(struct glake__device *device, uint64_t n_bytes, bool is
 		*allocation_out = taken;
 		return 0;
 	}
+	if (n_bytes > device->public.total_bytes) {
+		/* There may not even be an address range of this size to be reserved. */
+		r = glake__fail(GLAKE_E_NO_DEVICE_MEMORY,
+		                "%llu bytes are more than device %u has: %llu",
+		                (unsigned long long)n_bytes, device->public.index,
+		                (unsigned long long)device->public.total_bytes);
+	}
 	while (r == 0 && !taken) {
 		r = glake__heap_make(device, n_bytes, is_small, tag, wait, &taken);
 		if (r < 0 && glake__supply_make_room(device, r)) {
@@ -73,10 +80,5 @@ int glake__supply_get(struct glake_session *session, int ordinal, uint64_t n_byt
 		return glake__fail(-ENODEV, "the daemon does not own CUDA device %d", ordinal);
 	}
 	int r = glake__heap_check(n_bytes, 0, 0);
-	if (r == 0 && n_bytes > device->public.total_bytes) {
-		/* There may not even be an address range of this size to be reserved. */
-		r = glake__fail(GLAKE_E_NO_DEVICE_MEMORY, "%llu bytes are more than the device has",
-		                (unsigned long long)n_bytes);
-	}
 	return r < 0 ? r : glake__supply_get_on(device, n_bytes, false, tag, wait, allocation_out);
 }

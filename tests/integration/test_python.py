@@ -4,6 +4,7 @@
 Files are written by the real safetensors library and compared byte by byte. Nothing here knows that
 the simulator's device memory is host memory: bytes come through Tensor.numpy().
 """
+import ast
 import ctypes
 import errno
 import gc
@@ -309,8 +310,10 @@ class Models(Case):
             glake.Model(self.path("bad.safetensors"))
         self.assertEqual(caught.exception.code, -4010)
         self.assertIn("bad.safetensors", caught.exception.text)
-        with self.assertRaises(FileNotFoundError):
+        with self.assertRaises(ValueError) as caught:
             glake.Model(self.path("bad.safetensors"), device=7)
+        for part in ("cuda:7", "are cuda:0 (CUDASIM), cuda:1 ("):
+            self.assertIn(part, str(caught.exception))
         with self.assertRaises(ValueError):
             glake.Model(self.path("bad.safetensors"), device="cpu")
         with self.assertRaises(glake.GoneError):
@@ -372,6 +375,71 @@ class Models(Case):
         with glake.Model(self.path("model.safetensors")) as again:
             self.check(again, tensors)
         self.check(model, tensors)
+
+
+class Numbers(Case):
+    """What is no number of bytes, or one that nobody has."""
+
+    def test_more_than_the_device_has_is_out_of_memory(self):
+        session = glake.default_session()
+        for n_bytes in (9 << 30, 1 << 50, (1 << 64) - (2 << 20)):
+            with self.assertRaises(glake.OutOfMemoryError) as caught:
+                session.alloc(n_bytes)
+            with self.assertRaises(glake.OutOfMemoryError):
+                session.alloc_many([2 << 20, n_bytes])
+        self.assertIn("more than device 0 has: 8589934592", str(caught.exception))
+        self.assertEqual(session.usage()["live_bytes"], 0)
+
+    def test_numbers_that_do_not_fit_are_not_made_others(self):
+        session = glake.default_session()
+        for call in (lambda: session.alloc(-1), lambda: session.alloc(1 << 64),
+                     lambda: session.alloc_many([1, -1]),
+                     lambda: glake.Model.attach("key", wait=-1),
+                     lambda: glake.set_quota("default", 0, -1),
+                     lambda: glake.set_quota("default", -1, 0),
+                     lambda: glake.set_manifest_quota("default", -1),
+                     lambda: glake.set_max_sessions("default", -1)):
+            with self.assertRaises(ValueError) as caught:
+                call()
+            self.assertRegex(str(caught.exception), "is not from 0 to ")
+        for device in (-1, 99, 1 << 40):
+            with self.assertRaises(ValueError):
+                session.alloc(1, device)
+
+
+class Docstrings(unittest.TestCase):
+    """By their source: PyTorch may not be here."""
+
+    PACKAGE = os.path.dirname(glake.__file__)
+
+    def tree(self, name):
+        with open(os.path.join(self.PACKAGE, name), encoding="utf-8") as file:
+            return ast.parse(file.read())
+
+    def exported(self):
+        """Names of modules that begin with _, by the modules that offer them."""
+        return {name for module in ("__init__.py", "torch.py") for node in self.tree(module).body
+                if isinstance(node, ast.Assign) and node.targets[0].id == "__all__"
+                for name in ast.literal_eval(node.value)}
+
+    def public(self, body, is_public):
+        functions = (ast.FunctionDef, ast.ClassDef)
+        return [node for node in body if isinstance(node, functions) and is_public(node.name)]
+
+    def test_everything_public_has_one(self):
+        exported, n_seen = self.exported(), 0
+        for name in sorted(os.listdir(self.PACKAGE)):
+            if not name.endswith(".py") or name == "_lib.py":
+                continue
+            of_module = (lambda name: name in exported) if name.startswith("_") else \
+                (lambda name: not name.startswith("_"))
+            for node in self.public(self.tree(name).body, of_module):
+                members = self.public(getattr(node, "body", []), lambda name: name[0] != "_") \
+                    if isinstance(node, ast.ClassDef) else []
+                for each in (node, *members):
+                    n_seen += 1
+                    self.assertTrue(ast.get_docstring(each), f"{name}: {node.name}: {each.name}")
+        self.assertGreater(n_seen, 80)
 
 
 class Export(Case):
@@ -764,7 +832,7 @@ class Seals(Case):
                 self.assertEqual(caught.exception.errno, errno.EINVAL)
             with self.assertRaises(OSError):
                 session.free(ptr + MIB)
-            with self.assertRaises(FileNotFoundError):
+            with self.assertRaises(ValueError):
                 session.alloc(MIB, 7)
 
     def test_dedup_off_wins(self):

@@ -335,6 +335,13 @@ def library() -> ctypes.CDLL:
     return _library
 
 
+def unsigned(value: int, what: str, bits: int = 64) -> int:
+    """ctypes would make another number of one that does not fit."""
+    if not 0 <= value < 1 << bits:
+        raise ValueError(f"{what}: {value} is not from 0 to {(1 << bits) - 1}")
+    return value
+
+
 def text(value: Optional[bytes]) -> str:
     return value.decode("utf-8", "replace") if value else ""
 

@@ -88,18 +88,22 @@ def stats(session: Optional[Session] = None) -> Dict[str, int]:
 
 
 def sessions(session: Optional[Session] = None) -> List[Row]:
+    """The sessions: who they are, and what they have. Keys are the members of struct glake_session_row."""
     return _collect("glake_list_sessions", _lib.SESSION_ROW, session, ("detached",))
 
 
 def tenants(session: Optional[Session] = None) -> List[Row]:
+    """The tenants: limits, use and peak on each device. Keys are the members of struct glake_tenant_row."""
     return _collect("glake_list_tenants", _lib.TENANT_ROW, session)
 
 
 def models(session: Optional[Session] = None) -> List[Row]:
+    """The models in the store, open or not. Keys are the members of struct glake_model_row."""
     return _collect("glake_list_models", _lib.MODEL_ROW, session, ("pinned", "is_published"))
 
 
 def blocks(session: Optional[Session] = None) -> List[Row]:
+    """The blocks that models consist of. Keys are the members of struct glake_block_row."""
     return _collect("glake_list_blocks", _lib.BLOCK_ROW, session)
 
 
@@ -122,6 +126,7 @@ def pin(model: str, session: Optional[Session] = None) -> None:
 
 
 def unpin(model: str, session: Optional[Session] = None) -> None:
+    """``model``, as for pin(), may be evicted again when memory is wanted."""
     _act(lambda s: _lib.library().glake_pin(s.handle, model.encode(), 0), session)
 
 
@@ -153,17 +158,21 @@ def seal_session(number: int, dry_run: bool = False, session: Optional[Session] 
 def set_quota(tenant: str, device: int, quota_bytes: int,
               session: Optional[Session] = None) -> None:
     """Admin. ``device`` is glaked's number; 0 bytes = no limit."""
+    _lib.unsigned(device, "device", 32)
+    _lib.unsigned(quota_bytes, "quota_bytes")
     _act(lambda s: _lib.library().glake_set_quota(s.handle, tenant.encode(), device,
                                                   quota_bytes), session)
 
 
 def set_max_sessions(tenant: str, max_sessions: int, session: Optional[Session] = None) -> None:
-    """Admin. 0 = no limit."""
+    """Admin: how many sessions the tenant may have. 0 = no limit."""
+    _lib.unsigned(max_sessions, "max_sessions", 32)
     _act(lambda s: _lib.library().glake_set_max_sessions(s.handle, tenant.encode(),
                                                          max_sessions), session)
 
 
 def set_manifest_quota(tenant: str, quota_bytes: int, session: Optional[Session] = None) -> None:
     """Admin. glaked's memory for the manifests of models in use or pinned; 0 bytes = no limit."""
+    _lib.unsigned(quota_bytes, "quota_bytes")
     _act(lambda s: _lib.library().glake_set_manifest_quota(s.handle, tenant.encode(),
                                                            quota_bytes), session)

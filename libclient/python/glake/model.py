@@ -54,7 +54,8 @@ class Model(Mapping):
         self.ordinal = parse_ordinal(device)
         self._device = self._session.device_index(self.ordinal)
         options = _lib.AttachOptions(ctypes.sizeof(_lib.AttachOptions), self._device,
-                                     int(wait * 1000), int(pin))
+                                     _lib.unsigned(int(wait * 1000), "wait in ms", 32),
+                                     int(pin))
         handle = ctypes.c_void_p()
         _lib.check(_lib.library().glake_weights_attach(self._session.handle, key.encode(),
                                                        ctypes.byref(options),

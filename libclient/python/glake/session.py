@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import threading
 import weakref
@@ -11,6 +12,9 @@ from typing import Any, Dict, List, Optional, Sequence, Union
 from . import _lib
 
 DeviceLike = Union[int, str, Any]
+
+#: No machine has so many: what is higher would not fit C's int.
+_MOST_DEVICES = 1 << 30
 
 
 class Session:
@@ -61,6 +65,8 @@ class Session:
         return bool(self._handle) and _lib.library().glake_ping(self._handle) == 0
 
     def info(self) -> Dict[str, Any]:
+        """What glaked says of this session: its number, ``session``, its ``tenant`` and ``realm``, and whether
+        it may see and steer everything."""
         info = _lib.SessionInfo(ctypes.sizeof(_lib.SessionInfo))
         _lib.check(_lib.library().glake_session_info(self.handle, ctypes.byref(info)))
         return {"session": info.session, "is_admin": bool(info.is_admin),
@@ -84,14 +90,22 @@ class Session:
         return devices
 
     def device_index(self, ordinal: int) -> int:
-        """glaked's number for CUDA's device ``ordinal`` of this process, matched by UUID."""
-        return _lib.check(_lib.library().glake_device_index(self.handle, ordinal))
+        """glaked's number for CUDA's device ``ordinal`` of this process, matched by UUID. ValueError:
+        glaked does not own it, or this process does not see it."""
+        result = _lib.library().glake_device_index(self.handle, min(ordinal, _MOST_DEVICES))
+        if result != -errno.ENOENT:
+            return _lib.check(result)
+        there = [f"cuda:{device['ordinal']} ({device['name']})" for device in self.devices()
+                 if device["ordinal"] is not None]
+        raise ValueError(f"no cuda:{ordinal} of glaked in this process: there "
+                         f"{'are' if len(there) > 1 else 'is'} {', '.join(there) or 'none'}")
 
     def alloc(self, n_bytes: int, device: DeviceLike = 0, *, zero: bool = False) -> int:
         """The address of private memory: whole pages of 2 MiB from 2 MiB on. With ``zero`` it reads
         zero, and no earlier memory of the process is used again for it."""
         index = self.device_index(parse_ordinal(device))
         ptr = ctypes.c_uint64()
+        _lib.unsigned(n_bytes, "n_bytes")
         _lib.check(_lib.library().glake_alloc(self.handle, index, n_bytes, 1 if zero else 0,
                                               ctypes.byref(ptr)))
         return ptr.value
@@ -102,6 +116,8 @@ class Session:
         index = self.device_index(parse_ordinal(device))
         many = ctypes.c_uint64 * len(sizes)
         ptrs = many()
+        for n_bytes in sizes:
+            _lib.unsigned(n_bytes, "sizes")
         _lib.check(_lib.library().glake_alloc_many(self.handle, index, many(*sizes), len(sizes),
                                                    1 if zero else 0, ptrs))
         return list(ptrs)
@@ -149,6 +165,8 @@ class Session:
             free(ctypes.cast(ranges, ctypes.c_void_p))
 
     def ping(self) -> None:
+        """Ask glaked for an answer. Waits for one that is restarted; GoneError: it is not there, or does not
+        know the session any more."""
         _lib.check(_lib.library().glake_ping(self.handle))
 
 

@@ -41,6 +41,8 @@ DELETER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
 class DLManagedTensor(_DLTensor):
+    """That of dlpack.h, version 0.8 and before."""
+
     _fields_ = [("context", ctypes.c_void_p), ("deleter", DELETER)]
 
 
@@ -91,6 +93,7 @@ class Tensor:
 
     @property
     def model(self) -> "Model":
+        """The model that it is of."""
         return self._model
 
     @property
@@ -101,6 +104,7 @@ class Tensor:
     # ---- copies ----
 
     def tobytes(self) -> bytes:
+        """A copy on the host: ``nbytes`` bytes, from the first element to the end of the last."""
         buffer = bytearray(self.nbytes)
         self._model.read_into(buffer, self.ptr)
         return bytes(buffer)

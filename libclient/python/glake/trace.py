@@ -30,6 +30,7 @@ class _Plain(pickle.Unpickler):
 
 
 def load(file: BinaryIO) -> Dict[str, Any]:
+    """A snapshot of a file; ValueError: it is none."""
     snapshot = _Plain(file).load()
     if not isinstance(snapshot, dict) or "device_traces" not in snapshot:
         raise ValueError("not a memory snapshot of torch.cuda.memory._dump_snapshot()")
@@ -95,6 +96,7 @@ def lines(snapshot: Dict[str, Any], device: Optional[int] = None) -> Iterator[st
 
 
 def main(arguments: Optional[List[str]] = None) -> int:
+    """The command line. Returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m glake.trace",
                                      description="Write a PyTorch memory snapshot as a trace.")
     parser.add_argument("--device", type=int, help="default: the only one with a history")
