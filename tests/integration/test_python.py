@@ -407,6 +407,30 @@ class Numbers(Case):
                 session.alloc(1, device)
 
 
+class OldPyTorch(unittest.TestCase):
+    def imports(self, version, module):
+        program = f"""
+            import sys, types
+            torch = types.ModuleType("torch")
+            torch.__version__, torch.__file__ = {version!r}, "/usr/lib/torch/__init__.py"
+            sys.modules["torch"] = torch
+            try:
+                import {module}
+            except ImportError as error:
+                print(error)
+        """
+        return subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True,
+                              text=True, timeout=60).stdout
+
+    def test_it_is_refused_with_the_lowest_that_is_not(self):
+        for version in ("1.13.1", "2.0.1+cu118", "2.1.2"):
+            for module in ("glake.torch", "glake.transformers"):
+                self.assertEqual(self.imports(version, module), "glake.torch needs PyTorch 2.2 or newer, "
+                                 f"and this is {version} (/usr/lib/torch/__init__.py)\n")
+        for version in ("2.2.0", "2.11.0a0+git1234", "10.0", "mine"):
+            self.assertEqual(self.imports(version, "glake._torch_version"), "")
+
+
 class Docstrings(unittest.TestCase):
     """By their source: PyTorch may not be here."""
 

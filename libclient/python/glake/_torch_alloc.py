@@ -111,12 +111,16 @@ def use_allocator() -> None:
 
 
 def mem_pool(**options: Any) -> torch.cuda.MemPool:
-    """A torch.cuda.MemPool with memory from the daemon; ``options`` are MemPool's.
+    """A torch.cuda.MemPool with memory from the daemon; ``options`` are MemPool's. PyTorch 2.5 and later
+    have it.
 
         pool = glake.torch.mem_pool()
         with torch.cuda.use_mem_pool(pool):
             ...
     """
+    if not hasattr(torch.cuda, "MemPool"):
+        raise RuntimeError(f"this PyTorch, {torch.__version__}, has no torch.cuda.MemPool: 2.5 and "
+                           "later have")
     return torch.cuda.MemPool(_allocator("glake_torch_pool_alloc"), **options)
 
 

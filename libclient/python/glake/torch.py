@@ -12,6 +12,7 @@ from typing import Dict, Optional, Sequence, Union
 
 import torch
 
+from . import _torch_version  # noqa: F401 # first: it refuses a PyTorch that is too old
 from ._torch_alloc import mem_pool, memory_stats, reset_peak_memory_stats, use_allocator
 from ._torch_devices import check_number, cuda_ordinal, start_cuda
 from ._torch_publish import Attached, attach, publish

@@ -20,6 +20,7 @@ from typing import Any, Callable, List, Optional, Union
 
 import torch
 
+from . import _torch_version  # noqa: F401 # first: it refuses a PyTorch that is too old
 from ._torch_seal import seal as seal_module
 from ._torch_tensors import mapped_storages
 from .sealing import PAGE_BYTES
