@@ -110,22 +110,23 @@ deps: ## install what is missing to build and test (apt-get)
 
 # ---- tests --------------------------------------------------------------------------------------
 # A sub-make, because what `deps` installs has to be there when the rest is looked at.
+# With + before it: else make does not see that it is one, and keeps the jobs of -j from it.
 submake = $(MAKE) --no-print-directory $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(JOBS))
 # Without -Werror: what the sanitizers insert makes gcc see ghosts.
 sanitized = $(submake) SHARED=$(SHARED) B=$(B)/$(1) WERROR= SANITIZE="-fsanitize=$(2) \
 	-fno-sanitize-recover=all -fno-omit-frame-pointer" run-c-tests
 
 test: deps ## install what is missing, build, run all tests, or T=NAME: a program's or a test's (no GPU needed)
-	@$(submake) run-tests
+	@+$(submake) run-tests
 check: test ## the same
 run-tests: tests $(SHARED)/venv/.done
 	@PYTHON=$(SHARED)/venv/bin/python tests/run $(B) $(TESTS) $(PY_TESTS)
 run-c-tests: all cudasim $(TESTS) $(SHIM_PROGRAMS)
 	@tests/run $(B) $(TESTS)
 check-asan: deps ## the C tests under AddressSanitizer and UBSan
-	@$(call sanitized,asan,address$(,)undefined)
+	@+$(call sanitized,asan,address$(,)undefined)
 check-tsan: deps ## the C tests under ThreadSanitizer
-	@$(call sanitized,tsan,thread)
+	@+$(call sanitized,tsan,thread)
 , := ,
 check-gpu: tests ## tests and benchmarks of a GPU host (needs PyTorch)
 	@GLAKE_LIBCUDA= TEST_JOBS=1 tests/run $(B) $(GPU_TESTS) $(B)/tests/unit/test_shim_drain
@@ -135,15 +136,15 @@ check-deploy: tests wheel ## the wheel; the packages on a bare Debian with a sys
 	@VERSION=$(VERSION) SOVERSION=$(SOVERSION) PYTHON=$(SHARED)/deploy/venv/bin/python \
 		tests/run $(B) $(wildcard tests/deploy/test_*.py)
 demo: deps ## model servers that share weights, and programs that are made to
-	@$(submake) all cudasim $(DEMO)
+	@+$(submake) all cudasim $(DEMO)
 	@tests/demo/run.sh $(B)
 soak: all cudasim ## everything at random for SECONDS=3600, and what can die dies; GLAKE_LIBCUDA= for a GPU
 	@GLAKE_BUILD=$(B) python3 tests/soak.py --seconds $(SECONDS)
 bench: tests ## run all benchmarks
 	@for bench in $(BENCHES); do GLAKE_BUILD=$(B) $$bench || exit 1; done
 attack: deps ## the tests that attack, then fuzz: docs/security.md lists them
-	@$(submake) run-attacks
-	@$(submake) fuzz
+	@+$(submake) run-attacks
+	@+$(submake) fuzz
 .PHONY: run-attacks list-attacks
 list-attacks:
 	@echo $(ATTACKS) $(FUZZERS)
@@ -151,7 +152,7 @@ run-attacks: tests $(SHARED)/venv/.done
 	@PYTHON=$(SHARED)/venv/bin/python tests/run $(B) $(ATTACKS)
 fuzz: deps ## fuzz what parses foreign bytes, FUZZ_SECONDS=60 in all
 	@tests/deps clang
-	@$(submake) SHARED=$(SHARED) B=$(B)/fuzz CC=clang WERROR= \
+	@+$(submake) SHARED=$(SHARED) B=$(B)/fuzz CC=clang WERROR= \
 		SANITIZE="-fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all" fuzzers
 	@tests/fuzz/run $(B)/fuzz $(FUZZ_SECONDS) $(FUZZERS:$(B)/%=$(B)/fuzz/%)
 .PHONY: fuzzers
@@ -395,7 +396,7 @@ dist: tests ## dist/glake-VERSION-x86_64.tar.gz, runs from any folder
 LINTIAN_IRRELEVANT = initial-upload-closes-no-bugs
 deb: deps ## dist/*.deb
 	@tests/deps deb
-	@$(submake) all
+	@+$(submake) all
 	$(Q)VERSION=$(VERSION) SOVERSION=$(SOVERSION) deploy/deb $(B) dist
 	$(Q)lintian --allow-root --fail-on error --suppress-tags $(LINTIAN_IRRELEVANT) dist/*.deb
 wheel: $(B)/wheel/libglake-client.so.$(SOVERSION) $(SHARED)/deploy/venv/.done ## dist/*.whl: the Python binding with the client library (pip)
