@@ -69,12 +69,16 @@ int safetensors_header_bytes(const struct safetensors_file *file, const uint8_t 
 {
 	struct parser parser = {.file = file, .fault = fault};
 	if (n_prefix_bytes < SAFETENSORS_PREFIX_BYTES) {
-		return bad_file(&parser, "only %zu bytes long, too short for a header",
+		return bad_file(&parser, "not a safetensors file: only %zu bytes long",
 		                n_prefix_bytes);
 	}
 	uint64_t length;
 	memcpy(&length, prefix, sizeof(length));
 	length = le64toh(length);
+	if (length > GLAKE_MAX_SAFETENSORS_HEADER_BYTES && length > file->bytes) {
+		return bad_file(&parser, "not a safetensors file: such a file begins with the "
+		                         "length of its header");
+	}
 	if (length > GLAKE_MAX_SAFETENSORS_HEADER_BYTES) {
 		return bad_file(&parser,
 		                "a header of %" PRIu64
@@ -366,7 +370,8 @@ int safetensors_parse(const struct safetensors_file *file, const char *header, s
 	size_t first = catalog->n_tensors;
 	/* The format has no white space in front, so that the first bytes tell the file's type. */
 	if (header_bytes == 0 || header[0] != '{') {
-		return bad_file(&parser, "the header does not begin with '{'");
+		return bad_file(&parser,
+		                "not a safetensors file: the header does not begin with '{'");
 	}
 	json_cursor_init(&parser.cursor, header, header_bytes);
 	int error = parse_entries(&parser);

@@ -138,13 +138,16 @@ START_TEST(lengths_are_checked)
 {
 	struct safetensors_file file = {.name = names[0], .bytes = 100000008};
 	uint64_t header_bytes;
-	prefix_refused("", 0, 0, IN_A "only 0 bytes long, too short for a header");
-	prefix_refused("\1\0\0\0\0\0\0", 7, 7, IN_A "only 7 bytes long, too short for a header");
+	prefix_refused("", 0, 0, IN_A "not a safetensors file: only 0 bytes long");
+	prefix_refused("\1\0\0\0\0\0\0", 7, 7, IN_A "not a safetensors file: only 7 bytes long");
 	prefix_refused("\3\0\0\0\0\0\0\0", 8, 10,
 	               IN_A "the header is cut off: it has 3 bytes, the file only 10");
 	prefix_refused("\xff\xff\xff\xff\xff\xff\xff\xff", 8, 10,
-	               IN_A "a header of 18446744073709551615 bytes is too large, at most "
-	                    "100000000 are allowed");
+	               IN_A "not a safetensors file: such a file begins with the length of its "
+	                    "header");
+	prefix_refused("root:x:0", 8, 1000,
+	               IN_A "not a safetensors file: such a file begins with the length of its "
+	                    "header");
 	prefix_refused("\x01\xe1\xf5\x05\0\0\0\0", 8, 1ull << 40,
 	               IN_A "a header of 100000001 bytes is too large, at most 100000000 are "
 	                    "allowed");
@@ -160,9 +163,9 @@ END_TEST
 
 START_TEST(what_is_not_json_is_refused)
 {
-	refused("", 0, IN_A "the header does not begin with '{'");
-	refused(" {}", 0, IN_A "the header does not begin with '{'");
-	refused("[]", 0, IN_A "the header does not begin with '{'");
+	refused("", 0, IN_A "not a safetensors file: the header does not begin with '{'");
+	refused(" {}", 0, IN_A "not a safetensors file: the header does not begin with '{'");
+	refused("[]", 0, IN_A "not a safetensors file: the header does not begin with '{'");
 	refused("{", 0, INVALID "expected a string at byte 1 of the JSON text");
 	refused("{w:1}", 0, INVALID "expected a string at byte 1 of the JSON text");
 	refused("{} x", 0, INVALID "more text behind the object");
