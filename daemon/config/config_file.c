@@ -20,6 +20,7 @@ struct scan {
 	const char *end;
 	char *out; /* room for twice the text: a number grows by its L at most */
 	unsigned line;
+	unsigned last_line; /* that has more than space and comments, so far */
 };
 
 void config_file_init(struct config_file *file, const char *path, char *error_out,
@@ -93,6 +94,11 @@ static int scan_block_comment(struct scan *scan)
 	}
 	scan_copy(scan, 2);
 	return 0;
+}
+
+static bool starts_comment(const struct scan *scan)
+{
+	return *scan->at == '#' || scan_sees(scan, "//") || scan_sees(scan, "/*");
 }
 
 static void scan_line_comment(struct scan *scan)
@@ -176,7 +182,7 @@ static int scan_token(struct scan *scan)
 	if (starts_number(scan)) {
 		return scan_number(scan);
 	}
-	if (*scan->at == '#' || scan_sees(scan, "//")) {
+	if (starts_comment(scan)) {
 		scan_line_comment(scan);
 	} else if (in_name(*scan->at)) {
 		scan_name(scan);
@@ -188,13 +194,17 @@ static int scan_token(struct scan *scan)
 
 /* ---- reading ---- */
 
-static int parse_checked(struct config_file *file, const char *text)
+/* At the end libconfig is a line or two behind what it lacks. */
+static int parse_checked(struct config_file *file, const char *text, unsigned last_line)
 {
 	if (config_read_string(&file->parsed, text)) {
 		return 0;
 	}
-	return config_file_wrong_line(file, (unsigned)config_error_line(&file->parsed), "%s",
-	                              config_error_text(&file->parsed));
+	unsigned line = (unsigned)config_error_line(&file->parsed);
+	if (line > last_line) {
+		return config_file_wrong_line(file, last_line, "the file ends within an entry");
+	}
+	return config_file_wrong_line(file, line, "%s", config_error_text(&file->parsed));
 }
 
 int config_file_parse(struct config_file *file, const char *text, size_t n_bytes)
@@ -207,14 +217,16 @@ int config_file_parse(struct config_file *file, const char *text, size_t n_bytes
 	struct scan scan = {
 		.file = file, .at = text, .end = text + n_bytes, .out = checked, .line = 1};
 	while (scan.at < scan.end) {
+		bool is_entry = !isspace((unsigned char)*scan.at) && !starts_comment(&scan);
 		int result = scan_token(&scan);
 		if (result < 0) {
 			return result;
 		}
+		scan.last_line = is_entry ? scan.line : scan.last_line;
 	}
 	/* libconfig wants a line end behind a comment, even behind the last one. */
 	memcpy(scan.out, "\n", 2);
-	return parse_checked(file, checked);
+	return parse_checked(file, checked, scan.last_line);
 }
 
 static int read_whole(int fd, char *buffer, size_t capacity, size_t *n_bytes_out)
