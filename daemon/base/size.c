@@ -12,9 +12,13 @@ static const struct {
 } units[] = {
 	{"", 1},
 	{"B", 1},
+	{"K", 1ull << 10},
 	{"KiB", 1ull << 10},
+	{"M", 1ull << 20},
 	{"MiB", 1ull << 20},
+	{"G", 1ull << 30},
 	{"GiB", 1ull << 30},
+	{"T", 1ull << 40},
 	{"TiB", 1ull << 40},
 	{"kB", 1000ull},
 	{"MB", 1000ull * 1000},

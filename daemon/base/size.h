@@ -2,8 +2,8 @@
 /*
  * Byte counts as people write them.
  *
- * A count is decimal digits and a unit: B, KiB, MiB, GiB, TiB (powers of 1024), kB, MB, GB, TB
- * (powers of 1000), or none, which is bytes. One space may stand between. No fractions, no signs.
+ * A count is decimal digits and a unit: B, KiB, MiB, GiB, TiB (powers of 1024), the same
+ * without "iB", kB, MB, GB, TB (powers of 1000), or none, which is bytes. One space may stand between. No fractions, no signs.
  *
  * Threads: any.
  */

@@ -48,11 +48,11 @@ static const struct option common_options[] = {
 
 const struct ctl_option_text ctl_options[] = {
 	{CTL_OPTION_DEVICE, "device", "N",
-         "the GPU, by the number that `glakectl status` shows (0)"},
+         "the GPU, by the number that `glakectl status` shows (load: 0, quota: all)"},
 	{CTL_OPTION_NAME, "name", "NAME", "what the model is called in listings (its path)"},
 	{CTL_OPTION_PIN, "pin", NULL, "never evict it, until it is unpinned"},
 	{CTL_OPTION_ALL, "all", NULL, "every model that nobody uses and nobody pinned"},
-	{CTL_OPTION_QUOTA_BYTES, "bytes", "SIZE", "limit on the device, like 24GiB, or none"},
+	{CTL_OPTION_QUOTA_BYTES, "bytes", "SIZE", "limit on the device, like 24G, or none"},
 	{CTL_OPTION_SESSIONS, "sessions", "N", "limit of sessions at a time, or none"},
 	{CTL_OPTION_MANIFESTS, "manifests", "SIZE",
          "limit of glaked's memory for manifests, or none"},
@@ -141,13 +141,15 @@ static int set_command_option(struct ctl *ctl, enum ctl_option bit, const char *
 		return GO_ON;
 	case CTL_OPTION_QUOTA_BYTES:
 		if (text_parse_size(argument, &ctl->values.quota_bytes) < 0) {
-			return ctl_usage(ctl, "--bytes: not a size like 24GiB, nor none: %s",
+			return ctl_usage(ctl,
+			                 "--bytes: not a size like 24G or 512MiB, nor none: %s",
 			                 argument);
 		}
 		return GO_ON;
 	case CTL_OPTION_MANIFESTS:
 		if (text_parse_size(argument, &ctl->values.quota_manifest_bytes) < 0) {
-			return ctl_usage(ctl, "--manifests: not a size like 24GiB, nor none: %s",
+			return ctl_usage(ctl,
+			                 "--manifests: not a size like 24G or 512MiB, nor none: %s",
 			                 argument);
 		}
 		return GO_ON;

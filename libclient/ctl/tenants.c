@@ -119,40 +119,68 @@ static void show_limit(const struct ctl *ctl, uint64_t bytes, char text_out[TEXT
 	}
 }
 
-static int print_quota(struct ctl *ctl)
+/* The devices that the limit of bytes is for: one, or all. */
+struct quota_devices {
+	uint32_t first;
+	uint32_t n;
+};
+
+static int set_bytes(struct ctl *ctl, struct quota_devices *devices_out)
 {
 	const struct ctl_values *values = &ctl->values;
-	bool has_bytes = values->given & CTL_OPTION_QUOTA_BYTES;
-	bool has_sessions = values->given & CTL_OPTION_SESSIONS;
-	bool has_manifests = values->given & CTL_OPTION_MANIFESTS;
+	struct glake_session_info info = {.size = sizeof(info)};
+	int err = glake_session_info(ctl->session, &info);
+	bool is_one = values->given & CTL_OPTION_DEVICE;
+	*devices_out = (struct quota_devices){is_one ? values->device : 0,
+	                                      is_one ? 1 : info.n_devices};
+	for (uint32_t i = 0; err == 0 && i < devices_out->n; i++) {
+		err = glake_set_quota(ctl->session, ctl->operands[0], devices_out->first + i,
+		                      values->quota_bytes);
+	}
+	return err;
+}
+
+static json_t *quota_object(const struct ctl *ctl, const struct quota_devices *devices)
+{
+	const struct ctl_values *values = &ctl->values;
+	json_t *answer = json_pack("{s:o}", "tenant", field_string(ctl->operands[0]));
+	if (values->given & CTL_OPTION_QUOTA_BYTES) {
+		json_t *numbers = json_array();
+		for (uint32_t i = 0; i < devices->n; i++) {
+			json_array_append_new(numbers, json_integer(devices->first + i));
+		}
+		json_object_set_new(answer, "devices", numbers);
+		json_object_set_new(answer, "quota_bytes",
+		                    json_integer((json_int_t)values->quota_bytes));
+	}
+	if (values->given & CTL_OPTION_SESSIONS) {
+		json_object_set_new(answer, "max_sessions", json_integer(values->max_sessions));
+	}
+	if (values->given & CTL_OPTION_MANIFESTS) {
+		json_object_set_new(answer, "quota_manifest_bytes",
+		                    json_integer((json_int_t)values->quota_manifest_bytes));
+	}
+	return answer;
+}
+
+static int print_quota(struct ctl *ctl, const struct quota_devices *devices)
+{
+	const struct ctl_values *values = &ctl->values;
 	char size[TEXT_NUMBER_BYTES];
 	if (ctl->json) {
-		json_t *answer = json_pack("{s:o}", "tenant", field_string(ctl->operands[0]));
-		if (has_bytes) {
-			json_object_set_new(answer, "device", json_integer(values->device));
-			json_object_set_new(answer, "quota_bytes",
-			                    json_integer((json_int_t)values->quota_bytes));
-		}
-		if (has_sessions) {
-			json_object_set_new(answer, "max_sessions",
-			                    json_integer(values->max_sessions));
-		}
-		if (has_manifests) {
-			json_object_set_new(answer, "quota_manifest_bytes",
-			                    json_integer((json_int_t)values->quota_manifest_bytes));
-		}
-		return ctl_print_json(ctl, answer);
+		return ctl_print_json(ctl, quota_object(ctl, devices));
 	}
-	if (has_bytes) {
+	for (uint32_t i = 0; i < devices->n; i++) {
 		show_limit(ctl, values->quota_bytes, size);
-		fprintf(ctl->out, "quota on device %" PRIu32 ": %s\n", values->device, size);
+		fprintf(ctl->out, "quota on device %" PRIu32 ": %s\n", devices->first + i, size);
 	}
+	bool has_sessions = values->given & CTL_OPTION_SESSIONS;
 	if (has_sessions && values->max_sessions > 0) {
 		fprintf(ctl->out, "sessions: at most %" PRIu32 "\n", values->max_sessions);
 	} else if (has_sessions) {
 		fprintf(ctl->out, "sessions: no limit\n");
 	}
-	if (has_manifests) {
+	if (values->given & CTL_OPTION_MANIFESTS) {
 		show_limit(ctl, values->quota_manifest_bytes, size);
 		fprintf(ctl->out, "manifests: %s\n", size);
 	}
@@ -163,9 +191,10 @@ static int run_quota(struct ctl *ctl)
 {
 	const struct ctl_values *values = &ctl->values;
 	const char *tenant = ctl->operands[0];
+	struct quota_devices devices = {0};
 	int err = 0;
 	if (values->given & CTL_OPTION_QUOTA_BYTES) {
-		err = glake_set_quota(ctl->session, tenant, values->device, values->quota_bytes);
+		err = set_bytes(ctl, &devices);
 	}
 	if (err == 0 && (values->given & CTL_OPTION_SESSIONS)) {
 		err = glake_set_max_sessions(ctl->session, tenant, values->max_sessions);
@@ -173,7 +202,7 @@ static int run_quota(struct ctl *ctl)
 	if (err == 0 && (values->given & CTL_OPTION_MANIFESTS)) {
 		err = glake_set_manifest_quota(ctl->session, tenant, values->quota_manifest_bytes);
 	}
-	return err < 0 ? err : print_quota(ctl);
+	return err < 0 ? err : print_quota(ctl, &devices);
 }
 
 const struct ctl_command ctl_tenants = {

@@ -52,10 +52,11 @@ void text_duration(uint64_t ms, char text_out[TEXT_NUMBER_BYTES])
 static double unit_factor(const char *unit)
 {
 	static const char *const decimal[] = {"", "kB", "MB", "GB", "TB"};
+	static const char *const letters[] = {"", "K", "M", "G", "T"};
 	double binary_factor = 1;
 	double decimal_factor = 1;
 	for (size_t i = 0; i < sizeof(decimal) / sizeof(decimal[0]); i++) {
-		if (strcmp(unit, units[i]) == 0) {
+		if (strcmp(unit, units[i]) == 0 || strcmp(unit, letters[i]) == 0) {
 			return binary_factor;
 		}
 		if (strcmp(unit, decimal[i]) == 0) {

@@ -19,8 +19,8 @@ void text_size(uint64_t bytes, char text_out[TEXT_NUMBER_BYTES]);
 void text_duration(uint64_t ms, char text_out[TEXT_NUMBER_BYTES]);
 
 /*
- * "24GiB", "1.5 MiB", "2GB", "4096", "none". A unit is B, KiB, MiB, GiB, TiB, or kB, MB, GB, TB
- * (powers of 1000); "none" is 0, and a plain 0 is refused, since to glaked 0 means "no limit". Returns 0 or -EINVAL.
+ * "24GiB", "1.5 MiB", "2GB", "4096", "none". A unit is B, KiB, MiB, GiB, TiB, the same without "iB", or kB,
+ * MB, GB, TB (powers of 1000); "none" is 0, and a plain 0 is refused, since to glaked 0 means "no limit". Returns 0 or -EINVAL.
  */
 int text_parse_size(const char *text, uint64_t *bytes_out);
 

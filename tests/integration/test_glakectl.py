@@ -16,6 +16,7 @@ import subprocess
 import termios
 import time
 import unittest
+import unittest.mock
 
 from tests.integration.with_glaked import BUILD, MIB, WithGlaked
 
@@ -352,6 +353,27 @@ class Glakectl(WithGlaked):
         self.ask("quota", "default", "--manifests", "none")
         self.ask("load", path)
         self.refused(5, "GLAKE_E_NOT_FOUND", "quota", "nosuch", "--sessions", "1")
+
+    def test_a_limit_of_bytes_is_for_every_device_or_one(self):
+        def quotas():
+            tenants = {t["name"]: t for t in self.ask("tenants")["tenants"]}
+            return [device["quota_bytes"] for device in tenants["default"]["devices"]]
+
+        self.stop_daemon()
+        with unittest.mock.patch.dict(os.environ, CUDASIM_DEVICES="3x256MiB",
+                                      CUDASIM_STATE=os.path.join(self.folder, "three")):
+            self.start_daemon()
+        self.assertEqual(self.ask("quota", "default", "--bytes", "5M"),
+                         {"tenant": "default", "devices": [0, 1, 2], "quota_bytes": 5 * MIB})
+        self.assertEqual(quotas(), 3 * [5 * MIB])
+        self.assertEqual(self.ask("quota", "default", "--bytes", "1.5G", "--device", "1"),
+                         {"tenant": "default", "devices": [1], "quota_bytes": 1536 * MIB})
+        self.assertEqual(quotas(), [5 * MIB, 1536 * MIB, 5 * MIB])
+        self.assertEqual(self.ctl("quota", "default", "--bytes", "none").stdout,
+                         "".join(f"quota on device {i}: none\n" for i in range(3)))
+        self.assertEqual(quotas(), [0, 0, 0])
+        self.refused(1, "GLAKE_E_BAD_REQUEST", "quota", "default", "--bytes", "1G", "--device", "3")
+        self.refused(1, "GLAKE_E_BAD_REQUEST", "quota", "default", "--bytes", "1G", "--device", str(2**32 - 1))
 
     def test_bad_files_are_told_from_absent_ones(self):
         bad = os.path.join(self.folder, "bad.safetensors")

@@ -337,6 +337,7 @@ int glake_session_info(struct glake_session *session, struct glake_session_info 
 	ck_assert_uint_eq(info->size, sizeof(*info));
 	snprintf(info->tenant, sizeof(info->tenant), "default");
 	snprintf(info->realm, sizeof(info->realm), "uid:1000");
+	info->n_devices = 2;
 	return fake.error;
 }
 
@@ -387,8 +388,9 @@ int glake_seal_session(struct glake_session *session, uint64_t id,
 int glake_set_quota(struct glake_session *session, const char *tenant, uint32_t device,
                     uint64_t quota_bytes)
 {
-	snprintf(fake.call, sizeof(fake.call), "quota %s %u %llu", tenant, device,
-	         (unsigned long long)quota_bytes);
+	size_t used = strlen(fake.call);
+	snprintf(fake.call + used, sizeof(fake.call) - used, "%squota %s %u %llu", used ? " " : "",
+	         tenant, device, (unsigned long long)quota_bytes);
 	return fake.error;
 }
 
@@ -545,13 +547,15 @@ START_TEST(sizes_are_read_back)
 	ck_assert_uint_eq(bytes, 3 * 512 * 1024);
 	ck_assert_int_eq(text_parse_size("2GB", &bytes), 0);
 	ck_assert_uint_eq(bytes, 2000000000);
+	ck_assert_int_eq(text_parse_size("1.5G", &bytes), 0);
+	ck_assert_uint_eq(bytes, 3 * GIB / 2);
 	ck_assert_int_eq(text_parse_size("4096", &bytes), 0);
 	ck_assert_uint_eq(bytes, 4096);
 	ck_assert_int_eq(text_parse_size("none", &bytes), 0);
 	ck_assert_uint_eq(bytes, 0);
 	static const char *const bad[] = {
 		"",    "0",   "-1",   "1.2.3GiB", "GiB",  "24gb",
-		"24G", "1e3", "0x10", "1GiBs",    "9EiB", "99999999999999999999",
+		"24g", "1e3", "0x10", "1GiBs",    "9EiB", "99999999999999999999",
 		" 1",  "inf", ".",
 	};
 	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
@@ -1493,12 +1497,15 @@ START_TEST(steering_passes_its_arguments)
 	ck_assert_int_eq(json_integer_value(json_object_get(row, "took_ns")), 250000000);
 	ck_assert_str_eq(json_string_value(json_object_get(row, "why")), "no room");
 	json_decref(sealed);
-	ck_assert_int_eq(run("quota t --device 3 --bytes 24GiB"), 0);
+	fake.call[0] = '\0';
+	ck_assert_int_eq(run("quota t --device 3 --bytes 24G"), 0);
 	ck_assert_str_eq(fake.call, "quota t 3 25769803776");
 	ck_assert_str_eq(out_text, "quota on device 3: 24.0 GiB\n");
+	fake.call[0] = '\0';
 	ck_assert_int_eq(run("quota t --bytes none --sessions 5"), 0);
-	ck_assert_str_eq(fake.call, "quota t 0 0 sessions t 5");
-	ck_assert_str_eq(out_text, "quota on device 0: none\nsessions: at most 5\n");
+	ck_assert_str_eq(fake.call, "quota t 0 0 quota t 1 0 sessions t 5");
+	ck_assert_str_eq(out_text, "quota on device 0: none\nquota on device 1: none\n"
+	                           "sessions: at most 5\n");
 	fake.call[0] = '\0';
 	ck_assert_int_eq(run("quota --sessions none -- t"), 0);
 	ck_assert_str_eq(fake.call, " sessions t 0");

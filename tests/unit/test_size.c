@@ -21,6 +21,10 @@ START_TEST(sizes_are_read)
 		{"24GiB", 24ull << 30},
 		{"24 GiB", 24ull << 30},
 		{"3TiB", 3ull << 40},
+		{"2K", 2048},
+		{"512M", 512ull << 20},
+		{"24 G", 24ull << 30},
+		{"3T", 3ull << 40},
 		{"2kB", 2000},
 		{"2MB", 2000000},
 		{"2GB", 2000000000},
@@ -41,7 +45,7 @@ END_TEST
 START_TEST(other_texts_are_refused)
 {
 	static const char *const cases[] = {
-		"",   " ",      "GiB",   "-1",   "+1",  "1.5GiB", "1gib",   "1K",     "1 ",
+		"",   " ",      "GiB",   "-1",   "+1",  "1.5GiB", "1gib",   "1k",     "1 ",
 		" 1", "1  GiB", "1GiB ", "0x10", "1e3", "1GiBs",  "1\tGiB", "1 2GiB", "1GiB\n",
 	};
 	for (size_t i = 0; i < n_elements(cases); i++) {
