@@ -1,13 +1,80 @@
 # SPDX-License-Identifier: Apache-2.0
 """What README.md has a newcomer type and copy."""
 
+import ast
+import glob
+import os
 import re
+import subprocess
+import sys
 import unittest
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from with_glaked import WithGlaked  # noqa: E402
 
 
 def read(path):
     with open(path, encoding="utf-8") as file:
         return file.read()
+
+
+def blocks(page, language):
+    return re.findall(rf"(?ms)^```{language}\n(.*?)^```", read(page))
+
+
+class ExampleInC(WithGlaked):
+    PATH = "/srv/models/llama-8b"
+    WEIGHT = "lm_head.weight"
+
+    def compile(self):
+        (source,) = blocks("README.md", "c")
+        self.assertIn(self.PATH, source)
+        self.assertIn(f'"{self.WEIGHT}"', source)
+        program = os.path.join(self.folder, "load")
+        library = os.path.dirname(os.environ["GLAKE_CLIENT_LIB"])
+        subprocess.run(["gcc", "-Wall", "-Wextra", "-Werror", "-Ilibclient", "-x", "c", "-", "-o", program,
+                        "-L" + library, "-Wl,-rpath," + library, "-lglake-client"],
+                       input=source.replace(self.PATH, self.folder), text=True, check=True)
+        return program
+
+    def run_it(self, program, socket):
+        done = subprocess.run([program], env={**os.environ, "GLAKE_SOCKET": socket}, capture_output=True,
+                              text=True, timeout=60)
+        return done.returncode, done.stdout, done.stderr
+
+    def test_it_runs_and_says_what_is_not_there(self):
+        program = self.compile()
+        code, out, error = self.run_it(program, "/nowhere")
+        self.assertEqual((code, out), (1, ""))
+        self.assertIn("/nowhere", error)
+        code, out, error = self.run_it(program, self.socket)
+        self.assertEqual((code, out), (1, ""))
+        self.assertIn("neither model.safetensors.index.json nor", error)
+        self.model("model.safetensors", seed=1)
+        code, out, error = self.run_it(program, self.socket)
+        self.assertEqual((code, out), (1, ""))
+        self.assertIn(self.WEIGHT, error)
+        self.write_weight()
+        self.assertEqual(self.run_it(program, self.socket), (0, "", ""))
+
+    def write_weight(self):
+        path = self.model("model.safetensors", seed=2, n_tensors=1)
+        with open(path, "rb") as file:
+            content = file.read()
+        n = int.from_bytes(content[:8], "little")
+        header = content[8:8 + n].replace(b'"t0"', f'"{self.WEIGHT}"'.encode())
+        with open(path, "wb") as file:
+            file.write(len(header).to_bytes(8, "little") + header + content[8 + n:])
+
+
+class ExamplesInPython(unittest.TestCase):
+    def test_they_can_be_read(self):
+        found = [(page, block) for page in ["README.md", "libclient/python/README.md"] + glob.glob("docs/*.md")
+                 for block in blocks(page, "python")]
+        self.assertGreater(len(found), 5)
+        for page, block in found:
+            with self.subTest(page):
+                ast.parse(block)
 
 
 class Makefile(unittest.TestCase):
