@@ -31,7 +31,8 @@ without_cuda := help deps clean format format-check check-layers
 ifneq ($(filter-out $(without_cuda),$(or $(MAKECMDGOALS),all)),)
 ifneq ($(shell test 0$(CUDA_VERSION) -ge 12040 && echo yes),yes)
 $(error CUDA toolkit 12.4 or newer needed, $(if $(CUDA_VERSION),but \
-	$(CUDA_HOME) has version $(CUDA_VERSION),none in $(CUDA_HOME)): install one or set CUDA_HOME)
+	$(CUDA_HOME) has version $(CUDA_VERSION),none in $(CUDA_HOME)): install cuda-toolkit of \
+	https://developer.nvidia.com/cuda-downloads or set CUDA_HOME to the folder of one)
 endif
 endif
 
@@ -92,7 +93,7 @@ FORMATTED := $(wildcard $(addsuffix /*.[ch],proto daemon $(DAEMON_FOLDERS) daemo
 	tests/cudasim tests/nvmlsim tests/clocksim tests shim shim/nvml shim/run shim/replay \
 	tests/shim))
 
-.PHONY: help all daemon lib shim ctl cudasim tests deps test check run-tests run-c-tests demo bench \
+.PHONY: help all daemon lib shim ctl cudasim tests deps test check run-tests run-c-tests demo play bench \
 	check-asan check-tsan check-gpu check-deploy soak attack fuzz format format-check check-layers install dist deb wheel clean ci
 .DEFAULT_GOAL := all
 
@@ -138,6 +139,9 @@ check-deploy: tests wheel ## the wheel; the packages on a bare Debian with a sys
 demo: deps ## model servers that share weights, and programs that are made to
 	@+$(submake) all cudasim $(DEMO)
 	@tests/demo/run.sh $(B)
+play: deps ## a shell beside a glaked on two simulated GPUs, with models and programs, to look around in
+	@+$(submake) all cudasim $(DEMO)
+	@tests/demo/play.sh $(B)
 soak: all cudasim ## everything at random for SECONDS=3600, and what can die dies; GLAKE_LIBCUDA= for a GPU
 	@GLAKE_BUILD=$(B) python3 tests/soak.py --seconds $(SECONDS)
 bench: tests ## run all benchmarks

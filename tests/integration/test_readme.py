@@ -7,10 +7,11 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import unittest
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from with_glaked import WithGlaked  # noqa: E402
+from with_glaked import BUILD, WithGlaked  # noqa: E402
 
 
 def read(path):
@@ -77,6 +78,33 @@ class ExamplesInPython(unittest.TestCase):
                 ast.parse(block)
 
 
+class Play(unittest.TestCase):
+    """`make play`: its shell is given lines here."""
+
+    def play(self, text, folder):
+        env = {**os.environ, "SHELL": "/bin/bash", "TMPDIR": folder}
+        done = subprocess.run(["tests/demo/play.sh", BUILD], input=text, env=env, capture_output=True,
+                              text=True, timeout=500)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        return done
+
+    def test_what_it_offers_works_and_nothing_is_left(self):
+        with tempfile.TemporaryDirectory() as folder:
+            done = self.play("", folder)
+            self.assertEqual((done.stderr, os.listdir(folder)), ("", []))
+            offered = re.findall(r"(?m)^  (\S.*?)(?:   .*)?$", done.stdout)
+            self.assertGreater(len(offered), 6)
+            # Of the next glaked, which takes over what there is.
+            checks = ["set -ex", "glakectl --json models | grep -c '\"pinned\": true'", "echo it is $PWD"]
+            offered = [line.replace("glakectl top", "glakectl top --once") for line in offered]
+            # The numbers are those of that time.
+            commands = [re.sub(r"pgrep -P \d+", "pgrep -P $(pgrep -P $PPID glake-keeper)", line)
+                        for line in offered]
+            done = self.play("\n".join([checks[0], *commands, *checks[1:]]), folder)
+            self.assertIn(f"it is {folder}/glake-play.", done.stdout)
+            self.assertEqual(os.listdir(folder), [])
+
+
 class Makefile(unittest.TestCase):
     def test_sub_makes_share_the_jobs(self):
         """Else `make -j2 demo` says "jobserver unavailable": make sees no make in a variable of ours."""
@@ -84,6 +112,15 @@ class Makefile(unittest.TestCase):
         self.assertGreater(len(rules), 5)
         for rule in rules:
             self.assertRegex(rule, r"^\t@\+")
+
+    def test_who_has_no_toolkit_learns_where_it_is(self):
+        env = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+        done = subprocess.run(["make", "-n", "CUDA_HOME=/nowhere"], env=env, capture_output=True, text=True)
+        self.assertEqual(done.returncode, 2)
+        (where,) = re.findall(r"https://[a-z./-]*cuda-downloads", done.stderr)
+        self.assertIn(f"<{where}>", read("README.md"))
+        for part in ("CUDA toolkit 12.4 or newer", "none in /nowhere", "CUDA_HOME"):
+            self.assertIn(part, done.stderr)
 
 
 if __name__ == "__main__":
