@@ -57,7 +57,7 @@ start()
 	setpriv --pdeathsig TERM "$@" <>"$work/$name.in" >"$work/$name.out" 2>"$work/$name.err" &
 	pids+=($!)
 	for ((i = 0; i < 2400; i++)); do
-		! grep -q "^ready " "$work/$name.out" || return 0
+		! grep -qs "^ready " "$work/$name.out" || return 0
 		kill -0 "${pids[-1]}" 2>/dev/null || fail "$name ended: $(tail -n 1 "$work/$name.err")"
 		sleep 0.05
 	done
