@@ -247,6 +247,15 @@ static int read_options(struct ctl *ctl, int argc, char **argv)
 	}
 }
 
+static const struct ctl_command *find_command(const char *name)
+{
+	const struct ctl_command *const *at = ctl_commands;
+	while (*at && strcmp((*at)->name, name) != 0) {
+		at++;
+	}
+	return *at;
+}
+
 static int read_command_line(struct ctl *ctl, int argc, char **argv)
 {
 	int err = read_options(ctl, argc, argv);
@@ -258,10 +267,14 @@ static int read_command_line(struct ctl *ctl, int argc, char **argv)
 	}
 	argc -= optind;
 	argv += optind;
-	for (size_t i = 0; ctl_commands[i]; i++) {
-		if (strcmp(ctl_commands[i]->name, argv[0]) == 0) {
-			ctl->command = ctl_commands[i];
-		}
+	/* As --help of what follows. */
+	bool wants_help = strcmp(argv[0], "help") == 0;
+	if (wants_help && argc > 1) {
+		argv++;
+	}
+	ctl->command = find_command(argv[0]);
+	if (wants_help && (ctl->command || argc == 1)) {
+		return set_option(ctl, OPTION_HELP, argv);
 	}
 	if (!ctl->command) {
 		return ctl_usage(ctl, "no such command: %s", argv[0]);

@@ -4,6 +4,7 @@
  */
 #include <inttypes.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "ctl/ctl.h"
 #include "ctl/field.h"
@@ -78,10 +79,26 @@ static int run_blocks(struct ctl *ctl)
 	                      sizeof(block_fields) / sizeof(block_fields[0]), fill_blocks);
 }
 
+/* A model's name is the full path that it was loaded by, and people type a shorter one. NULL: there is none. */
+static char *longer_name(const char *model)
+{
+	char *full = model ? realpath(model, NULL) : NULL;
+	if (full && strcmp(full, model) == 0) {
+		free(full);
+		full = NULL;
+	}
+	return full;
+}
+
 static int set_pin(struct ctl *ctl, int pin)
 {
 	const char *model = ctl->operands[0];
 	int err = glake_pin(ctl->session, model, pin);
+	char *full = err == GLAKE_E_NOT_FOUND ? longer_name(model) : NULL;
+	if (full) {
+		err = glake_pin(ctl->session, full, pin);
+		free(full);
+	}
 	if (err < 0) {
 		return err;
 	}
@@ -120,6 +137,11 @@ static int run_evict(struct ctl *ctl)
 	uint64_t n_models;
 	uint64_t freed_bytes;
 	int err = glake_evict(ctl->session, model, &n_models, &freed_bytes);
+	char *full = err == GLAKE_E_NOT_FOUND ? longer_name(model) : NULL;
+	if (full) {
+		err = glake_evict(ctl->session, full, &n_models, &freed_bytes);
+		free(full);
+	}
 	if (err < 0) {
 		return err;
 	}

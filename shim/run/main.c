@@ -412,6 +412,10 @@ int main(int argc, char **argv)
 		set_environment(&options);
 		return replay_main(argc - at, argv + at);
 	}
+	if (at < argc && strcmp(argv[at], "help") == 0) {
+		fputs(usage_text, stdout);
+		return 0;
+	}
 	if (at >= argc) {
 		fputs("glake: which command?\n", stderr);
 		return complain();

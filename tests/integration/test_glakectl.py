@@ -331,6 +331,12 @@ class Glakectl(WithGlaked):
         self.assertTrue(pinned.endswith("p.safetensors"))
         self.assertEqual(self.ask("evict", "--all")["n_models"], 1)
         self.assertEqual(self.ask("unpin", pinned), {"model": pinned, "pinned": False})
+        # As it was loaded from here: the name is the full path.
+        short = os.path.relpath(pinned)
+        self.assertNotEqual(short, pinned)
+        self.ask("pin", short)
+        self.refused(6, "GLAKE_E_BUSY", "evict", short)
+        self.ask("unpin", short)
         self.assertEqual(self.ask("evict", "--all")["n_models"], 1)
         self.refused(5, "GLAKE_E_NOT_FOUND", "pin", pinned)
         self.refused(5, "GLAKE_E_NOT_FOUND", "evict", pinned)

@@ -682,12 +682,19 @@ START_TEST(every_command_has_help_without_a_daemon)
 	fake.connect_error = GLAKE_E_GONE;
 	ck_assert_int_eq(run("--help"), 0);
 	char *all = strdup(out_text);
+	ck_assert_int_eq(run("help"), 0);
+	ck_assert_str_eq(out_text, all);
 	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
 		char line[64];
 		assert_contains(all, names[i]);
 		snprintf(line, sizeof(line), "%s --help", names[i]);
 		ck_assert_int_eq(run(line), 0);
-		assert_contains(out_text, names[i]);
+		char *one = strdup(out_text);
+		assert_contains(one, names[i]);
+		snprintf(line, sizeof(line), "help %s", names[i]);
+		ck_assert_int_eq(run(line), 0);
+		ck_assert_str_eq(out_text, one);
+		free(one);
 	}
 	free(all);
 	ck_assert_int_eq(run("--version"), 0);
@@ -700,6 +707,7 @@ START_TEST(bad_command_lines_are_usage_errors)
 	static const char *const lines[] = {
 		"",
 		"nonsense",
+		"help nonsense",
 		"--nonsense",
 		"status extra",
 		"status --device 1",
