@@ -402,6 +402,13 @@ class Numbers(Case):
             with self.assertRaises(ValueError) as caught:
                 call()
             self.assertRegex(str(caught.exception), "is not from 0 to ")
+        for n_bytes in ("5G", 5.5, None):
+            with self.assertRaises(TypeError) as caught:
+                session.alloc(n_bytes)
+            self.assertRegex(str(caught.exception), "cannot be interpreted as an integer")
+        with glake.connect(cuda=False) as looker, self.assertRaises(ValueError) as caught:
+            looker.alloc(1)
+        self.assertIn("cuda=False", str(caught.exception))
         for device in (-1, 99, 1 << 40):
             with self.assertRaises(ValueError):
                 session.alloc(1, device)

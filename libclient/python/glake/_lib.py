@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import operator
 import os
 from ctypes import (CFUNCTYPE, POINTER, Structure, c_char, c_char_p, c_int, c_int32, c_size_t,
                     c_ssize_t, c_uint, c_uint8, c_uint32, c_uint64, c_void_p)
@@ -336,8 +337,8 @@ def library() -> ctypes.CDLL:
 
 
 def unsigned(value: int, what: str, bits: int = 64) -> int:
-    """ctypes would make another number of one that does not fit."""
-    if not 0 <= value < 1 << bits:
+    """ctypes would make another number of one that does not fit. TypeError: it is none."""
+    if not 0 <= operator.index(value) < 1 << bits:
         raise ValueError(f"{what}: {value} is not from 0 to {(1 << bits) - 1}")
     return value
 

@@ -97,8 +97,9 @@ class Session:
             return _lib.check(result)
         there = [f"cuda:{device['ordinal']} ({device['name']})" for device in self.devices()
                  if device["ordinal"] is not None]
-        raise ValueError(f"no cuda:{ordinal} of glaked in this process: there "
-                         f"{'are' if len(there) > 1 else 'is'} {', '.join(there) or 'none'}")
+        raise ValueError(f"no cuda:{ordinal} of glaked in this process: " +
+                         (f"there {'are' if len(there) > 1 else 'is'} {', '.join(there)}" if there
+                          else "it sees none, or has not looked (cuda=False)"))
 
     def alloc(self, n_bytes: int, device: DeviceLike = 0, *, zero: bool = False) -> int:
         """The address of private memory: whole pages of 2 MiB from 2 MiB on. With ``zero`` it reads
