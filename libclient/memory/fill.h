@@ -3,9 +3,14 @@
  * What the program's calls have written to each page since it was allocated: a page that copies from the host
  * have filled once looks like weights. Kernels' writes are not seen.
  *
- * A word for each page of the window: the bytes that were copied there, and which of its 32 cells of 64 KiB they
- * touched. So a small buffer that is copied to again and again does not look like a page that was filled. And
- * whether a large copy began there, or ended before: tensors lie there in any order, so they are told apart.
+ * A caching allocator takes large memory and gives parts of it to the program. A part that nobody has yet will be
+ * written by a kernel. So a page counts as filled if no part is left: each of its blocks of 512 bytes was copied to.
+ * A block was if a copy has its first byte. So the space behind a copy counts up to the next multiple of 512 bytes,
+ * which is how far allocators round sizes up, and a row of copies that touch counts each byte once, wherever they
+ * touch. A block that is copied to twice is no weight.
+ *
+ * A byte of flags for each page of the window, and a bit for each block of the pages that no single copy has filled.
+ * Where large copies begin and end is noted, too: tensors lie there in any order, so they are told apart.
  *
  * It is a hint, which decides what is sealed, never whether that is right.
  *

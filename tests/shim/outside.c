@@ -22,6 +22,7 @@
 
 #include "tests/shim/must.h"
 #include "tests/shim/scenario.h"
+#include "tests/spin.h"
 
 #define KIB (1ull << 10)
 #define MIB (1ull << 20)
@@ -265,6 +266,57 @@ static void others(void)
 	wait_and_expect();
 }
 
+/* ---- a caching allocator ---- */
+
+static CUmodule kernels;
+
+static CUfunction kernel_of(const char *name)
+{
+	CUfunction function = NULL;
+	if (!kernels) {
+		must_ok(cuModuleLoadData(&kernels, spin_image_of(cuDeviceGetName)));
+	}
+	must_ok(cuModuleGetFunction(&function, kernels, name));
+	return function;
+}
+
+/* By a kernel, to each word. */
+static void add(struct buffer *buffer, size_t at, size_t n_bytes, uint32_t by)
+{
+	CUdeviceptr ptr = buffer->ptr + at;
+	uint64_t n_words = n_bytes / 4;
+	void *params[] = {&ptr, &n_words, &by};
+	must_ok(cuLaunchKernel(kernel_of("add"), 1, 1, 1, 256, 1, 1, 0, stream, params, NULL));
+	must_ok(cuStreamSynchronize(stream));
+	for (size_t i = 0; i < n_bytes; i += 4) {
+		uint32_t word;
+		memcpy(&word, buffer->want + at + i, 4);
+		word += by;
+		memcpy(buffer->want + at + i, &word, 4);
+	}
+}
+
+/*
+ * One large piece of memory, that is given out as tensors. Those of a model fill the first page, 15/16 of the
+ * second, and all but 32 KiB of the third, of which as much is loaded twice. What is free is for kernels.
+ */
+static void carved(void)
+{
+	const size_t free_2 = 2 * PAGE - PAGE / 16;
+	const size_t free_3 = 3 * PAGE - 32 * KIB;
+	start();
+	struct buffer *buffer = make(4 * PAGE);
+	for (size_t at = 0; at < free_2; at += 32 * KIB) {
+		upload(buffer, at, 32 * KIB - 300);
+	}
+	upload(buffer, 2 * PAGE, free_3 - 2 * PAGE);
+	upload(buffer, free_3 - 32 * KIB, 32 * KIB);
+	wait_for_line();
+	add(buffer, free_2, 2 * PAGE - free_2, 3);
+	add(buffer, free_3, 4 * PAGE - free_3, 4);
+	expect_all();
+}
+
 /* ---- what comes afterwards ---- */
 
 /* Each write gets its copy, and its page is not sealed again. */
@@ -497,7 +549,7 @@ static const struct scenario scenarios[] = {
 	{"others", others},     {"writes", writes},       {"captures", captures},
 	{"busy", busy},         {"verbs", has_verbs},     {"gdrcopy", has_gdrcopy},
 	{"serve", serve},       {"long_work", long_work}, {"two_devices", two_devices},
-	{"anything", anything},
+	{"anything", anything}, {"carved", carved},
 };
 
 int main(int argc, char **argv)
