@@ -178,17 +178,12 @@ void context_gone(CUcontext ctx, uint64_t before)
 	pthread_mutex_unlock(&lock);
 }
 
-static bool is_in(uint64_t devices, CUdevice device)
-{
-	return device >= 0 && device < SHIM_MAX_DEVICES && devices >> device & 1;
-}
-
-static bool visit_primaries(uint64_t devices, context_fn *fn, void *user)
+static bool visit_primaries(context_fn *fn, void *user)
 {
 	bool is_all = true;
 	for (CUdevice device = 0; device < SHIM_MAX_DEVICES; device++) {
 		CUcontext primary = NULL;
-		if (!is_in(devices, device) || !context_is_active(device)) {
+		if (!context_is_active(device)) {
 			continue;
 		}
 		if (real(cuDevicePrimaryCtxRetain)(&primary, device) == CUDA_SUCCESS) {
@@ -223,15 +218,13 @@ static bool find_nth(size_t n, CUcontext *ctx_out, CUdevice *device_out)
 }
 
 /* No context ends meanwhile. A new one is put first, so at worst a context is visited twice. */
-bool context_each(uint64_t devices, context_fn *fn, void *user)
+bool context_each(context_fn *fn, void *user)
 {
 	CUcontext ctx;
 	CUdevice device;
-	bool is_all = visit_primaries(devices, fn, user);
+	bool is_all = visit_primaries(fn, user);
 	for (size_t n = 0; find_nth(n, &ctx, &device); n++) {
-		if (is_in(devices, device)) {
-			fn(user, ctx, device);
-		}
+		fn(user, ctx, device);
 	}
 	return is_all && !is_one_unknown;
 }

@@ -38,13 +38,13 @@ void context_created(CUcontext ctx, CUdevice device);
 void context_gone(CUcontext ctx, uint64_t generation);
 
 /*
- * Call @fn for each live context of @devices (one bit per device): primary, created and green ones.
- * Work in any of them may read the devices' memory. @fn is called without locks. Call it between
+ * Call @fn for each live context of all devices: primary, created and green ones. Work in any of them may use
+ * any memory: copies run on streams of other devices also where those have no access. @fn is called without locks. Call it between
  * order_hold_contexts() and order_let_contexts(), so that no context ends meanwhile. Returns false if
  * there may be more contexts: there was no memory to note them.
  */
 typedef void context_fn(void *user, CUcontext ctx, CUdevice device);
-bool context_each(uint64_t devices, context_fn *fn, void *user);
+bool context_each(context_fn *fn, void *user);
 
 /* A green context has two handles. */
 struct context_green {

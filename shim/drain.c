@@ -132,10 +132,10 @@ static void drop_marks(struct drain *drain)
 /* ---- the gate --------------------------------------------------------------------------------- */
 
 /* The gate is closed. */
-static void mark_work(struct drain *drain, uint64_t readers)
+static void mark_work(struct drain *drain)
 {
 	*drain = (struct drain){.error = 0};
-	if (!context_each(readers, add_mark, drain)) {
+	if (!context_each(add_mark, drain)) {
 		drain->error = -EAGAIN;
 	}
 	look_at_marks(drain);
@@ -184,14 +184,14 @@ static int close_now(uint64_t deadline_ns)
 	return 0;
 }
 
-static int close_and_wait(uint64_t readers, uint64_t deadline_ns)
+static int close_and_wait(uint64_t deadline_ns)
 {
 	struct drain drain;
 	int r = close_now(deadline_ns);
 	if (r < 0) {
 		return r;
 	}
-	mark_work(&drain, readers);
+	mark_work(&drain);
 	r = wait_for_marks(&drain, deadline_ns);
 	if (r < 0) {
 		gate_open();
@@ -200,14 +200,14 @@ static int close_and_wait(uint64_t readers, uint64_t deadline_ns)
 }
 
 /* The gate is closed only to mark the work. Captures may begin behind that: what is asked does not disturb them. */
-static int wait_and_open(uint64_t readers, uint64_t deadline_ns)
+static int wait_and_open(uint64_t deadline_ns)
 {
 	struct drain drain;
 	int r = close_now(deadline_ns);
 	if (r < 0) {
 		return r;
 	}
-	mark_work(&drain, readers);
+	mark_work(&drain);
 	gate_open();
 	CUstreamCaptureMode mode = capture_relax();
 	r = wait_for_marks(&drain, deadline_ns);
@@ -215,8 +215,7 @@ static int wait_and_open(uint64_t readers, uint64_t deadline_ns)
 	return r;
 }
 
-static int with_contexts(int (*act)(uint64_t readers, uint64_t deadline_ns), uint64_t readers,
-                         uint64_t patience_ns)
+static int with_contexts(int (*act)(uint64_t deadline_ns), uint64_t patience_ns)
 {
 	const uint64_t deadline_ns = clock_now_ns() + patience_ns;
 	if (shim_is_forked() || !real(cuCtxRecordEvent)) {
@@ -226,15 +225,17 @@ static int with_contexts(int (*act)(uint64_t readers, uint64_t deadline_ns), uin
 	if (capture_is_any() || !order_try_hold_contexts(deadline_ns)) {
 		return -EAGAIN;
 	}
-	int r = act(readers, deadline_ns);
+	int r = act(deadline_ns);
 	order_let_contexts();
 	return r;
 }
 
+/* Whoever reads the memory, copies of it may be under way on streams of any device: all are waited for. */
 static int close_gate(void *user, uint64_t readers, uint64_t patience_ns)
 {
 	(void)user;
-	return with_contexts(close_and_wait, readers, patience_ns);
+	(void)readers;
+	return with_contexts(close_and_wait, patience_ns);
 }
 
 static void open_gate(void *user)
@@ -246,7 +247,8 @@ static void open_gate(void *user)
 static int wait_at_gate(void *user, uint64_t readers, uint64_t patience_ns)
 {
 	(void)user;
-	return with_contexts(wait_and_open, readers, patience_ns);
+	(void)readers;
+	return with_contexts(wait_and_open, patience_ns);
 }
 
 const struct glake__gate drain_gate = {close_gate, open_gate, NULL, wait_at_gate};

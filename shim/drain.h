@@ -2,7 +2,7 @@
 /*
  * The library's gate (glake_shim.h) in a program under the shim. To close it, the shim closes the gate for
  * the program's calls (gate.h) and waits until all work that was submitted before is done. It waits in
- * every live context that may read the memory: primary, created and green ones.
+ * every live context of all devices, primary, created and green ones: copies run on streams of any device.
  *
  * Waiting has a deadline, because work may depend on a thread that is now held back at the gate: NCCL, waits
  * for a word in memory, host functions. After the deadline the gate opens again. While a stream is being

@@ -137,6 +137,21 @@ START_TEST(memory_of_all_devices_is_sealed)
 }
 END_TEST
 
+START_TEST(copies_on_streams_of_other_devices_are_waited_for)
+{
+	struct run run;
+	start(&run, NULL, "other_device");
+	struct glake_seal_report report = seal(&run);
+	ck_assert_uint_eq(report.sealed_bytes, 0);
+	ck_assert_uint_eq(report.failed_bytes, PAGE);
+	ck_assert_ptr_nonnull(strstr(report.failed_why, "held back"));
+	run_continue(&run);
+	run_read(&run, "ready");
+	ck_assert_uint_eq(seal(&run).sealed_bytes, PAGE);
+	end(&run);
+}
+END_TEST
+
 static void note_progress(void *user, uint64_t done_bytes, uint64_t total_bytes)
 {
 	uint64_t *last = user;

@@ -433,6 +433,37 @@ static void two_devices(void)
 	wait_and_expect();
 }
 
+static void CUDA_CB wait_for_go(void *user)
+{
+	while (!__atomic_load_n((bool *)user, __ATOMIC_SEQ_CST)) {
+		usleep(1000);
+	}
+}
+
+/* A stream of the second device has a copy to the first one's memory, which that device has no access to. */
+static void other_device(void)
+{
+	static bool is_go;
+	CUcontext other;
+	CUstream copies;
+	void *pinned;
+	start();
+	struct buffer *buffer = make(PAGE);
+	must_ok(cuMemHostAlloc(&pinned, PAGE, CU_MEMHOSTALLOC_PORTABLE));
+	memcpy(pinned, source, PAGE);
+	memcpy(buffer->want, source, PAGE);
+	must_ok(cuDevicePrimaryCtxRetain(&other, 1));
+	must_ok(cuCtxPushCurrent(other));
+	must_ok(cuStreamCreate(&copies, CU_STREAM_NON_BLOCKING));
+	must_ok(cuLaunchHostFunc(copies, wait_for_go, &is_go));
+	must_ok(cuMemcpyHtoDAsync(buffer->ptr, pinned, PAGE, copies));
+	wait_for_line();
+	__atomic_store_n(&is_go, true, __ATOMIC_SEQ_CST);
+	must_ok(cuStreamSynchronize(copies));
+	must_ok(cuCtxPopCurrent(&other));
+	wait_and_expect();
+}
+
 static void has_verbs(void)
 {
 	open_device("/dev/infiniband", "/dev/infiniband/uverbs0", false);
@@ -549,7 +580,7 @@ static const struct scenario scenarios[] = {
 	{"others", others},     {"writes", writes},       {"captures", captures},
 	{"busy", busy},         {"verbs", has_verbs},     {"gdrcopy", has_gdrcopy},
 	{"serve", serve},       {"long_work", long_work}, {"two_devices", two_devices},
-	{"anything", anything}, {"carved", carved},
+	{"anything", anything}, {"carved", carved},       {"other_device", other_device},
 };
 
 int main(int argc, char **argv)
