@@ -180,12 +180,23 @@ int glake__space_add_reader(int device, int reader);
  * wait() (may be NULL) waits for the work that is submitted by now, and holds nothing back meanwhile. What it
  * returns means the same.
  * The library calls it without its locks.
+ *
+ * hold_context() finds a context of CUDA @device for work of the library's own, one that the program has, since a
+ * new one takes 500 MiB and 0.2 s. No context of the process ends until let_context(), which the same thread calls.
+ * *context_out is NULL if the program has never had one. Otherwise it returns a negative error, and holds nothing:
+ *   -EAGAIN  another thread is ending a context, and did not get ready within @patience_ns
+ *   -ENOENT  those that the program had have ended
+ * release_primary() gives back a primary context that the library has retained while others could end: it may be
+ * the last user, so whoever notes things about the context has to know.
  */
 struct glake__gate {
 	int (*close)(void *user, uint64_t readers, uint64_t patience_ns);
 	void (*open)(void *user);
 	void *user;
 	int (*wait)(void *user, uint64_t readers, uint64_t patience_ns);
+	int (*hold_context)(void *user, int device, uint64_t patience_ns, void **context_out);
+	void (*let_context)(void *user);
+	void (*release_primary)(void *user, int device);
 };
 
 /*

@@ -228,3 +228,23 @@ bool context_each(context_fn *fn, void *user)
 	}
 	return is_all && !is_one_unknown;
 }
+
+struct search {
+	CUdevice device;
+	CUcontext found;
+};
+
+static void take_first(void *user, CUcontext ctx, CUdevice device)
+{
+	struct search *search = user;
+	if (!search->found && device == search->device) {
+		search->found = ctx;
+	}
+}
+
+CUcontext context_of(CUdevice device)
+{
+	struct search search = {.device = device};
+	context_each(take_first, &search);
+	return search.found;
+}

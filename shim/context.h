@@ -46,6 +46,9 @@ void context_gone(CUcontext ctx, uint64_t generation);
 typedef void context_fn(void *user, CUcontext ctx, CUdevice device);
 bool context_each(context_fn *fn, void *user);
 
+/* Any live context of @device, under the same conditions; NULL: there is none. */
+CUcontext context_of(CUdevice device);
+
 /* A green context has two handles. */
 struct context_green {
 	CUgreenCtx handle;

@@ -251,4 +251,32 @@ static int wait_at_gate(void *user, uint64_t readers, uint64_t patience_ns)
 	return with_contexts(wait_and_open, patience_ns);
 }
 
-const struct glake__gate drain_gate = {close_gate, open_gate, NULL, wait_at_gate};
+/* ---- contexts --------------------------------------------------------------------------------- */
+
+static int hold_context(void *user, int device, uint64_t patience_ns, void **context_out)
+{
+	(void)user;
+	if (!order_try_hold_contexts(clock_now_ns() + patience_ns)) {
+		return -EAGAIN;
+	}
+	*context_out = context_of(device);
+	if (!*context_out && context_generation() > 0) {
+		order_let_contexts();
+		return -ENOENT;
+	}
+	return 0;
+}
+
+static void let_context(void *user)
+{
+	(void)user;
+	order_let_contexts();
+}
+
+const struct glake__gate drain_gate = {
+	.close = close_gate,
+	.open = open_gate,
+	.wait = wait_at_gate,
+	.hold_context = hold_context,
+	.let_context = let_context,
+};

@@ -295,13 +295,22 @@ CUresult shim_cuGetProcAddress_v2(const char *symbol, void **entry, int version,
 	return result;
 }
 
+/* The library has retained it, and may be the last that lets it go. */
+static void release_primary(void *user, int device)
+{
+	(void)user;
+	shim_cuDevicePrimaryCtxRelease_v2(device);
+}
+
 CUresult shim_cuInit(unsigned flags)
 {
+	struct glake__gate all = drain_gate;
 	CUresult result = real(cuInit)(flags);
+	all.release_primary = release_primary;
 	if (result == CUDA_SUCCESS) {
 		shim_note_init();
 		if (can_own) {
-			glake__space_start(libcuda, &drain_gate);
+			glake__space_start(libcuda, &all);
 		}
 	}
 	return result;

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "libclient/memory/context.h"
 
-#include <errno.h>
+#include <stdlib.h>
+
+#include "libclient/memory/space.h"
 
 /* With @context current. */
 static CUresult copy(const struct cudrv *drv, CUcontext context, void *to, glake_ptr from,
@@ -18,6 +20,17 @@ static CUresult copy(const struct cudrv *drv, CUcontext context, void *to, glake
 	result = drv->cuMemcpyDtoH(to, from, n_bytes);
 	CUresult restored = drv->cuCtxSetCurrent(previous);
 	return result != CUDA_SUCCESS ? result : restored;
+}
+
+/* The program may have let it go meanwhile, and this is its end. */
+static void release_primary(const struct cudrv *drv, CUdevice device)
+{
+	const struct glake__gate *gate = &glake__space.gate;
+	if (gate->release_primary) {
+		gate->release_primary(gate->user, device);
+	} else {
+		drv->cuDevicePrimaryCtxRelease(device);
+	}
 }
 
 int glake_read(struct glake_session *session, uint32_t device, void *to, glake_ptr from,
@@ -39,7 +52,7 @@ int glake_read(struct glake_session *session, uint32_t device, void *to, glake_p
 		                   cudrv_error(drv, result));
 	}
 	result = copy(drv, context, to, from, bytes);
-	drv->cuDevicePrimaryCtxRelease(found->handle);
+	release_primary(drv, found->handle);
 	if (result != CUDA_SUCCESS) {
 		return glake__fail(GLAKE_E_CUDA, "copy of %llu bytes from 0x%llx: %s",
 		                   (unsigned long long)bytes, (unsigned long long)from,
@@ -54,8 +67,8 @@ int glake_read(struct glake_session *session, uint32_t device, void *to, glake_p
 struct visit {
 	const struct cudrv *drv;
 	CUdevice device;
-	CUcontext previous;
-	bool is_primary; /* retained, and made current in place of the previous one */
+	CUcontext previous; /* current before */
+	bool is_primary;    /* retained */
 	CUstreamCaptureMode mode;
 	CUstream stream;
 };
@@ -66,17 +79,17 @@ static bool is_here(const struct cudrv *drv, CUcontext current, CUdevice wanted)
 	return current && drv->cuCtxGetDevice(&device) == CUDA_SUCCESS && device == wanted;
 }
 
-static CUresult enter_primary(struct visit *visit)
+/* One that the program has; else the current one if it fits; else the primary one, until leave(). */
+static CUresult choose(struct visit *visit, CUcontext held, CUcontext *context_out)
 {
-	CUcontext context;
-	CUresult result = visit->drv->cuDevicePrimaryCtxRetain(&context, visit->device);
-	if (result != CUDA_SUCCESS) {
-		return result;
-	}
-	result = visit->drv->cuCtxSetCurrent(context);
-	visit->is_primary = result == CUDA_SUCCESS;
-	if (!visit->is_primary) {
-		visit->drv->cuDevicePrimaryCtxRelease(visit->device);
+	const struct cudrv *drv = visit->drv;
+	CUresult result = CUDA_SUCCESS;
+	*context_out = held;
+	if (!held && is_here(drv, visit->previous, visit->device)) {
+		*context_out = visit->previous;
+	} else if (!held) {
+		result = drv->cuDevicePrimaryCtxRetain(context_out, visit->device);
+		visit->is_primary = result == CUDA_SUCCESS;
 	}
 	return result;
 }
@@ -88,24 +101,30 @@ static void leave(struct visit *visit)
 		drv->cuStreamDestroy(visit->stream);
 	}
 	drv->cuThreadExchangeStreamCaptureMode(&visit->mode);
+	drv->cuCtxSetCurrent(visit->previous);
 	if (visit->is_primary) {
-		drv->cuCtxSetCurrent(visit->previous);
 		drv->cuDevicePrimaryCtxRelease(visit->device);
 	}
 }
 
-static CUresult enter(struct visit *visit, const struct glake__device *device)
+/* With the contexts held. */
+static CUresult enter(struct visit *visit, const struct glake__device *device, CUcontext held)
 {
 	const struct cudrv *drv = &device->session->drv;
+	CUcontext context = NULL;
 	*visit = (struct visit){
 		.drv = drv,
 		.device = device->handle,
 		.mode = CU_STREAM_CAPTURE_MODE_RELAXED,
 	};
-	drv->cuThreadExchangeStreamCaptureMode(&visit->mode);
 	CUresult result = drv->cuCtxGetCurrent(&visit->previous);
-	if (result == CUDA_SUCCESS && !is_here(drv, visit->previous, device->handle)) {
-		result = enter_primary(visit);
+	if (result != CUDA_SUCCESS) {
+		return result;
+	}
+	drv->cuThreadExchangeStreamCaptureMode(&visit->mode);
+	result = choose(visit, held, &context);
+	if (result == CUDA_SUCCESS && context != visit->previous) {
+		result = drv->cuCtxSetCurrent(context);
 	}
 	if (result == CUDA_SUCCESS) {
 		result = drv->cuStreamCreate(&visit->stream, CU_STREAM_NON_BLOCKING);
@@ -116,27 +135,62 @@ static CUresult enter(struct visit *visit, const struct glake__device *device)
 	return result;
 }
 
-/* @from 0: zeroes. */
-static int work(const struct glake__device *device, glake_ptr to, glake_ptr from, uint64_t n_bytes)
+static CUresult copy_inside(struct visit *visit, glake_ptr to, glake_ptr from, uint64_t n_bytes)
+{
+	return visit->drv->cuMemcpyDtoDAsync(to, from, n_bytes, visit->stream);
+}
+
+/* From the host, since setting memory is a kernel, and those of the program may fill the GPU for long. */
+static CUresult zero_inside(struct visit *visit, glake_ptr to, glake_ptr from, uint64_t n_bytes)
+{
+	(void)from;
+	void *zeroes = calloc(1, n_bytes);
+	CUresult result = zeroes ? visit->drv->cuMemcpyHtoDAsync(to, zeroes, n_bytes, visit->stream)
+	                         : CUDA_ERROR_OUT_OF_MEMORY;
+	if (result == CUDA_SUCCESS) {
+		result = visit->drv->cuStreamSynchronize(visit->stream);
+	}
+	free(zeroes);
+	return result;
+}
+
+typedef CUresult act_fn(struct visit *visit, glake_ptr to, glake_ptr from, uint64_t n_bytes);
+
+/* In a context, which is held. */
+static CUresult act_in(const struct glake__device *device, CUcontext context, act_fn *act,
+                       glake_ptr to, glake_ptr from, uint64_t n_bytes)
 {
 	const struct cudrv *drv = &device->session->drv;
 	struct visit visit;
-	CUresult result = enter(&visit, device);
-	if (result == CUDA_SUCCESS) {
-		result = from ? drv->cuMemcpyDtoDAsync(to, from, n_bytes, visit.stream)
-		              : drv->cuMemsetD8Async(to, 0, n_bytes, visit.stream);
-		CUresult waited = drv->cuStreamSynchronize(visit.stream);
-		if (waited != CUDA_SUCCESS) {
-			/* The memory may be unmapped next: nothing may be under way. */
-			drv->cuCtxSynchronize();
-		}
-		result = result != CUDA_SUCCESS ? result : waited;
-		leave(&visit);
+	CUresult result = enter(&visit, device, context);
+	if (result != CUDA_SUCCESS) {
+		return result;
 	}
+	result = act(&visit, to, from, n_bytes);
+	CUresult waited = drv->cuStreamSynchronize(visit.stream);
+	if (waited != CUDA_SUCCESS) {
+		/* The memory may be unmapped next: nothing may be under way. */
+		drv->cuCtxSynchronize();
+	}
+	leave(&visit);
+	return result != CUDA_SUCCESS ? result : waited;
+}
+
+static int work(const struct glake__device *device, act_fn *act, glake_ptr to, glake_ptr from,
+                uint64_t n_bytes)
+{
+	void *context;
+	int r = glake__context_hold(device->handle, &context);
+	if (r < 0) {
+		return r;
+	}
+	CUresult result = act_in(device, context, act, to, from, n_bytes);
+	glake__context_let();
 	if (result != CUDA_SUCCESS) {
 		return glake__fail(GLAKE_E_CUDA, "%s %llu bytes at 0x%llx: %s",
 		                   from ? "copying" : "zeroing", (unsigned long long)n_bytes,
-		                   (unsigned long long)to, cudrv_error(drv, result));
+		                   (unsigned long long)to,
+		                   cudrv_error(&device->session->drv, result));
 	}
 	return 0;
 }
@@ -144,12 +198,12 @@ static int work(const struct glake__device *device, glake_ptr to, glake_ptr from
 int glake__context_copy(const struct glake__device *device, glake_ptr to, glake_ptr from,
                         uint64_t n_bytes)
 {
-	return work(device, to, from, n_bytes);
+	return work(device, copy_inside, to, from, n_bytes);
 }
 
 int glake__context_zero(const struct glake__device *device, glake_ptr ptr, uint64_t n_bytes)
 {
-	return work(device, ptr, 0, n_bytes);
+	return work(device, zero_inside, ptr, 0, n_bytes);
 }
 
 void glake__context_quiesce(struct glake_session *session, const struct glake__device *device)
@@ -168,5 +222,5 @@ void glake__context_quiesce(struct glake_session *session, const struct glake__d
 		drv->cuCtxSynchronize();
 		drv->cuCtxSetCurrent(previous);
 	}
-	drv->cuDevicePrimaryCtxRelease(device->handle);
+	release_primary(drv, device->handle);
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The few things here that need a context: the primary one of a device, which a CUDA program has
- * anyway, made current only for the time of a call. The thread's own current context is put back.
+ * The few things here that need a context, made current only for the time of a call. The thread's own current context
+ * is put back. Under the shim it is one that the program has, and none of them ends meanwhile: whoever ends one waits.
+ * The library alone cannot know them, and has the thread's own, or the primary one.
  *
  * Threads: any.
  */
@@ -12,8 +13,7 @@
 
 /*
  * Copy device memory, and set it to zero, on a stream of its own; they wait for it, and for nothing of the
- * program. In the thread's current context if that is of @device, else in the primary one. They may run
- * while the program captures. Return 0 or GLAKE_E_CUDA.
+ * program. They may run while the program captures. Return 0, or the errors of glake__context_hold(), or GLAKE_E_CUDA.
  */
 int glake__context_copy(const struct glake__device *device, glake_ptr to, glake_ptr from,
                         uint64_t n_bytes);

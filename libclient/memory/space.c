@@ -229,3 +229,33 @@ void glake__gate_open(void)
 	closed.is_waived = false;
 	pthread_setcancelstate(closed.cancel, &closed.cancel);
 }
+
+/* ---- contexts --------------------------------------------------------------------------------- */
+
+/* Ending one waits for the work in it. */
+#define HOLD_PATIENCE_NS 500000000u
+
+int glake__context_hold(int device, void **context_out)
+{
+	const struct glake__gate *gate = &glake__space.gate;
+	const uint64_t patience_ns = closed.depth > 0 && glake__gate_holds()
+	                                     ? GLAKE__GATE_PATIENCE_NS
+	                                     : HOLD_PATIENCE_NS;
+	*context_out = NULL;
+	int r = gate->hold_context
+	                ? gate->hold_context(gate->user, device, patience_ns, context_out)
+	                : 0;
+	if (r == -EAGAIN) {
+		return glake__fail(-EBUSY, "a context of the program is ending");
+	}
+	return r < 0 ? glake__fail(GLAKE_E_CUDA, "the program has no context of device %d", device)
+	             : 0;
+}
+
+void glake__context_let(void)
+{
+	const struct glake__gate *gate = &glake__space.gate;
+	if (gate->let_context) {
+		gate->let_context(gate->user);
+	}
+}

@@ -86,6 +86,14 @@ void glake__gate_waive(void);
 /* Whether closings of this thread hold anything back. */
 bool glake__gate_holds(void);
 
+/*
+ * A context of CUDA @device for work of the library's own; all contexts of the process stay until glake__context_let()
+ * by the same thread. *context_out is NULL if there is none: the caller may make one. -EBUSY: another thread is ending
+ * a context. GLAKE_E_CUDA: that of the memory has ended. Without a gate nothing is held, and *context_out is NULL.
+ */
+int glake__context_hold(int device, void **context_out);
+void glake__context_let(void);
+
 /* How long this thread has held the program's work back: closings that failed count, too. */
 struct glake__held_back {
 	uint64_t sum_ns;

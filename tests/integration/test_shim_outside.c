@@ -250,6 +250,41 @@ START_TEST(work_that_is_long_is_waited_for)
 }
 END_TEST
 
+/* ---- contexts ---- */
+
+START_TEST(a_program_with_a_context_of_its_own_gets_no_other)
+{
+	struct run run;
+	start(&run, "CUDASIM_FAULT=cuDevicePrimaryCtxRetain:*:die", "own_context");
+	ck_assert_uint_eq(seal(&run).sealed_bytes, 8 * PAGE);
+	for (unsigned i = 0; i < 2; i++) {
+		run_continue(&run);
+		run_read(&run, i < 1 ? "ready" : NULL);
+	}
+	run_end_well(&run);
+}
+END_TEST
+
+/* One after the other, asked all the time. */
+static const char *const ends[] = {"releases", "resets", "destroys"};
+
+START_TEST_WITH(contexts_may_end_meanwhile, .n = 3)
+{
+	struct run run;
+	uint64_t sealed_bytes = 0;
+	/* What is done in a context there takes its time. */
+	start(&run, "CUDASIM_FAULT=cuStreamDestroy:*:slow=5", ends[_i]);
+	for (unsigned i = 0; i < 40 || sealed_bytes == 0; i++) {
+		struct glake_seal_report report = {.size = sizeof(report)};
+		int r = glake_seal_session(eye, session_of(&run), NULL, &report);
+		ck_assert_msg(r == 0 || r == GLAKE_E_BUSY, "%d: %s", r, glake_error());
+		sealed_bytes += report.sealed_bytes;
+	}
+	run_continue(&run);
+	run_end_well(&run);
+}
+END_TEST
+
 /* ---- refusals ---- */
 
 START_TEST(a_captured_stream_is_waited_for_by_the_asker)

@@ -29,22 +29,31 @@
 #define PAGE (2 * MIB)
 #define MAX_BYTES (8 * PAGE)
 
+/* Newer toolkits have it in the library only. */
+CUresult cuCtxCreate_v2(CUcontext *ctx, unsigned flags, CUdevice device);
+
 /* ---- help ---- */
 
 static CUstream stream;
 static CUcontext ctx;
+static bool is_over;
 static uint8_t source[MAX_BYTES];
 static uint8_t seen[MAX_BYTES];
 
-BYTE_LOOP static void start(void)
+BYTE_LOOP static void fill_source(void)
+{
+	for (size_t i = 0; i < MAX_BYTES; i++) {
+		source[i] = (uint8_t)(i * 31 + i / 977);
+	}
+}
+
+static void start(void)
 {
 	must_ok(cuInit(0));
 	must_ok(cuDevicePrimaryCtxRetain(&ctx, 0));
 	must_ok(cuCtxSetCurrent(ctx));
 	must_ok(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
-	for (size_t i = 0; i < MAX_BYTES; i++) {
-		source[i] = (uint8_t)(i * 31 + i / 977);
-	}
+	fill_source();
 }
 
 static void wait_for_line(void)
@@ -363,8 +372,6 @@ static void long_work(void)
 }
 
 /* Large, and written to all the time. */
-static bool is_over;
-
 static void *write_on(void *user)
 {
 	struct buffer *buffer = user;
@@ -390,6 +397,136 @@ static void busy(void)
 	pthread_join(thread, NULL);
 	expect_all();
 	wait_and_expect();
+}
+
+/* ---- contexts ---- */
+
+static bool has_primary(void)
+{
+	unsigned flags;
+	int is_active;
+	must_ok(cuDevicePrimaryCtxGetState(0, &flags, &is_active));
+	return is_active;
+}
+
+/* The one context is the program's own. Its memory has a tail to zero, and is to be cut. */
+static void own_context(void)
+{
+	must_ok(cuInit(0));
+	must_ok(cuCtxCreate_v2(&ctx, 0, 0));
+	must_ok(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+	fill_source();
+	load(PAGE + 100 * KIB);
+	load(4 * PAGE);
+	struct buffer *buffer = make(4 * PAGE);
+	upload(buffer, 0, 2 * PAGE);
+	must(!has_primary());
+	wait_and_expect();
+	must(!has_primary());
+	/* A write gets a copy. */
+	upload(buffer, PAGE + 8, 100);
+	wait_and_expect();
+	must(!has_primary());
+	must_ok(cuCtxDestroy(ctx));
+}
+
+/* Contexts end while memory in them is sealed. */
+static void *end_on_line(void *user)
+{
+	(void)user;
+	wait_for_line();
+	__atomic_store_n(&is_over, true, __ATOMIC_SEQ_CST);
+	return NULL;
+}
+
+static void forget_buffers(void)
+{
+	while (n_buffers > 0) {
+		free(buffers[--n_buffers].want);
+	}
+}
+
+/* Loads, frees in the order of a stream, and ends the context, which takes the rest with it. */
+static void live_once(CUresult (*begin)(void), CUresult (*end)(void), useconds_t pause_us)
+{
+	CUdeviceptr freed[2];
+	CUdeviceptr large;
+	must_ok(begin());
+	must_ok(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+	load(2 * PAGE + 100 * KIB);
+	/* To cut a page off it takes a while. */
+	must_ok(cuMemAlloc(&large, 64 * PAGE));
+	must_ok(cuMemcpyHtoD(large, source, PAGE));
+	for (unsigned i = 0; i < 2; i++) {
+		must_ok(cuMemAllocAsync(&freed[i], PAGE, stream));
+		must_ok(cuMemsetD8Async(freed[i], 1, PAGE, stream));
+	}
+	usleep(2000);
+	must_ok(cuMemFreeAsync(freed[0], stream));
+	expect_all();
+	must_ok(cuMemFreeAsync(freed[1], stream));
+	usleep(pause_us);
+	must_ok(end());
+	forget_buffers();
+}
+
+static void live_on(CUresult (*begin)(void), CUresult (*end)(void))
+{
+	pthread_t thread;
+	must_ok(cuInit(0));
+	fill_source();
+	live_once(begin, end, 0);
+	pthread_create(&thread, NULL, end_on_line, NULL);
+	for (unsigned i = 0; !__atomic_load_n(&is_over, __ATOMIC_SEQ_CST); i++) {
+		live_once(begin, end, i % 3 * 20000);
+	}
+	pthread_join(thread, NULL);
+}
+
+static CUresult retain(void)
+{
+	must_ok(cuDevicePrimaryCtxRetain(&ctx, 0));
+	return cuCtxSetCurrent(ctx);
+}
+
+static CUresult release(void)
+{
+	must_ok(cuCtxSetCurrent(NULL));
+	must_ok(cuDevicePrimaryCtxRelease(0));
+	must(!has_primary());
+	return CUDA_SUCCESS;
+}
+
+static void releases(void)
+{
+	live_on(retain, release);
+}
+
+static CUresult reset(void)
+{
+	must_ok(cuDevicePrimaryCtxReset(0));
+	must_ok(cuCtxSetCurrent(NULL));
+	return CUDA_SUCCESS;
+}
+
+static void resets(void)
+{
+	live_on(retain, reset);
+}
+
+static CUresult create(void)
+{
+	return cuCtxCreate_v2(&ctx, 0, 0);
+}
+
+static CUresult destroy(void)
+{
+	return cuCtxDestroy(ctx);
+}
+
+static void destroys(void)
+{
+	live_on(create, destroy);
 }
 
 /* ---- devices that write past page tables ---- */
@@ -576,11 +713,25 @@ static void anything(void)
 }
 
 static const struct scenario scenarios[] = {
-	{"weights", weights},   {"forward", forward},     {"backward", backward},
-	{"others", others},     {"writes", writes},       {"captures", captures},
-	{"busy", busy},         {"verbs", has_verbs},     {"gdrcopy", has_gdrcopy},
-	{"serve", serve},       {"long_work", long_work}, {"two_devices", two_devices},
-	{"anything", anything}, {"carved", carved},       {"other_device", other_device},
+	{"weights", weights},
+	{"forward", forward},
+	{"backward", backward},
+	{"others", others},
+	{"writes", writes},
+	{"captures", captures},
+	{"busy", busy},
+	{"verbs", has_verbs},
+	{"gdrcopy", has_gdrcopy},
+	{"serve", serve},
+	{"long_work", long_work},
+	{"two_devices", two_devices},
+	{"anything", anything},
+	{"carved", carved},
+	{"other_device", other_device},
+	{"own_context", own_context},
+	{"releases", releases},
+	{"resets", resets},
+	{"destroys", destroys},
 };
 
 int main(int argc, char **argv)
