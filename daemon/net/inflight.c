@@ -17,8 +17,6 @@
 #include "proto/limits.h"
 #include "proto/wire.h"
 
-/* A user may have this part of what other users leave. */
-#define SHARE 3
 /* This part of glaked's table is for fds in flight. */
 #define TABLE_PART 3
 #define MAX_QUEUED ((size_t)16 * GLAKE_MAX_PACKET_FDS)
@@ -58,18 +56,12 @@ static size_t in_table(const struct user *user)
 
 static void forget_if_idle(struct user *user)
 {
-	if (user->n_turns == 0 && user->n_connections == 0 && in_table(user) == 0 &&
-	    !user->lanes[FILES].has_thread && !user->lanes[CONNECTIONS].has_thread) {
+	if (user->n_turns == 0 && user->n_shares == 0 && user->n_connections == 0 &&
+	    in_table(user) == 0 && !user->lanes[FILES].has_thread &&
+	    !user->lanes[CONNECTIONS].has_thread) {
 		assert(user->n_unread == 0);
 		user_forget(user);
 	}
-}
-
-/* The formula. */
-static size_t share(size_t total, size_t n_of_others)
-{
-	size_t n = total > n_of_others ? (total - n_of_others) / SHARE : 0;
-	return n > GLAKE_MAX_PACKET_FDS ? n : GLAKE_MAX_PACKET_FDS;
 }
 
 /* ---- deferred close -------------------------------------------------------------------------- */
@@ -265,7 +257,8 @@ static size_t look_at_all(struct user *user)
 
 static bool has_share(const struct user *user, size_t n_fds)
 {
-	return user->n_unread + n_fds <= share(max_fds, n_unread_of_all - user->n_unread);
+	return user->n_unread + n_fds <=
+	       user_share(USER_UNREAD_FDS, max_fds, n_unread_of_all - user->n_unread);
 }
 
 static bool may_send(struct inflight *inflight, size_t n_fds, uint64_t now_ms)
@@ -337,7 +330,7 @@ bool inflight_is_full(struct inflight *inflight, uint64_t now_ms)
 	LOCKED;
 	size_t n = user ? in_table(user) : 0;
 	return n > GLAKE_MAX_PACKET_FDS &&
-	       (n > share(max_fds / TABLE_PART, n_in_table_of_all - n) ||
+	       (n > user_share(USER_TABLE_FDS, max_fds / TABLE_PART, n_in_table_of_all - n) ||
 	        !may_send(inflight, GLAKE_MAX_PACKET_FDS, now_ms));
 }
 

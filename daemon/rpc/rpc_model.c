@@ -10,10 +10,6 @@
 #include "daemon/base/text.h"
 #include "proto/cleanup.h"
 
-/* The last places for loads are for tenants with fewer loads than this. */
-#define RESERVED_LOADS (GLAKE_MAX_LOADS / 4)
-#define FEW_LOADS 4
-
 /* Progress is reported when it has grown by 1/100 of the whole. */
 #define PROGRESS_STEPS 100
 
@@ -181,27 +177,17 @@ static bool check_files(struct session *session, const request_t *request, const
 	return true;
 }
 
-/*
- * One tenant cannot have all places. Returns false after a refusal. The places of cancelled loads
- * count for their user, because tenants come and go.
- */
+/* Returns false after a refusal. */
 static bool check_loads(struct session *session, uint64_t id)
 {
+	const struct mover_link *mover = rpc_of(session)->mover;
 	size_t n_own;
-	size_t n_loads = mover_n_cancelled(rpc_of(session)->mover, session->holder->peer.owner,
-	                                   &n_own);
-	struct model *model;
-	list_for_each (model, &rpc_of(session)->store->model_list, link) {
-		if (model->state == MODEL_LOADING && model->load) {
-			n_loads++;
-			n_own += load_payer(model->load) == session->holder->tenant;
-		}
-	}
-	if (n_loads < GLAKE_MAX_LOADS - RESERVED_LOADS || n_own < FEW_LOADS) {
+	if (mover_may_load(mover, session->holder->peer.owner, &n_own)) {
 		return true;
 	}
-	rpc_refuse(session, id, STATUS_BUSY, "tenant %s has %zu loads under way, of %zu in all",
-	           session->holder->tenant->name, n_own, n_loads);
+	rpc_refuse(session, id, STATUS_BUSY,
+	           "this user has %zu loads under way, of %" PRIu64 " of all users", n_own,
+	           mover->loads.used);
 	return false;
 }
 

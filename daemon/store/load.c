@@ -83,8 +83,11 @@ static struct load *load_of(struct load_job *job)
 	return container_of(job, struct load, job);
 }
 
-/* There is one while it goes on: it is cancelled with the last waiter. */
-struct tenant *load_payer(const struct load *load)
+/*
+ * The tenant that pays: the first waiter's. There is one while it goes on: it is cancelled with the last
+ * waiter.
+ */
+static struct tenant *load_payer(const struct load *load)
 {
 	return list_first(&load->waiters, struct load_waiter, link)->tenant;
 }

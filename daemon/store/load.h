@@ -77,9 +77,6 @@ void load_join(struct load *load, struct load_waiter *waiter);
 /* @waiter does not wait any more. May cancel the load. */
 void load_leave(struct load_waiter *waiter);
 
-/* The tenant that pays: the first waiter's. Not after the load's end. */
-struct tenant *load_payer(const struct load *load);
-
 struct load_result load_result(const struct load *load);
 
 #endif

@@ -8,12 +8,11 @@
 
 #include "daemon/net/inflight.h"
 #include "daemon/base/log.h"
+#include "proto/limits.h"
 #include "proto/mover.pb-c.h"
 
 /* Every load may have so many chunks, whatever others do. */
 #define MIN_CHUNKS 8
-/* A user may have this part of the loads' fds that other users leave. */
-#define USER_SHARE 2
 
 typedef Glake__Mover__Order order_t;
 typedef Glake__Mover__Report report_t;
@@ -34,16 +33,34 @@ static int send_order(struct mover_link *link, uint64_t job, order_t *order, uid
 
 /* ---- jobs that end --------------------------------------------------------------------------- */
 
+static struct load_job *load_of(struct mover_job *job)
+{
+	return container_of(job, struct load_job, job);
+}
+
 static void count_fds(struct mover_link *link, struct mover_job *job, size_t n_fds)
 {
 	link->n_fds += n_fds - job->n_fds;
 	job->n_fds = n_fds;
+	if (job->kind == JOB_LOAD) {
+		struct load_job *load = load_of(job);
+		user_charge_set(&load->fds, &link->load_fds, load->user, n_fds);
+	}
+}
+
+/* The mover has nothing of it any more, or is none any more. */
+static void give_back(struct mover_link *link, struct mover_job *job)
+{
+	count_fds(link, job, 0);
+	if (job->kind == JOB_LOAD) {
+		user_refund_all(&load_of(job)->place);
+	}
 }
 
 /* The link does not know @job any more. */
 static void remove_job(struct mover_link *link, struct mover_job *job)
 {
-	count_fds(link, job, 0);
+	give_back(link, job);
 	HASH_DEL(link->jobs, job);
 	job->id = 0;
 }
@@ -53,11 +70,6 @@ static void fail_job(struct mover_link *link, struct mover_job *job, enum status
 {
 	remove_job(link, job);
 	job->on_failed(job, status, error);
-}
-
-static struct load_job *load_of(struct mover_job *job)
-{
-	return container_of(job, struct load_job, job);
 }
 
 /*
@@ -96,34 +108,13 @@ static void fail_all(struct mover_link *link, struct mover_process *holder, cons
 			fail_job(link, job, STATUS_MOVER_FAILED, error);
 			continue;
 		}
-		count_fds(link, job, 0);
+		give_back(link, job);
 		job->held_by = holder;
 		job->on_failed(job, STATUS_MOVER_FAILED, error);
 	}
 }
 
 /* ---- what the mover can hold ------------------------------------------------------------------ */
-
-/* The fds for loads. The others are for comparisons, which end by themselves. */
-static size_t max_load_fds(const struct mover_link *link)
-{
-	return link->max_fds / 4 * 3;
-}
-
-/* Whether a load of @uid may have @n_more fds. */
-static bool has_room(const struct mover_link *link, uid_t uid, size_t n_more)
-{
-	size_t n_own = 0;
-	size_t n_others = 0;
-	for (struct mover_job *job = link->jobs; job; job = job->hh.next) {
-		if (job->kind == JOB_LOAD) {
-			*(load_of(job)->uid == uid ? &n_own : &n_others) += job->n_fds;
-		}
-	}
-	size_t max = max_load_fds(link);
-	size_t n_left = max > n_others ? max - n_others : 0;
-	return n_own + n_more <= (n_own > 0 ? n_left / USER_SHARE : n_left);
-}
 
 /* The fds that a load with so many chunks counts for. */
 static size_t load_fds(const struct load_job *load, size_t n_chunks)
@@ -134,8 +125,8 @@ static size_t load_fds(const struct load_job *load, size_t n_chunks)
 size_t mover_reserve(struct mover_link *link, struct load_job *load, size_t n)
 {
 	size_t n_chunks = load->n_chunks + n;
-	if (n_chunks > MIN_CHUNKS &&
-	    !has_room(link, load->uid, load_fds(load, n_chunks) - load->job.n_fds)) {
+	if (n_chunks > MIN_CHUNKS && !pot_has_room(&link->load_fds, load->user,
+	                                           load_fds(load, n_chunks) - load->job.n_fds)) {
 		n_chunks = load->n_chunks > MIN_CHUNKS ? load->n_chunks : MIN_CHUNKS;
 	}
 	n = n_chunks - load->n_chunks;
@@ -262,13 +253,22 @@ int mover_load(struct mover_link *link, struct load_job *load, const struct devi
 	load->job.kind = JOB_LOAD;
 	load->n_files = n_fds;
 	load->n_chunks = 0;
-	if (load_fds(load, 0) > max_load_fds(link)) {
+	load->user = user_get(load->uid);
+	if (!load->user) {
+		return -ENOMEM;
+	}
+	if (load_fds(load, 0) > link->load_fds.limit) {
 		return -EMFILE;
 	}
-	if (!has_room(link, load->uid, load_fds(load, 0))) {
+	if (!pot_has_room(&link->load_fds, load->user, load_fds(load, 0)) ||
+	    !user_charge(&load->place, &link->loads, load->user, 1)) {
 		return -EBUSY;
 	}
-	return begin(link, &load->job, load_fds(load, 0), &order, load->uid, fds, n_fds);
+	int r = begin(link, &load->job, load_fds(load, 0), &order, load->uid, fds, n_fds);
+	if (r < 0) {
+		user_refund_all(&load->place);
+	}
+	return r;
 }
 
 /* Of chunks; their fds are glaked's own. */
@@ -349,17 +349,11 @@ void mover_cancel(struct mover_link *link, struct mover_job *job)
 	}
 }
 
-size_t mover_n_cancelled(const struct mover_link *link, uid_t uid, size_t *n_own_out)
+bool mover_may_load(const struct mover_link *link, uid_t uid, size_t *n_own_out)
 {
-	size_t n = 0;
-	*n_own_out = 0;
-	for (struct mover_job *job = link->jobs; job; job = job->hh.next) {
-		if (job->kind == JOB_LOAD && job->is_cancelled && !job->held_by) {
-			n++;
-			*n_own_out += load_of(job)->uid == uid;
-		}
-	}
-	return n;
+	const struct user *user = user_get(uid);
+	*n_own_out = user ? pot_used_by(&link->loads, user) : 0;
+	return !user || pot_has_room(&link->loads, user, 1);
 }
 
 /* ---- news ------------------------------------------------------------------------------------ */
@@ -508,7 +502,10 @@ int mover_link_init(struct mover_link *link, uv_loop_t *loop, struct keeper *kee
 	                            .stats = stats,
 	                            .events = events,
 	                            .idle_ms = idle_ms,
-	                            .max_fds = max_fds};
+	                            .max_fds = max_fds,
+	                            .loads = {.row = USER_LOADS, .limit = GLAKE_MAX_LOADS},
+	                            /* The others are for comparisons, which end by themselves. */
+	                            .load_fds = {.row = USER_LOAD_FDS, .limit = max_fds / 4 * 3}};
 	link->path = strdup(path);
 	if (!link->path) {
 		return -ENOMEM;
@@ -528,6 +525,8 @@ void mover_link_close(struct mover_link *link)
 	let_go(link);
 	fail_all(link, NULL, "glaked ends");
 	assert(!mover_is_busy(link));
+	pot_deinit(&link->loads);
+	pot_deinit(&link->load_fds);
 	mover_link_take_path(link, NULL);
 	uv_close((uv_handle_t *)&link->idle_timer, NULL);
 }

@@ -9,8 +9,8 @@
  *
  * No mover runs until the first job; orders wait in the socket while it starts (mover_process.h).
  * The link sends no more fds than the mover's own table of open files can hold. The fds of a job
- * count until its last report, those of a load's chunks until they are loaded. A user may have half
- * of the loads' fds that other users leave.
+ * count until its last report, those of a load's chunks until they are loaded. A user has a share of the
+ * loads, and of their fds (user.h).
  *
  * After idle_ms without jobs the link closes its end, and the mover exits.
  *
@@ -27,6 +27,7 @@
 #include "daemon/base/events.h"
 #include "daemon/base/hash.h"
 #include "daemon/base/list.h"
+#include "daemon/net/user.h"
 #include "daemon/store/mover_process.h"
 #include "daemon/base/stats.h"
 #include "daemon/base/status.h"
@@ -78,6 +79,9 @@ struct load_job_ops {
 struct load_job {
 	struct mover_job job;
 	uid_t uid; /* the user of the files */
+	struct user *user;
+	struct user_charge place; /* while the mover has it */
+	struct user_charge fds;   /* as many as job.n_fds */
 	size_t n_files;
 	size_t n_chunks; /* reserved, and not loaded */
 	const struct load_job_ops *ops;
@@ -109,6 +113,8 @@ struct mover_link {
 	uint64_t last_begun_ms; /* when the last job began that is not aside */
 	size_t max_fds;
 	size_t n_fds; /* of all jobs */
+	struct pot loads;
+	struct pot load_fds;
 	bool is_closing;
 };
 
@@ -168,9 +174,9 @@ void mover_grant(struct mover_link *link, struct load_job *load, uint64_t first,
 void mover_cancel(struct mover_link *link, struct mover_job *job);
 
 /*
- * The number of cancelled loads that still have a place in the mover: a file system may keep them
- * from ending. *n_own_out: those of @uid.
+ * Whether the user may have one more load in the mover. Cancelled ones count until they end, which a file system may
+ * keep them from. *n_own_out: how many it has.
  */
-size_t mover_n_cancelled(const struct mover_link *link, uid_t uid, size_t *n_own_out);
+bool mover_may_load(const struct mover_link *link, uid_t uid, size_t *n_own_out);
 
 #endif

@@ -419,29 +419,29 @@ static void load_as_other(struct harness *where, void *user)
 {
 	int connection = connection_hello(where);
 	/* The same files, loaded anew for another realm. */
-	for (unsigned i = 0; i < 4; i++) {
+	for (unsigned i = 0; i < GLAKE_MAX_LOADS / 4; i++) {
 		send_load(connection, where->folder, i);
 	}
 	/* No refusal is in the way of the answer. */
 	connection_ping(connection);
-	expect_busy(connection, send_load(connection, where->folder, 4));
+	expect_busy(connection, send_load(connection, where->folder, GLAKE_MAX_LOADS / 4));
 	connection_close(&connection);
 }
 
-/* Of 64 places for loads 16 are kept for those who have fewer than four. */
-START_TEST(the_loads_of_one_tenant_leave_room_for_others)
+/* Of the places for loads each user, also of one tenant, has half of what the others leave. */
+START_TEST(the_loads_of_one_user_leave_room_for_others)
 {
 	begin("takes its time");
 	int connection = connection_hello(&harness);
-	for (unsigned i = 0; i < 48; i++) {
+	for (unsigned i = 0; i < GLAKE_MAX_LOADS / 2; i++) {
 		send_load(connection, harness.folder, i);
 	}
 	connection_ping(connection);
-	expect_busy(connection, send_load(connection, harness.folder, 48));
+	expect_busy(connection, send_load(connection, harness.folder, GLAKE_MAX_LOADS / 2));
 	/* Who waits for what is being loaded needs no place. */
 	send_load(connection, harness.folder, 0);
 	connection_ping(connection);
-	ck_assert_uint_eq(world_books().n_models, 48);
+	ck_assert_uint_eq(world_books().n_models, GLAKE_MAX_LOADS / 2);
 	if (harness_is_root()) {
 		harness_as(&harness, 12345, 12345, load_as_other, NULL);
 	}
