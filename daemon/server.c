@@ -22,6 +22,8 @@
 #include "proto/cleanup.h"
 
 #define TICK_MS 1000
+/* The next try of a beat when the manager's queue is full. */
+#define BEAT_RETRY_MS 20
 /* How often NVML is asked. */
 #define NVML_TICKS 5
 /* So long the start waits for kept memory to be free. */
@@ -110,9 +112,12 @@ static void on_tick(uv_timer_t *timer)
 	              books_are_good(server->books) ? "" : ", and a restart would lose them");
 }
 
+/* Again and again until it was sent: the manager ends a glaked that it does not hear. */
 static void on_watchdog(uv_timer_t *timer)
 {
-	notify_watchdog();
+	if (!notify_watchdog()) {
+		uv_timer_start(timer, on_watchdog, BEAT_RETRY_MS, uv_timer_get_repeat(timer));
+	}
 }
 
 /* ---- the end --------------------------------------------------------------------------------- */

@@ -11,6 +11,7 @@
 #include <sys/stat.h>
 #include <systemd/sd-daemon.h>
 
+#include "daemon/base/hash.h"
 #include "daemon/base/list.h"
 #include "daemon/base/log.h"
 #include "daemon/base/notify.h"
@@ -19,11 +20,15 @@
 
 /* The next try when the kernel has too many of our fds in flight. */
 #define RETRY_MS 20
+/* What the name of an fd is behind. */
+#define NAME_KEY "\nFDNAME="
 
 /* A message that waits. */
 struct order {
-	struct list link; /* link: fdstore.orders */
-	int fd;           /* owned; -1: none goes with it */
+	struct list link;  /* link: fdstore.orders */
+	UT_hash_handle hh; /* fdstore.stores, by name, if it is to store */
+	const char *name;  /* in the text; NULL: it is not */
+	int fd;            /* owned; -1: none goes with it */
 	char text[];
 };
 
@@ -52,6 +57,7 @@ struct fdstore {
 	uint32_t name_bytes; /* of the kept */
 	bool is_near_full;   /* and the log says so */
 	struct list orders;
+	struct order *stores; /* of the orders */
 	struct list barriers;
 	int listener; /* owned; of a socket unit; -1: none, or taken */
 	struct passed *passed;
@@ -60,15 +66,22 @@ struct fdstore {
 
 /* ---- sending --------------------------------------------------------------------------------- */
 
-static void drop(struct order *order)
+static void drop(struct fdstore *store, struct order *order)
 {
 	list_remove(&order->link);
+	if (order->name) {
+		HASH_DEL(store->stores, order);
+	}
 	fd_close(&order->fd);
 	free(order);
 }
 
 static int send_now(const struct fdstore *store, const char *text, int fd)
 {
+	/* A place in the manager's queue is the beat's first. */
+	if (!notify_catch_up()) {
+		return -EAGAIN;
+	}
 	return wire_send(store->socket, text, strlen(text), &fd, fd >= 0 ? 1 : 0, MSG_DONTWAIT);
 }
 
@@ -103,17 +116,25 @@ static void send_orders(struct fdstore *store)
 			log_error("the service manager does not take fds any more: %s",
 			          r > 0 ? "it is gone" : strerror(-r));
 		}
-		drop(order);
+		drop(store, order);
 	}
 }
 
-/* @fd -1: none. The order has a duplicate of it. */
-static int give_order(struct fdstore *store, const char *text, int fd)
+/* False: no memory. */
+static bool enter_store(struct fdstore *store, struct order *order)
 {
-	if (list_is_empty(&store->orders) && send_now(store, text, fd) == 0) {
-		return 0;
+	order->name = strstr(order->text, NAME_KEY) + strlen(NAME_KEY);
+	HASH_ADD_KEYPTR(hh, store->stores, order->name, strlen(order->name), order);
+	if (!hash_has(order)) {
+		order->name = NULL;
 	}
-	struct order *order = malloc(sizeof(*order) + strlen(text) + 1);
+	return order->name;
+}
+
+/* @fd -1: none. The order has a duplicate of it. */
+static int queue_order(struct fdstore *store, const char *text, int fd, bool is_store)
+{
+	struct order *order = calloc(1, sizeof(*order) + strlen(text) + 1);
 	if (!order) {
 		return -ENOMEM;
 	}
@@ -125,10 +146,22 @@ static int give_order(struct fdstore *store, const char *text, int fd)
 	}
 	strcpy(order->text, text);
 	list_insert(&store->orders, &order->link);
+	if (is_store && !enter_store(store, order)) {
+		drop(store, order);
+		return -ENOMEM;
+	}
 	if (store->orders.next == &order->link) {
 		send_orders(store);
 	}
 	return 0;
+}
+
+static int give_order(struct fdstore *store, const char *text, int fd, bool is_store)
+{
+	if (list_is_empty(&store->orders) && send_now(store, text, fd) == 0) {
+		return 0;
+	}
+	return queue_order(store, text, fd, is_store);
 }
 
 /* ---- what is kept ---------------------------------------------------------------------------- */
@@ -218,8 +251,8 @@ int fdstore_put(struct fdstore *store, const char *name, int fd)
 		return -ENOSPC;
 	}
 	/* FDPOLL=0: pollable fds, such as pidfds, are kept after their end, too. */
-	snprintf(text, sizeof(text), "FDSTORE=1\nFDPOLL=0\nFDNAME=%s", name);
-	int r = give_order(store, text, fd);
+	snprintf(text, sizeof(text), "FDSTORE=1\nFDPOLL=0" NAME_KEY "%s", name);
+	int r = give_order(store, text, fd, true);
 	if (r == 0 && store->is_lost) {
 		r = -ENOTSUP;
 	}
@@ -229,18 +262,31 @@ int fdstore_put(struct fdstore *store, const char *name, int fd)
 	return r;
 }
 
-void fdstore_remove(struct fdstore *store, const char *name)
+/* It has not been sent: the manager need not hear of it. */
+static bool take_back(struct fdstore *store, const char *name)
+{
+	struct order *order = NULL;
+	HASH_FIND(hh, store->stores, name, strlen(name), order);
+	if (order) {
+		drop(store, order);
+	}
+	return order;
+}
+
+bool fdstore_remove(struct fdstore *store, const char *name)
 {
 	char text[FDSTORE_NAME_BYTES + 64];
 	if (!fdstore_is_kept(store) || !is_name(name) || store->n_kept == 0) {
-		return;
+		return false;
 	}
-	snprintf(text, sizeof(text), "FDSTOREREMOVE=1\nFDNAME=%s", name);
-	if (give_order(store, text, -1) < 0) {
+	bool is_told = !take_back(store, name);
+	snprintf(text, sizeof(text), "FDSTOREREMOVE=1" NAME_KEY "%s", name);
+	if (is_told && give_order(store, text, -1, false) < 0) {
 		log_error("cannot remove %s from the fd store: no host memory", name);
-		return;
+		return false;
 	}
 	count(store, name, -1);
+	return is_told;
 }
 
 /* ---- barriers -------------------------------------------------------------------------------- */
@@ -280,7 +326,7 @@ int fdstore_barrier(struct fdstore *store, fdstore_fn fn, void *user)
 	if (!barrier) {
 		return -ENOMEM;
 	}
-	int r = fdstore_is_kept(store) ? give_order(store, "BARRIER=1", its_end) : 0;
+	int r = fdstore_is_kept(store) ? give_order(store, "BARRIER=1", its_end, false) : 0;
 	if (r == 0) {
 		r = uv_poll_init(store->loop, &barrier->poll, our_end);
 	}
@@ -432,7 +478,7 @@ int fdstore_await(struct fdstore *store, uint64_t patience_ms)
 		return -errno;
 	}
 	cleanup_fd int our_end = ends[0];
-	int r = give_order(store, "BARRIER=1", ends[1]);
+	int r = give_order(store, "BARRIER=1", ends[1], false);
 	fd_close(&ends[1]);
 	if (r == 0 && !wait_for_end(store, our_end, patience_ms)) {
 		r = -ETIMEDOUT;
@@ -522,7 +568,7 @@ void fdstore_close(struct fdstore *store)
 		end_barrier(list_first(&store->barriers, struct barrier, link));
 	}
 	while (!list_is_empty(&store->orders)) {
-		drop(list_first(&store->orders, struct order, link));
+		drop(store, list_first(&store->orders, struct order, link));
 	}
 	if (fdstore_is_kept(store)) {
 		store->n_handles++;

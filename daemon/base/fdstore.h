@@ -19,7 +19,8 @@
  *   kernel has 128 KiB. A manager that exceeds it cannot start glaked again. So names must be short:
  *   names of 6 characters fill it with 18,700 fds, names of 17 characters with 7,200.
  *
- * Nothing here blocks. What cannot be sent waits in a queue, in order, with duplicates of its fds.
+ * Nothing here blocks. What cannot be sent waits in a queue, in order, with duplicates of its fds. If an fd is
+ * removed that was not sent yet, the manager hears of neither. The watchdog's beat (notify.h) goes before all.
  *
  * A passed fd stays kept under its name until fdstore_remove(). systemd keeps a file once: a second
  * name for the same open file is ignored.
@@ -111,9 +112,10 @@ int fdstore_put(struct fdstore *store, const char *name, int fd);
 
 /*
  * The manager closes its duplicate of what was put or passed under @name. When a later barrier comes
- * back, glake-keeper has closed it, and so has systemd up to 253; later ones begin to.
+ * back, glake-keeper has closed it, and so has systemd up to 253; later ones begin to. Returns whether the manager
+ * is told: false if it has nothing of that name, and nobody need wait.
  */
-void fdstore_remove(struct fdstore *store, const char *name);
+bool fdstore_remove(struct fdstore *store, const char *name);
 
 /*
  * Call @fn from the loop, never from here, when the manager has handled everything that was put and

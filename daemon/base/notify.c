@@ -53,15 +53,20 @@ int notify_connect(void)
 	return fd_steal(&fd);
 }
 
-/* sd_notify() would block the loop for as long as the manager does not read. */
-static bool tell(const char *text, bool may_wait)
+/* sd_notify() would block the loop for as long as the manager does not read. Returns 0 or -errno. */
+static int tell(const char *text, bool may_wait)
 {
 	const struct timeval patience = {.tv_usec = PATIENCE_US};
+	int flags = MSG_NOSIGNAL | (may_wait ? 0 : MSG_DONTWAIT);
 	cleanup_fd int fd = notify_connect();
-	if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience)) < 0) {
-		return false;
+	if (fd < 0) {
+		return fd;
 	}
-	return send(fd, text, strlen(text), MSG_NOSIGNAL | (may_wait ? 0 : MSG_DONTWAIT)) >= 0;
+	if (setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience)) < 0 ||
+	    send(fd, text, strlen(text), flags) < 0) {
+		return -errno;
+	}
+	return 0;
 }
 
 static void one_line(char *text)
@@ -94,7 +99,7 @@ void notify_status(const char *format, ...)
 	vsnprintf(text + n_bytes, sizeof(text) - (size_t)n_bytes, format, arguments);
 	va_end(arguments);
 	one_line(text);
-	if (strcmp(text, last) != 0 && tell(text, false)) {
+	if (strcmp(text, last) != 0 && tell(text, false) == 0) {
 		strcpy(last, text);
 	}
 }
@@ -122,7 +127,19 @@ uint64_t notify_watchdog_interval_ms(void)
 	return interval_ms ? interval_ms : 1;
 }
 
-void notify_watchdog(void)
+static bool is_beat_due;
+
+bool notify_catch_up(void)
 {
-	tell("WATCHDOG=1", false);
+	if (is_beat_due) {
+		/* A manager that is gone hears none. */
+		is_beat_due = tell("WATCHDOG=1", false) == -EAGAIN;
+	}
+	return !is_beat_due;
+}
+
+bool notify_watchdog(void)
+{
+	is_beat_due = true;
+	return notify_catch_up();
 }

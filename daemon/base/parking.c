@@ -129,7 +129,9 @@ uint64_t parking_put(struct parking *parking, const char *name, int fd)
 
 uint64_t parking_remove(struct parking *parking, const char *name)
 {
-	fdstore_remove(parking->store, name);
+	if (!fdstore_remove(parking->store, name)) {
+		return 0;
+	}
 	parking->last++;
 	ask(parking);
 	return parking->last;

@@ -40,6 +40,7 @@ bool parking_is_full(const struct parking *parking);
 
 /* Returns the order's number, or 0: the fd is not parked, and the log knows why. */
 uint64_t parking_put(struct parking *parking, const char *name, int fd);
+/* Returns the order's number, or 0: there is none, because the manager was never told of the fd. */
 uint64_t parking_remove(struct parking *parking, const char *name);
 
 /* The number of the last order; 0: all have passed. */

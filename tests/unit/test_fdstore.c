@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What is asked of a manager that keeps fds, and what is taken from it. The manager is the test. */
 #include "daemon/base/fdstore.h"
+#include "daemon/base/notify.h"
 #include "daemon/base/parking.h"
 
 #include <errno.h>
@@ -203,6 +204,94 @@ START_TEST(manager_that_does_not_read_is_waited_for)
 	ck_assert_str_eq(told(), "BARRIER=1");
 	turn();
 	ck_assert_uint_eq(n_came, 1);
+	end();
+}
+END_TEST
+
+/* What comes next, with the loop's help: the manager has read what there was, and there may be more. */
+static const char *told_soon(void)
+{
+	const char *text = told();
+	for (unsigned i = 0; !*text && i < 4; i++) {
+		turn();
+		text = told();
+	}
+	return text;
+}
+
+/* A chunk is named and freed, again and again: the manager has nothing to do with what it has not heard of. */
+START_TEST(what_is_removed_before_it_was_sent_is_never_sent)
+{
+	enum { N = 1000 };
+	char name[16];
+	unsigned n_stores = 0, n_removals = 0;
+	become_manager("5000");
+	begin();
+	for (unsigned i = 0; i < N; i++) {
+		snprintf(name, sizeof(name), "c%u", i);
+		ck_assert_int_eq(fdstore_put(store, name, STDIN_FILENO), 0);
+		fdstore_remove(store, name);
+	}
+	ck_assert_int_eq(fdstore_put(store, "last", STDIN_FILENO), 0);
+	ck_assert_uint_eq(fdstore_n_kept(store), 1);
+	for (const char *text = told_soon(); *text; text = told_soon()) {
+		n_stores += strncmp(text, "FDSTORE=1", 9) == 0;
+		n_removals += strncmp(text, "FDSTOREREMOVE=1", 15) == 0;
+	}
+	ck_assert_uint_eq(n_stores, n_removals + 1);
+	/* What its queue had room for. */
+	ck_assert_uint_lt(n_stores, N / 2);
+	end();
+}
+END_TEST
+
+/* The same name again is another fd: what was sent is removed, what was not is not. */
+START_TEST(a_name_is_of_the_last_that_was_put)
+{
+	char name[16];
+	become_manager("5000");
+	begin();
+	ck_assert_int_eq(fdstore_put(store, "b1", STDIN_FILENO), 0);
+	ck_assert_str_eq(told(), "FDSTORE=1\nFDPOLL=0\nFDNAME=b1");
+	for (unsigned i = 0; i < 600; i++) {
+		snprintf(name, sizeof(name), "c%u", i);
+		ck_assert_int_eq(fdstore_put(store, name, STDIN_FILENO), 0);
+	}
+	ck_assert(fdstore_remove(store, "b1"));
+	ck_assert_int_eq(fdstore_put(store, "b1", STDIN_FILENO), 0);
+	ck_assert(!fdstore_remove(store, "b1"));
+	ck_assert_uint_eq(fdstore_n_kept(store), 600);
+	unsigned n_removals = 0;
+	for (const char *text = told_soon(); *text; text = told_soon()) {
+		ck_assert_str_ne(text, "FDSTORE=1\nFDPOLL=0\nFDNAME=b1");
+		n_removals += strcmp(text, "FDSTOREREMOVE=1\nFDNAME=b1") == 0;
+	}
+	ck_assert_uint_eq(n_removals, 1);
+	end();
+}
+END_TEST
+
+/* The watchdog does not wait for a thousand orders, and is not lost because the queue is full. */
+START_TEST(the_beat_goes_before_what_waits)
+{
+	enum { N = 1000 };
+	char name[16];
+	unsigned n_before = 0;
+	become_manager("5000");
+	begin();
+	for (unsigned i = 0; i < N; i++) {
+		snprintf(name, sizeof(name), "b%u", i);
+		ck_assert_int_eq(fdstore_put(store, name, STDIN_FILENO), 0);
+	}
+	ck_assert(!notify_watchdog());
+	for (const char *text = told(); strcmp(text, "WATCHDOG=1") != 0; text = told()) {
+		n_before += *text != '\0';
+		turn();
+	}
+	/* Those that were in its queue already. */
+	ck_assert_uint_lt(n_before, N / 2);
+	ck_assert(notify_catch_up());
+	ck_assert_str_ne(told_soon(), "WATCHDOG=1");
 	end();
 }
 END_TEST

@@ -98,6 +98,27 @@ START_TEST(manager_that_does_not_read_does_not_block)
 }
 END_TEST
 
+/* It is due until it was sent, and then once. */
+START_TEST(a_beat_is_not_lost_in_a_full_queue)
+{
+	int fd = manager();
+	for (int i = 0; i < 10000; i++) {
+		notify_status("%d sessions", i);
+	}
+	ck_assert(!notify_watchdog());
+	ck_assert(!notify_catch_up());
+	while (*told(fd)) {
+	}
+	ck_assert(notify_catch_up());
+	ck_assert_str_eq(told(fd), "WATCHDOG=1");
+	ck_assert(notify_catch_up());
+	ck_assert_str_eq(told(fd), "");
+	/* One that is gone does not hold up others. */
+	close(fd);
+	ck_assert(notify_watchdog());
+}
+END_TEST
+
 START_TEST(without_manager_nothing_happens)
 {
 	unsetenv("NOTIFY_SOCKET");
