@@ -163,7 +163,7 @@ static struct block *make_block(struct adoption *adoption, uint64_t id,
 		return NULL;
 	}
 	int fd = fdstore_take(parts->fdstore, name);
-	struct charge charge = tenant_charge_adopted(tenant_of(adoption, body->payer),
+	struct charge charge = tenant_charge_adopted(payer_alone(tenant_of(adoption, body->payer)),
 	                                             device->index, body->bytes, fd >= 0, 0);
 	chunk_adopt(&chunk, device, parts->chunk_books, body->bytes, fd, CHUNK_BLOCK, &charge);
 	struct block *block = store_adopt_block(parts->store, id, realm, &digest,
@@ -310,8 +310,9 @@ static struct model *make_model(struct adoption *adoption, uint64_t id,
 		store_drop_adopted(store, plan.model);
 		plan.model = NULL;
 	}
-	if (plan.model && store_finish_adopted(store, plan.model, plan.blocks,
-	                                       tenant_of(adoption, body->payer)) < 0) {
+	const struct payer payer = {tenant_of(adoption, body->payer),
+	                            body->has_user ? user_get(body->user) : NULL};
+	if (plan.model && store_finish_adopted(store, plan.model, plan.blocks, payer) < 0) {
 		plan.model = NULL;
 	}
 	free(plan.blocks);
@@ -429,8 +430,8 @@ static int hold_chunk(struct adoption *adoption, struct holder *holder, const st
 	}
 	holder_parked_name(as->id, name);
 	int fd = fdstore_take(parts->fdstore, name);
-	struct charge charge = tenant_charge_adopted(holder->tenant, device->index, body->bytes,
-	                                             fd >= 0, 0);
+	struct charge charge = tenant_charge_adopted(holder_payer(holder), device->index,
+	                                             body->bytes, fd >= 0, 0);
 	chunk_adopt(&chunk, device, parts->chunk_books, body->bytes, fd, CHUNK_PRIVATE, &charge);
 	int r = holder_adopt_chunk(holder, as, &chunk);
 	if (r < 0) {

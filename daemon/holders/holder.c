@@ -64,6 +64,7 @@ void holder_unref(struct holder *holder)
 		return;
 	}
 	peer_deinit(&holder->peer);
+	user_unref(holder->user);
 	realm_unref(holder->realm);
 	free(holder->program);
 	free(holder);
@@ -269,7 +270,7 @@ static struct held *add(struct holder *holder, uint64_t request, enum held_kind 
 bool holder_pay_record(struct holder *holder, struct held *held)
 {
 	if (!held->record.tenant) {
-		held->record = tenant_charge_manifest(holder->tenant);
+		held->record = tenant_charge_manifest(holder_payer(holder));
 	}
 	return held->record.manifest_bytes > 0 ||
 	       charge_grow_manifest(&held->record, HOLDER_RECORD_BYTES) == 0;
@@ -549,6 +550,7 @@ struct holder *holder_adopt(struct holders *holders, uint64_t id, struct peer *p
 	holder->id = id;
 	holder->peer = *peer;
 	*peer = (struct peer){0};
+	holder->user = user_ref(user_get(holder->peer.owner));
 	holder->realm = realm_ref(realm);
 	holder->tenant = tenant;
 	tenant_session_adopt(tenant);
@@ -577,7 +579,8 @@ static struct held *adopt_open(struct holder *holder, const struct held *as, enu
 {
 	struct held *held = add_as(holder, as, kind);
 	if (held) {
-		held->record = tenant_charge_adopted(holder->tenant, 0, 0, 0, HOLDER_RECORD_BYTES);
+		held->record = tenant_charge_adopted(holder_payer(holder), 0, 0, 0,
+		                                     HOLDER_RECORD_BYTES);
 	}
 	return held;
 }

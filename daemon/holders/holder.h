@@ -46,6 +46,8 @@ enum holder_state {
 
 /* Blocks of all models that it has open, again and again: they are walked through. 8 TiB of addresses. */
 #define HOLDER_MAX_PLACES (4u * 1024 * 1024)
+/* Weights that it has begun to publish. */
+#define HOLDER_MAX_DRAFTS 64u
 /*
  * Of a model or block that is open: glaked's memory for it, and for its record in the books. Its device memory
  * may cost its holder nothing, and it can be opened again and again.
@@ -176,6 +178,7 @@ struct holder {
 	struct process_watch *watch;  /* owned; of the process, while it is detached */
 	struct peer peer;
 	uint64_t started;      /* peer_start_time(); 0: unknown, or nobody watches */
+	struct user *user;     /* owned reference; of peer.owner. NULL until it is identified */
 	struct tenant *tenant; /* entered; NULL with a refusal */
 	struct realm *realm;   /* owned reference */
 	bool is_admin;
@@ -190,6 +193,11 @@ struct holder {
 	struct holder_usage usage;
 	struct holder_device devices[]; /* by index */
 };
+
+static inline struct payer holder_payer(const struct holder *holder)
+{
+	return (struct payer){holder->tenant, holder->user};
+}
 
 /* Ids begin after @last_id. */
 void holders_init(struct holders *holders, uv_loop_t *loop, struct device *devices,
@@ -266,7 +274,7 @@ struct held *holder_find(const struct holder *holder, enum held_kind kind, uint6
 /* Take over all @chunks; @held_out gets their entries. Returns 0, or -ENOMEM: none is taken over. */
 int holder_add_chunks(struct holder *holder, uint64_t request, struct chunk *chunks,
                       size_t n_chunks, struct held **held_out);
-/* Record a draft that the caller holds. NULL: no memory. */
+/* Record a draft that the caller holds; HOLDER_MAX_DRAFTS is the caller's to check. NULL: no memory. */
 struct held *holder_add_draft(struct holder *holder, uint64_t request, struct model *draft);
 /* The draft is published or gone. */
 void holder_forget_draft(struct holder *holder, struct held *held);

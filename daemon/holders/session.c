@@ -130,8 +130,9 @@ static int identify(struct session *session, uid_t owner)
 	peer->owner = owner;
 	/* A refused session counts for its user as well. */
 	int entered = conn_set_uid(&session->conn, owner);
-	if (r < 0 || entered < 0) {
-		return r < 0 ? r : entered;
+	holder->user = user_ref(user_get(owner));
+	if (r < 0 || entered < 0 || !holder->user) {
+		return r < 0 ? r : -ENOMEM;
 	}
 	config_realm_of(config, peer, realm, sizeof(realm));
 	holder->realm = realm_get(&sessions->holders->realms, realm);

@@ -29,6 +29,7 @@ static struct tenant *tenant_new(const char *name, uint32_t n_devices)
 		snprintf(tenant->name, sizeof(tenant->name), "%s", name);
 		tenant->n_devices = n_devices;
 		tenant->loads_limit.n_burst = LOADS_IN_LOG;
+		tenant->manifests.row = USER_MANIFESTS;
 		for (uint32_t i = 0; i < n_devices; i++) {
 			list_init(&tenant->devices[i].queue);
 		}
@@ -50,6 +51,7 @@ static void tenant_free(struct tenant *tenant)
 {
 	assert(tenant_is_unused(tenant));
 	assert(tenant->n_fds == 0 && tenant->manifest_bytes == 0);
+	pot_deinit(&tenant->manifests);
 	for (uint32_t i = 0; i < tenant->n_devices; i++) {
 		assert(tenant->devices[i].used_bytes == 0);
 	}
@@ -70,7 +72,7 @@ static void tenant_configure(struct tenant *tenant, const struct config_tenant *
 	tenant->priority = rule->priority;
 	tenant->max_sessions = rule->max_sessions;
 	tenant->max_fds = rule->max_fds;
-	tenant->quota_manifest_bytes = rule->manifest_bytes;
+	tenant_set_manifest_quota(tenant, rule->manifest_bytes);
 	for (uint32_t i = 0; i < tenant->n_devices; i++) {
 		tenant->devices[i].quota_bytes = config_tenant_quota(rule, i);
 	}
@@ -209,6 +211,7 @@ void tenant_set_max_sessions(struct tenant *tenant, uint32_t max_sessions)
 void tenant_set_manifest_quota(struct tenant *tenant, uint64_t quota_bytes)
 {
 	tenant->quota_manifest_bytes = quota_bytes;
+	tenant->manifests.limit = quota_bytes;
 }
 
 int tenant_session_enter(struct tenant *tenant)
@@ -244,8 +247,16 @@ static bool fits(uint64_t used, uint64_t more, uint64_t limit)
 	return more == 0 || (used <= limit && more <= limit - used);
 }
 
-static void count(struct tenant *tenant, const struct charge *wanted, struct charge *charge_out)
+static bool may_have_manifests(const struct tenant *tenant, const struct user *user,
+                               uint64_t more_bytes)
 {
+	return fits(tenant->manifest_bytes, more_bytes, tenant->quota_manifest_bytes) &&
+	       pot_has_room(&tenant->manifests, user, more_bytes);
+}
+
+static void count(struct payer payer, const struct charge *wanted, struct charge *charge_out)
+{
+	struct tenant *tenant = payer.tenant;
 	struct tenant_device *on = &tenant->devices[wanted->device];
 	on->used_bytes += wanted->bytes;
 	if (on->peak_bytes < on->used_bytes) {
@@ -256,11 +267,16 @@ static void count(struct tenant *tenant, const struct charge *wanted, struct cha
 	tenant->n_charges++;
 	*charge_out = *wanted;
 	charge_out->tenant = tenant;
+	charge_out->user = payer.user;
+	charge_out->of_user = (struct user_charge){0};
+	user_charge_anyway(&charge_out->of_user, &tenant->manifests, payer.user,
+	                   wanted->manifest_bytes);
 }
 
-/* Have @tenant pay for what @wanted names. */
-static int take(struct tenant *tenant, const struct charge *wanted, struct charge *charge_out)
+/* Have @payer pay for what @wanted names. */
+static int take(struct payer payer, const struct charge *wanted, struct charge *charge_out)
 {
+	struct tenant *tenant = payer.tenant;
 	assert(wanted->device < tenant->n_devices);
 	struct tenant_device *on = &tenant->devices[wanted->device];
 	if (!fits(on->used_bytes, wanted->bytes, on->quota_bytes)) {
@@ -269,10 +285,10 @@ static int take(struct tenant *tenant, const struct charge *wanted, struct charg
 	if (!fits(tenant->n_fds, wanted->n_fds, tenant->max_fds)) {
 		return TENANT_E_FDS;
 	}
-	if (!fits(tenant->manifest_bytes, wanted->manifest_bytes, tenant->quota_manifest_bytes)) {
+	if (!may_have_manifests(tenant, payer.user, wanted->manifest_bytes)) {
 		return TENANT_E_MANIFESTS;
 	}
-	count(tenant, wanted, charge_out);
+	count(payer, wanted, charge_out);
 	return 0;
 }
 
@@ -280,33 +296,34 @@ int tenant_charge(struct tenant *tenant, uint32_t device, uint64_t bytes, uint32
                   struct charge *charge_out)
 {
 	struct charge wanted = {.device = device, .bytes = bytes, .n_fds = n_fds};
-	return take(tenant, &wanted, charge_out);
+	return take(payer_alone(tenant), &wanted, charge_out);
 }
 
-struct charge tenant_charge_adopted(struct tenant *tenant, uint32_t device, uint64_t bytes,
+struct charge tenant_charge_adopted(struct payer payer, uint32_t device, uint64_t bytes,
                                     uint32_t n_fds, uint64_t manifest_bytes)
 {
 	const struct charge wanted = {
 		.device = device, .bytes = bytes, .n_fds = n_fds, .manifest_bytes = manifest_bytes};
 	struct charge charge;
-	count(tenant, &wanted, &charge);
+	count(payer, &wanted, &charge);
 	return charge;
 }
 
-struct charge tenant_charge_manifest(struct tenant *tenant)
+struct charge tenant_charge_manifest(struct payer payer)
 {
 	struct charge wanted = {0};
 	struct charge charge = {0};
-	take(tenant, &wanted, &charge);
+	take(payer, &wanted, &charge);
 	return charge;
 }
 
 int charge_grow_manifest(struct charge *charge, uint64_t more_bytes)
 {
 	struct tenant *tenant = charge->tenant;
-	if (!fits(tenant->manifest_bytes, more_bytes, tenant->quota_manifest_bytes)) {
+	if (!may_have_manifests(tenant, charge->user, more_bytes)) {
 		return TENANT_E_MANIFESTS;
 	}
+	user_charge_anyway(&charge->of_user, &tenant->manifests, charge->user, more_bytes);
 	tenant->manifest_bytes += more_bytes;
 	charge->manifest_bytes += more_bytes;
 	return 0;
@@ -327,14 +344,15 @@ void charge_refund(struct charge *charge)
 	tenant->n_fds -= charge->n_fds;
 	tenant->manifest_bytes -= charge->manifest_bytes;
 	tenant->n_charges--;
+	user_refund_all(&charge->of_user);
 	*charge = (struct charge){0};
 	tenant_free_if_gone(tenant);
 }
 
-int charge_move(struct charge *charge, struct tenant *to)
+int charge_move(struct charge *charge, struct payer to)
 {
 	assert(charge->tenant);
-	if (charge->tenant == to) {
+	if (charge->tenant == to.tenant && charge->user == to.user) {
 		return 0;
 	}
 	struct charge moved;

@@ -9,7 +9,8 @@
  *     used_bytes = sum of bytes over its charges,   n_fds = sum of n_fds over its charges,
  *     manifest_bytes = sum of manifest_bytes over its charges
  *
- * and a charge that would exceed a limit is refused. A limit may be set below the current use:
+ * and a charge that would exceed a limit is refused. Bytes of manifests are shared out between the tenant's users, too
+ * (user.h). A limit may be set below the current use:
  * nothing is taken away then, but further charges are refused until the use is low enough.
  *
  * Owner: the table owns its tenants; holders and charges borrow them. Lifetime: a tenant that is
@@ -25,12 +26,13 @@
 
 #include "daemon/config/config.h"
 #include "daemon/base/list.h"
+#include "daemon/net/user.h"
 
 enum {
 	TENANT_E_BYTES = 1, /* over its bytes on that device */
 	TENANT_E_FDS,       /* over its fds */
 	TENANT_E_SESSIONS,  /* over its sessions */
-	TENANT_E_MANIFESTS, /* over its host memory for manifests */
+	TENANT_E_MANIFESTS, /* over its host memory for manifests, or its user's share of it */
 };
 
 struct tenant_device {
@@ -53,6 +55,7 @@ struct tenant {
 	uint64_t max_fds;              /* 0 = no limit */
 	uint64_t manifest_bytes;       /* of glaked's memory */
 	uint64_t quota_manifest_bytes; /* 0 = no limit */
+	struct pot manifests;          /* of that, by user */
 	uint64_t n_charges;
 	struct log_limit log_limit;   /* of lines about sessions that were closed */
 	struct log_limit loads_limit; /* of lines about models that it loaded */
@@ -60,9 +63,23 @@ struct tenant {
 	struct tenant_device devices[];
 };
 
+/* Who pays: a tenant, and of what its users share, the user. */
+struct payer {
+	struct tenant *tenant;
+	struct user *user; /* NULL: glaked itself, which has no share */
+};
+
+static inline struct payer payer_alone(struct tenant *tenant)
+{
+	return (struct payer){.tenant = tenant};
+}
+
 /* The cost of one granted thing, and its payer. Zeroed memory is no charge. */
 struct charge {
 	struct tenant *tenant; /* borrowed; NULL = nothing charged */
+	struct user
+		*user; /* who pays for the bytes of a manifest; stays as long as there are any */
+	struct user_charge of_user; /* for those */
 	uint64_t bytes;
 	uint64_t manifest_bytes;
 	uint32_t device;
@@ -117,12 +134,12 @@ void tenant_session_leave(struct tenant *tenant);
 int tenant_charge(struct tenant *tenant, uint32_t device, uint64_t bytes, uint32_t n_fds,
                   struct charge *charge_out);
 
-/* For what an earlier glaked has granted to @tenant, which limits do not change. @device is the table's. */
-struct charge tenant_charge_adopted(struct tenant *tenant, uint32_t device, uint64_t bytes,
+/* For what an earlier glaked has granted to @payer, which limits do not change. @device is the table's. */
+struct charge tenant_charge_adopted(struct payer payer, uint32_t device, uint64_t bytes,
                                     uint32_t n_fds, uint64_t manifest_bytes);
 
 /* For a new manifest. It has no bytes yet, so this cannot be refused. */
-struct charge tenant_charge_manifest(struct tenant *tenant);
+struct charge tenant_charge_manifest(struct payer payer);
 /* The manifest grows. Returns 0 or TENANT_E_MANIFESTS: nothing has changed then. */
 int charge_grow_manifest(struct charge *charge, uint64_t more_bytes);
 
@@ -140,6 +157,6 @@ bool tenant_queue_is_next(const struct tenant *tenant, uint32_t device, const st
 void charge_refund(struct charge *charge);
 
 /* @to pays from now on. Returns 0, or TENANT_E_*: nothing has changed. */
-int charge_move(struct charge *charge, struct tenant *to);
+int charge_move(struct charge *charge, struct payer to);
 
 #endif

@@ -56,8 +56,8 @@ static size_t in_table(const struct user *user)
 
 static void forget_if_idle(struct user *user)
 {
-	if (user->n_turns == 0 && user->n_shares == 0 && user->n_connections == 0 &&
-	    in_table(user) == 0 && !user->lanes[FILES].has_thread &&
+	if (user->n_turns == 0 && user->n_shares == 0 && user->n_refs == 0 &&
+	    user->n_connections == 0 && in_table(user) == 0 && !user->lanes[FILES].has_thread &&
 	    !user->lanes[CONNECTIONS].has_thread) {
 		assert(user->n_unread == 0);
 		user_forget(user);

@@ -41,9 +41,25 @@ struct user *user_get(uid_t uid)
 	return user;
 }
 
+struct user *user_ref(struct user *user)
+{
+	if (user) {
+		user->n_refs++;
+	}
+	return user;
+}
+
+void user_unref(struct user *user)
+{
+	if (user) {
+		assert(user->n_refs > 0);
+		user->n_refs--;
+	}
+}
+
 void user_forget(struct user *user)
 {
-	assert(user->n_shares == 0);
+	assert(user->n_shares == 0 && user->n_refs == 0);
 	list_remove(&user->place);
 	list_remove(&user->link);
 	free(user);

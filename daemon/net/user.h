@@ -51,6 +51,7 @@ enum lane_kind { FILES, CONNECTIONS, N_LANES };
 struct user {
 	struct list link; /* link: users */
 	uid_t uid;
+	size_t n_refs;   /* of holders, and of what they have made */
 	size_t n_shares; /* of pots */
 
 	/* turn.c */
@@ -71,6 +72,10 @@ extern struct list users;
 
 /* A new one, unless there is one of @uid. NULL: no memory. */
 struct user *user_get(uid_t uid);
+
+/* It stays. NULL is fine. */
+struct user *user_ref(struct user *user);
+void user_unref(struct user *user);
 
 /* It has no turns, no charges, and nothing in flight. */
 void user_forget(struct user *user);

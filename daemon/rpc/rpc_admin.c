@@ -74,7 +74,7 @@ void rpc_pin(struct session *session, const request_t *request, struct fdlist *f
 		rpc_refuse_unparked(session, request->id, "model", model->id);
 		return;
 	}
-	int r = store_pin_model(store, model, session->holder->tenant);
+	int r = store_pin_model(store, model, holder_payer(session->holder));
 	if (r != 0) {
 		rpc_refuse_model(session, request->id, model, r);
 		return;

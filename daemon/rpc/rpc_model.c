@@ -34,7 +34,8 @@ void rpc_refuse_model(struct session *session, uint64_t id, const struct model *
 	if (error == TENANT_E_MANIFESTS) {
 		rpc_refuse(session, id, STATUS_OVER_QUOTA,
 		           "the manifest of '%s' (%" PRIu64
-		           " bytes) does not fit the limits of tenant %s",
+		           " bytes) does not fit the limits of tenant %s, or this user's share of "
+		           "them",
 		           model->name, model->manifest_bytes, session->holder->tenant->name);
 		return;
 	}
@@ -72,9 +73,9 @@ static void open_ready(struct session *session, uint64_t id, struct model *model
                        bool was_loaded, struct load_result result)
 {
 	struct store *store = rpc_of(session)->store;
-	int r = store_hold_model(store, model, session->holder->tenant);
+	int r = store_hold_model(store, model, holder_payer(session->holder));
 	if (r == 0 && pin) {
-		r = store_pin_model(store, model, session->holder->tenant);
+		r = store_pin_model(store, model, holder_payer(session->holder));
 		if (r != 0) {
 			store_unhold_model(store, model, session->holder->tenant->priority);
 		}
@@ -202,8 +203,8 @@ static struct model *start_load(struct session *session, const request_t *reques
 	}
 	cleanup_free char *name = text_clean_copy(body->name[0] ? body->name : body->files[0]);
 	struct model *model = name ? store_add_model(rpc->store, session->holder->realm, device,
-	                                             session->holder->tenant, name, files->ids,
-	                                             files->n_files)
+	                                             holder_payer(session->holder), name,
+	                                             files->ids, files->n_files)
 	                           : NULL;
 	if (!model) {
 		rpc_refuse(session, request->id, STATUS_NO_HOST_MEMORY,

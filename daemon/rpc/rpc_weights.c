@@ -46,8 +46,13 @@ static struct held *begin(struct session *session, const request_t *request)
 		           GLAKE_MAX_KEY_BYTES);
 		return NULL;
 	}
+	if (holder->n_held[HELD_DRAFT] == HOLDER_MAX_DRAFTS) {
+		rpc_refuse(session, request->id, STATUS_BUSY,
+		           "the session has %u drafts of weights already", HOLDER_MAX_DRAFTS);
+		return NULL;
+	}
 	struct model *draft = store_new_draft(rpc_of(session)->store, holder->realm, device,
-	                                      holder->tenant, body->key);
+	                                      holder_payer(holder), body->key);
 	struct held *held = draft ? holder_add_draft(holder, request->id, draft) : NULL;
 	if (!held) {
 		if (draft) {
@@ -204,7 +209,8 @@ static bool charge(struct session *session, struct model *draft, struct fault *f
 	rpc_of(session)->stats->quota_refusals++;
 	return fail(fault, STATUS_OVER_QUOTA,
 	            "the manifest is too large: tenant %s may have %" PRIu64
-	            " bytes for all of its models' manifests",
+	            " bytes for all of its models' manifests, and a user half of what its others "
+	            "leave",
 	            tenant->name, tenant->quota_manifest_bytes);
 }
 
@@ -266,7 +272,7 @@ static void answer(struct session *session, uint64_t id, uint64_t draft, bool wa
 static void commit(struct session *session, const request_t *request, struct held *held)
 {
 	struct store *store = rpc_of(session)->store;
-	struct tenant *tenant = session->holder->tenant;
+	struct payer payer = holder_payer(session->holder);
 	struct model *draft = held->model;
 	bool pin = request->weights_publish->pin;
 	int r = 0;
@@ -292,9 +298,9 @@ static void commit(struct session *session, const request_t *request, struct hel
 	                                             draft->name);
 	bool was_published = earlier && model_is_equal(earlier, draft);
 	if (was_published) {
-		r = pin ? store_pin_model(store, earlier, tenant) : 0;
+		r = pin ? store_pin_model(store, earlier, payer) : 0;
 	} else {
-		r = store_publish(store, draft, tenant, pin);
+		r = store_publish(store, draft, payer, pin);
 	}
 	if (r != 0) {
 		rpc_refuse_model(session, request->id, draft, r);

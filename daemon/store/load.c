@@ -370,7 +370,8 @@ static int charge_manifest(struct load *load)
 		char error[256];
 		snprintf(error, sizeof(error),
 		         "the manifest is too large: tenant %s may have %" PRIu64
-		         " bytes for all of its models' manifests",
+		         " bytes for all of its models' manifests, and a user half of what its "
+		         "others leave",
 		         payer->name, payer->quota_manifest_bytes);
 		load->context->stats->quota_refusals++;
 		fail(load, STATUS_OVER_QUOTA, error);

@@ -333,7 +333,7 @@ static int move_charge(struct store *store, struct block *block, struct tenant *
 	if (block->chunk.charge.tenant == tenant) {
 		return 0;
 	}
-	int r = charge_move(&block->chunk.charge, tenant);
+	int r = charge_move(&block->chunk.charge, payer_alone(tenant));
 	if (r == 0) {
 		note_block(store, block);
 	}
@@ -484,12 +484,12 @@ struct model *store_find_published(struct store *store, const struct realm *real
 	return model && strcmp(model->name, name) == 0 ? model : NULL;
 }
 
-static int move_manifest(struct store *store, struct model *model, struct tenant *tenant)
+static int move_manifest(struct store *store, struct model *model, struct payer payer)
 {
-	if (model->charge.tenant == tenant) {
+	if (model->charge.tenant == payer.tenant && model->charge.user == payer.user) {
 		return 0;
 	}
-	int r = charge_move(&model->charge, tenant);
+	int r = charge_move(&model->charge, payer);
 	if (r == 0) {
 		note_model(store, model);
 	}
@@ -499,7 +499,7 @@ static int move_manifest(struct store *store, struct model *model, struct tenant
 static void model_fall_idle(struct store *store, struct model *model)
 {
 	/* Without limits, so this cannot be refused. */
-	move_manifest(store, model, store->cache);
+	move_manifest(store, model, payer_alone(store->cache));
 	model->realm->idle_manifest_bytes += model->manifest_bytes;
 	enter_idle(store, &model->idle);
 }
@@ -527,7 +527,7 @@ static void free_model(struct store *store, struct model *model)
 
 /* LOADING, held once, and not in the table. NULL: no memory. */
 static struct model *new_model(struct store *store, struct realm *realm, struct device *device,
-                               struct tenant *payer, const char *name)
+                               struct payer payer, const char *name)
 {
 	struct model *model = calloc(1, sizeof(*model));
 	if (!model) {
@@ -584,7 +584,7 @@ static void hide_model(struct store *store, struct model *model)
 }
 
 struct model *store_add_model(struct store *store, struct realm *realm, struct device *device,
-                              struct tenant *payer, const char *name, const struct file_id *files,
+                              struct payer payer, const char *name, const struct file_id *files,
                               size_t n_files)
 {
 	struct model *model = new_model(store, realm, device, payer, name);
@@ -647,18 +647,18 @@ static int use_all(struct store *store, struct model *model, struct tenant *tena
 	return 0;
 }
 
-int store_hold_model(struct store *store, struct model *model, struct tenant *tenant)
+int store_hold_model(struct store *store, struct model *model, struct payer payer)
 {
 	assert(model->state == MODEL_READY);
 	if (model->n_holders == 0) {
-		int r = model->is_pinned ? 0 : move_manifest(store, model, tenant);
+		int r = model->is_pinned ? 0 : move_manifest(store, model, payer);
 		if (r != 0) {
 			return r;
 		}
-		r = use_all(store, model, tenant);
+		r = use_all(store, model, payer.tenant);
 		if (r != 0) {
 			if (!model->is_pinned) {
-				move_manifest(store, model, store->cache);
+				move_manifest(store, model, payer_alone(store->cache));
 			}
 			return r;
 		}
@@ -763,26 +763,27 @@ static int charge_for_pin(struct store *store, struct model *model, struct tenan
 	return r;
 }
 
-int store_pin_model(struct store *store, struct model *model, struct tenant *tenant)
+int store_pin_model(struct store *store, struct model *model, struct payer payer)
 {
 	assert(model->state == MODEL_READY);
 	if (model->is_pinned) {
 		return 0;
 	}
-	struct charge manifest = tenant_charge_manifest(tenant);
+	bool is_other = model->charge.tenant != payer.tenant || model->charge.user != payer.user;
+	struct charge manifest = tenant_charge_manifest(payer);
 	cleanup_free struct charge *charges = calloc(model->n_blocks + 1, sizeof(charges[0]));
 	int r = charges ? 0 : -ENOMEM;
-	if (r == 0 && model->charge.tenant != tenant) {
+	if (r == 0 && is_other) {
 		r = charge_grow_manifest(&manifest, model->manifest_bytes);
 	}
 	if (r == 0) {
-		r = charge_for_pin(store, model, tenant, charges);
+		r = charge_for_pin(store, model, payer.tenant, charges);
 	}
 	if (r != 0) {
 		charge_refund(&manifest);
 		return r;
 	}
-	if (model->charge.tenant != tenant) {
+	if (is_other) {
 		charge_refund(&model->charge);
 		model->charge = manifest;
 	} else {
@@ -869,7 +870,7 @@ bool store_has_damaged(const struct model *model)
 /* ---- published models ------------------------------------------------------------------------- */
 
 struct model *store_new_draft(struct store *store, struct realm *realm, struct device *device,
-                              struct tenant *payer, const char *key)
+                              struct payer payer, const char *key)
 {
 	struct model *draft = new_model(store, realm, device, payer, key);
 	if (draft) {
@@ -901,7 +902,7 @@ static void replace_model(struct store *store, struct model *model)
 	}
 }
 
-int store_publish(struct store *store, struct model *draft, struct tenant *tenant, bool pin)
+int store_publish(struct store *store, struct model *draft, struct payer payer, bool pin)
 {
 	struct model *earlier;
 	HASH_FIND(hh, store->models, &draft->key, sizeof(draft->key), earlier);
@@ -911,7 +912,7 @@ int store_publish(struct store *store, struct model *draft, struct tenant *tenan
 	}
 	int r = 0;
 	if (pin || (earlier && earlier->is_pinned)) {
-		r = store_pin_model(store, draft, tenant);
+		r = store_pin_model(store, draft, payer);
 	}
 	if (r == 0 && !enter_model(store, draft)) {
 		r = -ENOMEM;
@@ -929,7 +930,7 @@ int store_publish(struct store *store, struct model *draft, struct tenant *tenan
 		store_set_published(store, draft->blocks[i].block, false);
 	}
 	store->stats->models_published++;
-	store_unhold_model(store, draft, tenant->priority);
+	store_unhold_model(store, draft, payer.tenant->priority);
 	return 0;
 }
 
@@ -977,7 +978,7 @@ struct block *store_adopt_block(struct store *store, uint64_t id, struct realm *
 struct model *store_adopt_model(struct store *store, uint64_t id, struct realm *realm,
                                 struct device *device, const char *name)
 {
-	struct model *model = new_model(store, realm, device, store->cache, name);
+	struct model *model = new_model(store, realm, device, payer_alone(store->cache), name);
 	if (model) {
 		model->id = id;
 		model->n_holders = 0;
@@ -1013,7 +1014,7 @@ static bool are_parked(struct block *const *blocks, size_t n_blocks)
 }
 
 int store_finish_adopted(struct store *store, struct model *model, struct block *const *blocks,
-                         struct tenant *payer)
+                         struct payer payer)
 {
 	int r = are_parked(blocks, model->n_blocks) ? 0 : hide_adopted(model);
 	bool is_found = !model->is_hidden;

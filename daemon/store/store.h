@@ -124,7 +124,7 @@ struct model *store_find_model(struct store *store, const struct realm *realm,
 
 /* A new model, LOADING, held once (by the load). @payer pays for its manifest. NULL: no memory. */
 struct model *store_add_model(struct store *store, struct realm *realm, struct device *device,
-                              struct tenant *payer, const char *name, const struct file_id *files,
+                              struct payer payer, const char *name, const struct file_id *files,
                               size_t n_files);
 
 /* The READY model of the realm with the key @name; NULL: there is none. */
@@ -161,7 +161,7 @@ void store_place_block(struct store *store, struct model *model, size_t i, struc
  * Hold a READY model. The first one pays for the manifest; see also store_use_block(). Returns 0,
  * or TENANT_E_*: nothing has changed.
  */
-int store_hold_model(struct store *store, struct model *model, struct tenant *tenant);
+int store_hold_model(struct store *store, struct model *model, struct payer payer);
 /* The counterpart of store_hold_model(). A model that nobody holds is cache. */
 void store_unhold_model(struct store *store, struct model *model, int32_t priority);
 
@@ -169,26 +169,26 @@ void store_unhold_model(struct store *store, struct model *model, int32_t priori
 void store_drop_model(struct store *store, struct model *model);
 
 /*
- * Pin a READY model. @tenant pays for the manifest and for all blocks that are not pinned yet, in
+ * Pin a READY model. @payer pays for the manifest and for all blocks that are not pinned yet, in
  * place of the previous payer, while the block is used or pinned. Harmless if the model is pinned
  * already. Returns 0, or TENANT_E_* or -ENOMEM: nothing has changed.
  */
-int store_pin_model(struct store *store, struct model *model, struct tenant *tenant);
+int store_pin_model(struct store *store, struct model *model, struct payer payer);
 /* A model that nobody holds is cache again. */
 void store_unpin_model(struct store *store, struct model *model);
 
 /* A draft, held once. @payer pays for its manifest. NULL: no memory. */
 struct model *store_new_draft(struct store *store, struct realm *realm, struct device *device,
-                              struct tenant *payer, const char *key);
+                              struct payer payer, const char *key);
 /* Put @block, which has a user, behind the draft's blocks. Returns 0, -ENOMEM, or -EINVAL: it is full. */
 int store_add_used_block(struct store *store, struct model *draft, struct block *block);
 /*
  * The draft, complete and checked, becomes the model of its key, and its hold ends. From then on its blocks
  * go with their last model and user, so that models that come and go leave no cache behind. An earlier
- * model of that key is found no more, and goes when nobody has it open. @tenant pays for the pin, if @pin or
+ * model of that key is found no more, and goes when nobody has it open. @payer pays for the pin, if @pin or
  * the earlier one is pinned. Returns 0, or TENANT_E_* or -ENOMEM: it is a draft still.
  */
-int store_publish(struct store *store, struct model *draft, struct tenant *tenant, bool pin);
+int store_publish(struct store *store, struct model *draft, struct payer payer, bool pin);
 
 /* Bytes of chunks that only this model keeps. */
 uint64_t store_unique_bytes(const struct model *model);
@@ -220,7 +220,7 @@ struct model *store_adopt_model(struct store *store, uint64_t id, struct realm *
  * there is another one of that key. Then it is gone.
  */
 int store_finish_adopted(struct store *store, struct model *model, struct block *const *blocks,
-                         struct tenant *payer);
+                         struct payer payer);
 /* Instead. */
 void store_drop_adopted(struct store *store, struct model *model);
 

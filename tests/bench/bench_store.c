@@ -171,7 +171,7 @@ static void add_model(struct parts *parts, struct chunk *chunks, unsigned first,
 	struct file_id file = {.inode = first + 1};
 	snprintf(name, sizeof(name), "model-%u", first);
 	struct model *model = store_add_model(&parts->store, parts->realm, &parts->device,
-	                                      parts->payer, name, &file, 1);
+	                                      payer_alone(parts->payer), name, &file, 1);
 	for (unsigned i = 0; model && i < n; i++) {
 		snprintf(name, sizeof(name),
 		         "model.layers.%08u.self_attention.query_projection."

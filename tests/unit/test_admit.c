@@ -254,7 +254,7 @@ START_TEST_WITH(an_equal_content_is_the_block_there_is, .n = 3)
 	struct block *block = _i == 0 ? have_block(1) : have_idle_block(1);
 	if (_i == 2) {
 		block->n_pins = 1;
-		ck_assert_int_eq(charge_move(&block->chunk.charge, other_payer), 0);
+		ck_assert_int_eq(charge_move(&block->chunk.charge, payer_alone(other_payer)), 0);
 	}
 	uint64_t peak_bytes = used_bytes(payer) + CHUNK_BYTES;
 	start(&wish, 0);

@@ -51,7 +51,7 @@ static void start(struct client *client)
 	int fd = 0;
 	*client = (struct client){.waiter = {.tenant = payer, .done = note_done}};
 	list_init(&client->waiter.link);
-	model = store_add_model(&store, realm, &devices[0], payer, "m", &file, 1);
+	model = store_add_model(&store, realm, &devices[0], payer_alone(payer), "m", &file, 1);
 	ck_assert_ptr_nonnull(model);
 	ck_assert_int_eq(
 		load_start(&load_context, model, names, NULL, &fd, 1, false, &client->waiter), 0);

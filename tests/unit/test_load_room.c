@@ -36,7 +36,8 @@ static enum status ask(unsigned n_blocks, uint64_t block_bytes)
 {
 	char error[256] = "";
 	struct file_id file = {.inode = 1};
-	struct model *model = store_add_model(&store, realm, &devices[0], payer, "m", &file, 1);
+	struct model *model = store_add_model(&store, realm, &devices[0], payer_alone(payer), "m",
+	                                      &file, 1);
 	ck_assert_ptr_nonnull(model);
 	for (unsigned i = 0; i < n_blocks; i++) {
 		ck_assert_int_eq(model_add_block(model, block_bytes), 0);

@@ -73,7 +73,8 @@ START_TEST(a_manifest_is_paid_for_by_who_keeps_the_model)
 	struct tenant *cache = tenant_table_cache(tenants);
 	struct tenant *other = other_payer;
 	struct file_id file = {.inode = 1};
-	struct model *model = store_add_model(&store, realm, &devices[0], payer, "m", &file, 1);
+	struct model *model = store_add_model(&store, realm, &devices[0], payer_alone(payer), "m",
+	                                      &file, 1);
 	ck_assert_int_eq(model_add_tensor(model, "t", 0, NULL, NULL, 0, 0, 0), 0);
 	ck_assert_int_eq(charge_grow_manifest(&model->charge, model->manifest_bytes), 0);
 	uint64_t bytes = model->manifest_bytes;
@@ -82,17 +83,17 @@ START_TEST(a_manifest_is_paid_for_by_who_keeps_the_model)
 	store_unhold_model(&store, model, 0);
 	ck_assert_uint_eq(payer->manifest_bytes, 0);
 	ck_assert_uint_eq(cache->manifest_bytes, bytes);
-	ck_assert_int_eq(store_hold_model(&store, model, payer), 0);
+	ck_assert_int_eq(store_hold_model(&store, model, payer_alone(payer)), 0);
 	ck_assert_uint_eq(payer->manifest_bytes, bytes);
 	other->quota_manifest_bytes = bytes - 1;
-	ck_assert_int_eq(store_pin_model(&store, model, other), TENANT_E_MANIFESTS);
+	ck_assert_int_eq(store_pin_model(&store, model, payer_alone(other)), TENANT_E_MANIFESTS);
 	ck_assert_uint_eq(payer->manifest_bytes, bytes);
 	ck_assert_uint_eq(other->n_charges, 0);
 	other->quota_manifest_bytes = bytes;
-	ck_assert_int_eq(store_pin_model(&store, model, other), 0);
+	ck_assert_int_eq(store_pin_model(&store, model, payer_alone(other)), 0);
 	ck_assert_uint_eq(payer->manifest_bytes, 0);
 	store_unhold_model(&store, model, 0);
-	ck_assert_int_eq(store_hold_model(&store, model, payer), 0);
+	ck_assert_int_eq(store_hold_model(&store, model, payer_alone(payer)), 0);
 	ck_assert_uint_eq(other->manifest_bytes, bytes);
 	store_unpin_model(&store, model);
 	ck_assert_uint_eq(other->manifest_bytes, bytes);
@@ -112,8 +113,8 @@ START_TEST(models_that_have_nothing_are_bounded_too)
 	payer->quota_manifest_bytes = 0;
 	for (uint64_t i = 1; i <= N; i++) {
 		struct file_id file = {.inode = i};
-		struct model *model = store_add_model(&store, realm, &devices[0], payer, "m", &file,
-		                                      1);
+		struct model *model = store_add_model(&store, realm, &devices[0],
+		                                      payer_alone(payer), "m", &file, 1);
 		ck_assert_int_eq(charge_grow_manifest(&model->charge, model->manifest_bytes), 0);
 		model->state = MODEL_READY;
 		store_unhold_model(&store, model, 0);
@@ -132,8 +133,8 @@ START_TEST(many_tensors_are_freed_by_a_thread)
 	store_begin();
 	for (size_t n_tensors = 10; n_tensors <= 100000; n_tensors *= 100) {
 		struct file_id file = {.inode = 1};
-		struct model *model = store_add_model(&store, realm, &devices[0], payer, "m", &file,
-		                                      1);
+		struct model *model = store_add_model(&store, realm, &devices[0],
+		                                      payer_alone(payer), "m", &file, 1);
 		for (size_t i = 0; i < n_tensors; i++) {
 			ck_assert_int_eq(model_add_tensor(model, "t", 0, shape, NULL, 1, 0, 0), 0);
 		}
@@ -162,8 +163,8 @@ START_TEST(tensors_outside_the_span_are_no_plan)
 	store_begin();
 	for (size_t i = 0; i < n_elements(cases); i++) {
 		struct file_id file = {.inode = 1};
-		struct model *model = store_add_model(&store, realm, &devices[0], payer, "m", &file,
-		                                      1);
+		struct model *model = store_add_model(&store, realm, &devices[0],
+		                                      payer_alone(payer), "m", &file, 1);
 		ck_assert_int_eq(model_add_tensor(model, "t", 0, NULL, NULL, 0, cases[i].offset,
 		                                  cases[i].bytes),
 		                 cases[i].added);
@@ -180,7 +181,8 @@ END_TEST
 
 static struct model *new_draft(struct tenant *tenant, struct block *block)
 {
-	struct model *draft = store_new_draft(&store, realm, &devices[0], tenant, "key");
+	struct model *draft = store_new_draft(&store, realm, &devices[0], payer_alone(tenant),
+	                                      "key");
 	ck_assert_int_eq(store_add_used_block(&store, draft, block), 0);
 	ck_assert_int_eq(charge_grow_manifest(&draft->charge, draft->manifest_bytes), 0);
 	return draft;
@@ -203,7 +205,7 @@ START_TEST(a_draft_is_no_model_until_it_is_published)
 	ck_assert_uint_eq(block->n_users, 1);
 
 	draft = new_draft(payer, block);
-	ck_assert_int_eq(store_publish(&store, draft, payer, false), 0);
+	ck_assert_int_eq(store_publish(&store, draft, payer_alone(payer), false), 0);
 	ck_assert_ptr_eq(find_key(), draft);
 	ck_assert_uint_eq(store.n_models, 1);
 	store_unuse_block(&store, block, 0);
@@ -211,7 +213,7 @@ START_TEST(a_draft_is_no_model_until_it_is_published)
 	/* What comes next takes it along, and its block. */
 	block = add_block(0, 2);
 	draft = new_draft(payer, block);
-	ck_assert_int_eq(store_publish(&store, draft, payer, false), 0);
+	ck_assert_int_eq(store_publish(&store, draft, payer_alone(payer), false), 0);
 	ck_assert_ptr_eq(find_key(), draft);
 	ck_assert_uint_eq(store.n_models, 1);
 	ck_assert_uint_eq(store.n_blocks, 1);
@@ -227,16 +229,16 @@ START_TEST(a_refused_pin_publishes_nothing)
 	struct block *first = add_block(0, 1);
 	struct block *second = add_block(0, 2);
 	struct model *earlier = new_draft(payer, first);
-	ck_assert_int_eq(store_publish(&store, earlier, payer, true), 0);
+	ck_assert_int_eq(store_publish(&store, earlier, payer_alone(payer), true), 0);
 	struct model *draft = new_draft(other_payer, second);
 	tenant_set_quota(other_payer, 0, 1);
-	ck_assert_int_ne(store_publish(&store, draft, other_payer, false), 0);
+	ck_assert_int_ne(store_publish(&store, draft, payer_alone(other_payer), false), 0);
 	ck_assert_ptr_eq(find_key(), earlier);
 	ck_assert(earlier->is_pinned && !draft->is_pinned);
 	ck_assert_uint_eq(second->n_pins, 0);
 	ck_assert_int_eq(draft->state, MODEL_LOADING);
 	tenant_set_quota(other_payer, 0, 0);
-	ck_assert_int_eq(store_publish(&store, draft, other_payer, false), 0);
+	ck_assert_int_eq(store_publish(&store, draft, payer_alone(other_payer), false), 0);
 	ck_assert(draft->is_pinned);
 	ck_assert_uint_eq(store.n_models, 1);
 	ck_assert_uint_eq(other_payer->devices[0].used_bytes, 2 * MIB);
@@ -253,11 +255,11 @@ START_TEST(an_adopted_block_of_a_replaced_model_is_cache_once)
 	struct block *block = add_block(0, 1);
 	struct block *other = add_block(0, 2);
 	struct model *replaced = new_draft(payer, block);
-	ck_assert_int_eq(store_publish(&store, replaced, payer, false), 0);
-	ck_assert_int_eq(store_hold_model(&store, replaced, payer), 0);
+	ck_assert_int_eq(store_publish(&store, replaced, payer_alone(payer), false), 0);
+	ck_assert_int_eq(store_hold_model(&store, replaced, payer_alone(payer)), 0);
 	struct model *model = new_draft(payer, other);
-	ck_assert_int_eq(store_publish(&store, model, payer, false), 0);
-	ck_assert_int_eq(store_hold_model(&store, model, payer), 0);
+	ck_assert_int_eq(store_publish(&store, model, payer_alone(payer), false), 0);
+	ck_assert_int_eq(store_hold_model(&store, model, payer_alone(payer)), 0);
 	store_set_published(&store, block, true);
 	/* What is adopted has no users at first. */
 	replaced->n_holders = 0;
@@ -279,13 +281,13 @@ START_TEST(a_damaged_block_hides_published_models)
 	store_begin();
 	struct block *block = add_block(0, 1);
 	struct model *replaced = new_draft(payer, block);
-	ck_assert_int_eq(store_publish(&store, replaced, payer, false), 0);
-	ck_assert_int_eq(store_hold_model(&store, replaced, payer), 0);
+	ck_assert_int_eq(store_publish(&store, replaced, payer_alone(payer), false), 0);
+	ck_assert_int_eq(store_hold_model(&store, replaced, payer_alone(payer)), 0);
 	struct block *other = add_block(0, 2);
 	struct model *model = new_draft(payer, other);
 	ck_assert_int_eq(store_add_used_block(&store, model, block), 0);
-	ck_assert_int_eq(store_publish(&store, model, payer, false), 0);
-	ck_assert_int_eq(store_hold_model(&store, model, payer), 0);
+	ck_assert_int_eq(store_publish(&store, model, payer_alone(payer), false), 0);
+	ck_assert_int_eq(store_hold_model(&store, model, payer_alone(payer)), 0);
 	ck_assert(model_is_replaced(replaced));
 	store_begin_compare(block);
 	ck_assert_int_eq(store_withdraw_block(&store, block), 0);
