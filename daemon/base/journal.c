@@ -11,6 +11,7 @@
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <xxhash.h>
@@ -19,13 +20,33 @@
 #include "daemon/base/log.h"
 #include "proto/cleanup.h"
 
-/* Addresses for the file: it grows without being mapped anew. */
+/*
+ * Room. Records come from the loop, which never waits; room comes from a thread, which may be late, and which the file
+ * system may refuse. So the loop needs to know early that room ends, and what it cannot refuse must always fit:
+ *
+ *     0         n_used    3/2 n_used + LEAST        n_allocated           MAX_BYTES
+ *     | records | deletions of all of them | records of requests | no room |
+ *
+ * A deletion is 24 bytes, and no record that the books put is shorter than 48. So half of the records' bytes holds
+ * the deletion of each of them. journal_has_room() is false when only that half and LEAST_BYTES are left; then
+ * requests that would add records are refused, and those that end things go on.
+ *
+ * A thread makes room in proportion to the file, because a compaction takes as long as the file is long, and there is no
+ * growth meanwhile.
+ */
 #define MAX_BYTES (1024ull * 1024 * 1024)
-/* A thread makes room for AHEAD bytes as soon as less than LOW are left. */
+#define LEAST_BYTES (3u * 1024 * 1024)
+/* The thread makes room for twice the records and AHEAD, as soon as there is none for 7/4 of them and LOW. */
 #define AHEAD_BYTES (8u * 1024 * 1024)
-#define LOW_BYTES (4u * 1024 * 1024)
+#define LOW_BYTES (6u * 1024 * 1024)
 /* Below this it does not matter what is still valid. */
 #define MIN_COMPACT_BYTES (1024u * 1024)
+/* What came during a compaction is copied by threads until so little is left. */
+#define CATCH_UP_BYTES (256u * 1024)
+/* What the loop allocates at once if the thread is late, and the thread if there is not much. */
+#define STEP_BYTES (1024u * 1024)
+/* Between compactions for the sake of room alone. */
+#define RETRY_MS 10000
 
 static const char magic[8] = "glake\r\n\1";
 
@@ -301,20 +322,23 @@ static int file_map(struct file *file)
 	return 0;
 }
 
-/* Any thread. Returns the bytes that the file has then, or -errno. */
-static int64_t allocate(const struct file *file, size_t n_bytes)
+/* Any thread. Returns the bytes that the file has then, or -errno. What it has already is not looked at. */
+static int64_t allocate(const struct file *file, size_t n_allocated, size_t n_bytes)
 {
 	if (n_bytes > MAX_BYTES) {
 		return -EFBIG;
 	}
-	int error = posix_fallocate(file->fd, 0, (off_t)n_bytes);
+	if (n_bytes <= n_allocated) {
+		return (int64_t)n_allocated;
+	}
+	int error = posix_fallocate(file->fd, (off_t)n_allocated, (off_t)(n_bytes - n_allocated));
 	return error ? -error : (int64_t)n_bytes;
 }
 
 /* Also has the pages made, so that the loop need not wait for them. */
-static int64_t allocate_ahead(const struct file *file, size_t n_used, size_t n_allocated)
+static int64_t allocate_pages(const struct file *file, size_t n_allocated, size_t n_wanted)
 {
-	int64_t n_bytes = allocate(file, n_used + AHEAD_BYTES);
+	int64_t n_bytes = allocate(file, n_allocated, n_wanted);
 #ifdef MADV_POPULATE_WRITE
 	size_t begin = n_allocated & ~(size_t)4095;
 	if (n_bytes > (int64_t)begin) {
@@ -322,6 +346,30 @@ static int64_t allocate_ahead(const struct file *file, size_t n_used, size_t n_a
 	}
 #endif
 	return n_bytes;
+}
+
+static size_t least_of(size_t a, size_t b)
+{
+	return a < b ? a : b;
+}
+
+/* A compaction will still have room beside the file. Any thread. */
+static bool may_grow(const struct file *file, size_t n_allocated, size_t n_bytes)
+{
+	struct statvfs status;
+	return fstatvfs(file->fd, &status) == 0 &&
+	       (uint64_t)status.f_bavail * status.f_frsize >= 2 * n_bytes - n_allocated;
+}
+
+static int64_t allocate_ahead(const struct file *file, size_t n_used, size_t n_allocated)
+{
+	return allocate_pages(file, n_allocated, least_of(2 * n_used + AHEAD_BYTES, MAX_BYTES));
+}
+
+static bool is_low(const struct file *file)
+{
+	size_t n_wanted = file->n_used + file->n_used / 4 * 3 + LOW_BYTES;
+	return file->n_allocated < least_of(n_wanted, MAX_BYTES);
 }
 
 /* So far the records are whole. */
@@ -358,15 +406,19 @@ static void file_append(struct file *file, enum verb verb, unsigned kind, uint64
 	file_set_end(file, file->n_used + record_bytes(n_bytes));
 }
 
-/* A burst that was faster than the threads waits for the file system here. Returns 0 or -errno. */
+/*
+ * The thread is late: the loop waits for the file system here, for as long as a MiB takes, instead of refusing requests
+ * or losing the books. Returns 0 or -errno.
+ */
 static int file_make_room(struct file *file, size_t n_bytes)
 {
-	int64_t n_allocated = (int64_t)file->n_allocated;
-	if (file->n_used + n_bytes > file->n_allocated) {
-		n_allocated = allocate(file, file->n_used + n_bytes + LOW_BYTES);
+	if (n_bytes <= file->n_allocated - file->n_used) {
+		return 0;
 	}
+	int64_t n_allocated = allocate(file, file->n_allocated,
+	                               file->n_used + n_bytes + STEP_BYTES);
 	if (n_allocated < 0) {
-		n_allocated = allocate(file, file->n_used + n_bytes);
+		n_allocated = allocate(file, file->n_allocated, file->n_used + n_bytes);
 	}
 	if (n_allocated < 0) {
 		return (int)n_allocated;
@@ -394,9 +446,10 @@ static int open_new(const char *path, struct file *file_out)
 enum job {
 	JOB_NONE,
 	JOB_GROW,
-	JOB_COMPACT, /* writes the new file */
-	JOB_RENAME,  /* both files are appended to */
-	JOB_CLOSE,   /* the old file */
+	JOB_COMPACT,  /* writes the new file */
+	JOB_CATCH_UP, /* and what has come meanwhile */
+	JOB_RENAME,   /* both files are appended to */
+	JOB_CLOSE,    /* the old file */
 };
 
 struct journal {
@@ -407,15 +460,20 @@ struct journal {
 	char boot[JOURNAL_BOOT_BYTES];
 	uint64_t serial;
 	struct file file;
-	struct file next;  /* of JOB_COMPACT and JOB_RENAME, or the old one of JOB_CLOSE */
-	size_t compact_at; /* n_used from which on the valid records get a new file */
+	struct file next; /* of JOB_COMPACT to JOB_RENAME, or the old one of JOB_CLOSE */
+	size_t n_valid;   /* n_used after the last compaction, or at its failure */
+	bool must_compact;
 	int error;
 	bool is_renewing; /* the file has no name yet */
 	bool is_closed;
+	bool is_stuck;     /* the file cannot grow; journal_tick() tries again */
+	uint64_t tried_ms; /* the last compaction for the sake of room alone */
+	struct log_limit log_limit;
 
 	uv_work_t work;
 	enum job job;
-	size_t job_end; /* the file's n_used and n_allocated at its start */
+	size_t job_begin; /* of JOB_CATCH_UP: so far the next file has all */
+	size_t job_end;   /* the file's n_used and n_allocated at its start */
 	size_t job_allocated;
 	int64_t job_result; /* of the job: bytes, or -errno */
 };
@@ -444,13 +502,27 @@ static void fail(struct journal *journal, int error)
 	unlink(journal->is_renewing ? journal->new_path : journal->path);
 }
 
-/* Not below twice of what is valid now, so each record is copied twice at most, on average. */
-static size_t next_compaction(size_t n_valid)
+static size_t limit_of(const struct journal *journal)
 {
-	return n_valid + (n_valid > MIN_COMPACT_BYTES ? n_valid : MIN_COMPACT_BYTES);
+	return journal->is_stuck ? journal->file.n_allocated : MAX_BYTES;
+}
+
+/*
+ * The n_used from which on the valid records get a new file: twice of what is valid, so that each record is copied twice
+ * at most, on average. But when the file has a limit, it is half of that, because journal_has_room() ends at two thirds; or
+ * some more than is valid, or one compaction would follow the other.
+ */
+static size_t compact_at(const struct journal *journal)
+{
+	size_t n_valid = journal->n_valid;
+	size_t n_garbage = n_valid > MIN_COMPACT_BYTES ? n_valid : MIN_COMPACT_BYTES;
+	size_t latest = limit_of(journal) / 2;
+	size_t earliest = n_valid + limit_of(journal) / 16;
+	return least_of(n_valid + n_garbage, latest > earliest ? latest : earliest);
 }
 
 static void start(struct journal *journal, enum job job);
+static void look_ahead(struct journal *journal);
 
 /* ---- jobs: on a thread ----------------------------------------------------------------------- */
 
@@ -473,6 +545,39 @@ static void write_max_ids(struct file *file, struct journal_image *image)
 	}
 }
 
+static size_t valid_bytes(const struct journal_image *image)
+{
+	size_t n_bytes = sizeof(struct header) + JOURNAL_MAX_KINDS * sizeof(struct record);
+	for (const struct journal_entry *entry = image->entries; entry; entry = entry->hh.next) {
+		for (size_t i = 0; i < entry->n_pieces; i++) {
+			n_bytes += record_bytes(entry->pieces[i].n_bytes);
+		}
+	}
+	return n_bytes;
+}
+
+/*
+ * With as much room behind the valid records as the old file has behind all of its records, whatever fits into the old
+ * one fits into the new one, which is never longer.
+ */
+static int64_t allocate_next(const struct journal *journal, const struct file *next, size_t n_valid)
+{
+	size_t n_left = journal->job_allocated - journal->job_end;
+	size_t n_least = least_of(n_valid, journal->job_end) + n_left;
+	size_t n_ahead = least_of(2 * n_valid + AHEAD_BYTES, MAX_BYTES);
+	int64_t n_bytes = allocate_pages(next, 0, n_ahead > n_least ? n_ahead : n_least);
+	return n_bytes < 0 ? allocate_pages(next, 0, n_least) : n_bytes;
+}
+
+static void write_valid(struct journal *journal, struct file *next, struct journal_image *image)
+{
+	file_begin(next, journal->boot, journal->serial);
+	for (const struct journal_entry *entry = image->entries; entry; entry = entry->hh.next) {
+		write_entry(next, entry);
+	}
+	write_max_ids(next, image);
+}
+
 static int64_t compact(struct journal *journal)
 {
 	struct journal_image image = {.state = JOURNAL_GOOD};
@@ -482,10 +587,8 @@ static int64_t compact(struct journal *journal)
 		/* Somebody else has written there: the next start says so. */
 		return r < 0 ? r : -EIO;
 	}
-	/* The old file does not grow meanwhile, so that much is enough for what comes behind. */
-	size_t n_bytes = journal->job_allocated + JOURNAL_MAX_KINDS * sizeof(struct record);
 	r = open_new(journal->new_path, &next);
-	int64_t n_allocated = r < 0 ? r : allocate_ahead(&next, n_bytes, 0);
+	int64_t n_allocated = r < 0 ? r : allocate_next(journal, &next, valid_bytes(&image));
 	if (n_allocated < 0) {
 		if (r == 0) {
 			unlink(journal->new_path);
@@ -493,16 +596,33 @@ static int64_t compact(struct journal *journal)
 		}
 	} else {
 		next.n_allocated = (size_t)n_allocated;
-		file_begin(&next, journal->boot, journal->serial);
-		for (const struct journal_entry *entry = image.entries; entry;
-		     entry = entry->hh.next) {
-			write_entry(&next, entry);
-		}
-		write_max_ids(&next, &image);
+		write_valid(journal, &next, &image);
 		journal->next = next;
 	}
 	journal_image_free(&image);
 	return n_allocated;
+}
+
+static void copy_records(struct file *next, const struct file *file, size_t begin, size_t end)
+{
+	memcpy(next->bytes + next->n_used, file->bytes + begin, end - begin);
+	file_set_end(next, next->n_used + end - begin);
+}
+
+static int64_t grow_to(const struct journal *journal, size_t n_bytes)
+{
+	return may_grow(&journal->file, journal->job_allocated, n_bytes)
+	               ? allocate_pages(&journal->file, journal->job_allocated, n_bytes)
+	               : -ENOSPC;
+}
+
+/* If there is not so much room, then in small steps. */
+static int64_t grow(const struct journal *journal)
+{
+	size_t n_bytes = least_of(2 * journal->job_end + AHEAD_BYTES, MAX_BYTES);
+	size_t n_step = least_of(journal->job_allocated + STEP_BYTES, MAX_BYTES);
+	int64_t r = grow_to(journal, n_bytes);
+	return r < 0 ? grow_to(journal, n_step) : r;
 }
 
 static void run_job(uv_work_t *work)
@@ -510,11 +630,14 @@ static void run_job(uv_work_t *work)
 	struct journal *journal = container_of(work, struct journal, work);
 	switch (journal->job) {
 	case JOB_GROW:
-		journal->job_result = allocate_ahead(&journal->file, journal->job_end,
-		                                     journal->job_allocated);
+		journal->job_result = grow(journal);
 		break;
 	case JOB_COMPACT:
 		journal->job_result = compact(journal);
+		break;
+	case JOB_CATCH_UP:
+		copy_records(&journal->next, &journal->file, journal->job_begin, journal->job_end);
+		journal->job_result = 0;
 		break;
 	case JOB_RENAME:
 		journal->job_result = rename(journal->new_path, journal->path) < 0 ? -errno : 0;
@@ -529,9 +652,9 @@ static void run_job(uv_work_t *work)
 
 static void warn_compaction(struct journal *journal)
 {
-	log_warning("%s: cannot be written anew: %s", journal->path,
-	            strerror((int)-journal->job_result));
-	journal->compact_at = next_compaction(journal->file.n_used);
+	log_limited(&journal->log_limit, LOG_LEVEL_WARNING, "%s: cannot be written anew: %s",
+	            journal->path, strerror((int)-journal->job_result));
+	journal->n_valid = journal->file.n_used;
 }
 
 static void end_grow(struct journal *journal)
@@ -539,29 +662,42 @@ static void end_grow(struct journal *journal)
 	if (journal->job_result > (int64_t)journal->file.n_allocated) {
 		journal->file.n_allocated = (size_t)journal->job_result;
 	}
+	journal->is_stuck = journal->job_result < 0;
+}
+
+static void give_up_next(struct journal *journal, int error)
+{
+	unlink(journal->new_path);
+	journal->job_result = error;
+	warn_compaction(journal);
+	start(journal, JOB_CLOSE);
 }
 
 /* What was put meanwhile goes behind; then the new file has all. */
+static void catch_up(struct journal *journal)
+{
+	size_t begin = journal->job_end;
+	size_t n_more = journal->file.n_used - begin;
+	int r = journal->error ? -journal->error : file_make_room(&journal->next, n_more);
+	if (r < 0) {
+		give_up_next(journal, r);
+	} else if (n_more > CATCH_UP_BYTES) {
+		journal->job_begin = begin;
+		start(journal, JOB_CATCH_UP);
+	} else {
+		copy_records(&journal->next, &journal->file, begin, journal->file.n_used);
+		start(journal, JOB_RENAME);
+	}
+}
+
 static void end_compact(struct journal *journal)
 {
-	struct file *next = &journal->next;
-	size_t n_more = journal->file.n_used - journal->job_end;
 	if (journal->job_result < 0) {
 		warn_compaction(journal);
 		return;
 	}
-	int r = journal->error ? -journal->error : file_make_room(next, n_more);
-	if (r < 0) {
-		unlink(journal->new_path);
-		journal->job_result = r;
-		warn_compaction(journal);
-		start(journal, JOB_CLOSE);
-		return;
-	}
-	journal->compact_at = next_compaction(next->n_used);
-	memcpy(next->bytes + next->n_used, journal->file.bytes + journal->job_end, n_more);
-	file_set_end(next, next->n_used + n_more);
-	start(journal, JOB_RENAME);
+	journal->n_valid = journal->next.n_used;
+	catch_up(journal);
 }
 
 static void end_rename(struct journal *journal)
@@ -572,6 +708,7 @@ static void end_rename(struct journal *journal)
 		struct file old = journal->file;
 		journal->file = journal->next;
 		journal->next = old;
+		journal->is_stuck = false;
 	}
 	if (journal->error) {
 		unlink(journal->path);
@@ -588,9 +725,12 @@ static void on_job_done(uv_work_t *work, int status)
 		end_grow(journal);
 	} else if (job == JOB_COMPACT) {
 		end_compact(journal);
+	} else if (job == JOB_CATCH_UP) {
+		catch_up(journal);
 	} else if (job == JOB_RENAME) {
 		end_rename(journal);
 	}
+	look_ahead(journal);
 }
 
 static void start(struct journal *journal, enum job job)
@@ -714,7 +854,7 @@ int journal_renew(struct journal *journal, void (*write)(void *user), void *user
 		journal->error = error;
 		fail(journal, r);
 	}
-	journal->compact_at = next_compaction(journal->file.n_used);
+	journal->n_valid = journal->file.n_used;
 	return r;
 }
 
@@ -753,7 +893,7 @@ int journal_open(uv_loop_t *loop, const char *path, const char *boot, uint64_t s
 		return r;
 	}
 	r = take_old(journal, serial, image_out);
-	journal->compact_at = next_compaction(journal->file.n_used);
+	journal->n_valid = least_of(valid_bytes(image_out), journal->file.n_used);
 	if (r < 0) {
 		fail(journal, r);
 	} else if (image_out->state != JOURNAL_GOOD) {
@@ -794,17 +934,56 @@ void journal_free(struct journal *journal)
 	free(journal);
 }
 
+/* There is room before a compaction, which keeps the file from growing. */
 static void look_ahead(struct journal *journal)
 {
 	const struct file *file = &journal->file;
-	if (journal->job != JOB_NONE || journal->is_closed || journal->is_renewing) {
+	if (journal->job != JOB_NONE || journal->is_closed || journal->is_renewing ||
+	    journal->error) {
 		return;
 	}
-	if (file->n_used >= journal->compact_at) {
-		start(journal, JOB_COMPACT);
-	} else if (file->n_allocated - file->n_used < LOW_BYTES) {
+	if (is_low(file) && !journal->is_stuck) {
 		start(journal, JOB_GROW);
+	} else if (file->n_used >= compact_at(journal) || journal->must_compact) {
+		journal->must_compact = false;
+		start(journal, JOB_COMPACT);
 	}
+}
+
+/* For the deletions of all that is there, and a little more. */
+static bool has_reserve(const struct file *file)
+{
+	return file->n_used + file->n_used / 2 + LEAST_BYTES <= file->n_allocated;
+}
+
+bool journal_has_room(struct journal *journal)
+{
+	struct file *file = &journal->file;
+	if (!journal->error && !has_reserve(file) && !journal->is_stuck) {
+		size_t n_more = file->n_used / 2 + LEAST_BYTES;
+		journal->is_stuck = !may_grow(file, file->n_allocated, file->n_used + n_more) ||
+		                    file_make_room(file, n_more) < 0;
+		look_ahead(journal);
+	}
+	return journal->error || has_reserve(file);
+}
+
+/* There is no room, and a little of the file is not valid. */
+static bool is_worth_compacting(const struct journal *journal)
+{
+	size_t n_more = journal->file.n_used - journal->n_valid;
+	bool is_time = uv_now(journal->loop) - journal->tried_ms >= RETRY_MS;
+	return n_more >= limit_of(journal) / 64 || (n_more > 0 && is_time);
+}
+
+void journal_tick(struct journal *journal)
+{
+	if (!journal_has_room(journal) && is_worth_compacting(journal)) {
+		journal->tried_ms = uv_now(journal->loop);
+		journal->must_compact = true;
+	}
+	journal->is_stuck = false;
+	look_ahead(journal);
 }
 
 static void append(struct journal *journal, enum verb verb, unsigned kind, uint64_t id,

@@ -17,8 +17,11 @@
  * or deletes it. Bodies in protobuf may be cut in pieces, because messages behind each other are one.
  *
  * Threads of libuv's pool allocate space ahead. They also write what is still valid into a new file, which
- * then takes the name, when the file has doubled. Meanwhile records go on into the old one, and into both
- * until the new one has the name.
+ * then takes the name, when the file has doubled, or before it gets too long. Meanwhile records go on into the old one,
+ * and into both until the new one has the name.
+ *
+ * A file has 1 GiB at most, and what its file system gives. Who asks journal_has_room() before it adds something
+ * never comes to that end: room stays for the deletions of all that is there.
  *
  * Owner: books. Threads: loop thread; journal_read() any.
  */
@@ -127,6 +130,13 @@ void journal_put(struct journal *journal, unsigned kind, uint64_t id, const void
 void journal_more(struct journal *journal, unsigned kind, uint64_t id, const void *body,
                   size_t n_bytes);
 void journal_delete(struct journal *journal, unsigned kind, uint64_t id);
+/*
+ * What others ask for may be put: afterwards all that is there can still be deleted. If not, what is valid fills the
+ * file, or a compaction is under way that makes room, or the file system has none. A journal that has failed has room.
+ */
+bool journal_has_room(struct journal *journal);
+/* Once a second: room that was not to be had may be there now. */
+void journal_tick(struct journal *journal);
 /*
  * A new file, with what @write puts, takes the place of the file, whole and at once. Blocks for the file system.
  * Returns 0: the journal is good, also if it had failed; -EBUSY: a thread is at work, nothing has changed; or another

@@ -152,6 +152,9 @@ static void write_all(void *user)
 void books_tick(struct books *books, const struct config *config)
 {
 	uint64_t now_ms = books ? uv_now(books->parts.loop) : 0;
+	if (books) {
+		journal_tick(books->journal);
+	}
 	if (!books || !journal_error(books->journal)) {
 		return;
 	}

@@ -182,7 +182,13 @@ static void delete_model(void *user, const struct model *model)
 	journal_delete(user, BOOKS_MANIFEST, model->manifest);
 }
 
+static bool has_room(void *user)
+{
+	return journal_has_room(user);
+}
+
 const struct store_watch write_store_watch = {
+	.has_room = has_room,
 	.block = write_block,
 	.block_gone = delete_block,
 	.tensors = write_tensors,

@@ -83,6 +83,8 @@ static void begin(struct session *session, const request_t *request)
 		greet(session, request->id);
 	} else if (session->holder->refusal) {
 		turn_away(session, request, STATUS_OVER_QUOTA, session->holder->refusal);
+	} else if (!session->holder->is_admin && !store_has_room(rpc_of(session)->store)) {
+		turn_away(session, request, STATUS_NO_HOST_MEMORY, STORE_NO_ROOM);
 	} else if (strlen(hello->program) > GLAKE_MAX_NAME_BYTES) {
 		/* A row of a listing must fit a page. */
 		rpc_refuse(session, request->id, STATUS_BAD_REQUEST,
@@ -135,25 +137,32 @@ static const struct {
 	rpc_handler_fn handle;
 	bool takes_fds;
 	bool grants; /* it grants something, so it is refused while draining */
+	bool is_written; /* what it grants is written in the books, so it is refused while they have no room */
 } handlers[] = {
 	[GLAKE__WIRE__REQUEST__BODY_HELLO] = {handle_hello},
 	[GLAKE__WIRE__REQUEST__BODY_GOODBYE] = {handle_goodbye},
 	[GLAKE__WIRE__REQUEST__BODY_PING] = {handle_ping},
-	[GLAKE__WIRE__REQUEST__BODY_CHUNK_ALLOC] = {rpc_chunk_alloc, .grants = true},
+	[GLAKE__WIRE__REQUEST__BODY_CHUNK_ALLOC] = {rpc_chunk_alloc, .grants = true,
+                                                    .is_written = true},
 	[GLAKE__WIRE__REQUEST__BODY_CHUNK_FREE] = {rpc_chunk_free},
-	[GLAKE__WIRE__REQUEST__BODY_CHUNK_SHARE] = {rpc_chunk_share, .grants = true},
-	[GLAKE__WIRE__REQUEST__BODY_CHUNK_OPEN] = {rpc_chunk_open, .grants = true},
+	[GLAKE__WIRE__REQUEST__BODY_CHUNK_SHARE] = {rpc_chunk_share, .grants = true,
+                                                    .is_written = true},
+	[GLAKE__WIRE__REQUEST__BODY_CHUNK_OPEN] = {rpc_chunk_open, .grants = true,
+                                                   .is_written = true},
 	[GLAKE__WIRE__REQUEST__BODY_USAGE_REPORT] = {rpc_usage_report},
 	[GLAKE__WIRE__REQUEST__BODY_FAULT_REPORT] = {rpc_fault_report},
 	[GLAKE__WIRE__REQUEST__BODY_MODEL_OPEN] = {rpc_model_open, .takes_fds = true,
-                                                   .grants = true},
+                                                   .grants = true, .is_written = true},
 	[GLAKE__WIRE__REQUEST__BODY_MODEL_TENSORS] = {rpc_model_tensors},
 	[GLAKE__WIRE__REQUEST__BODY_MODEL_BLOCKS] = {rpc_model_blocks},
 	[GLAKE__WIRE__REQUEST__BODY_MODEL_CLOSE] = {rpc_model_close},
 	[GLAKE__WIRE__REQUEST__BODY_WEIGHTS_PUBLISH] = {rpc_weights_publish, .grants = true},
-	[GLAKE__WIRE__REQUEST__BODY_WEIGHTS_ATTACH] = {rpc_weights_attach, .grants = true},
-	[GLAKE__WIRE__REQUEST__BODY_BLOCK_PUBLISH] = {rpc_block_publish, .grants = true},
-	[GLAKE__WIRE__REQUEST__BODY_BLOCK_LOOKUP] = {rpc_block_lookup, .grants = true},
+	[GLAKE__WIRE__REQUEST__BODY_WEIGHTS_ATTACH] = {rpc_weights_attach, .grants = true,
+                                                       .is_written = true},
+	[GLAKE__WIRE__REQUEST__BODY_BLOCK_PUBLISH] = {rpc_block_publish, .grants = true,
+                                                      .is_written = true},
+	[GLAKE__WIRE__REQUEST__BODY_BLOCK_LOOKUP] = {rpc_block_lookup, .grants = true,
+                                                     .is_written = true},
 	[GLAKE__WIRE__REQUEST__BODY_BLOCK_RELEASE] = {rpc_block_release},
 	[GLAKE__WIRE__REQUEST__BODY_STATUS_GET] = {rpc_status_get},
 	[GLAKE__WIRE__REQUEST__BODY_DEVICE_GET] = {rpc_device_get},
@@ -164,12 +173,19 @@ static const struct {
 	[GLAKE__WIRE__REQUEST__BODY_BLOCK_LIST] = {rpc_block_list},
 	[GLAKE__WIRE__REQUEST__BODY_EVENT_LIST] = {rpc_event_list},
 	[GLAKE__WIRE__REQUEST__BODY_USE_LIST] = {rpc_use_list},
-	[GLAKE__WIRE__REQUEST__BODY_PIN] = {rpc_pin},
+	[GLAKE__WIRE__REQUEST__BODY_PIN] = {rpc_pin, .is_written = true},
 	[GLAKE__WIRE__REQUEST__BODY_EVICT] = {rpc_evict},
 	[GLAKE__WIRE__REQUEST__BODY_QUOTA_SET] = {rpc_quota_set},
 	[GLAKE__WIRE__REQUEST__BODY_SESSION_SEAL] = {rpc_session_seal, .grants = true},
 	[GLAKE__WIRE__REQUEST__BODY_SEAL_PROGRESS] = {rpc_seal_progress},
 };
+
+/* What is given back is always written: the books keep room for it. */
+static bool may_write(const struct session *session, const request_t *request)
+{
+	bool is_unpin = request->body_case == GLAKE__WIRE__REQUEST__BODY_PIN && request->pin->unpin;
+	return is_unpin || store_has_room(rpc_of(session)->store);
+}
 
 static void dispatch(struct session *session, const request_t *request, struct fdlist *fds)
 {
@@ -195,6 +211,10 @@ static void dispatch(struct session *session, const request_t *request, struct f
 	}
 	if (handlers[body].grants && rpc_of(session)->is_draining) {
 		rpc_refuse(session, request->id, STATUS_SHUTTING_DOWN, "glaked is shutting down");
+		return;
+	}
+	if (handlers[body].is_written && !may_write(session, request)) {
+		rpc_refuse(session, request->id, STATUS_NO_HOST_MEMORY, "%s", STORE_NO_ROOM);
 		return;
 	}
 	handlers[body].handle(session, request, fds);

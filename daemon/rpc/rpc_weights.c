@@ -229,6 +229,7 @@ static bool has_too_many_blocks(const Glake__Wire__WeightsPublish *page)
 static bool add_page(struct session *session, struct model *draft,
                      const Glake__Wire__WeightsPublish *page, struct fault *fault)
 {
+	struct store *store = rpc_of(session)->store;
 	bool is_good = true;
 	if (has_too_many_blocks(page)) {
 		return fail(fault, STATUS_BAD_REQUEST, "more than %u blocks in a request",
@@ -240,10 +241,14 @@ static bool add_page(struct session *session, struct model *draft,
 	for (size_t i = 0; is_good && i < page->n_tensors; i++) {
 		is_good = add_tensor(draft, page->tensors[i], fault);
 	}
-	if (is_good) {
-		store_note_tensors(rpc_of(session)->store, draft);
+	if (is_good && !store_has_room(store)) {
+		is_good = fail(fault, STATUS_NO_HOST_MEMORY, "%s", STORE_NO_ROOM);
 	}
-	return is_good && charge(session, draft, fault);
+	is_good = is_good && charge(session, draft, fault);
+	if (is_good) {
+		store_note_tensors(store, draft);
+	}
+	return is_good;
 }
 
 /* ---- the last request ------------------------------------------------------------------------- */

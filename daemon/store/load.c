@@ -379,6 +379,17 @@ static int charge_manifest(struct load *load)
 	return 0;
 }
 
+/* As charge_manifest(), for what is written down of it meanwhile. */
+static void note_tensors(struct load *load)
+{
+	struct store *store = load->context->admit->store;
+	if (store_has_room(store)) {
+		store_note_tensors(store, load->model);
+	} else {
+		fail(load, STATUS_NO_HOST_MEMORY, STORE_NO_ROOM);
+	}
+}
+
 /* A failed load has it no more; any other has its plan already. */
 static int late_plan(const struct load *load)
 {
@@ -393,10 +404,13 @@ static int on_plan_tensor(struct load_job *job, const char *name, uint32_t dtype
 		return late_plan(load);
 	}
 	int r = model_add_tensor(load->model, name, dtype, shape, NULL, n_dims, offset, bytes);
-	if (r == 0 && load->model->n_tensors % BATCH_TENSORS == 0) {
-		store_note_tensors(load->context->admit->store, load->model);
+	if (r == 0) {
+		r = charge_manifest(load);
 	}
-	return r < 0 ? r : charge_manifest(load);
+	if (r == 0 && load->model && load->model->n_tensors % BATCH_TENSORS == 0) {
+		note_tensors(load);
+	}
+	return r;
 }
 
 static int on_plan_block(struct load_job *job, uint64_t content_bytes)

@@ -74,6 +74,11 @@ static void note_model(const struct store *store, const struct model *model)
 	}
 }
 
+bool store_has_room(const struct store *store)
+{
+	return !store->watch || store->watch->has_room(store->watcher);
+}
+
 void store_note_tensors(struct store *store, struct model *model)
 {
 	if (!store->watch || model->n_noted == model->n_tensors) {

@@ -21,6 +21,8 @@
  * changes, and manifests as they come.
  */
 struct store_watch {
+	/* For what somebody asks for. */
+	bool (*has_room)(void *user);
 	/* New, or changed. */
 	void (*block)(void *user, const struct block *block);
 	void (*block_gone)(void *user, const struct block *block);
@@ -146,6 +148,9 @@ void store_drop_left_over(struct store *store, const struct model *successor);
 void store_ready(struct store *store, struct model *model);
 /* A model that is LOADING has got more tensors; before it is ready, all are to be noted. */
 void store_note_tensors(struct store *store, struct model *model);
+/* What is asked for can be noted. If not, it is to be refused; what ends can be noted in any case. */
+bool store_has_room(const struct store *store);
+#define STORE_NO_ROOM "the books of glaked (state_path) have no room for more"
 
 /* store.watch has forgotten everything: it is told of all anew, and of a draft. */
 void store_note_all(struct store *store);

@@ -345,25 +345,35 @@ static int publish_while_stopped(uint64_t *publish_out)
 	return connection;
 }
 
-START_TEST(books_that_cannot_be_written_are_begun_as_soon_as_they_can)
+static char room[512];
+
+/* The books are in a file system of their own. Returns whether there is one. */
+static bool begin_with_room(const char *options, unsigned speed)
 {
 	static char config[1024]; /* read when the world ends, too */
-	char folder[512];
-	snprintf(folder, sizeof(folder), "%s/roomXXXXXX", getenv("TMPDIR"));
-	ck_assert_ptr_nonnull(mkdtemp(folder));
+	snprintf(room, sizeof(room), "%s/roomXXXXXX", getenv("TMPDIR"));
+	ck_assert_ptr_nonnull(mkdtemp(room));
 	if (unshare(CLONE_NEWNS) < 0 || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0 ||
-	    mount("none", folder, "tmpfs", 0, "size=1m,mode=0700") < 0) {
+	    mount("none", room, "tmpfs", 0, options) < 0) {
 		printf("SKIP: cannot mount tmpfs\n");
+		return false;
+	}
+	snprintf(config, sizeof(config), WORLD_CONFIG "state_path = \"%s/state\";", room);
+	begin_with(config, speed);
+	return true;
+}
+
+START_TEST(books_that_cannot_be_written_are_begun_as_soon_as_they_can)
+{
+	if (!begin_with_room("size=1m,mode=0700", SPEED)) {
 		return;
 	}
-	snprintf(config, sizeof(config), WORLD_CONFIG "state_path = \"%s/state\";", folder);
-	begin_with(config, SPEED);
 	harness_wait_log(&harness, "the books of glaked end here");
 	load("one", 5);
 	assert_ok(glake_set_max_sessions(eye, "default", 77));
 	uint64_t publish;
 	int connection = publish_while_stopped(&publish);
-	ck_assert_int_eq(mount("none", folder, "tmpfs", MS_REMOUNT, "size=64m"), 0);
+	ck_assert_int_eq(mount("none", room, "tmpfs", MS_REMOUNT, "size=64m"), 0);
 	harness_wait_log(&harness, "the books of glaked are whole again");
 	kill(world_running_mover(), SIGCONT);
 	Glake__Wire__Answer *answer = connection_receive_for(connection, publish, NULL);
@@ -380,6 +390,89 @@ START_TEST(books_that_cannot_be_written_are_begun_as_soon_as_they_can)
 	ck_assert_uint_eq(max_sessions, 77);
 	assert_ok(glake_set_max_sessions(eye, "default", 0));
 	look_no_more(); /* the file was not open in the beginning */
+}
+END_TEST
+
+#define N_WORDY 30
+
+/* Some bytes of tensors, and a record of 300 KiB in the books. */
+static void write_wordy(const char *path, unsigned seed)
+{
+	enum { N = 300, NAME = 1000 };
+	char name[NAME + 1];
+	memset(name, 'n', NAME);
+	name[NAME] = 0;
+	FILE *file = fopen(path, "we");
+	uint64_t n_header = 0;
+	ck_assert_uint_eq(fwrite(&n_header, sizeof(n_header), 1, file), 1);
+	for (unsigned i = 0; i < N; i++) {
+		fprintf(file,
+		        "%c\"%s%05u\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[%u,%u]}",
+		        i == 0 ? '{' : ',', name, i, i, i + 1);
+	}
+	fputc('}', file);
+	n_header = (uint64_t)ftell(file) - sizeof(n_header);
+	for (unsigned i = 0; i < N; i++) {
+		fputc((int)(seed + i) & 255, file);
+	}
+	rewind(file);
+	ck_assert_uint_eq(fwrite(&n_header, sizeof(n_header), 1, file), 1);
+	ck_assert_int_eq(fclose(file), 0);
+}
+
+static const char *wordy_path(unsigned i)
+{
+	char name[32];
+	snprintf(name, sizeof(name), "wordy%u", i);
+	return world_path(name);
+}
+
+/* As the user @uid, who stays far below all limits. */
+static void open_until_refused(void *uid)
+{
+	struct glake_model *model = NULL;
+	int r = 0;
+	ck_assert_int_eq(setgid(*(uid_t *)uid), 0);
+	ck_assert_int_eq(setuid(*(uid_t *)uid), 0);
+	struct glake_session *session = world_connect_blind();
+	for (unsigned i = 0; r == 0 && i < N_WORDY; i++) {
+		r = world_open_unmapped(session, wordy_path(i), &model);
+	}
+	ck_assert_msg(r == GLAKE_E_NO_HOST_MEMORY && strstr(glake_error(), "the books of glaked"),
+	              "%d: %s", r, glake_error());
+	/* What ends is written in any case. */
+	glake_model_close(model);
+	atomic_fetch_add(world_stage, 1);
+	pause();
+}
+
+/* Two users, none of them near a limit. */
+START_TEST(books_that_users_have_filled_do_not_end)
+{
+	static uid_t uids[] = {12345, 12346};
+	pid_t clients[n_elements(uids)];
+	if (!begin_with_room("size=24m,mode=0700", 0)) {
+		return;
+	}
+	ck_assert_int_eq(chmod(harness.socket_path, 0666), 0);
+	for (unsigned i = 0; i < N_WORDY; i++) {
+		write_wordy(wordy_path(i), i);
+	}
+	for (unsigned i = 0; i < n_elements(uids); i++) {
+		clients[i] = world_client(open_until_refused, &uids[i]);
+	}
+	world_await(n_elements(uids));
+	uint64_t n_models = world_books().n_models;
+	ck_assert_uint_gt(n_models, 10);
+	harness_kill(&harness);
+	harness_restart(&harness);
+	look_again();
+	ck_assert_uint_eq(world_books().n_models, n_models);
+	ck_assert_uint_eq(harness_n_log_lines(&harness, "the books of glaked end here"), 0);
+	for (unsigned i = 0; i < n_elements(uids); i++) {
+		world_kill(clients[i]);
+	}
+	look_no_more();
 }
 END_TEST
 

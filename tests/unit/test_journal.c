@@ -496,6 +496,104 @@ START_TEST(books_that_have_failed_begin_anew_as_soon_as_there_is_room)
 }
 END_TEST
 
+/* ---- a file that cannot grow ------------------------------------------------------------------- */
+
+#define LIMIT_BYTES (24u * 1024 * 1024)
+
+static void begin_small(void)
+{
+	signal(SIGXFSZ, SIG_IGN);
+	limit_files(LIMIT_BYTES);
+	open_as("one");
+}
+
+/* As the smallest record of the books. */
+static void put_small(uint64_t id)
+{
+	journal_put(journal, 1, id, "twenty-four bytes long..", 24);
+}
+
+static void tick(void)
+{
+	journal_tick(journal);
+	run_jobs();
+}
+
+/* Returns how many. */
+static uint64_t fill(void)
+{
+	uint64_t n = 0;
+	while (journal_has_room(journal)) {
+		put_small(++n);
+		if (n % 64 == 0) {
+			uv_run(&loop, UV_RUN_NOWAIT);
+		}
+		if (!journal_has_room(journal)) {
+			tick();
+		}
+	}
+	return n;
+}
+
+static void assert_has(uint64_t first, uint64_t last)
+{
+	leave();
+	open_as("one");
+	ck_assert_int_eq(image.state, JOURNAL_GOOD);
+	ck_assert_uint_eq(HASH_COUNT(image.entries), last - first + 1);
+	for (uint64_t id = first; id <= last; id++) {
+		ck_assert_ptr_nonnull(journal_find(&image, 1, id));
+	}
+	journal_image_free(&image);
+}
+
+/* Without a turn of the loop: a process with all of them has died. */
+START_TEST(all_that_was_put_can_be_deleted_however_full_the_file_is)
+{
+	begin_small();
+	uint64_t n = fill();
+	ck_assert_uint_gt(n, 200000);
+	for (uint64_t id = 1; id < n; id++) {
+		journal_delete(journal, 1, id);
+	}
+	ck_assert_int_eq(journal_error(journal), 0);
+	assert_has(n, n);
+	tick();
+	ck_assert(journal_has_room(journal));
+}
+END_TEST
+
+START_TEST(what_is_valid_and_fits_never_ends_a_journal)
+{
+	enum { N = 100000 };
+	begin_small();
+	for (uint64_t i = 0; i < 30 * N; i++) {
+		/* Two thirds of the file can be used, and these are four tenths. */
+		while (!journal_has_room(journal)) {
+			ck_assert(journal_is_busy(journal));
+			uv_run(&loop, UV_RUN_ONCE);
+		}
+		put_small(1 + i % (2 * N));
+		uv_run(&loop, UV_RUN_NOWAIT);
+	}
+	ck_assert_int_eq(journal_error(journal), 0);
+	assert_has(1, 2 * N);
+}
+END_TEST
+
+START_TEST(a_full_journal_has_room_again_when_something_is_deleted)
+{
+	begin_small();
+	uint64_t n = fill();
+	for (uint64_t id = 1; id <= 20000; id++) {
+		journal_delete(journal, 1, id);
+	}
+	tick();
+	ck_assert(journal_has_room(journal));
+	assert_has(20001, n);
+}
+END_TEST
+
 /* What was there before is not. */
 START_TEST(books_begin_anew_at_once)
 {
