@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Two kernels, for the simulated driver and for a real one:
+ * Kernels for the simulated driver and for a real one:
  *
  *   spin(flag, done)        until the word at flag is not 0; then the word at done is 1
+ *   hold(flag, begun)       the word at begun is 1; then until the word at flag is not 0
+ *   last(ns)                for so long
  *   add(ptr, n_words, by)   to each word, by loading and storing it
  *
  * Owner: the test that includes it. Threads: spin_load() once, then any.
@@ -18,6 +20,11 @@
 struct spin_params {
 	uint64_t flag;
 	uint64_t done;
+};
+
+struct hold_params {
+	uint64_t flag;
+	uint64_t begun;
 };
 
 struct add_params {
@@ -36,6 +43,23 @@ static inline void spin_run(const struct cudasim_run *run, const void *user)
 		nanosleep(&pause, NULL);
 	}
 	run->store(run, params->done, &one, sizeof(one));
+}
+
+static inline void hold_run(const struct cudasim_run *run, const void *user)
+{
+	const struct hold_params *params = user;
+	const uint32_t one = 1;
+	const struct spin_params spin = {params->flag, params->begun};
+	run->store(run, params->begun, &one, sizeof(one));
+	spin_run(run, &spin);
+}
+
+static inline void last_run(const struct cudasim_run *run, const void *user)
+{
+	const uint64_t *ns = user;
+	const struct timespec pause = {(time_t)(*ns / 1000000000), (long)(*ns % 1000000000)};
+	(void)run;
+	nanosleep(&pause, NULL);
 }
 
 static inline void add_run(const struct cudasim_run *run, const void *user)
@@ -60,11 +84,13 @@ static inline void add_run(const struct cudasim_run *run, const void *user)
 static const struct cudasim_kernel spin_kernels[] = {
 	{"spin", spin_run, 2, {8, 8}},
 	{"add", add_run, 3, {8, 8, 4}},
+	{"hold", hold_run, 2, {8, 8}},
+	{"last", last_run, 1, {8}},
 };
 
 static const struct cudasim_image spin_image = {
 	.magic = CUDASIM_IMAGE_MAGIC,
-	.n_kernels = 2,
+	.n_kernels = sizeof(spin_kernels) / sizeof(spin_kernels[0]),
 	.kernels = spin_kernels,
 };
 
@@ -84,6 +110,33 @@ static const char spin_ptx[] =
 	"	setp.eq.u32 go, now, 0;\n"
 	"	@go bra again;\n"
 	"	st.relaxed.sys.u32 [d], 1;\n"
+	"	ret;\n"
+	"}\n"
+	".visible .entry hold(.param .u64 flag, .param .u64 begun)\n"
+	"{\n"
+	"	.reg .pred go;\n"
+	"	.reg .b32 now;\n"
+	"	.reg .b64 f, b;\n"
+	"	ld.param.u64 f, [flag];\n"
+	"	ld.param.u64 b, [begun];\n"
+	"	st.relaxed.sys.u32 [b], 1;\n"
+	"again:\n"
+	"	ld.relaxed.sys.u32 now, [f];\n"
+	"	setp.eq.u32 go, now, 0;\n"
+	"	@go bra again;\n"
+	"	ret;\n"
+	"}\n"
+	".visible .entry last(.param .u64 ns)\n"
+	"{\n"
+	"	.reg .pred go;\n"
+	"	.reg .b64 n, begin, now;\n"
+	"	ld.param.u64 n, [ns];\n"
+	"	mov.u64 begin, %globaltimer;\n"
+	"again:\n"
+	"	mov.u64 now, %globaltimer;\n"
+	"	sub.u64 now, now, begin;\n"
+	"	setp.lt.u64 go, now, n;\n"
+	"	@go bra again;\n"
 	"	ret;\n"
 	"}\n"
 	".visible .entry add(.param .u64 ptr, .param .u64 n_words, .param .u32 by)\n"

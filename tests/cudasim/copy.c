@@ -98,6 +98,11 @@ static bool is_on_host(uint64_t addr)
 	return is_on_host;
 }
 
+bool copy_is_kernel(const struct copy *copy)
+{
+	return !is_on_host(copy->dst.addr) && !is_on_host(copy->src.addr);
+}
+
 /* Returns when the copy is done. Between two places on devices it need not be, see copy_sync. */
 static CUresult copy_here(const struct copy *copy)
 {
@@ -134,7 +139,7 @@ CUresult copy_sync(struct copy *copy)
 	if (err != CUDA_SUCCESS) {
 		return err;
 	}
-	if (!is_on_host(copy->dst.addr) && !is_on_host(copy->src.addr)) {
+	if (copy_is_kernel(copy)) {
 		/* Not synchronous with the host: neither is a driver's. */
 		return submit(copy, stream_from_handle(NULL));
 	}

@@ -107,6 +107,31 @@ void work_drop(struct work *work)
 	}
 }
 
+static uint64_t n_threads(const struct launch *launch)
+{
+	uint64_t n = 1;
+
+	for (unsigned i = 0; i < 3; i++) {
+		n *= (uint64_t)launch->grid[i] * launch->block[i];
+	}
+	return n;
+}
+
+/* How many threads it has on the device; 0: none, it is no kernel. */
+static uint64_t threads_of(const struct work *work)
+{
+	switch (work->type) {
+	case CU_GRAPH_NODE_TYPE_KERNEL:
+		return n_threads(&work->of.launch);
+	case CU_GRAPH_NODE_TYPE_MEMCPY:
+		return copy_is_kernel(&work->of.copy);
+	case CU_GRAPH_NODE_TYPE_MEMSET:
+		return 1;
+	default:
+		return 0;
+	}
+}
+
 static CUresult run_in_context(struct work *work)
 {
 	switch (work->type) {
@@ -139,8 +164,11 @@ static CUresult run_in_context(struct work *work)
 
 CUresult work_run(struct work *work)
 {
+	uint64_t n_wanted = threads_of(work);
+	uint64_t n_taken = n_wanted ? sms_take(work->ctx, n_wanted) : 0;
 	CUresult err = run_in_context(work);
 
+	sms_give(work->ctx, n_taken);
 	if (err != CUDA_SUCCESS) {
 		ctx_poison(work->ctx, err);
 	}

@@ -38,6 +38,15 @@ CUresult launch_fill(struct launch *launch, CUfunction function, void *const *pa
 void **launch_pointers(const struct launch *launch);
 CUresult launch_run(struct ctx *ctx, const struct launch *launch);
 
+/* --- sms.c --- */
+
+/*
+ * A kernel of so many threads begins: once there is room for one of them. Returns what it takes, for give; 0: the
+ * context was lost meanwhile.
+ */
+uint64_t sms_take(struct ctx *ctx, uint64_t n_threads);
+void sms_give(const struct ctx *ctx, uint64_t n_threads);
+
 /* --- copy.c --- */
 
 struct copy_side {
@@ -59,6 +68,8 @@ struct copy {
 /* Can it be submitted in a context of @device? Fills in what is pageable. */
 CUresult copy_check(struct copy *copy, unsigned device);
 CUresult copy_run(struct ctx *ctx, const struct copy *copy);
+/* Not for a copy engine: from one place of devices to another. */
+bool copy_is_kernel(const struct copy *copy);
 /* Returns when it is done, or for memory of devices only when it is submitted. */
 CUresult copy_sync(struct copy *copy);
 CUresult copy_async(struct copy *copy, CUstream handle);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The simulated driver: kernels that a test brings along, and what becomes of them when access goes. */
 #include "tests/cudasim/test_given.h"
+#include "tests/spin.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -113,6 +114,43 @@ START_TEST(a_kernel_waits_for_another_stream)
 	ck_ok(launch_put(words, 1, b));
 	ck_ok(cu.StreamSynchronize(a));
 	ck_assert_uint_eq(read_u32(words + 4), 7);
+}
+END_TEST
+
+/* As measured on an H200: sets and copies on the device are kernels, copies from and to the host are not. */
+START_TEST(a_kernel_that_fills_the_device_keeps_kernels_out)
+{
+	driver_begin("1x64MiB");
+	CUstream streams[4];
+	CUdeviceptr words = alloc(64), other = alloc(64), begun = words + 4;
+	void *params[] = {&words, &begun};
+	uint32_t word = 0, one = 1;
+	CUmodule module;
+	CUfunction hold;
+
+	for (unsigned i = 0; i < 4; i++) {
+		streams[i] = stream_new(CU_STREAM_NON_BLOCKING);
+	}
+	ck_ok(cu.ModuleLoadData(&module, &spin_image));
+	ck_ok(cu.ModuleGetFunction(&hold, module, "hold"));
+	ck_ok(cu.MemsetD8_v2(words, 0, 64));
+	ck_ok(cu.CtxSynchronize());
+	ck_ok(cu.LaunchKernel(hold, 264, 1, 1, 1024, 1, 1, 0, streams[0], params, NULL));
+	while (word == 0) {
+		ck_ok(cu.MemcpyDtoHAsync_v2(&word, begun, sizeof(word), streams[3]));
+		ck_ok(cu.StreamSynchronize(streams[3]));
+	}
+	ck_ok(cu.MemsetD8Async(other, 3, 16, streams[1]));
+	ck_ok(cu.MemcpyDtoDAsync_v2(other + 32, words, 4, streams[2]));
+	ck_ok(cu.MemcpyHtoDAsync_v2(other + 16, &one, sizeof(one), streams[3]));
+	ck_ok(cu.StreamSynchronize(streams[3]));
+	for (unsigned i = 0; i < 3; i++) {
+		ck_cu(cu.StreamQuery(streams[i]), CUDA_ERROR_NOT_READY);
+	}
+	ck_ok(cu.MemcpyHtoDAsync_v2(words, &one, sizeof(one), streams[3]));
+	ck_ok(cu.CtxSynchronize());
+	ck_assert_uint_eq(read_u32(other), 0x03030303);
+	ck_assert_uint_eq(read_u32(other + 32), 1);
 }
 END_TEST
 
