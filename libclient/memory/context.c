@@ -1,9 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "libclient/memory/context.h"
 
-#include <stdlib.h>
+#include <errno.h>
+#include <time.h>
 
 #include "libclient/memory/space.h"
+#include "proto/clock.h"
+
+/* Between two questions whether work is over. */
+#define PAUSE_NS 10000
 
 /* With @context current. */
 static CUresult copy(const struct cudrv *drv, CUcontext context, void *to, glake_ptr from,
@@ -135,57 +140,79 @@ static CUresult enter(struct visit *visit, const struct glake__device *device, C
 	return result;
 }
 
-static CUresult copy_inside(struct visit *visit, glake_ptr to, glake_ptr from, uint64_t n_bytes)
+/* An answer that leaves it open whether the work goes on is none. */
+static bool is_over(CUresult result)
 {
-	return visit->drv->cuMemcpyDtoDAsync(to, from, n_bytes, visit->stream);
+	return result == CUDA_SUCCESS || cudrv_is_lost(result);
 }
 
-/* From the host, since setting memory is a kernel, and those of the program may fill the GPU for long. */
-static CUresult zero_inside(struct visit *visit, glake_ptr to, glake_ptr from, uint64_t n_bytes)
+/* Asked, not waited for: a wait has no end of its own. CUDA_ERROR_NOT_READY: the memory may still be used. */
+static CUresult wait_for(const struct visit *visit, uint64_t patience_ns)
 {
-	(void)from;
-	void *zeroes = calloc(1, n_bytes);
-	CUresult result = zeroes ? visit->drv->cuMemcpyHtoDAsync(to, zeroes, n_bytes, visit->stream)
-	                         : CUDA_ERROR_OUT_OF_MEMORY;
-	if (result == CUDA_SUCCESS) {
-		result = visit->drv->cuStreamSynchronize(visit->stream);
+	const struct timespec pause = {.tv_nsec = PAUSE_NS};
+	const uint64_t begin_ns = clock_now_ns();
+	uint64_t waited_ns = 0;
+	CUresult result;
+	while (!is_over(result = visit->drv->cuStreamQuery(visit->stream)) &&
+	       waited_ns < patience_ns) {
+		nanosleep(&pause, NULL);
+		waited_ns = clock_now_ns() - begin_ns;
 	}
-	free(zeroes);
-	return result;
+	return is_over(result) ? result : CUDA_ERROR_NOT_READY;
 }
 
-typedef CUresult act_fn(struct visit *visit, glake_ptr to, glake_ptr from, uint64_t n_bytes);
+/* The stream and its context stay. */
+static void leave_behind(struct visit *visit, struct glake__left *left)
+{
+	*left = (struct glake__left){
+		.stream = visit->stream,
+		.device = visit->device,
+		.is_primary = visit->is_primary,
+	};
+	visit->drv->cuCtxGetCurrent(&left->context);
+	visit->stream = NULL;
+	visit->is_primary = false;
+}
+
+static CUresult submit(const struct visit *visit, glake_ptr to, glake_ptr from, uint64_t n_bytes)
+{
+	const struct cudrv *drv = visit->drv;
+	return from ? drv->cuMemcpyDtoDAsync(to, from, n_bytes, visit->stream)
+	            : drv->cuMemsetD8Async(to, 0, n_bytes, visit->stream);
+}
 
 /* In a context, which is held. */
-static CUresult act_in(const struct glake__device *device, CUcontext context, act_fn *act,
-                       glake_ptr to, glake_ptr from, uint64_t n_bytes)
+static CUresult work_in(const struct glake__device *device, CUcontext context, glake_ptr to,
+                        glake_ptr from, uint64_t n_bytes, uint64_t patience_ns,
+                        struct glake__left *left_out)
 {
-	const struct cudrv *drv = &device->session->drv;
 	struct visit visit;
 	CUresult result = enter(&visit, device, context);
 	if (result != CUDA_SUCCESS) {
 		return result;
 	}
-	result = act(&visit, to, from, n_bytes);
-	CUresult waited = drv->cuStreamSynchronize(visit.stream);
-	if (waited != CUDA_SUCCESS) {
-		/* The memory may be unmapped next: nothing may be under way. */
-		drv->cuCtxSynchronize();
+	CUresult submitted = submit(&visit, to, from, n_bytes);
+	result = wait_for(&visit, patience_ns);
+	if (result == CUDA_ERROR_NOT_READY && left_out) {
+		leave_behind(&visit, left_out);
 	}
 	leave(&visit);
-	return result != CUDA_SUCCESS ? result : waited;
+	return result == CUDA_SUCCESS ? submitted : result;
 }
 
-static int work(const struct glake__device *device, act_fn *act, glake_ptr to, glake_ptr from,
-                uint64_t n_bytes)
+int glake__context_work(const struct glake__device *device, glake_ptr to, glake_ptr from,
+                        uint64_t n_bytes, uint64_t patience_ns, struct glake__left *left_out)
 {
 	void *context;
 	int r = glake__context_hold(device->handle, &context);
 	if (r < 0) {
 		return r;
 	}
-	CUresult result = act_in(device, context, act, to, from, n_bytes);
+	CUresult result = work_in(device, context, to, from, n_bytes, patience_ns, left_out);
 	glake__context_let();
+	if (result == CUDA_ERROR_NOT_READY) {
+		return glake__fail(-EBUSY, "the GPU has no time for a copy");
+	}
 	if (result != CUDA_SUCCESS) {
 		return glake__fail(GLAKE_E_CUDA, "%s %llu bytes at 0x%llx: %s",
 		                   from ? "copying" : "zeroing", (unsigned long long)n_bytes,
@@ -198,12 +225,28 @@ static int work(const struct glake__device *device, act_fn *act, glake_ptr to, g
 int glake__context_copy(const struct glake__device *device, glake_ptr to, glake_ptr from,
                         uint64_t n_bytes)
 {
-	return work(device, copy_inside, to, from, n_bytes);
+	return glake__context_work(device, to, from, n_bytes, UINT64_MAX, NULL);
 }
 
-int glake__context_zero(const struct glake__device *device, glake_ptr ptr, uint64_t n_bytes)
+/* A context that was current may be gone when it no longer is: then nobody can ask. */
+bool glake__context_is_over(const struct cudrv *drv, struct glake__left *left)
 {
-	return work(device, zero_inside, ptr, 0, n_bytes);
+	CUcontext current = NULL;
+	if (!left->stream || drv->cuCtxGetCurrent(&current) != CUDA_SUCCESS ||
+	    (current != left->context && !left->is_primary) ||
+	    drv->cuCtxSetCurrent(left->context) != CUDA_SUCCESS) {
+		return false;
+	}
+	bool has_ended = is_over(drv->cuStreamQuery(left->stream));
+	if (has_ended) {
+		drv->cuStreamDestroy(left->stream);
+		left->stream = NULL;
+	}
+	drv->cuCtxSetCurrent(current);
+	if (has_ended && left->is_primary) {
+		drv->cuDevicePrimaryCtxRelease(left->device);
+	}
+	return has_ended;
 }
 
 void glake__context_quiesce(struct glake_session *session, const struct glake__device *device)

@@ -71,12 +71,19 @@ void glake__chunk_put(struct glake__chunk *chunk)
 	glake__chunks_release(dead);
 }
 
+/* In a mirror for reading: nobody writes there, and nobody is told the address. */
+static bool is_read_aside(const struct glake__piece *piece)
+{
+	return piece->range->use == GLAKE__RANGE_MIRROR && piece->access != GLAKE__ACCESS_WRITE;
+}
+
 /* More than once, where somebody could write to it. */
 static bool is_aliased(const struct glake__chunk *chunk)
 {
 	unsigned n = 0;
 	for (const struct glake__piece *at = chunk->mappings; n < 2 && at; at = at->next_mapping) {
-		n += at->range->use != GLAKE__RANGE_SCRATCH && at->range->use != GLAKE__RANGE_LOST;
+		n += at->range->use != GLAKE__RANGE_SCRATCH &&
+		     at->range->use != GLAKE__RANGE_LOST && !is_read_aside(at);
 	}
 	return n > 1;
 }
@@ -110,7 +117,8 @@ const char *glake__pin_text(enum glake__pin pin)
 
 static bool is_sealed(const struct glake__piece *piece)
 {
-	return piece->chunk && piece->chunk->kind == GLAKE__PAGE_BLOCK;
+	return piece->chunk && piece->chunk->kind == GLAKE__PAGE_BLOCK &&
+	       piece->range->use != GLAKE__RANGE_MIRROR;
 }
 
 static void count_sealed(const struct glake__piece *piece)

@@ -42,6 +42,7 @@ enum glake__range_use {
 	GLAKE__RANGE_OPENED,   /* glake_share_open(): another process's */
 	GLAKE__RANGE_PROGRAM,  /* the program's own reservation, under the shim */
 	GLAKE__RANGE_SCRATCH,  /* nobody's: fresh chunks on their way to a place (repiece.h) */
+	GLAKE__RANGE_MIRROR,   /* nobody's: memory of others, for work of our own (errand.h) */
 	GLAKE__RANGE_LOST,     /* nobody's: the driver has not unmapped it */
 };
 

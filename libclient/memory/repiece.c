@@ -6,7 +6,7 @@
 
 #include "libclient/link/error.h"
 #include "libclient/link/session.h"
-#include "libclient/memory/context.h"
+#include "libclient/memory/errand.h"
 #include "libclient/memory/reback.h"
 #include "libclient/memory/supply.h"
 #include "proto/cleanup.h"
@@ -89,18 +89,6 @@ static int fill(const struct glake__backing *backing, struct glake__range *scrat
 	return r;
 }
 
-/* Nobody may write to what is replaced, so it can be copied while the program goes on. */
-static bool is_read_only(const struct glake__range *range, uint64_t offset, uint64_t n_bytes)
-{
-	glake__lock();
-	const struct glake__piece *piece = glake__range_piece_locked(range, offset);
-	while (piece && piece->offset < offset + n_bytes && piece->access == GLAKE__ACCESS_READ) {
-		piece = piece->next;
-	}
-	glake__unlock();
-	return !piece || piece->offset >= offset + n_bytes;
-}
-
 /* All chunks of @scratch; nobody else changes it. */
 static void list_parts(const struct glake__range *scratch, struct glake__part *parts)
 {
@@ -116,33 +104,36 @@ static void list_parts(const struct glake__range *scratch, struct glake__part *p
 	glake__unlock();
 }
 
-static int exchange(struct glake__backing *backing, uint64_t offset,
-                    const struct glake__range *scratch, const struct glake__part *parts,
-                    size_t n_parts)
+/* No work that reads what is there is under way, so the copy is done soon, and nobody writes meanwhile. */
+static int copy_and_put(struct glake__backing *backing, uint64_t offset,
+                        struct glake__range **scratch, struct glake__range **mirror,
+                        const struct glake__part *parts, size_t n_parts, struct glake__chunk **dead)
 {
-	struct glake__range *range = backing->range;
+	int r = glake__errand_copy(backing->device, scratch, mirror);
+	return r < 0 ? r : glake__range_reback(backing->range, offset, parts, n_parts, dead, NULL);
+}
+
+/* After -EBUSY *scratch may be NULL, and its memory another's. */
+static int exchange(struct glake__backing *backing, uint64_t offset, struct glake__range **scratch,
+                    const struct glake__part *parts, size_t n_parts)
+{
+	struct glake__range *mirror;
 	struct glake__chunk *dead = NULL;
-	bool is_quiet = is_read_only(range, offset, scratch->n_bytes);
-	int r = 0;
-	if (is_quiet) {
-		r = glake__context_copy(backing->device, scratch->ptr, range->ptr + offset,
-		                        scratch->n_bytes);
+	const uint64_t readers = backing->range->readers;
+	const uint64_t last = glake__errands_last();
+	int r = glake__errand_mirror(backing, offset, (*scratch)->n_bytes, GLAKE__ACCESS_READ,
+	                             &mirror);
+	if (r == 0) {
+		r = glake__gate_close_in_a_hurry(readers);
 	}
 	if (r == 0) {
-		r = glake__gate_close_in_a_hurry(range->readers);
+		glake__errands_drained(last, readers);
+		r = copy_and_put(backing, offset, scratch, &mirror, parts, n_parts, &dead);
+		glake__gate_open();
 	}
-	if (r < 0) {
-		return r;
-	}
-	if (!is_quiet) {
-		r = glake__context_copy(backing->device, scratch->ptr, range->ptr + offset,
-		                        scratch->n_bytes);
-	}
-	if (r == 0) {
-		r = glake__range_reback(range, offset, parts, n_parts, &dead, NULL);
-	}
-	glake__gate_open();
+	glake__errand_end(backing->device->session, &mirror);
 	glake__backing_return(backing->device->session, dead);
+	glake__errands_collect();
 	return r;
 }
 
@@ -166,14 +157,8 @@ int glake__repiece(struct glake__backing *backing, uint64_t offset, const uint64
 	r = fill(backing, scratch, sizes, n_sizes, wait);
 	if (r == 0) {
 		list_parts(scratch, parts);
-		r = exchange(backing, offset, scratch, parts, n_sizes);
+		r = exchange(backing, offset, &scratch, parts, n_sizes);
 	}
-	char *text = glake__error_save();
-	struct glake__chunk *dead = NULL;
-	/* Twice, if need be: what stays mapped here is charged until the session ends. */
-	empty(backing, scratch);
-	glake__range_end(scratch, &dead);
-	glake__backing_return(backing->device->session, dead);
-	glake__error_restore(text);
+	glake__errand_end(backing->device->session, &scratch);
 	return r;
 }

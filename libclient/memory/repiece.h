@@ -17,9 +17,9 @@
 
 /*
  * Get fresh chunks of @sizes, copy what is at @offset of @backing to them, and put them in its place, writable.
- * Whole pieces are replaced, and none is pinned (-EBUSY); their chunks and blocks go back to glaked. What may
- * be written is copied while the gate is closed. After an error all is as it was.
- * Returns 0; the errors of glake__backing_fill(), glake__context_copy() and glake__range_reback().
+ * Whole pieces are replaced, and none is pinned (-EBUSY); their chunks and blocks go back to glaked. It is copied
+ * while the gate is closed: no work of the program keeps the GPU from it. After an error all is as it was.
+ * Returns 0; the errors of glake__backing_fill(), glake__errand_copy() and glake__range_reback().
  */
 int glake__repiece(struct glake__backing *backing, uint64_t offset, const uint64_t *sizes,
                    size_t n_sizes, struct glake__wait *wait);

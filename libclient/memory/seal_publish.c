@@ -11,7 +11,7 @@
 #include <stdlib.h>
 
 #include "libclient/link/dispatch.h"
-#include "libclient/memory/context.h"
+#include "libclient/memory/errand.h"
 #include "libclient/memory/reback.h"
 #include "proto/cleanup.h"
 
@@ -42,15 +42,34 @@ static void mark(const struct glake__seal_part *part, enum glake__page_kind kind
 	glake__unlock();
 }
 
+static bool has_tail(const struct glake__seal_part *part)
+{
+	return part->offset + part->n_bytes > part->backing->whole.n_bytes;
+}
+
 /* The bytes behind the allocation belong to nobody. Zeroed, they are equal in all processes. */
 static int zero_tail(const struct glake__seal_part *part)
 {
-	const struct glake__backing *backing = part->backing;
-	uint64_t end = backing->whole.n_bytes;
-	if (part->offset + part->n_bytes <= end) {
-		return 0;
+	uint64_t end = part->backing->whole.n_bytes;
+	uint64_t n_kept = end > part->offset ? end - part->offset : 0;
+	return glake__errand_zero(part->backing, part->offset, part->n_bytes, n_kept);
+}
+
+/* Once what is queued has ended: the GPU may be full of it, for ever. */
+static int zero_tails(const struct glake__seal_part *parts, size_t n, uint64_t readers)
+{
+	size_t n_tails = 0;
+	int r = 0;
+	for (size_t i = 0; i < n; i++) {
+		n_tails += has_tail(&parts[i]);
 	}
-	return glake__context_zero(backing->device, backing->ptr + end, backing->n_bytes - end);
+	if (n_tails > 0) {
+		r = glake__errands_wait(readers);
+	}
+	for (size_t i = 0; r == 0 && i < n; i++) {
+		r = has_tail(&parts[i]) ? zero_tail(&parts[i]) : 0;
+	}
+	return r;
 }
 
 /* Nobody can pin the part from here on. A part that is pinned already is not held. */
@@ -102,8 +121,9 @@ static uint64_t readers_of(const struct glake__seal_part *parts, size_t n)
 
 static void flip_all(struct glake__seal *seal, struct glake__seal_part *parts, size_t n)
 {
+	const uint64_t readers = readers_of(parts, n);
+	stop(seal, zero_tails(parts, n, readers));
 	for (size_t i = 0; i < n; i++) {
-		stop(seal, zero_tail(&parts[i]));
 		stop(seal, hold_part(&parts[i]));
 	}
 	/* Without glaked nothing needs to be held back. */
@@ -111,7 +131,6 @@ static void flip_all(struct glake__seal *seal, struct glake__seal_part *parts, s
 	if (seal->is_stopped) {
 		return;
 	}
-	const uint64_t readers = readers_of(parts, n);
 	int r = glake__gate_close_soon(readers);
 	for (size_t i = 0; r == 0 && i < n; i++) {
 		if (parts[i].hold.range) {

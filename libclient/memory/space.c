@@ -143,6 +143,19 @@ int glake__gate_close(uint64_t readers, uint64_t patience_ns)
 	return r;
 }
 
+/* For work that is queued when a change begins. */
+#define WAIT_NS 500000000u
+
+int glake__gate_wait_soon(uint64_t readers)
+{
+	const struct glake__gate *gate = &glake__space.gate;
+	bool waits = closed.depth == 0 && gate->wait;
+	int r = waits ? gate->wait(gate->user, readers, WAIT_NS) : 0;
+	return r < 0 ? glake__fail(r == -EAGAIN ? -EBUSY : r,
+	                           "the program's work goes on, or is captured")
+	             : 0;
+}
+
 /*
  * Each try waits so long, and the pause behind it twice as long as the one before, up to a limit. A program that
  * queues the next work at once leaves no moment between: the last tries hold it back until all of its work has ended.

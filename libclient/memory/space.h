@@ -27,10 +27,12 @@ struct glake__space {
 	pthread_cond_t let; /* somebody has let a backing that was held (heap.h) */
 	struct cudrv drv;   /* written once */
 	bool has_drv;
-	struct glake__gate gate;      /* set before there is memory; none: close is NULL */
-	struct glake__range *ranges;  /* owned by their users: all, for walks */
-	struct glake__range *outside; /* those of them that are not in the window */
-	uint64_t n_ids;               /* given out by glake__next_id_locked() */
+	struct glake__gate gate;       /* set before there is memory; none: close is NULL */
+	struct glake__range *ranges;   /* owned by their users: all, for walks */
+	struct glake__range *outside;  /* those of them that are not in the window */
+	struct glake__errand *errands; /* owned: work on the GPU that was given up (errand.h) */
+	uint64_t n_errands;            /* of them, ever */
+	uint64_t n_ids;                /* given out by glake__next_id_locked() */
 	uint64_t readers
 		[GLAKE__MAX_DEVICES]; /* of each device, those that read its private memory */
 };
@@ -74,6 +76,12 @@ int glake__gate_close_soon(uint64_t readers);
  * work, this one does not look for it again, but holds the work back at once.
  */
 int glake__gate_close_in_a_hurry(uint64_t readers);
+
+/*
+ * Wait for what is queued by now, half a second at most (-EBUSY), and hold nothing back. Nothing is waited for
+ * without a gate, or while this thread has closed it.
+ */
+int glake__gate_wait_soon(uint64_t readers);
 
 /*
  * Called between changes while the gate is closed: if it has been for some milliseconds, the program goes on for one,

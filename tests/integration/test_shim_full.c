@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Sealed memory while the GPU is full: tests/shim/full.c, beside a real glaked. No call hangs. */
+#include "tests/check_glake.h"
+#include "tests/harness/run.h"
+#include "tests/harness/world.h"
+
+static void begin(void)
+{
+	world_begin(.config = WORLD_CONFIG "warm_bytes = \"64MiB\";", .devices = "1x1GiB",
+	            .speed = 5);
+}
+
+BEGIN_EACH(begin)
+
+static void run_scenario(const char *scenario)
+{
+	struct run run;
+	run_start(&run, NULL, run_in_build("tests/shim/full"), scenario, NULL);
+	run_end_well(&run);
+}
+
+START_TEST(a_write_comes_back)
+{
+	run_scenario("writes_come_back");
+}
+END_TEST
+
+START_TEST(a_seal_comes_back)
+{
+	run_scenario("seals_come_back");
+}
+END_TEST
+
+START_TEST(a_copy_that_is_given_up_harms_nobody)
+{
+	run_scenario("copies_given_up");
+}
+END_TEST
+
+START_TEST(zeroes_that_are_given_up_harm_nobody)
+{
+	run_scenario("zeroes_given_up");
+}
+END_TEST

@@ -1,0 +1,259 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A program that fills the GPU, and seals and writes to sealed memory meanwhile. Whatever the GPU does, each call
+ * comes back: an alarm ends the program if one does not.
+ *
+ *   full SCENARIO
+ *
+ * It ends with 0, or with 1 and a line on stderr. It runs on a GPU as well, under the shim.
+ */
+#include <cuda.h>
+#include <errno.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "libclient/glake.h"
+#include "tests/shim/must.h"
+#include "tests/shim/scenario.h"
+#include "tests/spin.h"
+
+#define MIB (1ull << 20)
+#define PAGE (2 * MIB)
+#define N_BYTES (2 * PAGE)
+#define ALARM_S 120u
+
+/* ---- help ---- */
+
+enum { FLAG, BEGUN, N_WORDS };
+
+static CUcontext ctx;
+static CUstream busy;
+static CUstream other;
+static CUmodule module;
+static uint32_t *words; /* of the host, seen by kernels */
+
+static void start(void)
+{
+	void *at = NULL;
+	alarm(ALARM_S);
+	must_ok(cuInit(0));
+	must_ok(cuDevicePrimaryCtxRetain(&ctx, 0));
+	must_ok(cuCtxSetCurrent(ctx));
+	must_ok(cuStreamCreate(&busy, CU_STREAM_NON_BLOCKING));
+	must_ok(cuStreamCreate(&other, CU_STREAM_NON_BLOCKING));
+	must_ok(cuModuleLoadData(&module, spin_image_of(cuDeviceGetName)));
+	must_ok(cuMemHostAlloc(&at, N_WORDS * sizeof(*words), CU_MEMHOSTALLOC_PORTABLE));
+	words = at;
+	memset(words, 0, N_WORDS * sizeof(*words));
+}
+
+static CUfunction kernel(const char *name)
+{
+	CUfunction found;
+	must_ok(cuModuleGetFunction(&found, module, name));
+	return found;
+}
+
+/* On all multiprocessors, to the last thread, until let_go(). */
+static void fill_gpu(void)
+{
+	int n_sms = 0;
+	uint64_t at[] = {(uint64_t)(uintptr_t)&words[FLAG], (uint64_t)(uintptr_t)&words[BEGUN]};
+	void *params[] = {&at[0], &at[1]};
+	must_ok(cuDeviceGetAttribute(&n_sms, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 0));
+	__atomic_store_n(&words[FLAG], 0, __ATOMIC_SEQ_CST);
+	__atomic_store_n(&words[BEGUN], 0, __ATOMIC_SEQ_CST);
+	must_ok(cuLaunchKernel(kernel("hold"), (unsigned)n_sms * 4, 1, 1, 1024, 1, 1, 0, busy,
+	                       params, NULL));
+	while (__atomic_load_n(&words[BEGUN], __ATOMIC_SEQ_CST) == 0) {
+		usleep(1000);
+	}
+}
+
+static void let_go(void)
+{
+	__atomic_store_n(&words[FLAG], 1, __ATOMIC_SEQ_CST);
+}
+
+static CUdeviceptr alloc(size_t n_bytes)
+{
+	CUdeviceptr ptr = 0;
+	must_ok(cuMemAlloc(&ptr, n_bytes));
+	return ptr;
+}
+
+static uint8_t bytes[N_BYTES];
+static uint8_t seen[N_BYTES];
+
+BYTE_LOOP static void make_bytes(unsigned seed)
+{
+	for (size_t i = 0; i < N_BYTES; i++) {
+		bytes[i] = (uint8_t)(i * 31 + i / 977 + seed);
+	}
+}
+
+static CUdeviceptr alloc_filled(size_t n_bytes, unsigned seed)
+{
+	CUdeviceptr ptr = alloc(n_bytes);
+	make_bytes(seed);
+	must_ok(cuMemcpyHtoD(ptr, bytes, n_bytes));
+	must_ok(cuCtxSynchronize());
+	return ptr;
+}
+
+static int seal(CUdeviceptr ptr, size_t n_bytes, uint64_t want)
+{
+	struct glake_sealed sealed = {.size = sizeof(sealed)};
+	const struct glake_span span = {ptr, n_bytes};
+	int r = glake_seal(&span, 1, &sealed);
+	if (r < 0) {
+		fprintf(stderr, "glake_seal: %s\n", glake_error());
+	}
+	must(r < 0 || sealed.sealed_bytes == want);
+	return r;
+}
+
+static void expect(CUdeviceptr ptr, size_t n_bytes)
+{
+	must_ok(cuMemcpyDtoH(seen, ptr, n_bytes));
+	must(memcmp(seen, bytes, n_bytes) == 0);
+}
+
+static CUresult write_to(CUdeviceptr ptr)
+{
+	static const uint8_t ones[4096] = {1, 1, 1};
+	return cuMemcpyHtoDAsync(ptr, ones, sizeof(ones), other);
+}
+
+static void expect_written(CUdeviceptr ptr)
+{
+	must_ok(cuStreamSynchronize(other));
+	memset(bytes, 0, 4096);
+	memset(bytes, 1, 3);
+	expect(ptr, N_BYTES);
+}
+
+/* ---- scenarios ---- */
+
+/* The write comes back while the GPU stays full, and nothing is written; then it works. */
+static void writes_come_back(void)
+{
+	start();
+	CUdeviceptr ptr = alloc_filled(N_BYTES, 1);
+	must(seal(ptr, N_BYTES, N_BYTES) == 0);
+	fill_gpu();
+	must_be(write_to(ptr), CUDA_ERROR_OUT_OF_MEMORY);
+	must_be(write_to(ptr), CUDA_ERROR_OUT_OF_MEMORY);
+	/* What reads goes on. */
+	must_ok(cuMemcpyDtoHAsync(seen, ptr, N_BYTES, other));
+	must_ok(cuStreamSynchronize(other));
+	must(memcmp(seen, bytes, N_BYTES) == 0);
+	must_be(cuStreamQuery(busy), CUDA_ERROR_NOT_READY);
+	let_go();
+	must_ok(cuStreamSynchronize(busy));
+	must_ok(write_to(ptr));
+	expect_written(ptr);
+	must_ok(cuMemFree(ptr));
+}
+
+/* What lies behind the allocation is set to zero when the second page is sealed. */
+#define N_TAILED (N_BYTES - 12345)
+#define N_REST (N_TAILED - PAGE)
+
+/* Of which the first page is sealed, so that the second is a chunk of its own. */
+static CUdeviceptr alloc_tailed(unsigned seed)
+{
+	CUdeviceptr ptr = alloc_filled(N_TAILED, seed);
+	must(seal(ptr, PAGE, PAGE) == 0);
+	return ptr;
+}
+
+static void seals_come_back(void)
+{
+	start();
+	CUdeviceptr ptr = alloc_tailed(1);
+	CUdeviceptr twin = alloc_tailed(1);
+	must(seal(ptr + PAGE, N_REST, PAGE) == 0);
+	fill_gpu();
+	must(seal(twin + PAGE, N_REST, 0) == -EBUSY);
+	let_go();
+	must_ok(cuStreamSynchronize(busy));
+	must(seal(twin + PAGE, N_REST, PAGE) == 0);
+	expect(twin, N_TAILED);
+	expect(ptr, N_TAILED);
+	must_ok(cuMemFree(ptr));
+	must_ok(cuMemFree(twin));
+}
+
+static void give_up(CUdeviceptr ptr, size_t n_bytes)
+{
+	struct glake_sealed sealed = {.size = sizeof(sealed)};
+	const struct glake_span span = {ptr, n_bytes};
+	must(glake_seal_idle(&span, 1, &sealed) == -EBUSY);
+	must(sealed.sealed_bytes == 0);
+}
+
+static void free_and_go_on(CUdeviceptr ptr)
+{
+	must_ok(cuMemFreeAsync(ptr, other));
+	let_go();
+	must_ok(cuStreamSynchronize(busy));
+	must_ok(cuStreamSynchronize(other));
+}
+
+/*
+ * Memory that no work uses is cut while the GPU is full: given up in the end. What is under way then has memory that
+ * nobody else gets, whatever becomes of the allocation. There is one at a time, until the GPU was idle once.
+ */
+static void copies_given_up(void)
+{
+	start();
+	CUdeviceptr cut = alloc_filled(N_BYTES, 1);
+	CUdeviceptr tailed = alloc_tailed(2);
+	fill_gpu();
+	give_up(cut, PAGE);
+	give_up(tailed + PAGE, N_REST);
+	free_and_go_on(cut);
+	must(seal(tailed + PAGE, N_REST, PAGE) == 0);
+	expect(tailed, N_TAILED);
+	must_ok(cuMemFree(tailed));
+}
+
+/* The same with a tail, whose zeroes come when the memory has gone. */
+static void zeroes_given_up(void)
+{
+	start();
+	CUdeviceptr tailed = alloc_tailed(3);
+	CUdeviceptr cut = alloc_filled(N_BYTES, 1);
+	fill_gpu();
+	give_up(tailed + PAGE, N_REST);
+	give_up(cut, PAGE);
+	must_ok(cuMemFreeAsync(tailed, other));
+	must_ok(cuStreamSynchronize(other));
+	CUdeviceptr large = alloc(N_BYTES);
+	make_bytes(4);
+	must_ok(cuMemcpyHtoDAsync(large, bytes, N_BYTES, other));
+	free_and_go_on(cut);
+	must_ok(cuCtxSynchronize());
+	expect(large, N_BYTES);
+	must(seal(large, N_BYTES, N_BYTES) == 0);
+	must_ok(cuMemsetD8(large, 5, N_BYTES));
+	memset(bytes, 5, N_BYTES);
+	expect(large, N_BYTES);
+	must_ok(cuMemFree(large));
+}
+
+static const struct scenario scenarios[] = {
+	{"writes_come_back", writes_come_back},
+	{"seals_come_back", seals_come_back},
+	{"copies_given_up", copies_given_up},
+	{"zeroes_given_up", zeroes_given_up},
+};
+
+int main(int argc, char **argv)
+{
+	return run_scenario(argc, argv, scenarios, sizeof(scenarios) / sizeof(scenarios[0]));
+}
