@@ -5,6 +5,7 @@
 #include <pthread.h>
 
 #include "proto/cleanup.h"
+#include "proto/clock.h"
 #include "shim/capture.h"
 #include "shim/connection.h"
 #include "shim/heap.h"
@@ -245,6 +246,8 @@ struct writes_span writes_batch_mem_op(const CUstreamBatchMemOpParams *ops, unsi
 
 /* Threads take turns: closing the gate for one would time out for another, again and again. */
 static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER;
+/* When work was last found to be stuck: whoever was waiting for a turn then need not find out by itself. */
+static uint64_t stuck_at_ns;
 
 struct request {
 	CUdeviceptr ptr;
@@ -281,15 +284,19 @@ static int unseal(CUdeviceptr ptr, uint64_t n_bytes, enum glake__unsealed why)
 {
 	cleanup_cancel int cancel = cancel_disable();
 	struct heap_facts facts;
+	const uint64_t since_ns = clock_now_ns();
 	int r = -EINVAL;
 	pthread_mutex_lock(&turn);
-	if (heap_find(ptr, &facts)) {
+	if (since_ns < stuck_at_ns) {
+		r = -EBUSY;
+	} else if (heap_find(ptr, &facts)) {
 		uint64_t n_left = facts.n_bytes - (ptr - facts.address);
 		n_bytes = n_bytes < n_left ? n_bytes : n_left;
 		/* Another thread may have done it meanwhile. */
 		bool is_sealed = glake__find_sealed(ptr, n_bytes) != 0;
 		r = is_sealed ? get_copies(facts.connection, ptr, n_bytes, why) : 0;
 		shim_count_add(SHIM_COUNT_copies, is_sealed && r == 0);
+		stuck_at_ns = r == -EBUSY ? clock_now_ns() : stuck_at_ns;
 	}
 	pthread_mutex_unlock(&turn);
 	return r;

@@ -115,7 +115,7 @@ static int copy_and_put(struct glake__backing *backing, uint64_t offset,
 
 /* After -EBUSY *scratch may be NULL, and its memory another's. */
 static int exchange(struct glake__backing *backing, uint64_t offset, struct glake__range **scratch,
-                    const struct glake__part *parts, size_t n_parts)
+                    const struct glake__part *parts, size_t n_parts, glake__close_fn *close)
 {
 	struct glake__range *mirror;
 	struct glake__chunk *dead = NULL;
@@ -124,7 +124,7 @@ static int exchange(struct glake__backing *backing, uint64_t offset, struct glak
 	int r = glake__errand_mirror(backing, offset, (*scratch)->n_bytes, GLAKE__ACCESS_READ,
 	                             &mirror);
 	if (r == 0) {
-		r = glake__gate_close_in_a_hurry(readers);
+		r = close(readers);
 	}
 	if (r == 0) {
 		glake__errands_drained(last, readers);
@@ -138,7 +138,7 @@ static int exchange(struct glake__backing *backing, uint64_t offset, struct glak
 }
 
 int glake__repiece(struct glake__backing *backing, uint64_t offset, const uint64_t *sizes,
-                   size_t n_sizes, struct glake__wait *wait)
+                   size_t n_sizes, struct glake__wait *wait, glake__close_fn *close)
 {
 	uint64_t n_bytes = 0;
 	struct glake__range *scratch;
@@ -157,7 +157,7 @@ int glake__repiece(struct glake__backing *backing, uint64_t offset, const uint64
 	r = fill(backing, scratch, sizes, n_sizes, wait);
 	if (r == 0) {
 		list_parts(scratch, parts);
-		r = exchange(backing, offset, &scratch, parts, n_sizes);
+		r = exchange(backing, offset, &scratch, parts, n_sizes, close);
 	}
 	glake__errand_end(backing->device->session, &scratch);
 	return r;

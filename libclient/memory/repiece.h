@@ -18,10 +18,12 @@
 /*
  * Get fresh chunks of @sizes, copy what is at @offset of @backing to them, and put them in its place, writable.
  * Whole pieces are replaced, and none is pinned (-EBUSY); their chunks and blocks go back to glaked. It is copied
- * while the gate is closed: no work of the program keeps the GPU from it. After an error all is as it was.
- * Returns 0; the errors of glake__backing_fill(), glake__errand_copy() and glake__range_reback().
+ * while the gate is closed, which @close does: no work of the program keeps the GPU from it. After an error all is as
+ * it was.
+ * Returns 0; the errors of glake__backing_fill(), @close, glake__errand_copy() and glake__range_reback().
  */
+typedef int glake__close_fn(uint64_t readers);
 int glake__repiece(struct glake__backing *backing, uint64_t offset, const uint64_t *sizes,
-                   size_t n_sizes, struct glake__wait *wait);
+                   size_t n_sizes, struct glake__wait *wait, glake__close_fn *close);
 
 #endif

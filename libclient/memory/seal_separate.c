@@ -37,7 +37,9 @@ static int separate(struct glake__seal_part *parts, size_t n_parts, uint64_t beg
 		at = parts[i].offset + parts[i].n_bytes;
 	}
 	add_size(sizes, &n, end - at);
-	return n == 1 && is_one ? 0 : glake__repiece(parts[0].backing, begin, sizes, n, &wait);
+	return n == 1 && is_one ? 0
+	                        : glake__repiece(parts[0].backing, begin, sizes, n, &wait,
+	                                         glake__gate_close_in_a_hurry);
 }
 
 /*

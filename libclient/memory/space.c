@@ -217,6 +217,91 @@ int glake__gate_close_in_a_hurry(uint64_t readers)
 	return close_soon(readers, clock_now_ns() < hurry_until_ns);
 }
 
+/* ---- who writes waits as long as work moves --------------------------------------------------- */
+
+/* Nothing has ended for so long: it never will. */
+#define STUCK_NS 10000000000u
+#define MAX_WAIT_NS 8000000000u
+/* The gate stays closed no longer, and the program has as much time afterwards. */
+#define MAX_HELD_NS 1600000000u
+
+struct patience {
+	uint64_t since_ns; /* all that had been queued before has ended */
+	uint64_t wait_ns;  /* for work, while the program goes on */
+	uint64_t held_ns;  /* and while it is held back */
+};
+
+static uint64_t left_of(const struct patience *patience)
+{
+	uint64_t waited_ns = clock_now_ns() - patience->since_ns;
+	return waited_ns < STUCK_NS ? STUCK_NS - waited_ns : 0;
+}
+
+/* Has what is queued by now ended? -EAGAIN: not yet. Next time it has twice as long. */
+static int see_work_end(struct patience *patience, uint64_t readers)
+{
+	const struct glake__gate *gate = &glake__space.gate;
+	uint64_t left_ns = left_of(patience);
+	uint64_t wait_ns = patience->wait_ns < left_ns ? patience->wait_ns : left_ns;
+	int r = gate->wait(gate->user, readers, wait_ns);
+	if (r == 0) {
+		patience->since_ns = clock_now_ns();
+	} else if (patience->wait_ns < MAX_WAIT_NS) {
+		patience->wait_ns *= 2;
+	}
+	return r;
+}
+
+static void sleep_ns(uint64_t ns)
+{
+	nanosleep(&(struct timespec){.tv_sec = (time_t)(ns / 1000000000),
+	                             .tv_nsec = (long)(ns % 1000000000)},
+	          NULL);
+}
+
+/*
+ * The work may wait for a thread at the gate, and ends in the pause behind. Longer and longer times find the end of
+ * work that is long; short ones, again and again, find a moment at which nobody is waited for.
+ */
+static int try_to_hold(struct patience *patience, uint64_t readers)
+{
+	int r = glake__gate_close(readers, patience->held_ns);
+	if (r == -EAGAIN) {
+		sleep_ns(patience->held_ns);
+		bool is_long = patience->held_ns >= MAX_HELD_NS;
+		patience->held_ns = is_long ? SOON_TRY_NS : 2 * patience->held_ns;
+	}
+	return r;
+}
+
+/* What does not end while the program goes on, will not while it is held back. */
+static int try_patiently(struct patience *patience, uint64_t readers)
+{
+	bool waits = closed.depth == 0 && glake__space.gate.wait;
+	int r = waits ? see_work_end(patience, readers) : 0;
+	return r < 0 ? glake__fail(r, "the program's work goes on, or is captured")
+	             : try_to_hold(patience, readers);
+}
+
+int glake__gate_close_patiently(uint64_t readers)
+{
+	bool hurries = clock_now_ns() < hurry_until_ns;
+	struct patience patience = {
+		.since_ns = clock_now_ns(),
+		.wait_ns = SOON_WAIT_NS,
+		.held_ns = hurries ? SOON_LAST_TRY_NS : SOON_TRY_NS,
+	};
+	int r = hurries ? try_to_hold(&patience, readers) : try_patiently(&patience, readers);
+	while (r == -EAGAIN && left_of(&patience) > 0) {
+		sleep_ns(SOON_FIRST_PAUSE_NS);
+		r = try_patiently(&patience, readers);
+	}
+	if (r == 0 && patience.held_ns >= SOON_LAST_TRY_NS) {
+		hurry_until_ns = clock_now_ns() + HURRY_NS;
+	}
+	return r == -EAGAIN ? -EBUSY : r;
+}
+
 int glake__gate_pause(uint64_t readers)
 {
 	bool holds = closed.depth == 1 && glake__gate_holds();

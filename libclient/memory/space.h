@@ -78,6 +78,12 @@ int glake__gate_close_soon(uint64_t readers);
 int glake__gate_close_in_a_hurry(uint64_t readers);
 
 /*
+ * The same for who cannot come back later: as long as the work that was queued ends, it is tried again, with the gate
+ * open in between. -EBUSY: for 10 s nothing has ended.
+ */
+int glake__gate_close_patiently(uint64_t readers);
+
+/*
  * Wait for what is queued by now, half a second at most (-EBUSY), and hold nothing back. Nothing is waited for
  * without a gate, or while this thread has closed it.
  */

@@ -10,6 +10,14 @@
 #include "libclient/memory/usage.h"
 #include "proto/cleanup.h"
 
+/* A call of the driver's API has nobody who would try it again. */
+static glake__close_fn *close_for(enum glake__unsealed why)
+{
+	return why == GLAKE__UNSEALED_WRITTEN || why == GLAKE__UNSEALED_NAMED
+	               ? glake__gate_close_patiently
+	               : glake__gate_close_in_a_hurry;
+}
+
 static int unseal_pages(struct glake__backing *backing, uint64_t begin, uint64_t end,
                         enum glake__unsealed why)
 {
@@ -18,7 +26,8 @@ static int unseal_pages(struct glake__backing *backing, uint64_t begin, uint64_t
 	while (r == 0 && begin < end) {
 		struct glake__look piece = glake__look_at(backing, begin);
 		if (piece.kind == GLAKE__PAGE_BLOCK) {
-			r = glake__repiece(backing, piece.offset, &piece.n_bytes, 1, &wait);
+			r = glake__repiece(backing, piece.offset, &piece.n_bytes, 1, &wait,
+			                   close_for(why));
 			glake__unsealed_note(backing, piece.offset, piece.offset + piece.n_bytes,
 			                     why);
 		}
@@ -73,7 +82,7 @@ static int make_new(struct glake__backing *backing)
 		uint64_t n_left = backing->n_bytes - i * BACKING_CHUNK_BYTES;
 		sizes[i] = glake__backing_chunk_bytes(n_left);
 	}
-	return glake__repiece(backing, 0, sizes, n, &wait);
+	return glake__repiece(backing, 0, sizes, n, &wait, glake__gate_close_in_a_hurry);
 }
 
 int glake__seal_undo(glake_ptr ptr)

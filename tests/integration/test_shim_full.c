@@ -25,6 +25,30 @@ START_TEST(a_write_comes_back)
 }
 END_TEST
 
+START_TEST(many_writes_come_back_together)
+{
+	run_scenario("crowds_come_back");
+}
+END_TEST
+
+START_TEST(a_write_waits_for_work_that_ends)
+{
+	run_scenario("writes_wait");
+}
+END_TEST
+
+START_TEST(a_write_finds_a_moment_between_work)
+{
+	run_scenario("writes_find_a_moment");
+}
+END_TEST
+
+START_TEST(a_write_waits_for_another_thread_s_call)
+{
+	run_scenario("writes_wait_for_a_thread");
+}
+END_TEST
+
 START_TEST(a_seal_comes_back)
 {
 	run_scenario("seals_come_back");

@@ -11,6 +11,13 @@ static void begin(void)
 	world_begin(.config = WORLD_CONFIG "warm_bytes = \"64MiB\";", .devices = "2x1GiB");
 }
 
+/* Ten seconds of patience are two. */
+static void begin_fast(void)
+{
+	world_begin(.config = WORLD_CONFIG "warm_bytes = \"64MiB\";", .devices = "2x1GiB",
+	            .speed = 5);
+}
+
 BEGIN_EACH(begin)
 
 static void run_scenario(const char *scenario)
@@ -65,13 +72,13 @@ START_TEST(a_peer_reads_sealed_memory)
 }
 END_TEST
 
-START_TEST(a_captured_write_copies_nothing)
+START_TEST_WITH(a_captured_write_copies_nothing, .begin = begin_fast)
 {
 	run_scenario("captures");
 }
 END_TEST
 
-START_TEST(a_write_does_not_wait_for_ever)
+START_TEST_WITH(a_write_does_not_wait_for_ever, .begin = begin_fast)
 {
 	run_scenario("work_under_way");
 }

@@ -10,6 +10,7 @@
 #include <cuda.h>
 #include <errno.h>
 #include <pthread.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -159,6 +160,117 @@ static void writes_come_back(void)
 	must_ok(cuMemFree(ptr));
 }
 
+/* Behind so much work, each part of which ends. */
+static void writes_wait(void)
+{
+	uint64_t ns = 100000000;
+	void *params[] = {&ns};
+	start();
+	CUfunction last = kernel("last");
+	CUdeviceptr ptr = alloc_filled(N_BYTES, 1);
+	must(seal(ptr, N_BYTES, N_BYTES) == 0);
+	for (unsigned i = 0; i < 20; i++) {
+		must_ok(cuLaunchKernel(last, 1, 1, 1, 1, 1, 1, 0, busy, params, NULL));
+	}
+	must_ok(write_to(ptr));
+	must_ok(cuStreamQuery(busy));
+	expect_written(ptr);
+	must_ok(cuMemFree(ptr));
+}
+
+static bool is_over;
+
+/* Always some tens of milliseconds of work in the queue. */
+static void *queue_on(void *user)
+{
+	uint64_t ns = 20000000;
+	void *params[] = {&ns};
+	CUevent behind[4];
+	must_ok(cuCtxSetCurrent(ctx));
+	CUfunction last = kernel("last");
+	for (unsigned i = 0; i < 4; i++) {
+		must_ok(cuEventCreate(&behind[i], CU_EVENT_DISABLE_TIMING));
+	}
+	for (unsigned i = 0; !__atomic_load_n(&is_over, __ATOMIC_SEQ_CST); i++) {
+		must_ok(cuEventSynchronize(behind[i % 4]));
+		must_ok(cuLaunchKernel(last, 1, 1, 1, 1, 1, 1, 0, busy, params, NULL));
+		must_ok(cuEventRecord(behind[i % 4], busy));
+	}
+	must_ok(cuStreamSynchronize(busy));
+	return user;
+}
+
+/* Another thread never leaves the GPU without work. */
+static void writes_find_a_moment(void)
+{
+	pthread_t thread;
+	start();
+	CUdeviceptr ptr = alloc_filled(N_BYTES, 1);
+	for (unsigned i = 0; i < 3; i++) {
+		must(seal(ptr, N_BYTES, N_BYTES) == 0);
+		__atomic_store_n(&is_over, false, __ATOMIC_SEQ_CST);
+		must(pthread_create(&thread, NULL, queue_on, NULL) == 0);
+		usleep(50000);
+		must_ok(write_to(ptr));
+		must_ok(cuStreamSynchronize(other));
+		__atomic_store_n(&is_over, true, __ATOMIC_SEQ_CST);
+		pthread_join(thread, NULL);
+	}
+	expect_written(ptr);
+	must_ok(cuMemFree(ptr));
+}
+
+static void *let_go_later(void *user)
+{
+	usleep(800000);
+	let_go();
+	return user;
+}
+
+/* The GPU is full, until another thread lets go. */
+static void writes_wait_for_a_thread(void)
+{
+	pthread_t thread;
+	start();
+	CUdeviceptr ptr = alloc_filled(N_BYTES, 1);
+	must(seal(ptr, N_BYTES, N_BYTES) == 0);
+	fill_gpu();
+	must(pthread_create(&thread, NULL, let_go_later, NULL) == 0);
+	must_ok(write_to(ptr));
+	pthread_join(thread, NULL);
+	expect_written(ptr);
+	must_ok(cuMemFree(ptr));
+}
+
+/* Many threads write while the GPU stays full: all are told, and soon after each other. */
+static void *write_in_vain(void *user)
+{
+	must_ok(cuCtxSetCurrent(ctx));
+	must_be(write_to(*(CUdeviceptr *)user), CUDA_ERROR_OUT_OF_MEMORY);
+	return NULL;
+}
+
+static void crowds_come_back(void)
+{
+	enum { N_THREADS = 8 };
+	pthread_t threads[N_THREADS];
+	start();
+	CUdeviceptr ptr = alloc_filled(N_BYTES, 1);
+	must(seal(ptr, N_BYTES, N_BYTES) == 0);
+	fill_gpu();
+	alarm(30);
+	for (unsigned i = 0; i < N_THREADS; i++) {
+		must(pthread_create(&threads[i], NULL, write_in_vain, &ptr) == 0);
+	}
+	for (unsigned i = 0; i < N_THREADS; i++) {
+		pthread_join(threads[i], NULL);
+	}
+	let_go();
+	must_ok(cuStreamSynchronize(busy));
+	expect(ptr, N_BYTES);
+	must_ok(cuMemFree(ptr));
+}
+
 /* What lies behind the allocation is set to zero when the second page is sealed. */
 #define N_TAILED (N_BYTES - 12345)
 #define N_REST (N_TAILED - PAGE)
@@ -248,6 +360,10 @@ static void zeroes_given_up(void)
 
 static const struct scenario scenarios[] = {
 	{"writes_come_back", writes_come_back},
+	{"crowds_come_back", crowds_come_back},
+	{"writes_wait", writes_wait},
+	{"writes_find_a_moment", writes_find_a_moment},
+	{"writes_wait_for_a_thread", writes_wait_for_a_thread},
 	{"seals_come_back", seals_come_back},
 	{"copies_given_up", copies_given_up},
 	{"zeroes_given_up", zeroes_given_up},
