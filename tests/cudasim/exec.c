@@ -46,6 +46,26 @@ struct node *exec_node(CUgraphExec handle, CUgraphNode node_handle)
 
 /* ---- making ---- */
 
+/* What nodes write to may be read-only by now. */
+static CUresult check_writes(const struct graph *graph)
+{
+	CUresult err = CUDA_SUCCESS;
+
+	for (const struct node *node = graph->first; err == CUDA_SUCCESS && node;
+	     node = node->next) {
+		const struct work *work = &node->work;
+		struct copy copy = work->of.copy;
+		if (work->type == CU_GRAPH_NODE_TYPE_MEMCPY) {
+			err = copy_check(&copy, work->ctx->device);
+		} else if (work->type == CU_GRAPH_NODE_TYPE_MEMSET) {
+			err = set_check(&work->of.set, work->ctx->device);
+		} else if (work->type == CU_GRAPH_NODE_TYPE_GRAPH) {
+			err = check_writes(work->of.child);
+		}
+	}
+	return err;
+}
+
 static CUresult instantiate(CUgraphExec *exec_out, CUgraph handle, unsigned long long flags)
 {
 	const struct graph *graph = graph_from_handle(handle);
@@ -57,7 +77,10 @@ static CUresult instantiate(CUgraphExec *exec_out, CUgraph handle, unsigned long
 	if (!exec) {
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
-	CUresult err = graph_clone(graph, true, &exec->graph);
+	CUresult err = check_writes(graph);
+	if (err == CUDA_SUCCESS) {
+		err = graph_clone(graph, true, &exec->graph);
+	}
 	if (err != CUDA_SUCCESS) {
 		free(exec);
 		return err;
@@ -460,7 +483,10 @@ static CUresult update(CUgraphExec handle, CUgraph graph_handle, CUgraphNode *fa
 	if (*result_out != CU_GRAPH_EXEC_UPDATE_SUCCESS) {
 		return CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
 	}
-	CUresult err = graph_clone(graph, true, &clone);
+	CUresult err = check_writes(graph);
+	if (err == CUDA_SUCCESS) {
+		err = graph_clone(graph, true, &clone);
+	}
 	if (err != CUDA_SUCCESS) {
 		*result_out = CU_GRAPH_EXEC_UPDATE_ERROR;
 		return err;

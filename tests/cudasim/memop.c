@@ -33,7 +33,7 @@ static bool is_op(const CUstreamBatchMemOpParams *op)
 }
 
 /* The members of the union begin alike: what to do, where, and the value. */
-static bool is_good(const CUstreamBatchMemOpParams *op)
+static bool is_good(const CUstreamBatchMemOpParams *op, bool is_captured)
 {
 	unsigned bytes = word_bytes(op);
 	uint64_t addr = op->waitValue.address;
@@ -46,21 +46,28 @@ static bool is_good(const CUstreamBatchMemOpParams *op)
 	                                                      CU_STREAM_WAIT_VALUE_FLUSH))) {
 		return false;
 	}
-	return space_check(addr, bytes, is_wait(op) ? SPACE_READ : SPACE_WRITE, SPACE_BY_API, 0);
+	return space_check(addr, bytes, is_wait(op) || is_captured ? SPACE_READ : SPACE_WRITE,
+	                   SPACE_BY_API, 0);
 }
 
-CUresult memops_fill(struct memops *memops, const CUstreamBatchMemOpParams *ops, unsigned n)
+static CUresult fill(struct memops *memops, const CUstreamBatchMemOpParams *ops, unsigned n,
+                     bool is_captured)
 {
 	if (!ops || n == 0 || n > 256) {
 		return CUDA_ERROR_INVALID_VALUE;
 	}
 	for (unsigned i = 0; i < n; i++) {
-		if (!is_good(&ops[i])) {
+		if (!is_good(&ops[i], is_captured)) {
 			return CUDA_ERROR_INVALID_VALUE;
 		}
 	}
 	memops->ops = blob_new(ops, n * sizeof(ops[0]));
 	return memops->ops ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+CUresult memops_fill(struct memops *memops, const CUstreamBatchMemOpParams *ops, unsigned n)
+{
+	return fill(memops, ops, n, false);
 }
 
 static bool is_met(const CUstreamBatchMemOpParams *op, uint64_t now)
@@ -124,7 +131,8 @@ static CUresult submit(const CUstreamBatchMemOpParams *ops, unsigned n, CUstream
 	if (!s) {
 		return stream_missing(handle);
 	}
-	CUresult err = memops_fill(&work.of.memops, ops, n);
+	/* What is captured is found to be read-only when it runs. */
+	CUresult err = fill(&work.of.memops, ops, n, capture_is_of(s));
 	return err == CUDA_SUCCESS ? work_submit(s, &work) : err;
 }
 

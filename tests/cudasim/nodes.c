@@ -239,6 +239,19 @@ static void params_from_work(const struct work *work, CUgraphNodeParams *out)
 
 /* ---- making ---- */
 
+/* Without one it is that of the memory. What is mapped has none; as measured on an H200. */
+static bool lacks_context(const CUgraphNodeParams *params)
+{
+	if (params->type != CU_GRAPH_NODE_TYPE_MEMSET || params->memset.ctx) {
+		return false;
+	}
+	space_lock_read();
+	const struct mapping *m = space_find(params->memset.dst);
+	bool is_mapped = m && m->kind == SPACE_VMM;
+	space_unlock();
+	return is_mapped;
+}
+
 static CUresult add(CUgraphNode *node_out, CUgraph handle, const CUgraphNode *deps, size_t n_deps,
                     const CUgraphNodeParams *params)
 {
@@ -246,7 +259,8 @@ static CUresult add(CUgraphNode *node_out, CUgraph handle, const CUgraphNode *de
 	struct node *node;
 	struct work work;
 
-	if (!node_out || !graph || (n_deps > 0 && !deps) || capture_is_to(graph)) {
+	if (!node_out || !graph || (n_deps > 0 && !deps) || capture_is_to(graph) ||
+	    lacks_context(params)) {
 		return CUDA_ERROR_INVALID_VALUE;
 	}
 	if (graph->is_child && (params->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC ||

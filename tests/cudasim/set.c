@@ -47,7 +47,7 @@ CUresult set_run(struct ctx *ctx, const struct set *set)
 	return CUDA_SUCCESS;
 }
 
-CUresult set_check(const struct set *set, unsigned device)
+static CUresult check(const struct set *set, enum space_access access, unsigned device)
 {
 	if (set->dst % set->element_bytes != 0 ||
 	    (set->n_rows > 1 &&
@@ -57,11 +57,16 @@ CUresult set_check(const struct set *set, unsigned device)
 	for (uint64_t row = 0; row < set->n_rows; row++) {
 		uint64_t dst = set->dst + row * set->pitch;
 		if (!space_is_known(dst) ||
-		    !space_check(dst, set->row_bytes, SPACE_WRITE, SPACE_BY_API, device)) {
+		    !space_check(dst, set->row_bytes, access, SPACE_BY_API, device)) {
 			return CUDA_ERROR_INVALID_VALUE;
 		}
 	}
 	return CUDA_SUCCESS;
+}
+
+CUresult set_check(const struct set *set, unsigned device)
+{
+	return check(set, SPACE_WRITE, device);
 }
 
 static CUresult submit(struct set set, CUstream handle)
@@ -74,7 +79,9 @@ static CUresult submit(struct set set, CUstream handle)
 	if (set.n_rows == 0 || set.row_bytes == 0) {
 		return CUDA_SUCCESS;
 	}
-	CUresult err = set_check(&set, ctx_current()->device);
+	/* Whether it may write is asked when it is to run, or to be an executable's. */
+	enum space_access access = capture_is_of(s) ? SPACE_READ : SPACE_WRITE;
+	CUresult err = check(&set, access, ctx_current()->device);
 	if (err != CUDA_SUCCESS) {
 		return err;
 	}

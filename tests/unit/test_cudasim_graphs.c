@@ -50,11 +50,13 @@ static CUgraphNode add_put(CUgraph graph, CUgraphNode after, CUdeviceptr addr, u
 
 static CUgraphNode add_set(CUgraph graph, CUgraphNode after, CUdeviceptr dst, uint32_t value)
 {
+	CUcontext ctx = NULL;
 	CUDA_MEMSET_NODE_PARAMS p = {
 		.dst = dst, .value = value, .elementSize = 4, .width = 1, .height = 1};
 	CUgraphNode node = NULL;
 
-	ck_ok(cu.GraphAddMemsetNode(&node, graph, after ? &after : NULL, after ? 1 : 0, &p, NULL));
+	ck_ok(cu.CtxGetCurrent(&ctx));
+	ck_ok(cu.GraphAddMemsetNode(&node, graph, after ? &after : NULL, after ? 1 : 0, &p, ctx));
 	return node;
 }
 
@@ -326,6 +328,51 @@ START_TEST(children_events_and_words_are_nodes)
 	ck_ok(cu.GraphExecKernelNodeSetParams_v2(exec, put, &p));
 	run(exec);
 	ck_assert_uint_eq(read_u32(ptr), 11);
+}
+END_TEST
+
+/* As measured on an H200: without a context it is that of the memory, and what is mapped has none. */
+START_TEST(a_set_of_mapped_memory_wants_a_context)
+{
+	CUcontext ctx = driver_begin("1x64MiB");
+	CUdeviceptr addr = chunk_map(chunk_new(GRANULE), GRANULE, READ_WRITE), ptr = alloc(64);
+	CUgraphNodeParams params = {.type = CU_GRAPH_NODE_TYPE_MEMSET};
+	CUgraph graph = graph_new();
+	CUgraphNode node;
+
+	params.memset.dst = addr;
+	params.memset.elementSize = 4;
+	params.memset.width = 1;
+	params.memset.height = 1;
+	ck_cu(cu.GraphAddNode_v2(&node, graph, NULL, NULL, 0, &params), CUDA_ERROR_INVALID_VALUE);
+	params.memset.ctx = ctx;
+	ck_ok(cu.GraphAddNode_v2(&node, graph, NULL, NULL, 0, &params));
+	params.memset.ctx = NULL;
+	params.memset.dst = ptr;
+	ck_ok(cu.GraphAddNode_v2(&node, graph, NULL, NULL, 0, &params));
+}
+END_TEST
+
+/* As measured on an H200. */
+START_TEST(read_only_memory_is_no_destination)
+{
+	driver_begin("1x64MiB");
+	CUdeviceptr addr = chunk_map(chunk_new(GRANULE), GRANULE, READ_WRITE), ptr = alloc(64);
+	CUstream stream = stream_new(CU_STREAM_NON_BLOCKING);
+	CUgraph graph = graph_new(), captured;
+	CUgraphExec exec = NULL;
+
+	add_set(graph, NULL, addr, 5);
+	ck_ok(set_access(addr, GRANULE, READ_ONLY));
+	ck_cu(cu.GraphInstantiateWithFlags(&exec, graph, 0), CUDA_ERROR_INVALID_VALUE);
+	ck_ok(cu.StreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+	ck_cu(cu.MemcpyDtoDAsync_v2(addr, ptr, 64, stream), CUDA_ERROR_INVALID_VALUE);
+	ck_ok(cu.MemsetD8Async(addr, 1, 64, stream));
+	ck_ok(cu.StreamWriteValue32_v2(stream, addr, 1, 0));
+	ck_ok(cu.StreamEndCapture(stream, &captured));
+	ck_cu(cu.GraphInstantiateWithFlags(&exec, captured, 0), CUDA_ERROR_INVALID_VALUE);
+	ck_ok(set_access(addr, GRANULE, READ_WRITE));
+	run(instantiate(captured));
 }
 END_TEST
 
