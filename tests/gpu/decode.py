@@ -14,7 +14,8 @@ shim also does more for a launch as long as anything is sealed. So the other pro
 private again, decodes in such pairs too: while one page beside them is sealed, and with nothing sealed. The
 product of both is the speed of a sealed process in parts of one with nothing sealed. Both decode on one and
 the same processor. Printed is the speed by the median token of a stretch: the median over pairs, and its 95 %
-interval (bootstrap). Then a process with the graph decodes on while it seals and unseals: printed is
+interval (bootstrap). Two controls say what such a pair shows without anything sealed: two copies that
+are both private lie differently in memory, too. Then a process with the graph decodes on while it seals and unseals: printed is
 by how much its tokens and launches meanwhile took longer than their median, in sum and at most, and the
 same for as long a time without sealing. Numbers are not judged. Exit 1 when a process fails, or when the
 tokens have other bits.
@@ -176,13 +177,18 @@ class Program:
         return rows
 
     def pairs(self, n_pairs):
-        """The weights are sealed, or a copy is used that is private."""
+        """The weights, sealed or not as they are, or a copy is used that is private."""
         return self.take_pairs(n_pairs, self.work.begin)
 
-    def pairs_of_page(self, n_pairs):
-        """The weights are private; something else is sealed, or nothing is."""
+    def pairs_of_page(self, n_pairs, is_control=False):
+        """
+        The weights are private; something else is sealed, or nothing is. Each stretch comes behind a sealing and an
+        unsealing: they leave the caches of the processor cold. The control has nothing sealed in either.
+        """
         def begin(is_sealed):
-            self.work.seal_page(is_sealed)
+            wanted = is_sealed and not is_control
+            self.work.seal_page(not wanted)
+            self.work.seal_page(wanted)
             self.work.begin(False)
         return self.take_pairs(n_pairs, begin)
 
@@ -256,6 +262,11 @@ def say(line):
     print(f"# {line}", flush=True)
 
 
+def turned(rows):
+    """To divide by what they say."""
+    return [(private, sealed) for sealed, private in rows or ()]
+
+
 def speed(rows):
     """Of sealed weights in parts of that of private ones."""
     return statistics.median(private / sealed for sealed, private in rows)
@@ -284,12 +295,19 @@ def measure_eager(other, child, options):
     same_bits("eager", child)
     time.sleep(SETTLE_SECONDS)
     weights = child.ask("pairs", options.eager_pairs)
+    child.ask("set_sealed", False)
+    time.sleep(SETTLE_SECONDS)
+    copies = child.ask("pairs", options.eager_pairs)
     other.ask("set_sealed", False)
     time.sleep(SETTLE_SECONDS)
     page = other.ask("pairs_of_page", options.eager_pairs)
-    say_speed("eager, sealed weights to private ones", weights)
+    nothing = other.ask("pairs_of_page", options.eager_pairs, True)
+    say_speed("eager, sealed weights to a private copy", weights)
+    say_speed("eager, control: the same weights, private, to that copy", copies)
     say_speed("eager, something else sealed to nothing", page)
-    say_speed("eager, sealed to nothing sealed", weights, page)
+    say_speed("eager, control: nothing sealed to nothing", nothing)
+    say_speed("eager, sealed to nothing sealed, by the controls", weights, turned(copies), page,
+              turned(nothing))
 
 
 def measure_graph(other, child, options):
