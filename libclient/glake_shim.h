@@ -264,13 +264,20 @@ void glake__pin_range(glake_ptr address, uint64_t n_bytes, enum glake__pin pin, 
 
 /* ---- sealed memory ---------------------------------------------------------------------------- */
 
-/*
- * Blocks that are mapped, each mapping counted. Private memory becomes one only while the gate is closed, so
- * whoever is inside and reads 0 may write anywhere.
- */
-extern _Atomic uint64_t glake__n_sealed __attribute__((visibility("hidden")));
-/* The same, but it only grows. */
-extern _Atomic uint64_t glake__n_sealings __attribute__((visibility("hidden")));
+/* Each launch looks at it: one line of the processor's cache. */
+struct glake__sealed {
+	/*
+	 * Blocks that are mapped, each mapping counted. Private memory becomes one only while the gate is closed, so
+	 * whoever is inside and reads 0 may write anywhere.
+	 */
+	_Alignas(64) _Atomic uint64_t n;
+	_Atomic uint64_t n_sealings; /* the same, but it only grows */
+	/* All blocks that are in the window lie in there. */
+	_Atomic uint64_t base;
+	_Atomic uint64_t n_bytes;
+};
+
+extern struct glake__sealed glake__sealed __attribute__((visibility("hidden")));
 
 /*
  * The first address in [ptr, ptr + n_bytes) that is in a block, sealed here or opened; 0: there is none.

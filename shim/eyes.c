@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/cleanup.h"
 #include "shim/capture.h"
 #include "shim/heap.h"
 #include "shim/shim.h"
@@ -24,16 +25,24 @@ struct span {
 	uint16_t n;
 };
 
-/* All but @code and @seen is written before others know of it. */
+/*
+ * All but @code and what was seen is written before others know of it. A launch behind other work finds nothing of it
+ * in the processor's caches: so it is one piece, of few lines.
+ */
 struct kernel {
-	CUfunction function;
+	_Alignas(64) CUfunction function;
 	_Atomic uint64_t code; /* what is known here was right then */
-	char *name;
+	char *name;            /* owned */
 	uint32_t n_spans;
 	uint32_t n_words;
-	struct span *spans;
-	_Atomic uint64_t *seen; /* of each word, glake__n_sealings when it was noted */
+	struct span spans[]; /* behind them seen_of() */
 };
+
+/* Of each word, the low bits of glake__sealed.n_sealings when it was noted. */
+static _Atomic uint32_t *seen_of(struct kernel *kernel)
+{
+	return (_Atomic uint32_t *)(void *)(kernel->spans + kernel->n_spans);
+}
 
 static _Atomic(struct kernel *) kernels[N_SLOTS];
 static atomic_uint n_kernels;
@@ -118,10 +127,22 @@ static void free_kernel(struct kernel *kernel)
 {
 	if (kernel) {
 		free(kernel->name);
-		free(kernel->spans);
-		free(kernel->seen);
 		free(kernel);
 	}
+}
+
+static struct kernel *new_kernel(const struct span *spans, size_t n_spans, size_t n_words)
+{
+	size_t n_bytes = sizeof(struct kernel) + n_spans * sizeof(*spans) +
+	                 n_words * sizeof(_Atomic uint32_t);
+	struct kernel *kernel = aligned_alloc(_Alignof(struct kernel), (n_bytes + 63) / 64 * 64);
+	if (kernel) {
+		memset(kernel, 0, n_bytes);
+		kernel->n_spans = (uint32_t)n_spans;
+		kernel->n_words = (uint32_t)n_words;
+		memcpy(kernel->spans, spans, n_spans * sizeof(*spans));
+	}
+	return kernel;
 }
 
 /* NULL without memory. */
@@ -129,25 +150,19 @@ static struct kernel *ask_kernel(CUfunction function, uint64_t code)
 {
 	struct asked asked = ask_name(function);
 	size_t n_words = 0;
-	struct kernel *kernel = calloc(1, sizeof(*kernel));
-	struct span *spans = malloc(MAX_WORDS * sizeof(*spans));
-	if (kernel && spans) {
-		size_t n = read_spans(&asked, spans, &n_words);
-		kernel->function = function;
-		kernel->code = code;
-		kernel->name = strndup(asked.name, GLAKE_MAX_KERNEL_NAME_BYTES);
-		kernel->n_spans = (uint32_t)n;
-		kernel->n_words = (uint32_t)n_words;
-		kernel->spans = calloc(n + 1, sizeof(*spans));
-		kernel->seen = calloc(n_words + 1, sizeof(*kernel->seen));
+	cleanup_free struct span *spans = malloc(MAX_WORDS * sizeof(*spans));
+	size_t n_spans = spans ? read_spans(&asked, spans, &n_words) : 0;
+	struct kernel *kernel = spans ? new_kernel(spans, n_spans, n_words) : NULL;
+	if (!kernel) {
+		return NULL;
 	}
-	if (!kernel || !spans || !kernel->name || !kernel->spans || !kernel->seen) {
+	kernel->function = function;
+	kernel->code = code;
+	kernel->name = strndup(asked.name, GLAKE_MAX_KERNEL_NAME_BYTES);
+	if (!kernel->name) {
 		free_kernel(kernel);
-		kernel = NULL;
-	} else {
-		memcpy(kernel->spans, spans, kernel->n_spans * sizeof(*spans));
+		return NULL;
 	}
-	free(spans);
 	return kernel;
 }
 
@@ -234,22 +249,23 @@ static bool is_sealed(uint64_t word)
 
 /* What all words of a launch are compared with. */
 struct look {
-	uint64_t base; /* of the window */
+	uint64_t base; /* where anything is sealed */
 	uint64_t n_bytes;
-	uint64_t now; /* glake__n_sealings */
+	uint32_t now; /* of glake__sealed.n_sealings */
 };
 
 /* @words may lie anywhere; @first is the number of the first one. Some kernels have hundreds of them. */
 static inline void look_at_words(struct kernel *kernel, const struct look *look, const char *words,
                                  size_t first, size_t n)
 {
+	_Atomic uint32_t *all = seen_of(kernel);
 	for (size_t i = 0; i < n; i++) {
 		uint64_t word;
 		memcpy(&word, words + 8 * i, 8);
 		if (__builtin_expect(word - look->base >= look->n_bytes, 1)) {
 			continue;
 		}
-		_Atomic uint64_t *seen = &kernel->seen[first + i];
+		_Atomic uint32_t *seen = &all[first + i];
 		if (atomic_load_explicit(seen, memory_order_relaxed) != look->now &&
 		    is_sealed(word)) {
 			atomic_store_explicit(seen, look->now, memory_order_relaxed);
@@ -284,9 +300,10 @@ void eyes_look(CUfunction function, void *const *params, void *const *extra)
 	}
 	struct kernel *kernel = find(function, code);
 	const struct look look = {
-		.n_bytes = atomic_load_explicit(&glake__pages.n_bytes, memory_order_acquire),
-		.base = atomic_load_explicit(&glake__pages.base, memory_order_relaxed),
-		.now = atomic_load_explicit(&glake__n_sealings, memory_order_relaxed),
+		.n_bytes = atomic_load_explicit(&glake__sealed.n_bytes, memory_order_relaxed),
+		.base = atomic_load_explicit(&glake__sealed.base, memory_order_relaxed),
+		.now = (uint32_t)atomic_load_explicit(&glake__sealed.n_sealings,
+	                                              memory_order_relaxed),
 	};
 	if (kernel && extra) {
 		look_at_buffer(kernel, &look, extra);
@@ -305,7 +322,7 @@ static struct kernel any_of_graph = {.name = (char *)"a CUDA graph"};
 
 void eyes_look_at_graph(uint64_t *seen)
 {
-	uint64_t now = glake__n_sealings;
+	uint64_t now = glake__sealed.n_sealings;
 	if (*seen != now) {
 		*seen = now;
 		add_note(&any_of_graph, 0);

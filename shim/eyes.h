@@ -27,7 +27,7 @@
 /* Look at a launch, before it and inside the gate. @params and @extra are the call's, either may be NULL. */
 void eyes_look(CUfunction function, void *const *params, void *const *extra);
 
-/* An executable graph is about to be launched, which was looked at when glake__n_sealings was *@seen. */
+/* An executable graph is about to be launched, which was looked at when glake__sealed.n_sealings was *@seen. */
 void eyes_look_at_graph(uint64_t *seen);
 
 /* Around a call after which handles of functions may be others'; they are if code @is_gone. */

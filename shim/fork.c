@@ -46,7 +46,7 @@ static void in_child(void)
 {
 	gate_forked();
 	/* Nothing of the parent's memory is here, and its locks may be held for ever. */
-	glake__n_sealed = 0;
+	glake__sealed.n = 0;
 	if (!is_initialised) {
 		return;
 	}

@@ -26,7 +26,7 @@
 
 static inline bool writes_are_watched(void)
 {
-	return __builtin_expect(atomic_load_explicit(&glake__n_sealed, memory_order_relaxed) > 0,
+	return __builtin_expect(atomic_load_explicit(&glake__sealed.n, memory_order_relaxed) > 0,
 	                        0);
 }
 

@@ -13,8 +13,7 @@
 /* Between two looks at a busy piece. */
 #define BUSY_PAUSE_NS 20000
 
-_Atomic uint64_t glake__n_sealed;
-_Atomic uint64_t glake__n_sealings;
+struct glake__sealed glake__sealed;
 
 /* ---- chunks ----------------------------------------------------------------------------------- */
 
@@ -121,10 +120,30 @@ static bool is_sealed(const struct glake__piece *piece)
 	       piece->range->use != GLAKE__RANGE_MIRROR;
 }
 
+/* They grow as long as anything is sealed: launches read them without a lock. */
+static void widen_bounds(const struct glake__piece *piece)
+{
+	struct glake__sealed *sealed = &glake__sealed;
+	uint64_t begin = piece->range->ptr + piece->offset;
+	uint64_t end = begin + piece->n_bytes;
+	if (sealed->n > 0 && sealed->n_bytes > 0) {
+		uint64_t old_end = sealed->base + sealed->n_bytes;
+		begin = begin < sealed->base ? begin : sealed->base;
+		end = end > old_end ? end : old_end;
+	}
+	sealed->base = begin;
+	sealed->n_bytes = end - begin;
+}
+
 static void count_sealed(const struct glake__piece *piece)
 {
-	glake__n_sealed += is_sealed(piece);
-	glake__n_sealings += is_sealed(piece);
+	if (is_sealed(piece)) {
+		if (!piece->range->is_outside) {
+			widen_bounds(piece);
+		}
+		glake__sealed.n++;
+		glake__sealed.n_sealings++;
+	}
 }
 
 static void map_chunk(struct glake__piece *piece)
@@ -157,7 +176,7 @@ static void unmap_chunk(struct glake__piece *piece, struct glake__chunk **dead)
 	if (piece->next_mapping) {
 		piece->next_mapping->previous_mapping = piece->previous_mapping;
 	}
-	glake__n_sealed -= is_sealed(piece);
+	glake__sealed.n -= is_sealed(piece);
 	chunk->n_mappings--;
 	piece->chunk = NULL;
 	piece->access = GLAKE__ACCESS_NONE;
@@ -193,7 +212,7 @@ static void enter(const struct glake__piece *piece)
 void glake__chunk_set_kind_locked(struct glake__chunk *chunk, enum glake__page_kind kind)
 {
 	for (const struct glake__piece *at = chunk->mappings; at; at = at->next_mapping) {
-		glake__n_sealed -= is_sealed(at);
+		glake__sealed.n -= is_sealed(at);
 	}
 	chunk->kind = kind;
 	for (const struct glake__piece *at = chunk->mappings; at; at = at->next_mapping) {
@@ -860,8 +879,15 @@ static bool piece_is_valid(const struct glake__piece *piece)
 	return true;
 }
 
+static bool is_in_bounds(const struct glake__piece *piece)
+{
+	uint64_t at = piece->range->ptr + piece->offset - glake__sealed.base;
+	return at < glake__sealed.n_bytes && piece->n_bytes <= glake__sealed.n_bytes - at;
+}
+
 static bool range_is_valid(const struct glake__range *range, uint64_t *n_sealed)
 {
+	bool is_within = true;
 	uint64_t at = 0;
 	for (const struct glake__piece *piece = range->first; piece; piece = piece->next) {
 		if (piece->offset != at || piece->n_bytes == 0 || piece->range != range ||
@@ -869,9 +895,11 @@ static bool range_is_valid(const struct glake__range *range, uint64_t *n_sealed)
 			return false;
 		}
 		*n_sealed += is_sealed(piece);
+		is_within &= !is_sealed(piece) || range->is_outside || is_in_bounds(piece);
 		at += piece->n_bytes;
 	}
-	return at == range->n_bytes && range->is_outside == !glake__window_has(range->ptr);
+	return is_within && at == range->n_bytes &&
+	       range->is_outside == !glake__window_has(range->ptr);
 }
 
 bool glake__space_is_valid(void)
@@ -882,7 +910,7 @@ bool glake__space_is_valid(void)
 	for (const struct glake__range *at = glake__space.ranges; is_valid && at; at = at->next) {
 		is_valid = range_is_valid(at, &n_sealed);
 	}
-	is_valid = is_valid && glake__n_sealed == n_sealed;
+	is_valid = is_valid && glake__sealed.n == n_sealed;
 	glake__unlock();
 	return is_valid;
 }

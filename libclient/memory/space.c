@@ -34,7 +34,7 @@ void glake__space_begin(void)
 			if (seen != 0) {
 				glake__window_forget();
 				glake__space = (struct glake__space){.has_drv = false};
-				glake__n_sealed = 0;
+				glake__sealed.n = 0;
 				pthread_mutex_init(&glake__space.lock, NULL);
 				pthread_cond_init(&glake__space.let, NULL);
 			}

@@ -128,6 +128,48 @@ static double time_launches(any_call_fn *body, CUfunction function, void **param
 	return (double)(bench_now_ns() - begin) / N_PASSES;
 }
 
+/* Between two launches a program does so much else, in Python for instance, that little stays in the caches. */
+#define OTHER_BYTES (2u << 20)
+#define N_KERNELS 64u
+#define N_COLD 2000u
+
+static double time_cold_launches(any_call_fn *body, void **params, uint64_t *pointers)
+{
+	static unsigned char other[OTHER_BYTES];
+	static double ns[N_COLD];
+	for (unsigned n = 0; n < N_COLD; n++) {
+		CUfunction function = (CUfunction)(uintptr_t)(16 * (100 + n % N_KERNELS));
+		for (size_t at = 0; at < OTHER_BYTES; at += 64) {
+			other[at]++;
+		}
+		/* They were just written. */
+		for (unsigned i = 0; i < N_POINTERS; i++) {
+			((void *volatile *)params)[i] = &pointers[i];
+			((volatile uint64_t *)pointers)[i] = BASE + i * PAGE;
+		}
+		uint64_t begin = bench_now_ns();
+		body(function, 0, 0, 0, 0, 0, 0, 0, 0, params, 0, 0);
+		ns[n] = (double)(bench_now_ns() - begin);
+	}
+	qsort(ns, N_COLD, sizeof(*ns), compare);
+	return ns[N_COLD / 2];
+}
+
+static void measure_cold_launches(any_call_fn *body, void **params, uint64_t *pointers)
+{
+	double plain_ns[N_BATCHES];
+	double sealed_ns[N_BATCHES];
+	for (unsigned i = 0; i < N_BATCHES; i++) {
+		glake__sealed.n = 0;
+		plain_ns[i] = time_cold_launches(body, params, pointers);
+		glake__sealed.n = N_PAGES / 2;
+		sealed_ns[i] = time_cold_launches(body, params, pointers);
+	}
+	glake__sealed.n = 0;
+	print_spread("a launch behind other work", "ns", plain_ns, N_BATCHES);
+	print_spread("the same, memory sealed", "ns", sealed_ns, N_BATCHES);
+}
+
 /* Every other pointer is to sealed memory. */
 static void measure_launches(void)
 {
@@ -151,20 +193,23 @@ static void measure_launches(void)
 	glake__pages.base = BASE;
 	glake__pages.entries = entries;
 	glake__pages.n_bytes = N_PAGES * PAGE;
+	glake__sealed.base = BASE;
+	glake__sealed.n_bytes = N_PAGES * PAGE;
 	shim_real.real_cuFuncGetName = tell_name;
 	shim_real.real_cuFuncGetParamInfo = tell_param;
-	glake__n_sealings = 1;
+	glake__sealed.n_sealings = 1;
 	for (unsigned i = 0; i < N_BATCHES; i++) {
-		glake__n_sealed = 0;
+		glake__sealed.n = 0;
 		plain_ns[i] = time_launches(body, small, params);
-		glake__n_sealed = N_PAGES / 2;
+		glake__sealed.n = N_PAGES / 2;
 		sealed_ns[i] = time_launches(body, small, params);
 		large_ns[i] = time_launches(body, large, large_params);
 	}
-	glake__n_sealed = 0;
+	glake__sealed.n = 0;
 	print_spread("a launch, nothing sealed", "ns", plain_ns, N_BATCHES);
 	print_spread("a launch, memory sealed", "ns", sealed_ns, N_BATCHES);
 	print_spread("the same, of 4 KiB of parameters", "ns", large_ns, N_BATCHES);
+	measure_cold_launches(body, params, pointers);
 }
 
 static void *be_busy(void *argument)

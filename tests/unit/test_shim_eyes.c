@@ -77,7 +77,9 @@ static CUresult kernel_info(CUkernel kernel, size_t i, size_t *offset, size_t *s
 static void begin(void)
 {
 	make_window();
-	glake__n_sealings = 1;
+	glake__sealed.n_sealings = 1;
+	glake__sealed.base = glake__pages.base;
+	glake__sealed.n_bytes = glake__pages.n_bytes;
 	shim_real.real_cuFuncGetName = func_name;
 	shim_real.real_cuKernelGetName = kernel_name;
 	shim_real.real_cuFuncGetParamInfo = func_info;
@@ -134,7 +136,7 @@ START_TEST(a_kernel_is_noted_when_it_meets_sealed_memory)
 	ck_assert_str_eq(suspects(), "f1 f0 ");
 	ck_assert_uint_eq(n_asked, 2);
 	/* Something is sealed: all are new to it. */
-	glake__n_sealings++;
+	glake__sealed.n_sealings++;
 	launch(0, SEALED + 16);
 	ck_assert_str_eq(suspects(), "f0 f1 f0 ");
 }
@@ -188,7 +190,7 @@ START_TEST(words_of_all_parameters_are_looked_at)
 		}
 		void *params[] = {&given.n, given.words, inner + 1,
 		                  (void *)(word == 6 ? &sealed : &nothing)};
-		glake__n_sealings++;
+		glake__sealed.n_sealings++;
 		launch(1, SEALED);
 		eyes_look(handle(0), params, NULL);
 		struct glake__suspect last;
@@ -201,7 +203,7 @@ START_TEST(words_of_all_parameters_are_looked_at)
 	memcpy(given.words, &sealed, 8);
 	memcpy(inner + 1 + 4, &sealed, 8);
 	void *params[] = {&given.n, given.words, inner + 1, (void *)&nothing};
-	glake__n_sealings++;
+	glake__sealed.n_sealings++;
 	launch(1, SEALED);
 	eyes_look(handle(0), params, NULL);
 	struct glake__suspect last;
@@ -330,7 +332,7 @@ static void *launch_many(void *user)
 		if (i % 64 == 0) {
 			eyes_hide_code();
 			eyes_show_code(true);
-			glake__n_sealings++;
+			glake__sealed.n_sealings++;
 			struct glake__suspect list[GLAKE_MAX_SUSPECTS];
 			eyes_suspects(list, GLAKE_MAX_SUSPECTS);
 		}
@@ -348,7 +350,7 @@ START_TEST(many_threads_launch_at_once)
 		pthread_join(threads[i], NULL);
 	}
 	launch(7, PRIVATE);
-	glake__n_sealings++;
+	glake__sealed.n_sealings++;
 	launch(7, SEALED);
 	struct glake__suspect one;
 	ck_assert_uint_eq(eyes_suspects(&one, 1), 1);
