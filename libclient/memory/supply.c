@@ -40,6 +40,13 @@ bool glake__supply_make_room(struct glake__device *device, int error)
 	return has_any && glake__heap_trim(device, 0) == 0 && !session->link.error;
 }
 
+static int too_large(const struct glake__device *device, uint64_t n_bytes)
+{
+	return glake__fail(GLAKE_E_NO_DEVICE_MEMORY, "%llu bytes are more than device %u has: %llu",
+	                   (unsigned long long)n_bytes, device->public.index,
+	                   (unsigned long long)device->public.total_bytes);
+}
+
 int glake__supply_get_on(struct glake__device *device, uint64_t n_bytes, bool is_zeroed,
                          const struct glake__tag *tag, struct glake__wait *wait,
                          struct glake__allocation **allocation_out)
@@ -52,13 +59,6 @@ int glake__supply_get_on(struct glake__device *device, uint64_t n_bytes, bool is
 		*allocation_out = taken;
 		return 0;
 	}
-	if (n_bytes > device->public.total_bytes) {
-		/* There may not even be an address range of this size to be reserved. */
-		r = glake__fail(GLAKE_E_NO_DEVICE_MEMORY,
-		                "%llu bytes are more than device %u has: %llu",
-		                (unsigned long long)n_bytes, device->public.index,
-		                (unsigned long long)device->public.total_bytes);
-	}
 	while (r == 0 && !taken) {
 		r = glake__heap_make(device, n_bytes, is_small, tag, wait, &taken);
 		if (r < 0 && glake__supply_make_room(device, r)) {
@@ -67,6 +67,9 @@ int glake__supply_get_on(struct glake__device *device, uint64_t n_bytes, bool is
 	}
 	if (r == 0) {
 		*allocation_out = taken;
+	} else if (r == GLAKE_E_CUDA && n_bytes > device->public.total_bytes) {
+		/* glaked was not asked: the driver has no address range of this size. */
+		r = too_large(device, n_bytes);
 	}
 	return glake__leave(device->session, r);
 }
@@ -80,5 +83,9 @@ int glake__supply_get(struct glake_session *session, int ordinal, uint64_t n_byt
 		return glake__fail(-ENODEV, "the daemon does not own CUDA device %d", ordinal);
 	}
 	int r = glake__heap_check(n_bytes, 0, 0);
+	if (r == 0 && n_bytes > device->public.total_bytes) {
+		/* There may not even be an address range of this size to be reserved. */
+		r = too_large(device, n_bytes);
+	}
 	return r < 0 ? r : glake__supply_get_on(device, n_bytes, false, tag, wait, allocation_out);
 }
