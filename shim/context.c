@@ -178,19 +178,28 @@ void context_gone(CUcontext ctx, uint64_t before)
 	pthread_mutex_unlock(&lock);
 }
 
+static bool visit_primary(CUdevice device, context_fn *fn, void *user)
+{
+	CUcontext primary = NULL;
+	if (real(cuDevicePrimaryCtxRetain)(&primary, device) != CUDA_SUCCESS) {
+		return false;
+	}
+	fn(user, primary, device);
+	real(cuDevicePrimaryCtxRelease_v2)(device);
+	return true;
+}
+
 static bool visit_primaries(context_fn *fn, void *user)
 {
+	CUresult result = CUDA_SUCCESS;
 	bool is_all = true;
-	for (CUdevice device = 0; device < SHIM_MAX_DEVICES; device++) {
-		CUcontext primary = NULL;
-		if (!context_is_active(device)) {
-			continue;
-		}
-		if (real(cuDevicePrimaryCtxRetain)(&primary, device) == CUDA_SUCCESS) {
-			fn(user, primary, device);
-			real(cuDevicePrimaryCtxRelease_v2)(device);
-		} else {
-			is_all = false;
+	for (CUdevice device = 0; device < SHIM_MAX_DEVICES && result != CUDA_ERROR_INVALID_DEVICE;
+	     device++) {
+		unsigned flags;
+		int is_active = 0;
+		result = real(cuDevicePrimaryCtxGetState)(device, &flags, &is_active);
+		if (result == CUDA_SUCCESS && is_active) {
+			is_all &= visit_primary(device, fn, user);
 		}
 	}
 	return is_all;
