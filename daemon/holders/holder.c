@@ -394,18 +394,46 @@ uint64_t holder_add_block(struct holder *holder, uint64_t request, struct block 
 	return held->id;
 }
 
+/* If the tenant's quota has no room for it, whoever paid for the block until now goes on to pay for the chunk. */
+static bool keep_own(struct holder *holder, struct held *held, struct chunk *own)
+{
+	held->own = own ? calloc(1, sizeof(*held->own)) : NULL;
+	if (held->own) {
+		chunk_move(held->own, own);
+		charge_move(&held->own->charge, holder->tenant);
+	}
+	return held->own != NULL;
+}
+
+static void release_own(struct holder *holder, struct held *held)
+{
+	holder->devices[held->own->device->index].reserved_bytes -= held->own->bytes;
+	chunk_release(held->own);
+	free(held->own);
+	held->own = NULL;
+}
+
+void holder_drop_own(struct holder *holder, struct held *held)
+{
+	release_own(holder, held);
+	put_block(holder, held, held->block);
+}
+
 void holder_turn_block(struct holder *holder, struct held *held, struct block *block,
-                       bool was_known)
+                       bool was_known, struct chunk *own)
 {
 	struct device *device = block->chunk.device;
-	holder->devices[device->index].reserved_bytes -= block->chunk.bytes;
 	holder->n_held[HELD_CHUNK]--;
 	holder->n_held[HELD_BLOCK]++;
 	held->kind = HELD_BLOCK;
 	held->admit = NULL;
 	held->was_chunk = true;
 	held->was_known = was_known;
-	put_block(holder, held, block);
+	held->block = block;
+	if (!keep_own(holder, held, own)) {
+		holder->devices[device->index].reserved_bytes -= block->chunk.bytes;
+		put_block(holder, held, block);
+	}
 }
 
 /* Short, since there is little room for names. */
@@ -450,6 +478,18 @@ static void release_chunk(struct holder *holder, struct held *held)
 	}
 }
 
+static void release_block(struct holder *holder, struct held *held)
+{
+	struct block *block = held->block;
+	if (held->own) {
+		release_own(holder, held);
+	} else {
+		block->n_mappings--;
+		uncount_shared(holder, block->chunk.device, block->chunk.bytes);
+	}
+	store_unuse_block(holder->all->store, block, holder->tenant->priority);
+}
+
 void holder_release(struct holder *holder, struct held *held)
 {
 	struct store *store = holder->all->store;
@@ -469,9 +509,7 @@ void holder_release(struct holder *holder, struct held *held)
 		store_drop_model(store, held->model);
 		break;
 	default:
-		held->block->n_mappings--;
-		uncount_shared(holder, held->block->chunk.device, held->block->chunk.bytes);
-		store_unuse_block(store, held->block, holder->tenant->priority);
+		release_block(holder, held);
 	}
 	drop(holder, held);
 }
@@ -514,6 +552,14 @@ void holder_release_ids(struct holder *holder, const uint64_t *ids, size_t n_ids
 	}
 }
 
+/* It is sealed, and no copy is saved. */
+static void add_own(struct holder_sharing *sharing, const struct chunk *own)
+{
+	sharing->part_bytes += (double)own->bytes;
+	sharing->sealed_bytes += own->bytes;
+	sharing->n_walked++;
+}
+
 static void add_sharing(struct holder_sharing *sharing, const struct block *block, bool is_sealed)
 {
 	uint64_t n_bytes = block->chunk.bytes;
@@ -527,7 +573,9 @@ struct holder_sharing holder_sharing(const struct holder *holder)
 {
 	struct holder_sharing sharing = {.n_walked = holder->n_held[HELD_CHUNK]};
 	for (const struct held *held = holder->held; held; held = held->hh.next) {
-		if (held->kind == HELD_BLOCK) {
+		if (held->own) {
+			add_own(&sharing, held->own);
+		} else if (held->kind == HELD_BLOCK) {
 			add_sharing(&sharing, held->block, held->was_chunk);
 		}
 		for (size_t i = 0; held->kind == HELD_MODEL && i < held->model->n_blocks; i++) {

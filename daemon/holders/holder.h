@@ -67,12 +67,14 @@ struct held {
 	UT_hash_handle hh; /* holder.held, by id */
 	uint64_t id;
 	enum held_kind kind;
-	uint64_t request;     /* that brought it */
-	uint64_t ticket;      /* permits others to open the chunk; 0: nobody else may */
-	struct admit *admit;  /* has the chunk, which is being published; NULL: the chunk is here */
-	bool is_parked;       /* the chunk is, since others may open it */
-	bool was_chunk;       /* a published block, under its chunk's id */
-	bool was_known;       /* a published block that the store had already */
+	uint64_t request;    /* that brought it */
+	uint64_t ticket;     /* permits others to open the chunk; 0: nobody else may */
+	struct admit *admit; /* has the chunk, which is being published; NULL: the chunk is here */
+	bool is_parked;      /* the chunk is, since others may open it */
+	bool was_chunk;      /* a published block, under its chunk's id */
+	bool was_known;      /* a published block that the store had already */
+	struct chunk *
+		own; /* owned: the chunk that it replaces, while the process has that mapped; or NULL */
 	struct charge record; /* for glaked's memory; none for a chunk that is not published */
 	union {
 		struct chunk chunk;  /* private */
@@ -288,9 +290,15 @@ uint64_t holder_add_block(struct holder *holder, uint64_t request, struct block 
 /* The chunk is to become a block: pay for the record. False: the tenant cannot. */
 bool holder_pay_record(struct holder *holder, struct held *held);
 
-/* The chunk of @held was moved away and has become @block, which the caller uses. */
+/*
+ * The chunk of @held was moved away and has become @block, which the caller uses; or was found equal to it (@was_known).
+ * @own is NULL, or that chunk, which is taken over and stays charged until the process has mapped the block in its place:
+ * not without memory for that.
+ */
 void holder_turn_block(struct holder *holder, struct held *held, struct block *block,
-                       bool was_known);
+                       bool was_known, struct chunk *own);
+/* The process has mapped the block. */
+void holder_drop_own(struct holder *holder, struct held *held);
 
 /* Walks all that it holds. */
 struct holder_sharing holder_sharing(const struct holder *holder);

@@ -15,6 +15,7 @@ struct publish {
 	struct pending pending; /* while is_awaited */
 	bool is_awaited;
 	bool is_admitted; /* worker and mover are done with it */
+	bool confirms;    /* the client says when it has mapped a block that was known */
 	struct admit admit;
 	struct parking_wait parking; /* while the block is not parked */
 	struct holder *holder;       /* owned reference */
@@ -23,7 +24,7 @@ struct publish {
 };
 
 static void answer_block(struct session *session, uint64_t request, uint64_t id,
-                         const struct block *block, bool was_known)
+                         const struct block *block, bool was_known, bool is_kept)
 {
 	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
 	Glake__Wire__BlockAnswer body = GLAKE__WIRE__BLOCK_ANSWER__INIT;
@@ -35,6 +36,7 @@ static void answer_block(struct session *session, uint64_t request, uint64_t id,
 	body.chunk_bytes = block->chunk.bytes;
 	body.content_bytes = block->content_bytes;
 	body.was_known = was_known;
+	body.is_kept = is_kept;
 	answer.body_case = GLAKE__WIRE__ANSWER__BODY_BLOCK;
 	answer.block = &body;
 	rpc_answer(session, request, &answer, &block->chunk.fd, 1);
@@ -46,7 +48,7 @@ static void answer_published(struct session *session, uint64_t request, const st
 		rpc_refuse_unparked(session, request, "block", held->id);
 		return;
 	}
-	answer_block(session, request, held->id, held->block, held->was_known);
+	answer_block(session, request, held->id, held->block, held->was_known, held->own != NULL);
 }
 
 static void take_back(struct publish *publish)
@@ -133,7 +135,8 @@ static void on_admitted(struct admit *admit, const struct admit_result *result)
 		return;
 	}
 	publish->id = publish->private->id;
-	holder_turn_block(publish->holder, publish->private, block, result->was_known);
+	holder_turn_block(publish->holder, publish->private, block, result->was_known,
+	                  result->was_known && publish->confirms ? &admit->chunk : NULL);
 	store->stats->bytes_deduplicated += result->was_known ? block->chunk.bytes : 0;
 	finish_when_parked(publish, block);
 }
@@ -257,6 +260,7 @@ void rpc_block_publish(struct session *session, const request_t *request, struct
 		return;
 	}
 	publish->private = private;
+	publish->confirms = body->confirms;
 	private->admit = &publish->admit;
 	admit_start(&publish->admit, rpc_of(session)->admit_context, session->holder->realm,
 	            &private->chunk, body->content_bytes, NULL, &admit_ops);
@@ -296,7 +300,7 @@ void rpc_block_lookup(struct session *session, const request_t *request, struct 
 		rpc_refuse_open(session, request->id);
 		return;
 	}
-	answer_block(session, request->id, id, block, true);
+	answer_block(session, request->id, id, block, true, false);
 }
 
 void rpc_block_release(struct session *session, const request_t *request, struct fdlist *fds)

@@ -183,6 +183,25 @@ static bool answer_later(struct session *session, uint64_t id, struct device *de
 	return true;
 }
 
+/* A private chunk, or one that a block has replaced. */
+static struct held *find_chunk(const struct session *session, uint64_t id)
+{
+	struct held *block = holder_find(session->holder, HELD_BLOCK, id);
+	return block && block->own ? block : holder_find(session->holder, HELD_CHUNK, id);
+}
+
+/* Returns its device. */
+static struct device *free_chunk(struct session *session, struct held *held)
+{
+	struct device *device = held->own ? held->own->device : held->chunk.device;
+	if (held->own) {
+		holder_drop_own(session->holder, held);
+	} else {
+		holder_release(session->holder, held);
+	}
+	return device;
+}
+
 void rpc_chunk_free(struct session *session, const request_t *request, struct fdlist *fds)
 {
 	const Glake__Wire__ChunkFree *body = request->chunk_free;
@@ -190,7 +209,7 @@ void rpc_chunk_free(struct session *session, const request_t *request, struct fd
 	struct held *private;
 	/* All or none, so check first. The second loop finds an id that is there twice. */
 	for (size_t i = 0; i < body->n_ids; i++) {
-		private = holder_find(session->holder, HELD_CHUNK, body->ids[i]);
+		private = find_chunk(session, body->ids[i]);
 		if (!private || is_being_published(private)) {
 			rpc_refuse(session, request->id, private ? STATUS_BUSY : STATUS_BAD_REQUEST,
 			           private ? "chunk %" PRIu64 " is being published"
@@ -200,10 +219,9 @@ void rpc_chunk_free(struct session *session, const request_t *request, struct fd
 		}
 	}
 	for (size_t i = 0; i < body->n_ids; i++) {
-		private = holder_find(session->holder, HELD_CHUNK, body->ids[i]);
+		private = find_chunk(session, body->ids[i]);
 		if (private) {
-			device = private->chunk.device;
-			holder_release(session->holder, private);
+			device = free_chunk(session, private);
 		}
 	}
 	if (body->n_ids != 1 || !device || !answer_later(session, request->id, device)) {

@@ -121,8 +121,13 @@ static void share(struct admit *admit, struct block *block)
 		guess_right(&store->guess, admit->number, block);
 	}
 	store_use_compared(store, block, &admit->chunk.charge);
+	if (!is_programs(admit)) {
+		chunk_release(&admit->chunk);
+	}
+	admit_set_state(admit, ADMIT_ENDED);
+	admit->ops->done(admit, &(struct admit_result){.block = block, .was_known = true});
 	chunk_release(&admit->chunk);
-	end(admit, &(struct admit_result){.block = block, .was_known = true});
+	go(admit);
 }
 
 static void on_compared(struct compare_job *job, bool equal)

@@ -17,7 +17,7 @@
  *
  *   a new block        no block has that digest. Or one has it, with other bytes (a digest collision): then
  *                      the new one is never found by its digest, and never shared
- *   an existing block  all bytes are equal, and the chunk is released
+ *   an existing block  all bytes are equal, and the chunk is released, unless the callee keeps a program's
  *   an error           the caller has the chunk again, as it was (but it keeps an fd that was made). If a dead
  *                      mover that cannot end still has it, it comes back when that mover is gone. The chunk of
  *                      a load is released then
@@ -70,7 +70,8 @@ struct admit;
 
 struct admit_ops {
 	/*
-	 * The result; not called after a cancel. Without a block there are two cases. ADMIT_ENDED:
+	 * The result; not called after a cancel. With a block that existed, the callee may move a program's chunk away,
+	 * which is released otherwise. Without a block there are two cases. ADMIT_ENDED:
 	 * the callee moves admit->chunk away; the chunk of a load is released otherwise.
 	 * ADMIT_LEAVING: a dead mover still has the chunk.
 	 */

@@ -356,6 +356,7 @@ static int take_block(struct glake_session *session, struct glake__call *call,
 			.chunk_bytes = block->chunk_bytes,
 			.content_bytes = block->content_bytes,
 			.was_known = block->was_known,
+			.is_kept = block->is_kept,
 			.fd = fdlist_take(&call->fds, 0),
 		};
 		memcpy(answer_out->digest.bytes, block->digest.data, block->digest.len);
@@ -382,6 +383,7 @@ static void want_block(Glake__Wire__Request *request, Glake__Wire__BlockPublish 
 	glake__wire__block_publish__init(publish);
 	publish->chunk = publication->chunk;
 	publish->content_bytes = publication->content_bytes;
+	publish->confirms = true;
 	glake__wire__request__init(request);
 	request->body_case = GLAKE__WIRE__REQUEST__BODY_BLOCK_PUBLISH;
 	request->block_publish = publish;

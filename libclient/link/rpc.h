@@ -73,6 +73,7 @@ struct glake__block_answer {
 	uint64_t chunk_bytes;
 	uint64_t content_bytes;
 	bool was_known;
+	bool is_kept; /* the chunk is charged until glake__rpc_chunk_free() of the block's id */
 	int fd; /* owned by the receiver; close-on-exec. -1: this process's own limit cost it */
 };
 

@@ -7,8 +7,8 @@
  *                          chunk may be a block that another process has already, so it stays read-only
  *   the chunk is now the block. If the realm had no equal one we are done: what is mapped is it.
  *   reback                 fails, or the fd is lost: we keep what is mapped. The bytes are the same;
- *                          only the memory that sharing would have saved is not saved until the
- *                          block is released. If not even what was there can be mapped again, the
+ *                          only the memory that sharing would have saved is not saved, and stays charged,
+ *                          until the block is released. If not even what was there can be mapped again, the
  *                          address is empty. Only here are the bytes lost to the caller
  */
 #include "libclient/memory/block.h"
@@ -123,6 +123,10 @@ static int publish(struct glake_session *session, struct glake__backing *backing
 		r = is_lost ? r : 0;
 	}
 	if (r == 0) {
+		/* If what was there is mapped again, it is a chunk still, and stays charged. */
+		if (answer->is_kept && range->first->chunk->kind == GLAKE__PAGE_BLOCK) {
+			glake__rpc_chunk_free(session, &answer->block, 1);
+		}
 		seal(range, answer->block);
 		enter(block, answer, range);
 	} else {

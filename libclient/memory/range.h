@@ -55,9 +55,10 @@ struct glake__chunk {
 	enum glake__page_kind kind; /* CHUNK, BLOCK or HOST */
 	uint32_t n_uses;            /* mappings, handles and others that keep it */
 	uint32_t n_mappings;
-	uint32_t n_handles;                          /* that the program has */
-	CUmemGenericAllocationHandle handle;         /* the library's own; 0: it keeps none */
-	uint32_t pins;                               /* bit per enum glake__pin */
+	uint32_t n_handles;                  /* that the program has */
+	CUmemGenericAllocationHandle handle; /* the library's own; 0: it keeps none */
+	uint32_t pins;                       /* bit per enum glake__pin */
+	bool is_own_copy; /* of a block that could not be mapped in its place yet */
 	void (*release)(struct glake__chunk *chunk); /* it is dead; no lock is held */
 	void *user;                                  /* program.c */
 	void (*user_release)(void *user);

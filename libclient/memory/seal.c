@@ -11,8 +11,8 @@
  *   publish   glaked makes the chunk a block, or finds an equal one and compares all bytes. A refusal makes
  *             the part writable again
  *   collapse  an equal block is mapped in the part's place, and the chunk goes. A failure keeps the chunk
- *             mapped, as the block: the bytes are the same, but its memory is not saved until it is freed. If not
- *             even that can be mapped again, the bytes are lost, as with block.c
+ *             mapped, as the block: the bytes are the same, but its memory is not saved. It stays charged, and the
+ *             next sealing collapses it. If not even that can be mapped again, the bytes are lost, as with block.c
  *
  * seal_plan.c, seal_separate.c and seal_publish.c have the steps; the last has three.
  */

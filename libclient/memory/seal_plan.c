@@ -96,6 +96,17 @@ static uint64_t end_of_open(const struct glake__backing *backing, struct glake__
 	return at < end ? at : end;
 }
 
+/* The last sealing could not map the block in its place. It is whole, whatever spans say now. */
+static int add_again(struct glake__seal *seal, struct glake__backing *backing,
+                     const struct glake__look *piece)
+{
+	int r = add_part(seal, backing, piece->offset, piece->offset + piece->n_bytes);
+	if (r == 0) {
+		seal->parts[seal->n_parts - 1].is_again = true;
+	}
+	return r;
+}
+
 /* @spans touch, in one backing, and end at @end. */
 static int plan_region(struct glake__seal *seal, const struct glake__seal_span *spans,
                        size_t n_spans, uint64_t end)
@@ -117,6 +128,8 @@ static int plan_region(struct glake__seal *seal, const struct glake__seal_span *
 		uint64_t stop = end_of_open(backing, piece, end);
 		if (is_open(&piece)) {
 			r = cut(seal, spans, n_spans, begin, stop);
+		} else if (piece.is_own_copy) {
+			r = add_again(seal, backing, &piece);
 		} else if (piece.kind == GLAKE__PAGE_BLOCK) {
 			seal->sum.sealed_bytes += stop - begin;
 		} else {

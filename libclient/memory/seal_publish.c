@@ -42,9 +42,10 @@ static void mark(const struct glake__seal_part *part, enum glake__page_kind kind
 	glake__unlock();
 }
 
+/* What is sealed already has no bytes that are not zero there, and is not written to. */
 static bool has_tail(const struct glake__seal_part *part)
 {
-	return part->offset + part->n_bytes > part->backing->whole.n_bytes;
+	return !part->is_again && part->offset + part->n_bytes > part->backing->whole.n_bytes;
 }
 
 /* The bytes behind the allocation belong to nobody. Zeroed, they are equal in all processes. */
@@ -91,6 +92,10 @@ static int hold_part(struct glake__seal_part *part)
 
 static int flip(struct glake__seal_part *part)
 {
+	if (part->is_again) {
+		part->is_flipped = true;
+		return 0;
+	}
 	mark(part, GLAKE__PAGE_BLOCK);
 	int r = glake__hold_access(&part->hold, GLAKE__ACCESS_READ);
 	part->is_flipped = r == 0;
@@ -100,8 +105,12 @@ static int flip(struct glake__seal_part *part)
 	return r;
 }
 
+/* What is a block already stays one. */
 static void unflip(struct glake__seal_part *part)
 {
+	if (part->is_again) {
+		return;
+	}
 	char *text = glake__error_save();
 	glake__hold_access(&part->hold, GLAKE__ACCESS_WRITE);
 	mark(part, GLAKE__PAGE_CHUNK);
@@ -158,8 +167,12 @@ static int take_answer(struct glake__seal_part *part, const struct glake__public
 		return r;
 	}
 	glake__lock();
-	glake__backing_seal_locked(session, chunk_of_locked(part),
-	                           r < 0 ? publication->chunk : publication->answer.block);
+	struct glake__chunk *chunk = chunk_of_locked(part);
+	if (!part->is_again) {
+		glake__backing_seal_locked(session, chunk,
+		                           r < 0 ? publication->chunk : publication->answer.block);
+	}
+	chunk->is_own_copy = r == 0 && publication->answer.was_known;
 	glake__unlock();
 	if (r == 0) {
 		part->answer = publication->answer;
@@ -243,14 +256,28 @@ static void go_on(void *publisher)
 	glake__error_restore(text);
 }
 
+/* Blocks are mapped where these were. */
+static void confirm(struct glake_session *session, const uint64_t *ids, size_t n)
+{
+	char *text = glake__error_save();
+	if (n > 0) {
+		glake__rpc_chunk_free(session, ids, n);
+	}
+	glake__error_restore(text);
+}
+
 static void collapse_all(struct glake__seal *seal, struct glake__publisher *publisher,
                          const struct glake__seal_part *parts, size_t n)
 {
 	struct glake__rebacking list[BATCH];
+	bool is_kept[BATCH];
+	uint64_t gone[BATCH];
 	size_t n_known = 0;
+	size_t n_gone = 0;
 	for (size_t i = 0; i < n; i++) {
 		if (is_known(&parts[i])) {
 			int r = plan_collapse(&parts[i], &list[n_known]);
+			is_kept[n_known] = parts[i].answer.is_kept;
 			glake__seal_note(seal, r);
 			n_known += r == 0;
 		}
@@ -262,12 +289,15 @@ static void collapse_all(struct glake__seal *seal, struct glake__publisher *publ
 		if (list[i].result == 0) {
 			seal->sum.shared_bytes += list[i].part.n_bytes;
 			glake__chunks_release(list[i].dead);
+			gone[n_gone] = list[i].part.chunk->id;
+			n_gone += is_kept[i];
 		} else {
 			/* The driver has mapped neither the block nor what was there: it is lost. */
 			glake__backing_return(publisher->session, list[i].dead);
 		}
 		glake__chunk_put(list[i].part.chunk);
 	}
+	confirm(publisher->session, gone, n_gone);
 }
 
 /* ---- all of it -------------------------------------------------------------------------------- */

@@ -30,6 +30,7 @@ struct glake__seal_part {
 	struct glake__publication *publication; /* borrowed; NULL: it is not to be published */
 	struct glake__block_answer answer;      /* once it is published */
 	enum glake__pin pin;                    /* the reason why it is not held */
+	bool is_again; /* it is a block already, and only to be collapsed */
 	bool is_flipped;
 	bool is_published;
 };
@@ -51,6 +52,7 @@ struct glake__look {
 	uint64_t offset;
 	uint64_t n_bytes;
 	enum glake__page_kind kind;
+	bool is_own_copy;
 	enum glake__pin pin;
 };
 struct glake__look glake__look_at(const struct glake__backing *backing, uint64_t offset);

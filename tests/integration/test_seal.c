@@ -65,6 +65,91 @@ START_TEST(equal_memory_becomes_one_copy)
 }
 END_TEST
 
+/* A gate that closes once, for the flip, and then only when it is let. */
+static struct {
+	unsigned n_closings;
+	bool is_busy;
+} fake;
+
+static int close_fake(void *user, uint64_t readers, uint64_t patience_ns)
+{
+	(void)user;
+	(void)readers;
+	(void)patience_ns;
+	return fake.is_busy && fake.n_closings++ > 0 ? -EAGAIN : 0;
+}
+
+static void open_fake(void *user)
+{
+	(void)user;
+}
+
+/* Two sessions with equal memory, of which the second could not map the first one's blocks. */
+static glake_ptr seal_twice_busy(struct glake_session *one, struct glake_session *two)
+{
+	struct glake_sealed sealed = {.size = sizeof(sealed)};
+	glake_ptr first = words_alloc(one, 4 * MIB, 7);
+	struct glake_span span = {words_alloc(two, 4 * MIB, 7), 4 * MIB};
+	words_seal(first, 4 * MIB);
+	fake = (__typeof__(fake)){.is_busy = true};
+	glake__space.gate = (struct glake__gate){.close = close_fake, .open = open_fake};
+	ck_assert_int_eq(glake_seal(&span, 1, &sealed), -EBUSY);
+	glake__space.gate = (struct glake__gate){.close = NULL};
+	ck_assert_uint_eq(sealed.sealed_bytes, 4 * MIB);
+	ck_assert_uint_eq(sealed.shared_bytes, 0);
+	ck_assert(!words_can_write(span.ptr));
+	return span.ptr;
+}
+
+START_TEST(a_copy_that_could_not_be_replaced_is_charged_and_replaced_later)
+{
+	struct glake_session *one = world_connect();
+	struct glake_session *two = world_connect();
+	uint64_t charged_bytes = world_books().charged_bytes;
+	glake_ptr ptr = seal_twice_busy(one, two);
+	/* Both copies are there, and nothing is saved. */
+	struct books books = world_books();
+	ck_assert_uint_eq(books.charged_bytes, charged_bytes + 8 * MIB);
+	ck_assert_uint_eq(books.private_bytes, 4 * MIB);
+	ck_assert_uint_eq(books.block_bytes, 4 * MIB);
+	ck_assert_uint_eq(books.logical_bytes, 8 * MIB);
+	ck_assert_uint_eq(world_row(two).shared_bytes, 0);
+	ck_assert_uint_eq(world_row(two).reserved_bytes, 4 * MIB);
+	/* Asked for any part of it. */
+	struct glake_sealed sealed = words_seal(ptr, 2 * MIB);
+	ck_assert_uint_eq(sealed.sealed_bytes, 4 * MIB);
+	ck_assert_uint_eq(sealed.shared_bytes, 4 * MIB);
+	books = world_books();
+	ck_assert_uint_eq(books.charged_bytes, charged_bytes + 4 * MIB);
+	ck_assert_uint_eq(books.private_bytes, 0);
+	ck_assert_uint_eq(world_row(two).shared_bytes, 4 * MIB);
+	ck_assert_uint_eq(world_row(two).reserved_bytes, 0);
+	words_check(ptr, 4 * MIB, 7);
+	/* It is done. */
+	ck_assert_uint_eq(words_seal(ptr, 4 * MIB).shared_bytes, 0);
+	ck_assert(glake__space_is_valid());
+}
+END_TEST
+
+START_TEST(a_copy_that_could_not_be_replaced_may_go)
+{
+	struct glake_session *one = world_connect();
+	struct glake_session *two = world_connect();
+	uint64_t charged_bytes = world_books().charged_bytes;
+	glake_ptr ptr = seal_twice_busy(one, two);
+	assert_ok(glake_unseal(ptr, 4 * MIB));
+	words_check(ptr, 4 * MIB, 7);
+	ck_assert(words_can_write(ptr));
+	ck_assert_uint_eq(world_books().charged_bytes, charged_bytes + 8 * MIB);
+	ck_assert_uint_eq(world_row(two).reserved_bytes, 4 * MIB);
+	ptr = seal_twice_busy(one, two);
+	assert_ok(glake_free(two, ptr));
+	ck_assert_uint_eq(world_row(two).shared_bytes, 0);
+	/* With its session. */
+	seal_twice_busy(one, two);
+}
+END_TEST
+
 /* What is larger than a block is cut, where the spans say, and stays where it is. */
 START_TEST(large_memory_is_cut_where_tensors_end)
 {
