@@ -73,8 +73,8 @@ struct held {
 	bool is_parked;      /* the chunk is, since others may open it */
 	bool was_chunk;      /* a published block, under its chunk's id */
 	bool was_known;      /* a published block that the store had already */
-	struct chunk *
-		own; /* owned: the chunk that it replaces, while the process has that mapped; or NULL */
+	/* Owned: the chunk that the block is to replace, while the process has that mapped; or NULL. */
+	struct chunk *own;
 	struct charge record; /* for glaked's memory; none for a chunk that is not published */
 	union {
 		struct chunk chunk;  /* private */

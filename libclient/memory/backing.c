@@ -241,6 +241,12 @@ void glake__backing_seal_locked(struct glake_session *session, struct glake__chu
 	session->books.shared_bytes += chunk->n_bytes;
 }
 
+void glake__backing_unfinish_locked(struct glake_session *session, struct glake__chunk *chunk)
+{
+	glake__backing_seal_locked(session, chunk, chunk->id);
+	chunk->is_unfinished = true;
+}
+
 /* Sealed memory that is gone. If its publication was lost, it is a chunk still. */
 static void return_block(struct glake_session *session, struct glake__chunk *chunk)
 {

@@ -74,6 +74,9 @@ void glake__backing_return(struct glake_session *session, struct glake__chunk *d
 void glake__backing_seal_locked(struct glake_session *session, struct glake__chunk *chunk,
                                 uint64_t id);
 
+/* The same for a chunk that glaked still has as one: nobody could make it writable again. */
+void glake__backing_unfinish_locked(struct glake_session *session, struct glake__chunk *chunk);
+
 /* A filled range, in no list. Blocks; no lock is held. */
 int glake__backing_new(struct glake__device *device, uint64_t n_bytes, struct glake__wait *wait,
                        struct glake__backing **backing_out);

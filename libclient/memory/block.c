@@ -2,7 +2,8 @@
 /*
  * Publishing, step by step, and what a failure of each leaves behind:
  *
- *   access to read-only    nothing can change the bytes while they are digested; undone below
+ *   access to read-only    nothing can change the bytes while they are digested; undone below. If the driver does
+ *                          not undo it, the memory is marked as sealed, and stays read-only
  *   BlockPublish           refused: access back to read-write. Its answer is lost, or makes no sense: the
  *                          chunk may be a block that another process has already, so it stays read-only
  *   the chunk is now the block. If the realm had no equal one we are done: what is mapped is it.
@@ -158,21 +159,28 @@ static int check_shape(const struct glake__backing *backing, uint64_t content_by
 	return 0;
 }
 
-/* Put the memory back as it was, after @error. */
-static void undo(struct glake_session *session, struct glake__backing *backing, bool is_flipped,
-                 int error)
+/* Put the memory back as it was, after @error. Returns the error to tell: that it stays read-only is more. */
+static int undo(struct glake_session *session, struct glake__backing *backing, bool is_flipped,
+                int error)
 {
 	char *text = glake__error_save();
-	if (is_flipped && glake__may_be_block(error)) {
-		struct glake__chunk *chunk = backing->range->first->chunk;
+	bool may_be_block = glake__may_be_block(error);
+	int r = is_flipped && !may_be_block
+	                ? glake__range_access(backing->range, 0, backing->n_bytes,
+	                                      GLAKE__ACCESS_WRITE)
+	                : 0;
+	if (is_flipped && (may_be_block || r < 0)) {
 		glake__lock();
-		glake__backing_seal_locked(session, chunk, chunk->id);
+		glake__backing_unfinish_locked(session, backing->range->first->chunk);
 		glake__unlock();
-	} else if (is_flipped) {
-		glake__range_access(backing->range, 0, backing->n_bytes, GLAKE__ACCESS_WRITE);
+	}
+	if (r < 0) {
+		free(text);
+		text = glake__error_save();
 	}
 	glake__heap_put_back(session, backing);
 	glake__error_restore(text);
+	return r < 0 ? r : error;
 }
 
 int glake_block_publish(struct glake_session *session, glake_ptr ptr, uint64_t content_bytes,
@@ -201,7 +209,7 @@ int glake_block_publish(struct glake_session *session, glake_ptr ptr, uint64_t c
 		r = publish(session, backing, content_bytes, block, &is_ours);
 	}
 	if (r < 0 && is_ours) {
-		undo(session, backing, is_flipped, r);
+		r = undo(session, backing, is_flipped, r);
 	}
 	if (r == 0) {
 		*block_out = ptr_steal(block);

@@ -58,7 +58,7 @@ struct glake__chunk {
 	uint32_t n_handles;                  /* that the program has */
 	CUmemGenericAllocationHandle handle; /* the library's own; 0: it keeps none */
 	uint32_t pins;                       /* bit per enum glake__pin */
-	bool is_own_copy; /* of a block that could not be mapped in its place yet */
+	bool is_unfinished; /* read-only, but not published, or not replaced by an equal block (seal.c) */
 	void (*release)(struct glake__chunk *chunk); /* it is dead; no lock is held */
 	void *user;                                  /* program.c */
 	void (*user_release)(void *user);

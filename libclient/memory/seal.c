@@ -7,7 +7,8 @@
  *   separate  a chunk that is not one part, or too large for a block, is copied to several, and several that
  *             a part lies in to one. A failure leaves the chunks as they were
  *   flip      the parts become read-only, so that nobody can write to the bytes that are compared later. A
- *             failure undoes it
+ *             failure undoes it. Where the driver does not, the part is marked as sealed, and the next sealing
+ *             publishes it
  *   publish   glaked makes the chunk a block, or finds an equal one and compares all bytes. A refusal makes
  *             the part writable again
  *   collapse  an equal block is mapped in the part's place, and the chunk goes. A failure keeps the chunk

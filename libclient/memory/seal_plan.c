@@ -128,7 +128,7 @@ static int plan_region(struct glake__seal *seal, const struct glake__seal_span *
 		uint64_t stop = end_of_open(backing, piece, end);
 		if (is_open(&piece)) {
 			r = cut(seal, spans, n_spans, begin, stop);
-		} else if (piece.is_own_copy) {
+		} else if (piece.is_unfinished) {
 			r = add_again(seal, backing, &piece);
 		} else if (piece.kind == GLAKE__PAGE_BLOCK) {
 			seal->sum.sealed_bytes += stop - begin;

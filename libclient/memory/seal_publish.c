@@ -105,15 +105,26 @@ static int flip(struct glake__seal_part *part)
 	return r;
 }
 
-/* What is a block already stays one. */
-static void unflip(struct glake__seal_part *part)
+/*
+ * Private again. What was read-only before stays so, and what the driver leaves read-only is not called private: as
+ * a block, it gets a copy when the program's calls write to it, and the next sealing goes on with it.
+ */
+static void unflip(struct glake__seal *seal, struct glake__seal_part *part)
 {
+	struct glake_session *session = part->backing->device->session;
 	if (part->is_again) {
 		return;
 	}
 	char *text = glake__error_save();
-	glake__hold_access(&part->hold, GLAKE__ACCESS_WRITE);
-	mark(part, GLAKE__PAGE_CHUNK);
+	int r = glake__hold_access(&part->hold, GLAKE__ACCESS_WRITE);
+	glake__seal_note(seal, r);
+	if (r == 0) {
+		mark(part, GLAKE__PAGE_CHUNK);
+	} else {
+		glake__lock();
+		glake__backing_unfinish_locked(session, chunk_of_locked(part));
+		glake__unlock();
+	}
 	part->is_flipped = false;
 	glake__error_restore(text);
 }
@@ -158,12 +169,13 @@ static void flip_all(struct glake__seal *seal, struct glake__seal_part *parts, s
 /* ---- publishing ------------------------------------------------------------------------------- */
 
 /* glaked has answered for @part. */
-static int take_answer(struct glake__seal_part *part, const struct glake__publication *publication)
+static int take_answer(struct glake__seal *seal, struct glake__seal_part *part,
+                       const struct glake__publication *publication)
 {
 	struct glake_session *session = part->backing->device->session;
 	int r = publication->result;
 	if (r < 0 && !glake__may_be_block(r)) {
-		unflip(part);
+		unflip(seal, part);
 		return r;
 	}
 	glake__lock();
@@ -172,7 +184,7 @@ static int take_answer(struct glake__seal_part *part, const struct glake__public
 		glake__backing_seal_locked(session, chunk,
 		                           r < 0 ? publication->chunk : publication->answer.block);
 	}
-	chunk->is_own_copy = r == 0 && publication->answer.was_known;
+	chunk->is_unfinished = r < 0 || publication->answer.was_known;
 	glake__unlock();
 	if (r == 0) {
 		part->answer = publication->answer;
@@ -188,7 +200,7 @@ static void publish_all(struct glake__seal *seal, struct glake__publisher *publi
 	for (size_t i = 0; i < n; i++) {
 		struct glake__seal_part *part = &parts[i];
 		if (part->is_flipped && seal->is_stopped) {
-			unflip(part);
+			unflip(seal, part);
 		} else if (part->is_flipped) {
 			part->publication = &publisher->list[publisher->n++];
 			glake__lock();
@@ -217,13 +229,13 @@ static void take_all(struct glake__seal *seal, struct glake__publisher *publishe
 		}
 		glake__publisher_wait(publisher, (size_t)(part->publication - publisher->list) + 1);
 		if (!part->publication->is_started) {
-			unflip(part);
+			unflip(seal, part);
 			continue;
 		}
 		if (part->publication->result < 0) {
 			glake__error_restore(ptr_steal(part->publication->text));
 		}
-		stop(seal, take_answer(part, part->publication));
+		stop(seal, take_answer(seal, part, part->publication));
 		seal->sum.sealed_bytes += part->is_published ? part->n_bytes : 0;
 	}
 }

@@ -22,7 +22,7 @@ struct glake__look glake__look_at(const struct glake__backing *backing, uint64_t
 		.offset = piece->offset,
 		.n_bytes = piece->n_bytes,
 		.kind = piece->chunk ? piece->chunk->kind : GLAKE__PAGE_HOLE,
-		.is_own_copy = piece->chunk && piece->chunk->is_own_copy,
+		.is_unfinished = piece->chunk && piece->chunk->is_unfinished,
 		.pin = piece->chunk ? glake__chunk_pin_locked(piece->chunk) : GLAKE__PIN_NONE,
 	};
 	glake__unlock();

@@ -52,7 +52,7 @@ struct glake__look {
 	uint64_t offset;
 	uint64_t n_bytes;
 	enum glake__page_kind kind;
-	bool is_own_copy;
+	bool is_unfinished;
 	enum glake__pin pin;
 };
 struct glake__look glake__look_at(const struct glake__backing *backing, uint64_t offset);

@@ -150,6 +150,57 @@ START_TEST(a_copy_that_could_not_be_replaced_may_go)
 }
 END_TEST
 
+/* glake-mover refuses, and then the driver does not make the memory writable again. */
+START_TEST(memory_that_stays_read_only_is_not_called_private)
+{
+	struct glake_session *session = world_connect();
+	struct glake_sealed sealed = {.size = sizeof(sealed)};
+	struct glake_span span = {words_alloc(session, 2 * MIB, 7), 2 * MIB};
+	world_set_faults("glake-mover/cuMemSetAccess:*:fail=1");
+	world_set_own_faults("cuMemSetAccess:2+:fail=1");
+	assert_fails(GLAKE_E_CUDA, "cuMemSetAccess", glake_seal(&span, 1, &sealed));
+	world_set_own_faults("");
+	ck_assert_uint_eq(sealed.sealed_bytes, 0);
+	ck_assert_uint_eq(glake__find_sealed(span.ptr, span.bytes), span.ptr);
+	ck_assert(!words_can_write(span.ptr));
+	ck_assert_uint_eq(world_row(session).reserved_bytes, 2 * MIB);
+	/* A write gets a copy. */
+	assert_ok(glake_unseal(span.ptr, 1));
+	words_check(span.ptr, 2 * MIB, 7);
+	ck_assert(words_can_write(span.ptr));
+	ck_assert_uint_eq(world_row(session).reserved_bytes, 2 * MIB);
+	/* Or the next sealing goes on with it. */
+	words_write(span.ptr, 2 * MIB, 7);
+	world_set_own_faults("cuMemSetAccess:2+:fail=1");
+	ck_assert_int_lt(glake_seal(&span, 1, &sealed), 0);
+	world_set_own_faults("");
+	world_set_faults(NULL);
+	ck_assert_uint_eq(words_seal(span.ptr, span.bytes).sealed_bytes, 2 * MIB);
+	ck_assert_uint_eq(world_row(session).shared_bytes, 2 * MIB);
+	words_check(span.ptr, 2 * MIB, 7);
+	ck_assert(glake__space_is_valid());
+}
+END_TEST
+
+START_TEST(a_block_that_was_refused_and_stays_read_only_is_told)
+{
+	struct glake_session *session = world_connect();
+	struct glake_block *block;
+	glake_ptr ptr = words_alloc(session, 2 * MIB, 7);
+	world_set_faults("glake-mover/cuMemSetAccess:*:fail=1");
+	world_set_own_faults("cuMemSetAccess:2+:fail=1");
+	assert_fails(GLAKE_E_CUDA, "cuMemSetAccess",
+	             glake_block_publish(session, ptr, 2 * MIB, &block));
+	world_set_own_faults("");
+	world_set_faults(NULL);
+	ck_assert_uint_eq(glake__find_sealed(ptr, 1), ptr);
+	assert_ok(glake_unseal(ptr, 1));
+	words_check(ptr, 2 * MIB, 7);
+	ck_assert(words_can_write(ptr));
+	assert_ok(glake_free(session, ptr));
+}
+END_TEST
+
 /* What is larger than a block is cut, where the spans say, and stays where it is. */
 START_TEST(large_memory_is_cut_where_tensors_end)
 {
