@@ -85,7 +85,7 @@ FUZZERS := $(call programs,tests/fuzz/fuzz_*.c)
 # docs/security.md says what each stands for.
 ATTACKS := $(addprefix $(B)/tests/unit/test_,bounds fdstore inflight mover_headers notify turn) \
 	$(addprefix $(B)/tests/integration/test_,bad_files books false_mover file_identity flood hostile holder \
-	keeper manifests realms secrets shim_bad_day subuid unread weights_wire wire_abuse) \
+	keeper manifests realms secrets shim_bad_day subuid unread users weights_wire wire_abuse) \
 	tests/integration/test_metrics_abuse.py
 FORMATTED := $(wildcard $(addsuffix /*.[ch],proto daemon $(DAEMON_FOLDERS) daemon/keeper daemon/mover libclient \
 	$(CLIENT_FOLDERS) libclient/ctl \

@@ -100,6 +100,10 @@ static void on_tick(uv_timer_t *timer)
 	rpc_seals_tick(&server->rpc);
 	owners_tick(server->owners);
 	inflight_tick();
+	orders_tick(&server->rpc.holders.orders);
+	if (server->store.parking) {
+		store_use_room(&server->store);
+	}
 	store_trim(&server->store);
 	/* Not at the first tick: then chunks are being made ahead. */
 	if (server->n_ticks++ % NVML_TICKS == 1) {
@@ -584,6 +588,7 @@ static void close_parts(struct server *server)
 		uv_run(&server->loop, UV_RUN_ONCE);
 	}
 	books_free(server->books);
+	orders_deinit(&server->rpc.holders.orders);
 	allocator_deinit(&server->allocator);
 	tenant_table_free(server->tenants);
 	turns_end();

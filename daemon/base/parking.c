@@ -117,6 +117,11 @@ bool parking_is_full(const struct parking *parking)
 	return fdstore_is_full(parking->store);
 }
 
+uint32_t parking_max(const struct parking *parking)
+{
+	return fdstore_max(parking->store);
+}
+
 uint64_t parking_put(struct parking *parking, const char *name, int fd)
 {
 	if (fdstore_put(parking->store, name, fd) < 0) {

@@ -37,6 +37,8 @@ bool parking_is_lost(const struct parking *parking);
 
 /* There is no room for another fd. */
 bool parking_is_full(const struct parking *parking);
+/* About how many there is room for. */
+uint32_t parking_max(const struct parking *parking);
 
 /* Returns the order's number, or 0: the fd is not parked, and the log knows why. */
 uint64_t parking_put(struct parking *parking, const char *name, int fd);

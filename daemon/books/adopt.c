@@ -191,6 +191,8 @@ static void adopt_block(struct adoption *adoption, struct journal_entry *entry)
 	block->is_damaged = body->is_damaged;
 	block->idle.priority = body->priority;
 	block->idle.since_ms = body->since_ms;
+	store_set_adopted_maker(adoption->parts->store, block,
+	                        body->has_maker ? user_get(body->maker) : NULL);
 	entry->user = block;
 	count(block->chunk.is_unparked ? &adoption->report->lost_blocks : &adoption->report->blocks,
 	      body->bytes);

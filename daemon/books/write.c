@@ -42,6 +42,8 @@ static void write_block(void *user, const struct block *block)
 	body.bytes = block->chunk.bytes;
 	body.content_bytes = block->content_bytes;
 	body.payer = block->chunk.charge.tenant->name;
+	body.has_maker = block->maker != NULL;
+	body.maker = block->maker ? block->maker->uid : 0;
 	body.is_published = block->is_published;
 	body.is_collision = block->is_collision;
 	body.is_suspect = block->is_suspect;

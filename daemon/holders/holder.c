@@ -34,6 +34,7 @@ void holders_init(struct holders *holders, uv_loop_t *loop, struct device *devic
 	                            .last_id = last_id};
 	list_init(&holders->list);
 	list_init(&holders->realms);
+	orders_init(&holders->orders);
 }
 
 struct holder *holder_new(struct holders *holders)
@@ -276,6 +277,12 @@ bool holder_pay_record(struct holder *holder, struct held *held)
 	       charge_grow_manifest(&held->record, HOLDER_RECORD_BYTES) == 0;
 }
 
+/* Others may open it, but not after a restart. */
+static bool is_unkept(const struct held *held)
+{
+	return held->kind == HELD_CHUNK && held->ticket && !held->is_parked;
+}
+
 static void drop(struct holder *holder, struct held *held)
 {
 	if (holder->all->watch && held->kind != HELD_DRAFT) {
@@ -283,7 +290,9 @@ static void drop(struct holder *holder, struct held *held)
 	}
 	HASH_DEL(holder->held, held);
 	holder->n_held[held->kind]--;
+	holder->all->n_unkept -= is_unkept(held);
 	charge_refund(&held->record);
+	user_refund_all(&held->place);
 	free(held);
 }
 
@@ -442,16 +451,58 @@ void holder_parked_name(uint64_t id, char name[HOLDER_PARKED_BYTES])
 	snprintf(name, HOLDER_PARKED_BYTES, "c%" PRIx64, id);
 }
 
-void holder_share_chunk(struct holder *holder, struct held *held, uint64_t ticket)
+/* Named memory is parked if there is an fd of it, and is so once. */
+static bool is_to_be_parked(const struct holder *holder, const struct held *held)
+{
+	return holder->all->store->parking && !held->is_parked && held->chunk.fd >= 0;
+}
+
+bool holder_may_share(const struct holder *holder, struct held *const *chunks, size_t n_chunks)
+{
+	size_t n_orders = 0;
+	for (size_t i = 0; i < n_chunks; i++) {
+		n_orders += is_to_be_parked(holder, chunks[i]);
+	}
+	return orders_may(&holder->all->orders, holder->user, n_orders);
+}
+
+/* Returns the number of the order; 0: it is not parked. */
+static uint64_t park(struct holder *holder, struct held *held)
 {
 	char name[HOLDER_PARKED_BYTES];
-	struct parking *parking = holder->all->store->parking;
-	held->ticket = ticket;
-	if (parking && !held->is_parked && held->chunk.fd >= 0) {
-		holder_parked_name(held->id, name);
-		held->is_parked = parking_put(parking, name, held->chunk.fd) != 0;
+	struct store *store = holder->all->store;
+	if (!store_charge_place(store, holder->user, &held->place)) {
+		return 0;
 	}
-	holder_note(holder, held);
+	holder_parked_name(held->id, name);
+	uint64_t number = parking_put(store->parking, name, held->chunk.fd);
+	held->is_parked = number != 0;
+	if (!held->is_parked) {
+		user_refund_all(&held->place);
+	}
+	return number;
+}
+
+bool holder_share_chunks(struct holder *holder, struct held *const *chunks, size_t n_chunks,
+                         uint64_t ticket)
+{
+	uint64_t last = 0;
+	uint64_t n_orders = 0;
+	bool are_kept = true;
+	for (size_t i = 0; i < n_chunks; i++) {
+		struct held *held = chunks[i];
+		holder->all->n_unkept -= is_unkept(held);
+		uint64_t number = is_to_be_parked(holder, held) ? park(holder, held) : 0;
+		held->ticket = ticket;
+		holder->all->n_unkept += is_unkept(held);
+		are_kept = are_kept && held->is_parked;
+		last = number ? number : last;
+		n_orders += number != 0;
+		holder_note(holder, held);
+	}
+	orders_count(&holder->all->orders, holder->all->store->parking, holder->user, last,
+	             n_orders);
+	return are_kept;
 }
 
 /* Its chunk is about to be released. */
@@ -459,9 +510,11 @@ static void unpark(const struct holder *holder, struct held *held)
 {
 	char name[HOLDER_PARKED_BYTES];
 	struct parking *parking = holder->all->store->parking;
+	user_refund_all(&held->place);
 	if (parking && held->is_parked) {
 		holder_parked_name(held->id, name);
 		held->chunk.removed = parking_remove(parking, name);
+		orders_count(&holder->all->orders, parking, holder->user, held->chunk.removed, 1);
 		store_use_room(holder->all->store);
 	}
 }
@@ -617,6 +670,11 @@ int holder_adopt_chunk(struct holder *holder, const struct held *as, struct chun
 	struct held *held = add_as(holder, as, HELD_CHUNK);
 	if (held) {
 		held->is_parked = !chunk->is_unparked;
+		if (held->is_parked) {
+			user_charge_anyway(&held->place, &holder->all->store->places, holder->user,
+			                   1);
+		}
+		holder->all->n_unkept += is_unkept(held);
 		put_chunk(holder, held, chunk);
 	}
 	return held ? 0 : -ENOMEM;

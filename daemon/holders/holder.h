@@ -28,6 +28,7 @@
 
 #include "daemon/base/hash.h"
 #include "daemon/base/log.h"
+#include "daemon/holders/orders.h"
 #include "daemon/memory/chunk.h"
 #include "daemon/net/peer.h"
 #include "daemon/net/process_watch.h"
@@ -71,8 +72,9 @@ struct held {
 	uint64_t ticket;     /* permits others to open the chunk; 0: nobody else may */
 	struct admit *admit; /* has the chunk, which is being published; NULL: the chunk is here */
 	bool is_parked;      /* the chunk is, since others may open it */
-	bool was_chunk;      /* a published block, under its chunk's id */
-	bool was_known;      /* a published block that the store had already */
+	struct user_charge place; /* for that */
+	bool was_chunk;           /* a published block, under its chunk's id */
+	bool was_known;           /* a published block that the store had already */
 	/* Owned: the chunk that the block is to replace, while the process has that mapped; or NULL. */
 	struct chunk *own;
 	struct charge record; /* for glaked's memory; none for a chunk that is not published */
@@ -163,6 +165,8 @@ struct holders {
 	uint32_t n_devices;
 	struct device *devices; /* borrowed, as the next */
 	struct store *store;
+	struct orders orders;
+	uint64_t n_unkept; /* named chunks that are not parked */
 	struct list realms;
 	const struct holder_watch *watch; /* NULL: nobody; then the next is not used */
 	void *watcher;
@@ -220,10 +224,14 @@ int holder_attach(struct holder *holder, int socket, char *program, uint64_t ima
                   const uint8_t *key);
 
 /*
- * @ticket permits others to open the chunk from now on, and after a restart as well: that is on record when this returns,
- * and the chunk is parked when parking_pending() has passed. If the fd store is full, it is not.
+ * @ticket permits others to open the chunks from now on, and after a restart as well: that is on record when this
+ * returns, and the chunks are parked when parking_pending() has passed. Returns whether all will be: not if nobody keeps
+ * fds, the fd store is full, or the user has its share of it. If holder_may_share() says no, the user has to wait for
+ * orders_await().
  */
-void holder_share_chunk(struct holder *holder, struct held *held, uint64_t ticket);
+bool holder_may_share(const struct holder *holder, struct held *const *chunks, size_t n_chunks);
+bool holder_share_chunks(struct holder *holder, struct held *const *chunks, size_t n_chunks,
+                         uint64_t ticket);
 
 /* The name in the fd store of the chunk with that id. */
 #define HOLDER_PARKED_BYTES 24u

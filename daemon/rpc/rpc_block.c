@@ -263,7 +263,7 @@ void rpc_block_publish(struct session *session, const request_t *request, struct
 	publish->confirms = body->confirms;
 	private->admit = &publish->admit;
 	admit_start(&publish->admit, rpc_of(session)->admit_context, session->holder->realm,
-	            &private->chunk, body->content_bytes, NULL, &admit_ops);
+	            session->holder->user, &private->chunk, body->content_bytes, NULL, &admit_ops);
 }
 
 void rpc_block_lookup(struct session *session, const request_t *request, struct fdlist *fds)

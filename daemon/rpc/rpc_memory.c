@@ -2,6 +2,7 @@
 /* Requests for private memory. */
 #include <inttypes.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/random.h>
 
 #include "daemon/rpc/rpc_handlers.h"
@@ -252,18 +253,20 @@ static bool is_chunk_count(struct session *session, uint64_t request, size_t n_i
 	return is_good;
 }
 
-/* A pending ChunkShare. */
+/* A pending ChunkShare that is done, when the service manager has the fds. */
 struct share_request {
 	struct pending pending;
 	struct parking_wait parking;
 	uint64_t ticket;
+	bool is_kept;
 };
 
-static void answer_ticket(struct session *session, uint64_t id, uint64_t ticket)
+static void answer_ticket(struct session *session, uint64_t id, uint64_t ticket, bool is_kept)
 {
 	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
 	Glake__Wire__ChunkShareAnswer share = GLAKE__WIRE__CHUNK_SHARE_ANSWER__INIT;
 	share.ticket = ticket;
+	share.is_unkept = !is_kept;
 	answer.body_case = GLAKE__WIRE__ANSWER__BODY_CHUNK_SHARE;
 	answer.chunk_share = &share;
 	rpc_answer(session, id, &answer, NULL, 0);
@@ -280,20 +283,22 @@ static void on_parked(struct parking_wait *wait)
 {
 	struct share_request *operation = container_of(wait, struct share_request, parking);
 	struct session *session = operation->pending.session;
+	const struct parking *parking = rpc_of(session)->store->parking;
 	uint64_t id = operation->pending.request;
 	uint64_t ticket = operation->ticket;
+	bool is_kept = operation->is_kept && parking && !parking_is_lost(parking);
 	session_end(&operation->pending);
 	free(operation);
-	answer_ticket(session, id, ticket);
+	answer_ticket(session, id, ticket, is_kept);
 }
 
-/* What the ticket opens is there after a restart, too. */
-static void answer_when_parked(struct session *session, uint64_t id, uint64_t ticket)
+/* What the ticket opens is there after a restart, too, if it @is_kept. */
+static void answer_when_parked(struct session *session, uint64_t id, uint64_t ticket, bool is_kept)
 {
 	struct parking *parking = rpc_of(session)->store->parking;
 	uint64_t number = parking ? parking_pending(parking) : 0;
 	if (!number) {
-		answer_ticket(session, id, ticket);
+		answer_ticket(session, id, ticket, is_kept);
 		return;
 	}
 	struct share_request *operation = calloc(1, sizeof(*operation));
@@ -303,46 +308,102 @@ static void answer_when_parked(struct session *session, uint64_t id, uint64_t ti
 		return;
 	}
 	operation->ticket = ticket;
+	operation->is_kept = is_kept;
 	list_init(&operation->parking.link);
 	parking_await(parking, &operation->parking, number, on_parked);
+}
+
+/* False after a refusal. */
+static bool find_shared(struct session *session, uint64_t id, const uint64_t *ids, size_t n_ids,
+                        struct held **privates_out)
+{
+	for (size_t i = 0; i < n_ids; i++) {
+		struct held *private = holder_find(session->holder, HELD_CHUNK, ids[i]);
+		privates_out[i] = private;
+		if (!private || private->ticket != privates_out[0]->ticket) {
+			rpc_refuse(session, id, STATUS_BAD_REQUEST,
+			           private ? "chunk %" PRIu64 " has another ticket"
+			                   : "there is no chunk %" PRIu64,
+			           ids[i]);
+			return false;
+		}
+		if (private->admit) {
+			rpc_refuse(session, id, STATUS_BUSY, "chunk %" PRIu64 " is being published",
+			           ids[i]);
+			return false;
+		}
+		if (private->chunk.is_unparked) {
+			rpc_refuse_unparked(session, id, "chunk", ids[i]);
+			return false;
+		}
+	}
+	return true;
+}
+
+/* A pending ChunkShare whose user has its share of orders (orders.h): nothing is done yet. */
+struct share_wait {
+	struct pending pending;
+	struct orders_wait orders;
+	size_t n_ids;
+	uint64_t ids[];
+};
+
+static void cancel_share_wait(struct pending *pending)
+{
+	struct share_wait *wait = container_of(pending, struct share_wait, pending);
+	list_remove(&wait->orders.link);
+	free(wait);
+}
+
+static void share(struct session *session, uint64_t id, const uint64_t *ids, size_t n_ids);
+
+static void on_orders_tick(struct orders_wait *orders)
+{
+	struct share_wait *wait = container_of(orders, struct share_wait, orders);
+	session_end(&wait->pending);
+	share(wait->pending.session, wait->pending.request, wait->ids, wait->n_ids);
+	free(wait);
+}
+
+static void share_later(struct session *session, uint64_t id, const uint64_t *ids, size_t n_ids)
+{
+	struct share_wait *wait = calloc(1, sizeof(*wait) + n_ids * sizeof(ids[0]));
+	if (!wait || !session_begin(session, &wait->pending, id, cancel_share_wait)) {
+		free(wait);
+		rpc_refuse(session, id, STATUS_BUSY, "too many requests under way");
+		return;
+	}
+	wait->n_ids = n_ids;
+	memcpy(wait->ids, ids, n_ids * sizeof(ids[0]));
+	list_init(&wait->orders.link);
+	orders_await(&session->holder->all->orders, &wait->orders, on_orders_tick);
+}
+
+static void share(struct session *session, uint64_t id, const uint64_t *ids, size_t n_ids)
+{
+	struct held *privates[GLAKE_MAX_PACKET_FDS];
+	if (!find_shared(session, id, ids, n_ids, privates)) {
+		return;
+	}
+	if (!holder_may_share(session->holder, privates, n_ids)) {
+		share_later(session, id, ids, n_ids);
+		return;
+	}
+	uint64_t ticket = privates[0]->ticket ? privates[0]->ticket : new_ticket();
+	if (ticket == 0) {
+		rpc_refuse(session, id, STATUS_INTERNAL, "the kernel has no random numbers");
+		return;
+	}
+	bool is_kept = holder_share_chunks(session->holder, privates, n_ids, ticket);
+	answer_when_parked(session, id, ticket, is_kept);
 }
 
 void rpc_chunk_share(struct session *session, const request_t *request, struct fdlist *fds)
 {
 	const Glake__Wire__ChunkShare *body = request->chunk_share;
-	struct held *privates[GLAKE_MAX_PACKET_FDS];
-	if (!is_chunk_count(session, request->id, body->n_ids)) {
-		return;
+	if (is_chunk_count(session, request->id, body->n_ids)) {
+		share(session, request->id, body->ids, body->n_ids);
 	}
-	for (size_t i = 0; i < body->n_ids; i++) {
-		privates[i] = holder_find(session->holder, HELD_CHUNK, body->ids[i]);
-		if (!privates[i] || privates[i]->ticket != privates[0]->ticket) {
-			rpc_refuse(session, request->id, STATUS_BAD_REQUEST,
-			           privates[i] ? "chunk %" PRIu64 " has another ticket"
-			                       : "there is no chunk %" PRIu64,
-			           body->ids[i]);
-			return;
-		}
-		if (privates[i]->admit) {
-			rpc_refuse(session, request->id, STATUS_BUSY,
-			           "chunk %" PRIu64 " is being published", body->ids[i]);
-			return;
-		}
-		if (privates[i]->chunk.is_unparked) {
-			rpc_refuse_unparked(session, request->id, "chunk", body->ids[i]);
-			return;
-		}
-	}
-	uint64_t ticket = privates[0]->ticket ? privates[0]->ticket : new_ticket();
-	if (ticket == 0) {
-		rpc_refuse(session, request->id, STATUS_INTERNAL,
-		           "the kernel has no random numbers");
-		return;
-	}
-	for (size_t i = 0; i < body->n_ids; i++) {
-		holder_share_chunk(session->holder, privates[i], ticket);
-	}
-	answer_when_parked(session, request->id, ticket);
 }
 
 /* The holder with that id, if it is in the session's realm. */

@@ -41,6 +41,7 @@ static void go(struct admit *admit)
 	if (admit->candidate) {
 		store_end_compare(admit->context->store, admit->candidate);
 	}
+	user_unref(admit->maker);
 	admit->ops->gone(admit);
 }
 
@@ -89,8 +90,9 @@ static void on_job_failed(struct admit *admit, const struct mover_job *job, enum
 /* The chunk itself becomes the block. */
 static void seal(struct admit *admit, bool is_collision)
 {
-	struct block *block = store_seal(admit->context->store, admit->realm, &admit->digest,
-	                                 admit->content_bytes, &admit->chunk, is_collision);
+	struct block *block = store_seal(admit->context->store, admit->realm, admit->maker,
+	                                 &admit->digest, admit->content_bytes, &admit->chunk,
+	                                 is_collision);
 	if (block) {
 		end(admit, &(struct admit_result){.block = block});
 	} else {
@@ -293,12 +295,13 @@ static void start_export(struct admit *admit)
 /* ---- from above ------------------------------------------------------------------------------- */
 
 void admit_start(struct admit *admit, const struct admit_context *context, struct realm *realm,
-                 struct chunk *chunk, uint64_t content_bytes, const struct digest *digest,
-                 const struct admit_ops *ops)
+                 struct user *maker, struct chunk *chunk, uint64_t content_bytes,
+                 const struct digest *digest, const struct admit_ops *ops)
 {
 	assert(chunk->charge.tenant);
 	*admit = (struct admit){.context = context,
 	                        .realm = realm,
+	                        .maker = user_ref(maker),
 	                        .content_bytes = content_bytes,
 	                        .has_digest = digest != NULL,
 	                        .ops = ops};

@@ -89,6 +89,7 @@ struct admit {
 	enum admit_state state;
 	bool has_digest;
 	struct realm *realm; /* borrowed until the end or the cancel */
+	struct user *maker;  /* owned reference, until it is gone */
 	struct chunk chunk;  /* owned until the end */
 	uint64_t content_bytes;
 	struct digest digest;    /* with has_digest */
@@ -103,14 +104,14 @@ struct admit {
 };
 
 /*
- * Admit @chunk, which is charged and taken over, to @realm. Its first @content_bytes are the
+ * Admit @chunk, which is charged and taken over, to @realm. @maker pays for what the block takes. Its first @content_bytes are the
  * content; nobody writes to it any more. If the mover filled the chunk itself, @digest is the
  * content's digest, and the rest of the chunk is zero. NULL: the mover computes it, and refuses a
  * rest that is not zero. All may be over when this returns.
  */
 void admit_start(struct admit *admit, const struct admit_context *context, struct realm *realm,
-                 struct chunk *chunk, uint64_t content_bytes, const struct digest *digest,
-                 const struct admit_ops *ops);
+                 struct user *maker, struct chunk *chunk, uint64_t content_bytes,
+                 const struct digest *digest, const struct admit_ops *ops);
 
 /*
  * Nobody wants the block or the chunk any more. The admission must not be gone; `gone` comes later.

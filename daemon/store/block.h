@@ -13,8 +13,8 @@
  * without a manifest. A block that has been in a model goes with its last manifest.
  *
  * If somebody keeps fds for the next glaked, a block is parked soon after it was sealed. Until then only who has
- * sealed it knows of it, and no answer says that it is a block. If there is no room for its fd, it serves without,
- * and gets the next room. A restart before that leaves it to those who have it mapped: it is charged and counted,
+ * sealed it knows of it, and no answer says that it is a block. If there is no room for its fd, or its maker has its
+ * share of that, it serves without, and gets the next room. A restart before that leaves it to those who have it mapped: it is charged and counted,
  * but nobody gets it any more.
  *
  * Owner: the store's table. Threads: loop thread.
@@ -28,6 +28,7 @@
 #include "daemon/base/hash.h"
 #include "daemon/base/parking.h"
 #include "daemon/memory/chunk.h"
+#include "daemon/net/user.h"
 #include "daemon/base/idle.h"
 #include "daemon/store/realm.h"
 #include "proto/digest.h"
@@ -55,8 +56,10 @@ struct block {
 	uint32_t n_compared;
 	uint32_t n_mappings;         /* by holders: see holder.c */
 	struct parking_wait parking; /* while it is being parked, or (number 0) waits for room */
-	bool is_parked;              /* the next glaked would have it */
-	bool is_noted;               /* the watch knows it */
+	struct user *maker;       /* owned reference; who pays for its place there. NULL: glaked */
+	struct user_charge place; /* for that, while it is parked or being parked */
+	bool is_parked;           /* the next glaked would have it */
+	bool is_noted;            /* the watch knows it */
 	bool is_published;
 	bool is_collision; /* another content has its digest: it is not in the table, and never shared */
 	bool is_suspect; /* other bytes had its digest: the patrol looks at it first */

@@ -535,8 +535,8 @@ static int on_block_loaded(struct load_job *job, uint64_t i, const struct digest
 	place->state = PLACE_ADMITTING;
 	load->n_admitting++;
 	/* As the mover has a job of it, the load stays. */
-	admit_start(&place->admit, load->context->admit, load->model->realm, &place->chunk,
-	            load->model->blocks[i].content_bytes, digest, &admit_ops);
+	admit_start(&place->admit, load->context->admit, load->model->realm, load->job.user,
+	            &place->chunk, load->model->blocks[i].content_bytes, digest, &admit_ops);
 	if (load->state == LOAD_FILLING) {
 		grant_more(load);
 	}

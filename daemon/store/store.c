@@ -17,10 +17,14 @@
  * time.
  */
 #define MODEL_BYTES (16u * 1024u)
+/* Blocks that wait for room that are looked at at a time; and idle things, for one that a user may do without. */
+#define ROOM_LOOKS 16
+#define IDLE_LOOKS 256
 
 void store_init(struct store *store, uv_loop_t *loop, struct tenant *cache, struct stats *stats)
 {
-	*store = (struct store){.loop = loop, .cache = cache, .stats = stats};
+	*store = (struct store){
+		.loop = loop, .cache = cache, .stats = stats, .places = {.row = USER_PLACES}};
 	list_init(&store->block_list);
 	list_init(&store->model_list);
 	list_init(&store->idle);
@@ -38,7 +42,12 @@ void store_deinit(struct store *store)
 	store->on_evicted = NULL;
 	store_evict_all(store, NULL, NULL);
 	assert(list_is_empty(&store->model_list) && list_is_empty(&store->block_list));
+	pot_deinit(&store->places);
 }
+
+static bool frees_nothing(const struct idle *idle);
+static uint64_t evict_idle(struct store *store, struct idle *idle);
+static const struct user *maker_of(const struct idle *idle);
 
 /* Keeps the list in the order of eviction. There are few priorities, so the place is near the tail. */
 static void enter_idle(struct store *store, struct idle *idle)
@@ -166,6 +175,7 @@ static void on_parked(struct parking_wait *wait)
 	struct block *block = container_of(wait, struct block, parking);
 	const struct parking *parking = block->store->parking;
 	if (parking && parking_is_lost(parking)) {
+		user_refund_all(&block->place);
 		add_roomless(block);
 	} else {
 		block->is_parked = true;
@@ -173,14 +183,34 @@ static void on_parked(struct parking_wait *wait)
 	}
 }
 
+bool store_charge_place(struct store *store, struct user *user, struct user_charge *charge)
+{
+	static struct log_limit limit;
+	store->places.limit = parking_max(store->parking);
+	if (user_charge(charge, &store->places, user, 1)) {
+		return true;
+	}
+	log_limited(&limit, LOG_LEVEL_WARNING,
+	            "uid %u has its share of the fd store, %" PRIu64 " of %" PRIu64
+	            " fds: more of its memory is not kept",
+	            user ? (unsigned)user->uid : 0, pot_used_by(&store->places, user),
+	            store->places.limit);
+	return false;
+}
+
 /* False: there is no room for its fd. */
 static bool try_park(struct store *store, struct block *block)
 {
 	char name[PARKED_NAME_BYTES];
 	parked_name(block, name);
+	if (!store_charge_place(store, block->maker, &block->place)) {
+		return false;
+	}
 	uint64_t number = parking_put(store->parking, name, block->chunk.fd);
 	if (number) {
 		parking_await(store->parking, &block->parking, number, on_parked);
+	} else {
+		user_refund_all(&block->place);
 	}
 	return number;
 }
@@ -193,6 +223,30 @@ static bool evict_for_room(struct store *store)
 	return store->n_blocks < n_blocks;
 }
 
+/* The same, of what @user has made, for its share. */
+static bool evict_for_share(struct store *store, const struct user *user)
+{
+	uint64_t n_used = pot_used_by(&store->places, user);
+	size_t n_looks = 0;
+	struct idle *idle;
+	list_for_each (idle, &store->idle, link) {
+		if (++n_looks > IDLE_LOOKS) {
+			return false;
+		}
+		if (maker_of(idle) == user && !frees_nothing(idle)) {
+			evict_idle(store, idle);
+			return pot_used_by(&store->places, user) < n_used;
+		}
+	}
+	return false;
+}
+
+static bool may_park(struct store *store, const struct user *maker)
+{
+	store->places.limit = parking_max(store->parking);
+	return pot_has_room(&store->places, maker, 1);
+}
+
 static void park(struct store *store, struct block *block)
 {
 	if (!store->parking) {
@@ -200,21 +254,27 @@ static void park(struct store *store, struct block *block)
 	}
 	while (parking_is_full(store->parking) && evict_for_room(store)) {
 	}
+	while (!may_park(store, block->maker) && evict_for_share(store, block->maker)) {
+	}
 	if (!try_park(store, block)) {
 		add_roomless(block);
 	}
 }
 
+/* Who cannot have room now waits behind the others. */
 void store_use_room(struct store *store)
 {
-	while (!list_is_empty(&store->roomless) && !parking_is_full(store->parking)) {
+	for (unsigned n = 0; n < ROOM_LOOKS && !list_is_empty(&store->roomless); n++) {
 		struct block *block = list_first(&store->roomless, struct block, parking.link);
-		list_remove(&block->parking.link);
-		if (!try_park(store, block)) {
-			list_insert(store->roomless.next, &block->parking.link);
+		if (parking_is_full(store->parking)) {
 			return;
 		}
-		store->n_roomless--;
+		list_remove(&block->parking.link);
+		if (may_park(store, block->maker) && try_park(store, block)) {
+			store->n_roomless--;
+		} else {
+			list_insert(&store->roomless, &block->parking.link);
+		}
 	}
 }
 
@@ -228,6 +288,7 @@ static void unpark(struct store *store, struct block *block)
 	if (block->is_noted && store->watch) {
 		store->watch->block_gone(store->watcher, block);
 	}
+	user_refund_all(&block->place);
 	if (store->parking && (block->is_parked || (is_waiting && !is_roomless))) {
 		parked_name(block, name);
 		block->chunk.removed = parking_remove(store->parking, name);
@@ -304,8 +365,9 @@ static struct block *new_block(struct store *store, uint64_t id, struct realm *r
 	return block;
 }
 
-struct block *store_seal(struct store *store, struct realm *realm, const struct digest *digest,
-                         uint64_t content_bytes, struct chunk *chunk, bool is_collision)
+struct block *store_seal(struct store *store, struct realm *realm, struct user *maker,
+                         const struct digest *digest, uint64_t content_bytes, struct chunk *chunk,
+                         bool is_collision)
 {
 	struct block *block = new_block(store, store->last_id + 1, realm, digest, content_bytes,
 	                                chunk, !is_collision);
@@ -313,6 +375,7 @@ struct block *store_seal(struct store *store, struct realm *realm, const struct 
 		return NULL;
 	}
 	store->last_id++;
+	block->maker = user_ref(maker);
 	block->n_users = 1;
 	block->is_collision = is_collision;
 	if (block->chunk.use != CHUNK_BLOCK) {
@@ -377,6 +440,7 @@ static uint64_t free_block(struct store *store, struct block *block)
 	store->n_blocks--;
 	chunk_release(&block->chunk);
 	realm_unref(block->realm);
+	user_unref(block->maker);
 	free(block);
 	return freed_bytes;
 }
@@ -980,6 +1044,14 @@ struct block *store_adopt_block(struct store *store, uint64_t id, struct realm *
 	return block;
 }
 
+void store_set_adopted_maker(struct store *store, struct block *block, struct user *maker)
+{
+	block->maker = user_ref(maker);
+	if (block->is_parked) {
+		user_charge_anyway(&block->place, &store->places, maker, 1);
+	}
+}
+
 struct model *store_adopt_model(struct store *store, uint64_t id, struct realm *realm,
                                 struct device *device, const char *name)
 {
@@ -1191,6 +1263,16 @@ static const struct realm *realm_of(const struct idle *idle)
 {
 	return idle->kind == IDLE_MODEL ? container_of(idle, struct model, idle)->realm
 	                                : container_of(idle, struct block, idle)->realm;
+}
+
+/* Of a model: of its first block, as a rule of all. */
+static const struct user *maker_of(const struct idle *idle)
+{
+	if (idle->kind != IDLE_MODEL) {
+		return container_of(idle, struct block, idle)->maker;
+	}
+	const struct model *model = container_of(idle, struct model, idle);
+	return model->n_blocks > 0 ? model->blocks[0].block->maker : NULL;
 }
 
 /* Nothing becomes free with it, now or later: others keep all of its blocks. */

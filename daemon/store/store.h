@@ -48,6 +48,7 @@ struct store {
 	uint64_t n_blocks;
 	uint64_t n_models;
 	struct parking *parking; /* borrowed; NULL: nobody keeps fds */
+	struct pot places;       /* there, of users */
 	struct list roomless;    /* blocks that wait for room for their fds; link: parking.link */
 	uint64_t n_roomless;
 	const struct store_watch *watch; /* NULL: nobody; then the next is not used */
@@ -68,11 +69,12 @@ struct block *store_find_block(struct store *store, const struct realm *realm,
 
 /*
  * Make a block of @chunk, which the store takes over on success. The caller is its one user; the
- * chunk has the charge already. With @is_collision another content has the digest, and the block is
+ * chunk has the charge already. @maker (NULL: glaked) pays for its place in the fd store. With @is_collision another content has the digest, and the block is
  * never found by it. NULL: no memory; the caller keeps the chunk.
  */
-struct block *store_seal(struct store *store, struct realm *realm, const struct digest *digest,
-                         uint64_t content_bytes, struct chunk *chunk, bool is_collision);
+struct block *store_seal(struct store *store, struct realm *realm, struct user *maker,
+                         const struct digest *digest, uint64_t content_bytes, struct chunk *chunk,
+                         bool is_collision);
 
 /*
  * One more user. The first user of a block that is not pinned pays. Returns 0, or TENANT_E_*:
@@ -115,8 +117,13 @@ void store_set_published(struct store *store, struct block *block, bool is_publi
 /* The number of store.parking to wait for until @block, or all blocks of @model, are parked; 0: no need to. */
 uint64_t store_unparked_block(const struct block *block);
 uint64_t store_unparked(const struct model *model);
-/* An fd of somebody else was removed from store.parking, which is not NULL: a block may wait for its room. */
+/*
+ * An fd of somebody else was removed from store.parking, or somebody's share has grown: blocks may wait for room. To be
+ * called once in a while, too, since it looks at some of them only.
+ */
 void store_use_room(struct store *store);
+/* A place in store.parking, which is not NULL, for @user. False: it has its share. */
+bool store_charge_place(struct store *store, struct user *user, struct user_charge *charge);
 
 /* ---- models ---- */
 
@@ -216,6 +223,8 @@ uint64_t store_part_bytes(const struct model *model);
 struct block *store_adopt_block(struct store *store, uint64_t id, struct realm *realm,
                                 const struct digest *digest, uint64_t content_bytes,
                                 struct chunk *chunk, bool is_found);
+/* @maker pays for its place in store.parking, if it has one. */
+void store_set_adopted_maker(struct store *store, struct block *block, struct user *maker);
 
 /* LOADING. The caller sets its flags, files and idle numbers, and builds the plan. NULL: no memory. */
 struct model *store_adopt_model(struct store *store, uint64_t id, struct realm *realm,

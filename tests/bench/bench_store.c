@@ -120,7 +120,7 @@ static struct block *seal(struct parts *parts, struct chunk *chunk, unsigned i)
 	/* As spread as digests are. */
 	uint64_t state = i;
 	struct digest digest = {.low = bench_random(&state), .high = bench_random(&state)};
-	struct block *block = store_seal(&parts->store, parts->realm, &digest,
+	struct block *block = store_seal(&parts->store, parts->realm, NULL, &digest,
 	                                 GLAKE_CHUNK_GRANULARITY - 1, chunk, false);
 	if (!block) {
 		bench_fail("no memory for a block");

@@ -131,7 +131,7 @@ FAKE_UNUSED static struct block *have_block(unsigned name)
 {
 	struct chunk chunk = new_chunk();
 	struct digest of_name = digest(name);
-	struct block *block = store_seal(&store, realm, &of_name, CHUNK_BYTES, &chunk, false);
+	struct block *block = store_seal(&store, realm, NULL, &of_name, CHUNK_BYTES, &chunk, false);
 	ck_assert_ptr_nonnull(block);
 	block->is_published = true;
 	return block;

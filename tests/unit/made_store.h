@@ -73,7 +73,7 @@ MADE_UNUSED static struct block *add_sized_block(struct realm *owner, uint32_t d
 	struct digest of_name = digest(name);
 	ck_assert_int_eq(tenant_charge(payer, device, bytes, 1, &charge), 0);
 	chunk_init(&chunk, &devices[device], &books, bytes, -1, 0, CHUNK_BLOCK, &charge);
-	struct block *block = store_seal(&store, owner, &of_name, bytes, &chunk, false);
+	struct block *block = store_seal(&store, owner, NULL, &of_name, bytes, &chunk, false);
 	ck_assert_ptr_nonnull(block);
 	block->is_published = true;
 	return block;

@@ -50,8 +50,8 @@ static void start_with(struct wish *wish, struct chunk chunk, unsigned name)
 {
 	struct digest of_name = digest(name);
 	*wish = (struct wish){0};
-	admit_start(&wish->admit, &context, realm, &chunk, CHUNK_BYTES, name ? &of_name : NULL,
-	            &note_ops);
+	admit_start(&wish->admit, &context, realm, NULL, &chunk, CHUNK_BYTES,
+	            name ? &of_name : NULL, &note_ops);
 	ck_assert_ptr_null(chunk.device);
 }
 

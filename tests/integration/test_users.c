@@ -1,0 +1,437 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What glaked has in limited amount (daemon/net/users.def): one user takes of each thing as much as it gets, and
+ * another one is still served. A row without a flood here fails.
+ */
+#include "daemon/net/user.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "proto/wire.h"
+#include "tests/harness/connection.h"
+#include "tests/harness/fuse_file.h"
+#include "tests/harness/model_file.h"
+#include "tests/harness/world.h"
+
+#define ALICE 12345
+#define BOB 12346
+#define MANY 64
+
+static char model_path[512]; /* a model's file, small */
+
+static int connect_as(uid_t uid)
+{
+	ck_assert_int_eq(seteuid(uid), 0);
+	int connection = connection_open(&harness);
+	ck_assert_int_eq(seteuid(0), 0);
+	return connection;
+}
+
+static int hello_as(uid_t uid)
+{
+	int connection = connect_as(uid);
+	ck_assert_int_eq(connection_greet(connection, GLAKE_WIRE_VERSION), GLAKE__WIRE__STATUS__OK);
+	return connection;
+}
+
+static Glake__Wire__Status alloc(int connection, uint32_t n_chunks, uint64_t *ids_out)
+{
+	struct fdlist fds;
+	fdlist_init(&fds);
+	Glake__Wire__Status status = connection_alloc(connection, 0, CHUNK_BYTES, n_chunks, ids_out,
+	                                              &fds);
+	fdlist_deinit(&fds);
+	return status;
+}
+
+static uint64_t send_share(int connection, uint64_t *ids, size_t n_ids)
+{
+	return connection_send(connection,
+	                       CONNECTION_REQUEST(CHUNK_SHARE, ChunkShare, chunk_share, .ids = ids,
+	                                          .n_ids = n_ids),
+	                       NULL, 0);
+}
+
+/* Whether the named memory is there after a restart. */
+static bool await_kept(int connection, uint64_t request)
+{
+	Glake__Wire__Answer *answer = connection_receive_for(connection, request, NULL);
+	ck_assert_int_eq(answer->status, GLAKE__WIRE__STATUS__OK);
+	ck_assert_uint_ne(answer->chunk_share->ticket, 0);
+	bool is_kept = !answer->chunk_share->is_unkept;
+	connection_free(answer);
+	return is_kept;
+}
+
+static uint64_t send_open_fd(int connection, int fd, size_t n_files)
+{
+	char *names[GLAKE_MAX_PACKET_FDS];
+	int fds[GLAKE_MAX_PACKET_FDS];
+	for (size_t i = 0; i < n_files; i++) {
+		names[i] = (char *)"a.safetensors";
+		fds[i] = fd;
+	}
+	return connection_send(connection,
+	                       CONNECTION_REQUEST(MODEL_OPEN, ModelOpen, model_open, .files = names,
+	                                          .n_files = n_files),
+	                       fds, n_files);
+}
+
+static uint64_t send_open(int connection)
+{
+	int fd = model_file_open(model_path);
+	uint64_t id = send_open_fd(connection, fd, 1);
+	close(fd);
+	return id;
+}
+
+static Glake__Wire__Status await(int connection, uint64_t request, const char *words)
+{
+	Glake__Wire__Answer *answer = connection_receive_for(connection, request, NULL);
+	Glake__Wire__Status status = answer->status;
+	ck_assert_msg(status == GLAKE__WIRE__STATUS__OK || (words && strstr(answer->error, words)),
+	              "%s", answer->error);
+	connection_free(answer);
+	return status;
+}
+
+/* Begin to publish weights: their manifest is glaked's memory. */
+static Glake__Wire__Status draft(int connection)
+{
+	return connection_status(connection,
+	                         CONNECTION_REQUEST(WEIGHTS_PUBLISH, WeightsPublish,
+	                                            weights_publish, .key = (char *)"key"),
+	                         NULL, 0);
+}
+
+/* All that a user may want. */
+static void is_served(uid_t uid, bool is_kept)
+{
+	uint64_t id;
+	int connection = hello_as(uid);
+	ck_assert_int_eq(alloc(connection, 1, &id), GLAKE__WIRE__STATUS__OK);
+	ck_assert_int_eq(await_kept(connection, send_share(connection, &id, 1)), is_kept);
+	ck_assert_int_eq(draft(connection), GLAKE__WIRE__STATUS__OK);
+	ck_assert_int_eq(await(connection, send_open(connection), NULL), GLAKE__WIRE__STATUS__OK);
+	connection_close(&connection);
+}
+
+static void begin(const struct harness_options *options)
+{
+	static const struct model_tensor tensor = {"a", "U8", 1, {1000}, 1};
+	world_begin_as(options);
+	/* One that was passed is as this process has made it. */
+	ck_assert_int_eq(chmod(harness.socket_path, 0666), 0);
+	snprintf(model_path, sizeof(model_path), "%s/a.safetensors", harness.folder);
+	model_file_write(model_path, &tensor, 1);
+	world_start_mover();
+}
+
+/* ---- the floods ------------------------------------------------------------------------------- */
+
+static void flood_sessions(void)
+{
+	enum { SHARE = 16 };
+	int connections[SHARE];
+	for (unsigned i = 0; i < SHARE; i++) {
+		connections[i] = hello_as(ALICE);
+	}
+	int refused = connect_as(ALICE);
+	ck_assert_int_eq(connection_greet(refused, GLAKE_WIRE_VERSION),
+	                 GLAKE__WIRE__STATUS__OVER_QUOTA);
+	is_served(BOB, false);
+	for (unsigned i = 0; i < SHARE; i++) {
+		connection_close(&connections[i]);
+	}
+}
+
+/* Answers with fds that are not read: first they lie in the socket, then they wait in glaked. */
+static void do_not_read(struct harness *h, void *user)
+{
+	enum { N = 8, CHUNKS = 60, PACKETS = 200 };
+	static uint8_t bytes[GLAKE_MAX_PACKET_BYTES];
+	int connections[N];
+	uint64_t ids[N][CHUNKS];
+	for (unsigned i = 0; i < N; i++) {
+		connections[i] = hello_as(ALICE);
+		ck_assert_int_eq(alloc(connections[i], CHUNKS, ids[i]), GLAKE__WIRE__STATUS__OK);
+	}
+	for (unsigned i = 0; i < N; i++) {
+		Glake__Wire__Request *request = CONNECTION_REQUEST(
+			CHUNK_OPEN, ChunkOpen, chunk_open, .ids = ids[i], .n_ids = CHUNKS);
+		request->id = 1;
+		size_t n_bytes = glake__wire__request__pack(request, bytes);
+		for (unsigned n = 0; n < PACKETS; n++) {
+			wire_send(connections[i], bytes, n_bytes, NULL, 0, MSG_DONTWAIT);
+		}
+	}
+	harness_settle_n_fds(&harness);
+	for (unsigned n = 0; n < 20; n++) {
+		is_served(BOB, false);
+	}
+}
+
+/* Its sessions end with their process. */
+static void flood_answers(void)
+{
+	harness_in_child(&harness, do_not_read, NULL);
+}
+
+/* A file that does not answer: its loads do not end. False: it cannot be mounted. */
+static bool mount_endless(struct fuse_file *file)
+{
+	static const struct fuse_file_faults faults = {.endless_from = 1};
+	char folder[512];
+	snprintf(folder, sizeof(folder), "%s/fuse", harness.folder);
+	return fuse_file_start(file, folder, model_path, &faults);
+}
+
+/* It is not refused; readers of the mover may have to wait for the file that does not answer. */
+static uint64_t send_accepted(int connection)
+{
+	uint64_t request = send_open(connection);
+	/* No refusal is in the way of the answer. */
+	connection_ping(connection);
+	return request;
+}
+
+/* As soon as the mover reads what it is sent. */
+static void load_endless(int connection, int fd, size_t n_files)
+{
+	uint64_t answered;
+	uint64_t request;
+	do {
+		request = send_open_fd(connection, fd, n_files);
+		uint64_t ping = connection_send(connection, CONNECTION_REQUEST(PING, Ping, ping),
+		                                NULL, 0);
+		Glake__Wire__Answer *answer = connection_receive(connection, NULL);
+		answered = answer->id;
+		if (answered == request) {
+			ck_assert_ptr_nonnull(strstr(answer->error, "too many files"));
+			await(connection, ping, NULL);
+			harness_sleep_ms(10);
+		}
+		connection_free(answer);
+	} while (answered == request);
+}
+
+static void flood_loads_of(unsigned n_files, unsigned n_share, const char *words)
+{
+	struct fuse_file file;
+	if (!mount_endless(&file)) {
+		return;
+	}
+	/* Once: later it might wait for a reader. */
+	int fd = model_file_open(file.path);
+	int connections[4];
+	for (unsigned i = 0; i < n_elements(connections); i++) {
+		connections[i] = hello_as(ALICE);
+	}
+	/* Each of other files than the others: nobody joins a load. */
+	for (unsigned i = 0; i < n_share; i++) {
+		load_endless(connections[i % 4], fd, n_files + i);
+	}
+	ck_assert_int_eq(
+		await(connections[0], send_open_fd(connections[0], fd, n_files + n_share), words),
+		GLAKE__WIRE__STATUS__BUSY);
+	int other = hello_as(BOB);
+	uint64_t request = send_accepted(other);
+	/* What the user has given up counts until it ends. */
+	connection_close(&connections[1]);
+	ck_assert_int_eq(
+		await(connections[0], send_open_fd(connections[0], fd, n_files + n_share), words),
+		GLAKE__WIRE__STATUS__BUSY);
+	close(fd);
+	fuse_file_stop(&file);
+	ck_assert_int_eq(await(other, request, NULL), GLAKE__WIRE__STATUS__OK);
+	connection_close(&other);
+	is_served(BOB, false);
+	for (unsigned i = 0; i < n_elements(connections); i++) {
+		connection_close(&connections[i]);
+	}
+}
+
+static void flood_loads(void)
+{
+	flood_loads_of(1, GLAKE_MAX_LOADS / 2, "loads under way");
+}
+
+static void flood_load_fds(void)
+{
+	/* The mover has (1300 - 512) * 3 / 4 = 591 for loads. */
+	flood_loads_of(100, 2, "too many files");
+}
+
+/* Each takes 16 KiB, and no GPU memory. */
+static void flood_manifests(void)
+{
+	enum { N = 4 };
+	int connections[N];
+	unsigned n_drafts = 0;
+	Glake__Wire__Status status = GLAKE__WIRE__STATUS__OK;
+	for (unsigned i = 0; i < N; i++) {
+		connections[i] = hello_as(ALICE);
+	}
+	for (unsigned i = 0; i < N && status != GLAKE__WIRE__STATUS__OVER_QUOTA; i++) {
+		while ((status = draft(connections[i])) == GLAKE__WIRE__STATUS__OK) {
+			n_drafts++;
+		}
+		/* So many a session may have. */
+		ck_assert(status == GLAKE__WIRE__STATUS__OVER_QUOTA || n_drafts == 64 * (i + 1));
+	}
+	ck_assert_int_eq(status, GLAKE__WIRE__STATUS__OVER_QUOTA);
+	ck_assert_uint_le(n_drafts, 2 * MIB / (16 * KIB));
+	is_served(BOB, false);
+	/* One more of hers is refused, whatever it is for. */
+	ck_assert_int_eq(await(connections[0], send_open(connections[0]), "others leave"),
+	                 GLAKE__WIRE__STATUS__OVER_QUOTA);
+	for (unsigned i = 0; i < N; i++) {
+		connection_close(&connections[i]);
+	}
+	is_served(ALICE, false);
+}
+
+/* Memory that others may open, until no more of it is kept. Returns the session. */
+static int name_memory(uid_t uid, unsigned *n_kept_out)
+{
+	uint64_t ids[MANY];
+	unsigned n_kept = 0;
+	int connection = hello_as(uid);
+	ck_assert_int_eq(alloc(connection, MANY, ids), GLAKE__WIRE__STATUS__OK);
+	while (n_kept < MANY && await_kept(connection, send_share(connection, &ids[n_kept], 1))) {
+		n_kept++;
+	}
+	*n_kept_out = n_kept;
+	return connection;
+}
+
+static void flood_places(void)
+{
+	unsigned n_kept;
+	int connection = name_memory(ALICE, &n_kept);
+	ck_assert_uint_gt(n_kept, MANY / 4);
+	ck_assert_uint_le(n_kept, MANY / 2);
+	/* Both what they name and what they load has room. */
+	is_served(BOB, true);
+	connection_close(&connection);
+	is_served(ALICE, true);
+}
+
+/* Fds that glaked has given to the service manager. */
+static void await_n_kept(size_t n)
+{
+	uint64_t end_ms = harness_now_ms() + HARNESS_TIMEOUT_MS;
+	while (fdkeeper_n_kept(&harness.fdkeeper) != n) {
+		ck_assert_msg(harness_now_ms() < end_ms, "%zu fds are kept, not %zu",
+		              fdkeeper_n_kept(&harness.fdkeeper), n);
+		harness_sleep_ms(10);
+	}
+}
+
+/* The service manager does not say that it has done what it was told. */
+static void flood_orders(void)
+{
+	enum { N = 5, EACH = GLAKE_MAX_PACKET_FDS, SHARE = 1024 / EACH * EACH };
+	static uint64_t ids[N][EACH];
+	uint64_t requests[N];
+	uint64_t id;
+	int connection = hello_as(ALICE);
+	int other = hello_as(BOB);
+	for (unsigned i = 0; i < N; i++) {
+		ck_assert_int_eq(alloc(connection, EACH, ids[i]), GLAKE__WIRE__STATUS__OK);
+	}
+	ck_assert_int_eq(alloc(other, 1, &id), GLAKE__WIRE__STATUS__OK);
+	size_t n_kept = fdkeeper_n_kept(&harness.fdkeeper);
+	fdkeeper_stall(&harness.fdkeeper);
+	for (unsigned i = 0; i < N; i++) {
+		requests[i] = send_share(connection, ids[i], EACH);
+	}
+	await_n_kept(n_kept + SHARE);
+	uint64_t request = send_share(other, &id, 1);
+	await_n_kept(n_kept + SHARE + 1);
+	fdkeeper_stall(&harness.fdkeeper);
+	ck_assert(await_kept(other, request));
+	is_served(BOB, true);
+	/* And the rest of hers gets there, too. */
+	for (unsigned i = 0; i < N; i++) {
+		ck_assert(await_kept(connection, requests[i]));
+	}
+	connection_close(&connection);
+	connection_close(&other);
+}
+
+static const struct flood {
+	void (*run)(void);
+	struct harness_options options;
+} floods[USER_N_ROWS] = {
+	[USER_SESSIONS] = {flood_sessions, {.config = WORLD_CONFIG "max_sessions = 64;"}},
+	[USER_TABLE_FDS] = {flood_answers,
+                            {.config = WORLD_CONFIG "max_sessions = 200;",
+                             .devices = "1x4GiB",
+                             .max_fds = 2500}},
+	[USER_UNREAD_FDS] = {flood_answers,
+                             {.config = WORLD_CONFIG "max_sessions = 200;",
+                              .devices = "1x4GiB",
+                              .max_fds = 2500}},
+	[USER_LOADS] = {flood_loads, {.config = WORLD_CONFIG}},
+	[USER_LOAD_FDS] = {flood_load_fds, {.config = WORLD_CONFIG, .max_fds = 1300}},
+	[USER_MANIFESTS] = {flood_manifests,
+                            {.config = WORLD_CONFIG "tenants = ({ name = \"default\"; "
+                                                    "manifest_bytes = \"4MiB\"; });"}},
+	[USER_PLACES] = {flood_places,
+                         {.config = WORLD_CONFIG, .has_keeper = true, .max_kept = "64"}},
+	[USER_ORDERS] = {flood_orders,
+                         {.config = WORLD_CONFIG,
+                          .devices = "1x8GiB",
+                          .is_activated = true,
+                          .keeps_fds = true}},
+};
+
+START_TEST_WITH(what_one_user_takes_leaves_enough_for_others, .n = USER_N_ROWS)
+{
+	const struct flood *flood = &floods[_i];
+	ck_assert_msg(flood->run, "row %d of users.def has no flood", _i);
+	if (!harness_is_root()) {
+		return;
+	}
+	begin(&flood->options);
+	flood->run();
+}
+END_TEST
+
+/* The books say who has made what is kept, and whose memory it is. */
+static void name_and_survive(void *user)
+{
+	unsigned n_kept;
+	int before = name_memory(ALICE, &n_kept);
+	int loaded = hello_as(BOB);
+	ck_assert_int_eq(await(loaded, send_open(loaded), NULL), GLAKE__WIRE__STATUS__OK);
+	world_reach(1);
+	world_await(2);
+	int after = name_memory(ALICE, &n_kept);
+	ck_assert_uint_eq(n_kept, 0);
+	is_served(BOB, true);
+	connection_close(&after);
+	close(before);
+	close(loaded);
+}
+
+START_TEST(a_restart_changes_nobodys_share)
+{
+	if (!harness_is_root()) {
+		return;
+	}
+	begin(&(struct harness_options){
+		.config = WORLD_CONFIG, .devices = "1x1GiB", .has_keeper = true, .max_kept = "64"});
+	pid_t client = world_client(name_and_survive, NULL);
+	world_await(1);
+	harness_kill(&harness);
+	harness_restart(&harness);
+	world_reach(2);
+	world_join(client);
+}
+END_TEST
