@@ -12,6 +12,9 @@
 /* A node's models may all be loaded at once, and each is a line that its operator looks for. */
 #define LOADS_IN_LOG 100
 
+/* Of all tenants, by user. */
+static struct pot books = {.row = USER_BOOKS, .limit = TENANT_BOOKS_BYTES};
+
 struct tenant_table {
 	struct list tenants; /* of tenant.link, ids rising */
 	struct tenant *cache;
@@ -119,6 +122,7 @@ void tenant_table_free(struct tenant_table *table)
 	list_for_each_safe (tenant, spare, &table->tenants, link) {
 		tenant_free(tenant);
 	}
+	pot_deinit(&books);
 	free(table);
 }
 
@@ -251,7 +255,15 @@ static bool may_have_manifests(const struct tenant *tenant, const struct user *u
                                uint64_t more_bytes)
 {
 	return fits(tenant->manifest_bytes, more_bytes, tenant->quota_manifest_bytes) &&
-	       pot_has_room(&tenant->manifests, user, more_bytes);
+	       pot_has_room(&tenant->manifests, user, more_bytes) &&
+	       pot_has_room(&books, user, more_bytes);
+}
+
+static void count_manifest(struct charge *charge, uint64_t more_bytes)
+{
+	user_charge_anyway(&charge->of_user, &charge->tenant->manifests, charge->user, more_bytes);
+	user_charge_anyway(&charge->of_books, &books, charge->user, more_bytes);
+	charge->tenant->manifest_bytes += more_bytes;
 }
 
 static void count(struct payer payer, const struct charge *wanted, struct charge *charge_out)
@@ -263,14 +275,13 @@ static void count(struct payer payer, const struct charge *wanted, struct charge
 		on->peak_bytes = on->used_bytes;
 	}
 	tenant->n_fds += wanted->n_fds;
-	tenant->manifest_bytes += wanted->manifest_bytes;
 	tenant->n_charges++;
 	*charge_out = *wanted;
 	charge_out->tenant = tenant;
 	charge_out->user = payer.user;
 	charge_out->of_user = (struct user_charge){0};
-	user_charge_anyway(&charge_out->of_user, &tenant->manifests, payer.user,
-	                   wanted->manifest_bytes);
+	charge_out->of_books = (struct user_charge){0};
+	count_manifest(charge_out, wanted->manifest_bytes);
 }
 
 /* Have @payer pay for what @wanted names. */
@@ -323,8 +334,7 @@ int charge_grow_manifest(struct charge *charge, uint64_t more_bytes)
 	if (!may_have_manifests(tenant, charge->user, more_bytes)) {
 		return TENANT_E_MANIFESTS;
 	}
-	user_charge_anyway(&charge->of_user, &tenant->manifests, charge->user, more_bytes);
-	tenant->manifest_bytes += more_bytes;
+	count_manifest(charge, more_bytes);
 	charge->manifest_bytes += more_bytes;
 	return 0;
 }
@@ -345,6 +355,7 @@ void charge_refund(struct charge *charge)
 	tenant->manifest_bytes -= charge->manifest_bytes;
 	tenant->n_charges--;
 	user_refund_all(&charge->of_user);
+	user_refund_all(&charge->of_books);
 	*charge = (struct charge){0};
 	tenant_free_if_gone(tenant);
 }

@@ -28,6 +28,13 @@
 #include "daemon/base/list.h"
 #include "daemon/net/user.h"
 
+/*
+ * What tenants are charged for as manifests is written into the books as well, and those have an end (base/journal.h),
+ * whatever the tenants' limits are. A record takes at most a quarter more than what is charged; the rest is for unused
+ * models (STORE_IDLE_MANIFEST_BYTES), sessions, chunks and blocks, of which there are as many as there may be of them.
+ */
+#define TENANT_BOOKS_BYTES (320ull * 1024 * 1024)
+
 enum {
 	TENANT_E_BYTES = 1, /* over its bytes on that device */
 	TENANT_E_FDS,       /* over its fds */
@@ -80,6 +87,7 @@ struct charge {
 	struct user
 		*user; /* who pays for the bytes of a manifest; stays as long as there are any */
 	struct user_charge of_user; /* for those */
+	struct user_charge of_books; /* the same once more, see TENANT_BOOKS_BYTES */
 	uint64_t bytes;
 	uint64_t manifest_bytes;
 	uint32_t device;

@@ -295,6 +295,68 @@ static void flood_manifests(void)
 	is_served(ALICE, false);
 }
 
+/*
+ * One draft of weights, without blocks, of so many bytes of names. Returns to how many it has come: a refusal ends the
+ * draft.
+ */
+static uint64_t publish_names(int connection, uint64_t max_bytes)
+{
+	enum { TENSORS = 55, NAME = 1000 };
+	static char names[TENSORS][NAME + 1];
+	static Glake__Wire__Tensor tensors[TENSORS];
+	Glake__Wire__Tensor *list[TENSORS];
+	uint64_t none = 0;
+	uint64_t n_bytes = 0;
+	uint64_t id = 0;
+	for (unsigned i = 0; i < TENSORS; i++) {
+		glake__wire__tensor__init(&tensors[i]);
+		memset(names[i], 'n', NAME);
+		tensors[i].name = names[i];
+		tensors[i].dtype = GLAKE_U8;
+		tensors[i].shape = &none;
+		tensors[i].n_shape = 1;
+		list[i] = &tensors[i];
+	}
+	for (unsigned page = 0; n_bytes < max_bytes; page++) {
+		for (unsigned i = 0; i < TENSORS; i++) {
+			snprintf(names[i] + NAME - 16, 17, "%016u", page * TENSORS + i);
+		}
+		Glake__Wire__Answer *answer = connection_call(
+			connection,
+			CONNECTION_REQUEST(WEIGHTS_PUBLISH, WeightsPublish, weights_publish,
+		                           .draft = id, .key = (char *)"key", .tensors = list,
+		                           .n_tensors = TENSORS),
+			NULL, 0, NULL);
+		Glake__Wire__Status status = answer->status;
+		id = status == GLAKE__WIRE__STATUS__OK ? answer->weights_publish->draft : 0;
+		connection_free(answer);
+		if (status != GLAKE__WIRE__STATUS__OK) {
+			ck_assert_int_eq(status, GLAKE__WIRE__STATUS__OVER_QUOTA);
+			return n_bytes;
+		}
+		n_bytes += (uint64_t)TENSORS * NAME;
+	}
+	return n_bytes;
+}
+
+/* Tenants that may have as much memory as they like fill the books all the same. */
+static void flood_books(void)
+{
+	int connections[2] = {hello_as(ALICE), hello_as(ALICE)};
+	uint64_t n_bytes = publish_names(connections[0], GIB);
+	ck_assert_uint_gt(n_bytes, 100 * MIB);
+	ck_assert_uint_lt(n_bytes, 160 * MIB);
+	n_bytes -= MIB / 2;
+	ck_assert_uint_ge(publish_names(connections[0], n_bytes), n_bytes);
+	while (draft(connections[1]) == GLAKE__WIRE__STATUS__OK) {
+	}
+	ck_assert_int_eq(await(connections[1], send_open(connections[1]), "others leave"),
+	                 GLAKE__WIRE__STATUS__OVER_QUOTA);
+	is_served(BOB, true);
+	connection_close(&connections[0]);
+	connection_close(&connections[1]);
+}
+
 /* Memory that others may open, until no more of it is kept. Returns the session. */
 static int name_memory(uid_t uid, unsigned *n_kept_out)
 {
@@ -382,6 +444,11 @@ static const struct flood {
 	[USER_MANIFESTS] = {flood_manifests,
                             {.config = WORLD_CONFIG "tenants = ({ name = \"default\"; "
                                                     "manifest_bytes = \"4MiB\"; });"}},
+	[USER_BOOKS] = {flood_books,
+                        {.config = WORLD_CONFIG "tenants = ({ name = \"default\"; "
+                                                "manifest_bytes = 0; });",
+                         .devices = "1x1GiB",
+                         .has_keeper = true}},
 	[USER_PLACES] = {flood_places,
                          {.config = WORLD_CONFIG, .has_keeper = true, .max_kept = "64"}},
 	[USER_ORDERS] = {flood_orders,
