@@ -7,6 +7,9 @@
 #include "daemon/base/log.h"
 #include "proto/cleanup.h"
 
+/* Of a chunk that is digested or compared, and of the block that it may equal. */
+#define PROBE_FDS 2
+
 #define BIT(state) (1u << (state))
 
 static void admit_set_state(struct admit *admit, enum admit_state state)
@@ -41,6 +44,7 @@ static void go(struct admit *admit)
 	if (admit->candidate) {
 		store_end_compare(admit->context->store, admit->candidate);
 	}
+	user_refund_all(&admit->probe);
 	user_unref(admit->maker);
 	admit->ops->gone(admit);
 }
@@ -309,6 +313,11 @@ void admit_start(struct admit *admit, const struct admit_context *context, struc
 		admit->digest = *digest;
 	}
 	chunk_move(&admit->chunk, chunk);
+	if (is_programs(admit) &&
+	    !user_charge(&admit->probe, &context->mover->probes, maker, PROBE_FDS)) {
+		fail(admit, STATUS_BUSY, "this user has too much under way in glake-mover");
+		return;
+	}
 	if (admit->chunk.fd < 0) {
 		start_export(admit);
 	} else {

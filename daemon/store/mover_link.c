@@ -505,6 +505,7 @@ int mover_link_init(struct mover_link *link, uv_loop_t *loop, struct keeper *kee
 	                            .max_fds = max_fds,
 	                            .loads = {.row = USER_LOADS, .limit = GLAKE_MAX_LOADS},
 	                            /* The others are for comparisons, which end by themselves. */
+	                            .probes = {.row = USER_PROBES, .limit = max_fds / 8},
 	                            .load_fds = {.row = USER_LOAD_FDS, .limit = max_fds / 4 * 3}};
 	link->path = strdup(path);
 	if (!link->path) {
@@ -527,6 +528,7 @@ void mover_link_close(struct mover_link *link)
 	assert(!mover_is_busy(link));
 	pot_deinit(&link->loads);
 	pot_deinit(&link->load_fds);
+	pot_deinit(&link->probes);
 	mover_link_take_path(link, NULL);
 	uv_close((uv_handle_t *)&link->idle_timer, NULL);
 }

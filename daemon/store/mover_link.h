@@ -115,6 +115,7 @@ struct mover_link {
 	size_t n_fds; /* of all jobs */
 	struct pot loads;
 	struct pot load_fds;
+	struct pot probes; /* fds of what programs publish: the rest is for what loads compare */
 	bool is_closing;
 };
 

@@ -266,6 +266,49 @@ static void flood_load_fds(void)
 	flood_loads_of(100, 2, "too many files");
 }
 
+/* Memory of programs that glake-mover has to look through; it does nothing at the moment. */
+static void flood_probes(void)
+{
+	/* The mover has (1300 - 512) / 8 = 98 fds for it, two for each. */
+	enum { SHARE = 24, N = 3 };
+	uint64_t ids[SHARE + 1];
+	uint64_t requests[SHARE + 1];
+	int connections[N];
+	for (unsigned i = 0; i < N; i++) {
+		connections[i] = hello_as(ALICE);
+		ck_assert_int_eq(alloc(connections[i], SHARE / 2 + 1, &ids[0]),
+		                 GLAKE__WIRE__STATUS__OK);
+		if (i == 0) {
+			kill(world_mover(), SIGSTOP);
+		}
+		for (unsigned k = 0; k < SHARE / 2 + 1; k++) {
+			requests[k] = connection_send(
+				connections[i],
+				CONNECTION_REQUEST(BLOCK_PUBLISH, BlockPublish, block_publish,
+			                           .chunk = ids[k], .content_bytes = CHUNK_BYTES),
+				NULL, 0);
+		}
+	}
+	/* All of the last one's are beyond the share. */
+	ck_assert_int_eq(await(connections[N - 1], requests[0], "too much under way"),
+	                 GLAKE__WIRE__STATUS__BUSY);
+	int other = hello_as(BOB);
+	ck_assert_int_eq(alloc(other, 1, &ids[0]), GLAKE__WIRE__STATUS__OK);
+	uint64_t request = connection_send(other,
+	                                   CONNECTION_REQUEST(BLOCK_PUBLISH, BlockPublish,
+	                                                      block_publish, .chunk = ids[0],
+	                                                      .content_bytes = CHUNK_BYTES),
+	                                   NULL, 0);
+	connection_ping(other);
+	kill(world_mover(), SIGCONT);
+	ck_assert_int_eq(await(other, request, NULL), GLAKE__WIRE__STATUS__OK);
+	is_served(BOB, false);
+	for (unsigned i = 0; i < N; i++) {
+		connection_close(&connections[i]);
+	}
+	connection_close(&other);
+}
+
 /* Each takes 16 KiB, and no GPU memory. */
 static void flood_manifests(void)
 {
@@ -441,6 +484,7 @@ static const struct flood {
                               .max_fds = 2500}},
 	[USER_LOADS] = {flood_loads, {.config = WORLD_CONFIG}},
 	[USER_LOAD_FDS] = {flood_load_fds, {.config = WORLD_CONFIG, .max_fds = 1300}},
+	[USER_PROBES] = {flood_probes, {.config = WORLD_CONFIG, .max_fds = 1300}},
 	[USER_MANIFESTS] = {flood_manifests,
                             {.config = WORLD_CONFIG "tenants = ({ name = \"default\"; "
                                                     "manifest_bytes = \"4MiB\"; });"}},
