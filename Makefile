@@ -83,7 +83,7 @@ SHIM_PROGRAMS := $(addprefix $(B)/tests/shim/,program linked driver_usage contex
 	fault graphmem graphmem_random constructor.so second.so)
 FUZZERS := $(call programs,tests/fuzz/fuzz_*.c)
 # docs/security.md says what each stands for.
-ATTACKS := $(addprefix $(B)/tests/unit/test_,bounds fdstore inflight mover_headers notify turn) \
+ATTACKS := $(addprefix $(B)/tests/unit/test_,bounds fdstore inflight mover_headers notify owner turn) \
 	$(addprefix $(B)/tests/integration/test_,bad_files books false_mover file_identity flood hostile holder \
 	keeper manifests realms secrets shim_bad_day subuid unread users weights_wire wire_abuse) \
 	tests/integration/test_metrics_abuse.py

@@ -63,6 +63,7 @@ static void on_connection(void *user, int fd)
 	struct server *server = user;
 	owners_find(server->owners, fd);
 	if (owners_is_full(server->owners)) {
+		server->is_paused = true;
 		listener_pause(server->listener);
 	}
 }
@@ -73,6 +74,10 @@ static void on_owner_known(void *user, int fd, uid_t owner)
 	int r = session_new(&server->rpc.sessions, fd, owner);
 	if (r < 0) {
 		log_warning("cannot take a connection: %s", strerror(-r));
+	}
+	if (server->is_paused && server->listener && !owners_is_full(server->owners)) {
+		server->is_paused = false;
+		listener_resume(server->listener);
 	}
 }
 

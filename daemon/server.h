@@ -70,6 +70,7 @@ struct server {
 	struct owners *owners;     /* owned: of connections, before they are sessions */
 	struct rpc_context rpc;    /* with all holders and sessions */
 	bool is_left;              /* to the next glaked */
+	bool is_paused;            /* the listener, for the owners */
 	bool is_reloading;         /* the config is being read again */
 	bool reload_again;         /* and must be read once more after that */
 

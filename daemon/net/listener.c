@@ -191,6 +191,14 @@ void listener_pause(struct listener *listener)
 	uv_timer_start(&listener->pause, on_pause_over, PAUSE_MS, 0);
 }
 
+void listener_resume(struct listener *listener)
+{
+	if (uv_is_active((uv_handle_t *)&listener->pause)) {
+		uv_timer_stop(&listener->pause);
+		on_pause_over(&listener->pause);
+	}
+}
+
 /*
  * Accept one connection. It waits in line with the sessions, because a session may have to end
  * first to make room for it.

@@ -34,8 +34,9 @@ int listener_open(uv_loop_t *loop, struct fdstore *store, const char *path, mode
 /* Where it listens; "" if that is no path. */
 void listener_get_path(const struct listener *listener, char path_out[LISTENER_PATH_BYTES]);
 
-/* Accept nothing for 100 ms; connections wait in the backlog. */
+/* Accept nothing for 100 ms, or until listener_resume(); connections wait in the backlog. */
 void listener_pause(struct listener *listener);
+void listener_resume(struct listener *listener);
 
 /*
  * Stop listening, and remove the socket file if nobody keeps the socket. The loop frees the listener.

@@ -13,25 +13,34 @@
 #include "daemon/base/hash.h"
 #include "daemon/base/list.h"
 #include "daemon/base/log.h"
+#include "daemon/net/owner_line.h"
 #include "proto/cleanup.h"
 
 #define KNOWN_MS 60000
 /* glake_connect() does not wait longer either. */
 #define MAX_WAIT_MS 5000
-/* Beyond this number the oldest entry goes: a user may connect with each of its 65,536 uids. */
+/* As long as a line moves, accepting waits for it to have room. One whose first waits longer turns the next away. */
+#define MOVES_MS 50
 #define MAX_KNOWN 4096
+/* The share of a line is half of what others leave, but at least this. */
+#define LEAST_KNOWN 16
+#define LEAST_WAITING 4
 #define ACCOUNT_BYTES (64u * 1024u)
 
 struct known {
-	UT_hash_handle hh; /* owners.known, by uid, in the order of arrival */
+	UT_hash_handle hh; /* owners.known, by uid */
+	struct list link;  /* link: line.known */
+	struct line *line;
 	uid_t uid;
 	uid_t owner;
 	uint64_t since_ms;
 };
 
 struct waiting {
-	struct list link; /* link: owners.waiting */
-	int fd;           /* owned */
+	struct list link; /* link: owners.waiting, in the order of arrival */
+	struct list turn; /* link: line.waiting, the same */
+	struct line *line;
+	int fd; /* owned */
 	uid_t uid;
 	uint64_t since_ms;
 };
@@ -42,8 +51,10 @@ struct owners {
 	void *user;
 	FILE *nowhere; /* owned: takes the messages of libsubid */
 	struct known *known;
+	struct lines lines;
 	struct list waiting;
 	unsigned n_waiting;
+	const struct line *full; /* the last that got its share */
 	bool is_closed;
 	struct log_limit log_limit;
 
@@ -54,30 +65,54 @@ struct owners {
 	uid_t uid;
 	uid_t owner;
 	int n_owners; /* < 0: unknown */
+	bool wants_ranges;
+	struct subid_range *ranges; /* owned: those of ranges_of; n_ranges <= 0: none */
+	int n_ranges;
+	uid_t ranges_of;
 };
 
 /* ---- the look-up, on its thread -------------------------------------------------------------- */
 
-/* Returns true as well if that is unknown. */
-static bool may_be_account(uid_t uid)
+enum { FOUND, NOT_FOUND, UNKNOWN };
+
+static int find_account(uid_t uid, struct passwd *account, char *buffer)
 {
-	cleanup_free char *buffer = malloc(ACCOUNT_BYTES);
-	struct passwd account;
 	struct passwd *found = NULL;
-	int error = buffer ? getpwuid_r(uid, &account, buffer, ACCOUNT_BYTES, &found) : ENOMEM;
+	int error = getpwuid_r(uid, account, buffer, ACCOUNT_BYTES, &found);
+	if (found) {
+		return FOUND;
+	}
 	/* Not found is 0, or one of these (getpwuid(3)). */
-	return found || (error != 0 && error != ENOENT && error != ESRCH);
+	return error == 0 || error == ENOENT || error == ESRCH ? NOT_FOUND : UNKNOWN;
+}
+
+/* Of @owner: more of them may connect. */
+static void look_up_ranges(struct owners *owners, uid_t owner, char *buffer)
+{
+	struct passwd account;
+	if (find_account(owner, &account, buffer) == FOUND) {
+		owners->n_ranges = subid_get_uid_ranges(account.pw_name, &owners->ranges);
+		owners->ranges_of = owner;
+	}
 }
 
 /* libsubid is not thread-safe. Only one look-up runs at a time. */
 static void look_up(uv_work_t *work)
 {
 	struct owners *owners = container_of(work, struct owners, work);
+	cleanup_free char *buffer = malloc(ACCOUNT_BYTES);
+	struct passwd account;
 	uid_t *found = NULL;
 	owners->owner = owners->uid;
-	owners->n_owners = subid_get_uid_owners(owners->uid, &found);
-	if (owners->n_owners == 1 && found[0] >= OWNER_MIN && !may_be_account(owners->uid)) {
-		owners->owner = found[0];
+	owners->n_ranges = 0;
+	owners->n_owners = buffer ? subid_get_uid_owners(owners->uid, &found) : -1;
+	if (owners->n_owners == 1 && found[0] >= OWNER_MIN) {
+		if (find_account(owners->uid, &account, buffer) == NOT_FOUND) {
+			owners->owner = found[0];
+		}
+		if (owners->wants_ranges) {
+			look_up_ranges(owners, found[0], buffer);
+		}
 	}
 	free(found);
 }
@@ -87,6 +122,7 @@ static void look_up(uv_work_t *work)
 static void forget(struct owners *owners, struct known *known)
 {
 	HASH_DEL(owners->known, known);
+	line_forget(&owners->lines, known->line, &known->link);
 	free(known);
 }
 
@@ -102,6 +138,15 @@ static const struct known *find_known(struct owners *owners, uid_t uid)
 	return known;
 }
 
+static void forget_beyond_share(struct owners *owners, const struct line *line)
+{
+	unsigned share = line_share(MAX_KNOWN, HASH_COUNT(owners->known), line->n_known,
+	                            LEAST_KNOWN);
+	while (line->n_known > share) {
+		forget(owners, list_first(&line->known, struct known, link));
+	}
+}
+
 /* Without memory it is looked up again the next time. */
 static void remember(struct owners *owners, uid_t uid, uid_t owner)
 {
@@ -115,9 +160,17 @@ static void remember(struct owners *owners, uid_t uid, uid_t owner)
 	HASH_ADD(hh, owners->known, uid, sizeof(known->uid), known);
 	if (!hash_has(known)) {
 		free(known);
-	} else if (HASH_COUNT(owners->known) > MAX_KNOWN) {
-		forget(owners, owners->known);
+		return;
 	}
+	known->line = line_of(&owners->lines, uid, known->since_ms);
+	if (!known->line) {
+		HASH_DEL(owners->known, known);
+		free(known);
+		return;
+	}
+	list_insert(&known->line->known, &known->link);
+	known->line->n_known++;
+	forget_beyond_share(owners, known->line);
 }
 
 void owners_forget(struct owners *owners)
@@ -125,6 +178,7 @@ void owners_forget(struct owners *owners)
 	while (owners->known) {
 		forget(owners, owners->known);
 	}
+	lines_forget_ranges(&owners->lines);
 	owners->is_stale = true;
 }
 
@@ -134,6 +188,10 @@ void owners_forget(struct owners *owners)
 static int leave(struct owners *owners, struct waiting *waiting)
 {
 	int fd = waiting->fd;
+	if (owners->full == waiting->line) {
+		owners->full = NULL;
+	}
+	line_leave(&owners->lines, waiting->line, &waiting->turn);
 	list_remove(&waiting->link);
 	owners->n_waiting--;
 	free(waiting);
@@ -168,34 +226,87 @@ static void tell(struct owners *owners)
 	}
 }
 
+/* Who stood among strangers joins the line of the owner. */
+static void stand_anew(struct owners *owners)
+{
+	struct waiting *waiting;
+	list_for_each (waiting, &owners->waiting, link) {
+		struct line *line = line_of(&owners->lines, waiting->uid, uv_now(owners->loop));
+		if (line && line != waiting->line) {
+			line_leave(&owners->lines, waiting->line, &waiting->turn);
+			line_enter(&owners->lines, line, &waiting->turn);
+			waiting->line = line;
+		}
+	}
+}
+
+static void learn_ranges(struct owners *owners)
+{
+	for (int i = 0; i < owners->n_ranges; i++) {
+		lines_add_range(&owners->lines, owners->ranges_of, owners->ranges[i].start,
+		                owners->ranges[i].count, uv_now(owners->loop));
+	}
+	if (owners->n_ranges > 0) {
+		owners->full = NULL;
+		stand_anew(owners);
+	}
+}
+
 static void on_looked_up(uv_work_t *work, int status)
 {
 	struct owners *owners = container_of(work, struct owners, work);
 	owners->is_busy = false;
 	if (!owners->is_closed && !owners->is_stale) {
+		learn_ranges(owners);
 		remember(owners, owners->uid, owners->owner);
 		tell(owners);
 	}
+	free(ptr_steal(owners->ranges));
 	start(owners);
 }
 
 /* Start the next look-up, if there is one. */
 static void start(struct owners *owners)
 {
-	if (owners->is_busy || list_is_empty(&owners->waiting)) {
+	struct line *line = owners->is_busy ? NULL : lines_next(&owners->lines);
+	if (!line) {
 		return;
 	}
-	owners->uid = list_first(&owners->waiting, struct waiting, link)->uid;
+	owners->uid = list_first(&line->waiting, struct waiting, turn)->uid;
+	owners->wants_ranges = !line_is_of_owner(line);
 	owners->is_busy = true;
 	owners->is_stale = false;
 	uv_queue_work(owners->loop, &owners->work, look_up, on_looked_up);
 }
 
+static bool has_share(const struct owners *owners, const struct line *line)
+{
+	return line->n_waiting >=
+	       line_share(OWNERS_MAX_WAITING, owners->n_waiting, line->n_waiting, LEAST_WAITING);
+}
+
+static bool moves(const struct owners *owners, const struct line *line)
+{
+	const struct waiting *first = list_first(&line->waiting, struct waiting, turn);
+	return uv_now(owners->loop) - first->since_ms < MOVES_MS;
+}
+
+static void refuse(struct owners *owners, int fd, uid_t uid)
+{
+	log_limited(&owners->log_limit, LOG_LEVEL_WARNING,
+	            "a connection of uid %u closed: too many of its user's wait for the look-up of "
+	            "the owner",
+	            (unsigned)uid);
+	inflight_close_socket(uid, fd);
+}
+
 static void await(struct owners *owners, int fd, uid_t uid)
 {
 	struct waiting *waiting = calloc(1, sizeof(*waiting));
-	if (!waiting) {
-		inflight_close_socket(uid, fd);
+	struct line *line = waiting ? line_of(&owners->lines, uid, uv_now(owners->loop)) : NULL;
+	if (!line || (has_share(owners, line) && !moves(owners, line))) {
+		free(waiting);
+		refuse(owners, fd, uid);
 		return;
 	}
 	waiting->fd = fd;
@@ -203,6 +314,11 @@ static void await(struct owners *owners, int fd, uid_t uid)
 	waiting->since_ms = uv_now(owners->loop);
 	list_insert(&owners->waiting, &waiting->link);
 	owners->n_waiting++;
+	waiting->line = line;
+	line_enter(&owners->lines, line, &waiting->turn);
+	if (has_share(owners, line)) {
+		owners->full = line;
+	}
 	start(owners);
 }
 
@@ -229,7 +345,7 @@ void owners_find(struct owners *owners, int fd)
 
 bool owners_is_full(const struct owners *owners)
 {
-	return owners->n_waiting >= OWNERS_MAX_WAITING;
+	return owners->full && moves(owners, owners->full);
 }
 
 void owners_tick(struct owners *owners)
@@ -260,6 +376,7 @@ int owners_new(uv_loop_t *loop, owner_fn on_known, void *user, struct owners **o
 	owners->on_known = on_known;
 	owners->user = user;
 	list_init(&owners->waiting);
+	lines_init(&owners->lines);
 	/* Otherwise libsubid opens its own, which glake-mover would inherit. */
 	owners->nowhere = fopen("/dev/null", "we");
 	subid_init("glaked", owners->nowhere);
@@ -287,6 +404,7 @@ void owners_free(struct owners *owners)
 	}
 	assert(owners->is_closed && !owners->is_busy);
 	owners_forget(owners);
+	assert(!owners->lines.table);
 	if (owners->nowhere) {
 		fclose(owners->nowhere);
 	}

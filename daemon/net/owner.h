@@ -17,6 +17,9 @@
  * The look-up may go over a network. So a thread of libuv's pool does it, one uid at a time, while the
  * connections wait. A result is valid for a minute, or until owners_forget().
  *
+ * Look-ups go by turns of owners, and each owner has a share of the places of those who wait (owner_line.h). So who
+ * connects with many uids waits behind himself. If the database is slow, connections beyond the share are closed.
+ *
  * Owner: the server. Threads: loop thread.
  */
 #ifndef GLAKE_DAEMON_OWNER_H
@@ -29,7 +32,7 @@
 /* The first uid that the system's tools give to people. */
 #define OWNER_MIN 1000u
 
-/* So many connections may wait; glaked's own reserve (CONFIG_RESERVED_FDS) has room for them. */
+/* About so many connections may wait; glaked's own reserve (CONFIG_RESERVED_FDS) has room for them. */
 #define OWNERS_MAX_WAITING 256u
 
 struct owners;
@@ -43,7 +46,10 @@ int owners_new(uv_loop_t *loop, owner_fn on_known, void *user, struct owners **o
 /* Takes @fd, a connected socket, over. @on_known may be called in here. */
 void owners_find(struct owners *owners, int fd);
 
-/* OWNERS_MAX_WAITING connections wait: the caller should accept no more for a while. */
+/*
+ * Somebody's connections have their share of the places, and are being looked up: the caller should accept no more until
+ * one of them is known.
+ */
 bool owners_is_full(const struct owners *owners);
 
 /* Once in a while: close connections that have waited longer than a client waits. */
