@@ -14,7 +14,6 @@
 #include "daemon/net/inflight.h"
 #include "daemon/net/listener.h"
 #include "daemon/base/notify.h"
-#include "daemon/rpc/damage.h"
 #include "daemon/rpc/rpc.h"
 #include "daemon/rpc/rpc_answer.h"
 #include "daemon/rpc/rpc_seal.h"
@@ -52,10 +51,10 @@ static void on_model_evicted(void *user, const struct model *model)
 	}
 }
 
-static void on_block_damaged(void *user, const struct block *block)
+static void on_block_damaged(void *user, struct block *block)
 {
 	struct server *server = user;
-	rpc_note_damage(&server->rpc, block);
+	damage_begin(&server->damage, block);
 }
 
 static void on_connection(void *user, int fd)
@@ -517,6 +516,7 @@ static int open_parts(struct server *server)
 	};
 	server->nvml = nvml_new(&server->loop, server->devices, server->n_devices);
 	open_rpc(server);
+	damage_init(&server->damage, &server->loop, &server->rpc);
 	patrol_init(&server->patrol, &server->loop, &server->store, &server->mover, server->devices,
 	            server->n_devices);
 	server->patrol.on_damaged = on_block_damaged;
@@ -577,6 +577,7 @@ static bool workers_are_busy(const struct server *server)
 static void close_parts(struct server *server)
 {
 	patrol_close(&server->patrol);
+	damage_close(&server->damage);
 	mover_link_close(&server->mover);
 	keeper_close(&server->keeper);
 	store_deinit(&server->store);

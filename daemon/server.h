@@ -27,6 +27,7 @@
 #include "daemon/store/mover_link.h"
 #include "daemon/memory/nvml.h"
 #include "daemon/net/owner.h"
+#include "daemon/rpc/damage.h"
 #include "daemon/rpc/rpc_context.h"
 #include "daemon/base/events.h"
 #include "daemon/base/fdstore.h"
@@ -63,6 +64,7 @@ struct server {
 	struct admit_context admit_context;
 	struct load_context load_context;
 	struct patrol patrol;
+	struct damage damage;
 	struct books *books; /* owned; NULL: nobody keeps fds */
 	struct nvml *nvml;   /* owned; NULL: no memory for it */
 

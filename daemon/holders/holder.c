@@ -277,6 +277,65 @@ bool holder_pay_record(struct holder *holder, struct held *held)
 	       charge_grow_manifest(&held->record, HOLDER_RECORD_BYTES) == 0;
 }
 
+/* ---- who uses a block ------------------------------------------------------------------------ */
+
+static void walk_to(struct holders *holders, struct list *at)
+{
+	bool is_end = at == &holders->list;
+	holders->walk.at = at;
+	holders->walk.held = is_end ? NULL : container_of(at, struct holder, link)->held;
+}
+
+void holders_begin_walk(struct holders *holders)
+{
+	walk_to(holders, holders->list.next);
+}
+
+static void leave_walk(const struct holder *holder)
+{
+	if (holder->all->walk.at == &holder->link) {
+		walk_to(holder->all, holder->link.next);
+	}
+}
+
+static bool is_of_block(const struct held *held, const struct block *block)
+{
+	return (held->kind == HELD_BLOCK && held->block == block) ||
+	       (held->kind == HELD_MODEL && held->model->withdrawn_block == block->id);
+}
+
+/* Returns whether the things that are left of a holder, or as many as there are steps for, use the block. */
+static bool walk_held(struct holder_walk *walk, const struct block *block, size_t *n_steps)
+{
+	while (*n_steps > 0 && walk->held) {
+		const struct held *held = walk->held;
+		walk->held = held->hh.next;
+		--*n_steps;
+		if (is_of_block(held, block)) {
+			return true;
+		}
+	}
+	return false;
+}
+
+bool holders_walk(struct holders *holders, const struct block *block, size_t *n_steps,
+                  holder_fn on_user, void *user)
+{
+	struct holder_walk *walk = &holders->walk;
+	while (*n_steps > 0 && walk->at != &holders->list) {
+		const struct holder *holder = container_of(walk->at, struct holder, link);
+		--*n_steps;
+		if (walk_held(walk, block, n_steps)) {
+			on_user(user, holder);
+			walk->held = NULL;
+		}
+		if (!walk->held) {
+			walk_to(holders, walk->at->next);
+		}
+	}
+	return walk->at == &holders->list;
+}
+
 /* Others may open it, but not after a restart. */
 static bool is_unkept(const struct held *held)
 {
@@ -285,6 +344,9 @@ static bool is_unkept(const struct held *held)
 
 static void drop(struct holder *holder, struct held *held)
 {
+	if (holder->all->walk.held == held) {
+		holder->all->walk.held = held->hh.next;
+	}
 	if (holder->all->watch && held->kind != HELD_DRAFT) {
 		holder->all->watch->held_gone(holder->all->watcher, held);
 	}
@@ -768,6 +830,7 @@ void holder_end(struct holder *holder)
 	}
 	holder_set_state(holder, HOLDER_ENDED);
 	stop_watch(holder);
+	leave_walk(holder);
 	list_remove(&holder->link);
 	holder->all->n--;
 	release_all(holder);

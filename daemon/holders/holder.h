@@ -155,7 +155,15 @@ struct holder_watch {
 };
 
 /* All holders of the node, and what they need. */
+/* Who uses a block is looked for in steps, between other things. */
+struct holder_walk {
+	struct list
+		*at; /* of holders.list: whose things are looked at; NULL: nothing is looked for */
+	struct held *held; /* the next of them; NULL: at the end */
+};
+
 struct holders {
+	struct holder_walk walk;
 	struct list list; /* of struct holder, by id */
 	uint32_t n;
 	uint32_t n_refused; /* of them: beyond a limit, and only there to be told so */
@@ -307,6 +315,16 @@ void holder_turn_block(struct holder *holder, struct held *held, struct block *b
                        bool was_known, struct chunk *own);
 /* The process has mapped the block. */
 void holder_drop_own(struct holder *holder, struct held *held);
+
+/*
+ * Look for those who use @block, which is being withdrawn, all models were looked at. One search at a time. Of each
+ * call of holders_walk(), *@n_steps steps at most are taken and subtracted, each a holder or a thing. Returns whether it was
+ * the last.
+ */
+typedef void (*holder_fn)(void *user, const struct holder *holder);
+void holders_begin_walk(struct holders *holders);
+bool holders_walk(struct holders *holders, const struct block *block, size_t *n_steps,
+                  holder_fn on_user, void *user);
 
 /* Walks all that it holds. */
 struct holder_sharing holder_sharing(const struct holder *holder);

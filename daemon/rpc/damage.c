@@ -4,14 +4,10 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-/* A list of names as part of a line, cut when it is full. */
-struct names {
-	char text[160];
-	size_t n_bytes;
-	unsigned n;
-};
+#include "daemon/store/withdraw.h"
+#include "proto/cleanup.h"
 
-static void add(struct names *names, const char *name)
+static void add(struct damage_names *names, const char *name)
 {
 	size_t room = sizeof(names->text) - names->n_bytes;
 	int n_bytes = snprintf(names->text + names->n_bytes, room, "%s%s", names->n ? ", " : "",
@@ -24,40 +20,77 @@ static void add(struct names *names, const char *name)
 	}
 }
 
-static bool uses(const struct holder *holder, const struct block *block)
+static void add_model(void *user, const struct model *model)
 {
-	for (const struct held *held = holder->held; held; held = held->hh.next) {
-		if ((held->kind == HELD_BLOCK && held->block == block) ||
-		    (held->kind == HELD_MODEL && store_has_block(held->model, block))) {
-			return true;
-		}
-	}
-	return false;
+	add(&((struct damage *)user)->models, model->name);
 }
 
-void rpc_note_damage(struct rpc_context *rpc, const struct block *block)
+static void add_session(void *user, const struct holder *holder)
 {
-	struct names models = {.n = 0};
-	struct names sessions = {.n = 0};
-	struct model *model;
-	list_for_each (model, &rpc->store->model_list, link) {
-		if (store_has_block(model, block)) {
-			add(&models, model->name);
-		}
-	}
-	struct holder *holder;
-	list_for_each (holder, &rpc->holders.list, link) {
-		if (uses(holder, block)) {
-			char name[64];
-			snprintf(name, sizeof(name), "%" PRIu64 " (pid %d)", holder->id,
-			         (int)holder->peer.pid);
-			add(&sessions, name);
-		}
-	}
+	char name[64];
+	snprintf(name, sizeof(name), "%" PRIu64 " (pid %d)", holder->id, (int)holder->peer.pid);
+	add(&((struct damage *)user)->sessions, name);
+}
+
+static void leave(struct damage *damage)
+{
+	struct store *store = damage->rpc->store;
+	struct block *block = damage->block;
+	uv_idle_stop(&damage->idle);
+	damage->block = NULL;
+	withdraw_end(store);
+	store_end_compare(store, block);
+}
+
+static void end(struct damage *damage)
+{
+	const struct block *block = damage->block;
 	char digest[DIGEST_TEXT_BYTES];
 	digest_to_text(&block->key.digest, digest);
 	const struct event_subject subject = {.realm = block->realm->name};
-	events_add(rpc->events, EVENT_BLOCK_DAMAGED, &subject,
+	events_add(damage->rpc->events, EVENT_BLOCK_DAMAGED, &subject,
 	           "block %s on device %u is damaged; models (%u): %s; sessions (%u): %s", digest,
-	           block->chunk.device->index, models.n, models.text, sessions.n, sessions.text);
+	           block->chunk.device->index, damage->models.n, damage->models.text,
+	           damage->sessions.n, damage->sessions.text);
+	leave(damage);
+}
+
+static void on_idle(uv_idle_t *idle)
+{
+	struct damage *damage = container_of(idle, struct damage, idle);
+	struct rpc_context *rpc = damage->rpc;
+	size_t n_steps = DAMAGE_STEPS;
+	if (!damage->has_models && withdraw_step(rpc->store, &n_steps, add_model, damage)) {
+		damage->has_models = true;
+		holders_begin_walk(&rpc->holders);
+	}
+	if (damage->has_models &&
+	    holders_walk(&rpc->holders, damage->block, &n_steps, add_session, damage)) {
+		end(damage);
+	}
+}
+
+void damage_init(struct damage *damage, uv_loop_t *loop, struct rpc_context *rpc)
+{
+	*damage = (struct damage){.rpc = rpc};
+	uv_idle_init(loop, &damage->idle);
+}
+
+void damage_begin(struct damage *damage, struct block *block)
+{
+	store_begin_compare(block);
+	withdraw_begin(damage->rpc->store, block);
+	damage->block = block;
+	damage->has_models = false;
+	damage->models = (struct damage_names){.n = 0};
+	damage->sessions = (struct damage_names){.n = 0};
+	uv_idle_start(&damage->idle, on_idle);
+}
+
+void damage_close(struct damage *damage)
+{
+	if (damage->block) {
+		leave(damage);
+	}
+	uv_close((uv_handle_t *)&damage->idle, NULL);
 }

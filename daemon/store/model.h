@@ -94,7 +94,8 @@ struct model {
 	uint64_t manifest;     /* the id of its manifest for store.watch; 0: none of it is noted */
 	size_t n_noted;        /* of the tensors */
 	bool is_noted;         /* store.watch knows of the model */
-	char *reload_reason;   /* owned; the reason why it is not found by its files. NULL: it is */
+	uint64_t withdrawn_block; /* the last that was withdrawn and is in it (withdraw.h) */
+	char *reload_reason; /* owned; the reason why it is not found by its files. NULL: it is */
 };
 
 /* Chunk bytes of block number @i of the plan. */

@@ -3,7 +3,6 @@
 
 #include <stdlib.h>
 
-#include "daemon/base/log.h"
 #include "proto/cleanup.h"
 
 /* A block in the mover. If that has died and cannot end, the look outlives patrol.look. */
@@ -34,9 +33,6 @@ static void find_damaged(struct look *look)
 	struct patrol *patrol = look->patrol;
 	patrol->store->stats->blocks_damaged++;
 	patrol->on_damaged(patrol->user, look->block);
-	if (store_withdraw_block(patrol->store, look->block) < 0) {
-		log_error("a damaged block stays in the store: no host memory");
-	}
 }
 
 static void on_digested(struct digest_job *job, const struct digest *digest)
@@ -107,7 +103,8 @@ static bool has_room(const struct patrol *patrol)
 
 static bool may_look(struct patrol *patrol, uint64_t now_ms)
 {
-	if (patrol->look || now_ms < patrol->next_ms || mover_is_busy(patrol->mover)) {
+	if (patrol->look || patrol->store->withdrawal.block || now_ms < patrol->next_ms ||
+	    mover_is_busy(patrol->mover)) {
 		return false;
 	}
 	if (patrol->mode == CONFIG_VERIFY_ALWAYS) {

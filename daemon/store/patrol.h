@@ -50,8 +50,8 @@ struct patrol {
 	uint64_t last_id;  /* of the last block that was looked at */
 	uint64_t start_ms; /* not before may the patrol start a mover, */
 	uint64_t next_ms;  /* and look at anything */
-	/* @block is damaged; it and its models are in the store as before. */
-	void (*on_damaged)(void *user, const struct block *block);
+	/* @block is damaged: it is to be withdrawn (withdraw.h). Until it is, the patrol waits. */
+	void (*on_damaged)(void *user, struct block *block);
 	void *user;
 };
 

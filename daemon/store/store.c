@@ -530,6 +530,39 @@ static struct model_key published_key(const struct realm *realm, const struct de
 	                          .digest = digest_of(key, strlen(key))};
 }
 
+bool store_is_withdrawn(const struct store *store, const struct model *model)
+{
+	return model->withdrawn_block == store->withdrawal.block->id;
+}
+
+int store_withdraw_model(struct store *store, struct model *model)
+{
+	int r = model->reload_reason ? 0
+	                             : store_hide_model(store, model, "a block of it is damaged");
+	if (r == 0) {
+		model->withdrawn_block = store->withdrawal.block->id;
+	}
+	return r;
+}
+
+/* @model was found, but has a block that is being withdrawn, and is hidden now. */
+static bool hides(struct store *store, struct model *model)
+{
+	const struct block *block = store->withdrawal.block;
+	return block && !store_is_withdrawn(store, model) && store_has_block(model, block) &&
+	       store_withdraw_model(store, model) == 0;
+}
+
+/* It leaves the list. */
+static void skip_in_withdrawal(struct store *store, const struct model *model)
+{
+	struct withdrawal *withdrawal = &store->withdrawal;
+	if (withdrawal->block && withdrawal->at == &model->link) {
+		withdrawal->at = model->link.next;
+		withdrawal->place = 0;
+	}
+}
+
 struct model *store_find_model(struct store *store, const struct realm *realm,
                                const struct device *device, const struct file_id *files,
                                size_t n_files)
@@ -541,7 +574,7 @@ struct model *store_find_model(struct store *store, const struct realm *realm,
 	              memcmp(model->files, files, n_files * sizeof(files[0])) != 0)) {
 		return NULL;
 	}
-	return model;
+	return model && !hides(store, model) ? model : NULL;
 }
 
 struct model *store_find_published(struct store *store, const struct realm *realm,
@@ -550,7 +583,8 @@ struct model *store_find_published(struct store *store, const struct realm *real
 	struct model_key key = published_key(realm, device, name);
 	struct model *model;
 	HASH_FIND(hh, store->models, &key, sizeof(key), model);
-	return model && strcmp(model->name, name) == 0 ? model : NULL;
+	bool is_it = model && strcmp(model->name, name) == 0;
+	return is_it && !hides(store, model) ? model : NULL;
 }
 
 static int move_manifest(struct store *store, struct model *model, struct payer payer)
@@ -754,6 +788,7 @@ static uint64_t remove_model(struct store *store, struct model *model)
 		hide_model(store, model);
 	}
 	if (!list_is_empty(&model->link)) {
+		skip_in_withdrawal(store, model);
 		list_remove(&model->link);
 		store->n_models--;
 	}
@@ -1210,19 +1245,9 @@ uint64_t store_evict_model(struct store *store, struct model *model)
 	return freed_bytes;
 }
 
-int store_withdraw_block(struct store *store, struct block *block)
+void store_take_out_block(struct store *store, struct block *block)
 {
-	struct model *model;
-	struct model *next;
-	assert(block->n_compared > 0 && !block->is_damaged);
-	list_for_each (model, &store->model_list, link) {
-		int r = !model->reload_reason && store_has_block(model, block)
-		                ? store_hide_model(store, model, "a block of it is damaged")
-		                : 0;
-		if (r < 0) {
-			return r;
-		}
-	}
+	assert(!block->is_damaged);
 	if (!block->is_collision) {
 		HASH_DEL(store->blocks, block);
 	}
@@ -1230,12 +1255,6 @@ int store_withdraw_block(struct store *store, struct block *block)
 	/* Then it goes with its last user. */
 	block->is_published = false;
 	note_block(store, block);
-	list_for_each_safe (model, next, &store->model_list, link) {
-		if (model->n_holders == 0 && !model->is_pinned && store_has_block(model, block)) {
-			store_evict_model(store, model);
-		}
-	}
-	return 0;
 }
 
 static uint64_t evict_block(struct store *store, struct block *block)

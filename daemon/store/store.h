@@ -34,7 +34,15 @@ struct store_watch {
 	void (*model_gone)(void *user, const struct model *model);
 };
 
+/* See withdraw.h. */
+struct withdrawal {
+	struct block *block; /* NULL: there is none */
+	struct list *at; /* of model_list: the next model, or the one whose places are looked at, */
+	size_t place;    /* from this one on */
+};
+
 struct store {
+	struct withdrawal withdrawal;
 	uv_loop_t *loop;      /* borrowed; for the time */
 	struct tenant *cache; /* borrowed; pays for unused blocks and models */
 	struct stats *stats;  /* borrowed */
@@ -95,12 +103,11 @@ void store_end_compare(struct store *store, struct block *block);
  */
 void store_use_compared(struct store *store, struct block *block, struct charge *charge);
 
-/*
- * The content of @block has changed. Nobody else shares it from now on: it is not found any more, nor
- * are models with it, and those that are idle go. Whoever uses it keeps it. The caller has it from
- * store_begin_compare(). Returns 0, or -ENOMEM: nothing has changed.
- */
-int store_withdraw_block(struct store *store, struct block *block);
+/* For withdraw.h: the content of @block has changed, and it is not found any more. */
+void store_take_out_block(struct store *store, struct block *block);
+/* @model has the block that is being withdrawn, and is not found any more. Returns 0 or -ENOMEM. */
+int store_withdraw_model(struct store *store, struct model *model);
+bool store_is_withdrawn(const struct store *store, const struct model *model);
 
 /* Whether one of its blocks is damaged. */
 bool store_has_damaged(const struct model *model);

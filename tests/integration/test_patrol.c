@@ -92,7 +92,13 @@ static struct seen events(void)
 
 static void wait_damaged(void)
 {
+	uint64_t end_ms = harness_now_ms() + HARNESS_TIMEOUT_MS;
 	world_wait_metric("blocks_damaged", 1);
+	/* It names those who use the block, and comes when glaked has looked for them. */
+	while (events().n == 0) {
+		ck_assert_uint_lt(harness_now_ms(), end_ms);
+		harness_sleep_ms(1);
+	}
 	ck_assert_uint_eq(events().n, 1);
 	ck_assert_str_eq(events().kind, "block_damaged");
 }

@@ -4,6 +4,7 @@
 #define GLAKE_TESTS_MADE_STORE_H
 
 #include "daemon/store/store.h"
+#include "daemon/store/withdraw.h"
 #include "proto/limits.h"
 #include "tests/check_glake.h"
 
@@ -88,6 +89,22 @@ MADE_UNUSED static struct block *add_block(uint32_t device, unsigned name)
 MADE_UNUSED static void cache_block(uint32_t device, unsigned name, int32_t priority)
 {
 	store_unuse_block(&store, add_block(device, name), priority);
+}
+
+static void count_model(void *user, const struct model *model)
+{
+	++*(unsigned *)user;
+}
+
+/* As damage.c does it, at once. The caller has the block from store_begin_compare(). Returns the number of its models. */
+MADE_UNUSED static unsigned withdraw_all(struct store *of, struct block *block)
+{
+	unsigned n = 0;
+	size_t n_steps = SIZE_MAX;
+	withdraw_begin(of, block);
+	ck_assert(withdraw_step(of, &n_steps, count_model, &n));
+	withdraw_end(of);
+	return n;
 }
 
 #endif

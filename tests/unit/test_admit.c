@@ -185,7 +185,7 @@ START_TEST_WITH(a_wrong_guess_shares_nothing, .n = 3)
 	} else if (_i == 1) {
 		fake_mover_guessed(fake_mover_job(JOB_DIGEST), digest(3));
 	} else {
-		ck_assert_int_eq(store_withdraw_block(&store, blocks[1]), 0);
+		withdraw_all(&store, blocks[1]);
 		fake_mover_guessed(fake_mover_job(JOB_DIGEST), digest(2));
 	}
 	ck_assert_uint_eq(blocks[1]->n_compared, 0);
@@ -412,7 +412,7 @@ START_TEST_WITH(a_block_that_is_found_damaged_is_not_shared, .n = 2)
 	begin();
 	struct block *damaged = have_block(1);
 	start(&wish, 1);
-	ck_assert_int_eq(store_withdraw_block(&store, damaged), 0);
+	withdraw_all(&store, damaged);
 	fake_mover_compared(fake_mover_job(JOB_COMPARE), _i == 0);
 	struct block *block = assert_block(&wish, false);
 	struct digest name = digest(1);

@@ -293,3 +293,54 @@ START_TEST(the_end_of_its_process_is_the_end_of_a_detached_holder)
 	close(connection);
 }
 END_TEST
+
+static void count_user(void *user, const struct holder *holder)
+{
+	++*(unsigned *)user;
+}
+
+/* Those who use a block are found in steps, while they come and go. */
+START_TEST(users_of_a_block_are_looked_for_in_steps)
+{
+	enum { N = 5, CHUNKS = 200 };
+	struct holder *some[N];
+	int ends[N][2];
+	unsigned n_users = 0;
+	unsigned n_calls = 1;
+	size_t n_steps = 16;
+	for (unsigned i = 0; i < N; i++) {
+		ends[i][0] = connection_of_own(&ends[i][1]);
+		some[i] = attach(ends[i][0], 0);
+		for (unsigned j = 0; j < CHUNKS; j++) {
+			give_chunk(some[i], j);
+		}
+	}
+	give_block(some[1], 1000, 1);
+	struct block *block = list_first(&store.block_list, struct block, link);
+	for (unsigned i = 2; i < N; i++) {
+		block->n_users++;
+		ck_assert_uint_ne(holder_add_block(some[i], 1000, block), 0);
+	}
+	holders_begin_walk(&holders);
+	while (!holders_walk(&holders, block, &n_steps, count_user, &n_users)) {
+		ck_assert_uint_eq(n_steps, 0);
+		n_steps = 16;
+		if (n_calls == 3) {
+			/* Whose things are being looked at. */
+			holder_end(some[0]);
+		} else if (n_calls == 10) {
+			struct held *next = holders.walk.held;
+			holder_release(some[1], next);
+			ck_assert_ptr_ne(holders.walk.held, next);
+			holder_end(some[4]);
+		}
+		n_calls++;
+	}
+	ck_assert_uint_ge(n_calls, 3 * CHUNKS / 16);
+	ck_assert_uint_eq(n_users, 3);
+	for (unsigned i = 0; i < N; i++) {
+		close(ends[i][0]);
+		close(ends[i][1]);
+	}
+}
+END_TEST

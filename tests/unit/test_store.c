@@ -290,7 +290,7 @@ START_TEST(a_damaged_block_hides_published_models)
 	ck_assert_int_eq(store_hold_model(&store, model, payer_alone(payer)), 0);
 	ck_assert(model_is_replaced(replaced));
 	store_begin_compare(block);
-	ck_assert_int_eq(store_withdraw_block(&store, block), 0);
+	withdraw_all(&store, block);
 	store_end_compare(&store, block);
 	ck_assert_ptr_null(find_key());
 	ck_assert_uint_eq(store.n_models, 2);
@@ -299,6 +299,77 @@ START_TEST(a_damaged_block_hides_published_models)
 	ck_assert_uint_eq(store.n_models, 0);
 	store_unuse_block(&store, block, 0);
 	store_unuse_block(&store, other, 0);
+	store_end();
+}
+END_TEST
+
+/* ---- a damaged block, in steps ----------------------------------------------------------------- */
+
+#define N_PLACES 1000u
+
+/* In use; of many places, of which the last one is @block's. NULL: none is. */
+static struct model *publish_wide(const char *key, struct block *filler, struct block *block)
+{
+	struct model *draft = store_new_draft(&store, realm, &devices[0], payer, key);
+	for (unsigned i = 0; i < N_PLACES; i++) {
+		bool is_last = block && i == N_PLACES - 1;
+		ck_assert_int_eq(store_add_used_block(&store, draft, is_last ? block : filler), 0);
+	}
+	ck_assert_int_eq(charge_grow_manifest(&draft->charge, draft->manifest_bytes), 0);
+	ck_assert_int_eq(store_publish(&store, draft, payer, false), 0);
+	ck_assert_int_eq(store_hold_model(&store, draft, payer), 0);
+	return draft;
+}
+
+static struct model *find(const char *key)
+{
+	return store_find_published(&store, realm, &devices[0], key);
+}
+
+/* However much there is to look at, a turn of the loop looks at so much of it; and nobody finds the models meanwhile. */
+START_TEST(a_block_is_withdrawn_in_steps)
+{
+	static const char *const keys[] = {"a", "b", "c", "d", "e"};
+	struct model *models[n_elements(keys)];
+	unsigned n_calls = 1;
+	unsigned n_found = 0;
+	size_t n_steps = 64;
+	store_begin();
+	struct block *filler = add_block(0, 1);
+	struct block *block = add_block(0, 2);
+	for (unsigned i = 0; i < n_elements(keys); i++) {
+		models[i] = publish_wide(keys[i], filler, i == 1 ? NULL : block);
+	}
+	store_begin_compare(block);
+	withdraw_begin(&store, block);
+	ck_assert_ptr_null(store_find_block(&store, realm, &devices[0], &block->key.digest));
+	while (!withdraw_step(&store, &n_steps, count_model, &n_found)) {
+		ck_assert_uint_eq(n_steps, 0);
+		n_steps = 64;
+		if (n_calls == 3) {
+			/* Neither was looked at yet. */
+			ck_assert_ptr_null(find("c"));
+			ck_assert_ptr_eq(find("b"), models[1]);
+			/* This one is being looked at. */
+			store_unhold_model(&store, models[0], 0);
+			store_evict_model(&store, models[0]);
+		} else if (n_calls == 5) {
+			/* Idle, it goes with its step. */
+			store_unhold_model(&store, models[4], 0);
+		}
+		n_calls++;
+	}
+	ck_assert_uint_ge(n_calls, 3 * N_PLACES / 64);
+	ck_assert_uint_eq(n_found, 3);
+	withdraw_end(&store);
+	store_end_compare(&store, block);
+	ck_assert_uint_eq(store.n_models, 3);
+	ck_assert_ptr_eq(find("b"), models[1]);
+	for (unsigned i = 1; i < 4; i++) {
+		store_unhold_model(&store, models[i], 0);
+	}
+	store_unuse_block(&store, block, 0);
+	store_unuse_block(&store, filler, 0);
 	store_end();
 }
 END_TEST
