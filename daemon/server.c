@@ -72,7 +72,8 @@ static void on_owner_known(void *user, int fd, uid_t owner)
 	struct server *server = user;
 	int r = session_new(&server->rpc.sessions, fd, owner);
 	if (r < 0) {
-		log_warning("cannot take a connection: %s", strerror(-r));
+		log_limited(log_limits_of(&server->rpc.holders.log_limits, owner),
+		            LOG_LEVEL_WARNING, "cannot take a connection: %s", strerror(-r));
 	}
 	if (server->is_paused && server->listener && !owners_is_full(server->owners)) {
 		server->is_paused = false;

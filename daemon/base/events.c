@@ -3,16 +3,16 @@
 
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 #include <time.h>
+
+#include <xxhash.h>
 
 #include "daemon/base/text.h"
 
 void events_init(struct events *events, struct stats *stats)
 {
-	events->own.n = 0;
-	events->of_clients.n = 0;
-	events->last_id = 0;
-	events->stats = stats;
+	*events = (struct events){.stats = stats};
 }
 
 static uint64_t now_ms(void)
@@ -24,8 +24,6 @@ static uint64_t now_ms(void)
 
 static bool write_line(const struct event *event, struct log_limit *limit)
 {
-	/* Not every event is a client's; a limit of its own is never spent. */
-	struct log_limit fresh = {0};
 	char who[EVENT_REALM_BYTES + 64] = "";
 	if (event->session) {
 		snprintf(who, sizeof(who),
@@ -33,8 +31,54 @@ static bool write_line(const struct event *event, struct log_limit *limit)
 	} else if (event->realm[0]) {
 		snprintf(who, sizeof(who), "realm %s: ", event->realm);
 	}
-	return log_limited(limit ? limit : &fresh, LOG_LEVEL_ERROR, "%s%s", who, event->text);
+	return log_limited(limit, LOG_LEVEL_ERROR, "%s%s", who, event->text);
 }
+
+/* ---- what is kept ---------------------------------------------------------------------------- */
+
+static unsigned count_from(const struct event_list *list, unsigned i)
+{
+	uint64_t realm = list->realms[list->in_order[i]];
+	unsigned n = 0;
+	for (; i < list->n; i++) {
+		n += list->realms[list->in_order[i]] == realm;
+	}
+	return n;
+}
+
+/* The first event of the realm that has most. */
+static unsigned find_victim(const struct event_list *list)
+{
+	unsigned victim = 0;
+	unsigned n_most = 0;
+	for (unsigned i = 0; i < list->n; i++) {
+		unsigned n = count_from(list, i);
+		victim = n > n_most ? i : victim;
+		n_most = n > n_most ? n : n_most;
+	}
+	return victim;
+}
+
+/* Returns the place that is free then. */
+static unsigned drop_one(struct event_list *list)
+{
+	unsigned victim = find_victim(list);
+	unsigned place = list->in_order[victim];
+	list->n--;
+	memmove(&list->in_order[victim], &list->in_order[victim + 1],
+	        (list->n - victim) * sizeof(list->in_order[0]));
+	return place;
+}
+
+static void keep(struct event_list *list, const struct event *event, uint64_t realm)
+{
+	unsigned place = list->n < EVENTS_KEPT ? list->n : drop_one(list);
+	list->places[place] = *event;
+	list->realms[place] = realm;
+	list->in_order[list->n++] = place;
+}
+
+/* ---------------------------------------------------------------------------------------------- */
 
 bool events_add(struct events *events, enum event_kind kind, const struct event_subject *subject,
                 const char *format, ...)
@@ -52,24 +96,28 @@ bool events_add(struct events *events, enum event_kind kind, const struct event_
 	va_end(arguments);
 	/* It may quote a client, and may be cut inside a character. */
 	text_clean(event.text);
-	if (!write_line(&event, subject->limit)) {
+	uint64_t realm = XXH3_64bits(event.realm, strlen(event.realm));
+	struct log_limit *limit = subject->limit ? subject->limit
+	                                         : log_limits_of(&events->limits, realm);
+	/* What glaked has found is kept in any case. */
+	if (!write_line(&event, limit) && subject->limit) {
 		return false;
 	}
+	struct event_list *list = subject->limit ? &events->of_clients : &events->own;
 	events->stats->events_total++;
-	struct event_ring *ring = subject->limit ? &events->of_clients : &events->own;
-	events->stats->events_dropped += ring->n >= EVENTS_KEPT;
+	events->stats->events_dropped += list->n == EVENTS_KEPT;
 	event.id = ++events->last_id;
-	ring->list[ring->n++ % EVENTS_KEPT] = event;
+	keep(list, &event, realm);
 	return true;
 }
 
-static const struct event *next_in(const struct event_ring *ring, uint64_t after)
+static const struct event *next_in(const struct event_list *list, uint64_t after)
 {
-	uint64_t i = ring->n > EVENTS_KEPT ? ring->n - EVENTS_KEPT : 0;
-	while (i < ring->n && ring->list[i % EVENTS_KEPT].id <= after) {
+	unsigned i = 0;
+	while (i < list->n && list->places[list->in_order[i]].id <= after) {
 		i++;
 	}
-	return i < ring->n ? &ring->list[i % EVENTS_KEPT] : NULL;
+	return i < list->n ? &list->places[list->in_order[i]] : NULL;
 }
 
 const struct event *events_next(const struct events *events, uint64_t after)

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Events: what an operator must know, kept in a ring until EVENTS_KEPT newer ones have come. Those that
- * clients cause have a ring of their own. Each is an error line of the log as well.
+ * Events: what an operator must know. EVENTS_KEPT are kept; then the oldest of the realm that has most of them goes.
+ * Those that clients report have as many places of their own. Each is an error line of the log as well, but of one
+ * realm only so many (log_limits.h).
  *
  * Owner: the server. Threads: loop thread.
  */
@@ -11,7 +12,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "daemon/base/log.h"
+#include "daemon/base/log_limits.h"
 #include "daemon/base/stats.h"
 
 #define EVENTS_KEPT 512u
@@ -35,14 +36,17 @@ struct event {
 	char text[EVENT_TEXT_BYTES];   /* one line, safe to show */
 };
 
-struct event_ring {
-	struct event list[EVENTS_KEPT];
-	uint64_t n; /* all that came */
+struct event_list {
+	struct event places[EVENTS_KEPT];
+	uint64_t realms[EVENTS_KEPT];   /* the names' hashes, by place */
+	unsigned in_order[EVENTS_KEPT]; /* places, the oldest first */
+	unsigned n;
 };
 
 struct events {
-	struct event_ring own;
-	struct event_ring of_clients;
+	struct event_list own;
+	struct event_list of_clients;
+	struct log_limits limits; /* of lines, by realm */
 	uint64_t last_id;
 	struct stats *stats; /* borrowed */
 };
@@ -53,7 +57,7 @@ struct event_subject {
 	uint64_t session;
 	int pid;
 	struct log_limit
-		*limit; /* of the client that causes such events; NULL: glaked itself does */
+		*limit; /* of the client that reports it; NULL: glaked itself has found it */
 };
 
 void events_init(struct events *events, struct stats *stats);

@@ -26,6 +26,7 @@
 
 #include <stdbool.h>
 
+#include "daemon/base/log_limits.h"
 #include "daemon/base/hash.h"
 #include "daemon/base/log.h"
 #include "daemon/holders/orders.h"
@@ -178,7 +179,7 @@ struct holders {
 	struct list realms;
 	const struct holder_watch *watch; /* NULL: nobody; then the next is not used */
 	void *watcher;
-	struct log_limit log_limit; /* of lines about holders without a tenant */
+	struct log_limits log_limits; /* by owner: of lines about holders without a tenant */
 };
 
 struct holder {

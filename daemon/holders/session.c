@@ -207,7 +207,7 @@ int session_new(struct sessions *sessions, int fd, uid_t owner)
 	r = identify(session, owner);
 	if (r < 0) {
 		session_reject(session, "cannot read its credentials: %s", strerror(-r));
-		return r;
+		return 0;
 	}
 	if (session->holder->refusal) {
 		sessions->stats->sessions_refused++;
@@ -270,7 +270,8 @@ void session_close(struct session *session)
 /* One limit for all sessions of a tenant, because a closed client connects again. */
 static struct log_limit *limit_of_rejects(const struct holder *holder)
 {
-	return holder->tenant ? &holder->tenant->log_limit : &holder->all->log_limit;
+	return holder->tenant ? &holder->tenant->log_limit
+	                      : log_limits_of(&holder->all->log_limits, holder->peer.owner);
 }
 
 void session_reject(struct session *session, const char *format, ...)

@@ -82,7 +82,7 @@ struct session {
 
 /*
  * A session for the accepted connection @fd of a peer that counts as @owner (owner.h). Takes over
- * @fd in any case. Returns 0 or -errno.
+ * @fd in any case. Returns 0, also if it is refused, or -errno: there is no session.
  */
 int session_new(struct sessions *sessions, int fd, uid_t owner);
 

@@ -465,6 +465,42 @@ START_TEST(the_socket_of_who_has_ended_is_nobodys)
 }
 END_TEST
 
+/* Connections whose processes have ended before glaked can look at them. */
+static void connect_and_end(uid_t uid, unsigned n)
+{
+	struct sockaddr_un address = {.sun_family = AF_UNIX};
+	strcpy(address.sun_path, harness.socket_path);
+	harness_signal(&harness, SIGSTOP);
+	for (unsigned i = 0; i < n; i++) {
+		int status;
+		pid_t pid = fork();
+		if (pid == 0) {
+			int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+			_exit(setuid(uid) != 0 ||
+			      connect(fd, (struct sockaddr *)&address, sizeof(address)) != 0);
+		}
+		ck_assert(waitpid(pid, &status, 0) == pid && status == 0);
+	}
+	harness_signal(&harness, SIGCONT);
+}
+
+START_TEST(lines_about_dead_processes_are_bounded_by_user)
+{
+	enum { N = 60 };
+	if (!harness_is_root()) {
+		return;
+	}
+	world_begin(.config = "tenants = ( { name = \"all\"; cgroup = \"/\"; } );");
+	uint64_t n_bad = world_metric("sessions_bad");
+	connect_and_end(12345, N);
+	world_wait_metric("sessions_bad", n_bad + N);
+	connect_and_end(12346, 1);
+	world_wait_metric("sessions_bad", n_bad + N + 1);
+	harness_wait_log(&harness, "uid 12346) closed: cannot read its credentials");
+	ck_assert_uint_lt(harness_n_log_lines(&harness, "No such process"), N / 3);
+}
+END_TEST
+
 /* ---- sockets that linger --------------------------------------------------------------------- */
 
 /*

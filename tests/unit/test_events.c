@@ -2,7 +2,9 @@
 /* The ring of events. */
 #include "daemon/base/events.h"
 
+#include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "tests/check_glake.h"
 
@@ -96,6 +98,58 @@ START_TEST(clients_cannot_push_out_what_glaked_has_found)
 	ck_assert_uint_eq(n, EVENTS_KEPT + 2);
 	ck_assert_uint_eq(last, 2 * EVENTS_KEPT + 2);
 	ck_assert_uint_eq(stats.events_dropped, EVENTS_KEPT);
+}
+END_TEST
+
+/* A program can damage its own blocks, as often as it likes. */
+START_TEST(one_realm_cannot_push_out_what_was_found_of_others)
+{
+	begin();
+	for (unsigned i = 0; i < 100; i++) {
+		ck_assert(add(&(struct event_subject){.realm = i % 2 ? "a" : "b"}, i));
+	}
+	ck_assert(add(&(struct event_subject){.realm = NULL}, 100));
+	for (unsigned i = 0; i < 4 * EVENTS_KEPT; i++) {
+		ck_assert(add(&(struct event_subject){.realm = "r"}, 1000 + i));
+	}
+	uint64_t last = 0;
+	unsigned n = 0;
+	const struct event *event;
+	for (; (event = events_next(&events, last)); n++) {
+		last = event->id;
+		/* Those of others are the oldest; of its own the last are there. */
+		ck_assert_uint_eq(last,
+		                  n <= 100 ? n + 1 : 4 * EVENTS_KEPT + 101 - (EVENTS_KEPT - n - 1));
+	}
+	ck_assert_uint_eq(n, EVENTS_KEPT);
+	ck_assert_uint_eq(stats.events_total, 4 * EVENTS_KEPT + 101);
+}
+END_TEST
+
+static unsigned count_lines(FILE *log, const char *text)
+{
+	char line[2048];
+	unsigned n = 0;
+	rewind(log);
+	while (fgets(line, sizeof(line), log)) {
+		n += strstr(line, text) != NULL;
+	}
+	return n;
+}
+
+START_TEST(one_realm_does_not_fill_the_log)
+{
+	begin();
+	FILE *log = tmpfile();
+	ck_assert_ptr_nonnull(log);
+	ck_assert_int_ge(dup2(fileno(log), STDERR_FILENO), 0);
+	for (unsigned i = 0; i < 1000; i++) {
+		ck_assert(add(&(struct event_subject){.realm = "r"}, i));
+	}
+	ck_assert(add(&(struct event_subject){.realm = "other"}, 1));
+	ck_assert_uint_lt(count_lines(log, "realm r:"), 2 * LOG_LIMIT_BURST);
+	ck_assert_uint_eq(count_lines(log, "realm other:"), 1);
+	fclose(log);
 }
 END_TEST
 
