@@ -21,6 +21,8 @@
 #include "glake.h"
 
 #define MAX_CONNECTIONS 128u
+/* Beyond so many, the oldest goes for each that comes. The library needs some time to close it. */
+#define MAX_GUESTS 112u
 
 /* For the first request of a connection to come, and from then on for its answer to go and the next one to come. */
 #define TURN_MS 15000u
@@ -126,7 +128,9 @@ static int open_socket(const char *text, union address *address_out)
 /* A connection. */
 struct guest {
 	bool is_here;
-	int fd; /* borrowed from the library */
+	bool has_asked;
+	bool is_leaving; /* its socket was shut down */
+	int fd;          /* borrowed from the library */
 	uint64_t since_ms;
 };
 
@@ -135,8 +139,9 @@ struct server {
 	pthread_mutex_t lock;  /* of the next two */
 	struct looker *looker; /* owned */
 	struct map map;
-	pthread_mutex_t guests_lock; /* of the next */
+	pthread_mutex_t guests_lock; /* of the next two */
 	struct guest guests[MAX_CONNECTIONS];
+	unsigned n_guests; /* but those who leave */
 };
 
 static int look(struct server *server, struct snapshot *snapshot)
@@ -229,6 +234,34 @@ static bool is_our_host(const struct server *server, struct MHD_Connection *conn
 
 /* ---- guests ----------------------------------------------------------------------------------- */
 
+static void end_guest(struct server *server, struct guest *guest)
+{
+	shutdown(guest->fd, SHUT_RDWR);
+	guest->is_leaving = true;
+	server->n_guests--;
+}
+
+/* Who has not asked for anything goes before who has. */
+static bool goes_before(const struct guest *guest, const struct guest *other)
+{
+	return guest->has_asked != other->has_asked ? !guest->has_asked
+	                                            : guest->since_ms < other->since_ms;
+}
+
+static void make_room(struct server *server)
+{
+	struct guest *first = NULL;
+	for (size_t i = 0; i < MAX_CONNECTIONS; i++) {
+		struct guest *guest = &server->guests[i];
+		if (guest->is_here && !guest->is_leaving && (!first || goes_before(guest, first))) {
+			first = guest;
+		}
+	}
+	if (first) {
+		end_guest(server, first);
+	}
+}
+
 /* Called by the HTTP library's thread, before it closes the socket. */
 static void note_guest(void *user, struct MHD_Connection *connection, void **place,
                        enum MHD_ConnectionNotificationCode code)
@@ -237,8 +270,12 @@ static void note_guest(void *user, struct MHD_Connection *connection, void **pla
 	pthread_mutex_lock(&server->guests_lock);
 	if (code == MHD_CONNECTION_NOTIFY_CLOSED) {
 		struct guest *guest = *place;
+		server->n_guests -= guest->is_here && !guest->is_leaving;
 		*guest = (struct guest){.is_here = false};
 	} else {
+		if (server->n_guests >= MAX_GUESTS) {
+			make_room(server);
+		}
 		size_t i = 0;
 		/* There are as many places as connections, at most. */
 		while (i < MAX_CONNECTIONS - 1 && server->guests[i].is_here) {
@@ -251,6 +288,7 @@ static void note_guest(void *user, struct MHD_Connection *connection, void **pla
 			.since_ms = ctl_now_ms(),
 		};
 		*place = &server->guests[i];
+		server->n_guests++;
 	}
 	pthread_mutex_unlock(&server->guests_lock);
 }
@@ -262,6 +300,7 @@ static void note_request(struct server *server, struct MHD_Connection *connectio
 	                              ->socket_context;
 	pthread_mutex_lock(&server->guests_lock);
 	guest->since_ms = ctl_now_ms();
+	guest->has_asked = true;
 	pthread_mutex_unlock(&server->guests_lock);
 }
 
@@ -271,9 +310,9 @@ static void end_slow_guests(struct server *server)
 	uint64_t now_ms = ctl_now_ms();
 	pthread_mutex_lock(&server->guests_lock);
 	for (size_t i = 0; i < MAX_CONNECTIONS; i++) {
-		const struct guest *guest = &server->guests[i];
-		if (guest->is_here && now_ms - guest->since_ms > TURN_MS) {
-			shutdown(guest->fd, SHUT_RDWR);
+		struct guest *guest = &server->guests[i];
+		if (guest->is_here && !guest->is_leaving && now_ms - guest->since_ms > TURN_MS) {
+			end_guest(server, guest);
 		}
 	}
 	pthread_mutex_unlock(&server->guests_lock);

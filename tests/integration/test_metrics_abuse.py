@@ -38,8 +38,9 @@ class Abuse(WithGlaked):
     def connect(self):
         connection = socket.socket(socket.AF_UNIX)
         self.addCleanup(connection.close)
-        connection.settimeout(60)
+        # With a timeout it does not wait for the backlog.
         connection.connect(self.address)
+        connection.settimeout(60)
         return connection
 
     def send(self, text):
@@ -91,6 +92,27 @@ class Abuse(WithGlaked):
             for _ in range(2):
                 self.connect().sendall(text)
             self.serves()
+
+    def test_others_are_served_beside_as_many_silent_ones_as_there_is_room_for(self):
+        """Who has asked stays longest: a scraper keeps its connection."""
+        scraper = self.connect()
+        request = b"GET /metrics" + LINE + b"\r\n"
+
+        def scrape():
+            scraper.sendall(request)
+            answer = b""
+            while b"glake_up 1\n" not in answer:
+                part = scraper.recv(1 << 16)
+                self.assertTrue(part, "the scraper's connection was closed")
+                answer += part
+        scrape()
+        silent = [self.connect() for _ in range(400)]
+        self.serves()
+        scrape()
+        # The oldest have gone, and nobody had to wait until all others have: that is after 15 s.
+        self.assertEqual(silent[0].recv(1), b"")
+        silent[-1].setblocking(False)
+        self.assertRaises(BlockingIOError, silent[-1].recv, 1)
 
 
 if __name__ == "__main__":
