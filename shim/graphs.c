@@ -73,19 +73,40 @@ static bool add_note(CUgraphExec handle, CUgraphNode node, struct writes_span sp
 	return is_noted;
 }
 
-static bool note_graph(CUgraphExec exec, CUgraph graph, CUgraphNode node);
+/* ---- what nodes write to ---------------------------------------------------------------------- */
 
-static bool note_words(CUgraphExec exec, CUgraphNode node,
-                       const CUDA_BATCH_MEM_OP_NODE_PARAMS *params)
+/* False: no more of it. */
+struct walk {
+	bool (*see)(struct walk *walk, CUgraphNode node, struct writes_span span);
+	CUgraphExec exec;
+	struct writes_span sealed;
+};
+
+static bool see_note(struct walk *walk, CUgraphNode node, struct writes_span span)
 {
-	bool is_noted = true;
-	for (unsigned i = 0; params->paramArray && is_noted && i < params->count; i++) {
-		is_noted = add_note(exec, node, writes_of_mem_op(&params->paramArray[i]));
-	}
-	return is_noted;
+	return add_note(walk->exec, node, span);
 }
 
-static bool note_params(CUgraphExec exec, CUgraphNode node, const CUgraphNodeParams *params)
+static bool see_sealed(struct walk *walk, CUgraphNode node, struct writes_span span)
+{
+	(void)node;
+	walk->sealed = writes_linear(span.ptr, span.n_bytes);
+	return walk->sealed.n_bytes == 0;
+}
+
+static bool walk_graph(struct walk *walk, CUgraph graph, CUgraphNode node);
+
+static bool walk_words(struct walk *walk, CUgraphNode node,
+                       const CUDA_BATCH_MEM_OP_NODE_PARAMS *params)
+{
+	bool goes_on = true;
+	for (unsigned i = 0; params->paramArray && goes_on && i < params->count; i++) {
+		goes_on = walk->see(walk, node, writes_of_mem_op(&params->paramArray[i]));
+	}
+	return goes_on;
+}
+
+static bool walk_params(struct walk *walk, CUgraphNode node, const CUgraphNodeParams *params)
 {
 	const CUDA_MEMSET_NODE_PARAMS_v2 *set = &params->memset;
 	const CUDA_BATCH_MEM_OP_NODE_PARAMS words = {
@@ -94,15 +115,15 @@ static bool note_params(CUgraphExec exec, CUgraphNode node, const CUgraphNodePar
 	};
 	switch (params->type) {
 	case CU_GRAPH_NODE_TYPE_MEMCPY:
-		return add_note(exec, node, writes_of_copy_3d(&params->memcpy.copyParams));
+		return walk->see(walk, node, writes_of_copy_3d(&params->memcpy.copyParams));
 	case CU_GRAPH_NODE_TYPE_MEMSET:
-		return add_note(exec, node,
-		                writes_of_rows(set->dst, set->pitch, set->elementSize, set->width,
-		                               set->height));
+		return walk->see(walk, node,
+		                 writes_of_rows(set->dst, set->pitch, set->elementSize, set->width,
+		                                set->height));
 	case CU_GRAPH_NODE_TYPE_BATCH_MEM_OP:
-		return note_words(exec, node, &words);
+		return walk_words(walk, node, &words);
 	case CU_GRAPH_NODE_TYPE_GRAPH:
-		return note_graph(exec, params->graph.graph, node);
+		return walk_graph(walk, params->graph.graph, node);
 	default:
 		return true;
 	}
@@ -152,36 +173,52 @@ static CUresult ask_node(CUgraphNode node, CUgraphNodeParams *params_out)
 }
 
 /* @node: the one that all nodes of @graph are part of; NULL: none. */
-static bool note_graph(CUgraphExec exec, CUgraph graph, CUgraphNode node)
+static bool walk_graph(struct walk *walk, CUgraph graph, CUgraphNode node)
 {
 	size_t n_nodes = 0;
 	if (real(cuGraphGetNodes)(graph, NULL, &n_nodes) != CUDA_SUCCESS || n_nodes == 0) {
 		return true;
 	}
 	cleanup_free CUgraphNode *nodes = calloc(n_nodes, sizeof(*nodes));
-	bool is_noted = nodes != NULL;
-	if (!is_noted || real(cuGraphGetNodes)(graph, nodes, &n_nodes) != CUDA_SUCCESS) {
-		return is_noted;
+	bool goes_on = nodes != NULL;
+	if (!goes_on || real(cuGraphGetNodes)(graph, nodes, &n_nodes) != CUDA_SUCCESS) {
+		return goes_on;
 	}
-	for (size_t i = 0; is_noted && i < n_nodes; i++) {
+	for (size_t i = 0; goes_on && i < n_nodes; i++) {
 		CUgraphNodeParams params;
 		if (ask_node(nodes[i], &params) == CUDA_SUCCESS) {
-			is_noted = note_params(exec, node ? node : nodes[i], &params);
+			goes_on = walk_params(walk, node ? node : nodes[i], &params);
 		}
 	}
-	return is_noted;
+	return goes_on;
 }
 
 /* ---- from outside ----------------------------------------------------------------------------- */
 
+static bool can_walk(void)
+{
+	return !shim_is_forked() && real(cuGraphGetNodes);
+}
+
 bool graphs_note(CUgraphExec exec, CUgraph graph, CUgraphNode node)
 {
-	return shim_is_forked() || !real(cuGraphGetNodes) || note_graph(exec, graph, node);
+	struct walk walk = {.see = see_note, .exec = exec};
+	return !can_walk() || walk_graph(&walk, graph, node);
 }
 
 bool graphs_note_node(CUgraphExec exec, CUgraphNode node, const CUgraphNodeParams *params)
 {
-	return shim_is_forked() || !real(cuGraphGetNodes) || note_params(exec, node, params);
+	struct walk walk = {.see = see_note, .exec = exec};
+	return !can_walk() || walk_params(&walk, node, params);
+}
+
+struct writes_span graphs_find(const CUgraphNodeParams *params)
+{
+	struct walk walk = {.see = see_sealed};
+	if (can_walk()) {
+		walk_params(&walk, NULL, params);
+	}
+	return walk.sealed;
 }
 
 void graphs_settle(CUgraphExec handle, CUgraphNode node, bool is_done)

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What executable graphs write to by nodes that copy, set or write words: noted when they are made and changed,
- * looked at when they are launched (writes.h). Kernels of graphs are not looked at, nor the bodies of conditional
+ * looked at when they are launched (writes.h). The driver takes no read-only destination, so what nodes are to write
+ * to is private before they are made. Kernels of graphs are not looked at, nor the bodies of conditional
  * nodes, which the driver does not tell of.
  *
  * A note may outlive what it is about: then more is taken for written than is.
@@ -27,6 +28,11 @@ bool graphs_note_node(CUgraphExec exec, CUgraphNode node, const CUgraphNodeParam
 void graphs_settle(CUgraphExec exec, CUgraphNode node, bool is_done);
 
 void graphs_drop(CUgraphExec exec);
+
+/*
+ * The first of what nodes with @params write to that is sealed: of a child graph, all of its nodes. Inside the gate.
+ */
+struct writes_span graphs_find(const CUgraphNodeParams *params);
 
 /* The first note of @exec that has sealed memory. Inside the gate. */
 struct writes_span writes_graph(CUgraphExec exec);

@@ -1,7 +1,176 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Executable graphs: made, changed, destroyed. What they write to is noted (graphs.h). */
+/*
+ * Graphs. What executable ones write to is noted (graphs.h) when they are made and changed, and forgotten when they are
+ * destroyed. The driver takes no read-only destination, neither for a node nor for an executable, so a call that names
+ * sealed memory gets private copies first, as one that writes there. That is looked at inside the gate, where no memory
+ * is sealed meanwhile.
+ */
+#include "shim/gate.h"
 #include "shim/graphs.h"
 #include "shim/shim.h"
+
+/* A call that names destinations. */
+struct naming {
+	struct gate_thread *thread;
+	CUresult result; /* CUDA_SUCCESS before the driver's call: it may be made */
+};
+
+/* @params: what nodes are to do, or NULL. False: it fails. */
+static bool begin(struct naming *naming, const CUgraphNodeParams *params)
+{
+	struct writes_span sealed;
+	*naming = (struct naming){.thread = gate_enter(), .result = CUDA_SUCCESS};
+	while (params && writes_are_watched() && (sealed = graphs_find(params)).n_bytes > 0 &&
+	       writes_give_copies_to(&naming->thread, sealed, &naming->result)) {
+	}
+	return naming->result == CUDA_SUCCESS;
+}
+
+static CUresult end(const struct naming *naming)
+{
+	gate_leave(naming->thread);
+	return naming->result;
+}
+
+/* ---- parameters -------------------------------------------------------------------------------- */
+
+/* Without its own parameters a node does nothing, and the driver says what is wrong. */
+static CUgraphNodeParams of_copy(const CUDA_MEMCPY3D *copy)
+{
+	CUgraphNodeParams params = {.type = CU_GRAPH_NODE_TYPE_MEMCPY};
+	if (copy) {
+		params.memcpy.copyParams = *copy;
+	}
+	return params;
+}
+
+static CUgraphNodeParams of_set(const CUDA_MEMSET_NODE_PARAMS *set)
+{
+	CUgraphNodeParams params = {.type = CU_GRAPH_NODE_TYPE_MEMSET};
+	if (set) {
+		params.memset.dst = set->dst;
+		params.memset.pitch = set->pitch;
+		params.memset.elementSize = set->elementSize;
+		params.memset.width = set->width;
+		params.memset.height = set->height;
+	}
+	return params;
+}
+
+static CUgraphNodeParams of_words(const CUDA_BATCH_MEM_OP_NODE_PARAMS *words)
+{
+	CUgraphNodeParams params = {.type = CU_GRAPH_NODE_TYPE_BATCH_MEM_OP};
+	if (words) {
+		params.memOp.count = words->count;
+		params.memOp.paramArray = words->paramArray;
+	}
+	return params;
+}
+
+static CUgraphNodeParams of_graph(CUgraph graph)
+{
+	CUgraphNodeParams params = {.type = CU_GRAPH_NODE_TYPE_GRAPH};
+	params.graph.graph = graph;
+	return params;
+}
+
+/* ---- nodes ------------------------------------------------------------------------------------- */
+
+CUresult shim_cuGraphAddMemcpyNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps,
+                                   size_t n_deps, const CUDA_MEMCPY3D *copy, CUcontext ctx)
+{
+	const CUgraphNodeParams params = of_copy(copy);
+	struct naming naming;
+	if (begin(&naming, &params)) {
+		naming.result = real(cuGraphAddMemcpyNode)(node, graph, deps, n_deps, copy, ctx);
+	}
+	return end(&naming);
+}
+
+CUresult shim_cuGraphAddMemsetNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps,
+                                   size_t n_deps, const CUDA_MEMSET_NODE_PARAMS *set, CUcontext ctx)
+{
+	const CUgraphNodeParams params = of_set(set);
+	struct naming naming;
+	if (begin(&naming, &params)) {
+		naming.result = real(cuGraphAddMemsetNode)(node, graph, deps, n_deps, set, ctx);
+	}
+	return end(&naming);
+}
+
+CUresult shim_cuGraphAddBatchMemOpNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps,
+                                       size_t n_deps, const CUDA_BATCH_MEM_OP_NODE_PARAMS *words)
+{
+	const CUgraphNodeParams params = of_words(words);
+	struct naming naming;
+	if (begin(&naming, &params)) {
+		naming.result = real(cuGraphAddBatchMemOpNode)(node, graph, deps, n_deps, words);
+	}
+	return end(&naming);
+}
+
+CUresult shim_cuGraphAddNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps,
+                             size_t n_deps, CUgraphNodeParams *params)
+{
+	struct naming naming;
+	if (begin(&naming, params)) {
+		naming.result = real(cuGraphAddNode)(node, graph, deps, n_deps, params);
+	}
+	return end(&naming);
+}
+
+CUresult shim_cuGraphAddNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps,
+                                const CUgraphEdgeData *edges, size_t n_deps,
+                                CUgraphNodeParams *params)
+{
+	struct naming naming;
+	if (begin(&naming, params)) {
+		naming.result = real(cuGraphAddNode_v2)(node, graph, deps, edges, n_deps, params);
+	}
+	return end(&naming);
+}
+
+CUresult shim_cuGraphMemcpyNodeSetParams(CUgraphNode node, const CUDA_MEMCPY3D *copy)
+{
+	const CUgraphNodeParams params = of_copy(copy);
+	struct naming naming;
+	if (begin(&naming, &params)) {
+		naming.result = real(cuGraphMemcpyNodeSetParams)(node, copy);
+	}
+	return end(&naming);
+}
+
+CUresult shim_cuGraphMemsetNodeSetParams(CUgraphNode node, const CUDA_MEMSET_NODE_PARAMS *set)
+{
+	const CUgraphNodeParams params = of_set(set);
+	struct naming naming;
+	if (begin(&naming, &params)) {
+		naming.result = real(cuGraphMemsetNodeSetParams)(node, set);
+	}
+	return end(&naming);
+}
+
+CUresult shim_cuGraphBatchMemOpNodeSetParams(CUgraphNode node,
+                                             const CUDA_BATCH_MEM_OP_NODE_PARAMS *words)
+{
+	const CUgraphNodeParams params = of_words(words);
+	struct naming naming;
+	if (begin(&naming, &params)) {
+		naming.result = real(cuGraphBatchMemOpNodeSetParams)(node, words);
+	}
+	return end(&naming);
+}
+
+CUresult shim_cuGraphNodeSetParams(CUgraphNode node, CUgraphNodeParams *params)
+{
+	struct naming naming;
+	if (begin(&naming, params)) {
+		naming.result = real(cuGraphNodeSetParams)(node, params);
+	}
+	return end(&naming);
+}
+
+/* ---- executables: made ------------------------------------------------------------------------- */
 
 /* The driver has made *exec of @graph: a handle that may have been another's. */
 static CUresult made(CUresult result, CUgraphExec *exec, CUgraph graph)
@@ -19,36 +188,67 @@ static CUresult made(CUresult result, CUgraphExec *exec, CUgraph graph)
 	return CUDA_SUCCESS;
 }
 
+static bool begin_making(struct naming *naming, CUgraph graph)
+{
+	const CUgraphNodeParams params = of_graph(graph);
+	return begin(naming, &params);
+}
+
 CUresult shim_cuGraphInstantiate(CUgraphExec *exec, CUgraph graph, CUgraphNode *error_node,
                                  char *text, size_t n_text)
 {
-	CUresult result = real(cuGraphInstantiate)(exec, graph, error_node, text, n_text);
-	return made(result, exec, graph);
+	struct naming naming;
+	if (begin_making(&naming, graph)) {
+		naming.result = made(
+			real(cuGraphInstantiate)(exec, graph, error_node, text, n_text), exec,
+			graph);
+	}
+	return end(&naming);
 }
 
 CUresult shim_cuGraphInstantiate_v2(CUgraphExec *exec, CUgraph graph, CUgraphNode *error_node,
                                     char *text, size_t n_text)
 {
-	CUresult result = real(cuGraphInstantiate_v2)(exec, graph, error_node, text, n_text);
-	return made(result, exec, graph);
+	struct naming naming;
+	if (begin_making(&naming, graph)) {
+		naming.result = made(
+			real(cuGraphInstantiate_v2)(exec, graph, error_node, text, n_text), exec,
+			graph);
+	}
+	return end(&naming);
 }
 
 CUresult shim_cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph,
                                           unsigned long long flags)
 {
-	return made(real(cuGraphInstantiateWithFlags)(exec, graph, flags), exec, graph);
+	struct naming naming;
+	if (begin_making(&naming, graph)) {
+		naming.result = made(real(cuGraphInstantiateWithFlags)(exec, graph, flags), exec,
+		                     graph);
+	}
+	return end(&naming);
 }
 
 CUresult shim_cuGraphInstantiateWithParams(CUgraphExec *exec, CUgraph graph,
                                            CUDA_GRAPH_INSTANTIATE_PARAMS *params)
 {
-	return made(real(cuGraphInstantiateWithParams)(exec, graph, params), exec, graph);
+	struct naming naming;
+	if (begin_making(&naming, graph)) {
+		naming.result = made(real(cuGraphInstantiateWithParams)(exec, graph, params), exec,
+		                     graph);
+	}
+	return end(&naming);
 }
 
 CUresult shim_cuGraphInstantiateWithParams_ptsz(CUgraphExec *exec, CUgraph graph,
                                                 CUDA_GRAPH_INSTANTIATE_PARAMS *params)
 {
-	return made(real(cuGraphInstantiateWithParams_ptsz)(exec, graph, params), exec, graph);
+	struct naming naming;
+	if (begin_making(&naming, graph)) {
+		naming.result = made(real(cuGraphInstantiateWithParams_ptsz)(exec, graph, params),
+		                     exec, graph);
+	}
+	return end(&naming);
 }
 
 CUresult shim_cuGraphExecDestroy(CUgraphExec exec)
@@ -58,94 +258,95 @@ CUresult shim_cuGraphExecDestroy(CUgraphExec exec)
 	return real(cuGraphExecDestroy)(exec);
 }
 
-static CUresult changed(CUresult result, CUgraphExec exec, CUgraphNode node)
+/* ---- executables: changed ---------------------------------------------------------------------- */
+
+/* What @exec is to write to by @node, or (NULL) by all of its nodes, is private, and noted. */
+static bool begin_changing(struct naming *naming, CUgraphExec exec, CUgraphNode node,
+                           const CUgraphNodeParams *params)
 {
-	graphs_settle(exec, node, result == CUDA_SUCCESS);
-	return result;
+	if (begin(naming, params) && params && !graphs_note_node(exec, node, params)) {
+		naming->result = CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	return naming->result == CUDA_SUCCESS;
+}
+
+static CUresult end_changing(const struct naming *naming, CUgraphExec exec, CUgraphNode node)
+{
+	graphs_settle(exec, node, naming->result == CUDA_SUCCESS);
+	return end(naming);
 }
 
 CUresult shim_cuGraphExecUpdate(CUgraphExec exec, CUgraph graph, CUgraphNode *node,
                                 CUgraphExecUpdateResult *why)
 {
-	CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
-	if (graphs_note(exec, graph, NULL)) {
-		result = real(cuGraphExecUpdate)(exec, graph, node, why);
+	const CUgraphNodeParams params = of_graph(graph);
+	struct naming naming;
+	if (begin_changing(&naming, exec, NULL, &params)) {
+		naming.result = real(cuGraphExecUpdate)(exec, graph, node, why);
 	}
-	return changed(result, exec, NULL);
+	return end_changing(&naming, exec, NULL);
 }
 
 CUresult shim_cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph,
                                    CUgraphExecUpdateResultInfo *why)
 {
-	CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
-	if (graphs_note(exec, graph, NULL)) {
-		result = real(cuGraphExecUpdate_v2)(exec, graph, why);
+	const CUgraphNodeParams params = of_graph(graph);
+	struct naming naming;
+	if (begin_changing(&naming, exec, NULL, &params)) {
+		naming.result = real(cuGraphExecUpdate_v2)(exec, graph, why);
 	}
-	return changed(result, exec, NULL);
+	return end_changing(&naming, exec, NULL);
 }
 
 CUresult shim_cuGraphExecChildGraphNodeSetParams(CUgraphExec exec, CUgraphNode node, CUgraph child)
 {
-	CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
-	if (graphs_note(exec, child, node)) {
-		result = real(cuGraphExecChildGraphNodeSetParams)(exec, node, child);
+	const CUgraphNodeParams params = of_graph(child);
+	struct naming naming;
+	if (begin_changing(&naming, exec, node, &params)) {
+		naming.result = real(cuGraphExecChildGraphNodeSetParams)(exec, node, child);
 	}
-	return changed(result, exec, node);
+	return end_changing(&naming, exec, node);
 }
 
 CUresult shim_cuGraphExecMemcpyNodeSetParams(CUgraphExec exec, CUgraphNode node,
                                              const CUDA_MEMCPY3D *copy, CUcontext ctx)
 {
-	CUgraphNodeParams params = {.type = CU_GRAPH_NODE_TYPE_MEMCPY};
-	CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
-	if (copy) {
-		params.memcpy.copyParams = *copy;
+	const CUgraphNodeParams params = of_copy(copy);
+	struct naming naming;
+	if (begin_changing(&naming, exec, node, &params)) {
+		naming.result = real(cuGraphExecMemcpyNodeSetParams)(exec, node, copy, ctx);
 	}
-	if (graphs_note_node(exec, node, &params)) {
-		result = real(cuGraphExecMemcpyNodeSetParams)(exec, node, copy, ctx);
-	}
-	return changed(result, exec, node);
+	return end_changing(&naming, exec, node);
 }
 
 CUresult shim_cuGraphExecMemsetNodeSetParams(CUgraphExec exec, CUgraphNode node,
                                              const CUDA_MEMSET_NODE_PARAMS *set, CUcontext ctx)
 {
-	CUgraphNodeParams params = {.type = CU_GRAPH_NODE_TYPE_MEMSET};
-	CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
-	if (set) {
-		params.memset.dst = set->dst;
-		params.memset.pitch = set->pitch;
-		params.memset.elementSize = set->elementSize;
-		params.memset.width = set->width;
-		params.memset.height = set->height;
+	const CUgraphNodeParams params = of_set(set);
+	struct naming naming;
+	if (begin_changing(&naming, exec, node, &params)) {
+		naming.result = real(cuGraphExecMemsetNodeSetParams)(exec, node, set, ctx);
 	}
-	if (graphs_note_node(exec, node, &params)) {
-		result = real(cuGraphExecMemsetNodeSetParams)(exec, node, set, ctx);
-	}
-	return changed(result, exec, node);
+	return end_changing(&naming, exec, node);
 }
 
 CUresult shim_cuGraphExecBatchMemOpNodeSetParams(CUgraphExec exec, CUgraphNode node,
                                                  const CUDA_BATCH_MEM_OP_NODE_PARAMS *words)
 {
-	CUgraphNodeParams params = {.type = CU_GRAPH_NODE_TYPE_BATCH_MEM_OP};
-	CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
-	if (words) {
-		params.memOp.count = words->count;
-		params.memOp.paramArray = words->paramArray;
+	const CUgraphNodeParams params = of_words(words);
+	struct naming naming;
+	if (begin_changing(&naming, exec, node, &params)) {
+		naming.result = real(cuGraphExecBatchMemOpNodeSetParams)(exec, node, words);
 	}
-	if (graphs_note_node(exec, node, &params)) {
-		result = real(cuGraphExecBatchMemOpNodeSetParams)(exec, node, words);
-	}
-	return changed(result, exec, node);
+	return end_changing(&naming, exec, node);
 }
 
 CUresult shim_cuGraphExecNodeSetParams(CUgraphExec exec, CUgraphNode node,
                                        CUgraphNodeParams *params)
 {
-	CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
-	if (!params || graphs_note_node(exec, node, params)) {
-		result = real(cuGraphExecNodeSetParams)(exec, node, params);
+	struct naming naming;
+	if (begin_changing(&naming, exec, node, params)) {
+		naming.result = real(cuGraphExecNodeSetParams)(exec, node, params);
 	}
-	return changed(result, exec, node);
+	return end_changing(&naming, exec, node);
 }

@@ -55,6 +55,8 @@ typedef CUresult shim_stream_ctx_fn(CUstream stream, CUcontext *ctx);
 /* Before they were other calls. */
 typedef CUresult shim_graph_make_fn(CUgraphExec *exec, CUgraph graph, CUgraphNode *error_node,
                                     char *text, size_t n_text);
+typedef CUresult shim_graph_add_fn(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps,
+                                   size_t n_deps, CUgraphNodeParams *params);
 typedef CUresult shim_graph_update_fn(CUgraphExec exec, CUgraph graph, CUgraphNode *node,
                                       CUgraphExecUpdateResult *why);
 /* The version before _v3. */

@@ -313,15 +313,22 @@ CUresult writes_unseal_to_name(CUdeviceptr ptr, uint64_t n_bytes)
 	return r == 0 || r == -EINVAL ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-bool writes_give_copies(struct gate_thread **thread, struct writes_span span, CUstream stream,
-                        bool is_per_thread, CUresult *result_out)
+bool writes_give_copies_to(struct gate_thread **thread, struct writes_span span,
+                           CUresult *result_out)
 {
-	int r = -EINVAL;
 	gate_leave(*thread);
-	if (!capture_may_have(stream, is_per_thread ? GLAKE_PER_THREAD : 0)) {
-		r = unseal(span.ptr, span.n_bytes, GLAKE__UNSEALED_WRITTEN);
-	}
+	int r = unseal(span.ptr, span.n_bytes, GLAKE__UNSEALED_WRITTEN);
 	*result_out = r == 0 || r == -EINVAL ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 	*thread = gate_enter();
 	return r == 0;
+}
+
+bool writes_give_copies(struct gate_thread **thread, struct writes_span span, CUstream stream,
+                        bool is_per_thread, CUresult *result_out)
+{
+	if (capture_may_have(stream, is_per_thread ? GLAKE_PER_THREAD : 0)) {
+		*result_out = CUDA_SUCCESS;
+		return false;
+	}
+	return writes_give_copies_to(thread, span, result_out);
 }

@@ -97,6 +97,10 @@ uint64_t writes_most_at(CUdeviceptr dst, uint64_t n_bytes);
 bool writes_give_copies(struct gate_thread **thread, struct writes_span span, CUstream stream,
                         bool is_per_thread, CUresult *result_out);
 
+/* The same for a call without a stream, that writes nothing yet. */
+bool writes_give_copies_to(struct gate_thread **thread, struct writes_span span,
+                           CUresult *result_out);
+
 /*
  * Outside the gate: what [ptr, ptr + n_bytes) has of one allocation is private, and can be handed out.
  * CUDA_SUCCESS also if there is nothing of ours; CUDA_ERROR_OUT_OF_MEMORY.

@@ -60,6 +60,12 @@ START_TEST(writes_of_graphs_get_their_copies)
 }
 END_TEST
 
+START_TEST(nodes_may_be_told_to_write_to_sealed_memory)
+{
+	run_scenario("sealed_destinations");
+}
+END_TEST
+
 START_TEST(names_of_sealed_memory_end_the_sealing)
 {
 	run_scenario("names");

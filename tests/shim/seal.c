@@ -815,6 +815,102 @@ static void graphs(void)
 	must_ok(cuGraphExecDestroy(exec));
 }
 
+/*
+ * Memory is sealed when nodes that write there are made and changed, and when executables are. Nothing is written
+ * before the launch, and then all.
+ */
+static void sealed_destinations(void)
+{
+	CUgraph graph;
+	CUgraph child;
+	CUgraphNode nodes[4];
+	CUgraphExec exec;
+	CUgraphExecUpdateResultInfo why;
+	start(0);
+	make_sources();
+	CUdeviceptr ptr = alloc(N_BYTES);
+	CUdeviceptr next = alloc(N_BYTES);
+	fill(ptr, 1);
+	fill(next, 1);
+	CUstreamBatchMemOpParams op;
+	memset(&op, 0, sizeof(op));
+	op.writeValue.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
+	op.writeValue.address = ptr + 256;
+	op.writeValue.value = 0x03030303;
+	CUDA_BATCH_MEM_OP_NODE_PARAMS words = {.ctx = ctx, .count = 1, .paramArray = &op};
+	CUDA_MEMCPY3D row = row_copy(ptr + 128);
+	CUDA_MEMSET_NODE_PARAMS set = {
+		.dst = ptr + PAGE, .value = 4, .elementSize = 1, .width = 64, .height = 1};
+	must_ok(cuGraphCreate(&graph, 0));
+	must_ok(cuGraphCreate(&child, 0));
+
+	/* Made. */
+	seal(ptr);
+	nodes[0] = add_set(graph, ptr, 1);
+	seal(ptr);
+	must_ok(cuGraphAddMemcpyNode(&nodes[1], graph, NULL, 0, &row, ctx));
+	seal(ptr);
+	must_ok(cuGraphAddBatchMemOpNode(&nodes[2], graph, NULL, 0, &words));
+	CUgraphNode inner = add_set(child, ptr + PAGE, 4);
+	must_ok(cuGraphAddChildGraphNode(&nodes[3], graph, NULL, 0, child));
+	seal(ptr);
+	must(n_copies() == 4);
+	must_ok(cuGraphInstantiateWithFlags(&exec, graph, 0));
+	must(n_copies() == 6);
+	expect(ptr, bytes, "before the launch");
+	launch(exec);
+	memset(bytes, 1, 64);
+	memcpy(bytes + 128, source, 64);
+	memset(bytes + 256, 3, 4);
+	memset(bytes + PAGE, 4, 64);
+	expect(ptr, bytes, "made");
+
+	/* Changed, in the graph and in the executable: all to the other memory. */
+	fill(next, 2);
+	set.dst = next;
+	set.value = 5;
+	seal(next);
+	must_ok(cuGraphExecMemsetNodeSetParams(exec, nodes[0], &set, ctx));
+	row.dstDevice = next + 128;
+	seal(next);
+	must_ok(cuGraphExecMemcpyNodeSetParams(exec, nodes[1], &row, ctx));
+	op.writeValue.address = next + 256;
+	seal(next);
+	must_ok(cuGraphExecBatchMemOpNodeSetParams(exec, nodes[2], &words));
+	set.dst = next + PAGE;
+	seal(next);
+	must_ok(cuGraphMemsetNodeSetParams(inner, &set));
+	seal(next);
+	must_ok(cuGraphExecChildGraphNodeSetParams(exec, nodes[3], child));
+	seal(next);
+	launch(exec);
+	memset(bytes, 5, 64);
+	memcpy(bytes + 128, source, 64);
+	memset(bytes + 256, 3, 4);
+	memset(bytes + PAGE, 5, 64);
+	expect(next, bytes, "changed");
+
+	/* By the generic calls, and all at once. */
+	CUgraphNodeParams params = {.type = CU_GRAPH_NODE_TYPE_MEMSET};
+	memcpy(&params.memset, &set, sizeof(set));
+	params.memset.dst = next + 512;
+	params.memset.value = 6;
+	params.memset.ctx = ctx;
+	seal(next);
+	must_ok(cuGraphExecNodeSetParams(exec, nodes[0], &params));
+	seal(next);
+	must_ok(cuGraphNodeSetParams(nodes[0], &params));
+	must_ok(cuGraphMemcpyNodeSetParams(nodes[1], &row));
+	must_ok(cuGraphBatchMemOpNodeSetParams(nodes[2], &words));
+	seal(next);
+	seal(ptr);
+	must_ok(cuGraphExecUpdate(exec, graph, &why));
+	launch(exec);
+	memset(bytes + 512, 6, 64);
+	expect(next, bytes, "by the generic calls");
+	must_ok(cuGraphExecDestroy(exec));
+}
+
 /* Work that does not end: the write fails, and works once it has. */
 static void work_under_way(void)
 {
@@ -1181,6 +1277,7 @@ static const struct scenario scenarios[] = {
 	{"weights", weights},
 	{"all_writes", all_writes},
 	{"graphs", graphs},
+	{"sealed_destinations", sealed_destinations},
 	{"names", names},
 	{"peers", peers},
 	{"captures", captures},
