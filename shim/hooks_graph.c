@@ -7,6 +7,7 @@
  */
 #include "shim/gate.h"
 #include "shim/graphs.h"
+#include "shim/heap.h"
 #include "shim/shim.h"
 
 /* A call that names destinations. */
@@ -74,6 +75,13 @@ static CUgraphNodeParams of_graph(CUgraph graph)
 	return params;
 }
 
+/* The driver takes the context of the memory for a set that names none, and knows none of mapped memory. */
+static CUcontext set_ctx(CUcontext ctx, CUdeviceptr dst)
+{
+	struct heap_facts facts;
+	return ctx || !heap_find(dst, &facts) ? ctx : facts.place.ctx;
+}
+
 /* ---- nodes ------------------------------------------------------------------------------------- */
 
 CUresult shim_cuGraphAddMemcpyNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps,
@@ -92,6 +100,7 @@ CUresult shim_cuGraphAddMemsetNode(CUgraphNode *node, CUgraph graph, const CUgra
 {
 	const CUgraphNodeParams params = of_set(set);
 	struct naming naming;
+	ctx = set_ctx(ctx, params.memset.dst);
 	if (begin(&naming, &params)) {
 		naming.result = real(cuGraphAddMemsetNode)(node, graph, deps, n_deps, set, ctx);
 	}
@@ -109,12 +118,25 @@ CUresult shim_cuGraphAddBatchMemOpNode(CUgraphNode *node, CUgraph graph, const C
 	return end(&naming);
 }
 
+/* What the driver is to be given in place of @params: those, or @own. */
+static CUgraphNodeParams *with_ctx(CUgraphNodeParams *params, CUgraphNodeParams *own)
+{
+	if (!params || params->type != CU_GRAPH_NODE_TYPE_MEMSET || params->memset.ctx) {
+		return params;
+	}
+	*own = *params;
+	own->memset.ctx = set_ctx(NULL, own->memset.dst);
+	return own;
+}
+
 CUresult shim_cuGraphAddNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps,
                              size_t n_deps, CUgraphNodeParams *params)
 {
+	CUgraphNodeParams own;
 	struct naming naming;
 	if (begin(&naming, params)) {
-		naming.result = real(cuGraphAddNode)(node, graph, deps, n_deps, params);
+		naming.result = real(cuGraphAddNode)(node, graph, deps, n_deps,
+		                                     with_ctx(params, &own));
 	}
 	return end(&naming);
 }
@@ -123,9 +145,11 @@ CUresult shim_cuGraphAddNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphN
                                 const CUgraphEdgeData *edges, size_t n_deps,
                                 CUgraphNodeParams *params)
 {
+	CUgraphNodeParams own;
 	struct naming naming;
 	if (begin(&naming, params)) {
-		naming.result = real(cuGraphAddNode_v2)(node, graph, deps, edges, n_deps, params);
+		naming.result = real(cuGraphAddNode_v2)(node, graph, deps, edges, n_deps,
+		                                        with_ctx(params, &own));
 	}
 	return end(&naming);
 }

@@ -558,7 +558,7 @@ END_TEST
 static void run_parts(struct run *run, const char *extra, const char *program)
 {
 	run_start(run, extra, run_in_build(program), "memory", "async", "pools", "vmm", "places",
-	          NULL);
+	          "graphs", NULL);
 	run_end_well(run);
 }
 

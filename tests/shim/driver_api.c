@@ -3,7 +3,7 @@
  * A program of the driver API, linked against the driver as such programs are: every family of
  * calls that makes memory, kernels from PTX, a second process.
  *
- *   driver_api [PART...]     memory, async, pools, vmm, places, peers, ipc, pins (shim only); without a PART, all of them
+ *   driver_api [PART...]     memory, async, pools, vmm, places, peers, ipc, graphs, pins (shim only); without a PART, all of them
  *   driver_api open HANDLE   the second process: what it gets from the first
  *
  * It prints what it computed, and what the driver answered to what is wrong: the same with the shim
@@ -381,6 +381,80 @@ static void use_places(void)
 	must_ok(cuMemFree(plain));
 }
 
+static CUgraphNodeParams set_of(CUdeviceptr dst, unsigned value)
+{
+	CUgraphNodeParams params = {.type = CU_GRAPH_NODE_TYPE_MEMSET};
+	params.memset.dst = dst;
+	params.memset.elementSize = 1;
+	params.memset.width = 1000;
+	params.memset.height = 1;
+	params.memset.value = value;
+	return params;
+}
+
+static CUgraphNodeParams copy_of(CUdeviceptr dst, CUdeviceptr src)
+{
+	CUgraphNodeParams params = {.type = CU_GRAPH_NODE_TYPE_MEMCPY};
+	params.memcpy.copyParams = (CUDA_MEMCPY3D){
+		.srcMemoryType = CU_MEMORYTYPE_DEVICE,
+		.srcDevice = src,
+		.dstMemoryType = CU_MEMORYTYPE_DEVICE,
+		.dstDevice = dst,
+		.WidthInBytes = 1000,
+		.Height = 1,
+		.Depth = 1,
+	};
+	return params;
+}
+
+/* Nodes that name no context, by the generic calls and by their own, in small memory and in large. */
+static void use_graph_of(size_t n_bytes)
+{
+	CUdeviceptr ptr;
+	CUstream stream;
+	CUgraph graph;
+	CUgraphExec exec;
+	CUgraphNode nodes[3];
+	const CUDA_MEMSET_NODE_PARAMS own = {.elementSize = 4, .width = 8, .height = 2};
+	must_ok(cuMemAlloc(&ptr, n_bytes));
+	must_ok(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+	write_pattern(ptr, n_bytes, 17);
+	CUgraphNodeParams set = set_of(ptr, 1);
+	CUgraphNodeParams copy = copy_of(ptr + 2048, ptr + 512);
+	CUDA_MEMSET_NODE_PARAMS rows = own;
+	rows.dst = ptr + 1024;
+	rows.pitch = 64;
+	rows.value = 0x01020304;
+	must_ok(cuGraphCreate(&graph, 0));
+	print("add set", (uint64_t)cuGraphAddNode(&nodes[0], graph, NULL, NULL, 0, &set));
+	print("add copy", (uint64_t)cuGraphAddNode(&nodes[1], graph, &nodes[0], NULL, 1, &copy));
+	print("add rows",
+	      (uint64_t)cuGraphAddMemsetNode(&nodes[2], graph, &nodes[1], 1, &rows, NULL));
+	print("context stays", set.memset.ctx != NULL);
+	must_ok(cuGraphInstantiate(&exec, graph, 0));
+	must_ok(cuGraphLaunch(exec, stream));
+	must_ok(cuStreamSynchronize(stream));
+	print("graph", digest(ptr, n_bytes));
+	set = set_of(ptr + 100, 2);
+	copy = copy_of(ptr + 3000, ptr + 50);
+	print("set nodes", (uint64_t)cuGraphNodeSetParams(nodes[1], &copy));
+	print("set exec", (uint64_t)cuGraphExecNodeSetParams(exec, nodes[0], &set));
+	print("set exec copy", (uint64_t)cuGraphExecNodeSetParams(exec, nodes[1], &copy));
+	must_ok(cuGraphLaunch(exec, stream));
+	must_ok(cuStreamSynchronize(stream));
+	print("changed", digest(ptr, n_bytes));
+	must_ok(cuGraphExecDestroy(exec));
+	must_ok(cuGraphDestroy(graph));
+	must_ok(cuStreamDestroy(stream));
+	must_ok(cuMemFree(ptr));
+}
+
+static void use_graphs(void)
+{
+	use_graph_of(4096);
+	use_graph_of(4 * MIB);
+}
+
 /* Says of memory that is handed out, in one way after the other, why it must stay where it is. */
 static void use_pins(void)
 {
@@ -524,8 +598,9 @@ static const struct {
 	const char *name;
 	void (*run)(void);
 } parts[] = {
-	{"memory", use_memory}, {"async", use_async}, {"pools", use_pools}, {"vmm", use_vmm},
-	{"places", use_places}, {"peers", use_peers}, {"ipc", use_ipc},     {"pins", use_pins},
+	{"memory", use_memory}, {"async", use_async},   {"pools", use_pools},
+	{"vmm", use_vmm},       {"places", use_places}, {"peers", use_peers},
+	{"ipc", use_ipc},       {"graphs", use_graphs}, {"pins", use_pins},
 };
 
 static int is_asked(int argc, char **argv, const char *name)
