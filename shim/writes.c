@@ -225,12 +225,40 @@ struct writes_span writes_batch_decompress(const CUmemDecompressParams *params, 
 	return span;
 }
 
+/* What a newer driver may do besides is taken for a write of the largest word. */
+static uint64_t word_bytes(CUstreamBatchMemOpType operation)
+{
+	switch (operation) {
+	case CU_STREAM_MEM_OP_WAIT_VALUE_32:
+	case CU_STREAM_MEM_OP_WAIT_VALUE_64:
+	case CU_STREAM_MEM_OP_FLUSH_REMOTE_WRITES:
+	case CU_STREAM_MEM_OP_BARRIER:
+		return 0;
+	case CU_STREAM_MEM_OP_WRITE_VALUE_32:
+		return 4;
+	default:
+		return 8;
+	}
+}
+
+/* Those that are known have it in the second word; others may have it in any that is an address of ours. */
+static CUdeviceptr address_of(const CUstreamBatchMemOpParams *op)
+{
+	size_t i = 1;
+	while (i < sizeof(op->pad) / sizeof(op->pad[0]) &&
+	       glake__page_kind(glake__page_of(op->pad[i])) == GLAKE__PAGE_NONE) {
+		i++;
+	}
+	bool is_known = op->operation == CU_STREAM_MEM_OP_WRITE_VALUE_32 ||
+	                op->operation == CU_STREAM_MEM_OP_WRITE_VALUE_64 ||
+	                i == sizeof(op->pad) / sizeof(op->pad[0]);
+	return is_known ? op->writeValue.address : op->pad[i];
+}
+
 struct writes_span writes_of_mem_op(const CUstreamBatchMemOpParams *op)
 {
-	uint64_t n_bytes = op->operation == CU_STREAM_MEM_OP_WRITE_VALUE_32   ? 4
-	                   : op->operation == CU_STREAM_MEM_OP_WRITE_VALUE_64 ? 8
-	                                                                      : 0;
-	return (struct writes_span){n_bytes ? op->writeValue.address : 0, n_bytes};
+	uint64_t n_bytes = word_bytes(op->operation);
+	return (struct writes_span){n_bytes ? address_of(op) : 0, n_bytes};
 }
 
 struct writes_span writes_batch_mem_op(const CUstreamBatchMemOpParams *ops, unsigned n)

@@ -138,5 +138,17 @@ START_TEST(batches)
 	ck_span(writes_batch_mem_op(ops, 2), SEALED + 16, 8);
 	ops[1].writeValue.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
 	ck_span(writes_batch_mem_op(ops, 2), SEALED + 16, 4);
+	/* These have no address. */
+	ops[1].operation = CU_STREAM_MEM_OP_BARRIER;
+	ck_none(writes_batch_mem_op(ops, 2));
+	ops[1].operation = CU_STREAM_MEM_OP_FLUSH_REMOTE_WRITES;
+	ck_none(writes_batch_mem_op(ops, 2));
+	/* Of an operation that is not known yet, it may be anywhere. */
+	ops[1].operation = (CUstreamBatchMemOpType)77;
+	ck_span(writes_batch_mem_op(ops, 2), SEALED + 16, 8);
+	ops[1].pad[1] = 1;
+	ck_none(writes_batch_mem_op(ops, 2));
+	ops[1].pad[4] = SEALED + 24;
+	ck_span(writes_batch_mem_op(ops, 2), SEALED + 24, 8);
 }
 END_TEST
