@@ -179,6 +179,7 @@ int glake__space_add_reader(int device, int reader);
  *   others   this process can never hold back its work
  * wait() (may be NULL) waits for the work that is submitted by now, and holds nothing back meanwhile. What it
  * returns means the same.
+ * left() (may be NULL) is told that work of the library's own goes on.
  * The library calls it without its locks.
  *
  * hold_context() finds a context of CUDA @device for work of the library's own, one that the program has, since a
@@ -194,6 +195,7 @@ struct glake__gate {
 	void (*open)(void *user);
 	void *user;
 	int (*wait)(void *user, uint64_t readers, uint64_t patience_ns);
+	void (*left)(void *user);
 	int (*hold_context)(void *user, int device, uint64_t patience_ns, void **context_out);
 	void (*let_context)(void *user);
 	void (*release_primary)(void *user, int device);

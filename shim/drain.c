@@ -2,6 +2,7 @@
 #include "shim/drain.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <time.h>
 
@@ -14,6 +15,9 @@
 /* For so long the thread polls without sleeping: most work is done within it. */
 #define SPIN_NS 50000u
 #define PAUSE_NS 20000
+
+/* The beginning of a capture waits so long for threads that are inside. */
+#define MARK_NS 20000000u
 
 /* An event behind all work that a context had when the gate closed. */
 struct mark {
@@ -165,7 +169,38 @@ static int close_until(uint64_t deadline_ns)
 	return gate_close(now_ns < deadline_ns ? deadline_ns - now_ns : 0);
 }
 
-/* Nobody is inside, and no stream is captured. */
+/* ---- captures --------------------------------------------------------------------------------- */
+
+atomic_bool drain_is_calm;
+
+/* Behind all work that was submitted before the first capture began. */
+static struct drain calm;
+static pthread_mutex_t calm_lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* No context ends meanwhile. */
+static void look_at_calm(struct drain *drain)
+{
+	pthread_mutex_lock(&calm_lock);
+	look_at_marks(&calm);
+	*drain = (struct drain){.error = calm.error || calm.marks ? -EAGAIN : 0};
+	pthread_mutex_unlock(&calm_lock);
+}
+
+static int wait_for_calm(uint64_t deadline_ns)
+{
+	const struct timespec pause = {.tv_nsec = PAUSE_NS};
+	CUstreamCaptureMode mode = capture_relax();
+	struct drain drain;
+	look_at_calm(&drain);
+	while (drain.error && drain_is_calm && clock_now_ns() < deadline_ns) {
+		nanosleep(&pause, NULL);
+		look_at_calm(&drain);
+	}
+	capture_restore(mode);
+	return drain_is_calm ? drain.error : -EAGAIN;
+}
+
+/* Nobody is inside. While a stream is captured, only what was marked before can be waited for. */
 static int close_now(uint64_t deadline_ns)
 {
 	int r = close_until(deadline_ns);
@@ -177,7 +212,7 @@ static int close_now(uint64_t deadline_ns)
 		return r == -ETIMEDOUT ? -EAGAIN : r;
 	}
 	/* A capture may have begun before the gate closed. Now none can begin. */
-	if (capture_is_any()) {
+	if (capture_is_any() && !drain_is_calm) {
 		gate_open();
 		return -EAGAIN;
 	}
@@ -191,8 +226,12 @@ static int close_and_wait(uint64_t deadline_ns)
 	if (r < 0) {
 		return r;
 	}
-	mark_work(&drain);
-	r = wait_for_marks(&drain, deadline_ns);
+	if (capture_is_any()) {
+		r = wait_for_calm(deadline_ns);
+	} else {
+		mark_work(&drain);
+		r = wait_for_marks(&drain, deadline_ns);
+	}
 	if (r < 0) {
 		gate_open();
 	}
@@ -206,6 +245,10 @@ static int wait_and_open(uint64_t deadline_ns)
 	int r = close_now(deadline_ns);
 	if (r < 0) {
 		return r;
+	}
+	if (capture_is_any()) {
+		gate_open();
+		return wait_for_calm(deadline_ns);
 	}
 	mark_work(&drain);
 	gate_open();
@@ -222,7 +265,7 @@ static int with_contexts(int (*act)(uint64_t deadline_ns), uint64_t patience_ns)
 		return -ENOTSUP;
 	}
 	/* Another thread may hold the contexts for long, so take them while the gate is open. */
-	if (capture_is_any() || !order_try_hold_contexts(deadline_ns)) {
+	if ((capture_is_any() && !drain_is_calm) || !order_try_hold_contexts(deadline_ns)) {
 		return -EAGAIN;
 	}
 	int r = act(deadline_ns);
@@ -251,6 +294,12 @@ static int wait_at_gate(void *user, uint64_t readers, uint64_t patience_ns)
 	return with_contexts(wait_and_open, patience_ns);
 }
 
+static void leave_work(void *user)
+{
+	(void)user;
+	drain_is_calm = false;
+}
+
 /* ---- contexts --------------------------------------------------------------------------------- */
 
 static int hold_context(void *user, int device, uint64_t patience_ns, void **context_out)
@@ -277,6 +326,57 @@ const struct glake__gate drain_gate = {
 	.close = close_gate,
 	.open = open_gate,
 	.wait = wait_at_gate,
+	.left = leave_work,
 	.hold_context = hold_context,
 	.let_context = let_context,
 };
+
+/* ---- captures begin --------------------------------------------------------------------------- */
+
+/* From before the gate opens on, what is submitted is looked at. */
+static int mark_calm(uint64_t deadline_ns)
+{
+	int r = close_now(deadline_ns);
+	if (r < 0) {
+		return r;
+	}
+	pthread_mutex_lock(&calm_lock);
+	if (!capture_is_any()) {
+		drop_marks(&calm);
+		mark_work(&calm);
+		drain_is_calm = calm.error == 0;
+	}
+	pthread_mutex_unlock(&calm_lock);
+	gate_open();
+	return 0;
+}
+
+void drain_before_capture(void)
+{
+	if (glake__sealed.n > 0 && !capture_is_any()) {
+		with_contexts(mark_calm, MARK_NS);
+	}
+}
+
+void drain_look_at(CUstream stream, bool is_per_thread)
+{
+	if (!capture_may_have(stream, is_per_thread ? GLAKE_PER_THREAD : 0)) {
+		drain_is_calm = false;
+	}
+}
+
+void drain_ctx_ends(CUcontext ctx)
+{
+	pthread_mutex_lock(&calm_lock);
+	for (struct mark **link = &calm.marks; *link;) {
+		struct mark *mark = *link;
+		if (mark->ctx == ctx) {
+			*link = mark->next;
+			free(mark);
+			drain_is_calm = false;
+		} else {
+			link = &mark->next;
+		}
+	}
+	pthread_mutex_unlock(&calm_lock);
+}

@@ -6,7 +6,7 @@
  *
  * Waiting has a deadline, because work may depend on a thread that is now held back at the gate: NCCL, waits
  * for a word in memory, host functions. After the deadline the gate opens again. While a stream is being
- * captured, the gate does not close: waiting would end the capture. No capture begins at a closed gate.
+ * captured, the gate closes only as said below: waiting would end the capture. No capture begins at a closed gate.
  *
  * Errors of close(): -EAGAIN as glake_shim.h says. These are permanent: -ENOTSUP: the driver has no
  * cuCtxRecordEvent() (before CUDA 12.5), or the process is a forked child; -ENOMEM and -ENOSYS of gate_close();
@@ -17,8 +17,28 @@
 #ifndef GLAKE_SHIM_DRAIN_H
 #define GLAKE_SHIM_DRAIN_H
 
-#include "glake_shim.h"
+#include <stdatomic.h>
+
+#include "shim/shim.h"
 
 extern const struct glake__gate drain_gate __attribute__((visibility("hidden")));
+
+/*
+ * Captures. While one is under way, asking a context would end it. So all work is marked before the first begins, if memory
+ * is sealed; and as long as nothing is submitted but to captured streams, those marks tell whether any work is under way.
+ * Then the gate closes during captures as well: what they write to can be made private.
+ */
+
+/* Nothing was submitted but to captured streams since all work was marked. Set behind a closed gate. */
+extern atomic_bool drain_is_calm __attribute__((visibility("hidden")));
+
+/* A capture is about to begin; before it is noted (capture.h). Blocks for at most 20 ms. */
+void drain_before_capture(void);
+
+/* While it is calm, inside the gate: work is submitted to @stream. */
+void drain_look_at(CUstream stream, bool is_per_thread);
+
+/* @ctx has ended, and no other context does meanwhile. */
+void drain_ctx_ends(CUcontext ctx);
 
 #endif

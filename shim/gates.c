@@ -5,6 +5,7 @@
 
 #include "proto/cudrv.h"
 #include "shim/capture.h"
+#include "shim/drain.h"
 #include "shim/eyes.h"
 #include "shim/fault.h"
 #include "shim/fills.h"
@@ -16,7 +17,26 @@
 #define UNKNOWN(symbol)
 #define UNDECIDED(symbol)
 
-#define GATE(symbol, parameters, arguments) \
+/* Work on its way to a stream, inside the gate. */
+static inline void look_at_stream(CUstream stream, bool is_per_thread)
+{
+	if (__builtin_expect(atomic_load_explicit(&drain_is_calm, memory_order_relaxed), 0)) {
+		drain_look_at(stream, is_per_thread);
+	}
+}
+
+#define GATE(symbol, parameters, arguments, stream, flags) \
+	static CUresult(*real_##symbol) parameters; \
+	static CUresult gated_##symbol parameters \
+	{ \
+		struct gate_thread *thread_ = gate_enter(); \
+		look_at_stream(stream, flags); \
+		CUresult result = real_##symbol arguments; \
+		gate_leave(thread_); \
+		return fault_look(result); \
+	}
+
+#define CAPTURE(symbol, parameters, arguments) \
 	static CUresult(*real_##symbol) parameters; \
 	static CUresult gated_##symbol parameters \
 	{ \
@@ -26,11 +46,12 @@
 		return fault_look(result); \
 	}
 
-#define LAUNCH(symbol, parameters, arguments, what) \
+#define LAUNCH(symbol, parameters, arguments, stream, flags, what) \
 	static CUresult(*real_##symbol) parameters; \
 	static CUresult gated_##symbol parameters \
 	{ \
 		struct gate_thread *thread_ = gate_enter(); \
+		look_at_stream(stream, flags); \
 		if (writes_are_watched()) { \
 			eyes_look what; \
 		} \
@@ -64,21 +85,27 @@
 	static CUresult gated_##symbol parameters \
 	{ \
 		CUresult result = CUDA_SUCCESS; \
-		struct writes_span sealed_; \
+		struct writes_span sealed_ = {.n_bytes = 0}; \
 		struct gate_thread *thread_ = gate_enter(); \
 		while (writes_are_watched() && (sealed_ = writes_##find where).n_bytes > 0 && \
 		       writes_give_copies(&thread_, sealed_, stream, flags, &result)) { \
 		} \
 		if (result == CUDA_SUCCESS) { \
+			look_at_stream(stream, flags); \
 			fills_##find(capture_may_have(stream, (flags) ? GLAKE_PER_THREAD : 0), \
 			             LIST where); \
 			result = real_##symbol arguments; \
+			if (__builtin_expect(result == CUDA_ERROR_INVALID_VALUE, 0) && \
+			    sealed_.n_bytes > 0) { \
+				result = writes_refused(result, sealed_, stream, flags); \
+			} \
 		} \
 		gate_leave(thread_); \
 		return fault_look(result); \
 	}
 #include "shim/gates.def"
 #undef GATE
+#undef CAPTURE
 #undef WRITE
 #undef LAUNCH
 #undef ASK
@@ -86,9 +113,10 @@
 
 const struct gated_call gated_calls[] = {
 #define ROW(symbol, is_gated) {#symbol, (void *)gated_##symbol, (void **)&real_##symbol, is_gated},
-#define GATE(symbol, parameters, arguments) ROW(symbol, true)
+#define GATE(symbol, parameters, arguments, stream, flags) ROW(symbol, true)
+#define CAPTURE(symbol, parameters, arguments) ROW(symbol, true)
 #define WRITE(symbol, parameters, arguments, stream, flags, find, where) ROW(symbol, true)
-#define LAUNCH(symbol, parameters, arguments, what) ROW(symbol, true)
+#define LAUNCH(symbol, parameters, arguments, stream, flags, what) ROW(symbol, true)
 #define ASK(symbol, parameters, arguments) ROW(symbol, false)
 #define UNLOAD(symbol, parameters, arguments) ROW(symbol, false)
 #include "shim/gates.def"

@@ -2,6 +2,7 @@
 /* Captures of streams: their beginning, their end, and the end of their stream. */
 #include "glake_order.h"
 #include "shim/capture.h"
+#include "shim/drain.h"
 #include "shim/graphmem.h"
 #include "shim/order.h"
 
@@ -12,6 +13,7 @@ static bool begins(CUstream stream, unsigned flags)
 	if (shim_policy()->stitches && !shim_is_forked() && heap_place_here(&here)) {
 		order_collect(here.ctx, false);
 	}
+	drain_before_capture();
 	return capture_begins(stream, flags);
 }
 

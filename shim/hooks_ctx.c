@@ -2,6 +2,7 @@
 /* Contexts that are created and that end: plain, primary and green ones. */
 #include "shim/capture.h"
 #include "shim/context.h"
+#include "shim/drain.h"
 #include "shim/driver_usage.h"
 #include "shim/eyes.h"
 #include "shim/graphmem.h"
@@ -68,6 +69,7 @@ static void ending_settle(const struct ending *ending, bool is_gone)
 		order_let_contexts();
 		return;
 	}
+	drain_ctx_ends(ending->ctx);
 	capture_drop_ctx(ending->ctx, ending->generation);
 	quiesce_drop_ctx(ending->ctx, ending->generation);
 	context_gone(ending->ctx, ending->generation);
@@ -218,6 +220,7 @@ CUresult shim_cuGreenCtxDestroy(CUgreenCtx handle)
 	struct ending ending = hold_primary(green.device);
 	CUresult result = real(cuGreenCtxDestroy)(handle);
 	if (result == CUDA_SUCCESS) {
+		drain_ctx_ends(green.ctx);
 		capture_drop_ctx(green.ctx, ending.generation);
 	} else {
 		context_add_green(&green);

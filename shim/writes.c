@@ -8,6 +8,7 @@
 #include "proto/clock.h"
 #include "shim/capture.h"
 #include "shim/connection.h"
+#include "shim/drain.h"
 #include "shim/heap.h"
 
 /* The largest element of an array. */
@@ -354,9 +355,19 @@ bool writes_give_copies_to(struct gate_thread **thread, struct writes_span span,
 bool writes_give_copies(struct gate_thread **thread, struct writes_span span, CUstream stream,
                         bool is_per_thread, CUresult *result_out)
 {
-	if (capture_may_have(stream, is_per_thread ? GLAKE_PER_THREAD : 0)) {
+	bool is_captured = capture_may_have(stream, is_per_thread ? GLAKE_PER_THREAD : 0);
+	bool has_copies = (!is_captured || drain_is_calm) &&
+	                  writes_give_copies_to(thread, span, result_out);
+	if (is_captured) {
 		*result_out = CUDA_SUCCESS;
-		return false;
 	}
-	return writes_give_copies_to(thread, span, result_out);
+	return has_copies;
+}
+
+CUresult writes_refused(CUresult result, struct writes_span span, CUstream stream,
+                        bool is_per_thread)
+{
+	bool is_ours = heap_find(span.ptr, NULL) &&
+	               capture_may_have(stream, is_per_thread ? GLAKE_PER_THREAD : 0);
+	return is_ours ? CUDA_ERROR_OUT_OF_MEMORY : result;
 }

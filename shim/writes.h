@@ -7,8 +7,9 @@
  * the map has no block at all, that is one load. If they find some, the thread leaves the gate, has it
  * replaced, enters and looks again.
  *
- * A call that is captured writes nothing yet. A write for which there is no memory fails as an allocation
- * does, with CUDA_ERROR_OUT_OF_MEMORY, and so does one whose queued work does not end: the old bytes stay.
+ * A call that is captured writes nothing yet. It gets copies if that is possible during the capture (drain.h); if not,
+ * the driver takes a set or a word, and refuses a copy. A write for which there is no memory fails as an allocation
+ * does, with CUDA_ERROR_OUT_OF_MEMORY, and so does one behind work that does not end: the old bytes stay.
  *
  * Threads: any.
  */
@@ -100,6 +101,13 @@ bool writes_give_copies(struct gate_thread **thread, struct writes_span span, CU
 /* The same for a call without a stream, that writes nothing yet. */
 bool writes_give_copies_to(struct gate_thread **thread, struct writes_span span,
                            CUresult *result_out);
+
+/*
+ * The driver has refused a call with @result that was to write to @span, which is still sealed. A captured copy is told
+ * that there is no memory for its private copy.
+ */
+CUresult writes_refused(CUresult result, struct writes_span span, CUstream stream,
+                        bool is_per_thread);
 
 /*
  * Outside the gate: what [ptr, ptr + n_bytes) has of one allocation is private, and can be handed out.

@@ -199,6 +199,9 @@ static void give_up(struct glake__errand *errand, const struct glake__device *de
 	*to = NULL;
 	*from = NULL;
 	add(errand);
+	if (glake__space.gate.left) {
+		glake__space.gate.left(glake__space.gate.user);
+	}
 }
 
 /* Without @from zeroes, to what lies behind the first @n_kept bytes. */

@@ -2,10 +2,12 @@
 #
 # The calls of the toolkit that touch device memory, streams or graphs, from its prototypes and the
 # list of which of them pass the gate:
-#   GATE(symbol, (parameters), (arguments))    it passes the gate
+#   GATE(symbol, (parameters), (arguments), stream, flags)
+#                                              it passes the gate
+#   CAPTURE(symbol, (parameters), (arguments)) the same, and it begins a capture
 #   WRITE(symbol, (parameters), (arguments), stream, flags, finder, (where))
 #                                              the same, and a function of writes.h finds what it writes to
-#   LAUNCH(symbol, (parameters), (arguments), (what))
+#   LAUNCH(symbol, (parameters), (arguments), stream, flags, (what))
 #                                              the same, and eyes.h looks at the kernel and its parameters
 #   ASK(symbol, (parameters), (arguments))     it does not pass, and its result is looked at
 #   UNLOAD(symbol, (parameters), (arguments))  it does not pass, and code may end
@@ -23,7 +25,7 @@ BEGIN {
 }
 
 FNR == NR {
-	if ($1 ~ /^(gate|write|launch|ask|unload|excuse)$/) {
+	if ($1 ~ /^(gate|capture|write|launch|ask|unload|excuse)$/) {
 		class[$2] = $1
 		rest[$2] = $3
 		where[$2] = $0
@@ -56,6 +58,10 @@ function arguments_of(parameters,   list, n, i, arguments)
 # The stream that it is submitted to; those without one wait.
 function stream_of(parameters)
 {
+	if (match(parameters, /CUlaunchConfig \*[A-Za-z]+/)) {
+		parameters = substr(parameters, RSTART + 16, RLENGTH - 16)
+		return parameters " ? " parameters "->hStream : NULL"
+	}
 	return match(parameters, /CUstream [A-Za-z]+/) ? \
 		substr(parameters, RSTART + 9, RLENGTH - 9) : "NULL"
 }
@@ -82,13 +88,17 @@ function judge(symbol, parameters,   base)
 			arguments_of(parameters), stream_of(parameters), symbol ~ /_pt[sd][sz]$/,
 			rest[base], with_first(where[base], parameters)
 	} else if (class[base] == "launch") {
-		printf "LAUNCH(%s, (%s), (%s), (%s))\n", symbol, parameters,
-			arguments_of(parameters), what[base]
+		printf "LAUNCH(%s, (%s), (%s), %s, %d, (%s))\n", symbol, parameters,
+			arguments_of(parameters), stream_of(parameters), symbol ~ /_pt[sd][sz]$/,
+			what[base]
+	} else if (class[base] == "capture") {
+		printf "CAPTURE(%s, (%s), (%s))\n", symbol, parameters, arguments_of(parameters)
 	} else if (class[base] == "ask" || class[base] == "unload") {
 		printf "%s(%s, (%s), (%s))\n", toupper(class[base]), symbol, parameters,
 			arguments_of(parameters)
 	} else if (class[base] == "gate" || class[base] == "write") {
-		printf "GATE(%s, (%s), (%s))\n", symbol, parameters, arguments_of(parameters)
+		printf "GATE(%s, (%s), (%s), %s, %d)\n", symbol, parameters,
+			arguments_of(parameters), stream_of(parameters), symbol ~ /_pt[sd][sz]$/
 	} else if (class[base] == "excuse") {
 		printf "EXCUSED(%s)\n", symbol
 	} else if (parameters ~ touches) {

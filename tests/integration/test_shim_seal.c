@@ -78,9 +78,21 @@ START_TEST(a_peer_reads_sealed_memory)
 }
 END_TEST
 
-START_TEST_WITH(a_captured_write_copies_nothing, .begin = begin_fast)
+START_TEST(writes_to_sealed_memory_are_captured)
 {
 	run_scenario("captures");
+}
+END_TEST
+
+START_TEST_WITH(a_captured_copy_beside_other_work_says_so, .begin = begin_fast)
+{
+	run_scenario("captures_beside_work");
+}
+END_TEST
+
+START_TEST_WITH(a_captured_copy_waits_for_earlier_work, .begin = begin_fast)
+{
+	run_scenario("captures_behind_work");
 }
 END_TEST
 

@@ -650,29 +650,134 @@ static void peers(void)
 	(void)one;
 }
 
-/*
- * A captured write writes nothing yet: the driver may record it, or refuse memory that is read-only now. During
- * a capture there is no copy for others either.
- */
+static void run_graph(CUgraph graph)
+{
+	CUgraphExec exec;
+	must_ok(cuGraphInstantiateWithFlags(&exec, graph, 0));
+	must_ok(cuGraphLaunch(exec, stream));
+	must_ok(cuStreamSynchronize(stream));
+	must_ok(cuGraphExecDestroy(exec));
+	must_ok(cuGraphDestroy(graph));
+}
+
+/* What writes to sealed memory is captured, in all modes: as if it was not sealed. Nothing is written yet. */
 static void captures(void)
+{
+	static uint8_t before[N_BYTES];
+	CUgraph graph;
+	start(0);
+	make_sources();
+	CUdeviceptr ptr = alloc(N_BYTES);
+	CUdeviceptr twin = alloc(N_BYTES);
+	for (unsigned mode = 0; mode < 3; mode++) {
+		fill(ptr, mode);
+		fill(twin, mode);
+		seal(ptr);
+		seal(twin);
+		memcpy(before, bytes, N_BYTES);
+		uint64_t n = n_copies();
+		must_ok(cuStreamBeginCapture(stream, (CUstreamCaptureMode)mode));
+		must_ok(cuMemcpyDtoDAsync(ptr, device_source, 64, stream));
+		must_ok(cuMemsetD8Async(ptr + 64, 7, 64, stream));
+		must_ok(cuMemcpyHtoDAsync(ptr + PAGE, source, 64, stream));
+		must_ok(cuStreamWriteValue32(stream, ptr + PAGE + 64, 0x08080808, 0));
+		must_ok(cuStreamEndCapture(stream, &graph));
+		must(n_copies() == n + 2);
+		expect(ptr, before, "captured");
+		run_graph(graph);
+		memcpy(bytes, source, 64);
+		memset(bytes + 64, 7, 64);
+		memcpy(bytes + PAGE, source, 64);
+		memset(bytes + PAGE + 64, 8, 4);
+		expect(ptr, bytes, "run");
+		expect(twin, before, "twin");
+	}
+}
+
+/*
+ * Work that another stream was given meanwhile cannot be waited for: a copy cannot be captured, and says so at once;
+ * what the driver takes all the same gets its private copy when the capture is over.
+ */
+static void captures_beside_work(void)
 {
 	CUgraph graph;
 	CUstream other;
 	start(0);
+	make_sources();
 	must_ok(cuStreamCreate(&other, CU_STREAM_NON_BLOCKING));
 	CUdeviceptr ptr = alloc(N_BYTES);
+	CUdeviceptr private = alloc(N_BYTES);
+	fill(private, 2);
 	fill(ptr, 1);
 	seal(ptr);
 	must_ok(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
-	must(cuMemsetD8Async(ptr, 7, N_BYTES, stream) != CUDA_ERROR_OUT_OF_MEMORY);
-	must_be(cuMemsetD8Async(ptr, 8, N_BYTES, other), CUDA_ERROR_OUT_OF_MEMORY);
+	/* The first write of another stream finds the GPU idle. */
+	must_ok(cuMemsetD8Async(ptr, 8, 64, other));
+	must(n_copies() == 1);
+	must_be(cuMemcpyDtoDAsync(ptr + PAGE, device_source, 64, stream), CUDA_ERROR_OUT_OF_MEMORY);
+	must_be(cuMemcpyDtoDAsync(private, 0, 64, stream), CUDA_ERROR_INVALID_VALUE);
+	must_be(cuMemsetD8Async(ptr + PAGE, 8, 64, other), CUDA_ERROR_OUT_OF_MEMORY);
+	must_ok(cuMemsetD8Async(ptr + PAGE, 7, 64, stream));
+	must_ok(cuMemcpyDtoDAsync(private, device_source, 64, stream));
 	must_ok(cuStreamEndCapture(stream, &graph));
-	must(n_copies() == 0);
-	expect(ptr, bytes, "captured");
+	must(n_copies() == 1);
+	must_ok(cuStreamSynchronize(other));
+	memset(bytes, 8, 64);
+	expect(ptr, bytes, "before the run");
+	run_graph(graph);
+	must(n_copies() == 2);
+	memset(bytes + PAGE, 7, 64);
+	expect(ptr, bytes, "run");
 	must_ok(cuMemsetD8Async(ptr, 9, N_BYTES, stream));
 	must_ok(cuStreamSynchronize(stream));
 	memset(bytes, 9, N_BYTES);
 	expect(ptr, bytes, "after the capture");
+}
+
+static void *submit_beside(void *user)
+{
+	CUstream own;
+	must_ok(cuCtxSetCurrent(ctx));
+	must_ok(cuStreamCreate(&own, CU_STREAM_NON_BLOCKING));
+	must_ok(cuMemsetD8Async(*(CUdeviceptr *)user, 1, 64, own));
+	must_ok(cuStreamSynchronize(own));
+	return NULL;
+}
+
+/* Work from before the capture is waited for, in other threads' streams as well. */
+static void captures_behind_work(void)
+{
+	bool goes_on = false;
+	pthread_t thread;
+	CUgraph graph;
+	CUstream other;
+	start(0);
+	make_sources();
+	must_ok(cuStreamCreate(&other, CU_STREAM_NON_BLOCKING));
+	CUdeviceptr ptr = alloc(N_BYTES);
+	CUdeviceptr private = alloc(N_BYTES);
+	fill(ptr, 1);
+	seal(ptr);
+	must_ok(cuLaunchHostFunc(other, wait_for_start, &goes_on));
+	must_ok(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+	must_be(cuMemcpyDtoDAsync(ptr, device_source, 64, stream), CUDA_ERROR_OUT_OF_MEMORY);
+	__atomic_store_n(&goes_on, true, __ATOMIC_SEQ_CST);
+	must_ok(cuMemcpyDtoDAsync(ptr, device_source, 64, stream));
+	must(pthread_create(&thread, NULL, submit_beside, &private) == 0);
+	pthread_join(thread, NULL);
+	must_be(cuMemcpyDtoDAsync(ptr + PAGE, device_source, 64, stream), CUDA_ERROR_OUT_OF_MEMORY);
+	must_ok(cuStreamEndCapture(stream, &graph));
+	expect(ptr, bytes, "captured");
+	run_graph(graph);
+	memcpy(bytes, source, 64);
+	expect(ptr, bytes, "run");
+	/* The next capture begins anew. */
+	must_ok(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+	must_ok(cuMemcpyDtoDAsync(ptr + PAGE, device_source, 64, stream));
+	must_ok(cuStreamEndCapture(stream, &graph));
+	run_graph(graph);
+	memcpy(bytes + PAGE, source, 64);
+	expect(ptr, bytes, "run again");
 }
 
 /* ---- graphs ---- */
@@ -1281,6 +1386,8 @@ static const struct scenario scenarios[] = {
 	{"names", names},
 	{"peers", peers},
 	{"captures", captures},
+	{"captures_beside_work", captures_beside_work},
+	{"captures_behind_work", captures_behind_work},
 	{"work_under_way", work_under_way},
 	{"held_back", held_back},
 	{"idle", idle},

@@ -385,9 +385,10 @@ END_TEST
 START_TEST(every_call_is_gated_or_excused)
 {
 	static const char *const unknown[] = {
-#define GATE(symbol, parameters, arguments)
+#define GATE(symbol, parameters, arguments, stream, flags)
+#define CAPTURE(symbol, parameters, arguments)
 #define WRITE(symbol, parameters, arguments, stream, flags, find, where)
-#define LAUNCH(symbol, parameters, arguments, what)
+#define LAUNCH(symbol, parameters, arguments, stream, flags, what)
 #define ASK(symbol, parameters, arguments)
 #define UNLOAD(symbol, parameters, arguments)
 #define EXCUSED(symbol)
