@@ -662,7 +662,7 @@ GLAKE_API int glake_seal(const struct glake_span *spans, size_t n_spans,
  * The same for memory that no work uses, neither queued nor started before this returns: under the shim, too,
  * nothing is waited for, and no work is held back. A kernel that uses the memory meanwhile faults, or reads what
  * is mapped there by turns. For memory that was just filled, and that its users do not know yet.
- * Errors: as glake_seal().
+ * Errors: as glake_seal(); -EBUSY: for ten seconds the GPU had no time for a copy.
  */
 GLAKE_API int glake_seal_idle(const struct glake_span *spans, size_t n_spans,
                               struct glake_sealed *sealed_out);

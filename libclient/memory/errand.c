@@ -172,6 +172,8 @@ static int fill_mirror(struct glake__range *mirror, const struct glake__backing 
 int glake__errand_mirror(const struct glake__backing *backing, uint64_t offset, uint64_t n_bytes,
                          enum glake__access access, struct glake__range **mirror_out)
 {
+	/* Those that have ended stand in nobody's way. */
+	glake__errands_collect();
 	int r = glake__range_reserve(GLAKE__RANGE_MIRROR, NULL, backing->device->handle, n_bytes, 0,
 	                             0, mirror_out);
 	if (r < 0) {

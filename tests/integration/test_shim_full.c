@@ -66,3 +66,12 @@ START_TEST(zeroes_that_are_given_up_harm_nobody)
 	run_scenario("zeroes_given_up");
 }
 END_TEST
+
+/* The library alone: with the shim switched off nothing holds the program's work back. */
+START_TEST(unsealing_without_a_gate_comes_back)
+{
+	struct run run;
+	run_start(&run, "GLAKE_SHIM=off", run_in_build("tests/shim/full"), "without_a_gate", NULL);
+	run_end_well(&run);
+}
+END_TEST

@@ -358,6 +358,51 @@ static void zeroes_given_up(void)
 	must_ok(cuMemFree(large));
 }
 
+/*
+ * A program that uses the library without the shim: nothing holds its work back, and nothing tells when it has ended but
+ * the stream that was left.
+ */
+static void without_a_gate(void)
+{
+	struct glake_session *session;
+	glake_ptr ptrs[2];
+	start();
+	must(glake_connect(NULL, &session) == 0);
+	for (unsigned i = 0; i < 2; i++) {
+		must(glake_alloc(session, 0, N_BYTES, 0, &ptrs[i]) == 0);
+		make_bytes(i);
+		must_ok(cuMemcpyHtoD(ptrs[i], bytes, N_BYTES));
+		must_ok(cuCtxSynchronize());
+		must(seal(ptrs[i], N_BYTES, N_BYTES) == 0);
+	}
+	fill_gpu();
+	must(glake_unseal(ptrs[0], N_BYTES) == -EBUSY);
+	must(glake_unseal(ptrs[1], N_BYTES) == -EBUSY);
+	let_go();
+	must_ok(cuStreamSynchronize(busy));
+	must_ok(cuCtxSynchronize());
+	must(glake_unseal(ptrs[1], N_BYTES) == 0);
+	must(glake_unseal(ptrs[0], N_BYTES) == 0);
+	expect(ptrs[1], N_BYTES);
+	must(glake_unseal(ptrs[1], N_BYTES) == 0);
+	/* What is under way outlives the memory and the session. */
+	must(seal(ptrs[1], N_BYTES, N_BYTES) == 0);
+	fill_gpu();
+	must(glake_unseal(ptrs[1], N_BYTES) == -EBUSY);
+	must(glake_free(session, ptrs[1]) == 0);
+	glake_disconnect(session);
+	let_go();
+	must_ok(cuCtxSynchronize());
+	must(glake_connect(NULL, &session) == 0);
+	must(glake_alloc(session, 0, N_BYTES, 0, &ptrs[0]) == 0);
+	must_ok(cuMemcpyHtoD(ptrs[0], bytes, N_BYTES));
+	must_ok(cuCtxSynchronize());
+	must(seal(ptrs[0], N_BYTES, N_BYTES) == 0);
+	must(glake_unseal(ptrs[0], N_BYTES) == 0);
+	expect(ptrs[0], N_BYTES);
+	glake_disconnect(session);
+}
+
 static const struct scenario scenarios[] = {
 	{"writes_come_back", writes_come_back},
 	{"crowds_come_back", crowds_come_back},
@@ -367,6 +412,7 @@ static const struct scenario scenarios[] = {
 	{"seals_come_back", seals_come_back},
 	{"copies_given_up", copies_given_up},
 	{"zeroes_given_up", zeroes_given_up},
+	{"without_a_gate", without_a_gate},
 };
 
 int main(int argc, char **argv)
