@@ -80,7 +80,7 @@ BENCHES := $(call programs,tests/bench/bench_*.c)
 DEMO := $(call programs,tests/demo/*.c)
 SHIM_PROGRAMS := $(addprefix $(B)/tests/shim/,program linked driver_usage contexts driver_api \
 	driver_api_per_thread green_contexts ipc nvml patcher quota runtime seal seal_random outside full \
-	fault graphmem graphmem_random constructor.so second.so)
+	fault graphmem graphmem_random waits constructor.so second.so)
 FUZZERS := $(call programs,tests/fuzz/fuzz_*.c)
 # docs/security.md says what each stands for.
 ATTACKS := $(addprefix $(B)/tests/unit/test_,bounds fdstore inflight mover_headers notify owner turn) \
@@ -369,7 +369,7 @@ $(B)/obj/tests/shim/driver_api_per_thread.o: tests/shim/driver_api.c
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) -c -o $@ $<
 $(addprefix $(B)/tests/shim/,linked driver_usage contexts driver_api driver_api_per_thread \
-		green_contexts ipc runtime seal seal_random outside full fault graphmem graphmem_random): \
+		green_contexts ipc runtime seal seal_random outside full fault graphmem graphmem_random waits): \
 	STUB = -L$(CUDA_HOME)/lib64/stubs -lcuda
 # Programs that use the library as well.
 $(addprefix $(B)/tests/shim/,seal seal_random full fault): STUB += -L$(B)/lib -lglake-client $(call rpath,../../lib)

@@ -259,8 +259,9 @@ enum {
  * a stream serves the next glake_alloc_async() on that stream at once, and all other allocations
  * after the stream has passed the free. Both kinds of free take memory of both kinds of alloc:
  * glake_free() needs the memory idle, glake_free_async() needs a stream that is ordered after all
- * its uses. Neither call waits for a stream, except an allocation that would otherwise fail. The
- * stream's context must live until glake_disconnect(). @flags: GLAKE_PER_THREAD or 0.
+ * its uses. Neither call waits for a stream, except an allocation that would otherwise fail: that
+ * waits as long as some stream gets on within ten seconds. The stream's context must live until
+ * glake_disconnect(). @flags: GLAKE_PER_THREAD or 0.
  * Errors: request errors; grant errors; -EINVAL, as for glake_alloc(); GLAKE_E_NO_DRIVER; -EBUSY (the
  * stream is being captured); -ENOSYS (the driver is older than CUDA 12.0); -ENOENT (glaked does not
  * own the stream's device); GLAKE_E_CUDA; -ENOMEM.
@@ -280,7 +281,7 @@ GLAKE_API int glake_free_async(struct glake_session *session, void *stream, glak
 /*
  * The program is about to destroy @stream, on which it has called glake_free_async(). glake records events on streams
  * after the frees, by any thread: without this call it may use the handle when it is gone. A stream that lives until
- * glake_disconnect() needs no such call, nor does a default stream, nor any under the shim.
+ * glake_disconnect() needs no such call, nor does a default stream.
  * Errors: session errors; -EINVAL (@flags); else as glake_free_async().
  */
 GLAKE_API int glake_stream_ends(struct glake_session *session, void *stream, unsigned flags);

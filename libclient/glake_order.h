@@ -41,12 +41,12 @@ struct glake_order_options {
 	void (*release)(void *user, void *allocation);
 	void *user;
 	/*
-	 * Record @event, a CUevent, behind all work of the CUcontext @context: cuCtxRecordEvent(), unless a
-	 * stream is being captured, or could begin to be meanwhile: the call would end the capture. Returns 0,
-	 * or something else if it did not. NULL: the order records events on the streams themselves, after the
-	 * frees, so it must be told of their ends: glake_order_stream_ends(). Called with no lock held.
+	 * Has the legacy default stream @stream, of the current context, come to its end? cuStreamQuery(), unless a
+	 * stream is being captured, or could begin to be meanwhile: the call might end the capture. Returns 1 if it
+	 * has, else 0. NULL: the order asks, and does not know of captures that begin meanwhile. Called with no
+	 * lock held.
 	 */
-	int (*record)(void *user, void *context, void *event);
+	int (*is_idle)(void *user, void *stream);
 	/*
 	 * An event is about to be recorded behind @allocation, which is parked or being parked: what the caller
 	 * parks together with it from now on, under the same pointer, is not behind the event. May be
@@ -101,15 +101,16 @@ GLAKE_API int glake_order_park(struct glake_order *order, void *handle, unsigned
                                uint64_t bytes);
 
 /*
- * The program is about to destroy @stream: the order does not use it after this, until something is parked there.
- * Needed without record() only. A default stream of a thread needs it never.
+ * The program is about to destroy @stream: the order does not use it after this, until something is parked there. It
+ * must be told, because an event may be recorded there long after a free, by any thread. Default streams need it never.
+ * If @stream is being captured, what is parked there and has no event stays until its context ends.
  */
 GLAKE_API void glake_order_stream_ends(struct glake_order *order,
                                        const struct glake_stream *stream);
 
 /*
- * CUstream @handle waits for all that is parked on the stream with the id @from by now: what it gets later may use
- * that memory at once. The GPU waits, not the caller. The allocations stay parked; the caller knows which of their
+ * CUstream @handle waits for all that is parked on the stream with the id @from by now, and perhaps for what that got
+ * later: what @handle gets after this may use that memory at once. The GPU waits, not the caller. The allocations stay parked; the caller knows which of their
  * memory it uses, and that stream @from does not get it meanwhile. After an error @handle may wait for a part.
  * Errors: -ENOENT (nothing is parked there any more); -EBUSY (a stream is being captured, or a context may be
  * ending); GLAKE_E_CUDA.
@@ -119,7 +120,8 @@ GLAKE_API int glake_order_follow(struct glake_order *order, void *handle, unsign
 
 /*
  * Release allocations that are parked on streams of @context and no longer in use. If @waits is
- * not 0, wait for all that were parked when the call began. Returns 1 if it released any, else 0.
+ * not 0, wait for all that were parked when the call began, until nothing has ended for ten seconds: a stream may wait
+ * for what the caller does next. Returns 1 if it released any, else 0.
  */
 GLAKE_API int glake_order_collect(struct glake_order *order, void *context, int waits);
 

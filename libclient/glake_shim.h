@@ -49,12 +49,28 @@ static inline bool glake__pool_serves(const struct glake__tag *tag, uint64_t n_b
 	       (tag->stream > 0 && n_bytes >= GLAKE__POOL_MIN_BYTES);
 }
 
+/* Who waits for what streams have freed: for those up to a number. Begins as zeroes. */
+struct glake__order_wait {
+	uint64_t upto;
+	uint64_t grace_ns;
+};
+
+/*
+ * Wait until some of what was parked when @wait began is released, and a little longer, each time twice as long: more
+ * may follow. What is parked in @ctx, the current context; or, if that is NULL, for device @ordinal. False: nothing of
+ * it was: there is none, or nothing has ended for ten seconds. Then what is left may wait for the caller.
+ */
+bool glake__order_await(struct glake_order *order, void *ctx, int ordinal,
+                        struct glake__order_wait *wait);
+
 /*
  * How one allocation waits: since when, over all its requests to glaked. In stream order its stream may also wait for
  * another one's work (glake_order_follow()), unless order is NULL. Begins as zeroes.
  */
 struct glake__wait {
 	uint64_t since_ns;
+	struct glake__order_wait parked;
+	bool is_room_made;         /* what is free has gone back to glaked for it */
 	struct glake_order *order; /* borrowed */
 	void *stream;              /* its CUstream, and */
 	unsigned flags;            /* GLAKE_PER_THREAD or 0 */
@@ -432,6 +448,9 @@ void glake__order_let_contexts(struct glake_order *order);
 void glake__order_hide_context(struct glake_order *order, void *context);
 void glake__order_show_context(struct glake_order *order, void *context);
 void glake__order_drop_context(struct glake_order *order);
+
+/* glake_order_stream_ends() for a stream that is being captured: whoever asks for its id ends the capture. */
+void glake__order_handle_ends(struct glake_order *order, const void *handle);
 
 /* ---- the session ------------------------------------------------------------------------------ */
 

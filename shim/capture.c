@@ -53,8 +53,8 @@ void capture_restore(CUstreamCaptureMode mode)
 }
 
 /*
- * A tiny allocation, made to ask the driver. Freeing it would wait, so it is kept until no stream
- * is captured. It ends with its context.
+ * A tiny allocation, made to ask the driver. Freeing it would wait, so it is kept until the program frees memory, and
+ * waits itself, while no stream is captured. It ends with its context.
  */
 struct probe {
 	CUdeviceptr address;
@@ -67,10 +67,12 @@ static size_t n_probes;
 static atomic_bool has_probes;
 
 /* Contexts are held: if one ended now, its probe's address could be another allocation's. */
-static void free_probes(void)
+void capture_free_probes(void)
 {
 	struct probe taken[MAX_PROBES];
-	order_hold_contexts();
+	if (!has_probes || capture_is_any() || !order_try_hold_contexts(0)) {
+		return;
+	}
 	pthread_mutex_lock(&lock);
 	size_t n_taken = n_probes;
 	memcpy(taken, probes, n_taken * sizeof(taken[0]));
@@ -85,35 +87,29 @@ static void free_probes(void)
 	order_let_contexts();
 }
 
-static void keep_probe(CUdeviceptr address)
+/* Those that are too many stay their context's. */
+void capture_keep_probe(CUdeviceptr address)
 {
 	struct probe probe = {.address = address, .generation = context_generation()};
 	real(cuCtxGetCurrent)(&probe.ctx);
 	probe.ctx = context_primary(probe.ctx);
 	pthread_mutex_lock(&lock);
-	bool is_kept = n_probes < MAX_PROBES;
-	if (is_kept) {
+	if (n_probes < MAX_PROBES) {
 		probes[n_probes++] = probe;
 		has_probes = true;
 	}
 	pthread_mutex_unlock(&lock);
-	if (!is_kept) {
-		real(cuMemFree_v2)(address);
-	}
 }
 
 CUresult capture_ask_alloc(void)
 {
 	CUdeviceptr probe = 0;
 	if (!capture_is_any()) {
-		if (has_probes) {
-			free_probes();
-		}
 		return CUDA_SUCCESS;
 	}
 	CUresult result = real(cuMemAlloc_v2)(&probe, PROBE_BYTES);
 	if (result == CUDA_SUCCESS) {
-		keep_probe(probe);
+		capture_keep_probe(probe);
 	}
 	return result;
 }
@@ -196,18 +192,16 @@ static CUcontext ctx_of(CUstream stream)
 	return ctx;
 }
 
-/* Called before the driver's call, so that no thread misses a capture that has begun. */
-CUresult capture_record_ctx(CUcontext ctx, CUevent event)
+/* The lock keeps captures from beginning. */
+bool capture_ask_idle(CUstream legacy)
 {
-	CUresult result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 	pthread_mutex_lock(&lock);
-	if (n_captures == 0 && real(cuCtxRecordEvent)) {
-		result = real(cuCtxRecordEvent)(ctx, event);
-	}
+	bool is_idle = n_captures == 0 && real(cuStreamQuery)(legacy) == CUDA_SUCCESS;
 	pthread_mutex_unlock(&lock);
-	return result;
+	return is_idle;
 }
 
+/* Called before the driver's call, so that no thread misses a capture that has begun. */
 bool capture_begins(CUstream stream, unsigned flags)
 {
 	struct capture *capture = shim_is_forked() ? NULL : calloc(1, sizeof(*capture));

@@ -38,6 +38,13 @@ bool capture_is_in_graph(uint64_t id);
 CUresult capture_ask_alloc(void);
 
 /*
+ * A tiny allocation of the driver's, in the current context, made to ask it. Freeing it waits for the GPU: so that
+ * happens in free_probes(), which the program's own frees call, which have waited.
+ */
+void capture_keep_probe(CUdeviceptr address);
+void capture_free_probes(void);
+
+/*
  * The same for freeing; call it only during captures. It waits for the work of the current context,
  * as a free does.
  */
@@ -61,11 +68,8 @@ CUresult capture_stream_destroyed(CUstream stream, CUresult result);
 /* Context @ctx has ended: forget its captures from before @generation (context.h). */
 void capture_drop_ctx(CUcontext ctx, uint64_t generation);
 
-/*
- * Record @event behind all work of @ctx, unless any stream is captured: it would end the capture. Meanwhile none
- * begins to be. Drivers before CUDA 12.5 cannot.
- */
-CUresult capture_record_ctx(CUcontext ctx, CUevent event);
+/* Has the legacy default stream @legacy come to its end? False while any stream is captured. Meanwhile none begins to be. */
+bool capture_ask_idle(CUstream legacy);
 
 /*
  * relax: from now on captures forbid this thread only what disturbs its own captured streams.

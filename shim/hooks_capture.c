@@ -6,12 +6,18 @@
 #include "shim/graphmem.h"
 #include "shim/order.h"
 
-/* A graph may have what was freed until now, once it is marked (glake_order.h), which captures forbid. */
+/*
+ * A graph may have what was freed until now, once it is marked (glake_order.h), and what was freed on this stream can be
+ * marked now only.
+ */
 static bool begins(CUstream stream, unsigned flags)
 {
 	struct heap_place here;
+	if (!shim_is_forked()) {
+		order_stream_ends(stream, capture_may_have(stream, flags));
+	}
 	if (shim_policy()->stitches && !shim_is_forked() && heap_place_here(&here)) {
-		order_collect(here.ctx, false);
+		order_collect(here.ctx);
 	}
 	drain_before_capture();
 	return capture_begins(stream, flags);
@@ -83,9 +89,8 @@ static void forget(CUstream stream)
 	}
 	if (capture_is_any()) {
 		graphmem_forget_stream(stream);
-	} else {
-		order_stream_ends(stream);
 	}
+	order_stream_ends(stream, capture_may_have(stream, 0));
 }
 
 CUresult shim_cuStreamDestroy(CUstream stream)

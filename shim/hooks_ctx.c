@@ -217,6 +217,8 @@ CUresult shim_cuGreenCtxDestroy(CUgreenCtx handle)
 	if (shim_is_forked() || !context_end_green(handle, &green)) {
 		return real(cuGreenCtxDestroy)(handle);
 	}
+	/* Its streams cannot be marked after it. */
+	order_collect(green.primary);
 	struct ending ending = hold_primary(green.device);
 	CUresult result = real(cuGreenCtxDestroy)(handle);
 	if (result == CUDA_SUCCESS) {

@@ -105,7 +105,7 @@ CUresult shim_cuMemGetInfo_v2(size_t *free_out, size_t *total_out)
 	}
 	/* Parked memory that is no longer in use becomes warm, and counts as free. */
 	if (heap_place_here(&place)) {
-		order_collect(place.ctx, false);
+		order_collect(place.ctx);
 	}
 	graphmem_collect();
 	struct view view;

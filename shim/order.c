@@ -13,10 +13,23 @@
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static struct glake_order *order; /* NULL: the driver is too old */
 
-static void release(void *user, void *allocation)
+static _Atomic(order_idle_fn *) asker;
+static _Atomic(order_keep_fn *) keeper;
+
+void order_set_calls(order_idle_fn *ask, order_keep_fn *keep)
 {
+	asker = ask;
+	keeper = keep;
+}
+
+static void release(void *user, void *released)
+{
+	struct glake__allocation *allocation = released;
+	order_keep_fn *keep = keeper;
 	(void)user;
-	heap_release(allocation);
+	if (allocation->is_parked || !keep || !keep(allocation)) {
+		heap_release(allocation);
+	}
 }
 
 static void marking(void *user, void *allocation)
@@ -25,18 +38,11 @@ static void marking(void *user, void *allocation)
 	glake__heap_marking(allocation);
 }
 
-static _Atomic(order_record_fn *) recorder;
-
-void order_set_recorder(order_record_fn *record)
+static int is_idle(void *user, void *stream)
 {
-	recorder = record;
-}
-
-static int record(void *user, void *ctx, void *event)
-{
-	order_record_fn *call = recorder;
+	order_idle_fn *ask = asker;
 	(void)user;
-	return call && call(ctx, event) == CUDA_SUCCESS ? 0 : -1;
+	return ask && ask(stream);
 }
 
 static void make_order(void)
@@ -45,7 +51,7 @@ static void make_order(void)
 		.size = sizeof(options),
 		.libcuda = shim_libcuda(),
 		.release = release,
-		.record = record,
+		.is_idle = is_idle,
 		.marking = marking,
 	};
 	if (glake_order_new(&options, &order) < 0) {
@@ -67,9 +73,11 @@ bool order_find_stream(CUstream handle, unsigned flags, struct glake_stream *str
 static int alloc(const struct heap_place *place, uint64_t n_bytes, struct glake__wait *wait,
                  CUdeviceptr *address_out)
 {
-	order_collect(place->ctx, false);
+	order_collect(place->ctx);
 	int r = heap_alloc(place, n_bytes, wait, address_out);
-	if (r == CONNECTION_E_REFUSED && order_collect(place->ctx, true)) {
+	while (r == CONNECTION_E_REFUSED && order &&
+	       glake__order_await(order, place->ctx, 0, &wait->parked)) {
+		wait->is_room_made = false;
 		r = heap_alloc(place, n_bytes, wait, address_out);
 	}
 	return r;
@@ -126,17 +134,36 @@ bool order_free(CUstream handle, unsigned flags, const struct glake_stream *stre
 	return true;
 }
 
-void order_stream_ends(CUstream handle)
+bool order_free_whole(CUstream handle, unsigned flags, const struct glake_stream *stream,
+                      struct glake__allocation *allocation)
+{
+	return glake_order_park(order, handle, flags, stream, allocation, allocation->ordinal, 0) ==
+	       0;
+}
+
+static bool is_default(CUstream handle)
+{
+	return !handle || handle == CU_STREAM_LEGACY || handle == CU_STREAM_PER_THREAD;
+}
+
+void order_stream_ends(CUstream handle, bool is_captured)
 {
 	struct glake_stream stream;
-	if (order && glake_order_stream(order, handle, 0, &stream) == 0) {
+	if (!order || is_default(handle)) {
+		return;
+	}
+	if (is_captured) {
+		glake__order_handle_ends(order, handle);
+	} else if (glake_order_stream(order, handle, 0, &stream) == 0) {
 		glake_order_stream_ends(order, &stream);
 	}
 }
 
-bool order_collect(CUcontext ctx, bool waits)
+void order_collect(CUcontext ctx)
 {
-	return get_order() && glake_order_collect(order, ctx, waits);
+	if (get_order()) {
+		glake_order_collect(order, ctx, false);
+	}
 }
 
 void order_collect_all(void)

@@ -10,9 +10,11 @@
 
 #include "shim/heap.h"
 
-/* Records an event behind all work of a context, unless that would end a capture. Until it is set, nothing does. */
-typedef CUresult order_record_fn(CUcontext ctx, CUevent event);
-void order_set_recorder(order_record_fn *record);
+/* Has a legacy default stream come to its end (glake_order.h)? Until it is set, none has. */
+typedef bool order_idle_fn(CUstream stream);
+/* Does a graph keep the claimed allocation, which streams are done with (graphmem.h)? Until it is set, none does. */
+typedef bool order_keep_fn(struct glake__allocation *allocation);
+void order_set_calls(order_idle_fn *ask, order_keep_fn *keep);
 
 /*
  * Describe a stream. False: the driver does not tell, so the call is the driver's. @flags, here and
@@ -22,7 +24,7 @@ bool order_find_stream(CUstream handle, unsigned flags, struct glake_stream *str
 
 /*
  * As heap_alloc(). Parked memory that is no longer in use goes back to the heap first. If glaked
- * refuses, the call waits until all parked memory of the context is back, and asks again.
+ * refuses, the call waits for parked memory of the context, and asks again, until nothing ends for ten seconds.
  */
 int order_alloc(const struct heap_place *place, uint64_t n_bytes, CUdeviceptr *address_out);
 
@@ -37,16 +39,19 @@ int order_alloc_async(const struct glake_stream *stream, struct pool *pool, uint
 bool order_free(CUstream handle, unsigned flags, const struct glake_stream *stream,
                 struct glake__allocation *allocation);
 
-/* @handle, which is not captured, is about to be destroyed: an event of it tells sooner than one of its context. */
-void order_stream_ends(CUstream handle);
-
 /*
- * Give parked memory of @ctx, the current context, back to the heap: what is no longer in use, or
- * all of it if @waits, which blocks until the GPU is there. Returns whether there was any.
+ * The same of one that a graph keeps: none of it serves before the stream is there.
  */
-bool order_collect(CUcontext ctx, bool waits);
+bool order_free_whole(CUstream handle, unsigned flags, const struct glake_stream *stream,
+                      struct glake__allocation *allocation);
 
-/* The same for all contexts, without waiting. The thread may have any current context, or none. */
+/* @handle is about to be destroyed, or captured: no thread uses it here, until memory is freed there. */
+void order_stream_ends(CUstream handle, bool is_captured);
+
+/* Give parked memory of @ctx, which does not end meanwhile, back to the heap if it is no longer in use. */
+void order_collect(CUcontext ctx);
+
+/* The same for all contexts. The thread may have any current context, or none. */
 void order_collect_all(void);
 
 /*

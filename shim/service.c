@@ -190,7 +190,7 @@ void service_start(struct connection *connection)
 		return;
 	}
 	pthread_once(&once, watch_exit);
-	order_set_recorder(capture_record_ctx);
+	order_set_calls(capture_ask_idle, graphmem_keep);
 	glake_set_notice_handler(connection->session, on_notice, connection);
 	seal_ask_follow(connection);
 	pthread_attr_setstacksize(&attributes, STACK_BYTES);

@@ -156,6 +156,6 @@ int glake_trim(struct glake_session *session, uint32_t device, uint64_t keep_byt
 	if (r < 0) {
 		return r;
 	}
-	glake__async_collect(session, -1);
+	glake__async_collect(session);
 	return glake__leave(session, glake__heap_trim(found, keep_bytes));
 }

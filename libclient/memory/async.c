@@ -66,9 +66,14 @@ int glake__async_place(struct glake_session *session, void *handle, unsigned fla
 	                                       place_out->stream.ordinal);
 }
 
-bool glake__async_collect(struct glake_session *session, int ordinal)
+bool glake__async_collect(struct glake_session *session)
 {
-	return session->order && glake_order_collect_all(session->order, ordinal);
+	return session->order && glake_order_collect_all(session->order, -1);
+}
+
+bool glake__async_await(struct glake_session *session, int ordinal, struct glake__order_wait *wait)
+{
+	return session->order && glake__order_await(session->order, NULL, ordinal, wait);
 }
 
 void glake__async_deinit(struct glake_session *session)

@@ -12,7 +12,7 @@
 
 #include <stdbool.h>
 
-#include "libclient/glake_order.h"
+#include "libclient/glake_shim.h"
 #include "libclient/link/session.h"
 
 struct glake__async_place {
@@ -26,10 +26,11 @@ int glake__async_place(struct glake_session *session, void *handle, unsigned fla
                        struct glake__async_place *place_out);
 
 /*
- * Make memory warm, or give it back, that streams no longer use. Waits for all parked memory of
- * CUDA device @ordinal; -1: waits for none. Returns whether there was any. No lock is held.
+ * Make memory warm, or give it back, that streams no longer use. Returns whether there was any. No lock is held.
+ * await: glake__order_await(), for CUDA device @ordinal.
  */
-bool glake__async_collect(struct glake_session *session, int ordinal);
+bool glake__async_collect(struct glake_session *session);
+bool glake__async_await(struct glake_session *session, int ordinal, struct glake__order_wait *wait);
 
 /* The session ends. Parked memory stays in the books and is dropped with the rest. */
 void glake__async_deinit(struct glake_session *session);

@@ -46,7 +46,7 @@ int glake_chunk_new(struct glake_session *session, uint32_t device, uint64_t byt
 	uint64_t chunk;
 	struct glake__wait wait = {0};
 	r = glake__rpc_chunk_alloc(session, device, bytes, 1, bytes, &wait, &chunk, &fds);
-	if (r < 0 && glake__supply_make_room(found, r)) {
+	while (r < 0 && glake__supply_make_room(found, r, &wait)) {
 		r = glake__rpc_chunk_alloc(session, device, bytes, 1, bytes, &wait, &chunk, &fds);
 	}
 	if (r == 0) {

@@ -570,7 +570,7 @@ bool glake__heap_join(const struct glake_session *session, glake_ptr address, ui
 
 void glake__heap_marking(struct glake__allocation *allocation)
 {
-	if (allocation->is_pooled) {
+	if (allocation->is_pooled && allocation->is_parked) {
 		glake__pool_close(allocation);
 	}
 }

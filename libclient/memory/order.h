@@ -18,7 +18,8 @@ int glake__order_over(const struct cudrv *drv, const struct glake_order_options 
 
 /*
  * glake_order_follow(), up to the oldest of those parked there for which @is_enough() says so; not at all if there is
- * none. It is called with the order's lock held, and must not call the order.
+ * none. It is called with the order's lock held, and must not call the order. Nothing is waited for that the stream got
+ * behind that free: also -EBUSY if there is no event from before that. Then the next frees of the stream have some.
  */
 int glake__order_follow(struct glake_order *order, CUstream handle, unsigned flags, uint64_t from,
                         bool (*is_enough)(const void *allocation, void *user), void *user);

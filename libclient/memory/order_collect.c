@@ -1,9 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "libclient/memory/order_parts.h"
 
-#define ANY_ORDINAL (-1)
 /* Idle GPUs get to their marks that soon. */
 #define IDLE_NS 1000000u
+/* Who waits gives up when nothing has ended for so long: what is left may need the very thread that waits. */
+#define PATIENCE_NS 10000000000u
+/* When something has ended, more often follows: that long a first wait goes on. */
+#define GRACE_NS 5000000u
+/* It sleeps longer when nothing has ended for so long. */
+#define SHORT_NS 2000000u
+#define LONG_PAUSE_NS 500000u
 
 /* Mark all that is parked in @ctx, and until @end_ns let an idle GPU get there. */
 static void mark_all_until(struct glake_order *order, CUcontext ctx, uint64_t end_ns)
@@ -54,62 +60,6 @@ static bool collect_done(struct glake_order *order, CUcontext ctx)
 	return is_any;
 }
 
-static CUevent oldest_on(const struct glake__order_line *line, int ordinal)
-{
-	const struct glake__parked *parked = line->oldest;
-	while (parked && ordinal != ANY_ORDINAL && parked->ordinal != ordinal) {
-		parked = parked->next;
-	}
-	return parked && parked->mark ? parked->mark->event : NULL;
-}
-
-/*
- * Wait for one allocation that is parked in @ctx. It stays parked: meanwhile another thread may
- * take it, and its event may be spare or recorded anew. False: there is none, or the context is
- * lost, and its work may still use the memory.
- */
-static bool wait_for_one(struct glake_order *order, CUcontext ctx, int ordinal)
-{
-	CUevent event = NULL;
-	glake__order_mark_all(order, ctx);
-	pthread_mutex_lock(&order->lock);
-	for (const struct glake__order_line *line = order->lines; !event && line;
-	     line = line->next) {
-		if (line->of->ctx == ctx && !line->of->is_hidden) {
-			event = oldest_on(line, ordinal);
-		}
-	}
-	pthread_mutex_unlock(&order->lock);
-	return event && order->drv.cuEventSynchronize(event) == CUDA_SUCCESS;
-}
-
-/* Parked memory of a context is hidden while it may be ending, even if it does not end. */
-static void await_ends(struct glake_order *order)
-{
-	pthread_mutex_lock(&order->context_lock);
-	pthread_mutex_unlock(&order->context_lock);
-}
-
-int glake_order_collect(struct glake_order *order, void *context, int waits)
-{
-	if (order->n_parked == 0) {
-		return false;
-	}
-	if (waits) {
-		await_ends(order);
-	}
-	CUstreamCaptureMode mode = glake__order_relax(order);
-	glake__order_mark_all(order, context);
-	bool is_any = collect_done(order, context);
-	/* Enough rounds if no thread parks anything meanwhile. */
-	unsigned n_left = waits ? order->n_parked : 0;
-	while (n_left-- > 0 && wait_for_one(order, context, ANY_ORDINAL)) {
-		is_any |= collect_done(order, context);
-	}
-	glake__order_restore(order, mode);
-	return is_any;
-}
-
 /* With the lock of contexts held. One that was not collected from in this round, or NULL. */
 static struct glake__order_context *next_context(struct glake_order *order, uint64_t round)
 {
@@ -122,9 +72,9 @@ static struct glake__order_context *next_context(struct glake_order *order, uint
 	return context;
 }
 
-/* With the lock of contexts held. Waits *n_left times at most, and for idle GPUs until @idle_ns. */
-static void take_done_in(struct glake_order *order, CUcontext ctx, int ordinal, uint64_t idle_ns,
-                         unsigned *n_left, struct glake__order_done *done)
+/* With the lock of contexts held. For idle GPUs it waits until @idle_ns. */
+static void take_done_in(struct glake_order *order, CUcontext ctx, uint64_t idle_ns,
+                         struct glake__order_done *done)
 {
 	CUcontext popped;
 	if (order->push(ctx) != CUDA_SUCCESS) {
@@ -132,46 +82,29 @@ static void take_done_in(struct glake_order *order, CUcontext ctx, int ordinal, 
 	}
 	mark_all_until(order, ctx, idle_ns);
 	take_done_of(order, ctx, done);
-	if (done->n == 0 && ordinal >= 0 && *n_left > 0 && wait_for_one(order, ctx, ordinal)) {
-		--*n_left;
-		take_done_of(order, ctx, done);
-	}
 	order->pop(&popped);
 }
 
 /*
- * A thread that must not wait takes the lock only if no context is ending and no thread waits in
- * one.
+ * The lock is let go for each release: it may take long, and contexts may end meanwhile. While one is ending, or
+ * another thread holds them, nothing is collected.
  */
-static bool lock_contexts(struct glake_order *order, bool waits)
-{
-	return waits ? pthread_mutex_lock(&order->context_lock) == 0
-	             : pthread_mutex_trylock(&order->context_lock) == 0;
-}
-
-/* The lock is let go for each release: it may take long, and contexts may end meanwhile. */
-int glake_order_collect_all(struct glake_order *order, int ordinal)
+static bool collect_contexts(struct glake_order *order, uint64_t idle_ns)
 {
 	struct glake__order_context *context;
 	struct glake__order_done done;
 	bool is_any = false;
-	if (order->n_parked == 0) {
-		return false;
-	}
 	pthread_mutex_lock(&order->lock);
 	uint64_t round = ++order->n_rounds;
 	pthread_mutex_unlock(&order->lock);
-	CUstreamCaptureMode mode = glake__order_relax(order);
-	unsigned n_left = order->n_parked;
-	uint64_t idle_ns = clock_now_ns() + IDLE_NS;
 	do {
 		done.n = 0;
-		if (!lock_contexts(order, ordinal >= 0)) {
+		if (!glake__order_try_hold_contexts(order)) {
 			break;
 		}
 		context = next_context(order, round);
 		if (context) {
-			take_done_in(order, context->ctx, ordinal, idle_ns, &n_left, &done);
+			take_done_in(order, context->ctx, idle_ns, &done);
 			if (done.n == 0) {
 				context->round = round;
 			}
@@ -180,6 +113,136 @@ int glake_order_collect_all(struct glake_order *order, int ordinal)
 		glake__order_release_done(order, &done);
 		is_any |= done.n > 0;
 	} while (context);
+	return is_any;
+}
+
+/* ---- waiting ------------------------------------------------------------------------------------ */
+
+/* Whose end is waited for: what is parked in a context or, if that is NULL, of a device. */
+struct scope {
+	CUcontext ctx;
+	int ordinal;
+};
+
+static bool is_in(const struct scope *scope, const struct glake__order_line *line,
+                  const struct glake__parked *parked)
+{
+	return scope->ctx ? line->of->ctx == scope->ctx : parked->ordinal == scope->ordinal;
+}
+
+/* Will it ever be known to be done? While a context may be ending, what is parked there is hidden, not lost. */
+static bool may_end(const struct glake__order_line *line, const struct glake__parked *parked)
+{
+	return parked->mark ? !parked->mark->is_lost : !line->is_ended && !line->is_refused;
+}
+
+/* Of those with a number up to @upto: so many may end yet. */
+static unsigned count_left(struct glake_order *order, const struct scope *scope, uint64_t upto)
+{
+	unsigned n = 0;
+	pthread_mutex_lock(&order->lock);
+	for (const struct glake__order_line *line = order->lines; line; line = line->next) {
+		for (const struct glake__parked *at = line->oldest; at; at = at->next) {
+			n += at->number <= upto && is_in(scope, line, at) && may_end(line, at);
+		}
+	}
+	pthread_mutex_unlock(&order->lock);
+	return n;
+}
+
+static bool collect_once(struct glake_order *order, const struct scope *scope)
+{
+	if (!scope->ctx) {
+		return collect_contexts(order, 0);
+	}
+	glake__order_mark_all(order, scope->ctx);
+	return collect_done(order, scope->ctx);
+}
+
+static uint64_t begin_wait(struct glake_order *order, struct glake__order_wait *wait)
+{
+	if (wait->grace_ns == 0) {
+		pthread_mutex_lock(&order->lock);
+		wait->upto = order->n_numbers;
+		pthread_mutex_unlock(&order->lock);
+		wait->grace_ns = GRACE_NS;
+	} else if (wait->grace_ns < PATIENCE_NS) {
+		wait->grace_ns *= 2;
+	}
+	return clock_now_ns();
+}
+
+/* No lock is held while it sleeps, so contexts may end meanwhile. */
+static bool await(struct glake_order *order, const struct scope *scope,
+                  struct glake__order_wait *wait)
+{
+	const uint64_t begin_ns = begin_wait(order, wait);
+	uint64_t ended_ns = begin_ns; /* the last one */
+	uint64_t now_ns = begin_ns;
+	bool is_any = collect_once(order, scope);
+	unsigned n_left = count_left(order, scope, wait->upto);
+	while (n_left > 0 && now_ns - ended_ns < PATIENCE_NS &&
+	       !(is_any && now_ns - begin_ns >= wait->grace_ns)) {
+		glake__order_pause(now_ns - ended_ns < SHORT_NS ? GLAKE__PAUSE_NS : LONG_PAUSE_NS);
+		is_any |= collect_once(order, scope);
+		now_ns = clock_now_ns();
+		unsigned n_now = count_left(order, scope, wait->upto);
+		ended_ns = n_now < n_left ? now_ns : ended_ns;
+		n_left = n_now;
+	}
+	return is_any;
+}
+
+bool glake__order_await(struct glake_order *order, void *ctx, int ordinal,
+                        struct glake__order_wait *wait)
+{
+	const struct scope scope = {ctx, ordinal};
+	if (order->n_parked == 0) {
+		return false;
+	}
+	CUstreamCaptureMode mode = glake__order_relax(order);
+	bool is_any = await(order, &scope, wait);
+	glake__order_restore(order, mode);
+	return is_any;
+}
+
+static bool await_all(struct glake_order *order, CUcontext ctx, int ordinal)
+{
+	struct glake__order_wait wait = {.upto = 0};
+	bool is_any = false;
+	while (glake__order_await(order, ctx, ordinal, &wait)) {
+		is_any = true;
+	}
+	return is_any;
+}
+
+/* ---- the public calls --------------------------------------------------------------------------- */
+
+int glake_order_collect(struct glake_order *order, void *context, int waits)
+{
+	const struct scope scope = {.ctx = context};
+	if (waits) {
+		return await_all(order, context, 0);
+	}
+	if (order->n_parked == 0) {
+		return false;
+	}
+	CUstreamCaptureMode mode = glake__order_relax(order);
+	bool is_any = collect_once(order, &scope);
+	glake__order_restore(order, mode);
+	return is_any;
+}
+
+int glake_order_collect_all(struct glake_order *order, int ordinal)
+{
+	if (ordinal >= 0) {
+		return await_all(order, NULL, ordinal);
+	}
+	if (order->n_parked == 0) {
+		return false;
+	}
+	CUstreamCaptureMode mode = glake__order_relax(order);
+	bool is_any = collect_contexts(order, clock_now_ns() + IDLE_NS);
 	glake__order_restore(order, mode);
 	return is_any;
 }

@@ -95,7 +95,7 @@ static void forget_idle_lines(struct glake_order *order)
 {
 	struct glake__order_line **link = &order->lines;
 	while (*link) {
-		if ((*link)->n_parked == 0) {
+		if ((*link)->n_parked == 0 && (*link)->n_marking == 0) {
 			glake__order_forget_line(order, link);
 		} else {
 			link = &(*link)->next;

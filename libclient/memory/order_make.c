@@ -2,6 +2,7 @@
 #include "libclient/memory/order_parts.h"
 
 #include <dlfcn.h>
+#include <time.h>
 
 #include "libclient/link/fork.h"
 #include "libclient/link/sized.h"
@@ -53,7 +54,7 @@ int glake_order_stream(struct glake_order *order, void *handle, unsigned flags,
 	const struct glake__order_calls *calls = glake__order_calls_of(order, flags);
 	unsigned long long id = 0;
 	if (!calls->get_id || !calls->get_ctx || !calls->record || !calls->wait ||
-	    !calls->is_capturing) {
+	    !calls->is_capturing || !calls->query) {
 		return glake__fail(-ENOSYS, "the driver has no default streams by thread");
 	}
 	CUresult result = calls->get_id(handle, &id);
@@ -112,6 +113,12 @@ void glake__order_restore(const struct glake_order *order, CUstreamCaptureMode m
 	order->drv.cuThreadExchangeStreamCaptureMode(&mode);
 }
 
+void glake__order_pause(uint64_t ns)
+{
+	const struct timespec pause = {.tv_nsec = (long)ns};
+	nanosleep(&pause, NULL);
+}
+
 static bool find_calls(struct glake_order *order)
 {
 	const struct {
@@ -128,12 +135,14 @@ static bool find_calls(struct glake_order *order)
 		{"cuEventRecord", (void **)&order->calls[0].record, true},
 		{"cuStreamWaitEvent", (void **)&order->calls[0].wait, true},
 		{"cuStreamIsCapturing", (void **)&order->calls[0].is_capturing, true},
+		{"cuStreamQuery", (void **)&order->calls[0].query, true},
 		{"cuStreamGetId_ptsz", (void **)&order->calls[1].get_id, false},
 		{"cuStreamGetCtx_ptsz", (void **)&order->calls[1].get_ctx, false},
 		{"cuStreamGetCtx_v2_ptsz", (void **)&order->calls[1].get_ctx_v2, false},
 		{"cuEventRecord_ptsz", (void **)&order->calls[1].record, false},
 		{"cuStreamWaitEvent_ptsz", (void **)&order->calls[1].wait, false},
 		{"cuStreamIsCapturing_ptsz", (void **)&order->calls[1].is_capturing, false},
+		{"cuStreamQuery_ptsz", (void **)&order->calls[1].query, false},
 	};
 	for (size_t i = 0; i < n_elements(wanted); i++) {
 		*wanted[i].entry = dlsym(order->drv.library, wanted[i].symbol);

@@ -1,15 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "libclient/memory/order_parts.h"
 
+#include <time.h>
+
 #include "libclient/link/fork.h"
 
 /* A stream gets a mark for its frees no more often, unless there are many. */
 #define MARK_NS 1000000u
 #define MANY_UNMARKED 16u
+/* For so long each free has one after a stream wanted memory of another one, and the mark was late. */
+#define WANTED_NS 1000000000u
+/* Who destroys a stream waits that long for threads that mark it, which takes them microseconds. */
+#define ENDS_NS 1000000000u
 
 static void keep_mark(struct glake__order_context *context, struct glake__mark *mark)
 {
 	mark->is_done = false;
+	mark->is_lost = false;
 	mark->next = context->spares;
 	context->spares = mark;
 }
@@ -37,6 +44,7 @@ void glake__order_set_mark(struct glake__order_line *line, struct glake__mark *m
 		n_seen++;
 		if (at->number <= upto) {
 			at->mark = mark;
+			at->is_late = true;
 			mark->n_parked++;
 			line->n_unmarked--;
 			line->of->n_unmarked--;
@@ -48,7 +56,9 @@ void glake__order_set_mark(struct glake__order_line *line, struct glake__mark *m
 bool glake__order_is_done(const struct glake_order *order, struct glake__mark *mark)
 {
 	if (mark && !mark->is_done) {
-		mark->is_done = order->drv.cuEventQuery(mark->event) == CUDA_SUCCESS;
+		CUresult result = order->drv.cuEventQuery(mark->event);
+		mark->is_done = result == CUDA_SUCCESS;
+		mark->is_lost = cudrv_is_lost(result);
 	}
 	return mark && mark->is_done;
 }
@@ -123,12 +133,27 @@ static void tell_unmarked(struct glake_order *order, const struct glake__order_l
 	}
 }
 
-/* ---- by stream -------------------------------------------------------------------------------- */
+/* ---- which streams ------------------------------------------------------------------------------ */
 
 /* Is it a thread's default stream? Other threads have no handle of it. */
-static bool is_per_thread(void *handle, unsigned flags)
+static bool is_per_thread(const void *handle, unsigned flags)
 {
 	return handle == CU_STREAM_PER_THREAD || (!handle && flags & GLAKE_PER_THREAD);
+}
+
+static bool is_legacy(const void *handle, unsigned flags)
+{
+	return handle == CU_STREAM_LEGACY || (!handle && !(flags & GLAKE_PER_THREAD));
+}
+
+bool glake__order_is_own(const struct glake_order *order, void *handle, unsigned flags,
+                         const struct glake_stream *stream)
+{
+	CUcontext current = NULL;
+	if (!is_legacy(handle, flags)) {
+		return is_per_thread(handle, flags);
+	}
+	return order->drv.cuCtxGetCurrent(&current) != CUDA_SUCCESS || current != stream->context;
 }
 
 /* A stream that is to get a mark. */
@@ -139,15 +164,17 @@ struct target {
 	uint64_t upto;
 };
 
+/* One that is its threads' own has a mark for each free. */
 static bool is_target(const struct glake__order_line *line, CUcontext ctx)
 {
 	return line->n_unmarked > 0 && line->of->ctx == ctx && !line->of->is_hidden &&
-	       !is_per_thread(line->handle, line->flags);
+	       !line->is_ended;
 }
 
-/* With the lock held. */
-static struct target begin_target(struct glake_order *order, const struct glake__order_line *line)
+/* With the lock held. The handle stays until end_target(). */
+static struct target begin_target(struct glake_order *order, struct glake__order_line *line)
 {
+	line->n_marking++;
 	tell_unmarked(order, line);
 	return (struct target){line->stream, line->handle, line->flags, order->n_numbers};
 }
@@ -169,20 +196,74 @@ static bool next_target(struct glake_order *order, CUcontext ctx, uint64_t round
 	return line != NULL;
 }
 
+/* ---- marking them ------------------------------------------------------------------------------- */
+
+/*
+ * Behind an event on the legacy default stream all streams that block would wait for those that it waits for, and the
+ * program did not ask for that: it is asked whether it has come to its end instead. Also that could end a capture.
+ */
+static bool is_idle(const struct glake_order *order, const struct target *target)
+{
+	const struct glake__order_calls *calls = glake__order_calls_of(order, target->flags);
+	CUstreamCaptureStatus status;
+	if (order->options.is_idle) {
+		return order->options.is_idle(order->options.user, target->handle);
+	}
+	CUstreamCaptureMode mode = glake__order_relax(order);
+	bool is_idle = calls->is_capturing(target->handle, &status) == CUDA_SUCCESS &&
+	               status == CU_STREAM_CAPTURE_STATUS_NONE &&
+	               calls->query(target->handle) == CUDA_SUCCESS;
+	glake__order_restore(order, mode);
+	return is_idle;
+}
+
+enum marked { MARKED, NOT_YET, REFUSED, ENDED };
+
 /*
  * A capture must not have the event. One may begin before it is recorded, in another thread: then the event is of no
  * use, and asking about it would end the capture.
  */
-static bool record_on(struct glake_order *order, const struct target *target, CUevent event)
+static enum marked record_on(const struct glake_order *order, const struct target *target,
+                             CUevent event)
 {
 	const struct glake__order_calls *calls = glake__order_calls_of(order, target->flags);
 	CUstreamCaptureStatus before;
 	CUstreamCaptureStatus behind;
-	return calls->is_capturing(target->handle, &before) == CUDA_SUCCESS &&
-	       before == CU_STREAM_CAPTURE_STATUS_NONE &&
-	       calls->record(event, target->handle) == CUDA_SUCCESS &&
-	       calls->is_capturing(target->handle, &behind) == CUDA_SUCCESS &&
-	       behind == CU_STREAM_CAPTURE_STATUS_NONE;
+	if (calls->is_capturing(target->handle, &before) != CUDA_SUCCESS) {
+		return ENDED;
+	}
+	return before == CU_STREAM_CAPTURE_STATUS_NONE &&
+	                       calls->record(event, target->handle) == CUDA_SUCCESS &&
+	                       calls->is_capturing(target->handle, &behind) == CUDA_SUCCESS &&
+	                       behind == CU_STREAM_CAPTURE_STATUS_NONE
+	               ? MARKED
+	               : REFUSED;
+}
+
+static enum marked mark_now(const struct glake_order *order, const struct target *target,
+                            struct glake__mark *mark)
+{
+	if (!is_legacy(target->handle, target->flags)) {
+		return record_on(order, target, mark->event);
+	}
+	mark->is_done = is_idle(order, target);
+	return mark->is_done ? MARKED : NOT_YET;
+}
+
+/* With the lock held. The line is there as long as its context. */
+static void end_target(struct glake_order *order, const struct target *target,
+                       struct glake__mark *mark, enum marked result, uint64_t now_ns)
+{
+	struct glake__order_line *line = glake__order_find_line(order, target->stream.id);
+	if (!line) {
+		return;
+	}
+	line->n_marking--;
+	line->is_refused = result == REFUSED;
+	line->is_ended |= result == ENDED;
+	if (result == MARKED && is_marked_by(line, mark)) {
+		glake__order_set_mark(line, mark, target->upto, now_ns);
+	}
 }
 
 /* The event, or NULL: there is no new mark. */
@@ -190,88 +271,19 @@ static CUevent mark_target(struct glake_order *order, const struct target *targe
 {
 	CUcontext ctx = target->stream.context;
 	CUcontext popped;
-	struct glake__mark *mark;
-	uint64_t now_ns = clock_now_ns();
-	if (order->push(ctx) != CUDA_SUCCESS) {
-		return NULL;
-	}
-	bool is_taken = take_mark(order, ctx, &mark) == 0;
-	bool is_recorded = is_taken && record_on(order, target, mark->event);
-	order->pop(&popped);
-	if (!is_taken) {
-		return NULL;
-	}
-	CUevent event = mark->event;
-	pthread_mutex_lock(&order->lock);
-	struct glake__order_line *line = glake__order_find_line(order, target->stream.id);
-	if (is_recorded && line && is_marked_by(line, mark)) {
-		glake__order_set_mark(line, mark, target->upto, now_ns);
-	}
-	if (mark->n_parked == 0) {
-		glake__order_give_mark(order, mark);
-		event = NULL;
-	}
-	pthread_mutex_unlock(&order->lock);
-	return event;
-}
-
-static CUevent mark_streams(struct glake_order *order, CUcontext ctx)
-{
-	struct target target;
-	CUevent newest = NULL;
-	pthread_mutex_lock(&order->lock);
-	uint64_t round = ++order->n_rounds;
-	pthread_mutex_unlock(&order->lock);
-	while (next_target(order, ctx, round, &target)) {
-		CUevent event = mark_target(order, &target);
-		newest = event ? event : newest;
-	}
-	return newest;
-}
-
-void glake_order_stream_ends(struct glake_order *order, const struct glake_stream *stream)
-{
-	struct target target;
-	pthread_mutex_lock(&order->lock);
-	const struct glake__order_line *line = glake__order_find_line(order, stream->id);
-	bool is_due = line && is_target(line, stream->context);
-	if (is_due) {
-		target = begin_target(order, line);
-	}
-	pthread_mutex_unlock(&order->lock);
-	if (is_due) {
-		mark_target(order, &target);
-	}
-}
-
-/* ---- by context ------------------------------------------------------------------------------- */
-
-static CUevent mark_context(struct glake_order *order, CUcontext ctx)
-{
 	struct glake__mark *mark = NULL;
+	enum marked result = NOT_YET;
 	uint64_t now_ns = clock_now_ns();
-	if (take_mark(order, ctx, &mark) < 0) {
-		return NULL;
-	}
-	pthread_mutex_lock(&order->lock);
-	for (const struct glake__order_line *line = order->lines; line; line = line->next) {
-		if (line->of->ctx == ctx && !line->of->is_hidden) {
-			tell_unmarked(order, line);
+	if (order->push(ctx) == CUDA_SUCCESS) {
+		if (take_mark(order, ctx, &mark) == 0) {
+			result = mark_now(order, target, mark);
 		}
+		order->pop(&popped);
 	}
-	uint64_t upto = order->n_numbers;
-	pthread_mutex_unlock(&order->lock);
-	CUevent event = mark->event;
-	bool is_recorded = order->options.record(order->options.user, ctx, mark->event) == 0;
+	CUevent event = mark && !mark->is_done ? mark->event : NULL;
 	pthread_mutex_lock(&order->lock);
-	order->is_refused = !is_recorded;
-	for (struct glake__order_line *line = order->lines; is_recorded && line;
-	     line = line->next) {
-		if (is_marked_by(line, mark)) {
-			glake__order_set_mark(line, mark, upto, now_ns);
-		}
-	}
-	if (mark->n_parked == 0) {
+	end_target(order, target, mark, result, now_ns);
+	if (mark && mark->n_parked == 0) {
 		glake__order_give_mark(order, mark);
 		event = NULL;
 	}
@@ -281,31 +293,90 @@ static CUevent mark_context(struct glake_order *order, CUcontext ctx)
 
 CUevent glake__order_mark_all(struct glake_order *order, CUcontext ctx)
 {
+	struct target target;
+	CUevent newest = NULL;
 	pthread_mutex_lock(&order->lock);
 	const struct glake__order_context *context = glake__order_context_of(order, ctx);
 	bool is_due = context && context->n_unmarked > 0;
+	uint64_t round = ++order->n_rounds;
 	pthread_mutex_unlock(&order->lock);
-	if (!is_due) {
-		return NULL;
+	while (is_due && next_target(order, ctx, round, &target)) {
+		CUevent event = mark_target(order, &target);
+		newest = event ? event : newest;
 	}
-	return order->options.record ? mark_context(order, ctx) : mark_streams(order, ctx);
+	return newest;
+}
+
+/* ---- streams that end --------------------------------------------------------------------------- */
+
+static bool is_being_marked(struct glake_order *order, uint64_t id)
+{
+	pthread_mutex_lock(&order->lock);
+	const struct glake__order_line *line = glake__order_find_line(order, id);
+	bool is_being = line && line->n_marking > 0;
+	pthread_mutex_unlock(&order->lock);
+	return is_being;
+}
+
+/* From now on nobody begins to use the handle. What has got no mark stays until the context ends. */
+static void end_line(struct glake_order *order, uint64_t id)
+{
+	uint64_t end_ns = clock_now_ns() + ENDS_NS;
+	pthread_mutex_lock(&order->lock);
+	struct glake__order_line *line = glake__order_find_line(order, id);
+	if (line) {
+		line->is_ended = true;
+	}
+	pthread_mutex_unlock(&order->lock);
+	while (line && is_being_marked(order, id) && clock_now_ns() < end_ns) {
+		glake__order_pause(GLAKE__PAUSE_NS);
+	}
+}
+
+void glake_order_stream_ends(struct glake_order *order, const struct glake_stream *stream)
+{
+	struct target target;
+	pthread_mutex_lock(&order->lock);
+	struct glake__order_line *line = glake__order_find_line(order, stream->id);
+	bool is_due = line && is_target(line, stream->context);
+	if (is_due) {
+		target = begin_target(order, line);
+	}
+	pthread_mutex_unlock(&order->lock);
+	if (is_due) {
+		mark_target(order, &target);
+	}
+	end_line(order, stream->id);
+}
+
+void glake__order_handle_ends(struct glake_order *order, const void *handle)
+{
+	pthread_mutex_lock(&order->lock);
+	const struct glake__order_line *line = order->lines;
+	while (line && (line->is_ended || line->handle != handle)) {
+		line = line->next;
+	}
+	uint64_t id = line ? line->stream.id : 0;
+	pthread_mutex_unlock(&order->lock);
+	if (line) {
+		end_line(order, id);
+	}
 }
 
 /* ---- with a free ------------------------------------------------------------------------------ */
 
-/* May what is freed there get its mark later? */
-static bool can_wait(const struct glake_order *order, void *handle, unsigned flags)
+static bool is_wanted(const struct glake_order *order, uint64_t now_ns)
 {
-	return order->options.record ? !order->is_refused : !is_per_thread(handle, flags);
+	return order->wanted_ns > 0 && now_ns - order->wanted_ns < WANTED_NS;
 }
 
-bool glake__order_is_mark_due(struct glake_order *order, void *handle, unsigned flags,
+bool glake__order_is_mark_due(struct glake_order *order, bool is_own,
                               const struct glake_stream *stream, uint64_t now_ns,
                               uint64_t *upto_out)
 {
 	const struct glake__order_line *line = glake__order_find_line(order, stream->id);
-	bool is_due = !line || !can_wait(order, handle, flags) ||
-	              line->n_unmarked >= MANY_UNMARKED || now_ns - line->marked_ns >= MARK_NS;
+	bool is_due = !line || is_own || line->is_refused || line->n_unmarked >= MANY_UNMARKED ||
+	              now_ns - line->marked_ns >= MARK_NS || is_wanted(order, now_ns);
 	if (is_due && line) {
 		tell_unmarked(order, line);
 	}

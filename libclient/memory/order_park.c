@@ -93,6 +93,7 @@ static bool park_locked(struct glake_order *order, const struct freed *freed,
 	}
 	line->handle = freed->handle;
 	line->flags = freed->flags;
+	line->is_ended = false;
 	glake__order_append(order, line, parked);
 	take_some(order, line, now_ns, done);
 	return true;
@@ -124,8 +125,9 @@ int glake_order_park(struct glake_order *order, void *handle, unsigned flags,
 	struct glake__order_done done = {.n = 0};
 	uint64_t now_ns = clock_now_ns();
 	uint64_t upto;
+	bool is_own = glake__order_is_own(order, handle, flags, stream);
 	pthread_mutex_lock(&order->lock);
-	bool is_due = glake__order_is_mark_due(order, handle, flags, stream, now_ns, &upto);
+	bool is_due = glake__order_is_mark_due(order, is_own, stream, now_ns, &upto);
 	bool is_parked = !is_due && park_locked(order, &freed, NULL, 0, now_ns, &done);
 	pthread_mutex_unlock(&order->lock);
 	int r = is_due      ? park_marked(order, &freed, upto, now_ns, &done)
@@ -146,11 +148,18 @@ struct follower {
 static CUresult follow_mark(struct glake_order *order, const struct follower *follower,
                             const struct glake__mark *mark)
 {
-	return mark ? glake__order_calls_of(order, follower->flags)
-	                       ->wait(follower->handle, mark->event, 0)
-	            : CUDA_ERROR_NOT_READY;
+	if (!mark) {
+		return CUDA_ERROR_NOT_READY;
+	}
+	return mark->is_done ? CUDA_SUCCESS
+	                     : glake__order_calls_of(order, follower->flags)
+	                               ->wait(follower->handle, mark->event, 0);
 }
 
+/*
+ * What the lender got behind its free may need what the follower's stream does next: then neither ever goes on. So the
+ * follower waits for no late mark.
+ */
 static CUresult follow_oldest(struct glake_order *order, const struct glake__order_line *line,
                               const struct follower *follower)
 {
@@ -158,7 +167,14 @@ static CUresult follow_oldest(struct glake_order *order, const struct glake__ord
 	while (at && !follower->is_enough(at->allocation, follower->user)) {
 		at = at->next;
 	}
-	return at ? follow_mark(order, follower, at->mark) : CUDA_SUCCESS;
+	if (!at || glake__order_is_done(order, at->mark)) {
+		return CUDA_SUCCESS;
+	}
+	if (at->is_late || !at->mark) {
+		order->wanted_ns = clock_now_ns();
+		return CUDA_ERROR_NOT_READY;
+	}
+	return follow_mark(order, follower, at->mark);
 }
 
 /* Threads that parked at the same time may have marks of their own, which the newest one is not behind. */
@@ -231,10 +247,12 @@ int glake__order_follow(struct glake_order *order, CUstream handle, unsigned fla
 	if (glake__order_is_captured(order, handle, flags)) {
 		return glake__fail(-EBUSY, "the stream is being captured");
 	}
+	CUstreamCaptureMode mode = glake__order_relax(order);
 	CUresult result = follow_once(order, from, &follower, &is_any);
 	if (result == CUDA_ERROR_NOT_READY && mark_stream(order, handle, flags, from)) {
 		result = follow_once(order, from, &follower, &is_any);
 	}
+	glake__order_restore(order, mode);
 	if (!is_any) {
 		return glake__fail(-ENOENT, "nothing is parked on stream %llu",
 		                   (unsigned long long)from);

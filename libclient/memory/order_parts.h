@@ -34,19 +34,21 @@ struct glake__order_calls {
 	__typeof__(cuEventRecord) *record;
 	__typeof__(cuStreamWaitEvent) *wait;
 	__typeof__(cuStreamIsCapturing) *is_capturing;
+	__typeof__(cuStreamQuery) *query;
 };
 
 /*
- * An event that has been recorded behind frees. Each free could have its own, but an event between two kernels
- * costs the GPU microseconds; so a stream gets one now and then, for all of its frees since the last one. Those
- * without one are marked when somebody wants them, by context (options.record) or by stream.
+ * An event that has been recorded behind frees of one stream. Each free could have its own, but an event between two
+ * kernels costs the GPU microseconds; so a stream gets one now and then, for all of its frees since the last one. Those
+ * without one are marked when somebody wants them. Such a mark is late: it is also behind what the stream has got since.
  */
 struct glake__mark {
 	CUevent event;       /* owned; it dies with its context */
 	uint64_t generation; /* of that */
-	uint64_t upto;       /* it is behind all of its streams that have a number up to this one */
+	uint64_t upto;       /* it is behind all of its stream that have a number up to this one */
 	unsigned n_parked;
-	bool is_done;
+	bool is_done;             /* then its event may be of earlier work */
+	bool is_lost;             /* its context is, so nobody will know */
 	struct glake__mark *next; /* link: spares */
 };
 
@@ -57,6 +59,7 @@ struct glake__parked {
 	int ordinal;
 	uint64_t number;                /* grows */
 	struct glake__mark *mark;       /* shared; NULL: none yet */
+	bool is_late;                   /* the mark was not recorded with this free */
 	struct glake__parked *next;     /* link: a stream's, from old to new; spares */
 	struct glake__parked *previous; /* link: a stream's */
 	struct glake__parked *next_fit; /* link: those of them that can serve, with n_bytes */
@@ -82,8 +85,11 @@ struct glake__order_line {
 	struct glake__parked *newest_fit; /* by previous_fit */
 	unsigned n_parked;
 	unsigned n_unmarked; /* without a mark */
-	void *handle;        /* of the last free; it may be gone if nothing is unmarked */
+	void *handle;        /* of the last free; it may be gone if nothing is unmarked, or: */
+	bool is_ended;       /* the program has told so, or the driver */
+	bool is_refused;     /* it could not be marked last time: it is being captured */
 	unsigned flags;      /* GLAKE_PER_THREAD or 0 */
+	unsigned n_marking;  /* threads that use the handle now, without the lock */
 	uint64_t round;      /* the last one in which it was marked by its handle */
 	uint64_t marked_ns;  /* when it got its last mark */
 	uint64_t asked_ns;   /* when a free last looked for what is done */
@@ -114,7 +120,8 @@ struct glake_order {
 	pthread_mutex_t lock;          /* for what follows */
 	struct glake__parked *spares;  /* owned */
 	uint64_t n_numbers;
-	bool is_refused;                 /* a context could not be marked last time */
+	uint64_t
+		wanted_ns; /* when a stream wanted what another one had freed, with a late mark; 0: never */
 	struct glake__order_line *lines; /* owned list */
 	unsigned n_lines;
 	struct glake__ptr_table by_id;         /* lines, by key_of() */
@@ -149,10 +156,16 @@ void glake__order_free_nodes(struct glake__parked *list);
 /* ---- marks ------------------------------------------------------------------------------------ */
 
 /*
+ * Can the calling thread alone name the stream? Then what is freed there gets its mark with the free. So it is with
+ * default streams of threads, and with that of a green context.
+ */
+bool glake__order_is_own(const struct glake_order *order, void *handle, unsigned flags,
+                         const struct glake_stream *stream);
+/*
  * With the lock held: does @stream get a mark with a free now? Then it is to be recorded at once, and will be behind all
  * that have a number up to *upto_out.
  */
-bool glake__order_is_mark_due(struct glake_order *order, void *handle, unsigned flags,
+bool glake__order_is_mark_due(struct glake_order *order, bool is_own,
                               const struct glake_stream *stream, uint64_t now_ns,
                               uint64_t *upto_out);
 /* Without it: record a mark behind the free of @allocation, the caller's. 0, or an error as of glake_order_park(). */
@@ -160,8 +173,8 @@ int glake__order_record_mark(struct glake_order *order, void *handle, unsigned f
                              const struct glake_stream *stream, void *allocation,
                              struct glake__mark **mark_out);
 /*
- * Record a mark behind all that is parked in @ctx. If that is refused, because of a capture, what has no mark stays
- * parked, and each free gets one. The lock is not held. NULL: there is no new one.
+ * Record marks behind all that is parked in @ctx and has none. What is parked on a captured stream keeps waiting for
+ * one. The lock is not held. Returns the newest; NULL: there is no new one.
  */
 CUevent glake__order_mark_all(struct glake_order *order, CUcontext ctx);
 
@@ -178,6 +191,10 @@ bool glake__order_is_done(const struct glake_order *order, struct glake__mark *m
 void glake__order_free_marks(struct glake__mark *list);
 /* The order ends. */
 void glake__order_end_marks(struct glake_order *order, CUcontext ctx, struct glake__mark *list);
+
+/* For so long a thread sleeps between two looks at what another one, or the GPU, does. */
+#define GLAKE__PAUSE_NS 20000u
+void glake__order_pause(uint64_t ns);
 
 /* ---- collecting ------------------------------------------------------------------------------- */
 

@@ -159,7 +159,7 @@ int glake_map(struct glake_session *session, uint32_t device, glake_ptr ptr, uin
 	}
 	struct glake__wait wait = {0};
 	r = glake__backing_fill(found, range, ptr - range->ptr, bytes, BACKING_CHUNK_BYTES, &wait);
-	if (r < 0 && glake__supply_make_room(found, r)) {
+	while (r < 0 && glake__supply_make_room(found, r, &wait)) {
 		r = glake__backing_fill(found, range, ptr - range->ptr, bytes, BACKING_CHUNK_BYTES,
 		                        &wait);
 	}

@@ -106,7 +106,7 @@ static bool is_enough(const void *parked, void *user)
 	const struct glake__allocation *allocation = parked;
 	const struct glake__pooled *pooled = parked;
 	const struct glake__loan *loan = user;
-	return allocation->is_pooled && pooled->pool == loan->pool &&
+	return allocation->is_pooled && allocation->is_parked && pooled->pool == loan->pool &&
 	       (!pooled->is_closed || pooled->number >= loan->number);
 }
 

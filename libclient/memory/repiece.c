@@ -77,7 +77,8 @@ static int fill(const struct glake__backing *backing, struct glake__range *scrat
                 const uint64_t *sizes, size_t n_sizes, struct glake__wait *wait)
 {
 	int r = fill_once(backing, scratch, sizes, n_sizes, wait);
-	if (r < 0 && glake__supply_make_room(backing->device, r) && empty(backing, scratch) == 0) {
+	while (r < 0 && glake__supply_make_room(backing->device, r, wait) &&
+	       empty(backing, scratch) == 0) {
 		r = fill_once(backing, scratch, sizes, n_sizes, wait);
 	}
 	/* Whoever wants to write must not notice that glaked has gone, or leaves. */

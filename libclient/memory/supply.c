@@ -14,13 +14,13 @@ void glake__supply_reclaim(struct glake_session *session, uint32_t device, uint6
 	if (found) {
 		glake__heap_reclaim(found, n_bytes);
 		/* Memory that becomes free by this pays the debt. */
-		glake__async_collect(session, -1);
+		glake__async_collect(session);
 	}
 }
 
 void glake__supply_settle(struct glake_session *session)
 {
-	glake__async_collect(session, -1);
+	glake__async_collect(session);
 	for (uint32_t i = 0; i < session->n_devices; i++) {
 		if (session->heaps[i].stitching) {
 			glake__pool_settle_idle(session->heaps[i].stitching);
@@ -28,16 +28,29 @@ void glake__supply_settle(struct glake_session *session)
 	}
 }
 
-bool glake__supply_make_room(struct glake__device *device, int error)
+/* Nobody waits for the GPU as long as there is something else. */
+static bool find_room(struct glake__device *device, struct glake__wait *wait)
+{
+	struct glake_session *session = device->session;
+	bool is_first = !wait->is_room_made;
+	wait->is_room_made = true;
+	if (is_first) {
+		bool has_any = glake__async_collect(session);
+		if (has_any || glake__heap_is_warm(device)) {
+			return true;
+		}
+	}
+	return glake__async_await(session, device->public.ordinal, &wait->parked);
+}
+
+bool glake__supply_make_room(struct glake__device *device, int error, struct glake__wait *wait)
 {
 	if (error != GLAKE_E_OVER_QUOTA && error != GLAKE_E_NO_DEVICE_MEMORY &&
 	    error != GLAKE_E_NO_FDS) {
 		return false;
 	}
-	struct glake_session *session = device->session;
-	bool has_any = glake__async_collect(session, device->public.ordinal);
-	has_any |= glake__heap_is_warm(device);
-	return has_any && glake__heap_trim(device, 0) == 0 && !session->link.error;
+	return find_room(device, wait) && glake__heap_trim(device, 0) == 0 &&
+	       !device->session->link.error;
 }
 
 static int too_large(const struct glake__device *device, uint64_t n_bytes)
@@ -61,7 +74,7 @@ int glake__supply_get_on(struct glake__device *device, uint64_t n_bytes, bool is
 	}
 	while (r == 0 && !taken) {
 		r = glake__heap_make(device, n_bytes, is_small, tag, wait, &taken);
-		if (r < 0 && glake__supply_make_room(device, r)) {
+		while (r < 0 && glake__supply_make_room(device, r, wait)) {
 			r = glake__heap_make(device, n_bytes, is_small, tag, wait, &taken);
 		}
 	}

@@ -20,10 +20,11 @@
 void glake__supply_reclaim(struct glake_session *session, uint32_t device, uint64_t n_bytes);
 
 /*
- * Return free memory of @device because a request failed with @error. True if that was a lack of
- * memory and something was returned: the request is then worth another try.
+ * Return free memory of @device because a request failed with @error, the first time what there is, then what streams
+ * still use, as they end: glake__order_await(). True if that was a lack of memory and something was returned: the
+ * request is then worth another try.
  */
-bool glake__supply_make_room(struct glake__device *device, int error);
+bool glake__supply_make_room(struct glake__device *device, int error, struct glake__wait *wait);
 
 /* Give back what streams are done with and the program has not needed for a while (pool.h). */
 void glake__supply_settle(struct glake_session *session);

@@ -213,7 +213,7 @@ void glake_torch_tend(int timeout_ms)
 		poll(NULL, 0, timeout_ms);
 	}
 	if (session) {
-		glake__async_collect(session, -1);
+		glake__async_collect(session);
 	}
 }
 

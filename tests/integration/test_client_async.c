@@ -328,16 +328,14 @@ START_TEST(an_order_gives_up_with_its_context)
 }
 END_TEST
 
-static unsigned n_recorded;
-static bool is_refused;
-
-static int record_context(void *user, void *of, void *event)
+/* Those that nobody uses, of which each has an event. */
+static unsigned count_marks(const struct glake_order *order)
 {
-	__typeof__(cuCtxRecordEvent) *record;
-	(void)user;
-	*(void **)&record = dlsym(drv.library, "cuCtxRecordEvent");
-	n_recorded += !is_refused;
-	return is_refused || record(of, event) != CUDA_SUCCESS;
+	unsigned n = 0;
+	for (const struct glake__mark *mark = order->contexts->spares; mark; mark = mark->next) {
+		n++;
+	}
+	return n;
 }
 
 /* The first and some of the next have events; who wants all has the rest marked. */
@@ -346,10 +344,14 @@ START_TEST(frees_of_a_stream_share_events)
 	const struct glake_order_options options = {
 		.size = sizeof(options),
 		.release = count_release,
-		.record = record_context,
 	};
+	__typeof__(cuStreamBeginCapture) *capture = (__typeof__(cuStreamBeginCapture) *)dlsym(
+		drv.library, "cuStreamBeginCapture_v2");
+	__typeof__(cuStreamEndCapture) *end = (__typeof__(cuStreamEndCapture) *)dlsym(
+		drv.library, "cuStreamEndCapture");
 	struct glake_order *order;
 	struct glake_stream known;
+	CUgraph graph;
 	CUstream stream = stream_new();
 	char allocations[40];
 	glake_ptr ptr = alloc_on(stream, 2 * MIB);
@@ -361,25 +363,26 @@ START_TEST(frees_of_a_stream_share_events)
 		assert_ok(glake_order_park(order, stream, 0, &known, &allocations[i], 0, 1024));
 	}
 	ck_assert_int_eq(drv.cuStreamSynchronize(stream), CUDA_SUCCESS);
-	/* While something is captured nobody may mark the context: those with an event are released. */
-	is_refused = true;
+	/* While the stream is captured nobody may mark it: those with an event are released. */
+	ck_assert_int_eq(capture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL), CUDA_SUCCESS);
 	glake_order_collect(order, context,
 	                    0); /* a slow free among many has released them already */
 	ck_assert_uint_gt(n_released, 0);
-	ck_assert_uint_eq(n_recorded, 0);
+	/* Nor waits for it. */
+	glake_order_collect(order, context, 1);
+	ck_assert_int_eq(end(stream, &graph), CUDA_SUCCESS);
 	/* From then on each free has one, which covers those before it. */
 	assert_ok(glake_order_park(order, stream, 0, &known, &allocations[0], 0, 1024));
 	ck_assert_int_eq(drv.cuStreamSynchronize(stream), CUDA_SUCCESS);
 	glake_order_collect(order, context, 0);
 	ck_assert_uint_eq(n_released, 41);
-	is_refused = false;
 	/* Too few for a free to look for what is done. */
 	for (unsigned i = 0; i < 4; i++) {
 		assert_ok(glake_order_park(order, stream, 0, &known, &allocations[i], 0, 1024));
 	}
 	ck_assert_int_eq(glake_order_collect(order, context, 1), 1);
 	ck_assert_uint_eq(n_released, 45);
-	ck_assert_uint_le(n_recorded, 1);
+	ck_assert_uint_le(count_marks(order), 8);
 	glake_order_free(order);
 }
 END_TEST
@@ -466,23 +469,22 @@ START_TEST(a_context_that_may_be_ending_gets_no_marks)
 END_TEST
 
 static struct glake_order *ending_order;
-static CUevent ended_event;
 static CUstream later_stream;
 
-/* While the event is recorded, the context ends, and the next one has its handle. */
-static int end_context(void *user, void *of, void *event)
+/* While the stream is asked, its context ends, and the next one has its handle. */
+static int end_context(void *user, void *stream)
 {
 	static int allocation;
 	struct glake_stream later;
 	(void)user;
-	ended_event = event;
+	ck_assert_ptr_null(stream);
 	glake__order_hold_contexts(ending_order);
-	glake__order_hide_context(ending_order, of);
+	glake__order_hide_context(ending_order, context);
 	assert_ok(glake_order_stream(ending_order, later_stream, 0, &later));
 	assert_ok(glake_order_park(ending_order, later_stream, 0, &later, &allocation, 0, 1024));
 	glake__order_drop_context(ending_order);
 	glake__order_let_contexts(ending_order);
-	return 0;
+	return 1;
 }
 
 START_TEST(a_mark_of_a_context_that_ended_is_not_used_in_the_next)
@@ -490,19 +492,19 @@ START_TEST(a_mark_of_a_context_that_ended_is_not_used_in_the_next)
 	const struct glake_order_options options = {
 		.size = sizeof(options),
 		.release = count_release,
-		.record = end_context,
+		.is_idle = end_context,
 	};
 	struct glake_stream known;
-	CUstream stream = stream_new();
 	later_stream = stream_new();
+	n_released = 0;
 	assert_ok(glake_order_new(&options, &ending_order));
-	assert_ok(glake_order_stream(ending_order, stream, 0, &known));
-	park_unmarked(ending_order, stream, &known);
+	assert_ok(glake_order_stream(ending_order, NULL, 0, &known));
+	park_unmarked(ending_order, NULL, &known);
 	glake_order_collect(ending_order, context, 0);
 	const struct glake__order_context *next = glake__order_context_of(ending_order, context);
-	ck_assert_ptr_nonnull(ended_event);
+	ck_assert_uint_ge(n_released, 2);
 	for (const struct glake__mark *mark = next->spares; mark; mark = mark->next) {
-		ck_assert_ptr_ne(mark->event, ended_event);
+		ck_assert_uint_eq(mark->generation, next->generation);
 	}
 	glake_order_free(ending_order);
 }

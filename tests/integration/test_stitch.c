@@ -989,6 +989,8 @@ START_TEST(what_is_borrowed_is_cut_and_stitched)
 	must(drv.cuMemcpyDtoDAsync(ptr[3], ptr[2], 32 * MIB, lender));
 	CUevent behind = record(lender);
 	free_on(lender, ptr[0]);
+	/* So that the next free has an event of its own, too. */
+	harness_sleep_ms(2);
 	free_on(lender, ptr[2]);
 	glake_ptr large = alloc_on(borrower, 48 * MIB);
 	world_set_own_faults("cuStreamWaitEvent:*:fail=999");

@@ -288,43 +288,7 @@ static void connect_both(void)
 	other = world_connect();
 }
 
-/* ---- frees that share events, as under the shim -------------------------------------------------- */
-
-static __typeof__(cuCtxRecordEvent) *record_ctx;
-
-static int record_all(void *user, void *ctx, void *event)
-{
-	(void)user;
-	/* Now and then, as if something was captured. */
-	return last_value % 8 == 0 ? -1 : (int)record_ctx(ctx, event);
-}
-
-static void release(void *user, void *allocation)
-{
-	glake__heap_release(user, allocation);
-}
-
-static void marking(void *user, void *allocation)
-{
-	(void)user;
-	glake__heap_marking(allocation);
-}
-
-static void share_events(void)
-{
-	const struct glake_order_options options = {
-		.release = release,
-		.user = session,
-		.record = record_all,
-		.marking = marking,
-	};
-	struct glake_order *order;
-	record_ctx = (__typeof__(cuCtxRecordEvent) *)dlsym(drv.library, "cuCtxRecordEvent");
-	assert_ok(glake__order_over(&session->drv, &options, &order));
-	session->order = order;
-}
-
-START_TEST_WITH(threads_keep_every_byte, .n = 2, .timeout_s = 600)
+START_TEST_WITH(threads_keep_every_byte, .timeout_s = 600)
 {
 	static struct worker workers[N_THREADS + 1];
 	struct worker *self = &workers[N_THREADS];
@@ -333,9 +297,6 @@ START_TEST_WITH(threads_keep_every_byte, .n = 2, .timeout_s = 600)
 	printf("GLAKE_RANDOM_SEED=%u\n", seed);
 	fflush(stdout);
 	connect_both();
-	if (_i == 1) {
-		share_events();
-	}
 	begin_slots();
 	pthread_barrier_init(&quiet, NULL, N_THREADS + 1);
 	for (unsigned i = 0; i <= N_THREADS; i++) {
