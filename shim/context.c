@@ -118,7 +118,10 @@ bool context_end_green(CUgreenCtx handle, struct context_green *green_out)
 	return is_known;
 }
 
-/* The handle may be another context's by now. Only an allocation in it tells. */
+/*
+ * The handle may be another context's by now. Only an allocation in it tells. That is a byte, which stays the context's:
+ * freeing it would wait for the GPU.
+ */
 bool context_has_ended(CUcontext current)
 {
 	CUdeviceptr probe = 0;
@@ -134,7 +137,6 @@ bool context_has_ended(CUcontext current)
 	CUresult result = real(cuMemAlloc_v2)(&probe, 1);
 	if (result == CUDA_SUCCESS) {
 		forget_ended(current);
-		real(cuMemFree_v2)(probe);
 	}
 	return result == CUDA_ERROR_CONTEXT_IS_DESTROYED;
 }

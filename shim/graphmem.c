@@ -264,6 +264,24 @@ bool graphmem_has_freed(CUdeviceptr address, CUcontext *ctx_out)
 	return found != NULL;
 }
 
+struct glake__allocation *graphmem_take(CUdeviceptr address)
+{
+	struct glake__allocation *found = NULL;
+	pthread_mutex_lock(&lock);
+	for (struct graph *graph = graphs; !found && graph; graph = graph->next) {
+		struct glake__allocation **link = &graph->kept;
+		while (*link && ((*link)->address != address || (*link)->is_parked)) {
+			link = &(*link)->next;
+		}
+		found = *link;
+		if (found) {
+			*link = found->next;
+		}
+	}
+	pthread_mutex_unlock(&lock);
+	return found;
+}
+
 /* ---- ends --------------------------------------------------------------------------------------- */
 
 static void release_all(struct glake__allocation *list)

@@ -37,6 +37,8 @@ bool graphmem_has(const struct glake__allocation *allocation);
 bool graphmem_keep(struct glake__allocation *allocation);
 /* Was @address freed so? It belongs to *ctx_out. */
 bool graphmem_has_freed(CUdeviceptr address, CUcontext *ctx_out);
+/* It is the caller's again, claimed. NULL: it was not. */
+struct glake__allocation *graphmem_take(CUdeviceptr address);
 
 /* Give back what graphs had that are over. A load if there are none. */
 void graphmem_collect(void);

@@ -6,12 +6,19 @@
  * the session stitches (graphmem.h), and on other streams the shim cannot get memory without calls that may
  * end the capture.
  */
+#include <time.h>
+
+#include "proto/clock.h"
 #include "shim/alloc_result.h"
 #include "shim/capture.h"
 #include "shim/driver_usage.h"
 #include "shim/graphmem.h"
 #include "shim/order.h"
 #include "shim/record.h"
+
+/* A free that has to wait does so for no longer, and looks that often. */
+#define WAIT_NS 1000000000ull
+#define PAUSE_NS 20000
 
 static bool owns_async(void)
 {
@@ -25,7 +32,7 @@ struct calls {
 	__typeof__(cuMemAllocFromPoolAsync) *alloc_from_pool;
 	__typeof__(cuMemFreeAsync) *free;
 	__typeof__(cuStreamIsCapturing) *is_capturing;
-	__typeof__(cuStreamSynchronize) *synchronize;
+	__typeof__(cuStreamQuery) *query;
 };
 
 static struct calls calls_of_legacy(void)
@@ -35,7 +42,7 @@ static struct calls calls_of_legacy(void)
 		.alloc_from_pool = real(cuMemAllocFromPoolAsync),
 		.free = real(cuMemFreeAsync),
 		.is_capturing = real(cuStreamIsCapturing),
-		.synchronize = real(cuStreamSynchronize),
+		.query = real(cuStreamQuery),
 	};
 }
 
@@ -47,8 +54,7 @@ static struct calls calls_of_per_thread(void)
 		.alloc_from_pool = real(cuMemAllocFromPoolAsync_ptsz),
 		.free = real(cuMemFreeAsync_ptsz),
 		.is_capturing = real(cuStreamIsCapturing_ptsz),
-		.synchronize = real(cuStreamSynchronize_ptsz) ? real(cuStreamSynchronize_ptsz)
-	                                                      : real(cuStreamSynchronize),
+		.query = real(cuStreamQuery_ptsz) ? real(cuStreamQuery_ptsz) : real(cuStreamQuery),
 	};
 }
 
@@ -153,12 +159,33 @@ static bool is_captured(const struct calls *calls, CUstream stream)
 	                               status != CU_STREAM_CAPTURE_STATUS_NONE);
 }
 
+/* For a moment: the stream may wait for what the caller does next. */
 static CUresult wait_for(const struct calls *calls, CUstream handle)
 {
+	const struct timespec pause = {.tv_nsec = PAUSE_NS};
+	const uint64_t end_ns = clock_now_ns() + WAIT_NS;
 	CUstreamCaptureMode mode = capture_relax();
-	CUresult result = calls->synchronize(handle);
+	CUresult result = calls->query(handle);
+	while (result == CUDA_ERROR_NOT_READY && clock_now_ns() < end_ns) {
+		nanosleep(&pause, NULL);
+		result = calls->query(handle);
+	}
 	capture_restore(mode);
 	return result;
+}
+
+/*
+ * A graph keeps the memory, so it is the graph's again when the stream gets here. That is not the case yet, and until
+ * then the program cannot free it once more.
+ */
+static CUresult free_later(const struct calls *calls, struct glake__allocation *allocation,
+                           CUstream handle)
+{
+	struct glake_stream stream;
+	return order_find_stream(handle, calls->flags, &stream) &&
+	                       order_free_whole(handle, calls->flags, &stream, allocation)
+	               ? CUDA_SUCCESS
+	               : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 /* If the shim cannot learn when the stream gets here, or a graph keeps the memory, it waits for it. */
@@ -166,13 +193,16 @@ static CUresult free_claimed(const struct calls *calls, struct glake__allocation
                              CUstream handle)
 {
 	struct glake_stream stream = {0};
-	bool is_known = owns_async() && !graphmem_has(allocation) &&
+	bool is_known = !graphmem_has(allocation) &&
 	                order_find_stream(handle, calls->flags, &stream);
 	record_free(allocation->ordinal, allocation->address, stream.id);
 	if (is_known && order_free(handle, calls->flags, &stream, allocation)) {
 		return CUDA_SUCCESS;
 	}
 	CUresult result = wait_for(calls, handle);
+	if (result == CUDA_ERROR_NOT_READY) {
+		return free_later(calls, allocation, handle);
+	}
 	if (result == CUDA_SUCCESS && !graphmem_keep(allocation)) {
 		heap_release(allocation);
 	}
@@ -212,7 +242,19 @@ static CUresult free_unknown(const struct calls *calls, CUdeviceptr address, CUs
 	if (!address || shim_is_forked() || !graphmem_has_freed(address, &ctx)) {
 		return free_by_driver(calls, address, stream);
 	}
-	return capture_may_have(stream, calls->flags) ? CUDA_SUCCESS : wait_for(calls, stream);
+	if (capture_may_have(stream, calls->flags)) {
+		return CUDA_SUCCESS;
+	}
+	CUresult result = wait_for(calls, stream);
+	struct glake__allocation *freed = result == CUDA_ERROR_NOT_READY ? graphmem_take(address)
+	                                                                 : NULL;
+	if (freed) {
+		result = free_later(calls, freed, stream);
+	}
+	if (freed && result != CUDA_SUCCESS) {
+		graphmem_keep(freed);
+	}
+	return result;
 }
 
 /* The usual free of a session that stitches. What graphs keep goes the long way, as all does during captures. */

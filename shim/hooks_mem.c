@@ -62,7 +62,10 @@ static CUresult ask_pitch(size_t width, unsigned element_bytes, size_t *pitch_ou
 {
 	CUdeviceptr probe = 0;
 	CUresult result = real(cuMemAllocPitch_v2)(&probe, pitch_out, width, 1, element_bytes);
-	return result == CUDA_SUCCESS ? real(cuMemFree_v2)(probe) : result;
+	if (result == CUDA_SUCCESS) {
+		capture_keep_probe(probe);
+	}
+	return result;
 }
 
 /*
@@ -169,5 +172,6 @@ CUresult shim_cuMemFree_v2(CUdeviceptr address)
 	if (!graphmem_keep(allocation)) {
 		heap_release(allocation);
 	}
+	capture_free_probes();
 	return CUDA_SUCCESS;
 }
