@@ -452,6 +452,9 @@ void glake__order_drop_context(struct glake_order *order);
 /* glake_order_stream_ends() for a stream that is being captured: whoever asks for its id ends the capture. */
 void glake__order_handle_ends(struct glake_order *order, const void *handle);
 
+/* @stream may wait for what other streams do later: none waits for it, for memory that it frees. */
+void glake__order_stream_waits(struct glake_order *order, const struct glake_stream *stream);
+
 /* ---- the session ------------------------------------------------------------------------------ */
 
 /*

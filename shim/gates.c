@@ -11,7 +11,30 @@
 #include "shim/fills.h"
 #include "shim/gate.h"
 #include "shim/graphs.h"
+#include "shim/order.h"
 #include "shim/writes.h"
+
+/* @flags of streams, here and below: not 0 for default streams by thread. */
+static void note_wait(CUstream stream, unsigned flags)
+{
+	flags = flags ? GLAKE_PER_THREAD : 0;
+	if (shim_policy()->stitches && !shim_is_forked() && !capture_may_have(stream, flags)) {
+		order_stream_waits(stream, flags);
+	}
+}
+
+static void note_waits(CUstream stream, unsigned flags, const CUstreamBatchMemOpParams *ops,
+                       unsigned n)
+{
+	unsigned i = 0;
+	while (ops && i < n && ops[i].operation != CU_STREAM_MEM_OP_WAIT_VALUE_32 &&
+	       ops[i].operation != CU_STREAM_MEM_OP_WAIT_VALUE_64) {
+		i++;
+	}
+	if (ops && i < n) {
+		note_wait(stream, flags);
+	}
+}
 
 #define EXCUSED(symbol)
 #define UNKNOWN(symbol)
@@ -41,6 +64,19 @@ static inline void look_at_stream(CUstream stream, bool is_per_thread)
 	static CUresult gated_##symbol parameters \
 	{ \
 		struct gate_thread *thread_ = gate_enter(); \
+		CUresult result = real_##symbol arguments; \
+		gate_leave(thread_); \
+		return fault_look(result); \
+	}
+
+/* What is freed on the stream from now on is free when somebody writes the word. */
+#define AWAIT(symbol, parameters, arguments, stream, flags) \
+	static CUresult(*real_##symbol) parameters; \
+	static CUresult gated_##symbol parameters \
+	{ \
+		struct gate_thread *thread_ = gate_enter(); \
+		look_at_stream(stream, flags); \
+		note_wait(stream, flags); \
 		CUresult result = real_##symbol arguments; \
 		gate_leave(thread_); \
 		return fault_look(result); \
@@ -80,13 +116,14 @@ static inline void look_at_stream(CUstream stream, bool is_per_thread)
 #define LIST(...) __VA_ARGS__
 
 /* Looked at inside, where no memory is sealed meanwhile; and again whenever it was outside. */
-#define WRITE(symbol, parameters, arguments, stream, flags, find, where) \
+#define WRITE_NOTING(symbol, parameters, arguments, stream, flags, find, where, note) \
 	static CUresult(*real_##symbol) parameters; \
 	static CUresult gated_##symbol parameters \
 	{ \
 		CUresult result = CUDA_SUCCESS; \
 		struct writes_span sealed_ = {.n_bytes = 0}; \
 		struct gate_thread *thread_ = gate_enter(); \
+		note; \
 		while (writes_are_watched() && (sealed_ = writes_##find where).n_bytes > 0 && \
 		       writes_give_copies(&thread_, sealed_, stream, flags, &result)) { \
 		} \
@@ -103,10 +140,17 @@ static inline void look_at_stream(CUstream stream, bool is_per_thread)
 		gate_leave(thread_); \
 		return fault_look(result); \
 	}
+#define WRITE(symbol, parameters, arguments, stream, flags, find, where) \
+	WRITE_NOTING(symbol, parameters, arguments, stream, flags, find, where, )
+#define WRITE_OR_AWAIT(symbol, parameters, arguments, stream, flags, find, where) \
+	WRITE_NOTING(symbol, parameters, arguments, stream, flags, find, where, \
+	             note_waits(stream, flags, LIST where))
 #include "shim/gates.def"
 #undef GATE
 #undef CAPTURE
 #undef WRITE
+#undef WRITE_OR_AWAIT
+#undef AWAIT
 #undef LAUNCH
 #undef ASK
 #undef UNLOAD
@@ -116,6 +160,8 @@ const struct gated_call gated_calls[] = {
 #define GATE(symbol, parameters, arguments, stream, flags) ROW(symbol, true)
 #define CAPTURE(symbol, parameters, arguments) ROW(symbol, true)
 #define WRITE(symbol, parameters, arguments, stream, flags, find, where) ROW(symbol, true)
+#define WRITE_OR_AWAIT(symbol, parameters, arguments, stream, flags, find, where) ROW(symbol, true)
+#define AWAIT(symbol, parameters, arguments, stream, flags) ROW(symbol, true)
 #define LAUNCH(symbol, parameters, arguments, stream, flags, what) ROW(symbol, true)
 #define ASK(symbol, parameters, arguments) ROW(symbol, false)
 #define UNLOAD(symbol, parameters, arguments) ROW(symbol, false)

@@ -159,6 +159,14 @@ void order_stream_ends(CUstream handle, bool is_captured)
 	}
 }
 
+void order_stream_waits(CUstream handle, unsigned flags)
+{
+	struct glake_stream stream;
+	if (order && glake_order_stream(order, handle, flags, &stream) == 0) {
+		glake__order_stream_waits(order, &stream);
+	}
+}
+
 void order_collect(CUcontext ctx)
 {
 	if (get_order()) {

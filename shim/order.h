@@ -45,6 +45,9 @@ bool order_free(CUstream handle, unsigned flags, const struct glake_stream *stre
 bool order_free_whole(CUstream handle, unsigned flags, const struct glake_stream *stream,
                       struct glake__allocation *allocation);
 
+/* @handle, which is not captured, is given a wait for a word that somebody writes later: it lends nothing any more. */
+void order_stream_waits(CUstream handle, unsigned flags);
+
 /* @handle is about to be destroyed, or captured: no thread uses it here, until memory is freed there. */
 void order_stream_ends(CUstream handle, bool is_captured);
 

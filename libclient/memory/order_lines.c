@@ -91,11 +91,16 @@ void glake__order_forget_line(struct glake_order *order, struct glake__order_lin
 	free(line);
 }
 
+static bool may_forget(const struct glake__order_line *line)
+{
+	return line->n_parked == 0 && line->n_marking == 0 && (!line->has_waits || line->is_ended);
+}
+
 static void forget_idle_lines(struct glake_order *order)
 {
 	struct glake__order_line **link = &order->lines;
 	while (*link) {
-		if ((*link)->n_parked == 0 && (*link)->n_marking == 0) {
+		if (may_forget(*link)) {
 			glake__order_forget_line(order, link);
 		} else {
 			link = &(*link)->next;

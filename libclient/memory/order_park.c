@@ -158,7 +158,7 @@ static CUresult follow_mark(struct glake_order *order, const struct follower *fo
 
 /*
  * What the lender got behind its free may need what the follower's stream does next: then neither ever goes on. So the
- * follower waits for no late mark.
+ * follower waits for no late mark. What the lender got before that may need it, too, which is not always known.
  */
 static CUresult follow_oldest(struct glake_order *order, const struct glake__order_line *line,
                               const struct follower *follower)
@@ -169,6 +169,9 @@ static CUresult follow_oldest(struct glake_order *order, const struct glake__ord
 	}
 	if (!at || glake__order_is_done(order, at->mark)) {
 		return CUDA_SUCCESS;
+	}
+	if (line->has_waits) {
+		return CUDA_ERROR_NOT_READY;
 	}
 	if (at->is_late || !at->mark) {
 		order->wanted_ns = clock_now_ns();
@@ -209,6 +212,16 @@ static CUresult follow_once(struct glake_order *order, uint64_t from,
 	}
 	pthread_mutex_unlock(&order->lock);
 	return result;
+}
+
+void glake__order_stream_waits(struct glake_order *order, const struct glake_stream *stream)
+{
+	pthread_mutex_lock(&order->lock);
+	struct glake__order_line *line = glake__order_line_of(order, stream);
+	if (line) {
+		line->has_waits = true;
+	}
+	pthread_mutex_unlock(&order->lock);
 }
 
 static CUcontext context_with(struct glake_order *order, uint64_t id)

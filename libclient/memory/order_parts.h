@@ -87,6 +87,7 @@ struct glake__order_line {
 	unsigned n_unmarked; /* without a mark */
 	void *handle;        /* of the last free; it may be gone if nothing is unmarked, or: */
 	bool is_ended;       /* the program has told so, or the driver */
+	bool has_waits;      /* for others; it lends nothing */
 	bool is_refused;     /* it could not be marked last time: it is being captured */
 	unsigned flags;      /* GLAKE_PER_THREAD or 0 */
 	unsigned n_marking;  /* threads that use the handle now, without the lock */

@@ -7,6 +7,9 @@
 #   CAPTURE(symbol, (parameters), (arguments)) the same, and it begins a capture
 #   WRITE(symbol, (parameters), (arguments), stream, flags, finder, (where))
 #                                              the same, and a function of writes.h finds what it writes to
+#   WRITE_OR_AWAIT(...)                        the same, and it may be as the next one, too
+#   AWAIT(symbol, (parameters), (arguments), stream, flags)
+#                                              the same, and the stream waits for a word
 #   LAUNCH(symbol, (parameters), (arguments), stream, flags, (what))
 #                                              the same, and eyes.h looks at the kernel and its parameters
 #   ASK(symbol, (parameters), (arguments))     it does not pass, and its result is looked at
@@ -25,7 +28,7 @@ BEGIN {
 }
 
 FNR == NR {
-	if ($1 ~ /^(gate|capture|write|launch|ask|unload|excuse)$/) {
+	if ($1 ~ /^(gate|capture|write|await|launch|ask|unload|excuse)$/) {
 		class[$2] = $1
 		rest[$2] = $3
 		where[$2] = $0
@@ -84,9 +87,13 @@ function judge(symbol, parameters,   base)
 		printf "UNDECIDED(%s)\n", symbol
 	}
 	if (class[base] == "write" && parameters !~ /_v1 /) {
-		printf "WRITE(%s, (%s), (%s), %s, %d, %s, (%s))\n", symbol, parameters,
+		printf "%s(%s, (%s), (%s), %s, %d, %s, (%s))\n",
+			rest[base] == "batch_mem_op" ? "WRITE_OR_AWAIT" : "WRITE", symbol, parameters,
 			arguments_of(parameters), stream_of(parameters), symbol ~ /_pt[sd][sz]$/,
 			rest[base], with_first(where[base], parameters)
+	} else if (class[base] == "await") {
+		printf "AWAIT(%s, (%s), (%s), %s, %d)\n", symbol, parameters,
+			arguments_of(parameters), stream_of(parameters), symbol ~ /_pt[sd][sz]$/
 	} else if (class[base] == "launch") {
 		printf "LAUNCH(%s, (%s), (%s), %s, %d, (%s))\n", symbol, parameters,
 			arguments_of(parameters), stream_of(parameters), symbol ~ /_pt[sd][sz]$/,

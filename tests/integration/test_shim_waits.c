@@ -19,6 +19,7 @@ static const char *const scenarios[] = {
 	"the_lender_waits",
 	"a_stream_that_ended_lends",
 	"memory_waits_for_the_receive",
+	"memory_waits_for_a_batch",
 	"threads_go_on",
 	"a_waiting_thread_holds_up_nobody",
 	"a_free_that_waits",

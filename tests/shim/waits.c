@@ -241,6 +241,23 @@ static void memory_waits_for_the_receive(void)
 	send_and_alloc(try_alloc(MOST));
 }
 
+static void memory_waits_for_a_batch(void)
+{
+	CUstreamBatchMemOpParams ops[2] = {
+		{.writeValue = {.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32}},
+		{.waitValue = {.operation = CU_STREAM_MEM_OP_WAIT_VALUE_32,
+	                       .flags = CU_STREAM_WAIT_VALUE_GEQ}},
+	};
+	start(CU_STREAM_NON_BLOCKING);
+	ops[0].writeValue.address = flag_there + 64;
+	ops[1].waitValue.address = flag_there;
+	ops[1].waitValue.value = 1;
+	CUdeviceptr parked = alloc_on(receiver, MOST);
+	must_ok(cuStreamBatchMemOp(receiver, 2, ops, 0));
+	free_on(receiver, parked);
+	send_and_alloc(try_alloc(MOST));
+}
+
 /* ---- with threads ------------------------------------------------------------------------------- */
 
 static volatile bool is_over;
@@ -597,6 +614,7 @@ int main(int argc, char **argv)
 		{"the_lender_waits", the_lender_waits},
 		{"a_stream_that_ended_lends", a_stream_that_ended_lends},
 		{"memory_waits_for_the_receive", memory_waits_for_the_receive},
+		{"memory_waits_for_a_batch", memory_waits_for_a_batch},
 		{"threads_go_on", threads_go_on},
 		{"a_waiting_thread_holds_up_nobody", a_waiting_thread_holds_up_nobody},
 		{"a_free_that_waits", a_free_that_waits},
