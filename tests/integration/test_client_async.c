@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Private memory in the order of streams: the client library against the real daemon. */
 #include <dlfcn.h>
+#include <pthread.h>
 
 #include "libclient/glake_shim.h"
 #include "libclient/memory/order_parts.h"
@@ -262,7 +263,7 @@ START_TEST(a_child_frees_host_memory_only)
 }
 END_TEST
 
-static unsigned n_released;
+static atomic_uint n_released;
 
 static void count_release(void *user, void *allocation)
 {
@@ -507,6 +508,80 @@ START_TEST(a_mark_of_a_context_that_ended_is_not_used_in_the_next)
 		ck_assert_uint_eq(mark->generation, next->generation);
 	}
 	glake_order_free(ending_order);
+}
+END_TEST
+
+#define N_ENDING (1000u / TEST_ONE_IN)
+
+struct collector {
+	struct glake_order *order;
+	atomic_bool is_over;
+};
+
+static void *collect_always(void *user)
+{
+	struct collector *collector = user;
+	ck_assert_int_eq(drv.cuCtxSetCurrent(context), CUDA_SUCCESS);
+	while (!collector->is_over) {
+		glake_order_collect(collector->order, context, 0);
+	}
+	return NULL;
+}
+
+/* Other threads mark what was freed on it until the call returns, and not after it. */
+START_TEST(a_stream_may_end_while_it_is_marked)
+{
+	const struct glake_order_options options = {
+		.size = sizeof(options),
+		.release = count_release,
+	};
+	struct collector collector = {.is_over = false};
+	pthread_t thread;
+	char allocations[3];
+	n_released = 0;
+	assert_ok(glake_order_new(&options, &collector.order));
+	ck_assert_int_eq(pthread_create(&thread, NULL, collect_always, &collector), 0);
+	for (unsigned i = 0; i < N_ENDING; i++) {
+		struct glake_stream known;
+		CUstream stream = stream_new();
+		assert_ok(glake_order_stream(collector.order, stream, 0, &known));
+		for (unsigned j = 0; j < 3; j++) {
+			assert_ok(glake_order_park(collector.order, stream, 0, &known,
+			                           &allocations[j], 0, 1024));
+		}
+		glake_order_stream_ends(collector.order, &known);
+		ck_assert_int_eq(drv.cuStreamDestroy(stream), CUDA_SUCCESS);
+	}
+	collector.is_over = true;
+	pthread_join(thread, NULL);
+	/* None is left behind, though the streams are gone. */
+	glake_order_collect(collector.order, context, 1);
+	ck_assert_uint_eq(n_released, 3 * N_ENDING);
+	glake_order_free(collector.order);
+}
+END_TEST
+
+/* One that is captured cannot be marked, nor asked for its id: what it freed stays until its context ends. */
+START_TEST(a_captured_stream_that_ends_is_left_alone)
+{
+	const struct glake_order_options options = {
+		.size = sizeof(options),
+		.release = count_release,
+	};
+	__typeof__(cuStreamBeginCapture) *capture = (__typeof__(cuStreamBeginCapture) *)dlsym(
+		drv.library, "cuStreamBeginCapture_v2");
+	struct glake_order *order;
+	struct glake_stream known;
+	CUstream stream = stream_new();
+	assert_ok(glake_order_new(&options, &order));
+	assert_ok(glake_order_stream(order, stream, 0, &known));
+	park_unmarked(order, stream, &known);
+	ck_assert_int_eq(capture(stream, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
+	glake__order_handle_ends(order, stream);
+	ck_assert_int_eq(drv.cuStreamDestroy(stream), CUDA_SUCCESS);
+	glake_order_collect(order, context, 1);
+	ck_assert_uint_gt(glake__order_find_line(order, known.id)->n_unmarked, 0);
+	glake_order_free(order);
 }
 END_TEST
 
