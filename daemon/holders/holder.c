@@ -471,7 +471,7 @@ static bool keep_own(struct holder *holder, struct held *held, struct chunk *own
 	held->own = own ? calloc(1, sizeof(*held->own)) : NULL;
 	if (held->own) {
 		chunk_move(held->own, own);
-		charge_move(&held->own->charge, holder->tenant);
+		charge_move(&held->own->charge, holder_payer(holder));
 	}
 	return held->own != NULL;
 }

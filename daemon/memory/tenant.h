@@ -86,7 +86,7 @@ struct charge {
 	struct tenant *tenant; /* borrowed; NULL = nothing charged */
 	struct user
 		*user; /* who pays for the bytes of a manifest; stays as long as there are any */
-	struct user_charge of_user; /* for those */
+	struct user_charge of_user;  /* for those */
 	struct user_charge of_books; /* the same once more, see TENANT_BOOKS_BYTES */
 	uint64_t bytes;
 	uint64_t manifest_bytes;

@@ -90,8 +90,9 @@ struct admit {
 	bool has_digest;
 	struct realm *realm; /* borrowed until the end or the cancel */
 	struct user *maker;  /* owned reference, until it is gone */
-	struct user_charge probe; /* of a program's chunk: for it, and one that it is compared with */
-	struct chunk chunk;  /* owned until the end */
+	struct user_charge
+		probe;      /* of a program's chunk: for it, and one that it is compared with */
+	struct chunk chunk; /* owned until the end */
 	uint64_t content_bytes;
 	struct digest digest;    /* with has_digest */
 	uint64_t number;         /* of the guess; 0: it was not digested */

@@ -310,14 +310,14 @@ END_TEST
 /* In use; of many places, of which the last one is @block's. NULL: none is. */
 static struct model *publish_wide(const char *key, struct block *filler, struct block *block)
 {
-	struct model *draft = store_new_draft(&store, realm, &devices[0], payer, key);
+	struct model *draft = store_new_draft(&store, realm, &devices[0], payer_alone(payer), key);
 	for (unsigned i = 0; i < N_PLACES; i++) {
 		bool is_last = block && i == N_PLACES - 1;
 		ck_assert_int_eq(store_add_used_block(&store, draft, is_last ? block : filler), 0);
 	}
 	ck_assert_int_eq(charge_grow_manifest(&draft->charge, draft->manifest_bytes), 0);
-	ck_assert_int_eq(store_publish(&store, draft, payer, false), 0);
-	ck_assert_int_eq(store_hold_model(&store, draft, payer), 0);
+	ck_assert_int_eq(store_publish(&store, draft, payer_alone(payer), false), 0);
+	ck_assert_int_eq(store_hold_model(&store, draft, payer_alone(payer)), 0);
 	return draft;
 }
 
