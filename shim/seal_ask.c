@@ -85,15 +85,15 @@ static size_t next_batch(const struct glake__candidates *candidates, size_t firs
 	return n;
 }
 
-/* Stops at the first error: the next would be the same. */
-static void seal_all(struct work *work)
+/* Stops at the first error, and returns it: the next would be the same. */
+static int seal_all(struct work *work)
 {
 	int r = 0;
 	for (size_t i = 0; !work->why[0] && i < work->candidates.n_spans;) {
 		size_t n = next_batch(&work->candidates, i);
 		if (*work->is_ending) {
 			snprintf(work->why, sizeof(work->why), "the program ends");
-			return;
+			return 0;
 		}
 		r = seal_batch(work, &work->candidates.spans[i], n);
 		if (r < 0) {
@@ -103,6 +103,7 @@ static void seal_all(struct work *work)
 		i += n;
 	}
 	connection_note(work->connection, r);
+	return r;
 }
 
 /*
@@ -124,6 +125,11 @@ static int look_again(struct work *work)
 	return r;
 }
 
+static bool is_busy(int error)
+{
+	return error == -EBUSY || error == GLAKE_E_BUSY;
+}
+
 /* 0, or an error: the asker gets no numbers. */
 static int run(struct work *work)
 {
@@ -132,14 +138,20 @@ static int run(struct work *work)
 		return r;
 	}
 	r = glake__candidates_find(work->connection->session, &work->candidates);
+	const uint64_t before = work->candidates.sealed_bytes;
+	int error = 0;
 	work->report.total_bytes = work->candidates.n_bytes;
 	if (r == 0 && work->is_dry_run) {
 		work->candidates.sealed_bytes = work->candidates.n_bytes;
 	} else if (r == 0) {
-		seal_all(work);
+		error = seal_all(work);
 		r = look_again(work);
 	}
 	free(work->candidates.spans);
+	if (r == 0 && is_busy(error) && work->candidates.sealed_bytes <= before) {
+		/* Nothing came of it, and it is worth another try. */
+		return error;
+	}
 	if (r < 0) {
 		snprintf(work->why, sizeof(work->why), "out of memory");
 	}

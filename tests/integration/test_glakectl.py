@@ -44,6 +44,17 @@ class Glakectl(WithGlaked):
             program.communicate("\n", timeout=60)
             self.assertEqual(program.returncode, 0)
 
+    def test_a_program_that_is_busy_all_the_time_is_an_error(self):
+        program = self.serve("endless")
+        self.assertIn("held back", self.refused(6, "GLAKE_E_BUSY", "seal", str(program.pid)))
+        program.stdin.write("\n")
+        program.stdin.flush()
+        self.assertEqual(program.stdout.readline(), "ready\n")
+        (row,) = self.ask("seal", str(program.pid))["sessions"]
+        self.assertEqual((row["sealed_bytes"], row["failed_bytes"]), (4 * MIB, 0))
+        program.communicate("\n", timeout=60)
+        self.assertEqual(program.returncode, 0)
+
     def kill_mover(self):
         """It is there after a load, for mover_idle_ms."""
         self.ask("load", self.model("killed.safetensors", seed=os.getpid() % 200))

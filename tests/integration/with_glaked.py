@@ -78,11 +78,11 @@ class WithGlaked(unittest.TestCase):
         write_model(path, **more)
         return path
 
-    def serve(self):
+    def serve(self, scenario="serve"):
         """A program that knows nothing of glake. It has loaded 2 MiB."""
         program = subprocess.Popen(
             [os.path.join(BUILD, "bin", "glake"), "run", "--socket", self.socket, "--",
-             os.path.join(BUILD, "tests", "shim", "outside"), "serve"],
+             os.path.join(BUILD, "tests", "shim", "outside"), scenario],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.addCleanup(program.communicate)
         self.addCleanup(program.kill)

@@ -28,6 +28,8 @@
 #define MIB (1ull << 20)
 #define PAGE (2 * MIB)
 #define MAX_BYTES (8 * PAGE)
+/* Blocks of threads that fill any GPU. */
+#define N_SPINNERS 1024
 
 /* Newer toolkits have it in the library only. */
 CUresult cuCtxCreate_v2(CUcontext *ctx, unsigned flags, CUdevice device);
@@ -368,6 +370,27 @@ static void long_work(void)
 	start();
 	load(PAGE);
 	must_ok(cuLaunchHostFunc(stream, work_long, NULL));
+	wait_and_expect();
+}
+
+/* A kernel that the program ends itself; a tail is to be zeroed beside it. */
+static void endless(void)
+{
+	uint32_t *words;
+	uint64_t at[2];
+	void *params[] = {&at[0], &at[1]};
+	start();
+	must_ok(cuMemHostAlloc((void **)&words, 2 * sizeof(*words), CU_MEMHOSTALLOC_PORTABLE));
+	words[0] = words[1] = 0;
+	at[0] = (uint64_t)(uintptr_t)&words[0];
+	at[1] = (uint64_t)(uintptr_t)&words[1];
+	load(PAGE + 100 * KIB);
+	must_ok(cuLaunchKernel(kernel_of("spin"), N_SPINNERS, 1, 1, 1024, 1, 1, 0, stream, params,
+	                       NULL));
+	wait_for_line();
+	__atomic_store_n(&words[0], 1, __ATOMIC_SEQ_CST);
+	must_ok(cuStreamSynchronize(stream));
+	must(words[1] == 1);
 	wait_and_expect();
 }
 
@@ -727,6 +750,7 @@ static const struct scenario scenarios[] = {
 	{"two_devices", two_devices},
 	{"anything", anything},
 	{"carved", carved},
+	{"endless", endless},
 	{"other_device", other_device},
 	{"own_context", own_context},
 	{"releases", releases},
