@@ -43,6 +43,30 @@ CUresult shim_cuCtxCreate_v4(CUcontext *ctx, void *parameters, unsigned flags, C
 	return made(real(cuCtxCreate_v4)(ctx, parameters, flags, device), ctx, device);
 }
 
+CUresult shim_cuGLCtxCreate(CUcontext *ctx, unsigned flags, CUdevice device)
+{
+	return made(real(cuGLCtxCreate)(ctx, flags, device), ctx, device);
+}
+
+CUresult shim_cuGLCtxCreate_v2(CUcontext *ctx, unsigned flags, CUdevice device)
+{
+	return made(real(cuGLCtxCreate_v2)(ctx, flags, device), ctx, device);
+}
+
+CUresult shim_cuVDPAUCtxCreate(CUcontext *ctx, unsigned flags, CUdevice device, uint32_t vdp_device,
+                               void *vdp_get_proc)
+{
+	return made(real(cuVDPAUCtxCreate)(ctx, flags, device, vdp_device, vdp_get_proc), ctx,
+	            device);
+}
+
+CUresult shim_cuVDPAUCtxCreate_v2(CUcontext *ctx, unsigned flags, CUdevice device,
+                                  uint32_t vdp_device, void *vdp_get_proc)
+{
+	return made(real(cuVDPAUCtxCreate_v2)(ctx, flags, device, vdp_device, vdp_get_proc), ctx,
+	            device);
+}
+
 /* ---- contexts that end ------------------------------------------------------------------------ */
 
 /* A context that may be about to end. */

@@ -48,6 +48,9 @@ typedef CUresult shim_ctx_create_v3_fn(CUcontext *ctx, CUexecAffinityParam *affi
                                        unsigned flags, CUdevice device);
 typedef CUresult shim_ctx_create_v4_fn(CUcontext *ctx, void *parameters, unsigned flags,
                                        CUdevice device);
+/* For OpenGL it is called as cuCtxCreate_v2() is. For VDPAU with a VdpDevice and a function of its library. */
+typedef CUresult shim_ctx_create_vdpau_fn(CUcontext *ctx, unsigned flags, CUdevice device,
+                                          uint32_t vdp_device, void *vdp_get_proc);
 /* New in CUDA 12.5. */
 typedef CUresult shim_ctx_event_fn(CUcontext ctx, CUevent event);
 /* The version before _v2. */

@@ -329,6 +329,22 @@ CUresult cuCtxCreate_v4(CUcontext *ctx_out, CUctxCreateParams *params, unsigned 
 	return create(ctx_out, flags, dev);
 }
 
+/* There is no graphics: a context as any other. */
+CUresult cuGLCtxCreate_v2(CUcontext *ctx_out, unsigned int flags, CUdevice dev)
+{
+	ENTER(cuGLCtxCreate_v2);
+	return create(ctx_out, flags, dev);
+}
+
+CUresult cuVDPAUCtxCreate_v2(CUcontext *ctx_out, unsigned int flags, CUdevice dev,
+                             uint32_t vdp_device, void *vdp_get_proc)
+{
+	ENTER(cuVDPAUCtxCreate_v2);
+	(void)vdp_device;
+	(void)vdp_get_proc;
+	return create(ctx_out, flags, dev);
+}
+
 /* Also a lost one. Where it is current elsewhere it stays so, and is of no use. */
 CUresult cuCtxDestroy_v2(CUcontext handle)
 {

@@ -65,6 +65,13 @@ const char *call_name(enum call_id id);
 		} \
 	} while (0)
 
+/* cudaGL.h and cudaVDPAU.h want headers of others. */
+#pragma GCC visibility push(default)
+CUresult cuGLCtxCreate_v2(CUcontext *ctx_out, unsigned int flags, CUdevice dev);
+CUresult cuVDPAUCtxCreate_v2(CUcontext *ctx_out, unsigned int flags, CUdevice dev,
+                             uint32_t vdp_device, void *vdp_get_proc);
+#pragma GCC visibility pop
+
 /* --- work.c: what has a handle that the program may forget, as it may with a driver: no leak --- */
 
 struct kept {

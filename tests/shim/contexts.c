@@ -499,6 +499,22 @@ static void green_peers(void)
 	must_ok(cuDevicePrimaryCtxRelease(1));
 }
 
+/* Without OpenGL and VDPAU only the simulator makes them. Returns how many. */
+static int make_graphics(CUcontext *ctxs)
+{
+	CUresult (*gl)(CUcontext *, unsigned, CUdevice) = dlsym(RTLD_DEFAULT, "cuGLCtxCreate_v2");
+	CUresult (*vdpau)(CUcontext *, unsigned, CUdevice, uint32_t,
+	                  void *) = dlsym(RTLD_DEFAULT, "cuVDPAUCtxCreate_v2");
+	char name[64] = "";
+	must_ok(cuDeviceGetName(name, sizeof(name), 0));
+	if (strcmp(name, "CUDASIM") != 0) {
+		return 0;
+	}
+	must_ok(gl(&ctxs[0], 0, 0));
+	must_ok(vdpau(&ctxs[1], 0, 0, 0, NULL));
+	return 2;
+}
+
 /* Contexts that the program makes, by each version of the call, are seen; memory in them goes with them. */
 static void made_by_hand(void)
 {
@@ -507,14 +523,16 @@ static void made_by_hand(void)
 	                                                                     "cuCtxCreate_v3");
 	CUresult (*v4)(CUcontext *, void *, unsigned, CUdevice) = dlsym(RTLD_DEFAULT,
 	                                                                "cuCtxCreate_v4");
-	CUcontext ctxs[3];
+	CUcontext ctxs[5];
+	int n = 3;
 	must_ok(cuInit(0));
 	must_ok(v2(&ctxs[0], 0, 0));
 	must_ok(v3(&ctxs[1], NULL, 0, 0, 0));
 	must_ok(v4(&ctxs[2], NULL, 0, 0));
 	must(v2(&ctxs[0], 0, 999) != CUDA_SUCCESS);
-	must(shim_count("contexts") == 3);
-	for (int i = 0; i < 3; i++) {
+	n += make_graphics(&ctxs[n]);
+	must(shim_count("contexts") == (uint64_t)n);
+	for (int i = 0; i < n; i++) {
 		must_ok(cuCtxSetCurrent(ctxs[i]));
 		alloc(4 * MIB);
 		must(shim_count("live_bytes") == 4 * MIB);
