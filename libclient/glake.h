@@ -331,7 +331,8 @@ struct glake_share {
  * Get the name of memory. @ptr is exactly what glake_alloc() returned, in whole chunks. The first
  * call for a piece of memory asks glaked; later ones are local. Freeing named memory returns it to
  * glaked: it does not become warm, because another process may have it mapped. Sealed memory is
- * made private first, as by glake_unseal(), and is not sealed again while it lives.
+ * made private first, as by glake_unseal(), and is not sealed again while it lives. After a restart of
+ * glaked others can open it only if glaked had kept it: glake_get_status() counts what is not kept.
  * Errors: request errors; -EINVAL (@ptr); -ENOTSUP (the memory has more than 253 chunks, or their
  * ids do not count up); GLAKE_E_NO_FDS (the memory is from before a restart of glaked); GLAKE_E_BUSY (too many
  * requests under way in this session); GLAKE_E_SHUTTING_DOWN; GLAKE_E_INTERNAL (glaked has no random numbers);

@@ -73,6 +73,8 @@ struct glake_status {
 	uint64_t unkept_blocks; /* that wait for room there: a restart loses them */
 	uint64_t
 		unparked_bytes; /* chunks without an fd since a restart: only their processes have them */
+	uint64_t
+		unkept_chunks; /* named memory without room there: after a restart nobody can open it */
 };
 
 typedef int (*glake_status_fn)(void *user, const struct glake_status *status);

@@ -93,6 +93,7 @@ void rpc_status_get(struct session *session, const request_t *request, struct fd
 		body.kept_fds = fdstore_n_kept(rpc->fdstore);
 		body.max_kept_fds = fdstore_max(rpc->fdstore);
 		body.unkept_blocks = rpc->store->n_roomless;
+		body.unkept_chunks = rpc->holders.n_unkept;
 		body.unparked_bytes = rpc->allocator->books.unparked_bytes;
 	}
 	for (uint32_t i = 0; i < rpc->n_devices && i < RPC_MAX_DEVICES; i++) {

@@ -81,6 +81,7 @@ static int show_status(const Glake__Wire__StatusAnswer *from, glake_status_fn ro
 		.max_kept_fds = from->max_kept_fds,
 		.unkept_blocks = from->unkept_blocks,
 		.unparked_bytes = from->unparked_bytes,
+		.unkept_chunks = from->unkept_chunks,
 	};
 	return row(user, &status);
 }

@@ -24,6 +24,7 @@ static const struct field status_fields[] = {
 	FIELD(ROW, fds_budget, U64, PLAIN, NULL),    FIELD(ROW, draining, BOOL, PLAIN, NULL),
 	FIELD(ROW, kept_fds, U64, PLAIN, NULL),      FIELD(ROW, max_kept_fds, U64, PLAIN, NULL),
 	FIELD(ROW, unkept_blocks, U64, PLAIN, NULL), FIELD(ROW, unparked_bytes, U64, BYTES, NULL),
+	FIELD(ROW, unkept_chunks, U64, PLAIN, NULL),
 };
 
 #undef ROW
@@ -186,6 +187,7 @@ static void print_device(struct ctl *ctl, const struct glake_device_status *devi
 static void print_kept(struct ctl *ctl, const struct glake_status *status)
 {
 	char waiting[64] = "";
+	char unkept[64] = "";
 	if (status->max_kept_fds == 0) {
 		line(ctl, "kept", "nothing: a restart of glaked loses the store");
 		return;
@@ -194,8 +196,12 @@ static void print_kept(struct ctl *ctl, const struct glake_status *status)
 		snprintf(waiting, sizeof(waiting), ", %" PRIu64 " blocks wait for room",
 		         status->unkept_blocks);
 	}
-	line(ctl, "kept", "%" PRIu64 " of %" PRIu64 " fds%s, unparked %s", status->kept_fds,
-	     status->max_kept_fds, waiting, size(ctl, status->unparked_bytes));
+	if (status->unkept_chunks > 0) {
+		snprintf(unkept, sizeof(unkept), ", %" PRIu64 " named chunks are not kept",
+		         status->unkept_chunks);
+	}
+	line(ctl, "kept", "%" PRIu64 " of %" PRIu64 " fds%s%s, unparked %s", status->kept_fds,
+	     status->max_kept_fds, waiting, unkept, size(ctl, status->unparked_bytes));
 }
 
 static int print_status(void *user, const struct glake_status *status)

@@ -46,6 +46,23 @@ class Docs(unittest.TestCase):
             for option in re.findall(r"^\.BR? (?:-. \", \" )?(--[a-z-]+)", section, re.M):
                 self.assertIn(option, text)
 
+    def test_the_table_of_user_accounts(self):
+        with open("daemon/net/users.def", encoding="utf-8") as source:
+            text = re.sub(r"/\*.*?\*/", "", source.read(), flags=re.S)
+        string = r'((?:"[^"]*"\s*)+)'
+        rows = re.findall(r"USER_ROW\(\w+,[^,]+,[^,]+,\s*(true|false),\s*" + ",\\s*".join([string] * 3)
+                          + r"\)", text)
+        self.assertEqual(len(rows), text.count("USER_ROW("))
+        want = []
+        for binds_root, *texts in rows:
+            cells = ["".join(re.findall(r'"([^"]*)"', cell)) for cell in texts]
+            cells.append("yes" if binds_root == "true" else "no")
+            want.append("| " + " | ".join(cells) + " |")
+        with open("docs/security.md", encoding="utf-8") as page:
+            section = page.read().split("## What a user may have\n")[1].split("\n## ")[0]
+        table = section.split("| root, too |\n")[1].split("\n\n")[0]
+        self.assertEqual(table.splitlines()[1:], want)
+
     def test_version(self):
         for program in PAGES:
             done = run("--version", program=program)

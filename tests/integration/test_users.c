@@ -414,16 +414,31 @@ static int name_memory(uid_t uid, unsigned *n_kept_out)
 	return connection;
 }
 
+static int take_unkept(void *user, const struct glake_status *status)
+{
+	*(uint64_t *)user = status->unkept_chunks;
+	return 0;
+}
+
+static uint64_t n_unkept(void)
+{
+	uint64_t n;
+	assert_ok(glake_get_status(eye, take_unkept, &n));
+	return n;
+}
+
 static void flood_places(void)
 {
 	unsigned n_kept;
 	int connection = name_memory(ALICE, &n_kept);
 	ck_assert_uint_gt(n_kept, MANY / 4);
 	ck_assert_uint_le(n_kept, MANY / 2);
+	ck_assert_uint_eq(n_unkept(), 1);
 	/* Both what they name and what they load has room. */
 	is_served(BOB, true);
 	connection_close(&connection);
 	is_served(ALICE, true);
+	ck_assert_uint_eq(n_unkept(), 0);
 }
 
 /* Fds that glaked has given to the service manager. */

@@ -121,7 +121,8 @@ class Status(Structure):
                 ("fds_used", c_uint64), ("fds_budget", c_uint64), ("draining", c_int),
                 ("n_devices", c_uint32), ("devices", POINTER(DeviceStatus)),
                 ("kept_fds", c_uint64), ("max_kept_fds", c_uint64),
-                ("unkept_blocks", c_uint64), ("unparked_bytes", c_uint64)]
+                ("unkept_blocks", c_uint64), ("unparked_bytes", c_uint64),
+                ("unkept_chunks", c_uint64)]
 
 
 class SessionDevice(Structure):
