@@ -529,6 +529,51 @@ START_TEST_WITH(what_one_user_takes_leaves_enough_for_others, .n = USER_N_ROWS)
 }
 END_TEST
 
+static int take_waiting(void *user, const struct glake_status *status)
+{
+	*(uint64_t *)user = status->unkept_blocks;
+	return 0;
+}
+
+/* A model that nobody uses makes room for one that is used, if both are the same user's. */
+START_TEST(what_a_user_has_idle_goes_for_its_share)
+{
+	unsigned n_kept;
+	uint64_t n_waiting;
+	static const struct model_tensor tensor = {"b", "U8", 1, {2000}, 1};
+	if (!harness_is_root()) {
+		return;
+	}
+	begin(&(struct harness_options){
+		.config = WORLD_CONFIG, .devices = "1x1GiB", .has_keeper = true, .max_kept = "64"});
+	int first = hello_as(ALICE);
+	ck_assert_int_eq(await(first, send_open(first), NULL), GLAKE__WIRE__STATUS__OK);
+	connection_close(&first);
+	int connection = name_memory(ALICE, &n_kept);
+	ck_assert_uint_eq(world_books().n_models, 1);
+	snprintf(model_path, sizeof(model_path), "%s/b.safetensors", harness.folder);
+	model_file_write(model_path, &tensor, 1);
+	ck_assert_int_eq(await(connection, send_open(connection), NULL), GLAKE__WIRE__STATUS__OK);
+	ck_assert_uint_eq(world_books().n_models, 1);
+	assert_ok(glake_get_status(eye, take_waiting, &n_waiting));
+	ck_assert_uint_eq(n_waiting, 0);
+	/* Nothing of hers is idle any more: the next one waits for room, and others have some. */
+	first = hello_as(ALICE);
+	snprintf(model_path, sizeof(model_path), "%s/a.safetensors", harness.folder);
+	ck_assert_int_eq(await(first, send_open(first), NULL), GLAKE__WIRE__STATUS__OK);
+	assert_ok(glake_get_status(eye, take_waiting, &n_waiting));
+	ck_assert_uint_eq(n_waiting, 1);
+	is_served(BOB, true);
+	/* It gets the room of what is closed. */
+	connection_close(&connection);
+	do {
+		harness_sleep_ms(10);
+		assert_ok(glake_get_status(eye, take_waiting, &n_waiting));
+	} while (n_waiting > 0);
+	connection_close(&first);
+}
+END_TEST
+
 /* The books say who has made what is kept, and whose memory it is. */
 static void name_and_survive(void *user)
 {
