@@ -7,6 +7,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "proto/cleanup.h"
@@ -76,6 +77,30 @@ static bool write_all(int fd, const char *text, size_t n_bytes)
 	return true;
 }
 
+/* In a folder of all, others may have put something there: a link, a pipe, or a file that they can read. */
+static bool is_ours(int fd)
+{
+	struct stat status;
+	return fstat(fd, &status) == 0 && S_ISREG(status.st_mode) && status.st_uid == geteuid() &&
+	       status.st_nlink == 1;
+}
+
+/* Empty, or, with @has_file, as this process has left it. Returns -1 if that is not to be had. */
+static int open_file(const char *path, bool has_file)
+{
+	const int how = O_WRONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
+	int fd = has_file ? -1 : open(path, how | O_CREAT | O_EXCL, 0644);
+	if (fd >= 0) {
+		return fd;
+	}
+	fd = open(path, how | O_APPEND);
+	if (fd >= 0 && is_ours(fd) && (has_file || ftruncate(fd, 0) == 0)) {
+		return fd;
+	}
+	fd_close(&fd);
+	return -1;
+}
+
 /* Opened each time: a program may close all files that it does not know, and reuse their numbers. */
 static void write_tape(struct tape *tape, size_t device)
 {
@@ -85,8 +110,7 @@ static void write_tape(struct tape *tape, size_t device)
 	if (device > 0) {
 		add_number(add_text(at, "."), device, 10);
 	}
-	int how = tape->has_file ? O_APPEND : O_CREAT | O_TRUNC;
-	cleanup_fd int fd = open(path, O_WRONLY | O_CLOEXEC | how, 0644);
+	cleanup_fd int fd = open_file(path, tape->has_file);
 	if (fd < 0 || !write_all(fd, tape->text, tape->n_bytes)) {
 		shim_count_add(SHIM_COUNT_unrecorded, tape->n_events);
 	}

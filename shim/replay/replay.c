@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ctl/text.h"
 #include "proto/cleanup.h"
 #include "shim/replay/ours.h"
 #include "shim/replay/play.h"
@@ -88,13 +89,23 @@ static int parse_ordinal(const char *text)
 	return n_digits > 0 && n_digits < 5 && text[n_digits] == '\0' ? atoi(text) : -1;
 }
 
+/* Both may be somebody else's: a terminal is not steered by them. */
+static void say(const char *path, const char *separator, const char *error)
+{
+	cleanup_free char *safe_path = text_escape(path);
+	cleanup_free char *safe_error = text_escape(error);
+	if (safe_path && safe_error) {
+		fprintf(stderr, "glake: %s%s%s\n", safe_path, separator, safe_error);
+	}
+}
+
 static int read_trace(const char *path, struct trace *trace)
 {
 	char error[TRACE_ERROR_BYTES];
 	bool is_stdin = strcmp(path, "-") == 0;
 	FILE *file = is_stdin ? stdin : fopen(path, "re");
 	if (!file) {
-		fprintf(stderr, "glake: %s: %s\n", path, strerror(errno));
+		say(path, ": ", strerror(errno));
 		return EXIT_FAILURE;
 	}
 	int r = trace_read(trace, file, error);
@@ -102,7 +113,7 @@ static int read_trace(const char *path, struct trace *trace)
 		fclose(file);
 	}
 	if (r < 0) {
-		fprintf(stderr, "glake: %s:%s\n", is_stdin ? "stdin" : path, error);
+		say(is_stdin ? "stdin" : path, ":", error);
 		return EXIT_FAILURE;
 	}
 	return 0;

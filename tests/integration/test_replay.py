@@ -297,6 +297,36 @@ class Recording(WithDaemon):
         self.start_daemon()
         self.assertIn(".1", self.run_recorded("program", "dlsym", "async"))
 
+    def record_over(self, prepare):
+        """What `prepare`, a line for the shell, has put where the trace goes, is there."""
+        program = os.path.join(BUILD, "tests", "shim", "runtime")
+        line = f'{prepare}; exec "{GLAKE}" run --socket="{self.socket}" --record=r.trace -- "{program}"'
+        with subprocess.Popen(["sh", "-c", line], cwd=self.folder, env=self.environment, stdin=subprocess.PIPE,
+                              stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as child:
+            error = child.communicate(b"\n" * 100, timeout=300)[1]
+        self.assertEqual((child.returncode, error), (0, b""))
+        return os.path.join(self.folder, f"r.trace.{child.pid}")
+
+    def test_no_link_is_followed(self):
+        self.start_daemon()
+        victim = os.path.join(self.folder, "victim")
+        for link in ("ln -s", "ln"):
+            with open(victim, "w", encoding="utf-8") as file:
+                file.write("precious")
+            self.record_over(f"{link} victim r.trace.$$")
+            with open(victim, encoding="utf-8") as file:
+                self.assertEqual(file.read(), "precious")
+        self.record_over("ln -s new r.trace.$$")
+        self.assertFalse(os.path.exists(os.path.join(self.folder, "new")))
+        # Nor does anybody wait for a reader.
+        self.record_over("mkfifo r.trace.$$")
+
+    def test_an_own_file_is_written_anew(self):
+        self.start_daemon()
+        path = self.record_over("seq 100000 > r.trace.$$")
+        done = glake_replay("--on=driver", path)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+
     def test_a_folder_that_cannot_be_written_is_refused(self):
         self.start_daemon()
         done = subprocess.run([GLAKE, "run", f"--socket={self.socket}", "--record=/proc/no/r", "--",
@@ -395,6 +425,10 @@ class BadTraces(unittest.TestCase):
 
     def test_wrong_lines_are_named(self):
         self.check("b 2 512 0\n", "neither a nor f: b")
+        # A terminal is not steered by a trace, nor by what it is called.
+        self.check("\x1b]0;hello\x07\x1b[2J\n", r"neither a nor f: \x1b]0;hello\x07\x1b[2J")
+        self.check("a \x9b31m 512 0\n", r"id is not a number: \xc2\x9b31m")
+        self.assertEqual(glake_replay("no\x1b[31m").stderr, "glake: no\\x1b[31m: No such file or directory\n")
         self.check("a\n", "no id")
         self.check("a 2\n", "no size")
         self.check("a 2 512\n", "no stream")
