@@ -277,6 +277,12 @@ bool holder_pay_record(struct holder *holder, struct held *held)
 	       charge_grow_manifest(&held->record, HOLDER_RECORD_BYTES) == 0;
 }
 
+static void go_on_sharing(struct sharing_walk *walk)
+{
+	walk->at = walk->at->hh.next;
+	walk->place = 0;
+}
+
 /* ---- who uses a block ------------------------------------------------------------------------ */
 
 static void walk_to(struct holders *holders, struct list *at)
@@ -344,6 +350,9 @@ static bool is_unkept(const struct held *held)
 
 static void drop(struct holder *holder, struct held *held)
 {
+	if (holder->sharing_walk.at == held) {
+		go_on_sharing(&holder->sharing_walk);
+	}
 	if (holder->all->walk.held == held) {
 		holder->all->walk.held = held->hh.next;
 	}
@@ -681,23 +690,42 @@ static void add_sharing(struct holder_sharing *sharing, const struct block *bloc
 	sharing->part_bytes += (double)n_bytes / block->n_mappings;
 	sharing->sealed_bytes += is_sealed ? n_bytes : 0;
 	sharing->sealed_common_bytes += is_sealed && block->n_mappings > 1 ? n_bytes : 0;
-	sharing->n_walked++;
 }
 
-struct holder_sharing holder_sharing(const struct holder *holder)
+/* Returns whether all of the thing was looked at. */
+static bool look_at_held(struct sharing_walk *walk, size_t *n_steps)
 {
-	struct holder_sharing sharing = {.n_walked = holder->n_held[HELD_CHUNK]};
-	for (const struct held *held = holder->held; held; held = held->hh.next) {
-		if (held->own) {
-			add_own(&sharing, held->own);
-		} else if (held->kind == HELD_BLOCK) {
-			add_sharing(&sharing, held->block, held->was_chunk);
-		}
-		for (size_t i = 0; held->kind == HELD_MODEL && i < held->model->n_blocks; i++) {
-			add_sharing(&sharing, held->model->blocks[i].block, false);
+	const struct held *held = walk->at;
+	size_t n_blocks = held->kind == HELD_MODEL ? held->model->n_blocks : 0;
+	--*n_steps;
+	if (held->own) {
+		add_own(&walk->so_far, held->own);
+	} else if (held->kind == HELD_BLOCK) {
+		add_sharing(&walk->so_far, held->block, held->was_chunk);
+	}
+	while (walk->place < n_blocks && *n_steps > 0) {
+		add_sharing(&walk->so_far, held->model->blocks[walk->place].block, false);
+		walk->place++;
+		--*n_steps;
+	}
+	return walk->place >= n_blocks;
+}
+
+bool holder_look_at_sharing(struct holder *holder, size_t *n_steps)
+{
+	struct sharing_walk *walk = &holder->sharing_walk;
+	if (!walk->at) {
+		*walk = (struct sharing_walk){.at = holder->held};
+	}
+	while (walk->at && *n_steps > 0) {
+		if (look_at_held(walk, n_steps)) {
+			go_on_sharing(walk);
 		}
 	}
-	return sharing;
+	if (!walk->at) {
+		holder->sharing = walk->so_far;
+	}
+	return !walk->at;
 }
 
 /* ---- of an earlier glaked -------------------------------------------------------------------- */

@@ -125,7 +125,13 @@ struct holder_sharing {
 	uint64_t sealed_bytes;        /* blocks that were its chunks */
 	uint64_t sealed_common_bytes; /* of them: mapped more than once */
 	double part_bytes;            /* of all its blocks, each divided by its mappings */
-	size_t n_walked;              /* for the caller, who bounds his time */
+};
+
+/* It is added up in steps. */
+struct sharing_walk {
+	struct holder_sharing so_far;
+	struct held *at; /* the next thing; NULL: at the beginning */
+	size_t place;    /* of its model */
 };
 
 /* The process's report about itself. */
@@ -206,6 +212,8 @@ struct holder {
 	uint32_t n_held[N_HELD_KINDS];
 	size_t n_places; /* of blocks in its models, and one for each model */
 	struct holder_usage usage;
+	struct holder_sharing sharing; /* as holder_look_at_sharing() last found it */
+	struct sharing_walk sharing_walk;
 	struct holder_device devices[]; /* by index */
 };
 
@@ -327,8 +335,11 @@ void holders_begin_walk(struct holders *holders);
 bool holders_walk(struct holders *holders, const struct block *block, size_t *n_steps,
                   holder_fn on_user, void *user);
 
-/* Walks all that it holds. */
-struct holder_sharing holder_sharing(const struct holder *holder);
+/*
+ * Bring holder.sharing up to date. Walks all that it holds, in *@n_steps steps at most, each a thing or a place of a model,
+ * and subtracts them. Returns false if these were too few: then sharing is as before, and the next call goes on.
+ */
+bool holder_look_at_sharing(struct holder *holder, size_t *n_steps);
 
 /*
  * Give back everything that these requests, GLAKE_MAX_UNANSWERED at most, brought: the client does not know of it.

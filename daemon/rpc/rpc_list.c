@@ -268,9 +268,9 @@ static void describe_seals(const struct holder *holder, const struct row_place *
 }
 
 static void describe_holder(const struct rpc_context *rpc, const struct holder *holder,
-                            const struct holder_sharing *sharing, const struct row_place *place,
-                            Glake__Wire__SessionInfo *row)
+                            const struct row_place *place, Glake__Wire__SessionInfo *row)
 {
+	const struct holder_sharing *sharing = &holder->sharing;
 	glake__wire__session_info__init(row);
 	row->session = holder->id;
 	row->pid = (uint32_t)holder->peer.pid;
@@ -308,6 +308,15 @@ static void describe_holder(const struct rpc_context *rpc, const struct holder *
 	}
 }
 
+/*
+ * What it shares is up to date; or a whole page was not enough for that, and the row has what was seen last. Else the holder is
+ * the next page's.
+ */
+static bool may_describe(const struct rpc_page *page, struct holder *holder, size_t *n_steps)
+{
+	return holder_look_at_sharing(holder, n_steps) || page->n_rows == 0;
+}
+
 void rpc_session_list(struct session *session, const request_t *request, struct fdlist *fds)
 {
 	static Glake__Wire__SessionInfo rows[PAGE_ROWS];
@@ -320,7 +329,7 @@ void rpc_session_list(struct session *session, const request_t *request, struct 
 	static Glake__Wire__PoolReport *pool_list[PAGE_DEVICES];
 	size_t n_devices = 0;
 	size_t n_pools = 0;
-	size_t n_held = 0;
+	size_t n_steps = PAGE_HELD;
 	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
 	Glake__Wire__SessionListAnswer body = GLAKE__WIRE__SESSION_LIST_ANSWER__INIT;
 	struct rpc_page page = {.rows = rows, .list = list, .max_rows = PAGE_ROWS};
@@ -336,18 +345,17 @@ void rpc_session_list(struct session *session, const request_t *request, struct 
 		                                unsealed[page.n_rows], unsealed_list[page.n_rows],
 		                                &pools[n_pools],       &pool_list[n_pools]};
 		if (n_devices + RPC_MAX_DEVICES > PAGE_DEVICES ||
-		    n_pools + RPC_MAX_DEVICES > PAGE_DEVICES || n_held > PAGE_HELD) {
+		    n_pools + RPC_MAX_DEVICES > PAGE_DEVICES ||
+		    !may_describe(&page, holder, &n_steps)) {
 			page.next = page.last;
 			break;
 		}
-		const struct holder_sharing sharing = holder_sharing(holder);
-		describe_holder(rpc, holder, &sharing, &place, &next);
+		describe_holder(rpc, holder, &place, &next);
 		if (!rpc_page_add(&page, holder->id, &next.base)) {
 			break;
 		}
 		n_devices += next.n_devices;
 		n_pools += next.n_pools;
-		n_held += sharing.n_walked;
 	}
 	body.sessions = list;
 	body.n_sessions = page.n_rows;
@@ -469,8 +477,8 @@ static void describe_model(const struct session *session, const struct model *mo
 	                                               : "loading");
 	row->span_bytes = model->span_bytes;
 	row->content_bytes = model->content_bytes;
-	row->unique_bytes = store_unique_bytes(model);
-	row->part_bytes = store_part_bytes(model);
+	row->unique_bytes = model->parts.unique_bytes;
+	row->part_bytes = (uint64_t)(model->parts.part_bytes + 0.5);
 	row->n_tensors = model->n_tensors;
 	row->n_blocks = model->n_blocks;
 	row->n_open = is_ready ? model->n_holders : 0;
@@ -487,7 +495,7 @@ void rpc_model_list(struct session *session, const request_t *request, struct fd
 	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
 	Glake__Wire__ModelListAnswer body = GLAKE__WIRE__MODEL_LIST_ANSWER__INIT;
 	struct rpc_page page = {.rows = rows, .list = list, .max_rows = PAGE_ROWS};
-	size_t n_walked = 0;
+	size_t n_steps = PAGE_HELD;
 	struct model *model;
 	list_for_each (model, &rpc_of(session)->store->model_list, link) {
 		if (model->id <= request->model_list->after ||
@@ -495,11 +503,11 @@ void rpc_model_list(struct session *session, const request_t *request, struct fd
 			continue;
 		}
 		Glake__Wire__ModelInfo next;
-		if (n_walked > PAGE_HELD) {
+		/* As may_describe(). */
+		if (!store_look_at_parts(model, &n_steps) && page.n_rows > 0) {
 			page.next = page.last;
 			break;
 		}
-		n_walked += model->n_blocks;
 		describe_model(session, model, &next);
 		if (!rpc_page_add(&page, model->id, &next.base)) {
 			break;

@@ -57,6 +57,12 @@ struct model_key {
 	struct digest digest; /* of the file_ids, or of the key */
 };
 
+/* What it has in common with others. */
+struct model_parts {
+	uint64_t unique_bytes; /* of chunks that only this model keeps */
+	double part_bytes; /* of its chunks, each divided by the places of manifests that name it */
+};
+
 enum model_state {
 	MODEL_LOADING,
 	MODEL_READY,
@@ -94,6 +100,9 @@ struct model {
 	uint64_t manifest;     /* the id of its manifest for store.watch; 0: none of it is noted */
 	size_t n_noted;        /* of the tensors */
 	bool is_noted;         /* store.watch knows of the model */
+	struct model_parts parts; /* as store_look_at_parts() last found them */
+	struct model_parts parts_so_far;
+	size_t parts_place;       /* the next place */
 	uint64_t withdrawn_block; /* the last that was withdrawn and is in it (withdraw.h) */
 	char *reload_reason; /* owned; the reason why it is not found by its files. NULL: it is */
 };

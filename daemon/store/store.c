@@ -1038,26 +1038,27 @@ int store_publish(struct store *store, struct model *draft, struct payer payer, 
 	return 0;
 }
 
-uint64_t store_unique_bytes(const struct model *model)
+static void add_part(struct model_parts *parts, const struct block *block)
 {
-	uint64_t bytes = 0;
-	for (size_t i = 0; i < model->n_blocks; i++) {
-		const struct block *block = model->blocks[i].block;
-		if (block && block->n_manifests == 1) {
-			bytes += block->chunk.bytes;
-		}
-	}
-	return bytes;
+	parts->unique_bytes += block->n_manifests == 1 ? block->chunk.bytes : 0;
+	parts->part_bytes += (double)block->chunk.bytes / block->n_manifests;
 }
 
-uint64_t store_part_bytes(const struct model *model)
+bool store_look_at_parts(struct model *model, size_t *n_steps)
 {
-	double bytes = 0;
-	for (size_t i = 0; i < model->n_blocks; i++) {
-		const struct block *block = model->blocks[i].block;
-		bytes += block ? (double)block->chunk.bytes / block->n_manifests : 0;
+	for (; model->parts_place<model->n_blocks && * n_steps> 0; --*n_steps) {
+		const struct block *block = model->blocks[model->parts_place++].block;
+		if (block) {
+			add_part(&model->parts_so_far, block);
+		}
 	}
-	return (uint64_t)(bytes + 0.5);
+	if (model->parts_place < model->n_blocks) {
+		return false;
+	}
+	model->parts = model->parts_so_far;
+	model->parts_so_far = (struct model_parts){0};
+	model->parts_place = 0;
+	return true;
 }
 
 /* ---- from an earlier glaked ------------------------------------------------------------------ */

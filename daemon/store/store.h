@@ -209,10 +209,11 @@ int store_add_used_block(struct store *store, struct model *draft, struct block 
  */
 int store_publish(struct store *store, struct model *draft, struct payer payer, bool pin);
 
-/* Bytes of chunks that only this model keeps. */
-uint64_t store_unique_bytes(const struct model *model);
-/* Its part of the chunks: each divided by the places of manifests that name it. */
-uint64_t store_part_bytes(const struct model *model);
+/*
+ * Bring model.parts up to date. Walks its places, *@n_steps at most, and subtracts them. Returns false if these were too
+ * few: then the parts are as before, and the next call goes on.
+ */
+bool store_look_at_parts(struct model *model, size_t *n_steps);
 
 /* ---- from an earlier glaked ---- */
 

@@ -344,3 +344,38 @@ START_TEST(users_of_a_block_are_looked_for_in_steps)
 	}
 }
 END_TEST
+
+/* However much a process holds, a listing looks at so much of it; with enough of them all is seen. */
+START_TEST(what_a_holder_shares_is_added_up_in_steps)
+{
+	enum { CHUNKS = 100, BLOCKS = 100 };
+	int other;
+	int connection = connection_of_own(&other);
+	struct holder *holder = attach(connection, 0);
+	size_t n_steps = 0;
+	unsigned n_calls = 0;
+	for (unsigned i = 0; i < CHUNKS; i++) {
+		give_chunk(holder, i);
+		give_block(holder, CHUNKS + i, 1 + i);
+	}
+	do {
+		ck_assert_uint_eq(n_steps, 0);
+		ck_assert(holder->sharing.part_bytes == 0);
+		n_steps = 16;
+		n_calls++;
+		if (n_calls == 5) {
+			/* It is the next that would be looked at. */
+			holder_release(holder, holder->sharing_walk.at);
+			give_chunk(holder, 1000);
+		}
+	} while (!holder_look_at_sharing(holder, &n_steps));
+	ck_assert_uint_ge(n_calls, (CHUNKS + BLOCKS) / 16);
+	double n_blocks = holder->n_held[HELD_BLOCK];
+	ck_assert(holder->sharing.part_bytes == n_blocks * CHUNK_BYTES);
+	n_steps = SIZE_MAX;
+	ck_assert(holder_look_at_sharing(holder, &n_steps));
+	ck_assert(holder->sharing.part_bytes == n_blocks * CHUNK_BYTES);
+	close(connection);
+	close(other);
+}
+END_TEST

@@ -303,7 +303,7 @@ START_TEST(a_damaged_block_hides_published_models)
 }
 END_TEST
 
-/* ---- a damaged block, in steps ----------------------------------------------------------------- */
+/* ---- in steps ----------------------------------------------------------------- */
 
 #define N_PLACES 1000u
 
@@ -365,6 +365,19 @@ START_TEST(a_block_is_withdrawn_in_steps)
 	store_end_compare(&store, block);
 	ck_assert_uint_eq(store.n_models, 3);
 	ck_assert_ptr_eq(find("b"), models[1]);
+	/* And so a listing looks at one. */
+	n_steps = 0;
+	for (n_calls = 0; !store_look_at_parts(models[1], &n_steps); n_calls++) {
+		ck_assert_uint_eq(models[1]->parts.unique_bytes, 0);
+		ck_assert_uint_eq(n_steps, 0);
+		n_steps = 64;
+	}
+	ck_assert_uint_eq(n_calls, N_PLACES / 64 + 1);
+	/* The filler is everywhere, the last block is not in this one. */
+	ck_assert_uint_eq(models[1]->parts.unique_bytes, 0);
+	double part = models[1]->parts.part_bytes;
+	ck_assert(part > 0.3 * (double)filler->chunk.bytes &&
+	          part < 0.4 * (double)filler->chunk.bytes);
 	for (unsigned i = 1; i < 4; i++) {
 		store_unhold_model(&store, models[i], 0);
 	}
