@@ -123,16 +123,19 @@ void glake__errands_collect(void)
 
 /* ---- mirrors ---------------------------------------------------------------------------------- */
 
+/* 0: some of them are holes, because the driver has lost their memory. */
 static size_t count_pieces(const struct glake__range *range, uint64_t offset, uint64_t n_bytes)
 {
+	bool is_whole = true;
 	size_t n = 0;
 	glake__lock();
 	const struct glake__piece *at = glake__range_piece_locked(range, offset);
 	for (; at && at->offset < offset + n_bytes; at = at->next) {
+		is_whole &= at->chunk != NULL;
 		n++;
 	}
 	glake__unlock();
-	return n;
+	return is_whole ? n : 0;
 }
 
 /* With a use of each chunk, the caller's. Whoever holds the pieces knows that there are as many still. */
@@ -157,6 +160,10 @@ static int fill_mirror(struct glake__range *mirror, const struct glake__backing 
                        uint64_t offset, enum glake__access access)
 {
 	size_t n = count_pieces(backing->range, offset, mirror->n_bytes);
+	if (n == 0) {
+		return glake__fail(GLAKE_E_CUDA, "the driver has lost memory at 0x%llx",
+		                   (unsigned long long)(backing->ptr + offset));
+	}
 	cleanup_free struct glake__part *parts = calloc(n, sizeof(*parts));
 	if (!parts) {
 		return glake__fail(-ENOMEM, "out of memory");

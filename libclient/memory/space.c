@@ -221,7 +221,8 @@ int glake__gate_close_in_a_hurry(uint64_t readers)
 
 /* Nothing has ended for so long: it never will. */
 #define STUCK_NS 10000000000u
-#define MAX_WAIT_NS 8000000000u
+/* No context ends during a wait. */
+#define MAX_WAIT_NS 2000000000u
 /* The gate stays closed no longer, and the program has as much time afterwards. */
 #define MAX_HELD_NS 1600000000u
 
@@ -246,8 +247,9 @@ static int see_work_end(struct patience *patience, uint64_t readers)
 	int r = gate->wait(gate->user, readers, wait_ns);
 	if (r == 0) {
 		patience->since_ns = clock_now_ns();
-	} else if (patience->wait_ns < MAX_WAIT_NS) {
-		patience->wait_ns *= 2;
+	} else {
+		bool is_long = patience->wait_ns >= MAX_WAIT_NS / 2;
+		patience->wait_ns = is_long ? MAX_WAIT_NS : 2 * patience->wait_ns;
 	}
 	return r;
 }
