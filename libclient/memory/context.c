@@ -7,8 +7,9 @@
 #include "libclient/memory/space.h"
 #include "proto/clock.h"
 
-/* Between two questions whether work is over. */
-#define PAUSE_NS 10000
+/* Between two questions whether work is over: at least, and at most. */
+#define PAUSE_NS 10000u
+#define MAX_PAUSE_NS 5000000u
 
 /* With @context current. */
 static CUresult copy(const struct cudrv *drv, CUcontext context, void *to, glake_ptr from,
@@ -146,16 +147,24 @@ static bool is_over(CUresult result)
 	return result == CUDA_SUCCESS || cudrv_is_lost(result);
 }
 
-/* Asked, not waited for: a wait has no end of its own. CUDA_ERROR_NOT_READY: the memory may still be used. */
+static void sleep_ns(uint64_t ns)
+{
+	nanosleep(&(struct timespec){.tv_nsec = (long)ns}, NULL);
+}
+
+/*
+ * Asked, not waited for: a wait has no end of its own. The longer it takes, the more rarely.
+ * CUDA_ERROR_NOT_READY: the memory may still be used.
+ */
 static CUresult wait_for(const struct visit *visit, uint64_t patience_ns)
 {
-	const struct timespec pause = {.tv_nsec = PAUSE_NS};
 	const uint64_t begin_ns = clock_now_ns();
 	uint64_t waited_ns = 0;
 	CUresult result;
 	while (!is_over(result = visit->drv->cuStreamQuery(visit->stream)) &&
 	       waited_ns < patience_ns) {
-		nanosleep(&pause, NULL);
+		uint64_t pause_ns = waited_ns / 8 < MAX_PAUSE_NS ? waited_ns / 8 : MAX_PAUSE_NS;
+		sleep_ns(pause_ns > PAUSE_NS ? pause_ns : PAUSE_NS);
 		waited_ns = clock_now_ns() - begin_ns;
 	}
 	return is_over(result) ? result : CUDA_ERROR_NOT_READY;
