@@ -49,16 +49,23 @@ static inline bool glake__pool_serves(const struct glake__tag *tag, uint64_t n_b
 	       (tag->stream > 0 && n_bytes >= GLAKE__POOL_MIN_BYTES);
 }
 
-/* Who waits for what streams have freed: for those up to a number. Begins as zeroes. */
+/* Who waits for what streams have freed: for those up to a number. Begins with glake__order_watch(), or as zeroes. */
 struct glake__order_wait {
+	uint64_t n_released; /* when it looked last */
 	uint64_t upto;
 	uint64_t grace_ns;
+	uint64_t ended_ns; /* when one of them was seen to */
+	unsigned n_left;
+	bool is_over;
 };
 
+struct glake__order_wait glake__order_watch(const struct glake_order *order);
+
 /*
- * Wait until some of what was parked when @wait began is released, and a little longer, each time twice as long: more
- * may follow. What is parked in @ctx, the current context; or, if that is NULL, for device @ordinal. False: nothing of
- * it was: there is none, or nothing has ended for ten seconds. Then what is left may wait for the caller.
+ * Wait until some of what was parked at the first call is released, and a little longer, each time twice as long: more
+ * may follow. What is parked in @ctx, the current context; or, if that is NULL, for device @ordinal. True: something
+ * has been released since @wait began or was used last, by any thread. False: there is nothing left, or nothing has
+ * ended for ten seconds. Then what is left may wait for the caller.
  */
 bool glake__order_await(struct glake_order *order, void *ctx, int ordinal,
                         struct glake__order_wait *wait);

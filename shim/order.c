@@ -74,6 +74,9 @@ static int alloc(const struct heap_place *place, uint64_t n_bytes, struct glake_
                  CUdeviceptr *address_out)
 {
 	order_collect(place->ctx);
+	if (order) {
+		wait->parked = glake__order_watch(order);
+	}
 	int r = heap_alloc(place, n_bytes, wait, address_out);
 	while (r == CONNECTION_E_REFUSED && order &&
 	       glake__order_await(order, place->ctx, 0, &wait->parked)) {

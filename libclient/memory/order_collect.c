@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "libclient/memory/order_parts.h"
 
+#include <limits.h>
+
 /* Idle GPUs get to their marks that soon. */
 #define IDLE_NS 1000000u
 /* Who waits gives up when nothing has ended for so long: what is left may need the very thread that waits. */
@@ -10,6 +12,8 @@
 /* It sleeps longer when nothing has ended for so long. */
 #define SHORT_NS 2000000u
 #define LONG_PAUSE_NS 500000u
+/* Another thread that has taken what ended releases it that soon. */
+#define RELEASING_NS 100000000u
 
 /* Mark all that is parked in @ctx, and until @end_ns let an idle GPU get there. */
 static void mark_all_until(struct glake_order *order, CUcontext ctx, uint64_t end_ns)
@@ -24,6 +28,7 @@ void glake__order_take_done(struct glake_order *order, struct glake__order_line 
 {
 	while (line->oldest && done->n < GLAKE__MAX_DONE &&
 	       glake__order_is_done(order, line->oldest->mark)) {
+		order->n_releasing++;
 		done->allocations[done->n++] = glake__order_take_allocation(order, line,
 		                                                            line->oldest);
 	}
@@ -33,6 +38,8 @@ void glake__order_release_done(struct glake_order *order, const struct glake__or
 {
 	for (size_t i = 0; i < done->n; i++) {
 		order->options.release(order->options.user, done->allocations[i]);
+		order->n_released++;
+		order->n_releasing--;
 	}
 }
 
@@ -159,46 +166,77 @@ static bool collect_once(struct glake_order *order, const struct scope *scope)
 	return collect_done(order, scope->ctx);
 }
 
-static uint64_t begin_wait(struct glake_order *order, struct glake__order_wait *wait)
+static void begin_wait(struct glake_order *order, struct glake__order_wait *wait)
 {
 	if (wait->grace_ns == 0) {
 		pthread_mutex_lock(&order->lock);
 		wait->upto = order->n_numbers;
 		pthread_mutex_unlock(&order->lock);
+		wait->n_left = UINT_MAX;
 		wait->grace_ns = GRACE_NS;
 	} else if (wait->grace_ns < PATIENCE_NS) {
 		wait->grace_ns *= 2;
 	}
-	return clock_now_ns();
+}
+
+/* By any thread, since it was asked last. */
+static bool has_released(struct glake_order *order, struct glake__order_wait *wait)
+{
+	uint64_t n_before = wait->n_released;
+	wait->n_released = order->n_released;
+	return wait->n_released != n_before;
+}
+
+struct glake__order_wait glake__order_watch(const struct glake_order *order)
+{
+	return (struct glake__order_wait){.n_released = order->n_released};
+}
+
+/* Others park and release all the time: only what was there at first counts. */
+static void look(struct glake_order *order, const struct scope *scope,
+                 struct glake__order_wait *wait, uint64_t now_ns)
+{
+	unsigned n_left = count_left(order, scope, wait->upto);
+	if (n_left < wait->n_left) {
+		wait->ended_ns = now_ns;
+	}
+	wait->n_left = n_left;
+	uint64_t still_ns = now_ns - wait->ended_ns;
+	wait->is_over = still_ns >= PATIENCE_NS ||
+	                (n_left == 0 && (order->n_releasing == 0 || still_ns >= RELEASING_NS));
 }
 
 /* No lock is held while it sleeps, so contexts may end meanwhile. */
 static bool await(struct glake_order *order, const struct scope *scope,
                   struct glake__order_wait *wait)
 {
-	const uint64_t begin_ns = begin_wait(order, wait);
-	uint64_t ended_ns = begin_ns; /* the last one */
+	const uint64_t begin_ns = clock_now_ns();
 	uint64_t now_ns = begin_ns;
-	bool is_any = collect_once(order, scope);
-	unsigned n_left = count_left(order, scope, wait->upto);
-	while (n_left > 0 && now_ns - ended_ns < PATIENCE_NS &&
-	       !(is_any && now_ns - begin_ns >= wait->grace_ns)) {
-		glake__order_pause(now_ns - ended_ns < SHORT_NS ? GLAKE__PAUSE_NS : LONG_PAUSE_NS);
-		is_any |= collect_once(order, scope);
+	bool is_any = false;
+	begin_wait(order, wait);
+	for (;;) {
+		collect_once(order, scope);
+		look(order, scope, wait, now_ns);
+		is_any |= has_released(order, wait);
+		if (wait->is_over || (is_any && now_ns - begin_ns >= wait->grace_ns)) {
+			return is_any;
+		}
+		glake__order_pause(now_ns - wait->ended_ns < SHORT_NS ? GLAKE__PAUSE_NS
+		                                                      : LONG_PAUSE_NS);
 		now_ns = clock_now_ns();
-		unsigned n_now = count_left(order, scope, wait->upto);
-		ended_ns = n_now < n_left ? now_ns : ended_ns;
-		n_left = n_now;
 	}
-	return is_any;
 }
 
 bool glake__order_await(struct glake_order *order, void *ctx, int ordinal,
                         struct glake__order_wait *wait)
 {
 	const struct scope scope = {ctx, ordinal};
-	if (order->n_parked == 0) {
+	if (wait->is_over) {
 		return false;
+	}
+	if (order->n_parked == 0 && order->n_releasing == 0) {
+		wait->is_over = true;
+		return has_released(order, wait);
 	}
 	CUstreamCaptureMode mode = glake__order_relax(order);
 	bool is_any = await(order, &scope, wait);
@@ -208,7 +246,7 @@ bool glake__order_await(struct glake_order *order, void *ctx, int ordinal,
 
 static bool await_all(struct glake_order *order, CUcontext ctx, int ordinal)
 {
-	struct glake__order_wait wait = {.upto = 0};
+	struct glake__order_wait wait = glake__order_watch(order);
 	bool is_any = false;
 	while (glake__order_await(order, ctx, ordinal, &wait)) {
 		is_any = true;

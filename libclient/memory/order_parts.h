@@ -114,6 +114,8 @@ struct glake_order {
 	__typeof__(cuCtxGetDevice) *get_device;
 	struct glake__order_calls calls[2]; /* [1]: GLAKE_PER_THREAD */
 	atomic_uint n_parked;               /* over all streams: spares others the lock */
+	atomic_uint n_releasing;     /* some thread has taken them, and is about to release them */
+	_Atomic uint64_t n_released; /* so far */
 
 	/* Taken before the other one. Held while a context may end, or is entered to collect. */
 	pthread_mutex_t context_lock;

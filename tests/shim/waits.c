@@ -11,6 +11,7 @@
 #include <cuda.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -35,7 +36,7 @@ static const char *scenario;
 
 /* ---- help --------------------------------------------------------------------------------------- */
 
-static const char *volatile at = "the start"; /* what is done now */
+static const char *_Atomic at = "the start"; /* what is done now */
 
 static void on_alarm(int number)
 {
@@ -260,7 +261,7 @@ static void memory_waits_for_a_batch(void)
 
 /* ---- with threads ------------------------------------------------------------------------------- */
 
-static volatile bool is_over;
+static atomic_bool is_over;
 
 /* Has and frees memory on a stream of its own until the others are done. */
 static void *churn(void *user)
