@@ -681,7 +681,6 @@ static void add_own(struct holder_sharing *sharing, const struct chunk *own)
 {
 	sharing->part_bytes += (double)own->bytes;
 	sharing->sealed_bytes += own->bytes;
-	sharing->n_walked++;
 }
 
 static void add_sharing(struct holder_sharing *sharing, const struct block *block, bool is_sealed)
