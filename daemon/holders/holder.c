@@ -702,7 +702,7 @@ static bool look_at_held(struct sharing_walk *walk, size_t *n_steps)
 	} else if (held->kind == HELD_BLOCK) {
 		add_sharing(&walk->so_far, held->block, held->was_chunk);
 	}
-	while (walk->place < n_blocks && *n_steps > 0) {
+	while (*n_steps > 0 && walk->place < n_blocks) {
 		add_sharing(&walk->so_far, held->model->blocks[walk->place].block, false);
 		walk->place++;
 		--*n_steps;
