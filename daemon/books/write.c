@@ -157,8 +157,8 @@ static void write_model(void *user, const struct model *model, bool is_new)
 	body.device = model->device->index;
 	body.name = model->name;
 	body.payer = model->charge.tenant->name;
-	body.has_user = model->charge.user != NULL;
-	body.user = model->charge.user ? model->charge.user->uid : 0;
+	body.has_user = model->charge.of_user.n > 0;
+	body.user = body.has_user ? model->charge.user->uid : 0;
 	body.is_pinned = model->is_pinned;
 	body.is_published = model->is_published;
 	body.is_hidden = model->is_hidden;
