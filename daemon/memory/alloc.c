@@ -201,16 +201,17 @@ static bool make_missing(struct work *work)
 static void on_made(struct work *work)
 {
 	struct alloc *alloc = container_of(work, struct alloc, work);
-	const struct device *device = alloc->request.device;
-	alloc->request.device->coming_bytes -= alloc->coming_bytes;
+	struct device *device = alloc->request.device;
+	device->coming_bytes -= alloc->coming_bytes;
 	alloc->coming_bytes = 0;
 	if (alloc->result == CUDA_SUCCESS) {
 		pressure_made(&alloc->request, STATUS_OK);
 	} else if (alloc->result == CUDA_ERROR_OUT_OF_MEMORY) {
 		pressure_made(&alloc->request, STATUS_NO_DEVICE_MEMORY);
 	} else {
-		log_error("device %u: cannot make a chunk: %s", device->index,
-		          cudrv_error(device->drv, alloc->result));
+		log_limited(&device->log_limit, LOG_LEVEL_ERROR,
+		            "device %u: cannot make a chunk: %s", device->index,
+		            cudrv_error(device->drv, alloc->result));
 		pressure_made(&alloc->request, STATUS_INTERNAL);
 	}
 }

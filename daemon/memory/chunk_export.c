@@ -23,8 +23,9 @@ static void on_exported(struct work *work)
 	struct chunk_export *export = container_of(work, struct chunk_export, work);
 	struct chunk *chunk = export->chunk;
 	if (export->result != CUDA_SUCCESS) {
-		log_error("device %u: cannot export a chunk: %s", chunk->device->index,
-		          cudrv_error(chunk->device->drv, export->result));
+		log_limited(&chunk->device->log_limit, LOG_LEVEL_ERROR,
+		            "device %u: cannot export a chunk: %s", chunk->device->index,
+		            cudrv_error(chunk->device->drv, export->result));
 		pressure_give_fd(export->pressure);
 		export->done(export, STATUS_INTERNAL);
 		return;

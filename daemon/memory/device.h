@@ -15,6 +15,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "daemon/base/log.h"
 #include "daemon/memory/worker.h"
 #include "proto/cudrv.h"
 
@@ -37,8 +38,9 @@ struct device {
 	uint64_t usable_bytes; /* total minus reserve_bytes of the config */
 	unsigned handle_types;
 	bool rdma;
-	char fabric[96]; /* "yes", or the reason why fabric handles are not used */
-	int anchor_fd;   /* owned: without another fd, an export or a close costs 750 us, not 15 */
+	char fabric[96];            /* "yes", or the reason why fabric handles are not used */
+	struct log_limit log_limit; /* of lines about its driver's refusals, which requests cause */
+	int anchor_fd; /* owned: without another fd, an export or a close costs 750 us, not 15 */
 
 	struct worker worker;
 	uint64_t use_bytes[CHUNK_N_USES];

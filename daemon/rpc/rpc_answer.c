@@ -18,7 +18,8 @@ static int send_packed(struct session *session, answer_t *answer, const int *fds
 	static uint8_t bytes[GLAKE_MAX_PACKET_BYTES];
 	size_t n_bytes = glake__wire__answer__get_packed_size(answer);
 	if (n_bytes > sizeof(bytes)) {
-		log_error("an answer of %zu bytes does not fit a packet", n_bytes);
+		log_limited(&session->log_limit, LOG_LEVEL_ERROR,
+		            "an answer of %zu bytes does not fit a packet", n_bytes);
 		return -EMSGSIZE;
 	}
 	glake__wire__answer__pack(answer, bytes);

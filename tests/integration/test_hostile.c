@@ -501,6 +501,27 @@ START_TEST(lines_about_dead_processes_are_bounded_by_user)
 }
 END_TEST
 
+/* Programs that try again and again on a GPU that is broken. */
+START_TEST(a_device_that_fails_does_not_fill_the_log)
+{
+	enum { N = 60 };
+	world_begin(.config = "pool = ();", .devices = "1x64MiB");
+	int connection = connection_hello(&harness);
+	world_set_faults("glaked/cuMemCreate:*:fail=999");
+	for (unsigned i = 0; i < N; i++) {
+		cleanup_fdlist struct fdlist fds;
+		uint64_t chunk;
+		fdlist_init(&fds);
+		ck_assert_int_eq(connection_alloc(connection, 0, CHUNK_BYTES, 1, &chunk, &fds),
+		                 GLAKE__WIRE__STATUS__INTERNAL);
+	}
+	world_set_faults(NULL);
+	harness_wait_log(&harness, "cannot make a chunk");
+	ck_assert_uint_lt(harness_n_log_lines(&harness, "cannot make a chunk"), N / 3);
+	connection_close(&connection);
+}
+END_TEST
+
 /* ---- sockets that linger --------------------------------------------------------------------- */
 
 /*
