@@ -10,12 +10,17 @@
 
 static uint8_t buffer[JOURNAL_MAX_BODY];
 
-/* Lengths are bounded where the parts came from, far below this. */
+/*
+ * Lengths are bounded where the parts came from, far below this, but for the groups of a process in a container of
+ * its own: there are 65,536 at most. Such a session does not survive a restart.
+ */
 static size_t pack(const ProtobufCMessage *message)
 {
+	static struct log_limit limit;
 	size_t n_bytes = protobuf_c_message_get_packed_size(message);
 	if (n_bytes > sizeof(buffer)) {
-		log_error("%s: a record of %zu bytes", message->descriptor->name, n_bytes);
+		log_limited(&limit, LOG_LEVEL_ERROR, "%s: a record of %zu bytes",
+		            message->descriptor->name, n_bytes);
 		return 0;
 	}
 	return protobuf_c_message_pack(message, buffer);
@@ -25,7 +30,9 @@ static void put(struct journal *journal, enum books_kind kind, uint64_t id,
                 const ProtobufCMessage *message)
 {
 	size_t n_bytes = pack(message);
-	journal_put(journal, kind, id, buffer, n_bytes);
+	if (n_bytes > 0) {
+		journal_put(journal, kind, id, buffer, n_bytes);
+	}
 }
 
 /* ---- the store ------------------------------------------------------------------------------- */

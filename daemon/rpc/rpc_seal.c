@@ -239,13 +239,21 @@ static enum status status_of(const Glake__Wire__SealProgress *report)
 	}
 }
 
+/* It is written down once, however often a client says so. */
+static void follow(struct holder *holder)
+{
+	if (!holder->follows_seals) {
+		holder->follows_seals = true;
+		holder_note_changed(holder);
+	}
+}
+
 void rpc_seal_progress(struct session *session, const request_t *request, struct fdlist *fds)
 {
 	Glake__Wire__SealProgress *report = request->seal_progress;
 	struct seal *seal = find_seal(rpc_of(session), session->holder);
 	if (report->seal == 0) {
-		session->holder->follows_seals = true;
-		holder_note_changed(session->holder);
+		follow(session->holder);
 	} else if (!seal || seal->id != report->seal) {
 		rpc_refuse(session, request->id, STATUS_NOT_FOUND,
 		           "nobody waits for this any more");

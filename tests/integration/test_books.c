@@ -476,6 +476,38 @@ START_TEST(books_that_users_have_filled_do_not_end)
 }
 END_TEST
 
+/* Bytes of records, as journal.c has it in the header. */
+static uint64_t books_end(void)
+{
+	uint64_t end = 0;
+	cleanup_fd int fd = open(state_path(), O_RDONLY | O_CLOEXEC);
+	ck_assert_int_eq(pread(fd, &end, sizeof(end), 72), sizeof(end));
+	return end;
+}
+
+/* A request of a few bytes, and the record of a session has a thousand. */
+START_TEST(what_is_written_already_is_not_written_again)
+{
+	begin();
+	int connection = connection_hello(&harness);
+	uint64_t ends[2];
+	for (unsigned i = 0; i < n_elements(ends); i++) {
+		for (unsigned j = 0; j < 50; j++) {
+			uint64_t id = connection_send(connection,
+			                              CONNECTION_REQUEST(SEAL_PROGRESS,
+			                                                 SealProgress,
+			                                                 seal_progress, .seal = 0),
+			                              NULL, 0);
+			connection_free(connection_receive_for(connection, id, NULL));
+		}
+		ends[i] = books_end();
+	}
+	ck_assert_uint_gt(ends[0], 0);
+	ck_assert_uint_eq(ends[0], ends[1]);
+	connection_close(&connection);
+}
+END_TEST
+
 /* ---- parking ---------------------------------------------------------------------------------- */
 
 static void open_while_stalled(void *path)
