@@ -20,7 +20,10 @@
 /* glake_connect() does not wait longer either. */
 #define MAX_WAIT_MS 5000
 /* As long as a line moves, accepting waits for it to have room. One whose first waits longer turns the next away. */
-#define MOVES_MS 50
+#define MOVES_MS 250
+/* A line's turn: the thread may be slow to wake, and others wait for so long at most, and for one look-up. */
+#define TURN_LOOKUPS 16
+#define TURN_NS 1000000u
 #define MAX_KNOWN 4096
 /* The share of a line is half of what others leave, but at least this. */
 #define LEAST_KNOWN 16
@@ -45,6 +48,12 @@ struct waiting {
 	uint64_t since_ms;
 };
 
+struct lookup {
+	uid_t uid;
+	uid_t owner;
+	int n_owners; /* < 0: unknown */
+};
+
 struct owners {
 	uv_loop_t *loop; /* borrowed */
 	owner_fn on_known;
@@ -58,13 +67,13 @@ struct owners {
 	bool is_closed;
 	struct log_limit log_limit;
 
-	/* The look-up that is running; its thread writes this until it ends. */
+	/* The turn that is running; its thread writes this until it ends. */
 	uv_work_t work;
 	bool is_busy;
 	bool is_stale; /* owners_forget() was called after its start */
-	uid_t uid;
-	uid_t owner;
-	int n_owners; /* < 0: unknown */
+	struct lookup lookups[TURN_LOOKUPS];
+	unsigned n_wanted;
+	unsigned n_done;
 	bool wants_ranges;
 	struct subid_range *ranges; /* owned: those of ranges_of; n_ranges <= 0: none */
 	int n_ranges;
@@ -96,25 +105,35 @@ static void look_up_ranges(struct owners *owners, uid_t owner, char *buffer)
 	}
 }
 
-/* libsubid is not thread-safe. Only one look-up runs at a time. */
-static void look_up(uv_work_t *work)
+static void look_up_one(struct owners *owners, struct lookup *lookup, char *buffer)
 {
-	struct owners *owners = container_of(work, struct owners, work);
-	cleanup_free char *buffer = malloc(ACCOUNT_BYTES);
 	struct passwd account;
 	uid_t *found = NULL;
-	owners->owner = owners->uid;
-	owners->n_ranges = 0;
-	owners->n_owners = buffer ? subid_get_uid_owners(owners->uid, &found) : -1;
-	if (owners->n_owners == 1 && found[0] >= OWNER_MIN) {
-		if (find_account(owners->uid, &account, buffer) == NOT_FOUND) {
-			owners->owner = found[0];
+	lookup->owner = lookup->uid;
+	lookup->n_owners = buffer ? subid_get_uid_owners(lookup->uid, &found) : -1;
+	if (lookup->n_owners == 1 && found[0] >= OWNER_MIN) {
+		if (find_account(lookup->uid, &account, buffer) == NOT_FOUND) {
+			lookup->owner = found[0];
 		}
 		if (owners->wants_ranges) {
+			owners->wants_ranges = false;
 			look_up_ranges(owners, found[0], buffer);
 		}
 	}
 	free(found);
+}
+
+/* libsubid is not thread-safe. Only one turn runs at a time. */
+static void look_up(uv_work_t *work)
+{
+	struct owners *owners = container_of(work, struct owners, work);
+	cleanup_free char *buffer = malloc(ACCOUNT_BYTES);
+	uint64_t began_ns = uv_hrtime();
+	owners->n_ranges = 0;
+	owners->n_done = 0;
+	do {
+		look_up_one(owners, &owners->lookups[owners->n_done++], buffer);
+	} while (owners->n_done < owners->n_wanted && uv_hrtime() - began_ns < TURN_NS);
 }
 
 /* ---- what is known --------------------------------------------------------------------------- */
@@ -207,21 +226,21 @@ static void turn_away(struct owners *owners, struct waiting *waiting)
 
 static void start(struct owners *owners);
 
-static void tell(struct owners *owners)
+static void tell(struct owners *owners, const struct lookup *lookup)
 {
 	struct waiting *waiting;
 	struct waiting *spare;
-	if (owners->n_owners > 1) {
+	if (lookup->n_owners > 1) {
 		log_limited(&owners->log_limit, LOG_LEVEL_WARNING,
 		            "uid %u is subordinate to %d users, so it counts as a user of its own",
-		            (unsigned)owners->uid, owners->n_owners);
-	} else if (owners->n_owners < 0) {
+		            (unsigned)lookup->uid, lookup->n_owners);
+	} else if (lookup->n_owners < 0) {
 		log_limited(&owners->log_limit, LOG_LEVEL_DEBUG,
-		            "the owner of uid %u cannot be looked up", (unsigned)owners->uid);
+		            "the owner of uid %u cannot be looked up", (unsigned)lookup->uid);
 	}
 	list_for_each_safe (waiting, spare, &owners->waiting, link) {
-		if (waiting->uid == owners->uid) {
-			owners->on_known(owners->user, leave(owners, waiting), owners->owner);
+		if (waiting->uid == lookup->uid) {
+			owners->on_known(owners->user, leave(owners, waiting), lookup->owner);
 		}
 	}
 }
@@ -258,21 +277,47 @@ static void on_looked_up(uv_work_t *work, int status)
 	owners->is_busy = false;
 	if (!owners->is_closed && !owners->is_stale) {
 		learn_ranges(owners);
-		remember(owners, owners->uid, owners->owner);
-		tell(owners);
+		for (unsigned i = 0; i < owners->n_done; i++) {
+			remember(owners, owners->lookups[i].uid, owners->lookups[i].owner);
+			tell(owners, &owners->lookups[i]);
+		}
 	}
 	free(ptr_steal(owners->ranges));
 	start(owners);
 }
 
-/* Start the next look-up, if there is one. */
+static bool is_wanted(const struct owners *owners, uid_t uid)
+{
+	bool is = false;
+	for (unsigned i = 0; !is && i < owners->n_wanted; i++) {
+		is = owners->lookups[i].uid == uid;
+	}
+	return is;
+}
+
+/* The next uids of the line. */
+static void want(struct owners *owners, const struct line *line)
+{
+	const struct waiting *waiting;
+	owners->n_wanted = 0;
+	list_for_each (waiting, &line->waiting, turn) {
+		if (owners->n_wanted == TURN_LOOKUPS) {
+			return;
+		}
+		if (!is_wanted(owners, waiting->uid)) {
+			owners->lookups[owners->n_wanted++].uid = waiting->uid;
+		}
+	}
+}
+
+/* Start the next turn, if somebody waits. */
 static void start(struct owners *owners)
 {
 	struct line *line = owners->is_busy ? NULL : lines_next(&owners->lines);
 	if (!line) {
 		return;
 	}
-	owners->uid = list_first(&line->waiting, struct waiting, turn)->uid;
+	want(owners, line);
 	owners->wants_ranges = !line_is_of_owner(line);
 	owners->is_busy = true;
 	owners->is_stale = false;
