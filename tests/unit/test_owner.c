@@ -8,6 +8,7 @@
 #include <pthread.h>
 #include <pwd.h>
 #include <shadow/subid.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -32,7 +33,7 @@
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t answers = PTHREAD_COND_INITIALIZER;
 static bool is_hanging;
-static unsigned n_lookups;
+static atomic_uint n_lookups;
 static bool has_overlap;
 
 static void set_hanging(bool hangs)
