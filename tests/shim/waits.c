@@ -317,26 +317,28 @@ static void *want_all(void *user)
 	return NULL;
 }
 
+/* The driver makes and ends no context before the receive is over; one that is there already goes on. */
 static void a_waiting_thread_holds_up_nobody(void)
 {
 	pthread_t thread;
 	CUcontext made;
 	start(CU_STREAM_NON_BLOCKING);
-	CUdeviceptr parked = alloc_on(receiver, MOST);
-	post_receive(receiver);
-	free_on(receiver, parked);
-	must(pthread_create(&thread, NULL, want_all, NULL) == 0);
-	usleep(50000);
-	at = "a context";
 #if CUDA_VERSION >= 13000
 	must_ok(cuCtxCreate(&made, NULL, 0, 0));
 #else
 	must_ok(cuCtxCreate(&made, 0, 0));
 #endif
+	must_ok(cuCtxSetCurrent(ctx));
+	CUdeviceptr parked = alloc_on(receiver, MOST);
+	post_receive(receiver);
+	free_on(receiver, parked);
+	must(pthread_create(&thread, NULL, want_all, NULL) == 0);
+	usleep(50000);
+	at = "another context";
+	must_ok(cuCtxSetCurrent(made));
 	CUdeviceptr ptr = 0;
 	must_ok(cuMemAlloc(&ptr, MIB));
 	must_ok(cuMemFree(ptr));
-	must_ok(cuCtxDestroy(made));
 	must_ok(cuCtxSetCurrent(ctx));
 	ptr = alloc_on(sender, MIB);
 	set(sender, ptr, MIB, 7);
@@ -347,6 +349,7 @@ static void a_waiting_thread_holds_up_nobody(void)
 	pthread_join(thread, NULL);
 	free_on(sender, ptr);
 	must_ok(cuCtxSynchronize());
+	must_ok(cuCtxDestroy(made));
 }
 
 static void *free_there(void *user)
