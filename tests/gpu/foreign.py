@@ -288,7 +288,9 @@ def find_rows(folder):
         # What it makes of the prompt: words of no sense, and always the same.
         rows["llama.cpp"] = (Script(llama, ["sh", "-c", 'echo "finding words: $("$@" 2>/dev/null | md5sum)"',
                                             "sh", simple, "-m", llama_model(llama), "-n", "64",
-                                            "Once upon a time"]), "llama-simple")
+                                            "Once upon a time"],
+                                    env={"LD_LIBRARY_PATH": llama + ":" +
+                                         os.environ.get("LD_LIBRARY_PATH", "")}), "llama-simple")
     else:
         rows["llama.cpp"] = None
     return rows
