@@ -359,7 +359,7 @@ START_TEST(mistakes_are_refused_with_their_line)
 		{"pool = ( { chunk_bytes = \"3MiB\"; n_chunks = 1; } );",
 	         ":1: chunk_bytes is not a multiple of 2 MiB"},
 		{"pool = ( { chunk_bytes = \"1MiB\"; n_chunks = 1; } );",
-	         ":1: chunk_bytes is 1048576 bytes, must be 2097152 to 68719476736"},
+	         ":1: chunk_bytes is 1048576 bytes, must be 2097152 to 549755813888"},
 		{"pool = ( { chunk_bytes = \"2MiB\"; n_chunks = 0; } );",
 	         ":1: n_chunks is 0, must be 1 to 64"},
 		{"pool = ( { chunk_bytes = \"2MiB\"; n_chunks = 1; },\n"

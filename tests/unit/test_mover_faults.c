@@ -184,7 +184,8 @@ START_TEST(files_that_are_none_are_refused)
 	fputs("short", file);
 	fclose(file);
 	peer_load(&peer, 3, "short");
-	peer_expect_failed(&peer, 3, GLAKE__WIRE__STATUS__BAD_FILE, "'short': only 5 bytes long");
+	peer_expect_failed(&peer, 3, GLAKE__WIRE__STATUS__BAD_FILE,
+	                   "'short': not a safetensors file: only 5 bytes long");
 	still_works();
 	peer_end(&peer);
 }
