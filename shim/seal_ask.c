@@ -133,7 +133,7 @@ static bool is_busy(int error)
 /* 0, or an error: the asker gets no numbers. */
 static int run(struct work *work)
 {
-	int r = seal_may(work->why, sizeof(work->why));
+	int r = seal_may(work->connection->session, work->why, sizeof(work->why));
 	if (r < 0) {
 		return r;
 	}

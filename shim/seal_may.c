@@ -9,7 +9,10 @@
 #include <unistd.h>
 
 #include "glake_shim.h"
+#include "proto/clock.h"
 #include "shim/capture.h"
+#include "shim/context.h"
+#include "shim/order.h"
 #include "shim/shim.h"
 
 /* Devices that read and write GPU memory past its page tables. Paths begin with these. */
@@ -84,7 +87,51 @@ static bool is_mps_client(void)
 	return is_client != 0;
 }
 
-int seal_may(char *why, size_t n_why)
+/* A program with more is not looked at. */
+#define MAX_CONTEXTS 256u
+/* For another thread that ends a context. */
+#define PATIENCE_NS 200000000u
+
+struct contexts {
+	void *all[MAX_CONTEXTS];
+	size_t n;
+	uint64_t generation;
+};
+
+static void note_context(void *user, CUcontext ctx, CUdevice device)
+{
+	struct contexts *contexts = user;
+	(void)device;
+	if (contexts->n < MAX_CONTEXTS) {
+		contexts->all[contexts->n++] = ctx;
+	}
+}
+
+/* False: another thread is ending a context all the time, or there are too many. */
+static bool find_contexts(struct contexts *contexts)
+{
+	contexts->n = 0;
+	if (!order_try_hold_contexts(clock_now_ns() + PATIENCE_NS)) {
+		return false;
+	}
+	contexts->generation = context_generation();
+	context_each(note_context, contexts);
+	order_let_contexts();
+	return contexts->n < MAX_CONTEXTS;
+}
+
+/*
+ * A part of the program may have opened the driver by its path, and calls it past the gate. Contexts that it makes so
+ * show when memory is allocated in them by others. Memory from before a context ended may be of that one.
+ */
+static bool has_unseen_context(struct glake_session *session)
+{
+	struct contexts contexts;
+	return find_contexts(&contexts) &&
+	       !glake__candidates_are_in(session, contexts.all, contexts.n, contexts.generation);
+}
+
+int seal_may(struct glake_session *session, char *why, size_t n_why)
 {
 	if (glake__dedup_is_off()) {
 		snprintf(why, n_why, "GLAKE_DEDUP=off");
@@ -109,6 +156,12 @@ int seal_may(char *why, size_t n_why)
 	if (capture_is_any()) {
 		snprintf(why, n_why, "it captures a stream now");
 		return -EBUSY;
+	}
+	if (has_unseen_context(session)) {
+		snprintf(why, n_why,
+		         "it has memory in a context that it made past the shim: only the program "
+		         "itself may ask");
+		return -EPERM;
 	}
 	return 0;
 }

@@ -3,14 +3,16 @@
  * Whether somebody outside may have the program sealed: not one that may do more harm by a fault, or by a write
  * that nobody sees.
  *
- * Threads: any. Looks at the process's open files and mappings.
+ * Threads: any. Looks at the process's open files and mappings, and at the contexts of the session's memory.
  */
 #ifndef GLAKE_SHIM_SEAL_MAY_H
 #define GLAKE_SHIM_SEAL_MAY_H
 
 #include <stddef.h>
 
+struct glake_session;
+
 /* 0, or -EPERM or -EBUSY with the reason in @why. */
-int seal_may(char *why, size_t n_why);
+int seal_may(struct glake_session *session, char *why, size_t n_why);
 
 #endif

@@ -106,6 +106,30 @@ int glake__candidates_find(struct glake_session *session, struct glake__candidat
 	return r;
 }
 
+static bool is_in(const void *context, void *const *contexts, size_t n)
+{
+	size_t i = 0;
+	while (i < n && contexts[i] != context) {
+		i++;
+	}
+	return i < n;
+}
+
+bool glake__candidates_are_in(struct glake_session *session, void *const *contexts, size_t n,
+                              uint64_t generation)
+{
+	bool are_in = true;
+	glake__lock();
+	for (const struct glake__backing *backing = session->books.live; are_in && backing;
+	     backing = backing->newer) {
+		const struct glake__tag *tag = &backing->whole.tag;
+		are_in = backing->slab || !tag->ctx || tag->generation < generation ||
+		         is_in(tag->ctx, contexts, n);
+	}
+	glake__unlock();
+	return are_in;
+}
+
 /* A page that is filled anew since counts as well. */
 static bool are_weights(glake_ptr ptr, uint64_t n_bytes)
 {

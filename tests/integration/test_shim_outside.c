@@ -402,6 +402,7 @@ START_TEST(programs_that_faults_or_devices_reach_ask_themselves)
 	expect_refused(NULL, "verbs", "/dev/infiniband/uverbs open");
 	expect_refused(NULL, "gdrcopy", "/dev/gdrdrv open");
 	expect_refused("CUDASIM_MPS=1", "serve", "a client of MPS");
+	expect_refused(NULL, "past_the_shim", "past the shim");
 }
 END_TEST
 

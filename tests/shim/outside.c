@@ -7,6 +7,7 @@
  * It ends with 0, or with 1 and a line on stderr. Where it waits, it prints "ready" and reads a line.
  */
 #include <cuda.h>
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
@@ -453,6 +454,21 @@ static void own_context(void)
 	must_ok(cuCtxDestroy(ctx));
 }
 
+/* A part of the program opens the driver itself, and makes the context there. */
+static void past_the_shim(void)
+{
+	const char *path = getenv("GLAKE_LIBCUDA");
+	void *driver = dlopen(path ? path : "/usr/lib/x86_64-linux-gnu/libcuda.so.1", RTLD_NOW);
+	CUresult (*make_ctx)(CUcontext *, unsigned,
+	                     CUdevice) = driver ? dlsym(driver, "cuCtxCreate_v2") : NULL;
+	must(make_ctx && (void *)make_ctx != (void *)cuCtxCreate_v2);
+	must_ok(cuInit(0));
+	must_ok(make_ctx(&ctx, 0, 0));
+	fill_source();
+	load(PAGE);
+	wait_and_expect();
+}
+
 /* Contexts end while memory in them is sealed. */
 static void *end_on_line(void *user)
 {
@@ -753,6 +769,7 @@ static const struct scenario scenarios[] = {
 	{"endless", endless},
 	{"other_device", other_device},
 	{"own_context", own_context},
+	{"past_the_shim", past_the_shim},
 	{"releases", releases},
 	{"resets", resets},
 	{"destroys", destroys},
