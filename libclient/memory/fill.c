@@ -173,7 +173,7 @@ static bool add_copy(const struct slice *slice)
 		return !(add_flag(slice, WHOLE) & (WHOLE | PARTS));
 	}
 	if (first == end) {
-		return true;
+		return !(flags_of(slice) & WHOLE);
 	}
 	struct blocks *blocks = make_blocks(slice);
 	return !(add_flag(slice, PARTS) & WHOLE) && blocks && add_blocks(blocks, first, end);

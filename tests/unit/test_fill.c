@@ -93,7 +93,7 @@ START_TEST(what_is_copied_twice_fills_no_other_part)
 	glake__fill_copied(BASE + PAGE, PAGE);
 	ck_assert_int_eq(glake__fill_at(BASE + PAGE, PAGE), GLAKE__FILL_REWRITTEN);
 	glake__fill_copied(BASE + 2 * PAGE, PAGE);
-	glake__fill_copied(BASE + 3 * PAGE - 512, 4);
+	glake__fill_copied(BASE + 3 * PAGE - 508, 4);
 	ck_assert_int_eq(glake__fill_at(BASE + 2 * PAGE, PAGE), GLAKE__FILL_REWRITTEN);
 	/* Allocated anew, it is new. */
 	glake__fill_reset(BASE, 3 * PAGE);
