@@ -283,6 +283,21 @@ START_TEST_WITH(contexts_may_end_meanwhile, .n = 3)
 }
 END_TEST
 
+START_TEST(nothing_hangs_and_no_byte_is_lost_when_all_come_together)
+{
+	struct run run;
+	start(&run, NULL, "adversary");
+	for (unsigned i = 0; i < 12; i++) {
+		int r = try_seal(session_of(&run));
+		ck_assert_msg(r == 0 || r == GLAKE_E_BUSY, "%d: %s", r, glake_error());
+	}
+	run_continue(&run);
+	run_read(&run, "ready");
+	ck_assert_uint_eq(seal(&run).sealed_bytes, 6 * PAGE);
+	end(&run);
+}
+END_TEST
+
 /* ---- refusals ---- */
 
 START_TEST(a_program_whose_work_does_not_end_is_busy)

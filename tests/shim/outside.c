@@ -568,6 +568,118 @@ static void destroys(void)
 	live_on(create, destroy);
 }
 
+/* ---- all of it at once ---- */
+
+/* Only what hangs takes so long. */
+#define ALARM_SECONDS 300
+
+static bool goes_on(void)
+{
+	return !__atomic_load_n(&is_over, __ATOMIC_SEQ_CST);
+}
+
+/* In the current context, which ends next. */
+static void load_here(void)
+{
+	CUdeviceptr ptr;
+	must_ok(cuMemAlloc(&ptr, PAGE + 100 * KIB));
+	must_ok(cuMemcpyHtoD(ptr, source, PAGE + 100 * KIB));
+}
+
+static void *destroy_on(void *user)
+{
+	CUcontext own;
+	while (goes_on()) {
+		must_ok(cuCtxCreate_v2(&own, 0, 0));
+		load_here();
+		must_ok(cuCtxDestroy(own));
+	}
+	return user;
+}
+
+static void *reset_on(void *user)
+{
+	CUcontext primary;
+	while (goes_on()) {
+		must_ok(cuDevicePrimaryCtxRetain(&primary, 0));
+		must_ok(cuCtxSetCurrent(primary));
+		load_here();
+		must_ok(cuDevicePrimaryCtxReset(0));
+		must_ok(cuCtxSetCurrent(NULL));
+	}
+	return user;
+}
+
+static void *capture_on(void *user)
+{
+	CUcontext own;
+	CUstream captured;
+	CUgraph graph;
+	CUdeviceptr ptr;
+	must_ok(cuCtxCreate_v2(&own, 0, 0));
+	must_ok(cuMemAlloc(&ptr, KIB));
+	must_ok(cuStreamCreate(&captured, CU_STREAM_NON_BLOCKING));
+	while (goes_on()) {
+		must_ok(cuStreamBeginCapture(captured, CU_STREAM_CAPTURE_MODE_RELAXED));
+		must_ok(cuMemsetD8Async(ptr, 1, KIB, captured));
+		must_ok(cuStreamEndCapture(captured, &graph));
+		must_ok(cuGraphDestroy(graph));
+		usleep(5000);
+	}
+	must_ok(cuCtxDestroy(own));
+	return user;
+}
+
+/* Kernels that wait for the host fill the GPU, most of the time. */
+static void *fill_on(void *user)
+{
+	CUcontext own;
+	CUmodule module;
+	CUfunction spin;
+	uint32_t *words;
+	uint64_t at[2];
+	void *params[] = {&at[0], &at[1]};
+	must_ok(cuCtxCreate_v2(&own, 0, 0));
+	must_ok(cuModuleLoadData(&module, spin_image_of(cuDeviceGetName)));
+	must_ok(cuModuleGetFunction(&spin, module, "spin"));
+	must_ok(cuMemHostAlloc((void **)&words, 2 * sizeof(*words), CU_MEMHOSTALLOC_PORTABLE));
+	at[0] = (uint64_t)(uintptr_t)&words[0];
+	at[1] = (uint64_t)(uintptr_t)&words[1];
+	while (goes_on()) {
+		__atomic_store_n(&words[0], 0, __ATOMIC_SEQ_CST);
+		must_ok(cuLaunchKernel(spin, N_SPINNERS, 1, 1, 1024, 1, 1, 0, NULL, params, NULL));
+		usleep(300000);
+		__atomic_store_n(&words[0], 1, __ATOMIC_SEQ_CST);
+		must_ok(cuStreamSynchronize(NULL));
+		usleep(50000);
+	}
+	must_ok(cuCtxDestroy(own));
+	return user;
+}
+
+static void adversary(void)
+{
+	static void *(*const acts[])(void *) = {destroy_on, reset_on, capture_on, fill_on};
+	pthread_t threads[sizeof(acts) / sizeof(acts[0])];
+	alarm(ALARM_SECONDS);
+	must_ok(cuInit(0));
+	must_ok(cuCtxCreate_v2(&ctx, 0, 0));
+	must_ok(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+	fill_source();
+	load(4 * PAGE);
+	load(PAGE + 100 * KIB);
+	for (size_t i = 0; i < sizeof(acts) / sizeof(acts[0]); i++) {
+		must(pthread_create(&threads[i], NULL, acts[i], NULL) == 0);
+	}
+	wait_for_line();
+	__atomic_store_n(&is_over, true, __ATOMIC_SEQ_CST);
+	for (size_t i = 0; i < sizeof(acts) / sizeof(acts[0]); i++) {
+		pthread_join(threads[i], NULL);
+	}
+	expect_all();
+	wait_and_expect();
+}
+
 /* ---- devices that write past page tables ---- */
 
 /* A /dev of our own, as far as the machine lets us. The file is open, or mapped only. */
@@ -766,6 +878,7 @@ static const struct scenario scenarios[] = {
 	{"two_devices", two_devices},
 	{"anything", anything},
 	{"carved", carved},
+	{"adversary", adversary},
 	{"endless", endless},
 	{"other_device", other_device},
 	{"own_context", own_context},
