@@ -17,7 +17,12 @@
 #define CHUNK_BYTES (2 * MIB)
 
 static struct allocator allocator;
-FAKE_UNUSED static struct admit_context context = {.store = &store, .allocator = &allocator};
+FAKE_UNUSED static struct mover_link fake_link;
+FAKE_UNUSED static struct admit_context context = {
+	.store = &store,
+	.allocator = &allocator,
+	.mover = &fake_link,
+};
 
 /* ---- the driver, as far as exporting goes ----------------------------------------------------- */
 
