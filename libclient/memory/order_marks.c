@@ -9,7 +9,7 @@
 #define MARK_NS 1000000u
 #define MANY_UNMARKED 16u
 /* For so long each free has one after a stream wanted memory of another one, and the mark was late. */
-#define WANTED_NS 1000000000u
+#define WANTED_NS 10000000000u
 /* Who destroys a stream waits that long for threads that mark it, which takes them microseconds. */
 #define ENDS_NS 1000000000u
 
