@@ -11,7 +11,7 @@
 #define HOLD_PAUSE_NS 20000
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
-static struct glake_order *order; /* NULL: the driver is too old */
+static _Atomic(struct glake_order *) order; /* NULL: there is none yet, or the driver is too old */
 
 static _Atomic(order_idle_fn *) asker;
 static _Atomic(order_keep_fn *) keeper;
@@ -54,8 +54,9 @@ static void make_order(void)
 		.is_idle = is_idle,
 		.marking = marking,
 	};
-	if (glake_order_new(&options, &order) < 0) {
-		order = NULL;
+	struct glake_order *made;
+	if (glake_order_new(&options, &made) == 0) {
+		order = made;
 	}
 }
 
