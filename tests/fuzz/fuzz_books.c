@@ -94,11 +94,12 @@ int fdstore_put(struct fdstore *store, const char *name, int fd)
 	abort(); /* nothing is new */
 }
 
-void fdstore_remove(struct fdstore *store, const char *name)
+bool fdstore_remove(struct fdstore *store, const char *name)
 {
 	struct kept *kept = find_kept(name);
 	must(kept && kept->is_taken && !kept->is_removed);
 	kept->is_removed = true;
+	return true;
 }
 
 const char *fdstore_passed(const struct fdstore *store, size_t index)
@@ -109,6 +110,11 @@ const char *fdstore_passed(const struct fdstore *store, size_t index)
 bool fdstore_is_kept(const struct fdstore *store)
 {
 	return true;
+}
+
+uint32_t fdstore_max(const struct fdstore *store)
+{
+	return 8192;
 }
 
 bool fdstore_is_full(const struct fdstore *store)
@@ -461,6 +467,7 @@ static void end(void)
 	must(list_is_empty(&holders.realms));
 	tenant_table_free(tenants);
 	parking_free(parking);
+	orders_deinit(&holders.orders);
 	uv_run(&loop, UV_RUN_DEFAULT);
 	must(uv_loop_close(&loop) == 0);
 }
