@@ -13,4 +13,11 @@ static inline uint64_t clock_now_ns(void)
 	return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
+static inline void clock_sleep_ns(uint64_t ns)
+{
+	const struct timespec pause = {.tv_sec = (time_t)(ns / 1000000000u),
+	                               .tv_nsec = (long)(ns % 1000000000u)};
+	nanosleep(&pause, NULL);
+}
+
 #endif

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "proto/cleanup.h"
 #include "proto/clock.h"
 #include "shim/capture.h"
 #include "shim/context.h"
@@ -354,6 +355,7 @@ static int mark_calm(uint64_t deadline_ns)
 void drain_before_capture(void)
 {
 	if (glake__sealed.n > 0 && !capture_is_any()) {
+		cleanup_cancel int cancel = cancel_disable();
 		with_contexts(mark_calm, MARK_NS);
 	}
 }

@@ -8,6 +8,7 @@
  */
 #include <time.h>
 
+#include "proto/cleanup.h"
 #include "proto/clock.h"
 #include "shim/alloc_result.h"
 #include "shim/capture.h"
@@ -162,12 +163,12 @@ static bool is_captured(const struct calls *calls, CUstream stream)
 /* For a moment: the stream may wait for what the caller does next. */
 static CUresult wait_for(const struct calls *calls, CUstream handle)
 {
-	const struct timespec pause = {.tv_nsec = PAUSE_NS};
+	cleanup_cancel int cancel = cancel_disable();
 	const uint64_t end_ns = clock_now_ns() + WAIT_NS;
 	CUstreamCaptureMode mode = capture_relax();
 	CUresult result = calls->query(handle);
 	while (result == CUDA_ERROR_NOT_READY && clock_now_ns() < end_ns) {
-		nanosleep(&pause, NULL);
+		clock_sleep_ns(PAUSE_NS);
 		result = calls->query(handle);
 	}
 	capture_restore(mode);

@@ -2,7 +2,6 @@
 #include "libclient/memory/context.h"
 
 #include <errno.h>
-#include <time.h>
 
 #include "libclient/memory/space.h"
 #include "proto/clock.h"
@@ -147,11 +146,6 @@ static bool is_over(CUresult result)
 	return result == CUDA_SUCCESS || cudrv_is_lost(result);
 }
 
-static void sleep_ns(uint64_t ns)
-{
-	nanosleep(&(struct timespec){.tv_nsec = (long)ns}, NULL);
-}
-
 /*
  * Asked, not waited for: a wait has no end of its own. The longer it takes, the more rarely.
  * CUDA_ERROR_NOT_READY: the memory may still be used.
@@ -164,7 +158,7 @@ static CUresult wait_for(const struct visit *visit, uint64_t patience_ns)
 	while (!is_over(result = visit->drv->cuStreamQuery(visit->stream)) &&
 	       waited_ns < patience_ns) {
 		uint64_t pause_ns = waited_ns / 8 < MAX_PAUSE_NS ? waited_ns / 8 : MAX_PAUSE_NS;
-		sleep_ns(pause_ns > PAUSE_NS ? pause_ns : PAUSE_NS);
+		clock_sleep_ns(pause_ns > PAUSE_NS ? pause_ns : PAUSE_NS);
 		waited_ns = clock_now_ns() - begin_ns;
 	}
 	return is_over(result) ? result : CUDA_ERROR_NOT_READY;

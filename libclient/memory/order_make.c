@@ -115,8 +115,8 @@ void glake__order_restore(const struct glake_order *order, CUstreamCaptureMode m
 
 void glake__order_pause(uint64_t ns)
 {
-	const struct timespec pause = {.tv_nsec = (long)ns};
-	nanosleep(&pause, NULL);
+	cleanup_cancel int cancel = cancel_disable();
+	clock_sleep_ns(ns);
 }
 
 static bool find_calls(struct glake_order *order)

@@ -254,13 +254,6 @@ static int see_work_end(struct patience *patience, uint64_t readers)
 	return r;
 }
 
-static void sleep_ns(uint64_t ns)
-{
-	nanosleep(&(struct timespec){.tv_sec = (time_t)(ns / 1000000000),
-	                             .tv_nsec = (long)(ns % 1000000000)},
-	          NULL);
-}
-
 /*
  * The work may wait for a thread at the gate, and ends in the pause behind. Longer and longer times find the end of
  * work that is long; short ones, again and again, find a moment at which nobody is waited for.
@@ -269,7 +262,7 @@ static int try_to_hold(struct patience *patience, uint64_t readers)
 {
 	int r = glake__gate_close(readers, patience->held_ns);
 	if (r == -EAGAIN) {
-		sleep_ns(patience->held_ns);
+		clock_sleep_ns(patience->held_ns);
 		bool is_long = patience->held_ns >= MAX_HELD_NS;
 		patience->held_ns = is_long ? SOON_TRY_NS : 2 * patience->held_ns;
 	}
@@ -295,7 +288,7 @@ int glake__gate_close_patiently(uint64_t readers)
 	};
 	int r = hurries ? try_to_hold(&patience, readers) : try_patiently(&patience, readers);
 	while (r == -EAGAIN && left_of(&patience) > 0) {
-		sleep_ns(SOON_FIRST_PAUSE_NS);
+		clock_sleep_ns(SOON_FIRST_PAUSE_NS);
 		r = try_patiently(&patience, readers);
 	}
 	if (r == 0 && patience.held_ns >= SOON_LAST_TRY_NS) {
