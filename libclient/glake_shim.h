@@ -15,8 +15,8 @@
 
 #include "glake.h"
 #include "glake_order.h"
-#include "libclient/memory/page.h"
-#include "libclient/memory/ptr_table.h"
+#include "libclient/space/page.h"
+#include "libclient/space/ptr_table.h"
 #include "proto/limits.h"
 
 /* ---- the heap --------------------------------------------------------------------------------- */

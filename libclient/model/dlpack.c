@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "libclient/memory/space.h"
+#include "libclient/space/space.h"
 #include "libclient/model/dlpack.h"
 #include "libclient/model/model.h"
 

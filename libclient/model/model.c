@@ -10,8 +10,8 @@
 #include "libclient/link/fork.h"
 #include "libclient/link/rpc.h"
 #include "libclient/link/sized.h"
-#include "libclient/memory/context.h"
-#include "libclient/memory/reback.h"
+#include "libclient/space/context.h"
+#include "libclient/space/reback.h"
 
 /* ---- mapping ---------------------------------------------------------------------------------- */
 

@@ -6,7 +6,7 @@
 #include "libclient/link/dispatch.h"
 #include "libclient/link/rpc.h"
 #include "libclient/link/sized.h"
-#include "libclient/memory/reback.h"
+#include "libclient/space/reback.h"
 #include "libclient/model/model.h"
 #include "libclient/model/model_fetch.h"
 #include "libclient/model/model_files.h"

@@ -5,9 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "libclient/memory/backing.h"
-#include "libclient/memory/block.h"
-#include "libclient/memory/range.h"
+#include "libclient/heap/backing.h"
+#include "libclient/seal/block.h"
+#include "libclient/space/range.h"
 #include "libclient/model/model.h"
 #include "proto/cleanup.h"
 #include "proto/limits.h"

@@ -19,7 +19,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "libclient/memory/reback.h"
+#include "libclient/space/reback.h"
 #include "tests/bench/bench.h"
 #include "tests/spin.h"
 

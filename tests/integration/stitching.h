@@ -10,9 +10,9 @@
 #include <stdlib.h>
 
 #include "libclient/link/session.h"
-#include "libclient/memory/heap.h"
-#include "libclient/memory/pool.h"
-#include "libclient/memory/range.h"
+#include "libclient/heap/heap.h"
+#include "libclient/stitch/pool.h"
+#include "libclient/space/range.h"
 #include "tests/harness/world.h"
 
 static struct glake_session *session;

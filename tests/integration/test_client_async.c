@@ -4,7 +4,7 @@
 #include <pthread.h>
 
 #include "libclient/glake_shim.h"
-#include "libclient/memory/order_parts.h"
+#include "libclient/order/order_parts.h"
 #include "tests/harness/gate.h"
 #include "tests/harness/world.h"
 

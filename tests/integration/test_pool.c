@@ -6,7 +6,7 @@
 #include <stddef.h>
 
 #include "libclient/link/session.h"
-#include "libclient/memory/heap.h"
+#include "libclient/heap/heap.h"
 #include "tests/harness/world.h"
 
 static void begin(void)

@@ -4,7 +4,7 @@
 
 #include "libclient/glake_shim.h"
 #include "libclient/link/session.h"
-#include "libclient/memory/range.h"
+#include "libclient/space/range.h"
 #include "proto/glake.pb-c.h"
 #include "proto/wire.h"
 #include "tests/harness/proxy.h"

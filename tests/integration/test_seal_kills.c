@@ -8,7 +8,7 @@
 #include <sys/socket.h>
 
 #include "libclient/link/socket.h"
-#include "libclient/memory/range.h"
+#include "libclient/space/range.h"
 #include "proto/glake.pb-c.h"
 #include "tests/harness/proxy.h"
 #include "tests/harness/run.h"

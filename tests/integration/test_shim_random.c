@@ -18,9 +18,9 @@
 #include <unistd.h>
 
 #include "libclient/link/rpc.h"
-#include "libclient/memory/heap.h"
-#include "libclient/memory/map.h"
-#include "libclient/memory/reback.h"
+#include "libclient/heap/heap.h"
+#include "libclient/space/map.h"
+#include "libclient/space/reback.h"
 #include "proto/clock.h"
 #include "proto/fdlist.h"
 #include "shim/connection.h"

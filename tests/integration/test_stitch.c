@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory in stream order that is split, merged and stitched (libclient/memory/pool.h), with the real daemon. */
+/* Memory in stream order that is split, merged and stitched (libclient/stitch/pool.h), with the real daemon. */
 #include <stdio.h>
 #include <string.h>
 
-#include "libclient/memory/pool_parts.h"
+#include "libclient/stitch/pool_parts.h"
 #include "proto/clock.h"
 #include "tests/harness/gate.h"
 #include "tests/integration/stitching.h"

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Kept ranges that are made to fit (libclient/memory/pool_change.c): more at their end, or other chunks in them. */
+/* Kept ranges that are made to fit (libclient/stitch/pool_change.c): more at their end, or other chunks in them. */
 #include <stdio.h>
 
-#include "libclient/memory/pool_parts.h"
+#include "libclient/stitch/pool_parts.h"
 #include "tests/harness/gate.h"
 #include "tests/integration/stitching.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What goes wrong while memory is split, merged and stitched (libclient/memory/pool.h): each driver call fails once, at
+ * What goes wrong while memory is split, merged and stitched (libclient/stitch/pool.h): each driver call fails once, at
  * its first time, its second, ...; a process is killed at each of them, or forks.
  */
 #include "tests/integration/stitching.h"

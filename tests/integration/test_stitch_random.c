@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Threads with a stream each allocate and free memory of one pool at random (libclient/memory/pool.h): their own
+ * Threads with a stream each allocate and free memory of one pool at random (libclient/stitch/pool.h): their own
  * and each other's, in the order of events and of the host, while memory is given back and another session takes it.
  * Each allocation has a value of its own, at its start, its end and places between.
  *
@@ -10,8 +10,8 @@
 #include <pthread.h>
 #include <time.h>
 
-#include "libclient/memory/order.h"
-#include "libclient/memory/pool_parts.h"
+#include "libclient/order/order.h"
+#include "libclient/stitch/pool_parts.h"
 #include "tests/integration/stitching.h"
 
 #define N_THREADS 16u

@@ -5,7 +5,7 @@
 #include <pthread.h>
 #include <stdio.h>
 
-#include "libclient/memory/pool_parts.h"
+#include "libclient/stitch/pool_parts.h"
 #include "tests/integration/stitching.h"
 
 #define MAX_STREAMS 4u

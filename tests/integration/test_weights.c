@@ -3,7 +3,7 @@
 #include <pthread.h>
 #include <sys/socket.h>
 
-#include "libclient/memory/range.h"
+#include "libclient/space/range.h"
 #include "proto/limits.h"
 #include "tests/harness/models.h"
 #include "tests/harness/words.h"

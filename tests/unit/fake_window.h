@@ -7,7 +7,7 @@
 #ifndef GLAKE_TESTS_UNIT_FAKE_WINDOW_H
 #define GLAKE_TESTS_UNIT_FAKE_WINDOW_H
 
-#include "libclient/memory/page.h"
+#include "libclient/space/page.h"
 
 #define PAGE GLAKE__PAGE_BYTES
 #define BASE (1000 * PAGE)

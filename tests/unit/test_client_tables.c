@@ -7,11 +7,11 @@
 #include <string.h>
 
 #include "libclient/glake.h"
-#include "libclient/memory/ptr_table.h"
-#include "libclient/memory/slab.h"
+#include "libclient/space/ptr_table.h"
+#include "libclient/heap/slab.h"
 #include "libclient/link/sized.h"
 #include "libclient/model/tensor_table.h"
-#include "libclient/memory/warm.h"
+#include "libclient/heap/warm.h"
 #include "proto/cleanup.h"
 #include "proto/dtype.h"
 #include "tests/check_glake.h"

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which pages the host has filled, as the calls of a program are counted. */
-#include "libclient/memory/fill.h"
+#include "libclient/space/fill.h"
 
 #include <stdlib.h>
 
-#include "libclient/memory/page.h"
+#include "libclient/space/page.h"
 #include "tests/check_glake.h"
 
 #define KIB 1024ull

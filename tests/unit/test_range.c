@@ -12,9 +12,9 @@
 #include <unistd.h>
 
 #include "libclient/link/error.h"
-#include "libclient/memory/map.h"
-#include "libclient/memory/reback.h"
-#include "libclient/memory/window.h"
+#include "libclient/space/map.h"
+#include "libclient/space/reback.h"
+#include "libclient/space/window.h"
 #include "tests/cudasim/test_driver.h"
 
 static struct cudrv drv;

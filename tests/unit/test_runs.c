@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The books of split and merged memory (libclient/memory/runs.h). */
+/* The books of split and merged memory (libclient/stitch/runs.h). */
 #include <stdlib.h>
 
-#include "libclient/memory/runs.h"
+#include "libclient/stitch/runs.h"
 #include "tests/check_glake.h"
 
 #define PAGE RUN_PAGE_UNITS

@@ -13,8 +13,8 @@
 #include <stdio.h>
 #include <unistd.h>
 
-#include "libclient/memory/reback.h"
-#include "libclient/memory/window.h"
+#include "libclient/space/reback.h"
+#include "libclient/space/window.h"
 #include "tests/check_glake.h"
 #include "tests/shim/green.h"
 #include "tests/spin.h"

@@ -1,0 +1,161 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The public calls for private memory. */
+#include <errno.h>
+
+#include "libclient/link/dispatch.h"
+#include "libclient/heap/async.h"
+#include "libclient/heap/heap.h"
+#include "libclient/space/space.h"
+#include "libclient/heap/supply.h"
+
+int glake_alloc(struct glake_session *session, uint32_t device, uint64_t bytes, unsigned flags,
+                glake_ptr *ptr_out)
+{
+	static const struct glake__tag nobody;
+	int r = glake__session_check(session);
+	if (r == 0 && !ptr_out) {
+		r = glake__fail(-EINVAL, "ptr_out is NULL");
+	}
+	if (r == 0) {
+		r = glake__heap_check(bytes, flags, GLAKE_ZERO);
+	}
+	struct glake__device *found = NULL;
+	if (r == 0) {
+		r = glake__session_mappable(session, device, &found);
+	}
+	if (r < 0) {
+		return r;
+	}
+	struct glake__allocation *allocation;
+	struct glake__wait wait = {0};
+	r = glake__supply_get_on(found, bytes, flags & GLAKE_ZERO, &nobody, &wait, &allocation);
+	if (r == 0) {
+		*ptr_out = allocation->address;
+	}
+	return r;
+}
+
+int glake_free(struct glake_session *session, glake_ptr ptr)
+{
+	int r = glake__session_check(session);
+	return r < 0 || ptr == 0 ? r : glake__heap_free(session, ptr);
+}
+
+int glake_alloc_async(struct glake_session *session, void *stream, uint64_t bytes, unsigned flags,
+                      glake_ptr *ptr_out)
+{
+	struct glake__async_place place;
+	int r = glake__session_check(session);
+	if (r == 0 && !ptr_out) {
+		r = glake__fail(-EINVAL, "ptr_out is NULL");
+	}
+	if (r == 0) {
+		r = glake__heap_check(bytes, flags, GLAKE_PER_THREAD);
+	}
+	if (r == 0) {
+		r = glake__async_place(session, stream, flags, &place);
+	}
+	if (r < 0) {
+		return r;
+	}
+	const struct glake__tag tag = {.stream = place.stream.id + 1};
+	struct glake__allocation *allocation = NULL;
+	if (!glake__heap_is_pooled(place.device, bytes, &tag)) {
+		allocation = glake_order_take(place.order, &place.stream, glake__heap_round(bytes));
+	}
+	if (allocation) {
+		glake__heap_reuse(allocation, bytes, &tag);
+		*ptr_out = allocation->address;
+		return 0;
+	}
+	allocation = glake__heap_take_on(place.device, bytes, &tag);
+	if (!allocation) {
+		struct glake__wait wait = {.order = place.order, .stream = stream, .flags = flags};
+		glake_order_collect(place.order, place.stream.context, false);
+		r = glake__supply_get_on(place.device, bytes, false, &tag, &wait, &allocation);
+	}
+	if (r == 0) {
+		*ptr_out = allocation->address;
+	}
+	return r;
+}
+
+/* Out of the program's hands. NULL, with the error set, if it is not there. */
+static struct glake__allocation *claim(struct glake_session *session, glake_ptr ptr)
+{
+	glake__lock();
+	struct glake__allocation *allocation = glake__heap_at_locked(session, ptr);
+	if (allocation) {
+		allocation->is_claimed = true;
+	}
+	glake__unlock();
+	if (!allocation) {
+		glake__heap_unknown(ptr);
+	}
+	return allocation;
+}
+
+int glake_free_async(struct glake_session *session, void *stream, glake_ptr ptr, unsigned flags)
+{
+	struct glake__async_place place;
+	int r = glake__session_check(session);
+	if (r < 0 || ptr == 0) {
+		return r;
+	}
+	if (flags & ~(unsigned)GLAKE_PER_THREAD) {
+		return glake__fail(-EINVAL, "cannot free with flags 0x%x", flags);
+	}
+	r = glake__async_place(session, stream, flags, &place);
+	if (r < 0) {
+		return r;
+	}
+	if (glake__heap_join(session, ptr, place.stream.id, NULL)) {
+		return 0;
+	}
+	struct glake__allocation *allocation = claim(session, ptr);
+	if (!allocation) {
+		return -EINVAL;
+	}
+	struct glake__parking parking;
+	if (!glake__heap_park(allocation, place.stream.id, &parking)) {
+		glake__heap_unclaim(allocation);
+		return glake__fail(-ENOMEM, "out of memory");
+	}
+	r = glake_order_park(place.order, stream, flags, &place.stream, allocation,
+	                     allocation->ordinal, parking.n_reusable);
+	if (r == 0) {
+		glake__heap_parked(&parking);
+	} else {
+		glake__heap_unpark(allocation, &parking);
+		glake__heap_unclaim(allocation);
+	}
+	/* Parking may have released memory of other streams. */
+	return glake__leave(session, r);
+}
+
+int glake_stream_ends(struct glake_session *session, void *stream, unsigned flags)
+{
+	struct glake__async_place place;
+	int r = glake__session_check(session);
+	if (r == 0 && (flags & ~(unsigned)GLAKE_PER_THREAD)) {
+		r = glake__fail(-EINVAL, "flags 0x%x of a stream", flags);
+	}
+	if (r == 0) {
+		r = glake__async_place(session, stream, flags, &place);
+	}
+	if (r == 0) {
+		glake_order_stream_ends(place.order, &place.stream);
+	}
+	return r;
+}
+
+int glake_trim(struct glake_session *session, uint32_t device, uint64_t keep_bytes)
+{
+	struct glake__device *found;
+	int r = glake__session_check_device(session, device, &found);
+	if (r < 0) {
+		return r;
+	}
+	glake__async_collect(session);
+	return glake__leave(session, glake__heap_trim(found, keep_bytes));
+}

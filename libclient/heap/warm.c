@@ -1,0 +1,150 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "libclient/heap/warm.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "libclient/space/fit.h"
+
+/* The first bin of at least @n_bytes; n_bins if there is none. */
+static size_t lower_bound(const struct glake__warm *warm, uint64_t n_bytes)
+{
+	size_t low = 0;
+	size_t high = warm->n_bins;
+	while (low < high) {
+		size_t middle = low + (high - low) / 2;
+		if (warm->bins[middle].n_bytes < n_bytes) {
+			low = middle + 1;
+		} else {
+			high = middle;
+		}
+	}
+	return low;
+}
+
+static int reserve_bin(struct glake__warm *warm)
+{
+	if (warm->n_bins < warm->capacity) {
+		return 0;
+	}
+	size_t capacity = warm->capacity ? warm->capacity * 2 : 32;
+	struct glake__warm_bin *bins = reallocarray(warm->bins, capacity, sizeof(*bins));
+	if (!bins) {
+		return -ENOMEM;
+	}
+	warm->bins = bins;
+	warm->capacity = capacity;
+	return 0;
+}
+
+static void remove_bin(struct glake__warm *warm, size_t i_bin)
+{
+	warm->n_bins--;
+	memmove(&warm->bins[i_bin], &warm->bins[i_bin + 1],
+	        (warm->n_bins - i_bin) * sizeof(warm->bins[0]));
+}
+
+static void link_newest(struct glake__warm *warm, struct glake__backing *backing)
+{
+	backing->is_warm = true;
+	backing->newer = NULL;
+	backing->older = warm->newest;
+	if (warm->newest) {
+		warm->newest->newer = backing;
+	} else {
+		warm->oldest = backing;
+	}
+	warm->newest = backing;
+	warm->n_bytes += backing->n_bytes;
+}
+
+static void unlink_age(struct glake__warm *warm, struct glake__backing *backing)
+{
+	if (backing->older) {
+		backing->older->newer = backing->newer;
+	} else {
+		warm->oldest = backing->newer;
+	}
+	if (backing->newer) {
+		backing->newer->older = backing->older;
+	} else {
+		warm->newest = backing->older;
+	}
+	backing->is_warm = false;
+	backing->older = NULL;
+	backing->newer = NULL;
+	warm->n_bytes -= backing->n_bytes;
+}
+
+/* @backing is in the bin @i_bin, which goes away with its last one. */
+static void take_out(struct glake__warm *warm, size_t i_bin, struct glake__backing *backing)
+{
+	if (backing->previous) {
+		backing->previous->next = backing->next;
+	} else {
+		warm->bins[i_bin].first = backing->next;
+	}
+	if (backing->next) {
+		backing->next->previous = backing->previous;
+	}
+	if (!warm->bins[i_bin].first) {
+		remove_bin(warm, i_bin);
+	}
+	backing->next = NULL;
+	backing->previous = NULL;
+	unlink_age(warm, backing);
+}
+
+void glake__warm_deinit(struct glake__warm *warm)
+{
+	free(warm->bins);
+	*warm = (struct glake__warm){0};
+}
+
+int glake__warm_give(struct glake__warm *warm, struct glake__backing *backing)
+{
+	size_t i_bin = lower_bound(warm, backing->n_bytes);
+	if (i_bin == warm->n_bins || warm->bins[i_bin].n_bytes != backing->n_bytes) {
+		int r = reserve_bin(warm);
+		if (r < 0) {
+			return r;
+		}
+		memmove(&warm->bins[i_bin + 1], &warm->bins[i_bin],
+		        (warm->n_bins - i_bin) * sizeof(warm->bins[0]));
+		warm->bins[i_bin] = (struct glake__warm_bin){.n_bytes = backing->n_bytes};
+		warm->n_bins++;
+	}
+	struct glake__warm_bin *bin = &warm->bins[i_bin];
+	backing->previous = NULL;
+	backing->next = bin->first;
+	if (bin->first) {
+		bin->first->previous = backing;
+	}
+	bin->first = backing;
+	link_newest(warm, backing);
+	return 0;
+}
+
+struct glake__backing *glake__warm_take(struct glake__warm *warm, uint64_t n_bytes)
+{
+	size_t i_bin = lower_bound(warm, n_bytes);
+	if (i_bin == warm->n_bins || !glake__fits(warm->bins[i_bin].n_bytes, n_bytes)) {
+		return NULL;
+	}
+	struct glake__backing *backing = warm->bins[i_bin].first;
+	take_out(warm, i_bin, backing);
+	return backing;
+}
+
+struct glake__backing *glake__warm_evict(struct glake__warm *warm, uint64_t keep_bytes)
+{
+	struct glake__backing *list = NULL;
+	while (warm->n_bytes > keep_bytes) {
+		struct glake__backing *backing = warm->oldest;
+		take_out(warm, lower_bound(warm, backing->n_bytes), backing);
+		backing->next = list;
+		list = backing;
+	}
+	return list;
+}

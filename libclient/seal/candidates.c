@@ -1,0 +1,147 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Sealing that glaked asks for: the memory of a session that looks like weights (fill.h). */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "libclient/glake_shim.h"
+#include "libclient/link/session.h"
+#include "libclient/heap/backing.h"
+#include "libclient/space/fill.h"
+#include "libclient/space/page.h"
+#include "libclient/seal/seal.h"
+#include "proto/limits.h"
+
+static int add_span(struct glake__candidates *candidates, glake_ptr ptr, uint64_t n_bytes)
+{
+	/* It doubles at powers of two. */
+	if ((candidates->n_spans & (candidates->n_spans - 1)) == 0) {
+		size_t capacity = candidates->n_spans ? 2 * candidates->n_spans : 1;
+		struct glake_span *more = realloc(candidates->spans, capacity * sizeof(*more));
+		if (!more) {
+			return -ENOMEM;
+		}
+		candidates->spans = more;
+	}
+	candidates->spans[candidates->n_spans++] = (struct glake_span){ptr, n_bytes};
+	return 0;
+}
+
+static bool is_sealed(glake_ptr ptr)
+{
+	return glake__page_kind(glake__page_of(ptr)) == GLAKE__PAGE_BLOCK;
+}
+
+/* Sealed memory counts as what it is, whoever filled it. */
+static enum glake__fill fill_at(glake_ptr ptr, uint64_t n_bytes)
+{
+	return is_sealed(ptr) ? GLAKE__FILL_WHOLE : glake__fill_at(ptr, n_bytes);
+}
+
+static uint64_t in_page(uint64_t n_left)
+{
+	return n_left < GLAKE__PAGE_BYTES ? n_left : GLAKE__PAGE_BYTES;
+}
+
+/* Counts the page. Returns whether it looks like weights. */
+static bool count_page(struct glake__candidates *candidates, glake_ptr ptr, uint64_t n_bytes)
+{
+	enum glake__fill fill = fill_at(ptr, n_bytes);
+	if (fill == GLAKE__FILL_WHOLE) {
+		candidates->n_bytes += GLAKE__PAGE_BYTES;
+		candidates->sealed_bytes += is_sealed(ptr) ? GLAKE__PAGE_BYTES : 0;
+	} else if (fill == GLAKE__FILL_REWRITTEN) {
+		candidates->rewritten_bytes += GLAKE__PAGE_BYTES;
+	} else {
+		candidates->unfilled_bytes += GLAKE__PAGE_BYTES;
+	}
+	return fill == GLAKE__FILL_WHOLE;
+}
+
+/*
+ * Spans begin and end where large tensors do, so that they become the same blocks wherever other processes have
+ * them. From there, or from the allocation's start, they end at multiples of a block: one page that differs does
+ * not shift the blocks behind it.
+ */
+static int find_in_locked(struct glake__candidates *candidates,
+                          const struct glake__allocation *whole)
+{
+	uint64_t begin = 0;
+	uint64_t bound = 0;
+	int r = 0;
+	for (uint64_t at = 0; r == 0 && at < whole->n_bytes; at += GLAKE__PAGE_BYTES) {
+		uint64_t n_bytes = in_page(whole->n_bytes - at);
+		bool is_weights = count_page(candidates, whole->address + at, n_bytes);
+		bound = glake__fill_is_bound(whole->address + at) ? at : bound;
+		if (begin < at && (!is_weights || (at - bound) % GLAKE_MAX_BLOCK_BYTES == 0)) {
+			r = add_span(candidates, whole->address + begin, at - begin);
+			begin = at;
+		}
+		begin = is_weights ? begin : at + GLAKE__PAGE_BYTES;
+	}
+	if (r == 0 && begin < whole->n_bytes) {
+		r = add_span(candidates, whole->address + begin, whole->n_bytes - begin);
+	}
+	return r;
+}
+
+int glake__candidates_find(struct glake_session *session, struct glake__candidates *candidates_out)
+{
+	int r = 0;
+	*candidates_out = (struct glake__candidates){.n_spans = 0};
+	glake__lock();
+	for (struct glake__backing *backing = session->books.live; r == 0 && backing;
+	     backing = backing->newer) {
+		const struct glake__allocation *whole = &backing->whole;
+		if (backing->slab) {
+			candidates_out->small_bytes += backing->n_bytes;
+		} else if (!whole->is_parked && !whole->is_claimed) {
+			r = find_in_locked(candidates_out, whole);
+		}
+	}
+	glake__unlock();
+	if (r < 0) {
+		free(candidates_out->spans);
+		candidates_out->spans = NULL;
+	}
+	return r;
+}
+
+static bool is_in(const void *context, void *const *contexts, size_t n)
+{
+	size_t i = 0;
+	while (i < n && contexts[i] != context) {
+		i++;
+	}
+	return i < n;
+}
+
+bool glake__candidates_are_in(struct glake_session *session, void *const *contexts, size_t n,
+                              uint64_t generation)
+{
+	bool are_in = true;
+	glake__lock();
+	for (const struct glake__backing *backing = session->books.live; are_in && backing;
+	     backing = backing->newer) {
+		const struct glake__tag *tag = &backing->whole.tag;
+		are_in = backing->slab || !tag->ctx || tag->generation < generation ||
+		         is_in(tag->ctx, contexts, n);
+	}
+	glake__unlock();
+	return are_in;
+}
+
+/* A page that is filled anew since counts as well. */
+static bool are_weights(glake_ptr ptr, uint64_t n_bytes)
+{
+	uint64_t at = 0;
+	while (at < n_bytes && fill_at(ptr + at, in_page(n_bytes - at)) == GLAKE__FILL_WHOLE) {
+		at += GLAKE__PAGE_BYTES;
+	}
+	return at >= n_bytes;
+}
+
+int glake__candidates_seal(const struct glake_span *spans, size_t n,
+                           struct glake_sealed *sealed_out)
+{
+	return glake__seal_still(spans, n, are_weights, sealed_out);
+}

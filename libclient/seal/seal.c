@@ -1,0 +1,170 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Sealing, step by step, and what a failure of each leaves behind:
+ *
+ *   hold      nobody frees or shares the allocations meanwhile; the program goes on using them
+ *   plan      spans are joined where they touch, and rounded inward to whole pages
+ *   separate  a chunk that is not one part, or too large for a block, is copied to several, and several that
+ *             a part lies in to one. A failure leaves the chunks as they were
+ *   flip      the parts become read-only, so that nobody can write to the bytes that are compared later. A
+ *             failure undoes it. Where the driver does not, the part is marked as sealed, and the next sealing
+ *             publishes it
+ *   publish   glaked makes the chunk a block, or finds an equal one and compares all bytes. A refusal makes
+ *             the part writable again
+ *   collapse  an equal block is mapped in the part's place, and the chunk goes. A failure keeps the chunk
+ *             mapped, as the block: the bytes are the same, but its memory is not saved. It stays charged, and the
+ *             next sealing collapses it. If not even that can be mapped again, the bytes are lost, as with block.c
+ *
+ * seal_plan.c, seal_separate.c and seal_publish.c have the steps; the last has three.
+ */
+#include "libclient/seal/seal.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "libclient/link/rpc.h"
+#include "libclient/link/sized.h"
+#include "libclient/space/reback.h"
+#include "libclient/seal/seal_steps.h"
+#include "libclient/heap/usage.h"
+#include "proto/cleanup.h"
+#include "proto/clock.h"
+
+static void let_all(struct glake__seal *seal)
+{
+	struct glake__backing *last = NULL;
+	for (size_t i = 0; i < seal->n_spans; i++) {
+		struct glake__backing *backing = seal->spans[i].held.backing;
+		if (backing && backing != last) {
+			glake__heap_let(backing);
+		}
+		last = backing;
+	}
+}
+
+static int by_address(const void *a, const void *b)
+{
+	const struct glake__seal_span *left = a;
+	const struct glake__seal_span *right = b;
+	return (left->ptr > right->ptr) - (left->ptr < right->ptr);
+}
+
+/* Spans that are no more what they were when they were found are left out. */
+static int hold_all(struct glake__seal *seal, glake__is_still_fn *is_still)
+{
+	int r = 0;
+	for (size_t i = 0; r == 0 && i < seal->n_spans; i++) {
+		struct glake__seal_span *span = &seal->spans[i];
+		r = glake__seal_hold(seal, span);
+		if (is_still && (r < 0 || !is_still(span->ptr, span->n_bytes))) {
+			span->n_bytes = 0;
+			span->end = span->begin;
+			r = 0;
+		}
+	}
+	return r;
+}
+
+static int run(struct glake__seal *seal, glake__is_still_fn *is_still)
+{
+	int r = hold_all(seal, is_still);
+	if (r < 0) {
+		return r;
+	}
+	r = glake__seal_plan(seal);
+	if (r < 0) {
+		return r;
+	}
+	glake__seal_separate(seal);
+	r = glake__seal_publish(seal);
+	glake__seal_note_causes(seal->parts, seal->n_parts);
+	return r;
+}
+
+static int seal_new(struct glake__seal *seal, const struct glake_span *spans, size_t n_spans)
+{
+	*seal = (struct glake__seal){.n_spans = n_spans};
+	seal->spans = calloc(n_spans ? n_spans : 1, sizeof(*seal->spans));
+	if (!seal->spans) {
+		return glake__fail(-ENOMEM, "out of memory");
+	}
+	for (size_t i = 0; i < n_spans; i++) {
+		seal->spans[i].ptr = spans[i].ptr;
+		seal->spans[i].n_bytes = spans[i].bytes;
+	}
+	qsort(seal->spans, n_spans, sizeof(*seal->spans), by_address);
+	return 0;
+}
+
+/* The session of the first span that can be sealed; NULL: there is none. */
+static struct glake_session *session_of(const struct glake__seal *seal)
+{
+	size_t i = 0;
+	while (i < seal->n_spans && !seal->spans[i].held.backing) {
+		i++;
+	}
+	return i < seal->n_spans ? seal->spans[i].held.backing->device->session : NULL;
+}
+
+static void count_seal(struct glake_session *session, uint64_t since_ns)
+{
+	glake__lock();
+	session->books.n_seals++;
+	session->books.seal_ns += clock_now_ns() - since_ns;
+	glake__unlock();
+	glake__usage_report_now(session);
+}
+
+int glake__seal_still(const struct glake_span *spans, size_t n_spans, glake__is_still_fn *is_still,
+                      struct glake_sealed *sealed_out)
+{
+	cleanup_cancel int cancel = cancel_disable();
+	uint64_t since_ns = clock_now_ns();
+	struct glake__seal seal;
+	struct glake_sealed nothing = {0};
+	int r = sealed_out ? glake__sized_out(sealed_out, &nothing, sizeof(nothing)) : 0;
+	if (r < 0) {
+		return r;
+	}
+	if (glake__dedup_is_off()) {
+		return glake__fail(-EPERM, "GLAKE_DEDUP=off: nothing is sealed");
+	}
+	glake__gate_take_time();
+	r = seal_new(&seal, spans, n_spans);
+	if (r < 0) {
+		return r;
+	}
+	r = run(&seal, is_still);
+	struct glake__held_back held = glake__gate_take_time();
+	seal.sum.held_ns = held.sum_ns;
+	seal.sum.longest_held_ns = held.longest_ns;
+	struct glake_session *session = session_of(&seal);
+	if (session) {
+		glake__heap_hold_session(session);
+		count_seal(session, since_ns);
+	}
+	let_all(&seal);
+	free(seal.spans);
+	free(seal.parts);
+	if (seal.error) {
+		glake__error_restore(seal.text);
+		r = seal.error;
+	}
+	if (sealed_out) {
+		glake__sized_out(sealed_out, &seal.sum, sizeof(seal.sum));
+	}
+	return session ? glake__heap_leave(session, r) : r;
+}
+
+int glake_seal(const struct glake_span *spans, size_t n_spans, struct glake_sealed *sealed_out)
+{
+	return glake__seal_still(spans, n_spans, NULL, sealed_out);
+}
+
+int glake_seal_idle(const struct glake_span *spans, size_t n_spans, struct glake_sealed *sealed_out)
+{
+	glake__gate_waive();
+	int r = glake_seal(spans, n_spans, sealed_out);
+	glake__gate_open();
+	return r;
+}

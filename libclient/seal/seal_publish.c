@@ -1,0 +1,399 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Parts become blocks, in three steps: flip, publish, collapse (seal.c).
+ *
+ * Parts are flipped and collapsed many at a time, since each time waits for the work that is queued. While
+ * glaked works on those that were flipped last, the ones before are collapsed and the next are flipped.
+ */
+#include "libclient/seal/seal_steps.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "libclient/link/dispatch.h"
+#include "libclient/space/errand.h"
+#include "libclient/space/reback.h"
+#include "proto/cleanup.h"
+
+/* So many parts at a time: three milliseconds of driver calls while the program is held back. */
+#define BATCH 48u
+/* And if nothing is held back, so few: glaked has work sooner, and goes on meanwhile. */
+#define FREE_BATCH 8u
+
+/* The next would fail in the same way. */
+static void stop(struct glake__seal *seal, int r)
+{
+	glake__seal_note(seal, r);
+	seal->is_stopped |= r < 0;
+}
+
+/* ---- flipping --------------------------------------------------------------------------------- */
+
+static struct glake__chunk *chunk_of_locked(const struct glake__seal_part *part)
+{
+	return glake__range_piece_locked(part->backing->range, part->offset)->chunk;
+}
+
+/* Called before its access is taken, so that calls behind the gate find the new kind. */
+static void mark(const struct glake__seal_part *part, enum glake__page_kind kind)
+{
+	glake__lock();
+	glake__chunk_set_kind_locked(chunk_of_locked(part), kind);
+	glake__unlock();
+}
+
+/* What is sealed already has no bytes that are not zero there, and is not written to. */
+static bool has_tail(const struct glake__seal_part *part)
+{
+	return !part->is_again && part->offset + part->n_bytes > part->backing->whole.n_bytes;
+}
+
+/* The bytes behind the allocation belong to nobody. Zeroed, they are equal in all processes. */
+static int zero_tail(const struct glake__seal_part *part)
+{
+	uint64_t end = part->backing->whole.n_bytes;
+	uint64_t n_kept = end > part->offset ? end - part->offset : 0;
+	return glake__errand_zero(part->backing, part->offset, part->n_bytes, n_kept);
+}
+
+/* Once what is queued has ended: the GPU may be full of it, for ever. */
+static int zero_tails(const struct glake__seal_part *parts, size_t n, uint64_t readers)
+{
+	size_t n_tails = 0;
+	int r = 0;
+	for (size_t i = 0; i < n; i++) {
+		n_tails += has_tail(&parts[i]);
+	}
+	if (n_tails > 0) {
+		r = glake__errands_wait(readers);
+	}
+	for (size_t i = 0; r == 0 && i < n; i++) {
+		r = has_tail(&parts[i]) ? zero_tail(&parts[i]) : 0;
+	}
+	return r;
+}
+
+/* Nobody can pin the part from here on. A part that is pinned already is not held. */
+static int hold_part(struct glake__seal_part *part)
+{
+	int r = glake__hold_begin(&part->hold, part->backing->ptr + part->offset, part->n_bytes,
+	                          true);
+	if (r < 0) {
+		part->hold.range = NULL;
+		return r;
+	}
+	part->pin = glake__look_at(part->backing, part->offset).pin;
+	if (part->pin != GLAKE__PIN_NONE) {
+		glake__hold_end(&part->hold);
+		part->hold.range = NULL;
+	}
+	return 0;
+}
+
+static int flip(struct glake__seal_part *part)
+{
+	if (part->is_again) {
+		part->is_flipped = true;
+		return 0;
+	}
+	mark(part, GLAKE__PAGE_BLOCK);
+	int r = glake__hold_access(&part->hold, GLAKE__ACCESS_READ);
+	part->is_flipped = r == 0;
+	if (r < 0) {
+		mark(part, GLAKE__PAGE_CHUNK);
+	}
+	return r;
+}
+
+/*
+ * Private again. What was read-only before stays so, and what the driver leaves read-only is not called private: as
+ * a block, it gets a copy when the program's calls write to it, and the next sealing goes on with it.
+ */
+static void unflip(struct glake__seal *seal, struct glake__seal_part *part)
+{
+	struct glake_session *session = part->backing->device->session;
+	if (part->is_again) {
+		return;
+	}
+	char *text = glake__error_save();
+	int r = glake__hold_access(&part->hold, GLAKE__ACCESS_WRITE);
+	glake__seal_note(seal, r);
+	if (r == 0) {
+		mark(part, GLAKE__PAGE_CHUNK);
+	} else {
+		glake__lock();
+		glake__backing_unfinish_locked(session, chunk_of_locked(part));
+		glake__unlock();
+	}
+	part->is_flipped = false;
+	glake__error_restore(text);
+}
+
+/* Of all that parts lie in. */
+static uint64_t readers_of(const struct glake__seal_part *parts, size_t n)
+{
+	uint64_t readers = 0;
+	for (size_t i = 0; i < n; i++) {
+		readers |= parts[i].backing->range->readers;
+	}
+	return readers;
+}
+
+static void flip_all(struct glake__seal *seal, struct glake__seal_part *parts, size_t n)
+{
+	const uint64_t readers = readers_of(parts, n);
+	stop(seal, zero_tails(parts, n, readers));
+	for (size_t i = 0; i < n; i++) {
+		stop(seal, hold_part(&parts[i]));
+	}
+	/* Without glaked nothing needs to be held back. */
+	stop(seal, n > 0 ? glake__rpc_ping(parts[0].backing->device->session) : 0);
+	if (seal->is_stopped) {
+		return;
+	}
+	int r = glake__gate_close_soon(readers);
+	for (size_t i = 0; r == 0 && i < n; i++) {
+		if (parts[i].hold.range) {
+			stop(seal, flip(&parts[i]));
+		} else {
+			seal->sum.pinned_bytes += parts[i].n_bytes;
+		}
+		r = i + 1 < n ? glake__gate_pause(readers) : 0;
+	}
+	if (r == 0) {
+		glake__gate_open();
+	}
+	stop(seal, r);
+}
+
+/* ---- publishing ------------------------------------------------------------------------------- */
+
+/* glaked has answered for @part. */
+static int take_answer(struct glake__seal *seal, struct glake__seal_part *part,
+                       const struct glake__publication *publication)
+{
+	struct glake_session *session = part->backing->device->session;
+	int r = publication->result;
+	if (r < 0 && !glake__may_be_block(r)) {
+		unflip(seal, part);
+		return r;
+	}
+	glake__lock();
+	struct glake__chunk *chunk = chunk_of_locked(part);
+	if (!part->is_again) {
+		glake__backing_seal_locked(session, chunk,
+		                           r < 0 ? publication->chunk : publication->answer.block);
+	}
+	chunk->is_unfinished = r < 0 || publication->answer.was_known;
+	glake__unlock();
+	if (r == 0) {
+		part->answer = publication->answer;
+		part->is_published = true;
+	}
+	return r;
+}
+
+/* Those that are flipped, unless one could not be. */
+static void publish_all(struct glake__seal *seal, struct glake__publisher *publisher,
+                        struct glake__seal_part *parts, size_t n)
+{
+	for (size_t i = 0; i < n; i++) {
+		struct glake__seal_part *part = &parts[i];
+		if (part->is_flipped && seal->is_stopped) {
+			unflip(seal, part);
+		} else if (part->is_flipped) {
+			part->publication = &publisher->list[publisher->n++];
+			glake__lock();
+			*part->publication = (struct glake__publication){
+				.chunk = chunk_of_locked(part)->id,
+				.chunk_bytes = part->n_bytes,
+				.content_bytes = part->n_bytes,
+			};
+			glake__unlock();
+		}
+	}
+	glake__publisher_go_on(publisher);
+}
+
+/* Wait for the answers. Those that are not asked for yet will not be if there was an error. */
+static void take_all(struct glake__seal *seal, struct glake__publisher *publisher,
+                     struct glake__seal_part *parts, size_t n)
+{
+	for (size_t i = 0; i < n; i++) {
+		struct glake__seal_part *part = &parts[i];
+		if (!part->publication) {
+			continue;
+		}
+		if (seal->is_stopped) {
+			glake__publisher_stop(publisher);
+		}
+		glake__publisher_wait(publisher, (size_t)(part->publication - publisher->list) + 1);
+		if (!part->publication->is_started) {
+			unflip(seal, part);
+			continue;
+		}
+		if (part->publication->result < 0) {
+			glake__error_restore(ptr_steal(part->publication->text));
+		}
+		stop(seal, take_answer(seal, part, part->publication));
+		seal->sum.sealed_bytes += part->is_published ? part->n_bytes : 0;
+	}
+}
+
+/* ---- collapsing ------------------------------------------------------------------------------- */
+
+static bool is_known(const struct glake__seal_part *part)
+{
+	return part->is_published && part->answer.was_known && part->answer.fd >= 0;
+}
+
+static int plan_collapse(const struct glake__seal_part *part, struct glake__rebacking *rebacking)
+{
+	struct glake__chunk *chunk = glake__chunk_new(
+		part->answer.block, part->n_bytes, part->backing->range->device, GLAKE__PAGE_BLOCK);
+	*rebacking = (struct glake__rebacking){
+		.hold = &part->hold,
+		.part = {.chunk = chunk,
+	                 .n_bytes = part->n_bytes,
+	                 .access = GLAKE__ACCESS_READ,
+	                 .fd = part->answer.fd},
+	};
+	return chunk ? 0 : -ENOMEM;
+}
+
+static void go_on(void *publisher)
+{
+	char *text = glake__error_save();
+	glake__publisher_go_on(publisher);
+	glake__error_restore(text);
+}
+
+/* Blocks are mapped where these were. */
+static void confirm(struct glake_session *session, const uint64_t *ids, size_t n)
+{
+	char *text = glake__error_save();
+	if (n > 0) {
+		glake__rpc_chunk_free(session, ids, n);
+	}
+	glake__error_restore(text);
+}
+
+static void collapse_all(struct glake__seal *seal, struct glake__publisher *publisher,
+                         const struct glake__seal_part *parts, size_t n)
+{
+	struct glake__rebacking list[BATCH];
+	bool is_kept[BATCH];
+	uint64_t gone[BATCH];
+	size_t n_known = 0;
+	size_t n_gone = 0;
+	for (size_t i = 0; i < n; i++) {
+		if (is_known(&parts[i])) {
+			int r = plan_collapse(&parts[i], &list[n_known]);
+			is_kept[n_known] = parts[i].answer.is_kept;
+			glake__seal_note(seal, r);
+			n_known += r == 0;
+		}
+	}
+	if (n_known > 0) {
+		glake__seal_note(seal, glake__hold_reback_all(list, n_known, go_on, publisher));
+	}
+	for (size_t i = 0; i < n_known; i++) {
+		if (list[i].result == 0) {
+			seal->sum.shared_bytes += list[i].part.n_bytes;
+			glake__chunks_release(list[i].dead);
+			gone[n_gone] = list[i].part.chunk->id;
+			n_gone += is_kept[i];
+		} else {
+			/* The driver has mapped neither the block nor what was there: it is lost. */
+			glake__backing_return(publisher->session, list[i].dead);
+		}
+		glake__chunk_put(list[i].part.chunk);
+	}
+	confirm(publisher->session, gone, n_gone);
+}
+
+/* ---- all of it -------------------------------------------------------------------------------- */
+
+static void end_batch(struct glake__seal *seal, struct glake__publisher *publisher,
+                      struct glake__seal_part *parts, size_t n)
+{
+	take_all(seal, publisher, parts, n);
+	collapse_all(seal, publisher, parts, n);
+	for (size_t i = 0; i < n; i++) {
+		fd_close(&parts[i].answer.fd);
+		if (parts[i].hold.range) {
+			glake__hold_end(&parts[i].hold);
+		}
+	}
+}
+
+static size_t batch_of(size_t n_parts, size_t begin)
+{
+	const size_t n = glake__gate_holds() ? BATCH : FREE_BATCH;
+	return n_parts - begin < n ? n_parts - begin : n;
+}
+
+/*
+ * Parts of one session. Those that were not flipped, or are refused, stay private, and so does all that
+ * follows.
+ */
+static int seal_parts(struct glake__seal *seal, struct glake__seal_part *parts, size_t n)
+{
+	cleanup_free struct glake__publisher *publisher = calloc(1, sizeof(*publisher));
+	cleanup_free struct glake__publication *list = calloc(n, sizeof(*list));
+	if (!publisher || !list) {
+		return glake__fail(-ENOMEM, "out of memory");
+	}
+	publisher->session = parts[0].backing->device->session;
+	publisher->list = list;
+	size_t n_begun = 0;
+	size_t n_ended = 0;
+	while (n_ended < n_begun || (n_begun < n && !seal->is_stopped)) {
+		if (n_begun < n && !seal->is_stopped) {
+			size_t n_batch = batch_of(n, n_begun);
+			flip_all(seal, &parts[n_begun], n_batch);
+			publish_all(seal, publisher, &parts[n_begun], n_batch);
+			n_begun += n_batch;
+		}
+		/* The first alone gives glaked nothing to work on meanwhile. */
+		if (n_begun > n_ended + batch_of(n, n_ended) || n_begun == n || seal->is_stopped) {
+			size_t n_batch = batch_of(n_begun, n_ended);
+			end_batch(seal, publisher, &parts[n_ended], n_batch);
+			n_ended += n_batch;
+		}
+	}
+	return 0;
+}
+
+static int by_session(const void *a, const void *b)
+{
+	const struct glake__seal_part *left = a;
+	const struct glake__seal_part *right = b;
+	uintptr_t sessions[] = {(uintptr_t)left->backing->device->session,
+	                        (uintptr_t)right->backing->device->session};
+	glake_ptr ptrs[] = {left->backing->ptr + left->offset, right->backing->ptr + right->offset};
+	return sessions[0] != sessions[1]
+	               ? (sessions[0] > sessions[1]) - (sessions[0] < sessions[1])
+	               : (ptrs[0] > ptrs[1]) - (ptrs[0] < ptrs[1]);
+}
+
+/* A program may have memory of several sessions. */
+int glake__seal_publish(struct glake__seal *seal)
+{
+	int r = 0;
+	if (seal->n_parts == 0) {
+		return 0;
+	}
+	qsort(seal->parts, seal->n_parts, sizeof(*seal->parts), by_session);
+	for (size_t i = 0; r == 0 && i < seal->n_parts && !seal->is_stopped;) {
+		struct glake__seal_part *first = &seal->parts[i];
+		size_t n = 1;
+		while (i + n < seal->n_parts &&
+		       first[n].backing->device->session == first->backing->device->session) {
+			n++;
+		}
+		r = seal_parts(seal, first, n);
+		i += n;
+	}
+	return r;
+}

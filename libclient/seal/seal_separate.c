@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Parts become pieces of their own: a chunk that is not one part, or too large for a block, is copied to
+ * several, and several that a part lies in to one.
+ */
+#include "libclient/seal/seal_steps.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "libclient/link/dispatch.h"
+#include "libclient/seal/repiece.h"
+#include "proto/cleanup.h"
+
+static void add_size(uint64_t *sizes, size_t *n, uint64_t n_bytes)
+{
+	if (n_bytes > 0) {
+		sizes[(*n)++] = n_bytes;
+	}
+}
+
+/* @parts, of the pieces that fill [begin, end), become pieces of their own. @is_one: it is one piece now. */
+static int separate(struct glake__seal_part *parts, size_t n_parts, uint64_t begin, uint64_t end,
+                    bool is_one)
+{
+	cleanup_free uint64_t *sizes = calloc(2 * n_parts + 1, sizeof(*sizes));
+	struct glake__wait wait = {0};
+	uint64_t at = begin;
+	size_t n = 0;
+	if (!sizes) {
+		return glake__fail(-ENOMEM, "out of memory");
+	}
+	for (size_t i = 0; i < n_parts; i++) {
+		add_size(sizes, &n, parts[i].offset - at);
+		add_size(sizes, &n, parts[i].n_bytes);
+		at = parts[i].offset + parts[i].n_bytes;
+	}
+	add_size(sizes, &n, end - at);
+	return n == 1 && is_one ? 0
+	                        : glake__repiece(parts[0].backing, begin, sizes, n, &wait,
+	                                         glake__gate_close_in_a_hurry);
+}
+
+/*
+ * Those of the first piece. The last of them may lie in the next pieces as well, and what it leaves of those is a
+ * piece for the parts that follow: so never more than two chunks are copied at a time. Returns how many.
+ */
+static size_t separate_first(struct glake__seal *seal, struct glake__seal_part *parts,
+                             size_t n_left, int *result_out)
+{
+	struct glake__look piece = glake__look_at(parts[0].backing, parts[0].offset);
+	uint64_t end = piece.offset + piece.n_bytes;
+	uint64_t begin = piece.offset;
+	bool is_one = true;
+	size_t n = 1;
+	while (n < n_left && parts[n].backing == parts[0].backing && parts[n].offset < end) {
+		n++;
+	}
+	while (end < parts[n - 1].offset + parts[n - 1].n_bytes) {
+		piece = glake__look_at(parts[0].backing, end);
+		end = piece.offset + piece.n_bytes;
+		is_one = false;
+	}
+	*result_out = separate(parts, n, begin, end, is_one);
+	glake__seal_note(seal, *result_out);
+	return n;
+}
+
+/* Parts whose pieces cannot be cut are dropped. */
+void glake__seal_separate(struct glake__seal *seal)
+{
+	size_t n_kept = 0;
+	for (size_t i = 0; i < seal->n_parts;) {
+		struct glake__seal_part *first = &seal->parts[i];
+		int r;
+		size_t n = separate_first(seal, first, seal->n_parts - i, &r);
+		if (r == 0) {
+			memmove(&seal->parts[n_kept], first, n * sizeof(*first));
+			n_kept += n;
+		} else {
+			glake__seal_note_causes(first, n);
+		}
+		i += n;
+	}
+	seal->n_parts = n_kept;
+}

@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Changing what backs a range, while its addresses stay.
+ *
+ * Threads: any; two changes of one place exclude each other (-EBUSY, or the second waits). No lock is held by the caller.
+ * All return 0 or a negative error with its text.
+ */
+#ifndef GLAKE_LIBCLIENT_REBACK_H
+#define GLAKE_LIBCLIENT_REBACK_H
+
+#include "libclient/glake_shim.h"
+#include "libclient/space/range.h"
+
+/*
+ * Put @parts at @offset of @range: whole or not at all. What is there goes: it must be whole pieces, or
+ * parts of holes, and none of it pinned (-EBUSY). New parts are imported first; if
+ * access is taken away the gate is closed meanwhile; a step that fails is undone in reverse.
+ *
+ * Chunks that lost their last use are released; with @dead they are put onto that list instead.
+ *
+ * Returns -EINVAL, -EBUSY, -ENOMEM, the gate's error, GLAKE_E_CUDA. When the driver takes memory away and
+ * then neither maps what is new nor what was there, those pieces are holes, and *is_lost_out (may be NULL)
+ * is true.
+ */
+int glake__range_reback(struct glake__range *range, uint64_t offset,
+                        const struct glake__part *parts, size_t n_parts, struct glake__chunk **dead,
+                        bool *is_lost_out);
+
+/*
+ * The same in place of all that holds have, each by one part; what is there now is held. The gate is closed once and
+ * for a short time: handles are taken before and given back behind. @meanwhile (may be NULL) is called now and then
+ * while the program goes on. Returns the first error; each has its own result, and those that failed are as they
+ * were, unless *dead has what was there: then it is lost.
+ */
+struct glake__rebacking {
+	const struct glake__hold *hold;
+	struct glake__part part;
+	int result;                /* out */
+	struct glake__chunk *dead; /* out: chunks that lost their last use; the caller's */
+};
+int glake__hold_reback_all(struct glake__rebacking *list, size_t n, void (*meanwhile)(void *user),
+                           void *user);
+
+/* The same where nothing is yet: anything but holes is -EINVAL. */
+int glake__range_fill(struct glake__range *range, uint64_t offset, const struct glake__part *parts,
+                      size_t n_parts);
+
+/* Give the pieces in [offset, offset + n_bytes), whole ones, @access. Undone if it fails. */
+int glake__range_access(struct glake__range *range, uint64_t offset, uint64_t n_bytes,
+                        enum glake__access access);
+
+/* The same to all that @hold has. */
+int glake__hold_access(const struct glake__hold *hold, enum glake__access access);
+
+/*
+ * Unmap whatever is in [offset, offset + n_bytes), pinned or not: nobody uses it any more. A change of it
+ * under way is waited for. What the driver does not unmap stays a piece with its chunk. Returns the first
+ * error, having tried all.
+ */
+int glake__range_clear(struct glake__range *range, uint64_t offset, uint64_t n_bytes,
+                       struct glake__chunk **dead);
+
+/* Clear it all, and drop it; if that fails it stays in the map, for ever. Chunks as with reback. */
+int glake__range_end(struct glake__range *range, struct glake__chunk **dead);
+
+#endif

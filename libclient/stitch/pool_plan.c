@@ -1,0 +1,243 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Which free memory an allocation is stitched of: a row of chunks, of which all is free but for the front of the
+ * first and the rear of the last. Chunks are mapped whole, so those two have another allocation beside it.
+ */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "libclient/link/error.h"
+#include "libclient/stitch/pool_parts.h"
+
+/* What is free in less of a chunk is not worth a mapping. */
+#define PART_MIN_UNITS (RUN_PAGE_UNITS / 16)
+
+/* Free memory, by where it can stand in the row. */
+struct piece {
+	enum place { FIRST, BETWEEN, LAST } place;
+	uint64_t n_units;
+	struct glake__stretch stretch; /* the chunks it is in */
+};
+
+struct pieces {
+	struct piece *list;
+	size_t n;
+};
+
+/* ---- what is free ------------------------------------------------------------------------------ */
+
+#define PIECES_OF_RUN 3u /* at most */
+
+/* The rear of the chunk that @run begins in, the front of the one it ends in, and those between. */
+static void add_run(const struct glake__pool *pool, const struct glake__run *run,
+                    struct pieces *pieces)
+{
+	struct glake__stretch whole = glake__pool_whole_chunks(pool, run);
+	uint64_t end = glake__run_end(run);
+	struct glake__stretch first = glake__pool_chunk_at(pool, run->first / RUN_PAGE_UNITS);
+	struct glake__stretch last = glake__pool_chunk_at(pool, (end - 1) / RUN_PAGE_UNITS);
+	uint64_t first_end = (first.page + first.n_pages) * RUN_PAGE_UNITS;
+	uint64_t last_start = last.page * RUN_PAGE_UNITS;
+	struct piece *next = &pieces->list[pieces->n];
+	if (whole.n_pages > 0) {
+		*next++ = (struct piece){BETWEEN, whole.n_pages * RUN_PAGE_UNITS, whole};
+	}
+	if (first.page * RUN_PAGE_UNITS < run->first && first_end <= end &&
+	    first_end - run->first >= PART_MIN_UNITS) {
+		*next++ = (struct piece){FIRST, first_end - run->first, first};
+	}
+	if ((last.page + last.n_pages) * RUN_PAGE_UNITS > end && last_start >= run->first &&
+	    end - last_start >= PART_MIN_UNITS) {
+		*next++ = (struct piece){LAST, end - last_start, last};
+	}
+	pieces->n = (size_t)(next - pieces->list);
+}
+
+static bool is_free(const struct glake__run *run, const struct glake__line *line)
+{
+	return run && run->state == GLAKE__RUN_FREE && glake__run_serves(run, line) &&
+	       (run->line == line || !glake__line_is_tied(run->line));
+}
+
+/* Those of several lines that lie side by side count as one. Returns what comes behind them. */
+static const struct glake__run *add_runs(const struct glake__pool *pool,
+                                         const struct glake__run *first,
+                                         const struct glake__line *line, struct pieces *pieces)
+{
+	struct glake__run all = {.first = first->first};
+	const struct glake__run *run = first;
+	for (; is_free(run, line); run = run->next) {
+		all.n_units += run->n_units;
+	}
+	add_run(pool, &all, pieces);
+	return run;
+}
+
+static int by_place_and_size(const void *one, const void *other)
+{
+	const struct piece *a = one;
+	const struct piece *b = other;
+	return a->place != b->place ? (a->place > b->place) - (a->place < b->place)
+	                            : (a->n_units > b->n_units) - (a->n_units < b->n_units);
+}
+
+/* All that is free for @line, by its place, the smallest first. */
+static int gather(struct glake__pool *pool, const struct glake__line *line, struct pieces *pieces)
+{
+	glake__runs_unite(&pool->runs);
+	size_t n_runs = pool->runs.nobody.bins.n_runs;
+	for (const struct glake__line *at = pool->runs.lines; at; at = at->next) {
+		n_runs += at->bins.n_runs;
+	}
+	pieces->list = reallocarray(NULL, n_runs + 1, PIECES_OF_RUN * sizeof(*pieces->list));
+	if (!pieces->list) {
+		return glake__fail(-ENOMEM, "out of memory");
+	}
+	const struct glake__run *run = pool->runs.first;
+	while (run) {
+		run = is_free(run, line) ? add_runs(pool, run, line, pieces) : run->next;
+	}
+	qsort(pieces->list, pieces->n, sizeof(*pieces->list), by_place_and_size);
+	return 0;
+}
+
+/* ---- what is chosen ---------------------------------------------------------------------------- */
+
+/*
+ * The smallest for the end with @n_units. NULL: none, or none is needed. Not of the chunk of @first (may be NULL):
+ * when all of it is free, what is kept would have some of its memory twice.
+ */
+static const struct piece *find_last(const struct pieces *pieces, const struct piece *first,
+                                     uint64_t n_units)
+{
+	const struct piece *found = NULL;
+	for (size_t i = 0; n_units > 0 && !found && i < pieces->n; i++) {
+		const struct piece *piece = &pieces->list[i];
+		bool is_other = !first || piece->stretch.page != first->stretch.page;
+		if (piece->place == LAST && piece->n_units >= n_units && is_other) {
+			found = piece;
+		}
+	}
+	return found;
+}
+
+/* The largest for the beginning of @n_units, if it saves a page, alone or with one for the end. */
+static const struct piece *find_first(const struct pieces *pieces, uint64_t n_units)
+{
+	const struct piece *found = NULL;
+	for (size_t i = 0; i < pieces->n && pieces->list[i].place == FIRST; i++) {
+		found = pieces->list[i].n_units < n_units ? &pieces->list[i] : found;
+	}
+	uint64_t n_left = found ? n_units - found->n_units : 0;
+	bool saves = found && (glake__pages_of(n_left) < glake__pages_of(n_units) ||
+	                       find_last(pieces, found, n_left % RUN_PAGE_UNITS));
+	return saves ? found : NULL;
+}
+
+/* @stretch is free, and more than the last @n_units of the row: it ends in a chunk of which some is left over. */
+static void add_rest(const struct glake__pool *pool, const struct pieces *pieces,
+                     const struct piece *first, struct glake__stretch stretch, uint64_t n_units,
+                     struct glake__plan *plan)
+{
+	struct glake__stretch chunk = glake__pool_chunk_at(
+		pool, stretch.page + glake__pages_of(n_units) - 1);
+	uint64_t n_before = chunk.page - stretch.page;
+	const struct piece *last = NULL;
+	if (n_units - n_before * RUN_PAGE_UNITS < chunk.n_pages * RUN_PAGE_UNITS) {
+		last = find_last(pieces, first, n_units - n_before * RUN_PAGE_UNITS);
+	}
+	stretch.n_pages = last ? n_before : n_before + chunk.n_pages;
+	if (stretch.n_pages > 0) {
+		plan->list[plan->n++] = stretch;
+	}
+	if (last) {
+		plan->list[plan->n++] = last->stretch;
+	}
+}
+
+/* Parts of chunks are left alone, to merge when what is beside them is freed, where whole ones suffice. */
+static struct pieces those_needed(const struct pieces *all, uint64_t n_units)
+{
+	struct pieces whole = {.n = 0};
+	uint64_t n_whole = 0;
+	for (size_t i = 0; i < all->n; i++) {
+		if (all->list[i].place == BETWEEN) {
+			whole.list = whole.list ? whole.list : &all->list[i];
+			whole.n++;
+			n_whole += all->list[i].n_units;
+		}
+	}
+	return n_whole < n_units ? *all : whole;
+}
+
+static void choose(const struct glake__pool *pool, const struct pieces *pieces, uint64_t n_units,
+                   struct glake__plan *plan)
+{
+	const struct piece *first = find_first(pieces, n_units);
+	if (first) {
+		plan->list[plan->n++] = first->stretch;
+		plan->n_units = first->n_units;
+		plan->n_skipped = first->stretch.n_pages * RUN_PAGE_UNITS - first->n_units;
+	}
+	for (size_t i = 0; plan->n_units < n_units && i < pieces->n; i++) {
+		const struct piece *piece = &pieces->list[i];
+		uint64_t n_left = n_units - plan->n_units;
+		if (piece->place == BETWEEN && piece->n_units < n_left) {
+			plan->list[plan->n++] = piece->stretch;
+			plan->n_units += piece->n_units;
+		} else if (piece->place == BETWEEN) {
+			add_rest(pool, pieces, first, piece->stretch, n_left, plan);
+			plan->n_units = n_units;
+		}
+	}
+	uint64_t n_missing = n_units - plan->n_units;
+	const struct piece *last = find_last(pieces, first, n_missing % RUN_PAGE_UNITS);
+	if (last) {
+		plan->list[plan->n++] = last->stretch;
+		plan->has_last = true;
+		plan->n_units += n_missing % RUN_PAGE_UNITS;
+	}
+	plan->n_missing = n_units - plan->n_units;
+}
+
+int glake__plan_make(struct glake__pool *pool, const struct glake__line *line, uint64_t n_units,
+                     struct glake__plan *plan)
+{
+	struct pieces pieces = {.n = 0};
+	*plan = (struct glake__plan){.n = 0};
+	int r = gather(pool, line, &pieces);
+	if (r < 0) {
+		return r;
+	}
+	/* Each is used once, and some fresh memory. */
+	plan->list = reallocarray(NULL, pieces.n + 1, sizeof(*plan->list));
+	if (plan->list) {
+		const struct pieces needed = those_needed(&pieces, n_units);
+		choose(pool, &needed, n_units, plan);
+		void *less = reallocarray(plan->list, plan->n + 1, sizeof(*plan->list));
+		plan->list = less ? less : plan->list;
+	}
+	free(pieces.list);
+	return plan->list ? 0 : glake__fail(-ENOMEM, "out of memory");
+}
+
+int glake__plan_list_free(struct glake__pool *pool, const struct glake__line *line,
+                          struct glake__stretch **list_out, size_t *n_out)
+{
+	struct pieces pieces = {.n = 0};
+	int r = gather(pool, line, &pieces);
+	if (r < 0) {
+		return r;
+	}
+	struct glake__stretch *list = reallocarray(NULL, pieces.n + 1, sizeof(*list));
+	size_t n = 0;
+	for (size_t i = 0; list && i < pieces.n; i++) {
+		if (pieces.list[i].place == BETWEEN) {
+			list[n++] = pieces.list[i].stretch;
+		}
+	}
+	free(pieces.list);
+	*list_out = list;
+	*n_out = n;
+	return list ? 0 : glake__fail(-ENOMEM, "out of memory");
+}

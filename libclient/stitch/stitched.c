@@ -1,0 +1,291 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "libclient/stitch/stitched.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "libclient/link/error.h"
+#include "libclient/heap/backing.h"
+#include "libclient/space/reback.h"
+#include "proto/cleanup.h"
+
+/* Addresses behind a row for more of it, as a part of that. */
+#define ROOM_PART 4u
+
+/* ---- mapping ---------------------------------------------------------------------------------- */
+
+/* The chunks of @stretch, whole ones, to @parts. Nobody unmaps them: the pool has taken them. */
+static size_t list_parts_locked(const struct glake__range *home,
+                                const struct glake__stretch *stretch, struct glake__part *parts)
+{
+	uint64_t offset = stretch->page * GLAKE__PAGE_BYTES;
+	uint64_t end = offset + stretch->n_pages * GLAKE__PAGE_BYTES;
+	const struct glake__piece *piece = glake__range_piece_locked(home, offset);
+	size_t n = 0;
+	for (; piece && piece->offset < end; piece = piece->next) {
+		parts[n++] = (struct glake__part){
+			.chunk = piece->chunk,
+			.n_bytes = piece->n_bytes,
+			.access = GLAKE__ACCESS_WRITE,
+			.fd = -1,
+			.handle = piece->chunk->handle,
+		};
+	}
+	return n;
+}
+
+static uint64_t count_pages(const struct glake__stretch *stretches, size_t n)
+{
+	uint64_t n_pages = 0;
+	for (size_t i = 0; i < n; i++) {
+		n_pages += stretches[i].n_pages;
+	}
+	return n_pages;
+}
+
+/* The caller frees them. NULL: no memory of the host. */
+static struct glake__part *list_parts(const struct glake__range *home,
+                                      const struct glake__stretch *stretches, size_t n_stretches,
+                                      size_t *n_out)
+{
+	struct glake__part *parts = calloc(count_pages(stretches, n_stretches), sizeof(*parts));
+	size_t n = 0;
+	if (!parts) {
+		glake__fail(-ENOMEM, "out of memory");
+		return NULL;
+	}
+	glake__lock();
+	for (size_t i = 0; i < n_stretches; i++) {
+		n += list_parts_locked(home, &stretches[i], parts + n);
+	}
+	glake__unlock();
+	*n_out = n;
+	return parts;
+}
+
+static int map(struct glake__stitched *stitched, const struct glake__range *home)
+{
+	cleanup_free struct glake__part *parts = list_parts(
+		home, stitched->stretches, stitched->n_stretches, &stitched->n_chunks);
+	return parts ? glake__range_fill(stitched->range, 0, parts, stitched->n_chunks) : -ENOMEM;
+}
+
+int glake__stitched_new(struct glake__range *home, int device, struct glake__stretch *stretches,
+                        size_t n_stretches, struct glake__stitched **stitched_out)
+{
+	cleanup_free struct glake__stitched *stitched = calloc(1, sizeof(*stitched));
+	if (!stitched) {
+		return glake__fail(-ENOMEM, "out of memory");
+	}
+	stitched->stretches = stretches;
+	stitched->n_stretches = n_stretches;
+	stitched->n_pages = count_pages(stretches, n_stretches);
+	uint64_t n_addresses = stitched->n_pages + stitched->n_pages / ROOM_PART;
+	int r = glake__range_reserve(GLAKE__RANGE_STITCHED, stitched, device,
+	                             n_addresses * GLAKE__PAGE_BYTES, 0, 0, &stitched->range);
+	if (r < 0) {
+		return r;
+	}
+	r = map(stitched, home);
+	if (r < 0) {
+		char *text = glake__error_save();
+		glake__range_end(stitched->range, NULL);
+		glake__error_restore(text);
+		return r;
+	}
+	*stitched_out = ptr_steal(stitched);
+	return 0;
+}
+
+/* Where the chunks of a row are not those that are there. */
+struct place {
+	uint64_t offset;
+	uint64_t n_bytes;
+	size_t n_parts; /* 0: there is none, the first part is there */
+	size_t n_old;   /* chunks there */
+};
+
+static struct place find_place_locked(const struct glake__range *range, uint64_t offset,
+                                      const struct glake__part *parts, size_t n)
+{
+	struct place place = {.offset = offset};
+	/* It ends where a chunk of either row does, since the two are the same from there on. */
+	for (; place.n_parts < n; place.n_parts++) {
+		uint64_t at = offset + place.n_bytes;
+		const struct glake__piece *piece = glake__range_piece_locked(range, at);
+		if (piece->offset == at && piece->chunk == parts[place.n_parts].chunk) {
+			break;
+		}
+		place.n_bytes += parts[place.n_parts].n_bytes;
+	}
+	const struct glake__piece *old = glake__range_piece_locked(range, offset);
+	for (; old && old->offset < offset + place.n_bytes; old = old->next) {
+		place.n_old += old->chunk != NULL;
+	}
+	return place;
+}
+
+static int exchange(struct glake_session *session, struct glake__range *range,
+                    const struct place *place, const struct glake__part *parts)
+{
+	struct glake__chunk *dead = NULL;
+	int r = 0;
+	if (place->n_old > 0) {
+		r = glake__range_clear(range, place->offset, place->n_bytes, &dead);
+		glake__backing_return(session, dead);
+	}
+	return r < 0 ? r : glake__range_fill(range, place->offset, parts, place->n_parts);
+}
+
+int glake__stitched_change(struct glake_session *session, struct glake__range *home,
+                           struct glake__stitched *stitched, const struct glake__stretch *stretches,
+                           size_t n_stretches, struct glake__stitched_change *change_out)
+{
+	struct glake__stitched_change change = {.n_chunks = 0};
+	cleanup_free struct glake__part *parts = list_parts(home, stretches, n_stretches,
+	                                                    &change.n_chunks);
+	uint64_t offset = 0;
+	int r = parts ? 0 : -ENOMEM;
+	for (size_t i = 0; r == 0 && i < change.n_chunks;) {
+		glake__lock();
+		struct place place = find_place_locked(stitched->range, offset, parts + i,
+		                                       change.n_chunks - i);
+		glake__unlock();
+		if (place.n_parts == 0) {
+			offset += parts[i++].n_bytes;
+		} else {
+			change.n_unmapped += place.n_old;
+			r = exchange(session, stitched->range, &place, parts + i);
+			change.n_mapped += r == 0 ? place.n_parts : 0;
+			offset += place.n_bytes;
+			i += place.n_parts;
+		}
+	}
+	*change_out = change;
+	return r;
+}
+
+void glake__stitched_drop(struct glake_session *session, struct glake__stitched *stitched)
+{
+	struct glake__chunk *dead = NULL;
+	glake__range_end(stitched->range, &dead);
+	glake__backing_return(session, dead);
+	free(stitched->stretches);
+	free(stitched);
+}
+
+/* ---- the set ---------------------------------------------------------------------------------- */
+
+size_t glake__stitched_lower_bound(const struct glake__stitched_set *set, uint64_t n_pages)
+{
+	size_t low = 0;
+	size_t high = set->n;
+	while (low < high) {
+		size_t middle = low + (high - low) / 2;
+		if (set->by_size[middle]->n_pages < n_pages) {
+			low = middle + 1;
+		} else {
+			high = middle;
+		}
+	}
+	return low;
+}
+
+static void insert(struct glake__stitched_set *set, struct glake__stitched *stitched)
+{
+	size_t at = glake__stitched_lower_bound(set, stitched->n_pages);
+	memmove(&set->by_size[at + 1], &set->by_size[at], (set->n - at) * sizeof(set->by_size[0]));
+	set->by_size[at] = stitched;
+	set->n++;
+	set->n_pages += stitched->n_pages;
+}
+
+static void take_out(struct glake__stitched_set *set, const struct glake__stitched *stitched)
+{
+	size_t at = glake__stitched_lower_bound(set, stitched->n_pages);
+	while (set->by_size[at] != stitched) {
+		at++;
+	}
+	set->n--;
+	set->n_pages -= stitched->n_pages;
+	memmove(&set->by_size[at], &set->by_size[at + 1], (set->n - at) * sizeof(set->by_size[0]));
+}
+
+int glake__stitched_add(struct glake__stitched_set *set, struct glake__stitched *stitched)
+{
+	if (set->n == set->capacity) {
+		size_t capacity = set->capacity ? 2 * set->capacity : 64;
+		void *more = reallocarray(set->by_size, capacity, sizeof(set->by_size[0]));
+		if (!more) {
+			return glake__fail(-ENOMEM, "out of memory");
+		}
+		set->by_size = more;
+		set->capacity = capacity;
+	}
+	insert(set, stitched);
+	stitched->is_in_set = true;
+	stitched->is_live = true;
+	set->n_live++;
+	return 0;
+}
+
+void glake__stitched_set_row(struct glake__stitched_set *set, struct glake__stitched *stitched,
+                             struct glake__stretch *stretches, size_t n_stretches, size_t n_chunks)
+{
+	take_out(set, stitched);
+	free(stitched->stretches);
+	stitched->stretches = stretches;
+	stitched->n_stretches = n_stretches;
+	stitched->n_pages = count_pages(stretches, n_stretches);
+	stitched->n_chunks = n_chunks;
+	insert(set, stitched);
+}
+
+static void unlink_age(struct glake__stitched_set *set, struct glake__stitched *stitched)
+{
+	if (stitched->older) {
+		stitched->older->newer = stitched->newer;
+	} else {
+		set->oldest = stitched->newer;
+	}
+	if (stitched->newer) {
+		stitched->newer->older = stitched->older;
+	} else {
+		set->newest = stitched->older;
+	}
+	stitched->older = NULL;
+	stitched->newer = NULL;
+}
+
+void glake__stitched_remove(struct glake__stitched_set *set, struct glake__stitched *stitched)
+{
+	unlink_age(set, stitched);
+	take_out(set, stitched);
+	set->n_kept_pages -= stitched->n_pages;
+	stitched->is_in_set = false;
+}
+
+void glake__stitched_set_live(struct glake__stitched_set *set, struct glake__stitched *stitched)
+{
+	unlink_age(set, stitched);
+	stitched->is_live = true;
+	set->n_live++;
+	set->n_kept_pages -= stitched->n_pages;
+}
+
+void glake__stitched_set_kept(struct glake__stitched_set *set, struct glake__stitched *stitched)
+{
+	stitched->user = NULL;
+	stitched->is_live = false;
+	stitched->newer = NULL;
+	stitched->older = set->newest;
+	if (set->newest) {
+		set->newest->newer = stitched;
+	} else {
+		set->oldest = stitched;
+	}
+	set->newest = stitched;
+	set->n_live--;
+	set->n_kept_pages += stitched->n_pages;
+}
