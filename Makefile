@@ -59,7 +59,7 @@ programs = $(patsubst %.c,$(B)/%,$(wildcard $(1)))
 PB := $(addprefix $(B)/gen/proto/,glake.pb-c.c mover.pb-c.c state.pb-c.c)
 PB_OBJ := $(PB:$(B)/gen/%.c=$(B)/obj/%.o)
 PROTO_OBJ := $(call objects,proto/*.c) $(PB_OBJ)
-DAEMON_FOLDERS := $(addprefix daemon/,base net config memory store holders books rpc)
+DAEMON_FOLDERS := $(addprefix daemon/,base keep net config memory store holders books rpc)
 DAEMON_OBJ := $(filter-out %/main.o,$(call objects,daemon/*.c $(DAEMON_FOLDERS:%=%/*.c)))
 MOVER_OBJ := $(filter-out %/main.o,$(call objects,daemon/mover/*.c)) \
 	$(B)/obj/daemon/mover/digest_image.o

@@ -30,7 +30,7 @@
 #include "daemon/rpc/damage.h"
 #include "daemon/rpc/rpc_context.h"
 #include "daemon/base/events.h"
-#include "daemon/base/fdstore.h"
+#include "daemon/keep/fdstore.h"
 #include "daemon/base/stats.h"
 #include "daemon/store/patrol.h"
 #include "daemon/store/store.h"

@@ -12,8 +12,8 @@
 #ifndef GLAKE_DAEMON_BOOKS_ADOPT_H
 #define GLAKE_DAEMON_BOOKS_ADOPT_H
 
-#include "daemon/base/fdstore.h"
-#include "daemon/base/journal.h"
+#include "daemon/keep/fdstore.h"
+#include "daemon/keep/journal.h"
 #include "daemon/holders/holder.h"
 
 /* All borrowed. What is adopted goes there. */

@@ -8,9 +8,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "daemon/base/journal.h"
+#include "daemon/keep/journal.h"
 #include "daemon/base/log.h"
-#include "daemon/base/parking.h"
+#include "daemon/keep/parking.h"
 #include "daemon/books/adopt.h"
 #include "daemon/books/write.h"
 #include "proto/cleanup.h"

@@ -2,8 +2,8 @@
 /*
  * The books: what glaked has granted, written down for the next glaked, and taken over from an earlier one.
  *
- * At every moment, what glaked has answered is in the books (base/journal.h), and the memory that others may get
- * from the store is parked with the service manager (base/parking.h). So a restart, however it comes, loses
+ * At every moment, what glaked has answered is in the books (keep/journal.h), and the memory that others may get
+ * from the store is parked with the service manager (keep/parking.h). So a restart, however it comes, loses
  * nothing: processes have their memory mapped all the while, and the next glaked finds the rest here.
  *
  * The parts do not know the books: the store and the holders tell a watch of each change.

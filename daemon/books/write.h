@@ -7,7 +7,7 @@
 #ifndef GLAKE_DAEMON_BOOKS_WRITE_H
 #define GLAKE_DAEMON_BOOKS_WRITE_H
 
-#include "daemon/base/journal.h"
+#include "daemon/keep/journal.h"
 #include "daemon/books/kinds.h"
 #include "daemon/holders/holder.h"
 

@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 #include "daemon/base/list.h"
-#include "daemon/base/parking.h"
+#include "daemon/keep/parking.h"
 #include "daemon/net/user.h"
 
 struct orders {

@@ -21,7 +21,7 @@
 
 #include <stddef.h>
 
-#include "daemon/base/parking.h"
+#include "daemon/keep/parking.h"
 #include "daemon/base/stats.h"
 #include "daemon/memory/device.h"
 #include "daemon/memory/tenant.h"

@@ -29,7 +29,7 @@
 #include "daemon/net/user.h"
 
 /*
- * What tenants are charged for as manifests is written into the books as well, and those have an end (base/journal.h),
+ * What tenants are charged for as manifests is written into the books as well, and those have an end (keep/journal.h),
  * whatever the tenants' limits are. A record takes at most a quarter more than what is charged; the rest is for unused
  * models (STORE_IDLE_MANIFEST_BYTES), sessions, chunks and blocks, of which there are as many as there may be of them.
  */

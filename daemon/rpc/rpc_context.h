@@ -8,7 +8,7 @@
 #define GLAKE_DAEMON_RPC_CONTEXT_H
 
 #include "daemon/base/events.h"
-#include "daemon/base/fdstore.h"
+#include "daemon/keep/fdstore.h"
 #include "daemon/base/list.h"
 #include "daemon/holders/session.h"
 #include "daemon/memory/nvml.h"

@@ -26,7 +26,7 @@
 #include <stdint.h>
 
 #include "daemon/base/hash.h"
-#include "daemon/base/parking.h"
+#include "daemon/keep/parking.h"
 #include "daemon/memory/chunk.h"
 #include "daemon/net/user.h"
 #include "daemon/base/idle.h"

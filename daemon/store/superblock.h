@@ -21,7 +21,7 @@
 
 #include <stdint.h>
 
-#include "daemon/base/fdstore.h"
+#include "daemon/keep/fdstore.h"
 
 #define SUPERBLOCKS_KNOWN 64u
 

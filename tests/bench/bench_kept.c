@@ -21,7 +21,7 @@
 #include <unistd.h>
 #include <uv.h>
 
-#include "daemon/base/fdstore.h"
+#include "daemon/keep/fdstore.h"
 #include "daemon/base/notify.h"
 #include "proto/cleanup.h"
 #include "tests/bench/bench.h"

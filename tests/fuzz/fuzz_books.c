@@ -17,7 +17,7 @@
 #include <unistd.h>
 
 #include "daemon/base/log.h"
-#include "daemon/base/parking.h"
+#include "daemon/keep/parking.h"
 #include "daemon/books/adopt.h"
 #include "daemon/books/kinds.h"
 #include "daemon/config/config.h"

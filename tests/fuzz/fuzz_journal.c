@@ -9,7 +9,7 @@
 
 #include <xxhash.h>
 
-#include "daemon/base/journal.h"
+#include "daemon/keep/journal.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n_bytes);
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What is asked of a manager that keeps fds, and what is taken from it. The manager is the test. */
-#include "daemon/base/fdstore.h"
+#include "daemon/keep/fdstore.h"
 #include "daemon/base/notify.h"
-#include "daemon/base/parking.h"
+#include "daemon/keep/parking.h"
 
 #include <errno.h>
 #include <fcntl.h>

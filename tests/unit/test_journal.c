@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The journal: what was put is there again, whatever happens to the process or the file. */
-#include "daemon/base/journal.h"
+#include "daemon/keep/journal.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -15,7 +15,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "daemon/base/fdstore.h"
+#include "daemon/keep/fdstore.h"
 #include "daemon/base/list.h"
 
 struct parking;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "daemon/base/parking.h"
+#include "daemon/keep/parking.h"
 
 #include <stdbool.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "daemon/base/lockfile.h"
+#include "daemon/keep/lockfile.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "daemon/base/journal.h"
+#include "daemon/keep/journal.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -16,7 +16,7 @@
 
 #include <xxhash.h>
 
-#include "daemon/base/lockfile.h"
+#include "daemon/keep/lockfile.h"
 #include "daemon/base/log.h"
 #include "proto/cleanup.h"
 

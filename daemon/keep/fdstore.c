@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "daemon/base/fdstore.h"
+#include "daemon/keep/fdstore.h"
 
 #include <errno.h>
 #include <fcntl.h>
