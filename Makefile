@@ -67,7 +67,7 @@ CLIENT_FOLDERS := $(addprefix libclient/,link space order stitch heap seal api m
 CLIENT_OBJ := $(call objects,libclient/*.c $(CLIENT_FOLDERS:%=%/*.c))
 CTL_OBJ := $(filter-out %/main.o,$(call objects,libclient/ctl/*.c))
 SHIM_OBJ := $(call objects,shim/*.c) $(B)/obj/shim/trampolines.o
-REPLAY_OBJ := $(call objects,shim/replay/*.c)
+REPLAY_OBJ := $(call objects,shim/run/replay/*.c)
 NVML_OBJ := $(call objects,shim/nvml/*.c) $(B)/obj/shim/nvml/trampolines.o \
 	$(addprefix $(B)/obj/shim/,library.o policy.o view.o)
 HARNESS_OBJ := $(call objects,tests/harness/*.c) \
@@ -90,7 +90,7 @@ ATTACKS := $(addprefix $(B)/tests/unit/test_,bounds fdstore inflight mover_heade
 FORMATTED := $(wildcard $(addsuffix /*.[ch],proto daemon $(DAEMON_FOLDERS) daemon/keeper daemon/mover libclient \
 	$(CLIENT_FOLDERS) libclient/ctl \
 	tests/harness tests/unit tests/integration tests/gpu tests/bench tests/fuzz tests/demo \
-	tests/cudasim tests/nvmlsim tests/clocksim tests shim shim/nvml shim/run shim/replay \
+	tests/cudasim tests/nvmlsim tests/clocksim tests shim shim/nvml shim/run shim/run/replay \
 	tests/shim))
 
 .PHONY: help all daemon lib shim ctl cudasim tests deps test check run-tests run-c-tests demo play bench \

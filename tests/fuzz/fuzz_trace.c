@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "shim/replay/play.h"
-#include "shim/replay/trace.h"
+#include "shim/run/replay/play.h"
+#include "shim/run/replay/trace.h"
 
 #define MAX_EVENTS 200u /* of a trace that is replayed: some models are asked dozens of times */
 

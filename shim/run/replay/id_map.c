@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "shim/replay/id_map.h"
+#include "shim/run/replay/id_map.h"
 
 #include <stdbool.h>
 #include <stdlib.h>

@@ -10,7 +10,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
-#include "shim/replay/trace.h"
+#include "shim/run/replay/trace.h"
 
 struct result {
 	const char *name; /* of the allocator */

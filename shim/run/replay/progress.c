@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "shim/replay/progress.h"
+#include "shim/run/replay/progress.h"
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "shim/replay/trace.h"
+#include "shim/run/replay/trace.h"
 
 #include <ctype.h>
 #include <errno.h>
@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "proto/cleanup.h"
-#include "shim/replay/id_map.h"
+#include "shim/run/replay/id_map.h"
 
 #define MAX_BYTES (UINT64_C(1) << 44) /* of an allocation, and of all that live at a time */
 #define MAX_LINE_BYTES 256u

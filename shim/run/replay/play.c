@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "shim/replay/play.h"
+#include "shim/run/replay/play.h"
 
-#include "shim/replay/must.h"
-#include "shim/replay/progress.h"
+#include "shim/run/replay/must.h"
+#include "shim/run/replay/progress.h"
 
 /* False: the trace does not fit the limit of @books. */
 static bool play_events(const struct model *model, const struct trace *trace, struct books *books,

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "shim/replay/result.h"
+#include "shim/run/replay/result.h"
 
 #include <inttypes.h>
 

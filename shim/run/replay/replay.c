@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "shim/replay/replay.h"
+#include "shim/run/replay/replay.h"
 
 #include <errno.h>
 #include <getopt.h>
@@ -8,9 +8,9 @@
 
 #include "ctl/text.h"
 #include "proto/cleanup.h"
-#include "shim/replay/ours.h"
-#include "shim/replay/play.h"
-#include "shim/replay/progress.h"
+#include "shim/run/replay/ours.h"
+#include "shim/run/replay/play.h"
+#include "shim/run/replay/progress.h"
 
 enum {
 	EXIT_USAGE = 125,

@@ -3,7 +3,7 @@
  * Plain driver calls. The driver's memory comes in pages of 2 MiB. Allocations below that share
  * pages, in units of 512 bytes; a page goes back when all of it is free. All streams are alike.
  */
-#include "shim/replay/model.h"
+#include "shim/run/replay/model.h"
 
 #define UNIT_BYTES 512u
 #define PAGE_BYTES (2 * MIB)

@@ -8,7 +8,7 @@
 #ifndef GLAKE_SHIM_REPLAY_OURS_H
 #define GLAKE_SHIM_REPLAY_OURS_H
 
-#include "shim/replay/result.h"
+#include "shim/run/replay/result.h"
 
 struct ours {
 	const char *name;        /* of the result */

@@ -7,7 +7,7 @@
 #ifndef GLAKE_SHIM_REPLAY_MODEL_H
 #define GLAKE_SHIM_REPLAY_MODEL_H
 
-#include "shim/replay/books.h"
+#include "shim/run/replay/books.h"
 
 #define KIB UINT64_C(1024)
 #define MIB (1024 * KIB)

@@ -7,7 +7,7 @@
  * PyTorch's segment has 9/8 of the device's size, and there is a second one when its addresses are
  * used up. Here it never ends.
  */
-#include "shim/replay/model.h"
+#include "shim/run/replay/model.h"
 
 #define SEGMENT_BYTES (UINT64_C(1) << 46)
 

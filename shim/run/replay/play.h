@@ -8,8 +8,8 @@
 #ifndef GLAKE_SHIM_REPLAY_PLAY_H
 #define GLAKE_SHIM_REPLAY_PLAY_H
 
-#include "shim/replay/model.h"
-#include "shim/replay/result.h"
+#include "shim/run/replay/model.h"
+#include "shim/run/replay/result.h"
 
 void play_model(const struct model *model, const struct trace *trace, struct result *result_out);
 

@@ -3,7 +3,7 @@
  * PyTorch's caching allocator. Segments of cudaMalloc() are cut into blocks, and kept until the
  * device is full: then the ones that are free as a whole go back, and the request is tried again.
  */
-#include "shim/replay/model.h"
+#include "shim/run/replay/model.h"
 
 #define MIN_WHOLE_BYTES (10 * MIB) /* from this on, a request gets a segment of its size */
 

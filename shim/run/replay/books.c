@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "shim/replay/books.h"
+#include "shim/run/replay/books.h"
 
 #include <stdlib.h>
 
-#include "shim/replay/must.h"
+#include "shim/run/replay/must.h"
 
 /* ---- tree ------------------------------------------------------------------------------------- */
 

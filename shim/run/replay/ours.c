@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "shim/replay/ours.h"
+#include "shim/run/replay/ours.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -7,8 +7,8 @@
 #include "glake.h"
 #include "proto/clock.h"
 #include "proto/cudrv.h"
-#include "shim/replay/must.h"
-#include "shim/replay/progress.h"
+#include "shim/run/replay/must.h"
+#include "shim/run/replay/progress.h"
 
 #define MIB (UINT64_C(1) << 20)
 
