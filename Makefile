@@ -78,6 +78,7 @@ PY_TESTS := $(wildcard tests/integration/test_*.py)
 GPU_TESTS := $(call programs,tests/gpu/test_*.c)
 BENCHES := $(call programs,tests/bench/bench_*.c)
 DEMO := $(call programs,tests/demo/*.c)
+TRACES := $(addprefix $(B)/traces/,$(addsuffix .trace,generate lora moe pipeline twins unet))
 SHIM_PROGRAMS := $(addprefix $(B)/tests/shim/,program linked driver_usage contexts driver_api \
 	driver_api_per_thread green_contexts ipc nvml patcher quota runtime seal seal_random outside full \
 	fault graphmem graphmem_random waits constructor.so second.so)
@@ -105,7 +106,7 @@ lib: $(B)/lib/libglake-client.so $(B)/lib/libglake-client.a ## the client librar
 shim: $(addprefix $(B)/lib/glake/,libglake-shim.so libglake-nvml.so) $(B)/bin/glake ## the preload libraries and `glake run`
 ctl: $(B)/bin/glakectl ## the command line tool
 cudasim: $(B)/cudasim/libcuda.so.1 ## a CUDA driver for machines without a GPU, for tests
-tests: all cudasim $(TESTS) $(SHIM_PROGRAMS) $(GPU_TESTS) $(BENCHES) $(DEMO) ## all test programs, not run
+tests: all cudasim $(TESTS) $(TRACES) $(SHIM_PROGRAMS) $(GPU_TESTS) $(BENCHES) $(DEMO) ## all test programs, not run
 deps: ## install what is missing to build and test (apt-get)
 	@tests/deps build
 
@@ -122,7 +123,7 @@ test: deps ## install what is missing, build, run all tests, or T=NAME: a progra
 check: test ## the same
 run-tests: tests $(SHARED)/venv/.done
 	@PYTHON=$(SHARED)/venv/bin/python tests/run $(B) $(TESTS) $(PY_TESTS)
-run-c-tests: all cudasim $(TESTS) $(SHIM_PROGRAMS)
+run-c-tests: all cudasim $(TESTS) $(TRACES) $(SHIM_PROGRAMS)
 	@tests/run $(B) $(TESTS)
 check-asan: deps ## the C tests under AddressSanitizer and UBSan
 	@+$(call sanitized,asan,address$(,)undefined)
@@ -280,6 +281,11 @@ $(B)/clocksim.so: $(B)/obj/tests/clocksim/clocksim.o
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(LDFLAGS) -shared -o $@ $< -ldl
 $(filter $(B)/tests/integration/%,$(TESTS)): | $(B)/clocksim.so
+
+$(TRACES) &: tests/traces/make.py
+	$(call say,TRACE,$(B)/traces)
+	$(Q)python3 $< $(B)/traces
+$(B)/tests/integration/test_stitch_streams: | $(TRACES)
 
 # What the device's own books say, for the tests that are about them.
 $(B)/nvmlsim/libnvidia-ml.so.1: $(B)/obj/tests/nvmlsim/nvmlsim.o

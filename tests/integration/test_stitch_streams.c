@@ -6,6 +6,7 @@
 #include <stdio.h>
 
 #include "libclient/stitch/pool_parts.h"
+#include "tests/harness/run.h"
 #include "tests/integration/stitching.h"
 
 #define MAX_STREAMS 4u
@@ -74,11 +75,11 @@ static void pause_all(const CUstream *streams)
 }
 
 /* A free comes to its stream when the program is @n_late frees further. After each @n_busy lines there is a pause. */
-static void play(const char *path, unsigned n_late, unsigned n_busy)
+static void play(const char *name, unsigned n_late, unsigned n_busy)
 {
 	static glake_ptr ptrs[MAX_ALLOCATIONS];
 	CUstream streams[MAX_STREAMS];
-	FILE *file = fopen(path, "r");
+	FILE *file = fopen(run_in_build(name), "r");
 	char line[256];
 	unsigned number = 0;
 	unsigned n_lines = 0;
@@ -113,7 +114,7 @@ static const unsigned LATE[] = {0, 10, 100, 1000};
 /* Each stream waits for the other now and then, which is cheaper than memory for both. */
 START_TEST_WITH(streams_that_are_late_need_no_more_memory, .n = 4)
 {
-	play("tests/traces/twins.trace", LATE[_i], UINT_MAX);
+	play("traces/twins.trace", LATE[_i], UINT_MAX);
 	struct glake_pool_stats now = stats();
 	double utilization = (double)now.peak_live_bytes / (double)now.peak_reserved_bytes;
 	ck_assert_msg(utilization >= 0.97, "%u late: %.3f", LATE[_i], utilization);
@@ -123,7 +124,7 @@ END_TEST
 /* Between its turns some of its memory goes back. That comes again in few handles, which go in few the next time. */
 START_TEST(a_program_that_pauses_maps_little)
 {
-	play("tests/traces/generate.trace", 10, 300);
+	play("traces/generate.trace", 10, 300);
 	struct glake_pool_stats now = stats();
 	ck_assert_uint_gt(now.n_unmapped, 0);
 	ck_assert_uint_le(now.n_mapped + now.n_unmapped, 6000);

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Make the traces beside this file, by the rules below: the same ones each time.
+"""Make allocation traces for `glake replay` in FOLDER, by the rules below: the same ones each time.
 
 They have the order and the sizes of what PyTorch asks for in six kinds of work, at a reduced depth, so
 that each stays small. They are not recordings.
@@ -20,7 +20,7 @@ pipeline    One stage of a pipeline of four, with two parts of the model (interl
 twins       Training of one model from two streams, half a step apart: while one makes a layer's results, the
             other goes back through one and drops them. Gradients are added up on a stream of their own.
 
-Usage: tests/traces/make.py [FOLDER]
+Usage: tests/traces/make.py FOLDER
 """
 
 import os
@@ -356,7 +356,8 @@ ALL = (lora, generate, unet, moe, pipeline, twins)
 
 
 def main():
-    folder = sys.argv[1] if len(sys.argv) > 1 else os.path.dirname(os.path.abspath(__file__))
+    folder = sys.argv[1]
+    os.makedirs(folder, exist_ok=True)
     for make in ALL:
         trace = make()
         with open(os.path.join(folder, trace.name + ".trace"), "w", encoding="ascii") as file:
