@@ -16,8 +16,8 @@
 
 #include <xxhash.h>
 
-#include "daemon/keep/lockfile.h"
 #include "daemon/base/log.h"
+#include "daemon/keep/lockfile.h"
 #include "proto/cleanup.h"
 
 /*

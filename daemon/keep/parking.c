@@ -58,13 +58,18 @@ void parking_free(struct parking *parking)
 	uv_close((uv_handle_t *)&parking->retry, on_retry_closed);
 }
 
-static void pass(struct parking *parking, uint64_t number)
+/* The manager has handled all up to @number. */
+static void note_passed(struct parking *parking, uint64_t number)
 {
 	uv_mutex_lock(&parking->mutex);
 	parking->passed = number;
 	parking->is_silent = false;
 	uv_cond_broadcast(&parking->cond);
 	uv_mutex_unlock(&parking->mutex);
+}
+
+static void wake(struct parking *parking)
+{
 	while (!list_is_empty(&parking->waits)) {
 		struct parking_wait *wait = list_first(&parking->waits, struct parking_wait, link);
 		if (wait->number > parking->passed) {
@@ -80,10 +85,10 @@ static void ask(struct parking *parking);
 static void on_barrier(void *user)
 {
 	struct parking *parking = user;
-	uint64_t asked = parking->asked;
+	note_passed(parking, parking->asked);
 	parking->asked = 0;
 	ask(parking);
-	pass(parking, asked);
+	wake(parking);
 }
 
 static void on_retry(uv_timer_t *timer)

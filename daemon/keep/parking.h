@@ -15,8 +15,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "daemon/keep/fdstore.h"
 #include "daemon/base/list.h"
+#include "daemon/keep/fdstore.h"
 
 struct parking;
 

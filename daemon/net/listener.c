@@ -11,9 +11,9 @@
 #include <sys/stat.h>
 #include <sys/un.h>
 
+#include "daemon/base/log.h"
 #include "daemon/keep/fdstore.h"
 #include "daemon/keep/lockfile.h"
-#include "daemon/base/log.h"
 #include "daemon/net/turn.h"
 #include "proto/cleanup.h"
 

@@ -21,8 +21,8 @@
 #include <unistd.h>
 #include <uv.h>
 
-#include "daemon/keep/fdstore.h"
 #include "daemon/base/notify.h"
+#include "daemon/keep/fdstore.h"
 #include "proto/cleanup.h"
 #include "proto/wire.h"
 #include "tests/check_glake.h"

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What is asked of a manager that keeps fds, and what is taken from it. The manager is the test. */
-#include "daemon/keep/fdstore.h"
 #include "daemon/base/notify.h"
+#include "daemon/keep/fdstore.h"
 #include "daemon/keep/parking.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -364,6 +366,79 @@ START_TEST(a_barrier_that_was_not_sent_parks_nothing)
 	}
 	ck_assert(parking_is_lost(parking));
 	ck_assert_uint_eq(parking_put(parking, "c", STDIN_FILENO), 0);
+	end_parking();
+}
+END_TEST
+
+/* The manager handles what it is told. Returns how often it was asked whether it has. */
+static unsigned handle_all(void)
+{
+	int fd = -1;
+	unsigned n_barriers = 0;
+	while (parking_pending(parking)) {
+		n_barriers += strcmp(told_with(&fd), "BARRIER=1") == 0;
+		fd_close(&fd);
+		turn();
+	}
+	return n_barriers;
+}
+
+START_TEST(a_manager_is_asked_once_for_all_that_it_was_told)
+{
+	struct parking_wait wait;
+	begin_parking();
+	list_init(&wait.link);
+	parking_await(parking, &wait, parking_put(parking, "b1", STDIN_FILENO), on_passed);
+	ck_assert_uint_eq(handle_all(), 1);
+	ck_assert_uint_eq(n_came, 1);
+	ck_assert_str_eq(told(), "");
+	/* The barrier of the first one is on its way: another one is for both others. */
+	parking_put(parking, "b2", STDIN_FILENO);
+	parking_put(parking, "b3", STDIN_FILENO);
+	parking_put(parking, "b4", STDIN_FILENO);
+	ck_assert_uint_eq(handle_all(), 2);
+	ck_assert_str_eq(told(), "");
+	end_parking();
+}
+END_TEST
+
+static atomic_bool is_handled;
+static atomic_bool is_asking;
+
+/* A worker, which lets go of its own fd when the manager has closed the other one. */
+static void *wait_for_removal(void *number)
+{
+	is_asking = true;
+	parking_block(parking, *(uint64_t *)number);
+	return (void *)(uintptr_t)is_handled;
+}
+
+START_TEST(memory_is_free_when_the_manager_has_closed_its_fd)
+{
+	pthread_t worker;
+	void *was_handled = NULL;
+	begin_parking();
+	ck_assert_uint_eq(parking_remove(parking, "b1"), 0);
+	ck_assert_uint_eq(parking_pending(parking), 0);
+	uint64_t put = parking_put(parking, "b1", STDIN_FILENO);
+	ck_assert_uint_eq(parking_pending(parking), put);
+	handle_all();
+	ck_assert_uint_eq(parking_pending(parking), 0);
+	uint64_t removed = parking_remove(parking, "b1");
+	ck_assert_uint_gt(removed, put);
+	ck_assert_uint_eq(parking_pending(parking), removed);
+	ck_assert_int_eq(pthread_create(&worker, NULL, wait_for_removal, &removed), 0);
+	while (!is_asking) {
+		turn();
+	}
+	for (unsigned i = 0; i < 1000; i++) {
+		turn();
+	}
+	is_handled = true;
+	handle_all();
+	ck_assert_int_eq(pthread_join(worker, &was_handled), 0);
+	ck_assert_ptr_nonnull(was_handled);
+	ck_assert_uint_eq(parking_remove(parking, "b1"), 0);
 	end_parking();
 }
 END_TEST

@@ -4,7 +4,9 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <sched.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -479,6 +481,43 @@ START_TEST(books_that_are_not_complete_are_not_kept)
 }
 END_TEST
 
+static atomic_bool is_held;
+static atomic_bool is_reached;
+
+/* That of libc; the thread that gives new books their name stands here while it is held. */
+int rename(const char *from, const char *to)
+{
+	is_reached = true;
+	while (is_held) {
+		sched_yield();
+	}
+	return renameat(AT_FDCWD, from, AT_FDCWD, to);
+}
+
+/* The old ones lack something, and the new ones get their name a moment later. */
+START_TEST(books_that_fail_while_they_are_written_anew_are_not_kept)
+{
+	static const uint8_t body[JOURNAL_MAX_BODY];
+	open_as("one");
+	is_held = true;
+	is_reached = false;
+	for (unsigned step = 0; !is_reached; step++) {
+		change(step);
+		uv_run(&loop, UV_RUN_NOWAIT);
+	}
+	signal(SIGXFSZ, SIG_IGN);
+	limit_files(1024);
+	for (unsigned i = 0; !journal_error(journal); i++) {
+		journal_put(journal, 2, i, body, sizeof(body));
+	}
+	is_held = false;
+	run_jobs();
+	ck_assert_int_lt(access(path, F_OK), 0);
+	limit_files(RLIM_INFINITY);
+	leave();
+}
+END_TEST
+
 START_TEST(books_that_have_failed_begin_anew_as_soon_as_there_is_room)
 {
 	open_as("one");
@@ -638,6 +677,19 @@ START_TEST(a_damaged_file_stays_damaged)
 	leave();
 	open_as("one");
 	ck_assert_int_eq(image.state, JOURNAL_DAMAGED);
+}
+END_TEST
+
+/* Nothing that is put is believed to be there, and nothing is left beside it. */
+START_TEST(a_folder_in_its_place_is_an_error)
+{
+	ck_assert_int_eq(mkdir(path, 0700), 0);
+	open_as("one");
+	ck_assert_int_eq(journal_error(journal), EISDIR);
+	ck_assert_int_eq(journal_renew(journal, put_all, NULL), -EISDIR);
+	ck_assert_int_eq(journal_error(journal), EISDIR);
+	leave();
+	ck_assert_int_eq(rmdir(path), 0);
 }
 END_TEST
 
