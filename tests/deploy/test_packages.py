@@ -18,6 +18,8 @@ from tests.deploy import debian
 BUILD = os.environ["GLAKE_BUILD"]
 # To upgrade from: packages of an earlier version, if not another revision of these.
 OLD_PACKAGES = os.environ.get("GLAKE_OLD_PACKAGES")
+# A folder with those of this build, if somebody has made them already.
+NEW_PACKAGES = os.environ.get("GLAKE_NEW_PACKAGES")
 PACKAGES = ("glaked", "glakectl", "glake-shim", "libglake-client0", "python3-glake")
 # What a host with a GPU has. The books of all simulated processes are one file.
 DRIVER = "/usr/lib/x86_64-linux-gnu/libcuda.so.1"
@@ -50,8 +52,11 @@ class Packages(unittest.TestCase):
         cls.debian = debian.Debian(cls.folder)
         cls.addClassCleanup(cls.debian.stop)
         for revision in ("1", "2"):
-            if revision == "1" and OLD_PACKAGES:
-                shutil.copytree(OLD_PACKAGES, f"{cls.debian.root}/srv/1")
+            made = OLD_PACKAGES or NEW_PACKAGES
+            if revision == "1" and made:
+                os.mkdir(f"{cls.debian.root}/srv/1")
+                for package in glob.glob(made + "/*.deb"):
+                    shutil.copy(package, f"{cls.debian.root}/srv/1")
                 continue
             subprocess.run(["deploy/deb", BUILD, f"{cls.debian.root}/srv/{revision}"], check=True,
                            env={**os.environ, "DEB_REVISION": revision}, stdout=subprocess.DEVNULL)
