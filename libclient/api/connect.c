@@ -156,7 +156,7 @@ static int connect_once(const struct glake_connect_options *options, const uint8
 	}
 	r = greet(session, options);
 	if (r < 0) {
-		*is_lost_out = r == GLAKE_E_GONE && !session->link.is_greeted;
+		*is_lost_out = r == GLAKE_E_GONE && session->link.state != GLAKE__LINK_OPEN;
 		glake__link_leave(&session->link);
 		glake__heap_deinit(session);
 		glake__session_unref(session);

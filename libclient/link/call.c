@@ -101,7 +101,7 @@ static void take_notice(struct glake__link *link, const Glake__Wire__Answer *ans
 		take_reclaim(link, answer->reclaim);
 		break;
 	case GLAKE__WIRE__ANSWER__BODY_SHUTTING_DOWN:
-		link->is_draining = true;
+		glake__state_move(&link->state, GLAKE__LINK_DRAINING);
 		glake__notices_add(&link->notices, GLAKE_NOTICE_SHUTTING_DOWN);
 		break;
 	case GLAKE__WIRE__ANSWER__BODY_MODEL_EVICTED:
@@ -170,8 +170,9 @@ static int forget(struct glake__link *link, Glake__Wire__Request *request);
 /* The same, but waits. */
 static int receive_next(struct glake__link *link, size_t *n_bytes_out, const char **why_out)
 {
-	unsigned timeout_ms = link->is_greeted ? glake__patience.silence_ms : link->hello_ms;
-	bool is_asked = !link->is_greeted;
+	bool is_greeting = link->state == GLAKE__LINK_GREETING;
+	unsigned timeout_ms = is_greeting ? link->hello_ms : glake__patience.silence_ms;
+	bool is_asked = is_greeting;
 	int r;
 	do {
 		if (!await(link, POLLIN, timeout_ms)) {
@@ -222,7 +223,7 @@ int glake__link_poll(struct glake__link *link)
 	int r = 0;
 	pthread_mutex_lock(&link->lock);
 	/* A thread that already reads takes the packets in. */
-	while (r == 0 && !link->error && !link->is_reading) {
+	while (r == 0 && glake__state_is_up(link->state) && !link->is_reading) {
 		r = read_one(link, false);
 	}
 	r = link->error;
@@ -298,7 +299,7 @@ static int add_pending(struct glake__link *link, struct glake__call *call, bool 
 {
 	pthread_mutex_lock(&link->lock);
 	/* Whoever connects tells glaked what was given back until then. */
-	while (call->n_released > 0 && link->is_lost && link->is_reading) {
+	while (call->n_released > 0 && link->state == GLAKE__LINK_RESUMING) {
 		pthread_cond_wait(&link->changed, &link->lock);
 	}
 	int error = link->error;
@@ -533,7 +534,7 @@ void glake__link_leave(struct glake__link *link)
 	request.body_case = GLAKE__WIRE__REQUEST__BODY_GOODBYE;
 	request.goodbye = &goodbye;
 	/* A lost connection is made anew for it: else glaked would keep our memory. */
-	if (link->is_greeted && forget(link, &request) == GLAKE_E_GONE &&
+	if (link->state != GLAKE__LINK_GREETING && forget(link, &request) == GLAKE_E_GONE &&
 	    glake__resume(link, false) == 0) {
 		forget(link, &request);
 	}

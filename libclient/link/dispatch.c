@@ -26,7 +26,8 @@ int glake_fd(struct glake_session *session)
 	}
 	struct glake__link *link = &session->link;
 	pthread_mutex_lock(&link->lock);
-	int socket = link->error || !glake__link_has_socket(link) ? -1 : link->socket;
+	bool is_up = glake__state_is_up(link->state) && glake__link_has_socket(link);
+	int socket = is_up ? link->socket : -1;
 	pthread_mutex_unlock(&link->lock);
 	return socket;
 }

@@ -89,26 +89,30 @@ void glake__link_shut_down(struct glake__link *link)
 
 void glake__link_fail(struct glake__link *link, int error, const char *why)
 {
-	if (link->error) {
+	if (!glake__state_is_up(link->state)) {
 		return;
 	}
 	link->why = why;
 	link->error = error;
-	link->is_lost = error == GLAKE_E_GONE && link->has_key && !link->is_draining;
+	bool is_lost = error == GLAKE_E_GONE && link->has_key &&
+	               glake__state_move(&link->state, GLAKE__LINK_LOST);
+	if (!is_lost) {
+		glake__state_move(&link->state, GLAKE__LINK_GONE);
+	}
 	link->patience_end_ns = 0;
 	link->retry_ns = 0;
 	glake__link_shut_down(link);
 	while (link->pending) {
 		struct glake__call *call = link->pending;
 		link->pending = call->next;
-		if (link->is_lost && link->n_unanswered < GLAKE_MAX_UNANSWERED) {
+		if (is_lost && link->n_unanswered < GLAKE_MAX_UNANSWERED) {
 			link->unanswered[link->n_unanswered++] = call->id;
 		}
 		call->error = error;
 		call->is_owed = glake__link_owe(link, call);
 		call->is_done = true;
 	}
-	if (!link->is_lost) {
+	if (!is_lost) {
 		glake__notices_add(&link->notices, GLAKE_NOTICE_GONE);
 	}
 	pthread_cond_broadcast(&link->changed);
@@ -116,7 +120,7 @@ void glake__link_fail(struct glake__link *link, int error, const char *why)
 
 bool glake__link_owe(struct glake__link *link, const struct glake__call *call)
 {
-	if (!link->is_lost || call->n_released == 0) {
+	if (link->state != GLAKE__LINK_LOST || call->n_released == 0) {
 		return false;
 	}
 	size_t n = link->n_released + call->n_released;
@@ -136,17 +140,14 @@ bool glake__link_owe(struct glake__link *link, const struct glake__call *call)
 
 void glake__link_give_up(struct glake__link *link)
 {
-	link->is_lost = false;
+	glake__state_move(&link->state, GLAKE__LINK_GONE);
 	link->why = "the session has ended at the daemon: connect again";
 	glake__notices_add(&link->notices, GLAKE_NOTICE_GONE);
 }
 
 bool glake__link_is_gone(struct glake__link *link)
 {
-	pthread_mutex_lock(&link->lock);
-	bool is_gone = link->error && !link->is_lost;
-	pthread_mutex_unlock(&link->lock);
-	return is_gone;
+	return link->state == GLAKE__LINK_GONE;
 }
 
 int glake__link_kill(struct glake__link *link, int error, const char *why)

@@ -26,6 +26,7 @@
 #include "proto/limits.h"
 #include "libclient/glake.h"
 #include "libclient/link/notice.h"
+#include "libclient/link/state.h"
 
 struct glake__link {
 	char *path;               /* owned; of glaked's socket */
@@ -41,12 +42,10 @@ struct glake__link {
 	int socket; /* owned while it is this file: */
 	dev_t socket_device;
 	ino_t socket_inode;
-	bool is_greeted;           /* Hello was answered; until then, one thread */
-	unsigned hello_ms;         /* so long its answer is awaited */
-	_Atomic int error;         /* not 0: the connection is dead, and this is why: */
+	_Atomic(enum glake__link_state) state;
+	unsigned hello_ms;         /* so long the answer to Hello is awaited */
+	_Atomic int error;         /* why it has no connection; 0: it has one. And in words: */
 	_Atomic(const char *) why; /* static; set before error */
-	bool is_lost;              /* dead, and may come back (resume.h) */
-	bool is_draining;          /* glaked has said that it ends, and with it the session */
 	uint64_t patience_end_ns; /* so long calls wait for glaked; 0: none has looked for it yet */
 	uint64_t retry_ns;        /* not before, by others */
 	uint64_t n_connections;   /* under both locks */

@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <poll.h>
 #include <sys/socket.h>
-#include <time.h>
 
 #include "proto/cleanup.h"
 #include "proto/clock.h"
@@ -25,7 +24,7 @@ static size_t n_to_tell(const struct glake__link *link)
 	return link->n_released < GLAKE_MAX_RELEASED ? link->n_released : GLAKE_MAX_RELEASED;
 }
 
-/* Called while connecting: the buffers are ours. Returns 0 or -errno. */
+/* Called while connecting: the buffers are ours. Returns 0; -EAGAIN: glaked has ended meanwhile; another -errno. */
 static int send_hello(struct glake__link *link, int socket)
 {
 	Glake__Wire__Request request = GLAKE__WIRE__REQUEST__INIT;
@@ -41,7 +40,8 @@ static int send_hello(struct glake__link *link, int socket)
 	request.body_case = GLAKE__WIRE__REQUEST__BODY_HELLO;
 	request.hello = &hello;
 	size_t n_bytes = glake__wire__request__pack(&request, link->send_buffer);
-	return wire_send(socket, link->send_buffer, n_bytes, NULL, 0, MSG_DONTWAIT);
+	int r = wire_send(socket, link->send_buffer, n_bytes, NULL, 0, MSG_DONTWAIT);
+	return r == WIRE_E_EOF ? -EAGAIN : r;
 }
 
 static unsigned ms_until(uint64_t end_ns)
@@ -117,8 +117,8 @@ static int take_socket(struct glake__link *link, int socket)
 	link->socket_inode = status.st_ino;
 	link->n_connections++;
 	link->n_unanswered = 0;
-	link->is_lost = false;
 	link->error = 0;
+	glake__state_move(&link->state, GLAKE__LINK_OPEN);
 	return 0;
 }
 
@@ -135,6 +135,7 @@ static void try_locked(struct glake__link *link, uint64_t end_ns)
 	int socket = -1;
 	uint64_t since_ns = clock_now_ns();
 	link->is_reading = true;
+	glake__state_move(&link->state, GLAKE__LINK_RESUMING);
 	pthread_mutex_unlock(&link->lock);
 	int r = connect_again(link, end_ns, &socket);
 	pthread_mutex_lock(&link->lock);
@@ -147,6 +148,7 @@ static void try_locked(struct glake__link *link, uint64_t end_ns)
 	} else if (r < 0) {
 		uint64_t now_ns = clock_now_ns();
 		link->retry_ns = now_ns + clamp((now_ns - since_ns) * GLANCE_SHARE);
+		glake__state_move(&link->state, GLAKE__LINK_LOST);
 	}
 	pthread_cond_broadcast(&link->changed);
 }
@@ -154,10 +156,8 @@ static void try_locked(struct glake__link *link, uint64_t end_ns)
 /* The same. Others may give memory back meanwhile. */
 static void pause_locked(struct glake__link *link, uint64_t pause_ns)
 {
-	const struct timespec pause = {.tv_sec = (time_t)(pause_ns / 1000000000),
-	                               .tv_nsec = (long)(pause_ns % 1000000000)};
 	pthread_mutex_unlock(&link->lock);
-	nanosleep(&pause, NULL);
+	clock_sleep_ns(pause_ns);
 	pthread_mutex_lock(&link->lock);
 }
 
@@ -173,7 +173,8 @@ static void resume_locked(struct glake__link *link, bool waits)
 	if (waits || now_ns >= link->retry_ns) {
 		try_locked(link, waits ? link->patience_end_ns : now_ns + GLANCE_NS);
 	}
-	while (waits && link->is_lost && clock_now_ns() + pause_ns < link->patience_end_ns) {
+	while (waits && link->state == GLAKE__LINK_LOST &&
+	       clock_now_ns() + pause_ns < link->patience_end_ns) {
 		pause_locked(link, pause_ns);
 		try_locked(link, link->patience_end_ns);
 		pause_ns = clamp(2 * pause_ns);
@@ -199,10 +200,10 @@ int glake__resume(struct glake__link *link, bool waits)
 	}
 	pthread_mutex_lock(&link->lock);
 	/* A thread that still reads the old connection has not seen its end yet. */
-	while (link->is_lost && link->is_reading) {
+	while (link->state == GLAKE__LINK_LOST && link->is_reading) {
 		pthread_cond_wait(&link->changed, &link->lock);
 	}
-	if (link->is_lost && link->fork_generation == glake__fork_generation()) {
+	if (link->state == GLAKE__LINK_LOST && link->fork_generation == glake__fork_generation()) {
 		resume_locked(link, waits);
 	}
 	pthread_mutex_unlock(&link->lock);

@@ -95,7 +95,7 @@ int glake__rpc_hello(struct glake_session *session, const char *program)
 	if (r < 0) {
 		return r;
 	}
-	session->link.is_greeted = true;
+	glake__state_move(&session->link.state, GLAKE__LINK_OPEN);
 	r = take_hello(session, call.answer->hello);
 	glake__call_end(&session->link, &call);
 	return r;
