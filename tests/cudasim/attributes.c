@@ -54,6 +54,9 @@ CUresult cuDeviceGetAttribute(int *value_out, CUdevice_attribute attribute, CUde
 	case CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED:
 		*value_out = device_fabric() != FABRIC_NONE;
 		break;
+	case CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
+		*value_out = hostnode_is_supported();
+		break;
 	default:
 		*value_out = attributes[attribute - 1];
 	}

@@ -25,7 +25,7 @@ const char *device_spec(void)
 	return spec && *spec ? spec : DEFAULT_SPEC;
 }
 
-static bool parse_size(const char *text, uint64_t *bytes_out)
+bool device_parse_size(const char *text, uint64_t *bytes_out)
 {
 	static const char *const units[] = {"", "KiB", "MiB", "GiB", "TiB"};
 	char *unit;
@@ -59,7 +59,7 @@ static bool parse_item(const char *text)
 		}
 		text = x + 1;
 	}
-	if (!parse_size(text, &bytes) || n == 0 || n > SIM_MAX_DEVICES - n_physical) {
+	if (!device_parse_size(text, &bytes) || n == 0 || n > SIM_MAX_DEVICES - n_physical) {
 		return false;
 	}
 	while (n-- > 0) {
@@ -187,8 +187,13 @@ CUresult device_init(void)
 		fprintf(stderr, "cudasim: CUDASIM_FABRIC must be 0, 1 or denied\n");
 		return CUDA_ERROR_INVALID_VALUE;
 	}
+	if (!hostnode_init()) {
+		fprintf(stderr, "cudasim: CUDASIM_HOST: cannot understand \"%s\"\n",
+		        hostnode_spec());
+		return CUDA_ERROR_INVALID_VALUE;
+	}
 	const char *overhead = getenv("CUDASIM_CONTEXT");
-	if (overhead && *overhead && !parse_size(overhead, &context_bytes)) {
+	if (overhead && *overhead && !device_parse_size(overhead, &context_bytes)) {
 		fprintf(stderr, "cudasim: CUDASIM_CONTEXT: cannot understand \"%s\"\n", overhead);
 		return CUDA_ERROR_INVALID_VALUE;
 	}

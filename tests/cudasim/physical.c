@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 /*
@@ -76,14 +77,63 @@ static void slot_give(uint32_t index)
 	first_free = index;
 }
 
+/* ---- imports: of one file, they are one chunk ---- */
+
+#define N_FILES 4096u
+
+static struct phys *by_inode[N_FILES];
+
+static uint64_t inode_of(int fd)
+{
+	struct stat st;
+	return fstat(fd, &st) == 0 ? st.st_ino : 0;
+}
+
+void phys_enter_import(struct phys *phys)
+{
+	phys->inode = inode_of(phys->fd);
+	pthread_mutex_lock(&lock);
+	phys->next = by_inode[phys->inode % N_FILES];
+	by_inode[phys->inode % N_FILES] = phys;
+	pthread_mutex_unlock(&lock);
+}
+
+/* Locked. */
+static void leave_imports(struct phys *phys)
+{
+	struct phys **link = &by_inode[phys->inode % N_FILES];
+	while (*link != phys) {
+		link = &(*link)->next;
+	}
+	*link = phys->next;
+}
+
+struct phys *phys_ref_import(int fd)
+{
+	uint64_t inode = inode_of(fd);
+	pthread_mutex_lock(&lock);
+	struct phys *phys = by_inode[inode % N_FILES];
+	while (phys && phys->inode != inode) {
+		phys = phys->next;
+	}
+	if (phys) {
+		phys->n_refs++;
+	}
+	pthread_mutex_unlock(&lock);
+	return phys;
+}
+
 static void phys_free(struct phys *phys)
 {
 	/* Refund first: until the fd is closed, no sweep can take the slot. */
-	if (!phys->on_host && !phys->is_shared) {
+	if (phys->is_charged && !phys->is_shared) {
 		registry_refund(&phys->slot);
 	}
 	if (phys->fd >= 0) {
 		close(phys->fd);
+	}
+	if (phys->on_host && !phys->is_shared) {
+		hostnode_pay(HOST_COST_RELEASE, phys->bytes);
 	}
 	free(phys);
 }
@@ -93,6 +143,9 @@ static void drop_ref_and_unlock(struct phys *phys)
 {
 	bool is_last = --phys->n_refs == 0;
 
+	if (is_last && phys->inode) {
+		leave_imports(phys);
+	}
 	pthread_mutex_unlock(&lock);
 	if (is_last) {
 		phys_free(phys);
@@ -175,6 +228,19 @@ struct phys *phys_from_fd(int fd, const CUmemAllocationProp *prop, uint64_t byte
 	return phys;
 }
 
+/* Where the registry counts it; false: a node without a limit. */
+static bool find_place(const struct chunk_label *label, unsigned *place_out, uint64_t *total_out)
+{
+	if (!label->on_host) {
+		*place_out = label->device;
+		*total_out = device_physical_bytes(label->device);
+		return true;
+	}
+	*place_out = SIM_MAX_DEVICES + (unsigned)label->location_id;
+	*total_out = hostnode_bytes((unsigned)label->location_id);
+	return *total_out > 0;
+}
+
 CUresult phys_new(const CUmemAllocationProp *prop, uint64_t bytes, struct phys **phys_out)
 {
 	struct chunk_label label = {
@@ -185,13 +251,16 @@ CUresult phys_new(const CUmemAllocationProp *prop, uint64_t bytes, struct phys *
 		.rdma = prop->allocFlags.gpuDirectRDMACapable,
 	};
 	uint64_t inode;
+	unsigned place;
+	uint64_t total;
 
 	if (!label.on_host) {
 		label.device = device_physical(prop->location.id);
-		/* Before a file of absurd size is made. */
-		if (bytes > device_physical_bytes(label.device)) {
-			return CUDA_ERROR_OUT_OF_MEMORY;
-		}
+	}
+	bool is_counted = find_place(&label, &place, &total);
+	/* Before a file of absurd size is made. */
+	if (is_counted && bytes > total) {
+		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
 	int fd = chunkfd_new(&label, bytes, &inode);
 	if (fd < 0) {
@@ -202,13 +271,16 @@ CUresult phys_new(const CUmemAllocationProp *prop, uint64_t bytes, struct phys *
 		close(fd);
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
-	if (!phys->on_host) {
-		CUresult err = registry_charge(label.device, inode, bytes, &phys->slot);
+	if (is_counted) {
+		CUresult err = registry_charge(place, inode, bytes, &phys->slot);
 		if (err != CUDA_SUCCESS) {
-			close(fd);
-			free(phys);
+			phys_unref(phys);
 			return err;
 		}
+		phys->is_charged = true;
+	}
+	if (phys->on_host) {
+		hostnode_pay(HOST_COST_CREATE, bytes);
 	}
 	*phys_out = phys;
 	return CUDA_SUCCESS;
@@ -244,9 +316,15 @@ static CUresult check_prop(const CUmemAllocationProp *prop)
 		}
 		break;
 	case CU_MEM_LOCATION_TYPE_HOST:
+		if (!hostnode_is_supported()) {
+			return CUDA_ERROR_NOT_SUPPORTED;
+		}
 		break;
 	case CU_MEM_LOCATION_TYPE_HOST_NUMA:
-		if (prop->location.id != 0) {
+		if (!hostnode_is_supported()) {
+			return CUDA_ERROR_NOT_SUPPORTED;
+		}
+		if (!hostnode_is_valid(prop->location.id)) {
 			return CUDA_ERROR_INVALID_VALUE;
 		}
 		break;

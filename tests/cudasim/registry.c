@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How much memory of each device exists, over all processes that share a state file.
+ * How much memory of each device, and of each host node with a limit, exists, over all processes that share a state file.
  *
  * Each chunk carries a read lock that belongs to its open file description (F_OFD_SETLK). Every
  * dup of the fd, every copy in flight in a socket and every mapping share that description, so
@@ -40,7 +40,7 @@ struct registry {
 	uint64_t magic; /* written last when the file is made */
 	uint64_t id;
 	pthread_mutex_t lock; /* robust, shared */
-	uint64_t used_bytes[SIM_MAX_DEVICES];
+	uint64_t used_bytes[SIM_MAX_PLACES];
 	uint32_t n_touched;
 	uint32_t first_free;
 	struct slot slots[MAX_SLOTS];
@@ -53,7 +53,7 @@ static void recount(void)
 {
 	uint32_t first_free = NO_SLOT;
 
-	for (unsigned i = 0; i < SIM_MAX_DEVICES; i++) {
+	for (unsigned i = 0; i < SIM_MAX_PLACES; i++) {
 		registry->used_bytes[i] = 0;
 	}
 	for (uint32_t i = registry->n_touched; i-- > 0;) {
@@ -170,7 +170,8 @@ static void sweep(void)
 static bool has_room(unsigned physical, uint64_t bytes)
 {
 	uint64_t used = registry->used_bytes[physical];
-	uint64_t total = device_physical_bytes(physical);
+	uint64_t total = physical < SIM_MAX_DEVICES ? device_physical_bytes(physical)
+	                                            : hostnode_bytes(physical - SIM_MAX_DEVICES);
 
 	return used <= total && bytes <= total - used;
 }
@@ -284,14 +285,14 @@ static int map_file(int fd)
 CUresult registry_open(void)
 {
 	const char *path = getenv("CUDASIM_STATE");
-	char by_default[300];
+	char by_default[600];
 
 	if (registry) {
 		return CUDA_SUCCESS;
 	}
 	if (!path || !*path) {
-		snprintf(by_default, sizeof(by_default), "/dev/shm/cudasim-%u-%s",
-		         (unsigned)getuid(), device_spec());
+		snprintf(by_default, sizeof(by_default), "/dev/shm/cudasim-%u-%s-%s",
+		         (unsigned)getuid(), device_spec(), hostnode_spec());
 		path = by_default;
 	}
 	int fd = open_file(path);

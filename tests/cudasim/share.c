@@ -3,6 +3,7 @@
 #include "sim.h"
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -74,6 +75,22 @@ CUresult cuMemExportToShareableHandle(void *shareable_out, CUmemGenericAllocatio
 	return err;
 }
 
+/* Takes the fd over. What the process has imported of the file already, or a chunk for it. */
+static struct phys *import_file(int fd, const CUmemAllocationProp *prop, uint64_t bytes)
+{
+	static pthread_mutex_t importing = PTHREAD_MUTEX_INITIALIZER;
+	pthread_mutex_lock(&importing);
+	struct phys *phys = phys_ref_import(fd);
+	struct phys *fresh = phys ? NULL : phys_from_fd(fd, prop, bytes);
+	if (fresh) {
+		phys_enter_import(fresh);
+	} else {
+		close(fd);
+	}
+	pthread_mutex_unlock(&importing);
+	return fresh ? fresh : phys;
+}
+
 /* Takes the fd over. */
 static CUresult import(int fd, unsigned needed_type, CUmemGenericAllocationHandle *handle_out)
 {
@@ -95,12 +112,11 @@ static CUresult import(int fd, unsigned needed_type, CUmemGenericAllocationHandl
 			return CUDA_ERROR_INVALID_DEVICE;
 		}
 	}
-	struct phys *phys = phys_from_fd(fd, &prop, bytes);
+	struct phys *phys = import_file(fd, &prop, bytes);
 	if (!phys) {
-		close(fd);
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
-	phys->is_shared = true;
+	phys_mark_shared(phys);
 	phys->rdma = label.rdma;
 	CUresult err = phys_add_handle(phys, handle_out);
 	phys_unref(phys);

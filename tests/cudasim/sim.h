@@ -103,6 +103,8 @@ uint64_t device_total_bytes(CUdevice dev);
 uint64_t device_physical_bytes(unsigned physical);
 void device_uuid(unsigned physical, uint8_t uuid_out[16]);
 const char *device_spec(void);
+/* "8GiB"; false: it cannot be understood, or is 0. */
+bool device_parse_size(const char *text, uint64_t *bytes_out);
 /* What a context takes of its device (CUDASIM_CONTEXT), in whole granules. */
 uint64_t device_context_bytes(void);
 enum device_fabric { FABRIC_NONE, FABRIC_DENIED, FABRIC_PERMITTED };
@@ -168,6 +170,32 @@ struct green {
 /* NULL if there is none such, or no more. */
 struct green *green_from_handle(const void *handle);
 
+/* --- hostnode.c: NUMA nodes of the host --- */
+
+#define SIM_MAX_NODES 8U
+/* What the registry counts: devices, and behind them nodes. */
+#define SIM_MAX_PLACES (SIM_MAX_DEVICES + SIM_MAX_NODES)
+
+/* What takes its time, by bytes. */
+enum host_cost {
+	HOST_COST_CREATE,
+	HOST_COST_RELEASE,
+	HOST_COST_GPU_ACCESS,
+	HOST_COST_UNMAP,
+	HOST_COST_CPU_ACCESS,
+};
+
+const char *hostnode_spec(void);
+/* False if the environment cannot be understood. */
+bool hostnode_init(void);
+/* False: a driver that has no chunks in host memory. */
+bool hostnode_is_supported(void);
+bool hostnode_is_valid(int node);
+/* 0: without a limit. */
+uint64_t hostnode_bytes(unsigned node);
+/* Take the time that it takes, if that is wanted. */
+void hostnode_pay(enum host_cost cost, uint64_t bytes);
+
 /* --- registry.c: how much memory of each device exists, over all processes --- */
 
 struct registry_slot {
@@ -205,10 +233,13 @@ struct phys {
 	unsigned n_handles;
 	unsigned handle_slot; /* valid while n_handles > 0 */
 	bool on_host;
-	bool rdma;      /* what an importer cannot see in prop */
-	bool is_shared; /* exported or imported: only a sweep can tell when it is gone */
+	bool rdma;       /* what an importer cannot see in prop */
+	bool is_shared;  /* exported or imported: only a sweep can tell when it is gone */
+	bool is_charged; /* by this process, in the registry */
 	uint64_t bytes;
-	uint64_t id; /* unique in this process */
+	uint64_t id;       /* unique in this process */
+	uint64_t inode;    /* of an imported one; 0: it is none */
+	struct phys *next; /* under the same lock: of those whose inodes fall together */
 	struct registry_slot slot;
 	CUmemAllocationProp prop;
 };
@@ -223,6 +254,10 @@ void phys_unref(struct phys *phys);
 void phys_drop_fd(struct phys *phys);
 /* Another handle to the chunk (the same number if it still has one). */
 CUresult phys_add_handle(struct phys *phys, CUmemGenericAllocationHandle *handle_out);
+/* The chunk that this process has imported of the file, with a reference for the caller; NULL: it has none. */
+struct phys *phys_ref_import(int fd);
+/* It is imported. */
+void phys_enter_import(struct phys *phys);
 /* Takes the fd over unless it answers NULL. One reference for the caller, no charge. */
 struct phys *phys_from_fd(int fd, const CUmemAllocationProp *prop, uint64_t bytes);
 /* From now on others may hold the memory. */

@@ -89,6 +89,9 @@ static void mapping_free(struct mapping *m)
 	if (m->host_access != SPACE_NONE) {
 		hide_from_cpu(m);
 	}
+	if (m->on_host) {
+		hostnode_pay(HOST_COST_UNMAP, m->range.bytes);
+	}
 	munmap(m->host, m->range.bytes);
 	phys_unref(m->phys);
 	free(m);
@@ -232,7 +235,13 @@ static void set_host_access(struct mapping *m, unsigned flags)
 
 static void set_access(struct mapping *m, const CUmemAccessDesc *desc)
 {
-	if (is_host_location(&desc->location)) {
+	bool is_for_cpu = is_host_location(&desc->location);
+
+	if (m->on_host && desc->flags != CU_MEM_ACCESS_FLAGS_PROT_NONE) {
+		hostnode_pay(is_for_cpu ? HOST_COST_CPU_ACCESS : HOST_COST_GPU_ACCESS,
+		             m->range.bytes);
+	}
+	if (is_for_cpu) {
 		set_host_access(m, desc->flags);
 	} else {
 		m->access[desc->location.id] = (uint8_t)desc->flags;

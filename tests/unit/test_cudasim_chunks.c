@@ -107,7 +107,9 @@ START_TEST(export_and_import_follow_the_rules)
 	ck_ok(chunk_import(fd, &imported));
 	ck_ok(chunk_import(fd, &again));
 	ck_assert_uint_ne(imported, shared);
-	ck_assert_uint_ne(imported, again);
+	/* Of one chunk the process has one import, which counts its handles. */
+	ck_assert_uint_eq(imported, again);
+	ck_ok(cu.MemRelease(again));
 	ck_assert_int_eq(fcntl(fd, F_GETFD), FD_CLOEXEC);
 	ck_cu(cu.MemExportToShareableHandle(&other_fd, imported,
 	                                    CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
@@ -358,6 +360,89 @@ static bool cpu_can_read(CUdeviceptr addr)
 	close(fds[1]);
 	return can;
 }
+
+static CUresult host_try(int node, uint64_t bytes, CUmemGenericAllocationHandle *out)
+{
+	CUmemAllocationProp prop = chunk_prop(CU_MEM_LOCATION_TYPE_HOST_NUMA, node);
+
+	return cu.MemCreate(out, bytes, &prop, 0);
+}
+
+START_TEST(a_host_node_is_full_at_its_size)
+{
+	setenv("CUDASIM_HOST", "16MiB,any", 1);
+	driver_begin("1x4MiB");
+	CUmemGenericAllocationHandle handles[8], more;
+	CUmemAllocationProp prop;
+	int fds[8];
+
+	for (int i = 0; i < 8; i++) {
+		ck_ok(host_try(0, GRANULE, &handles[i]));
+	}
+	ck_cu(host_try(0, GRANULE, &more), CUDA_ERROR_OUT_OF_MEMORY);
+	ck_cu(host_try(0, 1ULL << 45, &more), CUDA_ERROR_OUT_OF_MEMORY);
+	ck_cu(host_try(2, GRANULE, &more), CUDA_ERROR_INVALID_VALUE);
+	ck_ok(host_try(1, 16 * GRANULE, &more));
+	ck_ok(cu.MemGetAllocationPropertiesFromHandle(&prop, more));
+	ck_assert_int_eq(prop.location.type, CU_MEM_LOCATION_TYPE_HOST_NUMA);
+	ck_assert_int_eq(prop.location.id, 1);
+	ck_assert_uint_eq(used_bytes(), 0);
+	/* An fd alone keeps the memory. */
+	for (int i = 0; i < 8; i++) {
+		fds[i] = chunk_export(handles[i]);
+		ck_ok(cu.MemRelease(handles[i]));
+	}
+	ck_cu(host_try(0, GRANULE, &more), CUDA_ERROR_OUT_OF_MEMORY);
+	close(fds[3]);
+	ck_ok(host_try(0, GRANULE, &more));
+	ck_cu(host_try(0, GRANULE, &more), CUDA_ERROR_OUT_OF_MEMORY);
+}
+END_TEST
+
+START_TEST(host_memory_of_the_current_node_is_not_made)
+{
+	driver_begin("1x4MiB");
+	CUmemAllocationProp prop = chunk_prop(CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT, 0);
+	CUmemGenericAllocationHandle handle;
+
+	ck_cu(cu.MemCreate(&handle, GRANULE, &prop, 0), CUDA_ERROR_INVALID_VALUE);
+}
+END_TEST
+
+START_TEST(a_driver_without_host_chunks_says_so)
+{
+	setenv("CUDASIM_HOST", "none", 1);
+	driver_begin("1x4MiB");
+	CUmemGenericAllocationHandle handle;
+	int value = 1;
+
+	ck_cu(host_try(0, GRANULE, &handle), CUDA_ERROR_NOT_SUPPORTED);
+	ck_ok(cu.DeviceGetAttribute(
+		&value, CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, 0));
+	ck_assert_int_eq(value, 0);
+}
+END_TEST
+
+static uint64_t now_ms(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+}
+
+START_TEST(host_chunks_take_their_time_if_asked)
+{
+	setenv("CUDASIM_HOST_COST", "1", 1);
+	driver_begin("1x4MiB");
+	CUmemGenericAllocationHandle handle;
+	uint64_t since = now_ms();
+
+	ck_ok(host_try(0, 256 * MIB, &handle));
+	ck_assert_uint_ge(now_ms() - since, 290 / 4);
+	ck_ok(cu.MemRelease(handle));
+}
+END_TEST
 
 START_TEST(host_chunks_cost_no_device_memory)
 {
