@@ -89,7 +89,8 @@ int main(int argc, char **argv)
 		NULL,
 		NULL};
 	struct arguments arguments = {.server = {.config_path = from_environment("GLAKE_CONFIG"),
-	                                         .socket_path = from_environment("GLAKE_SOCKET")}};
+	                                         .socket_path = from_environment("GLAKE_SOCKET"),
+	                                         .nodes_path = from_environment("GLAKE_NODES")}};
 	/*
 	 * If the shim is preloaded into everything, glaked and its mover must not become their own
 	 * clients.

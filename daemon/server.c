@@ -30,9 +30,9 @@
 
 /* ---- what the lower parts ask for ------------------------------------------------------------ */
 
-static void evict_bytes(void *user, struct device *device, uint64_t bytes)
+static void evict_bytes(void *user, struct location *at, uint64_t bytes)
 {
-	store_evict(user, device, bytes);
+	store_evict(user, at, bytes);
 }
 
 static void evict_fds(void *user, uint64_t n_fds)
@@ -87,7 +87,7 @@ static uint64_t physical_bytes(const struct server *server)
 {
 	uint64_t bytes = 0;
 	for (uint32_t i = 0; i < server->n_devices; i++) {
-		bytes += device_physical_bytes(&server->devices[i]);
+		bytes += location_physical_bytes(&server->devices[i].at);
 	}
 	return bytes;
 }
@@ -99,7 +99,7 @@ static void on_tick(uv_timer_t *timer)
 		return;
 	}
 	for (uint32_t i = 0; i < server->n_devices; i++) {
-		pool_resume(&server->allocator.pools[i]);
+		stock_resume(&server->allocator.stocks[i]);
 	}
 	sessions_tick(&server->rpc.sessions);
 	rpc_seals_tick(&server->rpc);
@@ -223,8 +223,9 @@ static void want_pools(struct server *server)
 {
 	for (uint32_t i = 0; i < server->n_devices; i++) {
 		for (size_t k = 0; k < server->config->n_pool; k++) {
-			pool_want(&server->allocator.pools[i], server->config->pool[k].chunk_bytes,
-			          server->config->pool[k].n_chunks);
+			stock_want(&server->allocator.stocks[i],
+			           server->config->pool[k].chunk_bytes,
+			           server->config->pool[k].n_chunks);
 		}
 	}
 }
@@ -246,7 +247,7 @@ static void apply_limits(struct server *server)
 
 static void start_reload(struct server *server);
 
-/* A config that a thread of libuv's pool reads, because looking up users' names may need a network. */
+/* A config that a thread of libuv's stock reads, because looking up users' names may need a network. */
 struct reload {
 	uv_work_t work;
 	struct server *server;
@@ -265,7 +266,7 @@ static void read_config(uv_work_t *work)
 
 /*
  * Take limits, and tenants, realms and owners of uids for new sessions. Existing sessions keep
- * their tenant and realm. Sockets, devices and pools stay as they were at the start. Parts that
+ * their tenant and realm. Sockets, devices and stocks stay as they were at the start. Parts that
  * outlive a config have their own copies of its values: @mover_path is one.
  */
 static void take_config(struct server *server, struct config *config, char *mover_path)
@@ -393,6 +394,7 @@ static void close_devices(struct server *server)
 	for (uint32_t i = 0; i < server->n_devices; i++) {
 		device_close(&server->devices[i]);
 	}
+	nodes_close(&server->nodes);
 }
 
 static int open_devices(struct server *server)
@@ -428,6 +430,28 @@ static int open_devices(struct server *server)
 	return 0;
 }
 
+static void add_location(struct server *server, struct location *at)
+{
+	at->slot = server->n_locations;
+	server->locations[server->n_locations++] = at;
+}
+
+/* In the order of their slots. */
+static int list_locations(struct server *server)
+{
+	server->locations = calloc(server->n_devices + NODE_MAX, sizeof(struct location *));
+	if (!server->locations) {
+		return -ENOMEM;
+	}
+	for (uint32_t i = 0; i < server->n_devices; i++) {
+		add_location(server, &server->devices[i].at);
+	}
+	for (uint32_t i = 0; i < server->nodes.n; i++) {
+		add_location(server, &server->nodes.at[i]);
+	}
+	return 0;
+}
+
 /*
  * Clients pass ids to each other (the shim's IPC handles), so ids outlive glaked, and no later
  * glaked may use them again. They begin at the clock, in units of 1024 ns, which no JSON reader
@@ -455,9 +479,12 @@ static void open_rpc(struct server *server)
 	rpc->nvml = server->nvml;
 	rpc->devices = server->devices;
 	rpc->n_devices = server->n_devices;
+	rpc->nodes = &server->nodes;
+	rpc->locations = server->locations;
+	rpc->n_locations = server->n_locations;
 	rpc->fdstore = server->fdstore;
 	rpc->started_ms = uv_now(&server->loop);
-	holders_init(&rpc->holders, &server->loop, server->devices, server->n_devices,
+	holders_init(&rpc->holders, &server->loop, server->locations, server->n_locations,
 	             &server->store, first_id());
 	list_init(&rpc->sessions.list);
 	list_init(&rpc->seal_list);
@@ -478,7 +505,7 @@ static int open_parts(struct server *server)
 	if (r < 0) {
 		return r;
 	}
-	r = tenant_table_new(config, server->n_devices, &server->tenants);
+	r = tenant_table_new(config, server->n_devices, server->nodes.n, &server->tenants);
 	if (r < 0) {
 		goto err_tenants;
 	}
@@ -493,8 +520,8 @@ static int open_parts(struct server *server)
 	uint64_t n_chunk_fds = budget > 2 * config->max_sessions ? budget - config->max_sessions
 	                                                         : budget / 2;
 	struct tenant *cache = tenant_table_cache(server->tenants);
-	r = allocator_init(&server->allocator, &server->loop, server->devices, server->n_devices,
-	                   n_chunk_fds, cache, &server->stats);
+	r = allocator_init(&server->allocator, &server->loop, server->locations,
+	                   server->n_locations, n_chunk_fds, cache, &server->stats);
 	if (r < 0) {
 		goto err_allocator;
 	}
@@ -566,8 +593,8 @@ static void close_handles(struct server *server)
 
 static bool workers_are_busy(const struct server *server)
 {
-	for (uint32_t i = 0; i < server->n_devices; i++) {
-		if (server->devices[i].worker.n_pending > 0) {
+	for (uint32_t i = 0; i < server->n_locations; i++) {
+		if (server->locations[i]->worker.n_pending > 0) {
 			return true;
 		}
 	}
@@ -583,7 +610,7 @@ static void close_parts(struct server *server)
 	keeper_close(&server->keeper);
 	store_deinit(&server->store);
 	for (uint32_t i = 0; i < server->n_devices; i++) {
-		pool_drain(&server->allocator.pools[i]);
+		stock_drain(&server->allocator.stocks[i]);
 	}
 	owners_close(server->owners);
 	while (workers_are_busy(server) || server->is_reloading || owners_is_busy(server->owners)) {
@@ -621,6 +648,8 @@ static int open_books(struct server *server)
 	                                  .config = server->config,
 	                                  .devices = server->devices,
 	                                  .n_devices = server->n_devices,
+	                                  .locations = server->locations,
+	                                  .n_locations = server->n_locations,
 	                                  .chunk_books = &server->allocator.books,
 	                                  .tenants = server->tenants,
 	                                  .store = &server->store,
@@ -695,6 +724,11 @@ int server_run(const struct server_options *options)
 			r = open_devices(&server);
 		}
 		if (r == 0) {
+			nodes_open(&server.nodes, &server.drv, server.devices[0].cu,
+			           &server.config->host_bytes, options->nodes_path);
+			r = list_locations(&server);
+		}
+		if (r == 0) {
 			r = serve(&server, options);
 		}
 		close_devices(&server);
@@ -705,6 +739,7 @@ int server_run(const struct server_options *options)
 		assert(closed == 0);
 	}
 	nvml_free(server.nvml);
+	free(server.locations);
 	free(server.devices);
 	config_free(server.config);
 	if (r < 0) {

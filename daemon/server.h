@@ -18,23 +18,24 @@
 #include <stdbool.h>
 #include <uv.h>
 
+#include "daemon/base/events.h"
+#include "daemon/base/stats.h"
 #include "daemon/books/books.h"
-#include "daemon/memory/alloc.h"
 #include "daemon/config/config.h"
-#include "daemon/net/keeper.h"
-#include "daemon/store/admit.h"
-#include "daemon/store/load.h"
-#include "daemon/store/mover_link.h"
+#include "daemon/keep/fdstore.h"
+#include "daemon/memory/alloc.h"
+#include "daemon/memory/node.h"
 #include "daemon/memory/nvml.h"
+#include "daemon/memory/tenant.h"
+#include "daemon/net/keeper.h"
 #include "daemon/net/owner.h"
 #include "daemon/rpc/damage.h"
 #include "daemon/rpc/rpc_context.h"
-#include "daemon/base/events.h"
-#include "daemon/keep/fdstore.h"
-#include "daemon/base/stats.h"
+#include "daemon/store/admit.h"
+#include "daemon/store/load.h"
+#include "daemon/store/mover_link.h"
 #include "daemon/store/patrol.h"
 #include "daemon/store/store.h"
-#include "daemon/memory/tenant.h"
 #include "proto/cudrv.h"
 
 #define SERVER_LEAVES 75 /* EX_TEMPFAIL */
@@ -53,6 +54,9 @@ struct server {
 	struct cudrv drv;
 	uint32_t n_devices;
 	struct device *devices; /* owned */
+	struct nodes nodes;
+	uint32_t n_locations;
+	struct location **locations; /* owned; by slot: the devices, and behind them the nodes */
 	struct stats stats;
 	struct events events;
 	struct tenant_table *tenants; /* owned */
@@ -77,7 +81,7 @@ struct server {
 	bool reload_again;         /* and must be read once more after that */
 
 	uv_timer_t
-		tick; /* once a second: pools, greetings that never came, NVML, the status line */
+		tick; /* once a second: stocks, greetings that never came, NVML, the status line */
 	unsigned n_ticks;
 	uv_timer_t drain;
 	uv_timer_t watchdog;
@@ -89,6 +93,7 @@ struct server {
 struct server_options {
 	const char *config_path; /* NULL: defaults */
 	const char *socket_path; /* NULL: the config's */
+	const char *nodes_path;  /* NULL: NODE_SYSFS */
 	int keeper_socket; /* from keeper_starter_begin(), taken over; 0: there is no keeper */
 };
 

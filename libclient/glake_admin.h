@@ -52,6 +52,17 @@ struct glake_device_status {
 	int rdma;                   /* nonzero: chunks are made for GPUDirect RDMA */
 };
 
+/* Host memory of a NUMA node. */
+struct glake_host_status {
+	uint32_t node;
+	uint64_t total_bytes;     /* of the node */
+	uint64_t limit_bytes;     /* that chunks may have: host_bytes of the configuration */
+	uint64_t physical_bytes;  /* of chunks that exist */
+	uint64_t private_bytes;   /* of sessions */
+	uint64_t copy_bytes;      /* of chunks for copies of what is elsewhere */
+	uint64_t used_copy_bytes; /* of copy_bytes: copies */
+};
+
 struct glake_status {
 	const char *version;
 	const char *driver;
@@ -75,6 +86,9 @@ struct glake_status {
 		unparked_bytes; /* chunks without an fd since a restart: only their processes have them */
 	uint64_t
 		unkept_chunks; /* named memory without room there: after a restart nobody can open it */
+	uint32_t n_hosts;      /* host nodes that have chunks */
+	const struct glake_host_status *hosts;
+	const char *hosts_lacking; /* why not all host memory is among them; "" = all is */
 };
 
 typedef int (*glake_status_fn)(void *user, const struct glake_status *status);
@@ -168,6 +182,7 @@ struct glake_session_row {
 	const struct glake_unsealed *unsealed; /* one per cause; of the memory that is live */
 	uint32_t n_pools;                      /* devices where it stitches */
 	const struct glake_session_pool *pools;
+	uint64_t host_bytes; /* private chunks in host memory; no part of reserved_bytes */
 };
 
 typedef int (*glake_session_fn)(void *user, const struct glake_session_row *row);
@@ -192,6 +207,8 @@ struct glake_tenant_row {
 	const struct glake_tenant_device *devices;
 	uint64_t manifest_bytes;       /* host memory of glaked, for models in use or pinned */
 	uint64_t quota_manifest_bytes; /* 0 = none */
+	uint32_t n_hosts;
+	const struct glake_tenant_device *hosts; /* host nodes; device is the node */
 };
 
 typedef int (*glake_tenant_fn)(void *user, const struct glake_tenant_row *row);
@@ -335,6 +352,9 @@ GLAKE_API int glake_seal_session(struct glake_session *session, uint64_t id,
 /* Bytes on one device. Errors: as glake_set_max_sessions(); GLAKE_E_BAD_REQUEST (no such device). */
 GLAKE_API int glake_set_quota(struct glake_session *session, const char *tenant, uint32_t device,
                               uint64_t quota_bytes);
+/* Bytes in host memory of one NUMA node. Errors: as glake_set_max_sessions(); -ENOTSUP (glaked has no chunks there). */
+GLAKE_API int glake_set_host_quota(struct glake_session *session, const char *tenant, uint32_t node,
+                                   uint64_t quota_bytes);
 /* Errors: request errors; GLAKE_E_NO_PERMISSION; GLAKE_E_NOT_FOUND (no such tenant). */
 GLAKE_API int glake_set_max_sessions(struct glake_session *session, const char *tenant,
                                      uint32_t max_sessions);

@@ -45,6 +45,10 @@ struct bounds {
 #define POOL_FIELDS 15u
 #define POOL_BYTES (4 + 14 * (1 + VARINT_BYTES))
 
+/* A ChunkPart: tag and length, and five numbers with their tags. */
+#define PART_FIELDS 6u
+#define PART_BYTES (2 + 5 * (1 + VARINT_BYTES))
+
 /* A Tensor and a WeightsBlocks, themselves and what they have. */
 #define TENSOR_FIELDS 7u
 #define RUN_FIELDS 6u
@@ -61,7 +65,9 @@ static const struct bounds bounds_of[] = {
                                                       SPARE_FIELDS},
 	[GLAKE__WIRE__REQUEST__BODY_GOODBYE] = SMALL,
 	[GLAKE__WIRE__REQUEST__BODY_PING] = SMALL,
-	[GLAKE__WIRE__REQUEST__BODY_CHUNK_ALLOC] = SMALL,
+	[GLAKE__WIRE__REQUEST__BODY_CHUNK_ALLOC] = {(GLAKE_MAX_ALSO + 1) * PART_BYTES + SPARE_BYTES,
+                                                    (GLAKE_MAX_ALSO + 1) * PART_FIELDS +
+                                                            SPARE_FIELDS},
 	[GLAKE__WIRE__REQUEST__BODY_CHUNK_FREE] = NUMBERS(GLAKE_MAX_FREED_CHUNKS),
 	/* One number too many is refused by an answer. */
 	[GLAKE__WIRE__REQUEST__BODY_CHUNK_SHARE] = NUMBERS(GLAKE_MAX_PACKET_FDS + 1),

@@ -43,6 +43,15 @@ static inline uint64_t glake_chunk_bytes(uint64_t content_bytes)
 #define GLAKE_MAX_CHUNK_BYTES (512ull * 1024 * 1024 * 1024)
 
 /*
+ * In host memory: making one takes a third of a second for each GiB, in one call of the driver. Nobody waits longer
+ * than that for his turn, or for the end of glaked.
+ */
+#define GLAKE_MAX_HOST_CHUNK_BYTES (4ull * 1024 * 1024 * 1024)
+
+/* Locations that one ChunkAlloc names beside the first. */
+#define GLAKE_MAX_ALSO 15u
+
+/*
  * A tensor larger than this is cut into several blocks; every block but the last is this large.
  * docs/decisions/005 has the measurements.
  */

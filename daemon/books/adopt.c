@@ -93,6 +93,19 @@ static struct device *device_of(const struct adoption *adoption, uint32_t number
 	return number < MAX_DEVICES ? adoption->devices[number] : NULL;
 }
 
+/* @node: a NUMA node's number + 1; 0: it is on @device, an earlier glaked's number. NULL: gone. */
+static struct location *location_of(const struct adoption *adoption, uint32_t device, uint32_t node)
+{
+	struct device *gpu = node ? NULL : device_of(adoption, device);
+	for (uint32_t i = 0; node && i < adoption->parts->n_locations; i++) {
+		struct location *at = adoption->parts->locations[i];
+		if (at->kind == LOCATION_HOST && at->number == node - 1) {
+			return at;
+		}
+	}
+	return gpu ? &gpu->at : NULL;
+}
+
 /* A tenant that the configuration does not name any more is the default one. */
 static struct tenant *tenant_of(const struct adoption *adoption, const char *name)
 {
@@ -119,8 +132,8 @@ static void adopt_limit(struct adoption *adoption, struct journal_entry *entry)
 {
 	cleanup_message Glake__State__Quota *body = unpack(&glake__state__quota__descriptor, entry);
 	struct tenant *tenant = body ? tenant_find(adoption->parts->tenants, body->tenant) : NULL;
-	const struct device *device = body ? device_of(adoption, body->device) : NULL;
-	if (!tenant || !device) {
+	const struct location *at = body ? location_of(adoption, body->device, body->node) : NULL;
+	if (!tenant || !at) {
 		return;
 	}
 	if (body->limit == GLAKE__STATE__LIMIT__SESSIONS) {
@@ -128,7 +141,7 @@ static void adopt_limit(struct adoption *adoption, struct journal_entry *entry)
 	} else if (body->limit == GLAKE__STATE__LIMIT__MANIFESTS) {
 		tenant_set_manifest_quota(tenant, body->value);
 	} else {
-		tenant_set_quota(tenant, device->index, body->value);
+		tenant_set_quota(tenant, at->slot, body->value);
 	}
 	entry->user = &is_adopted;
 }
@@ -143,6 +156,11 @@ static void release_adopted(const struct books_parts *parts, struct chunk *chunk
 }
 
 /* ---- blocks ---------------------------------------------------------------------------------- */
+
+static enum block_state state_of_block(const Glake__State__Block *body)
+{
+	return body->is_damaged ? BLOCK_DAMAGED : body->is_collision ? BLOCK_APART : BLOCK_SHARED;
+}
 
 /* NULL: it cannot be. */
 static struct block *make_block(struct adoption *adoption, uint64_t id,
@@ -165,10 +183,9 @@ static struct block *make_block(struct adoption *adoption, uint64_t id,
 	int fd = fdstore_take(parts->fdstore, name);
 	struct charge charge = tenant_charge_adopted(payer_alone(tenant_of(adoption, body->payer)),
 	                                             device->index, body->bytes, fd >= 0, 0);
-	chunk_adopt(&chunk, device, parts->chunk_books, body->bytes, fd, CHUNK_BLOCK, &charge);
+	chunk_adopt(&chunk, &device->at, parts->chunk_books, body->bytes, fd, CHUNK_BLOCK, &charge);
 	struct block *block = store_adopt_block(parts->store, id, realm, &digest,
-	                                        body->content_bytes, &chunk,
-	                                        !body->is_collision && !body->is_damaged);
+	                                        body->content_bytes, &chunk, state_of_block(body));
 	realm_unref(realm);
 	if (!block) {
 		chunk.removed = fd < 0 ? 0 : parking_remove(parts->chunk_books->parking, name);
@@ -186,38 +203,38 @@ static void adopt_block(struct adoption *adoption, struct journal_entry *entry)
 		return;
 	}
 	block->is_published = body->is_published;
-	block->is_collision = body->is_collision;
 	block->is_suspect = body->is_suspect;
-	block->is_damaged = body->is_damaged;
 	block->idle.priority = body->priority;
 	block->idle.since_ms = body->since_ms;
 	store_set_adopted_maker(adoption->parts->store, block,
 	                        body->has_maker ? user_get(body->maker) : NULL);
 	entry->user = block;
-	count(block->chunk.is_unparked ? &adoption->report->lost_blocks : &adoption->report->blocks,
+	count(block->state == BLOCK_LOST ? &adoption->report->lost_blocks
+	                                 : &adoption->report->blocks,
 	      body->bytes);
 }
 
 /* ---- models ---------------------------------------------------------------------------------- */
 
 /* A model on its way. */
-struct plan {
+struct arrival {
 	struct adoption *adoption;
 	struct model *model;
 	struct block **blocks; /* owned */
 	size_t n_blocks;       /* so many there will be */
 };
 
-static bool add_place(struct plan *plan, const Glake__State__Place *place)
+static bool add_place(struct arrival *arrival, const Glake__State__Place *place)
 {
-	struct model *model = plan->model;
-	struct block *block = find(plan->adoption, BOOKS_BLOCK, place->block);
-	if (!block || block->chunk.device != model->device || block->realm != model->realm ||
-	    model->n_blocks >= plan->n_blocks || model_add_block(model, place->content_bytes) < 0 ||
+	struct model *model = arrival->model;
+	struct block *block = find(arrival->adoption, BOOKS_BLOCK, place->block);
+	if (!block || block->chunk.at != &model->device->at || block->realm != model->realm ||
+	    model->n_blocks >= arrival->n_blocks ||
+	    model_add_block(model, place->content_bytes) < 0 ||
 	    model_chunk_bytes(model, model->n_blocks - 1) != block->chunk.bytes) {
 		return false;
 	}
-	plan->blocks[model->n_blocks - 1] = block;
+	arrival->blocks[model->n_blocks - 1] = block;
 	return true;
 }
 
@@ -244,41 +261,48 @@ static bool add_file(struct model *model, const ProtobufCBinaryData *file)
 	return true;
 }
 
-static bool add_piece(struct plan *plan, const struct journal_piece *piece)
+static bool add_piece(struct arrival *arrival, const struct journal_piece *piece)
 {
 	cleanup_message Glake__State__Manifest *rows = glake__state__manifest__unpack(
 		NULL, piece->n_bytes, piece->body);
 	bool is_good = rows != NULL;
 	for (size_t i = 0; is_good && i < rows->n_tensors; i++) {
-		is_good = add_tensor(plan->model, rows->tensors[i]);
+		is_good = add_tensor(arrival->model, rows->tensors[i]);
 	}
 	for (size_t i = 0; is_good && i < rows->n_places; i++) {
-		is_good = add_place(plan, rows->places[i]);
+		is_good = add_place(arrival, rows->places[i]);
 	}
 	for (size_t i = 0; is_good && i < rows->n_files; i++) {
-		is_good = add_file(plan->model, &rows->files[i]);
+		is_good = add_file(arrival->model, &rows->files[i]);
 	}
 	return is_good;
 }
 
-static bool add_manifest(struct plan *plan, const Glake__State__Model *body,
+static enum model_state state_of_model(const Glake__State__Model *body)
+{
+	return body->has_reload_reason ? MODEL_HIDDEN
+	       : body->is_hidden       ? MODEL_REPLACED
+	                               : MODEL_READY;
+}
+
+static bool add_manifest(struct arrival *arrival, const Glake__State__Model *body,
                          const struct journal_entry *entry)
 {
-	struct model *model = plan->model;
+	struct model *model = arrival->model;
 	bool is_good = true;
 	for (size_t i = 0; is_good && entry && i < entry->n_pieces; i++) {
-		is_good = add_piece(plan, &entry->pieces[i]);
+		is_good = add_piece(arrival, &entry->pieces[i]);
 	}
 	return is_good && model->n_tensors == body->n_tensors &&
 	       model->n_blocks == body->n_blocks && model_check_plan(model) == 0 &&
-	       (body->is_published || model->n_files > 0);
+	       (body->is_published || model->n_files > 0) &&
+	       (body->is_published || state_of_model(body) != MODEL_REPLACED);
 }
 
 static bool set_flags(struct model *model, const Glake__State__Model *body)
 {
 	model->is_pinned = body->is_pinned;
 	model->is_published = body->is_published;
-	model->is_hidden = body->is_hidden;
 	model->is_in_log = body->is_in_log;
 	model->content_bytes = body->content_bytes;
 	model->manifest = body->manifest;
@@ -300,25 +324,26 @@ static struct model *make_model(struct adoption *adoption, uint64_t id,
 	struct realm *realm = device && body->n_blocks <= GLAKE_MAX_BLOCKS
 	                              ? realm_of(adoption, body->realm)
 	                              : NULL;
-	struct plan plan = {.adoption = adoption, .n_blocks = body->n_blocks};
+	struct arrival arrival = {.adoption = adoption, .n_blocks = body->n_blocks};
 	if (!realm) {
 		return NULL;
 	}
-	plan.model = store_adopt_model(store, id, realm, device, body->name);
-	plan.blocks = calloc(body->n_blocks + 1, sizeof(plan.blocks[0]));
+	arrival.model = store_adopt_model(store, id, realm, device, body->name);
+	arrival.blocks = calloc(body->n_blocks + 1, sizeof(arrival.blocks[0]));
 	realm_unref(realm);
-	if (plan.model && (!plan.blocks || !add_manifest(&plan, body, manifest) ||
-	                   !set_flags(plan.model, body))) {
-		store_drop_adopted(store, plan.model);
-		plan.model = NULL;
+	if (arrival.model && (!arrival.blocks || !add_manifest(&arrival, body, manifest) ||
+	                      !set_flags(arrival.model, body))) {
+		store_drop_adopted(store, arrival.model);
+		arrival.model = NULL;
 	}
 	const struct payer payer = {tenant_of(adoption, body->payer),
 	                            body->has_user ? user_get(body->user) : NULL};
-	if (plan.model && store_finish_adopted(store, plan.model, plan.blocks, payer) < 0) {
-		plan.model = NULL;
+	if (arrival.model && store_finish_adopted(store, arrival.model, arrival.blocks, payer,
+	                                          state_of_model(body)) < 0) {
+		arrival.model = NULL;
 	}
-	free(plan.blocks);
-	return plan.model;
+	free(arrival.blocks);
+	return arrival.model;
 }
 
 static void adopt_model(struct adoption *adoption, struct journal_entry *entry)
@@ -424,17 +449,21 @@ static int hold_chunk(struct adoption *adoption, struct holder *holder, const st
                       const Glake__State__Held *body)
 {
 	const struct books_parts *parts = adoption->parts;
-	struct device *device = device_of(adoption, body->device);
+	struct location *at = location_of(adoption, body->device, body->node);
 	struct chunk chunk;
 	char name[HOLDER_PARKED_BYTES];
-	if (!device || !is_chunk_size(body->bytes)) {
+	if (!at || !is_chunk_size(body->bytes)) {
 		return -EINVAL;
+	}
+	int started = location_start(at, parts->loop);
+	if (started < 0) {
+		return started;
 	}
 	holder_parked_name(as->id, name);
 	int fd = fdstore_take(parts->fdstore, name);
-	struct charge charge = tenant_charge_adopted(holder_payer(holder), device->index,
-	                                             body->bytes, fd >= 0, 0);
-	chunk_adopt(&chunk, device, parts->chunk_books, body->bytes, fd, CHUNK_PRIVATE, &charge);
+	struct charge charge = tenant_charge_adopted(holder_payer(holder), at->slot, body->bytes,
+	                                             fd >= 0, 0);
+	chunk_adopt(&chunk, at, parts->chunk_books, body->bytes, fd, CHUNK_PRIVATE, &charge);
 	int r = holder_adopt_chunk(holder, as, &chunk);
 	if (r < 0) {
 		release_adopted(parts, &chunk, name);

@@ -12,9 +12,9 @@
 #ifndef GLAKE_DAEMON_BOOKS_ADOPT_H
 #define GLAKE_DAEMON_BOOKS_ADOPT_H
 
+#include "daemon/holders/holder.h"
 #include "daemon/keep/fdstore.h"
 #include "daemon/keep/journal.h"
-#include "daemon/holders/holder.h"
 
 /* All borrowed. What is adopted goes there. */
 struct books_parts {
@@ -23,6 +23,8 @@ struct books_parts {
 	const struct config *config;
 	struct device *devices;
 	uint32_t n_devices;
+	struct location *const *locations; /* by slot */
+	uint32_t n_locations;
 	struct chunk_books *chunk_books;
 	struct tenant_table *tenants;
 	struct store *store;
@@ -40,7 +42,7 @@ struct adopt_report {
 	uint64_t n_models;
 	uint64_t n_holders;
 	/* Not adopted, or only for those who hold them. */
-	struct adopt_count lost_blocks;  /* without an fd, or on a device that is gone */
+	struct adopt_count lost_blocks;  /* without an fd, or at a location that is gone */
 	uint64_t n_lost_models;          /* without one of their blocks */
 	uint64_t n_ended;                /* holders whose process has ended */
 	struct adopt_count ended_chunks; /* their private ones */

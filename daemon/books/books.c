@@ -8,11 +8,11 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "daemon/keep/journal.h"
 #include "daemon/base/log.h"
-#include "daemon/keep/parking.h"
 #include "daemon/books/adopt.h"
 #include "daemon/books/write.h"
+#include "daemon/keep/journal.h"
+#include "daemon/keep/parking.h"
 #include "proto/cleanup.h"
 
 #define MARK "books"
@@ -105,11 +105,11 @@ static const struct config_tenant *rule_of(const struct config *config, const st
 }
 
 static void write_limit_if_set(struct books *books, const struct tenant *tenant,
-                               enum books_limit limit, uint32_t device, uint64_t is,
+                               enum books_limit limit, const struct location *at, uint64_t is,
                                uint64_t configured)
 {
 	if (is != configured) {
-		write_limit(books->journal, tenant, limit, device, is);
+		write_limit(books->journal, tenant, limit, at, is);
 	}
 }
 
@@ -120,13 +120,14 @@ static void write_limits(struct books *books, const struct tenant *tenant)
 	if (!rule) {
 		return;
 	}
-	write_limit_if_set(books, tenant, BOOKS_SESSIONS, 0, tenant->max_sessions,
+	write_limit_if_set(books, tenant, BOOKS_SESSIONS, NULL, tenant->max_sessions,
 	                   rule->max_sessions);
-	write_limit_if_set(books, tenant, BOOKS_MANIFESTS, 0, tenant->quota_manifest_bytes,
+	write_limit_if_set(books, tenant, BOOKS_MANIFESTS, NULL, tenant->quota_manifest_bytes,
 	                   rule->manifest_bytes);
-	for (uint32_t i = 0; i < tenant->n_devices; i++) {
-		write_limit_if_set(books, tenant, BOOKS_BYTES, i, tenant->devices[i].quota_bytes,
-		                   config_tenant_quota(rule, i));
+	for (uint32_t i = 0; i < books->parts.n_locations; i++) {
+		write_limit_if_set(books, tenant, BOOKS_BYTES, books->parts.locations[i],
+		                   tenant->at[i].quota_bytes,
+		                   tenant_configured_quota(books->parts.tenants, rule, i));
 	}
 }
 
@@ -275,10 +276,10 @@ int books_open(const struct books_parts *parts, const char *path, struct books *
 /* ---- limits ---------------------------------------------------------------------------------- */
 
 void books_set_limit(struct books *books, const struct tenant *tenant, enum books_limit limit,
-                     uint32_t device, uint64_t value)
+                     const struct location *at, uint64_t value)
 {
 	if (books) {
-		write_limit(books->journal, tenant, limit, device, value);
+		write_limit(books->journal, tenant, limit, at, value);
 	}
 }
 
@@ -286,10 +287,11 @@ void books_forget_limits(struct books *books)
 {
 	struct tenant *tenant = NULL;
 	while (books && (tenant = tenant_next(books->parts.tenants, tenant ? tenant->id : 0))) {
-		write_no_limit(books->journal, tenant, BOOKS_SESSIONS, 0);
-		write_no_limit(books->journal, tenant, BOOKS_MANIFESTS, 0);
-		for (uint32_t i = 0; i < books->parts.n_devices; i++) {
-			write_no_limit(books->journal, tenant, BOOKS_BYTES, i);
+		write_no_limit(books->journal, tenant, BOOKS_SESSIONS, NULL);
+		write_no_limit(books->journal, tenant, BOOKS_MANIFESTS, NULL);
+		for (uint32_t i = 0; i < books->parts.n_locations; i++) {
+			write_no_limit(books->journal, tenant, BOOKS_BYTES,
+			               books->parts.locations[i]);
 		}
 	}
 }

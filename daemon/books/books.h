@@ -34,9 +34,9 @@ int books_open(const struct books_parts *parts, const char *path, struct books *
 
 /* NULL is fine for all of the following. */
 
-/* A limit was set, until the configuration is read again: books_forget_limits(). 0 = none. */
+/* A limit was set, until the configuration is read again: books_forget_limits(). 0 = none. @at: see write_limit(). */
 void books_set_limit(struct books *books, const struct tenant *tenant, enum books_limit limit,
-                     uint32_t device, uint64_t value);
+                     const struct location *at, uint64_t value);
 void books_forget_limits(struct books *books);
 
 /*

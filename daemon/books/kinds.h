@@ -14,7 +14,7 @@ enum books_kind {
 };
 
 enum books_limit {
-	BOOKS_BYTES, /* on a device */
+	BOOKS_BYTES, /* at a location */
 	BOOKS_SESSIONS,
 	BOOKS_MANIFESTS,
 };

@@ -43,7 +43,7 @@ static void write_block(void *user, const struct block *block)
 	uint8_t digest[DIGEST_BYTES];
 	digest_to_bytes(&block->key.digest, digest);
 	body.realm = block->realm->name;
-	body.device = block->chunk.device->index;
+	body.device = block->chunk.at->number;
 	body.digest.data = digest;
 	body.digest.len = sizeof(digest);
 	body.bytes = block->chunk.bytes;
@@ -52,9 +52,9 @@ static void write_block(void *user, const struct block *block)
 	body.has_maker = block->maker != NULL;
 	body.maker = block->maker ? block->maker->uid : 0;
 	body.is_published = block->is_published;
-	body.is_collision = block->is_collision;
+	body.is_collision = block->state == BLOCK_APART;
 	body.is_suspect = block->is_suspect;
-	body.is_damaged = block->is_damaged;
+	body.is_damaged = block->state == BLOCK_DAMAGED;
 	body.priority = block->idle.priority;
 	body.since_ms = block->idle.since_ms;
 	put(user, BOOKS_BLOCK, block->id, &body.base);
@@ -168,7 +168,7 @@ static void write_model(void *user, const struct model *model, bool is_new)
 	body.user = body.has_user ? model->charge.user->uid : 0;
 	body.is_pinned = model->is_pinned;
 	body.is_published = model->is_published;
-	body.is_hidden = model->is_hidden;
+	body.is_hidden = !model_is_found(model);
 	body.is_in_log = model->is_in_log;
 	body.has_reload_reason = model->reload_reason != NULL;
 	if (model->reload_reason) {
@@ -240,6 +240,14 @@ static void delete_holder(void *user, const struct holder *holder)
 	journal_delete(user, BOOKS_HOLDER, holder->id);
 }
 
+/* An earlier glaked does not know nodes. It takes what is at one for something on a device that is gone. */
+static void put_location(const struct location *at, uint32_t *device_out, uint32_t *node_out)
+{
+	bool is_host = at && at->kind == LOCATION_HOST;
+	*device_out = is_host ? UINT32_MAX : at ? at->number : 0;
+	*node_out = is_host ? at->number + 1 : 0;
+}
+
 static void write_held(void *user, const struct holder *holder, const struct held *held)
 {
 	Glake__State__Held body = GLAKE__STATE__HELD__INIT;
@@ -260,7 +268,7 @@ static void write_held(void *user, const struct holder *holder, const struct hel
 		                            : held->admit            ? &held->admit->chunk
 		                                                     : &held->chunk;
 		body.kind = GLAKE__STATE__HELD_KIND__CHUNK;
-		body.device = chunk->device->index;
+		put_location(chunk->at, &body.device, &body.node);
 		body.bytes = chunk->bytes;
 	}
 	put(user, BOOKS_HELD, held->id, &body.base);
@@ -288,27 +296,30 @@ void write_device(struct journal *journal, const struct device *device)
 	put(journal, BOOKS_DEVICE, device->index + 1, &body.base);
 }
 
-static uint64_t limit_id(const struct tenant *tenant, enum books_limit limit, uint32_t device)
+static uint64_t limit_id(const struct tenant *tenant, enum books_limit limit,
+                         const struct location *at)
 {
 	char text[CONFIG_NAME_BYTES + 32];
-	int n = snprintf(text, sizeof(text), "%d %u %s", (int)limit, device, tenant->name);
+	bool is_host = at && at->kind == LOCATION_HOST;
+	int n = snprintf(text, sizeof(text), "%d %s%u %s", (int)limit, is_host ? "node " : "",
+	                 at ? at->number : 0, tenant->name);
 	/* 0 is no id. */
 	return digest_of(text, (uint64_t)n).low | 1;
 }
 
 void write_limit(struct journal *journal, const struct tenant *tenant, enum books_limit limit,
-                 uint32_t device, uint64_t value)
+                 const struct location *at, uint64_t value)
 {
 	Glake__State__Quota body = GLAKE__STATE__QUOTA__INIT;
 	body.tenant = (char *)tenant->name;
 	body.limit = (Glake__State__Limit)limit;
-	body.device = device;
+	put_location(at, &body.device, &body.node);
 	body.value = value;
-	put(journal, BOOKS_QUOTA, limit_id(tenant, limit, device), &body.base);
+	put(journal, BOOKS_QUOTA, limit_id(tenant, limit, at), &body.base);
 }
 
 void write_no_limit(struct journal *journal, const struct tenant *tenant, enum books_limit limit,
-                    uint32_t device)
+                    const struct location *at)
 {
-	journal_delete(journal, BOOKS_QUOTA, limit_id(tenant, limit, device));
+	journal_delete(journal, BOOKS_QUOTA, limit_id(tenant, limit, at));
 }

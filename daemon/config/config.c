@@ -19,7 +19,7 @@
 /* Sections that are lists of groups, and what holds a list of something. Defined below. */
 static CONFIG_VALUE(admin_group);
 static CONFIG_VALUE(devices);
-static CONFIG_VALUE(device_bytes);
+static CONFIG_VALUE(sizes);
 static CONFIG_VALUE(pool);
 static CONFIG_VALUE(realms);
 static CONFIG_VALUE(tenants);
@@ -58,6 +58,7 @@ static CONFIG_VALUE(tenants);
 	KEY("", config, trust_file_times, "false", flag, trust_file_times, 0, 0) \
 	KEY("", config, verify, "\"sample\"", verify, verify, 0, 0) \
 	KEY("", config, reserve_bytes, "0", size, reserve_bytes, 0, MAX_BYTES) \
+	KEY("", config, host_bytes, "", sizes, host_bytes, 0, MAX_BYTES) \
 	KEY("", config, pressure, "\"refuse\"", pressure, pressure, 0, 0) \
 	KEY("", config, wait_ms, "0", u64, wait_ms, 0, DAY_MS) \
 	KEY("", config, realms, "()", realms, realms, 0, 0) \
@@ -76,7 +77,8 @@ static CONFIG_VALUE(tenants);
 	KEY("tenants", config_tenant, gids, "", gids, members, 0, 0) \
 	KEY("tenants", config_tenant, groups, "", groups, members, 0, 0) \
 	KEY("tenants", config_tenant, cgroup, "", cgroup, cgroup, 0, 0) \
-	KEY("tenants", config_tenant, device_bytes, "0", device_bytes, device_bytes, 0, MAX_BYTES) \
+	KEY("tenants", config_tenant, device_bytes, "0", sizes, device_bytes, 0, MAX_BYTES) \
+	KEY("tenants", config_tenant, host_bytes, "0", sizes, host_bytes, 0, MAX_BYTES) \
 	KEY("tenants", config_tenant, max_sessions, "0", u32, max_sessions, 0, 1000000) \
 	KEY("tenants", config_tenant, max_fds, "0", u64, max_fds, 0, 1000000000) \
 	KEY("tenants", config_tenant, manifest_bytes, "\"256MiB\"", \
@@ -301,24 +303,23 @@ static CONFIG_VALUE(realms)
 	return result;
 }
 
-/* One size for every device, or a list by device. */
-static CONFIG_VALUE(device_bytes)
+static CONFIG_VALUE(sizes)
 {
-	struct config_tenant *tenant = container_of(field, struct config_tenant, device_bytes);
+	struct config_sizes *sizes = field;
 	bool is_list = config_setting_is_list(at) || config_setting_is_array(at);
 	size_t n_sizes = is_list ? (size_t)config_setting_length(at) : 1;
 	if (n_sizes == 0) {
-		return config_file_wrong(file, at, "device_bytes is empty");
+		return config_file_wrong(file, at, "%s is empty", config_setting_name(at));
 	}
-	tenant->device_bytes = calloc(n_sizes, sizeof(tenant->device_bytes[0]));
-	if (!tenant->device_bytes) {
+	sizes->bytes = calloc(n_sizes, sizeof(sizes->bytes[0]));
+	if (!sizes->bytes) {
 		return -ENOMEM;
 	}
-	tenant->n_device_bytes = n_sizes;
+	sizes->n = n_sizes;
 	int result = 0;
 	for (unsigned i = 0; result == 0 && i < n_sizes; i++) {
 		result = config_value_size(file, is_list ? config_setting_get_elem(at, i) : at,
-		                           &tenant->device_bytes[i], min, max);
+		                           &sizes->bytes[i], min, max);
 	}
 	return result;
 }
@@ -507,6 +508,12 @@ static bool differs(const char *a, const char *b)
 	return strcmp(a ? a : "", b ? b : "") != 0;
 }
 
+static bool sizes_differ(const struct config_sizes *a, const struct config_sizes *b)
+{
+	return a->n != b->n ||
+	       (a->n > 0 && memcmp(a->bytes, b->bytes, a->n * sizeof(a->bytes[0])) != 0);
+}
+
 void config_list_fixed(const struct config *before, const struct config *after, char *text_out,
                        size_t text_bytes)
 {
@@ -528,6 +535,7 @@ void config_list_fixed(const struct config *before, const struct config *after, 
 	                          memcmp(before->pool, after->pool,
 	                                 before->n_pool * sizeof(*before->pool)) != 0)},
 		{"reserve_bytes", before->reserve_bytes != after->reserve_bytes},
+		{"host_bytes", sizes_differ(&before->host_bytes, &after->host_bytes)},
 	};
 	size_t n_bytes = 0;
 	*text_out = '\0';
@@ -550,11 +558,13 @@ void config_free(struct config *config)
 	for (size_t i = 0; i < config->n_tenants; i++) {
 		members_deinit(&config->tenants[i].members);
 		free(config->tenants[i].cgroup);
-		free(config->tenants[i].device_bytes);
+		free(config->tenants[i].device_bytes.bytes);
+		free(config->tenants[i].host_bytes.bytes);
 	}
 	free(config->realms);
 	free(config->tenants);
 	free(config->pool);
+	free(config->host_bytes.bytes);
 	free(config->devices);
 	free(config->path);
 	free(config->socket_path);

@@ -52,15 +52,21 @@ struct config_realm {
 	struct config_members members;
 };
 
+/* One for all, or a list whose last entry holds for all further ones. */
+struct config_sizes {
+	uint64_t *bytes; /* owned */
+	size_t n;        /* 0: not given */
+};
+
 /* Limits: 0 = none. */
 struct config_tenant {
 	char name[CONFIG_NAME_BYTES];
 	struct config_members members; /* if empty: any peer in the cgroup */
 	char *cgroup;                  /* owned; NULL = any. Matches itself and what is below it */
-	uint64_t *device_bytes;        /* owned; by device, see config_tenant_quota() */
-	size_t n_device_bytes;
-	uint64_t max_fds;        /* chunks and blocks charged */
-	uint64_t manifest_bytes; /* of glaked's memory, for models in use or pinned */
+	struct config_sizes device_bytes; /* by device */
+	struct config_sizes host_bytes;   /* by host node, in glaked's order */
+	uint64_t max_fds;                 /* chunks and blocks charged */
+	uint64_t manifest_bytes;          /* of glaked's memory, for models in use or pinned */
 	uint32_t max_sessions;
 	int32_t priority; /* higher ones keep their idle models longer */
 };
@@ -94,6 +100,8 @@ struct config {
 	bool trust_file_times; /* also if the files' times may miss a change */
 	enum config_verify verify;
 	uint64_t reserve_bytes; /* per device, never given out */
+	struct config_sizes
+		host_bytes; /* by host node: that glaked gives out; not given: see node.h */
 	enum config_pressure pressure;
 	uint64_t wait_ms; /* with CONFIG_PRESSURE_WAIT */
 
@@ -148,9 +156,8 @@ bool config_names_cgroups(const struct config *config);
  */
 const struct config_tenant *config_tenant_of(const struct config *config, const struct peer *peer);
 
-/* The tenant's bytes on @device (glaked's numbering). The last number of a list holds for all
- * further devices. 0 = no limit. */
-uint64_t config_tenant_quota(const struct config_tenant *tenant, uint32_t device);
+/* Number @i of them; 0 if they are not given. */
+uint64_t config_sizes_at(const struct config_sizes *sizes, uint32_t i);
 
 /* One key of the file, for documentation and its test. */
 struct config_key {

@@ -87,13 +87,12 @@ const struct config_tenant *config_tenant_of(const struct config *config, const 
 	return &config->tenants[i];
 }
 
-uint64_t config_tenant_quota(const struct config_tenant *tenant, uint32_t device)
+uint64_t config_sizes_at(const struct config_sizes *sizes, uint32_t i)
 {
-	if (tenant->n_device_bytes == 0) {
+	if (sizes->n == 0) {
 		return 0;
 	}
-	size_t last = tenant->n_device_bytes - 1;
-	return tenant->device_bytes[device < last ? device : last];
+	return sizes->bytes[i < sizes->n - 1 ? i : sizes->n - 1];
 }
 
 uint32_t config_user_sessions(const struct config *config)

@@ -24,12 +24,12 @@ static void holder_set_state(struct holder *holder, enum holder_state state)
 	holder->state = state;
 }
 
-void holders_init(struct holders *holders, uv_loop_t *loop, struct device *devices,
-                  uint32_t n_devices, struct store *store, uint64_t last_id)
+void holders_init(struct holders *holders, uv_loop_t *loop, struct location *const *locations,
+                  uint32_t n_locations, struct store *store, uint64_t last_id)
 {
 	*holders = (struct holders){.loop = loop,
-	                            .devices = devices,
-	                            .n_devices = n_devices,
+	                            .locations = locations,
+	                            .n_locations = n_locations,
 	                            .store = store,
 	                            .last_id = last_id};
 	list_init(&holders->list);
@@ -40,7 +40,7 @@ void holders_init(struct holders *holders, uv_loop_t *loop, struct device *devic
 struct holder *holder_new(struct holders *holders)
 {
 	struct holder *holder = calloc(1, sizeof(*holder) +
-	                                          holders->n_devices * sizeof(holder->devices[0]));
+	                                          holders->n_locations * sizeof(holder->at[0]));
 	if (!holder) {
 		return NULL;
 	}
@@ -380,7 +380,7 @@ static struct held *add_open(struct holder *holder, uint64_t request, enum held_
 
 static void put_chunk(struct holder *holder, struct held *held, struct chunk *chunk)
 {
-	holder->devices[chunk->device->index].reserved_bytes += chunk->bytes;
+	holder->at[chunk->at->slot].reserved_bytes += chunk->bytes;
 	chunk_move(&held->chunk, chunk);
 }
 
@@ -403,16 +403,16 @@ int holder_add_chunks(struct holder *holder, uint64_t request, struct chunk *chu
 	return 0;
 }
 
-static void count_shared(struct holder *holder, struct device *device, uint64_t bytes)
+static void count_shared(struct holder *holder, struct location *at, uint64_t bytes)
 {
-	holder->devices[device->index].shared_bytes += bytes;
-	device->logical_block_bytes += bytes;
+	holder->at[at->slot].shared_bytes += bytes;
+	at->logical_block_bytes += bytes;
 }
 
-static void uncount_shared(struct holder *holder, struct device *device, uint64_t bytes)
+static void uncount_shared(struct holder *holder, struct location *at, uint64_t bytes)
 {
-	holder->devices[device->index].shared_bytes -= bytes;
-	device->logical_block_bytes -= bytes;
+	holder->at[at->slot].shared_bytes -= bytes;
+	at->logical_block_bytes -= bytes;
 }
 
 static size_t places_of(const struct model *model)
@@ -427,7 +427,7 @@ static void put_model(struct holder *holder, struct held *held, struct model *mo
 	for (size_t i = 0; i < model->n_blocks; i++) {
 		model->blocks[i].block->n_mappings++;
 	}
-	count_shared(holder, model->device, model->span_bytes);
+	count_shared(holder, &model->device->at, model->span_bytes);
 }
 
 uint64_t holder_add_model(struct holder *holder, uint64_t request, struct model *model)
@@ -460,7 +460,7 @@ static void put_block(struct holder *holder, struct held *held, struct block *bl
 {
 	held->block = block;
 	block->n_mappings++;
-	count_shared(holder, block->chunk.device, block->chunk.bytes);
+	count_shared(holder, block->chunk.at, block->chunk.bytes);
 }
 
 uint64_t holder_add_block(struct holder *holder, uint64_t request, struct block *block)
@@ -487,7 +487,7 @@ static bool keep_own(struct holder *holder, struct held *held, struct chunk *own
 
 static void release_own(struct holder *holder, struct held *held)
 {
-	holder->devices[held->own->device->index].reserved_bytes -= held->own->bytes;
+	holder->at[held->own->at->slot].reserved_bytes -= held->own->bytes;
 	chunk_release(held->own);
 	free(held->own);
 	held->own = NULL;
@@ -502,7 +502,7 @@ void holder_drop_own(struct holder *holder, struct held *held)
 void holder_turn_block(struct holder *holder, struct held *held, struct block *block,
                        bool was_known, struct chunk *own)
 {
-	struct device *device = block->chunk.device;
+	struct location *at = block->chunk.at;
 	holder->n_held[HELD_CHUNK]--;
 	holder->n_held[HELD_BLOCK]++;
 	held->kind = HELD_BLOCK;
@@ -511,7 +511,7 @@ void holder_turn_block(struct holder *holder, struct held *held, struct block *b
 	held->was_known = was_known;
 	held->block = block;
 	if (!keep_own(holder, held, own)) {
-		holder->devices[device->index].reserved_bytes -= block->chunk.bytes;
+		holder->at[at->slot].reserved_bytes -= block->chunk.bytes;
 		put_block(holder, held, block);
 	}
 }
@@ -594,7 +594,7 @@ static void release_chunk(struct holder *holder, struct held *held)
 {
 	struct chunk *chunk = held->admit ? &held->admit->chunk : &held->chunk;
 	unpark(holder, held);
-	holder->devices[chunk->device->index].reserved_bytes -= chunk->bytes;
+	holder->at[chunk->at->slot].reserved_bytes -= chunk->bytes;
 	if (held->admit) {
 		admit_cancel(held->admit);
 	} else {
@@ -609,7 +609,7 @@ static void release_block(struct holder *holder, struct held *held)
 		release_own(holder, held);
 	} else {
 		block->n_mappings--;
-		uncount_shared(holder, block->chunk.device, block->chunk.bytes);
+		uncount_shared(holder, block->chunk.at, block->chunk.bytes);
 	}
 	store_unuse_block(holder->all->store, block, holder->tenant->priority);
 }
@@ -626,7 +626,7 @@ void holder_release(struct holder *holder, struct held *held)
 		for (size_t i = 0; i < held->model->n_blocks; i++) {
 			held->model->blocks[i].block->n_mappings--;
 		}
-		uncount_shared(holder, held->model->device, held->model->span_bytes);
+		uncount_shared(holder, &held->model->device->at, held->model->span_bytes);
 		store_unhold_model(store, held->model, holder->tenant->priority);
 		break;
 	case HELD_DRAFT:
@@ -802,8 +802,8 @@ int holder_adopt_block(struct holder *holder, const struct held *as, struct bloc
 
 /* ---- the end --------------------------------------------------------------------------------- */
 
-/* A device's chunks go to its worker together. */
-static void release_chunks(struct holder *holder, const struct device *device)
+/* A location's chunks go to its worker together. */
+static void release_chunks(struct holder *holder, const struct location *at)
 {
 	enum { BATCH = 64 };
 	struct chunk chunks[BATCH];
@@ -812,10 +812,10 @@ static void release_chunks(struct holder *holder, const struct device *device)
 	size_t n = 0;
 	HASH_ITER(hh, holder->held, held, spare)
 	{
-		if (held->kind != HELD_CHUNK || held->chunk.device != device) {
+		if (held->kind != HELD_CHUNK || held->chunk.at != at) {
 			continue;
 		}
-		holder->devices[device->index].reserved_bytes -= held->chunk.bytes;
+		holder->at[at->slot].reserved_bytes -= held->chunk.bytes;
 		unpark(holder, held);
 		chunk_move(&chunks[n++], &held->chunk);
 		drop(holder, held);
@@ -831,8 +831,8 @@ static void release_all(struct holder *holder)
 {
 	struct held *held;
 	struct held *spare;
-	for (uint32_t i = 0; i < holder->all->n_devices; i++) {
-		release_chunks(holder, &holder->all->devices[i]);
+	for (uint32_t i = 0; i < holder->all->n_locations; i++) {
+		release_chunks(holder, holder->all->locations[i]);
 	}
 	HASH_ITER(hh, holder->held, held, spare)
 	{
@@ -841,9 +841,8 @@ static void release_all(struct holder *holder)
 	for (uint32_t i = 0; i < N_HELD_KINDS; i++) {
 		assert(holder->n_held[i] == 0);
 	}
-	for (uint32_t i = 0; i < holder->all->n_devices; i++) {
-		assert(holder->devices[i].reserved_bytes == 0 &&
-		       holder->devices[i].shared_bytes == 0);
+	for (uint32_t i = 0; i < holder->all->n_locations; i++) {
+		assert(holder->at[i].reserved_bytes == 0 && holder->at[i].shared_bytes == 0);
 	}
 }
 

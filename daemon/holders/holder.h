@@ -113,7 +113,8 @@ struct holder_pool {
 #undef HOLDER_POOL_MEMBER
 };
 
-struct holder_device {
+/* What it has at a location. All but the first is of GPUs only. */
+struct holder_location {
 	uint64_t reserved_bytes; /* of chunks */
 	uint64_t shared_bytes;   /* of models and blocks */
 	struct driver_memory driver;
@@ -177,9 +178,9 @@ struct holders {
 	uint64_t last_id;   /* of holders and things held */
 	bool is_draining;   /* no holder becomes detached any more */
 	uv_loop_t *loop;    /* borrowed */
-	uint32_t n_devices;
-	struct device *devices; /* borrowed, as the next */
-	struct store *store;
+	uint32_t n_locations;
+	struct location *const *locations; /* borrowed, by slot */
+	struct store *store;               /* borrowed */
 	struct orders orders;
 	uint64_t n_unkept; /* named chunks that are not parked */
 	struct list realms;
@@ -214,7 +215,7 @@ struct holder {
 	struct holder_usage usage;
 	struct holder_sharing sharing; /* as holder_look_at_sharing() last found it */
 	struct sharing_walk sharing_walk;
-	struct holder_device devices[]; /* by index */
+	struct holder_location at[]; /* by slot */
 };
 
 static inline struct payer holder_payer(const struct holder *holder)
@@ -223,8 +224,8 @@ static inline struct payer holder_payer(const struct holder *holder)
 }
 
 /* Ids begin after @last_id. */
-void holders_init(struct holders *holders, uv_loop_t *loop, struct device *devices,
-                  uint32_t n_devices, struct store *store, uint64_t last_id);
+void holders_init(struct holders *holders, uv_loop_t *loop, struct location *const *locations,
+                  uint32_t n_locations, struct store *store, uint64_t last_id);
 
 /* Enters it into the list; the caller has one reference. Its identity is set later. NULL: no memory. */
 struct holder *holder_new(struct holders *holders);

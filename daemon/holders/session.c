@@ -152,16 +152,16 @@ static struct session *session_of(const struct pressure_client *client)
 	return container_of(client, struct session, warm);
 }
 
-static uint64_t held_bytes(const struct pressure_client *client, const struct device *device)
+static uint64_t held_bytes(const struct pressure_client *client, const struct location *at)
 {
-	return session_of(client)->holder->devices[device->index].reserved_bytes;
+	return session_of(client)->holder->at[at->slot].reserved_bytes;
 }
 
-static bool ask_client(struct pressure_client *client, const struct device *device, uint64_t bytes,
+static bool ask_client(struct pressure_client *client, const struct location *at, uint64_t bytes,
                        uint64_t id)
 {
 	struct session *session = session_of(client);
-	return session->all->hooks->reclaim(session, device, bytes, id);
+	return session->all->hooks->reclaim(session, at, bytes, id);
 }
 
 static bool has_unread(const struct pressure_client *client)

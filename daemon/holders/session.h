@@ -38,7 +38,7 @@ struct session_hooks {
 	void (*packet)(struct session *session, const uint8_t *bytes, size_t n_bytes,
 	               struct fdlist *fds);
 	/* Send a Reclaim with the number @id. Returns whether it was sent. */
-	bool (*reclaim)(struct session *session, const struct device *device, uint64_t bytes,
+	bool (*reclaim)(struct session *session, const struct location *at, uint64_t bytes,
 	                uint64_t id);
 	/* A session was freed. @user: sessions.user. */
 	void (*closed)(void *user);

@@ -11,12 +11,14 @@
 #include "proto/cleanup.h"
 
 /*
- * After a request, pools wait so long before they make chunks ahead: they do not compete with a
+ * After a request, stocks wait so long before they make chunks ahead: they do not compete with a
  * burst.
  */
 #define REFILL_MS 1
 /* So many chunks are made in one turn, in a quarter of a millisecond. See also chunk.c. */
 #define PIECE_CHUNKS 8
+/* In host memory one takes longer than that, by its size. */
+#define HOST_PIECE_CHUNKS 1
 /* A chunk of this size or more gets an fd of the budget while there are any. */
 #define BIG_CHUNK_BYTES (64ull * 1024 * 1024)
 
@@ -38,7 +40,7 @@ struct alloc {
 	bool keep_handles;   /* the fd budget is short: hold by handle */
 	CUresult result;
 	size_t n_made;         /* entries of made[], so far */
-	uint64_t coming_bytes; /* of device.coming_bytes, while the worker makes them */
+	uint64_t coming_bytes; /* of the location, while the worker makes them */
 	size_t n_chunks;
 	size_t n_missing; /* entries of missing[], below */
 	uint64_t *sizes;
@@ -103,14 +105,14 @@ static struct alloc *alloc_new(const struct alloc_wanted *wanted)
 	return alloc;
 }
 
-/* ---- charging, and the pool -------------------------------------------------------------------- */
+/* ---- charging, and the stock -------------------------------------------------------------------- */
 
-/* Nobody took from a pool for a while: now chunks can be made ahead. */
+/* Nobody took from a stock for a while: now chunks can be made ahead. */
 static void on_refill(uv_timer_t *timer)
 {
 	struct allocator *allocator = container_of(timer, struct allocator, refill);
-	for (uint32_t i = 0; i < allocator->n_devices; i++) {
-		pool_refill(&allocator->pools[i]);
+	for (uint32_t i = 0; i < allocator->n_locations; i++) {
+		stock_refill(&allocator->stocks[i]);
 	}
 }
 
@@ -118,10 +120,10 @@ static void take_from_pool(struct alloc *alloc)
 {
 	struct allocator *allocator = alloc->allocator;
 	struct pressure_request *request = &alloc->request;
-	struct pool *pool = &allocator->pools[request->device->index];
+	struct stock *stock = &allocator->stocks[request->at->slot];
 	for (size_t i = 0; i < alloc->n_chunks; i++) {
 		struct chunk chunk;
-		if (!pool_take(pool, alloc->sizes[i], &chunk)) {
+		if (!stock_take(stock, alloc->sizes[i], &chunk)) {
 			alloc->missing[alloc->n_missing++] = i;
 			request->missing_bytes += alloc->sizes[i];
 			allocator->stats->pool_misses++;
@@ -135,7 +137,7 @@ static void take_from_pool(struct alloc *alloc)
 	}
 	request->n_missing = alloc->n_missing;
 	if (alloc->n_missing > 0 && alloc->use == CHUNK_PRIVATE) {
-		pool_follow(pool, alloc->sizes[alloc->missing[0]]);
+		stock_follow(stock, alloc->sizes[alloc->missing[0]]);
 	}
 	uv_timer_start(&allocator->refill, on_refill, REFILL_MS, 0);
 }
@@ -145,7 +147,7 @@ static int charge(struct pressure_request *request)
 {
 	struct alloc *alloc = alloc_of(request);
 	for (size_t i = 0; i < alloc->n_chunks; i++) {
-		int r = tenant_charge(request->tenant, request->device->index, alloc->sizes[i], 1,
+		int r = tenant_charge(request->tenant, request->at->slot, alloc->sizes[i], 1,
 		                      &alloc->charges[i]);
 		if (r != 0) {
 			refund_all(alloc);
@@ -164,9 +166,8 @@ static CUresult make_one(const struct alloc *alloc, uint64_t bytes, struct made 
 	CUmemGenericAllocationHandle *handle = alloc->keep_handles ? &made->handle : NULL;
 	CUresult result;
 	do {
-		result = device_make_chunk(alloc->request.device, bytes, &made->fd, handle);
-	} while (result == CUDA_ERROR_OUT_OF_MEMORY &&
-	         worker_catch_up(&alloc->request.device->worker));
+		result = location_make_chunk(alloc->request.at, bytes, &made->fd, handle);
+	} while (result == CUDA_ERROR_OUT_OF_MEMORY && worker_catch_up(&alloc->request.at->worker));
 	return result;
 }
 
@@ -177,7 +178,7 @@ static bool drop_made(struct alloc *alloc)
 		struct made *made = &alloc->made[--alloc->n_made];
 		fd_close(&made->fd);
 		if (alloc->keep_handles) {
-			alloc->request.device->drv->cuMemRelease(made->handle);
+			alloc->request.at->drv->cuMemRelease(made->handle);
 		}
 	}
 	return alloc->n_made == 0;
@@ -187,7 +188,9 @@ static bool drop_made(struct alloc *alloc)
 static bool make_missing(struct work *work)
 {
 	struct alloc *alloc = container_of(work, struct alloc, work);
-	for (size_t n = 0; n < PIECE_CHUNKS && alloc->result == CUDA_SUCCESS; n++) {
+	size_t n_piece = alloc->request.at->kind == LOCATION_HOST ? HOST_PIECE_CHUNKS
+	                                                          : PIECE_CHUNKS;
+	for (size_t n = 0; n < n_piece && alloc->result == CUDA_SUCCESS; n++) {
 		if (alloc->n_made == alloc->n_missing) {
 			return true;
 		}
@@ -201,17 +204,17 @@ static bool make_missing(struct work *work)
 static void on_made(struct work *work)
 {
 	struct alloc *alloc = container_of(work, struct alloc, work);
-	struct device *device = alloc->request.device;
-	device->coming_bytes -= alloc->coming_bytes;
+	struct location *at = alloc->request.at;
+	at->coming_bytes -= alloc->coming_bytes;
 	alloc->coming_bytes = 0;
 	if (alloc->result == CUDA_SUCCESS) {
 		pressure_made(&alloc->request, STATUS_OK);
 	} else if (alloc->result == CUDA_ERROR_OUT_OF_MEMORY) {
 		pressure_made(&alloc->request, STATUS_NO_DEVICE_MEMORY);
 	} else {
-		log_limited(&device->log_limit, LOG_LEVEL_ERROR,
-		            "device %u: cannot make a chunk: %s", device->index,
-		            cudrv_error(device->drv, alloc->result));
+		char name[LOCATION_NAME_BYTES];
+		log_limited(&at->log_limit, LOG_LEVEL_ERROR, "%s: cannot make a chunk: %s",
+		            location_name(at, name), cudrv_error(at->drv, alloc->result));
 		pressure_made(&alloc->request, STATUS_INTERNAL);
 	}
 }
@@ -223,26 +226,26 @@ static bool refuse_missing(struct work *work)
 }
 
 /*
- * Beyond the device's usable bytes the request is refused without the driver. The worker does this
+ * Beyond the location's usable bytes the request is refused without the driver. The worker does this
  * too, so that no callback comes from within alloc_start().
  */
 static void make(struct pressure_request *request)
 {
 	struct alloc *alloc = alloc_of(request);
-	struct device *device = request->device;
+	struct location *at = request->at;
 	if (alloc->n_missing == 0) {
 		pressure_made(request, STATUS_OK);
 		return;
 	}
-	bool fits = device_has_room(device, request->missing_bytes);
+	bool fits = location_has_room(at, request->missing_bytes);
 	if (fits) {
 		alloc->coming_bytes = request->missing_bytes;
-		device->coming_bytes += alloc->coming_bytes;
+		at->coming_bytes += alloc->coming_bytes;
 	}
 	alloc->keep_handles = !request->has_fds;
 	alloc->result = CUDA_SUCCESS;
 	alloc->n_made = 0;
-	worker_submit(&device->worker, &alloc->work, alloc->worker_user,
+	worker_submit(&at->worker, &alloc->work, alloc->worker_user,
 	              fits ? make_missing : refuse_missing, on_made);
 }
 
@@ -252,7 +255,7 @@ static void adopt_made(struct alloc *alloc)
 {
 	for (size_t n = 0; n < alloc->n_made; n++) {
 		size_t i = alloc->missing[n];
-		chunk_init(&alloc->chunks[i], alloc->request.device, &alloc->allocator->books,
+		chunk_init(&alloc->chunks[i], alloc->request.at, &alloc->allocator->books,
 		           alloc->sizes[i], alloc->made[n].fd, alloc->made[n].handle, alloc->use,
 		           &alloc->charges[i]);
 	}
@@ -291,10 +294,25 @@ static enum pressure_fds fds_of(const struct alloc_wanted *wanted)
 	return wanted->sizes[0] < BIG_CHUNK_BYTES ? PRESSURE_FDS_SMALL : PRESSURE_FDS_BIG;
 }
 
+enum status alloc_check(const struct allocator *allocator, const struct alloc_wanted *wanted)
+{
+	struct pressure_request request = {.at = wanted->at,
+	                                   .tenant = wanted->tenant,
+	                                   .fds = fds_of(wanted),
+	                                   .n_chunks = wanted->n_chunks};
+	for (size_t i = 0; i < wanted->n_chunks; i++) {
+		request.bytes += wanted->sizes[i];
+	}
+	return pressure_check(&allocator->pressure, &request);
+}
+
 enum status alloc_start(struct allocator *allocator, const struct alloc_wanted *wanted,
                         alloc_done_fn done_fn, void *user, struct alloc **alloc_out)
 {
 	assert(wanted->n_chunks > 0);
+	if (location_start(wanted->at, allocator->loop) < 0) {
+		return STATUS_INTERNAL;
+	}
 	struct alloc *alloc = alloc_new(wanted);
 	if (!alloc) {
 		return STATUS_NO_HOST_MEMORY;
@@ -306,7 +324,7 @@ enum status alloc_start(struct allocator *allocator, const struct alloc_wanted *
 	alloc->user = user;
 	alloc->self = alloc_out;
 	alloc->request.ops = &pressure_ops;
-	alloc->request.device = wanted->device;
+	alloc->request.at = wanted->at;
 	alloc->request.tenant = wanted->tenant;
 	alloc->request.fds = fds_of(wanted);
 	alloc->request.n_chunks = wanted->n_chunks;
@@ -334,24 +352,25 @@ void alloc_cancel(struct alloc *alloc)
 	}
 }
 
-void alloc_explain(enum status status, const struct tenant *tenant, uint32_t device, uint64_t bytes,
-                   char *text, size_t n_text)
+void alloc_explain(enum status status, const struct tenant *tenant, const struct location *at,
+                   uint64_t bytes, char *text, size_t n_text)
 {
-	const struct tenant_device *limits = &tenant->devices[device];
+	char name[LOCATION_NAME_BYTES];
+	const struct tenant_location *limits = &tenant->at[at->slot];
 	switch (status) {
 	case STATUS_OVER_QUOTA:
 		snprintf(text, n_text,
-		         "%" PRIu64 " bytes more on device %u: tenant %s uses %" PRIu64
-		         " of %" PRIu64,
-		         bytes, device, tenant->name, limits->used_bytes, limits->quota_bytes);
+		         "%" PRIu64 " bytes more on %s: tenant %s uses %" PRIu64 " of %" PRIu64,
+		         bytes, location_name(at, name), tenant->name, limits->used_bytes,
+		         limits->quota_bytes);
 		return;
 	case STATUS_NO_FDS:
 		snprintf(text, n_text, "no fds left for more chunks (tenant %s)", tenant->name);
 		return;
 	case STATUS_NO_DEVICE_MEMORY:
 		snprintf(text, n_text,
-		         "device %u has no %" PRIu64 " bytes left, and nothing can be evicted",
-		         device, bytes);
+		         "%s has no %" PRIu64 " bytes left, and nothing can be evicted",
+		         location_name(at, name), bytes);
 		return;
 	case STATUS_NO_HOST_MEMORY:
 		snprintf(text, n_text, "glaked is out of host memory");
@@ -363,17 +382,17 @@ void alloc_explain(enum status status, const struct tenant *tenant, uint32_t dev
 
 /* ---- the allocator ----------------------------------------------------------------------------- */
 
-static void drain_for_bytes(void *user, struct device *device, uint64_t bytes)
+static void drain_for_bytes(void *user, struct location *at, uint64_t bytes)
 {
 	struct allocator *allocator = user;
-	pool_drain(&allocator->pools[device->index]);
+	stock_drain(&allocator->stocks[at->slot]);
 }
 
 static void drain_for_fds(void *user, uint64_t n_fds)
 {
 	struct allocator *allocator = user;
-	for (uint32_t i = 0; i < allocator->n_devices; i++) {
-		pool_drain(&allocator->pools[i]);
+	for (uint32_t i = 0; i < allocator->n_locations; i++) {
+		stock_drain(&allocator->stocks[i]);
 	}
 }
 
@@ -404,21 +423,21 @@ static void wake(void *user, uint64_t ms)
 	}
 }
 
-int allocator_init(struct allocator *allocator, uv_loop_t *loop, struct device *devices,
-                   uint32_t n_devices, uint64_t fd_limit, struct tenant *pool_payer,
+int allocator_init(struct allocator *allocator, uv_loop_t *loop, struct location *const *locations,
+                   uint32_t n_locations, uint64_t fd_limit, struct tenant *stock_payer,
                    struct stats *stats)
 {
 	const struct pressure_clock clock = {.now_ms = now_ms, .wake = wake, .user = allocator};
 	*allocator = (struct allocator){.loop = loop,
 	                                .stats = stats,
 	                                .books = {.max_fds = fd_limit, .stats = stats},
-	                                .n_devices = n_devices};
-	allocator->pools = calloc(n_devices ? n_devices : 1, sizeof(allocator->pools[0]));
-	int r = allocator->pools ? pressure_init(&allocator->pressure, n_devices, &allocator->books,
-	                                         pool_payer, stats, &clock)
-	                         : -ENOMEM;
+	                                .n_locations = n_locations};
+	allocator->stocks = calloc(n_locations ? n_locations : 1, sizeof(allocator->stocks[0]));
+	int r = allocator->stocks ? pressure_init(&allocator->pressure, n_locations,
+	                                          &allocator->books, stock_payer, stats, &clock)
+	                          : -ENOMEM;
 	if (r < 0) {
-		free(allocator->pools);
+		free(allocator->stocks);
 		return r;
 	}
 	allocator->pressure.sources[PRESSURE_MADE_AHEAD] = (struct pressure_source){
@@ -426,8 +445,8 @@ int allocator_init(struct allocator *allocator, uv_loop_t *loop, struct device *
 		.take_fds = drain_for_fds,
 		.user = allocator,
 	};
-	for (uint32_t i = 0; i < n_devices; i++) {
-		pool_init(&allocator->pools[i], &devices[i], &allocator->books, pool_payer);
+	for (uint32_t i = 0; i < n_locations; i++) {
+		stock_init(&allocator->stocks[i], locations[i], &allocator->books, stock_payer);
 	}
 	uv_timer_init(loop, &allocator->refill);
 	return uv_timer_init(loop, &allocator->wake);
@@ -438,6 +457,6 @@ void allocator_deinit(struct allocator *allocator)
 	pressure_deinit(&allocator->pressure);
 	uv_close((uv_handle_t *)&allocator->wake, NULL);
 	uv_close((uv_handle_t *)&allocator->refill, NULL);
-	free(allocator->pools);
-	allocator->pools = NULL;
+	free(allocator->stocks);
+	allocator->stocks = NULL;
 }

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Grants chunks: a request is charged, gets the pool's chunks, and the device's worker makes the
+ * Grants chunks: a request is charged, gets the pool's chunks, and the location's worker makes the
  * rest. It is granted completely or not at all. pressure.h handles requests that do not fit.
  *
  * Owner: the server. A request (struct alloc) belongs to the allocator until its callback.
- * Threads: loop thread; the driver is called on the device's worker.
+ * Threads: loop thread; the driver is called on the location's worker.
  */
 #ifndef GLAKE_DAEMON_ALLOC_H
 #define GLAKE_DAEMON_ALLOC_H
 
 #include "daemon/base/status.h"
-#include "daemon/memory/pool.h"
+#include "daemon/memory/stock.h"
 #include "daemon/memory/pressure.h"
 
 struct alloc;
@@ -30,21 +30,21 @@ struct allocator {
 	struct stats *stats; /* borrowed */
 	struct chunk_books books;
 	struct pressure pressure; /* the server sets its sources and wait_ms */
-	struct pool *pools;       /* owned, one per device */
-	uint32_t n_devices;
-	uv_timer_t refill; /* runs while a pool may lack chunks */
+	struct stock *stocks;     /* owned, one per location */
+	uint32_t n_locations;
+	uv_timer_t refill; /* runs while a stock may lack chunks */
 	uv_timer_t wake;   /* runs while somebody waits */
 };
 
 /* Returns 0 or -ENOMEM. */
-int allocator_init(struct allocator *allocator, uv_loop_t *loop, struct device *devices,
-                   uint32_t n_devices, uint64_t fd_limit, struct tenant *pool_payer,
+int allocator_init(struct allocator *allocator, uv_loop_t *loop, struct location *const *locations,
+                   uint32_t n_locations, uint64_t fd_limit, struct tenant *stock_payer,
                    struct stats *stats);
-/* No request may be pending; pools must be drained and the workers idle. */
+/* No request may be pending; stocks must be drained and the workers idle. */
 void allocator_deinit(struct allocator *allocator);
 
 struct alloc_wanted {
-	struct device *device;
+	struct location *at;
 	struct tenant *tenant; /* who pays */
 	uid_t uid;             /* of the requester: requests take turns by tenant and uid */
 	enum chunk_use use;
@@ -58,7 +58,7 @@ struct alloc_wanted {
 };
 
 /*
- * Request chunks on one device. @done is called before this returns if, and only if, the pool has
+ * Request chunks at one location. @done is called before this returns if, and only if, the stock has
  * them all. Returns STATUS_OK, or a status of alloc_done_fn or STATUS_NO_HOST_MEMORY; then @done is
  * not called. *alloc_out (may be NULL) is for alloc_cancel(). It becomes NULL when there is nothing
  * to cancel any more.
@@ -66,11 +66,17 @@ struct alloc_wanted {
 enum status alloc_start(struct allocator *allocator, const struct alloc_wanted *wanted,
                         alloc_done_fn done, void *user, struct alloc **alloc_out);
 
+/*
+ * Whether such a request could ever be granted: STATUS_OK, or why not. Nothing is taken back or charged. An
+ * alloc_start() asks itself.
+ */
+enum status alloc_check(const struct allocator *allocator, const struct alloc_wanted *wanted);
+
 /* @done will not be called; chunks that come are released. */
 void alloc_cancel(struct alloc *alloc);
 
-/* One line for the client: the reason for refusing @bytes on @device. */
-void alloc_explain(enum status status, const struct tenant *tenant, uint32_t device, uint64_t bytes,
-                   char *text, size_t n_text);
+/* One line for the client: the reason for refusing @bytes at @at. */
+void alloc_explain(enum status status, const struct tenant *tenant, const struct location *at,
+                   uint64_t bytes, char *text, size_t n_text);
 
 #endif

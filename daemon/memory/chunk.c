@@ -24,18 +24,18 @@ struct hold {
 
 struct release {
 	struct work work;
-	struct device *device;
+	struct location *at;
 	struct parking *parking;
 	size_t n_holds;
 	size_t n_closed;
 	struct hold holds[];
 };
 
-void chunk_init(struct chunk *chunk, struct device *device, struct chunk_books *books,
-                uint64_t bytes, int fd, CUmemGenericAllocationHandle handle, enum chunk_use use,
+void chunk_init(struct chunk *chunk, struct location *at, struct chunk_books *books, uint64_t bytes,
+                int fd, CUmemGenericAllocationHandle handle, enum chunk_use use,
                 struct charge *charge)
 {
-	*chunk = (struct chunk){.device = device,
+	*chunk = (struct chunk){.at = at,
 	                        .books = books,
 	                        .bytes = bytes,
 	                        .fd = fd,
@@ -43,17 +43,17 @@ void chunk_init(struct chunk *chunk, struct device *device, struct chunk_books *
 	                        .use = use,
 	                        .charge = *charge};
 	*charge = (struct charge){0};
-	device->use_bytes[use] += bytes;
+	at->use_bytes[use] += bytes;
 	books->stats->chunks_created++;
 	if (!handle) {
 		books->n_fds++;
 	}
 }
 
-void chunk_adopt(struct chunk *chunk, struct device *device, struct chunk_books *books,
+void chunk_adopt(struct chunk *chunk, struct location *at, struct chunk_books *books,
                  uint64_t bytes, int fd, enum chunk_use use, struct charge *charge)
 {
-	chunk_init(chunk, device, books, bytes, fd, 0, use, charge);
+	chunk_init(chunk, at, books, bytes, fd, 0, use, charge);
 	chunk->is_unparked = fd < 0;
 	if (chunk->is_unparked) {
 		books->n_fds--;
@@ -69,26 +69,26 @@ void chunk_move(struct chunk *to, struct chunk *from)
 
 void chunk_set_use(struct chunk *chunk, enum chunk_use use)
 {
-	assert(chunk->device->use_bytes[chunk->use] >= chunk->bytes);
-	chunk->device->use_bytes[chunk->use] -= chunk->bytes;
-	chunk->device->use_bytes[use] += chunk->bytes;
+	assert(chunk->at->use_bytes[chunk->use] >= chunk->bytes);
+	chunk->at->use_bytes[chunk->use] -= chunk->bytes;
+	chunk->at->use_bytes[use] += chunk->bytes;
 	chunk->use = use;
 }
 
 /* @parking NULL: not to be waited for. */
-static void close_holds(struct device *device, struct parking *parking, const struct hold *holds,
+static void close_holds(struct location *at, struct parking *parking, const struct hold *holds,
                         size_t n_holds)
 {
 	for (size_t i = 0; i < n_holds; i++) {
 		int fd = holds[i].fd;
 		fd_close(&fd);
 		if (holds[i].handle) {
-			device->drv->cuMemRelease(holds[i].handle);
+			at->drv->cuMemRelease(holds[i].handle);
 		}
 		if (parking && holds[i].removed) {
 			parking_block(parking, holds[i].removed);
 		}
-		device->leaving_bytes -= holds[i].bytes;
+		at->leaving_bytes -= holds[i].bytes;
 	}
 }
 
@@ -97,7 +97,7 @@ static bool run_release(struct work *work)
 	struct release *release = container_of(work, struct release, work);
 	size_t n_left = release->n_holds - release->n_closed;
 	size_t n = n_left < PIECE_HOLDS ? n_left : PIECE_HOLDS;
-	close_holds(release->device, release->parking, &release->holds[release->n_closed], n);
+	close_holds(release->at, release->parking, &release->holds[release->n_closed], n);
 	release->n_closed += n;
 	return n == n_left;
 }
@@ -110,14 +110,14 @@ static void free_release(struct work *work)
 /* Remove it from the books. The caller closes what is returned. */
 static struct hold forget(struct chunk *chunk)
 {
-	struct device *device = chunk->device;
+	struct location *at = chunk->at;
 	struct hold hold = {.fd = fd_steal(&chunk->fd),
 	                    .handle = chunk->handle,
 	                    .bytes = chunk->bytes,
 	                    .removed = chunk->removed};
-	assert(device->use_bytes[chunk->use] >= chunk->bytes);
-	device->use_bytes[chunk->use] -= chunk->bytes;
-	device->leaving_bytes += chunk->bytes;
+	assert(at->use_bytes[chunk->use] >= chunk->bytes);
+	at->use_bytes[chunk->use] -= chunk->bytes;
+	at->leaving_bytes += chunk->bytes;
 	chunk->books->stats->chunks_released++;
 	if (chunk->is_unparked) {
 		chunk->books->unparked_bytes -= chunk->bytes;
@@ -129,16 +129,16 @@ static struct hold forget(struct chunk *chunk)
 	return hold;
 }
 
-static void submit(struct device *device, struct parking *parking, const struct hold *holds,
+static void submit(struct location *at, struct parking *parking, const struct hold *holds,
                    size_t n_holds)
 {
 	struct release *release = malloc(sizeof(*release) + n_holds * sizeof(holds[0]));
 	if (!release) {
 		/* Slow is better than leaked: close them here. */
-		close_holds(device, NULL, holds, n_holds);
+		close_holds(at, NULL, holds, n_holds);
 		return;
 	}
-	release->device = device;
+	release->at = at;
 	release->parking = parking;
 	release->n_holds = n_holds;
 	release->n_closed = 0;
@@ -147,9 +147,9 @@ static void submit(struct device *device, struct parking *parking, const struct 
 	}
 	/* A large release does not wait, because its fds would. */
 	if (n_holds > MAX_LAZY_HOLDS) {
-		worker_submit_release(&device->worker, &release->work, run_release, free_release);
+		worker_submit_release(&at->worker, &release->work, run_release, free_release);
 	} else {
-		worker_submit_lazy(&device->worker, &release->work, run_release, free_release);
+		worker_submit_lazy(&at->worker, &release->work, run_release, free_release);
 	}
 }
 
@@ -158,7 +158,7 @@ void chunk_drop_fd(struct chunk *chunk)
 	assert(chunk->handle);
 	struct hold hold = {.fd = fd_steal(&chunk->fd)};
 	if (hold.fd >= 0) {
-		submit(chunk->device, NULL, &hold, 1);
+		submit(chunk->at, NULL, &hold, 1);
 	}
 }
 
@@ -171,23 +171,23 @@ void chunk_release_all(struct chunk *chunks, size_t n_chunks)
 {
 	enum { BATCH = 256 };
 	struct hold holds[BATCH];
-	struct device *device = NULL;
+	struct location *at = NULL;
 	struct parking *parking = NULL;
 	size_t n_holds = 0;
 	for (size_t i = 0; i < n_chunks; i++) {
-		if (!chunks[i].device) {
+		if (!chunks[i].at) {
 			continue;
 		}
-		assert(!device || chunks[i].device == device);
-		device = chunks[i].device;
+		assert(!at || chunks[i].at == at);
+		at = chunks[i].at;
 		parking = chunks[i].books->parking;
 		holds[n_holds++] = forget(&chunks[i]);
 		if (n_holds == BATCH) {
-			submit(device, parking, holds, n_holds);
+			submit(at, parking, holds, n_holds);
 			n_holds = 0;
 		}
 	}
 	if (n_holds > 0) {
-		submit(device, parking, holds, n_holds);
+		submit(at, parking, holds, n_holds);
 	}
 }

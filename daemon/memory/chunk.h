@@ -10,9 +10,9 @@
  * so it is charged and counted, and cannot be passed on.
  *
  * Invariants: a fresh chunk is zero. A chunk never changes realms: it is released, and a new one is
- * made. A granted chunk has exactly one charge. Its bytes count in exactly one device->use_bytes.
+ * made. A granted chunk has exactly one charge. Its bytes count in exactly one use of its location.
  *
- * Owner: embedded in the pool, a holder's entry, or a block.
+ * Owner: embedded in the stock, a holder's entry, or a block.
  * Lifetime: alloc fills it; chunk_release() ends it.
  * Threads: loop thread.
  */
@@ -21,12 +21,12 @@
 
 #include <stddef.h>
 
-#include "daemon/keep/parking.h"
 #include "daemon/base/stats.h"
-#include "daemon/memory/device.h"
+#include "daemon/keep/parking.h"
+#include "daemon/memory/location.h"
 #include "daemon/memory/tenant.h"
 
-/* Shared by the chunks of all devices: their fd budget and counters. */
+/* Shared by the chunks of all locations: their fd budget and counters. */
 struct chunk_books {
 	uint64_t n_fds; /* of existing chunks, and reserved for chunks that are being made */
 	uint64_t max_fds;
@@ -36,7 +36,7 @@ struct chunk_books {
 };
 
 struct chunk {
-	struct device *device;     /* borrowed; NULL: no chunk here */
+	struct location *at;       /* borrowed; NULL: no chunk here */
 	struct chunk_books *books; /* borrowed */
 	uint64_t bytes;
 	int fd;                              /* owned; -1: only the handle holds the memory */
@@ -49,12 +49,12 @@ struct chunk {
 };
 
 /* Enter a fresh chunk into the books. Takes over @charge. */
-void chunk_init(struct chunk *chunk, struct device *device, struct chunk_books *books,
-                uint64_t bytes, int fd, CUmemGenericAllocationHandle handle, enum chunk_use use,
+void chunk_init(struct chunk *chunk, struct location *at, struct chunk_books *books, uint64_t bytes,
+                int fd, CUmemGenericAllocationHandle handle, enum chunk_use use,
                 struct charge *charge);
 
 /* The same for a chunk of an earlier glaked, which is unparked if @fd (taken over) is -1. */
-void chunk_adopt(struct chunk *chunk, struct device *device, struct chunk_books *books,
+void chunk_adopt(struct chunk *chunk, struct location *at, struct chunk_books *books,
                  uint64_t bytes, int fd, enum chunk_use use, struct charge *charge);
 
 /* Move @from, which is empty afterwards, to @to. */
@@ -66,12 +66,12 @@ void chunk_set_use(struct chunk *chunk, enum chunk_use use);
 void chunk_drop_fd(struct chunk *chunk);
 
 /*
- * Refund the charge, remove the chunk from the books, and have the device's worker close it, and wait for
+ * Refund the charge, remove the chunk from the books, and have the location's worker close it, and wait for
  * the service manager to close its fd. Work that is submitted later finds the memory free
  * (worker_catch_up). Empty chunks are fine.
  */
 void chunk_release(struct chunk *chunk);
-/* The same for many of one device, as one job. */
+/* The same for many of one location, as one job. */
 void chunk_release_all(struct chunk *chunks, size_t n_chunks);
 
 #endif

@@ -10,10 +10,10 @@
 static bool run_export(struct work *work)
 {
 	struct chunk_export *export = container_of(work, struct chunk_export, work);
-	const struct device *device = export->chunk->device;
-	export->result = device_export_chunk(device, export->chunk->handle, &export->fd);
+	const struct location *at = export->chunk->at;
+	export->result = location_export_chunk(at, export->chunk->handle, &export->fd);
 	if (export->result == CUDA_SUCCESS) {
-		device->drv->cuMemRelease(export->chunk->handle);
+		at->drv->cuMemRelease(export->chunk->handle);
 	}
 	return true;
 }
@@ -23,9 +23,10 @@ static void on_exported(struct work *work)
 	struct chunk_export *export = container_of(work, struct chunk_export, work);
 	struct chunk *chunk = export->chunk;
 	if (export->result != CUDA_SUCCESS) {
-		log_limited(&chunk->device->log_limit, LOG_LEVEL_ERROR,
-		            "device %u: cannot export a chunk: %s", chunk->device->index,
-		            cudrv_error(chunk->device->drv, export->result));
+		char name[LOCATION_NAME_BYTES];
+		log_limited(&chunk->at->log_limit, LOG_LEVEL_ERROR, "%s: cannot export a chunk: %s",
+		            location_name(chunk->at, name),
+		            cudrv_error(chunk->at->drv, export->result));
 		pressure_give_fd(export->pressure);
 		export->done(export, STATUS_INTERNAL);
 		return;
@@ -47,6 +48,6 @@ enum status chunk_export_start(struct chunk_export *export, struct pressure *pre
 	}
 	*export = (struct chunk_export){
 		.pressure = pressure, .chunk = chunk, .done = done, .fd = -1};
-	worker_submit(&chunk->device->worker, &export->work, worker_user, run_export, on_exported);
+	worker_submit(&chunk->at->worker, &export->work, worker_user, run_export, on_exported);
 	return STATUS_OK;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Makes an fd for a chunk that only its driver handle holds. Only the process that made a chunk can
- * export it; the device's worker does.
+ * export it; the location's worker does.
  *
  * Owner: embedded by the caller, until done. Threads: loop thread.
  */

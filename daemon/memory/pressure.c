@@ -78,12 +78,12 @@ static bool owes_answer(const struct pressure_client *client)
  * client's last report of its warm memory does not count: it may be old.
  */
 static bool ask_one(const struct pressure *pressure, struct pressure_client *client,
-                    const struct device *device, uint64_t bytes)
+                    const struct location *at, uint64_t bytes)
 {
 	uint64_t now = now_ms(pressure);
 	bool owed = owes_answer(client);
 	/* A client that does not read is not asked, and not waited for. */
-	if (bytes > 0 && client->ops->ask(client, device, bytes, client->last_id + 1)) {
+	if (bytes > 0 && client->ops->ask(client, at, bytes, client->last_id + 1)) {
 		client->last_id++;
 		client->since_ms = owed ? client->since_ms : now;
 	}
@@ -96,7 +96,7 @@ static bool ask_one(const struct pressure *pressure, struct pressure_client *cli
 }
 
 /* Ask each client of @tenant (NULL: every client), for no more than it holds. */
-static bool ask_all(struct pressure *pressure, const struct device *device,
+static bool ask_all(struct pressure *pressure, const struct location *at,
                     const struct tenant *tenant, uint64_t bytes)
 {
 	struct pressure_client *client;
@@ -106,22 +106,22 @@ static bool ask_all(struct pressure *pressure, const struct device *device,
 		if (tenant && client->tenant != tenant) {
 			continue;
 		}
-		uint64_t held = client->ops->held_bytes(client, device);
-		if (held > 0 && ask_one(pressure, client, device, bytes < held ? bytes : held)) {
+		uint64_t held = client->ops->held_bytes(client, at);
+		if (held > 0 && ask_one(pressure, client, at, bytes < held ? bytes : held)) {
 			is_awaited = true;
 		}
 	}
 	return is_awaited;
 }
 
-static uint64_t held_by_clients(const struct pressure *pressure, const struct device *device,
+static uint64_t held_by_clients(const struct pressure *pressure, const struct location *at,
                                 const struct tenant *tenant)
 {
 	const struct pressure_client *client;
 	uint64_t bytes = 0;
 	list_for_each (client, &pressure->clients, link) {
 		if (client->tenant == tenant) {
-			bytes += client->ops->held_bytes(client, device);
+			bytes += client->ops->held_bytes(client, at);
 		}
 	}
 	return bytes;
@@ -139,7 +139,7 @@ static bool ask(struct pressure_request *request, struct pressure_asked *asked,
 	bool is_time = !request->has_asked ||
 	               (pressure->wait_ms > 0 && now - asked->asked_ms >= ASK_AGAIN_MS);
 	if (is_time || asked->n_looks != pressure->n_looks) {
-		asked->is_awaited = ask_all(pressure, request->device, tenant, is_time ? bytes : 0);
+		asked->is_awaited = ask_all(pressure, request->at, tenant, is_time ? bytes : 0);
 		asked->n_looks = pressure->n_looks;
 	}
 	if (is_time) {
@@ -211,10 +211,10 @@ static void finish_cancelled(struct pressure_request *request)
 
 /* ---- what can be ------------------------------------------------------------------------------ */
 
-uint64_t pressure_most_bytes(const struct pressure *pressure, const struct device *device)
+uint64_t pressure_most_bytes(const struct pressure *pressure, const struct location *at)
 {
-	return device_room_bytes(device) + pressure->cache->devices[device->index].used_bytes +
-	       device->use_bytes[CHUNK_PRIVATE];
+	return location_room_bytes(at) + pressure->cache->at[at->slot].used_bytes +
+	       at->use_bytes[CHUNK_PRIVATE];
 }
 
 uint64_t pressure_most_fds(const struct pressure *pressure)
@@ -231,32 +231,31 @@ static bool exceeds(uint64_t wanted, uint64_t limit)
 }
 
 /* Whether bytes and fds could ever be available. The tenant's own limits come first. */
-static enum status check_ever(const struct pressure_request *request)
+enum status pressure_check(const struct pressure *pressure, const struct pressure_request *request)
 {
 	const struct tenant *tenant = request->tenant;
-	if (exceeds(request->bytes, tenant->devices[request->device->index].quota_bytes)) {
+	if (exceeds(request->bytes, tenant->at[request->at->slot].quota_bytes)) {
 		return STATUS_OVER_QUOTA;
 	}
 	if (exceeds(request->n_chunks, tenant->max_fds) ||
-	    (request->fds == PRESSURE_FDS_MUST &&
-	     request->n_chunks > request->pressure->books->max_fds)) {
+	    (request->fds == PRESSURE_FDS_MUST && request->n_chunks > pressure->books->max_fds)) {
 		return STATUS_NO_FDS;
 	}
-	return request->bytes > device_most_bytes(request->device) ? STATUS_NO_DEVICE_MEMORY
-	                                                           : STATUS_OK;
+	return request->bytes > location_most_bytes(request->at) ? STATUS_NO_DEVICE_MEMORY
+	                                                         : STATUS_OK;
 }
 
 /* If not, blocks in use leave too little, and taking memory from others would help nobody. */
 static bool fits_after_all_rounds(const struct pressure_request *request)
 {
-	return request->missing_bytes <= pressure_most_bytes(request->pressure, request->device);
+	return request->missing_bytes <= pressure_most_bytes(request->pressure, request->at);
 }
 
 /* The same for the tenant's bytes: only its clients' memory can be given back. */
 static bool fits_after_asking(const struct pressure_request *request)
 {
-	const struct tenant_device *limits = &request->tenant->devices[request->device->index];
-	uint64_t held = held_by_clients(request->pressure, request->device, request->tenant);
+	const struct tenant_location *limits = &request->tenant->at[request->at->slot];
+	uint64_t held = held_by_clients(request->pressure, request->at, request->tenant);
 	uint64_t kept = limits->used_bytes > held ? limits->used_bytes - held : 0;
 	return limits->quota_bytes == 0 ||
 	       (kept <= limits->quota_bytes && request->bytes <= limits->quota_bytes - kept);
@@ -328,7 +327,7 @@ static enum status wait_in_line(struct pressure_request *request, bool is_next)
 		return refuse(request, STATUS_OVER_QUOTA);
 	}
 	if (list_is_empty(&request->place)) {
-		tenant_queue_enter(request->tenant, request->device->index, &request->place);
+		tenant_queue_enter(request->tenant, request->at->slot, &request->place);
 		pressure->stats->quota_waits++;
 	}
 	park(request, PRESSURE_IN_LINE);
@@ -342,13 +341,12 @@ static enum status wait_in_line(struct pressure_request *request, bool is_next)
 static enum status admit(struct pressure_request *request)
 {
 	struct stats *stats = request->pressure->stats;
-	enum status status = check_ever(request);
+	enum status status = pressure_check(request->pressure, request);
 	if (status != STATUS_OK) {
 		stats->quota_refusals += status != STATUS_NO_DEVICE_MEMORY;
 		return refuse(request, status);
 	}
-	bool is_next = tenant_queue_is_next(request->tenant, request->device->index,
-	                                    &request->place);
+	bool is_next = tenant_queue_is_next(request->tenant, request->at->slot, &request->place);
 	int r = is_next ? request->ops->charge(request) : TENANT_E_BYTES;
 	if (r == TENANT_E_BYTES) {
 		return wait_in_line(request, is_next);
@@ -380,7 +378,7 @@ enum status pressure_start(struct pressure *pressure, struct pressure_request *r
 	return admit(request);
 }
 
-/* ---- a full device ---------------------------------------------------------------------------- */
+/* ---- a full location ---------------------------------------------------------------------------- */
 
 /*
  * The bytes to take back: missing minus free bytes by the books, or all missing bytes if the books
@@ -388,7 +386,7 @@ enum status pressure_start(struct pressure *pressure, struct pressure_request *r
  */
 static uint64_t shortfall(const struct pressure_request *request)
 {
-	uint64_t room = device_room_bytes(request->device);
+	uint64_t room = location_room_bytes(request->at);
 	return request->missing_bytes > room ? request->missing_bytes - room
 	                                     : request->missing_bytes;
 }
@@ -397,26 +395,26 @@ static uint64_t shortfall(const struct pressure_request *request)
 static bool take_back(struct pressure_request *request)
 {
 	struct pressure *pressure = request->pressure;
-	struct device *device = request->device;
+	struct location *at = request->at;
 	uint64_t wanted = shortfall(request);
-	uint64_t before = device_room_bytes(device);
+	uint64_t before = location_room_bytes(at);
 	uint64_t freed = 0;
 	for (int round = 0; round < N_PRESSURE_ROUNDS && freed < wanted; round++) {
 		const struct pressure_source *source = &pressure->sources[round];
 		if (source->take_bytes) {
-			source->take_bytes(source->user, device, wanted - freed);
-			uint64_t room = device_room_bytes(device);
+			source->take_bytes(source->user, at, wanted - freed);
+			uint64_t room = location_room_bytes(at);
 			freed = room > before ? room - before : 0;
 		}
 	}
 	return freed > 0;
 }
 
-/* The device had no room for it. */
+/* There was no room for it. */
 static void fall_short(struct pressure_request *request)
 {
 	struct pressure *pressure = request->pressure;
-	struct pressure_asked *asked = &pressure->asked[request->device->index];
+	struct pressure_asked *asked = &pressure->asked[request->at->slot];
 	bool is_late = false;
 	if (fits_after_all_rounds(request)) {
 		bool has_room = take_back(request);
@@ -429,7 +427,7 @@ static void fall_short(struct pressure_request *request)
 			return;
 		}
 		is_late = ask(request, asked, NULL, request->missing_bytes);
-		is_late |= device_has_room(request->device, request->missing_bytes);
+		is_late |= location_has_room(request->at, request->missing_bytes);
 	}
 	if (may_wait(request, is_late)) {
 		park(request, PRESSURE_SHORT);
@@ -486,7 +484,7 @@ void pressure_look(struct pressure *pressure)
 	}
 }
 
-int pressure_init(struct pressure *pressure, uint32_t n_devices, struct chunk_books *books,
+int pressure_init(struct pressure *pressure, uint32_t n_locations, struct chunk_books *books,
                   const struct tenant *cache, struct stats *stats,
                   const struct pressure_clock *clock)
 {
@@ -495,11 +493,11 @@ int pressure_init(struct pressure *pressure, uint32_t n_devices, struct chunk_bo
 		.stats = stats,
 		.books = books,
 		.cache = cache,
-		.n_devices = n_devices,
+		.n_locations = n_locations,
 	};
 	list_init(&pressure->clients);
 	list_init(&pressure->waiting);
-	pressure->asked = calloc(n_devices ? n_devices : 1, sizeof(pressure->asked[0]));
+	pressure->asked = calloc(n_locations ? n_locations : 1, sizeof(pressure->asked[0]));
 	return pressure->asked ? 0 : -ENOMEM;
 }
 

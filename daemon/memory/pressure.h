@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Pressure: requests for device memory or fds that do not fit wait here.
+ * Pressure: requests for memory or fds that do not fit wait here.
  *
  *            is charged
  *   NEW ------------------> MAKING ---------- all is made ---------> GRANTED
@@ -8,7 +8,7 @@
  *    |   \ tenant has       | |  |  '-------- its owner cancels ---> CANCELLED
  *    |    \ no room         | |  | look again
  *    |     v    is charged  | v  |
- *    |    IN_LINE ----------' SHORT  (the device is full)
+ *    |    IN_LINE ----------' SHORT  (the location is full)
  *    |     |                  |
  *    '-----+------------------+----- never fits, or patience is over -> REFUSED
  *
@@ -17,25 +17,25 @@
  *
  * 1. NEW. A request that can never fit is refused at once, before anything is taken back for it: if
  * it is
- *    larger than the device, than the tenant's quota there, or than all fds.
+ *    larger than the location, than the tenant's quota there, or than all fds.
  *
- * 2. IN_LINE. The request is charged to its tenant. If the tenant's bytes on the device do not allow
+ * 2. IN_LINE. The request is charged to its tenant. If the tenant's bytes there do not allow
  *    that, the tenant's clients are asked for their warm memory, and the request stands in line.
  *    No client is asked if all that the clients hold would not be enough. Nothing is evicted: the tenant
  *    does not pay for unused models and blocks.
  *
- * 3. MAKING, SHORT. A charged request is made. If the device is full, memory is taken back in rounds:
- *      made ahead   the pool is given up,
+ * 3. MAKING, SHORT. A charged request is made. If the location is full, memory is taken back in rounds:
+ *      made ahead   the stock is given up,
  *      unused       unused models and blocks are evicted, the longest unused first,
  *      (sleepers and then lower priorities will be rounds between these two and the last),
  *      warm         all clients are asked for their warm memory, and the request waits.
  *    After each round that made room the request is tried again. No round begins if blocks in use leave so
  *    little that the request would not fit after all rounds.
- *    The last round is the only one that takes time. So it comes last: a full device with a cache is
+ *    The last round is the only one that takes time. So it comes last: a full GPU with a cache is
  *    the normal state, and an allocation does not wait for clients then.
  *
  * fds: blocks and big chunks may use the whole budget, small private chunks three quarters. For blocks
- * and big chunks the first two rounds give up fds of any device, if that is enough for the request.
+ * and big chunks the first two rounds give up fds of any location, if that is enough for the request.
  * Otherwise private chunks are held by handle, and blocks are refused. No request waits for fds.
  * Host memory: manifests are charged as a model's header is read (charge_grow_manifest()), before its
  * first chunk is requested. No request waits for it, either.
@@ -45,13 +45,13 @@
  * not answered, PRESSURE_LATE_MS at most, and PRESSURE_AFTER_MS longer for memory that they give
  * back after their answer. Then it is refused.
  *
- * Fairness: a tenant's requests for one device are charged in the order of their arrival. A small
+ * Fairness: a tenant's requests for one location are charged in the order of their arrival. A small
  * request does not overtake a big one that waits, so the big one gets its turn. No request waits
  * longer than its own time, so a small one behind a big one gets its turn too. Other tenants and
- * devices do not wait. After the charge there is no order: the first request that fits is served.
+ * locations do not wait. After the charge there is no order: the first request that fits is served.
  *
  * Nothing here knows sessions, the wire, the store or the driver. Sources take memory back, clients
- * are asked for it, and owners of requests make it. The device's books show whether a source gave
+ * are asked for it, and owners of requests make it. The location's books show whether a source gave
  * anything; its own report does not count.
  *
  * Owner: the allocator. Threads: loop thread.
@@ -103,9 +103,9 @@ enum pressure_fds {
 
 /* Memory that can be taken back at once. */
 struct pressure_source {
-	/* Have @bytes of @device released, or as much as there is. */
-	void (*take_bytes)(void *user, struct device *device, uint64_t bytes);
-	/* The same for @n_fds of any device. */
+	/* Have @bytes of @at released, or as much as there is. */
+	void (*take_bytes)(void *user, struct location *at, uint64_t bytes);
+	/* The same for @n_fds of any location. */
 	void (*take_fds)(void *user, uint64_t n_fds);
 	void *user;
 };
@@ -113,10 +113,10 @@ struct pressure_source {
 struct pressure_client;
 
 struct pressure_client_ops {
-	/* The bytes on @device that it could give back, by glaked's books. */
-	uint64_t (*held_bytes)(const struct pressure_client *client, const struct device *device);
+	/* The bytes at @at that it could give back, by glaked's books. */
+	uint64_t (*held_bytes)(const struct pressure_client *client, const struct location *at);
 	/* Ask for @bytes of warm memory; @id numbers the request. Returns whether it was sent. */
-	bool (*ask)(struct pressure_client *client, const struct device *device, uint64_t bytes,
+	bool (*ask)(struct pressure_client *client, const struct location *at, uint64_t bytes,
 	            uint64_t id);
 	/* An answer may lie unread. */
 	bool (*has_unread)(const struct pressure_client *client);
@@ -159,7 +159,7 @@ struct pressure_asked {
 /* Embedded by its owner, who sets the first part, zeroes the rest, and may read all. */
 struct pressure_request {
 	const struct pressure_ops *ops;
-	struct device *device;
+	struct location *at;
 	struct tenant *tenant; /* borrowed: while it has charges of it, or a place in its queue */
 	enum pressure_fds fds;
 	uint64_t bytes;
@@ -175,7 +175,7 @@ struct pressure_request {
 	bool has_fds; /* what is missing has fds of the budget */
 	struct pressure *pressure;
 	struct list link;    /* link: pressure.waiting, IN_LINE and SHORT */
-	struct list place;   /* link: the tenant's queue on the device, IN_LINE */
+	struct list place;   /* link: the tenant's queue there, IN_LINE */
 	uint64_t n_reserved; /* fds, until they are made */
 	uint64_t since_ms;   /* when it began to wait */
 	bool has_waited;
@@ -204,12 +204,12 @@ struct pressure {
 	struct list clients;
 	struct list waiting;
 	uint64_t n_looks; /* calls of pressure_look() */
-	uint32_t n_devices;
-	struct pressure_asked *asked; /* owned, one per device: of all clients */
+	uint32_t n_locations;
+	struct pressure_asked *asked; /* owned, one per location: of all clients */
 };
 
 /* Returns 0 or -ENOMEM. Sources that are not set have nothing. */
-int pressure_init(struct pressure *pressure, uint32_t n_devices, struct chunk_books *books,
+int pressure_init(struct pressure *pressure, uint32_t n_locations, struct chunk_books *books,
                   const struct tenant *cache, struct stats *stats,
                   const struct pressure_clock *clock);
 /* No request may wait, and all clients must have left. */
@@ -228,6 +228,11 @@ void pressure_client_answer(struct pressure *pressure, struct pressure_client *c
  * refund.
  */
 enum status pressure_start(struct pressure *pressure, struct pressure_request *request);
+
+/*
+ * Whether a request, not started, could ever be granted: STATUS_OK, or why not, as pressure_start() would say at once.
+ */
+enum status pressure_check(const struct pressure *pressure, const struct pressure_request *request);
 
 /*
  * STATUS_OK: all is made, and the request GRANTED. STATUS_NO_DEVICE_MEMORY: there was no room. Other
@@ -252,10 +257,10 @@ enum status pressure_take_fd(struct pressure *pressure);
 void pressure_give_fd(struct pressure *pressure);
 
 /*
- * The most that could become available: bytes on @device, if all private memory were given back and
+ * The most that could become available: bytes at @at, if all private memory were given back and
  * everything unused were evicted; and fds, for which private memory does not count.
  */
-uint64_t pressure_most_bytes(const struct pressure *pressure, const struct device *device);
+uint64_t pressure_most_bytes(const struct pressure *pressure, const struct location *at);
 uint64_t pressure_most_fds(const struct pressure *pressure);
 
 #endif

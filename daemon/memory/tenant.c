@@ -20,21 +20,22 @@ struct tenant_table {
 	struct tenant *cache;
 	uint64_t last_id;
 	uint32_t n_devices;
+	uint32_t n_locations;
 };
 
 /* ---- one tenant ---- */
 
-static struct tenant *tenant_new(const char *name, uint32_t n_devices)
+static struct tenant *tenant_new(const char *name, uint32_t n_locations)
 {
-	struct tenant *tenant = calloc(1, sizeof(*tenant) + n_devices * sizeof(tenant->devices[0]));
+	struct tenant *tenant = calloc(1, sizeof(*tenant) + n_locations * sizeof(tenant->at[0]));
 	if (tenant) {
 		list_init(&tenant->link);
 		snprintf(tenant->name, sizeof(tenant->name), "%s", name);
-		tenant->n_devices = n_devices;
+		tenant->n_locations = n_locations;
 		tenant->loads_limit.n_burst = LOADS_IN_LOG;
 		tenant->manifests.row = USER_MANIFESTS;
-		for (uint32_t i = 0; i < n_devices; i++) {
-			list_init(&tenant->devices[i].queue);
+		for (uint32_t i = 0; i < n_locations; i++) {
+			list_init(&tenant->at[i].queue);
 		}
 	}
 	return tenant;
@@ -42,8 +43,8 @@ static struct tenant *tenant_new(const char *name, uint32_t n_devices)
 
 static bool tenant_is_unused(const struct tenant *tenant)
 {
-	for (uint32_t i = 0; i < tenant->n_devices; i++) {
-		if (!list_is_empty(&tenant->devices[i].queue)) {
+	for (uint32_t i = 0; i < tenant->n_locations; i++) {
+		if (!list_is_empty(&tenant->at[i].queue)) {
 			return false;
 		}
 	}
@@ -55,8 +56,8 @@ static void tenant_free(struct tenant *tenant)
 	assert(tenant_is_unused(tenant));
 	assert(tenant->n_fds == 0 && tenant->manifest_bytes == 0);
 	pot_deinit(&tenant->manifests);
-	for (uint32_t i = 0; i < tenant->n_devices; i++) {
-		assert(tenant->devices[i].used_bytes == 0);
+	for (uint32_t i = 0; i < tenant->n_locations; i++) {
+		assert(tenant->at[i].used_bytes == 0);
 	}
 	list_remove(&tenant->link);
 	free(tenant);
@@ -69,19 +70,28 @@ static void tenant_free_if_gone(struct tenant *tenant)
 	}
 }
 
-static void tenant_configure(struct tenant *tenant, const struct config_tenant *rule)
+/* ---- the table ---- */
+
+uint64_t tenant_configured_quota(const struct tenant_table *table, const struct config_tenant *rule,
+                                 uint32_t slot)
+{
+	return slot < table->n_devices
+	               ? config_sizes_at(&rule->device_bytes, slot)
+	               : config_sizes_at(&rule->host_bytes, slot - table->n_devices);
+}
+
+static void configure(const struct tenant_table *table, struct tenant *tenant,
+                      const struct config_tenant *rule)
 {
 	tenant->is_leaving = false;
 	tenant->priority = rule->priority;
 	tenant->max_sessions = rule->max_sessions;
 	tenant->max_fds = rule->max_fds;
 	tenant_set_manifest_quota(tenant, rule->manifest_bytes);
-	for (uint32_t i = 0; i < tenant->n_devices; i++) {
-		tenant->devices[i].quota_bytes = config_tenant_quota(rule, i);
+	for (uint32_t i = 0; i < tenant->n_locations; i++) {
+		tenant->at[i].quota_bytes = tenant_configured_quota(table, rule, i);
 	}
 }
-
-/* ---- the table ---- */
 
 static void table_add(struct tenant_table *table, struct tenant *tenant)
 {
@@ -89,7 +99,7 @@ static void table_add(struct tenant_table *table, struct tenant *tenant)
 	list_insert(&table->tenants, &tenant->link);
 }
 
-int tenant_table_new(const struct config *config, uint32_t n_devices,
+int tenant_table_new(const struct config *config, uint32_t n_devices, uint32_t n_nodes,
                      struct tenant_table **table_out)
 {
 	struct tenant_table *table = calloc(1, sizeof(*table));
@@ -98,7 +108,8 @@ int tenant_table_new(const struct config *config, uint32_t n_devices,
 	}
 	list_init(&table->tenants);
 	table->n_devices = n_devices;
-	table->cache = tenant_new(CONFIG_CACHE_TENANT, n_devices);
+	table->n_locations = n_devices + n_nodes;
+	table->cache = tenant_new(CONFIG_CACHE_TENANT, table->n_locations);
 	if (!table->cache) {
 		free(table);
 		return -ENOMEM;
@@ -132,7 +143,7 @@ static int new_tenants(struct tenant_table *table, const struct config *config, 
 		if (tenant_find(table, config->tenants[i].name)) {
 			continue;
 		}
-		struct tenant *tenant = tenant_new(config->tenants[i].name, table->n_devices);
+		struct tenant *tenant = tenant_new(config->tenants[i].name, table->n_locations);
 		if (!tenant) {
 			return -ENOMEM;
 		}
@@ -161,7 +172,7 @@ int tenant_table_apply(struct tenant_table *table, const struct config *config)
 		tenant->is_leaving = tenant != table->cache;
 	}
 	for (size_t i = 0; i < config->n_tenants; i++) {
-		tenant_configure(tenant_find(table, config->tenants[i].name), &config->tenants[i]);
+		configure(table, tenant_find(table, config->tenants[i].name), &config->tenants[i]);
 	}
 	list_for_each_safe (tenant, spare, &table->tenants, link) {
 		tenant_free_if_gone(tenant);
@@ -198,12 +209,12 @@ struct tenant *tenant_next(struct tenant_table *table, uint64_t after)
 
 /* ---- limits and sessions ---- */
 
-int tenant_set_quota(struct tenant *tenant, uint32_t device, uint64_t quota_bytes)
+int tenant_set_quota(struct tenant *tenant, uint32_t slot, uint64_t quota_bytes)
 {
-	if (device >= tenant->n_devices) {
+	if (slot >= tenant->n_locations) {
 		return -EINVAL;
 	}
-	tenant->devices[device].quota_bytes = quota_bytes;
+	tenant->at[slot].quota_bytes = quota_bytes;
 	return 0;
 }
 
@@ -269,7 +280,7 @@ static void count_manifest(struct charge *charge, uint64_t more_bytes)
 static void count(struct payer payer, const struct charge *wanted, struct charge *charge_out)
 {
 	struct tenant *tenant = payer.tenant;
-	struct tenant_device *on = &tenant->devices[wanted->device];
+	struct tenant_location *on = &tenant->at[wanted->slot];
 	on->used_bytes += wanted->bytes;
 	if (on->peak_bytes < on->used_bytes) {
 		on->peak_bytes = on->used_bytes;
@@ -288,8 +299,8 @@ static void count(struct payer payer, const struct charge *wanted, struct charge
 static int take(struct payer payer, const struct charge *wanted, struct charge *charge_out)
 {
 	struct tenant *tenant = payer.tenant;
-	assert(wanted->device < tenant->n_devices);
-	struct tenant_device *on = &tenant->devices[wanted->device];
+	assert(wanted->slot < tenant->n_locations);
+	struct tenant_location *on = &tenant->at[wanted->slot];
 	if (!fits(on->used_bytes, wanted->bytes, on->quota_bytes)) {
 		return TENANT_E_BYTES;
 	}
@@ -303,18 +314,18 @@ static int take(struct payer payer, const struct charge *wanted, struct charge *
 	return 0;
 }
 
-int tenant_charge(struct tenant *tenant, uint32_t device, uint64_t bytes, uint32_t n_fds,
+int tenant_charge(struct tenant *tenant, uint32_t slot, uint64_t bytes, uint32_t n_fds,
                   struct charge *charge_out)
 {
-	struct charge wanted = {.device = device, .bytes = bytes, .n_fds = n_fds};
+	struct charge wanted = {.slot = slot, .bytes = bytes, .n_fds = n_fds};
 	return take(payer_alone(tenant), &wanted, charge_out);
 }
 
-struct charge tenant_charge_adopted(struct payer payer, uint32_t device, uint64_t bytes,
+struct charge tenant_charge_adopted(struct payer payer, uint32_t slot, uint64_t bytes,
                                     uint32_t n_fds, uint64_t manifest_bytes)
 {
 	const struct charge wanted = {
-		.device = device, .bytes = bytes, .n_fds = n_fds, .manifest_bytes = manifest_bytes};
+		.slot = slot, .bytes = bytes, .n_fds = n_fds, .manifest_bytes = manifest_bytes};
 	struct charge charge;
 	count(payer, &wanted, &charge);
 	return charge;
@@ -345,7 +356,7 @@ void charge_refund(struct charge *charge)
 	if (!tenant) {
 		return;
 	}
-	struct tenant_device *on = &tenant->devices[charge->device];
+	struct tenant_location *on = &tenant->at[charge->slot];
 	assert(tenant->n_charges > 0);
 	assert(on->used_bytes >= charge->bytes);
 	assert(tenant->n_fds >= charge->n_fds);
@@ -358,6 +369,23 @@ void charge_refund(struct charge *charge)
 	user_refund_all(&charge->of_books);
 	*charge = (struct charge){0};
 	tenant_free_if_gone(tenant);
+}
+
+void charge_shrink(struct charge *charge, uint64_t bytes)
+{
+	assert(charge->tenant && charge->bytes >= bytes);
+	charge->bytes -= bytes;
+	charge->tenant->at[charge->slot].used_bytes -= bytes;
+}
+
+void charge_grow(struct charge *charge, uint64_t bytes)
+{
+	struct tenant_location *on = &charge->tenant->at[charge->slot];
+	charge->bytes += bytes;
+	on->used_bytes += bytes;
+	if (on->peak_bytes < on->used_bytes) {
+		on->peak_bytes = on->used_bytes;
+	}
 }
 
 int charge_move(struct charge *charge, struct payer to)
@@ -378,10 +406,10 @@ int charge_move(struct charge *charge, struct payer to)
 
 /* ---- waiting ---- */
 
-void tenant_queue_enter(struct tenant *tenant, uint32_t device, struct list *place)
+void tenant_queue_enter(struct tenant *tenant, uint32_t slot, struct list *place)
 {
-	assert(device < tenant->n_devices);
-	list_insert(&tenant->devices[device].queue, place);
+	assert(slot < tenant->n_locations);
+	list_insert(&tenant->at[slot].queue, place);
 }
 
 void tenant_queue_leave(struct tenant *tenant, struct list *place)
@@ -392,8 +420,8 @@ void tenant_queue_leave(struct tenant *tenant, struct list *place)
 	}
 }
 
-bool tenant_queue_is_next(const struct tenant *tenant, uint32_t device, const struct list *place)
+bool tenant_queue_is_next(const struct tenant *tenant, uint32_t slot, const struct list *place)
 {
-	const struct list *queue = &tenant->devices[device].queue;
+	const struct list *queue = &tenant->at[slot].queue;
 	return list_is_empty(queue) || queue->next == place;
 }

@@ -4,7 +4,7 @@
  *
  * Everything that glaked grants stores its charge. The charge is made before the thing. It moves
  * when another tenant pays (a block becomes cache), and is refunded when the thing is gone. Per
- * tenant and device
+ * tenant and location
  *
  *     used_bytes = sum of bytes over its charges,   n_fds = sum of n_fds over its charges,
  *     manifest_bytes = sum of manifest_bytes over its charges
@@ -36,13 +36,13 @@
 #define TENANT_BOOKS_BYTES (320ull * 1024 * 1024)
 
 enum {
-	TENANT_E_BYTES = 1, /* over its bytes on that device */
+	TENANT_E_BYTES = 1, /* over its bytes at that location */
 	TENANT_E_FDS,       /* over its fds */
 	TENANT_E_SESSIONS,  /* over its sessions */
 	TENANT_E_MANIFESTS, /* over its host memory for manifests, or its user's share of it */
 };
 
-struct tenant_device {
+struct tenant_location {
 	uint64_t used_bytes;
 	uint64_t quota_bytes; /* 0 = no limit */
 	uint64_t peak_bytes;  /* the highest used_bytes so far */
@@ -66,8 +66,8 @@ struct tenant {
 	uint64_t n_charges;
 	struct log_limit log_limit;   /* of lines about sessions that were closed */
 	struct log_limit loads_limit; /* of lines about models that it loaded */
-	uint32_t n_devices;
-	struct tenant_device devices[];
+	uint32_t n_locations;
+	struct tenant_location at[];
 };
 
 /* Who pays: a tenant, and of what its users share, the user. */
@@ -90,7 +90,7 @@ struct charge {
 	struct user_charge of_books; /* the same once more, see TENANT_BOOKS_BYTES */
 	uint64_t bytes;
 	uint64_t manifest_bytes;
-	uint32_t device;
+	uint32_t slot;
 	uint32_t n_fds;
 };
 
@@ -100,7 +100,7 @@ struct tenant_table;
  * The built-in "cache" tenant, without limits, and one tenant per entry of @config (the default one
  * among them). Returns 0 or -ENOMEM.
  */
-int tenant_table_new(const struct config *config, uint32_t n_devices,
+int tenant_table_new(const struct config *config, uint32_t n_devices, uint32_t n_nodes,
                      struct tenant_table **table_out);
 
 /* All sessions have left and all charges are refunded. NULL is fine. */
@@ -112,7 +112,7 @@ void tenant_table_free(struct tenant_table *table);
  */
 int tenant_table_apply(struct tenant_table *table, const struct config *config);
 
-/* Pays for the pool, and for blocks that are neither used nor pinned. Never NULL. */
+/* Pays for the stock, and for blocks that are neither used nor pinned. Never NULL. */
 struct tenant *tenant_table_cache(struct tenant_table *table);
 
 /* NULL when there is none of that name. */
@@ -121,8 +121,12 @@ struct tenant *tenant_find(struct tenant_table *table, const char *name);
 /* The tenant with the smallest id above @after; NULL at the end. From 0, this walks over all. */
 struct tenant *tenant_next(struct tenant_table *table, uint64_t after);
 
-/* Until the config is read again. 0 = no limit. Returns 0, or -EINVAL: no such device. */
-int tenant_set_quota(struct tenant *tenant, uint32_t device, uint64_t quota_bytes);
+/* What @rule gives at @slot, one of the table's. 0 = no limit. */
+uint64_t tenant_configured_quota(const struct tenant_table *table, const struct config_tenant *rule,
+                                 uint32_t slot);
+
+/* Until the config is read again. 0 = no limit. Returns 0, or -EINVAL: no such location. */
+int tenant_set_quota(struct tenant *tenant, uint32_t slot, uint64_t quota_bytes);
 void tenant_set_max_sessions(struct tenant *tenant, uint32_t max_sessions);
 void tenant_set_manifest_quota(struct tenant *tenant, uint64_t quota_bytes);
 
@@ -136,14 +140,14 @@ void tenant_session_adopt(struct tenant *tenant);
 void tenant_session_leave(struct tenant *tenant);
 
 /*
- * @device is one of the table's. Returns 0, TENANT_E_BYTES or TENANT_E_FDS: nothing is charged then
+ * @slot is one of the table's. Returns 0, TENANT_E_BYTES or TENANT_E_FDS: nothing is charged then
  * and @charge_out is unchanged.
  */
-int tenant_charge(struct tenant *tenant, uint32_t device, uint64_t bytes, uint32_t n_fds,
+int tenant_charge(struct tenant *tenant, uint32_t slot, uint64_t bytes, uint32_t n_fds,
                   struct charge *charge_out);
 
-/* For what an earlier glaked has granted to @payer, which limits do not change. @device is the table's. */
-struct charge tenant_charge_adopted(struct payer payer, uint32_t device, uint64_t bytes,
+/* For what an earlier glaked has granted to @payer, which limits do not change. @slot is the table's. */
+struct charge tenant_charge_adopted(struct payer payer, uint32_t slot, uint64_t bytes,
                                     uint32_t n_fds, uint64_t manifest_bytes);
 
 /* For a new manifest. It has no bytes yet, so this cannot be refused. */
@@ -152,17 +156,21 @@ struct charge tenant_charge_manifest(struct payer payer);
 int charge_grow_manifest(struct charge *charge, uint64_t more_bytes);
 
 /*
- * Enter the queue of requests that wait for room on @device. While @place is there, the tenant
+ * Enter the queue of requests that wait for room at @slot. While @place is there, the tenant
  * stays. No event tells about room; the first request tries again.
  */
-void tenant_queue_enter(struct tenant *tenant, uint32_t device, struct list *place);
+void tenant_queue_enter(struct tenant *tenant, uint32_t slot, struct list *place);
 /* Harmless if @place is in no queue; otherwise the tenant may be gone when this returns. */
 void tenant_queue_leave(struct tenant *tenant, struct list *place);
 /* Whether no request is before @place, which need not be in the queue yet. */
-bool tenant_queue_is_next(const struct tenant *tenant, uint32_t device, const struct list *place);
+bool tenant_queue_is_next(const struct tenant *tenant, uint32_t slot, const struct list *place);
 
 /* Refund and zero @charge; harmless if it is zero. The tenant may be gone afterwards. */
 void charge_refund(struct charge *charge);
+
+/* A part of what it is for is charged elsewhere, and comes back. The cache has no limits. */
+void charge_shrink(struct charge *charge, uint64_t bytes);
+void charge_grow(struct charge *charge, uint64_t bytes);
 
 /* @to pays from now on. Returns 0, or TENANT_E_*: nothing has changed. */
 int charge_move(struct charge *charge, struct payer to);

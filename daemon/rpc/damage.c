@@ -50,7 +50,7 @@ static void end(struct damage *damage)
 	const struct event_subject subject = {.realm = block->realm->name};
 	events_add(damage->rpc->events, EVENT_BLOCK_DAMAGED, &subject,
 	           "block %s on device %u is damaged; models (%u): %s; sessions (%u): %s", digest,
-	           block->chunk.device->index, damage->models.n, damage->models.text,
+	           block->chunk.at->number, damage->models.n, damage->models.text,
 	           damage->sessions.n, damage->sessions.text);
 	leave(damage);
 }

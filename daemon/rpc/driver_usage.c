@@ -74,7 +74,8 @@ static void settle_all(const struct rpc_context *rpc, const struct nvml_process 
 static bool find_left(const struct device *device, uint64_t *left_out)
 {
 	uint64_t free_bytes = device_free_bytes(device);
-	*left_out = less(device->total_bytes, sum(free_bytes, device_physical_bytes(device)));
+	*left_out = less(device->at.total_bytes,
+	                 sum(free_bytes, location_physical_bytes(&device->at)));
 	return free_bytes > 0;
 }
 
@@ -105,7 +106,7 @@ void driver_usage_of_device(const struct rpc_context *rpc, const struct device *
 	*usage_out = (struct driver_usage){0};
 	struct holder *holder;
 	list_for_each (holder, &rpc->holders.list, link) {
-		const struct driver_memory *driver = &holder->devices[device->index].driver;
+		const struct driver_memory *driver = &holder->at[device->index].driver;
 		const struct nvml_process *process = nvml_find_process(processes, n,
 		                                                       (uint32_t)holder->peer.pid);
 		if (holder->state == HOLDER_NEW) {

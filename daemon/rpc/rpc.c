@@ -10,6 +10,16 @@
 
 /* ---- the greeting ---------------------------------------------------------------------------- */
 
+static Glake__Wire__Host describe_node(const struct session *session, const struct location *at)
+{
+	Glake__Wire__Host description = GLAKE__WIRE__HOST__INIT;
+	description.node = at->number;
+	description.total_bytes = at->total_bytes;
+	description.limit_bytes = at->usable_bytes;
+	description.quota_bytes = session->holder->tenant->at[at->slot].quota_bytes;
+	return description;
+}
+
 static Glake__Wire__Device describe_device(const struct session *session,
                                            const struct device *device)
 {
@@ -18,8 +28,8 @@ static Glake__Wire__Device describe_device(const struct session *session,
 	description.uuid.data = (uint8_t *)device->uuid;
 	description.uuid.len = sizeof(device->uuid);
 	description.name = (char *)device->name;
-	description.total_bytes = device->total_bytes;
-	description.quota_bytes = session->holder->tenant->devices[device->index].quota_bytes;
+	description.total_bytes = device->at.total_bytes;
+	description.quota_bytes = session->holder->tenant->at[device->index].quota_bytes;
 	return description;
 }
 
@@ -30,6 +40,8 @@ static void greet(struct session *session, uint64_t id)
 	Glake__Wire__HelloAnswer hello = GLAKE__WIRE__HELLO_ANSWER__INIT;
 	Glake__Wire__Device devices[RPC_MAX_DEVICES];
 	Glake__Wire__Device *list[n_elements(devices)];
+	Glake__Wire__Host hosts[NODE_MAX];
+	Glake__Wire__Host *host_list[NODE_MAX];
 
 	hello.version = GLAKE_WIRE_VERSION;
 	hello.session = session->holder->id;
@@ -46,6 +58,12 @@ static void greet(struct session *session, uint64_t id)
 		hello.n_devices++;
 	}
 	hello.devices = list;
+	for (uint32_t i = 0; i < rpc->nodes->n; i++) {
+		hosts[i] = describe_node(session, &rpc->nodes->at[i]);
+		host_list[i] = &hosts[i];
+		hello.n_hosts++;
+	}
+	hello.hosts = host_list;
 	answer.body_case = GLAKE__WIRE__ANSWER__BODY_HELLO;
 	answer.hello = &hello;
 	rpc_answer(session, id, &answer, NULL, 0);

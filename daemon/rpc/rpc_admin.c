@@ -12,7 +12,7 @@ static bool is_meant(const struct model *model, const char *text)
 {
 	char id[24];
 	if (text[strspn(text, "0123456789")] != '\0') {
-		return strcmp(model->name, text) == 0 && !model_is_replaced(model);
+		return strcmp(model->name, text) == 0 && model->state != MODEL_REPLACED;
 	}
 	snprintf(id, sizeof(id), "%" PRIu64, model->id);
 	return strcmp(id, text) == 0;
@@ -66,7 +66,7 @@ void rpc_pin(struct session *session, const request_t *request, struct fdlist *f
 		rpc_answer_ok(session, request->id);
 		return;
 	}
-	if (model->state != MODEL_READY) {
+	if (!model_is_complete(model)) {
 		rpc_refuse(session, request->id, STATUS_BUSY, "'%s' is being loaded", model->name);
 		return;
 	}
@@ -135,24 +135,27 @@ void rpc_quota_set(struct session *session, const request_t *request, struct fdl
 	}
 	if (body->set_sessions) {
 		tenant_set_max_sessions(tenant, body->max_sessions);
-		books_set_limit(books, tenant, BOOKS_SESSIONS, 0, body->max_sessions);
+		books_set_limit(books, tenant, BOOKS_SESSIONS, NULL, body->max_sessions);
 		log_info("tenant %s: at most %u sessions (0 = any), set by uid %u", tenant->name,
 		         body->max_sessions, (unsigned)session->holder->peer.uid);
 	} else if (body->set_manifests) {
 		tenant_set_manifest_quota(tenant, body->manifest_bytes);
-		books_set_limit(books, tenant, BOOKS_MANIFESTS, 0, body->manifest_bytes);
+		books_set_limit(books, tenant, BOOKS_MANIFESTS, NULL, body->manifest_bytes);
 		log_info("tenant %s: at most %llu bytes of manifests (0 = any), set by uid %u",
 		         tenant->name, (unsigned long long)body->manifest_bytes,
 		         (unsigned)session->holder->peer.uid);
 	} else {
-		if (!rpc_device(session, request->id, body->device)) {
+		char name[LOCATION_NAME_BYTES];
+		const struct location *at = rpc_location(session, request->id, (int)body->at,
+		                                         body->device);
+		if (!at) {
 			return;
 		}
-		tenant_set_quota(tenant, body->device, body->quota_bytes);
-		books_set_limit(books, tenant, BOOKS_BYTES, body->device, body->quota_bytes);
-		log_info("tenant %s: at most %llu bytes on device %u (0 = any), set by uid %u",
-		         tenant->name, (unsigned long long)body->quota_bytes, body->device,
-		         (unsigned)session->holder->peer.uid);
+		tenant_set_quota(tenant, at->slot, body->quota_bytes);
+		books_set_limit(books, tenant, BOOKS_BYTES, at, body->quota_bytes);
+		log_info("tenant %s: at most %llu bytes on %s (0 = any), set by uid %u",
+		         tenant->name, (unsigned long long)body->quota_bytes,
+		         location_name(at, name), (unsigned)session->holder->peer.uid);
 	}
 	rpc_answer_ok(session, request->id);
 }

@@ -87,12 +87,12 @@ bool rpc_notify(struct session *session, answer_t *notice)
 	return true;
 }
 
-bool rpc_notify_reclaim(struct session *session, const struct device *device, uint64_t bytes,
+bool rpc_notify_reclaim(struct session *session, const struct location *at, uint64_t bytes,
                         uint64_t id)
 {
 	answer_t notice = GLAKE__WIRE__ANSWER__INIT;
 	Glake__Wire__Reclaim reclaim = GLAKE__WIRE__RECLAIM__INIT;
-	reclaim.device = device->index;
+	reclaim.device = at->number;
 	reclaim.bytes = bytes;
 	reclaim.id = id;
 	notice.body_case = GLAKE__WIRE__ANSWER__BODY_RECLAIM;
@@ -131,6 +131,27 @@ struct device *rpc_device(struct session *session, uint64_t id, uint32_t index)
 		return NULL;
 	}
 	return &rpc_of(session)->devices[index];
+}
+
+struct location *rpc_location(struct session *session, uint64_t id, int kind, uint32_t number)
+{
+	const struct rpc_context *rpc = rpc_of(session);
+	if (kind == GLAKE__WIRE__LOCATION_KIND__LOCATION_GPU) {
+		struct device *device = rpc_device(session, id, number);
+		return device ? &device->at : NULL;
+	}
+	for (uint32_t i = rpc->n_devices; i < rpc->n_locations; i++) {
+		struct location *at = rpc->locations[i];
+		if (kind == GLAKE__WIRE__LOCATION_KIND__LOCATION_HOST && at->number == number) {
+			return at;
+		}
+	}
+	const char *why = rpc->nodes->lacking;
+	rpc_refuse(session, id, STATUS_BAD_REQUEST, "there is no %s %u%s%s",
+	           kind == GLAKE__WIRE__LOCATION_KIND__LOCATION_HOST ? "host node"
+	                                                             : "location of that kind",
+	           number, why[0] ? ": " : "", why);
+	return NULL;
 }
 
 /* The tag and the length before a row take at most so many bytes. */

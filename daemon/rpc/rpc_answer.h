@@ -28,6 +28,8 @@ bool rpc_notify(struct session *session, answer_t *notice);
 
 /* The device of that number, or NULL after a refusal. */
 struct device *rpc_device(struct session *session, uint64_t id, uint32_t index);
+/* The same for any location. @kind is a LocationKind of the wire. */
+struct location *rpc_location(struct session *session, uint64_t id, int kind, uint32_t number);
 
 /* The thing, a "chunk" or so, has no fd since glaked was restarted: only who has it mapped keeps it. */
 void rpc_refuse_unparked(struct session *session, uint64_t id, const char *thing,
@@ -60,7 +62,7 @@ bool rpc_page_add(struct rpc_page *page, uint64_t id, const ProtobufCMessage *ro
  * Notices. If answers wait because the client does not read, a notice is dropped and counted, not
  * sent.
  */
-bool rpc_notify_reclaim(struct session *session, const struct device *device, uint64_t bytes,
+bool rpc_notify_reclaim(struct session *session, const struct location *at, uint64_t bytes,
                         uint64_t id);
 void rpc_notify_shutting_down(struct session *session, uint64_t grace_ms);
 void rpc_notify_evicted(struct session *session, const char *name);

@@ -44,7 +44,7 @@ static void answer_block(struct session *session, uint64_t request, uint64_t id,
 
 static void answer_published(struct session *session, uint64_t request, const struct held *held)
 {
-	if (held->block->chunk.is_unparked) {
+	if (held->block->state == BLOCK_LOST) {
 		rpc_refuse_unparked(session, request, "block", held->id);
 		return;
 	}
@@ -88,7 +88,7 @@ static void finish(struct publish *publish)
 	struct session *session = stop_waiting(publish);
 	if (held) {
 		holder_note(publish->holder, held);
-		if (!held->block->is_collision && !held->block->is_damaged) {
+		if (held->block->state == BLOCK_SHARED) {
 			store_set_published(publish->holder->all->store, held->block, true);
 		}
 	}
@@ -144,7 +144,7 @@ static void on_admitted(struct admit *admit, const struct admit_result *result)
 static void on_gone(struct admit *admit)
 {
 	struct publish *publish = container_of(admit, struct publish, admit);
-	if (admit->chunk.device) {
+	if (admit->chunk.at) {
 		take_back(publish);
 	}
 	publish->is_admitted = true;
@@ -231,6 +231,9 @@ static const char *why_not(const struct held *private, uint64_t content_bytes)
 	if (private->chunk.is_unparked) {
 		return "has no fd since glaked was restarted";
 	}
+	if (private->chunk.at->kind != LOCATION_GPU) {
+		return "is in host memory";
+	}
 	if (private->ticket != 0) {
 		return "may be mapped by other sessions, which could write to it";
 	}
@@ -280,7 +283,7 @@ void rpc_block_lookup(struct session *session, const request_t *request, struct 
 	}
 	struct digest digest = digest_from_bytes(body->digest.data);
 	struct block *block = store_find_block(rpc_of(session)->store, session->holder->realm,
-	                                       device, &digest);
+	                                       &device->at, &digest);
 	if (!block || store_unparked_block(block)) {
 		rpc_refuse(session, request->id, STATUS_NOT_FOUND,
 		           "realm %s has no such block on device %u", session->holder->realm->name,

@@ -8,12 +8,13 @@
 #define GLAKE_DAEMON_RPC_CONTEXT_H
 
 #include "daemon/base/events.h"
-#include "daemon/keep/fdstore.h"
 #include "daemon/base/list.h"
 #include "daemon/holders/session.h"
+#include "daemon/keep/fdstore.h"
 #include "daemon/memory/nvml.h"
 #include "daemon/store/load.h"
 #include "daemon/store/superblock.h"
+#include "daemon/memory/node.h"
 
 /* Pointers are borrowed. */
 struct rpc_context {
@@ -34,6 +35,9 @@ struct rpc_context {
 	struct fdstore *fdstore;
 	struct device *devices;
 	uint32_t n_devices;
+	const struct nodes *nodes;
+	struct location *const *locations; /* by slot: the devices, and behind them the nodes */
+	uint32_t n_locations;
 	int driver_version; /* 13000 = 13.0 */
 	uint64_t started_ms;
 	struct list seal_list; /* of what programs were asked to seal (rpc_seal.h) */

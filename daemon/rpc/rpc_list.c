@@ -44,21 +44,32 @@ static void describe_device(const struct rpc_context *rpc, const struct device *
 	row->name = (char *)device->name;
 	row->uuid.data = (uint8_t *)device->uuid;
 	row->uuid.len = sizeof(device->uuid);
-	row->total_bytes = device->total_bytes;
-	row->physical_bytes = device_physical_bytes(device);
-	row->private_bytes = device->use_bytes[CHUNK_PRIVATE];
-	row->block_bytes = device->use_bytes[CHUNK_BLOCK] + device->use_bytes[CHUNK_LOADING];
+	row->total_bytes = device->at.total_bytes;
+	row->physical_bytes = location_physical_bytes(&device->at);
+	row->private_bytes = device->at.use_bytes[CHUNK_PRIVATE];
+	row->block_bytes = device->at.use_bytes[CHUNK_BLOCK] + device->at.use_bytes[CHUNK_LOADING];
 	/* Chunks of loads are not open yet, but cannot be evicted. */
-	row->used_block_bytes = device->used_block_bytes + device->use_bytes[CHUNK_LOADING];
-	row->pool_bytes = device->use_bytes[CHUNK_POOL];
-	row->logical_block_bytes = device->logical_block_bytes;
-	row->logical_bytes = device->logical_block_bytes + device->use_bytes[CHUNK_PRIVATE];
+	row->used_block_bytes = device->at.used_block_bytes + device->at.use_bytes[CHUNK_LOADING];
+	row->pool_bytes = device->at.use_bytes[CHUNK_STOCK];
+	row->logical_block_bytes = device->at.logical_block_bytes;
+	row->logical_bytes = device->at.logical_block_bytes + device->at.use_bytes[CHUNK_PRIVATE];
 	row->fabric = (char *)device->fabric;
 	row->rdma = device->rdma;
 	row->free_bytes = device_free_bytes(device);
 	struct driver_usage usage;
 	driver_usage_of_device(rpc, device, &usage);
 	describe_driver_usage(&usage, row);
+}
+
+static void describe_node(const struct location *at, Glake__Wire__HostStatus *row)
+{
+	glake__wire__host_status__init(row);
+	row->node = at->number;
+	row->total_bytes = at->total_bytes;
+	row->limit_bytes = at->usable_bytes;
+	row->physical_bytes = location_physical_bytes(at);
+	row->private_bytes = at->use_bytes[CHUNK_PRIVATE];
+	row->copy_bytes = at->use_bytes[CHUNK_COPIES];
 }
 
 void rpc_status_get(struct session *session, const request_t *request, struct fdlist *fds)
@@ -68,6 +79,8 @@ void rpc_status_get(struct session *session, const request_t *request, struct fd
 	Glake__Wire__StatusAnswer body = GLAKE__WIRE__STATUS_ANSWER__INIT;
 	Glake__Wire__DeviceStatus rows[RPC_MAX_DEVICES];
 	Glake__Wire__DeviceStatus *list[RPC_MAX_DEVICES];
+	Glake__Wire__HostStatus hosts[NODE_MAX];
+	Glake__Wire__HostStatus *host_list[NODE_MAX];
 	char mover[32] = "idle";
 	char driver[16];
 
@@ -102,6 +115,13 @@ void rpc_status_get(struct session *session, const request_t *request, struct fd
 		body.n_devices++;
 	}
 	body.devices = list;
+	for (uint32_t i = 0; i < rpc->nodes->n; i++) {
+		describe_node(&rpc->nodes->at[i], &hosts[i]);
+		host_list[i] = &hosts[i];
+		body.n_hosts++;
+	}
+	body.hosts = host_list;
+	body.hosts_lacking = (char *)rpc->nodes->lacking;
 	answer.body_case = GLAKE__WIRE__ANSWER__BODY_STATUS_GET;
 	answer.status_get = &body;
 	rpc_answer(session, request->id, &answer, NULL, 0);
@@ -114,23 +134,22 @@ static uint64_t less(uint64_t bytes, uint64_t taken)
 
 void rpc_device_get(struct session *session, const request_t *request, struct fdlist *fds)
 {
-	const struct device *device = rpc_device(session, request->id, request->device_get->device);
-	if (!device) {
+	const struct location *at = rpc_location(session, request->id, (int)request->device_get->at,
+	                                         request->device_get->device);
+	if (!at) {
 		return;
 	}
-	const struct tenant_device *tenant = &session->holder->tenant->devices[device->index];
+	const struct tenant_location *tenant = &session->holder->tenant->at[at->slot];
 	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
 	Glake__Wire__DeviceGetAnswer body = GLAKE__WIRE__DEVICE_GET_ANSWER__INIT;
 	body.quota_bytes = tenant->quota_bytes;
 	body.used_bytes = tenant->used_bytes;
-	body.reserved_bytes = session->holder->devices[device->index].reserved_bytes;
+	body.reserved_bytes = session->holder->at[at->slot].reserved_bytes;
 	/* The driver does not count it as free yet, but a request for memory gets it. */
-	uint64_t leaving_bytes = device->leaving_bytes;
-	/* Without the device's anchor. */
-	body.idle_bytes = less(device->use_bytes[CHUNK_POOL], GLAKE_CHUNK_GRANULARITY) +
-	                  less(device->use_bytes[CHUNK_BLOCK], device->used_block_bytes) +
-	                  leaving_bytes;
-	body.room_bytes = less(device_room_bytes(device), leaving_bytes);
+	uint64_t leaving_bytes = at->leaving_bytes;
+	body.idle_bytes = less(at->use_bytes[CHUNK_STOCK], at->anchor_bytes) +
+	                  less(at->use_bytes[CHUNK_BLOCK], at->used_block_bytes) + leaving_bytes;
+	body.room_bytes = less(location_room_bytes(at), leaving_bytes);
 	answer.body_case = GLAKE__WIRE__ANSWER__BODY_DEVICE_GET;
 	answer.device_get = &body;
 	rpc_answer(session, request->id, &answer, NULL, 0);
@@ -221,7 +240,7 @@ struct row_place {
 static bool describe_share(const struct rpc_context *rpc, const struct holder *holder,
                            uint32_t index, Glake__Wire__SessionDevice *row)
 {
-	const struct holder_device *device = &holder->devices[index];
+	const struct holder_location *device = &holder->at[index];
 	const struct driver_memory *driver = &device->driver;
 	glake__wire__session_device__init(row);
 	row->device = index;
@@ -239,7 +258,7 @@ static bool describe_share(const struct rpc_context *rpc, const struct holder *h
 /* Returns whether the holder has reported any. */
 static bool describe_pool(const struct holder *holder, uint32_t index, Glake__Wire__PoolReport *row)
 {
-	const struct holder_pool *pool = &holder->devices[index].pool;
+	const struct holder_pool *pool = &holder->at[index].pool;
 	glake__wire__pool_report__init(row);
 	row->device = index;
 #define TELL(name) row->name = pool->name;
@@ -292,12 +311,15 @@ static void describe_holder(const struct rpc_context *rpc, const struct holder *
 	row->sealed_common_bytes = sharing->sealed_common_bytes;
 	row->part_bytes = (uint64_t)(sharing->part_bytes + 0.5);
 	describe_seals(holder, place, row);
+	for (uint32_t i = rpc->n_devices; i < rpc->n_locations; i++) {
+		row->host_bytes += holder->at[i].reserved_bytes;
+	}
 	row->devices = place->device_list;
 	row->pools = place->pool_list;
 	for (uint32_t i = 0; i < rpc->n_devices; i++) {
 		Glake__Wire__SessionDevice *device = &place->devices[row->n_devices];
-		row->reserved_bytes += holder->devices[i].reserved_bytes;
-		row->shared_bytes += holder->devices[i].shared_bytes;
+		row->reserved_bytes += holder->at[i].reserved_bytes;
+		row->shared_bytes += holder->at[i].shared_bytes;
 		if (row->n_devices < RPC_MAX_DEVICES && describe_share(rpc, holder, i, device)) {
 			place->device_list[row->n_devices++] = device;
 		}
@@ -422,6 +444,25 @@ void rpc_use_list(struct session *session, const request_t *request, struct fdli
 }
 
 /* One tenant a page: there are few, and each has a row for each device. */
+static void describe_tenant(const struct tenant *tenant, const struct location *at,
+                            Glake__Wire__TenantDevice *row)
+{
+	glake__wire__tenant_device__init(row);
+	row->device = at->number;
+	row->used_bytes = tenant->at[at->slot].used_bytes;
+	row->quota_bytes = tenant->at[at->slot].quota_bytes;
+	row->peak_bytes = tenant->at[at->slot].peak_bytes;
+}
+
+static void describe_tenant_nodes(const struct rpc_context *rpc, const struct tenant *tenant,
+                                  Glake__Wire__TenantDevice *rows, Glake__Wire__TenantDevice **list)
+{
+	for (uint32_t i = 0; i < rpc->nodes->n; i++) {
+		describe_tenant(tenant, &rpc->nodes->at[i], &rows[i]);
+		list[i] = &rows[i];
+	}
+}
+
 void rpc_tenant_list(struct session *session, const request_t *request, struct fdlist *fds)
 {
 	answer_t answer = GLAKE__WIRE__ANSWER__INIT;
@@ -430,6 +471,8 @@ void rpc_tenant_list(struct session *session, const request_t *request, struct f
 	Glake__Wire__TenantInfo *list[] = {&row};
 	Glake__Wire__TenantDevice devices[RPC_MAX_DEVICES];
 	Glake__Wire__TenantDevice *device_list[RPC_MAX_DEVICES];
+	Glake__Wire__TenantDevice hosts[NODE_MAX];
+	Glake__Wire__TenantDevice *host_list[NODE_MAX];
 
 	struct tenant *tenant = tenant_next(rpc_of(session)->tenants, request->tenant_list->after);
 	while (tenant && !session->holder->is_admin && tenant != session->holder->tenant) {
@@ -444,16 +487,15 @@ void rpc_tenant_list(struct session *session, const request_t *request, struct f
 		row.manifest_bytes = tenant->manifest_bytes;
 		row.quota_manifest_bytes = tenant->quota_manifest_bytes;
 		row.priority = tenant->priority;
-		for (uint32_t i = 0; i < tenant->n_devices && i < RPC_MAX_DEVICES; i++) {
-			glake__wire__tenant_device__init(&devices[i]);
-			devices[i].device = i;
-			devices[i].used_bytes = tenant->devices[i].used_bytes;
-			devices[i].quota_bytes = tenant->devices[i].quota_bytes;
-			devices[i].peak_bytes = tenant->devices[i].peak_bytes;
+		for (uint32_t i = 0; i < rpc_of(session)->n_devices && i < RPC_MAX_DEVICES; i++) {
+			describe_tenant(tenant, &rpc_of(session)->devices[i].at, &devices[i]);
 			device_list[i] = &devices[i];
 			row.n_devices++;
 		}
 		row.devices = device_list;
+		describe_tenant_nodes(rpc_of(session), tenant, hosts, host_list);
+		row.hosts = host_list;
+		row.n_hosts = rpc_of(session)->nodes->n;
 		body.tenants = list;
 		body.n_tenants = 1;
 		body.next = tenant->id;
@@ -466,22 +508,22 @@ void rpc_tenant_list(struct session *session, const request_t *request, struct f
 static void describe_model(const struct session *session, const struct model *model,
                            Glake__Wire__ModelInfo *row)
 {
-	bool is_ready = model->state == MODEL_READY;
+	bool is_complete = model_is_complete(model);
 	glake__wire__model_info__init(row);
 	row->id = model->id;
 	row->name = model->name;
 	row->realm = model->realm->name;
 	row->device = model->device->index;
-	row->state = (char *)(model_is_replaced(model) ? "replaced"
-	                      : is_ready               ? "ready"
-	                                               : "loading");
+	row->state = (char *)(model->state == MODEL_REPLACED ? "replaced"
+	                      : is_complete                  ? "ready"
+	                                                     : "loading");
 	row->span_bytes = model->span_bytes;
 	row->content_bytes = model->content_bytes;
 	row->unique_bytes = model->parts.unique_bytes;
 	row->part_bytes = (uint64_t)(model->parts.part_bytes + 0.5);
 	row->n_tensors = model->n_tensors;
 	row->n_blocks = model->n_blocks;
-	row->n_open = is_ready ? model->n_holders : 0;
+	row->n_open = is_complete ? model->n_holders : 0;
 	row->pinned = model->is_pinned;
 	row->reload_reason = (char *)(model->reload_reason ? model->reload_reason : "");
 	row->is_published = model->is_published;
@@ -529,7 +571,7 @@ static void describe_block(const struct block *block, Glake__Wire__BlockInfo *ro
 	row->id = block->id;
 	row->digest.data = digest;
 	row->digest.len = DIGEST_BYTES;
-	row->device = block->chunk.device->index;
+	row->device = block->chunk.at->number;
 	row->realm = block->realm->name;
 	row->chunk_bytes = block->chunk.bytes;
 	row->content_bytes = block->content_bytes;

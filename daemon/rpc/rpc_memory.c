@@ -5,15 +5,14 @@
 #include <string.h>
 #include <sys/random.h>
 
+#include "daemon/memory/alloc_several.h"
 #include "daemon/rpc/rpc_handlers.h"
 #include "proto/cleanup.h"
 
 /* A pending ChunkAlloc. */
 struct chunk_request {
 	struct pending pending;
-	struct alloc *alloc;
-	uint32_t device;
-	uint64_t bytes; /* of all its chunks */
+	struct alloc_several several;
 	uint64_t waited_ms;
 	uint64_t began_ns;
 };
@@ -21,42 +20,31 @@ struct chunk_request {
 static void cancel_chunk_request(struct pending *pending)
 {
 	struct chunk_request *operation = container_of(pending, struct chunk_request, pending);
-	if (operation->alloc) {
-		alloc_cancel(operation->alloc);
-	}
+	alloc_several_cancel(&operation->several);
 	free(operation);
 }
 
-static void refuse_alloc(struct session *session, uint64_t id, enum status status, uint32_t device,
-                         uint64_t bytes)
+/* What the request wants at @at. */
+static uint64_t wanted_bytes(const struct alloc_several *several, const struct location *at)
 {
-	char text[256];
-	alloc_explain(status, session->holder->tenant, device, bytes, text, sizeof(text));
-	rpc_refuse(session, id, status, "%s", text);
+	uint64_t bytes = 0;
+	for (size_t i = 0; i < several->n_parts; i++) {
+		bytes += several->parts[i].at == at ? alloc_part_bytes(&several->parts[i]) : 0;
+	}
+	return bytes;
 }
 
-static void on_chunks(void *user, enum status status, struct chunk *chunks, size_t n_chunks)
+static Glake__Wire__LocationKind kind_of(const struct location *at)
 {
-	struct chunk_request *operation = user;
-	struct session *session = operation->pending.session;
-	uint64_t id = operation->pending.request;
-	uint32_t device = operation->device;
-	uint64_t bytes = operation->bytes;
-	struct held *privates[GLAKE_MAX_PACKET_FDS];
+	return at->kind == LOCATION_HOST ? GLAKE__WIRE__LOCATION_KIND__LOCATION_HOST
+	                                 : GLAKE__WIRE__LOCATION_KIND__LOCATION_GPU;
+}
+
+static void answer_chunks(struct session *session, uint64_t id, struct held *const *privates,
+                          size_t n_chunks)
+{
 	uint64_t ids[GLAKE_MAX_PACKET_FDS];
 	int fds[GLAKE_MAX_PACKET_FDS];
-
-	histogram_add(&rpc_of(session)->stats->alloc_time, uv_hrtime() - operation->began_ns);
-	session_end(&operation->pending);
-	free(operation);
-	if (status == STATUS_OK &&
-	    holder_add_chunks(session->holder, id, chunks, n_chunks, privates) < 0) {
-		status = STATUS_NO_HOST_MEMORY;
-	}
-	if (status != STATUS_OK) {
-		refuse_alloc(session, id, status, device, bytes);
-		return;
-	}
 	for (size_t i = 0; i < n_chunks; i++) {
 		ids[i] = privates[i]->id;
 		fds[i] = privates[i]->chunk.fd;
@@ -65,6 +53,7 @@ static void on_chunks(void *user, enum status status, struct chunk *chunks, size
 	Glake__Wire__ChunkAllocAnswer body = GLAKE__WIRE__CHUNK_ALLOC_ANSWER__INIT;
 	body.ids = ids;
 	body.n_ids = n_chunks;
+	body.at = kind_of(privates[0]->chunk.at);
 	answer.body_case = GLAKE__WIRE__ANSWER__BODY_CHUNK_ALLOC;
 	answer.chunk_alloc = &body;
 	rpc_answer(session, id, &answer, fds, n_chunks);
@@ -78,26 +67,112 @@ static void on_chunks(void *user, enum status status, struct chunk *chunks, size
 	}
 }
 
-static bool is_chunk_size(uint64_t bytes)
+/* Pressure does not tell kinds of locations apart. */
+static enum status status_at(enum status status, const struct location *at)
 {
-	return bytes > 0 && bytes % GLAKE_CHUNK_GRANULARITY == 0 && bytes <= GLAKE_MAX_CHUNK_BYTES;
+	bool is_host = status == STATUS_NO_DEVICE_MEMORY && at->kind == LOCATION_HOST;
+	return is_host ? STATUS_NO_HOST_MEMORY : status;
+}
+
+static void on_chunks(void *user, enum status status, const struct location *at,
+                      struct chunk *chunks, size_t n_chunks)
+{
+	struct chunk_request *operation = user;
+	struct session *session = operation->pending.session;
+	uint64_t id = operation->pending.request;
+	struct held *privates[GLAKE_MAX_PACKET_FDS];
+	char text[256];
+
+	if (status == STATUS_OK &&
+	    holder_add_chunks(session->holder, id, chunks, n_chunks, privates) < 0) {
+		status = STATUS_NO_HOST_MEMORY;
+		at = operation->several.parts[0].at;
+	}
+	if (status != STATUS_OK) {
+		alloc_explain(status, session->holder->tenant, at,
+		              wanted_bytes(&operation->several, at), text, sizeof(text));
+		status = status_at(status, at);
+	}
+	histogram_add(&rpc_of(session)->stats->alloc_time, uv_hrtime() - operation->began_ns);
+	session_end(&operation->pending);
+	free(operation);
+	if (status == STATUS_OK) {
+		answer_chunks(session, id, privates, n_chunks);
+	} else {
+		rpc_refuse(session, id, status, "%s", text);
+	}
+}
+
+static bool is_chunk_size(const struct location *at, uint64_t bytes)
+{
+	return bytes > 0 && bytes % GLAKE_CHUNK_GRANULARITY == 0 &&
+	       bytes <= (at->kind == LOCATION_HOST ? GLAKE_MAX_HOST_CHUNK_BYTES
+	                                           : GLAKE_MAX_CHUNK_BYTES);
+}
+
+/* Add what the message asks for at one location. False after a refusal. */
+static bool add_part(struct session *session, uint64_t id, const Glake__Wire__ChunkPart *from,
+                     struct alloc_several *several)
+{
+	struct location *at = rpc_location(session, id, (int)from->at, from->number);
+	uint64_t last_bytes = from->last_bytes ? from->last_bytes : from->chunk_bytes;
+	uint64_t n_chunks = from->n_chunks;
+	if (!at) {
+		return false;
+	}
+	bool is_twice = wanted_bytes(several, at) > 0;
+	for (size_t i = 0; i < several->n_parts; i++) {
+		n_chunks += several->parts[i].n_chunks;
+	}
+	if (from->n_chunks == 0 || n_chunks > GLAKE_MAX_PACKET_FDS || is_twice ||
+	    !is_chunk_size(at, from->chunk_bytes) || !is_chunk_size(at, last_bytes)) {
+		rpc_refuse(session, id, STATUS_BAD_REQUEST,
+		           "impossible: %u chunks of %" PRIu64 " bytes, the last of %" PRIu64 "%s",
+		           from->n_chunks, from->chunk_bytes, last_bytes,
+		           is_twice ? ", at a location that was named before" : "");
+		return false;
+	}
+	several->parts[several->n_parts++] = (struct alloc_part){.at = at,
+	                                                         .chunk_bytes = from->chunk_bytes,
+	                                                         .last_bytes = last_bytes,
+	                                                         .n_chunks = from->n_chunks};
+	return true;
+}
+
+/* False after a refusal. */
+static bool add_parts(struct session *session, const request_t *request,
+                      struct alloc_several *several)
+{
+	const Glake__Wire__ChunkAlloc *body = request->chunk_alloc;
+	Glake__Wire__ChunkPart first = GLAKE__WIRE__CHUNK_PART__INIT;
+	first.at = body->at;
+	first.number = body->device;
+	first.chunk_bytes = body->chunk_bytes;
+	first.n_chunks = body->n_chunks;
+	first.last_bytes = body->last_bytes;
+	if (body->n_also > GLAKE_MAX_ALSO) {
+		rpc_refuse(session, request->id, STATUS_BAD_REQUEST, "more than %u locations",
+		           GLAKE_MAX_ALSO + 1);
+		return false;
+	}
+	bool is_good = add_part(session, request->id, &first, several);
+	for (size_t i = 0; is_good && i < body->n_also; i++) {
+		is_good = add_part(session, request->id, body->also[i], several);
+	}
+	return is_good;
 }
 
 void rpc_chunk_alloc(struct session *session, const request_t *request, struct fdlist *fds)
 {
-	const Glake__Wire__ChunkAlloc *body = request->chunk_alloc;
-	struct device *device = rpc_device(session, request->id, body->device);
-	uint64_t sizes[GLAKE_MAX_PACKET_FDS];
-
-	if (!device) {
-		return;
-	}
-	uint64_t last_bytes = body->last_bytes ? body->last_bytes : body->chunk_bytes;
-	if (body->n_chunks == 0 || body->n_chunks > GLAKE_MAX_PACKET_FDS ||
-	    !is_chunk_size(body->chunk_bytes) || !is_chunk_size(last_bytes)) {
-		rpc_refuse(session, request->id, STATUS_BAD_REQUEST,
-		           "impossible: %u chunks of %" PRIu64 " bytes, the last of %" PRIu64,
-		           body->n_chunks, body->chunk_bytes, last_bytes);
+	_Static_assert(ALLOC_MAX_PARTS == GLAKE_MAX_ALSO + 1 &&
+	                       ALLOC_MAX_CHUNKS == GLAKE_MAX_PACKET_FDS,
+	               "what a request may ask for");
+	struct alloc_several several = {.allocator = rpc_of(session)->allocator,
+	                                .tenant = session->holder->tenant,
+	                                .uid = session->holder->peer.owner,
+	                                .use = CHUNK_PRIVATE,
+	                                .done = on_chunks};
+	if (!add_parts(session, request, &several)) {
 		return;
 	}
 	struct chunk_request *operation = calloc(1, sizeof(*operation));
@@ -112,26 +187,11 @@ void rpc_chunk_alloc(struct session *session, const request_t *request, struct f
 		return;
 	}
 	operation->began_ns = uv_hrtime();
-	operation->device = device->index;
-	operation->waited_ms = body->waited_ms;
-	operation->bytes = (body->n_chunks - 1) * body->chunk_bytes + last_bytes;
-	for (uint32_t i = 0; i < body->n_chunks; i++) {
-		sizes[i] = i + 1 < body->n_chunks ? body->chunk_bytes : last_bytes;
-	}
-	const struct alloc_wanted wanted = {
-		.device = device,
-		.tenant = session->holder->tenant,
-		.uid = session->holder->peer.owner,
-		.use = CHUNK_PRIVATE,
-		.sizes = sizes,
-		.n_chunks = body->n_chunks,
-		.waited_ms = &operation->waited_ms,
-	};
-	enum status status = alloc_start(rpc_of(session)->allocator, &wanted, on_chunks, operation,
-	                                 &operation->alloc);
-	if (status != STATUS_OK) {
-		on_chunks(operation, status, NULL, 0);
-	}
+	operation->waited_ms = request->chunk_alloc->waited_ms;
+	operation->several = several;
+	operation->several.waited_ms = &operation->waited_ms;
+	operation->several.user = operation;
+	alloc_several_start(&operation->several);
 }
 
 /* False if that has failed, and only a mover that cannot end still has the chunk. */
@@ -169,14 +229,14 @@ static void answer_free(struct work *work)
  * allocate sooner than glaked gives back, and all would wait for that when they allocate. Many chunks at once are mostly
  * what glaked has asked for, and somebody waits for the answer.
  */
-static bool answer_later(struct session *session, uint64_t id, struct device *device)
+static bool answer_later(struct session *session, uint64_t id, struct location *at)
 {
 	struct free_request *operation = calloc(1, sizeof(*operation));
 	if (!operation || !session_begin(session, &operation->pending, id, cancel_free_request)) {
 		free(operation);
 		return false;
 	}
-	if (!worker_await_lazy(&device->worker, &operation->work, answer_free)) {
+	if (!worker_await_lazy(&at->worker, &operation->work, answer_free)) {
 		session_end(&operation->pending);
 		free(operation);
 		return false;
@@ -191,22 +251,22 @@ static struct held *find_chunk(const struct session *session, uint64_t id)
 	return block && block->own ? block : holder_find(session->holder, HELD_CHUNK, id);
 }
 
-/* Returns its device. */
-static struct device *free_chunk(struct session *session, struct held *held)
+/* Returns where it was. */
+static struct location *free_chunk(struct session *session, struct held *held)
 {
-	struct device *device = held->own ? held->own->device : held->chunk.device;
+	struct location *at = held->own ? held->own->at : held->chunk.at;
 	if (held->own) {
 		holder_drop_own(session->holder, held);
 	} else {
 		holder_release(session->holder, held);
 	}
-	return device;
+	return at;
 }
 
 void rpc_chunk_free(struct session *session, const request_t *request, struct fdlist *fds)
 {
 	const Glake__Wire__ChunkFree *body = request->chunk_free;
-	struct device *device = NULL;
+	struct location *at = NULL;
 	struct held *private;
 	/* All or none, so check first. The second loop finds an id that is there twice. */
 	for (size_t i = 0; i < body->n_ids; i++) {
@@ -222,10 +282,10 @@ void rpc_chunk_free(struct session *session, const request_t *request, struct fd
 	for (size_t i = 0; i < body->n_ids; i++) {
 		private = find_chunk(session, body->ids[i]);
 		if (private) {
-			device = free_chunk(session, private);
+			at = free_chunk(session, private);
 		}
 	}
-	if (body->n_ids != 1 || !device || !answer_later(session, request->id, device)) {
+	if (body->n_ids != 1 || !at || !answer_later(session, request->id, at)) {
 		rpc_answer_ok(session, request->id);
 	}
 }
@@ -456,7 +516,7 @@ void rpc_chunk_open(struct session *session, const request_t *request, struct fd
 	const Glake__Wire__ChunkOpen *body = request->chunk_open;
 	uint64_t sizes[GLAKE_MAX_PACKET_FDS];
 	int opened[GLAKE_MAX_PACKET_FDS];
-	const struct device *device = NULL;
+	const struct location *at = NULL;
 	if (!is_chunk_count(session, request->id, body->n_ids)) {
 		return;
 	}
@@ -466,12 +526,12 @@ void rpc_chunk_open(struct session *session, const request_t *request, struct fd
 		if (!chunk) {
 			return;
 		}
-		if (device && chunk->device != device) {
+		if (at && chunk->at != at) {
 			rpc_refuse(session, request->id, STATUS_BAD_REQUEST,
-			           "the chunks are on several devices");
+			           "the chunks are at several locations");
 			return;
 		}
-		device = chunk->device;
+		at = chunk->at;
 		sizes[i] = chunk->bytes;
 		opened[i] = chunk->fd;
 	}
@@ -479,7 +539,8 @@ void rpc_chunk_open(struct session *session, const request_t *request, struct fd
 	Glake__Wire__ChunkOpenAnswer opens = GLAKE__WIRE__CHUNK_OPEN_ANSWER__INIT;
 	opens.chunk_bytes = sizes;
 	opens.n_chunk_bytes = body->n_ids;
-	opens.device = device->index;
+	opens.device = at->number;
+	opens.at = kind_of(at);
 	answer.body_case = GLAKE__WIRE__ANSWER__BODY_CHUNK_OPEN;
 	answer.chunk_open = &opens;
 	rpc_answer(session, request->id, &answer, opened, body->n_ids);

@@ -100,18 +100,18 @@ void rpc_usage_report(struct session *session, const request_t *request, struct 
 	session->holder->usage.n_passed = report->n_passed;
 	take_seals(&session->holder->usage, report);
 	for (uint32_t i = 0; i < rpc->n_devices; i++) {
-		session->holder->devices[i].driver = (struct driver_memory){0};
-		session->holder->devices[i].pool = (struct holder_pool){0};
+		session->holder->at[i].driver = (struct driver_memory){0};
+		session->holder->at[i].pool = (struct holder_pool){0};
 	}
 	for (size_t i = 0; i < report->n_driver; i++) {
 		const Glake__Wire__DriverMemory *from = report->driver[i];
-		session->holder->devices[from->device].driver = take_driver(
-			from, rpc->devices[from->device].total_bytes);
+		session->holder->at[from->device].driver = take_driver(
+			from, rpc->devices[from->device].at.total_bytes);
 	}
 	for (size_t i = 0; i < report->n_pools; i++) {
 		const Glake__Wire__PoolReport *from = report->pools[i];
-		session->holder->devices[from->device].pool = take_pool(
-			from, rpc->devices[from->device].total_bytes);
+		session->holder->at[from->device].pool = take_pool(
+			from, rpc->devices[from->device].at.total_bytes);
 	}
 	pressure_client_answer(session->all->pressure, &session->warm, report->reclaim);
 	rpc_answer_ok(session, request->id);

@@ -85,12 +85,12 @@ __attribute__((format(printf, 3, 4))) static bool fail(struct fault *fault, enum
 static bool add_block(struct session *session, struct model *draft, struct block *block,
                       struct fault *fault)
 {
-	uint64_t max_bytes = MAX_SPANS_PER_DEVICE * draft->device->total_bytes;
-	if (block->chunk.device != draft->device || block->realm != draft->realm) {
+	uint64_t max_bytes = MAX_SPANS_PER_DEVICE * draft->device->at.total_bytes;
+	if (block->chunk.at != &draft->device->at || block->realm != draft->realm) {
 		return fail(fault, STATUS_BAD_REQUEST,
 		            "a block is of another device than the weights");
 	}
-	if (block->chunk.is_unparked) {
+	if (block->state == BLOCK_LOST) {
 		return fail(fault, STATUS_BAD_REQUEST,
 		            "a block has no fd since glaked was restarted");
 	}

@@ -145,7 +145,7 @@ static void on_compared(struct compare_job *job, bool equal)
 	}
 	struct block *candidate = admit->candidate;
 	admit->candidate = NULL;
-	if (candidate->is_damaged) {
+	if (candidate->state == BLOCK_DAMAGED) {
 		store_end_compare(store, candidate);
 		meet(admit);
 		return;
@@ -175,8 +175,9 @@ static void start_compare(struct admit *admit, struct block *candidate)
 	admit->compare_job = (struct compare_job){.job.on_failed = on_compare_failed,
 	                                          .job.on_gone = on_compare_gone,
 	                                          .on_compared = on_compared};
-	int r = mover_compare(admit->context->mover, &admit->compare_job, chunk->device, chunk->fd,
-	                      candidate->chunk.fd, chunk->bytes);
+	int r = mover_compare(admit->context->mover, &admit->compare_job,
+	                      location_device(chunk->at), chunk->fd, candidate->chunk.fd,
+	                      chunk->bytes);
 	if (r < 0) {
 		fail_order(admit, r);
 		return;
@@ -188,7 +189,7 @@ static void start_compare(struct admit *admit, struct block *candidate)
 
 static struct block *find_block(const struct admit *admit)
 {
-	return store_find_block(admit->context->store, admit->realm, admit->chunk.device,
+	return store_find_block(admit->context->store, admit->realm, admit->chunk.at,
 	                        &admit->digest);
 }
 
@@ -248,8 +249,9 @@ static void start_digest(struct admit *admit)
 	                                        .job.on_gone = on_digest_gone,
 	                                        .on_digested = on_digested};
 	admit->number = guess_block(&store->guess, &store->block_list, admit->realm, chunk, &guess);
-	int r = mover_digest(admit->context->mover, &admit->digest_job, chunk->device, chunk->fd,
-	                     guess ? guess->chunk.fd : -1, chunk->bytes, admit->content_bytes);
+	int r = mover_digest(admit->context->mover, &admit->digest_job, location_device(chunk->at),
+	                     chunk->fd, guess ? guess->chunk.fd : -1, chunk->bytes,
+	                     admit->content_bytes);
 	if (r < 0) {
 		fail_order(admit, r);
 		return;

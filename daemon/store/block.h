@@ -12,10 +12,26 @@
  * the built-in tenant pays, and the block is cache. A block that a program published may be cache
  * without a manifest. A block that has been in a model goes with its last manifest.
  *
+ * Its state says who gets it:
+ *
+ *            store_seal()                 its content has changed
+ *   (none) --------------> SHARED, APART ------------------------> DAMAGED
+ *      | from an earlier glaked
+ *      '-----------------> SHARED, APART, DAMAGED, LOST
+ *
+ * Its keeping says whether the next glaked would have it:
+ *
+ *     .----------- adopted with its fd ------------.
+ *     |                                            v
+ *   UNKEPT ---- room ------------> PARKING ----> PARKED
+ *     |                            ^     |
+ *     '---- no room --> ROOMLESS --'     | the service manager lost it
+ *                           ^------------'
+ *
  * If somebody keeps fds for the next glaked, a block is parked soon after it was sealed. Until then only who has
  * sealed it knows of it, and no answer says that it is a block. If there is no room for its fd, or its maker has its
- * share of that, it serves without, and gets the next room. A restart before that leaves it to those who have it mapped: it is charged and counted,
- * but nobody gets it any more.
+ * share of that, it serves without, and gets the next room. A restart before that leaves it to those who have it mapped:
+ * it is LOST. It is charged and counted, but nobody gets it any more.
  *
  * Owner: the store's table. Threads: loop thread.
  */
@@ -26,22 +42,38 @@
 #include <stdint.h>
 
 #include "daemon/base/hash.h"
+#include "daemon/base/idle.h"
 #include "daemon/keep/parking.h"
 #include "daemon/memory/chunk.h"
 #include "daemon/net/user.h"
-#include "daemon/base/idle.h"
 #include "daemon/store/realm.h"
 #include "proto/digest.h"
 
 /* No padding: it is hashed and compared as bytes. */
 struct block_key {
 	uint64_t realm_id;
-	uint64_t device;
+	uint64_t slot; /* of its location */
 	struct digest digest;
 };
 
+enum block_state {
+	BLOCK_SHARED,  /* in store.blocks: who has the same content gets it */
+	BLOCK_APART,   /* another content has its digest: it is not found */
+	BLOCK_DAMAGED, /* its content has changed: it is left to those who share it already */
+	BLOCK_LOST,    /* chunk.is_unparked: glaked has no fd of it, and it is left to its users */
+	BLOCK_N_STATES,
+};
+
+enum block_keeping {
+	BLOCK_UNKEPT,   /* nobody keeps fds, or it is LOST */
+	BLOCK_ROOMLESS, /* it waits for room; link: store.roomless */
+	BLOCK_PARKING,  /* its fd is on its way */
+	BLOCK_PARKED,   /* the next glaked would have it */
+	BLOCK_N_KEEPINGS,
+};
+
 struct block {
-	UT_hash_handle hh; /* store.blocks, unless is_collision or is_damaged */
+	UT_hash_handle hh; /* store.blocks, while SHARED */
 	struct block_key key;
 	struct list link;    /* link: store.block_list, in the order of ids */
 	struct idle idle;    /* link: store.idle, while published, unused and in no manifest */
@@ -54,16 +86,21 @@ struct block {
 	uint32_t n_manifests;
 	uint32_t n_users;
 	uint32_t n_compared;
-	uint32_t n_mappings;         /* by holders: see holder.c */
-	struct parking_wait parking; /* while it is being parked, or (number 0) waits for room */
+	uint32_t n_mappings; /* by holders: see holder.c */
+	enum block_state state;
+	enum block_keeping keeping;
+	struct parking_wait parking; /* while PARKING; its link while ROOMLESS, too */
 	struct user *maker;       /* owned reference; who pays for its place there. NULL: glaked */
-	struct user_charge place; /* for that, while it is parked or being parked */
-	bool is_parked;           /* the next glaked would have it */
+	struct user_charge place; /* for that, while PARKING or PARKED */
 	bool is_noted;            /* the watch knows it */
-	bool is_published;
-	bool is_collision; /* another content has its digest: it is not in the table, and never shared */
-	bool is_suspect; /* other bytes had its digest: the patrol looks at it first */
-	bool is_damaged; /* its content has changed: the same, but for those who share it already */
+	bool is_published;        /* without users and manifests it is cache */
+	bool is_suspect;          /* other bytes had its digest: the patrol looks at it first */
 };
+
+/* They move as drawn above; anything else is a bug of the caller's. */
+bool block_may_become(enum block_state from, enum block_state to);
+void block_set_state(struct block *block, enum block_state state);
+bool block_may_be_kept(enum block_keeping from, enum block_keeping to);
+void block_set_keeping(struct block *block, enum block_keeping keeping);
 
 #endif

@@ -19,8 +19,8 @@ uint64_t guess_block(struct guess *guess, const struct list *blocks, const struc
 		link = link->next;
 	}
 	struct block *block = link == blocks ? NULL : container_of(link, struct block, link);
-	if (block && !block->chunk.is_unparked && block->realm == realm &&
-	    block->chunk.device == chunk->device && block->chunk.bytes == chunk->bytes) {
+	if (block && block->state != BLOCK_LOST && block->realm == realm &&
+	    block->chunk.at == chunk->at && block->chunk.bytes == chunk->bytes) {
 		*block_out = block;
 	}
 	return number;

@@ -222,7 +222,7 @@ static void succeed(struct load *load)
 	log_success(load);
 	load_set_state(load, LOAD_READY);
 	store_ready(load->context->admit->store, model);
-	if (model->reload_reason) {
+	if (model->state == MODEL_HIDDEN) {
 		store_drop_left_over(load->context->admit->store, model);
 	}
 	while (!list_is_empty(&load->waiters)) {
@@ -286,8 +286,8 @@ static void on_chunks(void *user, enum status status, struct chunk *chunks, size
 	if (status != STATUS_OK) {
 		char why[256];
 		char error[320];
-		alloc_explain(status, load_payer(load), load->model->device->index,
-		              load->asked_bytes, why, sizeof(why));
+		alloc_explain(status, load_payer(load), &load->model->device->at, load->asked_bytes,
+		              why, sizeof(why));
 		snprintf(error, sizeof(error), "the model does not fit the %s: %s",
 		         status == STATUS_OVER_QUOTA ? "tenant's quota" : "device's memory", why);
 		fail(load, status,
@@ -312,7 +312,7 @@ static void on_chunks(void *user, enum status status, struct chunk *chunks, size
 
 /*
  * Keep the window full. The load may be gone afterwards. on_chunks() comes before alloc_start()
- * returns when the pool has it all, and only then; is_granting keeps that from recursing.
+ * returns when the stock has it all, and only then; is_granting keeps that from recursing.
  */
 static void grant_more(struct load *load)
 {
@@ -339,7 +339,7 @@ static void grant_more(struct load *load)
 		}
 		load->window_used_bytes += load->asked_bytes;
 		const struct alloc_wanted wanted = {
-			.device = model->device,
+			.at = &model->device->at,
 			.tenant = load_payer(load),
 			.uid = load->job.uid,
 			.use = CHUNK_LOADING,

@@ -27,7 +27,7 @@ static struct room look(const struct store *store, const struct model *model,
 	const struct block *block;
 	list_for_each (block, &store->block_list, link) {
 		const struct chunk *chunk = &block->chunk;
-		if (chunk->device != model->device) {
+		if (chunk->at != &model->device->at) {
 			continue;
 		}
 		room.paid_bytes += chunk->charge.tenant == payer ? chunk->bytes : 0;
@@ -52,8 +52,8 @@ static struct room look(const struct store *store, const struct model *model,
 static uint64_t loading_fds(const struct allocator *allocator)
 {
 	uint64_t bytes = 0;
-	for (uint32_t i = 0; i < allocator->n_devices; i++) {
-		bytes += allocator->pools[i].device->use_bytes[CHUNK_LOADING];
+	for (uint32_t i = 0; i < allocator->n_locations; i++) {
+		bytes += allocator->stocks[i].at->use_bytes[CHUNK_LOADING];
 	}
 	return bytes / GLAKE_CHUNK_GRANULARITY;
 }
@@ -63,19 +63,19 @@ enum status load_check_room(const struct store *store, const struct allocator *a
                             size_t n_error)
 {
 	const struct device *device = model->device;
-	const struct tenant_device *limits = &payer->devices[device->index];
+	const struct location *at = &device->at;
+	const struct tenant_location *limits = &payer->at[at->slot];
 	const struct chunk_books *books = &allocator->books;
 	struct room room = look(store, model, payer);
 	bool waits = allocator->pressure.wait_ms > 0;
 	uint64_t quota_bytes = less(limits->quota_bytes, waits ? 0 : room.paid_bytes);
-	uint64_t most_bytes = device_most_bytes(device);
+	uint64_t most_bytes = location_most_bytes(at);
 	uint64_t needed_bytes = model->span_bytes;
 	if (needed_bytes <= most_bytes && !waits) {
 		needed_bytes = room.needed_bytes;
-		most_bytes = pressure_most_bytes(&allocator->pressure, device) +
-		             device->coming_bytes;
+		most_bytes = pressure_most_bytes(&allocator->pressure, at) + at->coming_bytes;
 		/* Blocks that are being loaded may turn out equal, or their load may fail. */
-		most_bytes += device->use_bytes[CHUNK_LOADING];
+		most_bytes += at->use_bytes[CHUNK_LOADING];
 	}
 	if (limits->quota_bytes > 0 && room.needed_bytes > quota_bytes) {
 		snprintf(error, n_error,

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/store/model.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,6 +13,27 @@
 #define ENTRY_BYTES 16
 /* So many are freed in a tenth of a millisecond. */
 #define MANY_TENSORS 4096
+
+#define BIT(state) (1u << (state))
+
+bool model_may_become(enum model_state from, enum model_state to)
+{
+	static const unsigned legal[MODEL_N_STATES] = {
+		[MODEL_DRAFT] = BIT(MODEL_LOADING) | BIT(MODEL_READY) | BIT(MODEL_HIDDEN) |
+	                        BIT(MODEL_REPLACED),
+		[MODEL_LOADING] = BIT(MODEL_ASIDE) | BIT(MODEL_READY),
+		[MODEL_ASIDE] = BIT(MODEL_HIDDEN),
+		[MODEL_READY] = BIT(MODEL_HIDDEN) | BIT(MODEL_REPLACED),
+		[MODEL_REPLACED] = BIT(MODEL_HIDDEN),
+	};
+	return legal[from] & BIT(to);
+}
+
+void model_set_state(struct model *model, enum model_state state)
+{
+	assert(model_may_become(model->state, state));
+	model->state = state;
+}
 
 /* Doubles the array when the count is a power of two, so no capacity needs to be stored. */
 static int grow(void **array, size_t n, size_t element_bytes)

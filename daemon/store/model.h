@@ -2,20 +2,30 @@
 /*
  * A model: a manifest that maps tensors to places in blocks laid side by side (its span).
  *
- *            load_start            all blocks, files unchanged
- *   (none) -------------> LOADING -----------------------------> READY
- *                            |  failed, cancelled                  |  evicted, or replaced
- *                            v                                     v
- *                          (gone)                                (gone)
+ *                  load_start           all blocks, files unchanged
+ *   (none) -> DRAFT ----------> LOADING ---------------------------> READY
+ *               |                  | may not be found                  |  | another has its key
+ *               |                  v                                   |  '----------> REPLACED
+ *               |                ASIDE ------------------------.       |                  |
+ *               |                     all blocks, files unchanged      | a block damaged  |
+ *               |                                              |       v                  |
+ *               |                                              '--> HIDDEN <--------------'
+ *               |  published
+ *               '------------------> READY
+ *               |  from an earlier glaked
+ *               '------------------> READY, HIDDEN, REPLACED
+ *
+ * Each of them may go: what is not complete if it fails or is given up, a complete one when it is evicted or nobody
+ * can open it any more.
  *
  * A model is found by the identity of its files (files.h), not by its path. If that identity would
- * not show every change of the files, the model is not found at all, and each open loads the files
- * again. It is in use while n_holders > 0: its load holds it, and each holder that has it open.
+ * not show every change of the files, the model is not found at all (ASIDE, HIDDEN), and each open loads the
+ * files again. It is in use while n_holders > 0: its load holds it, and each holder that has it open.
  * While it is in use it counts as one user of each of its blocks.
  *
- * A published model has no files. It is found by its key, and LOADING means that its manifest is still
- * coming: it is a draft, which its holder holds, and nobody else sees. If a later one gets the key, it is
- * not found any more, and goes with its last holder.
+ * A published model has no files. It is found by its key. While its manifest is still coming it is a draft, which
+ * its holder holds, and nobody else sees. If a later one gets the key, it is REPLACED: not found any more, and it
+ * goes with its last holder.
  *
  * Owner: the store's table. Threads: loop thread.
  */
@@ -27,6 +37,7 @@
 #include <stdint.h>
 #include <uv.h>
 
+#include "daemon/memory/device.h"
 #include "daemon/store/block.h"
 #include "daemon/base/hash.h"
 #include "daemon/store/files.h"
@@ -64,15 +75,20 @@ struct model_parts {
 };
 
 enum model_state {
-	MODEL_LOADING,
-	MODEL_READY,
+	MODEL_DRAFT,    /* it is being put together, and nobody finds it */
+	MODEL_LOADING,  /* found: who opens it waits for its load */
+	MODEL_ASIDE,    /* is being loaded, and is not found, because of reload_reason */
+	MODEL_READY,    /* complete, and found */
+	MODEL_HIDDEN,   /* complete, and not found, because of reload_reason */
+	MODEL_REPLACED, /* complete, and not found: another model has its key */
+	MODEL_N_STATES,
 };
 
 struct model {
-	UT_hash_handle hh; /* store.models */
+	UT_hash_handle hh; /* store.models, while it is found */
 	struct model_key key;
 	struct list link; /* link: store.model_list, in the order of ids */
-	struct idle idle; /* link: store.idle, while ready, unused and not pinned */
+	struct idle idle; /* link: store.idle, while complete, unused and not pinned */
 	uint64_t id;
 	char *name;            /* owned; the key, or the first client's name for it, for listings */
 	struct realm *realm;   /* owned reference */
@@ -80,10 +96,9 @@ struct model {
 	enum model_state state;
 	bool is_pinned;
 	bool is_published;
-	bool is_hidden; /* not in store.models */
 	bool is_in_log; /* the log has a line about its load, and will have one about its eviction */
 	uint32_t n_holders;
-	struct load *load; /* borrowed; while MODEL_LOADING */
+	struct load *load; /* borrowed; while LOADING or ASIDE */
 	uint64_t span_bytes;
 	uint64_t content_bytes; /* of tensors */
 	uint64_t end_bytes;     /* the last of their ends in the span */
@@ -104,26 +119,33 @@ struct model {
 	struct model_parts parts_so_far;
 	size_t parts_place;       /* the next place */
 	uint64_t withdrawn_block; /* the last that was withdrawn and is in it (withdraw.h) */
-	char *reload_reason; /* owned; the reason why it is not found by its files. NULL: it is */
+	char *reload_reason;      /* owned; why it is ASIDE or HIDDEN. Otherwise NULL */
 };
 
 /* Chunk bytes of block number @i of the plan. */
 uint64_t model_chunk_bytes(const struct model *model, size_t i);
 
-/* Build the plan, while LOADING. Return 0, -ENOMEM, or -EINVAL: no plan may contain this. */
+/* It moves as drawn above; anything else is a bug of the caller's. */
+bool model_may_become(enum model_state from, enum model_state to);
+void model_set_state(struct model *model, enum model_state state);
+
+static inline bool model_is_complete(const struct model *model)
+{
+	return model->state >= MODEL_READY;
+}
+
+static inline bool model_is_found(const struct model *model)
+{
+	return model->state == MODEL_LOADING || model->state == MODEL_READY;
+}
+
+/* Build the plan, before it is complete. Return 0, -ENOMEM, or -EINVAL: no plan may contain this. */
 int model_add_tensor(struct model *model, const char *name, uint32_t dtype, const uint64_t *shape,
                      const uint64_t *strides, size_t n_dims, uint64_t offset, uint64_t bytes);
 int model_add_block(struct model *model, uint64_t content_bytes);
 
 /* Returns 0 if every tensor lies in the span, else -EINVAL. */
 int model_check_plan(const struct model *model);
-
-/* Another model has its key now. */
-static inline bool model_is_replaced(const struct model *model)
-{
-	return model->is_published && model->is_hidden && !model->reload_reason &&
-	       model->state == MODEL_READY;
-}
 
 /* Have two complete manifests the same tensors, in the same places of the same blocks? */
 bool model_is_equal(const struct model *model, const struct model *other);

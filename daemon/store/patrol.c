@@ -77,7 +77,7 @@ static struct block *next_block(const struct patrol *patrol)
 	struct block *next = NULL;
 	struct block *block;
 	list_for_each (block, &patrol->store->block_list, link) {
-		if (block->is_damaged || block->chunk.is_unparked) {
+		if (block->state == BLOCK_DAMAGED || block->state == BLOCK_LOST) {
 			continue;
 		}
 		if (block->is_suspect) {
@@ -131,8 +131,8 @@ static void look_at(struct patrol *patrol, struct block *block)
 	};
 	look->patrol = patrol;
 	look->block = block;
-	if (mover_digest(patrol->mover, &look->job, chunk->device, chunk->fd, -1, chunk->bytes,
-	                 block->content_bytes) < 0) {
+	if (mover_digest(patrol->mover, &look->job, location_device(chunk->at), chunk->fd, -1,
+	                 chunk->bytes, block->content_bytes) < 0) {
 		patrol->next_ms = uv_now(patrol->timer.loop) + PATROL_RETRY_MS;
 		free(look);
 		return;

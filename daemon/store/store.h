@@ -2,7 +2,7 @@
 /*
  * The store: all blocks and models, their users, and the order of eviction.
  *
- * Nothing here calls the driver or the mover. The device's worker closes released chunks.
+ * Nothing here calls the driver or the mover. The location's worker closes released chunks.
  *
  * Owner: the server. Threads: loop thread.
  */
@@ -73,7 +73,7 @@ void store_deinit(struct store *store);
 /* ---- blocks ---- */
 
 struct block *store_find_block(struct store *store, const struct realm *realm,
-                               const struct device *device, const struct digest *digest);
+                               const struct location *at, const struct digest *digest);
 
 /*
  * Make a block of @chunk, which the store takes over on success. The caller is its one user; the
@@ -177,7 +177,7 @@ void store_note_draft(struct store *store, struct model *draft);
 void store_place_block(struct store *store, struct model *model, size_t i, struct block *block);
 
 /*
- * Hold a READY model. The first one pays for the manifest; see also store_use_block(). Returns 0,
+ * Hold a complete model. The first one pays for the manifest; see also store_use_block(). Returns 0,
  * or TENANT_E_*: nothing has changed.
  */
 int store_hold_model(struct store *store, struct model *model, struct payer payer);
@@ -188,7 +188,7 @@ void store_unhold_model(struct store *store, struct model *model, int32_t priori
 void store_drop_model(struct store *store, struct model *model);
 
 /*
- * Pin a READY model. @payer pays for the manifest and for all blocks that are not pinned yet, in
+ * Pin a complete model, or a draft that is about to be. @payer pays for the manifest and for all blocks that are not pinned yet, in
  * place of the previous payer, while the block is used or pinned. Harmless if the model is pinned
  * already. Returns 0, or TENANT_E_* or -ENOMEM: nothing has changed.
  */
@@ -224,25 +224,24 @@ bool store_look_at_parts(struct model *model, size_t *n_steps);
  */
 
 /*
- * @chunk, charged already, is taken over on success; an unparked one is kept for its users only. The caller sets
- * other flags and its idle numbers. @is_found: neither is_collision nor is_damaged. NULL: no memory, or there is one
- * of that digest.
+ * @chunk, charged already, is taken over on success; with an unparked one the block is LOST, whatever it was. The
+ * caller sets its flags and idle numbers. NULL: no memory, or there is one of that digest.
  */
 struct block *store_adopt_block(struct store *store, uint64_t id, struct realm *realm,
                                 const struct digest *digest, uint64_t content_bytes,
-                                struct chunk *chunk, bool is_found);
+                                struct chunk *chunk, enum block_state state);
 /* @maker pays for its place in store.parking, if it has one. */
 void store_set_adopted_maker(struct store *store, struct block *block, struct user *maker);
 
-/* LOADING. The caller sets its flags, files and idle numbers, and builds the plan. NULL: no memory. */
+/* A DRAFT. The caller sets its flags, files and idle numbers, and builds the plan. NULL: no memory. */
 struct model *store_adopt_model(struct store *store, uint64_t id, struct realm *realm,
                                 struct device *device, const char *name);
 /*
- * It is complete. If a block of it is unparked it is hidden, and not pinned any more. Returns 0, -ENOMEM, or -EEXIST:
- * there is another one of that key. Then it is gone.
+ * It is complete: READY, HIDDEN or REPLACED. If a block of it is LOST it is HIDDEN, and not pinned any more. Returns 0,
+ * -ENOMEM, or -EEXIST: there is another one of that key. Then it is gone.
  */
 int store_finish_adopted(struct store *store, struct model *model, struct block *const *blocks,
-                         struct payer payer);
+                         struct payer payer, enum model_state state);
 /* Instead. */
 void store_drop_adopted(struct store *store, struct model *model);
 
@@ -256,12 +255,12 @@ void store_settle_adopted(struct store *store);
 uint64_t store_evict_model(struct store *store, struct model *model);
 
 /*
- * Evict idle blocks and models of @device until @bytes become free or nothing is left. Returns the
+ * Evict idle blocks and models at @at until @bytes become free or nothing is left. Returns the
  * bytes.
  */
-uint64_t store_evict(struct store *store, const struct device *device, uint64_t bytes);
+uint64_t store_evict(struct store *store, const struct location *at, uint64_t bytes);
 
-/* Evict idle blocks and models of any device until @n_fds blocks are gone or nothing is left. */
+/* Evict idle blocks and models of any location until @n_fds blocks are gone or nothing is left. */
 void store_evict_fds(struct store *store, uint64_t n_fds);
 
 /*

@@ -52,12 +52,29 @@ static void take_device(struct glake_device_status *to, const Glake__Wire__Devic
 	}
 }
 
+static void take_host(struct glake_host_status *to, const Glake__Wire__HostStatus *from)
+{
+	*to = (struct glake_host_status){
+		.node = from->node,
+		.total_bytes = from->total_bytes,
+		.limit_bytes = from->limit_bytes,
+		.physical_bytes = from->physical_bytes,
+		.private_bytes = from->private_bytes,
+		.copy_bytes = from->copy_bytes,
+		.used_copy_bytes = from->used_copy_bytes,
+	};
+}
+
 static int show_status(const Glake__Wire__StatusAnswer *from, glake_status_fn row, void *user)
 {
 	cleanup_free struct glake_device_status *devices = calloc(from->n_devices + 1,
 	                                                          sizeof(*devices));
-	if (!devices) {
+	cleanup_free struct glake_host_status *hosts = calloc(from->n_hosts + 1, sizeof(*hosts));
+	if (!devices || !hosts) {
 		return glake__fail(-ENOMEM, "out of memory");
+	}
+	for (size_t i = 0; i < from->n_hosts; i++) {
+		take_host(&hosts[i], from->hosts[i]);
 	}
 	for (size_t i = 0; i < from->n_devices; i++) {
 		take_device(&devices[i], from->devices[i]);
@@ -82,6 +99,9 @@ static int show_status(const Glake__Wire__StatusAnswer *from, glake_status_fn ro
 		.unkept_blocks = from->unkept_blocks,
 		.unparked_bytes = from->unparked_bytes,
 		.unkept_chunks = from->unkept_chunks,
+		.n_hosts = (uint32_t)from->n_hosts,
+		.hosts = hosts,
+		.hosts_lacking = TEXT(from->hosts_lacking),
 	};
 	return row(user, &status);
 }
@@ -357,6 +377,7 @@ static int show_session(const Glake__Wire__SessionInfo *from, const struct list 
 		.unsealed = unsealed,
 		.n_pools = (uint32_t)from->n_pools,
 		.pools = pools,
+		.host_bytes = from->host_bytes,
 	};
 	return list->row.session(list->user, &row);
 }
@@ -379,20 +400,30 @@ int glake_list_sessions(struct glake_session *session, glake_session_fn row, voi
 	return walk(session, &list);
 }
 
+/* For the caller to free; NULL: out of memory. */
+static struct glake_tenant_device *take_tenant_devices(Glake__Wire__TenantDevice *const *from,
+                                                       size_t n)
+{
+	struct glake_tenant_device *to = calloc(n + 1, sizeof(*to));
+	for (size_t i = 0; to && i < n; i++) {
+		to[i] = (struct glake_tenant_device){
+			.device = from[i]->device,
+			.used_bytes = from[i]->used_bytes,
+			.quota_bytes = from[i]->quota_bytes,
+			.peak_bytes = from[i]->peak_bytes,
+		};
+	}
+	return to;
+}
+
 static int show_tenant(const Glake__Wire__TenantInfo *from, const struct list *list)
 {
-	cleanup_free struct glake_tenant_device *devices = calloc(from->n_devices + 1,
-	                                                          sizeof(*devices));
-	if (!devices) {
+	cleanup_free struct glake_tenant_device *devices = take_tenant_devices(from->devices,
+	                                                                       from->n_devices);
+	cleanup_free struct glake_tenant_device *hosts = take_tenant_devices(from->hosts,
+	                                                                     from->n_hosts);
+	if (!devices || !hosts) {
 		return glake__fail(-ENOMEM, "out of memory");
-	}
-	for (size_t i = 0; i < from->n_devices; i++) {
-		devices[i] = (struct glake_tenant_device){
-			.device = from->devices[i]->device,
-			.used_bytes = from->devices[i]->used_bytes,
-			.quota_bytes = from->devices[i]->quota_bytes,
-			.peak_bytes = from->devices[i]->peak_bytes,
-		};
 	}
 	struct glake_tenant_row row = {
 		.name = TEXT(from->name),
@@ -402,6 +433,8 @@ static int show_tenant(const Glake__Wire__TenantInfo *from, const struct list *l
 		.max_fds = from->max_fds,
 		.manifest_bytes = from->manifest_bytes,
 		.quota_manifest_bytes = from->quota_manifest_bytes,
+		.n_hosts = (uint32_t)from->n_hosts,
+		.hosts = hosts,
 		.priority = from->priority,
 		.n_devices = (uint32_t)from->n_devices,
 		.devices = devices,
@@ -683,6 +716,23 @@ int glake_set_quota(struct glake_session *session, const char *tenant, uint32_t 
 {
 	Glake__Wire__QuotaSet body = GLAKE__WIRE__QUOTA_SET__INIT;
 	body.device = device;
+	body.quota_bytes = quota_bytes;
+	return set_quota(session, &body, tenant);
+}
+
+int glake_set_host_quota(struct glake_session *session, const char *tenant, uint32_t node,
+                         uint64_t quota_bytes)
+{
+	int r = glake__session_check(session);
+	if (r < 0) {
+		return r;
+	}
+	if (!glake__session_host(session, node)) {
+		return -ENOTSUP;
+	}
+	Glake__Wire__QuotaSet body = GLAKE__WIRE__QUOTA_SET__INIT;
+	body.at = GLAKE__WIRE__LOCATION_KIND__LOCATION_HOST;
+	body.device = node;
 	body.quota_bytes = quota_bytes;
 	return set_quota(session, &body, tenant);
 }

@@ -56,6 +56,19 @@ static const struct field device_fields[] = {
 };
 
 #undef ROW
+#define ROW struct glake_host_status
+
+static const struct field host_fields[] = {
+	FIELD(ROW, node, U32, PLAIN, NULL),
+	FIELD(ROW, total_bytes, U64, BYTES, NULL),
+	FIELD(ROW, limit_bytes, U64, BYTES, NULL),
+	FIELD(ROW, physical_bytes, U64, BYTES, NULL),
+	FIELD(ROW, private_bytes, U64, BYTES, NULL),
+	FIELD(ROW, copy_bytes, U64, BYTES, NULL),
+	FIELD(ROW, used_copy_bytes, U64, BYTES, NULL),
+};
+
+#undef ROW
 #define ROW struct metric
 
 struct metric {
@@ -107,6 +120,15 @@ static int print_status_json(struct ctl *ctl, const struct glake_status *status)
 	json_t *object = field_object(status_fields, sizeof(status_fields) / sizeof(*status_fields),
 	                              status);
 	json_object_set_new(object, "devices", devices);
+	json_t *hosts = json_array();
+	for (uint32_t i = 0; i < status->n_hosts; i++) {
+		json_array_append_new(
+			hosts, field_object(host_fields, sizeof(host_fields) / sizeof(*host_fields),
+		                            &status->hosts[i]));
+	}
+	json_object_set_new(object, "hosts", hosts);
+	json_object_set_new(object, "hosts_lacking",
+	                    field_string(status->hosts_lacking ? status->hosts_lacking : ""));
 	return ctl_print_json(ctl, object);
 }
 
@@ -183,6 +205,16 @@ static void print_device(struct ctl *ctl, const struct glake_device_status *devi
 	line(ctl, "  rdma", "%s", device->rdma ? "yes" : "no");
 }
 
+static void print_host(struct ctl *ctl, const struct glake_host_status *host)
+{
+	fprintf(ctl->out, "\nhost node %" PRIu32 "\n", host->node);
+	line(ctl, "  total", "%s, limit %s", size(ctl, host->total_bytes),
+	     size(ctl, host->limit_bytes));
+	line(ctl, "  physical", "%s: private %s, copies %s (in use %s)",
+	     size(ctl, host->physical_bytes), size(ctl, host->private_bytes),
+	     size(ctl, host->copy_bytes), size(ctl, host->used_copy_bytes));
+}
+
 /* Fds that the next glaked would have. */
 static void print_kept(struct ctl *ctl, const struct glake_status *status)
 {
@@ -226,6 +258,13 @@ static int print_status(void *user, const struct glake_status *status)
 	print_kept(ctl, status);
 	for (uint32_t i = 0; i < status->n_devices; i++) {
 		print_device(ctl, &status->devices[i]);
+	}
+	for (uint32_t i = 0; i < status->n_hosts; i++) {
+		print_host(ctl, &status->hosts[i]);
+	}
+	if (status->hosts_lacking && status->hosts_lacking[0]) {
+		fputc('\n', ctl->out);
+		text_line(ctl, "host memory", status->hosts_lacking);
 	}
 	return 0;
 }
@@ -387,7 +426,7 @@ static int run_stats(struct ctl *ctl)
 const struct ctl_command ctl_status = {
 	.name = "status",
 	.operands = "",
-	.summary = "The daemon, its devices, and what their memory is used for",
+	.summary = "The daemon, its devices and host memory, and what they are used for",
 	.options = CTL_OPTION_EXACT,
 	.run = run_status,
 };

@@ -166,6 +166,30 @@ static void write_devices(const struct snapshot *snapshot, FILE *out)
 
 #undef OF
 
+static void host_use(FILE *out, const struct glake_host_status *host, const char *name,
+                     uint64_t bytes)
+{
+	fprintf(out, "glake_host_bytes{node=\"%" PRIu32 "\",use=\"%s\"", host->node, name);
+	value(out, bytes);
+}
+
+static void write_hosts(const struct snapshot *snapshot, FILE *out)
+{
+	const struct glake_status *status = &snapshot->status;
+	begin(out, "glake_host_limit_bytes", "gauge", "Host memory that chunks may have");
+	for (uint32_t i = 0; i < status->n_hosts; i++) {
+		fprintf(out, "glake_host_limit_bytes{node=\"%" PRIu32 "\"", status->hosts[i].node);
+		value(out, status->hosts[i].limit_bytes);
+	}
+	begin(out, "glake_host_bytes", "gauge", "Chunks in host memory by their use");
+	for (uint32_t i = 0; i < status->n_hosts; i++) {
+		const struct glake_host_status *host = &status->hosts[i];
+		host_use(out, host, "private", host->private_bytes);
+		host_use(out, host, "copies_used", host->used_copy_bytes);
+		host_use(out, host, "copies_free", host->copy_bytes - host->used_copy_bytes);
+	}
+}
+
 /* ---- tenants, sessions, models ---------------------------------------------------------------- */
 
 static void tenant_label(FILE *out, const char *name, const struct glake_tenant_row *tenant)
@@ -430,6 +454,7 @@ void metrics_write(const struct snapshot *snapshot, FILE *out)
 	}
 	write_daemon(snapshot, out);
 	write_devices(snapshot, out);
+	write_hosts(snapshot, out);
 	write_tenants(snapshot, out);
 	write_sessions(snapshot, out);
 	write_models(snapshot, out);

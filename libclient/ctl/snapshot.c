@@ -54,7 +54,10 @@ static int take_status(void *user, const struct glake_status *status)
 	struct snapshot *snapshot = user;
 	snapshot->status = *status;
 	snapshot->status.devices = NULL;
-	bool is = keep_text(snapshot, &snapshot->status.version) &&
+	snapshot->status.hosts = keep(snapshot, status->hosts,
+	                              status->n_hosts * sizeof(*status->hosts));
+	bool is = snapshot->status.hosts && keep_text(snapshot, &snapshot->status.hosts_lacking) &&
+	          keep_text(snapshot, &snapshot->status.version) &&
 	          keep_text(snapshot, &snapshot->status.driver) &&
 	          keep_text(snapshot, &snapshot->status.config) &&
 	          keep_text(snapshot, &snapshot->status.mover);
@@ -95,6 +98,8 @@ static int take_tenant(void *user, const struct glake_tenant_row *of)
 		return -ENOMEM;
 	}
 	row->devices = keep(snapshot, of->devices, of->n_devices * sizeof(*of->devices));
+	row->n_hosts = 0;
+	row->hosts = NULL;
 	return row->devices && keep_text(snapshot, &row->name) ? 0 : -ENOMEM;
 }
 

@@ -51,8 +51,18 @@ static int add_object(struct tenants *tenants, const struct glake_tenant_row *ro
 		json_array_append_new(
 			devices, field_object(device_fields, N_DEVICE_FIELDS, &row->devices[i]));
 	}
+	json_t *hosts = json_array();
+	for (uint32_t i = 0; i < row->n_hosts; i++) {
+		json_array_append_new(hosts,
+		                      json_pack("{s:I, s:I, s:I, s:I}", "node",
+		                                (json_int_t)row->hosts[i].device, "used_bytes",
+		                                (json_int_t)row->hosts[i].used_bytes, "quota_bytes",
+		                                (json_int_t)row->hosts[i].quota_bytes, "peak_bytes",
+		                                (json_int_t)row->hosts[i].peak_bytes));
+	}
 	json_t *tenant = field_object(tenant_fields, N_TENANT_FIELDS, row);
 	int err = json_object_set_new(tenant, "devices", devices);
+	err |= json_object_set_new(tenant, "hosts", hosts);
 	return json_array_append_new(tenants->rows, tenant) < 0 || err < 0 ? CTL_E_OUTPUT : 0;
 }
 

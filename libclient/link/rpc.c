@@ -43,6 +43,23 @@ static int take_devices(struct glake_session *session, const Glake__Wire__HelloA
 	return 0;
 }
 
+static int take_hosts(struct glake_session *session, const Glake__Wire__HelloAnswer *hello)
+{
+	struct glake__host *hosts = calloc(hello->n_hosts + 1, sizeof(*hosts));
+	if (!hosts) {
+		return glake__fail(-ENOMEM, "out of memory");
+	}
+	for (size_t i = 0; i < hello->n_hosts; i++) {
+		hosts[i] = (struct glake__host){.node = hello->hosts[i]->node,
+		                                .total_bytes = hello->hosts[i]->total_bytes,
+		                                .limit_bytes = hello->hosts[i]->limit_bytes,
+		                                .quota_bytes = hello->hosts[i]->quota_bytes};
+	}
+	session->hosts = hosts;
+	session->n_hosts = (uint32_t)hello->n_hosts;
+	return 0;
+}
+
 static int take_hello(struct glake_session *session, const Glake__Wire__HelloAnswer *hello)
 {
 	if (hello->version != GLAKE_WIRE_VERSION) {
@@ -60,7 +77,8 @@ static int take_hello(struct glake_session *session, const Glake__Wire__HelloAns
 	copy_text(session->tenant, sizeof(session->tenant), hello->tenant);
 	copy_text(session->realm, sizeof(session->realm), hello->realm);
 	copy_text(session->daemon_version, sizeof(session->daemon_version), hello->daemon_version);
-	return take_devices(session, hello);
+	int r = take_hosts(session, hello);
+	return r < 0 ? r : take_devices(session, hello);
 }
 
 /* A number of the program that this process runs: it differs after exec(). Not 0. */
@@ -170,6 +188,81 @@ int glake__rpc_chunk_alloc(struct glake_session *session, uint32_t device, uint6
 	int r = glake__call(&session->link, &call, &request, GLAKE__WIRE__ANSWER__BODY_CHUNK_ALLOC,
 	                    NULL, 0);
 	return r < 0 ? r : take_chunks(session, &call, n_chunks, ids_out, fds);
+}
+
+static Glake__Wire__LocationKind kind_of(const struct glake__chunks_at *part)
+{
+	return part->is_host ? GLAKE__WIRE__LOCATION_KIND__LOCATION_HOST
+	                     : GLAKE__WIRE__LOCATION_KIND__LOCATION_GPU;
+}
+
+/* How many chunks that are in sum; < 0 after glake__fail(). */
+static int check_parts(const struct glake_session *session, const struct glake__chunks_at *parts,
+                       size_t n_parts)
+{
+	uint64_t n_chunks = 0;
+	if (n_parts == 0 || n_parts > GLAKE_MAX_ALSO + 1) {
+		return glake__fail(-EINVAL, "%zu locations in one request", n_parts);
+	}
+	for (size_t i = 0; i < n_parts; i++) {
+		if (parts[i].is_host && !glake__session_host(session, parts[i].number)) {
+			return -ENOTSUP;
+		}
+		n_chunks += parts[i].n_chunks;
+	}
+	if (n_chunks == 0 || n_chunks > GLAKE_MAX_PACKET_FDS) {
+		return glake__fail(-EINVAL, "%llu chunks in one request",
+		                   (unsigned long long)n_chunks);
+	}
+	return (int)n_chunks;
+}
+
+static void want_also(Glake__Wire__ChunkAlloc *alloc, const struct glake__chunks_at *parts,
+                      size_t n, Glake__Wire__ChunkPart *rows, Glake__Wire__ChunkPart **list)
+{
+	for (size_t i = 0; i < n; i++) {
+		glake__wire__chunk_part__init(&rows[i]);
+		rows[i].at = kind_of(&parts[i]);
+		rows[i].number = parts[i].number;
+		rows[i].chunk_bytes = parts[i].chunk_bytes;
+		rows[i].n_chunks = parts[i].n_chunks;
+		rows[i].last_bytes = parts[i].last_bytes;
+		list[i] = &rows[i];
+	}
+	alloc->also = list;
+	alloc->n_also = n;
+}
+
+int glake__rpc_chunk_alloc_at(struct glake_session *session, const struct glake__chunks_at *parts,
+                              size_t n_parts, struct glake__wait *wait, uint64_t *ids_out,
+                              struct fdlist *fds)
+{
+	Glake__Wire__ChunkPart rows[GLAKE_MAX_ALSO];
+	Glake__Wire__ChunkPart *list[GLAKE_MAX_ALSO];
+	Glake__Wire__ChunkAlloc alloc;
+	Glake__Wire__Request request;
+	struct glake__call call;
+	int n_chunks = check_parts(session, parts, n_parts);
+	if (n_chunks < 0) {
+		return n_chunks;
+	}
+	want_chunks(&request, &alloc, parts[0].number, parts[0].chunk_bytes, parts[0].n_chunks,
+	            parts[0].last_bytes, wait);
+	alloc.at = kind_of(&parts[0]);
+	want_also(&alloc, &parts[1], n_parts - 1, rows, list);
+	int r = glake__call(&session->link, &call, &request, GLAKE__WIRE__ANSWER__BODY_CHUNK_ALLOC,
+	                    NULL, 0);
+	if (r < 0) {
+		return r;
+	}
+	if (call.answer->chunk_alloc->at != alloc.at) {
+		/* A glaked that does not know of it came since the session began: it took the number for a GPU's. */
+		glake__rpc_chunk_free(session, call.answer->chunk_alloc->ids,
+		                      call.answer->chunk_alloc->n_ids);
+		glake__call_end(&session->link, &call);
+		return glake__fail(-ENOTSUP, "the daemon has no chunks in host memory any more");
+	}
+	return take_chunks(session, &call, (uint32_t)n_chunks, ids_out, fds);
 }
 
 int glake__rpc_chunk_alloc_start(struct glake_session *session, struct glake__call *call,

@@ -33,6 +33,23 @@ int glake__rpc_hello(struct glake_session *session, const char *program);
 int glake__rpc_chunk_alloc(struct glake_session *session, uint32_t device, uint64_t chunk_bytes,
                            uint32_t n_chunks, uint64_t last_bytes, struct glake__wait *wait,
                            uint64_t *ids_out, struct fdlist *fds);
+/* What is wanted at a location: @n_chunks of @chunk_bytes, but the last of @last_bytes. */
+struct glake__chunks_at {
+	bool is_host;    /* a NUMA node's memory, at most 4 GiB in a chunk; else a device's */
+	uint32_t number; /* of the node or the device */
+	uint32_t n_chunks;
+	uint64_t chunk_bytes;
+	uint64_t last_bytes;
+};
+
+/*
+ * The same at 1 .. 16 different locations, all or none; ids and fds in the order of @parts. -ENOTSUP: the daemon has no
+ * chunks in host memory there, or does not know of any. GLAKE_E_NO_HOST_MEMORY: a node is full.
+ */
+int glake__rpc_chunk_alloc_at(struct glake_session *session, const struct glake__chunks_at *parts,
+                              size_t n_parts, struct glake__wait *wait, uint64_t *ids_out,
+                              struct fdlist *fds);
+
 /*
  * The same in two halves, so that several can be under way. @call is ended by the wait, which is due if the
  * start returned 0. A lost connection is not made anew.

@@ -39,6 +39,7 @@ void glake__session_unref(struct glake_session *session)
 	glake__link_deinit(&session->link);
 	free(session->program.driver);
 	free(session->devices);
+	free(session->hosts);
 	free(session);
 }
 
@@ -52,6 +53,17 @@ struct glake__device *glake__session_device(struct glake_session *session, uint3
 		}
 	}
 	glake__fail(-ENODEV, "the daemon has no device %u", index);
+	return NULL;
+}
+
+const struct glake__host *glake__session_host(const struct glake_session *session, uint32_t node)
+{
+	for (uint32_t i = 0; i < session->n_hosts; i++) {
+		if (session->hosts[i].node == node) {
+			return &session->hosts[i];
+		}
+	}
+	glake__fail(-ENOTSUP, "the daemon has no chunks in host memory of node %u", node);
 	return NULL;
 }
 

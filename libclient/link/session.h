@@ -82,6 +82,14 @@ struct glake__program {
 	struct glake__driver_memory *driver; /* owned; by position in devices, NULL until set */
 };
 
+/* Host memory of a NUMA node, of which glaked has chunks. */
+struct glake__host {
+	uint32_t node;
+	uint64_t total_bytes;
+	uint64_t limit_bytes; /* that glaked gives out at most */
+	uint64_t quota_bytes; /* the tenant's; 0 = none */
+};
+
 struct glake_session {
 	_Atomic uint32_t n_refs; /* the caller's, and one per exported model */
 	_Atomic bool is_closing; /* glake_disconnect(): the daemon is told nothing any more */
@@ -96,7 +104,9 @@ struct glake_session {
 	char daemon_version[32];
 	uint32_t n_devices;
 	struct glake__device *devices; /* owned */
-	uint64_t warm_bytes;           /* the most that may be warm, on each device */
+	uint32_t n_hosts;
+	struct glake__host *hosts; /* owned */
+	uint64_t warm_bytes;       /* the most that may be warm, on each device */
 	struct glake__link link;
 	struct glake__books books;
 	struct glake__heap *heaps; /* owned; by position in devices */
@@ -124,6 +134,9 @@ int glake__session_check(const struct glake_session *session);
 /* The last one frees the struct. All else has ended by then. */
 void glake__session_ref(struct glake_session *session);
 void glake__session_unref(struct glake_session *session);
+
+/* NULL after glake__fail(): -ENOTSUP. An earlier glaked has none, either. */
+const struct glake__host *glake__session_host(const struct glake_session *session, uint32_t node);
 
 /* The device of glaked's number @index, mappable or not; NULL with the error set. */
 struct glake__device *glake__session_device(struct glake_session *session, uint32_t index);

@@ -61,7 +61,7 @@ static void open_parts(struct parts *parts)
 	parts->books = (struct chunk_books){.max_fds = UINT64_MAX, .stats = &parts->stats};
 	if (uv_loop_init(&parts->loop) < 0 ||
 	    device_open(&parts->device, &parts->loop, &parts->drv, 0, 0, 0) < 0 ||
-	    tenant_table_new(parts->config, 1, &parts->tenants) < 0 || !parts->realm) {
+	    tenant_table_new(parts->config, 1, 0, &parts->tenants) < 0 || !parts->realm) {
 		bench_fail("the daemon's parts do not start");
 	}
 	parts->payer = tenant_find(parts->tenants, CONFIG_DEFAULT_TENANT);
@@ -70,7 +70,7 @@ static void open_parts(struct parts *parts)
 
 static void finish_work(struct parts *parts)
 {
-	while (parts->device.worker.n_pending > 0) {
+	while (parts->device.at.worker.n_pending > 0) {
 		uv_run(&parts->loop, UV_RUN_ONCE);
 	}
 }
@@ -103,14 +103,14 @@ static unsigned make_chunks(struct parts *parts, struct chunk *chunks, unsigned 
 		struct charge charge = {0};
 		int fd = -1;
 		can = can && n_fds + SPARE_FDS < limit.rlim_cur &&
-		      device_make_chunk(&parts->device, GLAKE_CHUNK_GRANULARITY, &fd, NULL) ==
+		      location_make_chunk(&parts->device.at, GLAKE_CHUNK_GRANULARITY, &fd, NULL) ==
 		              CUDA_SUCCESS;
 		n_fds += can;
 		if (tenant_charge(parts->payer, 0, GLAKE_CHUNK_GRANULARITY, 1, &charge) != 0) {
 			bench_fail("the tenant cannot pay");
 		}
-		chunk_init(&chunks[i], &parts->device, &parts->books, GLAKE_CHUNK_GRANULARITY, fd,
-		           0, CHUNK_BLOCK, &charge);
+		chunk_init(&chunks[i], &parts->device.at, &parts->books, GLAKE_CHUNK_GRANULARITY,
+		           fd, 0, CHUNK_BLOCK, &charge);
 	}
 	return n_fds;
 }
@@ -152,7 +152,7 @@ static void run_blocks(struct parts *parts, unsigned n)
 		store_unuse_block(&parts->store, blocks[i], i % 2);
 	}
 	begin_ns = bench_now_ns();
-	store_evict(&parts->store, &parts->device, n * GLAKE_CHUNK_GRANULARITY);
+	store_evict(&parts->store, &parts->device.at, n * GLAKE_CHUNK_GRANULARITY);
 	ns = bench_now_ns() - begin_ns;
 	bench_print("evicted for as many bytes", "in %.1f ms", (double)ns / 1e6);
 	finish_work(parts);
@@ -190,7 +190,7 @@ static void add_model(struct parts *parts, struct chunk *chunks, unsigned first,
 		bench_fail("no memory for a model");
 	}
 	/* What load.c does when all blocks are there: the model is then cache. */
-	model->state = MODEL_READY;
+	store_ready(&parts->store, model);
 	store_unhold_model(&parts->store, model, 0);
 }
 

@@ -17,10 +17,10 @@
 #include <unistd.h>
 
 #include "daemon/base/log.h"
-#include "daemon/keep/parking.h"
 #include "daemon/books/adopt.h"
 #include "daemon/books/kinds.h"
 #include "daemon/config/config.h"
+#include "daemon/keep/parking.h"
 #include "daemon/net/peer.h"
 #include "proto/cleanup.h"
 #include "proto/limits.h"
@@ -179,6 +179,13 @@ static uint32_t take_device(struct input *input)
 	return choice < 240 ? choice % (N_DEVICES + 2) : (uint32_t)take_raw(input);
 }
 
+/* As written: a number + 1. Mostly none. */
+static uint32_t take_node(struct input *input)
+{
+	uint8_t choice = take_byte(input);
+	return choice < 192 ? 0 : choice < 240 ? choice % 3 : (uint32_t)take_raw(input);
+}
+
 static char *take_name(struct input *input)
 {
 	static char long_name[2000];
@@ -225,6 +232,10 @@ static void put(unsigned kind, uint64_t id, const ProtobufCMessage *message)
 }
 
 static struct device devices[N_DEVICES];
+/* A GPU each, and behind them a node of the host. */
+#define N_LOCATIONS (N_DEVICES + 1u)
+static struct location node;
+static struct location *locations[N_LOCATIONS];
 
 static void device_record(struct input *input)
 {
@@ -354,6 +365,7 @@ static void held_record(struct input *input)
 	body.bytes = take_size(input);
 	body.thing = take_id(input);
 	body.was_chunk = take_byte(input) & 1;
+	body.node = take_node(input);
 	put(BOOKS_HELD, id, &body.base);
 }
 
@@ -365,6 +377,7 @@ static void quota_record(struct input *input)
 	body.limit = (Glake__State__Limit)(take_byte(input) % 5);
 	body.device = take_device(input);
 	body.value = take_size(input);
+	body.node = take_node(input);
 	put(BOOKS_QUOTA, id, &body.base);
 }
 
@@ -425,15 +438,18 @@ static void begin(void)
 	memset(kept_chunks, 0, sizeof(kept_chunks));
 	must(uv_loop_init(&loop) == 0);
 	for (uint32_t i = 0; i < N_DEVICES; i++) {
-		devices[i] = (struct device){.index = i};
+		devices[i] = (struct device){.index = i, .at = {.number = i, .slot = i}};
+		locations[i] = &devices[i].at;
 		memset(devices[i].uuid, (int)i + 1, sizeof(devices[i].uuid));
-		must(worker_init(&devices[i].worker, &loop) == 0);
+		must(location_start(&devices[i].at, &loop) == 0);
 	}
-	must(tenant_table_new(config, N_DEVICES, &tenants) == 0);
+	node = (struct location){.kind = LOCATION_HOST, .slot = N_DEVICES};
+	locations[N_DEVICES] = &node;
+	must(tenant_table_new(config, N_DEVICES, 1, &tenants) == 0);
 	stats = (struct stats){0};
 	chunk_books = (struct chunk_books){.max_fds = UINT64_MAX, .stats = &stats};
 	store_init(&store, &loop, tenant_table_cache(tenants), &stats);
-	holders_init(&holders, &loop, devices, N_DEVICES, &store, 0);
+	holders_init(&holders, &loop, locations, N_LOCATIONS, &store, 0);
 	parking = parking_new(&loop, NULL);
 	must(parking != NULL);
 	store.parking = chunk_books.parking = parking;
@@ -455,13 +471,19 @@ static void end(void)
 	}
 	store_deinit(&store);
 	for (uint32_t i = 0; i < N_DEVICES; i++) {
-		while (devices[i].worker.n_pending > 0) {
+		while (devices[i].at.worker.n_pending > 0) {
 			run_barriers();
 			uv_run(&loop, UV_RUN_ONCE);
 		}
-		must(devices[i].leaving_bytes == 0 && devices[i].logical_block_bytes == 0);
-		worker_deinit(&devices[i].worker);
+		must(devices[i].at.leaving_bytes == 0 && devices[i].at.logical_block_bytes == 0);
+		location_close(&devices[i].at);
 	}
+	while (node.is_started && node.worker.n_pending > 0) {
+		run_barriers();
+		uv_run(&loop, UV_RUN_ONCE);
+	}
+	must(node.leaving_bytes == 0);
+	location_close(&node);
 	run_barriers();
 	must(chunk_books.n_fds == 0 && chunk_books.unparked_bytes == 0);
 	must(list_is_empty(&holders.realms));
@@ -488,10 +510,11 @@ static size_t check_chunks(uint64_t *n_bytes)
 	struct holder *holder;
 	list_for_each (block, &store.block_list, link) {
 		*n_bytes += block->chunk.bytes;
-		if (block->chunk.is_unparked) {
+		must((block->state == BLOCK_LOST) == block->chunk.is_unparked);
+		if (block->state == BLOCK_LOST) {
 			/* Only who has it mapped has it: nobody finds it. */
 			must(block->n_users > 0 && block->chunk.fd < 0);
-			must(store_find_block(&store, block->realm, block->chunk.device,
+			must(store_find_block(&store, block->realm, block->chunk.at,
 			                      &block->key.digest) != block);
 			continue;
 		}
@@ -525,8 +548,8 @@ static void check_charges(void)
 	must(n == 0);
 	struct tenant *tenant = NULL;
 	while ((tenant = tenant_next(tenants, tenant ? tenant->id : 0))) {
-		for (uint32_t i = 0; i < N_DEVICES; i++) {
-			n_bytes -= tenant->devices[i].used_bytes;
+		for (uint32_t i = 0; i < N_LOCATIONS; i++) {
+			n_bytes -= tenant->at[i].used_bytes;
 		}
 	}
 	must(n_bytes == 0);
@@ -538,10 +561,11 @@ static void check_realms(void)
 	struct holder *holder;
 	list_for_each (model, &store.model_list, link) {
 		uint64_t span_bytes = 0;
-		must(!store_has_unparked(model) || (model->is_hidden && model->n_holders > 0));
+		must(!store_has_unparked(model) ||
+		     (model->state == MODEL_HIDDEN && model->n_holders > 0));
 		for (size_t i = 0; i < model->n_blocks; i++) {
 			const struct block *block = model->blocks[i].block;
-			must(block->realm == model->realm && block->chunk.device == model->device);
+			must(block->realm == model->realm && block->chunk.at == &model->device->at);
 			span_bytes += block->chunk.bytes;
 		}
 		must(span_bytes == model->span_bytes && model->end_bytes <= span_bytes);
@@ -562,6 +586,8 @@ static void adopt(void)
 	                                  .config = config,
 	                                  .devices = devices,
 	                                  .n_devices = N_DEVICES,
+	                                  .locations = locations,
+	                                  .n_locations = N_LOCATIONS,
 	                                  .chunk_books = &chunk_books,
 	                                  .tenants = tenants,
 	                                  .store = &store,

@@ -43,7 +43,7 @@ static void look_up(const struct config *config)
 		must(realm[0] != '\0');
 		const struct config_tenant *tenant = config_tenant_of(config, &peer);
 		must(tenant->name[0] != '\0');
-		config_tenant_quota(tenant, uid);
+		config_sizes_at(&tenant->device_bytes, uid);
 	}
 	must(strcmp(config->tenants[config->n_tenants - 1].name, CONFIG_DEFAULT_TENANT) == 0);
 	must(config_fd_budget(config) > 0);

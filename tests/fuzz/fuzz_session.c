@@ -374,6 +374,8 @@ static bool memory_request(struct client *client, struct input *input, unsigned 
 {
 	request_t request = GLAKE__WIRE__REQUEST__INIT;
 	Glake__Wire__ChunkAlloc alloc = GLAKE__WIRE__CHUNK_ALLOC__INIT;
+	Glake__Wire__ChunkPart parts[3];
+	Glake__Wire__ChunkPart *part_list[n_elements(parts)];
 	Glake__Wire__ChunkFree free_ = GLAKE__WIRE__CHUNK_FREE__INIT;
 	Glake__Wire__ChunkShare share = GLAKE__WIRE__CHUNK_SHARE__INIT;
 	Glake__Wire__ChunkOpen open_ = GLAKE__WIRE__CHUNK_OPEN__INIT;
@@ -391,6 +393,17 @@ static bool memory_request(struct client *client, struct input *input, unsigned 
 		alloc.chunk_bytes = take_size(input);
 		alloc.n_chunks = take_byte(input);
 		alloc.last_bytes = alloc.n_chunks % 2 ? take_size(input) : 0;
+		alloc.at = (Glake__Wire__LocationKind)(take_byte(input) % 3);
+		for (; alloc.n_also < n_elements(parts) && take_byte(input) % 2; alloc.n_also++) {
+			Glake__Wire__ChunkPart *part = &parts[alloc.n_also];
+			glake__wire__chunk_part__init(part);
+			part->at = (Glake__Wire__LocationKind)(take_byte(input) % 3);
+			part->number = take_byte(input) % 3;
+			part->chunk_bytes = take_size(input);
+			part->n_chunks = take_byte(input);
+			part_list[alloc.n_also] = part;
+		}
+		alloc.also = part_list;
 		return SEND(client, CHUNK_ALLOC, chunk_alloc, &alloc);
 	case 1:
 		free_.n_ids = take_ids(client, input, ids);

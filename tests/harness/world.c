@@ -46,6 +46,9 @@ static int add_status(void *user, const struct glake_status *status)
 		books->used_block_bytes += device->used_block_bytes;
 		books->logical_bytes += device->logical_bytes;
 	}
+	for (uint32_t i = 0; i < status->n_hosts; i++) {
+		books->host_bytes += status->hosts[i].physical_bytes;
+	}
 	return 0;
 }
 
@@ -56,6 +59,9 @@ static int add_tenant(void *user, const struct glake_tenant_row *row)
 	books->charged_manifest_bytes += row->manifest_bytes;
 	for (uint32_t i = 0; i < row->n_devices; i++) {
 		books->charged_bytes += row->devices[i].used_bytes;
+	}
+	for (uint32_t i = 0; i < row->n_hosts; i++) {
+		books->charged_host_bytes += row->hosts[i].used_bytes;
 	}
 	return 0;
 }
@@ -72,7 +78,8 @@ static void print_books(const char *title, const struct books *books)
 {
 	fprintf(stderr,
 	        "%s: physical %llu private %llu block %llu used %llu logical %llu models %llu "
-	        "blocks %llu sessions %llu fds %llu charged %llu, %llu fds, manifests %llu\n",
+	        "blocks %llu sessions %llu fds %llu charged %llu, %llu fds, manifests %llu, host "
+	        "%llu charged %llu\n",
 	        title, (unsigned long long)books->physical_bytes,
 	        (unsigned long long)books->private_bytes, (unsigned long long)books->block_bytes,
 	        (unsigned long long)books->used_block_bytes,
@@ -80,7 +87,9 @@ static void print_books(const char *title, const struct books *books)
 	        (unsigned long long)books->n_blocks, (unsigned long long)books->n_sessions,
 	        (unsigned long long)books->fds_used, (unsigned long long)books->charged_bytes,
 	        (unsigned long long)books->charged_fds,
-	        (unsigned long long)books->charged_manifest_bytes);
+	        (unsigned long long)books->charged_manifest_bytes,
+	        (unsigned long long)books->host_bytes,
+	        (unsigned long long)books->charged_host_bytes);
 }
 
 /* Chunks made ahead come and go behind a test's back. */

@@ -153,6 +153,8 @@ struct books {
 	uint64_t charged_bytes;
 	uint64_t charged_fds;
 	uint64_t charged_manifest_bytes;
+	uint64_t host_bytes;
+	uint64_t charged_host_bytes;
 };
 
 /* Those of the beginning. */

@@ -81,18 +81,19 @@ static void begin(void)
 {
 	store_begin();
 	for (uint32_t i = 0; i < N_DEVICES; i++) {
-		devices[i].drv = &drv;
-		devices[i].usable_bytes = 1024 * MIB;
+		devices[i].at.drv = &drv;
+		devices[i].at.usable_bytes = 1024 * MIB;
 	}
 	ck_assert_int_eq(
-		allocator_init(&allocator, &loop, devices, N_DEVICES, 100, store.cache, &stats), 0);
+		allocator_init(&allocator, &loop, locations, N_DEVICES, 100, store.cache, &stats),
+		0);
 	free_fd_before = first_free_fd();
 }
 
 static void run_workers(void)
 {
 	for (uint32_t i = 0; i < N_DEVICES; i++) {
-		fake_worker_run(&devices[i].worker);
+		fake_worker_run(&devices[i].at.worker);
 	}
 }
 
@@ -102,9 +103,9 @@ static void end(void)
 	store_evict_all(&store, NULL, NULL);
 	run_workers();
 	for (uint32_t i = 0; i < N_DEVICES; i++) {
-		ck_assert_uint_eq(device_physical_bytes(&devices[i]), 0);
-		ck_assert_uint_eq(devices[i].used_block_bytes, 0);
-		ck_assert_uint_eq(devices[i].leaving_bytes, 0);
+		ck_assert_uint_eq(location_physical_bytes(&devices[i].at), 0);
+		ck_assert_uint_eq(devices[i].at.used_block_bytes, 0);
+		ck_assert_uint_eq(devices[i].at.leaving_bytes, 0);
 	}
 	ck_assert_uint_eq(allocator.books.n_fds, 0);
 	ck_assert_uint_eq(n_handles, 0);
@@ -122,7 +123,8 @@ FAKE_UNUSED static struct chunk new_chunk_of(uint64_t bytes, enum chunk_use use,
 	int fd = has_fd ? open("/dev/null", O_RDONLY | O_CLOEXEC) : -1;
 	ck_assert_int_eq(tenant_charge(payer, 0, bytes, 1, &charge), 0);
 	n_handles += !has_fd;
-	chunk_init(&chunk, &devices[0], &allocator.books, bytes, fd, has_fd ? 0 : 17, use, &charge);
+	chunk_init(&chunk, &devices[0].at, &allocator.books, bytes, fd, has_fd ? 0 : 17, use,
+	           &charge);
 	return chunk;
 }
 
@@ -151,7 +153,7 @@ FAKE_UNUSED static struct block *have_idle_block(unsigned name)
 
 FAKE_UNUSED static uint64_t used_bytes(const struct tenant *tenant)
 {
-	return tenant->devices[0].used_bytes;
+	return tenant->at[0].used_bytes;
 }
 
 #endif

@@ -14,6 +14,7 @@
 
 static uv_loop_t loop;
 static struct device devices[N_DEVICES];
+MADE_UNUSED static struct location *locations[N_DEVICES];
 static struct tenant_table *tenants;
 static struct tenant *payer;
 /* Of a table of his own, since the default configuration has one tenant. */
@@ -30,13 +31,14 @@ MADE_UNUSED static void store_begin(void)
 	char error[256];
 	struct config *config;
 	ck_assert_int_eq(config_load(NULL, &config, error, sizeof(error)), 0);
-	ck_assert_int_eq(tenant_table_new(config, N_DEVICES, &tenants), 0);
-	ck_assert_int_eq(tenant_table_new(config, N_DEVICES, &other_tenants), 0);
+	ck_assert_int_eq(tenant_table_new(config, N_DEVICES, 0, &tenants), 0);
+	ck_assert_int_eq(tenant_table_new(config, N_DEVICES, 0, &other_tenants), 0);
 	config_free(config);
 	ck_assert_int_eq(uv_loop_init(&loop), 0);
 	for (uint32_t i = 0; i < N_DEVICES; i++) {
-		devices[i].index = i;
-		ck_assert_int_eq(worker_init(&devices[i].worker, &loop), 0);
+		devices[i].index = devices[i].at.number = devices[i].at.slot = i;
+		locations[i] = &devices[i].at;
+		ck_assert_int_eq(location_start(&devices[i].at, &loop), 0);
 	}
 	payer = tenant_find(tenants, CONFIG_DEFAULT_TENANT);
 	other_payer = tenant_find(other_tenants, CONFIG_DEFAULT_TENANT);
@@ -51,10 +53,10 @@ MADE_UNUSED static void store_end(void)
 	tenant_table_free(other_tenants);
 	realm_unref(realm);
 	for (uint32_t i = 0; i < N_DEVICES; i++) {
-		while (devices[i].worker.n_pending > 0) {
+		while (devices[i].at.worker.n_pending > 0) {
 			uv_run(&loop, UV_RUN_ONCE);
 		}
-		worker_deinit(&devices[i].worker);
+		location_close(&devices[i].at);
 	}
 	uv_run(&loop, UV_RUN_DEFAULT);
 	ck_assert_int_eq(uv_loop_close(&loop), 0);
@@ -73,7 +75,7 @@ MADE_UNUSED static struct block *add_sized_block(struct realm *owner, uint32_t d
 	struct chunk chunk;
 	struct digest of_name = digest(name);
 	ck_assert_int_eq(tenant_charge(payer, device, bytes, 1, &charge), 0);
-	chunk_init(&chunk, &devices[device], &books, bytes, -1, 0, CHUNK_BLOCK, &charge);
+	chunk_init(&chunk, &devices[device].at, &books, bytes, -1, 0, CHUNK_BLOCK, &charge);
 	struct block *block = store_seal(&store, owner, NULL, &of_name, bytes, &chunk, false);
 	ck_assert_ptr_nonnull(block);
 	block->is_published = true;

@@ -36,7 +36,7 @@ static void note_gone(struct admit *admit)
 {
 	struct wish *wish = container_of(admit, struct wish, admit);
 	ck_assert_int_eq(admit->state, ADMIT_ENDED);
-	if (admit->chunk.device) {
+	if (admit->chunk.at) {
 		ck_assert_int_eq(wish->result.block == NULL && wish->n_done == 1, 1);
 		chunk_move(&wish->kept, &admit->chunk);
 	}
@@ -52,7 +52,7 @@ static void start_with(struct wish *wish, struct chunk chunk, unsigned name)
 	*wish = (struct wish){0};
 	admit_start(&wish->admit, &context, realm, NULL, &chunk, CHUNK_BYTES,
 	            name ? &of_name : NULL, &note_ops);
-	ck_assert_ptr_null(chunk.device);
+	ck_assert_ptr_null(chunk.at);
 }
 
 static void start(struct wish *wish, unsigned name)
@@ -106,12 +106,12 @@ START_TEST(a_new_content_becomes_a_block)
 	fake_mover_digested(fake_mover_job(JOB_DIGEST), digest(1));
 	struct block *block = assert_block(&wish, false);
 	struct digest name = digest(1);
-	ck_assert_ptr_eq(store_find_block(&store, realm, &devices[0], &name), block);
+	ck_assert_ptr_eq(store_find_block(&store, realm, &devices[0].at, &name), block);
 	ck_assert_uint_eq(block->n_users, 1);
 	ck_assert_uint_eq(block->content_bytes, CHUNK_BYTES);
 	ck_assert_ptr_eq(block->chunk.charge.tenant, payer);
 	ck_assert_uint_eq(used_bytes(payer), CHUNK_BYTES);
-	ck_assert_uint_eq(devices[0].use_bytes[CHUNK_BLOCK], CHUNK_BYTES);
+	ck_assert_uint_eq(devices[0].at.use_bytes[CHUNK_BLOCK], CHUNK_BYTES);
 	store_unuse_block(&store, block, 0);
 	end();
 }
@@ -270,7 +270,7 @@ START_TEST_WITH(an_equal_content_is_the_block_there_is, .n = 3)
 	ck_assert_ptr_eq(block->chunk.charge.tenant, _i == 2 ? other_payer : payer);
 	ck_assert_uint_eq(used_bytes(payer), _i == 2 ? 0 : CHUNK_BYTES);
 	ck_assert_uint_eq(used_bytes(store.cache), 0);
-	ck_assert_uint_eq(devices[0].used_block_bytes, CHUNK_BYTES);
+	ck_assert_uint_eq(devices[0].at.used_block_bytes, CHUNK_BYTES);
 	block->n_pins = 0;
 	if (_i == 0) {
 		store_unuse_block(&store, block, 0);
@@ -319,16 +319,16 @@ START_TEST_WITH(two_contents_of_one_digest_stay_two, .n = 2)
 	}
 	struct block *second = assert_block(&wish, false);
 	ck_assert_ptr_ne(second, block);
-	ck_assert(second->is_collision);
+	ck_assert_int_eq(second->state, BLOCK_APART);
 	ck_assert_uint_eq(block->n_compared, 0);
 	ck_assert_uint_eq(block->n_users, 1);
 	ck_assert_uint_eq(stats.blocks_collapsed, 0);
 	ck_assert_uint_eq(payer->log_limit.n_spent, 1);
-	ck_assert_ptr_eq(store_find_block(&store, realm, &devices[0], &name), block);
+	ck_assert_ptr_eq(store_find_block(&store, realm, &devices[0].at, &name), block);
 	/* The digest is not handed on either. */
 	store_unuse_block(&store, block, 0);
 	store_evict_all(&store, NULL, NULL);
-	ck_assert_ptr_null(store_find_block(&store, realm, &devices[0], &name));
+	ck_assert_ptr_null(store_find_block(&store, realm, &devices[0].at, &name));
 	store_unuse_block(&store, second, 0);
 	end();
 }
@@ -417,7 +417,7 @@ START_TEST_WITH(a_block_that_is_found_damaged_is_not_shared, .n = 2)
 	struct block *block = assert_block(&wish, false);
 	struct digest name = digest(1);
 	ck_assert_ptr_ne(block, damaged);
-	ck_assert_ptr_eq(store_find_block(&store, realm, &devices[0], &name), block);
+	ck_assert_ptr_eq(store_find_block(&store, realm, &devices[0].at, &name), block);
 	/* And the next one is compared with that. */
 	start(&wish, 1);
 	fake_mover_compared(fake_mover_job(JOB_COMPARE), true);
@@ -487,7 +487,7 @@ START_TEST_WITH(a_cancelled_chunk_is_paid_for_until_it_is_free, .n = 12)
 	admit_cancel(&wish.admit);
 	assert_waits(&wish, ADMIT_LEAVING);
 	ck_assert_uint_eq(used_bytes(payer), CHUNK_BYTES);
-	ck_assert_uint_eq(devices[0].use_bytes[CHUNK_LOADING], CHUNK_BYTES);
+	ck_assert_uint_eq(devices[0].at.use_bytes[CHUNK_LOADING], CHUNK_BYTES);
 	ck_assert_int_eq(fake_mover.jobs && fake_mover.jobs->is_cancelled,
 	                 state != ADMIT_EXPORTING);
 	/* The mover has this as well. */
@@ -522,8 +522,8 @@ START_TEST_WITH(a_mover_that_dies_leaves_the_chunk, .n = 4)
 		ck_assert_uint_eq(wish.n_done, 1);
 		ck_assert_uint_eq(wish.n_gone, 0);
 		/* The mover has it as well as the program. */
-		ck_assert_ptr_null(wish.kept.device);
-		ck_assert_uint_eq(devices[0].use_bytes[CHUNK_PRIVATE], CHUNK_BYTES);
+		ck_assert_ptr_null(wish.kept.at);
+		ck_assert_uint_eq(devices[0].at.use_bytes[CHUNK_PRIVATE], CHUNK_BYTES);
 		fake_mover_gone();
 	}
 	assert_failed(&wish, STATUS_MOVER_FAILED);
@@ -541,10 +541,10 @@ START_TEST_WITH(a_chunk_that_a_dead_mover_has_is_paid_for_when_its_program_frees
 	admit_cancel(&wish.admit);
 	admit_cancel(&wish.admit);
 	ck_assert_uint_eq(used_bytes(payer), CHUNK_BYTES);
-	ck_assert_uint_eq(devices[0].use_bytes[CHUNK_LOADING], CHUNK_BYTES);
+	ck_assert_uint_eq(devices[0].at.use_bytes[CHUNK_LOADING], CHUNK_BYTES);
 	fake_mover_gone();
 	ck_assert_uint_eq(wish.n_gone, 1);
-	ck_assert_ptr_null(wish.kept.device);
+	ck_assert_ptr_null(wish.kept.at);
 	ck_assert_uint_eq(used_bytes(payer), 0);
 	end();
 }

@@ -84,11 +84,11 @@ static void begin(void)
 {
 	store_begin();
 	for (uint32_t i = 0; i < N_DEVICES; i++) {
-		devices[i].drv = &drv;
-		devices[i].usable_bytes = MOST_BYTES;
+		devices[i].at.drv = &drv;
+		devices[i].at.usable_bytes = MOST_BYTES;
 	}
 	ck_assert_int_eq(
-		allocator_init(&allocator, &loop, devices, N_DEVICES, 1000, store.cache, &stats),
+		allocator_init(&allocator, &loop, locations, N_DEVICES, 1000, store.cache, &stats),
 		0);
 	slow_clock = allocator.pressure.clock;
 	allocator.pressure.clock.now_ms = fast_now;
@@ -100,7 +100,7 @@ static void begin(void)
 
 static void run_worker(void)
 {
-	while (devices[0].worker.n_pending > 0) {
+	while (devices[0].at.worker.n_pending > 0) {
 		uv_run(&loop, UV_RUN_ONCE);
 	}
 }
@@ -112,8 +112,8 @@ static void end(void)
 	ck_assert_int_eq(atomic_load(&n_handles), 0);
 	ck_assert_int_eq(next_fd(), first_fd);
 	ck_assert_uint_eq(allocator.books.n_fds, 0);
-	ck_assert_uint_eq(device_physical_bytes(&devices[0]), 0);
-	ck_assert_uint_eq(devices[0].coming_bytes, 0);
+	ck_assert_uint_eq(location_physical_bytes(&devices[0].at), 0);
+	ck_assert_uint_eq(devices[0].at.coming_bytes, 0);
 	allocator_deinit(&allocator);
 	store_end();
 	uv_sem_destroy(&gate);
@@ -150,7 +150,7 @@ static struct request *start(unsigned i, uid_t uid, size_t n_chunks)
 		sizes[k] = 2 * MIB;
 	}
 	const struct alloc_wanted wanted = {
-		.device = &devices[0],
+		.at = &devices[0].at,
 		.tenant = payer,
 		.uid = uid,
 		.use = CHUNK_PRIVATE,
@@ -237,6 +237,71 @@ START_TEST_WITH(a_cancelled_request_gives_all_back, .n = 2)
 	run_worker();
 	ck_assert_uint_eq(first->place, _i == 0 ? 0 : 1);
 	ck_assert_uint_eq(second->place, _i == 0 ? 1 : 0);
+	end();
+}
+END_TEST
+
+/* ---- the stock -------------------------------------------------------------------------------- */
+
+/* Somebody needs the memory that is being made ahead: what comes afterwards goes at once. */
+START_TEST(a_stock_that_is_drained_keeps_nothing_that_comes_later)
+{
+	struct stock stock;
+	struct chunk chunk;
+	begin();
+	stock_init(&stock, &devices[0].at, &allocator.books, store.cache);
+	stock_want(&stock, 2 * MIB, 2);
+	stock_refill(&stock);
+	await_gate();
+	ck_assert_uint_eq(stock_drain(&stock), 0);
+	uv_sem_post(&gate);
+	run_worker();
+	ck_assert_uint_eq(devices[0].at.use_bytes[CHUNK_STOCK], 0);
+	ck_assert(!stock_take(&stock, 2 * MIB, &chunk));
+	stock_refill(&stock);
+	run_worker();
+	ck_assert(!stock_take(&stock, 2 * MIB, &chunk));
+	stock_resume(&stock);
+	stock_refill(&stock);
+	run_worker();
+	ck_assert_uint_eq(devices[0].at.use_bytes[CHUNK_STOCK], 4 * MIB);
+	ck_assert(stock_take(&stock, 2 * MIB, &chunk));
+	chunk_release(&chunk);
+	ck_assert_uint_eq(stock_drain(&stock), 2 * MIB);
+	end();
+}
+END_TEST
+
+/* A size that is not followed any more makes room for another one, but for what is coming of it. */
+START_TEST(a_forgotten_size_leaves_its_place_when_nothing_of_it_is_coming)
+{
+	struct stock stock;
+	struct chunk chunk;
+	begin();
+	stock_init(&stock, &devices[0].at, &allocator.books, store.cache);
+	stock_want(&stock, 2 * MIB, 0);
+	stock_follow(&stock, 4 * MIB);
+	stock_follow(&stock, 4 * MIB);
+	stock_refill(&stock);
+	await_gate();
+	stock_drain(&stock);
+	ck_assert_uint_eq(devices[0].at.coming_bytes, 4 * MIB);
+	uv_sem_post(&gate);
+	run_worker();
+	ck_assert_uint_eq(devices[0].at.coming_bytes, 0);
+	/* More sizes than there are places, one after the other. */
+	for (unsigned i = 0; i < 3 * STOCK_FOLLOWED_SIZES; i++) {
+		uint64_t bytes = (6 + 2 * i) * MIB;
+		stock_follow(&stock, bytes);
+		stock_follow(&stock, bytes);
+		stock_resume(&stock);
+		stock_refill(&stock);
+		run_worker();
+		ck_assert(stock_take(&stock, bytes, &chunk));
+		chunk_release(&chunk);
+		stock_drain(&stock);
+		run_worker();
+	}
 	end();
 }
 END_TEST

@@ -94,7 +94,7 @@ static void check_defaults(const struct config *config)
 	ck_assert_uint_eq(config->n_realms, 0);
 	ck_assert_uint_eq(config->n_tenants, 1);
 	ck_assert_str_eq(config->tenants[0].name, CONFIG_DEFAULT_TENANT);
-	ck_assert_uint_eq(config_tenant_quota(&config->tenants[0], 0), 0);
+	ck_assert_uint_eq(config_sizes_at(&config->tenants[0].device_bytes, 0), 0);
 	ck_assert_uint_eq(config->tenants[0].max_sessions, 0);
 	ck_assert_uint_eq(config->tenants[0].max_fds, 0);
 	ck_assert_uint_eq(config->tenants[0].manifest_bytes, 256ull * 1024 * 1024);
@@ -213,7 +213,7 @@ START_TEST(large_numbers_arrive_whole)
 	ck_assert_uint_eq(config->load_window_bytes, 0x1ffffffff);
 	ck_assert_uint_eq(config->tenants[0].members.uids[0], 4294967294u);
 	ck_assert_uint_eq(config->tenants[0].members.uids[2], 16);
-	ck_assert_uint_eq(config->tenants[0].device_bytes[0], 24 * GIB);
+	ck_assert_uint_eq(config->tenants[0].device_bytes.bytes[0], 24 * GIB);
 	config_free(config);
 }
 END_TEST
@@ -515,13 +515,13 @@ START_TEST(tenant_is_the_first_rule_that_matches)
 	ck_assert_uint_eq(config->n_tenants, 6);
 	const struct config_tenant *alice = &config->tenants[0];
 	ck_assert_str_eq(alice->name, "alice");
-	ck_assert_uint_eq(config_tenant_quota(alice, 0), 24 * GIB);
-	ck_assert_uint_eq(config_tenant_quota(alice, 1), 12 * GIB);
-	ck_assert_uint_eq(config_tenant_quota(alice, 7), 12 * GIB);
+	ck_assert_uint_eq(config_sizes_at(&alice->device_bytes, 0), 24 * GIB);
+	ck_assert_uint_eq(config_sizes_at(&alice->device_bytes, 1), 12 * GIB);
+	ck_assert_uint_eq(config_sizes_at(&alice->device_bytes, 7), 12 * GIB);
 	const struct config_tenant *last = &config->tenants[5];
 	ck_assert_str_eq(last->name, "default");
-	ck_assert_uint_eq(config_tenant_quota(last, 0), 8 * GIB);
-	ck_assert_uint_eq(config_tenant_quota(last, 3), 8 * GIB);
+	ck_assert_uint_eq(config_sizes_at(&last->device_bytes, 0), 8 * GIB);
+	ck_assert_uint_eq(config_sizes_at(&last->device_bytes, 3), 8 * GIB);
 	ck_assert_int_eq(config->tenants[4].priority, -5);
 	ck_assert_uint_eq(config->tenants[4].max_fds, 9);
 	config_free(config);

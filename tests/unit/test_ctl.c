@@ -161,6 +161,15 @@ int glake_get_status(struct glake_session *session, glake_status_fn row, void *u
 		.max_kept_fds = fake.max_kept_fds,
 		.unkept_blocks = fake.unkept_blocks,
 		.unparked_bytes = 3 * GIB,
+		.n_hosts = 1,
+		.hosts = &(const struct glake_host_status){.node = 1,
+	                                                   .total_bytes = 64 * GIB,
+	                                                   .limit_bytes = 16 * GIB,
+	                                                   .physical_bytes = 3 * GIB,
+	                                                   .private_bytes = GIB,
+	                                                   .copy_bytes = 2 * GIB,
+	                                                   .used_copy_bytes = GIB},
+		.hosts_lacking = "node 0: CUDA_ERROR_INVALID_VALUE",
 	};
 	return fake.error ? fake.error : row(user, &status);
 }
@@ -885,10 +894,19 @@ START_TEST(status_shows_all_words)
 	assert_contains(out_text, "kept          31 of 32 fds, 2 blocks wait for room, unparked "
 	                          "3221225472\n");
 	assert_contains(out_text, "physical    4294967296:");
+	assert_contains(
+		out_text,
+		"\nhost node 1\n  total       68719476736, limit 17179869184\n  physical    "
+		"3221225472: private 1073741824, copies 2147483648 (in use "
+		"1073741824)\n");
+	assert_contains(out_text, "\nhost memory   node 0: CUDA_ERROR_INVALID_VALUE\n");
 
 	json_t *document = run_json("status --json");
 	json_t *devices = json_object_get(document, "devices");
 	json_t *first = json_array_get(devices, 0);
+	json_t *host = json_array_get(json_object_get(document, "hosts"), 0);
+	ck_assert_int_eq(json_integer_value(json_object_get(host, "node")), 1);
+	ck_assert_int_eq(json_integer_value(json_object_get(host, "copy_bytes")), 2 * GIB);
 	json_t *second = json_array_get(devices, 1);
 	ck_assert_int_eq(json_integer_value(json_object_get(document, "n_sessions")), 3);
 	ck_assert(json_is_false(json_object_get(document, "draining")));
@@ -1203,6 +1221,9 @@ START_TEST(metrics_have_their_format)
 	ck_assert_int_eq(run("metrics"), 0);
 	assert_contains(out_text,
 	                "\nglake_device_bytes{device=\"0\",use=\"private\"} 1073741824\n");
+	assert_contains(out_text, "\nglake_host_limit_bytes{node=\"1\"} 17179869184\n");
+	assert_contains(out_text,
+	                "\nglake_host_bytes{node=\"1\",use=\"copies_free\"} 1073741824\n");
 	assert_contains(out_text,
 	                "\nglake_device_bytes{device=\"0\",use=\"blocks_cached\"} 1073741824\n");
 	assert_contains(out_text,

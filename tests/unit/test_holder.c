@@ -21,7 +21,7 @@ static struct holders holders;
 static void begin_holders(void)
 {
 	begin();
-	holders_init(&holders, &loop, devices, N_DEVICES, &store, 0);
+	holders_init(&holders, &loop, locations, N_DEVICES, &store, 0);
 }
 BEGIN_EACH(begin_holders)
 
@@ -65,7 +65,7 @@ static uint64_t give_chunk(struct holder *holder, uint64_t request)
 	struct chunk chunk = new_chunk();
 	struct held *held;
 	ck_assert_int_eq(holder_add_chunks(holder, request, &chunk, 1, &held), 0);
-	ck_assert_ptr_null(chunk.device);
+	ck_assert_ptr_null(chunk.at);
 	return held->id;
 }
 
@@ -83,8 +83,8 @@ START_TEST(an_end_gives_everything_back)
 		give_chunk(holder, i);
 	}
 	give_block(holder, 100, 1);
-	ck_assert_uint_eq(holder->devices[0].reserved_bytes, 100 * CHUNK_BYTES);
-	ck_assert_uint_eq(holder->devices[0].shared_bytes, CHUNK_BYTES);
+	ck_assert_uint_eq(holder->at[0].reserved_bytes, 100 * CHUNK_BYTES);
+	ck_assert_uint_eq(holder->at[0].shared_bytes, CHUNK_BYTES);
 	ck_assert_uint_eq(used_bytes(payer), 101 * CHUNK_BYTES);
 	holder_end(holder);
 	run_workers();

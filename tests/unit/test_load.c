@@ -155,7 +155,7 @@ START_TEST(a_model_with_a_damaged_block_does_not_get_ready)
 	struct digest name = digest(1);
 	begin();
 	reach(&client, FILLING);
-	struct block *block = store_find_block(&store, realm, &devices[0], &name);
+	struct block *block = store_find_block(&store, realm, &devices[0].at, &name);
 	fake_mover_loaded(job, 0, name);
 	fake_mover_compared(fake_mover_job(JOB_COMPARE), true);
 	ck_assert(store_has_block(model, block));
@@ -197,7 +197,7 @@ START_TEST_WITH(a_mover_that_dies_slowly_is_paid_for, .n = N_STAGES)
 	assert_told(&client, STATUS_MOVER_FAILED);
 	run_workers();
 	ck_assert_uint_eq(used_bytes(payer), n_held[_i] * BLOCK_BYTES);
-	ck_assert_uint_eq(devices[0].use_bytes[CHUNK_LOADING], n_held[_i] * BLOCK_BYTES);
+	ck_assert_uint_eq(devices[0].at.use_bytes[CHUNK_LOADING], n_held[_i] * BLOCK_BYTES);
 	fake_mover_gone();
 	ck_assert_uint_eq(used_bytes(payer), 0);
 	end();
@@ -243,7 +243,7 @@ START_TEST(a_manifest_that_is_refused_costs_nobody)
 	struct client client;
 	begin();
 	have_idle_block(1);
-	devices[0].usable_bytes = BLOCK_BYTES;
+	devices[0].at.usable_bytes = BLOCK_BYTES;
 	start(&client);
 	tenant_set_manifest_quota(payer, model->manifest_bytes + 1);
 	for (unsigned i = 0; i < 2; i++) {

@@ -15,11 +15,12 @@ static void begin(void)
 {
 	store_begin();
 	for (uint32_t i = 0; i < N_DEVICES; i++) {
-		devices[i].usable_bytes = MOST_BYTES + GLAKE_CHUNK_GRANULARITY;
-		devices[i].use_bytes[CHUNK_POOL] = GLAKE_CHUNK_GRANULARITY;
+		devices[i].at.usable_bytes = MOST_BYTES + GLAKE_CHUNK_GRANULARITY;
+		devices[i].at.use_bytes[CHUNK_STOCK] = GLAKE_CHUNK_GRANULARITY;
+		devices[i].at.anchor_bytes = GLAKE_CHUNK_GRANULARITY;
 	}
 	ck_assert_int_eq(
-		allocator_init(&allocator, &loop, devices, N_DEVICES, 1000, store.cache, &stats),
+		allocator_init(&allocator, &loop, locations, N_DEVICES, 1000, store.cache, &stats),
 		0);
 	/* The store's chunks are counted in books of their own. */
 	allocator.books.n_fds = 500;
@@ -55,9 +56,9 @@ START_TEST(what_others_may_give_back_counts_as_room)
 	ck_assert_int_eq(ask(10, 10 * MIB), STATUS_OK);
 	ck_assert_int_eq(ask(11, 10 * MIB), STATUS_NO_DEVICE_MEMORY);
 	cache_block(0, 1, 0);
-	devices[0].use_bytes[CHUNK_PRIVATE] = 50 * MIB;
+	devices[0].at.use_bytes[CHUNK_PRIVATE] = 50 * MIB;
 	ck_assert_int_eq(ask(10, 10 * MIB), STATUS_OK);
-	devices[0].use_bytes[CHUNK_PRIVATE] = 0;
+	devices[0].at.use_bytes[CHUNK_PRIVATE] = 0;
 	struct block *used = add_block(0, 2);
 	ck_assert_int_eq(ask(10, 10 * MIB), STATUS_NO_DEVICE_MEMORY);
 	ck_assert_int_eq(ask(9, 10 * MIB), STATUS_OK);

@@ -11,8 +11,8 @@
 #include "tests/check_glake.h"
 
 #define MIB (1024ull * 1024)
-#define N_DEVICES 2u
-/* Of each device, all of it grantable. */
+#define N_PLACES 2u
+/* Of each location, all of it grantable. */
 #define MOST (100 * MIB)
 #define MAX_FDS 40u
 #define N_CLIENTS 3u
@@ -24,7 +24,7 @@ static uint64_t now;
 static uint64_t wake_at; /* 0: nobody wants to be woken */
 static struct stats stats;
 static struct chunk_books books;
-static struct device devices[N_DEVICES];
+static struct location places[N_PLACES];
 /* Each of a table of his own, since the default configuration has one tenant. */
 static struct tenant_table *tables[2];
 static struct tenant *tenants[2];
@@ -63,39 +63,39 @@ static void clock_wake(void *user, uint64_t ms)
 
 /* What is there: a chunk, or the whole of a want. */
 struct thing {
-	struct device *device;
+	struct location *at;
 	enum chunk_use use;
 	uint64_t bytes;
 	uint64_t n_fds;
 	struct charge charge;
 };
 
-static void put(struct thing *thing, struct device *device, enum chunk_use use, uint64_t bytes,
+static void put(struct thing *thing, struct location *at, enum chunk_use use, uint64_t bytes,
                 uint64_t n_fds)
 {
-	thing->device = device;
+	thing->at = at;
 	thing->use = use;
 	thing->bytes = bytes;
 	thing->n_fds = n_fds;
-	device->use_bytes[use] += bytes;
+	at->use_bytes[use] += bytes;
 	books.n_fds += n_fds;
 }
 
 static void drop(struct thing *thing)
 {
-	if (thing->device) {
-		thing->device->use_bytes[thing->use] -= thing->bytes;
+	if (thing->at) {
+		thing->at->use_bytes[thing->use] -= thing->bytes;
 		books.n_fds -= thing->n_fds;
 	}
 	charge_refund(&thing->charge);
 	*thing = (struct thing){0};
 }
 
-static void give_to(struct thing *thing, struct tenant *tenant, struct device *device,
+static void give_to(struct thing *thing, struct tenant *tenant, struct location *at,
                     enum chunk_use use, uint64_t bytes)
 {
-	ck_assert_int_eq(tenant_charge(tenant, device->index, bytes, 1, &thing->charge), 0);
-	put(thing, device, use, bytes, 1);
+	ck_assert_int_eq(tenant_charge(tenant, at->slot, bytes, 1, &thing->charge), 0);
+	put(thing, at, use, bytes, 1);
 }
 
 /* Sources: one chunk each. */
@@ -108,12 +108,12 @@ static struct {
 
 static void cancel(struct want *want);
 
-static void take_bytes(void *user, struct device *device, uint64_t bytes)
+static void take_bytes(void *user, struct location *at, uint64_t bytes)
 {
 	__typeof__(&sources[0]) source = user;
 	hear(source->name);
 	ck_assert_uint_gt(bytes, 0);
-	if (!source->is_lying && source->thing.device == device) {
+	if (!source->is_lying && source->thing.at == at) {
 		drop(&source->thing);
 	}
 	if (source->cancels) {
@@ -138,8 +138,8 @@ static void take_fds(void *user, uint64_t n_fds)
 
 static void cache_in(enum pressure_round round, uint64_t bytes)
 {
-	give_to(&sources[round].thing, cache, &devices[0],
-	        round == PRESSURE_UNUSED ? CHUNK_BLOCK : CHUNK_POOL, bytes);
+	give_to(&sources[round].thing, cache, &places[0],
+	        round == PRESSURE_UNUSED ? CHUNK_BLOCK : CHUNK_STOCK, bytes);
 }
 
 /* Clients: one chunk each, warm or not. */
@@ -157,18 +157,18 @@ static struct client *client_of(const struct pressure_client *base)
 	return container_of(base, struct client, base);
 }
 
-static uint64_t held_bytes(const struct pressure_client *base, const struct device *device)
+static uint64_t held_bytes(const struct pressure_client *base, const struct location *at)
 {
 	const struct client *client = client_of(base);
-	return client->thing.device == device ? client->thing.bytes : 0;
+	return client->thing.at == at ? client->thing.bytes : 0;
 }
 
-static bool ask(struct pressure_client *base, const struct device *device, uint64_t bytes,
+static bool ask(struct pressure_client *base, const struct location *at, uint64_t bytes,
                 uint64_t id)
 {
 	struct client *client = client_of(base);
 	ck_assert_uint_gt(bytes, 0);
-	ck_assert_uint_le(bytes, held_bytes(base, device));
+	ck_assert_uint_le(bytes, held_bytes(base, at));
 	if (client->dies) {
 		pressure_client_leave(base);
 		drop(&client->thing);
@@ -198,7 +198,7 @@ static struct client *enter(unsigned i, unsigned t, uint64_t bytes)
 	struct client *client = &clients[i];
 	pressure_client_enter(&pressure, &client->base, &client_ops, tenants[t]);
 	if (bytes > 0) {
-		give_to(&client->thing, tenants[t], &devices[0], CHUNK_PRIVATE, bytes);
+		give_to(&client->thing, tenants[t], &places[0], CHUNK_PRIVATE, bytes);
 	}
 	return client;
 }
@@ -233,7 +233,7 @@ static struct want *want_of(struct pressure_request *request)
 
 static int charge(struct pressure_request *request)
 {
-	int r = tenant_charge(request->tenant, request->device->index, request->bytes,
+	int r = tenant_charge(request->tenant, request->at->slot, request->bytes,
 	                      (uint32_t)request->n_chunks, &want_of(request)->thing.charge);
 	if (r == 0) {
 		request->missing_bytes = request->bytes;
@@ -257,7 +257,7 @@ static void done(struct pressure_request *request, enum status status)
 	want->status = status;
 	if (request->state == PRESSURE_GRANTED) {
 		ck_assert_int_eq(status, STATUS_OK);
-		put(&want->thing, request->device, CHUNK_PRIVATE, request->bytes,
+		put(&want->thing, request->at, CHUNK_PRIVATE, request->bytes,
 		    request->has_fds ? request->n_chunks : 0);
 	} else {
 		drop(&want->thing);
@@ -279,7 +279,7 @@ static void run_maker(void)
 			want->is_in_maker = false;
 			again = true;
 			bool fits = !driver.is_full &&
-			            device_has_room(want->request.device, want->request.bytes);
+			            location_has_room(want->request.at, want->request.bytes);
 			pressure_made(&want->request, driver.is_broken ? STATUS_INTERNAL
 			                              : fits           ? STATUS_OK
 			                                               : STATUS_NO_DEVICE_MEMORY);
@@ -301,8 +301,8 @@ static void pass(uint64_t ms)
 	now = until;
 }
 
-/* The next want, of tenant @t on @device, to be started. */
-static struct want *want_new(unsigned t, unsigned device, uint64_t bytes)
+/* The next want, of tenant @t at @place, to be started. */
+static struct want *want_new(unsigned t, unsigned place, uint64_t bytes)
 {
 	unsigned i = 0;
 	while (wants[i].is_started) {
@@ -314,7 +314,7 @@ static struct want *want_new(unsigned t, unsigned device, uint64_t bytes)
 		.request =
 			{
 				.ops = &ops,
-				.device = &devices[device],
+				.at = &places[place],
 				.tenant = tenants[t],
 				.bytes = bytes,
 				.n_chunks = 1,
@@ -335,9 +335,9 @@ static void start(struct want *want)
 }
 
 /* Started, and what the maker can do at once is done. */
-static struct want *want_on(unsigned t, unsigned device, uint64_t bytes)
+static struct want *want_on(unsigned t, unsigned place, uint64_t bytes)
 {
-	struct want *want = want_new(t, device, bytes);
+	struct want *want = want_new(t, place, bytes);
 	start(want);
 	run_maker();
 	return want;
@@ -383,19 +383,22 @@ static void begin(uint64_t wait_ms)
 	struct config *config;
 	ck_assert_int_eq(config_load(NULL, &config, error, sizeof(error)), 0);
 	for (unsigned i = 0; i < 2; i++) {
-		ck_assert_int_eq(tenant_table_new(config, N_DEVICES, &tables[i]), 0);
+		ck_assert_int_eq(tenant_table_new(config, 1, N_PLACES - 1, &tables[i]), 0);
 		tenants[i] = tenant_find(tables[i], CONFIG_DEFAULT_TENANT);
 	}
 	config_free(config);
 	cache = tenant_table_cache(tables[0]);
-	for (uint32_t i = 0; i < N_DEVICES; i++) {
-		devices[i].index = i;
-		devices[i].usable_bytes = MOST + GLAKE_CHUNK_GRANULARITY;
-		devices[i].use_bytes[CHUNK_POOL] = GLAKE_CHUNK_GRANULARITY;
+	for (uint32_t i = 0; i < N_PLACES; i++) {
+		/* A GPU, and a node of the host: pressure does not tell them apart. */
+		places[i] = (struct location){.kind = i == 0 ? LOCATION_GPU : LOCATION_HOST,
+		                              .slot = i,
+		                              .anchor_bytes = GLAKE_CHUNK_GRANULARITY};
+		places[i].usable_bytes = MOST + GLAKE_CHUNK_GRANULARITY;
+		places[i].use_bytes[CHUNK_STOCK] = GLAKE_CHUNK_GRANULARITY;
 	}
 	now = 1000000;
 	books = (struct chunk_books){.max_fds = MAX_FDS, .stats = &stats};
-	ck_assert_int_eq(pressure_init(&pressure, N_DEVICES, &books, cache, &stats, &clock), 0);
+	ck_assert_int_eq(pressure_init(&pressure, N_PLACES, &books, cache, &stats, &clock), 0);
 	pressure.wait_ms = wait_ms;
 	for (int round = 0; round < N_PRESSURE_ROUNDS; round++) {
 		sources[round].name = "pu"[round];
@@ -427,11 +430,11 @@ static void end(void)
 		drop(&sources[round].thing);
 	}
 	ck_assert_uint_eq(books.n_fds, 0);
-	for (uint32_t i = 0; i < N_DEVICES; i++) {
-		ck_assert_uint_eq(device_physical_bytes(&devices[i]), GLAKE_CHUNK_GRANULARITY);
+	for (uint32_t i = 0; i < N_PLACES; i++) {
+		ck_assert_uint_eq(location_physical_bytes(&places[i]), GLAKE_CHUNK_GRANULARITY);
 		for (unsigned t = 0; t < 2; t++) {
-			ck_assert_uint_eq(tenants[t]->devices[i].used_bytes, 0);
-			ck_assert(list_is_empty(&tenants[t]->devices[i].queue));
+			ck_assert_uint_eq(tenants[t]->at[i].used_bytes, 0);
+			ck_assert(list_is_empty(&tenants[t]->at[i].queue));
 		}
 	}
 	pressure_deinit(&pressure);
@@ -532,7 +535,7 @@ START_TEST(nobody_is_asked_for_what_would_not_help)
 {
 	struct thing used = {0};
 	begin_with_quota(0);
-	give_to(&used, tenants[0], &devices[0], CHUNK_BLOCK, 35 * MIB);
+	give_to(&used, tenants[0], &places[0], CHUNK_BLOCK, 35 * MIB);
 	enter(0, 0, 20 * MIB);
 	expect_refused(want(30 * MIB), STATUS_OVER_QUOTA);
 	expect_heard("");
@@ -689,7 +692,7 @@ START_TEST(what_became_too_big_does_not_wait)
 }
 END_TEST
 
-/* ---- a full device ---------------------------------------------------------------------------- */
+/* ---- a full location -------------------------------------------------------------------------- */
 
 START_TEST(rounds_come_in_order_and_end_when_there_is_enough)
 {
@@ -732,7 +735,7 @@ START_TEST_WITH(nothing_goes_for_what_blocks_in_use_are_in_the_way_of, .n = 2)
 {
 	struct thing used = {0};
 	begin(_i == 0 ? 0 : 1000);
-	give_to(&used, tenants[1], &devices[0], CHUNK_BLOCK, 50 * MIB);
+	give_to(&used, tenants[1], &places[0], CHUNK_BLOCK, 50 * MIB);
 	cache_in(PRESSURE_UNUSED, 30 * MIB);
 	enter(0, 0, 20 * MIB);
 	struct want *waits = want(60 * MIB);
@@ -866,7 +869,7 @@ START_TEST_WITH(fds_are_taken_from_what_nobody_uses, .n = 7)
 	static const bool has_fds[] = {true, false, true, true, true, false, true};
 	struct thing held = {0};
 	begin(0);
-	put(&held, &devices[1], CHUNK_BLOCK, 2 * MIB, n_held[_i] - (_i > 2 ? 2 : 0));
+	put(&held, &places[1], CHUNK_BLOCK, 2 * MIB, n_held[_i] - (_i > 2 ? 2 : 0));
 	if (_i > 2) {
 		cache_in(PRESSURE_MADE_AHEAD, 2 * MIB);
 		cache_in(PRESSURE_UNUSED, 2 * MIB);
@@ -888,7 +891,7 @@ START_TEST(nothing_goes_for_too_few_fds)
 {
 	struct thing held = {0};
 	begin(1000);
-	put(&held, &devices[1], CHUNK_BLOCK, 2 * MIB, MAX_FDS - 2);
+	put(&held, &places[1], CHUNK_BLOCK, 2 * MIB, MAX_FDS - 2);
 	cache_in(PRESSURE_MADE_AHEAD, 2 * MIB);
 	cache_in(PRESSURE_UNUSED, 2 * MIB);
 	struct want *must = want_new(0, 0, 10 * MIB);
@@ -929,7 +932,7 @@ START_TEST_WITH(a_request_is_cancelled_wherever_it_is, .n = 7)
 	} else if (_i == NEWS_OF_FDS) {
 		want->request.fds = PRESSURE_FDS_MUST;
 		want->request.n_chunks = 5;
-		put(&held, &devices[1], CHUNK_BLOCK, 2 * MIB, MAX_FDS - 6);
+		put(&held, &places[1], CHUNK_BLOCK, 2 * MIB, MAX_FDS - 6);
 		sources[PRESSURE_UNUSED].cancels = want;
 	}
 	start(want);
@@ -981,7 +984,7 @@ static unsigned random_below(unsigned n)
 static void check_books(void)
 {
 	uint64_t n_fds = 0;
-	uint64_t used[2][N_DEVICES] = {{0}};
+	uint64_t used[2][N_PLACES] = {{0}};
 	for (unsigned i = 0; i < N_WANTS; i++) {
 		const struct want *want = &wants[i];
 		if (!want->is_started) {
@@ -989,7 +992,7 @@ static void check_books(void)
 		}
 		n_fds += want->thing.n_fds + want->request.n_reserved;
 		bool is_tenant = want->request.tenant == tenants[1];
-		used[is_tenant][want->request.device->index] += want->thing.charge.bytes;
+		used[is_tenant][want->request.at->slot] += want->thing.charge.bytes;
 		ck_assert(!want->is_over || want->request.n_reserved == 0);
 		ck_assert(!want->is_over || (list_is_empty(&want->request.link) &&
 		                             list_is_empty(&want->request.place)));
@@ -1001,9 +1004,8 @@ static void check_books(void)
 	for (unsigned i = 0; i < N_CLIENTS; i++) {
 		const struct thing *thing = &clients[i].thing;
 		n_fds += thing->n_fds;
-		if (thing->device) {
-			used[thing->charge.tenant == tenants[1]][thing->device->index] +=
-				thing->bytes;
+		if (thing->at) {
+			used[thing->charge.tenant == tenants[1]][thing->at->slot] += thing->bytes;
 		}
 	}
 	for (int round = 0; round < N_PRESSURE_ROUNDS; round++) {
@@ -1012,11 +1014,11 @@ static void check_books(void)
 	ck_assert_uint_eq(books.n_fds, n_fds);
 	ck_assert_uint_le(books.n_fds, MAX_FDS);
 	for (unsigned t = 0; t < 2; t++) {
-		for (uint32_t i = 0; i < N_DEVICES; i++) {
-			const struct tenant_device *on = &tenants[t]->devices[i];
+		for (uint32_t i = 0; i < N_PLACES; i++) {
+			const struct tenant_location *on = &tenants[t]->at[i];
 			ck_assert_uint_eq(on->used_bytes, used[t][i]);
-			ck_assert_uint_le(device_physical_bytes(&devices[i]),
-			                  devices[i].usable_bytes);
+			ck_assert_uint_le(location_physical_bytes(&places[i]),
+			                  places[i].usable_bytes);
 		}
 	}
 }
@@ -1028,7 +1030,7 @@ static void do_anything_with(struct want *want)
 			.request =
 				{
 					.ops = &ops,
-					.device = &devices[random_below(N_DEVICES)],
+					.at = &places[random_below(N_PLACES)],
 					.tenant = tenants[random_below(2)],
 					.fds = random_below(3),
 					.bytes = (1 + random_below(55)) * 2 * MIB,
@@ -1050,14 +1052,13 @@ static void do_anything_with_client(unsigned i)
 	client->is_deaf = random_below(5) == 0;
 	client->has_unread = random_below(5) == 0;
 	if (!client->base.ops) {
-		struct device *device = &devices[random_below(N_DEVICES)];
+		struct location *at = &places[random_below(N_PLACES)];
 		uint64_t bytes = (1 + random_below(20)) * 2 * MIB;
 		unsigned t = random_below(2);
 		enter(i, t, 0);
-		if (books.n_fds < MAX_FDS && device_has_room(device, bytes) &&
-		    tenant_charge(tenants[t], device->index, bytes, 1, &client->thing.charge) ==
-		            0) {
-			put(&client->thing, device, CHUNK_PRIVATE, bytes, 1);
+		if (books.n_fds < MAX_FDS && location_has_room(at, bytes) &&
+		    tenant_charge(tenants[t], at->slot, bytes, 1, &client->thing.charge) == 0) {
+			put(&client->thing, at, CHUNK_PRIVATE, bytes, 1);
 		}
 	} else if (random_below(4) == 0) {
 		pressure_client_leave(&client->base);
@@ -1082,8 +1083,8 @@ static void do_anything(void)
 		unsigned round = random_below(N_PRESSURE_ROUNDS);
 		uint64_t bytes = (1 + random_below(10)) * 2 * MIB;
 		sources[round].is_lying = random_below(4) == 0;
-		if (!sources[round].thing.device && books.n_fds < MAX_FDS &&
-		    device_has_room(&devices[0], bytes)) {
+		if (!sources[round].thing.at && books.n_fds < MAX_FDS &&
+		    location_has_room(&places[0], bytes)) {
 			cache_in(round, bytes);
 		}
 		break;
@@ -1093,7 +1094,7 @@ static void do_anything(void)
 		driver.is_broken = random_below(20) == 0;
 		break;
 	case 6:
-		tenant_set_quota(tenants[random_below(2)], random_below(N_DEVICES),
+		tenant_set_quota(tenants[random_below(2)], random_below(N_PLACES),
 		                 random_below(4) * 40 * MIB);
 		break;
 	default:

@@ -7,7 +7,7 @@
 static bool is_there(uint32_t device, unsigned name)
 {
 	struct digest of_name = digest(name);
-	return store_find_block(&store, realm, &devices[device], &of_name) != NULL;
+	return store_find_block(&store, realm, &devices[device].at, &of_name) != NULL;
 }
 
 START_TEST(the_lowest_priority_goes_first_and_then_the_longest_idle)
@@ -23,10 +23,10 @@ START_TEST(the_lowest_priority_goes_first_and_then_the_longest_idle)
 	}
 	for (size_t i = 0; i < n_elements(order); i++) {
 		ck_assert(is_there(0, order[i]));
-		ck_assert_uint_eq(store_evict(&store, &devices[0], 1), 2 * MIB);
+		ck_assert_uint_eq(store_evict(&store, &devices[0].at, 1), 2 * MIB);
 		ck_assert(!is_there(0, order[i]));
 	}
-	ck_assert_uint_eq(store_evict(&store, &devices[0], 1), 0);
+	ck_assert_uint_eq(store_evict(&store, &devices[0].at, 1), 0);
 	store_end();
 }
 END_TEST
@@ -38,11 +38,13 @@ START_TEST(only_as_much_as_is_wanted_goes_and_only_of_the_device)
 	for (unsigned name = 2; name <= 6; name++) {
 		cache_block(name % 2, name, 0);
 	}
-	ck_assert_uint_eq(store_evict(&store, &devices[0], 3 * MIB), 4 * MIB);
+	ck_assert_uint_eq(store_evict(&store, &devices[0].at, 3 * MIB), 4 * MIB);
 	ck_assert(!is_there(0, 2) && !is_there(0, 4) && is_there(0, 6));
 	ck_assert(is_there(1, 3) && is_there(1, 5));
-	ck_assert_uint_eq(store_evict(&store, &devices[0], 100 * MIB), 2 * MIB);
+	ck_assert_uint_eq(store_evict(&store, &devices[0].at, 100 * MIB), 2 * MIB);
 	ck_assert(is_there(0, 1));
+	ck_assert_uint_eq(stats.blocks_evicted, 3);
+	ck_assert_uint_eq(stats.evicted_bytes, 6 * MIB);
 	store_unuse_block(&store, used, 0);
 	store_end();
 }
@@ -79,7 +81,7 @@ START_TEST(a_manifest_is_paid_for_by_who_keeps_the_model)
 	ck_assert_int_eq(charge_grow_manifest(&model->charge, model->manifest_bytes), 0);
 	uint64_t bytes = model->manifest_bytes;
 	ck_assert_uint_eq(payer->manifest_bytes, bytes);
-	model->state = MODEL_READY;
+	store_ready(&store, model);
 	store_unhold_model(&store, model, 0);
 	ck_assert_uint_eq(payer->manifest_bytes, 0);
 	ck_assert_uint_eq(cache->manifest_bytes, bytes);
@@ -116,7 +118,7 @@ START_TEST(models_that_have_nothing_are_bounded_too)
 		struct model *model = store_add_model(&store, realm, &devices[0],
 		                                      payer_alone(payer), "m", &file, 1);
 		ck_assert_int_eq(charge_grow_manifest(&model->charge, model->manifest_bytes), 0);
-		model->state = MODEL_READY;
+		store_ready(&store, model);
 		store_unhold_model(&store, model, 0);
 	}
 	store_trim(&store);
@@ -209,7 +211,7 @@ START_TEST(a_draft_is_no_model_until_it_is_published)
 	ck_assert_ptr_eq(find_key(), draft);
 	ck_assert_uint_eq(store.n_models, 1);
 	store_unuse_block(&store, block, 0);
-	ck_assert_uint_eq(payer->devices[0].used_bytes, 0);
+	ck_assert_uint_eq(payer->at[0].used_bytes, 0);
 	/* What comes next takes it along, and its block. */
 	block = add_block(0, 2);
 	draft = new_draft(payer, block);
@@ -236,14 +238,110 @@ START_TEST(a_refused_pin_publishes_nothing)
 	ck_assert_ptr_eq(find_key(), earlier);
 	ck_assert(earlier->is_pinned && !draft->is_pinned);
 	ck_assert_uint_eq(second->n_pins, 0);
-	ck_assert_int_eq(draft->state, MODEL_LOADING);
+	ck_assert_int_eq(draft->state, MODEL_DRAFT);
 	tenant_set_quota(other_payer, 0, 0);
 	ck_assert_int_eq(store_publish(&store, draft, payer_alone(other_payer), false), 0);
 	ck_assert(draft->is_pinned);
 	ck_assert_uint_eq(store.n_models, 1);
-	ck_assert_uint_eq(other_payer->devices[0].used_bytes, 2 * MIB);
+	ck_assert_uint_eq(other_payer->at[0].used_bytes, 2 * MIB);
 	store_unuse_block(&store, first, 0);
 	store_unuse_block(&store, second, 0);
+	store_end();
+}
+END_TEST
+
+START_TEST(a_model_that_is_evicted_is_counted_with_its_blocks)
+{
+	store_begin();
+	struct block *block = add_block(0, 1);
+	struct block *used = add_block(0, 2);
+	struct model *model = new_draft(payer, block);
+	ck_assert_int_eq(store_add_used_block(&store, model, used), 0);
+	ck_assert_int_eq(store_publish(&store, model, payer_alone(payer), false), 0);
+	store_unuse_block(&store, block, 0);
+	ck_assert_uint_eq(store_evict_model(&store, model), 2 * MIB);
+	ck_assert_uint_eq(stats.models_evicted, 1);
+	ck_assert_uint_eq(stats.blocks_evicted, 1);
+	ck_assert_uint_eq(stats.evicted_bytes, 2 * MIB);
+	store_unuse_block(&store, used, 0);
+	store_end();
+}
+END_TEST
+
+/* Whoever pays for the manifest or a block already, or has two places of a block, pays once. */
+START_TEST(a_pin_charges_each_block_once)
+{
+	store_begin();
+	struct block *block = add_block(0, 1);
+	struct model *model = new_draft(payer, block);
+	ck_assert_int_eq(store_add_used_block(&store, model, block), 0);
+	ck_assert_int_eq(charge_grow_manifest(&model->charge, model->manifest_bytes), 0);
+	tenant_set_quota(payer, 0, 2 * MIB);
+	payer->quota_manifest_bytes = payer->manifest_bytes;
+	ck_assert_int_eq(store_publish(&store, model, payer_alone(payer), true), 0);
+	ck_assert_uint_eq(block->n_pins, 2);
+	ck_assert_uint_eq(payer->at[0].used_bytes, 2 * MIB);
+	store_unpin_model(&store, model);
+	ck_assert_uint_eq(block->n_pins, 0);
+	tenant_set_quota(other_payer, 0, 2 * MIB);
+	ck_assert_int_eq(store_pin_model(&store, model, payer_alone(other_payer)), 0);
+	ck_assert_uint_eq(payer->at[0].used_bytes, 0);
+	ck_assert_uint_eq(other_payer->at[0].used_bytes, 2 * MIB);
+	tenant_set_quota(payer, 0, 0);
+	store_unuse_block(&store, block, 0);
+	store_end();
+}
+END_TEST
+
+static unsigned n_noted;
+
+static void on_block(void *user, const struct block *block)
+{
+	n_noted++;
+}
+
+static void on_model(void *user, const struct model *model, bool is_new)
+{
+}
+
+/* The books say who pays. */
+START_TEST(who_watches_is_told_who_pays_for_a_pin)
+{
+	static const struct store_watch watch = {.block = on_block, .model = on_model};
+	store_begin();
+	struct block *block = add_block(0, 1);
+	struct model *model = new_draft(payer, block);
+	ck_assert_int_eq(store_publish(&store, model, payer_alone(payer), false), 0);
+	block->is_noted = true;
+	store.watch = &watch;
+	n_noted = 0;
+	ck_assert_int_eq(store_pin_model(&store, model, payer_alone(other_payer)), 0);
+	ck_assert_uint_eq(n_noted, 1);
+	store.watch = NULL;
+	store_unpin_model(&store, model);
+	store_unuse_block(&store, block, 0);
+	store_end();
+}
+END_TEST
+
+START_TEST(however_many_chunks_go_at_once_all_go)
+{
+	enum { N = 600 };
+	struct chunk chunks[N];
+	store_begin();
+	for (unsigned i = 0; i < N; i++) {
+		struct charge charge;
+		ck_assert_int_eq(tenant_charge(payer, 0, 2 * MIB, 1, &charge), 0);
+		chunk_init(&chunks[i], &devices[0].at, &books, 2 * MIB, -1, 0, CHUNK_PRIVATE,
+		           &charge);
+	}
+	chunk_release_all(chunks, N);
+	ck_assert_uint_eq(devices[0].at.use_bytes[CHUNK_PRIVATE], 0);
+	ck_assert_uint_eq(payer->at[0].used_bytes, 0);
+	while (devices[0].at.worker.n_pending > 0) {
+		uv_run(&loop, UV_RUN_ONCE);
+	}
+	ck_assert_uint_eq(devices[0].at.leaving_bytes, 0);
 	store_end();
 }
 END_TEST
@@ -264,11 +362,11 @@ START_TEST(an_adopted_block_of_a_replaced_model_is_cache_once)
 	/* What is adopted has no users at first. */
 	replaced->n_holders = 0;
 	block->n_users = 0;
-	devices[0].used_block_bytes -= block->chunk.bytes;
+	devices[0].at.used_block_bytes -= block->chunk.bytes;
 	store_settle_adopted(&store);
 	ck_assert_uint_eq(store.n_models, 1);
 	ck_assert_uint_eq(store.n_blocks, 2);
-	ck_assert_uint_eq(payer->devices[0].used_bytes, 2 * MIB);
+	ck_assert_uint_eq(payer->at[0].used_bytes, 2 * MIB);
 	store_unhold_model(&store, model, 0);
 	store_unuse_block(&store, other, 0);
 	store_end();
@@ -288,7 +386,7 @@ START_TEST(a_damaged_block_hides_published_models)
 	ck_assert_int_eq(store_add_used_block(&store, model, block), 0);
 	ck_assert_int_eq(store_publish(&store, model, payer_alone(payer), false), 0);
 	ck_assert_int_eq(store_hold_model(&store, model, payer_alone(payer)), 0);
-	ck_assert(model_is_replaced(replaced));
+	ck_assert_int_eq(replaced->state, MODEL_REPLACED);
 	store_begin_compare(block);
 	withdraw_all(&store, block);
 	store_end_compare(&store, block);
@@ -342,7 +440,7 @@ START_TEST(a_block_is_withdrawn_in_steps)
 	}
 	store_begin_compare(block);
 	withdraw_begin(&store, block);
-	ck_assert_ptr_null(store_find_block(&store, realm, &devices[0], &block->key.digest));
+	ck_assert_ptr_null(store_find_block(&store, realm, &devices[0].at, &block->key.digest));
 	while (!withdraw_step(&store, &n_steps, count_model, &n_found)) {
 		ck_assert_uint_eq(n_steps, 0);
 		n_steps = 64;

@@ -34,7 +34,7 @@ static struct tenant_table *table_of(const char *text)
 {
 	struct config *config = load(text);
 	struct tenant_table *table = NULL;
-	ck_assert_int_eq(tenant_table_new(config, N_DEVICES, &table), 0);
+	ck_assert_int_eq(tenant_table_new(config, N_DEVICES, 0, &table), 0);
 	config_free(config);
 	return table;
 }
@@ -60,8 +60,8 @@ START_TEST(table_has_cache_default_and_rules)
 	ck_assert_int_eq(alice->priority, 3);
 	ck_assert_uint_eq(alice->max_sessions, 2);
 	ck_assert_uint_eq(alice->max_fds, 10);
-	ck_assert_uint_eq(alice->devices[0].quota_bytes, GIB);
-	ck_assert_uint_eq(alice->devices[1].quota_bytes, 2 * GIB);
+	ck_assert_uint_eq(alice->at[0].quota_bytes, GIB);
+	ck_assert_uint_eq(alice->at[1].quota_bytes, 2 * GIB);
 	ck_assert_ptr_nonnull(tenant_find(table, "bob"));
 	ck_assert_ptr_nonnull(tenant_find(table, CONFIG_DEFAULT_TENANT));
 	ck_assert_ptr_eq(tenant_find(table, CONFIG_CACHE_TENANT), tenant_table_cache(table));
@@ -88,20 +88,20 @@ START_TEST(bytes_are_charged_to_the_limit_and_no_further)
 	ck_assert_int_eq(tenant_charge(alice, 0, GIB - 1, 1, &first), 0);
 	ck_assert_int_eq(tenant_charge(alice, 0, 2, 1, &second), TENANT_E_BYTES);
 	ck_assert_ptr_null(second.tenant);
-	ck_assert_uint_eq(alice->devices[0].used_bytes, GIB - 1);
+	ck_assert_uint_eq(alice->at[0].used_bytes, GIB - 1);
 	ck_assert_uint_eq(alice->n_fds, 1);
 	ck_assert_int_eq(tenant_charge(alice, 0, 1, 1, &second), 0);
 	ck_assert_int_eq(tenant_charge(alice, 0, 1, 0, &third), TENANT_E_BYTES);
 	/* Each device has a limit of its own. */
 	ck_assert_int_eq(tenant_charge(alice, 1, 2 * GIB, 1, &third), 0);
-	ck_assert_uint_eq(alice->devices[0].used_bytes, GIB);
-	ck_assert_uint_eq(alice->devices[1].used_bytes, 2 * GIB);
+	ck_assert_uint_eq(alice->at[0].used_bytes, GIB);
+	ck_assert_uint_eq(alice->at[1].used_bytes, 2 * GIB);
 	ck_assert_uint_eq(alice->n_fds, 3);
 	charge_refund(&first);
 	charge_refund(&second);
 	charge_refund(&third);
-	ck_assert_uint_eq(alice->devices[0].used_bytes, 0);
-	ck_assert_uint_eq(alice->devices[0].peak_bytes, GIB);
+	ck_assert_uint_eq(alice->at[0].used_bytes, 0);
+	ck_assert_uint_eq(alice->at[0].peak_bytes, GIB);
 	ck_assert_uint_eq(alice->n_fds, 0);
 	tenant_table_free(table);
 }
@@ -113,11 +113,11 @@ START_TEST(fds_are_charged_to_the_limit_and_no_further)
 	struct tenant *alice = tenant_find(table, "alice");
 	struct charge charge = {0}, other = {0};
 	ck_assert_int_eq(tenant_charge(alice, 0, 5, 11, &other), TENANT_E_FDS);
-	ck_assert_uint_eq(alice->devices[0].used_bytes, 0);
-	ck_assert_uint_eq(alice->devices[0].peak_bytes, 0);
+	ck_assert_uint_eq(alice->at[0].used_bytes, 0);
+	ck_assert_uint_eq(alice->at[0].peak_bytes, 0);
 	ck_assert_int_eq(tenant_charge(alice, 0, 5, 10, &charge), 0);
 	ck_assert_int_eq(tenant_charge(alice, 1, 5, 1, &other), TENANT_E_FDS);
-	ck_assert_uint_eq(alice->devices[1].used_bytes, 0);
+	ck_assert_uint_eq(alice->at[1].used_bytes, 0);
 	ck_assert_int_eq(tenant_charge(alice, 1, 5, 0, &other), 0);
 	charge_refund(&charge);
 	charge_refund(&other);
@@ -159,7 +159,7 @@ START_TEST(counters_do_not_wrap)
 	ck_assert_int_eq(tenant_charge(bob, 0, UINT64_MAX, 0, &huge), 0);
 	ck_assert_int_eq(tenant_charge(bob, 0, 1, 0, &more), TENANT_E_BYTES);
 	ck_assert_int_eq(tenant_charge(bob, 0, UINT64_MAX, 0, &more), TENANT_E_BYTES);
-	ck_assert_uint_eq(bob->devices[0].used_bytes, UINT64_MAX);
+	ck_assert_uint_eq(bob->at[0].used_bytes, UINT64_MAX);
 	/* A limit below a sum that would wrap. */
 	ck_assert_int_eq(tenant_set_quota(bob, 1, GIB), 0);
 	ck_assert_int_eq(tenant_charge(bob, 1, 5, 0, &more), 0);
@@ -182,7 +182,7 @@ START_TEST(refund_is_idempotent)
 	charge_refund(&charge);
 	ck_assert_ptr_null(charge.tenant);
 	ck_assert_uint_eq(charge.bytes, 0);
-	ck_assert_uint_eq(bob->devices[0].used_bytes, 7);
+	ck_assert_uint_eq(bob->at[0].used_bytes, 7);
 	ck_assert_uint_eq(bob->n_fds, 1);
 	charge_refund(&other);
 	tenant_table_free(table);
@@ -198,10 +198,10 @@ START_TEST(move_pays_from_the_other_pocket)
 	ck_assert_int_eq(tenant_charge(alice, 1, GIB, 2, &charge), 0);
 	ck_assert_int_eq(charge_move(&charge, payer_alone(cache)), 0);
 	ck_assert_ptr_eq(charge.tenant, cache);
-	ck_assert_uint_eq(alice->devices[1].used_bytes, 0);
+	ck_assert_uint_eq(alice->at[1].used_bytes, 0);
 	ck_assert_uint_eq(alice->n_fds, 0);
-	ck_assert_uint_eq(cache->devices[1].used_bytes, GIB);
-	ck_assert_uint_eq(cache->devices[1].peak_bytes, GIB);
+	ck_assert_uint_eq(cache->at[1].used_bytes, GIB);
+	ck_assert_uint_eq(cache->at[1].peak_bytes, GIB);
 	ck_assert_uint_eq(cache->n_fds, 2);
 	ck_assert_int_eq(charge_move(&charge, payer_alone(cache)), 0);
 	ck_assert_uint_eq(cache->n_fds, 2);
@@ -223,8 +223,8 @@ START_TEST(refused_move_changes_nothing)
 	ck_assert_int_eq(charge_move(&fds, payer_alone(alice)), TENANT_E_FDS);
 	ck_assert_ptr_eq(bytes.tenant, bob);
 	ck_assert_ptr_eq(fds.tenant, bob);
-	ck_assert_uint_eq(alice->devices[0].used_bytes, 0);
-	ck_assert_uint_eq(bob->devices[0].used_bytes, GIB + 2);
+	ck_assert_uint_eq(alice->at[0].used_bytes, 0);
+	ck_assert_uint_eq(bob->at[0].used_bytes, GIB + 2);
 	ck_assert_uint_eq(bob->n_fds, 12);
 	charge_refund(&bytes);
 	charge_refund(&fds);
@@ -240,7 +240,7 @@ START_TEST(quota_below_use_refuses_until_it_fits)
 	ck_assert_int_eq(tenant_charge(bob, 0, 100, 0, &large), 0);
 	ck_assert_int_eq(tenant_charge(bob, 0, 10, 0, &small), 0);
 	ck_assert_int_eq(tenant_set_quota(bob, 0, 50), 0);
-	ck_assert_uint_eq(bob->devices[0].used_bytes, 110);
+	ck_assert_uint_eq(bob->at[0].used_bytes, 110);
 	ck_assert_int_eq(tenant_charge(bob, 0, 1, 0, &none), TENANT_E_BYTES);
 	charge_refund(&large);
 	ck_assert_int_eq(tenant_charge(bob, 0, 41, 0, &none), TENANT_E_BYTES);
@@ -284,9 +284,9 @@ START_TEST(reload_changes_limits_and_keeps_counters)
 	             "{ name = \"carol\"; uids = [6]; } );");
 	ck_assert_ptr_eq(tenant_find(table, "alice"), alice);
 	ck_assert_uint_eq(alice->id, id);
-	ck_assert_uint_eq(alice->devices[0].used_bytes, GIB);
-	ck_assert_uint_eq(alice->devices[0].quota_bytes, GIB / 2);
-	ck_assert_uint_eq(alice->devices[1].quota_bytes, GIB / 2);
+	ck_assert_uint_eq(alice->at[0].used_bytes, GIB);
+	ck_assert_uint_eq(alice->at[0].quota_bytes, GIB / 2);
+	ck_assert_uint_eq(alice->at[1].quota_bytes, GIB / 2);
 	ck_assert_uint_eq(alice->max_sessions, 0);
 	ck_assert_uint_eq(alice->n_sessions, 1);
 	ck_assert_int_eq(alice->priority, 0);
@@ -373,8 +373,8 @@ START_TEST(cache_survives_reloads_without_limits)
 	apply(table, "tenants = ( { name = \"default\"; device_bytes = \"1GiB\"; } );");
 	ck_assert_ptr_eq(tenant_table_cache(table), cache);
 	ck_assert(!cache->is_leaving);
-	ck_assert_uint_eq(cache->devices[0].quota_bytes, 0);
-	ck_assert_uint_eq(tenant_find(table, CONFIG_DEFAULT_TENANT)->devices[1].quota_bytes, GIB);
+	ck_assert_uint_eq(cache->at[0].quota_bytes, 0);
+	ck_assert_uint_eq(tenant_find(table, CONFIG_DEFAULT_TENANT)->at[1].quota_bytes, GIB);
 	tenant_table_free(table);
 }
 END_TEST

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """glake: borrow GPU memory from glaked, the one owner of it on this node. See README.md."""
 from ._version import VERSION as __version__
-from .admin import (blocks, events, evict, models, pin, seal_session, sessions, set_manifest_quota,
+from .admin import (blocks, events, evict, models, pin, seal_session, sessions, set_host_quota,
+                    set_manifest_quota,
                     set_max_sessions, set_quota, stats, status, tenants, unpin)
 from .errors import (BadFileError, BusyError, DriverError, Error, ForkedError, GoneError,
                      NotFoundError, OutOfMemoryError, PermissionDeniedError, QuotaError)
@@ -16,6 +17,6 @@ __all__ = [
     "NotFoundError", "OutOfMemoryError", "PermissionDeniedError", "Published", "QuotaError",
     "Sealed", "Session", "Tensor", "Weight", "__version__", "blocks", "connect",
     "default_session", "events", "evict", "models", "pin", "publish", "seal", "seal_session",
-    "sessions", "set_manifest_quota", "set_max_sessions", "set_quota", "stats", "status",
+    "sessions", "set_host_quota", "set_manifest_quota", "set_max_sessions", "set_quota", "stats", "status",
     "tenants", "unpin", "unseal",
 ]

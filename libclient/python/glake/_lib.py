@@ -114,6 +114,12 @@ class DeviceStatus(Structure):
                 ("fabric", c_char_p), ("rdma", c_int)]
 
 
+class HostStatus(Structure):
+    _fields_ = [("node", c_uint32), ("total_bytes", c_uint64), ("limit_bytes", c_uint64),
+                ("physical_bytes", c_uint64), ("private_bytes", c_uint64),
+                ("copy_bytes", c_uint64), ("used_copy_bytes", c_uint64)]
+
+
 class Status(Structure):
     _fields_ = [("version", c_char_p), ("driver", c_char_p), ("config", c_char_p),
                 ("mover", c_char_p), ("pid", c_uint64), ("uptime_ms", c_uint64),
@@ -122,7 +128,8 @@ class Status(Structure):
                 ("n_devices", c_uint32), ("devices", POINTER(DeviceStatus)),
                 ("kept_fds", c_uint64), ("max_kept_fds", c_uint64),
                 ("unkept_blocks", c_uint64), ("unparked_bytes", c_uint64),
-                ("unkept_chunks", c_uint64)]
+                ("unkept_chunks", c_uint64), ("n_hosts", c_uint32),
+                ("hosts", POINTER(HostStatus)), ("hosts_lacking", c_char_p)]
 
 
 class SessionDevice(Structure):
@@ -155,7 +162,7 @@ class SessionRow(Structure):
                 ("sealed_bytes", c_uint64), ("sealed_common_bytes", c_uint64),
                 ("part_bytes", c_uint64), ("n_seals", c_uint64), ("seal_ns", c_uint64),
                 ("held_ns", c_uint64), ("n_unsealed", c_uint32), ("unsealed", POINTER(Unsealed)),
-                ("n_pools", c_uint32), ("pools", POINTER(SessionPool))]
+                ("n_pools", c_uint32), ("pools", POINTER(SessionPool)), ("host_bytes", c_uint64)]
 
 
 class TenantDevice(Structure):
@@ -167,7 +174,8 @@ class TenantRow(Structure):
     _fields_ = [("name", c_char_p), ("n_sessions", c_uint32), ("max_sessions", c_uint32),
                 ("n_fds", c_uint64), ("max_fds", c_uint64), ("priority", c_int32),
                 ("n_devices", c_uint32), ("devices", POINTER(TenantDevice)),
-                ("manifest_bytes", c_uint64), ("quota_manifest_bytes", c_uint64)]
+                ("manifest_bytes", c_uint64), ("quota_manifest_bytes", c_uint64),
+                ("n_hosts", c_uint32), ("hosts", POINTER(TenantDevice))]
 
 
 class ModelRow(Structure):
@@ -274,6 +282,7 @@ _FUNCTIONS: List[Tuple[str, Any, List[Any]]] = [
     ("glake_seal_session", c_int, [c_void_p, c_uint64, POINTER(SealOptions), POINTER(SealReport)]),
     ("glake_set_quota", c_int, [c_void_p, c_char_p, c_uint32, c_uint64]),
     ("glake_set_max_sessions", c_int, [c_void_p, c_char_p, c_uint32]),
+    ("glake_set_host_quota", c_int, [c_void_p, c_char_p, c_uint32, c_uint64]),
     ("glake_set_manifest_quota", c_int, [c_void_p, c_char_p, c_uint64]),
 ]
 

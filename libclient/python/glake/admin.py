@@ -42,7 +42,7 @@ def _row(struct: ctypes.Structure, flags: Tuple[str, ...] = ()) -> Row:
             row[name] = bool(value)
         elif isinstance(value, ctypes._Pointer):
             row[name] = [_row(value[i], ("rdma",)) for i in range(getattr(struct, "n_" + name))]
-        elif name not in ("n_devices", "n_unsealed", "n_pools"):
+        elif name not in ("n_devices", "n_unsealed", "n_pools", "n_hosts"):
             row[name] = "" if value is None else _plain(value)
     return row
 
@@ -162,6 +162,15 @@ def set_quota(tenant: str, device: int, quota_bytes: int,
     _lib.unsigned(quota_bytes, "quota_bytes")
     _act(lambda s: _lib.library().glake_set_quota(s.handle, tenant.encode(), device,
                                                   quota_bytes), session)
+
+
+def set_host_quota(tenant: str, node: int, quota_bytes: int,
+                   session: Optional[Session] = None) -> None:
+    """Admin. ``node`` is a NUMA node of the host, as in ``status()["hosts"]``; 0 bytes = no limit."""
+    _lib.unsigned(node, "node", 32)
+    _lib.unsigned(quota_bytes, "quota_bytes")
+    _act(lambda s: _lib.library().glake_set_host_quota(s.handle, tenant.encode(), node,
+                                                       quota_bytes), session)
 
 
 def set_max_sessions(tenant: str, max_sessions: int, session: Optional[Session] = None) -> None:

@@ -1,0 +1,337 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/memory/extent.h"
+
+/* What is read too early is another realm's. So the asserts stay in every build. */
+#undef NDEBUG
+#include <assert.h>
+#include <stdlib.h>
+
+#include "proto/cleanup.h"
+#include "proto/limits.h"
+
+struct extent_chunk {
+	struct list link;  /* link: extents.chunks */
+	struct list spans; /* of extent.place: all of the chunk, by offset */
+	struct chunk chunk;
+};
+
+struct extents_request {
+	struct extents *extents;
+	struct tenant *tenant;
+	extents_done_fn done;
+	void *user;
+	struct extents_request **self; /* the caller's; cleared before done */
+	struct alloc *alloc;
+	uint64_t waited_ms;
+	struct list taken; /* of extent.link */
+	uint64_t missing_bytes;
+	struct charge charge; /* of those */
+};
+
+static void extent_set_state(struct extent *extent, enum extent_state state)
+{
+	static const unsigned moves[N_EXTENT_STATES] = {
+		[EXTENT_FREE] = 1u << EXTENT_FRESH,
+		[EXTENT_FRESH] = 1u << EXTENT_WRITTEN | 1u << EXTENT_FREE,
+		[EXTENT_WRITTEN] = 1u << EXTENT_FREE,
+	};
+	assert(moves[extent->state] & 1u << state);
+	extent->state = state;
+}
+
+/* ---- spans ------------------------------------------------------------------------------------ */
+
+static struct extent *span_new(struct extent_chunk *in, uint64_t offset, uint64_t bytes)
+{
+	struct extent *span = calloc(1, sizeof(*span));
+	if (span) {
+		list_init(&span->link);
+		list_init(&span->place);
+		span->in = in;
+		span->offset = offset;
+		span->bytes = bytes;
+	}
+	return span;
+}
+
+static struct extent *find_free(const struct extents *extents, uint64_t bytes)
+{
+	struct extent_chunk *in;
+	struct extent *span;
+	list_for_each (in, &extents->chunks, link) {
+		list_for_each (span, &in->spans, place) {
+			if (span->state == EXTENT_FREE && span->bytes >= bytes) {
+				return span;
+			}
+		}
+	}
+	return NULL;
+}
+
+/* Make the first @bytes of a free span an extent with @charge. Returns false: no memory. */
+static bool use_span(struct extents *extents, struct extent *span, uint64_t bytes,
+                     struct charge *charge)
+{
+	if (span->bytes > bytes) {
+		struct extent *rest = span_new(span->in, span->offset + bytes, span->bytes - bytes);
+		if (!rest) {
+			return false;
+		}
+		list_insert(span->place.next, &rest->place);
+		span->bytes = bytes;
+	}
+	extent_set_state(span, EXTENT_FRESH);
+	span->charge = *charge;
+	*charge = (struct charge){0};
+	charge_shrink(&span->in->chunk.charge, bytes);
+	extents->used_bytes += bytes;
+	return true;
+}
+
+static void free_chunk_if_empty(struct extent_chunk *in)
+{
+	struct extent *only = list_first(&in->spans, struct extent, place);
+	if (only->state != EXTENT_FREE || only->bytes != in->chunk.bytes) {
+		return;
+	}
+	free(only);
+	list_remove(&in->link);
+	chunk_release(&in->chunk);
+	free(in);
+}
+
+/* @right, which is free, becomes a part of @left, if that is free, too. */
+static void merge(struct list *spans, struct list *left, struct list *right)
+{
+	if (left == spans || right == spans) {
+		return;
+	}
+	struct extent *to = container_of(left, struct extent, place);
+	struct extent *from = container_of(right, struct extent, place);
+	if (to->state == EXTENT_FREE && from->state == EXTENT_FREE) {
+		to->bytes += from->bytes;
+		list_remove(&from->place);
+		free(from);
+	}
+}
+
+void extent_release(struct extents *extents, struct extent *extent)
+{
+	struct extent_chunk *in = extent->in;
+	struct list *before = extent->place.prev;
+	extent_set_state(extent, EXTENT_FREE);
+	charge_refund(&extent->charge);
+	charge_grow(&in->chunk.charge, extent->bytes);
+	extents->used_bytes -= extent->bytes;
+	merge(&in->spans, &extent->place, extent->place.next);
+	merge(&in->spans, before, &extent->place);
+	free_chunk_if_empty(in);
+}
+
+/* ---- requests --------------------------------------------------------------------------------- */
+
+static void release_all(struct extents *extents, struct list *taken)
+{
+	while (!list_is_empty(taken)) {
+		struct extent *extent = list_first(taken, struct extent, link);
+		list_remove(&extent->link);
+		extent_release(extents, extent);
+	}
+}
+
+static void finish(struct extents_request *request, enum status status)
+{
+	charge_refund(&request->charge);
+	if (status != STATUS_OK) {
+		release_all(request->extents, &request->taken);
+	}
+	if (request->self) {
+		*request->self = NULL;
+	}
+	request->done(request->user, status, &request->taken);
+	assert(list_is_empty(&request->taken));
+	free(request);
+}
+
+/* Take pieces as large as a chunk at most, of what is free. */
+static enum status take_free(struct extents_request *request, uint64_t bytes)
+{
+	struct extents *extents = request->extents;
+	while (bytes > 0) {
+		uint64_t piece = bytes < extents->large_bytes ? bytes : extents->large_bytes;
+		struct extent *span = find_free(extents, piece);
+		bytes -= piece;
+		if (!span) {
+			request->missing_bytes += piece;
+			continue;
+		}
+		struct charge charge;
+		if (tenant_charge(request->tenant, extents->at->slot, piece, 0, &charge) != 0) {
+			return STATUS_OVER_QUOTA;
+		}
+		if (!use_span(extents, span, piece, &charge)) {
+			charge_refund(&charge);
+			return STATUS_NO_HOST_MEMORY;
+		}
+		list_insert(&request->taken, &span->link);
+	}
+	return STATUS_OK;
+}
+
+/* The chunk is one free span. NULL: no memory. */
+static struct extent *enter_chunk(struct extents *extents, struct chunk *chunk)
+{
+	struct extent_chunk *in = calloc(1, sizeof(*in));
+	struct extent *span = in ? span_new(in, 0, chunk->bytes) : NULL;
+	if (!span) {
+		free(in);
+		return NULL;
+	}
+	list_init(&in->spans);
+	list_insert(&in->spans, &span->place);
+	chunk_move(&in->chunk, chunk);
+	list_insert(&extents->chunks, &in->link);
+	return span;
+}
+
+/* What is missing lies in @chunk, from its beginning on. */
+static enum status use_chunk(struct extents_request *request, struct chunk *chunk)
+{
+	struct extents *extents = request->extents;
+	uint64_t bytes = request->missing_bytes < chunk->bytes ? request->missing_bytes
+	                                                       : chunk->bytes;
+	/* The request's charge, which was let in, is divided. */
+	charge_shrink(&request->charge, bytes);
+	request->missing_bytes -= bytes;
+	struct charge charge = tenant_charge_adopted(payer_alone(request->tenant),
+	                                             extents->at->slot, bytes, 0, 0);
+	struct extent *span = enter_chunk(extents, chunk);
+	if (!span || !use_span(extents, span, bytes, &charge)) {
+		charge_refund(&charge);
+		if (span) {
+			free_chunk_if_empty(span->in);
+		}
+		return STATUS_NO_HOST_MEMORY;
+	}
+	list_insert(&request->taken, &span->link);
+	return STATUS_OK;
+}
+
+static void on_chunks(void *user, enum status status, struct chunk *chunks, size_t n_chunks)
+{
+	struct extents_request *request = user;
+	for (size_t i = 0; status == STATUS_OK && i < n_chunks; i++) {
+		status = use_chunk(request, &chunks[i]);
+	}
+	finish(request, status);
+}
+
+/* Large chunks as long as there is room for such, and what is wanted then. */
+static size_t plan(const struct extents *extents, uint64_t bytes, uint64_t *sizes, size_t max)
+{
+	uint64_t room = location_room_bytes(extents->at);
+	size_t n = 0;
+	for (; bytes > 0 && n < max; n++) {
+		bool has_room = room >= extents->large_bytes;
+		sizes[n] = has_room || bytes > extents->large_bytes ? extents->large_bytes : bytes;
+		bytes -= bytes < sizes[n] ? bytes : sizes[n];
+		room -= room < sizes[n] ? room : sizes[n];
+	}
+	return bytes == 0 ? n : 0;
+}
+
+static enum status make_missing(struct extents_request *request)
+{
+	enum { MAX_CHUNKS = 1024 };
+	uint64_t sizes[MAX_CHUNKS];
+	struct extents *extents = request->extents;
+	size_t n = plan(extents, request->missing_bytes, sizes, MAX_CHUNKS);
+	if (n == 0) {
+		return STATUS_NO_DEVICE_MEMORY;
+	}
+	const struct alloc_wanted wanted = {.at = extents->at,
+	                                    .tenant = extents->cache,
+	                                    .use = CHUNK_COPIES,
+	                                    .sizes = sizes,
+	                                    .n_chunks = n,
+	                                    .waited_ms = &request->waited_ms};
+	return alloc_start(extents->allocator, &wanted, on_chunks, request, &request->alloc);
+}
+
+void extents_take(struct extents *extents, struct tenant *tenant, uint64_t bytes,
+                  extents_done_fn done, void *user, struct extents_request **request_out)
+{
+	struct extents_request *request = calloc(1, sizeof(*request));
+	struct list none = LIST_INIT(none);
+	assert(bytes > 0 && bytes % GLAKE_CHUNK_GRANULARITY == 0);
+	*request_out = request;
+	if (!request) {
+		done(user, STATUS_NO_HOST_MEMORY, &none);
+		return;
+	}
+	request->extents = extents;
+	request->tenant = tenant;
+	request->done = done;
+	request->user = user;
+	request->self = request_out;
+	list_init(&request->taken);
+	enum status status = take_free(request, bytes);
+	if (status == STATUS_OK && request->missing_bytes == 0) {
+		finish(request, STATUS_OK);
+		return;
+	}
+	if (status == STATUS_OK && tenant_charge(tenant, extents->at->slot, request->missing_bytes,
+	                                         0, &request->charge) != 0) {
+		status = STATUS_OVER_QUOTA;
+	}
+	if (status == STATUS_OK) {
+		status = make_missing(request);
+	}
+	if (status != STATUS_OK) {
+		finish(request, status);
+	}
+}
+
+void extents_cancel(struct extents_request *request)
+{
+	if (request->alloc) {
+		alloc_cancel(request->alloc);
+	}
+	charge_refund(&request->charge);
+	release_all(request->extents, &request->taken);
+	*request->self = NULL;
+	free(request);
+}
+
+/* ---- one extent ------------------------------------------------------------------------------- */
+
+void extent_written(struct extent *extent)
+{
+	extent_set_state(extent, EXTENT_WRITTEN);
+}
+
+int extent_target(const struct extent *extent)
+{
+	assert(extent->state == EXTENT_FRESH);
+	return extent->in->chunk.fd;
+}
+
+int extent_source(const struct extent *extent)
+{
+	return extent->state == EXTENT_WRITTEN ? extent->in->chunk.fd : -1;
+}
+
+void extents_init(struct extents *extents, struct allocator *allocator, struct location *at,
+                  struct tenant *cache)
+{
+	*extents = (struct extents){.allocator = allocator,
+	                            .at = at,
+	                            .cache = cache,
+	                            .large_bytes = EXTENT_LARGE_BYTES};
+	list_init(&extents->chunks);
+}
+
+void extents_deinit(struct extents *extents)
+{
+	assert(list_is_empty(&extents->chunks) && extents->used_bytes == 0);
+}

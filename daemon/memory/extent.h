@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Host memory for copies of what is elsewhere: large chunks, and extents of them.
+ *
+ * Only glake-mover maps such a chunk. So extents of several realms may share one, which keeps the fds few: 200 GiB of
+ * chunks of 2 MiB would be 100,000. What was in an extent is not erased when it goes, so
+ *
+ *     nobody reads from an extent before all of it was written since it was taken:
+ *
+ *       FREE ---- extents_take() ---> FRESH ---- extent_written() ---> WRITTEN
+ *        ^                              |                                 |
+ *        '--------- extent_release() ---+---------------------------------'
+ *
+ * extent_source() answers of WRITTEN ones only.
+ *
+ * In each large chunk the extents and the free spans lie side by side, and no two free spans are neighbours. An extent
+ * is the first span that is large enough, by the age of the chunks and the offset. A chunk without extents is given back.
+ *
+ * Charges: an extent's bytes are charged to who asked. The chunk's charge, with its fd, is the cache's and has the bytes
+ * that are free. So the sum is what exists; while a chunk is being made for extents, they are charged already.
+ *
+ * Owner: one struct extents per location, of the server. An extent belongs to who took it.
+ * Threads: loop thread; chunks are made on the location's worker.
+ */
+#ifndef GLAKE_DAEMON_EXTENT_H
+#define GLAKE_DAEMON_EXTENT_H
+
+#include "daemon/memory/alloc.h"
+
+/* Of a large chunk, if there is as much room. Larger requests are several extents. */
+#define EXTENT_LARGE_BYTES (1ull << 30)
+
+enum extent_state {
+	EXTENT_FREE,
+	EXTENT_FRESH,
+	EXTENT_WRITTEN,
+	N_EXTENT_STATES,
+};
+
+struct extent_chunk;
+
+struct extent {
+	struct list link;  /* link: its owner's list; of a free one: none */
+	struct list place; /* link: extent_chunk.spans, by offset */
+	struct extent_chunk *in;
+	uint64_t offset;
+	uint64_t bytes;
+	enum extent_state state;
+	struct charge charge;
+};
+
+struct extents {
+	struct allocator *allocator; /* borrowed, as the next two */
+	struct location *at;
+	struct tenant *cache; /* pays for what is free */
+	uint64_t large_bytes; /* EXTENT_LARGE_BYTES, but in tests */
+	struct list chunks;   /* of extent_chunk.link, by age */
+	uint64_t used_bytes;  /* of extents */
+};
+
+void extents_init(struct extents *extents, struct allocator *allocator, struct location *at,
+                  struct tenant *cache);
+/* All extents are released, and no request is under way. */
+void extents_deinit(struct extents *extents);
+
+/*
+ * STATUS_OK: @extents, of extent.link, are the callee's, FRESH, and as many bytes as were asked for. Otherwise there are
+ * none: statuses of alloc_done_fn.
+ */
+typedef void (*extents_done_fn)(void *user, enum status status, struct list *extents);
+
+struct extents_request;
+
+/*
+ * Take @bytes, a multiple of 2 MiB, at the cost of @tenant: all or nothing. @done follows once, perhaps before this
+ * returns. *request_out is for extents_cancel(), and becomes NULL before @done.
+ */
+void extents_take(struct extents *extents, struct tenant *tenant, uint64_t bytes,
+                  extents_done_fn done, void *user, struct extents_request **request_out);
+
+/* @done will not be called. */
+void extents_cancel(struct extents_request *request);
+
+/* It has left its owner's list. */
+void extent_release(struct extents *extents, struct extent *extent);
+
+/* The mover has written all of it. */
+void extent_written(struct extent *extent);
+
+/* Where to write: the chunk's fd, borrowed; the place in it is extent.offset. */
+int extent_target(const struct extent *extent);
+/* Where to read; -1: not all of it was written. */
+int extent_source(const struct extent *extent);
+
+#endif

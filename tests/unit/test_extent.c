@@ -1,0 +1,273 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Extents of large chunks: placed, merged, charged and given back; nobody reads what he has not written. */
+#include "daemon/memory/extent.h"
+
+#include "tests/unit/fake_parts.h"
+
+#define LARGE (64 * MIB)
+#define MOST (1024 * MIB)
+#define N_OWNERS 2u
+
+static struct extents extents;
+static struct location *host;
+
+static void extents_begin(void)
+{
+	begin();
+	host = &devices[1].at;
+	host->kind = LOCATION_HOST;
+	extents_init(&extents, &allocator, host, store.cache);
+	extents.large_bytes = LARGE;
+}
+
+/* ---- requests --------------------------------------------------------------------------------- */
+
+static struct taken {
+	struct extents_request *request;
+	enum status status;
+	unsigned n_done;
+	struct list list;
+} takes[64];
+
+static void on_taken(void *user, enum status status, struct list *list)
+{
+	struct taken *taken = user;
+	taken->status = status;
+	taken->n_done++;
+	ck_assert_ptr_null(taken->request);
+	list_move(&taken->list, list);
+}
+
+static void start(struct taken *taken, struct tenant *tenant, uint64_t bytes)
+{
+	*taken = (struct taken){.status = STATUS_COUNT};
+	list_init(&taken->list);
+	extents_take(&extents, tenant, bytes, on_taken, taken, &taken->request);
+}
+
+static enum status take(struct taken *taken, struct tenant *tenant, uint64_t bytes)
+{
+	start(taken, tenant, bytes);
+	run_workers();
+	ck_assert_uint_eq(taken->n_done, 1);
+	return taken->status;
+}
+
+static void give(struct taken *taken)
+{
+	while (!list_is_empty(&taken->list)) {
+		struct extent *extent = list_first(&taken->list, struct extent, link);
+		list_remove(&extent->link);
+		extent_release(&extents, extent);
+	}
+}
+
+static struct extent *first(struct taken *taken)
+{
+	return list_first(&taken->list, struct extent, link);
+}
+
+static void extents_end(void)
+{
+	run_workers();
+	extents_deinit(&extents);
+	end();
+}
+
+static uint64_t paid(const struct tenant *tenant)
+{
+	return tenant->at[1].used_bytes;
+}
+
+/* ---- placing ---------------------------------------------------------------------------------- */
+
+START_TEST(extents_share_a_chunk_and_the_rest_is_the_caches)
+{
+	extents_begin();
+	ck_assert_int_eq(take(&takes[0], payer, 6 * MIB), STATUS_OK);
+	ck_assert_int_eq(take(&takes[1], other_payer, 10 * MIB), STATUS_OK);
+	ck_assert_ptr_eq(first(&takes[0])->in, first(&takes[1])->in);
+	ck_assert_uint_eq(first(&takes[1])->offset, 6 * MIB);
+	ck_assert_uint_eq(host->use_bytes[CHUNK_COPIES], LARGE);
+	ck_assert_uint_eq(paid(payer), 6 * MIB);
+	ck_assert_uint_eq(paid(other_payer), 10 * MIB);
+	ck_assert_uint_eq(paid(store.cache), LARGE - 16 * MIB);
+	ck_assert_uint_eq(store.cache->n_fds, 1);
+	give(&takes[0]);
+	ck_assert_int_eq(take(&takes[2], payer, 4 * MIB), STATUS_OK);
+	ck_assert_uint_eq(first(&takes[2])->offset, 0);
+	give(&takes[1]);
+	ck_assert_int_eq(take(&takes[3], payer, 60 * MIB), STATUS_OK);
+	ck_assert_uint_eq(first(&takes[3])->offset, 4 * MIB);
+	give(&takes[2]);
+	give(&takes[3]);
+	run_workers();
+	ck_assert_uint_eq(location_physical_bytes(host), 0);
+	extents_end();
+}
+END_TEST
+
+START_TEST(much_is_several_extents)
+{
+	uint64_t bytes = 0;
+	struct extent *extent;
+	extents_begin();
+	ck_assert_int_eq(take(&takes[0], payer, 2 * LARGE + 6 * MIB), STATUS_OK);
+	list_for_each (extent, &takes[0].list, link) {
+		ck_assert_uint_le(extent->bytes, LARGE);
+		bytes += extent->bytes;
+	}
+	ck_assert_uint_eq(bytes, 2 * LARGE + 6 * MIB);
+	ck_assert_uint_eq(host->use_bytes[CHUNK_COPIES], 3 * LARGE);
+	give(&takes[0]);
+	extents_end();
+}
+END_TEST
+
+/* "Or what fits": the last chunk is as small as the request. */
+START_TEST(where_room_is_short_a_chunk_is_small)
+{
+	extents_begin();
+	host->usable_bytes = LARGE + 8 * MIB;
+	ck_assert_int_eq(take(&takes[0], payer, LARGE), STATUS_OK);
+	ck_assert_int_eq(take(&takes[1], payer, 6 * MIB), STATUS_OK);
+	ck_assert_uint_eq(host->use_bytes[CHUNK_COPIES], LARGE + 6 * MIB);
+	give(&takes[0]);
+	give(&takes[1]);
+	extents_end();
+}
+END_TEST
+
+START_TEST(what_does_not_fit_changes_nothing)
+{
+	extents_begin();
+	ck_assert_int_eq(take(&takes[0], payer, 6 * MIB), STATUS_OK);
+	host->usable_bytes = 2 * LARGE;
+	ck_assert_int_eq(take(&takes[1], payer, 3 * LARGE), STATUS_NO_DEVICE_MEMORY);
+	ck_assert_int_eq(tenant_set_quota(payer, 1, 16 * MIB), 0);
+	ck_assert_int_eq(take(&takes[1], payer, 12 * MIB), STATUS_OVER_QUOTA);
+	ck_assert_int_eq(take(&takes[1], payer, 70 * MIB), STATUS_OVER_QUOTA);
+	ck_assert_uint_eq(paid(payer), 6 * MIB);
+	ck_assert_uint_eq(paid(store.cache), LARGE - 6 * MIB);
+	ck_assert_uint_eq(extents.used_bytes, 6 * MIB);
+	give(&takes[0]);
+	extents_end();
+}
+END_TEST
+
+START_TEST(a_request_that_is_cancelled_leaves_nothing)
+{
+	extents_begin();
+	ck_assert_int_eq(take(&takes[0], payer, 6 * MIB), STATUS_OK);
+	start(&takes[1], payer, LARGE + 10 * MIB);
+	ck_assert_uint_eq(paid(payer), LARGE + 16 * MIB);
+	extents_cancel(takes[1].request);
+	run_workers();
+	ck_assert_uint_eq(takes[1].n_done, 0);
+	ck_assert_uint_eq(paid(payer), 6 * MIB);
+	ck_assert_uint_eq(host->use_bytes[CHUNK_COPIES], LARGE);
+	give(&takes[0]);
+	extents_end();
+}
+END_TEST
+
+/* ---- whose bytes ------------------------------------------------------------------------------ */
+
+START_TEST(nobody_reads_what_was_there_before)
+{
+	extents_begin();
+	ck_assert_int_eq(take(&takes[0], payer, 2 * MIB), STATUS_OK);
+	ck_assert_int_eq(take(&takes[1], payer, 2 * MIB), STATUS_OK);
+	struct extent *secret = first(&takes[0]);
+	ck_assert_int_eq(extent_source(secret), -1);
+	ck_assert_int_ge(extent_target(secret), 0);
+	extent_written(secret);
+	ck_assert_int_ge(extent_source(secret), 0);
+	uint64_t offset = secret->offset;
+	give(&takes[0]);
+	/* The same place, for somebody else. */
+	ck_assert_int_eq(take(&takes[2], other_payer, 2 * MIB), STATUS_OK);
+	ck_assert_uint_eq(first(&takes[2])->offset, offset);
+	ck_assert_int_eq(extent_source(first(&takes[2])), -1);
+	give(&takes[1]);
+	give(&takes[2]);
+	extents_end();
+}
+END_TEST
+
+START_TEST_WITH(an_extent_is_not_written_to_once_it_is_full, .signal = SIGABRT)
+{
+	extents_begin();
+	take(&takes[0], payer, 2 * MIB);
+	extent_written(first(&takes[0]));
+	extent_target(first(&takes[0]));
+}
+END_TEST
+
+/* ---- at random, against a model: a map of 2 MiB pages ----------------------------------------- */
+
+static void check(void)
+{
+	uint64_t used_bytes = 0;
+	uint64_t large_bytes = 0;
+	uint64_t by_tenant[N_OWNERS] = {0};
+	const struct extent_chunk *seen[64];
+	static bool pages[64][LARGE / (2 * MIB)];
+	size_t n_seen = 0;
+	memset(pages, 0, sizeof(pages));
+	for (size_t i = 0; i < n_elements(takes); i++) {
+		struct extent *extent;
+		list_for_each (extent, &takes[i].list, link) {
+			size_t at = 0;
+			while (at < n_seen && seen[at] != extent->in) {
+				at++;
+			}
+			ck_assert_uint_lt(at, n_elements(seen));
+			seen[at] = extent->in;
+			n_seen += at == n_seen;
+			ck_assert_uint_le(extent->offset + extent->bytes, LARGE);
+			for (uint64_t page = 0; page < extent->bytes / (2 * MIB); page++) {
+				bool *is = &pages[at][extent->offset / (2 * MIB) + page];
+				ck_assert(!*is);
+				*is = true;
+			}
+			used_bytes += extent->bytes;
+			by_tenant[i % N_OWNERS] += extent->bytes;
+		}
+	}
+	/* No chunk is there without an extent. */
+	large_bytes = host->use_bytes[CHUNK_COPIES];
+	ck_assert_uint_le(large_bytes, n_seen * LARGE);
+	ck_assert_uint_eq(extents.used_bytes, used_bytes);
+	ck_assert_uint_eq(paid(payer), by_tenant[0]);
+	ck_assert_uint_eq(paid(other_payer), by_tenant[1]);
+	ck_assert_uint_eq(paid(store.cache), large_bytes - used_bytes);
+}
+
+/* All spans are free in the end: two neighbours would keep their chunk. */
+START_TEST_WITH(extents_at_random, .n = 4)
+{
+	extents_begin();
+	srandom((unsigned)_i + 1);
+	for (size_t i = 0; i < n_elements(takes); i++) {
+		list_init(&takes[i].list);
+	}
+	for (unsigned step = 0; step < 3000; step++) {
+		size_t i = (size_t)random() % n_elements(takes);
+		if (!list_is_empty(&takes[i].list)) {
+			give(&takes[i]);
+		} else {
+			uint64_t bytes = (1 + (uint64_t)random() % (random() % 8 ? 8 : 48)) * 2 *
+			                 MIB;
+			enum status status = take(&takes[i], i % 2 ? other_payer : payer, bytes);
+			ck_assert(status == STATUS_OK || status == STATUS_NO_DEVICE_MEMORY);
+		}
+		run_workers();
+		check();
+	}
+	for (size_t i = 0; i < n_elements(takes); i++) {
+		give(&takes[i]);
+	}
+	extents_end();
+}
+END_TEST
