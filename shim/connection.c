@@ -18,6 +18,14 @@
 /* Half of glaked's default limit, because a request may make another one before it returns. */
 #define MAX_REQUESTS 8
 
+/* To connect. */
+enum attempt {
+	WELL, /* or none was made */
+	FAILED,
+	SILENT,  /* somebody listens, and has not answered */
+	REFUSED, /* by glaked, not for lack of one */
+};
+
 /* Held for a few instructions only: questions about pointers take it. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct connection *current; /* owned */
@@ -25,8 +33,7 @@ static struct connection *current; /* owned */
 /* Held while connecting. Other threads that want memory wait for the outcome. */
 static pthread_mutex_t connecting = PTHREAD_MUTEX_INITIALIZER;
 static uint64_t retry_ns; /* after a failure: no attempt before then */
-static bool was_silent;   /* somebody listens, and has not answered */
-static bool was_refused;  /* by glaked, not for lack of one */
+static enum attempt last; /* how it ended */
 static const char *driver_path;
 static connection_new_fn *on_new;
 
@@ -59,6 +66,13 @@ void connection_unref(struct connection *connection)
 	}
 }
 
+static void note_attempt(int error, uint64_t took_ns)
+{
+	bool is_refused = error == GLAKE_E_OVER_QUOTA || error == GLAKE_E_VERSION;
+	bool is_silent = error == GLAKE_E_GONE && took_ns >= CONNECT_AGAIN_MS * 1000000ull;
+	last = error == 0 ? WELL : is_refused ? REFUSED : is_silent ? SILENT : FAILED;
+}
+
 static struct connection *connection_new(void)
 {
 	struct connection *connection = calloc(1, sizeof(*connection));
@@ -71,11 +85,9 @@ static struct connection *connection_new(void)
 		.stitch = shim_policy()->stitches,
 	};
 	uint64_t began_ns = clock_now_ns();
-	int r = glake__connect(&options, was_silent ? CONNECT_AGAIN_MS : CONNECT_MS,
+	int r = glake__connect(&options, last == SILENT ? CONNECT_AGAIN_MS : CONNECT_MS,
 	                       &connection->session);
-	was_silent = r == GLAKE_E_GONE &&
-	             clock_now_ns() - began_ns >= CONNECT_AGAIN_MS * 1000000ull;
-	was_refused = r == GLAKE_E_OVER_QUOTA || r == GLAKE_E_VERSION;
+	note_attempt(r, clock_now_ns() - began_ns);
 	if (r < 0) {
 		free(connection);
 		return NULL;
@@ -136,7 +148,7 @@ struct connection *connection_get(bool *is_refused_out)
 	if (!connection) {
 		connect_current();
 		connection = peek_alive();
-		*is_refused_out = !connection && was_refused;
+		*is_refused_out = !connection && last == REFUSED;
 	}
 	pthread_mutex_unlock(&connecting);
 	return connection;

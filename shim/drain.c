@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
-#include <time.h>
 
 #include "proto/cleanup.h"
 #include "proto/clock.h"
@@ -149,14 +148,13 @@ static void mark_work(struct drain *drain)
 /* No context ends meanwhile. */
 static int wait_for_marks(struct drain *drain, uint64_t deadline_ns)
 {
-	const struct timespec pause = {.tv_nsec = PAUSE_NS};
 	const uint64_t spin_end_ns = clock_now_ns() + SPIN_NS;
 	while (drain->marks && drain->error == 0) {
 		uint64_t now_ns = clock_now_ns();
 		if (now_ns >= deadline_ns) {
 			drain->error = -EAGAIN;
 		} else if (now_ns >= spin_end_ns) {
-			nanosleep(&pause, NULL);
+			clock_sleep_ns(PAUSE_NS);
 		}
 		look_at_marks(drain);
 	}
@@ -189,12 +187,11 @@ static void look_at_calm(struct drain *drain)
 
 static int wait_for_calm(uint64_t deadline_ns)
 {
-	const struct timespec pause = {.tv_nsec = PAUSE_NS};
 	CUstreamCaptureMode mode = capture_relax();
 	struct drain drain;
 	look_at_calm(&drain);
 	while (drain.error && drain_is_calm && clock_now_ns() < deadline_ns) {
-		nanosleep(&pause, NULL);
+		clock_sleep_ns(PAUSE_NS);
 		look_at_calm(&drain);
 	}
 	capture_restore(mode);

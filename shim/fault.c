@@ -21,8 +21,10 @@
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t told = PTHREAD_COND_INITIALIZER;
-static bool is_seen;        /* under the lock */
-static atomic_bool is_told; /* written under the lock; nobody waits any more */
+/* Told: nobody waits any more. */
+enum stage { NO_FAULT, SEEN, TOLD };
+
+static _Atomic(enum stage) stage; /* written under the lock */
 static struct glake__fault fault;
 
 /* An orderly end is none. */
@@ -83,7 +85,7 @@ static void print(void)
 static void set_told(void)
 {
 	pthread_mutex_lock(&lock);
-	is_told = true;
+	stage = TOLD;
 	pthread_cond_broadcast(&told);
 	pthread_mutex_unlock(&lock);
 }
@@ -137,23 +139,23 @@ static void wait_until_told(void)
 	clock_gettime(CLOCK_REALTIME, &end);
 	end.tv_sec += PATIENCE_S;
 	pthread_mutex_lock(&lock);
-	while (!is_told && pthread_cond_timedwait(&told, &lock, &end) == 0) {
+	while (stage != TOLD && pthread_cond_timedwait(&told, &lock, &end) == 0) {
 	}
 	/* The next calls do not wait again. */
-	is_told = true;
+	stage = TOLD;
 	pthread_mutex_unlock(&lock);
 }
 
 void fault_look_closer(CUresult result)
 {
-	if (is_told || !is_fault(result) || shim_is_forked()) {
+	if (stage == TOLD || !is_fault(result) || shim_is_forked()) {
 		return;
 	}
 	cleanup_cancel int cancel = cancel_disable();
 	const int saved = errno;
 	pthread_mutex_lock(&lock);
-	bool is_first = !is_seen;
-	is_seen = true;
+	bool is_first = stage == NO_FAULT;
+	stage = is_first ? SEEN : stage;
 	pthread_mutex_unlock(&lock);
 	if (is_first) {
 		report(result);

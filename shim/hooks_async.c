@@ -6,8 +6,6 @@
  * the session stitches (graphmem.h), and on other streams the shim cannot get memory without calls that may
  * end the capture.
  */
-#include <time.h>
-
 #include "proto/cleanup.h"
 #include "proto/clock.h"
 #include "shim/alloc_result.h"

@@ -2,7 +2,6 @@
 #include "shim/order.h"
 
 #include <pthread.h>
-#include <time.h>
 
 #include "proto/clock.h"
 #include "shim/context.h"
@@ -194,7 +193,6 @@ void order_hold_contexts(void)
 
 bool order_try_hold_contexts(uint64_t deadline_ns)
 {
-	const struct timespec pause = {.tv_nsec = HOLD_PAUSE_NS};
 	if (!get_order()) {
 		return false;
 	}
@@ -202,7 +200,7 @@ bool order_try_hold_contexts(uint64_t deadline_ns)
 		if (clock_now_ns() >= deadline_ns) {
 			return false;
 		}
-		nanosleep(&pause, NULL);
+		clock_sleep_ns(HOLD_PAUSE_NS);
 	}
 	return true;
 }

@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 
 #include "glake_shim.h"
 #include "proto/clock.h"
@@ -57,12 +56,11 @@ static void add_last(struct glake_sealed *sum, const struct glake_sealed *sealed
 /* Work that is queued may be longer than sealing waits for it, now and then. */
 static int seal_batch(struct work *work, const struct glake_span *spans, size_t n)
 {
-	const struct timespec pause = {.tv_nsec = PAUSE_NS};
 	struct glake_sealed sealed = {.size = sizeof(sealed)};
 	int r = -EBUSY;
 	for (unsigned i = 0; r == -EBUSY && i < TRIES && !*work->is_ending; i++) {
 		if (i > 0) {
-			nanosleep(&pause, NULL);
+			clock_sleep_ns(PAUSE_NS);
 		}
 		sealed = (struct glake_sealed){.size = sizeof(sealed)};
 		r = glake__candidates_seal(spans, n, &sealed);

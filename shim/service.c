@@ -126,14 +126,12 @@ static bool has_packet(const struct connection *connection, int wait_ms)
 /* Until a packet comes that no other thread reads, or the time is over. */
 static void await_packet(const struct connection *connection, int wait_ms)
 {
-	const struct timespec let = {.tv_nsec = LET_NS};
-	const struct timespec rest = {.tv_nsec = REST_NS};
 	if (!has_packet(connection, wait_ms)) {
 		return;
 	}
-	nanosleep(&let, NULL);
+	clock_sleep_ns(LET_NS);
 	if (!has_packet(connection, 0)) {
-		nanosleep(&rest, NULL);
+		clock_sleep_ns(REST_NS);
 	}
 }
 
