@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Threads, and closing. The reasoning is in the header. */
+/* Threads, closing, and sleeping. The reasoning is in the header. */
 #include "shim/gate.h"
 
 #include <errno.h>
@@ -7,12 +7,12 @@
 #include <linux/futex.h>
 #include <linux/membarrier.h>
 #include <pthread.h>
-#include <sched.h>
+#include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "proto/cleanup.h"
 #include "proto/clock.h"
 
 /* Records are made by the page. */
@@ -21,6 +21,9 @@
 /* A closer spins for so many rounds before it sleeps: most calls are out within a microsecond. */
 #define N_SPINS 2000u
 #define SLEEP_NS 20000u
+
+/* Handlers of exit(), 32 bytes each. */
+#define MAX_WATCHES 4096u
 
 struct gate gate;
 _Thread_local struct gate_thread *gate_me;
@@ -78,24 +81,6 @@ static struct gate_thread *take_new(void)
 	return page;
 }
 
-/* What the closer submits is part of the change. */
-static bool must_wait(void)
-{
-	return atomic_load(&gate.state) & GATE_CLOSED && atomic_load(&closer) != gettid();
-}
-
-static void wait_until_open(void)
-{
-	const int saved = errno;
-	while (must_wait()) {
-		uint32_t state = atomic_load(&gate.state);
-		if (state & GATE_CLOSED) {
-			syscall(SYS_futex, &gate.state, FUTEX_WAIT_PRIVATE, state, NULL, NULL, 0);
-		}
-	}
-	errno = saved;
-}
-
 struct gate_thread *gate_join(void)
 {
 	const int saved = errno;
@@ -111,7 +96,6 @@ struct gate_thread *gate_join(void)
 		 */
 		is_blind = true;
 		me = &unseen;
-		wait_until_open();
 	} else {
 		/* Without the destructor the record is lost when the thread ends: 64 bytes. */
 		pthread_setspecific(key, me);
@@ -121,18 +105,57 @@ struct gate_thread *gate_join(void)
 	return me;
 }
 
-void gate_wait(struct gate_thread *me)
+/* ---- at the gate ------------------------------------------------------------------------------ */
+
+enum answer { PASS, WAIT, REFUSED };
+
+/* What the closer submits is part of the change. */
+static enum answer answer_at(uint32_t state)
 {
-	if (me == &unseen || atomic_load(&me->depth) > 1) {
-		return;
+	if (state & GATE_ASLEEP) {
+		return state & GATE_ENDING ? REFUSED : WAIT;
+	}
+	return state & GATE_CLOSED && atomic_load(&closer) != gettid() ? WAIT : PASS;
+}
+
+/* A closer is never late. Sleep may be long. */
+static void wait_for_other_than(uint32_t state)
+{
+	const int saved = errno;
+	int type;
+	if (state & GATE_ASLEEP) {
+		pthread_setcanceltype(PTHREAD_CANCEL_ASYNCHRONOUS, &type);
+	}
+	syscall(SYS_futex, &gate.state, FUTEX_WAIT_PRIVATE, state, NULL, NULL, 0);
+	if (state & GATE_ASLEEP) {
+		pthread_setcanceltype(type, &type);
+	}
+	errno = saved;
+}
+
+static bool wait_there(struct gate_thread *me)
+{
+	enum answer answer;
+	uint32_t state;
+	while ((answer = answer_at(state = atomic_load(&gate.state))) == WAIT) {
+		atomic_store_explicit(&me->depth, 0, memory_order_release);
+		wait_for_other_than(state);
+		atomic_store(&me->depth, 1);
+	}
+	if (answer == REFUSED) {
+		atomic_store_explicit(&me->depth, 0, memory_order_release);
+	}
+	return answer == PASS;
+}
+
+bool gate_wait(struct gate_thread *me)
+{
+	if (me != &unseen && atomic_load(&me->depth) > 1) {
+		return true;
 	}
 	/* Again, and ordered: the gate may be fenced. */
 	atomic_store(&me->depth, 1);
-	while (must_wait()) {
-		atomic_store_explicit(&me->depth, 0, memory_order_release);
-		wait_until_open();
-		atomic_store(&me->depth, 1);
-	}
+	return !(atomic_load(&gate.state) & (GATE_CLOSED | GATE_ASLEEP)) || wait_there(me);
 }
 
 /* ---- closing ---------------------------------------------------------------------------------- */
@@ -176,7 +199,7 @@ static bool is_out(const struct gate_thread *record, uint64_t deadline)
 		} else if (clock_now_ns() >= deadline) {
 			return false;
 		} else {
-			nanosleep(&(struct timespec){.tv_nsec = SLEEP_NS}, NULL);
+			clock_sleep_ns(SLEEP_NS);
 		}
 	}
 	return true;
@@ -200,7 +223,7 @@ static bool take_turn(uint64_t deadline)
 		if (clock_now_ns() >= deadline) {
 			return false;
 		}
-		nanosleep(&(struct timespec){.tv_nsec = SLEEP_NS}, NULL);
+		clock_sleep_ns(SLEEP_NS);
 		nobody = 0;
 	}
 	return true;
@@ -230,11 +253,71 @@ int gate_close(uint64_t timeout_ns)
 	return result;
 }
 
+/* Those at the gate look again. */
+static void set(uint32_t bit)
+{
+	atomic_fetch_or(&gate.state, bit);
+	syscall(SYS_futex, &gate.state, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+}
+
+static void clear(uint32_t bit)
+{
+	atomic_fetch_and(&gate.state, ~bit);
+	syscall(SYS_futex, &gate.state, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+}
+
 void gate_open(void)
 {
-	atomic_fetch_and(&gate.state, ~GATE_CLOSED);
-	syscall(SYS_futex, &gate.state, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+	clear(GATE_CLOSED);
 	atomic_store(&closer, 0);
+}
+
+/* ---- sleeping --------------------------------------------------------------------------------- */
+
+static void end(void)
+{
+	set(GATE_ENDING);
+}
+
+/*
+ * Handlers of exit() run the last one first. So each sleep has one, to run before all that were there when it
+ * began, up to a number: they cannot be taken back.
+ */
+static int watch_exit(void)
+{
+	static atomic_uint n_watches;
+	if (n_watches < MAX_WATCHES) {
+		n_watches++;
+		return atexit(end) == 0 ? 0 : -ENOMEM;
+	}
+	return 0;
+}
+
+int gate_sleep(uint64_t timeout_ns)
+{
+	cleanup_cancel int cancel = cancel_disable();
+	const bool is_closer = atomic_load(&closer) == gettid();
+	if (atomic_load(&gate.state) & GATE_ENDING) {
+		return -ESHUTDOWN;
+	}
+	int r = watch_exit();
+	if (r == 0 && !is_closer) {
+		r = gate_close(timeout_ns);
+	}
+	if (r < 0) {
+		return r;
+	}
+	/* Those who wait may be cancelled from now on. */
+	set(GATE_ASLEEP);
+	if (!is_closer) {
+		gate_open();
+	}
+	return 0;
+}
+
+void gate_wake(void)
+{
+	clear(GATE_ASLEEP);
 }
 
 void gate_forked(void)
@@ -245,6 +328,6 @@ void gate_forked(void)
 			record->is_used = 0;
 		}
 	}
-	atomic_fetch_and(&gate.state, ~GATE_CLOSED);
+	atomic_fetch_and(&gate.state, ~(GATE_CLOSED | GATE_ASLEEP | GATE_ENDING));
 	atomic_store(&closer, 0);
 }

@@ -17,7 +17,36 @@
  * synchronous copy both submits and waits, and may hold up the closer for as long as work does that
  * waits for a thread at the gate. So closing has a deadline and is tried again later.
  *
- * Lifetime: the process. A forked child begins with the gate open and nobody else inside.
+ * The gate is closed for milliseconds, by a thread that opens it. It is asleep for as long as somebody wants: no thread
+ * belongs to that, and nobody is exempt, the thread that asked for it no more than others. What of the program's memory
+ * is where, nobody needs to know meanwhile. Our own copies are calls of the driver itself, which do not pass.
+ *
+ *                gate_close()           all are out
+ *     open  ------------------> closing -----------> closed         a closer's: it passes, others wait
+ *      | ^                         |                 |    |
+ *      | |<------------------------'<----------------'    | gate_sleep() by the closer
+ *      | |         too late             gate_open()       v
+ *      | |                                         closed, asleep   nobody passes
+ *      | |                                           |    ^
+ *      | | gate_wake()                   gate_open() v    | gate_close(), all are out
+ *      | '----------------------------------------- asleep          nobody passes
+ *      '---------------------------------------------^ |
+ *         gate_sleep(): as closing and opening do      | exit()
+ *                                                      v
+ *                                                   ending          calls fail, nobody waits
+ *
+ * Both are bits of one word, and who comes waits while one is set. So what changes ranges need not know of sleep: at a
+ * gate that is asleep closing succeeds as soon as it is the closer's turn, and opening leaves it asleep. A gate that is
+ * closed stays so when it wakes.
+ *
+ * Who waits at a gate that is asleep is in no call yet and has nothing of ours, so he can be cancelled there, if
+ * the thread permits that. Signals are handled, and do not let anybody in. exit() ends the wait: from then on calls at a
+ * gate that is asleep fail with CUDA_ERROR_DEINITIALIZED, in all threads, since handlers of the program may wait for
+ * them. What they would use is not there, and a fault ends other programs' contexts, too, under MPS. Destructors of
+ * thread_local objects run before such handlers: one that submits waits, and so does a handler that the program
+ * registers while it sleeps.
+ *
+ * Lifetime: the process. A forked child begins with the gate open and awake, and nobody else inside.
  * Threads: any. Cancelled threads and such that end inside leave by a destructor of the thread.
  */
 #ifndef GLAKE_SHIM_GATE_H
@@ -25,6 +54,7 @@
 
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 /* One for each thread that ever passed; alone on its cache line. Never freed, only used again. */
@@ -37,6 +67,8 @@ struct gate_thread {
 /* What gate.state says. */
 #define GATE_CLOSED 1u
 #define GATE_FENCED 2u /* there is no membarrier: passing takes a full fence */
+#define GATE_ASLEEP 4u
+#define GATE_ENDING 8u /* exit() has begun */
 
 struct gate {
 	_Atomic uint32_t state; /* a futex: those at the gate wait for it to change */
@@ -50,12 +82,13 @@ extern _Thread_local struct gate_thread *gate_me
 int gate_init(void);
 
 /* The slow parts of gate_enter(): the thread's first time; a gate that is not just open. */
-struct gate_thread *gate_join(void);
-void gate_wait(struct gate_thread *me);
+struct gate_thread *gate_join(void) __attribute__((returns_nonnull));
+bool gate_wait(struct gate_thread *me);
 
 /*
  * A thread that is inside passes freely: what it submits belongs to the call that let it in. So does
- * the thread that has closed the gate. Returns what gate_leave() wants.
+ * the thread that has closed the gate, unless it is asleep. Returns what gate_leave() wants, or NULL: the program
+ * ends, and the call is to fail.
  */
 static inline struct gate_thread *gate_enter(void)
 {
@@ -66,8 +99,8 @@ static inline struct gate_thread *gate_enter(void)
 	uint32_t depth = atomic_load_explicit(&me->depth, memory_order_relaxed);
 	atomic_store_explicit(&me->depth, depth + 1, memory_order_relaxed);
 	atomic_signal_fence(memory_order_seq_cst);
-	if (__builtin_expect(atomic_load(&gate.state) != 0, 0)) {
-		gate_wait(me);
+	if (__builtin_expect(atomic_load(&gate.state) != 0, 0) && !gate_wait(me)) {
+		return NULL;
 	}
 	return me;
 }
@@ -80,13 +113,21 @@ static inline void gate_leave(struct gate_thread *me)
 
 /*
  * Close it, and wait until everybody is out. One closer at a time; others wait for their turn.
- * 0: it is closed, until gate_open() by the same thread. -ETIMEDOUT: not within @timeout_ns; it is open.
+ * 0: it is closed, until gate_open() by the same thread, which is not cancelled (cleanup.h). -ETIMEDOUT: not within @timeout_ns; it is open.
  * -EAGAIN: there is no membarrier; the next try will do without it. -EDEADLK: the caller is inside, or has
  * closed it. -ENOSYS: gate_init() has failed. -ENOMEM: for want of memory a thread once passed unseen. With
  * these two it can never be closed.
  */
 int gate_close(uint64_t timeout_ns);
 void gate_open(void);
+
+/*
+ * Put it to sleep, until gate_wake() by any thread; both do nothing where it is so already. Closes it for that, as
+ * gate_close() does and with its errors, then it is still awake; or the caller has it closed, and opens it later.
+ * -ESHUTDOWN: the program ends.
+ */
+int gate_sleep(uint64_t timeout_ns);
+void gate_wake(void);
 
 /* Called by fork.c in the child; async-signal-safe. */
 void gate_forked(void);

@@ -48,11 +48,18 @@ static inline void look_at_stream(CUstream stream, bool is_per_thread)
 	}
 }
 
+/* What follows is done inside. */
+#define ENTER \
+	struct gate_thread *thread_ = gate_enter(); \
+	if (!thread_) { \
+		return CUDA_ERROR_DEINITIALIZED; \
+	}
+
 #define GATE(symbol, parameters, arguments, stream, flags) \
 	static CUresult(*real_##symbol) parameters; \
 	static CUresult gated_##symbol parameters \
 	{ \
-		struct gate_thread *thread_ = gate_enter(); \
+		ENTER \
 		look_at_stream(stream, flags); \
 		CUresult result = real_##symbol arguments; \
 		gate_leave(thread_); \
@@ -63,7 +70,7 @@ static inline void look_at_stream(CUstream stream, bool is_per_thread)
 	static CUresult(*real_##symbol) parameters; \
 	static CUresult gated_##symbol parameters \
 	{ \
-		struct gate_thread *thread_ = gate_enter(); \
+		ENTER \
 		CUresult result = real_##symbol arguments; \
 		gate_leave(thread_); \
 		return fault_look(result); \
@@ -74,7 +81,7 @@ static inline void look_at_stream(CUstream stream, bool is_per_thread)
 	static CUresult(*real_##symbol) parameters; \
 	static CUresult gated_##symbol parameters \
 	{ \
-		struct gate_thread *thread_ = gate_enter(); \
+		ENTER \
 		look_at_stream(stream, flags); \
 		note_wait(stream, flags); \
 		CUresult result = real_##symbol arguments; \
@@ -86,7 +93,7 @@ static inline void look_at_stream(CUstream stream, bool is_per_thread)
 	static CUresult(*real_##symbol) parameters; \
 	static CUresult gated_##symbol parameters \
 	{ \
-		struct gate_thread *thread_ = gate_enter(); \
+		ENTER \
 		look_at_stream(stream, flags); \
 		if (writes_are_watched()) { \
 			eyes_look what; \
@@ -122,7 +129,7 @@ static inline void look_at_stream(CUstream stream, bool is_per_thread)
 	{ \
 		CUresult result = CUDA_SUCCESS; \
 		struct writes_span sealed_ = {.n_bytes = 0}; \
-		struct gate_thread *thread_ = gate_enter(); \
+		ENTER \
 		note; \
 		while (writes_are_watched() && (sealed_ = writes_##find where).n_bytes > 0 && \
 		       writes_give_copies(&thread_, sealed_, stream, flags, &result)) { \
@@ -136,6 +143,8 @@ static inline void look_at_stream(CUstream stream, bool is_per_thread)
 			    sealed_.n_bytes > 0) { \
 				result = writes_refused(result, sealed_, stream, flags); \
 			} \
+		} else if (!thread_) { \
+			return result; \
 		} \
 		gate_leave(thread_); \
 		return fault_look(result); \

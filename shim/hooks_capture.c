@@ -3,14 +3,24 @@
 #include "glake_order.h"
 #include "shim/capture.h"
 #include "shim/drain.h"
+#include "shim/gate.h"
 #include "shim/graphmem.h"
 #include "shim/order.h"
 
 /*
- * A graph may have what was freed until now, once it is marked (glake_order.h), and what was freed on this stream can be
- * marked now only.
+ * A capture that is about to begin, inside the gate: one that waits there, for as long as it is asleep, is none yet, and
+ * whoever is cancelled there leaves none behind.
  */
-static bool begins(CUstream stream, unsigned flags)
+struct beginning {
+	struct gate_thread *thread;
+	bool is_new;
+};
+
+/*
+ * A graph may have what was freed until now, once it is marked (glake_order.h), and what was freed on this stream can be
+ * marked now only. False: the program ends.
+ */
+static bool begin(struct beginning *beginning, CUstream stream, unsigned flags)
 {
 	struct heap_place here;
 	if (!shim_is_forked()) {
@@ -20,32 +30,60 @@ static bool begins(CUstream stream, unsigned flags)
 		order_collect(here.ctx);
 	}
 	drain_before_capture();
-	return capture_begins(stream, flags);
+	beginning->thread = gate_enter();
+	if (beginning->thread) {
+		beginning->is_new = capture_begins(stream, flags);
+	}
+	return beginning->thread;
+}
+
+static CUresult end(const struct beginning *beginning, CUstream stream, unsigned flags,
+                    CUresult result)
+{
+	result = capture_begun(stream, flags, beginning->is_new, result);
+	gate_leave(beginning->thread);
+	return result;
+}
+
+static CUresult end_in_graph(const struct beginning *beginning, CUstream stream, unsigned flags,
+                             CUresult result)
+{
+	result = capture_begun_in_graph(stream, flags, beginning->is_new, result);
+	gate_leave(beginning->thread);
+	return result;
 }
 
 CUresult shim_cuStreamBeginCapture(CUstream stream)
 {
-	bool is_new = begins(stream, 0);
-	return capture_begun(stream, 0, is_new, real(cuStreamBeginCapture)(stream));
+	struct beginning beginning;
+	return !begin(&beginning, stream, 0)
+	               ? CUDA_ERROR_DEINITIALIZED
+	               : end(&beginning, stream, 0, real(cuStreamBeginCapture)(stream));
 }
 
 CUresult shim_cuStreamBeginCapture_ptsz(CUstream stream)
 {
-	bool is_new = begins(stream, GLAKE_PER_THREAD);
-	return capture_begun(stream, GLAKE_PER_THREAD, is_new,
+	struct beginning beginning;
+	return !begin(&beginning, stream, GLAKE_PER_THREAD)
+	               ? CUDA_ERROR_DEINITIALIZED
+	               : end(&beginning, stream, GLAKE_PER_THREAD,
 	                     real(cuStreamBeginCapture_ptsz)(stream));
 }
 
 CUresult shim_cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode mode)
 {
-	bool is_new = begins(stream, 0);
-	return capture_begun(stream, 0, is_new, real(cuStreamBeginCapture_v2)(stream, mode));
+	struct beginning beginning;
+	return !begin(&beginning, stream, 0)
+	               ? CUDA_ERROR_DEINITIALIZED
+	               : end(&beginning, stream, 0, real(cuStreamBeginCapture_v2)(stream, mode));
 }
 
 CUresult shim_cuStreamBeginCapture_v2_ptsz(CUstream stream, CUstreamCaptureMode mode)
 {
-	bool is_new = begins(stream, GLAKE_PER_THREAD);
-	return capture_begun(stream, GLAKE_PER_THREAD, is_new,
+	struct beginning beginning;
+	return !begin(&beginning, stream, GLAKE_PER_THREAD)
+	               ? CUDA_ERROR_DEINITIALIZED
+	               : end(&beginning, stream, GLAKE_PER_THREAD,
 	                     real(cuStreamBeginCapture_v2_ptsz)(stream, mode));
 }
 
@@ -53,10 +91,12 @@ CUresult shim_cuStreamBeginCaptureToGraph(CUstream stream, CUgraph graph, const 
                                           const CUgraphEdgeData *edges, size_t n_nodes,
                                           CUstreamCaptureMode mode)
 {
-	bool is_new = begins(stream, 0);
-	return capture_begun_in_graph(
-		stream, 0, is_new,
-		real(cuStreamBeginCaptureToGraph)(stream, graph, nodes, edges, n_nodes, mode));
+	struct beginning beginning;
+	return !begin(&beginning, stream, 0)
+	               ? CUDA_ERROR_DEINITIALIZED
+	               : end_in_graph(&beginning, stream, 0,
+	                              real(cuStreamBeginCaptureToGraph)(stream, graph, nodes, edges,
+	                                                                n_nodes, mode));
 }
 
 CUresult shim_cuStreamBeginCaptureToGraph_ptsz(CUstream stream, CUgraph graph,
@@ -64,10 +104,12 @@ CUresult shim_cuStreamBeginCaptureToGraph_ptsz(CUstream stream, CUgraph graph,
                                                const CUgraphEdgeData *edges, size_t n_nodes,
                                                CUstreamCaptureMode mode)
 {
-	bool is_new = begins(stream, GLAKE_PER_THREAD);
-	return capture_begun_in_graph(
-		stream, GLAKE_PER_THREAD, is_new,
-		real(cuStreamBeginCaptureToGraph_ptsz)(stream, graph, nodes, edges, n_nodes, mode));
+	struct beginning beginning;
+	return !begin(&beginning, stream, GLAKE_PER_THREAD)
+	               ? CUDA_ERROR_DEINITIALIZED
+	               : end_in_graph(&beginning, stream, GLAKE_PER_THREAD,
+	                              real(cuStreamBeginCaptureToGraph_ptsz)(stream, graph, nodes,
+	                                                                     edges, n_nodes, mode));
 }
 
 CUresult shim_cuStreamEndCapture(CUstream stream, CUgraph *graph)

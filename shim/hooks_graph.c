@@ -12,8 +12,8 @@
 
 /* A call that names destinations. */
 struct naming {
-	struct gate_thread *thread;
-	CUresult result; /* CUDA_SUCCESS before the driver's call: it may be made */
+	struct gate_thread *thread; /* NULL: not inside */
+	CUresult result;            /* CUDA_SUCCESS before the driver's call: it may be made */
 };
 
 /* @params: what nodes are to do, or NULL. False: it fails. */
@@ -21,6 +21,10 @@ static bool begin(struct naming *naming, const CUgraphNodeParams *params)
 {
 	struct writes_span sealed;
 	*naming = (struct naming){.thread = gate_enter(), .result = CUDA_SUCCESS};
+	if (!naming->thread) {
+		naming->result = CUDA_ERROR_DEINITIALIZED;
+		return false;
+	}
 	while (params && writes_are_watched() && (sealed = graphs_find(params)).n_bytes > 0 &&
 	       writes_give_copies_to(&naming->thread, sealed, &naming->result)) {
 	}
@@ -29,7 +33,9 @@ static bool begin(struct naming *naming, const CUgraphNodeParams *params)
 
 static CUresult end(const struct naming *naming)
 {
-	gate_leave(naming->thread);
+	if (naming->thread) {
+		gate_leave(naming->thread);
+	}
 	return naming->result;
 }
 

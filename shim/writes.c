@@ -349,7 +349,10 @@ bool writes_give_copies_to(struct gate_thread **thread, struct writes_span span,
 	int r = unseal(span.ptr, span.n_bytes, GLAKE__UNSEALED_WRITTEN);
 	*result_out = r == 0 || r == -EINVAL ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 	*thread = gate_enter();
-	return r == 0;
+	if (!*thread) {
+		*result_out = CUDA_ERROR_DEINITIALIZED;
+	}
+	return r == 0 && *thread;
 }
 
 bool writes_give_copies(struct gate_thread **thread, struct writes_span span, CUstream stream,
@@ -358,7 +361,7 @@ bool writes_give_copies(struct gate_thread **thread, struct writes_span span, CU
 	bool is_captured = capture_may_have(stream, is_per_thread ? GLAKE_PER_THREAD : 0);
 	bool has_copies = (!is_captured || drain_is_calm) &&
 	                  writes_give_copies_to(thread, span, result_out);
-	if (is_captured) {
+	if (is_captured && *thread) {
 		*result_out = CUDA_SUCCESS;
 	}
 	return has_copies;

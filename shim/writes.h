@@ -93,6 +93,7 @@ uint64_t writes_most_at(CUdeviceptr dst, uint64_t n_bytes);
 /*
  * The thread leaves the gate, @span becomes private as far as it is one allocation's, and the thread is back
  * inside. True: look again. False: *result_out says whether the driver gets the call; with CUDA_SUCCESS it does.
+ * *thread is NULL with an error if the program ends (gate_enter()).
  * @stream: of the call; NULL as well if it has none; @is_per_thread: its default stream is the thread's.
  */
 bool writes_give_copies(struct gate_thread **thread, struct writes_span span, CUstream stream,

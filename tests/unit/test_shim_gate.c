@@ -1,16 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The shim's gate: nobody is inside while it is closed, whatever threads do. */
 #include <errno.h>
-#include <linux/audit.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
-#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -19,61 +15,13 @@
 #include "shim/gate.h"
 #include "shim/gates.h"
 #include "tests/check_glake.h"
+#include "tests/unit/forbid.h"
+#include "tests/unit/submitter.h"
 
 #define SOON_NS 2000000u     /* a close that is to fail fails after this */
 #define LONG_NS 60000000000u /* only what hangs takes so long */
 #define STRESS_NS 300000000u /* how long threads pass and a closer closes */
 #define N_THREADS 4
-
-/* ---- a thread that does as it is told --------------------------------------------------------- */
-
-struct submitter {
-	pthread_t thread;
-	atomic_int wanted; /* calls to be inside of; -1: end as it is */
-	atomic_int inside;
-};
-
-static void *submit(void *argument)
-{
-	struct submitter *submitter = argument;
-	int inside = 0;
-	for (;;) {
-		int wanted = atomic_load(&submitter->wanted);
-		if (wanted < 0) {
-			return NULL;
-		}
-		if (wanted > inside) {
-			gate_enter();
-			inside++;
-		} else if (wanted < inside) {
-			gate_leave(gate_me);
-			inside--;
-		} else {
-			usleep(100);
-		}
-		atomic_store(&submitter->inside, inside);
-	}
-}
-
-static void submitter_start(struct submitter *submitter)
-{
-	*submitter = (struct submitter){0};
-	ck_assert_int_eq(pthread_create(&submitter->thread, NULL, submit, submitter), 0);
-}
-
-static void submitter_go(struct submitter *submitter, int wanted)
-{
-	atomic_store(&submitter->wanted, wanted);
-	while (atomic_load(&submitter->inside) != wanted) {
-		usleep(100);
-	}
-}
-
-static void submitter_end(struct submitter *submitter)
-{
-	atomic_store(&submitter->wanted, -1);
-	pthread_join(submitter->thread, NULL);
-}
 
 /* ---- one by one ------------------------------------------------------------------------------- */
 
@@ -143,6 +91,75 @@ START_TEST(threads_that_end_inside_have_left)
 }
 END_TEST
 
+static void *record_of_thread(void *argument)
+{
+	gate_leave(gate_enter());
+	return gate_me;
+}
+
+/* Programs make and end threads for as long as they run. */
+START_TEST(records_are_used_again)
+{
+	void *records[2];
+	pthread_t thread;
+	for (int i = 0; i < 2; i++) {
+		ck_assert_int_eq(pthread_create(&thread, NULL, record_of_thread, NULL), 0);
+		pthread_join(thread, &records[i]);
+	}
+	ck_assert_ptr_eq(records[0], records[1]);
+}
+END_TEST
+
+static pthread_key_t late_key;
+static bool was_ours;
+
+/* The second time the gate's own destructor has run. */
+static void submit_late(void *argument)
+{
+	int *n_calls = argument;
+	if (++*n_calls < 2) {
+		pthread_setspecific(late_key, argument);
+		return;
+	}
+	struct gate_thread *me = gate_enter();
+	was_ours = me->is_used;
+	gate_leave(me);
+}
+
+static void *end_late(void *argument)
+{
+	gate_leave(gate_enter());
+	pthread_setspecific(late_key, argument);
+	return NULL;
+}
+
+START_TEST(a_thread_submits_while_it_ends)
+{
+	int n_calls = 0;
+	pthread_t thread;
+	ck_assert_int_eq(pthread_key_create(&late_key, submit_late), 0);
+	ck_assert_int_eq(pthread_create(&thread, NULL, end_late, &n_calls), 0);
+	pthread_join(thread, NULL);
+	ck_assert_int_eq(n_calls, 2);
+	ck_assert(was_ours);
+	ck_assert_int_eq(gate_close(LONG_NS), 0);
+	gate_open();
+}
+END_TEST
+
+/* Without a destructor nobody would know of threads that end inside. */
+START_TEST(without_a_key_it_does_not_close)
+{
+	pthread_key_t key;
+	while (pthread_key_create(&key, NULL) == 0) {
+	}
+	ck_assert_int_eq(gate_init(), -EAGAIN);
+	ck_assert_int_eq(gate_close(LONG_NS), -ENOSYS);
+	ck_assert_int_eq(gate_sleep(LONG_NS), -ENOSYS);
+	gate_leave(gate_enter());
+}
+END_TEST
+
 START_TEST(who_closes_is_told_what_cannot_be)
 {
 	struct gate_thread *me = gate_enter();
@@ -192,6 +209,47 @@ START_TEST(a_child_begins_open)
 	ck_assert_int_eq(status, 0);
 	submitter_go(&submitter, 0);
 	submitter_end(&submitter);
+}
+END_TEST
+
+static bool child_says(bool (*check)(struct gate_thread *record), struct gate_thread *record)
+{
+	int status;
+	pid_t child = fork();
+	ck_assert_int_ge(child, 0);
+	if (child == 0) {
+		gate_forked();
+		_exit(check(record) ? 0 : 1);
+	}
+	ck_assert_int_eq(waitpid(child, &status, 0), child);
+	return status == 0;
+}
+
+static bool leaves(struct gate_thread *me)
+{
+	gate_leave(me);
+	return me->depth == 0 && me->is_used && gate_close(SOON_NS) == 0;
+}
+
+static bool finds(struct gate_thread *record)
+{
+	return gate_join() == record;
+}
+
+/* A callback of the driver may fork, and be in the middle of a call in the child as well. */
+START_TEST(who_forks_inside_leaves_in_the_child)
+{
+	struct gate_thread *me = gate_enter();
+	ck_assert(child_says(leaves, me));
+	gate_leave(me);
+}
+END_TEST
+
+START_TEST(records_of_the_parents_threads_are_free)
+{
+	struct gate_thread *record = gate_join();
+	ck_assert_ptr_ne(gate_join(), record);
+	ck_assert(child_says(finds, record));
 }
 END_TEST
 
@@ -248,26 +306,6 @@ START_TEST(nobody_is_inside_while_it_is_closed)
 	ck_assert_uint_eq(gate.state, 0);
 }
 END_TEST
-
-/* From now on @call fails with @error in this thread. */
-static void forbid(unsigned call, unsigned error)
-{
-	struct sock_filter program[] = {
-		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, call, 0, 1),
-		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | error),
-		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-	};
-	struct sock_fprog filter = {.len = sizeof(program) / sizeof(program[0]), .filter = program};
-	ck_assert_int_eq(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
-	ck_assert_int_eq(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter), 0);
-}
-
-/* As in containers whose profile is older than the call. */
-static void forbid_membarrier(void)
-{
-	forbid(SYS_membarrier, EPERM);
-}
 
 START_TEST(without_membarrier_as_well)
 {
