@@ -20,8 +20,8 @@
 #include "proto/cleanup.h"
 #include "shim/library.h"
 #include "shim/policy.h"
-#include "shim/run/replay/replay.h"
 #include "shim/run/program.h"
+#include "shim/run/replay/replay.h"
 #include "shim/run/torch.h"
 
 enum {

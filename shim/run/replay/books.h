@@ -9,8 +9,8 @@
  * Owner: the embedder; books_deinit() frees the blocks in the trees. Used blocks are the caller's. Books
  * of zeroes with a limit are ready. Threads: one.
  */
-#ifndef GLAKE_SHIM_REPLAY_BOOKS_H
-#define GLAKE_SHIM_REPLAY_BOOKS_H
+#ifndef GLAKE_SHIM_RUN_REPLAY_BOOKS_H
+#define GLAKE_SHIM_RUN_REPLAY_BOOKS_H
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -4,8 +4,8 @@
  *
  * Owner: the embedder; id_map_deinit() frees it. A map of zeroes is empty. Threads: one.
  */
-#ifndef GLAKE_SHIM_REPLAY_ID_MAP_H
-#define GLAKE_SHIM_REPLAY_ID_MAP_H
+#ifndef GLAKE_SHIM_RUN_REPLAY_ID_MAP_H
+#define GLAKE_SHIM_RUN_REPLAY_ID_MAP_H
 
 #include <stddef.h>
 #include <stdint.h>

@@ -4,8 +4,8 @@
  *
  * Threads: one per struct books.
  */
-#ifndef GLAKE_SHIM_REPLAY_MODEL_H
-#define GLAKE_SHIM_REPLAY_MODEL_H
+#ifndef GLAKE_SHIM_RUN_REPLAY_MODEL_H
+#define GLAKE_SHIM_RUN_REPLAY_MODEL_H
 
 #include "shim/run/replay/books.h"
 

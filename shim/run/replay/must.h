@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Host memory for a command that can do nothing without it. Threads: any. */
-#ifndef GLAKE_SHIM_REPLAY_MUST_H
-#define GLAKE_SHIM_REPLAY_MUST_H
+#ifndef GLAKE_SHIM_RUN_REPLAY_MUST_H
+#define GLAKE_SHIM_RUN_REPLAY_MUST_H
 
 #include <stdio.h>
 #include <stdlib.h>

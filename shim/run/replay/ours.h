@@ -5,8 +5,8 @@
  *
  * Threads: one.
  */
-#ifndef GLAKE_SHIM_REPLAY_OURS_H
-#define GLAKE_SHIM_REPLAY_OURS_H
+#ifndef GLAKE_SHIM_RUN_REPLAY_OURS_H
+#define GLAKE_SHIM_RUN_REPLAY_OURS_H
 
 #include "shim/run/replay/result.h"
 

@@ -5,8 +5,8 @@
  *
  * Threads: one.
  */
-#ifndef GLAKE_SHIM_REPLAY_PLAY_H
-#define GLAKE_SHIM_REPLAY_PLAY_H
+#ifndef GLAKE_SHIM_RUN_REPLAY_PLAY_H
+#define GLAKE_SHIM_RUN_REPLAY_PLAY_H
 
 #include "shim/run/replay/model.h"
 #include "shim/run/replay/result.h"

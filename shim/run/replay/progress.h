@@ -4,8 +4,8 @@
  *
  * Threads: one.
  */
-#ifndef GLAKE_SHIM_REPLAY_PROGRESS_H
-#define GLAKE_SHIM_REPLAY_PROGRESS_H
+#ifndef GLAKE_SHIM_RUN_REPLAY_PROGRESS_H
+#define GLAKE_SHIM_RUN_REPLAY_PROGRESS_H
 
 #include <stddef.h>
 

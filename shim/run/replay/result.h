@@ -4,8 +4,8 @@
  *
  * Threads: one.
  */
-#ifndef GLAKE_SHIM_REPLAY_RESULT_H
-#define GLAKE_SHIM_REPLAY_RESULT_H
+#ifndef GLAKE_SHIM_RUN_REPLAY_RESULT_H
+#define GLAKE_SHIM_RUN_REPLAY_RESULT_H
 
 #include <stdint.h>
 #include <stdio.h>

@@ -4,8 +4,8 @@
  *
  * Owner: the caller of trace_read(); trace_deinit() frees it. Threads: one.
  */
-#ifndef GLAKE_SHIM_REPLAY_TRACE_H
-#define GLAKE_SHIM_REPLAY_TRACE_H
+#ifndef GLAKE_SHIM_RUN_REPLAY_TRACE_H
+#define GLAKE_SHIM_RUN_REPLAY_TRACE_H
 
 #include <stdbool.h>
 #include <stddef.h>
