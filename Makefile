@@ -80,7 +80,7 @@ BENCHES := $(call programs,tests/bench/bench_*.c)
 DEMO := $(call programs,tests/demo/*.c)
 TRACES := $(addprefix $(B)/traces/,$(addsuffix .trace,generate lora moe pipeline twins unet))
 SHIM_PROGRAMS := $(addprefix $(B)/tests/shim/,program linked driver_usage contexts driver_api \
-	driver_api_per_thread green_contexts ipc nvml patcher quota runtime seal seal_random outside full \
+	driver_api_per_thread green_contexts ipc numbers nvml patcher quota runtime seal seal_random outside full \
 	fault graphmem graphmem_random waits constructor.so second.so)
 FUZZERS := $(call programs,tests/fuzz/fuzz_*.c)
 # docs/security.md says what each stands for.
@@ -311,6 +311,11 @@ $(B)/gen/shim/gates.def: shim/gen/gates.awk shim/gen/gates.txt $(CUDA_HOME)/incl
 	@mkdir -p $(@D)
 	$(Q)$(CC) -E -P -D__CUDA_API_VERSION_INTERNAL -x c $(CUDA_HOME)/include/cuda.h | \
 		awk -f shim/gen/gates.awk shim/gen/gates.txt - >$@.tmp && mv $@.tmp $@
+$(B)/gen/shim/handles.def: shim/gen/handles.awk $(CUDA_HOME)/include/cuda.h
+	$(call say,GEN,$@)
+	@mkdir -p $(@D)
+	$(Q)$(CC) -E -P -D__CUDA_API_VERSION_INTERNAL -x c $(CUDA_HOME)/include/cuda.h | \
+		awk -f shim/gen/handles.awk >$@.tmp && mv $@.tmp $@
 # The library's API too: a program that uses both has one map of its memory, the shim's.
 $(B)/gen/shim/shim.map: shim/shim.map libclient/glake.map
 	$(call say,GEN,$@)
@@ -325,7 +330,7 @@ $(B)/gen/shim/nvml/names.def: shim/gen/names.sh shim/nvml/names.txt
 $(call objects,shim/*.c): $(B)/gen/shim/names.def $(B)/gen/shim/gates.def
 $(call objects,shim/nvml/*.c): $(B)/gen/shim/nvml/names.def
 $(addprefix $(B)/obj/tests/unit/,test_shim.o test_shim_gate.o): $(B)/gen/shim/names.def \
-	$(B)/gen/shim/gates.def $(B)/gen/shim/nvml/names.def
+	$(B)/gen/shim/gates.def $(B)/gen/shim/handles.def $(B)/gen/shim/nvml/names.def
 $(addsuffix /trampolines.o,$(B)/obj/shim $(B)/obj/shim/nvml): $(B)/obj/%/trampolines.o: \
 		shim/trampolines.S $(B)/gen/%/names.def
 	$(call say,AS,$@)
@@ -376,7 +381,7 @@ $(B)/obj/tests/shim/driver_api_per_thread.o: tests/shim/driver_api.c
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) -c -o $@ $<
 $(addprefix $(B)/tests/shim/,linked driver_usage contexts driver_api driver_api_per_thread \
-		green_contexts ipc runtime seal seal_random outside full fault graphmem graphmem_random waits): \
+		green_contexts ipc numbers runtime seal seal_random outside full fault graphmem graphmem_random waits): \
 	STUB = -L$(CUDA_HOME)/lib64/stubs -lcuda
 # Programs that use the library as well.
 $(addprefix $(B)/tests/shim/,seal seal_random full fault): STUB += -L$(B)/lib -lglake-client $(call rpath,../../lib)

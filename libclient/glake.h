@@ -382,7 +382,7 @@ GLAKE_API int glake_map(struct glake_session *session, uint32_t device, glake_pt
                         uint64_t bytes);
 /*
  * Take the backing away and return it to glaked. [ptr, ptr + bytes) is exactly what one or more
- * glake_map() calls filled. The caller must first wait for all use.
+ * glake_map() calls filled. The caller must first wait for all use. Waits while the memory is sealed or unsealed.
  * Errors: session errors; -EINVAL; -EBUSY (another thread changes this part); -ENOMEM;
  * GLAKE_E_CUDA.
  */
@@ -638,9 +638,13 @@ struct glake_sealed {
  * Seal memory in place. The memory becomes blocks, which all processes of the realm share, and stays
  * readable at the same addresses all the time. glaked finds equal blocks by their content, so it does
  * not matter which program made them. Each span lies in one allocation of glake_alloc() or, under the
- * shim, of the program. Spans may come in any order, touch and overlap. Whole pages of 2 MiB are
+ * shim, of the program, or in one range of glake_reserve(), whose chunks stay apart, so that they can be unmapped as
+ * they were mapped. Spans may come in any order, touch and overlap. Whole pages of 2 MiB are
  * shared, at equal offsets within them: spans are rounded inward, and a page that holds anything else
  * stays private.
+ *
+ * Memory of a session that stitches may share chunks with other allocations. Without the shim such chunks stay private
+ * (edge_bytes): others' work goes on in them.
  *
  * Without the shim, the caller must first wait for everything that may write to the memory; under the
  * shim, glake_seal() waits for queued work itself. Sealed memory is read-only: a
@@ -796,7 +800,10 @@ struct glake_usage {
 /* This session's own counters. Local. Errors: session errors; -EINVAL (@usage). */
 GLAKE_API int glake_usage(struct glake_session *session, struct glake_usage *usage);
 
-/* Memory in stream order of one device, of a session that stitches; all 0 for another. */
+/*
+ * Memory in stream order of one device, of a session that stitches; all 0 for another. What is sealed does not count
+ * in live_bytes, used_bytes and reserved_bytes.
+ */
 struct glake_pool_stats {
 	size_t size;                  /* set by the caller */
 	uint64_t live_bytes;          /* as asked for */

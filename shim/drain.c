@@ -271,11 +271,9 @@ static int with_contexts(int (*act)(uint64_t deadline_ns), uint64_t patience_ns)
 	return r;
 }
 
-/* Whoever reads the memory, copies of it may be under way on streams of any device: all are waited for. */
-static int close_gate(void *user, uint64_t readers, uint64_t patience_ns)
+static int close_gate(void *user, uint64_t patience_ns)
 {
 	(void)user;
-	(void)readers;
 	return with_contexts(close_and_wait, patience_ns);
 }
 
@@ -285,10 +283,9 @@ static void open_gate(void *user)
 	gate_open();
 }
 
-static int wait_at_gate(void *user, uint64_t readers, uint64_t patience_ns)
+static int wait_at_gate(void *user, uint64_t patience_ns)
 {
 	(void)user;
-	(void)readers;
 	return with_contexts(wait_and_open, patience_ns);
 }
 

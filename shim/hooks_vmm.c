@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The program's own virtual memory management (vmm.h), and the calls that pin memory. */
+/* The program's own virtual memory management (vmm.h). */
 #include <errno.h>
 
 #include "shim/alloc_result.h"
@@ -15,6 +15,7 @@ static CUresult create_by_driver(vmm_handle *handle_out, size_t n_bytes,
                                  const CUmemAllocationProp *properties, unsigned long long flags)
 {
 	CUresult result = real(cuMemCreate)(handle_out, n_bytes, properties, flags);
+	result = result == CUDA_SUCCESS ? vmm_admit(*handle_out) : result;
 	if (result == CUDA_SUCCESS && !shim_is_forked()) {
 		vmm_made_by_driver(*handle_out, n_bytes, properties);
 	}
@@ -38,6 +39,12 @@ CUresult shim_cuMemCreate(vmm_handle *handle_out, size_t n_bytes,
 /* Released in the map before the driver's call, which may give the number out again at once. */
 CUresult shim_cuMemRelease(vmm_handle handle)
 {
+	if (vmm_is_parents(handle)) {
+		return CUDA_ERROR_NOT_INITIALIZED;
+	}
+	if (glake__is_number(handle)) {
+		return glake__number_release(handle) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+	}
 	struct glake__chunk *chunk = shim_is_forked() ? NULL : glake__program_take(handle);
 	if (!chunk) {
 		return real(cuMemRelease)(handle);
@@ -80,14 +87,53 @@ CUresult shim_cuMemAddressFree(CUdeviceptr address, size_t n_bytes)
 /* ---- mappings --------------------------------------------------------------------------------- */
 
 /*
+ * Where the library does not know the place, it does not know what becomes of the memory there: it is pinned, and used
+ * until the process ends.
+ */
+static CUresult map_elsewhere(struct glake__number *number, vmm_handle value, CUdeviceptr address,
+                              size_t n_bytes)
+{
+	unsigned long long handle;
+	uint64_t id;
+	int r = vmm_pin(number, GLAKE__PIN_HANDLE, &id, &handle);
+	CUresult result = r < 0 ? vmm_result(r) : real(cuMemMap)(address, n_bytes, 0, handle, 0);
+	if (result == CUDA_SUCCESS) {
+		glake__number_take(value);
+	}
+	return result;
+}
+
+static CUresult map_number(CUdeviceptr address, size_t n_bytes, size_t offset, vmm_handle value,
+                           unsigned long long flags)
+{
+	struct glake__number *number = glake__number_take(value);
+	if (!number) {
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+	int r = flags != 0    ? -EINVAL
+	        : offset != 0 ? -EOPNOTSUPP
+	                      : glake__number_map(number, address, n_bytes);
+	CUresult result = r == -ENOENT ? map_elsewhere(number, value, address, n_bytes)
+	                               : vmm_result(r);
+	glake__number_give(number);
+	return result;
+}
+
+/*
  * For the driver the whole window is one reservation. So the shim itself refuses a program's
  * mapping where the program has not reserved, or where memory of ours is.
  */
 CUresult shim_cuMemMap(CUdeviceptr address, size_t n_bytes, size_t offset, vmm_handle handle,
                        unsigned long long flags)
 {
+	if (vmm_is_parents(handle)) {
+		return CUDA_ERROR_NOT_INITIALIZED;
+	}
 	if (shim_is_forked()) {
 		return real(cuMemMap)(address, n_bytes, offset, handle, flags);
+	}
+	if (glake__is_number(handle)) {
+		return map_number(address, n_bytes, offset, handle, flags);
 	}
 	struct glake__chunk *chunk = glake__program_take(handle);
 	struct glake__mapping *mapping = NULL;
@@ -122,16 +168,53 @@ CUresult shim_cuMemUnmap(CUdeviceptr address, size_t n_bytes)
 	return result;
 }
 
+static bool lets_write(const CUmemAccessDesc *access, size_t n)
+{
+	size_t i = 0;
+	while (i < n && access[i].flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE) {
+		i++;
+	}
+	return i < n;
+}
+
+/*
+ * Hold what is mapped there. Sealed memory becomes private first if anybody gets write access: nobody but the library
+ * makes a mapping of a block.
+ */
+static CUresult hold_to_open(CUdeviceptr address, size_t n_bytes, bool is_to_write,
+                             struct glake__mapping **mapping_out)
+{
+	for (int i = 0; i < UNSEAL_TRIES; i++) {
+		int r = glake__program_hold_whole(address, n_bytes, mapping_out);
+		if (r < 0) {
+			return r == -ENOENT ? CUDA_ERROR_NOT_FOUND : vmm_result(r);
+		}
+		if (!is_to_write || !writes_have_sealed(address, n_bytes)) {
+			return CUDA_SUCCESS;
+		}
+		glake__program_settle(*mapping_out, true);
+		*mapping_out = NULL;
+		CUresult result = writes_unseal_to_name(address, n_bytes);
+		if (result != CUDA_SUCCESS) {
+			return result;
+		}
+	}
+	return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
 CUresult shim_cuMemSetAccess(CUdeviceptr address, size_t n_bytes, const CUmemAccessDesc *access,
                              size_t n)
 {
 	struct glake__mapping *mapping = NULL;
-	int r = shim_is_forked() ? -ENOENT : glake__program_hold(address, n_bytes, &mapping);
-	if (r == -EINVAL || r == -ENOMEM) {
-		return r == -EINVAL ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_OUT_OF_MEMORY;
+	if (shim_is_forked() || !access) {
+		return real(cuMemSetAccess)(address, n_bytes, access, n);
+	}
+	CUresult held = hold_to_open(address, n_bytes, lets_write(access, n), &mapping);
+	if (held != CUDA_SUCCESS && held != CUDA_ERROR_NOT_FOUND) {
+		return held;
 	}
 	CUresult result = real(cuMemSetAccess)(address, n_bytes, access, n);
-	for (size_t i = 0; r == 0 && result == CUDA_SUCCESS && i < n; i++) {
+	for (size_t i = 0; mapping && result == CUDA_SUCCESS && i < n; i++) {
 		int device = access[i].location.type == CU_MEM_LOCATION_TYPE_DEVICE
 		                     ? access[i].location.id
 		                     : -1;
@@ -143,22 +226,51 @@ CUresult shim_cuMemSetAccess(CUdeviceptr address, size_t n_bytes, const CUmemAcc
 	return result;
 }
 
+/* Sealed memory is read-only for now: a write makes it private. The program has what it has set. */
+CUresult shim_cuMemGetAccess(unsigned long long *flags_out, const CUmemLocation *location,
+                             CUdeviceptr address)
+{
+	bool may_read;
+	bool may_write;
+	CUresult result = real(cuMemGetAccess)(flags_out, location, address);
+	if (result == CUDA_SUCCESS && !shim_is_forked() &&
+	    location->type == CU_MEM_LOCATION_TYPE_DEVICE && writes_have_sealed(address, 1) &&
+	    glake__program_access(address, location->id, &may_read, &may_write)) {
+		*flags_out = may_write  ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+		             : may_read ? CU_MEM_ACCESS_FLAGS_PROT_READ
+		                        : CU_MEM_ACCESS_FLAGS_PROT_NONE;
+	}
+	return result;
+}
+
 /* ---- what is handed out ----------------------------------------------------------------------- */
 
 /* The driver cannot export an imported handle. glaked, which made the chunk, can. */
+static CUresult export_number(void *shareable_out, vmm_handle value, CUmemAllocationHandleType type,
+                              unsigned long long flags)
+{
+	struct glake__number *number = glake__number_take(value);
+	CUresult result = CUDA_ERROR_INVALID_VALUE;
+	if (number && shareable_out && flags == 0 &&
+	    type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR &&
+	    vmm_properties(number)->requestedHandleTypes & type) {
+		result = vmm_export(number, shareable_out);
+	}
+	glake__number_give(number);
+	return result;
+}
+
 CUresult shim_cuMemExportToShareableHandle(void *shareable_out, vmm_handle handle,
                                            CUmemAllocationHandleType type, unsigned long long flags)
 {
-	struct glake__chunk *chunk = shim_is_forked() ? NULL : glake__program_take(handle);
-	const struct vmm_chunk *ours = vmm_ours(chunk);
-	CUresult result = CUDA_ERROR_INVALID_VALUE;
-	if (!ours) {
-		result = real(cuMemExportToShareableHandle)(shareable_out, handle, type, flags);
-	} else if (shareable_out && flags == 0 &&
-	           type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR &&
-	           vmm_properties(ours)->requestedHandleTypes & type) {
-		result = vmm_export(ours, shareable_out);
+	if (vmm_is_parents(handle)) {
+		return CUDA_ERROR_NOT_INITIALIZED;
 	}
+	if (glake__is_number(handle)) {
+		return export_number(shareable_out, handle, type, flags);
+	}
+	struct glake__chunk *chunk = shim_is_forked() ? NULL : glake__program_take(handle);
+	CUresult result = real(cuMemExportToShareableHandle)(shareable_out, handle, type, flags);
 	if (chunk) {
 		if (result == CUDA_SUCCESS) {
 			glake__program_pin(chunk, GLAKE__PIN_EXPORTED);
@@ -173,6 +285,7 @@ CUresult shim_cuMemImportFromShareableHandle(vmm_handle *handle_out, void *share
 {
 	CUmemAllocationProp properties;
 	CUresult result = real(cuMemImportFromShareableHandle)(handle_out, shareable, type);
+	result = result == CUDA_SUCCESS ? vmm_admit(*handle_out) : result;
 	if (result == CUDA_SUCCESS && !shim_is_forked()) {
 		bool is_device = real(cuMemGetAllocationPropertiesFromHandle)(
 					 &properties, *handle_out) == CUDA_SUCCESS &&
@@ -187,16 +300,23 @@ CUresult shim_cuMemRetainAllocationHandle(vmm_handle *handle_out, void *address)
 {
 	CUdeviceptr ptr = (CUdeviceptr)(uintptr_t)address;
 	struct glake__mapping *mapping = NULL;
-	if (shim_is_forked()) {
+	if (shim_is_forked() || !handle_out) {
 		return real(cuMemRetainAllocationHandle)(handle_out, address);
 	}
 	int r = glake__program_hold(ptr, 1, &mapping);
-	if (r == -EINVAL || r == -ENOMEM) {
-		return r == -EINVAL ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_OUT_OF_MEMORY;
+	if (r < 0 && r != -ENOENT) {
+		return vmm_result(r);
 	}
-	CUresult result = real(cuMemRetainAllocationHandle)(handle_out, address);
-	if (result == CUDA_SUCCESS) {
-		glake__program_retained(*handle_out, ptr);
+	CUresult result = CUDA_SUCCESS;
+	unsigned long long number = glake__number_retain(ptr);
+	if (number) {
+		*handle_out = number;
+	} else {
+		result = real(cuMemRetainAllocationHandle)(handle_out, address);
+		result = result == CUDA_SUCCESS ? vmm_admit(*handle_out) : result;
+		if (result == CUDA_SUCCESS) {
+			glake__program_retained(*handle_out, ptr);
+		}
 	}
 	glake__program_settle(mapping, true);
 	return result;
@@ -205,115 +325,17 @@ CUresult shim_cuMemRetainAllocationHandle(vmm_handle *handle_out, void *address)
 CUresult shim_cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *properties_out,
                                                      vmm_handle handle)
 {
-	CUresult result = real(cuMemGetAllocationPropertiesFromHandle)(properties_out, handle);
-	struct glake__chunk *chunk = NULL;
-	if (result == CUDA_SUCCESS && !shim_is_forked()) {
-		chunk = glake__program_take(handle);
+	if (vmm_is_parents(handle)) {
+		return CUDA_ERROR_NOT_INITIALIZED;
 	}
-	if (vmm_ours(chunk)) {
-		*properties_out = *vmm_properties(vmm_ours(chunk));
+	if (!glake__is_number(handle)) {
+		return real(cuMemGetAllocationPropertiesFromHandle)(properties_out, handle);
 	}
-	if (chunk) {
-		glake__program_give(chunk);
+	struct glake__number *number = glake__number_take(handle);
+	CUresult result = number && properties_out ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+	if (result == CUDA_SUCCESS) {
+		*properties_out = *vmm_properties(number);
 	}
+	glake__number_give(number);
 	return result;
-}
-
-/* ---- what pins -------------------------------------------------------------------------------- */
-
-/* Memory that is being given another name. */
-struct naming {
-	CUdeviceptr address;
-	size_t n_bytes;
-	enum glake__pin pin;
-	bool is_new; /* the pin */
-};
-
-/*
- * The pin is noted before the driver's call, and undone if the call fails. Sealed memory becomes private first,
- * because the name is good for writing; once it is pinned, nobody seals it.
- */
-static CUresult begin_naming(struct naming *naming)
-{
-	if (shim_is_forked()) {
-		return CUDA_SUCCESS;
-	}
-	for (;;) {
-		CUresult result = writes_unseal_to_name(naming->address, naming->n_bytes);
-		if (result != CUDA_SUCCESS) {
-			return result;
-		}
-		naming->is_new = glake__pin_at(naming->address) != naming->pin;
-		glake__pin_range(naming->address, naming->n_bytes, naming->pin, true);
-		if (!writes_have_sealed(naming->address, naming->n_bytes)) {
-			return CUDA_SUCCESS;
-		}
-		/* Another thread has sealed it between the two. */
-		glake__pin_range(naming->address, naming->n_bytes, naming->pin, false);
-	}
-}
-
-static CUresult settle_naming(const struct naming *naming, CUresult result)
-{
-	if (result != CUDA_SUCCESS && naming->is_new) {
-		glake__pin_range(naming->address, naming->n_bytes, naming->pin, false);
-	}
-	return result;
-}
-
-CUresult shim_cuMemGetHandleForAddressRange(void *handle_out, CUdeviceptr address, size_t n_bytes,
-                                            CUmemRangeHandleType type, unsigned long long flags)
-{
-	struct naming naming = {.address = address, .n_bytes = n_bytes, .pin = GLAKE__PIN_DMABUF};
-	CUresult result = begin_naming(&naming);
-	if (result != CUDA_SUCCESS) {
-		return result;
-	}
-	return settle_naming(&naming, real(cuMemGetHandleForAddressRange)(handle_out, address,
-	                                                                  n_bytes, type, flags));
-}
-
-CUresult shim_cuMulticastBindAddr(vmm_handle multicast, size_t offset, CUdeviceptr address,
-                                  size_t n_bytes, unsigned long long flags)
-{
-	struct naming naming = {
-		.address = address, .n_bytes = n_bytes, .pin = GLAKE__PIN_MULTICAST};
-	CUresult result = begin_naming(&naming);
-	if (result != CUDA_SUCCESS) {
-		return result;
-	}
-	return settle_naming(&naming,
-	                     real(cuMulticastBindAddr)(multicast, offset, address, n_bytes, flags));
-}
-
-CUresult shim_cuMulticastBindMem(vmm_handle multicast, size_t offset, vmm_handle handle,
-                                 size_t handle_offset, size_t n_bytes, unsigned long long flags)
-{
-	/* Until then the handle pins the chunk. */
-	CUresult result = real(cuMulticastBindMem)(multicast, offset, handle, handle_offset,
-	                                           n_bytes, flags);
-	struct glake__chunk *chunk = NULL;
-	if (result == CUDA_SUCCESS && !shim_is_forked()) {
-		chunk = glake__program_take(handle);
-	}
-	if (chunk) {
-		glake__program_pin(chunk, GLAKE__PIN_MULTICAST);
-		glake__program_give(chunk);
-	}
-	return result;
-}
-
-/* With SYNC_MEMOPS the driver notes something about the memory that a new backing would lose. */
-CUresult shim_cuPointerSetAttribute(const void *value, CUpointer_attribute attribute,
-                                    CUdeviceptr address)
-{
-	if (attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS) {
-		return real(cuPointerSetAttribute)(value, attribute, address);
-	}
-	struct naming naming = {.address = address, .n_bytes = 1, .pin = GLAKE__PIN_SYNC_MEMOPS};
-	CUresult result = begin_naming(&naming);
-	if (result != CUDA_SUCCESS) {
-		return result;
-	}
-	return settle_naming(&naming, real(cuPointerSetAttribute)(value, attribute, address));
 }

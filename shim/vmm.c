@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "shim/vmm.h"
 
+#include <errno.h>
 #include <stdlib.h>
 
 #include "proto/cleanup.h"
 #include "proto/limits.h"
 #include "shim/connection.h"
 #include "shim/driver_usage.h"
+#include "shim/writes.h"
 
 struct vmm_chunk {
 	uint64_t id; /* glaked's */
@@ -29,18 +31,24 @@ bool vmm_is_plain(size_t n_bytes, const CUmemAllocationProp *properties, unsigne
 	       properties->allocFlags.usage == 0;
 }
 
+/* Nothing of it is left: what was glaked's, the library has given back. */
 static void chunk_free(void *user)
 {
 	struct vmm_chunk *chunk = user;
-	if (!chunk->connection) {
+	if (chunk->connection) {
+		connection_unref(chunk->connection);
+	} else {
 		driver_usage_grow(chunk->properties.location.id, DRIVER_USAGE_OTHER,
 		                  -(int64_t)chunk->n_bytes);
-		free(chunk);
-		return;
 	}
-	glake_chunk_free(chunk->connection->session, chunk->id, chunk->n_bytes);
-	connection_unref(chunk->connection);
 	free(chunk);
+}
+
+/* It has not become a number's. */
+static void chunk_give_back(struct vmm_chunk *chunk)
+{
+	glake_chunk_free(chunk->connection->session, chunk->id, chunk->n_bytes);
+	chunk_free(chunk);
 }
 
 struct chunk_request {
@@ -78,7 +86,7 @@ static bool enter(struct vmm_chunk *chunk, vmm_handle handle)
 	return glake__program_made(handle, chunk->n_bytes, device, chunk, chunk_free) != NULL;
 }
 
-int vmm_create(size_t n_bytes, const CUmemAllocationProp *properties, vmm_handle *handle_out)
+int vmm_create(size_t n_bytes, const CUmemAllocationProp *properties, vmm_handle *number_out)
 {
 	struct vmm_chunk *chunk = calloc(1, sizeof(*chunk));
 	if (!chunk) {
@@ -96,15 +104,15 @@ int vmm_create(size_t n_bytes, const CUmemAllocationProp *properties, vmm_handle
 	if (real(cuMemImportFromShareableHandle)(&handle, (void *)(intptr_t)fd,
 	                                         CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) !=
 	    CUDA_SUCCESS) {
-		chunk_free(chunk);
+		chunk_give_back(chunk);
 		return CONNECTION_E_ABSENT;
 	}
-	if (!enter(chunk, handle)) {
+	if (glake__number_make(chunk->connection->session, properties->location.id, chunk->id,
+	                       n_bytes, handle, chunk, chunk_free, number_out) < 0) {
 		real(cuMemRelease)(handle);
-		chunk_free(chunk);
+		chunk_give_back(chunk);
 		return CONNECTION_E_REFUSED;
 	}
-	*handle_out = handle;
 	return 0;
 }
 
@@ -127,21 +135,56 @@ void vmm_made_by_driver(vmm_handle handle, size_t n_bytes, const CUmemAllocation
 
 /* ---- answers ---------------------------------------------------------------------------------- */
 
-const struct vmm_chunk *vmm_ours(const struct glake__chunk *chunk)
+const CUmemAllocationProp *vmm_properties(const struct glake__number *number)
 {
-	const struct vmm_chunk *ours = chunk ? glake__program_user(chunk) : NULL;
-	return ours && ours->connection ? ours : NULL;
-}
-
-const CUmemAllocationProp *vmm_properties(const struct vmm_chunk *chunk)
-{
+	const struct vmm_chunk *chunk = glake__number_user(number);
 	return &chunk->properties;
 }
 
-CUresult vmm_export(const struct vmm_chunk *chunk, int *fd_out)
+CUresult vmm_result(int r)
 {
+	return r == 0             ? CUDA_SUCCESS
+	       : r == -EINVAL     ? CUDA_ERROR_INVALID_VALUE
+	       : r == -EOPNOTSUPP ? CUDA_ERROR_NOT_SUPPORTED
+	                          : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+/* What is a block there is private then, if it is mapped anywhere. */
+static bool unseal(const struct glake__number *number)
+{
+	uint64_t n_bytes;
+	glake_ptr address = glake__number_address(number, &n_bytes);
+	return address && writes_unseal_to_name(address, n_bytes) == CUDA_SUCCESS;
+}
+
+int vmm_pin(struct glake__number *number, enum glake__pin pin, uint64_t *id_out,
+            unsigned long long *handle_out)
+{
+	int r = glake__number_pin(number, pin, id_out, handle_out);
+	/* Another thread may seal it again between the two. */
+	for (int i = 0; r == -EROFS && i < UNSEAL_TRIES && unseal(number); i++) {
+		r = glake__number_pin(number, pin, id_out, handle_out);
+	}
+	return r;
+}
+
+CUresult vmm_admit(vmm_handle handle)
+{
+	if (!glake__is_number(handle)) {
+		return CUDA_SUCCESS;
+	}
+	real(cuMemRelease)(handle);
+	return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+CUresult vmm_export(struct glake__number *number, int *fd_out)
+{
+	const struct vmm_chunk *chunk = glake__number_user(number);
+	unsigned long long handle;
+	uint64_t id;
 	int fd = -1;
-	int r = glake_chunk_fd(chunk->connection->session, chunk->id, &fd);
+	int r = vmm_pin(number, GLAKE__PIN_EXPORTED, &id, &handle);
+	r = r < 0 ? r : glake_chunk_fd(chunk->connection->session, id, &fd);
 	if (r < 0) {
 		connection_note(chunk->connection, r);
 		return CUDA_ERROR_OUT_OF_MEMORY;

@@ -2,11 +2,10 @@
 /*
  * The program's own virtual memory management, over chunks of glaked.
  *
- * cuMemCreate() becomes a chunk, which the shim imports. The program gets the driver's handle of
- * the import, and can map it, set its access and bind it like any other. The shim does what an
- * imported handle cannot: it exports it (by asking glaked for the fd again) and tells its
- * properties. The library's map knows all handles and mappings (glake_shim.h). When the last one is
- * gone, the chunk goes back to glaked.
+ * cuMemCreate() becomes a chunk, which the shim imports. The program gets a number for it, which the library maps
+ * (libclient/space/number.h): the driver's handle stays the library's own. The shim exports it, by asking glaked for
+ * the fd again, and tells its properties. What the driver makes itself, or imports, has the driver's handle. The
+ * library's map knows all handles and mappings (glake_shim.h). When the last one is gone, the chunk goes back to glaked.
  *
  * Ownership: the process. Blocking: create and export ask glaked. Threads: any.
  */
@@ -18,26 +17,40 @@
 
 typedef CUmemGenericAllocationHandle vmm_handle;
 
+/* Other threads may seal memory again and again, just when it has become private. */
+#define UNSEAL_TRIES 8
+
+/* A number in a forked child: it is the parent's, and no handle of the driver. */
+static inline bool vmm_is_parents(vmm_handle handle)
+{
+	return shim_is_forked() && glake__is_number(handle);
+}
+
+/* The driver has made @handle. One that looks like a number is released: CUDA_ERROR_OUT_OF_MEMORY. */
+CUresult vmm_admit(vmm_handle handle);
+
+/* Of what the library says. */
+CUresult vmm_result(int r);
+
 /* Can it be a chunk? True for plain device memory that is shared by fd or not at all. */
 bool vmm_is_plain(size_t n_bytes, const CUmemAllocationProp *properties, unsigned long long flags);
 
-/* Make a chunk. Returns 0 or CONNECTION_E_*. */
-int vmm_create(size_t n_bytes, const CUmemAllocationProp *properties, vmm_handle *handle_out);
+/* Make a chunk, and a number of it. Returns 0 or CONNECTION_E_*. */
+int vmm_create(size_t n_bytes, const CUmemAllocationProp *properties, vmm_handle *number_out);
 
 /* The driver itself has made @handle: it counts as driver usage until it is gone. */
 void vmm_made_by_driver(vmm_handle handle, size_t n_bytes, const CUmemAllocationProp *properties);
 
-struct vmm_chunk;
-
-/*
- * The chunk of vmm_create() behind an entry of the library's map. NULL: it is the driver's own, or
- * another process's. Valid as long as @chunk, which may be NULL.
- */
-const struct vmm_chunk *vmm_ours(const struct glake__chunk *chunk);
-
 /* As the program asked for. */
-const CUmemAllocationProp *vmm_properties(const struct vmm_chunk *chunk);
-/* *fd_out is the caller's. Returns CUDA_SUCCESS or CUDA_ERROR_OUT_OF_MEMORY. */
-CUresult vmm_export(const struct vmm_chunk *chunk, int *fd_out);
+const CUmemAllocationProp *vmm_properties(const struct glake__number *number);
+/*
+ * As glake__number_pin(), for the driver to get the handle: what is sealed there becomes private first. -EROFS: it
+ * cannot.
+ */
+int vmm_pin(struct glake__number *number, enum glake__pin pin, uint64_t *id_out,
+            unsigned long long *handle_out);
+
+/* *fd_out is the caller's. The memory is pinned. Returns CUDA_SUCCESS or CUDA_ERROR_OUT_OF_MEMORY. */
+CUresult vmm_export(struct glake__number *number, int *fd_out);
 
 #endif

@@ -308,6 +308,17 @@ static int get_copies(const struct connection *owner, CUdeviceptr ptr, uint64_t 
 	return request.error;
 }
 
+/* The allocation at @ptr, or the program's reservation. */
+static bool find(CUdeviceptr ptr, struct heap_facts *facts_out)
+{
+	if (heap_find(ptr, facts_out)) {
+		return true;
+	}
+	struct glake__address_info info = glake__space_look(ptr);
+	*facts_out = (struct heap_facts){.address = info.address, .n_bytes = info.n_bytes};
+	return info.kind == GLAKE__PROGRAMS;
+}
+
 /* -EINVAL: not memory that can be made private. The driver knows what to say of it. */
 static int unseal(CUdeviceptr ptr, uint64_t n_bytes, enum glake__unsealed why)
 {
@@ -318,7 +329,7 @@ static int unseal(CUdeviceptr ptr, uint64_t n_bytes, enum glake__unsealed why)
 	pthread_mutex_lock(&turn);
 	if (since_ns < stuck_at_ns) {
 		r = -EBUSY;
-	} else if (heap_find(ptr, &facts)) {
+	} else if (find(ptr, &facts)) {
 		uint64_t n_left = facts.n_bytes - (ptr - facts.address);
 		n_bytes = n_bytes < n_left ? n_bytes : n_left;
 		/* Another thread may have done it meanwhile. */
@@ -333,7 +344,8 @@ static int unseal(CUdeviceptr ptr, uint64_t n_bytes, enum glake__unsealed why)
 
 bool writes_have_sealed(CUdeviceptr ptr, uint64_t n_bytes)
 {
-	return writes_are_watched() && heap_find(ptr, NULL) && glake__find_sealed(ptr, n_bytes);
+	struct heap_facts facts;
+	return writes_are_watched() && find(ptr, &facts) && glake__find_sealed(ptr, n_bytes);
 }
 
 CUresult writes_unseal_to_name(CUdeviceptr ptr, uint64_t n_bytes)
@@ -370,7 +382,8 @@ bool writes_give_copies(struct gate_thread **thread, struct writes_span span, CU
 CUresult writes_refused(CUresult result, struct writes_span span, CUstream stream,
                         bool is_per_thread)
 {
-	bool is_ours = heap_find(span.ptr, NULL) &&
+	struct heap_facts facts;
+	bool is_ours = find(span.ptr, &facts) &&
 	               capture_may_have(stream, is_per_thread ? GLAKE_PER_THREAD : 0);
 	return is_ours ? CUDA_ERROR_OUT_OF_MEMORY : result;
 }

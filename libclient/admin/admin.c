@@ -11,7 +11,7 @@
 #include <string.h>
 
 #include "proto/cleanup.h"
-#include "libclient/glake_shim.h"
+#include "libclient/link/why.h"
 #include "libclient/link/call.h"
 #include "libclient/link/dispatch.h"
 #include "libclient/link/session.h"

@@ -7,7 +7,7 @@
 
 #include "proto/cleanup.h"
 #include "proto/clock.h"
-#include "libclient/glake_shim.h"
+#include "libclient/api/connect.h"
 #include "libclient/link/call.h"
 #include "libclient/link/fork.h"
 #include "libclient/link/rpc.h"

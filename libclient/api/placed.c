@@ -8,8 +8,46 @@
 #include "libclient/space/space.h"
 #include "libclient/heap/supply.h"
 #include "libclient/heap/backing.h"
+#include "libclient/space/held.h"
 #include "libclient/space/reback.h"
+#include "libclient/space/unsealed.h"
 #include "libclient/link/dispatch.h"
+
+/* All that is mapped in the range is one allocation, of which parts come and go: they go when it is let. */
+static int hold_placed(struct glake__range *range, glake_ptr address, struct glake__held *held_out)
+{
+	struct glake__placed *placed = range->user;
+	const struct glake__piece *piece = glake__range_piece_locked(range, address - range->ptr);
+	if (!piece->chunk) {
+		return -ENOENT;
+	}
+	if (placed->is_held) {
+		return -EBUSY;
+	}
+	placed->is_held = true;
+	*held_out = (struct glake__held){
+		.begin = range->ptr,
+		.end = range->ptr + range->n_bytes,
+		.tail = range->ptr + range->n_bytes,
+		.device = glake__session_at_ordinal(placed->session, piece->chunk->device),
+		.keeps_chunks = true,
+		.user = placed,
+	};
+	return 0;
+}
+
+static void let_placed(struct glake__held *held)
+{
+	struct glake__placed *placed = held->user;
+	placed->is_held = false;
+}
+
+const struct glake__use glake__use_placed = {
+	.name = "placed",
+	.kind = GLAKE__OWN,
+	.hold = hold_placed,
+	.let = let_placed,
+};
 
 static bool is_granular(uint64_t value)
 {
@@ -35,7 +73,7 @@ static int refuse_place(glake_ptr ptr, uint64_t n_bytes, const char *why)
 static struct glake__placed *find_locked(const struct glake_session *session, glake_ptr ptr,
                                          uint64_t n_bytes)
 {
-	const struct glake__range *range = glake__range_at_locked(ptr, GLAKE__RANGE_PLACED);
+	const struct glake__range *range = glake__range_at_locked(ptr, &glake__use_placed);
 	if (!range || n_bytes > range->n_bytes - (ptr - range->ptr)) {
 		return NULL;
 	}
@@ -63,7 +101,7 @@ int glake_reserve(struct glake_session *session, uint64_t bytes, uint64_t alignm
 		return glake__fail(-ENOMEM, "out of memory");
 	}
 	placed->session = session;
-	r = glake__range_reserve(GLAKE__RANGE_PLACED, placed, -1, bytes, alignment, 0,
+	r = glake__range_reserve(&glake__use_placed, placed, -1, bytes, alignment, 0,
 	                         &placed->range);
 	if (r < 0) {
 		free(placed);
@@ -129,6 +167,10 @@ static int find_range(const struct glake_session *session, glake_ptr ptr, uint64
 	const char *why = is_mapped ? "not what glake_map() filled" : "already mapped, in part";
 	glake__lock();
 	const struct glake__placed *placed = find_locked(session, ptr, n_bytes);
+	while (is_mapped && placed && placed->is_held) {
+		glake__held_wait_locked();
+		placed = find_locked(session, ptr, n_bytes);
+	}
 	if (!placed) {
 		why = is_mapped ? why : "not within a range of glake_reserve()";
 	} else if (is_all_locked(placed->range, ptr - placed->range->ptr, n_bytes, is_mapped)) {
@@ -158,10 +200,10 @@ int glake_map(struct glake_session *session, uint32_t device, glake_ptr ptr, uin
 		return r;
 	}
 	struct glake__wait wait = {0};
-	r = glake__backing_fill(found, range, ptr - range->ptr, bytes, BACKING_CHUNK_BYTES, &wait);
+	r = glake__grant_fill(found, range, ptr - range->ptr, bytes, GRANT_CHUNK_BYTES, &wait);
 	while (r < 0 && glake__supply_make_room(found, r, &wait)) {
-		r = glake__backing_fill(found, range, ptr - range->ptr, bytes, BACKING_CHUNK_BYTES,
-		                        &wait);
+		r = glake__grant_fill(found, range, ptr - range->ptr, bytes, GRANT_CHUNK_BYTES,
+		                      &wait);
 	}
 	if (r == 0) {
 		glake__lock();
@@ -187,12 +229,13 @@ int glake_unmap(struct glake_session *session, glake_ptr ptr, uint64_t bytes)
 		return r;
 	}
 	r = glake__range_clear(range, ptr - range->ptr, bytes, &dead);
+	glake__unsealed_note(session, ptr, ptr + bytes, GLAKE__UNSEALED_NOT);
 	glake__lock();
 	for (const struct glake__chunk *chunk = dead; chunk; chunk = chunk->next) {
 		session->books.live_bytes -= chunk->n_bytes;
 	}
 	glake__unlock();
-	glake__backing_return(session, dead);
+	glake__grant_return(session, dead);
 	return glake__leave(session, r);
 }
 
@@ -203,7 +246,7 @@ void glake__placed_deinit(struct glake_session *session)
 	while (session->books.placed) {
 		struct glake__placed *placed = session->books.placed;
 		session->books.placed = placed->next;
-		glake__range_drop_all(session, placed->range);
+		glake__grant_drop(session, placed->range);
 		free(placed);
 	}
 }

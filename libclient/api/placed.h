@@ -9,11 +9,16 @@
 #define GLAKE_LIBCLIENT_PLACED_H
 
 #include "libclient/link/session.h"
+#include "libclient/space/range.h"
+
+/* glake_reserve(): user is its struct glake__placed. */
+extern const struct glake__use glake__use_placed;
 
 struct glake__placed {
 	struct glake__placed *next; /* link: books.placed */
 	struct glake_session *session;
 	struct glake__range *range; /* owned */
+	bool is_held;               /* (space/held.h) */
 };
 
 /* Drop everything: the session ends. */

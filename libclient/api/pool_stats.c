@@ -4,7 +4,7 @@
 #include <stdlib.h>
 
 #include "libclient/glake.h"
-#include "libclient/glake_shim.h"
+#include "glake.h"
 #include "libclient/link/sized.h"
 #include "libclient/heap/heap.h"
 #include "libclient/stitch/pool.h"

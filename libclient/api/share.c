@@ -11,13 +11,18 @@
  */
 #include <errno.h>
 
+#include "libclient/api/share.h"
 #include "libclient/heap/heap.h"
 #include "libclient/heap/backing.h"
+#include "libclient/space/held.h"
 #include "libclient/space/reback.h"
 #include "libclient/seal/unseal.h"
 #include "libclient/link/dispatch.h"
 #include "libclient/link/rpc.h"
 #include "proto/limits.h"
+
+/* Another process's memory. */
+static const struct glake__use opened_use = {.name = "opened", .kind = GLAKE__OPENED};
 
 #define UNDO_TRIES 10
 
@@ -66,12 +71,12 @@ static struct glake__backing *find_locked(const struct glake_session *session, g
 	struct glake__backing *backing;
 	for (;;) {
 		const struct glake__range *range;
-		range = glake__range_at_locked(ptr, GLAKE__RANGE_PRIVATE);
+		range = glake__range_at_locked(ptr, &glake__use_private);
 		backing = range ? range->user : NULL;
-		if (!backing || !backing->is_live || !backing->holder) {
+		if (!backing || !backing->is_live || !backing->is_held) {
 			break;
 		}
-		glake__heap_wait_let_locked();
+		glake__held_wait_locked();
 	}
 	return backing && backing->is_live && backing->device->session == session ? backing : NULL;
 }
@@ -177,18 +182,18 @@ int glake__share_region(struct glake_session *session, glake_ptr ptr, struct gla
 
 static uint64_t chunk_bytes(const struct glake_share *share, uint32_t i_chunk)
 {
-	return glake__backing_chunk_bytes(share->bytes - i_chunk * BACKING_CHUNK_BYTES);
+	return glake__grant_chunk_bytes(share->bytes - i_chunk * GRANT_CHUNK_BYTES);
 }
 
 /* A name may come from anywhere, so it is checked. Each memory has exactly one valid name. */
 static bool is_possible(const struct glake_share *share)
 {
-	uint64_t n_full = share->n_chunks * BACKING_CHUNK_BYTES;
+	uint64_t n_full = share->n_chunks * GRANT_CHUNK_BYTES;
 	return share->session != 0 && share->ticket != 0 && share->n_chunks > 0 &&
 	       share->n_chunks <= GLAKE_MAX_PACKET_FDS &&
 	       (share->n_chunks > 1 || share->first_chunk == share->last_chunk) &&
 	       share->bytes > 0 && share->bytes % GLAKE_CHUNK_GRANULARITY == 0 &&
-	       share->bytes <= n_full && share->bytes > n_full - BACKING_CHUNK_BYTES;
+	       share->bytes <= n_full && share->bytes > n_full - GRANT_CHUNK_BYTES;
 }
 
 static int map(const struct glake_share *share, const struct fdlist *fds,
@@ -197,8 +202,7 @@ static int map(const struct glake_share *share, const struct fdlist *fds,
 	struct glake__part parts[GLAKE_MAX_PACKET_FDS];
 	struct glake__range *range;
 	size_t n_parts = 0;
-	int r = glake__range_reserve(GLAKE__RANGE_OPENED, NULL, device->handle, share->bytes, 0, 0,
-	                             &range);
+	int r = glake__range_reserve(&opened_use, NULL, device->handle, share->bytes, 0, 0, &range);
 	if (r < 0) {
 		return r;
 	}
@@ -282,7 +286,7 @@ int glake_share_close(struct glake_session *session, const struct glake_share *s
 		return glake__fail(-EINVAL, "not a name made by glake_share()");
 	}
 	glake__lock();
-	struct glake__range *range = glake__range_at_locked(ptr, GLAKE__RANGE_OPENED);
+	struct glake__range *range = glake__range_at_locked(ptr, &opened_use);
 	bool is_it = range && range->ptr == ptr && range->n_bytes == share->bytes;
 	glake__unlock();
 	if (!is_it) {

@@ -8,7 +8,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "libclient/glake_shim.h"
+#include "libclient/link/report.h"
+#include "libclient/heap/claim.h"
 #include "libclient/heap/async.h"
 #include "libclient/space/space.h"
 #include "libclient/api/torch_uses.h"

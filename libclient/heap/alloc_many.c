@@ -67,8 +67,7 @@ static int many_init(struct many *many, struct glake__device *device, const uint
 	}
 	for (size_t i = 0; i < n; i++) {
 		uint64_t n_bytes = glake_chunk_bytes(bytes[i]);
-		bool is_one = n_bytes <= BACKING_CHUNK_BYTES &&
-		              (is_zeroed || bytes[i] >= SLAB_BYTES);
+		bool is_one = n_bytes <= GRANT_CHUNK_BYTES && (is_zeroed || bytes[i] >= SLAB_BYTES);
 		many->wishes[i] = (struct wish){
 			.n_bytes = bytes[i],
 			.chunk_bytes = is_one ? n_bytes : 0,

@@ -12,7 +12,7 @@
 
 #include <stdbool.h>
 
-#include "libclient/glake_shim.h"
+#include "libclient/link/wait.h"
 #include "libclient/link/session.h"
 
 struct glake__async_place {

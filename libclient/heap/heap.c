@@ -9,9 +9,11 @@
 #include "libclient/link/dispatch.h"
 #include "libclient/heap/backing.h"
 #include "libclient/space/fill.h"
+#include "libclient/space/held.h"
 #include "libclient/stitch/pool.h"
+#include "libclient/stitch/stitched.h"
 #include "libclient/space/space.h"
-#include "libclient/seal/unsealed.h"
+#include "libclient/space/unsealed.h"
 
 /* ---- the books: all of it with the lock held -------------------------------------------------- */
 
@@ -45,7 +47,7 @@ static void remove_live(struct glake__backing *backing)
 	} else {
 		books->live_bytes -= backing->n_bytes;
 	}
-	glake__unsealed_forget_locked(backing);
+	glake__unsealed_forget_locked(backing->range);
 	backing->older = NULL;
 	backing->newer = NULL;
 	backing->is_live = false;
@@ -63,7 +65,7 @@ static struct glake__allocation *find_in(struct glake__backing *backing, glake_p
 
 static bool is_of_pool(const struct glake__range *range)
 {
-	return range->use == GLAKE__RANGE_POOL || range->use == GLAKE__RANGE_STITCHED;
+	return range->use == &glake__use_pool || range->use == &glake__use_stitched;
 }
 
 static struct glake__allocation *find(glake_ptr address)
@@ -71,7 +73,7 @@ static struct glake__allocation *find(glake_ptr address)
 	const struct glake__piece *piece = glake__piece_at_locked(address);
 	const struct glake__range *range = piece ? piece->range : NULL;
 	struct glake__allocation *found = NULL;
-	if (range && range->use == GLAKE__RANGE_PRIVATE) {
+	if (range && range->use == &glake__use_private) {
 		found = find_in(range->user, address);
 	} else if (range && is_of_pool(range)) {
 		found = glake__pool_find_locked(range, address);
@@ -80,18 +82,18 @@ static struct glake__allocation *find(glake_ptr address)
 	                                                                                : NULL;
 }
 
-void glake__heap_wait_let_locked(void)
+static bool is_held(struct glake__allocation *allocation)
 {
-	cleanup_cancel int cancel = cancel_disable();
-	pthread_cond_wait(&glake__space.let, &glake__space.lock);
+	return allocation->is_pooled ? glake__pool_is_held_locked(allocation)
+	                             : allocation->backing->is_held;
 }
 
 /* The same, once no thread holds it. */
 static struct glake__allocation *find_free(glake_ptr address)
 {
 	struct glake__allocation *found;
-	while ((found = find(address)) && !found->is_pooled && found->backing->holder) {
-		glake__heap_wait_let_locked();
+	while ((found = find(address)) && is_held(found)) {
+		glake__held_wait_locked();
 	}
 	return found;
 }
@@ -171,9 +173,9 @@ static struct glake__backing *make_warm(struct glake__backing *backing)
 	struct glake__heap *heap = backing->device->heap;
 	struct glake__warm *warm = &heap->warm;
 	remove_live(backing);
-	if (heap->reclaim_debt > 0) {
-		heap->reclaim_debt -= backing->n_bytes < heap->reclaim_debt ? backing->n_bytes
-		                                                            : heap->reclaim_debt;
+	uint64_t *debt = &backing->device->reclaim_debt;
+	if (*debt > 0) {
+		*debt -= backing->n_bytes < *debt ? backing->n_bytes : *debt;
 		return backing;
 	}
 	if (backing->n_bytes > warm->max_bytes || glake__backing_is_tied_locked(backing) ||
@@ -257,7 +259,7 @@ void glake__heap_reclaim(struct glake__device *device, uint64_t n_bytes)
 	glake__lock();
 	uint64_t n_warm = gather_locked(device, &list);
 	uint64_t n_missing = n_bytes > n_warm ? n_bytes - n_warm : 0;
-	device->heap->reclaim_debt = n_missing;
+	device->reclaim_debt = n_missing;
 	struct glake__backing *old = glake__warm_evict(&device->heap->warm,
 	                                               n_warm > n_bytes ? n_warm - n_bytes : 0);
 	glake__unlock();
@@ -471,50 +473,52 @@ bool glake__heap_has(glake_ptr address)
 {
 	glake__lock();
 	const struct glake__piece *piece = glake__piece_at_locked(address);
-	bool has = piece && glake__range_is_private(piece->range);
+	bool has = piece && piece->range->use->is_private;
 	glake__unlock();
 	return has;
 }
 
 /* ---- holding ---------------------------------------------------------------------------------- */
 
-/* In a range of its own? */
-static bool is_alone(const struct glake__allocation *allocation)
+/* Of a slab, what could be sealed has other memory in its pages. */
+static int hold_private(struct glake__range *range, glake_ptr address, struct glake__held *held_out)
 {
-	return !allocation->is_pooled && !allocation->block;
-}
-
-bool glake__heap_hold(glake_ptr address, const void *holder, struct glake__held *held_out)
-{
-	struct glake__allocation *found;
-	glake__lock();
-	while ((found = find(address)) && is_alone(found) && found->backing->holder &&
-	       found->backing->holder != holder) {
-		glake__heap_wait_let_locked();
+	struct glake__backing *backing = range->user;
+	const struct glake__allocation *found = find(address);
+	if (!found || found->block) {
+		return found ? -ENOTSUP : -ENOENT;
 	}
-	*held_out = (struct glake__held){.backing = NULL};
-	if (found && is_alone(found)) {
-		held_out->backing = found->backing;
-		held_out->end = found->n_bytes;
-		found->backing->holder = holder;
+	if (backing->is_held) {
+		return -EBUSY;
 	}
-	glake__unlock();
-	return found != NULL;
+	backing->is_held = true;
+	*held_out = (struct glake__held){
+		.begin = backing->ptr,
+		.end = backing->ptr + found->n_bytes,
+		.tail = backing->ptr + backing->n_bytes,
+		.device = backing->device,
+		.user = backing,
+	};
+	return 0;
 }
 
-void glake__heap_let(struct glake__backing *backing)
+static void let_private(struct glake__held *held)
 {
-	glake__lock();
-	backing->holder = NULL;
-	pthread_cond_broadcast(&glake__space.let);
-	glake__unlock();
+	struct glake__backing *backing = held->user;
+	backing->is_held = false;
 }
 
-void glake__heap_hold_session(struct glake_session *session)
+const struct glake__use glake__use_private = {
+	.name = "private",
+	.kind = GLAKE__OWN,
+	.is_private = true,
+	.hold = hold_private,
+	.let = let_private,
+};
+
+void glake__heap_hold_session_locked(struct glake_session *session)
 {
-	glake__lock();
 	session->books.n_holds++;
-	glake__unlock();
 }
 
 int glake__heap_leave(struct glake_session *session, int result)
@@ -531,7 +535,7 @@ void glake__heap_wait_left(struct glake_session *session)
 {
 	glake__lock();
 	while (session->books.n_holds > 0) {
-		glake__heap_wait_let_locked();
+		glake__held_wait_locked();
 	}
 	glake__unlock();
 }
@@ -556,7 +560,7 @@ bool glake__heap_join(const struct glake_session *session, glake_ptr address, ui
 	glake__lock();
 	struct glake__allocation *found = find(address);
 	bool may_join = found && found->is_pooled && found->address == address &&
-	                found->tag.stream <= GLAKE__GRAPH_STREAM &&
+	                found->tag.stream <= GLAKE__GRAPH_STREAM && !is_held(found) &&
 	                (!session || device_of(found)->session == session);
 	if (may_join && was_out) {
 		*was_out = *found;
@@ -629,15 +633,20 @@ struct glake__allocation *glake__heap_claim_of(const void *ctx, uint64_t generat
 	glake__lock();
 	struct glake__range *range = glake__space.ranges;
 	while (range) {
-		if (range->use == GLAKE__RANGE_POOL) {
+		if (range->use == &glake__use_pool) {
+			if (glake__pool_has_held_locked(range->user)) {
+				glake__held_wait_locked();
+				range = glake__space.ranges;
+				continue;
+			}
 			glake__pool_visit_locked(range->user, claim_pooled, &claim);
 			range = range->next;
 			continue;
 		}
 		struct glake__backing *backing = range->user;
-		bool is_live = range->use == GLAKE__RANGE_PRIVATE && backing->is_live;
-		if (is_live && backing->holder) {
-			glake__heap_wait_let_locked();
+		bool is_live = range->use == &glake__use_private && backing->is_live;
+		if (is_live && backing->is_held) {
+			glake__held_wait_locked();
 			range = glake__space.ranges;
 			continue;
 		}
@@ -679,7 +688,7 @@ bool glake__heap_park(struct glake__allocation *allocation, uint64_t stream,
 		glake__lock();
 		backing->device->session->books.live_bytes -= backing->n_bytes;
 		backing->device->heap->parked_bytes += backing->n_bytes;
-		glake__unsealed_forget_locked(backing);
+		glake__unsealed_forget_locked(backing->range);
 		is_tied = glake__backing_is_tied_locked(backing);
 		glake__unlock();
 	}
@@ -802,6 +811,9 @@ void glake__heap_deinit(struct glake_session *session)
 			uncut(backing);
 		}
 		glake__backing_drop(session, backing);
+	}
+	if (!session->is_forked) {
+		glake__unsealed_end(session);
 	}
 	for (uint32_t i = 0; session->heaps && i < session->n_devices; i++) {
 		struct glake__warm *warm = &session->heaps[i].warm;

@@ -9,7 +9,7 @@
  * supply.h gets the rest.
  *
  * To free memory: claim it, so that no other thread does; make sure that nothing uses it; release
- * it. The shim's half of the functions is in glake_shim.h.
+ * it. What works on a single allocation is in claim.h.
  *
  * Threads: any.
  */
@@ -19,7 +19,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "libclient/glake_shim.h"
+#include "libclient/link/wait.h"
+#include "libclient/heap/claim.h"
 #include "libclient/link/session.h"
 #include "libclient/heap/slab.h"
 #include "libclient/heap/warm.h"
@@ -31,9 +32,7 @@ struct glake__heap {
 	struct glake__backing *empty_slab; /* one of the live ones */
 	struct glake__pool *stitching;     /* owned; NULL: the session does not stitch, or cannot */
 	uint64_t parked_bytes;             /* of backings that are parked as a whole */
-	/* Bytes that glaked wanted when less was warm. Memory that is freed next pays them. */
-	uint64_t reclaim_debt;
-	struct glake_pool_stats pool; /* of memory in stream order, for programs */
+	struct glake_pool_stats pool;      /* of memory in stream order, for programs */
 };
 
 /* After Hello. Returns 0 or -ENOMEM. */
@@ -89,30 +88,13 @@ struct glake__allocation *glake__heap_add(struct glake__backing *backing, uint64
 int glake__heap_unknown(glake_ptr ptr);
 
 /*
- * Hold the live allocation that @address lies in. Until it is let, threads that free, share or hold its
- * backing wait; the program goes on using it. A second hold by the same @holder is the same hold. An
- * allocation in a slab or pool is found, and not held. Callers hold several in the order of their addresses, so
- * that they cannot wait for each other. False: there is none.
- */
-struct glake__held {
-	struct glake__backing *backing; /* NULL: it is in a slab or pool */
-	uint64_t begin;                 /* of the allocation, in its backing */
-	uint64_t end;                   /* the same; the rest of the backing is unused */
-};
-bool glake__heap_hold(glake_ptr address, const void *holder, struct glake__held *held_out);
-void glake__heap_let(struct glake__backing *backing);
-
-/*
  * For a call that was given memory, and found @session by holding it. Other threads may free what it lets, and end
  * the session then: so it holds the session before, and ends by leave(), which is glake__leave() and lets the
  * session. glake_disconnect() waits for that.
  */
-void glake__heap_hold_session(struct glake_session *session);
+void glake__heap_hold_session_locked(struct glake_session *session);
 int glake__heap_leave(struct glake_session *session, int result);
 void glake__heap_wait_left(struct glake_session *session);
-
-/* Wait, without the lock, until a thread lets a backing. Earlier lookups may be stale then. */
-void glake__heap_wait_let_locked(void);
 
 /* The allocation of @session at @ptr that is neither claimed nor held; NULL if there is none. */
 struct glake__allocation *glake__heap_at_locked(const struct glake_session *session, glake_ptr ptr);

@@ -18,7 +18,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "libclient/glake_shim.h"
+#include "libclient/space/allocation.h"
 
 #define SLAB_BYTES (2ull * 1024 * 1024)
 #define SLAB_UNIT_BYTES 512u

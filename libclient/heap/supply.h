@@ -3,7 +3,7 @@
  * Getting private memory from glaked, and giving free memory back.
  *
  * When glaked has no memory for a request, the session gives its own free memory back and asks once
- * more. The shim's function, glake__supply_get(), is in glake_shim.h.
+ * more. glake__supply_get() is in claim.h.
  *
  * Threads: any. All block; no lock is held.
  */
@@ -13,7 +13,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "libclient/glake_shim.h"
+#include "libclient/link/wait.h"
+#include "libclient/heap/claim.h"
 #include "libclient/link/session.h"
 
 /* glaked wants @n_bytes of warm memory of a device back. */

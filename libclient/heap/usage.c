@@ -9,7 +9,7 @@
 #include "proto/cleanup.h"
 #include "proto/clock.h"
 #include "proto/limits.h"
-#include "libclient/glake_shim.h"
+#include "libclient/link/why.h"
 #include "libclient/link/call.h"
 #include "libclient/link/dispatch.h"
 #include "libclient/link/rpc.h"

@@ -12,7 +12,10 @@
 #ifndef GLAKE_LIBCLIENT_USAGE_H
 #define GLAKE_LIBCLIENT_USAGE_H
 
-#include "libclient/link/session.h"
+#include <stddef.h>
+#include <stdint.h>
+
+#include "glake.h"
 
 #define USAGE_PERIOD_NS (100ull * 1000 * 1000)
 
@@ -24,5 +27,35 @@ void glake__usage_report_now(struct glake_session *session);
 
 /* The same, at once: the daemon's Reclaim of that @id (0 = it has none) has been followed. */
 void glake__usage_answer(struct glake_session *session, uint64_t id);
+
+/*
+ * Driver usage: memory of one device that a program has from the driver, without contexts and
+ * code.
+ */
+struct glake__driver_memory {
+	uint32_t device;        /* glaked's index */
+	uint64_t managed_bytes; /* as asked for: how much of it is on the device is not known */
+	uint64_t array_bytes;
+	uint64_t graph_bytes; /* kept for the allocations of graphs */
+	uint64_t other_bytes; /* allocations and pools */
+};
+
+struct glake__program_usage {
+	uint64_t n_owned;  /* allocations served with memory of glaked */
+	uint64_t n_passed; /* allocations left to the driver that glaked should have served */
+	const struct glake__driver_memory *driver; /* borrowed; each device at most once */
+	size_t n_driver;
+};
+
+/*
+ * Set the numbers that only the program knows. The next report tells glaked, for listings. They
+ * replace the earlier ones. Local. Errors, after which nothing has changed: -ENODEV (no such
+ * device), -EINVAL (a device is there twice).
+ */
+int glake__set_program_usage(struct glake_session *session,
+                             const struct glake__program_usage *usage);
+
+/* Tell glaked now what the session uses, and wait until it has heard. Errors: request errors. */
+int glake__tell_usage(struct glake_session *session);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "libclient/glake_shim.h"
+#include "libclient/link/report.h"
 #include "libclient/link/call.h"
 #include "libclient/link/session.h"
 

@@ -18,7 +18,7 @@
 #include "proto/fdlist.h"
 #include "libclient/link/call.h"
 #include "libclient/link/session.h"
-#include "libclient/glake_shim.h"
+#include "libclient/link/wait.h"
 
 /*
  * Sets the fields that HelloAnswer has: identity, devices (without ordinals), limits. The link's key is that which

@@ -2,7 +2,7 @@
 /* Sealing that glaked asks for: where to pass the ask on to, and the reports to glaked of what became of it. */
 #include <errno.h>
 
-#include "libclient/glake_shim.h"
+#include "libclient/link/report.h"
 #include "libclient/link/call.h"
 #include "libclient/link/session.h"
 

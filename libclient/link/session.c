@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "libclient/glake_shim.h"
+#include "libclient/link/report.h"
 #include "libclient/link/fork.h"
 #include "libclient/link/sized.h"
 

@@ -7,7 +7,7 @@
  *
  *   link    the connection: requests under way, waiting notices (link.h)
  *   books   the session's memory, models, blocks and counters; under the lock of the space
- *           (memory/space.h), like their ranges
+ *           (space/space.h), like their ranges
  *
  * Higher parts include this file. The session reaches them by callbacks, which glake_connect() sets.
  *
@@ -32,7 +32,9 @@ struct glake__device {
 	struct glake_session *session; /* that it is of */
 	struct glake_device public;
 	CUdevice handle;          /* valid if public.ordinal >= 0 */
-	struct glake__heap *heap; /* borrowed: its private memory (memory/heap.h) */
+	struct glake__heap *heap; /* borrowed: its private memory (heap/heap.h) */
+	uint64_t
+		reclaim_debt; /* that glaked wanted when less was warm: memory that is freed next pays it */
 };
 
 struct glake__books {
@@ -46,11 +48,10 @@ struct glake__books {
 	uint64_t shared_bytes;
 	uint64_t n_warm_allocs;
 	uint64_t n_cold_allocs;
-	uint64_t
-		unsealed_bytes[GLAKE_N_UNSEALED]; /* of live memory, by cause (memory/unsealed.h) */
+	uint64_t unsealed_bytes[GLAKE_N_UNSEALED]; /* of live memory, by cause (space/unsealed.h) */
 	uint64_t n_seals;
 	uint64_t seal_ns;
-	uint32_t n_holds; /* calls that have held its memory, and are not over (memory/heap.h) */
+	uint32_t n_holds; /* calls that have held its memory, and are not over (heap/heap.h) */
 };
 
 /* The program holds @n_bytes more. Called with the lock held. */
@@ -110,9 +111,9 @@ struct glake_session {
 	struct glake__link link;
 	struct glake__books books;
 	struct glake__heap *heaps; /* owned; by position in devices */
-	/* Report usage if that is due (memory/usage.h). Never blocks; no lock is held. */
+	/* Report usage if that is due (heap/usage.h). Never blocks; no lock is held. */
 	void (*report)(struct glake_session *session);
-	/* Give back memory that the program does not need (memory/supply.h); NULL: it does so when it frees. */
+	/* Give back memory that the program does not need (heap/supply.h); NULL: it does so when it frees. */
 	void (*settle)(struct glake_session *session);
 	/* Set with the first model: a program without models need not link their code. */
 	void (*end_models)(struct glake_session *session);

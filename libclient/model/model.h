@@ -12,6 +12,10 @@
 
 #include "libclient/link/session.h"
 #include "libclient/model/tensor_table.h"
+#include "libclient/space/range.h"
+
+/* user is its struct glake_model. */
+extern const struct glake__use glake__use_model;
 
 struct glake_model {
 	struct glake_model *next;      /* link: books.models */

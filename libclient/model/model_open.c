@@ -11,12 +11,14 @@
 #include "libclient/model/model_fetch.h"
 #include "libclient/model/model_files.h"
 
+const struct glake__use glake__use_model = {.name = "model", .kind = GLAKE__OWN};
+
 static int reserve(struct glake_model *model)
 {
 	if (model->no_map || model->span_bytes == 0) {
 		return 0;
 	}
-	int r = glake__range_reserve(GLAKE__RANGE_MODEL, model, model->device->handle,
+	int r = glake__range_reserve(&glake__use_model, model, model->device->handle,
 	                             model->span_bytes, 0, 0, &model->range);
 	model->base = r == 0 ? model->range->ptr : 0;
 	return r;

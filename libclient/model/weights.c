@@ -24,8 +24,14 @@
 #include "libclient/seal/block.h"
 #include "libclient/space/context.h"
 #include "libclient/heap/heap.h"
+#include "libclient/space/held.h"
 #include "libclient/space/range.h"
-#include "libclient/glake_shim.h"
+#include "libclient/space/fill.h"
+#include "libclient/space/look.h"
+#include "libclient/space/owner.h"
+#include "libclient/space/program.h"
+#include "libclient/space/page.h"
+#include "libclient/heap/claim.h"
 #include "libclient/model/model.h"
 #include "libclient/model/model_fetch.h"
 #include "libclient/model/weights_layout.h"
@@ -128,22 +134,42 @@ static int take_tensors(struct publication *publication, const struct glake_tens
 
 /* ---- sealing ---------------------------------------------------------------------------------- */
 
+/* All of an allocation of the heap's, on that device. */
+static struct glake_session *session_in_heap(const struct glake__range *range,
+                                             const struct glake_tensor *tensor)
+{
+	const struct glake__backing *backing = range->user;
+	uint64_t at = tensor->ptr - backing->ptr;
+	bool is_in = backing->is_live && !backing->slab && at <= backing->whole.n_bytes &&
+	             tensor->bytes <= backing->whole.n_bytes - at;
+	return is_in ? backing->device->session : NULL;
+}
+
+/* Of what the program has mapped itself: a chunk of glaked's. What lies behind it, sealing looks at. */
+static struct glake_session *session_of_chunk(const struct glake__range *range,
+                                              const struct glake_tensor *tensor)
+{
+	uint64_t at = tensor->ptr - range->ptr;
+	const struct glake__chunk *chunk = glake__range_piece_locked(range, at)->chunk;
+	bool is_in = chunk && chunk->owner && chunk->owner->device &&
+	             tensor->bytes <= range->n_bytes - at;
+	return is_in ? chunk->owner->device->session : NULL;
+}
+
 static bool can_be_sealed(const struct publication *publication, const struct glake_tensor *tensor)
 {
-	bool can = false;
+	struct glake_session *session = NULL;
 	glake__lock();
-	const struct glake__range *range = glake__range_at_locked(tensor->ptr,
-	                                                          GLAKE__RANGE_PRIVATE);
-	if (range) {
-		const struct glake__backing *backing = range->user;
-		uint64_t at = tensor->ptr - backing->ptr;
-		bool is_in = backing->is_live && !backing->slab &&
-		             range->device == publication->device->handle &&
-		             at <= backing->whole.n_bytes &&
-		             tensor->bytes <= backing->whole.n_bytes - at;
-		can = is_in &&
-		      glake__layout_is_peer_locked(publication->session, backing->device->session);
+	const struct glake__piece *piece = glake__piece_at_locked(tensor->ptr);
+	const struct glake__chunk *chunk = piece ? piece->chunk : NULL;
+	if (chunk && chunk->device == publication->device->handle) {
+		session = piece->range->use == &glake__use_private
+		                  ? session_in_heap(piece->range, tensor)
+		          : piece->range->use == &glake__use_program
+		                  ? session_of_chunk(piece->range, tensor)
+		                  : NULL;
 	}
+	bool can = session && glake__layout_is_peer_locked(publication->session, session);
 	glake__unlock();
 	return can;
 }
@@ -212,8 +238,8 @@ static int copy_bytes(const struct publication *publication, glake_ptr copy, gla
 {
 	int r = 0;
 	while (r == 0 && from < to) {
-		struct glake__held held = {0};
-		if (!glake__heap_hold(from, publication, &held) && is_freed(from)) {
+		struct glake__held held;
+		if (glake__held_begin(from, &held) == -ENOENT && is_freed(from)) {
 			return glake__fail(-EINVAL, "the memory at 0x%llx is not allocated",
 			                   (unsigned long long)from);
 		}
@@ -222,16 +248,14 @@ static int copy_bytes(const struct publication *publication, glake_ptr copy, gla
 			r = glake__context_copy(publication->device, copy, from, end - from);
 			copy += end - from;
 		}
-		if (held.backing) {
-			glake__heap_let(held.backing);
-		}
+		glake__held_end(&held);
 		from = end;
 	}
 	return r;
 }
 
 /* The bytes of tensors alone: what lies between them may be anything. @copy is 0: are they all there? */
-static int fill(const struct publication *publication, const struct glake__place *place,
+static int fill(const struct publication *publication, const struct glake__weight *place,
                 glake_ptr copy)
 {
 	const struct glake__layout *layout = &publication->layout;
@@ -247,7 +271,7 @@ static int fill(const struct publication *publication, const struct glake__place
 	return r;
 }
 
-static int copy_place(const struct publication *publication, struct glake__place *place)
+static int copy_place(const struct publication *publication, struct glake__weight *place)
 {
 	struct glake_session *session = publication->session;
 	glake_ptr copy;
@@ -280,7 +304,7 @@ static int copy_places(struct publication *publication)
 		r = layout->places[i].is_block ? 0 : fill(publication, &layout->places[i], 0);
 	}
 	for (size_t i = 0; r == 0 && i < layout->n_places; i++) {
-		struct glake__place *place = &layout->places[i];
+		struct glake__weight *place = &layout->places[i];
 		if (place->is_block) {
 			publication->sum.in_place_bytes += place->n_bytes;
 		} else {
@@ -359,8 +383,8 @@ static int make_room(struct page *page, size_t n_bytes)
 }
 
 /* The run that the page ends with, if @place goes on with it. */
-static Glake__Wire__WeightsBlocks *last_run(struct page *page, const struct glake__place *place,
-                                            const struct glake__place *last)
+static Glake__Wire__WeightsBlocks *last_run(struct page *page, const struct glake__weight *place,
+                                            const struct glake__weight *last)
 {
 	if (page->body.n_blocks == 0 || !last ||
 	    memcmp(place->key, last->key, sizeof(place->key)) != 0 || place->model != last->model ||
@@ -370,7 +394,7 @@ static Glake__Wire__WeightsBlocks *last_run(struct page *page, const struct glak
 	return &page->runs[page->body.n_blocks - 1];
 }
 
-static Glake__Wire__WeightsBlocks *new_run(struct page *page, struct glake__place *place)
+static Glake__Wire__WeightsBlocks *new_run(struct page *page, struct glake__weight *place)
 {
 	const struct glake__link *link = &page->publication->session->link;
 	Glake__Wire__WeightsBlocks *run = &page->runs[page->body.n_blocks];
@@ -389,10 +413,10 @@ static Glake__Wire__WeightsBlocks *new_run(struct page *page, struct glake__plac
 static int add_places(struct page *page)
 {
 	const struct glake__layout *layout = &page->publication->layout;
-	struct glake__place *last = NULL;
+	struct glake__weight *last = NULL;
 	int r = 0;
 	for (size_t i = 0; r == 0 && i < layout->n_places; i++) {
-		struct glake__place *place = layout->in_span[i];
+		struct glake__weight *place = layout->in_span[i];
 		/* A run, or an id. */
 		r = make_room(page, 80);
 		Glake__Wire__WeightsBlocks *run = last_run(page, place, last);

@@ -75,7 +75,7 @@ static uint64_t index_of(const struct glake__piece *piece)
 
 /* Who has the block in @piece, and under which name. NULL: nobody who could be asked. */
 static struct glake_session *name_locked(const struct glake__piece *piece,
-                                         struct glake__place *place)
+                                         struct glake__weight *place)
 {
 	struct glake_session *owner = NULL;
 	void *user = piece->range->user;
@@ -83,11 +83,11 @@ static struct glake_session *name_locked(const struct glake__piece *piece,
 	if (!user) {
 		return NULL;
 	}
-	if (piece->range->use == GLAKE__RANGE_PRIVATE) {
+	if (piece->range->use == &glake__use_private) {
 		owner = ((struct glake__backing *)user)->device->session;
-	} else if (piece->range->use == GLAKE__RANGE_BLOCK) {
+	} else if (piece->range->use == &glake__use_block) {
 		owner = ((struct glake_block *)user)->session;
-	} else if (piece->range->use == GLAKE__RANGE_MODEL) {
+	} else if (piece->range->use == &glake__use_model) {
 		const struct glake_model *model = user;
 		owner = model->session;
 		place->block = 0;
@@ -108,27 +108,27 @@ static const char *why_copied_locked(const struct glake__piece *piece,
 	if (piece && piece->chunk && piece->chunk->device != device->handle) {
 		return "memory of another device";
 	}
-	return piece && piece->range->use == GLAKE__RANGE_PRIVATE ? "in pages with other memory"
-	                                                          : "not memory of glake_alloc()";
+	return piece && piece->range->use == &glake__use_private ? "in pages with other memory"
+	                                                         : "not memory of glake_alloc()";
 }
 
 bool glake__layout_is_peer_locked(const struct glake_session *session, struct glake_session *owner)
 {
-	return owner == session ||
-	       (!owner->link.error && strcmp(owner->link.path, session->link.path) == 0);
+	return owner == session || (glake__state_is_up(owner->link.state) &&
+	                            strcmp(owner->link.path, session->link.path) == 0);
 }
 
-static struct glake__place to_copy(struct glake__layout *layout, glake_ptr at, const char *why)
+static struct glake__weight to_copy(struct glake__layout *layout, glake_ptr at, const char *why)
 {
 	layout->copied_why = why;
-	return (struct glake__place){.ptr = at, .n_bytes = GLAKE__PAGE_BYTES};
+	return (struct glake__weight){.ptr = at, .n_bytes = GLAKE__PAGE_BYTES};
 }
 
 /* What is at the page @at. A piece that changes is looked at when it has. */
-static struct glake__place look_at(struct glake__layout *layout, const struct glake__device *device,
-                                   glake_ptr at)
+static struct glake__weight look_at(struct glake__layout *layout,
+                                    const struct glake__device *device, glake_ptr at)
 {
-	struct glake__place place = {.is_block = true};
+	struct glake__weight place = {.is_block = true};
 	struct glake_session *owner = NULL;
 	glake__lock();
 	const struct glake__piece *piece = glake__piece_at_locked(at);
@@ -155,9 +155,10 @@ static struct glake__place look_at(struct glake__layout *layout, const struct gl
 	return place;
 }
 
-static int add(struct glake__layout *layout, const struct glake__place *place)
+static int add(struct glake__layout *layout, const struct glake__weight *place)
 {
-	struct glake__place *last = layout->n_places ? &layout->places[layout->n_places - 1] : NULL;
+	struct glake__weight *last = layout->n_places ? &layout->places[layout->n_places - 1]
+	                                              : NULL;
 	if (last && !last->is_block && !place->is_block &&
 	    last->ptr + last->n_bytes == place->ptr &&
 	    last->n_bytes + place->n_bytes <= GLAKE_MAX_BLOCK_BYTES) {
@@ -166,7 +167,7 @@ static int add(struct glake__layout *layout, const struct glake__place *place)
 	}
 	if (layout->n_places == layout->capacity) {
 		size_t capacity = layout->capacity ? 2 * layout->capacity : 64;
-		struct glake__place *more = reallocarray(layout->places, capacity, sizeof(*more));
+		struct glake__weight *more = reallocarray(layout->places, capacity, sizeof(*more));
 		if (!more) {
 			return glake__fail(-ENOMEM, "out of memory");
 		}
@@ -186,7 +187,7 @@ static int find_places(struct glake__layout *layout, const struct glake__device 
 		glake_ptr at = extent->begin & ~(GLAKE__PAGE_BYTES - 1);
 		at = at > done ? at : done;
 		while (r == 0 && at < extent->end) {
-			struct glake__place place = look_at(layout, device, at);
+			struct glake__weight place = look_at(layout, device, at);
 			r = add(layout, &place);
 			at = done = place.ptr + place.n_bytes;
 		}
@@ -212,7 +213,7 @@ static size_t place_at(const struct glake__layout *layout, glake_ptr ptr)
 
 uint64_t glake__layout_offset(const struct glake__layout *layout, glake_ptr ptr)
 {
-	const struct glake__place *place = &layout->places[place_at(layout, ptr)];
+	const struct glake__weight *place = &layout->places[place_at(layout, ptr)];
 	return place->offset + (ptr - place->ptr);
 }
 
@@ -250,8 +251,8 @@ static int number_rows(struct glake__layout *layout, const glake_ptr *tensors, s
 
 static int by_row(const void *a, const void *b)
 {
-	const struct glake__place *left = *(struct glake__place *const *)a;
-	const struct glake__place *right = *(struct glake__place *const *)b;
+	const struct glake__weight *left = *(struct glake__weight *const *)a;
+	const struct glake__weight *right = *(struct glake__weight *const *)b;
 	return left->row != right->row ? (left->row > right->row) - (left->row < right->row)
 	                               : (left->ptr > right->ptr) - (left->ptr < right->ptr);
 }

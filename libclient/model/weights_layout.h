@@ -25,7 +25,7 @@ struct glake__extent {
 	glake_ptr end;
 };
 
-struct glake__place {
+struct glake__weight {
 	glake_ptr ptr;
 	uint64_t n_bytes;
 	uint64_t offset;              /* in the span of the model */
@@ -41,10 +41,10 @@ struct glake__place {
 struct glake__layout {
 	struct glake__extent *extents; /* owned; by address, none overlap */
 	size_t n_extents;
-	struct glake__place *places; /* owned; by address */
+	struct glake__weight *places; /* owned; by address */
 	size_t n_places;
 	size_t capacity;
-	struct glake__place **in_span; /* owned; the same by offset */
+	struct glake__weight **in_span; /* owned; the same by offset */
 	uint64_t span_bytes;
 	const char *copied_why; /* static; of one page; NULL: none is copied */
 };

@@ -1,17 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Publishing, step by step, and what a failure of each leaves behind:
- *
- *   access to read-only    nothing can change the bytes while they are digested; undone below. If the driver does
- *                          not undo it, the memory is marked as sealed, and stays read-only
- *   BlockPublish           refused: access back to read-write. Its answer is lost, or makes no sense: the
- *                          chunk may be a block that another process has already, so it stays read-only
- *   the chunk is now the block. If the realm had no equal one we are done: what is mapped is it.
- *   reback                 fails, or the fd is lost: we keep what is mapped. The bytes are the same;
- *                          only the memory that sharing would have saved is not saved, and stays charged,
- *                          until the block is released. If not even what was there can be mapped again, the
- *                          address is empty. Only here are the bytes lost to the caller
- */
 #include "libclient/seal/block.h"
 
 #include <errno.h>
@@ -23,11 +10,14 @@
 #include "proto/limits.h"
 #include "libclient/heap/heap.h"
 #include "libclient/heap/backing.h"
+#include "libclient/seal/seal_steps.h"
 #include "libclient/space/reback.h"
 #include "libclient/link/call.h"
 #include "libclient/link/dispatch.h"
 #include "libclient/link/rpc.h"
 #include "libclient/link/sized.h"
+
+const struct glake__use glake__use_block = {.name = "block", .kind = GLAKE__OWN};
 
 static struct glake_block *block_new(struct glake_session *session)
 {
@@ -50,17 +40,15 @@ static void enter(struct glake_block *block, const struct glake__block_answer *a
 	block->was_known = answer->was_known;
 	block->range = range;
 	glake__lock();
-	range->use = GLAKE__RANGE_BLOCK;
+	range->use = &glake__use_block;
 	range->user = block;
 	block->next = books->blocks;
 	books->blocks = block;
-	books->shared_bytes += range->n_bytes;
 	glake__unlock();
 }
 
-/* The block @answer, from its fd, as all of @range. */
-static int map_block(struct glake__range *range, const struct glake__block_answer *answer,
-                     bool *is_lost_out)
+/* The block @answer, from its fd, as all of @range, which is empty. */
+static int map_block(struct glake__range *range, const struct glake__block_answer *answer)
 {
 	struct glake__chunk *chunk = glake__chunk_new(answer->block, answer->chunk_bytes,
 	                                              range->device, GLAKE__PAGE_BLOCK);
@@ -73,73 +61,12 @@ static int map_block(struct glake__range *range, const struct glake__block_answe
 		.access = GLAKE__ACCESS_READ,
 		.fd = answer->fd,
 	};
-	int r = glake__range_reback(range, 0, &part, 1, NULL, is_lost_out);
+	int r = glake__range_fill(range, 0, &part, 1);
 	glake__chunk_put(chunk);
 	return r;
 }
 
 /* ---- publishing ------------------------------------------------------------------------------- */
-
-/* The chunk has left the session. */
-static void forget(struct glake_session *session, struct glake__backing *backing)
-{
-	glake__lock();
-	session->books.reserved_bytes -= backing->n_bytes;
-	glake__unlock();
-	glake__backing_free(backing);
-}
-
-/* The mapped chunk is the block now. */
-static void seal(struct glake__range *range, uint64_t id)
-{
-	glake__lock();
-	range->first->chunk->id = id;
-	glake__chunk_set_kind_locked(range->first->chunk, GLAKE__PAGE_BLOCK);
-	glake__unlock();
-}
-
-/*
- * Takes @backing, which is out of the books and read-only, over if the daemon agrees. A refusal
- * leaves it the caller's (*is_ours stays true).
- */
-static int publish(struct glake_session *session, struct glake__backing *backing,
-                   uint64_t content_bytes, struct glake_block *block, bool *is_ours)
-{
-	struct glake__range *range = backing->range;
-	struct glake__publication publication = {
-		.chunk = range->first->chunk->id,
-		.chunk_bytes = backing->n_bytes,
-		.content_bytes = content_bytes,
-	};
-	const struct glake__block_answer *answer = &publication.answer;
-	bool is_lost = false;
-	int r = glake__rpc_block_publish(session, &publication);
-	if (r < 0) {
-		return r;
-	}
-	cleanup_fd int fd = answer->fd;
-	*is_ours = false;
-	if (answer->was_known && fd >= 0) {
-		r = map_block(range, answer, &is_lost);
-		r = is_lost ? r : 0;
-	}
-	if (r == 0) {
-		/* If what was there is mapped again, it is a chunk still, and stays charged. */
-		if (answer->is_kept && range->first->chunk->kind == GLAKE__PAGE_BLOCK) {
-			glake__rpc_chunk_free(session, &answer->block, 1);
-		}
-		seal(range, answer->block);
-		enter(block, answer, range);
-	} else {
-		char *text = glake__error_save();
-		glake__range_end(range, NULL);
-		glake__rpc_block_release(session, answer->block);
-		glake__error_restore(text);
-	}
-	/* Last: until the range is a block's, other threads may read the backing that it points to. */
-	forget(session, backing);
-	return r;
-}
 
 static int check_shape(const struct glake__backing *backing, uint64_t content_bytes)
 {
@@ -159,28 +86,61 @@ static int check_shape(const struct glake__backing *backing, uint64_t content_by
 	return 0;
 }
 
-/* Put the memory back as it was, after @error. Returns the error to tell: that it stays read-only is more. */
-static int undo(struct glake_session *session, struct glake__backing *backing, bool is_flipped,
-                int error)
+/* As sealing does, of @part alone. */
+static int publish(struct glake__seal_part *part)
 {
-	char *text = glake__error_save();
-	bool may_be_block = glake__may_be_block(error);
-	int r = is_flipped && !may_be_block
-	                ? glake__range_access(backing->range, 0, backing->n_bytes,
-	                                      GLAKE__ACCESS_WRITE)
-	                : 0;
-	if (is_flipped && (may_be_block || r < 0)) {
-		glake__lock();
-		glake__backing_unfinish_locked(session, backing->range->first->chunk);
-		glake__unlock();
+	struct glake__seal seal = {.parts = part, .n_parts = 1, .last = glake__look_last()};
+	int r = glake__seal_publish_one(&seal);
+	if (r == 0 && part->pin) {
+		r = glake__fail(GLAKE_E_BAD_REQUEST, "the memory at 0x%llx is pinned: %s",
+		                (unsigned long long)part->ptr, glake__pin_text(part->pin));
 	}
-	if (r < 0) {
-		free(text);
-		text = glake__error_save();
+	return r;
+}
+
+static bool is_lost(const struct glake__range *range)
+{
+	glake__lock();
+	bool is_hole = !range->first->chunk;
+	glake__unlock();
+	return is_hole;
+}
+
+/* @backing, which is out of the books, becomes @block, or stays the caller's: then *is_ours_out. */
+static int become(struct glake__backing *backing, uint64_t content_bytes, struct glake_block *block,
+                  bool *is_ours_out)
+{
+	struct glake__range *range = backing->range;
+	const struct glake__held all = {
+		.begin = backing->ptr,
+		.end = backing->ptr + backing->n_bytes,
+		.tail = backing->ptr + backing->n_bytes,
+		.device = backing->device,
+	};
+	struct glake__seal_part part = {
+		.ptr = backing->ptr,
+		.n_bytes = backing->n_bytes,
+		.held = &all,
+		.device = backing->device,
+		.content_bytes = content_bytes,
+		.answer = {.fd = -1},
+	};
+	int r = publish(&part);
+	*is_ours_out = !part.is_published;
+	if (*is_ours_out) {
+		return r;
 	}
-	glake__heap_put_back(session, backing);
-	glake__error_restore(text);
-	return r < 0 ? r : error;
+	/* Until the range is a block's, other threads may read the backing that it points to. */
+	if (is_lost(range)) {
+		char *text = glake__error_save();
+		glake__range_end(range, NULL);
+		glake__error_restore(text);
+	} else {
+		r = 0;
+		enter(block, &part.answer, range);
+	}
+	glake__backing_free(backing);
+	return r;
 }
 
 int glake_block_publish(struct glake_session *session, glake_ptr ptr, uint64_t content_bytes,
@@ -199,17 +159,12 @@ int glake_block_publish(struct glake_session *session, glake_ptr ptr, uint64_t c
 		return -EINVAL;
 	}
 	bool is_ours = true;
-	bool is_flipped = false;
 	r = check_shape(backing, content_bytes);
 	if (r == 0) {
-		r = glake__range_access(backing->range, 0, backing->n_bytes, GLAKE__ACCESS_READ);
-		is_flipped = r == 0;
+		r = become(backing, content_bytes, block, &is_ours);
 	}
-	if (r == 0) {
-		r = publish(session, backing, content_bytes, block, &is_ours);
-	}
-	if (r < 0 && is_ours) {
-		r = undo(session, backing, is_flipped, r);
+	if (is_ours) {
+		glake__heap_put_back(session, backing);
 	}
 	if (r == 0) {
 		*block_out = ptr_steal(block);
@@ -223,12 +178,12 @@ static int map_answer(const struct glake__device *device, const struct glake__bl
                       struct glake__range **range_out)
 {
 	struct glake__range *range;
-	int r = glake__range_reserve(GLAKE__RANGE_BLOCK, NULL, device->handle, answer->chunk_bytes,
+	int r = glake__range_reserve(&glake__use_block, NULL, device->handle, answer->chunk_bytes,
 	                             0, 0, &range);
 	if (r < 0) {
 		return r;
 	}
-	r = map_block(range, answer, NULL);
+	r = map_block(range, answer);
 	if (r < 0) {
 		char *text = glake__error_save();
 		glake__range_end(range, NULL);
@@ -257,6 +212,9 @@ static int lookup(struct glake_session *session, const struct glake__device *dev
 		return r;
 	}
 	enter(block, &answer, range);
+	glake__lock();
+	session->books.shared_bytes += range->n_bytes;
+	glake__unlock();
 	return 0;
 }
 
@@ -322,7 +280,7 @@ void glake__blocks_deinit(struct glake_session *session)
 	while (session->books.blocks) {
 		struct glake_block *block = session->books.blocks;
 		session->books.blocks = block->next;
-		glake__range_drop_all(session, block->range);
+		glake__grant_drop(session, block->range);
 		free(block);
 	}
 }

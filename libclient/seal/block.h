@@ -12,6 +12,9 @@
 #include "libclient/link/session.h"
 #include "libclient/space/range.h"
 
+/* user is its struct glake_block. */
+extern const struct glake__use glake__use_block;
+
 struct glake_block {
 	struct glake_block *next; /* link: books.blocks */
 	struct glake_session *session;

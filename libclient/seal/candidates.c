@@ -3,12 +3,17 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "libclient/glake_shim.h"
+#include "libclient/seal/candidates.h"
+#include "libclient/heap/claim.h"
 #include "libclient/link/session.h"
 #include "libclient/heap/backing.h"
+#include "libclient/heap/heap.h"
 #include "libclient/space/fill.h"
+#include "libclient/space/owner.h"
 #include "libclient/space/page.h"
+#include "libclient/space/program.h"
 #include "libclient/seal/seal.h"
+#include "libclient/stitch/pool.h"
 #include "proto/limits.h"
 
 static int add_span(struct glake__candidates *candidates, glake_ptr ptr, uint64_t n_bytes)
@@ -57,29 +62,97 @@ static bool count_page(struct glake__candidates *candidates, glake_ptr ptr, uint
 	return fill == GLAKE__FILL_WHOLE;
 }
 
+/* The whole pages of it: what else lies in those at its ends is another's. A range's own has nobody behind it. */
+struct pages {
+	glake_ptr begin;
+	uint64_t n_bytes;
+};
+
+static struct pages pages_of(const struct glake__allocation *whole)
+{
+	const uint64_t mask = GLAKE__PAGE_BYTES - 1;
+	const glake_ptr begin = (whole->address + mask) & ~mask;
+	const glake_ptr end = whole->address + whole->n_bytes;
+	const glake_ptr stop = whole->is_pooled ? end & ~mask : end;
+	return (struct pages){begin, begin < stop ? stop - begin : 0};
+}
+
 /*
  * Spans begin and end where large tensors do, so that they become the same blocks wherever other processes have
  * them. From there, or from the allocation's start, they end at multiples of a block: one page that differs does
  * not shift the blocks behind it.
  */
-static int find_in_locked(struct glake__candidates *candidates,
-                          const struct glake__allocation *whole)
+static int find_in_locked(struct glake__candidates *candidates, struct pages pages)
 {
 	uint64_t begin = 0;
 	uint64_t bound = 0;
 	int r = 0;
-	for (uint64_t at = 0; r == 0 && at < whole->n_bytes; at += GLAKE__PAGE_BYTES) {
-		uint64_t n_bytes = in_page(whole->n_bytes - at);
-		bool is_weights = count_page(candidates, whole->address + at, n_bytes);
-		bound = glake__fill_is_bound(whole->address + at) ? at : bound;
+	for (uint64_t at = 0; r == 0 && at < pages.n_bytes; at += GLAKE__PAGE_BYTES) {
+		uint64_t n_bytes = in_page(pages.n_bytes - at);
+		bool is_weights = count_page(candidates, pages.begin + at, n_bytes);
+		bound = glake__fill_is_bound(pages.begin + at) ? at : bound;
 		if (begin < at && (!is_weights || (at - bound) % GLAKE_MAX_BLOCK_BYTES == 0)) {
-			r = add_span(candidates, whole->address + begin, at - begin);
+			r = add_span(candidates, pages.begin + begin, at - begin);
 			begin = at;
 		}
 		begin = is_weights ? begin : at + GLAKE__PAGE_BYTES;
 	}
-	if (r == 0 && begin < whole->n_bytes) {
-		r = add_span(candidates, whole->address + begin, whole->n_bytes - begin);
+	if (r == 0 && begin < pages.n_bytes) {
+		r = add_span(candidates, pages.begin + begin, pages.n_bytes - begin);
+	}
+	return r;
+}
+
+struct finding {
+	struct glake__candidates *candidates;
+	int result;
+};
+
+/* Of a pool. Memory of graphs is never sealed. */
+static void find_in_pooled(struct glake__allocation *allocation, void *user)
+{
+	struct finding *finding = user;
+	if (finding->result < 0 || allocation->is_claimed) {
+		return;
+	}
+	if (allocation->tag.stream > GLAKE__GRAPH_STREAM || pages_of(allocation).n_bytes == 0) {
+		finding->candidates->small_bytes += allocation->n_capacity;
+	} else {
+		finding->result = find_in_locked(finding->candidates, pages_of(allocation));
+	}
+}
+
+static void visit_pools_locked(struct glake_session *session,
+                               void (*visit)(struct glake__allocation *allocation, void *user),
+                               void *user)
+{
+	for (uint32_t i = 0; i < session->n_devices; i++) {
+		const struct glake__pool *pool = session->heaps[i].stitching;
+		if (pool) {
+			glake__pool_visit_locked(pool, visit, user);
+		}
+	}
+}
+
+static bool is_of(const struct glake__piece *piece, const struct glake_session *session)
+{
+	const struct glake__owner *owner = piece->chunk ? piece->chunk->owner : NULL;
+	return owner && owner->device && owner->device->session == session;
+}
+
+/* What the program has mapped itself, of chunks of @session that lie side by side. */
+static int find_in_row_locked(struct glake__candidates *candidates,
+                              const struct glake__range *range, const struct glake_session *session)
+{
+	const struct glake__piece *piece = range->first;
+	int r = 0;
+	while (r == 0 && piece) {
+		struct pages pages = {.begin = range->ptr + piece->offset};
+		for (; piece && is_of(piece, session); piece = piece->next) {
+			pages.n_bytes += piece->n_bytes;
+		}
+		r = find_in_locked(candidates, pages);
+		piece = pages.n_bytes > 0 ? piece : piece->next;
 	}
 	return r;
 }
@@ -95,7 +168,15 @@ int glake__candidates_find(struct glake_session *session, struct glake__candidat
 		if (backing->slab) {
 			candidates_out->small_bytes += backing->n_bytes;
 		} else if (!whole->is_parked && !whole->is_claimed) {
-			r = find_in_locked(candidates_out, whole);
+			r = find_in_locked(candidates_out, pages_of(whole));
+		}
+	}
+	struct finding finding = {candidates_out, r};
+	visit_pools_locked(session, find_in_pooled, &finding);
+	r = finding.result;
+	for (const struct glake__range *at = glake__space.ranges; r == 0 && at; at = at->next) {
+		if (at->use == &glake__use_program) {
+			r = find_in_row_locked(candidates_out, at, session);
 		}
 	}
 	glake__unlock();
@@ -115,19 +196,37 @@ static bool is_in(const void *context, void *const *contexts, size_t n)
 	return i < n;
 }
 
+struct being_in {
+	void *const *contexts;
+	size_t n;
+	uint64_t generation;
+	bool are_in;
+};
+
+static bool is_tag_in(const struct glake__tag *tag, const struct being_in *being)
+{
+	return !tag->ctx || tag->generation < being->generation ||
+	       is_in(tag->ctx, being->contexts, being->n);
+}
+
+static void look_at_pooled(struct glake__allocation *allocation, void *user)
+{
+	struct being_in *being = user;
+	being->are_in &= is_tag_in(&allocation->tag, being);
+}
+
 bool glake__candidates_are_in(struct glake_session *session, void *const *contexts, size_t n,
                               uint64_t generation)
 {
-	bool are_in = true;
+	struct being_in being = {contexts, n, generation, true};
 	glake__lock();
-	for (const struct glake__backing *backing = session->books.live; are_in && backing;
+	for (const struct glake__backing *backing = session->books.live; being.are_in && backing;
 	     backing = backing->newer) {
-		const struct glake__tag *tag = &backing->whole.tag;
-		are_in = backing->slab || !tag->ctx || tag->generation < generation ||
-		         is_in(tag->ctx, contexts, n);
+		being.are_in = backing->slab || is_tag_in(&backing->whole.tag, &being);
 	}
+	visit_pools_locked(session, look_at_pooled, &being);
 	glake__unlock();
-	return are_in;
+	return being.are_in;
 }
 
 /* A page that is filled anew since counts as well. */

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Private memory of an allocation, in chunks of other sizes: the same bytes at the same addresses.
+ * Memory in chunks of other sizes: the same bytes at the same addresses.
  *
  * A chunk that is too large to be sealed is cut this way, and a block that is to be written is replaced by a
  * private copy.
  *
- * Threads: any; the caller holds the backing (heap.h). Blocks; no lock is held.
+ * Threads: any; the caller holds the allocation (space/held.h). Blocks; no lock is held.
  */
 #ifndef GLAKE_LIBCLIENT_REPIECE_H
 #define GLAKE_LIBCLIENT_REPIECE_H
@@ -13,17 +13,26 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "libclient/heap/backing.h"
+#include "libclient/space/grant.h"
+
+typedef int glake__close_fn(uint64_t readers);
+
+struct glake__repiecing {
+	glake_ptr ptr;                /* whole pieces from here on */
+	struct glake__device *device; /* whose memory they are */
+	const uint64_t *sizes;        /* that they are to have */
+	size_t n_sizes;
+	uint64_t last; /* the number of the last mapping when they were looked at (look.h) */
+	glake__close_fn *close;
+};
 
 /*
- * Get fresh chunks of @sizes, copy what is at @offset of @backing to them, and put them in its place, writable.
- * Whole pieces are replaced, and none is pinned (-EBUSY); their chunks and blocks go back to glaked. It is copied
- * while the gate is closed, which @close does: no work of the program keeps the GPU from it. After an error all is as
- * it was.
- * Returns 0; the errors of glake__backing_fill(), @close, glake__errand_copy() and glake__range_reback().
+ * Get fresh chunks of those sizes, copy what is there to them, and put them in its place, writable, wherever it is
+ * mapped. The chunks and blocks that were there go back to glaked. It is copied while the gate is closed: no work of
+ * the program keeps the GPU from it. After an error all is as it was.
+ * Returns 0; -ESTALE: something else is there now; -EBUSY: it is pinned, or another thread works on it; the errors of
+ * glake__grant_fill(), close, glake__errand_copy() and glake__hold_reback().
  */
-typedef int glake__close_fn(uint64_t readers);
-int glake__repiece(struct glake__backing *backing, uint64_t offset, const uint64_t *sizes,
-                   size_t n_sizes, struct glake__wait *wait, glake__close_fn *close);
+int glake__repiece(const struct glake__repiecing *repiecing, struct glake__wait *wait);
 
 #endif

@@ -24,6 +24,7 @@
 
 #include "libclient/link/rpc.h"
 #include "libclient/link/sized.h"
+#include "libclient/space/fill.h"
 #include "libclient/space/reback.h"
 #include "libclient/seal/seal_steps.h"
 #include "libclient/heap/usage.h"
@@ -32,13 +33,8 @@
 
 static void let_all(struct glake__seal *seal)
 {
-	struct glake__backing *last = NULL;
-	for (size_t i = 0; i < seal->n_spans; i++) {
-		struct glake__backing *backing = seal->spans[i].held.backing;
-		if (backing && backing != last) {
-			glake__heap_let(backing);
-		}
-		last = backing;
+	for (size_t i = 0; i < seal->n_helds; i++) {
+		glake__held_end(&seal->helds[i]);
 	}
 }
 
@@ -49,16 +45,40 @@ static int by_address(const void *a, const void *b)
 	return (left->ptr > right->ptr) - (left->ptr < right->ptr);
 }
 
+/* Nobody frees it meanwhile, so its session stays. */
+static void enter(struct glake__seal *seal, const struct glake__held *held)
+{
+	seal->n_helds++;
+	glake__lock();
+	if (held->device) {
+		glake__sessions_enter_locked(&seal->sessions, held->device->session);
+	}
+	glake__unlock();
+}
+
+/* In the allocation that was held last, or in the next one. */
+static int hold(struct glake__seal *seal, struct glake__seal_span *span)
+{
+	const struct glake__held *last = seal->n_helds ? &seal->helds[seal->n_helds - 1] : NULL;
+	if (last && span->n_bytes > 0 && span->ptr < last->end) {
+		return glake__seal_hold_in(span, last);
+	}
+	int r = glake__seal_hold(span, &seal->helds[seal->n_helds]);
+	if (span->held) {
+		enter(seal, span->held);
+	}
+	return r;
+}
+
 /* Spans that are no more what they were when they were found are left out. */
 static int hold_all(struct glake__seal *seal, glake__is_still_fn *is_still)
 {
 	int r = 0;
 	for (size_t i = 0; r == 0 && i < seal->n_spans; i++) {
 		struct glake__seal_span *span = &seal->spans[i];
-		r = glake__seal_hold(seal, span);
+		r = hold(seal, span);
 		if (is_still && (r < 0 || !is_still(span->ptr, span->n_bytes))) {
 			span->n_bytes = 0;
-			span->end = span->begin;
 			r = 0;
 		}
 	}
@@ -71,6 +91,7 @@ static int run(struct glake__seal *seal, glake__is_still_fn *is_still)
 	if (r < 0) {
 		return r;
 	}
+	seal->last = glake__look_last();
 	r = glake__seal_plan(seal);
 	if (r < 0) {
 		return r;
@@ -85,7 +106,10 @@ static int seal_new(struct glake__seal *seal, const struct glake_span *spans, si
 {
 	*seal = (struct glake__seal){.n_spans = n_spans};
 	seal->spans = calloc(n_spans ? n_spans : 1, sizeof(*seal->spans));
-	if (!seal->spans) {
+	seal->helds = calloc(n_spans ? n_spans : 1, sizeof(*seal->helds));
+	if (!seal->spans || !seal->helds) {
+		free(seal->spans);
+		free(seal->helds);
 		return glake__fail(-ENOMEM, "out of memory");
 	}
 	for (size_t i = 0; i < n_spans; i++) {
@@ -96,23 +120,15 @@ static int seal_new(struct glake__seal *seal, const struct glake_span *spans, si
 	return 0;
 }
 
-/* The session of the first span that can be sealed; NULL: there is none. */
-static struct glake_session *session_of(const struct glake__seal *seal)
-{
-	size_t i = 0;
-	while (i < seal->n_spans && !seal->spans[i].held.backing) {
-		i++;
-	}
-	return i < seal->n_spans ? seal->spans[i].held.backing->device->session : NULL;
-}
-
-static void count_seal(struct glake_session *session, uint64_t since_ns)
+static void count_seal(struct glake__seal *seal, uint64_t since_ns)
 {
 	glake__lock();
-	session->books.n_seals++;
-	session->books.seal_ns += clock_now_ns() - since_ns;
+	for (size_t i = 0; i < seal->sessions.n; i++) {
+		struct glake__books *books = &seal->sessions.list[i]->books;
+		books->n_seals++;
+		books->seal_ns += clock_now_ns() - since_ns;
+	}
 	glake__unlock();
-	glake__usage_report_now(session);
 }
 
 int glake__seal_still(const struct glake_span *spans, size_t n_spans, glake__is_still_fn *is_still,
@@ -138,13 +154,12 @@ int glake__seal_still(const struct glake_span *spans, size_t n_spans, glake__is_
 	struct glake__held_back held = glake__gate_take_time();
 	seal.sum.held_ns = held.sum_ns;
 	seal.sum.longest_held_ns = held.longest_ns;
-	struct glake_session *session = session_of(&seal);
-	if (session) {
-		glake__heap_hold_session(session);
-		count_seal(session, since_ns);
+	if (seal.sessions.n > 0) {
+		count_seal(&seal, since_ns);
 	}
 	let_all(&seal);
 	free(seal.spans);
+	free(seal.helds);
 	free(seal.parts);
 	if (seal.error) {
 		glake__error_restore(seal.text);
@@ -153,7 +168,7 @@ int glake__seal_still(const struct glake_span *spans, size_t n_spans, glake__is_
 	if (sealed_out) {
 		glake__sized_out(sealed_out, &seal.sum, sizeof(seal.sum));
 	}
-	return session ? glake__heap_leave(session, r) : r;
+	return glake__sessions_leave(&seal.sessions, r);
 }
 
 int glake_seal(const struct glake_span *spans, size_t n_spans, struct glake_sealed *sealed_out)

@@ -12,6 +12,7 @@
 
 #include "libclient/link/dispatch.h"
 #include "libclient/space/errand.h"
+#include "libclient/space/owner.h"
 #include "libclient/space/reback.h"
 #include "proto/cleanup.h"
 
@@ -29,9 +30,10 @@ static void stop(struct glake__seal *seal, int r)
 
 /* ---- flipping --------------------------------------------------------------------------------- */
 
+/* Of a part that is held. */
 static struct glake__chunk *chunk_of_locked(const struct glake__seal_part *part)
 {
-	return glake__range_piece_locked(part->backing->range, part->offset)->chunk;
+	return glake__range_piece_locked(part->hold.range, part->hold.offset)->chunk;
 }
 
 /* Called before its access is taken, so that calls behind the gate find the new kind. */
@@ -45,24 +47,29 @@ static void mark(const struct glake__seal_part *part, enum glake__page_kind kind
 /* What is sealed already has no bytes that are not zero there, and is not written to. */
 static bool has_tail(const struct glake__seal_part *part)
 {
-	return !part->is_again && part->offset + part->n_bytes > part->backing->whole.n_bytes;
+	return !part->is_again && part->ptr + part->n_bytes > part->held->end;
 }
 
 /* The bytes behind the allocation belong to nobody. Zeroed, they are equal in all processes. */
 static int zero_tail(const struct glake__seal_part *part)
 {
-	uint64_t end = part->backing->whole.n_bytes;
-	uint64_t n_kept = end > part->offset ? end - part->offset : 0;
-	return glake__errand_zero(part->backing, part->offset, part->n_bytes, n_kept);
+	const glake_ptr end = part->held->end;
+	const uint64_t n_kept = end > part->ptr ? end - part->ptr : 0;
+	return glake__errand_zero(part->device, part->ptr, part->n_bytes, n_kept);
 }
 
 /* Once what is queued has ended: the GPU may be full of it, for ever. */
-static int zero_tails(const struct glake__seal_part *parts, size_t n, uint64_t readers)
+static int zero_tails(struct glake__seal *seal, const struct glake__seal_part *parts, size_t n)
 {
+	uint64_t readers = 0;
 	size_t n_tails = 0;
 	int r = 0;
 	for (size_t i = 0; i < n; i++) {
-		n_tails += has_tail(&parts[i]);
+		if (has_tail(&parts[i])) {
+			readers |= glake__look_at(parts[i].held, parts[i].ptr, &seal->sessions)
+			                   .readers;
+			n_tails++;
+		}
 	}
 	if (n_tails > 0) {
 		r = glake__errands_wait(readers);
@@ -73,21 +80,62 @@ static int zero_tails(const struct glake__seal_part *parts, size_t n, uint64_t r
 	return r;
 }
 
-/* Nobody can pin the part from here on. A part that is pinned already is not held. */
-static int hold_part(struct glake__seal_part *part)
+static void let_part(struct glake__seal_part *part)
 {
-	int r = glake__hold_begin(&part->hold, part->backing->ptr + part->offset, part->n_bytes,
-	                          true);
-	if (r < 0) {
-		part->hold.range = NULL;
-		return r;
+	glake__hold_end(&part->hold);
+	part->hold.range = NULL;
+}
+
+/* Another call may have sealed it. */
+static bool is_as_planned(const struct glake__seal_part *part)
+{
+	bool is_planned = false;
+	glake__lock();
+	const struct glake__chunk *chunk = part->is_gone ? NULL : chunk_of_locked(part);
+	if (chunk) {
+		is_planned = part->is_again ? chunk->is_unfinished
+		                            : chunk->kind == GLAKE__PAGE_CHUNK;
 	}
-	part->pin = glake__look_at(part->backing, part->offset).pin;
-	if (part->pin != GLAKE__PIN_NONE) {
-		glake__hold_end(&part->hold);
-		part->hold.range = NULL;
+	glake__unlock();
+	return is_planned;
+}
+
+/* Nobody can pin the part from here on. What is pinned already, or is not what was planned, is let. */
+static void check_held(struct glake__seal *seal, struct glake__seal_part *part)
+{
+	part->is_gone = !glake__look_is_still(&part->hold, part->ptr, part->n_bytes, seal->last,
+	                                      &part->pin) ||
+	                !is_as_planned(part);
+	if (part->hold.range && (part->is_gone || part->pin)) {
+		let_part(part);
 	}
-	return 0;
+	if (part->pin) {
+		seal->sum.pinned_bytes += part->n_bytes;
+		seal->sum.pinned_why = glake__pin_text(part->pin);
+	}
+}
+
+/* False: another thread works on some of it, and without @waits nothing is held. */
+static bool hold_all(struct glake__seal *seal, struct glake__seal_part *parts, size_t n, bool waits)
+{
+	struct glake__holding list[BATCH];
+	for (size_t i = 0; i < n; i++) {
+		list[i] = (struct glake__holding){
+			.hold = &parts[i].hold,
+			.ptr = parts[i].ptr,
+			.n_bytes = parts[i].n_bytes,
+		};
+	}
+	if (glake__holds_begin(list, n, waits) < 0) {
+		return false;
+	}
+	for (size_t i = 0; i < n; i++) {
+		if (list[i].result < 0) {
+			parts[i].hold.range = NULL;
+		}
+		check_held(seal, &parts[i]);
+	}
+	return true;
 }
 
 static int flip(struct glake__seal_part *part)
@@ -111,7 +159,7 @@ static int flip(struct glake__seal_part *part)
  */
 static void unflip(struct glake__seal *seal, struct glake__seal_part *part)
 {
-	struct glake_session *session = part->backing->device->session;
+	struct glake_session *session = part->device->session;
 	if (part->is_again) {
 		return;
 	}
@@ -122,41 +170,33 @@ static void unflip(struct glake__seal *seal, struct glake__seal_part *part)
 		mark(part, GLAKE__PAGE_CHUNK);
 	} else {
 		glake__lock();
-		glake__backing_unfinish_locked(session, chunk_of_locked(part));
+		glake__grant_unfinish_locked(session, chunk_of_locked(part));
 		glake__unlock();
 	}
 	part->is_flipped = false;
 	glake__error_restore(text);
 }
 
-/* Of all that parts lie in. */
+/* Of all that parts hold. */
 static uint64_t readers_of(const struct glake__seal_part *parts, size_t n)
 {
 	uint64_t readers = 0;
 	for (size_t i = 0; i < n; i++) {
-		readers |= parts[i].backing->range->readers;
+		readers |= parts[i].hold.range ? glake__hold_readers(&parts[i].hold) : 0;
 	}
 	return readers;
 }
 
 static void flip_all(struct glake__seal *seal, struct glake__seal_part *parts, size_t n)
 {
-	const uint64_t readers = readers_of(parts, n);
-	stop(seal, zero_tails(parts, n, readers));
-	for (size_t i = 0; i < n; i++) {
-		stop(seal, hold_part(&parts[i]));
-	}
-	/* Without glaked nothing needs to be held back. */
-	stop(seal, n > 0 ? glake__rpc_ping(parts[0].backing->device->session) : 0);
 	if (seal->is_stopped) {
 		return;
 	}
+	const uint64_t readers = readers_of(parts, n);
 	int r = glake__gate_close_soon(readers);
 	for (size_t i = 0; r == 0 && i < n; i++) {
 		if (parts[i].hold.range) {
 			stop(seal, flip(&parts[i]));
-		} else {
-			seal->sum.pinned_bytes += parts[i].n_bytes;
 		}
 		r = i + 1 < n ? glake__gate_pause(readers) : 0;
 	}
@@ -172,7 +212,7 @@ static void flip_all(struct glake__seal *seal, struct glake__seal_part *parts, s
 static int take_answer(struct glake__seal *seal, struct glake__seal_part *part,
                        const struct glake__publication *publication)
 {
-	struct glake_session *session = part->backing->device->session;
+	struct glake_session *session = part->device->session;
 	int r = publication->result;
 	if (r < 0 && !glake__may_be_block(r)) {
 		unflip(seal, part);
@@ -181,8 +221,8 @@ static int take_answer(struct glake__seal *seal, struct glake__seal_part *part,
 	glake__lock();
 	struct glake__chunk *chunk = chunk_of_locked(part);
 	if (!part->is_again) {
-		glake__backing_seal_locked(session, chunk,
-		                           r < 0 ? publication->chunk : publication->answer.block);
+		glake__grant_seal_locked(session, chunk,
+		                         r < 0 ? publication->chunk : publication->answer.block);
 	}
 	chunk->is_unfinished = r < 0 || publication->answer.was_known;
 	glake__unlock();
@@ -207,7 +247,8 @@ static void publish_all(struct glake__seal *seal, struct glake__publisher *publi
 			*part->publication = (struct glake__publication){
 				.chunk = chunk_of_locked(part)->id,
 				.chunk_bytes = part->n_bytes,
-				.content_bytes = part->n_bytes,
+				.content_bytes = part->content_bytes ? part->content_bytes
+			                                             : part->n_bytes,
 			};
 			glake__unlock();
 		}
@@ -249,8 +290,8 @@ static bool is_known(const struct glake__seal_part *part)
 
 static int plan_collapse(const struct glake__seal_part *part, struct glake__rebacking *rebacking)
 {
-	struct glake__chunk *chunk = glake__chunk_new(
-		part->answer.block, part->n_bytes, part->backing->range->device, GLAKE__PAGE_BLOCK);
+	struct glake__chunk *chunk = glake__chunk_new(part->answer.block, part->n_bytes,
+	                                              part->device->handle, GLAKE__PAGE_BLOCK);
 	*rebacking = (struct glake__rebacking){
 		.hold = &part->hold,
 		.part = {.chunk = chunk,
@@ -300,12 +341,13 @@ static void collapse_all(struct glake__seal *seal, struct glake__publisher *publ
 	for (size_t i = 0; i < n_known; i++) {
 		if (list[i].result == 0) {
 			seal->sum.shared_bytes += list[i].part.n_bytes;
+			glake__owner_leave(list[i].dead);
 			glake__chunks_release(list[i].dead);
 			gone[n_gone] = list[i].part.chunk->id;
 			n_gone += is_kept[i];
 		} else {
 			/* The driver has mapped neither the block nor what was there: it is lost. */
-			glake__backing_return(publisher->session, list[i].dead);
+			glake__grant_return(publisher->session, list[i].dead);
 		}
 		glake__chunk_put(list[i].part.chunk);
 	}
@@ -313,6 +355,24 @@ static void collapse_all(struct glake__seal *seal, struct glake__publisher *publ
 }
 
 /* ---- all of it -------------------------------------------------------------------------------- */
+
+/*
+ * False: another thread works on some of it. Who holds something does not wait for it, but ends what it holds
+ * first: that thread may wait for this one.
+ */
+static bool begin_batch(struct glake__seal *seal, struct glake__publisher *publisher,
+                        struct glake__seal_part *parts, size_t n, bool holds_nothing)
+{
+	stop(seal, zero_tails(seal, parts, n));
+	if (!hold_all(seal, parts, n, holds_nothing)) {
+		return false;
+	}
+	/* Without glaked nothing needs to be held back. */
+	stop(seal, glake__rpc_ping(publisher->session));
+	flip_all(seal, parts, n);
+	publish_all(seal, publisher, parts, n);
+	return true;
+}
 
 static void end_batch(struct glake__seal *seal, struct glake__publisher *publisher,
                       struct glake__seal_part *parts, size_t n)
@@ -322,7 +382,7 @@ static void end_batch(struct glake__seal *seal, struct glake__publisher *publish
 	for (size_t i = 0; i < n; i++) {
 		fd_close(&parts[i].answer.fd);
 		if (parts[i].hold.range) {
-			glake__hold_end(&parts[i].hold);
+			let_part(&parts[i]);
 		}
 	}
 }
@@ -344,19 +404,20 @@ static int seal_parts(struct glake__seal *seal, struct glake__seal_part *parts, 
 	if (!publisher || !list) {
 		return glake__fail(-ENOMEM, "out of memory");
 	}
-	publisher->session = parts[0].backing->device->session;
+	publisher->session = parts[0].device->session;
 	publisher->list = list;
 	size_t n_begun = 0;
 	size_t n_ended = 0;
 	while (n_ended < n_begun || (n_begun < n && !seal->is_stopped)) {
-		if (n_begun < n && !seal->is_stopped) {
+		bool is_begun = n_begun < n && !seal->is_stopped;
+		if (is_begun) {
 			size_t n_batch = batch_of(n, n_begun);
-			flip_all(seal, &parts[n_begun], n_batch);
-			publish_all(seal, publisher, &parts[n_begun], n_batch);
-			n_begun += n_batch;
+			is_begun = begin_batch(seal, publisher, &parts[n_begun], n_batch,
+			                       n_begun == n_ended);
+			n_begun += is_begun ? n_batch : 0;
 		}
 		/* The first alone gives glaked nothing to work on meanwhile. */
-		if (n_begun > n_ended + batch_of(n, n_ended) || n_begun == n || seal->is_stopped) {
+		if (n_begun > n_ended + batch_of(n, n_ended) || n_begun == n || !is_begun) {
 			size_t n_batch = batch_of(n_begun, n_ended);
 			end_batch(seal, publisher, &parts[n_ended], n_batch);
 			n_ended += n_batch;
@@ -365,16 +426,38 @@ static int seal_parts(struct glake__seal *seal, struct glake__seal_part *parts, 
 	return 0;
 }
 
+int glake__seal_publish_one(struct glake__seal *seal)
+{
+	cleanup_free struct glake__publisher *publisher = calloc(1, sizeof(*publisher));
+	struct glake__publication publication;
+	struct glake__seal_part *part = seal->parts;
+	if (!publisher) {
+		return glake__fail(-ENOMEM, "out of memory");
+	}
+	publisher->session = part->device->session;
+	publisher->list = &publication;
+	if (!hold_all(seal, part, 1, false)) {
+		return glake__fail(-EBUSY, "another thread works on the memory at 0x%llx",
+		                   (unsigned long long)part->ptr);
+	}
+	flip_all(seal, part, 1);
+	publish_all(seal, publisher, part, 1);
+	end_batch(seal, publisher, part, 1);
+	if (seal->error) {
+		glake__error_restore(ptr_steal(seal->text));
+	}
+	return seal->error;
+}
+
 static int by_session(const void *a, const void *b)
 {
 	const struct glake__seal_part *left = a;
 	const struct glake__seal_part *right = b;
-	uintptr_t sessions[] = {(uintptr_t)left->backing->device->session,
-	                        (uintptr_t)right->backing->device->session};
-	glake_ptr ptrs[] = {left->backing->ptr + left->offset, right->backing->ptr + right->offset};
+	uintptr_t sessions[] = {(uintptr_t)left->device->session,
+	                        (uintptr_t)right->device->session};
 	return sessions[0] != sessions[1]
 	               ? (sessions[0] > sessions[1]) - (sessions[0] < sessions[1])
-	               : (ptrs[0] > ptrs[1]) - (ptrs[0] < ptrs[1]);
+	               : (left->ptr > right->ptr) - (left->ptr < right->ptr);
 }
 
 /* A program may have memory of several sessions. */
@@ -389,7 +472,7 @@ int glake__seal_publish(struct glake__seal *seal)
 		struct glake__seal_part *first = &seal->parts[i];
 		size_t n = 1;
 		while (i + n < seal->n_parts &&
-		       first[n].backing->device->session == first->backing->device->session) {
+		       first[n].device->session == first->device->session) {
 			n++;
 		}
 		r = seal_parts(seal, first, n);

@@ -21,25 +21,31 @@ static void add_size(uint64_t *sizes, size_t *n, uint64_t n_bytes)
 }
 
 /* @parts, of the pieces that fill [begin, end), become pieces of their own. @is_one: it is one piece now. */
-static int separate(struct glake__seal_part *parts, size_t n_parts, uint64_t begin, uint64_t end,
-                    bool is_one)
+static int separate(const struct glake__seal *seal, struct glake__seal_part *parts, size_t n_parts,
+                    glake_ptr begin, glake_ptr end, bool is_one)
 {
 	cleanup_free uint64_t *sizes = calloc(2 * n_parts + 1, sizeof(*sizes));
 	struct glake__wait wait = {0};
-	uint64_t at = begin;
+	glake_ptr at = begin;
 	size_t n = 0;
 	if (!sizes) {
 		return glake__fail(-ENOMEM, "out of memory");
 	}
 	for (size_t i = 0; i < n_parts; i++) {
-		add_size(sizes, &n, parts[i].offset - at);
+		add_size(sizes, &n, parts[i].ptr - at);
 		add_size(sizes, &n, parts[i].n_bytes);
-		at = parts[i].offset + parts[i].n_bytes;
+		at = parts[i].ptr + parts[i].n_bytes;
 	}
 	add_size(sizes, &n, end - at);
-	return n == 1 && is_one ? 0
-	                        : glake__repiece(parts[0].backing, begin, sizes, n, &wait,
-	                                         glake__gate_close_in_a_hurry);
+	const struct glake__repiecing repiecing = {
+		.ptr = begin,
+		.device = parts[0].device,
+		.sizes = sizes,
+		.n_sizes = n,
+		.last = seal->last,
+		.close = glake__gate_close_in_a_hurry,
+	};
+	return n == 1 && is_one ? 0 : glake__repiece(&repiecing, &wait);
 }
 
 /*
@@ -49,25 +55,25 @@ static int separate(struct glake__seal_part *parts, size_t n_parts, uint64_t beg
 static size_t separate_first(struct glake__seal *seal, struct glake__seal_part *parts,
                              size_t n_left, int *result_out)
 {
-	struct glake__look piece = glake__look_at(parts[0].backing, parts[0].offset);
-	uint64_t end = piece.offset + piece.n_bytes;
-	uint64_t begin = piece.offset;
+	const struct glake__held *held = parts[0].held;
+	struct glake__look piece = glake__look_at(held, parts[0].ptr, &seal->sessions);
+	const glake_ptr begin = piece.ptr;
+	glake_ptr end = piece.ptr + piece.n_bytes;
 	bool is_one = true;
 	size_t n = 1;
-	while (n < n_left && parts[n].backing == parts[0].backing && parts[n].offset < end) {
+	while (n < n_left && parts[n].held == held && parts[n].ptr < end) {
 		n++;
 	}
-	while (end < parts[n - 1].offset + parts[n - 1].n_bytes) {
-		piece = glake__look_at(parts[0].backing, end);
-		end = piece.offset + piece.n_bytes;
+	while (end < parts[n - 1].ptr + parts[n - 1].n_bytes) {
+		piece = glake__look_at(held, end, &seal->sessions);
+		end = piece.ptr + piece.n_bytes;
 		is_one = false;
 	}
-	*result_out = separate(parts, n, begin, end, is_one);
-	glake__seal_note(seal, *result_out);
+	*result_out = separate(seal, parts, n, begin, end, is_one);
 	return n;
 }
 
-/* Parts whose pieces cannot be cut are dropped. */
+/* Parts whose pieces cannot be cut are dropped. What is there no more is nobody's error. */
 void glake__seal_separate(struct glake__seal *seal)
 {
 	size_t n_kept = 0;
@@ -78,7 +84,8 @@ void glake__seal_separate(struct glake__seal *seal)
 		if (r == 0) {
 			memmove(&seal->parts[n_kept], first, n * sizeof(*first));
 			n_kept += n;
-		} else {
+		} else if (r != -ESTALE) {
+			glake__seal_note(seal, r);
 			glake__seal_note_causes(first, n);
 		}
 		i += n;

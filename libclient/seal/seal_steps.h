@@ -10,61 +10,58 @@
 #include <stdbool.h>
 
 #include "libclient/link/rpc.h"
-#include "libclient/heap/heap.h"
-#include "libclient/space/range.h"
+#include "libclient/seal/look.h"
+#include "libclient/space/held.h"
 
 struct glake__seal_span {
 	glake_ptr ptr;
 	uint64_t n_bytes;
-	struct glake__held held;
-	uint64_t begin; /* in the backing */
-	uint64_t end;
+	const struct glake__held *held; /* borrowed; NULL: it is of no memory that can be sealed */
 };
 
-/* Pages of one piece, one block when all is done. */
+/* Pages that are one block when all is done: of one piece, once they are separated. */
 struct glake__seal_part {
-	struct glake__backing *backing;
-	uint64_t offset;
+	glake_ptr ptr;
 	uint64_t n_bytes;
+	const struct glake__held *held; /* borrowed: the allocation */
+	struct glake__device *device;   /* whose memory it is */
+	uint64_t content_bytes;         /* zeros follow them; 0: all of it is content */
 	struct glake__hold hold; /* from flipping to collapsing; range is NULL: there is none */
 	struct glake__publication *publication; /* borrowed; NULL: it is not to be published */
 	struct glake__block_answer answer;      /* once it is published */
 	enum glake__pin pin;                    /* the reason why it is not held */
 	bool is_again; /* it is a block already, and only to be collapsed */
+	bool is_gone;  /* something else is there now, or another part has the chunk */
 	bool is_flipped;
 	bool is_published;
 };
 
 struct glake__seal {
 	struct glake__seal_span *spans; /* owned; by address */
+	struct glake__held *helds;      /* owned: the allocations that they lie in */
+	size_t n_helds;
 	size_t n_spans;
 	struct glake__seal_part *parts; /* owned; by address */
 	size_t n_parts;
 	size_t capacity;
+	uint64_t last; /* the number of the last mapping when it was planned (look.h) */
+	struct glake__sessions sessions; /* whose memory it is */
 	struct glake_sealed sum;
 	bool is_stopped; /* what is not sealed yet stays private */
 	int error;       /* the first */
 	char *text;      /* owned: its text */
 };
 
-/* The facts of a piece, looked up once: only the holder changes it. */
-struct glake__look {
-	uint64_t offset;
-	uint64_t n_bytes;
-	enum glake__page_kind kind;
-	bool is_unfinished;
-	enum glake__pin pin;
-};
-struct glake__look glake__look_at(const struct glake__backing *backing, uint64_t offset);
-
 /* Keep @r if it is the first error, with its text; the rest goes on. */
 void glake__seal_note(struct glake__seal *seal, int r);
 
 /*
- * Hold the allocation that @span lies in (heap.h). Whether it returns 0 or an error, the text set: if there is a
- * backing, it is held.
+ * Hold the allocation that @span lies in, as *held_out, if it can be held. Whether it returns 0 or an error, the text
+ * set: span->held is that then.
  */
-int glake__seal_hold(const void *holder, struct glake__seal_span *span);
+int glake__seal_hold(struct glake__seal_span *span, struct glake__held *held_out);
+/* It lies in @held, or begins there and is too long: then -EINVAL, the text set. */
+int glake__seal_hold_in(struct glake__seal_span *span, const struct glake__held *held);
 
 /* For listings (unsealed.h): parts are blocks now, or private for good. */
 void glake__seal_note_causes(const struct glake__seal_part *parts, size_t n);
@@ -82,5 +79,12 @@ void glake__seal_separate(struct glake__seal *seal);
  * stay private. Returns 0 or -ENOMEM; other errors are noted.
  */
 int glake__seal_publish(struct glake__seal *seal);
+
+/*
+ * The same with the only part, of memory that is out of its owner's books. -EBUSY: another thread works on it.
+ * After an error it is private again, or, marked as sealed, a block for all that is known. If it is published, it is a
+ * block, whatever the error. If nothing is mapped there then, the bytes are lost.
+ */
+int glake__seal_publish_one(struct glake__seal *seal);
 
 #endif

@@ -4,10 +4,10 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "libclient/seal/look.h"
 #include "libclient/seal/repiece.h"
 #include "libclient/seal/seal_steps.h"
-#include "libclient/seal/unsealed.h"
-#include "libclient/heap/usage.h"
+#include "libclient/space/unsealed.h"
 #include "proto/cleanup.h"
 
 /* A call of the driver's API has nobody who would try it again. */
@@ -18,20 +18,39 @@ static glake__close_fn *close_for(enum glake__unsealed why)
 	               : glake__gate_close_in_a_hurry;
 }
 
-static int unseal_pages(struct glake__backing *backing, uint64_t begin, uint64_t end,
+/* What is no block any more, or gone, is left as it is. */
+static int unseal_block(struct glake__look *block, uint64_t last, struct glake__wait *wait,
                         enum glake__unsealed why)
 {
+	struct glake_session *session = block->device->session;
+	const struct glake__repiecing repiecing = {
+		.ptr = block->ptr,
+		.device = block->device,
+		.sizes = &block->n_bytes,
+		.n_sizes = 1,
+		.last = last,
+		.close = close_for(why),
+	};
+	int r = glake__repiece(&repiecing, wait);
+	if (r == -ESTALE) {
+		return 0;
+	}
+	glake__unsealed_note(session, block->ptr, block->ptr + block->n_bytes, why);
+	return r;
+}
+
+static int unseal_pages(struct glake__sessions *sessions, const struct glake__held *held,
+                        glake_ptr ptr, glake_ptr end, enum glake__unsealed why)
+{
+	const uint64_t last = glake__look_last();
 	struct glake__wait wait = {0};
 	int r = 0;
-	while (r == 0 && begin < end) {
-		struct glake__look piece = glake__look_at(backing, begin);
-		if (piece.kind == GLAKE__PAGE_BLOCK) {
-			r = glake__repiece(backing, piece.offset, &piece.n_bytes, 1, &wait,
-			                   close_for(why));
-			glake__unsealed_note(backing, piece.offset, piece.offset + piece.n_bytes,
-			                     why);
+	while (r == 0 && ptr < end) {
+		struct glake__look piece = glake__look_at(held, ptr, sessions);
+		if (piece.kind == GLAKE__PAGE_BLOCK && piece.device) {
+			r = unseal_block(&piece, last, &wait, why);
 		}
-		begin = piece.offset + piece.n_bytes;
+		ptr = piece.ptr + piece.n_bytes;
 	}
 	return r;
 }
@@ -39,18 +58,16 @@ static int unseal_pages(struct glake__backing *backing, uint64_t begin, uint64_t
 int glake__unseal(glake_ptr ptr, uint64_t bytes, enum glake__unsealed why)
 {
 	cleanup_cancel int cancel = cancel_disable();
+	struct glake__held held;
 	struct glake__seal_span span = {.ptr = ptr, .n_bytes = bytes};
-	int r = glake__seal_hold(&span, &span);
-	struct glake__backing *backing = span.held.backing;
-	if (!backing) {
+	int r = glake__seal_hold(&span, &held);
+	if (!span.held) {
 		return r;
 	}
-	struct glake_session *session = backing->device->session;
-	r = r < 0 ? r : unseal_pages(backing, span.begin, span.end, why);
-	glake__heap_hold_session(session);
-	glake__heap_let(backing);
-	glake__usage_report_now(session);
-	return glake__heap_leave(session, r);
+	struct glake__sessions sessions = {.n = 0};
+	r = r < 0 ? r : unseal_pages(&sessions, &held, ptr, ptr + bytes, why);
+	glake__held_end(&held);
+	return glake__sessions_leave(&sessions, r);
 }
 
 int glake_unseal(glake_ptr ptr, uint64_t bytes)
@@ -59,48 +76,61 @@ int glake_unseal(glake_ptr ptr, uint64_t bytes)
 }
 
 /* Is it in chunks as glake__backing_new() makes them? */
-static bool is_as_new(const struct glake__backing *backing)
+static bool is_as_new(struct glake__sessions *sessions, const struct glake__held *held)
 {
 	bool is_new = true;
-	for (uint64_t at = 0; is_new && at < backing->n_bytes; at += BACKING_CHUNK_BYTES) {
-		struct glake__look piece = glake__look_at(backing, at);
+	for (glake_ptr at = held->begin; is_new && at < held->tail; at += GRANT_CHUNK_BYTES) {
+		struct glake__look piece = glake__look_at(held, at, sessions);
 		is_new = piece.kind == GLAKE__PAGE_CHUNK &&
-		         piece.n_bytes == glake__backing_chunk_bytes(backing->n_bytes - at);
+		         piece.n_bytes == glake__grant_chunk_bytes(held->tail - at);
 	}
 	return is_new;
 }
 
-static int make_new(struct glake__backing *backing)
+static int make_new(const struct glake__held *held)
 {
-	size_t n = (backing->n_bytes + BACKING_CHUNK_BYTES - 1) / BACKING_CHUNK_BYTES;
+	const uint64_t n_bytes = held->tail - held->begin;
+	const size_t n = (n_bytes + GRANT_CHUNK_BYTES - 1) / GRANT_CHUNK_BYTES;
 	cleanup_free uint64_t *sizes = calloc(n, sizeof(*sizes));
 	struct glake__wait wait = {0};
 	if (!sizes) {
 		return glake__fail(-ENOMEM, "out of memory");
 	}
 	for (size_t i = 0; i < n; i++) {
-		uint64_t n_left = backing->n_bytes - i * BACKING_CHUNK_BYTES;
-		sizes[i] = glake__backing_chunk_bytes(n_left);
+		sizes[i] = glake__grant_chunk_bytes(n_bytes - i * GRANT_CHUNK_BYTES);
 	}
-	return glake__repiece(backing, 0, sizes, n, &wait, glake__gate_close_in_a_hurry);
+	const struct glake__repiecing repiecing = {
+		.ptr = held->begin,
+		.device = held->device,
+		.sizes = sizes,
+		.n_sizes = n,
+		.last = glake__look_last(),
+		.close = glake__gate_close_in_a_hurry,
+	};
+	return glake__repiece(&repiecing, &wait);
 }
 
 int glake__seal_undo(glake_ptr ptr)
 {
-	struct glake__held held = {0};
-	if (!glake__heap_hold(ptr, &held, &held) || !held.backing) {
+	struct glake__held held;
+	struct glake__sessions sessions = {.n = 0};
+	if (glake__held_begin(ptr, &held) < 0) {
 		return 0;
 	}
-	struct glake_session *session = held.backing->device->session;
+	/* Memory that is a part of pages is never named, as of pools. */
+	if ((held.begin | held.tail) & (GLAKE__PAGE_BYTES - 1)) {
+		glake__held_end(&held);
+		return 0;
+	}
+	struct glake_session *session = held.device->session;
 	int r = 0;
-	if (!is_as_new(held.backing)) {
-		glake__unsealed_blocks(held.backing, GLAKE__UNSEALED_NAMED);
-		r = make_new(held.backing);
+	if (!is_as_new(&sessions, &held)) {
+		glake__unsealed_blocks(session, held.begin, held.tail, GLAKE__UNSEALED_NAMED);
+		r = make_new(&held);
 	}
 	if (r < 0) {
-		glake__unsealed_blocks(held.backing, GLAKE__UNSEALED_NOT);
+		glake__unsealed_blocks(session, held.begin, held.tail, GLAKE__UNSEALED_NOT);
 	}
-	glake__heap_let(held.backing);
-	glake__usage_report_now(session);
-	return r;
+	glake__held_end(&held);
+	return glake__sessions_leave(&sessions, r);
 }

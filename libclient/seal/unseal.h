@@ -8,12 +8,16 @@
 #ifndef GLAKE_LIBCLIENT_UNSEAL_H
 #define GLAKE_LIBCLIENT_UNSEAL_H
 
-#include "libclient/glake.h"
+#include "glake.h"
+#include "libclient/link/why.h"
 
 /*
  * All of the allocation that @ptr lies in is private, in chunks as glake_alloc() makes them, so that they can
  * be named. Nothing happens to one that has never been sealed, or that is not there.
  */
 int glake__seal_undo(glake_ptr ptr);
+
+/* glake_unseal() for cause @why. */
+int glake__unseal(glake_ptr ptr, uint64_t bytes, enum glake__unsealed why);
 
 #endif

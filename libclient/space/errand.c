@@ -10,6 +10,9 @@
 #include "libclient/space/reback.h"
 #include "proto/cleanup.h"
 
+const struct glake__use glake__use_mirror = {
+	.name = "mirror", .kind = GLAKE__OWN, .is_ours = true, .is_worked_on = true};
+
 /* The GPU is known to be idle, and the program is held back. */
 #define HELD_PATIENCE_NS 2000000000u
 /* Work of the program may be under way. */
@@ -95,10 +98,10 @@ void glake__errand_end(struct glake_session *session, struct glake__range **rang
 		char *text = glake__error_save();
 		/* Twice, if need be: what stays mapped here is charged until the session ends. */
 		glake__range_clear(ended, 0, ended->n_bytes, &dead);
-		glake__backing_return(session, dead);
+		glake__grant_return(session, dead);
 		dead = NULL;
 		glake__range_end(ended, &dead);
-		glake__backing_return(session, dead);
+		glake__grant_return(session, dead);
 		glake__error_restore(text);
 	}
 }
@@ -156,19 +159,19 @@ static void list_pieces(const struct glake__range *range, uint64_t offset, size_
 	glake__unlock();
 }
 
-static int fill_mirror(struct glake__range *mirror, const struct glake__backing *backing,
+static int fill_mirror(struct glake__range *mirror, const struct glake__range *range,
                        uint64_t offset, enum glake__access access)
 {
-	size_t n = count_pieces(backing->range, offset, mirror->n_bytes);
+	size_t n = count_pieces(range, offset, mirror->n_bytes);
 	if (n == 0) {
 		return glake__fail(GLAKE_E_CUDA, "the driver has lost memory at 0x%llx",
-		                   (unsigned long long)(backing->ptr + offset));
+		                   (unsigned long long)(range->ptr + offset));
 	}
 	cleanup_free struct glake__part *parts = calloc(n, sizeof(*parts));
 	if (!parts) {
 		return glake__fail(-ENOMEM, "out of memory");
 	}
-	list_pieces(backing->range, offset, n, access, parts);
+	list_pieces(range, offset, n, access, parts);
 	int r = glake__range_fill(mirror, 0, parts, n);
 	for (size_t i = 0; i < n; i++) {
 		glake__chunk_put(parts[i].chunk);
@@ -176,20 +179,21 @@ static int fill_mirror(struct glake__range *mirror, const struct glake__backing 
 	return r;
 }
 
-int glake__errand_mirror(const struct glake__backing *backing, uint64_t offset, uint64_t n_bytes,
-                         enum glake__access access, struct glake__range **mirror_out)
+int glake__errand_mirror(const struct glake__device *device, struct glake__range *range,
+                         uint64_t offset, uint64_t n_bytes, enum glake__access access,
+                         struct glake__range **mirror_out)
 {
 	/* Those that have ended stand in nobody's way. */
 	glake__errands_collect();
-	int r = glake__range_reserve(GLAKE__RANGE_MIRROR, NULL, backing->device->handle, n_bytes, 0,
-	                             0, mirror_out);
+	int r = glake__range_reserve(&glake__use_mirror, NULL, device->handle, n_bytes, 0, 0,
+	                             mirror_out);
 	if (r < 0) {
 		*mirror_out = NULL;
 		return r;
 	}
-	r = fill_mirror(*mirror_out, backing, offset, access);
+	r = fill_mirror(*mirror_out, range, offset, access);
 	if (r < 0) {
-		glake__errand_end(backing->device->session, mirror_out);
+		glake__errand_end(device->session, mirror_out);
 	}
 	return r;
 }
@@ -243,16 +247,20 @@ int glake__errand_copy(const struct glake__device *device, struct glake__range *
 	return run(device, to, from, 0);
 }
 
-int glake__errand_zero(const struct glake__backing *backing, uint64_t offset, uint64_t n_bytes,
+int glake__errand_zero(const struct glake__device *device, glake_ptr ptr, uint64_t n_bytes,
                        uint64_t n_kept)
 {
 	struct glake__range *mirror;
 	struct glake__range *none = NULL;
-	int r = glake__errand_mirror(backing, offset, n_bytes, GLAKE__ACCESS_WRITE, &mirror);
+	glake__lock();
+	struct glake__range *range = glake__piece_at_locked(ptr)->range;
+	glake__unlock();
+	int r = glake__errand_mirror(device, range, ptr - range->ptr, n_bytes, GLAKE__ACCESS_WRITE,
+	                             &mirror);
 	if (r < 0) {
 		return r;
 	}
-	r = run(backing->device, &mirror, &none, n_kept);
-	glake__errand_end(backing->device->session, &mirror);
+	r = run(device, &mirror, &none, n_kept);
+	glake__errand_end(device->session, &mirror);
 	return r;
 }

@@ -16,11 +16,16 @@
 #ifndef GLAKE_LIBCLIENT_ERRAND_H
 #define GLAKE_LIBCLIENT_ERRAND_H
 
-#include "libclient/heap/backing.h"
+#include "libclient/space/grant.h"
+#include "libclient/space/range.h"
 
-/* The pieces that fill [offset, offset + n_bytes) of @backing, at other addresses. End it by glake__errand_end(). */
-int glake__errand_mirror(const struct glake__backing *backing, uint64_t offset, uint64_t n_bytes,
-                         enum glake__access access, struct glake__range **mirror_out);
+/* Memory of others, for work of our own. */
+extern const struct glake__use glake__use_mirror;
+
+/* The pieces that fill [offset, offset + n_bytes) of @range, memory of @device, at other addresses. End it by glake__errand_end(). */
+int glake__errand_mirror(const struct glake__device *device, struct glake__range *range,
+                         uint64_t offset, uint64_t n_bytes, enum glake__access access,
+                         struct glake__range **mirror_out);
 
 /*
  * Copy all of *from, a mirror, to *to, of the same size. -EBUSY: it goes on; then both are the errand's, and NULL here.
@@ -29,10 +34,10 @@ int glake__errand_copy(const struct glake__device *device, struct glake__range *
                        struct glake__range **from);
 
 /*
- * Zeroes to the pieces that fill [offset, offset + n_bytes) of @backing, but for the first @n_kept bytes. -EBUSY: they
- * may come later, and the memory is pinned until then.
+ * Zeroes to the pieces that fill [ptr, ptr + n_bytes), of a range that stays, but for the first @n_kept bytes. -EBUSY:
+ * they may come later, and the memory is pinned until then.
  */
-int glake__errand_zero(const struct glake__backing *backing, uint64_t offset, uint64_t n_bytes,
+int glake__errand_zero(const struct glake__device *device, glake_ptr ptr, uint64_t n_bytes,
                        uint64_t n_kept);
 
 /* Unmap what is in *range (NULL is fine), and give it back. It is NULL then. */

@@ -19,7 +19,10 @@
 #ifndef GLAKE_LIBCLIENT_FILL_H
 #define GLAKE_LIBCLIENT_FILL_H
 
-#include "libclient/glake_shim.h"
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "glake.h"
 
 /* Loaders that copy through a buffer do so in smaller parts. */
 #define GLAKE__FILL_LARGE_BYTES (8ull << 20)
@@ -44,5 +47,20 @@ void glake__fill_start(void);
 
 /* The window goes: the process is a forked child. */
 void glake__fill_forget(void);
+
+/*
+ * The program's calls write to [ptr, ptr + n_bytes), which may be anywhere: copied from the host; zeroed or set,
+ * which may come before a copy; or written otherwise, also again and again. Each costs a few
+ * instructions for each page.
+ */
+void glake__fill_copied(glake_ptr ptr, uint64_t n_bytes);
+void glake__fill_set(glake_ptr ptr, uint64_t n_bytes);
+void glake__fill_written(glake_ptr ptr, uint64_t n_bytes);
+
+/* GLAKE_DEDUP=off wins over whoever asks: nothing is counted, and nothing sealed. */
+bool glake__dedup_is_off(void);
+
+/* Would glake__fill_copied() count anything there? */
+bool glake__fill_is_open(glake_ptr ptr, uint64_t n_bytes);
 
 #endif

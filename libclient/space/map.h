@@ -16,14 +16,8 @@
 #include <stdint.h>
 
 #include "libclient/glake.h"
+#include "libclient/space/piece.h"
 #include "libclient/space/space.h"
-
-/* Ordered: a change to a lesser one takes access away. */
-enum glake__access {
-	GLAKE__ACCESS_NONE,
-	GLAKE__ACCESS_READ,
-	GLAKE__ACCESS_WRITE, /* and read */
-};
 
 /* @alignment: 0 = the driver's choice, else a power of two; @hint: 0 = anywhere. */
 int glake__map_reserve(uint64_t n_bytes, uint64_t alignment, glake_ptr hint, glake_ptr *ptr_out);

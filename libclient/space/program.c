@@ -1,112 +1,46 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The program's own virtual memory management, as the shim sees it: reservations are ranges, what
- * it maps there are pieces. The driver's calls are the shim's.
+ * it maps there are pieces. The driver's calls are the shim's, but for mapping numbers (number.h).
  */
+#include "libclient/space/program.h"
+
 #include <errno.h>
 #include <stdlib.h>
 
 #include "libclient/link/error.h"
-#include "libclient/space/fill.h"
-#include "libclient/space/ptr_table.h"
+#include "libclient/space/held.h"
+#include "libclient/space/map.h"
+#include "libclient/space/number.h"
+#include "libclient/space/owner.h"
 #include "libclient/space/reback.h"
+#include "libclient/space/row.h"
+#include "libclient/space/unsealed.h"
 #include "libclient/space/window.h"
 #include "proto/cleanup.h"
 
-/* ---- what is where ---------------------------------------------------------------------------- */
-
-int glake__space_start(const char *libcuda, const struct glake__gate *gate)
+/*
+ * Nothing keeps the program from unmapping what is held: whoever holds it looks again. Whose memory it is, each chunk
+ * says itself.
+ */
+static int hold_program(struct glake__range *range, glake_ptr address, struct glake__held *held_out)
 {
-	struct cudrv drv;
-	int r = cudrv_open(&drv, libcuda, NULL, 0);
-	if (r == 0) {
-		glake__space_begin();
-		glake__lock();
-		if (!glake__space.gate.close) {
-			glake__space.gate = *gate;
-		}
-		glake__unlock();
-		glake__space_open(&drv);
-		glake__lock();
-		glake__fill_start();
-		glake__unlock();
-	}
-	return r;
+	const struct glake__piece *piece = glake__range_piece_locked(range, address - range->ptr);
+	*held_out = (struct glake__held){
+		.begin = range->ptr,
+		.end = range->ptr + range->n_bytes,
+		.tail = range->ptr + range->n_bytes,
+		.keeps_chunks = true,
+	};
+	return piece->chunk ? 0 : -ENOENT;
 }
 
-struct glake__address_info glake__space_look(glake_ptr address)
-{
-	struct glake__address_info info = {.kind = GLAKE__ELSEWHERE};
-	glake__lock();
-	const struct glake__piece *piece = glake__piece_at_locked(address);
-	if (piece) {
-		const struct glake__range *range = piece->range;
-		info.address = range->ptr;
-		info.n_bytes = range->n_bytes;
-		info.kind = GLAKE__OWN;
-		if (range->use == GLAKE__RANGE_PROGRAM) {
-			info.kind = GLAKE__PROGRAMS;
-		} else if (range->use == GLAKE__RANGE_OPENED) {
-			info.kind = GLAKE__OPENED;
-			info.user = range->user;
-		}
-	} else if (glake__window_has(address)) {
-		info.kind = GLAKE__FREE;
-	}
-	glake__unlock();
-	return info;
-}
-
-void glake__opened_set_user(glake_ptr address, void *user)
-{
-	glake__lock();
-	struct glake__range *range = glake__range_at_locked(address, GLAKE__RANGE_OPENED);
-	if (range) {
-		range->user = user;
-	}
-	glake__unlock();
-}
-
-enum glake__pin glake__pin_at(glake_ptr address)
-{
-	glake__lock();
-	const struct glake__piece *piece = glake__piece_at_locked(address);
-	enum glake__pin pin = piece && piece->chunk ? glake__chunk_pin_locked(piece->chunk)
-	                                            : GLAKE__PIN_NONE;
-	glake__unlock();
-	return pin;
-}
-
-static void set_pin(struct glake__chunk *chunk, enum glake__pin pin, bool is_pinned)
-{
-	if (is_pinned) {
-		chunk->pins |= 1u << pin;
-	} else {
-		chunk->pins &= ~(1u << pin);
-	}
-}
-
-void glake__pin_range(glake_ptr address, uint64_t n_bytes, enum glake__pin pin, bool is_pinned)
-{
-	glake_ptr end = address + n_bytes;
-	glake__lock();
-	while (address < end) {
-		const struct glake__piece *piece = glake__piece_at_locked(address);
-		if (is_pinned && piece && piece->holder) {
-			/* It may be about to be replaced. */
-			glake__unlock();
-			glake__busy_pause();
-			glake__lock();
-			continue;
-		}
-		if (piece && piece->chunk) {
-			set_pin(piece->chunk, pin, is_pinned);
-		}
-		address = piece ? piece->range->ptr + piece->offset + piece->n_bytes
-		                : (address / GLAKE__PAGE_BYTES + 1) * GLAKE__PAGE_BYTES;
-	}
-	glake__unlock();
-}
+const struct glake__use glake__use_program = {
+	.name = "program",
+	.kind = GLAKE__PROGRAMS,
+	.is_programs = true,
+	.hold = hold_program,
+};
 
 /* ---- reservations ----------------------------------------------------------------------------- */
 
@@ -122,12 +56,12 @@ int glake__program_reserve(uint64_t n_bytes, uint64_t alignment, glake_ptr hint,
 	    (alignment & (alignment - 1))) {
 		return -EINVAL;
 	}
-	int r = glake__range_reserve(GLAKE__RANGE_PROGRAM, NULL, -1, n_bytes, alignment, hint,
+	int r = glake__range_reserve(&glake__use_program, NULL, -1, n_bytes, alignment, hint,
 	                             &range);
 	/* A hint is no more than that. */
 	if (r == 0 && range->is_outside && hint && range->ptr != hint) {
 		glake__range_drop(range);
-		r = glake__range_reserve(GLAKE__RANGE_PROGRAM, NULL, -1, n_bytes, alignment, 0,
+		r = glake__range_reserve(&glake__use_program, NULL, -1, n_bytes, alignment, 0,
 		                         &range);
 	}
 	if (r == 0) {
@@ -141,227 +75,176 @@ int glake__program_unreserve(glake_ptr ptr, uint64_t n_bytes)
 	glake__lock();
 	const struct glake__piece *piece = glake__piece_at_locked(ptr);
 	struct glake__range *range = piece ? piece->range : NULL;
-	bool is_it = range && range->use == GLAKE__RANGE_PROGRAM && range->ptr == ptr &&
+	bool is_it = range && range->use == &glake__use_program && range->ptr == ptr &&
 	             range->n_bytes == n_bytes;
 	bool is_free = !piece && glake__window_has(ptr);
-	/* No other thread drops it from here on. */
-	if (is_it) {
-		range->use = GLAKE__RANGE_LOST;
+	bool is_empty = is_it && glake__piece_is_free_hole(range->first) && !range->first->next;
+	/* No other thread drops it, or maps there, from here on. One with memory stays as it is for all. */
+	if (is_empty) {
+		range->use = &glake__use_lost;
 	}
 	glake__unlock();
-	if (!is_it) {
+	if (!is_empty) {
 		return range || is_free ? -EINVAL : -ENOENT;
 	}
 	int r = glake__range_drop(range);
 	if (r == -EBUSY) {
 		glake__lock();
-		range->use = GLAKE__RANGE_PROGRAM;
+		range->use = &glake__use_program;
 		glake__unlock();
 	}
 	return r < 0 ? -EINVAL : 0;
 }
 
-/* ---- chunks and handles ----------------------------------------------------------------------- */
-
-/* A number the driver gave; usually the only one of its chunk. */
-struct name {
-	struct glake__chunk *chunk; /* one use for each reference */
-	unsigned n_refs;
-};
-
-static struct glake__ptr_table names; /* by handle; under the lock */
-
-static void release_chunk(struct glake__chunk *chunk)
-{
-	if (chunk->user_release) {
-		chunk->user_release(chunk->user);
-	}
-	free(chunk);
-}
-
-/* With the lock held; takes over one use of @chunk. */
-static bool add_name_locked(unsigned long long handle, struct glake__chunk *chunk)
-{
-	struct name *name = calloc(1, sizeof(*name));
-	if (!name || glake__ptr_table_add(&names, handle, name) < 0) {
-		free(name);
-		return false;
-	}
-	*name = (struct name){.chunk = chunk, .n_refs = 1};
-	chunk->n_handles++;
-	return true;
-}
-
-struct glake__chunk *glake__program_made(unsigned long long handle, uint64_t n_bytes, int device,
-                                         void *user, void (*release)(void *user))
-{
-	struct glake__chunk *chunk = glake__chunk_new(0, n_bytes, device, GLAKE__PAGE_CHUNK);
-	if (!chunk) {
-		return NULL;
-	}
-	chunk->release = release_chunk;
-	chunk->user = user;
-	chunk->user_release = release;
-	glake__lock();
-	bool is_in = !glake__ptr_table_get(&names, handle) && add_name_locked(handle, chunk);
-	glake__unlock();
-	if (!is_in) {
-		free(chunk);
-		return NULL;
-	}
-	return chunk;
-}
-
-void glake__program_imported(unsigned long long handle, int device)
-{
-	glake__lock();
-	struct name *name = glake__ptr_table_get(&names, handle);
-	if (name) {
-		/* The driver gives the number that it has for this memory already. */
-		name->n_refs++;
-		name->chunk->n_uses++;
-		name->chunk->n_handles++;
-	}
-	glake__unlock();
-	struct glake__chunk *chunk = name ? NULL
-	                                  : glake__program_made(handle, 0, device, NULL, NULL);
-	if (chunk) {
-		glake__program_pin(chunk, GLAKE__PIN_FOREIGN);
-	}
-}
-
-struct glake__chunk *glake__program_take(unsigned long long handle)
-{
-	glake__lock();
-	const struct name *name = glake__ptr_table_get(&names, handle);
-	struct glake__chunk *chunk = name ? name->chunk : NULL;
-	if (chunk) {
-		chunk->n_uses++;
-	}
-	glake__unlock();
-	return chunk;
-}
-
-void glake__program_give(struct glake__chunk *chunk)
-{
-	glake__chunk_put(chunk);
-}
-
-void *glake__program_user(const struct glake__chunk *chunk)
-{
-	return chunk->user;
-}
-
-void glake__program_pin(struct glake__chunk *chunk, enum glake__pin pin)
-{
-	glake__lock();
-	set_pin(chunk, pin, true);
-	glake__unlock();
-}
-
-void glake__program_released(unsigned long long handle)
-{
-	struct glake__chunk *dead = NULL;
-	struct name *gone = NULL;
-	glake__lock();
-	struct name *name = glake__ptr_table_get(&names, handle);
-	if (name) {
-		name->chunk->n_handles--;
-		glake__chunk_put_locked(name->chunk, &dead);
-		if (--name->n_refs == 0) {
-			gone = glake__ptr_table_remove(&names, handle);
-		}
-	}
-	glake__unlock();
-	free(gone);
-	glake__chunks_release(dead);
-}
-
-void glake__program_retained(unsigned long long handle, glake_ptr address)
-{
-	glake__lock();
-	struct name *name = glake__ptr_table_get(&names, handle);
-	const struct glake__piece *piece = glake__piece_at_locked(address);
-	if (name) {
-		name->n_refs++;
-		name->chunk->n_handles++;
-		name->chunk->n_uses++;
-	} else if (piece && piece->chunk && add_name_locked(handle, piece->chunk)) {
-		/* All handles had been released: the driver gives a new number. */
-		piece->chunk->n_uses++;
-	}
-	glake__unlock();
-}
-
 /* ---- mappings --------------------------------------------------------------------------------- */
 
-/* One change under way, of one reservation. */
+/* One change under way, or a hold, of one reservation after the other. */
 struct glake__mapping {
-	struct glake__mapping *next;
-	bool is_hold; /* of what is mapped, which stays */
-	struct glake__hold hold;
-	struct glake__change change;
-	struct glake__chunk *chunk;   /* to be mapped; NULL: what is there goes */
-	struct glake__chunk *foreign; /* one use: of a handle that we do not know */
-	bool is_loose;                /* of nothing in the map: only the use of the chunk is kept */
+	size_t n;
+	struct glake__change *changes; /* owned */
+	struct glake__hold *holds;     /* owned; of what is mapped, which stays */
+	struct glake__chunk *chunk;    /* to be mapped; NULL: what is there goes */
+	struct glake__chunk *foreign;  /* one use: of a handle that we do not know */
+	bool is_loose; /* of nothing in the map: only the use of the chunk is kept */
 };
 
-/* How much of [ptr, ptr + n_bytes) is of one reservation; 0: -EINVAL or -ENOENT is in *error_out. */
-static uint64_t find_part(glake_ptr ptr, uint64_t n_bytes, int *error_out)
-{
-	glake__lock();
-	const struct glake__piece *piece = glake__piece_at_locked(ptr);
-	const struct glake__range *range = piece ? piece->range : NULL;
-	uint64_t n_part = 0;
-	*error_out = range || glake__window_has(ptr) ? -EINVAL : -ENOENT;
-	if (range && range->use == GLAKE__RANGE_PROGRAM) {
-		uint64_t n_left = range->n_bytes - (ptr - range->ptr);
-		n_part = n_left < n_bytes ? n_left : n_bytes;
-	}
-	glake__unlock();
-	return n_part;
-}
+/* A part of one reservation. */
+struct span {
+	struct glake__range *range;
+	glake_ptr ptr;
+	uint64_t n_bytes;
+};
 
-static int begin_part(glake_ptr ptr, uint64_t n_bytes, struct glake__chunk *chunk,
-                      struct glake__mapping **list)
+/* The reservations that [ptr, end) lies in; those may end, so whoever uses them looks again. Called with the lock held. */
+static int find_spans_locked(glake_ptr ptr, glake_ptr end, struct span *spans, size_t *n_out)
 {
-	const struct glake__part part = {.chunk = chunk, .n_bytes = n_bytes, .fd = -1};
-	struct glake__mapping *mapping = calloc(1, sizeof(*mapping));
-	if (!mapping) {
-		return -ENOMEM;
+	size_t n = 0;
+	while (ptr < end) {
+		const struct glake__piece *piece = glake__piece_at_locked(ptr);
+		struct glake__range *range = piece ? piece->range : NULL;
+		if (!range || range->use != &glake__use_program) {
+			return n > 0 || range || glake__window_has(ptr) ? -EINVAL : -ENOENT;
+		}
+		glake_ptr range_end = range->ptr + range->n_bytes;
+		uint64_t n_bytes = (range_end < end ? range_end : end) - ptr;
+		if (spans) {
+			spans[n] = (struct span){range, ptr, n_bytes};
+		}
+		n++;
+		ptr += n_bytes;
 	}
-	const struct glake__site site = {.use = GLAKE__RANGE_PROGRAM, .ptr = ptr, .waits = true};
-	int r = glake__change_begin(&mapping->change, &site, &part, 1);
-	if (r < 0) {
-		free(mapping);
-		return r == -ENOMEM ? r : -EINVAL;
-	}
-	mapping->chunk = chunk;
-	mapping->next = *list;
-	*list = mapping;
+	*n_out = n;
 	return 0;
 }
 
-static int hold_part(glake_ptr ptr, uint64_t n_bytes, struct glake__mapping **list)
+static int find_spans(glake_ptr ptr, uint64_t n_bytes, struct span **spans_out, size_t *n_out)
+{
+	*spans_out = NULL;
+	if (n_bytes > UINT64_MAX - ptr) {
+		return -EINVAL;
+	}
+	glake__lock();
+	int r = find_spans_locked(ptr, ptr + n_bytes, NULL, n_out);
+	struct span *spans = r == 0 ? calloc(*n_out, sizeof(*spans)) : NULL;
+	if (spans) {
+		find_spans_locked(ptr, ptr + n_bytes, spans, n_out);
+	}
+	glake__unlock();
+	*spans_out = spans;
+	return r == 0 && !spans ? -ENOMEM : r;
+}
+
+static void mapping_free(struct glake__mapping *mapping)
+{
+	free(mapping->changes);
+	free(mapping->holds);
+	free(mapping);
+}
+
+static struct glake__mapping *mapping_new(size_t n, bool is_hold)
 {
 	struct glake__mapping *mapping = calloc(1, sizeof(*mapping));
 	if (!mapping) {
+		return NULL;
+	}
+	mapping->n = n;
+	if (is_hold) {
+		mapping->holds = calloc(n, sizeof(*mapping->holds));
+	} else {
+		mapping->changes = calloc(n, sizeof(*mapping->changes));
+	}
+	if (n > 0 && !mapping->holds && !mapping->changes) {
+		mapping_free(mapping);
+		return NULL;
+	}
+	return mapping;
+}
+
+/* @chunk, or holes where it is NULL, in all of @spans. Nothing is held while it waits for other changes of them. */
+static int begin_changes(struct glake__mapping *mapping, const struct span *spans,
+                         struct glake__chunk *chunk)
+{
+	cleanup_free struct glake__site *sites = calloc(mapping->n, sizeof(*sites));
+	cleanup_free struct glake__part *parts = calloc(mapping->n, sizeof(*parts));
+	if (!sites || !parts) {
 		return -ENOMEM;
 	}
-	if (glake__hold_begin(&mapping->hold, ptr, n_bytes, true) < 0) {
-		free(mapping);
-		return -EINVAL;
+	for (size_t i = 0; i < mapping->n; i++) {
+		sites[i] = (struct glake__site){
+			.use = &glake__use_program, .ptr = spans[i].ptr, .waits = true};
+		parts[i] = (struct glake__part){
+			.chunk = chunk, .n_bytes = spans[i].n_bytes, .fd = -1};
 	}
-	mapping->is_hold = true;
-	mapping->next = *list;
-	*list = mapping;
+	int r = glake__changes_begin(mapping->changes, sites, parts, mapping->n);
+	return r < 0 && r != -ENOMEM ? -EINVAL : r;
+}
+
+static int begin_holds(struct glake__mapping *mapping, const struct span *spans)
+{
+	cleanup_free struct glake__holding *list = calloc(mapping->n, sizeof(*list));
+	bool is_gone = false;
+	if (!list) {
+		return -ENOMEM;
+	}
+	for (size_t i = 0; i < mapping->n; i++) {
+		list[i] = (struct glake__holding){
+			.hold = &mapping->holds[i],
+			.ptr = spans[i].ptr,
+			.n_bytes = spans[i].n_bytes,
+			.is_here = true,
+		};
+	}
+	glake__holds_begin(list, mapping->n, true);
+	for (size_t i = 0; i < mapping->n; i++) {
+		is_gone |= list[i].result < 0;
+	}
+	for (size_t i = 0; is_gone && i < mapping->n; i++) {
+		glake__hold_end(&mapping->holds[i]);
+	}
+	return is_gone ? -EINVAL : 0;
+}
+
+static int begin(const struct span *spans, size_t n, struct glake__chunk *chunk, bool is_hold,
+                 struct glake__mapping **mapping_out)
+{
+	struct glake__mapping *mapping = mapping_new(n, is_hold);
+	if (!mapping) {
+		return -ENOMEM;
+	}
+	mapping->chunk = chunk;
+	int r = is_hold ? begin_holds(mapping, spans) : begin_changes(mapping, spans, chunk);
+	if (r < 0) {
+		mapping_free(mapping);
+		return r;
+	}
+	*mapping_out = mapping;
 	return 0;
 }
 
 /* A mapping at a place that is in no reservation that we know. */
 static int begin_loose(struct glake__chunk *chunk, struct glake__mapping **mapping_out)
 {
-	struct glake__mapping *mapping = calloc(1, sizeof(*mapping));
+	struct glake__mapping *mapping = mapping_new(0, false);
 	if (!mapping) {
 		return -ENOENT;
 	}
@@ -376,7 +259,7 @@ static struct glake__chunk *foreign_chunk(uint64_t n_bytes)
 {
 	struct glake__chunk *chunk = glake__chunk_new(0, n_bytes, -1, GLAKE__PAGE_CHUNK);
 	if (chunk) {
-		set_pin(chunk, GLAKE__PIN_FOREIGN, true);
+		chunk->pins = 1u << GLAKE__PIN_FOREIGN;
 	}
 	return chunk;
 }
@@ -387,30 +270,18 @@ static bool is_hole(const struct glake__change *change)
 	return !piece->chunk && piece->n_bytes == change->n_bytes;
 }
 
-int glake__program_map(glake_ptr ptr, uint64_t n_bytes, struct glake__chunk *chunk,
-                       struct glake__mapping **mapping_out)
+/* In one reservation. Takes over a use of @foreign, which is @chunk or NULL. */
+static int map_in(const struct span *span, struct glake__chunk *chunk, struct glake__chunk *foreign,
+                  struct glake__mapping **mapping_out)
 {
-	int error;
-	if (n_bytes == 0 || !is_granular(ptr) || !is_granular(n_bytes)) {
-		return -ENOENT;
-	}
-	uint64_t n_part = find_part(ptr, n_bytes, &error);
-	if (n_part == 0 && error == -ENOENT && chunk) {
-		return begin_loose(chunk, mapping_out);
-	}
-	if (n_part < n_bytes) {
-		return n_part == 0 ? error : -EINVAL;
-	}
-	struct glake__chunk *foreign = chunk ? NULL : foreign_chunk(n_bytes);
 	struct glake__mapping *mapping = NULL;
-	int r = chunk || foreign ? begin_part(ptr, n_bytes, chunk ? chunk : foreign, &mapping)
-	                         : -ENOMEM;
-	if (r == 0 && !is_hole(&mapping->change)) {
-		glake__program_settle(mapping, false);
-		r = -EINVAL;
-	}
+	int r = chunk ? begin(span, 1, chunk, false, &mapping) : -ENOMEM;
 	if (r == 0) {
 		mapping->foreign = foreign;
+		if (!is_hole(&mapping->changes[0])) {
+			glake__program_settle(mapping, false);
+			return -EINVAL;
+		}
 		*mapping_out = mapping;
 	} else if (foreign) {
 		glake__chunk_put(foreign);
@@ -418,75 +289,217 @@ int glake__program_map(glake_ptr ptr, uint64_t n_bytes, struct glake__chunk *chu
 	return r;
 }
 
-/* From the lowest address up, as all do: so nobody waits in a circle. */
-static int begin_parts(glake_ptr ptr, uint64_t n_bytes, bool is_hold,
+int glake__program_map(glake_ptr ptr, uint64_t n_bytes, struct glake__chunk *chunk,
                        struct glake__mapping **mapping_out)
 {
-	struct glake__mapping *list = NULL;
-	glake_ptr at = ptr;
-	int r = 0;
-	while (r == 0 && at < ptr + n_bytes) {
-		uint64_t n_part = find_part(at, ptr + n_bytes - at, &r);
-		if (n_part > 0) {
-			r = is_hold ? hold_part(at, n_part, &list)
-			            : begin_part(at, n_part, NULL, &list);
-		} else if (at != ptr) {
-			r = -EINVAL;
+	cleanup_free struct span *spans = NULL;
+	size_t n;
+	if (n_bytes == 0 || !is_granular(ptr) || !is_granular(n_bytes)) {
+		return -ENOENT;
+	}
+	int r = find_spans(ptr, n_bytes, &spans, &n);
+	if (r == -ENOENT && chunk) {
+		return begin_loose(chunk, mapping_out);
+	}
+	if (r < 0 || n > 1) {
+		return r < 0 ? r : -EINVAL;
+	}
+	struct glake__chunk *foreign = chunk ? NULL : foreign_chunk(n_bytes);
+	return map_in(spans, chunk ? chunk : foreign, foreign, mapping_out);
+}
+
+/* May the program unmap just this? A number was mapped as a whole, in however many pieces it is now. */
+static bool is_whole(const struct glake__change *change)
+{
+	bool is_begin = true;
+	bool is_whole = true;
+	const struct glake__piece *piece = glake__change_first(change);
+	glake__lock();
+	for (; piece; piece = glake__change_next(change, piece)) {
+		const struct glake__piece *named = piece->chunk ? piece->chunk->row : NULL;
+		/* Behind the first, mappings follow each other as they were made. */
+		if (is_begin && named) {
+			is_whole &= named->offset == 0;
 		}
-		at += n_part;
+		is_begin = false;
+		if (named && !glake__change_next(change, piece)) {
+			is_whole &= named->offset + named->n_bytes == named->range->n_bytes;
+		}
 	}
-	if (r < 0) {
-		glake__program_settle(list, false);
-		return r;
-	}
-	*mapping_out = list;
-	return 0;
+	glake__unlock();
+	return is_whole;
 }
 
 int glake__program_unmap(glake_ptr ptr, uint64_t n_bytes, struct glake__mapping **mapping_out)
 {
-	return n_bytes == 0 || !is_granular(ptr) || !is_granular(n_bytes)
-	               ? -ENOENT
-	               : begin_parts(ptr, n_bytes, false, mapping_out);
+	cleanup_free struct span *spans = NULL;
+	struct glake__mapping *mapping;
+	bool is_each_whole = true;
+	size_t n;
+	if (n_bytes == 0 || !is_granular(ptr) || !is_granular(n_bytes)) {
+		return -ENOENT;
+	}
+	int r = find_spans(ptr, n_bytes, &spans, &n);
+	r = r < 0 ? r : begin(spans, n, NULL, false, &mapping);
+	if (r < 0) {
+		return r;
+	}
+	for (size_t i = 0; i < n; i++) {
+		is_each_whole &= is_whole(&mapping->changes[i]);
+	}
+	if (!is_each_whole) {
+		struct glake__chunk *none = NULL;
+		glake__changes_cancel(mapping->changes, n, &none);
+		mapping_free(mapping);
+		return -EINVAL;
+	}
+	*mapping_out = mapping;
+	return 0;
 }
 
 int glake__program_hold(glake_ptr ptr, uint64_t n_bytes, struct glake__mapping **mapping_out)
 {
-	return begin_parts(ptr, n_bytes, true, mapping_out);
+	cleanup_free struct span *spans = NULL;
+	size_t n;
+	int r = find_spans(ptr, n_bytes, &spans, &n);
+	return r < 0 ? r : begin(spans, n, NULL, true, mapping_out);
 }
 
-static void settle_one(struct glake__mapping *mapping, bool is_done)
+/* Called with the lock held. Does a mapping of a number go across @ptr, which is in @piece or at its end? */
+static bool is_cut_locked(const struct glake__piece *piece, glake_ptr ptr)
+{
+	const struct glake__piece *row = piece && piece->chunk ? piece->chunk->row : NULL;
+	uint64_t at = row ? row->offset + (ptr - piece->range->ptr - piece->offset) : 0;
+	return row && at != 0 && at != row->range->n_bytes;
+}
+
+int glake__program_hold_whole(glake_ptr ptr, uint64_t n_bytes, struct glake__mapping **mapping_out)
+{
+	int r = glake__program_hold(ptr, n_bytes, mapping_out);
+	if (r < 0 || n_bytes == 0) {
+		return r;
+	}
+	glake__lock();
+	bool is_cut = is_cut_locked(glake__piece_at_locked(ptr), ptr) ||
+	              is_cut_locked(glake__piece_at_locked(ptr + n_bytes - 1), ptr + n_bytes);
+	glake__unlock();
+	if (is_cut) {
+		glake__program_settle(*mapping_out, true);
+		*mapping_out = NULL;
+		return -EINVAL;
+	}
+	return 0;
+}
+
+/* The driver's call has failed: it may have unmapped some. */
+static void note_unmapped(const struct glake__change *change)
+{
+	struct glake__piece *piece = glake__change_first(change);
+	for (; piece; piece = glake__change_next(change, piece)) {
+		CUmemGenericAllocationHandle handle;
+		if (piece->chunk &&
+		    glake__map_retain(change->range->ptr + piece->offset, &handle) < 0) {
+			piece->is_unmapped = true;
+		} else if (piece->chunk) {
+			glake__map_release(handle);
+		}
+	}
+}
+
+/* Numbers that are mapped nowhere else may end when this has: a use for each piece. */
+static void use_numbers(const struct glake__change *change, struct glake__number **list, size_t *n)
+{
+	const struct glake__piece *piece = glake__change_first(change);
+	glake__lock();
+	for (; piece; piece = glake__change_next(change, piece)) {
+		struct glake__number *number = piece->chunk ? glake__number_use_locked(piece->chunk)
+		                                            : NULL;
+		if (number) {
+			list[(*n)++] = number;
+		}
+	}
+	glake__unlock();
+}
+
+static size_t count_pieces(const struct glake__mapping *mapping)
+{
+	size_t n = 0;
+	for (size_t i = 0; i < mapping->n; i++) {
+		const struct glake__piece *at = glake__change_first(&mapping->changes[i]);
+		for (; at; at = glake__change_next(&mapping->changes[i], at)) {
+			n++;
+		}
+	}
+	return n;
+}
+
+static void end_unmapping(struct glake__mapping *mapping, bool is_done)
 {
 	struct glake__chunk *dead = NULL;
-	if (mapping->is_hold) {
-		glake__hold_end(&mapping->hold);
+	struct glake__number **numbers = calloc(count_pieces(mapping),
+	                                        sizeof(struct glake__number *));
+	size_t n = 0;
+	for (size_t i = 0; i < mapping->n; i++) {
+		if (numbers) {
+			use_numbers(&mapping->changes[i], numbers, &n);
+		}
+		if (!is_done) {
+			note_unmapped(&mapping->changes[i]);
+		} else {
+			const struct glake__change *change = &mapping->changes[i];
+			glake__unsealed_forget(change->range, change->offset,
+			                       change->offset + change->n_bytes);
+		}
+	}
+	if (is_done) {
+		glake__changes_commit(mapping->changes, mapping->n, &dead);
+	} else {
+		glake__changes_cancel(mapping->changes, mapping->n, &dead);
+	}
+	glake__chunks_release(dead);
+	for (size_t i = 0; i < n; i++) {
+		glake__number_give(numbers[i]);
+	}
+	free(numbers);
+}
+
+static void end_mapping(struct glake__mapping *mapping, bool is_done)
+{
+	struct glake__chunk *dead = NULL;
+	if (!is_done) {
+		glake__changes_cancel(mapping->changes, mapping->n, &dead);
+	} else {
+		if (mapping->chunk->n_bytes == 0) {
+			mapping->chunk->n_bytes = mapping->changes[0].n_bytes;
+		}
+		glake__changes_commit(mapping->changes, mapping->n, &dead);
+	}
+	glake__chunks_release(dead);
+}
+
+void glake__program_settle(struct glake__mapping *mapping, bool is_done)
+{
+	if (!mapping) {
+		return;
+	}
+	if (mapping->holds) {
+		for (size_t i = 0; i < mapping->n; i++) {
+			glake__hold_end(&mapping->holds[i]);
+		}
 	} else if (mapping->is_loose) {
 		/* We never learn when it ends: its charge stays until the process ends. */
 		glake__lock();
 		mapping->chunk->n_uses += is_done;
 		glake__unlock();
-	} else if (is_done) {
-		if (mapping->chunk && mapping->chunk->n_bytes == 0) {
-			mapping->chunk->n_bytes = mapping->change.n_bytes;
-		}
-		glake__change_commit(&mapping->change, &dead);
+	} else if (mapping->chunk) {
+		end_mapping(mapping, is_done);
 	} else {
-		glake__change_cancel(&mapping->change, &dead);
+		end_unmapping(mapping, is_done);
 	}
-	glake__chunks_release(dead);
 	if (mapping->foreign) {
 		glake__chunk_put(mapping->foreign);
 	}
-	free(mapping);
-}
-
-void glake__program_settle(struct glake__mapping *mapping, bool is_done)
-{
-	while (mapping) {
-		struct glake__mapping *next = mapping->next;
-		settle_one(mapping, is_done);
-		mapping = next;
-	}
+	mapping_free(mapping);
 }
 
 /* A piece has one access: that of the reader with the most. */
@@ -494,9 +507,11 @@ static void open_piece(struct glake__piece *piece, uint64_t reader, bool may_rea
 {
 	piece->readers = may_read ? piece->readers | reader : piece->readers & ~reader;
 	piece->writers = may_write ? piece->writers | reader : piece->writers & ~reader;
-	piece->access = piece->writers   ? GLAKE__ACCESS_WRITE
-	                : piece->readers ? GLAKE__ACCESS_READ
-	                                 : GLAKE__ACCESS_NONE;
+	/* A block is read-only, whatever the program has asked for: nobody but a write makes it private. */
+	bool is_block = piece->chunk->kind == GLAKE__PAGE_BLOCK;
+	piece->access = piece->writers && !is_block ? GLAKE__ACCESS_WRITE
+	                : piece->readers            ? GLAKE__ACCESS_READ
+	                                            : GLAKE__ACCESS_NONE;
 }
 
 void glake__program_opened(glake_ptr ptr, uint64_t n_bytes, int device, bool may_read,
@@ -512,8 +527,26 @@ void glake__program_opened(glake_ptr ptr, uint64_t n_bytes, int device, bool may
 		}
 		if (piece->chunk && is_device) {
 			open_piece(piece, 1ull << device, may_read, may_write);
+		} else if (piece->chunk && may_read) {
+			/* What took its place would not have that. */
+			glake__chunk_note_pin_locked(piece->chunk, GLAKE__PIN_DMABUF, true);
 		}
 		at = piece->range->ptr + piece->offset + piece->n_bytes;
 	}
 	glake__unlock();
+}
+
+bool glake__program_access(glake_ptr ptr, int device, bool *may_read_out, bool *may_write_out)
+{
+	bool is_known = false;
+	glake__lock();
+	const struct glake__piece *piece = glake__piece_at_locked(ptr);
+	if (piece && piece->chunk && piece->range->use == &glake__use_program && device >= 0 &&
+	    device < GLAKE__MAX_DEVICES) {
+		*may_read_out = piece->readers >> device & 1;
+		*may_write_out = piece->writers >> device & 1;
+		is_known = true;
+	}
+	glake__unlock();
+	return is_known;
 }

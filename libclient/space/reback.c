@@ -2,14 +2,17 @@
 /*
  * The steps, and what undoes each:
  *
- *   begin          what is there is busy             cancel
- *   take handles   of what is new, of what was there release them
- *   close          the gate, if access goes          open
- *   unmap          what was there                    map it by its handle, give it its access
- *   map            what is new                       unmap
- *   access         one call for a run of equal ones  the unmapping above
+ *   hold           what is there, at all places where it is mapped    let it
+ *   begin          a change of each place                             cancel
+ *   take handles   of what is new, of what was there                  release them
+ *   close          the gate, if access goes                           open
+ *   unmap          what was there, everywhere                         map it by its handle, give it its access
+ *   map            what is new                                        unmap
+ *   access         one call for a run of equal ones                   the unmapping above
  *   open
- *   commit
+ *   commit         all changes at once
+ *
+ * A number (number.h) is a place without addresses: its row changes with the others, and no driver is called.
  *
  * A handle of what was there costs a driver call for each piece, and is what makes undoing possible. So a
  * clear, after which nobody wants anything back, takes none.
@@ -21,6 +24,7 @@
 
 #include "libclient/link/error.h"
 #include "libclient/space/map.h"
+#include "libclient/space/row.h"
 #include "proto/cleanup.h"
 
 /* One piece of memory, old or new, in its place. */
@@ -31,8 +35,11 @@ struct step {
 	struct glake__piece *piece; /* of what was there */
 	enum glake__access access;
 	uint64_t readers;
+	uint64_t writers; /* of readers: where access is to write */
 	CUmemGenericAllocationHandle handle;
 	bool is_handle_ours;
+	bool is_kept;    /* the chunk keeps the handle once it is there */
+	bool is_nowhere; /* only named: no driver call */
 	bool is_mapped;
 };
 
@@ -42,19 +49,40 @@ struct row {
 };
 
 struct work {
-	struct glake__change change;
+	struct glake__hold own;        /* if the caller has none */
+	struct glake__change *changes; /* owned: of the caller's place, then of the others */
+	size_t *firsts;                /* owned: of each change, the first of the parts */
+	size_t n_changes;
 	struct row old;
 	struct row new;
 	bool takes_access;
 	uint64_t gated; /* who reads what goes */
 };
 
+/* ---- access ----------------------------------------------------------------------------------- */
+
+static int set_access(glake_ptr ptr, uint64_t n_bytes, uint64_t readers, uint64_t writers,
+                      enum glake__access access)
+{
+	uint64_t may_write = access == GLAKE__ACCESS_WRITE ? writers & readers : 0;
+	uint64_t may_read = access == GLAKE__ACCESS_NONE ? 0 : readers & ~may_write;
+	int r = may_write ? glake__map_access(ptr, n_bytes, may_write, GLAKE__ACCESS_WRITE) : 0;
+	return r == 0 && may_read ? glake__map_access(ptr, n_bytes, may_read, GLAKE__ACCESS_READ)
+	                          : r;
+}
+
+/* Those of its readers that may write to @piece when it is writable. */
+static uint64_t writers_of(const struct glake__piece *piece)
+{
+	return piece->range->use->is_programs ? piece->writers : piece->readers;
+}
+
 /* ---- rows ------------------------------------------------------------------------------------- */
 
 static int row_init(struct row *row, size_t n)
 {
-	row->n = n;
-	row->steps = calloc(n, sizeof(*row->steps));
+	row->n = 0;
+	row->steps = calloc(n + 1, sizeof(*row->steps));
 	return row->steps ? 0 : glake__fail(-ENOMEM, "out of memory");
 }
 
@@ -66,6 +94,20 @@ static void row_deinit(struct row *row)
 		}
 	}
 	free(row->steps);
+}
+
+static struct step *row_add(struct row *row, const struct glake__piece *piece)
+{
+	struct step *step = &row->steps[row->n++];
+	*step = (struct step){
+		.ptr = piece->range->ptr + piece->offset,
+		.n_bytes = piece->n_bytes,
+		.chunk = piece->chunk,
+		.access = piece->access,
+		.readers = piece->readers,
+		.writers = writers_of(piece),
+	};
+	return step;
 }
 
 static int row_unmap(struct row *row)
@@ -81,7 +123,13 @@ static int row_unmap(struct row *row)
 	return error;
 }
 
-/* One call for each run of pieces that lie side by side and have equal access, for equal readers. */
+static bool is_equal_access(const struct step *one, const struct step *other)
+{
+	return one->access == other->access && one->readers == other->readers &&
+	       one->writers == other->writers;
+}
+
+/* One call for each run of pieces that lie side by side and have equal access. */
 static int row_access(const struct row *row)
 {
 	int r = 0;
@@ -89,15 +137,15 @@ static int row_access(const struct row *row)
 		const struct step *first = &row->steps[i];
 		uint64_t n_bytes = 0;
 		while (i < row->n && row->steps[i].is_mapped &&
-		       row->steps[i].access == first->access &&
-		       row->steps[i].readers == first->readers &&
+		       is_equal_access(&row->steps[i], first) &&
 		       row->steps[i].ptr == first->ptr + n_bytes) {
 			n_bytes += row->steps[i++].n_bytes;
 		}
 		if (n_bytes == 0) {
 			i++;
-		} else if (first->access != GLAKE__ACCESS_NONE) {
-			r = glake__map_access(first->ptr, n_bytes, first->readers, first->access);
+		} else {
+			r = set_access(first->ptr, n_bytes, first->readers, first->writers,
+			               first->access);
 		}
 	}
 	return r;
@@ -108,12 +156,112 @@ static int row_map(struct row *row)
 	int r = 0;
 	for (size_t i = 0; r == 0 && i < row->n; i++) {
 		struct step *step = &row->steps[i];
-		if (step->chunk && !step->is_mapped) {
+		if (step->chunk && !step->is_mapped && !step->is_nowhere) {
 			r = glake__map_handle(step->ptr, step->n_bytes, step->handle);
 			step->is_mapped = r == 0;
 		}
 	}
 	return r < 0 ? r : row_access(row);
+}
+
+/* ---- the changes of all places ---------------------------------------------------------------- */
+
+/* How many places the held memory in [offset, offset + n_bytes) of @range has elsewhere. */
+static size_t count_places(const struct glake__range *range, uint64_t offset, uint64_t n_bytes)
+{
+	size_t n = 0;
+	glake__lock();
+	const struct glake__piece *piece = glake__range_piece_locked(range, offset);
+	for (; piece && piece->offset < offset + n_bytes; piece = piece->next) {
+		n += piece->chunk ? glake__places_locked(piece, NULL, 0) : 0;
+	}
+	glake__unlock();
+	return n;
+}
+
+/* The parts that take exactly the place of [begin, end). 0: there are none such. */
+static size_t find_parts(const struct glake__part *parts, size_t n_parts, uint64_t begin,
+                         uint64_t end, size_t *first_out)
+{
+	uint64_t at = 0;
+	size_t i = 0;
+	while (i < n_parts && at < begin) {
+		at += parts[i++].n_bytes;
+	}
+	size_t first = i;
+	bool begins = at == begin;
+	while (i < n_parts && at < end) {
+		at += parts[i++].n_bytes;
+	}
+	*first_out = first;
+	return begins && at == end ? i - first : 0;
+}
+
+/* What takes the place of @piece takes its other places, too. */
+static int change_places(struct work *work, const struct glake__piece *piece,
+                         const struct glake__hold *hold, const struct glake__part *parts,
+                         size_t n_parts)
+{
+	const struct glake__change *own = &work->changes[0];
+	uint64_t begin = piece->offset - own->offset;
+	size_t first;
+	glake__lock();
+	size_t n = piece->chunk ? glake__places_locked(piece, NULL, 0) : 0;
+	glake__unlock();
+	if (n == 0) {
+		return 0;
+	}
+	cleanup_free struct glake__place *places = calloc(n, sizeof(*places));
+	if (!places) {
+		return glake__fail(-ENOMEM, "out of memory");
+	}
+	glake__lock();
+	glake__places_locked(piece, places, n);
+	glake__unlock();
+	size_t n_taken = find_parts(parts, n_parts, begin, begin + piece->n_bytes, &first);
+	int r = n_taken > 0
+	                ? 0
+	                : glake__fail(-EINVAL, "the memory at 0x%llx is mapped elsewhere, alone",
+	                              (unsigned long long)(own->range->ptr + piece->offset));
+	for (size_t i = 0; r == 0 && i < n; i++) {
+		const struct glake__site site = {
+			.range = places[i].range,
+			.ptr = places[i].range->ptr + places[i].offset,
+			.hold = hold,
+		};
+		r = glake__change_begin(&work->changes[work->n_changes], &site, &parts[first],
+		                        n_taken);
+		work->firsts[work->n_changes] = first;
+		work->n_changes += r == 0;
+	}
+	return r;
+}
+
+/* Begin to put @parts at @site, and at all other places of what is there. It is held, or only holes are there. */
+static int begin_changes(struct work *work, const struct glake__site *site,
+                         const struct glake__part *parts, size_t n_parts)
+{
+	uint64_t n_bytes = 0;
+	for (size_t i = 0; i < n_parts; i++) {
+		n_bytes += parts[i].n_bytes;
+	}
+	size_t n = 1;
+	if (site->hold) {
+		n += count_places(site->range, site->ptr - site->range->ptr, n_bytes);
+	}
+	work->changes = calloc(n, sizeof(*work->changes));
+	work->firsts = calloc(n, sizeof(*work->firsts));
+	if (!work->changes || !work->firsts) {
+		return glake__fail(-ENOMEM, "out of memory");
+	}
+	int r = glake__change_begin(&work->changes[0], site, parts, n_parts);
+	work->n_changes = r == 0;
+	struct glake__piece *piece = r == 0 && site->hold ? glake__change_first(&work->changes[0])
+	                                                  : NULL;
+	for (; r == 0 && piece; piece = glake__change_next(&work->changes[0], piece)) {
+		r = change_places(work, piece, site->hold, parts, n_parts);
+	}
+	return r;
 }
 
 /* ---- the parts of a reback -------------------------------------------------------------------- */
@@ -123,6 +271,9 @@ static bool find_mapping(const struct glake__chunk *chunk, glake_ptr *ptr_out)
 {
 	glake__lock();
 	const struct glake__piece *piece = chunk->mappings;
+	while (piece && piece->range->use->is_nowhere) {
+		piece = piece->next_mapping;
+	}
 	if (piece) {
 		*ptr_out = piece->range->ptr + piece->offset;
 	}
@@ -130,79 +281,107 @@ static bool find_mapping(const struct glake__chunk *chunk, glake_ptr *ptr_out)
 	return piece != NULL;
 }
 
+/* A handle of @part, if it has memory. */
+static int take_handle(const struct glake__part *part, struct step *step)
+{
+	glake_ptr mapped = 0;
+	int r;
+	if (!part->chunk || part->handle || part->chunk->handle) {
+		step->handle = part->chunk && !part->handle ? part->chunk->handle : part->handle;
+		return 0;
+	}
+	if (part->fd >= 0) {
+		r = glake__map_import(part->fd, &step->handle);
+	} else if (find_mapping(part->chunk, &mapped)) {
+		r = glake__map_retain(mapped, &step->handle);
+	} else {
+		r = glake__fail(-EINVAL, "there is no way to the memory to be mapped");
+	}
+	step->is_handle_ours = r == 0;
+	return r;
+}
+
+/* The first row has the handles; the others are of the same parts. */
 static int take_new(struct work *work, const struct glake__part *parts, size_t n_parts)
 {
-	int r = row_init(&work->new, n_parts);
-	glake_ptr ptr = work->change.range->ptr + work->change.offset;
-	const struct glake__piece *fresh = work->change.fresh;
-	for (size_t i = 0; r == 0 && i < n_parts; i++, fresh = fresh->next) {
-		const struct glake__part *part = &parts[i];
-		struct step *step = &work->new.steps[i];
-		glake_ptr mapped = 0;
-		*step = (struct step){
-			.ptr = ptr,
-			.n_bytes = part->n_bytes,
-			.chunk = part->chunk,
-			.access = part->access,
-			.readers = fresh->readers,
-			.handle = part->handle,
-		};
-		ptr += part->n_bytes;
-		if (!part->chunk || part->handle) {
-			continue;
+	size_t n_steps = 0;
+	for (size_t i = 0; i < work->n_changes; i++) {
+		const struct glake__piece *fresh = work->changes[i].fresh;
+		for (; fresh; fresh = fresh->next) {
+			n_steps++;
 		}
-		if (part->fd >= 0) {
-			r = glake__map_import(part->fd, &step->handle);
-		} else if (find_mapping(part->chunk, &mapped)) {
-			r = glake__map_retain(mapped, &step->handle);
-		} else {
-			r = glake__fail(-EINVAL, "there is no way to the memory to be mapped");
+	}
+	int r = row_init(&work->new, n_steps);
+	for (size_t i = 0; r == 0 && i < work->n_changes; i++) {
+		const struct glake__change *change = &work->changes[i];
+		const struct glake__use *use = change->range->use;
+		const struct glake__piece *fresh = change->fresh;
+		for (size_t k = work->firsts[i]; r == 0 && fresh; fresh = fresh->next, k++) {
+			struct step *step = row_add(&work->new, fresh);
+			step->is_nowhere = use->is_nowhere;
+			if (i == 0) {
+				r = take_handle(&parts[k], step);
+			} else {
+				step->handle = work->new.steps[k].handle;
+			}
+			work->new.steps[k].is_kept |= use->is_nowhere || use->keeps_handles;
 		}
-		step->is_handle_ours = r == 0;
 	}
 	return r;
 }
 
-static size_t count_old(const struct glake__change *change, const struct glake__piece *first)
+static size_t count_old(const struct work *work)
 {
 	size_t n = 0;
-	for (; first; first = glake__change_next(change, first)) {
-		n += first->chunk != NULL;
+	for (size_t i = 0; i < work->n_changes; i++) {
+		const struct glake__piece *at = glake__change_first(&work->changes[i]);
+		for (; at; at = glake__change_next(&work->changes[i], at)) {
+			n += at->chunk != NULL;
+		}
 	}
 	return n;
 }
 
-/* The pieces are busy: their row stays. What is pinned may be pinned by others meanwhile, so: locked. */
+/* What is pinned may be pinned by others meanwhile, so: locked. */
+static int check_pin(const struct glake__piece *piece)
+{
+	glake__lock();
+	enum glake__pin pin = glake__chunk_pin_locked(piece->chunk);
+	glake__unlock();
+	return pin ? glake__fail(-EBUSY, "the memory at 0x%llx is pinned: %s",
+	                         (unsigned long long)(piece->range->ptr + piece->offset),
+	                         glake__pin_text(pin))
+	           : 0;
+}
+
+static int add_old(struct work *work, struct glake__piece *piece)
+{
+	int r = check_pin(piece);
+	if (r < 0 || piece->range->use->is_nowhere) {
+		return r;
+	}
+	struct step *step = row_add(&work->old, piece);
+	step->piece = piece;
+	step->is_mapped = true;
+	step->handle = piece->chunk->handle;
+	if (!step->handle) {
+		r = glake__map_retain(step->ptr, &step->handle);
+		step->is_handle_ours = r == 0;
+	}
+	work->takes_access |= step->access != GLAKE__ACCESS_NONE;
+	work->gated |= step->readers;
+	return r;
+}
+
+/* The pieces are busy: their rows stay. */
 static int take_old(struct work *work)
 {
-	const struct glake__change *change = &work->change;
-	struct glake__piece *piece = glake__change_first(change);
-	int r = row_init(&work->old, count_old(change, piece) + 1);
-	work->old.n = 0;
-	for (; r == 0 && piece; piece = glake__change_next(change, piece)) {
-		if (!piece->chunk) {
-			continue;
+	int r = row_init(&work->old, count_old(work));
+	for (size_t i = 0; r == 0 && i < work->n_changes; i++) {
+		struct glake__piece *piece = glake__change_first(&work->changes[i]);
+		for (; r == 0 && piece; piece = glake__change_next(&work->changes[i], piece)) {
+			r = piece->chunk ? add_old(work, piece) : 0;
 		}
-		glake__lock();
-		enum glake__pin pin = glake__chunk_pin_locked(piece->chunk);
-		glake__unlock();
-		struct step *step = &work->old.steps[work->old.n];
-		*step = (struct step){
-			.ptr = change->range->ptr + piece->offset,
-			.n_bytes = piece->n_bytes,
-			.chunk = piece->chunk,
-			.piece = piece,
-			.access = piece->access,
-			.readers = piece->readers,
-			.is_mapped = true,
-		};
-		r = pin ? glake__fail(-EBUSY, "the memory at 0x%llx is pinned: %s",
-		                      (unsigned long long)step->ptr, glake__pin_text(pin))
-		        : glake__map_retain(step->ptr, &step->handle);
-		step->is_handle_ours = r == 0;
-		work->old.n++;
-		work->takes_access |= step->access != GLAKE__ACCESS_NONE;
-		work->gated |= step->readers;
 	}
 	return r;
 }
@@ -214,14 +393,13 @@ static bool put_back(struct step *step)
 		return false;
 	}
 	step->is_mapped = true;
-	if (step->access != GLAKE__ACCESS_NONE &&
-	    glake__map_access(step->ptr, step->n_bytes, step->readers, step->access) < 0) {
+	if (set_access(step->ptr, step->n_bytes, step->readers, step->writers, step->access) < 0) {
 		step->is_mapped = glake__map_unmap(step->ptr, step->n_bytes) < 0;
 	}
 	return step->is_mapped;
 }
 
-/* What was there, back in its place. What does not come back is a hole now: then true. */
+/* What was there, back in its places. What does not come back is a hole now: then true. */
 static bool undo(struct work *work)
 {
 	char *text = glake__error_save();
@@ -238,18 +416,13 @@ static bool undo(struct work *work)
 
 /* Everything that can be done while the program goes on. After an error: finish() too. */
 static int prepare(struct work *work, const struct glake__site *site,
-                   const struct glake__part *parts, size_t n_parts, bool only_holes)
+                   const struct glake__part *parts, size_t n_parts)
 {
-	int r = take_new(work, parts, n_parts);
+	int r = begin_changes(work, site, parts, n_parts);
 	if (r == 0) {
-		r = take_old(work);
+		r = take_new(work, parts, n_parts);
 	}
-	if (r == 0 && only_holes && work->old.n > 0) {
-		r = glake__fail(-EINVAL, "%llu bytes at 0x%llx: already mapped, in part",
-		                (unsigned long long)work->change.n_bytes,
-		                (unsigned long long)site->ptr);
-	}
-	return r;
+	return r == 0 ? take_old(work) : r;
 }
 
 /* With the gate closed, if access goes. */
@@ -265,16 +438,32 @@ static int exchange(struct work *work, bool *is_lost)
 	return r;
 }
 
+/* A chunk that is mapped again and again has its handle, which is the library's. */
+static void keep_handles(struct row *row)
+{
+	for (size_t i = 0; i < row->n; i++) {
+		struct step *step = &row->steps[i];
+		if (step->is_kept && step->is_handle_ours) {
+			step->chunk->handle = step->handle;
+			step->is_handle_ours = false;
+		}
+	}
+}
+
 static void finish(struct work *work, int r, struct glake__chunk **dead)
 {
 	struct glake__chunk *unused = NULL;
 	if (r == 0) {
-		glake__change_commit(&work->change, &unused);
+		keep_handles(&work->new);
+		glake__changes_commit(work->changes, work->n_changes, &unused);
 	} else {
-		glake__change_cancel(&work->change, &unused);
+		glake__changes_cancel(work->changes, work->n_changes, &unused);
 	}
+	free(work->changes);
+	free(work->firsts);
 	row_deinit(&work->new);
 	row_deinit(&work->old);
+	glake__hold_end(&work->own);
 	if (dead) {
 		*dead = unused;
 	} else {
@@ -282,16 +471,43 @@ static void finish(struct work *work, int r, struct glake__chunk **dead)
 	}
 }
 
-static int reback(const struct glake__site *site, const struct glake__part *parts, size_t n_parts,
-                  bool only_holes, struct glake__chunk **dead, bool *is_lost_out)
+/* Without a hold of the caller's: one of what is there, for this change alone. */
+static int hold_own(struct work *work, struct glake__site *site, uint64_t n_bytes)
+{
+	struct glake__holding holding = {
+		.hold = &work->own,
+		.range = site->range,
+		.ptr = site->ptr - site->range->ptr,
+		.n_bytes = n_bytes,
+	};
+	if (glake__holds_begin(&holding, 1, false) < 0) {
+		return glake__fail(-EBUSY, "another thread works on the memory at 0x%llx",
+		                   (unsigned long long)site->ptr);
+	}
+	site->hold = work->own.range ? &work->own : NULL;
+	return 0;
+}
+
+static bool is_within(const struct glake__range *range, uint64_t offset, uint64_t n_bytes)
+{
+	return n_bytes > 0 && offset < range->n_bytes && n_bytes <= range->n_bytes - offset;
+}
+
+static int reback(struct glake__site *site, const struct glake__part *parts, size_t n_parts,
+                  struct glake__chunk **dead, bool *is_lost_out)
 {
 	struct work work = {.takes_access = false};
+	uint64_t n_bytes = 0;
 	bool is_lost = false;
-	int r = glake__change_begin(&work.change, site, parts, n_parts);
-	if (r < 0) {
-		return r;
+	for (size_t i = 0; i < n_parts; i++) {
+		n_bytes += parts[i].n_bytes;
 	}
-	r = prepare(&work, site, parts, n_parts, only_holes);
+	int r = !site->hold && is_within(site->range, site->ptr - site->range->ptr, n_bytes)
+	                ? hold_own(&work, site, n_bytes)
+	                : 0; /* the change refuses it */
+	if (r == 0) {
+		r = prepare(&work, site, parts, n_parts);
+	}
 	if (r == 0 && work.takes_access) {
 		r = glake__gate_close(work.gated, GLAKE__GATE_PATIENCE_NS);
 	}
@@ -313,19 +529,20 @@ static struct glake__site site_in(struct glake__range *range, uint64_t offset)
 	return (struct glake__site){.range = range, .ptr = range->ptr + offset};
 }
 
-static struct glake__site site_of(const struct glake__hold *hold)
-{
-	struct glake__site site = site_in(hold->range, hold->offset);
-	site.hold = hold;
-	return site;
-}
-
 int glake__range_reback(struct glake__range *range, uint64_t offset,
                         const struct glake__part *parts, size_t n_parts, struct glake__chunk **dead,
                         bool *is_lost_out)
 {
-	const struct glake__site site = site_in(range, offset);
-	return reback(&site, parts, n_parts, false, dead, is_lost_out);
+	struct glake__site site = site_in(range, offset);
+	return reback(&site, parts, n_parts, dead, is_lost_out);
+}
+
+int glake__hold_reback(const struct glake__hold *hold, const struct glake__part *parts,
+                       size_t n_parts, struct glake__chunk **dead, bool *is_lost_out)
+{
+	struct glake__site site = site_in(hold->range, hold->offset);
+	site.hold = hold;
+	return reback(&site, parts, n_parts, dead, is_lost_out);
 }
 
 /* Of those that are prepared. */
@@ -354,18 +571,14 @@ int glake__hold_reback_all(struct glake__rebacking *list, size_t n, void (*meanw
                            void *user)
 {
 	cleanup_free struct work *works = calloc(n, sizeof(*works));
-	cleanup_free bool *has_begun = calloc(n, sizeof(*has_begun));
 	int error = 0;
-	if (!works || !has_begun) {
+	if (!works) {
 		return glake__fail(-ENOMEM, "out of memory");
 	}
 	for (size_t i = 0; i < n; i++) {
-		const struct glake__site site = site_of(list[i].hold);
-		list[i].result = glake__change_begin(&works[i].change, &site, &list[i].part, 1);
-		has_begun[i] = list[i].result == 0;
-		if (has_begun[i]) {
-			list[i].result = prepare(&works[i], &site, &list[i].part, 1, false);
-		}
+		struct glake__site site = site_in(list[i].hold->range, list[i].hold->offset);
+		site.hold = list[i].hold;
+		list[i].result = prepare(&works[i], &site, &list[i].part, 1);
 		if (meanwhile) {
 			meanwhile(user);
 		}
@@ -373,10 +586,7 @@ int glake__hold_reback_all(struct glake__rebacking *list, size_t n, void (*meanw
 	exchange_all(works, list, n);
 	char *text = glake__error_save();
 	for (size_t i = 0; i < n; i++) {
-		list[i].dead = NULL;
-		if (has_begun[i]) {
-			finish(&works[i], list[i].result, &list[i].dead);
-		}
+		finish(&works[i], list[i].result, &list[i].dead);
 		error = error ? error : list[i].result;
 		if (meanwhile) {
 			meanwhile(user);
@@ -389,82 +599,198 @@ int glake__hold_reback_all(struct glake__rebacking *list, size_t n, void (*meanw
 int glake__range_fill(struct glake__range *range, uint64_t offset, const struct glake__part *parts,
                       size_t n_parts)
 {
+	struct work work = {.takes_access = false};
 	const struct glake__site site = site_in(range, offset);
-	return reback(&site, parts, n_parts, true, NULL, NULL);
+	bool is_lost;
+	int r = begin_changes(&work, &site, parts, n_parts);
+	if (r == 0 && count_old(&work) > 0) {
+		r = glake__fail(-EINVAL, "%llu bytes at 0x%llx: already mapped, in part",
+		                (unsigned long long)work.changes[0].n_bytes,
+		                (unsigned long long)site.ptr);
+	}
+	r = r == 0 ? take_new(&work, parts, n_parts) : r;
+	r = r == 0 ? exchange(&work, &is_lost) : r;
+	finish(&work, r, NULL);
+	return r;
 }
 
-/* ---- access ----------------------------------------------------------------------------------- */
+/* ---- access, everywhere ----------------------------------------------------------------------- */
 
-/* Give all pieces in the change @access; NULL: each its own. */
-static int set_access(const struct glake__change *change, const enum glake__access *access)
+/* A mapped piece that gets other access. */
+struct opened {
+	struct glake__piece *piece;
+	enum glake__access was;
+	enum glake__access access;
+};
+
+struct opening {
+	struct opened *list; /* owned */
+	size_t n;
+	uint64_t readers;
+	bool takes;
+};
+
+static void add_opened(struct opening *opening, struct glake__piece *piece,
+                       enum glake__access access)
+{
+	struct opened *at = &opening->list[opening->n++];
+	*at = (struct opened){piece, piece->access, glake__piece_most(piece, access)};
+	/* The program has given nobody access there yet. */
+	if (piece->range->use->is_programs && piece->access == GLAKE__ACCESS_NONE) {
+		at->access = GLAKE__ACCESS_NONE;
+	}
+	opening->readers |= piece->readers;
+	opening->takes |= at->access < at->was;
+}
+
+/* Called with the lock held; counts with list NULL. */
+static size_t list_opened(struct opening *opening, const struct glake__hold *hold,
+                          enum glake__access access)
+{
+	uint64_t end = hold->offset + hold->n_bytes;
+	size_t n = 0;
+	struct glake__piece *piece = glake__range_piece_locked(hold->range, hold->offset);
+	for (; piece && piece->offset < end; piece = piece->next) {
+		struct glake__piece *at = piece->chunk && piece->holder == hold->owner
+		                                  ? piece->chunk->mappings
+		                                  : NULL;
+		for (; at; at = at->next_mapping) {
+			bool is_one = at->holder == hold->owner && !at->range->use->is_nowhere;
+			n += is_one;
+			if (is_one && opening->list) {
+				add_opened(opening, at, access);
+			}
+		}
+	}
+	return n;
+}
+
+/* By what both hold still: the links of a row are others', too. */
+static bool touches(const struct glake__piece *piece, const struct glake__piece *next)
+{
+	return piece->range == next->range && piece->offset + piece->n_bytes == next->offset &&
+	       piece->readers == next->readers && writers_of(piece) == writers_of(next);
+}
+
+/* One call for each run of equal ones. @is_back: what they had. */
+static int open_all(const struct opening *opening, bool is_back)
 {
 	int r = 0;
-	const struct glake__piece *piece = glake__change_first(change);
-	while (r == 0 && piece) {
-		const struct glake__piece *first = piece;
-		uint64_t n_bytes = 0;
-		while (piece && piece->chunk && piece->readers == first->readers &&
-		       (access || piece->access == first->access)) {
-			n_bytes += piece->n_bytes;
-			piece = glake__change_next(change, piece);
+	for (size_t i = 0; r == 0 && i < opening->n;) {
+		const struct opened *first = &opening->list[i];
+		const struct glake__piece *piece = first->piece;
+		uint64_t n_bytes = piece->n_bytes;
+		for (i++; i < opening->n && opening->list[i].was == first->was &&
+		          opening->list[i].access == first->access &&
+		          touches(opening->list[i - 1].piece, opening->list[i].piece);
+		     i++) {
+			n_bytes += opening->list[i].piece->n_bytes;
 		}
-		if (n_bytes == 0) {
-			piece = glake__change_next(change, piece);
-		} else {
-			r = glake__map_access(change->range->ptr + first->offset, n_bytes,
-			                      first->readers, access ? *access : first->access);
+		if (is_back || first->access != GLAKE__ACCESS_NONE) {
+			r = set_access(piece->range->ptr + piece->offset, n_bytes, piece->readers,
+			               writers_of(piece), is_back ? first->was : first->access);
 		}
 	}
 	return r;
 }
 
-static int change_access(const struct glake__site *site, uint64_t n_bytes,
-                         enum glake__access access)
+static int open_held(struct opening *opening)
 {
-	const struct glake__part same = {.n_bytes = n_bytes};
-	struct glake__chunk *none = NULL;
-	struct glake__change change;
-	bool takes = false;
-	uint64_t readers = 0;
-	int r = glake__change_begin(&change, site, &same, 1);
+	int r = 0;
+	for (size_t i = 0; r == 0 && opening->takes && i < opening->n; i++) {
+		r = check_pin(opening->list[i].piece);
+	}
 	if (r < 0) {
 		return r;
 	}
-	struct glake__piece *first = glake__change_first(&change);
-	for (const struct glake__piece *at = first; at; at = glake__change_next(&change, at)) {
-		takes |= at->access > access;
-		readers |= at->readers;
+	r = opening->takes ? glake__gate_close(opening->readers, GLAKE__GATE_PATIENCE_NS) : 0;
+	if (r < 0) {
+		return r;
 	}
-	r = takes ? glake__gate_close(readers, GLAKE__GATE_PATIENCE_NS) : 0;
-	if (r == 0) {
-		r = set_access(&change, &access);
-		if (r < 0) {
-			char *text = glake__error_save();
-			set_access(&change, NULL);
-			glake__error_restore(text);
-		}
-		if (takes) {
-			glake__gate_open();
-		}
+	r = open_all(opening, false);
+	if (r < 0) {
+		char *text = glake__error_save();
+		open_all(opening, true);
+		glake__error_restore(text);
 	}
-	for (struct glake__piece *at = first; r == 0 && at; at = glake__change_next(&change, at)) {
-		at->access = at->chunk ? access : GLAKE__ACCESS_NONE;
+	if (opening->takes) {
+		glake__gate_open();
 	}
-	glake__change_cancel(&change, &none);
+	glake__lock();
+	for (size_t i = 0; r == 0 && i < opening->n; i++) {
+		opening->list[i].piece->access = opening->list[i].access;
+	}
+	glake__unlock();
 	return r;
+}
+
+int glake__hold_access(const struct glake__hold *hold, enum glake__access access)
+{
+	struct opening opening = {.n = 0};
+	if (!hold->range) {
+		return 0;
+	}
+	glake__lock();
+	size_t n = list_opened(&opening, hold, access);
+	glake__unlock();
+	opening.list = calloc(n + 1, sizeof(*opening.list));
+	if (!opening.list) {
+		return glake__fail(-ENOMEM, "out of memory");
+	}
+	glake__lock();
+	list_opened(&opening, hold, access);
+	glake__unlock();
+	int r = open_held(&opening);
+	free(opening.list);
+	return r;
+}
+
+uint64_t glake__hold_readers(const struct glake__hold *hold)
+{
+	uint64_t readers = 0;
+	if (!hold->range) {
+		return 0;
+	}
+	glake__lock();
+	uint64_t end = hold->offset + hold->n_bytes;
+	const struct glake__piece *piece = glake__range_piece_locked(hold->range, hold->offset);
+	for (; piece && piece->offset < end; piece = piece->next) {
+		const struct glake__piece *at = piece->chunk ? piece->chunk->mappings : NULL;
+		for (; at; at = at->next_mapping) {
+			readers |= at->readers;
+		}
+	}
+	glake__unlock();
+	return readers;
+}
+
+/* Whole pieces, or parts of holes. */
+static bool is_whole(const struct glake__range *range, uint64_t offset, uint64_t end)
+{
+	glake__lock();
+	const struct glake__piece *first = glake__range_piece_locked(range, offset);
+	const struct glake__piece *last = glake__range_piece_locked(range, end - 1);
+	bool is_cut = (first->chunk && first->offset < offset) ||
+	              (last->chunk && last->offset + last->n_bytes > end);
+	glake__unlock();
+	return !is_cut;
 }
 
 int glake__range_access(struct glake__range *range, uint64_t offset, uint64_t n_bytes,
                         enum glake__access access)
 {
-	const struct glake__site site = site_in(range, offset);
-	return change_access(&site, n_bytes, access);
-}
-
-int glake__hold_access(const struct glake__hold *hold, enum glake__access access)
-{
-	const struct glake__site site = site_of(hold);
-	return change_access(&site, hold->n_bytes, access);
+	struct work work = {.takes_access = false};
+	struct glake__site site = site_in(range, offset);
+	int r = is_within(range, offset, n_bytes) ? hold_own(&work, &site, n_bytes) : -EINVAL;
+	if (r == 0) {
+		r = is_whole(range, offset, offset + n_bytes)
+		            ? glake__hold_access(&work.own, access)
+		            : -EINVAL;
+		glake__hold_end(&work.own);
+	}
+	return r == -EINVAL ? glake__fail(-EINVAL, "%llu bytes at 0x%llx: part of a chunk",
+	                                  (unsigned long long)n_bytes, (unsigned long long)site.ptr)
+	                    : r;
 }
 
 /* ---- the end ---------------------------------------------------------------------------------- */
@@ -503,7 +829,7 @@ int glake__range_end(struct glake__range *range, struct glake__chunk **dead)
 	int r = glake__range_clear(range, 0, range->n_bytes, dead);
 	if (r < 0) {
 		glake__lock();
-		range->use = GLAKE__RANGE_LOST;
+		range->use = &glake__use_lost;
 		range->user = NULL;
 		glake__unlock();
 		return r;
@@ -540,8 +866,7 @@ static int open_all_locked(int device, int reader)
 {
 	int r = 0;
 	for (struct glake__range *at = glake__space.ranges; r == 0 && at; at = at->next) {
-		if (glake__range_is_private(at) && at->device == device &&
-		    !(at->readers >> reader & 1)) {
+		if (at->use->is_private && at->device == device && !(at->readers >> reader & 1)) {
 			r = open_locked(at, reader);
 		}
 	}

@@ -8,12 +8,13 @@
 #ifndef GLAKE_LIBCLIENT_REBACK_H
 #define GLAKE_LIBCLIENT_REBACK_H
 
-#include "libclient/glake_shim.h"
+#include "glake.h"
 #include "libclient/space/range.h"
 
 /*
- * Put @parts at @offset of @range: whole or not at all. What is there goes: it must be whole pieces, or
- * parts of holes, and none of it pinned (-EBUSY). New parts are imported first; if
+ * Put @parts at @offset of @range: whole or not at all. What is there goes, at all places where it is mapped or named:
+ * it must be whole pieces, or parts of holes, and none of it pinned (-EBUSY). A chunk with other places is replaced by
+ * parts of its own (-EINVAL). New parts are imported first; if
  * access is taken away the gate is closed meanwhile; a step that fails is undone in reverse.
  *
  * Chunks that lost their last use are released; with @dead they are put onto that list instead.
@@ -25,6 +26,10 @@
 int glake__range_reback(struct glake__range *range, uint64_t offset,
                         const struct glake__part *parts, size_t n_parts, struct glake__chunk **dead,
                         bool *is_lost_out);
+
+/* The same in place of all that @hold has. */
+int glake__hold_reback(const struct glake__hold *hold, const struct glake__part *parts,
+                       size_t n_parts, struct glake__chunk **dead, bool *is_lost_out);
 
 /*
  * The same in place of all that holds have, each by one part; what is there now is held. The gate is closed once and
@@ -49,8 +54,11 @@ int glake__range_fill(struct glake__range *range, uint64_t offset, const struct 
 int glake__range_access(struct glake__range *range, uint64_t offset, uint64_t n_bytes,
                         enum glake__access access);
 
-/* The same to all that @hold has. */
+/* The same to all that @hold has, at all places; where the program has given less, it stays less. */
 int glake__hold_access(const struct glake__hold *hold, enum glake__access access);
+
+/* Who has access to what @hold has, at any place. */
+uint64_t glake__hold_readers(const struct glake__hold *hold);
 
 /*
  * Unmap whatever is in [offset, offset + n_bytes), pinned or not: nobody uses it any more. A change of it

@@ -8,6 +8,7 @@
 
 #include "libclient/link/error.h"
 #include "libclient/link/fork.h"
+#include "libclient/space/sealed.h"
 #include "libclient/space/window.h"
 #include "proto/cleanup.h"
 #include "proto/clock.h"
@@ -16,6 +17,7 @@ struct glake__space glake__space = {
 	.lock = PTHREAD_MUTEX_INITIALIZER,
 	.let = PTHREAD_COND_INITIALIZER,
 };
+struct glake__sealed glake__sealed;
 
 /* Of the process that the space is of. 0: none yet; ~0: a thread is at it. */
 static _Atomic uint64_t generation;
@@ -103,7 +105,7 @@ static int close_first(uint64_t readers, uint64_t patience_ns)
 	const struct glake__gate *gate = &glake__space.gate;
 	int cancel = cancel_disable();
 	closed.since_ns = gate->close ? clock_now_ns() : 0;
-	int r = gate->close ? gate->close(gate->user, readers, patience_ns) : 0;
+	int r = gate->close ? gate->close(gate->user, patience_ns) : 0;
 	closed.readers = readers;
 	closed.cancel = cancel;
 	if (r < 0) {
@@ -150,7 +152,7 @@ int glake__gate_wait_soon(uint64_t readers)
 {
 	const struct glake__gate *gate = &glake__space.gate;
 	bool waits = closed.depth == 0 && gate->wait;
-	int r = waits ? gate->wait(gate->user, readers, WAIT_NS) : 0;
+	int r = waits ? gate->wait(gate->user, WAIT_NS) : 0;
 	return r < 0 ? glake__fail(r == -EAGAIN ? -EBUSY : r,
 	                           "the program's work goes on, or is captured")
 	             : 0;
@@ -183,7 +185,7 @@ static int try_to_close(uint64_t readers, bool is_last)
 	if (is_last) {
 		return glake__gate_close(readers, SOON_LAST_TRY_NS);
 	}
-	int r = closed.depth == 0 && gate->wait ? gate->wait(gate->user, readers, SOON_WAIT_NS) : 0;
+	int r = closed.depth == 0 && gate->wait ? gate->wait(gate->user, SOON_WAIT_NS) : 0;
 	return r == -EAGAIN ? r : glake__gate_close(readers, SOON_TRY_NS);
 }
 
@@ -239,12 +241,12 @@ static uint64_t left_of(const struct patience *patience)
 }
 
 /* Has what is queued by now ended? -EAGAIN: not yet. Next time it has twice as long. */
-static int see_work_end(struct patience *patience, uint64_t readers)
+static int see_work_end(struct patience *patience)
 {
 	const struct glake__gate *gate = &glake__space.gate;
 	uint64_t left_ns = left_of(patience);
 	uint64_t wait_ns = patience->wait_ns < left_ns ? patience->wait_ns : left_ns;
-	int r = gate->wait(gate->user, readers, wait_ns);
+	int r = gate->wait(gate->user, wait_ns);
 	if (r == 0) {
 		patience->since_ns = clock_now_ns();
 	} else {
@@ -273,7 +275,7 @@ static int try_to_hold(struct patience *patience, uint64_t readers)
 static int try_patiently(struct patience *patience, uint64_t readers)
 {
 	bool waits = closed.depth == 0 && glake__space.gate.wait;
-	int r = waits ? see_work_end(patience, readers) : 0;
+	int r = waits ? see_work_end(patience) : 0;
 	return r < 0 ? glake__fail(r, "the program's work goes on, or is captured")
 	             : try_to_hold(patience, readers);
 }

@@ -16,7 +16,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "libclient/glake_shim.h"
+#include "libclient/space/gate.h"
 #include "proto/cudrv.h"
 
 /* More devices than any host has; memory of what lies beyond is not mapped. */
@@ -33,6 +33,7 @@ struct glake__space {
 	struct glake__errand *errands; /* owned: work on the GPU that was given up (errand.h) */
 	uint64_t n_errands;            /* of them, ever */
 	uint64_t n_ids;                /* given out by glake__next_id_locked() */
+	uint64_t n_mappings;           /* ever: the last one's number (range.h) */
 	uint64_t readers
 		[GLAKE__MAX_DEVICES]; /* of each device, those that read its private memory */
 };

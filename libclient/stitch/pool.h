@@ -31,8 +31,13 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "libclient/glake_shim.h"
+#include "libclient/link/wait.h"
+#include "libclient/space/allocation.h"
 #include "libclient/stitch/runs.h"
+#include "libclient/space/range.h"
+
+/* Home: user is its struct glake__pool. Allocations in it, and in stitched ranges, can be held (held.h). */
+extern const struct glake__use glake__use_pool;
 
 struct glake__pool;
 struct glake__device;
@@ -56,7 +61,7 @@ struct glake__device *glake__pool_device_of(const struct glake__allocation *allo
 struct glake__allocation *glake__pool_take_locked(struct glake__pool *pool, uint64_t n_bytes,
                                                   const struct glake__tag *tag);
 
-/* All ways. 0; -ENOMEM; GLAKE_E_CUDA; errors of glake__backing_fill(). After an error all is as it was. */
+/* All ways. 0; -ENOMEM; GLAKE_E_CUDA; errors of glake__grant_fill(). After an error all is as it was. */
 int glake__pool_make(struct glake__pool *pool, uint64_t n_bytes, const struct glake__tag *tag,
                      struct glake__wait *wait, struct glake__allocation **allocation_out);
 
@@ -77,6 +82,11 @@ void glake__pool_undo_locked(struct glake__allocation *allocation, struct glake_
 
 /* Nothing uses it any more. It is gone. */
 void glake__pool_release_locked(struct glake__allocation *allocation);
+
+/* Does a thread hold it (held.h)? Then it must not be freed. */
+bool glake__pool_is_held_locked(struct glake__allocation *allocation);
+/* Any of the pool? */
+bool glake__pool_has_held_locked(const struct glake__pool *pool);
 
 /* The allocation that @address, in a range of a pool, lies in; NULL: free memory. */
 struct glake__allocation *glake__pool_find_locked(const struct glake__range *range,

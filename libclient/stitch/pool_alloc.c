@@ -6,7 +6,9 @@
 #include <time.h>
 
 #include "libclient/link/session.h"
-#include "libclient/heap/backing.h"
+#include "libclient/space/fill.h"
+#include "libclient/space/grant.h"
+#include "libclient/space/unsealed.h"
 #include "libclient/stitch/pool_parts.h"
 #include "proto/cleanup.h"
 #include "proto/clock.h"
@@ -22,11 +24,6 @@
 
 _Static_assert(RUN_TIED_STREAMS == GLAKE__GRAPH_STREAM, "memory of graphs is tied");
 
-static struct glake__pooled *pooled_of(struct glake__allocation *allocation)
-{
-	return (struct glake__pooled *)allocation;
-}
-
 /* ---- numbers, with the lock held ---------------------------------------------------------------- */
 
 static void raise(uint64_t *peak, uint64_t now)
@@ -34,22 +31,31 @@ static void raise(uint64_t *peak, uint64_t now)
 	*peak = now > *peak ? now : *peak;
 }
 
-static void count_taken(struct glake__pool *pool, const struct glake__allocation *allocation)
+/* What of it is sealed is in none of the pool's numbers. */
+static void count_taken(struct glake__pool *pool, struct glake__allocation *allocation)
 {
 	struct glake_pool_stats *stats = pool->stats;
+	const uint64_t n_sealed = glake__pooled_of(allocation)->sealed_bytes;
 	stats->n_allocs++;
-	stats->live_bytes += allocation->n_bytes;
-	stats->used_bytes += allocation->n_capacity;
+	stats->live_bytes += allocation->n_bytes - n_sealed;
+	stats->used_bytes += allocation->n_capacity - n_sealed;
 	raise(&stats->peak_live_bytes, stats->live_bytes);
 	raise(&pool->peak_bytes, stats->used_bytes);
 	glake__books_add_live(&pool->device->session->books, allocation->n_capacity);
 }
 
-static void count_freed(struct glake__pool *pool, const struct glake__allocation *allocation)
+static void count_freed(struct glake__pool *pool, struct glake__allocation *allocation)
 {
-	pool->stats->live_bytes -= allocation->n_bytes;
-	pool->stats->used_bytes -= allocation->n_capacity;
+	const struct glake__pooled *pooled = glake__pooled_of(allocation);
+	pool->stats->live_bytes -= allocation->n_bytes - pooled->sealed_bytes;
+	pool->stats->used_bytes -= allocation->n_capacity - pooled->sealed_bytes;
 	pool->device->session->books.live_bytes -= allocation->n_capacity;
+	if (pooled->was_held) {
+		struct glake__range *range = pooled->stitched ? pooled->stitched->range
+		                                              : pool->home;
+		glake__unsealed_forget_part_locked(range, allocation->address - range->ptr,
+		                                   allocation->n_bytes);
+	}
 }
 
 void glake__pool_count_reserved(struct glake__pool *pool, int64_t n_bytes)
@@ -125,6 +131,7 @@ struct glake__allocation *glake__pooled_begin(struct glake__pooled *pooled)
 	                              : pool->home->ptr + pooled->runs->first * RUN_UNIT_BYTES;
 	allocation->id = glake__next_id_locked();
 	allocation->is_claimed = false;
+	glake__fill_reset(allocation->address, allocation->n_bytes);
 	count_taken(pool, allocation);
 	return allocation;
 }
@@ -202,7 +209,7 @@ static bool is_kept_free(const struct glake__pool *pool, const struct glake__sti
 		n_units -= n;
 		n_skipped = 0;
 	}
-	return is_all_free;
+	return is_all_free && glake__pool_is_true(pool, stitched);
 }
 
 bool glake__pooled_carve(struct glake__pool *pool, struct glake__pooled *pooled,
@@ -271,7 +278,8 @@ bool glake__pool_is_idle(const struct glake__pool *pool, const struct glake__sti
 {
 	const struct glake__line *line = glake__ptr_table_get(&pool->runs.by_stream,
 	                                                      stitched->stream + 1);
-	return !line || stitched->number <= line->n_passed;
+	return (!line || stitched->number <= line->n_passed) &&
+	       !glake__pool_is_busy(pool, stitched);
 }
 
 /* ---- chunks ------------------------------------------------------------------------------------ */
@@ -330,6 +338,7 @@ static void keep(struct glake__pool *pool, struct glake__stitched *stitched)
 {
 	if (stitched) {
 		glake__stitched_set_kept(&pool->stitched, stitched);
+		pool->is_dirty |= !glake__pool_is_true(pool, stitched);
 		glake__pool_count_stitched(pool);
 	}
 }
@@ -347,11 +356,11 @@ static void keep_behind(struct glake__pool *pool, struct glake__stitched *stitch
 /* The number is given out before anybody looks whether it is too late: glake__pool_close() does the reverse. */
 bool glake__pool_join_locked(struct glake__allocation *allocation, uint64_t stream)
 {
-	struct glake__pooled *pooled = pooled_of(allocation);
+	struct glake__pooled *pooled = glake__pooled_of(allocation);
 	struct glake__pool *pool = pooled->pool;
 	struct glake__line *line = glake__runs_line(&pool->runs, stream);
 	const struct glake__pooled *waiting = line ? line->waiting : NULL;
-	if (!waiting || now_ns() - waiting->parked_ns >= JOIN_NS) {
+	if (pooled->was_held || !waiting || now_ns() - waiting->parked_ns >= JOIN_NS) {
 		return false;
 	}
 	uint64_t number = ++line->n_freed;
@@ -367,7 +376,7 @@ bool glake__pool_join_locked(struct glake__allocation *allocation, uint64_t stre
 
 void glake__pool_close(struct glake__allocation *allocation)
 {
-	struct glake__pooled *pooled = pooled_of(allocation);
+	struct glake__pooled *pooled = glake__pooled_of(allocation);
 	if (!pooled->is_closed) {
 		pooled->is_closed = true;
 		pooled->number = pooled->line->n_freed;
@@ -377,11 +386,13 @@ void glake__pool_close(struct glake__allocation *allocation)
 bool glake__pool_detach_locked(struct glake__allocation *allocation, uint64_t stream,
                                struct glake__parking *parking)
 {
-	struct glake__pooled *pooled = pooled_of(allocation);
+	struct glake__pooled *pooled = glake__pooled_of(allocation);
 	struct glake__line *line = glake__runs_line(&pooled->pool->runs, stream);
 	if (!line) {
 		return false;
 	}
+	count_freed(pooled->pool, allocation);
+	glake__pooled_doom(pooled);
 	*parking = (struct glake__parking){
 		.pool = pooled->pool,
 		.waiting = pooled,
@@ -392,6 +403,7 @@ bool glake__pool_detach_locked(struct glake__allocation *allocation, uint64_t st
 	line->n_holders++;
 	line->n_waiting++;
 	set_user(pooled->runs, pooled->stitched, NULL);
+	set_user(pooled->doomed, NULL, NULL);
 	pooled->line = line;
 	pooled->parked_ns = now_ns();
 	pooled->is_closed = false;
@@ -400,7 +412,6 @@ bool glake__pool_detach_locked(struct glake__allocation *allocation, uint64_t st
 	pooled->runs = NULL;
 	pooled->stitched = NULL;
 	allocation->is_parked = true;
-	count_freed(pooled->pool, allocation);
 	return true;
 }
 
@@ -442,11 +453,12 @@ void glake__pool_attach_free_locked(struct glake__parking *parking)
 
 void glake__pool_undo_locked(struct glake__allocation *allocation, struct glake__parking *parking)
 {
-	struct glake__pooled *pooled = pooled_of(allocation);
+	struct glake__pooled *pooled = glake__pooled_of(allocation);
 	pooled->line->n_holders--;
 	pooled->line->n_waiting--;
 	pooled->runs = parking->runs;
 	pooled->stitched = parking->stitched;
+	glake__pooled_spare(pooled);
 	set_user(pooled->runs, pooled->stitched, pooled);
 	allocation->is_parked = false;
 	pooled->pool->stats->n_allocs--;
@@ -455,16 +467,20 @@ void glake__pool_undo_locked(struct glake__allocation *allocation, struct glake_
 
 void glake__pool_release_locked(struct glake__allocation *allocation)
 {
-	struct glake__pooled *pooled = pooled_of(allocation);
+	struct glake__pooled *pooled = glake__pooled_of(allocation);
 	struct glake__pool *pool = pooled->pool;
 	if (allocation->is_parked) {
 		pass(pooled);
+		glake__pooled_condemn(pooled);
 		pooled->is_passed = true;
 		if (!pooled->is_in_parking) {
 			end_waiting(pooled);
 		}
 	} else {
 		count_freed(pool, allocation);
+		glake__pooled_doom(pooled);
+		set_user(pooled->doomed, NULL, NULL);
+		glake__pooled_condemn(pooled);
 		/* Streams may still use what was there before it. */
 		keep(pool, pooled->stitched);
 		glake__pooled_give_up(pooled);
@@ -488,7 +504,7 @@ struct glake__allocation *glake__pool_find_locked(const struct glake__range *ran
                                                   glake_ptr address)
 {
 	const struct glake__pooled *pooled = NULL;
-	if (range->use == GLAKE__RANGE_STITCHED) {
+	if (range->use == &glake__use_stitched) {
 		const struct glake__stitched *stitched = range->user;
 		pooled = stitched->user;
 	} else {
@@ -568,7 +584,7 @@ int glake__pool_new(struct glake__device *device, struct glake_pool_stats *stats
 	if (!pool || glake__runs_init(&pool->runs, n_pages * RUN_PAGE_UNITS) < 0) {
 		return glake__fail(-ENOMEM, "out of memory");
 	}
-	int r = glake__range_reserve(GLAKE__RANGE_POOL, pool, device->handle,
+	int r = glake__range_reserve(&glake__use_pool, pool, device->handle,
 	                             n_pages * GLAKE__PAGE_BYTES, 0, 0, &pool->home);
 	if (r < 0) {
 		glake__runs_deinit(&pool->runs);
@@ -585,7 +601,7 @@ int glake__pool_new(struct glake__device *device, struct glake_pool_stats *stats
 
 static void free_pooled(struct glake__allocation *allocation, void *user)
 {
-	struct glake__pooled *pooled = pooled_of(allocation);
+	struct glake__pooled *pooled = glake__pooled_of(allocation);
 	(void)user;
 	set_user(pooled->runs, NULL, NULL);
 	free(pooled);
@@ -599,12 +615,12 @@ void glake__pool_end(struct glake__pool *pool)
 	struct glake_session *session = pool->device->session;
 	for (size_t i = 0; i < pool->stitched.n; i++) {
 		struct glake__stitched *stitched = pool->stitched.by_size[i];
-		glake__range_drop_all(session, stitched->range);
+		glake__grant_drop(session, stitched->range);
 		free(stitched->stretches);
 		free(stitched);
 	}
 	free(pool->stitched.by_size);
-	glake__range_drop_all(session, pool->home);
+	glake__grant_drop(session, pool->home);
 	glake__pool_visit_locked(pool, free_pooled, NULL);
 	glake__runs_deinit(&pool->runs);
 	free(pool);
@@ -633,8 +649,9 @@ bool glake__pool_is_valid(struct glake__pool *pool)
 	glake__lock();
 	bool is_valid = glake__runs_are_valid(&pool->runs);
 	for (const struct glake__run *run = pool->runs.first; run; run = run->next) {
-		n_used += run->state == GLAKE__RUN_USED ? run->n_units : 0;
-		n_mapped += run->state != GLAKE__RUN_HOLE ? run->n_units : 0;
+		uint64_t n_sealed = glake__pool_count_sealed(pool, run);
+		n_used += run->state == GLAKE__RUN_USED ? run->n_units - n_sealed : 0;
+		n_mapped += run->state != GLAKE__RUN_HOLE ? run->n_units - n_sealed : 0;
 	}
 	for (size_t i = 0; i < pool->stitched.n; i++) {
 		is_valid &= is_stitched_valid(pool->stitched.by_size[i]);

@@ -84,7 +84,8 @@ static struct fit find_short(const struct glake__pool *pool, const struct glake_
 		struct glake__stitched *stitched = pool->stitched.by_size[at];
 		uint64_t n_pages = glake__pages_of(stitched->n_skipped + n_units);
 		if (!stitched->is_live && stitched->n_pages < n_pages &&
-		    n_pages * GLAKE__PAGE_BYTES <= stitched->range->n_bytes) {
+		    n_pages * GLAKE__PAGE_BYTES <= stitched->range->n_bytes &&
+		    glake__pool_is_true(pool, stitched)) {
 			look(pool, stitched, line, n_units, 0, &fit);
 		}
 	}
@@ -101,6 +102,7 @@ static struct fit find_used(const struct glake__pool *pool, const struct glake__
 		struct glake__stitched *stitched = pool->stitched.by_size[at];
 		bool is_long = glake__pages_of(stitched->n_skipped + n_units) <= stitched->n_pages;
 		if (is_long && !stitched->is_live && glake__pool_is_idle(pool, stitched) &&
+		    glake__pool_is_true(pool, stitched) &&
 		    look(pool, stitched, line, n_units, most, &fit)) {
 			if (fit.n_used == 0) {
 				break;
@@ -276,7 +278,8 @@ void glake__plan_change(struct glake__pool *pool, const struct glake__line *line
 		return;
 	}
 	struct glake__plan changed = {.n = 0};
-	changed.list = reallocarray(NULL, fit.stitched->n_chunks + spares.n + 1,
+	/* Its chunks may have been cut since it was mapped. */
+	changed.list = reallocarray(NULL, fit.stitched->n_pages + spares.n + 1,
 	                            sizeof(*changed.list));
 	if (changed.list && lay(pool, line, n_units, &fit, &spares, &changed) &&
 	    glake__pages_of(changed.n_missing) <= glake__pages_of(plan->n_missing)) {

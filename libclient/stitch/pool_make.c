@@ -4,7 +4,7 @@
 
 #include "libclient/link/error.h"
 #include "libclient/link/session.h"
-#include "libclient/heap/backing.h"
+#include "libclient/space/grant.h"
 #include "libclient/stitch/pool_parts.h"
 #include "proto/cleanup.h"
 #include "proto/clock.h"
@@ -40,6 +40,9 @@
  */
 #define WASTE_PART 64u
 #define WASTE_MIN_BYTES (32ull << 20)
+/* For chunks that are held, so long; and with no other memory left. */
+#define HELD_NS 2000000u
+#define HELD_SHORT_NS 1000000000u
 /* Streams that one allocation may wait for. */
 #define MAX_LOANS 3u
 
@@ -55,7 +58,7 @@ static uint64_t chunk_bytes_for(const struct glake__pool *pool, uint64_t n_bytes
 	uint64_t chunk_bytes = GLAKE__PAGE_BYTES;
 	bool is_plain = !pool->is_reused || pool->n_grows_plain >= PLAIN_GROWS;
 	if (is_plain && n_bytes >= WHOLE_MIN_BYTES) {
-		return glake__backing_chunk_bytes(n_bytes);
+		return glake__grant_chunk_bytes(n_bytes);
 	}
 	uint64_t wanted = pool->stats->reserved_bytes / CHUNK_PART;
 	if (pool->lent_bytes > 0 && wanted < n_bytes / LENT_PART) {
@@ -85,8 +88,8 @@ static int fill(struct glake__pool *pool, const struct glake__run *run, struct g
 	glake__lock();
 	uint64_t chunk_bytes = chunk_bytes_for(pool, n_bytes);
 	glake__unlock();
-	int r = glake__backing_fill(pool->device, pool->home, run->first * RUN_UNIT_BYTES, n_bytes,
-	                            chunk_bytes, wait);
+	int r = glake__grant_fill(pool->device, pool->home, run->first * RUN_UNIT_BYTES, n_bytes,
+	                          chunk_bytes, wait);
 	glake__lock();
 	if (r == 0) {
 		pool->stats->n_grows++;
@@ -338,8 +341,8 @@ static void begin_stitched_locked(struct glake__pool *pool, struct glake__pooled
 static int map_new(struct glake__pool *pool, struct glake__pooled *pooled, struct glake__plan *plan)
 {
 	struct glake__stitched *stitched;
-	int r = glake__stitched_new(pool->home, pool->device->handle, plan->list, plan->n,
-	                            &stitched);
+	int r = glake__stitched_new(pool->device->session, pool->home, pool->device->handle,
+	                            plan->list, plan->n, &stitched);
 	if (r < 0) {
 		return r;
 	}
@@ -366,7 +369,7 @@ static int map_changed(struct glake__pool *pool, struct glake__pooled *pooled,
 	struct glake__stitched *stitched = plan->kept;
 	int r = glake__stitched_change(pool->device->session, pool->home, stitched, plan->list,
 	                               plan->n, &change);
-	bool is_broken = r < 0 && change.n_unmapped > 0;
+	bool is_broken = r < 0 && change.n_unmapped + change.n_mapped > 0;
 	glake__lock();
 	pool->stats->n_unmapped += change.n_unmapped;
 	if (r == 0) {
@@ -432,9 +435,15 @@ static bool is_wasteful(const struct glake__pool *pool, uint64_t n_bytes, uint64
 	return pool->stats->reserved_bytes + n_pages * GLAKE__PAGE_BYTES > peak + slack;
 }
 
+/* How hard one try to make an allocation is. */
+struct effort {
+	bool is_short; /* of memory: the least that is free is worth stitching, and borrowing comes before asking */
+	bool is_plain; /* nothing is stitched: a thread that seals holds chunks */
+};
+
 /* Ways 1 and 2, else 3: what is free of @plan is @pooled's. An empty plan: nothing is worth it. */
 static int take_locked(struct glake__pool *pool, struct glake__pooled *pooled,
-                       struct glake__line *line, bool is_short, struct glake__plan *plan,
+                       struct glake__line *line, struct effort effort, struct glake__plan *plan,
                        bool *is_taken_out)
 {
 	uint64_t n_units = glake__units_of(pooled->allocation.n_bytes);
@@ -442,8 +451,8 @@ static int take_locked(struct glake__pool *pool, struct glake__pooled *pooled,
 	*plan = (struct glake__plan){.n_missing = n_units};
 	*is_taken_out = glake__pooled_take(pool, pooled, line);
 	int r = 0;
-	if (!*is_taken_out && n_units > RUN_PAGE_UNITS) {
-		r = take_plan_locked(pool, pooled, line, is_short, plan);
+	if (!*is_taken_out && n_units > RUN_PAGE_UNITS && !effort.is_plain) {
+		r = take_plan_locked(pool, pooled, line, effort.is_short, plan);
 		plan->n_missing = plan->n > 0 ? plan->n_missing : n_units;
 	}
 	return r;
@@ -461,23 +470,23 @@ static bool find_loan_locked(struct glake__pool *pool, const struct glake__poole
 	       glake__pool_find_loan(pool, line, n_bytes / RUN_UNIT_BYTES, n_missing, loan_out);
 }
 
-/* If @is_short of memory, the least that is free is worth stitching, and borrowing comes before asking. */
 static int make_once(struct glake__pool *pool, struct glake__pooled *pooled,
-                     struct glake__line *line, bool is_short, struct glake__wait *wait)
+                     struct glake__line *line, struct effort effort, struct glake__wait *wait)
 {
 	struct glake__plan plan = {.n = 0};
 	struct glake__loan loan;
 	bool is_taken;
 	unsigned n_left = wait->order ? MAX_LOANS : 0;
 	glake__lock();
-	int r = take_locked(pool, pooled, line, is_short, &plan, &is_taken);
+	int r = take_locked(pool, pooled, line, effort, &plan, &is_taken);
 	while (r == 0 && !is_taken && n_left-- > 0 &&
-	       find_loan_locked(pool, pooled, line, is_short, plan.n_missing, &loan)) {
+	       find_loan_locked(pool, pooled, line, effort.is_short, plan.n_missing, &loan)) {
 		glake__pooled_give_up(pooled);
 		glake__unlock();
 		n_left = glake__pool_borrow(&loan, line, wait) ? n_left : 0;
 		glake__lock();
-		r = take_locked(pool, pooled, line, true, &plan, &is_taken);
+		effort.is_short = true;
+		r = take_locked(pool, pooled, line, effort, &plan, &is_taken);
 	}
 	if (r == 0 && plan.kept) {
 		glake__stitched_set_live(&pool->stitched, plan.kept);
@@ -487,6 +496,27 @@ static int make_once(struct glake__pool *pool, struct glake__pooled *pooled,
 		r = plan.n > 0 ? stitch(pool, pooled, &plan, wait) : grow(pool, pooled, line, wait);
 	}
 	free(plan.list);
+	return r;
+}
+
+/*
+ * Chunks that it would map may be held, to seal what lies beside free memory in them. That takes as long as glaked
+ * needs, and the holder may wait for this thread to leave the driver. So only a moment is waited for it.
+ */
+static int make(struct glake__pool *pool, struct glake__pooled *pooled, struct glake__line *line,
+                bool is_short, struct glake__wait *wait)
+{
+	struct effort effort = {.is_short = is_short};
+	uint64_t until_ns = clock_now_ns() + (is_short ? HELD_SHORT_NS : HELD_NS);
+	int r = make_once(pool, pooled, line, effort, wait);
+	while ((r == -EBUSY || r == -ESTALE) && clock_now_ns() < until_ns) {
+		glake__busy_pause();
+		r = make_once(pool, pooled, line, effort, wait);
+	}
+	if (r == -EBUSY || r == -ESTALE) {
+		effort.is_plain = true;
+		r = make_once(pool, pooled, line, effort, wait);
+	}
 	return r;
 }
 
@@ -504,13 +534,13 @@ int glake__pool_make(struct glake__pool *pool, uint64_t n_bytes, const struct gl
 	struct glake__pooled *pooled = line ? glake__pooled_new(pool, n_bytes, tag) : NULL;
 	int r = pooled ? 0 : glake__fail(-ENOMEM, "out of memory");
 	if (r == 0) {
-		r = make_once(pool, pooled, line, is_refused, wait);
+		r = make(pool, pooled, line, is_refused, wait);
 	}
 	if (lacks_memory(r)) {
 		glake__lock();
 		pool->refused_ns = clock_now_ns();
 		glake__unlock();
-		r = make_once(pool, pooled, line, true, wait);
+		r = make(pool, pooled, line, true, wait);
 	}
 	glake__lock();
 	if (r == 0) {

@@ -8,6 +8,7 @@
  *   pool_make.c     what takes time: stitching, and memory of glaked
  *   pool_borrow.c   memory that other streams have freed and may still use
  *   pool_reclaim.c  giving back
+ *   pool_seal.c     allocations that are sealed: held, counted, and what becomes of them
  */
 #ifndef GLAKE_LIBCLIENT_POOL_PARTS_H
 #define GLAKE_LIBCLIENT_POOL_PARTS_H
@@ -23,13 +24,18 @@ struct glake__pool {
 	struct glake__stitched_set stitched;
 	uint64_t kept_min_pages;        /* so many are kept of them in any case; tests set it */
 	struct glake_pool_stats *stats; /* the heap's */
-	bool is_reused;                 /* memory that was freed has served again */
-	unsigned n_grows_plain;         /* since it last stitched */
-	uint64_t lent_bytes;      /* given back, not because the program asked, and not had again */
-	uint64_t refused_ns;      /* when glaked had no memory last; 0: never */
-	uint64_t spare_bytes;     /* above what the last rounds have used */
-	bool is_spare_busy;       /* none of it could go when it was tried last */
-	uint64_t round_ns;        /* when this one began */
+	struct glake__run
+		*doomed;        /* sealed memory that was freed and no work uses: to be unmapped */
+	size_t n_held;          /* of its allocations, now */
+	bool was_held;          /* some of it: it may have been sealed */
+	bool is_dirty;          /* ranges are kept that are not true */
+	bool is_reused;         /* memory that was freed has served again */
+	unsigned n_grows_plain; /* since it last stitched */
+	uint64_t lent_bytes;    /* given back, not because the program asked, and not had again */
+	uint64_t refused_ns;    /* when glaked had no memory last; 0: never */
+	uint64_t spare_bytes;   /* above what the last rounds have used */
+	bool is_spare_busy;     /* none of it could go when it was tried last */
+	uint64_t round_ns;      /* when this one began */
 	uint64_t round_length_ns; /* longer, the more often what went back was wanted again */
 	uint64_t trimmed_bytes;   /* reserved when such memory went back; 0: not lately */
 	unsigned n_calm_rounds;   /* since then */
@@ -44,6 +50,10 @@ struct glake__pooled {
 	struct glake__pool *pool;
 	struct glake__run *runs;          /* used ones, by next_in_bin; NULL while it is parked */
 	struct glake__stitched *stitched; /* NULL: runs is one, where it lies */
+	bool is_held;                     /* by one that seals it, or looks */
+	bool was_held;
+	uint64_t sealed_bytes;     /* blocks in it, when it was let last; whole pages */
+	struct glake__run *doomed; /* once it is being freed: the runs that are blocks */
 	/* While it is parked, frees that come soon behind it on its line wait with it: */
 	struct glake__line *line;
 	uint64_t parked_ns;
@@ -52,6 +62,11 @@ struct glake__pooled {
 	bool is_in_parking;     /* not yet, or not any more, of glake__pool_detach_locked() */
 	bool is_passed;
 };
+
+static inline struct glake__pooled *glake__pooled_of(struct glake__allocation *allocation)
+{
+	return (struct glake__pooled *)allocation;
+}
 
 static inline uint64_t glake__units_of(uint64_t n_bytes)
 {
@@ -83,7 +98,7 @@ bool glake__pooled_carve(struct glake__pool *pool, struct glake__pooled *pooled,
                          const struct glake__stretch *stretches, uint64_t n_skipped,
                          uint64_t n_units);
 
-/* Has the work that used it last been done? */
+/* Has the work that used it last been done, and is none of it being sealed? Then it can be unmapped at once. */
 bool glake__pool_is_idle(const struct glake__pool *pool, const struct glake__stitched *stitched);
 
 /* Is all of [unit, unit + n_units) free for @line? */
@@ -98,6 +113,23 @@ struct glake__stretch glake__pool_whole_chunks(const struct glake__pool *pool,
 
 /* The mappings of that chunk: a list by next_mapping. */
 const struct glake__piece *glake__pool_mappings_at(const struct glake__pool *pool, uint64_t page);
+
+/* Does @stitched map what lies in home? Not if some of that was sealed, freed and unmapped. */
+bool glake__pool_is_true(const struct glake__pool *pool, const struct glake__stitched *stitched);
+
+/* Does a thread hold chunks in it, to seal what lies in them? Who unmapped them now would wait for it. */
+bool glake__pool_is_busy(const struct glake__pool *pool, const struct glake__stitched *stitched);
+
+/* The units of @run that are blocks. */
+uint64_t glake__pool_count_sealed(const struct glake__pool *pool, const struct glake__run *run);
+
+/*
+ * It is being freed. doom: those of its runs that are blocks leave its list for the one of the doomed, which serve
+ * nobody. spare: they are back. condemn: no work uses them any more, and the next purge unmaps them.
+ */
+void glake__pooled_doom(struct glake__pooled *pooled);
+void glake__pooled_spare(struct glake__pooled *pooled);
+void glake__pooled_condemn(struct glake__pooled *pooled);
 
 /* What an allocation is stitched of. {0} is empty: it is not. */
 struct glake__plan {
@@ -141,6 +173,9 @@ bool glake__pool_find_loan(struct glake__pool *pool, const struct glake__line *l
  */
 bool glake__pool_borrow(struct glake__loan *loan, struct glake__line *line,
                         const struct glake__wait *wait);
+
+/* Without the lock: unmap what is doomed, and drop kept ranges that are not true. Cheap if there is nothing. */
+void glake__pool_purge(struct glake__pool *pool);
 
 void glake__pool_count_reserved(struct glake__pool *pool, int64_t n_bytes);
 void glake__pool_count_stitched(struct glake__pool *pool);

@@ -28,6 +28,11 @@ struct pieces {
 
 #define PIECES_OF_RUN 3u /* at most */
 
+static bool is_held(const struct glake__pool *pool, uint64_t page)
+{
+	return glake__range_piece_locked(pool->home, page * GLAKE__PAGE_BYTES)->chunk->holder;
+}
+
 /* The rear of the chunk that @run begins in, the front of the one it ends in, and those between. */
 static void add_run(const struct glake__pool *pool, const struct glake__run *run,
                     struct pieces *pieces)
@@ -42,12 +47,13 @@ static void add_run(const struct glake__pool *pool, const struct glake__run *run
 	if (whole.n_pages > 0) {
 		*next++ = (struct piece){BETWEEN, whole.n_pages * RUN_PAGE_UNITS, whole};
 	}
+	/* Beside memory that is being sealed, chunks cannot be mapped once more. */
 	if (first.page * RUN_PAGE_UNITS < run->first && first_end <= end &&
-	    first_end - run->first >= PART_MIN_UNITS) {
+	    !is_held(pool, first.page) && first_end - run->first >= PART_MIN_UNITS) {
 		*next++ = (struct piece){FIRST, first_end - run->first, first};
 	}
 	if ((last.page + last.n_pages) * RUN_PAGE_UNITS > end && last_start >= run->first &&
-	    end - last_start >= PART_MIN_UNITS) {
+	    !is_held(pool, last.page) && end - last_start >= PART_MIN_UNITS) {
 		*next++ = (struct piece){LAST, end - last_start, last};
 	}
 	pieces->n = (size_t)(next - pieces->list);

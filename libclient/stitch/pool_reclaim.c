@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "libclient/link/session.h"
-#include "libclient/heap/backing.h"
-#include "libclient/heap/heap.h"
+#include "libclient/space/grant.h"
 #include "libclient/stitch/pool_parts.h"
 #include "libclient/space/reback.h"
 #include "proto/cleanup.h"
@@ -34,7 +33,7 @@ static bool is_kept(const struct glake__pool *pool, uint64_t page)
 	for (const struct glake__piece *at = glake__pool_mappings_at(pool, page); !is_kept && at;
 	     at = at->next_mapping) {
 		const struct glake__stitched *stitched = at->range->user;
-		is_kept = at->range->use == GLAKE__RANGE_STITCHED &&
+		is_kept = at->range->use == &glake__use_stitched &&
 		          (stitched->is_live || !glake__pool_is_idle(pool, stitched));
 	}
 	return is_kept;
@@ -46,7 +45,7 @@ static void take_stitched(struct glake__pool *pool, uint64_t page, struct victim
 	for (const struct glake__piece *at = glake__pool_mappings_at(pool, page); at;
 	     at = at->next_mapping) {
 		struct glake__stitched *stitched = at->range->user;
-		if (at->range->use == GLAKE__RANGE_STITCHED && stitched->is_in_set) {
+		if (at->range->use == &glake__use_stitched && stitched->is_in_set) {
 			glake__stitched_remove(&pool->stitched, stitched);
 			pool->stats->n_unmapped += stitched->n_chunks;
 			stitched->newer = victims->stitched;
@@ -174,8 +173,9 @@ uint64_t glake__pool_reclaim(struct glake__pool *pool, uint64_t n_bytes, bool is
 {
 	cleanup_cancel int cancel = cancel_disable();
 	struct victims victims = {.n_bytes = 0};
-	uint64_t *debt = &pool->device->heap->reclaim_debt;
+	uint64_t *debt = &pool->device->reclaim_debt;
 	uint64_t n_gone = 0;
+	glake__pool_purge(pool);
 	glake__lock();
 	take_victims_locked(pool, n_bytes, &victims);
 	/* At once, or another thread would pay it, too. */
@@ -185,7 +185,7 @@ uint64_t glake__pool_reclaim(struct glake__pool *pool, uint64_t n_bytes, bool is
 	glake__unlock();
 	if (victims.runs) {
 		struct glake__chunk *dead = unmap(pool, &victims);
-		glake__backing_return(pool->device->session, dead);
+		glake__grant_return(pool->device->session, dead);
 		glake__lock();
 		n_gone = end_victims_locked(pool, &victims);
 		*debt += n_paid - lesser(n_paid, n_gone);
@@ -232,9 +232,13 @@ static void settle(struct glake__pool *pool, unsigned n_calls, uint64_t n_freed,
 	}
 	bool keeps_any = pool->device->session->warm_bytes > 0;
 	uint64_t free_bytes = looks ? glake__pool_free_bytes_locked(pool) : 0;
-	uint64_t owed = lesser(pool->device->heap->reclaim_debt, free_bytes);
+	uint64_t owed = lesser(pool->device->reclaim_debt, free_bytes);
 	uint64_t spare = pool->is_spare_busy ? 0 : lesser(pool->spare_bytes, most_bytes);
+	bool needs_purge = pool->doomed || pool->is_dirty;
 	glake__unlock();
+	if (needs_purge) {
+		glake__pool_purge(pool);
+	}
 	if (owed > 0) {
 		glake__pool_reclaim(pool, owed, true);
 	} else if (spare > 0 || (!keeps_any && free_bytes > 0)) {

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "libclient/link/error.h"
-#include "libclient/heap/backing.h"
+#include "libclient/space/grant.h"
 #include "libclient/space/reback.h"
 #include "proto/cleanup.h"
 
@@ -15,24 +15,52 @@
 
 /* ---- mapping ---------------------------------------------------------------------------------- */
 
-/* The chunks of @stretch, whole ones, to @parts. Nobody unmaps them: the pool has taken them. */
+/*
+ * The chunks of @stretch to @parts, each with one more use. Nobody unmaps them: the pool has taken them. But where an
+ * allocation beside it is sealed, they are replaced, and may be no whole ones any more: *is_whole is false then.
+ */
 static size_t list_parts_locked(const struct glake__range *home,
-                                const struct glake__stretch *stretch, struct glake__part *parts)
+                                const struct glake__stretch *stretch, struct glake__part *parts,
+                                bool *is_whole)
 {
 	uint64_t offset = stretch->page * GLAKE__PAGE_BYTES;
 	uint64_t end = offset + stretch->n_pages * GLAKE__PAGE_BYTES;
 	const struct glake__piece *piece = glake__range_piece_locked(home, offset);
 	size_t n = 0;
-	for (; piece && piece->offset < end; piece = piece->next) {
-		parts[n++] = (struct glake__part){
-			.chunk = piece->chunk,
-			.n_bytes = piece->n_bytes,
-			.access = GLAKE__ACCESS_WRITE,
-			.fd = -1,
-			.handle = piece->chunk->handle,
-		};
+	*is_whole &= piece->offset == offset;
+	for (; *is_whole && piece && piece->offset < end; piece = piece->next) {
+		struct glake__chunk *chunk = piece->chunk;
+		*is_whole = chunk && piece->offset + piece->n_bytes <= end;
+		if (*is_whole) {
+			bool is_block = chunk->kind == GLAKE__PAGE_BLOCK;
+			chunk->n_uses++;
+			parts[n++] = (struct glake__part){
+				.chunk = chunk,
+				.n_bytes = piece->n_bytes,
+				.access = is_block ? GLAKE__ACCESS_READ : GLAKE__ACCESS_WRITE,
+				.fd = -1,
+				.handle = chunk->handle,
+			};
+		}
 	}
 	return n;
+}
+
+/* What was replaced meanwhile goes back to glaked. */
+static void let_parts(struct glake_session *session, const struct glake__part *parts, size_t n)
+{
+	struct glake__chunk *dead = NULL;
+	glake__lock();
+	for (size_t i = 0; i < n; i++) {
+		glake__chunk_put_locked(parts[i].chunk, &dead);
+	}
+	glake__unlock();
+	glake__grant_return(session, dead);
+}
+
+static int stale(void)
+{
+	return glake__fail(-ESTALE, "memory beside an allocation was sealed meanwhile");
 }
 
 static uint64_t count_pages(const struct glake__stretch *stretches, size_t n)
@@ -44,35 +72,75 @@ static uint64_t count_pages(const struct glake__stretch *stretches, size_t n)
 	return n_pages;
 }
 
-/* The caller frees them. NULL: no memory of the host. */
-static struct glake__part *list_parts(const struct glake__range *home,
-                                      const struct glake__stretch *stretches, size_t n_stretches,
-                                      size_t *n_out)
+/* The caller lets and frees them, also after an error. */
+static int list_parts(const struct glake__range *home, const struct glake__stretch *stretches,
+                      size_t n_stretches, struct glake__part **parts_out, size_t *n_out)
 {
 	struct glake__part *parts = calloc(count_pages(stretches, n_stretches), sizeof(*parts));
+	bool is_whole = true;
 	size_t n = 0;
+	*parts_out = parts;
+	*n_out = 0;
 	if (!parts) {
-		glake__fail(-ENOMEM, "out of memory");
-		return NULL;
+		return glake__fail(-ENOMEM, "out of memory");
 	}
 	glake__lock();
-	for (size_t i = 0; i < n_stretches; i++) {
-		n += list_parts_locked(home, &stretches[i], parts + n);
+	for (size_t i = 0; is_whole && i < n_stretches; i++) {
+		n += list_parts_locked(home, &stretches[i], parts + n, &is_whole);
 	}
 	glake__unlock();
 	*n_out = n;
-	return parts;
+	return is_whole ? 0 : stale();
 }
 
-static int map(struct glake__stitched *stitched, const struct glake__range *home)
+bool glake__stitched_is_at(const struct glake__stitched *stitched, uint64_t offset,
+                           const struct glake__range *home, const struct glake__stretch *stretch)
 {
-	cleanup_free struct glake__part *parts = list_parts(
-		home, stitched->stretches, stitched->n_stretches, &stitched->n_chunks);
-	return parts ? glake__range_fill(stitched->range, 0, parts, stitched->n_chunks) : -ENOMEM;
+	const uint64_t begin = stretch->page * GLAKE__PAGE_BYTES;
+	const uint64_t end = begin + stretch->n_pages * GLAKE__PAGE_BYTES;
+	const struct glake__piece *there = glake__range_piece_locked(home, begin);
+	const struct glake__piece *here = glake__range_piece_locked(stitched->range, offset);
+	bool is_at = true;
+	while (is_at && there && there->offset < end) {
+		is_at = here && there->chunk && here->chunk == there->chunk &&
+		        here->offset - offset == there->offset - begin;
+		there = there->next;
+		here = is_at ? here->next : NULL;
+	}
+	return is_at;
 }
 
-int glake__stitched_new(struct glake__range *home, int device, struct glake__stretch *stretches,
-                        size_t n_stretches, struct glake__stitched **stitched_out)
+/* Has nobody replaced chunks between looking and mapping? From now on they are replaced here, too. */
+static int check_row(const struct glake__stitched *stitched, const struct glake__range *home,
+                     const struct glake__stretch *stretches, size_t n_stretches)
+{
+	uint64_t at = 0;
+	bool is_true = true;
+	glake__lock();
+	for (size_t i = 0; is_true && i < n_stretches; i++) {
+		is_true = glake__stitched_is_at(stitched, at, home, &stretches[i]);
+		at += stretches[i].n_pages * GLAKE__PAGE_BYTES;
+	}
+	glake__unlock();
+	return is_true ? 0 : stale();
+}
+
+static int map(struct glake_session *session, struct glake__stitched *stitched,
+               const struct glake__range *home)
+{
+	cleanup_free struct glake__part *parts;
+	int r = list_parts(home, stitched->stretches, stitched->n_stretches, &parts,
+	                   &stitched->n_chunks);
+	if (r == 0) {
+		r = glake__range_fill(stitched->range, 0, parts, stitched->n_chunks);
+	}
+	let_parts(session, parts, stitched->n_chunks);
+	return r < 0 ? r : check_row(stitched, home, stitched->stretches, stitched->n_stretches);
+}
+
+int glake__stitched_new(struct glake_session *session, struct glake__range *home, int device,
+                        struct glake__stretch *stretches, size_t n_stretches,
+                        struct glake__stitched **stitched_out)
 {
 	cleanup_free struct glake__stitched *stitched = calloc(1, sizeof(*stitched));
 	if (!stitched) {
@@ -82,15 +150,17 @@ int glake__stitched_new(struct glake__range *home, int device, struct glake__str
 	stitched->n_stretches = n_stretches;
 	stitched->n_pages = count_pages(stretches, n_stretches);
 	uint64_t n_addresses = stitched->n_pages + stitched->n_pages / ROOM_PART;
-	int r = glake__range_reserve(GLAKE__RANGE_STITCHED, stitched, device,
+	int r = glake__range_reserve(&glake__use_stitched, stitched, device,
 	                             n_addresses * GLAKE__PAGE_BYTES, 0, 0, &stitched->range);
 	if (r < 0) {
 		return r;
 	}
-	r = map(stitched, home);
+	r = map(session, stitched, home);
 	if (r < 0) {
 		char *text = glake__error_save();
-		glake__range_end(stitched->range, NULL);
+		struct glake__chunk *dead = NULL;
+		glake__range_end(stitched->range, &dead);
+		glake__grant_return(session, dead);
 		glake__error_restore(text);
 		return r;
 	}
@@ -133,7 +203,7 @@ static int exchange(struct glake_session *session, struct glake__range *range,
 	int r = 0;
 	if (place->n_old > 0) {
 		r = glake__range_clear(range, place->offset, place->n_bytes, &dead);
-		glake__backing_return(session, dead);
+		glake__grant_return(session, dead);
 	}
 	return r < 0 ? r : glake__range_fill(range, place->offset, parts, place->n_parts);
 }
@@ -143,10 +213,9 @@ int glake__stitched_change(struct glake_session *session, struct glake__range *h
                            size_t n_stretches, struct glake__stitched_change *change_out)
 {
 	struct glake__stitched_change change = {.n_chunks = 0};
-	cleanup_free struct glake__part *parts = list_parts(home, stretches, n_stretches,
-	                                                    &change.n_chunks);
+	cleanup_free struct glake__part *parts;
 	uint64_t offset = 0;
-	int r = parts ? 0 : -ENOMEM;
+	int r = list_parts(home, stretches, n_stretches, &parts, &change.n_chunks);
 	for (size_t i = 0; r == 0 && i < change.n_chunks;) {
 		glake__lock();
 		struct place place = find_place_locked(stitched->range, offset, parts + i,
@@ -162,7 +231,11 @@ int glake__stitched_change(struct glake_session *session, struct glake__range *h
 			i += place.n_parts;
 		}
 	}
+	let_parts(session, parts, change.n_chunks);
 	*change_out = change;
+	if (r == 0) {
+		r = check_row(stitched, home, stretches, n_stretches);
+	}
 	return r;
 }
 
@@ -170,7 +243,7 @@ void glake__stitched_drop(struct glake_session *session, struct glake__stitched 
 {
 	struct glake__chunk *dead = NULL;
 	glake__range_end(stitched->range, &dead);
-	glake__backing_return(session, dead);
+	glake__grant_return(session, dead);
 	free(stitched->stretches);
 	free(stitched);
 }

@@ -22,6 +22,9 @@
 
 #include "libclient/space/range.h"
 
+/* The memory of home, side by side: user is a struct glake__stitched. Defined with the pool's. */
+extern const struct glake__use glake__use_stitched;
+
 /* Pages of the home range, of whole chunks. */
 struct glake__stretch {
 	uint64_t page;
@@ -58,15 +61,17 @@ struct glake__stitched_set {
 
 /*
  * Map @stretches of @home, of the memory of @device, CUDA's. Takes the array over if it succeeds. It is in no
- * set. 0; -ENOMEM; GLAKE_E_CUDA, when nothing is mapped.
+ * set. 0; -ENOMEM; GLAKE_E_CUDA, when nothing is mapped; -EBUSY: a thread holds some of the chunks, to seal memory that
+ * shares one; -ESTALE: it has replaced some meanwhile.
  */
-int glake__stitched_new(struct glake__range *home, int device, struct glake__stretch *stretches,
-                        size_t n_stretches, struct glake__stitched **stitched_out);
+int glake__stitched_new(struct glake_session *session, struct glake__range *home, int device,
+                        struct glake__stretch *stretches, size_t n_stretches,
+                        struct glake__stitched **stitched_out);
 
 /*
  * Map @stretches of @home in it instead of what is there: only where the two differ. @stitched is live, and what is
  * there and no more in @stretches no work uses. Its own row stays as it is, until glake__stitched_set_row(). 0;
- * -ENOMEM; GLAKE_E_CUDA.
+ * -ENOMEM; GLAKE_E_CUDA; -EBUSY; -ESTALE.
  */
 struct glake__stitched_change {
 	size_t n_chunks;   /* in the new row, */
@@ -82,6 +87,10 @@ int glake__stitched_change(struct glake_session *session, struct glake__range *h
  * that another thread has unmapped in home meanwhile goes back to glaked with this.
  */
 void glake__stitched_drop(struct glake_session *session, struct glake__stitched *stitched);
+
+/* Are the chunks of @stretch of @home those at @offset of the range? Called with the lock held. */
+bool glake__stitched_is_at(const struct glake__stitched *stitched, uint64_t offset,
+                           const struct glake__range *home, const struct glake__stretch *stretch);
 
 /* Into the set, live. 0 or -ENOMEM. */
 int glake__stitched_add(struct glake__stitched_set *set, struct glake__stitched *stitched);

@@ -19,6 +19,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "libclient/heap/backing.h"
 #include "libclient/space/reback.h"
 #include "tests/bench/bench.h"
 #include "tests/spin.h"
@@ -149,7 +150,7 @@ static void measure_changes(unsigned n_rounds)
 	struct bench_samples reback = {0};
 	struct glake__range *range;
 	struct glake__part part = make_part();
-	check(glake__range_reserve(GLAKE__RANGE_PRIVATE, NULL, 0, CHUNK_BYTES, 0, 0, &range));
+	check(glake__range_reserve(&glake__use_private, NULL, 0, CHUNK_BYTES, 0, 0, &range));
 	check(glake__range_fill(range, 0, &part, 1));
 	end_part(&part);
 	for (unsigned i = 0; i < n_rounds; i++) {

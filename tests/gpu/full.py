@@ -19,7 +19,7 @@ SCENARIOS = [("full", name) for name in (
     "writes_wait_for_a_thread", "seals_come_back", "copies_given_up", "zeroes_given_up")]
 SCENARIOS += [("seal", name) for name in (
     "all_writes", "graphs", "sealed_destinations", "captures", "captures_beside_work",
-    "captures_behind_work", "work_under_way")]
+    "captures_behind_work", "work_under_way", "numbers")]
 # A scenario that hangs ends by its own alarm before.
 SECONDS = 300
 

@@ -604,6 +604,12 @@ def driver_api():
 
 
 @program(needs=("nvcc",))
+def numbers():
+    """Handles of cuMemCreate(), as allocators use them."""
+    yield from _compiled(os.path.join(SHIM_PROGRAMS, "numbers.c"), "-lcuda")
+
+
+@program(needs=("nvcc",))
 def driver_api_per_thread():
     """The _ptsz and _ptds entries of the driver."""
     yield from _compiled(os.path.join(SHIM_PROGRAMS, "driver_api.c"), "-lcuda",

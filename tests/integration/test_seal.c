@@ -71,10 +71,9 @@ static struct {
 	bool is_busy;
 } fake;
 
-static int close_fake(void *user, uint64_t readers, uint64_t patience_ns)
+static int close_fake(void *user, uint64_t patience_ns)
 {
 	(void)user;
-	(void)readers;
 	(void)patience_ns;
 	return fake.is_busy && fake.n_closings++ > 0 ? -EAGAIN : 0;
 }

@@ -24,6 +24,7 @@
 #define PROGRAM "tests/shim/program"
 #define LINKED "tests/shim/linked"
 #define DRIVER_API "tests/shim/driver_api"
+#define NUMBERS "tests/shim/numbers"
 #define PER_THREAD "tests/shim/driver_api_per_thread"
 #define SECOND "tests/shim/second.so"
 #define CONSTRUCTOR "tests/shim/constructor.so"
@@ -600,10 +601,10 @@ START_TEST(what_is_handed_out_is_pinned)
 	static const char *const lines = "plain: not pinned\n"
 					 "named: named for other processes\n"
 					 "the next: not pinned\n"
-					 "with a handle: the program has a handle of it\n"
-					 "twice: mapped more than once\n"
+					 "with a handle: not pinned\n"
+					 "twice: not pinned\n"
 					 "once: not pinned\n"
-					 "retained: the program has a handle of it\n"
+					 "retained: not pinned\n"
 					 "exported: its descriptor was handed out\n"
 					 "imported: another process's\n";
 	struct run run;
@@ -618,6 +619,46 @@ END_TEST
 START_TEST(default_streams_of_threads_compute_the_same)
 {
 	compute_with_and_without(PER_THREAD);
+}
+END_TEST
+
+/* Handles of cuMemCreate(), as allocators use them, and as they must not. */
+START_TEST(numbers_behave_as_handles_of_the_driver)
+{
+	static struct run with;
+	static struct run without;
+	char path[PATH_MAX];
+	char variable[PATH_MAX + 16];
+	unsigned counts[2] = {0};
+	world_begin();
+	snprintf(path, sizeof(path), "%s/counts", harness.folder);
+	snprintf(variable, sizeof(variable), "SHIM_COUNTS=%s", path);
+	run_start(&without, "GLAKE_SHIM=off", run_in_build(NUMBERS), "stale", NULL);
+	run_end_well(&without);
+	run_start(&with, variable, run_in_build(NUMBERS), "stale", NULL);
+	run_end_well(&with);
+	run_expect(&with, "another 0000000000000001");
+	ck_assert_str_eq(with.text, without.text);
+	FILE *file = fopen(path, "re");
+	ck_assert_ptr_nonnull(file);
+	ck_assert_int_eq(fscanf(file, "{\"owned\": %u, \"passed\": %u", &counts[0], &counts[1]), 2);
+	fclose(file);
+	ck_assert_uint_gt(counts[0], 50);
+	ck_assert_uint_eq(counts[1], 0);
+}
+END_TEST
+
+/* And so they do where no glaked is: the driver makes the memory. */
+START_TEST(numbers_of_the_drivers_own_memory_behave_the_same)
+{
+	static struct run with;
+	static struct run without;
+	world_begin();
+	run_start(&without, "GLAKE_SHIM=off", run_in_build(NUMBERS), "stale", NULL);
+	run_end_well(&without);
+	run_start(&with, "GLAKE_SOCKET=/nowhere/glaked.sock", run_in_build(NUMBERS), "stale", NULL);
+	run_end_well(&with);
+	ck_assert_str_eq(with.text, without.text);
 }
 END_TEST
 

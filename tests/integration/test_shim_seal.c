@@ -48,6 +48,14 @@ START_TEST(memory_of_the_driver_is_published)
 }
 END_TEST
 
+START_TEST(stitched_memory_is_sealed_beside_other_work)
+{
+	struct run run;
+	run_start(&run, "GLAKE_ALLOC=stitch", run_in_build("tests/shim/seal"), "stitched", NULL);
+	run_end_well(&run);
+}
+END_TEST
+
 START_TEST(every_write_by_the_api_gets_its_copy)
 {
 	run_scenario("all_writes");
@@ -69,6 +77,27 @@ END_TEST
 START_TEST(names_of_sealed_memory_end_the_sealing)
 {
 	run_scenario("names");
+}
+END_TEST
+
+START_TEST(memory_of_the_driver_that_a_program_maps_stays_private)
+{
+	struct run run;
+	run_start(&run, "GLAKE_SHIM_OWN=alloc,async", run_in_build("tests/shim/seal"),
+	          "own_mappings", NULL);
+	run_end_well(&run);
+}
+END_TEST
+
+START_TEST(a_sealed_number_that_is_exported_is_private)
+{
+	run_scenario("numbers_given");
+}
+END_TEST
+
+START_TEST(what_a_number_names_is_sealed_wherever_it_is_mapped)
+{
+	run_scenario("numbers");
 }
 END_TEST
 

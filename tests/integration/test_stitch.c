@@ -1052,7 +1052,7 @@ START_TEST(memory_of_a_range_that_is_dropped_late_goes_back)
 	free_on(stream, alloc_on(stream, 8 * MIB));
 	synchronize(stream);
 	*stretch = (struct glake__stretch){.page = 0, .n_pages = 4};
-	assert_ok(glake__stitched_new(the_pool()->home, 0, stretch, 1, &late));
+	assert_ok(glake__stitched_new(session, the_pool()->home, 0, stretch, 1, &late));
 	assert_ok(glake_trim(session, 0, 0));
 	ck_assert_uint_eq(stats().reserved_bytes, 0);
 	ck_assert_uint_eq(reserved_bytes(), 8 * MIB);

@@ -628,6 +628,161 @@ static void names(void)
 }
 
 /* Another device reads sealed memory, and writes it as any: by the API it gets copies, a kernel faults. */
+/* What the program maps itself, and the driver has made, is private with its reason. */
+/* Memory of the driver's own. */
+static void own_mappings(void)
+{
+	start(0);
+	const CUmemAllocationProp properties = {
+		.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+		.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0},
+	};
+	const CUmemAccessDesc access = {
+		.location = properties.location,
+		.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+	};
+	CUmemGenericAllocationHandle handle;
+	CUdeviceptr ptr = 0;
+	must_ok(cuMemCreate(&handle, N_BYTES, &properties, 0));
+	must_ok(cuMemAddressReserve(&ptr, 2 * N_BYTES, 0, 0, 0));
+	must_ok(cuMemMap(ptr, N_BYTES, 0, handle, 0));
+	must_ok(cuMemSetAccess(ptr, N_BYTES, &access, 1));
+	fill(ptr, 1);
+	struct glake_sealed sealed = try_seal(ptr);
+	must(sealed.sealed_bytes == 0 && sealed.pinned_bytes == N_BYTES);
+	must(sealed.pinned_why && *sealed.pinned_why);
+	must_ok(cuMemRelease(handle));
+	sealed = try_seal(ptr);
+	must(sealed.sealed_bytes == 0 && sealed.pinned_bytes == N_BYTES);
+	must(sealed.pinned_why && strstr(sealed.pinned_why, "driver"));
+	/* What is not mapped is no memory. */
+	const struct glake_span hole = {ptr + N_BYTES, N_BYTES};
+	must(glake_seal(&hole, 1, NULL) == -EINVAL);
+	must(glake_unseal(ptr, N_BYTES) == 0);
+	expect(ptr, bytes, "as before");
+	must_ok(cuMemsetD8(ptr, 2, N_BYTES));
+	must(n_copies() == 0);
+	must_ok(cuMemUnmap(ptr, N_BYTES));
+	must_ok(cuMemAddressFree(ptr, 2 * N_BYTES));
+}
+
+static uint64_t seal_span(CUdeviceptr ptr, uint64_t n_bytes)
+{
+	const struct glake_span span = {ptr, n_bytes};
+	struct glake_sealed sealed = {.size = sizeof(sealed)};
+	must(glake_seal(&span, 1, &sealed) == 0);
+	return sealed.sealed_bytes;
+}
+
+/* Whoever exports sealed memory gives away what is good for writing: it is private then, if it is one chunk. */
+static void numbers_given(void)
+{
+	start(0);
+	const CUmemAllocationProp properties = {
+		.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+		.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+		.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0},
+	};
+	const CUmemAccessDesc access = {
+		.location = properties.location,
+		.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+	};
+	CUmemGenericAllocationHandle handles[2];
+	CUdeviceptr ptr = 0;
+	int fd = -1;
+	must_ok(cuMemAddressReserve(&ptr, 2 * N_BYTES, 0, 0, 0));
+	for (size_t i = 0; i < 2; i++) {
+		must_ok(cuMemCreate(&handles[i], N_BYTES, &properties, 0));
+		must_ok(cuMemMap(ptr + i * N_BYTES, N_BYTES, 0, handles[i], 0));
+		must_ok(cuMemSetAccess(ptr + i * N_BYTES, N_BYTES, &access, 1));
+		fill(ptr + i * N_BYTES, 1);
+	}
+	must(seal_span(ptr, N_BYTES) == N_BYTES);
+	uint64_t n = n_copies();
+	must_ok(cuMemExportToShareableHandle(&fd, handles[0],
+	                                     CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+	close(fd);
+	must(n_copies() == n + 1);
+	expect(ptr, bytes, "exported");
+	must(seal_span(ptr, N_BYTES) == 0);
+	/* Of several chunks there is no one fd. */
+	must(seal_span(ptr + N_BYTES, PAGE) == PAGE);
+	must_be(cuMemExportToShareableHandle(&fd, handles[1],
+	                                     CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
+	        CUDA_ERROR_OUT_OF_MEMORY);
+	expect(ptr + N_BYTES, bytes, "not exported");
+	must_ok(cuMemUnmap(ptr, 2 * N_BYTES));
+	must_ok(cuMemRelease(handles[0]));
+	must_ok(cuMemRelease(handles[1]));
+	must_ok(cuMemAddressFree(ptr, 2 * N_BYTES));
+}
+
+/* The program's handle is a number, which names what becomes of its memory. */
+static void numbers(void)
+{
+	static uint8_t before[N_BYTES];
+	start(0);
+	const CUmemAllocationProp properties = {
+		.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+		.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0},
+	};
+	const CUmemAccessDesc access = {
+		.location = properties.location,
+		.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+	};
+	CUmemGenericAllocationHandle handle;
+	CUdeviceptr ptr = 0;
+	must_ok(cuMemCreate(&handle, N_BYTES, &properties, 0));
+	must_ok(cuMemAddressReserve(&ptr, 2 * N_BYTES, 0, 0, 0));
+	must_ok(cuMemMap(ptr, N_BYTES, 0, handle, 0));
+	must_ok(cuMemSetAccess(ptr, N_BYTES, &access, 1));
+	fill(ptr, 1);
+	CUdeviceptr twin = alloc(N_BYTES);
+	fill(twin, 1);
+	memcpy(before, bytes, N_BYTES);
+	seal(twin);
+	/* With a handle, and mapped twice. */
+	must_ok(cuMemMap(ptr + N_BYTES, N_BYTES, 0, handle, 0));
+	must_ok(cuMemSetAccess(ptr + N_BYTES, N_BYTES, &access, 1));
+	must(seal(ptr) == N_BYTES);
+	expect(ptr, bytes, "sealed");
+	expect(ptr + N_BYTES, bytes, "its alias");
+	/* A write by either address is a private copy in both. */
+	must_ok(cuMemsetD8(ptr + N_BYTES, 2, PAGE));
+	must(n_copies() == 1);
+	memset(bytes, 2, PAGE);
+	expect(ptr, bytes, "written");
+	expect(ptr + N_BYTES, bytes, "written by its alias");
+	/* Its parts are unmapped as one mapping, or not at all. */
+	const struct glake_span front = {ptr, PAGE};
+	struct glake_sealed sum = {.size = sizeof(sum)};
+	must(glake_seal(&front, 1, &sum) == 0 && sum.sealed_bytes == PAGE);
+	must_be(cuMemUnmap(ptr, PAGE), CUDA_ERROR_INVALID_VALUE);
+	must_ok(cuMemUnmap(ptr, 2 * N_BYTES));
+	/* What nobody maps is named still: in pieces now, of which one is sealed. */
+	must_ok(cuMemMap(ptr, N_BYTES, 0, handle, 0));
+	CUmemAccessDesc reading = access;
+	reading.flags = CU_MEM_ACCESS_FLAGS_PROT_READ;
+	must_ok(cuMemSetAccess(ptr, N_BYTES, &reading, 1));
+	expect(ptr, bytes, "mapped again");
+	/* Nobody writes to a block: who may write has a copy. */
+	uint64_t n = n_copies();
+	must_ok(cuMemSetAccess(ptr, N_BYTES, &access, 1));
+	must(n_copies() > n);
+	must_ok(cuMemsetD8(ptr, 3, N_BYTES));
+	expect(twin, before, "twin");
+	fill(ptr, 1);
+	/* Without a number, too; and what is not mapped is no memory. */
+	must_ok(cuMemRelease(handle));
+	must(seal(ptr) == N_BYTES);
+	const struct glake_span hole = {ptr + N_BYTES, N_BYTES};
+	must(glake_seal(&hole, 1, NULL) == -EINVAL);
+	must(glake_unseal(ptr, N_BYTES) == 0);
+	expect(ptr, bytes, "as before");
+	must_ok(cuMemUnmap(ptr, N_BYTES));
+	must_ok(cuMemAddressFree(ptr, 2 * N_BYTES));
+}
+
 static void peers(void)
 {
 	CUcontext zero = start(0);
@@ -1376,7 +1531,66 @@ static void ends(void)
 	}
 }
 
+static CUdeviceptr alloc_async(size_t n_bytes)
+{
+	CUdeviceptr ptr;
+	must_ok(cuMemAllocAsync(&ptr, n_bytes, stream));
+	return ptr;
+}
+
+/* One chunk has all three: it is cut while work on those beside the sealed one is held back. */
+static void stitched(void)
+{
+	start(0);
+	must_ok(cuMemFreeAsync(alloc_async(16 * N_BYTES), stream));
+	CUdeviceptr first = alloc_async(N_BYTES);
+	CUdeviceptr ptr = alloc_async(N_BYTES);
+	CUdeviceptr last = alloc_async(N_BYTES);
+	must(ptr == first + N_BYTES && last == ptr + N_BYTES);
+	must_ok(cuMemsetD8Async(first, 1, N_BYTES, stream));
+	fill(ptr, 5);
+	bool is_started = false;
+	must_ok(cuStreamSynchronize(stream));
+	must_ok(cuLaunchHostFunc(stream, wait_for_start, &is_started));
+	must_ok(cuMemsetD8Async(last, 3, N_BYTES, stream));
+	must_ok(cuMemsetD8Async(first, 4, N_BYTES, stream));
+	__atomic_store_n(&is_started, true, __ATOMIC_SEQ_CST);
+	seal(ptr);
+	expect(ptr, bytes, "sealed");
+	uint64_t n_before = n_copies();
+	must_ok(cuMemsetD8(ptr + 7, 9, 1));
+	must(n_copies() == n_before + 1);
+	bytes[7] = 9;
+	expect(ptr, bytes, "written");
+	must_ok(cuMemFreeAsync(ptr, stream));
+	for (unsigned i = 0; i < 8; i++) {
+		/* It is nobody's block, so nobody needs a copy. */
+		ptr = alloc_async(N_BYTES);
+		n_before = n_copies();
+		must_ok(cuMemsetD8Async(ptr, 6, N_BYTES, stream));
+		must(n_copies() == n_before);
+		must_ok(cuStreamSynchronize(stream));
+		memset(bytes, 6, N_BYTES);
+		expect(ptr, bytes, "allocated anew");
+	}
+	memset(bytes, 4, N_BYTES);
+	expect(first, bytes, "in front");
+	memset(bytes, 3, N_BYTES);
+	expect(last, bytes, "behind");
+	/* The context ends with sealed memory in it. */
+	memset(bytes, 4, N_BYTES);
+	seal(first);
+	must_ok(cuDevicePrimaryCtxReset(0));
+	start(0);
+	ptr = alloc_async(N_BYTES);
+	must_ok(cuMemsetD8Async(ptr, 2, N_BYTES, stream));
+	must_ok(cuStreamSynchronize(stream));
+	memset(bytes, 2, N_BYTES);
+	expect(ptr, bytes, "after a reset");
+}
+
 static const struct scenario scenarios[] = {
+	{"stitched", stitched},
 	{"one_library", one_library},
 	{"own_session", own_session},
 	{"weights", weights},
@@ -1384,6 +1598,9 @@ static const struct scenario scenarios[] = {
 	{"graphs", graphs},
 	{"sealed_destinations", sealed_destinations},
 	{"names", names},
+	{"own_mappings", own_mappings},
+	{"numbers", numbers},
+	{"numbers_given", numbers_given},
 	{"peers", peers},
 	{"captures", captures},
 	{"captures_beside_work", captures_beside_work},

@@ -5,125 +5,9 @@
  * The model check does what a program, its library and whoever moves memory may do, in random order, and
  * compares with a plain table after each step: what is where, and all bytes, through the driver.
  */
-#include <errno.h>
 #include <pthread.h>
-#include <stdlib.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
-#include "libclient/link/error.h"
-#include "libclient/space/map.h"
-#include "libclient/space/reback.h"
-#include "libclient/space/window.h"
-#include "tests/cudasim/test_driver.h"
-
-static struct cudrv drv;
-static char fault_path[256];
-
-static void set_faults(const char *rules);
-
-static void begin_with(const char *devices, const char *faults)
-{
-	char text[256];
-	const char *tmp = getenv("TMPDIR");
-	driver_setup(devices);
-	snprintf(fault_path, sizeof(fault_path), "%s/range-faults-%d", tmp ? tmp : "/tmp",
-	         (int)getpid());
-	setenv("CUDASIM_FAULT_FILE", fault_path, 1);
-	if (faults) {
-		set_faults(faults);
-	}
-	const char *path = getenv("GLAKE_LIBCUDA");
-	ck_assert_int_eq(
-		cudrv_open(&drv, path ? path : "build/cudasim/libcuda.so.1", text, sizeof(text)),
-		0);
-	driver_start();
-	glake__space_begin();
-	glake__space_open(&drv);
-}
-
-static void begin(const char *devices)
-{
-	begin_with(devices, NULL);
-}
-
-/* From now on; "" is none. The simulator looks at the time of change. */
-static void set_faults(const char *rules)
-{
-	char other[300];
-	snprintf(other, sizeof(other), "%s.new", fault_path);
-	FILE *file = fopen(other, "w");
-	ck_assert_ptr_nonnull(file);
-	fputs(rules, file);
-	fclose(file);
-	/* Two changes may come within one tick of the clock that files are stamped by. */
-	static time_t n_changes;
-	const struct timespec times[2] = {{.tv_sec = ++n_changes}, {.tv_sec = n_changes}};
-	ck_assert_int_eq(utimensat(AT_FDCWD, other, times, 0), 0);
-	ck_assert_int_eq(rename(other, fault_path), 0);
-}
-
-/* ---- chunks of this process: id is a number of the test's ---------------------------------------- */
-
-static uint64_t last_id;
-static size_t n_released;
-
-static void note_release(struct glake__chunk *chunk)
-{
-	n_released++;
-	free(chunk);
-}
-
-/* A fresh chunk whose every word is its id. */
-static struct glake__part make_part(uint64_t n_mib)
-{
-	CUmemGenericAllocationHandle handle = chunk_new(n_mib * MIB);
-	struct glake__part part = {
-		.chunk = glake__chunk_new(++last_id, n_mib * MIB, 0, GLAKE__PAGE_CHUNK),
-		.n_bytes = n_mib * MIB,
-		.access = GLAKE__ACCESS_WRITE,
-		.fd = chunk_export(handle),
-	};
-	ck_assert_ptr_nonnull(part.chunk);
-	part.chunk->release = note_release;
-	CUdeviceptr at = chunk_map(handle, n_mib * MIB, READ_WRITE);
-	ck_ok(drv.cuMemsetD32Async(at, (unsigned)last_id, n_mib * MIB / 4, NULL));
-	ck_ok(drv.cuCtxSynchronize());
-	ck_ok(cu.MemUnmap(at, n_mib * MIB));
-	ck_ok(cu.MemAddressFree(at, n_mib * MIB));
-	ck_ok(cu.MemRelease(handle));
-	return part;
-}
-
-static struct glake__part hole(uint64_t n_mib)
-{
-	return (struct glake__part){.n_bytes = n_mib * MIB, .fd = -1};
-}
-
-static void end_part(const struct glake__part *part)
-{
-	if (part->chunk) {
-		glake__chunk_put(part->chunk);
-	}
-	if (part->fd >= 0) {
-		close(part->fd);
-	}
-}
-
-static uint32_t word_at(glake_ptr ptr)
-{
-	uint32_t word = 0;
-	ck_ok(drv.cuMemcpyDtoH(&word, ptr, sizeof(word)));
-	return word;
-}
-
-static struct glake__range *reserve_range(uint64_t n_mib)
-{
-	struct glake__range *range = NULL;
-	ck_assert_int_eq(
-		glake__range_reserve(GLAKE__RANGE_PLACED, NULL, 0, n_mib * MIB, 0, 0, &range), 0);
-	return range;
-}
+#include "tests/unit/ranges.h"
 
 /* ---- the window ------------------------------------------------------------------------------- */
 
@@ -169,16 +53,16 @@ START_TEST(alignment_and_hints_are_kept)
 	struct glake__range *odd = reserve_range(2);
 	struct glake__range *range;
 	ck_assert_int_eq(
-		glake__range_reserve(GLAKE__RANGE_PLACED, NULL, 0, 6 * MIB, 1ull << 30, 0, &range),
+		glake__range_reserve(&glake__use_placed, NULL, 0, 6 * MIB, 1ull << 30, 0, &range),
 		0);
 	ck_assert_uint_eq(range->ptr % (1ull << 30), 0);
 	glake_ptr hint = range->ptr + 64 * MIB;
 	struct glake__range *hinted;
 	ck_assert_int_eq(
-		glake__range_reserve(GLAKE__RANGE_PLACED, NULL, 0, 6 * MIB, 0, hint, &hinted), 0);
+		glake__range_reserve(&glake__use_placed, NULL, 0, 6 * MIB, 0, hint, &hinted), 0);
 	ck_assert_uint_eq(hinted->ptr, hint);
 	struct glake__range *aligned;
-	ck_assert_int_eq(glake__range_reserve(GLAKE__RANGE_PLACED, NULL, 0, 6 * MIB, 1ull << 30,
+	ck_assert_int_eq(glake__range_reserve(&glake__use_placed, NULL, 0, 6 * MIB, 1ull << 30,
 	                                      hint + 64 * MIB, &aligned),
 	                 0);
 	ck_assert_uint_eq(aligned->ptr % (1ull << 30), 0);
@@ -238,7 +122,7 @@ START_TEST(a_range_outside_of_the_window_is_found_too)
 	struct glake__range *none;
 	set_faults("cuMemAddressReserve:1:fail=2");
 	ck_assert_int_eq(
-		glake__range_reserve(GLAKE__RANGE_PLACED, NULL, 0, 17ull << 30, 0, 0, &none),
+		glake__range_reserve(&glake__use_placed, NULL, 0, 17ull << 30, 0, 0, &none),
 		GLAKE_E_CUDA);
 	set_faults("");
 	ck_assert_int_eq(glake__range_drop(range), -EBUSY);
@@ -313,33 +197,6 @@ END_TEST
 
 /* ---- pins ------------------------------------------------------------------------------------- */
 
-START_TEST(what_is_mapped_twice_is_pinned_until_it_is_not)
-{
-	begin("1GiB");
-	struct glake__range *one = reserve_range(4);
-	struct glake__range *two = reserve_range(4);
-	struct glake__part part = make_part(2);
-	struct glake__part again = part;
-	struct glake__part other = make_part(2);
-	ck_assert_int_eq(glake__range_fill(one, 0, &part, 1), 0);
-	again.fd = -1; /* it is mapped, and that is asked */
-	ck_assert_int_eq(glake__range_fill(two, 2 * MIB, &again, 1), 0);
-	ck_assert_uint_eq(word_at(two->ptr + 2 * MIB), word_at(one->ptr));
-	ck_assert_int_eq(glake__range_reback(one, 0, &other, 1, NULL, NULL), -EBUSY);
-	ck_assert_ptr_nonnull(strstr(glake_error(), "mapped more than once"));
-	ck_assert_uint_eq(word_at(one->ptr), part.chunk->id);
-	ck_assert_int_eq(glake__range_clear(two, 2 * MIB, 2 * MIB, NULL), 0);
-	ck_assert_int_eq(glake__range_reback(one, 0, &other, 1, NULL, NULL), 0);
-	ck_assert_uint_eq(word_at(one->ptr), other.chunk->id);
-	end_part(&part);
-	end_part(&other);
-	ck_assert(glake__space_is_valid());
-	ck_assert_int_eq(glake__range_end(one, NULL), 0);
-	ck_assert_int_eq(glake__range_end(two, NULL), 0);
-	ck_assert_uint_eq(n_released, 2);
-}
-END_TEST
-
 START_TEST(a_pin_has_a_reason_and_keeps_the_memory_in_its_place)
 {
 	begin("1GiB");
@@ -369,11 +226,10 @@ static int n_closed;
 static int n_opened;
 static int gate_error;
 
-static int close_gate(void *user, uint64_t readers, uint64_t patience_ns)
+static int close_gate(void *user, uint64_t patience_ns)
 {
 	ck_assert_uint_gt(patience_ns, 0);
 	ck_assert_ptr_eq(user, &drv);
-	ck_assert_uint_eq(readers, 1);
 	n_closed++;
 	return gate_error;
 }
@@ -551,7 +407,7 @@ START_TEST(a_new_reader_reads_what_there_is_and_what_comes)
 	struct glake__range *ranges[2];
 	struct glake__part parts[] = {make_part(2), make_part(2)};
 	for (int i = 0; i < 2; i++) {
-		ck_assert_int_eq(glake__range_reserve(GLAKE__RANGE_PRIVATE, NULL, 0, 2 * MIB, 0, 0,
+		ck_assert_int_eq(glake__range_reserve(&glake__use_private, NULL, 0, 2 * MIB, 0, 0,
 		                                      &ranges[i]),
 		                 0);
 		if (i == 1) {
@@ -582,11 +438,10 @@ static void *add_peer(void *user)
 	return user;
 }
 
-static int close_as_a_peer_comes(void *user, uint64_t readers, uint64_t patience_ns)
+static int close_as_a_peer_comes(void *user, uint64_t patience_ns)
 {
 	(void)user;
 	(void)patience_ns;
-	ck_assert_uint_eq(readers, 1);
 	ck_assert_int_eq(pthread_create(&peer, NULL, add_peer, NULL), 0);
 	usleep(20000);
 	return peer_error;
@@ -601,7 +456,7 @@ static struct glake__range *private_range(struct glake__part *part)
 {
 	struct glake__range *range = NULL;
 	*part = make_part(2);
-	ck_assert_int_eq(glake__range_reserve(GLAKE__RANGE_PRIVATE, NULL, 0, 2 * MIB, 0, 0, &range),
+	ck_assert_int_eq(glake__range_reserve(&glake__use_private, NULL, 0, 2 * MIB, 0, 0, &range),
 	                 0);
 	ck_assert_int_eq(glake__range_fill(range, 0, part, 1), 0);
 	glake__space.gate = (struct glake__gate){.close = close_as_a_peer_comes,
@@ -862,11 +717,10 @@ static atomic_bool is_changing;
 static atomic_bool may_change;
 static struct glake__part slow_part;
 
-static int close_slowly(void *user, uint64_t readers, uint64_t patience_ns)
+static int close_slowly(void *user, uint64_t patience_ns)
 {
 	(void)patience_ns;
 	(void)user;
-	(void)readers;
 	is_changing = true;
 	while (!may_change) {
 		usleep(100);
@@ -975,28 +829,25 @@ END_TEST
 static unsigned n_closings;
 
 /* Each piece of work takes 15 ms, and the next is queued as soon as one ends. */
-static int close_in_15_ms(void *user, uint64_t readers, uint64_t patience_ns)
+static int close_in_15_ms(void *user, uint64_t patience_ns)
 {
 	(void)user;
-	(void)readers;
 	n_closings++;
 	return patience_ns < 15000000 ? -EAGAIN : 0;
 }
 
-static int close_at_the_tenth(void *user, uint64_t readers, uint64_t patience_ns)
+static int close_at_the_tenth(void *user, uint64_t patience_ns)
 {
 	(void)user;
-	(void)readers;
 	(void)patience_ns;
 	return ++n_closings < 10 ? -EAGAIN : 0;
 }
 
 static int wait_result;
 
-static int wait_for_end(void *user, uint64_t readers, uint64_t patience_ns)
+static int wait_for_end(void *user, uint64_t patience_ns)
 {
 	(void)user;
-	(void)readers;
 	(void)patience_ns;
 	return wait_result;
 }

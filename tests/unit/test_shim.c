@@ -85,6 +85,28 @@ START_TEST(every_memory_call_is_classified)
 }
 END_TEST
 
+static const char *const handled[] = {
+#define HANDLE(symbol) #symbol,
+#include "shim/handles.def"
+};
+
+static const char *const hooked[] = {
+#define HOOK(symbol, prototype, class, version, flags) #symbol,
+#include "shim/hooks.def"
+};
+
+/* The driver must never see a number, by itself or in a struct. */
+START_TEST(every_call_that_takes_a_handle_of_memory_is_hooked)
+{
+	for (size_t i = 0; i < n_elements(handled); i++) {
+		ck_assert_msg(is_in(handled[i], hooked, n_elements(hooked)),
+		              "%s takes a handle, and is no HOOK in shim/hooks.def", handled[i]);
+	}
+	ck_assert(is_in("cuMemMapArrayAsync", handled, n_elements(handled)));
+	ck_assert_uint_ge(n_elements(handled), 12);
+}
+END_TEST
+
 START_TEST(nothing_is_classified_twice_or_unknown)
 {
 	for (size_t i = 0; i < n_elements(classified); i++) {

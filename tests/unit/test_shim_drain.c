@@ -13,87 +13,13 @@
 #include <stdio.h>
 #include <unistd.h>
 
+#include "libclient/heap/backing.h"
 #include "libclient/space/reback.h"
 #include "libclient/space/window.h"
+#include "shim/gate.h"
 #include "tests/check_glake.h"
 #include "tests/shim/green.h"
-#include "tests/spin.h"
-
-#define MIB (1ull << 20)
-#define LONG_NS 20000000000u /* only what hangs takes so long */
-#define SOON_NS 20000000u
-#define ck_ok(call) ck_assert_int_eq((int)(call), (int)CUDA_SUCCESS)
-
-/* Newer toolkits have it in the library only. */
-CUresult cuCtxCreate_v2(CUcontext *ctx, unsigned flags, CUdevice device);
-
-/* ---- a program -------------------------------------------------------------------------------- */
-
-static struct cudrv drv; /* the driver, past the shim */
-
-/* Words of host memory that kernels see. */
-enum { FLAG, DONE, OTHER_FLAG, OTHER_DONE, N_WORDS };
-static _Atomic uint32_t *words;
-
-static uint64_t word(int index)
-{
-	return (uint64_t)(uintptr_t)&words[index];
-}
-
-/* No glaked, two devices if they are simulated. */
-static CUcontext begin(void)
-{
-	static char state[256];
-	CUcontext ctx = NULL;
-	void *at = NULL;
-	const char *tmp = getenv("TMPDIR");
-	snprintf(state, sizeof(state), "%s/drain-%d", tmp ? tmp : "/tmp", (int)getpid());
-	setenv("CUDASIM_STATE", state, 1);
-	setenv("CUDASIM_DEVICES", "2x1GiB", 1);
-	setenv("GLAKE_SOCKET", "/nonexistent/glake.sock", 1);
-	ck_ok(cuInit(0));
-	unlink(state);
-	ck_assert_int_eq(cudrv_open(&drv, NULL, NULL, 0), 0);
-	ck_ok(cuDevicePrimaryCtxRetain(&ctx, 0));
-	ck_ok(cuCtxSetCurrent(ctx));
-	ck_ok(cuMemHostAlloc(&at, N_WORDS * sizeof(*words), CU_MEMHOSTALLOC_PORTABLE));
-	words = at;
-	for (int i = 0; i < N_WORDS; i++) {
-		words[i] = 0;
-	}
-	return ctx;
-}
-
-static bool has_two_devices(void)
-{
-	int n = 0;
-	ck_ok(cuDeviceGetCount(&n));
-	return n > 1;
-}
-
-/* In the current context. */
-static CUfunction kernel(const char *name)
-{
-	CUmodule module;
-	CUfunction found;
-	ck_ok(cuModuleLoadData(&module, spin_image_of(cuDeviceGetName)));
-	ck_ok(cuModuleGetFunction(&found, module, name));
-	return found;
-}
-
-static CUstream new_stream(void)
-{
-	CUstream stream;
-	ck_ok(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
-	return stream;
-}
-
-static CUresult launch_spin(CUfunction spin, CUstream stream, int flag, int done)
-{
-	uint64_t at[] = {word(flag), word(done)};
-	void *params[] = {&at[0], &at[1]};
-	return cuLaunchKernel(spin, 1, 1, 1, 1, 1, 1, 0, stream, params, NULL);
-}
+#include "tests/unit/drained.h"
 
 static CUresult launch_add(CUfunction add, CUstream stream, uint64_t ptr, uint64_t n_words)
 {
@@ -296,21 +222,6 @@ END_TEST
 
 /* ---- captures --------------------------------------------------------------------------------- */
 
-static void end_capture(CUstream stream, unsigned n_wanted)
-{
-	CUgraph graph = NULL;
-	CUgraphExec exec = NULL;
-	size_t n_nodes = 0;
-	ck_ok(cuStreamEndCapture(stream, &graph));
-	ck_ok(cuGraphGetNodes(graph, NULL, &n_nodes));
-	ck_assert_uint_eq(n_nodes, n_wanted);
-	ck_ok(cuGraphInstantiate(&exec, graph, 0));
-	ck_ok(cuGraphLaunch(exec, stream));
-	ck_ok(cuStreamSynchronize(stream));
-	ck_ok(cuGraphExecDestroy(exec));
-	ck_ok(cuGraphDestroy(graph));
-}
-
 static void *close_in_vain(void *argument)
 {
 	(void)argument;
@@ -423,6 +334,52 @@ START_TEST(captures_begin_and_end_while_the_gate_closes)
 	for (int i = 0; i < 2; i++) {
 		pthread_join(threads[i], NULL);
 	}
+}
+END_TEST
+
+struct capturer {
+	CUstream stream;
+	CUcontext ctx;
+	atomic_bool has_begun;
+	CUresult result;
+};
+
+static void *capture_at_the_gate(void *argument)
+{
+	struct capturer *capturer = argument;
+	ck_ok(cuCtxSetCurrent(capturer->ctx));
+	capturer->result = cuStreamBeginCapture(capturer->stream, CU_STREAM_CAPTURE_MODE_RELAXED);
+	capturer->has_begun = true;
+	return NULL;
+}
+
+/* What waits there, for however long, is no capture yet: ranges change meanwhile. */
+START_TEST_WITH(no_capture_begins_at_a_gate_that_is_asleep, .n = 2)
+{
+	struct capturer capturer = {.ctx = begin()};
+	pthread_t thread;
+	CUgraph graph;
+	bool is_cancelled = _i == 1;
+	capturer.stream = new_stream();
+	ck_assert_int_eq(gate_sleep(LONG_NS), 0);
+	pthread_create(&thread, NULL, capture_at_the_gate, &capturer);
+	for (int i = 0; i < 20; i++) {
+		usleep(1000);
+		expect_idle(1);
+	}
+	ck_assert(!capturer.has_begun);
+	if (is_cancelled) {
+		pthread_cancel(thread);
+		pthread_join(thread, NULL);
+		gate_wake();
+	} else {
+		gate_wake();
+		pthread_join(thread, NULL);
+		ck_ok(capturer.result);
+		ck_assert_int_eq(close_for(1, SOON_NS), -EAGAIN);
+		ck_ok(cuStreamEndCapture(capturer.stream, &graph));
+	}
+	expect_idle(1);
 }
 END_TEST
 
@@ -570,7 +527,7 @@ static struct glake__range *filled_range(void)
 {
 	struct glake__range *range = NULL;
 	struct glake__part part = make_part();
-	ck_assert_int_eq(glake__range_reserve(GLAKE__RANGE_PRIVATE, NULL, 0, N_BYTES, 0, 0, &range),
+	ck_assert_int_eq(glake__range_reserve(&glake__use_private, NULL, 0, N_BYTES, 0, 0, &range),
 	                 0);
 	ck_assert_int_eq(glake__range_fill(range, 0, &part, 1), 0);
 	end_part(&part);

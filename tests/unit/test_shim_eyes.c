@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "shim/eyes.h"
+#include "shim/gates.h"
 #include "shim/shim.h"
 #include "tests/check_glake.h"
 #include "tests/unit/fake_window.h"
@@ -279,6 +280,40 @@ START_TEST(handles_may_be_others_after_unloading)
 	eyes_look(handle(0), small, NULL);
 	ck_assert_uint_eq(n_asked, n);
 	munmap(memory, 2 * (size_t)page);
+}
+END_TEST
+
+static CUresult unload_result;
+static unsigned n_asked_meanwhile;
+
+/* While code may be going, no function is looked at. */
+static CUresult unload(CUmodule module)
+{
+	static unsigned n_calls;
+	const unsigned n = n_asked;
+	launch(++n_calls, SEALED);
+	n_asked_meanwhile = n_asked - n;
+	return unload_result;
+}
+
+START_TEST(calls_that_unload_code_say_so)
+{
+	size_t i = 0;
+	while (strcmp(gated_calls[i].symbol, "cuModuleUnload") != 0) {
+		i++;
+	}
+	*gated_calls[i].real = (void *)unload;
+	CUresult (*body)(CUmodule module) = gated_calls[i].body;
+	launch(0, SEALED);
+	for (int fails = 0; fails < 2; fails++) {
+		unload_result = fails ? CUDA_ERROR_INVALID_HANDLE : CUDA_SUCCESS;
+		launch(0, SEALED);
+		ck_assert_int_eq(body(NULL), unload_result);
+		ck_assert_uint_eq(n_asked_meanwhile, 0);
+		unsigned n = n_asked;
+		launch(0, SEALED);
+		ck_assert_int_eq(n_asked == n, fails);
+	}
 }
 END_TEST
 

@@ -3,6 +3,9 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "shim/capture.h"
+#include "shim/gate.h"
+#include "shim/gates.h"
 #include "shim/writes.h"
 #include "tests/check_glake.h"
 #include "tests/unit/fake_window.h"
@@ -150,5 +153,49 @@ START_TEST(batches)
 	ck_none(writes_batch_mem_op(ops, 2));
 	ops[1].pad[4] = SEALED + 24;
 	ck_span(writes_batch_mem_op(ops, 2), SEALED + 24, 8);
+}
+END_TEST
+
+static unsigned n_calls;
+
+static CUresult copy_nothing(CUdeviceptr dst, const void *src, size_t n_bytes)
+{
+	n_calls++;
+	return CUDA_SUCCESS;
+}
+
+static CUresult no_context(CUcontext *ctx)
+{
+	*ctx = NULL;
+	return CUDA_SUCCESS;
+}
+
+/* The thread is inside, and is about to leave for its copies. */
+static CUresult end_meanwhile(CUstream stream, CUstreamCaptureStatus *status)
+{
+	gate.state = GATE_ASLEEP | GATE_ENDING;
+	*status = (CUstreamCaptureStatus)(uintptr_t)stream;
+	return CUDA_SUCCESS;
+}
+
+/* It does not get in again: nothing is written, and nobody is left inside. */
+START_TEST(a_call_fails_if_the_program_ends_meanwhile)
+{
+	size_t i = 0;
+	make_window();
+	glake__sealed.base = BASE;
+	glake__sealed.n_bytes = N_PAGES * PAGE;
+	glake__sealed.n = 1;
+	shim_real.real_cuCtxGetCurrent = no_context;
+	shim_real.real_cuStreamIsCapturing = end_meanwhile;
+	capture_begins((CUstream)64, 0);
+	while (strcmp(gated_calls[i].symbol, "cuMemcpyHtoD_v2") != 0) {
+		i++;
+	}
+	*gated_calls[i].real = (void *)copy_nothing;
+	CUresult (*body)(CUdeviceptr dst, const void *src, size_t n_bytes) = gated_calls[i].body;
+	ck_assert_int_eq((int)body(SEALED, &i, sizeof(i)), (int)CUDA_ERROR_DEINITIALIZED);
+	ck_assert_uint_eq(n_calls, 0);
+	ck_assert_uint_eq(gate_me->depth, 0);
 }
 END_TEST

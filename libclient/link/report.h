@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What a program under the shim tells glaked: faults, and what has become of a wish to seal it.
+ *
+ * Threads: any.
+ */
+#ifndef GLAKE_LIBCLIENT_REPORT_H
+#define GLAKE_LIBCLIENT_REPORT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "glake.h"
+#include "proto/limits.h"
+
+/*
+ * True: the session has no connection and gets none any more. False while the library may make
+ * one. Local.
+ */
+bool glake__session_is_gone(struct glake_session *session);
+
+/* A kernel that was given sealed memory, or a graph that may have such. */
+struct glake__suspect {
+	const char *kernel; /* its name, as the driver has it; borrowed */
+	glake_ptr ptr;      /* 0: not known, nor is what follows */
+	glake_ptr range;    /* that ptr lies in: an allocation, or the range of a model */
+	uint64_t range_bytes;
+};
+
+/* A context of the program is lost. */
+struct glake__fault {
+	int error;        /* the driver's */
+	const char *name; /* of the error; borrowed */
+	uint64_t sealed_bytes;
+	struct glake__suspect suspects[GLAKE_MAX_SUSPECTS]; /* the most suspect first */
+	size_t n_suspects;
+};
+
+/* Tell glaked, for an operator. Blocks until it answers. Calls no driver. */
+int glake__report_fault(struct glake_session *session, const struct glake__fault *fault);
+
+/* ---- sealing that glaked asks for ------------------------------------------------------------- */
+
+/*
+ * The session follows glaked's wishes for sealing: @ask is called with no lock held, by any thread that calls
+ * the library, with an id for glake__seal_tell(). Set it before other threads use the session.
+ */
+typedef void glake__seal_ask_fn(void *user, uint64_t id, bool is_dry_run);
+void glake__seal_follow(struct glake_session *session, glake__seal_ask_fn *ask, void *user);
+
+/* The memory of a session: what looks like weights, and what does not, by reason. */
+struct glake__candidates {
+	struct glake_span *spans; /* owned: free(). Each becomes blocks of its own */
+	size_t n_spans;
+	uint64_t n_bytes;      /* of the spans */
+	uint64_t sealed_bytes; /* of n_bytes */
+	uint64_t small_bytes;
+	uint64_t unfilled_bytes;
+	uint64_t rewritten_bytes;
+};
+
+struct glake__seal_report {
+	uint64_t done_bytes;
+	uint64_t total_bytes;
+	bool is_over;
+	int error; /* an error of glake.h, if it is over and nothing was sealed, and its text: */
+	const char *why;
+	/* Else what was. */
+	const struct glake__candidates *candidates;
+	const struct glake_sealed *sealed;
+	uint64_t failed_bytes;
+	const char *failed_why; /* NULL: nothing failed */
+	uint64_t took_ns;
+};
+/* Tell glaked. Does not wait for its answer. */
+void glake__seal_tell(struct glake_session *session, uint64_t id,
+                      const struct glake__seal_report *report);
+
+#endif

@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What looks like weights, and sealing it.
+ *
+ * Threads: any.
+ */
+#ifndef GLAKE_LIBCLIENT_CANDIDATES_H
+#define GLAKE_LIBCLIENT_CANDIDATES_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "glake.h"
+#include "libclient/link/report.h"
+
+/* 0 or -ENOMEM. */
+int glake__candidates_find(struct glake_session *session, struct glake__candidates *candidates_out);
+
+/* Was all that it would look at allocated in one of these contexts, in none, or before @generation? */
+bool glake__candidates_are_in(struct glake_session *session, void *const *contexts, size_t n,
+                              uint64_t generation);
+
+/* glake_seal() of @n of the spans. What has been freed or written to meanwhile is left out. */
+int glake__candidates_seal(const struct glake_span *spans, size_t n,
+                           struct glake_sealed *sealed_out);
+
+#endif

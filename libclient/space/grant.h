@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Chunks that glaked grants, in ranges: getting them, giving them back, and what the books of a session say of them.
+ *
+ * Chunks are GRANT_CHUNK_BYTES but the last of a request, which is the rest: a driver call costs
+ * by the handle, not by the byte, so chunks are as large as the request allows, but a row of them
+ * keeps a very large request placeable.
+ *
+ * Threads: any.
+ */
+#ifndef GLAKE_LIBCLIENT_GRANT_H
+#define GLAKE_LIBCLIENT_GRANT_H
+
+#include <stdint.h>
+
+#include "libclient/link/wait.h"
+#include "libclient/space/range.h"
+
+struct glake_session;
+struct glake__device;
+
+#define GRANT_CHUNK_BYTES (1ull << 30)
+
+/* The next chunk of a request of which @n_left bytes have none yet. */
+static inline uint64_t glake__grant_chunk_bytes(uint64_t n_left)
+{
+	return n_left < GRANT_CHUNK_BYTES ? n_left : GRANT_CHUNK_BYTES;
+}
+
+/*
+ * Get chunks of @chunk_bytes, the last may be smaller, for [offset, offset + n_bytes) of @range, a hole, and
+ * map them. On failure nothing is mapped there and no chunk is left. Blocks; no lock is held.
+ */
+int glake__grant_fill(struct glake__device *device, struct glake__range *range, uint64_t offset,
+                      uint64_t n_bytes, uint64_t chunk_bytes, struct glake__wait *wait);
+
+/* So many bytes more, or less, are the session's, for listings. */
+void glake__grant_count(struct glake_session *session, int64_t n_bytes);
+
+/*
+ * Return dead chunks and blocks (NULL is fine) in as few requests as possible, and free them. What the daemon
+ * says to that is no error of the caller's.
+ */
+void glake__grant_return(struct glake_session *session, struct glake__chunk *dead);
+
+/*
+ * A mapped, read-only chunk is block @id of the session from here on. If a publication was lost without an
+ * answer nobody knows whether it is: then too, under the chunk's own id, which the block would have.
+ */
+void glake__grant_seal_locked(struct glake_session *session, struct glake__chunk *chunk,
+                              uint64_t id);
+
+/* The same for a chunk that glaked still has as one: nobody could make it writable again. */
+void glake__grant_unfinish_locked(struct glake_session *session, struct glake__chunk *chunk);
+
+/*
+ * At the end of a session, when the daemon takes chunks back by itself: unmap, drop the range. In
+ * a forked child, where the driver must not be called, free only. NULL is fine.
+ */
+void glake__grant_drop(struct glake_session *session, struct glake__range *range);
+
+#endif

@@ -1,0 +1,14 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef GLAKE_LIBCLIENT_KIND_H
+#define GLAKE_LIBCLIENT_KIND_H
+
+/* Kinds of addresses: where one is. */
+enum glake__address_kind {
+	GLAKE__ELSEWHERE, /* none of ours */
+	GLAKE__FREE,      /* of the window, in no range */
+	GLAKE__OWN,       /* private memory, live or warm; models; blocks */
+	GLAKE__OPENED,    /* another process's */
+	GLAKE__PROGRAMS,  /* in a reservation of the program */
+};
+
+#endif

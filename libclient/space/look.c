@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "libclient/space/look.h"
+
+#include "libclient/space/range.h"
+#include "libclient/space/window.h"
+
+struct glake__address_info glake__space_look(glake_ptr address)
+{
+	struct glake__address_info info = {.kind = GLAKE__ELSEWHERE};
+	glake__lock();
+	const struct glake__piece *piece = glake__piece_at_locked(address);
+	if (piece) {
+		const struct glake__range *range = piece->range;
+		info.address = range->ptr;
+		info.n_bytes = range->n_bytes;
+		info.kind = range->use->kind;
+		info.user = info.kind == GLAKE__OPENED ? range->user : NULL;
+	} else if (glake__window_has(address)) {
+		info.kind = GLAKE__FREE;
+	}
+	glake__unlock();
+	return info;
+}
+
+void glake__opened_set_user(glake_ptr address, void *user)
+{
+	glake__lock();
+	const struct glake__piece *piece = glake__piece_at_locked(address);
+	if (piece && piece->range->use->kind == GLAKE__OPENED) {
+		piece->range->user = user;
+	}
+	glake__unlock();
+}
+
+enum glake__pin glake__pin_at(glake_ptr address)
+{
+	glake__lock();
+	const struct glake__piece *piece = glake__piece_at_locked(address);
+	enum glake__pin pin = piece && piece->chunk ? glake__chunk_pin_locked(piece->chunk)
+	                                            : GLAKE__PIN_NONE;
+	glake__unlock();
+	return pin;
+}
+
+void glake__pin_range(glake_ptr address, uint64_t n_bytes, enum glake__pin pin, bool is_pinned)
+{
+	glake_ptr end = address + n_bytes;
+	glake__lock();
+	while (address < end) {
+		const struct glake__piece *piece = glake__piece_at_locked(address);
+		if (is_pinned && piece && piece->holder) {
+			/* It may be about to be replaced. */
+			glake__unlock();
+			glake__busy_pause();
+			glake__lock();
+			continue;
+		}
+		if (piece && piece->chunk) {
+			glake__chunk_note_pin_locked(piece->chunk, pin, is_pinned);
+		}
+		address = piece ? piece->range->ptr + piece->offset + piece->n_bytes
+		                : (address / GLAKE__PAGE_BYTES + 1) * GLAKE__PAGE_BYTES;
+	}
+	glake__unlock();
+}

@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What is at an address, and what pins it.
+ *
+ * Threads: any.
+ */
+#ifndef GLAKE_LIBCLIENT_LOOK_H
+#define GLAKE_LIBCLIENT_LOOK_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "glake.h"
+#include "libclient/link/why.h"
+#include "libclient/space/kind.h"
+
+struct glake__address_info {
+	enum glake__address_kind kind;
+	glake_ptr address; /* of the range, unless it is free */
+	uint64_t n_bytes;
+	void *user; /* glake__opened_set_user() */
+};
+struct glake__address_info glake__space_look(glake_ptr address);
+
+/* Attach @user to memory of glake_share_open(), for glake__space_look(). */
+void glake__opened_set_user(glake_ptr address, void *user);
+
+/* Of the memory at @address; GLAKE__PIN_NONE also for memory that is not ours. */
+enum glake__pin glake__pin_at(glake_ptr address);
+
+/*
+ * Note that memory in [address, address + n_bytes) is pinned for reason @pin, or no longer is. Waits for
+ * changes of it that are under way.
+ */
+void glake__pin_range(glake_ptr address, uint64_t n_bytes, enum glake__pin pin, bool is_pinned);
+
+#endif

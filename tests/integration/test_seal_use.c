@@ -1,0 +1,256 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Memory of an owner that the library does not know can be sealed, held and dropped.
+ *
+ * Whoever brings another kind of backing touches two rooms: space/, whose ranges, chunks and holds it uses, and
+ * its own. Here that is this file: a use of ranges with its two functions, and what allocates and frees.
+ * Nothing in heap/, seal/, api/ or model/ says its name, and sealing works by glake_seal() and glake_unseal().
+ */
+#include <errno.h>
+#include <pthread.h>
+
+#include "libclient/link/session.h"
+#include "libclient/space/grant.h"
+#include "libclient/space/held.h"
+#include "libclient/space/range.h"
+#include "libclient/space/reback.h"
+#include "libclient/space/sealed.h"
+#include "libclient/space/unsealed.h"
+#include "tests/harness/words.h"
+
+static void begin(void)
+{
+	world_begin(.config = WORLD_CONFIG "warm_bytes = \"64MiB\";", .devices = "1x4GiB");
+	words_open_driver();
+}
+BEGIN_EACH(begin)
+
+/* ---- the owner: one allocation of its own in each range, from its second page on ------------------ */
+
+struct toy {
+	struct glake__device *device;
+	struct glake__range *range;
+	uint64_t n_bytes;
+	bool is_held;
+};
+
+/* The first page has no allocation, and the rest of the last one is nobody's. */
+static int hold_toy(struct glake__range *range, glake_ptr address, struct glake__held *held_out)
+{
+	struct toy *toy = range->user;
+	const glake_ptr begin = range->ptr + GLAKE__PAGE_BYTES;
+	if (address - begin >= toy->n_bytes) {
+		return -ENOENT;
+	}
+	if (toy->is_held) {
+		return -EBUSY;
+	}
+	toy->is_held = true;
+	*held_out = (struct glake__held){
+		.begin = begin,
+		.end = begin + toy->n_bytes,
+		.tail = range->ptr + range->n_bytes,
+		.device = toy->device,
+		.user = toy,
+	};
+	return 0;
+}
+
+static void let_toy(struct glake__held *held)
+{
+	((struct toy *)held->user)->is_held = false;
+}
+
+static const struct glake__use toy_use = {
+	.name = "toy",
+	.kind = GLAKE__OWN,
+	.is_private = true,
+	.hold = hold_toy,
+	.let = let_toy,
+};
+
+static glake_ptr toy_alloc(struct toy *toy, struct glake_session *session, uint64_t n_bytes)
+{
+	const uint64_t n_range = GLAKE__PAGE_BYTES + (n_bytes + GLAKE__PAGE_BYTES - 1) /
+	                                                     GLAKE__PAGE_BYTES * GLAKE__PAGE_BYTES;
+	struct glake__wait wait = {0};
+	*toy = (struct toy){.device = glake__session_device(session, 0), .n_bytes = n_bytes};
+	assert_ok(glake__range_reserve(&toy_use, toy, toy->device->handle, n_range, 0, 0,
+	                               &toy->range));
+	assert_ok(glake__grant_fill(toy->device, toy->range, 0, n_range, GRANT_CHUNK_BYTES, &wait));
+	return toy->range->ptr + GLAKE__PAGE_BYTES;
+}
+
+/* Whoever frees waits for who holds, as any user of ranges. */
+static void toy_free(struct toy *toy)
+{
+	struct glake__chunk *dead = NULL;
+	glake__lock();
+	while (toy->is_held) {
+		glake__held_wait_locked();
+	}
+	toy->n_bytes = 0;
+	glake__unsealed_forget_locked(toy->range);
+	glake__unlock();
+	assert_ok(glake__range_end(toy->range, &dead));
+	glake__grant_return(toy->device->session, dead);
+}
+
+/* ---- */
+
+START_TEST(it_is_sealed_and_unsealed_in_place)
+{
+	struct toy toy;
+	struct glake_session *one = world_connect();
+	struct glake_session *two = world_connect();
+	glake_ptr known = words_alloc(one, 6 * MIB, 7);
+	glake_ptr ptr = toy_alloc(&toy, two, 6 * MIB);
+	words_write(ptr, 6 * MIB, 7);
+	words_write(ptr - 2 * MIB, 2 * MIB, 1);
+	words_seal(known, 6 * MIB);
+	struct glake_sealed sealed = words_seal(ptr, 6 * MIB);
+	ck_assert_uint_eq(sealed.sealed_bytes, 6 * MIB);
+	ck_assert_uint_eq(sealed.shared_bytes, 6 * MIB);
+	words_check(ptr, 6 * MIB, 7);
+	ck_assert(!words_can_write(ptr));
+	ck_assert(words_can_write(ptr - 8));
+	ck_assert_uint_eq(world_usage(two).shared_bytes, 6 * MIB);
+	ck_assert_uint_eq(world_usage(two).reserved_bytes, 2 * MIB);
+	assert_ok(glake_unseal(ptr, 1));
+	words_check(ptr, 6 * MIB, 7);
+	ck_assert(words_can_write(ptr));
+	ck_assert_uint_eq(world_usage(two).shared_bytes, 0);
+	ck_assert(glake__space_is_valid());
+	toy_free(&toy);
+	ck_assert_uint_eq(world_usage(two).reserved_bytes, 0);
+	assert_ok(glake_free(one, known));
+}
+END_TEST
+
+START_TEST(nobodys_bytes_behind_it_are_zero)
+{
+	struct toy toy;
+	struct glake_session *session = world_connect();
+	glake_ptr known = words_alloc(session, 3 * MIB, 7);
+	glake_ptr ptr = toy_alloc(&toy, session, 3 * MIB);
+	words_write(ptr, 4 * MIB, 9);
+	words_write(ptr, 3 * MIB, 7);
+	words_seal(known, 3 * MIB);
+	ck_assert_uint_eq(words_seal(ptr, 3 * MIB).shared_bytes, 4 * MIB);
+	words_check(ptr, 3 * MIB, 7);
+	toy_free(&toy);
+	ck_assert_uint_eq(world_usage(session).shared_bytes, 4 * MIB);
+}
+END_TEST
+
+START_TEST(what_it_does_not_hold_is_refused)
+{
+	struct toy toy;
+	struct glake_session *session = world_connect();
+	glake_ptr ptr = toy_alloc(&toy, session, 4 * MIB);
+	struct glake_span wrong[] = {
+		{ptr - 2 * MIB, 2 * MIB}, {ptr, 4 * MIB + 1}, {ptr + 4 * MIB, 1}};
+	for (size_t i = 0; i < 3; i++) {
+		ck_assert_int_eq(glake_seal(&wrong[i], 1, NULL), -EINVAL);
+		ck_assert(!toy.is_held);
+	}
+	toy_free(&toy);
+}
+END_TEST
+
+/* One seal of memory of two sessions and two kinds: each session hears of its own. */
+START_TEST(it_is_sealed_with_memory_of_other_kinds_and_sessions)
+{
+	struct toy toy;
+	struct glake_session *one = world_connect();
+	struct glake_session *two = world_connect();
+	glake_ptr other = words_alloc(one, 4 * MIB, 7);
+	glake_ptr ptr = toy_alloc(&toy, two, 4 * MIB);
+	words_write(ptr, 4 * MIB, 7);
+	struct glake_span spans[] = {{ptr, 4 * MIB}, {other, 4 * MIB}};
+	struct glake_sealed sealed = {.size = sizeof(sealed)};
+	assert_ok(glake_seal(spans, 2, &sealed));
+	ck_assert_uint_eq(sealed.sealed_bytes, 8 * MIB);
+	ck_assert_uint_eq(sealed.shared_bytes, 4 * MIB);
+	ck_assert_uint_eq(world_row(one).n_seals, 1);
+	ck_assert_uint_eq(world_row(two).n_seals, 1);
+	ck_assert_uint_eq(world_row(one).shared_bytes, 4 * MIB);
+	ck_assert_uint_eq(world_row(two).shared_bytes, 4 * MIB);
+	toy_free(&toy);
+	assert_ok(glake_free(one, other));
+}
+END_TEST
+
+/* ---- what a program places itself -------------------------------------------------------------- */
+
+static glake_ptr place(struct glake_session *session)
+{
+	glake_ptr ptr;
+	assert_ok(glake_reserve(session, 16 * MIB, 0, &ptr));
+	assert_ok(glake_map(session, 0, ptr, 4 * MIB));
+	assert_ok(glake_map(session, 0, ptr + 4 * MIB, 4 * MIB));
+	words_write(ptr, 8 * MIB, 7);
+	return ptr;
+}
+
+START_TEST(placed_memory_is_sealed_as_it_was_mapped)
+{
+	struct glake_session *one = world_connect();
+	struct glake_session *two = world_connect();
+	glake_ptr first = place(one);
+	glake_ptr second = place(two);
+	ck_assert_uint_eq(words_seal(first, 8 * MIB).sealed_bytes, 8 * MIB);
+	ck_assert_uint_eq(words_seal(second, 8 * MIB).shared_bytes, 8 * MIB);
+	/* It was mapped in two calls, and one of them is undone. */
+	assert_ok(glake_unmap(two, second, 4 * MIB));
+	ck_assert_uint_eq(world_usage(two).shared_bytes, 4 * MIB);
+	ck_assert_uint_eq(world_usage(two).live_bytes, 4 * MIB);
+	ck_assert(!words_can_write(second + 4 * MIB));
+	assert_ok(glake_unseal(second + 4 * MIB, 1));
+	ck_assert(words_can_write(second + 4 * MIB));
+	ck_assert(!words_can_write(first + 4 * MIB));
+	/* What is free is no memory, and what is half free is sealed by half. */
+	struct glake_span hole = {second, 2 * MIB};
+	ck_assert_int_eq(glake_seal(&hole, 1, NULL), -EINVAL);
+	struct glake_sealed sealed = words_seal(second + 4 * MIB, 8 * MIB);
+	ck_assert_uint_eq(sealed.sealed_bytes, 4 * MIB);
+	ck_assert_uint_eq(sealed.edge_bytes, 4 * MIB);
+	assert_ok(glake_unmap(two, second + 4 * MIB, 4 * MIB));
+	assert_ok(glake_unmap(one, first, 8 * MIB));
+	ck_assert_uint_eq(world_usage(one).shared_bytes, 0);
+	ck_assert_uint_eq(world_usage(two).reserved_bytes, 0);
+	ck_assert(glake__space_is_valid());
+	assert_ok(glake_unreserve(one, first));
+	assert_ok(glake_unreserve(two, second));
+}
+END_TEST
+
+static void *seal_it(void *user)
+{
+	const struct glake_span *span = user;
+	struct glake_sealed sealed = {.size = sizeof(sealed)};
+	assert_ok(glake_seal(span, 1, &sealed));
+	return NULL;
+}
+
+/* A seal waits for who holds the memory, and a free for the seal. */
+START_TEST(seals_and_frees_wait_for_its_holder)
+{
+	struct toy toy;
+	struct glake__held held;
+	pthread_t thread;
+	struct glake_session *session = world_connect();
+	struct glake_span span = {toy_alloc(&toy, session, 4 * MIB), 4 * MIB};
+	words_write(span.ptr, span.bytes, 7);
+	ck_assert_int_eq(glake__held_begin(span.ptr + 3 * MIB, &held), 0);
+	ck_assert_int_eq(pthread_create(&thread, NULL, seal_it, &span), 0);
+	usleep(50000);
+	ck_assert_uint_eq(glake__find_sealed(span.ptr, span.bytes), 0);
+	glake__held_end(&held);
+	pthread_join(thread, NULL);
+	ck_assert_uint_eq(glake__find_sealed(span.ptr, span.bytes), span.ptr);
+	ck_assert(!toy.is_held);
+	toy_free(&toy);
+	ck_assert_uint_eq(world_usage(session).shared_bytes, 0);
+}
+END_TEST

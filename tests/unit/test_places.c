@@ -1,0 +1,454 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A chunk at several places: aliases in other ranges, and the row of a number, which has no addresses. What replaces it,
+ * or takes access, does so at all of them, or at none.
+ */
+#include <pthread.h>
+
+#include "tests/unit/ranges.h"
+
+static const struct glake__use toy_program = {
+	.name = "toy program", .kind = GLAKE__PROGRAMS, .is_programs = true};
+static const struct glake__use toy_number = {.name = "toy number", .is_nowhere = true};
+
+static struct glake__range *reserve_as(const struct glake__use *use, uint64_t n_mib)
+{
+	struct glake__range *range = NULL;
+	ck_assert_int_eq(glake__range_reserve(use, NULL, 0, n_mib * MIB, 0, 0, &range), 0);
+	return range;
+}
+
+/* The chunk of @part once more. */
+static void alias(struct glake__range *range, uint64_t offset, const struct glake__part *part)
+{
+	struct glake__part again = *part;
+	again.fd = -1; /* it is mapped, and that is asked */
+	ck_assert_int_eq(glake__range_fill(range, offset, &again, 1), 0);
+}
+
+/* Into a row without addresses: the driver is not asked. */
+static void name(struct glake__range *range, uint64_t offset, const struct glake__part *part)
+{
+	alias(range, offset, part);
+}
+
+static struct glake__chunk *chunk_at(const struct glake__range *range, uint64_t offset)
+{
+	glake__lock();
+	struct glake__chunk *chunk = glake__range_piece_locked(range, offset)->chunk;
+	glake__unlock();
+	return chunk;
+}
+
+/* As the program's calls do: here device 0 may read, and maybe write. */
+static void open_place(struct glake__range *range, uint64_t offset, uint64_t n_bytes, bool writes)
+{
+	glake__lock();
+	struct glake__piece *piece = glake__range_piece_locked(range, offset);
+	piece->readers = 1;
+	piece->writers = writes;
+	piece->access = writes ? GLAKE__ACCESS_WRITE : GLAKE__ACCESS_READ;
+	glake__unlock();
+	ck_assert_int_eq(glake__map_access(range->ptr + offset, n_bytes, 1, piece->access), 0);
+}
+
+static bool is_writable(glake_ptr ptr)
+{
+	uint32_t word = 0;
+	return drv.cuMemcpyDtoH(&word, ptr, sizeof(word)) == CUDA_SUCCESS &&
+	       drv.cuMemcpyHtoD(ptr, &word, sizeof(word)) == CUDA_SUCCESS;
+}
+
+static void end_all(struct glake__range *const *ranges, size_t n)
+{
+	ck_assert(glake__space_is_valid());
+	for (size_t i = 0; i < n; i++) {
+		struct glake__chunk *dead = NULL;
+		if (ranges[i]->use->is_nowhere) {
+			/* Nothing is mapped there. */
+			const struct glake__part hole_of = {.n_bytes = ranges[i]->n_bytes,
+			                                    .fd = -1};
+			const struct glake__site site = {.range = ranges[i]};
+			struct glake__change change;
+			ck_assert_int_eq(glake__change_begin(&change, &site, &hole_of, 1), 0);
+			glake__change_commit(&change, &dead);
+			glake__chunks_release(dead);
+			ck_assert_int_eq(glake__range_drop(ranges[i]), 0);
+		} else {
+			ck_assert_int_eq(glake__range_end(ranges[i], NULL), 0);
+		}
+	}
+}
+
+START_TEST(what_is_mapped_in_several_places_is_replaced_in_all)
+{
+	begin("1GiB");
+	struct glake__range *ranges[] = {reserve_range(4), reserve_range(6), reserve_range(2)};
+	struct glake__part old[] = {make_part(2), make_part(2)};
+	struct glake__part new[] = {make_part(2), make_part(2)};
+	ck_assert_int_eq(glake__range_fill(ranges[0], 0, old, 2), 0);
+	alias(ranges[1], 4 * MIB, &old[0]);
+	alias(ranges[1], 0, &old[1]);
+	alias(ranges[2], 0, &old[0]);
+	ck_assert_int_eq(glake__range_reback(ranges[0], 0, new, 2, NULL, NULL), 0);
+	ck_assert_uint_eq(word_at(ranges[0]->ptr), new[0].chunk->id);
+	ck_assert_uint_eq(word_at(ranges[0]->ptr + 2 * MIB), new[1].chunk->id);
+	ck_assert_uint_eq(word_at(ranges[1]->ptr + 4 * MIB), new[0].chunk->id);
+	ck_assert_uint_eq(word_at(ranges[1]->ptr), new[1].chunk->id);
+	ck_assert_uint_eq(word_at(ranges[2]->ptr), new[0].chunk->id);
+	ck_assert_uint_eq(old[0].chunk->n_mappings, 0);
+	for (size_t i = 0; i < 2; i++) {
+		end_part(&old[i]);
+		end_part(&new[i]);
+	}
+	ck_assert_uint_eq(n_released, 2);
+	end_all(ranges, 3);
+	ck_assert_uint_eq(n_released, 4);
+}
+END_TEST
+
+/* One chunk of 6 MiB becomes three, everywhere. */
+START_TEST(what_is_cut_is_cut_in_all_places)
+{
+	begin("1GiB");
+	struct glake__range *ranges[] = {reserve_range(6), reserve_range(8),
+	                                 reserve_as(&toy_number, 6)};
+	struct glake__part old = make_part(6);
+	struct glake__part new[] = {make_part(2), make_part(2), make_part(2)};
+	ck_assert_int_eq(glake__range_fill(ranges[0], 0, &old, 1), 0);
+	alias(ranges[1], 2 * MIB, &old);
+	name(ranges[2], 0, &old);
+	ck_assert_int_eq(glake__range_reback(ranges[1], 2 * MIB, new, 3, NULL, NULL), 0);
+	for (uint64_t i = 0; i < 3; i++) {
+		ck_assert_uint_eq(word_at(ranges[0]->ptr + i * 2 * MIB), new[i].chunk->id);
+		ck_assert_uint_eq(word_at(ranges[1]->ptr + 2 * MIB + i * 2 * MIB),
+		                  new[i].chunk->id);
+		ck_assert_ptr_eq(chunk_at(ranges[2], i * 2 * MIB), new[i].chunk);
+		/* A number can be mapped again when it is mapped nowhere: so there is a handle. */
+		ck_assert_uint_ne(new[i].chunk->handle, 0);
+	}
+	for (uint64_t i = 0; i < 3; i++) {
+		/* note_release() does not. */
+		glake__map_release(new[i].chunk->handle);
+		new[i].chunk->handle = 0;
+		end_part(&new[i]);
+	}
+	end_part(&old);
+	end_all(ranges, 3);
+	ck_assert_uint_eq(n_released, 4);
+}
+END_TEST
+
+/* Chunks that lie side by side here need not do so there. */
+START_TEST(a_chunk_with_other_places_is_joined_with_no_neighbour)
+{
+	begin("1GiB");
+	struct glake__range *ranges[] = {reserve_range(4), reserve_range(2)};
+	struct glake__part old[] = {make_part(2), make_part(2)};
+	struct glake__part new = make_part(4);
+	ck_assert_int_eq(glake__range_fill(ranges[0], 0, old, 2), 0);
+	alias(ranges[1], 0, &old[1]);
+	ck_assert_int_eq(glake__range_reback(ranges[0], 0, &new, 1, NULL, NULL), -EINVAL);
+	ck_assert_uint_eq(word_at(ranges[0]->ptr), old[0].chunk->id);
+	ck_assert_uint_eq(word_at(ranges[1]->ptr), old[1].chunk->id);
+	ck_assert_int_eq(glake__range_clear(ranges[1], 0, 2 * MIB, NULL), 0);
+	ck_assert_int_eq(glake__range_reback(ranges[0], 0, &new, 1, NULL, NULL), 0);
+	end_part(&old[0]);
+	end_part(&old[1]);
+	end_part(&new);
+	end_all(ranges, 2);
+}
+END_TEST
+
+START_TEST(a_hold_has_the_chunk_wherever_it_is_mapped)
+{
+	begin("1GiB");
+	struct glake__range *ranges[] = {reserve_range(4), reserve_range(4), reserve_range(4)};
+	struct glake__part part = make_part(2);
+	struct glake__part other = make_part(2);
+	struct glake__hold hold;
+	struct glake__hold second;
+	ck_assert_int_eq(glake__range_fill(ranges[0], 0, &part, 1), 0);
+	alias(ranges[1], 2 * MIB, &part);
+	ck_assert_int_eq(glake__range_fill(ranges[1], 0, &other, 1), 0);
+	ck_assert_int_eq(glake__hold_begin(&hold, ranges[0]->ptr, 1, false), 0);
+	/* Neither there nor by one place more. */
+	ck_assert_int_eq(glake__hold_begin(&second, ranges[1]->ptr + 2 * MIB, 1, false), -EBUSY);
+	ck_assert_int_eq(glake__range_access(ranges[1], 2 * MIB, 2 * MIB, GLAKE__ACCESS_READ),
+	                 -EBUSY);
+	struct glake__part more = part;
+	ck_assert_int_eq(glake__range_fill(ranges[2], 0, &more, 1), -EBUSY);
+	/* What lies beside is anybody's. */
+	ck_assert_int_eq(glake__range_access(ranges[1], 0, 2 * MIB, GLAKE__ACCESS_READ), 0);
+	glake__hold_end(&hold);
+	ck_assert_int_eq(glake__range_fill(ranges[2], 0, &more, 1), 0);
+	ck_assert_int_eq(glake__hold_begin(&second, ranges[1]->ptr + 2 * MIB, 1, false), 0);
+	glake__hold_end(&second);
+	end_part(&part);
+	end_part(&other);
+	end_all(ranges, 3);
+}
+END_TEST
+
+/* Who holds several takes them at once, or none. */
+START_TEST(holds_begin_together)
+{
+	begin("1GiB");
+	struct glake__range *ranges[] = {reserve_range(4), reserve_range(2)};
+	struct glake__part parts[] = {make_part(2), make_part(2)};
+	ck_assert_int_eq(glake__range_fill(ranges[0], 0, parts, 2), 0);
+	alias(ranges[1], 0, &parts[0]);
+	struct glake__hold holds[3];
+	struct glake__hold other;
+	struct glake__holding list[] = {
+		{.hold = &holds[0], .ptr = ranges[0]->ptr, .n_bytes = 1},
+		{.hold = &holds[1], .range = ranges[1], .ptr = 0, .n_bytes = 1},
+		{.hold = &holds[2], .ptr = ranges[0]->ptr + 2 * MIB, .n_bytes = 1},
+	};
+	ck_assert_int_eq(glake__hold_begin(&other, ranges[0]->ptr + 2 * MIB, 1, false), 0);
+	ck_assert_int_eq(glake__holds_begin(list, 3, false), -EBUSY);
+	glake__hold_end(&other);
+	ck_assert_int_eq(glake__hold_begin(&other, ranges[0]->ptr, 1, false), 0);
+	glake__hold_end(&other);
+	ck_assert_int_eq(glake__holds_begin(list, 3, true), 0);
+	ck_assert_int_eq(list[0].result, 0);
+	ck_assert_int_eq(list[1].result, -EALREADY);
+	ck_assert_int_eq(list[2].result, 0);
+	ck_assert_ptr_null(holds[1].range);
+	for (size_t i = 0; i < 3; i++) {
+		glake__hold_end(&holds[i]);
+	}
+	ck_assert_int_eq(glake__hold_begin(&other, ranges[1]->ptr, 1, false), 0);
+	glake__hold_end(&other);
+	end_part(&parts[0]);
+	end_part(&parts[1]);
+	end_all(ranges, 2);
+}
+END_TEST
+
+/* The program's places: one to write, one to read, one that it has not opened yet. */
+START_TEST(each_place_keeps_the_access_that_it_was_given)
+{
+	begin("1GiB");
+	struct glake__range *ranges[] = {reserve_as(&toy_program, 2), reserve_as(&toy_program, 2),
+	                                 reserve_as(&toy_program, 2)};
+	struct glake__part part = make_part(2);
+	struct glake__part new = make_part(2);
+	struct glake__hold hold;
+	ck_assert_int_eq(glake__range_fill(ranges[0], 0, &part, 1), 0);
+	alias(ranges[1], 0, &part);
+	alias(ranges[2], 0, &part);
+	open_place(ranges[0], 0, 2 * MIB, true);
+	open_place(ranges[1], 0, 2 * MIB, false);
+	for (int round = 0; round < 2; round++) {
+		ck_assert(is_writable(ranges[0]->ptr));
+		ck_assert(!is_writable(ranges[1]->ptr));
+		ck_assert_int_eq(glake__hold_begin(&hold, ranges[1]->ptr, 1, false), 0);
+		ck_assert_uint_eq(glake__hold_readers(&hold), 1);
+		ck_assert_int_eq(glake__hold_access(&hold, GLAKE__ACCESS_READ), 0);
+		ck_assert(!is_writable(ranges[0]->ptr));
+		word_at(ranges[0]->ptr);
+		word_at(ranges[1]->ptr);
+		ck_assert_int_eq(glake__hold_access(&hold, GLAKE__ACCESS_WRITE), 0);
+		glake__hold_end(&hold);
+		ck_assert(is_writable(ranges[0]->ptr));
+		ck_assert(!is_writable(ranges[1]->ptr));
+		uint32_t word;
+		ck_assert_int_ne(drv.cuMemcpyDtoH(&word, ranges[2]->ptr, 4), CUDA_SUCCESS);
+		if (round == 0) {
+			/* And so does what replaces it. */
+			ck_assert_int_eq(glake__range_reback(ranges[2], 0, &new, 1, NULL, NULL), 0);
+			ck_assert_uint_eq(word_at(ranges[0]->ptr), new.chunk->id);
+		}
+	}
+	end_part(&part);
+	end_part(&new);
+	end_all(ranges, 3);
+}
+END_TEST
+
+START_TEST(a_change_of_several_places_happens_in_all_or_in_none)
+{
+	static const char *const calls[] = {
+		"cuMemImportFromShareableHandle",
+		"cuMemRetainAllocationHandle",
+		"cuMemUnmap",
+		"cuMemMap",
+		"cuMemSetAccess",
+	};
+	begin("1GiB");
+	struct glake__range *ranges[] = {reserve_range(2), reserve_range(2), reserve_range(2)};
+	struct glake__part old = make_part(2);
+	struct glake__part new = make_part(2);
+	struct glake__hold hold;
+	unsigned n_failures = 0;
+	ck_assert_int_eq(glake__range_fill(ranges[0], 0, &old, 1), 0);
+	alias(ranges[1], 0, &old);
+	alias(ranges[2], 0, &old);
+	for (size_t i = 0; i < sizeof(calls) / sizeof(calls[0]); i++) {
+		for (int nth = 1; nth <= 3; nth++) {
+			char rule[100];
+			bool is_lost = true;
+			snprintf(rule, sizeof(rule), "%s:%d:fail=999\n", calls[i], nth);
+			set_faults(rule);
+			int r = glake__range_reback(ranges[1], 0, &new, 1, NULL, &is_lost);
+			set_faults("");
+			if (r == 0) {
+				/* There are not so many of these calls. Back. */
+				ck_assert_int_eq(
+					glake__range_reback(ranges[0], 0, &old, 1, NULL, NULL), 0);
+				continue;
+			}
+			n_failures++;
+			ck_assert_int_eq(r, GLAKE_E_CUDA);
+			ck_assert(!is_lost);
+			ck_assert(glake__space_is_valid());
+			for (size_t k = 0; k < 3; k++) {
+				ck_assert_uint_eq(word_at(ranges[k]->ptr), old.chunk->id);
+				ck_assert(is_writable(ranges[k]->ptr));
+				/* And nobody has it. */
+				ck_assert_int_eq(glake__hold_begin(&hold, ranges[k]->ptr, 1, false),
+				                 0);
+				glake__hold_end(&hold);
+			}
+		}
+	}
+	ck_assert_uint_ge(n_failures, 10);
+	end_part(&old);
+	end_part(&new);
+	end_all(ranges, 3);
+}
+END_TEST
+
+/* One place is lost: the others are, or are not, and nobody holds them any more. */
+START_TEST(places_that_are_lost_are_held_by_nobody)
+{
+	begin("1GiB");
+	struct glake__range *ranges[] = {reserve_range(2), reserve_range(2)};
+	struct glake__part old = make_part(2);
+	struct glake__part new = make_part(2);
+	ck_assert_int_eq(glake__range_fill(ranges[0], 0, &old, 1), 0);
+	alias(ranges[1], 0, &old);
+	for (int nth = 1; nth <= 4; nth++) {
+		char rule[100];
+		struct glake__hold hold;
+		struct glake__rebacking rebacking = {.hold = &hold, .part = new};
+		ck_assert_int_eq(glake__hold_begin(&hold, ranges[0]->ptr, 1, false), 0);
+		snprintf(rule, sizeof(rule), "cuMemMap:%d+:fail=999\n", nth);
+		set_faults(rule);
+		int r = glake__hold_reback_all(&rebacking, 1, NULL, NULL);
+		set_faults("");
+		glake__hold_end(&hold);
+		ck_assert_int_eq(r, nth <= 2 ? GLAKE_E_CUDA : 0);
+		ck_assert(glake__space_is_valid());
+		for (size_t k = 0; k < 2; k++) {
+			struct glake__chunk *there = chunk_at(ranges[k], 0);
+			if (there) {
+				ck_assert_int_eq(glake__hold_begin(&hold, ranges[k]->ptr, 1, false),
+				                 0);
+				glake__hold_end(&hold);
+				ck_assert_int_eq(glake__range_clear(ranges[k], 0, 2 * MIB, NULL),
+				                 0);
+			}
+		}
+		ck_assert_ptr_null(old.chunk->holder);
+		ck_assert_int_eq(glake__range_fill(ranges[0], 0, &old, 1), 0);
+		alias(ranges[1], 0, &old);
+	}
+	end_part(&old);
+	end_part(&new);
+	end_all(ranges, 2);
+}
+END_TEST
+
+/* ---- threads ---------------------------------------------------------------------------------- */
+
+enum { N_RANGES = 6, N_CHUNKS = 4, N_ROUNDS = 300 };
+
+static struct glake__range *shared[N_RANGES];
+static struct glake__part pool[2 * N_CHUNKS];
+
+/* Places come and go, as a program maps and unmaps; chunk i stands at offset i only. */
+static void *map_and_unmap(void *seed)
+{
+	unsigned state = (unsigned)(uintptr_t)seed;
+	for (int i = 0; i < N_ROUNDS; i++) {
+		struct glake__range *range = shared[1 + rand_r(&state) % (N_RANGES - 1)];
+		uint64_t k = rand_r(&state) % N_CHUNKS;
+		if (rand_r(&state) % 2) {
+			glake__range_clear(range, k * 2 * MIB, 2 * MIB, NULL);
+			continue;
+		}
+		glake__lock();
+		struct glake__chunk *chunk =
+			glake__range_piece_locked(shared[0], k * 2 * MIB)->chunk;
+		chunk->n_uses++;
+		glake__unlock();
+		const struct glake__part part = {.chunk = chunk,
+		                                 .n_bytes = 2 * MIB,
+		                                 .access = GLAKE__ACCESS_WRITE,
+		                                 .fd = -1};
+		glake__range_fill(range, k * 2 * MIB, &part, 1);
+		glake__chunk_put(chunk);
+	}
+	return NULL;
+}
+
+/* And others replace what is there, held or not; chunks i and i + N_CHUNKS take turns. */
+static void *replace(void *seed)
+{
+	unsigned state = (unsigned)(uintptr_t)seed;
+	for (int i = 0; i < N_ROUNDS; i++) {
+		uint64_t k = rand_r(&state) % N_CHUNKS;
+		struct glake__hold hold;
+		ck_assert_int_eq(glake__hold_begin(&hold, shared[0]->ptr + k * 2 * MIB, 1, true),
+		                 0);
+		struct glake__chunk *there = chunk_at(shared[0], k * 2 * MIB);
+		bool is_first = there == pool[k].chunk;
+		struct glake__rebacking rebacking = {.hold = &hold,
+		                                     .part = pool[is_first ? k + N_CHUNKS : k]};
+		if (rand_r(&state) % 2) {
+			ck_assert_int_eq(glake__hold_access(&hold, GLAKE__ACCESS_READ), 0);
+			ck_assert_int_eq(glake__hold_access(&hold, GLAKE__ACCESS_WRITE), 0);
+		}
+		ck_assert_int_eq(glake__hold_reback_all(&rebacking, 1, NULL, NULL), 0);
+		ck_assert_uint_eq(there->n_mappings, 0);
+		glake__hold_end(&hold);
+	}
+	return NULL;
+}
+
+/* Nobody waits for ever, and all places of a chunk are the same in the end. */
+START_TEST(places_come_and_go_while_memory_is_replaced)
+{
+	begin("1GiB");
+	pthread_t threads[4];
+	for (size_t i = 0; i < 2 * N_CHUNKS; i++) {
+		pool[i] = make_part(2);
+	}
+	for (size_t i = 0; i < N_RANGES; i++) {
+		shared[i] = reserve_range(2 * N_CHUNKS);
+	}
+	ck_assert_int_eq(glake__range_fill(shared[0], 0, pool, N_CHUNKS), 0);
+	for (uintptr_t i = 0; i < 4; i++) {
+		pthread_create(&threads[i], NULL, i % 2 ? map_and_unmap : replace, (void *)(i + 1));
+	}
+	for (size_t i = 0; i < 4; i++) {
+		pthread_join(threads[i], NULL);
+	}
+	ck_assert(glake__space_is_valid());
+	for (size_t i = 1; i < N_RANGES; i++) {
+		for (uint64_t k = 0; k < N_CHUNKS; k++) {
+			const struct glake__chunk *there = chunk_at(shared[i], k * 2 * MIB);
+			if (there) {
+				ck_assert_ptr_eq(there, chunk_at(shared[0], k * 2 * MIB));
+				ck_assert_uint_eq(word_at(shared[i]->ptr + k * 2 * MIB), there->id);
+			}
+		}
+	}
+	for (size_t i = 0; i < 2 * N_CHUNKS; i++) {
+		end_part(&pool[i]);
+	}
+	end_all(shared, N_RANGES);
+}
+END_TEST
