@@ -95,7 +95,7 @@ FORMATTED := $(wildcard $(addsuffix /*.[ch],proto daemon $(DAEMON_FOLDERS) daemo
 	tests/shim))
 
 .PHONY: help all daemon lib shim ctl cudasim tests deps test check run-tests run-c-tests demo play bench \
-	check-asan check-tsan check-gpu check-deploy soak attack fuzz format format-check check-layers install dist deb wheel clean ci
+	check-asan check-tsan check-gpu check-deploy soak attack fuzz format format-check check-layers check-calls install dist deb wheel clean ci
 .DEFAULT_GOAL := all
 
 help: ## list the targets
@@ -170,8 +170,10 @@ format: ## clang-format 14 over all C sources
 	@$(CLANG_FORMAT) -i $(FORMATTED)
 format-check: ## fail where clang-format would change something
 	@$(CLANG_FORMAT) --dry-run --Werror $(FORMATTED)
-check-layers: ## the layering rules, by grep
-	@tests/check-layers
+check-layers: ## the layering rules, by grep; and check-calls, where there is a build
+	@tests/check-layers $(B)
+check-calls: all ## no circle between folders, by include or by call
+	@tests/check-calls $(B)
 
 $(SHARED)/deploy/venv/.done:
 	$(call say,VENV,$(@D))
