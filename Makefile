@@ -362,14 +362,21 @@ $(B)/bin/glake: $(call objects,shim/run/*.c) $(REPLAY_OBJ) \
 # Every test program may use every part: the linker takes what it needs.
 TEST_ARCHIVES = $(B)/lib/harness.a $(B)/lib/daemon.a $(B)/lib/mover.a $(B)/lib/ctl.a \
 	$(B)/lib/shim.a $(B)/lib/replay.a $(B)/lib/client.a
-$(FUZZERS): TEST_LIBS += -fsanitize=fuzzer
+# What fuzzers use. They are built with a compiler of their own: of nothing else.
+FUZZ_ARCHIVES = $(B)/lib/daemon.a $(B)/lib/mover.a $(B)/lib/replay.a $(B)/lib/proto.a
 # And it is linked again when a part that it took has changed: the linker says which, in $@.d.
-$(B)/tests/%: $(B)/obj/tests/%.o Makefile | $(TEST_ARCHIVES)
+define link_test
 	$(call say,LD,$@)
 	@mkdir -p $(@D)
-	$(Q)$(CC) $(LDFLAGS) -o $@ $< $(TEST_ARCHIVES) $(DAEMON_LIBS) $(CTL_LIBS) $(TEST_LIBS) \
+	$(Q)$(CC) $(LDFLAGS) -o $@ $< $(1) $(DAEMON_LIBS) $(CTL_LIBS) $(TEST_LIBS) \
 		$(call rpath,../../lib) -Wl,--trace >$@.trace && \
 		sed -n 's|^$(B)/lib/\.\.\(/obj/.*\.o\)$$|$@: $(B)\1\n$(B)\1:|p' $@.trace >$@.d && rm $@.trace
+endef
+$(B)/tests/%: $(B)/obj/tests/%.o Makefile | $(TEST_ARCHIVES)
+	$(call link_test,$(TEST_ARCHIVES))
+$(FUZZERS): TEST_LIBS += -fsanitize=fuzzer
+$(B)/tests/fuzz/%: $(B)/obj/tests/fuzz/%.o Makefile | $(FUZZ_ARCHIVES)
+	$(call link_test,$(FUZZ_ARCHIVES))
 
 # Programs of others, that the shim is preloaded into: they get nothing of ours.
 $(B)/obj/tests/shim/linked.o: CPPFLAGS += -DLINKED
