@@ -431,6 +431,7 @@ clean: ## remove all that was built
 
 -include $(shell find $(B)/tests $(SHARED)/gen -name '*.d' 2>/dev/null)
 # Objects of an earlier build whose source is gone need nothing.
--include $(shell find $(B)/obj -name '*.d' -exec awk 'FNR == 1 && ($$2 == "\\" || \
-	(getline line <$$2) >= 0) { print FILENAME } FNR == 1 { close($$2) }' {} + 2>/dev/null)
+-include $(shell find $(B)/obj -name '*.d' -exec awk 'FNR == 1 { first = $$2 } \
+	(FNR == 1 && $$2 != "\\") || (FNR == 2 && first == "\\") { source = FNR == 1 ? $$2 : $$1; \
+	if ((getline line <source) >= 0) { print FILENAME } close(source) }' {} + 2>/dev/null)
 .SECONDARY:
