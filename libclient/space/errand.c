@@ -98,8 +98,6 @@ void glake__errand_end(struct glake_session *session, struct glake__range **rang
 		char *text = glake__error_save();
 		/* Twice, if need be: what stays mapped here is charged until the session ends. */
 		glake__range_clear(ended, 0, ended->n_bytes, &dead);
-		glake__grant_return(session, dead);
-		dead = NULL;
 		glake__range_end(ended, &dead);
 		glake__grant_return(session, dead);
 		glake__error_restore(text);

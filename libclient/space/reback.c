@@ -455,20 +455,16 @@ static void finish(struct work *work, int r, struct glake__chunk **dead)
 	struct glake__chunk *unused = NULL;
 	if (r == 0) {
 		keep_handles(&work->new);
-		glake__changes_commit(work->changes, work->n_changes, &unused);
+		glake__changes_commit(work->changes, work->n_changes, dead ? dead : &unused);
 	} else {
-		glake__changes_cancel(work->changes, work->n_changes, &unused);
+		glake__changes_cancel(work->changes, work->n_changes, dead ? dead : &unused);
 	}
 	free(work->changes);
 	free(work->firsts);
 	row_deinit(&work->new);
 	row_deinit(&work->old);
 	glake__hold_end(&work->own);
-	if (dead) {
-		*dead = unused;
-	} else {
-		glake__chunks_release(unused);
-	}
+	glake__chunks_release(unused);
 }
 
 /* Without a hold of the caller's: one of what is there, for this change alone. */
@@ -815,12 +811,8 @@ int glake__range_clear(struct glake__range *range, uint64_t offset, uint64_t n_b
 			error = error ? error : r;
 		}
 	}
-	glake__change_cancel(&change, &unused);
-	if (dead) {
-		*dead = unused;
-	} else {
-		glake__chunks_release(unused);
-	}
+	glake__change_cancel(&change, dead ? dead : &unused);
+	glake__chunks_release(unused);
 	return error;
 }
 

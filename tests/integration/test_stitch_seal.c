@@ -219,6 +219,20 @@ START_TEST(freed_blocks_serve_nobody)
 }
 END_TEST
 
+START_TEST(all_blocks_of_what_is_freed_go_back)
+{
+	stitching_begin();
+	CUstream stream = stream_new();
+	glake_ptr ptr = alloc_words(stream, 8 * MIB, 7);
+	for (unsigned i = 0; i < 4; i++) {
+		words_seal(ptr + i * 2 * MIB, 2 * MIB);
+	}
+	ck_assert_uint_eq(shared_bytes(), 8 * MIB);
+	assert_ok(glake_free(session, ptr));
+	ck_assert_uint_eq(shared_bytes(), 0);
+}
+END_TEST
+
 static void free_stitched(void (*free_it)(const struct scene *scene))
 {
 	struct scene scene;
