@@ -239,12 +239,13 @@ END_TEST
 
 /* ---- threads ----------------------------------------------------------------------------------- */
 
+/* A check that is cancelled would leave memory behind. */
 static void *capture_there(void *argument)
 {
 	CUcontext ctx = NULL;
-	ck_ok(cuDevicePrimaryCtxRetain(&ctx, 0));
-	ck_ok(cuCtxSetCurrent(ctx));
-	begin_capture(argument);
+	cuDevicePrimaryCtxRetain(&ctx, 0);
+	cuCtxSetCurrent(ctx);
+	cuStreamBeginCapture(argument, CU_STREAM_CAPTURE_MODE_GLOBAL);
 	pthread_testcancel();
 	return NULL;
 }

@@ -183,6 +183,7 @@ START_TEST(a_call_fails_if_the_program_ends_meanwhile)
 {
 	size_t i = 0;
 	make_window();
+	ck_assert_int_eq(gate_init(), 0);
 	glake__sealed.base = BASE;
 	glake__sealed.n_bytes = N_PAGES * PAGE;
 	glake__sealed.n = 1;
