@@ -44,6 +44,9 @@ PROCESSES = 3
 CAUSES = ("small", "unfilled", "rewritten", "pinned", "failed")
 #: of a layer: qkv, output, gate and up, down, two norms
 SIZES = (48 * MIB, 32 * MIB, 224 * MIB, 112 * MIB, 8 * KIB, 8 * KIB)
+# Their tensors are strided, so PyTorch copies to memory of its own and fills them from there by kernels. What copies from
+# the host have not filled does not look like weights: `unfilled` is the reason that `glakectl seal` gives.
+FILLED_BY_KERNELS = {"kvcached"}
 #: of kvcached: bytes of a token in a layer's K or V, tokens of a block, layers
 CELL, BLOCK, KV_LAYERS = KIB, 16, 8
 
@@ -505,7 +508,9 @@ def share(daemon, name, children, report):
     report["copies"] = [copies(report[when], copy) for when in ("before", "sealed")]
     report["dedup"] = daemon.ctl("dedup")
     check(name, children, "sealed")
-    expect(all(outcome and outcome["shared_bytes"] for outcome in report["seals"][1:]), f"{name}: nothing is shared")
+    if name not in FILLED_BY_KERNELS:
+        expect(all(outcome and outcome["shared_bytes"] for outcome in report["seals"][1:]),
+               f"{name}: nothing is shared")
     if hasattr(ALLOCATORS[name][0], "sleep"):
         nap(daemon, name, children, report)
     children[-1].ask("write")

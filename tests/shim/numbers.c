@@ -285,7 +285,6 @@ static void make_mistakes(void)
 	print_result("from within", cuMemMap(ptr + 8 * PAGE, 3 * PAGE, PAGE, handle, 0));
 	print_result("with flags", cuMemMap(ptr + 8 * PAGE, 4 * PAGE, 0, handle, 1));
 	print_result("over another", cuMemMap(ptr + 2 * PAGE, 4 * PAGE, 0, handle, 0));
-	print_result("beyond", cuMemMap(ptr + 14 * PAGE, 4 * PAGE, 0, handle, 0));
 	print_result("unmap part", cuMemUnmap(ptr, PAGE));
 	print_result("unmap the rest", cuMemUnmap(ptr + PAGE, 3 * PAGE));
 	print_result("unmap across", cuMemUnmap(ptr + 2 * PAGE, 3 * PAGE));
@@ -322,6 +321,8 @@ static void use_stale(void)
 	print_result("export", cuMemExportToShareableHandle(&fd, handle, FD, 0));
 	print_result("properties", cuMemGetAllocationPropertiesFromHandle(&properties, handle));
 	handle_t next = create(PAGE, FD);
+	/* Driver 580 lets it pass, and then does not free the addresses. */
+	print_result("map beyond", cuMemMap(ptr + 2 * PAGE, PAGE, 0, next, 0));
 	print("another", next != handle);
 	print_result("release", cuMemRelease(handle));
 	print_result("release unknown", cuMemRelease(1ull << 40 | 12345));
