@@ -12,7 +12,6 @@
 
 #include "libclient/link/dispatch.h"
 #include "libclient/space/errand.h"
-#include "libclient/space/owner.h"
 #include "libclient/space/reback.h"
 #include "proto/cleanup.h"
 
@@ -288,7 +287,9 @@ static bool is_known(const struct glake__seal_part *part)
 	return part->is_published && part->answer.was_known && part->answer.fd >= 0;
 }
 
-static int plan_collapse(const struct glake__seal_part *part, struct glake__rebacking *rebacking)
+/* *old_out is what is there, with a use more. */
+static int plan_collapse(const struct glake__seal_part *part, struct glake__rebacking *rebacking,
+                         struct glake__chunk **old_out)
 {
 	struct glake__chunk *chunk = glake__chunk_new(part->answer.block, part->n_bytes,
 	                                              part->device->handle, GLAKE__PAGE_BLOCK);
@@ -299,7 +300,14 @@ static int plan_collapse(const struct glake__seal_part *part, struct glake__reba
 	                 .access = GLAKE__ACCESS_READ,
 	                 .fd = part->answer.fd},
 	};
-	return chunk ? 0 : -ENOMEM;
+	if (!chunk) {
+		return -ENOMEM;
+	}
+	glake__lock();
+	*old_out = chunk_of_locked(part);
+	(*old_out)->n_uses++;
+	glake__unlock();
+	return 0;
 }
 
 static void go_on(void *publisher)
@@ -319,17 +327,33 @@ static void confirm(struct glake_session *session, const uint64_t *ids, size_t n
 	glake__error_restore(text);
 }
 
+/*
+ * The id is the block's, and so is the owner. Others may have a use of what it has replaced, until they look again:
+ * then nothing is left to be given back. What is lost goes to @rebacking->dead.
+ */
+static void end_use(struct glake__chunk *old, struct glake__rebacking *rebacking)
+{
+	glake__lock();
+	if (rebacking->result == 0) {
+		old->id = 0;
+		glake__chunk_set_kind_locked(old, GLAKE__PAGE_CHUNK);
+	}
+	glake__chunk_put_locked(old, &rebacking->dead);
+	glake__unlock();
+}
+
 static void collapse_all(struct glake__seal *seal, struct glake__publisher *publisher,
                          const struct glake__seal_part *parts, size_t n)
 {
 	struct glake__rebacking list[BATCH];
+	struct glake__chunk *olds[BATCH];
 	bool is_kept[BATCH];
 	uint64_t gone[BATCH];
 	size_t n_known = 0;
 	size_t n_gone = 0;
 	for (size_t i = 0; i < n; i++) {
 		if (is_known(&parts[i])) {
-			int r = plan_collapse(&parts[i], &list[n_known]);
+			int r = plan_collapse(&parts[i], &list[n_known], &olds[n_known]);
 			is_kept[n_known] = parts[i].answer.is_kept;
 			glake__seal_note(seal, r);
 			n_known += r == 0;
@@ -341,14 +365,12 @@ static void collapse_all(struct glake__seal *seal, struct glake__publisher *publ
 	for (size_t i = 0; i < n_known; i++) {
 		if (list[i].result == 0) {
 			seal->sum.shared_bytes += list[i].part.n_bytes;
-			glake__owner_leave(list[i].dead);
-			glake__chunks_release(list[i].dead);
 			gone[n_gone] = list[i].part.chunk->id;
 			n_gone += is_kept[i];
-		} else {
-			/* The driver has mapped neither the block nor what was there: it is lost. */
-			glake__grant_return(publisher->session, list[i].dead);
 		}
+		end_use(olds[i], &list[i]);
+		/* With an error, the driver has mapped neither the block nor what was there: it is lost. */
+		glake__grant_return(publisher->session, list[i].dead);
 		glake__chunk_put(list[i].part.chunk);
 	}
 	confirm(publisher->session, gone, n_gone);

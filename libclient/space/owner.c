@@ -69,15 +69,3 @@ void glake__owner_join_locked(struct glake__owner *owner, struct glake__chunk *c
 		chunk->release = release_owned;
 	}
 }
-
-void glake__owner_leave(struct glake__chunk *dead)
-{
-	for (; dead; dead = dead->next) {
-		struct glake__owner *owner = dead->owner;
-		if (owner) {
-			dead->owner = NULL;
-			dead->release = glake__chunk_free;
-			glake__owner_put(owner);
-		}
-	}
-}

@@ -35,7 +35,4 @@ void glake__owner_put(struct glake__owner *owner);
 /* @chunk is one of @owner's; NULL is fine. */
 void glake__owner_join_locked(struct glake__owner *owner, struct glake__chunk *chunk);
 
-/* glaked knows of none of these any more, a list by next: released, they only end. */
-void glake__owner_leave(struct glake__chunk *dead);
-
 #endif

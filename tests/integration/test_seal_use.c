@@ -225,6 +225,34 @@ START_TEST(placed_memory_is_sealed_as_it_was_mapped)
 }
 END_TEST
 
+/* Whoever wants to map a chunk has a use of it, and looks again when it has been replaced. */
+START_TEST(what_a_block_has_replaced_may_end_later)
+{
+	struct glake_session *one = world_connect();
+	struct glake_session *two = world_connect();
+	struct glake__chunk *dead = NULL;
+	glake_ptr known = words_alloc(one, 4 * MIB, 7);
+	glake_ptr ptr = words_alloc(two, 4 * MIB, 7);
+	words_seal(known, 4 * MIB);
+	glake__lock();
+	struct glake__chunk *chunk = glake__piece_at_locked(ptr)->chunk;
+	chunk->n_uses++;
+	glake__unlock();
+	ck_assert_uint_eq(words_seal(ptr, 4 * MIB).shared_bytes, 4 * MIB);
+	glake__lock();
+	glake__chunk_put_locked(chunk, &dead);
+	glake__unlock();
+	glake__grant_return(two, dead);
+	ck_assert_uint_eq(world_usage(two).shared_bytes, 4 * MIB);
+	ck_assert_uint_eq(world_row(two).shared_bytes, 4 * MIB);
+	words_check(ptr, 4 * MIB, 7);
+	assert_ok(glake_free(two, ptr));
+	ck_assert_uint_eq(world_usage(two).shared_bytes, 0);
+	ck_assert_uint_eq(world_usage(two).reserved_bytes, 0);
+	assert_ok(glake_free(one, known));
+}
+END_TEST
+
 static void *seal_it(void *user)
 {
 	const struct glake_span *span = user;
