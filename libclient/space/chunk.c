@@ -72,12 +72,24 @@ static bool is_written_aside(const struct glake__chunk *chunk)
 	return at != NULL;
 }
 
+bool glake__chunk_has_too_many_places_locked(const struct glake__chunk *chunk)
+{
+	uint32_t n = 0;
+	if (chunk->n_mappings > GLAKE__MAX_PLACES) {
+		const struct glake__piece *at = chunk->mappings;
+		for (; at && n <= GLAKE__MAX_PLACES; at = at->next_mapping) {
+			n += !at->range->use->is_ours;
+		}
+	}
+	return n > GLAKE__MAX_PLACES;
+}
+
 enum glake__pin glake__chunk_pin_locked(const struct glake__chunk *chunk)
 {
 	if (chunk->pins) {
 		return (enum glake__pin)__builtin_ctz(chunk->pins);
 	}
-	if (chunk->n_mappings > GLAKE__MAX_PLACES || is_written_aside(chunk)) {
+	if (glake__chunk_has_too_many_places_locked(chunk) || is_written_aside(chunk)) {
 		return GLAKE__PIN_ALIASED;
 	}
 	return chunk->n_handles > 0 ? GLAKE__PIN_HANDLE : GLAKE__PIN_NONE;

@@ -31,7 +31,7 @@ static bool is_place(const struct glake__piece *piece)
 /* A chunk with too many is pinned (glake__chunk_pin_locked()), and only held where it was asked for. */
 static struct glake__piece *places_of(const struct glake__chunk *chunk)
 {
-	return chunk->n_mappings <= GLAKE__MAX_PLACES ? chunk->mappings : NULL;
+	return glake__chunk_has_too_many_places_locked(chunk) ? NULL : chunk->mappings;
 }
 
 /* 0, -EBUSY, or -EALREADY: @owner has it. */

@@ -56,6 +56,9 @@ void glake__chunk_set_kind_locked(struct glake__chunk *chunk, enum glake__page_k
 /* Why @chunk is pinned; GLAKE__PIN_NONE: it is not. Others may map it meanwhile, once unlocked. */
 enum glake__pin glake__chunk_pin_locked(const struct glake__chunk *chunk);
 
+/* More than GLAKE__MAX_PLACES. Our own, which come and go while it is held, do not count. */
+bool glake__chunk_has_too_many_places_locked(const struct glake__chunk *chunk);
+
 /* ---- ranges ----------------------------------------------------------------------------------- */
 
 /*

@@ -190,6 +190,34 @@ START_TEST(a_hold_has_the_chunk_wherever_it_is_mapped)
 }
 END_TEST
 
+static const struct glake__use toy_aside = {.name = "toy aside", .is_ours = true};
+
+/* Places of our own come while it is held: with one of those it has more than any hold takes. */
+START_TEST(a_hold_ends_at_as_many_places_as_it_took)
+{
+	begin("1GiB");
+	struct glake__range *ranges[] = {reserve_range(2 * GLAKE__MAX_PLACES),
+	                                 reserve_as(&toy_aside, 2)};
+	struct glake__part part = make_part(2);
+	struct glake__hold hold;
+	ck_assert_int_eq(glake__range_fill(ranges[0], 0, &part, 1), 0);
+	for (uint64_t i = 1; i < GLAKE__MAX_PLACES; i++) {
+		alias(ranges[0], i * 2 * MIB, &part);
+	}
+	ck_assert_int_eq(glake__hold_begin(&hold, ranges[0]->ptr, 1, false), 0);
+	alias(ranges[1], 0, &part);
+	ck_assert_int_eq(glake__pin_at(ranges[0]->ptr), GLAKE__PIN_NONE);
+	glake__hold_end(&hold);
+	end_part(&part);
+	for (uint64_t i = 0; i < GLAKE__MAX_PLACES; i++) {
+		glake__lock();
+		ck_assert_ptr_null(glake__range_piece_locked(ranges[0], i * 2 * MIB)->holder);
+		glake__unlock();
+	}
+	end_all(ranges, 2);
+}
+END_TEST
+
 /* Who holds several takes them at once, or none. */
 START_TEST(holds_begin_together)
 {
