@@ -266,14 +266,23 @@ static int begin_changes(struct work *work, const struct glake__site *site,
 
 /* ---- the parts of a reback -------------------------------------------------------------------- */
 
+/* Not a place of our own, if there is another: those come and go while the chunk is held. */
+static const struct glake__piece *mapping_of_locked(const struct glake__chunk *chunk)
+{
+	const struct glake__piece *ours = NULL;
+	const struct glake__piece *at = chunk->mappings;
+	for (; at && (at->range->use->is_nowhere || at->range->use->is_ours);
+	     at = at->next_mapping) {
+		ours = at->range->use->is_ours ? at : ours;
+	}
+	return at ? at : ours;
+}
+
 /* Where @chunk is mapped, somewhere. */
 static bool find_mapping(const struct glake__chunk *chunk, glake_ptr *ptr_out)
 {
 	glake__lock();
-	const struct glake__piece *piece = chunk->mappings;
-	while (piece && piece->range->use->is_nowhere) {
-		piece = piece->next_mapping;
-	}
+	const struct glake__piece *piece = mapping_of_locked(chunk);
 	if (piece) {
 		*ptr_out = piece->range->ptr + piece->offset;
 	}

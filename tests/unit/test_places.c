@@ -218,6 +218,32 @@ START_TEST(a_hold_ends_at_as_many_places_as_it_took)
 }
 END_TEST
 
+/* A place of our own may be on its way out, by another thread. */
+START_TEST(a_handle_is_asked_for_at_a_place_that_stays)
+{
+	begin("1GiB");
+	struct glake__range *ranges[] = {reserve_range(2), reserve_as(&toy_aside, 2),
+	                                 reserve_as(&toy_aside, 2)};
+	struct glake__part part = make_part(2);
+	struct glake__hold hold;
+	const struct glake__part nothing = hole(2);
+	const struct glake__site site = {.range = ranges[1], .ptr = ranges[1]->ptr};
+	struct glake__change change;
+	struct glake__chunk *none = NULL;
+	ck_assert_int_eq(glake__range_fill(ranges[0], 0, &part, 1), 0);
+	alias(ranges[1], 0, &part);
+	ck_assert_int_eq(glake__hold_begin(&hold, ranges[0]->ptr, 1, false), 0);
+	ck_assert_int_eq(glake__change_begin(&change, &site, &nothing, 1), 0);
+	ck_assert_int_eq(glake__map_unmap(ranges[1]->ptr, 2 * MIB), 0);
+	alias(ranges[2], 0, &part);
+	ck_assert_uint_eq(word_at(ranges[2]->ptr), part.chunk->id);
+	glake__change_commit(&change, &none);
+	glake__hold_end(&hold);
+	end_part(&part);
+	end_all(ranges, 3);
+}
+END_TEST
+
 /* Who holds several takes them at once, or none. */
 START_TEST(holds_begin_together)
 {
